@@ -1,0 +1,79 @@
+// Package atomicfile replaces files whole: a reader, or the machine after a
+// power cut, finds either the old content or the new, never a part.
+package atomicfile
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+)
+
+// Write replaces the file at path with data and returns once that is on disk:
+// the file is synced before the rename, the directory after it (rename(2) alone
+// orders nothing).
+func Write(path string, data []byte, perm os.FileMode) error {
+	return replace(path, data, perm, true)
+}
+
+// WriteVolatile is Write without the syncs: whole for every reader, and lost with
+// the power. It is for files that a reboot voids anyway, below /run.
+func WriteVolatile(path string, data []byte, perm os.FileMode) error {
+	return replace(path, data, perm, false)
+}
+
+// WriteJSON is WriteVolatile of v as JSON, with mode 0600.
+func WriteJSON(path string, v any) error {
+	data, err := json.Marshal(v)
+	if err != nil {
+		return fmt.Errorf("encode %s: %w", filepath.Base(path), err)
+	}
+	return WriteVolatile(path, data, 0o600)
+}
+
+func replace(path string, data []byte, perm os.FileMode, sync bool) (err error) {
+	dir := filepath.Dir(path)
+	// The name starts with a dot and keeps the suffix ".tmp", so that whoever
+	// lists the directory can tell what a crash left behind.
+	f, err := os.CreateTemp(dir, "."+filepath.Base(path)+".*.tmp")
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			f.Close()
+			os.Remove(f.Name())
+		}
+	}()
+	if _, err := f.Write(data); err != nil {
+		return err
+	}
+	if err := f.Chmod(perm); err != nil {
+		return err
+	}
+	if sync {
+		if err := f.Sync(); err != nil {
+			return err
+		}
+	}
+	if err := f.Close(); err != nil {
+		return err
+	}
+	if err := os.Rename(f.Name(), path); err != nil {
+		return err
+	}
+	if sync {
+		return SyncDir(dir)
+	}
+	return nil
+}
+
+// SyncDir makes the names in the directory at path durable.
+func SyncDir(path string) error {
+	d, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	return d.Sync()
+}

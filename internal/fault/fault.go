@@ -1,0 +1,76 @@
+// Package fault gives an error a kind, so that code far from the failure can
+// decide what to do about it without reading its text.
+//
+// A Kind is itself an error. Callers ask errors.Is(err, fault.NotFound); the
+// gRPC edge (server/interceptor.go) turns a kind into a status code.
+package fault
+
+import (
+	"errors"
+	"fmt"
+)
+
+// A Kind says what the caller can do about an error. The zero Kind is Internal:
+// an error that nobody classified is our bug.
+type Kind uint8
+
+const (
+	Internal    Kind = iota // nothing; look at the log
+	Invalid                 // fix the request
+	NotFound                // the object is not there
+	Exists                  // the name is taken
+	WrongState              // the object is busy, or past that point
+	Unavailable             // try again later
+)
+
+// kinds is in the order in which KindOf asks for them.
+var kinds = []Kind{Invalid, NotFound, Exists, WrongState, Unavailable}
+
+// String is the kind's name as it stands in logs and metrics.
+func (k Kind) String() string {
+	switch k {
+	case Invalid:
+		return "invalid"
+	case NotFound:
+		return "not found"
+	case Exists:
+		return "exists"
+	case WrongState:
+		return "wrong state"
+	case Unavailable:
+		return "unavailable"
+	}
+	return "internal"
+}
+
+// Error makes a Kind an error, so that it can be the target of errors.Is.
+func (k Kind) Error() string { return k.String() }
+
+// Errorf is fmt.Errorf for an error of kind k.
+func (k Kind) Errorf(format string, args ...any) error {
+	return &kinded{k, fmt.Errorf(format, args...)}
+}
+
+// KindOf returns the kind of err: the outermost one given in its chain, or
+// Internal if none is.
+func KindOf(err error) Kind {
+	var k *kinded
+	if errors.As(err, &k) {
+		return k.kind
+	}
+	for _, kind := range kinds {
+		if errors.Is(err, kind) {
+			return kind
+		}
+	}
+	return Internal
+}
+
+type kinded struct {
+	kind Kind
+	err  error
+}
+
+func (e *kinded) Error() string        { return e.err.Error() }
+func (e *kinded) Unwrap() error        { return e.err }
+func (e *kinded) Is(target error) bool { return target == e.kind }

@@ -1,0 +1,71 @@
+// Package undo rolls back work of several steps. Each step declares how it is
+// undone on the spot; if the whole fails, the steps run backwards.
+//
+//	func create() (err error) {
+//		var steps undo.Stack
+//		defer steps.RunIf(&err)
+//
+//		if err := os.Mkdir(dir, 0o700); err != nil {
+//			return err
+//		}
+//		steps.Add("directory", func() error { return os.RemoveAll(dir) })
+//		...
+//	}
+//
+// A step's function must not depend on the caller's context, which has usually
+// expired by the time it runs: take one from Context.
+package undo
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+)
+
+// Timeout bounds a context made by Context.
+const Timeout = 30 * time.Second
+
+// A Stack is a list of steps to undo. The zero Stack is empty and ready for use.
+// It is not safe for concurrent use.
+type Stack struct {
+	steps []step
+}
+
+type step struct {
+	what string
+	undo func() error
+}
+
+// Add says how to undo what was just done. what names it in the error that
+// stands for an undo that failed.
+func (s *Stack) Add(what string, undo func() error) {
+	s.steps = append(s.steps, step{what, undo})
+}
+
+// RunIf undoes all steps, last first, if *err is not nil. Each step is tried
+// even if the one before it failed; what could not be undone is joined to *err.
+func (s *Stack) RunIf(err *error) {
+	if *err == nil {
+		return
+	}
+	*err = errors.Join(*err, s.Run())
+}
+
+// Run undoes all steps, last first, and empties the Stack.
+func (s *Stack) Run() error {
+	var errs []error
+	for i := len(s.steps) - 1; i >= 0; i-- {
+		if err := s.steps[i].undo(); err != nil {
+			errs = append(errs, fmt.Errorf("undo %s: %w", s.steps[i].what, err))
+		}
+	}
+	s.steps = nil
+	return errors.Join(errs...)
+}
+
+// Context returns a context for undoing: it carries the values of ctx (the log
+// attributes), but neither its cancellation nor its deadline.
+func Context(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(ctx), Timeout)
+}
