@@ -1,0 +1,39 @@
+package network
+
+import (
+	"encoding/json"
+	"net/netip"
+)
+
+// A Pod is what a plugin is told about a sandbox.
+type Pod struct {
+	ID, Name, Namespace, UID string // ID is the sandbox's
+
+	NetNS string // path of the pinned namespace; for Detach it need not exist
+
+	Ports                 []Port
+	IngressBPS, EgressBPS int64 // bits per second, 0 means no limit
+	Annotations           map[string]string
+	CgroupPath            string // of the pod, for plugins with the capability cgroupPath; may be ""
+	DNS                   DNS
+}
+
+// A Port is one port of the host that leads to the pod. One with HostPort 0 is
+// ignored, as CRI's PortMapping has it.
+type Port struct {
+	Protocol                string // tcp, udp or sctp
+	ContainerPort, HostPort int32
+	HostIP                  string // "" means all addresses
+}
+
+// DNS is what goes to the plugins with the capability dns.
+type DNS struct {
+	Servers, Searches, Options []string
+}
+
+// A Result is what an attached pod has got.
+type Result struct {
+	IPs       []netip.Addr    // of Interface, the primary one first: the first IPv4 address, else the first
+	Interface string          // in the pod, "eth0"
+	Raw       json.RawMessage // the plugins' CNI result
+}
