@@ -1,0 +1,220 @@
+// Testbin is the program that the tests run in containers. Built with
+// CGO_ENABLED=0 it needs nothing but the kernel, so an image of it is one file.
+//
+// Its arguments are a script of verbs, done in order:
+//
+//	print TEXT       a line to stdout
+//	eprint TEXT      a line to stderr
+//	count N PERIOD   the lines 0, 1, … N-1, one every PERIOD; N < 0: for ever
+//	sleep DURATION   e.g. 200ms; "for-ever" never ends
+//	exit CODE        end here
+//	kill SIGNAL      end by that signal, given as a number
+//	ignore-term      from here on do not end on SIGTERM
+//	eat MIB          allocate and touch that much memory
+//	env NAME         the variable's value as a line
+//	cat PATH         a file's content
+//	ls PATH          a directory's names, a line each
+//	write PATH TEXT  TEXT into a file
+//	hostname         the host's name as a line
+//	ids              uid, gid and supplementary groups as a line
+//	status FIELD     that field of /proc/self/status
+//	listen ADDR      serve TCP on ADDR in the background, echo what comes
+//	http ADDR TEXT   serve HTTP on ADDR in the background, answering TEXT
+//	get URL          the body of URL
+//	echo-stdin       copy stdin to stdout until it ends
+//	fork VERB...     run the rest as a child process and wait for it
+//	spawn VERB...    run the rest as a child process and do not wait
+//
+// Without exit it ends with 0 after the last verb.
+package main
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"os/signal"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+func main() {
+	args := os.Args[1:]
+	next := func() string {
+		if len(args) == 0 {
+			fatal("an argument is missing")
+		}
+		a := args[0]
+		args = args[1:]
+		return a
+	}
+	for len(args) > 0 {
+		switch verb := next(); verb {
+		case "print":
+			fmt.Println(next())
+		case "eprint":
+			fmt.Fprintln(os.Stderr, next())
+		case "count":
+			count(number(next()), duration(next()))
+		case "sleep":
+			time.Sleep(duration(next()))
+		case "exit":
+			os.Exit(number(next()))
+		case "kill":
+			signal.Reset()
+			check(syscall.Kill(os.Getpid(), syscall.Signal(number(next()))))
+			time.Sleep(time.Second) // until it arrives
+		case "ignore-term":
+			signal.Ignore(syscall.SIGTERM)
+		case "eat":
+			eat(number(next()))
+		case "env":
+			fmt.Println(os.Getenv(next()))
+		case "cat":
+			data, err := os.ReadFile(next())
+			check(err)
+			os.Stdout.Write(data)
+		case "ls":
+			entries, err := os.ReadDir(next())
+			check(err)
+			for _, e := range entries {
+				fmt.Println(e.Name())
+			}
+		case "write":
+			check(os.WriteFile(next(), []byte(next()), 0o644))
+		case "hostname":
+			name, err := os.Hostname()
+			check(err)
+			fmt.Println(name)
+		case "ids":
+			groups, err := os.Getgroups()
+			check(err)
+			fmt.Println(os.Getuid(), os.Getgid(), groups)
+		case "status":
+			status(next())
+		case "listen":
+			listen(next())
+		case "http":
+			serve(next(), next())
+		case "get":
+			get(next())
+		case "echo-stdin":
+			_, err := io.Copy(os.Stdout, os.Stdin)
+			check(err)
+		case "fork", "spawn":
+			child(verb == "fork", args)
+			args = nil
+		default:
+			fatal("unknown verb " + strconv.Quote(verb))
+		}
+	}
+}
+
+func fatal(what any) {
+	fmt.Fprintln(os.Stderr, "testbin:", what)
+	os.Exit(125)
+}
+
+func check(err error) {
+	if err != nil {
+		fatal(err)
+	}
+}
+
+func number(s string) int {
+	n, err := strconv.Atoi(s)
+	check(err)
+	return n
+}
+
+func duration(s string) time.Duration {
+	if s == "for-ever" {
+		return 1<<63 - 1
+	}
+	d, err := time.ParseDuration(s)
+	check(err)
+	return d
+}
+
+// count keeps to its schedule: a line that was late does not delay the others.
+func count(n int, period time.Duration) {
+	begin := time.Now()
+	for i := 0; n < 0 || i < n; i++ {
+		fmt.Println(i)
+		time.Sleep(time.Until(begin.Add(time.Duration(i+1) * period)))
+	}
+}
+
+func eat(mib int) {
+	for range mib {
+		page := make([]byte, 1<<20)
+		for i := 0; i < len(page); i += 4096 {
+			page[i] = 1
+		}
+		eaten = append(eaten, page)
+	}
+}
+
+var eaten [][]byte
+
+func status(field string) {
+	data, err := os.ReadFile("/proc/self/status")
+	check(err)
+	for line := range strings.Lines(string(data)) {
+		if name, value, _ := strings.Cut(line, ":"); name == field {
+			fmt.Println(strings.TrimSpace(value))
+		}
+	}
+}
+
+func listen(addr string) {
+	l, err := net.Listen("tcp", addr)
+	check(err)
+	go func() {
+		for {
+			c, err := l.Accept()
+			check(err)
+			go func() {
+				io.Copy(c, c)
+				c.Close()
+			}()
+		}
+	}()
+}
+
+func serve(addr, text string) {
+	l, err := net.Listen("tcp", addr)
+	check(err)
+	go http.Serve(l, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		fmt.Fprintln(w, text)
+	}))
+}
+
+func get(url string) {
+	client := http.Client{Timeout: 5 * time.Second}
+	resp, err := client.Get(url)
+	check(err)
+	defer resp.Body.Close()
+	_, err = io.Copy(os.Stdout, resp.Body)
+	check(err)
+}
+
+func child(wait bool, args []string) {
+	cmd := exec.Command("/proc/self/exe", args...)
+	cmd.Args[0] = os.Args[0]
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	check(cmd.Start())
+	if wait {
+		err := cmd.Wait()
+		if cmd.ProcessState.ExitCode() > 0 {
+			return // the child's own affair
+		}
+		if _, ok := err.(*exec.ExitError); !ok {
+			check(err)
+		}
+	}
+}
