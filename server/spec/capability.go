@@ -1,0 +1,6 @@
+package spec
+
+// DefaultCapabilities is what a container gets unasked.
+func DefaultCapabilities() []string {
+	return defaultCapabilities()
+}
