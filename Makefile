@@ -1,0 +1,67 @@
+# crisp: build, test, install. `make` or `make help` lists what there is.
+#
+# demo and test install what they lack (Debian packages, see DEBS) when run as
+# root; everything else only says what is missing.
+
+SHELL  := /bin/bash
+# sudo's secure_path leaves out the directory where Go is usually unpacked.
+GO     := $(shell command -v go || ls /usr/local/go/bin/go /usr/lib/go*/bin/go 2>/dev/null | head -1)
+TAGS   := seccomp containers_image_openpgp
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+LDFLAGS := -s -w -X main.version=$(VERSION)
+PREFIX ?= /usr/local
+DESTDIR ?=
+
+# What the build and the tests need beyond Go and make.
+DEBS := gcc libc6-dev libseccomp-dev pkg-config nftables iproute2 procps
+CNI_PLUGINS := main/bridge ipam/host-local meta/portmap meta/bandwidth
+
+export CGO_ENABLED = 1
+
+.PHONY: help all demo test critest bench lint install clean deps
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+all: deps ## build everything into bin/
+	@mkdir -p bin/cni
+	$(GO) build -trimpath -tags "$(TAGS)" -ldflags "$(LDFLAGS)" -o bin/ ./cmd/crispd ./cmd/crisp
+	$(GO) build -trimpath -tags "$(TAGS)" -ldflags "$(LDFLAGS)" -o bin/ ./cmd/crisp-executor
+	gcc -Os -s -static -nostartfiles -o bin/crisp-podinit oci/podinit/podinit.c
+	$(foreach p,$(CNI_PLUGINS),CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-s -w" -o bin/cni/ github.com/containernetworking/plugins/plugins/$(p) &&) true
+
+demo: all ## run a web server as a pod and show it (root; DEMO_ONCE=1: end by itself)
+	$(GO) run -tags "$(TAGS)" ./test/demo -bin bin
+
+test: all ## run every test, those that touch the kernel included (root)
+	@test "$$(id -u)" = 0 || { echo "make test: the kernel tests need root: run sudo make test"; exit 1; }
+	$(GO) vet -tags "$(TAGS)" ./...
+	CRISP_BIN=$(CURDIR)/bin $(GO) test -tags "$(TAGS)" -p 1 -timeout 20m ./...
+
+critest: all ## run the critest found on PATH against a fresh crispd (root)
+	bash test/conformance/critest.sh bin
+
+bench: all ## measure CRI endpoints side by side: make bench ARGS="-endpoint name=unix:///…"
+	$(GO) run -tags "$(TAGS)" ./test/bench $(ARGS)
+
+lint: ## gofmt and vet
+	@out=$$(gofmt -l $$(git ls-files '*.go')); test -z "$$out" || { echo "gofmt would change:" $$out; exit 1; }
+	$(GO) vet -tags "$(TAGS)" ./...
+
+install: all ## install below $(PREFIX)
+	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/libexec/crisp/cni
+	install bin/crispd bin/crisp $(DESTDIR)$(PREFIX)/bin/
+	install bin/crisp-executor bin/crisp-podinit $(DESTDIR)$(PREFIX)/libexec/crisp/
+	install bin/cni/* $(DESTDIR)$(PREFIX)/libexec/crisp/cni/
+
+clean: ## remove what the build made
+	rm -rf bin .cache
+
+deps:
+	@test -n "$(GO)" || { echo "Go is not on PATH (1.26 or newer is needed)"; exit 1; }
+	@missing=; for p in $(DEBS); do dpkg -s $$p >/dev/null 2>&1 || missing="$$missing $$p"; done; \
+	test -z "$$missing" && exit 0; \
+	command -v apt-get >/dev/null || { echo "not a Debian system: please install the equivalents of$$missing"; exit 1; }; \
+	test "$$(id -u)" = 0 || { echo "missing packages:$$missing (as root, make installs them)"; exit 1; }; \
+	echo "installing$$missing"; \
+	{ apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $$missing; } >/dev/null

@@ -1,0 +1,20 @@
+// Package archtest keeps the architecture: which package may import what, where
+// a few names may occur at all, and that each direct dependency has its reason
+// in docs/dependencies.md. It has tests only.
+//
+//	    cmd/crispd ─────────────► config                 cmd/crisp
+//	        │   (also constructs   (leaf; imported          │
+//	        │    each package)      only by cmd)            ▼
+//	        ▼                                             agent
+//	     server ─────► server/spec (pure)                   │
+//	 ┌──────┼───────┬─────────┬───────────┐                 │ CRI over a unix socket,
+//	 ▼      ▼       ▼         ▼           ▼                 │ never a Go import of
+//	oci  network  image  streaming   checkpoint             │ server, oci, …
+//	 │      │       │         │           │                 │
+//	 └──────┴───────┴────┬────┴───────────┘                 │
+//	                     ▼                                  ▼
+//	                internal/*  ◄───────────────────────────┘
+//
+// The five siblings never import each other: what one produces and another
+// needs travels through server as plain data.
+package archtest

@@ -1,0 +1,253 @@
+package archtest
+
+import (
+	"bytes"
+	"encoding/json"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/crisp-cri/crisp"
+
+// A file is one Go file of the tree, parsed.
+type file struct {
+	path string // relative to the root
+	dir  string
+	test bool
+	ast  *ast.File
+}
+
+var fset = token.NewFileSet()
+
+func tree(t *testing.T) []file {
+	t.Helper()
+	var files []file
+	root := filepath.Join("..", "..")
+	err := filepath.WalkDir(root, func(path string, d os.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		rel, err := filepath.Rel(root, path)
+		if err != nil {
+			return err
+		}
+		if d.IsDir() {
+			if name := d.Name(); rel != "." && (strings.HasPrefix(name, ".") || name == "testdata" || name == "bin") {
+				return filepath.SkipDir
+			}
+			return nil
+		}
+		if !strings.HasSuffix(rel, ".go") {
+			return nil
+		}
+		f, err := parser.ParseFile(fset, path, nil, parser.ParseComments)
+		if err != nil {
+			return err
+		}
+		files = append(files, file{rel, filepath.Dir(rel), strings.HasSuffix(rel, "_test.go"), f})
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(files) < 20 {
+		t.Fatalf("only %d Go files found: is this the tree?", len(files))
+	}
+	return files
+}
+
+func imports(f *ast.File) []string {
+	var paths []string
+	for _, spec := range f.Imports {
+		path, _ := strconv.Unquote(spec.Path.Value)
+		paths = append(paths, path)
+	}
+	return paths
+}
+
+// below reports whether path is prefix or lies below it.
+func below(path, prefix string) bool {
+	return path == prefix || strings.HasPrefix(path, prefix+"/")
+}
+
+func belowAny(path string, prefixes []string) bool {
+	return slices.ContainsFunc(prefixes, func(p string) bool { return below(path, p) })
+}
+
+// only says where in the tree an import may occur, and why nowhere else.
+// Tests are held to it as well, but for the directories of tests.
+var only = []struct {
+	imported string
+	in       []string // files or directories
+	why      string
+}{
+	{"google.golang.org/grpc/codes", []string{"server/interceptor.go", "agent", "cmd/crisp", "test"},
+		"an error gets its status code in one place"},
+	{"google.golang.org/grpc/status", []string{"server/interceptor.go", "agent", "cmd/crisp", "test"},
+		"an error gets its status code in one place"},
+	{"github.com/opencontainers/runc", []string{"oci/executor", "cmd/crisp-executor"},
+		"libcontainer runs in the executor and nowhere else"},
+	{"k8s.io/cri-api", []string{"server", "streaming", "agent", "cmd/crisp", "test"},
+		"CRI is the edge's language, not the core's"},
+	{"go.podman.io", []string{"image"}, "one package knows registries"},
+	{"github.com/containernetworking", []string{"network"}, "one package knows CNI"},
+	{module + "/config", []string{"cmd", "config"}, "packages take plain options"},
+	{module + "/server", []string{"server", "cmd/crispd", "cmd/crisp", "test"}, "the server is the top of crispd"},
+	{module + "/agent", []string{"agent", "cmd/crisp", "test"}, "the agent is a client"},
+	{module + "/oci", []string{"oci", "server", "cmd/crispd", "cmd/crisp-executor"}, "siblings do not import each other"},
+	{module + "/network", []string{"network", "server", "cmd/crispd"}, "siblings do not import each other"},
+	{module + "/image", []string{"image", "server", "cmd/crispd"}, "siblings do not import each other"},
+	{module + "/streaming", []string{"streaming", "server", "cmd/crispd"}, "siblings do not import each other"},
+	{module + "/checkpoint", []string{"checkpoint", "server", "cmd/crispd"}, "siblings do not import each other"},
+	{"k8s.io/kubernetes", nil, "it is no library"},
+}
+
+// exempt is for what one package may import all the same; each needs a reason.
+var exempt = map[string]string{
+	// The agent's command line uploads archives to crispd; the package holds
+	// only the names of that one service.
+	"cmd/crisp → " + module + "/server/loaderapi": "the client half of image load",
+}
+
+func TestImportsOnlyWhereTheyBelong(t *testing.T) {
+	for _, f := range tree(t) {
+		for _, path := range imports(f.ast) {
+			for _, rule := range only {
+				if !below(path, rule.imported) || belowAny(f.path, rule.in) {
+					continue
+				}
+				if f.test && below(f.dir, "oci") && strings.HasPrefix(rule.imported, module+"/checkpoint") {
+					continue // oci's tests keep their records as crispd does
+				}
+				if f.test && below(f.dir, "image") && strings.HasPrefix(rule.imported, module+"/checkpoint") {
+					continue
+				}
+				t.Errorf("%s imports %s: %s", f.path, path, rule.why)
+			}
+		}
+	}
+	for _, f := range tree(t) {
+		if below(f.dir, "cmd/crisp") && f.dir == "cmd/crisp" {
+			for _, path := range imports(f.ast) {
+				if below(path, module+"/server") && exempt[f.dir+" → "+path] == "" {
+					t.Errorf("%s imports %s: the agent and its command line are clients", f.path, path)
+				}
+			}
+		}
+	}
+}
+
+// TestExecutorIsSmall looks at everything linked into crisp-executor: it is
+// executed once more for each container, so what it links is paid each time.
+func TestExecutorIsSmall(t *testing.T) {
+	cmd := exec.Command("go", "list", "-deps", "-tags", "seccomp", module+"/cmd/crisp-executor")
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("go list: %v\n%s", err, stderr.String())
+	}
+	never := []string{"google.golang.org/grpc", "k8s.io", "go.podman.io", "github.com/containernetworking",
+		module + "/server", module + "/image", module + "/network", module + "/config", "net/http"}
+	packages := strings.Fields(string(out))
+	for _, path := range packages {
+		if belowAny(path, never) {
+			t.Errorf("crisp-executor links %s", path)
+		}
+	}
+	if len(packages) < 50 {
+		t.Errorf("only %d packages: is this the executor?", len(packages))
+	}
+}
+
+func TestEveryPackageHasItsComment(t *testing.T) {
+	has := map[string]bool{}
+	for _, f := range tree(t) {
+		if !f.test {
+			has[f.dir] = has[f.dir] || f.ast.Doc != nil
+		}
+	}
+	for dir, ok := range has {
+		if !ok {
+			t.Errorf("%s has no package comment", dir)
+		}
+	}
+}
+
+// Log messages are constants: what varies is an attribute, or nobody can search.
+func TestLogMessagesAreConstant(t *testing.T) {
+	levels := []string{"Debug", "Info", "Warn", "Error", "DebugContext", "InfoContext", "WarnContext", "ErrorContext"}
+	for _, f := range tree(t) {
+		if f.test || !slices.Contains(imports(f.ast), "log/slog") {
+			continue
+		}
+		ast.Inspect(f.ast, func(n ast.Node) bool {
+			call, ok := n.(*ast.CallExpr)
+			if !ok {
+				return true
+			}
+			sel, ok := call.Fun.(*ast.SelectorExpr)
+			if !ok || !slices.Contains(levels, sel.Sel.Name) {
+				return true
+			}
+			for _, arg := range call.Args[:min(2, len(call.Args))] {
+				if c, ok := arg.(*ast.CallExpr); ok {
+					if s, ok := c.Fun.(*ast.SelectorExpr); ok && strings.HasPrefix(s.Sel.Name, "Sprint") {
+						t.Errorf("%s: the log message is made by %s", fset.Position(call.Pos()), s.Sel.Name)
+					}
+				}
+			}
+			return true
+		})
+	}
+}
+
+// Every direct dependency has its reason, and there are no replacements: what is
+// built here is what others build.
+func TestDependenciesHaveReasons(t *testing.T) {
+	out, err := exec.Command("go", "mod", "edit", "-json").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var mod struct {
+		Require []struct {
+			Path     string
+			Indirect bool
+		}
+		Replace []any
+	}
+	if err := json.NewDecoder(bytes.NewReader(out)).Decode(&mod); err != nil && err != io.EOF {
+		t.Fatal(err)
+	}
+	if len(mod.Replace) != 0 {
+		t.Errorf("go.mod replaces %v", mod.Replace)
+	}
+	doc, err := os.ReadFile(filepath.Join("..", "..", "docs", "dependencies.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	direct := map[string]bool{}
+	for _, r := range mod.Require {
+		if !r.Indirect {
+			direct[r.Path] = true
+			if !bytes.Contains(doc, []byte("`"+r.Path+"`")) {
+				t.Errorf("docs/dependencies.md has no line for %s", r.Path)
+			}
+		}
+	}
+	for _, m := range regexp.MustCompile("(?m)^\\| `([^`]+)`").FindAllSubmatch(doc, -1) {
+		if !direct[string(m[1])] {
+			t.Errorf("docs/dependencies.md names %s, which go.mod does not require directly", m[1])
+		}
+	}
+}
