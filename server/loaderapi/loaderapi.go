@@ -1,0 +1,120 @@
+// Package loaderapi is the service crisp.v1.Loader: it carries an image archive
+// into a running crispd, so that an image can arrive without any registry.
+//
+// It has one method, a client stream:
+//
+//	rpc Load(stream google.protobuf.BytesValue) returns (google.protobuf.ListValue);
+//
+// The messages are the archive, cut anywhere; the answer is the list of the
+// names (strings) that the images got, or their IDs where they have no name.
+// The service is too small for a generator: its description is written here by
+// hand, for the server as for the client, and both sides import this package.
+package loaderapi
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/types/known/structpb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+)
+
+// Method is the full name of the one method.
+const Method = "/crisp.v1.Loader/Load"
+
+// chunk is how much of an archive goes into one message, in bytes: large enough
+// that the messages cost nothing, small enough for any message limit.
+const chunk = 1 << 20
+
+// A Loader takes an archive in and returns the names of the images in it.
+type Loader interface {
+	Load(ctx context.Context, archive io.Reader) (names []string, err error)
+}
+
+// desc describes the service to gRPC, as generated code would.
+var desc = grpc.ServiceDesc{
+	ServiceName: "crisp.v1.Loader",
+	HandlerType: (*Loader)(nil),
+	Streams:     []grpc.StreamDesc{{StreamName: "Load", Handler: serve, ClientStreams: true}},
+	Metadata:    "crisp/v1/loader",
+}
+
+// Register makes l answer to the service on g.
+func Register(g grpc.ServiceRegistrar, l Loader) { g.RegisterService(&desc, l) }
+
+// Load sends the OCI or docker archive (tar, plain or gzip) that r holds over
+// cc and returns the names of the images that crispd made of it.
+func Load(ctx context.Context, cc grpc.ClientConnInterface, r io.Reader) ([]string, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel() // ends the stream when reading r fails
+	stream, err := cc.NewStream(ctx, &desc.Streams[0], Method)
+	if err != nil {
+		return nil, err
+	}
+	buf := make([]byte, chunk)
+	for {
+		n, err := io.ReadFull(r, buf)
+		if n > 0 {
+			// Send says io.EOF when the server has ended the stream; why, RecvMsg says.
+			if sendErr := stream.SendMsg(wrapperspb.Bytes(buf[:n])); errors.Is(sendErr, io.EOF) {
+				break
+			} else if sendErr != nil {
+				return nil, sendErr
+			}
+		}
+		if err == io.EOF || err == io.ErrUnexpectedEOF {
+			break
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read image archive: %w", err)
+		}
+	}
+	if err := stream.CloseSend(); err != nil {
+		return nil, err
+	}
+	var list structpb.ListValue
+	if err := stream.RecvMsg(&list); err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, v := range list.Values {
+		names = append(names, v.GetStringValue())
+	}
+	return names, nil
+}
+
+// serve is the server's side of Load: it gives the messages to the Loader as
+// one reader, so that nothing of the archive is ever kept in memory.
+func serve(srv any, stream grpc.ServerStream) error {
+	names, err := srv.(Loader).Load(stream.Context(), &reader{stream: stream})
+	if err != nil {
+		return err
+	}
+	list := new(structpb.ListValue)
+	for _, name := range names {
+		list.Values = append(list.Values, structpb.NewStringValue(name))
+	}
+	return stream.SendMsg(list)
+}
+
+// reader is the archive as it arrives.
+type reader struct {
+	stream grpc.ServerStream
+	rest   []byte
+}
+
+func (r *reader) Read(p []byte) (int, error) {
+	for len(r.rest) == 0 {
+		var m wrapperspb.BytesValue
+		if err := r.stream.RecvMsg(&m); err != nil {
+			return 0, err // io.EOF at the end of the archive
+		}
+		r.rest = m.Value
+	}
+	n := copy(p, r.rest)
+	r.rest = r.rest[n:]
+	return n, nil
+}
