@@ -1,0 +1,91 @@
+// Package notify is a bounded broadcast: what is published reaches every
+// subscriber, in the same order, and the publisher never waits.
+//
+// Each subscriber has a queue of its own. One whose queue is full is dropped and
+// told so: a stream with a hole that nobody knows of would be worse than one
+// that ends, because whoever reads it can start over from a full list.
+package notify
+
+import (
+	"sync"
+	"sync/atomic"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+)
+
+// A Hub sends values to its subscribers. The zero Hub has none and is ready for
+// use. Its methods may be called from any goroutine.
+type Hub[T any] struct {
+	dropped atomic.Uint64
+
+	mu   sync.Mutex
+	subs map[*Subscription[T]]struct{} // guarded by mu
+}
+
+// A Subscription is one subscriber's queue.
+type Subscription[T any] struct {
+	hub *Hub[T]
+	c   chan T
+	err error // written before c is closed
+}
+
+// Subscribe returns a subscription that holds up to n values which were not read
+// yet. The caller must Close it.
+func (h *Hub[T]) Subscribe(n int) *Subscription[T] {
+	s := &Subscription[T]{hub: h, c: make(chan T, n)}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.subs == nil {
+		h.subs = make(map[*Subscription[T]]struct{})
+	}
+	h.subs[s] = struct{}{}
+	return s
+}
+
+// Publish makes a value and queues it for every subscriber; make runs only if
+// there is one. Values are made and queued one after the other, so that a value
+// with a time in it is never overtaken by a later one. make must not block.
+func (h *Hub[T]) Publish(make func() T) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if len(h.subs) == 0 {
+		return
+	}
+	v := make()
+	for s := range h.subs {
+		select {
+		case s.c <- v:
+		default:
+			h.dropped.Add(1)
+			h.endLocked(s, fault.Unavailable.Errorf("subscriber is too slow: %d values are waiting", len(s.c)))
+		}
+	}
+}
+
+// Dropped counts the subscribers that were dropped because they were too slow.
+func (h *Hub[T]) Dropped() uint64 { return h.dropped.Load() }
+
+// endLocked takes s from the hub; h.mu is held.
+func (h *Hub[T]) endLocked(s *Subscription[T], err error) {
+	if _, ok := h.subs[s]; !ok {
+		return
+	}
+	delete(h.subs, s)
+	s.err = err
+	close(s.c)
+}
+
+// C is where the values arrive. It is closed, after what was queued, when the
+// subscription ends.
+func (s *Subscription[T]) C() <-chan T { return s.c }
+
+// Err says why C was closed: nil after Close, fault.Unavailable if the
+// subscriber was too slow. It must not be called before C is closed.
+func (s *Subscription[T]) Err() error { return s.err }
+
+// Close ends the subscription. Closing it twice is no error.
+func (s *Subscription[T]) Close() {
+	s.hub.mu.Lock()
+	defer s.hub.mu.Unlock()
+	s.hub.endLocked(s, nil)
+}
