@@ -1,0 +1,26 @@
+package oci
+
+import "time"
+
+// An EventKind says what happened.
+type EventKind uint8
+
+const (
+	SandboxCreated   EventKind = iota // became Ready
+	SandboxStopped                    // became NotReady
+	SandboxRemoved                    // can no longer be found
+	ContainerCreated                  // can be found
+	ContainerStarted                  // its program runs
+	ContainerExited                   // its exit is on disk
+	ContainerRemoved                  // can no longer be found
+	ContainerOOM                      // the kernel killed a process of it for want of memory
+)
+
+// An Event is one thing that happened to one object. The object stays readable
+// after it was removed.
+type Event struct {
+	Kind      EventKind
+	Sandbox   *Sandbox   // never nil, but for containers of a sandbox whose record was lost
+	Container *Container // nil for events of sandboxes
+	At        time.Time
+}
