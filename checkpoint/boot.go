@@ -1,0 +1,90 @@
+package checkpoint
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/crisp-cri/crisp/internal/atomicfile"
+)
+
+// A Boot says what happened between the last Open of a directory and this one.
+type Boot uint8
+
+const (
+	Fresh   Boot = iota // nothing: the directory is new
+	Restart             // the daemon ended, cleanly or not; the machine ran on
+	Reboot              // the machine was restarted after the daemon had ended cleanly
+	Unclean             // the machine was restarted without that: power loss, reset, panic
+)
+
+func (b Boot) String() string {
+	return [...]string{"fresh", "restart", "reboot", "unclean"}[b]
+}
+
+// Rebooted reports whether the machine was restarted: no process, mount or
+// namespace of before exists any more.
+func (b Boot) Rebooted() bool { return b == Reboot || b == Unclean }
+
+// Boot returns what Open found.
+func (m *Manager) Boot() Boot { return m.boot }
+
+// MarkClean says, durably, that the daemon ends and has nothing in flight. The
+// next Open takes the mark away.
+func (m *Manager) MarkClean() error {
+	return m.writeBoot(bootFile{BootID: m.bootID, Clean: true})
+}
+
+// bootFile is the content of boot.json.
+type bootFile struct {
+	BootID string `json:"bootID"`
+	Clean  bool   `json:"clean"`
+}
+
+// readBoot compares boot.json with the running kernel and replaces it.
+func (m *Manager) readBoot() error {
+	data, err := os.ReadFile(filepath.Join(m.dir, "boot.json"))
+	var old bootFile
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		m.boot = Fresh
+	case err != nil:
+		return fmt.Errorf("read boot mark: %w", err)
+	case json.Unmarshal(data, &old) != nil || old.BootID == "":
+		// We replace the file whole, so it takes a damaged disk to get here:
+		// believe nothing.
+		m.log.Warn("boot mark was unreadable")
+		m.boot = Unclean
+	case old.BootID == m.bootID:
+		m.boot = Restart
+	case old.Clean:
+		m.boot = Reboot
+	default:
+		m.boot = Unclean
+	}
+	return m.writeBoot(bootFile{BootID: m.bootID})
+}
+
+func (m *Manager) writeBoot(b bootFile) error {
+	data, err := json.Marshal(b)
+	if err != nil {
+		return fmt.Errorf("encode boot mark: %w", err)
+	}
+	if err := atomicfile.Write(filepath.Join(m.dir, "boot.json"), data, 0o600); err != nil {
+		return fmt.Errorf("write boot mark: %w", err)
+	}
+	return nil
+}
+
+// currentBootID returns the kernel's random ID of this boot (random(4)).
+func currentBootID() (string, error) {
+	data, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return "", fmt.Errorf("read boot id: %w", err)
+	}
+	return strings.TrimSpace(string(data)), nil
+}

@@ -1,0 +1,270 @@
+package checkpoint
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+)
+
+type thing struct {
+	Name string
+	Raw  []byte
+}
+
+func openTest(t *testing.T, dir, bootID string) (*Manager, *bytes.Buffer) {
+	t.Helper()
+	var log bytes.Buffer
+	m, err := open(dir, bootID, slog.New(slog.NewTextHandler(&log, nil)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m, &log
+}
+
+// What is saved is there for the next daemon, with what its owner keeps beside
+// it, and gone after Remove.
+func TestRecordOutlivesManager(t *testing.T) {
+	dir := t.TempDir()
+	m, _ := openTest(t, dir, "boot")
+	want := thing{Name: "<a> & b", Raw: []byte{0xff, 0, 1}}
+	for _, id := range []string{"b", "a"} {
+		if err := m.Save("containers", id, want); err != nil {
+			t.Fatal(err)
+		}
+	}
+	beside := filepath.Join(dir, "containers", "a", "exit.json")
+	if err := os.WriteFile(beside, []byte("{}"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+
+	m, _ = openTest(t, dir, "boot")
+	ids, err := m.IDs("containers")
+	if diff := cmp.Diff([]string{"a", "b"}, ids); diff != "" || err != nil {
+		t.Fatalf("IDs (err %v): %s", err, diff)
+	}
+	var got thing
+	if err := m.Load("containers", "a", &got); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+
+	for range 2 { // CRI asks for idempotence all over
+		if err := m.Remove("containers", "a"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := os.Stat(filepath.Dir(beside)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("directory is still there (err %v)", err)
+	}
+	if err := m.Load("containers", "a", &got); !errors.Is(err, fault.NotFound) {
+		t.Errorf("load of a removed record: %v", err)
+	}
+	if ids, err := m.IDs("sandboxes"); len(ids) != 0 || err != nil {
+		t.Errorf("a kind without records has %v (err %v)", ids, err)
+	}
+}
+
+// Whatever a disk does to a record, the others are served, the bad one is moved
+// aside and reported, and its ID can be used again.
+func TestCorruptRecordIsSetAside(t *testing.T) {
+	good, err := encode(thing{Name: "good"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	tests := map[string][]byte{
+		"empty":         {},
+		"cut":           good[:len(good)/2],
+		"flipped":       bytes.Replace(good, []byte("good"), []byte("goof"), 1),
+		"zeros":         make([]byte, 4096),
+		"newer version": bytes.Replace(good, []byte(`"version":1`), []byte(`"version":2`), 1),
+		"trailing data": append(append([]byte{}, good...), good...),
+		"no checksum":   []byte(`{"version":1,"payload":{}}`),
+	}
+	for name, data := range tests {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			m, log := openTest(t, dir, "boot")
+			for _, id := range []string{"bad", "fine"} {
+				if err := m.Save("sandboxes", id, thing{Name: id}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			path := filepath.Join(dir, "sandboxes", "bad", recordFile)
+			if err := os.WriteFile(path, data, 0o600); err != nil {
+				t.Fatal(err)
+			}
+
+			ids, err := m.IDs("sandboxes")
+			if diff := cmp.Diff([]string{"fine"}, ids); diff != "" || err != nil {
+				t.Errorf("IDs (err %v): %s", err, diff)
+			}
+			aside, _ := filepath.Glob(filepath.Join(dir, quarantine, "sandboxes-bad.*.json"))
+			if len(aside) != 1 {
+				t.Fatalf("quarantine holds %v", aside)
+			}
+			if kept, err := os.ReadFile(aside[0]); !bytes.Equal(kept, data) {
+				t.Errorf("quarantined %q (err %v)", kept, err)
+			}
+			if !strings.Contains(log.String(), "id=bad") {
+				t.Errorf("not reported: %s", log)
+			}
+			if err := m.Save("sandboxes", "bad", thing{Name: "again"}); err != nil {
+				t.Error(err)
+			}
+			var got thing
+			if err := m.Load("sandboxes", "bad", &got); err != nil || got.Name != "again" {
+				t.Errorf("loaded %+v (err %v)", got, err)
+			}
+		})
+	}
+}
+
+// A payload that is whole but not what its owner expects is corrupt as well.
+func TestLoadIntoAnotherType(t *testing.T) {
+	m, _ := openTest(t, t.TempDir(), "boot")
+	if err := m.Save("containers", "x", "a string"); err != nil {
+		t.Fatal(err)
+	}
+	var got thing
+	if err := m.Load("containers", "x", &got); !errors.Is(err, fault.NotFound) {
+		t.Errorf("got %v", err)
+	}
+	if ids, _ := m.IDs("containers"); len(ids) != 0 {
+		t.Errorf("still listed: %v", ids)
+	}
+}
+
+// A crash in the middle of Save leaves a temporary file; it must neither count
+// nor stay.
+func TestCrashLeftovers(t *testing.T) {
+	dir := t.TempDir()
+	m, _ := openTest(t, dir, "boot")
+	if err := m.Save("containers", "whole", thing{}); err != nil {
+		t.Fatal(err)
+	}
+	half := filepath.Join(dir, "containers", "half")
+	if err := os.Mkdir(half, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	var temps []string
+	for _, d := range []string{half, filepath.Join(dir, "containers", "whole")} {
+		f, err := os.CreateTemp(d, "."+recordFile+".*.tmp")
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.Close()
+		temps = append(temps, f.Name())
+	}
+	ids, err := m.IDs("containers")
+	if diff := cmp.Diff([]string{"whole"}, ids); diff != "" || err != nil {
+		t.Errorf("IDs (err %v): %s", err, diff)
+	}
+	for _, path := range temps {
+		if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s is still there (err %v)", path, err)
+		}
+	}
+	if _, err := os.Stat(half); err != nil {
+		t.Errorf("the directory is its owner's to sweep: %v", err)
+	}
+}
+
+func TestHostileNames(t *testing.T) {
+	m, _ := openTest(t, t.TempDir(), "boot")
+	for _, name := range []string{"", ".", "..", "../x", "a/b", "/", ".hidden", "a\x00b", quarantine} {
+		for _, err := range []error{
+			m.Save("containers", name, 1), m.Save(name, "x", 1),
+			m.Load("containers", name, new(int)), m.Remove("containers", name), m.Remove(name, "x"),
+		} {
+			if !errors.Is(err, fault.Invalid) {
+				t.Errorf("name %q: got %v, want invalid", name, err)
+			}
+		}
+	}
+}
+
+// Restart, reboot and power loss ask for different repairs.
+func TestBoot(t *testing.T) {
+	tests := []struct {
+		name  string
+		first string // boot id of the first daemon, "" = there was none
+		clean bool
+		spoil bool
+		want  Boot
+	}{
+		{"fresh", "", false, false, Fresh},
+		{"restart", "now", true, false, Restart},
+		{"killed", "now", false, false, Restart},
+		{"reboot", "before", true, false, Reboot},
+		{"power loss", "before", false, false, Unclean},
+		{"damaged mark", "now", true, true, Unclean},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			dir := t.TempDir()
+			if tt.first != "" {
+				m, _ := openTest(t, dir, tt.first)
+				if tt.clean {
+					if err := m.MarkClean(); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			if tt.spoil {
+				if err := os.WriteFile(filepath.Join(dir, "boot.json"), []byte("{"), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			m, _ := openTest(t, dir, "now")
+			if m.Boot() != tt.want {
+				t.Errorf("got %v, want %v", m.Boot(), tt.want)
+			}
+			if want := tt.want == Reboot || tt.want == Unclean; m.Boot().Rebooted() != want {
+				t.Errorf("rebooted is %v", m.Boot().Rebooted())
+			}
+			// The clean mark is used up: the daemon that opened runs now.
+			if m, _ := openTest(t, dir, "later"); m.Boot() != Unclean {
+				t.Errorf("after a crash of the second daemon: got %v, want %v", m.Boot(), Unclean)
+			}
+		})
+	}
+}
+
+// Decoding must take any bytes, and must only accept what encode made.
+func FuzzDecode(f *testing.F) {
+	good, err := encode(thing{Name: "good"})
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(good)
+	f.Add(good[:len(good)-1])
+	f.Add([]byte(`{"version":1,"checksum":"","payload":null}`))
+	f.Add([]byte(`[]`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		payload, err := decode(data)
+		if err != nil {
+			return
+		}
+		if !json.Valid(data) || !json.Valid(payload) {
+			t.Fatalf("accepted %q", data)
+		}
+		// What was accepted must be refused once any byte of the payload differs.
+		at := bytes.Index(data, payload)
+		spoilt := bytes.Clone(data)
+		spoilt[at+len(payload)/2] ^= 1
+		if again, err := decode(spoilt); err == nil && !bytes.Equal(again, payload) {
+			t.Errorf("accepted %q", spoilt)
+		}
+	})
+}

@@ -1,0 +1,218 @@
+package checkpoint
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/crisp-cri/crisp/internal/atomicfile"
+	"github.com/crisp-cri/crisp/internal/fault"
+)
+
+const (
+	version    = 1
+	recordFile = "record.json"
+	quarantine = "quarantine"
+)
+
+// Save writes v, as JSON, as the record id of kind and returns once it is on
+// disk. A kind or id that is no plain file name is fault.Invalid.
+func (m *Manager) Save(kind, id string, v any) error {
+	dir, err := m.recordDir(kind, id)
+	if err != nil {
+		return err
+	}
+	data, err := encode(v)
+	if err != nil {
+		return fmt.Errorf("save record %s/%s: %w", kind, id, err)
+	}
+	made := false
+	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return fmt.Errorf("save record %s/%s: %w", kind, id, err)
+		}
+		made = true
+	}
+	path := filepath.Join(dir, recordFile)
+	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
+		made = true // or the directory was made by the owner, who did not sync it
+	}
+	if err := atomicfile.Write(path, data, 0o600); err != nil {
+		return fmt.Errorf("save record %s/%s: %w", kind, id, err)
+	}
+	if !made {
+		return nil
+	}
+	for _, parent := range []string{filepath.Dir(dir), m.dir} {
+		if err := atomicfile.SyncDir(parent); err != nil {
+			return fmt.Errorf("save record %s/%s: %w", kind, id, err)
+		}
+	}
+	return nil
+}
+
+// Load decodes the record id of kind into v. fault.NotFound: there is none, or
+// it was corrupt and is now in quarantine.
+func (m *Manager) Load(kind, id string, v any) error {
+	dir, err := m.recordDir(kind, id)
+	if err != nil {
+		return err
+	}
+	path := filepath.Join(dir, recordFile)
+	data, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return fault.NotFound.Errorf("no record %s/%s", kind, id)
+	}
+	if err != nil {
+		return fmt.Errorf("load record %s/%s: %w", kind, id, err)
+	}
+	payload, err := decode(data)
+	if err == nil {
+		err = json.Unmarshal(payload, v)
+	}
+	if err != nil {
+		m.setAside(kind, id, path, err)
+		return fault.NotFound.Errorf("record %s/%s was corrupt: %w", kind, id, err)
+	}
+	return nil
+}
+
+// IDs lists the records of kind in ascending order. It removes what interrupted
+// Saves left, moves corrupt records aside, logs those and leaves them out.
+func (m *Manager) IDs(kind string) ([]string, error) {
+	if err := plain(kind); err != nil {
+		return nil, err
+	}
+	entries, err := os.ReadDir(filepath.Join(m.dir, kind))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list records of %s: %w", kind, err)
+	}
+	var ids []string
+	for _, e := range entries {
+		if !e.IsDir() {
+			continue
+		}
+		dir := filepath.Join(m.dir, kind, e.Name())
+		removeTemps(dir)
+		data, err := os.ReadFile(filepath.Join(dir, recordFile))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // the first Save was interrupted
+		}
+		if err == nil {
+			_, err = decode(data)
+		}
+		if err != nil {
+			m.setAside(kind, e.Name(), filepath.Join(dir, recordFile), err)
+			continue
+		}
+		ids = append(ids, e.Name())
+	}
+	slices.Sort(ids)
+	return ids, nil
+}
+
+// Remove deletes the record id of kind and its directory, the record first: a
+// crash in between leaves a directory without a record. Removing a record that
+// is not there is no error.
+func (m *Manager) Remove(kind, id string) error {
+	dir, err := m.recordDir(kind, id)
+	if err != nil {
+		return err
+	}
+	if err := os.Remove(filepath.Join(dir, recordFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove record %s/%s: %w", kind, id, err)
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		return fmt.Errorf("remove record %s/%s: %w", kind, id, err)
+	}
+	return nil
+}
+
+// setAside moves a corrupt record to quarantine, for somebody to look at.
+func (m *Manager) setAside(kind, id, path string, why error) {
+	to := filepath.Join(m.dir, quarantine, fmt.Sprintf("%s-%s.%d.json", kind, id, time.Now().UnixNano()))
+	err := os.MkdirAll(filepath.Dir(to), 0o700)
+	if err == nil {
+		err = os.Rename(path, to)
+	}
+	if err != nil {
+		why = errors.Join(why, err)
+	}
+	m.log.Error("record was corrupt and moved aside", "kind", kind, "id", id, "to", to, "err", why)
+}
+
+// removeTemps removes the temporary files of interrupted Saves from a record's
+// directory. One that cannot be removed does no harm.
+func removeTemps(dir string) {
+	left, _ := filepath.Glob(filepath.Join(dir, "."+recordFile+".*.tmp"))
+	for _, path := range left {
+		os.Remove(path)
+	}
+}
+
+func (m *Manager) recordDir(kind, id string) (string, error) {
+	if err := errors.Join(plain(kind), plain(id)); err != nil {
+		return "", err
+	}
+	return filepath.Join(m.dir, kind, id), nil
+}
+
+// plain refuses names that would leave the directory or look like our own files.
+func plain(name string) error {
+	if name == "" || name[0] == '.' || name == quarantine || strings.ContainsAny(name, "/\x00") {
+		return fault.Invalid.Errorf("%q is no name for a record", name)
+	}
+	return nil
+}
+
+// envelope is the content of a record file.
+type envelope struct {
+	Version  int             `json:"version"`
+	Checksum string          `json:"checksum"` // of the payload's bytes as they stand in the file
+	Payload  json.RawMessage `json:"payload"`
+}
+
+func encode(v any) ([]byte, error) {
+	payload, err := json.Marshal(v)
+	if err != nil {
+		return nil, err
+	}
+	return json.Marshal(envelope{version, checksum(payload), payload})
+}
+
+// decode returns the payload of a record, or says why there is none to trust.
+func decode(data []byte) (json.RawMessage, error) {
+	d := json.NewDecoder(bytes.NewReader(data))
+	d.DisallowUnknownFields()
+	var e envelope
+	if err := d.Decode(&e); err != nil {
+		return nil, err
+	}
+	if d.More() {
+		return nil, errors.New("data follows the record")
+	}
+	if e.Version != version {
+		return nil, fmt.Errorf("record has version %d: this program knows %d", e.Version, version)
+	}
+	if got := checksum(e.Payload); got != e.Checksum {
+		return nil, fmt.Errorf("record has checksum %s: expected %q", got, e.Checksum)
+	}
+	return e.Payload, nil
+}
+
+func checksum(payload []byte) string {
+	sum := sha256.Sum256(payload)
+	return "sha256:" + hex.EncodeToString(sum[:])
+}
