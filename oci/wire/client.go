@@ -1,0 +1,195 @@
+package wire
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"sync"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+)
+
+// A Client is one connection to the executor. Its methods may be called from any
+// goroutine.
+type Client struct {
+	conn   *net.UnixConn
+	events chan Event
+	gone   chan struct{} // closed when the connection has ended
+
+	sending sync.Mutex // serialises frames
+
+	mu    sync.Mutex
+	last  uint64                 // ID of the latest call; guarded by mu
+	calls map[uint64]chan *frame // waiting for an answer; guarded by mu, nil when gone
+	queue []Event                // not yet taken by a reader of events; guarded by mu
+	wake  chan struct{}          // there is something in queue; capacity 1
+}
+
+// Dial connects to the executor that listens at path. Nobody there is
+// fault.Unavailable.
+func Dial(ctx context.Context, path string) (*Client, error) {
+	var d net.Dialer
+	conn, err := d.DialContext(ctx, "unix", path)
+	if err != nil {
+		return nil, fault.Unavailable.Errorf("executor: %w", err)
+	}
+	c := &Client{
+		conn:   conn.(*net.UnixConn),
+		events: make(chan Event),
+		gone:   make(chan struct{}),
+		calls:  make(map[uint64]chan *frame),
+		wake:   make(chan struct{}, 1),
+	}
+	go c.receive()
+	go c.deliver()
+	return c, nil
+}
+
+// Call asks the executor and waits for its answer, which it stores in reply
+// unless that is nil. The files in send go along and stay the caller's; those in
+// recv become the caller's and carry the names that the method gives them.
+//
+// If ctx ends first, so does the call, with ctx's error: whether its work was
+// done is then unknown. A connection that ended is fault.Unavailable.
+func (c *Client) Call(ctx context.Context, method string, req, reply any, send ...*os.File) (recv []*os.File, err error) {
+	id, answer, err := c.enter()
+	if err != nil {
+		return nil, err
+	}
+	data, err := encode(header{ID: id, Method: method}, req, send)
+	if err == nil {
+		err = c.send(data, send)
+	}
+	if err != nil {
+		c.leave(id)
+		return nil, fmt.Errorf("executor: %s: %w", method, err)
+	}
+	var f *frame
+	select {
+	case f = <-answer:
+	case <-ctx.Done():
+		if c.leave(id) { // else the answer is already there
+			if data, err := encode(header{ID: id, Cancel: true}, nil, nil); err == nil {
+				c.send(data, nil) // best effort: a dead connection cancels by itself
+			}
+			return nil, ctx.Err()
+		}
+		f = <-answer
+	}
+	if f == nil {
+		return nil, fault.Unavailable.Errorf("executor: connection lost during %s", method)
+	}
+	if f.Err != nil {
+		f.closeFiles()
+		return nil, f.Err.err()
+	}
+	if err := unmarshal(f.body, reply); err != nil {
+		f.closeFiles()
+		return nil, fmt.Errorf("executor: answer to %s: %w", method, err)
+	}
+	return f.files, nil
+}
+
+// Events returns the events that follow MethodSubscribe. None is dropped, however
+// slowly they are read. The channel is closed when the connection has ended and
+// all that came before is read, or on Close.
+func (c *Client) Events() <-chan Event { return c.events }
+
+// Close ends the connection and the calls in flight.
+func (c *Client) Close() error { return c.conn.Close() }
+
+func (c *Client) send(data []byte, files []*os.File) error {
+	c.sending.Lock()
+	defer c.sending.Unlock()
+	if err := send(c.conn, data, files); err != nil {
+		c.conn.Close() // part of a frame may be out
+		return fault.Unavailable.Errorf("%w", err)
+	}
+	return nil
+}
+
+// enter registers a call. Its channel gets one frame, or is closed.
+func (c *Client) enter() (uint64, chan *frame, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.calls == nil {
+		return 0, nil, fault.Unavailable.Errorf("executor: connection lost")
+	}
+	c.last++
+	answer := make(chan *frame, 1)
+	c.calls[c.last] = answer
+	return c.last, answer, nil
+}
+
+// leave forgets a call and reports whether it was still waiting.
+func (c *Client) leave(id uint64) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	_, ok := c.calls[id]
+	delete(c.calls, id)
+	return ok
+}
+
+// receive sorts what comes in until the connection ends.
+func (c *Client) receive() {
+	r := reader{conn: c.conn}
+	for {
+		f, err := r.next()
+		if err != nil {
+			break
+		}
+		c.mu.Lock()
+		switch {
+		case f.Event:
+			var e Event
+			if unmarshal(f.body, &e) == nil {
+				c.queue = append(c.queue, e)
+			}
+			select {
+			case c.wake <- struct{}{}:
+			default:
+			}
+		case f.Reply && c.calls[f.ID] != nil:
+			c.calls[f.ID] <- f
+			delete(c.calls, f.ID)
+		default:
+			f.closeFiles() // the answer to an abandoned call
+		}
+		c.mu.Unlock()
+	}
+	r.close()
+	c.conn.Close()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, answer := range c.calls {
+		close(answer)
+	}
+	c.calls = nil
+	close(c.gone)
+}
+
+// deliver moves events from the queue to the channel, so that a slow reader of
+// events holds up no answer.
+func (c *Client) deliver() {
+	defer close(c.events)
+	for {
+		c.mu.Lock()
+		batch := c.queue
+		c.queue = nil
+		over := c.calls == nil
+		c.mu.Unlock()
+		for _, e := range batch {
+			c.events <- e
+		}
+		if over && len(batch) == 0 {
+			return
+		}
+		if len(batch) == 0 {
+			select {
+			case <-c.wake:
+			case <-c.gone:
+			}
+		}
+	}
+}

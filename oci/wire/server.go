@@ -1,0 +1,282 @@
+package wire
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"os"
+	"runtime/debug"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+)
+
+// A Handler answers calls. Each call has a goroutine of its own; ctx ends when
+// the caller gives up or its connection ends. The handler owns the files of the
+// call; those that it returns are closed once they are sent.
+type Handler interface {
+	Call(ctx context.Context, from *Conn, call *Call) (reply any, send []*os.File, err error)
+}
+
+// A Call is one request.
+type Call struct {
+	Method string
+	Files  []*os.File
+	body   []byte
+}
+
+// Decode stores the request in v. What cannot be is fault.Invalid.
+func (c *Call) Decode(v any) error {
+	if err := unmarshal(c.body, v); err != nil {
+		return fault.Invalid.Errorf("%s: %w", c.Method, err)
+	}
+	return nil
+}
+
+// File takes the file of that name out of the call, or returns nil.
+func (c *Call) File(name string) *os.File {
+	for i, f := range c.Files {
+		if f != nil && f.Name() == name {
+			c.Files[i] = nil
+			return f
+		}
+	}
+	return nil
+}
+
+// maxQueue bounds what waits for a client that does not read. It is then cut
+// off, connects again and asks for a list.
+const maxQueue = 16384 // frames
+
+// A Conn is one client's connection, on the server's side.
+type Conn struct {
+	conn *net.UnixConn
+	done chan struct{} // closed when the connection has ended
+
+	mu    sync.Mutex
+	calls map[uint64]context.CancelFunc // guarded by mu
+	queue []outgoing                    // guarded by mu
+	ended bool                          // guarded by mu
+	wake  chan struct{}                 // there is something in queue; capacity 1
+}
+
+type outgoing struct {
+	data  []byte
+	files []*os.File
+	sent  chan struct{} // closed when written or given up, unless nil
+}
+
+// Done is closed when the connection has ended.
+func (c *Conn) Done() <-chan struct{} { return c.done }
+
+// Emit sends an event. It does not wait for the client.
+func (c *Conn) Emit(e Event) {
+	if data, err := encode(header{Event: true}, e, nil); err == nil {
+		c.push(outgoing{data: data})
+	}
+}
+
+// Serve answers the connections of l with h until l is closed. Only root, and
+// the user that the server itself runs as, may connect.
+func Serve(l *net.UnixListener, h Handler, log *slog.Logger) error {
+	for {
+		conn, err := l.AcceptUnix()
+		if errors.Is(err, net.ErrClosed) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if err := allowed(conn); err != nil {
+			log.Warn("connection refused", "err", err)
+			conn.Close()
+			continue
+		}
+		c := &Conn{
+			conn:  conn,
+			done:  make(chan struct{}),
+			calls: make(map[uint64]context.CancelFunc),
+			wake:  make(chan struct{}, 1),
+		}
+		go c.write()
+		go c.read(h, log)
+	}
+}
+
+// allowed checks who has connected (SO_PEERCRED, unix(7)).
+func allowed(conn *net.UnixConn) error {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var cred *unix.Ucred
+	var cerr error
+	if err := raw.Control(func(fd uintptr) {
+		cred, cerr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	}); err != nil {
+		return err
+	}
+	if cerr != nil {
+		return cerr
+	}
+	if cred.Uid != 0 && int(cred.Uid) != os.Geteuid() {
+		return fault.Invalid.Errorf("user %d may not connect", cred.Uid)
+	}
+	return nil
+}
+
+// read starts a goroutine for each call that comes in.
+func (c *Conn) read(h Handler, log *slog.Logger) {
+	r := reader{conn: c.conn}
+	for {
+		f, err := r.next()
+		if err != nil {
+			break
+		}
+		switch {
+		case f.Cancel:
+			c.cancel(f.ID)
+		case f.Method != "":
+			ctx, cancel := context.WithCancel(context.Background())
+			c.mu.Lock()
+			c.calls[f.ID] = cancel
+			c.mu.Unlock()
+			go c.answer(ctx, h, f, log)
+		default:
+			f.closeFiles()
+		}
+	}
+	r.close()
+	c.end()
+}
+
+func (c *Conn) answer(ctx context.Context, h Handler, f *frame, log *slog.Logger) {
+	call := &Call{Method: f.Method, Files: f.files, body: f.body}
+	reply, files, err := guarded(ctx, h, c, call, log)
+	for _, file := range call.Files {
+		if file != nil {
+			file.Close() // what the handler did not take
+		}
+	}
+	c.cancel(f.ID)
+	head := header{ID: f.ID, Reply: true}
+	if err != nil {
+		head.Err, reply = newFailure(err), nil
+	}
+	data, err := encode(head, reply, files)
+	if err != nil {
+		head.Err = newFailure(err)
+		data, _ = encode(head, nil, nil)
+		for _, file := range files {
+			file.Close()
+		}
+		files = nil
+	}
+	c.push(outgoing{data: data, files: files})
+}
+
+// guarded turns a panic of one call into its error: every container of the node
+// hangs on this process.
+func guarded(ctx context.Context, h Handler, c *Conn, call *Call, log *slog.Logger) (reply any, files []*os.File, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			log.Error("call panicked", "rpc", call.Method, "err", p, "stack", string(debug.Stack()))
+			reply, files, err = nil, nil, fault.Internal.Errorf("%s panicked: %v", call.Method, p)
+		}
+	}()
+	return h.Call(ctx, c, call)
+}
+
+func (c *Conn) cancel(id uint64) {
+	c.mu.Lock()
+	cancel := c.calls[id]
+	delete(c.calls, id)
+	c.mu.Unlock()
+	if cancel != nil {
+		cancel()
+	}
+}
+
+// Flush waits until everything sent so far has been written, or the connection
+// or ctx has ended.
+func (c *Conn) Flush(ctx context.Context) {
+	sent := make(chan struct{})
+	c.push(outgoing{sent: sent})
+	select {
+	case <-sent:
+	case <-c.done:
+	case <-ctx.Done():
+	}
+}
+
+func (c *Conn) push(o outgoing) {
+	c.mu.Lock()
+	drop := c.ended
+	full := len(c.queue) >= maxQueue
+	if !drop {
+		c.queue = append(c.queue, o)
+	}
+	c.mu.Unlock()
+	if drop {
+		o.drop()
+		return
+	}
+	if full {
+		c.conn.Close()
+	}
+	select {
+	case c.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (o outgoing) drop() {
+	for _, file := range o.files {
+		file.Close()
+	}
+	if o.sent != nil {
+		close(o.sent)
+	}
+}
+
+func (c *Conn) write() {
+	for {
+		select {
+		case <-c.wake:
+		case <-c.done:
+			return
+		}
+		c.mu.Lock()
+		batch := c.queue
+		c.queue = nil
+		c.mu.Unlock()
+		broken := false
+		for _, o := range batch {
+			if !broken && len(o.data) > 0 && send(c.conn, o.data, o.files) != nil {
+				broken = true
+				c.conn.Close()
+			}
+			o.drop() // sent or not, the files are ours to close
+		}
+	}
+}
+
+// end cancels the calls in flight and drops what was not sent.
+func (c *Conn) end() {
+	c.conn.Close()
+	c.mu.Lock()
+	c.ended = true
+	queue, calls := c.queue, c.calls
+	c.queue, c.calls = nil, make(map[uint64]context.CancelFunc)
+	c.mu.Unlock()
+	close(c.done)
+	for _, cancel := range calls {
+		cancel()
+	}
+	for _, o := range queue {
+		o.drop()
+	}
+}
