@@ -1,0 +1,410 @@
+package test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/rogpeppe/go-internal/testscript"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+func (n *node) runtime() cri.RuntimeServiceClient { return cri.NewRuntimeServiceClient(n.conn) }
+func (n *node) images() cri.ImageServiceClient    { return cri.NewImageServiceClient(n.conn) }
+
+// callTimeout is the kubelet's for most calls.
+const callTimeout = 2 * time.Minute
+
+// imageCmd is:
+//
+//	image load NAME            testbin's image from an archive, under that name
+//	image pull REF [USER PASSWORD]
+//	image rm REF | status REF | ls
+func (n *node) imageCmd(ts *testscript.TestScript, args []string) error {
+	if len(args) == 0 {
+		return errUsage
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
+	defer cancel()
+	switch verb, args := args[0], args[1:]; {
+	case verb == "load" && len(args) == 0:
+		return ts.Exec(filepath.Join(n.binaries.dir, "crisp"), "image", "load", "-i", n.archive)
+	case verb == "pull" && (len(args) == 1 || len(args) == 3):
+		req := &cri.PullImageRequest{Image: &cri.ImageSpec{Image: args[0]}}
+		if len(args) == 3 {
+			req.Auth = &cri.AuthConfig{Username: args[1], Password: args[2]}
+		}
+		resp, err := n.images().PullImage(ctx, req)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintln(ts.Stdout(), resp.ImageRef)
+		return nil
+	case verb == "rm" && len(args) == 1:
+		_, err := n.images().RemoveImage(ctx, &cri.RemoveImageRequest{Image: &cri.ImageSpec{Image: args[0]}})
+		return err
+	case verb == "status" && len(args) == 1:
+		resp, err := n.images().ImageStatus(ctx, &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: args[0]}})
+		if err != nil {
+			return err
+		}
+		if resp.Image == nil {
+			return fmt.Errorf("no image %s", args[0])
+		}
+		printImage(ts, resp.Image)
+		return nil
+	case verb == "ls" && len(args) == 0:
+		resp, err := n.images().ListImages(ctx, &cri.ListImagesRequest{})
+		if err != nil {
+			return err
+		}
+		for _, i := range resp.Images {
+			printImage(ts, i)
+		}
+		return nil
+	}
+	return errUsage
+}
+
+func printImage(ts *testscript.TestScript, i *cri.Image) {
+	fmt.Fprintf(ts.Stdout(), "%s tags=%v digests=%v\n", i.Id, i.RepoTags, i.RepoDigests)
+}
+
+// sandboxCmd is:
+//
+//	sandbox run NAME [OPTION...]    host-network, share-pid, hostport=HOST:CONTAINER, sysctl=K=V, attempt=N, cgroup-parent=P
+//	sandbox stop|rm|status NAME
+//	sandbox ls
+func (n *node) sandboxCmd(ts *testscript.TestScript, args []string) error {
+	if len(args) == 0 {
+		return errUsage
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
+	defer cancel()
+	if args[0] == "ls" {
+		resp, err := n.runtime().ListPodSandbox(ctx, &cri.ListPodSandboxRequest{})
+		if err != nil {
+			return err
+		}
+		for _, sb := range resp.Items {
+			fmt.Fprintf(ts.Stdout(), "%s %s\n", sb.Metadata.Name, strings.TrimPrefix(sb.State.String(), "SANDBOX_"))
+		}
+		return nil
+	}
+	if len(args) < 2 {
+		return errUsage
+	}
+	name := args[1]
+	id := n.ids[name]
+	if id == "" {
+		id = name
+	}
+	switch args[0] {
+	case "run":
+		config, err := n.sandboxConfig(name, args[2:])
+		if err != nil {
+			return err
+		}
+		resp, err := n.runtime().RunPodSandbox(ctx, &cri.RunPodSandboxRequest{Config: config})
+		if err != nil {
+			return err
+		}
+		n.ids[name], n.sandboxes[name] = resp.PodSandboxId, config
+		fmt.Fprintln(ts.Stdout(), resp.PodSandboxId)
+		return nil
+	case "stop":
+		_, err := n.runtime().StopPodSandbox(ctx, &cri.StopPodSandboxRequest{PodSandboxId: id})
+		return err
+	case "rm":
+		_, err := n.runtime().RemovePodSandbox(ctx, &cri.RemovePodSandboxRequest{PodSandboxId: id})
+		return err
+	case "status":
+		resp, err := n.runtime().PodSandboxStatus(ctx, &cri.PodSandboxStatusRequest{PodSandboxId: id})
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(ts.Stdout(), "state: %s\nip: %s\n", strings.ToLower(strings.TrimPrefix(resp.Status.State.String(), "SANDBOX_")), resp.Status.GetNetwork().GetIp())
+		ts.Setenv("IP", resp.Status.GetNetwork().GetIp())
+		return nil
+	}
+	return errUsage
+}
+
+func (n *node) sandboxConfig(name string, options []string) (*cri.PodSandboxConfig, error) {
+	c := &cri.PodSandboxConfig{
+		Metadata:     &cri.PodSandboxMetadata{Name: name, Namespace: "test", Uid: "uid-" + name},
+		Hostname:     name,
+		LogDirectory: filepath.Join(n.dir, "logs", name),
+		Labels:       map[string]string{"name": name},
+		Linux: &cri.LinuxPodSandboxConfig{SecurityContext: &cri.LinuxSandboxSecurityContext{
+			NamespaceOptions: &cri.NamespaceOption{Pid: cri.NamespaceMode_CONTAINER},
+		}},
+	}
+	ns := c.Linux.SecurityContext.NamespaceOptions
+	for _, o := range options {
+		key, value, _ := strings.Cut(o, "=")
+		switch key {
+		case "host-network":
+			ns.Network = cri.NamespaceMode_NODE
+			c.Hostname = ""
+		case "share-pid":
+			ns.Pid = cri.NamespaceMode_POD
+		case "host-pid":
+			ns.Pid = cri.NamespaceMode_NODE
+		case "hostport":
+			host, inside, _ := strings.Cut(value, ":")
+			h, err := strconv.Atoi(host)
+			if err != nil {
+				return nil, err
+			}
+			p, err := strconv.Atoi(inside)
+			if err != nil {
+				return nil, err
+			}
+			c.PortMappings = append(c.PortMappings, &cri.PortMapping{HostPort: int32(h), ContainerPort: int32(p)})
+		case "sysctl":
+			k, v, _ := strings.Cut(value, "=")
+			if c.Linux.Sysctls == nil {
+				c.Linux.Sysctls = map[string]string{}
+			}
+			c.Linux.Sysctls[k] = v
+		case "attempt":
+			a, err := strconv.Atoi(value)
+			if err != nil {
+				return nil, err
+			}
+			c.Metadata.Attempt = uint32(a)
+		case "name":
+			c.Metadata.Name, c.Metadata.Uid = value, "uid-"+value
+		case "cgroup-parent":
+			c.Linux.CgroupParent = value
+		default:
+			return nil, fmt.Errorf("unknown option %q", o)
+		}
+	}
+	return c, nil
+}
+
+// containerCmd is:
+//
+//	container create|run SANDBOX NAME [OPTION...] -- COMMAND...
+//	container start|stop|kill|rm|status|reopen NAME
+//	container exec NAME -- COMMAND...       its output is the command's, an exit code ≠ 0 an error
+//	container exec-timeout NAME SECONDS -- COMMAND...
+//	container logs NAME                     the log's text, stdout and stderr
+//	container wait NAME                     until it is exited
+//	container ls
+//
+// OPTION: image=REF, mount=HOST:CONTAINER[:ro], env=K=V, memory=MIB, stdin, tty, user=UID, name=NAME.
+// COMMAND's first word "testbin" is /testbin in the image.
+func (n *node) containerCmd(ts *testscript.TestScript, args []string) error {
+	if len(args) == 0 {
+		return errUsage
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
+	defer cancel()
+	verb, args := args[0], args[1:]
+	switch {
+	case (verb == "create" || verb == "run") && len(args) >= 2:
+		if err := n.createContainer(ctx, args); err != nil || verb == "create" {
+			return err
+		}
+		_, err := n.runtime().StartContainer(ctx, &cri.StartContainerRequest{ContainerId: n.ids[args[1]]})
+		return err
+	case verb == "ls" && len(args) == 0:
+		resp, err := n.runtime().ListContainers(ctx, &cri.ListContainersRequest{})
+		if err != nil {
+			return err
+		}
+		for _, c := range resp.Containers {
+			fmt.Fprintf(ts.Stdout(), "%s %s\n", c.Metadata.Name, strings.TrimPrefix(c.State.String(), "CONTAINER_"))
+		}
+		return nil
+	case len(args) == 0:
+		return errUsage
+	}
+	name := args[0]
+	id := n.ids[name]
+	if id == "" {
+		id = name
+	}
+	switch verb {
+	case "start":
+		_, err := n.runtime().StartContainer(ctx, &cri.StartContainerRequest{ContainerId: id})
+		return err
+	case "stop", "kill":
+		grace := map[string]int64{"stop": 30, "kill": 0}[verb]
+		if len(args) == 2 {
+			var err error
+			if grace, err = strconv.ParseInt(args[1], 10, 64); err != nil {
+				return err
+			}
+		}
+		_, err := n.runtime().StopContainer(ctx, &cri.StopContainerRequest{ContainerId: id, Timeout: grace})
+		return err
+	case "rm":
+		_, err := n.runtime().RemoveContainer(ctx, &cri.RemoveContainerRequest{ContainerId: id})
+		return err
+	case "reopen":
+		_, err := n.runtime().ReopenContainerLog(ctx, &cri.ReopenContainerLogRequest{ContainerId: id})
+		return err
+	case "status":
+		return n.containerStatus(ctx, ts, id)
+	case "exec":
+		return n.exec(ctx, ts, id, 0, args[1:])
+	case "exec-timeout":
+		if len(args) < 2 {
+			return errUsage
+		}
+		seconds, err := strconv.ParseInt(args[1], 10, 64)
+		if err != nil {
+			return err
+		}
+		return n.exec(ctx, ts, id, seconds, args[2:])
+	case "logs":
+		return n.printLog(ts, name)
+	case "wait":
+		for {
+			resp, err := n.runtime().ContainerStatus(ctx, &cri.ContainerStatusRequest{ContainerId: id})
+			if err != nil || resp.Status.State == cri.ContainerState_CONTAINER_EXITED {
+				return err
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+	}
+	return errUsage
+}
+
+func command(args []string) ([]string, error) {
+	i := slices.Index(args, "--")
+	if i < 0 || i+1 == len(args) {
+		return nil, fmt.Errorf("no command after --")
+	}
+	command := slices.Clone(args[i+1:])
+	if command[0] == "testbin" {
+		command[0] = "/testbin"
+	}
+	return command, nil
+}
+
+func (n *node) createContainer(ctx context.Context, args []string) error {
+	sandbox, name := args[0], args[1]
+	cmd, err := command(args)
+	if err != nil {
+		return err
+	}
+	c := &cri.ContainerConfig{
+		Metadata: &cri.ContainerMetadata{Name: name},
+		Image:    &cri.ImageSpec{Image: testImage},
+		Command:  cmd,
+		LogPath:  name + ".log",
+		Linux: &cri.LinuxContainerConfig{
+			Resources:       &cri.LinuxContainerResources{},
+			SecurityContext: &cri.LinuxContainerSecurityContext{NamespaceOptions: n.sandboxes[sandbox].GetLinux().GetSecurityContext().GetNamespaceOptions()},
+		},
+	}
+	for _, o := range args[2:slices.Index(args, "--")] {
+		key, value, _ := strings.Cut(o, "=")
+		switch key {
+		case "image":
+			c.Image.Image = value
+		case "name":
+			c.Metadata.Name = value
+		case "mount":
+			parts := strings.Split(value, ":")
+			c.Mounts = append(c.Mounts, &cri.Mount{HostPath: parts[0], ContainerPath: parts[1], Readonly: len(parts) == 3})
+		case "env":
+			k, v, _ := strings.Cut(value, "=")
+			c.Envs = append(c.Envs, &cri.KeyValue{Key: k, Value: []byte(v)})
+		case "memory":
+			mib, err := strconv.ParseInt(value, 10, 64)
+			if err != nil {
+				return err
+			}
+			c.Linux.Resources.MemoryLimitInBytes = mib << 20
+		case "stdin":
+			c.Stdin = true
+		case "tty":
+			c.Tty = true
+		case "user":
+			uid, err := strconv.ParseInt(value, 10, 64)
+			if err != nil {
+				return err
+			}
+			c.Linux.SecurityContext.RunAsUser = &cri.Int64Value{Value: uid}
+		default:
+			return fmt.Errorf("unknown option %q", o)
+		}
+	}
+	id := n.ids[sandbox]
+	if id == "" {
+		id = sandbox
+	}
+	resp, err := n.runtime().CreateContainer(ctx, &cri.CreateContainerRequest{PodSandboxId: id, Config: c, SandboxConfig: n.sandboxes[sandbox]})
+	if err != nil {
+		return err
+	}
+	n.ids[name], n.sandboxOf[name] = resp.ContainerId, sandbox
+	return nil
+}
+
+func (n *node) containerStatus(ctx context.Context, ts *testscript.TestScript, id string) error {
+	resp, err := n.runtime().ContainerStatus(ctx, &cri.ContainerStatusRequest{ContainerId: id, Verbose: true})
+	if err != nil {
+		return err
+	}
+	s := resp.Status
+	fmt.Fprintf(ts.Stdout(), "state: %s\nexit code: %d\nreason: %s\nmessage: %s\nfinished after start: %t\n",
+		strings.ToLower(strings.TrimPrefix(s.State.String(), "CONTAINER_")), s.ExitCode, s.Reason, s.Message, s.FinishedAt >= s.StartedAt && s.StartedAt > 0)
+	return nil
+}
+
+func (n *node) exec(ctx context.Context, ts *testscript.TestScript, id string, timeout int64, args []string) error {
+	cmd, err := command(args)
+	if err != nil {
+		return err
+	}
+	resp, err := n.runtime().ExecSync(ctx, &cri.ExecSyncRequest{ContainerId: id, Cmd: cmd, Timeout: timeout})
+	if err != nil {
+		return err
+	}
+	ts.Stdout().Write(resp.Stdout)
+	ts.Stderr().Write(resp.Stderr)
+	if resp.ExitCode != 0 {
+		return fmt.Errorf("exit code %d", resp.ExitCode)
+	}
+	return nil
+}
+
+func (n *node) logFile(name string) string {
+	return filepath.Join(n.dir, "logs", n.sandboxOf[name], name+".log")
+}
+
+// printLog prints what is behind "TIME STREAM TAG ", joining partial lines.
+func (n *node) printLog(ts *testscript.TestScript, name string) error {
+	data, err := os.ReadFile(n.logFile(name))
+	if err != nil {
+		return err
+	}
+	for line := range bytes.Lines(data) {
+		fields := bytes.SplitN(bytes.TrimSuffix(line, []byte("\n")), []byte(" "), 4)
+		if len(fields) != 4 {
+			return fmt.Errorf("log line %q has no four fields", line)
+		}
+		out := ts.Stdout()
+		if string(fields[1]) == "stderr" {
+			out = ts.Stderr()
+		}
+		out.Write(fields[3])
+		if string(fields[2]) == "F" {
+			out.Write([]byte("\n"))
+		}
+	}
+	return nil
+}

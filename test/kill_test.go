@@ -1,0 +1,156 @@
+package test
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"syscall"
+	"testing"
+	"time"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/internal/noleaks"
+)
+
+// A container that writes a numbered line every millisecond loses none and keeps
+// its PID while crispd is killed ten times; one that exits meanwhile has its
+// right exit code and finish time afterwards, and an exec works right after.
+func TestTenKills(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root: it runs containers")
+	}
+	const lines = 5000
+	before, err := noleaks.Take(programs...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer before.Check(t, programs...)
+	n, err := newNode(t.TempDir(), buildOnce(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer n.end(t)
+	config := filepath.Join(n.dir, "crispd.toml")
+	if err := os.WriteFile(config, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	start := func() {
+		t.Helper()
+		if err := n.start(config, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	start()
+	if out, err := exec.Command(filepath.Join(n.binaries.dir, "crisp"), "--runtime-endpoint", "unix://"+n.socket, "image", "load", "-i", n.archive).CombinedOutput(); err != nil {
+		t.Fatalf("crisp image load: %v\n%s", err, out)
+	}
+
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	defer cancel()
+	sb, err := n.sandboxConfig("p", []string{"host-network"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := n.runtime().RunPodSandbox(ctx, &cri.RunPodSandboxRequest{Config: sb})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.ids["p"], n.sandboxes["p"] = resp.PodSandboxId, sb
+	run := func(name string, command ...string) {
+		t.Helper()
+		if err := n.createContainer(ctx, append([]string{"p", name, "--", "testbin"}, command...)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := n.runtime().StartContainer(ctx, &cri.StartContainerRequest{ContainerId: n.ids[name]}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	status := func(name string) *cri.ContainerStatusResponse {
+		t.Helper()
+		s, err := n.runtime().ContainerStatus(ctx, &cri.ContainerStatusRequest{ContainerId: n.ids[name], Verbose: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	run("writer", "count", strconv.Itoa(lines), "1ms", "sleep", "for-ever")
+	pid := pidOf(t, "count")
+
+	for i := range 10 {
+		quitter := "quitter" + strconv.Itoa(i)
+		run(quitter, "sleep", "100ms", "exit", strconv.Itoa(10+i))
+		began := time.Now()
+		if err := n.stopDaemon(syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(300 * time.Millisecond) // the container ends in here
+		ended := time.Now()
+		start()
+
+		if r, err := n.runtime().ExecSync(ctx, &cri.ExecSyncRequest{ContainerId: n.ids["writer"], Cmd: []string{"/testbin", "print", "here"}}); err != nil || string(r.Stdout) != "here\n" {
+			t.Fatalf("exec after restart %d: %v, %q", i, err, r.GetStdout())
+		}
+		s := status(quitter).Status
+		if s.State != cri.ContainerState_CONTAINER_EXITED || s.ExitCode != int32(10+i) {
+			t.Errorf("%s is %v with code %d, want exited with %d", quitter, s.State, s.ExitCode, 10+i)
+		}
+		if at := time.Unix(0, s.FinishedAt); at.Before(began) || at.After(ended) {
+			t.Errorf("%s finished at %v, want within %v … %v", quitter, at, began, ended)
+		}
+		if got := pidOf(t, "count"); got != pid || status("writer").Status.State != cri.ContainerState_CONTAINER_RUNNING {
+			t.Fatalf("the writer is %v with PID %d, want running with %d", status("writer").Status.State, got, pid)
+		}
+	}
+
+	for { // until the last line is there
+		if last := []byte(" F " + strconv.Itoa(lines-1) + "\n"); bytes.HasSuffix(read(t, n.logFile("writer")), last) {
+			break
+		}
+		if ctx.Err() != nil {
+			t.Fatal("the last line did not come")
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	want := 0
+	for line := range bytes.Lines(read(t, n.logFile("writer"))) {
+		fields := bytes.Fields(line)
+		if got := string(fields[len(fields)-1]); got != strconv.Itoa(want) {
+			t.Fatalf("line %d of the log is %s", want, got)
+		}
+		want++
+	}
+	if want != lines {
+		t.Errorf("the log has %d lines, want %d", want, lines)
+	}
+}
+
+func read(t *testing.T, path string) []byte {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
+}
+
+// pidOf finds the process whose first arguments are testbin and verb.
+func pidOf(t *testing.T, verb string) int {
+	t.Helper()
+	dirs, _ := filepath.Glob("/proc/[0-9]*")
+	for _, dir := range dirs {
+		cmdline, _ := os.ReadFile(filepath.Join(dir, "cmdline"))
+		if bytes.HasPrefix(cmdline, []byte("/testbin\x00"+verb+"\x00")) {
+			pid, err := strconv.Atoi(filepath.Base(dir))
+			if err != nil {
+				t.Fatal(err)
+			}
+			return pid
+		}
+	}
+	t.Fatalf("no process of testbin %s", verb)
+	return 0
+}

@@ -1,0 +1,331 @@
+package test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/rogpeppe/go-internal/testscript"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// A binaries is where the programs under test are.
+type binaries struct {
+	dir     string
+	testbin string // the program that the tests' containers run
+	archive string // an image of it, as a docker archive
+}
+
+// buildOnce finds the programs where CRISP_BIN says (make test sets it) or
+// below the tree's bin directory, and makes the image that the scripts use.
+var buildOnce = func() func(testing.TB) binaries {
+	var once sync.Once
+	var b binaries
+	var err error
+	return func(t testing.TB) binaries {
+		once.Do(func() { b, err = build() })
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b
+	}
+}()
+
+func build() (b binaries, err error) {
+	b.dir = os.Getenv("CRISP_BIN")
+	if b.dir == "" {
+		if b.dir, err = filepath.Abs("../bin"); err != nil {
+			return b, err
+		}
+	}
+	if _, err := os.Stat(filepath.Join(b.dir, "crispd")); err != nil {
+		return b, fmt.Errorf("the programs are not built (%w): run make all", err)
+	}
+	b.testbin = filepath.Join(scratch, "testbin")
+	cmd := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", b.testbin, "github.com/crisp-cri/crisp/internal/testbin")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return b, fmt.Errorf("build testbin: %w\n%s", err, out)
+	}
+	b.archive = filepath.Join(scratch, "testbin.tar")
+	return b, writeArchive(b.archive, b.testbin)
+}
+
+// scratch is for what all scripts share.
+var scratch string
+
+func TestMain(m *testing.M) {
+	var err error
+	if scratch, err = os.MkdirTemp("", "crisp-test-"); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	code := m.Run()
+	os.RemoveAll(scratch)
+	os.Exit(code)
+}
+
+type nodeKey struct{}
+
+// A node is one instance of crisp: its directories, its daemon if it runs, and
+// what the script called its sandboxes and containers.
+type node struct {
+	binaries
+	dir, root, state, socket string
+
+	cmd    *exec.Cmd
+	exited chan struct{} // closed when cmd has been waited for
+	conn   *grpc.ClientConn
+
+	registry   *fakeRegistry
+	sandboxes  map[string]*cri.PodSandboxConfig
+	ids        map[string]string // of sandboxes and containers, by their name in the script
+	sandboxOf  map[string]string // container name → sandbox name
+	wiped      bool
+	unmountAll []string // tmpfs mounts that a script asked for
+}
+
+func newNode(workdir string, b binaries) (*node, error) {
+	// Not below workdir: a Unix socket's path has 108 bytes at most (unix(7)).
+	dir, err := os.MkdirTemp("", "crisp-")
+	if err != nil {
+		return nil, err
+	}
+	n := &node{
+		binaries:  b,
+		dir:       dir,
+		root:      filepath.Join(dir, "root"),
+		state:     filepath.Join(dir, "run"),
+		socket:    filepath.Join(dir, "run", "crisp.sock"),
+		sandboxes: map[string]*cri.PodSandboxConfig{},
+		ids:       map[string]string{},
+		sandboxOf: map[string]string{},
+	}
+	config := filepath.Join(workdir, "crispd.toml")
+	if _, err := os.Stat(config); errors.Is(err, os.ErrNotExist) {
+		if err := os.WriteFile(config, nil, 0o644); err != nil {
+			return nil, err
+		}
+	}
+	return n, os.WriteFile(filepath.Join(dir, "registries.conf"), nil, 0o644)
+}
+
+// withNode makes a command of a method of node. An error fails the script,
+// unless the script line starts with "!": then there must be one, and its text is
+// the command's stderr.
+func withNode(cmd func(*node, *testscript.TestScript, []string) error) func(*testscript.TestScript, bool, []string) {
+	return func(ts *testscript.TestScript, neg bool, args []string) {
+		n := ts.Value(nodeKey{}).(*node)
+		err := cmd(n, ts, args)
+		if err != nil {
+			fmt.Fprintln(ts.Stderr(), err)
+		}
+		switch {
+		case err != nil && !neg:
+			ts.Fatalf("%v", err)
+		case err == nil && neg:
+			ts.Fatalf("it succeeded")
+		}
+	}
+}
+
+var errUsage = errors.New("usage: see script/README.md")
+
+// daemonCmd is: daemon start [FLAG...] | stop | kill
+func (n *node) daemonCmd(ts *testscript.TestScript, args []string) error {
+	if len(args) == 0 {
+		return errUsage
+	}
+	switch args[0] {
+	case "start":
+		// TOML has no variables; a script's configuration may name $WORK.
+		config := filepath.Join(n.dir, "crispd.toml")
+		text := strings.ReplaceAll(ts.ReadFile("crispd.toml"), "$WORK", ts.Getenv("WORK"))
+		if err := os.WriteFile(config, []byte(text), 0o644); err != nil {
+			return err
+		}
+		return n.start(config, args[1:])
+	case "stop":
+		return n.stopDaemon(syscall.SIGTERM)
+	case "kill":
+		return n.stopDaemon(syscall.SIGKILL)
+	}
+	return errUsage
+}
+
+// diskCmd is: disk MIB
+func (n *node) diskCmd(ts *testscript.TestScript, args []string) error {
+	if len(args) != 1 {
+		return errUsage
+	}
+	disk := filepath.Join(n.dir, "disk")
+	if err := os.Mkdir(disk, 0o700); err != nil {
+		return err
+	}
+	if err := syscall.Mount("tmpfs", disk, "tmpfs", 0, "size="+args[0]+"m"); err != nil {
+		return err
+	}
+	n.unmountAll = append(n.unmountAll, disk)
+	n.root = filepath.Join(disk, "root")
+	ts.Setenv("ROOT", n.root)
+	return nil
+}
+
+// executorCmd is: executor kill
+func (n *node) executorCmd(ts *testscript.TestScript, args []string) error {
+	if len(args) != 1 || args[0] != "kill" {
+		return errUsage
+	}
+	pid, err := n.executorPid()
+	if err != nil {
+		return err
+	}
+	return syscall.Kill(pid, syscall.SIGKILL)
+}
+
+// executorPid finds the instance's executor by its state directory.
+func (n *node) executorPid() (int, error) {
+	dirs, _ := filepath.Glob("/proc/[0-9]*")
+	for _, dir := range dirs {
+		cmdline, _ := os.ReadFile(filepath.Join(dir, "cmdline"))
+		if args := strings.Split(string(cmdline), "\x00"); filepath.Base(args[0]) == "crisp-executor" && bytes.Contains(cmdline, []byte(n.state)) && !bytes.Contains(cmdline, []byte("\x00init\x00")) {
+			var pid int
+			_, err := fmt.Sscan(filepath.Base(dir), &pid)
+			return pid, err
+		}
+	}
+	return 0, errors.New("no executor runs")
+}
+
+func (n *node) start(config string, flags []string) error {
+	if n.cmd != nil {
+		return errors.New("the daemon runs already")
+	}
+	log, err := os.OpenFile(filepath.Join(n.dir, "crispd.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	var stderr bytes.Buffer // of a daemon that does not come up
+	cmd := exec.Command(filepath.Join(n.binaries.dir, "crispd"),
+		append([]string{"--config", config, "--root", n.root, "--state", n.state, "--socket", n.socket}, flags...)...)
+	cmd.Env = append(os.Environ(), "CONTAINERS_REGISTRIES_CONF="+filepath.Join(n.dir, "registries.conf"))
+	tail := filepath.Join(n.dir, "crispd.stderr")
+	out, err := os.Create(tail)
+	if err != nil {
+		return err
+	}
+	defer out.Close()
+	cmd.Stdout, cmd.Stderr = log, out
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	exited := make(chan struct{})
+	go func() {
+		cmd.Wait()
+		close(exited)
+	}()
+	n.conn, err = grpc.NewClient("unix://"+n.socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(16<<20)))
+	if err != nil {
+		return err
+	}
+	n.wiped = false
+	for {
+		ctx, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
+		_, err := cri.NewRuntimeServiceClient(n.conn).Version(ctx, &cri.VersionRequest{})
+		cancel()
+		if err == nil {
+			n.cmd, n.exited = cmd, exited
+			return nil
+		}
+		select {
+		case <-exited:
+			n.conn.Close()
+			text, _ := os.ReadFile(tail)
+			stderr.Write(text)
+			return fmt.Errorf("crispd: %v: %s", cmd.ProcessState, bytes.TrimSpace(stderr.Bytes()))
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+}
+
+func (n *node) stopDaemon(sig syscall.Signal) error {
+	if n.cmd == nil {
+		return errors.New("the daemon does not run")
+	}
+	n.conn.Close()
+	if err := n.cmd.Process.Signal(sig); err != nil {
+		return err
+	}
+	select {
+	case <-n.exited:
+	case <-time.After(30 * time.Second):
+		return errors.New("crispd is still there after 30 s")
+	}
+	state := n.cmd.ProcessState
+	n.cmd = nil
+	if sig == syscall.SIGTERM && !state.Success() {
+		return fmt.Errorf("crispd ended with %v", state)
+	}
+	return nil
+}
+
+// noleaksCmd ends the instance as an uninstall would; the look at the kernel
+// follows when the script's other clean-up is done.
+func (n *node) noleaksCmd(ts *testscript.TestScript, args []string) error {
+	if n.cmd != nil {
+		if err := n.stopDaemon(syscall.SIGTERM); err != nil {
+			return err
+		}
+	}
+	return n.wipe()
+}
+
+func (n *node) wipe() error {
+	if n.wiped {
+		return nil
+	}
+	out, err := exec.Command(filepath.Join(n.binaries.dir, "crispd"), "wipe", "--all", "--config", "", "--root", n.root, "--state", n.state).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("crispd wipe: %w: %s", err, out)
+	}
+	n.wiped = true
+	for _, dir := range []string{n.root, n.state} {
+		if left, err := os.ReadDir(dir); err == nil {
+			return fmt.Errorf("crispd wipe left %s with %d entries", dir, len(left))
+		}
+	}
+	return nil
+}
+
+func (n *node) end(t testing.TB) {
+	if n.cmd != nil {
+		if err := n.stopDaemon(syscall.SIGTERM); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := n.wipe(); err != nil {
+		t.Error(err)
+	}
+	if n.registry != nil {
+		n.registry.close()
+	}
+	for _, m := range n.unmountAll {
+		syscall.Unmount(m, syscall.MNT_DETACH)
+	}
+	if err := os.RemoveAll(n.dir); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,272 @@
+package test
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"log"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/registry"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"github.com/rogpeppe/go-internal/testscript"
+	"golang.org/x/sys/unix"
+)
+
+// testImage is the name that the archive gives testbin's image.
+const testImage = "crisp.test/testbin:latest"
+
+// A fakeRegistry is a registry on loopback that can be told to misbehave.
+type fakeRegistry struct {
+	server *httptest.Server
+	mu     sync.Mutex
+	fault  string // "", "corrupt", "hang", "truncate"
+	auth   string // user:password, if one is asked for
+}
+
+func newRegistry() *fakeRegistry {
+	r := &fakeRegistry{}
+	inner := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
+	r.server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		r.mu.Lock()
+		fault, auth := r.fault, r.auth
+		r.mu.Unlock()
+		if user, password, _ := req.BasicAuth(); auth != "" && user+":"+password != auth {
+			w.Header().Set("WWW-Authenticate", `Basic realm="test"`)
+			http.Error(w, `{"errors":[{"code":"UNAUTHORIZED","message":"authentication required"}]}`, http.StatusUnauthorized)
+			return
+		}
+		blob := req.Method == http.MethodGet && strings.Contains(req.URL.Path, "/blobs/")
+		switch {
+		case blob && fault == "corrupt":
+			rec := httptest.NewRecorder()
+			inner.ServeHTTP(rec, req)
+			body := rec.Body.Bytes()
+			if len(body) > 0 {
+				body[len(body)/2] ^= 0xff
+			}
+			w.WriteHeader(rec.Code)
+			w.Write(body)
+		case blob && fault == "hang":
+			select {
+			case <-req.Context().Done():
+			case <-time.After(time.Minute):
+			}
+		default:
+			inner.ServeHTTP(w, req)
+		}
+	}))
+	return r
+}
+
+func (r *fakeRegistry) host() string { return strings.TrimPrefix(r.server.URL, "http://") }
+
+func (r *fakeRegistry) close() {
+	r.server.CloseClientConnections()
+	r.server.Close()
+}
+
+// registryCmd is:
+//
+//	registry start                    sets $REGISTRY; registries.conf names it as insecure
+//	registry stop
+//	registry push NAME                testbin's image as $REGISTRY/NAME
+//	registry push-hostile NAME PATH   an image whose layer wants to write to PATH outside of it
+//	registry push-big NAME MIB        an image with that much of random bytes in it
+//	registry fault ""|corrupt|hang
+//	registry auth USER:PASSWORD
+func (n *node) registryCmd(ts *testscript.TestScript, args []string) error {
+	switch {
+	case len(args) == 1 && args[0] == "start":
+		n.registry = newRegistry()
+		ts.Setenv("REGISTRY", n.registry.host())
+		conf := fmt.Sprintf("[[registry]]\nlocation = %q\ninsecure = true\n\n[[registry]]\nlocation = \"mirrored.test\"\n[[registry.mirror]]\nlocation = %q\ninsecure = true\n",
+			n.registry.host(), n.registry.host())
+		return os.WriteFile(filepath.Join(n.dir, "registries.conf"), []byte(conf), 0o644)
+	case n.registry == nil:
+		return fmt.Errorf("no registry was started")
+	case len(args) == 1 && args[0] == "stop":
+		n.registry.close()
+		n.registry = nil
+		return nil
+	case len(args) == 2 && args[0] == "push":
+		image, err := testbinImage(n.testbin)
+		if err != nil {
+			return err
+		}
+		return n.push(args[1], image)
+	case len(args) == 3 && args[0] == "push-hostile":
+		image, err := hostileImage(args[2])
+		if err != nil {
+			return err
+		}
+		return n.push(args[1], image)
+	case len(args) == 3 && args[0] == "push-big":
+		var mib int
+		if _, err := fmt.Sscan(args[2], &mib); err != nil {
+			return err
+		}
+		image, err := bigImage(mib)
+		if err != nil {
+			return err
+		}
+		return n.push(args[1], image)
+	case len(args) == 2 && args[0] == "fault":
+		n.registry.mu.Lock()
+		defer n.registry.mu.Unlock()
+		n.registry.fault = args[1]
+		return nil
+	case len(args) == 2 && args[0] == "auth":
+		n.registry.mu.Lock()
+		defer n.registry.mu.Unlock()
+		n.registry.auth = args[1]
+		return nil
+	}
+	return errUsage
+}
+
+func (n *node) push(ref string, image v1.Image) error {
+	tag, err := name.NewTag(n.registry.host()+"/"+ref, name.Insecure)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
+	defer cancel()
+	return remote.Write(tag, image, remote.WithContext(ctx))
+}
+
+// layer is a layer of these files, in this order.
+func layer(headers []*tar.Header, contents [][]byte) (v1.Layer, error) {
+	var buf bytes.Buffer
+	w := tar.NewWriter(&buf)
+	for i, h := range headers {
+		h.Size = int64(len(contents[i]))
+		if err := w.WriteHeader(h); err != nil {
+			return nil, err
+		}
+		if _, err := w.Write(contents[i]); err != nil {
+			return nil, err
+		}
+	}
+	if err := w.Close(); err != nil {
+		return nil, err
+	}
+	return tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(buf.Bytes())), nil })
+}
+
+func imageOf(l v1.Layer) (v1.Image, error) {
+	image, err := mutate.AppendLayers(empty.Image, l)
+	if err != nil {
+		return nil, err
+	}
+	config, err := image.ConfigFile()
+	if err != nil {
+		return nil, err
+	}
+	config = config.DeepCopy()
+	config.Architecture, config.OS = runtime.GOARCH, "linux"
+	config.Config.Entrypoint = []string{"/testbin"}
+	return mutate.ConfigFile(image, config)
+}
+
+func testbinImage(testbin string) (v1.Image, error) {
+	data, err := os.ReadFile(testbin)
+	if err != nil {
+		return nil, err
+	}
+	const passwd = "root:x:0:0:root:/:/testbin\nuser:x:1000:1000:user:/:/testbin\n"
+	const group = "root:x:0:\nuser:x:1000:\n"
+	l, err := layer(
+		[]*tar.Header{
+			{Name: "testbin", Mode: 0o755, Typeflag: tar.TypeReg},
+			{Name: "etc/", Mode: 0o755, Typeflag: tar.TypeDir},
+			{Name: "etc/passwd", Mode: 0o644, Typeflag: tar.TypeReg},
+			{Name: "etc/group", Mode: 0o644, Typeflag: tar.TypeReg},
+			{Name: "tmp/", Mode: 0o1777, Typeflag: tar.TypeDir},
+		},
+		[][]byte{data, nil, []byte(passwd), []byte(group), nil})
+	if err != nil {
+		return nil, err
+	}
+	return imageOf(l)
+}
+
+// hostileImage tries three ways out of the layer's directory.
+func hostileImage(outside string) (v1.Image, error) {
+	dir, file := filepath.Split(outside)
+	l, err := layer(
+		[]*tar.Header{
+			{Name: "out", Linkname: dir, Typeflag: tar.TypeSymlink, Mode: 0o777},
+			{Name: "out/" + file, Typeflag: tar.TypeReg, Mode: 0o644},
+			{Name: "../../../../../../../../.." + outside, Typeflag: tar.TypeReg, Mode: 0o644},
+			{Name: outside, Typeflag: tar.TypeReg, Mode: 0o644},
+		},
+		[][]byte{nil, []byte("by symlink"), []byte("by dots"), []byte("by absolute name")})
+	if err != nil {
+		return nil, err
+	}
+	return imageOf(l)
+}
+
+func bigImage(mib int) (v1.Image, error) {
+	data := make([]byte, mib<<20)
+	if _, err := unix.Getrandom(data[:min(len(data), 1<<20)], 0); err != nil {
+		return nil, err
+	}
+	for i := 1 << 20; i < len(data); i++ {
+		data[i] = data[i-(1<<20)] ^ byte(i>>20)
+	}
+	l, err := layer([]*tar.Header{{Name: "big", Mode: 0o644, Typeflag: tar.TypeReg}}, [][]byte{data})
+	if err != nil {
+		return nil, err
+	}
+	return imageOf(l)
+}
+
+func writeArchive(path, testbin string) error {
+	image, err := testbinImage(testbin)
+	if err != nil {
+		return err
+	}
+	tag, err := name.NewTag(testImage)
+	if err != nil {
+		return err
+	}
+	return tarball.WriteToFile(path, tag, image)
+}
+
+// httpCmd is: http get URL — the body is the command's stdout. It tries for a
+// while, since a server in a container needs a moment to listen.
+func (n *node) httpCmd(ts *testscript.TestScript, args []string) error {
+	if len(args) != 2 || args[0] != "get" {
+		return errUsage
+	}
+	client := http.Client{Timeout: 2 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	var last error
+	for range 100 {
+		resp, err := client.Get(args[1])
+		if err != nil {
+			last = err
+			time.Sleep(50 * time.Millisecond)
+			continue
+		}
+		defer resp.Body.Close()
+		_, err = io.Copy(ts.Stdout(), resp.Body)
+		return err
+	}
+	return last
+}

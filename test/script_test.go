@@ -1,0 +1,71 @@
+package test
+
+import (
+	"flag"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/crisp-cri/crisp/internal/noleaks"
+)
+
+var verbose = flag.Bool("daemon-log", false, "show crispd's log when a script fails")
+
+// programs are the ones that a script may start and must not leave.
+var programs = []string{"crispd", "crisp-executor", "crisp-podinit", "crisp", "testbin", "bridge", "host-local", "portmap", "bandwidth"}
+
+// TestScript runs script/*.txtar, one behaviour a file. Each is a transcript of
+// what a user would do; README.md beside them lists the commands. Each ends with
+// the instance wiped and a look at the kernel for what it left.
+func TestScript(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root: the scripts run containers")
+	}
+	build := buildOnce(t)
+	testscript.Run(t, testscript.Params{
+		Dir:                "script",
+		RequireUniqueNames: true,
+		Setup: func(env *testscript.Env) error {
+			before, err := noleaks.Take(programs...)
+			if err != nil {
+				return err
+			}
+			n, err := newNode(env.WorkDir, build)
+			if err != nil {
+				return err
+			}
+			env.Values[nodeKey{}] = n
+			env.Setenv("ROOT", n.root)
+			env.Setenv("STATE", n.state)
+			env.Setenv("SOCKET", n.socket)
+			env.Setenv("LOGS", filepath.Join(n.dir, "logs"))
+			env.Setenv("BIN", build.dir)
+			env.Setenv("PATH", build.dir+":"+os.Getenv("PATH"))
+			env.Setenv("CRISP_RUNTIME_ENDPOINT", "unix://"+n.socket)
+			env.Setenv("GOCOVERDIR", "")
+			env.Defer(func() {
+				tb := env.T().(testing.TB)
+				n.end(tb)
+				if tb.Failed() && *verbose {
+					log, _ := os.ReadFile(filepath.Join(n.dir, "crispd.log"))
+					tb.Logf("crispd's log:\n%s", log)
+				}
+				before.Check(tb, programs...)
+			})
+			return nil
+		},
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){
+			"daemon":    withNode((*node).daemonCmd),
+			"executor":  withNode((*node).executorCmd),
+			"image":     withNode((*node).imageCmd),
+			"registry":  withNode((*node).registryCmd),
+			"sandbox":   withNode((*node).sandboxCmd),
+			"container": withNode((*node).containerCmd),
+			"http":      withNode((*node).httpCmd),
+			"disk":      withNode((*node).diskCmd),
+			"noleaks":   withNode((*node).noleaksCmd),
+		},
+	})
+}
