@@ -39,7 +39,7 @@ test: all ## run every test, those that touch the kernel included (root)
 	CRISP_BIN=$(CURDIR)/bin $(GO) test -tags "$(TAGS)" -p 1 -timeout 20m ./...
 
 critest: all ## run the critest found on PATH against a fresh crispd (root)
-	bash test/conformance/critest.sh bin
+	bash test/conformance/critest.sh bin $(ARGS)
 
 bench: all ## measure CRI endpoints side by side: make bench ARGS="-endpoint name=unix:///…"
 	$(GO) run -tags "$(TAGS)" ./test/bench $(ARGS)

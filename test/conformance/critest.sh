@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# Runs the critest found on PATH against a fresh crispd and wipes that after.
+#
+#   critest.sh BINDIR [critest's flags…]
+#
+# skip.txt beside this file lists the specs that are left out, each line with its
+# reason. CONTAINERS_REGISTRIES_CONF is passed on to crispd: it may name mirrors
+# for registry.k8s.io, gcr.io and k8s.gcr.io where those cannot be reached.
+# Runs of critest share ports 12000 to 12003 of the host.
+set -euo pipefail
+
+here=$(cd "$(dirname "$0")" && pwd)
+bin=$(cd "${1:?the directory of the built programs}" && pwd)
+shift
+command -v critest >/dev/null || {
+	echo "critest is not on PATH: build it from kubernetes-sigs/cri-tools (make critest)" >&2
+	exit 1
+}
+[ "$(id -u)" = 0 ] || { echo "critest needs root" >&2; exit 1; }
+
+skip=$(sed -e 's/[[:space:]]*#.*//' -e '/^$/d' "$here/skip.txt" | paste -sd'|')
+if grep -vE '^[[:space:]]*(#|$)' "$here/skip.txt" | grep -v '#'; then
+	echo "a line of skip.txt has no reason" >&2
+	exit 1
+fi
+
+dir=$(mktemp -d /tmp/critest.XXXXXX)
+node=(--config "" --root "$dir/root" --state "$dir/run")
+"$bin/crispd" "${node[@]}" --socket "$dir/s" >"$dir/crispd.log" 2>&1 &
+crispd=$!
+finish() {
+	code=$?
+	kill "$crispd" 2>/dev/null && wait "$crispd" || true
+	[ "$code" = 0 ] || { echo "--- the end of crispd's log" >&2; tail -50 "$dir/crispd.log" >&2; }
+	"$bin/crispd" wipe --all "${node[@]}" >/dev/null || code=1
+	rm -rf "$dir"
+	exit "$code"
+}
+trap finish EXIT
+for _ in $(seq 100); do [ -S "$dir/s" ] && break; sleep 0.05; done
+
+critest -runtime-endpoint "unix://$dir/s" -image-endpoint "unix://$dir/s" ${skip:+-ginkgo.skip="$skip"} "$@"
