@@ -1,6 +1,131 @@
 package spec
 
-// DefaultCapabilities is what a container gets unasked.
+import (
+	"slices"
+	"strings"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// allCapabilities is capabilities(7) in the order of their numbers, as of Linux
+// 5.9; none has been added since.
+var allCapabilities = []string{
+	"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_DAC_READ_SEARCH", "CAP_FOWNER", "CAP_FSETID",
+	"CAP_KILL", "CAP_SETGID", "CAP_SETUID", "CAP_SETPCAP", "CAP_LINUX_IMMUTABLE",
+	"CAP_NET_BIND_SERVICE", "CAP_NET_BROADCAST", "CAP_NET_ADMIN", "CAP_NET_RAW", "CAP_IPC_LOCK",
+	"CAP_IPC_OWNER", "CAP_SYS_MODULE", "CAP_SYS_RAWIO", "CAP_SYS_CHROOT", "CAP_SYS_PTRACE",
+	"CAP_SYS_PACCT", "CAP_SYS_ADMIN", "CAP_SYS_BOOT", "CAP_SYS_NICE", "CAP_SYS_RESOURCE",
+	"CAP_SYS_TIME", "CAP_SYS_TTY_CONFIG", "CAP_MKNOD", "CAP_LEASE", "CAP_AUDIT_WRITE",
+	"CAP_AUDIT_CONTROL", "CAP_SETFCAP", "CAP_MAC_OVERRIDE", "CAP_MAC_ADMIN", "CAP_SYSLOG",
+	"CAP_WAKE_ALARM", "CAP_BLOCK_SUSPEND", "CAP_AUDIT_READ", "CAP_PERFMON", "CAP_BPF",
+	"CAP_CHECKPOINT_RESTORE",
+}
+
+// DefaultCapabilities is what a container gets unasked where the node's
+// configuration says nothing else.
 func DefaultCapabilities() []string {
-	return defaultCapabilities()
+	return []string{
+		"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL", "CAP_SETGID", "CAP_SETUID",
+		"CAP_SETPCAP", "CAP_NET_BIND_SERVICE", "CAP_NET_RAW", "CAP_SYS_CHROOT", "CAP_MKNOD", "CAP_AUDIT_WRITE", "CAP_SETFCAP",
+	}
+}
+
+// capabilities applies the CRI's additions and removals. "ALL" comes first,
+// whichever list it is in: to drop ALL and add X leaves X.
+//
+// The inheritable set is empty but for what is ambient: a set-user-ID-less file
+// with inheritable capabilities must not raise them (CVE-2022-24769).
+func capabilities(sc *cri.LinuxContainerSecurityContext, h Host) (*specs.LinuxCapabilities, error) {
+	have := h.Capabilities
+	if have == nil {
+		have = allCapabilities
+	}
+	if sc.GetPrivileged() {
+		return capabilitySets(slices.Clone(have), nil), nil
+	}
+	add, addAll, err := capabilityNames(sc.GetCapabilities().GetAddCapabilities())
+	if err != nil {
+		return nil, err
+	}
+	drop, dropAll, err := capabilityNames(sc.GetCapabilities().GetDropCapabilities())
+	if err != nil {
+		return nil, err
+	}
+	ambient, ambientAll, err := capabilityNames(sc.GetCapabilities().GetAddAmbientCapabilities())
+	if err != nil {
+		return nil, err
+	}
+
+	set := map[string]bool{}
+	base := h.DefaultCapabilities
+	if base == nil {
+		base = DefaultCapabilities()
+	}
+	switch {
+	case addAll || ambientAll:
+		base = have
+	case dropAll:
+		base = nil
+	}
+	for _, c := range base {
+		set[c] = slices.Contains(have, c)
+	}
+	for _, c := range drop {
+		set[c] = false
+	}
+	if ambientAll {
+		ambient = slices.DeleteFunc(slices.Clone(have), func(c string) bool { return slices.Contains(drop, c) })
+	}
+	for _, c := range slices.Concat(add, ambient) {
+		if !slices.Contains(have, c) {
+			return nil, fault.Invalid.Errorf("capability %s is not available: the container runtime lacks it itself", c)
+		}
+		set[c] = true
+	}
+	return capabilitySets(ordered(set), ambient), nil
+}
+
+func capabilitySets(set, ambient []string) *specs.LinuxCapabilities {
+	return &specs.LinuxCapabilities{Bounding: set, Effective: set, Permitted: set, Inheritable: ambient, Ambient: ambient}
+}
+
+// ordered lists a set in the order of the capabilities' numbers.
+func ordered(set map[string]bool) []string {
+	list := []string{}
+	for _, c := range allCapabilities {
+		if set[c] {
+			list = append(list, c)
+		}
+	}
+	return list
+}
+
+// CapabilityNames checks names and gives them as CAP_…: CRI and people write
+// them without that prefix and in any case.
+func CapabilityNames(names []string) ([]string, error) {
+	list, all, err := capabilityNames(names)
+	if all {
+		return slices.Clone(allCapabilities), err
+	}
+	return list, err
+}
+
+func capabilityNames(names []string) (list []string, all bool, err error) {
+	for _, n := range names {
+		c := strings.ToUpper(n)
+		if c == "ALL" || c == "CAP_ALL" {
+			all = true
+			continue
+		}
+		if !strings.HasPrefix(c, "CAP_") {
+			c = "CAP_" + c
+		}
+		if !slices.Contains(allCapabilities, c) {
+			return nil, false, fault.Invalid.Errorf("capability %q is not known", n)
+		}
+		list = append(list, c)
+	}
+	return list, all, nil
 }

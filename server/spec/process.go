@@ -1,17 +1,145 @@
 package spec
 
 import (
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/crisp-cri/crisp/internal/fault"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 )
+
+// defaultPath is $PATH where neither node, image nor CRI set one.
+const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+func process(in Input, caps *specs.LinuxCapabilities) (*specs.Process, error) {
+	sc := in.Container.GetLinux().GetSecurityContext()
+	argv, err := args(in)
+	if err != nil {
+		return nil, err
+	}
+	cwd := in.Container.GetWorkingDir()
+	if cwd == "" {
+		cwd = in.Image.WorkingDir
+	}
+	if cwd == "" {
+		cwd = "/"
+	}
+	if !strings.HasPrefix(cwd, "/") {
+		return nil, fault.Invalid.Errorf("working directory %q is not absolute", cwd)
+	}
+	apparmor, err := appArmor(sc, in.Host)
+	if err != nil {
+		return nil, err
+	}
+	envs, err := env(in)
+	if err != nil {
+		return nil, err
+	}
+	// An oom_score_adj of 0 is a value: the executor's own, which is low, must
+	// not be inherited.
+	adj := max(int(in.Container.GetLinux().GetResources().GetOomScoreAdj()), in.Host.MinOOMScoreAdj)
+	return &specs.Process{
+		Terminal:        in.Container.GetTty(),
+		User:            specs.User{UID: in.User.UID, GID: in.User.GID, AdditionalGids: in.User.Groups},
+		Args:            argv,
+		Env:             envs,
+		Cwd:             cwd,
+		Capabilities:    caps,
+		Rlimits:         in.Host.Rlimits,
+		NoNewPrivileges: sc.GetNoNewPrivs(),
+		ApparmorProfile: apparmor,
+		OOMScoreAdj:     &adj,
+		SelinuxLabel:    in.ProcessLabel,
+	}, nil
+}
+
+// args joins the CRI's command and args with the image's entrypoint and cmd: a
+// command replaces both of the image's, args alone replace cmd.
+func args(in Input) ([]string, error) {
+	command, args := in.Container.GetCommand(), in.Container.GetArgs()
+	if len(command) == 0 {
+		command = in.Image.Entrypoint
+		if len(args) == 0 {
+			args = in.Image.Cmd
+		}
+	}
+	argv := slices.Concat(command, args)
+	if len(argv) == 0 || argv[0] == "" {
+		return nil, fault.Invalid.Errorf("container %s: no command specified, and the image has none", in.Container.GetMetadata().GetName())
+	}
+	return argv, nil
+}
+
+// env is, from weakest to strongest: ours, the node's, the image's, the CRI's. A
+// variable stays where it was first set and has the value it was last given.
+func env(in Input) ([]string, error) {
+	var e environ
+	e.set("PATH", defaultPath)
+	if in.Container.GetTty() {
+		e.set("TERM", "xterm")
+	}
+	if in.Hostname != "" {
+		e.set("HOSTNAME", in.Hostname)
+	}
+	if in.User.Home != "" {
+		e.set("HOME", in.User.Home)
+	}
+	for _, kv := range slices.Concat(in.Host.Env, in.Image.Env) {
+		// An image may list a name without a value; it has none to give.
+		if k, v, ok := strings.Cut(kv, "="); ok && k != "" {
+			e.set(k, v)
+		}
+	}
+	for _, kv := range in.Container.GetEnvs() {
+		if kv.Key == "" || strings.ContainsAny(kv.Key, "=\x00") || strings.Contains(string(kv.Value), "\x00") {
+			return nil, fault.Invalid.Errorf("environment variable %q: a name is not empty and has no \"=\", and nothing has a zero byte", kv.Key)
+		}
+		e.set(kv.Key, string(kv.Value))
+	}
+	return e.list, nil
+}
+
+// An environ is a list of KEY=value without a key twice.
+type environ struct {
+	list []string
+	at   map[string]int
+}
+
+func (e *environ) set(key, value string) {
+	if i, ok := e.at[key]; ok {
+		e.list[i] = key + "=" + value
+		return
+	}
+	if e.at == nil {
+		e.at = map[string]int{}
+	}
+	e.at[key] = len(e.list)
+	e.list = append(e.list, key+"="+value)
+}
 
 // ExecProcess is the process of an exec in a container whose own process is p:
 // the same user, capabilities, environment and limits, with other arguments.
 func ExecProcess(p *specs.Process, args []string, tty bool) *specs.Process {
-	return execProcess(p, args, tty)
+	exec := *p
+	exec.Args = args
+	exec.Terminal = tty
+	exec.ConsoleSize = nil
+	if tty && !slices.ContainsFunc(exec.Env, func(kv string) bool { return strings.HasPrefix(kv, "TERM=") }) {
+		exec.Env = append(slices.Clone(exec.Env), "TERM=xterm")
+	}
+	return &exec
 }
 
 // RawEnv returns p's environment as bytes if JSON cannot carry it, or nil if it
 // can. CRI: KeyValue.value is bytes; it need not be UTF-8.
 func RawEnv(p *specs.Process) [][]byte {
-	return rawEnv(p)
+	if !slices.ContainsFunc(p.Env, func(kv string) bool { return !utf8.ValidString(kv) }) {
+		return nil
+	}
+	raw := make([][]byte, len(p.Env))
+	for i, kv := range p.Env {
+		raw[i] = []byte(kv)
+	}
+	return raw
 }

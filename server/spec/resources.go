@@ -1,24 +1,138 @@
 package spec
 
 import (
+	"maps"
+	"path"
+	"strings"
+
+	"github.com/crisp-cri/crisp/internal/fault"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"google.golang.org/protobuf/proto"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
 // Resources translates limits; r may be nil. Zero means not set, but for
-// oom_score_adj, which is no cgroup limit and not in here.
+// oom_score_adj, which is no cgroup limit and not in here. Shares stay shares:
+// libcontainer turns them into the weight of the unified hierarchy.
 func Resources(r *cri.LinuxContainerResources, h Host) (*specs.LinuxResources, error) {
-	return resources(r, h)
+	out := &specs.LinuxResources{}
+	if r == nil {
+		return out, nil
+	}
+	if r.CpuPeriod < 0 || r.CpuShares < 0 {
+		return nil, fault.Invalid.Errorf("cpu period %d and shares %d: neither may be negative", r.CpuPeriod, r.CpuShares)
+	}
+	cpu := &specs.LinuxCPU{
+		Shares: set(uint64(r.CpuShares)),
+		Quota:  set(r.CpuQuota),
+		Period: set(uint64(r.CpuPeriod)),
+		Cpus:   r.CpusetCpus,
+		Mems:   r.CpusetMems,
+	}
+	if *cpu != (specs.LinuxCPU{}) {
+		out.CPU = cpu
+	}
+	if err := memory(out, r, h); err != nil {
+		return nil, err
+	}
+	for _, l := range r.HugepageLimits {
+		if !h.Hugetlb {
+			// The kubelet lists every page size with 0; only a limit that is
+			// one needs the controller.
+			if l.Limit == 0 {
+				continue
+			}
+			return nil, fault.Invalid.Errorf("hugepage limit of %s: this host has no hugetlb controller", l.PageSize)
+		}
+		out.HugepageLimits = append(out.HugepageLimits, specs.LinuxHugepageLimit{Pagesize: l.PageSize, Limit: l.Limit})
+	}
+	if len(r.Unified) > 0 {
+		if !h.CgroupV2 {
+			return nil, fault.Invalid.Errorf("unified resources need cgroup v2; this host has v1")
+		}
+		for key := range r.Unified {
+			if strings.Contains(key, "/") || !strings.Contains(key, ".") {
+				return nil, fault.Invalid.Errorf("unified resource %q is no name of a cgroup file", key)
+			}
+		}
+		out.Unified = maps.Clone(r.Unified)
+	}
+	return out, nil
 }
 
-// MergeResources is old with what change sets in it. CRI's
+// memory sets limit and swap. Memory and swap together are limited to the
+// memory limit if the CRI names no limit for them: a container does not swap
+// unless it is allowed to.
+func memory(out *specs.LinuxResources, r *cri.LinuxContainerResources, h Host) error {
+	limit, swap := r.MemoryLimitInBytes, r.MemorySwapLimitInBytes
+	if limit == 0 && swap == 0 {
+		return nil
+	}
+	if swap > 0 && limit > 0 && swap < limit {
+		return fault.Invalid.Errorf("memory and swap limit %d is below the memory limit %d", swap, limit)
+	}
+	m := &specs.LinuxMemory{Limit: set(limit)}
+	if h.SwapLimit {
+		if swap == 0 {
+			swap = limit
+		}
+		m.Swap = set(swap)
+	}
+	out.Memory = m
+	return nil
+}
+
+// set returns a pointer to v, or nil for zero.
+func set[T int64 | uint64](v T) *T {
+	if v == 0 {
+		return nil
+	}
+	return &v
+}
+
+// MergeResources is old with what change sets in it; both may be nil. CRI's
 // UpdateContainerResources leaves alone what is zero.
 func MergeResources(old, change *cri.LinuxContainerResources) *cri.LinuxContainerResources {
-	return mergeResources(old, change)
+	out := &cri.LinuxContainerResources{}
+	if old != nil {
+		out = proto.Clone(old).(*cri.LinuxContainerResources)
+	}
+	if change == nil {
+		return out
+	}
+	merge(&out.CpuPeriod, change.CpuPeriod)
+	merge(&out.CpuQuota, change.CpuQuota)
+	merge(&out.CpuShares, change.CpuShares)
+	merge(&out.MemoryLimitInBytes, change.MemoryLimitInBytes)
+	merge(&out.MemorySwapLimitInBytes, change.MemorySwapLimitInBytes)
+	merge(&out.OomScoreAdj, change.OomScoreAdj)
+	merge(&out.CpusetCpus, change.CpusetCpus)
+	merge(&out.CpusetMems, change.CpusetMems)
+	if len(change.HugepageLimits) > 0 {
+		out.HugepageLimits = change.HugepageLimits
+	}
+	for k, v := range change.Unified {
+		if out.Unified == nil {
+			out.Unified = map[string]string{}
+		}
+		out.Unified[k] = v
+	}
+	return out
+}
+
+func merge[T comparable](old *T, change T) {
+	var zero T
+	if change != zero {
+		*old = change
+	}
 }
 
 // CgroupsPath names a container's cgroup below the sandbox's parent: a path with
-// the cgroupfs driver, "slice:prefix:name" with systemd's.
+// the cgroupfs driver; "slice:prefix:name" with systemd's, which becomes the
+// scope <prefix>-<name>.scope in that slice.
 func CgroupsPath(parent, id string, systemd bool) string {
-	return cgroupsPath(parent, id, systemd)
+	if systemd {
+		return path.Base(parent) + ":crisp:" + id
+	}
+	return path.Join("/", parent, id)
 }

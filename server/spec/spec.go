@@ -24,9 +24,9 @@
 package spec
 
 import (
-	specs "github.com/opencontainers/runtime-spec/specs-go"
-
+	"github.com/crisp-cri/crisp/internal/fault"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
@@ -104,5 +104,76 @@ type Device struct {
 // Build returns the specification of one container. An error that the request
 // is to blame for is fault.Invalid.
 func Build(in Input) (*specs.Spec, error) {
-	return build(in)
+	sc := in.Container.GetLinux().GetSecurityContext()
+	if err := check(in); err != nil {
+		return nil, err
+	}
+	caps, err := capabilities(sc, in.Host)
+	if err != nil {
+		return nil, err
+	}
+	process, err := process(in, caps)
+	if err != nil {
+		return nil, err
+	}
+	mounts, rootfsPropagation, err := mounts(in)
+	if err != nil {
+		return nil, err
+	}
+	namespaces, err := namespaces(in)
+	if err != nil {
+		return nil, err
+	}
+	seccomp, err := seccomp(in, caps.Bounding)
+	if err != nil {
+		return nil, err
+	}
+	resources, err := Resources(in.Container.GetLinux().GetResources(), in.Host)
+	if err != nil {
+		return nil, err
+	}
+	nodes, rules, err := devices(in)
+	if err != nil {
+		return nil, err
+	}
+	resources.Devices = rules
+
+	linux := &specs.Linux{
+		Resources:         resources,
+		CgroupsPath:       in.CgroupsPath,
+		Namespaces:        namespaces,
+		Devices:           nodes,
+		Seccomp:           seccomp,
+		RootfsPropagation: rootfsPropagation,
+		MountLabel:        in.MountLabel,
+	}
+	// The lists are taken as they are: an empty one means none, which is how the
+	// kubelet says procMount: Unmasked.
+	if !sc.GetPrivileged() {
+		linux.MaskedPaths = sc.GetMaskedPaths()
+		linux.ReadonlyPaths = sc.GetReadonlyPaths()
+	}
+	return &specs.Spec{
+		Version: specs.Version,
+		Process: process,
+		Root:    &specs.Root{Path: in.Root, Readonly: sc.GetReadonlyRootfs()},
+		Mounts:  mounts,
+		Linux:   linux,
+	}, nil
+}
+
+// check refuses what no translation can make right.
+func check(in Input) error {
+	name := in.Container.GetMetadata().GetName()
+	if len(in.Mounts) != len(in.Container.GetMounts()) {
+		return fault.Internal.Errorf("container %s: %d mounts are resolved of %d", name, len(in.Mounts), len(in.Container.GetMounts()))
+	}
+	if privileged(in) && !in.Sandbox.GetLinux().GetSecurityContext().GetPrivileged() {
+		return fault.Invalid.Errorf("container %s is privileged but its sandbox is not", name)
+	}
+	return nil
+}
+
+func privileged(in Input) bool {
+	return in.Container.GetLinux().GetSecurityContext().GetPrivileged()
 }

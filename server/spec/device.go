@@ -1,0 +1,36 @@
+package spec
+
+import (
+	"strings"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+)
+
+// devices are the nodes to make and the rules of the device cgroup. The nodes
+// that every container has (null, zero, tty, …) and their rules are added by
+// libcontainer.
+func devices(in Input) ([]specs.LinuxDevice, []specs.LinuxDeviceCgroup, error) {
+	var nodes []specs.LinuxDevice
+	rules := []specs.LinuxDeviceCgroup{{Allow: privileged(in), Access: "rwm"}}
+	for _, d := range in.Devices {
+		access := d.Access
+		if access == "" {
+			access = "rwm"
+		}
+		if strings.Trim(access, "rwm") != "" {
+			return nil, nil, fault.Invalid.Errorf("device %s: permissions %q are not of \"rwm\"", d.Path, access)
+		}
+		node := d.LinuxDevice
+		if in.Host.DevicesFromUser && !privileged(in) {
+			uid, gid := in.User.UID, in.User.GID
+			node.UID, node.GID = &uid, &gid
+		}
+		nodes = append(nodes, node)
+		if !privileged(in) {
+			major, minor := d.Major, d.Minor
+			rules = append(rules, specs.LinuxDeviceCgroup{Allow: true, Type: d.Type, Major: &major, Minor: &minor, Access: access})
+		}
+	}
+	return nodes, rules, nil
+}

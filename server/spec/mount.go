@@ -1,0 +1,181 @@
+package spec
+
+import (
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// errRROUnsupported begins the text of the error for a recursive read-only mount
+// that this host cannot make: the kubelet knows it by that word.
+const errRROUnsupported = "RROUnsupported"
+
+// mounts are the file systems every container has, the sandbox's files and the
+// CRI's mounts, parents before children. A CRI mount replaces the default one at
+// the same path, and one at /dev replaces everything below it too.
+func mounts(in Input) (list []specs.Mount, rootfsPropagation string, err error) {
+	taken := map[string]bool{}
+	var asked []specs.Mount
+	for _, m := range in.Mounts {
+		om, err := bind(m, in.Host)
+		if err != nil {
+			return nil, "", err
+		}
+		taken[om.Destination] = true
+		asked = append(asked, om)
+		switch {
+		case m.Propagation == cri.MountPropagation_PROPAGATION_BIDIRECTIONAL:
+			rootfsPropagation = "rshared"
+		case m.Propagation == cri.MountPropagation_PROPAGATION_HOST_TO_CONTAINER && rootfsPropagation == "":
+			rootfsPropagation = "rslave"
+		}
+	}
+	for _, m := range slices.Concat(kernelMounts(in), fileMounts(in)) {
+		if taken[m.Destination] || (taken["/dev"] && strings.HasPrefix(m.Destination, "/dev/")) {
+			continue
+		}
+		list = append(list, m)
+	}
+	list = append(list, asked...)
+	slices.SortStableFunc(list, func(a, b specs.Mount) int { return depth(a.Destination) - depth(b.Destination) })
+	return list, rootfsPropagation, nil
+}
+
+func depth(p string) int {
+	if p == "/" {
+		return 0
+	}
+	return strings.Count(p, "/")
+}
+
+// kernelMounts are the ones without a source. CRI: with privilege, "any sysfs
+// and procfs mounts are mounted RW."
+func kernelMounts(in Input) []specs.Mount {
+	access := "ro"
+	if privileged(in) {
+		access = "rw"
+	}
+	list := []specs.Mount{
+		{Destination: "/proc", Type: "proc", Source: "proc", Options: []string{"nosuid", "noexec", "nodev"}},
+		{Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "strictatime", "mode=755", "size=65536k"}},
+		{Destination: "/dev/pts", Type: "devpts", Source: "devpts", Options: []string{"nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"}},
+		{Destination: "/dev/mqueue", Type: "mqueue", Source: "mqueue", Options: []string{"nosuid", "noexec", "nodev"}},
+		{Destination: "/sys", Type: "sysfs", Source: "sysfs", Options: []string{"nosuid", "noexec", "nodev", access}},
+		{Destination: "/sys/fs/cgroup", Type: "cgroup", Source: "cgroup", Options: []string{"nosuid", "noexec", "nodev", "relatime", access}},
+	}
+	if in.Files.Shm == "" {
+		list = append(list, specs.Mount{Destination: "/dev/shm", Type: "tmpfs", Source: "shm", Options: []string{"nosuid", "noexec", "nodev", "mode=1777", "size=65536k"}})
+	}
+	return list
+}
+
+// fileMounts are the sandbox's files. They are as writable as the root file
+// system is; /dev/shm always is.
+func fileMounts(in Input) []specs.Mount {
+	access := "rw"
+	if in.Container.GetLinux().GetSecurityContext().GetReadonlyRootfs() {
+		access = "ro"
+	}
+	var list []specs.Mount
+	add := func(source, destination string, options ...string) {
+		if source != "" {
+			list = append(list, specs.Mount{Destination: destination, Type: "bind", Source: source, Options: append([]string{"rbind", "rprivate"}, options...)})
+		}
+	}
+	add(in.Files.Hosts, "/etc/hosts", access)
+	add(in.Files.Hostname, "/etc/hostname", access)
+	add(in.Files.ResolvConf, "/etc/resolv.conf", access)
+	add(in.Files.Shm, "/dev/shm", "nosuid", "noexec", "nodev", "rw")
+	return list
+}
+
+// bind translates one CRI mount.
+func bind(m Mount, h Host) (specs.Mount, error) {
+	dest := path.Clean(m.ContainerPath)
+	switch {
+	case m.ContainerPath == "":
+		return specs.Mount{}, fault.Invalid.Errorf("mount of %q has no container path", m.HostPath)
+	case !path.IsAbs(dest):
+		// Docker's users write such paths; they mean the root directory.
+		dest = path.Join("/", dest)
+	case dest == "/":
+		return specs.Mount{}, fault.Invalid.Errorf("mount of %q: the container path is the root directory", m.HostPath)
+	}
+	if m.Image.GetImage() != "" {
+		if m.HostPath != "" {
+			return specs.Mount{}, fault.Invalid.Errorf("mount at %s has both an image and the host path %q", dest, m.HostPath)
+		}
+		if !m.Readonly {
+			return specs.Mount{}, fault.Invalid.Errorf("image mount at %s is not read-only", dest)
+		}
+	}
+	if len(m.UidMappings) > 0 || len(m.GidMappings) > 0 {
+		return specs.Mount{}, fault.Invalid.Errorf("mount at %s: ID-mapped mounts are not supported", dest)
+	}
+	if !path.IsAbs(m.Source) {
+		return specs.Mount{}, fault.Invalid.Errorf("mount at %s: host path %q is not absolute", dest, m.HostPath)
+	}
+	propagation, err := propagation(m, dest)
+	if err != nil {
+		return specs.Mount{}, err
+	}
+	options := []string{"rbind", propagation}
+	access, err := access(m, h, dest)
+	if err != nil {
+		return specs.Mount{}, err
+	}
+	options = append(options, access)
+	for _, o := range m.MountOptions {
+		if !slices.Contains(mountOptions, o) {
+			return specs.Mount{}, fault.Invalid.Errorf("mount at %s: option %q is not one of %s", dest, o, strings.Join(mountOptions, ", "))
+		}
+		if !slices.Contains(options, o) {
+			options = append(options, o)
+		}
+	}
+	return specs.Mount{Destination: dest, Type: "bind", Source: m.Source, Options: options}, nil
+}
+
+// mountOptions are the options of a bind mount that CRI's mount_options may
+// name: those that take something away, and the access times.
+var mountOptions = []string{"noexec", "nodev", "nosuid", "ro", "noatime", "nodiratime", "relatime", "strictatime", "nosymfollow"}
+
+func propagation(m Mount, dest string) (string, error) {
+	switch m.Propagation {
+	case cri.MountPropagation_PROPAGATION_PRIVATE:
+		return "rprivate", nil
+	case cri.MountPropagation_PROPAGATION_HOST_TO_CONTAINER:
+		if !m.Shared && !m.Slave {
+			return "", fault.Invalid.Errorf("mount at %s: %s is neither on a shared nor on a slave mount, so nothing can propagate from the host", dest, m.Source)
+		}
+		return "rslave", nil
+	case cri.MountPropagation_PROPAGATION_BIDIRECTIONAL:
+		if !m.Shared {
+			return "", fault.Invalid.Errorf("mount at %s: %s is not on a shared mount, so nothing can propagate to the host", dest, m.Source)
+		}
+		return "rshared", nil
+	}
+	return "", fault.Invalid.Errorf("mount at %s: propagation %d is not known", dest, m.Propagation)
+}
+
+// access is how a mount is made read-only. CRI: with recursive_read_only,
+// "readonly must be explicitly set to true, and propagation must be PRIVATE".
+func access(m Mount, h Host, dest string) (string, error) {
+	switch {
+	case m.RecursiveReadOnly && !m.Readonly:
+		return "", fault.Invalid.Errorf("mount at %s is recursively read-only but not read-only", dest)
+	case m.RecursiveReadOnly && m.Propagation != cri.MountPropagation_PROPAGATION_PRIVATE:
+		return "", fault.Invalid.Errorf("mount at %s: recursively read-only needs private propagation, not %s", dest, m.Propagation)
+	case m.RecursiveReadOnly && !h.RecursiveRO:
+		return "", fault.Invalid.Errorf("%s: mount at %s: the kernel has no mount_setattr(2)", errRROUnsupported, dest)
+	case m.RecursiveReadOnly:
+		return "rro", nil
+	case m.Readonly:
+		return "ro", nil
+	}
+	return "rw", nil
+}
