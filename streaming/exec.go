@@ -1,0 +1,140 @@
+package streaming
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"time"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"k8s.io/cri-streaming/pkg/streaming/remotecommand"
+	"k8s.io/streaming/pkg/httpstream/wsstream"
+	utilexec "k8s.io/utils/exec"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+)
+
+// Exec returns the URL at which req will be served, once. req.ContainerId is
+// given to the Runtime as it is.
+func (s *Server) Exec(req *cri.ExecRequest) (*cri.ExecResponse, error) {
+	o := remotecommand.Options{Stdin: req.Stdin, Stdout: req.Stdout, Stderr: req.Stderr, TTY: req.Tty}
+	if err := check(o); err != nil {
+		return nil, err
+	}
+	path, err := s.tokens.add("exec", func(w http.ResponseWriter, r *http.Request) {
+		a := &adapter{ctx: r.Context(), runtime: s.runtime}
+		if wsstream.IsWebSocketRequestWithStreamCloseProtocol(r) {
+			s.serveV5(w, r, o, func(ctx context.Context, st Streams) (int32, error) {
+				return s.runtime.ExecStream(ctx, req.ContainerId, req.Cmd, st)
+			})
+			return
+		}
+		remotecommand.ServeExec(w, r, a, "", "", req.ContainerId, req.Cmd, &o,
+			s.idle, creationTimeout, remotecommand.SupportedStreamingProtocols)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &cri.ExecResponse{Url: s.base + path}, nil
+}
+
+// Attach returns the URL at which req will be served, once.
+func (s *Server) Attach(req *cri.AttachRequest) (*cri.AttachResponse, error) {
+	o := remotecommand.Options{Stdin: req.Stdin, Stdout: req.Stdout, Stderr: req.Stderr, TTY: req.Tty}
+	if err := check(o); err != nil {
+		return nil, err
+	}
+	path, err := s.tokens.add("attach", func(w http.ResponseWriter, r *http.Request) {
+		a := &adapter{ctx: r.Context(), runtime: s.runtime}
+		if wsstream.IsWebSocketRequestWithStreamCloseProtocol(r) {
+			s.serveV5(w, r, o, func(ctx context.Context, st Streams) (int32, error) {
+				return 0, s.runtime.AttachStream(ctx, req.ContainerId, st)
+			})
+			return
+		}
+		remotecommand.ServeAttach(w, r, a, "", "", req.ContainerId, &o,
+			s.idle, creationTimeout, remotecommand.SupportedStreamingProtocols)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &cri.AttachResponse{Url: s.base + path}, nil
+}
+
+// check holds a request to what CRI says of ExecRequest: "One of `stdin`,
+// `stdout`, and `stderr` MUST be true. If `tty` is true, `stderr` MUST be false."
+func check(o remotecommand.Options) error {
+	if o.TTY && o.Stderr {
+		return fault.Invalid.Errorf("stderr cannot be asked for with a terminal: there is one stream for both")
+	}
+	if !o.Stdin && !o.Stdout && !o.Stderr {
+		return fault.Invalid.Errorf("none of stdin, stdout and stderr is asked for")
+	}
+	return nil
+}
+
+// adapter makes a Runtime of ours what cri-streaming calls.
+type adapter struct {
+	ctx     context.Context // of the connection
+	runtime Runtime
+}
+
+// ExecInContainer runs a command. The library tells the client the exit code if
+// the error is an utilexec.ExitError, as NonZeroExitCode of metav1.Status.
+func (a *adapter) ExecInContainer(ctx context.Context, _, _, container string, cmd []string, in io.Reader, out, errw io.WriteCloser, tty bool, resize <-chan remotecommand.TerminalSize, _ time.Duration) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	code, err := a.runtime.ExecStream(ctx, container, cmd, streams(ctx, in, out, errw, tty, resize))
+	if err != nil {
+		return err
+	}
+	if code != 0 {
+		return utilexec.CodeExitError{Err: fmt.Errorf("command terminated with exit code %d", code), Code: int(code)}
+	}
+	return nil
+}
+
+// AttachContainer connects to a container.
+func (a *adapter) AttachContainer(ctx context.Context, _, _, container string, in io.Reader, out, errw io.WriteCloser, tty bool, resize <-chan remotecommand.TerminalSize) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	return a.runtime.AttachStream(ctx, container, streams(ctx, in, out, errw, tty, resize))
+}
+
+// PortForward forwards one connection. The library's context is not the client's.
+func (a *adapter) PortForward(_ context.Context, sandbox, _ string, port int32, stream io.ReadWriteCloser) error {
+	return a.runtime.ForwardStream(a.ctx, sandbox, port, stream)
+}
+
+// streams translates what the library hands over.
+func streams(ctx context.Context, in io.Reader, out, errw io.WriteCloser, tty bool, resize <-chan remotecommand.TerminalSize) Streams {
+	s := Streams{Stdin: in, Stdout: out, Stderr: errw, TTY: tty}
+	if tty {
+		s.Stderr = nil
+	}
+	if !tty || resize == nil {
+		return s
+	}
+	sizes := make(chan Size)
+	s.Resize = sizes
+	go func() {
+		defer close(sizes)
+		for {
+			select {
+			case size, ok := <-resize:
+				if !ok {
+					return
+				}
+				select {
+				case sizes <- Size{size.Width, size.Height}:
+				case <-ctx.Done():
+					return
+				}
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	return s
+}

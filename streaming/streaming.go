@@ -1,0 +1,144 @@
+// Package streaming serves Exec, Attach and PortForward: the CRI calls that
+// answer with a URL, at which the real work then happens over SPDY or WebSocket.
+//
+//	kubelet ── Exec ──▶ crispd ── URL with token ──▶ kubelet
+//	kubelet ══ HTTP upgrade at that URL ══▶ Server ── Runtime.Exec ──▶ container
+//
+// A URL is good for one connection and one minute (token.go). Its token is all
+// the authentication there is, therefore the server listens on the loopback
+// device unless told otherwise: the kubelet proxies.
+//
+// SPDY and the older WebSocket protocols are k8s.io/cri-streaming's. What that
+// library lacks is done here:
+//
+//	v5.channel.k8s.io for Exec and Attach, the WebSocket protocol that can close
+//	    stdin and the only one that client-go speaks by itself (websocket.go);
+//	SPDY/3.1+portforward.k8s.io, SPDY in a WebSocket, for PortForward (tunnel.go);
+//	noticing that the client went away while a command is silent. The library's
+//	    context never ends, because the connection was taken over from net/http,
+//	    and the command would run for ever: each connection tells (conn.go).
+package streaming
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"time"
+)
+
+// A Runtime is what the server needs to do the work. The contexts end when the
+// client is gone or the server is closed.
+type Runtime interface {
+	// ExecStream runs cmd in a container and returns its exit code once it has
+	// ended and its output has been written.
+	ExecStream(ctx context.Context, container string, cmd []string, s Streams) (code int32, err error)
+	// AttachStream connects to a container's own streams until it ends or ctx does.
+	AttachStream(ctx context.Context, container string, s Streams) error
+	// ForwardStream connects rw with a port of a sandbox until both sides are done.
+	ForwardStream(ctx context.Context, sandbox string, port int32, rw io.ReadWriteCloser) error
+}
+
+// Streams are the client's ends. One that the client did not ask for is nil. With
+// TTY, Stderr is nil and Resize carries the sizes of the client's terminal; it is
+// closed when no more will come, and may be nil.
+type Streams struct {
+	Stdin          io.Reader
+	Stdout, Stderr io.WriteCloser
+	TTY            bool
+	Resize         <-chan Size
+}
+
+// A Size is a terminal's, in characters.
+type Size struct{ Width, Height uint16 }
+
+// Options say where and how a Server listens.
+type Options struct {
+	Addr        string        // host:port; "" means 127.0.0.1:0
+	IdleTimeout time.Duration // a connection on which nothing moves for so long is closed; 0 means 4 hours, as the kubelet has it
+	Log         *slog.Logger  // nil means slog.Default()
+}
+
+// headerTimeout bounds how long a client may take to send its request, and
+// creationTimeout how long to open its streams after that.
+const (
+	headerTimeout   = 30 * time.Second
+	creationTimeout = 30 * time.Second
+	idleTimeout     = 4 * time.Hour
+)
+
+// A Server serves the streams of one crispd.
+type Server struct {
+	runtime Runtime
+	base    string // of its URLs
+	idle    time.Duration
+	tokens  tokens
+	http    *http.Server
+	cancel  context.CancelFunc
+	served  chan struct{}
+}
+
+// New listens and serves until Close. A server knows no URL of the one before it.
+func New(o Options, r Runtime) (*Server, error) {
+	if o.Addr == "" {
+		o.Addr = "127.0.0.1:0"
+	}
+	if o.IdleTimeout <= 0 {
+		o.IdleTimeout = idleTimeout
+	}
+	if o.Log == nil {
+		o.Log = slog.Default()
+	}
+	l, err := net.Listen("tcp", o.Addr)
+	if err != nil {
+		return nil, fmt.Errorf("listen for streams: %w", err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	s := &Server{
+		runtime: r,
+		base:    "http://" + l.Addr().String(),
+		idle:    o.IdleTimeout,
+		cancel:  cancel,
+		served:  make(chan struct{}),
+	}
+	mux := http.NewServeMux()
+	mux.HandleFunc("/{kind}/{token}", s.serve)
+	s.http = &http.Server{
+		Handler:           mux,
+		ReadHeaderTimeout: headerTimeout,
+		BaseContext:       func(net.Listener) context.Context { return ctx },
+		ConnContext:       connContext,
+		ConnState:         connState,
+		ErrorLog:          slog.NewLogLogger(o.Log.Handler(), slog.LevelDebug),
+	}
+	go func() {
+		defer close(s.served)
+		if err := s.http.Serve(listener{l}); err != http.ErrServerClosed {
+			o.Log.Error("streaming server ended", "err", err)
+		}
+	}()
+	return s, nil
+}
+
+// Close ends the server and every connection, and with them their work.
+func (s *Server) Close() error {
+	s.cancel() // closes the connections that were taken over: Close does not know them
+	err := s.http.Close()
+	<-s.served
+	return err
+}
+
+// serve does what the token in the URL stands for.
+func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
+	job, ok := s.tokens.take(r.PathValue("kind"), r.PathValue("token"))
+	if !ok {
+		http.NotFound(w, r)
+		return
+	}
+	// The library leaves a connection open on which a client did not create its
+	// streams in time.
+	defer closeTaken(r.Context())
+	job(w, r)
+}

@@ -1,0 +1,112 @@
+package streaming
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/cri-streaming/pkg/streaming/remotecommand"
+	"k8s.io/streaming/pkg/httpstream/wsstream"
+)
+
+// The channels of v5.channel.k8s.io: each message starts with the number of one.
+// A message of 255 and a number closes that channel, which the library's
+// connection does by itself once the protocol is agreed.
+const (
+	stdinChannel = iota
+	stdoutChannel
+	stderrChannel
+	errorChannel
+	resizeChannel
+	channels
+)
+
+// serveV5 runs one Exec or Attach over v5.channel.k8s.io.
+func (s *Server) serveV5(w http.ResponseWriter, r *http.Request, o remotecommand.Options, run func(context.Context, Streams) (int32, error)) {
+	types := make([]wsstream.ChannelType, channels) // IgnoreChannel is its zero value
+	if o.Stdin {
+		types[stdinChannel] = wsstream.ReadChannel
+	}
+	if o.Stdout {
+		types[stdoutChannel] = wsstream.WriteChannel
+	}
+	if o.Stderr {
+		types[stderrChannel] = wsstream.WriteChannel
+	}
+	types[errorChannel] = wsstream.WriteChannel
+	types[resizeChannel] = wsstream.ReadChannel
+
+	conn := wsstream.NewConn(map[string]wsstream.ChannelProtocolConfig{
+		remotecommand.StreamProtocolV5Name: {Binary: true, Channels: types},
+	})
+	conn.SetIdleTimeout(s.idle)
+	_, open, err := conn.Open(w, r)
+	if err != nil {
+		return // Open has answered
+	}
+	defer conn.Close()
+	ctx, cancel := context.WithCancel(r.Context())
+	defer cancel()
+
+	// An empty message tells the client that the connection stands.
+	open[errorChannel].Write(nil)
+
+	sizes := make(chan remotecommand.TerminalSize)
+	go readSizes(ctx, open[resizeChannel], sizes)
+	var in io.Reader
+	var out, errw io.WriteCloser
+	if o.Stdin {
+		in = open[stdinChannel]
+	}
+	if o.Stdout {
+		out = open[stdoutChannel]
+	}
+	if o.Stderr {
+		errw = open[stderrChannel]
+	}
+	code, err := run(ctx, streams(ctx, in, out, errw, o.TTY, sizes))
+	open[errorChannel].Write(status(code, err))
+}
+
+// readSizes decodes the sizes that the client sends; it must read them even if
+// nobody wants them, or the connection's other channels stop.
+func readSizes(ctx context.Context, r io.Reader, sizes chan<- remotecommand.TerminalSize) {
+	defer close(sizes)
+	d := json.NewDecoder(r)
+	for {
+		var size remotecommand.TerminalSize
+		if err := d.Decode(&size); err != nil {
+			return
+		}
+		select {
+		case sizes <- size:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// status is how a command ended, as clients read it from the error channel.
+func status(code int32, err error) []byte {
+	st := metav1.Status{Status: metav1.StatusSuccess}
+	switch {
+	case err != nil:
+		st.Status, st.Reason, st.Code = metav1.StatusFailure, metav1.StatusReasonInternalError, http.StatusInternalServerError
+		st.Message = err.Error()
+	case code != 0:
+		st.Status, st.Reason = metav1.StatusFailure, remotecommand.NonZeroExitCodeReason
+		st.Message = fmt.Sprintf("command terminated with exit code %d", code)
+		st.Details = &metav1.StatusDetails{Causes: []metav1.StatusCause{{
+			Type: remotecommand.ExitCodeCauseType, Message: strconv.Itoa(int(code)),
+		}}}
+	}
+	b, err := json.Marshal(st)
+	if err != nil { // strings and numbers always marshal
+		panic(err)
+	}
+	return b
+}
