@@ -1,0 +1,220 @@
+package manifest
+
+import (
+	"encoding/json"
+	"fmt"
+	"reflect"
+	"strconv"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+)
+
+// checkFields compares the document with the Go type v1.Pod and with the list of
+// what crisp acts upon: unknown keys, keys without effect, and values of the
+// wrong kind, each with its line.
+func checkFields(t *tree) Errors {
+	c := checker{tree: t}
+	c.walk(t.node, reflect.TypeFor[v1.Pod](), "", "")
+	return c.errs
+}
+
+type checker struct {
+	*tree
+	errs Errors
+}
+
+func (c *checker) report(n *yaml.Node, path, format string, args ...any) {
+	c.errs = append(c.errs, Error{Line: c.line(n), Field: path, Text: fmt.Sprintf(format, args...)})
+}
+
+var (
+	unmarshaler  = reflect.TypeFor[json.Unmarshaler]()
+	quantityType = reflect.TypeFor[resource.Quantity]()
+)
+
+// walk checks n against typ. path is for people ("spec.containers[0]"), rule is
+// the same place in the table of fields ("spec.containers[]").
+func (c *checker) walk(n *yaml.Node, typ reflect.Type, path, rule string) {
+	n = resolve(n)
+	for typ.Kind() == reflect.Pointer {
+		typ = typ.Elem()
+	}
+	if n.ShortTag() == "!!null" {
+		return
+	}
+	if typ == quantityType {
+		if _, err := resource.ParseQuantity(n.Value); err != nil || n.Kind != yaml.ScalarNode {
+			c.report(n, path, "%q is not a quantity such as 500m, 1.5 or 64Mi", n.Value)
+		}
+		return
+	}
+	if reflect.PointerTo(typ).Implements(unmarshaler) {
+		return // it parses itself
+	}
+	switch typ.Kind() {
+	case reflect.Struct:
+		if !c.kind(n, yaml.MappingNode, path, "a mapping") {
+			return
+		}
+		c.walkStruct(n, typ, path, rule)
+	case reflect.Slice:
+		if typ.Elem().Kind() == reflect.Uint8 {
+			return
+		}
+		if !c.kind(n, yaml.SequenceNode, path, "a list") {
+			return
+		}
+		for i, item := range n.Content {
+			c.walk(item, typ.Elem(), fmt.Sprintf("%s[%d]", path, i), rule+"[]")
+		}
+	case reflect.Map:
+		if !c.kind(n, yaml.MappingNode, path, "a mapping") {
+			return
+		}
+		for i := 0; i+1 < len(n.Content); i += 2 {
+			c.walk(n.Content[i+1], typ.Elem(), fmt.Sprintf("%s[%s]", path, n.Content[i].Value), rule+"[]")
+		}
+	default:
+		c.scalar(n, typ, path)
+	}
+}
+
+func (c *checker) walkStruct(n *yaml.Node, typ reflect.Type, path, rule string) {
+	seen := map[string]bool{}
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		key, value := n.Content[i], n.Content[i+1]
+		if key.ShortTag() == "!!merge" {
+			if m := resolve(value); m.Kind == yaml.MappingNode {
+				c.walkStruct(m, typ, path, rule)
+			}
+			continue
+		}
+		at, sub := join(path, key.Value), join(rule, key.Value)
+		field, known := fieldByJSON(typ, key.Value)
+		switch {
+		case seen[key.Value]:
+			c.report(key, at, "is set twice")
+			continue
+		case !known:
+			c.report(key, at, "unknown field")
+			continue
+		}
+		seen[key.Value] = true
+		switch s, text := supportOf(sub); s {
+		case honoured:
+			c.walk(value, field, at, sub)
+		case ignored: // only its form matters
+			c.walk(value, field, at, sub)
+		case rejected:
+			if !empty(resolve(value), field) {
+				c.report(key, at, "%s", text)
+			}
+		}
+	}
+}
+
+func (c *checker) kind(n *yaml.Node, want yaml.Kind, path, what string) bool {
+	if n.Kind == want {
+		return true
+	}
+	c.report(n, path, "want %s, got %s", what, describe(n))
+	return false
+}
+
+func (c *checker) scalar(n *yaml.Node, typ reflect.Type, path string) {
+	tag := n.ShortTag()
+	if n.Kind != yaml.ScalarNode {
+		tag = ""
+	} else if tag == "!!str" && n.Style == 0 && yaml11Bool(n.Value) {
+		tag = "!!bool"
+	}
+	switch typ.Kind() {
+	case reflect.String:
+		if tag != "!!str" && tag != "!!timestamp" && tag != "!!binary" {
+			c.report(n, path, "want a string, got %s: quote it", describe(n))
+		}
+	case reflect.Bool:
+		if tag != "!!bool" {
+			c.report(n, path, "want true or false, got %s", describe(n))
+		}
+	case reflect.Int, reflect.Int32, reflect.Int64:
+		if tag != "!!int" {
+			c.report(n, path, "want a whole number, got %s", describe(n))
+		} else if v, err := strconv.ParseInt(n.Value, 0, 64); err == nil && typ.OverflowInt(v) {
+			c.report(n, path, "%s is out of range", n.Value)
+		}
+	}
+}
+
+// yaml11Bool reports whether v, unquoted, is a boolean for the YAML 1.1 parser
+// that Kubernetes uses, although it is a string in YAML 1.2.
+func yaml11Bool(v string) bool {
+	switch v {
+	case "y", "Y", "n", "N", "yes", "Yes", "YES", "no", "No", "NO", "on", "On", "ON", "off", "Off", "OFF":
+		return true
+	}
+	return false
+}
+
+func describe(n *yaml.Node) string {
+	switch n.Kind {
+	case yaml.MappingNode:
+		return "a mapping"
+	case yaml.SequenceNode:
+		return "a list"
+	}
+	return strings.TrimSpace(map[string]string{
+		"!!str": "the string", "!!int": "the number", "!!float": "the number", "!!bool": "the boolean",
+	}[n.ShortTag()] + " " + n.Value)
+}
+
+// empty reports whether the value means the same as leaving the key out: tools
+// that generate manifests write "status: {}" and "creationTimestamp: null".
+func empty(n *yaml.Node, typ reflect.Type) bool {
+	switch n.Kind {
+	case yaml.MappingNode, yaml.SequenceNode:
+		return len(n.Content) == 0
+	}
+	if n.ShortTag() == "!!null" {
+		return true
+	}
+	switch typ.Kind() {
+	case reflect.Pointer: // an explicit false or 0 means something
+		return false
+	case reflect.String:
+		return n.Value == ""
+	case reflect.Bool:
+		return n.Value == "false"
+	case reflect.Int, reflect.Int32, reflect.Int64:
+		return n.Value == "0"
+	}
+	return false
+}
+
+func join(path, key string) string {
+	if path == "" {
+		return key
+	}
+	return path + "." + key
+}
+
+// fieldByJSON finds the field of a struct that encoding/json would set for key,
+// those of embedded structs included.
+func fieldByJSON(typ reflect.Type, key string) (reflect.Type, bool) {
+	for i := range typ.NumField() {
+		f := typ.Field(i)
+		name, options, _ := strings.Cut(f.Tag.Get("json"), ",")
+		if name == key && name != "-" {
+			return f.Type, true
+		}
+		if f.Anonymous && (name == "" || strings.Contains(options, "inline")) {
+			if t, ok := fieldByJSON(f.Type, key); ok {
+				return t, true
+			}
+		}
+	}
+	return nil, false
+}

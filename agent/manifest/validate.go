@@ -1,0 +1,235 @@
+package manifest
+
+import (
+	"fmt"
+	"net/netip"
+	"path"
+	"slices"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+)
+
+// validate checks what protects the node and its other pods, and the values that
+// crisp does not act upon although it knows their field. It is not all of what
+// an API server would check.
+func validate(pod *v1.Pod, o Options, at *tree) Errors {
+	v := &validator{tree: at}
+	v.metadata(pod)
+	v.podSpec(&pod.Spec, o)
+	v.volumes(&pod.Spec)
+	names := map[string]string{}
+	ports := map[string]string{}
+	for i := range pod.Spec.InitContainers {
+		v.container(&pod.Spec, &pod.Spec.InitContainers[i], fmt.Sprintf("spec.initContainers[%d]", i), names, map[string]string{})
+	}
+	if len(pod.Spec.Containers) == 0 {
+		v.report("spec.containers", "a pod needs at least one container")
+	}
+	for i := range pod.Spec.Containers {
+		v.container(&pod.Spec, &pod.Spec.Containers[i], fmt.Sprintf("spec.containers[%d]", i), names, ports)
+	}
+	return v.errs
+}
+
+type validator struct {
+	*tree
+	errs Errors
+}
+
+func (v *validator) report(field, format string, args ...any) {
+	v.errs = append(v.errs, Error{Line: v.lineOf(field), Field: field, Text: fmt.Sprintf(format, args...)})
+}
+
+// valid reports the texts that a check of apimachinery returned.
+func (v *validator) valid(field, value string, texts []string) {
+	for _, text := range texts {
+		v.report(field, "%q: %s", value, text)
+	}
+}
+
+// oneOf reports value if it is none of those wanted; empty passes.
+func oneOf[T ~string](v *validator, field string, value T, want ...T) {
+	if value == "" || slices.Contains(want, value) {
+		return
+	}
+	texts := make([]string, len(want))
+	for i, w := range want {
+		texts[i] = string(w)
+	}
+	v.report(field, "%q: want %s", value, strings.Join(texts, ", "))
+}
+
+func (v *validator) metadata(pod *v1.Pod) {
+	if pod.Name == "" {
+		v.report("metadata.name", "is missing")
+	} else {
+
+		v.valid("metadata.name", pod.Name, validation.IsDNS1123Subdomain(pod.Name))
+	}
+	v.valid("metadata.namespace", pod.Namespace, validation.IsDNS1123Label(pod.Namespace))
+	for key, value := range pod.Labels {
+		field := "metadata.labels[" + key + "]"
+		v.valid(field, key, validation.IsQualifiedName(key))
+		v.valid(field, value, validation.IsValidLabelValue(value))
+		if strings.HasPrefix(key, "io.kubernetes.") || strings.HasPrefix(key, "io.crisp.") {
+			v.report(field, "the prefix is reserved for the agent")
+		}
+	}
+	for key := range pod.Annotations {
+		field := "metadata.annotations[" + key + "]"
+		v.valid(field, key, validation.IsQualifiedName(strings.ToLower(key)))
+		if strings.HasPrefix(key, "io.crisp.") {
+			v.report(field, "the prefix is reserved for the agent")
+		}
+	}
+}
+
+func (v *validator) podSpec(spec *v1.PodSpec, o Options) {
+	oneOf(v, "spec.restartPolicy", spec.RestartPolicy, v1.RestartPolicyAlways, v1.RestartPolicyOnFailure, v1.RestartPolicyNever)
+	oneOf(v, "spec.dnsPolicy", spec.DNSPolicy, v1.DNSDefault, v1.DNSNone, v1.DNSClusterFirst, v1.DNSClusterFirstWithHostNet)
+	if spec.DNSPolicy == v1.DNSNone && (spec.DNSConfig == nil || len(spec.DNSConfig.Nameservers) == 0) {
+		v.report("spec.dnsConfig", "dnsPolicy None needs at least one name server")
+	}
+	if spec.DNSConfig != nil {
+		v.dns(spec.DNSConfig)
+	}
+	if g := *spec.TerminationGracePeriodSeconds; g < 0 {
+		v.report("spec.terminationGracePeriodSeconds", "%d is negative", g)
+	}
+	if o.NodeName != "" && spec.NodeName != o.NodeName {
+		v.report("spec.nodeName", "%q is another node: this one is %q", spec.NodeName, o.NodeName)
+	}
+	if spec.Hostname != "" {
+		v.valid("spec.hostname", spec.Hostname, validation.IsDNS1123Label(spec.Hostname))
+	}
+	if spec.OS != nil && spec.OS.Name != v1.Linux {
+		v.report("spec.os.name", "%q: crisp runs linux", spec.OS.Name)
+	}
+	if spec.HostUsers != nil && !*spec.HostUsers {
+		v.report("spec.hostUsers", "user namespaces are "+notYet)
+	}
+	for _, account := range [][2]string{{"serviceAccountName", spec.ServiceAccountName}, {"serviceAccount", spec.DeprecatedServiceAccount}} {
+		if account[1] != "" && account[1] != "default" {
+			v.report("spec."+account[0], "%q: there are no service accounts without an API server", account[1])
+		}
+	}
+	if spec.ShareProcessNamespace != nil && *spec.ShareProcessNamespace && spec.HostPID {
+		v.report("spec.shareProcessNamespace", "excludes hostPID")
+	}
+	for i, alias := range spec.HostAliases {
+		field := fmt.Sprintf("spec.hostAliases[%d]", i)
+		if _, err := netip.ParseAddr(alias.IP); err != nil {
+			v.report(field+".ip", "%q is not an IP address", alias.IP)
+		}
+		for j, name := range alias.Hostnames {
+			v.valid(fmt.Sprintf("%s.hostnames[%d]", field, j), name, validation.IsDNS1123Subdomain(name))
+		}
+	}
+	sc := spec.SecurityContext
+	v.user("spec.securityContext", sc.RunAsUser, sc.RunAsGroup, sc.SeccompProfile)
+	for i, s := range sc.Sysctls {
+		if s.Name == "" || strings.Contains(s.Name, "..") {
+			v.report(fmt.Sprintf("spec.securityContext.sysctls[%d].name", i), "%q is not a sysctl", s.Name)
+		}
+	}
+}
+
+func (v *validator) dns(c *v1.PodDNSConfig) {
+	if len(c.Nameservers) > 3 { // resolv.conf(5): MAXNS
+		v.report("spec.dnsConfig.nameservers", "at most 3 are used by resolvers")
+	}
+	for i, s := range c.Nameservers {
+		if _, err := netip.ParseAddr(s); err != nil {
+			v.report(fmt.Sprintf("spec.dnsConfig.nameservers[%d]", i), "%q is not an IP address", s)
+		}
+	}
+	if len(c.Searches) > 32 {
+		v.report("spec.dnsConfig.searches", "at most 32 are allowed")
+	}
+	for i, s := range c.Searches {
+		if s != "." {
+			v.valid(fmt.Sprintf("spec.dnsConfig.searches[%d]", i), s, validation.IsDNS1123Subdomain(strings.TrimSuffix(s, ".")))
+		}
+	}
+	for i, o := range c.Options {
+		if o.Name == "" {
+			v.report(fmt.Sprintf("spec.dnsConfig.options[%d].name", i), "is missing")
+		}
+	}
+}
+
+func (v *validator) user(field string, uid, gid *int64, p *v1.SeccompProfile) {
+	for _, id := range []struct {
+		name  string
+		value *int64
+	}{{"runAsUser", uid}, {"runAsGroup", gid}} {
+		if id.value != nil && (*id.value < 0 || *id.value > 1<<31-1) {
+			v.report(field+"."+id.name, "%d is not between 0 and 2147483647", *id.value)
+		}
+	}
+	if p == nil {
+		return
+	}
+	field += ".seccompProfile"
+	oneOf(v, field+".type", p.Type, v1.SeccompProfileTypeRuntimeDefault, v1.SeccompProfileTypeUnconfined, v1.SeccompProfileTypeLocalhost)
+	local := p.LocalhostProfile != nil && *p.LocalhostProfile != ""
+	switch {
+	case p.Type == "":
+		v.report(field+".type", "is missing")
+	case local != (p.Type == v1.SeccompProfileTypeLocalhost):
+		v.report(field+".localhostProfile", "goes with the type Localhost, and only with it")
+	case local && (path.IsAbs(*p.LocalhostProfile) || slices.Contains(strings.Split(*p.LocalhostProfile, "/"), "..")):
+		v.report(field+".localhostProfile", "%q must stay below the agent's seccomp directory", *p.LocalhostProfile)
+	}
+}
+
+func (v *validator) volumes(spec *v1.PodSpec) {
+	seen := map[string]bool{}
+	for i := range spec.Volumes {
+		vol := &spec.Volumes[i]
+		field := fmt.Sprintf("spec.volumes[%d]", i)
+		if vol.Name == "" {
+			v.report(field+".name", "is missing")
+		} else {
+			v.valid(field+".name", vol.Name, validation.IsDNS1123Label(vol.Name))
+		}
+		if seen[vol.Name] {
+			v.report(field+".name", "volume %s is defined twice", vol.Name)
+		}
+		seen[vol.Name] = true
+		switch {
+		case vol.HostPath != nil && vol.EmptyDir != nil:
+			v.report(field, "has two sources")
+		case vol.HostPath != nil:
+			v.hostPath(field+".hostPath", vol.HostPath)
+		case vol.EmptyDir != nil:
+			v.emptyDir(field+".emptyDir", vol.EmptyDir)
+		}
+	}
+}
+
+func (v *validator) hostPath(field string, h *v1.HostPathVolumeSource) {
+	if !path.IsAbs(h.Path) {
+		v.report(field+".path", "%q is not an absolute path", h.Path)
+	}
+	if slices.Contains(strings.Split(h.Path, "/"), "..") {
+		v.report(field+".path", "%q: must not contain ..", h.Path)
+	}
+	oneOf(v, field+".type", *h.Type, v1.HostPathDirectoryOrCreate, v1.HostPathDirectory, v1.HostPathFileOrCreate,
+		v1.HostPathFile, v1.HostPathSocket, v1.HostPathCharDev, v1.HostPathBlockDev)
+}
+
+func (v *validator) emptyDir(field string, e *v1.EmptyDirVolumeSource) {
+	oneOf(v, field+".medium", e.Medium, v1.StorageMediumDefault, v1.StorageMediumMemory)
+	if e.SizeLimit == nil {
+		return
+	}
+	if e.SizeLimit.Sign() <= 0 {
+		v.report(field+".sizeLimit", "%s is not more than 0", e.SizeLimit)
+	}
+	if e.Medium != v1.StorageMediumMemory {
+		v.report(field+".sizeLimit", notYet+" on disk: only with medium Memory")
+	}
+}

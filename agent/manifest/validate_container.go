@@ -1,0 +1,195 @@
+package manifest
+
+import (
+	"fmt"
+	"net/netip"
+	"path"
+	"slices"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+)
+
+// container checks one container. names are the containers before it, ports the
+// host ports that the pod has already taken, each with its field.
+func (v *validator) container(spec *v1.PodSpec, c *v1.Container, field string, names, ports map[string]string) {
+	switch other, taken := names[c.Name]; {
+	case c.Name == "":
+		v.report(field+".name", "is missing")
+	case taken:
+		v.report(field+".name", "%q is the name of %s too", c.Name, other)
+	default:
+		v.valid(field+".name", c.Name, validation.IsDNS1123Label(c.Name))
+	}
+	names[c.Name] = field
+	if c.Image == "" {
+		v.report(field+".image", "is missing")
+	} else if strings.TrimSpace(c.Image) != c.Image {
+		v.report(field+".image", "%q has blanks around it", c.Image)
+	}
+	oneOf(v, field+".imagePullPolicy", c.ImagePullPolicy, v1.PullAlways, v1.PullIfNotPresent, v1.PullNever)
+	if c.StdinOnce && !c.Stdin {
+		v.report(field+".stdinOnce", "needs stdin")
+	}
+	v.ports(spec, c, field, ports)
+	v.env(c, field)
+	v.mounts(spec, c, field)
+	v.resources(c, field)
+	if c.SecurityContext != nil {
+		v.security(c.SecurityContext, field+".securityContext")
+	}
+}
+
+func (v *validator) ports(spec *v1.PodSpec, c *v1.Container, field string, taken map[string]string) {
+	names := map[string]bool{}
+	for i, p := range c.Ports {
+		field := fmt.Sprintf("%s.ports[%d]", field, i)
+		if p.Name != "" {
+			v.valid(field+".name", p.Name, validation.IsValidPortName(p.Name))
+			if names[p.Name] {
+				v.report(field+".name", "%q is the name of two ports", p.Name)
+			}
+			names[p.Name] = true
+		}
+		if p.ContainerPort < 1 || p.ContainerPort > 65535 {
+			v.report(field+".containerPort", "%d is not between 1 and 65535", p.ContainerPort)
+		}
+		if p.HostPort < 0 || p.HostPort > 65535 {
+			v.report(field+".hostPort", "%d is not between 1 and 65535", p.HostPort)
+		}
+		oneOf(v, field+".protocol", p.Protocol, v1.ProtocolTCP, v1.ProtocolUDP, v1.ProtocolSCTP)
+		if p.HostIP != "" {
+			if _, err := netip.ParseAddr(p.HostIP); err != nil {
+				v.report(field+".hostIP", "%q is not an IP address", p.HostIP)
+			}
+		}
+		if spec.HostNetwork && p.HostPort != p.ContainerPort {
+			v.report(field+".hostPort", "%d differs from containerPort %d, which hostNetwork does not allow", p.HostPort, p.ContainerPort)
+		}
+		if p.HostPort > 0 {
+			key := fmt.Sprintf("%s %s:%d", p.Protocol, p.HostIP, p.HostPort)
+			if other, ok := taken[key]; ok {
+				v.report(field+".hostPort", "%d is taken by %s", p.HostPort, other)
+			}
+			taken[key] = field
+		}
+	}
+}
+
+// fieldRefs are the fields of a pod that an environment variable may show.
+var fieldRefs = []string{
+	"metadata.name", "metadata.namespace", "metadata.uid", "spec.nodeName", "spec.serviceAccountName",
+	"status.hostIP", "status.hostIPs", "status.podIP", "status.podIPs",
+}
+
+func (v *validator) env(c *v1.Container, field string) {
+	for i, e := range c.Env {
+		field := fmt.Sprintf("%s.env[%d]", field, i)
+		if e.Name == "" {
+			v.report(field+".name", "is missing")
+		} else {
+			v.valid(field+".name", e.Name, validation.IsRelaxedEnvVarName(e.Name))
+		}
+		if e.ValueFrom == nil {
+			continue
+		}
+		if e.Value != "" {
+			v.report(field, "has both value and valueFrom")
+		}
+		ref := e.ValueFrom.FieldRef
+		if ref == nil {
+			v.report(field+".valueFrom", "names no source")
+			continue
+		}
+		if ref.APIVersion != "v1" {
+			v.report(field+".valueFrom.fieldRef.apiVersion", "%q: want v1", ref.APIVersion)
+		}
+		if m, _, ok := SplitSubscript(ref.FieldPath); ok && (m == "metadata.labels" || m == "metadata.annotations") {
+			continue
+		}
+		oneOf(v, field+".valueFrom.fieldRef.fieldPath", ref.FieldPath, fieldRefs...)
+		if ref.FieldPath == "" {
+			v.report(field+".valueFrom.fieldRef.fieldPath", "is missing")
+		}
+	}
+}
+
+// SplitSubscript cuts a field path with a quoted subscript,
+// "metadata.labels['app']", into "metadata.labels" and "app".
+func SplitSubscript(fieldPath string) (path, key string, ok bool) {
+	path, rest, ok := strings.Cut(fieldPath, "['")
+	key, closed := strings.CutSuffix(rest, "']")
+	return path, key, ok && closed
+}
+
+func (v *validator) mounts(spec *v1.PodSpec, c *v1.Container, field string) {
+	paths := map[string]bool{}
+	for i, m := range c.VolumeMounts {
+		field := fmt.Sprintf("%s.volumeMounts[%d]", field, i)
+		if !slices.ContainsFunc(spec.Volumes, func(vol v1.Volume) bool { return vol.Name == m.Name }) {
+			v.report(field+".name", "the pod has no volume %q", m.Name)
+		}
+		switch clean := path.Clean(m.MountPath); {
+		case m.MountPath == "":
+			v.report(field+".mountPath", "is missing")
+		case paths[clean]:
+			v.report(field+".mountPath", "%q is mounted twice", m.MountPath)
+		default:
+			paths[clean] = true
+		}
+		if m.MountPropagation == nil {
+			continue
+		}
+		oneOf(v, field+".mountPropagation", *m.MountPropagation, v1.MountPropagationNone, v1.MountPropagationHostToContainer, v1.MountPropagationBidirectional)
+		if *m.MountPropagation == v1.MountPropagationBidirectional && !privileged(c) {
+			v.report(field+".mountPropagation", "Bidirectional needs a privileged container")
+		}
+	}
+}
+
+func privileged(c *v1.Container) bool {
+	return c.SecurityContext != nil && c.SecurityContext.Privileged != nil && *c.SecurityContext.Privileged
+}
+
+func (v *validator) resources(c *v1.Container, field string) {
+	field += ".resources"
+	for _, list := range []struct {
+		name string
+		of   v1.ResourceList
+	}{{"limits", c.Resources.Limits}, {"requests", c.Resources.Requests}} {
+		for name, q := range list.of {
+			field := fmt.Sprintf("%s.%s[%s]", field, list.name, name)
+			switch {
+			case q.Sign() < 0:
+				v.report(field, "%s is negative", q.String())
+			case name == v1.ResourceCPU || name == v1.ResourceMemory || strings.HasPrefix(string(name), v1.ResourceHugePagesPrefix):
+			case name == v1.ResourceEphemeralStorage:
+				v.report(field, notYet)
+			default:
+				v.report(field, "this node has no such resource")
+			}
+		}
+	}
+	for name, request := range c.Resources.Requests {
+		if limit, ok := c.Resources.Limits[name]; ok && request.Cmp(limit) > 0 {
+			v.report(fmt.Sprintf("%s.requests[%s]", field, name), "%s is more than the limit %s", request.String(), limit.String())
+		}
+	}
+}
+
+func (v *validator) security(s *v1.SecurityContext, field string) {
+	v.user(field, s.RunAsUser, s.RunAsGroup, s.SeccompProfile)
+	if s.ProcMount != nil {
+		oneOf(v, field+".procMount", *s.ProcMount, v1.DefaultProcMount, v1.UnmaskedProcMount)
+	}
+	if s.AllowPrivilegeEscalation == nil || *s.AllowPrivilegeEscalation {
+		return
+	}
+	if s.Privileged != nil && *s.Privileged {
+		v.report(field+".allowPrivilegeEscalation", "cannot be false for a privileged container")
+	}
+	if s.Capabilities != nil && (slices.Contains(s.Capabilities.Add, "SYS_ADMIN") || slices.Contains(s.Capabilities.Add, "CAP_SYS_ADMIN")) {
+		v.report(field+".allowPrivilegeEscalation", "cannot be false with the capability SYS_ADMIN")
+	}
+}
