@@ -1,0 +1,91 @@
+// Package crilog is the log format that CRI prescribes, in both directions.
+//
+// A log is a file of records, one per line (kubernetes/design-proposals, "CRI
+// log"; the kubelet's reader is pkg/kubelet/kuberuntime/logs):
+//
+//	2016-10-06T00:17:09.669794202Z stdout F the end of a line
+//	<RFC3339Nano>                  <stream> <tag> <content>
+//
+// The tag is F if the content ends a line of the container's output and P if more
+// of that line follows in the next record of the same stream. A final line that
+// the container never ended stays P.
+//
+// Nothing is held back in memory: output that does not end a line is recorded as
+// P as soon as there is nothing more to read. A process that dies between two
+// writes has lost nothing, and a prompt can be seen.
+package crilog
+
+import (
+	"bytes"
+	"fmt"
+	"time"
+)
+
+// MaxLine is the number of bytes after which a line is split, if nobody says
+// otherwise.
+const MaxLine = 16384
+
+// Stream names. A terminal has only stdout.
+const (
+	Stdout = "stdout"
+	Stderr = "stderr"
+)
+
+// A Record is one line of a log.
+type Record struct {
+	Time    time.Time
+	Stream  string
+	Partial bool   // the line goes on in the stream's next record
+	Content []byte // without the newline
+}
+
+// Append appends to dst the records of p, as output of stream at time t. No
+// record has more than max bytes of content. Concatenating the contents, with a
+// newline after each that is not partial, gives p again.
+func Append(dst []byte, t time.Time, stream string, p []byte, max int) []byte {
+	var room [64]byte
+	stamp := append(t.AppendFormat(room[:0], time.RFC3339Nano), ' ')
+	stamp = append(append(stamp, stream...), ' ')
+	for len(p) > 0 {
+		end := bytes.IndexByte(p[:min(len(p), max+1)], '\n')
+		content, tag := p, byte('P')
+		switch {
+		case end >= 0:
+			content, tag = p[:end], 'F'
+			p = p[end+1:]
+		case len(p) > max:
+			content = p[:max]
+			p = p[max:]
+		default:
+			p = nil
+		}
+		dst = append(append(dst, stamp...), tag, ' ')
+		dst = append(append(dst, content...), '\n')
+	}
+	return dst
+}
+
+// Parse reads one line of a log, with or without its newline. Content is part of
+// line.
+func Parse(line []byte) (Record, error) {
+	line = bytes.TrimSuffix(line, []byte{'\n'})
+	stamp, rest, ok := bytes.Cut(line, []byte{' '})
+	if !ok {
+		return Record{}, fmt.Errorf("log record %.40q has no stream", line)
+	}
+	t, err := time.Parse(time.RFC3339Nano, string(stamp))
+	if err != nil {
+		return Record{}, fmt.Errorf("log record %.40q: %w", line, err)
+	}
+	stream, rest, ok := bytes.Cut(rest, []byte{' '})
+	if s := string(stream); !ok || s != Stdout && s != Stderr {
+		return Record{}, fmt.Errorf("log record %.40q has stream %q", line, stream)
+	}
+	// Tags are a list with colons; only the first is defined.
+	tags, content, ok := bytes.Cut(rest, []byte{' '})
+	tag, _, _ := bytes.Cut(tags, []byte{':'})
+	if !ok || string(tag) != "F" && string(tag) != "P" {
+		return Record{}, fmt.Errorf("log record %.40q has tag %q", line, tags)
+	}
+	return Record{Time: t, Stream: string(stream), Partial: tag[0] == 'P', Content: content}, nil
+}
