@@ -1,22 +1,69 @@
 package network
 
-import "context"
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/undo"
+)
 
 // Attach brings up the loopback device in p.NetNS and adds p to the network.
-// If that fails, what was done is undone with DEL on a context of its own.
-func (n *Network) Attach(ctx context.Context, p Pod) (Result, error) { return Result{}, nil }
+// If that fails, or ctx ends, what was done is undone with DEL on a context of
+// its own; should DEL fail too, p stays known as attached and Detach tries again.
+//
+// It is fault.Unavailable if there is no network to attach to, and fault.Exists
+// if p is attached: CNI allows one ADD for each DEL.
+func (n *Network) Attach(ctx context.Context, p Pod) (_ Result, err error) {
+	if p.ID == "" || p.NetNS == "" {
+		return Result{}, fault.Invalid.Errorf("attach sandbox %q: it has no ID or no network namespace", p.ID)
+	}
+	c, err := n.usable()
+	if err != nil {
+		return Result{}, err
+	}
+	var steps undo.Stack
+	defer steps.RunIf(&err) // under the lock
 
-// Detach takes p from the network: with the configuration that it was attached
-// with, whether or not its namespace is still there. Detaching a pod that is not
-// attached is no error.
-func (n *Network) Detach(ctx context.Context, p Pod) error { return nil }
+	ctx, unlock, err := n.lock(ctx, p.ID)
+	if err != nil {
+		return Result{}, err
+	}
+	steps.Add("lock", func() error { unlock(); return nil })
+	switch _, err := n.loadAttachment(p.ID); {
+	case err == nil:
+		return Result{}, fault.Exists.Errorf("sandbox %s is attached to a network", p.ID)
+	case !errors.Is(err, fs.ErrNotExist):
+		return Result{}, err
+	}
 
-// Check asks the plugins whether p is still attached as it was.
-func (n *Network) Check(ctx context.Context, p Pod) error { return nil }
-
-// Status is nil if pods can be attached (CRI's condition NetworkReady). The text
-// of the error is made for the message of that condition.
-func (n *Network) Status() error { return nil }
-
-// GC detaches whatever is attached and not in keep, a list of Pod.ID.
-func (n *Network) GC(ctx context.Context, keep []string) error { return nil }
+	if err := loopbackUp(p.NetNS); err != nil {
+		return Result{}, err
+	}
+	a := n.newAttachment(c, p)
+	if err := n.saveAttachment(a); err != nil {
+		return Result{}, err
+	}
+	steps.Add("attachment", func() error {
+		ctx, cancel := undo.Context(ctx)
+		defer cancel()
+		return n.del(ctx, a)
+	})
+	if c.ours != nil { // not before p counts as attached: see Destroy
+		if err := n.prepareHost(ctx, c.ours); err != nil {
+			return Result{}, fmt.Errorf("network %s: %w", c.list.Name, err)
+		}
+	}
+	added, err := n.cni.AddNetworkList(ctx, c.list, a.runtime())
+	if err != nil {
+		return Result{}, fmt.Errorf("network %s: %w", c.list.Name, err)
+	}
+	res, err := resultOf(added)
+	if err != nil {
+		return Result{}, fmt.Errorf("network %s: %w", c.list.Name, err)
+	}
+	unlock()
+	return res, nil
+}

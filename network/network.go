@@ -1,9 +1,41 @@
-// Package network attaches network namespaces to the network of the pods.
+// Package network attaches the network namespaces of pods to a network with CNI
+// plugins, and looks into such namespaces. It knows nothing of CRI, of containers
+// and of retries.
+//
+// Which network. The first usable file of Options.ConfDir in lexical order
+// (*.conflist, *.conf, *.json), as with the other runtimes. A file that cannot be
+// used is logged and passed over, as CRI-O does: the node is ready if a good
+// file comes after it; if none does, Status names the bad ones. Only if there is
+// no configuration file at all does the network of our own apply (default.go): a
+// bad file means that somebody wants another network, and pods must not come up
+// in the wrong one. The directory is watched, and may come, go and come again.
+//
+// What is kept. An attachment is written down before ADD and struck out after
+// DEL (attachment.go), with the configuration that ADD used. So DEL uses that
+// configuration even if the file has changed or gone since, and happens even if
+// the daemon died in the middle of ADD or the node was rebooted:
+//
+//	<CacheDir>/attached/<id>.json  by us: configuration, arguments, capabilities
+//	<CacheDir>/attached/<id>.lock  held while a plugin works on <id>
+//	<CacheDir>/results/…           by libcni: the result of ADD
+//
+// Failure. A plugin runs in a process group of its own and is killed with all
+// its children when the caller's context ends. DEL after a failed ADD runs on
+// undo.Context. No lock of this package is held while a plugin runs, but for the
+// one of that attachment.
 package network
 
 import (
+	"context"
+	"fmt"
 	"log/slog"
 	"net/netip"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+
+	"github.com/containernetworking/cni/libcni"
 )
 
 // Options says where a Network finds its configuration and keeps its files. All
@@ -12,30 +44,65 @@ type Options struct {
 	ConfDir    string         // configurations (*.conflist, *.conf, *.json), watched
 	DefaultDir string         // where the default configuration is written if ConfDir has none; "" means never
 	BinDirs    []string       // plugins, searched in this order
-	CacheDir   string         // results and configurations of ADD, as libcni keeps them; must survive a reboot
+	CacheDir   string         // what is attached; must survive a reboot
 	DataDir    string         // address allocations of the default network; must survive a reboot
-	Instance   string         // "" for the default instance, else a short hash: bridge, nftables table and subnet follow from it
-	PodCIDRs   []netip.Prefix // subnets of the default network, at most one per family; nil: chosen by Instance
+	Instance   string         // "" for the default instance, else what tells it from others: names and subnets follow from it
+	PodCIDRs   []netip.Prefix // passed on as capability ipRanges, and the default network's subnets; nil: those follow from Instance
 	Log        *slog.Logger   // nil means slog.Default()
 }
 
 // A Network attaches pods. Its methods may be called from any goroutine.
 type Network struct {
-	o Options
+	o    Options
+	cni  *libcni.CNIConfig
+	exec *runner
+	log  *slog.Logger
+
+	current atomic.Pointer[conf] // what the directory says; never nil
+	loading sync.Mutex           // one load at a time; guards watched
+	watched watched
+
+	host host
+
+	cancel context.CancelFunc
+	ended  chan struct{}
 }
 
-// Open starts to watch the configuration directory. It neither needs a valid
-// configuration nor changes anything of the host's network.
+// Open reads the configuration and starts to watch its directory. It needs no
+// valid configuration and changes nothing of the host's network: the default
+// network's bridge and nftables table are made when the first pod is attached.
 func Open(o Options) (*Network, error) {
+	if o.ConfDir == "" || o.CacheDir == "" {
+		return nil, fmt.Errorf("network needs a configuration and a cache directory")
+	}
 	if o.Log == nil {
 		o.Log = slog.Default()
 	}
-	return &Network{o: o}, nil
+	o.ConfDir = filepath.Clean(o.ConfDir)
+	if o.DefaultDir != "" {
+		o.DefaultDir = filepath.Clean(o.DefaultDir)
+		if o.DataDir == "" {
+			return nil, fmt.Errorf("the default network needs a data directory")
+		}
+	}
+	if err := os.MkdirAll(filepath.Join(o.CacheDir, attachedDir), 0o700); err != nil {
+		return nil, err
+	}
+	n := &Network{o: o, log: o.Log, ended: make(chan struct{})}
+	n.exec = &runner{log: o.Log}
+	n.cni = libcni.NewCNIConfigWithCacheDir(o.BinDirs, o.CacheDir, n.exec)
+	n.current.Store(&conf{})
+	var ctx context.Context
+	ctx, n.cancel = context.WithCancel(context.Background())
+	n.watched.open(n.log)
+	n.load()
+	go n.watch(ctx)
+	return n, nil
 }
 
-// Close ends the watch. The pods' networks stay as they are.
-func (n *Network) Close() error { return nil }
-
-// Destroy removes the bridge and the nftables table of the default network. It
-// is fault.WrongState while a pod is attached.
-func (n *Network) Destroy() error { return nil }
+// Close ends the watch. Pods stay attached.
+func (n *Network) Close() error {
+	n.cancel()
+	<-n.ended
+	return n.watched.close()
+}

@@ -1,0 +1,149 @@
+package network
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/containernetworking/cni/libcni"
+	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/internal/atomicfile"
+)
+
+const (
+	attachedDir = "attached" // below CacheDir
+	ifName      = "eth0"     // in every pod, as the kubelet and its users expect
+)
+
+// An attachment is what DEL and CHECK need of ADD. It is on disk before ADD
+// runs, because libcni's own cache is written only after it: a daemon that died
+// in between would leave an address and a device behind that nobody knows of.
+type attachment struct {
+	Version      int             `json:"version"` // 1
+	ID           string          `json:"id"`
+	Config       json.RawMessage `json:"config"` // the whole list
+	NetNS        string          `json:"netns"`
+	IfName       string          `json:"ifName"`
+	Args         [][2]string     `json:"args"`
+	Capabilities map[string]any  `json:"capabilities"`
+}
+
+func (n *Network) newAttachment(c *conf, p Pod) *attachment {
+	return &attachment{
+		Version: 1, ID: p.ID, Config: c.list.Bytes, NetNS: p.NetNS, IfName: ifName,
+		Args: cniArgs(p), Capabilities: capabilities(p, n.o.PodCIDRs),
+	}
+}
+
+func (a *attachment) list() (*libcni.NetworkConfigList, error) {
+	return libcni.NetworkConfFromBytes(a.Config)
+}
+
+func (a *attachment) runtime() *libcni.RuntimeConf {
+	return &libcni.RuntimeConf{
+		ContainerID: a.ID, NetNS: a.NetNS, IfName: a.IfName,
+		Args: a.Args, CapabilityArgs: a.Capabilities,
+	}
+}
+
+func (n *Network) attachmentPath(id string) string {
+	return filepath.Join(n.o.CacheDir, attachedDir, id+".json")
+}
+
+// saveAttachment does not wait for the disk: after a power cut the files of
+// host-local and its like are as likely to be missing, and GC finds the rest.
+func (n *Network) saveAttachment(a *attachment) error {
+	return atomicfile.WriteJSON(n.attachmentPath(a.ID), a)
+}
+
+// loadAttachment returns fs.ErrNotExist if id is not attached.
+func (n *Network) loadAttachment(id string) (*attachment, error) {
+	path := n.attachmentPath(id)
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	a := &attachment{}
+	if err := json.Unmarshal(data, a); err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	if a.Version != 1 || a.ID != id {
+		return nil, fmt.Errorf("%s is of version %d and for %q", path, a.Version, a.ID)
+	}
+	return a, nil
+}
+
+// attached returns the IDs of all that is attached.
+func (n *Network) attached() ([]string, error) {
+	entries, err := os.ReadDir(filepath.Join(n.o.CacheDir, attachedDir))
+	if err != nil {
+		return nil, err
+	}
+	var ids []string
+	for _, e := range entries {
+		if id, ok := strings.CutSuffix(e.Name(), ".json"); ok && !strings.HasPrefix(id, ".") {
+			ids = append(ids, id)
+		}
+	}
+	return ids, nil
+}
+
+type lockKey struct{}
+
+// lock makes the caller the only one that works on id's attachment. The context
+// it returns is for running plugins with.
+//
+// It is a file lock (flock(2)) that plugins inherit. When the daemon dies in the
+// middle of ADD, the plugin runs on; the next daemon's DEL then waits for it
+// instead of deleting what is about to be made.
+func (n *Network) lock(ctx context.Context, id string) (_ context.Context, unlock func(), err error) {
+	path := filepath.Join(n.o.CacheDir, attachedDir, id+".lock")
+	for {
+		f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+		if err != nil {
+			return nil, nil, err
+		}
+		if err := flock(ctx, f); err != nil {
+			f.Close()
+			return nil, nil, fmt.Errorf("wait for the plugins at work on %s: %w", id, err)
+		}
+		mine, err1 := f.Stat()
+		now, err2 := os.Stat(path)
+		if err1 == nil && err2 == nil && os.SameFile(mine, now) {
+			return context.WithValue(ctx, lockKey{}, f), func() { n.unlock(id, f) }, nil
+		}
+		f.Close() // its last holder has removed the file: there may be a new one
+	}
+}
+
+// flock polls, so that it can be given up.
+func flock(ctx context.Context, f *os.File) error {
+	for wait := time.Millisecond; ; wait = min(2*wait, 50*time.Millisecond) {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if !errors.Is(err, unix.EWOULDBLOCK) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(wait):
+		}
+	}
+}
+
+// unlock removes the lock's file with the attachment it was for. It unlocks by
+// name, because closing would leave the lock to any daemon that a plugin started.
+func (n *Network) unlock(id string, f *os.File) {
+	if _, err := os.Stat(n.attachmentPath(id)); errors.Is(err, fs.ErrNotExist) {
+		os.Remove(f.Name())
+	}
+	unix.Flock(int(f.Fd()), unix.LOCK_UN)
+	f.Close()
+}

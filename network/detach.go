@@ -1,0 +1,77 @@
+package network
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+)
+
+// Detach takes p from the network: with the configuration and the arguments it
+// was attached with, whether or not its namespace is still there. Only p.ID is
+// needed; the rest serves if what was written down is damaged. Detaching a pod
+// that is not attached is no error; after an error the pod is still attached and
+// Detach may be called again.
+func (n *Network) Detach(ctx context.Context, p Pod) error {
+	if p.ID == "" {
+		return fault.Invalid.Errorf("detach: no sandbox ID")
+	}
+	// Nobody waits for a lock to learn that there is nothing to do.
+	if _, err := os.Stat(n.attachmentPath(p.ID)); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	ctx, unlock, err := n.lock(ctx, p.ID)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	a, err := n.loadAttachment(p.ID)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		// A power cut can leave an empty file. DEL may be called for what was never
+		// added, so the best guess does no harm, and a sandbox that can never be
+		// stopped would.
+		n.log.WarnContext(ctx, "attachment is damaged, its pod is detached by today's configuration", "sandbox", p.ID, "err", err)
+		c, err := n.usable()
+		if err != nil {
+			return err
+		}
+		a = n.newAttachment(c, p)
+	}
+	return n.del(ctx, a)
+}
+
+// del runs DEL and strikes out the attachment. The caller holds its lock.
+func (n *Network) del(ctx context.Context, a *attachment) error {
+	list, err := a.list()
+	if err != nil {
+		return fmt.Errorf("configuration that sandbox %s was attached with: %w", a.ID, err)
+	}
+	rt := a.runtime()
+	// CNI, DEL: "CNI_NETNS … if the container's network namespace no longer
+	// exists … may be empty". After a reboot the pin is a plain file.
+	if !isNetNS(rt.NetNS) {
+		rt.NetNS = ""
+	}
+	if err := n.cni.DelNetworkList(ctx, list, rt); err != nil {
+		return fmt.Errorf("network %s: %w", list.Name, err)
+	}
+	if err := os.Remove(n.attachmentPath(a.ID)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// isNetNS says whether a namespace is pinned at path (statfs(2): NSFS_MAGIC since
+// Linux 3.19).
+func isNetNS(path string) bool {
+	var st unix.Statfs_t
+	return unix.Statfs(path, &st) == nil && st.Type == unix.NSFS_MAGIC
+}

@@ -1,0 +1,104 @@
+package network
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/invoke"
+	"github.com/containernetworking/cni/pkg/types"
+	"github.com/containernetworking/cni/pkg/version"
+	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+)
+
+// A runner runs plugins for libcni. libcni's own kills only the plugin when the
+// context ends, and then waits for whatever the plugin had started.
+type runner struct {
+	version.PluginDecoder
+	log *slog.Logger
+}
+
+var _ invoke.Exec = (*runner)(nil)
+
+// FindInPath returns the file of a plugin.
+func (r *runner) FindInPath(plugin string, dirs []string) (string, error) {
+	return invoke.FindInPath(plugin, dirs)
+}
+
+// ExecPlugin runs the plugin at path and returns what it wrote to stdout. When
+// ctx ends, the plugin and all its children are killed.
+func (r *runner) ExecPlugin(ctx context.Context, path string, stdin []byte, env []string) ([]byte, error) {
+	for try := 0; ; try++ {
+		out, err := r.run(ctx, path, stdin, env)
+		// ETXTBSY: somebody is installing the plugin just now.
+		if !errors.Is(err, unix.ETXTBSY) || try == 10 {
+			return out, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-time.After(200 * time.Millisecond):
+		}
+	}
+}
+
+func (r *runner) run(ctx context.Context, path string, stdin []byte, env []string) ([]byte, error) {
+	name := filepath.Base(path)
+	var stdout, stderr bytes.Buffer
+	cmd := exec.CommandContext(ctx, path)
+	cmd.Env = env
+	cmd.Stdin = bytes.NewReader(stdin)
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return unix.Kill(-cmd.Process.Pid, unix.SIGKILL) }
+	// A daemon that a plugin leaves behind may keep our pipes open.
+	cmd.WaitDelay = time.Second
+	if lock, ok := ctx.Value(lockKey{}).(*os.File); ok {
+		cmd.ExtraFiles = []*os.File{lock}
+	}
+	begin := time.Now()
+	err := cmd.Run()
+	if errors.Is(err, exec.ErrWaitDelay) && cmd.ProcessState.Success() {
+		err = nil
+	}
+	r.log.DebugContext(ctx, "plugin ran", "plugin", name, "took", time.Since(begin), "err", err)
+	if err == nil {
+		return stdout.Bytes(), nil
+	}
+	if cause := context.Cause(ctx); cause != nil {
+		return nil, fmt.Errorf("plugin %s was killed: %w", name, cause)
+	}
+	return nil, pluginError(name, err, stdout.Bytes(), stderr.String())
+}
+
+// pluginError makes an error of what a plugin that failed left. CNI: "error: A
+// non-zero exit code and … JSON" on stdout; not all plugins get that far.
+func pluginError(name string, err error, stdout []byte, stderr string) error {
+	var said types.Error
+	if json.Unmarshal(stdout, &said) == nil && said.Msg != "" {
+		switch said.Code {
+		case types.ErrTryAgainLater, types.ErrPluginNotAvailable, types.ErrLimitedConnectivity:
+			return fault.Unavailable.Errorf("plugin %s: %w", name, &said)
+		}
+		return fmt.Errorf("plugin %s: %w", name, &said)
+	}
+	text := strings.TrimSpace(stderr)
+	if text == "" {
+		text = strings.TrimSpace(string(stdout))
+	}
+	if text == "" {
+		return fmt.Errorf("plugin %s: %w", name, err)
+	}
+	return fmt.Errorf("plugin %s: %w: %q", name, err, text)
+}

@@ -1,0 +1,43 @@
+package network
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/types"
+)
+
+// GC detaches whatever is attached and not in keep, a list of Pod.ID, and has the
+// plugins of the network in use drop what they hold for others (CNI 1.1). Call
+// it when no Attach is under way, as at the start of the daemon: what is being
+// attached and is not in keep would be taken away.
+func (n *Network) GC(ctx context.Context, keep []string) error {
+	ids, err := n.attached()
+	if err != nil {
+		return err
+	}
+	var errs []error
+	valid := []types.GCAttachment{}
+	for _, id := range ids {
+		if slices.Contains(keep, id) {
+			valid = append(valid, types.GCAttachment{ContainerID: id, IfName: ifName})
+			continue
+		}
+		if err := n.Detach(ctx, Pod{ID: id}); err != nil {
+			errs = append(errs, fmt.Errorf("detach sandbox %s: %w", id, err))
+		}
+	}
+	c := n.current.Load()
+	if c.list == nil {
+		return errors.Join(errs...)
+	}
+	if c.ours != nil {
+		errs = append(errs, c.ours.sweep(keep))
+	} else if err := n.cni.GCNetworkList(ctx, c.list, &libcni.GCArgs{ValidAttachments: valid}); err != nil {
+		errs = append(errs, fmt.Errorf("network %s: %w", c.list.Name, err))
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,55 @@
+package network
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/netip"
+
+	"github.com/containernetworking/cni/pkg/types"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+)
+
+// resultOf reads from the plugins' result what the pod's interface has got. No
+// address at all is an error: the kubelet makes a pod without one anew, over and
+// over.
+func resultOf(r types.Result) (Result, error) {
+	// The newest type is what all versions of the result convert to.
+	full, err := types100.NewResultFromResult(r)
+	if err != nil {
+		return Result{}, fmt.Errorf("result of the plugins: %w", err)
+	}
+	raw, err := json.Marshal(full)
+	if err != nil {
+		return Result{}, fmt.Errorf("result of the plugins: %w", err)
+	}
+	res := Result{Interface: ifName, Raw: raw}
+	for _, c := range full.IPs {
+		ip, ok := netip.AddrFromSlice(c.Address.IP)
+		if !ok {
+			return Result{}, fmt.Errorf("result of the plugins: address %v", c.Address.IP)
+		}
+		if ofPod(full.Interfaces, c.Interface) {
+			res.IPs = append(res.IPs, ip.Unmap())
+		}
+	}
+	if len(res.IPs) == 0 {
+		return Result{}, fmt.Errorf("the plugins gave %s no address", ifName)
+	}
+	for i, ip := range res.IPs {
+		if ip.Is4() {
+			copy(res.IPs[1:i+1], res.IPs[:i])
+			res.IPs[0] = ip
+			break
+		}
+	}
+	return res, nil
+}
+
+// ofPod says whether an address belongs to the pod's interface. CNI: the index
+// "interface" of an address is optional; without it, the address is the pod's.
+func ofPod(all []*types100.Interface, index *int) bool {
+	if index == nil || *index < 0 || *index >= len(all) {
+		return true
+	}
+	return all[*index].Name == ifName && all[*index].Sandbox != ""
+}

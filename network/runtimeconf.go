@@ -1,0 +1,93 @@
+package network
+
+import (
+	"math"
+	"net/netip"
+)
+
+// cniArgs is what the other runtimes pass in CNI_ARGS.
+func cniArgs(p Pod) [][2]string {
+	return [][2]string{
+		{"IgnoreUnknown", "1"},
+		{"K8S_POD_NAMESPACE", p.Namespace},
+		{"K8S_POD_NAME", p.Name},
+		{"K8S_POD_INFRA_CONTAINER_ID", p.ID},
+		{"K8S_POD_UID", p.UID},
+	}
+}
+
+// The shapes of the capability arguments are those of CNI's CONVENTIONS.md;
+// libcni passes each plugin those that its configuration asks for.
+type (
+	portMapping struct {
+		HostPort      int32  `json:"hostPort"`
+		ContainerPort int32  `json:"containerPort"`
+		Protocol      string `json:"protocol"`
+		HostIP        string `json:"hostIP,omitempty"`
+	}
+	bandwidth struct {
+		IngressRate  uint64 `json:"ingressRate,omitempty"` // bits per second
+		IngressBurst uint64 `json:"ingressBurst,omitempty"`
+		EgressRate   uint64 `json:"egressRate,omitempty"`
+		EgressBurst  uint64 `json:"egressBurst,omitempty"` // bits
+	}
+	dnsSettings struct {
+		Servers  []string `json:"servers,omitempty"`
+		Searches []string `json:"searches,omitempty"`
+		Options  []string `json:"options,omitempty"`
+	}
+	ipRange struct {
+		Subnet string `json:"subnet"`
+	}
+)
+
+// capabilities returns the capability arguments for p.
+func capabilities(p Pod, cidrs []netip.Prefix) map[string]any {
+	caps := make(map[string]any)
+	var ports []portMapping
+	for _, port := range p.Ports {
+		if port.HostPort > 0 {
+			ports = append(ports, portMapping{port.HostPort, port.ContainerPort, port.Protocol, port.HostIP})
+		}
+	}
+	if ports != nil {
+		caps["portMappings"] = ports
+	}
+	if p.IngressBPS > 0 || p.EgressBPS > 0 {
+		b := bandwidth{}
+		if p.IngressBPS > 0 {
+			b.IngressRate, b.IngressBurst = uint64(p.IngressBPS), burst(p.IngressBPS)
+		}
+		if p.EgressBPS > 0 {
+			b.EgressRate, b.EgressBurst = uint64(p.EgressBPS), burst(p.EgressBPS)
+		}
+		caps["bandwidth"] = b
+	}
+	if d := p.DNS; len(d.Servers)+len(d.Searches)+len(d.Options) > 0 {
+		caps["dns"] = dnsSettings(d)
+	}
+	var ranges [][]ipRange // one set per family, of which one address each
+	for _, cidr := range cidrs {
+		ranges = append(ranges, []ipRange{{cidr.Masked().String()}})
+	}
+	if ranges != nil {
+		caps["ipRanges"] = ranges
+	}
+	if len(p.Annotations) > 0 {
+		caps["io.kubernetes.cri.pod-annotations"] = p.Annotations
+	}
+	if p.CgroupPath != "" {
+		caps["cgroupPath"] = p.CgroupPath
+	}
+	return caps
+}
+
+// burst returns the token bucket for a rate in bits per second: what flows in an
+// eighth of a second, and room for a few packets of the greatest size (64 KiB
+// with segmentation offload). The other runtimes take the 4 GB that the
+// bandwidth plugin takes at most, with which a limit of 10 Mbit/s does not
+// limit the first hour.
+func burst(rate int64) uint64 {
+	const least, most = 256 << 10 * 8, math.MaxUint32 * 7
+	return min(max(uint64(rate)/8, least), most)
+}

@@ -1,0 +1,41 @@
+package network
+
+import (
+	"net"
+
+	"github.com/vishvananda/netlink"
+)
+
+// InterfaceStats counts what went through one interface since it was made.
+type InterfaceStats struct {
+	Name                                       string
+	RxBytes, RxErrors, TxBytes, TxErrors       uint64
+	RxPackets, RxDropped, TxPackets, TxDropped uint64
+}
+
+// Stats reads the counters of all interfaces but loopback in the network
+// namespace at path netns, "" for the host's. It is fault.NotFound if the
+// namespace is not there.
+func Stats(netns string) ([]InterfaceStats, error) {
+	var all []InterfaceStats
+	err := enter(netns, func() error {
+		links, err := netlink.LinkList()
+		if err != nil {
+			return err
+		}
+		for _, link := range links {
+			a := link.Attrs()
+			if a.Flags&net.FlagLoopback != 0 || a.Statistics == nil {
+				continue
+			}
+			s := a.Statistics
+			all = append(all, InterfaceStats{
+				Name:    a.Name,
+				RxBytes: s.RxBytes, RxErrors: s.RxErrors, RxPackets: s.RxPackets, RxDropped: s.RxDropped,
+				TxBytes: s.TxBytes, TxErrors: s.TxErrors, TxPackets: s.TxPackets, TxDropped: s.TxDropped,
+			})
+		}
+		return nil
+	})
+	return all, err
+}

@@ -1,0 +1,75 @@
+package network
+
+import (
+	"context"
+	"sync/atomic"
+	"time"
+
+	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/version"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+)
+
+// statusTimeout bounds the STATUS of all plugins of a network together.
+const statusTimeout = 5 * time.Second
+
+// health is what the plugins of one configuration answered to STATUS.
+type health struct {
+	last  atomic.Pointer[answer]
+	first chan struct{} // closed when last has a value
+}
+
+type answer struct{ err error }
+
+// newHealth returns nil if the plugins of list need not be asked: STATUS came
+// with CNI 1.1.
+func newHealth(list *libcni.NetworkConfigList) *health {
+	if ok, err := version.GreaterThanOrEqualTo(list.CNIVersion, "1.1.0"); err != nil || !ok {
+		return nil
+	}
+	return &health{first: make(chan struct{})}
+}
+
+// Status is nil if pods can be attached (CRI's condition NetworkReady). The text
+// of the error is made for the message of that condition.
+//
+// It waits for no plugin: those that know STATUS are asked in the background,
+// and only their first answer is awaited, for a second.
+func (n *Network) Status() error {
+	c, err := n.usable()
+	if err != nil {
+		return err
+	}
+	for _, p := range c.list.Plugins {
+		if _, err := n.exec.FindInPath(p.Network.Type, n.o.BinDirs); err != nil {
+			return fault.Unavailable.Errorf("network %s of %s: %w", c.list.Name, c.file, err)
+		}
+	}
+	if c.plugins == nil {
+		return nil
+	}
+	select {
+	case <-c.plugins.first:
+	case <-time.After(time.Second):
+		return fault.Unavailable.Errorf("network %s of %s: its plugins have not told their status yet", c.list.Name, c.file)
+	}
+	if err := c.plugins.last.Load().err; err != nil {
+		return fault.Unavailable.Errorf("network %s of %s: %w", c.list.Name, c.file, err)
+	}
+	return nil
+}
+
+// askPlugins asks the plugins for their STATUS and keeps the answer.
+func (n *Network) askPlugins(ctx context.Context) {
+	c := n.current.Load()
+	if c.plugins == nil {
+		return
+	}
+	limited, cancel := context.WithTimeout(ctx, statusTimeout)
+	defer cancel()
+	err := n.cni.GetStatusNetworkList(limited, c.list)
+	if c.plugins.last.Swap(&answer{err}) == nil {
+		close(c.plugins.first)
+	}
+}

@@ -1,0 +1,149 @@
+package network
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+)
+
+const (
+	// settle is how long the directory must have been quiet before it is read:
+	// installers write a file in several steps.
+	settle = 50 * time.Millisecond
+	// poll finds what no event tells of: a watch that could not be had, a
+	// symbolic link to a directory that was exchanged. It is also how often the
+	// plugins are asked for their STATUS.
+	poll = 10 * time.Second
+)
+
+// watched is the set of watches on the configuration directory and its parent.
+// inotify(7) watches inodes: a directory that is removed and made again needs a
+// new watch, and one that is not there can only be seen by watching above it.
+type watched struct {
+	fs   *fsnotify.Watcher // nil if the kernel gives no inotify instance
+	dirs map[string]os.FileInfo
+}
+
+func (w *watched) open(log *slog.Logger) {
+	fs, err := fsnotify.NewWatcher()
+	if err != nil {
+		log.Warn("CNI configuration is only polled", "err", err)
+		return
+	}
+	w.fs, w.dirs = fs, make(map[string]os.FileInfo)
+}
+
+func (w *watched) close() error {
+	if w.fs == nil {
+		return nil
+	}
+	return w.fs.Close()
+}
+
+// arm watches dir and the nearest directory above it that exists.
+func (w *watched) arm(dir string) {
+	if w.fs == nil {
+		return
+	}
+	want := map[string]bool{dir: true}
+	above := filepath.Dir(dir)
+	for above != filepath.Dir(above) {
+		if _, err := os.Stat(above); err == nil {
+			break
+		}
+		above = filepath.Dir(above)
+	}
+	want[above] = true
+	for path := range w.dirs {
+		if !want[path] {
+			w.fs.Remove(path)
+			delete(w.dirs, path)
+		}
+	}
+	for path := range want {
+		now, err := os.Stat(path)
+		if old := w.dirs[path]; err == nil && old != nil && os.SameFile(old, now) {
+			continue
+		}
+		w.fs.Remove(path) // of the inode that was there; an error says that it is gone
+		delete(w.dirs, path)
+		if err == nil && w.fs.Add(path) == nil {
+			w.dirs[path] = now
+		}
+	}
+}
+
+// watch reads the configuration again whenever something happens to it.
+func (n *Network) watch(ctx context.Context) {
+	defer close(n.ended)
+	var events chan fsnotify.Event
+	var errs chan error
+	if n.watched.fs != nil {
+		events, errs = n.watched.fs.Events, n.watched.fs.Errors
+	}
+	ticker := time.NewTicker(poll)
+	defer ticker.Stop()
+	quiet := time.NewTimer(settle)
+	quiet.Stop()
+	n.askPlugins(ctx)
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case e := <-events:
+			if strings.HasPrefix(e.Name, n.o.ConfDir) || strings.HasPrefix(n.o.ConfDir, e.Name) {
+				quiet.Reset(settle)
+			}
+			continue
+		case err := <-errs:
+			// An overflow lost events: read once, as after any event.
+			n.log.Warn("watch of the CNI configuration was interrupted", "err", err)
+			quiet.Reset(settle)
+			continue
+		case <-quiet.C:
+		case <-ticker.C:
+		}
+		n.load()
+		n.askPlugins(ctx)
+	}
+}
+
+// load reads the configuration and publishes it if it has changed.
+func (n *Network) load() *conf {
+	n.loading.Lock()
+	defer n.loading.Unlock()
+	// Watch first, read afterwards: what changes in between is seen.
+	n.watched.arm(n.o.ConfDir)
+	old, c := n.current.Load(), n.read()
+	if old.same(c) {
+		return old
+	}
+	for _, b := range c.bad {
+		n.log.Warn("CNI configuration cannot be used", "path", b.path, "err", b.err)
+	}
+	if c.list != nil {
+		n.log.Info("network chosen", "network", c.list.Name, "path", c.file)
+		if c.ours == nil { // those of the default network know STATUS and have nothing to say
+			c.plugins = newHealth(c.list)
+		}
+	} else {
+		n.log.Warn("network is not ready", "err", c.err)
+	}
+	n.current.Store(c)
+	return c
+}
+
+// usable returns the configuration, or says why there is none. If there was none
+// it looks again, so that a file is found even where no event can tell of it.
+func (n *Network) usable() (*conf, error) {
+	c := n.current.Load()
+	if c.list == nil {
+		c = n.load()
+	}
+	return c, c.err
+}
