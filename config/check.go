@@ -1,0 +1,151 @@
+package config
+
+import (
+	"fmt"
+	"math"
+	"net"
+	"net/netip"
+	"path"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// maxSocketPath is what fits into sun_path with its zero byte (unix(7)).
+const maxSocketPath = 107
+
+// check refuses values that have the right type and make no sense.
+func (c *Config) check() error {
+	for _, f := range []struct{ key, path string }{{"root", c.Root}, {"state", c.State}, {"socket", c.Socket}, {"cni.conf_dir", c.CNI.ConfDir}} {
+		if !filepath.IsAbs(f.path) {
+			return c.wrong(f.key, "%q is not an absolute path", f.path)
+		}
+	}
+	c.Root, c.State = filepath.Clean(c.Root), filepath.Clean(c.State)
+	for _, f := range []struct{ key, path string }{
+		{"seccomp_profile", c.SeccompProfile}, {"image.registries_conf", c.Image.RegistriesConf},
+		{"image.policy", c.Image.Policy}, {"image.auth_file", c.Image.AuthFile},
+	} {
+		if f.path != "" && !filepath.IsAbs(f.path) {
+			return c.wrong(f.key, "%q is not an absolute path", f.path)
+		}
+	}
+	switch {
+	case c.Root == "/" || c.State == "/":
+		return c.wrong("root", "neither root nor state may be the root directory")
+	case within(c.Root, c.State) || within(c.State, c.Root):
+		return c.wrong("state", "%s and root %s must not be one below the other", c.State, c.Root)
+	case len(c.Socket) > maxSocketPath:
+		return c.wrong("socket", "%q is longer than %d bytes", c.Socket, maxSocketPath)
+	case len(c.State)+len("/executor.sock") > maxSocketPath:
+		return c.wrong("state", "%q is too long for a socket in it", c.State)
+	case c.LogMaxLine < 64 || c.LogMaxLine > 1<<20:
+		return c.wrong("log_max_line", "%d is not between 64 and 1048576", c.LogMaxLine)
+	case c.Image.MaxParallel < 1 || c.Image.MaxParallel > 64:
+		return c.wrong("image.max_parallel", "%d is not between 1 and 64", c.Image.MaxParallel)
+	}
+	for _, f := range []struct {
+		key, value string
+		allowed    []string
+	}{
+		{"cgroup_driver", c.CgroupDriver, []string{"auto", "systemd", "cgroupfs"}},
+		{"log.level", c.Log.Level, []string{"debug", "info", "warn", "error"}},
+		{"log.format", c.Log.Format, []string{"auto", "json", "text"}},
+	} {
+		if !slices.Contains(f.allowed, f.value) {
+			return c.wrong(f.key, "%q is none of %s", f.value, strings.Join(f.allowed, ", "))
+		}
+	}
+	return c.checkLists()
+}
+
+func (c *Config) checkLists() error {
+	if host, port, err := net.SplitHostPort(c.Streaming.Address); err != nil || !isPort(port) {
+		return c.wrong("streaming.address", "%q is not host:port", c.Streaming.Address)
+	} else if _, err := netip.ParseAddr(host); err != nil {
+		return c.wrong("streaming.address", "%q is not the address of an interface", host)
+	}
+	for _, dir := range c.CNI.BinDirs {
+		if !filepath.IsAbs(dir) {
+			return c.wrong("cni.bin_dirs", "%q is not an absolute path", dir)
+		}
+	}
+	if _, err := c.Prefixes(); err != nil {
+		return c.wrong("cni.pod_cidrs", "%v", err)
+	}
+	if _, err := c.ParsedRlimits(); err != nil {
+		return c.wrong("rlimits", "%v", err)
+	}
+	for _, p := range c.Image.Pinned {
+		if _, err := path.Match(p, ""); err != nil {
+			return c.wrong("image.pinned", "%q is not a pattern", p)
+		}
+	}
+	return nil
+}
+
+// wrong is the error for the value of key: it says where that value stands.
+func (c *Config) wrong(key, format string, args ...any) error {
+	return fmt.Errorf("%s: %s: %s", c.Origin(key), key, fmt.Sprintf(format, args...))
+}
+
+func within(p, dir string) bool { return p == dir || strings.HasPrefix(p, dir+"/") }
+
+func isPort(s string) bool {
+	_, err := strconv.ParseUint(s, 10, 16)
+	return err == nil
+}
+
+// Prefixes is CNI.PodCIDRs parsed: at most one IPv4 and one IPv6 subnet.
+func (c *Config) Prefixes() ([]netip.Prefix, error) {
+	var list []netip.Prefix
+	for _, s := range c.CNI.PodCIDRs {
+		p, err := netip.ParsePrefix(s)
+		if err != nil || p != p.Masked() {
+			return nil, fmt.Errorf("%q is not a subnet such as 10.88.0.0/16", s)
+		}
+		if slices.ContainsFunc(list, func(q netip.Prefix) bool { return q.Addr().Is4() == p.Addr().Is4() }) {
+			return nil, fmt.Errorf("%q is the second subnet of its family", s)
+		}
+		list = append(list, p)
+	}
+	return list, nil
+}
+
+// An Rlimit is a limit as setrlimit(2) takes it.
+type Rlimit struct {
+	Type       string // RLIMIT_NOFILE
+	Soft, Hard uint64
+}
+
+var rlimitNames = []string{"as", "core", "cpu", "data", "fsize", "locks", "memlock", "msgqueue", "nice", "nofile", "nproc", "rss", "rtprio", "rttime", "sigpending", "stack"}
+
+// ParsedRlimits is Rlimits parsed.
+func (c *Config) ParsedRlimits() ([]Rlimit, error) {
+	var list []Rlimit
+	for _, s := range c.Rlimits {
+		name, value, ok := strings.Cut(s, "=")
+		if !ok || !slices.Contains(rlimitNames, name) {
+			return nil, fmt.Errorf("%q is not a limit such as \"nofile=1024:524288\"", s)
+		}
+		softText, hardText, two := strings.Cut(value, ":")
+		if !two {
+			hardText = softText
+		}
+		soft, err1 := rlimitValue(softText)
+		hard, err2 := rlimitValue(hardText)
+		if err1 != nil || err2 != nil || soft > hard {
+			return nil, fmt.Errorf("%q is not a limit such as \"nofile=1024:524288\", soft before hard", s)
+		}
+		list = append(list, Rlimit{"RLIMIT_" + strings.ToUpper(name), soft, hard})
+	}
+	return list, nil
+}
+
+func rlimitValue(s string) (uint64, error) {
+	if s == "-1" || s == "unlimited" {
+		return math.MaxUint64, nil
+	}
+	return strconv.ParseUint(s, 10, 64)
+}

@@ -1,0 +1,134 @@
+// Package config reads crispd's configuration: one plain struct, fixed once it
+// is loaded. Only cmd imports it; every other package takes plain options.
+//
+// A value comes from the first of these that gives it:
+//
+//	a flag of the command line          --root
+//	a drop-in                           config.d/*.toml beside the file, the last in lexical order first
+//	the configuration file              /etc/crisp/config.toml
+//	the default                         which may follow from root and state
+//
+// A later value replaces an earlier one whole, lists too. What is not a key of
+// ours, has the wrong type or makes no sense is an error that names the file and
+// the line: a typing error must not become a default.
+//
+// Everything follows from root and state, so that two instances with different
+// ones share nothing.
+package config
+
+import "time"
+
+// Where the default instance is.
+const (
+	DefaultFile  = "/etc/crisp/config.toml"
+	DefaultRoot  = "/var/lib/crisp"
+	DefaultState = "/run/crisp"
+)
+
+// Config is the configuration in force. A field's tag is its key in TOML.
+type Config struct {
+	// Root holds what must survive a reboot: images, records, addresses.
+	// An absolute path; default /var/lib/crisp.
+	Root string `toml:"root"`
+	// State holds what must not: mounts, namespaces, sockets. An absolute path
+	// on a tmpfs; default /run/crisp.
+	State string `toml:"state"`
+	// Socket is the unix socket of the CRI. Default: crisp.sock in state.
+	Socket string `toml:"socket"`
+	// CgroupDriver is "systemd", "cgroupfs", or "auto": systemd where it runs the
+	// host on cgroup v2. The kubelet asks for it and must use the same.
+	CgroupDriver string `toml:"cgroup_driver"`
+	// LogMaxLine is how long a line of a container's log may be, in bytes; longer
+	// ones are split as CRI's format has it. Default 16384.
+	LogMaxLine int `toml:"log_max_line"`
+	// SeccompProfile is a file that replaces the built-in default profile
+	// (RuntimeDefault). Default: none.
+	SeccompProfile string `toml:"seccomp_profile"`
+	// DefaultCapabilities is what a container gets that asks for none, without
+	// CAP_. Default: the fourteen that container engines agree on.
+	DefaultCapabilities []string `toml:"default_capabilities"`
+	// Rlimits are limits of every container, as "nofile=1024:524288" (soft:hard;
+	// -1 = unlimited). Default: none, which leaves crispd's own.
+	Rlimits []string `toml:"rlimits"`
+	// DeviceOwnership gives a container's devices to its user instead of to the
+	// host's owner, so that no root is needed to use them. Default false.
+	DeviceOwnership bool `toml:"device_ownership_from_security_context"`
+
+	Log       Log       `toml:"log"`
+	CNI       CNI       `toml:"cni"`
+	Streaming Streaming `toml:"streaming"`
+	Image     Image     `toml:"image"`
+
+	origin map[string]string
+}
+
+// Log is how crispd itself logs, to standard error.
+type Log struct {
+	// Level is "debug", "info", "warn" or "error". Default info.
+	Level string `toml:"level"`
+	// Format is "json", "text", or "auto": text on a terminal. Default auto.
+	Format string `toml:"format"`
+}
+
+// CNI is where pod networks come from.
+type CNI struct {
+	// ConfDir is watched for network configurations. Default: /etc/cni/net.d, for
+	// an instance with another root cni/net.d below that.
+	ConfDir string `toml:"conf_dir"`
+	// BinDirs are searched for plugins, the first one first. Default: crisp's own
+	// plugins, /opt/cni/bin, /usr/lib/cni, /usr/libexec/cni.
+	BinDirs []string `toml:"bin_dirs"`
+	// DefaultNetwork makes crisp bring a network of its own where conf_dir has
+	// none. Default true.
+	DefaultNetwork bool `toml:"default_network"`
+	// PodCIDRs are the subnets of the default network, at most one per family.
+	// Default: one that follows from root and state.
+	PodCIDRs []string `toml:"pod_cidrs"`
+}
+
+// Streaming is the server of exec, attach and port-forward.
+type Streaming struct {
+	// Address is where it listens, host:port; port 0 is one that is free. It is
+	// for the kubelet on this machine. Default 127.0.0.1:0.
+	Address string `toml:"address"`
+	// IdleTimeout closes a connection on which nothing moved for so long.
+	// Default 4h.
+	IdleTimeout time.Duration `toml:"idle_timeout"`
+}
+
+// Image is how images are pulled and kept.
+type Image struct {
+	// Pinned are names or patterns (path.Match) of images that the kubelet must
+	// not collect. Default: none.
+	Pinned []string `toml:"pinned"`
+	// MaxParallel is how many layers one pull fetches and unpacks at once.
+	// Default 4.
+	MaxParallel int `toml:"max_parallel"`
+	// ProgressTimeout ends a pull in which no byte arrived for so long; 0 never
+	// does. Default 1m.
+	ProgressTimeout time.Duration `toml:"progress_timeout"`
+	// RegistriesConf is a registries.conf(5). Default:
+	// $CONTAINERS_REGISTRIES_CONF, then /etc/containers/registries.conf.
+	RegistriesConf string `toml:"registries_conf"`
+	// Policy is a policy.json(5). Default: /etc/containers/policy.json; where
+	// there is none every image is accepted.
+	Policy string `toml:"policy"`
+	// AuthFile is a containers-auth.json(5). Default: $REGISTRY_AUTH_FILE, then
+	// the usual places.
+	AuthFile string `toml:"auth_file"`
+}
+
+// Origin says where the value of key came from: "default", "flag --root" or
+// "/etc/crisp/config.toml:12".
+func (c *Config) Origin(key string) string {
+	if o, ok := c.origin[key]; ok {
+		return o
+	}
+	return "default"
+}
+
+// DefaultInstance tells whether this is the machine's one instance, which may
+// use the well-known places; every other one keeps to root and state.
+func (c *Config) DefaultInstance() bool {
+	return c.Root == DefaultRoot && c.State == DefaultState
+}

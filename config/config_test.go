@@ -1,0 +1,181 @@
+package config_test
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/crisp-cri/crisp/config"
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+)
+
+// write makes a configuration directory of the named files and returns it.
+func write(t *testing.T, files map[string]string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for name, text := range files {
+		path := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// A value comes from the strongest source that has it, and says which.
+func TestOrigin(t *testing.T) {
+	dir := write(t, map[string]string{
+		"config.toml":       "root = \"/a\"\nstate = \"/s\"\n\n[log]\nlevel = \"warn\"\nformat = \"json\"\n[image]\npinned = [\"x\", \"y\"]\n",
+		"config.d/20.toml":  "[image]\npinned = [\"z\"]\nprogress_timeout = \"90s\"\n",
+		"config.d/10.toml":  "image.pinned = [\"w\"]\nimage.max_parallel = 7\n",
+		"config.d/skip.txt": "not TOML",
+	})
+	file := filepath.Join(dir, "config.toml")
+	c, err := config.Load(config.Source{File: file, Flags: map[string]string{"root": "/flag", "log.level": "debug"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct{ key, value, origin string }{
+		{"root", c.Root, "flag --root"},
+		{"log.level", c.Log.Level, "flag --log-level"},
+		{"state", c.State, file + ":2"},
+		{"log.format", c.Log.Format, file + ":6"},
+		{"image.pinned", strings.Join(c.Image.Pinned, ","), dir + "/config.d/20.toml:2"},
+		{"image.max_parallel", fmt.Sprint(c.Image.MaxParallel), dir + "/config.d/10.toml:2"},
+		{"image.progress_timeout", c.Image.ProgressTimeout.String(), dir + "/config.d/20.toml:3"},
+		{"socket", c.Socket, "default"},
+	} {
+		if got := c.Origin(tt.key); got != tt.origin {
+			t.Errorf("%s = %q comes from %q, want %q", tt.key, tt.value, got, tt.origin)
+		}
+	}
+	if c.Root != "/flag" || c.Log.Level != "debug" || c.State != "/s" || strings.Join(c.Image.Pinned, ",") != "z" ||
+		c.Image.MaxParallel != 7 || c.Image.ProgressTimeout != 90*time.Second || c.Socket != "/s/crisp.sock" || c.CNI.ConfDir != "/flag/cni/net.d" {
+		t.Errorf("got %+v", c)
+	}
+}
+
+// With nothing to read the defaults are the ones of the documentation.
+func TestDefaults(t *testing.T) {
+	if _, err := os.Stat(config.DefaultFile); err == nil {
+		t.Skip("needs a machine without " + config.DefaultFile)
+	}
+	c, err := config.Load(config.Source{OwnCNI: "/own"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !c.DefaultInstance() || c.Socket != "/run/crisp/crisp.sock" || c.CNI.ConfDir != "/etc/cni/net.d" || c.CNI.BinDirs[0] != "/own" || c.Log.Level != "info" {
+		t.Errorf("got %+v", c)
+	}
+}
+
+// What crispd prints is what it reads: nothing is lost in between.
+func TestWriteIsRead(t *testing.T) {
+	dir := write(t, map[string]string{"config.toml": `
+rlimits = ["nofile=1:2", "core=-1"]
+device_ownership_from_security_context = true
+[streaming]
+address = "[::1]:10010"
+idle_timeout = "1h2m3s"
+[image]
+pinned = ["a\"b\\c", "ü*"]
+`})
+	c, err := config.Load(config.Source{File: filepath.Join(dir, "config.toml"), Flags: map[string]string{"state": "/run/other"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	if err := c.Write(&out); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{`state = "/run/other" # flag --state`, `idle_timeout = "1h2m3s" # ` + dir + `/config.toml:6`, `level = "info" # default`} {
+		if !strings.Contains(out.String(), want+"\n") {
+			t.Errorf("no line %s in\n%s", want, out.String())
+		}
+	}
+	again := write(t, map[string]string{"config.toml": out.String()})
+	back, err := config.Load(config.Source{File: filepath.Join(again, "config.toml")})
+	if err != nil {
+		t.Fatalf("%v in\n%s", err, out.String())
+	}
+	if diff := cmp.Diff(c, back, cmpopts.IgnoreUnexported(config.Config{}), cmpopts.EquateEmpty()); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// Every mistake names its file, its line and the key.
+func TestMistakes(t *testing.T) {
+	for _, tt := range []struct{ name, text, want string }{
+		{"unknown key", "root = \"/a\"\nrooot = \"/b\"\n", ":2: rooot is not a key of the configuration"},
+		{"unknown key in a table", "[log]\n# a comment\n  levels = \"x\"\n", ":3: log.levels is not a key of the configuration"},
+		{"unknown table", "\n\n[images]\npinned = []\n", ":3: images is not a key of the configuration"},
+		{"unknown empty table", "[nothing]\n", ":1: nothing is not a key of the configuration"},
+		{"unknown table below", "[image]\n[image.auth]\nx = 1\n", ":2: image.auth is not a key of the configuration"},
+		{"dotted", "image.pins = []\n", ":1: image.pins is not a key of the configuration"},
+		{"case", "Root = \"/a\"\n", ":1: Root is not a key of the configuration"},
+		{"a line that only looks like a key", "seccomp_profile = \"\"\"\nroot = 1\n\"\"\"\nlog_max_line = \"x\"", ":4: log_max_line: want an integer, have a string"},
+		{"syntax", "root = \"/a\"\nstate = \n", ":2: expected value"},
+		{"twice", "root = \"/a\"\nroot = \"/b\"\n", ":2: "},
+		{"string", "root = 3\n", ":1: root: want a string, have an integer"},
+		{"boolean", "[cni]\ndefault_network = \"yes\"\n", ":2: cni.default_network: want true or false, have a string"},
+		{"list", "[image]\npinned = \"x\"\n", ":2: image.pinned: want a list of strings, have a string"},
+		{"element", "[image]\npinned = [\"x\", 3]\n", ":2: image.pinned: want a list of strings, have an integer in it"},
+		{"duration", "[streaming]\nidle_timeout = 3\n", ":2: streaming.idle_timeout: want a duration such as \"90s\", have an integer"},
+		{"bad duration", "[streaming]\nidle_timeout = \"3 days\"\n", ":2: streaming.idle_timeout: want a duration such as \"90s\", have \"3 days\""},
+		{"value for a table", "log = \"debug\"\n", ":1: log: want a table, have a string"},
+		{"table for a value", "[root]\n", ":1: root: want a string, have a table"},
+		{"level", "[log]\nlevel = \"loud\"\n", ":2: log.level: \"loud\" is none of debug, info, warn, error"},
+		{"relative", "state = \"run\"\n", ":1: state: \"run\" is not an absolute path"},
+		{"nested", "root = \"/run/crisp/x\"\n", "state: /run/crisp and root /run/crisp/x must not be one below the other"},
+		{"address", "[streaming]\naddress = \"localhost\"\n", ":2: streaming.address: \"localhost\" is not host:port"},
+		{"subnets", "[cni]\npod_cidrs = [\"10.1.2.3/16\"]\n", ":2: cni.pod_cidrs: \"10.1.2.3/16\" is not a subnet"},
+		{"rlimit", "rlimits = [\"nofile=9:3\"]\n", ":1: rlimits: \"nofile=9:3\" is not a limit"},
+		{"parallel", "[image]\nmax_parallel = 0\n", ":2: image.max_parallel: 0 is not between 1 and 64"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			file := filepath.Join(write(t, map[string]string{"config.toml": tt.text}), "config.toml")
+			_, err := config.Load(config.Source{File: file})
+			if err == nil || !strings.Contains(err.Error(), tt.want) || (tt.want[0] == ':' && !strings.HasPrefix(err.Error(), file)) {
+				t.Errorf("got  %v\nwant …%s", err, tt.want)
+			}
+		})
+	}
+}
+
+// A file that somebody names must be there; the default one need not.
+func TestNamedFileMustExist(t *testing.T) {
+	_, err := config.Load(config.Source{File: filepath.Join(t.TempDir(), "none.toml")})
+	if err == nil || !strings.Contains(err.Error(), "none.toml") {
+		t.Errorf("got %v, want an error that names the file", err)
+	}
+}
+
+// "≤ 25 keys": a new one needs the argument why a default cannot be right.
+func TestKeysAreFew(t *testing.T) {
+	var count func(t reflect.Type) int
+	count = func(t reflect.Type) int {
+		n := 0
+		for i := range t.NumField() {
+			switch f := t.Field(i); {
+			case f.Tag.Get("toml") == "":
+			case f.Type.Kind() == reflect.Struct:
+				n += count(f.Type)
+			default:
+				n++
+			}
+		}
+		return n
+	}
+	if n := count(reflect.TypeFor[config.Config]()); n > 25 {
+		t.Errorf("%d keys, want at most 25", n)
+	}
+}

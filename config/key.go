@@ -1,0 +1,110 @@
+package config
+
+import (
+	"fmt"
+	"reflect"
+	"time"
+)
+
+// A key is one value of a Config, by its dotted name.
+type key struct {
+	name  string
+	table string // "" at the top
+	value reflect.Value
+}
+
+// keys lists all keys of c in the order of the struct.
+func keys(c *Config) []key {
+	var list []key
+	var walk func(v reflect.Value, table string)
+	walk = func(v reflect.Value, table string) {
+		for i := range v.NumField() {
+			name := v.Type().Field(i).Tag.Get("toml")
+			if name == "" {
+				continue
+			}
+			if table != "" {
+				name = table + "." + name
+			}
+			if f := v.Field(i); f.Kind() == reflect.Struct {
+				walk(f, name)
+			} else {
+				list = append(list, key{name, table, f})
+			}
+		}
+	}
+	walk(reflect.ValueOf(c).Elem(), "")
+	return list
+}
+
+// assign sets the key to a value as TOML has it. The error says what is wanted.
+func (k key) assign(v any) error {
+	switch k.value.Interface().(type) {
+	case string:
+		if s, ok := v.(string); ok {
+			k.value.SetString(s)
+			return nil
+		}
+		return fmt.Errorf("want a string, have %s", kind(v))
+	case bool:
+		if b, ok := v.(bool); ok {
+			k.value.SetBool(b)
+			return nil
+		}
+		return fmt.Errorf("want true or false, have %s", kind(v))
+	case int:
+		if n, ok := v.(int64); ok {
+			k.value.SetInt(n)
+			return nil
+		}
+		return fmt.Errorf("want an integer, have %s", kind(v))
+	case time.Duration:
+		s, ok := v.(string)
+		if !ok {
+			return fmt.Errorf("want a duration such as \"90s\", have %s", kind(v))
+		}
+		d, err := time.ParseDuration(s)
+		if err != nil || d < 0 {
+			return fmt.Errorf("want a duration such as \"90s\", have %q", s)
+		}
+		k.value.SetInt(int64(d))
+		return nil
+	case []string:
+		list, ok := v.([]any)
+		if !ok {
+			return fmt.Errorf("want a list of strings, have %s", kind(v))
+		}
+		out := make([]string, 0, len(list))
+		for _, e := range list {
+			s, ok := e.(string)
+			if !ok {
+				return fmt.Errorf("want a list of strings, have %s in it", kind(e))
+			}
+			out = append(out, s)
+		}
+		k.value.Set(reflect.ValueOf(out))
+		return nil
+	}
+	panic("config: a field of type " + k.value.Type().String())
+}
+
+// kind is what a TOML value is, for people.
+func kind(v any) string {
+	switch v.(type) {
+	case string:
+		return "a string"
+	case bool:
+		return "a boolean"
+	case int64:
+		return "an integer"
+	case float64:
+		return "a float"
+	case time.Time:
+		return "a date"
+	case []any, []map[string]any:
+		return "a list"
+	case map[string]any:
+		return "a table"
+	}
+	return fmt.Sprintf("a %T", v)
+}

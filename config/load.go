@@ -1,0 +1,170 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/BurntSushi/toml"
+)
+
+// A Source says where a configuration comes from.
+type Source struct {
+	File   string            // "" = DefaultFile, which need not exist; any other must
+	Flags  map[string]string // key → value, of those that were given
+	OwnCNI string            // the directory of crisp's own plugins, for the default of cni.bin_dirs; "" = none
+}
+
+// Load reads and checks the configuration.
+func Load(src Source) (*Config, error) {
+	c := &Config{origin: map[string]string{}}
+	c.setDefaults(src)
+
+	file, required := src.File, true
+	if file == "" {
+		file, required = DefaultFile, false
+	}
+	err := c.read(file)
+	if errors.Is(err, fs.ErrNotExist) && !required {
+		err = nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	// Glob sorts its answer, and knows no error but a bad pattern.
+	dropIns, _ := filepath.Glob(filepath.Join(filepath.Dir(file), "config.d", "*.toml"))
+	for _, f := range dropIns {
+		if err := c.read(f); err != nil {
+			return nil, err
+		}
+	}
+	for _, k := range keys(c) {
+		if v, ok := src.Flags[k.name]; ok {
+			k.value.SetString(v) // flags exist for strings only
+			c.origin[k.name] = "flag --" + flagOf(k.name)
+		}
+	}
+	c.setDerived()
+	if err := c.check(); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// flagOf is the name of a key's flag: log.level is --log-level.
+func flagOf(name string) string {
+	b := []byte(name)
+	for i, ch := range b {
+		if ch == '.' || ch == '_' {
+			b[i] = '-'
+		}
+	}
+	return string(b)
+}
+
+func (c *Config) setDefaults(src Source) {
+	c.Root, c.State = DefaultRoot, DefaultState
+	c.CgroupDriver = "auto"
+	c.LogMaxLine = 16384
+	c.Log = Log{Level: "info", Format: "auto"}
+	c.CNI.DefaultNetwork = true
+	c.CNI.BinDirs = []string{"/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni"}
+	if src.OwnCNI != "" {
+		c.CNI.BinDirs = slices.Insert(c.CNI.BinDirs, 0, src.OwnCNI)
+	}
+	c.Streaming = Streaming{Address: "127.0.0.1:0", IdleTimeout: 4 * time.Hour}
+	c.Image.MaxParallel = 4
+	c.Image.ProgressTimeout = time.Minute
+}
+
+// setDerived fills in the defaults that follow from other values.
+func (c *Config) setDerived() {
+	if c.Socket == "" {
+		c.Socket = filepath.Join(c.State, "crisp.sock")
+	}
+	if c.CNI.ConfDir == "" {
+		c.CNI.ConfDir = filepath.Join(c.Root, "cni", "net.d")
+		if c.Root == DefaultRoot {
+			c.CNI.ConfDir = "/etc/cni/net.d"
+		}
+	}
+}
+
+// read applies one file on top of what is there.
+func (c *Config) read(file string) error {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return fmt.Errorf("configuration: %w", err)
+	}
+	var tree map[string]any
+	md, err := toml.Decode(string(data), &tree)
+	if err != nil {
+		var syntax toml.ParseError
+		if errors.As(err, &syntax) {
+			return fmt.Errorf("%s:%d: %s", file, syntax.Position.Line, syntax.Message)
+		}
+		return fmt.Errorf("%s: %w", file, err)
+	}
+	known, tables := map[string]key{}, map[string]bool{}
+	for _, k := range keys(c) {
+		known[k.name], tables[k.table] = k, true
+	}
+	for _, name := range md.Keys() {
+		at := position(file, data, name)
+		k, ok := known[name.String()]
+		value := lookup(tree, name)
+		switch {
+		case ok:
+			if err := k.assign(value); err != nil {
+				return fmt.Errorf("%s: %s: %w", at, k.name, err)
+			}
+			c.origin[k.name] = at
+		case !tables[name.String()]:
+			return fmt.Errorf("%s: %s is not a key of the configuration", at, name)
+		default:
+			if _, ok := value.(map[string]any); !ok {
+				return fmt.Errorf("%s: %s: want a table, have %s", at, name, kind(value))
+			}
+		}
+	}
+	return nil
+}
+
+func lookup(tree map[string]any, name toml.Key) any {
+	var v any = tree
+	for _, part := range name {
+		t, ok := v.(map[string]any)
+		if !ok {
+			return nil
+		}
+		v = t[part]
+	}
+	return v
+}
+
+// position is where name stands in a file, as file:line. The decoder knows, but
+// tells only with an error: so decode into a struct that has this one field, and
+// whose field refuses.
+func position(file string, data []byte, name toml.Key) string {
+	t := reflect.TypeFor[refusing]()
+	for _, part := range slices.Backward(name) {
+		t = reflect.StructOf([]reflect.StructField{{Name: "F", Type: t, Tag: reflect.StructTag("toml:" + strconv.Quote(part))}})
+	}
+	_, err := toml.Decode(string(data), reflect.New(t).Interface())
+	var at toml.ParseError
+	if errors.As(err, &at) && at.Position.Line > 0 {
+		return fmt.Sprintf("%s:%d", file, at.Position.Line)
+	}
+	return file
+}
+
+type refusing struct{}
+
+// UnmarshalTOML makes the decoder say where it is.
+func (*refusing) UnmarshalTOML(any) error { return errors.New("here") }
