@@ -1,0 +1,131 @@
+// Package kernel finds out, once at start, what this host's kernel can do for
+// us and what it lets us do. Nothing here changes the host, forks, or mounts.
+//
+// A feature is tried where a harmless try exists (an invalid argument tells a
+// system call that is there from one that is not) and read from its version
+// where none does.
+package kernel
+
+import (
+	"os"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Features is what Probe found. The version in a comment is the first Linux that
+// has it.
+type Features struct {
+	Release     string // uname -r
+	Major       int
+	Minor       int
+	CgroupV2    bool     // the unified hierarchy is at /sys/fs/cgroup
+	Controllers []string // cgroup controllers that can be used
+	SwapLimit   bool     // memory and swap together can be limited
+	CgroupKill  bool     // cgroup.kill, 5.14, v2 only
+
+	Capabilities uint64 // bit n = capability n of capabilities(7): bounding and permitted
+	OOMScoreAdj  int    // our own; without CAP_SYS_RESOURCE the lowest we may give
+
+	Overlay     bool // overlayfs, loaded if need be
+	RecursiveRO bool // mount_setattr(2), 5.12
+	IDMap       bool // overlayfs on ID-mapped layers, 5.19
+	UserNS      bool // user namespaces, and the administrator allows some
+	Seccomp     bool // seccomp filters
+	AppArmor    bool // enabled
+	SELinux     bool // enabled
+	PidfdInfo   bool // PIDFD_GET_INFO tells exit codes, 6.15
+	Systemd     bool // systemd runs this host (sd_booted(3))
+}
+
+// Probe looks. It needs no privilege; what it may not see counts as not there.
+func Probe() Features {
+	var f Features
+	var uts unix.Utsname
+	if unix.Uname(&uts) == nil {
+		f.Release = unix.ByteSliceToString(uts.Release[:])
+		f.Major, f.Minor = version(f.Release)
+	}
+	f.probeCgroups("/sys/fs/cgroup")
+	f.Capabilities = capabilities(read("/proc/self/status"))
+	f.OOMScoreAdj, _ = strconv.Atoi(strings.TrimSpace(read("/proc/self/oom_score_adj")))
+
+	f.Overlay = hasOverlay()
+	// An invalid descriptor: EBADF where the call exists, ENOSYS where it does not.
+	f.RecursiveRO = unix.MountSetattr(-1, "", unix.AT_EMPTY_PATH, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY}) != unix.ENOSYS
+	f.UserNS = exists("/proc/self/ns/user") && strings.TrimSpace(read("/proc/sys/user/max_user_namespaces")) != "0"
+	f.IDMap = f.RecursiveRO && f.UserNS && f.AtLeast(5, 19)
+	// A filter at address 0: EFAULT where filters exist, EINVAL where they do not.
+	f.Seccomp = unix.Prctl(unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER, 0, 0, 0) == unix.EFAULT
+	f.AppArmor = strings.HasPrefix(read("/sys/module/apparmor/parameters/enabled"), "Y") && exists("/sys/kernel/security/apparmor")
+	f.SELinux = exists("/sys/fs/selinux/enforce")
+	f.PidfdInfo = f.AtLeast(6, 15)
+	f.Systemd = exists("/run/systemd/system")
+	return f
+}
+
+// AtLeast tells whether the kernel is of that version or newer.
+func (f Features) AtLeast(major, minor int) bool {
+	return f.Major > major || (f.Major == major && f.Minor >= minor)
+}
+
+// Can tells whether we hold a capability (unix.CAP_…) and may give it to others.
+func (f Features) Can(capability int) bool { return f.Capabilities&(1<<capability) != 0 }
+
+// MinOOMScoreAdj is the lowest oom_score_adj that we may give a process:
+// "CAP_SYS_RESOURCE … may be lowered" (proc_pid_oom_score_adj(5)).
+func (f Features) MinOOMScoreAdj() int {
+	if f.Can(unix.CAP_SYS_RESOURCE) {
+		return -1000
+	}
+	return f.OOMScoreAdj
+}
+
+// version reads the two numbers that a release begins with.
+func version(release string) (major, minor int) {
+	a, rest, _ := strings.Cut(release, ".")
+	b := rest
+	if i := strings.IndexFunc(rest, func(r rune) bool { return r < '0' || r > '9' }); i >= 0 {
+		b = rest[:i]
+	}
+	major, _ = strconv.Atoi(a)
+	minor, _ = strconv.Atoi(b)
+	return major, minor
+}
+
+// capabilities reads what is both permitted and in the bounding set from a
+// proc_pid_status(5).
+func capabilities(status string) uint64 {
+	set := func(name string) uint64 {
+		_, after, ok := strings.Cut(status, "\n"+name+":\t")
+		if !ok {
+			return 0
+		}
+		hex, _, _ := strings.Cut(after, "\n")
+		n, _ := strconv.ParseUint(hex, 16, 64)
+		return n
+	}
+	return set("CapPrm") & set("CapBnd")
+}
+
+// hasOverlay opens an overlayfs context, which loads the module where it is one
+// (fsopen(2)); a host that forbids that may have it loaded already.
+func hasOverlay() bool {
+	if fd, err := unix.Fsopen("overlay", unix.FSOPEN_CLOEXEC); err == nil {
+		unix.Close(fd)
+		return true
+	}
+	return strings.Contains(read("/proc/filesystems"), "\toverlay\n")
+}
+
+// read returns a file's content, "" if it cannot be read.
+func read(path string) string {
+	b, _ := os.ReadFile(path)
+	return string(b)
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
