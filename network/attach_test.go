@@ -1,0 +1,146 @@
+package network
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+)
+
+// A pod of the default network has an address of each family, reaches its
+// neighbours as itself and the world as the host, and leaves nothing.
+func TestAttachDualStack(t *testing.T) {
+	needsRoot(t)
+	world := outside(t)
+	serve(t, world, 80)
+	n := open(t, options(t, ""))
+	if err := n.Status(); err != nil {
+		t.Fatalf("not ready: %v", err)
+	}
+	a, b := pod(t, "a"), pod(t, "b")
+	ra, rb := attach(t, n, a), attach(t, n, b)
+	for _, r := range []Result{ra, rb} {
+		if len(r.IPs) != 2 || !r.IPs[0].Is4() || !r.IPs[1].Is6() || r.Interface != "eth0" || len(r.Raw) == 0 {
+			t.Fatalf("result is %+v", r)
+		}
+	}
+	serve(t, b.NetNS, 80)
+	for i := range 2 {
+		wantAsk(t, a.NetNS, netip.AddrPortFrom(rb.IPs[i], 80).String(), ra.IPs[i].String())
+		wantAsk(t, "", netip.AddrPortFrom(rb.IPs[i], 80).String(), "")
+	}
+	wantAsk(t, a.NetNS, "198.51.100.2:80", "198.51.100.1")
+	wantAsk(t, a.NetNS, "[2001:db8::2]:80", "2001:db8::1")
+
+	if err := n.Check(t.Context(), a); err != nil {
+		t.Errorf("check: %v", err)
+	}
+	if _, err := n.Attach(t.Context(), a); !errors.Is(err, fault.Exists) {
+		t.Errorf("second attach: %v", err)
+	}
+	if err := n.Destroy(); !errors.Is(err, fault.WrongState) {
+		t.Errorf("destroyed under two pods: %v", err)
+	}
+	for _, p := range []Pod{a, b, a, pod(t, "never")} {
+		detach(t, n, p)
+	}
+	if err := n.Check(t.Context(), a); !errors.Is(err, fault.NotFound) {
+		t.Errorf("check of a detached pod: %v", err)
+	}
+	destroy(t, n)
+	destroy(t, n)
+
+	// What was destroyed comes back with the next pod.
+	attach(t, n, a)
+	wantAsk(t, a.NetNS, "198.51.100.2:80", "198.51.100.1")
+	// So does what a firewall flushes away.
+	if err := nft(t.Context(), "delete table inet crisp"); err != nil {
+		t.Fatal(err)
+	}
+	attach(t, n, b)
+	wantAsk(t, a.NetNS, "198.51.100.2:80", "198.51.100.1")
+	detach(t, n, a)
+	detach(t, n, b)
+	destroy(t, n)
+}
+
+// A host port answers on every address of the host, on its loopback, to other
+// pods and to the pod itself, and is closed with the pod.
+func TestHostPort(t *testing.T) {
+	needsRoot(t)
+	world := outside(t)
+	n := open(t, options(t, ""))
+	p, other := pod(t, "web"), pod(t, "other")
+	p.Ports = []Port{
+		{Protocol: "tcp", ContainerPort: 80, HostPort: 12000},
+		{Protocol: "tcp", ContainerPort: 80, HostPort: 12001, HostIP: "198.51.100.1"},
+		{Protocol: "tcp", ContainerPort: 80}, // CRI: host port 0 is none
+	}
+	attach(t, n, p)
+	attach(t, n, other)
+	serve(t, p.NetNS, 80)
+
+	wantAsk(t, world, "198.51.100.1:12000", "198.51.100.2") // the client's address is kept
+	wantAsk(t, world, "[2001:db8::1]:12000", "2001:db8::2")
+	wantAsk(t, "", "127.0.0.1:12000", "")
+	wantAsk(t, "", "198.51.100.1:12000", "")
+	wantAsk(t, "", "[2001:db8::1]:12000", "")
+	wantAsk(t, other.NetNS, "198.51.100.1:12000", "")
+	wantAsk(t, p.NetNS, "198.51.100.1:12000", "") // hairpin
+	wantAsk(t, p.NetNS, "[2001:db8::1]:12000", "")
+	wantAsk(t, world, "198.51.100.1:12001", "198.51.100.2")
+	if _, err := ask(t, "", "127.0.0.1:12001"); err == nil {
+		t.Error("a port of one host address answers on another")
+	}
+	if err := n.Check(t.Context(), p); err != nil {
+		t.Errorf("check: %v", err)
+	}
+
+	detach(t, n, p)
+	for _, addr := range []string{"127.0.0.1:12000", "198.51.100.1:12000", "[2001:db8::1]:12000", "198.51.100.1:12001"} {
+		if _, err := ask(t, "", addr); err == nil {
+			t.Errorf("%s answers after detach", addr)
+		}
+	}
+	detach(t, n, other)
+	destroy(t, n)
+}
+
+// Both directions of a limited pod go through a token bucket of its rate.
+func TestBandwidth(t *testing.T) {
+	n := open(t, options(t, ""))
+	p := pod(t, "slow")
+	p.IngressBPS, p.EgressBPS = 10e6, 20e6
+	r := attach(t, n, p)
+	serve(t, p.NetNS, 80)
+	wantAsk(t, "", net.JoinHostPort(r.IPs[0].String(), "80"), "")
+
+	rates := make(map[uint64]bool)
+	links, err := netlink.LinkList()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range links {
+		qdiscs, err := netlink.QdiscList(l)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, q := range qdiscs {
+			if tbf, ok := q.(*netlink.Tbf); ok {
+				rates[tbf.Rate] = true // bytes per second
+			}
+		}
+	}
+	if len(rates) != 2 || !rates[10e6/8] || !rates[20e6/8] {
+		t.Errorf("rates are %v", rates)
+	}
+	if err := n.Check(t.Context(), p); err != nil {
+		t.Errorf("check: %v", err)
+	}
+	detach(t, n, p)
+	destroy(t, n)
+}

@@ -1,0 +1,244 @@
+package network
+
+import (
+	"errors"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+)
+
+func writeConf(t *testing.T, dir, name, text string) string {
+	t.Helper()
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(dir, name)
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func script(t *testing.T, dir, name, text string) {
+	t.Helper()
+	if err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh"+text+"\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func removeBridge(t *testing.T, name string) {
+	t.Helper()
+	link, err := netlink.LinkByName(name)
+	if err == nil {
+		err = netlink.LinkDel(link)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// unpinAll lets the namespaces go before the test looks for what is left.
+func unpinAll(t *testing.T, pods ...Pod) {
+	t.Helper()
+	for _, p := range pods {
+		unpinPath(t, p.NetNS)
+	}
+}
+
+// fresh opens a Network of directories of its own, for tests that need no root.
+// Its plugins directory has one plugin, called "some".
+func fresh(t *testing.T, defaultNetwork bool) (*Network, Options) {
+	t.Helper()
+	root := t.TempDir()
+	o := Options{
+		ConfDir: filepath.Join(root, "cni", "net.d"), BinDirs: []string{filepath.Join(root, "bin")},
+		CacheDir: filepath.Join(root, "cache"), DataDir: filepath.Join(root, "ipam"),
+	}
+	if defaultNetwork {
+		o.DefaultDir = filepath.Join(root, "default")
+	}
+	if err := os.Mkdir(filepath.Join(root, "bin"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	script(t, filepath.Join(root, "bin"), "some", "\nexit 0")
+	return open(t, o), o
+}
+
+func conflist(name, plugin string) string {
+	return `{"cniVersion":"1.0.0","name":"` + name + `","plugins":[{"type":"` + plugin + `"}]}`
+}
+
+// waitStatus waits until Status is as want, without a call that reads the
+// directory: the watch must have seen it.
+func waitConf(t *testing.T, n *Network, what string, want func(*conf) bool) {
+	t.Helper()
+	for range 2 * int(poll/(10*time.Millisecond)) {
+		if want(n.current.Load()) {
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	t.Fatalf("not seen: %s", what)
+}
+
+// NetworkReady follows the directory while it comes, changes, goes and comes
+// again, parents included.
+func TestDirectoryIsFollowed(t *testing.T) {
+	n, o := fresh(t, false)
+	if err := n.Status(); !errors.Is(err, fault.Unavailable) || !strings.Contains(err.Error(), o.ConfDir) {
+		t.Fatalf("status without a directory: %v", err)
+	}
+	uses := func(name string) func(*conf) bool {
+		return func(c *conf) bool { return c.list != nil && c.list.Name == name }
+	}
+	none := func(c *conf) bool { return c.list == nil }
+	for range 2 {
+		writeConf(t, o.ConfDir, "20-b.conflist", conflist("b", "some"))
+		waitConf(t, n, "a directory with a file", uses("b"))
+		writeConf(t, o.ConfDir, "10-a.conf", `{"cniVersion":"0.4.0","name":"a","type":"some"}`)
+		waitConf(t, n, "a file that comes first", uses("a"))
+		if err := n.Status(); err != nil {
+			t.Errorf("status: %v", err)
+		}
+		if err := os.Remove(filepath.Join(o.ConfDir, "10-a.conf")); err != nil {
+			t.Fatal(err)
+		}
+		waitConf(t, n, "the removal of the first file", uses("b"))
+		if err := os.RemoveAll(filepath.Dir(o.ConfDir)); err != nil {
+			t.Fatal(err)
+		}
+		waitConf(t, n, "the removal of the directory", none)
+	}
+}
+
+// A bad file is passed over if there is a good one; alone, it is named.
+func TestBadFile(t *testing.T) {
+	n, o := fresh(t, true)
+	for name, text := range map[string]string{
+		"00-json.conflist":    `{"cniVersion":`,
+		"01-empty.conflist":   ``,
+		"02-unnamed.conflist": `{"cniVersion":"1.0.0","plugins":[{"type":"some"}]}`,
+		"03-none.conflist":    `{"cniVersion":"1.0.0","name":"x","plugins":[]}`,
+		"04-future.conflist":  `{"cniVersion":"7.0.0","name":"x","plugins":[{"type":"some"}]}`,
+		"05-name.conflist":    `{"cniVersion":"1.0.0","name":"../x","plugins":[{"type":"some"}]}`,
+		"06-type.conf":        `{"cniVersion":"1.0.0","name":"x"}`,
+		"07-type.conflist":    `{"cniVersion":"1.0.0","name":"x","plugins":[{}]}`,
+	} {
+		bad := writeConf(t, o.ConfDir, name, text)
+		n.load()
+		err := n.Status()
+		if !errors.Is(err, fault.Unavailable) || !strings.Contains(err.Error(), bad) {
+			t.Errorf("status with %s: %v", name, err)
+		}
+		if _, err := n.Attach(t.Context(), Pod{ID: "x", NetNS: "/x"}); !errors.Is(err, fault.Unavailable) || !strings.Contains(err.Error(), bad) {
+			t.Errorf("attach with %s: %v", name, err)
+		}
+		good := writeConf(t, o.ConfDir, "50-good.conflist", conflist("good", "some"))
+		n.load()
+		if err := n.Status(); err != nil {
+			t.Errorf("status with a good file after %s: %v", name, err)
+		}
+		if err := errors.Join(os.Remove(bad), os.Remove(good)); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// A network without its plugin is not ready, and says which.
+func TestMissingPlugin(t *testing.T) {
+	n, o := fresh(t, false)
+	writeConf(t, o.ConfDir, "10-a.conflist", conflist("a", "absent"))
+	n.load()
+	if err := n.Status(); !errors.Is(err, fault.Unavailable) || !strings.Contains(err.Error(), `"absent"`) {
+		t.Errorf("status: %v", err)
+	}
+}
+
+// Plugins of CNI 1.1 say themselves whether they are ready.
+func TestStatusVerb(t *testing.T) {
+	n, o := fresh(t, false)
+	script(t, o.BinDirs[0], "moody", `
+[ -e `+o.BinDirs[0]+`/well ] || { echo '{"code":50,"msg":"no lease yet"}'; exit 1; }`)
+	writeConf(t, o.ConfDir, "10-a.conflist", `{"cniVersion":"1.1.0","name":"a","plugins":[{"type":"moody"}]}`)
+	n.load()
+	n.askPlugins(t.Context())
+	if err := n.Status(); !errors.Is(err, fault.Unavailable) || !strings.Contains(err.Error(), "no lease yet") {
+		t.Errorf("status: %v", err)
+	}
+	script(t, o.BinDirs[0], "well", "")
+	n.askPlugins(t.Context())
+	if err := n.Status(); err != nil {
+		t.Errorf("status: %v", err)
+	}
+}
+
+// Plugins that stand in files of their own are part of what is kept for DEL.
+func TestPluginsInFilesOfTheirOwn(t *testing.T) {
+	dir := t.TempDir()
+	path := writeConf(t, dir, "10-a.conflist", `{"cniVersion":"1.1.0","name":"a","plugins":[{"type":"first"}]}`)
+	writeConf(t, filepath.Join(dir, "a"), "20.conf", `{"type":"second"}`)
+	list, err := parse(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := (&attachment{Config: list.Bytes}).list()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(list.Plugins) != 2 || len(again.Plugins) != 2 || again.Plugins[1].Network.Type != "second" {
+		t.Errorf("plugins are %v, and %v after a restart", len(list.Plugins), len(again.Plugins))
+	}
+}
+
+// The default network is there if and only if nobody has said anything else, and
+// keeps its subnets.
+func TestDefaultNetworkIsChosen(t *testing.T) {
+	n, o := fresh(t, true)
+	c, err := n.usable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	first := c.ours
+	if first == nil || c.list.Name != "crisp" {
+		t.Fatalf("network is %v", c.list)
+	}
+	other := writeConf(t, o.ConfDir, "10-a.conflist", conflist("a", "some"))
+	if c = n.load(); c.ours != nil || c.list.Name != "a" {
+		t.Errorf("network is %v, want a", c.list.Name)
+	}
+	if err := os.Remove(other); err != nil {
+		t.Fatal(err)
+	}
+	if c = n.load(); c.ours == nil || !equalSubnets(c.ours.Subnets, first.Subnets) {
+		t.Errorf("default network is %+v, was %+v", c.ours, first)
+	}
+	// Somebody has edited the file, and subnets are given.
+	writeConf(t, o.DefaultDir, defaultFile, "{")
+	if c = n.load(); c.ours == nil || c.err != nil {
+		t.Errorf("default network is not restored: %v", c.err)
+	}
+	o.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("fd01::/64"), netip.MustParsePrefix("192.168.7.0/24")}
+	n2 := open(t, o)
+	if c, err = n2.usable(); err != nil || !equalSubnets(c.ours.Subnets, []netip.Prefix{o.PodCIDRs[1], o.PodCIDRs[0]}) {
+		t.Errorf("default network is %+v (err %v)", c.ours, err)
+	}
+}
+
+func equalSubnets(a, b []netip.Prefix) bool {
+	if len(a) != len(b) {
+		return false
+	}
+	for i := range a {
+		if a[i] != b[i] {
+			return false
+		}
+	}
+	return true
+}

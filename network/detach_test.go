@@ -1,0 +1,210 @@
+package network
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+)
+
+// A namespace that is gone, as after a crash of the node's runtime, keeps no
+// address and no port.
+func TestDetachWithoutNamespace(t *testing.T) {
+	n := open(t, options(t, ""))
+	path, unpin := namespace(t)
+	p := Pod{ID: "gone", NetNS: path, Ports: []Port{{Protocol: "tcp", ContainerPort: 80, HostPort: 12000}}, EgressBPS: 1e6}
+	attach(t, n, p)
+	unpin()
+	detach(t, n, p)
+	destroy(t, n)
+}
+
+// After a reboot the state directory is empty, the kernel knows nothing of the
+// pod, and another daemon with another configuration cleans up.
+func TestDetachAfterReboot(t *testing.T) {
+	o := options(t, "")
+	n := open(t, o)
+	path, unpin := namespace(t)
+	p := Pod{ID: "old", NetNS: path, Ports: []Port{{Protocol: "tcp", ContainerPort: 80, HostPort: 12000}}}
+	attach(t, n, p)
+	unpin()
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	attachments, err := n.attached()
+	if err != nil || len(attachments) != 1 {
+		t.Fatalf("attached: %v (err %v)", attachments, err)
+	}
+	// The attachment keeps Destroy from its work, so wipe as a reboot does.
+	for _, command := range []string{"flush ruleset"} {
+		if err := nft(t.Context(), command); err != nil {
+			t.Fatal(err)
+		}
+	}
+	removeBridge(t, "crisp0")
+
+	writeConf(t, o.ConfDir, "10-other.conflist", `{"cniVersion":"1.0.0","name":"other","plugins":[{"type":"absent"}]}`)
+	n2 := open(t, o)
+	detach(t, n2, Pod{ID: "old"})
+	if got := addressesHeld(o); len(got) != 0 {
+		t.Errorf("addresses %v are not released", got)
+	}
+}
+
+// What neither the caller nor the kernel knows any more is given back by GC, even
+// if a power cut has taken the attachment itself.
+func TestGC(t *testing.T) {
+	o := options(t, "")
+	n := open(t, o)
+	keep, drop, cut := pod(t, "keep"), pod(t, "drop"), pod(t, "cut")
+	for _, p := range []Pod{keep, drop, cut} {
+		attach(t, n, p)
+	}
+	// The record is gone, the address is not. Its device goes with the namespace.
+	for _, f := range []string{n.attachmentPath("cut"), filepath.Join(o.CacheDir, "results", "crisp-cut-eth0")} {
+		if err := os.Remove(f); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := addressesHeld(o); len(got) != 6 {
+		t.Errorf("addresses held are %v, want 6", got)
+	}
+	if err := n.GC(t.Context(), []string{"keep"}); err != nil {
+		t.Fatal(err)
+	}
+	if got := addressesHeld(o); len(got) != 2 {
+		t.Errorf("addresses held are %v, want 2", got)
+	}
+	if err := n.Check(t.Context(), keep); err != nil {
+		t.Errorf("GC has harmed what it was to keep: %v", err)
+	}
+	detach(t, n, keep)
+	destroy(t, n)
+	unpinAll(t, cut)
+}
+
+// A plugin that hangs dies with the caller's patience, its children too, and DEL
+// runs in spite of it; the retry succeeds.
+func TestHangingPlugin(t *testing.T) {
+	o := options(t, "")
+	bin := t.TempDir()
+	log := filepath.Join(bin, "log")
+	// The child keeps our pipes open, as delegates do.
+	script(t, bin, "sleepy", `
+echo $CNI_COMMAND >> `+log+`
+if [ $CNI_COMMAND = ADD ] && [ ! -e `+bin+`/awake ]; then sleep 1000 & wait; fi
+[ $CNI_COMMAND = ADD ] && echo '{"cniVersion":"1.0.0","ips":[{"address":"192.0.2.7/24"}]}'
+exit 0`)
+	o.BinDirs = append(o.BinDirs, bin)
+	writeConf(t, o.ConfDir, "10-sleepy.conflist", `{"cniVersion":"1.0.0","name":"sleepy","plugins":[{"type":"sleepy"}]}`)
+	n := open(t, o)
+	p := pod(t, "p")
+
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		for range 1000 {
+			if data, _ := os.ReadFile(log); len(data) > 0 {
+				break
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		cancel()
+	}()
+	if _, err := n.Attach(ctx, p); !errors.Is(err, context.Canceled) {
+		t.Fatalf("attach: %v", err)
+	}
+	if got, _ := os.ReadFile(log); string(got) != "ADD\nDEL\n" {
+		t.Errorf("the plugin was called for %q", got)
+	}
+	if ids, _ := n.attached(); len(ids) > 0 {
+		t.Errorf("%v are still attached", ids)
+	}
+	script(t, bin, "awake", "")
+	attach(t, n, p)
+	detach(t, n, p)
+}
+
+// A failed DEL is an error, is remembered, and is repeated with the configuration
+// of ADD.
+func TestFailedDeleteIsRepeated(t *testing.T) {
+	o := options(t, "")
+	bin := t.TempDir()
+	script(t, bin, "stuck", `
+case $CNI_COMMAND in
+ADD) echo '{"cniVersion":"1.0.0","ips":[{"address":"192.0.2.7/24"}]}';;
+DEL) cat > `+bin+`/stdin; if [ ! -e `+bin+`/loose ]; then echo '{"code":11,"msg":"not now"}'; exit 1; fi;;
+esac`)
+	o.BinDirs = append(o.BinDirs, bin)
+	conf := writeConf(t, o.ConfDir, "10-stuck.conflist", `{"cniVersion":"1.0.0","name":"stuck","plugins":[{"type":"stuck","first":true}]}`)
+	n := open(t, o)
+	p := pod(t, "p")
+	attach(t, n, p)
+	writeConf(t, o.ConfDir, "10-stuck.conflist", `{"cniVersion":"1.0.0","name":"stuck","plugins":[{"type":"absent"}]}`)
+	n.load()
+	if err := n.Detach(t.Context(), p); !errors.Is(err, fault.Unavailable) {
+		t.Errorf("detach: %v, want Unavailable", err)
+	}
+	if err := os.Remove(conf); err != nil {
+		t.Fatal(err)
+	}
+	script(t, bin, "loose", "")
+	detach(t, n, p)
+	var got struct {
+		First      bool           `json:"first"`
+		PrevResult map[string]any `json:"prevResult"`
+	}
+	data, err := os.ReadFile(filepath.Join(bin, "stdin"))
+	if err == nil {
+		err = json.Unmarshal(data, &got)
+	}
+	if err != nil || !got.First || got.PrevResult == nil {
+		t.Errorf("DEL was given %s (err %v), want the configuration and the result of ADD", data, err)
+	}
+}
+
+// A record that a power cut has emptied must not keep the pod for ever.
+func TestDetachWithDamagedRecord(t *testing.T) {
+	o := options(t, "")
+	n := open(t, o)
+	p := pod(t, "p")
+	attach(t, n, p)
+	if err := os.Truncate(n.attachmentPath(p.ID), 0); err != nil {
+		t.Fatal(err)
+	}
+	detach(t, n, p)
+	destroy(t, n)
+}
+
+// The ADD of a daemon that has died runs on; DEL waits for it instead of
+// deleting what is about to be made.
+func TestDetachWaitsForOrphanedAdd(t *testing.T) {
+	o := options(t, "")
+	n := open(t, o)
+	p := pod(t, "p")
+	conf, err := n.usable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := n.saveAttachment(n.newAttachment(conf, p)); err != nil {
+		t.Fatal(err)
+	}
+	ctx, unlock, err := n.lock(t.Context(), p.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if ctx.Value(lockKey{}) == nil {
+		t.Error("plugins do not inherit the lock")
+	}
+	short, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	if err := n.Detach(short, p); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("detach beside an ADD: %v", err)
+	}
+	unlock()
+	detach(t, n, p)
+}

@@ -1,0 +1,362 @@
+package network
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// The tests against the kernel run in network and mount namespaces of their own:
+// what they call the host is that network, and nothing of it can leak.
+const inside = "CRISP_NETWORK_TEST_INSIDE"
+
+func TestMain(m *testing.M) {
+	if os.Geteuid() != 0 || os.Getenv(inside) != "" {
+		if os.Getenv(inside) != "" {
+			if err := loopbackUp(""); err != nil {
+				fmt.Fprintln(os.Stderr, err)
+				os.Exit(1)
+			}
+			// Go looks once whether there is IPv6; let it not look in a pod.
+			if l, err := net.Listen("tcp", ":0"); err == nil {
+				l.Close()
+			}
+		}
+		os.Exit(m.Run())
+	}
+	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
+	cmd.Env = append(os.Environ(), inside+"=1")
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	// With Unshareflags, the mounts are made private too.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: unix.CLONE_NEWNET | unix.CLONE_NEWNS, Pdeathsig: unix.SIGKILL}
+	err := cmd.Run()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(cmd.ProcessState.ExitCode())
+}
+
+// plugins returns the directory with the standard plugins: the one that make
+// fills, or one made for this run.
+func plugins(t *testing.T) string {
+	t.Helper()
+	if dir := os.Getenv("CRISP_CNI_BIN"); dir != "" {
+		return dir
+	}
+	dir, err := filepath.Abs("../bin/cni")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "bridge")); err == nil {
+		return dir
+	}
+	dir = t.TempDir()
+	const at = "github.com/containernetworking/plugins/plugins/"
+	out, err := exec.Command("go", "build", "-o", dir, at+"main/bridge", at+"ipam/host-local", at+"meta/portmap", at+"meta/bandwidth").CombinedOutput()
+	if err != nil {
+		t.Fatalf("build plugins: %v\n%s", err, out)
+	}
+	return dir
+}
+
+func needsRoot(t *testing.T) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+}
+
+// options returns those of an instance that has never run. When the test ends,
+// nothing of the instance may be left.
+func options(t *testing.T, instance string) Options {
+	t.Helper()
+	needsRoot(t)
+	root := t.TempDir()
+	o := Options{
+		ConfDir: filepath.Join(root, "net.d"), DefaultDir: filepath.Join(root, "net.d"),
+		BinDirs:  []string{plugins(t)},
+		CacheDir: filepath.Join(root, "cache"), DataDir: filepath.Join(root, "ipam"),
+		Instance: instance,
+		Log:      slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})),
+	}
+	links, tables := linkNames(t), ruleset(t)
+	t.Cleanup(func() { noLeaks(t, o, links, tables) })
+	return o
+}
+
+func open(t *testing.T, o Options) *Network {
+	t.Helper()
+	n, err := Open(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := n.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return n
+}
+
+func noLeaks(t *testing.T, o Options, links []string, tables string) {
+	t.Helper()
+	// Destroying a namespace takes its devices along, in the background.
+	for range 500 {
+		if slices.Equal(linkNames(t), links) {
+			break
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	if got := linkNames(t); !slices.Equal(got, links) {
+		t.Errorf("links are %v, were %v", got, links)
+	}
+	if got := ruleset(t); got != tables {
+		t.Errorf("nftables are\n%s\nwere\n%s", got, tables)
+	}
+	for _, dir := range []string{filepath.Join(o.CacheDir, attachedDir), filepath.Join(o.CacheDir, "results")} {
+		if entries, _ := os.ReadDir(dir); len(entries) > 0 {
+			t.Errorf("%s has %v", dir, entries)
+		}
+	}
+	if got := addressesHeld(o); len(got) > 0 {
+		t.Errorf("addresses %v are not released", got)
+	}
+	var own unix.Stat_t
+	unix.Stat("/proc/self/ns/net", &own)
+	threads, _ := filepath.Glob("/proc/self/task/*/ns/net")
+	for _, path := range threads {
+		var st unix.Stat_t
+		if unix.Stat(path, &st) == nil && st.Ino != own.Ino {
+			t.Errorf("thread %s is in another network namespace", path)
+		}
+	}
+}
+
+func addressesHeld(o Options) []string {
+	var held []string
+	files, _ := filepath.Glob(filepath.Join(o.DataDir, "*", "*"))
+	for _, f := range files {
+		if _, err := netip.ParseAddr(filepath.Base(f)); err == nil {
+			held = append(held, filepath.Base(f))
+		}
+	}
+	return held
+}
+
+func linkNames(t *testing.T) []string {
+	t.Helper()
+	links, err := netlink.LinkList()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, l := range links {
+		names = append(names, l.Attrs().Name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+func ruleset(t *testing.T) string {
+	t.Helper()
+	out, err := exec.Command("nft", "list", "ruleset").CombinedOutput()
+	if err != nil {
+		t.Fatalf("nft: %v: %s", err, out)
+	}
+	return string(out)
+}
+
+// namespace makes a network namespace pinned at the path it returns, and an undo
+// that may be called early.
+func namespace(t *testing.T) (path string, unpin func()) {
+	t.Helper()
+	path = filepath.Join(t.TempDir(), "net")
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	host, err := netns.Get()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer host.Close()
+	made, err := netns.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer made.Close()
+	err = unix.Mount(fmt.Sprintf("/proc/self/task/%d/ns/net", unix.Gettid()), path, "", unix.MS_BIND, "")
+	if err := errors.Join(err, netns.Set(host)); err != nil {
+		t.Fatal(err)
+	}
+	unpin = func() { unix.Unmount(path, unix.MNT_DETACH) }
+	t.Cleanup(unpin)
+	return path, unpin
+}
+
+// pod returns a Pod in a new namespace.
+func pod(t *testing.T, id string) Pod {
+	path, _ := namespace(t)
+	return Pod{ID: id, Name: "web", Namespace: "default", UID: "uid-" + id, NetNS: path}
+}
+
+func attach(t *testing.T, n *Network, p Pod) Result {
+	t.Helper()
+	r, err := n.Attach(t.Context(), p)
+	if err != nil {
+		t.Fatalf("attach: %v", err)
+	}
+	return r
+}
+
+func detach(t *testing.T, n *Network, p Pod) {
+	t.Helper()
+	if err := n.Detach(t.Context(), p); err != nil {
+		t.Errorf("detach: %v", err)
+	}
+}
+
+func destroy(t *testing.T, n *Network) {
+	t.Helper()
+	if err := n.Destroy(); err != nil {
+		t.Errorf("destroy: %v", err)
+	}
+}
+
+// serve answers each connection to port in the namespace with the address it
+// came from, until the test ends.
+func serve(t *testing.T, path string, port int) {
+	t.Helper()
+	serveOn(t, path, fmt.Sprintf(":%d", port))
+}
+
+func serveOn(t *testing.T, path, addr string) {
+	t.Helper()
+	var l net.Listener
+	err := enter(path, func() (err error) {
+		l, err = net.Listen("tcp", addr)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			io.WriteString(c, c.RemoteAddr().String()+"\n")
+			c.Close()
+		}
+	}()
+}
+
+// ask connects to addr from the namespace and returns the address that the server
+// saw.
+func ask(t *testing.T, from, addr string) (netip.Addr, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	var c net.Conn
+	err := enter(from, func() (err error) {
+		c, err = (&net.Dialer{}).DialContext(ctx, "tcp", addr)
+		return err
+	})
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	defer c.Close()
+	line, err := bufio.NewReader(c).ReadString('\n')
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	seen, err := netip.ParseAddrPort(strings.TrimSpace(line))
+	return seen.Addr().Unmap(), err
+}
+
+// wantAsk fails the test unless addr answers and saw the asker as want ("" for
+// whatever).
+func wantAsk(t *testing.T, from, addr, want string) {
+	t.Helper()
+	got, err := ask(t, from, addr)
+	if err != nil {
+		t.Errorf("from %q to %s: %v", from, addr, err)
+	} else if want != "" && got.String() != want {
+		t.Errorf("from %q to %s: seen as %v, want %s", from, addr, got, want)
+	}
+}
+
+// outside makes a namespace that is a neighbour of the host: 198.51.100.2 and
+// 2001:db8::2, the host being .1 and ::1.
+func outside(t *testing.T) string {
+	t.Helper()
+	path, _ := namespace(t)
+	h, err := netns.GetFromPath(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.Close()
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = "uplink"
+	veth := &netlink.Veth{LinkAttrs: attrs, PeerName: "uplink", PeerNamespace: netlink.NsFd(h)}
+	if err := netlink.LinkAdd(veth); err != nil {
+		t.Fatal(err)
+	}
+	up := func(last string) func() error {
+		return func() error {
+			link, err := netlink.LinkByName("uplink")
+			if err != nil {
+				return err
+			}
+			for _, cidr := range []string{"198.51.100." + last + "/24", "2001:db8::" + last + "/64"} {
+				addr, err := netlink.ParseAddr(cidr)
+				if err != nil {
+					return err
+				}
+				addr.Flags = unix.IFA_F_NODAD
+				if err := netlink.AddrAdd(link, addr); err != nil {
+					return err
+				}
+			}
+			return netlink.LinkSetUp(link)
+		}
+	}
+	if err := up("1")(); err != nil {
+		t.Fatal(err)
+	}
+	if err := enter(path, up("2")); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { netlink.LinkDel(veth) })
+	return path
+}
+
+func unpinPath(t *testing.T, path string) {
+	t.Helper()
+	if err := unix.Unmount(path, unix.MNT_DETACH); err != nil {
+		t.Error(err)
+	}
+}
