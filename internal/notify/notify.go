@@ -42,16 +42,10 @@ func (h *Hub[T]) Subscribe(n int) *Subscription[T] {
 	return s
 }
 
-// Publish makes a value and queues it for every subscriber; make runs only if
-// there is one. Values are made and queued one after the other, so that a value
-// with a time in it is never overtaken by a later one. make must not block.
-func (h *Hub[T]) Publish(make func() T) {
+// Publish queues v for every subscriber.
+func (h *Hub[T]) Publish(v T) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if len(h.subs) == 0 {
-		return
-	}
-	v := make()
 	for s := range h.subs {
 		select {
 		case s.c <- v:
@@ -60,6 +54,14 @@ func (h *Hub[T]) Publish(make func() T) {
 			h.endLocked(s, fault.Unavailable.Errorf("subscriber is too slow: %d values are waiting", len(s.c)))
 		}
 	}
+}
+
+// Heard reports whether there is a subscriber, for whom alone a value that is
+// dear to make is worth making.
+func (h *Hub[T]) Heard() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return len(h.subs) > 0
 }
 
 // Dropped counts the subscribers that were dropped because they were too slow.

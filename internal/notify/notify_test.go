@@ -19,10 +19,16 @@ func drain(s *Subscription[int]) []int {
 
 func TestEverySubscriberGetsEverythingInOrder(t *testing.T) {
 	var h Hub[int]
-	h.Publish(func() int { t.Error("a value was made for nobody"); return 0 })
+	if h.Heard() {
+		t.Error("heard by nobody")
+	}
+	h.Publish(-1) // to nobody
 	a, b := h.Subscribe(10), h.Subscribe(10)
 	for i := range 10 {
-		h.Publish(func() int { return i })
+		h.Publish(i)
+	}
+	if !h.Heard() {
+		t.Error("not heard by two")
 	}
 	a.Close()
 	b.Close()
@@ -45,7 +51,7 @@ func TestSlowSubscriberIsDroppedAndTold(t *testing.T) {
 	var h Hub[int]
 	slow, quick := h.Subscribe(2), h.Subscribe(10)
 	for i := range 4 {
-		h.Publish(func() int { return i })
+		h.Publish(i)
 	}
 	quick.Close()
 	if got := drain(slow); !slices.Equal(got, []int{0, 1}) {
@@ -70,7 +76,7 @@ func TestConcurrentUse(t *testing.T) {
 		wg.Go(func() {
 			s := h.Subscribe(1000)
 			for i := range 100 {
-				h.Publish(func() int { return i })
+				h.Publish(i)
 			}
 			s.Close()
 			if n := len(drain(s)); n < 100 {
