@@ -202,16 +202,28 @@ func (e *endpoint) removeSandbox(ctx context.Context, id string, t timing) error
 	})
 }
 
-// clean removes every pod that a bench made, of this run or of one that was killed.
+// clean removes every pod that a bench made, of this run or of one that was killed. The containers come first: StopPodSandbox has no
+// timeout to give, and some runtimes grant two minutes.
 func (e *endpoint) clean(ctx context.Context) error {
-	var left *cri.ListPodSandboxResponse
-	err := timing(nil).call(ctx, "ListPodSandbox", func(ctx context.Context) (err error) {
-		left, err = e.runtime.ListPodSandbox(ctx, &cri.ListPodSandboxRequest{
-			Filter: &cri.PodSandboxFilter{LabelSelector: map[string]string{label: "true"}}})
-		return err
-	})
-	for _, sb := range left.GetItems() {
-		err = errors.Join(err, e.removeSandbox(ctx, sb.Id, nil))
+	ctx, cancel := context.WithTimeout(ctx, rpcTimeout)
+	defer cancel()
+	ours := map[string]string{label: "true"}
+	containers, err := e.runtime.ListContainers(ctx, &cri.ListContainersRequest{Filter: &cri.ContainerFilter{LabelSelector: ours}})
+	if err != nil {
+		return fmt.Errorf("ListContainers: %w", err)
 	}
-	return err
+	var errs []error
+	for _, c := range containers.Containers {
+		if _, err := e.runtime.StopContainer(ctx, &cri.StopContainerRequest{ContainerId: c.Id}); err != nil {
+			errs = append(errs, fmt.Errorf("StopContainer: %w", err))
+		}
+	}
+	sandboxes, err := e.runtime.ListPodSandbox(ctx, &cri.ListPodSandboxRequest{Filter: &cri.PodSandboxFilter{LabelSelector: ours}})
+	if err != nil {
+		return errors.Join(append(errs, fmt.Errorf("ListPodSandbox: %w", err))...)
+	}
+	for _, sb := range sandboxes.Items {
+		errs = append(errs, e.removeSandbox(ctx, sb.Id, nil))
+	}
+	return errors.Join(errs...)
 }
