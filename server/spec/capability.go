@@ -102,6 +102,17 @@ func ordered(set map[string]bool) []string {
 	return list
 }
 
+// CapabilitiesOf names the capabilities of a set in which bit n is number n.
+func CapabilitiesOf(mask uint64) []string {
+	list := []string{}
+	for n, c := range allCapabilities {
+		if mask&(1<<n) != 0 {
+			list = append(list, c)
+		}
+	}
+	return list
+}
+
 // CapabilityNames checks names and gives them as CAP_…: CRI and people write
 // them without that prefix and in any case.
 func CapabilityNames(names []string) ([]string, error) {

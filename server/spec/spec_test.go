@@ -1,0 +1,217 @@
+package spec_test
+
+import (
+	"errors"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"google.golang.org/protobuf/testing/protocmp"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/server/spec"
+)
+
+// A sysctl is either in a namespace of the sandbox or refused: applied
+// elsewhere it would change the host.
+func TestSysctls(t *testing.T) {
+	own, node := &cri.NamespaceOption{}, &cri.NamespaceOption{Network: cri.NamespaceMode_NODE, Ipc: cri.NamespaceMode_NODE}
+	for _, tt := range []struct {
+		name string
+		o    *cri.NamespaceOption
+		want string // "" = refused
+	}{
+		{"net.ipv4.ip_forward", own, "net.ipv4.ip_forward"},
+		{"net/ipv4/ip_forward", own, "net.ipv4.ip_forward"},
+		{"net/ipv4/conf/eth0.1/rp_filter", own, "net.ipv4.conf.eth0/1.rp_filter"},
+		{"kernel.shm_rmid_forced", own, "kernel.shm_rmid_forced"},
+		{"kernel/sem", own, "kernel.sem"},
+		{"fs.mqueue.msg_max", own, "fs.mqueue.msg_max"},
+		{"kernel.domainname", own, "kernel.domainname"},
+		{"net.ipv4.ip_forward", node, ""},
+		{"kernel.sem", node, ""},
+		{"fs.mqueue.msg_max", node, ""},
+		{"kernel.domainname", node, ""},
+		{"vm.swappiness", own, ""},
+		{"kernel.panic", own, ""},
+		{"net/../kernel/panic", own, ""},
+		{"net..ipv4", own, ""},
+		{"net.", own, ""},
+	} {
+		sandbox := &cri.PodSandboxConfig{Linux: &cri.LinuxPodSandboxConfig{
+			Sysctls:         map[string]string{tt.name: "1"},
+			SecurityContext: &cri.LinuxSandboxSecurityContext{NamespaceOptions: tt.o},
+		}}
+		got, err := spec.Sysctls(sandbox)
+		if tt.want == "" {
+			if !errors.Is(err, fault.Invalid) {
+				t.Errorf("%s: got %v, %v, want Invalid", tt.name, got, err)
+			}
+			continue
+		}
+		if err != nil || got[tt.want] != "1" || len(got) != 1 {
+			t.Errorf("%s: got %v, %v, want %s", tt.name, got, err, tt.want)
+		}
+	}
+}
+
+// An update changes what it names; what it leaves out stays as it was.
+func TestMergeResources(t *testing.T) {
+	old := &cri.LinuxContainerResources{CpuShares: 512, CpuQuota: 1000, OomScoreAdj: 3, CpusetCpus: "0", Unified: map[string]string{"a.b": "1", "c.d": "2"}}
+	change := &cri.LinuxContainerResources{CpuQuota: -1, MemoryLimitInBytes: 9, Unified: map[string]string{"a.b": "3"}}
+	want := &cri.LinuxContainerResources{CpuShares: 512, CpuQuota: -1, OomScoreAdj: 3, CpusetCpus: "0", MemoryLimitInBytes: 9, Unified: map[string]string{"a.b": "3", "c.d": "2"}}
+	if diff := cmp.Diff(want, spec.MergeResources(old, change), protocmp.Transform()); diff != "" {
+		t.Error(diff)
+	}
+	if old.CpuQuota != 1000 || old.Unified["a.b"] != "1" {
+		t.Errorf("the old ones changed: %v", old)
+	}
+	if got := spec.MergeResources(nil, nil); got == nil {
+		t.Error("nothing merged with nothing is nil, want empty")
+	}
+}
+
+// What cannot be is refused before a cgroup sees it.
+func TestResourcesRefused(t *testing.T) {
+	for _, r := range []*cri.LinuxContainerResources{
+		{CpuShares: -1}, {CpuPeriod: -1},
+		{MemoryLimitInBytes: 10, MemorySwapLimitInBytes: 9},
+		{HugepageLimits: []*cri.HugepageLimit{{PageSize: "2MB", Limit: 1}}},
+		{Unified: map[string]string{"../../cgroup.procs": "1"}},
+	} {
+		if got, err := spec.Resources(r, spec.Host{CgroupV2: true}); !errors.Is(err, fault.Invalid) {
+			t.Errorf("%v: got %v, %v, want Invalid", r, got, err)
+		}
+	}
+}
+
+// The deprecated string and the new field say the same, and the new one wins.
+func TestSeccompOf(t *testing.T) {
+	for _, tt := range []struct {
+		sc   *cri.LinuxContainerSecurityContext
+		want string
+	}{
+		{nil, "Unconfined "},
+		{&cri.LinuxContainerSecurityContext{SeccompProfilePath: "unconfined"}, "Unconfined "},
+		{&cri.LinuxContainerSecurityContext{SeccompProfilePath: "runtime/default"}, "RuntimeDefault "},
+		{&cri.LinuxContainerSecurityContext{SeccompProfilePath: "localhost//a/b"}, "Localhost /a/b"},
+		{&cri.LinuxContainerSecurityContext{SeccompProfilePath: "localhost/a"}, "error"},
+		{&cri.LinuxContainerSecurityContext{SeccompProfilePath: "nonsense"}, "error"},
+		{&cri.LinuxContainerSecurityContext{SeccompProfilePath: "unconfined", Seccomp: &cri.SecurityProfile{}}, "RuntimeDefault "},
+		{&cri.LinuxContainerSecurityContext{Seccomp: &cri.SecurityProfile{ProfileType: cri.SecurityProfile_Localhost, LocalhostRef: "/x"}}, "Localhost /x"},
+		{&cri.LinuxContainerSecurityContext{Seccomp: &cri.SecurityProfile{ProfileType: 7}}, "error"},
+		{&cri.LinuxContainerSecurityContext{Privileged: true, Seccomp: &cri.SecurityProfile{ProfileType: cri.SecurityProfile_Localhost}}, "Unconfined "},
+	} {
+		kind, file, err := spec.SeccompOf(tt.sc)
+		got := kind.String() + " " + file
+		if err != nil {
+			got = "error"
+		}
+		if got != tt.want {
+			t.Errorf("%v: got %q (%v), want %q", tt.sc, got, err, tt.want)
+		}
+	}
+}
+
+// What a container may call follows from its capabilities.
+func TestDefaultSeccomp(t *testing.T) {
+	verdict := func(p *specs.LinuxSeccomp, name string) string {
+		for _, s := range p.Syscalls {
+			if slices.Contains(s.Names, name) && len(s.Args) == 0 {
+				return string(s.Action)
+			}
+		}
+		for _, s := range p.Syscalls {
+			if slices.Contains(s.Names, name) {
+				return "conditional"
+			}
+		}
+		return string(p.DefaultAction)
+	}
+	plain := spec.DefaultSeccomp(spec.DefaultCapabilities(), "amd64")
+	admin := spec.DefaultSeccomp([]string{"CAP_SYS_ADMIN"}, "amd64")
+	for _, tt := range []struct {
+		call        string
+		plain, root string
+	}{
+		{"read", "SCMP_ACT_ALLOW", "SCMP_ACT_ALLOW"},
+		{"arch_prctl", "SCMP_ACT_ALLOW", "SCMP_ACT_ALLOW"},
+		{"mount", "SCMP_ACT_ERRNO", "SCMP_ACT_ALLOW"},
+		{"clone", "conditional", "SCMP_ACT_ALLOW"},
+		{"clone3", "SCMP_ACT_ERRNO", "SCMP_ACT_ALLOW"},
+		{"chroot", "SCMP_ACT_ALLOW", "SCMP_ACT_ERRNO"}, // CAP_SYS_CHROOT is a default one
+		{"socket", "conditional", "conditional"},
+		{"personality", "conditional", "conditional"},
+		{"keyctl", "SCMP_ACT_ERRNO", "SCMP_ACT_ERRNO"},
+		{"kexec_load", "SCMP_ACT_ERRNO", "SCMP_ACT_ERRNO"},
+		{"io_uring_setup", "SCMP_ACT_ERRNO", "SCMP_ACT_ERRNO"},
+		{"userfaultfd", "SCMP_ACT_ERRNO", "SCMP_ACT_ERRNO"},
+		{"swapcontext", "SCMP_ACT_ERRNO", "SCMP_ACT_ERRNO"},
+	} {
+		if got := verdict(plain, tt.call); got != tt.plain {
+			t.Errorf("%s with the default capabilities: %s, want %s", tt.call, got, tt.plain)
+		}
+		if got := verdict(admin, tt.call); got != tt.root {
+			t.Errorf("%s with CAP_SYS_ADMIN: %s, want %s", tt.call, got, tt.root)
+		}
+	}
+	for _, s := range plain.Syscalls {
+		if slices.Contains(s.Names, "clone3") && (s.ErrnoRet == nil || *s.ErrnoRet != 38) {
+			t.Errorf("clone3 answers %v, want ENOSYS: C libraries do not fall back otherwise", s.ErrnoRet)
+		}
+	}
+	if len(spec.DefaultSeccomp(nil, runtime.GOARCH).Architectures) == 0 {
+		t.Errorf("no architecture for %s", runtime.GOARCH)
+	}
+}
+
+// An environment that JSON would spoil travels as bytes.
+func TestRawEnv(t *testing.T) {
+	if got := spec.RawEnv(&specs.Process{Env: []string{"A=ü"}}); got != nil {
+		t.Errorf("got %q for UTF-8, want nil", got)
+	}
+	got := spec.RawEnv(&specs.Process{Env: []string{"A=b", "C=\xff"}})
+	if len(got) != 2 || string(got[1]) != "C=\xff" {
+		t.Errorf("got %q", got)
+	}
+}
+
+// Names that no environment can hold are refused, not passed on half.
+func TestEnvRefused(t *testing.T) {
+	for _, kv := range []*cri.KeyValue{{Key: ""}, {Key: "A=B"}, {Key: "A\x00"}, {Key: "A", Value: []byte("b\x00c")}} {
+		in := spec.Input{Container: &cri.ContainerConfig{Command: []string{"x"}, Envs: []*cri.KeyValue{kv}}, Sandbox: &cri.PodSandboxConfig{}}
+		if _, err := spec.Build(in); !errors.Is(err, fault.Invalid) {
+			t.Errorf("%q: got %v, want Invalid", kv.Key, err)
+		}
+	}
+}
+
+// An exec is the container's process with other arguments; the container's own
+// must not change by it.
+func TestExecProcess(t *testing.T) {
+	p := &specs.Process{Args: []string{"a"}, Env: []string{"X=1"}, Cwd: "/w", ConsoleSize: &specs.Box{}}
+	got := spec.ExecProcess(p, []string{"b", "c"}, true)
+	if want := (&specs.Process{Args: []string{"b", "c"}, Env: []string{"X=1", "TERM=xterm"}, Cwd: "/w", Terminal: true}); !cmp.Equal(got, want) {
+		t.Error(cmp.Diff(want, got))
+	}
+	if p.Terminal || len(p.Env) != 1 || p.Args[0] != "a" {
+		t.Errorf("the container's process changed: %+v", p)
+	}
+}
+
+// The systemd driver names slice, prefix and name; the other one a path.
+func TestCgroupsPath(t *testing.T) {
+	if got := spec.CgroupsPath("/kubepods/burstable/podx", "id", false); got != "/kubepods/burstable/podx/id" {
+		t.Error(got)
+	}
+	if got := spec.CgroupsPath("/kubepods.slice/kubepods-podx.slice", "id", true); got != "kubepods-podx.slice:crisp:id" {
+		t.Error(got)
+	}
+	if got := spec.CgroupsPath("../x", "id", false); strings.Contains(got, "..") {
+		t.Error(got)
+	}
+}
