@@ -1,0 +1,30 @@
+package podsync
+
+import "time"
+
+const (
+	firstBackoff = 10 * time.Second
+	maxBackoff   = 300 * time.Second
+	// stableRun is how long a container must have run for its restarts to be
+	// forgiven.
+	stableRun = 10 * time.Minute
+)
+
+// nextBackoff is how long after its end the successor of c may start: at once
+// the first time, then 10 s, doubled each time up to 300 s, as by the kubelet.
+// It follows from c alone, so that an agent's restart neither shortens nor
+// lengthens it.
+func nextBackoff(c Container) time.Duration {
+	switch {
+	case c.Attempt == 0, c.FinishedAt.Sub(c.StartedAt) >= stableRun && !c.StartedAt.IsZero():
+		return 0
+	case c.Backoff == 0:
+		return firstBackoff
+	}
+	return min(2*c.Backoff, maxBackoff)
+}
+
+// CrashLoop reports whether c, which has exited, waits for its back-off.
+func CrashLoop(c Container, now time.Time) bool {
+	return c.State == Exited && c.FinishedAt.Add(nextBackoff(c)).After(now)
+}
