@@ -2,93 +2,239 @@ package oci
 
 import (
 	"context"
+	"fmt"
 	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
-	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/internal/atomicfile"
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/oci/wire"
 )
 
 // ContainerConfig is what a container is made from.
 type ContainerConfig struct {
-	ID, Name, SandboxID   string // ID "" = a new one
+	ID, Name, SandboxID   string // ID "" = a new one; Name "" = none
 	Spec                  *specs.Spec
 	Env                   [][]byte // if not nil, replaces Spec.Process.Env: may hold what is not UTF-8
-	PIDTarget             string   // container whose PID namespace is joined; resolved at Start
+	PIDTarget             string   // ID of the container whose PID namespace is joined; looked at in Start
 	Stdin, StdinOnce, TTY bool
 	LogPath               string // absolute; "" = discard
 	Extra                 []byte // the caller's, opaque
 }
 
-// A State is where a container is in its life.
-type State uint8
+// A Container is one container, from Create until Remove returns.
+//
+// What is above mu is set before the container can be found. The record and the
+// status are replaced under mu and read as snapshots without it.
+type Container struct {
+	rt      *Runtime
+	sandbox *Sandbox // nil if its record was lost
+	id      string
+	created time.Time
+	runDir  string
 
-const (
-	Created State = iota
-	Starting
-	Running
-	Stopping
-	Exited
-	Removing
-)
+	settled chan struct{} // closed when it is known what became of Start
+	done    chan struct{} // closed by the move to Exited
+	asked   atomic.Bool   // the stop signal was sent
+	orphan  atomic.Bool   // loaded from disk: no Start of ours will settle it
 
-// Status is the part of a container that changes. A copy is a snapshot.
+	mu     sync.Mutex
+	record atomic.Pointer[containerRecord]
+	status atomic.Pointer[containerStatus]
+	held   []held // the executor's ends, for its successor; guarded by mu
+}
+
+// containerRecord is the durable part of a container.
+type containerRecord struct {
+	CreatedAt time.Time
+	Config    ContainerConfig
+}
+
+// containerStatus is Status with what only we need, as it stands in status.json.
+type containerStatus struct {
+	Status
+	StartTime uint64            // of Pid: field 22 of /proc/<pid>/stat
+	Cgroups   map[string]string // controller → absolute directory; "" = the v2 one
+}
+
+// Status is the part of a container that changes. It is a plain value: a copy
+// is a snapshot.
 type Status struct {
 	State                 State
 	Pid                   int // in the host's namespace; 0 unless alive
 	StartedAt, FinishedAt time.Time
 	ExitCode              int32  // 128+n for signal n
-	Reason                string // Completed, Error, OOMKilled, StartError, Unknown, Reboot
+	Reason                string // Completed, Error, OOMKilled, StartError, Unknown or Reboot
 	Message               string
 	OOMKilled             bool
 }
 
-// A Container is one container, from Create until Remove returns.
-type Container struct{}
-
-func (r *Runtime) Create(ctx context.Context, c ContainerConfig) (*Container, error) {
-	panic("not yet")
-}
-func (c *Container) ID() string                      { panic("not yet") }
-func (c *Container) Config() ContainerConfig         { panic("not yet") }
-func (c *Container) SandboxID() string               { panic("not yet") }
-func (c *Container) CreatedAt() time.Time            { panic("not yet") }
-func (c *Container) Extra() []byte                   { panic("not yet") }
-func (c *Container) SetExtra(extra []byte) error     { panic("not yet") }
-func (c *Container) Status() Status                  { panic("not yet") }
-func (c *Container) Done() <-chan struct{}           { panic("not yet") }
-func (c *Container) Start(ctx context.Context) error { panic("not yet") }
-func (c *Container) Stop(ctx context.Context, sig unix.Signal, grace time.Duration) error {
-	panic("not yet")
-}
-func (c *Container) Remove(ctx context.Context) error                            { panic("not yet") }
-func (c *Container) Exec(ctx context.Context, e ExecConfig) (*Exec, error)       { panic("not yet") }
-func (c *Container) Attach(ctx context.Context, stdin bool) (*Attachment, error) { panic("not yet") }
-func (c *Container) Resize(ctx context.Context, width, height uint16) error      { panic("not yet") }
-func (c *Container) ReopenLog(ctx context.Context) error                         { panic("not yet") }
-func (c *Container) Update(ctx context.Context, r *specs.LinuxResources) error   { panic("not yet") }
-func (c *Container) Stats() (Stats, error)                                       { panic("not yet") }
-
-// ExecConfig is a process to run in a running container.
-type ExecConfig struct {
-	Process       *specs.Process
-	Env           [][]byte // if not nil, replaces Process.Env
-	Stdin, TTY    bool
-	Width, Height uint16 // of the terminal; 0 = unset
+func (r *Runtime) newContainer(id string, sb *Sandbox, rec *containerRecord) *Container {
+	c := &Container{
+		rt: r, sandbox: sb, id: id, created: rec.CreatedAt,
+		runDir:  filepath.Join(r.o.State, containerKind, id),
+		settled: make(chan struct{}),
+		done:    make(chan struct{}),
+	}
+	c.record.Store(rec)
+	c.status.Store(&containerStatus{})
+	return c
 }
 
-// An Exec is a process run in a container. Its files are the caller's to close.
-type Exec struct {
-	Stdin, Stdout, Stderr *os.File // nil with a terminal; Stdin nil unless asked for
-	PTY                   *os.File // the terminal's master, nil without one
+// ID returns the container's full ID.
+func (c *Container) ID() string { return c.id }
+
+func (c *Container) name() string { return c.record.Load().Config.Name }
+
+// Config returns what the container was made from, with the updates since. What
+// it points at is shared and must not be changed.
+func (c *Container) Config() ContainerConfig { return c.record.Load().Config }
+
+// SandboxID returns the ID of the sandbox that the container was created in.
+func (c *Container) SandboxID() string { return c.record.Load().Config.SandboxID }
+
+// CreatedAt returns when the container was created. No two objects of a Runtime
+// have the same time.
+func (c *Container) CreatedAt() time.Time { return c.created }
+
+// Status returns a snapshot, without waiting.
+func (c *Container) Status() Status { return c.status.Load().Status }
+
+// Done is closed once the container is Exited: its exit is on disk and nothing
+// that it started runs.
+func (c *Container) Done() <-chan struct{} { return c.done }
+
+// Extra returns what the caller keeps with the container.
+func (c *Container) Extra() []byte { return c.record.Load().Config.Extra }
+
+// SetExtra replaces that, durably.
+func (c *Container) SetExtra(extra []byte) error {
+	return c.edit(func(cfg *ContainerConfig) error {
+		cfg.Extra = extra
+		return nil
+	})
 }
 
-func (e *Exec) Wait(ctx context.Context) (int32, error) { panic("not yet") }
-func (e *Exec) Kill() error                             { panic("not yet") }
-func (e *Exec) Close() error                            { panic("not yet") }
+// edit replaces the container's record, on disk first.
+func (c *Container) edit(change func(*ContainerConfig) error) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.status.Load().State == Removing {
+		return fault.WrongState.Errorf("container %s is removing: cannot change it", c.id)
+	}
+	rec := *c.record.Load()
+	if err := change(&rec.Config); err != nil {
+		return err
+	}
+	if err := c.rt.o.Records.Save(containerKind, c.id, rec); err != nil {
+		return fmt.Errorf("save container %s: %w", c.id, err)
+	}
+	c.record.Store(&rec)
+	return nil
+}
 
-// An Attachment is a view on a container's stdio from now on. Closing Stdin
-// detaches; with StdinOnce it closes the container's stdin too.
-type Attachment struct {
-	Stdin, Stdout, Stderr *os.File // Stdin nil unless asked for and there; Stderr nil with a terminal
+// move takes c along event e; edit, if not nil, records what e brought with it.
+//
+// The new status is on disk before anyone can see it: a crash in between makes
+// us repeat work, never report work that did not happen.
+func (c *Container) move(e event, edit func(*containerStatus)) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+
+	st := *c.status.Load()
+	to, ok := next[st.State][e]
+	if !ok {
+		return fault.WrongState.Errorf("container %s is %s: cannot apply %q", c.id, st.State, e)
+	}
+	same := st.State == to && edit == nil
+	st.State = to
+	if edit != nil {
+		edit(&st)
+	}
+	if same {
+		return nil // Stop, Remove: again
+	}
+	if err := atomicfile.WriteJSON(filepath.Join(c.runDir, "status.json"), st); err != nil {
+		if e != exited {
+			return fmt.Errorf("save status of container %s: %w", c.id, err)
+		}
+		// The end is in exit.json already, and goes before any status.
+		c.rt.log.Error("status could not be saved", "container", c.id, "err", err)
+	}
+	c.status.Store(&st)
+	if to == Exited {
+		close(c.done)
+	}
+	return nil
+}
+
+func (c *Container) exitPath() string {
+	return filepath.Join(c.rt.o.Root, containerKind, c.id, "exit.json")
+}
+
+// ownPIDs reports whether the container's init is the first process of a PID
+// namespace, so that nothing outlives it.
+func (c *Container) ownPIDs() bool {
+	cfg := c.record.Load().Config
+	if cfg.PIDTarget != "" || cfg.Spec.Linux == nil {
+		return false
+	}
+	for _, ns := range cfg.Spec.Linux.Namespaces {
+		if ns.Type == specs.PIDNamespace {
+			return ns.Path == ""
+		}
+	}
+	return false
+}
+
+// emit tells the event to whoever listens.
+func (c *Container) emit(kind EventKind) {
+	c.rt.emit(Event{Kind: kind, Sandbox: c.sandbox, Container: c, At: time.Now()})
+}
+
+// keep holds what came with the answer to "run" or "hold". Doing without costs
+// the container its stdio if the executor dies, and nothing before.
+func (c *Container) keep(files []*os.File) {
+	kept, err := hold(files)
+	if err != nil {
+		c.rt.log.Warn("stdio could not be kept", "container", c.id, "err", err)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.status.Load().State >= Exited {
+		drop(kept)
+		return
+	}
+	drop(c.held)
+	c.held = kept
+}
+
+// fetch holds what the executor has, for a daemon that came later.
+func (c *Container) fetch(ctx context.Context, conn Engine) {
+	files, err := conn.Call(ctx, wire.MethodHold, wire.Ref{ID: c.id}, nil)
+	if err != nil {
+		c.rt.log.Warn("stdio could not be fetched", "container", c.id, "err", err)
+		return
+	}
+	c.keep(files)
+}
+
+// release closes what is held.
+func (c *Container) release() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	drop(c.held)
+	c.held = nil
+}
+
+// lend returns duplicates of what is held, to be sent and closed.
+func (c *Container) lend() ([]*os.File, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return lend(c.held)
 }

@@ -16,11 +16,17 @@ const (
 	ContainerOOM                      // the kernel killed a process of it for want of memory
 )
 
-// An Event is one thing that happened to one object. The object stays readable
-// after it was removed.
+// An Event is one thing that happened to one object. Those of one object come in
+// the order of its life. The object stays readable after it was removed.
 type Event struct {
 	Kind      EventKind
-	Sandbox   *Sandbox   // never nil, but for containers of a sandbox whose record was lost
+	Sandbox   *Sandbox   // nil only for a container whose sandbox's record was lost
 	Container *Container // nil for events of sandboxes
 	At        time.Time
+}
+
+func (r *Runtime) emit(e Event) {
+	if r.o.OnEvent != nil {
+		r.o.OnEvent(e)
+	}
 }

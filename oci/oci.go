@@ -1,9 +1,47 @@
-// Package oci holds containers and sandboxes.
+// Package oci runs OCI containers in sandboxes and remembers both across
+// restarts of the daemon. It knows nothing of CRI, Kubernetes, images or CNI.
+//
+// The daemon is never the parent of a container. The executor is: one small
+// process that owns the stdio, the log file and the exit record of every
+// container and outlives the daemon (package oci/executor, spoken to through
+// oci/wire). Open starts it if it is not there. The daemon holds a duplicate of
+// each container's pidfd and stdio; if the executor dies, the next one gets them
+// and the containers run on.
+//
+// A sandbox is a set of namespaces, pinned by bind mounts, and a cgroup. There
+// is no pause process. Only a sandbox whose containers share a PID namespace has
+// a process of its own, its PID 1.
+//
+// On disk, each file has one writer at a time and is replaced whole. What is
+// below Root survives a reboot; what is below State is void after one, even if
+// it is still there:
+//
+//	<root>/containers/<id>/record.json  durable: what was asked for
+//	<root>/containers/<id>/exit.json    durable: how it ended; by the executor,
+//	                                    or by us for what never ran or was lost
+//	<root>/sandboxes/<id>/record.json   durable: what was asked for, is it ready
+//	<state>/containers/<id>/status.json the latest status, written on every move
+//	<state>/sandboxes/<id>/status.json  the latest state
+//	<state>/sandboxes/<id>/ns/*, shm    the pins and the tmpfs of /dev/shm
+//
+// The life of both kinds of object is a table in state.go; a long operation is a
+// state, not a held lock. What each state means after a crash is in recover.go.
+// Each Container, each Sandbox and each store has one lock, and no goroutine
+// holds two. All reads are of snapshots and wait for nobody.
 package oci
 
 import (
 	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
 	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
 )
 
 // Records keeps durable records; *checkpoint.Manager is one.
@@ -11,13 +49,19 @@ type Records interface {
 	Save(kind, id string, v any) error
 	Load(kind, id string, v any) error // fault.NotFound
 	IDs(kind string) ([]string, error) // corrupt ones are quarantined and left out
-	Remove(kind, id string) error
+	Remove(kind, id string) error      // with the record's directory; not there: no error
 }
+
+// The kinds of our records, which are also the names of our directories.
+const (
+	containerKind = "containers"
+	sandboxKind   = "sandboxes"
+)
 
 // Options is what a Runtime is made of. Root, State, Records and Log are
 // required.
 type Options struct {
-	Root, State   string
+	Root, State   string // the Root of Records is the same
 	Records       Records
 	Rebooted      bool   // the machine was restarted since the records were written
 	Executor      string // path of crisp-executor
@@ -26,36 +70,110 @@ type Options struct {
 	LogMaxLine    int // bytes; 0 = 16384
 	Log           *slog.Logger
 	OnEvent       func(Event) // called outside all locks; must not block; may be nil
+
+	Engine func(context.Context) (Engine, error) // nil = the executor at <state>/executor.sock, started if need be
+	Host   Host                                  // nil = the kernel
 }
 
-// Runtime is the containers and sandboxes of one crispd.
-type Runtime struct{}
+// A Runtime is the containers and sandboxes of one daemon.
+type Runtime struct {
+	o          Options
+	log        *slog.Logger
+	host       Host
+	link       *link
+	sandboxes  store[*Sandbox]
+	containers store[*Container]
 
-// Open starts or finds the executor, loads the records, recovers and sweeps.
-func Open(ctx context.Context, o Options) (*Runtime, error) { panic("not yet") }
+	clock    atomic.Int64 // the latest time that now returned, ns since 1970
+	work     sync.WaitGroup
+	closing  context.Context // ends with Close
+	stopWork context.CancelFunc
+}
 
-// Close lets go of the executor. Containers run on.
-func (r *Runtime) Close() error { panic("not yet") }
+// Open finds or starts the executor, loads the records, settles what each of
+// them has become meanwhile, and clears away what no record owns.
+func Open(ctx context.Context, o Options) (_ *Runtime, err error) {
+	r := &Runtime{o: o, log: o.Log, host: o.Host}
+	r.sandboxes.what, r.containers.what = "sandbox", "container"
+	r.closing, r.stopWork = context.WithCancel(context.WithoutCancel(ctx))
+	if r.host == nil {
+		r.host = newKernel(filepath.Join(o.State, sandboxKind), o.SystemdCgroup, o.Log)
+	}
+	for _, dir := range []string{
+		filepath.Join(o.Root, containerKind), filepath.Join(o.Root, sandboxKind),
+		filepath.Join(o.State, containerKind), filepath.Join(o.State, sandboxKind),
+	} {
+		if err := os.MkdirAll(dir, 0o711); err != nil {
+			return nil, fmt.Errorf("make runtime directory: %w", err)
+		}
+	}
+	if err := r.load(); err != nil {
+		return nil, err
+	}
+	dial := o.Engine
+	if dial == nil {
+		dial = newSpawner(o).dial
+	}
+	r.link = newLink(dial, r.reconcile, r.handle, r.log)
+	if err := r.link.connect(ctx); err != nil {
+		r.stopWork()
+		return nil, fmt.Errorf("reach executor: %w", err)
+	}
+	r.work.Go(func() { r.link.keep(r.closing) })
+	r.finish(ctx)
+	return r, nil
+}
+
+// Close lets go of the executor. Containers and executor run on.
+func (r *Runtime) Close() error {
+	r.stopWork()
+	err := r.link.close()
+	r.work.Wait()
+	for _, c := range r.containers.list() {
+		c.release()
+	}
+	for _, sb := range r.sandboxes.list() {
+		sb.release()
+	}
+	return err
+}
+
+// Shutdown removes all containers and sandboxes, ends the executor and takes
+// back what Open set up in the kernel. The Runtime is good for nothing but Close
+// afterwards.
+func (r *Runtime) Shutdown(ctx context.Context) error {
+	var errs []error
+	for _, sb := range r.sandboxes.list() {
+		errs = append(errs, sb.BeginStop())
+	}
+	for _, c := range r.containers.list() {
+		errs = append(errs, c.Remove(ctx))
+	}
+	for _, sb := range r.sandboxes.list() {
+		errs = append(errs, sb.Unpin(ctx), sb.Stopped(), sb.Remove(ctx))
+	}
+	errs = append(errs, r.link.shutdown(ctx), r.host.Close())
+	if r.o.Engine == nil {
+		errs = append(errs, removeExecutorCgroup(r.o.State)) // it could not do so from inside
+	}
+	return errors.Join(errs...)
+}
 
 // NewID returns a fresh ID of 64 hexadecimal digits.
-func NewID() string { panic("not yet") }
+func NewID() string {
+	var b [32]byte
+	rand.Read(b[:]) // never fails: it ends the program instead
+	return hex.EncodeToString(b[:])
+}
 
-// Container returns the one container whose ID starts with prefix. Errors:
-// fault.NotFound, fault.Invalid if it is ambiguous.
-func (r *Runtime) Container(prefix string) (*Container, error) { panic("not yet") }
-
-// Containers returns all containers, oldest first.
-func (r *Runtime) Containers() []*Container { panic("not yet") }
-
-// ContainerByName returns the container that was created under name.
-func (r *Runtime) ContainerByName(name string) (*Container, bool) { panic("not yet") }
-
-// Sandbox returns the one sandbox whose ID starts with prefix, in whatever
-// state. Errors: fault.NotFound, fault.Invalid if it is ambiguous.
-func (r *Runtime) Sandbox(prefix string) (*Sandbox, error) { panic("not yet") }
-
-// Sandboxes returns all sandboxes but those being created, oldest first.
-func (r *Runtime) Sandboxes() []*Sandbox { panic("not yet") }
-
-// SandboxByName returns the sandbox that was created under name, in whatever state.
-func (r *Runtime) SandboxByName(name string) (*Sandbox, bool) { panic("not yet") }
+// now returns the time, later than whatever it returned before: lists are sorted
+// by creation time, and two objects must not be made at once.
+func (r *Runtime) now() time.Time {
+	for {
+		last := r.clock.Load()
+		t := max(time.Now().UnixNano(), last+1)
+		if r.clock.CompareAndSwap(last, t) {
+			return time.Unix(0, t)
+		}
+	}
+}

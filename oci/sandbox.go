@@ -1,56 +1,282 @@
 package oci
 
 import (
-	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"sync/atomic"
 	"time"
+
+	"github.com/crisp-cri/crisp/internal/atomicfile"
+	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// SandboxConfig is what a sandbox is made from. It never changes.
+// SandboxConfig is what a sandbox is made from. It never changes, but for Extra.
 type SandboxConfig struct {
-	ID, Name                                 string // ID "" = a new one
-	Hostname                                 string // ignored with HostNetwork: the UTS namespace is then the host's too
-	HostNetwork, HostIPC, HostPID, SharedPID bool
-	Sysctls                                  map[string]string // only those of namespaces of its own, else fault.Invalid
-	// CgroupParent is an absolute cgroupfs path, or a slice name with the
+	ID, Name    string // ID "" = a new one; Name "" = none
+	Hostname    string // ignored with HostNetwork: the UTS namespace is then the host's too
+	HostNetwork bool
+	HostIPC     bool
+	HostPID     bool // nothing is made for it; it is kept for the caller
+	SharedPID   bool // a PID namespace of the sandbox's own, with our init in it
+	// Sysctls of namespaces that are the sandbox's own; another is fault.Invalid.
+	// Names are written as sysctl(8) takes them, with dots or with slashes.
+	Sysctls map[string]string
+	// CgroupParent is an absolute cgroupfs path, or the name of a slice with the
 	// systemd driver. "" = a cgroup of its own below /crisp (crisp.slice), which
 	// goes with the sandbox.
 	CgroupParent string
 	Extra        []byte // the caller's, opaque
 }
 
-// A SandboxState is where a sandbox is in its life.
-type SandboxState uint8
+// A Sandbox is a set of pinned namespaces, a cgroup, and the containers in it.
+//
+// What is above mu is set before the sandbox can be found. The record and the
+// status are replaced under mu and read as snapshots without it.
+type Sandbox struct {
+	rt      *Runtime
+	id      string
+	created time.Time
+	dir     string // durable
+	runDir  string // gone after a reboot
 
-const (
-	SandboxCreating SandboxState = iota
-	SandboxReady
-	SandboxStopping
-	SandboxNotReady
-	SandboxRemoving
-)
-
-// A Sandbox is a set of pinned namespaces and the containers in it.
-type Sandbox struct{}
-
-func (r *Runtime) CreateSandbox(ctx context.Context, c SandboxConfig) (*Sandbox, error) {
-	panic("not yet")
+	mu         sync.Mutex
+	record     atomic.Pointer[sandboxRecord]
+	status     atomic.Pointer[sandboxStatus]
+	containers map[string]*Container // adopted and not yet removed; guarded by mu
+	held       []held                // the init's pidfd, for the executor's successor; guarded by mu
 }
-func (sb *Sandbox) ID() string                       { panic("not yet") }
-func (sb *Sandbox) Config() SandboxConfig            { panic("not yet") }
-func (sb *Sandbox) CreatedAt() time.Time             { panic("not yet") }
-func (sb *Sandbox) Dir() string                      { panic("not yet") }
-func (sb *Sandbox) RunDir() string                   { panic("not yet") }
-func (sb *Sandbox) NetNS() string                    { panic("not yet") }
-func (sb *Sandbox) NamespacePath(kind string) string { panic("not yet") }
-func (sb *Sandbox) ShmDir() string                   { panic("not yet") }
-func (sb *Sandbox) CgroupParent() string             { panic("not yet") }
-func (sb *Sandbox) State() SandboxState              { panic("not yet") }
-func (sb *Sandbox) Extra() []byte                    { panic("not yet") }
-func (sb *Sandbox) SetExtra(extra []byte) error      { panic("not yet") }
-func (sb *Sandbox) Ready(extra []byte) error         { panic("not yet") }
-func (sb *Sandbox) BeginStop() error                 { panic("not yet") }
-func (sb *Sandbox) Containers() []*Container         { panic("not yet") }
-func (sb *Sandbox) Unpin(ctx context.Context) error  { panic("not yet") }
-func (sb *Sandbox) Stopped() error                   { panic("not yet") }
-func (sb *Sandbox) Remove(ctx context.Context) error { panic("not yet") }
-func (sb *Sandbox) Stats() (Stats, error)            { panic("not yet") }
+
+// sandboxRecord is the durable part of a sandbox.
+type sandboxRecord struct {
+	CreatedAt time.Time
+	Config    SandboxConfig
+	Ready     bool // it was once
+}
+
+// sandboxStatus is the part that changes, as it stands in status.json.
+type sandboxStatus struct {
+	State     SandboxState
+	Pid       int               // of the init of SharedPID, 0 if there is none
+	StartTime uint64            // of Pid
+	Cgroups   map[string]string // of Pid: controller → absolute directory
+}
+
+func (r *Runtime) newSandbox(id string, rec *sandboxRecord) *Sandbox {
+	sb := &Sandbox{
+		rt: r, id: id, created: rec.CreatedAt,
+		dir:        filepath.Join(r.o.Root, sandboxKind, id),
+		runDir:     filepath.Join(r.o.State, sandboxKind, id),
+		containers: make(map[string]*Container),
+	}
+	sb.record.Store(rec)
+	sb.status.Store(&sandboxStatus{})
+	return sb
+}
+
+// ID returns the sandbox's full ID.
+func (sb *Sandbox) ID() string { return sb.id }
+
+func (sb *Sandbox) name() string { return sb.record.Load().Config.Name }
+
+// Config returns what the sandbox was made from. What it points at is shared and
+// must not be changed.
+func (sb *Sandbox) Config() SandboxConfig { return sb.record.Load().Config }
+
+// CreatedAt returns when the sandbox was created. No two objects of a Runtime
+// have the same time.
+func (sb *Sandbox) CreatedAt() time.Time { return sb.created }
+
+// Dir returns the sandbox's durable directory, for resolv.conf and the like.
+func (sb *Sandbox) Dir() string { return sb.dir }
+
+// RunDir returns its directory that is void after a reboot.
+func (sb *Sandbox) RunDir() string { return sb.runDir }
+
+// NetNS returns the path of the network namespace, "" if it is the host's. The
+// path stays the same after the namespace is gone.
+func (sb *Sandbox) NetNS() string { return sb.NamespacePath("net") }
+
+// NamespacePath returns the path of the sandbox's namespace of that kind, "net",
+// "uts", "ipc" or "pid"; "" if it has none of its own.
+func (sb *Sandbox) NamespacePath(kind string) string {
+	cfg := sb.record.Load().Config
+	pins := pinsOf(cfg, sb.runDir)
+	own := map[string]bool{"net": pins.Net, "uts": pins.UTS, "ipc": pins.IPC, "pid": cfg.SharedPID}
+	if !own[kind] {
+		return ""
+	}
+	return filepath.Join(sb.runDir, "ns", kind)
+}
+
+// ShmDir returns the tmpfs for /dev/shm, or the host's with HostIPC.
+func (sb *Sandbox) ShmDir() string {
+	if sb.record.Load().Config.HostIPC {
+		return "/dev/shm"
+	}
+	return filepath.Join(sb.runDir, "shm")
+}
+
+// CgroupParent returns the cgroup for the sandbox's containers: the caller's, or
+// the sandbox's own.
+func (sb *Sandbox) CgroupParent() string {
+	if parent := sb.record.Load().Config.CgroupParent; parent != "" {
+		return parent
+	}
+	return ownCgroup(sb.id, sb.rt.o.SystemdCgroup)
+}
+
+// State returns a snapshot, without waiting.
+func (sb *Sandbox) State() SandboxState { return sb.status.Load().State }
+
+// Extra returns what the caller keeps with the sandbox.
+func (sb *Sandbox) Extra() []byte { return sb.record.Load().Config.Extra }
+
+// SetExtra replaces that, durably.
+func (sb *Sandbox) SetExtra(extra []byte) error {
+	return sb.edit(func(rec *sandboxRecord) { rec.Config.Extra = extra })
+}
+
+// Containers returns the sandbox's containers, oldest first. Once the sandbox is
+// Stopping, none is added to them.
+func (sb *Sandbox) Containers() []*Container {
+	sb.mu.Lock()
+	all := make([]*Container, 0, len(sb.containers))
+	for _, c := range sb.containers {
+		all = append(all, c)
+	}
+	sb.mu.Unlock()
+	slices.SortFunc(all, func(a, b *Container) int { return a.created.Compare(b.created) })
+	return all
+}
+
+// Ready ends the creation, durably, and replaces Extra. A sandbox that is being
+// stopped already stays so: fault.WrongState.
+func (sb *Sandbox) Ready(extra []byte) error {
+	if st := sb.State(); st != SandboxCreating {
+		return fault.WrongState.Errorf("sandbox %s is %s: cannot apply %q", sb.id, st, sandboxReady)
+	}
+	if err := sb.edit(func(rec *sandboxRecord) { rec.Ready, rec.Config.Extra = true, extra }); err != nil {
+		return err
+	}
+	if _, err := sb.move(sandboxReady, nil); err != nil {
+		return err
+	}
+	sb.emit(SandboxCreated)
+	return nil
+}
+
+// adopt makes c one of the sandbox's containers. Only a Ready sandbox does.
+func (sb *Sandbox) adopt(c *Container) error {
+	_, err := sb.move(sandboxAdopt, func(*sandboxStatus) { sb.containers[c.id] = c })
+	return err
+}
+
+// restore is adopt for what comes from disk.
+func (sb *Sandbox) restore(c *Container) {
+	sb.mu.Lock()
+	defer sb.mu.Unlock()
+	sb.containers[c.id] = c
+}
+
+// disown forgets a container that was removed.
+func (sb *Sandbox) disown(c *Container) {
+	sb.mu.Lock()
+	defer sb.mu.Unlock()
+	delete(sb.containers, c.id)
+}
+
+// move takes sb along event e; edit, if not nil, is called under the lock if e
+// is legal. The new status is on disk before anyone can see it. changed reports
+// whether the state is another one now.
+func (sb *Sandbox) move(e sandboxEvent, edit func(*sandboxStatus)) (changed bool, err error) {
+	sb.mu.Lock()
+	defer sb.mu.Unlock()
+
+	st := *sb.status.Load()
+	to, ok := sandboxNext[st.State][e]
+	if !ok {
+		return false, fault.WrongState.Errorf("sandbox %s is %s: cannot apply %q", sb.id, st.State, e)
+	}
+	changed = st.State != to
+	st.State = to
+	if changed {
+		if err := sb.save(&st); err != nil {
+			return false, err
+		}
+	}
+	if edit != nil {
+		edit(&st)
+	}
+	return changed, nil
+}
+
+// note replaces the status without a move.
+func (sb *Sandbox) note(edit func(*sandboxStatus)) error {
+	sb.mu.Lock()
+	defer sb.mu.Unlock()
+	st := *sb.status.Load()
+	edit(&st)
+	return sb.save(&st)
+}
+
+// save writes and publishes st. The caller holds mu.
+func (sb *Sandbox) save(st *sandboxStatus) error {
+	if err := atomicfile.WriteJSON(filepath.Join(sb.runDir, "status.json"), st); err != nil {
+		return fmt.Errorf("save status of sandbox %s: %w", sb.id, err)
+	}
+	sb.status.Store(st)
+	return nil
+}
+
+// edit replaces the sandbox's record, on disk first.
+func (sb *Sandbox) edit(change func(*sandboxRecord)) error {
+	sb.mu.Lock()
+	defer sb.mu.Unlock()
+	if sb.status.Load().State == SandboxRemoving {
+		return fault.WrongState.Errorf("sandbox %s is removing: cannot change it", sb.id)
+	}
+	rec := *sb.record.Load()
+	change(&rec)
+	if err := sb.rt.o.Records.Save(sandboxKind, sb.id, rec); err != nil {
+		return fmt.Errorf("save sandbox %s: %w", sb.id, err)
+	}
+	sb.record.Store(&rec)
+	return nil
+}
+
+func (sb *Sandbox) emit(kind EventKind) {
+	sb.rt.emit(Event{Kind: kind, Sandbox: sb, At: time.Now()})
+}
+
+// keep holds the init's pidfd.
+func (sb *Sandbox) keep(files []*os.File) {
+	kept, err := hold(files)
+	if err != nil {
+		sb.rt.log.Warn("pidfd could not be kept", "sandbox", sb.id, "err", err)
+	}
+	sb.mu.Lock()
+	defer sb.mu.Unlock()
+	drop(sb.held)
+	sb.held = kept
+}
+
+// release closes what is held.
+func (sb *Sandbox) release() { sb.keep(nil) }
+
+func (sb *Sandbox) lend() ([]*os.File, error) {
+	sb.mu.Lock()
+	defer sb.mu.Unlock()
+	return lend(sb.held)
+}
+
+// pinsOf says what is pinned for a sandbox of that configuration.
+func pinsOf(cfg SandboxConfig, dir string) Pins {
+	return Pins{
+		Dir: dir,
+		Net: !cfg.HostNetwork, UTS: !cfg.HostNetwork, IPC: !cfg.HostIPC,
+		Hostname: cfg.Hostname, Sysctls: cfg.Sysctls,
+	}
+}

@@ -1,0 +1,48 @@
+package oci
+
+import (
+	"context"
+	"os"
+
+	"github.com/crisp-cri/crisp/oci/wire"
+)
+
+// An Attachment is a view on a container's stdio from now on. Its files are the
+// caller's: the outputs end when the container does, or when they are read too
+// slowly; closing all of them detaches.
+type Attachment struct {
+	Stdin, Stdout, Stderr *os.File // Stdin nil unless asked for and there; Stderr nil with a terminal
+}
+
+// Attach opens the stdio of a running container (else fault.WrongState). With
+// StdinOnce the container's stdin ends with the first attached one.
+func (c *Container) Attach(ctx context.Context, stdin bool) (*Attachment, error) {
+	if err := c.mustRun("attach to"); err != nil {
+		return nil, err
+	}
+	files, err := c.rt.link.call(ctx, wire.MethodAttach, wire.AttachRequest{ID: c.id, Stdin: stdin}, nil)
+	if err != nil {
+		return nil, err
+	}
+	a := &Attachment{}
+	sort(files, map[string]**os.File{wire.FDStdin: &a.Stdin, wire.FDStdout: &a.Stdout, wire.FDStderr: &a.Stderr})
+	return a, nil
+}
+
+// Resize sets the size of the container's terminal, in characters.
+func (c *Container) Resize(ctx context.Context, width, height uint16) error {
+	if err := c.mustRun("resize"); err != nil {
+		return err
+	}
+	_, err := c.rt.link.call(ctx, wire.MethodResize, wire.ResizeRequest{ID: c.id, Width: width, Height: height}, nil)
+	return err
+}
+
+// ReopenLog has the log written to a new file at its path, which exists once
+// ReopenLog returns. Only for a running container, else fault.WrongState.
+func (c *Container) ReopenLog(ctx context.Context) error {
+	if err := c.mustRun("reopen the log of"); err != nil {
+		return err
+	}
+	return c.rt.link.again(ctx, wire.MethodReopenLog, wire.Ref{ID: c.id})
+}

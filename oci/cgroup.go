@@ -1,0 +1,303 @@
+package oci
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/moby/sys/mountinfo"
+	"github.com/opencontainers/cgroups"
+	"github.com/opencontainers/cgroups/systemd"
+	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+)
+
+// cgroupBase is the parent of the cgroups that we make ourselves. It may be
+// shared by several instances of crispd.
+const cgroupBase = "/crisp"
+
+// ownCgroup names the cgroup of a sandbox whose creator named none.
+func ownCgroup(id string, viaSystemd bool) string {
+	if viaSystemd {
+		return "crisp-" + id + ".slice" // below crisp.slice: systemd.slice(5)
+	}
+	return path.Join(cgroupBase, id)
+}
+
+// initCgroup names, as linux.cgroupsPath, the cgroup of a sandbox's init.
+func initCgroup(parent, id string, viaSystemd bool) string {
+	if viaSystemd {
+		return parent + ":crisp:init-" + id
+	}
+	return path.Join(parent, "crisp-init-"+id)
+}
+
+// executorCgroup names the executor's own cgroup. It differs between instances.
+func executorCgroup(state string) string {
+	sum := sha256.Sum256([]byte(state))
+	return "/crisp-executor-" + hex.EncodeToString(sum[:6])
+}
+
+// removeExecutorCgroup removes that of an executor that has ended.
+func removeExecutorCgroup(state string) error {
+	name := executorCgroup(state)
+	dirs, err := cgroupDirs(name)
+	if err != nil {
+		return err
+	}
+	return removeCgroups(path.Base(name), dirs)
+}
+
+// checkCgroup refuses a parent that is not of the driver's kind.
+func checkCgroup(parent string, viaSystemd bool) error {
+	switch {
+	case parent == "":
+		return nil
+	case viaSystemd && (!strings.HasSuffix(parent, ".slice") || strings.Contains(parent, "/")):
+		return fault.Invalid.Errorf("cgroup parent %q is no slice, as the systemd driver needs", parent)
+	case !viaSystemd && (!path.IsAbs(parent) || path.Clean(parent) != parent || strings.HasSuffix(parent, ".slice")):
+		return fault.Invalid.Errorf("cgroup parent %q is no clean absolute path, as the cgroupfs driver needs", parent)
+	}
+	return nil
+}
+
+// Cgroup implements Host.
+func (k *kernel) Cgroup(name string, present bool) error {
+	var err error
+	switch {
+	case k.systemd:
+		err = slice(name, present)
+	case present:
+		err = makeCgroup(name)
+	default:
+		var dirs map[string]string
+		if dirs, err = cgroupDirs(name); err == nil {
+			err = removeCgroups(path.Base(name), dirs)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("cgroup %s: %w", name, err)
+	}
+	return nil
+}
+
+// slice has systemd make or remove a slice.
+func slice(name string, present bool) error {
+	cg := &cgroups.Cgroup{
+		Name: name, Parent: "crisp.slice", Systemd: true,
+		Resources: &cgroups.Resources{SkipDevices: true},
+	}
+	type manager interface {
+		Apply(pid int) error
+		Destroy() error
+	}
+	var m manager
+	var err error
+	if cgroups.IsCgroup2UnifiedMode() {
+		m, err = systemd.NewUnifiedManager(cg, "")
+	} else {
+		m, err = systemd.NewLegacyManager(cg, nil)
+	}
+	if err != nil {
+		return err
+	}
+	if present {
+		return m.Apply(-1) // -1: no process is moved into it
+	}
+	return m.Destroy()
+}
+
+// hierarchies maps each controller to where its cgroups are mounted, "" to the
+// v2 hierarchy. Named v1 hierarchies without controllers, systemd's, count too.
+var hierarchies = sync.OnceValues(func() (map[string]string, error) {
+	mounts, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) {
+		return m.FSType != "cgroup" && m.FSType != "cgroup2", false
+	})
+	if err != nil {
+		return nil, fmt.Errorf("find cgroups: %w", err)
+	}
+	found := make(map[string]string)
+	for _, m := range mounts {
+		if m.FSType == "cgroup2" {
+			if _, ok := found[""]; !ok {
+				found[""] = m.Mountpoint
+			}
+			continue
+		}
+		for _, opt := range strings.Split(m.VFSOptions, ",") {
+			if opt == "rw" || opt == "ro" || opt == "xattr" || strings.Contains(opt, "=") && !strings.HasPrefix(opt, "name=") {
+				continue
+			}
+			if _, ok := found[opt]; !ok {
+				found[opt] = m.Mountpoint
+			}
+		}
+	}
+	return found, nil
+})
+
+// cgroupDirs returns the directories of a cgroup in all hierarchies, by
+// controller; "" is the v2 one. name is a path or a slice.
+func cgroupDirs(name string) (map[string]string, error) {
+	mounts, err := hierarchies()
+	if err != nil {
+		return nil, err
+	}
+	if strings.HasSuffix(name, ".slice") && !strings.HasPrefix(name, "/") {
+		if name, err = systemd.ExpandSlice(name); err != nil {
+			return nil, err
+		}
+	}
+	dirs := make(map[string]string, len(mounts))
+	for controller, mount := range mounts {
+		dirs[controller] = filepath.Join(mount, name)
+	}
+	return dirs, nil
+}
+
+// makeCgroup makes a cgroup in all hierarchies. On v2 its controllers are
+// enabled all the way down, so that the containers' cgroups below have them.
+func makeCgroup(name string) error {
+	mounts, err := hierarchies()
+	if err != nil {
+		return err
+	}
+	for controller, mount := range mounts {
+		dir := mount
+		if controller == "" {
+			enableControllers(dir)
+		}
+		for _, part := range strings.Split(strings.Trim(name, "/"), "/") {
+			dir = filepath.Join(dir, part)
+			if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+				return err
+			}
+			switch controller {
+			case "":
+				enableControllers(dir)
+			case "cpuset":
+				if err := inheritCpuset(dir); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// enableControllers passes on all controllers of a v2 cgroup to its children,
+// one by one: one that cannot be (cpu, with real-time processes about) must not
+// cost the others. libcontainer refuses a limit whose controller is missing.
+func enableControllers(dir string) {
+	available, err := os.ReadFile(filepath.Join(dir, "cgroup.controllers"))
+	if err != nil {
+		return
+	}
+	for _, controller := range strings.Fields(string(available)) {
+		_ = os.WriteFile(filepath.Join(dir, "cgroup.subtree_control"), []byte("+"+controller), 0)
+	}
+}
+
+// inheritCpuset gives a v1 cpuset its parent's CPUs and memory nodes: it begins
+// with none, and takes no process as long as it has none (cpuset(7)).
+func inheritCpuset(dir string) error {
+	for _, file := range []string{"cpuset.cpus", "cpuset.mems"} {
+		own, err := os.ReadFile(filepath.Join(dir, file))
+		if err != nil {
+			return err
+		}
+		if strings.TrimSpace(string(own)) != "" {
+			continue
+		}
+		parent, err := os.ReadFile(filepath.Join(filepath.Dir(dir), file))
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(dir, file), parent, 0); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// removeCgroupBase removes our base if it is empty; other instances may use it.
+func (k *kernel) removeCgroupBase() error {
+	if k.systemd {
+		return nil // systemd collects a slice that nothing is in
+	}
+	dirs, err := cgroupDirs(cgroupBase)
+	for _, dir := range dirs {
+		_ = unix.Rmdir(dir)
+	}
+	return err
+}
+
+// removeCgroups kills what is left in the cgroups of id and below and removes
+// them. They need not exist. dirs is by controller; several may share a
+// directory. A directory that is not named after id is left alone, whoever says
+// that it was id's: it may be the root, with all the machine in it.
+func removeCgroups(id string, dirs map[string]string) error {
+	var errs []error
+	for _, dir := range dirs {
+		if id != "" && strings.Contains(filepath.Base(dir), id) {
+			errs = append(errs, removeCgroup(dir))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func removeCgroup(dir string) error {
+	// Rmdir first: it fails with ENOENT or does all there is to do, but for
+	// cgroups that were abandoned with processes in them.
+	err := unix.Rmdir(dir)
+	for wait := time.Millisecond; errors.Is(err, unix.EBUSY) || errors.Is(err, unix.ENOTEMPTY); wait *= 2 {
+		if wait > 2*time.Second {
+			break
+		}
+		killCgroup(dir)
+		children, _ := filepath.Glob(filepath.Join(dir, "*", "cgroup.procs"))
+		for _, child := range children {
+			if err := removeCgroup(filepath.Dir(child)); err != nil {
+				return err
+			}
+		}
+		if err = unix.Rmdir(dir); err == nil {
+			return nil
+		}
+		time.Sleep(wait) // the dead are still on their way out
+		err = unix.Rmdir(dir)
+	}
+	if err == nil || errors.Is(err, unix.ENOENT) {
+		return nil
+	}
+	return fmt.Errorf("remove %s: %w", dir, err)
+}
+
+// killCgroup kills what is in a cgroup, at once where the kernel can (v2, since
+// 5.14).
+func killCgroup(dir string) {
+	if os.WriteFile(filepath.Join(dir, "cgroup.kill"), []byte("1"), 0) == nil {
+		return
+	}
+	// A frozen process of v1 does not die before it is thawed.
+	_ = os.WriteFile(filepath.Join(dir, "freezer.state"), []byte("THAWED"), 0)
+	data, err := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
+	if err != nil {
+		return
+	}
+	for _, field := range strings.Fields(string(data)) {
+		var pid int
+		if _, err := fmt.Sscan(field, &pid); err == nil && pid > 1 && pid != os.Getpid() {
+			_ = unix.Kill(pid, unix.SIGKILL)
+		}
+	}
+}

@@ -1,0 +1,49 @@
+package oci
+
+import (
+	"context"
+	"os"
+
+	"github.com/crisp-cri/crisp/oci/wire"
+)
+
+// An Engine is a connection to what runs containers, in the language of package
+// wire. *wire.Client is one; the other is in ocitest, for tests.
+type Engine interface {
+	// Call asks for method and waits. The files sent stay the caller's, those
+	// received become the caller's. fault.Unavailable = the connection was lost,
+	// and whether the work was done is unknown.
+	Call(ctx context.Context, method string, req, reply any, send ...*os.File) ([]*os.File, error)
+	// Events is closed when the connection has ended.
+	Events() <-chan wire.Event
+	Close() error
+}
+
+// A Host makes what a sandbox needs of the kernel. The kernel is one; the other
+// is in ocitest, for tests that are not root. All methods may be repeated.
+type Host interface {
+	// Pin makes the namespaces of p and mounts them below its directory.
+	Pin(p Pins) error
+	// Pinned reports whether all of p is in place.
+	Pinned(p Pins) bool
+	// Unpin takes away all that Pin mounted below dir.
+	Unpin(dir string) error
+	// Cgroup makes a sandbox's cgroup, or kills what is in it and removes it.
+	// The path is as SandboxConfig.CgroupParent's.
+	Cgroup(path string, present bool) error
+	// Close takes away what all sandboxes shared. Nothing may be pinned any more.
+	Close() error
+}
+
+// Pins says what is to be pinned for one sandbox:
+//
+//	<dir>/ns/net <dir>/ns/uts <dir>/ns/ipc   made anew
+//	<dir>/ns/pid                             of the process Pid
+//	<dir>/shm                                a tmpfs
+type Pins struct {
+	Dir           string
+	Net, UTS, IPC bool
+	Hostname      string            // of the new UTS namespace
+	Sysctls       map[string]string // of the new namespaces
+	Pid           int               // if not 0, only its PID namespace is pinned
+}

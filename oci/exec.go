@@ -1,0 +1,131 @@
+package oci
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"sync/atomic"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/undo"
+	"github.com/crisp-cri/crisp/oci/wire"
+)
+
+// ExecConfig is a process to run in a running container.
+type ExecConfig struct {
+	Process       *specs.Process
+	Env           [][]byte // if not nil, replaces Process.Env
+	Stdin, TTY    bool
+	Width, Height uint16 // of the terminal, in characters; 0 = unset
+}
+
+// An Exec is a process that runs in a container besides its own. The files are
+// our ends of its stdio; those that Close should not close can be set to nil.
+type Exec struct {
+	Stdin, Stdout, Stderr *os.File // nil with a terminal; Stdin nil unless asked for
+	PTY                   *os.File // the terminal's master; nil without one
+
+	container string
+	id        string
+	conn      Engine // the exec ends with the connection that started it
+	waited    atomic.Bool
+}
+
+// Exec starts a process in a running container (else fault.WrongState). It is
+// killed when the daemon ends.
+func (c *Container) Exec(ctx context.Context, cfg ExecConfig) (*Exec, error) {
+	if err := c.mustRun("exec in"); err != nil {
+		return nil, err
+	}
+	process, err := json.Marshal(cfg.Process)
+	if err != nil {
+		return nil, fmt.Errorf("encode process for container %s: %w", c.id, err)
+	}
+	conn, err := c.rt.link.get(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var reply wire.ExecReply
+	files, err := conn.Call(ctx, wire.MethodExec, wire.ExecRequest{
+		ID: c.id, Process: process, Env: cfg.Env,
+		Stdin: cfg.Stdin, TTY: cfg.TTY, Width: cfg.Width, Height: cfg.Height,
+	}, &reply)
+	if err != nil {
+		return nil, err
+	}
+	e := &Exec{container: c.id, id: reply.ExecID, conn: conn}
+	sort(files, map[string]**os.File{
+		wire.FDStdin: &e.Stdin, wire.FDStdout: &e.Stdout, wire.FDStderr: &e.Stderr, wire.FDPTY: &e.PTY,
+	})
+	return e, nil
+}
+
+// Wait returns the exit code of the process, 128+n for signal n. It does not
+// wait for its output to end. Once it has returned a code it must not be called
+// again.
+func (e *Exec) Wait(ctx context.Context) (int32, error) {
+	var reply wire.ExecWaitReply
+	if _, err := e.conn.Call(ctx, wire.MethodExecWait, wire.ExecRef{ExecID: e.id}, &reply); err != nil {
+		return 0, fmt.Errorf("wait for exec in container %s: %w", e.container, err)
+	}
+	e.waited.Store(true)
+	return reply.Code, nil
+}
+
+// Kill kills the process and all that it started. If it has ended, that is no
+// error.
+func (e *Exec) Kill() error {
+	ctx, cancel := undo.Context(context.Background())
+	defer cancel()
+	_, err := e.conn.Call(ctx, wire.MethodExecKill, wire.ExecRef{ExecID: e.id}, nil)
+	if errors.Is(err, fault.Unavailable) {
+		return nil // it ended with its connection
+	}
+	return err
+}
+
+// Close closes the files. If nobody has seen the process end, it is killed and
+// waited for.
+func (e *Exec) Close() error {
+	for _, f := range []*os.File{e.Stdin, e.Stdout, e.Stderr, e.PTY} {
+		if f != nil {
+			f.Close() // may have been closed by whoever copied from it
+		}
+	}
+	if e.waited.Load() {
+		return nil
+	}
+	if err := e.Kill(); err != nil {
+		return err
+	}
+	ctx, cancel := undo.Context(context.Background())
+	defer cancel()
+	_, err := e.Wait(ctx)
+	if errors.Is(err, fault.Unavailable) || errors.Is(err, fault.NotFound) {
+		return nil
+	}
+	return err
+}
+
+// mustRun refuses what makes sense only for a running container.
+func (c *Container) mustRun(what string) error {
+	if st := c.status.Load().State; st != Running && st != Stopping {
+		return fault.WrongState.Errorf("container %s is %s: cannot %s it", c.id, st, what)
+	}
+	return nil
+}
+
+// sort puts each file where its name belongs and closes those that nobody wants.
+func sort(files []*os.File, where map[string]**os.File) {
+	for _, f := range files {
+		if to := where[f.Name()]; to != nil && *to == nil {
+			*to = f
+		} else {
+			f.Close()
+		}
+	}
+}

@@ -1,0 +1,101 @@
+package oci
+
+import (
+	"context"
+	"encoding/json"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/internal/atomicfile"
+	"github.com/crisp-cri/crisp/oci/wire"
+)
+
+// handle takes one event from the executor.
+func (r *Runtime) handle(e wire.Event) {
+	if sb, err := r.sandboxes.get(e.ID); err == nil && sb.ID() == e.ID {
+		if e.Kind == wire.EventExit {
+			sb.podInitEnded()
+		}
+		return
+	}
+	c, err := r.containers.get(e.ID)
+	if err != nil || c.id != e.ID {
+		return // removed, and told so by its own end
+	}
+	switch {
+	case e.Kind == wire.EventOOM:
+		c.emit(ContainerOOM)
+	case e.Kind == wire.EventExit && e.Exit != nil:
+		r.work.Go(func() { c.exit(r.closing, *e.Exit) })
+	}
+}
+
+// exit takes the container to Exited, once: it may be told by an event, by a
+// list, and by exit.json. It waits for the start to be settled, so that a
+// container which ended at once has been Running for everybody to see.
+func (c *Container) exit(ctx context.Context, e wire.Exit) {
+	select {
+	case <-c.settled:
+	case <-ctx.Done():
+		return
+	}
+	if c.status.Load().State >= Exited {
+		return
+	}
+	if !c.ownPIDs() {
+		// What init started is not the kernel's to end with it.
+		c.signal(ctx, unix.SIGKILL, true)
+	}
+	if e.Reason == "" {
+		e.Reason = reasonOf(e)
+	}
+	if err := c.end(e, false); err != nil && c.status.Load().State < Exited {
+		c.rt.log.Error("exit could not be applied", "container", c.id, "err", err)
+	}
+}
+
+// end moves the container to Exited. The executor has written exit.json, unless
+// write is set: nobody else knows of this end.
+func (c *Container) end(exit wire.Exit, write bool) error {
+	if write {
+		data, err := json.Marshal(exit)
+		if err == nil {
+			err = atomicfile.Write(c.exitPath(), data, 0o600)
+		}
+		if err != nil {
+			// The end is no less true for it; a reboot will forget it.
+			c.rt.log.Error("exit could not be recorded", "container", c.id, "err", err)
+		}
+	}
+	if err := c.move(exited, func(st *containerStatus) { st.apply(exit) }); err != nil {
+		return err
+	}
+	c.release()
+	c.emit(ContainerExited)
+	return nil
+}
+
+// apply writes an end into a status.
+func (st *containerStatus) apply(exit wire.Exit) {
+	st.Pid, st.ExitCode, st.FinishedAt = 0, exit.Code, exit.At
+	st.Reason, st.Message, st.OOMKilled = exit.Reason, exit.Message, exit.OOMKilled
+	if st.FinishedAt.Before(st.StartedAt) {
+		st.FinishedAt = st.StartedAt // the clock was set back
+	}
+}
+
+// lost ends a container of which nobody knows how it ended.
+func (c *Container) lost(reason, message string) error {
+	return c.end(wire.Exit{ID: c.id, Code: 255, At: time.Now(), Reason: reason, Message: message}, true)
+}
+
+func reasonOf(e wire.Exit) string {
+	switch {
+	case e.OOMKilled:
+		return wire.ReasonOOMKilled
+	case e.Code == 0:
+		return wire.ReasonCompleted
+	}
+	return wire.ReasonError
+}

@@ -1,0 +1,63 @@
+package oci
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// A held is a descriptor that we keep for the executor's successor and never
+// use. It is a bare number because an os.File would be watched by the poller:
+// each line a container writes would wake us.
+type held struct {
+	name string
+	fd   int
+}
+
+// hold turns files into held descriptors. It closes files in any case.
+func hold(files []*os.File) ([]held, error) {
+	var kept []held
+	var errs []error
+	for _, f := range files {
+		raw, err := f.SyscallConn()
+		if err == nil {
+			cerr := raw.Control(func(fd uintptr) {
+				var n int
+				if n, err = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 3); err == nil {
+					kept = append(kept, held{f.Name(), n})
+				}
+			})
+			err = errors.Join(err, cerr)
+		}
+		errs = append(errs, err)
+		f.Close()
+	}
+	return kept, errors.Join(errs...)
+}
+
+func lend(kept []held) ([]*os.File, error) {
+	var files []*os.File
+	for _, h := range kept {
+		fd, err := unix.FcntlInt(uintptr(h.fd), unix.F_DUPFD_CLOEXEC, 3)
+		if err != nil {
+			closeAll(files)
+			return nil, fmt.Errorf("duplicate %s: %w", h.name, err)
+		}
+		files = append(files, os.NewFile(uintptr(fd), h.name))
+	}
+	return files, nil
+}
+
+func drop(kept []held) {
+	for _, h := range kept {
+		unix.Close(h.fd)
+	}
+}
+
+func closeAll(files []*os.File) {
+	for _, f := range files {
+		f.Close()
+	}
+}

@@ -1,0 +1,167 @@
+package oci
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+)
+
+// A kernel is the Host that is real.
+//
+// All pins lie below one directory that is bind-mounted onto itself and made
+// private: what is mounted there shows up in no other mount namespace that
+// shares its mounts with ours, and cannot be kept busy from there.
+type kernel struct {
+	base    string // <state>/sandboxes
+	systemd bool
+	log     *slog.Logger
+
+	mu   sync.Mutex
+	open bool // base is a private mount; guarded by mu
+}
+
+func newKernel(base string, systemd bool, log *slog.Logger) *kernel {
+	return &kernel{base: base, systemd: systemd, log: log}
+}
+
+// Pin implements Host. What exists already is left alone, so that a Pin that
+// was interrupted can be repeated; hostname and sysctls go with the namespaces
+// and are not set again.
+func (k *kernel) Pin(p Pins) error {
+	if err := k.prepare(); err != nil {
+		return err
+	}
+	dir := filepath.Join(p.Dir, "ns")
+	if err := os.MkdirAll(dir, 0o711); err != nil {
+		return fmt.Errorf("make directory of namespaces: %w", err)
+	}
+	if p.Pid != 0 {
+		return pin(fmt.Sprintf("/proc/%d/ns/pid", p.Pid), filepath.Join(dir, "pid"))
+	}
+	if err := makeNamespaces(p, dir); err != nil {
+		return err
+	}
+	if p.IPC {
+		return makeShm(filepath.Join(p.Dir, "shm"))
+	}
+	return nil
+}
+
+// Pinned implements Host.
+func (k *kernel) Pinned(p Pins) bool {
+	want := map[string]bool{"net": p.Net, "uts": p.UTS, "ipc": p.IPC, "pid": p.Pid != 0}
+	for kind, wanted := range want {
+		if wanted && !isNamespace(filepath.Join(p.Dir, "ns", kind)) {
+			return false
+		}
+	}
+	return true
+}
+
+// Unpin implements Host. Only names that Pin may have mounted are tried, so that
+// its cost does not grow with the number of sandboxes, as that of reading the
+// mount table would.
+func (k *kernel) Unpin(dir string) error {
+	var errs []error
+	for _, name := range []string{"shm", "ns/pid", "ns/ipc", "ns/uts", "ns/net"} {
+		path := filepath.Join(dir, name)
+		errs = append(errs, unmount(path))
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, fmt.Errorf("remove mount point: %w", err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Close implements Host.
+func (k *kernel) Close() error {
+	k.mu.Lock()
+	k.open = false
+	k.mu.Unlock()
+	return errors.Join(unmount(k.base), k.removeCgroupBase())
+}
+
+// prepare makes base a private mount of its own, once.
+func (k *kernel) prepare() error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.open {
+		return nil
+	}
+	mounted, err := mountinfo.Mounted(k.base)
+	if err != nil {
+		return fmt.Errorf("look at %s: %w", k.base, err)
+	}
+	if !mounted {
+		if err := unix.Mount(k.base, k.base, "", unix.MS_BIND, ""); err != nil {
+			return fmt.Errorf("bind %s onto itself: %w", k.base, err)
+		}
+	}
+	if err := unix.Mount("", k.base, "", unix.MS_PRIVATE, ""); err != nil {
+		return fmt.Errorf("make %s private: %w", k.base, err)
+	}
+	k.open = true
+	return nil
+}
+
+// pin bind-mounts a namespace file onto path, which it makes.
+func pin(namespace, path string) error {
+	if isNamespace(path) {
+		return nil
+	}
+	f, err := os.OpenFile(path, os.O_RDONLY|os.O_CREATE, 0o444)
+	if err != nil {
+		return fmt.Errorf("make pin: %w", err)
+	}
+	f.Close()
+	if err := unix.Mount(namespace, path, "", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("pin %s on %s: %w", namespace, path, err)
+	}
+	return nil
+}
+
+// isNamespace reports whether a namespace is mounted at path.
+func isNamespace(path string) bool {
+	var st unix.Statfs_t
+	return unix.Statfs(path, &st) == nil && st.Type == unix.NSFS_MAGIC
+}
+
+// makeShm mounts what becomes /dev/shm in the containers, with the size that
+// other runtimes have made programs used to.
+func makeShm(path string) error {
+	if err := os.MkdirAll(path, 0o711); err != nil {
+		return fmt.Errorf("make shm: %w", err)
+	}
+	var st unix.Statfs_t
+	if err := unix.Statfs(path, &st); err == nil && st.Type == unix.TMPFS_MAGIC {
+		if mounted, err := mountinfo.Mounted(path); err == nil && mounted {
+			return nil
+		}
+	}
+	err := unix.Mount("shm", path, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=1777,size=65536k")
+	if err != nil {
+		return fmt.Errorf("mount shm on %s: %w", path, err)
+	}
+	return nil
+}
+
+// unmount takes away all that is mounted on path; nothing there is no error.
+func unmount(path string) error {
+	for range 16 { // an interrupted Pin may have left more than one
+		err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+		switch {
+		case errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR):
+			return nil // not a mount point, umount(2)
+		case err != nil:
+			return fmt.Errorf("unmount %s: %w", path, err)
+		}
+	}
+	return fmt.Errorf("unmount %s: there is no end to it", path)
+}

@@ -1,0 +1,213 @@
+package oci
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/oci/wire"
+)
+
+// linkWait is how long a call waits for an executor that is being replaced. It
+// takes some 50 ms; who waited this long had better hear of it.
+const linkWait = 20 * time.Second
+
+// A link is the connection to the executor that is in force. When one ends, keep
+// makes the next, and calls wait for it.
+type link struct {
+	dial   func(context.Context) (Engine, error)
+	settle func(context.Context, Engine) error // brings our state in line, before anybody may call
+	handle func(wire.Event)                    // must not block
+	log    *slog.Logger
+
+	mu      sync.Mutex
+	conn    Engine        // nil while there is none; guarded by mu
+	up      chan struct{} // closed when conn is set; replaced when it is lost; guarded by mu
+	closing bool          // guarded by mu
+}
+
+func newLink(dial func(context.Context) (Engine, error), settle func(context.Context, Engine) error, handle func(wire.Event), log *slog.Logger) *link {
+	return &link{dial: dial, settle: settle, handle: handle, log: log, up: make(chan struct{})}
+}
+
+// connect dials, settles and puts the new connection in force.
+func (l *link) connect(ctx context.Context) error {
+	conn, err := l.dial(ctx)
+	if err != nil {
+		return err
+	}
+	if err := l.settle(ctx, conn); err != nil {
+		conn.Close()
+		drain(conn)
+		return err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closing {
+		conn.Close()
+	}
+	l.conn = conn
+	close(l.up)
+	return nil
+}
+
+// keep delivers events, and replaces the connection whenever it ends, until ctx
+// does.
+func (l *link) keep(ctx context.Context) {
+	for {
+		l.mu.Lock()
+		conn := l.conn
+		l.mu.Unlock()
+		for e := range conn.Events() {
+			l.handle(e)
+		}
+		conn.Close()
+		l.mu.Lock()
+		l.conn, l.up = nil, make(chan struct{})
+		closing := l.closing
+		l.mu.Unlock()
+		if closing || ctx.Err() != nil {
+			return
+		}
+		l.log.Warn("executor was lost")
+		for wait := 10 * time.Millisecond; ; wait = min(2*wait, 5*time.Second) {
+			err := l.connect(ctx)
+			if err == nil {
+				l.log.Info("executor was found again")
+				break
+			}
+			if ctx.Err() != nil {
+				return
+			}
+			l.log.Error("executor could not be reached", "err", err)
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(wait):
+			}
+		}
+	}
+}
+
+// get returns the connection in force; it waits a while for one.
+func (l *link) get(ctx context.Context) (Engine, error) {
+	timer := time.NewTimer(linkWait)
+	defer timer.Stop()
+	for {
+		l.mu.Lock()
+		conn, up, closing := l.conn, l.up, l.closing
+		l.mu.Unlock()
+		if closing {
+			return nil, fault.Unavailable.Errorf("executor: the runtime is closed")
+		}
+		if conn != nil {
+			return conn, nil
+		}
+		select {
+		case <-up:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-timer.C:
+			return nil, fault.Unavailable.Errorf("executor: none within %v", linkWait)
+		}
+	}
+}
+
+// call is Engine.Call on the connection in force.
+func (l *link) call(ctx context.Context, method string, req, reply any, send ...*os.File) ([]*os.File, error) {
+	conn, err := l.get(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return conn.Call(ctx, method, req, reply, send...)
+}
+
+// again is call for what may be done twice: it outlasts one loss of the
+// executor.
+func (l *link) again(ctx context.Context, method string, req any) error {
+	var err error
+	for range 3 {
+		conn, gerr := l.get(ctx)
+		if gerr != nil {
+			return errors.Join(err, gerr)
+		}
+		if _, err = conn.Call(ctx, method, req, nil); !errors.Is(err, fault.Unavailable) {
+			return err
+		}
+		l.gone(ctx, conn)
+	}
+	return err
+}
+
+// gone waits until conn, which just failed, is no longer in force.
+func (l *link) gone(ctx context.Context, conn Engine) {
+	for wait := time.Millisecond; wait < time.Second; wait *= 2 {
+		l.mu.Lock()
+		current := l.conn
+		l.mu.Unlock()
+		if current != conn {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(wait):
+		}
+	}
+}
+
+// list asks what the executor has; it outlasts its loss.
+func (l *link) list(ctx context.Context) ([]wire.Info, error) {
+	var err error
+	for range 3 {
+		conn, gerr := l.get(ctx)
+		if gerr != nil {
+			return nil, errors.Join(err, gerr)
+		}
+		var infos []wire.Info
+		if _, err = conn.Call(ctx, wire.MethodList, nil, &infos); !errors.Is(err, fault.Unavailable) {
+			return infos, err
+		}
+		l.gone(ctx, conn)
+	}
+	return nil, err
+}
+
+// close ends the connection for good; keep returns.
+func (l *link) close() error {
+	l.mu.Lock()
+	l.closing = true
+	conn := l.conn
+	l.mu.Unlock()
+	if conn == nil {
+		return nil
+	}
+	return conn.Close()
+}
+
+// shutdown ends the executor, and with it the link.
+func (l *link) shutdown(ctx context.Context) error {
+	conn, err := l.get(ctx)
+	if err != nil {
+		return err
+	}
+	l.mu.Lock()
+	l.closing = true // its end is no loss
+	l.mu.Unlock()
+	_, err = conn.Call(ctx, wire.MethodShutdown, nil, nil)
+	if errors.Is(err, fault.Unavailable) {
+		err = nil // it was quicker than its answer
+	}
+	return err
+}
+
+// drain takes what is left of a connection's events, so that nobody waits to
+// deliver them.
+func drain(conn Engine) {
+	for range conn.Events() {
+	}
+}

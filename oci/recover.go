@@ -1,0 +1,299 @@
+package oci
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/oci/wire"
+)
+
+// What a crash leaves of a container, and what becomes of it:
+//
+//	directory without record   Create died: swept
+//	Created                    nothing ran: kept
+//	Starting                   unknown: alive at the executor → Running, else Exited
+//	Running, Stopping          was alive: asked the executor, or read from exit.json
+//	any, but the machine was restarted
+//	                           exit.json → Exited with its code, else Exited, Reboot
+//	Exited                     kept
+//	Removing                   finished
+//
+// The first half of it is load, from disk alone; the second is reconcile, which
+// runs for every new connection to an executor, at Open and after a loss.
+
+// reasonReboot is the reason of a container that the end of its kernel ended.
+const reasonReboot = "Reboot"
+
+// load makes the objects of all records. Afterwards each is in a state that
+// reconcile can take further.
+func (r *Runtime) load() error {
+	ids, err := r.o.Records.IDs(sandboxKind)
+	if err != nil {
+		return fmt.Errorf("load sandboxes: %w", err)
+	}
+	for _, id := range ids {
+		var rec sandboxRecord
+		if err := r.o.Records.Load(sandboxKind, id, &rec); err != nil {
+			r.log.Error("sandbox was not loaded", "sandbox", id, "err", err)
+			continue
+		}
+		r.sandboxes.restore(r.loadSandbox(id, &rec), r.log)
+	}
+	ids, err = r.o.Records.IDs(containerKind)
+	if err != nil {
+		return fmt.Errorf("load containers: %w", err)
+	}
+	for _, id := range ids {
+		var rec containerRecord
+		if err := r.o.Records.Load(containerKind, id, &rec); err != nil {
+			r.log.Error("container was not loaded", "container", id, "err", err)
+			continue
+		}
+		c, err := r.loadContainer(id, &rec)
+		if err != nil {
+			return err
+		}
+		r.containers.restore(c, r.log)
+	}
+	return nil
+}
+
+// loadContainer finds out where a container is, as far as the disk tells.
+func (r *Runtime) loadContainer(id string, rec *containerRecord) (*Container, error) {
+	sb, err := r.sandboxes.get(rec.Config.SandboxID)
+	if err != nil {
+		r.log.Warn("container has lost its sandbox", "container", id, "sandbox", rec.Config.SandboxID)
+		sb = nil
+	}
+	c := r.newContainer(id, sb, rec)
+	r.clock.Store(max(r.clock.Load(), rec.CreatedAt.UnixNano()))
+	if sb != nil {
+		sb.restore(c)
+	}
+	if err := os.MkdirAll(c.runDir, 0o711); err != nil {
+		return nil, fmt.Errorf("make directory of container %s: %w", id, err)
+	}
+
+	var st containerStatus
+	if err := r.readState(filepath.Join(c.runDir, "status.json"), &st); err != nil {
+		// Missing means that it was never started; what else it may mean, the
+		// executor knows.
+		st = containerStatus{}
+		if !errors.Is(err, fs.ErrNotExist) {
+			r.log.Error("status was unreadable", "container", id, "err", err)
+			st.State = Starting
+		}
+	}
+	exit, ended := c.readExit()
+	switch {
+	case st.State == Removing:
+		close(c.settled)
+	case ended || st.State == Exited:
+		if ended {
+			if st.StartedAt.IsZero() && exit.Reason != reasonStartError {
+				st.StartedAt = rec.CreatedAt // lost with /run; nearest we know
+			}
+			st.apply(exit)
+		}
+		st.State = Exited
+		close(c.settled)
+	case r.o.Rebooted:
+		// Whether it was ever started, nobody knows. It cannot be started any
+		// more: its sandbox and its root are gone.
+		close(c.settled)
+		c.status.Store(&containerStatus{Status: Status{State: Starting, StartedAt: rec.CreatedAt}})
+		return c, c.lost(reasonReboot, "the machine was restarted while the container was there")
+	case st.State == Running || st.State == Stopping:
+		close(c.settled)
+		if st.StartTime == 0 {
+			st.State = Starting // stopped before its start was settled
+			c.settled = make(chan struct{})
+		}
+	}
+	c.orphan.Store(true)
+	c.status.Store(&st)
+	if st.State >= Exited {
+		close(c.done)
+	}
+	return c, nil
+}
+
+// readState reads a file below State. After a reboot there is none, even if the
+// directory is on a disk.
+func (r *Runtime) readState(path string, v any) error {
+	if r.o.Rebooted {
+		return fs.ErrNotExist
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal(data, v)
+}
+
+// readExit returns what exit.json says, if it is there.
+func (c *Container) readExit() (wire.Exit, bool) {
+	var e wire.Exit
+	data, err := os.ReadFile(c.exitPath())
+	if err == nil {
+		err = json.Unmarshal(data, &e)
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		c.rt.log.Error("exit was unreadable", "container", c.id, "err", err)
+	}
+	if e.Reason == "" {
+		e.Reason = reasonOf(e)
+	}
+	return e, err == nil
+}
+
+// reconcile brings all objects in line with what an executor says that we have
+// just reached. No call is answered before it is through.
+func (r *Runtime) reconcile(ctx context.Context, conn Engine) error {
+	// In this order no exit is missed; one that comes twice is told once.
+	if _, err := conn.Call(ctx, wire.MethodSubscribe, nil, nil); err != nil {
+		return fmt.Errorf("subscribe: %w", err)
+	}
+	var infos []wire.Info
+	if _, err := conn.Call(ctx, wire.MethodList, nil, &infos); err != nil {
+		return fmt.Errorf("list: %w", err)
+	}
+	known := make(map[string]*wire.Info, len(infos))
+	for i := range infos {
+		known[infos[i].ID] = &infos[i]
+	}
+	for _, sb := range r.sandboxes.list() {
+		sb.reconcile(ctx, conn, known[sb.id])
+	}
+	for _, c := range r.containers.list() {
+		if err := c.reconcile(ctx, conn, known[c.id]); err != nil {
+			r.log.Error("container could not be recovered", "container", c.id, "err", err)
+		}
+	}
+	return nil
+}
+
+// reconcile takes c to where info says that it is; nil = the executor does not
+// know it.
+func (c *Container) reconcile(ctx context.Context, conn Engine, info *wire.Info) error {
+	switch c.status.Load().State {
+	case Created:
+		// Nothing ran, unless its status was lost.
+		if info == nil || !c.orphan.Load() {
+			return nil
+		}
+		if err := c.move(start, nil); err != nil {
+			return err
+		}
+		return c.settle(ctx, conn, info)
+	case Starting:
+		// Who started it asks for itself, unless that was a daemon before us.
+		if !c.orphan.Load() {
+			return nil
+		}
+		return c.settle(ctx, conn, info)
+	case Running, Stopping:
+		select {
+		case <-c.settled:
+		default:
+			return nil // Stopping before its starter, who asks for itself, is through
+		}
+		switch {
+		case info != nil && info.Exit == nil:
+			c.fetch(ctx, conn)
+			return nil
+		case info != nil:
+			c.rt.work.Go(func() { c.exit(c.rt.closing, *info.Exit) })
+			return nil
+		}
+		return c.handOver(ctx, conn)
+	case Exited:
+		return nil // its exit is on disk: nothing can change that
+	case Removing:
+		return nil // finish, or whoever removes it, goes on
+	}
+	return nil
+}
+
+// settle finds out what became of a start that nobody waits for any more.
+func (c *Container) settle(ctx context.Context, conn Engine, info *wire.Info) error {
+	if !c.orphan.Swap(false) {
+		return nil
+	}
+	defer close(c.settled)
+	if info == nil {
+		if exit, ended := c.readExit(); ended {
+			return c.end(exit, false)
+		}
+		return c.lost(wire.ReasonUnknown, "the daemon ended while the container was being started")
+	}
+	if err := c.ran(info.RunReply); err != nil {
+		return err
+	}
+	if info.Exit != nil {
+		c.rt.work.Go(func() { c.exit(c.rt.closing, *info.Exit) })
+		return nil
+	}
+	c.fetch(ctx, conn)
+	return nil
+}
+
+// handOver gives a container that ran under an executor that is no more to the
+// new one. Its exit, if it has ended meanwhile, is then told by that one.
+func (c *Container) handOver(ctx context.Context, conn Engine) error {
+	if exit, ended := c.readExit(); ended {
+		c.rt.work.Go(func() { c.exit(c.rt.closing, exit) })
+		return nil
+	}
+	st := c.status.Load()
+	files, err := c.lend()
+	if err == nil && len(files) == 0 {
+		// We are new as well: the process is all that can be found again.
+		files, err = findProcess(st.Pid, st.StartTime)
+	}
+	defer closeAll(files)
+	if err == nil {
+		cfg := c.record.Load().Config
+		_, err = conn.Call(ctx, wire.MethodAdopt, wire.AdoptRequest{
+			ID:       c.id,
+			RunReply: wire.RunReply{Pid: st.Pid, StartTime: st.StartTime, StartedAt: st.StartedAt, Cgroups: st.Cgroups},
+			Stdin:    cfg.Stdin, StdinOnce: cfg.StdinOnce, TTY: cfg.TTY,
+			LogPath: cfg.LogPath, LogMaxLine: c.rt.o.LogMaxLine, ExitPath: c.exitPath(),
+		}, nil, files...)
+	}
+	if err == nil {
+		c.rt.log.Info("container was handed over", "container", c.id, "pid", st.Pid)
+		return nil
+	}
+	// Nobody can be its parent: what is left of it must not run unseen.
+	for _, f := range files {
+		if f.Name() == wire.FDPid {
+			_ = unix.PidfdSendSignal(int(f.Fd()), unix.SIGKILL, nil, 0)
+		}
+	}
+	if kerr := removeCgroups(c.id, st.Cgroups); kerr != nil {
+		c.rt.log.Error("cgroup could not be removed", "container", c.id, "err", kerr)
+	}
+	return c.lost(wire.ReasonUnknown, "the executor died, and the container could not be handed over: "+err.Error())
+}
+
+// findProcess returns a pidfd of the process, if it still is that one.
+func findProcess(pid int, startTime uint64) ([]*os.File, error) {
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return nil, fmt.Errorf("process %d: %w", pid, err)
+	}
+	f := os.NewFile(uintptr(fd), wire.FDPid)
+	if !alive(pid, startTime) { // asked after the pidfd was taken: it is the one or none
+		f.Close()
+		return nil, fmt.Errorf("process %d has ended", pid)
+	}
+	return []*os.File{f}, nil
+}

@@ -1,0 +1,62 @@
+package oci
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/undo"
+	"github.com/crisp-cri/crisp/oci/wire"
+)
+
+// Remove kills the container if it is alive and takes away all that is left of
+// it: what the executor keeps, its cgroup, its directories, its record, its
+// name. A Remove that was interrupted leaves it Removing; the next one, or the
+// next Open, goes on.
+func (c *Container) Remove(ctx context.Context) error {
+	for range 3 { // a container that was Created may be started between the two
+		if err := c.Stop(ctx, unix.SIGKILL, 0); err != nil {
+			return err
+		}
+		err := c.move(remove, nil)
+		if err == nil {
+			return c.discard(ctx)
+		}
+		if !errors.Is(err, fault.WrongState) {
+			return err
+		}
+	}
+	return fault.WrongState.Errorf("container %s is being started: cannot remove it", c.id)
+}
+
+// discard takes away what is left of a container that is Removing. All of it may
+// be done twice. The record goes last: without it nobody could go on.
+func (c *Container) discard(ctx context.Context) error {
+	ctx, cancel := undo.Context(ctx)
+	defer cancel()
+	if err := c.rt.link.again(ctx, wire.MethodDelete, wire.Ref{ID: c.id}); err != nil {
+		return fmt.Errorf("remove container %s: %w", c.id, err)
+	}
+	// An executor that took over from a dead one may not know of it.
+	if err := removeCgroups(c.id, c.status.Load().Cgroups); err != nil {
+		return fmt.Errorf("remove container %s: %w", c.id, err)
+	}
+	c.release()
+	if err := c.rt.o.Records.Remove(containerKind, c.id); err != nil {
+		return fmt.Errorf("remove container %s: %w", c.id, err)
+	}
+	if err := os.RemoveAll(c.runDir); err != nil {
+		return fmt.Errorf("remove container %s: %w", c.id, err)
+	}
+	if c.sandbox != nil {
+		c.sandbox.disown(c)
+	}
+	if c.rt.containers.drop(c) {
+		c.emit(ContainerRemoved)
+	}
+	return nil
+}

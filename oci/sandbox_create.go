@@ -1,0 +1,135 @@
+package oci
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/undo"
+	"github.com/crisp-cri/crisp/oci/wire"
+)
+
+// CreateSandbox makes a sandbox: its record first, then its namespaces with
+// hostname and sysctls, its shm, its cgroup and, with SharedPID, its init. It
+// stays Creating until Ready is called: it can be found by ID and name, and is
+// not listed.
+//
+// If a step fails everything is undone. What cannot be undone stays as a
+// NotReady sandbox, for somebody to stop and remove again.
+func (r *Runtime) CreateSandbox(ctx context.Context, cfg SandboxConfig) (_ *Sandbox, err error) {
+	var steps undo.Stack
+	defer steps.RunIf(&err)
+
+	if err := r.checkSandbox(cfg); err != nil {
+		return nil, err
+	}
+	if cfg.ID == "" {
+		cfg.ID = NewID()
+	}
+	release, err := r.sandboxes.reserve(cfg.Name, cfg.ID)
+	if err != nil {
+		return nil, err
+	}
+	steps.Add("name reservation", func() error {
+		if !r.sandboxes.has(cfg.ID) { // else it could not be undone and keeps its name
+			release()
+		}
+		return nil
+	})
+	rec := &sandboxRecord{CreatedAt: r.now(), Config: cfg}
+	sb := r.newSandbox(cfg.ID, rec)
+	steps.Add("sandbox", func() error { return sb.rollBack(ctx) })
+	if err := r.o.Records.Save(sandboxKind, sb.id, rec); err != nil {
+		return nil, fmt.Errorf("save sandbox %s: %w", sb.id, err)
+	}
+	r.sandboxes.add(sb)
+	if err := sb.make(ctx, cfg); err != nil {
+		return nil, err
+	}
+	if st := sb.State(); st != SandboxCreating {
+		return nil, fault.WrongState.Errorf("sandbox %s is %s: it was stopped while it was created", sb.id, st)
+	}
+	return sb, ctx.Err()
+}
+
+// checkSandbox refuses what no kernel could make.
+func (r *Runtime) checkSandbox(cfg SandboxConfig) error {
+	if len(cfg.Hostname) > 64 { // HOST_NAME_MAX, sethostname(2)
+		return fault.Invalid.Errorf("hostname %q is longer than 64 bytes", cfg.Hostname)
+	}
+	if cfg.HostPID && cfg.SharedPID {
+		return fault.Invalid.Errorf("PID namespace cannot be both the host's and the sandbox's")
+	}
+	if err := checkSysctls(cfg); err != nil {
+		return err
+	}
+	return checkCgroup(cfg.CgroupParent, r.o.SystemdCgroup)
+}
+
+// make does the kernel's part of CreateSandbox.
+func (sb *Sandbox) make(ctx context.Context, cfg SandboxConfig) error {
+	if err := os.MkdirAll(sb.runDir, 0o711); err != nil {
+		return fmt.Errorf("make directory of sandbox %s: %w", sb.id, err)
+	}
+	if err := sb.rt.host.Pin(pinsOf(cfg, sb.runDir)); err != nil {
+		return fmt.Errorf("sandbox %s: %w", sb.id, err)
+	}
+	if cfg.CgroupParent == "" {
+		if err := sb.rt.host.Cgroup(sb.CgroupParent(), true); err != nil {
+			return fmt.Errorf("sandbox %s: %w", sb.id, err)
+		}
+	}
+	if cfg.SharedPID {
+		return sb.startInit(ctx)
+	}
+	return nil
+}
+
+// startInit makes the sandbox's PID namespace by starting its first process.
+func (sb *Sandbox) startInit(ctx context.Context) error {
+	namespaces := make(map[string]string)
+	for _, kind := range []string{"net", "uts", "ipc"} {
+		if path := sb.NamespacePath(kind); path != "" {
+			namespaces[kind] = path
+		}
+	}
+	var reply wire.RunReply
+	files, err := sb.rt.link.call(ctx, wire.MethodPodInit, wire.PodInitRequest{
+		ID: sb.id, Path: sb.rt.o.PodInit, Namespaces: namespaces,
+		Cgroup: initCgroup(sb.CgroupParent(), sb.id, sb.rt.o.SystemdCgroup), SystemdCgroup: sb.rt.o.SystemdCgroup,
+	}, &reply)
+	if err != nil {
+		return fmt.Errorf("init of sandbox %s: %w", sb.id, err)
+	}
+	sb.keep(files)
+	err = sb.note(func(st *sandboxStatus) {
+		st.Pid, st.StartTime, st.Cgroups = reply.Pid, reply.StartTime, reply.Cgroups
+	})
+	if err != nil {
+		return err
+	}
+	pins := pinsOf(sb.Config(), sb.runDir)
+	pins.Pid = reply.Pid
+	if err := sb.rt.host.Pin(pins); err != nil {
+		return fmt.Errorf("sandbox %s: %w", sb.id, err)
+	}
+	return nil
+}
+
+// rollBack takes away a sandbox whose creation failed. If that fails too, the
+// sandbox is kept, NotReady, so that it can be stopped and removed again.
+func (sb *Sandbox) rollBack(ctx context.Context) error {
+	ctx, cancel := undo.Context(ctx)
+	defer cancel()
+	err := sb.discard(ctx)
+	if err == nil {
+		return nil
+	}
+	_, serr := sb.move(sandboxStop, nil)
+	if serr == nil {
+		_, serr = sb.move(sandboxStopped, nil)
+	}
+	return errors.Join(err, serr)
+}

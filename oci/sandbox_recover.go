@@ -1,0 +1,123 @@
+package oci
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/crisp-cri/crisp/oci/wire"
+)
+
+// What a crash leaves of a sandbox, and what becomes of it:
+//
+//	directory without record   swept
+//	Creating                   nobody goes on: unpinned, NotReady, to be stopped and removed
+//	Ready                      kept if its namespaces are there, else NotReady
+//	Stopping                   kept: stopping it again does the rest
+//	any, but the machine was restarted
+//	                           NotReady; its record still tells its network
+//	Removing                   finished
+
+// loadSandbox finds out where a sandbox is, as far as the disk tells.
+func (r *Runtime) loadSandbox(id string, rec *sandboxRecord) *Sandbox {
+	sb := r.newSandbox(id, rec)
+	r.clock.Store(max(r.clock.Load(), rec.CreatedAt.UnixNano()))
+	var st sandboxStatus
+	err := r.readState(filepath.Join(sb.runDir, "status.json"), &st)
+	switch {
+	case r.o.Rebooted:
+		st.State = SandboxNotReady
+	case err != nil:
+		if !errors.Is(err, fs.ErrNotExist) {
+			r.log.Error("status was unreadable", "sandbox", id, "err", err)
+		}
+		st = sandboxStatus{State: SandboxCreating}
+		if rec.Ready {
+			st.State = SandboxReady // finish looks whether that can be
+		}
+	}
+	sb.status.Store(&st)
+	return sb
+}
+
+// reconcile finds the sandbox's init again, or gives it to a new executor.
+func (sb *Sandbox) reconcile(ctx context.Context, conn Engine, info *wire.Info) {
+	st := sb.status.Load()
+	if st.Pid == 0 || st.State >= SandboxNotReady {
+		return
+	}
+	if info != nil && info.Exit != nil {
+		sb.podInitEnded()
+		return
+	}
+	if info != nil {
+		files, err := conn.Call(ctx, wire.MethodHold, wire.Ref{ID: sb.id}, nil)
+		if err != nil {
+			sb.rt.log.Warn("pidfd could not be fetched", "sandbox", sb.id, "err", err)
+			return
+		}
+		sb.keep(files)
+		return
+	}
+	files, err := sb.lend()
+	if err == nil && len(files) == 0 {
+		files, err = findProcess(st.Pid, st.StartTime)
+	}
+	defer closeAll(files)
+	if err == nil {
+		_, err = conn.Call(ctx, wire.MethodAdopt, wire.AdoptRequest{
+			ID: sb.id, RunReply: wire.RunReply{Pid: st.Pid, StartTime: st.StartTime, Cgroups: st.Cgroups},
+		}, nil, files...)
+	}
+	if err != nil {
+		sb.rt.log.Error("init of sandbox could not be handed over", "sandbox", sb.id, "err", err)
+		sb.podInitEnded()
+	}
+}
+
+// finish does, after Open has reached the executor, what a dead daemon left
+// half done, and sweeps what belongs to nobody. What fails is logged: the next
+// Open tries again, and nothing of it keeps the daemon from serving.
+func (r *Runtime) finish(ctx context.Context) {
+	for _, c := range r.containers.list() {
+		if c.status.Load().State != Removing {
+			continue
+		}
+		if err := c.discard(ctx); err != nil {
+			r.log.Error("removal could not be finished", "container", c.id, "err", err)
+		}
+	}
+	for _, sb := range r.sandboxes.list() {
+		if err := sb.finish(ctx); err != nil {
+			r.log.Error("sandbox could not be recovered", "sandbox", sb.id, "err", err)
+		}
+	}
+	r.sweep(ctx)
+}
+
+func (sb *Sandbox) finish(ctx context.Context) error {
+	if err := os.MkdirAll(sb.runDir, 0o711); err != nil {
+		return err
+	}
+	switch sb.State() {
+	case SandboxRemoving:
+		return sb.Remove(ctx)
+	case SandboxReady:
+		pins := pinsOf(sb.Config(), sb.runDir)
+		pins.Pid = sb.status.Load().Pid
+		if sb.rt.host.Pinned(pins) {
+			return nil
+		}
+		sb.rt.log.Warn("namespaces of sandbox were gone", "sandbox", sb.id)
+	case SandboxCreating:
+	default:
+		return nil
+	}
+	err := errors.Join(sb.BeginStop(), sb.Unpin(ctx))
+	if err != nil {
+		return err
+	}
+	return sb.Stopped()
+}

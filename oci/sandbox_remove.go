@@ -1,0 +1,49 @@
+package oci
+
+import (
+	"context"
+	"fmt"
+	"os"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/undo"
+)
+
+// Remove takes away all that is left of a sandbox that is NotReady, or whose
+// creation the caller gave up. Its containers must be gone (fault.WrongState).
+// A Remove that was interrupted leaves it Removing; the next one, or the next
+// Open, goes on.
+func (sb *Sandbox) Remove(ctx context.Context) error {
+	if n := len(sb.Containers()); n > 0 {
+		return fault.WrongState.Errorf("sandbox %s has %d containers: cannot remove it", sb.id, n)
+	}
+	if _, err := sb.move(sandboxRemove, nil); err != nil {
+		return err
+	}
+	ctx, cancel := undo.Context(ctx)
+	defer cancel()
+	return sb.discard(ctx)
+}
+
+// discard takes away what is left. All of it may be done twice. The record goes
+// last but for the name: without it nobody could go on.
+func (sb *Sandbox) discard(ctx context.Context) error {
+	if err := sb.Unpin(ctx); err != nil {
+		return err
+	}
+	if sb.Config().CgroupParent == "" {
+		if err := sb.rt.host.Cgroup(sb.CgroupParent(), false); err != nil {
+			return fmt.Errorf("remove sandbox %s: %w", sb.id, err)
+		}
+	}
+	if err := os.RemoveAll(sb.runDir); err != nil {
+		return fmt.Errorf("remove sandbox %s: %w", sb.id, err)
+	}
+	if err := sb.rt.o.Records.Remove(sandboxKind, sb.id); err != nil {
+		return fmt.Errorf("remove sandbox %s: %w", sb.id, err)
+	}
+	if sb.rt.sandboxes.drop(sb) && sb.record.Load().Ready {
+		sb.emit(SandboxRemoved)
+	}
+	return nil
+}

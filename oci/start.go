@@ -1,0 +1,196 @@
+package oci
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/undo"
+	"github.com/crisp-cri/crisp/oci/wire"
+	"github.com/opencontainers/runtime-spec/specs-go"
+)
+
+// startTimeout bounds a start that nobody waits for any more: a root file system
+// that does not answer must not keep a container Starting for ever.
+const startTimeout = 4 * time.Minute
+
+// reasonStartError is the reason, and 128 the exit code, of a container whose
+// program was never executed.
+const reasonStartError = "StartError"
+
+// Start runs the container's program and returns once it has been executed. If
+// that cannot be done the container is Exited with code 128, reason StartError
+// and the error's text as its message, and the error is returned.
+//
+// A Start abandoned by ctx goes on; what became of it is in the status.
+func (c *Container) Start(ctx context.Context) error {
+	if err := c.mayStart(); err != nil {
+		return err
+	}
+	c.orphan.Store(false)
+	if err := c.move(start, nil); err != nil {
+		return err
+	}
+	result := make(chan error, 1)
+	c.rt.work.Go(func() { result <- c.run(context.WithoutCancel(ctx)) })
+	select {
+	case err := <-result:
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// mayStart refuses a container whose sandbox is being stopped.
+func (c *Container) mayStart() error {
+	if c.sandbox == nil {
+		return fault.WrongState.Errorf("container %s has no sandbox: cannot start it", c.id)
+	}
+	if st := c.sandbox.State(); st != SandboxReady {
+		return fault.WrongState.Errorf("sandbox %s is %s: cannot start container %s", c.sandbox.id, st, c.id)
+	}
+	return nil
+}
+
+// run does the work of Start. What it cannot settle, because we are closed before
+// the executor has answered, the next Open does.
+func (c *Container) run(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+
+	// Asked again now that we are Starting: a sandbox that began to stop before
+	// that has not seen us in its walk, one that does so later will.
+	err := c.mayStart()
+	var reply wire.RunReply
+	if err == nil {
+		reply, err = c.launch(ctx)
+	}
+	if errors.Is(err, errUnsettled) {
+		return err
+	}
+	defer close(c.settled)
+	if err != nil {
+		return errors.Join(err, c.failed(ctx, err))
+	}
+	return c.ran(reply)
+}
+
+// errUnsettled: the Runtime was closed and the container is left Starting.
+var errUnsettled = fault.Unavailable.Errorf("closed during a start")
+
+// launch has the executor run the container. If the answer is lost with the
+// executor, its successor is asked what became of it.
+func (c *Container) launch(ctx context.Context) (reply wire.RunReply, err error) {
+	req, err := c.runRequest()
+	if err != nil {
+		return reply, err
+	}
+	files, err := c.rt.link.call(ctx, wire.MethodRun, req, &reply)
+	if err == nil {
+		c.keep(files)
+		return reply, nil
+	}
+	if !errors.Is(err, fault.Unavailable) && ctx.Err() == nil {
+		return reply, err
+	}
+	for {
+		infos, lerr := c.rt.link.list(c.rt.closing)
+		if c.rt.closing.Err() != nil {
+			return reply, errors.Join(errUnsettled, err)
+		}
+		if lerr != nil {
+			c.rt.log.Warn("start could not be settled yet", "container", c.id, "err", lerr)
+			continue // list has waited
+		}
+		i := slices.IndexFunc(infos, func(info wire.Info) bool { return info.ID == c.id })
+		if i < 0 {
+			return reply, err
+		}
+		if exit := infos[i].Exit; exit != nil {
+			c.rt.work.Go(func() { c.exit(c.rt.closing, *exit) })
+		} else if conn, err := c.rt.link.get(c.rt.closing); err == nil {
+			c.fetch(c.rt.closing, conn)
+		}
+		return infos[i].RunReply, nil
+	}
+}
+
+// ran notes that the program runs. A Stop that came first has won: then the
+// container stays Stopping, and who stops it goes on from here.
+func (c *Container) ran(reply wire.RunReply) error {
+	err := c.move(started, func(st *containerStatus) {
+		st.Pid, st.StartTime = reply.Pid, reply.StartTime
+		st.StartedAt, st.Cgroups = reply.StartedAt, reply.Cgroups
+	})
+	if err != nil {
+		return err
+	}
+	c.emit(ContainerStarted)
+	return nil
+}
+
+// failed records that the program was never executed. It is on disk like any
+// other end: kubelet counts it as a restart, and shows the message.
+func (c *Container) failed(ctx context.Context, why error) error {
+	ctx, cancel := undo.Context(ctx)
+	defer cancel()
+	_, err := c.rt.link.call(ctx, wire.MethodDelete, wire.Ref{ID: c.id}, nil)
+	return errors.Join(err, c.end(wire.Exit{
+		ID: c.id, Code: 128, At: time.Now(), Reason: reasonStartError, Message: why.Error(),
+	}, true))
+}
+
+// runRequest is what the executor is asked for.
+func (c *Container) runRequest() (wire.RunRequest, error) {
+	cfg := c.record.Load().Config
+	spec, err := c.joinTarget(cfg)
+	if err != nil {
+		return wire.RunRequest{}, err
+	}
+	data, err := json.Marshal(spec)
+	if err != nil {
+		return wire.RunRequest{}, fmt.Errorf("encode spec of container %s: %w", c.id, err)
+	}
+	return wire.RunRequest{
+		ID: c.id, Spec: data, Env: cfg.Env,
+		Stdin: cfg.Stdin, StdinOnce: cfg.StdinOnce, TTY: cfg.TTY,
+		LogPath: cfg.LogPath, LogMaxLine: c.rt.o.LogMaxLine,
+		ExitPath: c.exitPath(), SystemdCgroup: c.rt.o.SystemdCgroup,
+	}, nil
+}
+
+// joinTarget returns the spec with the PID namespace of PIDTarget in it. The
+// target must be of the same sandbox and running now, whatever it was at Create.
+func (c *Container) joinTarget(cfg ContainerConfig) (*specs.Spec, error) {
+	if cfg.PIDTarget == "" {
+		return cfg.Spec, nil
+	}
+	target, err := c.rt.containers.get(cfg.PIDTarget)
+	if err != nil {
+		return nil, fmt.Errorf("target of container %s: %w", c.id, err)
+	}
+	if target.SandboxID() != cfg.SandboxID {
+		return nil, fault.Invalid.Errorf("target %s of container %s is in another sandbox", target.id, c.id)
+	}
+	st := target.status.Load()
+	if st.State != Running || !alive(st.Pid, st.StartTime) {
+		return nil, fault.WrongState.Errorf("target %s of container %s is not running", target.id, c.id)
+	}
+	spec := *cfg.Spec
+	linux := specs.Linux{}
+	if spec.Linux != nil {
+		linux = *spec.Linux
+	}
+	linux.Namespaces = slices.DeleteFunc(slices.Clone(linux.Namespaces), func(ns specs.LinuxNamespace) bool {
+		return ns.Type == specs.PIDNamespace
+	})
+	linux.Namespaces = append(linux.Namespaces, specs.LinuxNamespace{
+		Type: specs.PIDNamespace, Path: fmt.Sprintf("/proc/%d/ns/pid", st.Pid),
+	})
+	spec.Linux = &linux
+	return &spec, nil
+}

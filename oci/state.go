@@ -1,0 +1,141 @@
+package oci
+
+import "fmt"
+
+// A State is where a container is in its life. The -ing states also say that
+// one goroutine is at work on it: a long operation is a state, never a held lock.
+//
+//	          start           started          stop
+//	Created ─────────▶ Starting ──────▶ Running ──────▶ Stopping
+//	   │                   │               │               │
+//	   │ remove            └───────────────┴───────┬───────┘
+//	   ▼                   remove                  ▼ exited
+//	Removing ◀────────────────────────────────── Exited
+//
+// Stop is also legal while Starting; the starter then finds that it lost.
+// What each state means after a crash is in recover.go, one case per State.
+type State uint8
+
+const (
+	Created State = iota
+	Starting
+	Running
+	Stopping
+	Exited
+	Removing
+)
+
+var stateNames = [...]string{"created", "starting", "running", "stopping", "exited", "removing"}
+
+func (s State) String() string { return nameOf(stateNames[:], s) }
+
+// MarshalText gives status.json words instead of numbers.
+func (s State) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
+// UnmarshalText is the inverse of MarshalText.
+func (s *State) UnmarshalText(text []byte) error { return valueOf(stateNames[:], text, s) }
+
+// An event takes a container from one State to the next.
+type event uint8
+
+const (
+	start event = iota
+	started
+	stop
+	exited
+	remove
+)
+
+var eventNames = [...]string{"start", "started", "stop", "exited", "remove"}
+
+func (e event) String() string { return nameOf(eventNames[:], e) }
+
+// next is the whole machine: a move that is not listed is forbidden. Stopping
+// twice and removing twice are listed because CRI asks for idempotence; started
+// while Stopping is the starter that lost, and only notes what it started.
+var next = map[State]map[event]State{
+	Created:  {start: Starting, remove: Removing},
+	Starting: {started: Running, stop: Stopping, exited: Exited},
+	Running:  {stop: Stopping, exited: Exited},
+	Stopping: {started: Stopping, stop: Stopping, exited: Exited},
+	Exited:   {remove: Removing},
+	Removing: {remove: Removing},
+}
+
+// A SandboxState is where a sandbox is in its life.
+//
+//	Creating ──ready──▶ Ready ⟲ adopt
+//	   │                  │
+//	   │ stop             │ stop
+//	   ├───────▶ Stopping ◀
+//	   │             │ stopped
+//	   │ remove      ▼
+//	   │          NotReady
+//	   ▼             │ remove
+//	Removing ◀───────┘
+//
+// A sandbox adopts a container only while it is Ready, so whoever made it
+// Stopping finds all of its containers in one walk.
+type SandboxState uint8
+
+const (
+	SandboxCreating SandboxState = iota // not listed; found by its ID
+	SandboxReady
+	SandboxStopping
+	SandboxNotReady
+	SandboxRemoving
+)
+
+var sandboxStateNames = [...]string{"creating", "ready", "stopping", "not ready", "removing"}
+
+func (s SandboxState) String() string { return nameOf(sandboxStateNames[:], s) }
+
+// MarshalText gives status.json words instead of numbers.
+func (s SandboxState) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
+// UnmarshalText is the inverse of MarshalText.
+func (s *SandboxState) UnmarshalText(text []byte) error {
+	return valueOf(sandboxStateNames[:], text, s)
+}
+
+// A sandboxEvent takes a sandbox from one SandboxState to the next.
+type sandboxEvent uint8
+
+const (
+	sandboxReady sandboxEvent = iota
+	sandboxAdopt
+	sandboxStop
+	sandboxStopped
+	sandboxRemove
+)
+
+var sandboxEventNames = [...]string{"ready", "adopt", "stop", "stopped", "remove"}
+
+func (e sandboxEvent) String() string { return nameOf(sandboxEventNames[:], e) }
+
+// sandboxNext is the sandbox's whole machine. Stopping and having stopped are
+// legal again and again: CRI wants StopPodSandbox to be called many times.
+var sandboxNext = map[SandboxState]map[sandboxEvent]SandboxState{
+	SandboxCreating: {sandboxReady: SandboxReady, sandboxStop: SandboxStopping, sandboxRemove: SandboxRemoving},
+	SandboxReady:    {sandboxAdopt: SandboxReady, sandboxStop: SandboxStopping},
+	SandboxStopping: {sandboxStop: SandboxStopping, sandboxStopped: SandboxNotReady},
+	SandboxNotReady: {sandboxStop: SandboxNotReady, sandboxStopped: SandboxNotReady, sandboxRemove: SandboxRemoving},
+	SandboxRemoving: {sandboxRemove: SandboxRemoving},
+}
+
+func nameOf[T ~uint8](names []string, v T) string {
+	if int(v) < len(names) {
+		return names[v]
+	}
+	return fmt.Sprintf("%d?", v)
+}
+
+func valueOf[T ~uint8](names []string, text []byte, v *T) error {
+	for i, name := range names {
+		if name == string(text) {
+			*v = T(i)
+			return nil
+		}
+	}
+	return fmt.Errorf("unknown state %q", text)
+}

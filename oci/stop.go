@@ -1,0 +1,89 @@
+package oci
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/oci/wire"
+)
+
+// Between two SIGKILLs for a container that does not die (its processes wait
+// for a disk, say) pass killRetry, twice that, and so on up to killRetryMax.
+const (
+	killRetry    = 500 * time.Millisecond
+	killRetryMax = 30 * time.Second
+)
+
+// Stop asks the container to exit with sig, kills it with all of its processes
+// once grace has passed, and returns when its exit is recorded. A grace of 0 or
+// less kills at once. Stopping a container that is not alive is no error.
+//
+// Stops may overlap: sig is sent once, and the earliest deadline counts. A Stop
+// abandoned by ctx still kills when its grace is over.
+func (c *Container) Stop(ctx context.Context, sig unix.Signal, grace time.Duration) error {
+	err := c.move(stop, nil)
+	if errors.Is(err, fault.WrongState) {
+		return nil // Created, Exited or Removing: nothing is alive
+	}
+	if err != nil {
+		return err
+	}
+	c.rt.work.Go(func() { c.terminate(c.rt.closing, sig, grace) })
+	select {
+	case <-c.done:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// terminate does the work of one Stop. It ends with the container, or with ctx.
+func (c *Container) terminate(ctx context.Context, sig unix.Signal, grace time.Duration) {
+	deadline := time.NewTimer(max(grace, 0))
+	defer deadline.Stop()
+	select {
+	case <-c.settled: // a start in flight cannot be signalled yet
+	case <-ctx.Done():
+		return
+	}
+	if grace > 0 {
+		if !c.asked.Swap(true) {
+			c.signal(ctx, sig, false)
+		}
+		select {
+		case <-c.done:
+			return
+		case <-ctx.Done():
+			return
+		case <-deadline.C:
+		}
+	}
+	for wait := killRetry; ; wait = min(2*wait, killRetryMax) {
+		c.signal(ctx, unix.SIGKILL, true)
+		select {
+		case <-c.done:
+			return
+		case <-ctx.Done():
+			return
+		case <-time.After(wait):
+		}
+	}
+}
+
+// signal signals the container's init, or all of its processes. Nobody waits
+// for the answer, so an error is logged.
+func (c *Container) signal(ctx context.Context, sig unix.Signal, all bool) {
+	select {
+	case <-c.done:
+		return
+	default:
+	}
+	err := c.rt.link.again(ctx, wire.MethodSignal, wire.SignalRequest{ID: c.id, Signal: int(sig), All: all})
+	if err != nil && ctx.Err() == nil {
+		c.rt.log.WarnContext(ctx, "container could not be signalled", "container", c.id, "signal", int(sig), "err", err)
+	}
+}

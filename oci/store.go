@@ -1,0 +1,157 @@
+package oci
+
+import (
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+)
+
+// An object is what a store holds. What it tells never changes.
+type object interface {
+	ID() string
+	CreatedAt() time.Time
+	name() string
+}
+
+// A store finds objects by ID and by name. It does no I/O and calls nobody.
+// The zero store of an object is ready for use once what is set.
+type store[T object] struct {
+	what string // "container", for errors
+
+	mu    sync.Mutex
+	byID  map[string]T      // guarded by mu
+	names map[string]string // name → ID, also of what is being created; guarded by mu
+}
+
+// reserve takes name and id for an object that is being created; add makes it
+// visible, and release gives both back. An empty name needs no reservation.
+func (s *store[T]) reserve(name, id string) (release func(), err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, ok := s.byID[id]; ok {
+		return nil, fault.Exists.Errorf("%s %s exists", s.what, id)
+	}
+	if name == "" {
+		return func() {}, nil
+	}
+	if owner, ok := s.names[name]; ok {
+		return nil, fault.Exists.Errorf("%s name %q is taken by %s", s.what, name, owner)
+	}
+	if s.names == nil {
+		s.names = make(map[string]string)
+	}
+	s.names[name] = id
+	return func() { s.forget(name, id) }, nil
+}
+
+// forget gives a name back if it is still id's.
+func (s *store[T]) forget(name, id string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.names[name] == id {
+		delete(s.names, name)
+	}
+}
+
+// add makes x visible.
+func (s *store[T]) add(x T) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.byID == nil {
+		s.byID = make(map[string]T)
+	}
+	s.byID[x.ID()] = x
+}
+
+// restore is reserve and add for what comes from disk. A name that is there
+// twice stays the first one's; that must not keep a daemon from starting.
+func (s *store[T]) restore(x T, log *slog.Logger) {
+	if _, err := s.reserve(x.name(), x.ID()); err != nil {
+		log.Warn("name was taken already", s.what, x.ID(), "err", err)
+	}
+	s.add(x)
+}
+
+// drop makes x invisible, frees its name, and reports whether it was there.
+func (s *store[T]) drop(x T) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, ok := s.byID[x.ID()]
+	delete(s.byID, x.ID())
+	if s.names[x.name()] == x.ID() {
+		delete(s.names, x.name())
+	}
+	return ok
+}
+
+// get returns the one object whose ID starts with prefix.
+func (s *store[T]) get(prefix string) (T, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var found, none T
+	if x, ok := s.byID[prefix]; ok {
+		return x, nil
+	}
+	n := 0
+	for id, x := range s.byID {
+		if prefix == "" || !strings.HasPrefix(id, prefix) {
+			continue
+		}
+		found = x
+		if n++; n > 1 {
+			return none, fault.Invalid.Errorf("%s ID %q is ambiguous", s.what, prefix)
+		}
+	}
+	if n == 0 {
+		return none, fault.NotFound.Errorf("no %s %q", s.what, prefix)
+	}
+	return found, nil
+}
+
+// byName returns the visible object of that name.
+func (s *store[T]) byName(name string) (T, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	x, ok := s.byID[s.names[name]]
+	return x, ok
+}
+
+// list returns all objects, oldest first.
+func (s *store[T]) list() []T {
+	s.mu.Lock()
+	all := make([]T, 0, len(s.byID))
+	for _, x := range s.byID {
+		all = append(all, x)
+	}
+	s.mu.Unlock()
+	slices.SortFunc(all, func(a, b T) int { return a.CreatedAt().Compare(b.CreatedAt()) })
+	return all
+}
+
+// Container returns the one container whose ID starts with prefix. Errors:
+// fault.NotFound, fault.Invalid if it is ambiguous.
+func (r *Runtime) Container(prefix string) (*Container, error) { return r.containers.get(prefix) }
+
+// Containers returns all containers, oldest first.
+func (r *Runtime) Containers() []*Container { return r.containers.list() }
+
+// ContainerByName returns the container that was created under name.
+func (r *Runtime) ContainerByName(name string) (*Container, bool) { return r.containers.byName(name) }
+
+// Sandbox returns the one sandbox whose ID starts with prefix, in whatever
+// state. Errors: fault.NotFound, fault.Invalid if it is ambiguous.
+func (r *Runtime) Sandbox(prefix string) (*Sandbox, error) { return r.sandboxes.get(prefix) }
+
+// Sandboxes returns all sandboxes but those being created, oldest first.
+func (r *Runtime) Sandboxes() []*Sandbox {
+	all := r.sandboxes.list()
+	return slices.DeleteFunc(all, func(sb *Sandbox) bool { return sb.State() == SandboxCreating })
+}
+
+// SandboxByName returns the sandbox that was created under name, in whatever
+// state.
+func (r *Runtime) SandboxByName(name string) (*Sandbox, bool) { return r.sandboxes.byName(name) }

@@ -1,0 +1,113 @@
+package oci
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/internal/undo"
+	"github.com/crisp-cri/crisp/oci/wire"
+)
+
+// sweep takes away what no record owns: creations that died before their record
+// was there, and what a record pointed at that was corrupt. It looks only below
+// our own directories and at our own executor, never at what others may have
+// made.
+func (r *Runtime) sweep(ctx context.Context) {
+	ctx, cancel := undo.Context(ctx)
+	defer cancel()
+	infos, err := r.link.list(ctx)
+	if err != nil {
+		r.log.Error("executor could not be swept", "err", err)
+	}
+	for _, info := range infos {
+		if !r.knows(info.ID) {
+			r.swept("container", info.ID, r.end(ctx, info.ID))
+		}
+	}
+	for _, id := range strangers(filepath.Join(r.o.State, containerKind), r.containers.has) {
+		r.swept("container", id, r.sweepContainer(ctx, id))
+	}
+	for _, id := range strangers(filepath.Join(r.o.State, sandboxKind), r.sandboxes.has) {
+		r.swept("sandbox", id, r.sweepSandbox(ctx, id))
+	}
+	for _, id := range strangers(filepath.Join(r.o.Root, containerKind), r.containers.has) {
+		r.swept("container", id, r.o.Records.Remove(containerKind, id))
+	}
+	for _, id := range strangers(filepath.Join(r.o.Root, sandboxKind), r.sandboxes.has) {
+		r.swept("sandbox", id, errors.Join(r.sweepSandbox(ctx, id), r.o.Records.Remove(sandboxKind, id)))
+	}
+}
+
+// end ends what the executor runs under id.
+func (r *Runtime) end(ctx context.Context, id string) error {
+	err := r.link.again(ctx, wire.MethodSignal, wire.SignalRequest{ID: id, Signal: int(unix.SIGKILL), All: true})
+	return errors.Join(err, r.link.again(ctx, wire.MethodDelete, wire.Ref{ID: id}))
+}
+
+// sweepContainer takes away a container without a record; its status tells its
+// cgroup.
+func (r *Runtime) sweepContainer(ctx context.Context, id string) error {
+	dir := filepath.Join(r.o.State, containerKind, id)
+	errs := []error{r.link.again(ctx, wire.MethodDelete, wire.Ref{ID: id})}
+	var st containerStatus
+	if data, err := os.ReadFile(filepath.Join(dir, "status.json")); err == nil && json.Unmarshal(data, &st) == nil {
+		errs = append(errs, removeCgroups(id, st.Cgroups))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	return os.RemoveAll(dir)
+}
+
+// sweepSandbox takes away a sandbox without a record. Its cgroup, if it had one
+// of its own, follows from its ID.
+func (r *Runtime) sweepSandbox(ctx context.Context, id string) error {
+	dir := filepath.Join(r.o.State, sandboxKind, id)
+	err := errors.Join(
+		r.link.again(ctx, wire.MethodDelete, wire.Ref{ID: id}),
+		r.host.Unpin(dir),
+		r.host.Cgroup(ownCgroup(id, r.o.SystemdCgroup), false),
+	)
+	if err != nil {
+		return err
+	}
+	return os.RemoveAll(dir)
+}
+
+func (r *Runtime) swept(what, id string, err error) {
+	if err != nil {
+		r.log.Error("leftover could not be removed", what, id, "err", err)
+		return
+	}
+	r.log.Warn("leftover was removed", what, id)
+}
+
+func (r *Runtime) knows(id string) bool { return r.containers.has(id) || r.sandboxes.has(id) }
+
+// has reports whether id is the full ID of an object.
+func (s *store[T]) has(id string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, ok := s.byID[id]
+	return ok
+}
+
+// strangers lists the directories in dir that known does not know.
+func strangers(dir string, known func(string) bool) []string {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil // nothing there to sweep
+	}
+	var ids []string
+	for _, e := range entries {
+		if e.IsDir() && !known(e.Name()) {
+			ids = append(ids, e.Name())
+		}
+	}
+	return ids
+}
