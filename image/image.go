@@ -1,5 +1,33 @@
-// Package image keeps images and mounts root file systems from them. It knows
+// Package image pulls images and mounts root file systems from them. It knows
 // nothing of containers' states, CRI or sandboxes.
+//
+// containers/image does transport, authentication, registries.conf(5) and
+// policy.json(5). What it fetches goes into a store of our own: each layer is
+// unpacked once, while it downloads, into a directory named by its diff ID, in
+// overlayfs's own format. Layers do not depend on each other, so those of one
+// image unpack in parallel, and those of two images that are pulled at once are
+// unpacked by one of them. Compressed blobs are not kept.
+//
+// On disk:
+//
+//	<root>/layers/<diff ID>/fs/         the files, whiteouts as 0:0 devices
+//	<root>/layers/<diff ID>/layer.json  what is known of them, written once
+//	<root>/rw/<key>/{fs,work}/          a writable layer
+//	<root>/rw/<key>/lease.json          the layers that a root file system stands on
+//	<root>/staging/                     unfinished work; emptied by Open
+//	<state>/<key>                       a mounted root file system
+//
+// An image is a record (Records) with its config, names and diff IDs. It comes
+// into being in this order: the layers are unpacked in staging, one syncfs(2)
+// brings all of them to the disk, they are renamed into layers, the record is
+// saved. A power cut leaves the whole image or a layer that nobody refers to,
+// which Open removes. The record is what makes an image exist: Open drops one
+// whose layers are not there, and a pull heals it.
+//
+// A layer lives as long as somebody holds it: an image, a root file system (its
+// lease is on disk, so that it outlives the daemon), or a pull under way.
+//
+// Every path in a layer is hostile. See unpacker.
 package image
 
 import (
@@ -9,7 +37,8 @@ import (
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// Records keeps small documents durably, by kind and id.
+// Records keeps small documents durably, by kind and id. Calls for one record
+// do not overlap.
 type Records interface {
 	Save(kind, id string, v any) error
 	// Load reads into v what Save wrote; the error of a record that is not there
@@ -30,24 +59,24 @@ type Options struct {
 	Unclean bool // the machine went down without a clean stop: verify the layers committed last
 
 	RegistriesConf    string // registries.conf(5); "" means $CONTAINERS_REGISTRIES_CONF, then /etc/containers
-	RegistriesConfDir string // "" means registries.conf.d beside the default file
-	PolicyPath        string // policy.json(5); "" means /etc/containers/policy.json, or accept everything if there is none
-	AuthFile          string // containers-auth.json(5); "" means $REGISTRY_AUTH_FILE, then the usual places and /etc/containers/auth.json
+	RegistriesConfDir string // "" means the library's default directories
+	PolicyPath        string // policy.json(5); "" means $CONTAINERS_POLICY_JSON, then /etc/containers; if there is none, every image is accepted
+	AuthFile          string // containers-auth.json(5); "" means $REGISTRY_AUTH_FILE, then /etc/containers/auth.json, then the library's places
 
-	Pinned           []string      // names of images that are reported as pinned: exact, or patterns as path.Match knows them
-	MaxParallel      int           // layers that one pull downloads and unpacks at once; 0 means 4
-	ProgressTimeout  time.Duration // a pull in which no byte arrives for so long is given up; 0 means never
-	Log              *slog.Logger  // nil means slog.Default()
+	Pinned          []string      // names of images that are reported as pinned; * stands for any characters
+	MaxParallel     int           // layers that one pull downloads and unpacks at once; 0 means 4
+	ProgressTimeout time.Duration // a pull that waits so long for a byte is given up; 0 means never
+	Log             *slog.Logger  // nil means slog.Default()
 }
 
 // An Image is one image: one config, whatever names it goes by. It is a plain
-// value; a copy is a snapshot.
+// value; a copy is a snapshot, and what it points at never changes.
 type Image struct {
 	ID        string    // "sha256:" and the digest of the config, in hex
 	Tags      []string  // full names with their tag, sorted: "docker.io/library/busybox:latest"
 	Digests   []string  // full names with the digest that was pulled, sorted: "docker.io/library/busybox@sha256:…"
-	Size      uint64    // bytes of the unpacked layers; never 0
-	Config    v1.Image  // as it came, environment and user included
+	Size      uint64    // bytes in the unpacked layers and the config; never 0
+	Config    v1.Image  // as it came
 	Pinned    bool      // not to be collected
 	CreatedAt time.Time // when it was first pulled or loaded here
 }
@@ -59,7 +88,7 @@ type Auth struct {
 	Auth               string // base64 of "user:password"; used if Username is empty
 	IdentityToken      string // OAuth2 refresh token
 	RegistryToken      string // bearer token, sent as it is
-	ServerAddress      string // if not empty, the rest is sent to this registry only
+	ServerAddress      string // if not empty, the rest is for this registry only
 }
 
 // FsInfo tells how much the images and the writable layers occupy.

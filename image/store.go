@@ -2,62 +2,278 @@ package image
 
 import (
 	"context"
-	"io"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
 
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/opencontainers/go-digest"
 )
 
-// A Store is the images and root file systems below one root directory.
+// A Store is the images and root file systems below one root directory. All its
+// methods may be called at the same time.
 type Store struct {
-	o Options
+	o      Options
+	log    *slog.Logger
+	pinned pinning
+	pulls  flights
+	layers *layers
+	leases *leases
+
+	catalog atomic.Pointer[catalog] // replaced under mu
+	mu      sync.Mutex              // held while a record is written; readers do not wait for it
+
+	private    func() error   // makes State private, once
+	background sync.WaitGroup // removal of what is in nobody's way, and walks
+	closing    chan struct{}
 }
 
-var errNotYet = fault.Internal.Errorf("image store is being built")
-
-// Open opens the store below o.Root and makes it if it is not there.
-func Open(ctx context.Context, o Options) (*Store, error) { return &Store{o: o}, nil }
-
-// Close ends background work. Mounts stay.
-func (s *Store) Close() error { return nil }
-
-// Pull brings the image that ref names from its registry, and returns it.
-func (s *Store) Pull(ctx context.Context, ref string, auth *Auth) (Image, error) {
-	return Image{}, errNotYet
+// Open opens the store below o.Root, and makes it if it is not there. It removes
+// what a crash left behind, and images that are not whole: they can be pulled
+// again.
+func Open(ctx context.Context, o Options) (*Store, error) {
+	if o.Log == nil {
+		o.Log = slog.Default()
+	}
+	if o.MaxParallel <= 0 {
+		o.MaxParallel = 4
+	}
+	s := &Store{o: o, log: o.Log, pinned: newPinning(o.Pinned), closing: make(chan struct{})}
+	s.private = sync.OnceValue(func() error { return makePrivate(o.State) })
+	s.layers = &layers{
+		dir:     filepath.Join(o.Root, "layers"),
+		staging: filepath.Join(o.Root, "staging"),
+		log:     o.Log,
+		m:       make(map[digest.Digest]*layer),
+	}
+	s.leases = &leases{dir: filepath.Join(o.Root, "rw"), m: make(map[string]*lease)}
+	for dir, mode := range map[string]fs.FileMode{
+		o.Root: 0o700, s.layers.dir: 0o700, s.layers.staging: 0o700, s.leases.dir: 0o700,
+		filepath.Join(o.Root, "empty"): 0o755, // a layer without files
+		o.State:                        0o711, // user namespaces reach their root through it
+	} {
+		if err := os.MkdirAll(dir, mode); err != nil {
+			return nil, fmt.Errorf("make image store: %w", err)
+		}
+	}
+	s.sweepStaging()
+	if err := s.findLayers(ctx); err != nil {
+		return nil, err
+	}
+	if err := s.findImages(); err != nil {
+		return nil, err
+	}
+	if err := s.findLeases(); err != nil {
+		return nil, err
+	}
+	if err := s.dropUnheld(); err != nil {
+		return nil, err
+	}
+	s.background.Go(s.refreshAll)
+	return s, nil
 }
 
-// Get returns the image that ref names: an ID with or without "sha256:", a
-// unique prefix of one, a tag, a name (its tag "latest" is meant) or a digest.
-// There is none: fault.NotFound; an ambiguous prefix or bad name: fault.Invalid.
-func (s *Store) Get(ref string) (Image, error) { return Image{}, errNotYet }
-
-// List returns all images.
-func (s *Store) List() []Image { return nil }
-
-// Remove removes the image that ref names, with all its tags.
-func (s *Store) Remove(ctx context.Context, ref string) error { return errNotYet }
-
-// Load brings the images of an archive in.
-func (s *Store) Load(ctx context.Context, r io.Reader) ([]Image, error) { return nil, errNotYet }
-
-// FsInfo tells what the store occupies. It walks nothing.
-func (s *Store) FsInfo() FsInfo { return FsInfo{} }
-
-// Mount mounts a read-write root file system of image id for key.
-func (s *Store) Mount(ctx context.Context, key, id string) (root string, err error) {
-	return "", errNotYet
+// Close ends pulls and background work. Mounts stay.
+func (s *Store) Close() error {
+	close(s.closing)
+	s.pulls.stop()
+	s.layers.running.Wait()
+	s.background.Wait()
+	return nil
 }
 
-// MountReadOnly mounts the image's files read-only for key.
-func (s *Store) MountReadOnly(ctx context.Context, key, id string) (dir string, err error) {
-	return "", errNotYet
+// sweepStaging removes unfinished work. Names in staging are never used again, so
+// that nobody need wait for it.
+func (s *Store) sweepStaging() {
+	left, err := os.ReadDir(s.layers.staging)
+	if err != nil {
+		s.log.Error("staging was not swept", "err", err)
+		return
+	}
+	for _, d := range left {
+		s.removeLater(filepath.Join(s.layers.staging, d.Name()))
+	}
 }
 
-// Unmount takes down what Mount or MountReadOnly put up for key; remove also
-// deletes the writable layer and gives up the lease.
-func (s *Store) Unmount(ctx context.Context, key string, remove bool) error { return errNotYet }
+// removeLater deletes a tree that is in nobody's way.
+func (s *Store) removeLater(path string) {
+	s.background.Go(func() {
+		if err := os.RemoveAll(path); err != nil {
+			s.log.Error("leftover of the image store was not removed", "err", err)
+		}
+	})
+}
 
-// Mounts lists the keys that have a lease on disk.
-func (s *Store) Mounts() []string { return nil }
+// findLayers reads what is known of the layers on disk. What has no record is no
+// layer.
+func (s *Store) findLayers(ctx context.Context) error {
+	dirs, err := os.ReadDir(s.layers.dir)
+	if err != nil {
+		return fmt.Errorf("list layers: %w", err)
+	}
+	var found []*layer
+	for _, d := range dirs {
+		l, err := readLayer(filepath.Join(s.layers.dir, d.Name()))
+		if err != nil {
+			s.log.Warn("broken layer was dropped", "layer", d.Name(), "err", err)
+			if err := s.discardLayer(d.Name()); err != nil {
+				return err
+			}
+			continue
+		}
+		found = append(found, l)
+	}
+	if s.o.Unclean {
+		if found, err = s.verifyLatest(ctx, found); err != nil {
+			return err
+		}
+	}
+	for _, l := range found {
+		s.layers.m[l.diffID] = l
+	}
+	return nil
+}
 
-// Usage tells what the writable layer of key occupies.
-func (s *Store) Usage(key string) (bytes, inodes uint64, err error) { return 0, 0, errNotYet }
+func (s *Store) discardLayer(name string) error {
+	dir, err := s.layers.discard(filepath.Join(s.layers.dir, name))
+	if err != nil {
+		return fmt.Errorf("drop layer %s: %w", name, err)
+	}
+	s.removeLater(dir)
+	return nil
+}
+
+func readLayer(dir string) (*layer, error) {
+	data, err := os.ReadFile(filepath.Join(dir, "layer.json"))
+	if err != nil {
+		return nil, err
+	}
+	l := &layer{ready: make(chan struct{})}
+	if err := json.Unmarshal(data, &l.record); err != nil {
+		return nil, err
+	}
+	l.diffID = l.record.DiffID
+	l.committed.Store(true)
+	if l.diffID.Validate() != nil || l.diffID.Encoded() != filepath.Base(dir) {
+		return nil, fault.Invalid.Errorf("record is of layer %q", l.diffID)
+	}
+	close(l.ready)
+	return l, nil
+}
+
+// findImages reads the records of images. One that has lost a layer is dropped.
+func (s *Store) findImages() error {
+	ids, err := s.o.Records.IDs(recordKind)
+	if err != nil {
+		return fmt.Errorf("list images: %w", err)
+	}
+	records := make(map[string]record)
+	latest := make(map[string]string) // tag → the ID that got it last
+	for _, id := range ids {
+		var r record
+		err := s.o.Records.Load(recordKind, id, &r)
+		if err == nil && digest.FromBytes(r.Config).Encoded() != id {
+			err = fault.Invalid.Errorf("config has another digest")
+		}
+		if errors.Is(err, fault.NotFound) {
+			continue
+		}
+		if err != nil {
+			s.log.Warn("broken image was dropped", "image", id, "err", err)
+			if err := s.o.Records.Remove(recordKind, id); err != nil {
+				return fmt.Errorf("drop image %s: %w", id, err)
+			}
+			continue
+		}
+		records[id] = r
+		for _, tag := range r.Tags {
+			if other, ok := latest[tag]; !ok || records[other].Updated.Before(r.Updated) {
+				latest[tag] = id
+			}
+		}
+	}
+	entries := make(map[string]*entry)
+	for id, r := range records {
+		r.Tags = slices.DeleteFunc(r.Tags, func(tag string) bool { return latest[tag] != id })
+		held, err := s.layers.holdAll(r.Layers)
+		if err == nil {
+			entries[id], err = s.newEntry(id, r, held)
+		}
+		if err != nil {
+			s.log.Warn("incomplete image was dropped", "image", id, "err", err)
+			delete(entries, id)
+			if err := s.o.Records.Remove(recordKind, id); err != nil {
+				return fmt.Errorf("drop image %s: %w", id, err)
+			}
+		}
+	}
+	s.catalog.Store(newCatalog(entries))
+	return nil
+}
+
+// dropUnheld removes the layers that neither an image nor a root file system
+// stands on.
+func (s *Store) dropUnheld() error {
+	for id, l := range s.layers.m {
+		if l.holders > 0 {
+			continue
+		}
+		delete(s.layers.m, id)
+		if err := s.discardLayer(id.Encoded()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// FsInfo tells what the store occupies. It walks nothing on disk.
+func (s *Store) FsInfo() FsInfo {
+	info := FsInfo{Mountpoint: s.o.Root}
+	info.UsedBytes, info.Inodes = s.layers.used()
+	bytes, inodes := s.leases.used()
+	info.UsedBytes += bytes
+	info.Inodes += inodes
+	return info
+}
+
+// Remove removes the image that ref names, with all its names, whichever of them
+// ref is. Layers that a root file system stands on stay until that goes. There is
+// no such image: fault.NotFound.
+func (s *Store) Remove(ctx context.Context, ref string) error {
+	e, err := s.find(ref)
+	if err != nil {
+		return err
+	}
+	if e, err = s.forget(e.hex()); err != nil || e == nil {
+		return err
+	}
+	if err := s.layers.releaseAll(e.held); err != nil {
+		return fmt.Errorf("remove layers of image %s: %w", e.ID, err)
+	}
+	return nil
+}
+
+// forget takes the image out of the store and returns it, or nil if another call
+// did so meanwhile: that one lets go of the layers.
+func (s *Store) forget(id string) (*entry, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := s.catalog.Load()
+	e, ok := c.byID[strings.TrimPrefix(id, "sha256:")]
+	if !ok {
+		return nil, nil
+	}
+	if err := s.o.Records.Remove(recordKind, e.hex()); err != nil {
+		return nil, fmt.Errorf("remove image %s: %w", e.ID, err)
+	}
+	s.catalog.Store(c.without(e))
+	return e, nil
+}

@@ -1,0 +1,112 @@
+package image
+
+import (
+	"archive/tar"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"golang.org/x/sys/unix"
+)
+
+// mode returns the permissions of hdr with the special bits, for mknod and chmod.
+func mode(hdr *tar.Header) uint32 { return uint32(hdr.Mode) & 0o7777 }
+
+// umask reads the process's file mode creation mask. umask(2) can only be read
+// by changing it, for all threads; /proc has told it since Linux 4.7.
+func umask() uint32 {
+	status, err := os.ReadFile("/proc/thread-self/status")
+	if err != nil {
+		return 0o777
+	}
+	_, rest, _ := strings.Cut(string(status), "\nUmask:")
+	field, _, _ := strings.Cut(rest, "\n")
+	mask, err := strconv.ParseUint(strings.TrimSpace(field), 8, 32)
+	if err != nil {
+		return 0o777 // chmod everything
+	}
+	return uint32(mask)
+}
+
+// xattrs returns the extended attributes of hdr that are to be set.
+func xattrs(hdr *tar.Header) (map[string]string, error) {
+	var attrs map[string]string
+	for record, value := range hdr.PAXRecords {
+		key, ok := strings.CutPrefix(record, "SCHILY.xattr.")
+		if !ok {
+			continue
+		}
+		if strings.HasPrefix(key, overlayPrefix) {
+			return nil, fault.Invalid.Errorf("attribute %s is overlayfs's own", key)
+		}
+		if key != "security.capability" && !strings.HasPrefix(key, "user.") {
+			continue // labels and trusted attributes are the host's
+		}
+		if attrs == nil {
+			attrs = make(map[string]string)
+		}
+		attrs[key] = value
+	}
+	return attrs, nil
+}
+
+// mayLack tells whether a file may go without the attribute that could not be
+// set: user attributes are for regular files and directories only, and not every
+// file system has them. A program without its capabilities would not work.
+func mayLack(key string, err error) bool {
+	return strings.HasPrefix(key, "user.") && (err == unix.ENOTSUP || err == unix.EPERM)
+}
+
+func times(hdr *tar.Header) [2]unix.Timespec {
+	mtime := timespec(hdr.ModTime)
+	if hdr.AccessTime.IsZero() {
+		return [2]unix.Timespec{mtime, mtime}
+	}
+	return [2]unix.Timespec{timespec(hdr.AccessTime), mtime}
+}
+
+func timespec(t time.Time) unix.Timespec {
+	return unix.Timespec{Sec: t.Unix(), Nsec: int64(t.Nanosecond())}
+}
+
+func setTime(dir int, base string, at [2]unix.Timespec) error {
+	if base == "" {
+		base = "."
+	}
+	return os.NewSyscallError("utimensat", unix.UtimesNanoAt(dir, base, at[:], unix.AT_SYMLINK_NOFOLLOW))
+}
+
+// owner gives what is at base, and is no symlink, its owner, mode and extended
+// attributes, in the order in which none undoes another.
+func (u *unpacker) owner(dir int, base string, hdr *tar.Header, attrs map[string]string) error {
+	if err := unix.Fchownat(dir, base, hdr.Uid, hdr.Gid, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return os.NewSyscallError("fchownat", err)
+	}
+	if hdr.Typeflag != tar.TypeSymlink {
+		if err := unix.Fchmodat(dir, base, mode(hdr), 0); err != nil {
+			return os.NewSyscallError("fchmodat", err)
+		}
+	}
+	for key, value := range attrs {
+		err := unix.Lsetxattr(fdPath(dir)+"/"+base, key, []byte(value), 0)
+		if err != nil && !mayLack(key, err) {
+			return fmt.Errorf("set attribute %s: %w", key, err)
+		}
+	}
+	return nil
+}
+
+// attributes is owner, and the times.
+func (u *unpacker) attributes(dir int, base string, hdr *tar.Header, attrs map[string]string) error {
+	if err := u.owner(dir, base, hdr, attrs); err != nil {
+		return err
+	}
+	return setTime(dir, base, times(hdr))
+}
+
+// fdPath names an open file by its descriptor; the kernel goes straight to it,
+// whatever its path is.
+func fdPath(fd int) string { return "/proc/self/fd/" + strconv.Itoa(fd) }

@@ -1,0 +1,170 @@
+package image
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+)
+
+// recordKind is the kind of an image's record; its id is the ID without
+// "sha256:". Not "images": that is where the store itself may be.
+const recordKind = "imagerecords"
+
+// A record is an image on disk.
+type record struct {
+	Config  []byte // as it came: its digest is the ID
+	Layers  []digest.Digest
+	Tags    []string
+	Digests []string
+	Created time.Time
+	Updated time.Time // when it last got a name
+}
+
+// An entry is an image in memory. It never changes: a change makes a new one.
+type entry struct {
+	Image
+	record record
+	held   []*layer
+}
+
+// A catalog is all images at one moment. It never changes either, so that it is
+// read without a lock.
+type catalog struct {
+	byID   map[string]*entry // without "sha256:"
+	byName map[string]*entry // by tag, and by digest
+}
+
+func newCatalog(entries map[string]*entry) *catalog {
+	c := &catalog{byID: entries, byName: make(map[string]*entry)}
+	for _, e := range entries {
+		for _, name := range e.names() {
+			c.byName[name] = e
+		}
+	}
+	return c
+}
+
+// with returns the catalog in which e replaces what had its ID.
+func (c *catalog) with(e ...*entry) *catalog {
+	entries := maps.Clone(c.byID)
+	for _, e := range e {
+		entries[e.hex()] = e
+	}
+	return newCatalog(entries)
+}
+
+func (c *catalog) without(e *entry) *catalog {
+	entries := maps.Clone(c.byID)
+	delete(entries, e.hex())
+	return newCatalog(entries)
+}
+
+func (e *entry) hex() string { return strings.TrimPrefix(e.ID, "sha256:") }
+
+func (e *entry) names() []string { return slices.Concat(e.Tags, e.Digests) }
+
+// newEntry makes an entry of what is on disk. held are its layers.
+func (s *Store) newEntry(id string, r record, held []*layer) (*entry, error) {
+	e := &entry{record: r, held: held}
+	e.ID = "sha256:" + id
+	e.Tags, e.Digests, e.CreatedAt = r.Tags, r.Digests, r.Created
+	if err := json.Unmarshal(r.Config, &e.Config); err != nil {
+		return nil, fmt.Errorf("config of image %s: %w", id, err)
+	}
+	e.Size = uint64(len(r.Config))
+	for _, l := range held {
+		e.Size += l.record.Sum.Bytes
+	}
+	e.Pinned = s.pinned.match(append(e.names(), e.ID))
+	return e, nil
+}
+
+// List returns all images, in the order of their IDs.
+func (s *Store) List() []Image {
+	c := s.catalog.Load()
+	images := make([]Image, 0, len(c.byID))
+	for _, id := range slices.Sorted(maps.Keys(c.byID)) {
+		images = append(images, c.byID[id].Image)
+	}
+	return images
+}
+
+// put makes the image with this config known by name too, which may be a tag or
+// a digest or "". An older image loses the tag. The layers are committed and held
+// for put, which takes them over or lets go of them.
+func (s *Store) put(config []byte, held []*layer, tags, digests []string) (_ Image, err error) {
+	spare := held
+	defer func() {
+		if rerr := s.layers.releaseAll(spare); err == nil && rerr != nil {
+			s.log.Warn("unneeded layer was not removed", "err", rerr)
+		}
+	}()
+	id := digest.FromBytes(config).Encoded()
+
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := s.catalog.Load()
+	now := time.Now()
+	r := record{Config: config, Created: now}
+	if old, ok := c.byID[id]; ok {
+		r, held = old.record, old.held
+	} else {
+		for _, l := range held {
+			r.Layers = append(r.Layers, l.diffID)
+		}
+	}
+	r.Updated = now
+	r.Tags = merge(r.Tags, tags)
+	r.Digests = merge(r.Digests, digests)
+	e, err := s.newEntry(id, r, held)
+	if err != nil {
+		return Image{}, err
+	}
+	if err := s.o.Records.Save(recordKind, id, r); err != nil {
+		return Image{}, fmt.Errorf("save image %s: %w", id, err)
+	}
+	if _, ok := c.byID[id]; !ok {
+		spare = nil
+	}
+	c = c.with(e)
+	s.catalog.Store(c)
+	return e.Image, s.untag(c, e, tags)
+}
+
+// untag takes tags away from all images but e. A crash before it leaves two
+// images with one tag; Open gives it to the one that got it last.
+func (s *Store) untag(c *catalog, e *entry, tags []string) error {
+	for id, old := range c.byID {
+		if old == e || !overlap(old.Tags, tags) {
+			continue
+		}
+		r := old.record
+		r.Tags = slices.DeleteFunc(slices.Clone(r.Tags), func(t string) bool { return slices.Contains(tags, t) })
+		changed, err := s.newEntry(id, r, old.held)
+		if err != nil {
+			return err
+		}
+		if err := s.o.Records.Save(recordKind, id, r); err != nil {
+			return fmt.Errorf("save image %s: %w", id, err)
+		}
+		c = c.with(changed)
+		s.catalog.Store(c)
+	}
+	return nil
+}
+
+func overlap(a, b []string) bool {
+	return slices.ContainsFunc(a, func(s string) bool { return slices.Contains(b, s) })
+}
+
+// merge returns the sorted union.
+func merge(a, b []string) []string {
+	all := slices.Concat(a, b)
+	slices.Sort(all)
+	return slices.Compact(all)
+}

@@ -1,0 +1,76 @@
+package image
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/docker/distribution/registry/api/errcode"
+	"go.podman.io/image/v5/docker"
+	"golang.org/x/sys/unix"
+)
+
+// pullFailure says of err what a caller can do about it. A PullError stays the
+// outermost, because its text must come first.
+func pullFailure(ctx context.Context, name string, err error) error {
+	if err == nil {
+		return nil
+	}
+	if ctx.Err() != nil {
+		return fmt.Errorf("pull %s: %w", name, ctx.Err())
+	}
+	if p, ok := errors.AsType[*PullError](err); ok {
+		return &PullError{p.Reason, fmt.Errorf("pull %s: %w", name, p.Err)}
+	}
+	if fault.KindOf(err) != fault.Internal {
+		return fmt.Errorf("pull %s: %w", name, err)
+	}
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		return fault.Unavailable.Errorf("pull %s: %w", name, err)
+	}
+	switch code := statusOf(err); {
+	case code == http.StatusNotFound:
+		return fault.NotFound.Errorf("pull %s: %w", name, err)
+	case code == http.StatusUnauthorized || code == http.StatusForbidden:
+		return fault.Invalid.Errorf("pull %s: %w", name, err) // with other credentials, perhaps
+	case code == http.StatusTooManyRequests || code >= 500:
+		return &PullError{RegistryUnavailable, fmt.Errorf("pull %s: %w", name, err)}
+	}
+	if isNetwork(err) {
+		return &PullError{RegistryUnavailable, fmt.Errorf("pull %s: %w", name, err)}
+	}
+	return fmt.Errorf("pull %s: %w", name, err)
+}
+
+// statusOf returns the HTTP status behind an error of the library, or 0.
+func statusOf(err error) int {
+	if e, ok := errors.AsType[docker.UnexpectedHTTPStatusError](err); ok {
+		return e.StatusCode
+	}
+	if _, ok := errors.AsType[docker.ErrUnauthorizedForCredentials](err); ok {
+		return http.StatusUnauthorized
+	}
+	if errors.Is(err, docker.ErrTooManyRequests) {
+		return http.StatusTooManyRequests
+	}
+	var coder errcode.ErrorCoder
+	if errors.As(err, &coder) {
+		return coder.ErrorCode().Descriptor().HTTPStatusCode
+	}
+	return 0
+}
+
+// isNetwork tells whether err came from the network. Asking for a net.Error
+// would not do: every errno is one.
+func isNetwork(err error) bool {
+	if _, ok := errors.AsType[*url.Error](err); ok {
+		return true
+	}
+	_, ok := errors.AsType[*net.OpError](err)
+	return ok || errors.Is(err, io.EOF)
+}

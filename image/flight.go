@@ -1,0 +1,87 @@
+package image
+
+import (
+	"context"
+	"sync"
+)
+
+// A flight is work that several callers wait for. It runs on a context of its
+// own, so that it survives the caller that began it, and is cancelled when the
+// last one has left.
+type flight struct {
+	done    chan struct{} // closed once img and err are set
+	img     Image
+	err     error
+	cancel  context.CancelFunc
+	waiters int // guarded by flights.mu
+}
+
+// flights are the pulls under way, by what is pulled.
+type flights struct {
+	mu      sync.Mutex
+	m       map[string]*flight // guarded by mu
+	running sync.WaitGroup
+}
+
+// join runs work for key, or waits for the same work that is under way.
+func (fs *flights) join(ctx context.Context, key string, work func(context.Context) (Image, error)) (Image, error) {
+	fs.mu.Lock()
+	f := fs.m[key]
+	if f == nil {
+		own, cancel := context.WithCancel(context.WithoutCancel(ctx))
+		f = &flight{done: make(chan struct{}), cancel: cancel}
+		if fs.m == nil {
+			fs.m = make(map[string]*flight)
+		}
+		fs.m[key] = f
+		fs.running.Go(func() {
+			defer cancel()
+			f.img, f.err = work(own)
+			fs.forget(key, f)
+			close(f.done)
+		})
+	}
+	f.waiters++
+	fs.mu.Unlock()
+
+	select {
+	case <-f.done:
+		return f.img, f.err
+	case <-ctx.Done():
+		fs.leave(key, f)
+		return Image{}, ctx.Err()
+	}
+}
+
+// leave takes a waiter off f. Work that nobody waits for is cancelled, and a
+// later caller does not join it.
+func (fs *flights) leave(key string, f *flight) {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	f.waiters--
+	if f.waiters > 0 {
+		return
+	}
+	f.cancel()
+	if fs.m[key] == f {
+		delete(fs.m, key)
+	}
+}
+
+func (fs *flights) forget(key string, f *flight) {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	if fs.m[key] == f {
+		delete(fs.m, key)
+	}
+}
+
+// stop cancels all work and waits for its end.
+func (fs *flights) stop() {
+	fs.mu.Lock()
+	for _, f := range fs.m {
+		f.cancel()
+	}
+	fs.mu.Unlock()
+	fs.running.Wait()
+}

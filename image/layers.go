@@ -1,0 +1,306 @@
+package image
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/opencontainers/go-digest"
+)
+
+// A layerRecord is what is known of an unpacked layer: the content of its
+// layer.json, written before the layer's directory gets its name.
+type layerRecord struct {
+	DiffID   digest.Digest
+	Sum      sum
+	Shape    shape
+	Unpacked time.Time
+}
+
+// A layer is one unpacked layer, or one that is being unpacked.
+//
+//	acquire ──▶ unpacking ──▶ staged ──▶ committed ──▶ going
+//	                │  cancel    │                       ▲
+//	                ▼            └───────────────────────┘
+//	              going
+//
+// It is going when the last holder has let go; then its directory is deleted,
+// and who wants the layer waits for that and begins anew.
+type layer struct {
+	diffID digest.Digest
+	ready  chan struct{} // closed once record or err is set
+	record layerRecord
+	err    error
+
+	staged    string    // its directory in staging, until it is committed
+	commit    sync.Once // renames staged to where layers are
+	failed    error     // of commit
+	committed atomic.Bool
+
+	holders int                // guarded by layers.mu
+	cancel  context.CancelFunc // ends the unpacking
+	gone    chan struct{}      // guarded by layers.mu; not nil while going, closed at the end
+}
+
+// layers are the layers on disk and those on their way there, by diff ID.
+type layers struct {
+	dir     string // where committed layers are
+	staging string
+	log     *slog.Logger
+
+	mu      sync.Mutex
+	m       map[digest.Digest]*layer // guarded by mu
+	running sync.WaitGroup           // unpacking
+}
+
+// path is the directory of a committed layer.
+func (ls *layers) path(id digest.Digest) string { return filepath.Join(ls.dir, id.Encoded()) }
+
+// files is the directory with a committed layer's files.
+func (ls *layers) files(id digest.Digest) string { return filepath.Join(ls.path(id), "fs") }
+
+// An unpackFunc unpacks a layer into an empty directory.
+type unpackFunc func(ctx context.Context, dir string) (shape, error)
+
+// acquire returns the layer id and holds it. If the layer is not there, unpack
+// is called, unless the same layer is being unpacked for somebody else: then
+// that is waited for. unpack's context ends when nobody waits any more; acquire
+// does not return before unpack has, even if ctx is done and others still wait.
+func (ls *layers) acquire(ctx context.Context, id digest.Digest, unpack unpackFunc) (*layer, error) {
+	for {
+		l, mine, err := ls.hold(ctx, id, unpack)
+		if err != nil {
+			return nil, err
+		}
+		select {
+		case <-l.ready:
+		case <-ctx.Done():
+			err := ls.release(l)
+			if mine {
+				<-l.ready // unpack uses what is the caller's
+			}
+			return nil, errors.Join(ctx.Err(), err)
+		}
+		if l.err == nil {
+			return l, nil
+		}
+		if err := ls.release(l); err != nil {
+			return nil, err
+		}
+		// Somebody else's failure need not be ours: he may lack credentials.
+		if mine || ctx.Err() != nil {
+			return nil, l.err
+		}
+	}
+}
+
+// hold finds the layer id or begins to unpack it; mine tells which. A layer that
+// is going is waited for.
+func (ls *layers) hold(ctx context.Context, id digest.Digest, unpack unpackFunc) (l *layer, mine bool, err error) {
+	for {
+		ls.mu.Lock()
+		l = ls.m[id]
+		if l == nil || l.gone == nil {
+			break
+		}
+		gone := l.gone
+		ls.mu.Unlock()
+		select {
+		case <-gone:
+		case <-ctx.Done():
+			return nil, false, ctx.Err()
+		}
+	}
+	defer ls.mu.Unlock()
+	if l == nil {
+		own, cancel := context.WithCancel(context.WithoutCancel(ctx))
+		l = &layer{diffID: id, ready: make(chan struct{}), cancel: cancel}
+		ls.m[id] = l
+		mine = true
+		ls.running.Go(func() {
+			defer cancel()
+			ls.unpack(own, l, unpack)
+		})
+	}
+	l.holders++
+	return l, mine, nil
+}
+
+// unpack makes l ready.
+func (ls *layers) unpack(ctx context.Context, l *layer, unpack unpackFunc) {
+	l.err = ls.stage(ctx, l, unpack)
+	ls.mu.Lock()
+	going := l.gone // everybody left
+	if l.err != nil {
+		if ls.m[l.diffID] == l {
+			delete(ls.m, l.diffID)
+		}
+		if going != nil {
+			close(going)
+		}
+	}
+	close(l.ready) // under the lock: release looks at both
+	ls.mu.Unlock()
+	if l.err == nil && going != nil {
+		if err := ls.drop(l); err != nil {
+			ls.log.Error("unpacked layer nobody wants was not removed", "layer", l.diffID, "err", err)
+		}
+	}
+}
+
+// stage unpacks l into a directory of its own in staging.
+func (ls *layers) stage(ctx context.Context, l *layer, unpack unpackFunc) (err error) {
+	dir, err := os.MkdirTemp(ls.staging, "layer-*")
+	if err != nil {
+		return fmt.Errorf("make staging directory: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, os.RemoveAll(dir))
+		}
+	}()
+	files := filepath.Join(dir, "fs")
+	if err := os.Mkdir(files, 0o755); err != nil {
+		return err
+	}
+	if err := os.Chmod(files, 0o755); err != nil { // whatever the umask
+		return err
+	}
+	shape, err := unpack(ctx, files)
+	if err != nil {
+		return err
+	}
+	s, err := measure(files)
+	if err != nil {
+		return err
+	}
+	l.record = layerRecord{DiffID: l.diffID, Sum: s, Shape: shape, Unpacked: time.Now()}
+	data, err := json.Marshal(l.record)
+	if err != nil {
+		return err
+	}
+	l.staged = dir
+	return os.WriteFile(filepath.Join(dir, "layer.json"), data, 0o600)
+}
+
+// settle gives a layer that is held, ready and synced its name in the store.
+func (ls *layers) settle(l *layer) error {
+	l.commit.Do(func() {
+		if l.committed.Load() {
+			return // it was found on disk
+		}
+		l.failed = os.Rename(l.staged, ls.path(l.diffID))
+		l.committed.Store(l.failed == nil)
+	})
+	return l.failed
+}
+
+// release lets go of l. The last to do so has it deleted.
+func (ls *layers) release(l *layer) error {
+	ls.mu.Lock()
+	l.holders--
+	if l.holders > 0 || ls.m[l.diffID] != l {
+		ls.mu.Unlock()
+		return nil
+	}
+	l.gone = make(chan struct{})
+	ready := l.isReady()
+	ls.mu.Unlock()
+	if ready {
+		return ls.drop(l)
+	}
+	l.cancel() // unpack cleans up
+	return nil
+}
+
+// drop deletes a layer that is going.
+func (ls *layers) drop(l *layer) error {
+	dir := l.staged
+	var err error
+	if l.committed.Load() {
+		// Half a layer must never be found under a layer's name.
+		if dir, err = ls.discard(ls.path(l.diffID)); err != nil {
+			err = fmt.Errorf("layer %s: %w", l.diffID, err)
+		}
+	}
+	ls.mu.Lock()
+	delete(ls.m, l.diffID)
+	close(l.gone)
+	ls.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	return os.RemoveAll(dir)
+}
+
+// discard moves the directory at path into staging, to be removed from there,
+// and returns where it is. A path that is not there is no error.
+func (ls *layers) discard(path string) (string, error) {
+	dir, err := os.MkdirTemp(ls.staging, "gone-*")
+	if err != nil {
+		return "", err
+	}
+	if err := os.Rename(path, filepath.Join(dir, "x")); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return "", errors.Join(err, os.Remove(dir))
+	}
+	return dir, nil
+}
+
+// holdAll holds layers that are on disk: all of them or none.
+func (ls *layers) holdAll(ids []digest.Digest) ([]*layer, error) {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	var held []*layer
+	for _, id := range ids {
+		l := ls.m[id]
+		if l == nil || l.gone != nil || !l.isReady() {
+			for _, l := range held {
+				l.holders-- // not the last: each was held by another before
+			}
+			return nil, fault.NotFound.Errorf("layer %s is not there", id)
+		}
+		l.holders++
+		held = append(held, l)
+	}
+	return held, nil
+}
+
+func (l *layer) isReady() bool {
+	select {
+	case <-l.ready:
+		return l.err == nil
+	default:
+		return false
+	}
+}
+
+// releaseAll lets go of each.
+func (ls *layers) releaseAll(held []*layer) error {
+	var errs []error
+	for _, l := range held {
+		errs = append(errs, ls.release(l))
+	}
+	return errors.Join(errs...)
+}
+
+// used adds up what the layers occupy.
+func (ls *layers) used() (bytes, inodes uint64) {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	for _, l := range ls.m {
+		if l.isReady() {
+			bytes += l.record.Sum.Disk
+			inodes += l.record.Sum.Inodes
+		}
+	}
+	return bytes, inodes
+}

@@ -1,0 +1,209 @@
+package image
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/crisp-cri/crisp/internal/atomicfile"
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/opencontainers/go-digest"
+)
+
+// A leaseRecord is the content of lease.json: what a root file system stands on.
+// It is written before the mount and outlives it, so that the layers stay even if
+// the image is removed or the machine reboots.
+type leaseRecord struct {
+	Image    string
+	Layers   []digest.Digest // of the image, from the lowest
+	ReadOnly bool
+}
+
+// A lease is one root file system, mounted or not. It is busy while one
+// goroutine mounts or unmounts it; that one alone changes record and held.
+type lease struct {
+	record leaseRecord // guarded by leases.mu
+	held   []*layer    // guarded by leases.mu
+
+	busy  bool      // guarded by leases.mu
+	usage usage     // guarded by leases.mu
+	next  time.Time // before that it is not read again; guarded by leases.mu
+}
+
+// usage is what a writable layer occupies.
+type usage struct{ bytes, inodes uint64 }
+
+// leases are the root file systems, by key.
+type leases struct {
+	dir string
+
+	mu sync.Mutex
+	m  map[string]*lease // guarded by mu
+}
+
+func (ls *leases) path(key string) string { return filepath.Join(ls.dir, key) }
+
+// checkKey keeps keys from being paths.
+func checkKey(key string) error {
+	if key == "" || key == "." || key == ".." || strings.ContainsAny(key, "/\x00") || len(key) > 200 {
+		return fault.Invalid.Errorf("root file system key %q is no file name", key)
+	}
+	return nil
+}
+
+// begin takes key for work on it. There is nothing under it: a new lease, with
+// fresh set.
+func (ls *leases) begin(key string) (l *lease, fresh bool, err error) {
+	if err := checkKey(key); err != nil {
+		return nil, false, err
+	}
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	l, ok := ls.m[key]
+	if !ok {
+		l = &lease{}
+		ls.m[key] = l
+	}
+	if l.busy {
+		return nil, false, fault.WrongState.Errorf("root file system %s is being mounted or unmounted", key)
+	}
+	l.busy = true
+	return l, !ok, nil
+}
+
+// set says what l, which the caller has begun, stands on.
+func (ls *leases) set(l *lease, r leaseRecord, held []*layer) {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	l.record, l.held = r, held
+}
+
+// end gives key back; gone forgets it.
+func (ls *leases) end(key string, gone bool) {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	ls.m[key].busy = false
+	if gone {
+		delete(ls.m, key)
+	}
+}
+
+// save writes the lease and makes its directories.
+func (ls *leases) save(key string, r leaseRecord) error {
+	dir := ls.path(key)
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return fmt.Errorf("make lease: %w", err)
+	}
+	data, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	// Not synced: who loses it with the power has lost the mount too.
+	return atomicfile.WriteVolatile(filepath.Join(dir, "lease.json"), data, 0o600)
+}
+
+// findLeases reads the leases on disk. One that cannot be read, or whose layers
+// are not there, is kept as a key, for its owner to remove.
+func (s *Store) findLeases() error {
+	dirs, err := os.ReadDir(s.leases.dir)
+	if err != nil {
+		return fmt.Errorf("list root file systems: %w", err)
+	}
+	for _, d := range dirs {
+		l := &lease{}
+		data, err := os.ReadFile(filepath.Join(s.leases.path(d.Name()), "lease.json"))
+		if err == nil {
+			err = json.Unmarshal(data, &l.record)
+		}
+		if err == nil {
+			l.held, err = s.layers.holdAll(l.record.Layers)
+		}
+		if err != nil {
+			s.log.Warn("root file system has lost its layers", "rootfs", d.Name(), "err", err)
+		}
+		s.leases.m[d.Name()] = l
+	}
+	return nil
+}
+
+// Mounts lists the keys of all root file systems on disk, mounted or not.
+func (s *Store) Mounts() []string {
+	s.leases.mu.Lock()
+	defer s.leases.mu.Unlock()
+	return slices.Sorted(maps.Keys(s.leases.m))
+}
+
+func (ls *leases) used() (bytes, inodes uint64) {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	for _, l := range ls.m {
+		bytes += l.usage.bytes
+		inodes += l.usage.inodes
+	}
+	return bytes, inodes
+}
+
+// Bounds of how often a writable layer is walked: not before minFresh has passed,
+// and never for more than a 50th of the time.
+const (
+	minFresh = 2 * time.Second
+	restFor  = 50
+)
+
+// Usage tells what the writable layer of key occupies: bytes allocated on disk,
+// and inodes. It answers from memory, and has the layer walked in the background
+// if the answer is getting old.
+func (s *Store) Usage(key string) (bytes, inodes uint64, err error) {
+	s.leases.mu.Lock()
+	defer s.leases.mu.Unlock()
+	l, ok := s.leases.m[key]
+	if !ok {
+		return 0, 0, fault.NotFound.Errorf("no root file system %q", key)
+	}
+	now := time.Now()
+	if !l.record.ReadOnly && !now.Before(l.next) {
+		l.next = now.Add(24 * time.Hour) // until the walk has ended
+		s.background.Go(func() { s.refresh(key, l) })
+	}
+	return l.usage.bytes, l.usage.inodes, nil
+}
+
+// refresh walks the writable layer of l.
+func (s *Store) refresh(key string, l *lease) {
+	begin := time.Now()
+	got, err := measure(filepath.Join(s.leases.path(key), "fs"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		s.log.Warn("writable layer was not measured", "rootfs", key, "err", err)
+	}
+	took := time.Since(begin)
+	s.leases.mu.Lock()
+	defer s.leases.mu.Unlock()
+	if err == nil {
+		l.usage = usage{got.Disk, got.Inodes}
+	}
+	l.next = time.Now().Add(max(minFresh, restFor*took))
+}
+
+// refreshAll walks all writable layers, one after the other, so that what they
+// occupy is known soon after a start.
+func (s *Store) refreshAll() {
+	s.leases.mu.Lock()
+	all := maps.Clone(s.leases.m)
+	s.leases.mu.Unlock()
+	for key, l := range all {
+		select {
+		case <-s.closing:
+			return
+		default:
+			s.refresh(key, l)
+		}
+	}
+}

@@ -1,0 +1,172 @@
+package image
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/undo"
+	"github.com/opencontainers/go-digest"
+	"golang.org/x/sys/unix"
+)
+
+// Mount mounts a writable root file system of the image id for key, and returns
+// where. It is one overlay mount. One that is mounted already is returned as it
+// is; one that was unmounted, or lost its mount in a reboot, comes back with what
+// was written, from the layers it had then.
+func (s *Store) Mount(ctx context.Context, key, id string) (root string, err error) {
+	return s.mount(ctx, key, id, false)
+}
+
+// MountReadOnly mounts the files of the image id for key, so that nobody can
+// write to them, and returns where. Keys are shared with Mount.
+func (s *Store) MountReadOnly(ctx context.Context, key, id string) (dir string, err error) {
+	return s.mount(ctx, key, id, true)
+}
+
+func (s *Store) mount(_ context.Context, key, id string, readOnly bool) (target string, err error) {
+	l, fresh, err := s.leases.begin(key)
+	if err != nil {
+		return "", err
+	}
+	gone := fresh
+	defer func() { s.leases.end(key, gone) }()
+
+	var steps undo.Stack
+	defer steps.RunIf(&err)
+	if fresh {
+		if err := s.lease(l, key, id, readOnly, &steps); err != nil {
+			return "", err
+		}
+	}
+	if l.record.ReadOnly != readOnly || len(l.held) != len(l.record.Layers) {
+		return "", fault.WrongState.Errorf("root file system %s is of another kind, or has lost its layers", key)
+	}
+	target = filepath.Join(s.o.State, key)
+	if err := os.Mkdir(target, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+		return "", fmt.Errorf("make mount point: %w", err)
+	}
+	steps.Add("mount point", func() error { return os.Remove(target) })
+	mounted, err := isMountPoint(target)
+	if err != nil {
+		return "", err
+	}
+	if !mounted {
+		if err := s.overlay(key, l, target); err != nil {
+			return "", fmt.Errorf("mount root file system %s: %w", key, err)
+		}
+	}
+	gone = false
+	return target, nil
+}
+
+// lease makes a lease of the image id and its directories.
+func (s *Store) lease(l *lease, key, id string, readOnly bool, steps *undo.Stack) error {
+	e, err := s.find(id)
+	if err != nil {
+		return err
+	}
+	held, err := s.layers.holdAll(e.record.Layers)
+	if err != nil {
+		return err
+	}
+	steps.Add("layers", func() error { return s.layers.releaseAll(held) })
+	s.leases.set(l, leaseRecord{Image: e.ID, Layers: e.record.Layers, ReadOnly: readOnly}, held)
+	dir := s.leases.path(key)
+	steps.Add("lease", func() error { return os.RemoveAll(dir) })
+	if err := s.leases.save(key, l.record); err != nil {
+		return err
+	}
+	if readOnly {
+		return nil
+	}
+	upper := filepath.Join(dir, "fs")
+	if err := os.Mkdir(upper, 0o755); err != nil {
+		return err
+	}
+	if err := os.Mkdir(filepath.Join(dir, "work"), 0o700); err != nil {
+		return err
+	}
+	// The root of an overlay looks as its upper directory does.
+	attr := rootAttr{Mode: 0o755}
+	for _, layer := range l.held {
+		if r := layer.record.Shape.Root; r != nil {
+			attr = *r
+		}
+	}
+	if err := os.Lchown(upper, int(attr.UID), int(attr.GID)); err != nil {
+		return err
+	}
+	if err := unix.Chmod(upper, attr.Mode); err != nil {
+		return os.NewSyscallError("chmod", err)
+	}
+	s.refresh(key, l) // it is empty yet
+	return nil
+}
+
+// overlay mounts l at target.
+func (s *Store) overlay(key string, l *lease, target string) error {
+	if err := s.private(); err != nil {
+		return fmt.Errorf("keep mounts private: %w", err)
+	}
+	o := overlay{empty: filepath.Join(s.o.Root, "empty")}
+	for _, id := range lowers(l.held) {
+		o.lower = append(o.lower, s.layers.files(id))
+	}
+	if !l.record.ReadOnly {
+		o.upper = filepath.Join(s.leases.path(key), "fs")
+		o.work = filepath.Join(s.leases.path(key), "work")
+	}
+	return o.mount(target)
+}
+
+// lowers returns the layers that shine through, from the highest. A layer that
+// occurs twice is left out where it is lower: the higher one covers all of it, and
+// overlayfs refuses one directory twice.
+func lowers(held []*layer) []digest.Digest {
+	var ids []digest.Digest
+	seen := make(map[digest.Digest]bool)
+	for i := len(held) - 1; i >= 0; i-- {
+		if l := held[i]; !seen[l.diffID] {
+			seen[l.diffID] = true
+			ids = append(ids, l.diffID)
+			if l.record.Shape.Opaque {
+				break
+			}
+		}
+	}
+	return ids
+}
+
+// Unmount takes down what Mount or MountReadOnly put up for key; remove also
+// deletes what was written and lets go of the layers. What is not mounted, or not
+// there at all, is no error. Processes that are still in it keep it alive for
+// themselves.
+func (s *Store) Unmount(ctx context.Context, key string, remove bool) error {
+	l, fresh, err := s.leases.begin(key)
+	if err != nil {
+		return err
+	}
+	gone := fresh
+	defer func() { s.leases.end(key, gone) }()
+	if err := detach(filepath.Join(s.o.State, key)); err != nil {
+		return fmt.Errorf("unmount root file system %s: %w", key, err)
+	}
+	if fresh || !remove {
+		return nil
+	}
+	dir, err := s.layers.discard(s.leases.path(key))
+	if err != nil {
+		return fmt.Errorf("remove root file system %s: %w", key, err)
+	}
+	s.removeLater(dir)
+	gone = true
+	if err := s.layers.releaseAll(l.held); err != nil {
+		return fmt.Errorf("remove layers of root file system %s: %w", key, err)
+	}
+	return nil
+}

@@ -1,0 +1,244 @@
+package image
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+)
+
+// maxOption is the longest value that fsconfig(2) takes, with its end mark.
+const maxOption = 256
+
+// An overlay is one overlay mount.
+type overlay struct {
+	lower       []string // from the highest
+	upper, work string   // "" for a read-only mount
+	empty       string   // a directory without files, to make up for missing lowers
+}
+
+// mount mounts o at target, a directory.
+//
+// The new mount API takes any number of layers (lowerdir+, Linux 6.5). Before
+// that all options share one page, which holds some 30 paths of layers; so there,
+// and where a path is too long for an option, paths are those of descriptors.
+func (o *overlay) mount(target string) error {
+	need := 1
+	if o.upper == "" {
+		need = 2 // overlay: "at least 2 lowerdir are needed while upperdir nonexistent"
+	}
+	if len(o.lower) < need {
+		o.lower = append(o.lower, o.empty)
+	}
+	if len(o.lower) < need {
+		return o.bind(target)
+	}
+	err := o.mountNew(target)
+	if errors.Is(err, unix.ENOSYS) || errors.Is(err, errOldOverlay) {
+		err = o.mountOld(target)
+	}
+	return err
+}
+
+// bind makes a read-only mount of the empty directory.
+func (o *overlay) bind(target string) error {
+	if err := unix.Mount(o.empty, target, "", unix.MS_BIND, ""); err != nil {
+		return os.NewSyscallError("mount", err)
+	}
+	return os.NewSyscallError("mount", unix.Mount("", target, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
+}
+
+var errOldOverlay = errors.New("overlayfs does not know lowerdir+")
+
+func (o *overlay) mountNew(target string) error {
+	fsfd, err := unix.Fsopen("overlay", unix.FSOPEN_CLOEXEC)
+	if err != nil {
+		return os.NewSyscallError("fsopen", err)
+	}
+	defer unix.Close(fsfd)
+	var open openPaths
+	defer open.close()
+	for _, dir := range o.lower {
+		path, err := open.short(dir, len(dir) >= maxOption)
+		if err != nil {
+			return err
+		}
+		if err := unix.FsconfigSetString(fsfd, "lowerdir+", path); err != nil {
+			if err == unix.EINVAL {
+				return errOldOverlay
+			}
+			return explain(fsfd, "lowerdir+", err)
+		}
+	}
+	options := [][2]string{{"source", "crisp"}, {"index", "off"}, {"metacopy", "off"}}
+	if o.upper != "" {
+		upper, err := open.short(o.upper, len(o.upper) >= maxOption)
+		if err != nil {
+			return err
+		}
+		work, err := open.short(o.work, len(o.work) >= maxOption)
+		if err != nil {
+			return err
+		}
+		options = append(options, [2]string{"upperdir", upper}, [2]string{"workdir", work})
+	}
+	for _, opt := range options {
+		if err := unix.FsconfigSetString(fsfd, opt[0], opt[1]); err != nil {
+			return explain(fsfd, opt[0], err)
+		}
+	}
+	if err := unix.FsconfigCreate(fsfd); err != nil {
+		return explain(fsfd, "create", err)
+	}
+	attr := 0
+	if o.upper == "" {
+		attr = unix.MOUNT_ATTR_RDONLY
+	}
+	mnt, err := unix.Fsmount(fsfd, unix.FSMOUNT_CLOEXEC, attr)
+	if err != nil {
+		return explain(fsfd, "fsmount", err)
+	}
+	defer unix.Close(mnt)
+	err = unix.MoveMount(mnt, "", unix.AT_FDCWD, target, unix.MOVE_MOUNT_F_EMPTY_PATH)
+	return os.NewSyscallError("move_mount", err)
+}
+
+// explain adds what the kernel says of the failure to its number. Each read of
+// the descriptor returns one message (fsopen(2)).
+func explain(fsfd int, step string, err error) error {
+	var said []string
+	buf := make([]byte, 512)
+	for range 8 {
+		n, rerr := unix.Read(fsfd, buf)
+		if rerr != nil || n <= 0 {
+			break
+		}
+		said = append(said, strings.TrimSpace(string(buf[:n])))
+	}
+	if len(said) == 0 {
+		return fmt.Errorf("overlay %s: %w", step, err)
+	}
+	return fmt.Errorf("overlay %s: %w (%s)", step, err, strings.Join(said, "; "))
+}
+
+func (o *overlay) mountOld(target string) error {
+	var open openPaths
+	defer open.close()
+	// A colon or comma in a path would need escapes, and long paths do not fit.
+	var lower []string
+	for _, dir := range o.lower {
+		path, err := open.short(dir, true)
+		if err != nil {
+			return err
+		}
+		lower = append(lower, path)
+	}
+	data := "index=off,metacopy=off,lowerdir=" + strings.Join(lower, ":")
+	var flags uintptr
+	if o.upper == "" {
+		flags = unix.MS_RDONLY
+	} else {
+		upper, err := open.short(o.upper, true)
+		if err != nil {
+			return err
+		}
+		work, err := open.short(o.work, true)
+		if err != nil {
+			return err
+		}
+		data += ",upperdir=" + upper + ",workdir=" + work
+	}
+	if len(data) >= os.Getpagesize() {
+		return fmt.Errorf("overlay of %d layers: %w", len(lower), unix.E2BIG)
+	}
+	return os.NewSyscallError("mount", unix.Mount("crisp", target, "overlay", flags, data))
+}
+
+// openPaths are directories opened to have short names for them.
+type openPaths []int
+
+// short returns path itself, or, if it must be short, that of a descriptor.
+func (p *openPaths) short(path string, must bool) (string, error) {
+	if !must {
+		return path, nil
+	}
+	fd, err := unix.Open(path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return "", &fs.PathError{Op: "open", Path: path, Err: err}
+	}
+	*p = append(*p, fd)
+	return fdPath(fd), nil
+}
+
+func (p *openPaths) close() {
+	for _, fd := range *p {
+		unix.Close(fd)
+	}
+}
+
+// isMountPoint tells whether something is mounted at path.
+func isMountPoint(path string) (bool, error) {
+	var st unix.Statx_t
+	if err := unix.Statx(unix.AT_FDCWD, path, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT, 0, &st); err != nil {
+		return false, &fs.PathError{Op: "statx", Path: path, Err: err}
+	}
+	return st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0, nil // Linux 5.8
+}
+
+// makePrivate sees to it that mounts below dir stay in this mount namespace: on
+// most hosts / is shared, and a root file system would turn up, and stay, in every
+// namespace that was ever made. If dir is on a shared mount it is mounted on
+// itself, privately. That is not done before the first mount, because then whoever
+// keeps the directory above has done the like for all of it.
+func makePrivate(dir string) error {
+	real, err := filepath.EvalSymlinks(dir)
+	if err != nil {
+		return err
+	}
+	shared, err := isShared(real)
+	if err != nil || !shared {
+		return err
+	}
+	if err := unix.Mount(real, real, "", unix.MS_BIND, ""); err != nil {
+		return os.NewSyscallError("mount", err)
+	}
+	return os.NewSyscallError("mount", unix.Mount("", real, "", unix.MS_PRIVATE, ""))
+}
+
+// detach unmounts all that is mounted at path and removes the mount point.
+func detach(path string) error {
+	for {
+		err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+		if err == unix.EINVAL || err == unix.ENOENT {
+			break // nothing is mounted there any more
+		}
+		if err != nil {
+			return os.NewSyscallError("umount", err)
+		}
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// isShared tells whether the mount that dir is on is shared.
+func isShared(dir string) (bool, error) {
+	mounts, err := mountinfo.GetMounts(mountinfo.ParentsFilter(dir))
+	if err != nil {
+		return false, fmt.Errorf("read mounts: %w", err)
+	}
+	on := -1
+	for i, m := range mounts {
+		// The longest, and of those the last, covers the others.
+		if on < 0 || len(m.Mountpoint) >= len(mounts[on].Mountpoint) {
+			on = i
+		}
+	}
+	return on >= 0 && strings.Contains(mounts[on].Optional, "shared:"), nil
+}

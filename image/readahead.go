@@ -1,0 +1,105 @@
+package image
+
+import (
+	"context"
+	"io"
+)
+
+// Sizes of a readAhead: a few large chunks keep both sides busy without keeping
+// much of the layer in memory (2 MiB for each of the two stages of a layer).
+const (
+	aheadChunk  = 256 << 10
+	aheadChunks = 8
+)
+
+// A readAhead reads from another reader in a goroutine of its own, some chunks
+// ahead of who reads from it. It lets download, decompression and unpacking of
+// one layer run at the same time.
+type readAhead struct {
+	cancel context.CancelFunc
+	full   chan []byte
+	free   chan []byte
+	err    error // why full was closed; read only after it was
+	ended  chan struct{}
+
+	chunk []byte // what Read returns from
+	rest  []byte // of chunk, what is still to be read
+}
+
+// newReadAhead starts to read from r. The goroutine ends at the end of r, at an
+// error, or after Close; then r is not touched any more.
+func newReadAhead(ctx context.Context, r io.Reader) *readAhead {
+	ctx, cancel := context.WithCancel(ctx)
+	a := &readAhead{
+		cancel: cancel,
+		full:   make(chan []byte, aheadChunks),
+		free:   make(chan []byte, aheadChunks),
+		ended:  make(chan struct{}),
+	}
+	for range aheadChunks {
+		a.free <- nil // allocated when it is first needed: most layers are small
+	}
+	go a.run(ctx, r)
+	return a
+}
+
+func (a *readAhead) run(ctx context.Context, r io.Reader) {
+	defer close(a.ended)
+	defer close(a.full)
+	for {
+		var buf []byte
+		select {
+		case buf = <-a.free:
+		case <-ctx.Done():
+			a.err = ctx.Err()
+			return
+		}
+		if buf == nil {
+			buf = make([]byte, aheadChunk)
+		}
+		n, err := readSome(r, buf[:aheadChunk])
+		if n > 0 {
+			a.full <- buf[:n] // never blocks: there are not more chunks than places
+		}
+		if err != nil {
+			a.err = err
+			return
+		}
+	}
+}
+
+// readSome reads until buf is half full: a chunk that is passed on has its
+// price, however little is in it.
+func readSome(r io.Reader, buf []byte) (n int, err error) {
+	for n < len(buf)/2 && err == nil {
+		var m int
+		m, err = r.Read(buf[n:])
+		n += m
+	}
+	return n, err
+}
+
+// Read implements io.Reader.
+func (a *readAhead) Read(p []byte) (int, error) {
+	if len(a.rest) == 0 {
+		if a.chunk != nil {
+			a.free <- a.chunk
+			a.chunk = nil
+		}
+		chunk, ok := <-a.full
+		if !ok {
+			return 0, a.err
+		}
+		a.chunk, a.rest = chunk, chunk
+	}
+	n := copy(p, a.rest)
+	a.rest = a.rest[n:]
+	return n, nil
+}
+
+// Close ends the goroutine and waits for it.
+func (a *readAhead) Close() error {
+	a.cancel()
+	<-a.ended
+	return nil
+}

@@ -1,0 +1,162 @@
+package image
+
+import (
+	"regexp"
+	"strings"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/opencontainers/go-digest"
+	"go.podman.io/image/v5/docker/reference"
+	"go.podman.io/image/v5/pkg/sysregistriesv2"
+)
+
+var (
+	hexID   = regexp.MustCompile(`^[0-9a-f]{1,64}$`)
+	shortID = regexp.MustCompile(`^[0-9a-f]{4,63}$`)
+)
+
+// fullNames returns what ref may stand for, in order: with a registry, and with a
+// tag ("latest" if none is given) or a digest; a reference with both means the
+// digest. Only a name without a registry can stand for several: for each registry
+// that registries.conf says to search, or for docker.io.
+func (s *Store) fullNames(ref string) ([]reference.Named, error) {
+	name, err := reference.ParseDockerRef(ref)
+	if err != nil {
+		return nil, fault.Invalid.Errorf("image name %q: %w", ref, err)
+	}
+	if !isShort(ref) {
+		return []reference.Named{name}, nil
+	}
+	sys, err := s.system(nil, nil)
+	if err != nil {
+		return nil, err
+	}
+	suffix := strings.TrimPrefix(name.String(), name.Name())
+	short := strings.TrimPrefix(name.Name(), "docker.io/")
+	short = strings.TrimPrefix(short, "library/")
+	if alias, _, err := sysregistriesv2.ResolveShortNameAlias(sys, short); err == nil && alias != nil {
+		return parseAll([]string{alias.Name() + suffix})
+	}
+	registries, err := sysregistriesv2.UnqualifiedSearchRegistries(sys)
+	if err != nil || len(registries) == 0 {
+		return []reference.Named{name}, nil // what is wrong with the file, a pull will tell
+	}
+	var all []string
+	for _, r := range registries {
+		all = append(all, r+"/"+short+suffix) // of docker.io's library, the parser knows
+	}
+	return parseAll(all)
+}
+
+func parseAll(refs []string) ([]reference.Named, error) {
+	var names []reference.Named
+	for _, ref := range refs {
+		name, err := reference.ParseDockerRef(ref)
+		if err != nil {
+			return nil, fault.Invalid.Errorf("image name %q: %w", ref, err)
+		}
+		names = append(names, name)
+	}
+	return names, nil
+}
+
+// isShort tells whether ref names no registry. The first part of a name is one
+// if it could be a host and nothing else.
+func isShort(ref string) bool {
+	host, _, ok := strings.Cut(ref, "/")
+	return !ok || !strings.ContainsAny(host, ".:") && host != "localhost" && strings.ToLower(host) == host
+}
+
+// Get returns the image that ref names: an ID with or without "sha256:", a tag, a
+// name (its tag "latest" is meant), a name with a digest, or a unique prefix of an
+// ID. There is none: fault.NotFound. An ambiguous prefix or a bad name:
+// fault.Invalid.
+func (s *Store) Get(ref string) (Image, error) {
+	e, err := s.find(ref)
+	if err != nil {
+		return Image{}, err
+	}
+	return e.Image, nil
+}
+
+func (s *Store) find(ref string) (*entry, error) {
+	c := s.catalog.Load()
+	id := strings.TrimPrefix(ref, "sha256:")
+	if e, ok := c.byID[id]; ok {
+		return e, nil
+	}
+	if !strings.HasPrefix(ref, "sha256:") && !(len(id) == 64 && hexID.MatchString(id)) {
+		names, err := s.fullNames(ref)
+		if err != nil {
+			return nil, err
+		}
+		for _, name := range names {
+			if e, ok := c.byName[name.String()]; ok {
+				return e, nil
+			}
+		}
+	} else if !hexID.MatchString(id) {
+		return nil, fault.Invalid.Errorf("image ID %q is not hexadecimal", ref)
+	}
+	var found *entry
+	if shortID.MatchString(id) {
+		for full, e := range c.byID {
+			if !strings.HasPrefix(full, id) {
+				continue
+			}
+			if found != nil {
+				return nil, fault.Invalid.Errorf("image ID %q is ambiguous", ref)
+			}
+			found = e
+		}
+	}
+	if found == nil {
+		return nil, fault.NotFound.Errorf("no image %q", ref)
+	}
+	return found, nil
+}
+
+// digestOf returns the digest in name, if it has one.
+func digestOf(name reference.Named) (digest.Digest, bool) {
+	if c, ok := name.(reference.Canonical); ok {
+		return c.Digest(), true
+	}
+	return "", false
+}
+
+// pinning tells which images are pinned.
+type pinning []*regexp.Regexp
+
+func newPinning(patterns []string) pinning {
+	var p pinning
+	for _, pattern := range patterns {
+		if pattern == "" {
+			continue
+		}
+		parts := strings.Split(pattern, "*")
+		for i := range parts {
+			parts[i] = regexp.QuoteMeta(parts[i])
+		}
+		p = append(p, regexp.MustCompile("^"+strings.Join(parts, ".*")+"$"))
+	}
+	return p
+}
+
+// match asks for each name of an image: in full, without tag or digest, and as
+// Docker shortens it.
+func (p pinning) match(names []string) bool {
+	for _, full := range names {
+		forms := []string{full}
+		if name, err := reference.ParseDockerRef(full); err == nil {
+			forms = append(forms, name.Name(), reference.FamiliarString(name), reference.FamiliarName(name))
+		}
+		for _, form := range forms {
+			for _, re := range p {
+				if re.MatchString(form) {
+					return true
+				}
+			}
+		}
+	}
+	return false
+}

@@ -1,0 +1,212 @@
+package image
+
+import (
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io"
+	"net/url"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"go.podman.io/image/v5/docker"
+	"go.podman.io/image/v5/docker/reference"
+	"go.podman.io/image/v5/pkg/blobinfocache/none"
+	"go.podman.io/image/v5/pkg/sysregistriesv2"
+	"go.podman.io/image/v5/types"
+)
+
+// answerTimeout is how long a registry may take to answer one request. A dial
+// alone is given up after 30 s by the library.
+const answerTimeout = 40 * time.Second
+
+// nodeAuthFile is where a node's administrator puts its credentials.
+const nodeAuthFile = "/etc/containers/auth.json"
+
+// A registry is the origin of one image that is pulled, whichever mirror it then
+// comes from: containers/image tries the mirrors of registries.conf in order,
+// for the manifest and again for each blob.
+type registry struct {
+	src   types.ImageSource
+	sys   *types.SystemContext
+	limit time.Duration // for a byte to come; 0 means none
+}
+
+// dial finds the image that name stands for.
+func (s *Store) dial(ctx context.Context, name reference.Named, auth *Auth) (*registry, error) {
+	sys, err := s.system(name, auth)
+	if err != nil {
+		return nil, err
+	}
+	ref, err := docker.NewReference(name)
+	if err != nil {
+		return nil, fault.Invalid.Errorf("%w", err)
+	}
+	// Read the configuration anew: an edit counts from the next pull on.
+	sysregistriesv2.InvalidateCache()
+	conf, err := sysregistriesv2.FindRegistry(sys, name.Name())
+	if err != nil {
+		return nil, fault.Invalid.Errorf("registries.conf: %w", err)
+	}
+	places := 1
+	if conf != nil {
+		if conf.Blocked {
+			return nil, fault.Invalid.Errorf("registry %s is blocked by registries.conf", conf.Prefix)
+		}
+		places += len(conf.Mirrors)
+	}
+	r := &registry{sys: sys, limit: s.o.ProgressTimeout}
+	err = r.bounded(ctx, places, func(ctx context.Context) error {
+		r.src, err = ref.NewImageSource(ctx, sys)
+		return err
+	})
+	return r, err
+}
+
+// bounded runs one exchange with the registry, or one with each of n places.
+func (r *registry) bounded(ctx context.Context, n int, exchange func(context.Context) error) error {
+	limit := answerTimeout
+	if r.limit > 0 {
+		limit = min(limit, r.limit)
+	}
+	limit *= time.Duration(n)
+	within, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	err := exchange(within)
+	if err != nil && within.Err() != nil && ctx.Err() == nil {
+		return &PullError{RegistryUnavailable, fmt.Errorf("no answer within %v", limit)}
+	}
+	return err
+}
+
+// open implements origin.
+func (r *registry) open(ctx context.Context, blob types.BlobInfo) (io.ReadCloser, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	p := &patient{ctx: ctx, cancel: cancel, limit: r.limit}
+	err := p.wait(func() (err error) {
+		p.body, _, err = r.src.GetBlob(ctx, blob, none.NoCache)
+		return err
+	})
+	if err != nil {
+		cancel(nil)
+		return nil, err
+	}
+	return p, nil
+}
+
+// A patient is a body that gives itself up when no byte comes for too long. The
+// time between reads does not count: then it is the disk that is slow.
+type patient struct {
+	body   io.ReadCloser
+	ctx    context.Context // of the request
+	cancel context.CancelCauseFunc
+	limit  time.Duration
+	timer  *time.Timer
+}
+
+// Read implements io.Reader.
+func (p *patient) Read(b []byte) (n int, err error) {
+	err = p.wait(func() error {
+		n, err = p.body.Read(b)
+		return err
+	})
+	return n, err
+}
+
+func (p *patient) wait(work func() error) error {
+	if p.limit > 0 {
+		if p.timer == nil {
+			p.timer = time.AfterFunc(p.limit, func() {
+				p.cancel(&PullError{RegistryUnavailable, fmt.Errorf("no data for %v", p.limit)})
+			})
+		} else {
+			p.timer.Reset(p.limit)
+		}
+		defer p.timer.Stop()
+	}
+	err := work()
+	if err != nil && err != io.EOF && p.ctx.Err() != nil {
+		return context.Cause(p.ctx)
+	}
+	return err
+}
+
+// Close ends the request.
+func (p *patient) Close() error {
+	p.cancel(nil)
+	return p.body.Close()
+}
+
+// system is what the library needs to know to find and open name.
+func (s *Store) system(name reference.Named, auth *Auth) (*types.SystemContext, error) {
+	sys := &types.SystemContext{
+		SystemRegistriesConfPath:    s.o.RegistriesConf,
+		SystemRegistriesConfDirPath: s.o.RegistriesConfDir,
+		SignaturePolicyPath:         s.o.PolicyPath,
+		AuthFilePath:                s.authFile(),
+		BigFilesTemporaryDir:        s.layers.staging,
+		DockerRegistryUserAgent:     "crisp",
+	}
+	if auth == nil || name == nil {
+		return sys, nil
+	}
+	if !sameRegistry(auth.ServerAddress, reference.Domain(name)) {
+		return sys, nil
+	}
+	if auth.RegistryToken != "" {
+		sys.DockerBearerRegistryToken = auth.RegistryToken
+		return sys, nil
+	}
+	user, password := auth.Username, auth.Password
+	if user == "" && auth.Auth != "" {
+		plain, err := base64.StdEncoding.DecodeString(auth.Auth)
+		if err != nil {
+			return nil, fault.Invalid.Errorf("auth is not base64") // and it is a secret
+		}
+		var ok bool
+		if user, password, ok = strings.Cut(string(plain), ":"); !ok {
+			return nil, fault.Invalid.Errorf("auth is not user:password")
+		}
+		password = strings.TrimRight(password, "\x00")
+	}
+	if user != "" || auth.IdentityToken != "" {
+		sys.DockerAuthConfig = &types.DockerAuthConfig{Username: user, Password: password, IdentityToken: auth.IdentityToken}
+	}
+	return sys, nil
+}
+
+// sameRegistry tells whether credentials for address are for the registry host.
+// An address may be a host or a URL; Docker Hub has several.
+func sameRegistry(address, host string) bool {
+	if address == "" {
+		return true
+	}
+	if !strings.Contains(address, "://") {
+		address = "https://" + address
+	}
+	u, err := url.Parse(address)
+	if err != nil {
+		return false
+	}
+	hub := func(h string) bool {
+		return h == "docker.io" || h == "index.docker.io" || h == "registry-1.docker.io"
+	}
+	return u.Host == host || hub(u.Host) && hub(host)
+}
+
+// authFile says where the node's credentials are; "" leaves it to the library.
+func (s *Store) authFile() string {
+	if s.o.AuthFile != "" {
+		return s.o.AuthFile
+	}
+	if path := os.Getenv("REGISTRY_AUTH_FILE"); path != "" {
+		return path
+	}
+	if _, err := os.Stat(nodeAuthFile); err == nil || !errors.Is(err, os.ErrNotExist) {
+		return nodeAuthFile
+	}
+	return ""
+}

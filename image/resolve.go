@@ -1,0 +1,127 @@
+package image
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/opencontainers/go-digest"
+	"go.podman.io/image/v5/image"
+	"go.podman.io/image/v5/manifest"
+	"go.podman.io/image/v5/signature"
+	"go.podman.io/image/v5/types"
+	"go.podman.io/storage/pkg/configfile"
+)
+
+// maxNesting is how deep an index may lie in an index. Real ones do not.
+const maxNesting = 3
+
+// A choice is the image of this platform among those that a name stands for.
+type choice struct {
+	top    digest.Digest // of what the name stands for: a manifest, or a list of them
+	config types.BlobInfo
+	layers []types.BlobInfo // from the lowest
+}
+
+// choose reads the manifest, or follows the list of manifests to that of this
+// platform, and asks the policy whether the image may be used.
+func (s *Store) choose(ctx context.Context, r *registry) (c choice, err error) {
+	var instance *digest.Digest
+	for range maxNesting {
+		img := image.UnparsedInstance(r.src, instance)
+		var blob []byte
+		var kind string
+		err := r.bounded(ctx, 1, func(ctx context.Context) error {
+			blob, kind, err = img.Manifest(ctx) // verified against the digest asked for
+			return err
+		})
+		if err != nil {
+			return choice{}, err
+		}
+		if c.top == "" {
+			if c.top, err = manifest.Digest(blob); err != nil {
+				return choice{}, fault.Invalid.Errorf("manifest: %w", err)
+			}
+		}
+		if !manifest.MIMETypeIsMultiImage(kind) {
+			if err := r.bounded(ctx, 1, func(ctx context.Context) error { return s.allow(ctx, r.sys, img) }); err != nil {
+				return choice{}, err
+			}
+			err := c.read(blob, kind)
+			return c, err
+		}
+		if instance, err = platform(blob, kind, r.sys); err != nil {
+			return choice{}, err
+		}
+	}
+	return choice{}, fault.Invalid.Errorf("more than %d lists of manifests lie within each other", maxNesting)
+}
+
+// platform returns the digest of the manifest for this machine in a list.
+func platform(list []byte, kind string, sys *types.SystemContext) (*digest.Digest, error) {
+	l, err := manifest.ListFromBlob(list, kind)
+	if err != nil {
+		return nil, fault.Invalid.Errorf("list of manifests: %w", err)
+	}
+	d, err := l.ChooseInstance(sys)
+	if err != nil {
+		return nil, fault.NotFound.Errorf("%w", err)
+	}
+	return &d, nil
+}
+
+// read takes config and layers from a manifest.
+func (c *choice) read(blob []byte, kind string) error {
+	switch manifest.NormalizedMIMEType(kind) {
+	case manifest.DockerV2Schema1MediaType, manifest.DockerV2Schema1SignedMediaType:
+		return fault.Invalid.Errorf("manifests of schema 1 are not supported")
+	}
+	m, err := manifest.FromBlob(blob, kind)
+	if err != nil {
+		return fault.Invalid.Errorf("manifest: %w", err)
+	}
+	c.config = m.ConfigInfo()
+	if err := c.config.Digest.Validate(); err != nil {
+		return fault.Invalid.Errorf("digest of the config: %w", err)
+	}
+	if c.config.Digest.Algorithm() != digest.SHA256 {
+		return fault.Invalid.Errorf("digest of the config is a %s, not a sha256", c.config.Digest.Algorithm())
+	}
+	for _, l := range m.LayerInfos() {
+		c.layers = append(c.layers, l.BlobInfo)
+	}
+	return nil
+}
+
+// allow asks policy.json(5) whether img may be used. Of an image for several
+// platforms it is the manifest of ours whose signature counts.
+func (s *Store) allow(ctx context.Context, sys *types.SystemContext, img types.UnparsedImage) error {
+	policy, err := policyOf(sys)
+	if err != nil {
+		return fault.Invalid.Errorf("policy: %w", err)
+	}
+	pc, err := signature.NewPolicyContext(policy)
+	if err != nil {
+		return fmt.Errorf("policy: %w", err)
+	}
+	defer pc.Destroy()
+	ok, err := pc.IsRunningImageAllowed(ctx, img)
+	if err != nil {
+		return &PullError{SignatureValidationFailed, err}
+	}
+	if !ok {
+		return &PullError{SignatureValidationFailed, errors.New("the policy does not allow the image")}
+	}
+	return nil
+}
+
+// policyOf reads the policy. On a node without one every image is accepted, as a
+// runtime without signatures would: a policy is somebody's decision.
+func policyOf(sys *types.SystemContext) (*signature.Policy, error) {
+	policy, err := signature.DefaultPolicy(sys)
+	if errors.Is(err, configfile.ErrConfigFileNotFound) {
+		return &signature.Policy{Default: signature.PolicyRequirements{signature.NewPRInsecureAcceptAnything()}}, nil
+	}
+	return policy, err
+}

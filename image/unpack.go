@@ -1,0 +1,415 @@
+package image
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"math"
+	"os"
+	"path"
+	"strings"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"golang.org/x/sys/unix"
+)
+
+// maxSparse bounds the bytes that the sparse files of one layer claim to hold:
+// each has to be read through, holes and all.
+const maxSparse = 1 << 40
+
+// flushSize is the size from which a file's pages are sent to the disk at once.
+// Then the syncfs(2) at the end of the pull finds less to do.
+const flushSize = 256 << 10
+
+// rootAttr is how a layer wants the root directory to be.
+type rootAttr struct {
+	Mode     uint32 // permissions with the special bits
+	UID, GID uint32
+}
+
+// shape is what a layer says about more than its own files.
+type shape struct {
+	Root    *rootAttr `json:",omitempty"` // nil: the layer has no entry for the root directory
+	Opaque  bool      `json:",omitempty"` // the layers below are hidden as a whole
+	Implied []string  `json:",omitempty"` // directories that had to be made although the layer has no entry for them
+}
+
+// An unpacker turns a tar stream into a directory of overlayfs's format.
+//
+// Whoever made the stream is hostile. Nothing outside the directory is touched:
+//
+//   - The parent of each entry is opened with openat2(2) and RESOLVE_IN_ROOT, so
+//     that symlinks of the layer, "..", and absolute targets end inside. All else
+//     is done relative to that descriptor, on a single name that is no link: the
+//     name is made with O_EXCL or its like, after what was there was removed.
+//   - A name or hard link target that leaves the root by ".." is refused.
+//   - Of extended attributes only user.* and security.capability are taken;
+//     trusted.overlay.* is refused, because overlayfs would obey it.
+//   - Device nodes are made as they are. What they can do is limited by the
+//     device cgroup of the container, and on the host by the mode of the store's
+//     root directory, which also keeps set-user-ID files out of reach.
+//
+// Nobody else works in the directory meanwhile.
+type unpacker struct {
+	dirs   dirs
+	umask  uint32
+	times  map[string][2]unix.Timespec // of directories: set when nothing is made in them any more
+	white  map[string]bool             // whiteouts made so far
+	shape  shape
+	sparse int64 // bytes claimed by sparse files so far
+	buf    []byte
+}
+
+// unpack reads a tar stream to its end and puts its entries into the directory
+// dir, which is empty. Errors of kind fault.Invalid blame the stream.
+func unpack(ctx context.Context, r io.Reader, dir string) (shape, error) {
+	root, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return shape{}, &os.PathError{Op: "open", Path: dir, Err: err}
+	}
+	u := &unpacker{
+		dirs:  dirs{root: root, path: dir, open: make(map[string]int)},
+		umask: umask(),
+		times: make(map[string][2]unix.Timespec),
+		white: make(map[string]bool),
+		buf:   make([]byte, aheadChunk),
+	}
+	defer u.dirs.close()
+
+	tr := tar.NewReader(r)
+	for {
+		if err := ctx.Err(); err != nil {
+			return shape{}, err
+		}
+		hdr, err := tr.Next()
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			return shape{}, badStream(err)
+		}
+		if err := u.entry(ctx, hdr, tr); err != nil {
+			return shape{}, fmt.Errorf("entry %q: %w", hdr.Name, err)
+		}
+	}
+	if err := u.setTimes(); err != nil {
+		return shape{}, err
+	}
+	u.shape.Implied = u.dirs.implied()
+	// What follows the end mark belongs to the layer's digests.
+	if _, err := io.Copy(io.Discard, onlyReader{r}); err != nil {
+		return shape{}, badStream(err)
+	}
+	return u.shape, nil
+}
+
+// onlyReader hides what else a reader can do, so that io.Copy reads in its own
+// buffer.
+type onlyReader struct{ io.Reader }
+
+// badStream gives an error of reading its kind: what the archive or its
+// compression is to blame for is Invalid.
+func badStream(err error) error {
+	if errors.Is(err, tar.ErrHeader) || errors.Is(err, tar.ErrFieldTooLong) || errors.Is(err, io.ErrUnexpectedEOF) {
+		return fault.Invalid.Errorf("read archive: %w", err)
+	}
+	return err
+}
+
+// inside returns name as a clean path relative to the root, "." being the root
+// itself. Absolute names are taken as relative to it, as every tar does.
+func inside(name string) (string, error) {
+	clean := path.Clean(strings.TrimLeft(name, "/"))
+	if clean == ".." || strings.HasPrefix(clean, "../") {
+		return "", fault.Invalid.Errorf("%q leaves the layer", name)
+	}
+	return clean, nil
+}
+
+// entry makes what hdr describes.
+func (u *unpacker) entry(ctx context.Context, hdr *tar.Header, content io.Reader) error {
+	if hdr.Typeflag == tar.TypeXGlobalHeader {
+		return nil // speaks of no file: git writes its commit there
+	}
+	name, err := inside(hdr.Name)
+	if err != nil {
+		return err
+	}
+	if hdr.Uid < 0 || hdr.Gid < 0 || hdr.Uid > math.MaxUint32-1 || hdr.Gid > math.MaxUint32-1 {
+		return fault.Invalid.Errorf("owner %d:%d is out of range", hdr.Uid, hdr.Gid)
+	}
+	attrs, err := xattrs(hdr)
+	if err != nil {
+		return err
+	}
+	if name == "." {
+		return u.rootEntry(hdr, attrs)
+	}
+	parent, base := path.Split(name)
+	dir, err := u.dirs.get(path.Clean(parent))
+	if err != nil {
+		return err
+	}
+	if strings.HasPrefix(base, whiteoutPrefix) || strings.Contains(parent, "/"+whiteoutMeta) || strings.HasPrefix(parent, whiteoutMeta) {
+		return u.whiteout(dir, name, base)
+	}
+	if hdr.Typeflag == tar.TypeDir {
+		return u.directory(dir, name, base, hdr, attrs)
+	}
+	switch hdr.Typeflag {
+	case tar.TypeReg, tar.TypeCont, tar.TypeGNUSparse:
+		return u.file(ctx, dir, name, base, hdr, attrs, content)
+	case tar.TypeLink:
+		return u.link(dir, name, base, hdr)
+	case tar.TypeSymlink:
+		if len(hdr.Linkname) == 0 {
+			return fault.Invalid.Errorf("symlink has no target")
+		}
+		err = u.make(dir, name, base, func() error { return unix.Symlinkat(hdr.Linkname, dir, base) })
+	case tar.TypeFifo:
+		err = u.make(dir, name, base, func() error { return unix.Mknodat(dir, base, unix.S_IFIFO|mode(hdr), 0) })
+	case tar.TypeChar, tar.TypeBlock:
+		kind := uint32(unix.S_IFCHR)
+		if hdr.Typeflag == tar.TypeBlock {
+			kind = unix.S_IFBLK
+		}
+		if hdr.Devmajor < 0 || hdr.Devmajor >= 1<<12 || hdr.Devminor < 0 || hdr.Devminor >= 1<<20 {
+			return fault.Invalid.Errorf("device %d:%d is out of range", hdr.Devmajor, hdr.Devminor)
+		}
+		dev := unix.Mkdev(uint32(hdr.Devmajor), uint32(hdr.Devminor))
+		err = u.make(dir, name, base, func() error { return unix.Mknodat(dir, base, kind|mode(hdr), int(dev)) })
+	default:
+		return fault.Invalid.Errorf("type %q of entry is not known", hdr.Typeflag)
+	}
+	if err != nil {
+		return err
+	}
+	return u.attributes(dir, base, hdr, attrs)
+}
+
+// make calls create, and once more after removing what was in its way.
+func (u *unpacker) make(dir int, name, base string, create func() error) error {
+	err := create()
+	if err == unix.EEXIST {
+		if err := u.clear(dir, name, base); err != nil {
+			return err
+		}
+		err = create()
+	}
+	return u.madeErr(err)
+}
+
+// madeErr is the error of making a name: the stream's fault if the kernel does
+// not take the name or the link's target.
+func (u *unpacker) madeErr(err error) error {
+	switch err {
+	case unix.ENAMETOOLONG, unix.EINVAL, unix.EILSEQ:
+		return fault.Invalid.Errorf("make: %w", err)
+	}
+	return os.NewSyscallError("make", err)
+}
+
+// clear removes what is at base, whatever it is.
+func (u *unpacker) clear(dir int, name, base string) error {
+	delete(u.white, name)
+	u.dirs.flush() // what a name stands for changes: it may be a symlink to elsewhere
+	err := unix.Unlinkat(dir, base, 0)
+	if err == unix.EISDIR {
+		below := func(other string) bool { return other == name || strings.HasPrefix(other, name+"/") }
+		maps.DeleteFunc(u.times, func(other string, _ [2]unix.Timespec) bool { return below(other) })
+		maps.DeleteFunc(u.dirs.made, func(other string, _ bool) bool { return below(other) })
+		// The descriptor was opened in the root; RemoveAll follows no link below it.
+		return os.RemoveAll(fdPath(dir) + "/" + base)
+	}
+	if err == unix.ENOENT {
+		return nil
+	}
+	return os.NewSyscallError("unlink", err)
+}
+
+func (u *unpacker) file(ctx context.Context, dir int, name, base string, hdr *tar.Header, attrs map[string]string, content io.Reader) (err error) {
+	sparse := isSparse(hdr)
+	if sparse {
+		if hdr.Size > maxSparse-u.sparse {
+			return fault.Invalid.Errorf("sparse files of the layer hold more than %d bytes", int64(maxSparse))
+		}
+		u.sparse += hdr.Size
+	}
+	var fd int
+	err = u.make(dir, name, base, func() (err error) {
+		fd, err = unix.Openat(dir, base, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, mode(hdr)&0o777)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if cerr := unix.Close(fd); err == nil && cerr != nil {
+			err = os.NewSyscallError("close", cerr)
+		}
+	}()
+	if err := u.fill(ctx, fd, content, hdr.Size, sparse); err != nil {
+		return err
+	}
+	if hdr.Uid != 0 || hdr.Gid != 0 {
+		if err := unix.Fchown(fd, hdr.Uid, hdr.Gid); err != nil {
+			return os.NewSyscallError("fchown", err)
+		}
+	}
+	// After chown, which takes the set-user-ID bit and the capabilities away.
+	if m := mode(hdr); m&(u.umask|0o7000) != 0 {
+		if err := unix.Fchmod(fd, m); err != nil {
+			return os.NewSyscallError("fchmod", err)
+		}
+	}
+	for key, value := range attrs {
+		if err := unix.Fsetxattr(fd, key, []byte(value), 0); err != nil && !mayLack(key, err) {
+			return fmt.Errorf("set attribute %s: %w", key, err)
+		}
+	}
+	return setTime(dir, base, times(hdr))
+}
+
+// fill writes size bytes of content to fd. In a sparse file, blocks of zeroes
+// are left out.
+func (u *unpacker) fill(ctx context.Context, fd int, content io.Reader, size int64, sparse bool) error {
+	for left := size; left > 0; {
+		n, err := io.ReadFull(content, u.buf[:min(left, int64(len(u.buf)))])
+		if err != nil {
+			return badStream(err)
+		}
+		left -= int64(n)
+		if sparse && isZero(u.buf[:n]) {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			if _, err := unix.Seek(fd, int64(n), io.SeekCurrent); err != nil {
+				return os.NewSyscallError("lseek", err)
+			}
+			continue
+		}
+		for b := u.buf[:n]; len(b) > 0; {
+			m, err := unix.Write(fd, b)
+			if err == unix.EINTR {
+				continue
+			}
+			if err != nil {
+				return os.NewSyscallError("write", err)
+			}
+			b = b[m:]
+		}
+	}
+	if sparse {
+		if err := unix.Ftruncate(fd, size); err != nil {
+			return os.NewSyscallError("ftruncate", err)
+		}
+	}
+	if size >= flushSize {
+		_ = unix.SyncFileRange(fd, 0, 0, unix.SYNC_FILE_RANGE_WRITE) // a hint; syncfs tells of errors
+	}
+	return nil
+}
+
+func isZero(b []byte) bool {
+	var zeroes [4096]byte
+	for len(b) > len(zeroes) {
+		if !bytes.Equal(b[:len(zeroes)], zeroes[:]) {
+			return false
+		}
+		b = b[len(zeroes):]
+	}
+	return bytes.Equal(b, zeroes[:len(b)])
+}
+
+// isSparse tells whether archive/tar fills holes when hdr's content is read.
+func isSparse(hdr *tar.Header) bool {
+	if hdr.Typeflag == tar.TypeGNUSparse {
+		return true
+	}
+	for key := range hdr.PAXRecords {
+		if strings.HasPrefix(key, "GNU.sparse.") {
+			return true
+		}
+	}
+	return false
+}
+
+// link makes a hard link to an earlier entry.
+func (u *unpacker) link(dir int, name, base string, hdr *tar.Header) error {
+	target, err := inside(hdr.Linkname)
+	if err != nil {
+		return err
+	}
+	if target == name {
+		return nil
+	}
+	parent, old := path.Split(target)
+	from, err := u.dirs.find(path.Clean(parent))
+	if err != nil {
+		return fault.Invalid.Errorf("hard link to %q: %w", hdr.Linkname, err)
+	}
+	defer unix.Close(from)
+	err = u.make(dir, name, base, func() error { return unix.Linkat(from, old, dir, base, 0) })
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EPERM) || errors.Is(err, unix.EMLINK) || errors.Is(err, unix.ENOTDIR) {
+		return fault.Invalid.Errorf("hard link to %q: %w", hdr.Linkname, err)
+	}
+	return err
+}
+
+func (u *unpacker) directory(dir int, name, base string, hdr *tar.Header, attrs map[string]string) error {
+	err := unix.Mkdirat(dir, base, mode(hdr)&0o777)
+	if err == unix.EEXIST {
+		var st unix.Stat_t
+		if err := unix.Fstatat(dir, base, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+			return os.NewSyscallError("stat", err)
+		}
+		if st.Mode&unix.S_IFMT != unix.S_IFDIR {
+			hides := u.white[name]
+			if err := u.clear(dir, name, base); err != nil {
+				return err
+			}
+			if err := unix.Mkdirat(dir, base, mode(hdr)&0o777); err != nil {
+				return os.NewSyscallError("mkdir", err)
+			}
+			if hides {
+				if err := u.opaque(dir, base); err != nil {
+					return err
+				}
+			}
+		}
+	} else if err != nil {
+		return u.madeErr(err)
+	}
+	u.dirs.explicit(name)
+	u.times[name] = times(hdr)
+	return u.owner(dir, base, hdr, attrs)
+}
+
+// rootEntry takes the attributes of the root directory. The directory itself
+// gets them for the read-only mounts; a writable layer gets them from shape.
+func (u *unpacker) rootEntry(hdr *tar.Header, attrs map[string]string) error {
+	if hdr.Typeflag != tar.TypeDir {
+		return fault.Invalid.Errorf("the root of the layer is no directory")
+	}
+	u.shape.Root = &rootAttr{Mode: mode(hdr), UID: uint32(hdr.Uid), GID: uint32(hdr.Gid)}
+	u.times["."] = times(hdr)
+	return u.owner(u.dirs.root, ".", hdr, attrs)
+}
+
+func (u *unpacker) setTimes() error {
+	for name, at := range u.times {
+		parent, base := path.Split(name)
+		dir, err := u.dirs.get(path.Clean(parent))
+		if err == nil {
+			err = setTime(dir, base, at)
+		}
+		if err != nil {
+			return fmt.Errorf("directory %q: %w", name, err)
+		}
+	}
+	return nil
+}

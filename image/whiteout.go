@@ -1,0 +1,60 @@
+package image
+
+import (
+	"os"
+	"strings"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"golang.org/x/sys/unix"
+)
+
+// The names by which a layer says what of the layers below is gone (OCI image
+// spec, layer.md), and the attributes by which overlayfs says it.
+const (
+	whiteoutPrefix = ".wh."            // .wh.x: there is no x
+	whiteoutMeta   = ".wh..wh."        // of aufs itself; not files
+	whiteoutOpaque = ".wh..wh..opq"    // nothing below shines through this directory
+	overlayPrefix  = "trusted.overlay." // refused from a layer
+	overlayOpaque  = "trusted.overlay.opaque"
+)
+
+// whiteout makes a whiteout: a character device 0:0. Image spec: "Whiteout files
+// MUST only apply to resources in lower/parent layers", so what this layer has
+// under the name stays, whatever the order.
+func (u *unpacker) whiteout(dir int, name, base string) error {
+	if base == whiteoutOpaque {
+		return u.opaque(dir, ".")
+	}
+	hidden, _ := strings.CutPrefix(base, whiteoutPrefix)
+	if strings.HasPrefix(base, whiteoutMeta) || hidden == base {
+		return nil
+	}
+	if hidden == "" || hidden == "." || hidden == ".." {
+		return fault.Invalid.Errorf("whiteout of nothing")
+	}
+	err := unix.Mknodat(dir, hidden, unix.S_IFCHR, 0)
+	if err == unix.EEXIST {
+		var st unix.Stat_t
+		if err := unix.Fstatat(dir, hidden, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+			return os.NewSyscallError("stat", err)
+		}
+		if st.Mode&unix.S_IFMT == unix.S_IFDIR {
+			return u.opaque(dir, hidden)
+		}
+		return nil
+	}
+	if err != nil {
+		return os.NewSyscallError("mknod", err)
+	}
+	u.white[strings.TrimSuffix(name, base)+hidden] = true
+	return nil
+}
+
+// opaque hides what the layers below have in the directory base.
+func (u *unpacker) opaque(dir int, base string) error {
+	if dir == u.dirs.root && base == "." {
+		u.shape.Opaque = true // overlayfs does not look for the mark on a root
+	}
+	err := unix.Lsetxattr(fdPath(dir)+"/"+base, overlayOpaque, []byte("y"), 0)
+	return os.NewSyscallError("setxattr", err)
+}
