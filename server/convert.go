@@ -1,0 +1,94 @@
+package server
+
+import (
+	"slices"
+	"strings"
+
+	"google.golang.org/protobuf/proto"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/oci"
+)
+
+// sandboxState is how CRI sees a state. A sandbox that is being torn down is not
+// ready any more, and stays in lists until it is gone.
+func sandboxState(st oci.SandboxState) cri.PodSandboxState {
+	if st == oci.SandboxReady {
+		return cri.PodSandboxState_SANDBOX_READY
+	}
+	return cri.PodSandboxState_SANDBOX_NOTREADY
+}
+
+// containerState is how CRI sees a state.
+func containerState(st oci.State) cri.ContainerState {
+	switch st {
+	case oci.Created, oci.Starting:
+		return cri.ContainerState_CONTAINER_CREATED
+	case oci.Running, oci.Stopping:
+		return cri.ContainerState_CONTAINER_RUNNING
+	}
+	return cri.ContainerState_CONTAINER_EXITED
+}
+
+// selects reports whether labels has all that selector asks for.
+func selects(selector, labels map[string]string) bool {
+	for k, v := range selector {
+		if got, ok := labels[k]; !ok || got != v {
+			return false
+		}
+	}
+	return true
+}
+
+// visibleSandboxes are the sandboxes that a list shows, oldest first.
+func (s *Server) visibleSandboxes() []*oci.Sandbox {
+	return slices.DeleteFunc(s.runtime.Sandboxes(), func(sb *oci.Sandbox) bool {
+		return sb.State() == oci.SandboxCreating || s.sandboxes.isHidden(sb.ID())
+	})
+}
+
+// visibleContainers are the containers that a list shows, oldest first.
+func (s *Server) visibleContainers() []*oci.Container {
+	return slices.DeleteFunc(s.runtime.Containers(), func(c *oci.Container) bool { return s.containers.isHidden(c.ID()) })
+}
+
+// containerStatuses are the statuses of a sandbox's visible containers.
+func (s *Server) containerStatuses(sb *oci.Sandbox) []*cri.ContainerStatus {
+	var list []*cri.ContainerStatus
+	for _, c := range sb.Containers() {
+		if !s.containers.isHidden(c.ID()) {
+			list = append(list, s.containerStatus(c))
+		}
+	}
+	return list
+}
+
+// hasPrefix matches an ID filter: IDs may be cut short everywhere.
+func hasPrefix(id, filter string) bool { return strings.HasPrefix(id, filter) }
+
+// A message of a streamed list holds up to batchItems items and about batchBytes
+// of them: annotations may be 256 KiB each, and a message at most 16 MiB.
+const (
+	batchItems = 256
+	batchBytes = 1 << 20
+)
+
+// inBatches sends items, each once, in messages of at least one. Without items
+// nothing is sent: the end of the stream says it all.
+func inBatches[T proto.Message](items []T, send func([]T) error) error {
+	var begin, size int
+	for i, item := range items {
+		n := proto.Size(item)
+		if i > begin && (i-begin == batchItems || size+n > batchBytes) {
+			if err := send(items[begin:i]); err != nil {
+				return err
+			}
+			begin, size = i, 0
+		}
+		size += n
+	}
+	if begin == len(items) {
+		return nil
+	}
+	return send(items[begin:])
+}

@@ -1,0 +1,261 @@
+package server
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/undo"
+	"github.com/crisp-cri/crisp/oci"
+)
+
+// uncollectedLife is how long a finished object waits for a caller to come back
+// for it. The kubelet repeats within seconds after its own timeout.
+const uncollectedLife = 2 * time.Minute
+
+// stageLife bounds each stage of a creation. None takes a second unless
+// something hangs, and then the kubelet waits four minutes for the whole.
+const stageLife = 90 * time.Second
+
+// creations are the objects of one kind that are being made, by name.
+//
+// A creation belongs to its name and not to the caller who began it. Callers with
+// the same request wait for the same creation; each may leave when its context
+// ends. The first that is still there at the end takes the object, which then is
+// delivered: listed, and no longer known here. An object that nobody takes stays
+// hidden for uncollectedLife, so that a repetition finds it, and is then undone.
+type creations struct {
+	ctx  context.Context // ends with the server
+	work *sync.WaitGroup
+	log  *slog.Logger
+	what string // for the texts of errors
+
+	delivered func(id string) // called once per new object; set before use
+
+	mu     sync.Mutex
+	byName map[string]*creation // guarded by mu
+	hidden map[string]struct{}  // IDs of objects that no caller has got yet; guarded by mu
+}
+
+// A creation is one object being made.
+type creation struct {
+	name  string
+	req   proto.Message // what was asked for
+	began time.Time
+	done  chan struct{} // closed when the work has ended
+	gone  chan struct{} // closed when the name is free again
+
+	// id is the object's, chosen before there is one; err is how the work ended.
+	// discard undoes the finished work. They are written before done is closed.
+	id      string
+	err     error
+	found   bool // the object was there already and delivered
+	discard func(context.Context) error
+
+	mu    sync.Mutex
+	stage string // guarded by mu
+
+	dropped bool        // being undone; guarded by creations.mu
+	timer   *time.Timer // until it is; guarded by creations.mu
+}
+
+func newCreations(ctx context.Context, work *sync.WaitGroup, log *slog.Logger, what string) *creations {
+	return &creations{
+		ctx: ctx, work: work, log: log, what: what,
+		delivered: func(string) {},
+		byName:    make(map[string]*creation),
+		hidden:    make(map[string]struct{}),
+	}
+}
+
+// do returns the ID of the object called name that build makes for req,
+// whether this call begins it or joins another that did. build runs once, with a
+// context that no caller can cancel; it sets discard if it succeeds.
+func (cs *creations) do(ctx context.Context, name string, req proto.Message, build func(context.Context, *creation) error) (id string, err error) {
+	for {
+		c, err := cs.join(ctx, name, req, build)
+		if err != nil {
+			return "", err
+		}
+		select {
+		case <-c.done:
+		case <-ctx.Done():
+			return "", fmt.Errorf("%s %s: %s: %w", cs.what, name, c.progress(), ctx.Err())
+		}
+		switch taken, err := cs.take(ctx, c); {
+		case err != nil:
+			return "", err
+		case taken:
+			return c.id, nil
+		}
+		// It is being undone: begin again when that has ended.
+		select {
+		case <-c.gone:
+		case <-ctx.Done():
+			return "", fmt.Errorf("%s %s: being undone: %w", cs.what, name, ctx.Err())
+		}
+	}
+}
+
+// join returns the creation called name, and begins it if there is none.
+func (cs *creations) join(ctx context.Context, name string, req proto.Message, build func(context.Context, *creation) error) (*creation, error) {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	if c, ok := cs.byName[name]; ok {
+		if !proto.Equal(c.req, req) {
+			return nil, fault.Exists.Errorf("%s name %s is taken by a request with another configuration, %s", cs.what, name, c.progress())
+		}
+		return c, nil
+	}
+	if cs.ctx.Err() != nil {
+		return nil, fault.Unavailable.Errorf("%s %s: crispd is stopping", cs.what, name)
+	}
+	c := &creation{
+		name: name, req: req, id: oci.NewID(), began: time.Now(), stage: "begin",
+		done: make(chan struct{}), gone: make(chan struct{}),
+	}
+	cs.byName[name] = c
+	cs.hidden[c.id] = struct{}{}
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(cs.ctx, cancel)
+	cs.work.Go(func() {
+		defer cancel()
+		defer stop()
+		cs.run(ctx, c, build)
+	})
+	return c, nil
+}
+
+// run does the work of c.
+func (cs *creations) run(ctx context.Context, c *creation, build func(context.Context, *creation) error) {
+	hiddenID := c.id // build replaces c.id if it finds the object
+	c.err = protect(func() error { return build(ctx, c) })
+
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	close(c.done)
+	if c.err != nil || c.found {
+		cs.forget(c, hiddenID)
+		return
+	}
+	c.timer = time.AfterFunc(uncollectedLife, func() { cs.expire(ctx, c) })
+}
+
+// protect turns a panic of work, which runs outside of any RPC's safety net,
+// into its error.
+func protect(work func() error) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fault.Internal.Errorf("internal error: %v", p)
+		}
+	}()
+	return work()
+}
+
+// take gives the finished object of c to a caller, if that one is still there.
+func (cs *creations) take(ctx context.Context, c *creation) (bool, error) {
+	if c.err != nil {
+		return false, c.err
+	}
+	first, taken, err := cs.takeOnce(ctx, c)
+	if first {
+		cs.delivered(c.id)
+	}
+	return taken, err
+}
+
+func (cs *creations) takeOnce(ctx context.Context, c *creation) (first, taken bool, err error) {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	switch {
+	case ctx.Err() != nil:
+		return false, false, fmt.Errorf("%s %s: finished too late: %w", cs.what, c.name, ctx.Err())
+	case c.dropped:
+		return false, false, nil
+	case cs.byName[c.name] != c:
+		return false, true, nil // another caller of the same creation was first
+	}
+	if c.timer != nil {
+		c.timer.Stop()
+	}
+	cs.forget(c, c.id)
+	return true, true, nil
+}
+
+// expire undoes a finished object that nobody came for.
+func (cs *creations) expire(ctx context.Context, c *creation) {
+	if !cs.drop(c) {
+		return
+	}
+	ctx, cancel := undo.Context(ctx)
+	defer cancel()
+	if err := protect(func() error { return c.discard(ctx) }); err != nil {
+		// It shows up in lists now, and the kubelet removes what it did not want.
+		cs.log.WarnContext(ctx, "uncollected object not undone", cs.what, c.id, "err", err)
+	}
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	cs.forget(c, c.id)
+}
+
+func (cs *creations) drop(c *creation) bool {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	if cs.byName[c.name] != c || c.dropped {
+		return false
+	}
+	c.dropped = true
+	return true
+}
+
+// forget frees the name and shows the object, if there is one; cs.mu is held.
+func (cs *creations) forget(c *creation, id string) {
+	delete(cs.byName, c.name)
+	delete(cs.hidden, id)
+	close(c.gone)
+}
+
+// isHidden reports whether the object has an owner who knows of it.
+func (cs *creations) isHidden(id string) bool {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	_, ok := cs.hidden[id]
+	return ok
+}
+
+// close stops the timers. What waits uncollected is found by the next crispd as
+// an ordinary object.
+func (cs *creations) close() {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	for _, c := range cs.byName {
+		if c.timer != nil {
+			c.timer.Stop()
+		}
+	}
+}
+
+// enter says what the creation does next, and returns the context for it.
+func (c *creation) enter(ctx context.Context, stage string) (context.Context, context.CancelFunc) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.stage = stage
+	return context.WithTimeout(ctx, stageLife)
+}
+
+// progress says how far a creation is, for people who wait for it.
+func (c *creation) progress() string {
+	select {
+	case <-c.done:
+		return "finished"
+	default:
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return fmt.Sprintf("in stage %q for %v", c.stage, time.Since(c.began).Round(time.Millisecond))
+}

@@ -1,0 +1,103 @@
+package server
+
+import (
+	"sync/atomic"
+	"time"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/internal/notify"
+	"github.com/crisp-cri/crisp/oci"
+)
+
+// eventQueue is how many events a subscriber may be behind: a node with 500 pods
+// that all end at once makes some thousand.
+const eventQueue = 4096
+
+// Events carries what the runtime tells to the subscribers of
+// GetContainerEvents. It is made before the runtime, which needs somebody to
+// tell, and before the server, which needs the runtime to answer.
+type Events struct {
+	hub    notify.Hub[*cri.ContainerEventResponse]
+	server atomic.Pointer[Server]
+}
+
+// NewEvents returns an Events that drops what it is told until there is a server.
+func NewEvents() *Events { return new(Events) }
+
+func (e *Events) attach(s *Server) { e.server.Store(s) }
+func (e *Events) detach()          { e.server.Store(nil) }
+
+// eventType translates what CRI knows. It has no event for an OOM kill, which
+// shows in the status of the exit.
+var eventType = map[oci.EventKind]cri.ContainerEventType{
+	oci.SandboxCreated:   cri.ContainerEventType_CONTAINER_CREATED_EVENT,
+	oci.SandboxStopped:   cri.ContainerEventType_CONTAINER_STOPPED_EVENT,
+	oci.SandboxRemoved:   cri.ContainerEventType_CONTAINER_DELETED_EVENT,
+	oci.ContainerCreated: cri.ContainerEventType_CONTAINER_CREATED_EVENT,
+	oci.ContainerStarted: cri.ContainerEventType_CONTAINER_STARTED_EVENT,
+	oci.ContainerExited:  cri.ContainerEventType_CONTAINER_STOPPED_EVENT,
+	oci.ContainerRemoved: cri.ContainerEventType_CONTAINER_DELETED_EVENT,
+}
+
+// Publish is oci.Options.OnEvent. What is still hidden makes no events: whoever
+// gets an object learns of it by the answer first.
+func (e *Events) Publish(ev oci.Event) {
+	s := e.server.Load()
+	typ, known := eventType[ev.Kind]
+	if s == nil || !known {
+		return
+	}
+	switch {
+	case ev.Container != nil:
+		if !s.containers.isHidden(ev.Container.ID()) {
+			s.publish(typ, ev.Container.ID(), ev.Sandbox, ev.At)
+		}
+		if ev.Kind == oci.ContainerRemoved {
+			s.index.containers.Delete(ev.Container.ID())
+			s.cpu.forget(ev.Container.ID())
+		}
+	case ev.Sandbox != nil:
+		if !s.sandboxes.isHidden(ev.Sandbox.ID()) {
+			s.publish(typ, ev.Sandbox.ID(), ev.Sandbox, ev.At)
+		}
+		if ev.Kind == oci.SandboxRemoved {
+			s.index.sandboxes.Delete(ev.Sandbox.ID())
+			s.cpu.forget(ev.Sandbox.ID())
+		}
+	}
+}
+
+// publish sends one event with the statuses of the whole pod, as they are now:
+// never older than the event.
+func (s *Server) publish(typ cri.ContainerEventType, id string, sb *oci.Sandbox, at time.Time) {
+	if !s.events.hub.Heard() {
+		return
+	}
+	ev := &cri.ContainerEventResponse{ContainerId: id, ContainerEventType: typ, CreatedAt: at.UnixNano()}
+	if sb != nil {
+		ev.PodSandboxStatus = s.sandboxStatus(sb)
+		ev.ContainersStatuses = s.containerStatuses(sb)
+	}
+	s.events.hub.Publish(ev)
+}
+
+// sandboxDelivered tells of a sandbox that is no longer hidden. Its creation and
+// its start are one.
+func (s *Server) sandboxDelivered(id string) {
+	if sb, err := s.runtime.Sandbox(id); err == nil {
+		s.publish(cri.ContainerEventType_CONTAINER_CREATED_EVENT, id, sb, time.Now())
+		s.publish(cri.ContainerEventType_CONTAINER_STARTED_EVENT, id, sb, time.Now())
+	}
+}
+
+// containerDelivered tells of a container that is no longer hidden.
+func (s *Server) containerDelivered(id string) {
+	c, err := s.runtime.Container(id)
+	if err != nil {
+		return
+	}
+	if sb, err := s.runtime.Sandbox(c.SandboxID()); err == nil {
+		s.publish(cri.ContainerEventType_CONTAINER_CREATED_EVENT, id, sb, time.Now())
+	}
+}

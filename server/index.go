@@ -1,0 +1,87 @@
+package server
+
+import (
+	"strings"
+	"sync"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/oci"
+)
+
+// index is the decoded records, by ID, so that a list decodes nothing. It is
+// only a cache: what it does not have, it decodes from oci's.
+type index struct {
+	sandboxes  sync.Map // string → *sandboxRecord
+	containers sync.Map // string → *containerRecord
+}
+
+// sandbox returns what we keep about sb. A record that cannot be decoded (it
+// passed its checksum, so a newer crispd wrote it) leaves the sandbox with no
+// more than its name: it must still be listed, or nobody would ever remove it.
+func (x *index) sandbox(sb *oci.Sandbox) *sandboxRecord {
+	if r, ok := x.sandboxes.Load(sb.ID()); ok {
+		return r.(*sandboxRecord)
+	}
+	r, err := decodeSandbox(sb.Extra())
+	if err != nil {
+		m := new(cri.PodSandboxMetadata)
+		if f := strings.Split(sb.Config().Name, "_"); len(f) == 4 {
+			m.Name, m.Namespace, m.Uid = f[0], f[1], f[2]
+		}
+		r = &sandboxRecord{config: &cri.PodSandboxConfig{Metadata: m}}
+	}
+	if sb.State() == oci.SandboxRemoving {
+		return r // or it would stay here for ever
+	}
+	got, _ := x.sandboxes.LoadOrStore(sb.ID(), r)
+	return got.(*sandboxRecord)
+}
+
+// container returns what we keep about c.
+func (x *index) container(c *oci.Container) *containerRecord {
+	if r, ok := x.containers.Load(c.ID()); ok {
+		return r.(*containerRecord)
+	}
+	r, err := decodeContainer(c.Extra())
+	if err != nil {
+		name, _, _ := strings.Cut(c.Config().Name, "_")
+		r = &containerRecord{
+			config:    &cri.ContainerConfig{Metadata: &cri.ContainerMetadata{Name: name}},
+			imageUser: new(cri.ContainerUser),
+			imageRef:  "unknown",
+			signal:    cri.Signal_SIGNAL_SIGTERM,
+		}
+	}
+	if c.Status().State == oci.Removing {
+		return r
+	}
+	got, _ := x.containers.LoadOrStore(c.ID(), r)
+	return got.(*containerRecord)
+}
+
+// saveSandbox replaces what we keep about sb, on disk first.
+func (x *index) saveSandbox(sb *oci.Sandbox, r *sandboxRecord) error {
+	extra, err := r.encode()
+	if err != nil {
+		return err
+	}
+	if err := sb.SetExtra(extra); err != nil {
+		return err
+	}
+	x.sandboxes.Store(sb.ID(), r)
+	return nil
+}
+
+// saveContainer replaces what we keep about c, on disk first.
+func (x *index) saveContainer(c *oci.Container, r *containerRecord) error {
+	extra, err := r.encode()
+	if err != nil {
+		return err
+	}
+	if err := c.SetExtra(extra); err != nil {
+		return err
+	}
+	x.containers.Store(c.ID(), r)
+	return nil
+}

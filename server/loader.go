@@ -1,0 +1,27 @@
+package server
+
+import (
+	"context"
+	"io"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+)
+
+// Load takes the images of an archive in. It is for loaderapi.Loader.
+func (s *Server) Load(ctx context.Context, archive io.Reader) ([]string, error) {
+	list, err := s.images.Load(ctx, archive)
+	if err != nil {
+		return nil, err
+	}
+	if len(list) == 0 {
+		return nil, fault.Invalid.Errorf("no image is in the archive")
+	}
+	var names []string
+	for _, img := range list {
+		if len(img.Tags) == 0 {
+			names = append(names, img.ID)
+		}
+		names = append(names, img.Tags...)
+	}
+	return names, nil
+}

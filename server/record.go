@@ -1,0 +1,152 @@
+package server
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+
+	"google.golang.org/protobuf/proto"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// extraVersion is the version of the documents below. A field may be added
+// without changing it; what an old crispd would misread needs a new one.
+const extraVersion = 1
+
+// A sandboxRecord is what the server keeps about a sandbox, decoded. It is a
+// snapshot: it is replaced whole and never changed.
+type sandboxRecord struct {
+	config  *cri.PodSandboxConfig // as the kubelet sent it
+	handler string
+	ips     []string // primary first; nil with the host's network, before ADD and after DEL
+
+	resources *cri.UpdatePodSandboxResourcesRequest // what the kubelet last told; may be nil
+}
+
+// sandboxExtra is a sandboxRecord on disk. Messages are in protobuf's own
+// encoding, which keeps what a newer kubelet sent and we do not know.
+type sandboxExtra struct {
+	Version   int
+	Config    []byte
+	Handler   string   `json:",omitempty"`
+	IPs       []string `json:",omitempty"`
+	Resources []byte   `json:",omitempty"`
+}
+
+func (r *sandboxRecord) encode() ([]byte, error) {
+	e := sandboxExtra{Version: extraVersion, Handler: r.handler, IPs: r.ips}
+	var err error
+	if e.Config, err = proto.Marshal(r.config); err != nil {
+		return nil, fmt.Errorf("encode sandbox config: %w", err)
+	}
+	if r.resources != nil {
+		if e.Resources, err = proto.Marshal(r.resources); err != nil {
+			return nil, fmt.Errorf("encode sandbox resources: %w", err)
+		}
+	}
+	return json.Marshal(e)
+}
+
+func decodeSandbox(extra []byte) (*sandboxRecord, error) {
+	var e sandboxExtra
+	if err := unmarshalExtra(extra, &e, &e.Version); err != nil {
+		return nil, err
+	}
+	r := &sandboxRecord{config: new(cri.PodSandboxConfig), handler: e.Handler, ips: e.IPs}
+	if err := proto.Unmarshal(e.Config, r.config); err != nil {
+		return nil, fmt.Errorf("decode sandbox config: %w", err)
+	}
+	if e.Resources != nil {
+		r.resources = new(cri.UpdatePodSandboxResourcesRequest)
+		if err := proto.Unmarshal(e.Resources, r.resources); err != nil {
+			return nil, fmt.Errorf("decode sandbox resources: %w", err)
+		}
+	}
+	return r, nil
+}
+
+// A containerRecord is what the server keeps about a container, decoded. It is a
+// snapshot like a sandboxRecord.
+type containerRecord struct {
+	config    *cri.ContainerConfig // as the kubelet sent it
+	imageID   string               // of the image it was created from
+	imageRef  string               // a digest of it, or its ID; never empty
+	imageUser *cri.ContainerUser
+	signal    cri.Signal                   // that Stop sends
+	resources *cri.LinuxContainerResources // in force; may be nil
+	volumes   []string                     // keys of the image mounts
+}
+
+// containerExtra is a containerRecord on disk.
+type containerExtra struct {
+	Version   int
+	Config    []byte
+	ImageID   string
+	ImageRef  string
+	User      []byte
+	Signal    int32
+	Resources []byte   `json:",omitempty"`
+	Volumes   []string `json:",omitempty"`
+}
+
+func (r *containerRecord) encode() ([]byte, error) {
+	e := containerExtra{Version: extraVersion, ImageID: r.imageID, ImageRef: r.imageRef, Signal: int32(r.signal), Volumes: r.volumes}
+	var err error
+	if e.Config, err = proto.Marshal(r.config); err != nil {
+		return nil, fmt.Errorf("encode container config: %w", err)
+	}
+	if e.User, err = proto.Marshal(r.imageUser); err != nil {
+		return nil, fmt.Errorf("encode container user: %w", err)
+	}
+	if r.resources != nil {
+		if e.Resources, err = proto.Marshal(r.resources); err != nil {
+			return nil, fmt.Errorf("encode container resources: %w", err)
+		}
+	}
+	return json.Marshal(e)
+}
+
+func decodeContainer(extra []byte) (*containerRecord, error) {
+	var e containerExtra
+	if err := unmarshalExtra(extra, &e, &e.Version); err != nil {
+		return nil, err
+	}
+	r := &containerRecord{
+		config: new(cri.ContainerConfig), imageID: e.ImageID, imageRef: e.ImageRef, imageUser: new(cri.ContainerUser),
+		signal: cri.Signal(e.Signal), volumes: e.Volumes,
+	}
+	if err := proto.Unmarshal(e.Config, r.config); err != nil {
+		return nil, fmt.Errorf("decode container config: %w", err)
+	}
+	if err := proto.Unmarshal(e.User, r.imageUser); err != nil {
+		return nil, fmt.Errorf("decode container user: %w", err)
+	}
+	if e.Resources != nil {
+		r.resources = new(cri.LinuxContainerResources)
+		if err := proto.Unmarshal(e.Resources, r.resources); err != nil {
+			return nil, fmt.Errorf("decode container resources: %w", err)
+		}
+	}
+	return r, nil
+}
+
+func unmarshalExtra(extra []byte, v any, version *int) error {
+	if err := json.Unmarshal(extra, v); err != nil {
+		return fmt.Errorf("decode record: %w", err)
+	}
+	if *version != extraVersion {
+		return fmt.Errorf("decode record: version %d is not %d", *version, extraVersion)
+	}
+	return nil
+}
+
+// sandboxName is what a sandbox is known by before it has an ID. The kubelet
+// repeats it after a timeout and raises attempt only after it saw the sandbox.
+func sandboxName(m *cri.PodSandboxMetadata) string {
+	return strings.Join([]string{m.GetName(), m.GetNamespace(), m.GetUid(), fmt.Sprint(m.GetAttempt())}, "_")
+}
+
+// containerName is the same for a container.
+func containerName(m *cri.ContainerMetadata, sandbox *cri.PodSandboxMetadata) string {
+	return strings.Join([]string{m.GetName(), sandbox.GetName(), sandbox.GetNamespace(), sandbox.GetUid(), fmt.Sprint(m.GetAttempt())}, "_")
+}

@@ -1,0 +1,71 @@
+package server
+
+import (
+	"context"
+	"strings"
+
+	"github.com/crisp-cri/crisp/internal/logctx"
+	"github.com/crisp-cri/crisp/oci"
+)
+
+// Start puts right what the crispd before this one left half done. It must have
+// returned before the first request is served.
+//
+// What the records say was settled by oci.Open. Here is what only the server
+// knows to be connected:
+//
+//	found                              means                     Start does
+//	file system without its container  a creation or a removal   release it
+//	                                   was cut short
+//	network without a ready sandbox    the same, or a reboot     CNI GC
+//	sandbox being stopped              a stop was cut short, or  stop it again, in the
+//	                                   a creation: undone        background: a plugin may hang
+//
+// A sandbox that was being created is one being stopped by now. The kubelet sees
+// it as not ready and removes it, as it does with one whose roll-back failed.
+func (s *Server) Start(ctx context.Context) error {
+	s.releaseFileSystems(ctx)
+	var keep []string
+	var half []*oci.Sandbox
+	for _, sb := range s.runtime.Sandboxes() {
+		switch sb.State() {
+		case oci.SandboxReady:
+			keep = append(keep, sb.ID())
+		case oci.SandboxStopping, oci.SandboxCreating:
+			keep = append(keep, sb.ID()) // its own stop detaches it, and tells if it cannot
+			half = append(half, sb)
+		}
+	}
+	s.work.Go(func() {
+		if err := s.network.GC(s.ctx, keep); err != nil {
+			s.log.WarnContext(ctx, "leftover networks not released", "err", err)
+		}
+		for _, sb := range half {
+			s.finishStop(sb)
+		}
+	})
+	return nil
+}
+
+// releaseFileSystems releases the mounts that no container owns. A key is a
+// container's ID, or one with the number of an image mount behind it.
+func (s *Server) releaseFileSystems(ctx context.Context) {
+	for _, key := range s.images.Mounts() {
+		id, _, _ := strings.Cut(key, "-")
+		if _, err := s.runtime.Container(id); err == nil {
+			continue
+		}
+		if err := s.images.Unmount(ctx, key, true); err != nil {
+			s.log.WarnContext(ctx, "leftover file system not released", "container", id, "err", err)
+		}
+	}
+}
+
+// finishStop stops a sandbox whose stop was interrupted. Once is enough: the
+// kubelet repeats it as long as it sees the sandbox.
+func (s *Server) finishStop(sb *oci.Sandbox) {
+	ctx := logctx.With(s.ctx, "sandbox", sb.ID())
+	if err := s.tasks.do(ctx, "stop of sandbox "+sb.ID(), func(ctx context.Context) error { return s.stopSandbox(ctx, sb) }); err != nil {
+		s.log.WarnContext(ctx, "half stopped sandbox not stopped", "err", err)
+	}
+}

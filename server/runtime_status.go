@@ -1,0 +1,68 @@
+package server
+
+import (
+	"context"
+	"encoding/json"
+	"runtime"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+)
+
+// handlers are the runtime handlers there are: the default one, and the same by
+// its name, for a RuntimeClass.
+var handlers = []string{"", "crisp"}
+
+// checkHandler refuses a handler that there is not. CRI: "If the runtime handler
+// is unknown, this request should be rejected."
+func checkHandler(name string) error {
+	for _, h := range handlers {
+		if name == h {
+			return nil
+		}
+	}
+	return fault.Invalid.Errorf("runtime handler %q is not known", name)
+}
+
+// Status tells whether pods can run. The network's condition is what the network
+// finds now.
+func (s *Server) Status(_ context.Context, req *cri.StatusRequest) (*cri.StatusResponse, error) {
+	net := &cri.RuntimeCondition{Type: cri.NetworkReady, Status: true}
+	if err := s.network.Status(); err != nil {
+		net.Status, net.Reason, net.Message = false, "NetworkPluginNotReady", err.Error()
+	}
+	resp := &cri.StatusResponse{
+		Status: &cri.RuntimeStatus{Conditions: []*cri.RuntimeCondition{{Type: cri.RuntimeReady, Status: true}, net}},
+		Features: &cri.RuntimeFeatures{
+			SupplementalGroupsPolicy: true,
+			MountOptions:             true,
+		},
+	}
+	for _, name := range handlers {
+		resp.RuntimeHandlers = append(resp.RuntimeHandlers, &cri.RuntimeHandler{
+			Name:     name,
+			Features: &cri.RuntimeHandlerFeatures{RecursiveReadOnlyMounts: s.o.SpecHost.RecursiveRO},
+		})
+	}
+	if req.Verbose {
+		driver := "cgroupfs"
+		if s.o.SystemdCgroup {
+			driver = "systemd"
+		}
+		config, err := json.Marshal(map[string]any{
+			"rootDir":        s.o.Root,
+			"stateDir":       s.o.State,
+			"cgroupDriver":   driver,
+			"version":        s.o.Version,
+			"golang":         runtime.Version(),
+			"eventsDropped":  s.events.hub.Dropped(),
+			"runtimeHandler": handlers,
+		})
+		if err != nil {
+			return nil, fault.Internal.Errorf("encode info: %w", err)
+		}
+		resp.Info = map[string]string{"config": string(config)}
+	}
+	return resp, nil
+}

@@ -1,0 +1,171 @@
+// Package server is CRI v1: it answers the kubelet with what oci, image, network
+// and streaming can do.
+//
+// One file holds one RPC. A handler translates: it finds the object, converts
+// the request, calls, and answers. It contains no logging, no status codes and
+// no locks; those are in interceptor.go, once.
+//
+// # What is kept where
+//
+// The server has no disk of its own. What CRI wants back verbatim (labels,
+// annotations, mounts, namespace options) and what else must survive a restart
+// (addresses, image identifiers) travels as the opaque Extra of oci's records:
+// record.go says in what form, and index.go keeps it decoded. Lists and statuses
+// are built from these snapshots and wait for nobody.
+//
+// # Names and retries
+//
+// The kubelet repeats a request whose answer it did not get, under the same
+// name, and gives the name up only for an object that it has seen in a list. So
+// RunPodSandbox and CreateContainer do not belong to the caller who started
+// them: they run on a context of their own, a repetition joins them, and what
+// nobody has collected is not listed and after a while undone (creations.go).
+// Stopping and removing are repeated too; there it is enough that the callers
+// of one thing share one run of it (tasks.go).
+//
+//	        RunPodSandbox, CreateContainer
+//	                     │ name
+//	┌────────────────────▼───────────────────┐
+//	│ creation: in flight ─▶ finished         │──▶ delivered: listed, found by
+//	│     │ failed              │ nobody came │    a repetition from here on
+//	└─────▼─────────────────────▼─────────────┘
+//	    undone                undone
+//
+// What half-finished things mean after a restart is in recover.go.
+package server
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"sync"
+
+	"google.golang.org/grpc"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/network"
+	"github.com/crisp-cri/crisp/oci"
+	"github.com/crisp-cri/crisp/server/loaderapi"
+	"github.com/crisp-cri/crisp/server/spec"
+	"github.com/crisp-cri/crisp/streaming"
+)
+
+// Images is what the server needs of *image.Store.
+type Images interface {
+	Catalogue
+	RootFS
+}
+
+// A Catalogue is the images there are.
+type Catalogue interface {
+	Pull(ctx context.Context, ref string, auth *image.Auth) (image.Image, error)
+	Load(ctx context.Context, r io.Reader) ([]image.Image, error)
+	Get(ref string) (image.Image, error)
+	List() []image.Image
+	Remove(ctx context.Context, ref string) error
+}
+
+// RootFS is the file systems made from images, by the key of their user.
+type RootFS interface {
+	Mount(ctx context.Context, key, id string) (root string, err error)
+	MountReadOnly(ctx context.Context, key, id string) (dir string, err error)
+	Unmount(ctx context.Context, key string, remove bool) error
+	Mounts() []string
+	Usage(key string) (bytes, inodes uint64, err error)
+	FsInfo() image.FsInfo
+}
+
+// Network is what the server needs of *network.Network.
+type Network interface {
+	Attach(ctx context.Context, p network.Pod) (network.Result, error)
+	Detach(ctx context.Context, p network.Pod) error
+	Status() error
+	GC(ctx context.Context, keep []string) error
+}
+
+// Options is what a Server is made of. Runtime, Images, Network and Events are
+// required.
+type Options struct {
+	Runtime   *oci.Runtime
+	Images    Images
+	Network   Network
+	Events    *Events // the same whose Publish the Runtime calls
+	Streaming streaming.Options
+
+	SpecHost           spec.Host
+	SystemdCgroup      bool
+	RejectMountSources []string // a host path of these that is missing is an error; others are made, as users expect of hostPath
+	Version            string   // of crisp, semantic; "" means 0.0.0
+	Root, State        string   // directories, for the verbose Status
+	Log                *slog.Logger
+}
+
+// A Server is one CRI endpoint.
+type Server struct {
+	cri.UnimplementedRuntimeServiceServer // for CheckpointContainer, CheckpointPod and RestorePod
+	cri.UnimplementedImageServiceServer
+
+	o         Options
+	runtime   *oci.Runtime
+	images    Images
+	network   Network
+	events    *Events
+	streaming *streaming.Server
+	log       *slog.Logger
+
+	index      index
+	sandboxes  *creations // RunPodSandbox in flight
+	containers *creations // CreateContainer in flight
+	tasks      tasks      // stops and removals in flight
+	cpu        cpuRates
+
+	ctx    context.Context // ends with Close
+	cancel context.CancelFunc
+	work   sync.WaitGroup // all that runs detached from a caller
+}
+
+// New returns a server that listens for streams and for nothing else yet: Start
+// it, and Register it with what serves the socket.
+func New(o Options) (*Server, error) {
+	if o.Log == nil {
+		o.Log = slog.Default()
+	}
+	if o.Version == "" {
+		o.Version = "0.0.0"
+	}
+	s := &Server{o: o, runtime: o.Runtime, images: o.Images, network: o.Network, events: o.Events, log: o.Log}
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	s.sandboxes = newCreations(s.ctx, &s.work, s.log, "sandbox")
+	s.containers = newCreations(s.ctx, &s.work, s.log, "container")
+	s.sandboxes.delivered, s.containers.delivered = s.sandboxDelivered, s.containerDelivered
+	s.tasks.ctx, s.tasks.work = s.ctx, &s.work
+	var err error
+	if s.streaming, err = streaming.New(o.Streaming, s); err != nil {
+		s.cancel()
+		return nil, fmt.Errorf("start streaming: %w", err)
+	}
+	s.events.attach(s)
+	return s, nil
+}
+
+// Register makes s answer to CRI's two services and the Loader on g, which must
+// have been made with s.Interceptors.
+func (s *Server) Register(g grpc.ServiceRegistrar) {
+	cri.RegisterRuntimeServiceServer(g, s)
+	cri.RegisterImageServiceServer(g, s)
+	loaderapi.Register(g, s)
+}
+
+// Close ends the streams and waits for what runs detached, which undoes itself.
+// Containers run on.
+func (s *Server) Close() error {
+	s.cancel()
+	s.events.detach()
+	err := s.streaming.Close()
+	s.work.Wait()
+	s.sandboxes.close()
+	s.containers.close()
+	return err
+}

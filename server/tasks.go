@@ -1,0 +1,81 @@
+package server
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+)
+
+// taskLife bounds one run of a task. A process that cannot be killed (state D)
+// makes it end with an error; the next call tries again.
+const taskLife = 3 * time.Minute
+
+// tasks are stops and removals that are under way, by key. Calls with the same
+// key share one run, which goes on when its callers leave: half a teardown
+// because the kubelet was impatient helps nobody.
+type tasks struct {
+	ctx  context.Context // ends with the server
+	work *sync.WaitGroup
+
+	mu    sync.Mutex
+	byKey map[string]*task // guarded by mu
+}
+
+type task struct {
+	done chan struct{}
+	err  error // written before done is closed
+}
+
+// do runs work under key, or waits for the run that there is.
+func (ts *tasks) do(ctx context.Context, key string, work func(context.Context) error) error {
+	t, _ := ts.join(ctx, key, work)
+	return t.wait(ctx, key)
+}
+
+// alone runs work under key after the run that there is.
+func (ts *tasks) alone(ctx context.Context, key string, work func(context.Context) error) error {
+	for {
+		t, mine := ts.join(ctx, key, work)
+		err := t.wait(ctx, key)
+		if mine || ctx.Err() != nil {
+			return err
+		}
+	}
+}
+
+// wait returns how t ended, or that the caller did not wait for it.
+func (t *task) wait(ctx context.Context, key string) error {
+	select {
+	case <-t.done:
+		return t.err
+	case <-ctx.Done():
+		return fmt.Errorf("%s goes on: %w", key, ctx.Err())
+	}
+}
+
+// join returns the task with the key, and whether it was begun by this call.
+func (ts *tasks) join(ctx context.Context, key string, work func(context.Context) error) (t *task, mine bool) {
+	ts.mu.Lock()
+	defer ts.mu.Unlock()
+	if t, ok := ts.byKey[key]; ok {
+		return t, false
+	}
+	if ts.byKey == nil {
+		ts.byKey = make(map[string]*task)
+	}
+	t = &task{done: make(chan struct{})}
+	ts.byKey[key] = t
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), taskLife)
+	stop := context.AfterFunc(ts.ctx, cancel)
+	ts.work.Go(func() {
+		defer cancel()
+		defer stop()
+		t.err = protect(func() error { return work(ctx) })
+		ts.mu.Lock()
+		delete(ts.byKey, key)
+		ts.mu.Unlock()
+		close(t.done)
+	})
+	return t, true
+}
