@@ -1,0 +1,63 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/oci"
+)
+
+// RemovePodSandbox removes a sandbox with all that is in it.
+//
+// CRI: "If there are any running containers in the sandbox, they must be forcibly
+// terminated and removed. This call is idempotent, and must not return an error
+// if the sandbox has already been removed."
+func (s *Server) RemovePodSandbox(ctx context.Context, req *cri.RemovePodSandboxRequest) (*cri.RemovePodSandboxResponse, error) {
+	sb, err := s.runtime.Sandbox(req.PodSandboxId)
+	if errors.Is(err, fault.NotFound) {
+		return &cri.RemovePodSandboxResponse{}, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	err = s.tasks.do(ctx, "removal of sandbox "+sb.ID(), func(ctx context.Context) error {
+		if err := s.tasks.do(ctx, "stop of sandbox "+sb.ID(), func(ctx context.Context) error { return s.stopSandbox(ctx, sb) }); err != nil {
+			return err
+		}
+		return s.removeSandbox(ctx, sb)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("remove sandbox %s: %w", sb.ID(), err)
+	}
+	return &cri.RemovePodSandboxResponse{}, nil
+}
+
+// removeSandbox removes a stopped sandbox and its containers.
+func (s *Server) removeSandbox(ctx context.Context, sb *oci.Sandbox) error {
+	for _, c := range sb.Containers() {
+		if err := s.tasks.do(ctx, "removal of container "+c.ID(), func(ctx context.Context) error { return s.removeContainer(ctx, c) }); err != nil {
+			return fmt.Errorf("remove container %s: %w", c.ID(), err)
+		}
+	}
+	return sb.Remove(ctx)
+}
+
+// removeContainer removes a container and its file systems.
+func (s *Server) removeContainer(ctx context.Context, c *oci.Container) error {
+	rec := s.index.container(c)
+	// Nothing may run in a file system that is taken away, and nothing that
+	// RemoveContainer reports as gone may keep one: so in this order.
+	if err := killAll(ctx, []*oci.Container{c}); err != nil {
+		return err
+	}
+	for _, key := range append([]string{c.ID()}, rec.volumes...) {
+		if err := s.images.Unmount(ctx, key, true); err != nil {
+			return fmt.Errorf("release file system %s: %w", key, err)
+		}
+	}
+	return c.Remove(ctx)
+}

@@ -1,0 +1,269 @@
+package server
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+
+	"google.golang.org/protobuf/proto"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/logctx"
+	"github.com/crisp-cri/crisp/internal/undo"
+	"github.com/crisp-cri/crisp/oci"
+	"github.com/crisp-cri/crisp/server/spec"
+)
+
+// RunPodSandbox makes a sandbox and returns its ID when it is ready.
+//
+// CRI: "Runtimes must ensure the sandbox is in the ready state on success." The
+// work survives the caller; a repetition joins it (see creations).
+func (s *Server) RunPodSandbox(ctx context.Context, req *cri.RunPodSandboxRequest) (*cri.RunPodSandboxResponse, error) {
+	if err := s.checkSandbox(req); err != nil {
+		return nil, err
+	}
+	name := sandboxName(req.Config.Metadata)
+	id, err := s.sandboxes.do(ctx, name, req, func(ctx context.Context, c *creation) error {
+		return s.runSandbox(ctx, c, req)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &cri.RunPodSandboxResponse{PodSandboxId: id}, nil
+}
+
+// checkSandbox refuses what no sandbox can be made from.
+func (s *Server) checkSandbox(req *cri.RunPodSandboxRequest) error {
+	m := req.GetConfig().GetMetadata()
+	if m.GetName() == "" || m.GetNamespace() == "" || m.GetUid() == "" {
+		return fault.Invalid.Errorf("sandbox config has no complete metadata: name %q, namespace %q, uid %q", m.GetName(), m.GetNamespace(), m.GetUid())
+	}
+	if err := checkHandler(req.RuntimeHandler); err != nil {
+		return err
+	}
+	sc := req.Config.GetLinux().GetSecurityContext()
+	if sc.GetRunAsGroup() != nil && sc.GetRunAsUser() == nil {
+		return fault.Invalid.Errorf("sandbox %s: run_as_group is given without run_as_user", m.Name)
+	}
+	if err := checkNamespaces(sc.GetNamespaceOptions()); err != nil {
+		return fmt.Errorf("sandbox %s: %w", m.Name, err)
+	}
+	if opt := sc.GetNamespaceOptions(); opt.GetPid() == cri.NamespaceMode_TARGET {
+		return fault.Invalid.Errorf("sandbox %s: its PID namespace cannot be another container's", m.Name)
+	}
+	return nil
+}
+
+// checkNamespaces refuses the namespaces that there are not.
+func checkNamespaces(o *cri.NamespaceOption) error {
+	if o.GetNetwork() != cri.NamespaceMode_POD && o.GetNetwork() != cri.NamespaceMode_NODE {
+		return fault.Invalid.Errorf("network namespace mode %s is neither POD nor NODE", o.GetNetwork())
+	}
+	if o.GetIpc() != cri.NamespaceMode_POD && o.GetIpc() != cri.NamespaceMode_NODE {
+		return fault.Invalid.Errorf("IPC namespace mode %s is neither POD nor NODE", o.GetIpc())
+	}
+	if _, ok := cri.NamespaceMode_name[int32(o.GetPid())]; !ok {
+		return fault.Invalid.Errorf("PID namespace mode %d is not known", o.GetPid())
+	}
+	u := o.GetUsernsOptions()
+	switch {
+	case u == nil || u.Mode == cri.NamespaceMode_NODE:
+	case u.Mode != cri.NamespaceMode_POD:
+		return fault.Invalid.Errorf("user namespace mode %s is neither POD nor NODE", u.Mode)
+	case len(u.Uids) > 0 || len(u.Gids) > 0:
+		return fault.Invalid.Errorf("user namespaces are not supported")
+	}
+	return nil
+}
+
+// sameSandbox answers a repetition of a request that was answered before.
+func (s *Server) sameSandbox(c *creation, sb *oci.Sandbox, req *cri.RunPodSandboxRequest) error {
+	rec := s.index.sandbox(sb)
+	switch {
+	case !proto.Equal(rec.config, req.Config) || rec.handler != req.RuntimeHandler:
+		return fault.Exists.Errorf("sandbox name %s is taken by sandbox %s with another configuration", c.name, sb.ID())
+	case sb.State() != oci.SandboxReady:
+		return fault.Exists.Errorf("sandbox name %s is taken by sandbox %s, which is %s", c.name, sb.ID(), sb.State())
+	}
+	c.id, c.found = sb.ID(), true
+	return nil
+}
+
+// runSandbox makes the sandbox of a creation. If a step fails, what was made is
+// stopped and removed; what resists stays, as not ready, for the kubelet to
+// remove.
+func (s *Server) runSandbox(ctx context.Context, c *creation, req *cri.RunPodSandboxRequest) (err error) {
+	if sb, ok := s.runtime.SandboxByName(c.name); ok {
+		return s.sameSandbox(c, sb, req)
+	}
+	ctx = logctx.With(ctx, "sandbox", c.id)
+	var steps undo.Stack
+	defer steps.RunIf(&err)
+
+	rec := &sandboxRecord{config: req.Config, handler: req.RuntimeHandler}
+	config, err := s.sandboxConfig(c, rec)
+	if err != nil {
+		return err
+	}
+	if dir := req.Config.LogDirectory; dir != "" {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return fmt.Errorf("make log directory: %w", err)
+		}
+	}
+
+	stage, cancel := c.enter(ctx, "make namespaces")
+	defer cancel()
+	sb, err := s.runtime.CreateSandbox(stage, config)
+	if err != nil {
+		return fmt.Errorf("make sandbox: %w", err)
+	}
+	c.discard = func(ctx context.Context) error { return s.discardSandbox(ctx, sb) }
+	steps.Add("sandbox", func() error {
+		ctx, cancel := undo.Context(ctx)
+		defer cancel()
+		return c.discard(ctx)
+	})
+	if err := writeFiles(sb.Dir(), req.Config, config.Hostname); err != nil {
+		return fmt.Errorf("write files of sandbox: %w", err)
+	}
+	if !config.HostNetwork {
+		stage, cancel := c.enter(ctx, "attach network")
+		defer cancel()
+		result, err := s.network.Attach(stage, networkPod(sb, rec))
+		if err != nil {
+			return fmt.Errorf("attach network: %w", err)
+		}
+		rec = &sandboxRecord{config: rec.config, handler: rec.handler, ips: addresses(result.IPs)}
+	}
+	extra, err := rec.encode()
+	if err != nil {
+		return err
+	}
+	if err := sb.Ready(extra); err != nil {
+		return err
+	}
+	s.index.sandboxes.Store(sb.ID(), rec)
+	return nil
+}
+
+// sandboxConfig translates the request for oci.
+func (s *Server) sandboxConfig(c *creation, rec *sandboxRecord) (oci.SandboxConfig, error) {
+	linux := rec.config.GetLinux()
+	ns := linux.GetSecurityContext().GetNamespaceOptions()
+	config := oci.SandboxConfig{
+		ID: c.id, Name: c.name,
+		Hostname:    rec.config.Hostname,
+		HostNetwork: ns.GetNetwork() == cri.NamespaceMode_NODE,
+		HostIPC:     ns.GetIpc() == cri.NamespaceMode_NODE,
+		HostPID:     ns.GetPid() == cri.NamespaceMode_NODE,
+		SharedPID:   ns.GetPid() == cri.NamespaceMode_POD,
+	}
+	var err error
+	if config.Sysctls, err = spec.Sysctls(rec.config); err != nil {
+		return config, err
+	}
+	if config.CgroupParent, err = cgroupParent(linux.GetCgroupParent(), s.o.SystemdCgroup); err != nil {
+		return config, err
+	}
+	// CRI: "Hostname could only be empty when the pod network namespace is NODE."
+	// crictl's users leave it out all the same; they get the node's.
+	if config.Hostname == "" || config.HostNetwork {
+		if config.Hostname, err = os.Hostname(); err != nil {
+			return config, fmt.Errorf("read host name: %w", err)
+		}
+	}
+	config.Extra, err = rec.encode()
+	return config, err
+}
+
+// cgroupParent translates CRI's, which is in cgroupfs syntax: an absolute path,
+// or with the systemd driver the name of the slice, which is its last element.
+func cgroupParent(parent string, systemd bool) (string, error) {
+	if parent == "" {
+		return "", nil
+	}
+	slice := strings.HasSuffix(parent, ".slice")
+	switch {
+	case systemd && !slice:
+		return "", fault.Invalid.Errorf("cgroup parent %q is no slice, but the cgroup driver is systemd", parent)
+	case systemd:
+		return path.Base(parent), nil
+	case slice:
+		return "", fault.Invalid.Errorf("cgroup parent %q is a slice of systemd, but the cgroup driver is cgroupfs", parent)
+	}
+	return path.Join("/", parent), nil
+}
+
+// discardSandbox takes down a sandbox that nobody is to get.
+func (s *Server) discardSandbox(ctx context.Context, sb *oci.Sandbox) error {
+	if err := s.stopSandbox(ctx, sb); err != nil {
+		return err
+	}
+	return s.removeSandbox(ctx, sb)
+}
+
+// writeFiles writes the files that the sandbox gives its containers.
+//
+// Without a DNS configuration they get the node's; one that is empty is
+// obeyed: the kubelet names the node's servers itself when it wants them.
+func writeFiles(dir string, config *cri.PodSandboxConfig, hostname string) error {
+	resolv, err := resolvConf(config.DnsConfig)
+	if err != nil {
+		return err
+	}
+	hosts, err := readIfThere("/etc/hosts")
+	if err != nil {
+		return err
+	}
+	for name, content := range map[string][]byte{
+		"resolv.conf": resolv, "hosts": hosts, "hostname": []byte(hostname + "\n"),
+	} {
+		file := filepath.Join(dir, name)
+		if err := os.WriteFile(file, content, 0o644); err != nil {
+			return err
+		}
+		// The image's user must be able to read it, whatever our umask is.
+		if err := os.Chmod(file, 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func resolvConf(dns *cri.DNSConfig) ([]byte, error) {
+	if dns == nil {
+		return readIfThere("/etc/resolv.conf")
+	}
+	var b strings.Builder
+	if len(dns.Searches) > 0 {
+		fmt.Fprintf(&b, "search %s\n", strings.Join(dns.Searches, " "))
+	}
+	for _, server := range dns.Servers {
+		fmt.Fprintf(&b, "nameserver %s\n", server)
+	}
+	if len(dns.Options) > 0 {
+		fmt.Fprintf(&b, "options %s\n", strings.Join(dns.Options, " "))
+	}
+	return []byte(b.String()), nil
+}
+
+func readIfThere(file string) ([]byte, error) {
+	b, err := os.ReadFile(file)
+	if os.IsNotExist(err) {
+		return nil, nil
+	}
+	return b, err
+}
+
+func addresses(ips []netip.Addr) []string {
+	var list []string
+	for _, ip := range ips {
+		list = append(list, ip.String())
+	}
+	return list
+}

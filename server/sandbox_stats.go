@@ -1,0 +1,73 @@
+package server
+
+import (
+	"context"
+	"time"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/network"
+	"github.com/crisp-cri/crisp/oci"
+)
+
+// PodSandboxStats tells what a pod uses.
+//
+// CRI: "If the pod sandbox does not exist, the call returns an error."
+func (s *Server) PodSandboxStats(_ context.Context, req *cri.PodSandboxStatsRequest) (*cri.PodSandboxStatsResponse, error) {
+	sb, err := s.runtime.Sandbox(req.PodSandboxId)
+	if err != nil {
+		return nil, err
+	}
+	return &cri.PodSandboxStatsResponse{Stats: s.sandboxStats(sb)}, nil
+}
+
+// sandboxStats reads the pod's cgroup, its network's counters and its containers.
+// What cannot be read (the sandbox is just being stopped) is left out.
+func (s *Server) sandboxStats(sb *oci.Sandbox) *cri.PodSandboxStats {
+	rec := s.index.sandbox(sb)
+	linux := &cri.LinuxPodSandboxStats{
+		Containers: s.listContainerStats(&cri.ContainerStatsFilter{PodSandboxId: sb.ID()}),
+	}
+	if st, err := sb.Stats(); err == nil {
+		linux.Cpu = s.cpuUsage(sb.ID(), st, sb.CreatedAt())
+		linux.Memory = memoryUsage(st)
+		linux.Process = &cri.ProcessUsage{Timestamp: st.At.UnixNano(), ProcessCount: value(st.Pids.Current)}
+		if st.IO.PSI != nil {
+			linux.Io = &cri.IoUsage{Timestamp: st.At.UnixNano(), Psi: pressure(st.IO.PSI)}
+		}
+	}
+	linux.Network = networkUsage(sb)
+	return &cri.PodSandboxStats{
+		Attributes: &cri.PodSandboxAttributes{
+			Id: sb.ID(), Metadata: rec.config.Metadata, Labels: rec.config.Labels, Annotations: rec.config.Annotations,
+		},
+		Linux: linux,
+	}
+}
+
+// defaultInterface is the name that network gives the interface of a pod.
+const defaultInterface = "eth0"
+
+// networkUsage are the counters of the pod's own interfaces; a pod on the host's
+// network has none.
+func networkUsage(sb *oci.Sandbox) *cri.NetworkUsage {
+	if sb.Config().HostNetwork || sb.State() != oci.SandboxReady {
+		return nil
+	}
+	list, err := network.Stats(sb.NetNS())
+	if err != nil {
+		return nil
+	}
+	usage := &cri.NetworkUsage{Timestamp: time.Now().UnixNano()}
+	for _, i := range list {
+		iface := &cri.NetworkInterfaceUsage{
+			Name: i.Name, RxBytes: value(i.RxBytes), RxErrors: value(i.RxErrors), TxBytes: value(i.TxBytes), TxErrors: value(i.TxErrors),
+		}
+		if i.Name == defaultInterface {
+			usage.DefaultInterface = iface
+			continue
+		}
+		usage.Interfaces = append(usage.Interfaces, iface)
+	}
+	return usage
+}

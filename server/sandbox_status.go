@@ -1,0 +1,68 @@
+package server
+
+import (
+	"context"
+	"encoding/json"
+	"time"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/oci"
+)
+
+// PodSandboxStatus tells all about a sandbox and its containers, as of one time.
+//
+// CRI: "If the PodSandbox is not present, returns an error": NotFound, which is
+// the only one that the kubelet takes for that.
+func (s *Server) PodSandboxStatus(_ context.Context, req *cri.PodSandboxStatusRequest) (*cri.PodSandboxStatusResponse, error) {
+	sb, err := s.runtime.Sandbox(req.PodSandboxId)
+	if err != nil {
+		return nil, err
+	}
+	if s.sandboxes.isHidden(sb.ID()) {
+		return nil, fault.NotFound.Errorf("no sandbox %q", req.PodSandboxId)
+	}
+	// The time is taken first: what changes meanwhile is told by a later one.
+	resp := &cri.PodSandboxStatusResponse{Timestamp: time.Now().UnixNano()}
+	resp.Status = s.sandboxStatus(sb)
+	resp.ContainersStatuses = s.containerStatuses(sb)
+	if req.Verbose {
+		info, err := json.Marshal(map[string]any{
+			"netns":           sb.NetNS(),
+			"cgroupParent":    sb.CgroupParent(),
+			"directory":       sb.Dir(),
+			"state":           sb.State().String(),
+			"addresses":       s.index.sandbox(sb).ips,
+			"runtimeHandler":  s.index.sandbox(sb).handler,
+			"config":          s.index.sandbox(sb).config,
+			"resourcesUpdate": s.index.sandbox(sb).resources,
+		})
+		if err != nil {
+			return nil, fault.Internal.Errorf("encode info of sandbox %s: %w", sb.ID(), err)
+		}
+		resp.Info = map[string]string{"info": string(info)}
+	}
+	return resp, nil
+}
+
+// sandboxStatus is the CRI status of sb. The namespace options come back as they
+// were given: the kubelet makes the pod anew if the network's mode differs.
+func (s *Server) sandboxStatus(sb *oci.Sandbox) *cri.PodSandboxStatus {
+	rec := s.index.sandbox(sb)
+	ns := rec.config.GetLinux().GetSecurityContext().GetNamespaceOptions()
+	if ns == nil {
+		ns = new(cri.NamespaceOption)
+	}
+	return &cri.PodSandboxStatus{
+		Id:             sb.ID(),
+		Metadata:       rec.config.Metadata,
+		State:          sandboxState(sb.State()),
+		CreatedAt:      sb.CreatedAt().UnixNano(),
+		Network:        networkStatus(rec),
+		Linux:          &cri.LinuxPodSandboxStatus{Namespaces: &cri.Namespace{Options: ns}},
+		Labels:         rec.config.Labels,
+		Annotations:    rec.config.Annotations,
+		RuntimeHandler: rec.handler,
+	}
+}

@@ -1,0 +1,81 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"golang.org/x/sys/unix"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/logctx"
+	"github.com/crisp-cri/crisp/oci"
+)
+
+// StopPodSandbox kills what runs in a sandbox and gives its network back.
+//
+// CRI: "This call is idempotent, and must not return an error if all relevant
+// resources have already been reclaimed." A sandbox we have never heard of counts.
+func (s *Server) StopPodSandbox(ctx context.Context, req *cri.StopPodSandboxRequest) (*cri.StopPodSandboxResponse, error) {
+	sb, err := s.runtime.Sandbox(req.PodSandboxId)
+	if errors.Is(err, fault.NotFound) {
+		return &cri.StopPodSandboxResponse{}, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := s.tasks.do(ctx, "stop of sandbox "+sb.ID(), func(ctx context.Context) error { return s.stopSandbox(ctx, sb) }); err != nil {
+		return nil, fmt.Errorf("stop sandbox %s: %w", sb.ID(), err)
+	}
+	return &cri.StopPodSandboxResponse{}, nil
+}
+
+// stopSandbox takes sb to NotReady. Each step may have been done before: by a
+// call that failed at a later one, or by the crispd before this one.
+func (s *Server) stopSandbox(ctx context.Context, sb *oci.Sandbox) error {
+	ctx = logctx.With(ctx, "sandbox", sb.ID())
+	if err := sb.BeginStop(); err != nil && !errors.Is(err, fault.WrongState) {
+		return err // WrongState: it is being removed, and that stops it too
+	}
+	// The kubelet has stopped the containers, with grace; who has not, meant it.
+	if err := killAll(ctx, sb.Containers()); err != nil {
+		return err
+	}
+	rec := s.index.sandbox(sb)
+	if !sb.Config().HostNetwork {
+		if err := s.network.Detach(ctx, networkPod(sb, rec)); err != nil {
+			return fmt.Errorf("detach network: %w", err)
+		}
+	}
+	if err := sb.Unpin(ctx); err != nil {
+		return fmt.Errorf("release namespaces: %w", err)
+	}
+	if sb.State() == oci.SandboxRemoving {
+		return nil
+	}
+	if rec.ips != nil {
+		gone := *rec
+		gone.ips = nil
+		if err := s.index.saveSandbox(sb, &gone); err != nil {
+			return err
+		}
+	}
+	return sb.Stopped()
+}
+
+// killAll kills containers side by side and returns when all have exited.
+func killAll(ctx context.Context, list []*oci.Container) error {
+	errs := make([]error, len(list))
+	var wg sync.WaitGroup
+	for i, c := range list {
+		wg.Go(func() {
+			if err := c.Stop(ctx, unix.SIGKILL, 0); err != nil {
+				errs[i] = fmt.Errorf("kill container %s: %w", c.ID(), err)
+			}
+		})
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}

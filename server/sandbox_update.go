@@ -1,0 +1,23 @@
+package server
+
+import (
+	"context"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// UpdatePodSandboxResources notes what the kubelet has set on the pod's cgroup,
+// which is the kubelet's own: there is nothing to apply. It shows in the verbose
+// status.
+func (s *Server) UpdatePodSandboxResources(_ context.Context, req *cri.UpdatePodSandboxResourcesRequest) (*cri.UpdatePodSandboxResourcesResponse, error) {
+	sb, err := s.runtime.Sandbox(req.PodSandboxId)
+	if err != nil {
+		return nil, err
+	}
+	rec := *s.index.sandbox(sb)
+	rec.resources = req
+	if err := s.index.saveSandbox(sb, &rec); err != nil {
+		return nil, err
+	}
+	return &cri.UpdatePodSandboxResourcesResponse{}, nil
+}
