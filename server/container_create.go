@@ -1,0 +1,318 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	v1 "github.com/opencontainers/image-spec/specs-go/v1"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"google.golang.org/protobuf/proto"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/logctx"
+	"github.com/crisp-cri/crisp/internal/undo"
+	"github.com/crisp-cri/crisp/oci"
+	"github.com/crisp-cri/crisp/server/spec"
+)
+
+// CreateContainer prepares a container in a ready sandbox. The work survives the
+// caller; a repetition joins it (see creations).
+//
+// The sandbox's configuration is the one it was made with: the copy that comes
+// with the request is the same in what a container may depend on.
+func (s *Server) CreateContainer(ctx context.Context, req *cri.CreateContainerRequest) (*cri.CreateContainerResponse, error) {
+	sb, err := s.runtime.Sandbox(req.PodSandboxId)
+	if err != nil {
+		return nil, err
+	}
+	config := req.GetConfig()
+	switch {
+	case config.GetMetadata().GetName() == "":
+		return nil, fault.Invalid.Errorf("container config has no name")
+	case config.GetImage().GetImage() == "":
+		return nil, fault.Invalid.Errorf("container %s names no image", config.Metadata.Name)
+	}
+	name := containerName(config.Metadata, s.index.sandbox(sb).config.Metadata)
+	same := &cri.CreateContainerRequest{PodSandboxId: sb.ID(), Config: config}
+	id, err := s.containers.do(ctx, name, same, func(ctx context.Context, c *creation) error {
+		return s.createContainer(ctx, c, sb, config)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &cri.CreateContainerResponse{ContainerId: id}, nil
+}
+
+// sameContainer answers a repetition of a request that was answered before.
+func (s *Server) sameContainer(cr *creation, c *oci.Container, sb *oci.Sandbox, config *cri.ContainerConfig) error {
+	switch {
+	case c.SandboxID() != sb.ID() || !proto.Equal(s.index.container(c).config, config):
+		return fault.Exists.Errorf("container name %s is taken by container %s with another configuration", cr.name, c.ID())
+	case c.Status().State >= oci.Exited:
+		return fault.Exists.Errorf("container name %s is taken by container %s, which is %s", cr.name, c.ID(), c.Status().State)
+	}
+	cr.id, cr.found = c.ID(), true
+	return nil
+}
+
+// createContainer makes the container of a creation. If a step fails, the ones
+// before it are undone.
+func (s *Server) createContainer(ctx context.Context, cr *creation, sb *oci.Sandbox, config *cri.ContainerConfig) (err error) {
+	if c, ok := s.runtime.ContainerByName(cr.name); ok {
+		return s.sameContainer(cr, c, sb, config)
+	}
+	if st := sb.State(); st != oci.SandboxReady {
+		return fault.WrongState.Errorf("sandbox %s is %s: cannot create container %s", sb.ID(), st, config.Metadata.Name)
+	}
+	ctx = logctx.With(ctx, "container", cr.id, "sandbox", sb.ID())
+	var steps undo.Stack
+	defer steps.RunIf(&err)
+
+	img, err := s.images.Get(config.Image.Image)
+	if err != nil {
+		return fmt.Errorf("image of container %s: %w", config.Metadata.Name, err)
+	}
+	rec := &containerRecord{config: config, imageID: img.ID, imageRef: imageRef(img), resources: config.GetLinux().GetResources()}
+	if rec.signal, err = stopSignal(config.StopSignal, img.Config.Config.StopSignal); err != nil {
+		return err
+	}
+
+	stage, cancel := cr.enter(ctx, "mount root file system")
+	defer cancel()
+	root, err := s.images.Mount(stage, cr.id, img.ID)
+	if err != nil {
+		return fmt.Errorf("mount root file system: %w", err)
+	}
+	steps.Add("root file system", s.unmount(ctx, cr.id))
+
+	stage, cancel = cr.enter(ctx, "resolve mounts")
+	defer cancel()
+	mounts, err := s.resolveMounts(stage, cr.id, rec, &steps)
+	if err != nil {
+		return err
+	}
+
+	_, cancel = cr.enter(ctx, "record container")
+	defer cancel()
+	built, err := s.buildSpec(cr.id, sb, rec, img.Config.Config, root, mounts)
+	if err != nil {
+		return err
+	}
+	logPath, err := makeLogDir(s.index.sandbox(sb).config.LogDirectory, config.LogPath)
+	if err != nil {
+		return err
+	}
+	target, err := s.pidTarget(sb, config)
+	if err != nil {
+		return err
+	}
+	extra, err := rec.encode()
+	if err != nil {
+		return err
+	}
+	c, err := s.runtime.Create(ctx, oci.ContainerConfig{
+		ID: cr.id, Name: cr.name, SandboxID: sb.ID(),
+		Spec: built, Env: spec.RawEnv(built.Process), PIDTarget: target,
+		Stdin: config.Stdin, StdinOnce: config.StdinOnce, TTY: config.Tty,
+		LogPath: logPath, Extra: extra,
+	})
+	if err != nil {
+		return err
+	}
+	s.index.containers.Store(c.ID(), rec)
+	cr.discard = func(ctx context.Context) error { return s.removeContainer(ctx, c) }
+	return nil
+}
+
+// unmount returns the step that undoes a mount.
+func (s *Server) unmount(ctx context.Context, key string) func() error {
+	return func() error {
+		ctx, cancel := undo.Context(ctx)
+		defer cancel()
+		return s.images.Unmount(ctx, key, true)
+	}
+}
+
+// imageRef is ContainerStatus.image_ref: a digest that the image can be pulled
+// by again, or the ID of one that was never in a registry.
+func imageRef(img image.Image) string {
+	if len(img.Digests) > 0 {
+		return img.Digests[0]
+	}
+	return img.ID
+}
+
+// buildSpec looks up what the translation needs to know and translates. It
+// notes the user in rec.
+func (s *Server) buildSpec(id string, sb *oci.Sandbox, rec *containerRecord, img v1.ImageConfig, root string, mounts []spec.Mount) (*specs.Spec, error) {
+	sandbox := s.index.sandbox(sb).config
+	sc := rec.config.GetLinux().GetSecurityContext()
+	user, err := lookUpUser(sc, img.User, root)
+	if err != nil {
+		return nil, err
+	}
+	rec.imageUser = containerUser(user)
+	if err := checkNamespaces(sc.GetNamespaceOptions()); err != nil {
+		return nil, err
+	}
+	if err := checkLabels(sc.GetSelinuxOptions()); err != nil {
+		return nil, err
+	}
+	if len(rec.config.CDIDevices) > 0 {
+		return nil, fault.Invalid.Errorf("CDI device %s: CDI is not supported", rec.config.CDIDevices[0].Name)
+	}
+	devices, err := resolveDevices(rec.config.Devices, sc.GetPrivileged())
+	if err != nil {
+		return nil, err
+	}
+	profile, err := seccompFile(sc)
+	if err != nil {
+		return nil, err
+	}
+	namespaces, err := containerNamespaces(sb, sc.GetNamespaceOptions())
+	if err != nil {
+		return nil, err
+	}
+	hostname := sb.Config().Hostname
+	files := spec.Files{
+		Hosts:      filepath.Join(sb.Dir(), "hosts"),
+		Hostname:   filepath.Join(sb.Dir(), "hostname"),
+		ResolvConf: filepath.Join(sb.Dir(), "resolv.conf"),
+		Shm:        sb.ShmDir(),
+	}
+	if sb.Config().HostIPC {
+		files.Shm = "/dev/shm"
+	}
+	return spec.Build(spec.Input{
+		Host:           s.o.SpecHost,
+		Container:      rec.config,
+		Sandbox:        sandbox,
+		Image:          img,
+		Root:           root,
+		User:           user,
+		Hostname:       hostname,
+		Namespaces:     namespaces,
+		Mounts:         mounts,
+		Files:          files,
+		Devices:        devices,
+		CgroupsPath:    spec.CgroupsPath(sb.CgroupParent(), id, s.o.SystemdCgroup),
+		SeccompProfile: profile,
+	})
+}
+
+// containerNamespaces says what the container joins: the sandbox's namespaces,
+// and its PID namespace if that is shared and the container wants it.
+func containerNamespaces(sb *oci.Sandbox, o *cri.NamespaceOption) (map[string]string, error) {
+	const host = "host"
+	ns := map[string]string{"network": host, "uts": host, "ipc": host}
+	if !sb.Config().HostNetwork {
+		ns["network"], ns["uts"] = sb.NetNS(), sb.NamespacePath("uts")
+	}
+	if !sb.Config().HostIPC {
+		ns["ipc"] = sb.NamespacePath("ipc")
+	}
+	switch o.GetPid() {
+	case cri.NamespaceMode_NODE:
+		ns["pid"] = host
+	case cri.NamespaceMode_POD:
+		switch {
+		case sb.Config().SharedPID:
+			ns["pid"] = sb.NamespacePath("pid")
+		case sb.Config().HostPID:
+			ns["pid"] = host
+		default:
+			return nil, fault.Invalid.Errorf("the container wants the PID namespace of sandbox %s, which has none", sb.ID())
+		}
+	}
+	return ns, nil
+}
+
+// pidTarget is the container whose PID namespace the new one joins. It is looked
+// at once more when the container starts.
+//
+// CRI: "This container must have been previously created in the same pod."
+func (s *Server) pidTarget(sb *oci.Sandbox, config *cri.ContainerConfig) (string, error) {
+	o := config.GetLinux().GetSecurityContext().GetNamespaceOptions()
+	if o.GetPid() != cri.NamespaceMode_TARGET {
+		return "", nil
+	}
+	target, err := s.runtime.Container(o.TargetId)
+	if err != nil {
+		return "", fault.Invalid.Errorf("target of the PID namespace: %w", err)
+	}
+	if target.SandboxID() != sb.ID() {
+		return "", fault.Invalid.Errorf("target of the PID namespace: container %s is not in sandbox %s", target.ID(), sb.ID())
+	}
+	if st := target.Status().State; st != oci.Running {
+		return "", fault.WrongState.Errorf("target of the PID namespace: container %s is %s", target.ID(), st)
+	}
+	return target.ID(), nil
+}
+
+// makeLogDir returns the absolute path of a log, whose directory it makes.
+func makeLogDir(dir, file string) (string, error) {
+	if dir == "" || file == "" {
+		return "", nil // not wanted
+	}
+	log := filepath.Join(dir, file)
+	if err := os.MkdirAll(filepath.Dir(log), 0o755); err != nil {
+		return "", fmt.Errorf("make log directory: %w", err)
+	}
+	return log, nil
+}
+
+// checkLabels refuses an SELinux label on a host that could give it: we do not
+// label yet, and to run such a container unlabelled would be a lie. A host
+// without SELinux has no labels, and nothing to refuse.
+func checkLabels(o *cri.SELinuxOption) error {
+	if o == nil || proto.Equal(o, new(cri.SELinuxOption)) {
+		return nil
+	}
+	if _, err := os.Stat("/sys/fs/selinux/enforce"); err == nil {
+		return fault.Invalid.Errorf("SELinux label %s:%s:%s:%s: labels are not supported", o.User, o.Role, o.Type, o.Level)
+	}
+	return nil
+}
+
+// maxProfile bounds a seccomp profile, in bytes; real ones have some 20 KiB.
+const maxProfile = 4 << 20
+
+// seccompFile reads the Localhost profile that sc names, if it does.
+func seccompFile(sc *cri.LinuxContainerSecurityContext) ([]byte, error) {
+	kind, file, err := spec.SeccompOf(sc)
+	if err != nil || kind != cri.SecurityProfile_Localhost {
+		return nil, err
+	}
+	f, err := os.Open(file)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, fault.Invalid.Errorf("seccomp profile %s is not there", file)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open seccomp profile: %w", err)
+	}
+	defer f.Close()
+	b, err := io.ReadAll(io.LimitReader(f, maxProfile))
+	if err != nil {
+		return nil, fmt.Errorf("read seccomp profile: %w", err)
+	}
+	return b, nil
+}
+
+// containerUser is who the first process runs as, as CRI's status has it.
+func containerUser(u spec.User) *cri.ContainerUser {
+	linux := &cri.LinuxContainerUser{Uid: int64(u.UID), Gid: int64(u.GID)}
+	for _, g := range u.Groups {
+		linux.SupplementalGroups = append(linux.SupplementalGroups, int64(g))
+	}
+	return &cri.ContainerUser{Linux: linux}
+}
+
+// volumeKey names the i-th image mount of a container in the image store.
+func volumeKey(id string, i int) string { return id + "-" + strconv.Itoa(i) }

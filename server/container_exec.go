@@ -1,0 +1,155 @@
+package server
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+	"time"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/undo"
+	"github.com/crisp-cri/crisp/oci"
+	"github.com/crisp-cri/crisp/server/spec"
+	"github.com/crisp-cri/crisp/streaming"
+)
+
+// drainTime bounds how long output is still read once a command has ended. It is
+// only used up if something the command left behind holds its pipes open.
+const drainTime = 2 * time.Second
+
+// Exec returns a URL at which a command can be run in the container.
+func (s *Server) Exec(_ context.Context, req *cri.ExecRequest) (*cri.ExecResponse, error) {
+	c, err := s.runningContainer(req.ContainerId)
+	if err != nil {
+		return nil, err
+	}
+	if len(req.Cmd) == 0 {
+		return nil, fault.Invalid.Errorf("exec in container %s names no command", c.ID())
+	}
+	return s.streaming.Exec(&cri.ExecRequest{
+		ContainerId: c.ID(), Cmd: req.Cmd, Tty: req.Tty, Stdin: req.Stdin, Stdout: req.Stdout, Stderr: req.Stderr,
+	})
+}
+
+func (s *Server) runningContainer(id string) (*oci.Container, error) {
+	c, err := s.runtime.Container(id)
+	if err != nil {
+		return nil, err
+	}
+	if st := c.Status().State; st != oci.Running && st != oci.Stopping {
+		return nil, fault.WrongState.Errorf("container %s is %s", c.ID(), st)
+	}
+	return c, nil
+}
+
+// startExec runs a command with all that the container's own process has.
+func (s *Server) startExec(ctx context.Context, id string, cmd []string, stdin, tty bool) (*oci.Exec, error) {
+	c, err := s.runningContainer(id)
+	if err != nil {
+		return nil, err
+	}
+	config := c.Config()
+	process := spec.ExecProcess(config.Spec.Process, cmd, tty)
+	return c.Exec(ctx, oci.ExecConfig{Process: process, Env: config.Env, Stdin: stdin, TTY: tty})
+}
+
+// ExecStream runs a command for a client of streaming. If ctx ends first, the
+// command and all that it started are killed.
+func (s *Server) ExecStream(ctx context.Context, container string, cmd []string, st streaming.Streams) (int32, error) {
+	x, err := s.startExec(ctx, container, cmd, st.Stdin != nil, st.TTY)
+	if err != nil {
+		return 0, err
+	}
+	defer x.Close()
+	var output sync.WaitGroup
+	if st.TTY {
+		go followSize(st.Resize, func(w, h uint16) error { return setSize(x.PTY, w, h) })
+		if st.Stdin != nil {
+			go io.Copy(x.PTY, st.Stdin)
+		}
+		copyOutput(&output, st.Stdout, x.PTY)
+	} else {
+		if st.Stdin != nil {
+			go func() {
+				io.Copy(x.Stdin, st.Stdin)
+				x.Stdin.Close() // the command sees the end of its input
+			}()
+		}
+		copyOutput(&output, st.Stdout, x.Stdout)
+		copyOutput(&output, st.Stderr, x.Stderr)
+	}
+	code, err := waitOrKill(ctx, x)
+	if err != nil {
+		return 0, err
+	}
+	drain(&output, x)
+	return code, nil
+}
+
+// waitOrKill returns the exit code of x. If ctx ends first, the whole process
+// tree is killed, and the error is ctx's.
+func waitOrKill(ctx context.Context, x *oci.Exec) (int32, error) {
+	code, err := x.Wait(ctx)
+	if ctx.Err() == nil {
+		return code, err
+	}
+	kill, cancel := undo.Context(ctx)
+	defer cancel()
+	if err := x.Kill(); err != nil {
+		return 0, fmt.Errorf("%w; and its command was not killed: %w", ctx.Err(), err)
+	}
+	if _, err := x.Wait(kill); err != nil {
+		return 0, fmt.Errorf("%w; and its command did not end: %w", ctx.Err(), err)
+	}
+	return 0, ctx.Err()
+}
+
+// copyOutput copies from a stream of a command until it ends. Without a reader it
+// is read all the same, or the command would block.
+func copyOutput(group *sync.WaitGroup, to io.Writer, from *os.File) {
+	if from == nil {
+		return
+	}
+	if to == nil {
+		to = io.Discard
+	}
+	group.Go(func() {
+		if _, err := io.Copy(to, from); err != nil {
+			io.Copy(io.Discard, from) // the client has gone; a terminal that has ended says EIO
+		}
+	})
+}
+
+// drain waits for the output of a command that has ended, but not for ever:
+// something it left behind may hold the pipes.
+func drain(group *sync.WaitGroup, x *oci.Exec) {
+	done := make(chan struct{})
+	go func() {
+		group.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+		return
+	case <-time.After(drainTime):
+	}
+	for _, f := range []*os.File{x.Stdout, x.Stderr, x.PTY} {
+		if f != nil {
+			f.SetReadDeadline(time.Now())
+		}
+	}
+	<-done
+}
+
+// followSize applies the sizes of the client's terminal.
+func followSize(sizes <-chan streaming.Size, set func(w, h uint16) error) {
+	for size := range sizes { // nil without a terminal: then nobody calls this
+		if set(size.Width, size.Height) != nil {
+			return
+		}
+	}
+}

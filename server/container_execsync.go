@@ -1,0 +1,89 @@
+package server
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+)
+
+// maxOutput is how much of each stream is kept, in bytes. CRI: "The runtime
+// should cap the output of this response to 16MB. […] the remaining output should
+// be discarded, and the command should proceed with no error."
+const maxOutput = 16 << 20
+
+// maxAnswer is how much of both together: what does not fit in a message with
+// its frame, the client cannot receive at all.
+const maxAnswer = maxMessage - 1<<10
+
+// ExecSync runs a command and returns what it printed and its exit code.
+//
+// When the timeout has passed, the command and all that it started are killed,
+// and the error is DeadlineExceeded, which alone tells the kubelet that a probe
+// has failed. The same happens when the caller leaves.
+func (s *Server) ExecSync(ctx context.Context, req *cri.ExecSyncRequest) (*cri.ExecSyncResponse, error) {
+	if len(req.Cmd) == 0 {
+		return nil, fault.Invalid.Errorf("exec in container %s names no command", req.ContainerId)
+	}
+	if req.Timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, seconds(req.Timeout))
+		defer cancel()
+	}
+	x, err := s.startExec(ctx, req.ContainerId, req.Cmd, false, false)
+	if err != nil {
+		return nil, err
+	}
+	defer x.Close()
+	var out, errOut capped
+	var output sync.WaitGroup
+	copyOutput(&output, &out, x.Stdout)
+	copyOutput(&output, &errOut, x.Stderr)
+	code, err := waitOrKill(ctx, x)
+	if err != nil {
+		if errors.Is(err, context.DeadlineExceeded) {
+			return nil, fmt.Errorf("command %q timed out after %ds: %w", req.Cmd, req.Timeout, err)
+		}
+		return nil, fmt.Errorf("command %q: %w", req.Cmd, err)
+	}
+	drain(&output, x)
+	resp := &cri.ExecSyncResponse{ExitCode: code, Stdout: out.Bytes(), Stderr: errOut.Bytes()}
+	fit(resp)
+	return resp, nil
+}
+
+// fit cuts the longer stream until the answer can be received.
+func fit(r *cri.ExecSyncResponse) {
+	over := len(r.Stdout) + len(r.Stderr) - maxAnswer
+	if over <= 0 {
+		return
+	}
+	long, short := &r.Stdout, &r.Stderr
+	if len(*short) > len(*long) {
+		long, short = short, long
+	}
+	cut := min(over, len(*long)-len(*short))
+	*long = (*long)[:len(*long)-cut]
+	if over -= cut; over > 0 { // both are equal now
+		*long = (*long)[:len(*long)-(over+1)/2]
+		*short = (*short)[:len(*short)-over/2]
+	}
+}
+
+// capped keeps the first maxOutput bytes and drops the rest.
+type capped struct{ buf bytes.Buffer }
+
+func (c *capped) Write(p []byte) (int, error) {
+	c.buf.Write(p[:min(len(p), maxOutput-c.buf.Len())])
+	return len(p), nil
+}
+
+func (c *capped) Bytes() []byte { return c.buf.Bytes() }
+
+var _ io.Writer = (*capped)(nil)

@@ -1,0 +1,125 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/cyphar/filepath-securejoin/pathrs-lite"
+	"github.com/moby/sys/mountinfo"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+	crierrors "k8s.io/cri-api/pkg/errors"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/undo"
+	"github.com/crisp-cri/crisp/server/spec"
+)
+
+// resolveMounts finds the source of each mount of a container. It notes in rec
+// what it mounts itself.
+func (s *Server) resolveMounts(ctx context.Context, id string, rec *containerRecord, steps *undo.Stack) ([]spec.Mount, error) {
+	var list []spec.Mount
+	for i, m := range rec.config.Mounts {
+		var err error
+		r := spec.Mount{Mount: m}
+		switch {
+		case m.Image.GetImage() != "":
+			if m.HostPath != "" {
+				return nil, fault.Invalid.Errorf("mount at %s has both an image and the host path %q", m.ContainerPath, m.HostPath)
+			}
+			key := volumeKey(id, i)
+			if r.Source, err = s.mountVolume(ctx, key, m, steps); err != nil {
+				// The kubelet knows this error by the word that it begins with.
+				return nil, fmt.Errorf("%w: mount at %s: %w", crierrors.ErrImageVolumeMountFailed, m.ContainerPath, err)
+			}
+			rec.volumes = append(rec.volumes, key)
+		default:
+			if r.Source, err = s.hostPath(m); err != nil {
+				return nil, err
+			}
+		}
+		if m.Propagation != cri.MountPropagation_PROPAGATION_PRIVATE {
+			if r.Shared, r.Slave, err = propagationOf(r.Source); err != nil {
+				return nil, err
+			}
+		}
+		list = append(list, r)
+	}
+	return list, nil
+}
+
+// hostPath is the real path of a mount's source. CRI: "If the hostpath is a
+// symbolic link, runtimes should follow the symlink and mount the real
+// destination to container."
+//
+// A missing source CRI calls an error, but pods with a hostPath of no type rely
+// on its being made, as every runtime does; Options.RejectMountSources names the
+// paths for which an administrator wants the error.
+func (s *Server) hostPath(m *cri.Mount) (string, error) {
+	if !filepath.IsAbs(m.HostPath) {
+		return "", fault.Invalid.Errorf("mount at %s: host path %q is not absolute", m.ContainerPath, m.HostPath)
+	}
+	real, err := filepath.EvalSymlinks(m.HostPath)
+	if !errors.Is(err, os.ErrNotExist) {
+		if err != nil {
+			return "", fault.Invalid.Errorf("mount at %s: source: %w", m.ContainerPath, err)
+		}
+		return real, nil
+	}
+	if slices.Contains(s.o.RejectMountSources, filepath.Clean(m.HostPath)) {
+		return "", fault.Invalid.Errorf("mount at %s: source %s is not there", m.ContainerPath, m.HostPath)
+	}
+	if err := os.MkdirAll(m.HostPath, 0o755); err != nil {
+		return "", fault.Invalid.Errorf("mount at %s: source is not there: %w", m.ContainerPath, err)
+	}
+	return filepath.EvalSymlinks(m.HostPath)
+}
+
+// mountVolume mounts an image for a container and returns where the part of it
+// that is wanted is.
+func (s *Server) mountVolume(ctx context.Context, key string, m *cri.Mount, steps *undo.Stack) (string, error) {
+	img, err := s.images.Get(m.Image.Image)
+	if err != nil {
+		return "", err
+	}
+	dir, err := s.images.MountReadOnly(ctx, key, img.ID)
+	if err != nil {
+		return "", err
+	}
+	steps.Add("image volume", s.unmount(ctx, key))
+	if m.ImageSubPath == "" {
+		return dir, nil
+	}
+	// The mount is read-only, so what the path resolves to inside of it is what
+	// it stays.
+	handle, err := pathrs.OpenInRoot(dir, m.ImageSubPath)
+	if err != nil {
+		return "", fault.Invalid.Errorf("sub path %q of image %s: %w", m.ImageSubPath, m.Image.Image, err)
+	}
+	defer handle.Close()
+	return os.Readlink(fmt.Sprintf("/proc/self/fd/%d", handle.Fd()))
+}
+
+// propagationOf reads how the mount that path is on propagates
+// (proc_pid_mountinfo(5), the optional fields).
+func propagationOf(path string) (shared, slave bool, err error) {
+	mounts, err := mountinfo.GetMounts(mountinfo.ParentsFilter(path))
+	if err != nil {
+		return false, false, fmt.Errorf("read mounts: %w", err)
+	}
+	var on *mountinfo.Info
+	for _, m := range mounts {
+		// Of two at the same place the later one is on top.
+		if on == nil || len(m.Mountpoint) >= len(on.Mountpoint) {
+			on = m
+		}
+	}
+	if on == nil {
+		return false, false, fault.Internal.Errorf("%s is on no mount", path)
+	}
+	return strings.Contains(on.Optional, "shared:"), strings.Contains(on.Optional, "master:"), nil
+}

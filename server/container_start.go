@@ -1,0 +1,25 @@
+package server
+
+import (
+	"context"
+	"fmt"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// StartContainer runs a container's program. One that cannot be run leaves the
+// container exited with code 128 and reason StartError, for the kubelet to show
+// and count.
+func (s *Server) StartContainer(ctx context.Context, req *cri.StartContainerRequest) (*cri.StartContainerResponse, error) {
+	c, err := s.runtime.Container(req.ContainerId)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := s.readySandbox(c.SandboxID()); err != nil {
+		return nil, fmt.Errorf("start container %s: %w", c.ID(), err)
+	}
+	if err := c.Start(ctx); err != nil {
+		return nil, fmt.Errorf("start container %s: %w", c.ID(), err)
+	}
+	return &cri.StartContainerResponse{}, nil
+}

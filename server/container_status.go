@@ -1,0 +1,104 @@
+package server
+
+import (
+	"context"
+	"encoding/json"
+	"time"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/oci"
+)
+
+// ContainerStatus tells all about a container.
+//
+// CRI: "If the container is not present, returns an error": NotFound, which is
+// the only one that the kubelet takes for that.
+func (s *Server) ContainerStatus(_ context.Context, req *cri.ContainerStatusRequest) (*cri.ContainerStatusResponse, error) {
+	c, err := s.runtime.Container(req.ContainerId)
+	if err != nil {
+		return nil, err
+	}
+	if s.containers.isHidden(c.ID()) {
+		return nil, fault.NotFound.Errorf("no container %q", req.ContainerId)
+	}
+	resp := &cri.ContainerStatusResponse{Status: s.containerStatus(c)}
+	if req.Verbose {
+		info, err := json.Marshal(map[string]any{
+			"sandboxID":   c.SandboxID(),
+			"pid":         c.Status().Pid,
+			"state":       c.Status().State.String(),
+			"config":      s.index.container(c).config,
+			"runtimeSpec": c.Config().Spec,
+		})
+		if err != nil {
+			return nil, fault.Internal.Errorf("encode info of container %s: %w", c.ID(), err)
+		}
+		resp.Info = map[string]string{"info": string(info)}
+	}
+	return resp, nil
+}
+
+// containerStatus is the CRI status of c, from one snapshot. Mounts are the ones
+// of the request, unchanged: the kubelet finds the termination log by them.
+func (s *Server) containerStatus(c *oci.Container) *cri.ContainerStatus {
+	rec, st := s.index.container(c), c.Status()
+	status := &cri.ContainerStatus{
+		Id:          c.ID(),
+		Metadata:    rec.config.Metadata,
+		State:       containerState(st.State),
+		CreatedAt:   c.CreatedAt().UnixNano(),
+		Image:       s.containerImage(rec),
+		ImageRef:    rec.imageRef,
+		ImageId:     rec.imageID,
+		Labels:      rec.config.Labels,
+		Annotations: rec.config.Annotations,
+		Mounts:      rec.config.Mounts,
+		LogPath:     c.Config().LogPath,
+		User:        rec.imageUser,
+		StopSignal:  rec.signal,
+	}
+	if rec.resources != nil {
+		status.Resources = &cri.ContainerResources{Linux: rec.resources}
+	}
+	if status.State != cri.ContainerState_CONTAINER_CREATED {
+		status.StartedAt = nanos(st.StartedAt)
+	}
+	if status.State == cri.ContainerState_CONTAINER_EXITED {
+		status.FinishedAt = nanos(st.FinishedAt)
+		status.ExitCode = st.ExitCode
+		status.Reason, status.Message = st.Reason, st.Message
+	}
+	return status
+}
+
+// nanos is CRI's form of a time; CRI has 0 for none.
+func nanos(t time.Time) int64 {
+	if t.IsZero() {
+		return 0
+	}
+	return t.UnixNano()
+}
+
+// containerImage is the image by the name that people know: a tag that it has
+// now, else what the user wrote, else what the kubelet asked for. It is never
+// empty, not even when the image is gone.
+func (s *Server) containerImage(rec *containerRecord) *cri.ImageSpec {
+	spec := &cri.ImageSpec{
+		Image:              rec.config.GetImage().GetImage(),
+		Annotations:        rec.config.GetImage().GetAnnotations(),
+		UserSpecifiedImage: rec.config.GetImage().GetUserSpecifiedImage(),
+		RuntimeHandler:     rec.config.GetImage().GetRuntimeHandler(),
+	}
+	if spec.UserSpecifiedImage != "" {
+		spec.Image = spec.UserSpecifiedImage
+	}
+	if img, err := s.images.Get(rec.imageID); err == nil && len(img.Tags) > 0 {
+		spec.Image = img.Tags[0]
+	}
+	if spec.Image == "" {
+		spec.Image = rec.imageRef
+	}
+	return spec
+}

@@ -1,0 +1,40 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/sys/unix"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+)
+
+// StopContainer stops a container within a grace period.
+//
+// CRI: "This call is idempotent, and must not return an error if the container
+// has already been stopped." A container we have never heard of counts.
+func (s *Server) StopContainer(ctx context.Context, req *cri.StopContainerRequest) (*cri.StopContainerResponse, error) {
+	c, err := s.runtime.Container(req.ContainerId)
+	if errors.Is(err, fault.NotFound) {
+		return &cri.StopContainerResponse{}, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	sig, ok := linuxSignal(s.index.container(c).signal)
+	if !ok {
+		sig = unix.SIGTERM
+	}
+	if err := c.Stop(ctx, sig, seconds(max(req.Timeout, 0))); err != nil {
+		return nil, fmt.Errorf("stop container %s: %w", c.ID(), err)
+	}
+	return &cri.StopContainerResponse{}, nil
+}
+
+// seconds converts CRI's timeouts; one that a Duration cannot hold never ends.
+func seconds(n int64) time.Duration {
+	return time.Duration(min(n, int64(time.Duration(1<<63-1)/time.Second))) * time.Second
+}

@@ -1,0 +1,64 @@
+package server
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/cyphar/filepath-securejoin/pathrs-lite"
+	"golang.org/x/sys/unix"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/server/spec"
+)
+
+// maxAccounts bounds /etc/passwd and /etc/group of an image, in bytes.
+const maxAccounts = 16 << 20
+
+// lookUpUser finds out who a container runs as, by the account files of its root
+// file system.
+func lookUpUser(sc *cri.LinuxContainerSecurityContext, imageUser, root string) (spec.User, error) {
+	passwd, err := readInRoot(root, "/etc/passwd")
+	if err != nil {
+		return spec.User{}, err
+	}
+	group, err := readInRoot(root, "/etc/group")
+	if err != nil {
+		return spec.User{}, err
+	}
+	return spec.ResolveUser(sc, imageUser, passwd, group)
+}
+
+// readInRoot reads a file of an image: symlinks lead nowhere outside of root,
+// and what is not a regular file (a pipe would keep us waiting) is no file. One
+// that is not there is nil.
+func readInRoot(root, name string) (io.Reader, error) {
+	handle, err := pathrs.OpenInRoot(root, name)
+	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open %s of the image: %w", name, err)
+	}
+	defer handle.Close()
+	info, err := handle.Stat()
+	if err != nil {
+		return nil, fmt.Errorf("look at %s of the image: %w", name, err)
+	}
+	if !info.Mode().IsRegular() || info.Size() > maxAccounts {
+		return nil, fault.Invalid.Errorf("%s of the image is no file of sensible size: %s, %d bytes", name, info.Mode().Type(), info.Size())
+	}
+	f, err := pathrs.Reopen(handle, unix.O_RDONLY)
+	if err != nil {
+		return nil, fmt.Errorf("open %s of the image: %w", name, err)
+	}
+	defer f.Close()
+	b, err := io.ReadAll(io.LimitReader(f, maxAccounts))
+	if err != nil {
+		return nil, fmt.Errorf("read %s of the image: %w", name, err)
+	}
+	return bytes.NewReader(b), nil
+}
