@@ -1,0 +1,23 @@
+package server
+
+import (
+	"context"
+	"time"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// ImageFsInfo tells what images and writable layers occupy. Both are on one file
+// system; the kubelet finds that out by the equal mount points.
+func (s *Server) ImageFsInfo(context.Context, *cri.ImageFsInfoRequest) (*cri.ImageFsInfoResponse, error) {
+	info := s.images.FsInfo()
+	usage := func() []*cri.FilesystemUsage {
+		return []*cri.FilesystemUsage{{
+			Timestamp:  time.Now().UnixNano(),
+			FsId:       &cri.FilesystemIdentifier{Mountpoint: info.Mountpoint},
+			UsedBytes:  value(info.UsedBytes),
+			InodesUsed: value(info.Inodes),
+		}}
+	}
+	return &cri.ImageFsInfoResponse{ImageFilesystems: usage(), ContainerFilesystems: usage()}, nil
+}

@@ -1,0 +1,41 @@
+package server
+
+import (
+	"context"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/internal/fault"
+)
+
+// PullImage brings an image from its registry and returns its ID, which is the
+// identifier that Image.id and ContainerStatus.image_id have too.
+//
+// The error is the store's own, with nothing before it: the kubelet knows two by
+// the word that they begin with.
+func (s *Server) PullImage(ctx context.Context, req *cri.PullImageRequest) (*cri.PullImageResponse, error) {
+	if err := checkImage(req.Image); err != nil {
+		return nil, err
+	}
+	var auth *image.Auth
+	if a := req.Auth; a != nil {
+		auth = &image.Auth{
+			Username: a.Username, Password: a.Password, Auth: a.Auth,
+			IdentityToken: a.IdentityToken, RegistryToken: a.RegistryToken, ServerAddress: a.ServerAddress,
+		}
+	}
+	img, err := s.images.Pull(ctx, req.Image.Image, auth)
+	if err != nil {
+		return nil, err
+	}
+	return &cri.PullImageResponse{ImageRef: img.ID}, nil
+}
+
+// checkImage refuses a request that names no image, or a handler that there is not.
+func checkImage(spec *cri.ImageSpec) error {
+	if spec.GetImage() == "" {
+		return fault.Invalid.Errorf("the request names no image")
+	}
+	return checkHandler(spec.RuntimeHandler)
+}

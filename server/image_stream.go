@@ -1,0 +1,17 @@
+package server
+
+import (
+	"google.golang.org/grpc"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// StreamImages is ListImages in as many messages as it takes.
+func (s *Server) StreamImages(req *cri.StreamImagesRequest, stream grpc.ServerStreamingServer[cri.StreamImagesResponse]) error {
+	list, err := s.listImages(req.Filter)
+	if err != nil {
+		return err
+	}
+	return inBatches(list, func(batch []*cri.Image) error {
+		return stream.Send(&cri.StreamImagesResponse{Images: batch})
+	})
+}
