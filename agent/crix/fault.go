@@ -6,8 +6,8 @@ import (
 	"fmt"
 
 	"github.com/crisp-cri/crisp/internal/fault"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	criapierrors "k8s.io/cri-api/pkg/errors"
 )
 
 // An Error is an action that failed, with the reason under which the kubelet
@@ -39,21 +39,20 @@ func Fault(err error) error {
 	if !ok {
 		return err
 	}
-	if criapierrors.IsNotFound(err) {
+	switch s.Code() {
+	case codes.NotFound:
 		return fault.NotFound.Errorf("%s", s.Message())
-	}
-	switch s.Code().String() { // by name: the codes are the server's business
-	case "Unavailable":
+	case codes.Unavailable:
 		return fault.Unavailable.Errorf("runtime is not reachable: %s", s.Message())
-	case "Canceled":
+	case codes.Canceled:
 		return context.Canceled
-	case "DeadlineExceeded":
+	case codes.DeadlineExceeded:
 		return fmt.Errorf("runtime did not answer in time: %s", s.Message())
-	case "InvalidArgument":
+	case codes.InvalidArgument:
 		return fault.Invalid.Errorf("%s", s.Message())
-	case "AlreadyExists":
+	case codes.AlreadyExists:
 		return fault.Exists.Errorf("%s", s.Message())
-	case "FailedPrecondition":
+	case codes.FailedPrecondition:
 		return fault.WrongState.Errorf("%s", s.Message())
 	}
 	return errors.New(s.Message())

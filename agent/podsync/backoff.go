@@ -24,7 +24,10 @@ func nextBackoff(c Container) time.Duration {
 	return min(2*c.Backoff, maxBackoff)
 }
 
+// RestartAt is when the successor of c, which has exited, may start.
+func RestartAt(c Container) time.Time { return c.FinishedAt.Add(nextBackoff(c)) }
+
 // CrashLoop reports whether c, which has exited, waits for its back-off.
 func CrashLoop(c Container, now time.Time) bool {
-	return c.State == Exited && c.FinishedAt.Add(nextBackoff(c)).After(now)
+	return c.State == Exited && RestartAt(c).After(now)
 }

@@ -1,0 +1,54 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/crisp-cri/crisp/agent/crix"
+	"github.com/crisp-cri/crisp/internal/fault"
+	internalapi "k8s.io/cri-api/pkg/apis"
+	criclient "k8s.io/cri-client/pkg"
+)
+
+// rpcTimeout is the kubelet's --runtime-request-timeout: what RPCs without a
+// rule of their own may take.
+const rpcTimeout = 2 * time.Minute
+
+// Dial connects to the CRI services at endpoint ("unix:///run/crisp/crisp.sock")
+// and has them answer once. Afterwards the connection repairs itself for as long
+// as it is used.
+func Dial(ctx context.Context, endpoint string, patience time.Duration) (internalapi.RuntimeService, internalapi.ImageManagerService, error) {
+	// The client takes its one timeout for the first answer and for every RPC
+	// after it, so the patience for the first is set from outside.
+	answered, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	runtime, err := criclient.NewRemoteRuntimeServiceBuilder().
+		WithEndpoint(endpoint).WithConnectionTimeout(rpcTimeout).WithTracerProvider(nil).WithUseStreaming(true).Build(answered)
+	if err != nil {
+		return nil, nil, unreachable(endpoint, err)
+	}
+	images, err := criclient.NewRemoteImageServiceBuilder().
+		WithEndpoint(endpoint).WithConnectionTimeout(rpcTimeout).WithTracerProvider(nil).WithUseStreaming(true).Build(answered)
+	if err != nil {
+		runtime.Close(ctx)
+		return nil, nil, unreachable(endpoint, err)
+	}
+	return runtime, images, nil
+}
+
+// unreachable shortens the client's nested sentences to the innermost.
+func unreachable(endpoint string, err error) error {
+	for {
+		inner := errors.Unwrap(err)
+		if inner == nil {
+			break
+		}
+		err = inner
+	}
+	if text := crix.Fault(err); errors.Is(text, fault.Unavailable) {
+		return text
+	}
+	return fault.Unavailable.Errorf("runtime at %s is not reachable: %s", endpoint, fmt.Sprint(crix.Fault(err)))
+}

@@ -1,0 +1,141 @@
+// Package pleg notices that something has changed in the runtime: the pod
+// lifecycle event generator, as the kubelet calls it.
+//
+// The truth is a relist: two lists, compared with the two before. The runtime's
+// event stream is only a hint that a relist is worth it now. So a lost event
+// costs at most the relist period, and a runtime without the stream, or one that
+// is being restarted, needs no special case.
+package pleg
+
+import (
+	"context"
+	"log/slog"
+	"maps"
+	"time"
+
+	"github.com/crisp-cri/crisp/agent/podsync"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+const (
+	// period is how late a change is noticed when no event hints at it.
+	period = 2 * time.Second
+	// gather is how long events are gathered before they cause a relist: a pod
+	// that starts or ends makes several.
+	gather = 20 * time.Millisecond
+	// reconnect is how long to wait before the event stream is opened again;
+	// after a stream that the runtime does not have, reconnectMax.
+	reconnect    = time.Second
+	reconnectMax = time.Minute
+)
+
+// A Runtime is what is listed, and where hints come from.
+type Runtime interface {
+	// States returns, for each pod of this agent, what it consists of: the IDs
+	// of its sandboxes and containers with their states.
+	States(ctx context.Context) (map[podsync.Key]States, error)
+	// Events sends what happens until the stream or ctx ends.
+	Events(ctx context.Context, out chan *cri.ContainerEventResponse) error
+}
+
+// States are the states of a pod's sandboxes and containers by ID.
+type States map[string]int32
+
+// A Generator watches one runtime.
+type Generator struct {
+	Runtime Runtime
+	Log     *slog.Logger
+}
+
+// A Change is what one relist found.
+type Change struct {
+	// Keys are the pods that changed since the last relist, appeared or went.
+	Keys []podsync.Key
+	// Back is set when the runtime answers for the first time, or again.
+	Back bool
+}
+
+// Run sends a Change whenever a relist finds one, until ctx ends.
+func (g *Generator) Run(ctx context.Context, out chan<- Change) {
+	hints := make(chan struct{}, 1)
+	go g.listen(ctx, hints)
+	ticker := time.NewTicker(period)
+	defer ticker.Stop()
+	var last map[podsync.Key]States
+	answers := false
+	for ctx.Err() == nil {
+		now, err := g.Runtime.States(ctx)
+		switch {
+		case err == nil:
+			change := Change{Keys: differ(last, now), Back: !answers}
+			if change.Back {
+				g.Log.InfoContext(ctx, "runtime answered", "pods", len(now))
+			}
+			last, answers = now, true
+			if len(change.Keys) > 0 || change.Back {
+				select {
+				case out <- change:
+				case <-ctx.Done():
+				}
+			}
+		case answers && ctx.Err() == nil:
+			g.Log.WarnContext(ctx, "runtime does not answer", "err", err)
+			answers = false
+		}
+		select {
+		case <-ctx.Done():
+		case <-ticker.C:
+		case <-hints:
+			pause(ctx, gather)
+		}
+	}
+}
+
+// differ returns the keys whose states are not the same in both.
+func differ(a, b map[podsync.Key]States) []podsync.Key {
+	var keys []podsync.Key
+	for key, states := range b {
+		if old, ok := a[key]; !ok || !maps.Equal(old, states) {
+			keys = append(keys, key)
+		}
+	}
+	for key := range a {
+		if _, ok := b[key]; !ok {
+			keys = append(keys, key)
+		}
+	}
+	return keys
+}
+
+// listen turns events into hints, and opens the stream again when it ends.
+func (g *Generator) listen(ctx context.Context, hints chan<- struct{}) {
+	wait := reconnect
+	for ctx.Err() == nil {
+		events := make(chan *cri.ContainerEventResponse, 64)
+		ended := make(chan error, 1)
+		go func() { ended <- g.Runtime.Events(ctx, events) }()
+		open := true
+		for open {
+			select {
+			case <-events:
+				wait = reconnect
+				select {
+				case hints <- struct{}{}:
+				default:
+				}
+			case err := <-ended:
+				open = false
+				g.Log.DebugContext(ctx, "event stream ended", "err", err, "retry", wait)
+			}
+		}
+		pause(ctx, wait)
+		wait = min(2*wait, reconnectMax)
+	}
+}
+
+func pause(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
+	}
+}

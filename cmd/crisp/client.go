@@ -1,0 +1,98 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/crisp-cri/crisp/agent"
+	"github.com/crisp-cri/crisp/agent/crix"
+	"github.com/crisp-cri/crisp/agent/status"
+	"github.com/crisp-cri/crisp/internal/fault"
+	v1 "k8s.io/api/core/v1"
+	internalapi "k8s.io/cri-api/pkg/apis"
+)
+
+// patience is how long a command waits for the runtime to answer at all.
+const patience = 10 * time.Second
+
+func (c *cli) connect() (internalapi.RuntimeService, internalapi.ImageManagerService, error) {
+	return agent.Dial(c.ctx, c.endpoint, patience)
+}
+
+// pods lists the pods of the runtime.
+func (c *cli) pods(runtime internalapi.RuntimeService) ([]crix.Found, error) {
+	version, err := runtime.Version(c.ctx, "")
+	if err != nil {
+		return nil, crix.Fault(err)
+	}
+	return crix.List(c.ctx, runtime, status.Node{Runtime: version.RuntimeName})
+}
+
+// pod finds the pod called name; of several, as while one replaces another, the
+// youngest. "pod/web" is "web".
+func (c *cli) pod(runtime internalapi.RuntimeService, namespace, name string) (crix.Found, error) {
+	name = podName(name)
+	all, err := c.pods(runtime)
+	if err != nil {
+		return crix.Found{}, err
+	}
+	var found *crix.Found
+	for i := range all {
+		p := all[i].Pod
+		if p.Namespace == namespace && p.Name == name && (found == nil || found.Pod.CreationTimestamp.Before(&p.CreationTimestamp)) {
+			found = &all[i]
+		}
+	}
+	if found == nil {
+		return crix.Found{}, fault.NotFound.Errorf("there is no pod %s in namespace %s", name, namespace)
+	}
+	return *found, nil
+}
+
+func podName(arg string) string {
+	for _, prefix := range []string{"pod/", "pods/", "po/"} {
+		if name, ok := strings.CutPrefix(arg, prefix); ok {
+			return name
+		}
+	}
+	return arg
+}
+
+// container finds the status of the container called name. Without a name it is
+// the first, and a word on stderr if there are more.
+func (c *cli) container(f crix.Found, name string) (v1.ContainerStatus, error) {
+	containers := f.Pod.Status.ContainerStatuses
+	all := slices.Concat(containers, f.Pod.Status.InitContainerStatuses)
+	if name == "" && len(containers) > 0 {
+		if len(all) > 1 {
+			fmt.Fprintf(c.stderr, "crisp: container %s of %s\n", containers[0].Name, strings.Join(containerNames(all), ", "))
+		}
+		return containers[0], nil
+	}
+	i := slices.IndexFunc(all, func(s v1.ContainerStatus) bool { return s.Name == name })
+	switch {
+	case name == "":
+		return v1.ContainerStatus{}, fault.NotFound.Errorf("pod %s has no container yet", f.Pod.Name)
+	case i < 0:
+		return v1.ContainerStatus{}, fault.NotFound.Errorf("pod %s has no container %s: it has %s", f.Pod.Name, name, strings.Join(containerNames(all), ", "))
+	}
+	return all[i], nil
+}
+
+func containerNames(list []v1.ContainerStatus) []string {
+	names := make([]string, len(list))
+	for i, s := range list {
+		names[i] = s.Name
+	}
+	return names
+}
+
+// runtimeID takes the runtime's name off a container ID.
+func runtimeID(id string) string {
+	if _, rest, ok := strings.Cut(id, "://"); ok {
+		return rest
+	}
+	return id
+}

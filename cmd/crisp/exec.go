@@ -1,0 +1,146 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"strings"
+
+	"github.com/crisp-cri/crisp/agent/crix"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/remotecommand"
+	utilexec "k8s.io/client-go/util/exec"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+func runExec(c *cli, args []string) error {
+	var namespace, container string
+	var interactive, tty bool
+	fs := c.flags("exec")
+	namespaceFlag(fs, &namespace)
+	containerFlag(fs, &container)
+	fs.BoolVar(&interactive, "i", false, "give the command our standard input")
+	fs.BoolVar(&interactive, "stdin", false, "the same")
+	fs.BoolVar(&tty, "t", false, "give the command a terminal")
+	fs.BoolVar(&tty, "tty", false, "the same")
+	// The command's own flags are not ours: without "--" it begins behind the
+	// pod's name.
+	own, cmd := args, []string(nil)
+	for i, arg := range args {
+		if arg == "--" {
+			own, cmd = args[:i], args[i+1:]
+			break
+		}
+	}
+	rest, err := c.parse(fs, own)
+	if err != nil {
+		return err
+	}
+	if len(rest) > 1 && cmd == nil {
+		return usageError("put -- before the command: crisp exec %s -- %s", rest[0], strings.Join(rest[1:], " "))
+	}
+	if len(rest) != 1 || len(cmd) == 0 {
+		return usageError("exec takes the name of a pod and a command")
+	}
+	if err := c.exec(namespace, rest[0], container, cmd, interactive, tty); err != nil {
+		return execError(err)
+	}
+	return nil
+}
+
+func (c *cli) exec(namespace, name, container string, cmd []string, interactive, tty bool) error {
+	runtime, _, err := c.connect()
+	if err != nil {
+		return err
+	}
+	f, err := c.pod(runtime, namespace, name)
+	if err != nil {
+		return err
+	}
+	status, err := c.container(f, container)
+	if err != nil {
+		return err
+	}
+	if status.State.Running == nil {
+		return fmt.Errorf("container %s of pod %s is not running: %s", status.Name, f.Pod.Name, stateWord(status))
+	}
+	resp, err := runtime.Exec(c.ctx, &cri.ExecRequest{
+		ContainerId: runtimeID(status.ContainerID), Cmd: cmd, Tty: tty, Stdin: interactive, Stdout: true, Stderr: !tty,
+	})
+	if err != nil {
+		return crix.Fault(err)
+	}
+	return c.stream(resp.Url, interactive, tty)
+}
+
+// stream connects our standard streams with the command's.
+func (c *cli) stream(address string, interactive, tty bool) error {
+	u, err := url.Parse(address)
+	if err != nil {
+		return err
+	}
+	// The URL holds a token that serves once, so no second protocol is tried.
+	executor, err := remotecommand.NewSPDYExecutor(&rest.Config{TLSClientConfig: rest.TLSClientConfig{Insecure: true}}, "POST", u)
+	if err != nil {
+		return err
+	}
+	o := remotecommand.StreamOptions{Stdout: c.stdout, Tty: tty}
+	if interactive {
+		o.Stdin = c.stdin
+	}
+	if !tty {
+		o.Stderr = c.stderr
+		return executor.StreamWithContext(c.ctx, o)
+	}
+	in, ok := c.stdin.(*os.File)
+	if !ok || !isTerminal(in) {
+		fmt.Fprintln(c.stderr, "crisp: standard input is not a terminal")
+		return executor.StreamWithContext(c.ctx, o)
+	}
+	restore, err := rawMode(in)
+	if err != nil {
+		return err
+	}
+	defer restore()
+	ctx, cancel := context.WithCancel(c.ctx)
+	defer cancel()
+	o.TerminalSizeQueue = watchSize(ctx, in)
+	return executor.StreamWithContext(ctx, o)
+}
+
+func stateWord(s v1.ContainerStatus) string {
+	switch {
+	case s.State.Waiting != nil:
+		return s.State.Waiting.Reason
+	case s.State.Terminated != nil:
+		return fmt.Sprintf("exited with code %d", s.State.Terminated.ExitCode)
+	}
+	return "unknown"
+}
+
+// execError gives the failure of an exec its exit code. The command's own code
+// is passed on in silence. That a program is missing or not executable reaches
+// us as a sentence only: CRI has no field for it.
+func execError(err error) error {
+	if code, ok := errors.AsType[utilexec.ExitError](err); ok && code.Exited() {
+		return &exitError{code: code.ExitStatus()}
+	}
+	text := err.Error()
+	for _, known := range []struct {
+		code    int
+		phrases []string
+	}{
+		{exitCommandMissing, []string{"executable file not found", "no such file or directory"}},
+		{exitNotExecutable, []string{"permission denied", "exec format error", "is a directory"}},
+	} {
+		for _, phrase := range known.phrases {
+			if strings.Contains(text, phrase) {
+				return &exitError{known.code, text}
+			}
+		}
+	}
+	return &exitError{exitExecFailed, text}
+}

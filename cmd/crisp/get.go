@@ -1,0 +1,233 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/crisp-cri/crisp/agent/crix"
+	"github.com/crisp-cri/crisp/internal/fault"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/duration"
+	"sigs.k8s.io/yaml"
+)
+
+func runGet(c *cli, args []string) error {
+	var namespace, output string
+	var all bool
+	fs := c.flags("get")
+	namespaceFlag(fs, &namespace)
+	fs.BoolVar(&all, "A", false, "pods of all namespaces")
+	fs.BoolVar(&all, "all-namespaces", false, "the same")
+	fs.StringVar(&output, "o", "", "`form`: wide, json, yaml or name")
+	fs.StringVar(&output, "output", "", "the same")
+	rest, err := c.parse(fs, args)
+	if err != nil {
+		return err
+	}
+	name, err := getArguments(rest)
+	if err != nil {
+		return err
+	}
+	print, ok := printers[output]
+	if !ok {
+		return usageError("-o %s: want wide, json, yaml or name", output)
+	}
+	runtime, _, err := c.connect()
+	if err != nil {
+		return err
+	}
+	pods, err := c.pods(runtime)
+	if err != nil {
+		return err
+	}
+	var list []crix.Found
+	for _, f := range pods {
+		if (all || f.Pod.Namespace == namespace) && (name == "" || f.Pod.Name == name) {
+			list = append(list, f)
+		}
+	}
+	if name != "" && len(list) == 0 {
+		return fault.NotFound.Errorf("there is no pod %s in namespace %s", name, namespace)
+	}
+	if len(list) == 0 && output == "" {
+		fmt.Fprintln(c.stderr, "crisp: no pods")
+	}
+	return print(c.stdout, list, view{all: all, one: name != "" && len(list) == 1, now: time.Now()})
+}
+
+func getArguments(args []string) (name string, err error) {
+	if len(args) == 0 {
+		return "", usageError("get what? pods")
+	}
+	switch args[0] {
+	case "pods", "pod", "po":
+		args = args[1:]
+	default:
+		if name = podName(args[0]); name == args[0] {
+			return "", usageError("get %s: only pods can be listed", args[0])
+		}
+		return name, nil
+	}
+	switch len(args) {
+	case 0:
+		return "", nil
+	case 1:
+		return podName(args[0]), nil
+	}
+	return "", usageError("get pods takes one name")
+}
+
+// A view says how pods are shown.
+type view struct {
+	all bool // of all namespaces
+	one bool // the one that was asked for, not a list
+	now time.Time
+}
+
+var printers = map[string]func(io.Writer, []crix.Found, view) error{
+	"":     func(w io.Writer, pods []crix.Found, v view) error { return printTable(w, pods, v, false) },
+	"wide": func(w io.Writer, pods []crix.Found, v view) error { return printTable(w, pods, v, true) },
+	"name": printNames,
+	"json": printJSON,
+	"yaml": printYAML,
+}
+
+func printTable(w io.Writer, pods []crix.Found, v view, wide bool) error {
+	if len(pods) == 0 {
+		return nil
+	}
+	t := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
+	row := func(cells ...string) { fmt.Fprintln(t, strings.Join(cells, "\t")) }
+	head := []string{"NAME", "READY", "STATUS", "RESTARTS", "AGE", "IP"}
+	if v.all {
+		head = append([]string{"NAMESPACE"}, head...)
+	}
+	if wide {
+		head = append(head, "SOURCE", "IMAGES", "SANDBOX")
+	}
+	row(head...)
+	for _, f := range pods {
+		cells := cellsOf(f.Pod, v.now)
+		if v.all {
+			cells = append([]string{f.Pod.Namespace}, cells...)
+		}
+		if wide {
+			cells = append(cells, or(f.Pod.Labels[crix.LabelSource], "<none>"), images(f.Pod), short(f.Have.Sandboxes[0].ID))
+		}
+		row(cells...)
+	}
+	return t.Flush()
+}
+
+func cellsOf(pod *v1.Pod, now time.Time) []string {
+	ready, restarts := 0, 0
+	for _, s := range pod.Status.ContainerStatuses {
+		if s.Ready {
+			ready++
+		}
+		restarts += int(s.RestartCount)
+	}
+	return []string{
+		pod.Name,
+		fmt.Sprintf("%d/%d", ready, len(pod.Status.ContainerStatuses)),
+		statusWord(pod),
+		strconv.Itoa(restarts),
+		duration.HumanDuration(now.Sub(pod.CreationTimestamp.Time)),
+		or(pod.Status.PodIP, "<none>"),
+	}
+}
+
+// statusWord is the STATUS of kubectl: the phase, or the reason of the container
+// that says most about why the pod is not what it is to be.
+func statusWord(pod *v1.Pod) string {
+	for i, s := range pod.Status.InitContainerStatuses {
+		switch t, w := s.State.Terminated, s.State.Waiting; {
+		case t != nil && t.ExitCode == 0, s.State.Running != nil && s.Ready:
+			continue
+		case t != nil:
+			return "Init:" + or(t.Reason, "ExitCode:"+strconv.Itoa(int(t.ExitCode)))
+		case w != nil && w.Reason != "" && w.Reason != "PodInitializing":
+			return "Init:" + w.Reason
+		case pod.Status.Phase == v1.PodPending:
+			return fmt.Sprintf("Init:%d/%d", i, len(pod.Status.InitContainerStatuses))
+		}
+	}
+	word := or(pod.Status.Reason, string(pod.Status.Phase))
+	running := false
+	for i := len(pod.Status.ContainerStatuses) - 1; i >= 0; i-- {
+		s := pod.Status.ContainerStatuses[i]
+		switch t, w := s.State.Terminated, s.State.Waiting; {
+		case w != nil && w.Reason != "":
+			word = w.Reason
+		case t != nil:
+			word = or(t.Reason, "ExitCode:"+strconv.Itoa(int(t.ExitCode)))
+		case s.Ready:
+			running = true
+		}
+	}
+	if running && word == "Completed" {
+		return "Running"
+	}
+	return word
+}
+
+func images(pod *v1.Pod) string {
+	var list []string
+	for _, c := range pod.Spec.Containers {
+		list = append(list, c.Image)
+	}
+	return or(strings.Join(list, ","), "<none>")
+}
+
+func printNames(w io.Writer, pods []crix.Found, _ view) error {
+	for _, f := range pods {
+		fmt.Fprintln(w, "pod/"+f.Pod.Name)
+	}
+	return nil
+}
+
+// object is one pod or a list of them, as kubectl writes it.
+func object(pods []crix.Found, v view) any {
+	if v.one {
+		return pods[0].Pod
+	}
+	list := v1.PodList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "List"}, Items: []v1.Pod{}}
+	for _, f := range pods {
+		list.Items = append(list.Items, *f.Pod)
+	}
+	return list
+}
+
+func printJSON(w io.Writer, pods []crix.Found, v view) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", "    ")
+	return e.Encode(object(pods, v))
+}
+
+func printYAML(w io.Writer, pods []crix.Found, v view) error {
+	data, err := yaml.Marshal(object(pods, v))
+	if err != nil {
+		return err
+	}
+	_, err = w.Write(data)
+	return err
+}
+
+func or(a, b string) string {
+	if a != "" {
+		return a
+	}
+	return b
+}
+
+// short is as much of an ID as tells it from others.
+func short(id string) string {
+	id = strings.TrimPrefix(id, "sha256:")
+	return id[:min(len(id), 13)]
+}

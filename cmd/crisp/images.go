@@ -1,0 +1,119 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/crisp-cri/crisp/agent/crix"
+	"github.com/crisp-cri/crisp/internal/fault"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+func runImages(c *cli, args []string) error {
+	var output string
+	fs := c.flags("images")
+	fs.StringVar(&output, "o", "", "`form`: json")
+	rest, err := c.parse(fs, args)
+	if err != nil {
+		return err
+	}
+	if len(rest) > 0 || output != "" && output != "json" {
+		return usageError("images takes no argument but -o json")
+	}
+	_, service, err := c.connect()
+	if err != nil {
+		return err
+	}
+	list, err := service.ListImages(c.ctx, nil)
+	if err != nil {
+		return crix.Fault(err)
+	}
+	if output == "json" {
+		e := json.NewEncoder(c.stdout)
+		e.SetIndent("", "    ")
+		return e.Encode(map[string]any{"images": list})
+	}
+	var rows []string
+	for _, image := range list {
+		for _, name := range imageNames(image) {
+			rows = append(rows, fmt.Sprintf("%s\t%s\t%s", name, short(image.Id), size(image.Size)))
+		}
+	}
+	slices.Sort(rows)
+	t := tabwriter.NewWriter(c.stdout, 0, 0, 3, ' ', 0)
+	fmt.Fprintln(t, "IMAGE\tID\tSIZE")
+	for _, row := range rows {
+		fmt.Fprintln(t, row)
+	}
+	return t.Flush()
+}
+
+// imageNames are the tags; an image without any goes by its digest.
+func imageNames(image *cri.Image) []string {
+	switch {
+	case len(image.RepoTags) > 0:
+		return image.RepoTags
+	case len(image.RepoDigests) > 0:
+		return image.RepoDigests[:1]
+	}
+	return []string{"<none>"}
+}
+
+func size(bytes uint64) string {
+	f, units := float64(bytes), []string{"B", "kB", "MB", "GB", "TB"}
+	for f >= 1000 && len(units) > 1 {
+		f, units = f/1000, units[1:]
+	}
+	return strings.TrimSuffix(fmt.Sprintf("%.1f", f), ".0") + units[0]
+}
+
+func runPull(c *cli, args []string) error {
+	rest, err := c.parse(c.flags("pull"), args)
+	if err != nil {
+		return err
+	}
+	if len(rest) != 1 {
+		return usageError("pull takes one image")
+	}
+	_, service, err := c.connect()
+	if err != nil {
+		return err
+	}
+	ref, err := service.PullImage(c.ctx, &cri.ImageSpec{Image: rest[0], UserSpecifiedImage: rest[0]}, nil, nil)
+	if err != nil {
+		return fmt.Errorf("pull %s: %w", rest[0], crix.Fault(err))
+	}
+	fmt.Fprintln(c.stdout, ref)
+	return nil
+}
+
+func runRemoveImages(c *cli, args []string) error {
+	rest, err := c.parse(c.flags("rmi"), args)
+	if err != nil {
+		return err
+	}
+	if len(rest) == 0 {
+		return usageError("rmi takes the images to remove")
+	}
+	_, service, err := c.connect()
+	if err != nil {
+		return err
+	}
+	for _, name := range rest {
+		resp, err := service.ImageStatus(c.ctx, &cri.ImageSpec{Image: name}, false)
+		if err != nil {
+			return crix.Fault(err)
+		}
+		if resp.GetImage() == nil { // CRI's RemoveImage would say nothing
+			return fault.NotFound.Errorf("there is no image %s", name)
+		}
+		if err := service.RemoveImage(c.ctx, &cri.ImageSpec{Image: name}); err != nil {
+			return fmt.Errorf("remove image %s: %w", name, crix.Fault(err))
+		}
+		fmt.Fprintln(c.stdout, name)
+	}
+	return nil
+}
