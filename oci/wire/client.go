@@ -16,6 +16,8 @@ type Client struct {
 	conn   *net.UnixConn
 	events chan Event
 	gone   chan struct{} // closed when the connection has ended
+	unread chan struct{} // closed by Close: nobody reads events any more
+	once   sync.Once     // of Close
 
 	sending sync.Mutex // serialises frames
 
@@ -38,6 +40,7 @@ func Dial(ctx context.Context, path string) (*Client, error) {
 		conn:   conn.(*net.UnixConn),
 		events: make(chan Event),
 		gone:   make(chan struct{}),
+		unread: make(chan struct{}),
 		calls:  make(map[uint64]chan *frame),
 		wake:   make(chan struct{}, 1),
 	}
@@ -97,7 +100,10 @@ func (c *Client) Call(ctx context.Context, method string, req, reply any, send .
 func (c *Client) Events() <-chan Event { return c.events }
 
 // Close ends the connection and the calls in flight.
-func (c *Client) Close() error { return c.conn.Close() }
+func (c *Client) Close() error {
+	c.once.Do(func() { close(c.unread) })
+	return c.conn.Close()
+}
 
 func (c *Client) send(data []byte, files []*os.File) error {
 	c.sending.Lock()
@@ -180,7 +186,11 @@ func (c *Client) deliver() {
 		over := c.calls == nil
 		c.mu.Unlock()
 		for _, e := range batch {
-			c.events <- e
+			select {
+			case c.events <- e:
+			case <-c.unread:
+				return
+			}
 		}
 		if over && len(batch) == 0 {
 			return

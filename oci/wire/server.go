@@ -25,7 +25,10 @@ type Handler interface {
 type Call struct {
 	Method string
 	Files  []*os.File
-	body   []byte
+	// Then, if the handler sets it, is called once the answer has been written, or
+	// could not be.
+	Then func()
+	body []byte
 }
 
 // Decode stores the request in v. What cannot be is fault.Invalid.
@@ -176,6 +179,10 @@ func (c *Conn) answer(ctx context.Context, h Handler, f *frame, log *slog.Logger
 		files = nil
 	}
 	c.push(outgoing{data: data, files: files})
+	if call.Then != nil {
+		c.flush()
+		call.Then()
+	}
 }
 
 // guarded turns a panic of one call into its error: every container of the node
@@ -200,15 +207,14 @@ func (c *Conn) cancel(id uint64) {
 	}
 }
 
-// Flush waits until everything sent so far has been written, or the connection
-// or ctx has ended.
-func (c *Conn) Flush(ctx context.Context) {
+// flush waits until everything pushed so far has been written, or the connection
+// has ended.
+func (c *Conn) flush() {
 	sent := make(chan struct{})
 	c.push(outgoing{sent: sent})
 	select {
 	case <-sent:
 	case <-c.done:
-	case <-ctx.Done():
 	}
 }
 

@@ -1,0 +1,147 @@
+// Command crisp-executor is the parent of every container of a node; see
+// oci/executor. crispd starts it when there is none, and talks to it over its
+// socket. It logs JSON lines to stderr.
+//
+// The same program is libcontainer's "init", which becomes the container's first
+// process: it is executed once for each container and each exec, so nothing here
+// may be slow to load.
+package main
+
+import (
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"runtime/debug"
+	"strings"
+
+	_ "github.com/opencontainers/cgroups/devices" // sets device rules; libcontainer refuses to start without
+	"github.com/opencontainers/runc/libcontainer"
+	_ "github.com/opencontainers/runc/libcontainer/nsenter" // joins namespaces before Go starts
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/oci/executor"
+)
+
+// version is set by the linker.
+var version = "unknown"
+
+func init() {
+	if len(os.Args) < 2 {
+		return
+	}
+	switch os.Args[1] {
+	case "init":
+		debug.SetGCPercent(-1) // it lives for some milliseconds
+		libcontainer.Init()
+	case executor.BounceArg:
+		executor.Bounce(os.Args[2:])
+	}
+}
+
+func main() {
+	socket := flag.String("socket", "/run/crisp/executor.sock", "listen on this `path`")
+	state := flag.String("state", "/run/crisp", "crisp's state `directory`")
+	cgroup := flag.String("cgroup", "", "move to this `cgroup` first, below the root of every hierarchy")
+	show := flag.Bool("version", false, "print the version and exit")
+	flag.Parse()
+	if *show {
+		fmt.Println(version)
+		return
+	}
+	log := slog.New(slog.NewJSONHandler(os.Stderr, nil))
+	if err := run(*socket, *state, *cgroup, log); err != nil {
+		log.Error("executor ended", "err", err)
+		os.Exit(1)
+	}
+}
+
+func run(socket, state, cgroup string, log *slog.Logger) error {
+	if !executor.Sealed() {
+		self, err := executor.Seal("/proc/self/exe")
+		if err != nil {
+			return err
+		}
+		return executor.Execute(self, os.Args, os.Environ())
+	}
+	bridge(log)
+	prepare(cgroup, log)
+	o := executor.Options{Socket: socket, State: state, Version: version, Log: log}
+	open := executor.New
+	if executor.Resuming() {
+		open = executor.Resume
+	}
+	x, err := open(o)
+	if err != nil {
+		return err
+	}
+	go onTerm(x, log)
+	log.Info("executor started", "pid", os.Getpid(), "version", version)
+	err = x.Serve()
+	if cgroup != "" {
+		leave(cgroup)
+	}
+	return err
+}
+
+// prepare gives the process what it needs to be everybody's parent. What is not
+// allowed is done without.
+func prepare(cgroup string, log *slog.Logger) {
+	unix.Umask(0o022)
+	if err := os.Chdir("/"); err != nil {
+		log.Warn("working directory kept", "err", err)
+	}
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		log.Error("orphans of containers go to another process", "err", err)
+	}
+	os.WriteFile("/proc/self/comm", []byte("crisp-executor"), 0) // else it is a descriptor's number
+	// The last process of the node to be killed for memory, but for the kernel's
+	// own exceptions.
+	if err := os.WriteFile("/proc/self/oom_score_adj", []byte("-999"), 0); err != nil {
+		log.Info("oom score kept", "err", err)
+	}
+	if cgroup != "" {
+		if err := move(cgroup); err != nil {
+			log.Warn("cgroup kept", "err", err)
+		}
+	}
+	// libcontainer's children take it for theirs: they need one thread, and start
+	// quicker with it. Go has read ours already.
+	os.Setenv("GOMAXPROCS", "1")
+}
+
+// onTerm ends the executor on SIGTERM if it has no containers. With containers it
+// stays: it is not what anybody stops a container with.
+func onTerm(x *executor.Executor, log *slog.Logger) {
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, unix.SIGTERM, unix.SIGINT)
+	for range signals {
+		if err := x.Close(); err != nil {
+			log.Warn("signal ignored", "err", err)
+		}
+	}
+}
+
+// bridge turns what libcontainer logs into lines of ours.
+func bridge(log *slog.Logger) {
+	logrus.SetOutput(io.Discard)
+	logrus.AddHook(hook{log})
+}
+
+type hook struct{ log *slog.Logger }
+
+func (hook) Levels() []logrus.Level {
+	return []logrus.Level{logrus.PanicLevel, logrus.FatalLevel, logrus.ErrorLevel, logrus.WarnLevel}
+}
+
+func (h hook) Fire(e *logrus.Entry) error {
+	args := []any{"text", strings.TrimSpace(e.Message)}
+	if err, ok := e.Data[logrus.ErrorKey]; ok {
+		args = append(args, "err", err)
+	}
+	h.log.Warn("libcontainer complained", args...)
+	return nil
+}

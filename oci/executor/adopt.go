@@ -1,0 +1,108 @@
+package executor
+
+import (
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/opencontainers/runc/libcontainer"
+	"github.com/opencontainers/runc/libcontainer/configs"
+	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/internal/undo"
+	"github.com/crisp-cri/crisp/oci/wire"
+)
+
+// adopt is "adopt", see wire.AdoptRequest. A process that cannot be found any more
+// is adopted all the same, for its exit to be told.
+func (x *Executor) adopt(req wire.AdoptRequest, call *wire.Call) (err error) {
+	var steps undo.Stack
+	defer steps.RunIf(&err)
+
+	x.gate.enter()
+	defer x.gate.leave()
+	s := settings{req.ID, req.Stdin, req.StdinOnce, req.TTY, req.LogPath, req.LogMaxLine, req.ExitPath, false}
+	c, err := x.reserve(s)
+	if err != nil {
+		return err
+	}
+	steps.Add("reservation", func() error { x.release(c); return nil })
+	c.ref = req.RunReply
+	if lc, err := libcontainer.Load(x.root, req.ID); err == nil {
+		config := lc.Config()
+		c.ownPID = config.Namespaces.IsPrivate(configs.NEWPID)
+		if paths, err := cgroupPaths(lc); err == nil {
+			c.ref.Cgroups = paths
+		}
+		c.lease.put(lc)
+	}
+	if c.proc, err = foster(req.Pid, req.StartTime, call.File(wire.FDPid)); err != nil {
+		c.exit = &wire.Exit{ID: c.ID, Code: 255, At: time.Now(), Reason: wire.ReasonUnknown, Message: err.Error()}
+	}
+	log, err := x.openLog(s)
+	if err != nil {
+		// The container runs, whether its output can be kept or not.
+		x.log.Warn("container output is being lost", "container", c.ID, "err", err)
+	}
+	var ends [4]*os.File
+	for i, name := range []string{wire.FDStdin, wire.FDStdout, wire.FDStderr, wire.FDPTY} {
+		if ends[i], err = repoll(call.File(name)); err != nil {
+			closeAll(ends[:])
+			return err
+		}
+	}
+	c.io = newStdio(s, log, ends[0], ends[1], ends[2], ends[3])
+	if c.oom, err = newOOMCounter(c.ref.Cgroups); err != nil {
+		x.log.Warn("memory events cannot be read", "container", c.ID, "err", err)
+	}
+	x.live(c)
+	return nil
+}
+
+// foster makes the child of a process that another executor has started.
+func foster(pid int, start uint64, pidfd *os.File) (*child, error) {
+	lost := &child{pid: pid}
+	if pidfd != nil {
+		f, err := repoll(pidfd)
+		if err != nil {
+			return lost, err
+		}
+		return &child{pid: pid, pidfd: f}, nil
+	}
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return lost, fmt.Errorf("exit code lost: the executor that started it died, and the process had ended before another took over")
+	}
+	// The number is believed only with the start time.
+	if t, err := startTime(pid); err != nil || t != start {
+		unix.Close(fd)
+		return lost, fmt.Errorf("exit code lost: the executor that started it died, and process %d is another one now", pid)
+	}
+	f, err := polled(fd, wire.FDPid)
+	if err != nil {
+		return lost, err
+	}
+	return &child{pid: pid, pidfd: f}, nil
+}
+
+// repoll puts a file that was received into the poller. It takes f over; nil stays
+// nil.
+func repoll(f *os.File) (*os.File, error) {
+	if f == nil {
+		return nil, nil
+	}
+	defer f.Close()
+	d, err := dup(f)
+	if err != nil {
+		return nil, err
+	}
+	defer d.Close()
+	var fd int
+	if err := withFD(d, func(n int) (err error) {
+		fd, err = unix.FcntlInt(uintptr(n), unix.F_DUPFD_CLOEXEC, 3)
+		return err
+	}); err != nil {
+		return nil, err
+	}
+	return polled(fd, f.Name())
+}

@@ -1,0 +1,246 @@
+package executor
+
+import (
+	"os"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/internal/crilog"
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/oci/wire"
+)
+
+// An attachment is one client that watches a container and may type into it.
+type attachment struct {
+	outs  map[string]*os.File // stream → the writing end of its pipe
+	stdin *os.File            // the reading end of the client's input, or nil
+	typed []byte              // read from stdin, not yet written: only changed inside the gate
+	once  sync.Once
+}
+
+func (a *attachment) close() {
+	a.once.Do(func() {
+		for _, f := range a.outs {
+			f.Close()
+		}
+		if a.stdin != nil {
+			a.stdin.Close()
+		}
+	})
+}
+
+// attachRoom is how far a client may fall behind before it is dropped. The kernel
+// takes memory only for what is in the pipe (pipe(7); a lower limit of the user's
+// is put up with).
+const attachRoom = 1 << 20 // bytes
+
+// attach is "attach".
+func (x *Executor) attach(req wire.AttachRequest) ([]*os.File, error) {
+	c, err := x.runs(req.ID)
+	if err != nil {
+		return nil, err
+	}
+	a := &attachment{outs: make(map[string]*os.File)}
+	var theirs []*os.File
+	fail := func(err error) ([]*os.File, error) {
+		a.close()
+		closeAll(theirs)
+		return nil, err
+	}
+	for _, o := range c.io.outs {
+		client, ours, err := pipe(o.stream, false)
+		if err != nil {
+			return fail(err)
+		}
+		a.outs[o.stream] = ours
+		theirs = append(theirs, client)
+		withFD(ours, func(fd int) error {
+			_, err := unix.FcntlInt(uintptr(fd), unix.F_SETPIPE_SZ, attachRoom)
+			return err
+		})
+	}
+	if req.Stdin && c.io.stdin != nil {
+		client, ours, err := pipe(wire.FDStdin, true)
+		if err != nil {
+			return fail(err)
+		}
+		a.stdin = ours
+		theirs = append(theirs, client)
+	}
+	for _, f := range theirs {
+		withFD(f, func(fd int) error { return unix.SetNonblock(fd, true) })
+	}
+	if !c.io.attach(a, &x.gate) {
+		return fail(fault.WrongState.Errorf("container %s is not running", c.ID))
+	}
+	return theirs, nil
+}
+
+// attach puts a to work, unless the container has ended.
+func (io *stdio) attach(a *attachment, g *gate) bool {
+	io.mu.Lock()
+	defer io.mu.Unlock()
+	if io.over {
+		return false
+	}
+	io.attached = append(io.attached, a)
+	if a.stdin != nil {
+		go io.feed(a, g)
+	}
+	for _, f := range a.outs {
+		go func() {
+			// Poll reports POLLERR for a pipe that has lost its reader: a client
+			// that left must not wait for the next output to be forgotten.
+			ready(f, 0)
+			io.detach(a)
+		}()
+	}
+	return true
+}
+
+// detach forgets a. Its input, if open, goes on: `echo x | attach` must not lose
+// the x because nobody reads the output.
+func (io *stdio) detach(a *attachment) {
+	io.mu.Lock()
+	for i, other := range io.attached {
+		if other == a {
+			io.attached = append(io.attached[:i:i], io.attached[i+1:]...)
+			break
+		}
+	}
+	io.mu.Unlock()
+	for _, f := range a.outs {
+		f.Close()
+	}
+}
+
+// tee sends p to all that are attached, and drops those that are too far behind.
+func (io *stdio) tee(o *output, p []byte) {
+	io.mu.Lock()
+	attached := io.attached
+	io.mu.Unlock()
+	for _, a := range attached {
+		f := a.outs[o.stream]
+		err := withFD(f, func(fd int) error {
+			for rest := p; len(rest) > 0; {
+				n, err := unix.Write(fd, rest)
+				switch {
+				case err == unix.EINTR:
+				case err != nil:
+					return err
+				default:
+					rest = rest[n:]
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			io.detach(a)
+		}
+	}
+}
+
+// feed copies what a client types to the container until the client closes its
+// end; with stdinOnce the container's input ends then.
+func (io *stdio) feed(a *attachment, g *gate) {
+	from, err := a.stdin.SyscallConn()
+	if err != nil {
+		return
+	}
+	to, err := io.stdin.SyscallConn()
+	if err != nil {
+		return
+	}
+	eof, broken := false, false
+	take := func(fd uintptr) bool {
+		g.enter()
+		defer g.leave()
+		buf := make([]byte, 4<<10)
+		n, err := unix.Read(int(fd), buf)
+		if err == unix.EAGAIN || err == unix.EINTR {
+			return false
+		}
+		eof = n <= 0
+		a.typed = buf[:max(n, 0)]
+		return true
+	}
+	give := func(fd uintptr) bool {
+		g.enter()
+		defer g.leave()
+		for len(a.typed) > 0 {
+			n, err := unix.Write(int(fd), a.typed)
+			switch err {
+			case nil:
+				a.typed = a.typed[n:]
+			case unix.EINTR:
+			case unix.EAGAIN:
+				return false
+			default:
+				broken = true // the container has closed it, or ended
+				return true
+			}
+		}
+		return true
+	}
+	for !eof && !broken {
+		if to.Write(give) != nil || broken || from.Read(take) != nil {
+			break
+		}
+	}
+	a.stdin.Close()
+	if io.stdinOnce {
+		io.closeStdin()
+	}
+}
+
+// resize is "resize".
+func (x *Executor) resize(req wire.ResizeRequest) error {
+	c, err := x.runs(req.ID)
+	if err != nil {
+		return err
+	}
+	pty := c.io.pty()
+	if pty == nil {
+		return fault.Invalid.Errorf("container %s has no terminal", c.ID)
+	}
+	return withFD(pty, func(fd int) error {
+		return unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, &unix.Winsize{Row: req.Height, Col: req.Width})
+	})
+}
+
+// reopenLog is "reopenlog". It waits for no stop in progress: a stopping container
+// runs until it has ended.
+func (x *Executor) reopenLog(id string) error {
+	c, err := x.runs(id)
+	if err != nil {
+		return err
+	}
+	if c.io.log == nil {
+		return nil
+	}
+	return c.io.log.Reopen()
+}
+
+// openLog opens a container's log, or returns nil if it has none.
+func (x *Executor) openLog(s settings) (*crilog.Writer, error) {
+	if s.LogPath == "" {
+		return nil, nil
+	}
+	w, err := crilog.Open(s.LogPath, s.LogMaxLine, x.logTrouble(s.ID))
+	if err != nil {
+		return nil, err
+	}
+	return w, nil
+}
+
+// logTrouble is what a container's log reports to.
+func (x *Executor) logTrouble(id string) func(error, int64) {
+	return func(err error, lost int64) {
+		if err != nil {
+			x.log.Warn("container output is being lost", "container", id, "err", err)
+			return
+		}
+		x.log.Warn("container output was lost", "container", id, "bytes", lost)
+	}
+}

@@ -1,0 +1,122 @@
+package executor
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opencontainers/cgroups"
+	"github.com/opencontainers/runc/libcontainer"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+)
+
+// cgroupPaths returns the directories of a container by controller. The key "" is
+// the v2 hierarchy: the only one, or on a hybrid host (v1 controllers, and a v2
+// hierarchy without any beside them) one of many.
+func cgroupPaths(lc *libcontainer.Container) (map[string]string, error) {
+	st, err := lc.State()
+	if err != nil {
+		return nil, err
+	}
+	return maps.Clone(st.CgroupPaths), nil // the cgroup manager changes its own
+}
+
+// hybrid tells whether paths are those of a hybrid host.
+func hybrid(paths map[string]string) bool { return paths[""] != "" && len(paths) > 1 }
+
+// members returns the processes of the cgroup and of those below it.
+func members(paths map[string]string) ([]int, error) {
+	for _, key := range []string{"", "freezer", "pids", "memory", "devices"} {
+		if dir := paths[key]; dir != "" {
+			pids, err := cgroups.GetAllPids(dir)
+			if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENODEV) {
+				return nil, nil // a cgroup that has gone is empty
+			}
+			return pids, err
+		}
+	}
+	return nil, fault.Internal.Errorf("cgroup %v has no hierarchy that lists processes", paths)
+}
+
+// signalAll signals every process of the cgroup. SIGKILL misses none, not even of
+// those that are being forked: by cgroup.kill (v2, Linux 5.14), else by freezing
+// the cgroup meanwhile. A frozen cgroup is thawed by it.
+func signalAll(paths map[string]string, sig unix.Signal) error {
+	if sig == unix.SIGKILL {
+		if dir := paths[""]; dir != "" && os.WriteFile(filepath.Join(dir, "cgroup.kill"), []byte("1"), 0) == nil {
+			// In v1, a process that is frozen dies only when thawed.
+			freeze(paths, false)
+			return nil
+		}
+		freeze(paths, true)
+		defer freeze(paths, false)
+	}
+	pids, err := members(paths)
+	if err != nil {
+		return err
+	}
+	for _, pid := range pids {
+		if e := unix.Kill(pid, sig); e != nil && e != unix.ESRCH {
+			err = errors.Join(err, fmt.Errorf("signal process %d: %w", pid, e))
+		}
+	}
+	return err
+}
+
+// freeze freezes or thaws the cgroup. It is best effort: a process that cannot be
+// frozen can still be killed.
+func freeze(paths map[string]string, on bool) {
+	dir, file, value := paths["freezer"], "freezer.state", "THAWED"
+	if on {
+		value = "FROZEN"
+	}
+	if dir == "" {
+		dir, file, value = paths[""], "cgroup.freeze", "0"
+		if on {
+			value = "1"
+		}
+	}
+	if dir == "" {
+		return
+	}
+	path := filepath.Join(dir, file)
+	if os.WriteFile(path, []byte(value), 0) != nil || !on {
+		return
+	}
+	for range 20 { // v1 says FREEZING until all have stopped
+		if data, err := os.ReadFile(path); err != nil || string(data) != "FREEZING\n" {
+			return
+		}
+		time.Sleep(500 * time.Microsecond)
+		os.WriteFile(path, []byte(value), 0)
+	}
+}
+
+// endPatience bounds how long endAll waits for killed processes to go. One that
+// does not is in uninterruptible sleep.
+const endPatience = 2 * time.Second
+
+// endAll kills every process of the cgroup and waits until they are gone.
+// fault.Unavailable: some would not go yet.
+func endAll(paths map[string]string) error {
+	deadline := time.Now().Add(endPatience)
+	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
+		pids, err := members(paths)
+		if err != nil || len(pids) == 0 {
+			return err
+		}
+		if time.Now().After(deadline) {
+			return fault.Unavailable.Errorf("%d processes, process %d first, do not end when killed", len(pids), pids[0])
+		}
+		if err := signalAll(paths, unix.SIGKILL); err != nil {
+			return err
+		}
+		time.Sleep(pause)
+	}
+}

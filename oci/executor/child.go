@@ -1,0 +1,202 @@
+package executor
+
+import (
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+)
+
+// A child is a process that is waited for through its pidfd: a container's init
+// or an exec. Normally it is our own child; one adopted from an executor that
+// died is somebody else's, who reaps it.
+type child struct {
+	pid   int
+	pidfd *os.File // in the poller
+	ours  bool
+}
+
+// newChild opens the pidfd of a child that has not been reaped.
+func newChild(pid int) (*child, error) {
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return nil, fmt.Errorf("pidfd of process %d: %w", pid, err)
+	}
+	f, err := polled(fd, "pidfd")
+	if err != nil {
+		return nil, err
+	}
+	return &child{pid: pid, pidfd: f, ours: true}, nil
+}
+
+// polled makes fd a file that is waited for in the poller, not in a thread.
+func polled(fd int, name string) (*os.File, error) {
+	if err := unix.SetNonblock(fd, true); err != nil {
+		unix.Close(fd)
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	return os.NewFile(uintptr(fd), name), nil
+}
+
+// wait returns when the process has ended; it need not be reaped yet.
+func (p *child) wait() error {
+	return ready(p.pidfd, unix.POLLIN)
+}
+
+// ready waits, in the poller, until poll(2) reports one of events for f.
+func ready(f *os.File, events int16) error {
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return err
+	}
+	return raw.Read(func(fd uintptr) bool {
+		p := []unix.PollFd{{Fd: int32(fd), Events: events}}
+		n, err := unix.Poll(p, 0)
+		return n > 0 || err != nil && err != unix.EINTR
+	})
+}
+
+// reap takes the exit code of a process that wait has returned for.
+func (p *child) reap() (int32, error) {
+	if !p.ours {
+		return p.lookUp()
+	}
+	for {
+		var ws unix.WaitStatus
+		// By PID: it is a zombie of ours, nobody else can have the number.
+		switch _, err := unix.Wait4(p.pid, &ws, 0, nil); err {
+		case nil:
+			return exitCode(ws), nil
+		case unix.EINTR:
+		default:
+			return 255, fmt.Errorf("wait for process %d: %w", p.pid, err)
+		}
+	}
+}
+
+// adoptedPatience bounds how long the foreign parent of an adopted process may
+// take to reap it: only then does the kernel tell the exit code.
+const adoptedPatience = 5 * time.Second
+
+// lookUp finds the exit code of a process that is not our child. Since Linux 6.15
+// the pidfd tells it (PIDFD_GET_INFO with PIDFD_INFO_EXIT) once the process has
+// been reaped; before that, field 52 of its stat has it while it is a zombie.
+func (p *child) lookUp() (int32, error) {
+	deadline := time.Now().Add(adoptedPatience)
+	for {
+		if ws, ok := zombieStatus(p.pid, p.pidfd); ok {
+			return exitCode(ws), nil
+		}
+		info := unix.PidfdInfo{Mask: unix.PIDFD_INFO_EXIT}
+		err := withFD(p.pidfd, func(fd int) error { return unix.IoctlPidfdInfo(fd, &info) })
+		if err == nil && info.Mask&unix.PIDFD_INFO_EXIT != 0 {
+			return exitCode(unix.WaitStatus(info.Exit_code)), nil
+		}
+		switch {
+		case err == unix.EINVAL || err == unix.ENOTTY:
+			return 255, fault.Internal.Errorf("exit code lost: the executor that started it died, and Linux before 6.15 tells the code to nobody else")
+		case err == unix.ESRCH:
+			return 255, fault.Internal.Errorf("exit code lost: the executor that started it died, and the process was reaped before another took over")
+		case time.Now().After(deadline):
+			return 255, fault.Internal.Errorf("exit code lost: the executor that started it died, and its new parent has not reaped the process")
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+}
+
+// zombieStatus reads the wait status of a zombie from /proc.
+func zombieStatus(pid int, pidfd *os.File) (unix.WaitStatus, bool) {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0, false
+	}
+	// Signal 0 fails once the process is reaped: else the stat may be that of
+	// another with the same number.
+	if withFD(pidfd, func(fd int) error { return unix.PidfdSendSignal(fd, 0, nil, 0) }) != nil {
+		return 0, false
+	}
+	state, err := cutStat(string(data), 3)
+	if err != nil || state != "Z" {
+		return 0, false
+	}
+	code, err := cutStat(string(data), 52)
+	if err != nil {
+		return 0, false
+	}
+	n, err := strconv.ParseUint(code, 10, 32)
+	return unix.WaitStatus(n), err == nil
+}
+
+// exitCode is the code as a shell tells it: 128+n for signal n.
+func exitCode(ws unix.WaitStatus) int32 {
+	if ws.Signaled() {
+		return 128 + int32(ws.Signal())
+	}
+	return int32(ws.ExitStatus())
+}
+
+// signal sends sig. A process that has ended is no error.
+func (p *child) signal(sig unix.Signal) error {
+	err := withFD(p.pidfd, func(fd int) error { return unix.PidfdSendSignal(fd, sig, nil, 0) })
+	if err == unix.ESRCH || err == os.ErrClosed {
+		return nil
+	}
+	return err
+}
+
+func (p *child) close() { p.pidfd.Close() }
+
+// withFD calls f with the number of a file that stays open meanwhile. Unlike
+// os.File.Fd, it leaves the file in the poller.
+func withFD(file *os.File, f func(fd int) error) error {
+	raw, err := file.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var inner error
+	if err := raw.Control(func(fd uintptr) { inner = f(int(fd)) }); err != nil {
+		return os.ErrClosed
+	}
+	return inner
+}
+
+// dup duplicates a file under the same name, to be sent away.
+func dup(f *os.File) (*os.File, error) {
+	var d *os.File
+	err := withFD(f, func(fd int) error {
+		n, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 3)
+		if err == nil {
+			d = os.NewFile(uintptr(n), f.Name())
+		}
+		return err
+	})
+	return d, err
+}
+
+// startTime is field 22 of /proc/<pid>/stat.
+func startTime(pid int) (uint64, error) {
+	s, err := statField(pid, 22)
+	if err != nil {
+		return 0, err
+	}
+	return strconv.ParseUint(s, 10, 64)
+}
+
+// cutStat returns field n, at least 3, of a line of /proc/<pid>/stat. The second
+// is a name that may contain anything.
+func cutStat(stat string, n int) (string, error) {
+	end := strings.LastIndexByte(stat, ')')
+	if end < 0 {
+		return "", fmt.Errorf("stat %.40q has no name", stat)
+	}
+	fields := strings.Fields(stat[end+1:])
+	if len(fields) <= n-3 {
+		return "", fmt.Errorf("stat %.40q has no field %d", stat, n)
+	}
+	return fields[n-3], nil
+}

@@ -1,0 +1,88 @@
+package executor
+
+import (
+	"github.com/opencontainers/runc/libcontainer"
+	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/oci/wire"
+)
+
+// signal is "signal", see wire.SignalRequest.
+func (x *Executor) signal(req wire.SignalRequest) error {
+	x.mu.Lock()
+	c, ok := x.containers[req.ID]
+	ready := ok && c.phase != starting
+	over := ok && c.phase >= ended
+	x.mu.Unlock()
+	sig := unix.Signal(req.Signal)
+	switch {
+	case !ok:
+		return fault.NotFound.Errorf("no container %q", req.ID)
+	case !ready:
+		return fault.WrongState.Errorf("container %s is starting", req.ID)
+	case req.All:
+		return signalAll(c.ref.Cgroups, sig)
+	case over:
+		return nil
+	}
+	if err := c.proc.signal(sig); err != nil {
+		return err
+	}
+	if sig == unix.SIGKILL {
+		freeze(c.ref.Cgroups, false) // in v1, what is frozen does not die
+	}
+	return nil
+}
+
+// delete is "delete": it removes the cgroup and libcontainer's state of a
+// container that has ended, after killing what it left. A container that is not
+// known is no error, but what a crash left of it is removed too.
+//
+// fault.Unavailable: some process does not die yet; try again.
+func (x *Executor) delete(id string) error {
+	x.gate.enter()
+	defer x.gate.leave()
+	x.mu.Lock()
+	c, ok := x.containers[id]
+	was := starting
+	if ok {
+		was = c.phase
+		if was == ended {
+			c.phase = deleting
+		}
+	}
+	x.mu.Unlock()
+	if !ok {
+		return x.sweep(id)
+	}
+	if was != ended {
+		return fault.WrongState.Errorf("container %s has not ended", id)
+	}
+	if err := x.remove(c); err != nil {
+		x.mu.Lock()
+		c.phase = ended
+		x.mu.Unlock()
+		return err
+	}
+	x.release(c)
+	return nil
+}
+
+func (x *Executor) remove(c *container) error {
+	if err := endAll(c.ref.Cgroups); err != nil {
+		return err
+	}
+	lc, err := c.lease.take(x.root, c.ID)
+	if err == libcontainer.ErrNotExist {
+		return nil // removed before, but then not to the end
+	}
+	if err != nil {
+		return err
+	}
+	if err := destroy(lc); err != nil {
+		c.lease.put(lc)
+		return fault.Unavailable.Errorf("remove container %s: %w", c.ID, err)
+	}
+	return nil
+}

@@ -1,0 +1,248 @@
+package executor
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"github.com/opencontainers/runc/libcontainer"
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/opencontainers/cgroups"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/undo"
+	"github.com/crisp-cri/crisp/oci/wire"
+)
+
+// An execution is one exec: a process beside a container's own, in a cgroup below
+// the container's, so that it can be killed with all that it started.
+type execution struct {
+	id    string
+	c     *container
+	proc  *child
+	group map[string]string // its sub-cgroup by hierarchy; nil if it has none
+	owner *wire.Conn        // guarded by Executor.mu; nil after an upgrade until claimed
+	ended chan struct{}     // closed when code is known
+	code  int32
+}
+
+// exec is "exec", see wire.ExecRequest.
+func (x *Executor) exec(from *wire.Conn, req wire.ExecRequest) (_ *wire.ExecReply, files []*os.File, err error) {
+	var steps undo.Stack
+	defer steps.RunIf(&err)
+
+	c, err := x.runs(req.ID)
+	if err != nil {
+		return nil, nil, err
+	}
+	var spec specs.Process
+	if err := json.Unmarshal(req.Process, &spec); err != nil {
+		return nil, nil, fault.Invalid.Errorf("process in container %s: %w", c.ID, err)
+	}
+	if req.Width > 0 && req.Height > 0 {
+		spec.ConsoleSize = &specs.Box{Width: uint(req.Width), Height: uint(req.Height)}
+	}
+	x.limits.clamp(&spec)
+	process, err := newProcess(&spec, req.Env)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer closeAll(process.ExtraFiles)
+
+	x.gate.enter()
+	defer x.gate.leave()
+	e := x.newExecution(c, from)
+	process.SubCgroupPaths = e.makeGroup()
+	steps.Add("cgroup of exec", func() error { e.removeGroup(); return nil })
+	wires, err := connect(process, settings{TTY: req.TTY, Stdin: req.Stdin})
+	if err != nil {
+		return nil, nil, err
+	}
+	steps.Add("stdio", wires.closeOurs)
+	pid, err := x.startExec(c, process)
+	wires.closeTheirs()
+	if err != nil {
+		return nil, nil, err
+	}
+	steps.Add("process", func() error { return kill(process) })
+	if err := wires.receive(); err != nil {
+		return nil, nil, err
+	}
+	if e.proc, err = newChild(pid); err != nil {
+		return nil, nil, err
+	}
+	x.register(e)
+	for _, f := range append(wires.ours[:], wires.pty) {
+		if f != nil {
+			files = append(files, f)
+		}
+	}
+	return &wire.ExecReply{ExecID: e.id, Pid: pid}, files, nil
+}
+
+func (x *Executor) newExecution(c *container, from *wire.Conn) *execution {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.lastExec++
+	return &execution{id: c.ID + "-" + strconv.FormatUint(x.lastExec, 10), c: c, owner: from, ended: make(chan struct{})}
+}
+
+// startExec has libcontainer start the process.
+func (x *Executor) startExec(c *container, process *libcontainer.Process) (pid int, err error) {
+	lc, err := c.lease.take(x.root, c.ID)
+	if err != nil {
+		return 0, fmt.Errorf("container %s: %w", c.ID, err)
+	}
+	x.starting.Add(1)
+	err = lc.Start(process)
+	x.starting.Add(-1)
+	c.lease.put(lc)
+	if err != nil {
+		if _, running := x.runs(c.ID); running != nil {
+			return 0, running // it ended under our hands
+		}
+		return 0, short(err)
+	}
+	return process.Pid()
+}
+
+// register puts a started exec into the table and watches it.
+func (x *Executor) register(e *execution) {
+	x.mu.Lock()
+	x.execs[e.id] = e
+	x.known[e.proc.pid] = struct{}{}
+	owner := e.owner
+	x.mu.Unlock()
+	go x.watchExec(e)
+	if owner != nil {
+		go x.guard(e, owner)
+	}
+}
+
+// watchExec waits for the process and keeps its exit code for exec.wait.
+func (x *Executor) watchExec(e *execution) {
+	if err := e.proc.wait(); err != nil {
+		x.log.Error("exec cannot be waited for", "container", e.c.ID, "pid", e.proc.pid, "err", err)
+	}
+	x.gate.enter()
+	defer x.gate.leave()
+	code, err := e.proc.reap()
+	if err != nil {
+		x.log.Error("exit code of exec is lost", "container", e.c.ID, "pid", e.proc.pid, "err", err)
+	}
+	x.mu.Lock()
+	delete(x.known, e.proc.pid)
+	x.mu.Unlock()
+	e.code = code
+	close(e.ended)
+	e.removeGroup() // fails while processes it left behind live: they may
+}
+
+// guard kills the exec when the connection that owns it ends, and forgets it.
+func (x *Executor) guard(e *execution, owner *wire.Conn) {
+	<-owner.Done()
+	x.mu.Lock()
+	mine := x.execs[e.id] == e && e.owner == owner
+	x.mu.Unlock()
+	if mine {
+		x.abandon(e)
+	}
+}
+
+// abandon ends an exec for which nobody will ask.
+func (x *Executor) abandon(e *execution) {
+	if err := e.kill(); err != nil {
+		x.log.Warn("abandoned exec could not be killed", "container", e.c.ID, "pid", e.proc.pid, "err", err)
+	}
+	<-e.ended
+	x.forget(e)
+}
+
+func (x *Executor) forget(e *execution) {
+	x.mu.Lock()
+	if x.execs[e.id] == e {
+		delete(x.execs, e.id)
+		e.proc.close()
+	}
+	x.mu.Unlock()
+}
+
+// waitExec is "exec.wait".
+func (x *Executor) waitExec(ctx context.Context, from *wire.Conn, id string) (*wire.ExecWaitReply, error) {
+	x.mu.Lock()
+	e, ok := x.execs[id]
+	claimed := ok && e.owner == nil
+	if claimed {
+		e.owner = from
+	}
+	x.mu.Unlock()
+	if !ok {
+		return nil, fault.NotFound.Errorf("no exec %q", id)
+	}
+	if claimed {
+		go x.guard(e, from)
+	}
+	select {
+	case <-e.ended:
+		x.forget(e)
+		return &wire.ExecWaitReply{Code: e.code}, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// killExec is "exec.kill".
+func (x *Executor) killExec(id string) error {
+	x.mu.Lock()
+	e, ok := x.execs[id]
+	x.mu.Unlock()
+	if !ok {
+		return nil
+	}
+	return e.kill()
+}
+
+// kill ends the process and all that it started. Those have no place to hide: they
+// inherit the sub-cgroup, in a PID namespace or not, whatever session they are in.
+func (e *execution) kill() error {
+	var err error
+	if e.group != nil {
+		err = signalAll(e.group, unix.SIGKILL)
+	}
+	if perr := e.proc.signal(unix.SIGKILL); err == nil {
+		err = perr
+	}
+	return err
+}
+
+// makeGroup makes the sub-cgroup, in the v2 hierarchy or in v1's freezer, and
+// returns what libcontainer is to be told about it. Without one the exec runs in
+// the container's own cgroup, and only its first process can be killed.
+func (e *execution) makeGroup() map[string]string {
+	controller := "freezer"
+	if cgroups.IsCgroup2UnifiedMode() {
+		controller = ""
+	}
+	base := e.c.ref.Cgroups[controller]
+	if base == "" {
+		return nil
+	}
+	name := "exec-" + filepath.Base(e.id)
+	dir := filepath.Join(base, name)
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		return nil
+	}
+	e.group = map[string]string{controller: dir}
+	return map[string]string{controller: name}
+}
+
+func (e *execution) removeGroup() {
+	for _, dir := range e.group {
+		unix.Rmdir(dir)
+	}
+}

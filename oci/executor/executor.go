@@ -1,0 +1,342 @@
+// Package executor is the parent of every container of a node: it runs them with
+// libcontainer, owns their stdio, logs and terminals, watches them for memory
+// kills and records how they ended. crispd tells it what to do over oci/wire and
+// may come and go; the executor knows nothing of CRI, images or networks.
+//
+// libcontainer executes /proc/self/exe once for each container and each exec, so
+// this program stays small, initialises little, and runs from a sealed memfd
+// (Seal), which spares libcontainer a copy of the binary each time.
+//
+// # One container
+//
+//	run ──▶ starting ──▶ running ──────────────▶ ended ──▶ deleting ──▶ gone
+//	            │          │ pidfd readable        ▲ exit.json synced,
+//	            ▼ failed   └─ reap, kill the rest, ┘ then told
+//	           gone           drain stdio
+//
+// Each has one goroutine that waits for its pidfd and one for each output stream;
+// all sleep in the poller, none holds a thread or a buffer while nothing happens.
+//
+// # Locks
+//
+// Executor.mu guards the tables and the phase of what is in them, and is never
+// held over a system call that can block. libcontainer's own mutex is held
+// through a whole exec, so each exec borrows a libcontainer.Container of its own
+// (lease.go). A process in uninterruptible sleep thus blocks those that asked for
+// it to end, and nobody else.
+//
+// # Crash and upgrade
+//
+// When the executor dies, its containers run on: crispd holds duplicates of their
+// pipes and pidfds and gives them to a new executor (adopt.go). Nothing that was
+// read from a container is kept in memory for longer than it takes to write it to
+// the log. On an upgrade the executor executes the new program in its own place
+// (upgrade.go); gate.go brings every goroutine to a point where all it knows is in
+// the tables.
+package executor
+
+import (
+	"fmt"
+	"log/slog"
+	"maps"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/oci/wire"
+)
+
+// Options say where an executor lives.
+type Options struct {
+	Socket  string // where it listens; mode 0600
+	State   string // crisp's state directory; libcontainer's is <State>/executor
+	Version string // as "hello" tells it
+	Log     *slog.Logger
+}
+
+// An Executor runs containers.
+type Executor struct {
+	opts     Options
+	log      *slog.Logger
+	root     string // libcontainer's state directory
+	lock     *os.File
+	listener *net.UnixListener
+	limits   limits
+	oom      *oomWatch
+	gate     gate
+	starting atomic.Int32 // calls that are having libcontainer start a process
+	quit     chan struct{}
+
+	mu          sync.Mutex
+	containers  map[string]*container      // guarded by mu
+	execs       map[string]*execution      // guarded by mu
+	subscribers map[*wire.Conn]struct{}    // guarded by mu
+	known       map[int]struct{}           // pids that somebody waits for; guarded by mu
+	lastExec    uint64                     // guarded by mu
+	interned    map[[32]byte]internedEntry // guarded by mu, see intern.go
+}
+
+// New makes the executor of a state directory and listens. A second one for the
+// same directory is fault.Exists.
+func New(o Options) (*Executor, error) {
+	if err := os.MkdirAll(filepath.Join(o.State, "executor"), 0o700); err != nil {
+		return nil, err
+	}
+	lock, err := os.OpenFile(filepath.Join(o.State, "executor.lock"), os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		lock.Close()
+		return nil, fault.Exists.Errorf("another executor runs for %s: %w", o.State, err)
+	}
+	l, err := listen(o.Socket)
+	if err != nil {
+		lock.Close()
+		return nil, err
+	}
+	return assemble(o, lock, l)
+}
+
+func assemble(o Options, lock *os.File, l *net.UnixListener) (*Executor, error) {
+	x := &Executor{
+		opts:        o,
+		log:         o.Log,
+		root:        filepath.Join(o.State, "executor"),
+		lock:        lock,
+		listener:    l,
+		quit:        make(chan struct{}),
+		containers:  make(map[string]*container),
+		execs:       make(map[string]*execution),
+		subscribers: make(map[*wire.Conn]struct{}),
+		known:       make(map[int]struct{}),
+		interned:    make(map[[32]byte]internedEntry),
+	}
+	x.limits = readLimits(o.Log)
+	var err error
+	if x.oom, err = newOOMWatch(x.oomHappened); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// listen listens at path, which nobody else can: the lock is held.
+func listen(path string) (*net.UnixListener, error) {
+	if err := os.Remove(path); err != nil && !os.IsNotExist(err) {
+		return nil, err
+	}
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		return nil, err
+	}
+	if err := os.Chmod(path, 0o600); err != nil {
+		l.Close()
+		return nil, err
+	}
+	return l, nil
+}
+
+// Serve answers calls until Close or a "shutdown".
+func (x *Executor) Serve() error {
+	go x.reapOrphans()
+	err := make(chan error, 1)
+	go func() { err <- wire.Serve(x.listener, x, x.log) }()
+	select {
+	case e := <-err:
+		return e
+	case <-x.quit:
+		return nil
+	}
+}
+
+// Close ends the executor if it has no containers, else it is fault.WrongState:
+// they would lose their stdio, and their exit codes.
+func (x *Executor) Close() error {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if n := len(x.containers); n > 0 {
+		return fault.WrongState.Errorf("executor has %d containers", n)
+	}
+	select {
+	case <-x.quit:
+	default:
+		x.listener.Close() // removes the socket
+		close(x.quit)
+	}
+	return nil
+}
+
+// A phase is where a container is in its life, see the package comment.
+type phase uint8
+
+const (
+	starting phase = iota
+	running
+	ended
+	deleting
+)
+
+// A container is one container. What has no guard is set before the phase becomes
+// running and does not change.
+type container struct {
+	settings
+	ref wire.RunReply // Cgroups has all hierarchies, see cgroupPaths
+
+	phase phase      // guarded by Executor.mu
+	exit  *wire.Exit // set when it has been reaped, final from ended on; guarded by Executor.mu
+
+	ownPID bool // it has a PID namespace to itself: its init's end is everybody's
+	proc   *child
+	io     *stdio
+	oom    *oomCounter // nil if there is no memory controller
+	lease  lease
+
+	updating sync.Mutex // one update after the other
+
+	gone chan struct{} // closed when phase becomes ended
+}
+
+// settings are the parts of a RunRequest that matter after the start.
+type settings struct {
+	ID                    string
+	Stdin, StdinOnce, TTY bool
+	LogPath               string
+	LogMaxLine            int
+	ExitPath              string
+	Silent                bool // all three are /dev/null: a pod's init
+}
+
+// reserve puts a new container in the table.
+func (x *Executor) reserve(s settings) (*container, error) {
+	if s.ID == "" {
+		return nil, fault.Invalid.Errorf("container without an ID")
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if _, ok := x.containers[s.ID]; ok {
+		return nil, fault.Exists.Errorf("container %s is already there", s.ID)
+	}
+	c := &container{settings: s, gone: make(chan struct{})}
+	x.containers[s.ID] = c
+	return c, nil
+}
+
+// release takes back a reserve.
+func (x *Executor) release(c *container) {
+	x.mu.Lock()
+	delete(x.containers, c.ID)
+	x.mu.Unlock()
+}
+
+// runs returns a container that is running.
+func (x *Executor) runs(id string) (*container, error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	c, ok := x.containers[id]
+	if !ok {
+		return nil, fault.NotFound.Errorf("no container %q", id)
+	}
+	switch c.phase {
+	case running:
+		return c, nil
+	case starting:
+		return nil, fault.WrongState.Errorf("container %s is starting", id)
+	}
+	return nil, fault.WrongState.Errorf("container %s is not running", id)
+}
+
+// live moves a container to running and starts to watch it.
+func (x *Executor) live(c *container) {
+	x.mu.Lock()
+	c.phase = running
+	x.known[c.proc.pid] = struct{}{}
+	x.mu.Unlock()
+	c.io.start(&x.gate)
+	if c.oom != nil {
+		if err := x.oom.add(c.ID, c.oom); err != nil {
+			x.log.Warn("memory events cannot be watched", "container", c.ID, "err", err)
+		}
+	}
+	go x.watch(c)
+}
+
+// list is "list": what is running or has ended.
+func (x *Executor) list() []wire.Info {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	all := make([]wire.Info, 0, len(x.containers))
+	for _, c := range x.containers {
+		if c.phase == starting {
+			continue
+		}
+		info := wire.Info{ID: c.ID, RunReply: c.reply()}
+		if c.phase >= ended {
+			info.Exit = c.exit
+		}
+		all = append(all, info)
+	}
+	return all
+}
+
+// reply is what clients are told about c.
+func (c *container) reply() wire.RunReply {
+	r := c.ref
+	r.Cgroups = maps.Clone(r.Cgroups)
+	if hybrid(r.Cgroups) {
+		delete(r.Cgroups, "")
+	}
+	return r
+}
+
+// tell sends an event to everybody who asked for them.
+func (x *Executor) tell(e wire.Event) {
+	x.mu.Lock()
+	to := make([]*wire.Conn, 0, len(x.subscribers))
+	for c := range x.subscribers {
+		to = append(to, c)
+	}
+	x.mu.Unlock()
+	for _, c := range to {
+		c.Emit(e)
+	}
+}
+
+func (x *Executor) subscribe(c *wire.Conn) {
+	x.mu.Lock()
+	x.subscribers[c] = struct{}{}
+	x.mu.Unlock()
+	go func() {
+		<-c.Done()
+		x.mu.Lock()
+		delete(x.subscribers, c)
+		x.mu.Unlock()
+	}()
+}
+
+// exitOf makes the Exit of a container from what is known about its end.
+func exitOf(id string, code int32, oom bool, at time.Time) *wire.Exit {
+	e := &wire.Exit{ID: id, Code: code, At: at, OOMKilled: oom, Reason: wire.ReasonError}
+	switch {
+	case oom:
+		e.Reason = wire.ReasonOOMKilled
+	case code == 0:
+		e.Reason = wire.ReasonCompleted
+	}
+	return e
+}
+
+// statField returns a field of /proc/<pid>/stat, counted as proc_pid_stat(5)
+// does, from the third on.
+func statField(pid, n int) (string, error) {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return "", err
+	}
+	return cutStat(string(data), n)
+}

@@ -1,0 +1,113 @@
+package executor
+
+import (
+	"context"
+	"os"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/oci/wire"
+)
+
+// Call answers one call; it is the wire.Handler. What each does is said at its
+// request in package wire.
+func (x *Executor) Call(ctx context.Context, from *wire.Conn, call *wire.Call) (any, []*os.File, error) {
+	switch call.Method {
+	case wire.MethodHello:
+		return wire.HelloReply{Version: x.opts.Version, Protocol: wire.Protocol, Pid: os.Getpid()}, nil, nil
+	case wire.MethodList:
+		return x.list(), nil, nil
+	case wire.MethodSubscribe:
+		x.subscribe(from)
+		return nil, nil, nil
+	case wire.MethodRun:
+		return withFiles(call, x.run)
+	case wire.MethodPodInit:
+		return withFiles(call, x.podInit)
+	case wire.MethodExec:
+		return withFiles(call, func(req wire.ExecRequest) (*wire.ExecReply, []*os.File, error) { return x.exec(from, req) })
+	case wire.MethodExecWait:
+		return withReply(call, func(req wire.ExecRef) (*wire.ExecWaitReply, error) { return x.waitExec(ctx, from, req.ExecID) })
+	case wire.MethodExecKill:
+		return plain(call, func(req wire.ExecRef) error { return x.killExec(req.ExecID) })
+	case wire.MethodSignal:
+		return plain(call, x.signal)
+	case wire.MethodDelete:
+		return plain(call, func(req wire.Ref) error { return x.delete(req.ID) })
+	case wire.MethodAttach:
+		return onlyFiles(call, x.attach)
+	case wire.MethodHold:
+		return onlyFiles(call, x.hold)
+	case wire.MethodResize:
+		return plain(call, x.resize)
+	case wire.MethodReopenLog:
+		return plain(call, func(req wire.Ref) error { return x.reopenLog(req.ID) })
+	case wire.MethodUpdate:
+		return plain(call, x.update)
+	case wire.MethodAdopt:
+		return plain(call, func(req wire.AdoptRequest) error { return x.adopt(req, call) })
+	case wire.MethodUpgrade:
+		return plain(call, func(req wire.UpgradeRequest) error { return x.upgrade(req, call) })
+	case wire.MethodShutdown:
+		return nil, nil, x.shutdown(call)
+	}
+	return nil, nil, fault.Invalid.Errorf("unknown method %q", call.Method)
+}
+
+func withFiles[Req, Reply any](call *wire.Call, f func(Req) (*Reply, []*os.File, error)) (any, []*os.File, error) {
+	var req Req
+	if err := call.Decode(&req); err != nil {
+		return nil, nil, err
+	}
+	return f(req)
+}
+
+func withReply[Req, Reply any](call *wire.Call, f func(Req) (*Reply, error)) (any, []*os.File, error) {
+	var req Req
+	if err := call.Decode(&req); err != nil {
+		return nil, nil, err
+	}
+	reply, err := f(req)
+	return reply, nil, err
+}
+
+func onlyFiles[Req any](call *wire.Call, f func(Req) ([]*os.File, error)) (any, []*os.File, error) {
+	var req Req
+	if err := call.Decode(&req); err != nil {
+		return nil, nil, err
+	}
+	files, err := f(req)
+	return nil, files, err
+}
+
+func plain[Req any](call *wire.Call, f func(Req) error) (any, []*os.File, error) {
+	var req Req
+	if err := call.Decode(&req); err != nil {
+		return nil, nil, err
+	}
+	return nil, nil, f(req)
+}
+
+// hold is "hold".
+func (x *Executor) hold(ref wire.Ref) ([]*os.File, error) {
+	c, err := x.runs(ref.ID)
+	if err != nil {
+		return nil, err
+	}
+	return c.held()
+}
+
+// shutdown is "shutdown". The answer is on its way before the process ends.
+func (x *Executor) shutdown(call *wire.Call) error {
+	x.mu.Lock()
+	n := len(x.containers)
+	x.mu.Unlock()
+	if n > 0 {
+		return fault.WrongState.Errorf("executor has %d containers", n)
+	}
+	call.Then = func() {
+		if err := x.Close(); err != nil {
+			x.log.Warn("executor did not shut down", "err", err) // a container came in between
+		}
+	}
+	return nil
+}

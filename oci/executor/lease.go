@@ -1,0 +1,43 @@
+package executor
+
+import (
+	"sync"
+
+	"github.com/opencontainers/runc/libcontainer"
+)
+
+// A lease lends libcontainer's view of a container to one caller at a time. The
+// view is locked by libcontainer from the start of an exec until its program runs;
+// who comes meanwhile gets another view, loaded from libcontainer's state.
+type lease struct {
+	mu   sync.Mutex
+	free *libcontainer.Container // guarded by mu; one is kept
+}
+
+// take lends a view of container id.
+func (l *lease) take(root, id string) (*libcontainer.Container, error) {
+	l.mu.Lock()
+	lc := l.free
+	l.free = nil
+	l.mu.Unlock()
+	if lc != nil {
+		return lc, nil
+	}
+	return libcontainer.Load(root, id)
+}
+
+// put gives a view back.
+func (l *lease) put(lc *libcontainer.Container) {
+	l.mu.Lock()
+	if l.free == nil {
+		l.free = lc
+	}
+	l.mu.Unlock()
+}
+
+// drop forgets the view that is kept: it no longer says what is so.
+func (l *lease) drop() {
+	l.mu.Lock()
+	l.free = nil
+	l.mu.Unlock()
+}

@@ -1,0 +1,67 @@
+package executor
+
+import (
+	"log/slog"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+)
+
+// limits are what this process may give to others if it lacks CAP_SYS_RESOURCE:
+// no better OOM score and no higher hard limit than its own. Containers that ask
+// for more get that much, since the alternative is that none starts at all.
+type limits struct {
+	bound bool
+	score int // lowest oom_score_adj
+	log   *slog.Logger
+	once  *sync.Once
+}
+
+const capSysResource = 24 // capabilities(7)
+
+func readLimits(log *slog.Logger) limits {
+	l := limits{log: log, once: new(sync.Once)}
+	var data [2]unix.CapUserData
+	head := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	if err := unix.Capget(&head, &data[0]); err != nil || data[0].Effective&(1<<capSysResource) != 0 {
+		return l
+	}
+	l.bound = true
+	if data, err := os.ReadFile("/proc/self/oom_score_adj"); err == nil {
+		l.score, _ = strconv.Atoi(strings.TrimSpace(string(data)))
+	}
+	return l
+}
+
+// clamp lowers what p asks for to what it can get, and says so once.
+func (l *limits) clamp(p *specs.Process) {
+	if !l.bound {
+		return
+	}
+	if p.OOMScoreAdj != nil && *p.OOMScoreAdj < l.score {
+		l.tell("oom_score_adj", *p.OOMScoreAdj, l.score)
+		score := l.score
+		p.OOMScoreAdj = &score
+	}
+	for i := range p.Rlimits {
+		r := &p.Rlimits[i]
+		n, ok := rlimits[r.Type]
+		var own unix.Rlimit
+		if !ok || unix.Getrlimit(n, &own) != nil || r.Hard <= own.Max {
+			continue
+		}
+		l.tell(r.Type, r.Hard, own.Max)
+		r.Hard = own.Max
+		r.Soft = min(r.Soft, own.Max)
+	}
+}
+
+func (l *limits) tell(what string, want, got any) {
+	l.once.Do(func() {
+		l.log.Warn("containers get lower limits than they ask for: no CAP_SYS_RESOURCE", "limit", what, "want", want, "got", got)
+	})
+}

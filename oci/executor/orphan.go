@@ -1,0 +1,72 @@
+package executor
+
+import (
+	"os"
+	"os/signal"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// The executor is a child subreaper: processes whose parent in a container is gone
+// become its children, if the container has no PID namespace of its own. They must
+// be reaped, but not by wait(-1), which would also take the children that
+// libcontainer and watch wait for.
+
+// orphanAge is how long a zombie that nobody is known to wait for is left alone:
+// it may be a helper of a start in progress, which libcontainer reaps at once.
+const orphanAge = 3 * time.Second
+
+// reapOrphans runs for as long as the executor does.
+func (x *Executor) reapOrphans() {
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, unix.SIGCHLD)
+	defer signal.Stop(signals)
+	suspect, since := 0, time.Time{}
+	var again <-chan time.Time
+	for {
+		select {
+		case <-signals:
+		case <-again:
+		case <-x.quit:
+			return
+		}
+		again = nil
+		for {
+			pid := peek()
+			if pid == 0 {
+				break
+			}
+			if pid != suspect {
+				suspect, since = pid, time.Now()
+			}
+			if !x.orphan(pid, time.Since(since)) {
+				again = time.After(50 * time.Millisecond)
+				break
+			}
+			x.gate.enter()
+			unix.Wait4(pid, nil, unix.WNOHANG, nil)
+			x.gate.leave()
+		}
+	}
+}
+
+// orphan tells whether a zombie may be reaped.
+func (x *Executor) orphan(pid int, age time.Duration) bool {
+	x.mu.Lock()
+	_, known := x.known[pid]
+	x.mu.Unlock()
+	return !known && (x.starting.Load() == 0 && age > 100*time.Millisecond || age > orphanAge)
+}
+
+// peek returns a child that has ended, without reaping it, or 0.
+func peek() int {
+	var info unix.Siginfo
+	err := unix.Waitid(unix.P_ALL, 0, &info, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil)
+	if err != nil {
+		return 0
+	}
+	// waitid(2): si_pid is the first field of the union behind the three ints.
+	return int(*(*int32)(unsafe.Add(unsafe.Pointer(&info), 4*unsafe.Sizeof(uintptr(0))/2)))
+}

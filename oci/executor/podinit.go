@@ -1,0 +1,96 @@
+package executor
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/oci/wire"
+)
+
+// podInit is "podinit". The pod's init is a container like any other, only with
+// nothing in it: no capabilities, no user, no file but itself. The containers of
+// the pod can see its root through /proc/1/root.
+func (x *Executor) podInit(req wire.PodInitRequest) (*wire.RunReply, []*os.File, error) {
+	root, err := x.podRoot(req.Path)
+	if err != nil {
+		return nil, nil, fmt.Errorf("root of a pod's init: %w", err)
+	}
+	score := -998 // the last of the pod to be killed for memory
+	spec := &specs.Spec{
+		Version: specs.Version,
+		Root:    &specs.Root{Path: root, Readonly: true},
+		Process: &specs.Process{
+			Args:            []string{"/init"},
+			Cwd:             "/",
+			User:            specs.User{UID: nobody, GID: nobody},
+			Capabilities:    &specs.LinuxCapabilities{},
+			NoNewPrivileges: true,
+			OOMScoreAdj:     &score,
+		},
+		Mounts: []specs.Mount{
+			{Destination: "/proc", Type: "proc", Source: "proc", Options: []string{"nosuid", "noexec", "nodev"}},
+			// A bind mount there keeps libcontainer from making devices.
+			{Destination: "/dev", Type: "bind", Source: filepath.Join(root, "dev"), Options: []string{"bind", "ro"}},
+		},
+		Linux: &specs.Linux{
+			CgroupsPath: req.Cgroup,
+			Namespaces:  []specs.LinuxNamespace{{Type: specs.PIDNamespace}, {Type: specs.MountNamespace}},
+		},
+	}
+	kinds := map[string]specs.LinuxNamespaceType{
+		"net": specs.NetworkNamespace, "uts": specs.UTSNamespace, "ipc": specs.IPCNamespace,
+	}
+	for kind, path := range req.Namespaces {
+		t, ok := kinds[kind]
+		if !ok {
+			return nil, nil, fault.Invalid.Errorf("pod init cannot join a %q namespace", kind)
+		}
+		spec.Linux.Namespaces = append(spec.Linux.Namespaces, specs.LinuxNamespace{Type: t, Path: path})
+	}
+	return x.create(settings{ID: req.ID, ExitPath: req.ExitPath, Silent: true}, spec, nil, req.SystemdCgroup)
+}
+
+const nobody = 65534
+
+// podRoot makes the directory that is every pod init's root, with a copy of the
+// program at path in it, and renews the copy if the program has changed.
+func (x *Executor) podRoot(path string) (string, error) {
+	root := filepath.Join(x.opts.State, "podinit")
+	want, err := os.ReadFile(path)
+	if err != nil {
+		return "", err
+	}
+	init := filepath.Join(root, "init")
+	if have, err := os.ReadFile(init); err == nil && bytes.Equal(have, want) {
+		return root, nil
+	}
+	for _, dir := range []string{root, filepath.Join(root, "proc"), filepath.Join(root, "dev")} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return "", err
+		}
+	}
+	// Renamed into place: the old one may be running.
+	f, err := os.CreateTemp(root, ".init.*.tmp")
+	if err != nil {
+		return "", err
+	}
+	defer os.Remove(f.Name())
+	_, err = io.Copy(f, bytes.NewReader(want))
+	if err == nil {
+		err = unix.Fchmod(int(f.Fd()), 0o755)
+	}
+	if cerr := f.Close(); err == nil {
+		err = cerr
+	}
+	if err != nil {
+		return "", err
+	}
+	return root, os.Rename(f.Name(), init)
+}

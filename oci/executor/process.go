@@ -1,0 +1,175 @@
+package executor
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"slices"
+	"unicode/utf8"
+
+	"github.com/opencontainers/runc/libcontainer"
+	"github.com/opencontainers/runc/libcontainer/configs"
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/oci/wire"
+)
+
+// newProcess translates a process for libcontainer. env, if not nil, takes the
+// place of p.Env. The caller closes the ExtraFiles once it has started.
+func newProcess(p *specs.Process, env [][]byte) (*libcontainer.Process, error) {
+	if len(p.Args) == 0 {
+		return nil, fault.Invalid.Errorf("process without arguments")
+	}
+	lp := &libcontainer.Process{
+		Args:            p.Args,
+		Env:             p.Env,
+		UID:             int(p.User.UID),
+		GID:             int(p.User.GID),
+		Cwd:             p.Cwd,
+		Label:           p.SelinuxLabel,
+		NoNewPrivileges: &p.NoNewPrivileges,
+		AppArmorProfile: p.ApparmorProfile,
+		Scheduler:       p.Scheduler,
+		IOPriority:      p.IOPriority,
+	}
+	if p.ConsoleSize != nil {
+		lp.ConsoleWidth, lp.ConsoleHeight = uint16(p.ConsoleSize.Width), uint16(p.ConsoleSize.Height)
+	}
+	if c := p.Capabilities; c != nil {
+		lp.Capabilities = &configs.Capabilities{
+			Bounding: c.Bounding, Effective: c.Effective, Inheritable: c.Inheritable,
+			Permitted: c.Permitted, Ambient: c.Ambient,
+		}
+	}
+	for _, gid := range p.User.AdditionalGids {
+		lp.AdditionalGroups = append(lp.AdditionalGroups, int(gid))
+	}
+	for _, r := range p.Rlimits {
+		n, ok := rlimits[r.Type]
+		if !ok {
+			return nil, fault.Invalid.Errorf("unknown rlimit %q", r.Type)
+		}
+		lp.Rlimits = append(lp.Rlimits, configs.Rlimit{Type: n, Hard: r.Hard, Soft: r.Soft})
+	}
+	affinity, err := configs.ConvertCPUAffinity(p.ExecCPUAffinity)
+	if err != nil {
+		return nil, fault.Invalid.Errorf("cpu affinity: %w", err)
+	}
+	lp.CPUAffinity = affinity
+	if env != nil {
+		if err := setEnv(lp, env); err != nil {
+			return nil, err
+		}
+	}
+	return lp, nil
+}
+
+// rlimits are getrlimit(2)'s resources by the names that the runtime spec uses.
+var rlimits = map[string]int{
+	"RLIMIT_AS":         unix.RLIMIT_AS,
+	"RLIMIT_CORE":       unix.RLIMIT_CORE,
+	"RLIMIT_CPU":        unix.RLIMIT_CPU,
+	"RLIMIT_DATA":       unix.RLIMIT_DATA,
+	"RLIMIT_FSIZE":      unix.RLIMIT_FSIZE,
+	"RLIMIT_LOCKS":      unix.RLIMIT_LOCKS,
+	"RLIMIT_MEMLOCK":    unix.RLIMIT_MEMLOCK,
+	"RLIMIT_MSGQUEUE":   unix.RLIMIT_MSGQUEUE,
+	"RLIMIT_NICE":       unix.RLIMIT_NICE,
+	"RLIMIT_NOFILE":     unix.RLIMIT_NOFILE,
+	"RLIMIT_NPROC":      unix.RLIMIT_NPROC,
+	"RLIMIT_RSS":        unix.RLIMIT_RSS,
+	"RLIMIT_RTPRIO":     unix.RLIMIT_RTPRIO,
+	"RLIMIT_RTTIME":     unix.RLIMIT_RTTIME,
+	"RLIMIT_SIGPENDING": unix.RLIMIT_SIGPENDING,
+	"RLIMIT_STACK":      unix.RLIMIT_STACK,
+}
+
+// wires is the stdio of a process about to be started: both ends of its pipes, or
+// the socket on which its terminal will come.
+type wires struct {
+	theirs, ours [3]*os.File
+	console      *os.File // our end; the other is in theirs[0]
+	pty          *os.File
+}
+
+// connect gives a process its stdio.
+func connect(p *libcontainer.Process, s settings) (*wires, error) {
+	w := &wires{}
+	if s.Silent {
+		return w, nil // os/exec makes what is nil /dev/null
+	}
+	if s.TTY {
+		fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return nil, os.NewSyscallError("socketpair", err)
+		}
+		w.console, w.theirs[0] = os.NewFile(uintptr(fds[0]), "console"), os.NewFile(uintptr(fds[1]), "console")
+		p.ConsoleSocket = w.theirs[0]
+		return w, nil
+	}
+	var err error
+	if w.theirs, w.ours, err = pipes(s.Stdin); err != nil {
+		return nil, err
+	}
+	p.Stdin, p.Stdout, p.Stderr = w.theirs[0], w.theirs[1], w.theirs[2]
+	return w, nil
+}
+
+// receive takes the terminal that the started process has sent.
+func (w *wires) receive() error {
+	if w.console == nil {
+		return nil
+	}
+	defer w.console.Close()
+	name, oob := make([]byte, 4096), make([]byte, unix.CmsgSpace(4))
+	_, n, _, _, err := unix.Recvmsg(int(w.console.Fd()), name, oob, unix.MSG_DONTWAIT|unix.MSG_CMSG_CLOEXEC)
+	if err != nil {
+		return fmt.Errorf("receive terminal: %w", err)
+	}
+	msgs, err := unix.ParseSocketControlMessage(oob[:n])
+	if err != nil || len(msgs) != 1 {
+		return fmt.Errorf("receive terminal: %d messages: %w", len(msgs), err)
+	}
+	fds, err := unix.ParseUnixRights(&msgs[0])
+	if err != nil || len(fds) != 1 {
+		return fmt.Errorf("receive terminal: %d descriptors: %w", len(fds), err)
+	}
+	w.pty, err = polled(fds[0], wire.FDPTY)
+	return err
+}
+
+// closeTheirs closes what the process has its own copies of.
+func (w *wires) closeTheirs() { closeAll(w.theirs[:]) }
+
+func (w *wires) closeOurs() error {
+	closeAll(w.theirs[:])
+	closeAll(w.ours[:])
+	closeAll([]*os.File{w.console, w.pty})
+	return nil
+}
+
+// setEnv replaces the environment. libcontainer sends it to its child as JSON,
+// which cannot carry bytes that are no UTF-8: see trampoline.go for those.
+func setEnv(p *libcontainer.Process, env [][]byte) error {
+	p.Env = make([]string, 0, len(env))
+	var raw []string
+	for i, kv := range env {
+		name, _, _ := bytes.Cut(kv, []byte{'='})
+		if slices.ContainsFunc(env[i+1:], func(later []byte) bool {
+			return bytes.HasPrefix(later, name) && bytes.HasPrefix(later[len(name):], []byte{'='})
+		}) {
+			continue // the last of a name counts, and the order is lost below
+		}
+		if utf8.Valid(kv) {
+			p.Env = append(p.Env, string(kv))
+		} else {
+			raw = append(raw, string(kv))
+		}
+	}
+	if len(raw) == 0 {
+		return nil
+	}
+	return bounce(p, raw)
+}

@@ -1,0 +1,237 @@
+package executor
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/opencontainers/runc/libcontainer"
+	"github.com/opencontainers/runc/libcontainer/configs"
+	"github.com/opencontainers/runc/libcontainer/specconv"
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/undo"
+	"github.com/crisp-cri/crisp/oci/wire"
+)
+
+// run is "run", see wire.RunRequest.
+func (x *Executor) run(req wire.RunRequest) (_ *wire.RunReply, files []*os.File, err error) {
+	var spec specs.Spec
+	if err := json.Unmarshal(req.Spec, &spec); err != nil {
+		return nil, nil, fault.Invalid.Errorf("spec of container %s: %w", req.ID, err)
+	}
+	if spec.Process == nil || spec.Root == nil || spec.Linux == nil {
+		return nil, nil, fault.Invalid.Errorf("spec of container %s has no process, root or linux", req.ID)
+	}
+	s := settings{req.ID, req.Stdin, req.StdinOnce, req.TTY, req.LogPath, req.LogMaxLine, req.ExitPath, false}
+	spec.Process.Terminal = req.TTY
+	return x.create(s, &spec, req.Env, req.SystemdCgroup)
+}
+
+// create starts a container and leaves nothing behind if it cannot.
+func (x *Executor) create(s settings, spec *specs.Spec, env [][]byte, systemd bool) (_ *wire.RunReply, files []*os.File, err error) {
+	var steps undo.Stack
+	defer steps.RunIf(&err)
+
+	x.gate.enter()
+	defer x.gate.leave()
+	c, err := x.reserve(s)
+	if err != nil {
+		return nil, nil, err
+	}
+	steps.Add("reservation", func() error { x.release(c); return nil })
+
+	x.limits.clamp(spec.Process)
+	config, err := x.config(s.ID, spec, systemd)
+	if err != nil {
+		return nil, nil, err
+	}
+	process, err := newProcess(spec.Process, env)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer closeAll(process.ExtraFiles)
+	process.Init = true
+	c.ownPID = config.Namespaces.IsPrivate(configs.NEWPID)
+
+	lc, err := x.libcontainer(s.ID, config)
+	if err != nil {
+		return nil, nil, short(err)
+	}
+	steps.Add("container", func() error { return destroy(lc) })
+
+	log, err := x.openLog(s)
+	if err != nil {
+		return nil, nil, fmt.Errorf("log of container %s: %w", s.ID, err)
+	}
+	if log != nil {
+		steps.Add("log", log.Close)
+	}
+	wires, err := connect(process, s)
+	if err != nil {
+		return nil, nil, err
+	}
+	steps.Add("stdio", wires.closeOurs)
+	x.starting.Add(1)
+	err = lc.Run(process)
+	x.starting.Add(-1)
+	wires.closeTheirs()
+	if err != nil {
+		return nil, nil, short(err)
+	}
+	c.ref.StartedAt = time.Now()
+	steps.Add("process", func() error { return kill(process) })
+	if err := wires.receive(); err != nil {
+		return nil, nil, err
+	}
+	if err := c.started(process, lc); err != nil {
+		return nil, nil, err
+	}
+	steps.Add("pidfd", c.proc.pidfd.Close)
+	c.io = newStdio(s, log, wires.ours[0], wires.ours[1], wires.ours[2], wires.pty)
+	if c.oom, err = newOOMCounter(c.ref.Cgroups); err != nil {
+		x.log.Warn("memory events cannot be read", "container", s.ID, "err", err)
+		err = nil
+	}
+	if files, err = c.held(); err != nil {
+		return nil, nil, err
+	}
+	x.live(c)
+	reply := c.reply()
+	return &reply, files, nil
+}
+
+// started learns who the new process is.
+func (c *container) started(process *libcontainer.Process, lc *libcontainer.Container) error {
+	pid, err := process.Pid()
+	if err != nil {
+		return err
+	}
+	if c.proc, err = newChild(pid); err != nil {
+		return err
+	}
+	if c.ref.StartTime, err = startTime(pid); err != nil {
+		return err
+	}
+	c.ref.Pid = pid
+	if c.ref.Cgroups, err = cgroupPaths(lc); err != nil {
+		return err
+	}
+	c.lease.put(lc)
+	return nil
+}
+
+// held are the descriptors of "run" and "hold".
+func (c *container) held() ([]*os.File, error) {
+	files, err := c.io.duplicates()
+	if err != nil {
+		return nil, err
+	}
+	pidfd, err := dup(c.proc.pidfd)
+	if err != nil {
+		closeAll(files)
+		return nil, err
+	}
+	return slices.Insert(files, 0, pidfd), nil
+}
+
+// config translates a spec for libcontainer.
+func (x *Executor) config(id string, spec *specs.Spec, systemd bool) (*configs.Config, error) {
+	if spec.Linux.CgroupsPath == "" {
+		return nil, fault.Invalid.Errorf("spec of container %s has no cgroups path", id)
+	}
+	config, err := specconv.CreateLibcontainerConfig(&specconv.CreateOpts{
+		CgroupName:       id,
+		UseSystemdCgroup: systemd,
+		Spec:             spec,
+	})
+	if err != nil {
+		return nil, fault.Invalid.Errorf("spec of container %s: %w", id, err)
+	}
+	x.intern(spec, config)
+	return config, nil
+}
+
+// libcontainer makes the container, after removing what a crash may have left
+// under the same ID.
+func (x *Executor) libcontainer(id string, config *configs.Config) (*libcontainer.Container, error) {
+	lc, err := libcontainer.Create(x.root, id, config)
+	if !errors.Is(err, libcontainer.ErrExist) {
+		return lc, err
+	}
+	if err := x.sweep(id); err != nil {
+		return nil, err
+	}
+	return libcontainer.Create(x.root, id, config)
+}
+
+// destroy removes the cgroup and the state of a container that has no process.
+func destroy(lc *libcontainer.Container) error {
+	// Status makes it notice that its init has gone; else Destroy would signal
+	// the PID, which may be somebody else's by now.
+	if _, err := lc.Status(); err != nil {
+		return err
+	}
+	return lc.Destroy()
+}
+
+// kill ends a process that could not be taken into service, and reaps it.
+func kill(process *libcontainer.Process) error {
+	process.Signal(unix.SIGKILL)
+	process.Wait()
+	return nil
+}
+
+// short cuts the stages of libcontainer's start off its errors: users see them, and
+// the last part is what they can act on.
+func short(err error) error {
+	text := err.Error()
+	for cut := true; cut; {
+		cut = false
+		for _, p := range []string{
+			"unable to create new parent process: ",
+			"unable to start container process: ",
+			"error during container init: ",
+			"error executing setns process: ",
+			"unable to start init: ",
+			"error starting setns process: ",
+		} {
+			if rest, ok := strings.CutPrefix(text, p); ok {
+				text, cut = rest, true
+			}
+		}
+	}
+	return fault.Internal.Errorf("%s", strings.ReplaceAll(text, " set in config.json", ""))
+}
+
+// sweep removes what is left of a container that is not in the table: its executor
+// died and nobody gave it to us. Processes of it that still run are killed.
+func (x *Executor) sweep(id string) error {
+	if filepath.Base(id) != id {
+		return fault.Invalid.Errorf("container ID %q", id)
+	}
+	dir := filepath.Join(x.root, id)
+	if _, err := os.Stat(dir); errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	lc, err := libcontainer.Load(x.root, id)
+	if err != nil { // it died before its state was written
+		return os.RemoveAll(dir)
+	}
+	if paths, err := cgroupPaths(lc); err == nil {
+		if err := endAll(paths); err != nil {
+			return err
+		}
+	}
+	if err := destroy(lc); err != nil {
+		return fault.Unavailable.Errorf("remove container %s: %w", id, err)
+	}
+	return nil
+}

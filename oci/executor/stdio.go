@@ -1,0 +1,282 @@
+package executor
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/internal/crilog"
+	"github.com/crisp-cri/crisp/oci/wire"
+)
+
+// A stdio is the executor's side of a container's stdin, stdout and stderr, or of
+// its terminal: what it writes goes to the log and to whoever is attached, what
+// the attached write goes to its stdin.
+type stdio struct {
+	log       *crilog.Writer // nil = thrown away
+	stdin     *os.File       // nil if the container has none; the pty if it has one
+	stdinOnce bool
+	outs      []*output // stdout and stderr, or the pty alone
+
+	mu       sync.Mutex
+	attached []*attachment // guarded by mu
+	over     bool          // guarded by mu; nobody can attach any more
+}
+
+// An output is one stream that the container writes.
+type output struct {
+	file   *os.File // in the poller
+	stream string   // as the log names it
+	tty    bool
+	last   atomic.Bool   // the container has ended: only its last words remain
+	done   chan struct{} // closed when nothing more will be read
+}
+
+// chunk is how much is read from a container at once: the size of a pipe.
+const chunk = 64 << 10
+
+// chunks are lent to streams while they have something to say; a silent container
+// holds none.
+var chunks = sync.Pool{New: func() any { return new([chunk]byte) }}
+
+// lastWords bounds what is still read after the end of a container from a pipe
+// that somebody outside of it goes on writing to.
+const lastWords = 16 << 20 // bytes
+
+func newStdio(s settings, log *crilog.Writer, stdin, stdout, stderr, pty *os.File) *stdio {
+	io := &stdio{log: log, stdin: stdin, stdinOnce: s.StdinOnce}
+	add := func(f *os.File, stream string, tty bool) {
+		if f != nil {
+			io.outs = append(io.outs, &output{file: f, stream: stream, tty: tty, done: make(chan struct{})})
+		}
+	}
+	if pty != nil {
+		io.stdin = pty
+		add(pty, crilog.Stdout, true)
+	}
+	add(stdout, crilog.Stdout, false)
+	add(stderr, crilog.Stderr, false)
+	return io
+}
+
+// start begins to read.
+func (io *stdio) start(g *gate) {
+	for _, o := range io.outs {
+		go func() {
+			defer close(o.done)
+			io.pump(o, g)
+		}()
+	}
+}
+
+// pump reads o until its end, or until drain is called and nothing is left.
+func (io *stdio) pump(o *output, g *gate) {
+	raw, err := o.file.SyscallConn()
+	if err != nil {
+		return
+	}
+	last := 0
+	step := func(fd uintptr) bool {
+		for {
+			n, end := io.copy(int(fd), o, g)
+			if o.last.Load() {
+				last += n
+			}
+			switch {
+			case end || last > lastWords:
+				return true
+			case n == 0:
+				return false
+			}
+		}
+	}
+	// Read calls step when there is something, and returns when step says so.
+	if errors.Is(raw.Read(step), os.ErrDeadlineExceeded) {
+		raw.Control(func(fd uintptr) { step(fd) })
+	}
+}
+
+// copy reads fd until it is dry or has ended, but no more than some buffers full,
+// and returns how much that was and whether it has ended.
+//
+// A line that is cut by the end of the buffer, while more is there to be read, is
+// joined with what follows; one that just has not gone on yet is written as it is.
+func (io *stdio) copy(fd int, o *output, g *gate) (total int, end bool) {
+	g.enter()
+	defer g.leave()
+	buf := chunks.Get().(*[chunk]byte)
+	defer chunks.Put(buf)
+	held := 0 // bytes at the start of buf that are read but not written
+	for total < 16*chunk {
+		n, err := unix.Read(fd, buf[held:])
+		if err == unix.EINTR {
+			continue
+		}
+		if n <= 0 { // dry, or the end: a terminal's is EIO
+			end = err != unix.EAGAIN
+			break
+		}
+		total += n
+		io.tee(o, buf[held:held+n])
+		have, upto := held+n, held+n
+		if have == len(buf) {
+			if line := bytes.LastIndexByte(buf[:have], '\n') + 1; have-line <= chunk/2 {
+				upto = line // else the line is too long to be kept together
+			}
+		}
+		io.write(o, buf[:upto])
+		held = copy(buf[:], buf[upto:have])
+	}
+	io.write(o, buf[:held])
+	return total, end
+}
+
+// write appends to the log. A terminal turns \n into \r\n; the log has the \n.
+func (io *stdio) write(o *output, p []byte) {
+	if io.log == nil || len(p) == 0 {
+		return
+	}
+	if o.tty {
+		p = unwrapCR(p)
+	}
+	io.log.Write(o.stream, p)
+}
+
+// unwrapCR removes each \r that stands before a \n, in place.
+func unwrapCR(p []byte) []byte {
+	out := p[:0]
+	for i, b := range p {
+		if b == '\r' && i+1 < len(p) && p[i+1] == '\n' {
+			continue
+		}
+		out = append(out, b)
+	}
+	return out
+}
+
+// drain takes what is left in the pipes after the container's end, and returns
+// when the pumps have stopped. A process elsewhere that holds a pipe open delays
+// nothing.
+func (io *stdio) drain() {
+	for _, o := range io.outs {
+		o.last.Store(true)
+		o.file.SetReadDeadline(time.Unix(1, 0))
+	}
+	for _, o := range io.outs {
+		<-o.done
+	}
+}
+
+// close lets go of everything; those attached see the end of the output.
+func (io *stdio) close() {
+	io.mu.Lock()
+	io.over = true
+	attached := io.attached
+	io.attached = nil
+	io.mu.Unlock()
+	for _, a := range attached {
+		a.close()
+	}
+	if io.stdin != nil {
+		io.stdin.Close()
+	}
+	for _, o := range io.outs {
+		o.file.Close()
+	}
+	if io.log != nil {
+		io.log.Close()
+	}
+}
+
+// closeStdin gives the container the end of its input.
+func (io *stdio) closeStdin() {
+	if io.stdin != nil && len(io.outs) > 0 && io.stdin != io.outs[0].file {
+		io.stdin.Close()
+	}
+}
+
+// pty is the terminal's master, or nil.
+func (io *stdio) pty() *os.File {
+	if len(io.outs) == 1 && io.outs[0].tty {
+		return io.outs[0].file
+	}
+	return nil
+}
+
+// duplicates are what crispd keeps against the executor's death, see
+// wire.RunRequest.
+func (io *stdio) duplicates() (files []*os.File, err error) {
+	add := func(f *os.File) {
+		if f == nil || err != nil {
+			return
+		}
+		var d *os.File
+		if d, err = dup(f); err == nil {
+			files = append(files, d)
+		}
+	}
+	if io.pty() == nil && !io.stdinOnce {
+		add(io.stdin)
+	}
+	for _, o := range io.outs {
+		add(o.file)
+	}
+	if err != nil {
+		closeAll(files)
+		return nil, err
+	}
+	return files, nil
+}
+
+func closeAll(files []*os.File) {
+	for _, f := range files {
+		if f != nil {
+			f.Close()
+		}
+	}
+}
+
+// pipes makes the stdio of a process without a terminal. The container's ends are
+// blocking, ours are in the poller. Without wantStdin, it is /dev/null.
+func pipes(wantStdin bool) (theirs [3]*os.File, ours [3]*os.File, err error) {
+	defer func() {
+		if err != nil {
+			closeAll(theirs[:])
+			closeAll(ours[:])
+		}
+	}()
+	if wantStdin {
+		theirs[0], ours[0], err = pipe(wire.FDStdin, false)
+	} else {
+		theirs[0], err = os.Open(os.DevNull)
+	}
+	if err != nil {
+		return theirs, ours, err
+	}
+	if theirs[1], ours[1], err = pipe(wire.FDStdout, true); err != nil {
+		return theirs, ours, err
+	}
+	theirs[2], ours[2], err = pipe(wire.FDStderr, true)
+	return theirs, ours, err
+}
+
+// pipe returns the container's end and ours, which reads if reads is set.
+func pipe(name string, reads bool) (theirs, ours *os.File, err error) {
+	var p [2]int
+	if err := unix.Pipe2(p[:], unix.O_CLOEXEC); err != nil {
+		return nil, nil, os.NewSyscallError("pipe2", err)
+	}
+	if !reads {
+		p[0], p[1] = p[1], p[0]
+	}
+	if ours, err = polled(p[0], name); err != nil {
+		unix.Close(p[1])
+		return nil, nil, err
+	}
+	return os.NewFile(uintptr(p[1]), name), ours, nil
+}

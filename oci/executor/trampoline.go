@@ -1,0 +1,81 @@
+package executor
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+
+	"github.com/opencontainers/runc/libcontainer"
+	"golang.org/x/sys/unix"
+)
+
+// An environment need not be UTF-8, but libcontainer hands it to its child as JSON,
+// which must be: other bytes would arrive as U+FFFD. The variables that JSON cannot
+// carry are therefore put into a memfd, and libcontainer is told to execute this
+// program again, which adds them to its environment and executes the real one. It
+// costs such a container a millisecond, and others nothing. This program must be
+// linked statically, since it is executed in the container's root.
+
+// BounceArg is the first argument of this program when it has to do so; the next
+// is the number of the memfd, and then comes the command.
+const BounceArg = "bounce"
+
+// bounce arranges for p to get the variables in raw too.
+func bounce(p *libcontainer.Process, raw []string) error {
+	self, err := os.Open("/proc/self/exe")
+	if err != nil {
+		return err
+	}
+	fd, err := unix.MemfdCreate("environment", unix.MFD_CLOEXEC)
+	if err != nil {
+		self.Close()
+		return os.NewSyscallError("memfd_create", err)
+	}
+	env := os.NewFile(uintptr(fd), "environment")
+	p.ExtraFiles = []*os.File{self, env} // become 3 and 4
+	if _, err := env.WriteString(strings.Join(raw, "\x00")); err != nil {
+		return err
+	}
+	p.Args = append([]string{"/proc/self/fd/3", BounceArg, "4"}, p.Args...)
+	return nil
+}
+
+// Bounce is the other half, in the container: args are those after BounceArg. It
+// does not return; a program that cannot be executed ends it with 127, as it does
+// a shell.
+func Bounce(args []string) {
+	err := rebound(args)
+	fmt.Fprintln(os.Stderr, err)
+	os.Exit(127)
+}
+
+func rebound(args []string) error {
+	if len(args) < 2 {
+		return fmt.Errorf("%s: too few arguments", BounceArg)
+	}
+	n, err := strconv.Atoi(args[0])
+	if err != nil {
+		return err
+	}
+	f := os.NewFile(uintptr(n), "environment")
+	data, err := io.ReadAll(io.NewSectionReader(f, 0, 1<<20))
+	if err != nil {
+		return err
+	}
+	env := os.Environ()
+	for kv := range bytes.SplitSeq(data, []byte{0}) {
+		env = append(env, string(kv))
+	}
+	command := args[1:]
+	name, err := exec.LookPath(command[0])
+	if err != nil {
+		return err
+	}
+	unix.CloseOnExec(3)
+	unix.CloseOnExec(n)
+	return fmt.Errorf("exec %s: %w", name, unix.Exec(name, command, env))
+}

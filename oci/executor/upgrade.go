@@ -1,0 +1,327 @@
+package executor
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/internal/crilog"
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/oci/wire"
+)
+
+// An upgrade replaces the program and keeps the process: its children stay its
+// children, its descriptors stay open. The tables go over as JSON in a memfd, whose
+// number is in the environment.
+
+// resumeEnv names the variable with the number of the memfd.
+const resumeEnv = "_CRISP_EXECUTOR_RESUME"
+
+// quiet bounds how long an upgrade waits for what is in progress.
+const quiet = 10 * time.Second
+
+// A saved is everything that an executor knows. Numbers are descriptors; absent
+// ones are -1.
+type saved struct {
+	Listener, Lock int
+	LastExec       uint64
+	Containers     []savedContainer
+	Execs          []savedExec
+}
+
+type savedContainer struct {
+	settings
+	Ref                             wire.RunReply
+	Ended                           bool
+	Exit                            *wire.Exit
+	OwnPID, Ours                    bool
+	Pidfd                           int
+	Stdin, Stdout, Stderr, PTY, Log int
+	Attached                        []savedAttachment
+}
+
+type savedAttachment struct {
+	Outs  map[string]int
+	Stdin int
+	Typed []byte
+}
+
+type savedExec struct {
+	ID, Container string
+	Pid, Pidfd    int
+	Group         map[string]string
+	Ended         bool
+	Code          int32
+}
+
+// upgrade is "upgrade". If the program cannot be executed, this one goes on.
+func (x *Executor) upgrade(req wire.UpgradeRequest, call *wire.Call) error {
+	program, err := Seal(req.Path)
+	if err != nil {
+		return fault.Invalid.Errorf("upgrade: %w", err)
+	}
+	if !isELF(program) {
+		program.Close()
+		return fault.Invalid.Errorf("upgrade: %s is not a program", req.Path)
+	}
+	if !x.gate.close(quiet) {
+		program.Close()
+		return fault.Unavailable.Errorf("upgrade: a start or an exit takes too long, try again")
+	}
+	state, err := x.save()
+	if err != nil {
+		program.Close()
+		x.gate.open()
+		return err
+	}
+	call.Then = func() {
+		env := append(without(os.Environ(), resumeEnv), resumeEnv+"="+strconv.Itoa(int(state.Fd())))
+		err := Execute(program, os.Args, env)
+		x.log.Error("upgrade did not happen", "err", err)
+		x.inherit(false)
+		program.Close()
+		state.Close()
+		x.gate.open()
+	}
+	return nil
+}
+
+func isELF(f *os.File) bool {
+	magic := make([]byte, 4)
+	_, err := f.ReadAt(magic, 0)
+	return err == nil && string(magic) == "\x7fELF"
+}
+
+func without(env []string, name string) []string {
+	out := env[:0]
+	for _, kv := range env {
+		if !strings.HasPrefix(kv, name+"=") {
+			out = append(out, kv)
+		}
+	}
+	return out
+}
+
+// save writes the tables into a memfd and lets all that they name be inherited.
+// The gate is shut.
+func (x *Executor) save() (*os.File, error) {
+	data, err := json.Marshal(x.inherit(true))
+	if err != nil {
+		return nil, err
+	}
+	fd, err := unix.MemfdCreate("crisp-executor-state", 0)
+	if err != nil {
+		x.inherit(false)
+		return nil, os.NewSyscallError("memfd_create", err)
+	}
+	f := os.NewFile(uintptr(fd), "state")
+	if _, err := f.Write(data); err != nil {
+		f.Close()
+		x.inherit(false)
+		return nil, err
+	}
+	return f, nil
+}
+
+// inherit sets or clears, on every descriptor that matters, whether it survives
+// execve, and returns the tables with their numbers.
+func (x *Executor) inherit(on bool) *saved {
+	flag := unix.FD_CLOEXEC
+	if on {
+		flag = 0
+	}
+	fd := func(f *os.File) int {
+		n := -1
+		if f != nil {
+			withFD(f, func(fd int) error {
+				n = fd
+				_, err := unix.FcntlInt(uintptr(fd), unix.F_SETFD, flag)
+				return err
+			})
+		}
+		return n
+	}
+	s := &saved{Listener: -1, Lock: fd(x.lock)}
+	if raw, err := x.listener.SyscallConn(); err == nil {
+		raw.Control(func(n uintptr) {
+			s.Listener = int(n)
+			unix.FcntlInt(n, unix.F_SETFD, flag)
+		})
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	s.LastExec = x.lastExec
+	for _, c := range x.containers {
+		s.Containers = append(s.Containers, c.save(fd))
+	}
+	for _, e := range x.execs {
+		s.Execs = append(s.Execs, e.save(fd))
+	}
+	return s
+}
+
+func (c *container) save(fd func(*os.File) int) savedContainer {
+	s := savedContainer{
+		settings: c.settings, Ref: c.ref, Ended: c.phase >= ended, Exit: c.exit,
+		OwnPID: c.ownPID, Ours: c.proc.ours, Pidfd: -1,
+		Stdin: -1, Stdout: -1, Stderr: -1, PTY: -1, Log: -1,
+	}
+	if s.Ended {
+		return s // its descriptors are closed
+	}
+	s.Pidfd = fd(c.proc.pidfd)
+	s.PTY = fd(c.io.pty())
+	if s.PTY < 0 {
+		s.Stdin = fd(c.io.stdin)
+	}
+	for _, o := range c.io.outs {
+		switch {
+		case o.tty:
+		case o.stream == crilog.Stdout:
+			s.Stdout = fd(o.file)
+		default:
+			s.Stderr = fd(o.file)
+		}
+	}
+	if c.io.log != nil {
+		s.Log = fd(c.io.log.File())
+	}
+	c.io.mu.Lock()
+	defer c.io.mu.Unlock()
+	for _, a := range c.io.attached {
+		sa := savedAttachment{Outs: make(map[string]int), Stdin: fd(a.stdin), Typed: a.typed}
+		for stream, f := range a.outs {
+			sa.Outs[stream] = fd(f)
+		}
+		s.Attached = append(s.Attached, sa)
+	}
+	return s
+}
+
+func (e *execution) save(fd func(*os.File) int) savedExec {
+	s := savedExec{ID: e.id, Container: e.c.ID, Pid: e.proc.pid, Pidfd: fd(e.proc.pidfd), Group: e.group}
+	select {
+	case <-e.ended:
+		s.Ended, s.Code = true, e.code
+	default:
+	}
+	return s
+}
+
+// Resuming tells whether this process carries on the work of an executor that has
+// executed it.
+func Resuming() bool { return os.Getenv(resumeEnv) != "" }
+
+// Resume is New in a process that is Resuming.
+func Resume(o Options) (*Executor, error) {
+	n, err := strconv.Atoi(os.Getenv(resumeEnv))
+	os.Unsetenv(resumeEnv)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", resumeEnv, err)
+	}
+	var s saved
+	f := os.NewFile(uintptr(n), "state")
+	defer f.Close()
+	if _, err := f.Seek(0, io.SeekStart); err != nil {
+		return nil, err
+	}
+	if err := json.NewDecoder(f).Decode(&s); err != nil {
+		return nil, fmt.Errorf("state of the executor before: %w", err)
+	}
+	lf := take(s.Listener, "listener")
+	l, err := net.FileListener(lf)
+	if err != nil {
+		return nil, err
+	}
+	lf.Close()
+	listener := l.(*net.UnixListener)
+	listener.SetUnlinkOnClose(true) // it is ours as it was theirs
+	x, err := assemble(o, take(s.Lock, "lock"), listener)
+	if err != nil {
+		return nil, err
+	}
+	x.lastExec = s.LastExec
+	for _, sc := range s.Containers {
+		x.resume(sc)
+	}
+	for _, se := range s.Execs {
+		x.resumeExec(se)
+	}
+	return x, nil
+}
+
+// take makes a file of an inherited descriptor; -1 gives nil.
+func take(fd int, name string) *os.File {
+	if fd < 0 {
+		return nil
+	}
+	unix.CloseOnExec(fd)
+	return os.NewFile(uintptr(fd), name) // the poller takes it if it is non-blocking
+}
+
+func (x *Executor) resume(s savedContainer) {
+	c := &container{
+		settings: s.settings, ref: s.Ref, exit: s.Exit, ownPID: s.OwnPID, gone: make(chan struct{}),
+		proc: &child{pid: s.Ref.Pid, pidfd: take(s.Pidfd, wire.FDPid), ours: s.Ours},
+	}
+	x.containers[c.ID] = c
+	if s.Ended {
+		c.phase = ended
+		close(c.gone)
+		return
+	}
+	var log *crilog.Writer
+	if s.Log >= 0 {
+		log = crilog.Resume(take(s.Log, c.LogPath), c.LogPath, c.LogMaxLine, x.logTrouble(c.ID))
+	}
+	c.io = newStdio(s.settings, log, take(s.Stdin, wire.FDStdin), take(s.Stdout, wire.FDStdout),
+		take(s.Stderr, wire.FDStderr), take(s.PTY, wire.FDPTY))
+	for _, sa := range s.Attached {
+		a := &attachment{outs: make(map[string]*os.File), stdin: take(sa.Stdin, wire.FDStdin), typed: sa.Typed}
+		for stream, n := range sa.Outs {
+			a.outs[stream] = take(n, stream)
+		}
+		c.io.attach(a, &x.gate)
+	}
+	var err error
+	if c.oom, err = newOOMCounter(c.ref.Cgroups); err != nil {
+		x.log.Warn("memory events cannot be read", "container", c.ID, "err", err)
+	} else if c.oom != nil {
+		c.oom.told.Store(c.oom.count()) // before the upgrade
+	}
+	x.live(c)
+}
+
+// unclaimed is how long after an upgrade an exec waits for an exec.wait.
+const unclaimed = 30 * time.Second
+
+func (x *Executor) resumeExec(s savedExec) {
+	c := x.containers[s.Container]
+	if c == nil {
+		return
+	}
+	e := &execution{id: s.ID, c: c, group: s.Group, ended: make(chan struct{}),
+		proc: &child{pid: s.Pid, pidfd: take(s.Pidfd, wire.FDPid), ours: true}}
+	if s.Ended {
+		e.code = s.Code
+		close(e.ended)
+		x.execs[e.id] = e
+	} else {
+		x.register(e)
+	}
+	time.AfterFunc(unclaimed, func() {
+		x.mu.Lock()
+		nobody := x.execs[e.id] == e && e.owner == nil
+		x.mu.Unlock()
+		if nobody {
+			x.abandon(e)
+		}
+	})
+}

@@ -1,0 +1,88 @@
+package executor
+
+import (
+	"encoding/json"
+	"time"
+
+	"github.com/crisp-cri/crisp/internal/atomicfile"
+	"github.com/crisp-cri/crisp/oci/wire"
+)
+
+// watch sees a container to its end: it waits for its init, ends what is left of
+// it, reads the rest of its output, writes the exit record and tells everybody.
+// After an upgrade it is entered again with what was known before.
+func (x *Executor) watch(c *container) {
+	if x.ending(c) == nil {
+		if err := c.proc.wait(); err != nil {
+			x.log.Error("container cannot be waited for", "container", c.ID, "err", err)
+		}
+		x.gate.enter()
+		code, err := c.proc.reap()
+		e := exitOf(c.ID, code, c.oom.killed(), time.Now())
+		if err != nil {
+			e.Reason, e.Message = wire.ReasonUnknown, err.Error()
+		}
+		x.mu.Lock()
+		delete(x.known, c.proc.pid)
+		c.exit = e // not told before the phase changes
+		x.mu.Unlock()
+		x.gate.leave()
+	}
+	if !c.ownPID {
+		if err := endAll(c.ref.Cgroups); err != nil {
+			x.log.Warn("processes of an ended container remain", "container", c.ID, "err", err)
+		}
+	}
+	c.io.drain()
+	x.gate.enter()
+	defer x.gate.leave()
+	x.finish(c)
+}
+
+// ending is the exit of a container that has been reaped.
+func (x *Executor) ending(c *container) *wire.Exit {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return c.exit
+}
+
+// finish records and tells an exit.
+func (x *Executor) finish(c *container) {
+	e := x.ending(c)
+	// A process in the cgroup may have been the last thing to be killed for
+	// memory, after the init was gone.
+	if !e.OOMKilled && e.Reason != wire.ReasonUnknown && c.oom.killed() {
+		e = exitOf(c.ID, e.Code, true, e.At)
+	}
+	if c.ExitPath != "" {
+		if err := record(c.ExitPath, e); err != nil {
+			x.log.Error("exit could not be recorded", "container", c.ID, "err", err)
+		}
+	}
+	x.oom.remove(c.oom)
+	c.oom.close()
+	c.io.close()
+	c.proc.close()
+	x.mu.Lock()
+	c.exit, c.phase = e, ended
+	x.mu.Unlock()
+	close(c.gone)
+	x.log.Info("container exited", "container", c.ID, "pid", c.ref.Pid, "code", e.Code, "reason", e.Reason)
+	x.tell(wire.Event{Kind: wire.EventExit, ID: c.ID, Exit: e})
+}
+
+func record(path string, e *wire.Exit) error {
+	data, err := json.Marshal(e)
+	if err != nil {
+		return err
+	}
+	return atomicfile.Write(path, data, 0o600)
+}
+
+// oomHappened is called when a container's memory events have changed.
+func (x *Executor) oomHappened(id string, killed bool) {
+	if killed {
+		x.log.Info("container lost a process to the OOM killer", "container", id)
+		x.tell(wire.Event{Kind: wire.EventOOM, ID: id})
+	}
+}
