@@ -61,8 +61,10 @@ func (b *bench) close(ctx context.Context) error {
 		if e.conn == nil {
 			continue
 		}
-		if err := e.clean(ctx); err != nil {
-			errs = append(errs, fmt.Errorf("%s: clean up: %w", e.name, err))
+		if b.report.Versions[e.name] != "" { // it answered once
+			if err := e.clean(ctx); err != nil {
+				errs = append(errs, fmt.Errorf("%s: clean up: %w", e.name, err))
+			}
 		}
 		errs = append(errs, e.conn.Close())
 	}

@@ -111,13 +111,14 @@ func (s *series) ratio(subject string, endpoints []string) string {
 	return fmt.Sprintf("%.2f × %s", own/percentile(s.Samples[best], 50), best)
 }
 
-// cell is p50 / p90 of many samples, or the one sample there is.
-func cell(samples []float64) string {
-	switch len(samples) {
-	case 0:
+// cell is p50 / p90 of an endpoint's samples, p50 alone of one sample and of rates, whose p90 would be the luck of the best.
+func (s *series) cell(endpoint string) string {
+	samples := s.Samples[endpoint]
+	switch {
+	case len(samples) == 0:
 		return "–"
-	case 1:
-		return number(samples[0])
+	case len(samples) == 1 || moreIsBetter(s.Unit):
+		return number(percentile(samples, 50))
 	}
 	return number(percentile(samples, 50)) + " / " + number(percentile(samples, 90))
 }
@@ -152,7 +153,7 @@ func (r *report) markdown() string {
 			b.WriteString(", " + s.Unit)
 		}
 		for _, e := range r.endpoints {
-			b.WriteString(" | " + cell(s.Samples[e]))
+			b.WriteString(" | " + s.cell(e))
 		}
 		fmt.Fprintf(&b, " | %s |\n", s.ratio(r.Subject, r.endpoints))
 	}

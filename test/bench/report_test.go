@@ -47,6 +47,7 @@ func sampleReport() *report {
 	r.add("Throughput", "up and down", "pods/s", "crisp", 33.333)
 	r.add("Throughput", "up and down", "pods/s", "containerd", 10)
 	r.add("Throughput", "up and down", "pods/s", "crio", 16.6667)
+	r.add("Throughput", "up and down", "pods/s", "crio", 20)
 	r.add("Pull", "PullImage", "ms", "crio", 1234.5)
 	for e, perPod := range map[string]float64{"crisp": 0.08, "containerd": 4.3} {
 		r.add("Memory", "private, 0 pods", "MiB", e, 40)
