@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/crisp-cri/crisp/internal/fault"
 	"google.golang.org/grpc/codes"
@@ -43,7 +44,7 @@ func Fault(err error) error {
 	case codes.NotFound:
 		return fault.NotFound.Errorf("%s", s.Message())
 	case codes.Unavailable:
-		return fault.Unavailable.Errorf("runtime is not reachable: %s", s.Message())
+		return fault.Unavailable.Errorf("runtime is not reachable: %s", innermost(s.Message()))
 	case codes.Canceled:
 		return context.Canceled
 	case codes.DeadlineExceeded:
@@ -56,4 +57,12 @@ func Fault(err error) error {
 		return fault.WrongState.Errorf("%s", s.Message())
 	}
 	return errors.New(s.Message())
+}
+
+// innermost takes gRPC's wrapping off the sentence of the dialler.
+func innermost(text string) string {
+	if i := strings.Index(text, "dial unix "); i >= 0 {
+		return strings.Trim(text[i:], `"`)
+	}
+	return text
 }
