@@ -51,11 +51,6 @@ func (n *Network) Attach(ctx context.Context, p Pod) (_ Result, err error) {
 		defer cancel()
 		return n.del(ctx, a)
 	})
-	if c.ours != nil { // not before p counts as attached: see Destroy
-		if err := n.prepareHost(ctx, c.ours); err != nil {
-			return Result{}, fmt.Errorf("network %s: %w", c.list.Name, err)
-		}
-	}
 	added, err := n.cni.AddNetworkList(ctx, c.list, a.runtime())
 	if err != nil {
 		return Result{}, fmt.Errorf("network %s: %w", c.list.Name, err)

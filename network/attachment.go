@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -103,7 +102,7 @@ type lockKey struct{}
 // It is a file lock (flock(2)) that plugins inherit. When the daemon dies in the
 // middle of ADD, the plugin runs on; the next daemon's DEL then waits for it
 // instead of deleting what is about to be made.
-func (n *Network) lock(ctx context.Context, id string) (_ context.Context, unlock func(), err error) {
+func (n *Network) lock(ctx context.Context, id string) (_ context.Context, release func(), err error) {
 	path := filepath.Join(n.o.CacheDir, attachedDir, id+".lock")
 	for {
 		f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
@@ -117,7 +116,7 @@ func (n *Network) lock(ctx context.Context, id string) (_ context.Context, unloc
 		mine, err1 := f.Stat()
 		now, err2 := os.Stat(path)
 		if err1 == nil && err2 == nil && os.SameFile(mine, now) {
-			return context.WithValue(ctx, lockKey{}, f), func() { n.unlock(id, f) }, nil
+			return context.WithValue(ctx, lockKey{}, f), func() { unlock(f) }, nil
 		}
 		f.Close() // its last holder has removed the file: there may be a new one
 	}
@@ -138,12 +137,10 @@ func flock(ctx context.Context, f *os.File) error {
 	}
 }
 
-// unlock removes the lock's file with the attachment it was for. It unlocks by
-// name, because closing would leave the lock to any daemon that a plugin started.
-func (n *Network) unlock(id string, f *os.File) {
-	if _, err := os.Stat(n.attachmentPath(id)); errors.Is(err, fs.ErrNotExist) {
-		os.Remove(f.Name())
-	}
+// unlock unlocks by name, because closing alone would leave the lock to any daemon
+// that a plugin has started.
+func unlock(f *os.File) {
+	os.Remove(f.Name())
 	unix.Flock(int(f.Fd()), unix.LOCK_UN)
 	f.Close()
 }

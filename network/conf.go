@@ -15,6 +15,7 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/network/bridge"
 )
 
 // A conf is what the configuration directory said at one time. It does not
@@ -22,7 +23,7 @@ import (
 type conf struct {
 	list *libcni.NetworkConfigList // nil if there is none to use
 	file string
-	ours *defaultNet // not nil if list is the default network
+	ours *bridge.Net // not nil if list is the default network
 	bad  []badFile   // passed over, in lexical order
 	err  error       // why list is nil
 

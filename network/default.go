@@ -15,33 +15,42 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/containernetworking/cni/libcni"
 	"github.com/vishvananda/netlink"
 
 	"github.com/crisp-cri/crisp/internal/atomicfile"
+	"github.com/crisp-cri/crisp/network/bridge"
 )
 
 // defaultFile comes after everything that an administrator would write.
 const defaultFile = "99-crisp-default.conflist"
 
-// A defaultNet is the network that crisp brings along: a bridge, an address per
-// family from host-local, port mappings and bandwidth limits. What leaves the
-// bridge for elsewhere is masqueraded by one nftables table for the whole node
-// (host.go), not by the plugin, which would add rules for every pod.
+// The default network is the plugin of package bridge: a bridge, an address per
+// family, host ports and bandwidth limits, and masquerading for what leaves the
+// node.
 //
 // Names and subnets follow from the instance, so that several daemons on one node
 // do not meet. Its file is ours: it is written anew when it differs from what
 // this version would write, but keeps its subnets. To have it otherwise, put a
 // configuration of your own into the configuration directory.
-type defaultNet struct {
-	Name    string         // of the network and of the nftables table
-	Bridge  string         // name of the device, at most 15 bytes (IFNAMSIZ)
-	Subnets []netip.Prefix // one per family, IPv4 first
-	DataDir string         // of host-local, which appends Name
+
+// defaultList is what we write of a configuration, and read of it.
+type defaultList struct {
+	CNIVersion string          `json:"cniVersion"`
+	Name       string          `json:"name"`
+	Plugins    []defaultPlugin `json:"plugins"`
 }
 
-// names returns the names of instance's network and bridge.
-func names(instance string) (network, bridge string) {
+type defaultPlugin struct {
+	Type         string          `json:"type"`
+	Bridge       string          `json:"bridge"`
+	Subnets      []netip.Prefix  `json:"subnets"`
+	DataDir      string          `json:"dataDir"`
+	Capabilities map[string]bool `json:"capabilities"`
+}
+
+// names returns the names of instance's network and of its bridge, of at most 15
+// bytes (IFNAMSIZ).
+func names(instance string) (network, device string) {
 	if instance == "" {
 		return "crisp", "crisp0"
 	}
@@ -75,8 +84,8 @@ func (n *Network) chooseSubnets() ([]netip.Prefix, error) {
 	if n.o.PodCIDRs != nil {
 		return arrange(n.o.PodCIDRs)
 	}
-	_, bridge := names(n.o.Instance)
-	routes, err := routed(bridge)
+	_, device := names(n.o.Instance)
+	routes, err := routed(device)
 	if err != nil {
 		return nil, err
 	}
@@ -152,21 +161,31 @@ func hostHasIPv6() bool {
 
 // writeDefault makes sure that the configuration of the default network is at
 // path.
-func (n *Network) writeDefault(path string) (*defaultNet, error) {
-	d := &defaultNet{DataDir: n.o.DataDir}
-	d.Name, d.Bridge = names(n.o.Instance)
+func (n *Network) writeDefault(path string) (*bridge.Net, error) {
 	there, err := os.ReadFile(path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
-	if d.Subnets = subnetsOf(there); d.Subnets == nil || n.o.PodCIDRs != nil {
+	d := &bridge.Net{DataDir: n.o.DataDir, Subnets: subnetsOf(there)}
+	d.Name, d.Bridge = names(n.o.Instance)
+	if d.Subnets == nil || n.o.PodCIDRs != nil {
 		if d.Subnets, err = n.chooseSubnets(); err != nil {
 			return nil, err
 		}
 	}
-	data, err := d.conflist()
-	if err != nil || bytes.Equal(data, there) {
-		return d, err
+	data, err := json.MarshalIndent(defaultList{
+		CNIVersion: "1.1.0", Name: d.Name,
+		Plugins: []defaultPlugin{{
+			Type: bridge.Type, Bridge: d.Bridge, Subnets: d.Subnets, DataDir: d.DataDir,
+			Capabilities: map[string]bool{"portMappings": true, "bandwidth": true},
+		}},
+	}, "", "  ")
+	if err != nil {
+		return nil, err
+	}
+	data = append(data, '\n')
+	if bytes.Equal(data, there) {
+		return d, nil
 	}
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, err
@@ -174,72 +193,11 @@ func (n *Network) writeDefault(path string) (*defaultNet, error) {
 	return d, atomicfile.Write(path, data, 0o644)
 }
 
-// The parts of the default network's configuration that we write and read.
-type (
-	defaultList struct {
-		CNIVersion string `json:"cniVersion"`
-		Name       string `json:"name"`
-		Plugins    []any  `json:"plugins"`
-	}
-	bridgePlugin struct {
-		Type             string   `json:"type"`
-		Bridge           string   `json:"bridge"`
-		IsDefaultGateway bool     `json:"isDefaultGateway"`
-		HairpinMode      bool     `json:"hairpinMode"`
-		IPMasq           bool     `json:"ipMasq"`
-		IPAM             ipamPart `json:"ipam"`
-	}
-	ipamPart struct {
-		Type    string      `json:"type"`
-		DataDir string      `json:"dataDir"`
-		Ranges  [][]ipRange `json:"ranges"`
-	}
-	metaPlugin struct {
-		Type         string          `json:"type"`
-		Capabilities map[string]bool `json:"capabilities"`
-		Backend      string          `json:"backend,omitempty"`
-		SNAT         bool            `json:"snat,omitempty"`
-	}
-)
-
-// conflist returns the configuration. The bridge plugin is the gateway, which is
-// also why it sets net.ipv4.ip_forward (and net.ipv6.conf.all.forwarding); port
-// mappings are kept in nftables, as iptables may not be installed.
-func (d *defaultNet) conflist() ([]byte, error) {
-	bridge := bridgePlugin{
-		Type: "bridge", Bridge: d.Bridge, IsDefaultGateway: true, HairpinMode: true,
-		IPAM: ipamPart{Type: "host-local", DataDir: d.DataDir},
-	}
-	for _, s := range d.Subnets {
-		bridge.IPAM.Ranges = append(bridge.IPAM.Ranges, []ipRange{{s.String()}})
-	}
-	data, err := json.MarshalIndent(defaultList{CNIVersion: "1.1.0", Name: d.Name, Plugins: []any{
-		bridge,
-		metaPlugin{Type: "portmap", Capabilities: map[string]bool{"portMappings": true}, Backend: "nftables", SNAT: true},
-		metaPlugin{Type: "bandwidth", Capabilities: map[string]bool{"bandwidth": true}},
-	}}, "", "  ")
-	return append(data, '\n'), err
-}
-
-// subnetsOf returns the subnets in a configuration that conflist wrote, or nil.
+// subnetsOf returns the subnets in a configuration that writeDefault wrote, or nil.
 func subnetsOf(data []byte) []netip.Prefix {
-	list, err := libcni.NetworkConfFromBytes(data)
-	if err != nil || len(list.Plugins) == 0 {
+	var list defaultList
+	if json.Unmarshal(data, &list) != nil || len(list.Plugins) == 0 {
 		return nil
 	}
-	var bridge bridgePlugin
-	if json.Unmarshal(list.Plugins[0].Bytes, &bridge) != nil {
-		return nil
-	}
-	var subnets []netip.Prefix
-	for _, set := range bridge.IPAM.Ranges {
-		for _, r := range set {
-			s, err := netip.ParsePrefix(r.Subnet)
-			if err != nil {
-				return nil
-			}
-			subnets = append(subnets, s)
-		}
-	}
-	return subnets
+	return list.Plugins[0].Subnets
 }

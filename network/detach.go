@@ -7,9 +7,8 @@ import (
 	"io/fs"
 	"os"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/network/netns"
 )
 
 // Detach takes p from the network: with the configuration and the arguments it
@@ -57,7 +56,7 @@ func (n *Network) del(ctx context.Context, a *attachment) error {
 	rt := a.runtime()
 	// CNI, DEL: "CNI_NETNS … if the container's network namespace no longer
 	// exists … may be empty". After a reboot the pin is a plain file.
-	if !isNetNS(rt.NetNS) {
+	if !netns.Pinned(rt.NetNS) {
 		rt.NetNS = ""
 	}
 	if err := n.cni.DelNetworkList(ctx, list, rt); err != nil {
@@ -67,11 +66,4 @@ func (n *Network) del(ctx context.Context, a *attachment) error {
 		return err
 	}
 	return nil
-}
-
-// isNetNS says whether a namespace is pinned at path (statfs(2): NSFS_MAGIC since
-// Linux 3.19).
-func isNetNS(path string) bool {
-	var st unix.Statfs_t
-	return unix.Statfs(path, &st) == nil && st.Type == unix.NSFS_MAGIC
 }

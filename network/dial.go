@@ -5,14 +5,16 @@ import (
 	"errors"
 	"net"
 	"strconv"
+
+	"github.com/crisp-cri/crisp/network/netns"
 )
 
-// Dial connects to port of localhost in the network namespace at path netns, ""
+// Dial connects to port of localhost in the network namespace at path, ""
 // for the host's: to 127.0.0.1 and, if nobody listens there, to ::1. The
 // connection stays in that namespace; the caller may use it anywhere.
-func Dial(ctx context.Context, netns string, port int32) (net.Conn, error) {
+func Dial(ctx context.Context, path string, port int32) (net.Conn, error) {
 	var conn net.Conn
-	err := enter(netns, func() error {
+	err := netns.Enter(path, func() error {
 		var d net.Dialer
 		var errs []error
 		for _, host := range []string{"127.0.0.1", "::1"} {

@@ -15,30 +15,40 @@ import (
 	"time"
 
 	"github.com/containernetworking/cni/pkg/invoke"
+	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/containernetworking/cni/pkg/version"
 	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/network/bridge"
 )
 
-// A runner runs plugins for libcni. libcni's own kills only the plugin when the
-// context ends, and then waits for whatever the plugin had started.
+// A runner runs plugins for libcni: the one of package bridge in this process, all
+// others as processes. libcni's own way kills only the plugin when the context
+// ends, and then waits for whatever the plugin had started.
 type runner struct {
 	version.PluginDecoder
-	log *slog.Logger
+	log    *slog.Logger
+	bridge bridge.Plugin
 }
 
 var _ invoke.Exec = (*runner)(nil)
 
-// FindInPath returns the file of a plugin.
+// FindInPath returns the file of a plugin, or the name of the one that has none.
 func (r *runner) FindInPath(plugin string, dirs []string) (string, error) {
+	if plugin == bridge.Type {
+		return plugin, nil
+	}
 	return invoke.FindInPath(plugin, dirs)
 }
 
 // ExecPlugin runs the plugin at path and returns what it wrote to stdout. When
 // ctx ends, the plugin and all its children are killed.
 func (r *runner) ExecPlugin(ctx context.Context, path string, stdin []byte, env []string) ([]byte, error) {
+	if path == bridge.Type {
+		return r.call(ctx, stdin, env)
+	}
 	for try := 0; ; try++ {
 		out, err := r.run(ctx, path, stdin, env)
 		// ETXTBSY: somebody is installing the plugin just now.
@@ -51,6 +61,34 @@ func (r *runner) ExecPlugin(ctx context.Context, path string, stdin []byte, env 
 		case <-time.After(200 * time.Millisecond):
 		}
 	}
+}
+
+// call hands the plugin in this process what a process would find in its
+// environment.
+func (r *runner) call(ctx context.Context, stdin []byte, env []string) ([]byte, error) {
+	value := make(map[string]string)
+	for _, kv := range env {
+		if k, v, _ := strings.Cut(kv, "="); strings.HasPrefix(k, "CNI_") {
+			value[k] = v
+		}
+	}
+	command := value["CNI_COMMAND"]
+	if command == "VERSION" {
+		var out bytes.Buffer
+		err := bridge.Supported.Encode(&out)
+		return out.Bytes(), err
+	}
+	begin := time.Now()
+	out, err := r.bridge.Call(ctx, command, &skel.CmdArgs{
+		ContainerID: value["CNI_CONTAINERID"],
+		Netns:       value["CNI_NETNS"],
+		IfName:      value["CNI_IFNAME"],
+		Args:        value["CNI_ARGS"],
+		Path:        value["CNI_PATH"],
+		StdinData:   stdin,
+	})
+	r.log.DebugContext(ctx, "plugin ran", "plugin", bridge.Type, "took", time.Since(begin), "err", err)
+	return out, err
 }
 
 func (r *runner) run(ctx context.Context, path string, stdin []byte, env []string) ([]byte, error) {

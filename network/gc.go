@@ -35,7 +35,7 @@ func (n *Network) GC(ctx context.Context, keep []string) error {
 		return errors.Join(errs...)
 	}
 	if c.ours != nil {
-		errs = append(errs, c.ours.sweep(keep))
+		errs = append(errs, c.ours.Sweep(keep))
 	} else if err := n.cni.GCNetworkList(ctx, c.list, &libcni.GCArgs{ValidAttachments: valid}); err != nil {
 		errs = append(errs, fmt.Errorf("network %s: %w", c.list.Name, err))
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/network/netns"
 )
 
 // What is done in a pod's namespace stays there, whichever threads do it: twenty
@@ -20,13 +21,13 @@ func TestEnterKeepsThreadsApart(t *testing.T) {
 		return func() error {
 			attrs := netlink.NewLinkAttrs()
 			attrs.Name = name
-			return netlink.LinkAdd(&netlink.Dummy{LinkAttrs: attrs})
+			return netlink.LinkAdd(&netlink.Ifb{LinkAttrs: attrs})
 		}
 	}
 	var paths []string
 	for range 10 {
 		path, _ := namespace(t)
-		if err := enter(path, mark("mine")); err != nil {
+		if err := netns.Enter(path, mark("mine")); err != nil {
 			t.Fatal(err)
 		}
 		paths = append(paths, path)

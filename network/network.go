@@ -19,6 +19,9 @@
 //	<CacheDir>/attached/<id>.lock  held while a plugin works on <id>
 //	<CacheDir>/results/…           by libcni: the result of ADD
 //
+// The default network's plugin (package bridge) is called in this process; all
+// others are executed.
+//
 // Failure. A plugin runs in a process group of its own and is killed with all
 // its children when the caller's context ends. DEL after a failed ADD runs on
 // undo.Context. No lock of this package is held while a plugin runs, but for the
@@ -27,6 +30,7 @@ package network
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -36,6 +40,8 @@ import (
 	"sync/atomic"
 
 	"github.com/containernetworking/cni/libcni"
+
+	"github.com/crisp-cri/crisp/network/bridge"
 )
 
 // Options says where a Network finds its configuration and keeps its files. All
@@ -62,7 +68,7 @@ type Network struct {
 	loading sync.Mutex           // one load at a time; guards watched
 	watched watched
 
-	host host
+	reaper reaper
 
 	cancel context.CancelFunc
 	ended  chan struct{}
@@ -70,7 +76,9 @@ type Network struct {
 
 // Open reads the configuration and starts to watch its directory. It needs no
 // valid configuration and changes nothing of the host's network: the default
-// network's bridge and nftables table are made when the first pod is attached.
+// network's bridge and nftables table are made when the first pod is attached,
+// which also sets net.ipv4.ip_forward, as a bridge that is a gateway needs and
+// users of the standard bridge plugin are used to.
 func Open(o Options) (*Network, error) {
 	if o.ConfDir == "" || o.CacheDir == "" {
 		return nil, fmt.Errorf("network needs a configuration and a cache directory")
@@ -89,7 +97,7 @@ func Open(o Options) (*Network, error) {
 		return nil, err
 	}
 	n := &Network{o: o, log: o.Log, ended: make(chan struct{})}
-	n.exec = &runner{log: o.Log}
+	n.exec = &runner{log: o.Log, bridge: bridge.Plugin{Remove: n.reaper.add}}
 	n.cni = libcni.NewCNIConfigWithCacheDir(o.BinDirs, o.CacheDir, n.exec)
 	n.current.Store(&conf{})
 	var ctx context.Context
@@ -104,5 +112,5 @@ func Open(o Options) (*Network, error) {
 func (n *Network) Close() error {
 	n.cancel()
 	<-n.ended
-	return n.watched.close()
+	return errors.Join(n.watched.close(), n.reaper.finish())
 }

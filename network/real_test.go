@@ -20,8 +20,10 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
+	vns "github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/network/netns"
 )
 
 // The tests against the kernel run in network and mount namespaces of their own:
@@ -196,18 +198,18 @@ func namespace(t *testing.T) (path string, unpin func()) {
 	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	host, err := netns.Get()
+	host, err := vns.Get()
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer host.Close()
-	made, err := netns.New()
+	made, err := vns.New()
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer made.Close()
 	err = unix.Mount(fmt.Sprintf("/proc/self/task/%d/ns/net", unix.Gettid()), path, "", unix.MS_BIND, "")
-	if err := errors.Join(err, netns.Set(host)); err != nil {
+	if err := errors.Join(err, vns.Set(host)); err != nil {
 		t.Fatal(err)
 	}
 	unpin = func() { unix.Unmount(path, unix.MNT_DETACH) }
@@ -254,7 +256,7 @@ func serve(t *testing.T, path string, port int) {
 func serveOn(t *testing.T, path, addr string) {
 	t.Helper()
 	var l net.Listener
-	err := enter(path, func() (err error) {
+	err := netns.Enter(path, func() (err error) {
 		l, err = net.Listen("tcp", addr)
 		return err
 	})
@@ -281,7 +283,7 @@ func ask(t *testing.T, from, addr string) (netip.Addr, error) {
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()
 	var c net.Conn
-	err := enter(from, func() (err error) {
+	err := netns.Enter(from, func() (err error) {
 		c, err = (&net.Dialer{}).DialContext(ctx, "tcp", addr)
 		return err
 	})
@@ -314,7 +316,7 @@ func wantAsk(t *testing.T, from, addr, want string) {
 func outside(t *testing.T) string {
 	t.Helper()
 	path, _ := namespace(t)
-	h, err := netns.GetFromPath(path)
+	h, err := vns.GetFromPath(path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -347,7 +349,7 @@ func outside(t *testing.T) string {
 	if err := up("1")(); err != nil {
 		t.Fatal(err)
 	}
-	if err := enter(path, up("2")); err != nil {
+	if err := netns.Enter(path, up("2")); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { netlink.LinkDel(veth) })
@@ -358,5 +360,12 @@ func unpinPath(t *testing.T, path string) {
 	t.Helper()
 	if err := unix.Unmount(path, unix.MNT_DETACH); err != nil {
 		t.Error(err)
+	}
+}
+
+func nft(t *testing.T, command string) {
+	t.Helper()
+	if out, err := exec.Command("nft", command).CombinedOutput(); err != nil {
+		t.Fatalf("nft %s: %v: %s", command, err, out)
 	}
 }

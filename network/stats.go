@@ -4,6 +4,8 @@ import (
 	"net"
 
 	"github.com/vishvananda/netlink"
+
+	"github.com/crisp-cri/crisp/network/netns"
 )
 
 // InterfaceStats counts what went through one interface since it was made.
@@ -14,11 +16,11 @@ type InterfaceStats struct {
 }
 
 // Stats reads the counters of all interfaces but loopback in the network
-// namespace at path netns, "" for the host's. It is fault.NotFound if the
+// namespace at path, "" for the host's. It is fault.NotFound if the
 // namespace is not there.
-func Stats(netns string) ([]InterfaceStats, error) {
+func Stats(path string) ([]InterfaceStats, error) {
 	var all []InterfaceStats
-	err := enter(netns, func() error {
+	err := netns.Enter(path, func() error {
 		links, err := netlink.LinkList()
 		if err != nil {
 			return err

@@ -1,4 +1,6 @@
-package network
+// Package netns does things inside network namespaces without losing a thread
+// there.
+package netns
 
 import (
 	"errors"
@@ -6,20 +8,21 @@ import (
 	"io/fs"
 	"runtime"
 
-	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// enter calls f on a thread that is in the network namespace at path, or as it
-// is for "". f must not start goroutines that depend on the namespace. What f
-// opens there (sockets) stays there.
+// Enter calls f on a thread that is in the network namespace at path, or as it
+// is for "". It is fault.NotFound if path is not there. f must not start
+// goroutines that depend on the namespace; what f opens there (sockets) stays
+// there.
 //
 // setns(2) is for one thread, and a thread that cannot be brought back must never
 // run anything else: its goroutine then ends locked to it, and with that the
 // thread.
-func enter(path string, f func() error) error {
+func Enter(path string, f func() error) error {
 	if path == "" {
 		return f()
 	}
@@ -37,14 +40,14 @@ func enter(path string, f func() error) error {
 		runtime.LockOSThread()
 		host, err := netns.Get()
 		if err != nil {
-			result <- fmt.Errorf("network namespace of this thread: %w", err)
 			runtime.UnlockOSThread() // it has not moved
+			result <- fmt.Errorf("network namespace of this thread: %w", err)
 			return
 		}
 		defer host.Close()
 		if err := netns.Set(target); err != nil {
-			result <- fmt.Errorf("enter network namespace %s: %w", path, err)
 			runtime.UnlockOSThread()
+			result <- fmt.Errorf("enter network namespace %s: %w", path, err)
 			return
 		}
 		err = f()
@@ -56,17 +59,9 @@ func enter(path string, f func() error) error {
 	return <-result
 }
 
-// loopbackUp does the work of the loopback plugin without a process; the kernel
-// gives the device its addresses.
-func loopbackUp(path string) error {
-	return enter(path, func() error {
-		lo, err := netlink.LinkByName("lo")
-		if err == nil {
-			err = netlink.LinkSetUp(lo)
-		}
-		if err != nil {
-			return fmt.Errorf("bring up the loopback device: %w", err)
-		}
-		return nil
-	})
+// Pinned says whether a namespace is bound to path (statfs(2): NSFS_MAGIC since
+// Linux 3.19). After a reboot, the path may be a plain file.
+func Pinned(path string) bool {
+	var st unix.Statfs_t
+	return unix.Statfs(path, &st) == nil && st.Type == unix.NSFS_MAGIC
 }

@@ -1,0 +1,254 @@
+// Package bridge is the CNI plugin crisp-bridge: a bridge for the pods of a node
+// with addresses, host ports and bandwidth limits, all by netlink. libcni calls
+// it inside the daemon (package network), and cmd/crisp-bridge is the same as an
+// ordinary plugin. It stands for bridge, host-local, portmap and bandwidth in a
+// row, which take 30 to 60 ms for ADD and as much for DEL; this takes a few.
+//
+// What is per node and what per pod:
+//
+//	bridge          with the gateway addresses            once
+//	nftables table  masquerade, host ports (nftables.go)  once; one element per host port
+//	veth pair       one end on the bridge, eth0 in the pod
+//	ifb device      for pods with an egress limit (bandwidth.go)
+//	<dir>/<addr>    its content is who has the address (addresses.go)
+//	<dir>/ports/<id> the pod's elements of the table (ports.go)
+//
+// Everything per node is made again by ADD if it is missing or from another
+// version, so nothing has to be started and a flushed firewall heals.
+//
+// DEL does not wait for the kernel to destroy the veth pair, which takes a grace
+// period (tens of milliseconds): it takes the addresses from the pod's device,
+// which cuts the pod off, and leaves the device to Remove or to the namespace's
+// own end.
+package bridge
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"path/filepath"
+	"regexp"
+
+	"github.com/containernetworking/cni/pkg/skel"
+	"github.com/containernetworking/cni/pkg/types"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/containernetworking/cni/pkg/version"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/undo"
+	"github.com/crisp-cri/crisp/network/netns"
+)
+
+// Type is what "type" says in a configuration.
+const Type = "crisp-bridge"
+
+// A Net is one network: all that a configuration says but the pod.
+type Net struct {
+	Name    string         `json:"name"`    // of the network and of its nftables table
+	Bridge  string         `json:"bridge"`  // device, at most 15 bytes (IFNAMSIZ)
+	Subnets []netip.Prefix `json:"subnets"` // at most one per family; their first address is the bridge's
+	DataDir string         `json:"dataDir"` // a directory called Name is made there
+}
+
+func (n *Net) dir() string { return filepath.Join(n.DataDir, n.Name) }
+
+// A config is what a plugin reads from stdin.
+type config struct {
+	Net
+	base    types.NetConf // version, previous result, DNS
+	dynamic struct {
+		PortMappings []PortMapping `json:"portMappings"`
+		Bandwidth    *Bandwidth    `json:"bandwidth"`
+	}
+}
+
+// A Plugin carries out CNI commands. The zero Plugin is ready for use.
+type Plugin struct {
+	// Remove is told of host devices that are no longer of use, by index. Nil
+	// means to delete them at once, and wait.
+	Remove func(index int)
+}
+
+// Supported are the versions of CNI that the plugin speaks.
+var Supported = version.VersionsStartingFrom("0.4.0")
+
+// Call carries out command, one of CNI_COMMAND, and returns what the plugin would
+// write to stdout.
+func (p *Plugin) Call(ctx context.Context, command string, a *skel.CmdArgs) ([]byte, error) {
+	c, err := parse(a.StdinData)
+	if err != nil {
+		return nil, err
+	}
+	switch command {
+	case "ADD":
+		result, err := p.add(ctx, c, a)
+		if err != nil {
+			return nil, err
+		}
+		converted, err := result.GetAsVersion(c.base.CNIVersion)
+		if err != nil {
+			return nil, err
+		}
+		return json.Marshal(converted)
+	case "DEL":
+		return nil, p.del(ctx, c, a)
+	case "CHECK":
+		return nil, c.check(a)
+	case "STATUS", "GC": // GC is Net.Sweep: it needs what no configuration says
+		return nil, nil
+	}
+	return nil, fault.Invalid.Errorf("unknown CNI command %q", command)
+}
+
+// device is what a device may be called: IFNAMSIZ, and nothing that nft would take
+// for something else.
+var device = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,14}$`)
+
+func parse(stdin []byte) (*config, error) {
+	c := &config{}
+	runtime := struct {
+		Config any `json:"runtimeConfig"`
+	}{&c.dynamic}
+	for _, part := range []any{&c.base, &c.Net, &runtime} {
+		if err := json.Unmarshal(stdin, part); err != nil {
+			return nil, fault.Invalid.Errorf("configuration: %w", err)
+		}
+	}
+	if !device.MatchString(c.Bridge) {
+		return nil, fault.Invalid.Errorf("configuration: %q is no name for a bridge", c.Bridge)
+	}
+	if c.Name == "" || c.DataDir == "" || len(c.Subnets) == 0 {
+		return nil, fault.Invalid.Errorf("configuration: name, dataDir and subnets are needed")
+	}
+	families := make(map[bool]bool)
+	for _, s := range c.Subnets {
+		// A gateway, a pod, and for IPv4 a network and a broadcast address.
+		if s != s.Masked() || s.Addr().BitLen()-s.Bits() < 2 || families[s.Addr().Is4()] {
+			return nil, fault.Invalid.Errorf("configuration: subnet %v is too small, not masked or the second of its family", s)
+		}
+		families[s.Addr().Is4()] = true
+	}
+	if err := version.ParsePrevResult(&c.base); err != nil {
+		return nil, fault.Invalid.Errorf("previous result: %w", err)
+	}
+	return c, nil
+}
+
+// previous returns the addresses of the result of ADD, which CHECK and DEL are
+// given; nil if DEL is not.
+func (c *config) previous() ([]netip.Addr, error) {
+	if c.base.PrevResult == nil {
+		return nil, nil
+	}
+	r, err := types100.NewResultFromResult(c.base.PrevResult)
+	if err != nil {
+		return nil, err
+	}
+	var addrs []netip.Addr
+	for _, ip := range r.IPs {
+		if a, ok := netip.AddrFromSlice(ip.Address.IP); ok {
+			addrs = append(addrs, a.Unmap())
+		}
+	}
+	return addrs, nil
+}
+
+func (p *Plugin) add(ctx context.Context, c *config, a *skel.CmdArgs) (_ *types100.Result, err error) {
+	var steps undo.Stack
+	defer steps.RunIf(&err)
+
+	bridge, err := c.ensureBridge()
+	if err != nil {
+		return nil, err
+	}
+	if err := c.ensureTable(ctx); err != nil {
+		return nil, err
+	}
+	addrs, err := c.allocate(a.ContainerID, a.IfName)
+	if err != nil {
+		return nil, err
+	}
+	steps.Add("addresses", func() error { return c.release(a.ContainerID, addrs) })
+	host, err := c.addVeth(bridge, a)
+	if err != nil {
+		return nil, err
+	}
+	steps.Add("veth", func() error { return DeleteLink(host.Attrs().Index) })
+	pod, err := c.configurePod(a, addrs)
+	if err != nil {
+		return nil, err
+	}
+	if err := waitUp(ctx, host.Attrs().Index); err != nil {
+		return nil, err
+	}
+	if len(c.dynamic.PortMappings) > 0 {
+		if err := c.openPorts(ctx, a.ContainerID, c.dynamic.PortMappings, addrs); err != nil {
+			return nil, err
+		}
+		steps.Add("host ports", func() error {
+			ctx, cancel := undo.Context(ctx)
+			defer cancel()
+			return c.closePorts(ctx, a.ContainerID)
+		})
+	}
+	interfaces := []*types100.Interface{
+		{Name: c.Bridge, Mac: bridge.Attrs().HardwareAddr.String()},
+		{Name: host.Attrs().Name, Mac: host.Attrs().HardwareAddr.String()},
+		{Name: a.IfName, Mac: pod.Attrs().HardwareAddr.String(), Sandbox: a.Netns},
+	}
+	if b := c.dynamic.Bandwidth; b != nil {
+		steps.Add("bandwidth limit", func() error { return c.unlimit(a.ContainerID) })
+		if err := c.limit(a.ContainerID, host, b); err != nil {
+			return nil, err
+		}
+	}
+	return c.result(interfaces, addrs), nil
+}
+
+// result says what a pod with addrs has got; eth0 is the last of interfaces.
+func (c *config) result(interfaces []*types100.Interface, addrs []netip.Addr) *types100.Result {
+	r := &types100.Result{CNIVersion: types100.ImplementedSpecVersion, Interfaces: interfaces, DNS: c.base.DNS}
+	for i, addr := range addrs {
+		gateway := c.Subnets[i].Addr().Next()
+		r.IPs = append(r.IPs, &types100.IPConfig{
+			Interface: types100.Int(len(interfaces) - 1),
+			Address:   *ipNet(addr, c.Subnets[i].Bits()),
+			Gateway:   gateway.AsSlice(),
+		})
+		r.Routes = append(r.Routes, &types.Route{Dst: *defaultOf(addr), GW: gateway.AsSlice()})
+	}
+	return r
+}
+
+func (p *Plugin) del(ctx context.Context, c *config, a *skel.CmdArgs) error {
+	addrs, err := c.previous()
+	if err != nil {
+		return fmt.Errorf("previous result: %w", err)
+	}
+	if err := c.closePorts(ctx, a.ContainerID); err != nil {
+		return err
+	}
+	if a.Netns != "" && netns.Pinned(a.Netns) {
+		if err := dropAddresses(a.Netns, a.IfName); err != nil {
+			return err
+		}
+	}
+	if err := c.unlimit(a.ContainerID); err != nil {
+		return err
+	}
+	if index, ok := linkIndex(c.vethName(a.ContainerID)); ok {
+		if err := p.remove(index); err != nil {
+			return err
+		}
+	}
+	return c.release(a.ContainerID, addrs)
+}
+
+func (p *Plugin) remove(index int) error {
+	if p.Remove != nil {
+		p.Remove(index)
+		return nil
+	}
+	return DeleteLink(index)
+}

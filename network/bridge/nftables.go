@@ -1,0 +1,180 @@
+package bridge
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os/exec"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// hairpinMark marks packets of pods to a host port, between the hooks of one
+// packet. It is the bit that the portmap plugin takes for this; Kubernetes has
+// the two above it.
+const hairpinMark = "0x2000"
+
+// rules returns the nftables table of the network without host ports. The marker
+// chain that names the version of these rules is not in it.
+//
+// A host port is an element of a map: any4 and any6 for all addresses of the
+// host, one4 and one6 for a certain one. What a pod sends to a host port leaves
+// with the bridge's address, or the answer would go straight to the pod and be
+// strange to it. ::1 is left alone: Linux has no route_localnet for IPv6.
+//
+// Traffic that stays in the subnet is not masqueraded, or pods would see each
+// other with the bridge's address where bridged packets pass these hooks
+// (net.bridge.bridge-nf-call-iptables); nor is multicast. The chain raw keeps the
+// host's 127.0.0.0/8 from pods, which route_localnet would let in.
+func (n *Net) rules() string {
+	var mark, masquerade strings.Builder
+	for _, s := range n.Subnets {
+		family, multicast := "ip", "224.0.0.0/4"
+		if s.Addr().Is6() {
+			family, multicast = "ip6", "ff00::/8"
+		}
+		fmt.Fprintf(&mark, "    %s saddr %s meta mark set meta mark | %s\n", family, s, hairpinMark)
+		fmt.Fprintf(&masquerade, "    %s saddr %s %[1]s daddr != { %[2]s, %s } masquerade fully-random\n", family, s, multicast)
+	}
+	return `
+  map any4 { type inet_proto . inet_service : ipv4_addr . inet_service; }
+  map any6 { type inet_proto . inet_service : ipv6_addr . inet_service; }
+  map one4 { type ipv4_addr . inet_proto . inet_service : ipv4_addr . inet_service; }
+  map one6 { type ipv6_addr . inet_proto . inet_service : ipv6_addr . inet_service; }
+  chain hostports {
+` + mark.String() + `
+    dnat ip addr . port to ip daddr . meta l4proto . th dport map @one4
+    dnat ip addr . port to meta l4proto . th dport map @any4
+    dnat ip6 addr . port to ip6 daddr . meta l4proto . th dport map @one6
+    dnat ip6 addr . port to meta l4proto . th dport map @any6
+  }
+  chain prerouting {
+    type nat hook prerouting priority dstnat; policy accept;
+    fib daddr type local jump hostports
+  }
+  chain output {
+    type nat hook output priority -100; policy accept;
+    ip6 daddr ::1 return
+    fib daddr type local jump hostports
+  }
+  chain raw {
+    type filter hook prerouting priority raw; policy accept;
+    iifname "` + n.Bridge + `" ip daddr 127.0.0.0/8 drop
+  }
+  chain postrouting {
+    type nat hook postrouting priority srcnat; policy accept;
+    ip saddr 127.0.0.0/8 oifname "` + n.Bridge + `" masquerade
+    meta mark & ` + hairpinMark + ` == ` + hairpinMark + ` ct status dnat masquerade
+` + masquerade.String() + `  }
+`
+}
+
+// marker is the name of an empty chain that tells which rules the table has.
+func (n *Net) marker() string {
+	sum := sha256.Sum256([]byte(n.rules()))
+	return "rules-" + hex.EncodeToString(sum[:6])
+}
+
+// ensureTable writes the table unless it is there as this version would write it.
+func (n *Net) ensureTable(ctx context.Context) error {
+	if chainExists(n.Name, n.marker()) {
+		return nil
+	}
+	unlock, err := n.lock()
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if chainExists(n.Name, n.marker()) {
+		return nil
+	}
+	return n.writeTable(ctx)
+}
+
+// writeTable replaces the table, with the host ports of all pods. nft applies one
+// file as one transaction: there is no moment without it.
+func (n *Net) writeTable(ctx context.Context) error {
+	ports, err := n.allElements()
+	if err != nil {
+		return err
+	}
+	return nft(ctx, fmt.Sprintf("table inet %s {}\ndelete table inet %[1]s\ntable inet %[1]s {\n  chain %[2]s {}\n%[3]s}\n%[4]s",
+		n.Name, n.marker(), n.rules(), strings.Join(ports, "")))
+}
+
+// Destroy removes the bridge and the table. The caller knows that no pod uses
+// them.
+func (n *Net) Destroy(ctx context.Context) error {
+	if err := n.sweepLinks(nil); err != nil {
+		return err
+	}
+	if index, ok := linkIndex(n.Bridge); ok {
+		if err := DeleteLink(index); err != nil {
+			return err
+		}
+	}
+	if !chainExists(n.Name, "postrouting") {
+		return nil
+	}
+	return nft(ctx, "delete table inet "+n.Name+"\n")
+}
+
+// sweepLinks deletes the devices of all but keep. A port of the bridge that
+// somebody else has plugged in has another name, and stays.
+func (n *Net) sweepLinks(keep []string) error {
+	bridge, ok := linkIndex(n.Bridge)
+	if !ok {
+		return nil
+	}
+	names := make(map[string]bool)
+	for _, id := range keep {
+		names[n.vethName(id)] = true
+		names[n.ifbName(id)] = true
+	}
+	links, err := netlink.LinkList()
+	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
+		return fmt.Errorf("list devices: %w", err)
+	}
+	for _, link := range links {
+		a := link.Attrs()
+		ours := link.Type() == "veth" && a.MasterIndex == bridge && strings.HasPrefix(a.Name, "veth") ||
+			link.Type() == "ifb" && a.Alias == n.Name
+		if ours && !names[a.Name] {
+			if err := DeleteLink(a.Index); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// nft runs commands in nft(8), whose text has a stable form; the netlink messages
+// behind it have not.
+func nft(ctx context.Context, commands string) error {
+	cmd := exec.CommandContext(ctx, "nft", "-f", "-")
+	cmd.Stdin = strings.NewReader(commands)
+	out, err := cmd.CombinedOutput()
+	if errors.Is(err, exec.ErrNotFound) {
+		return errors.New("the nft command (package nftables) is needed and not installed")
+	}
+	if err != nil {
+		return fmt.Errorf("nft: %w: %s", err, strings.TrimSpace(string(out)))
+	}
+	return nil
+}
+
+// chainExists says whether the kernel has a chain in the table of family inet
+// (NFT_MSG_GETCHAIN): a question of microseconds, asked at each ADD.
+func chainExists(table, chain string) bool {
+	req := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETCHAIN, 0)
+	req.AddData(&nl.Nfgenmsg{NfgenFamily: unix.NFPROTO_INET, Version: nl.NFNETLINK_V0})
+	req.AddData(nl.NewRtAttr(unix.NFTA_CHAIN_TABLE, nl.ZeroTerminated(table)))
+	req.AddData(nl.NewRtAttr(unix.NFTA_CHAIN_NAME, nl.ZeroTerminated(chain)))
+	got, err := req.Execute(unix.NETLINK_NETFILTER, 0)
+	return err == nil && len(got) > 0
+}

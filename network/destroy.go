@@ -1,0 +1,87 @@
+package network
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"sync"
+	"time"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/network/bridge"
+)
+
+// Destroy removes the bridge and the nftables table of the default network. It is
+// fault.WrongState while a pod is attached. The next Attach makes all of it anew.
+// net.ipv4.ip_forward stays as it is: others may have come to need it.
+func (n *Network) Destroy() error {
+	ids, err := n.attached()
+	if err != nil {
+		return err
+	}
+	if len(ids) > 0 {
+		return fault.WrongState.Errorf("network: %d pods are attached", len(ids))
+	}
+	d := &bridge.Net{DataDir: n.o.DataDir}
+	d.Name, d.Bridge = names(n.o.Instance)
+	if err := errors.Join(n.reaper.finish(), d.Destroy(context.Background())); err != nil {
+		return fmt.Errorf("network %s: %w", d.Name, err)
+	}
+	return nil
+}
+
+// patience is how long a detached pod's device may wait for its namespace to take
+// it along, which costs the kernel less than deleting it by itself, and us
+// nothing.
+const patience = 2 * time.Second
+
+// A reaper deletes devices after a while. What it has not come to when the
+// process ends is left to GC. The zero reaper is ready for use.
+type reaper struct {
+	mu      sync.Mutex
+	waiting map[int]*doomed // by the device's index, which the kernel does not use again
+}
+
+type doomed struct {
+	timer *time.Timer
+	done  chan struct{} // closed when the device is gone
+}
+
+func (r *reaper) add(index int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.waiting[index] != nil {
+		return
+	}
+	if r.waiting == nil {
+		r.waiting = make(map[int]*doomed)
+	}
+	d := &doomed{done: make(chan struct{})}
+	r.waiting[index] = d
+	d.timer = time.AfterFunc(patience, func() { r.reap(index, d) }) // an error is found again by GC
+}
+
+func (r *reaper) reap(index int, d *doomed) error {
+	err := bridge.DeleteLink(index)
+	r.mu.Lock()
+	delete(r.waiting, index)
+	r.mu.Unlock()
+	close(d.done)
+	return err
+}
+
+// finish deletes what is waiting, and returns when it is gone.
+func (r *reaper) finish() error {
+	r.mu.Lock()
+	waiting := maps.Clone(r.waiting)
+	r.mu.Unlock()
+	var errs []error
+	for index, d := range waiting {
+		if d.timer.Stop() {
+			errs = append(errs, r.reap(index, d))
+		}
+		<-d.done
+	}
+	return errors.Join(errs...)
+}
