@@ -1,0 +1,22 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+)
+
+// beside finds a program or directory of ours: beside crispd's own executable,
+// or in ../libexec/crisp from there. "" if it is in neither place.
+func beside(name string) string {
+	self, err := os.Executable()
+	if err != nil {
+		return ""
+	}
+	dir := filepath.Dir(self)
+	for _, path := range []string{filepath.Join(dir, name), filepath.Join(dir, "..", "libexec", "crisp", name)} {
+		if _, err := os.Stat(path); err == nil {
+			return path
+		}
+	}
+	return ""
+}

@@ -1,0 +1,166 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/config"
+	"github.com/crisp-cri/crisp/internal/kernel"
+)
+
+// A finding is one thing that crispd wants of a host. What follows from its
+// absence is said only where it is absent.
+type finding struct {
+	what    string
+	ok      bool
+	follows string
+	fatal   bool // crispd cannot run without it
+}
+
+// check prints what this host has and lacks. It fails (status 1) only if crispd
+// could not run here; what merely costs a feature is told and is no failure.
+func check(c *config.Config, out io.Writer) error {
+	f := kernel.Probe()
+	findings := slices.Concat(checkKernel(f), checkCgroups(f, usesSystemd(c, f)), checkCapabilities(f), checkFiles(c), checkCNI(c))
+	lacks, fatal := 0, 0
+	for _, f := range findings {
+		switch {
+		case f.ok:
+			fmt.Fprintf(out, "ok       %s\n", f.what)
+		case f.fatal:
+			fatal++
+			fmt.Fprintf(out, "MISSING  %s\n         crispd cannot run: %s\n", f.what, f.follows)
+		default:
+			lacks++
+			fmt.Fprintf(out, "lacking  %s\n         %s\n", f.what, f.follows)
+		}
+	}
+	switch {
+	case fatal > 0:
+		fmt.Fprintf(out, "\ncrispd cannot run on this host: %d missing, %d lacking\n", fatal, lacks)
+		return exitStatus(1)
+	case lacks > 0:
+		fmt.Fprintf(out, "\ncrispd can run on this host; %d lacking\n", lacks)
+	default:
+		fmt.Fprintln(out, "\nthis host has everything")
+	}
+	return nil
+}
+
+func checkKernel(f kernel.Features) []finding {
+	return []finding{
+		{"Linux " + f.Release + " (5.12 or newer)", f.AtLeast(5, 12), "older kernels are not tested; recursive read-only mounts are refused", false},
+		{"overlayfs", f.Overlay, "the root file system of every container is an overlay mount", true},
+		{"pidfd_open(2)", f.AtLeast(5, 3), "containers are waited for and signalled by pidfd", true},
+		{"recursive read-only mounts (mount_setattr, 5.12)", f.RecursiveRO, "recursive_read_only is refused and not advertised", false},
+		{"exit codes by pidfd (PIDFD_GET_INFO, 6.15)", f.PidfdInfo, "if the executor itself crashes, containers that end before a new one has them are reported as 255, Unknown", false},
+		{"ID-mapped layers (5.19) and user namespaces", f.IDMap, "pods with user namespaces are not possible", false},
+		{"seccomp filters", f.Seccomp, "RuntimeDefault confines nothing, Localhost profiles are refused", false},
+		{"AppArmor", f.AppArmor, "containers are not confined by AppArmor; Localhost profiles are refused", false},
+	}
+}
+
+func checkCgroups(f kernel.Features, systemd bool) []finding {
+	list := []finding{
+		{"cgroup v2", f.CgroupV2, "cgroup v1 is used: no unified resources, no memory QoS, no pressure, kills by freezing", false},
+		{"cgroup controllers: " + strings.Join(f.Controllers, " "), len(f.Controllers) > 0, "containers cannot be limited or counted", true},
+		{"swap accounting", f.SwapLimit, "memory limits do not limit swap", false},
+	}
+	for _, name := range []struct{ controller, follows string }{
+		{"cpu", "cpu requests and limits are not enforced"},
+		{"memory", "memory limits are not enforced, and out-of-memory kills not told"},
+		{"pids", "the number of processes is not limited"},
+		{"cpuset", "containers cannot be bound to CPUs"},
+		{"hugetlb", "limits of huge pages are refused"},
+	} {
+		list = append(list, finding{"cgroup controller " + name.controller, f.Has(name.controller), name.follows, false})
+	}
+	if systemd {
+		list = append(list, finding{"systemd", f.Systemd, "cgroup_driver is systemd, and systemd does not run this host", true})
+	}
+	return list
+}
+
+func checkCapabilities(f kernel.Features) []finding {
+	list := []finding{{"root", os.Geteuid() == 0, "crispd makes namespaces, mounts and cgroups", true}}
+	for _, c := range []struct {
+		name    string
+		number  int
+		follows string
+		fatal   bool
+	}{
+		{"CAP_SYS_ADMIN", unix.CAP_SYS_ADMIN, "it makes namespaces and mounts", true},
+		{"CAP_NET_ADMIN", unix.CAP_NET_ADMIN, "pods get no network of their own", false},
+		{"CAP_SYS_RESOURCE", unix.CAP_SYS_RESOURCE, "oom_score_adj is not lowered below crispd's own and hard limits are not raised: both are clamped", false},
+		{"CAP_SYS_PTRACE", unix.CAP_SYS_PTRACE, "namespaces of containers of other users cannot be entered: pid mode TARGET may fail", false},
+		{"CAP_MKNOD", unix.CAP_MKNOD, "device nodes are bind mounts, and images with device nodes cannot be unpacked", false},
+	} {
+		list = append(list, finding{c.name, f.Can(c.number), c.follows, c.fatal})
+	}
+	return list
+}
+
+// checkFiles looks for programs: our own are needed, others serve one feature.
+func checkFiles(c *config.Config) []finding {
+	executor, podinit := beside("crisp-executor"), beside("crisp-podinit")
+	return []finding{
+		{"crisp-executor " + executor, executor != "", "it starts every container; it belongs beside crispd or in ../libexec/crisp", true},
+		{"crisp-podinit " + podinit, podinit != "", "pods that share their PID namespace cannot start; it belongs beside crispd or in ../libexec/crisp", false},
+		program("nft", "the default network cannot masquerade, and host ports of the portmap plugin may not work"),
+		program("criu", "checkpoints cannot be made or restored"),
+		{"image policy " + policyPath(c), exists(policyPath(c)), "every image is accepted, signed or not", false},
+	}
+}
+
+func program(name, follows string) finding {
+	path, err := exec.LookPath(name)
+	if err != nil {
+		return finding{"program " + name, false, follows, false}
+	}
+	return finding{"program " + path, true, "", false}
+}
+
+func policyPath(c *config.Config) string {
+	if c.Image.Policy != "" {
+		return c.Image.Policy
+	}
+	return "/etc/containers/policy.json"
+}
+
+func checkCNI(c *config.Config) []finding {
+	found := false
+	for _, pattern := range []string{"*.conflist", "*.conf", "*.json"} {
+		files, _ := filepath.Glob(filepath.Join(c.CNI.ConfDir, pattern))
+		found = found || len(files) > 0
+	}
+	follows := "pods get crisp's own default network"
+	if !c.CNI.DefaultNetwork {
+		follows = "pods get no network, and the node is not ready, until there is one: cni.default_network is off"
+	}
+	list := []finding{{"network configuration in " + c.CNI.ConfDir, found, follows, false}}
+	if !c.CNI.DefaultNetwork || found {
+		return list
+	}
+	for _, plugin := range []string{"bridge", "host-local", "portmap", "bandwidth"} {
+		path := ""
+		for _, dir := range c.CNI.BinDirs {
+			if p := filepath.Join(dir, plugin); path == "" && exists(p) {
+				path = p
+			}
+		}
+		list = append(list, finding{"CNI plugin " + plugin + " " + path, path != "", "the default network does not work; it is searched in " + strings.Join(c.CNI.BinDirs, ", "), false})
+	}
+	return list
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}

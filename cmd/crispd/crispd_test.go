@@ -1,0 +1,200 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/config"
+)
+
+// The socket that a killed crispd left is replaced; one that somebody serves,
+// and what is no socket, is not.
+func TestListen(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "dir", "crisp.sock")
+	l, err := listen(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o660 {
+		t.Errorf("mode %v, %v, want 0660", info.Mode().Perm(), err)
+	}
+	if second, err := listen(path); err == nil || !strings.Contains(err.Error(), "in use") {
+		t.Errorf("a second listener: %v, %v, want an error", second, err)
+	}
+	l.(*net.UnixListener).SetUnlinkOnClose(false)
+	l.Close() // as if killed
+	again, err := listen(path)
+	if err != nil {
+		t.Fatalf("after a crash: %v", err)
+	}
+	again.Close()
+	if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the socket is still there after a clean end: %v", err)
+	}
+
+	if err := os.WriteFile(path, []byte("mine"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := listen(path); err == nil {
+		t.Error("a file of somebody was replaced")
+	}
+	if data, _ := os.ReadFile(path); string(data) != "mine" {
+		t.Errorf("the file has become %q", data)
+	}
+}
+
+// Two daemons on one directory would undo each other's work.
+func TestOneCrispdPerDirectory(t *testing.T) {
+	root, state := filepath.Join(t.TempDir(), "root"), filepath.Join(t.TempDir(), "state")
+	first, err := makeDirs(root, state)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := filepath.Join(t.TempDir(), "other")
+	if _, err := makeDirs(other, state); err == nil || !strings.Contains(err.Error(), "another crispd uses "+state) {
+		t.Errorf("got %v", err)
+	}
+	for _, l := range first {
+		l.Close()
+	}
+	// The refused one must have let go of its own directory.
+	again, err := makeDirs(other, state)
+	if err != nil {
+		t.Fatalf("after the first one's end: %v", err)
+	}
+	for _, l := range again {
+		l.Close()
+	}
+}
+
+func TestNotify(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "notify")
+	for name, address := range map[string]string{path: path, "@crisp-test-" + filepath.Base(t.TempDir()): ""} {
+		if address == "" {
+			address = "\x00" + name[1:]
+		}
+		c, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: address, Net: "unixgram"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		t.Setenv("NOTIFY_SOCKET", name)
+		notify("READY=1")
+		buf := make([]byte, 64)
+		n, err := c.Read(buf)
+		if err != nil || string(buf[:n]) != "READY=1" {
+			t.Errorf("%q: got %q, %v", name, buf[:n], err)
+		}
+	}
+	t.Setenv("NOTIFY_SOCKET", filepath.Join(t.TempDir(), "nobody"))
+	notify("READY=1") // must neither fail nor wait
+}
+
+// Flags reach the configuration, and crispd config says so.
+func TestConfigCommand(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "c.toml")
+	if err := os.WriteFile(file, []byte("[log]\nformat = \"json\"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	if err := run([]string{"config", "--config", file, "--root", "/r", "--state=/s", "--log-level", "debug"}, &out); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		`root = "/r" # flag --root`, `state = "/s" # flag --state`, `socket = "/s/crisp.sock" # default`,
+		`level = "debug" # flag --log-level`, `format = "json" # ` + file + ":2",
+	} {
+		if !strings.Contains(out.String(), want+"\n") {
+			t.Errorf("no line %q in\n%s", want, out.String())
+		}
+	}
+}
+
+func TestBadCommandLines(t *testing.T) {
+	for _, args := range [][]string{{"nonsense"}, {"config", "extra"}, {"config", "--log-level", "loud"}, {"--config", "/does/not/exist"}, {"check", "--all"}} {
+		var out bytes.Buffer
+		if err := run(args, &out); err == nil {
+			t.Errorf("crispd %s succeeded", strings.Join(args, " "))
+		}
+	}
+}
+
+// check names every lack with what follows from it, and fails only for what
+// crispd cannot do without.
+func TestCheck(t *testing.T) {
+	var out bytes.Buffer
+	err := run([]string{"check", "--root", t.TempDir() + "/r", "--state", t.TempDir() + "/s"}, &out)
+	var status exitStatus
+	if !errors.As(err, &status) || status != 1 {
+		// A test binary has no crisp-executor beside it: crispd could not run.
+		t.Errorf("got %v, want exit status 1", err)
+	}
+	if !strings.Contains(out.String(), "MISSING  crisp-executor") || !strings.Contains(out.String(), "cgroup controller") {
+		t.Error(out.String())
+	}
+}
+
+// Libraries log through logrus; their lines must look like ours.
+func TestLogrusBridge(t *testing.T) {
+	var out bytes.Buffer
+	log := slog.New(slog.NewJSONHandler(&out, &slog.HandlerOptions{Level: slog.LevelInfo}))
+	l := logrus.New()
+	l.SetOutput(&bytes.Buffer{})
+	l.SetLevel(logrus.DebugLevel)
+	l.AddHook(bridge{log})
+	l.WithField("file", "x").Warn("odd")
+	l.Debug("not shown")
+	var line struct{ Level, Msg, File string }
+	if err := json.Unmarshal(out.Bytes(), &line); err != nil || line.Level != "WARN" || line.Msg != "odd" || line.File != "x" {
+		t.Errorf("got %s (%v)", out.String(), err)
+	}
+}
+
+// wipe must not delete what is mounted below our directories: it may be
+// somebody's data.
+func TestWipeSparesMounts(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	root := t.TempDir()
+	mounted := filepath.Join(root, "data")
+	if err := os.Mkdir(mounted, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("tmpfs", mounted, "tmpfs", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Unmount(mounted, unix.MNT_DETACH)
+	file := filepath.Join(mounted, "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	w := wiping{c: &config.Config{Root: root, State: t.TempDir()}, out: &out}
+	w.remove(root)
+	if len(w.errs) != 1 || !strings.Contains(w.errs[0].Error(), "is still mounted") {
+		t.Errorf("got %v", w.errs)
+	}
+	if _, err := os.Stat(file); err != nil {
+		t.Errorf("the file is gone: %v", err)
+	}
+	w.errs = nil
+	w.unmount()
+	w.remove(root)
+	if len(w.errs) > 0 {
+		t.Errorf("after unmounting: %v", w.errs)
+	}
+	if _, err := os.Stat(root); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the directory is still there: %v", err)
+	}
+}

@@ -1,0 +1,132 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"runtime/debug"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+
+	"github.com/crisp-cri/crisp/config"
+)
+
+const (
+	// stopGrace is how long calls under way get to end when crispd is told to.
+	stopGrace = 5 * time.Second
+	// gcPercent makes crispd smaller than Go's default at the cost of CPU that it
+	// hardly uses: its heap is a few MiB and its work is waiting.
+	gcPercent = 50
+)
+
+// serve runs crispd until it is told to end.
+//
+// The socket is there first: a client that comes early waits for its answer
+// instead of being refused. The manager is told READY when calls are answered.
+func serve(c *config.Config) error {
+	debug.SetGCPercent(gcPercent)
+	unix.Umask(0o022)
+	log := newLog(c.Log)
+	begin := time.Now()
+
+	ctx, cancel := signal.NotifyContext(context.Background(), unix.SIGTERM, unix.SIGINT)
+	defer cancel()
+
+	locks, err := makeDirs(c.Root, c.State)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		for _, l := range locks {
+			l.Close()
+		}
+	}()
+	socket, err := listen(c.Socket)
+	if err != nil {
+		return err
+	}
+	defer socket.Close() // also removes the file
+
+	d, err := wire(ctx, c, log)
+	if err != nil {
+		return err
+	}
+	g := grpc.NewServer(d.server.Interceptors()...)
+	d.server.Register(g)
+	if err := d.server.Start(ctx); err != nil {
+		return errors.Join(err, d.close())
+	}
+
+	served := make(chan error, 1)
+	go func() { served <- g.Serve(socket) }()
+	stopDump := dumpOnSignal(filepath.Join(c.State, "goroutines.txt"), log)
+	defer stopDump()
+	log.Info("crispd serves", "version", version, "socket", c.Socket, "root", c.Root, "state", c.State, "boot", d.records.Boot().String(), "took", time.Since(begin))
+	notify("READY=1")
+
+	select {
+	case err := <-served:
+		return errors.Join(fmt.Errorf("serve on %s: %w", c.Socket, err), d.close())
+	case <-ctx.Done():
+	}
+	log.Info("crispd ends")
+	notify("STOPPING=1")
+	return d.stop(g)
+}
+
+// stop ends calls and then the packages, and notes that this was a clean end.
+func (d *daemon) stop(g *grpc.Server) error {
+	ended := make(chan struct{})
+	go func() {
+		g.GracefulStop()
+		close(ended)
+	}()
+	err := d.server.Close() // ends the event streams, for which GracefulStop would wait
+	select {
+	case <-ended:
+	case <-time.After(stopGrace):
+		g.Stop()
+		<-ended
+	}
+	err = errors.Join(err, d.close())
+	if err == nil {
+		err = d.records.MarkClean()
+	}
+	return err
+}
+
+// dumpOnSignal writes the stacks of all goroutines to path at each SIGUSR1.
+func dumpOnSignal(path string, log *slog.Logger) (stop func()) {
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, unix.SIGUSR1)
+	go func() {
+		for range signals {
+			if err := os.WriteFile(path, stacks(), 0o600); err != nil {
+				log.Error("goroutines not written", "err", err)
+				continue
+			}
+			log.Info("goroutines written", "path", path)
+		}
+	}()
+	return func() {
+		signal.Stop(signals)
+		close(signals)
+	}
+}
+
+// stacks is the text of all goroutines' stacks, whole.
+func stacks() []byte {
+	for size := 1 << 20; ; size *= 2 {
+		buf := make([]byte, size)
+		if n := runtime.Stack(buf, true); n < size {
+			return buf[:n]
+		}
+	}
+}

@@ -1,0 +1,79 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// listen makes the unix socket at path, mode 0660. A socket that nobody answers
+// at is one that a dead crispd left, and is replaced; one that lives is refused.
+func listen(path string) (net.Listener, error) {
+	if c, err := net.DialTimeout("unix", path, time.Second); err == nil {
+		c.Close()
+		return nil, fmt.Errorf("socket %s is in use", path)
+	} else if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ECONNREFUSED) {
+		return nil, fmt.Errorf("socket %s: %w", path, err)
+	}
+	if info, err := os.Lstat(path); err == nil && info.Mode()&fs.ModeSocket == 0 {
+		return nil, fmt.Errorf("%s is there and is no socket", path)
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return nil, err
+	}
+	// Nobody may connect between bind and chmod. Nothing else runs yet that could
+	// mind the process's umask.
+	old := unix.Umask(0o117)
+	l, err := net.Listen("unix", path)
+	unix.Umask(old)
+	if err != nil {
+		return nil, fmt.Errorf("listen on %s: %w", path, err)
+	}
+	return l, nil
+}
+
+// A lock keeps a second crispd away from a directory for as long as this process
+// lives; the kernel lets go of it when it dies (flock(2)).
+func lock(dir string) (*os.File, error) {
+	f, err := os.OpenFile(filepath.Join(dir, "crispd.lock"), os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		f.Close()
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, fmt.Errorf("another crispd uses %s", dir)
+		}
+		return nil, fmt.Errorf("lock %s: %w", f.Name(), err)
+	}
+	return f, nil
+}
+
+// makeDirs makes root and state and takes both for this process. Others may pass
+// through them (0711): a container's user must reach its root file system. What is
+// in them has modes of its own.
+func makeDirs(dirs ...string) (locks []*os.File, err error) {
+	for _, dir := range dirs {
+		if err := os.MkdirAll(dir, 0o711); err != nil {
+			return nil, err
+		}
+		f, err := lock(dir)
+		if err != nil {
+			for _, l := range locks {
+				l.Close()
+			}
+			return nil, err
+		}
+		locks = append(locks, f)
+	}
+	return locks, nil
+}

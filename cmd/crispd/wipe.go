@@ -1,0 +1,167 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/checkpoint"
+	"github.com/crisp-cri/crisp/config"
+	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/internal/kernel"
+	"github.com/crisp-cri/crisp/network"
+	"github.com/crisp-cri/crisp/oci"
+)
+
+// wipeTimeout bounds the whole of a wipe: plugins and processes may hang.
+const wipeTimeout = 5 * time.Minute
+
+// wipe ends every container and sandbox of this instance and removes what it
+// made on the host: processes, cgroups, mounts, namespaces, network, the state
+// directory, and with all the root directory too. It refuses while a crispd
+// runs. It may be repeated, and goes on after an error where that does no harm.
+func wipe(c *config.Config, all bool, out io.Writer) error {
+	if !exists(c.Root) && !exists(c.State) {
+		fmt.Fprintf(out, "nothing to wipe: neither %s nor %s exists\n", c.Root, c.State)
+		return nil
+	}
+	log := newLog(config.Log{Level: "warn", Format: c.Log.Format})
+	locks, err := makeDirs(c.Root, c.State)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		for _, l := range locks {
+			l.Close()
+		}
+	}()
+	ctx, cancel := context.WithTimeout(context.Background(), wipeTimeout)
+	defer cancel()
+	w := wiping{c: c, out: out}
+
+	records, err := checkpoint.Open(c.Root, log)
+	if err != nil {
+		return err
+	}
+	runtime, err := oci.Open(ctx, ociOptions(c, records, usesSystemd(c, kernel.Probe()), nil, log))
+	switch {
+	case err == nil:
+		w.runtime(ctx, runtime)
+	case answers(filepath.Join(c.State, "executor.sock")):
+		// Containers run on, and only the executor can end them.
+		return err
+	default:
+		w.note("runtime", err)
+	}
+	if options, err := networkOptions(c, log); err != nil {
+		w.note("network", err)
+	} else if n, err := network.Open(options); err != nil {
+		w.note("network", err)
+	} else {
+		w.note("network", errors.Join(n.GC(ctx, nil), n.Destroy(), n.Close()))
+	}
+	if images, err := image.Open(ctx, imageOptions(c, records, log)); err != nil {
+		w.note("images", err)
+	} else {
+		w.images(ctx, images)
+	}
+	w.unmount()
+	w.remove(c.State)
+	if all {
+		w.remove(c.Root)
+	}
+	return errors.Join(w.errs...)
+}
+
+// A wiping is a wipe under way: what could not be done is kept for its end.
+type wiping struct {
+	c    *config.Config
+	out  io.Writer
+	errs []error
+}
+
+func (w *wiping) note(what string, err error) {
+	if err != nil {
+		w.errs = append(w.errs, fmt.Errorf("wipe %s: %w", what, err))
+	}
+}
+
+func (w *wiping) runtime(ctx context.Context, r *oci.Runtime) {
+	for _, c := range r.Containers() {
+		fmt.Fprintf(w.out, "container %s %s\n", c.ID(), c.Config().Name)
+	}
+	for _, sb := range r.Sandboxes() {
+		fmt.Fprintf(w.out, "sandbox %s %s\n", sb.ID(), sb.Config().Name)
+	}
+	w.note("containers", errors.Join(r.Shutdown(ctx), r.Close()))
+}
+
+func (w *wiping) images(ctx context.Context, s *image.Store) {
+	for _, key := range s.Mounts() {
+		fmt.Fprintf(w.out, "root file system %s\n", key)
+		w.note("root file system "+key, s.Unmount(ctx, key, true))
+	}
+	w.note("images", s.Close())
+}
+
+// unmount takes away what is still mounted below our directories, the last
+// mounted first.
+func (w *wiping) unmount() {
+	mounts, err := w.mounts()
+	w.note("mounts", err)
+	for _, m := range slices.Backward(mounts) {
+		fmt.Fprintf(w.out, "mount %s\n", m.Mountpoint)
+		if err := unix.Unmount(m.Mountpoint, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, unix.EINVAL) {
+			w.note("mount "+m.Mountpoint, err)
+		}
+	}
+}
+
+func (w *wiping) mounts() ([]*mountinfo.Info, error) {
+	return mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) {
+		return !below(m.Mountpoint, w.c.Root) && !below(m.Mountpoint, w.c.State), false
+	})
+}
+
+// remove removes a directory of ours, but never through a mount: what is
+// mounted there may be somebody's data.
+func (w *wiping) remove(dir string) {
+	mounts, err := w.mounts()
+	for _, m := range mounts {
+		if below(m.Mountpoint, dir) {
+			err = errors.Join(err, fmt.Errorf("%s is still mounted", m.Mountpoint))
+		}
+	}
+	if err == nil {
+		err = os.RemoveAll(dir)
+	}
+	if err != nil {
+		w.note(dir, err)
+		return
+	}
+	fmt.Fprintf(w.out, "directory %s\n", dir)
+}
+
+// below tells whether path is strictly below dir: the directory itself may be a
+// mount of the administrator's.
+func below(path, dir string) bool {
+	rel, err := filepath.Rel(dir, path)
+	return err == nil && rel != "." && filepath.IsLocal(rel)
+}
+
+func answers(socket string) bool {
+	c, err := net.DialTimeout("unix", socket, time.Second)
+	if err == nil {
+		c.Close()
+	}
+	return err == nil
+}

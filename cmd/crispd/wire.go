@@ -1,0 +1,198 @@
+package main
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/crisp-cri/crisp/checkpoint"
+	"github.com/crisp-cri/crisp/config"
+	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/internal/kernel"
+	"github.com/crisp-cri/crisp/internal/undo"
+	"github.com/crisp-cri/crisp/network"
+	"github.com/crisp-cri/crisp/oci"
+	"github.com/crisp-cri/crisp/server"
+	"github.com/crisp-cri/crisp/server/spec"
+	"github.com/crisp-cri/crisp/streaming"
+)
+
+// A daemon is what crispd is made of.
+type daemon struct {
+	records *checkpoint.Manager
+	runtime *oci.Runtime
+	images  *image.Store
+	network *network.Network
+	server  *server.Server
+}
+
+// wire makes all parts out of the configuration. Each takes plain options; none
+// knows another but through the server.
+func wire(ctx context.Context, c *config.Config, log *slog.Logger) (_ *daemon, err error) {
+	var steps undo.Stack
+	defer steps.RunIf(&err)
+
+	host := kernel.Probe()
+	systemd := usesSystemd(c, host)
+	specHost, err := hostFacts(c, host)
+	if err != nil {
+		return nil, err
+	}
+	d := &daemon{}
+	if d.records, err = checkpoint.Open(c.Root, log); err != nil {
+		return nil, err
+	}
+	d.images, err = image.Open(ctx, imageOptions(c, d.records, log))
+	if err != nil {
+		return nil, err
+	}
+	steps.Add("image store", d.images.Close)
+
+	options, err := networkOptions(c, log)
+	if err != nil {
+		return nil, err
+	}
+	if d.network, err = network.Open(options); err != nil {
+		return nil, err
+	}
+	steps.Add("network", d.network.Close)
+
+	events := server.NewEvents()
+	if d.runtime, err = oci.Open(ctx, ociOptions(c, d.records, systemd, events.Publish, log)); err != nil {
+		return nil, err
+	}
+	steps.Add("runtime", d.runtime.Close)
+
+	d.server, err = server.New(server.Options{
+		Runtime:       d.runtime,
+		Images:        d.images,
+		Network:       d.network,
+		Events:        events,
+		Streaming:     streaming.Options{Addr: c.Streaming.Address, IdleTimeout: c.Streaming.IdleTimeout, Log: log},
+		SpecHost:      specHost,
+		SystemdCgroup: systemd,
+		Version:       version,
+		Root:          c.Root,
+		State:         c.State,
+		Log:           log,
+	})
+	return d, err
+}
+
+// close ends the parts, the ones on top first. Containers run on.
+func (d *daemon) close() error {
+	return errors.Join(d.runtime.Close(), d.network.Close(), d.images.Close())
+}
+
+func imageOptions(c *config.Config, records *checkpoint.Manager, log *slog.Logger) image.Options {
+	return image.Options{
+		Root:            filepath.Join(c.Root, "images"),
+		State:           filepath.Join(c.State, "image"),
+		Records:         records,
+		Unclean:         records.Boot() == checkpoint.Unclean,
+		RegistriesConf:  c.Image.RegistriesConf,
+		PolicyPath:      c.Image.Policy,
+		AuthFile:        c.Image.AuthFile,
+		Pinned:          c.Image.Pinned,
+		MaxParallel:     c.Image.MaxParallel,
+		ProgressTimeout: c.Image.ProgressTimeout,
+		Log:             log,
+	}
+}
+
+// networkOptions puts the default network's file beside the rest of what is
+// ours, not into a directory that an administrator owns.
+func networkOptions(c *config.Config, log *slog.Logger) (network.Options, error) {
+	cidrs, err := c.Prefixes()
+	if err != nil {
+		return network.Options{}, err
+	}
+	o := network.Options{
+		ConfDir:  c.CNI.ConfDir,
+		BinDirs:  c.CNI.BinDirs,
+		CacheDir: filepath.Join(c.Root, "cni", "cache"),
+		DataDir:  filepath.Join(c.Root, "cni", "ipam"),
+		Instance: instance(c),
+		PodCIDRs: cidrs,
+		Log:      log,
+	}
+	if c.CNI.DefaultNetwork {
+		o.DefaultDir = filepath.Join(c.Root, "cni", "net.d")
+	}
+	return o, nil
+}
+
+func ociOptions(c *config.Config, records *checkpoint.Manager, systemd bool, publish func(oci.Event), log *slog.Logger) oci.Options {
+	return oci.Options{
+		Root:          c.Root,
+		State:         c.State,
+		Records:       records,
+		Rebooted:      records.Boot().Rebooted(),
+		Executor:      beside("crisp-executor"),
+		PodInit:       beside("crisp-podinit"),
+		SystemdCgroup: systemd,
+		LogMaxLine:    c.LogMaxLine,
+		OnEvent:       publish,
+		Log:           log,
+	}
+}
+
+// instance tells this instance's names on the host from those of others: "" for
+// the default one, else a hash of the directories that make it another.
+func instance(c *config.Config) string {
+	if c.DefaultInstance() {
+		return ""
+	}
+	sum := sha256.Sum256([]byte(c.Root + "\x00" + c.State))
+	return hex.EncodeToString(sum[:8])
+}
+
+// usesSystemd decides the cgroup driver. It stays the same as long as crispd
+// runs: the kubelet asks once.
+func usesSystemd(c *config.Config, host kernel.Features) bool {
+	if c.CgroupDriver == "auto" {
+		return host.Systemd && host.CgroupV2
+	}
+	return c.CgroupDriver == "systemd"
+}
+
+// hostFacts gathers what the translation of containers must know of this node.
+func hostFacts(c *config.Config, host kernel.Features) (spec.Host, error) {
+	h := spec.Host{
+		CgroupV2:        host.CgroupV2,
+		SwapLimit:       host.SwapLimit,
+		Hugetlb:         host.Has("hugetlb"),
+		RecursiveRO:     host.RecursiveRO,
+		Seccomp:         host.Seccomp,
+		AppArmor:        host.AppArmor,
+		MinOOMScoreAdj:  host.MinOOMScoreAdj(),
+		Capabilities:    spec.CapabilitiesOf(host.Capabilities),
+		DevicesFromUser: c.DeviceOwnership,
+	}
+	var err error
+	if c.DefaultCapabilities != nil {
+		if h.DefaultCapabilities, err = spec.CapabilityNames(c.DefaultCapabilities); err != nil {
+			return h, fmt.Errorf("%s: default_capabilities: %w", c.Origin("default_capabilities"), err)
+		}
+	}
+	if c.SeccompProfile != "" {
+		if h.SeccompDefault, err = os.ReadFile(c.SeccompProfile); err == nil {
+			_, err = spec.ParseSeccomp(h.SeccompDefault, nil, "")
+		}
+		if err != nil {
+			return h, fmt.Errorf("%s: seccomp_profile: %w", c.Origin("seccomp_profile"), err)
+		}
+	}
+	limits, err := c.ParsedRlimits()
+	for _, l := range limits {
+		h.Rlimits = append(h.Rlimits, specs.POSIXRlimit{Type: l.Type, Soft: l.Soft, Hard: l.Hard})
+	}
+	return h, err
+}
