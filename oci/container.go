@@ -177,21 +177,6 @@ func (c *Container) exitPath() string {
 	return filepath.Join(c.rt.o.Root, containerKind, c.id, "exit.json")
 }
 
-// ownPIDs reports whether the container's init is the first process of a PID
-// namespace, so that nothing outlives it.
-func (c *Container) ownPIDs() bool {
-	cfg := c.record.Load().Config
-	if cfg.PIDTarget != "" || cfg.Spec.Linux == nil {
-		return false
-	}
-	for _, ns := range cfg.Spec.Linux.Namespaces {
-		if ns.Type == specs.PIDNamespace {
-			return ns.Path == ""
-		}
-	}
-	return false
-}
-
 // emit tells the event to whoever listens.
 func (c *Container) emit(kind EventKind) {
 	c.rt.emit(Event{Kind: kind, Sandbox: c.sandbox, Container: c, At: time.Now()})

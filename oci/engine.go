@@ -19,7 +19,7 @@ type Engine interface {
 	Close() error
 }
 
-// A Host makes what a sandbox needs of the kernel. The kernel is one; the other
+// A Host is what we need of the kernel, besides files. The kernel is one; the other
 // is in ocitest, for tests that are not root. All methods may be repeated.
 type Host interface {
 	// Pin makes the namespaces of p and mounts them below its directory.
@@ -31,6 +31,10 @@ type Host interface {
 	// Cgroup makes a sandbox's cgroup, or kills what is in it and removes it.
 	// The path is as SandboxConfig.CgroupParent's.
 	Cgroup(path string, present bool) error
+	// Find returns a pidfd of the process, if it is alive and is the one that
+	// started at startTime (field 22 of /proc/<pid>/stat): a pid alone may be
+	// anybody's by now.
+	Find(pid int, startTime uint64) (*os.File, error)
 	// Close takes away what all sandboxes shared. Nothing may be pinned any more.
 	Close() error
 }

@@ -5,8 +5,6 @@ import (
 	"encoding/json"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/crisp-cri/crisp/internal/atomicfile"
 	"github.com/crisp-cri/crisp/oci/wire"
 )
@@ -33,7 +31,9 @@ func (r *Runtime) handle(e wire.Event) {
 
 // exit takes the container to Exited, once: it may be told by an event, by a
 // list, and by exit.json. It waits for the start to be settled, so that a
-// container which ended at once has been Running for everybody to see.
+// container which ended at once has been Running for everybody to see. The
+// executor tells an exit when nothing is left of the container, and its log is
+// written.
 func (c *Container) exit(ctx context.Context, e wire.Exit) {
 	select {
 	case <-c.settled:
@@ -42,10 +42,6 @@ func (c *Container) exit(ctx context.Context, e wire.Exit) {
 	}
 	if c.status.Load().State >= Exited {
 		return
-	}
-	if !c.ownPIDs() {
-		// What init started is not the kernel's to end with it.
-		c.signal(ctx, unix.SIGKILL, true)
 	}
 	if e.Reason == "" {
 		e.Reason = reasonOf(e)

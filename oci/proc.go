@@ -5,7 +5,34 @@ import (
 	"fmt"
 	"os"
 	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/oci/wire"
 )
+
+// find returns a pidfd of the process if it is still there.
+func (r *Runtime) find(pid int, startTime uint64) []*os.File {
+	f, err := r.host.Find(pid, startTime)
+	if err != nil {
+		return nil
+	}
+	return []*os.File{f}
+}
+
+// Find implements Host.
+func (k *kernel) Find(pid int, startTime uint64) (*os.File, error) {
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return nil, fmt.Errorf("process %d: %w", pid, err)
+	}
+	f := os.NewFile(uintptr(fd), wire.FDPid)
+	if !alive(pid, startTime) { // asked after the pidfd was taken: it is the one or none
+		f.Close()
+		return nil, fmt.Errorf("process %d has ended", pid)
+	}
+	return f, nil
+}
 
 // alive reports whether the process that started at startTime still has pid. A
 // pid alone may be anybody's by now. A zombie is not alive.

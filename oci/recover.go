@@ -255,8 +255,9 @@ func (c *Container) handOver(ctx context.Context, conn Engine) error {
 	st := c.status.Load()
 	files, err := c.lend()
 	if err == nil && len(files) == 0 {
-		// We are new as well: the process is all that can be found again.
-		files, err = findProcess(st.Pid, st.StartTime)
+		// We are new as well. The process is all that may be found again; that it
+		// is not, the executor tells as its exit.
+		files = c.rt.find(st.Pid, st.StartTime)
 	}
 	defer closeAll(files)
 	if err == nil {
@@ -282,18 +283,4 @@ func (c *Container) handOver(ctx context.Context, conn Engine) error {
 		c.rt.log.Error("cgroup could not be removed", "container", c.id, "err", kerr)
 	}
 	return c.lost(wire.ReasonUnknown, "the executor died, and the container could not be handed over: "+err.Error())
-}
-
-// findProcess returns a pidfd of the process, if it still is that one.
-func findProcess(pid int, startTime uint64) ([]*os.File, error) {
-	fd, err := unix.PidfdOpen(pid, 0)
-	if err != nil {
-		return nil, fmt.Errorf("process %d: %w", pid, err)
-	}
-	f := os.NewFile(uintptr(fd), wire.FDPid)
-	if !alive(pid, startTime) { // asked after the pidfd was taken: it is the one or none
-		f.Close()
-		return nil, fmt.Errorf("process %d has ended", pid)
-	}
-	return []*os.File{f}, nil
 }

@@ -63,7 +63,7 @@ func (sb *Sandbox) reconcile(ctx context.Context, conn Engine, info *wire.Info) 
 	}
 	files, err := sb.lend()
 	if err == nil && len(files) == 0 {
-		files, err = findProcess(st.Pid, st.StartTime)
+		files = sb.rt.find(st.Pid, st.StartTime)
 	}
 	defer closeAll(files)
 	if err == nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -42,8 +43,19 @@ func (sb *Sandbox) endInit(ctx context.Context) error {
 	if err != nil && !errors.Is(err, fault.NotFound) {
 		return err
 	}
-	if err := sb.rt.link.again(ctx, wire.MethodDelete, wire.Ref{ID: sb.id}); err != nil {
-		return err
+	for wait := time.Millisecond; ; wait *= 2 {
+		err := sb.rt.link.again(ctx, wire.MethodDelete, wire.Ref{ID: sb.id})
+		if err == nil {
+			break
+		}
+		if !errors.Is(err, fault.WrongState) { // it is on its way out
+			return err
+		}
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+			return err
+		}
 	}
 	sb.release()
 	return nil

@@ -177,7 +177,9 @@ func (c *Container) joinTarget(cfg ContainerConfig) (*specs.Spec, error) {
 		return nil, fault.Invalid.Errorf("target %s of container %s is in another sandbox", target.id, c.id)
 	}
 	st := target.status.Load()
-	if st.State != Running || !alive(st.Pid, st.StartTime) {
+	found := c.rt.find(st.Pid, st.StartTime)
+	defer closeAll(found)
+	if st.State != Running || len(found) == 0 {
 		return nil, fault.WrongState.Errorf("target %s of container %s is not running", target.id, c.id)
 	}
 	spec := *cfg.Spec

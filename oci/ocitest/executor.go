@@ -1,0 +1,224 @@
+package ocitest
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/oci"
+	"github.com/crisp-cri/crisp/oci/wire"
+)
+
+// An Executor is a fake crisp-executor. What it has forked outlives its crash.
+type Executor struct {
+	fuse *Fuse
+
+	mu     sync.Mutex
+	forked map[string]*container // all that was ever started and not deleted; guarded by mu
+	known  map[string]*container // by the executor that runs now; guarded by mu
+	execs  map[string]*execution // guarded by mu
+	conns  map[*conn]bool        // true = subscribed; guarded by mu
+	fail   map[string]error      // guarded by mu
+	gates  map[string]chan struct{}
+	calls  []string // guarded by mu
+	serial int      // guarded by mu
+}
+
+func newExecutor(fuse *Fuse) *Executor {
+	return &Executor{
+		fuse: fuse, forked: make(map[string]*container), known: make(map[string]*container),
+		execs: make(map[string]*execution), conns: make(map[*conn]bool),
+		fail: make(map[string]error), gates: make(map[string]chan struct{}),
+	}
+}
+
+// Fail makes calls of method fail with err until it is nil.
+func (x *Executor) Fail(method string, err error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.fail[method] = err
+}
+
+// Hold makes calls of method wait, before they do anything, until release is
+// called.
+func (x *Executor) Hold(method string) (release func()) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	gate := make(chan struct{})
+	x.gates[method] = gate
+	return sync.OnceFunc(func() {
+		x.mu.Lock()
+		delete(x.gates, method)
+		x.mu.Unlock()
+		close(gate)
+	})
+}
+
+// Calls returns the calls so far that were of method, as the IDs they were about.
+func (x *Executor) Calls(method string) []string {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	var ids []string
+	for i := 0; i < len(x.calls); i += 2 {
+		if x.calls[i] == method {
+			ids = append(ids, x.calls[i+1])
+		}
+	}
+	return ids
+}
+
+// Alive returns how many processes of a container run.
+func (x *Executor) Alive(id string) int {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.forked[id].alive()
+}
+
+// Known lists what the executor has not been told to delete.
+func (x *Executor) Known() []string {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	var ids []string
+	for id := range x.known {
+		ids = append(ids, id)
+	}
+	return ids
+}
+
+// Crash ends the executor: all connections are lost, and with them what it knew.
+// The containers run on. The next Dial reaches a new one.
+func (x *Executor) Crash() {
+	x.mu.Lock()
+	clear(x.known)
+	clear(x.execs)
+	conns := make([]*conn, 0, len(x.conns))
+	for c := range x.conns {
+		conns = append(conns, c)
+	}
+	x.mu.Unlock()
+	for _, c := range conns {
+		c.Close()
+	}
+}
+
+// Reboot ends everything, as a restart of the machine does.
+func (x *Executor) Reboot() {
+	x.Crash()
+	x.end()
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	clear(x.forked)
+}
+
+// end ends all processes.
+func (x *Executor) end() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for _, c := range x.forked {
+		c.signal(unix.SIGKILL, true)
+	}
+	for _, e := range x.execs {
+		e.proc.kill()
+	}
+}
+
+// Dial implements oci.Options.Engine.
+func (x *Executor) Dial(context.Context) (oci.Engine, error) {
+	c := &conn{x: x, events: make(chan wire.Event, 1024), gone: make(chan struct{})}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.conns[c] = false
+	return c, nil
+}
+
+// tell sends an event to who subscribed. The caller holds mu.
+func (x *Executor) tell(e wire.Event) {
+	for c, subscribed := range x.conns {
+		if subscribed {
+			c.events <- e
+		}
+	}
+}
+
+// A conn is one connection to an Executor.
+type conn struct {
+	x      *Executor
+	events chan wire.Event
+	once   sync.Once
+	gone   chan struct{}
+}
+
+// Events implements oci.Engine.
+func (c *conn) Events() <-chan wire.Event { return c.events }
+
+// Close implements oci.Engine.
+func (c *conn) Close() error {
+	c.once.Do(func() {
+		c.x.mu.Lock()
+		defer c.x.mu.Unlock()
+		delete(c.x.conns, c)
+		for _, e := range c.x.execs {
+			if e.conn == c {
+				e.proc.kill()
+			}
+		}
+		close(c.gone)
+		close(c.events)
+	})
+	return nil
+}
+
+// Call implements oci.Engine.
+func (c *conn) Call(ctx context.Context, method string, req, reply any, send ...*os.File) (recv []*os.File, err error) {
+	select {
+	case <-c.gone:
+		return nil, fault.Unavailable.Errorf("executor: connection lost")
+	default:
+	}
+	// Requests and replies go through JSON, as they do on the wire.
+	body, err := json.Marshal(req)
+	if err != nil {
+		return nil, err
+	}
+	var target struct{ ID string }
+	_ = json.Unmarshal(body, &target) // not all are about a container
+	c.x.mu.Lock()
+	c.x.calls = append(c.x.calls, method, target.ID)
+	failure, gate := c.x.fail[method], c.x.gates[method]
+	c.x.mu.Unlock()
+	if gate != nil {
+		select {
+		case <-gate:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-c.gone:
+			return nil, fault.Unavailable.Errorf("executor: connection lost during %s", method)
+		}
+	}
+	if failure != nil {
+		return nil, failure
+	}
+	var answer any
+	err = c.x.fuse.step(func() (err error) {
+		answer, recv, err = c.x.serve(ctx, c, method, body, send)
+		return err
+	})
+	if err != nil {
+		for _, f := range recv {
+			f.Close()
+		}
+		return nil, err
+	}
+	if reply == nil || answer == nil {
+		return recv, nil
+	}
+	data, err := json.Marshal(answer)
+	if err != nil {
+		return recv, err
+	}
+	return recv, json.Unmarshal(data, reply)
+}

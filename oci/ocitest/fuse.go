@@ -1,0 +1,58 @@
+package ocitest
+
+import (
+	"sync"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+)
+
+// A Fuse counts the steps of a daemon at the edges of its process (a record, a
+// call to the executor, something asked of the kernel) and makes it die at one
+// of them: that step and all later ones fail and do nothing. The zero Fuse never
+// blows.
+type Fuse struct {
+	mu    sync.Mutex
+	steps int  // taken since Set; guarded by mu
+	at    int  // 0 = never; guarded by mu
+	after bool // guarded by mu
+	blown bool // guarded by mu
+}
+
+// ErrDead is what a daemon gets that is dead.
+var ErrDead = fault.Internal.Errorf("the daemon is dead")
+
+// Set makes the fuse blow at the n-th step from now, before the step takes
+// effect or right after. Set(0, false) mends it.
+func (f *Fuse) Set(n int, after bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.steps, f.at, f.after, f.blown = 0, n, after, false
+}
+
+// Blown reports whether the daemon has died.
+func (f *Fuse) Blown() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.blown
+}
+
+// step does one step.
+func (f *Fuse) step(do func() error) error {
+	f.mu.Lock()
+	if f.blown {
+		f.mu.Unlock()
+		return ErrDead
+	}
+	f.steps++
+	hit := f.at > 0 && f.steps == f.at
+	f.blown = hit
+	f.mu.Unlock()
+	if hit && !f.after {
+		return ErrDead
+	}
+	err := do()
+	if hit {
+		return ErrDead
+	}
+	return err
+}

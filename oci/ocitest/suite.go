@@ -1,0 +1,569 @@
+package ocitest
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/oci"
+)
+
+// A Node is what Suite runs on: a Machine, or the kernel with the real executor.
+type Node interface {
+	// Open opens a Runtime on the node, to be closed with the test at the latest.
+	Open(t testing.TB) *oci.Runtime
+	// Spec returns the spec of a container that runs testbin with args in a PID
+	// namespace of its own.
+	Spec(args ...string) *specs.Spec
+	// Processes counts the processes of a container that run.
+	Processes(t testing.TB, c *oci.Container) int
+	// CrashExecutor kills the executor, and it only.
+	CrashExecutor(t testing.TB)
+}
+
+// Suite runs what must hold on any node. newNode returns a fresh one.
+func Suite(t *testing.T, newNode func(t *testing.T) Node) {
+	for _, test := range []struct {
+		name string
+		run  func(*fixture)
+	}{
+		{"an exit code is told", exitCode},
+		{"what cannot be executed", cannotExecute},
+		{"stop by signal", stopBySignal},
+		{"stop by force", stopByForce},
+		{"nothing outlives init", nothingOutlivesInit},
+		{"remove kills", removeKills},
+		{"exec", execute},
+		{"exec that is killed", execKilled},
+		{"attach and stdin once", attachStdinOnce},
+		{"log", logFile},
+		{"what needs a running container", needsRunning},
+		{"the daemon is restarted", daemonRestarted},
+		{"the daemon is away at an exit", daemonAway},
+		{"the executor crashes", executorCrashes},
+		{"both are lost", bothLost},
+		{"one PID namespace for all", sharedPIDs},
+		{"everything is shut down", shutDown},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			node := newNode(t)
+			f := &fixture{T: t, node: node, r: node.Open(t)}
+			test.run(f)
+			f.removeAll()
+		})
+	}
+}
+
+// patience bounds each wait; it is not reached on a node that works.
+const patience = 30 * time.Second
+
+// A fixture is one node in one test.
+type fixture struct {
+	*testing.T
+	node Node
+	r    *oci.Runtime
+}
+
+func (f *fixture) ctx() context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	f.Cleanup(cancel)
+	return ctx
+}
+
+func (f *fixture) ok(err error) {
+	f.Helper()
+	if err != nil {
+		f.Fatal(err)
+	}
+}
+
+func (f *fixture) is(err error, kind fault.Kind) {
+	f.Helper()
+	if !errors.Is(err, kind) {
+		f.Errorf("got %v, want kind %v", err, kind)
+	}
+}
+
+// reopen is a restart of the daemon.
+func (f *fixture) reopen() {
+	f.Helper()
+	f.ok(f.r.Close())
+	f.r = f.node.Open(f.T)
+}
+
+func (f *fixture) sandbox(edit func(*oci.SandboxConfig)) *oci.Sandbox {
+	f.Helper()
+	cfg := oci.SandboxConfig{Hostname: "suite"}
+	if edit != nil {
+		edit(&cfg)
+	}
+	sb, err := f.r.CreateSandbox(f.ctx(), cfg)
+	f.ok(err)
+	f.ok(sb.Ready([]byte("extra")))
+	return sb
+}
+
+func (f *fixture) create(sb *oci.Sandbox, edit func(*oci.ContainerConfig), args ...string) *oci.Container {
+	f.Helper()
+	cfg := oci.ContainerConfig{SandboxID: sb.ID(), Spec: f.node.Spec(args...)}
+	cfg.Spec.Linux.CgroupsPath = filepath.Join(sb.CgroupParent(), oci.NewID())
+	cfg.ID = filepath.Base(cfg.Spec.Linux.CgroupsPath)
+	if edit != nil {
+		edit(&cfg)
+	}
+	c, err := f.r.Create(f.ctx(), cfg)
+	f.ok(err)
+	return c
+}
+
+func (f *fixture) start(sb *oci.Sandbox, edit func(*oci.ContainerConfig), args ...string) *oci.Container {
+	f.Helper()
+	c := f.create(sb, edit, args...)
+	f.ok(c.Start(f.ctx()))
+	return c
+}
+
+// again finds c in the Runtime that is open now.
+func (f *fixture) again(c *oci.Container) *oci.Container {
+	f.Helper()
+	found, err := f.r.Container(c.ID())
+	f.ok(err)
+	return found
+}
+
+func (f *fixture) exited(c *oci.Container, code int32, reason string) {
+	f.Helper()
+	select {
+	case <-c.Done():
+	case <-time.After(patience):
+		f.Fatalf("container is still %v", c.Status().State)
+	}
+	st := c.Status()
+	if st.State != oci.Exited || st.ExitCode != code || st.Reason != reason || st.Pid != 0 {
+		f.Errorf("status is %+v, want exited with code %d, %s", st, code, reason)
+	}
+	if st.FinishedAt.Before(st.StartedAt) || st.FinishedAt.IsZero() {
+		f.Errorf("started %v, finished %v", st.StartedAt, st.FinishedAt)
+	}
+}
+
+func (f *fixture) running(c *oci.Container) {
+	f.Helper()
+	if st := c.Status(); st.State != oci.Running || st.Pid == 0 || st.StartedAt.IsZero() {
+		f.Fatalf("status is %+v, want running", st)
+	}
+}
+
+// removeAll takes the node back to where it was.
+func (f *fixture) removeAll() {
+	f.Helper()
+	if f.r == nil {
+		return
+	}
+	f.ok(f.r.Shutdown(f.ctx()))
+	if n, m := len(f.r.Containers()), len(f.r.Sandboxes()); n+m != 0 {
+		f.Errorf("%d containers and %d sandboxes are left", n, m)
+	}
+	f.ok(f.r.Close())
+}
+
+// hostPIDs takes the PID namespace out of a spec.
+func hostPIDs(cfg *oci.ContainerConfig) {
+	cfg.Spec.Linux.Namespaces = without(cfg.Spec, specs.PIDNamespace)
+}
+
+func without(spec *specs.Spec, kind specs.LinuxNamespaceType) []specs.LinuxNamespace {
+	var rest []specs.LinuxNamespace
+	for _, ns := range spec.Linux.Namespaces {
+		if ns.Type != kind {
+			rest = append(rest, ns)
+		}
+	}
+	return rest
+}
+
+func exitCode(f *fixture) {
+	sb := f.sandbox(nil)
+	for args, want := range map[string]struct {
+		code   int32
+		reason string
+	}{
+		"exit 0": {0, "Completed"},
+		"exit 7": {7, "Error"},
+	} {
+		c := f.create(sb, nil, strings.Fields(args)...)
+		if st := c.Status(); st.State != oci.Created || !st.StartedAt.IsZero() {
+			f.Errorf("status before the start: %+v", st)
+		}
+		f.ok(c.Start(f.ctx()))
+		f.exited(c, want.code, want.reason)
+		f.is(c.Start(f.ctx()), fault.WrongState)
+		f.ok(c.Stop(f.ctx(), unix.SIGTERM, time.Second))
+		f.ok(c.Remove(f.ctx()))
+		_, err := f.r.Container(c.ID())
+		f.is(err, fault.NotFound)
+		f.ok(c.Remove(f.ctx())) // a retry that comes late
+	}
+}
+
+func cannotExecute(f *fixture) {
+	sb := f.sandbox(nil)
+	c := f.create(sb, func(cfg *oci.ContainerConfig) { cfg.Spec.Process.Args = []string{"/missing"} })
+	err := c.Start(f.ctx())
+	if err == nil || !strings.Contains(err.Error(), "/missing") {
+		f.Errorf("start of a program that is not there: %v", err)
+	}
+	st := c.Status()
+	if st.State != oci.Exited || st.ExitCode != 128 || st.Reason != "StartError" || !strings.Contains(st.Message, "/missing") {
+		f.Errorf("status is %+v", st)
+	}
+	f.reopen() // it is remembered like any other end
+	if again := f.again(c).Status(); again.State != oci.Exited || again.ExitCode != 128 || again.Message != st.Message {
+		f.Errorf("status after a restart is %+v", again)
+	}
+	f.ok(f.again(c).Remove(f.ctx()))
+
+	sb, err = f.r.Sandbox(sb.ID())
+	f.ok(err)
+	f.exited(f.start(sb, nil, "exit", "0"), 0, "Completed") // the next one is none the worse
+}
+
+func stopBySignal(f *fixture) {
+	sb := f.sandbox(nil)
+	// The first process of a PID namespace is spared by signals it does not
+	// handle (pid_namespaces(7)).
+	c := f.start(sb, hostPIDs, "sleep", "for-ever")
+	f.ok(c.Stop(f.ctx(), unix.SIGTERM, patience))
+	f.exited(c, 143, "Error")
+}
+
+func stopByForce(f *fixture) {
+	sb := f.sandbox(nil)
+	c := f.start(sb, nil, "ignore-term", "sleep", "for-ever")
+	f.ok(c.Stop(f.ctx(), unix.SIGTERM, 50*time.Millisecond))
+	f.exited(c, 137, "Error")
+	c = f.start(sb, nil, "sleep", "for-ever")
+	f.ok(c.Stop(f.ctx(), unix.SIGTERM, 0))
+	f.exited(c, 137, "Error")
+	c = f.start(sb, nil, "sleep", "for-ever")
+	f.ok(c.Stop(f.ctx(), unix.SIGTERM, -time.Second))
+	f.exited(c, 137, "Error")
+}
+
+func nothingOutlivesInit(f *fixture) {
+	sb := f.sandbox(nil)
+	for _, edit := range []func(*oci.ContainerConfig){nil, hostPIDs} {
+		c := f.start(sb, edit, "spawn", "sleep", "for-ever")
+		f.exited(c, 0, "Completed")
+		for wait := time.Millisecond; f.node.Processes(f.T, c) > 0; wait *= 2 {
+			if wait > patience {
+				f.Fatalf("%d processes are left", f.node.Processes(f.T, c))
+			}
+			time.Sleep(wait) // they were killed, and are on their way out
+		}
+	}
+}
+
+func removeKills(f *fixture) {
+	sb := f.sandbox(nil)
+	c := f.start(sb, nil, "ignore-term", "sleep", "for-ever")
+	f.is(sb.Remove(f.ctx()), fault.WrongState)
+	f.ok(c.Remove(f.ctx()))
+	if n := f.node.Processes(f.T, c); n > 0 {
+		f.Errorf("%d processes are left", n)
+	}
+	f.ok(f.create(sb, nil, "exit", "0").Remove(f.ctx()))
+}
+
+func execute(f *fixture) {
+	sb := f.sandbox(nil)
+	c := f.start(sb, nil, "sleep", "for-ever")
+	process := func(args ...string) *specs.Process {
+		p := *f.node.Spec(args...).Process
+		return &p
+	}
+	e, err := c.Exec(f.ctx(), oci.ExecConfig{Process: process("print", "out", "eprint", "err", "echo-stdin", "exit", "3"), Stdin: true})
+	f.ok(err)
+	io.WriteString(e.Stdin, "in\n")
+	f.ok(e.Stdin.Close())
+	out, errs := read(e.Stdout), read(e.Stderr)
+	if got := <-out; got != "out\nin\n" {
+		f.Errorf("stdout is %q", got)
+	}
+	if got := <-errs; got != "err\n" {
+		f.Errorf("stderr is %q", got)
+	}
+	if code, err := e.Wait(f.ctx()); code != 3 || err != nil {
+		f.Errorf("code %d (err %v)", code, err)
+	}
+	f.ok(e.Close())
+
+	missing := process()
+	missing.Args = []string{"/missing"}
+	if _, err := c.Exec(f.ctx(), oci.ExecConfig{Process: missing}); err == nil || !strings.Contains(err.Error(), "/missing") {
+		f.Errorf("exec of what is not there: %v", err)
+	}
+	f.running(c)
+
+	e, err = c.Exec(f.ctx(), oci.ExecConfig{Process: process("print", "out"), TTY: true, Width: 80, Height: 24})
+	f.ok(err)
+	if e.PTY == nil || e.Stdout != nil {
+		f.Fatalf("with a terminal: %+v", e)
+	}
+	if got := <-read(e.PTY); strings.TrimSpace(got) != "out" {
+		f.Errorf("terminal shows %q", got)
+	}
+	if code, err := e.Wait(f.ctx()); code != 0 || err != nil {
+		f.Errorf("code %d (err %v)", code, err)
+	}
+	f.ok(e.Close())
+}
+
+// read collects what comes until the end; a terminal ends with EIO.
+func read(from *os.File) <-chan string {
+	done := make(chan string, 1)
+	go func() {
+		var all bytes.Buffer
+		io.Copy(&all, from)
+		done <- all.String()
+	}()
+	return done
+}
+
+func execKilled(f *fixture) {
+	sb := f.sandbox(nil)
+	c := f.start(sb, nil, "sleep", "for-ever")
+	before := f.node.Processes(f.T, c)
+	p := f.node.Spec("print", "there", "sleep", "for-ever").Process
+	e, err := c.Exec(f.ctx(), oci.ExecConfig{Process: p})
+	f.ok(err)
+	if line, err := bufio.NewReader(e.Stdout).ReadString('\n'); line != "there\n" {
+		f.Errorf("read %q (err %v)", line, err)
+	}
+	f.ok(e.Kill())
+	if code, err := e.Wait(f.ctx()); code != 137 || err != nil {
+		f.Errorf("code %d (err %v)", code, err)
+	}
+	f.ok(e.Close())
+
+	e, err = c.Exec(f.ctx(), oci.ExecConfig{Process: p}) // given up on: Close ends it
+	f.ok(err)
+	ctx, cancel := context.WithCancel(f.ctx())
+	cancel()
+	if _, err := e.Wait(ctx); !errors.Is(err, context.Canceled) {
+		f.Errorf("wait that was given up: %v", err)
+	}
+	f.ok(e.Close())
+	if n := f.node.Processes(f.T, c); n != before {
+		f.Errorf("%d processes, want %d", n, before)
+	}
+	f.running(c)
+}
+
+func attachStdinOnce(f *fixture) {
+	sb := f.sandbox(nil)
+	c := f.start(sb, func(cfg *oci.ContainerConfig) { cfg.Stdin, cfg.StdinOnce = true, true }, "echo-stdin", "exit", "4")
+	a, err := c.Attach(f.ctx(), true)
+	f.ok(err)
+	watch, err := c.Attach(f.ctx(), false)
+	f.ok(err)
+	if watch.Stdin != nil {
+		f.Error("got a stdin that was not asked for")
+	}
+	first, second := read(a.Stdout), read(watch.Stdout)
+	io.WriteString(a.Stdin, "hello\n")
+	f.ok(a.Stdin.Close())
+	f.exited(c, 4, "Error")
+	if one, two := <-first, <-second; one != "hello\n" || two != "hello\n" {
+		f.Errorf("attached streams got %q and %q", one, two)
+	}
+	closeAll([]*os.File{a.Stdout, a.Stderr, watch.Stdout, watch.Stderr})
+}
+
+func logFile(f *fixture) {
+	sb := f.sandbox(nil)
+	path := filepath.Join(f.TempDir(), "0.log")
+	c := f.start(sb, func(cfg *oci.ContainerConfig) { cfg.LogPath = path }, "print", "to stdout", "eprint", "to stderr", "exit", "0")
+	f.exited(c, 0, "Completed")
+	data, err := os.ReadFile(path) // all of it is there once the exit is told
+	f.ok(err)
+	for _, want := range []string{" stdout F to stdout\n", " stderr F to stderr\n"} {
+		if !strings.Contains(string(data), want) {
+			f.Errorf("log lacks %q: %q", want, data)
+		}
+	}
+
+	c = f.start(sb, func(cfg *oci.ContainerConfig) { cfg.LogPath = path }, "sleep", "for-ever")
+	f.ok(os.Rename(path, path+".1"))
+	f.ok(c.ReopenLog(f.ctx()))
+	if _, err := os.Stat(path); err != nil {
+		f.Error(err)
+	}
+	f.ok(c.Stop(f.ctx(), unix.SIGTERM, 0))
+	f.ok(os.Remove(path))
+	f.is(c.ReopenLog(f.ctx()), fault.WrongState)
+	if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
+		f.Errorf("the log of a container that has ended was made: %v", err)
+	}
+}
+
+func needsRunning(f *fixture) {
+	sb := f.sandbox(nil)
+	c := f.create(sb, nil, "exit", "0")
+	for range 2 { // when created, and when exited
+		_, err := c.Exec(f.ctx(), oci.ExecConfig{Process: f.node.Spec("exit", "0").Process})
+		f.is(err, fault.WrongState)
+		_, err = c.Attach(f.ctx(), false)
+		f.is(err, fault.WrongState)
+		f.is(c.Resize(f.ctx(), 80, 24), fault.WrongState)
+		f.is(c.ReopenLog(f.ctx()), fault.WrongState)
+		_, err = c.Stats()
+		f.is(err, fault.WrongState)
+		f.ok(c.Stop(f.ctx(), unix.SIGTERM, time.Second))
+		if c.Status().State == oci.Created {
+			f.ok(c.Start(f.ctx()))
+			f.exited(c, 0, "Completed")
+		}
+	}
+	f.is(c.Update(f.ctx(), &specs.LinuxResources{}), fault.WrongState)
+}
+
+func daemonRestarted(f *fixture) {
+	sb := f.sandbox(nil)
+	c := f.start(sb, func(cfg *oci.ContainerConfig) { cfg.Name, cfg.Extra = "name", []byte{0xff, 1} }, "sleep", "for-ever")
+	created := f.create(sb, nil, "exit", "5")
+	before := c.Status()
+	f.reopen()
+	c, created = f.again(c), f.again(created)
+	f.running(c)
+	if after := c.Status(); after.Pid != before.Pid || !after.StartedAt.Equal(before.StartedAt) {
+		f.Errorf("status was %+v, is %+v", before, after)
+	}
+	if named, ok := f.r.ContainerByName("name"); !ok || named != c || !bytes.Equal(c.Extra(), []byte{0xff, 1}) {
+		f.Errorf("name or extra were lost: %v, %q", ok, c.Extra())
+	}
+	sb, err := f.r.Sandbox(sb.ID())
+	f.ok(err)
+	if sb.State() != oci.SandboxReady || string(sb.Extra()) != "extra" || len(sb.Containers()) != 2 {
+		f.Errorf("sandbox is %v with %d containers and %q", sb.State(), len(sb.Containers()), sb.Extra())
+	}
+	f.ok(created.Start(f.ctx()))
+	f.exited(created, 5, "Error")
+	e, err := c.Exec(f.ctx(), oci.ExecConfig{Process: f.node.Spec("exit", "3").Process})
+	f.ok(err)
+	if code, err := e.Wait(f.ctx()); code != 3 || err != nil {
+		f.Errorf("exec after a restart: code %d (err %v)", code, err)
+	}
+	f.ok(e.Close())
+	f.ok(c.Stop(f.ctx(), unix.SIGTERM, 0))
+	f.exited(c, 137, "Error")
+}
+
+func daemonAway(f *fixture) {
+	sb := f.sandbox(nil)
+	c := f.start(sb, func(cfg *oci.ContainerConfig) { cfg.Stdin = true }, "sleep", "200ms", "exit", "7")
+	f.ok(f.r.Close())
+	for wait := time.Millisecond; f.node.Processes(f.T, c) > 0; wait *= 2 {
+		if wait > patience {
+			f.Fatal("container does not end")
+		}
+		time.Sleep(wait)
+	}
+	f.r = f.node.Open(f.T)
+	f.exited(f.again(c), 7, "Error")
+}
+
+func executorCrashes(f *fixture) {
+	sb := f.sandbox(nil)
+	c := f.start(sb, nil, "sleep", "for-ever")
+	quitter := f.start(sb, func(cfg *oci.ContainerConfig) { cfg.Stdin = true }, "echo-stdin", "sleep", "for-ever")
+	pid := c.Status().Pid
+	f.node.CrashExecutor(f.T)
+	e, err := c.Exec(f.ctx(), oci.ExecConfig{Process: f.node.Spec("exit", "3").Process})
+	if errors.Is(err, fault.Unavailable) { // it was the call that found out
+		e, err = c.Exec(f.ctx(), oci.ExecConfig{Process: f.node.Spec("exit", "3").Process})
+	}
+	f.ok(err)
+	if code, err := e.Wait(f.ctx()); code != 3 || err != nil {
+		f.Errorf("exec by the new executor: code %d (err %v)", code, err)
+	}
+	f.ok(e.Close())
+	f.running(c)
+	if got := c.Status().Pid; got != pid {
+		f.Errorf("pid was %d, is %d", pid, got)
+	}
+	f.ok(c.Stop(f.ctx(), unix.SIGTERM, 0))
+	f.exited(c, 137, "Error")
+	f.ok(quitter.Remove(f.ctx()))
+	if n := f.node.Processes(f.T, quitter); n > 0 {
+		f.Errorf("%d processes are left", n)
+	}
+}
+
+func bothLost(f *fixture) {
+	sb := f.sandbox(nil)
+	c := f.start(sb, nil, "sleep", "for-ever")
+	f.ok(f.r.Close())
+	f.node.CrashExecutor(f.T)
+	f.r = f.node.Open(f.T)
+	c = f.again(c)
+	f.running(c)
+	f.ok(c.Stop(f.ctx(), unix.SIGTERM, 0))
+	f.exited(c, 137, "Error")
+}
+
+func sharedPIDs(f *fixture) {
+	sb := f.sandbox(func(cfg *oci.SandboxConfig) { cfg.SharedPID = true })
+	if sb.NamespacePath("pid") == "" {
+		f.Error("no PID namespace")
+	}
+	join := func(cfg *oci.ContainerConfig) {
+		cfg.Spec.Linux.Namespaces = append(without(cfg.Spec, specs.PIDNamespace),
+			specs.LinuxNamespace{Type: specs.PIDNamespace, Path: sb.NamespacePath("pid")})
+	}
+	c := f.start(sb, join, "sleep", "for-ever")
+	f.reopen()
+	f.node.CrashExecutor(f.T)
+	sb, err := f.r.Sandbox(sb.ID())
+	f.ok(err)
+	f.exited(f.start(sb, join, "exit", "6"), 6, "Error")
+	f.running(f.again(c))
+	f.ok(sb.BeginStop())
+	_, err = f.r.Create(f.ctx(), oci.ContainerConfig{SandboxID: sb.ID(), Spec: f.node.Spec("exit", "0")})
+	f.is(err, fault.WrongState)
+	for _, c := range sb.Containers() {
+		f.ok(c.Stop(f.ctx(), unix.SIGTERM, 0))
+	}
+	for range 2 { // kubelet stops a sandbox many times
+		f.ok(sb.Unpin(f.ctx()))
+		f.ok(sb.Stopped())
+		f.ok(sb.BeginStop())
+	}
+	if sb.State() != oci.SandboxNotReady {
+		f.Errorf("sandbox is %v", sb.State())
+	}
+	f.exited(f.again(c), 137, "Error")
+}
+
+func shutDown(f *fixture) {
+	for range 2 {
+		sb := f.sandbox(nil)
+		f.start(sb, nil, "sleep", "for-ever")
+		f.create(sb, nil, "exit", "0")
+	}
+	_, err := f.r.CreateSandbox(f.ctx(), oci.SandboxConfig{}) // never made ready
+	f.ok(err)
+	f.removeAll()
+	f.r = nil
+}

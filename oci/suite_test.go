@@ -1,0 +1,20 @@
+package oci_test
+
+import (
+	"testing"
+
+	"github.com/crisp-cri/crisp/oci/ocitest"
+)
+
+// The fake keeps the contract that the real executor keeps.
+func TestSuiteOnFake(t *testing.T) {
+	ocitest.Suite(t, func(t *testing.T) ocitest.Node {
+		m := ocitest.NewMachine(t)
+		t.Cleanup(func() {
+			if left := append(m.Left(), m.Known()...); len(left) > 0 {
+				t.Errorf("left behind: %v", left)
+			}
+		})
+		return m
+	})
+}
