@@ -17,7 +17,7 @@ func TestBig(t *testing.T) {
 	if ref == "" {
 		t.Skip()
 	}
-	dir, _ := os.MkdirTemp("/root", "bigtest")
+	dir, _ := os.MkdirTemp(os.Getenv("BIGDIR"), "bigtest")
 	defer os.RemoveAll(dir)
 	rec, err := checkpoint.Open(dir, slog.Default())
 	if err != nil {

@@ -18,29 +18,35 @@ import (
 // command allows with --long.
 const maxWindow = 128 << 20
 
+// A blob is a layer or a config, as its image's manifest describes it.
+type blob struct {
+	types.BlobInfo        // an empty Digest or a negative Size is not known
+	path           string // of the member of an archive
+}
+
 // An origin is where the blobs of an image come from: a registry or an archive.
 type origin interface {
 	// open returns the content of a blob. ctx governs reading too.
-	open(ctx context.Context, blob types.BlobInfo) (io.ReadCloser, error)
+	open(ctx context.Context, b blob) (io.ReadCloser, error)
 }
 
 // A verifier reads a blob and holds it against its descriptor. Until it has
 // returned io.EOF, what it returned is not to be believed.
 type verifier struct {
 	r     io.Reader
-	blob  types.BlobInfo // an empty Digest or a negative Size is not checked
-	left  int64          // of Size
+	blob  blob
+	left  int64 // of Size
 	check digest.Verifier
 	err   error // set once reading ended
 }
 
-func newVerifier(r io.Reader, blob types.BlobInfo) (*verifier, error) {
-	v := &verifier{r: r, blob: blob, left: blob.Size}
-	if blob.Digest != "" {
-		if err := blob.Digest.Validate(); err != nil {
-			return nil, fault.Invalid.Errorf("digest %q: %w", blob.Digest, err)
+func newVerifier(r io.Reader, b blob) (*verifier, error) {
+	v := &verifier{r: r, blob: b, left: b.Size}
+	if b.Digest != "" {
+		if err := b.Digest.Validate(); err != nil {
+			return nil, fault.Invalid.Errorf("digest %q: %w", b.Digest, err)
 		}
-		v.check = blob.Digest.Verifier()
+		v.check = b.Digest.Verifier()
 	}
 	return v, nil
 }
@@ -139,15 +145,15 @@ func (e *expander) Read(p []byte) (int, error) {
 // unpackBlob fetches a layer and unpacks it into dir while it comes. It is
 // verified to the end, compressed and not. Download, decompression and unpacking
 // run at the same time.
-func unpackBlob(ctx context.Context, from origin, blob types.BlobInfo, diffID digest.Digest, dir string) (_ shape, err error) {
+func unpackBlob(ctx context.Context, from origin, b blob, diffID digest.Digest, dir string) (_ shape, err error) {
 	ctx, cancel := context.WithCancel(ctx)
-	body, err := from.open(ctx, blob)
+	body, err := from.open(ctx, b)
 	if err != nil {
 		cancel()
 		return shape{}, err
 	}
 	defer body.Close()
-	checked, err := newVerifier(body, blob)
+	checked, err := newVerifier(body, b)
 	if err != nil {
 		cancel()
 		return shape{}, err
@@ -161,7 +167,7 @@ func unpackBlob(ctx context.Context, from origin, blob types.BlobInfo, diffID di
 		return shape{}, err
 	}
 	defer plain.Close()
-	diff, err := newVerifier(plain, types.BlobInfo{Digest: diffID, Size: -1})
+	diff, err := newVerifier(plain, blob{BlobInfo: types.BlobInfo{Digest: diffID, Size: -1}})
 	if err != nil {
 		return shape{}, err
 	}

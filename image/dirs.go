@@ -3,7 +3,6 @@ package image
 import (
 	"errors"
 	"os"
-	"path"
 	"slices"
 	"strings"
 
@@ -14,14 +13,15 @@ import (
 
 // maxDirs is how many directories are kept open. Archives go directory by
 // directory, so that few are needed at a time.
-const maxDirs = 64
+const maxDirs = 128
 
 // dirs opens the directories of a layer by name, below root and nowhere else,
 // and makes those that are missing.
 type dirs struct {
-	root int    // descriptor of the layer's directory
-	path string // its path
-	open map[string]int
+	root  int    // descriptor of the layer's directory
+	path  string // its path
+	umask uint32
+	open  map[string]int
 
 	last   string // the name asked for last, and its descriptor
 	lastFD int
@@ -33,35 +33,78 @@ type dirs struct {
 // get returns a descriptor of the directory name, a clean path or ".". It stays
 // open until the next get, even if flush is called.
 func (d *dirs) get(name string) (int, error) {
-	for _, fd := range d.stale {
-		unix.Close(fd)
-	}
-	d.stale = d.stale[:0]
 	if name == "." {
 		return d.root, nil
 	}
 	if name == d.last {
 		return d.lastFD, nil
 	}
-	fd, ok := d.open[name]
-	if !ok {
-		var err error
-		if fd, err = d.find(name); errors.Is(err, unix.ENOENT) {
-			fd, err = d.makeAll(name)
-		}
-		switch {
-		case errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP) || errors.Is(err, unix.ENAMETOOLONG):
-			return -1, fault.Invalid.Errorf("open directory %q: %w", name, err)
-		case err != nil:
-			return -1, err
-		}
-		if len(d.open) >= maxDirs {
-			d.flush()
-		}
-		d.open[name] = fd
+	for _, fd := range d.stale {
+		unix.Close(fd)
+	}
+	d.stale = d.stale[:0]
+	if len(d.open) >= maxDirs {
+		d.flush()
+	}
+	fd, err := d.walk(name)
+	switch {
+	case errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP) || errors.Is(err, unix.ENAMETOOLONG):
+		return -1, fault.Invalid.Errorf("open directory %q: %w", name, err)
+	case err != nil:
+		return -1, err
 	}
 	d.last, d.lastFD = name, fd
 	return fd, nil
+}
+
+// walk opens or makes the directory name in its parent, which it walks to first.
+// A name that is no directory of its own, but perhaps a link to one, is looked up
+// from the root.
+func (d *dirs) walk(name string) (int, error) {
+	if fd, ok := d.open[name]; ok {
+		return fd, nil
+	}
+	parent, base := d.root, name
+	if i := strings.LastIndexByte(name, '/'); i >= 0 {
+		var err error
+		if parent, err = d.walk(name[:i]); err != nil {
+			return -1, err
+		}
+		base = name[i+1:]
+	}
+	const flags = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC
+	fd, err := unix.Openat(parent, base, flags, 0)
+	if err == unix.ENOENT {
+		if err := d.mkdir(parent, base, name); err != nil {
+			return -1, err
+		}
+		fd, err = unix.Openat(parent, base, flags, 0)
+	}
+	if err == unix.ELOOP || err == unix.ENOTDIR {
+		fd, err = d.follow(name)
+	}
+	if err != nil {
+		return -1, os.NewSyscallError("openat", err)
+	}
+	d.open[name] = fd
+	return fd, nil
+}
+
+// mkdir makes a directory that the layer has no entry for, or not yet.
+func (d *dirs) mkdir(parent int, base, name string) error {
+	if err := unix.Mkdirat(parent, base, 0o755); err != nil {
+		return os.NewSyscallError("mkdirat", err)
+	}
+	if d.umask&0o755 != 0 {
+		if err := unix.Fchmodat(parent, base, 0o755, 0); err != nil {
+			return os.NewSyscallError("fchmodat", err)
+		}
+	}
+	if d.made == nil {
+		d.made = make(map[string]bool)
+	}
+	d.made[name] = true
+	return nil
 }
 
 // find opens the directory name if it is there. Symlinks on the way lead where
@@ -76,39 +119,29 @@ func (d *dirs) find(name string) (int, error) {
 		// openat2(2): EAGAIN if a rename or mount anywhere on the system raced with
 		// a "..".
 		if err != unix.EAGAIN && err != unix.EINTR {
-			return fd, os.NewSyscallError("openat2", err)
+			return fd, err
 		}
 	}
 }
 
-// makeAll makes the directory name and those above it. A dangling symlink on the
-// way leads to where it points, inside the root: nobody changes the layer
-// meanwhile, so that working out the path first is no race.
-func (d *dirs) makeAll(name string) (int, error) {
+// follow is find, for a name that is a link. What a dangling link leads to is
+// made, inside the root. Nobody else changes the layer meanwhile, so that working
+// out the path first is no race.
+func (d *dirs) follow(name string) (int, error) {
+	fd, err := d.find(name)
+	if err != unix.ENOENT {
+		return fd, err
+	}
 	full, err := securejoin.SecureJoin(d.path, name)
 	if err != nil {
 		return -1, fault.Invalid.Errorf("directory %q: %w", name, err)
 	}
-	rel := strings.TrimPrefix(strings.TrimPrefix(full, path.Clean(d.path)), "/")
-	for i := 0; i <= len(rel); i++ {
-		if i < len(rel) && rel[i] != '/' {
-			continue
-		}
-		err := unix.Mkdirat(d.root, rel[:i], 0o755)
-		if err == unix.EEXIST {
-			continue
-		}
-		if err != nil {
-			return -1, os.NewSyscallError("mkdirat", err)
-		}
-		// Not 0755 as the umask has it.
-		if err := unix.Fchmodat(d.root, rel[:i], 0o755, 0); err != nil {
-			return -1, os.NewSyscallError("fchmodat", err)
-		}
-		if d.made == nil {
-			d.made = make(map[string]bool)
-		}
-		d.made[rel[:i]] = true
+	rel := strings.TrimPrefix(strings.TrimPrefix(full, d.path), "/")
+	if rel == "" || rel == name {
+		return -1, unix.ELOOP // it would lead here again
+	}
+	if _, err := d.walk(rel); err != nil {
+		return -1, err
 	}
 	return d.find(name)
 }

@@ -2,8 +2,236 @@ package image
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
 	"io"
+	"slices"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/opencontainers/go-digest"
+	v1 "github.com/opencontainers/image-spec/specs-go/v1"
+	"go.podman.io/image/v5/docker/reference"
+	"go.podman.io/image/v5/manifest"
+	"go.podman.io/image/v5/types"
+	"golang.org/x/sys/unix"
 )
 
-// Load brings the images of an archive in.
-func (s *Store) Load(ctx context.Context, r io.Reader) ([]Image, error) { return nil, nil }
+// The annotations of an OCI layout's index that name an image: the first, which
+// containerd and docker write, always in full.
+var nameAnnotations = []string{"io.containerd.image.name", v1.AnnotationRefName}
+
+// Load brings the images of an archive in, and returns them. It may be an OCI
+// layout or what docker save writes, as a tar, plain or compressed. Of an image
+// for several platforms, that for ours is taken. An archive is no registry:
+// policy.json(5) does not apply, because whoever may load may also run anything.
+//
+// With an error come the images that were loaded before it.
+func (s *Store) Load(ctx context.Context, r io.Reader) (_ []Image, err error) {
+	defer func() {
+		if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+			err = fault.Unavailable.Errorf("%w", err)
+		}
+		if err != nil {
+			err = fmt.Errorf("load archive: %w", err)
+		}
+	}()
+	f, err := spool(ctx, r, s.layers.staging)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	a, err := readArchive(ctx, f)
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case a.has(v1.ImageLayoutFile) && a.has(v1.ImageIndexFile):
+		return s.loadOCI(ctx, a)
+	case a.has("manifest.json"):
+		return s.loadDocker(ctx, a)
+	}
+	return nil, fault.Invalid.Errorf("it has neither an %s nor a manifest.json", v1.ImageLayoutFile)
+}
+
+// loadDocker loads what docker save wrote.
+func (s *Store) loadDocker(ctx context.Context, a *archive) ([]Image, error) {
+	var list []struct {
+		Config   string
+		RepoTags []string
+		Layers   []string
+	}
+	if err := a.json("manifest.json", &list); err != nil {
+		return nil, err
+	}
+	var images []Image
+	for _, item := range list {
+		config, err := a.small(item.Config)
+		if err != nil {
+			return images, err
+		}
+		var blobs []blob
+		for _, layer := range item.Layers {
+			content, err := a.content(layer)
+			if err != nil {
+				return images, err
+			}
+			blobs = append(blobs, blob{BlobInfo: types.BlobInfo{Size: content.Size()}, path: layer})
+		}
+		var tags []string
+		for _, tag := range item.RepoTags {
+			name, err := reference.ParseDockerRef(tag)
+			if err != nil {
+				return images, fault.Invalid.Errorf("name %q: %w", tag, err)
+			}
+			tags = append(tags, name.String())
+		}
+		img, err := s.install(ctx, a, config, blobs, tags, nil)
+		if err != nil {
+			return images, err
+		}
+		images = append(images, img)
+	}
+	return images, nil
+}
+
+// loadOCI loads the images of an OCI layout (image-spec, image-layout.md).
+func (s *Store) loadOCI(ctx context.Context, a *archive) ([]Image, error) {
+	var index v1.Index
+	if err := a.json(v1.ImageIndexFile, &index); err != nil {
+		return nil, err
+	}
+	names, groups, err := byName(index.Manifests)
+	if err != nil {
+		return nil, err
+	}
+	var images []Image
+	for i, group := range groups {
+		desc := group[0]
+		if len(group) > 1 { // one name, several platforms
+			if desc, err = s.ours(v1.Index{Versioned: index.Versioned, MediaType: v1.MediaTypeImageIndex, Manifests: group}); err != nil {
+				return images, err
+			}
+		}
+		img, err := s.loadManifest(ctx, a, names[i], desc)
+		if err != nil {
+			return images, err
+		}
+		images = append(images, img)
+	}
+	return images, nil
+}
+
+// byName groups the manifests of a layout by the name that they are annotated
+// with; each without a name is a group of its own. What is for no platform at all
+// (docker's attestations) is left out.
+func byName(all []v1.Descriptor) (names []reference.Named, groups [][]v1.Descriptor, err error) {
+	for _, desc := range all {
+		if desc.Platform != nil && desc.Platform.OS == "unknown" {
+			continue
+		}
+		var name reference.Named
+		for _, key := range nameAnnotations {
+			if text := desc.Annotations[key]; text != "" {
+				if name, err = reference.ParseDockerRef(text); err != nil {
+					return nil, nil, fault.Invalid.Errorf("name %q: %w", text, err)
+				}
+				break
+			}
+		}
+		same := slices.IndexFunc(names, func(n reference.Named) bool {
+			return n != nil && name != nil && n.String() == name.String()
+		})
+		if same < 0 {
+			names = append(names, name)
+			groups = append(groups, []v1.Descriptor{desc})
+			continue
+		}
+		groups[same] = append(groups[same], desc)
+	}
+	return names, groups, nil
+}
+
+// ours returns what index has for this platform.
+func (s *Store) ours(index v1.Index) (v1.Descriptor, error) {
+	data, err := json.Marshal(index)
+	if err != nil {
+		return v1.Descriptor{}, err
+	}
+	sys, err := s.system(nil, nil)
+	if err != nil {
+		return v1.Descriptor{}, err
+	}
+	d, err := platform(data, v1.MediaTypeImageIndex, sys)
+	if err != nil {
+		return v1.Descriptor{}, err
+	}
+	i := slices.IndexFunc(index.Manifests, func(desc v1.Descriptor) bool { return desc.Digest == *d })
+	return index.Manifests[i], nil
+}
+
+// loadManifest loads the image that desc leads to.
+func (s *Store) loadManifest(ctx context.Context, a *archive, name reference.Named, desc v1.Descriptor) (Image, error) {
+	top := desc.Digest
+	for range maxNesting {
+		data, err := a.blob(desc)
+		if err != nil {
+			return Image{}, err
+		}
+		kind := desc.MediaType
+		if kind == "" {
+			kind = manifest.GuessMIMEType(data)
+		}
+		if manifest.MIMETypeIsMultiImage(kind) {
+			var index v1.Index
+			if err := json.Unmarshal(data, &index); err != nil {
+				return Image{}, fault.Invalid.Errorf("index %s: %w", desc.Digest, err)
+			}
+			if desc, err = s.ours(index); err != nil {
+				return Image{}, err
+			}
+			continue
+		}
+		var c choice
+		if err := c.read(data, kind); err != nil {
+			return Image{}, err
+		}
+		for i := range c.layers {
+			c.layers[i].path = blobPath(c.layers[i].Digest)
+		}
+		c.config.path = blobPath(c.config.Digest)
+		config, err := fetchConfig(ctx, a, c.config)
+		if err != nil {
+			return Image{}, err
+		}
+		var tags, digests []string
+		if name != nil {
+			if _, ok := digestOf(name); !ok {
+				tags = []string{name.String()}
+			}
+			digests = []string{name.Name() + "@" + top.String()}
+		}
+		return s.install(ctx, a, config, c.layers, tags, digests)
+	}
+	return Image{}, fault.Invalid.Errorf("more than %d indexes lie within each other", maxNesting)
+}
+
+// blob reads a manifest or an index of a layout, and verifies it.
+func (a *archive) blob(desc v1.Descriptor) ([]byte, error) {
+	if err := desc.Digest.Validate(); err != nil {
+		return nil, fault.Invalid.Errorf("digest %q: %w", desc.Digest, err)
+	}
+	data, err := a.small(blobPath(desc.Digest))
+	if err == nil && desc.Digest.Algorithm().FromBytes(data) != desc.Digest {
+		err = fault.Invalid.Errorf("blob %s has another digest", desc.Digest)
+	}
+	return data, err
+}
+
+// blobPath is where a layout keeps a blob.
+func blobPath(d digest.Digest) string {
+	if d.Validate() != nil {
+		return ""
+	}
+	return v1.ImageBlobsDir + "/" + d.Algorithm().String() + "/" + d.Encoded()
+}

@@ -18,7 +18,6 @@ import (
 	"github.com/opencontainers/go-digest"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 	"go.podman.io/image/v5/docker/reference"
-	"go.podman.io/image/v5/types"
 	"golang.org/x/sys/unix"
 )
 
@@ -102,16 +101,16 @@ func (s *Store) pullOne(ctx context.Context, name reference.Named, auth *Auth) (
 }
 
 // fetchConfig reads and verifies an image's config.
-func fetchConfig(ctx context.Context, from origin, blob types.BlobInfo) ([]byte, error) {
-	if blob.Size > maxConfig {
-		return nil, fault.Invalid.Errorf("config has %d bytes, more than %d", blob.Size, maxConfig)
+func fetchConfig(ctx context.Context, from origin, b blob) ([]byte, error) {
+	if b.Size > maxConfig {
+		return nil, fault.Invalid.Errorf("config has %d bytes, more than %d", b.Size, maxConfig)
 	}
-	body, err := from.open(ctx, blob)
+	body, err := from.open(ctx, b)
 	if err != nil {
 		return nil, err
 	}
 	defer body.Close()
-	v, err := newVerifier(body, blob)
+	v, err := newVerifier(body, b)
 	if err != nil {
 		return nil, err
 	}
@@ -124,7 +123,7 @@ func fetchConfig(ctx context.Context, from origin, blob types.BlobInfo) ([]byte,
 
 // install unpacks the layers of an image, brings them to the disk, and makes the
 // image known.
-func (s *Store) install(ctx context.Context, from origin, config []byte, blobs []types.BlobInfo, tags, digests []string) (Image, error) {
+func (s *Store) install(ctx context.Context, from origin, config []byte, blobs []blob, tags, digests []string) (Image, error) {
 	ids, err := diffIDs(config, len(blobs))
 	if err != nil {
 		return Image{}, err
@@ -159,7 +158,7 @@ func diffIDs(config []byte, n int) ([]digest.Digest, error) {
 // unpackAll acquires the layers ids, which the blobs unpack to, and returns those
 // that it holds, in order; if there is an error, perhaps not all. The largest is
 // begun first: it takes the longest.
-func (s *Store) unpackAll(ctx context.Context, from origin, blobs []types.BlobInfo, ids []digest.Digest) ([]*layer, error) {
+func (s *Store) unpackAll(ctx context.Context, from origin, blobs []blob, ids []digest.Digest) ([]*layer, error) {
 	order := make([]int, len(blobs))
 	for i := range order {
 		order[i] = i

@@ -83,11 +83,11 @@ func (r *registry) bounded(ctx context.Context, n int, exchange func(context.Con
 }
 
 // open implements origin.
-func (r *registry) open(ctx context.Context, blob types.BlobInfo) (io.ReadCloser, error) {
+func (r *registry) open(ctx context.Context, b blob) (io.ReadCloser, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	p := &patient{ctx: ctx, cancel: cancel, limit: r.limit}
 	err := p.wait(func() (err error) {
-		p.body, _, err = r.src.GetBlob(ctx, blob, none.NoCache)
+		p.body, _, err = r.src.GetBlob(ctx, b.BlobInfo, none.NoCache)
 		return err
 	})
 	if err != nil {

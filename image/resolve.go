@@ -20,8 +20,8 @@ const maxNesting = 3
 // A choice is the image of this platform among those that a name stands for.
 type choice struct {
 	top    digest.Digest // of what the name stands for: a manifest, or a list of them
-	config types.BlobInfo
-	layers []types.BlobInfo // from the lowest
+	config blob
+	layers []blob // from the lowest
 }
 
 // choose reads the manifest, or follows the list of manifests to that of this
@@ -72,16 +72,16 @@ func platform(list []byte, kind string, sys *types.SystemContext) (*digest.Diges
 }
 
 // read takes config and layers from a manifest.
-func (c *choice) read(blob []byte, kind string) error {
+func (c *choice) read(data []byte, kind string) error {
 	switch manifest.NormalizedMIMEType(kind) {
 	case manifest.DockerV2Schema1MediaType, manifest.DockerV2Schema1SignedMediaType:
 		return fault.Invalid.Errorf("manifests of schema 1 are not supported")
 	}
-	m, err := manifest.FromBlob(blob, kind)
+	m, err := manifest.FromBlob(data, kind)
 	if err != nil {
 		return fault.Invalid.Errorf("manifest: %w", err)
 	}
-	c.config = m.ConfigInfo()
+	c.config = blob{BlobInfo: m.ConfigInfo()}
 	if err := c.config.Digest.Validate(); err != nil {
 		return fault.Invalid.Errorf("digest of the config: %w", err)
 	}
@@ -89,7 +89,7 @@ func (c *choice) read(blob []byte, kind string) error {
 		return fault.Invalid.Errorf("digest of the config is a %s, not a sha256", c.config.Digest.Algorithm())
 	}
 	for _, l := range m.LayerInfos() {
-		c.layers = append(c.layers, l.BlobInfo)
+		c.layers = append(c.layers, blob{BlobInfo: l.BlobInfo})
 	}
 	return nil
 }

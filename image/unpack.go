@@ -11,6 +11,7 @@ import (
 	"math"
 	"os"
 	"path"
+	"path/filepath"
 	"strings"
 
 	"github.com/crisp-cri/crisp/internal/fault"
@@ -71,9 +72,10 @@ func unpack(ctx context.Context, r io.Reader, dir string) (shape, error) {
 	if err != nil {
 		return shape{}, &os.PathError{Op: "open", Path: dir, Err: err}
 	}
+	mask := umask()
 	u := &unpacker{
-		dirs:  dirs{root: root, path: dir, open: make(map[string]int)},
-		umask: umask(),
+		dirs:  dirs{root: root, path: filepath.Clean(dir), umask: mask, open: make(map[string]int)},
+		umask: mask,
 		times: make(map[string][2]unix.Timespec),
 		white: make(map[string]bool),
 		buf:   make([]byte, aheadChunk),

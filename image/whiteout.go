@@ -11,9 +11,9 @@ import (
 // The names by which a layer says what of the layers below is gone (OCI image
 // spec, layer.md), and the attributes by which overlayfs says it.
 const (
-	whiteoutPrefix = ".wh."            // .wh.x: there is no x
-	whiteoutMeta   = ".wh..wh."        // of aufs itself; not files
-	whiteoutOpaque = ".wh..wh..opq"    // nothing below shines through this directory
+	whiteoutPrefix = ".wh."             // .wh.x: there is no x
+	whiteoutMeta   = ".wh..wh."         // of aufs itself; not files
+	whiteoutOpaque = ".wh..wh..opq"     // nothing below shines through this directory
 	overlayPrefix  = "trusted.overlay." // refused from a layer
 	overlayOpaque  = "trusted.overlay.opaque"
 )
