@@ -67,7 +67,10 @@ func main() {
 
 // run is main without the process.
 func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
-	c := &cli{ctx: ctx, stdin: stdin, stdout: stdout, stderr: stderr, endpoint: os.Getenv("CONTAINER_RUNTIME_ENDPOINT")}
+	c := &cli{ctx: ctx, stdin: stdin, stdout: stdout, stderr: stderr, endpoint: os.Getenv("CRISP_RUNTIME_ENDPOINT")}
+	if c.endpoint == "" {
+		c.endpoint = os.Getenv("CONTAINER_RUNTIME_ENDPOINT") // crictl's
+	}
 	if c.endpoint == "" {
 		c.endpoint = defaultEndpoint
 	}
@@ -114,7 +117,7 @@ func (c *cli) help(args []string) error {
 	for _, cmd := range commands {
 		fmt.Fprintf(c.stdout, "  %-10s %s\n", cmd.name, cmd.about)
 	}
-	fmt.Fprintf(c.stdout, "\n\"crisp help COMMAND\" tells more. The runtime is %s unless the flag or\nCONTAINER_RUNTIME_ENDPOINT says otherwise.\n", defaultEndpoint)
+	fmt.Fprintf(c.stdout, "\n\"crisp help COMMAND\" tells more. The runtime is %s unless the flag or\nCRISP_RUNTIME_ENDPOINT says otherwise.\n", defaultEndpoint)
 	fmt.Fprintf(c.stdout, "\nexit codes: %s\n", strings.TrimSpace(exitCodes))
 	return nil
 }

@@ -1,0 +1,76 @@
+// Command demo shows crisp at work, as a newcomer would use it: it starts a
+// crispd and an agent of its own in a new directory, brings an image, runs a
+// web server as a pod, looks at it from every side, and removes everything.
+//
+// It prints each command before it runs it, so its output can be typed again.
+// At the end it looks at the kernel: whatever the demo has left is told, and is
+// a failure. DEMO_ONCE=1 ends it by itself; else Ctrl-C does.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+)
+
+func main() {
+	bin := flag.String("bin", "bin", "directory of the binaries that make built")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx, *bin); err != nil {
+		fmt.Fprintln(os.Stderr, "demo:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, bin string) (err error) {
+	if os.Getuid() != 0 {
+		return errors.New("needs root: it runs containers (sudo make demo)")
+	}
+	for _, program := range []string{"crispd", "crisp", "webserver"} {
+		if _, err := os.Stat(filepath.Join(bin, program)); err != nil {
+			return fmt.Errorf("%w: make demo builds it", err)
+		}
+	}
+	d, err := newDemo(bin)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		ours := d.marks()
+		if endErr := d.end(); endErr != nil {
+			err = errors.Join(err, endErr, leaks(ours))
+			return
+		}
+		if leakErr := leaks(ours); leakErr != nil || err != nil {
+			err = errors.Join(err, leakErr)
+			return
+		}
+		say("Nothing is left: no mount, cgroup, network, process or file.")
+	}()
+	return d.show(ctx)
+}
+
+// newDemo makes the demo's directory. It is short, because the name of a unix
+// socket is limited to 107 bytes (unix(7)).
+func newDemo(bin string) (*demo, error) {
+	bin, err := filepath.Abs(bin)
+	if err != nil {
+		return nil, err
+	}
+	dir, err := os.MkdirTemp("", "crisp-demo-")
+	if err != nil {
+		return nil, err
+	}
+	d := &demo{bin: bin, dir: dir}
+	if err := os.Mkdir(d.manifests(), 0o755); err != nil {
+		return nil, err
+	}
+	return d, nil
+}
