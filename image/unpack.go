@@ -152,12 +152,15 @@ func (u *unpacker) entry(ctx context.Context, hdr *tar.Header, content io.Reader
 		return u.rootEntry(hdr, attrs)
 	}
 	parent, base := path.Split(name)
+	if isMeta(parent, base) {
+		return nil
+	}
 	dir, err := u.dirs.get(path.Clean(parent))
 	if err != nil {
 		return err
 	}
-	if strings.HasPrefix(base, whiteoutPrefix) || strings.Contains(parent, "/"+whiteoutMeta) || strings.HasPrefix(parent, whiteoutMeta) {
-		return u.whiteout(dir, name, base)
+	if hidden, ok := strings.CutPrefix(base, whiteoutPrefix); ok {
+		return u.whiteout(dir, parent, hidden)
 	}
 	if hdr.Typeflag == tar.TypeDir {
 		return u.directory(dir, name, base, hdr, attrs)

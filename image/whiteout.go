@@ -18,16 +18,18 @@ const (
 	overlayOpaque  = "trusted.overlay.opaque"
 )
 
-// whiteout makes a whiteout: a character device 0:0. Image spec: "Whiteout files
-// MUST only apply to resources in lower/parent layers", so what this layer has
-// under the name stays, whatever the order.
-func (u *unpacker) whiteout(dir int, name, base string) error {
-	if base == whiteoutOpaque {
+// isMeta tells whether an entry is what aufs kept for itself in its layers.
+func isMeta(parent, base string) bool {
+	return strings.HasPrefix(base, whiteoutMeta) && base != whiteoutOpaque ||
+		strings.HasPrefix(parent, whiteoutMeta) || strings.Contains(parent, "/"+whiteoutMeta)
+}
+
+// whiteout makes a whiteout for the name hidden: a character device 0:0. Image
+// spec: "Whiteout files MUST only apply to resources in lower/parent layers", so
+// what this layer has under the name stays, whatever the order.
+func (u *unpacker) whiteout(dir int, parent, hidden string) error {
+	if whiteoutPrefix+hidden == whiteoutOpaque {
 		return u.opaque(dir, ".")
-	}
-	hidden, _ := strings.CutPrefix(base, whiteoutPrefix)
-	if strings.HasPrefix(base, whiteoutMeta) || hidden == base {
-		return nil
 	}
 	if hidden == "" || hidden == "." || hidden == ".." {
 		return fault.Invalid.Errorf("whiteout of nothing")
@@ -46,7 +48,7 @@ func (u *unpacker) whiteout(dir int, name, base string) error {
 	if err != nil {
 		return os.NewSyscallError("mknod", err)
 	}
-	u.white[strings.TrimSuffix(name, base)+hidden] = true
+	u.white[parent+hidden] = true
 	return nil
 }
 

@@ -1,0 +1,515 @@
+package image
+
+import (
+	"archive/tar"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+)
+
+func needRoot(t testing.TB) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: device nodes, owners and trusted attributes are made")
+	}
+}
+
+// archiveOf makes a tar of lines, one entry each:
+//
+//	type mode name [content or link]
+//
+// with the types of ls -l, and h for a hard link, w for a whiteout device in the
+// archive itself. A name may be followed by attributes: name;key=value.
+func archiveOf(t testing.TB, lines string) []byte {
+	t.Helper()
+	var buf bytes.Buffer
+	tw := tar.NewWriter(&buf)
+	for line := range strings.Lines(lines) {
+		hdr, content, ok := parseEntry(strings.TrimSpace(line))
+		if !ok {
+			continue
+		}
+		if err := tw.WriteHeader(hdr); err != nil {
+			t.Fatalf("entry %q: %v", line, err)
+		}
+		if _, err := io.WriteString(tw, content); err != nil {
+			t.Fatalf("entry %q: %v", line, err)
+		}
+	}
+	if err := tw.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return buf.Bytes()
+}
+
+func parseEntry(line string) (*tar.Header, string, bool) {
+	f := strings.SplitN(line, " ", 4)
+	if len(f) < 3 {
+		return nil, "", false
+	}
+	var mode int64
+	fmt.Sscanf(f[1], "%o", &mode)
+	name, attrs, _ := strings.Cut(f[2], ";")
+	rest := ""
+	if len(f) == 4 {
+		rest = f[3]
+	}
+	hdr := &tar.Header{Name: name, Mode: mode, ModTime: time.Unix(1_500_000_000, 500), Uid: 12, Gid: 34, Format: tar.FormatPAX}
+	if key, value, ok := strings.Cut(attrs, "="); ok {
+		hdr.PAXRecords = map[string]string{"SCHILY.xattr." + key: value}
+	}
+	switch f[0] {
+	case "-":
+		hdr.Typeflag, hdr.Size = tar.TypeReg, int64(len(rest))
+		return hdr, rest, true
+	case "d":
+		hdr.Typeflag = tar.TypeDir
+	case "l":
+		hdr.Typeflag, hdr.Linkname = tar.TypeSymlink, rest
+	case "h":
+		hdr.Typeflag, hdr.Linkname = tar.TypeLink, rest
+	case "p":
+		hdr.Typeflag = tar.TypeFifo
+	case "c", "b":
+		hdr.Typeflag = tar.TypeChar
+		if f[0] == "b" {
+			hdr.Typeflag = tar.TypeBlock
+		}
+		fmt.Sscanf(rest, "%d,%d", &hdr.Devmajor, &hdr.Devminor)
+	default:
+		return nil, "", false
+	}
+	return hdr, "", true
+}
+
+// listing describes a tree as archiveOf's lines do, sorted by name.
+func listing(t testing.TB, dir string) string {
+	t.Helper()
+	var lines []string
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		name, _ := filepath.Rel(dir, path)
+		var st unix.Stat_t
+		if err := unix.Lstat(path, &st); err != nil {
+			return err
+		}
+		line := fmt.Sprintf("%o %s", st.Mode&0o7777, name)
+		switch st.Mode & unix.S_IFMT {
+		case unix.S_IFREG:
+			data, err := os.ReadFile(path)
+			if err != nil {
+				return err
+			}
+			line = "- " + line + " " + string(data)
+		case unix.S_IFDIR:
+			line = "d " + line
+			buf := make([]byte, 10)
+			if n, err := unix.Lgetxattr(path, overlayOpaque, buf); err == nil {
+				line += " opaque=" + string(buf[:n])
+			}
+		case unix.S_IFLNK:
+			target, err := os.Readlink(path)
+			if err != nil {
+				return err
+			}
+			line = "l " + name + " " + target
+		case unix.S_IFCHR:
+			line = fmt.Sprintf("c %s %d,%d", line, unix.Major(st.Rdev), unix.Minor(st.Rdev))
+		case unix.S_IFBLK:
+			line = fmt.Sprintf("b %s %d,%d", line, unix.Major(st.Rdev), unix.Minor(st.Rdev))
+		case unix.S_IFIFO:
+			line = "p " + line
+		}
+		lines = append(lines, line)
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	slices.Sort(lines[1:])
+	return strings.Join(lines[1:], "\n")
+}
+
+func trim(text string) string {
+	var lines []string
+	for line := range strings.Lines(text) {
+		if line = strings.TrimSpace(line); line != "" {
+			lines = append(lines, line)
+		}
+	}
+	return strings.Join(lines, "\n")
+}
+
+// TestUnpack has what a layer says on the left and what overlayfs must find.
+func TestUnpack(t *testing.T) {
+	needRoot(t)
+	for _, c := range []struct{ name, tar, want string }{
+		{"kinds of files", `
+			d 750 a
+			- 4711 a/program x y
+			l 777 a/link /somewhere/else
+			h 0 a/second a/program
+			p 622 a/pipe
+			c 666 a/null 1,3
+			b 660 a/disk 8,0`, `
+			- 4711 a/program x y
+			- 4711 a/second x y
+			b 660 a/disk 8,0
+			c 666 a/null 1,3
+			d 750 a
+			l a/link /somewhere/else
+			p 622 a/pipe`},
+		{"missing parents are made", `- 600 a/b/c 1`, `
+			- 600 a/b/c 1
+			d 755 a
+			d 755 a/b`},
+		{"absolute and dotted names are inside", `
+			- 600 /a 1
+			- 600 ./b 2
+			- 600 c/../d 3`, `
+			- 600 a 1
+			- 600 b 2
+			- 600 d 3`},
+		{"the later entry counts", `
+			- 600 a 1
+			d 700 b
+			- 600 b/x 1
+			l 777 c b
+			d 711 a
+			- 644 b 2
+			- 600 c 3`, `
+			- 600 c 3
+			- 644 b 2
+			d 711 a`},
+		{"a directory twice keeps its files", `
+			d 700 a
+			- 600 a/x 1
+			d 755 a`, `
+			- 600 a/x 1
+			d 755 a`},
+		{"whiteouts", `
+			d 755 a
+			- 0 a/.wh.gone
+			- 0 .wh.all
+			- 0 a/.wh..wh..opq`, `
+			c 0 a/gone 0,0
+			c 0 all 0,0
+			d 755 a opaque=y`},
+		{"a whiteout hides what is below, not what is beside", `
+			- 600 f 1
+			- 0 .wh.f
+			d 700 d
+			- 0 .wh.d
+			- 0 .wh.e
+			d 700 e
+			- 0 .wh.g
+			- 600 g 2`, `
+			- 600 f 1
+			- 600 g 2
+			d 700 d opaque=y
+			d 700 e opaque=y`},
+		{"what aufs left is no file", `
+			- 600 .wh..wh.plnk/1 x
+			- 600 .wh..wh.aufs x
+			- 600 a x`, `- 600 a x`},
+		{"links lead where they would in a container", `
+			d 755 usr
+			d 755 usr/lib
+			l 777 lib usr/lib
+			l 777 run /var/run
+			- 600 lib/x 1
+			- 600 run/y 2`, `
+			- 600 usr/lib/x 1
+			- 600 var/run/y 2
+			d 755 usr
+			d 755 usr/lib
+			d 755 var
+			d 755 var/run
+			l lib usr/lib
+			l run /var/run`},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			dir := t.TempDir()
+			if _, err := unpack(t.Context(), bytes.NewReader(archiveOf(t, c.tar)), dir); err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(trim(c.want), listing(t, dir)); diff != "" {
+				t.Errorf("tree (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// What chown and writing take away, times and capabilities, must be set last.
+func TestUnpackAttributes(t *testing.T) {
+	needRoot(t)
+	capability := "\x01\x00\x00\x02\x00\x04\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00" // cap_net_bind_service
+	dir := t.TempDir()
+	_, err := unpack(t.Context(), bytes.NewReader(archiveOf(t, `
+		d 1777 .
+		d 2755 d
+		- 4755 d/f;security.capability=`+strings.ReplaceAll(capability, "\n", "")+` data
+		- 644 d/u;user.note=hello data
+		- 644 d/t;trusted.other=x data
+		l 777 d/l f`)), dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, mode := range map[string]uint32{".": 0o41777, "d": 0o42755, "d/f": 0o104755, "d/l": 0o120777} {
+		var st unix.Stat_t
+		if err := unix.Lstat(filepath.Join(dir, name), &st); err != nil {
+			t.Fatal(err)
+		}
+		if st.Mode != mode || st.Uid != 12 || st.Gid != 34 || st.Mtim.Sec != 1_500_000_000 || st.Mtim.Nsec != 500 {
+			t.Errorf("%s: mode %o owner %d:%d time %v", name, st.Mode, st.Uid, st.Gid, st.Mtim)
+		}
+	}
+	for _, c := range []struct{ name, key, want string }{
+		{"d/f", "security.capability", capability},
+		{"d/u", "user.note", "hello"},
+		{"d/t", "trusted.other", ""},
+	} {
+		buf := make([]byte, 100)
+		n, err := unix.Lgetxattr(filepath.Join(dir, c.name), c.key, buf)
+		if err != nil && !errors.Is(err, unix.ENODATA) {
+			t.Fatalf("%s of %s: %v", c.key, c.name, err)
+		}
+		if got := string(buf[:max(n, 0)]); got != c.want {
+			t.Errorf("%s of %s is %q, want %q", c.key, c.name, got, c.want)
+		}
+	}
+}
+
+// A sparse file of GNU tar (format 1.0 in PAX records) keeps its holes.
+func TestUnpackSparse(t *testing.T) {
+	needRoot(t)
+	const size = 64 << 20
+	content := "2\n0\n4\n" + fmt.Sprint(size-4) + "\n4\n"
+	content += strings.Repeat("\x00", 512-len(content)) + "headtail"
+	var buf bytes.Buffer
+	tw := tar.NewWriter(&buf)
+	err := tw.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: "GNUSparseFile.0/f", Mode: 0o600, Size: int64(len(content)), Format: tar.FormatPAX})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.WriteString(tw, content); err != nil {
+		t.Fatal(err)
+	}
+	if err := tw.Close(); err != nil {
+		t.Fatal(err)
+	}
+	// archive/tar refuses to write the records of sparse files, so they are added
+	// by hand, as a header of their own before the file's.
+	records := paxRecord("GNU.sparse.major", "1") + paxRecord("GNU.sparse.minor", "0") +
+		paxRecord("GNU.sparse.name", "f") + paxRecord("GNU.sparse.realsize", fmt.Sprint(size))
+	dir := t.TempDir()
+	if _, err := unpack(t.Context(), io.MultiReader(paxHeader(t, records), &buf), dir); err != nil {
+		t.Fatal(err)
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(filepath.Join(dir, "f"), &st); err != nil {
+		t.Fatal(err)
+	}
+	if st.Size != size || st.Blocks*512 > 4<<20 {
+		t.Errorf("size %d in %d bytes of disk", st.Size, st.Blocks*512)
+	}
+	f, err := os.Open(filepath.Join(dir, "f"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	head, tail := make([]byte, 5), make([]byte, 4)
+	if _, err := f.ReadAt(head, 0); err != nil || string(head) != "head\x00" {
+		t.Errorf("begins with %q (err %v)", head, err)
+	}
+	if _, err := f.ReadAt(tail, size-4); err != nil || string(tail) != "tail" {
+		t.Errorf("ends with %q (err %v)", tail, err)
+	}
+}
+
+func paxRecord(key, value string) string {
+	n := len(key) + len(value) + 3
+	for len(fmt.Sprint(n))+len(key)+len(value)+3 != n {
+		n++
+	}
+	return fmt.Sprintf("%d %s=%s\n", n, key, value)
+}
+
+// paxHeader is an extended header with these records, for the entry after it.
+func paxHeader(t *testing.T, records string) io.Reader {
+	var buf bytes.Buffer
+	tw := tar.NewWriter(&buf)
+	if err := tw.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: "x", Size: int64(len(records)), Format: tar.FormatUSTAR}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.WriteString(tw, records); err != nil {
+		t.Fatal(err)
+	}
+	if err := tw.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	block := buf.Bytes()
+	block[156] = tar.TypeXHeader
+	copy(block[148:156], "        ")
+	var sum int
+	for _, b := range block[:512] {
+		sum += int(b)
+	}
+	copy(block[148:156], fmt.Sprintf("%06o\x00 ", sum))
+	return &buf
+}
+
+// TestUnpackRefuses lists what a layer must not say. Each ends in an error that
+// blames the layer, and touches nothing outside.
+func TestUnpackRefuses(t *testing.T) {
+	needRoot(t)
+	for name, lines := range map[string]string{
+		"name that climbs out":              `- 600 ../x 1`,
+		"name that climbs out later":        `- 600 a/../../x 1`,
+		"hard link to outside":              `h 0 x ../outside/secret`,
+		"hard link to nothing":              `h 0 x y`,
+		"hard link to a directory":          "d 755 d\nh 0 x d",
+		"hard link through a link":          "l 777 d OUTSIDE\nh 0 x d/secret",
+		"overlayfs's attribute":             `d 755 a;trusted.overlay.redirect=/`,
+		"whiteout of nothing":               `- 0 .wh.`,
+		"whiteout of the parent":            `- 0 a/.wh...`,
+		"file as root":                      `- 600 . 1`,
+		"link as root":                      `l 777 . OUTSIDE`,
+		"file below a file":                 "- 600 a 1\n- 600 a/b 1",
+		"file below a loop of links":        "l 777 a a\n- 600 a/b 1",
+		"name longer than the kernel takes": `- 600 ` + strings.Repeat("x", 300) + ` 1`,
+		"path longer than the kernel takes": `- 600 ` + strings.Repeat(strings.Repeat("x", 200)+"/", 1) + strings.Repeat("y", 256) + ` 1`,
+		"device out of range":               `c 600 a 70000,1`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			unpackBeside(t, strings.ReplaceAll(lines, "OUTSIDE", "../outside"), fault.Invalid)
+			unpackBeside(t, lines, fault.Invalid)
+		})
+	}
+}
+
+// TestUnpackStaysInside lists what is legal, and would write elsewhere if links
+// led where they lead on the host.
+func TestUnpackStaysInside(t *testing.T) {
+	needRoot(t)
+	for name, lines := range map[string]string{
+		"file through a link":         "l 777 d OUTSIDE\n- 600 d/secret stolen",
+		"directory through a link":    "l 777 d OUTSIDE\nd 777 d/new",
+		"file over a link":            "l 777 f OUTSIDE/secret\n- 600 f stolen",
+		"directory over a link":       "l 777 d OUTSIDE\nd 700 d\n- 600 d/secret stolen",
+		"whiteout through a link":     "l 777 d OUTSIDE\n- 0 d/.wh.secret\n- 0 d/.wh..wh..opq",
+		"link replaced under a path":  "d 755 a\nd 755 a/b\n- 600 a/b/x 1\nl 777 a OUTSIDE\n- 600 a/b/y 2\n- 600 a/secret 3",
+		"removal through a link":      "l 777 d OUTSIDE\nd 755 d/dir\n- 600 d/dir 1",
+		"mode through a hard link":    "l 777 l OUTSIDE/secret\nh 0 m l\n- 777 m stolen",
+		"attributes on a link":        "l 777 l;user.a=b OUTSIDE/secret",
+		"device through a link":       "l 777 d OUTSIDE\nc 666 d/secret 1,3",
+		"absolute name of the secret": "- 600 OUTSIDE/secret stolen",
+	} {
+		t.Run(name, func(t *testing.T) {
+			unpackBeside(t, strings.ReplaceAll(lines, "OUTSIDE", "../../outside"), fault.Internal)
+			unpackBeside(t, lines, fault.Internal)
+		})
+	}
+}
+
+// unpackBeside unpacks lines beside a directory, whose path stands for OUTSIDE,
+// and fails if anything there has changed. want is the kind of the error, and
+// Internal stands for none, or for one that blames the layer.
+func unpackBeside(t testing.TB, lines string, want fault.Kind) {
+	t.Helper()
+	top := t.TempDir()
+	outside := filepath.Join(top, "outside")
+	if err := os.MkdirAll(filepath.Join(outside, "dir"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"secret", "dir/file"} {
+		if err := os.WriteFile(filepath.Join(outside, name), []byte("secret"), 0o640); err != nil {
+			t.Fatal(err)
+		}
+	}
+	layer := filepath.Join(top, "layer")
+	if err := os.Mkdir(layer, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	before, err := measure(outside)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = unpack(t.Context(), bytes.NewReader(archiveOf(t, strings.ReplaceAll(lines, "OUTSIDE", outside))), layer)
+	if want != fault.Internal && !errors.Is(err, want) {
+		t.Errorf("error is %v, want one of kind %v", err, want)
+	}
+	if want == fault.Internal && err != nil && !errors.Is(err, fault.Invalid) {
+		t.Errorf("error is %v, want none or one of kind %v", err, fault.Invalid)
+	}
+	after, err := measure(outside)
+	if err != nil {
+		t.Fatal(err)
+	}
+	secret, err := os.ReadFile(filepath.Join(outside, "secret"))
+	if after != before || err != nil || string(secret) != "secret" {
+		t.Errorf("what is outside has changed: %q (err %v)", secret, err)
+	}
+	if names, _ := os.ReadDir(top); len(names) != 2 {
+		t.Errorf("beside the layer there is %v", names)
+	}
+}
+
+// FuzzUnpack unpacks entries written as archiveOf reads them: whatever they say,
+// nothing outside changes.
+func FuzzUnpack(f *testing.F) {
+	needRoot(f)
+	for _, seed := range []string{
+		"l 777 a OUTSIDE\n- 600 a/secret x",
+		"d 755 a\nl 777 a/b ../../outside\nh 0 c a/b\n- 600 c/secret x\n- 0 c/.wh.dir",
+		"- 600 ../outside/secret x",
+		"d 755 a\nl 777 b a\nl 777 a /OUTSIDE\n- 600 b/secret x\nd 700 a\nd 700 b\n- 0 b/.wh..wh..opq",
+		"h 0 a OUTSIDE/secret\n- 600 a x",
+		"l 777 a .\nl 777 a/a/b ..\n- 600 a/b/outside/secret x",
+	} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, lines string) {
+		var legal []string
+		for line := range strings.Lines(lines) {
+			hdr, _, ok := parseEntry(strings.TrimSpace(strings.ReplaceAll(line, "OUTSIDE", "/x")))
+			if !ok || tar.NewWriter(io.Discard).WriteHeader(hdr) != nil {
+				continue // no tar can say that
+			}
+			legal = append(legal, strings.TrimSpace(line))
+		}
+		if len(legal) > 50 {
+			t.Skip()
+		}
+		unpackBeside(t, strings.Join(legal, "\n"), fault.Internal)
+	})
+}
+
+// FuzzUnpackStream unpacks bytes: no input may do more than fail.
+func FuzzUnpackStream(f *testing.F) {
+	needRoot(f)
+	f.Add(archiveOf(f, "d 755 a\n- 644 a/b;user.x=y content\nl 777 c a\nh 0 d a/b\n- 0 .wh.e"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		dir := t.TempDir()
+		if _, err := unpack(t.Context(), bytes.NewReader(data), dir); err != nil {
+			return
+		}
+		if _, err := measure(dir); err != nil {
+			t.Errorf("unpacked tree cannot be walked: %v", err)
+		}
+	})
+}
