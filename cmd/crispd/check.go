@@ -113,7 +113,7 @@ func checkFiles(c *config.Config) []finding {
 	return []finding{
 		{"crisp-executor " + executor, executor != "", "it starts every container; it belongs beside crispd or in ../libexec/crisp", true},
 		{"crisp-podinit " + podinit, podinit != "", "pods that share their PID namespace cannot start; it belongs beside crispd or in ../libexec/crisp", false},
-		program("nft", "the default network cannot masquerade, and host ports of the portmap plugin may not work"),
+		program("nft", "the default network does not work: pods get no network without a configuration of the node's own"),
 		program("criu", "checkpoints cannot be made or restored"),
 		{"image policy " + policyPath(c), exists(policyPath(c)), "every image is accepted, signed or not", false},
 	}
@@ -144,20 +144,7 @@ func checkCNI(c *config.Config) []finding {
 	if !c.CNI.DefaultNetwork {
 		follows = "pods get no network, and the node is not ready, until there is one: cni.default_network is off"
 	}
-	list := []finding{{"network configuration in " + c.CNI.ConfDir, found, follows, false}}
-	if !c.CNI.DefaultNetwork || found {
-		return list
-	}
-	for _, plugin := range []string{"bridge", "host-local", "portmap", "bandwidth"} {
-		path := ""
-		for _, dir := range c.CNI.BinDirs {
-			if p := filepath.Join(dir, plugin); path == "" && exists(p) {
-				path = p
-			}
-		}
-		list = append(list, finding{"CNI plugin " + plugin + " " + path, path != "", "the default network does not work; it is searched in " + strings.Join(c.CNI.BinDirs, ", "), false})
-	}
-	return list
+	return []finding{{"network configuration in " + c.CNI.ConfDir, found, follows, false}}
 }
 
 func exists(path string) bool {

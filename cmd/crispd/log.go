@@ -19,7 +19,7 @@ import (
 func newLog(c config.Log) *slog.Logger {
 	var level slog.Level
 	_ = level.UnmarshalText([]byte(c.Level)) // config has checked it
-	options := &slog.HandlerOptions{Level: level}
+	options := &slog.HandlerOptions{Level: level, ReplaceAttr: readable}
 	var h slog.Handler = slog.NewJSONHandler(os.Stderr, options)
 	if c.Format == "text" || (c.Format == "auto" && term.IsTerminal(int(os.Stderr.Fd()))) {
 		h = slog.NewTextHandler(os.Stderr, options)
@@ -32,6 +32,14 @@ func newLog(c config.Log) *slog.Logger {
 	logrus.AddHook(bridge{log})
 	klog.SetSlogLogger(log)
 	return log
+}
+
+// readable writes durations as people read them; JSON would have nanoseconds.
+func readable(_ []string, a slog.Attr) slog.Attr {
+	if a.Value.Kind() == slog.KindDuration {
+		a.Value = slog.StringValue(a.Value.Duration().String())
+	}
+	return a
 }
 
 // A bridge carries logrus lines to slog. Libraries write variables into their
