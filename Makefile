@@ -31,7 +31,9 @@ all: deps ## build everything into bin/
 	$(foreach p,$(CNI_PLUGINS),CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-s -w" -o bin/cni/ github.com/containernetworking/plugins/plugins/$(p) &&) true
 
 demo: all ## run a web server as a pod and show it (root; DEMO_ONCE=1: end by itself)
-	$(GO) run -tags "$(TAGS)" ./test/demo -bin bin
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-s -w" -o bin/webserver ./test/webserver
+	@$(GO) build -tags "$(TAGS)" -o bin/demo ./test/demo
+	@bin/demo -bin bin
 
 test: all ## run every test, those that touch the kernel included (root)
 	@test "$$(id -u)" = 0 || { echo "make test: the kernel tests need root: run sudo make test"; exit 1; }

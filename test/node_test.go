@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -71,6 +72,9 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
+	// One script at a time: each looks at the whole kernel for what it left.
+	flag.Parse()
+	flag.Set("test.parallel", "1")
 	code := m.Run()
 	os.RemoveAll(scratch)
 	os.Exit(code)
