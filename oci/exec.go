@@ -50,7 +50,7 @@ func (c *Container) Exec(ctx context.Context, cfg ExecConfig) (*Exec, error) {
 		return nil, err
 	}
 	var reply wire.ExecReply
-	files, err := conn.Call(ctx, wire.MethodExec, wire.ExecRequest{
+	files, err := c.rt.link.callOn(ctx, conn, wire.MethodExec, wire.ExecRequest{
 		ID: c.id, Process: process, Env: cfg.Env,
 		Stdin: cfg.Stdin, TTY: cfg.TTY, Width: cfg.Width, Height: cfg.Height,
 	}, &reply)

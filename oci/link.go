@@ -3,7 +3,9 @@ package oci
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
+	"net"
 	"os"
 	"sync"
 	"time"
@@ -117,13 +119,22 @@ func (l *link) get(ctx context.Context) (Engine, error) {
 	}
 }
 
-// call is Engine.Call on the connection in force.
+// call is Engine.Call on the connection in force. Who gets fault.Unavailable may
+// try again at once: it comes when the connection is out of force.
 func (l *link) call(ctx context.Context, method string, req, reply any, send ...*os.File) ([]*os.File, error) {
 	conn, err := l.get(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return conn.Call(ctx, method, req, reply, send...)
+	return l.callOn(ctx, conn, method, req, reply, send...)
+}
+
+func (l *link) callOn(ctx context.Context, conn Engine, method string, req, reply any, send ...*os.File) ([]*os.File, error) {
+	files, err := conn.Call(ctx, method, req, reply, send...)
+	if errors.Is(err, fault.Unavailable) {
+		l.gone(ctx, conn)
+	}
+	return files, err
 }
 
 // again is call for what may be done twice: it outlasts one loss of the
@@ -135,10 +146,9 @@ func (l *link) again(ctx context.Context, method string, req any) error {
 		if gerr != nil {
 			return errors.Join(err, gerr)
 		}
-		if _, err = conn.Call(ctx, method, req, nil); !errors.Is(err, fault.Unavailable) {
+		if _, err = l.callOn(ctx, conn, method, req, nil); !errors.Is(err, fault.Unavailable) {
 			return err
 		}
-		l.gone(ctx, conn)
 	}
 	return err
 }
@@ -169,10 +179,9 @@ func (l *link) list(ctx context.Context) ([]wire.Info, error) {
 			return nil, errors.Join(err, gerr)
 		}
 		var infos []wire.Info
-		if _, err = conn.Call(ctx, wire.MethodList, nil, &infos); !errors.Is(err, fault.Unavailable) {
+		if _, err = l.callOn(ctx, conn, wire.MethodList, nil, &infos); !errors.Is(err, fault.Unavailable) {
 			return infos, err
 		}
-		l.gone(ctx, conn)
 	}
 	return nil, err
 }
@@ -186,7 +195,10 @@ func (l *link) close() error {
 	if conn == nil {
 		return nil
 	}
-	return conn.Close()
+	if err := conn.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
+		return fmt.Errorf("close executor's connection: %w", err)
+	}
+	return nil
 }
 
 // shutdown ends the executor, and with it the link.

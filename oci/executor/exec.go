@@ -40,6 +40,9 @@ func (x *Executor) exec(from *wire.Conn, req wire.ExecRequest) (_ *wire.ExecRepl
 	if err != nil {
 		return nil, nil, err
 	}
+	if !cgroups.IsCgroup2UnifiedMode() {
+		x.warmer.warm() // in v2, libcontainer starts it where it belongs
+	}
 	var spec specs.Process
 	if err := json.Unmarshal(req.Process, &spec); err != nil {
 		return nil, nil, fault.Invalid.Errorf("process in container %s: %w", c.ID, err)

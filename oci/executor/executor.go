@@ -69,6 +69,7 @@ type Executor struct {
 	listener *net.UnixListener
 	limits   limits
 	oom      *oomWatch
+	warmer   *warmer
 	gate     gate
 	starting atomic.Int32 // calls that are having libcontainer start a process
 	quit     chan struct{}
@@ -111,6 +112,7 @@ func assemble(o Options, lock *os.File, l *net.UnixListener) (*Executor, error) 
 		root:        filepath.Join(o.State, "executor"),
 		lock:        lock,
 		listener:    l,
+		warmer:      newWarmer(),
 		quit:        make(chan struct{}),
 		containers:  make(map[string]*container),
 		execs:       make(map[string]*execution),

@@ -19,6 +19,9 @@ func (x *Executor) Call(ctx context.Context, from *wire.Conn, call *wire.Call) (
 	case wire.MethodSubscribe:
 		x.subscribe(from)
 		return nil, nil, nil
+	case wire.MethodWarm:
+		x.warmer.warm()
+		return nil, nil, nil
 	case wire.MethodRun:
 		return withFiles(call, x.run)
 	case wire.MethodPodInit:

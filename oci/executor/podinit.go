@@ -18,6 +18,7 @@ import (
 // nothing in it: no capabilities, no user, no file but itself. The containers of
 // the pod can see its root through /proc/1/root.
 func (x *Executor) podInit(req wire.PodInitRequest) (*wire.RunReply, []*os.File, error) {
+	x.warmer.warm()
 	root, err := x.podRoot(req.Path)
 	if err != nil {
 		return nil, nil, fmt.Errorf("root of a pod's init: %w", err)

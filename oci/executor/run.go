@@ -23,6 +23,7 @@ import (
 
 // run is "run", see wire.RunRequest.
 func (x *Executor) run(req wire.RunRequest) (_ *wire.RunReply, files []*os.File, err error) {
+	x.warmer.warm()
 	var spec specs.Spec
 	if err := json.Unmarshal(req.Spec, &spec); err != nil {
 		return nil, nil, fault.Invalid.Errorf("spec of container %s: %w", req.ID, err)

@@ -250,7 +250,18 @@ func stopBySignal(f *fixture) {
 
 func stopByForce(f *fixture) {
 	sb := f.sandbox(nil)
-	c := f.start(sb, nil, "ignore-term", "sleep", "for-ever")
+	path := filepath.Join(f.TempDir(), "log")
+	c := f.start(sb, func(cfg *oci.ContainerConfig) { cfg.LogPath = path },
+		"ignore-term", "print", "ready", "sleep", "for-ever")
+	for wait := time.Millisecond; ; wait *= 2 {
+		if data, _ := os.ReadFile(path); strings.Contains(string(data), "ready") {
+			break
+		}
+		if wait > patience {
+			f.Fatal("container is never ready")
+		}
+		time.Sleep(wait)
+	}
 	f.ok(c.Stop(f.ctx(), unix.SIGTERM, 50*time.Millisecond))
 	f.exited(c, 137, "Error")
 	c = f.start(sb, nil, "sleep", "for-ever")

@@ -8,6 +8,7 @@ import (
 // The methods of the executor. What each takes and gives is said at its request.
 const (
 	MethodHello     = "hello"     // nil → HelloReply
+	MethodWarm      = "warm"      // nil → nil: a run will follow within some 100 ms; it will be quicker
 	MethodRun       = "run"       // RunRequest → RunReply + descriptors
 	MethodPodInit   = "podinit"   // PodInitRequest → RunReply + pidfd
 	MethodExec      = "exec"      // ExecRequest → ExecReply + descriptors

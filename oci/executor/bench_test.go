@@ -1,0 +1,127 @@
+package executor_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/oci/wire"
+)
+
+// Run these with CRISP_BIN set: the test binary is larger than the program.
+
+// BenchmarkRun is create+start alone; the ends are outside the clock.
+func BenchmarkRun(b *testing.B) {
+	n := start(b)
+	var took []time.Duration
+	for b.Loop() {
+		b.StopTimer()
+		c := n.request([]string{"sleep", "for-ever"})
+		b.StartTimer()
+		begin := time.Now()
+		c.held = n.call(wire.MethodRun, c.req, &c.reply)
+		took = append(took, time.Since(begin))
+		b.StopTimer()
+		c.signal(unix.SIGKILL, false)
+		c.wait()
+		c.drop()
+		c.delete()
+		os.RemoveAll(filepath.Dir(c.root))
+		b.StartTimer()
+	}
+	quantiles(b, took)
+	reportCPU(b, n)
+}
+
+// BenchmarkExec is an exec of a program that does nothing, and its wait.
+func BenchmarkExec(b *testing.B) {
+	n := start(b)
+	c := n.run([]string{"sleep", "for-ever"})
+	src := filepath.Join(b.TempDir(), "true.c")
+	if err := os.WriteFile(src, []byte("int main(void) { return 0; }"), 0o600); err != nil {
+		b.Fatal(err)
+	}
+	if out, err := exec.Command("gcc", "-static", "-Os", "-o", filepath.Join(c.root, "true"), src).CombinedOutput(); err != nil {
+		b.Fatalf("%v\n%s", err, out)
+	}
+	p, _ := json.Marshal(&specs.Process{Args: []string{"/true"}, Cwd: "/", Capabilities: &specs.LinuxCapabilities{}})
+	var took []time.Duration
+	for b.Loop() {
+		begin := time.Now()
+		e := c.exec(wire.ExecRequest{Process: p})
+		if code := e.wait(); code != 0 {
+			b.Fatalf("exit code %d", code)
+		}
+		took = append(took, time.Since(begin))
+		for _, f := range e.files {
+			f.Close()
+		}
+	}
+	quantiles(b, took)
+	reportCPU(b, n)
+}
+
+// reportCPU reports the CPU time of the executor and of the children that it has
+// reaped: unlike the clock, it hardly depends on what else the machine does.
+func reportCPU(b *testing.B, n *node) {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", n.cmd.Process.Pid))
+	if err != nil {
+		b.Fatal(err)
+	}
+	fields := strings.Fields(string(data[strings.LastIndexByte(string(data), ')')+1:]))
+	ticks := 0
+	for _, f := range fields[11:15] { // 14 to 17: utime stime cutime cstime
+		t, _ := strconv.Atoi(f)
+		ticks += t
+	}
+	b.ReportMetric(float64(ticks)*10/float64(b.N), "cpu-ms/op")
+}
+
+// BenchmarkMemory is the memory of the executor with 50 running containers.
+func BenchmarkMemory(b *testing.B) {
+	for b.Loop() {
+		n := start(b)
+		idle := pss(b, n.cmd.Process.Pid)
+		for range 50 {
+			n.run([]string{"sleep", "for-ever"})
+		}
+		time.Sleep(time.Second)
+		full := pss(b, n.cmd.Process.Pid)
+		b.ReportMetric(float64(idle)/1024, "MiB-idle")
+		b.ReportMetric(float64(full)/1024, "MiB-50")
+		b.ReportMetric(float64(full-idle)/50, "KiB/container")
+	}
+}
+
+func pss(b *testing.B, pid int) (kib int) {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
+	if err != nil {
+		b.Fatal(err)
+	}
+	for line := range strings.Lines(string(data)) {
+		fmt.Sscanf(line, "Pss: %d kB", &kib)
+	}
+	return kib
+}
+
+func quantiles(b *testing.B, took []time.Duration) {
+	if len(took) == 0 {
+		return
+	}
+	for i := range took {
+		for j := i; j > 0 && took[j] < took[j-1]; j-- {
+			took[j], took[j-1] = took[j-1], took[j]
+		}
+	}
+	b.ReportMetric(float64(took[len(took)/2].Microseconds())/1000, "ms-p50")
+	b.ReportMetric(float64(took[len(took)*9/10].Microseconds())/1000, "ms-p90")
+}

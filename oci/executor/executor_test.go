@@ -1,0 +1,450 @@
+package executor_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	_ "github.com/opencontainers/cgroups/devices"
+	"github.com/opencontainers/runc/libcontainer"
+	_ "github.com/opencontainers/runc/libcontainer/nsenter"
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/internal/crilog"
+	"github.com/crisp-cri/crisp/internal/noleaks"
+	"github.com/crisp-cri/crisp/oci/executor"
+	"github.com/crisp-cri/crisp/oci/wire"
+)
+
+// The test binary is an executor, too, when it is executed with these arguments,
+// and libcontainer's init. CRISP_BIN names a directory with the real programs.
+func init() {
+	if len(os.Args) < 2 {
+		return
+	}
+	switch os.Args[1] {
+	case "init":
+		libcontainer.Init()
+	case executor.BounceArg:
+		executor.Bounce(os.Args[2:])
+	case "--socket":
+		serve()
+	}
+}
+
+// serve is crisp-executor's main, in short.
+func serve() {
+	fail := func(err error) {
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+	}
+	if !executor.Sealed() {
+		self, err := executor.Seal("/proc/self/exe")
+		fail(err)
+		fail(executor.Execute(self, os.Args, os.Environ()))
+	}
+	fail(unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
+	fail(os.Chdir("/"))
+	open := executor.New
+	if executor.Resuming() {
+		open = executor.Resume
+	}
+	x, err := open(executor.Options{Socket: os.Args[2], State: os.Args[4], Version: "test",
+		Log: slog.New(slog.NewTextHandler(os.Stderr, nil))})
+	fail(err)
+	fail(x.Serve())
+	os.Exit(0)
+}
+
+// programs are made once for all tests.
+var programs struct{ testbin, podinit, executor string }
+
+func TestMain(m *testing.M) {
+	dir, err := os.MkdirTemp("", "crisp-executor-test")
+	if err == nil {
+		err = build(dir)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	code := m.Run()
+	os.RemoveAll(dir)
+	os.Exit(code)
+}
+
+func build(dir string) error {
+	programs.testbin = filepath.Join(dir, "testbin")
+	cmd := exec.Command("go", "build", "-o", programs.testbin, "github.com/crisp-cri/crisp/internal/testbin")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("build testbin: %w\n%s", err, out)
+	}
+	if bin := os.Getenv("CRISP_BIN"); bin != "" {
+		programs.executor, programs.podinit = filepath.Join(bin, "crisp-executor"), filepath.Join(bin, "crisp-podinit")
+		return nil
+	}
+	programs.podinit = filepath.Join(dir, "crisp-podinit")
+	if out, err := exec.Command("gcc", "-Os", "-s", "-static", "-nostartfiles", "-o", programs.podinit, "../podinit/podinit.c").CombinedOutput(); err != nil {
+		return fmt.Errorf("build crisp-podinit: %w\n%s", err, out)
+	}
+	var err error
+	programs.executor, err = os.Executable()
+	return err
+}
+
+// A node is an executor with what its containers need, for one test.
+type node struct {
+	t      testing.TB
+	dir    string // state, roots, logs
+	cmd    *exec.Cmd
+	client *wire.Client
+	exits  chan wire.Exit
+	ooms   chan string
+	next   int
+	cgroup string
+}
+
+// start starts an executor that is gone at the end of the test, with all it ran.
+func start(t testing.TB) *node {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Skip("needs root: runs containers")
+	}
+	// Processes are found by end: all of ours are in n.cgroup, or it is n.cmd.
+	before, err := noleaks.Take()
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := &node{t: t, dir: t.TempDir()}
+	n.cgroup = "/crisp-test-" + strconv.Itoa(os.Getpid()) + "-" + strconv.FormatInt(time.Now().UnixNano()%1e9, 36)
+	t.Cleanup(func() { before.Check(t) })
+	t.Cleanup(n.end)
+	n.launch()
+	return n
+}
+
+func (n *node) socket() string { return filepath.Join(n.dir, "executor.sock") }
+
+// launch starts the executor process and connects.
+func (n *node) launch() {
+	n.t.Helper()
+	n.cmd = exec.Command(programs.executor, "--socket", n.socket(), "--state", n.dir)
+	n.cmd.Args[0] = "crisp-executor"
+	n.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	n.cmd.Dir = "/"
+	if testing.Verbose() {
+		n.cmd.Stderr = os.Stderr
+	}
+	if err := n.cmd.Start(); err != nil {
+		n.t.Fatal(err)
+	}
+	n.connect()
+}
+
+// connect connects and subscribes; the executor may still be starting.
+func (n *node) connect() {
+	n.t.Helper()
+	deadline := time.Now().Add(20 * time.Second)
+	for {
+		c, err := wire.Dial(n.t.Context(), n.socket())
+		if err == nil {
+			if _, err = c.Call(n.t.Context(), wire.MethodSubscribe, nil, nil); err == nil {
+				n.client = c
+				break
+			}
+			c.Close()
+		}
+		if time.Now().After(deadline) {
+			n.t.Fatal(err)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	exits, ooms := make(chan wire.Exit, 100), make(chan string, 100)
+	n.exits, n.ooms = exits, ooms
+	events := n.client.Events()
+	go func() {
+		for e := range events {
+			switch e.Kind {
+			case wire.EventExit:
+				exits <- *e.Exit
+			case wire.EventOOM:
+				ooms <- e.ID
+			}
+		}
+	}()
+}
+
+// end removes every container and the executor.
+func (n *node) end() {
+	n.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	var all []wire.Info
+	if _, err := n.client.Call(ctx, wire.MethodList, nil, &all); err != nil {
+		n.t.Error(err)
+	}
+	for _, c := range all {
+		if c.Exit == nil {
+			if _, err := n.client.Call(ctx, wire.MethodSignal, wire.SignalRequest{ID: c.ID, Signal: int(unix.SIGKILL), All: true}, nil); err != nil {
+				n.t.Error(err)
+			}
+			n.waitExit(c.ID)
+		}
+		if _, err := n.client.Call(ctx, wire.MethodDelete, wire.Ref{ID: c.ID}, nil); err != nil {
+			n.t.Error(err)
+		}
+	}
+	if _, err := n.client.Call(ctx, wire.MethodShutdown, nil, nil); err != nil {
+		n.t.Error(err)
+	}
+	n.client.Close()
+	if err := n.cmd.Wait(); err != nil {
+		n.t.Errorf("executor: %v", err)
+	}
+	if _, err := os.Stat(n.socket()); err == nil {
+		n.t.Error("the socket is still there")
+	}
+	if names, _ := os.ReadDir(filepath.Join(n.dir, "executor")); len(names) > 0 {
+		n.t.Errorf("libcontainer's state is still there: %v", names)
+	}
+	dirs, _ := filepath.Glob("/sys/fs/cgroup/*" + n.cgroup)
+	for _, dir := range append(dirs, "/sys/fs/cgroup"+n.cgroup) {
+		if err := unix.Rmdir(dir); err != nil && err != unix.ENOENT {
+			n.t.Errorf("cgroup %s: %v", dir, err)
+		}
+	}
+}
+
+func (n *node) call(method string, req, reply any, send ...*os.File) []*os.File {
+	n.t.Helper()
+	files, err := n.client.Call(n.t.Context(), method, req, reply, send...)
+	if err != nil {
+		n.t.Fatalf("%s: %v", method, err)
+	}
+	return files
+}
+
+func (n *node) fails(kind error, method string, req any) error {
+	n.t.Helper()
+	files, err := n.client.Call(n.t.Context(), method, req, nil)
+	for _, f := range files {
+		f.Close()
+	}
+	if err == nil || kind != nil && !errors.Is(err, kind) {
+		n.t.Errorf("%s gave %v, want an error of kind %v", method, err, kind)
+	}
+	return err
+}
+
+// An option changes a container before it is run.
+type option func(*wire.RunRequest, *specs.Spec)
+
+// A box is a container of a test.
+type box struct {
+	*node
+	id    string
+	log   string
+	exit  string
+	root  string
+	req   wire.RunRequest
+	reply wire.RunReply
+	held  []*os.File
+}
+
+// request makes the request for a container that runs testbin with args.
+func (n *node) request(args []string, options ...option) *box {
+	n.t.Helper()
+	n.next++
+	b := &box{node: n, id: fmt.Sprintf("c%d", n.next)}
+	dir := filepath.Join(n.dir, "c", b.id)
+	b.root, b.log, b.exit = filepath.Join(dir, "root"), filepath.Join(dir, "0.log"), filepath.Join(dir, "exit.json")
+	for _, d := range []string{"proc", "dev", "tmp", "sys"} {
+		if err := os.MkdirAll(filepath.Join(b.root, d), 0o755); err != nil {
+			n.t.Fatal(err)
+		}
+	}
+	if err := os.Link(programs.testbin, filepath.Join(b.root, "testbin")); err != nil {
+		n.t.Fatal(err)
+	}
+	caps := []string{"CAP_KILL", "CAP_CHOWN", "CAP_SETUID"}
+	spec := &specs.Spec{
+		Version: specs.Version,
+		Root:    &specs.Root{Path: b.root},
+		Process: &specs.Process{
+			Args: append([]string{"/testbin"}, args...), Cwd: "/", Env: []string{"PATH=/"},
+			Capabilities:    &specs.LinuxCapabilities{Bounding: caps, Effective: caps, Permitted: caps},
+			NoNewPrivileges: true,
+		},
+		Mounts: []specs.Mount{
+			{Destination: "/proc", Type: "proc", Source: "proc"},
+			{Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "mode=755", "size=64k"}},
+			{Destination: "/dev/pts", Type: "devpts", Source: "devpts", Options: []string{"nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620"}},
+		},
+		Linux: &specs.Linux{
+			CgroupsPath: n.cgroup + "/" + b.id,
+			Namespaces: []specs.LinuxNamespace{
+				{Type: specs.PIDNamespace}, {Type: specs.MountNamespace}, {Type: specs.IPCNamespace}, {Type: specs.UTSNamespace},
+			},
+		},
+	}
+	b.req = wire.RunRequest{ID: b.id, LogPath: b.log, ExitPath: b.exit}
+	for _, o := range options {
+		o(&b.req, spec)
+	}
+	data, err := json.Marshal(spec)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	b.req.Spec = data
+	return b
+}
+
+// run runs testbin with args in a container.
+func (n *node) run(args []string, options ...option) *box {
+	n.t.Helper()
+	b := n.request(args, options...)
+	b.held = n.call(wire.MethodRun, b.req, &b.reply)
+	n.t.Cleanup(b.drop)
+	return b
+}
+
+// drop closes what crispd would hold.
+func (b *box) drop() {
+	for _, f := range b.held {
+		f.Close()
+	}
+	b.held = nil
+}
+
+// waitExit waits for a container's exit event.
+func (n *node) waitExit(id string) wire.Exit {
+	n.t.Helper()
+	timeout := time.After(30 * time.Second)
+	for {
+		select {
+		case e := <-n.exits:
+			if e.ID == id {
+				return e
+			}
+		case <-timeout:
+			n.t.Fatalf("container %s has not exited", id)
+		}
+	}
+}
+
+func (b *box) wait() wire.Exit { b.t.Helper(); return b.waitExit(b.id) }
+
+func (b *box) delete() { b.t.Helper(); b.call(wire.MethodDelete, wire.Ref{ID: b.id}, nil) }
+
+func (b *box) signal(sig unix.Signal, all bool) {
+	b.t.Helper()
+	b.call(wire.MethodSignal, wire.SignalRequest{ID: b.id, Signal: int(sig), All: all}, nil)
+}
+
+// output returns what stands in the log for a stream.
+func (b *box) output(stream string) string {
+	b.t.Helper()
+	data, err := os.ReadFile(b.log)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return joined(b.t, data, stream)
+}
+
+func joined(t testing.TB, log []byte, stream string) string {
+	t.Helper()
+	var out bytes.Buffer
+	for line := range bytes.Lines(log) {
+		r, err := crilog.Parse(line)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r.Stream == stream {
+			out.Write(r.Content)
+			if !r.Partial {
+				out.WriteByte('\n')
+			}
+		}
+	}
+	return out.String()
+}
+
+// says waits until the log has the text.
+func (b *box) says(text string) {
+	b.t.Helper()
+	eventually(b.t, func() bool { return strings.Contains(b.output(crilog.Stdout), text) }, "log has no %q", text)
+}
+
+func eventually(t testing.TB, ok func() bool, format string, args ...any) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf(format, args...)
+		}
+	}
+}
+
+// process is a specs.Process that runs testbin.
+func process(args ...string) json.RawMessage {
+	data, _ := json.Marshal(&specs.Process{Args: append([]string{"/testbin"}, args...), Cwd: "/", Env: []string{"PATH=/"},
+		Capabilities: &specs.LinuxCapabilities{}})
+	return data
+}
+
+// An execed is an exec of a test.
+type execed struct {
+	*box
+	wire.ExecReply
+	files map[string]*os.File
+}
+
+func (b *box) exec(req wire.ExecRequest) *execed {
+	b.t.Helper()
+	req.ID = b.id
+	e := &execed{box: b, files: make(map[string]*os.File)}
+	for _, f := range b.call(wire.MethodExec, req, &e.ExecReply) {
+		e.files[f.Name()] = f
+		b.t.Cleanup(func() { f.Close() })
+	}
+	return e
+}
+
+func (e *execed) wait() int32 {
+	e.t.Helper()
+	var reply wire.ExecWaitReply
+	e.call(wire.MethodExecWait, wire.ExecRef{ExecID: e.ExecID}, &reply)
+	return reply.Code
+}
+
+// line reads one line.
+func line(t testing.TB, f *os.File) string {
+	t.Helper()
+	f.SetReadDeadline(time.Now().Add(20 * time.Second))
+	s, err := bufio.NewReader(f).ReadString('\n')
+	if err != nil {
+		t.Fatalf("%s: %v after %q", f.Name(), err, s)
+	}
+	return s
+}
+
+// alive tells whether a process is there and not a zombie.
+func alive(pid int) bool {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	return err == nil && !strings.Contains(string(data), ") Z ")
+}

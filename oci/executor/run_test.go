@@ -1,0 +1,101 @@
+package executor_test
+
+import (
+	"encoding/json"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/crisp-cri/crisp/internal/crilog"
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/oci/wire"
+)
+
+func TestRun(t *testing.T) {
+	n := start(t)
+	b := n.run([]string{"print", "out", "eprint", "err", "exit", "7"})
+	e := b.wait()
+	if e.Code != 7 || e.Reason != wire.ReasonError || e.OOMKilled || e.At.Before(b.reply.StartedAt) {
+		t.Errorf("exit is %+v, started at %v", e, b.reply.StartedAt)
+	}
+	if out, err := b.output(crilog.Stdout), b.output(crilog.Stderr); out != "out\n" || err != "err\n" {
+		t.Errorf("log has %q and %q", out, err)
+	}
+	data, err := os.ReadFile(b.exit)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var record wire.Exit
+	if err := json.Unmarshal(data, &record); err != nil || record.Code != 7 || record.ID != b.id || !record.At.Equal(e.At) {
+		t.Errorf("exit.json is %s (%v), event was %+v", data, err, e)
+	}
+	var all []wire.Info
+	n.call(wire.MethodList, nil, &all)
+	if len(all) != 1 || all[0].Exit == nil || all[0].Exit.Code != 7 || all[0].Pid != b.reply.Pid {
+		t.Errorf("list is %+v", all)
+	}
+	b.delete()
+	b.delete() // CRI's removals are idempotent
+	if n.call(wire.MethodList, nil, &all); len(all) != 0 {
+		t.Errorf("list after delete is %+v", all)
+	}
+}
+
+func TestExitBySignal(t *testing.T) {
+	n := start(t)
+	b := n.run([]string{"sleep", "for-ever"})
+	n.fails(fault.WrongState, wire.MethodDelete, wire.Ref{ID: b.id})
+	n.fails(fault.Exists, wire.MethodRun, b.req)
+	n.fails(fault.WrongState, wire.MethodShutdown, nil)
+	b.signal(9, false)
+	if e := b.wait(); e.Code != 137 || e.Reason != wire.ReasonError {
+		t.Errorf("exit is %+v", e)
+	}
+	b.signal(15, false) // has exited: no error
+	n.fails(fault.WrongState, wire.MethodExec, wire.ExecRequest{ID: b.id, Process: process()})
+	n.fails(fault.WrongState, wire.MethodReopenLog, wire.Ref{ID: b.id})
+	n.fails(fault.NotFound, wire.MethodSignal, wire.SignalRequest{ID: "nobody", Signal: 9})
+}
+
+// What users see when a program is not there, and that a failed start leaves
+// nothing and the next one succeeds.
+func TestStartErrors(t *testing.T) {
+	n := start(t)
+	args := func(a ...string) option {
+		return func(_ *wire.RunRequest, s *specs.Spec) { s.Process.Args = a }
+	}
+	for _, tt := range []struct {
+		option option
+		want   string
+	}{
+		{args("nosuch"), `exec: "nosuch": executable file not found in $PATH`},
+		{args("/nosuch"), `exec: "/nosuch": stat /nosuch: no such file or directory`},
+		{args("/proc"), `exec: "/proc": is a directory`},
+		{func(_ *wire.RunRequest, s *specs.Spec) {
+			s.Mounts = append(s.Mounts, specs.Mount{Destination: "/mnt", Type: "bind", Source: "/nosuch-source", Options: []string{"bind"}})
+		}, "/nosuch-source"},
+	} {
+		b := n.request([]string{"exit", "0"}, tt.option)
+		err := n.fails(nil, wire.MethodRun, b.req)
+		if err == nil {
+			continue
+		}
+		if !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("error is %q, want %q in it", err, tt.want)
+		}
+		if strings.Contains(err.Error(), "unable to start") || strings.Contains(err.Error(), "runc") {
+			t.Errorf("error %q is too long", err)
+		}
+		var spec specs.Spec
+		json.Unmarshal(b.req.Spec, &spec)
+		spec.Process.Args, spec.Mounts = []string{"/testbin", "exit", "3"}, spec.Mounts[:3]
+		b.req.Spec, _ = json.Marshal(spec)
+		n.call(wire.MethodRun, b.req, nil)
+		if e := b.wait(); e.Code != 3 {
+			t.Errorf("exit of the retry is %+v", e)
+		}
+		b.delete()
+	}
+}

@@ -1,0 +1,111 @@
+package executor
+
+import (
+	"bufio"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opencontainers/cgroups"
+)
+
+// Moving a process between cgroups takes a lock whose first taker waits for an RCU
+// grace period, some 10 ms: more than all the rest of a start. Those who come within
+// the next few milliseconds find it open (cgroup_threadgroup_rwsem is a per-CPU
+// semaphore; kernel/rcu/sync.c). The mount option favordynmods keeps it open for
+// good, at the cost of every fork on the machine. A warmer keeps it open only
+// while containers are being started, by moving the executor to where it already
+// is, which takes some 20 µs when the lock is warm. The first wait thus overlaps
+// with what precedes libcontainer's move, or with crispd's preparations
+// (wire.MethodWarm).
+type warmer struct {
+	procs *os.File // cgroup.procs of our own cgroup; nil if there is none
+
+	mu    sync.Mutex
+	until time.Time // guarded by mu
+	runs  bool      // guarded by mu
+}
+
+const (
+	warmFor   = 300 * time.Millisecond // after the latest start
+	warmEvery = 4 * time.Millisecond   // well within what the kernel stays warm
+)
+
+// newWarmer opens our own cgroup in any hierarchy: the lock is the same for all.
+func newWarmer() *warmer {
+	f, err := os.Open("/proc/self/mountinfo")
+	if err != nil {
+		return &warmer{}
+	}
+	defer f.Close()
+	own, err := cgroups.ParseCgroupFile("/proc/self/cgroup")
+	if err != nil {
+		return &warmer{}
+	}
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		// proc_pid_mountinfo(5): field 4 is the root, 5 the mount point; the type
+		// and the super options follow the dash.
+		left, right, _ := strings.Cut(lines.Text(), " - ")
+		fields, super := strings.Fields(left), strings.Fields(right)
+		if len(fields) < 5 || len(super) < 3 || fields[3] != "/" {
+			continue
+		}
+		switch super[0] {
+		case "cgroup2":
+			if procs := openProcs(fields[4], own[""]); procs != nil {
+				return &warmer{procs: procs}
+			}
+		case "cgroup":
+			for controller, path := range own {
+				if controller != "" && strings.Contains(","+super[2]+",", ","+controller+",") {
+					if procs := openProcs(fields[4], path); procs != nil {
+						return &warmer{procs: procs}
+					}
+				}
+			}
+		}
+	}
+	return &warmer{}
+}
+
+func openProcs(mount, path string) *os.File {
+	fd, err := unix.Open(filepath.Join(mount, path, "cgroup.procs"), unix.O_WRONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil
+	}
+	return os.NewFile(uintptr(fd), "cgroup.procs")
+}
+
+// warm has the lock kept warm for a while from now on. It does not wait.
+func (w *warmer) warm() {
+	if w.procs == nil {
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.until = time.Now().Add(warmFor)
+	if !w.runs {
+		w.runs = true
+		go w.loop()
+	}
+}
+
+func (w *warmer) loop() {
+	tick := time.NewTicker(warmEvery)
+	defer tick.Stop()
+	for {
+		_, err := w.procs.Write([]byte("0"))
+		w.mu.Lock()
+		if err != nil || time.Now().After(w.until) {
+			w.runs = false
+			w.mu.Unlock()
+			return
+		}
+		w.mu.Unlock()
+		<-tick.C
+	}
+}

@@ -1,0 +1,279 @@
+package oci_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/checkpoint"
+	"github.com/crisp-cri/crisp/oci"
+	"github.com/crisp-cri/crisp/oci/ocitest"
+)
+
+// A kernelNode is this machine, with an executor of the test's own.
+type kernelNode struct {
+	bin, testbin string
+	dir          string
+	root, state  string
+	rootfs       string
+
+	mu  sync.Mutex
+	ids []string // of all that was made on it; guarded by mu
+}
+
+// scratch is for what all tests share.
+var scratch string
+
+func TestMain(m *testing.M) {
+	var err error
+	if scratch, err = os.MkdirTemp("", "crisp-oci-"); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	code := m.Run()
+	os.RemoveAll(scratch)
+	os.Exit(code)
+}
+
+// programs returns where the executor, the pod init and testbin are: made by
+// `make` (CRISP_BIN), or made now.
+var programs = sync.OnceValues(func() (bin string, err error) {
+	build := func(args ...string) {
+		if err != nil {
+			return
+		}
+		cmd := exec.Command(args[0], args[1:]...)
+		cmd.Dir = ".."
+		cmd.Env = os.Environ()
+		if args[0] == "go" && args[len(args)-1] == "./internal/testbin" {
+			cmd.Env = append(cmd.Env, "CGO_ENABLED=0")
+		}
+		if out, berr := cmd.CombinedOutput(); berr != nil {
+			err = fmt.Errorf("%v: %w\n%s", args, berr, out)
+		}
+	}
+	if bin = os.Getenv("CRISP_BIN"); bin == "" {
+		bin = scratch
+		build("go", "build", "-tags", "seccomp containers_image_openpgp", "-o", bin+"/", "./cmd/crisp-executor")
+		build("gcc", "-Os", "-s", "-static", "-nostartfiles", "-o", bin+"/crisp-podinit", "oci/podinit/podinit.c")
+	}
+	build("go", "build", "-ldflags", "-s -w", "-o", filepath.Join(scratch, "testbin"), "./internal/testbin")
+	return bin, err
+})
+
+func newKernelNode(t *testing.T) *kernelNode {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	bin, err := programs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Not t.TempDir: a socket's path has 108 bytes at most (unix(7)).
+	dir, err := os.MkdirTemp("", "crisp-oci-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := &kernelNode{bin: bin, dir: dir, root: filepath.Join(dir, "root"), state: filepath.Join(dir, "state"), rootfs: filepath.Join(dir, "rootfs")}
+	t.Cleanup(func() {
+		if t.Failed() {
+			log, _ := os.ReadFile(filepath.Join(n.state, "executor.log"))
+			t.Logf("executor.log:\n%s", log)
+			n.clear(t)
+		}
+		n.noLeaks(t)
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	for _, sub := range []string{"proc", "dev", "sys", "tmp"} {
+		if err := os.MkdirAll(filepath.Join(n.rootfs, sub), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Link(filepath.Join(scratch, "testbin"), filepath.Join(n.rootfs, "testbin")); err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// clear takes away what a test that failed has left, so that it fails alone.
+func (n *kernelNode) clear(t *testing.T) {
+	ctx := context.WithoutCancel(t.Context()) // which has ended
+	r, err := oci.Open(ctx, n.options(t))
+	if err != nil {
+		t.Log(err)
+		return
+	}
+	t.Log(errors.Join(r.Shutdown(ctx), r.Close()))
+}
+
+func (n *kernelNode) options(t testing.TB) oci.Options {
+	log := slog.New(slog.NewTextHandler(t.Output(), nil))
+	records, err := checkpoint.Open(n.root, log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return oci.Options{
+		Root: n.root, State: n.state, Records: records, Rebooted: records.Boot().Rebooted(),
+		Executor: filepath.Join(n.bin, "crisp-executor"), PodInit: filepath.Join(n.bin, "crisp-podinit"), Log: log,
+		OnEvent: n.note,
+	}
+}
+
+func (n *kernelNode) note(e oci.Event) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	switch {
+	case e.Container != nil && e.Kind == oci.ContainerCreated:
+		n.ids = append(n.ids, e.Container.ID())
+	case e.Kind == oci.SandboxCreated:
+		n.ids = append(n.ids, e.Sandbox.ID())
+	}
+}
+
+// noLeaks fails the test for each mount, cgroup and process that is left of the
+// node. Other instances may live on the machine meanwhile.
+func (n *kernelNode) noLeaks(t *testing.T) {
+	n.mu.Lock()
+	marks := append([]string{n.dir}, n.ids...)
+	n.mu.Unlock()
+	marked := func(s string) bool {
+		return slices.ContainsFunc(marks, func(mark string) bool { return strings.Contains(s, mark) })
+	}
+	var left []string
+	for wait := time.Millisecond; wait < 4*time.Second; wait *= 2 {
+		left = nil
+		data, err := os.ReadFile("/proc/self/mountinfo")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(string(data)) {
+			if marked(line) {
+				left = append(left, "mount "+line)
+			}
+		}
+		_ = filepath.WalkDir("/sys/fs/cgroup", func(path string, d fs.DirEntry, err error) error {
+			if err == nil && d.IsDir() && marked(path) {
+				left = append(left, "cgroup "+path)
+			}
+			return nil // what is gone meanwhile is none of ours
+		})
+		procs, _ := filepath.Glob("/proc/[0-9]*")
+		for _, proc := range procs {
+			for _, file := range []string{"cmdline", "cgroup"} {
+				if data, err := os.ReadFile(filepath.Join(proc, file)); err == nil && marked(string(data)) {
+					left = append(left, fmt.Sprintf("process %s: %q", proc, data))
+				}
+			}
+		}
+		if len(left) == 0 {
+			return
+		}
+		time.Sleep(wait) // who was killed may not be reaped yet
+	}
+	t.Errorf("left behind:\n%s", strings.Join(left, "\n"))
+}
+
+// Open implements ocitest.Node.
+func (n *kernelNode) Open(t testing.TB) *oci.Runtime {
+	t.Helper()
+	return ocitest.Open(t, n.options(t))
+}
+
+// Spec implements ocitest.Node.
+func (n *kernelNode) Spec(args ...string) *specs.Spec {
+	spec := ocitest.Spec(args...)
+	spec.Root.Path = n.rootfs
+	spec.Process.Env = []string{"PATH=/"}
+	spec.Mounts = []specs.Mount{
+		{Destination: "/proc", Type: "proc", Source: "proc"},
+		{Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: []string{"mode=755"}},
+		{Destination: "/dev/pts", Type: "devpts", Source: "devpts", Options: []string{"newinstance", "ptmxmode=0666"}},
+	}
+	spec.Linux.Namespaces = append(spec.Linux.Namespaces, specs.LinuxNamespace{Type: specs.MountNamespace})
+	return spec
+}
+
+// Processes implements ocitest.Node: it counts those whose cgroup names the
+// container.
+func (n *kernelNode) Processes(_ testing.TB, c *oci.Container) int {
+	count := 0
+	paths, _ := filepath.Glob("/proc/[0-9]*/cgroup")
+	for _, path := range paths {
+		data, err := os.ReadFile(path)
+		stat, serr := os.ReadFile(filepath.Join(filepath.Dir(path), "stat"))
+		zombie := serr != nil || strings.Contains(string(stat), ") Z ") || strings.Contains(string(stat), ") X ")
+		if err == nil && !zombie && strings.Contains(string(data), c.ID()) {
+			count++
+		}
+	}
+	return count
+}
+
+// executor returns the pid of the node's executor.
+func (n *kernelNode) executor(t testing.TB) int {
+	t.Helper()
+	paths, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, path := range paths {
+		data, err := os.ReadFile(path)
+		if err == nil && strings.Contains(string(data), "\x00"+filepath.Join(n.state, "executor.sock")+"\x00") {
+			pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			return pid
+		}
+	}
+	t.Fatal("there is no executor")
+	return 0
+}
+
+// CrashExecutor implements ocitest.Node.
+func (n *kernelNode) CrashExecutor(t testing.TB) {
+	t.Helper()
+	pid := n.executor(t)
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil {
+		t.Fatal(err)
+	}
+	// A pidfd is readable when its process has ended (pidfd_open(2)).
+	poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+	for {
+		got, err := unix.Poll(poll, int((30 * time.Second).Milliseconds()))
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil || got != 1 {
+			t.Fatalf("executor does not end (err %v)", err)
+		}
+		return
+	}
+}
+
+// The real executor keeps the contract.
+func TestSuiteOnKernel(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	ocitest.Suite(t, func(t *testing.T) ocitest.Node { return newKernelNode(t) })
+}
