@@ -44,8 +44,14 @@ var eventType = map[oci.EventKind]cri.ContainerEventType{
 // gets an object learns of it by the answer first.
 func (e *Events) Publish(ev oci.Event) {
 	s := e.server.Load()
+	if s == nil {
+		return
+	}
+	if ev.Kind == oci.ContainerOOM {
+		s.ooms.add(ev.Container.ID())
+	}
 	typ, known := eventType[ev.Kind]
-	if s == nil || !known {
+	if !known {
 		return
 	}
 	switch {
@@ -56,6 +62,7 @@ func (e *Events) Publish(ev oci.Event) {
 		if ev.Kind == oci.ContainerRemoved {
 			s.index.containers.Delete(ev.Container.ID())
 			s.cpu.forget(ev.Container.ID())
+			s.ooms.forget(ev.Container.ID())
 		}
 	case ev.Sandbox != nil:
 		if !s.sandboxes.isHidden(ev.Sandbox.ID()) {

@@ -70,7 +70,7 @@ func (s *Server) ForwardStream(ctx context.Context, sandbox string, port int32, 
 	case <-time.After(forwardGrace):
 	}
 	if ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
-		err = nil
+		return nil // the client has gone
 	}
 	return errors.Join(received, err)
 }

@@ -120,6 +120,7 @@ type Server struct {
 	containers *creations // CreateContainer in flight
 	tasks      tasks      // stops and removals in flight
 	cpu        cpuRates
+	ooms       oomCount
 
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc

@@ -1,0 +1,229 @@
+package server
+
+import (
+	"golang.org/x/sys/unix"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/network"
+	"github.com/crisp-cri/crisp/oci"
+)
+
+// A metric is one of those that the kubelet used to take from cadvisor, under
+// the names that dashboards know. CRI carries whole numbers only: what is in
+// seconds by its name loses its fraction.
+type metric struct {
+	name, help string
+	labels     []string // beyond baseLabels
+	kind       cri.MetricType
+	values     func(*sample) []point
+}
+
+// A point is a value and its labels beyond the base ones.
+type point struct {
+	labels []string
+	value  uint64
+}
+
+// A sample is what is known about a container at one time, or for the metrics
+// of the network about a sandbox.
+type sample struct {
+	stats     oci.Stats
+	status    oci.Status
+	limits    *cri.LinuxContainerResources
+	processes processCount
+	fs        unix.Statfs_t // that the writable layer is on
+	used      uint64        // bytes of the writable layer
+	ooms      uint64
+	net       []network.InterfaceStats
+}
+
+// baseLabels are on every metric; a metric of a whole pod leaves empty what
+// concerns a container.
+var baseLabels = []string{"container", "id", "image", "name", "namespace", "pod"}
+
+const (
+	counter = cri.MetricType_COUNTER
+	gauge   = cri.MetricType_GAUGE
+)
+
+// one is the function of a metric without labels of its own.
+func one(value func(*sample) uint64) func(*sample) []point {
+	return func(s *sample) []point { return []point{{value: value(s)}} }
+}
+
+// total is the function of a metric that cadvisor splits up and we do not: its
+// label says so.
+func total(label string, value func(*sample) uint64) func(*sample) []point {
+	return func(s *sample) []point { return []point{{[]string{label}, value(s)}} }
+}
+
+// perInterface is the function of a metric of the network.
+func perInterface(value func(network.InterfaceStats) uint64) func(*sample) []point {
+	return func(s *sample) []point {
+		var list []point
+		for _, i := range s.net {
+			list = append(list, point{[]string{i.Name}, value(i)})
+		}
+		return list
+	}
+}
+
+// stalled is the function of a metric of pressure; the kernel counts
+// microseconds, and on cgroup v1 nothing.
+func stalled(psi func(*sample) *oci.PSI, line func(*oci.PSI) oci.PSIData) func(*sample) []point {
+	return func(s *sample) []point {
+		p := psi(s)
+		if p == nil {
+			return nil
+		}
+		return []point{{value: line(p).Total / 1e6}}
+	}
+}
+
+func some(p *oci.PSI) oci.PSIData { return p.Some }
+func full(p *oci.PSI) oci.PSIData { return p.Full }
+
+const nano = 1e9
+
+// limit is a limit of memory as cadvisor shows it: 0 for none.
+func limit(v int64) uint64 { return uint64(max(v, 0)) }
+
+// containerMetrics are the metrics of each container. The hugetlb ones that
+// cadvisor has are left out: nothing here reads that controller.
+var containerMetrics = []metric{
+	{"container_cpu_user_seconds_total", "CPU time spent in user mode, in seconds.", nil, counter,
+		one(func(s *sample) uint64 { return s.stats.CPU.UserNs / nano })},
+	{"container_cpu_system_seconds_total", "CPU time spent in the kernel, in seconds.", nil, counter,
+		one(func(s *sample) uint64 { return s.stats.CPU.SystemNs / nano })},
+	{"container_cpu_usage_seconds_total", "CPU time spent, in seconds.", []string{"cpu"}, counter,
+		total("total", func(s *sample) uint64 { return s.stats.CPU.UsageNs / nano })},
+	{"container_cpu_cfs_periods_total", "Periods in which the CPU quota was enforced.", nil, counter,
+		one(func(s *sample) uint64 { return s.stats.CPU.Periods })},
+	{"container_cpu_cfs_throttled_periods_total", "Periods in which the CPU quota was used up.", nil, counter,
+		one(func(s *sample) uint64 { return s.stats.CPU.ThrottledPeriods })},
+	{"container_cpu_cfs_throttled_seconds_total", "Time for which the CPU quota was used up, in seconds.", nil, counter,
+		one(func(s *sample) uint64 { return s.stats.CPU.ThrottledNs / nano })},
+
+	{"container_memory_cache", "Page cache, in bytes.", nil, gauge,
+		one(func(s *sample) uint64 { return s.stats.Memory.Cache })},
+	{"container_memory_rss", "Anonymous memory, in bytes.", nil, gauge,
+		one(func(s *sample) uint64 { return s.stats.Memory.RSS })},
+	{"container_memory_kernel_usage", "Memory of the kernel, in bytes.", nil, gauge,
+		one(func(s *sample) uint64 { return s.stats.Memory.Kernel })},
+	{"container_memory_mapped_file", "Mapped files, in bytes.", nil, gauge,
+		one(func(s *sample) uint64 { return s.stats.Memory.MappedFile })},
+	{"container_memory_swap", "Swap, in bytes.", nil, gauge,
+		one(func(s *sample) uint64 { return s.stats.Swap.Usage })},
+	{"container_memory_failcnt", "How often the memory limit was hit.", nil, counter,
+		one(func(s *sample) uint64 { return s.stats.Memory.FailCount })},
+	{"container_memory_usage_bytes", "All memory that is charged, in bytes.", nil, gauge,
+		one(func(s *sample) uint64 { return s.stats.Memory.Usage })},
+	{"container_memory_max_usage_bytes", "The most memory that was ever charged, in bytes.", nil, gauge,
+		one(func(s *sample) uint64 { return s.stats.Memory.Peak })},
+	{"container_memory_working_set_bytes", "Charged memory without inactive page cache, in bytes.", nil, gauge,
+		one(func(s *sample) uint64 { return s.stats.Memory.WorkingSet })},
+	{"container_memory_failures_total", "Page faults.", []string{"failure_type", "scope"}, counter,
+		func(s *sample) []point {
+			return []point{
+				{[]string{"pgfault", "hierarchy"}, s.stats.Memory.PageFaults},
+				{[]string{"pgmajfault", "hierarchy"}, s.stats.Memory.MajorPageFaults},
+			}
+		}},
+	{"container_oom_events_total", "Kills for want of memory that crispd has seen.", nil, counter,
+		one(func(s *sample) uint64 { return s.ooms })},
+
+	{"container_fs_inodes_free", "Free inodes of the file system of the writable layer.", nil, gauge,
+		one(func(s *sample) uint64 { return s.fs.Ffree })},
+	{"container_fs_inodes_total", "Inodes of the file system of the writable layer.", nil, gauge,
+		one(func(s *sample) uint64 { return s.fs.Files })},
+	{"container_fs_limit_bytes", "Size of the file system of the writable layer, in bytes.", nil, gauge,
+		one(func(s *sample) uint64 { return s.fs.Blocks * uint64(s.fs.Bsize) })},
+	{"container_fs_usage_bytes", "Size of the writable layer, in bytes.", nil, gauge,
+		one(func(s *sample) uint64 { return s.used })},
+	{"container_fs_reads_bytes_total", "Bytes read from block devices, over all of them.", []string{"device"}, counter,
+		total("", func(s *sample) uint64 { return s.stats.IO.ReadBytes })},
+	{"container_fs_reads_total", "Reads from block devices, over all of them.", []string{"device"}, counter,
+		total("", func(s *sample) uint64 { return s.stats.IO.Reads })},
+	{"container_fs_writes_bytes_total", "Bytes written to block devices, over all of them.", []string{"device"}, counter,
+		total("", func(s *sample) uint64 { return s.stats.IO.WriteBytes })},
+	{"container_fs_writes_total", "Writes to block devices, over all of them.", []string{"device"}, counter,
+		total("", func(s *sample) uint64 { return s.stats.IO.Writes })},
+	{"container_blkio_device_usage_total", "Bytes moved from and to block devices, over all of them.", []string{"device", "major", "minor", "operation"}, counter,
+		func(s *sample) []point {
+			return []point{
+				{[]string{"", "", "", "Read"}, s.stats.IO.ReadBytes},
+				{[]string{"", "", "", "Write"}, s.stats.IO.WriteBytes},
+			}
+		}},
+
+	{"container_file_descriptors", "Open file descriptors.", nil, gauge,
+		one(func(s *sample) uint64 { return s.processes.files })},
+	{"container_sockets", "Open sockets.", nil, gauge,
+		one(func(s *sample) uint64 { return s.processes.sockets })},
+	{"container_processes", "Processes.", nil, gauge,
+		one(func(s *sample) uint64 { return s.processes.processes })},
+	{"container_threads", "Threads.", nil, gauge,
+		one(func(s *sample) uint64 { return s.stats.Pids.Current })},
+	{"container_threads_max", "The most threads allowed; 0 for no limit.", nil, gauge,
+		one(func(s *sample) uint64 { return s.stats.Pids.Limit })},
+	{"container_ulimits_soft", "Soft limits of the first process.", []string{"ulimit"}, gauge,
+		func(s *sample) []point {
+			if s.processes.maxFiles == 0 {
+				return nil
+			}
+			return []point{{[]string{"max_open_files"}, s.processes.maxFiles}}
+		}},
+
+	{"container_last_seen", "When the container was looked at, in seconds since 1970.", nil, gauge,
+		one(func(s *sample) uint64 { return uint64(s.stats.At.Unix()) })},
+	{"container_start_time_seconds", "When the container was started, in seconds since 1970.", nil, gauge,
+		one(func(s *sample) uint64 { return uint64(s.status.StartedAt.Unix()) })},
+	{"container_spec_memory_limit_bytes", "Memory limit, in bytes; 0 for none.", nil, gauge,
+		one(func(s *sample) uint64 { return limit(s.limits.GetMemoryLimitInBytes()) })},
+	{"container_spec_memory_swap_limit_bytes", "Limit of memory and swap together, in bytes; 0 for none.", nil, gauge,
+		one(func(s *sample) uint64 { return limit(s.limits.GetMemorySwapLimitInBytes()) })},
+	{"container_spec_cpu_period", "Length of a period of the CPU quota, in microseconds.", nil, gauge,
+		one(func(s *sample) uint64 { return limit(s.limits.GetCpuPeriod()) })},
+	{"container_spec_cpu_quota", "CPU time per period, in microseconds; absent without a quota.", nil, gauge,
+		func(s *sample) []point {
+			if s.limits.GetCpuQuota() <= 0 {
+				return nil
+			}
+			return []point{{value: uint64(s.limits.GetCpuQuota())}}
+		}},
+	{"container_spec_cpu_shares", "CPU shares.", nil, gauge,
+		one(func(s *sample) uint64 { return limit(s.limits.GetCpuShares()) })},
+
+	{"container_pressure_cpu_waiting_seconds_total", "Time for which some task waited for a CPU, in seconds.", nil, counter,
+		stalled(func(s *sample) *oci.PSI { return s.stats.CPU.PSI }, some)},
+	{"container_pressure_cpu_stalled_seconds_total", "Time for which all tasks waited for a CPU, in seconds.", nil, counter,
+		stalled(func(s *sample) *oci.PSI { return s.stats.CPU.PSI }, full)},
+	{"container_pressure_memory_waiting_seconds_total", "Time for which some task waited for memory, in seconds.", nil, counter,
+		stalled(func(s *sample) *oci.PSI { return s.stats.Memory.PSI }, some)},
+	{"container_pressure_memory_stalled_seconds_total", "Time for which all tasks waited for memory, in seconds.", nil, counter,
+		stalled(func(s *sample) *oci.PSI { return s.stats.Memory.PSI }, full)},
+	{"container_pressure_io_waiting_seconds_total", "Time for which some task waited for a device, in seconds.", nil, counter,
+		stalled(func(s *sample) *oci.PSI { return s.stats.IO.PSI }, some)},
+	{"container_pressure_io_stalled_seconds_total", "Time for which all tasks waited for a device, in seconds.", nil, counter,
+		stalled(func(s *sample) *oci.PSI { return s.stats.IO.PSI }, full)},
+}
+
+// sandboxMetrics are the metrics of each sandbox: the network is the pod's.
+var sandboxMetrics = []metric{
+	{"container_network_receive_bytes_total", "Bytes received.", []string{"interface"}, counter,
+		perInterface(func(i network.InterfaceStats) uint64 { return i.RxBytes })},
+	{"container_network_receive_packets_total", "Packets received.", []string{"interface"}, counter,
+		perInterface(func(i network.InterfaceStats) uint64 { return i.RxPackets })},
+	{"container_network_receive_packets_dropped_total", "Packets dropped on their way in.", []string{"interface"}, counter,
+		perInterface(func(i network.InterfaceStats) uint64 { return i.RxDropped })},
+	{"container_network_receive_errors_total", "Errors on the way in.", []string{"interface"}, counter,
+		perInterface(func(i network.InterfaceStats) uint64 { return i.RxErrors })},
+	{"container_network_transmit_bytes_total", "Bytes sent.", []string{"interface"}, counter,
+		perInterface(func(i network.InterfaceStats) uint64 { return i.TxBytes })},
+	{"container_network_transmit_packets_total", "Packets sent.", []string{"interface"}, counter,
+		perInterface(func(i network.InterfaceStats) uint64 { return i.TxPackets })},
+	{"container_network_transmit_packets_dropped_total", "Packets dropped on their way out.", []string{"interface"}, counter,
+		perInterface(func(i network.InterfaceStats) uint64 { return i.TxDropped })},
+	{"container_network_transmit_errors_total", "Errors on the way out.", []string{"interface"}, counter,
+		perInterface(func(i network.InterfaceStats) uint64 { return i.TxErrors })},
+}

@@ -1,0 +1,74 @@
+package server
+
+import (
+	"context"
+	"slices"
+
+	"golang.org/x/sys/unix"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/network"
+	"github.com/crisp-cri/crisp/oci"
+)
+
+// ListPodSandboxMetrics tells what the ready sandboxes and their containers use,
+// in numbers for people's dashboards.
+func (s *Server) ListPodSandboxMetrics(context.Context, *cri.ListPodSandboxMetricsRequest) (*cri.ListPodSandboxMetricsResponse, error) {
+	return &cri.ListPodSandboxMetricsResponse{PodMetrics: s.listSandboxMetrics()}, nil
+}
+
+func (s *Server) listSandboxMetrics() []*cri.PodSandboxMetrics {
+	ready := slices.DeleteFunc(s.visibleSandboxes(), func(sb *oci.Sandbox) bool { return sb.State() != oci.SandboxReady })
+	return sideBySide(ready, s.metricsOf)
+}
+
+func (s *Server) metricsOf(sb *oci.Sandbox) *cri.PodSandboxMetrics {
+	meta := s.index.sandbox(sb).config.GetMetadata()
+	out := &cri.PodSandboxMetrics{PodSandboxId: sb.ID()}
+	if !sb.Config().HostNetwork {
+		if list, err := network.Stats(sb.NetNS()); err == nil {
+			base := []string{"", sb.ID(), "", "", meta.GetNamespace(), meta.GetName()}
+			out.Metrics = measure(sandboxMetrics, &sample{net: list}, base)
+		}
+	}
+	for _, c := range sb.Containers() {
+		if s.containers.isHidden(c.ID()) {
+			continue
+		}
+		stats, err := c.Stats()
+		if err != nil {
+			continue // it does not run
+		}
+		rec := s.index.container(c)
+		name := rec.config.GetMetadata().GetName()
+		base := []string{name, c.ID(), s.containerImage(rec).Image, c.Config().Name, meta.GetNamespace(), meta.GetName()}
+		out.ContainerMetrics = append(out.ContainerMetrics, &cri.ContainerMetrics{
+			ContainerId: c.ID(),
+			Metrics:     measure(containerMetrics, s.sample(c, rec, stats), base),
+		})
+	}
+	return out
+}
+
+// sample gathers what the metrics of a container are computed from.
+func (s *Server) sample(c *oci.Container, rec *containerRecord, stats oci.Stats) *sample {
+	m := &sample{stats: stats, status: c.Status(), limits: rec.resources, ooms: s.ooms.count(c.ID())}
+	m.processes = countProcesses(m.status.Pid)
+	m.used, _, _ = s.images.Usage(c.ID())                // 0 if it is not known yet
+	_ = unix.Statfs(s.images.FsInfo().Mountpoint, &m.fs) // likewise
+	return m
+}
+
+// measure computes metrics from one sample. The time is left 0: CRI takes that
+// for "gathered live".
+func measure(metrics []metric, s *sample, base []string) []*cri.Metric {
+	var list []*cri.Metric
+	for _, m := range metrics {
+		for _, p := range m.values(s) {
+			list = append(list, &cri.Metric{
+				Name: m.name, MetricType: m.kind, LabelValues: slices.Concat(base, p.labels), Value: value(p.value),
+			})
+		}
+	}
+	return list
+}
