@@ -118,7 +118,12 @@ type agent struct {
 // backend is the Runtime of the workers.
 type backend struct {
 	*crix.Driver
-	*status.Store
+	status *status.Store
+}
+
+func (b backend) Report(pod *v1.Pod, have podsync.Have) {
+	b.status.Report(pod, have)
+	b.MarkEnding(pod, have)
 }
 
 // loop hands on what the source and the runtime tell. Nothing in it blocks.

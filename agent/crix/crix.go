@@ -8,6 +8,7 @@
 //
 //	pods/<uid>/pod.json     the pod as it was accepted; written first, removed last
 //	pods/<uid>/status.json  what the agent last knew of it, for the command line
+//	pods/<uid>/ending       is there while the pod is being ended, likewise
 //	pods/<uid>/etc-hosts    mounted at /etc/hosts
 //	pods/<uid>/volumes/     as the kubelet lays them out
 //

@@ -184,6 +184,23 @@ func (d *Driver) SaveStatus(pod *v1.Pod, status *v1.PodStatus) error {
 	return atomicfile.WriteJSON(filepath.Join(d.podDir(string(pod.UID)), "status.json"), status)
 }
 
+// MarkEnding notes, for a command line, which pods are being ended: those under
+// the key of pod that it is not, or all if it is nil.
+func (d *Driver) MarkEnding(pod *v1.Pod, have podsync.Have) {
+	for _, uid := range have.Files {
+		if pod != nil && string(pod.UID) == uid {
+			continue
+		}
+		f, err := os.OpenFile(filepath.Join(d.podDir(uid), endingFile), os.O_CREATE|os.O_EXCL, 0o600)
+		if err == nil {
+			f.Close()
+		}
+	}
+}
+
+// endingFile is as old as the end of its pod.
+const endingFile = "ending"
+
 // podLogDir is the kubelet's layout, which log shippers know.
 func (d *Driver) podLogDir(namespace, name, uid string) string {
 	return filepath.Join(d.LogDir, namespace+"_"+name+"_"+uid)

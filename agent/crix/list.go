@@ -132,12 +132,16 @@ func (f *Found) complete(node status.Node) {
 	f.explain()
 }
 
-// explain adds why containers wait, which the runtime does not know: the agent
-// leaves that in a file. It is shown as far as it fits what the runtime has.
+// explain adds what the runtime does not know and the agent leaves in files: that
+// the pod is being ended, and why containers wait. It is shown as far as it fits
+// what the runtime has.
 func (f *Found) explain() {
 	dir := f.Pod.Annotations[AnnotationDir]
 	if dir == "" {
 		return
+	}
+	if info, err := os.Stat(filepath.Join(dir, endingFile)); err == nil {
+		f.Pod.DeletionTimestamp = &metav1.Time{Time: info.ModTime()}
 	}
 	data, err := os.ReadFile(filepath.Join(dir, "status.json"))
 	if err != nil {
@@ -160,5 +164,8 @@ func (f *Found) explain() {
 	reasons(f.Pod.Status.InitContainerStatuses, kept.InitContainerStatuses)
 	if f.Pod.Status.HostIP == "" {
 		f.Pod.Status.HostIP, f.Pod.Status.HostIPs = kept.HostIP, kept.HostIPs
+	}
+	if f.Pod.Spec.HostNetwork && f.Have.Sandboxes[0].Ready {
+		f.Pod.Status.PodIP, f.Pod.Status.PodIPs = kept.PodIP, kept.PodIPs
 	}
 }

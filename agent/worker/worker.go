@@ -154,7 +154,7 @@ func (w *worker) act(ctx, interrupt context.Context, pod *v1.Pod, actions []pods
 		begin := time.Now()
 		err := w.rt.Act(ctx, interrupt, pod, a)
 		if err == nil {
-			w.log.InfoContext(ctx, "pod action done", "act", a.Verb, "container", a.Name, "id", a.ID, "attempt", a.Attempt, "why", a.Why, "took", time.Since(begin))
+			w.log.InfoContext(ctx, "pod action done", "act", a.Verb.String(), "container", a.Name, "id", a.ID, "attempt", a.Attempt, "why", a.Why, "took", time.Since(begin))
 		}
 		results <- result{a, err}
 	}
@@ -198,6 +198,6 @@ func (w *worker) book(ctx, interrupt context.Context, a podsync.Action, err erro
 	f.Until = time.Now().Add(delay)
 	w.failures[subject] = f
 	if f.Message != last.Message {
-		w.log.WarnContext(ctx, "pod action failed", "act", a.Verb, "container", a.Name, "id", a.ID, "reason", f.Reason, "err", err, "retry", delay)
+		w.log.WarnContext(ctx, "pod action failed", "act", a.Verb.String(), "container", a.Name, "id", a.ID, "reason", f.Reason, "err", err, "retry", delay)
 	}
 }

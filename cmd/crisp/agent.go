@@ -12,7 +12,6 @@ import (
 	"github.com/crisp-cri/crisp/internal/logctx"
 	"golang.org/x/sys/unix"
 	internalapi "k8s.io/cri-api/pkg/apis"
-	"k8s.io/klog/v2"
 )
 
 func runAgent(c *cli, args []string) error {
@@ -52,9 +51,6 @@ func runAgent(c *cli, args []string) error {
 	}
 	if o.Log, err = newLog(c.stderr, level); err != nil {
 		return err
-	}
-	if o.Log.Enabled(c.ctx, slog.LevelDebug) {
-		klog.SetSlogLogger(o.Log)
 	}
 	endpoint := c.endpoint
 	o.Connect = func(ctx context.Context) (internalapi.RuntimeService, internalapi.ImageManagerService, error) {

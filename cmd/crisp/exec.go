@@ -128,7 +128,7 @@ func execError(err error) error {
 	if code, ok := errors.AsType[utilexec.ExitError](err); ok && code.Exited() {
 		return &exitError{code: code.ExitStatus()}
 	}
-	text := err.Error()
+	text := strings.TrimPrefix(err.Error(), "Internal error occurred: ") // the protocol's, not the runtime's
 	for _, known := range []struct {
 		code    int
 		phrases []string

@@ -146,6 +146,9 @@ func cellsOf(pod *v1.Pod, now time.Time) []string {
 // statusWord is the STATUS of kubectl: the phase, or the reason of the container
 // that says most about why the pod is not what it is to be.
 func statusWord(pod *v1.Pod) string {
+	if pod.DeletionTimestamp != nil {
+		return "Terminating"
+	}
 	for i, s := range pod.Status.InitContainerStatuses {
 		switch t, w := s.State.Terminated, s.State.Waiting; {
 		case t != nil && t.ExitCode == 0, s.State.Running != nil && s.Ready:

@@ -57,7 +57,7 @@ var commands = []command{
 
 func main() {
 	// The libraries of Kubernetes log by klog; what they have to say reaches
-	// us as errors. The agent turns it on again for debugging.
+	// us as errors.
 	klog.SetSlogLogger(slog.New(slog.DiscardHandler))
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	code := run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr)
