@@ -76,12 +76,21 @@ func (r *reaper) finish() error {
 	r.mu.Lock()
 	waiting := maps.Clone(r.waiting)
 	r.mu.Unlock()
-	var errs []error
+	// All at once: each waits out a grace period of the kernel.
+	results := make(chan error)
 	for index, d := range waiting {
-		if d.timer.Stop() {
-			errs = append(errs, r.reap(index, d))
-		}
-		<-d.done
+		go func() {
+			if d.timer.Stop() {
+				results <- r.reap(index, d)
+				return
+			}
+			<-d.done
+			results <- nil
+		}()
+	}
+	var errs []error
+	for range waiting {
+		errs = append(errs, <-results)
 	}
 	return errors.Join(errs...)
 }

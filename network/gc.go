@@ -20,10 +20,8 @@ func (n *Network) GC(ctx context.Context, keep []string) error {
 		return err
 	}
 	var errs []error
-	valid := []types.GCAttachment{}
 	for _, id := range ids {
 		if slices.Contains(keep, id) {
-			valid = append(valid, types.GCAttachment{ContainerID: id, IfName: ifName})
 			continue
 		}
 		if err := n.Detach(ctx, Pod{ID: id}); err != nil {
@@ -34,9 +32,11 @@ func (n *Network) GC(ctx context.Context, keep []string) error {
 	if c.list == nil {
 		return errors.Join(errs...)
 	}
-	if c.ours != nil {
-		errs = append(errs, c.ours.Sweep(keep))
-	} else if err := n.cni.GCNetworkList(ctx, c.list, &libcni.GCArgs{ValidAttachments: valid}); err != nil {
+	valid := []types.GCAttachment{} // not null: CNI wants the key
+	for _, id := range keep {
+		valid = append(valid, types.GCAttachment{ContainerID: id, IfName: ifName})
+	}
+	if err := n.cni.GCNetworkList(ctx, c.list, &libcni.GCArgs{ValidAttachments: valid}); err != nil {
 		errs = append(errs, fmt.Errorf("network %s: %w", c.list.Name, err))
 	}
 	return errors.Join(errs...)

@@ -12,11 +12,9 @@ import (
 // gives the device its addresses.
 func loopbackUp(path string) error {
 	return netns.Enter(path, func() error {
-		lo, err := netlink.LinkByName("lo")
-		if err == nil {
-			err = netlink.LinkSetUp(lo)
-		}
-		if err != nil {
+		// The loopback device is the first in every namespace (LOOPBACK_IFINDEX).
+		lo := &netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: 1}}
+		if err := netlink.LinkSetUp(lo); err != nil {
 			return fmt.Errorf("bring up the loopback device: %w", err)
 		}
 		return nil

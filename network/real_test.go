@@ -58,30 +58,7 @@ func TestMain(m *testing.M) {
 	os.Exit(cmd.ProcessState.ExitCode())
 }
 
-// plugins returns the directory with the standard plugins: the one that make
-// fills, or one made for this run.
-func plugins(t *testing.T) string {
-	t.Helper()
-	if dir := os.Getenv("CRISP_CNI_BIN"); dir != "" {
-		return dir
-	}
-	dir, err := filepath.Abs("../bin/cni")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := os.Stat(filepath.Join(dir, "bridge")); err == nil {
-		return dir
-	}
-	dir = t.TempDir()
-	const at = "github.com/containernetworking/plugins/plugins/"
-	out, err := exec.Command("go", "build", "-o", dir, at+"main/bridge", at+"ipam/host-local", at+"meta/portmap", at+"meta/bandwidth").CombinedOutput()
-	if err != nil {
-		t.Fatalf("build plugins: %v\n%s", err, out)
-	}
-	return dir
-}
-
-func needsRoot(t *testing.T) {
+func needsRoot(t testing.TB) {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
@@ -90,13 +67,12 @@ func needsRoot(t *testing.T) {
 
 // options returns those of an instance that has never run. When the test ends,
 // nothing of the instance may be left.
-func options(t *testing.T, instance string) Options {
+func options(t testing.TB, instance string) Options {
 	t.Helper()
 	needsRoot(t)
 	root := t.TempDir()
 	o := Options{
 		ConfDir: filepath.Join(root, "net.d"), DefaultDir: filepath.Join(root, "net.d"),
-		BinDirs:  []string{plugins(t)},
 		CacheDir: filepath.Join(root, "cache"), DataDir: filepath.Join(root, "ipam"),
 		Instance: instance,
 		Log:      slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})),
@@ -106,7 +82,7 @@ func options(t *testing.T, instance string) Options {
 	return o
 }
 
-func open(t *testing.T, o Options) *Network {
+func open(t testing.TB, o Options) *Network {
 	t.Helper()
 	n, err := Open(o)
 	if err != nil {
@@ -120,7 +96,7 @@ func open(t *testing.T, o Options) *Network {
 	return n
 }
 
-func noLeaks(t *testing.T, o Options, links []string, tables string) {
+func noLeaks(t testing.TB, o Options, links []string, tables string) {
 	t.Helper()
 	// Destroying a namespace takes its devices along, in the background.
 	for range 500 {
@@ -165,7 +141,7 @@ func addressesHeld(o Options) []string {
 	return held
 }
 
-func linkNames(t *testing.T) []string {
+func linkNames(t testing.TB) []string {
 	t.Helper()
 	links, err := netlink.LinkList()
 	if err != nil {
@@ -179,7 +155,7 @@ func linkNames(t *testing.T) []string {
 	return names
 }
 
-func ruleset(t *testing.T) string {
+func ruleset(t testing.TB) string {
 	t.Helper()
 	out, err := exec.Command("nft", "list", "ruleset").CombinedOutput()
 	if err != nil {
@@ -190,7 +166,7 @@ func ruleset(t *testing.T) string {
 
 // namespace makes a network namespace pinned at the path it returns, and an undo
 // that may be called early.
-func namespace(t *testing.T) (path string, unpin func()) {
+func namespace(t testing.TB) (path string, unpin func()) {
 	t.Helper()
 	path = filepath.Join(t.TempDir(), "net")
 	if err := os.WriteFile(path, nil, 0o600); err != nil {
@@ -218,12 +194,12 @@ func namespace(t *testing.T) (path string, unpin func()) {
 }
 
 // pod returns a Pod in a new namespace.
-func pod(t *testing.T, id string) Pod {
+func pod(t testing.TB, id string) Pod {
 	path, _ := namespace(t)
 	return Pod{ID: id, Name: "web", Namespace: "default", UID: "uid-" + id, NetNS: path}
 }
 
-func attach(t *testing.T, n *Network, p Pod) Result {
+func attach(t testing.TB, n *Network, p Pod) Result {
 	t.Helper()
 	r, err := n.Attach(t.Context(), p)
 	if err != nil {
@@ -232,14 +208,14 @@ func attach(t *testing.T, n *Network, p Pod) Result {
 	return r
 }
 
-func detach(t *testing.T, n *Network, p Pod) {
+func detach(t testing.TB, n *Network, p Pod) {
 	t.Helper()
 	if err := n.Detach(t.Context(), p); err != nil {
 		t.Errorf("detach: %v", err)
 	}
 }
 
-func destroy(t *testing.T, n *Network) {
+func destroy(t testing.TB, n *Network) {
 	t.Helper()
 	if err := n.Destroy(); err != nil {
 		t.Errorf("destroy: %v", err)
@@ -356,14 +332,14 @@ func outside(t *testing.T) string {
 	return path
 }
 
-func unpinPath(t *testing.T, path string) {
+func unpinPath(t testing.TB, path string) {
 	t.Helper()
 	if err := unix.Unmount(path, unix.MNT_DETACH); err != nil {
 		t.Error(err)
 	}
 }
 
-func nft(t *testing.T, command string) {
+func nft(t testing.TB, command string) {
 	t.Helper()
 	if out, err := exec.Command("nft", command).CombinedOutput(); err != nil {
 		t.Fatalf("nft %s: %v: %s", command, err, out)

@@ -2,6 +2,7 @@ package network
 
 import (
 	"context"
+	"fmt"
 	"sync/atomic"
 	"time"
 
@@ -9,6 +10,7 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/network/bridge"
 )
 
 // statusTimeout bounds the STATUS of all plugins of a network together.
@@ -44,6 +46,11 @@ func (n *Network) Status() error {
 	for _, p := range c.list.Plugins {
 		if _, err := n.exec.FindInPath(p.Network.Type, n.o.BinDirs); err != nil {
 			return fault.Unavailable.Errorf("network %s of %s: %w", c.list.Name, c.file, err)
+		}
+	}
+	if c.ours != nil {
+		if err := bridge.Ready(); err != nil {
+			return fmt.Errorf("network %s: %w", c.list.Name, err)
 		}
 	}
 	if c.plugins == nil {

@@ -128,7 +128,7 @@ func (n *Network) load() *conf {
 	}
 	if c.list != nil {
 		n.log.Info("network chosen", "network", c.list.Name, "path", c.file)
-		if c.ours == nil { // those of the default network know STATUS and have nothing to say
+		if c.ours == nil { // the default network's plugin is asked by a call
 			c.plugins = newHealth(c.list)
 		}
 	} else {

@@ -17,15 +17,22 @@ import (
 // The directory of a network is laid out as host-local has it, so that its users
 // find their way and a change of plugin hands out no address twice: a file for
 // each address that is in use, whose content is "<id>\r\n<interface>", a file
-// last_reserved_ip.<n> for the nth subnet, and a file lock for flock(2).
-const eol = "\r\n"
+// last_reserved_ip.<n> for the nth subnet, and a file lock for flock(2). Ours are
+// the directory ports and table.lock, for what runs nft: addresses do not wait
+// for processes.
+const (
+	eol           = "\r\n"
+	addressesLock = "lock"
+	tableLock     = "table.lock"
+)
 
-// lock makes the caller the only one to change the directory, which it makes.
-func (n *Net) lock() (unlock func(), err error) {
+// lock makes the directory and returns when the caller alone holds one of its
+// locks.
+func (n *Net) lock(name string) (unlock func(), err error) {
 	if err := os.MkdirAll(n.dir(), 0o755); err != nil {
 		return nil, err
 	}
-	f, err := os.OpenFile(filepath.Join(n.dir(), "lock"), os.O_RDONLY|os.O_CREATE, 0o600)
+	f, err := os.OpenFile(filepath.Join(n.dir(), name), os.O_RDONLY|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, err
 	}
@@ -44,7 +51,7 @@ func (n *Net) lock() (unlock func(), err error) {
 // allocate reserves an address of each subnet, in their order. Addresses are
 // handed out in turn, so that one comes back as late as possible.
 func (n *Net) allocate(id, ifName string) (addrs []netip.Addr, err error) {
-	unlock, err := n.lock()
+	unlock, err := n.lock(addressesLock)
 	if err != nil {
 		return nil, err
 	}
@@ -68,11 +75,22 @@ func (n *Net) allocate(id, ifName string) (addrs []netip.Addr, err error) {
 			return addrs, err
 		}
 		addrs = append(addrs, addr)
-		if err := os.WriteFile(last, []byte(addr.String()), 0o600); err != nil {
+		if err := remember(last, addr); err != nil {
 			return addrs, err
 		}
 	}
 	return addrs, nil
+}
+
+// remember writes addr to path. It pads instead of truncating: ext4 writes a file
+// that was truncated to the disk when it is closed (auto_da_alloc).
+func remember(path string, addr netip.Addr) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(f, "%-39s", addr)
+	return errors.Join(err, f.Close())
 }
 
 // reserve links the file owner to the next free address of subnet.
@@ -80,7 +98,7 @@ func (n *Net) reserve(subnet netip.Prefix, last, owner string) (netip.Addr, erro
 	first := subnet.Addr().Next().Next() // after the network's and the gateway's
 	start := first
 	if data, err := os.ReadFile(last); err == nil {
-		if a, err := netip.ParseAddr(string(data)); err == nil {
+		if a, err := netip.ParseAddr(strings.TrimSpace(string(data))); err == nil {
 			start = a.Next()
 		}
 	}
@@ -117,7 +135,7 @@ func usable(addr netip.Addr, subnet netip.Prefix) bool {
 // release gives back the addresses of id: those that it is known to have, or, with
 // none known, whatever it has.
 func (n *Net) release(id string, known []netip.Addr) error {
-	unlock, err := n.lock()
+	unlock, err := n.lock(addressesLock)
 	if err != nil {
 		return err
 	}
@@ -180,17 +198,14 @@ func (n *Net) Sweep(keep []string) error {
 	if _, err := os.Stat(n.dir()); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	if err := n.sweepLinks(keep); err != nil {
+	gone := func(owner string) bool { return !slices.Contains(keep, owner) }
+	if err := errors.Join(n.sweepLinks(keep), n.sweepPorts(gone)); err != nil {
 		return err
 	}
-	unlock, err := n.lock()
+	unlock, err := n.lock(addressesLock)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	gone := func(owner string) bool { return !slices.Contains(keep, owner) }
-	if err := n.sweepPorts(gone); err != nil {
-		return err
-	}
 	return n.releaseAll(gone)
 }

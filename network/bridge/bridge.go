@@ -27,6 +27,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/netip"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 
@@ -34,6 +35,8 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/cni/pkg/version"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/undo"
@@ -76,6 +79,9 @@ var Supported = version.VersionsStartingFrom("0.4.0")
 // Call carries out command, one of CNI_COMMAND, and returns what the plugin would
 // write to stdout.
 func (p *Plugin) Call(ctx context.Context, command string, a *skel.CmdArgs) ([]byte, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
 	c, err := parse(a.StdinData)
 	if err != nil {
 		return nil, err
@@ -95,8 +101,14 @@ func (p *Plugin) Call(ctx context.Context, command string, a *skel.CmdArgs) ([]b
 		return nil, p.del(ctx, c, a)
 	case "CHECK":
 		return nil, c.check(a)
-	case "STATUS", "GC": // GC is Net.Sweep: it needs what no configuration says
-		return nil, nil
+	case "STATUS":
+		return nil, Ready()
+	case "GC":
+		var keep []string
+		for _, v := range c.base.ValidAttachments {
+			keep = append(keep, v.ContainerID)
+		}
+		return nil, c.Sweep(keep)
 	}
 	return nil, fault.Invalid.Errorf("unknown CNI command %q", command)
 }
@@ -158,7 +170,12 @@ func (p *Plugin) add(ctx context.Context, c *config, a *skel.CmdArgs) (_ *types1
 	var steps undo.Stack
 	defer steps.RunIf(&err)
 
-	bridge, err := c.ensureBridge()
+	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("netlink: %w", err)
+	}
+	defer h.Close()
+	bridge, err := c.ensureBridge(h)
 	if err != nil {
 		return nil, err
 	}
@@ -170,16 +187,17 @@ func (p *Plugin) add(ctx context.Context, c *config, a *skel.CmdArgs) (_ *types1
 		return nil, err
 	}
 	steps.Add("addresses", func() error { return c.release(a.ContainerID, addrs) })
-	host, err := c.addVeth(bridge, a)
+	index, err := c.addVeth(h, bridge, a)
 	if err != nil {
 		return nil, err
 	}
-	steps.Add("veth", func() error { return DeleteLink(host.Attrs().Index) })
+	steps.Add("veth", func() error { return DeleteLink(index) })
 	pod, err := c.configurePod(a, addrs)
 	if err != nil {
 		return nil, err
 	}
-	if err := waitUp(ctx, host.Attrs().Index); err != nil {
+	host, err := waitUp(ctx, h, index)
+	if err != nil {
 		return nil, err
 	}
 	if len(c.dynamic.PortMappings) > 0 {
@@ -243,6 +261,14 @@ func (p *Plugin) del(ctx context.Context, c *config, a *skel.CmdArgs) error {
 		}
 	}
 	return c.release(a.ContainerID, addrs)
+}
+
+// Ready says what the host lacks for ADD to succeed.
+func Ready() error {
+	if _, err := exec.LookPath("nft"); err != nil {
+		return fault.Unavailable.Errorf("%s needs the nft command (package nftables): %w", Type, err)
+	}
+	return nil
 }
 
 func (p *Plugin) remove(index int) error {

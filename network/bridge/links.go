@@ -11,7 +11,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -67,14 +67,14 @@ func DeleteLink(index int) error {
 
 // ensureBridge makes whatever the bridge lacks: the device, its addresses, and
 // the host's forwarding.
-func (n *Net) ensureBridge() (netlink.Link, error) {
-	link, err := netlink.LinkByName(n.Bridge)
+func (n *Net) ensureBridge(h *netlink.Handle) (netlink.Link, error) {
+	link, err := h.LinkByName(n.Bridge)
 	var absent netlink.LinkNotFoundError
 	if errors.As(err, &absent) {
 		if err := n.makeBridge(); err != nil {
 			return nil, err
 		}
-		link, err = netlink.LinkByName(n.Bridge)
+		link, err = h.LinkByName(n.Bridge)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("bridge %s: %w", n.Bridge, err)
@@ -82,7 +82,7 @@ func (n *Net) ensureBridge() (netlink.Link, error) {
 	if link.Type() != "bridge" {
 		return nil, fmt.Errorf("device %s is a %s, not a bridge", n.Bridge, link.Type())
 	}
-	has, err := netlink.AddrList(link, netlink.FAMILY_ALL)
+	has, err := h.AddrList(link, netlink.FAMILY_ALL)
 	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
 		return nil, fmt.Errorf("addresses of bridge %s: %w", n.Bridge, err)
 	}
@@ -94,12 +94,12 @@ func (n *Net) ensureBridge() (netlink.Link, error) {
 		if hasAddr(has, addr) {
 			continue
 		}
-		if err := netlink.AddrAdd(link, addr); err != nil && !errors.Is(err, unix.EEXIST) {
+		if err := h.AddrAdd(link, addr); err != nil && !errors.Is(err, unix.EEXIST) {
 			return nil, fmt.Errorf("give bridge %s the address %v: %w", n.Bridge, addr.IPNet, err)
 		}
 	}
 	if link.Attrs().Flags&net.FlagUp == 0 {
-		if err := netlink.LinkSetUp(link); err != nil {
+		if err := h.LinkSetUp(link); err != nil {
 			return nil, fmt.Errorf("bring up bridge %s: %w", n.Bridge, err)
 		}
 	}
@@ -216,26 +216,32 @@ func keepRouterAdvertisements() error {
 // sysctl sets net.<key> in the namespace of this thread. A value that is there
 // already is not written: /proc/sys may be read-only.
 func sysctl(key, value string) error {
-	path := filepath.Join("/proc/sys/net", key)
-	now, err := os.ReadFile(path)
+	now, err := os.ReadFile("/proc/sys/net/" + key)
 	if err == nil && strings.TrimSpace(string(now)) == value {
 		return nil
 	}
-	if err == nil {
-		err = os.WriteFile(path, []byte(value), 0)
-	}
+	return write(key, value)
+}
+
+func write(key, value string) error {
+	path := "/proc/sys/net/" + key
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
 	if err != nil {
-		return fmt.Errorf("set %s to %s: %w", path, value, err)
+		return err
+	}
+	defer f.Close()
+	if _, err := f.WriteString(value); err != nil {
+		return fmt.Errorf("set to %s: %w", value, err)
 	}
 	return nil
 }
 
-// addVeth makes the pair: one end as a port of the bridge, the other as a.IfName
-// in the pod.
-func (n *Net) addVeth(bridge netlink.Link, a *skel.CmdArgs) (netlink.Link, error) {
+// addVeth makes the pair, one end as a port of the bridge, the other as a.IfName
+// in the pod, and returns the index of the first.
+func (n *Net) addVeth(h *netlink.Handle, bridge netlink.Link, a *skel.CmdArgs) (index int, err error) {
 	pod, err := vns.GetFromPath(a.Netns)
 	if err != nil {
-		return nil, fmt.Errorf("network namespace %s: %w", a.Netns, err)
+		return 0, fmt.Errorf("network namespace %s: %w", a.Netns, err)
 	}
 	defer pod.Close()
 	attrs := netlink.NewLinkAttrs()
@@ -244,52 +250,69 @@ func (n *Net) addVeth(bridge netlink.Link, a *skel.CmdArgs) (netlink.Link, error
 	veth := netlink.NewVeth(attrs)
 	veth.PeerName = a.IfName
 	veth.PeerNamespace = netlink.NsFd(pod)
-	err = netlink.LinkAdd(veth)
+	err = h.LinkAdd(veth)
 	if errors.Is(err, unix.EEXIST) {
-		// Of an earlier ADD for the same pod, given up or not yet taken away.
-		if index, ok := linkIndex(attrs.Name); ok {
-			if err := DeleteLink(index); err != nil {
-				return nil, err
-			}
-			err = netlink.LinkAdd(veth)
+		if err := n.clear(attrs.Name, a); err != nil {
+			return 0, err
 		}
+		err = h.LinkAdd(veth)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("make veth pair %s: %w", attrs.Name, err)
+		return 0, fmt.Errorf("make veth pair %s: %w", attrs.Name, err)
 	}
-	if err := n.plug(bridge, attrs.Name); err != nil {
-		if index, ok := linkIndex(attrs.Name); ok {
-			err = errors.Join(err, DeleteLink(index))
-		}
-		return nil, err
-	}
-	host, err := netlink.LinkByName(attrs.Name)
+	host, err := h.LinkByName(attrs.Name)
 	if err != nil {
-		return nil, fmt.Errorf("device %s: %w", attrs.Name, err)
+		return 0, fmt.Errorf("device %s: %w", attrs.Name, err)
 	}
-	return host, nil
+	if err := n.plug(h, bridge, host); err != nil {
+		return 0, errors.Join(err, DeleteLink(host.Attrs().Index))
+	}
+	return host.Attrs().Index, nil
 }
+
+// clear deletes what is in the way of a new pair: the host's end of an earlier ADD
+// for the same pod, and a device in the namespace that DEL has taken the
+// addresses of and that waits to be deleted. What has an address is in use and
+// stays.
+func (n *Net) clear(host string, a *skel.CmdArgs) error {
+	if index, ok := linkIndex(host); ok {
+		if err := DeleteLink(index); err != nil {
+			return err
+		}
+	}
+	return netns.Enter(a.Netns, func() error {
+		link, err := netlink.LinkByName(a.IfName)
+		if err != nil || link.Type() != "veth" {
+			return nil // LinkAdd will tell
+		}
+		addrs, err := netlink.AddrList(link, netlink.FAMILY_ALL)
+		if err != nil || slices.ContainsFunc(addrs, global) {
+			return nil
+		}
+		return DeleteLink(link.Attrs().Index)
+	})
+}
+
+// global says whether an address is more than link-local.
+func global(a netlink.Addr) bool { return a.Scope != unix.RT_SCOPE_LINK }
 
 // plug makes a device a port of the bridge. A port may send back where a packet
 // came from (hairpin): a pod may reach itself by the address of a service.
-func (n *Net) plug(bridge netlink.Link, name string) error {
+func (n *Net) plug(h *netlink.Handle, bridge, host netlink.Link) error {
+	name := host.Attrs().Name
 	// The port needs no address of its own, and must not believe what pods
 	// advertise.
 	err := sysctl("ipv6/conf/"+name+"/disable_ipv6", "1")
 	if err != nil && !errors.Is(err, fs.ErrNotExist) { // no IPv6 in the kernel
 		return err
 	}
-	host, err := netlink.LinkByName(name)
-	if err != nil {
-		return fmt.Errorf("device %s: %w", name, err)
-	}
-	if err := netlink.LinkSetMaster(host, bridge); err != nil {
+	if err := h.LinkSetMaster(host, bridge); err != nil {
 		return fmt.Errorf("plug %s into bridge %s: %w", name, n.Bridge, err)
 	}
-	if err := netlink.LinkSetHairpin(host, true); err != nil {
+	if err := h.LinkSetHairpin(host, true); err != nil {
 		return fmt.Errorf("hairpin mode of %s: %w", name, err)
 	}
-	if err := netlink.LinkSetUp(host); err != nil {
+	if err := h.LinkSetUp(host); err != nil {
 		return fmt.Errorf("bring up %s: %w", name, err)
 	}
 	return nil
@@ -298,34 +321,32 @@ func (n *Net) plug(bridge netlink.Link, name string) error {
 // configurePod gives the pod's device its addresses and routes.
 func (n *Net) configurePod(a *skel.CmdArgs, addrs []netip.Addr) (link netlink.Link, err error) {
 	err = netns.Enter(a.Netns, func() error {
-		link, err = netlink.LinkByName(a.IfName)
+		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 		if err != nil {
 			return err
 		}
+		defer h.Close()
+		if link, err = h.LinkByName(a.IfName); err != nil {
+			return err
+		}
 		for i, addr := range addrs {
-			// Neighbours may still know the last owner of the address: tell them.
-			announce := "ipv4/conf/" + a.IfName + "/arp_notify"
-			config := &netlink.Addr{IPNet: ipNet(addr, n.Subnets[i].Bits())}
-			if addr.Is6() {
-				announce = "ipv6/conf/" + a.IfName + "/ndisc_notify"
-				config.Flags = unix.IFA_F_NODAD // we hand out each address once
-				if err := sysctl("ipv6/conf/"+a.IfName+"/accept_ra", "0"); err != nil {
-					return err // another pod could become the router
-				}
-			}
-			if err := sysctl(announce, "1"); err != nil {
+			if err := prepare(a.IfName, addr); err != nil {
 				return err
 			}
-			if err := netlink.AddrAdd(link, config); err != nil {
+			config := &netlink.Addr{IPNet: ipNet(addr, n.Subnets[i].Bits())}
+			if addr.Is6() {
+				config.Flags = unix.IFA_F_NODAD // we hand out each address once
+			}
+			if err := h.AddrAdd(link, config); err != nil {
 				return fmt.Errorf("address %v: %w", addr, err)
 			}
 		}
-		if err := netlink.LinkSetUp(link); err != nil {
+		if err := h.LinkSetUp(link); err != nil {
 			return err
 		}
 		for i, addr := range addrs {
 			route := &netlink.Route{LinkIndex: link.Attrs().Index, Dst: defaultOf(addr), Gw: n.Subnets[i].Addr().Next().AsSlice()}
-			if err := netlink.RouteAdd(route); err != nil {
+			if err := h.RouteAdd(route); err != nil {
 				return fmt.Errorf("default route via %v: %w", route.Gw, err)
 			}
 		}
@@ -337,24 +358,42 @@ func (n *Net) configurePod(a *skel.CmdArgs, addrs []netip.Addr) (link netlink.Li
 	return link, nil
 }
 
-// waitUp waits until the bridge forwards for a new port. The kernel tells the
-// bridge of the carrier from a work queue; until then packets are dropped.
-func waitUp(ctx context.Context, index int) error {
+// prepare sets what the pod's device needs before it is given addr.
+func prepare(ifName string, addr netip.Addr) error {
+	// Neighbours may still know the last owner of the address: tell them.
+	if addr.Is4() {
+		return write("ipv4/conf/"+ifName+"/arp_notify", "1")
+	}
+	// A pod's sysctls may have switched IPv6 off for all devices, and with it an
+	// address would be refused.
+	if err := sysctl("ipv6/conf/"+ifName+"/disable_ipv6", "0"); err != nil {
+		return err
+	}
+	// Advertisements would come from other pods.
+	if err := write("ipv6/conf/"+ifName+"/accept_ra", "0"); err != nil {
+		return err
+	}
+	return write("ipv6/conf/"+ifName+"/ndisc_notify", "1")
+}
+
+// waitUp returns the device once the bridge forwards for it. The kernel tells the
+// bridge of a new port's carrier from a work queue; until then packets are dropped.
+func waitUp(ctx context.Context, h *netlink.Handle, index int) (netlink.Link, error) {
 	const longest = time.Second
 	for begin, wait := time.Now(), 100*time.Microsecond; ; wait *= 2 {
-		link, err := netlink.LinkByIndex(index)
+		link, err := h.LinkByIndex(index)
 		if err != nil {
-			return fmt.Errorf("device %d: %w", index, err)
+			return nil, fmt.Errorf("device %d: %w", index, err)
 		}
 		if link.Attrs().OperState == netlink.OperUp {
-			return nil
+			return link, nil
 		}
 		if time.Since(begin) > longest {
-			return fmt.Errorf("device %s has no carrier after %v", link.Attrs().Name, longest)
+			return nil, fmt.Errorf("device %s has no carrier after %v", link.Attrs().Name, longest)
 		}
 		select {
 		case <-ctx.Done():
-			return ctx.Err()
+			return nil, ctx.Err()
 		case <-time.After(wait):
 		}
 	}
@@ -365,7 +404,12 @@ func waitUp(ctx context.Context, index int) error {
 // addresses.
 func dropAddresses(path, ifName string) error {
 	return netns.Enter(path, func() error {
-		link, err := netlink.LinkByName(ifName)
+		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+		if err != nil {
+			return err
+		}
+		defer h.Close()
+		link, err := h.LinkByName(ifName)
 		var absent netlink.LinkNotFoundError
 		if errors.As(err, &absent) {
 			return nil
@@ -373,15 +417,15 @@ func dropAddresses(path, ifName string) error {
 		if err != nil {
 			return fmt.Errorf("device %s in %s: %w", ifName, path, err)
 		}
-		addrs, err := netlink.AddrList(link, netlink.FAMILY_ALL)
+		addrs, err := h.AddrList(link, netlink.FAMILY_ALL)
 		if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
 			return fmt.Errorf("addresses of %s in %s: %w", ifName, path, err)
 		}
 		for _, addr := range addrs {
-			if addr.Scope == unix.RT_SCOPE_LINK {
+			if !global(addr) {
 				continue
 			}
-			if err := netlink.AddrDel(link, &addr); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
+			if err := h.AddrDel(link, &addr); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
 				return fmt.Errorf("take address %v from %s in %s: %w", addr.IPNet, ifName, path, err)
 			}
 		}

@@ -85,7 +85,7 @@ func (n *Net) ensureTable(ctx context.Context) error {
 	if chainExists(n.Name, n.marker()) {
 		return nil
 	}
-	unlock, err := n.lock()
+	unlock, err := n.lock(tableLock)
 	if err != nil {
 		return err
 	}
@@ -160,7 +160,7 @@ func nft(ctx context.Context, commands string) error {
 	cmd.Stdin = strings.NewReader(commands)
 	out, err := cmd.CombinedOutput()
 	if errors.Is(err, exec.ErrNotFound) {
-		return errors.New("the nft command (package nftables) is needed and not installed")
+		return Ready()
 	}
 	if err != nil {
 		return fmt.Errorf("nft: %w: %s", err, strings.TrimSpace(string(out)))

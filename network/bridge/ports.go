@@ -98,7 +98,7 @@ func (n *Net) openPorts(ctx context.Context, id string, ports []PortMapping, add
 	if err != nil || len(own) == 0 {
 		return err
 	}
-	unlock, err := n.lock()
+	unlock, err := n.lock(tableLock)
 	if err != nil {
 		return err
 	}
@@ -161,7 +161,7 @@ func (n *Net) closePorts(ctx context.Context, id string) error {
 	if _, err := os.Stat(n.portsPath(id)); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	unlock, err := n.lock()
+	unlock, err := n.lock(tableLock)
 	if err != nil {
 		return err
 	}
@@ -240,9 +240,13 @@ func (n *Net) allElements() ([]string, error) {
 	return commands, nil
 }
 
-// sweepPorts takes back the host ports of those who are gone. The caller holds
-// the lock.
+// sweepPorts takes back the host ports of those who are gone.
 func (n *Net) sweepPorts(gone func(id string) bool) error {
+	unlock, err := n.lock(tableLock)
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	ids, err := n.portOwners()
 	if err != nil {
 		return err

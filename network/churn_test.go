@@ -1,0 +1,160 @@
+package network
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+)
+
+// Ten workers bring pods up and down at once: no two have the same address or
+// port at the same time, and nothing is left.
+func TestChurn(t *testing.T) {
+	n := open(t, options(t, ""))
+	var held sync.Map // address → pod
+	var wg sync.WaitGroup
+	for worker := range 10 {
+		wg.Go(func() {
+			path, unpin := namespace(t)
+			for round := range 10 {
+				if round%3 == 0 { // a new namespace, or the old one for another pod
+					unpin()
+					path, unpin = namespace(t)
+				}
+				p := Pod{ID: fmt.Sprintf("%d-%d", worker, round), NetNS: path}
+				if round%2 == 0 {
+					p.Ports = []Port{{Protocol: "udp", ContainerPort: 53, HostPort: int32(20000 + worker)}}
+				}
+				r, err := n.Attach(t.Context(), p)
+				if err != nil {
+					t.Errorf("attach %s: %v", p.ID, err)
+					return
+				}
+				for _, ip := range r.IPs {
+					if other, taken := held.LoadOrStore(ip, p.ID); taken {
+						t.Errorf("%s and %s have %v", p.ID, other, ip)
+					}
+				}
+				for _, ip := range r.IPs {
+					held.Delete(ip)
+				}
+				detach(t, n, p)
+			}
+		})
+	}
+	wg.Wait()
+	destroy(t, n)
+}
+
+// Two pods cannot have one host port; the second gets it when the first is gone,
+// and has left nothing meanwhile.
+func TestHostPortIsTaken(t *testing.T) {
+	o := options(t, "")
+	n := open(t, o)
+	a, b := pod(t, "a"), pod(t, "b")
+	a.Ports = []Port{{Protocol: "tcp", ContainerPort: 80, HostPort: 12000}}
+	b.Ports = []Port{{Protocol: "udp", ContainerPort: 80, HostPort: 12000}, {Protocol: "tcp", ContainerPort: 81, HostPort: 12000}}
+	attached := attach(t, n, a)
+	if _, err := n.Attach(t.Context(), b); !errors.Is(err, fault.Exists) {
+		t.Fatalf("attach: %v, want Exists", err)
+	}
+	if got := addressesHeld(o); len(got) != len(attached.IPs) {
+		t.Errorf("addresses held are %v, want those of one pod", got)
+	}
+	detach(t, n, a)
+	attach(t, n, b)
+	serve(t, b.NetNS, 81)
+	wantAsk(t, "", "127.0.0.1:12000", "")
+	detach(t, n, b)
+	destroy(t, n)
+}
+
+// A firewall that flushes everything takes the host ports along; the next ADD
+// brings back those of all pods.
+func TestHostPortsSurviveAFlush(t *testing.T) {
+	n := open(t, options(t, ""))
+	a, b := pod(t, "a"), pod(t, "b")
+	a.Ports = []Port{{Protocol: "tcp", ContainerPort: 80, HostPort: 12000}}
+	attach(t, n, a)
+	serve(t, a.NetNS, 80)
+	nft(t, "flush ruleset")
+	if err := n.Check(t.Context(), a); err == nil {
+		t.Error("check is content without a table")
+	}
+	attach(t, n, b)
+	wantAsk(t, "", "127.0.0.1:12000", "")
+	nft(t, "flush ruleset")
+	detach(t, n, a)
+	detach(t, n, b)
+	destroy(t, n)
+}
+
+// The daemon dies after the plugin's work and before libcni's: the next one finds
+// and undoes all of it.
+func TestCrashAfterAdd(t *testing.T) {
+	o := options(t, "")
+	n := open(t, o)
+	p := pod(t, "p")
+	p.Ports = []Port{{Protocol: "tcp", ContainerPort: 80, HostPort: 12000}}
+	p.EgressBPS = 1e6
+	attach(t, n, p)
+	if err := os.Remove(filepath.Join(o.CacheDir, "results", "crisp-p-eth0")); err != nil {
+		t.Fatal(err)
+	}
+	n2 := open(t, o)
+	detach(t, n2, Pod{ID: "p"})
+	destroy(t, n2)
+}
+
+// A subnet that is full says so and keeps nothing, and its last free address is
+// found wherever it is.
+func TestSmallSubnet(t *testing.T) {
+	o := options(t, "")
+	o.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("192.168.77.0/29")}
+	n := open(t, o)
+	var pods []Pod
+	for i := range 5 { // .2 to .6
+		p := pod(t, fmt.Sprint(i))
+		attach(t, n, p)
+		pods = append(pods, p)
+	}
+	last := pod(t, "last")
+	if _, err := n.Attach(t.Context(), last); err == nil {
+		t.Fatal("a sixth address of five")
+	}
+	detach(t, n, pods[2])
+	if r := attach(t, n, last); r.IPs[0] != netip.MustParseAddr("192.168.77.4") {
+		t.Errorf("got %v, want the only free address", r.IPs)
+	}
+	for _, p := range append(pods, last) {
+		detach(t, n, p)
+	}
+	destroy(t, n)
+}
+
+// BenchmarkAttachDetach is a pod's way into the default network and out of it,
+// without host ports.
+func BenchmarkAttachDetach(b *testing.B) {
+	n := open(b, options(b, ""))
+	var attaching, detaching time.Duration
+	for i := 0; b.Loop(); i++ {
+		path, unpin := namespace(b)
+		p := Pod{ID: fmt.Sprint(i), NetNS: path}
+		begin := time.Now()
+		attach(b, n, p)
+		attaching += time.Since(begin)
+		begin = time.Now()
+		detach(b, n, p)
+		detaching += time.Since(begin)
+		unpin()
+	}
+	b.ReportMetric(float64(attaching.Microseconds())/float64(b.N), "µs/attach")
+	b.ReportMetric(float64(detaching.Microseconds())/float64(b.N), "µs/detach")
+	destroy(b, n)
+}
