@@ -74,7 +74,7 @@ func (s *Server) hostPath(m *cri.Mount) (string, error) {
 		return "", fault.Invalid.Errorf("mount at %s: source %s is not there", m.ContainerPath, m.HostPath)
 	}
 	if err := os.MkdirAll(m.HostPath, 0o755); err != nil {
-		return "", fault.Invalid.Errorf("mount at %s: source is not there: %w", m.ContainerPath, err)
+		return "", fault.Invalid.Errorf("mount at %s: source %s is not there: %w", m.ContainerPath, m.HostPath, err)
 	}
 	return filepath.EvalSymlinks(m.HostPath)
 }

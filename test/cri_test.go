@@ -212,8 +212,12 @@ func (n *node) containerCmd(ts *testscript.TestScript, args []string) error {
 	verb, args := args[0], args[1:]
 	switch {
 	case (verb == "create" || verb == "run") && len(args) >= 2:
-		if err := n.createContainer(ctx, args); err != nil || verb == "create" {
+		if err := n.createContainer(ctx, args); err != nil {
 			return err
+		}
+		ts.Setenv("ID_"+args[1], n.ids[args[1]])
+		if verb == "create" {
+			return nil
 		}
 		_, err := n.runtime().StartContainer(ctx, &cri.StartContainerRequest{ContainerId: n.ids[args[1]]})
 		return err

@@ -34,10 +34,7 @@ func (d *demo) end() error {
 		errs = append(errs, p.stop())
 	}
 	errs = append(errs, d.wipe(ctx))
-	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("%w\nwhat was written is in %s", err, d.dir)
-	}
-	return os.RemoveAll(d.dir)
+	return errors.Join(errs...)
 }
 
 func (d *demo) wipe(ctx context.Context) error {

@@ -44,15 +44,14 @@ func run(ctx context.Context, bin string) (err error) {
 	}
 	defer func() {
 		ours := d.marks()
-		if endErr := d.end(); endErr != nil {
-			err = errors.Join(err, endErr, leaks(ours))
+		err = errors.Join(err, d.end(), leaks(ours))
+		if err != nil {
+			err = fmt.Errorf("%w\nthe logs are in %s", err, d.dir)
 			return
 		}
-		if leakErr := leaks(ours); leakErr != nil || err != nil {
-			err = errors.Join(err, leakErr)
-			return
+		if err = os.RemoveAll(d.dir); err == nil {
+			say("Nothing is left: no mount, cgroup, network, process or file.")
 		}
-		say("Nothing is left: no mount, cgroup, network, process or file.")
 	}()
 	return d.show(ctx)
 }
