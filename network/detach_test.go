@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -93,7 +94,7 @@ func TestHangingPlugin(t *testing.T) {
 	// The child keeps our pipes open, as delegates do.
 	script(t, bin, "sleepy", `
 echo $CNI_COMMAND >> `+log+`
-if [ $CNI_COMMAND = ADD ] && [ ! -e `+bin+`/awake ]; then sleep 1000 & wait; fi
+if [ $CNI_COMMAND = ADD ] && [ ! -e `+bin+`/awake ]; then sleep 1000 & echo $! > `+bin+`/child; echo >> `+log+`; wait; fi
 [ $CNI_COMMAND = ADD ] && echo '{"cniVersion":"1.0.0","ips":[{"address":"192.0.2.7/24"}]}'
 exit 0`)
 	o.BinDirs = append(o.BinDirs, bin)
@@ -104,7 +105,7 @@ exit 0`)
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() {
 		for range 1000 {
-			if data, _ := os.ReadFile(log); len(data) > 0 {
+			if data, _ := os.ReadFile(log); strings.Contains(string(data), "\n\n") {
 				break
 			}
 			time.Sleep(10 * time.Millisecond)
@@ -114,15 +115,34 @@ exit 0`)
 	if _, err := n.Attach(ctx, p); !errors.Is(err, context.Canceled) {
 		t.Fatalf("attach: %v", err)
 	}
-	if got, _ := os.ReadFile(log); string(got) != "ADD\nDEL\n" {
+	if got, _ := os.ReadFile(log); string(got) != "ADD\n\nDEL\n" {
 		t.Errorf("the plugin was called for %q", got)
 	}
 	if ids, _ := n.attached(); len(ids) > 0 {
 		t.Errorf("%v are still attached", ids)
 	}
+	child, err := os.ReadFile(filepath.Join(bin, "child"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	waitDead(t, strings.TrimSpace(string(child)))
 	script(t, bin, "awake", "")
 	attach(t, n, p)
 	detach(t, n, p)
+}
+
+// waitDead waits until a process is gone, or a zombie that its new parent has yet
+// to see.
+func waitDead(t *testing.T, pid string) {
+	t.Helper()
+	for range 500 {
+		stat, err := os.ReadFile("/proc/" + pid + "/stat")
+		if err != nil || strings.Contains(string(stat), ") Z ") {
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	t.Errorf("process %s is alive", pid)
 }
 
 // A failed DEL is an error, is remembered, and is repeated with the configuration

@@ -3,6 +3,7 @@ package network
 import (
 	"math"
 	"net/netip"
+	"strings"
 )
 
 // cniArgs is what the other runtimes pass in CNI_ARGS.
@@ -47,7 +48,7 @@ func capabilities(p Pod, cidrs []netip.Prefix) map[string]any {
 	var ports []portMapping
 	for _, port := range p.Ports {
 		if port.HostPort > 0 {
-			ports = append(ports, portMapping{port.HostPort, port.ContainerPort, port.Protocol, port.HostIP})
+			ports = append(ports, portMapping{port.HostPort, port.ContainerPort, strings.ToLower(port.Protocol), port.HostIP})
 		}
 	}
 	if ports != nil {

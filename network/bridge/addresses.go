@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -189,23 +188,4 @@ func (n *Net) owner(addr netip.Addr) (string, error) {
 	data, err := os.ReadFile(filepath.Join(n.dir(), addr.String()))
 	owner, _, _ := strings.Cut(string(data), eol)
 	return owner, err
-}
-
-// Sweep gives back what belongs to none of keep, a list of container IDs: devices,
-// host ports and addresses. Nothing may be added meanwhile. It is for what a
-// power cut or a crash has left, of which nobody knows any more.
-func (n *Net) Sweep(keep []string) error {
-	if _, err := os.Stat(n.dir()); errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	gone := func(owner string) bool { return !slices.Contains(keep, owner) }
-	if err := errors.Join(n.sweepLinks(keep), n.sweepPorts(gone)); err != nil {
-		return err
-	}
-	unlock, err := n.lock(addressesLock)
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	return n.releaseAll(gone)
 }

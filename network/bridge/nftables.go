@@ -9,7 +9,6 @@ import (
 	"os/exec"
 	"strings"
 
-	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
@@ -105,52 +104,6 @@ func (n *Net) writeTable(ctx context.Context) error {
 	}
 	return nft(ctx, fmt.Sprintf("table inet %s {}\ndelete table inet %[1]s\ntable inet %[1]s {\n  chain %[2]s {}\n%[3]s}\n%[4]s",
 		n.Name, n.marker(), n.rules(), strings.Join(ports, "")))
-}
-
-// Destroy removes the bridge and the table. The caller knows that no pod uses
-// them.
-func (n *Net) Destroy(ctx context.Context) error {
-	if err := n.sweepLinks(nil); err != nil {
-		return err
-	}
-	if index, ok := linkIndex(n.Bridge); ok {
-		if err := DeleteLink(index); err != nil {
-			return err
-		}
-	}
-	if !chainExists(n.Name, "postrouting") {
-		return nil
-	}
-	return nft(ctx, "delete table inet "+n.Name+"\n")
-}
-
-// sweepLinks deletes the devices of all but keep. A port of the bridge that
-// somebody else has plugged in has another name, and stays.
-func (n *Net) sweepLinks(keep []string) error {
-	bridge, ok := linkIndex(n.Bridge)
-	if !ok {
-		return nil
-	}
-	names := make(map[string]bool)
-	for _, id := range keep {
-		names[n.vethName(id)] = true
-		names[n.ifbName(id)] = true
-	}
-	links, err := netlink.LinkList()
-	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
-		return fmt.Errorf("list devices: %w", err)
-	}
-	for _, link := range links {
-		a := link.Attrs()
-		ours := link.Type() == "veth" && a.MasterIndex == bridge && strings.HasPrefix(a.Name, "veth") ||
-			link.Type() == "ifb" && a.Alias == n.Name
-		if ours && !names[a.Name] {
-			if err := DeleteLink(a.Index); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
 }
 
 // nft runs commands in nft(8), whose text has a stable form; the netlink messages

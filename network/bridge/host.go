@@ -1,0 +1,184 @@
+package bridge
+
+import (
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// ensureBridge makes whatever the bridge lacks: the device, its addresses, and
+// the host's forwarding.
+func (n *Net) ensureBridge(h *netlink.Handle) (netlink.Link, error) {
+	link, err := h.LinkByName(n.Bridge)
+	var absent netlink.LinkNotFoundError
+	if errors.As(err, &absent) {
+		if err := n.makeBridge(); err != nil {
+			return nil, err
+		}
+		link, err = h.LinkByName(n.Bridge)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("bridge %s: %w", n.Bridge, err)
+	}
+	if link.Type() != "bridge" {
+		return nil, fmt.Errorf("device %s is a %s, not a bridge", n.Bridge, link.Type())
+	}
+	has, err := h.AddrList(link, netlink.FAMILY_ALL)
+	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
+		return nil, fmt.Errorf("addresses of bridge %s: %w", n.Bridge, err)
+	}
+	for _, s := range n.Subnets {
+		addr := &netlink.Addr{IPNet: ipNet(s.Addr().Next(), s.Bits())}
+		if s.Addr().Is6() {
+			addr.Flags = unix.IFA_F_NODAD // or pods would have no gateway for a second
+		}
+		if hasAddr(has, addr) {
+			continue
+		}
+		if err := h.AddrAdd(link, addr); err != nil && !errors.Is(err, unix.EEXIST) {
+			return nil, fmt.Errorf("give bridge %s the address %v: %w", n.Bridge, addr.IPNet, err)
+		}
+	}
+	if link.Attrs().Flags&net.FlagUp == 0 {
+		if err := h.LinkSetUp(link); err != nil {
+			return nil, fmt.Errorf("bring up bridge %s: %w", n.Bridge, err)
+		}
+	}
+	return link, n.forward()
+}
+
+func hasAddr(all []netlink.Addr, addr *netlink.Addr) bool {
+	for _, a := range all {
+		if a.IPNet.String() == addr.IPNet.String() {
+			return true
+		}
+	}
+	return false
+}
+
+func (n *Net) makeBridge() error {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = n.Bridge
+	attrs.MTU = uplinkMTU()
+	// A bridge without an address of its own takes the least of its ports', which
+	// changes as pods come and go, and with it what the pods have in their ARP cache.
+	attrs.HardwareAddr = make(net.HardwareAddr, 6)
+	if _, err := rand.Read(attrs.HardwareAddr); err != nil {
+		return err
+	}
+	attrs.HardwareAddr[0] = attrs.HardwareAddr[0]&^1 | 2 // locally administered, not multicast
+	if err := netlink.LinkAdd(&netlink.Bridge{LinkAttrs: attrs}); err != nil && !errors.Is(err, unix.EEXIST) {
+		return fmt.Errorf("make bridge %s: %w", n.Bridge, err)
+	}
+	return nil
+}
+
+// uplinkMTU returns the MTU of the device that the default route goes through,
+// so that a pod does not send what the host cannot forward whole; 0, the
+// kernel's choice, without one.
+func uplinkMTU() int {
+	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+		routes, err := netlink.RouteList(nil, family)
+		if err != nil {
+			continue
+		}
+		for _, r := range routes {
+			if r.Dst != nil && !r.Dst.IP.IsUnspecified() {
+				continue
+			}
+			if link, err := netlink.LinkByIndex(r.LinkIndex); err == nil {
+				return link.Attrs().MTU
+			}
+		}
+	}
+	return 0
+}
+
+// forward has the host forward between the bridge and the world, as isGateway of
+// the bridge plugin does: for the whole host, by net.ipv4.ip_forward and
+// net.ipv6.conf.all.forwarding. It stays so when the network is gone.
+func (n *Net) forward() error {
+	for _, s := range n.Subnets {
+		if s.Addr().Is4() {
+			// For host ports on 127.0.0.1: what comes from there may leave by the
+			// bridge. nftables.go keeps pods from using it the other way round.
+			if err := sysctl("ipv4/conf/"+n.Bridge+"/route_localnet", "1"); err != nil {
+				return err
+			}
+			if err := sysctl("ipv4/ip_forward", "1"); err != nil {
+				return err
+			}
+			continue
+		}
+		if err := sysctl("ipv6/conf/"+n.Bridge+"/accept_ra", "0"); err != nil {
+			return err
+		}
+		if err := keepRouterAdvertisements(); err != nil {
+			return err
+		}
+		if err := sysctl("ipv6/conf/all/forwarding", "1"); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// keepRouterAdvertisements keeps the host's own IPv6 default route: once the
+// kernel forwards, it listens to router advertisements only where accept_ra is 2
+// (ip-sysctl.rst), and a host that has its route from them would be cut off when
+// the route expires.
+func keepRouterAdvertisements() error {
+	if on, err := os.ReadFile("/proc/sys/net/ipv6/conf/all/forwarding"); err == nil && strings.TrimSpace(string(on)) == "1" {
+		return nil
+	}
+	routes, err := netlink.RouteList(nil, netlink.FAMILY_V6)
+	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
+		return fmt.Errorf("list routes: %w", err)
+	}
+	for _, r := range routes {
+		if r.Protocol != unix.RTPROT_RA {
+			continue
+		}
+		link, err := netlink.LinkByIndex(r.LinkIndex)
+		if err != nil {
+			continue // it went away, and its route with it
+		}
+		key := "ipv6/conf/" + link.Attrs().Name + "/accept_ra"
+		if v, err := os.ReadFile("/proc/sys/net/" + key); err != nil || strings.TrimSpace(string(v)) != "1" {
+			continue
+		}
+		if err := sysctl(key, "2"); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// sysctl sets net.<key> in the namespace of this thread. A value that is there
+// already is not written: /proc/sys may be read-only.
+func sysctl(key, value string) error {
+	now, err := os.ReadFile("/proc/sys/net/" + key)
+	if err == nil && strings.TrimSpace(string(now)) == value {
+		return nil
+	}
+	return write(key, value)
+}
+
+func write(key, value string) error {
+	path := "/proc/sys/net/" + key
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if _, err := f.WriteString(value); err != nil {
+		return fmt.Errorf("set to %s: %w", value, err)
+	}
+	return nil
+}
