@@ -8,6 +8,8 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"reflect"
+	"strings"
 
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/docker/distribution/registry/api/errcode"
@@ -49,18 +51,29 @@ func pullFailure(ctx context.Context, name string, err error) error {
 
 // statusOf returns the HTTP status behind an error of the library, or 0.
 func statusOf(err error) int {
-	if e, ok := errors.AsType[docker.UnexpectedHTTPStatusError](err); ok {
-		return e.StatusCode
-	}
 	if _, ok := errors.AsType[docker.ErrUnauthorizedForCredentials](err); ok {
 		return http.StatusUnauthorized
 	}
 	if errors.Is(err, docker.ErrTooManyRequests) {
 		return http.StatusTooManyRequests
 	}
+	if e, ok := errors.AsType[errcode.Error](err); ok && e.Code == errcode.ErrorCodeUnknown && strings.Contains(strings.ToLower(e.Message), "not found") {
+		return http.StatusNotFound // Harbor and registry.redhat.io have no better code
+	}
 	var coder errcode.ErrorCoder
 	if errors.As(err, &coder) {
 		return coder.ErrorCode().Descriptor().HTTPStatusCode
+	}
+	// An answer without JSON is of a type that the library does not export, or of
+	// UnexpectedHTTPStatusError; both have the field.
+	for ; err != nil; err = errors.Unwrap(err) {
+		v := reflect.Indirect(reflect.ValueOf(err))
+		if v.Kind() != reflect.Struct {
+			continue
+		}
+		if code := v.FieldByName("StatusCode"); code.IsValid() && code.CanInt() {
+			return int(code.Int())
+		}
 	}
 	return 0
 }

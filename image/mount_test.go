@@ -1,0 +1,241 @@
+package image_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/opencontainers/go-digest"
+	v1 "github.com/opencontainers/image-spec/specs-go/v1"
+	"golang.org/x/sys/unix"
+)
+
+func digestOf(data []byte) string { return digest.FromBytes(data).Encoded() }
+
+// A root file system shows the layers merged, takes writes for itself alone, and
+// keeps them over an unmount and a restart, until it is removed.
+func TestMount(t *testing.T) {
+	reg := newRegistry(t)
+	p := newPlace(t, reg)
+	img := buildOf(t, "gzip", v1.Image{},
+		tarOf(t, map[string]string{"a": "1", "b": "1", "d/x": "1", "e/x": "1"}),
+		tarOf(t, map[string]string{"b": "2", ".wh.a": "", "d/.wh..wh..opq": "", "d/y": "2", "e/y": "2"}))
+	reg.push("app", "latest", img)
+	id := p.pull(reg.host + "/app").ID
+	root, second := p.mount("one", id), p.mount("two", id)
+	if again := p.mount("one", id); again != root {
+		t.Errorf("second mount is at %s, the first at %s", again, root)
+	}
+	if got := tree(t, root); got != "b d d/y e e/x e/y" {
+		t.Errorf("tree is %s", got)
+	}
+	if got := read(t, root, "b"); got != "2" {
+		t.Errorf("b holds %q", got)
+	}
+	if err := os.WriteFile(filepath.Join(root, "b"), []byte("mine"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.RemoveAll(filepath.Join(root, "e")); err != nil {
+		t.Fatal(err)
+	}
+	if got := tree(t, second); got != "b d d/y e e/x e/y" {
+		t.Errorf("the other tree is %s", got)
+	}
+
+	if err := p.store.Unmount(t.Context(), "one", false); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(root); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("mount point is still there (err %v)", err)
+	}
+	p.reopen(image.Options{})
+	if got := p.store.Mounts(); !slices.Equal(got, []string{"one", "two"}) {
+		t.Errorf("keys are %v", got)
+	}
+	root = p.mount("one", id)
+	if got := tree(t, root) + " " + read(t, root, "b"); got != "b d d/y mine" {
+		t.Errorf("after a restart there is %s", got)
+	}
+	for range 2 { // the second finds nothing
+		for _, key := range []string{"one", "two"} {
+			if err := p.store.Unmount(t.Context(), key, true); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if got := p.store.Mounts(); len(got) != 0 {
+		t.Errorf("keys are %v", got)
+	}
+	if _, _, err := p.store.Usage("one"); !errors.Is(err, fault.NotFound) {
+		t.Errorf("error is %v, want one of kind %v", err, fault.NotFound)
+	}
+	if _, err := p.store.Mount(t.Context(), "x", "sha256:"+strings.Repeat("0", 64)); !errors.Is(err, fault.NotFound) {
+		t.Errorf("error is %v, want one of kind %v", err, fault.NotFound)
+	}
+	for _, key := range []string{"", "..", "a/b"} {
+		if _, err := p.store.Mount(t.Context(), key, id); !errors.Is(err, fault.Invalid) {
+			t.Errorf("key %q: error is %v, want one of kind %v", key, err, fault.Invalid)
+		}
+	}
+	if got := p.names("rw"); len(got) != 0 {
+		t.Errorf("writable layers %v are left", got)
+	}
+}
+
+func tree(t *testing.T, root string) string {
+	t.Helper()
+	var names []string
+	err := filepath.WalkDir(root, func(path string, d os.DirEntry, err error) error {
+		if path != root && err == nil {
+			names = append(names, path[len(root)+1:])
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.Join(names, " ")
+}
+
+// The layers of a removed image stay as long as a root file system stands on
+// them, over a restart too, and go with the last.
+func TestLeases(t *testing.T) {
+	reg := newRegistry(t)
+	p := newPlace(t, reg)
+	img := build(t, "gzip", "base", "x")
+	reg.push("app", "latest", img)
+	id := p.pull(reg.host + "/app").ID
+	root := p.mount("one", id)
+	if err := p.store.Remove(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	if got := read(t, root, "top"); got != "x" || p.layers() != 2 {
+		t.Errorf("file holds %q, on %d layers", got, p.layers())
+	}
+	p.reopen(image.Options{})
+	if _, err := p.store.Get(id); !errors.Is(err, fault.NotFound) {
+		t.Errorf("error is %v, want one of kind %v", err, fault.NotFound)
+	}
+	if err := p.store.Unmount(t.Context(), "one", false); err != nil {
+		t.Fatal(err)
+	}
+	root = p.mount("one", id) // the image is gone; the lease is not
+	if got := read(t, root, "top"); got != "x" {
+		t.Errorf("file holds %q", got)
+	}
+	// A pull of the image finds its layers.
+	reg.asked("")
+	p.pull(reg.host + "/app")
+	if got := reg.asked("/blobs/"); len(got) != 1 { // the config
+		t.Errorf("fetched %v", got)
+	}
+	if err := p.store.Remove(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.store.Unmount(t.Context(), "one", true); err != nil {
+		t.Fatal(err)
+	}
+	if n := p.layers(); n != 0 {
+		t.Errorf("%d layers are left", n)
+	}
+}
+
+// More layers than fit on a page of mount options, one of them twice.
+func TestManyLayers(t *testing.T) {
+	reg := newRegistry(t)
+	p := newPlace(t, reg)
+	var layers [][]byte
+	for i := range 150 {
+		layers = append(layers, tarOf(t, map[string]string{fmt.Sprintf("f%d", i): "x", "last": fmt.Sprint(i)}))
+	}
+	layers = append(layers, layers[70])
+	reg.push("deep", "latest", buildOf(t, "plain", v1.Image{}, layers...))
+	root := p.mount("k", p.pull(reg.host+"/deep").ID)
+	if entries, err := os.ReadDir(root); err != nil || len(entries) != 151 {
+		t.Errorf("%d entries (err %v)", len(entries), err)
+	}
+	if got := read(t, root, "last"); got != "70" {
+		t.Errorf("last is %s", got)
+	}
+}
+
+// The root directory has the mode and owner that the image gives it, and an
+// opaque one hides the layers below as a whole.
+func TestMountRoot(t *testing.T) {
+	reg := newRegistry(t)
+	p := newPlace(t, reg)
+	img := buildOf(t, "gzip", v1.Image{},
+		tarOf(t, map[string]string{"hidden": "1"}),
+		tarOf(t, map[string]string{"./": "", ".wh..wh..opq": "", "shown": "1"}),
+		tarOf(t, map[string]string{"above": "1"}))
+	reg.push("app", "latest", img)
+	root := p.mount("k", p.pull(reg.host+"/app").ID)
+	if got := tree(t, root); got != "above shown" {
+		t.Errorf("tree is %s", got)
+	}
+	if fi, err := os.Stat(root); err != nil || fi.Mode().Perm() != 0o755 {
+		t.Errorf("root is %v (err %v)", fi.Mode(), err)
+	}
+}
+
+// Nobody writes to a read-only mount, however many layers it has.
+func TestMountReadOnly(t *testing.T) {
+	reg := newRegistry(t)
+	p := newPlace(t, reg)
+	for n := range 3 {
+		var texts []string
+		for i := range n {
+			texts = append(texts, fmt.Sprint(i))
+		}
+		tag := fmt.Sprint("v", n)
+		reg.push("app", tag, build(t, "gzip", texts...))
+		dir, err := p.store.MountReadOnly(t.Context(), tag, p.pull(reg.host+"/app:"+tag).ID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n > 0 && read(t, dir, "top") != fmt.Sprint(n-1) {
+			t.Errorf("%d layers: top is %s", n, read(t, dir, "top"))
+		}
+		if err := os.WriteFile(filepath.Join(dir, "top"), nil, 0o600); !errors.Is(err, unix.EROFS) {
+			t.Errorf("%d layers: error is %v, want %v", n, err, unix.EROFS)
+		}
+	}
+	if _, err := p.store.Mount(t.Context(), "v1", p.store.List()[0].ID); !errors.Is(err, fault.WrongState) {
+		t.Errorf("error is %v, want one of kind %v", err, fault.WrongState)
+	}
+}
+
+// The usage of a writable layer follows what is written, a little later.
+func TestUsage(t *testing.T) {
+	reg := newRegistry(t)
+	p := newPlace(t, reg)
+	reg.push("app", "latest", build(t, "gzip", "x"))
+	root := p.mount("k", p.pull(reg.host+"/app").ID)
+	bytes, inodes, err := p.store.Usage("k")
+	if err != nil || inodes != 1 {
+		t.Errorf("fresh layer has %d bytes, %d inodes (err %v)", bytes, inodes, err)
+	}
+	before := p.store.FsInfo()
+	if err := os.WriteFile(filepath.Join(root, "new"), make([]byte, 1<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for range 200 {
+		if bytes, inodes, err = p.store.Usage("k"); err != nil || inodes > 1 {
+			break
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	if err != nil || inodes != 2 || bytes < 1<<20 {
+		t.Errorf("layer has %d bytes, %d inodes (err %v)", bytes, inodes, err)
+	}
+	if after := p.store.FsInfo(); after.UsedBytes < before.UsedBytes+1<<20 || after.Inodes != before.Inodes+1 {
+		t.Errorf("store has %+v, and %+v before", after, before)
+	}
+}
