@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/test/bufconn"
@@ -46,7 +47,15 @@ func newNode(t *testing.T) *node {
 	t.Helper()
 	n := &node{machine: ocitest.NewMachine(t), store: newFakeImages(t), net: &fakeNetwork{}}
 	n.start(t)
-	t.Cleanup(func() { n.stop() })
+	t.Cleanup(func() {
+		// What runs would write its exit into a directory that is being removed.
+		for _, c := range n.runtime.Containers() {
+			if err := c.Stop(context.Background(), unix.SIGKILL, 0); err != nil {
+				t.Errorf("stop container: %v", err)
+			}
+		}
+		n.stop()
+	})
 	return n
 }
 

@@ -1,0 +1,272 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+)
+
+// A bench is creations with a build step that takes as long as a test wants.
+type bench struct {
+	*creations
+	work   sync.WaitGroup
+	stop   context.CancelFunc
+	builds int
+	undone []string
+	told   []string
+	err    error         // of the build
+	undo   error         // of the discard
+	took   time.Duration // of the build
+	slow   time.Duration // of the discard
+}
+
+func newBench(t *testing.T) *bench {
+	b := &bench{took: time.Minute}
+	ctx, cancel := context.WithCancel(context.Background())
+	b.stop = cancel
+	b.creations = newCreations(ctx, &b.work, slog.New(slog.NewTextHandler(t.Output(), nil)), "thing")
+	b.delivered = func(id string) { b.told = append(b.told, id) }
+	t.Cleanup(cancel)
+	return b
+}
+
+// call asks for a thing.
+func (b *bench) call(ctx context.Context, name string, req proto.Message) (string, error) {
+	return b.do(ctx, name, req, func(ctx context.Context, c *creation) error {
+		b.builds++
+		c.enter(ctx, "building")
+		select {
+		case <-time.After(b.took):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		c.discard = func(context.Context) error {
+			time.Sleep(b.slow)
+			b.undone = append(b.undone, c.id)
+			return b.undo
+		}
+		return b.err
+	})
+}
+
+// goCall is call in the background.
+func (b *bench) goCall(ctx context.Context, name string, req proto.Message) <-chan answer {
+	got := make(chan answer, 1)
+	go func() {
+		id, err := b.call(ctx, name, req)
+		got <- answer{id, err}
+	}()
+	synctest.Wait()
+	return got
+}
+
+type answer struct {
+	id  string
+	err error
+}
+
+func wants(what string) proto.Message { return &cri.PodSandboxMetadata{Name: what} }
+
+// Two clients that ask for the same get the same, and it is made once.
+func TestSameRequestJoins(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		first := b.goCall(t.Context(), "a", wants("x"))
+		second := b.goCall(t.Context(), "a", wants("x"))
+		one, two := <-first, <-second
+		if one.err != nil || two.err != nil || one.id != two.id || b.builds != 1 {
+			t.Errorf("got %v and %v from %d builds", one, two, b.builds)
+		}
+		if len(b.told) != 1 || len(b.byName) != 0 || len(b.hidden) != 0 {
+			t.Errorf("told %v, by name %v, hidden %v", b.told, b.byName, b.hidden)
+		}
+	})
+}
+
+// The kubelet's timeout must not void the work: its next call joins it.
+func TestRepetitionAfterTimeoutJoins(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		short, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		_, err := b.call(short, "a", wants("x"))
+		if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), `in stage "building" for 10s`) {
+			t.Errorf("first call: %v, want the deadline, with the stage", err)
+		}
+		id, err := b.call(t.Context(), "a", wants("x"))
+		if err != nil || id == "" || b.builds != 1 {
+			t.Errorf("repetition: %q, %v after %d builds", id, err, b.builds)
+		}
+	})
+}
+
+// What is finished after everybody left is hidden, and handed out by the next call.
+func TestRepetitionAfterTheEndCollects(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		short, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if _, err := b.call(short, "a", wants("x")); err == nil {
+			t.Error("first call did not time out")
+		}
+		time.Sleep(b.took)
+		synctest.Wait()
+		if len(b.hidden) != 1 || len(b.told) != 0 {
+			t.Errorf("finished and uncollected: hidden %v, told %v", b.hidden, b.told)
+		}
+		id, err := b.call(t.Context(), "a", wants("x"))
+		if err != nil || b.builds != 1 || b.isHidden(id) || len(b.told) != 1 {
+			t.Errorf("repetition: %q, %v, %d builds, told %v", id, err, b.builds, b.told)
+		}
+		time.Sleep(2 * uncollectedLife)
+		if len(b.undone) != 0 {
+			t.Errorf("undone %v after it was collected", b.undone)
+		}
+	})
+}
+
+// What nobody comes back for is undone, and the name is free again.
+func TestUncollectedIsUndone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.slow = 10 * time.Second
+		short, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if _, err := b.call(short, "a", wants("x")); err == nil {
+			t.Error("first call did not time out")
+		}
+		time.Sleep(b.took + uncollectedLife)
+		synctest.Wait()
+		// It is just being undone: who comes now waits and then begins anew, with
+		// whatever configuration, once the name is free.
+		id, err := b.call(t.Context(), "a", wants("x"))
+		if err != nil || b.builds != 2 || len(b.undone) != 1 || b.undone[0] == id {
+			t.Errorf("call during undo: %q, %v, %d builds, undone %v", id, err, b.builds, b.undone)
+		}
+	})
+}
+
+// What could not be undone shows up in lists: somebody must be able to remove it.
+func TestWhatResistsUndoIsShown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.undo = fault.Unavailable.Errorf("plugin hangs")
+		short, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if _, err := b.call(short, "a", wants("x")); err == nil {
+			t.Error("first call did not time out")
+		}
+		time.Sleep(b.took + uncollectedLife + time.Second)
+		synctest.Wait()
+		if len(b.hidden) != 0 || len(b.byName) != 0 || len(b.undone) != 1 {
+			t.Errorf("hidden %v, by name %v, undone %v", b.hidden, b.byName, b.undone)
+		}
+	})
+}
+
+func TestAnotherRequestUnderTheSameName(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		first := b.goCall(t.Context(), "a", wants("x"))
+		time.Sleep(3 * time.Second)
+		_, err := b.call(t.Context(), "a", wants("y"))
+		if !errors.Is(err, fault.Exists) || !strings.Contains(err.Error(), `in stage "building" for 3s`) {
+			t.Errorf("got %v, want fault.Exists with stage and age", err)
+		}
+		if got := <-first; got.err != nil {
+			t.Errorf("the first one: %v", got.err)
+		}
+	})
+}
+
+// All who wait learn of the failure; the next call tries again.
+func TestFailureIsForAll(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.err = fault.Unavailable.Errorf("no address left")
+		first := b.goCall(t.Context(), "a", wants("x"))
+		second := b.goCall(t.Context(), "a", wants("x"))
+		if one, two := <-first, <-second; one.err != b.err || two.err != b.err || b.builds != 1 {
+			t.Errorf("got %v and %v from %d builds", one, two, b.builds)
+		}
+		b.err = nil
+		if id, err := b.call(t.Context(), "a", wants("x")); err != nil || b.builds != 2 || b.isHidden(id) {
+			t.Errorf("retry: %q, %v from %d builds", id, err, b.builds)
+		}
+	})
+}
+
+// The end of crispd ends what is under way; it must not wait for a plugin.
+func TestStopEndsBuilds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.took = time.Hour
+		begin := time.Now()
+		first := b.goCall(t.Context(), "a", wants("x"))
+		b.stop()
+		b.work.Wait()
+		if got := <-first; !errors.Is(got.err, context.Canceled) || time.Since(begin) != 0 {
+			t.Errorf("got %v after %v", got, time.Since(begin))
+		}
+		if _, err := b.call(t.Context(), "b", wants("x")); !errors.Is(err, fault.Unavailable) {
+			t.Errorf("call after the end: %v", err)
+		}
+	})
+}
+
+func TestPanicOfABuildIsAnError(t *testing.T) {
+	b := newBench(t)
+	_, err := b.do(t.Context(), "a", wants("x"), func(context.Context, *creation) error { panic("bug") })
+	if err == nil || !strings.Contains(err.Error(), "bug") {
+		t.Errorf("got %v", err)
+	}
+}
+
+// Callers of one thing share one run of it, which outlives them.
+func TestTasks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var work sync.WaitGroup
+		ts := tasks{ctx: context.Background(), work: &work}
+		runs := 0
+		run := func(context.Context) error {
+			runs++
+			time.Sleep(time.Minute)
+			return nil
+		}
+		short, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if err := ts.do(short, "stop", run); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("impatient caller: %v", err)
+		}
+		if err := ts.do(t.Context(), "stop", run); err != nil || runs != 1 {
+			t.Errorf("patient caller: %v after %d runs", err, runs)
+		}
+		if err := ts.do(t.Context(), "stop", run); err != nil || runs != 2 {
+			t.Errorf("next caller: %v after %d runs", err, runs)
+		}
+		// Updates must not share: each has another thing to do.
+		for range 3 {
+			work.Go(func() {
+				if err := ts.alone(t.Context(), "update", run); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		begin := time.Now()
+		synctest.Wait()
+		work.Wait()
+		if runs != 5 || time.Since(begin) != 3*time.Minute {
+			t.Errorf("%d runs in %v, want 3 more, one after the other", runs, time.Since(begin))
+		}
+	})
+}
