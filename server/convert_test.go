@@ -1,0 +1,192 @@
+package server
+
+import (
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/testing/protocmp"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// Every signal that CRI knows is one of Linux's, whatever its constant is called,
+// and comes back as itself where CRI has no second name for it.
+func TestSignals(t *testing.T) {
+	second := map[string]bool{"SIGNAL_SIGCLD": true, "SIGNAL_SIGIOT": true, "SIGNAL_SIGPOLL": true}
+	for number, name := range cri.Signal_name {
+		s := cri.Signal(number)
+		sig, ok := linuxSignal(s)
+		if s == cri.Signal_SIGNAL_RUNTIME_DEFAULT {
+			if ok {
+				t.Errorf("%s is signal %d", name, sig)
+			}
+			continue
+		}
+		if !ok || sig <= 0 || sig > 64 {
+			t.Errorf("%s is %d, %v", name, sig, ok)
+			continue
+		}
+		// The name says it too, in 0.37's spelling.
+		text := strings.NewReplacer("SIGNAL_", "", "PLUS", "+", "MINUS", "-").Replace(name)
+		if parsed, ok := parseSignal(text); !second[name] && (!ok || parsed != sig) {
+			t.Errorf("%s parses as %d, %v; want %d", text, parsed, ok, sig)
+		}
+		if back, ok := criSignal(sig); !second[name] && (!ok || back != s) {
+			t.Errorf("%s comes back as %s, %v", name, back, ok)
+		}
+	}
+	for text, want := range map[string]unix.Signal{
+		"15": unix.SIGTERM, "term": unix.SIGTERM, "SIGKILL": unix.SIGKILL, "SIGRTMIN+3": 37, "RTMAX-2": 62, "SIGRTMIN": 34,
+		"": 0, "0": 0, "65": 0, "SIGNONE": 0, "RTMIN+31": 0, "RTMAX+1": 0, "RTMIN+x": 0, "-9": 0,
+	} {
+		got, ok := parseSignal(text)
+		if ok != (want != 0) || ok && got != want {
+			t.Errorf("%q parses as %d, %v; want %d", text, got, ok, want)
+		}
+	}
+	if s, err := stopSignal(cri.Signal_SIGNAL_SIGINT, "SIGQUIT"); err != nil || s != cri.Signal_SIGNAL_SIGINT {
+		t.Errorf("request over image: %v, %v", s, err)
+	}
+	if s, err := stopSignal(0, ""); err != nil || s != cri.Signal_SIGNAL_SIGTERM {
+		t.Errorf("nothing said: %v, %v", s, err)
+	}
+}
+
+func TestCgroupParent(t *testing.T) {
+	for _, c := range []struct {
+		parent  string
+		systemd bool
+		want    string
+		bad     bool
+	}{
+		{"", false, "", false},
+		{"", true, "", false},
+		{"/kubepods/pod1", false, "/kubepods/pod1", false},
+		{"kubepods/pod1", false, "/kubepods/pod1", false},
+		{"/../../etc", false, "/etc", false},
+		{"/kubepods.slice/kubepods-pod1.slice", true, "kubepods-pod1.slice", false},
+		{"kubepods-pod1.slice", true, "kubepods-pod1.slice", false},
+		{"/kubepods/pod1", true, "", true},
+		{"/kubepods.slice/kubepods-pod1.slice", false, "", true},
+	} {
+		got, err := cgroupParent(c.parent, c.systemd)
+		if got != c.want || (err != nil) != c.bad {
+			t.Errorf("cgroupParent(%q, %v) = %q, %v; want %q", c.parent, c.systemd, got, err, c.want)
+		}
+	}
+}
+
+// A record comes back as it was, unknown fields of newer kubelets included.
+func TestRecords(t *testing.T) {
+	config := pod("web")
+	config.ProtoReflect().SetUnknown([]byte{0xf8, 0x7f, 0x01}) // field 2047, varint 1
+	sb := &sandboxRecord{config: config, handler: "crisp", ips: []string{"10.0.0.1", "fd00::1"},
+		resources: &cri.UpdatePodSandboxResourcesRequest{Overhead: &cri.LinuxContainerResources{CpuShares: 2}}}
+	extra, err := sb.encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := decodeSandbox(extra)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(sb, got, cmp.AllowUnexported(sandboxRecord{}), protocmp.Transform()); diff != "" {
+		t.Errorf("sandbox (-want +got):\n%s", diff)
+	}
+	c := &containerRecord{
+		config: forever("a"), imageID: testID, imageRef: testDigest, signal: cri.Signal_SIGNAL_SIGHUP, volumes: []string{"x-0"},
+		imageUser: &cri.ContainerUser{Linux: &cri.LinuxContainerUser{Uid: 7}}, resources: &cri.LinuxContainerResources{CpuShares: 2},
+	}
+	c.config.Envs = []*cri.KeyValue{{Key: "K", Value: []byte{0xff, 0xfe}}} // no UTF-8
+	if extra, err = c.encode(); err != nil {
+		t.Fatal(err)
+	}
+	gotC, err := decodeContainer(extra)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(c, gotC, cmp.AllowUnexported(containerRecord{}), protocmp.Transform()); diff != "" {
+		t.Errorf("container (-want +got):\n%s", diff)
+	}
+	if _, err := decodeContainer([]byte(`{"Version":2}`)); err == nil {
+		t.Error("a record of another version was read")
+	}
+}
+
+// Between two looks the rate is what was used in between; looks that are too
+// close together do not make it jump.
+func TestCPURate(t *testing.T) {
+	var r cpuRates
+	start := time.Unix(1000, 0)
+	at := func(s float64) time.Time { return start.Add(time.Duration(s * float64(time.Second))) }
+	for _, c := range []struct {
+		when float64
+		used uint64
+		want uint64
+	}{
+		{10, 5e9, 5e8},     // half a CPU since the start
+		{10.2, 5.2e9, 5e8}, // too soon to tell
+		{12, 9e9, 2e9},     // two CPUs
+		{13, 8e9, 2e9},     // a counter that went back says nothing
+	} {
+		if got := r.rate("a", at(c.when), c.used, start); got != c.want {
+			t.Errorf("at %vs: %d nanocores, want %d", c.when, got, c.want)
+		}
+	}
+	r.forget("a")
+	if len(r.seen) != 0 {
+		t.Error("remembered what is gone")
+	}
+}
+
+// The account files come from an image: no way leads out of it, and no pipe
+// keeps us waiting.
+func TestReadInRoot(t *testing.T) {
+	root, outside := t.TempDir(), t.TempDir()
+	if err := os.WriteFile(filepath.Join(outside, "secret"), []byte("secret"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	write := func(name, text string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(root, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	link := func(to, name string) {
+		t.Helper()
+		if err := os.Symlink(to, filepath.Join(root, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("real", "inside")
+	link("/real", "absolute") // of the image's root, not of ours
+	link(filepath.Join(outside, "secret"), "out")
+	link("../../../../../../"+outside+"/secret", "up")
+	if err := unix.Mkfifo(filepath.Join(root, "pipe"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	read := func(name string) (string, error) {
+		r, err := readInRoot(root, name)
+		if r == nil || err != nil {
+			return "", err
+		}
+		var b strings.Builder
+		if _, err := io.Copy(&b, r); err != nil {
+			return "", err
+		}
+		return b.String(), nil
+	}
+	for name, want := range map[string]string{"real": "inside", "absolute": "inside", "out": "", "up": "", "none": "", "real/below": ""} {
+		if got, err := read(name); got != want || err != nil {
+			t.Errorf("%s: %q, %v; want %q", name, got, err, want)
+		}
+	}
+	if _, err := read("pipe"); err == nil {
+		t.Error("a pipe was read")
+	}
+}

@@ -1,0 +1,184 @@
+package server
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net/url"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/remotecommand"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+func TestExecSync(t *testing.T) {
+	n := newNode(t)
+	id := n.begin(t, n.run(t, pod("a")), forever("x"))
+	exec := func(ctx context.Context, timeout int64, script ...string) (*cri.ExecSyncResponse, error) {
+		return n.ExecSync(ctx, &cri.ExecSyncRequest{ContainerId: id, Cmd: append([]string{"testbin"}, script...), Timeout: timeout})
+	}
+	resp, err := exec(t.Context(), 0, "print", "to out", "eprint", "to err", "exit", "7")
+	if err != nil || string(resp.Stdout) != "to out\n" || string(resp.Stderr) != "to err\n" || resp.ExitCode != 7 {
+		t.Errorf("got %v, %v", resp, err)
+	}
+	_, err = exec(t.Context(), 1, "sleep", "for-ever")
+	wantCode(t, "timeout", err, "DeadlineExceeded")
+	if alive := n.machine.Alive(id); alive != 1 {
+		t.Errorf("%d processes after a timeout, want only the container's", alive)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	_, err = exec(ctx, 0, "sleep", "for-ever")
+	wantCode(t, "caller that leaves", err, "DeadlineExceeded")
+	_, err = n.ExecSync(t.Context(), &cri.ExecSyncRequest{ContainerId: id})
+	wantCode(t, "no command", err, "InvalidArgument")
+	if _, err := n.StopContainer(t.Context(), &cri.StopContainerRequest{ContainerId: id}); err != nil {
+		t.Fatal(err)
+	}
+	_, err = exec(t.Context(), 0, "exit", "0")
+	wantCode(t, "container that has exited", err, "FailedPrecondition")
+}
+
+// What the message limit cannot carry is cut off the longer stream.
+func TestFit(t *testing.T) {
+	for _, c := range []struct{ out, err, wantOut, wantErr int }{
+		{1, 2, 1, 2},
+		{maxAnswer, 0, maxAnswer, 0},
+		{maxOutput, 10, maxAnswer - 10, 10},
+		{10, maxOutput, 10, maxAnswer - 10},
+		{maxOutput, maxOutput, maxAnswer / 2, maxAnswer / 2},
+	} {
+		r := &cri.ExecSyncResponse{Stdout: make([]byte, c.out), Stderr: make([]byte, c.err)}
+		fit(r)
+		if len(r.Stdout) != c.wantOut || len(r.Stderr) != c.wantErr {
+			t.Errorf("%d and %d became %d and %d, want %d and %d", c.out, c.err, len(r.Stdout), len(r.Stderr), c.wantOut, c.wantErr)
+		}
+	}
+}
+
+func TestCappedKeepsTheBeginning(t *testing.T) {
+	var c capped
+	for range 3 {
+		if n, err := c.Write(make([]byte, maxOutput/2+1)); n != maxOutput/2+1 || err != nil {
+			t.Fatalf("write: %d, %v", n, err)
+		}
+	}
+	if len(c.Bytes()) != maxOutput {
+		t.Errorf("kept %d bytes, want %d", len(c.Bytes()), maxOutput)
+	}
+}
+
+// dial connects to a URL that Exec or Attach has returned.
+func dial(t *testing.T, at string, o remotecommand.StreamOptions) error {
+	t.Helper()
+	u, err := url.Parse(at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, err := remotecommand.NewSPDYExecutor(&rest.Config{}, "POST", u)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return e.StreamWithContext(t.Context(), o)
+}
+
+func TestExecThroughItsURL(t *testing.T) {
+	n := newNode(t)
+	id := n.begin(t, n.run(t, pod("a")), forever("x"))
+	resp, err := n.Exec(t.Context(), &cri.ExecRequest{
+		ContainerId: id[:12], Cmd: []string{"testbin", "print", "hello", "echo-stdin", "exit", "5"}, Stdin: true, Stdout: true, Stderr: true,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	err = dial(t, resp.Url, remotecommand.StreamOptions{Stdin: strings.NewReader("typed\n"), Stdout: &out, Stderr: io.Discard})
+	if err == nil || !strings.Contains(err.Error(), "exit code 5") || out.String() != "hello\ntyped\n" {
+		t.Errorf("got %q, %v", out.String(), err)
+	}
+	for name, req := range map[string]*cri.ExecRequest{
+		"no command":          {ContainerId: id, Stdout: true},
+		"no stream":           {ContainerId: id, Cmd: []string{"ls"}},
+		"stderr and terminal": {ContainerId: id, Cmd: []string{"ls"}, Tty: true, Stdout: true, Stderr: true},
+	} {
+		_, err := n.Exec(t.Context(), req)
+		wantCode(t, name, err, "InvalidArgument")
+	}
+}
+
+func TestAttachThroughItsURL(t *testing.T) {
+	n := newNode(t)
+	config := container("x", "echo-stdin", "print", "end")
+	config.Stdin, config.StdinOnce = true, true
+	id := n.begin(t, n.run(t, pod("a")), config)
+	_, err := n.Attach(t.Context(), &cri.AttachRequest{ContainerId: id, Stdout: true, Tty: true})
+	wantCode(t, "terminal that is none", err, "InvalidArgument")
+	resp, err := n.Attach(t.Context(), &cri.AttachRequest{ContainerId: id, Stdin: true, Stdout: true, Stderr: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	if err := dial(t, resp.Url, remotecommand.StreamOptions{Stdin: strings.NewReader("typed\n"), Stdout: &out, Stderr: io.Discard}); err != nil {
+		t.Errorf("attach: %v", err)
+	}
+	if out.String() != "typed\nend\n" {
+		t.Errorf("got %q", out.String())
+	}
+}
+
+// The kubelet watches the status to see a resize done, and it must hold after a
+// restart.
+func TestUpdateContainerResources(t *testing.T) {
+	n := newNode(t)
+	id := n.begin(t, n.run(t, pod("a")), forever("x"))
+	update := func(r *cri.LinuxContainerResources) error {
+		_, err := n.UpdateContainerResources(t.Context(), &cri.UpdateContainerResourcesRequest{ContainerId: id, Linux: r})
+		return err
+	}
+	if err := update(&cri.LinuxContainerResources{CpuQuota: 50_000, CpuPeriod: 100_000, MemoryLimitInBytes: 128 << 20}); err != nil {
+		t.Fatal(err)
+	}
+	check := func(when string) {
+		t.Helper()
+		r := n.status(t, id).Resources.Linux
+		if r.CpuQuota != 50_000 || r.CpuShares != 512 || r.MemoryLimitInBytes != 128<<20 || r.OomScoreAdj != 500 {
+			t.Errorf("%s: %v", when, r)
+		}
+	}
+	check("after the update")
+	n.machine.Fail("update", fmt.Errorf("kernel said no"))
+	if err := update(&cri.LinuxContainerResources{CpuQuota: 70_000}); err == nil {
+		t.Error("an update that failed was reported as done")
+	}
+	n.machine.Fail("update", nil)
+	check("after a failed update")
+	n.restart(t)
+	check("after a restart")
+	wantCode(t, "nothing to update", update(nil), "InvalidArgument")
+	if _, err := n.StopContainer(t.Context(), &cri.StopContainerRequest{ContainerId: id}); err != nil {
+		t.Fatal(err)
+	}
+	wantCode(t, "container that has exited", update(&cri.LinuxContainerResources{CpuQuota: 60_000}), "FailedPrecondition")
+}
+
+// A program that is not there is an error of StartContainer, and stays in the
+// status for the kubelet to show.
+func TestStartError(t *testing.T) {
+	n := newNode(t)
+	config := forever("x")
+	config.Command = []string{"missing-program"}
+	id := n.create(t, n.run(t, pod("a")), config)
+	if _, err := n.StartContainer(t.Context(), &cri.StartContainerRequest{ContainerId: id}); err == nil {
+		t.Error("a program that is not there was started")
+	}
+	st := n.status(t, id)
+	if st.State != cri.ContainerState_CONTAINER_EXITED || st.ExitCode != 128 || st.Reason != "StartError" || st.Message == "" || st.FinishedAt == 0 {
+		t.Errorf("status is %v", st)
+	}
+	_, err := n.StartContainer(t.Context(), &cri.StartContainerRequest{ContainerId: id})
+	wantCode(t, "second start", err, "FailedPrecondition")
+}
