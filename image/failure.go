@@ -64,15 +64,26 @@ func statusOf(err error) int {
 	if errors.As(err, &coder) {
 		return coder.ErrorCode().Descriptor().HTTPStatusCode
 	}
-	// An answer without JSON is of a type that the library does not export, or of
-	// UnexpectedHTTPStatusError; both have the field.
-	for ; err != nil; err = errors.Unwrap(err) {
-		v := reflect.Indirect(reflect.ValueOf(err))
-		if v.Kind() != reflect.Struct {
-			continue
-		}
+	return statusField(err)
+}
+
+// statusField returns the field StatusCode of the first error in the tree that
+// has one, or 0: an answer without JSON is of a type that the library does not
+// export.
+func statusField(err error) int {
+	if v := reflect.Indirect(reflect.ValueOf(err)); v.Kind() == reflect.Struct {
 		if code := v.FieldByName("StatusCode"); code.IsValid() && code.CanInt() {
 			return int(code.Int())
+		}
+	}
+	switch e := err.(type) {
+	case interface{ Unwrap() error }:
+		return statusField(e.Unwrap())
+	case interface{ Unwrap() []error }:
+		for _, err := range e.Unwrap() {
+			if code := statusField(err); code != 0 {
+				return code
+			}
 		}
 	}
 	return 0
