@@ -56,14 +56,18 @@ func expandVariables(s string, value func(string) (string, bool)) string {
 			s = after
 			continue
 		}
-		name, after, ok := strings.Cut(strings.TrimPrefix(rest, "("), ")")
-		if v, known := value(name); ok && known && strings.HasPrefix(rest, "(") {
-			b.WriteString(v)
-			s = after
+		name, after, closed := strings.Cut(strings.TrimPrefix(rest, "("), ")")
+		if !closed || !strings.HasPrefix(rest, "(") {
+			b.WriteByte('$')
+			s = rest
 			continue
 		}
-		b.WriteByte('$')
-		s = rest
+		v, known := value(name)
+		if !known {
+			v = "$(" + name + ")"
+		}
+		b.WriteString(v)
+		s = after
 	}
 }
 

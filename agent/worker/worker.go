@@ -191,13 +191,14 @@ func (w *worker) book(ctx, interrupt context.Context, a podsync.Action, err erro
 	if r, ok := errors.AsType[Reasoner](err); ok {
 		f.Reason = r.Reason()
 	}
-	delay := retryDelay(a.Verb, f.count)
+	delay, level := retryDelay(a.Verb, f.count), slog.LevelWarn
 	if errors.Is(err, fault.Unavailable) {
-		f.count, delay = last.count, observeRetry // not the pod's fault
+		// Not the pod's fault; pleg tells of it, once and not for each pod.
+		f.count, delay, level = last.count, observeRetry, slog.LevelDebug
 	}
 	f.Until = time.Now().Add(delay)
 	w.failures[subject] = f
 	if f.Message != last.Message {
-		w.log.WarnContext(ctx, "pod action failed", "act", a.Verb.String(), "container", a.Name, "id", a.ID, "reason", f.Reason, "err", err, "retry", delay)
+		w.log.Log(ctx, level, "pod action failed", "act", a.Verb.String(), "container", a.Name, "id", a.ID, "reason", f.Reason, "err", err, "retry", delay)
 	}
 }

@@ -1,0 +1,373 @@
+package crix
+
+import (
+	"io"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/crisp-cri/crisp/agent/manifest"
+	"github.com/crisp-cri/crisp/agent/podsync"
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+	v1 "k8s.io/api/core/v1"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+func driver(t *testing.T) *Driver {
+	t.Helper()
+	root := t.TempDir()
+	resolv := filepath.Join(root, "resolv.conf")
+	if err := os.WriteFile(resolv, []byte("search a.example b.example\nnameserver 192.0.2.53\noptions ndots:2 rotate\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	d, err := New(Options{
+		Root: root, LogDir: filepath.Join(root, "logs"), NodeName: "n1", NodeIPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")},
+		ResolvConf: resolv, SeccompDefault: true, Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
+	}, nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.memory = 16 << 30
+	return d
+}
+
+// read makes the pod of a manifest whose spec is given.
+func read(t *testing.T, spec string) *v1.Pod {
+	t.Helper()
+	pods, err := manifest.Read("web.yaml", []byte("apiVersion: v1\nkind: Pod\nmetadata: {name: web, labels: {app: w}, annotations: {note: hi}}\nspec:\n"+spec), manifest.Options{NodeName: "n1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pods[0]
+}
+
+func TestSandboxConfig(t *testing.T) {
+	d := driver(t)
+	pod := read(t, `
+  hostname: front
+  shareProcessNamespace: true
+  dnsConfig: {nameservers: [192.0.2.54], options: [{name: ndots, value: "5"}]}
+  securityContext: {runAsUser: 7, sysctls: [{name: net/ipv4/ip_forward, value: "1"}]}
+  containers:
+  - {name: a, image: "i:1", ports: [{containerPort: 80, hostPort: 8080, hostIP: 127.0.0.1}, {containerPort: 81}]}
+`)
+	got, err := d.sandboxConfig(pod, 3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, check := range []struct {
+		what      string
+		got, want any
+	}{
+		{"hostname", got.Hostname, "front"},
+		{"attempt", got.Metadata.Attempt, uint32(3)},
+		{"log directory", got.LogDirectory, filepath.Join(d.LogDir, "default_web_"+string(pod.UID))},
+		{"name servers", got.DnsConfig.Servers, []string{"192.0.2.53", "192.0.2.54"}},
+		{"searches", got.DnsConfig.Searches, []string{"a.example", "b.example"}},
+		{"options", got.DnsConfig.Options, []string{"ndots:5", "rotate"}},
+		{"port mappings", len(got.PortMappings), 1},
+		{"host port", got.PortMappings[0].HostPort, int32(8080)},
+		{"host IP", got.PortMappings[0].HostIp, "127.0.0.1"},
+		{"PID namespace", got.Linux.SecurityContext.NamespaceOptions.Pid, cri.NamespaceMode_POD},
+		{"sysctls", got.Linux.Sysctls, map[string]string{"net.ipv4.ip_forward": "1"}},
+		{"user", got.Linux.SecurityContext.RunAsUser.Value, int64(7)},
+		{"pod label", got.Labels["app"], "w"},
+		{"kubelet's label", got.Labels["io.kubernetes.pod.uid"], string(pod.UID)},
+		{"source", got.Labels[LabelSource], "file"},
+		{"pod annotation", got.Annotations["note"], "hi"},
+		{"containers", got.Annotations[AnnotationContainers], "a"},
+		{"cgroup parent", got.Linux.CgroupParent, ""},
+	} {
+		if diff := cmp.Diff(check.want, check.got); diff != "" {
+			t.Errorf("%s: %s", check.what, diff)
+		}
+	}
+
+	pod.Spec.HostNetwork = true
+	if got, err = d.sandboxConfig(pod, 0); err != nil || got.Hostname != "" || got.PortMappings != nil {
+		t.Errorf("on the host's network: host name %q, ports %v, %v", got.Hostname, got.PortMappings, err)
+	}
+}
+
+func TestContainerConfig(t *testing.T) {
+	d := driver(t)
+	pod := read(t, `
+  terminationGracePeriodSeconds: 5
+  securityContext: {runAsUser: 7, runAsGroup: 8, supplementalGroups: [9]}
+  containers:
+  - name: a
+    image: i:1
+    command: [run, $(WHO), $$(WHO), $(NOBODY)]
+    env:
+    - {name: NAME, valueFrom: {fieldRef: {fieldPath: metadata.name}}}
+    - {name: WHO, value: "pod $(NAME)"}
+    - {name: IP, valueFrom: {fieldRef: {fieldPath: status.podIPs}}}
+    - {name: APP, valueFrom: {fieldRef: {fieldPath: "metadata.labels['app']"}}}
+    - {name: NAME, value: again}
+    resources: {limits: {cpu: 500m, memory: 64Mi}, requests: {cpu: 250m}}
+    securityContext: {runAsUser: 70, readOnlyRootFilesystem: true, allowPrivilegeEscalation: false, capabilities: {add: [net_admin], drop: [CAP_CHOWN]}}
+    volumeMounts: [{name: e, mountPath: /e, readOnly: true}, {name: h, mountPath: h, mountPropagation: HostToContainer}]
+  volumes: [{name: e, emptyDir: {}}, {name: h, hostPath: {path: /srv}}]
+`)
+	if err := d.makeFiles(pod); err != nil {
+		t.Fatal(err)
+	}
+	action := podsync.Action{Verb: podsync.StartContainer, Name: "a", Attempt: 4, Backoff: 20 * time.Second}
+	got, err := d.containerConfig(pod, &pod.Spec.Containers[0], action, &cri.Image{Id: "sha256:1"}, []string{"10.0.0.2", "fd00::2"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var env []string
+	for _, kv := range got.Envs {
+		env = append(env, kv.Key+"="+string(kv.Value))
+	}
+	var mounts []string
+	for _, m := range got.Mounts {
+		mounts = append(mounts, strings.TrimPrefix(m.HostPath, d.podDir(string(pod.UID)))+" "+m.ContainerPath+" "+m.Propagation.String())
+	}
+	r, sc := got.Linux.Resources, got.Linux.SecurityContext
+	for _, check := range []struct {
+		what      string
+		got, want any
+	}{
+		{"image", got.Image.Image + " " + got.Image.UserSpecifiedImage, "sha256:1 i:1"},
+		{"command", got.Command, []string{"run", "pod web", "$(WHO)", "$(NOBODY)"}},
+		{"environment", env, []string{"WHO=pod web", "IP=10.0.0.2,fd00::2", "APP=w", "NAME=again"}},
+		{"mounts", mounts, []string{
+			"/volumes/kubernetes.io~empty-dir/e /e PROPAGATION_PRIVATE",
+			"/srv /h PROPAGATION_HOST_TO_CONTAINER",
+			"/etc-hosts /etc/hosts PROPAGATION_PRIVATE",
+		}},
+		{"read-only", got.Mounts[0].Readonly, true},
+		{"log", got.LogPath, "a/4.log"},
+		{"cpu", []int64{r.CpuShares, r.CpuQuota, r.CpuPeriod}, []int64{256, 50000, 100000}},
+		{"memory", []int64{r.MemoryLimitInBytes, r.MemorySwapLimitInBytes}, []int64{64 << 20, 64 << 20}},
+		{"OOM score", r.OomScoreAdj, int64(997)}, // 64 MiB of 16 GiB are 3.9 ‰
+		{"user", []int64{sc.RunAsUser.Value, sc.RunAsGroup.Value}, []int64{70, 8}},
+		{"groups", sc.SupplementalGroups, []int64{9}},
+		{"capabilities", [][]string{sc.Capabilities.AddCapabilities, sc.Capabilities.DropCapabilities}, [][]string{{"NET_ADMIN"}, {"CHOWN"}}},
+		{"seccomp", sc.Seccomp.ProfileType, cri.SecurityProfile_RuntimeDefault},
+		{"no new privileges", sc.NoNewPrivs, true},
+		{"read-only root", sc.ReadonlyRootfs, true},
+		{"masked", slices.Contains(sc.MaskedPaths, "/proc/kcore"), true},
+		{"PID namespace", sc.NamespaceOptions.Pid, cri.NamespaceMode_CONTAINER},
+		{"grace, read back", graceOf(got.Annotations), 5 * time.Second},
+		{"back-off, read back", backoffOf(got.Annotations), 20 * time.Second},
+	} {
+		if diff := cmp.Diff(check.want, check.got); diff != "" {
+			t.Errorf("%s: %s", check.what, diff)
+		}
+	}
+	hosts, err := os.ReadFile(d.hostsPath(string(pod.UID)))
+	if err != nil || !strings.Contains(string(hosts), "10.0.0.2\tweb\n") {
+		t.Errorf("hosts file: %q, %v", hosts, err)
+	}
+}
+
+func TestPrivileged(t *testing.T) {
+	d := driver(t)
+	pod := read(t, "  containers: [{name: a, image: i, securityContext: {privileged: true}}]\n")
+	sandbox, err := d.sandboxConfig(pod, 0)
+	if err != nil || !sandbox.Linux.SecurityContext.Privileged {
+		t.Errorf("the sandbox is not privileged: %v", err)
+	}
+	sc := d.securityContext(pod, &pod.Spec.Containers[0])
+	if !sc.Privileged || len(sc.MaskedPaths)+len(sc.ReadonlyPaths) > 0 || sc.Seccomp.ProfileType != cri.SecurityProfile_Unconfined {
+		t.Errorf("got %+v", sc)
+	}
+}
+
+func TestOOMScore(t *testing.T) {
+	for resources, want := range map[string]int64{
+		"{}":                                1000,
+		"{limits: {cpu: 1, memory: 1Gi}}":   -997,
+		"{requests: {memory: 8Gi}}":         500,
+		"{requests: {memory: 1Ki}}":         999,
+		"{requests: {memory: 1Ti}}":         3,
+		"{limits: {cpu: 1}}":                999,
+		"{requests: {cpu: 1, memory: 4Gi}}": 750,
+	} {
+		pod := read(t, "  containers: [{name: a, image: i, resources: "+resources+"}]\n")
+		if got := oomScoreAdj(pod, &pod.Spec.Containers[0], 16<<30); got != want {
+			t.Errorf("%s: %d, want %d", resources, got, want)
+		}
+	}
+}
+
+func TestNonRoot(t *testing.T) {
+	root, user := &cri.Int64Value{Value: 0}, &cri.Int64Value{Value: 5}
+	for _, test := range []struct {
+		name, context string
+		image         *cri.Image
+		want          string
+	}{
+		{"not asked for", "{}", &cri.Image{Uid: root}, ""},
+		{"image of a user", "{runAsNonRoot: true}", &cri.Image{Uid: user}, ""},
+		{"image of root", "{runAsNonRoot: true}", &cri.Image{Uid: root}, "runs as root"},
+		{"image of nobody in particular", "{runAsNonRoot: true}", &cri.Image{}, "runs as root"},
+		{"image of a name", "{runAsNonRoot: true}", &cri.Image{Username: "www"}, `names the user "www"`},
+		{"set to root", "{runAsNonRoot: true, runAsUser: 0}", &cri.Image{Uid: user}, "runAsUser is 0"},
+		{"set to a user", "{runAsNonRoot: true, runAsUser: 4}", &cri.Image{Uid: root}, ""},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			pod := read(t, "  containers: [{name: a, image: i, securityContext: "+test.context+"}]\n")
+			err := verifyNonRoot(pod, &pod.Spec.Containers[0], test.image)
+			if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
+				t.Errorf("got %v, want %q", err, test.want)
+			}
+		})
+	}
+}
+
+func TestExpandVariables(t *testing.T) {
+	vars := map[string]string{"A": "x", "B_2": "$(A)"}
+	for in, want := range map[string]string{
+		"": "", "plain": "plain", "$(A)": "x", "a$(A)b$(A)": "axbx", "$(NO)": "$(NO)", "$$(A)": "$(A)", "$$$(A)": "$x",
+		"$": "$", "$A": "$A", "$(A": "$(A", "$()": "$()", "$(B_2)": "$(A)", "100$": "100$", "$$": "$", "$($(A))": "$($(A))", "(A)": "(A)",
+	} {
+		got := expandVariables(in, func(name string) (string, bool) { v, ok := vars[name]; return v, ok })
+		if got != want {
+			t.Errorf("%q: %q, want %q", in, got, want)
+		}
+	}
+}
+
+func TestHostPath(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "file")
+	if err := os.WriteFile(file, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		path string
+		kind v1.HostPathType
+		ok   bool
+	}{
+		{dir, v1.HostPathUnset, true},
+		{dir + "/none", v1.HostPathUnset, true},
+		{dir, v1.HostPathDirectory, true},
+		{file, v1.HostPathDirectory, false},
+		{dir + "/none", v1.HostPathDirectory, false},
+		{dir + "/made/too", v1.HostPathDirectoryOrCreate, true},
+		{file, v1.HostPathFile, true},
+		{dir, v1.HostPathFile, false},
+		{dir + "/newfile", v1.HostPathFileOrCreate, true},
+		{file, v1.HostPathSocket, false},
+		{"/dev/null", v1.HostPathCharDev, true},
+		{"/dev/null", v1.HostPathBlockDev, false},
+	} {
+		err := checkHostPath(&v1.HostPathVolumeSource{Path: test.path, Type: &test.kind})
+		if (err == nil) != test.ok {
+			t.Errorf("%s as %q: %v", test.path, test.kind, err)
+		}
+	}
+	for _, made := range []string{"made/too", "newfile"} {
+		if _, err := os.Stat(filepath.Join(dir, made)); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// The files of a pod are found by the next agent, and nothing of them stays.
+func TestFiles(t *testing.T) {
+	d := driver(t)
+	pod := read(t, "  containers: [{name: a, image: i}]\n  volumes: [{name: e, emptyDir: {}}]\n")
+	uid, key := string(pod.UID), podsync.KeyOf(pod)
+	for range 2 { // as after a sandbox that did not start
+		if err := d.makeFiles(pod); err != nil {
+			t.Fatal(err)
+		}
+	}
+	info, err := os.Stat(filepath.Join(d.emptyDirs(uid), "e"))
+	if err != nil || info.Mode().Perm() != 0o777 {
+		t.Errorf("emptyDir: %v, %v", info, err)
+	}
+	if err := os.MkdirAll(filepath.Join(d.podsDir(), "half-made", "volumes"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+
+	next, err := New(d.Options, nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := next.filesOf(key); !slices.Equal(got, []string{uid}) {
+		t.Errorf("found %v, want %s", got, uid)
+	}
+	if got := next.Accepted(); len(got) != 1 || got[0].UID != pod.UID {
+		t.Errorf("accepted %v", got)
+	}
+	if err := next.forgetFiles(uid); err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range []string{next.podsDir(), next.LogDir} {
+		if entries, err := os.ReadDir(dir); err != nil || len(entries) > 0 {
+			t.Errorf("%s has %v, %v", dir, entries, err)
+		}
+	}
+	if got := next.filesOf(key); got != nil {
+		t.Errorf("still has the files of %v", got)
+	}
+	if err := next.forgetFiles(uid); err != nil {
+		t.Errorf("a second time: %v", err)
+	}
+}
+
+// A volume in memory is mounted once and goes with its pod; what somebody else
+// has mounted in a pod's directory is not removed.
+func TestMemoryVolume(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root: it mounts")
+	}
+	d := driver(t)
+	pod := read(t, "  containers: [{name: a, image: i}]\n  volumes: [{name: m, emptyDir: {medium: Memory, sizeLimit: 1Mi}}]\n")
+	uid := string(pod.UID)
+	mounted := func() int {
+		data, err := os.ReadFile("/proc/self/mountinfo")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.Count(string(data), d.podDir(uid))
+	}
+	t.Cleanup(func() {
+		if n := mounted(); n > 0 {
+			t.Errorf("%d mounts are left", n)
+		}
+	})
+	for range 2 {
+		if err := d.makeFiles(pod); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := mounted(); n != 1 {
+		t.Errorf("%d mounts, want 1", n)
+	}
+	full := make([]byte, 2<<20)
+	if err := os.WriteFile(filepath.Join(d.emptyDirs(uid), "m", "x"), full, 0o644); err == nil {
+		t.Error("the volume takes more than its limit")
+	}
+	other := filepath.Join(d.podDir(uid), "other")
+	if err := os.Mkdir(other, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := mountTmpfs(other); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.forgetFiles(uid); err == nil || !strings.Contains(err.Error(), "still mounted") {
+		t.Errorf("got %v, want a refusal", err)
+	}
+	if err := unmount(other); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.forgetFiles(uid); err != nil {
+		t.Error(err)
+	}
+}
+
+func mountTmpfs(path string) error { return unix.Mount("tmpfs", path, "tmpfs", 0, "") }
+func unmount(path string) error    { return unix.Unmount(path, 0) }

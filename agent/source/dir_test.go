@@ -1,0 +1,156 @@
+package source_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/crisp-cri/crisp/agent/source"
+	v1 "k8s.io/api/core/v1"
+)
+
+// watch starts a Dir whose manifests are names, one a file; "!" is a broken one.
+func watch(t *testing.T, dir string) func(want string) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	updates := make(chan source.Update)
+	ended := make(chan struct{})
+	d := &source.Dir{Path: dir, Log: slog.New(slog.NewTextHandler(io.Discard, nil)), Decode: func(path string, data []byte) ([]*v1.Pod, error) {
+		text := strings.TrimSpace(string(data))
+		if text == "!" {
+			return nil, errors.New("broken")
+		}
+		pod := &v1.Pod{}
+		pod.Name = text
+		return []*v1.Pod{pod}, nil
+	}}
+	go func() {
+		defer close(ended)
+		d.Run(ctx, updates)
+	}()
+	t.Cleanup(func() { cancel(); <-ended })
+	// The returned function takes updates until one is as wanted.
+	return func(want string) {
+		t.Helper()
+		for u := range updates {
+			if got := describe(u); got == want {
+				return
+			} else if t.Context().Err() != nil {
+				t.Fatalf("last update %q, want %q", got, want)
+			}
+		}
+	}
+}
+
+func describe(u source.Update) string {
+	var words []string
+	for _, f := range u.Files {
+		word := filepath.Base(f.Path) + "="
+		if f.Err != nil {
+			word += f.Err.Error()
+		}
+		for _, p := range f.Pods {
+			word += p.Name
+		}
+		words = append(words, word)
+	}
+	return strings.Join(words, " ")
+}
+
+func write(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Files come, change and go, by every way that people and programs write them.
+func TestDir(t *testing.T) {
+	dir := t.TempDir()
+	at := func(name string) string { return filepath.Join(dir, name) }
+	write(t, at("a.yaml"), "a")
+	expect := watch(t, dir)
+	expect("a.yaml=a")
+
+	write(t, at("b.json"), "b")
+	expect("a.yaml=a b.json=b")
+
+	// A configuration manager replaces by rename.
+	write(t, at(".b.json.tmp"), "b2")
+	if err := os.Rename(at(".b.json.tmp"), at("b.json")); err != nil {
+		t.Fatal(err)
+	}
+	expect("a.yaml=a b.json=b2")
+
+	// An editor moves the old file away and writes a new one.
+	if err := os.Rename(at("a.yaml"), at("a.yaml~")); err != nil {
+		t.Fatal(err)
+	}
+	write(t, at("a.yaml"), "a2")
+	expect("a.yaml=a2 b.json=b2")
+
+	// A broken file is told as such, beside the others.
+	write(t, at("b.json"), "!")
+	expect("a.yaml=a2 b.json=broken")
+
+	// What is no manifest is not read.
+	for _, name := range []string{".a.yaml.swp", "#a.yaml#", "a.yaml.bak", "a.yaml.dpkg-old", "README", "4913"} {
+		write(t, at(name), "!")
+	}
+	if err := os.Mkdir(at("d.yaml"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(at("b.json")); err != nil {
+		t.Fatal(err)
+	}
+	expect("a.yaml=a2")
+}
+
+// A directory that is not there says nothing about pods: they are not ended.
+func TestDirAway(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "manifests")
+	expect := watch(t, dir)
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	write(t, filepath.Join(dir, "a.yaml"), "a")
+	expect("a.yaml=a") // and no update without it before
+
+	away := dir + ".away"
+	if err := os.Rename(dir, away); err != nil {
+		t.Fatal(err)
+	}
+	write(t, filepath.Join(away, "b.yaml"), "b")
+	if err := os.Rename(away, dir); err != nil {
+		t.Fatal(err)
+	}
+	expect("a.yaml=a b.yaml=b")
+}
+
+// Only the file that changed is decoded again.
+func TestDirDecodesOnce(t *testing.T) {
+	dir := t.TempDir()
+	var decoded []string
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	updates := make(chan source.Update)
+	d := &source.Dir{Path: dir, Log: slog.New(slog.NewTextHandler(io.Discard, nil)), Decode: func(path string, data []byte) ([]*v1.Pod, error) {
+		decoded = append(decoded, filepath.Base(path))
+		return nil, nil
+	}}
+	write(t, filepath.Join(dir, "a.yaml"), "a")
+	write(t, filepath.Join(dir, "b.yaml"), "b")
+	go d.Run(ctx, updates)
+	<-updates
+	write(t, filepath.Join(dir, "b.yaml"), "b2")
+	<-updates
+	if want := []string{"a.yaml", "b.yaml", "b.yaml"}; !slices.Equal(decoded, want) {
+		t.Errorf("decoded %v, want %v", decoded, want)
+	}
+}

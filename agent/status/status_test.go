@@ -1,0 +1,120 @@
+package status_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/crisp-cri/crisp/agent/podsync"
+	"github.com/crisp-cri/crisp/agent/status"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+var now = time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC)
+
+func pod(policy v1.RestartPolicy, init bool) *v1.Pod {
+	p := &v1.Pod{}
+	p.UID = types.UID("u")
+	p.Spec.RestartPolicy = policy
+	p.Spec.Containers = []v1.Container{{Name: "a", Image: "i"}, {Name: "b", Image: "i"}}
+	if init {
+		p.Spec.InitContainers = []v1.Container{{Name: "init", Image: "i"}}
+	}
+	return p
+}
+
+func running(name string) podsync.Container {
+	return podsync.Container{ID: name, UID: "u", Name: name, State: podsync.Running, StartedAt: now.Add(-time.Minute)}
+}
+
+// exited ended an hour ago, so that no back-off is left.
+func exited(name string, code int32) podsync.Container {
+	return podsync.Container{ID: name, UID: "u", Name: name, State: podsync.Exited, ExitCode: code, FinishedAt: now.Add(-time.Hour)}
+}
+
+// crashed ended a second ago for the third time.
+func crashed(name string) podsync.Container {
+	c := exited(name, 1)
+	c.Attempt, c.FinishedAt, c.Backoff = 2, now.Add(-time.Second), 10*time.Second
+	return c
+}
+
+func TestPhase(t *testing.T) {
+	const always, onFailure, never = v1.RestartPolicyAlways, v1.RestartPolicyOnFailure, v1.RestartPolicyNever
+	type list = []podsync.Container
+	for _, test := range []struct {
+		name       string
+		policy     v1.RestartPolicy
+		init       bool
+		containers list
+		phase      v1.PodPhase
+		ready      bool
+	}{
+		{"nothing yet", always, false, nil, v1.PodPending, false},
+		{"one of two", always, false, list{running("a")}, v1.PodPending, false},
+		{"both", always, false, list{running("a"), running("b")}, v1.PodRunning, true},
+		{"one crashed", always, false, list{crashed("a"), running("b")}, v1.PodRunning, false},
+		{"both crashed", always, false, list{crashed("a"), crashed("b")}, v1.PodRunning, false},
+		{"one done", never, false, list{exited("a", 0), running("b")}, v1.PodRunning, false},
+		{"both done", never, false, list{exited("a", 0), exited("b", 0)}, v1.PodSucceeded, false},
+		{"one failed", never, false, list{exited("a", 1), exited("b", 0)}, v1.PodFailed, false},
+		{"done on failure", onFailure, false, list{exited("a", 0), exited("b", 0)}, v1.PodSucceeded, false},
+		{"failed on failure", onFailure, false, list{crashed("a"), exited("b", 0)}, v1.PodRunning, false},
+		{"initialising", always, true, list{running("init")}, v1.PodPending, false},
+		{"initialised", always, true, list{exited("init", 0)}, v1.PodPending, false},
+		{"init failed", always, true, list{crashed("init")}, v1.PodPending, false},
+		{"init failed for good", never, true, list{exited("init", 1)}, v1.PodFailed, false},
+		{"running after init", always, true, list{exited("init", 0), running("a"), running("b")}, v1.PodRunning, true},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			s := status.Of(pod(test.policy, test.init), podsync.Have{Containers: test.containers}, status.Node{}, now)
+			if s.Phase != test.phase {
+				t.Errorf("phase %s, want %s", s.Phase, test.phase)
+			}
+			for _, c := range s.Conditions {
+				if c.Type == v1.PodReady && (c.Status == v1.ConditionTrue) != test.ready {
+					t.Errorf("ready is %s, want %v", c.Status, test.ready)
+				}
+			}
+		})
+	}
+}
+
+// A container that waits says why, and how it ended before.
+func TestWaiting(t *testing.T) {
+	have := podsync.Have{
+		Containers: []podsync.Container{crashed("a")},
+		Failures: map[string]podsync.Failure{
+			podsync.ContainerSubject("b"): {Reason: "ErrImagePull", Message: "no such image", Until: now.Add(time.Second)},
+		},
+	}
+	s := status.Of(pod(v1.RestartPolicyAlways, false), have, status.Node{Runtime: "crisp"}, now)
+	a, b := s.ContainerStatuses[0], s.ContainerStatuses[1]
+	if a.State.Waiting == nil || a.State.Waiting.Reason != "CrashLoopBackOff" {
+		t.Errorf("a is %+v, want it waiting for its back-off", a.State)
+	}
+	if a.LastTerminationState.Terminated == nil || a.LastTerminationState.Terminated.ExitCode != 1 {
+		t.Errorf("a ended as %+v, want code 1", a.LastTerminationState)
+	}
+	if a.RestartCount != 2 || a.ContainerID != "crisp://a" {
+		t.Errorf("a has %d restarts and the ID %s", a.RestartCount, a.ContainerID)
+	}
+	if b.State.Waiting == nil || b.State.Waiting.Reason != "ImagePullBackOff" || b.State.Waiting.Message != "no such image" {
+		t.Errorf("b is %+v, want ImagePullBackOff", b.State)
+	}
+}
+
+// Addresses are the sandbox's, or the node's on its network.
+func TestAddresses(t *testing.T) {
+	node := status.Node{HostIPs: []string{"192.0.2.1"}}
+	have := podsync.Have{Sandboxes: []podsync.Sandbox{{UID: "u", Ready: true, IPs: []string{"10.0.0.2", "fd00::2"}, CreatedAt: now}}}
+	p := pod(v1.RestartPolicyAlways, false)
+	if s := status.Of(p, have, node, now); s.PodIP != "10.0.0.2" || len(s.PodIPs) != 2 || s.HostIP != "192.0.2.1" || !s.StartTime.Time.Equal(now) {
+		t.Errorf("got %s %v on %s since %v", s.PodIP, s.PodIPs, s.HostIP, s.StartTime)
+	}
+	p.Spec.HostNetwork = true
+	have.Sandboxes[0].IPs = nil
+	if s := status.Of(p, have, node, now); s.PodIP != "192.0.2.1" {
+		t.Errorf("on the host's network got %q", s.PodIP)
+	}
+}

@@ -1,0 +1,302 @@
+package worker_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/crisp-cri/crisp/agent/podsync"
+	"github.com/crisp-cri/crisp/agent/worker"
+	"github.com/crisp-cri/crisp/internal/fault"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+var key = podsync.Key{Namespace: "default", Name: "web"}
+
+func pod(uid string) *v1.Pod {
+	p := &v1.Pod{}
+	p.Namespace, p.Name, p.UID = key.Namespace, key.Name, types.UID(uid)
+	p.Spec.RestartPolicy = v1.RestartPolicyAlways
+	p.Spec.Containers = []v1.Container{{Name: "app"}}
+	return p
+}
+
+// A world is a runtime in memory. Actions succeed at once unless act says
+// otherwise. Its log has a line for each, with the seconds since its beginning.
+type world struct {
+	act   func(ctx, interrupt context.Context, a podsync.Action) error // may be nil
+	begun time.Time
+
+	mu   sync.Mutex
+	have podsync.Have
+	down bool
+	log  []string
+}
+
+func (w *world) Observe(context.Context, podsync.Key) (podsync.Have, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.down {
+		return podsync.Have{}, fault.Unavailable.Errorf("runtime is down")
+	}
+	return podsync.Have{
+		Sandboxes:  slices.Clone(w.have.Sandboxes),
+		Containers: slices.Clone(w.have.Containers),
+		Files:      slices.Clone(w.have.Files),
+	}, nil
+}
+
+func (w *world) Report(*v1.Pod, podsync.Have) {}
+
+func (w *world) Act(ctx, interrupt context.Context, _ *v1.Pod, a podsync.Action) error {
+	w.note(a)
+	if w.act != nil {
+		if err := w.act(ctx, interrupt, a); err != nil {
+			return err
+		}
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	h := &w.have
+	switch a.Verb {
+	case podsync.RunSandbox:
+		h.Sandboxes = append([]podsync.Sandbox{{ID: a.UID, UID: a.UID, Attempt: a.Attempt, Ready: true, IPs: []string{"10.0.0.1"}}}, h.Sandboxes...)
+		h.Files = append(h.Files, a.UID)
+	case podsync.StartContainer:
+		id := fmt.Sprintf("%s-%d", a.UID, a.Attempt)
+		h.Containers = append([]podsync.Container{{
+			ID: id, UID: a.UID, SandboxID: a.SandboxID, Name: a.Name, Attempt: a.Attempt,
+			State: podsync.Running, StartedAt: time.Now(), Backoff: a.Backoff,
+		}}, h.Containers...)
+	case podsync.StopContainer:
+		w.exitLocked(a.ID)
+	case podsync.RemoveContainer:
+		h.Containers = slices.DeleteFunc(h.Containers, func(c podsync.Container) bool { return c.ID == a.ID })
+	case podsync.StopSandbox:
+		for i := range h.Sandboxes {
+			h.Sandboxes[i].Ready = h.Sandboxes[i].Ready && h.Sandboxes[i].ID != a.ID
+		}
+	case podsync.RemoveSandbox:
+		h.Sandboxes = slices.DeleteFunc(h.Sandboxes, func(sb podsync.Sandbox) bool { return sb.ID == a.ID })
+	case podsync.ForgetFiles:
+		h.Files = slices.DeleteFunc(h.Files, func(uid string) bool { return uid == a.UID })
+	}
+	return nil
+}
+
+func (w *world) note(a podsync.Action) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.log = append(w.log, fmt.Sprintf("%d %s %s", int(time.Since(w.begun).Seconds()), a.Verb, a.UID))
+}
+
+// exit ends the running container, as if by itself.
+func (w *world) exit() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, c := range w.have.Containers {
+		if c.State == podsync.Running {
+			w.exitLocked(c.ID)
+		}
+	}
+}
+
+func (w *world) exitLocked(id string) {
+	for i := range w.have.Containers {
+		if c := &w.have.Containers[i]; c.ID == id {
+			c.State, c.ExitCode, c.FinishedAt = podsync.Exited, 1, time.Now()
+		}
+	}
+}
+
+func (w *world) setDown(down bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.down = down
+}
+
+// lines returns the log since the last call.
+func (w *world) lines() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	text := strings.Join(w.log, "\n")
+	w.log = nil
+	return text
+}
+
+func (w *world) expect(t *testing.T, want ...string) {
+	t.Helper()
+	synctest.Wait()
+	if got := w.lines(); got != strings.Join(want, "\n") {
+		t.Errorf("got\n%s\nwant\n%s", got, strings.Join(want, "\n"))
+	}
+}
+
+// bubble runs f in fake time with a Pool over a new world.
+func bubble(t *testing.T, f func(t *testing.T, w *world, p *worker.Pool)) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		w := &world{begun: time.Now()}
+		p := worker.NewPool(ctx, w, slog.New(slog.NewTextHandler(io.Discard, nil)))
+		f(t, w, p)
+		cancel()
+		p.Wait()
+	})
+}
+
+// What exits is started again: at once, then after 10 s, doubled up to 300 s.
+func TestRestartsBackOff(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world, p *worker.Pool) {
+		p.Set(key, pod("u"))
+		w.expect(t, "0 run sandbox u", "0 start container u")
+		for i, wait := range []int{0, 10, 20, 40, 80, 160, 300, 300} {
+			w.begun = time.Now()
+			w.exit()
+			p.Wake(key)
+			time.Sleep(400 * time.Second)
+			lines := []string{fmt.Sprintf("%d start container u", wait)}
+			if i > 0 { // the last two are kept
+				lines = append(lines, fmt.Sprintf("%d remove container u", wait))
+			}
+			w.expect(t, lines...)
+		}
+	})
+}
+
+// An edited pod begins when the old one has ended, not before.
+func TestReplaced(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world, p *worker.Pool) {
+		p.Set(key, pod("a"))
+		synctest.Wait()
+		w.act = func(_, _ context.Context, a podsync.Action) error {
+			if a.Verb == podsync.StopContainer {
+				time.Sleep(7 * time.Second) // its grace
+			}
+			return nil
+		}
+		w.lines()
+		p.Set(key, pod("b"))
+		time.Sleep(time.Minute)
+		w.expect(t, "0 stop container a", "7 stop sandbox a", "7 remove container a", "7 forget files a", "7 remove sandbox a",
+			"7 run sandbox b", "7 start container b")
+	})
+}
+
+// A pull that hangs does not hold up the end of the pod.
+func TestRemovedWhilePulling(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world, p *worker.Pool) {
+		w.act = func(ctx, interrupt context.Context, a podsync.Action) error {
+			if a.Verb == podsync.StartContainer {
+				<-interrupt.Done()
+				return interrupt.Err()
+			}
+			return nil
+		}
+		p.Set(key, pod("u"))
+		w.expect(t, "0 run sandbox u", "0 start container u")
+		p.Set(key, nil)
+		w.expect(t, "0 stop sandbox u", "0 forget files u", "0 remove sandbox u")
+		if p.Wake(key) {
+			t.Error("the worker of a pod that is gone lives")
+		}
+	})
+}
+
+// The runtime may be away for as long as it likes: nothing is done meanwhile, and
+// nothing counts against the pod.
+func TestRuntimeAway(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world, p *worker.Pool) {
+		w.setDown(true)
+		p.Set(key, pod("u"))
+		time.Sleep(time.Hour + 500*time.Millisecond)
+		w.expect(t, "")
+		w.setDown(false)
+		time.Sleep(2 * time.Second)
+		w.expect(t, "3601 run sandbox u", "3601 start container u")
+
+		w.act = func(context.Context, context.Context, podsync.Action) error {
+			return fault.Unavailable.Errorf("gone again")
+		}
+		w.exit()
+		p.Wake(key)
+		time.Sleep(10 * time.Minute)
+		w.act = nil
+		w.lines()
+		time.Sleep(2 * time.Second)
+		if got := w.lines(); !strings.Contains(got, "start container") {
+			t.Errorf("the pod was held back for the runtime's absence: %q", got)
+		}
+	})
+}
+
+// An image that cannot be had is tried again after 10 s, doubled up to 300 s, and
+// another pod of the same name starts afresh.
+func TestFailuresBackOff(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world, p *worker.Pool) {
+		w.act = func(_, _ context.Context, a podsync.Action) error {
+			if a.Verb == podsync.StartContainer && a.UID == "u" {
+				return errors.New("no such image")
+			}
+			return nil
+		}
+		p.Set(key, pod("u"))
+		time.Sleep(18 * time.Minute)
+		w.expect(t, "0 run sandbox u", "0 start container u", "10 start container u", "30 start container u", "70 start container u",
+			"150 start container u", "310 start container u", "610 start container u", "910 start container u")
+		w.begun = time.Now()
+		p.Set(key, pod("v"))
+		w.expect(t, "0 stop sandbox u", "0 forget files u", "0 remove sandbox u", "0 run sandbox v", "0 start container v")
+	})
+}
+
+// Containers end side by side: a pod takes its longest grace period, not the sum.
+func TestContainersStopTogether(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world, p *worker.Pool) {
+		u := pod("u")
+		w.have.Sandboxes = []podsync.Sandbox{{ID: "s", UID: "u", Ready: true}}
+		for _, id := range []string{"a", "b", "c"} {
+			w.have.Containers = append(w.have.Containers, podsync.Container{ID: id, UID: "u", Name: id, SandboxID: "s", State: podsync.Running})
+		}
+		w.act = func(_, _ context.Context, a podsync.Action) error {
+			if a.Verb == podsync.StopContainer {
+				time.Sleep(30 * time.Second)
+			}
+			return nil
+		}
+		p.Set(key, u)
+		synctest.Wait()
+		p.Set(key, nil)
+		time.Sleep(31 * time.Second)
+		synctest.Wait()
+		if p.Wake(key) {
+			t.Errorf("the pod is not gone after its longest grace period:\n%s", w.lines())
+		}
+	})
+}
+
+// A pod that comes back while its worker is about to leave is not lost.
+func TestComesBack(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world, p *worker.Pool) {
+		for range 100 {
+			p.Set(key, pod("u"))
+			p.Set(key, nil)
+			p.Set(key, pod("u"))
+			synctest.Wait()
+			h, err := w.Observe(t.Context(), key)
+			if err != nil || len(h.Containers) != 1 || h.Containers[0].State != podsync.Running {
+				t.Fatalf("pod does not run: %+v, %v", h, err)
+			}
+			p.Set(key, nil)
+			synctest.Wait()
+		}
+	})
+}
