@@ -144,6 +144,12 @@ func (n *node) socket() string { return filepath.Join(n.dir, "executor.sock") }
 // launch starts the executor process and connects.
 func (n *node) launch() {
 	n.t.Helper()
+	n.spawn()
+	n.connect()
+}
+
+func (n *node) spawn() {
+	n.t.Helper()
 	n.cmd = exec.Command(programs.executor, "--socket", n.socket(), "--state", n.dir)
 	n.cmd.Args[0] = "crisp-executor"
 	n.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
@@ -154,7 +160,6 @@ func (n *node) launch() {
 	if err := n.cmd.Start(); err != nil {
 		n.t.Fatal(err)
 	}
-	n.connect()
 }
 
 // connect connects and subscribes; the executor may still be starting.
@@ -371,6 +376,9 @@ func joined(t testing.TB, log []byte, stream string) string {
 	t.Helper()
 	var out bytes.Buffer
 	for line := range bytes.Lines(log) {
+		if !bytes.HasSuffix(line, []byte{'\n'}) {
+			break // is being written
+		}
 		r, err := crilog.Parse(line)
 		if err != nil {
 			t.Fatal(err)

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -106,7 +107,7 @@ func (o *oomCounter) close() {
 // is waited for in Go's poller.
 type oomWatch struct {
 	epoll  *os.File
-	happen func(id string, killed bool)
+	happen func(id string)
 
 	mu       sync.Mutex
 	last     int32
@@ -118,7 +119,7 @@ type watched struct {
 	*oomCounter
 }
 
-func newOOMWatch(happen func(id string, killed bool)) (*oomWatch, error) {
+func newOOMWatch(happen func(id string)) (*oomWatch, error) {
 	fd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	if err != nil {
 		return nil, os.NewSyscallError("epoll_create1", err)
@@ -146,11 +147,12 @@ func (w *oomWatch) add(id string, o *oomCounter) error {
 	return w.ctl(unix.EPOLL_CTL_ADD, f, &unix.EpollEvent{Events: events | unix.EPOLLET, Fd: o.key})
 }
 
-// remove ends the watch of o, which may be nil.
-func (w *oomWatch) remove(o *oomCounter) {
+// flush ends the watch of o, which may be nil, after a last look.
+func (w *oomWatch) flush(o *oomCounter) {
 	if o == nil {
 		return
 	}
+	w.check(o.key)
 	w.mu.Lock()
 	delete(w.counters, o.key)
 	w.mu.Unlock()
@@ -180,23 +182,43 @@ func (w *oomWatch) loop() {
 				return false
 			}
 			for _, e := range events[:max(n, 0)] {
-				w.check(e.Fd)
+				w.woken(e.Fd)
 			}
 		}
 	})
 }
 
-func (w *oomWatch) check(key int32) {
+// check tells of the kills that have not been told.
+func (w *oomWatch) check(key int32) (told bool) {
 	w.mu.Lock()
 	c, ok := w.counters[key]
 	w.mu.Unlock()
 	if !ok {
-		return
+		return true
 	}
-	if c.notify != nil {
+	n := c.count()
+	if n <= c.told.Swap(n) {
+		return false
+	}
+	w.happen(c.id)
+	return true
+}
+
+// woken takes an event of the kernel's. In v1 it comes before the kill is counted,
+// or even done.
+func (w *oomWatch) woken(key int32) {
+	w.mu.Lock()
+	c := w.counters[key]
+	w.mu.Unlock()
+	if c.oomCounter != nil && c.notify != nil {
 		var n [8]byte
 		withFD(c.notify, func(fd int) error { _, err := unix.Read(fd, n[:]); return err })
 	}
-	n := c.count()
-	w.happen(c.id, n > c.told.Swap(n))
+	var again func(after time.Duration)
+	again = func(after time.Duration) {
+		if !w.check(key) && after < 2*time.Second {
+			time.AfterFunc(after, func() { again(4 * after) })
+		}
+	}
+	again(5 * time.Millisecond)
 }

@@ -87,11 +87,16 @@ func (x *Executor) create(s settings, spec *specs.Spec, env [][]byte, systemd bo
 	if err != nil {
 		return nil, nil, short(err)
 	}
-	c.ref.StartedAt = time.Now()
 	steps.Add("process", func() error { return kill(process) })
 	if err := wires.receive(); err != nil {
 		return nil, nil, err
 	}
+	if pid, err := process.Pid(); err != nil {
+		return nil, nil, err
+	} else if err := awaitExec(pid, wires); err != nil {
+		return nil, nil, err
+	}
+	c.ref.StartedAt = time.Now()
 	if err := c.started(process, lc); err != nil {
 		return nil, nil, err
 	}

@@ -3,6 +3,7 @@ package executor_test
 import (
 	"encoding/json"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -66,6 +67,14 @@ func TestStartErrors(t *testing.T) {
 	args := func(a ...string) option {
 		return func(_ *wire.RunRequest, s *specs.Spec) { s.Process.Args = a }
 	}
+	script := func(text string) option {
+		return func(_ *wire.RunRequest, s *specs.Spec) {
+			if err := os.WriteFile(filepath.Join(s.Root.Path, "script"), []byte(text), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			s.Process.Args = []string{"/script"}
+		}
+	}
 	for _, tt := range []struct {
 		option option
 		want   string
@@ -73,6 +82,8 @@ func TestStartErrors(t *testing.T) {
 		{args("nosuch"), `exec: "nosuch": executable file not found in $PATH`},
 		{args("/nosuch"), `exec: "/nosuch": stat /nosuch: no such file or directory`},
 		{args("/proc"), `exec: "/proc": is a directory`},
+		{script("#!/nosuch-interpreter\n"), "no such file or directory"},
+		{script("\x7fELF, but of no machine"), "exec format error"},
 		{func(_ *wire.RunRequest, s *specs.Spec) {
 			s.Mounts = append(s.Mounts, specs.Mount{Destination: "/mnt", Type: "bind", Source: "/nosuch-source", Options: []string{"bind"}})
 		}, "/nosuch-source"},

@@ -2,6 +2,7 @@ package executor
 
 import (
 	"bytes"
+	"debug/elf"
 	"fmt"
 	"io"
 	"os"
@@ -11,6 +12,8 @@ import (
 
 	"github.com/opencontainers/runc/libcontainer"
 	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/internal/fault"
 )
 
 // An environment need not be UTF-8, but libcontainer hands it to its child as JSON,
@@ -30,6 +33,10 @@ func bounce(p *libcontainer.Process, raw []string) error {
 	if err != nil {
 		return err
 	}
+	if dynamic(self) {
+		self.Close()
+		return fault.Invalid.Errorf("environment variable is not UTF-8: needs an executor that is linked statically")
+	}
 	fd, err := unix.MemfdCreate("environment", unix.MFD_CLOEXEC)
 	if err != nil {
 		self.Close()
@@ -42,6 +49,21 @@ func bounce(p *libcontainer.Process, raw []string) error {
 	}
 	p.Args = append([]string{"/proc/self/fd/3", BounceArg, "4"}, p.Args...)
 	return nil
+}
+
+// dynamic tells whether a program needs an interpreter, which a container's root
+// hardly has.
+func dynamic(f *os.File) bool {
+	program, err := elf.NewFile(f)
+	if err != nil {
+		return true
+	}
+	for _, p := range program.Progs {
+		if p.Type == elf.PT_INTERP {
+			return true
+		}
+	}
+	return false
 }
 
 // Bounce is the other half, in the container: args are those after BounceArg. It

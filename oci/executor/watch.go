@@ -59,7 +59,7 @@ func (x *Executor) finish(c *container) {
 			x.log.Error("exit could not be recorded", "container", c.ID, "err", err)
 		}
 	}
-	x.oom.remove(c.oom)
+	x.oom.flush(c.oom)
 	c.oom.close()
 	c.io.close()
 	c.proc.close()
@@ -79,10 +79,8 @@ func record(path string, e *wire.Exit) error {
 	return atomicfile.Write(path, data, 0o600)
 }
 
-// oomHappened is called when a container's memory events have changed.
-func (x *Executor) oomHappened(id string, killed bool) {
-	if killed {
-		x.log.Info("container lost a process to the OOM killer", "container", id)
-		x.tell(wire.Event{Kind: wire.EventOOM, ID: id})
-	}
+// oomHappened is called when a container has lost a process.
+func (x *Executor) oomHappened(id string) {
+	x.log.Info("container lost a process to the OOM killer", "container", id)
+	x.tell(wire.Event{Kind: wire.EventOOM, ID: id})
 }

@@ -1,0 +1,60 @@
+package executor
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+)
+
+// initName is what libcontainer's child calls itself until it executes the
+// container's program.
+const initName = "(runc:[2:INIT])"
+
+// execPatience bounds how long a started container may take to execute its
+// program; after it, it counts as started. Waiting is worth it, because what fails
+// there (a script without its interpreter, a program for another machine) could
+// otherwise only be told by an exit code.
+const execPatience = 2 * time.Second
+
+// awaitExec returns once the process has executed its program. If that failed, the
+// process has said why on its stderr, and has ended.
+func awaitExec(pid int, w *wires) error {
+	pause := 100 * time.Microsecond
+	for deadline := time.Now().Add(execPatience); time.Now().Before(deadline); pause = min(2*pause, 2*time.Millisecond) {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		if err != nil || !bytes.Contains(stat, []byte(initName)) {
+			return nil // has executed it; or has gone, for its waiter to see
+		}
+		if state, err := cutStat(string(stat), 3); err == nil && (state == "Z" || state == "X") {
+			return fault.Internal.Errorf("%s", w.complaint())
+		}
+		time.Sleep(pause)
+	}
+	return nil
+}
+
+// complaint reads what libcontainer's child has written before it gave up.
+func (w *wires) complaint() string {
+	f := w.ours[2]
+	if f == nil {
+		f = w.pty
+	}
+	text := "container ended before its program was executed"
+	if f == nil {
+		return text
+	}
+	buf := make([]byte, 1024)
+	withFD(f, func(fd int) error {
+		if n, err := unix.Read(fd, buf); err == nil && n > 0 {
+			text = strings.TrimSpace(string(buf[:n]))
+		}
+		return nil
+	})
+	return text
+}

@@ -1,0 +1,239 @@
+package executor_test
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/internal/crilog"
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/oci/wire"
+)
+
+func withHostPID(_ *wire.RunRequest, s *specs.Spec) {
+	s.Linux.Namespaces = s.Linux.Namespaces[1:]
+	s.Mounts[0] = specs.Mount{Destination: "/proc", Type: "bind", Source: "/proc", Options: []string{"rbind", "ro"}}
+}
+
+func withMemory(bytes int64) option {
+	return func(_ *wire.RunRequest, s *specs.Spec) {
+		s.Linux.Resources = &specs.LinuxResources{Memory: &specs.LinuxMemory{Limit: &bytes}}
+	}
+}
+
+func TestOOM(t *testing.T) {
+	n := start(t)
+	b := n.run([]string{"eat", "200"}, withMemory(32<<20))
+	if e := b.wait(); e.Code != 137 || !e.OOMKilled || e.Reason != wire.ReasonOOMKilled {
+		t.Errorf("exit is %+v", e)
+	}
+	b.isTold()
+	// A child that was killed counts, whatever its parent makes of it; and it is
+	// told while the container runs on.
+	c := n.run([]string{"sleep", "for-ever"}, withMemory(32<<20))
+	if code := c.exec(wire.ExecRequest{Process: process("eat", "200")}).wait(); code != 137 {
+		t.Errorf("exec ended with %d", code)
+	}
+	c.isTold()
+	if !alive(c.reply.Pid) {
+		t.Fatal("the container has ended")
+	}
+	c.signal(unix.SIGTERM, false)
+	c.signal(unix.SIGKILL, false)
+	if e := c.wait(); !e.OOMKilled || e.Reason != wire.ReasonOOMKilled {
+		t.Errorf("exit is %+v", e)
+	}
+	d := n.run([]string{"exit", "0"}, withMemory(32<<20))
+	if e := d.wait(); e.OOMKilled || e.Reason != wire.ReasonCompleted {
+		t.Errorf("exit without OOM is %+v", e)
+	}
+}
+
+// isTold waits for the event of a memory kill.
+func (b *box) isTold() {
+	b.t.Helper()
+	for {
+		select {
+		case id := <-b.ooms:
+			if id == b.id {
+				return
+			}
+		case <-time.After(10 * time.Second):
+			b.t.Fatalf("no event tells that container %s lost a process", b.id)
+		}
+	}
+}
+
+// With a PID namespace that is not its own, the end of a container's init is
+// nobody else's: what it started must be found and killed.
+func TestEndTakesEverything(t *testing.T) {
+	n := start(t)
+	b := n.run([]string{"spawn", "print", "child", "sleep", "for-ever"}, withHostPID)
+	b.wait() // the init ends at once
+	if pids := b.processes(); len(pids) > 0 {
+		t.Errorf("processes %v are left", pids)
+	}
+}
+
+// processes lists the container's cgroup.
+func (b *box) processes() []string {
+	var all []string
+	for _, dir := range b.reply.Cgroups {
+		data, _ := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
+		all = append(all, strings.Fields(string(data))...)
+	}
+	return all
+}
+
+func TestSignalAll(t *testing.T) {
+	n := start(t)
+	b := n.run([]string{"ignore-term", "fork", "ignore-term", "print", "up", "sleep", "for-ever"}, withHostPID)
+	b.says("up")
+	b.signal(unix.SIGTERM, true)
+	time.Sleep(50 * time.Millisecond)
+	if !alive(b.reply.Pid) {
+		t.Fatal("it does not ignore SIGTERM")
+	}
+	b.signal(unix.SIGKILL, true)
+	if e := b.wait(); e.Code != 137 {
+		t.Errorf("exit is %+v", e)
+	}
+	if pids := b.processes(); len(pids) > 0 {
+		t.Errorf("processes %v are left", pids)
+	}
+}
+
+// A frozen container can be killed.
+func TestKillFrozen(t *testing.T) {
+	n := start(t)
+	b := n.run([]string{"sleep", "for-ever"})
+	path, value := filepath.Join(b.reply.Cgroups["freezer"], "freezer.state"), "FROZEN"
+	if b.reply.Cgroups["freezer"] == "" {
+		path, value = filepath.Join(b.reply.Cgroups[""], "cgroup.freeze"), "1"
+	}
+	if err := os.WriteFile(path, []byte(value), 0); err != nil {
+		t.Fatal(err)
+	}
+	b.signal(unix.SIGKILL, false)
+	if e := b.wait(); e.Code != 137 {
+		t.Errorf("exit is %+v", e)
+	}
+}
+
+// Orphans of containers without a PID namespace become the executor's: it must
+// reap them, and only them.
+func TestOrphansAreReaped(t *testing.T) {
+	n := start(t)
+	b := n.run([]string{"fork", "spawn", "sleep", "100ms", "exit", "3"}, withHostPID)
+	b.wait()
+	eventually(t, func() bool {
+		out, _ := exec.Command("ps", "--ppid", fmt.Sprint(n.cmd.Process.Pid), "-o", "stat=").Output()
+		return !bytes.Contains(out, []byte("Z"))
+	}, "zombies are left")
+}
+
+func TestUpdate(t *testing.T) {
+	n := start(t)
+	b := n.run([]string{"sleep", "for-ever"}, withMemory(64<<20))
+	limit := func() string {
+		data, err := os.ReadFile(filepath.Join(b.reply.Cgroups["memory"], "memory.limit_in_bytes"))
+		if err != nil {
+			data, err = os.ReadFile(filepath.Join(b.reply.Cgroups[""], "memory.max"))
+		}
+		if err != nil {
+			t.Skipf("needs the memory controller: %v", err)
+		}
+		return strings.TrimSpace(string(data))
+	}
+	if got := limit(); got != fmt.Sprint(64<<20) {
+		t.Fatalf("limit is %s", got)
+	}
+	n.call(wire.MethodUpdate, wire.UpdateRequest{ID: b.id, Resources: []byte(`{"memory":{"limit":100663296}}`)}, nil)
+	if got := limit(); got != fmt.Sprint(96<<20) {
+		t.Errorf("limit is %s", got)
+	}
+	// What is not set stays, and an update that is refused changes nothing.
+	n.call(wire.MethodUpdate, wire.UpdateRequest{ID: b.id, Resources: []byte(`{"cpu":{"shares":512}}`)}, nil)
+	n.fails(fault.Invalid, wire.MethodUpdate, wire.UpdateRequest{ID: b.id, Resources: []byte(`{"cpu":{"cpus":"4711"},"memory":{"limit":50331648}}`)})
+	if got := limit(); got != fmt.Sprint(96<<20) {
+		t.Errorf("limit is %s", got)
+	}
+	// A view of the container that an update has touched can still start things.
+	if code := b.exec(wire.ExecRequest{Process: process("exit", "2")}).wait(); code != 2 {
+		t.Errorf("exit code %d", code)
+	}
+}
+
+// An environment is bytes; CRI has them as bytes since 1.34.
+func TestEnvironmentOfBytes(t *testing.T) {
+	n := start(t)
+	if os.Getenv("CRISP_BIN") == "" {
+		t.Skip("needs CRISP_BIN: the test binary is not linked statically")
+	}
+	env := [][]byte{[]byte("PATH=/"), []byte("A=old"), []byte("A=\xff\xfe"), []byte("B=plain")}
+	b := n.run([]string{"env", "A", "env", "B", "sleep", "for-ever"},
+		func(r *wire.RunRequest, _ *specs.Spec) { r.Env = env })
+	b.says("plain\n")
+	if got := b.output(crilog.Stdout); got != "\xff\xfe\nplain\n" {
+		t.Errorf("environment is %q", got)
+	}
+	e := b.exec(wire.ExecRequest{Process: process("env", "A", "ls", "/proc/self/fd"), Env: env})
+	if got := line(t, e.files["stdout"]); got != "\xff\xfe\n" {
+		t.Errorf("environment of exec is %q", got)
+	}
+	e.wait()
+}
+
+func TestPodInit(t *testing.T) {
+	n := start(t)
+	req := wire.PodInitRequest{ID: "pod", Path: programs.podinit, Cgroup: n.cgroup + "/pod"}
+	var reply wire.RunReply
+	files := n.call(wire.MethodPodInit, req, &reply)
+	if len(files) != 1 || files[0].Name() != wire.FDPid {
+		t.Fatalf("got %v", files)
+	}
+	defer files[0].Close()
+	var rss, procs int
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", reply.Pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(data)) {
+		fmt.Sscanf(line, "VmRSS: %d kB", &rss)
+		fmt.Sscanf(line, "Threads: %d", &procs)
+	}
+	if rss > 100 || procs != 1 {
+		t.Errorf("%d KiB resident, %d threads: %s", rss, procs, data)
+	}
+	shared := func(_ *wire.RunRequest, s *specs.Spec) {
+		s.Linux.Namespaces[0].Path = fmt.Sprintf("/proc/%d/ns/pid", reply.Pid)
+	}
+	// A container of the pod leaves an orphan, which the pod's init reaps.
+	b := n.run([]string{"print", "up", "fork", "spawn", "sleep", "50ms"}, shared)
+	b.wait()
+	c := n.run([]string{"print", "up", "sleep", "for-ever"}, shared)
+	c.says("up")
+	eventually(t, func() bool {
+		out, _ := exec.Command("ps", "--ppid", fmt.Sprint(reply.Pid), "-o", "pid=").Output()
+		return len(bytes.TrimSpace(out)) == 0
+	}, "orphans are left")
+	if !alive(c.reply.Pid) {
+		t.Fatal("the end of one container took another along")
+	}
+	// The end of the pod's init is the end of its namespace.
+	n.call(wire.MethodSignal, wire.SignalRequest{ID: "pod", Signal: int(unix.SIGTERM)}, nil)
+	if e := n.waitExit("pod"); e.Code != 0 {
+		t.Errorf("exit is %+v", e)
+	}
+	if e := c.wait(); e.Code != 137 {
+		t.Errorf("exit of the container is %+v", e)
+	}
+}

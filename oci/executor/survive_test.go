@@ -1,0 +1,231 @@
+package executor_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/internal/crilog"
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/oci/wire"
+)
+
+// crash kills the executor and starts another.
+func (n *node) crash(meanwhile func()) {
+	n.t.Helper()
+	if err := n.cmd.Process.Kill(); err != nil {
+		n.t.Fatal(err)
+	}
+	n.cmd.Wait()
+	n.client.Close()
+	meanwhile()
+	n.launch()
+}
+
+func (b *box) adopt() {
+	b.t.Helper()
+	b.call(wire.MethodAdopt, wire.AdoptRequest{
+		ID: b.id, RunReply: b.reply, Stdin: b.req.Stdin, StdinOnce: b.req.StdinOnce, TTY: b.req.TTY,
+		LogPath: b.log, LogMaxLine: b.req.LogMaxLine, ExitPath: b.exit,
+	}, nil, b.held...)
+}
+
+// numbered checks that the log has the lines 0, 1, 2 … without a gap.
+func (b *box) numbered() int {
+	b.t.Helper()
+	lines := strings.Fields(b.output(crilog.Stdout))
+	for i, s := range lines {
+		if s != fmt.Sprint(i) {
+			b.t.Fatalf("line %d is %q", i, s)
+		}
+	}
+	return len(lines)
+}
+
+// The executor is killed: containers run on, keep their output in their pipes, and
+// the next executor has it, their exit codes, and all the verbs.
+func TestAdopt(t *testing.T) {
+	n := start(t)
+	busy := n.run([]string{"count", "-1", "1ms"}, withStdin)
+	quits := n.run([]string{"sleep", "400ms", "exit", "9"})
+	tty := n.run([]string{"print", "up", "echo-stdin"}, withTTY)
+	gone := n.run([]string{"sleep", "for-ever"})
+	tty.says("up")
+	busy.says("3\n")
+	n.crash(func() {
+		unix.Kill(gone.reply.Pid, unix.SIGKILL)
+		eventually(t, func() bool { return !alive(gone.reply.Pid) }, "it lives")
+	})
+	before := busy.numbered()
+	for _, b := range []*box{busy, quits, tty, gone} {
+		b.adopt()
+	}
+	n.fails(fault.Exists, wire.MethodAdopt, wire.AdoptRequest{ID: busy.id, RunReply: busy.reply})
+	eventually(t, func() bool { return busy.numbered() > before+20 }, "the log does not go on")
+	for b, want := range map[*box]int32{quits: 9, gone: 137} {
+		e := b.wait()
+		if e.Code == 255 && e.Reason == wire.ReasonUnknown && e.Message != "" {
+			t.Logf("container %s: %s", b.id, e.Message) // the kernel is older than 6.15
+		} else if e.Code != want || e.Message != "" {
+			t.Errorf("exit is %+v, want code %d", e, want)
+		}
+		if data, err := os.ReadFile(b.exit); err != nil || !strings.Contains(string(data), fmt.Sprint(e.Code)) {
+			t.Errorf("record is %s, %v", data, err)
+		}
+		b.drop()
+	}
+	if code := busy.exec(wire.ExecRequest{Process: process("exit", "4")}).wait(); code != 4 {
+		t.Errorf("exec in an adopted container: %d", code)
+	}
+	a := tty.attach(true)
+	a["stdin"].WriteString("typed\n")
+	tty.says("typed\ntyped\n")
+	busy.signal(unix.SIGKILL, false)
+	if e := busy.wait(); e.Code != 137 && e.Reason != wire.ReasonUnknown {
+		t.Errorf("exit is %+v", e)
+	}
+	busy.delete()
+	if _, err := os.Stat(filepath.Join(n.dir, "executor", busy.id)); err == nil {
+		t.Error("state is left")
+	}
+}
+
+// crispd was killed too and has no descriptors: the process is found by PID and
+// start time.
+func TestAdoptWithoutDescriptors(t *testing.T) {
+	n := start(t)
+	b := n.run([]string{"sleep", "for-ever"})
+	lost := n.run([]string{"sleep", "for-ever"})
+	n.crash(func() {
+		b.drop()
+		lost.drop()
+	})
+	b.adopt()
+	lost.reply.StartTime++ // as if the PID were another's by now
+	lost.adopt()
+	if e := lost.wait(); e.Code != 255 || e.Reason != wire.ReasonUnknown || e.Message == "" {
+		t.Errorf("exit is %+v", e)
+	}
+	b.signal(unix.SIGKILL, false)
+	if e := b.wait(); e.Code != 137 && e.Reason != wire.ReasonUnknown {
+		t.Errorf("exit is %+v", e)
+	}
+}
+
+// What nobody adopts can still be removed, and its ID used again.
+func TestDeleteAfterCrash(t *testing.T) {
+	n := start(t)
+	b := n.run([]string{"sleep", "for-ever"})
+	n.crash(func() {})
+	b.delete()
+	if alive(b.reply.Pid) {
+		t.Error("it lives")
+	}
+	again := n.run([]string{"sleep", "for-ever"})
+	b.drop()
+	n.crash(func() {})
+	again.held = n.call(wire.MethodRun, again.req, &again.reply) // the leftovers make way
+	if e := again.exec(wire.ExecRequest{Process: process("exit", "0")}).wait(); e != 0 {
+		t.Errorf("exit code %d", e)
+	}
+}
+
+// A second executor for the same state must not take the socket from the first.
+func TestOneExecutor(t *testing.T) {
+	n := start(t)
+	first := n.cmd
+	n.cmd = nil
+	defer func() { n.cmd = first }()
+	second := &node{t: t, dir: n.dir}
+	second.spawn()
+	if err := second.cmd.Wait(); err == nil {
+		t.Error("a second executor ended without an error")
+	}
+	var hello wire.HelloReply
+	n.call(wire.MethodHello, nil, &hello)
+	if hello.Pid != first.Process.Pid || hello.Protocol != wire.Protocol {
+		t.Errorf("hello is %+v", hello)
+	}
+}
+
+// upgrade executes the same program again, in place.
+func (n *node) upgrade() {
+	n.t.Helper()
+	n.call(wire.MethodUpgrade, wire.UpgradeRequest{Path: programs.executor}, nil)
+	for range n.client.Events() { // until the connection ends
+	}
+	n.client.Close()
+	n.connect()
+}
+
+func TestUpgrade(t *testing.T) {
+	n := start(t)
+	busy := n.run([]string{"count", "-1", "1ms"})
+	tty := n.run([]string{"print", "up", "echo-stdin"}, withTTY)
+	quits := n.run([]string{"sleep", "300ms", "exit", "9"})
+	over := n.run([]string{"exit", "8"})
+	over.wait()
+	tty.says("up")
+	busy.says("3\n")
+	watched := tty.attach(true)
+	e := busy.exec(wire.ExecRequest{Process: process("sleep", "300ms", "print", "later", "exit", "6")})
+	for range 5 {
+		n.upgrade()
+	}
+	var hello wire.HelloReply
+	if n.call(wire.MethodHello, nil, &hello); hello.Pid != n.cmd.Process.Pid {
+		t.Errorf("process %d answers, want %d", hello.Pid, n.cmd.Process.Pid)
+	}
+	if code := e.wait(); code != 6 {
+		t.Errorf("exec ended with %d", code)
+	}
+	if got := line(t, e.files["stdout"]); got != "later\n" {
+		t.Errorf("exec wrote %q", got)
+	}
+	var all []wire.Info
+	n.call(wire.MethodList, nil, &all)
+	if len(all) != 4 {
+		t.Errorf("list is %+v", all)
+	}
+	for _, c := range all {
+		if c.ID == over.id && (c.Exit == nil || c.Exit.Code != 8) {
+			t.Errorf("the exit is forgotten: %+v", c)
+		}
+	}
+	// The exit may have been told before the connection was made anew.
+	eventually(t, func() bool { data, _ := os.ReadFile(quits.exit); return len(data) > 0 }, "no exit record")
+	if data, _ := os.ReadFile(quits.exit); !strings.Contains(string(data), `"Code":9`) {
+		t.Errorf("record is %s", data)
+	}
+	watched["stdin"].WriteString("typed\n")
+	tty.says("typed\ntyped\n")
+	if got := line(t, watched["stdout"]); !strings.Contains(got, "typed") {
+		t.Errorf("attached client got %q", got)
+	}
+	before := busy.numbered()
+	eventually(t, func() bool { return busy.numbered() > before+20 }, "the log does not go on")
+	busy.signal(unix.SIGKILL, false)
+	if e := busy.wait(); e.Code != 137 || e.Message != "" {
+		t.Errorf("exit is %+v", e)
+	}
+	b := n.run([]string{"exit", "3"})
+	if e := b.wait(); e.Code != 3 {
+		t.Errorf("exit of a new container is %+v", e)
+	}
+}
+
+// An upgrade to something that is no program changes nothing.
+func TestUpgradeRefused(t *testing.T) {
+	n := start(t)
+	b := n.run([]string{"count", "-1", "1ms"})
+	n.fails(fault.Invalid, wire.MethodUpgrade, wire.UpgradeRequest{Path: "/nosuch"})
+	n.fails(fault.Invalid, wire.MethodUpgrade, wire.UpgradeRequest{Path: "/etc/passwd"})
+	b.says("5\n")
+	if code := b.exec(wire.ExecRequest{Process: process("exit", "4")}).wait(); code != 4 {
+		t.Errorf("exit code %d", code)
+	}
+}
