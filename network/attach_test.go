@@ -2,8 +2,10 @@ package network
 
 import (
 	"errors"
+	"io/fs"
 	"net"
 	"net/netip"
+	"os"
 	"testing"
 
 	"github.com/vishvananda/netlink"
@@ -67,9 +69,24 @@ func TestAttachDualStack(t *testing.T) {
 }
 
 // A host port answers on every address of the host, on its loopback, to other
-// pods and to the pod itself, and is closed with the pod.
+// pods and to the pod itself, and is closed with the pod; whether or not bridged
+// packets pass the IP hooks, as they do on some hosts (br_netfilter).
 func TestHostPort(t *testing.T) {
-	needsRoot(t)
+	for _, filter := range []string{"1", "0"} {
+		t.Run("br_netfilter "+filter, func(t *testing.T) {
+			needsRoot(t)
+			for _, name := range []string{"iptables", "ip6tables"} {
+				err := os.WriteFile("/proc/sys/net/bridge/bridge-nf-call-"+name, []byte(filter), 0)
+				if err != nil && !errors.Is(err, fs.ErrNotExist) {
+					t.Fatal(err)
+				}
+			}
+			testHostPort(t)
+		})
+	}
+}
+
+func testHostPort(t *testing.T) {
 	world := outside(t)
 	n := open(t, options(t, ""))
 	p, other := pod(t, "web"), pod(t, "other")

@@ -138,10 +138,27 @@ func TestSmallSubnet(t *testing.T) {
 	destroy(t, n)
 }
 
-// BenchmarkAttachDetach is a pod's way into the default network and out of it,
-// without host ports.
+// BenchmarkAttachDetach is a pod's way into a network and out of it, without host
+// ports: of the default network, and of the standard plugins that it stands for.
 func BenchmarkAttachDetach(b *testing.B) {
-	n := open(b, options(b, ""))
+	b.Run("default", func(b *testing.B) {
+		n := open(b, options(b, ""))
+		benchmarkPods(b, n)
+		destroy(b, n)
+	})
+	b.Run("standard", func(b *testing.B) {
+		o := options(b, "")
+		b.Cleanup(func() {
+			nft(b, "flush ruleset")
+			removeBridge(b, "br-test")
+		})
+		o.BinDirs = []string{standardPlugins(b)}
+		writeConf(b, o.ConfDir, "10-standard.conflist", standardConf(o.DataDir, false))
+		benchmarkPods(b, open(b, o))
+	})
+}
+
+func benchmarkPods(b *testing.B, n *Network) {
 	var attaching, detaching time.Duration
 	for i := 0; b.Loop(); i++ {
 		path, unpin := namespace(b)
@@ -156,5 +173,4 @@ func BenchmarkAttachDetach(b *testing.B) {
 	}
 	b.ReportMetric(float64(attaching.Microseconds())/float64(b.N), "µs/attach")
 	b.ReportMetric(float64(detaching.Microseconds())/float64(b.N), "µs/detach")
-	destroy(b, n)
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-func writeConf(t *testing.T, dir, name, text string) string {
+func writeConf(t testing.TB, dir, name, text string) string {
 	t.Helper()
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		t.Fatal(err)
@@ -33,7 +33,7 @@ func script(t *testing.T, dir, name, text string) {
 	}
 }
 
-func removeBridge(t *testing.T, name string) {
+func removeBridge(t testing.TB, name string) {
 	t.Helper()
 	link, err := netlink.LinkByName(name)
 	if err == nil {
@@ -75,8 +75,8 @@ func conflist(name, plugin string) string {
 	return `{"cniVersion":"1.0.0","name":"` + name + `","plugins":[{"type":"` + plugin + `"}]}`
 }
 
-// waitStatus waits until Status is as want, without a call that reads the
-// directory: the watch must have seen it.
+// waitConf waits until the configuration is as wanted, without a call that reads
+// the directory: the watch must have seen it.
 func waitConf(t *testing.T, n *Network, what string, want func(*conf) bool) {
 	t.Helper()
 	for range 2 * int(poll/(10*time.Millisecond)) {
@@ -157,6 +157,15 @@ func TestMissingPlugin(t *testing.T) {
 	writeConf(t, o.ConfDir, "10-a.conflist", conflist("a", "absent"))
 	n.load()
 	if err := n.Status(); !errors.Is(err, fault.Unavailable) || !strings.Contains(err.Error(), `"absent"`) {
+		t.Errorf("status: %v", err)
+	}
+}
+
+// The default network says what it lacks before the first pod comes.
+func TestDefaultNetworkNeedsNft(t *testing.T) {
+	n, _ := fresh(t, true)
+	t.Setenv("PATH", t.TempDir())
+	if err := n.Status(); !errors.Is(err, fault.Unavailable) || !strings.Contains(err.Error(), "nft") {
 		t.Errorf("status: %v", err)
 	}
 }

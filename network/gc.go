@@ -11,8 +11,9 @@ import (
 )
 
 // GC detaches whatever is attached and not in keep, a list of Pod.ID, and has the
-// plugins of the network in use drop what they hold for others (CNI 1.1). Call
-// it when no Attach is under way, as at the start of the daemon: what is being
+// plugins of the network in use drop what they hold for others (CNI 1.1: also what
+// another runtime on this node has attached to a network of that name). Call it
+// when no Attach is under way, as at the start of the daemon: what is being
 // attached and is not in keep would be taken away.
 func (n *Network) GC(ctx context.Context, keep []string) error {
 	ids, err := n.attached()

@@ -15,7 +15,7 @@ import (
 
 // standardPlugins returns the directory that make fills with the standard
 // plugins and crisp-bridge, or makes one for this run.
-func standardPlugins(t *testing.T) string {
+func standardPlugins(t testing.TB) string {
 	t.Helper()
 	dir, err := filepath.Abs("../bin/cni")
 	if err != nil {
@@ -38,6 +38,15 @@ func standardPlugins(t *testing.T) string {
 	return dir
 }
 
+// standardConf is what an administrator would write.
+func standardConf(dataDir string, masquerade bool) string {
+	return fmt.Sprintf(`{"cniVersion":"1.1.0","name":"standard","plugins":[
+		{"type":"bridge","bridge":"br-test","isDefaultGateway":true,"hairpinMode":true,"ipMasq":%t,"ipMasqBackend":"nftables",
+		 "ipam":{"type":"host-local","dataDir":%q,"ranges":[[{"subnet":"10.9.0.0/24"}],[{"subnet":"fd09::/64"}]]}},
+		{"type":"portmap","capabilities":{"portMappings":true},"backend":"nftables"},
+		{"type":"bandwidth","capabilities":{"bandwidth":true}}]}`, masquerade, dataDir)
+}
+
 // An administrator's configuration of the standard plugins works with all
 // capabilities, in both families, and leaves nothing but portmap's empty table.
 func TestStandardPlugins(t *testing.T) {
@@ -50,11 +59,7 @@ func TestStandardPlugins(t *testing.T) {
 		removeBridge(t, "br-test")
 	})
 	o.BinDirs = []string{standardPlugins(t)}
-	writeConf(t, o.ConfDir, "10-standard.conflist", fmt.Sprintf(`{"cniVersion":"1.1.0","name":"standard","plugins":[
-		{"type":"bridge","bridge":"br-test","isDefaultGateway":true,"hairpinMode":true,"ipMasq":true,"ipMasqBackend":"nftables",
-		 "ipam":{"type":"host-local","dataDir":%q,"ranges":[[{"subnet":"10.9.0.0/24"}],[{"subnet":"fd09::/64"}]]}},
-		{"type":"portmap","capabilities":{"portMappings":true},"backend":"nftables"},
-		{"type":"bandwidth","capabilities":{"bandwidth":true}}]}`, o.DataDir))
+	writeConf(t, o.ConfDir, "10-standard.conflist", standardConf(o.DataDir, true))
 	n := open(t, o)
 	if err := n.Status(); err != nil {
 		t.Fatalf("not ready: %v", err)
