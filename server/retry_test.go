@@ -60,7 +60,9 @@ func TestUncollectedSandboxIsHidden(t *testing.T) {
 	impatient, cancel := context.WithCancel(t.Context())
 	gone := make(chan error, 1)
 	go func() {
-		_, err := n.RunPodSandbox(impatient, &cri.RunPodSandboxRequest{Config: pod("web")})
+		// Not through the wire: the server must know that the client has gone
+		// before the work is done.
+		_, err := n.server.RunPodSandbox(impatient, &cri.RunPodSandboxRequest{Config: pod("web")})
 		gone <- err
 	}()
 	<-waiting

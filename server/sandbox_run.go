@@ -16,7 +16,6 @@ import (
 	"github.com/crisp-cri/crisp/internal/logctx"
 	"github.com/crisp-cri/crisp/internal/undo"
 	"github.com/crisp-cri/crisp/oci"
-	"github.com/crisp-cri/crisp/server/spec"
 )
 
 // RunPodSandbox makes a sandbox and returns its ID when it is ready.
@@ -162,11 +161,9 @@ func (s *Server) sandboxConfig(c *creation, rec *sandboxRecord) (oci.SandboxConf
 		HostIPC:     ns.GetIpc() == cri.NamespaceMode_NODE,
 		HostPID:     ns.GetPid() == cri.NamespaceMode_NODE,
 		SharedPID:   ns.GetPid() == cri.NamespaceMode_POD,
+		Sysctls:     linux.GetSysctls(),
 	}
 	var err error
-	if config.Sysctls, err = spec.Sysctls(rec.config); err != nil {
-		return config, err
-	}
 	if config.CgroupParent, err = cgroupParent(linux.GetCgroupParent(), s.o.SystemdCgroup); err != nil {
 		return config, err
 	}

@@ -16,49 +16,6 @@ import (
 	"github.com/crisp-cri/crisp/server/spec"
 )
 
-// A sysctl is either in a namespace of the sandbox or refused: applied
-// elsewhere it would change the host.
-func TestSysctls(t *testing.T) {
-	own, node := &cri.NamespaceOption{}, &cri.NamespaceOption{Network: cri.NamespaceMode_NODE, Ipc: cri.NamespaceMode_NODE}
-	for _, tt := range []struct {
-		name string
-		o    *cri.NamespaceOption
-		want string // "" = refused
-	}{
-		{"net.ipv4.ip_forward", own, "net.ipv4.ip_forward"},
-		{"net/ipv4/ip_forward", own, "net.ipv4.ip_forward"},
-		{"net/ipv4/conf/eth0.1/rp_filter", own, "net.ipv4.conf.eth0/1.rp_filter"},
-		{"kernel.shm_rmid_forced", own, "kernel.shm_rmid_forced"},
-		{"kernel/sem", own, "kernel.sem"},
-		{"fs.mqueue.msg_max", own, "fs.mqueue.msg_max"},
-		{"kernel.domainname", own, "kernel.domainname"},
-		{"net.ipv4.ip_forward", node, ""},
-		{"kernel.sem", node, ""},
-		{"fs.mqueue.msg_max", node, ""},
-		{"kernel.domainname", node, ""},
-		{"vm.swappiness", own, ""},
-		{"kernel.panic", own, ""},
-		{"net/../kernel/panic", own, ""},
-		{"net..ipv4", own, ""},
-		{"net.", own, ""},
-	} {
-		sandbox := &cri.PodSandboxConfig{Linux: &cri.LinuxPodSandboxConfig{
-			Sysctls:         map[string]string{tt.name: "1"},
-			SecurityContext: &cri.LinuxSandboxSecurityContext{NamespaceOptions: tt.o},
-		}}
-		got, err := spec.Sysctls(sandbox)
-		if tt.want == "" {
-			if !errors.Is(err, fault.Invalid) {
-				t.Errorf("%s: got %v, %v, want Invalid", tt.name, got, err)
-			}
-			continue
-		}
-		if err != nil || got[tt.want] != "1" || len(got) != 1 {
-			t.Errorf("%s: got %v, %v, want %s", tt.name, got, err, tt.want)
-		}
-	}
-}
-
 // An update changes what it names; what it leaves out stays as it was.
 func TestMergeResources(t *testing.T) {
 	old := &cri.LinuxContainerResources{CpuShares: 512, CpuQuota: 1000, OomScoreAdj: 3, CpusetCpus: "0", Unified: map[string]string{"a.b": "1", "c.d": "2"}}
