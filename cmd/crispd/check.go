@@ -28,6 +28,9 @@ type finding struct {
 // could not run here; what merely costs a feature is told and is no failure.
 func check(c *config.Config, out io.Writer) error {
 	f := kernel.Probe()
+	if _, err := hostFacts(c, f); err != nil {
+		return err
+	}
 	findings := slices.Concat(checkKernel(f), checkCgroups(f, usesSystemd(c, f)), checkCapabilities(f), checkFiles(c), checkCNI(c))
 	lacks, fatal := 0, 0
 	for _, f := range findings {

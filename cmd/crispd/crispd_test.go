@@ -5,16 +5,21 @@ import (
 	"encoding/json"
 	"errors"
 	"log/slog"
+	"math"
 	"net"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/config"
+	"github.com/crisp-cri/crisp/internal/kernel"
+	"github.com/crisp-cri/crisp/server/spec"
 )
 
 // The socket that a killed crispd left is replaced; one that somebody serves,
@@ -141,6 +146,74 @@ func TestCheck(t *testing.T) {
 	}
 	if !strings.Contains(out.String(), "MISSING  crisp-executor") || !strings.Contains(out.String(), "cgroup controller") {
 		t.Error(out.String())
+	}
+}
+
+// The node's own defaults are checked before the first container needs them,
+// and the error says where they stand.
+func TestHostFacts(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name, text string) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	good, bad := write("good.json", `{"defaultAction": "SCMP_ACT_ALLOW"}`), write("bad.json", `{}`)
+	load := func(text string) (spec.Host, error) {
+		c, err := config.Load(config.Source{File: write("c.toml", text)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return hostFacts(c, kernel.Features{Capabilities: 1 << unix.CAP_KILL, OOMScoreAdj: -7})
+	}
+	h, err := load("default_capabilities = [\"kill\", \"CAP_CHOWN\"]\nrlimits = [\"nofile=5:-1\"]\nseccomp_profile = \"" + good + "\"\n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := spec.Host{
+		Capabilities: []string{"CAP_KILL"}, DefaultCapabilities: []string{"CAP_KILL", "CAP_CHOWN"}, MinOOMScoreAdj: -7,
+		SeccompDefault: []byte(`{"defaultAction": "SCMP_ACT_ALLOW"}`),
+		Rlimits:        []specs.POSIXRlimit{{Type: "RLIMIT_NOFILE", Soft: 5, Hard: math.MaxUint64}},
+	}
+	if diff := cmp.Diff(want, h); diff != "" {
+		t.Error(diff)
+	}
+	for _, tt := range []struct{ text, want string }{
+		{"\ndefault_capabilities = [\"flying\"]", "c.toml:2: default_capabilities: capability \"flying\" is not known"},
+		{"seccomp_profile = \"" + bad + "\"", "c.toml:1: seccomp_profile: "},
+		{"seccomp_profile = \"/does/not/exist\"", "c.toml:1: seccomp_profile: "},
+	} {
+		if _, err := load(tt.text); err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%s: got %v, want %s", tt.text, err, tt.want)
+		}
+	}
+}
+
+// An instance with its own directories meets no other; the default one keeps
+// the plain names.
+func TestInstance(t *testing.T) {
+	a, b := instance(&config.Config{Root: "/a", State: "/s"}), instance(&config.Config{Root: "/a", State: "/t"})
+	if a == "" || b == "" || a == b {
+		t.Errorf("instances %q and %q", a, b)
+	}
+	if got := instance(&config.Config{Root: config.DefaultRoot, State: config.DefaultState}); got != "" {
+		t.Errorf("the default instance is %q", got)
+	}
+}
+
+// The cgroup driver follows the host unless somebody decides.
+func TestCgroupDriver(t *testing.T) {
+	modern, old := kernel.Features{Systemd: true, CgroupV2: true}, kernel.Features{Systemd: true}
+	for _, tt := range []struct {
+		driver string
+		host   kernel.Features
+		want   bool
+	}{{"auto", modern, true}, {"auto", old, false}, {"auto", kernel.Features{CgroupV2: true}, false}, {"systemd", old, true}, {"cgroupfs", modern, false}} {
+		if got := usesSystemd(&config.Config{CgroupDriver: tt.driver}, tt.host); got != tt.want {
+			t.Errorf("%s on %+v: %v", tt.driver, tt.host, got)
+		}
 	}
 }
 
