@@ -28,6 +28,7 @@ all: deps ## build everything into bin/
 	$(GO) build -trimpath -tags "$(TAGS)" -ldflags "$(LDFLAGS)" -o bin/ ./cmd/crispd ./cmd/crisp
 	$(GO) build -trimpath -tags "$(TAGS)" -ldflags "$(LDFLAGS)" -o bin/ ./cmd/crisp-executor
 	gcc -Os -s -static -nostartfiles -o bin/crisp-podinit oci/podinit/podinit.c
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-s -w" -o bin/cni/ ./cmd/crisp-bridge
 	$(foreach p,$(CNI_PLUGINS),CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-s -w" -o bin/cni/ github.com/containernetworking/plugins/plugins/$(p) &&) true
 
 demo: all ## run a web server as a pod and show it (root; DEMO_ONCE=1: end by itself)
