@@ -215,7 +215,12 @@ func (c *Container) reconcile(ctx context.Context, conn Engine, info *wire.Info)
 		}
 		return c.handOver(ctx, conn)
 	case Exited:
-		return nil // its exit is on disk: nothing can change that
+		if info != nil && info.Exit == nil {
+			// Its exit is on disk, and told. It must not run on unseen.
+			_, err := conn.Call(ctx, wire.MethodSignal, wire.SignalRequest{ID: c.id, Signal: int(unix.SIGKILL), All: true}, nil)
+			return err
+		}
+		return nil
 	case Removing:
 		return nil // finish, or whoever removes it, goes on
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -38,7 +39,7 @@ func (c *Container) Remove(ctx context.Context) error {
 func (c *Container) discard(ctx context.Context) error {
 	ctx, cancel := undo.Context(ctx)
 	defer cancel()
-	if err := c.rt.link.again(ctx, wire.MethodDelete, wire.Ref{ID: c.id}); err != nil {
+	if err := c.rt.expunge(ctx, c.id); err != nil {
 		return fmt.Errorf("remove container %s: %w", c.id, err)
 	}
 	// An executor that took over from a dead one may not know of it.
@@ -59,4 +60,24 @@ func (c *Container) discard(ctx context.Context) error {
 		c.emit(ContainerRemoved)
 	}
 	return nil
+}
+
+// expunge has the executor forget what it keeps under id, killing it if it still
+// runs. What the executor does not know is no error.
+func (r *Runtime) expunge(ctx context.Context, id string) error {
+	for wait := time.Millisecond; ; wait *= 2 {
+		err := r.link.again(ctx, wire.MethodDelete, wire.Ref{ID: id})
+		if !errors.Is(err, fault.WrongState) {
+			return err
+		}
+		kill := wire.SignalRequest{ID: id, Signal: int(unix.SIGKILL), All: true}
+		if kerr := r.link.again(ctx, wire.MethodSignal, kill); kerr != nil && !errors.Is(kerr, fault.NotFound) {
+			err = errors.Join(err, kerr)
+		}
+		select {
+		case <-time.After(wait): // it is on its way out
+		case <-ctx.Done():
+			return err
+		}
+	}
 }

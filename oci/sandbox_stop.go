@@ -4,13 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
-	"golang.org/x/sys/unix"
-
-	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/undo"
-	"github.com/crisp-cri/crisp/oci/wire"
 )
 
 // BeginStop makes the sandbox Stopping: from here on it adopts no container and
@@ -28,36 +23,14 @@ func (sb *Sandbox) Unpin(ctx context.Context) error {
 	defer cancel()
 	var errs []error
 	if sb.Config().SharedPID {
-		errs = append(errs, sb.endInit(ctx))
+		// With its first process ends all that is left in the PID namespace.
+		errs = append(errs, sb.rt.expunge(ctx, sb.id))
+		sb.release()
 	}
 	errs = append(errs, sb.rt.host.Unpin(sb.runDir))
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("unpin sandbox %s: %w", sb.id, err)
 	}
-	return nil
-}
-
-// endInit kills the init, and with it all that is left in its PID namespace.
-func (sb *Sandbox) endInit(ctx context.Context) error {
-	err := sb.rt.link.again(ctx, wire.MethodSignal, wire.SignalRequest{ID: sb.id, Signal: int(unix.SIGKILL)})
-	if err != nil && !errors.Is(err, fault.NotFound) {
-		return err
-	}
-	for wait := time.Millisecond; ; wait *= 2 {
-		err := sb.rt.link.again(ctx, wire.MethodDelete, wire.Ref{ID: sb.id})
-		if err == nil {
-			break
-		}
-		if !errors.Is(err, fault.WrongState) { // it is on its way out
-			return err
-		}
-		select {
-		case <-time.After(wait):
-		case <-ctx.Done():
-			return err
-		}
-	}
-	sb.release()
 	return nil
 }
 

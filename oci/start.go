@@ -138,7 +138,7 @@ func (c *Container) ran(reply wire.RunReply) error {
 func (c *Container) failed(ctx context.Context, why error) error {
 	ctx, cancel := undo.Context(ctx)
 	defer cancel()
-	_, err := c.rt.link.call(ctx, wire.MethodDelete, wire.Ref{ID: c.id}, nil)
+	err := c.rt.expunge(ctx, c.id) // should the executor see it otherwise
 	return errors.Join(err, c.end(wire.Exit{
 		ID: c.id, Code: 128, At: time.Now(), Reason: reasonStartError, Message: why.Error(),
 	}, true))

@@ -7,10 +7,7 @@ import (
 	"os"
 	"path/filepath"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/crisp-cri/crisp/internal/undo"
-	"github.com/crisp-cri/crisp/oci/wire"
 )
 
 // sweep takes away what no record owns: creations that died before their record
@@ -26,7 +23,7 @@ func (r *Runtime) sweep(ctx context.Context) {
 	}
 	for _, info := range infos {
 		if !r.knows(info.ID) {
-			r.swept("container", info.ID, r.end(ctx, info.ID))
+			r.swept("container", info.ID, r.expunge(ctx, info.ID))
 		}
 	}
 	for _, id := range strangers(filepath.Join(r.o.State, containerKind), r.containers.has) {
@@ -43,17 +40,11 @@ func (r *Runtime) sweep(ctx context.Context) {
 	}
 }
 
-// end ends what the executor runs under id.
-func (r *Runtime) end(ctx context.Context, id string) error {
-	err := r.link.again(ctx, wire.MethodSignal, wire.SignalRequest{ID: id, Signal: int(unix.SIGKILL), All: true})
-	return errors.Join(err, r.link.again(ctx, wire.MethodDelete, wire.Ref{ID: id}))
-}
-
 // sweepContainer takes away a container without a record; its status tells its
 // cgroup.
 func (r *Runtime) sweepContainer(ctx context.Context, id string) error {
 	dir := filepath.Join(r.o.State, containerKind, id)
-	errs := []error{r.link.again(ctx, wire.MethodDelete, wire.Ref{ID: id})}
+	errs := []error{r.expunge(ctx, id)}
 	var st containerStatus
 	if data, err := os.ReadFile(filepath.Join(dir, "status.json")); err == nil && json.Unmarshal(data, &st) == nil {
 		errs = append(errs, removeCgroups(id, st.Cgroups))
@@ -69,7 +60,7 @@ func (r *Runtime) sweepContainer(ctx context.Context, id string) error {
 func (r *Runtime) sweepSandbox(ctx context.Context, id string) error {
 	dir := filepath.Join(r.o.State, sandboxKind, id)
 	err := errors.Join(
-		r.link.again(ctx, wire.MethodDelete, wire.Ref{ID: id}),
+		r.expunge(ctx, id),
 		r.host.Unpin(dir),
 		r.host.Cgroup(ownCgroup(id, r.o.SystemdCgroup), false),
 	)

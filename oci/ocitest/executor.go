@@ -105,8 +105,8 @@ func (x *Executor) Crash() {
 	}
 }
 
-// Reboot ends everything, as a restart of the machine does.
-func (x *Executor) Reboot() {
+// reboot ends everything, as a restart of the machine does.
+func (x *Executor) reboot() {
 	x.Crash()
 	x.end()
 	x.mu.Lock()

@@ -18,8 +18,9 @@ type Fuse struct {
 	blown bool // guarded by mu
 }
 
-// ErrDead is what a daemon gets that is dead.
-var ErrDead = fault.Internal.Errorf("the daemon is dead")
+// ErrDead is what a daemon gets that is dead. It must not conclude anything from
+// it, as it could not if it were.
+var ErrDead = fault.Unavailable.Errorf("the daemon is dead")
 
 // Set makes the fuse blow at the n-th step from now, before the step takes
 // effect or right after. Set(0, false) mends it.

@@ -50,8 +50,8 @@ func (h *Host) Left() []string {
 	return left
 }
 
-// Reboot forgets all.
-func (h *Host) Reboot() {
+// reboot forgets all.
+func (h *Host) reboot() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	clear(h.pins)

@@ -224,6 +224,9 @@ func (x *Executor) delete(ref wire.Ref) (any, []*os.File, error) {
 	if c, ok := x.known[ref.ID]; ok && c.exit == nil && !c.init.ended() {
 		return nil, nil, fault.WrongState.Errorf("container %s is running: cannot delete it", ref.ID)
 	}
+	if c, ok := x.forked[ref.ID]; ok {
+		c.signal(unix.SIGKILL, true) // what an executor has left that died
+	}
 	delete(x.known, ref.ID)
 	delete(x.forked, ref.ID)
 	return nil, nil, nil

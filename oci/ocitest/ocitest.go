@@ -60,6 +60,13 @@ func (m *Machine) Open(t testing.TB) *oci.Runtime {
 	return Open(t, m.Options(t))
 }
 
+// Reboot ends all processes and takes away all that was in the kernel. What is in
+// State stays, as on a machine where it lies on a disk.
+func (m *Machine) Reboot() {
+	m.Executor.reboot()
+	m.Host.reboot()
+}
+
 // Processes returns how many processes of a container run.
 func (m *Machine) Processes(_ testing.TB, c *oci.Container) int { return m.Alive(c.ID()) }
 

@@ -1,0 +1,235 @@
+package oci
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+)
+
+func TestSysctlPath(t *testing.T) {
+	for name, want := range map[string]string{
+		"net.ipv4.ip_forward":               "net/ipv4/ip_forward",
+		"net/ipv4/conf/eth0.100/forwarding": "net/ipv4/conf/eth0.100/forwarding",
+		"net.ipv4.conf.eth0/100.forwarding": "net/ipv4/conf/eth0.100/forwarding",
+		"kernel.shm_rmid_forced":            "kernel/shm_rmid_forced",
+		"single":                            "single",
+	} {
+		if got := sysctlPath(name); got != want {
+			t.Errorf("%s: got %s, want %s", name, got, want)
+		}
+	}
+}
+
+// A parameter of the machine set for one pod would be set for all.
+func TestCheckSysctls(t *testing.T) {
+	host := SandboxConfig{HostNetwork: true, HostIPC: true}
+	for _, tt := range []struct {
+		cfg  SandboxConfig
+		name string
+		ok   bool
+	}{
+		{SandboxConfig{}, "net.ipv4.ip_forward", true},
+		{SandboxConfig{}, "net/ipv4/ip_forward", true},
+		{SandboxConfig{}, "kernel.shmmax", true},
+		{SandboxConfig{}, "kernel.msgmax", true},
+		{SandboxConfig{}, "kernel.sem", true},
+		{SandboxConfig{}, "fs.mqueue.msg_max", true},
+		{SandboxConfig{}, "kernel.domainname", true},
+		{SandboxConfig{}, "kernel.hostname", false},
+		{SandboxConfig{}, "vm.swappiness", false},
+		{SandboxConfig{}, "kernel.core_pattern", false},
+		{SandboxConfig{}, "net/../kernel/core_pattern", false},
+		{SandboxConfig{}, "net..kernel", false},
+		{SandboxConfig{}, "", false},
+		{SandboxConfig{}, "net/", false},
+		{host, "net.ipv4.ip_forward", false},
+		{host, "kernel.shmmax", false},
+		{host, "kernel.domainname", false},
+		{SandboxConfig{HostIPC: true}, "net.ipv4.ip_forward", true},
+		{SandboxConfig{HostNetwork: true}, "kernel.shmmax", true},
+	} {
+		tt.cfg.Sysctls = map[string]string{tt.name: "1"}
+		err := checkSysctls(tt.cfg)
+		if tt.ok && err != nil {
+			t.Errorf("%q: %v", tt.name, err)
+		}
+		if !tt.ok && (fault.KindOf(err) != fault.Invalid || !strings.Contains(err.Error(), `"`+tt.name+`"`)) {
+			t.Errorf("%q with %+v: got %v, want invalid with its name", tt.name, tt.cfg, err)
+		}
+	}
+}
+
+func TestCheckCgroup(t *testing.T) {
+	for _, tt := range []struct {
+		parent  string
+		systemd bool
+		ok      bool
+	}{
+		{"", false, true}, {"", true, true},
+		{"/kubepods/pod1", false, true}, {"/kubepods/pod1", true, false},
+		{"kubepods-pod1.slice", true, true}, {"kubepods-pod1.slice", false, false},
+		{"/kubepods.slice/kubepods-pod1.slice", true, false},
+		{"relative", false, false}, {"/a/../b", false, false}, {"/a/", false, false},
+	} {
+		if err := checkCgroup(tt.parent, tt.systemd); (err == nil) != tt.ok || !tt.ok && fault.KindOf(err) != fault.Invalid {
+			t.Errorf("%q, systemd %v: %v", tt.parent, tt.systemd, err)
+		}
+	}
+}
+
+func TestParseStat(t *testing.T) {
+	const line = "42 (a) R (b) S 1 42 42 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 123456 1 2 3\n"
+	state, start, err := parseStat([]byte(line))
+	if state != 'S' || start != 123456 || err != nil {
+		t.Errorf("got %c, %d, %v", state, start, err)
+	}
+	for _, bad := range []string{"", "42 (x) S 1", "no parenthesis at all"} {
+		if _, _, err := parseStat([]byte(bad)); err == nil {
+			t.Errorf("took %q", bad)
+		}
+	}
+	data, err := os.ReadFile("/proc/self/stat")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, start, err := parseStat(data); err != nil || !alive(os.Getpid(), start) {
+		t.Errorf("we are not alive (err %v)", err)
+	} else if alive(os.Getpid(), start+1) {
+		t.Error("took a pid without its start time")
+	}
+}
+
+// write makes the files of a cgroup.
+func write(t *testing.T, files map[string]string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for name, content := range files {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+func TestStatsV2(t *testing.T) {
+	psi := "some avg10=1.50 avg60=0.25 avg300=0.00 total=77\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=5\n"
+	dir := write(t, map[string]string{
+		"cpu.stat":            "usage_usec 10\nuser_usec 6\nsystem_usec 4\nnr_periods 3\nnr_throttled 2\nthrottled_usec 9\n",
+		"cpu.pressure":        psi,
+		"memory.current":      "1000\n",
+		"memory.max":          "2000\n",
+		"memory.peak":         "1500\n",
+		"memory.stat":         "anon 300\nfile 500\nkernel 50\nfile_mapped 20\ninactive_file 400\npgfault 7\npgmajfault 1\n",
+		"memory.events":       "low 0\nmax 12\noom 0\n",
+		"memory.swap.current": "30\n",
+		"memory.swap.max":     "max\n",
+		"io.stat":             "8:0 rbytes=1 wbytes=2 rios=3 wios=4 dbytes=0 dios=0\n8:16 rbytes=10 wbytes=20 rios=30 wios=40\n",
+		"pids.current":        "5\n",
+		"pids.max":            "max\n",
+	})
+	got, err := readStats(map[string]string{"": dir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := Stats{
+		CPU: CPUStats{
+			UsageNs: 10000, UserNs: 6000, SystemNs: 4000, Periods: 3, ThrottledPeriods: 2, ThrottledNs: 9000,
+			PSI: &PSI{Some: PSIData{Total: 77, Avg10: 1.5, Avg60: 0.25}, Full: PSIData{Total: 5}},
+		},
+		Memory: MemoryStats{
+			Usage: 1000, WorkingSet: 600, RSS: 300, Cache: 500, MappedFile: 20, Kernel: 50,
+			Limit: 2000, Available: 1400, Peak: 1500, FailCount: 12, PageFaults: 7, MajorPageFaults: 1,
+		},
+		Swap: SwapStats{Usage: 30},
+		IO:   IOStats{ReadBytes: 11, WriteBytes: 22, Reads: 33, Writes: 44},
+		Pids: PidStats{Current: 5},
+	}
+	if diff := cmp.Diff(want, got, cmpopts.IgnoreFields(Stats{}, "At")); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestStatsV1(t *testing.T) {
+	dir := write(t, map[string]string{
+		"cpuacct.usage": "10000\n",
+		"cpuacct.stat":  "user 2\nsystem 1\n",
+		"cpu.stat":      "nr_periods 3\nnr_throttled 2\nthrottled_time 9000\n",
+		"memory.stat": "cache 1\nrss 1\ntotal_cache 500\ntotal_rss 300\ntotal_mapped_file 20\ntotal_inactive_file 400\n" +
+			"total_pgfault 7\ntotal_pgmajfault 1\ntotal_swap 30\n",
+		"memory.usage_in_bytes":                     "1000\n",
+		"memory.limit_in_bytes":                     "2000\n",
+		"memory.memsw.limit_in_bytes":               "2500\n",
+		"memory.max_usage_in_bytes":                 "1500\n",
+		"memory.kmem.usage_in_bytes":                "50\n",
+		"memory.failcnt":                            "12\n",
+		"blkio.throttle.io_service_bytes_recursive": "8:0 Read 1\n8:0 Write 2\n8:16 Read 10\n8:16 Write 20\n8:0 Total 3\nTotal 33\n",
+		"blkio.throttle.io_serviced_recursive":      "8:0 Read 3\n8:0 Write 4\nTotal 7\n",
+		"pids.current":                              "5\n",
+		"pids.max":                                  "100\n",
+	})
+	dirs := map[string]string{"cpu": dir, "cpuacct": dir, "memory": dir, "blkio": dir, "pids": dir, "": t.TempDir()}
+	got, err := readStats(dirs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := Stats{
+		CPU: CPUStats{UsageNs: 10000, UserNs: 2e7, SystemNs: 1e7, Periods: 3, ThrottledPeriods: 2, ThrottledNs: 9000},
+		Memory: MemoryStats{
+			Usage: 1000, WorkingSet: 600, RSS: 300, Cache: 500, MappedFile: 20, Kernel: 50,
+			Limit: 2000, Available: 1400, Peak: 1500, FailCount: 12, PageFaults: 7, MajorPageFaults: 1,
+		},
+		Swap: SwapStats{Usage: 30, Limit: 500, Available: 470},
+		IO:   IOStats{ReadBytes: 11, WriteBytes: 22, Reads: 3, Writes: 4},
+		Pids: PidStats{Current: 5, Limit: 100},
+	}
+	if diff := cmp.Diff(want, got, cmpopts.IgnoreFields(Stats{}, "At")); diff != "" {
+		t.Error(diff)
+	}
+	// Without a limit v1 tells the largest number of pages there is.
+	if err := os.WriteFile(filepath.Join(dir, "memory.limit_in_bytes"), []byte("9223372036854771712\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got, err = readStats(dirs); got.Memory.Limit != 0 || got.Memory.Available != 0 || err != nil {
+		t.Errorf("limit %d, available %d (err %v)", got.Memory.Limit, got.Memory.Available, err)
+	}
+}
+
+// A cgroup that has just gone is an error, not a set of zeros.
+func TestStatsOfNothing(t *testing.T) {
+	gone := filepath.Join(t.TempDir(), "gone")
+	for _, dirs := range []map[string]string{{"": gone}, {"memory": gone, "": t.TempDir()}} {
+		if _, err := readStats(dirs); !os.IsNotExist(err) {
+			t.Errorf("got %v", err)
+		}
+	}
+}
+
+// What is not named after the container may be the root of the hierarchy.
+func TestRemoveCgroupsSparesOthers(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "shared")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := removeCgroups("id", map[string]string{"": dir, "memory": filepath.Dir(dir)}); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(dir); err != nil {
+		t.Error(err)
+	}
+	own := filepath.Join(dir, "crisp-id.scope")
+	if err := os.Mkdir(own, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := removeCgroups("id", map[string]string{"": own}); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(own); !os.IsNotExist(err) {
+		t.Errorf("still there (err %v)", err)
+	}
+}

@@ -1,0 +1,503 @@
+package oci_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/oci"
+	"github.com/crisp-cri/crisp/oci/ocitest"
+	"github.com/crisp-cri/crisp/oci/wire"
+)
+
+// statusFile is where a container's status lies.
+func (b *bed) statusFile(c *oci.Container) string {
+	return filepath.Join(b.m.State, "containers", c.ID(), "status.json")
+}
+
+// spoil replaces a file behind the daemon's back; "" removes it.
+func (b *bed) spoil(path, content string) {
+	b.Helper()
+	if content == "" {
+		b.ok(os.Remove(path))
+		return
+	}
+	b.ok(os.WriteFile(path, []byte(content), 0o600))
+}
+
+// What a crash leaves of a container, state by state, is what recover.go says.
+func TestRecover(t *testing.T) {
+	const lost = 255
+	tests := []struct {
+		name   string
+		script []string // nil = the container is not started
+		spoil  func(b *bed, c *oci.Container)
+		want   oci.State
+		code   int32 // of an Exited one
+		reason string
+	}{
+		{"created", nil, nil, oci.Created, 0, ""},
+		{"starting, and it runs", []string{"sleep", "for-ever"},
+			func(b *bed, c *oci.Container) { b.spoil(b.statusFile(c), `{"State":"starting"}`) }, oci.Running, 0, ""},
+		{"starting, and it has ended", []string{"exit", "7"},
+			func(b *bed, c *oci.Container) { b.spoil(b.statusFile(c), `{"State":"starting"}`) }, oci.Exited, 7, "Error"},
+		{"starting, and nobody has seen it", nil,
+			func(b *bed, c *oci.Container) { b.spoil(b.statusFile(c), `{"State":"starting"}`) }, oci.Exited, lost, "Unknown"},
+		{"stopped while starting", []string{"sleep", "for-ever"},
+			func(b *bed, c *oci.Container) { b.spoil(b.statusFile(c), `{"State":"stopping"}`) }, oci.Running, 0, ""},
+		{"running", []string{"sleep", "for-ever"}, nil, oci.Running, 0, ""},
+		{"running, and it ended meanwhile", []string{"sleep", "1s", "exit", "3"},
+			func(b *bed, c *oci.Container) { time.Sleep(2 * time.Second) }, oci.Exited, 3, "Error"},
+		{"running, and its exit record is damaged", []string{"sleep", "1s", "exit", "3"},
+			func(b *bed, c *oci.Container) {
+				time.Sleep(2 * time.Second)
+				b.spoil(filepath.Join(b.m.Root, "containers", c.ID(), "exit.json"), "{")
+			}, oci.Exited, 3, "Error"},
+		{"running, and all who knew are dead", []string{"sleep", "1s", "exit", "3"},
+			func(b *bed, c *oci.Container) {
+				b.m.Executor.Crash()
+				time.Sleep(2 * time.Second)
+			}, oci.Exited, lost, "Unknown"},
+		{"running, status lost", []string{"sleep", "for-ever"},
+			func(b *bed, c *oci.Container) { b.spoil(b.statusFile(c), "") }, oci.Running, 0, ""},
+		{"running, status damaged", []string{"sleep", "for-ever"},
+			func(b *bed, c *oci.Container) { b.spoil(b.statusFile(c), `{"State":"jumping"}`) }, oci.Running, 0, ""},
+		{"exited", []string{"exit", "0"}, nil, oci.Exited, 0, "Completed"},
+		{"exited, status lost", []string{"exit", "5"},
+			func(b *bed, c *oci.Container) { b.spoil(b.statusFile(c), "") }, oci.Exited, 5, "Error"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			inBubble(t, func(b *bed) {
+				c := b.create(tt.script...)
+				if tt.script != nil {
+					b.ok(c.Start(b.Context()))
+					synctest.Wait()
+				}
+				before := c.Status()
+				b.ok(b.r.Close())
+				if tt.spoil != nil {
+					tt.spoil(b, c)
+				}
+				b.r = b.m.Open(b.T)
+				synctest.Wait()
+				c, err := b.r.Container(c.ID())
+				b.ok(err)
+				st := c.Status()
+				if st.State != tt.want || st.State == oci.Exited && (st.ExitCode != tt.code || st.Reason != tt.reason) {
+					b.Fatalf("status was %+v, is %+v", before, st)
+				}
+				switch st.State {
+				case oci.Created:
+					b.ok(c.Start(b.Context()))
+				case oci.Running:
+					if st.Pid != before.Pid || !st.StartedAt.Equal(before.StartedAt) {
+						b.Errorf("status was %+v, is %+v", before, st)
+					}
+					b.ok(c.Stop(b.Context(), unix.SIGTERM, time.Second))
+					b.state(c, oci.Exited)
+				case oci.Exited:
+					<-c.Done()
+					if st.FinishedAt.IsZero() || st.FinishedAt.Before(st.StartedAt) {
+						b.Errorf("status is %+v", st)
+					}
+				}
+				b.ok(c.Remove(b.Context()))
+			})
+		})
+	}
+}
+
+// A container whose removal was cut off is gone after the next start; one that
+// was being stopped is stopped by whoever asks again.
+func TestRecoverRemovingAndStopping(t *testing.T) {
+	inBubble(t, func(b *bed) {
+		removing, stopping := b.start("exit", "0"), b.start("ignore-term", "sleep", "for-ever")
+		<-removing.Done()
+		b.m.Fail(wire.MethodDelete, fault.Internal.Errorf("no"))
+		if err := removing.Remove(b.Context()); err == nil {
+			b.Fatal("removed")
+		}
+		b.state(removing, oci.Removing)
+		ctx, cancel := context.WithCancel(b.Context())
+		cancel()
+		if err := stopping.Stop(ctx, unix.SIGTERM, time.Hour); !errors.Is(err, context.Canceled) {
+			b.Fatal(err)
+		}
+		b.m.Fail(wire.MethodDelete, nil)
+		b.reopen()
+		if _, err := b.r.Container(removing.ID()); !errors.Is(err, fault.NotFound) {
+			b.Errorf("got %v", err)
+		}
+		c, err := b.r.Container(stopping.ID())
+		b.ok(err)
+		b.state(c, oci.Stopping)
+		b.ok(c.Stop(b.Context(), unix.SIGTERM, time.Second))
+		if st := c.Status(); st.ExitCode != 137 {
+			b.Errorf("status is %+v", st)
+		}
+	})
+}
+
+// After a reboot what had ended has ended as it did, what ran has not, and no
+// sandbox is ready, whatever is left on a disk below State.
+func TestReboot(t *testing.T) {
+	inBubble(t, func(b *bed) {
+		ended, running, created := b.start("exit", "7"), b.start("sleep", "for-ever"), b.create("exit", "0")
+		<-ended.Done()
+		b.ok(b.r.Close())
+		b.m.Reboot()
+		o := b.m.Options(b.T)
+		o.Rebooted = true
+		b.r = ocitest.Open(b.T, o)
+		for _, tt := range []struct {
+			c      *oci.Container
+			code   int32
+			reason string
+		}{{ended, 7, "Error"}, {running, 255, "Reboot"}, {created, 255, "Reboot"}} {
+			c, err := b.r.Container(tt.c.ID())
+			b.ok(err)
+			if st := c.Status(); st.State != oci.Exited || st.ExitCode != tt.code || st.Reason != tt.reason || st.FinishedAt.IsZero() {
+				b.Errorf("status is %+v, want code %d, %s", st, tt.code, tt.reason)
+			}
+		}
+		sb, err := b.r.Sandbox(b.sb.ID())
+		b.ok(err)
+		if sb.State() != oci.SandboxNotReady {
+			b.Errorf("sandbox is %v", sb.State())
+		}
+		b.reopen() // an ordinary restart: all is remembered, nothing is made up anew
+		c, err := b.r.Container(running.ID())
+		b.ok(err)
+		if st := c.Status(); st.Reason != "Reboot" {
+			b.Errorf("status is %+v", st)
+		}
+		b.ok(b.r.Shutdown(b.Context()))
+		b.empty()
+	})
+}
+
+// Names and times of creation are unique over restarts.
+func TestNamesAndTimes(t *testing.T) {
+	inBubble(t, func(b *bed) {
+		one := b.sandbox("one")
+		if _, err := b.r.CreateSandbox(b.Context(), oci.SandboxConfig{Name: "one"}); !errors.Is(err, fault.Exists) {
+			b.Errorf("got %v", err)
+		}
+		cfg := oci.ContainerConfig{Name: "one", SandboxID: one.ID(), Spec: ocitest.Spec("exit", "0")}
+		c, err := b.r.Create(b.Context(), cfg)
+		b.ok(err)
+		b.reopen()
+		two := b.sandbox("two")
+		cfg.SandboxID = two.ID()
+		if _, err := b.r.Create(b.Context(), cfg); !errors.Is(err, fault.Exists) {
+			b.Errorf("got %v", err)
+		}
+		for range 10 { // in one instant of fake time
+			b.sandbox("")
+		}
+		var last time.Time
+		for _, sb := range b.r.Sandboxes() {
+			if !sb.CreatedAt().After(last) {
+				b.Errorf("created at %v after %v", sb.CreatedAt(), last)
+			}
+			last = sb.CreatedAt()
+		}
+		if found, ok := b.r.SandboxByName("one"); !ok || found.ID() != one.ID() {
+			b.Error("sandbox has lost its name")
+		}
+		c, err = b.r.Container(c.ID()[:32])
+		b.ok(err)
+		b.ok(c.Remove(b.Context()))
+		_, err = b.r.Create(b.Context(), cfg) // the name is free again
+		b.ok(err)
+		if _, err := b.r.Container(""); !errors.Is(err, fault.NotFound) {
+			b.Errorf("got %v", err)
+		}
+	})
+}
+
+// IDs may be cut short as long as they are one object's.
+func TestPrefix(t *testing.T) {
+	inBubble(t, func(b *bed) {
+		for _, id := range []string{"abc1", "abc2", "abc"} {
+			_, err := b.r.CreateSandbox(b.Context(), oci.SandboxConfig{ID: id})
+			b.ok(err)
+		}
+		if _, err := b.r.Sandbox("ab"); !errors.Is(err, fault.Invalid) {
+			b.Errorf("ambiguous prefix: %v", err)
+		}
+		if sb, err := b.r.Sandbox("abc"); err != nil || sb.ID() != "abc" {
+			b.Errorf("full ID that is a prefix of others: %v", err)
+		}
+		if _, err := b.r.Sandbox("x"); !errors.Is(err, fault.NotFound) {
+			b.Errorf("unknown prefix: %v", err)
+		}
+		if len(b.r.Sandboxes()) != 1 {
+			b.Error("sandboxes are listed that are being created")
+		}
+	})
+}
+
+// A record that did not survive takes all with it that it pointed at: what runs,
+// what is pinned, what lies about.
+func TestLostRecords(t *testing.T) {
+	inBubble(t, func(b *bed) {
+		kept := b.sb
+		keptC := b.start("sleep", "for-ever")
+		b.sb = b.sandbox("lost")
+		orphan, lost := b.start("sleep", "for-ever"), b.start("sleep", "for-ever")
+		b.ok(b.r.Close())
+		b.ok(os.Remove(filepath.Join(b.m.Root, "sandboxes", b.sb.ID(), "record.json")))
+		b.ok(os.Remove(filepath.Join(b.m.Root, "containers", lost.ID(), "record.json")))
+		b.r = b.m.Open(b.T)
+		synctest.Wait()
+		if n := b.m.Alive(lost.ID()); n != 0 {
+			b.Errorf("%d processes of a container without a record run", n)
+		}
+		if n := b.m.Alive(keptC.ID()); n != 1 {
+			b.Errorf("%d processes of a container that is well, want 1", n)
+		}
+		if left := b.m.Left(); len(left) != 2 {
+			b.Errorf("left are %v, want pins and cgroup of %s", left, kept.ID())
+		}
+		c, err := b.r.Container(orphan.ID()) // its sandbox is gone, it is not
+		b.ok(err)
+		b.state(c, oci.Running)
+		b.ok(c.Remove(b.Context()))
+		b.sandbox("lost")
+		b.ok(b.r.Shutdown(b.Context()))
+		b.empty()
+	})
+}
+
+// A sandbox whose creation died is NotReady: whoever removes it takes its
+// network away first, of which the record tells.
+func TestRecoverSandboxes(t *testing.T) {
+	inBubble(t, func(b *bed) {
+		creating, err := b.r.CreateSandbox(b.Context(), oci.SandboxConfig{Name: "creating", Extra: []byte("x")})
+		b.ok(err)
+		stopping, unpinned, removing := b.sandbox("stopping"), b.sandbox("unpinned"), b.sandbox("removing")
+		b.ok(stopping.BeginStop())
+		b.ok(removing.BeginStop())
+		b.ok(removing.Stopped())
+		b.m.FailHost("unpin", fault.Internal.Errorf("no"))
+		if removing.Remove(b.Context()) == nil {
+			b.Fatal("removed")
+		}
+		b.m.FailHost("unpin", nil)
+		b.ok(b.m.Host.Unpin(unpinned.RunDir())) // by somebody else
+		b.reopen()
+		for sb, want := range map[*oci.Sandbox]oci.SandboxState{
+			b.sb: oci.SandboxReady, creating: oci.SandboxNotReady, stopping: oci.SandboxStopping, unpinned: oci.SandboxNotReady,
+		} {
+			again, err := b.r.Sandbox(sb.ID())
+			b.ok(err)
+			if again.State() != want || string(again.Extra()) != string(sb.Extra()) {
+				b.Errorf("sandbox %s is %v with %q, want %v with %q",
+					sb.Config().Name, again.State(), again.Extra(), want, sb.Extra())
+			}
+		}
+		if _, err := b.r.Sandbox(removing.ID()); !errors.Is(err, fault.NotFound) {
+			b.Errorf("got %v", err)
+		}
+		b.ok(b.r.Shutdown(b.Context()))
+		b.empty()
+	})
+}
+
+// empty fails the test if anything of ours is left on the machine.
+func (b *bed) empty() {
+	b.Helper()
+	left := append(b.m.Left(), b.m.Known()...)
+	for _, dir := range []string{b.m.Root, b.m.State} {
+		for _, kind := range []string{"containers", "sandboxes"} {
+			entries, err := os.ReadDir(filepath.Join(dir, kind))
+			b.ok(err)
+			for _, e := range entries {
+				left = append(left, filepath.Join(dir, kind, e.Name()))
+			}
+		}
+	}
+	if len(left) > 0 {
+		b.Errorf("left behind: %v", left)
+	}
+}
+
+// Each step of a creation that fails undoes the ones before, and the retry
+// succeeds.
+func TestCreateRollsBack(t *testing.T) {
+	no := fault.Unavailable.Errorf("no")
+	for name, fail := range map[string]func(m *ocitest.Machine, err error){
+		"pin":     func(m *ocitest.Machine, err error) { m.FailHost("pin", err) },
+		"cgroup":  func(m *ocitest.Machine, err error) { m.FailHost("cgroup", err) },
+		"podinit": func(m *ocitest.Machine, err error) { m.Fail(wire.MethodPodInit, err) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(b *bed) {
+				b.ok(b.sb.BeginStop())
+				b.ok(b.sb.Stopped())
+				b.ok(b.sb.Remove(b.Context()))
+				cfg := oci.SandboxConfig{Name: "name", SharedPID: true}
+				fail(b.m, no)
+				_, err := b.r.CreateSandbox(b.Context(), cfg)
+				if !errors.Is(err, no) {
+					b.Fatalf("got %v", err)
+				}
+				if name == "cgroup" { // what cannot be made could not be removed either
+					if sb, ok := b.r.SandboxByName("name"); !ok || sb.State() != oci.SandboxNotReady {
+						b.Fatalf("sandbox that could not be undone is not there to be removed")
+					}
+					fail(b.m, nil)
+					sb, _ := b.r.SandboxByName("name")
+					b.ok(sb.Remove(b.Context()))
+				}
+				fail(b.m, nil)
+				b.empty()
+				sb, err := b.r.CreateSandbox(b.Context(), cfg)
+				b.ok(err)
+				b.ok(sb.Ready(nil))
+			})
+		})
+	}
+}
+
+// A sandbox that is being stopped takes no container, and starts none.
+func TestStoppingSandboxTakesNothing(t *testing.T) {
+	inBubble(t, func(b *bed) {
+		c := b.create("exit", "0")
+		b.ok(b.sb.BeginStop())
+		_, err := b.r.Create(b.Context(), oci.ContainerConfig{Name: "n", SandboxID: b.sb.ID(), Spec: ocitest.Spec("exit", "0")})
+		if !errors.Is(err, fault.WrongState) {
+			b.Errorf("create: %v", err)
+		}
+		if err := c.Start(b.Context()); !errors.Is(err, fault.WrongState) {
+			b.Errorf("start: %v", err)
+		}
+		b.state(c, oci.Created)
+		if len(b.sb.Containers()) != 1 || len(b.r.Containers()) != 1 {
+			b.Error("the container that was refused is there")
+		}
+		b.sb = b.sandbox("")
+		_, err = b.r.Create(b.Context(), oci.ContainerConfig{Name: "n", SandboxID: b.sb.ID(), Spec: ocitest.Spec("exit", "0")})
+		b.ok(err)
+	})
+}
+
+// The target of a PID namespace is looked at when it is joined, not before.
+func TestPIDTarget(t *testing.T) {
+	inBubble(t, func(b *bed) {
+		target := b.create("sleep", "for-ever")
+		create := func() *oci.Container {
+			c, err := b.r.Create(b.Context(), oci.ContainerConfig{
+				SandboxID: b.sb.ID(), Spec: ocitest.Spec("exit", "0"), PIDTarget: target.ID(),
+			})
+			b.ok(err)
+			return c
+		}
+		if err := create().Start(b.Context()); !errors.Is(err, fault.WrongState) {
+			b.Errorf("with a target that was not started: %v", err)
+		}
+		b.ok(target.Start(b.Context()))
+		b.ok(create().Start(b.Context()))
+		late := create()
+		b.ok(target.Stop(b.Context(), unix.SIGTERM, 0))
+		if err := late.Start(b.Context()); !errors.Is(err, fault.WrongState) {
+			b.Errorf("with a target that has ended: %v", err)
+		}
+		if st := late.Status(); st.State != oci.Exited || st.Reason != "StartError" {
+			b.Errorf("status is %+v", st)
+		}
+		b.sb = b.sandbox("")
+		if err := create().Start(b.Context()); !errors.Is(err, fault.Invalid) {
+			b.Errorf("with a target in another sandbox: %v", err)
+		}
+	})
+}
+
+// life takes one sandbox and one container through all they can go through. It
+// goes on after errors, as kubelet would.
+func life(b *bed) {
+	ctx, cancel := context.WithTimeout(b.Context(), time.Minute)
+	defer cancel()
+	sb, err := b.r.CreateSandbox(ctx, oci.SandboxConfig{Name: "life", SharedPID: true})
+	if err != nil {
+		return
+	}
+	_ = sb.Ready([]byte("extra"))
+	c, err := b.r.Create(ctx, oci.ContainerConfig{Name: "life", SandboxID: sb.ID(), Spec: ocitest.Spec("sleep", "for-ever")})
+	if err != nil {
+		return
+	}
+	if c.Start(ctx) != nil {
+		return
+	}
+	_ = c.Stop(ctx, unix.SIGTERM, time.Second)
+	_ = c.Remove(ctx)
+	_ = sb.BeginStop()
+	_ = sb.Unpin(ctx)
+	_ = sb.Stopped()
+	_ = sb.Remove(ctx)
+}
+
+// The daemon may die at any step, before or right after it took effect, and its
+// executor with it: the next one finds everything in a state that it can be
+// taken on from, and leaves nothing behind.
+func TestCrashAtEveryStep(t *testing.T) {
+	steps := 0
+	for _, executorToo := range []bool{false, true} {
+		for _, after := range []bool{false, true} {
+			for n, blown := 1, true; blown; n++ {
+				name := fmt.Sprintf("step %d, after %v, executor %v", n, after, executorToo)
+				synctest.Test(t, func(t *testing.T) {
+					b := &bed{T: t, m: ocitest.NewMachine(t)}
+					b.r = b.m.Open(t)
+					b.m.Fuse.Set(n, after)
+					life(b)
+					blown = b.m.Fuse.Blown()
+					b.ok(b.r.Close())
+					if executorToo {
+						b.m.Executor.Crash()
+					}
+					b.m.Fuse.Set(0, false)
+					b.r = b.m.Open(t)
+					synctest.Wait()
+					for _, c := range b.r.Containers() {
+						if st := c.Status().State; st == oci.Starting || st == oci.Removing {
+							t.Errorf("%s: container is %v", name, st)
+						}
+					}
+					for _, sb := range b.r.Sandboxes() {
+						if st := sb.State(); st == oci.SandboxRemoving {
+							t.Errorf("%s: sandbox is %v", name, st)
+						}
+					}
+					if err := b.r.Shutdown(t.Context()); err != nil {
+						t.Errorf("%s: %v", name, err)
+					}
+					b.empty()
+					b.reopen()
+					life(b) // and the whole of it works afterwards
+					b.empty()
+					b.ok(b.r.Close())
+					b.m.Reboot()
+				})
+				steps++
+				if t.Failed() {
+					t.Fatal(name)
+				}
+			}
+		}
+	}
+	if steps < 40 {
+		t.Errorf("only %d steps: the fuse is not where the steps are", steps)
+	}
+}
