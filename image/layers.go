@@ -84,11 +84,13 @@ func (ls *layers) acquire(ctx context.Context, id digest.Digest, unpack unpackFu
 		select {
 		case <-l.ready:
 		case <-ctx.Done():
-			err := ls.release(l)
+			if err := ls.release(l); err != nil {
+				return nil, err
+			}
 			if mine {
 				<-l.ready // unpack uses what is the caller's
 			}
-			return nil, errors.Join(ctx.Err(), err)
+			return nil, ctx.Err()
 		}
 		if l.err == nil {
 			return l, nil
@@ -218,7 +220,8 @@ func (ls *layers) release(l *layer) error {
 	if ready {
 		return ls.drop(l)
 	}
-	l.cancel() // unpack cleans up
+	l.cancel()
+	<-l.gone // unpack cleans up
 	return nil
 }
 
@@ -228,18 +231,19 @@ func (ls *layers) drop(l *layer) error {
 	var err error
 	if l.committed.Load() {
 		// Half a layer must never be found under a layer's name.
-		if dir, err = ls.discard(ls.path(l.diffID)); err != nil {
-			err = fmt.Errorf("layer %s: %w", l.diffID, err)
-		}
+		dir, err = ls.discard(ls.path(l.diffID))
+	}
+	if err == nil {
+		err = os.RemoveAll(dir)
 	}
 	ls.mu.Lock()
 	delete(ls.m, l.diffID)
 	close(l.gone)
 	ls.mu.Unlock()
 	if err != nil {
-		return err
+		return fmt.Errorf("remove layer %s: %w", l.diffID, err)
 	}
-	return os.RemoveAll(dir)
+	return nil
 }
 
 // discard moves the directory at path into staging, to be removed from there,

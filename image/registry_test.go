@@ -22,7 +22,6 @@ import (
 
 	"github.com/crisp-cri/crisp/checkpoint"
 	"github.com/crisp-cri/crisp/image"
-	"github.com/crisp-cri/crisp/internal/noleaks"
 	ggcr "github.com/google/go-containerregistry/pkg/registry"
 	"github.com/klauspost/compress/zstd"
 	"github.com/opencontainers/go-digest"
@@ -259,10 +258,6 @@ func newPlace(t testing.TB, registries ...*registry) *place {
 		conf += fmt.Sprintf("[[registry]]\nlocation = %q\ninsecure = true\n", r.host)
 	}
 	p.configure(conf)
-	before, err := noleaks.Take()
-	if err != nil {
-		t.Fatal(err)
-	}
 	t.Cleanup(func() {
 		if p.store != nil {
 			for _, key := range p.store.Mounts() {
@@ -272,7 +267,6 @@ func newPlace(t testing.TB, registries ...*registry) *place {
 			}
 			p.close()
 		}
-		before.Check(t)
 		p.isClean()
 	})
 	p.open(image.Options{})
@@ -364,10 +358,19 @@ func (p *place) names(dir string) []string {
 	return names
 }
 
-// isClean fails the test if a closed store has unfinished work on disk, or a
-// layer, or a root file system, that no image accounts for.
+// isClean fails the test if a closed store has a mount, unfinished work on disk,
+// or a layer that no image accounts for.
 func (p *place) isClean() {
 	p.t.Helper()
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	for line := range strings.Lines(string(mounts)) {
+		if strings.Contains(line, filepath.Join(p.dir, "state")) {
+			p.t.Errorf("still mounted: %s", line)
+		}
+	}
 	if names := p.names("staging"); len(names) > 0 {
 		p.t.Errorf("staging holds %v", names)
 	}
