@@ -39,6 +39,9 @@ type kernelNode struct {
 var scratch string
 
 func TestMain(m *testing.M) {
+	if os.Getenv(daemonEnv) != "" {
+		os.Exit(m.Run()) // is killed, and could not remove anything
+	}
 	var err error
 	if scratch, err = os.MkdirTemp("", "crisp-oci-"); err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -75,7 +78,7 @@ var programs = sync.OnceValues(func() (bin string, err error) {
 	return bin, err
 })
 
-func newKernelNode(t *testing.T) *kernelNode {
+func newKernelNode(t testing.TB) *kernelNode {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
@@ -113,7 +116,7 @@ func newKernelNode(t *testing.T) *kernelNode {
 }
 
 // clear takes away what a test that failed has left, so that it fails alone.
-func (n *kernelNode) clear(t *testing.T) {
+func (n *kernelNode) clear(t testing.TB) {
 	ctx := context.WithoutCancel(t.Context()) // which has ended
 	r, err := oci.Open(ctx, n.options(t))
 	if err != nil {
@@ -149,7 +152,7 @@ func (n *kernelNode) note(e oci.Event) {
 
 // noLeaks fails the test for each mount, cgroup and process that is left of the
 // node. Other instances may live on the machine meanwhile.
-func (n *kernelNode) noLeaks(t *testing.T) {
+func (n *kernelNode) noLeaks(t testing.TB) {
 	n.mu.Lock()
 	marks := append([]string{n.dir}, n.ids...)
 	n.mu.Unlock()

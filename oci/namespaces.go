@@ -54,12 +54,7 @@ func onThrowawayThread(f func()) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		other := make(chan struct{})
-		go func() {
-			defer close(other)
-			onThrowawayThread(f)
-		}()
-		<-other
+		onThrowawayThread(f)
 	}()
 	<-done
 	runtime.UnlockOSThread()

@@ -115,6 +115,7 @@ type node struct {
 	cmd    *exec.Cmd
 	client *wire.Client
 	exits  chan wire.Exit
+	ended  map[string]wire.Exit // from exits, not yet waited for
 	ooms   chan string
 	next   int
 	cgroup string
@@ -131,7 +132,7 @@ func start(t testing.TB) *node {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n := &node{t: t, dir: t.TempDir()}
+	n := &node{t: t, dir: t.TempDir(), ended: make(map[string]wire.Exit)}
 	n.cgroup = "/crisp-test-" + strconv.Itoa(os.Getpid()) + "-" + strconv.FormatInt(time.Now().UnixNano()%1e9, 36)
 	t.Cleanup(func() { before.Check(t) })
 	t.Cleanup(n.end)
@@ -342,11 +343,13 @@ func (n *node) waitExit(id string) wire.Exit {
 	n.t.Helper()
 	timeout := time.After(30 * time.Second)
 	for {
+		if e, ok := n.ended[id]; ok {
+			delete(n.ended, id)
+			return e
+		}
 		select {
 		case e := <-n.exits:
-			if e.ID == id {
-				return e
-			}
+			n.ended[e.ID] = e
 		case <-timeout:
 			n.t.Fatalf("container %s has not exited", id)
 		}

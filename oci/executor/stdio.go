@@ -33,6 +33,7 @@ type output struct {
 	file   *os.File // in the poller
 	stream string   // as the log names it
 	tty    bool
+	cr     bool          // tty: a \r is held back; of the pump
 	last   atomic.Bool   // the container has ended: only its last words remain
 	done   chan struct{} // closed when nothing more will be read
 }
@@ -142,6 +143,12 @@ func (io *stdio) write(o *output, p []byte) {
 		return
 	}
 	if o.tty {
+		if o.cr && p[0] != '\n' {
+			io.log.Write(o.stream, []byte{'\r'})
+		}
+		if o.cr = p[len(p)-1] == '\r'; o.cr {
+			p = p[:len(p)-1] // the \n may come next
+		}
 		p = unwrapCR(p)
 	}
 	io.log.Write(o.stream, p)

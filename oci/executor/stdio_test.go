@@ -182,6 +182,7 @@ func TestTerminal(t *testing.T) {
 	if err != nil || ws.Col != 91 || ws.Row != 17 {
 		t.Errorf("size is %+v, %v", ws, err)
 	}
+	b.says("ready\n") // else the echo may come before
 	if _, err := a["stdin"].WriteString("typed\n"); err != nil {
 		t.Fatal(err)
 	}
