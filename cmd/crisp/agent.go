@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"strings"
+	"time"
 
 	"github.com/crisp-cri/crisp/agent"
 	"github.com/crisp-cri/crisp/internal/logctx"
@@ -65,11 +66,19 @@ func newLog(w io.Writer, level string) (*slog.Logger, error) {
 	if err := l.UnmarshalText([]byte(level)); err != nil {
 		return nil, usageError("--log-level %s: want debug, info, warn or error", level)
 	}
-	o := &slog.HandlerOptions{Level: l}
+	o := &slog.HandlerOptions{Level: l, ReplaceAttr: readable}
 	if f, ok := w.(*os.File); ok && isTerminal(f) {
 		return slog.New(logctx.Handler(slog.NewTextHandler(w, o))), nil
 	}
 	return slog.New(logctx.Handler(slog.NewJSONHandler(w, o))), nil
+}
+
+// readable writes durations as text: "1.2s", not nanoseconds.
+func readable(_ []string, a slog.Attr) slog.Attr {
+	if a.Value.Kind() == slog.KindDuration {
+		return slog.String(a.Key, a.Value.Duration().Round(time.Microsecond).String())
+	}
+	return a
 }
 
 func isTerminal(f *os.File) bool {

@@ -56,9 +56,6 @@ var commands = []command{
 }
 
 func main() {
-	// The libraries of Kubernetes log by klog; what they have to say reaches
-	// us as errors.
-	klog.SetSlogLogger(slog.New(slog.DiscardHandler))
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	code := run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr)
 	stop()
@@ -67,6 +64,9 @@ func main() {
 
 // run is main without the process.
 func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
+	// The libraries of Kubernetes log by klog; what they have to say reaches
+	// us as errors.
+	klog.SetSlogLogger(slog.New(slog.DiscardHandler))
 	c := &cli{ctx: ctx, stdin: stdin, stdout: stdout, stderr: stderr, endpoint: os.Getenv("CRISP_RUNTIME_ENDPOINT")}
 	if c.endpoint == "" {
 		c.endpoint = os.Getenv("CONTAINER_RUNTIME_ENDPOINT") // crictl's

@@ -1,0 +1,153 @@
+package pleg_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/crisp-cri/crisp/agent/pleg"
+	"github.com/crisp-cri/crisp/agent/podsync"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+type runtime struct {
+	mu     sync.Mutex
+	states map[string]int32 // of the one object of each pod; nil: does not answer
+	lists  int
+	events chan *cri.ContainerEventResponse
+}
+
+func (r *runtime) set(states map[string]int32) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.states = states
+}
+
+func (r *runtime) States(context.Context) (map[podsync.Key]pleg.States, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.lists++
+	if r.states == nil {
+		return nil, errors.New("runtime is away")
+	}
+	all := map[podsync.Key]pleg.States{}
+	for name, state := range r.states {
+		all[podsync.Key{Name: name}] = pleg.States{"id": state}
+	}
+	return all, nil
+}
+
+func (r *runtime) Events(ctx context.Context, out chan *cri.ContainerEventResponse) error {
+	for {
+		select {
+		case e, ok := <-r.events:
+			if !ok {
+				return errors.New("not implemented")
+			}
+			out <- e
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+func bubble(t *testing.T, f func(t *testing.T, r *runtime, changes chan pleg.Change)) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		r := &runtime{events: make(chan *cri.ContainerEventResponse)}
+		changes := make(chan pleg.Change)
+		g := &pleg.Generator{Runtime: r, Log: slog.New(slog.NewTextHandler(io.Discard, nil))}
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			g.Run(ctx, changes)
+		}()
+		f(t, r, changes)
+		cancel()
+		<-ended
+	})
+}
+
+func expect(t *testing.T, changes chan pleg.Change, back bool, names ...string) {
+	t.Helper()
+	c := <-changes
+	var got []string
+	for _, k := range c.Keys {
+		got = append(got, k.Name)
+	}
+	slices.Sort(got)
+	if !slices.Equal(got, names) || c.Back != back {
+		t.Errorf("got %v, back %v; want %v, %v", got, c.Back, names, back)
+	}
+}
+
+// A relist tells what differs from the one before, and nothing else.
+func TestRelist(t *testing.T) {
+	bubble(t, func(t *testing.T, r *runtime, changes chan pleg.Change) {
+		r.set(map[string]int32{"a": 1, "b": 1})
+		expect(t, changes, true, "a", "b")
+		r.set(map[string]int32{"a": 1, "b": 2, "c": 1})
+		expect(t, changes, false, "b", "c")
+		r.set(map[string]int32{"b": 2, "c": 1})
+		expect(t, changes, false, "a")
+		select {
+		case c := <-changes:
+			t.Errorf("nothing has changed, and yet %v", c)
+		case <-time.After(time.Minute):
+		}
+	})
+}
+
+// A runtime that is away changes no pod; its return is told.
+func TestAwayAndBack(t *testing.T) {
+	bubble(t, func(t *testing.T, r *runtime, changes chan pleg.Change) {
+		r.set(map[string]int32{"a": 1})
+		expect(t, changes, true, "a")
+		r.set(nil)
+		select {
+		case c := <-changes:
+			t.Errorf("the runtime is away, and yet %v", c)
+		case <-time.After(time.Hour):
+		}
+		r.set(map[string]int32{"a": 1})
+		expect(t, changes, true)
+	})
+}
+
+// An event has the next relist come at once, and many events one relist.
+func TestHint(t *testing.T) {
+	bubble(t, func(t *testing.T, r *runtime, changes chan pleg.Change) {
+		r.set(map[string]int32{"a": 1})
+		expect(t, changes, true, "a")
+		begin, lists := time.Now(), r.lists
+		r.set(map[string]int32{"a": 2})
+		for range 10 {
+			r.events <- &cri.ContainerEventResponse{}
+		}
+		expect(t, changes, false, "a")
+		if took := time.Since(begin); took >= time.Second {
+			t.Errorf("noticed after %v of fake time", took)
+		}
+		if r.lists != lists+1 {
+			t.Errorf("%d relists for ten events at once", r.lists-lists)
+		}
+	})
+}
+
+// A runtime without the stream is asked for it less and less, and pods are
+// noticed all the same.
+func TestNoStream(t *testing.T) {
+	bubble(t, func(t *testing.T, r *runtime, changes chan pleg.Change) {
+		close(r.events)
+		r.set(map[string]int32{"a": 1})
+		expect(t, changes, true, "a")
+		r.set(map[string]int32{"a": 2})
+		expect(t, changes, false, "a")
+	})
+}

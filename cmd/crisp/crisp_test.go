@@ -1,0 +1,340 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	utilexec "k8s.io/client-go/util/exec"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"k8s.io/cri-client/pkg/fake"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+)
+
+// A node is a runtime in memory behind a real socket, and a directory for the
+// agent. It has no streaming server and writes no logs: those are tested against
+// crispd, by test/script.
+type node struct {
+	t       *testing.T
+	dir     string
+	socket  string
+	runtime *fake.RemoteRuntime
+}
+
+func newNode(t *testing.T) *node {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "crisp") // short: it is part of a socket's name
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := &node{t: t, dir: dir, socket: "unix://" + filepath.Join(dir, "s"), runtime: fake.NewFakeRemoteRuntime()}
+	n.runtime.ImageService.SetFakeImageSize(1) // cri-client insists on a size
+	if err := n.runtime.Start(n.socket); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(filepath.Join(dir, "manifests"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		n.runtime.Stop()
+		os.RemoveAll(dir)
+	})
+	return n
+}
+
+// crisp runs a command line.
+func (n *node) crisp(line string) (stdout, stderr string, code int) {
+	var out, errs bytes.Buffer
+	args := append([]string{"--runtime-endpoint", n.socket}, strings.Fields(line)...)
+	code = run(n.t.Context(), args, strings.NewReader(""), &out, &errs)
+	return out.String(), errs.String(), code
+}
+
+// agent runs an agent until the returned function is called.
+func (n *node) agent() (stop func()) {
+	ctx, cancel := context.WithCancel(n.t.Context())
+	ended := make(chan int)
+	var errs bytes.Buffer
+	go func() {
+		ended <- run(ctx, []string{"--runtime-endpoint", n.socket, "agent", "--manifests", filepath.Join(n.dir, "manifests"), "--root", filepath.Join(n.dir, "agent"), "--node-ip", "192.0.2.1", "--resolv-conf", ""}, nil, &errs, &errs)
+	}()
+	stopped := false
+	stop = func() {
+		if stopped {
+			return
+		}
+		stopped = true
+		cancel()
+		if code := <-ended; code != 0 {
+			n.t.Errorf("agent ended with code %d", code)
+		}
+		if n.t.Failed() {
+			n.t.Logf("agent:\n%s", errs.String())
+		}
+	}
+	n.t.Cleanup(stop)
+	return stop
+}
+
+func (n *node) manifest(name, text string) {
+	n.t.Helper()
+	path := filepath.Join(n.dir, "manifests", name)
+	err := os.Remove(path)
+	if text != "" {
+		err = os.WriteFile(path, []byte(text), 0o644)
+	}
+	if err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+// until runs line until its output matches.
+func (n *node) until(line, pattern string) {
+	n.t.Helper()
+	deadline := time.Now().Add(30 * time.Second)
+	for {
+		out, errs, _ := n.crisp(line)
+		if regexp.MustCompile(pattern).MatchString(out) {
+			return
+		}
+		if time.Now().After(deadline) {
+			n.t.Fatalf("crisp %s\n%s%swant %s", line, out, errs, pattern)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+// exit ends all running containers, as if by themselves.
+func (n *node) exit(code int32) {
+	s := n.runtime.RuntimeService
+	s.Lock()
+	defer s.Unlock()
+	for _, c := range s.Containers {
+		if c.State == cri.ContainerState_CONTAINER_RUNNING {
+			c.State, c.ExitCode, c.Reason, c.FinishedAt = cri.ContainerState_CONTAINER_EXITED, code, "Error", time.Now().UnixNano()
+		}
+	}
+}
+
+const webPod = `apiVersion: v1
+kind: Pod
+metadata: {name: web}
+spec:
+  containers:
+  - {name: app, image: "example.org/web:1"}
+  - {name: side, image: "example.org/side:1"}
+`
+
+// A pod from its manifest to its end, seen by the command line: the agent runs it,
+// restarts what exits, follows an edit, and may be away meanwhile.
+func TestAgent(t *testing.T) {
+	n := newNode(t)
+	n.manifest("web.yaml", webPod)
+	stop := n.agent()
+	n.until("get pods", `web +2/2 +Running +0 +\S+ +192\.168\.192\.168\n`)
+
+	n.exit(1)
+	n.until("get pods", `web +2/2 +Running +2 `)
+
+	// The command line does not need the agent, nor do the containers.
+	stop()
+	n.until("get pods -A", `default +web +2/2 +Running +2 `)
+	n.manifest("web.yaml", strings.Replace(webPod, "web:1", "web:2", 1))
+	stop = n.agent()
+	n.until("get pods -o wide", `web +2/2 +Running +0 .* file +example.org/web:2,example.org/side:1 `)
+
+	// A broken file harms nobody, not even its own pod, not even a new agent.
+	n.manifest("web.yaml", "x: [")
+	n.manifest("other.yaml", strings.Replace(webPod, "name: web}", "name: other}", 1))
+	n.until("get pods", `(?s)other +2/2 .*web +2/2 `)
+	stop()
+	stop = n.agent()
+	n.manifest("other.yaml", "")
+	n.until("get pods", `^NAME .*\nweb +2/2 +Running +0 .*\n$`)
+
+	n.manifest("web.yaml", "")
+	n.until("get pods -o name", `^$`)
+	stop()
+	for _, dir := range []string{"pods", "logs"} {
+		if entries, err := os.ReadDir(filepath.Join(n.dir, "agent", dir)); err != nil || len(entries) > 0 {
+			t.Errorf("%s has %v, %v", dir, entries, err)
+		}
+	}
+}
+
+// Pods of others on the same runtime are shown and left alone.
+func TestForeignPods(t *testing.T) {
+	n := newNode(t)
+	s := n.runtime.RuntimeService
+	if _, err := s.RunPodSandbox(t.Context(), &cri.PodSandboxConfig{Metadata: &cri.PodSandboxMetadata{Name: "kubelets", Namespace: "kube-system", Uid: "k"}}, ""); err != nil {
+		t.Fatal(err)
+	}
+	n.manifest("web.yaml", webPod)
+	n.agent()
+	n.until("get pods -A", `(?s)default +web +2/2 .*kube-system +kubelets +0/0 `)
+	n.manifest("web.yaml", "")
+	n.until("get pods -A -o name", `^pod/kubelets\n$`)
+}
+
+// An image that cannot be had is told by get and logs.
+func TestWhyPodWaits(t *testing.T) {
+	n := newNode(t)
+	n.runtime.ImageService.InjectError("PullImage", errors.New("no such image"))
+	n.manifest("web.yaml", strings.Replace(webPod, "web:1", "web:latest", 1))
+	n.agent()
+	n.until("get pods", `web +1/2 +ImagePullBackOff +0 `)
+	_, errs, code := n.crisp("logs web -c app")
+	if code != exitNotFound || !strings.Contains(errs, "ImagePullBackOff: pull image example.org/web:latest: no such image") {
+		t.Errorf("logs: code %d, %s", code, errs)
+	}
+}
+
+func TestCommandLine(t *testing.T) {
+	n := newNode(t)
+	broken := filepath.Join(n.dir, "broken.yaml")
+	if err := os.WriteFile(broken, []byte(strings.Replace(webPod, "name: app", "nam: app", 1)), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		line   string
+		code   int
+		stdout string // patterns
+		stderr string
+	}{
+		{"help", 0, `(?s)usage: crisp .*  exec +run a command`, `^$`},
+		{"help exec", 0, `(?s)usage: crisp exec .*  --container string +the same`, `^$`},
+		{"exec -h", 0, `usage: crisp exec`, `^$`},
+		{"", 0, `usage: crisp`, `^$`},
+		{"frobnicate", 2, `^$`, `there is no command "frobnicate"`},
+		{"get", 2, `^$`, `get what`},
+		{"get nodes", 2, `^$`, `only pods can be listed`},
+		{"get pods -o xml", 2, `^$`, `want wide, json, yaml or name`},
+		{"get pods", 0, `^$`, `no pods`},
+		{"get pods web", 3, `^$`, `^crisp: there is no pod web in namespace default\n$`},
+		{"get pod/web -n prod", 3, `^$`, `no pod web in namespace prod`},
+		{"get pods -o json", 0, `(?s)"kind": "List".*"items": \[\]`, `^$`},
+		{"get pods -o yaml", 0, `items: \[\]`, `^$`},
+		{"logs", 2, `^$`, `(?s)one pod.*usage: crisp logs POD`},
+		{"logs web", 3, `^$`, `there is no pod web`},
+		{"logs web --tail x", 2, `^$`, `invalid value "x" for flag -tail`},
+		{"exec web ls", 2, `^$`, `put -- before the command: crisp exec web -- ls`},
+		{"exec web", 2, `^$`, `exec takes`},
+		{"exec web -- ls -l", 125, `^$`, `there is no pod web`},
+		{"image load", 2, `^$`, `needs -i FILE`},
+		{"image load -i " + broken, 1, `^$`, `^crisp: load .*: .*crisp.v1.Loader`},
+		{"pull example.org/x:1", 0, `example.org/x:1`, `^$`},
+		{"images", 0, `(?m)^IMAGE +ID +SIZE$`, `^$`},
+		{"rmi example.org/none:1", 3, `^$`, `there is no image example.org/none:1`},
+		{"validate -f " + broken, 4, `^$`, `broken.yaml:6: spec.containers\[0\].nam: unknown field`},
+		{"version", 0, `(?s)crisp .*runtime +fakeRuntime .*CRI 0.1.0`, `^$`},
+		{"version -o json", 0, `"runtime": "fakeRuntime"`, `^$`},
+		{"--runtime-endpoint unix:///nowhere get pods", 6, `^$`, `^crisp: runtime is not reachable: dial unix /nowhere: connect: no such file`},
+	} {
+		t.Run(test.line, func(t *testing.T) {
+			stdout, stderr, code := n.crisp(test.line)
+			if code != test.code {
+				t.Errorf("code %d, want %d", code, test.code)
+			}
+			if !regexp.MustCompile(test.stdout).MatchString(stdout) {
+				t.Errorf("stdout\n%s\nwant %s", stdout, test.stdout)
+			}
+			if !regexp.MustCompile(test.stderr).MatchString(stderr) {
+				t.Errorf("stderr\n%s\nwant %s", stderr, test.stderr)
+			}
+		})
+	}
+}
+
+// Flags may stand anywhere before "--", and switches may be joined.
+func TestParse(t *testing.T) {
+	for _, test := range []struct{ line, want string }{
+		{"", "i=false t=false c= []"},
+		{"web -it", "i=true t=true c= [web]"},
+		{"-ti web -c app", "i=true t=true c=app [web]"},
+		{"-i -c=app web x", "i=true t=false c=app [web x]"},
+		{"--c app web -- -i x", "i=false t=false c=app [web -i x]"},
+		{"-i -- web", "i=true t=false c= [web]"},
+		{"web -", "i=false t=false c= [web -]"},
+		{"-ix web", "flag provided but not defined: -ix"},
+	} {
+		c := &cli{}
+		fs := c.flags("test")
+		i, tty, name := fs.Bool("i", false, ""), fs.Bool("t", false, ""), fs.String("c", "", "")
+		rest, err := c.parse(fs, strings.Fields(test.line))
+		got := fmt.Sprintf("i=%v t=%v c=%s %v", *i, *tty, *name, rest)
+		if err != nil {
+			got = err.Error()
+		}
+		if got != test.want {
+			t.Errorf("%q: %s, want %s", test.line, got, test.want)
+		}
+	}
+}
+
+func TestExitCodes(t *testing.T) {
+	for _, test := range []struct {
+		err  error
+		code int
+		text string
+	}{
+		{utilexec.CodeExitError{Err: errors.New("exited"), Code: 7}, 7, ""},
+		{errors.New(`exec: "x": executable file not found in $PATH`), 127, `exec: "x": executable file not found in $PATH`},
+		{errors.New(`Internal error occurred: exec: "/etc/passwd": permission denied`), 126, `exec: "/etc/passwd": permission denied`},
+		{fault.Unavailable.Errorf("runtime is not reachable"), 125, "runtime is not reachable"},
+	} {
+		err := execError(test.err)
+		if got := exitCode(err); got != test.code || err.Error() != test.text {
+			t.Errorf("%v: %d %q, want %d %q", test.err, got, err, test.code, test.text)
+		}
+	}
+}
+
+func TestStatusWord(t *testing.T) {
+	waiting := func(reason string) v1.ContainerState {
+		return v1.ContainerState{Waiting: &v1.ContainerStateWaiting{Reason: reason}}
+	}
+	ended := func(code int32, reason string) v1.ContainerState {
+		return v1.ContainerState{Terminated: &v1.ContainerStateTerminated{ExitCode: code, Reason: reason}}
+	}
+	running := v1.ContainerState{Running: &v1.ContainerStateRunning{}}
+	for _, test := range []struct {
+		want             string
+		phase            v1.PodPhase
+		init, containers []v1.ContainerState
+		deleted          bool
+	}{
+		{want: "Running", phase: v1.PodRunning, containers: []v1.ContainerState{running, running}},
+		{want: "Terminating", phase: v1.PodRunning, containers: []v1.ContainerState{running}, deleted: true},
+		{want: "CrashLoopBackOff", phase: v1.PodRunning, containers: []v1.ContainerState{running, waiting("CrashLoopBackOff")}},
+		{want: "Completed", phase: v1.PodSucceeded, containers: []v1.ContainerState{ended(0, "Completed")}},
+		{want: "Running", phase: v1.PodRunning, containers: []v1.ContainerState{ended(0, "Completed"), running}},
+		{want: "ExitCode:3", phase: v1.PodFailed, containers: []v1.ContainerState{ended(3, "")}},
+		{want: "Init:1/2", phase: v1.PodPending, init: []v1.ContainerState{ended(0, "Completed"), running}, containers: []v1.ContainerState{waiting("PodInitializing")}},
+		{want: "Init:Error", phase: v1.PodFailed, init: []v1.ContainerState{ended(1, "Error")}, containers: []v1.ContainerState{waiting("PodInitializing")}},
+		{want: "Init:ImagePullBackOff", phase: v1.PodPending, init: []v1.ContainerState{waiting("ImagePullBackOff")}},
+	} {
+		pod := &v1.Pod{Status: v1.PodStatus{Phase: test.phase}}
+		for _, s := range test.init {
+			pod.Status.InitContainerStatuses = append(pod.Status.InitContainerStatuses, v1.ContainerStatus{State: s})
+		}
+		for _, s := range test.containers {
+			pod.Status.ContainerStatuses = append(pod.Status.ContainerStatuses, v1.ContainerStatus{State: s, Ready: s.Running != nil})
+		}
+		if test.deleted {
+			pod.DeletionTimestamp = &metav1.Time{}
+		}
+		if got := statusWord(pod); got != test.want {
+			t.Errorf("got %s, want %s", got, test.want)
+		}
+	}
+}
