@@ -24,7 +24,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/internal/crilog"
-	"github.com/crisp-cri/crisp/internal/noleaks"
 	"github.com/crisp-cri/crisp/oci/executor"
 	"github.com/crisp-cri/crisp/oci/wire"
 )
@@ -127,14 +126,8 @@ func start(t testing.TB) *node {
 	if os.Getuid() != 0 {
 		t.Skip("needs root: runs containers")
 	}
-	// Processes are found by end: all of ours are in n.cgroup, or it is n.cmd.
-	before, err := noleaks.Take()
-	if err != nil {
-		t.Fatal(err)
-	}
 	n := &node{t: t, dir: t.TempDir(), ended: make(map[string]wire.Exit)}
 	n.cgroup = "/crisp-test-" + strconv.Itoa(os.Getpid()) + "-" + strconv.FormatInt(time.Now().UnixNano()%1e9, 36)
-	t.Cleanup(func() { before.Check(t) })
 	t.Cleanup(n.end)
 	n.launch()
 	return n
@@ -229,6 +222,11 @@ func (n *node) end() {
 	if names, _ := os.ReadDir(filepath.Join(n.dir, "executor")); len(names) > 0 {
 		n.t.Errorf("libcontainer's state is still there: %v", names)
 	}
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil || bytes.Contains(mounts, []byte(" "+n.dir+"/")) {
+		n.t.Errorf("mounts are left below %s: %v", n.dir, err)
+	}
+	// A cgroup with a process in it, or another cgroup, cannot be removed.
 	dirs, _ := filepath.Glob("/sys/fs/cgroup/*" + n.cgroup)
 	for _, dir := range append(dirs, "/sys/fs/cgroup"+n.cgroup) {
 		if err := unix.Rmdir(dir); err != nil && err != unix.ENOENT {
