@@ -31,7 +31,7 @@ type Exec struct {
 
 	container string
 	id        string
-	conn      Engine // the exec ends with the connection that started it
+	link      *link
 	waited    atomic.Bool
 }
 
@@ -45,19 +45,15 @@ func (c *Container) Exec(ctx context.Context, cfg ExecConfig) (*Exec, error) {
 	if err != nil {
 		return nil, fmt.Errorf("encode process for container %s: %w", c.id, err)
 	}
-	conn, err := c.rt.link.get(ctx)
-	if err != nil {
-		return nil, err
-	}
 	var reply wire.ExecReply
-	files, err := c.rt.link.callOn(ctx, conn, wire.MethodExec, wire.ExecRequest{
+	files, err := c.rt.link.call(ctx, wire.MethodExec, wire.ExecRequest{
 		ID: c.id, Process: process, Env: cfg.Env,
 		Stdin: cfg.Stdin, TTY: cfg.TTY, Width: cfg.Width, Height: cfg.Height,
 	}, &reply)
 	if err != nil {
 		return nil, err
 	}
-	e := &Exec{container: c.id, id: reply.ExecID, conn: conn}
+	e := &Exec{container: c.id, id: reply.ExecID, link: c.rt.link}
 	sort(files, map[string]**os.File{
 		wire.FDStdin: &e.Stdin, wire.FDStdout: &e.Stdout, wire.FDStderr: &e.Stderr, wire.FDPTY: &e.PTY,
 	})
@@ -66,14 +62,23 @@ func (c *Container) Exec(ctx context.Context, cfg ExecConfig) (*Exec, error) {
 
 // Wait returns the exit code of the process, 128+n for signal n. It does not
 // wait for its output to end. Once it has returned a code it must not be called
-// again.
+// again. fault.Unavailable: the process was lost with its executor.
 func (e *Exec) Wait(ctx context.Context) (int32, error) {
-	var reply wire.ExecWaitReply
-	if _, err := e.conn.Call(ctx, wire.MethodExecWait, wire.ExecRef{ExecID: e.id}, &reply); err != nil {
-		return 0, fmt.Errorf("wait for exec in container %s: %w", e.container, err)
+	for lost := false; ; {
+		var reply wire.ExecWaitReply
+		_, err := e.link.call(ctx, wire.MethodExecWait, wire.ExecRef{ExecID: e.id}, &reply)
+		switch {
+		case err == nil:
+			e.waited.Store(true)
+			return reply.Code, nil
+		case errors.Is(err, fault.Unavailable) && !lost:
+			lost = true // an executor that was upgraded knows it still
+		case errors.Is(err, fault.NotFound) && lost:
+			return 0, fault.Unavailable.Errorf("exec in container %s was lost with its executor", e.container)
+		default:
+			return 0, fmt.Errorf("wait for exec in container %s: %w", e.container, err)
+		}
 	}
-	e.waited.Store(true)
-	return reply.Code, nil
 }
 
 // Kill kills the process and all that it started. If it has ended, that is no
@@ -81,11 +86,7 @@ func (e *Exec) Wait(ctx context.Context) (int32, error) {
 func (e *Exec) Kill() error {
 	ctx, cancel := undo.Context(context.Background())
 	defer cancel()
-	_, err := e.conn.Call(ctx, wire.MethodExecKill, wire.ExecRef{ExecID: e.id}, nil)
-	if errors.Is(err, fault.Unavailable) {
-		return nil // it ended with its connection
-	}
-	return err
+	return e.link.again(ctx, wire.MethodExecKill, wire.ExecRef{ExecID: e.id})
 }
 
 // Close closes the files. If nobody has seen the process end, it is killed and
@@ -99,7 +100,7 @@ func (e *Exec) Close() error {
 	if e.waited.Load() {
 		return nil
 	}
-	if err := e.Kill(); err != nil {
+	if err := e.Kill(); err != nil && !errors.Is(err, fault.Unavailable) {
 		return err
 	}
 	ctx, cancel := undo.Context(context.Background())

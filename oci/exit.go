@@ -11,14 +11,14 @@ import (
 
 // handle takes one event from the executor.
 func (r *Runtime) handle(e wire.Event) {
-	if sb, err := r.sandboxes.get(e.ID); err == nil && sb.ID() == e.ID {
+	if sb, ok := r.sandboxes.exact(e.ID); ok {
 		if e.Kind == wire.EventExit {
 			sb.podInitEnded()
 		}
 		return
 	}
-	c, err := r.containers.get(e.ID)
-	if err != nil || c.id != e.ID {
+	c, ok := r.containers.exact(e.ID)
+	if !ok {
 		return // removed, and told so by its own end
 	}
 	switch {

@@ -26,14 +26,18 @@ type link struct {
 	handle func(wire.Event)                    // must not block
 	log    *slog.Logger
 
-	mu      sync.Mutex
-	conn    Engine        // nil while there is none; guarded by mu
-	up      chan struct{} // closed when conn is set; replaced when it is lost; guarded by mu
-	closing bool          // guarded by mu
+	closed func()        // closes done, once
+	done   chan struct{} // closed when the link is to end
+
+	mu   sync.Mutex
+	conn Engine        // nil while there is none; guarded by mu
+	up   chan struct{} // closed when conn is set; replaced when it is lost; guarded by mu
 }
 
 func newLink(dial func(context.Context) (Engine, error), settle func(context.Context, Engine) error, handle func(wire.Event), log *slog.Logger) *link {
-	return &link{dial: dial, settle: settle, handle: handle, log: log, up: make(chan struct{})}
+	l := &link{dial: dial, settle: settle, handle: handle, log: log, up: make(chan struct{}), done: make(chan struct{})}
+	l.closed = sync.OnceFunc(func() { close(l.done) })
+	return l
 }
 
 // connect dials, settles and puts the new connection in force.
@@ -48,17 +52,18 @@ func (l *link) connect(ctx context.Context) error {
 		return err
 	}
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.closing {
-		conn.Close()
-	}
 	l.conn = conn
 	close(l.up)
+	l.mu.Unlock()
+	select {
+	case <-l.done:
+		conn.Close() // close may have come too early to see it
+	default:
+	}
 	return nil
 }
 
-// keep delivers events, and replaces the connection whenever it ends, until ctx
-// does.
+// keep delivers events, and replaces the connection whenever it ends, until close.
 func (l *link) keep(ctx context.Context) {
 	for {
 		l.mu.Lock()
@@ -70,10 +75,11 @@ func (l *link) keep(ctx context.Context) {
 		conn.Close()
 		l.mu.Lock()
 		l.conn, l.up = nil, make(chan struct{})
-		closing := l.closing
 		l.mu.Unlock()
-		if closing || ctx.Err() != nil {
+		select {
+		case <-l.done:
 			return
+		default:
 		}
 		l.log.Warn("executor was lost")
 		for wait := 10 * time.Millisecond; ; wait = min(2*wait, 5*time.Second) {
@@ -82,12 +88,14 @@ func (l *link) keep(ctx context.Context) {
 				l.log.Info("executor was found again")
 				break
 			}
-			if ctx.Err() != nil {
+			select {
+			case <-l.done:
 				return
+			default:
 			}
 			l.log.Error("executor could not be reached", "err", err)
 			select {
-			case <-ctx.Done():
+			case <-l.done:
 				return
 			case <-time.After(wait):
 			}
@@ -101,16 +109,19 @@ func (l *link) get(ctx context.Context) (Engine, error) {
 	defer timer.Stop()
 	for {
 		l.mu.Lock()
-		conn, up, closing := l.conn, l.up, l.closing
+		conn, up := l.conn, l.up
 		l.mu.Unlock()
-		if closing {
+		select {
+		case <-l.done:
 			return nil, fault.Unavailable.Errorf("executor: the runtime is closed")
+		default:
 		}
 		if conn != nil {
 			return conn, nil
 		}
 		select {
 		case <-up:
+		case <-l.done:
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		case <-timer.C:
@@ -188,8 +199,8 @@ func (l *link) list(ctx context.Context) ([]wire.Info, error) {
 
 // close ends the connection for good; keep returns.
 func (l *link) close() error {
+	l.closed()
 	l.mu.Lock()
-	l.closing = true
 	conn := l.conn
 	l.mu.Unlock()
 	if conn == nil {
@@ -207,12 +218,13 @@ func (l *link) shutdown(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	l.mu.Lock()
-	l.closing = true // its end is no loss
-	l.mu.Unlock()
-	_, err = conn.Call(ctx, wire.MethodShutdown, nil, nil)
+	l.closed() // its end is no loss
+	_, err = l.callOn(ctx, conn, wire.MethodShutdown, nil, nil)
 	if errors.Is(err, fault.Unavailable) {
 		err = nil // it was quicker than its answer
+	}
+	if err == nil {
+		l.gone(ctx, conn)
 	}
 	return err
 }

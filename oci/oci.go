@@ -107,6 +107,12 @@ func Open(ctx context.Context, o Options) (_ *Runtime, err error) {
 			return nil, fmt.Errorf("make runtime directory: %w", err)
 		}
 	}
+	defer func() {
+		if err != nil {
+			r.stopWork()
+			r.work.Wait()
+		}
+	}()
 	if err := r.load(); err != nil {
 		return nil, err
 	}
@@ -116,7 +122,6 @@ func Open(ctx context.Context, o Options) (_ *Runtime, err error) {
 	}
 	r.link = newLink(dial, r.reconcile, r.handle, r.log)
 	if err := r.link.connect(ctx); err != nil {
-		r.stopWork()
 		return nil, fmt.Errorf("reach executor: %w", err)
 	}
 	r.work.Go(func() { r.link.keep(r.closing) })
@@ -144,13 +149,18 @@ func (r *Runtime) Close() error {
 func (r *Runtime) Shutdown(ctx context.Context) error {
 	var errs []error
 	for _, sb := range r.sandboxes.list() {
-		errs = append(errs, sb.BeginStop())
+		if sb.State() != SandboxRemoving {
+			errs = append(errs, sb.BeginStop())
+		}
 	}
 	for _, c := range r.containers.list() {
 		errs = append(errs, c.Remove(ctx))
 	}
 	for _, sb := range r.sandboxes.list() {
-		errs = append(errs, sb.Unpin(ctx), sb.Stopped(), sb.Remove(ctx))
+		if sb.State() != SandboxRemoving {
+			errs = append(errs, sb.Unpin(ctx), sb.Stopped())
+		}
+		errs = append(errs, sb.Remove(ctx))
 	}
 	errs = append(errs, r.link.shutdown(ctx), r.host.Close())
 	if r.o.Engine == nil {

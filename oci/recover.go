@@ -67,8 +67,8 @@ func (r *Runtime) load() error {
 
 // loadContainer finds out where a container is, as far as the disk tells.
 func (r *Runtime) loadContainer(id string, rec *containerRecord) (*Container, error) {
-	sb, err := r.sandboxes.get(rec.Config.SandboxID)
-	if err != nil {
+	sb, ok := r.sandboxes.exact(rec.Config.SandboxID)
+	if !ok {
 		r.log.Warn("container has lost its sandbox", "container", id, "sandbox", rec.Config.SandboxID)
 		sb = nil
 	}

@@ -51,7 +51,10 @@ func (r *Runtime) CreateSandbox(ctx context.Context, cfg SandboxConfig) (_ *Sand
 	if st := sb.State(); st != SandboxCreating {
 		return nil, fault.WrongState.Errorf("sandbox %s is %s: it was stopped while it was created", sb.id, st)
 	}
-	return sb, ctx.Err()
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	return sb, nil
 }
 
 // checkSandbox refuses what no kernel could make.
@@ -123,11 +126,11 @@ func (sb *Sandbox) startInit(ctx context.Context) error {
 func (sb *Sandbox) rollBack(ctx context.Context) error {
 	ctx, cancel := undo.Context(ctx)
 	defer cancel()
+	_, serr := sb.move(sandboxStop, nil) // the init's end is now nobody's surprise
 	err := sb.discard(ctx)
 	if err == nil {
 		return nil
 	}
-	_, serr := sb.move(sandboxStop, nil)
 	if serr == nil {
 		_, serr = sb.move(sandboxStopped, nil)
 	}

@@ -46,8 +46,8 @@ func (sb *Sandbox) Stopped() error {
 // podInitEnded: without its first process a PID namespace takes no other. The
 // sandbox cannot be Ready any more; whoever sees that stops and replaces it.
 func (sb *Sandbox) podInitEnded() {
-	if sb.State() != SandboxReady {
-		return
+	if sb.State() > SandboxReady {
+		return // it was meant to
 	}
 	sb.rt.log.Warn("init of sandbox ended", "sandbox", sb.id)
 	if err := sb.BeginStop(); err != nil {

@@ -112,6 +112,14 @@ func (s *store[T]) get(prefix string) (T, error) {
 	return found, nil
 }
 
+// exact returns the object of that full ID.
+func (s *store[T]) exact(id string) (T, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	x, ok := s.byID[id]
+	return x, ok
+}
+
 // byName returns the visible object of that name.
 func (s *store[T]) byName(name string) (T, bool) {
 	s.mu.Lock()

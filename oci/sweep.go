@@ -82,9 +82,7 @@ func (r *Runtime) knows(id string) bool { return r.containers.has(id) || r.sandb
 
 // has reports whether id is the full ID of an object.
 func (s *store[T]) has(id string) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	_, ok := s.byID[id]
+	_, ok := s.exact(id)
 	return ok
 }
 
