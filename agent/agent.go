@@ -57,6 +57,7 @@ type Options struct {
 	SeccompDefault bool         // RuntimeDefault for containers that name no profile
 	Log            *slog.Logger
 
+	Endpoint string // what Connect connects to; recorded for the command line
 	// Connect is called until it succeeds.
 	Connect func(context.Context) (internalapi.RuntimeService, internalapi.ImageManagerService, error)
 }
@@ -89,6 +90,9 @@ func Run(ctx context.Context, o Options) error {
 		ResolvConf: o.ResolvConf, SeccompDefault: o.SeccompDefault, Log: o.Log,
 	}, runtime, images)
 	if err != nil {
+		return err
+	}
+	if err := crix.RecordEndpoint(o.Root, o.Endpoint); err != nil {
 		return err
 	}
 	a := &agent{

@@ -172,7 +172,7 @@ func (d *Driver) removeFiles(uid string) error {
 	return os.RemoveAll(dir)
 }
 
-// SaveStatus keeps the status for a command line that runs without the agent. It
+// SaveStatus keeps the status for the command line, which does not ask the agent. It
 // is only a convenience: nothing is read back by the agent.
 func (d *Driver) SaveStatus(pod *v1.Pod, status *v1.PodStatus) error {
 	d.mu.Lock()

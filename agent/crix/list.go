@@ -79,9 +79,7 @@ func List(ctx context.Context, runtime internalapi.RuntimeService, node status.N
 		f.complete(node)
 		list = append(list, *f)
 	}
-	slices.SortFunc(list, func(a, b Found) int {
-		return cmp.Or(strings.Compare(a.Pod.Namespace, b.Pod.Namespace), strings.Compare(a.Pod.Name, b.Pod.Name), strings.Compare(string(a.Pod.UID), string(b.Pod.UID)))
-	})
+	SortFound(list)
 	return list, nil
 }
 
@@ -126,7 +124,7 @@ func (f *Found) complete(node status.Node) {
 			spec.Containers = append(spec.Containers, v1.Container{Name: c.Name, Image: c.Image})
 		}
 	}
-	spec.HostNetwork = f.Have.Sandboxes[0].HostNetwork
+	spec.HostNetwork = f.Have.Sandboxes[0].HostNetwork // a found pod has at least one
 	f.Pod.CreationTimestamp = metav1.Time{Time: f.Have.Sandboxes[len(f.Have.Sandboxes)-1].CreatedAt}
 	f.Pod.Status = status.Of(f.Pod, f.Have, node, time.Now())
 	f.explain()
@@ -140,15 +138,8 @@ func (f *Found) explain() {
 	if dir == "" {
 		return
 	}
-	if info, err := os.Stat(filepath.Join(dir, endingFile)); err == nil {
-		f.Pod.DeletionTimestamp = &metav1.Time{Time: info.ModTime()}
-	}
-	data, err := os.ReadFile(filepath.Join(dir, "status.json"))
-	if err != nil {
-		return
-	}
-	var kept v1.PodStatus
-	if json.Unmarshal(data, &kept) != nil {
+	kept, ok := f.kept(dir)
+	if !ok {
 		return
 	}
 	reasons := func(have, kept []v1.ContainerStatus) {
@@ -168,4 +159,23 @@ func (f *Found) explain() {
 	if f.Pod.Spec.HostNetwork && f.Have.Sandboxes[0].Ready {
 		f.Pod.Status.PodIP, f.Pod.Status.PodIPs = kept.PodIP, kept.PodIPs
 	}
+}
+
+// kept reads the status in a pod's directory, and whether the pod is being ended.
+func (f *Found) kept(dir string) (status v1.PodStatus, ok bool) {
+	if info, err := os.Stat(filepath.Join(dir, endingFile)); err == nil {
+		f.Pod.DeletionTimestamp = &metav1.Time{Time: info.ModTime()}
+	}
+	data, err := os.ReadFile(filepath.Join(dir, "status.json"))
+	if err != nil {
+		return status, false
+	}
+	return status, json.Unmarshal(data, &status) == nil
+}
+
+// SortFound sorts by namespace and name.
+func SortFound(list []Found) {
+	slices.SortFunc(list, func(a, b Found) int {
+		return cmp.Or(strings.Compare(a.Pod.Namespace, b.Pod.Namespace), strings.Compare(a.Pod.Name, b.Pod.Name), strings.Compare(string(a.Pod.UID), string(b.Pod.UID)))
+	})
 }

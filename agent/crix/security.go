@@ -41,7 +41,6 @@ func (d *Driver) securityContext(pod *v1.Pod, c *v1.Container) *cri.LinuxContain
 		ReadonlyRootfs:     of.ReadOnlyRootFilesystem != nil && *of.ReadOnlyRootFilesystem,
 		NoNewPrivs:         of.AllowPrivilegeEscalation != nil && !*of.AllowPrivilegeEscalation,
 		Seccomp:            d.seccomp(either(of.SeccompProfile, above.SeccompProfile), privileged(*c)),
-		Apparmor:           &cri.SecurityProfile{ProfileType: cri.SecurityProfile_RuntimeDefault},
 	}
 	if of.Capabilities != nil {
 		out.Capabilities = &cri.Capability{

@@ -9,7 +9,6 @@ package desired
 
 import (
 	"fmt"
-	"maps"
 	"slices"
 
 	"github.com/crisp-cri/crisp/agent/manifest"
@@ -51,9 +50,6 @@ func (s *Store) Ready() bool { return s.set }
 
 // Pod returns the wanted pod of this key, or nil.
 func (s *Store) Pod(key podsync.Key) *v1.Pod { return s.pods[key] }
-
-// Errors returns what is wrong with which file.
-func (s *Store) Errors() map[string]string { return maps.Clone(s.errs) }
 
 // Update takes in all that the source has now. Changes are in the order of keys.
 // problems are the errors that were not there before, one for each file.

@@ -26,7 +26,7 @@ func runAgent(c *cli, args []string) error {
 		}
 	}
 	alias(&o.Manifests, "/etc/crisp/manifests", "`directory` of the manifests", "manifests", "pod-manifest-path")
-	alias(&o.Root, "/var/lib/crisp-agent", "the agent's own `directory`", "root", "root-dir")
+	alias(&o.Root, c.agentRoot, "the agent's own `directory`", "root", "root-dir")
 	alias(&o.LogDir, "", "`directory` of the pods' logs (default ROOT/logs)", "log-dir", "pod-logs-dir")
 	alias(&o.NodeName, "", "`name` of this node (default: the host name)", "node-name", "hostname-override")
 	fs.StringVar(&nodeIP, "node-ip", "", "`addresses` of this node, with a comma between them (default: found out)")
@@ -53,9 +53,9 @@ func runAgent(c *cli, args []string) error {
 	if o.Log, err = newLog(c.stderr, level); err != nil {
 		return err
 	}
-	endpoint := c.endpoint
+	o.Endpoint = c.endpoint
 	o.Connect = func(ctx context.Context) (internalapi.RuntimeService, internalapi.ImageManagerService, error) {
-		return agent.Dial(ctx, endpoint, patience)
+		return agent.Dial(ctx, o.Endpoint, patience)
 	}
 	return agent.Run(c.ctx, o)
 }

@@ -21,13 +21,24 @@ func (c *cli) connect() (internalapi.RuntimeService, internalapi.ImageManagerSer
 	return agent.Dial(c.ctx, c.endpoint, patience)
 }
 
-// pods lists the pods of the runtime.
+// pods lists the pods of the runtime, and those that the agent has accepted for
+// it and that wait for their sandbox.
 func (c *cli) pods(runtime internalapi.RuntimeService) ([]crix.Found, error) {
 	version, err := runtime.Version(c.ctx, "")
 	if err != nil {
 		return nil, crix.Fault(err)
 	}
-	return crix.List(c.ctx, runtime, status.Node{Runtime: version.RuntimeName})
+	list, err := crix.List(c.ctx, runtime, status.Node{Runtime: version.RuntimeName})
+	if err != nil {
+		return nil, err
+	}
+	known := map[string]bool{}
+	for _, f := range list {
+		known[string(f.Pod.UID)] = true
+	}
+	list = append(list, crix.Waiting(c.agentRoot, c.endpoint, known)...)
+	crix.SortFound(list)
+	return list, nil
 }
 
 // pod finds the pod called name; of several, as while one replaces another, the

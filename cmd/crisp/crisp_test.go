@@ -45,6 +45,7 @@ func newNode(t *testing.T) *node {
 	if err := os.Mkdir(filepath.Join(dir, "manifests"), 0o755); err != nil {
 		t.Fatal(err)
 	}
+	t.Setenv("CRISP_AGENT_ROOT", filepath.Join(dir, "agent"))
 	t.Cleanup(func() {
 		n.runtime.Stop()
 		os.RemoveAll(dir)
@@ -197,6 +198,24 @@ func TestWhyPodWaits(t *testing.T) {
 	if code != exitNotFound || !strings.Contains(errs, "ImagePullBackOff: pull image example.org/web:latest: no such image") {
 		t.Errorf("logs: code %d, %s", code, errs)
 	}
+}
+
+// A pod that cannot have its sandbox is told too, although the runtime does not
+// know it; and it begins when its obstacle is gone.
+func TestWhyPodHasNoSandbox(t *testing.T) {
+	n := newNode(t)
+	missing := filepath.Join(n.dir, "missing")
+	n.manifest("web.yaml", webPod+"  volumes: [{name: v, hostPath: {path: "+missing+", type: Directory}}]\n")
+	n.agent()
+	n.until("get pods -o wide", `web +0/2 +FailedMount +0 .* file .* <none>\n`)
+	_, errs, code := n.crisp("logs web -c app")
+	if code != exitNotFound || !strings.Contains(errs, "FailedMount: pod default/web: volume v: stat "+missing) {
+		t.Errorf("logs: code %d, %s", code, errs)
+	}
+	if err := os.Mkdir(missing, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	n.until("get pods", `web +2/2 +Running `)
 }
 
 func TestCommandLine(t *testing.T) {

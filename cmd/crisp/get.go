@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/crisp-cri/crisp/agent/crix"
+	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/internal/fault"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -118,7 +119,7 @@ func printTable(w io.Writer, pods []crix.Found, v view, wide bool) error {
 			cells = append([]string{f.Pod.Namespace}, cells...)
 		}
 		if wide {
-			cells = append(cells, or(f.Pod.Labels[crix.LabelSource], "<none>"), images(f.Pod), short(f.Have.Sandboxes[0].ID))
+			cells = append(cells, source(f.Pod), images(f.Pod), sandbox(f))
 		}
 		row(cells...)
 	}
@@ -149,6 +150,9 @@ func statusWord(pod *v1.Pod) string {
 	if pod.DeletionTimestamp != nil {
 		return "Terminating"
 	}
+	if pod.Status.Reason != "" {
+		return pod.Status.Reason
+	}
 	for i, s := range pod.Status.InitContainerStatuses {
 		switch t, w := s.State.Terminated, s.State.Waiting; {
 		case t != nil && t.ExitCode == 0, s.State.Running != nil && s.Ready:
@@ -161,7 +165,7 @@ func statusWord(pod *v1.Pod) string {
 			return fmt.Sprintf("Init:%d/%d", i, len(pod.Status.InitContainerStatuses))
 		}
 	}
-	word := or(pod.Status.Reason, string(pod.Status.Phase))
+	word := string(pod.Status.Phase)
 	running := false
 	for i := len(pod.Status.ContainerStatuses) - 1; i >= 0; i-- {
 		s := pod.Status.ContainerStatuses[i]
@@ -178,6 +182,17 @@ func statusWord(pod *v1.Pod) string {
 		return "Running"
 	}
 	return word
+}
+
+func source(pod *v1.Pod) string {
+	return or(or(pod.Labels[crix.LabelSource], pod.Annotations[manifest.AnnotationSource]), "<none>")
+}
+
+func sandbox(f crix.Found) string {
+	if len(f.Have.Sandboxes) == 0 {
+		return "<none>"
+	}
+	return short(f.Have.Sandboxes[0].ID)
 }
 
 func images(pod *v1.Pod) string {

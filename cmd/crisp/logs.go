@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"flag"
 	"os"
 	"time"
@@ -77,10 +78,11 @@ func runLogs(c *cli, args []string) error {
 	if _, err := os.Stat(path); err != nil {
 		return fault.NotFound.Errorf("log of container %s: %v", status.Name, err)
 	}
-	if err := logs.ReadLogs(c.ctx, path, id, o, runtime, c.stdout, c.stderr); err != nil && c.ctx.Err() == nil {
-		return err
+	err = crix.Fault(logs.ReadLogs(c.ctx, path, id, o, runtime, c.stdout, c.stderr))
+	if c.ctx.Err() != nil || errors.Is(err, fault.NotFound) {
+		return nil // we, or the container, ended while following
 	}
-	return nil
+	return err
 }
 
 // runOf returns the ID of the container's last run, or of the one before it.
@@ -93,11 +95,14 @@ func runOf(f crix.Found, s v1.ContainerStatus, previous bool) (string, error) {
 		return runtimeID(t.ContainerID), nil
 	}
 	if s.ContainerID == "" {
+		reason, message := f.Pod.Status.Reason, f.Pod.Status.Message
+		if w := s.State.Waiting; w != nil && reason == "" {
+			reason, message = w.Reason, w.Message
+		}
 		why := ""
-		if w := s.State.Waiting; w != nil {
-			why = ": " + w.Reason
-			if w.Message != "" {
-				why += ": " + w.Message
+		for _, text := range []string{reason, message} {
+			if text != "" {
+				why += ": " + text
 			}
 		}
 		return "", fault.NotFound.Errorf("container %s of pod %s has not run yet%s", s.Name, f.Pod.Name, why)

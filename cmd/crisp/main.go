@@ -7,6 +7,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -24,6 +25,9 @@ import (
 // defaultEndpoint is crispd's socket.
 const defaultEndpoint = "unix:///run/crisp/crisp.sock"
 
+// defaultAgentRoot is the agent's own directory.
+const defaultAgentRoot = "/var/lib/crisp-agent"
+
 // A command is one verb of the command line.
 type command struct {
 	name  string
@@ -37,6 +41,7 @@ type command struct {
 type cli struct {
 	ctx            context.Context
 	endpoint       string
+	agentRoot      string
 	stdin          io.Reader
 	stdout, stderr io.Writer
 	cmd            command
@@ -67,13 +72,10 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	// The libraries of Kubernetes log by klog; what they have to say reaches
 	// us as errors.
 	klog.SetSlogLogger(slog.New(slog.DiscardHandler))
-	c := &cli{ctx: ctx, stdin: stdin, stdout: stdout, stderr: stderr, endpoint: os.Getenv("CRISP_RUNTIME_ENDPOINT")}
-	if c.endpoint == "" {
-		c.endpoint = os.Getenv("CONTAINER_RUNTIME_ENDPOINT") // crictl's
-	}
-	if c.endpoint == "" {
-		c.endpoint = defaultEndpoint
-	}
+	c := &cli{ctx: ctx, stdin: stdin, stdout: stdout, stderr: stderr}
+	// CONTAINER_RUNTIME_ENDPOINT is crictl's.
+	c.endpoint = cmp.Or(os.Getenv("CRISP_RUNTIME_ENDPOINT"), os.Getenv("CONTAINER_RUNTIME_ENDPOINT"), defaultEndpoint)
+	c.agentRoot = cmp.Or(os.Getenv("CRISP_AGENT_ROOT"), defaultAgentRoot)
 	err := c.dispatch(args)
 	code := exitCode(err)
 	if err != nil && !errors.Is(err, errHelp) {
@@ -109,7 +111,8 @@ func (c *cli) dispatch(args []string) error {
 func (c *cli) help(args []string) error {
 	if len(args) > 1 {
 		if i := slices.IndexFunc(commands, func(cmd command) bool { return cmd.name == args[1] }); i >= 0 {
-			return commands[i].run(&cli{ctx: c.ctx, stdout: c.stdout, stderr: c.stderr, endpoint: c.endpoint, cmd: commands[i]}, []string{"--help"})
+			c.cmd = commands[i]
+			return c.cmd.run(c, []string{"--help"})
 		}
 		return usageError("there is no command %q: see crisp help", args[1])
 	}
@@ -117,7 +120,7 @@ func (c *cli) help(args []string) error {
 	for _, cmd := range commands {
 		fmt.Fprintf(c.stdout, "  %-10s %s\n", cmd.name, cmd.about)
 	}
-	fmt.Fprintf(c.stdout, "\n\"crisp help COMMAND\" tells more. The runtime is %s unless the flag or\nCRISP_RUNTIME_ENDPOINT says otherwise.\n", defaultEndpoint)
+	fmt.Fprintf(c.stdout, "\n\"crisp help COMMAND\" tells more. The runtime is %s unless the flag or\nCRISP_RUNTIME_ENDPOINT says otherwise; the agent's own directory is %s\nunless CRISP_AGENT_ROOT says otherwise.\n", defaultEndpoint, defaultAgentRoot)
 	fmt.Fprintf(c.stdout, "\nexit codes: %s\n", strings.TrimSpace(exitCodes))
 	return nil
 }

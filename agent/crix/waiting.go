@@ -1,0 +1,64 @@
+package crix
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+
+	"github.com/crisp-cri/crisp/internal/atomicfile"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// agentFile, below an agent's root, says which runtime the agent uses.
+const agentFile = "agent.json"
+
+type agentRecord struct {
+	Endpoint string `json:"runtimeEndpoint"`
+}
+
+// RecordEndpoint notes below the agent's root which runtime its pods run on.
+func RecordEndpoint(root, endpoint string) error {
+	return atomicfile.WriteJSON(filepath.Join(root, agentFile), agentRecord{endpoint})
+}
+
+// Waiting returns the pods that the agent on root has accepted and that have no
+// sandbox yet, so that the runtime does not know them: a volume is missing, the
+// network is not ready. known are the UIDs of those that it knows. An agent of
+// another runtime has nothing to say here, nor has one whose files we may not
+// read.
+func Waiting(root, endpoint string, known map[string]bool) []Found {
+	var record agentRecord
+	data, err := os.ReadFile(filepath.Join(root, agentFile))
+	if err != nil || json.Unmarshal(data, &record) != nil || record.Endpoint != endpoint {
+		return nil
+	}
+	entries, err := os.ReadDir(filepath.Join(root, "pods"))
+	if err != nil {
+		return nil
+	}
+	var list []Found
+	for _, e := range entries {
+		if known[e.Name()] {
+			continue
+		}
+		dir := filepath.Join(root, "pods", e.Name())
+		info, err := os.Stat(filepath.Join(dir, "pod.json"))
+		if err != nil {
+			continue
+		}
+		data, err := os.ReadFile(filepath.Join(dir, "pod.json"))
+		pod := &v1.Pod{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"}}
+		if err != nil || json.Unmarshal(data, pod) != nil {
+			continue
+		}
+		f := Found{Pod: pod}
+		pod.CreationTimestamp = metav1.Time{Time: info.ModTime()}
+		pod.Status.Phase = v1.PodPending
+		if status, ok := f.kept(dir); ok {
+			pod.Status = status
+		}
+		list = append(list, f)
+	}
+	return list
+}
