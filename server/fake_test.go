@@ -40,6 +40,8 @@ type node struct {
 	runtime *oci.Runtime
 	server  *Server
 	stop    func()
+
+	rebooted bool // before the next start
 }
 
 // newNode starts a server on a machine of its own.
@@ -64,7 +66,7 @@ func (n *node) start(t *testing.T) {
 	t.Helper()
 	events := NewEvents()
 	o := n.machine.Options(t)
-	o.OnEvent = events.Publish
+	o.OnEvent, o.Rebooted = events.Publish, n.rebooted
 	var err error
 	if n.runtime, err = oci.Open(t.Context(), o); err != nil {
 		t.Fatal(err)

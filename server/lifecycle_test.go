@@ -230,7 +230,6 @@ func TestStartReleasesLeftovers(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.start(t)
-	n.server.work.Wait() // GC is in the background
 	if got := n.store.Mounts(); !slices.Equal(got, []string{id}) {
 		t.Errorf("mounts are %v, want only the container's", got)
 	}
@@ -259,6 +258,33 @@ func TestStartFinishesStop(t *testing.T) {
 	}
 	if resp.Status.State != cri.PodSandboxState_SANDBOX_NOTREADY || len(n.net.attached()) != 0 || n.machine.Alive(id) != 0 {
 		t.Errorf("status %v, attached %v, %d processes", resp.Status, n.net.attached(), n.machine.Alive(id))
+	}
+	if _, err := n.RemovePodSandbox(t.Context(), &cri.RemovePodSandboxRequest{PodSandboxId: sb}); err != nil {
+		t.Fatal(err)
+	}
+	n.wantNothingLeft(t)
+}
+
+// After a reboot a sandbox has no namespaces any more, but still an address,
+// which must not be lost to the node for ever.
+func TestStartReleasesAddressesAfterReboot(t *testing.T) {
+	n := newNode(t)
+	sb := n.run(t, pod("web"))
+	id := n.begin(t, sb, forever("a"))
+	n.stop()
+	n.machine.Reboot()
+	n.rebooted = true
+	n.start(t)
+	n.server.work.Wait()
+	resp, err := n.PodSandboxStatus(t.Context(), &cri.PodSandboxStatusRequest{PodSandboxId: sb})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if resp.Status.State != cri.PodSandboxState_SANDBOX_NOTREADY || resp.Status.Network.Ip != "" || len(n.net.attached()) > 0 {
+		t.Errorf("status %v, attached %v", resp.Status, n.net.attached())
+	}
+	if st := n.status(t, id); st.State != cri.ContainerState_CONTAINER_EXITED || st.ExitCode != 255 {
+		t.Errorf("container: %v", st)
 	}
 	if _, err := n.RemovePodSandbox(t.Context(), &cri.RemovePodSandboxRequest{PodSandboxId: sb}); err != nil {
 		t.Fatal(err)

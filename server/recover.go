@@ -3,10 +3,14 @@ package server
 import (
 	"context"
 	"strings"
+	"time"
 
 	"github.com/crisp-cri/crisp/internal/logctx"
 	"github.com/crisp-cri/crisp/oci"
 )
+
+// gcTime bounds how long leftovers of the network may keep us from serving.
+const gcTime = 10 * time.Second
 
 // Start puts right what the crispd before this one left half done. It must have
 // returned before the first request is served.
@@ -17,33 +21,35 @@ import (
 //	found                              means                     Start does
 //	file system without its container  a creation or a removal   release it
 //	                                   was cut short
-//	network without a ready sandbox    the same, or a reboot     CNI GC
-//	sandbox being stopped              a stop was cut short, or  stop it again, in the
-//	                                   a creation: undone        background: a plugin may hang
+//	network without its sandbox, or    a creation or a removal   CNI GC, now: what is
+//	of one that never became ready     was cut short             attached later must stay
+//	sandbox being stopped, or not      a stop was cut short, or  stop it again, in the
+//	ready and with an address          a reboot stopped it       background: a plugin may hang
 //
-// A sandbox that was being created is one being stopped by now. The kubelet sees
-// it as not ready and removes it, as it does with one whose roll-back failed.
+// A sandbox that was being created is not ready by now. The kubelet removes it,
+// as it does with one whose roll-back failed.
 func (s *Server) Start(ctx context.Context) error {
 	s.releaseFileSystems(ctx)
 	var keep []string
 	var half []*oci.Sandbox
 	for _, sb := range s.runtime.Sandboxes() {
-		switch sb.State() {
-		case oci.SandboxReady:
+		stopping := sb.State() == oci.SandboxStopping || len(s.index.sandbox(sb).ips) > 0
+		switch {
+		case sb.State() == oci.SandboxReady:
 			keep = append(keep, sb.ID())
-		case oci.SandboxStopping, oci.SandboxCreating:
+		case stopping:
 			keep = append(keep, sb.ID()) // its own stop detaches it, and tells if it cannot
 			half = append(half, sb)
 		}
 	}
-	s.work.Go(func() {
-		if err := s.network.GC(s.ctx, keep); err != nil {
-			s.log.WarnContext(ctx, "leftover networks not released", "err", err)
-		}
-		for _, sb := range half {
-			s.finishStop(sb)
-		}
-	})
+	gc, cancel := context.WithTimeout(ctx, gcTime)
+	defer cancel()
+	if err := s.network.GC(gc, keep); err != nil {
+		s.log.WarnContext(ctx, "leftover networks not released", "err", err)
+	}
+	for _, sb := range half {
+		s.work.Go(func() { s.finishStop(sb) })
+	}
 	return nil
 }
 

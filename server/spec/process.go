@@ -9,7 +9,7 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// defaultPath is $PATH where neither node, image nor CRI set one.
+// defaultPath is $PATH where neither image nor CRI set one.
 const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 func process(in Input, caps *specs.LinuxCapabilities) (*specs.Process, error) {
@@ -71,8 +71,8 @@ func args(in Input) ([]string, error) {
 	return argv, nil
 }
 
-// env is, from weakest to strongest: ours, the node's, the image's, the CRI's. A
-// variable stays where it was first set and has the value it was last given.
+// env is, from weakest to strongest: ours, the image's, the CRI's. A variable
+// stays where it was first set and has the value it was last given.
 func env(in Input) ([]string, error) {
 	var e environ
 	e.set("PATH", defaultPath)
@@ -85,7 +85,7 @@ func env(in Input) ([]string, error) {
 	if in.User.Home != "" {
 		e.set("HOME", in.User.Home)
 	}
-	for _, kv := range slices.Concat(in.Host.Env, in.Image.Env) {
+	for _, kv := range in.Image.Env {
 		// An image may list a name without a value; it has none to give.
 		if k, v, ok := strings.Cut(kv, "="); ok && k != "" {
 			e.set(k, v)

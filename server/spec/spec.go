@@ -33,13 +33,14 @@ import (
 // A Host is what does not change from one container to the next: the facts of
 // this machine and the node's own defaults.
 type Host struct {
-	CgroupV2       bool // the unified hierarchy; "unified" resources need it
-	SwapLimit      bool // the kernel accounts and limits swap
-	Hugetlb        bool // the hugetlb controller is there
-	RecursiveRO    bool // mount_setattr(2) with AT_RECURSIVE, Linux ≥ 5.12
-	Seccomp        bool // seccomp filters are compiled into the kernel
-	AppArmor       bool // AppArmor is enabled
-	MinOOMScoreAdj int  // the lowest oom_score_adj we may give; -1000 with CAP_SYS_RESOURCE
+	CgroupV2       bool         // the unified hierarchy; "unified" resources need it
+	SwapLimit      bool         // the kernel accounts and limits swap
+	Hugetlb        bool         // the hugetlb controller is there
+	RecursiveRO    bool         // mount_setattr(2) with AT_RECURSIVE, Linux ≥ 5.12
+	Seccomp        bool         // seccomp filters are compiled into the kernel
+	AppArmor       bool         // AppArmor is enabled
+	Arches         []specs.Arch // whose programs this kernel runs, for the built-in seccomp profile; nil = all that it could
+	MinOOMScoreAdj int          // the lowest oom_score_adj we may give; -1000 with CAP_SYS_RESOURCE
 
 	AppArmorDefault     string              // profile loaded for RuntimeDefault; "" = none
 	Capabilities        []string            // what the executor has to give, as CAP_…; nil = all known
@@ -47,7 +48,6 @@ type Host struct {
 	SeccompDefault      []byte              // JSON that replaces the built-in default profile; nil = built in
 	Rlimits             []specs.POSIXRlimit // what every container gets
 	DevicesFromUser     bool                // devices belong to the container's user instead of the host's owner
-	Env                 []string            // KEY=value that every container gets, before the image's
 }
 
 // An Input is all that Build needs. Container, Sandbox and Root are required.
