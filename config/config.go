@@ -44,6 +44,10 @@ type Config struct {
 	// SeccompProfile is a file that replaces the built-in default profile
 	// (RuntimeDefault). Default: none.
 	SeccompProfile string `toml:"seccomp_profile"`
+	// AppArmorProfile is the name of a loaded AppArmor profile for containers
+	// that ask for RuntimeDefault or for nothing. Default: none; they are not
+	// confined.
+	AppArmorProfile string `toml:"apparmor_profile"`
 	// DefaultCapabilities is what a container gets that asks for none, without
 	// CAP_. Default: the fourteen that container engines agree on.
 	DefaultCapabilities []string `toml:"default_capabilities"`

@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -176,6 +177,9 @@ func TestHostFacts(t *testing.T) {
 		Capabilities: []string{"CAP_KILL"}, DefaultCapabilities: []string{"CAP_KILL", "CAP_CHOWN"}, MinOOMScoreAdj: -7,
 		SeccompDefault: []byte(`{"defaultAction": "SCMP_ACT_ALLOW"}`),
 		Rlimits:        []specs.POSIXRlimit{{Type: "RLIMIT_NOFILE", Soft: 5, Hard: math.MaxUint64}},
+	}
+	if runtime.GOARCH == "amd64" {
+		want.Arches = []specs.Arch{specs.ArchX86_64}
 	}
 	if diff := cmp.Diff(want, h); diff != "" {
 		t.Error(diff)

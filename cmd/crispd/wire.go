@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"runtime"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
@@ -172,9 +173,19 @@ func hostFacts(c *config.Config, host kernel.Features) (spec.Host, error) {
 		RecursiveRO:     host.RecursiveRO,
 		Seccomp:         host.Seccomp,
 		AppArmor:        host.AppArmor,
+		AppArmorDefault: c.AppArmorProfile,
 		MinOOMScoreAdj:  host.MinOOMScoreAdj(),
 		Capabilities:    spec.CapabilitiesOf(host.Capabilities),
 		DevicesFromUser: c.DeviceOwnership,
+	}
+	if runtime.GOARCH == "amd64" {
+		h.Arches = []specs.Arch{specs.ArchX86_64}
+		if host.IA32 {
+			h.Arches = append(h.Arches, specs.ArchX86)
+		}
+		if host.X32 {
+			h.Arches = append(h.Arches, specs.ArchX32)
+		}
 	}
 	var err error
 	if c.DefaultCapabilities != nil {

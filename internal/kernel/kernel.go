@@ -37,6 +37,8 @@ type Features struct {
 	SELinux     bool // enabled
 	PidfdInfo   bool // PIDFD_GET_INFO tells exit codes, 6.15
 	Systemd     bool // systemd runs this host (sd_booted(3))
+	IA32        bool // programs of 32-bit x86 run on this amd64 kernel
+	X32         bool // programs of the x32 ABI do
 }
 
 // Probe looks. It needs no privilege; what it may not see counts as not there.
@@ -62,6 +64,7 @@ func Probe() Features {
 	f.SELinux = exists("/sys/fs/selinux/enforce")
 	f.PidfdInfo = f.AtLeast(6, 15)
 	f.Systemd = exists("/run/systemd/system")
+	f.probeABIs()
 	return f
 }
 
