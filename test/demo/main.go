@@ -53,7 +53,10 @@ func run(ctx context.Context, bin string) (err error) {
 			say("Nothing is left: no mount, cgroup, network, process or file.")
 		}
 	}()
-	return d.show(ctx)
+	if err := d.show(ctx); ctx.Err() == nil {
+		return err
+	}
+	return nil // Ctrl-C, at whatever step
 }
 
 // newDemo makes the demo's directory. It is short, because the name of a unix
