@@ -15,13 +15,18 @@ import (
 // directory, so that few are needed at a time.
 const maxDirs = 128
 
+// maxPath bounds the path of a directory in the layer, in bytes. Going from
+// descriptor to descriptor there would be no bound but the size of the archive,
+// and nobody could list or remove such a tree any more.
+const maxPath = 3800
+
 // dirs opens the directories of a layer by name, below root and nowhere else,
 // and makes those that are missing.
 type dirs struct {
 	root  int    // descriptor of the layer's directory
 	path  string // its path
 	umask uint32
-	open  map[string]int
+	open  map[string]openDir
 
 	last   string // the name asked for last, and its descriptor
 	lastFD int
@@ -29,6 +34,10 @@ type dirs struct {
 
 	made map[string]bool // directories made for want of an entry
 }
+
+// An openDir is a descriptor of a directory, and how long its path is, without
+// links.
+type openDir struct{ fd, length int }
 
 // get returns a descriptor of the directory name, a clean path or ".". It stays
 // open until the next get, even if flush is called.
@@ -46,48 +55,56 @@ func (d *dirs) get(name string) (int, error) {
 	if len(d.open) >= maxDirs {
 		d.flush()
 	}
-	fd, err := d.walk(name)
+	if len(name) > maxPath {
+		return -1, fault.Invalid.Errorf("directory name has %d bytes", len(name))
+	}
+	dir, err := d.walk(name)
 	switch {
 	case errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP) || errors.Is(err, unix.ENAMETOOLONG):
 		return -1, fault.Invalid.Errorf("open directory %q: %w", name, err)
 	case err != nil:
 		return -1, err
 	}
-	d.last, d.lastFD = name, fd
-	return fd, nil
+	d.last, d.lastFD = name, dir.fd
+	return dir.fd, nil
 }
 
 // walk opens or makes the directory name in its parent, which it walks to first.
 // A name that is no directory of its own, but perhaps a link to one, is looked up
 // from the root.
-func (d *dirs) walk(name string) (int, error) {
-	if fd, ok := d.open[name]; ok {
-		return fd, nil
+func (d *dirs) walk(name string) (openDir, error) {
+	if dir, ok := d.open[name]; ok {
+		return dir, nil
 	}
-	parent, base := d.root, name
+	parent, base := openDir{fd: d.root}, name
 	if i := strings.LastIndexByte(name, '/'); i >= 0 {
 		var err error
 		if parent, err = d.walk(name[:i]); err != nil {
-			return -1, err
+			return openDir{}, err
 		}
 		base = name[i+1:]
 	}
 	const flags = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC
-	fd, err := unix.Openat(parent, base, flags, 0)
+	dir := openDir{length: parent.length + 1 + len(base)}
+	if dir.length > maxPath {
+		return openDir{}, unix.ENAMETOOLONG
+	}
+	var err error
+	dir.fd, err = unix.Openat(parent.fd, base, flags, 0)
 	if err == unix.ENOENT {
-		if err := d.mkdir(parent, base, name); err != nil {
-			return -1, err
+		if err := d.mkdir(parent.fd, base, name); err != nil {
+			return openDir{}, err
 		}
-		fd, err = unix.Openat(parent, base, flags, 0)
+		dir.fd, err = unix.Openat(parent.fd, base, flags, 0)
 	}
 	if err == unix.ELOOP || err == unix.ENOTDIR {
-		fd, err = d.follow(name)
+		dir, err = d.follow(name)
 	}
 	if err != nil {
-		return -1, os.NewSyscallError("openat", err)
+		return openDir{}, os.NewSyscallError("openat", err)
 	}
-	d.open[name] = fd
-	return fd, nil
+	d.open[name] = dir
+	return dir, nil
 }
 
 // mkdir makes a directory that the layer has no entry for, or not yet.
@@ -127,23 +144,33 @@ func (d *dirs) find(name string) (int, error) {
 // follow is find, for a name that is a link. What a dangling link leads to is
 // made, inside the root. Nobody else changes the layer meanwhile, so that working
 // out the path first is no race.
-func (d *dirs) follow(name string) (int, error) {
+func (d *dirs) follow(name string) (openDir, error) {
 	fd, err := d.find(name)
-	if err != unix.ENOENT {
-		return fd, err
+	if err == unix.ENOENT {
+		full, err := securejoin.SecureJoin(d.path, name)
+		if err != nil {
+			return openDir{}, fault.Invalid.Errorf("directory %q: %w", name, err)
+		}
+		rel := strings.TrimPrefix(strings.TrimPrefix(full, d.path), "/")
+		if rel == "" || rel == name {
+			return openDir{}, unix.ELOOP // it would lead here again
+		}
+		if _, err := d.walk(rel); err != nil {
+			return openDir{}, err
+		}
+		fd, err = d.find(name)
+		if err != nil {
+			return openDir{}, err
+		}
+	} else if err != nil {
+		return openDir{}, err
 	}
-	full, err := securejoin.SecureJoin(d.path, name)
-	if err != nil {
-		return -1, fault.Invalid.Errorf("directory %q: %w", name, err)
+	real, err := os.Readlink(fdPath(fd))
+	if err != nil || len(real)-len(d.path) > maxPath {
+		unix.Close(fd)
+		return openDir{}, unix.ENAMETOOLONG
 	}
-	rel := strings.TrimPrefix(strings.TrimPrefix(full, d.path), "/")
-	if rel == "" || rel == name {
-		return -1, unix.ELOOP // it would lead here again
-	}
-	if _, err := d.walk(rel); err != nil {
-		return -1, err
-	}
-	return d.find(name)
+	return openDir{fd, len(real) - len(d.path)}, nil
 }
 
 // explicit notes that the layer has an entry for the directory name after all.
@@ -161,8 +188,8 @@ func (d *dirs) implied() []string {
 
 // flush forgets all directories: what a name stands for may have changed.
 func (d *dirs) flush() {
-	for _, fd := range d.open {
-		d.stale = append(d.stale, fd)
+	for _, dir := range d.open {
+		d.stale = append(d.stale, dir.fd)
 	}
 	clear(d.open)
 	d.last = ""

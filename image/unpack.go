@@ -74,7 +74,7 @@ func unpack(ctx context.Context, r io.Reader, dir string) (shape, error) {
 	}
 	mask := umask()
 	u := &unpacker{
-		dirs:  dirs{root: root, path: filepath.Clean(dir), umask: mask, open: make(map[string]int)},
+		dirs:  dirs{root: root, path: filepath.Clean(dir), umask: mask, open: make(map[string]openDir)},
 		umask: mask,
 		times: make(map[string][2]unix.Timespec),
 		white: make(map[string]bool),

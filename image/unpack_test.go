@@ -393,6 +393,8 @@ func TestUnpackRefuses(t *testing.T) {
 		"file below a loop of links":        "l 777 a a\n- 600 a/b 1",
 		"name longer than the kernel takes": `- 600 ` + strings.Repeat("x", 300) + ` 1`,
 		"path longer than the kernel takes": `- 600 ` + strings.Repeat(strings.Repeat("x", 200)+"/", 1) + strings.Repeat("y", 256) + ` 1`,
+		"directories too deep":              `- 600 ` + strings.Repeat("d/", 3000) + `f 1`,
+		"directories too deep by links":     "- 600 " + strings.Repeat("d/", 1500) + "f 1\nl 777 l " + strings.Repeat("d/", 1500) + "\n- 600 l/" + strings.Repeat("e/", 1500) + "f 1",
 		"device out of range":               `c 600 a 70000,1`,
 	} {
 		t.Run(name, func(t *testing.T) {
