@@ -49,7 +49,8 @@ type Config struct {
 	// confined.
 	AppArmorProfile string `toml:"apparmor_profile"`
 	// DefaultCapabilities is what a container gets that asks for none, without
-	// CAP_. Default: the fourteen that container engines agree on.
+	// CAP_; an empty list means none. Default: the fourteen that container engines
+	// agree on.
 	DefaultCapabilities []string `toml:"default_capabilities"`
 	// Rlimits are limits of every container, as "nofile=1024:524288" (soft:hard;
 	// -1 = unlimited). Default: none, which leaves crispd's own.

@@ -72,6 +72,8 @@ func (c *Config) setDefaults(src Source) {
 	c.Root, c.State = DefaultRoot, DefaultState
 	c.CgroupDriver = "auto"
 	c.LogMaxLine = 16384
+	c.DefaultCapabilities = []string{"CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID",
+		"SETPCAP", "NET_BIND_SERVICE", "NET_RAW", "SYS_CHROOT", "MKNOD", "AUDIT_WRITE", "SETFCAP"}
 	c.Log = Log{Level: "info", Format: "auto"}
 	c.CNI.DefaultNetwork = true
 	c.CNI.BinDirs = []string{"/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni"}

@@ -195,6 +195,23 @@ func TestHostFacts(t *testing.T) {
 	}
 }
 
+// What the configuration prints as its default is what containers get, and an
+// empty list is none, not the default.
+func TestDefaultCapabilities(t *testing.T) {
+	c, err := config.Load(config.Source{Flags: map[string]string{"root": "/r", "state": "/s"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h, err := hostFacts(c, kernel.Features{})
+	if err != nil || !cmp.Equal(h.DefaultCapabilities, spec.DefaultCapabilities()) {
+		t.Errorf("got %v, %v", h.DefaultCapabilities, err)
+	}
+	c.DefaultCapabilities = []string{}
+	if h, err = hostFacts(c, kernel.Features{}); err != nil || h.DefaultCapabilities == nil || len(h.DefaultCapabilities) > 0 {
+		t.Errorf("none: got %v, %v", h.DefaultCapabilities, err)
+	}
+}
+
 // An instance with its own directories meets no other; the default one keeps
 // the plain names.
 func TestInstance(t *testing.T) {

@@ -188,10 +188,8 @@ func hostFacts(c *config.Config, host kernel.Features) (spec.Host, error) {
 		}
 	}
 	var err error
-	if c.DefaultCapabilities != nil {
-		if h.DefaultCapabilities, err = spec.CapabilityNames(c.DefaultCapabilities); err != nil {
-			return h, fmt.Errorf("%s: default_capabilities: %w", c.Origin("default_capabilities"), err)
-		}
+	if h.DefaultCapabilities, err = spec.CapabilityNames(c.DefaultCapabilities); err != nil {
+		return h, fmt.Errorf("%s: default_capabilities: %w", c.Origin("default_capabilities"), err)
 	}
 	if c.SeccompProfile != "" {
 		if h.SeccompDefault, err = os.ReadFile(c.SeccompProfile); err == nil {

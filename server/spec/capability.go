@@ -124,6 +124,7 @@ func CapabilityNames(names []string) ([]string, error) {
 }
 
 func capabilityNames(names []string) (list []string, all bool, err error) {
+	list = []string{}
 	for _, n := range names {
 		c := strings.ToUpper(n)
 		if c == "ALL" || c == "CAP_ALL" {
