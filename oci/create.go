@@ -4,9 +4,11 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"time"
 
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/undo"
+	"github.com/crisp-cri/crisp/oci/wire"
 )
 
 // Create prepares a container without running anything in it. Its sandbox must
@@ -33,6 +35,7 @@ func (r *Runtime) Create(ctx context.Context, cfg ContainerConfig) (_ *Container
 	}
 	steps.Add("name reservation", func() error { release(); return nil })
 
+	r.warm()
 	rec := &containerRecord{CreatedAt: r.now(), Config: cfg}
 	c := r.newContainer(cfg.ID, sb, rec)
 	if err := os.Mkdir(c.runDir, 0o711); err != nil {
@@ -52,4 +55,15 @@ func (r *Runtime) Create(ctx context.Context, cfg ContainerConfig) (_ *Container
 	r.containers.add(c) // from here on it can be found; nothing below may fail
 	c.emit(ContainerCreated)
 	return c, nil
+}
+
+// warm tells the executor that a start will follow, which is then quicker: what
+// the kernel must be waited for is waited for while we still create. Nobody
+// waits for the answer, and an executor that cannot do it is as good.
+func (r *Runtime) warm() {
+	r.work.Go(func() {
+		ctx, cancel := context.WithTimeout(r.closing, 5*time.Second)
+		defer cancel()
+		_, _ = r.link.call(ctx, wire.MethodWarm, nil, nil)
+	})
 }

@@ -60,7 +60,7 @@ func (x *Executor) attach(req wire.AttachRequest) ([]*os.File, error) {
 			return err
 		})
 	}
-	if req.Stdin && c.io.stdin != nil {
+	if req.Stdin && c.Stdin && c.io.stdin != nil {
 		client, ours, err := pipe(wire.FDStdin, true)
 		if err != nil {
 			return fail(err)

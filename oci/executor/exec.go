@@ -92,7 +92,7 @@ func (x *Executor) newExecution(c *container, from *wire.Conn) *execution {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.lastExec++
-	return &execution{id: c.ID + "-" + strconv.FormatUint(x.lastExec, 10), c: c, owner: from, ended: make(chan struct{})}
+	return &execution{id: x.session + "-" + strconv.FormatUint(x.lastExec, 10), c: c, owner: from, ended: make(chan struct{})}
 }
 
 // startExec has libcontainer start the process.
@@ -152,7 +152,7 @@ func (x *Executor) guard(e *execution, owner *wire.Conn) {
 	x.mu.Lock()
 	mine := x.execs[e.id] == e && e.owner == owner
 	x.mu.Unlock()
-	if mine {
+	if mine && !x.leaving.Load() {
 		x.abandon(e)
 	}
 }
@@ -235,7 +235,7 @@ func (e *execution) makeGroup() map[string]string {
 	if base == "" {
 		return nil
 	}
-	name := "exec-" + filepath.Base(e.id)
+	name := "exec-" + e.id
 	dir := filepath.Join(base, name)
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		return nil

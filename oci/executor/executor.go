@@ -42,6 +42,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -72,6 +73,8 @@ type Executor struct {
 	warmer   *warmer
 	gate     gate
 	starting atomic.Int32 // calls that are having libcontainer start a process
+	leaving  atomic.Bool  // an upgrade is about to happen: connections end, and it means nothing
+	session  string       // distinguishes its execs from those of other executors
 	quit     chan struct{}
 
 	mu          sync.Mutex
@@ -113,6 +116,7 @@ func assemble(o Options, lock *os.File, l *net.UnixListener) (*Executor, error) 
 		lock:        lock,
 		listener:    l,
 		warmer:      newWarmer(),
+		session:     strconv.FormatInt(time.Now().UnixMicro(), 36),
 		quit:        make(chan struct{}),
 		containers:  make(map[string]*container),
 		execs:       make(map[string]*execution),
@@ -145,16 +149,9 @@ func listen(path string) (*net.UnixListener, error) {
 }
 
 // Serve answers calls until Close or a "shutdown".
-func (x *Executor) Serve() error {
+func (x *Executor) Serve() {
 	go x.reapOrphans()
-	err := make(chan error, 1)
-	go func() { err <- wire.Serve(x.listener, x, x.log) }()
-	select {
-	case e := <-err:
-		return e
-	case <-x.quit:
-		return nil
-	}
+	wire.Serve(x.listener, x, x.log)
 }
 
 // Close ends the executor if it has no containers, else it is fault.WrongState:

@@ -31,6 +31,7 @@ const quiet = 10 * time.Second
 // ones are -1.
 type saved struct {
 	Listener, Lock int
+	Session        string
 	LastExec       uint64
 	Containers     []savedContainer
 	Execs          []savedExec
@@ -81,11 +82,13 @@ func (x *Executor) upgrade(req wire.UpgradeRequest, call *wire.Call) error {
 		x.gate.open()
 		return err
 	}
+	x.leaving.Store(true)
 	call.Then = func() {
 		env := append(without(os.Environ(), resumeEnv), resumeEnv+"="+strconv.Itoa(int(state.Fd())))
 		err := Execute(program, os.Args, env)
 		x.log.Error("upgrade did not happen", "err", err)
 		x.inherit(false)
+		x.leaving.Store(false)
 		program.Close()
 		state.Close()
 		x.gate.open()
@@ -157,7 +160,7 @@ func (x *Executor) inherit(on bool) *saved {
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	s.LastExec = x.lastExec
+	s.Session, s.LastExec = x.session, x.lastExec
 	for _, c := range x.containers {
 		s.Containers = append(s.Containers, c.save(fd))
 	}
@@ -247,7 +250,7 @@ func Resume(o Options) (*Executor, error) {
 	if err != nil {
 		return nil, err
 	}
-	x.lastExec = s.LastExec
+	x.session, x.lastExec = s.Session, s.LastExec
 	for _, sc := range s.Containers {
 		x.resume(sc)
 	}

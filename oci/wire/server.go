@@ -8,6 +8,7 @@ import (
 	"os"
 	"runtime/debug"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -84,14 +85,16 @@ func (c *Conn) Emit(e Event) {
 
 // Serve answers the connections of l with h until l is closed. Only root, and
 // the user that the server itself runs as, may connect.
-func Serve(l *net.UnixListener, h Handler, log *slog.Logger) error {
+func Serve(l *net.UnixListener, h Handler, log *slog.Logger) {
 	for {
 		conn, err := l.AcceptUnix()
 		if errors.Is(err, net.ErrClosed) {
-			return nil
+			return
 		}
-		if err != nil {
-			return err
+		if err != nil { // e.g. out of descriptors: no reason to leave the others alone
+			log.Error("connection not accepted", "err", err)
+			time.Sleep(100 * time.Millisecond)
+			continue
 		}
 		if err := allowed(conn); err != nil {
 			log.Warn("connection refused", "err", err)
