@@ -66,7 +66,7 @@ func (s *Server) hostPath(m *cri.Mount) (string, error) {
 	real, err := filepath.EvalSymlinks(m.HostPath)
 	if !errors.Is(err, os.ErrNotExist) {
 		if err != nil {
-			return "", fault.Invalid.Errorf("mount at %s: source: %w", m.ContainerPath, err)
+			return "", fault.Invalid.Errorf("mount at %s: source %s: %w", m.ContainerPath, m.HostPath, err)
 		}
 		return real, nil
 	}

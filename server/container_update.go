@@ -3,7 +3,6 @@ package server
 import (
 	"context"
 	"errors"
-	"fmt"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -30,14 +29,14 @@ func (s *Server) UpdateContainerResources(ctx context.Context, req *cri.UpdateCo
 	// One after the other: each must see what the one before it made.
 	err = s.tasks.alone(ctx, "update of container "+c.ID(), func(ctx context.Context) error { return s.updateContainer(ctx, c, req.Linux) })
 	if err != nil {
-		return nil, fmt.Errorf("update container %s: %w", c.ID(), err)
+		return nil, err
 	}
 	return &cri.UpdateContainerResourcesResponse{}, nil
 }
 
 func (s *Server) updateContainer(ctx context.Context, c *oci.Container, change *cri.LinuxContainerResources) (err error) {
 	if st := c.Status().State; st >= oci.Exited {
-		return fault.WrongState.Errorf("it is %s", st)
+		return fault.WrongState.Errorf("container %s is %s: cannot update it", c.ID(), st)
 	}
 	rec := *s.index.container(c)
 	before, err := spec.Resources(unlimited(rec.resources), s.o.SpecHost)

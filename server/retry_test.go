@@ -133,6 +133,16 @@ func TestRunSandboxRollsBack(t *testing.T) {
 	}
 }
 
+// A host port that is taken is no AlreadyExists: the kubelet would not know
+// which of the two objects is meant.
+func TestRunSandboxOnATakenPort(t *testing.T) {
+	n := newNode(t)
+	n.net.failing("Attach", fault.Exists.Errorf("port 80 is taken"))
+	_, err := n.RunPodSandbox(t.Context(), &cri.RunPodSandboxRequest{Config: pod("web")})
+	wantCode(t, "run", err, "Unavailable")
+	n.wantNothingLeft(t)
+}
+
 // If the roll-back fails too, the sandbox must be seen: the kubelet stops and
 // removes what is listed as not ready, and so gives the address back.
 func TestFailedRollBackIsListed(t *testing.T) {

@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -134,6 +135,11 @@ func (s *Server) runSandbox(ctx context.Context, c *creation, req *cri.RunPodSan
 		stage, cancel := c.enter(ctx, "attach network")
 		defer cancel()
 		result, err := s.network.Attach(stage, networkPod(sb, rec))
+		if errors.Is(err, fault.Exists) {
+			// A host port that another pod has, say. AlreadyExists would say that
+			// this sandbox is what there is already.
+			return fault.Unavailable.Errorf("attach network: %v", err)
+		}
 		if err != nil {
 			return fmt.Errorf("attach network: %w", err)
 		}
