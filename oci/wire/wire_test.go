@@ -16,6 +16,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/oci/wire"
 )
@@ -57,6 +59,15 @@ func echo(_ context.Context, _ *wire.Conn, call *wire.Call) (any, []*os.File, er
 	return req, nil, err
 }
 
+// pipe is os.Pipe with names.
+func pipe(reader, writer string) (r, w *os.File, err error) {
+	var fds [2]int
+	if err := unix.Pipe2(fds[:], unix.O_CLOEXEC); err != nil {
+		return nil, nil, err
+	}
+	return os.NewFile(uintptr(fds[0]), reader), os.NewFile(uintptr(fds[1]), writer), nil
+}
+
 // Calls are answered in any order, and each gets its own answer and descriptors.
 func TestCallsAtOnce(t *testing.T) {
 	_, c := serve(t, handler{
@@ -69,13 +80,13 @@ func TestCallsAtOnce(t *testing.T) {
 			out := call.File("out")
 			defer out.Close()
 			_, err := out.WriteString(req.S)
-			r, w, perr := os.Pipe()
+			r, w, perr := pipe("in", "")
 			if perr != nil {
 				return nil, nil, perr
 			}
 			w.WriteString(req.S)
 			w.Close()
-			return req, []*os.File{os.NewFile(r.Fd(), "in")}, err
+			return req, []*os.File{r}, err
 		},
 	})
 	var wg sync.WaitGroup
@@ -87,14 +98,13 @@ func TestCallsAtOnce(t *testing.T) {
 				t.Errorf("echo %d: %v", i, err)
 			}
 			want = text{fmt.Sprint("pipe ", i)}
-			r, w, err := os.Pipe()
+			r, w, err := pipe("", "out")
 			if err != nil {
 				t.Error(err)
 				return
 			}
 			defer r.Close()
-			named := os.NewFile(w.Fd(), "out")
-			files, err := c.Call(t.Context(), "pipe", want, &got, named)
+			files, err := c.Call(t.Context(), "pipe", want, &got, w)
 			w.Close()
 			if err != nil || len(files) != 1 || files[0].Name() != "in" {
 				t.Errorf("pipe %d: %v, %v", i, files, err)
@@ -225,11 +235,10 @@ func TestEvents(t *testing.T) {
 
 // Then runs when the answer is out: an executor that upgrades itself answers first.
 func TestThen(t *testing.T) {
-	var path string
 	then := make(chan struct{})
-	path, c := serve(t, handler{"bye": func(_ context.Context, _ *wire.Conn, call *wire.Call) (any, []*os.File, error) {
+	_, c := serve(t, handler{"bye": func(_ context.Context, _ *wire.Conn, call *wire.Call) (any, []*os.File, error) {
 		call.Then = func() { close(then) }
-		return text{path}, nil, nil
+		return text{"bye"}, nil, nil
 	}})
 	if _, err := c.Call(t.Context(), "bye", nil, nil); err != nil {
 		t.Error(err)
