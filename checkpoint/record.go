@@ -35,23 +35,20 @@ func (m *Manager) Save(kind, id string, v any) error {
 	if err != nil {
 		return fmt.Errorf("save record %s/%s: %w", kind, id, err)
 	}
-	made := false
-	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
-		if err := os.MkdirAll(dir, 0o700); err != nil {
-			return fmt.Errorf("save record %s/%s: %w", kind, id, err)
-		}
-		made = true
-	}
 	path := filepath.Join(dir, recordFile)
-	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
-		made = true // or the directory was made by the owner, who did not sync it
+	_, err = os.Stat(path)
+	first := errors.Is(err, fs.ErrNotExist)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return fmt.Errorf("save record %s/%s: %w", kind, id, err)
 	}
 	if err := atomicfile.Write(path, data, 0o600); err != nil {
 		return fmt.Errorf("save record %s/%s: %w", kind, id, err)
 	}
-	if !made {
+	if !first {
 		return nil
 	}
+	// The directory may be new as well, and the kind's, be it made by us or by
+	// their owner.
 	for _, parent := range []string{filepath.Dir(dir), m.dir} {
 		if err := atomicfile.SyncDir(parent); err != nil {
 			return fmt.Errorf("save record %s/%s: %w", kind, id, err)

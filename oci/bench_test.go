@@ -1,37 +1,47 @@
 package oci_test
 
 import (
+	"errors"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/oci"
 )
 
-// BenchmarkPod is one sandbox with one container, up and down.
+// BenchmarkPod is one sandbox with one container, up and down; its phases are
+// metrics of their own.
 func BenchmarkPod(b *testing.B) {
 	n := newKernelNode(b)
 	r := n.Open(b)
-	must := func(err error) {
+	took := make(map[string]time.Duration)
+	timed := func(name string, f func() error) {
 		b.Helper()
-		if err != nil {
+		begin := time.Now()
+		if err := f(); err != nil {
 			b.Fatal(err)
 		}
+		took[name] += time.Since(begin)
 	}
 	for b.Loop() {
-		sb, err := r.CreateSandbox(b.Context(), oci.SandboxConfig{})
-		must(err)
-		must(sb.Ready(nil))
-		c, _ := n.create(b, r, sb, n.Spec("sleep", "for-ever"))
-		must(c.Start(b.Context()))
-		must(c.Stop(b.Context(), unix.SIGTERM, 0))
-		must(c.Remove(b.Context()))
-		must(sb.BeginStop())
-		must(sb.Unpin(b.Context()))
-		must(sb.Stopped())
-		must(sb.Remove(b.Context()))
+		var sb *oci.Sandbox
+		var c *oci.Container
+		timed("sandbox", func() (err error) { sb, err = r.CreateSandbox(b.Context(), oci.SandboxConfig{}); return err })
+		timed("ready", func() error { return sb.Ready(nil) })
+		timed("create", func() error { c, _ = n.create(b, r, sb, n.Spec("sleep", "for-ever")); return nil })
+		timed("start", func() error { return c.Start(b.Context()) })
+		timed("stop", func() error { return c.Stop(b.Context(), unix.SIGTERM, 0) })
+		timed("remove", func() error { return c.Remove(b.Context()) })
+		timed("unpin", func() error { return errors.Join(sb.BeginStop(), sb.Unpin(b.Context()), sb.Stopped()) })
+		timed("discard", func() error { return sb.Remove(b.Context()) })
 	}
-	must(r.Shutdown(b.Context()))
+	for name, d := range took {
+		b.ReportMetric(float64(d.Microseconds())/1000/float64(b.N), name+"-ms/op")
+	}
+	if err := r.Shutdown(b.Context()); err != nil {
+		b.Fatal(err)
+	}
 }
 
 // BenchmarkSandbox is a sandbox alone.

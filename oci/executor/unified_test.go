@@ -1,0 +1,34 @@
+package executor_test
+
+import (
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/opencontainers/cgroups"
+)
+
+// On a hybrid host, what matters of the other tests runs once more in a mount
+// namespace where the v2 hierarchy is all there is. It has no controllers there,
+// so that limits cannot be tried.
+func TestOnUnifiedHierarchy(t *testing.T) {
+	const unified = "/sys/fs/cgroup/unified"
+	if os.Getuid() != 0 {
+		t.Skip("needs root: mounts")
+	}
+	if !cgroups.IsCgroup2HybridMode() {
+		t.Skip("the other tests run on the hierarchy that this host has")
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	tests := "^Test(Run|ExitBySignal|EndTakesEverything|SignalAll|KillFrozen|PodInit|Exec.*|Adopt|Upgrade|DeleteAfterCrash)$"
+	cmd := exec.Command("unshare", "--mount", "--propagation", "private", "sh", "-c",
+		`mount --bind "$0" /sys/fs/cgroup && exec "$@"`, unified, self, "-test.run", tests, "-test.v")
+	out, err := cmd.CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "--- PASS: TestExecKillTakesItsTree") {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
