@@ -158,9 +158,9 @@ func (d *dirs) follow(name string) (openDir, error) {
 		if _, err := d.walk(rel); err != nil {
 			return openDir{}, err
 		}
-		fd, err = d.find(name)
-		if err != nil {
-			return openDir{}, err
+		// The link may go up from a directory that is not there.
+		if fd, err = d.find(name); err != nil {
+			return openDir{}, fault.Invalid.Errorf("directory %q: %w", name, err)
 		}
 	} else if err != nil {
 		return openDir{}, err

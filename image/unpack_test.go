@@ -481,6 +481,7 @@ func FuzzUnpack(f *testing.F) {
 		"- 600 ../outside/secret x",
 		"d 755 a\nl 777 b a\nl 777 a /OUTSIDE\n- 600 b/secret x\nd 700 a\nd 700 b\n- 0 b/.wh..wh..opq",
 		"h 0 a OUTSIDE/secret\n- 600 a x",
+		"l 777 a no/../x\n- 600 a/b 1",
 		"l 777 a .\nl 777 a/a/b ..\n- 600 a/b/outside/secret x",
 	} {
 		f.Add(seed)
