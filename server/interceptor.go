@@ -80,15 +80,8 @@ func (s *Server) finish(ctx context.Context, rpc string, begin time.Time, err er
 		s.log.Log(ctx, level(rpc), "rpc done", "took", took)
 		return nil
 	}
-	// Error means that we broke a promise. A request for what is not there, or
-	// that its caller gave up, is everyday traffic.
-	code, at := codeOf(err), slog.LevelInfo
-	if code == codes.Unknown || code == codes.Internal {
-		at = slog.LevelError
-	} else if code == codes.Unavailable {
-		at = slog.LevelWarn
-	}
-	s.log.Log(ctx, at, "rpc failed", "took", took, "kind", code.String(), "err", err)
+	code := codeOf(err)
+	s.log.Log(ctx, failureLevel(code, err), "rpc failed", "took", took, "kind", code.String(), "err", err)
 	if _, ok := err.(interface{ GRPCStatus() *status.Status }); ok {
 		return err // it is one already
 	}
@@ -124,6 +117,20 @@ func codeOf(err error) codes.Code {
 		return codes.Unavailable
 	}
 	return codes.Unknown
+}
+
+// failureLevel is how bad it is that an RPC failed. Error means that we broke a
+// promise and Warn that somebody should look today; a request for what is not
+// there, or that its caller gave up, is everyday traffic.
+func failureLevel(code codes.Code, err error) slog.Level {
+	var pull *image.PullError
+	switch {
+	case code == codes.Unavailable || errors.As(err, &pull):
+		return slog.LevelWarn
+	case code == codes.Unknown:
+		return slog.LevelError
+	}
+	return slog.LevelInfo
 }
 
 // level is how interesting it is that an RPC went well: the ones that change
