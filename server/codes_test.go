@@ -27,9 +27,23 @@ func TestCodes(t *testing.T) {
 		"DeadlineExceeded":   fault.Unavailable.Errorf("pull: %w", context.DeadlineExceeded),
 		"Canceled":           fmt.Errorf("x: %w", context.Canceled),
 	} {
-		if got := codeOf(err).String(); got != want {
+		if got := codeOf(t.Context(), err).String(); got != want {
 			t.Errorf("%v: code %s, want %s", err, got, want)
 		}
+	}
+}
+
+// A pull that its caller gave up is not the registry's fault; one in which the
+// registry was silent for too long is.
+func TestCodeOfATimeoutInAPull(t *testing.T) {
+	err := &image.PullError{Reason: image.RegistryUnavailable, Err: context.DeadlineExceeded}
+	if got := codeOf(t.Context(), err).String(); got != "Unknown" {
+		t.Errorf("the store's own limit: code %s, want Unknown", got)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 0)
+	defer cancel()
+	if got := codeOf(ctx, err).String(); got != "DeadlineExceeded" {
+		t.Errorf("the caller's limit: code %s, want DeadlineExceeded", got)
 	}
 }
 

@@ -165,9 +165,6 @@ func (s *Server) buildSpec(id string, sb *oci.Sandbox, rec *containerRecord, img
 	if err := checkLabels(sc.GetSelinuxOptions()); err != nil {
 		return nil, err
 	}
-	if len(rec.config.CDIDevices) > 0 {
-		return nil, fault.Invalid.Errorf("CDI device %s: CDI is not supported", rec.config.CDIDevices[0].Name)
-	}
 	devices, err := resolveDevices(rec.config.Devices, sc.GetPrivileged())
 	if err != nil {
 		return nil, err
@@ -190,7 +187,7 @@ func (s *Server) buildSpec(id string, sb *oci.Sandbox, rec *containerRecord, img
 	if sb.Config().HostIPC {
 		files.Shm = "/dev/shm"
 	}
-	return spec.Build(spec.Input{
+	built, err := spec.Build(spec.Input{
 		Host:           s.o.SpecHost,
 		Container:      rec.config,
 		Sandbox:        sandbox,
@@ -205,6 +202,10 @@ func (s *Server) buildSpec(id string, sb *oci.Sandbox, rec *containerRecord, img
 		CgroupsPath:    spec.CgroupsPath(sb.CgroupParent(), id, s.o.SystemdCgroup),
 		SeccompProfile: profile,
 	})
+	if err != nil {
+		return nil, err
+	}
+	return built, s.inject(built, rec.config, sandbox)
 }
 
 // containerNamespaces says what the container joins: the sandbox's namespaces,

@@ -32,11 +32,14 @@ func (s *Server) resolveMounts(ctx context.Context, id string, rec *containerRec
 				return nil, fault.Invalid.Errorf("mount at %s has both an image and the host path %q", m.ContainerPath, m.HostPath)
 			}
 			key := volumeKey(id, i)
-			if r.Source, err = s.mountVolume(ctx, key, m, steps); err != nil {
+			imageID, source, err := s.mountVolume(ctx, key, m, steps)
+			if err != nil {
 				// The kubelet knows this error by the word that it begins with.
 				return nil, fmt.Errorf("%w: mount at %s: %w", crierrors.ErrImageVolumeMountFailed, m.ContainerPath, err)
 			}
+			r.Source = source
 			rec.volumes = append(rec.volumes, key)
+			rec.noteMountImage(i, imageID)
 		default:
 			if r.Source, err = s.hostPath(m); err != nil {
 				return nil, err
@@ -79,29 +82,30 @@ func (s *Server) hostPath(m *cri.Mount) (string, error) {
 	return filepath.EvalSymlinks(m.HostPath)
 }
 
-// mountVolume mounts an image for a container and returns where the part of it
-// that is wanted is.
-func (s *Server) mountVolume(ctx context.Context, key string, m *cri.Mount, steps *undo.Stack) (string, error) {
+// mountVolume mounts an image for a container and returns its ID and where the
+// part of it that is wanted is.
+func (s *Server) mountVolume(ctx context.Context, key string, m *cri.Mount, steps *undo.Stack) (id, source string, err error) {
 	img, err := s.images.Get(m.Image.Image)
 	if err != nil {
-		return "", err
+		return "", "", err
 	}
 	dir, err := s.images.MountReadOnly(ctx, key, img.ID)
 	if err != nil {
-		return "", err
+		return "", "", err
 	}
 	steps.Add("image volume", s.unmount(ctx, key))
 	if m.ImageSubPath == "" {
-		return dir, nil
+		return img.ID, dir, nil
 	}
 	// The mount is read-only, so what the path resolves to inside of it is what
 	// it stays.
 	handle, err := pathrs.OpenInRoot(dir, m.ImageSubPath)
 	if err != nil {
-		return "", fault.Invalid.Errorf("sub path %q of image %s: %w", m.ImageSubPath, m.Image.Image, err)
+		return "", "", fault.Invalid.Errorf("sub path %q of image %s: %w", m.ImageSubPath, m.Image.Image, err)
 	}
 	defer handle.Close()
-	return os.Readlink(fmt.Sprintf("/proc/self/fd/%d", handle.Fd()))
+	source, err = os.Readlink(fmt.Sprintf("/proc/self/fd/%d", handle.Fd()))
+	return img.ID, source, err
 }
 
 // propagationOf reads how the mount that path is on propagates

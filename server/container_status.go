@@ -54,7 +54,7 @@ func (s *Server) containerStatus(c *oci.Container) *cri.ContainerStatus {
 		ImageId:     rec.imageID,
 		Labels:      rec.config.Labels,
 		Annotations: rec.config.Annotations,
-		Mounts:      rec.config.Mounts,
+		Mounts:      rec.mounts(),
 		LogPath:     c.Config().LogPath,
 		User:        rec.imageUser,
 		StopSignal:  rec.signal,

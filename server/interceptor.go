@@ -80,7 +80,7 @@ func (s *Server) finish(ctx context.Context, rpc string, begin time.Time, err er
 		s.log.Log(ctx, level(rpc), "rpc done", "took", took)
 		return nil
 	}
-	code := codeOf(err)
+	code := codeOf(ctx, err)
 	s.log.Log(ctx, failureLevel(code, err), "rpc failed", "took", took, "kind", code.String(), "err", err)
 	if _, ok := err.(interface{ GRPCStatus() *status.Status }); ok {
 		return err // it is one already
@@ -91,16 +91,19 @@ func (s *Server) finish(ctx context.Context, rpc string, begin time.Time, err er
 // codeOf is the one place where an error becomes a status code. The kubelet
 // tells some apart: NotFound of a status, DeadlineExceeded of ExecSync, and
 // Unknown of PullImage, of which it reads the text.
-func codeOf(err error) codes.Code {
+//
+// The caller's own context comes first, whatever it made fail; but a registry
+// that did not answer the store in time is an unavailable registry.
+func codeOf(ctx context.Context, err error) codes.Code {
 	var pull *image.PullError
 	var st interface{ GRPCStatus() *status.Status }
-	switch {
+	switch mine := ctx.Err() != nil && errors.Is(err, ctx.Err()); {
+	case !mine && errors.As(err, &pull):
+		return codes.Unknown
 	case errors.Is(err, context.DeadlineExceeded):
 		return codes.DeadlineExceeded
 	case errors.Is(err, context.Canceled):
 		return codes.Canceled
-	case errors.As(err, &pull):
-		return codes.Unknown
 	case errors.As(err, &st): // of the generated code: Unimplemented
 		return st.GRPCStatus().Code()
 	}

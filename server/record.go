@@ -3,6 +3,7 @@ package server
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 
 	"google.golang.org/protobuf/proto"
@@ -75,6 +76,8 @@ type containerRecord struct {
 	signal    cri.Signal                   // that Stop sends
 	resources *cri.LinuxContainerResources // in force; may be nil
 	volumes   []string                     // keys of the image mounts
+
+	mountImages map[int]string // index in config.Mounts → ID of the image that is mounted there
 }
 
 // containerExtra is a containerRecord on disk.
@@ -87,10 +90,12 @@ type containerExtra struct {
 	Signal    int32
 	Resources []byte   `json:",omitempty"`
 	Volumes   []string `json:",omitempty"`
+
+	MountImages map[int]string `json:",omitempty"`
 }
 
 func (r *containerRecord) encode() ([]byte, error) {
-	e := containerExtra{Version: extraVersion, ImageID: r.imageID, ImageRef: r.imageRef, Signal: int32(r.signal), Volumes: r.volumes}
+	e := containerExtra{Version: extraVersion, ImageID: r.imageID, ImageRef: r.imageRef, Signal: int32(r.signal), Volumes: r.volumes, MountImages: r.mountImages}
 	var err error
 	if e.Config, err = proto.Marshal(r.config); err != nil {
 		return nil, fmt.Errorf("encode container config: %w", err)
@@ -113,7 +118,7 @@ func decodeContainer(extra []byte) (*containerRecord, error) {
 	}
 	r := &containerRecord{
 		config: new(cri.ContainerConfig), imageID: e.ImageID, imageRef: e.ImageRef, imageUser: new(cri.ContainerUser),
-		signal: cri.Signal(e.Signal), volumes: e.Volumes,
+		signal: cri.Signal(e.Signal), volumes: e.Volumes, mountImages: e.MountImages,
 	}
 	if err := proto.Unmarshal(e.Config, r.config); err != nil {
 		return nil, fmt.Errorf("decode container config: %w", err)
@@ -128,6 +133,29 @@ func decodeContainer(extra []byte) (*containerRecord, error) {
 		}
 	}
 	return r, nil
+}
+
+// noteMountImage keeps which image the i-th mount turned out to be.
+func (r *containerRecord) noteMountImage(i int, id string) {
+	if r.mountImages == nil {
+		r.mountImages = map[int]string{}
+	}
+	r.mountImages[i] = id
+}
+
+// mounts are the container's mounts for its status: as they were asked for, and
+// of each image which one it is. CRI: ImageSpec.image_ref is "the digest of the
+// image used for this volume", similar to the status's image ID.
+func (r *containerRecord) mounts() []*cri.Mount {
+	if len(r.mountImages) == 0 {
+		return r.config.Mounts
+	}
+	list := slices.Clone(r.config.Mounts)
+	for i, id := range r.mountImages {
+		list[i] = proto.Clone(list[i]).(*cri.Mount)
+		list[i].Image.ImageRef = id
+	}
+	return list
 }
 
 func unmarshalExtra(extra []byte, v any, version *int) error {

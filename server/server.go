@@ -96,6 +96,8 @@ type Options struct {
 
 	SpecHost           spec.Host
 	SystemdCgroup      bool
+	CDISpecDirs        []string // where vendors describe devices; a later one wins
+	HooksDirs          []string // oci-hooks(5); a later one wins
 	RejectMountSources []string // a host path of these that is missing is an error; others are made, as users expect of hostPath
 	Version            string   // of crisp, semantic; "" means 0.0.0
 	Root, State        string   // directories, for the verbose Status

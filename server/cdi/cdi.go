@@ -1,0 +1,76 @@
+// Package cdi gives containers the devices that their vendors describe: the
+// Container Device Interface, CNCF TAG runtime, version 1.1.
+//
+// A file in one of the directories (JSON or YAML) says what must be added to a
+// container so that a device works in it: nodes, mounts, variables, hooks. A
+// container names devices as vendor.com/class=name, in CRI's field or, as device
+// plugins older than the field do, in annotations below cdi.k8s.io/.
+//
+// The directories are read when a container asks for a device and at no other
+// time. What a vendor's tool wrote a moment ago is seen, nothing has to be
+// watched, and a node without such devices pays nothing.
+package cdi
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"tags.cncf.io/container-device-interface/pkg/cdi"
+	"tags.cncf.io/container-device-interface/pkg/parser"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+)
+
+// Names are the devices a container asks for, each once: those of CRI's field in
+// their order, then those of the annotations in the order of their keys.
+func Names(field []string, annotations map[string]string) ([]string, error) {
+	names := slices.Clone(field)
+	for _, key := range slices.Sorted(maps.Keys(annotations)) {
+		if strings.HasPrefix(key, cdi.AnnotationPrefix) {
+			names = append(names, strings.Split(annotations[key], ",")...)
+		}
+	}
+	var list []string
+	for _, n := range names {
+		if !parser.IsQualifiedName(n) {
+			return nil, fault.Invalid.Errorf("CDI device %q: the name is not vendor/class=device", n)
+		}
+		if !slices.Contains(list, n) {
+			list = append(list, n)
+		}
+	}
+	return list, nil
+}
+
+// Inject adds the devices to s, as the files in dirs say. A file in a later
+// directory wins over the same device in an earlier one. A device that no file
+// has is fault.Invalid, and the error tells which files could not be read: the
+// device may be in one of them.
+func Inject(s *specs.Spec, dirs, names []string) error {
+	if len(names) == 0 {
+		return nil
+	}
+	// Its error is always nil, by its comment.
+	cache, _ := cdi.NewCache(cdi.WithSpecDirs(dirs...), cdi.WithAutoRefresh(false))
+	missing, err := cache.InjectDevices(s, names...)
+	if len(missing) > 0 {
+		return fault.Invalid.Errorf("CDI device %s is in no file of %s%s", strings.Join(missing, ", "), strings.Join(dirs, ", "), broken(cache))
+	}
+	if err != nil {
+		return fmt.Errorf("CDI device %s: %w", strings.Join(names, ", "), err)
+	}
+	return nil
+}
+
+// broken names the files that are of no use, and why.
+func broken(cache *cdi.Cache) string {
+	var b strings.Builder
+	errs := cache.GetErrors()
+	for _, file := range slices.Sorted(maps.Keys(errs)) {
+		fmt.Fprintf(&b, "; %s: %v", file, errs[file][0])
+	}
+	return b.String()
+}

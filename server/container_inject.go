@@ -1,0 +1,43 @@
+package server
+
+import (
+	"maps"
+	"slices"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/server/cdi"
+	"github.com/crisp-cri/crisp/server/hooks"
+)
+
+// inject adds what files on this node say: CDI devices, then the hooks of the
+// hooks directories, which so see the container as it will be.
+//
+// Hooks get the container's annotations in the state that OCI gives them. The
+// specification carries them for that only: there may be 256 KiB of them.
+func (s *Server) inject(built *specs.Spec, config *cri.ContainerConfig, sandbox *cri.PodSandboxConfig) error {
+	var asked []string
+	for _, d := range config.CDIDevices {
+		asked = append(asked, d.Name)
+	}
+	names, err := cdi.Names(asked, config.Annotations)
+	if err != nil {
+		return err
+	}
+	if err := cdi.Inject(built, s.o.CDISpecDirs, names); err != nil {
+		return err
+	}
+	annotations := map[string]string{}
+	maps.Copy(annotations, sandbox.GetAnnotations())
+	maps.Copy(annotations, config.Annotations)
+	err = hooks.Inject(built, s.o.HooksDirs, hooks.Container{
+		Annotations: annotations,
+		Command:     built.Process.Args[0],
+		BindMounts:  slices.ContainsFunc(config.Mounts, func(m *cri.Mount) bool { return m.HostPath != "" }),
+	})
+	if err == nil && built.Hooks != nil {
+		built.Annotations = config.Annotations
+	}
+	return err
+}

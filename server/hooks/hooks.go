@@ -1,0 +1,217 @@
+// Package hooks reads oci-hooks(5): files by which an administrator, or the
+// package of a device, adds OCI hooks to the containers that they choose.
+//
+// A file is JSON of version 1.0.0:
+//
+//	{
+//	  "version": "1.0.0",
+//	  "hook":   {"path": "/usr/bin/x", "args": ["x", "y"], "env": ["K=V"], "timeout": 10},
+//	  "when":   {"always": true, "annotations": {"^key$": "^value$"}, "commands": ["^/bin/"], "hasBindMounts": true},
+//	  "stages": ["createRuntime", "poststop"]
+//	}
+//
+// A hook applies if all conditions of "when" that are given hold, and at least
+// one is given. A list of patterns holds if one of them matches. Patterns are
+// regular expressions of RE2 that may match anywhere in the text.
+//
+// Files of a later directory replace those of the same name in an earlier one;
+// hooks are added in the order of the names in lower case.
+//
+// A file that is broken is an error for every container: a hook may be what
+// keeps containers in their bounds, and to run one without would go unseen.
+package hooks
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+)
+
+// version is the only one of the format that there is.
+const version = "1.0.0"
+
+// A Container is what conditions look at.
+type Container struct {
+	Annotations map[string]string // the sandbox's and the container's
+	Command     string            // argv[0]
+	BindMounts  bool              // it has a mount of a host path
+}
+
+// A hook is one file.
+type hook struct {
+	Version string     `json:"version"`
+	Hook    specs.Hook `json:"hook"`
+	When    when       `json:"when"`
+	Stages  []string   `json:"stages"`
+}
+
+type when struct {
+	Always        *bool             `json:"always"`
+	Annotations   map[string]string `json:"annotations"`
+	Commands      []string          `json:"commands"`
+	HasBindMounts *bool             `json:"hasBindMounts"`
+}
+
+// Inject adds to s the hooks that apply to c. A directory that is not there has
+// no hooks.
+func Inject(s *specs.Spec, dirs []string, c Container) error {
+	files, err := list(dirs)
+	if err != nil {
+		return err
+	}
+	for _, file := range files {
+		h, err := read(file)
+		if err != nil {
+			return fmt.Errorf("hook %s: %w", file, err)
+		}
+		applies, err := h.When.match(c)
+		if err != nil {
+			return fmt.Errorf("hook %s: %w", file, err)
+		}
+		if !applies {
+			continue
+		}
+		if s.Hooks == nil {
+			s.Hooks = new(specs.Hooks)
+		}
+		for _, name := range h.Stages {
+			at := stage(s.Hooks, name)
+			*at = append(*at, h.Hook)
+		}
+	}
+	return nil
+}
+
+// list is the files of dirs in the order of their hooks.
+func list(dirs []string) ([]string, error) {
+	byName := map[string]string{}
+	for _, dir := range dirs {
+		entries, err := os.ReadDir(dir)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, fmt.Errorf("look for hooks: %w", err)
+		}
+		for _, e := range entries {
+			if strings.HasSuffix(e.Name(), ".json") {
+				byName[e.Name()] = filepath.Join(dir, e.Name())
+			}
+		}
+	}
+	names := slices.SortedFunc(maps.Keys(byName), func(a, b string) int {
+		if c := strings.Compare(strings.ToLower(a), strings.ToLower(b)); c != 0 {
+			return c
+		}
+		return strings.Compare(a, b)
+	})
+	for i, n := range names {
+		names[i] = byName[n]
+	}
+	return names, nil
+}
+
+func read(file string) (*hook, error) {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	h := new(hook)
+	d := json.NewDecoder(bytes.NewReader(data))
+	// An unknown condition must not be taken for one that is not given.
+	d.DisallowUnknownFields()
+	if err := d.Decode(h); err != nil {
+		return nil, fault.Internal.Errorf("%v", err)
+	}
+	return h, h.check()
+}
+
+func (h *hook) check() error {
+	switch {
+	case h.Version != version:
+		return fault.Internal.Errorf("version %q is not %s", h.Version, version)
+	case !filepath.IsAbs(h.Hook.Path):
+		return fault.Internal.Errorf("path %q is not absolute", h.Hook.Path)
+	case h.Hook.Timeout != nil && *h.Hook.Timeout <= 0:
+		return fault.Internal.Errorf("timeout %d is no time", *h.Hook.Timeout)
+	case len(h.Stages) == 0:
+		return fault.Internal.Errorf("it names no stage")
+	}
+	if _, err := os.Stat(h.Hook.Path); err != nil {
+		return err
+	}
+	for _, name := range h.Stages {
+		if stage(new(specs.Hooks), name) == nil {
+			return fault.Internal.Errorf("stage %q is not known", name)
+		}
+	}
+	return nil
+}
+
+// stage is the list of the hooks of a stage, nil if there is no such stage.
+func stage(h *specs.Hooks, name string) *[]specs.Hook {
+	switch name {
+	case "prestart":
+		return &h.Prestart
+	case "createRuntime":
+		return &h.CreateRuntime
+	case "createContainer":
+		return &h.CreateContainer
+	case "startContainer":
+		return &h.StartContainer
+	case "poststart":
+		return &h.Poststart
+	case "poststop":
+		return &h.Poststop
+	}
+	return nil
+}
+
+// match tells whether all conditions that are given hold. Every pattern is
+// compiled, so that a broken one is found whatever the container.
+func (w when) match(c Container) (bool, error) {
+	given, holds := 0, true
+	condition := func(ok bool) { given, holds = given+1, holds && ok }
+	if w.Always != nil {
+		condition(*w.Always)
+	}
+	if w.HasBindMounts != nil {
+		condition(*w.HasBindMounts && c.BindMounts)
+	}
+	for _, pattern := range slices.Sorted(maps.Keys(w.Annotations)) {
+		key, err := regexp.Compile(pattern)
+		if err != nil {
+			return false, fault.Internal.Errorf("pattern of annotations: %v", err)
+		}
+		value, err := regexp.Compile(w.Annotations[pattern])
+		if err != nil {
+			return false, fault.Internal.Errorf("pattern of annotations: %v", err)
+		}
+		found := false
+		for k, v := range c.Annotations {
+			found = found || key.MatchString(k) && value.MatchString(v)
+		}
+		condition(found)
+	}
+	if len(w.Commands) > 0 {
+		found := false
+		for _, pattern := range w.Commands {
+			command, err := regexp.Compile(pattern)
+			if err != nil {
+				return false, fault.Internal.Errorf("pattern of commands: %v", err)
+			}
+			found = found || command.MatchString(c.Command)
+		}
+		condition(found)
+	}
+	return given > 0 && holds, nil
+}

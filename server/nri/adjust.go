@@ -1,0 +1,89 @@
+package nri
+
+import (
+	"slices"
+
+	"github.com/containerd/nri/pkg/api"
+	"github.com/containerd/nri/pkg/runtime-tools/generate"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+)
+
+// adjust changes a container's specification to what plugins want. The library
+// knows which adjustment means what, but for the limits that it leaves out.
+func (p *Plugins) adjust(spec *specs.Spec, want *api.ContainerAdjustment) error {
+	if want == nil {
+		return nil
+	}
+	if spec.Linux == nil {
+		spec.Linux = &specs.Linux{}
+	}
+	g := generate.SpecGenerator(&editor{spec},
+		generate.WithBlockIOResolver(noBlockIO),
+		generate.WithRdtResolver(noRDT),
+		generate.WithCDIDeviceInjector(p.injectCDI),
+	)
+	if err := g.Adjust(want); err != nil {
+		return err
+	}
+	p.adjustMemory(spec.Linux.Resources, want.GetLinux().GetResources().GetMemory())
+	spec.Process.Rlimits = lastOf(spec.Process.Rlimits)
+	return nil
+}
+
+// adjustMemory sets what the library does not: it knows a limit and takes it for
+// the one of memory and swap together, too.
+func (p *Plugins) adjustMemory(res *specs.LinuxResources, want *api.LinuxMemory) {
+	if res == nil || want == nil {
+		return
+	}
+	if res.Memory == nil {
+		res.Memory = &specs.LinuxMemory{}
+	}
+	m := res.Memory
+	replace(&m.Swap, want.Swap.Get())
+	replace(&m.Reservation, want.Reservation.Get())
+	replace(&m.Swappiness, want.Swappiness.Get())
+	replace(&m.DisableOOMKiller, want.DisableOomKiller.Get())
+	if !p.o.SwapLimit {
+		m.Swap = nil
+	}
+	if *m == (specs.LinuxMemory{}) {
+		res.Memory = nil
+	}
+}
+
+func replace[T any](old **T, v *T) {
+	if v != nil {
+		*old = v
+	}
+}
+
+// lastOf leaves the last limit of each type: the library appends.
+func lastOf(limits []specs.POSIXRlimit) []specs.POSIXRlimit {
+	var out []specs.POSIXRlimit
+	for i, l := range limits {
+		if !slices.ContainsFunc(limits[i+1:], func(later specs.POSIXRlimit) bool { return later.Type == l.Type }) {
+			out = append(out, l)
+		}
+	}
+	return out
+}
+
+// noBlockIO and noRDT refuse the names of classes, which a runtime would look up
+// in files of its own. (RDT can be set without a class.)
+func noBlockIO(class string) (*specs.LinuxBlockIO, error) {
+	return nil, fault.Invalid.Errorf("block I/O class %q: there are no classes", class)
+}
+
+func noRDT(class string) (*specs.LinuxIntelRdt, error) {
+	return nil, fault.Invalid.Errorf("RDT class %q: there are no classes", class)
+}
+
+func (p *Plugins) injectCDI(spec *specs.Spec, names []string) error {
+	if p.o.InjectCDI == nil {
+		return fault.Invalid.Errorf("CDI devices %q: CDI is not supported", names)
+	}
+	return p.o.InjectCDI(spec, names)
+}
