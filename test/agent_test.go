@@ -1,0 +1,203 @@
+package test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/internal/noleaks"
+)
+
+// Pods come up and go while the agent and crispd are killed again and again.
+// Afterwards each container runs exactly once, and later none and nothing else is
+// left: the runtime and its labels are all that a new agent needs.
+func TestAgentKills(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root: it runs containers")
+	}
+	const pods = 6
+	before, err := noleaks.Take(programs...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer before.Check(t, programs...)
+	n, err := newNode(t.TempDir(), buildOnce(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer n.end(t)
+	config := filepath.Join(n.dir, "crispd.toml")
+	if err := os.WriteFile(config, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.start(config, nil); err != nil {
+		t.Fatal(err)
+	}
+	load := exec.Command(filepath.Join(n.binaries.dir, "crisp"), "image", "load", "-i", n.archive)
+	load.Env = append(os.Environ(), "CRISP_RUNTIME_ENDPOINT=unix://"+n.socket)
+	if out, err := load.CombinedOutput(); err != nil {
+		t.Fatalf("crisp image load: %v\n%s", err, out)
+	}
+	manifests := filepath.Join(n.dir, "manifests")
+	if err := os.Mkdir(manifests, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	a := &agentProcess{t: t, n: n, manifests: manifests}
+	a.start()
+	defer func() { a.end(syscall.SIGTERM) }()
+	// The delays are odd so that the kills hit each step of a pod's life.
+	kills := func() {
+		t.Helper()
+		for i, delay := range []int{137, 291, 43, 523, 211, 89, 370} {
+			time.Sleep(time.Duration(delay) * time.Millisecond)
+			if i%3 != 1 {
+				if err := n.stopDaemon(syscall.SIGKILL); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if i%3 != 0 {
+				a.end(syscall.SIGKILL)
+				a.start()
+			}
+			if n.cmd == nil {
+				if err := n.start(config, nil); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	}
+
+	for i := range pods {
+		text := fmt.Sprintf(killsPod, i, testImage, testImage, n.dir)
+		if err := os.WriteFile(filepath.Join(manifests, fmt.Sprintf("p%d.yaml", i)), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	kills()
+	a.until(func() bool { return len(n.running(t)) == 2*pods }, "all containers run")
+	// Whatever the runtime says: the processes themselves.
+	if got := len(processesWith(n.dir + "/mark")); got != pods {
+		t.Errorf("%d processes bear the mark, want one for each of %d pods", got, pods)
+	}
+	ids := n.running(t)
+	kills()
+	a.until(func() bool { return len(n.running(t)) == 2*pods }, "all containers run again")
+	for id := range n.running(t) {
+		if !ids[id] {
+			t.Errorf("container %s was started again for nothing", id)
+		}
+	}
+
+	if err := os.RemoveAll(manifests); err != nil {
+		t.Fatal(err)
+	}
+	// A directory that is not there says nothing; an empty one says: no pods.
+	if err := os.Mkdir(manifests, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	kills()
+	a.until(func() bool {
+		sandboxes, err := n.runtime().ListPodSandbox(t.Context(), &cri.ListPodSandboxRequest{})
+		return err == nil && len(sandboxes.Items) == 0
+	}, "all pods are gone")
+	for _, dir := range []string{"pods", "logs"} {
+		dir = filepath.Join(n.dir, "agent", dir)
+		a.until(func() bool { left, err := os.ReadDir(dir); return err == nil && len(left) == 0 }, dir+" is empty")
+	}
+}
+
+const killsPod = `apiVersion: v1
+kind: Pod
+metadata: {name: p%d}
+spec:
+  terminationGracePeriodSeconds: 2
+  containers:
+  - {name: a, image: "%s", imagePullPolicy: Never, args: [sleep, for-ever]}
+  - name: b
+    image: "%s"
+    imagePullPolicy: Never
+    args: [print, %s/mark, sleep, for-ever]
+    volumeMounts: [{name: m, mountPath: /m}]
+  volumes: [{name: m, emptyDir: {medium: Memory}}]
+`
+
+// running returns the IDs of the containers that run.
+func (n *node) running(t *testing.T) map[string]bool {
+	t.Helper()
+	resp, err := n.runtime().ListContainers(t.Context(), &cri.ListContainersRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ids := map[string]bool{}
+	for _, c := range resp.Containers {
+		if c.State == cri.ContainerState_CONTAINER_RUNNING {
+			ids[c.Id] = true
+		}
+	}
+	return ids
+}
+
+// processesWith returns the processes with this argument.
+func processesWith(argument string) []string {
+	var pids []string
+	files, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, path := range files {
+		data, err := os.ReadFile(path)
+		if err == nil && strings.Contains(string(data), "\x00"+argument+"\x00") {
+			pids = append(pids, filepath.Base(filepath.Dir(path)))
+		}
+	}
+	return pids
+}
+
+// An agentProcess is a crisp agent that may be killed and started again.
+type agentProcess struct {
+	t         *testing.T
+	n         *node
+	manifests string
+	cmd       *exec.Cmd
+}
+
+func (a *agentProcess) start() {
+	a.t.Helper()
+	log, err := os.OpenFile(filepath.Join(a.n.dir, "agent.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	defer log.Close()
+	a.cmd = exec.CommandContext(context.WithoutCancel(a.t.Context()), filepath.Join(a.n.binaries.dir, "crisp"), "agent",
+		"--runtime-endpoint", "unix://"+a.n.socket, "--root", filepath.Join(a.n.dir, "agent"), "--manifests", a.manifests)
+	a.cmd.Stdout, a.cmd.Stderr = log, log
+	if err := a.cmd.Start(); err != nil {
+		a.t.Fatal(err)
+	}
+}
+
+func (a *agentProcess) end(sig syscall.Signal) {
+	a.t.Helper()
+	if err := a.cmd.Process.Signal(sig); err != nil {
+		a.t.Errorf("the agent ended by itself: %v", err)
+	}
+	if err := a.cmd.Wait(); err != nil && sig == syscall.SIGTERM {
+		a.t.Errorf("agent: %v", err)
+	}
+}
+
+// until waits for what must come.
+func (a *agentProcess) until(yes func() bool, what string) {
+	a.t.Helper()
+	for deadline := time.Now().Add(time.Minute); !yes(); time.Sleep(50 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			log, _ := os.ReadFile(filepath.Join(a.n.dir, "agent.log"))
+			a.t.Fatalf("not so after a minute: %s\n%s", what, log)
+		}
+	}
+}
