@@ -114,7 +114,7 @@ func (e *editor) hooks() *specs.Hooks {
 
 // AddPreStartHook adds to a list that OCI has deprecated; plugins still may.
 func (e *editor) AddPreStartHook(h specs.Hook) {
-	e.hooks().Prestart = append(e.hooks().Prestart, h) //nolint:staticcheck // deprecated, and valid
+	e.hooks().Prestart = append(e.hooks().Prestart, h)
 }
 
 func (e *editor) AddPostStartHook(h specs.Hook) { e.hooks().Poststart = append(e.hooks().Poststart, h) }
