@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 
+	"github.com/crisp-cri/crisp/internal/userns"
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
@@ -42,11 +43,13 @@ type Host interface {
 // Pins says what is to be pinned for one sandbox:
 //
 //	<dir>/ns/net <dir>/ns/uts <dir>/ns/ipc   made anew
+//	<dir>/ns/user                            likewise, and owns the others
 //	<dir>/ns/pid                             of the process Pid
 //	<dir>/shm                                a tmpfs
 type Pins struct {
 	Dir           string
 	Net, UTS, IPC bool
+	IDs           *userns.Map       // of the user namespace; nil = the host's
 	Hostname      string            // of the new UTS namespace
 	Sysctls       map[string]string // of the new namespaces
 	Pid           int               // if not 0, only its PID namespace is pinned

@@ -11,6 +11,8 @@ import (
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/internal/userns"
 )
 
 // A kernel is the Host that is real.
@@ -49,14 +51,14 @@ func (k *kernel) Pin(p Pins) error {
 		return err
 	}
 	if p.IPC {
-		return makeShm(filepath.Join(p.Dir, "shm"))
+		return makeShm(filepath.Join(p.Dir, "shm"), p.IDs)
 	}
 	return nil
 }
 
 // Pinned implements Host.
 func (k *kernel) Pinned(p Pins) bool {
-	want := map[string]bool{"net": p.Net, "uts": p.UTS, "ipc": p.IPC, "pid": p.Pid != 0}
+	want := map[string]bool{"net": p.Net, "uts": p.UTS, "ipc": p.IPC, "pid": p.Pid != 0, "user": p.IDs != nil}
 	for kind, wanted := range want {
 		if wanted && !isNamespace(filepath.Join(p.Dir, "ns", kind)) {
 			return false
@@ -70,7 +72,7 @@ func (k *kernel) Pinned(p Pins) bool {
 // mount table would.
 func (k *kernel) Unpin(dir string) error {
 	var errs []error
-	for _, name := range []string{"shm", "ns/pid", "ns/ipc", "ns/uts", "ns/net"} {
+	for _, name := range []string{"shm", "ns/pid", "ns/ipc", "ns/uts", "ns/net", "ns/user"} {
 		path := filepath.Join(dir, name)
 		errs = append(errs, unmount(path))
 		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -134,8 +136,8 @@ func isNamespace(path string) bool {
 }
 
 // makeShm mounts what becomes /dev/shm in the containers, with the size that
-// other runtimes have made programs used to.
-func makeShm(path string) error {
+// other runtimes have made programs used to. It belongs to root, inside.
+func makeShm(path string, ids *userns.Map) error {
 	if err := os.MkdirAll(path, 0o711); err != nil {
 		return fmt.Errorf("make shm: %w", err)
 	}
@@ -145,7 +147,11 @@ func makeShm(path string) error {
 			return nil
 		}
 	}
-	err := unix.Mount("shm", path, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=1777,size=65536k")
+	options := "mode=1777,size=65536k"
+	if ids != nil {
+		options += fmt.Sprintf(",uid=%d,gid=%d", ids.UID.Host, ids.GID.Host)
+	}
+	err := unix.Mount("shm", path, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, options)
 	if err != nil {
 		return fmt.Errorf("mount shm on %s: %w", path, err)
 	}

@@ -5,19 +5,24 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/internal/thread"
 )
 
 // makeNamespaces makes the namespaces of p, sets them up and pins them in dir.
 //
-// unshare(2) changes the calling thread only. The thread is never given back to
-// the Go runtime: a goroutine that ends locked takes its thread with it, and the
-// namespaces then live by their pins alone.
+// unshare(2) changes the calling thread only, which ends here: the namespaces
+// then live by their pins alone.
 func makeNamespaces(p Pins, dir string) error {
+	if p.IDs != nil {
+		if err := dropOrphans(dir); err != nil {
+			return err
+		}
+	}
 	var flags int
 	var kinds []string
 	for _, ns := range []struct {
@@ -25,6 +30,7 @@ func makeNamespaces(p Pins, dir string) error {
 		flag   int
 		kind   string
 	}{
+		{p.IDs != nil, unix.CLONE_NEWUSER, "user"},
 		{p.Net, unix.CLONE_NEWNET, "net"},
 		{p.UTS, unix.CLONE_NEWUTS, "uts"},
 		{p.IPC, unix.CLONE_NEWIPC, "ipc"},
@@ -37,27 +43,10 @@ func makeNamespaces(p Pins, dir string) error {
 	if flags == 0 {
 		return nil
 	}
-	result := make(chan error, 1)
-	go onThrowawayThread(func() { result <- unshare(p, flags, kinds, dir) })
-	return <-result
-}
-
-// onThrowawayThread calls f on a thread that ends with the goroutine. The main
-// thread does not: the runtime parks it for good, with the namespaces on, and
-// they would be what /proc/self shows of us. It is kept out of the way meanwhile.
-func onThrowawayThread(f func()) {
-	runtime.LockOSThread() // never unlocked, but on the main thread
-	if unix.Gettid() != unix.Getpid() {
-		f()
-		return
+	if p.IDs != nil {
+		return makeOwned(p, flags, kinds, dir)
 	}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		onThrowawayThread(f)
-	}()
-	<-done
-	runtime.UnlockOSThread()
+	return thread.Spend(func() error { return unshare(p, flags, kinds, dir) })
 }
 
 // unshare does the work on the thread that is thrown away.
@@ -65,21 +54,34 @@ func unshare(p Pins, flags int, kinds []string, dir string) error {
 	if err := unix.Unshare(flags); err != nil {
 		return fmt.Errorf("make namespaces %s: %w", strings.Join(kinds, ", "), err)
 	}
-	if slices.Contains(kinds, "uts") && p.Hostname != "" {
-		if err := unix.Sethostname([]byte(p.Hostname)); err != nil {
-			return fmt.Errorf("set hostname %q: %w", p.Hostname, err)
-		}
+	if err := setHostname(p, kinds); err != nil {
+		return err
 	}
 	for name, value := range p.Sysctls {
 		if err := setSysctl(name, value); err != nil {
 			return err
 		}
 	}
+	return pinAll("/proc/thread-self/ns", kinds, dir)
+}
+
+func pinAll(ns string, kinds []string, dir string) error {
 	var errs []error
 	for _, kind := range kinds {
-		errs = append(errs, pin("/proc/thread-self/ns/"+kind, filepath.Join(dir, kind)))
+		errs = append(errs, pin(filepath.Join(ns, kind), filepath.Join(dir, kind)))
 	}
 	return errors.Join(errs...)
+}
+
+// setHostname names the calling thread's UTS namespace, if it is one of kinds.
+func setHostname(p Pins, kinds []string) error {
+	if !slices.Contains(kinds, "uts") || p.Hostname == "" {
+		return nil
+	}
+	if err := unix.Sethostname([]byte(p.Hostname)); err != nil {
+		return fmt.Errorf("set hostname %q: %w", p.Hostname, err)
+	}
+	return nil
 }
 
 // setSysctl writes one parameter. Those of namespaces are the calling thread's.

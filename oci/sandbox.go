@@ -11,6 +11,7 @@ import (
 
 	"github.com/crisp-cri/crisp/internal/atomicfile"
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/userns"
 )
 
 // SandboxConfig is what a sandbox is made from. It never changes, but for Extra.
@@ -21,6 +22,9 @@ type SandboxConfig struct {
 	HostIPC     bool
 	HostPID     bool // nothing is made for it; it is kept for the caller
 	SharedPID   bool // a PID namespace of the sandbox's own, with our init in it
+	// IDs gives it a user namespace of its own, to which the others belong; nil =
+	// the host's. It cannot go with HostIPC or HostPID: fault.Invalid.
+	IDs *userns.Map
 	// Sysctls of namespaces that are the sandbox's own; another is fault.Invalid.
 	// Names are written as sysctl(8) takes them, with dots or with slashes.
 	Sysctls map[string]string
@@ -100,11 +104,11 @@ func (sb *Sandbox) RunDir() string { return sb.runDir }
 func (sb *Sandbox) NetNS() string { return sb.NamespacePath("net") }
 
 // NamespacePath returns the path of the sandbox's namespace of that kind, "net",
-// "uts", "ipc" or "pid"; "" if it has none of its own.
+// "uts", "ipc", "pid" or "user"; "" if it has none of its own.
 func (sb *Sandbox) NamespacePath(kind string) string {
 	cfg := sb.record.Load().Config
 	pins := pinsOf(cfg, sb.runDir)
-	own := map[string]bool{"net": pins.Net, "uts": pins.UTS, "ipc": pins.IPC, "pid": cfg.SharedPID}
+	own := map[string]bool{"net": pins.Net, "uts": pins.UTS, "ipc": pins.IPC, "pid": cfg.SharedPID, "user": pins.IDs != nil}
 	if !own[kind] {
 		return ""
 	}
@@ -277,6 +281,6 @@ func pinsOf(cfg SandboxConfig, dir string) Pins {
 	return Pins{
 		Dir: dir,
 		Net: !cfg.HostNetwork, UTS: !cfg.HostNetwork, IPC: !cfg.HostIPC,
-		Hostname: cfg.Hostname, Sysctls: cfg.Sysctls,
+		IDs: cfg.IDs, Hostname: cfg.Hostname, Sysctls: cfg.Sysctls,
 	}
 }

@@ -66,6 +66,9 @@ func (r *Runtime) checkSandbox(cfg SandboxConfig) error {
 	if cfg.HostPID && cfg.SharedPID {
 		return fault.Invalid.Errorf("PID namespace cannot be both the host's and the sandbox's")
 	}
+	if err := checkIDs(cfg); err != nil {
+		return err
+	}
 	if err := checkSysctls(cfg); err != nil {
 		return err
 	}
@@ -94,14 +97,14 @@ func (sb *Sandbox) make(ctx context.Context, cfg SandboxConfig) error {
 // startInit makes the sandbox's PID namespace by starting its first process.
 func (sb *Sandbox) startInit(ctx context.Context) error {
 	namespaces := make(map[string]string)
-	for _, kind := range []string{"net", "uts", "ipc"} {
+	for _, kind := range []string{"user", "net", "uts", "ipc"} {
 		if path := sb.NamespacePath(kind); path != "" {
 			namespaces[kind] = path
 		}
 	}
 	var reply wire.RunReply
 	files, err := sb.rt.link.call(ctx, wire.MethodPodInit, wire.PodInitRequest{
-		ID: sb.id, Path: sb.rt.o.PodInit, Namespaces: namespaces,
+		ID: sb.id, Path: sb.rt.o.PodInit, Namespaces: namespaces, User: sb.nobody(),
 		Cgroup: initCgroup(sb.CgroupParent(), sb.id, sb.rt.o.SystemdCgroup), SystemdCgroup: sb.rt.o.SystemdCgroup,
 	}, &reply)
 	if err != nil {
@@ -120,6 +123,17 @@ func (sb *Sandbox) startInit(ctx context.Context) error {
 		return fmt.Errorf("sandbox %s: %w", sb.id, err)
 	}
 	return nil
+}
+
+// nobody is who the sandbox's init runs as, an ID of its user namespace: the one
+// that is called so everywhere, or the last one if there are fewer.
+func (sb *Sandbox) nobody() uint32 {
+	const nobody = 65534
+	ids := sb.Config().IDs
+	if ids == nil {
+		return nobody
+	}
+	return min(nobody, ids.UID.Length-1, ids.GID.Length-1)
 }
 
 // rollBack takes away a sandbox whose creation failed. If that fails too, the

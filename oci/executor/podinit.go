@@ -23,6 +23,10 @@ func (x *Executor) podInit(req wire.PodInitRequest) (*wire.RunReply, []*os.File,
 	if err != nil {
 		return nil, nil, fmt.Errorf("root of a pod's init: %w", err)
 	}
+	user := req.User
+	if user == 0 {
+		user = nobody
+	}
 	score := -998 // the last of the pod to be killed for memory
 	spec := &specs.Spec{
 		Version: specs.Version,
@@ -30,7 +34,7 @@ func (x *Executor) podInit(req wire.PodInitRequest) (*wire.RunReply, []*os.File,
 		Process: &specs.Process{
 			Args:            []string{"/init"},
 			Cwd:             "/",
-			User:            specs.User{UID: nobody, GID: nobody},
+			User:            specs.User{UID: user, GID: user},
 			Capabilities:    &specs.LinuxCapabilities{},
 			NoNewPrivileges: true,
 			OOMScoreAdj:     &score,
@@ -46,7 +50,7 @@ func (x *Executor) podInit(req wire.PodInitRequest) (*wire.RunReply, []*os.File,
 		},
 	}
 	kinds := map[string]specs.LinuxNamespaceType{
-		"net": specs.NetworkNamespace, "uts": specs.UTSNamespace, "ipc": specs.IPCNamespace,
+		"net": specs.NetworkNamespace, "uts": specs.UTSNamespace, "ipc": specs.IPCNamespace, "user": specs.UserNamespace,
 	}
 	for kind, path := range req.Namespaces {
 		t, ok := kinds[kind]

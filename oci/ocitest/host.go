@@ -95,7 +95,7 @@ func (h *Host) Pinned(p oci.Pins) bool {
 
 func wanted(p oci.Pins) []string {
 	var kinds []string
-	for kind, is := range map[string]bool{"net": p.Net, "uts": p.UTS, "ipc": p.IPC, "pid": p.Pid != 0} {
+	for kind, is := range map[string]bool{"net": p.Net, "uts": p.UTS, "ipc": p.IPC, "pid": p.Pid != 0, "user": p.IDs != nil} {
 		if is {
 			kinds = append(kinds, kind)
 		}

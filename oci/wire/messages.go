@@ -128,7 +128,8 @@ type Event struct {
 type PodInitRequest struct {
 	ID         string
 	Path       string            // of crisp-podinit, a static program
-	Namespaces map[string]string // "net", "uts", "ipc" → path; absent = the executor's
+	Namespaces map[string]string // "net", "uts", "ipc", "user" → path; absent = the executor's
+	User       uint32            // and group; 0 = 65534
 	// Cgroup is where it runs, written as linux.cgroupsPath is.
 	Cgroup        string
 	SystemdCgroup bool

@@ -1,0 +1,129 @@
+package oci
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/thread"
+	"github.com/crisp-cri/crisp/internal/userns"
+)
+
+// checkIDs refuses a user namespace that could not be made, or in which what
+// containers are given anyway could not be mounted: proc(5) and mqueue are of
+// the PID and the IPC namespace, and need these to belong to it.
+func checkIDs(cfg SandboxConfig) error {
+	if cfg.IDs == nil {
+		return nil
+	}
+	for kind, r := range map[string]userns.Range{"user": cfg.IDs.UID, "group": cfg.IDs.GID} {
+		// The last ID of all means "none" to many system calls.
+		if r.Length == 0 || uint64(r.Host)+uint64(r.Length) > math.MaxUint32 {
+			return fault.Invalid.Errorf("user namespace: %d %s IDs from %d are no range", r.Length, kind, r.Host)
+		}
+	}
+	switch {
+	case cfg.HostPID:
+		return fault.Invalid.Errorf("a sandbox with a user namespace cannot have the host's PID namespace")
+	case cfg.HostIPC:
+		return fault.Invalid.Errorf("a sandbox with a user namespace cannot have the host's IPC namespace")
+	}
+	return nil
+}
+
+// makeOwned makes a user namespace and others that belong to it: what is done in
+// them needs the capabilities of its root.
+func makeOwned(p Pins, flags int, kinds []string, dir string) error {
+	err := userns.Make(*p.IDs, uintptr(flags)&^unix.CLONE_NEWUSER, func(ns string) error {
+		if err := thread.Spend(func() error { return setUp(p, kinds, ns) }); err != nil {
+			return err
+		}
+		// The user namespace goes last: it stands for all.
+		return pinAll(ns, append(slices.Clone(kinds[1:]), kinds[0]), dir)
+	})
+	if err != nil {
+		return fmt.Errorf("make namespaces %s: %w", strings.Join(kinds, ", "), err)
+	}
+	return nil
+}
+
+// dropOrphans takes away what an interrupted Pin has left of namespaces whose
+// owner was not pinned any more: the next one would not be theirs.
+func dropOrphans(dir string) error {
+	if isNamespace(filepath.Join(dir, "user")) {
+		return nil
+	}
+	var errs []error
+	for _, kind := range []string{"net", "uts", "ipc"} {
+		errs = append(errs, unmount(filepath.Join(dir, kind)))
+	}
+	return errors.Join(errs...)
+}
+
+// setUp sets hostname and sysctls of the namespaces in the directory ns, from
+// within them. Only the user namespace is not entered: a thread cannot.
+func setUp(p Pins, kinds []string, ns string) error {
+	if p.Hostname == "" && len(p.Sysctls) == 0 {
+		return nil
+	}
+	for _, kind := range kinds {
+		if kind == "user" {
+			continue
+		}
+		if err := enter(filepath.Join(ns, kind)); err != nil {
+			return err
+		}
+	}
+	if err := setHostname(p, kinds); err != nil {
+		return err
+	}
+	var refused []string
+	for name, value := range p.Sysctls {
+		err := setSysctl(name, value)
+		if errors.Is(err, os.ErrPermission) {
+			refused = append(refused, name)
+			continue
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if len(refused) == 0 {
+		return nil
+	}
+	// Those of an IPC namespace belong to the root of its user namespace, and
+	// capabilities count for nothing (Linux 5.19). The change is the thread's.
+	for _, call := range []struct{ nr, id uintptr }{
+		{unix.SYS_SETRESGID, uintptr(p.IDs.GID.Host)}, {unix.SYS_SETRESUID, uintptr(p.IDs.UID.Host)},
+	} {
+		if _, _, errno := unix.RawSyscall(call.nr, ^uintptr(0), call.id, ^uintptr(0)); errno != 0 {
+			return fmt.Errorf("become root of the user namespace: %w", errno)
+		}
+	}
+	for _, name := range refused {
+		if err := setSysctl(name, p.Sysctls[name]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// enter makes the calling thread join a namespace.
+func enter(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return fmt.Errorf("enter namespace: %w", err)
+	}
+	defer f.Close()
+	if err := unix.Setns(int(f.Fd()), 0); err != nil {
+		return fmt.Errorf("enter namespace %s: %w", path, err)
+	}
+	return nil
+}
