@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/undo"
@@ -19,16 +20,16 @@ import (
 // is; one that was unmounted, or lost its mount in a reboot, comes back with what
 // was written, from the layers it had then.
 func (s *Store) Mount(ctx context.Context, key, id string) (root string, err error) {
-	return s.mount(ctx, key, id, false)
+	return s.mount(ctx, key, id, false, nil)
 }
 
 // MountReadOnly mounts the files of the image id for key, so that nobody can
 // write to them, and returns where. Keys are shared with Mount.
 func (s *Store) MountReadOnly(ctx context.Context, key, id string) (dir string, err error) {
-	return s.mount(ctx, key, id, true)
+	return s.mount(ctx, key, id, true, nil)
 }
 
-func (s *Store) mount(_ context.Context, key, id string, readOnly bool) (target string, err error) {
+func (s *Store) mount(_ context.Context, key, id string, readOnly bool, ids *IDMap) (target string, err error) {
 	l, fresh, err := s.leases.begin(key)
 	if err != nil {
 		return "", err
@@ -39,7 +40,7 @@ func (s *Store) mount(_ context.Context, key, id string, readOnly bool) (target 
 	var steps undo.Stack
 	defer steps.RunIf(&err)
 	if fresh {
-		if err := s.lease(l, key, id, readOnly, &steps); err != nil {
+		if err := s.lease(l, key, id, readOnly, ids, &steps); err != nil {
 			return "", err
 		}
 	}
@@ -56,7 +57,7 @@ func (s *Store) mount(_ context.Context, key, id string, readOnly bool) (target 
 		return "", err
 	}
 	if !mounted {
-		if err := s.overlay(key, l, target); err != nil {
+		if err := s.overlay(key, l, ids, target); err != nil {
 			return "", fmt.Errorf("mount root file system %s: %w", key, err)
 		}
 	}
@@ -65,7 +66,7 @@ func (s *Store) mount(_ context.Context, key, id string, readOnly bool) (target 
 }
 
 // lease makes a lease of the image id and its directories.
-func (s *Store) lease(l *lease, key, id string, readOnly bool, steps *undo.Stack) error {
+func (s *Store) lease(l *lease, key, id string, readOnly bool, ids *IDMap, steps *undo.Stack) error {
 	e, err := s.find(id)
 	if err != nil {
 		return err
@@ -75,11 +76,17 @@ func (s *Store) lease(l *lease, key, id string, readOnly bool, steps *undo.Stack
 		return err
 	}
 	steps.Add("layers", func() error { return s.layers.releaseAll(held) })
-	s.leases.set(l, leaseRecord{Image: e.ID, Layers: e.record.Layers, ReadOnly: readOnly}, held)
+	r := leaseRecord{Image: e.ID, Layers: e.record.Layers, Inherits: len(e.record.Dirs) > 0, ReadOnly: readOnly}
+	s.leases.set(l, r, held)
 	dir := s.leases.path(key)
 	steps.Add("lease", func() error { return os.RemoveAll(dir) })
-	if err := s.leases.save(key, l.record); err != nil {
+	if err := s.leases.save(key, r); err != nil {
 		return err
+	}
+	if r.Inherits {
+		if err := makeDirs(filepath.Join(dir, "dirs"), e.record.Dirs); err != nil {
+			return fmt.Errorf("make directories of image %s: %w", e.ID, err)
+		}
 	}
 	if readOnly {
 		return nil
@@ -98,6 +105,9 @@ func (s *Store) lease(l *lease, key, id string, readOnly bool, steps *undo.Stack
 			attr = *r
 		}
 	}
+	if ids != nil {
+		attr = ids.shift(attr)
+	}
 	if err := os.Lchown(upper, int(attr.UID), int(attr.GID)); err != nil {
 		return err
 	}
@@ -109,17 +119,28 @@ func (s *Store) lease(l *lease, key, id string, readOnly bool, steps *undo.Stack
 }
 
 // overlay mounts l at target.
-func (s *Store) overlay(key string, l *lease, target string) error {
+func (s *Store) overlay(key string, l *lease, ids *IDMap, target string) error {
 	if err := s.private(); err != nil {
 		return fmt.Errorf("keep mounts private: %w", err)
 	}
 	o := overlay{empty: filepath.Join(s.o.Root, "empty")}
+	if l.record.Inherits {
+		o.lower = append(o.lower, filepath.Join(s.leases.path(key), "dirs"))
+	}
 	for _, id := range lowers(l.held) {
 		o.lower = append(o.lower, s.layers.files(id))
 	}
 	if !l.record.ReadOnly {
 		o.upper = filepath.Join(s.leases.path(key), "fs")
 		o.work = filepath.Join(s.leases.path(key), "work")
+	}
+	if ids != nil {
+		ns, err := os.Open(ids.UserNS)
+		if err != nil {
+			return err
+		}
+		defer ns.Close()
+		o.userns = ns
 	}
 	return o.mount(target)
 }
@@ -134,7 +155,8 @@ func lowers(held []*layer) []digest.Digest {
 		if l := held[i]; !seen[l.diffID] {
 			seen[l.diffID] = true
 			ids = append(ids, l.diffID)
-			if l.record.Shape.Opaque {
+			// overlayfs does not look for the mark on a root directory.
+			if slices.Contains(l.record.Shape.Opaque, ".") {
 				break
 			}
 		}

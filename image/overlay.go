@@ -20,6 +20,7 @@ type overlay struct {
 	lower       []string // from the highest
 	upper, work string   // "" for a read-only mount
 	empty       string   // a directory without files, to make up for missing lowers
+	userns      *os.File // whose IDs the owners of files shall be; nil = nobody's
 }
 
 // mount mounts o at target, a directory.
@@ -28,6 +29,9 @@ type overlay struct {
 // that all options share one page, which holds some 30 paths of layers; so there,
 // and where a path is too long for an option, paths are those of descriptors.
 func (o *overlay) mount(target string) error {
+	if o.userns != nil {
+		return o.mountMapped(target)
+	}
 	need := 1
 	if o.upper == "" {
 		need = 2 // overlay: "at least 2 lowerdir are needed while upperdir nonexistent"
