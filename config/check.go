@@ -66,9 +66,14 @@ func (c *Config) checkLists() error {
 	} else if _, err := netip.ParseAddr(host); err != nil {
 		return c.wrong("streaming.address", "%q is not the address of an interface", host)
 	}
-	for _, dir := range c.CNI.BinDirs {
-		if !filepath.IsAbs(dir) {
-			return c.wrong("cni.bin_dirs", "%q is not an absolute path", dir)
+	for _, f := range []struct {
+		key  string
+		dirs []string
+	}{{"cni.bin_dirs", c.CNI.BinDirs}, {"cdi.spec_dirs", c.CDI.SpecDirs}, {"hooks_dir", c.HooksDirs}, {"reject_mount_sources", c.RejectMountSources}} {
+		for _, dir := range f.dirs {
+			if !filepath.IsAbs(dir) {
+				return c.wrong(f.key, "%q is not an absolute path", dir)
+			}
 		}
 	}
 	if _, err := c.Prefixes(); err != nil {

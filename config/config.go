@@ -59,8 +59,17 @@ type Config struct {
 	// host's owner, so that no root is needed to use them. Default false.
 	DeviceOwnership bool `toml:"device_ownership_from_security_context"`
 
+	// RejectMountSources are host paths that a container cannot mount when they are
+	// missing; other ones are made. Default: none.
+	RejectMountSources []string `toml:"reject_mount_sources"`
+	// HooksDirs are searched for the files of oci-hooks(5), which add hooks to
+	// containers; a later one wins. Default: /usr/share/containers/oci/hooks.d,
+	// /etc/containers/oci/hooks.d.
+	HooksDirs []string `toml:"hooks_dir"`
+
 	Log       Log       `toml:"log"`
 	CNI       CNI       `toml:"cni"`
+	CDI       CDI       `toml:"cdi"`
 	Streaming Streaming `toml:"streaming"`
 	Image     Image     `toml:"image"`
 
@@ -89,6 +98,13 @@ type CNI struct {
 	// PodCIDRs are the subnets of the default network, at most one per family.
 	// Default: one that follows from root and state.
 	PodCIDRs []string `toml:"pod_cidrs"`
+}
+
+// CDI is the Container Device Interface.
+type CDI struct {
+	// SpecDirs are searched for vendors' descriptions of devices; a later one
+	// wins. Default: /etc/cdi, /var/run/cdi, where vendors put them.
+	SpecDirs []string `toml:"spec_dirs"`
 }
 
 // Streaming is the server of exec, attach and port-forward.

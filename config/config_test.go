@@ -159,7 +159,8 @@ func TestNamedFileMustExist(t *testing.T) {
 	}
 }
 
-// "≤ 25 keys": a new one needs the argument why a default cannot be right.
+// Few keys: a new one needs the argument why a default cannot be right. Those of
+// other people's files (cdi.spec_dirs, hooks_dir) say where these people put them.
 func TestKeysAreFew(t *testing.T) {
 	var count func(t reflect.Type) int
 	count = func(t reflect.Type) int {
@@ -175,7 +176,7 @@ func TestKeysAreFew(t *testing.T) {
 		}
 		return n
 	}
-	if n := count(reflect.TypeFor[config.Config]()); n > 25 {
-		t.Errorf("%d keys, want at most 25", n)
+	if n := count(reflect.TypeFor[config.Config]()); n > 32 {
+		t.Errorf("%d keys, want at most 32", n)
 	}
 }

@@ -80,6 +80,8 @@ func (c *Config) setDefaults(src Source) {
 	if src.OwnCNI != "" {
 		c.CNI.BinDirs = slices.Insert(c.CNI.BinDirs, 0, src.OwnCNI)
 	}
+	c.CDI.SpecDirs = []string{"/etc/cdi", "/var/run/cdi"}
+	c.HooksDirs = []string{"/usr/share/containers/oci/hooks.d", "/etc/containers/oci/hooks.d"}
 	c.Streaming = Streaming{Address: "127.0.0.1:0", IdleTimeout: 4 * time.Hour}
 	c.Image.MaxParallel = 4
 	c.Image.ProgressTimeout = time.Minute

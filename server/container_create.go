@@ -86,7 +86,7 @@ func (s *Server) createContainer(ctx context.Context, cr *creation, sb *oci.Sand
 
 	stage, cancel := cr.enter(ctx, "mount root file system")
 	defer cancel()
-	root, err := s.images.Mount(stage, cr.id, img.ID)
+	root, err := s.mountImage(stage, sb, cr.id, img.ID, false)
 	if err != nil {
 		return fmt.Errorf("mount root file system: %w", err)
 	}
@@ -94,7 +94,7 @@ func (s *Server) createContainer(ctx context.Context, cr *creation, sb *oci.Sand
 
 	stage, cancel = cr.enter(ctx, "resolve mounts")
 	defer cancel()
-	mounts, err := s.resolveMounts(stage, cr.id, rec, &steps)
+	mounts, err := s.resolveMounts(stage, cr.id, sb, rec, &steps)
 	if err != nil {
 		return err
 	}
@@ -113,6 +113,13 @@ func (s *Server) createContainer(ctx context.Context, cr *creation, sb *oci.Sand
 	if err != nil {
 		return err
 	}
+	stage, cancel = cr.enter(ctx, "tell plugins")
+	defer cancel()
+	turn := s.plugins.Turn()
+	defer turn.End()
+	if err := s.tellCreate(stage, turn, sb, cr.id, built, rec, &steps); err != nil {
+		return err
+	}
 	extra, err := rec.encode()
 	if err != nil {
 		return err
@@ -127,6 +134,7 @@ func (s *Server) createContainer(ctx context.Context, cr *creation, sb *oci.Sand
 		return err
 	}
 	s.index.containers.Store(c.ID(), rec)
+	s.tellCreated(ctx, turn, c)
 	cr.discard = func(ctx context.Context) error { return s.removeContainer(ctx, c) }
 	return nil
 }
@@ -160,6 +168,9 @@ func (s *Server) buildSpec(id string, sb *oci.Sandbox, rec *containerRecord, img
 	}
 	rec.imageUser = containerUser(user)
 	if err := checkNamespaces(sc.GetNamespaceOptions()); err != nil {
+		return nil, err
+	}
+	if err := sameUserNamespace(sb, sc.GetNamespaceOptions()); err != nil {
 		return nil, err
 	}
 	if err := checkLabels(sc.GetSelinuxOptions()); err != nil {
@@ -196,6 +207,7 @@ func (s *Server) buildSpec(id string, sb *oci.Sandbox, rec *containerRecord, img
 		User:           user,
 		Hostname:       hostname,
 		Namespaces:     namespaces,
+		IDs:            sb.Config().IDs,
 		Mounts:         mounts,
 		Files:          files,
 		Devices:        devices,
@@ -219,6 +231,7 @@ func containerNamespaces(sb *oci.Sandbox, o *cri.NamespaceOption) (map[string]st
 	if !sb.Config().HostIPC {
 		ns["ipc"] = sb.NamespacePath("ipc")
 	}
+	ns["user"] = sb.NamespacePath("user")
 	switch o.GetPid() {
 	case cri.NamespaceMode_NODE:
 		ns["pid"] = host

@@ -36,6 +36,7 @@ package server
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -48,6 +49,7 @@ import (
 	"github.com/crisp-cri/crisp/network"
 	"github.com/crisp-cri/crisp/oci"
 	"github.com/crisp-cri/crisp/server/loaderapi"
+	"github.com/crisp-cri/crisp/server/nri"
 	"github.com/crisp-cri/crisp/server/spec"
 	"github.com/crisp-cri/crisp/streaming"
 )
@@ -71,6 +73,7 @@ type Catalogue interface {
 type RootFS interface {
 	Mount(ctx context.Context, key, id string) (root string, err error)
 	MountReadOnly(ctx context.Context, key, id string) (dir string, err error)
+	MountMapped(ctx context.Context, key, id string, readOnly bool, m image.IDMap) (dir string, err error)
 	Unmount(ctx context.Context, key string, remove bool) error
 	Mounts() []string
 	Usage(key string) (bytes, inodes uint64, err error)
@@ -96,8 +99,10 @@ type Options struct {
 
 	SpecHost           spec.Host
 	SystemdCgroup      bool
+	NoUserNS           error    // why pods cannot have user namespaces; nil = they can
 	CDISpecDirs        []string // where vendors describe devices; a later one wins
 	HooksDirs          []string // oci-hooks(5); a later one wins
+	NRI                *nri.Options // nil = no plugins; Version, Log and what they must know of the host are filled in
 	RejectMountSources []string // a host path of these that is missing is an error; others are made, as users expect of hostPath
 	Version            string   // of crisp, semantic; "" means 0.0.0
 	Root, State        string   // directories, for the verbose Status
@@ -115,6 +120,7 @@ type Server struct {
 	network   Network
 	events    *Events
 	streaming *streaming.Server
+	plugins   *nri.Plugins // nil = none
 	log       *slog.Logger
 
 	index      index
@@ -123,6 +129,7 @@ type Server struct {
 	tasks      tasks      // stops and removals in flight
 	cpu        cpuRates
 	ooms       oomCount
+	exits      exits
 
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
@@ -149,6 +156,10 @@ func New(o Options) (*Server, error) {
 		s.cancel()
 		return nil, fmt.Errorf("start streaming: %w", err)
 	}
+	if s.plugins, err = s.newPlugins(); err != nil {
+		s.cancel()
+		return nil, errors.Join(err, s.streaming.Close())
+	}
 	s.events.attach(s)
 	return s, nil
 }
@@ -168,6 +179,7 @@ func (s *Server) Close() error {
 	s.events.detach()
 	err := s.streaming.Close()
 	s.work.Wait()
+	s.plugins.Close()
 	s.sandboxes.close()
 	s.containers.close()
 	return err

@@ -72,17 +72,20 @@ func wire(ctx context.Context, c *config.Config, log *slog.Logger) (_ *daemon, e
 	steps.Add("runtime", d.runtime.Close)
 
 	d.server, err = server.New(server.Options{
-		Runtime:       d.runtime,
-		Images:        d.images,
-		Network:       d.network,
-		Events:        events,
-		Streaming:     streaming.Options{Addr: c.Streaming.Address, IdleTimeout: c.Streaming.IdleTimeout, Log: log},
-		SpecHost:      specHost,
-		SystemdCgroup: systemd,
-		Version:       version,
-		Root:          c.Root,
-		State:         c.State,
-		Log:           log,
+		Runtime:            d.runtime,
+		Images:             d.images,
+		Network:            d.network,
+		Events:             events,
+		Streaming:          streaming.Options{Addr: c.Streaming.Address, IdleTimeout: c.Streaming.IdleTimeout, Log: log},
+		SpecHost:           specHost,
+		SystemdCgroup:      systemd,
+		CDISpecDirs:        c.CDI.SpecDirs,
+		HooksDirs:          c.HooksDirs,
+		RejectMountSources: c.RejectMountSources,
+		Version:            version,
+		Root:               c.Root,
+		State:              c.State,
+		Log:                log,
 	})
 	return d, err
 }

@@ -100,6 +100,7 @@ var only = []struct {
 	{"k8s.io/cri-api", []string{"server", "streaming", "agent", "cmd/crisp", "test"},
 		"CRI is the edge's language, not the core's"},
 	{"go.podman.io", []string{"image"}, "one package knows registries"},
+	{"tags.cncf.io/container-device-interface", []string{"server/cdi"}, "one package knows CDI"},
 	{"github.com/containernetworking", []string{"network", "cmd/crisp-bridge"}, "one package knows CNI"},
 	{module + "/config", []string{"cmd", "config"}, "packages take plain options"},
 	{module + "/server", []string{"server", "cmd/crispd", "cmd/crisp", "test"}, "the server is the top of crispd"},
