@@ -19,6 +19,7 @@ const recordKind = "imagerecords"
 type record struct {
 	Config  []byte // as it came: its digest is the ID
 	Layers  []digest.Digest
+	Dirs    []dirAttr `json:",omitempty"` // see inherit
 	Tags    []string
 	Digests []string
 	Created time.Time
@@ -97,7 +98,7 @@ func (s *Store) List() []Image {
 // put makes the image with this config known by name too, which may be a tag or
 // a digest or "". An older image loses the tag. The layers are committed and held
 // for put, which takes them over or lets go of them.
-func (s *Store) put(config []byte, held []*layer, tags, digests []string) (_ Image, err error) {
+func (s *Store) put(config []byte, held []*layer, dirs []dirAttr, tags, digests []string) (_ Image, err error) {
 	spare := held
 	defer func() {
 		if rerr := s.layers.releaseAll(spare); err == nil && rerr != nil {
@@ -110,7 +111,7 @@ func (s *Store) put(config []byte, held []*layer, tags, digests []string) (_ Ima
 	defer s.mu.Unlock()
 	c := s.catalog.Load()
 	now := time.Now()
-	r := record{Config: config, Created: now}
+	r := record{Config: config, Dirs: dirs, Created: now}
 	if old, ok := c.byID[id]; ok {
 		r, held = old.record, old.held
 	} else {

@@ -32,7 +32,9 @@ type dirs struct {
 	lastFD int
 	stale  []int // forgotten, but perhaps in use until the next get
 
-	made map[string]bool // directories made for want of an entry
+	made   map[string]bool // directories made for want of an entry
+	white  map[string]bool // whiteouts made so far
+	opaque []string        // directories that hide what is below
 }
 
 // An openDir is a descriptor of a directory, and how long its path is, without
@@ -97,6 +99,9 @@ func (d *dirs) walk(name string) (openDir, error) {
 		}
 		dir.fd, err = unix.Openat(parent.fd, base, flags, 0)
 	}
+	if err == unix.ENOTDIR && d.white[name] {
+		dir.fd, err = d.reveal(parent.fd, base, name)
+	}
 	if err == unix.ELOOP || err == unix.ENOTDIR {
 		dir, err = d.follow(name)
 	}
@@ -117,11 +122,24 @@ func (d *dirs) mkdir(parent int, base, name string) error {
 			return os.NewSyscallError("fchmodat", err)
 		}
 	}
-	if d.made == nil {
-		d.made = make(map[string]bool)
-	}
 	d.made[name] = true
 	return nil
+}
+
+// reveal makes a directory where the layer has a whiteout of its own: what was
+// below stays hidden.
+func (d *dirs) reveal(parent int, base, name string) (int, error) {
+	delete(d.white, name)
+	if err := unix.Unlinkat(parent, base, 0); err != nil {
+		return -1, os.NewSyscallError("unlink", err)
+	}
+	if err := d.mkdir(parent, base, name); err != nil {
+		return -1, err
+	}
+	if err := d.hide(parent, base, name); err != nil {
+		return -1, err
+	}
+	return unix.Openat(parent, base, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 }
 
 // find opens the directory name if it is there. Symlinks on the way lead where

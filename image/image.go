@@ -13,6 +13,7 @@
 //	<root>/layers/<diff ID>/fs/         the files, whiteouts as 0:0 devices
 //	<root>/layers/<diff ID>/layer.json  what is known of them, written once
 //	<root>/rw/<key>/{fs,work}/          a writable layer
+//	<root>/rw/<key>/dirs/               directories on top of the layers, see inherit
 //	<root>/rw/<key>/lease.json          the layers that a root file system stands on
 //	<root>/staging/                     unfinished work; emptied by Open
 //	<state>/<key>                       a mounted root file system

@@ -1,8 +1,11 @@
 package image_test
 
 import (
+	"archive/tar"
+	"bytes"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -185,6 +188,58 @@ func TestMountRoot(t *testing.T) {
 	}
 }
 
+// A directory that a layer has no entry for looks as the layer below has it, or
+// as a layer above says; one that is hidden below does not come back.
+func TestMountInheritsDirectories(t *testing.T) {
+	reg := newRegistry(t)
+	p := newPlace(t, reg)
+	dirs := func(modes map[string]int64, files ...string) []byte {
+		var buf bytes.Buffer
+		tw := tar.NewWriter(&buf)
+		for _, name := range slices.Sorted(maps.Keys(modes)) {
+			if err := tw.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: name, Mode: modes[name], Uid: 7, Gid: 8}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, name := range files {
+			if err := tw.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o600}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := tw.Close(); err != nil {
+			t.Fatal(err)
+		}
+		return buf.Bytes()
+	}
+	img := buildOf(t, "gzip", v1.Image{},
+		dirs(map[string]int64{"tmp": 0o1777, "a": 0o711, "a/b": 0o700, "new": 0o700, "opaque": 0o750, "opaque/in": 0o700, "gone": 0o700}),
+		dirs(nil, "tmp/x", "a/b/c/x", "gone/x"),
+		dirs(map[string]int64{"new": 0o705}, "opaque/.wh..wh..opq", "opaque/in/x", ".wh.gone"),
+		dirs(nil, "new/x", "plain/x"))
+	reg.push("app", "latest", img)
+	id := p.pull(reg.host + "/app").ID
+	dir, err := p.store.MountReadOnly(t.Context(), "ro", id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, root := range []string{p.mount("rw", id), dir} {
+		for name, want := range map[string]string{
+			"tmp": "1777 7:8", "a": "711 7:8", "a/b": "700 7:8", "a/b/c": "755 0:0", "new": "705 7:8",
+			"opaque": "750 7:8", "opaque/in": "755 0:0", "plain": "755 0:0", "tmp/x": "600 0:0", "a/b/c/x": "600 0:0",
+		} {
+			var st unix.Stat_t
+			if err := unix.Lstat(filepath.Join(root, name), &st); err != nil {
+				t.Errorf("%s: %v", name, err)
+			} else if got := fmt.Sprintf("%o %d:%d", st.Mode&0o7777, st.Uid, st.Gid); got != want {
+				t.Errorf("%s is %s, want %s", name, got, want)
+			}
+		}
+		if _, err := os.Lstat(filepath.Join(root, "gone")); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("gone is there (err %v)", err)
+		}
+	}
+}
+
 // Nobody writes to a read-only mount, however many layers it has.
 func TestMountReadOnly(t *testing.T) {
 	reg := newRegistry(t)
@@ -218,22 +273,22 @@ func TestUsage(t *testing.T) {
 	p := newPlace(t, reg)
 	reg.push("app", "latest", build(t, "gzip", "x"))
 	root := p.mount("k", p.pull(reg.host+"/app").ID)
-	bytes, inodes, err := p.store.Usage("k")
+	size, inodes, err := p.store.Usage("k")
 	if err != nil || inodes != 1 {
-		t.Errorf("fresh layer has %d bytes, %d inodes (err %v)", bytes, inodes, err)
+		t.Errorf("fresh layer has %d bytes, %d inodes (err %v)", size, inodes, err)
 	}
 	before := p.store.FsInfo()
 	if err := os.WriteFile(filepath.Join(root, "new"), make([]byte, 1<<20), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	for range 200 {
-		if bytes, inodes, err = p.store.Usage("k"); err != nil || inodes > 1 {
+		if size, inodes, err = p.store.Usage("k"); err != nil || inodes > 1 {
 			break
 		}
 		time.Sleep(50 * time.Millisecond)
 	}
-	if err != nil || inodes != 2 || bytes < 1<<20 {
-		t.Errorf("layer has %d bytes, %d inodes (err %v)", bytes, inodes, err)
+	if err != nil || inodes != 2 || size < 1<<20 {
+		t.Errorf("layer has %d bytes, %d inodes (err %v)", size, inodes, err)
 	}
 	if after := p.store.FsInfo(); after.UsedBytes < before.UsedBytes+1<<20 || after.Inodes != before.Inodes+1 {
 		t.Errorf("store has %+v, and %+v before", after, before)

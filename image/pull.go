@@ -132,10 +132,14 @@ func (s *Store) install(ctx context.Context, from origin, config []byte, blobs [
 	if err == nil {
 		err = s.commit(held)
 	}
+	var dirs []dirAttr
+	if err == nil {
+		dirs, err = s.inherit(held)
+	}
 	if err != nil {
 		return Image{}, errors.Join(err, s.layers.releaseAll(held))
 	}
-	return s.put(config, held, tags, digests)
+	return s.put(config, held, dirs, tags, digests)
 }
 
 // diffIDs reads the digests of the n unpacked layers from an image's config.

@@ -35,7 +35,7 @@ type rootAttr struct {
 // shape is what a layer says about more than its own files.
 type shape struct {
 	Root    *rootAttr `json:",omitempty"` // nil: the layer has no entry for the root directory
-	Opaque  bool      `json:",omitempty"` // the layers below are hidden as a whole
+	Opaque  []string  `json:",omitempty"` // directories that hide what the layers below have in them
 	Implied []string  `json:",omitempty"` // directories that had to be made although the layer has no entry for them
 }
 
@@ -59,7 +59,6 @@ type unpacker struct {
 	dirs   dirs
 	umask  uint32
 	times  map[string][2]unix.Timespec // of directories: set when nothing is made in them any more
-	white  map[string]bool             // whiteouts made so far
 	shape  shape
 	sparse int64 // bytes claimed by sparse files so far
 	buf    []byte
@@ -74,10 +73,9 @@ func unpack(ctx context.Context, r io.Reader, dir string) (shape, error) {
 	}
 	mask := umask()
 	u := &unpacker{
-		dirs:  dirs{root: root, path: filepath.Clean(dir), umask: mask, open: make(map[string]openDir)},
+		dirs:  dirs{root: root, path: filepath.Clean(dir), umask: mask, open: make(map[string]openDir), made: make(map[string]bool), white: make(map[string]bool)},
 		umask: mask,
 		times: make(map[string][2]unix.Timespec),
-		white: make(map[string]bool),
 		buf:   make([]byte, aheadChunk),
 	}
 	defer u.dirs.close()
@@ -101,7 +99,7 @@ func unpack(ctx context.Context, r io.Reader, dir string) (shape, error) {
 	if err := u.setTimes(); err != nil {
 		return shape{}, err
 	}
-	u.shape.Implied = u.dirs.implied()
+	u.shape.Implied, u.shape.Opaque = u.dirs.implied(), u.dirs.opaque
 	// What follows the end mark belongs to the layer's digests.
 	if _, err := io.Copy(io.Discard, onlyReader{r}); err != nil {
 		return shape{}, badStream(err)
@@ -220,7 +218,7 @@ func (u *unpacker) madeErr(err error) error {
 
 // clear removes what is at base, whatever it is.
 func (u *unpacker) clear(dir int, name, base string) error {
-	delete(u.white, name)
+	delete(u.dirs.white, name)
 	u.dirs.flush() // what a name stands for changes: it may be a symlink to elsewhere
 	err := unix.Unlinkat(dir, base, 0)
 	if err == unix.EISDIR {
@@ -373,7 +371,7 @@ func (u *unpacker) directory(dir int, name, base string, hdr *tar.Header, attrs 
 			return os.NewSyscallError("stat", err)
 		}
 		if st.Mode&unix.S_IFMT != unix.S_IFDIR {
-			hides := u.white[name]
+			hides := u.dirs.white[name]
 			if err := u.clear(dir, name, base); err != nil {
 				return err
 			}
@@ -381,7 +379,7 @@ func (u *unpacker) directory(dir int, name, base string, hdr *tar.Header, attrs 
 				return os.NewSyscallError("mkdir", err)
 			}
 			if hides {
-				if err := u.opaque(dir, base); err != nil {
+				if err := u.dirs.hide(dir, base, name); err != nil {
 					return err
 				}
 			}

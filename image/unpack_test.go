@@ -217,11 +217,15 @@ func TestUnpack(t *testing.T) {
 			- 0 .wh.e
 			d 700 e
 			- 0 .wh.g
-			- 600 g 2`, `
+			- 600 g 2
+			- 0 .wh.h
+			- 600 h/x 3`, `
 			- 600 f 1
 			- 600 g 2
+			- 600 h/x 3
 			d 700 d opaque=y
-			d 700 e opaque=y`},
+			d 700 e opaque=y
+			d 755 h opaque=y`},
 		{"what aufs left is no file", `
 			- 600 .wh..wh.plnk/1 x
 			- 600 .wh..wh.aufs x

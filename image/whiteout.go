@@ -2,6 +2,7 @@ package image
 
 import (
 	"os"
+	"path"
 	"strings"
 
 	"github.com/crisp-cri/crisp/internal/fault"
@@ -29,7 +30,7 @@ func isMeta(parent, base string) bool {
 // what this layer has under the name stays, whatever the order.
 func (u *unpacker) whiteout(dir int, parent, hidden string) error {
 	if whiteoutPrefix+hidden == whiteoutOpaque {
-		return u.opaque(dir, ".")
+		return u.dirs.hide(dir, ".", path.Clean(parent))
 	}
 	if hidden == "" || hidden == "." || hidden == ".." {
 		return fault.Invalid.Errorf("whiteout of nothing")
@@ -41,22 +42,21 @@ func (u *unpacker) whiteout(dir int, parent, hidden string) error {
 			return os.NewSyscallError("stat", err)
 		}
 		if st.Mode&unix.S_IFMT == unix.S_IFDIR {
-			return u.opaque(dir, hidden)
+			return u.dirs.hide(dir, hidden, parent+hidden)
 		}
 		return nil
 	}
 	if err != nil {
 		return os.NewSyscallError("mknod", err)
 	}
-	u.white[parent+hidden] = true
+	u.dirs.white[parent+hidden] = true
 	return nil
 }
 
-// opaque hides what the layers below have in the directory base.
-func (u *unpacker) opaque(dir int, base string) error {
-	if dir == u.dirs.root && base == "." {
-		u.shape.Opaque = true // overlayfs does not look for the mark on a root
-	}
+// hide has the directory base, which is name from the root, hide what the layers
+// below have in it.
+func (d *dirs) hide(dir int, base, name string) error {
+	d.opaque = append(d.opaque, name)
 	err := unix.Lsetxattr(fdPath(dir)+"/"+base, overlayOpaque, []byte("y"), 0)
 	return os.NewSyscallError("setxattr", err)
 }

@@ -1,0 +1,171 @@
+package image
+
+import (
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+
+	"golang.org/x/sys/unix"
+)
+
+// A dirAttr is how a directory of an image looks.
+type dirAttr struct {
+	Path     string
+	Mode     uint32 // permissions with the special bits
+	UID, GID uint32
+}
+
+// inherit finds the directories that would lose their mode or owner in a mount.
+//
+// Some tools write "tmp/x" into a layer and no entry for "tmp". Unpacking has to
+// make the directory, and overlayfs then shows that one, plain and owned by root,
+// instead of the one in the layer below. What is found here is put on top of the
+// layers in each mount, as directories and nothing else. The layers themselves
+// cannot be mended: another image may have them over another base.
+func (s *Store) inherit(held []*layer) ([]dirAttr, error) {
+	first := slices.IndexFunc(held, func(l *layer) bool { return len(l.record.Shape.Implied) > 0 })
+	if first < 0 || len(held) < 2 {
+		return nil, nil
+	}
+	var st stack
+	defer st.close()
+	for _, l := range held {
+		if err := st.push(s.layers.files(l.diffID), l.record.Shape); err != nil {
+			return nil, err
+		}
+	}
+	wanted := make(map[string]bool)
+	for i, l := range held {
+		missing := make(map[string]bool) // below layer i, with all that is in it
+		for _, p := range l.record.Shape.Implied {
+			if missing[path.Dir(p)] {
+				missing[p] = true
+				continue
+			}
+			attr, ok, err := st.look(i-1, p)
+			if err != nil {
+				return nil, err
+			}
+			if !ok {
+				missing[p] = true
+			} else if attr != (dirAttr{Path: p, Mode: 0o755}) {
+				for ; p != "."; p = path.Dir(p) {
+					wanted[p] = true
+				}
+			}
+		}
+	}
+	var dirs []dirAttr
+	gone := make(map[string]bool)
+	for _, p := range slices.Sorted(maps.Keys(wanted)) { // parents come first
+		attr, ok, err := st.look(len(held)-1, p)
+		if err != nil {
+			return nil, err
+		}
+		if gone[path.Dir(p)] || !ok {
+			gone[p] = true // a layer above has removed it
+			continue
+		}
+		dirs = append(dirs, attr)
+	}
+	return dirs, nil
+}
+
+// A stack is the layers of an image, to look into as overlayfs would.
+type stack []stacked
+
+type stacked struct {
+	fd      int
+	implied map[string]bool
+	opaque  map[string]bool
+}
+
+func (st *stack) push(dir string, sh shape) error {
+	fd, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return &fs.PathError{Op: "open", Path: dir, Err: err}
+	}
+	s := stacked{fd: fd, implied: make(map[string]bool), opaque: make(map[string]bool)}
+	for _, p := range sh.Implied {
+		s.implied[p] = true
+	}
+	for _, p := range sh.Opaque {
+		s.opaque[p] = true
+	}
+	*st = append(*st, s)
+	return nil
+}
+
+func (st *stack) close() {
+	for _, s := range *st {
+		unix.Close(s.fd)
+	}
+}
+
+// look returns how the directory p is meant to look, seen from layer i: as the
+// highest layer says that has an entry for it. ok is false if there is none.
+func (st stack) look(i int, p string) (attr dirAttr, ok bool, err error) {
+	attr = dirAttr{Path: p, Mode: 0o755}
+	for ; i >= 0; i-- {
+		// Layers are hostile: no link in them is followed.
+		fd, err := unix.Openat2(st[i].fd, p, &unix.OpenHow{
+			Flags:   unix.O_PATH | unix.O_NOFOLLOW | unix.O_CLOEXEC,
+			Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS,
+		})
+		switch err {
+		case nil:
+			var stat unix.Stat_t
+			err := unix.Fstat(fd, &stat)
+			unix.Close(fd)
+			if err != nil {
+				return attr, false, os.NewSyscallError("fstat", err)
+			}
+			if stat.Mode&unix.S_IFMT != unix.S_IFDIR {
+				return attr, ok, nil // it covers what is below
+			}
+			ok = true
+			if !st[i].implied[p] {
+				return dirAttr{p, stat.Mode & 0o7777, stat.Uid, stat.Gid}, true, nil
+			}
+		case unix.ENOENT:
+		case unix.ENOTDIR, unix.ELOOP:
+			return attr, ok, nil // something else covers a parent
+		default:
+			return attr, false, fmt.Errorf("look for %q in a layer: %w", p, err)
+		}
+		for q := p; q != "."; {
+			if q = path.Dir(q); st[i].opaque[q] {
+				return attr, ok, nil // it hides what is in q, p included
+			}
+		}
+	}
+	return attr, ok, nil
+}
+
+// makeDirs makes these directories, parents first, in a fresh directory dir.
+func makeDirs(dir string, dirs []dirAttr) error {
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		return err
+	}
+	fd, err := unix.Open(filepath.Clean(dir), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return &fs.PathError{Op: "open", Path: dir, Err: err}
+	}
+	defer unix.Close(fd)
+	for _, d := range dirs {
+		if err := unix.Mkdirat(fd, d.Path, 0o700); err != nil {
+			return os.NewSyscallError("mkdirat", err)
+		}
+		if err := unix.Fchownat(fd, d.Path, int(d.UID), int(d.GID), unix.AT_SYMLINK_NOFOLLOW); err != nil {
+			return os.NewSyscallError("fchownat", err)
+		}
+		if err := unix.Fchmodat(fd, d.Path, d.Mode, 0); err != nil {
+			return os.NewSyscallError("fchmodat", err)
+		}
+	}
+	return nil
+}
