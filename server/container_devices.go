@@ -137,6 +137,6 @@ func deviceAt(path, to, access string) (spec.Device, bool, error) {
 			Major: int64(unix.Major(st.Rdev)), Minor: int64(unix.Minor(st.Rdev)),
 			FileMode: &mode, UID: &st.Uid, GID: &st.Gid,
 		},
-		Access: access,
+		Source: path, Access: access,
 	}, true, nil
 }

@@ -117,6 +117,10 @@ func (f *fakeImages) MountReadOnly(_ context.Context, key, _ string) (string, er
 	return f.mount("MountReadOnly", key)
 }
 
+func (f *fakeImages) MountMapped(_ context.Context, key, _ string, _ bool, _ image.IDMap) (string, error) {
+	return f.mount("MountMapped", key)
+}
+
 func (f *fakeImages) mount(method, key string) (string, error) {
 	if err := f.failure(method); err != nil {
 		return "", err

@@ -35,14 +35,18 @@ func (s *Server) Status(_ context.Context, req *cri.StatusRequest) (*cri.StatusR
 	resp := &cri.StatusResponse{
 		Status: &cri.RuntimeStatus{Conditions: []*cri.RuntimeCondition{{Type: cri.RuntimeReady, Status: true}, net}},
 		Features: &cri.RuntimeFeatures{
-			SupplementalGroupsPolicy: true,
-			MountOptions:             true,
+			SupplementalGroupsPolicy:  true,
+			MountOptions:              true,
+			UserNamespacesHostNetwork: s.o.NoUserNS == nil,
 		},
 	}
 	for _, name := range handlers {
 		resp.RuntimeHandlers = append(resp.RuntimeHandlers, &cri.RuntimeHandler{
-			Name:     name,
-			Features: &cri.RuntimeHandlerFeatures{RecursiveReadOnlyMounts: s.o.SpecHost.RecursiveRO},
+			Name: name,
+			Features: &cri.RuntimeHandlerFeatures{
+				RecursiveReadOnlyMounts: s.o.SpecHost.RecursiveRO,
+				UserNamespaces:          s.o.NoUserNS == nil,
+			},
 		})
 	}
 	if req.Verbose {

@@ -70,15 +70,8 @@ func checkNamespaces(o *cri.NamespaceOption) error {
 	if _, ok := cri.NamespaceMode_name[int32(o.GetPid())]; !ok {
 		return fault.Invalid.Errorf("PID namespace mode %d is not known", o.GetPid())
 	}
-	u := o.GetUsernsOptions()
-	switch {
-	case u == nil || u.Mode == cri.NamespaceMode_NODE:
-	case u.Mode != cri.NamespaceMode_POD:
-		return fault.Invalid.Errorf("user namespace mode %s is neither POD nor NODE", u.Mode)
-	case len(u.Uids) > 0 || len(u.Gids) > 0:
-		return fault.Invalid.Errorf("user namespaces are not supported")
-	}
-	return nil
+	_, err := userNamespace(o)
+	return err
 }
 
 // sameSandbox answers a repetition of a request that was answered before.
@@ -170,6 +163,9 @@ func (s *Server) sandboxConfig(c *creation, rec *sandboxRecord) (oci.SandboxConf
 		Sysctls:     linux.GetSysctls(),
 	}
 	var err error
+	if config.IDs, err = s.sandboxUserNamespace(ns); err != nil {
+		return config, err
+	}
 	if config.CgroupParent, err = cgroupParent(linux.GetCgroupParent(), s.o.SystemdCgroup); err != nil {
 		return config, err
 	}

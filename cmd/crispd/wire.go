@@ -79,6 +79,7 @@ func wire(ctx context.Context, c *config.Config, log *slog.Logger) (_ *daemon, e
 		Streaming:          streaming.Options{Addr: c.Streaming.Address, IdleTimeout: c.Streaming.IdleTimeout, Log: log},
 		SpecHost:           specHost,
 		SystemdCgroup:      systemd,
+		NoUserNS:           noUserNS(host, d.images, log),
 		CDISpecDirs:        c.CDI.SpecDirs,
 		HooksDirs:          c.HooksDirs,
 		RejectMountSources: c.RejectMountSources,

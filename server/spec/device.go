@@ -26,7 +26,9 @@ func devices(in Input) ([]specs.LinuxDevice, []specs.LinuxDeviceCgroup, error) {
 			uid, gid := in.User.UID, in.User.GID
 			node.UID, node.GID = &uid, &gid
 		}
-		nodes = append(nodes, node)
+		if in.IDs == nil || d.Source == "" || d.Source == d.Path {
+			nodes = append(nodes, node)
+		} // else it is among deviceMounts
 		if !privileged(in) {
 			major, minor := d.Major, d.Minor
 			rules = append(rules, specs.LinuxDeviceCgroup{Allow: true, Type: d.Type, Major: &major, Minor: &minor, Access: access})

@@ -34,7 +34,7 @@ func mounts(in Input) (list []specs.Mount, rootfsPropagation string, err error) 
 			rootfsPropagation = "rslave"
 		}
 	}
-	for _, m := range slices.Concat(kernelMounts(in), fileMounts(in)) {
+	for _, m := range slices.Concat(kernelMounts(in), fileMounts(in), deviceMounts(in)) {
 		if taken[m.Destination] || (taken["/dev"] && strings.HasPrefix(m.Destination, "/dev/")) {
 			continue
 		}
@@ -67,6 +67,9 @@ func kernelMounts(in Input) []specs.Mount {
 		{Destination: "/sys", Type: "sysfs", Source: "sysfs", Options: []string{"nosuid", "noexec", "nodev", access}},
 		{Destination: "/sys/fs/cgroup", Type: "cgroup", Source: "cgroup", Options: []string{"nosuid", "noexec", "nodev", "relatime", access}},
 	}
+	if in.IDs != nil {
+		list = inUserNamespace(in, list)
+	}
 	if in.Files.Shm == "" {
 		list = append(list, specs.Mount{Destination: "/dev/shm", Type: "tmpfs", Source: "shm", Options: []string{"nosuid", "noexec", "nodev", "mode=1777", "size=65536k"}})
 	}
@@ -80,6 +83,7 @@ func fileMounts(in Input) []specs.Mount {
 	if in.Container.GetLinux().GetSecurityContext().GetReadonlyRootfs() {
 		access = "ro"
 	}
+	uids, gids := sandboxMappings(in)
 	var list []specs.Mount
 	add := func(source, destination string, options ...string) {
 		if source != "" {
@@ -89,6 +93,9 @@ func fileMounts(in Input) []specs.Mount {
 	add(in.Files.Hosts, "/etc/hosts", access)
 	add(in.Files.Hostname, "/etc/hostname", access)
 	add(in.Files.ResolvConf, "/etc/resolv.conf", access)
+	for i := range list {
+		list[i].UIDMappings, list[i].GIDMappings = uids, gids
+	}
 	add(in.Files.Shm, "/dev/shm", "nosuid", "noexec", "nodev", "rw")
 	return list
 }
@@ -113,8 +120,9 @@ func bind(m Mount, h Host) (specs.Mount, error) {
 			return specs.Mount{}, fault.Invalid.Errorf("image mount at %s is not read-only", dest)
 		}
 	}
-	if len(m.UidMappings) > 0 || len(m.GidMappings) > 0 {
-		return specs.Mount{}, fault.Invalid.Errorf("mount at %s: ID-mapped mounts are not supported", dest)
+	uids, gids, err := mappings(m, dest)
+	if err != nil {
+		return specs.Mount{}, err
 	}
 	if !path.IsAbs(m.Source) {
 		return specs.Mount{}, fault.Invalid.Errorf("mount at %s: host path %q is not absolute", dest, m.HostPath)
@@ -137,7 +145,7 @@ func bind(m Mount, h Host) (specs.Mount, error) {
 			options = append(options, o)
 		}
 	}
-	return specs.Mount{Destination: dest, Type: "bind", Source: m.Source, Options: options}, nil
+	return specs.Mount{Destination: dest, Type: "bind", Source: m.Source, Options: options, UIDMappings: uids, GIDMappings: gids}, nil
 }
 
 // mountOptions are the options of a bind mount that CRI's mount_options may

@@ -21,6 +21,14 @@ func namespaces(in Input) ([]specs.LinuxNamespace, error) {
 			return nil, fault.Internal.Errorf("%s namespace %q is no absolute path", kind, path)
 		}
 	}
+	if in.IDs != nil {
+		path := in.Namespaces[string(specs.UserNamespace)]
+		if !filepath.IsAbs(path) {
+			return nil, fault.Internal.Errorf("user namespace %q is no absolute path", path)
+		}
+		// Its map is not repeated: libcontainer reads it from the namespace.
+		list = append(list, specs.LinuxNamespace{Type: specs.UserNamespace, Path: path})
+	}
 	// With the unified hierarchy a container sees its own cgroup as the root.
 	if in.Host.CgroupV2 && !privileged(in) {
 		list = append(list, specs.LinuxNamespace{Type: specs.CgroupNamespace})

@@ -24,7 +24,10 @@
 package spec
 
 import (
+	"fmt"
+
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/userns"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -60,10 +63,14 @@ type Input struct {
 	User      User           // from ResolveUser
 	Hostname  string         // the value of $HOSTNAME
 
+	// IDs is the map of the sandbox's user namespace; nil = the host's. The root
+	// file system and the image mounts have owners that are mapped already.
+	IDs *userns.Map
+
 	// Namespaces says for each of "network", "uts", "ipc", "pid" what the
 	// container joins: a path, "host" for none, "" or missing for one of its own.
 	// Mount namespaces are always its own; the cgroup namespace follows from
-	// Host and privilege.
+	// Host and privilege. "user" is a path, and counts with IDs only.
 	Namespaces map[string]string
 
 	Mounts  []Mount  // one for each of Container.Mounts, in their order
@@ -98,6 +105,7 @@ type Mount struct {
 // A Device is a device node and what the container may do with it.
 type Device struct {
 	specs.LinuxDevice
+	Source string // absolute path on the host; only a user namespace needs it, in which no node can be made
 	Access string // of "rwm"; "" = "rwm"
 }
 
@@ -167,6 +175,9 @@ func check(in Input) error {
 	name := in.Container.GetMetadata().GetName()
 	if len(in.Mounts) != len(in.Container.GetMounts()) {
 		return fault.Internal.Errorf("container %s: %d mounts are resolved of %d", name, len(in.Mounts), len(in.Container.GetMounts()))
+	}
+	if err := checkMapped(in); err != nil {
+		return fmt.Errorf("container %s: %w", name, err)
 	}
 	if privileged(in) && !in.Sandbox.GetLinux().GetSecurityContext().GetPrivileged() {
 		return fault.Invalid.Errorf("container %s is privileged but its sandbox is not", name)

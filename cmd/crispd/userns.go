@@ -1,0 +1,25 @@
+package main
+
+import (
+	"errors"
+	"log/slog"
+
+	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/internal/kernel"
+)
+
+// noUserNS says why this node cannot give pods user namespaces, nil if it can.
+// It is tried once: the scheduler goes by the answer, which must not flap.
+func noUserNS(host kernel.Features, images *image.Store, log *slog.Logger) error {
+	var err error
+	switch {
+	case !host.UserNS:
+		err = errors.New("the kernel or its administrator allows none")
+	default:
+		err = images.CheckIDMap()
+	}
+	if err != nil {
+		log.Info("user namespaces are not to be had", "err", err)
+	}
+	return err
+}

@@ -1,0 +1,110 @@
+package spec
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/userns"
+)
+
+// checkMapped refuses a user that the sandbox's user namespace does not have.
+func checkMapped(in Input) error {
+	if in.IDs == nil {
+		return nil
+	}
+	if _, ok := in.IDs.UID.Translate(in.User.UID); !ok {
+		return fault.Invalid.Errorf("user %d is not among the %d of the user namespace", in.User.UID, in.IDs.UID.Length)
+	}
+	for _, gid := range slices.Concat([]uint32{in.User.GID}, in.User.Groups) {
+		if _, ok := in.IDs.GID.Translate(gid); !ok {
+			return fault.Invalid.Errorf("group %d is not among the %d of the user namespace", gid, in.IDs.GID.Length)
+		}
+	}
+	return nil
+}
+
+// inUserNamespace changes the mounts that cannot be made as they are from within
+// a user namespace.
+func inUserNamespace(in Input, list []specs.Mount) []specs.Mount {
+	for i := range list {
+		switch m := &list[i]; m.Destination {
+		case "/sys":
+			// A sysfs shows a network namespace, and can be mounted by the owner
+			// of that only: with the host's network it is the host's /sys.
+			if in.Namespaces[string(specs.NetworkNamespace)] != hostNamespace {
+				continue
+			}
+			access := "rro" // the host's file systems below it too
+			if privileged(in) {
+				access = "rw"
+			}
+			*m = specs.Mount{Destination: "/sys", Type: "bind", Source: "/sys", Options: []string{"rbind", "rprivate", "nosuid", "noexec", "nodev", access}}
+		case "/dev/pts":
+			if _, ok := in.IDs.GID.Translate(5); !ok { // tty
+				m.Options = slices.DeleteFunc(m.Options, func(o string) bool { return strings.HasPrefix(o, "gid=") })
+			}
+		}
+	}
+	return list
+}
+
+// deviceMounts are the devices that have another name in the container. In a user
+// namespace no node can be made, and libcontainer binds the host's by its name.
+func deviceMounts(in Input) []specs.Mount {
+	if in.IDs == nil {
+		return nil
+	}
+	var list []specs.Mount
+	for _, d := range in.Devices {
+		if d.Source != "" && d.Source != d.Path {
+			list = append(list, specs.Mount{Destination: d.Path, Type: "bind", Source: d.Source, Options: []string{"bind", "rprivate", "nosuid", "noexec"}})
+		}
+	}
+	return list
+}
+
+// sandboxMappings give the sandbox's files, which belong to root, to root inside.
+func sandboxMappings(in Input) (uids, gids []specs.LinuxIDMapping) {
+	if in.IDs == nil {
+		return nil, nil
+	}
+	one := func(r userns.Range) []specs.LinuxIDMapping {
+		return []specs.LinuxIDMapping{{ContainerID: 0, HostID: r.Host, Size: r.Length}}
+	}
+	return one(in.IDs.UID), one(in.IDs.GID)
+}
+
+// mappings are those that a CRI mount asks for. It is ID-mapped itself, and not
+// what is mounted below it: that need not be able to. CRI has the IDs of the
+// container and of the host; on disk are those of the container.
+func mappings(m Mount, dest string) (uids, gids []specs.LinuxIDMapping, err error) {
+	if m.Image.GetImage() != "" {
+		return nil, nil, nil // it has the sandbox's
+	}
+	if (len(m.UidMappings) > 0) != (len(m.GidMappings) > 0) {
+		return nil, nil, fault.Invalid.Errorf("mount at %s: %d uid and %d gid mappings: there must be both or none", dest, len(m.UidMappings), len(m.GidMappings))
+	}
+	if uids, err = idMappings(m.UidMappings); err == nil {
+		gids, err = idMappings(m.GidMappings)
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("mount at %s: %w", dest, err)
+	}
+	return uids, gids, nil
+}
+
+func idMappings(list []*cri.IDMapping) ([]specs.LinuxIDMapping, error) {
+	var all []specs.LinuxIDMapping
+	for _, m := range list {
+		if m.GetLength() == 0 {
+			return nil, fault.Invalid.Errorf("mapping of container ID %d has no length", m.GetContainerId())
+		}
+		all = append(all, specs.LinuxIDMapping{ContainerID: m.ContainerId, HostID: m.HostId, Size: m.Length})
+	}
+	return all, nil
+}

@@ -1,0 +1,101 @@
+package server
+
+import (
+	"context"
+	"math"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/userns"
+	"github.com/crisp-cri/crisp/oci"
+)
+
+// userNamespace is the user namespace that options ask for, nil for the host's:
+// that is what no options mean, mode NODE, and mode POD without mappings.
+func userNamespace(o *cri.NamespaceOption) (*userns.Map, error) {
+	u := o.GetUsernsOptions()
+	switch {
+	case u == nil || u.Mode == cri.NamespaceMode_NODE:
+		return nil, nil
+	case u.Mode != cri.NamespaceMode_POD:
+		return nil, fault.Invalid.Errorf("user namespace mode %s is neither POD nor NODE", u.Mode)
+	case len(u.Uids) == 0 && len(u.Gids) == 0:
+		return nil, nil
+	}
+	var m userns.Map
+	var err error
+	if m.UID, err = idRange("uids", u.Uids); err != nil {
+		return nil, err
+	}
+	if m.GID, err = idRange("gids", u.Gids); err != nil {
+		return nil, err
+	}
+	return &m, nil
+}
+
+// idRange reads a mapping, of which there must be one, from ID 0 on. CRI leaves
+// room for more; the kubelet asks for this, and the root of a pod must be mapped.
+func idRange(field string, list []*cri.IDMapping) (r userns.Range, err error) {
+	if len(list) != 1 {
+		return r, fault.Invalid.Errorf("user namespace: %s has %d mappings, not one", field, len(list))
+	}
+	m := list[0]
+	switch {
+	case m.GetContainerId() != 0:
+		return r, fault.Invalid.Errorf("user namespace: %s maps from container ID %d, not from 0", field, m.ContainerId)
+	case m.GetLength() == 0 || uint64(m.HostId)+uint64(m.Length) > math.MaxUint32:
+		return r, fault.Invalid.Errorf("user namespace: %s maps %d IDs from %d of the host, which is no range", field, m.GetLength(), m.GetHostId())
+	}
+	return userns.Range{Host: m.HostId, Length: m.Length}, nil
+}
+
+// sandboxUserNamespace is that of a new sandbox, if this node can make it.
+func (s *Server) sandboxUserNamespace(o *cri.NamespaceOption) (*userns.Map, error) {
+	m, err := userNamespace(o)
+	if err != nil || m == nil {
+		return nil, err
+	}
+	if s.o.NoUserNS != nil {
+		return nil, fault.Invalid.Errorf("user namespaces cannot be had on this node: %v", s.o.NoUserNS)
+	}
+	return m, nil
+}
+
+// sameUserNamespace refuses a container that wants another user namespace than
+// its sandbox has.
+//
+// CRI, on UsernsOptions: "The config for the user namespace MUST be the same as
+// the one used for the sandbox."
+func sameUserNamespace(sb *oci.Sandbox, o *cri.NamespaceOption) error {
+	want, err := userNamespace(o)
+	if err != nil {
+		return err
+	}
+	have := sb.Config().IDs
+	if (want == nil) != (have == nil) || want != nil && *want != *have {
+		return fault.Invalid.Errorf("the container wants the user namespace %v, sandbox %s has %v", describe(want), sb.ID(), describe(have))
+	}
+	return nil
+}
+
+func describe(m *userns.Map) any {
+	if m == nil {
+		return "of the host"
+	}
+	return *m
+}
+
+// mountImage mounts an image for a container of sb, with the owners that its
+// user namespace has.
+func (s *Server) mountImage(ctx context.Context, sb *oci.Sandbox, key, id string, readOnly bool) (string, error) {
+	ids := sb.Config().IDs
+	switch {
+	case ids != nil:
+		return s.images.MountMapped(ctx, key, id, readOnly, image.IDMap{UserNS: sb.NamespacePath("user"), IDs: *ids})
+	case readOnly:
+		return s.images.MountReadOnly(ctx, key, id)
+	}
+	return s.images.Mount(ctx, key, id)
+}
