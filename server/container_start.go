@@ -18,8 +18,12 @@ func (s *Server) StartContainer(ctx context.Context, req *cri.StartContainerRequ
 	if _, err := s.readySandbox(c.SandboxID()); err != nil {
 		return nil, fmt.Errorf("start container %s: %w", c.ID(), err)
 	}
+	if err := s.tellStart(ctx, c); err != nil {
+		return nil, fmt.Errorf("start container %s: %w", c.ID(), err)
+	}
 	if err := c.Start(ctx); err != nil {
 		return nil, fmt.Errorf("start container %s: %w", c.ID(), err)
 	}
+	s.tellStarted(ctx, c)
 	return &cri.StartContainerResponse{}, nil
 }

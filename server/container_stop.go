@@ -31,6 +31,7 @@ func (s *Server) StopContainer(ctx context.Context, req *cri.StopContainerReques
 	if err := c.Stop(ctx, sig, seconds(max(req.Timeout, 0))); err != nil {
 		return nil, fmt.Errorf("stop container %s: %w", c.ID(), err)
 	}
+	s.tellExit(ctx, c)
 	return &cri.StopContainerResponse{}, nil
 }
 

@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"errors"
+	"fmt"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -26,11 +27,16 @@ func (s *Server) UpdateContainerResources(ctx context.Context, req *cri.UpdateCo
 	if req.Linux == nil {
 		return nil, fault.Invalid.Errorf("update of container %s names no resources of Linux", c.ID())
 	}
+	change, updated, err := s.tellUpdate(ctx, c, req.Linux)
+	if err != nil {
+		return nil, fmt.Errorf("update container %s: %w", c.ID(), err)
+	}
 	// One after the other: each must see what the one before it made.
-	err = s.tasks.alone(ctx, "update of container "+c.ID(), func(ctx context.Context) error { return s.updateContainer(ctx, c, req.Linux) })
+	err = s.tasks.alone(ctx, "update of container "+c.ID(), func(ctx context.Context) error { return s.updateContainer(ctx, c, change) })
 	if err != nil {
 		return nil, err
 	}
+	updated()
 	return &cri.UpdateContainerResourcesResponse{}, nil
 }
 

@@ -59,7 +59,11 @@ func (e *Events) Publish(ev oci.Event) {
 		if !s.containers.isHidden(ev.Container.ID()) {
 			s.publish(typ, ev.Container.ID(), ev.Sandbox, ev.At)
 		}
+		if ev.Kind == oci.ContainerExited {
+			s.exited(ev.Container)
+		}
 		if ev.Kind == oci.ContainerRemoved {
+			s.exits.forget(ev.Container.ID())
 			s.index.containers.Delete(ev.Container.ID())
 			s.cpu.forget(ev.Container.ID())
 			s.ooms.forget(ev.Container.ID())

@@ -50,7 +50,7 @@ func (s *Server) Start(ctx context.Context) error {
 	for _, sb := range half {
 		s.work.Go(func() { s.finishStop(sb) })
 	}
-	return nil
+	return s.startPlugins()
 }
 
 // releaseFileSystems releases the mounts that no container owns. A key is a

@@ -43,7 +43,7 @@ func (s *Server) removeSandbox(ctx context.Context, sb *oci.Sandbox) error {
 			return fmt.Errorf("remove container %s: %w", c.ID(), err)
 		}
 	}
-	return sb.Remove(ctx)
+	return s.removePodTold(ctx, sb)
 }
 
 // removeContainer removes a container and its file systems.
@@ -51,7 +51,7 @@ func (s *Server) removeContainer(ctx context.Context, c *oci.Container) error {
 	rec := s.index.container(c)
 	// Nothing may run in a file system that is taken away, and nothing that
 	// RemoveContainer reports as gone may keep one: so in this order.
-	if err := killAll(ctx, []*oci.Container{c}); err != nil {
+	if err := s.killAll(ctx, []*oci.Container{c}); err != nil {
 		return err
 	}
 	for _, key := range append([]string{c.ID()}, rec.volumes...) {
@@ -59,5 +59,5 @@ func (s *Server) removeContainer(ctx context.Context, c *oci.Container) error {
 			return fmt.Errorf("release file system %s: %w", key, err)
 		}
 	}
-	return c.Remove(ctx)
+	return s.removeTold(ctx, c)
 }

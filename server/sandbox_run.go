@@ -142,6 +142,13 @@ func (s *Server) runSandbox(ctx context.Context, c *creation, req *cri.RunPodSan
 	if err != nil {
 		return err
 	}
+	stage, cancel = c.enter(ctx, "tell plugins")
+	defer cancel()
+	turn := s.plugins.Turn()
+	defer turn.End()
+	if err := s.tellRun(stage, turn, pluginPod(sb, rec), &steps); err != nil {
+		return err
+	}
 	if err := sb.Ready(extra); err != nil {
 		return err
 	}
@@ -200,8 +207,12 @@ func cgroupParent(parent string, systemd bool) (string, error) {
 
 // discardSandbox takes down a sandbox that nobody is to get.
 func (s *Server) discardSandbox(ctx context.Context, sb *oci.Sandbox) error {
+	ready := sb.State() != oci.SandboxCreating
 	if err := s.stopSandbox(ctx, sb); err != nil {
 		return err
+	}
+	if !ready {
+		return sb.Remove(ctx) // it has no containers, and plugins do not know it any more
 	}
 	return s.removeSandbox(ctx, sb)
 }

@@ -36,12 +36,16 @@ func (s *Server) StopPodSandbox(ctx context.Context, req *cri.StopPodSandboxRequ
 // call that failed at a later one, or by the crispd before this one.
 func (s *Server) stopSandbox(ctx context.Context, sb *oci.Sandbox) error {
 	ctx = logctx.With(ctx, "sandbox", sb.ID())
+	known := sb.State() == oci.SandboxReady || sb.State() == oci.SandboxStopping
 	if err := sb.BeginStop(); err != nil && !errors.Is(err, fault.WrongState) {
 		return err // WrongState: it is being removed, and that stops it too
 	}
 	// The kubelet has stopped the containers, with grace; who has not, meant it.
-	if err := killAll(ctx, sb.Containers()); err != nil {
+	if err := s.killAll(ctx, sb.Containers()); err != nil {
 		return err
+	}
+	if known {
+		s.tellStop(ctx, sb)
 	}
 	rec := s.index.sandbox(sb)
 	if !sb.Config().HostNetwork {
@@ -65,15 +69,18 @@ func (s *Server) stopSandbox(ctx context.Context, sb *oci.Sandbox) error {
 	return sb.Stopped()
 }
 
-// killAll kills containers side by side and returns when all have exited.
-func killAll(ctx context.Context, list []*oci.Container) error {
+// killAll kills containers side by side and returns when all have exited and
+// plugins know it.
+func (s *Server) killAll(ctx context.Context, list []*oci.Container) error {
 	errs := make([]error, len(list))
 	var wg sync.WaitGroup
 	for i, c := range list {
 		wg.Go(func() {
 			if err := c.Stop(ctx, unix.SIGKILL, 0); err != nil {
 				errs[i] = fmt.Errorf("kill container %s: %w", c.ID(), err)
+				return
 			}
+			s.tellExit(ctx, c)
 		})
 	}
 	wg.Wait()

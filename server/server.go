@@ -99,13 +99,13 @@ type Options struct {
 
 	SpecHost           spec.Host
 	SystemdCgroup      bool
-	NoUserNS           error    // why pods cannot have user namespaces; nil = they can
-	CDISpecDirs        []string // where vendors describe devices; a later one wins
-	HooksDirs          []string // oci-hooks(5); a later one wins
+	NoUserNS           error        // why pods cannot have user namespaces; nil = they can
+	CDISpecDirs        []string     // where vendors describe devices; a later one wins
+	HooksDirs          []string     // oci-hooks(5); a later one wins
 	NRI                *nri.Options // nil = no plugins; Version, Log and what they must know of the host are filled in
-	RejectMountSources []string // a host path of these that is missing is an error; others are made, as users expect of hostPath
-	Version            string   // of crisp, semantic; "" means 0.0.0
-	Root, State        string   // directories, for the verbose Status
+	RejectMountSources []string     // a host path of these that is missing is an error; others are made, as users expect of hostPath
+	Version            string       // of crisp, semantic; "" means 0.0.0
+	Root, State        string       // directories, for the verbose Status
 	Log                *slog.Logger
 }
 

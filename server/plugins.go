@@ -1,0 +1,360 @@
+package server
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"google.golang.org/protobuf/proto"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/logctx"
+	"github.com/crisp-cri/crisp/internal/undo"
+	"github.com/crisp-cri/crisp/oci"
+	"github.com/crisp-cri/crisp/server/nri"
+	"github.com/crisp-cri/crisp/server/spec"
+)
+
+// This file is what the handlers say to NRI plugins, and when:
+//
+//	RunPodSandbox     before the sandbox is ready; an error undoes it
+//	StopPodSandbox    when its containers have ended and its network is there
+//	RemovePodSandbox  when it is gone
+//	CreateContainer   before the container is on record; an error undoes it
+//	StartContainer    before; an error leaves the container as it was
+//	UpdateContainer   before; an error leaves the limits as they were
+//	StopContainer     when it has ended, however that came about, once
+//	RemoveContainer   when it is gone
+//
+// What cannot be undone (a stop, a removal, anything "post") is told, and a
+// plugin that is not content with it is logged.
+
+// pluginPod is a sandbox as plugins see it.
+func pluginPod(sb *oci.Sandbox, rec *sandboxRecord) nri.Pod {
+	p := nri.Pod{ID: sb.ID(), Config: rec.config, Handler: rec.handler, IPs: rec.ips, NetNS: sb.NetNS()}
+	if r := rec.resources; r != nil {
+		p.Overhead, p.Resources = r.Overhead, r.Resources
+	}
+	return p
+}
+
+// podOf is the pod of a container; one whose record was lost has only an ID.
+func (s *Server) podOf(c *oci.Container) nri.Pod {
+	sb, err := s.runtime.Sandbox(c.SandboxID())
+	if err != nil {
+		return nri.Pod{ID: c.SandboxID()}
+	}
+	return pluginPod(sb, s.index.sandbox(sb))
+}
+
+// pluginContainer is a container as plugins see it.
+func (s *Server) pluginContainer(c *oci.Container) nri.Container {
+	rec, st := s.index.container(c), c.Status()
+	out := nri.Container{
+		ID: c.ID(), PodID: c.SandboxID(), Config: rec.config, Spec: c.Config().Spec, ImageID: rec.imageID, ImageRef: rec.imageRef,
+		Pid: st.Pid, CreatedAt: c.CreatedAt(), StartedAt: st.StartedAt, FinishedAt: st.FinishedAt,
+		ExitCode: st.ExitCode, Reason: st.Reason, Message: st.Message,
+	}
+	switch containerState(st.State) {
+	case cri.ContainerState_CONTAINER_CREATED:
+		out.State = nri.Created
+	case cri.ContainerState_CONTAINER_RUNNING:
+		out.State = nri.Running
+	case cri.ContainerState_CONTAINER_EXITED:
+		out.State = nri.Stopped
+	}
+	return out
+}
+
+// told logs what a plugin has against something that stays as it is.
+func (s *Server) told(ctx context.Context, what string, err error) {
+	if err != nil {
+		s.log.WarnContext(ctx, "plugin refused what cannot be undone", "kind", what, "err", err)
+	}
+}
+
+// tellRun tells of a sandbox before it is ready. If the sandbox comes to nothing
+// after that, the step added to steps tells that too.
+func (s *Server) tellRun(ctx context.Context, turn nri.Turn, p nri.Pod, steps *undo.Stack) error {
+	if !turn.Heard() {
+		return nil
+	}
+	// Also if the hook fails: plugins before the one that refused have heard it.
+	steps.Add("run by plugins", func() error {
+		ctx, cancel := undo.Context(ctx)
+		defer cancel()
+		turn := s.plugins.Turn()
+		defer turn.End()
+		if turn.Heard() {
+			s.told(ctx, "StopPodSandbox", turn.StopPodSandbox(ctx, p))
+			s.told(ctx, "RemovePodSandbox", turn.RemovePodSandbox(ctx, p))
+		}
+		return nil
+	})
+	if err := turn.RunPodSandbox(ctx, p); err != nil {
+		return fmt.Errorf("run by plugins: %w", err)
+	}
+	return nil
+}
+
+// tellStop tells of a sandbox that is being stopped.
+func (s *Server) tellStop(ctx context.Context, sb *oci.Sandbox) {
+	turn := s.plugins.Turn()
+	defer turn.End()
+	if turn.Heard() {
+		s.told(ctx, "StopPodSandbox", turn.StopPodSandbox(ctx, pluginPod(sb, s.index.sandbox(sb))))
+	}
+}
+
+// tellPodUpdate tells of new resources of a sandbox, saves them in between, and
+// tells that.
+func (s *Server) tellPodUpdate(ctx context.Context, p nri.Pod, save func() error) error {
+	turn := s.plugins.Turn()
+	defer turn.End()
+	if !turn.Heard() {
+		return save()
+	}
+	if err := turn.UpdatePodSandbox(ctx, p); err != nil {
+		return fmt.Errorf("update by plugins: %w", err)
+	}
+	if err := save(); err != nil {
+		return err
+	}
+	s.told(ctx, "PostUpdatePodSandbox", turn.PostUpdatePodSandbox(ctx, p))
+	return nil
+}
+
+// tellCreate has plugins change the specification of a container that is being
+// created. If the container comes to nothing after that, the step added to steps
+// tells that too.
+func (s *Server) tellCreate(ctx context.Context, turn nri.Turn, sb *oci.Sandbox, id string, built *specs.Spec, rec *containerRecord, steps *undo.Stack) error {
+	if !turn.Heard() {
+		return nil
+	}
+	p := pluginPod(sb, s.index.sandbox(sb))
+	c := nri.Container{
+		ID: id, PodID: sb.ID(), Config: rec.config, Spec: built, ImageID: rec.imageID, ImageRef: rec.imageRef,
+		State: nri.Created, CreatedAt: time.Now(),
+	}
+	steps.Add("creation by plugins", func() error {
+		ctx, cancel := undo.Context(ctx)
+		defer cancel()
+		turn := s.plugins.Turn()
+		defer turn.End()
+		if turn.Heard() {
+			updates, err := turn.StopContainer(ctx, p, c)
+			s.told(ctx, "StopContainer", err)
+			s.applyUpdates(ctx, updates)
+			s.told(ctx, "RemoveContainer", turn.RemoveContainer(ctx, p, c))
+		}
+		return nil
+	})
+	limits, updates, err := turn.CreateContainer(ctx, p, c)
+	if err != nil {
+		return fmt.Errorf("creation by plugins: %w", err)
+	}
+	if change := limitsOf(limits); change != nil {
+		rec.resources = spec.MergeResources(rec.resources, change)
+	}
+	return unapplied(s.applyUpdates(ctx, updates))
+}
+
+// tellCreated tells of a container that is on record.
+func (s *Server) tellCreated(ctx context.Context, turn nri.Turn, c *oci.Container) {
+	if turn.Heard() {
+		s.told(ctx, "PostCreateContainer", turn.PostCreateContainer(ctx, s.podOf(c), s.pluginContainer(c)))
+	}
+}
+
+// tellStart tells of a container that is to be started.
+func (s *Server) tellStart(ctx context.Context, c *oci.Container) error {
+	turn := s.plugins.Turn()
+	defer turn.End()
+	if !turn.Heard() || c.Status().State != oci.Created {
+		return nil // Start says what is wrong
+	}
+	if err := turn.StartContainer(ctx, s.podOf(c), s.pluginContainer(c)); err != nil {
+		return fmt.Errorf("start by plugins: %w", err)
+	}
+	return nil
+}
+
+// tellStarted tells of a container that was started.
+func (s *Server) tellStarted(ctx context.Context, c *oci.Container) {
+	turn := s.plugins.Turn()
+	defer turn.End()
+	if turn.Heard() {
+		s.told(ctx, "PostStartContainer", turn.PostStartContainer(ctx, s.podOf(c), s.pluginContainer(c)))
+	}
+}
+
+// tellUpdate asks plugins what an update is to be instead. It returns that, and
+// what to say when it is done.
+func (s *Server) tellUpdate(ctx context.Context, c *oci.Container, change *cri.LinuxContainerResources) (*cri.LinuxContainerResources, func(), error) {
+	turn := s.plugins.Turn()
+	defer turn.End()
+	if !turn.Heard() {
+		return change, func() {}, nil
+	}
+	asked, err := spec.Resources(change, s.o.SpecHost)
+	if err != nil {
+		return nil, nil, err
+	}
+	own, others, err := turn.UpdateContainer(ctx, s.podOf(c), s.pluginContainer(c), asked)
+	if err != nil {
+		return nil, nil, fmt.Errorf("update by plugins: %w", err)
+	}
+	if err := unapplied(s.applyUpdates(ctx, others)); err != nil {
+		return nil, nil, err
+	}
+	return spec.MergeResources(change, limitsOf(own)), func() {
+		turn := s.plugins.Turn()
+		defer turn.End()
+		if turn.Heard() {
+			s.told(ctx, "PostUpdateContainer", turn.PostUpdateContainer(ctx, s.podOf(c), s.pluginContainer(c)))
+		}
+	}, nil
+}
+
+// An exits is the containers whose end plugins were told of, or are being told
+// of, by ID. An end is told by whoever comes first: the event of it, or the call
+// that must not return before.
+type exits struct {
+	mu   sync.Mutex
+	told map[string]chan struct{} // closed when plugins have heard it; guarded by mu
+}
+
+// claim returns what is closed when the end of c was told, and whether the caller
+// is the one to tell it; nil if there is no end to tell.
+func (x *exits) claim(c *oci.Container) (done chan struct{}, mine bool) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	id := c.ID()
+	if done, ok := x.told[id]; ok {
+		return done, false
+	}
+	if c.Status().State != oci.Exited {
+		return nil, false // not started, not ended, or being removed and told before that
+	}
+	if x.told == nil {
+		x.told = map[string]chan struct{}{}
+	}
+	done = make(chan struct{})
+	x.told[id] = done
+	return done, true
+}
+
+func (x *exits) forget(id string) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	delete(x.told, id)
+}
+
+// tellExit tells of the end of a container, once, and returns when that is done.
+func (s *Server) tellExit(ctx context.Context, c *oci.Container) {
+	if s.plugins == nil {
+		return
+	}
+	done, mine := s.exits.claim(c)
+	if done == nil {
+		return
+	}
+	if !mine {
+		select {
+		case <-done:
+		case <-ctx.Done():
+		}
+		return
+	}
+	defer close(done)
+	ctx = context.WithoutCancel(ctx) // nobody will tell it again
+	turn := s.plugins.Turn()
+	defer turn.End()
+	if !turn.Heard() {
+		return
+	}
+	updates, err := turn.StopContainer(ctx, s.podOf(c), s.pluginContainer(c))
+	s.told(ctx, "StopContainer", err)
+	s.told(ctx, "StopContainer", unapplied(s.applyUpdates(ctx, updates)))
+}
+
+// exited is tellExit for the event of an end, which nobody waits for.
+func (s *Server) exited(c *oci.Container) {
+	if s.plugins == nil {
+		return
+	}
+	s.work.Go(func() { s.tellExit(logctx.With(s.ctx, "container", c.ID()), c) })
+}
+
+// removeTold removes a container and tells plugins that it is gone.
+func (s *Server) removeTold(ctx context.Context, c *oci.Container) error {
+	turn := s.plugins.Turn()
+	defer turn.End()
+	if !turn.Heard() {
+		return c.Remove(ctx)
+	}
+	p, gone := s.podOf(c), s.pluginContainer(c)
+	if err := c.Remove(ctx); err != nil {
+		return err
+	}
+	s.told(ctx, "RemoveContainer", turn.RemoveContainer(ctx, p, gone))
+	return nil
+}
+
+// removePodTold is the same for a sandbox.
+func (s *Server) removePodTold(ctx context.Context, sb *oci.Sandbox) error {
+	turn := s.plugins.Turn()
+	defer turn.End()
+	if !turn.Heard() {
+		return sb.Remove(ctx)
+	}
+	gone := pluginPod(sb, s.index.sandbox(sb))
+	if err := sb.Remove(ctx); err != nil {
+		return err
+	}
+	s.told(ctx, "RemovePodSandbox", turn.RemovePodSandbox(ctx, gone))
+	return nil
+}
+
+// unapplied is the error for updates that plugins insist on.
+func unapplied(failed []nri.Update) error {
+	for _, u := range failed {
+		if !u.IgnoreFailure {
+			return fault.Unavailable.Errorf("update of container %s by a plugin could not be applied", u.Container)
+		}
+	}
+	return nil
+}
+
+// limitsOf is those of OCI's resources that CRI has a field for; nil if there
+// are none.
+func limitsOf(r *specs.LinuxResources) *cri.LinuxContainerResources {
+	if r == nil {
+		return nil
+	}
+	out := &cri.LinuxContainerResources{Unified: r.Unified}
+	if m := r.Memory; m != nil {
+		out.MemoryLimitInBytes, out.MemorySwapLimitInBytes = number(m.Limit), number(m.Swap)
+	}
+	if c := r.CPU; c != nil {
+		out.CpuQuota, out.CpuPeriod, out.CpuShares = number(c.Quota), int64(number(c.Period)), int64(number(c.Shares))
+		out.CpusetCpus, out.CpusetMems = c.Cpus, c.Mems
+	}
+	for _, l := range r.HugepageLimits {
+		out.HugepageLimits = append(out.HugepageLimits, &cri.HugepageLimit{PageSize: l.Pagesize, Limit: l.Limit})
+	}
+	if proto.Size(out) == 0 {
+		return nil
+	}
+	return out
+}
+
+func number[T int64 | uint64](p *T) (v T) {
+	if p != nil {
+		v = *p
+	}
+	return v
+}

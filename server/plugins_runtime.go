@@ -1,0 +1,124 @@
+package server
+
+import (
+	"context"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/internal/logctx"
+	"github.com/crisp-cri/crisp/oci"
+	"github.com/crisp-cri/crisp/server/nri"
+	"github.com/crisp-cri/crisp/server/spec"
+)
+
+// evictGrace is how long a container that a plugin evicts has to end by itself.
+const evictGrace = 10 * time.Second
+
+var _ nri.Runtime = (*pluginRuntime)(nil)
+
+// pluginRuntime is the Server as nri.Runtime: it keeps what plugins may call
+// apart from CRI.
+type pluginRuntime struct{ *Server }
+
+// newPlugins sets up NRI, if it is wanted.
+func (s *Server) newPlugins() (*nri.Plugins, error) {
+	if s.o.NRI == nil {
+		return nil, nil
+	}
+	o := *s.o.NRI
+	o.Version, o.Log, o.SwapLimit = s.o.Version, s.log, s.o.SpecHost.SwapLimit
+	return nri.New(o, pluginRuntime{s})
+}
+
+// startPlugins lets plugins in. They see the containers that have ended so far as
+// ended: that is not told once more.
+func (s *Server) startPlugins() error {
+	if s.plugins == nil {
+		return nil
+	}
+	for _, c := range s.runtime.Containers() {
+		if done, mine := s.exits.claim(c); mine {
+			close(done)
+		}
+	}
+	return s.plugins.Start()
+}
+
+// Snapshot returns all there is but what is still being made, which plugins are
+// told of when it is.
+func (s pluginRuntime) Snapshot() ([]nri.Pod, []nri.Container) {
+	var pods []nri.Pod
+	for _, sb := range s.runtime.Sandboxes() {
+		if st := sb.State(); st != oci.SandboxCreating && st != oci.SandboxRemoving {
+			pods = append(pods, pluginPod(sb, s.index.sandbox(sb)))
+		}
+	}
+	var containers []nri.Container
+	for _, c := range s.runtime.Containers() {
+		if c.Status().State != oci.Removing {
+			containers = append(containers, s.pluginContainer(c))
+		}
+	}
+	return pods, containers
+}
+
+// Update changes limits as plugins want it.
+func (s pluginRuntime) Update(ctx context.Context, updates []nri.Update) []nri.Update {
+	return s.applyUpdates(ctx, updates)
+}
+
+// applyUpdates changes limits of containers and returns the updates that could
+// not be made.
+func (s *Server) applyUpdates(ctx context.Context, updates []nri.Update) (failed []nri.Update) {
+	for _, u := range updates {
+		err := s.applyUpdate(ctx, u)
+		if err == nil {
+			continue
+		}
+		failed = append(failed, u)
+		if !u.IgnoreFailure {
+			s.log.WarnContext(ctx, "update by a plugin not applied", "container", u.Container, "err", err)
+		}
+	}
+	return failed
+}
+
+func (s *Server) applyUpdate(ctx context.Context, u nri.Update) error {
+	c, err := s.runtime.Container(u.Container)
+	if err != nil {
+		return err
+	}
+	return s.tasks.alone(ctx, "update of container "+c.ID(), func(ctx context.Context) error {
+		if err := c.Update(ctx, u.Resources); err != nil {
+			return err
+		}
+		change := limitsOf(u.Resources)
+		if change == nil {
+			return nil
+		}
+		rec := *s.index.container(c)
+		rec.resources = spec.MergeResources(rec.resources, change)
+		return s.index.saveContainer(c, &rec)
+	})
+}
+
+// Evict begins to stop a container. The kubelet sees it end.
+func (s pluginRuntime) Evict(ctx context.Context, id, reason string) error {
+	c, err := s.runtime.Container(id)
+	if err != nil {
+		return err
+	}
+	ctx = logctx.With(s.ctx, "container", c.ID())
+	s.log.InfoContext(ctx, "container evicted by a plugin", "kind", reason)
+	sig, ok := linuxSignal(s.index.container(c).signal)
+	if !ok {
+		sig = unix.SIGTERM
+	}
+	s.work.Go(func() {
+		if err := c.Stop(ctx, sig, evictGrace); err != nil {
+			s.log.WarnContext(ctx, "container not evicted", "err", err)
+		}
+	})
+	return nil
+}
