@@ -49,6 +49,9 @@ func (x *Executor) create(s settings, spec *specs.Spec, env [][]byte, systemd bo
 	}
 	steps.Add("reservation", func() error { x.release(c); return nil })
 
+	if spec.Process.OOMScoreAdj == nil {
+		spec.Process.OOMScoreAdj = new(int) // else it would inherit ours, and be spared
+	}
 	x.limits.clamp(spec.Process)
 	config, err := x.config(s.ID, spec, systemd)
 	if err != nil {

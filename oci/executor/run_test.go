@@ -60,6 +60,27 @@ func TestExitBySignal(t *testing.T) {
 	n.fails(fault.NotFound, wire.MethodSignal, wire.SignalRequest{ID: "nobody", Signal: 9})
 }
 
+// The executor is spared by the OOM killer; its containers are not.
+func TestOOMScoreIsNotInherited(t *testing.T) {
+	n := start(t)
+	own, err := os.ReadFile("/proc/self/oom_score_adj")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := n.run([]string{"cat", "/proc/self/oom_score_adj"})
+	b.wait()
+	want := "0\n"
+	if got := b.output(crilog.Stdout); got != want && got != string(own) {
+		t.Errorf("oom_score_adj is %q, want %q, or at least what it was, %q", got, want, own)
+	}
+	five := 5
+	b = n.run([]string{"cat", "/proc/self/oom_score_adj"}, func(_ *wire.RunRequest, s *specs.Spec) { s.Process.OOMScoreAdj = &five })
+	b.wait()
+	if got := b.output(crilog.Stdout); got != "5\n" {
+		t.Errorf("oom_score_adj is %q, want 5", got)
+	}
+}
+
 // What users see when a program is not there, and that a failed start leaves
 // nothing and the next one succeeds.
 func TestStartErrors(t *testing.T) {
@@ -101,7 +122,7 @@ func TestStartErrors(t *testing.T) {
 		}
 		var spec specs.Spec
 		json.Unmarshal(b.req.Spec, &spec)
-		spec.Process.Args, spec.Mounts = []string{"/testbin", "exit", "3"}, spec.Mounts[:3]
+		spec.Process.Args, spec.Mounts = []string{"/testbin", "exit", "3"}, spec.Mounts[:4]
 		b.req.Spec, _ = json.Marshal(spec)
 		n.call(wire.MethodRun, b.req, nil)
 		if e := b.wait(); e.Code != 3 {

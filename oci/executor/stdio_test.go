@@ -161,7 +161,7 @@ func TestStdinOnce(t *testing.T) {
 // A client that does not read is dropped; the container and its log go on.
 func TestSlowAttachedClient(t *testing.T) {
 	n := start(t)
-	b := n.run([]string{"sleep", "100ms", "count", "400000", "0s", "print", "done", "sleep", "for-ever"})
+	b := n.run([]string{"sleep", "100ms", "count", "250000", "0s", "print", "done", "sleep", "for-ever"})
 	a := b.attach(false)
 	b.says("done")
 	data, err := io.ReadAll(a["stdout"])
