@@ -30,14 +30,15 @@ func pod(uid string) *v1.Pod {
 	return p
 }
 
+type actFunc func(ctx, interrupt context.Context, a podsync.Action) error
+
 // A world is a runtime in memory. Actions succeed at once unless act says
 // otherwise. Its log has a line for each, with the seconds since its beginning.
 type world struct {
-	act   func(ctx, interrupt context.Context, a podsync.Action) error // may be nil
+	mu    sync.Mutex
+	act   actFunc // may be nil
 	begun time.Time
-
-	mu   sync.Mutex
-	have podsync.Have
+	have  podsync.Have
 	down bool
 	log  []string
 }
@@ -58,9 +59,8 @@ func (w *world) Observe(context.Context, podsync.Key) (podsync.Have, error) {
 func (w *world) Report(*v1.Pod, podsync.Have) {}
 
 func (w *world) Act(ctx, interrupt context.Context, _ *v1.Pod, a podsync.Action) error {
-	w.note(a)
-	if w.act != nil {
-		if err := w.act(ctx, interrupt, a); err != nil {
+	if act := w.note(a); act != nil {
+		if err := act(ctx, interrupt, a); err != nil {
 			return err
 		}
 	}
@@ -93,10 +93,25 @@ func (w *world) Act(ctx, interrupt context.Context, _ *v1.Pod, a podsync.Action)
 	return nil
 }
 
-func (w *world) note(a podsync.Action) {
+func (w *world) note(a podsync.Action) actFunc {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.log = append(w.log, fmt.Sprintf("%d %s %s", int(time.Since(w.begun).Seconds()), a.Verb, a.UID))
+	return w.act
+}
+
+// begin has the log count from now on.
+func (w *world) begin() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.begun = time.Now()
+}
+
+// setAct says how actions go from now on.
+func (w *world) setAct(act actFunc) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.act = act
 }
 
 // exit ends the running container, as if by itself.
@@ -159,7 +174,7 @@ func TestRestartsBackOff(t *testing.T) {
 		p.Set(key, pod("u"))
 		w.expect(t, "0 run sandbox u", "0 start container u")
 		for i, wait := range []int{0, 10, 20, 40, 80, 160, 300, 300} {
-			w.begun = time.Now()
+			w.begin()
 			w.exit()
 			p.Wake(key)
 			time.Sleep(400 * time.Second)
@@ -177,12 +192,12 @@ func TestReplaced(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, p *worker.Pool) {
 		p.Set(key, pod("a"))
 		synctest.Wait()
-		w.act = func(_, _ context.Context, a podsync.Action) error {
+		w.setAct(func(_, _ context.Context, a podsync.Action) error {
 			if a.Verb == podsync.StopContainer {
 				time.Sleep(7 * time.Second) // its grace
 			}
 			return nil
-		}
+		})
 		w.lines()
 		p.Set(key, pod("b"))
 		time.Sleep(time.Minute)
@@ -194,13 +209,13 @@ func TestReplaced(t *testing.T) {
 // A pull that hangs does not hold up the end of the pod.
 func TestRemovedWhilePulling(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, p *worker.Pool) {
-		w.act = func(ctx, interrupt context.Context, a podsync.Action) error {
+		w.setAct(func(ctx, interrupt context.Context, a podsync.Action) error {
 			if a.Verb == podsync.StartContainer {
 				<-interrupt.Done()
 				return interrupt.Err()
 			}
 			return nil
-		}
+		})
 		p.Set(key, pod("u"))
 		w.expect(t, "0 run sandbox u", "0 start container u")
 		p.Set(key, nil)
@@ -223,13 +238,13 @@ func TestRuntimeAway(t *testing.T) {
 		time.Sleep(2 * time.Second)
 		w.expect(t, "3601 run sandbox u", "3601 start container u")
 
-		w.act = func(context.Context, context.Context, podsync.Action) error {
+		w.setAct(func(context.Context, context.Context, podsync.Action) error {
 			return fault.Unavailable.Errorf("gone again")
-		}
+		})
 		w.exit()
 		p.Wake(key)
 		time.Sleep(10 * time.Minute)
-		w.act = nil
+		w.setAct(nil)
 		w.lines()
 		time.Sleep(2 * time.Second)
 		if got := w.lines(); !strings.Contains(got, "start container") {
@@ -242,17 +257,17 @@ func TestRuntimeAway(t *testing.T) {
 // another pod of the same name starts afresh.
 func TestFailuresBackOff(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, p *worker.Pool) {
-		w.act = func(_, _ context.Context, a podsync.Action) error {
+		w.setAct(func(_, _ context.Context, a podsync.Action) error {
 			if a.Verb == podsync.StartContainer && a.UID == "u" {
 				return errors.New("no such image")
 			}
 			return nil
-		}
+		})
 		p.Set(key, pod("u"))
 		time.Sleep(18 * time.Minute)
 		w.expect(t, "0 run sandbox u", "0 start container u", "10 start container u", "30 start container u", "70 start container u",
 			"150 start container u", "310 start container u", "610 start container u", "910 start container u")
-		w.begun = time.Now()
+		w.begin()
 		p.Set(key, pod("v"))
 		w.expect(t, "0 stop sandbox u", "0 forget files u", "0 remove sandbox u", "0 run sandbox v", "0 start container v")
 	})
@@ -266,12 +281,12 @@ func TestContainersStopTogether(t *testing.T) {
 		for _, id := range []string{"a", "b", "c"} {
 			w.have.Containers = append(w.have.Containers, podsync.Container{ID: id, UID: "u", Name: id, SandboxID: "s", State: podsync.Running})
 		}
-		w.act = func(_, _ context.Context, a podsync.Action) error {
+		w.setAct(func(_, _ context.Context, a podsync.Action) error {
 			if a.Verb == podsync.StopContainer {
 				time.Sleep(30 * time.Second)
 			}
 			return nil
-		}
+		})
 		p.Set(key, u)
 		synctest.Wait()
 		p.Set(key, nil)
