@@ -39,8 +39,8 @@ type world struct {
 	act   actFunc // may be nil
 	begun time.Time
 	have  podsync.Have
-	down bool
-	log  []string
+	down  bool
+	log   []string
 }
 
 func (w *world) Observe(context.Context, podsync.Key) (podsync.Have, error) {
