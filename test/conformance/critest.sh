@@ -25,6 +25,7 @@ if grep -vE '^[[:space:]]*(#|$)' "$here/skip.txt" | grep -v '#'; then
 fi
 
 dir=$(mktemp -d /tmp/critest.XXXXXX)
+chmod 711 "$dir" # users of user namespaces must get through it
 node=(--config "" --root "$dir/root" --state "$dir/run")
 "$bin/crispd" "${node[@]}" --socket "$dir/s" >"$dir/crispd.log" 2>&1 &
 crispd=$!
