@@ -17,7 +17,7 @@ const maxSocketPath = 107
 
 // check refuses values that have the right type and make no sense.
 func (c *Config) check() error {
-	for _, f := range []struct{ key, path string }{{"root", c.Root}, {"state", c.State}, {"socket", c.Socket}, {"cni.conf_dir", c.CNI.ConfDir}} {
+	for _, f := range []struct{ key, path string }{{"root", c.Root}, {"state", c.State}, {"socket", c.Socket}, {"cni.conf_dir", c.CNI.ConfDir}, {"nri.socket", c.NRI.Socket}} {
 		if !filepath.IsAbs(f.path) {
 			return c.wrong(f.key, "%q is not an absolute path", f.path)
 		}
@@ -38,6 +38,8 @@ func (c *Config) check() error {
 		return c.wrong("state", "%s and root %s must not be one below the other", c.State, c.Root)
 	case len(c.Socket) > maxSocketPath:
 		return c.wrong("socket", "%q is longer than %d bytes", c.Socket, maxSocketPath)
+	case len(c.NRI.Socket) > maxSocketPath:
+		return c.wrong("nri.socket", "%q is longer than %d bytes", c.NRI.Socket, maxSocketPath)
 	case len(c.State)+len("/executor.sock") > maxSocketPath:
 		return c.wrong("state", "%q is too long for a socket in it", c.State)
 	case c.LogMaxLine < 64 || c.LogMaxLine > 1<<20:

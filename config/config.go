@@ -70,6 +70,7 @@ type Config struct {
 	Log       Log       `toml:"log"`
 	CNI       CNI       `toml:"cni"`
 	CDI       CDI       `toml:"cdi"`
+	NRI       NRI       `toml:"nri"`
 	Streaming Streaming `toml:"streaming"`
 	Image     Image     `toml:"image"`
 
@@ -105,6 +106,18 @@ type CDI struct {
 	// SpecDirs are searched for vendors' descriptions of devices; a later one
 	// wins. Default: /etc/cdi, /var/run/cdi, where vendors put them.
 	SpecDirs []string `toml:"spec_dirs"`
+}
+
+// NRI is the Node Resource Interface: plugins that watch containers and change
+// what these get.
+type NRI struct {
+	// Enabled lets plugins connect. Default true.
+	Enabled bool `toml:"enabled"`
+	// Socket is the unix socket where plugins connect. Default:
+	// /var/run/nri/nri.sock, where they look for it, for an instance with another
+	// root or state nri.sock in state. Plugins in /opt/nri/plugins are started, with
+	// what /etc/nri/conf.d has for them, by the default instance only.
+	Socket string `toml:"socket"`
 }
 
 // Streaming is the server of exec, attach and port-forward.

@@ -59,7 +59,7 @@ func TestOrigin(t *testing.T) {
 		}
 	}
 	if c.Root != "/flag" || c.Log.Level != "debug" || c.State != "/s" || strings.Join(c.Image.Pinned, ",") != "z" ||
-		c.Image.MaxParallel != 7 || c.Image.ProgressTimeout != 90*time.Second || c.Socket != "/s/crisp.sock" || c.CNI.ConfDir != "/flag/cni/net.d" {
+		c.Image.MaxParallel != 7 || c.Image.ProgressTimeout != 90*time.Second || c.Socket != "/s/crisp.sock" || c.CNI.ConfDir != "/flag/cni/net.d" || c.NRI.Socket != "/s/nri.sock" {
 		t.Errorf("got %+v", c)
 	}
 }
@@ -73,7 +73,8 @@ func TestDefaults(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !c.DefaultInstance() || c.Socket != "/run/crisp/crisp.sock" || c.CNI.ConfDir != "/etc/cni/net.d" || c.CNI.BinDirs[0] != "/own" || c.Log.Level != "info" {
+	if !c.DefaultInstance() || c.Socket != "/run/crisp/crisp.sock" || c.CNI.ConfDir != "/etc/cni/net.d" || c.CNI.BinDirs[0] != "/own" ||
+		!c.NRI.Enabled || c.NRI.Socket != "/var/run/nri/nri.sock" || c.Log.Level != "info" {
 		t.Errorf("got %+v", c)
 	}
 }
@@ -139,6 +140,7 @@ func TestMistakes(t *testing.T) {
 		{"address", "[streaming]\naddress = \"localhost\"\n", ":2: streaming.address: \"localhost\" is not host:port"},
 		{"subnets", "[cni]\npod_cidrs = [\"10.1.2.3/16\"]\n", ":2: cni.pod_cidrs: \"10.1.2.3/16\" is not a subnet"},
 		{"rlimit", "rlimits = [\"nofile=9:3\"]\n", ":1: rlimits: \"nofile=9:3\" is not a limit"},
+		{"plugins", "[nri]\nsocket = \"nri.sock\"\n", ":2: nri.socket: \"nri.sock\" is not an absolute path"},
 		{"parallel", "[image]\nmax_parallel = 0\n", ":2: image.max_parallel: 0 is not between 1 and 64"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -160,7 +162,9 @@ func TestNamedFileMustExist(t *testing.T) {
 }
 
 // Few keys: a new one needs the argument why a default cannot be right. Those of
-// other people's files (cdi.spec_dirs, hooks_dir) say where these people put them.
+// other people's files (cdi.spec_dirs, hooks_dir) say where these people put them,
+// nri.enabled is for who must not have plugins, and nri.socket for who has two
+// runtimes and plugins for both.
 func TestKeysAreFew(t *testing.T) {
 	var count func(t reflect.Type) int
 	count = func(t reflect.Type) int {

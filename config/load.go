@@ -80,6 +80,7 @@ func (c *Config) setDefaults(src Source) {
 	if src.OwnCNI != "" {
 		c.CNI.BinDirs = slices.Insert(c.CNI.BinDirs, 0, src.OwnCNI)
 	}
+	c.NRI.Enabled = true
 	c.CDI.SpecDirs = []string{"/etc/cdi", "/var/run/cdi"}
 	c.HooksDirs = []string{"/usr/share/containers/oci/hooks.d", "/etc/containers/oci/hooks.d"}
 	c.Streaming = Streaming{Address: "127.0.0.1:0", IdleTimeout: 4 * time.Hour}
@@ -96,6 +97,12 @@ func (c *Config) setDerived() {
 		c.CNI.ConfDir = filepath.Join(c.Root, "cni", "net.d")
 		if c.Root == DefaultRoot {
 			c.CNI.ConfDir = "/etc/cni/net.d"
+		}
+	}
+	if c.NRI.Socket == "" {
+		c.NRI.Socket = filepath.Join(c.State, "nri.sock")
+		if c.DefaultInstance() {
+			c.NRI.Socket = "/var/run/nri/nri.sock"
 		}
 	}
 }

@@ -4,10 +4,12 @@ import (
 	"context"
 	"time"
 
+	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/internal/logctx"
 	"github.com/crisp-cri/crisp/oci"
+	"github.com/crisp-cri/crisp/server/cdi"
 	"github.com/crisp-cri/crisp/server/nri"
 	"github.com/crisp-cri/crisp/server/spec"
 )
@@ -28,6 +30,7 @@ func (s *Server) newPlugins() (*nri.Plugins, error) {
 	}
 	o := *s.o.NRI
 	o.Version, o.Log, o.SwapLimit = s.o.Version, s.log, s.o.SpecHost.SwapLimit
+	o.InjectCDI = func(built *specs.Spec, names []string) error { return cdi.Inject(built, s.o.CDISpecDirs, names) }
 	return nri.New(o, pluginRuntime{s})
 }
 

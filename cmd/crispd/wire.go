@@ -21,6 +21,7 @@ import (
 	"github.com/crisp-cri/crisp/network"
 	"github.com/crisp-cri/crisp/oci"
 	"github.com/crisp-cri/crisp/server"
+	"github.com/crisp-cri/crisp/server/nri"
 	"github.com/crisp-cri/crisp/server/spec"
 	"github.com/crisp-cri/crisp/streaming"
 )
@@ -82,6 +83,7 @@ func wire(ctx context.Context, c *config.Config, log *slog.Logger) (_ *daemon, e
 		NoUserNS:           noUserNS(host, d.images, log),
 		CDISpecDirs:        c.CDI.SpecDirs,
 		HooksDirs:          c.HooksDirs,
+		NRI:                nriOptions(c),
 		RejectMountSources: c.RejectMountSources,
 		Version:            version,
 		Root:               c.Root,
@@ -147,6 +149,19 @@ func ociOptions(c *config.Config, records *checkpoint.Manager, systemd bool, pub
 		OnEvent:       publish,
 		Log:           log,
 	}
+}
+
+// nriOptions leaves the plugins that the machine has installed to the default
+// instance: it would be odd if each instance started them.
+func nriOptions(c *config.Config) *nri.Options {
+	if !c.NRI.Enabled {
+		return nil
+	}
+	o := &nri.Options{Socket: c.NRI.Socket}
+	if c.DefaultInstance() {
+		o.PluginDir, o.ConfigDir = "/opt/nri/plugins", "/etc/nri/conf.d"
+	}
+	return o
 }
 
 // instance tells this instance's names on the host from those of others: "" for

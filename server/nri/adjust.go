@@ -22,7 +22,7 @@ func (p *Plugins) adjust(spec *specs.Spec, want *api.ContainerAdjustment) error 
 	g := generate.SpecGenerator(&editor{spec},
 		generate.WithBlockIOResolver(noBlockIO),
 		generate.WithRdtResolver(noRDT),
-		generate.WithCDIDeviceInjector(p.injectCDI),
+		generate.WithCDIDeviceInjector(p.o.InjectCDI),
 	)
 	if err := g.Adjust(want); err != nil {
 		return err
@@ -79,11 +79,4 @@ func noBlockIO(class string) (*specs.LinuxBlockIO, error) {
 
 func noRDT(class string) (*specs.LinuxIntelRdt, error) {
 	return nil, fault.Invalid.Errorf("RDT class %q: there are no classes", class)
-}
-
-func (p *Plugins) injectCDI(spec *specs.Spec, names []string) error {
-	if p.o.InjectCDI == nil {
-		return fault.Invalid.Errorf("CDI devices %q: CDI is not supported", names)
-	}
-	return p.o.InjectCDI(spec, names)
 }

@@ -67,7 +67,7 @@ type Options struct {
 	Log       *slog.Logger
 
 	SwapLimit bool // the kernel limits swap
-	// InjectCDI adds CDI devices by name; nil = a plugin that wants one fails.
+	// InjectCDI adds CDI devices by name.
 	InjectCDI func(spec *specs.Spec, names []string) error
 }
 
