@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crisp-cri/crisp/internal/userns"
 	"github.com/crisp-cri/crisp/server/spec"
 )
 
@@ -32,11 +33,12 @@ type goldenInput struct {
 	Files          spec.Files
 	Devices        []goldenDevice
 	SeccompProfile json.RawMessage
+	IDs            *userns.Map
 }
 
 type goldenDevice struct {
 	specs.LinuxDevice
-	Access string
+	Source, Access string
 }
 
 // TestGolden pins the translation: whoever changes it sees every container that
@@ -116,6 +118,7 @@ func read(t *testing.T, part map[string][]byte) spec.Input {
 		}
 	}
 	in.Host, in.Image, in.Namespaces, in.Files = rest.Host, rest.Image, rest.Namespaces, rest.Files
+	in.IDs = rest.IDs
 	in.User = spec.User{Groups: []uint32{0}, Home: "/root"}
 	if rest.User != nil {
 		in.User = *rest.User
@@ -134,7 +137,7 @@ func read(t *testing.T, part map[string][]byte) spec.Input {
 		in.Mounts = append(in.Mounts, resolved)
 	}
 	for _, d := range rest.Devices {
-		in.Devices = append(in.Devices, spec.Device{LinuxDevice: d.LinuxDevice, Access: d.Access})
+		in.Devices = append(in.Devices, spec.Device{LinuxDevice: d.LinuxDevice, Source: d.Source, Access: d.Access})
 	}
 	in.SeccompProfile = rest.SeccompProfile
 	return in
