@@ -55,6 +55,7 @@ type layer struct {
 type layers struct {
 	dir     string // where committed layers are
 	staging string
+	later   func(path string) // removes a tree in the background
 	log     *slog.Logger
 
 	mu      sync.Mutex
@@ -225,16 +226,19 @@ func (ls *layers) release(l *layer) error {
 	return nil
 }
 
-// drop deletes a layer that is going.
+// drop deletes a layer that is going. The files of one that was part of an image
+// go later: that can take long (a disk mounted with discard is told of each), and
+// nobody need wait for it. What a failed pull leaves goes at once.
 func (ls *layers) drop(l *layer) error {
-	dir := l.staged
 	var err error
 	if l.committed.Load() {
 		// Half a layer must never be found under a layer's name.
-		dir, err = ls.discard(ls.path(l.diffID))
-	}
-	if err == nil {
-		err = os.RemoveAll(dir)
+		var dir string
+		if dir, err = ls.discard(ls.path(l.diffID)); err == nil {
+			ls.later(dir)
+		}
+	} else {
+		err = os.RemoveAll(l.staged)
 	}
 	ls.mu.Lock()
 	delete(ls.m, l.diffID)

@@ -33,6 +33,7 @@ type Store struct {
 
 	private    func() error   // makes State private, once
 	background sync.WaitGroup // removal of what is in nobody's way, and walks
+	removing   chan struct{}  // holds one while a tree is removed
 	closing    chan struct{}
 }
 
@@ -46,11 +47,12 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 	if o.MaxParallel <= 0 {
 		o.MaxParallel = 4
 	}
-	s := &Store{o: o, log: o.Log, pinned: newPinning(o.Pinned), closing: make(chan struct{})}
+	s := &Store{o: o, log: o.Log, pinned: newPinning(o.Pinned), removing: make(chan struct{}, 1), closing: make(chan struct{})}
 	s.private = sync.OnceValue(func() error { return makePrivate(o.State) })
 	s.layers = &layers{
 		dir:     filepath.Join(o.Root, "layers"),
 		staging: filepath.Join(o.Root, "staging"),
+		later:   s.removeLater,
 		log:     o.Log,
 		m:       make(map[digest.Digest]*layer),
 	}
@@ -103,9 +105,12 @@ func (s *Store) sweepStaging() {
 	}
 }
 
-// removeLater deletes a tree that is in nobody's way.
+// removeLater deletes a tree that is in nobody's way. One at a time is enough for
+// the disk.
 func (s *Store) removeLater(path string) {
 	s.background.Go(func() {
+		s.removing <- struct{}{}
+		defer func() { <-s.removing }()
 		if err := os.RemoveAll(path); err != nil {
 			s.log.Error("leftover of the image store was not removed", "err", err)
 		}
@@ -245,8 +250,8 @@ func (s *Store) FsInfo() FsInfo {
 }
 
 // Remove removes the image that ref names, with all its names, whichever of them
-// ref is. Layers that a root file system stands on stay until that goes. There is
-// no such image: fault.NotFound.
+// ref is. Layers that a root file system stands on stay until that goes; the space
+// of the others is free a little later. There is no such image: fault.NotFound.
 func (s *Store) Remove(ctx context.Context, ref string) error {
 	e, err := s.find(ref)
 	if err != nil {
