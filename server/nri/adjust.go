@@ -28,6 +28,10 @@ func (p *Plugins) adjust(spec *specs.Spec, want *api.ContainerAdjustment) error 
 		return err
 	}
 	p.adjustMemory(spec.Linux.Resources, want.GetLinux().GetResources().GetMemory())
+	if code := want.GetLinux().GetSeccompPolicy().GetDefaultErrno().Get(); code != nil {
+		errno := uint(*code)
+		spec.Linux.Seccomp.DefaultErrnoRet = &errno
+	}
 	spec.Process.Rlimits = lastOf(spec.Process.Rlimits)
 	return nil
 }

@@ -161,7 +161,9 @@ func describe(out *api.Container, spec *specs.Spec) {
 		out.Linux.Devices = api.FromOCILinuxDevices(l.Devices)
 		out.Linux.Resources = resourcesOf(l.Resources)
 		out.Linux.CgroupsPath = l.CgroupsPath
-		out.Linux.SeccompPolicy = api.FromOCILinuxSeccomp(l.Seccomp)
+		if l.Seccomp != nil {
+			out.Linux.SeccompPolicy = api.FromOCILinuxSeccomp(l.Seccomp)
+		}
 		out.Linux.Sysctl = maps.Clone(l.Sysctl)
 		out.Linux.NetDevices = api.FromOCILinuxNetDevices(l.NetDevices)
 	}

@@ -40,4 +40,4 @@ finish() {
 trap finish EXIT
 for _ in $(seq 100); do [ -S "$dir/s" ] && break; sleep 0.05; done
 
-critest -runtime-endpoint "unix://$dir/s" -image-endpoint "unix://$dir/s" ${skip:+-ginkgo.skip="$skip"} "$@"
+critest -runtime-endpoint "unix://$dir/s" -image-endpoint "unix://$dir/s" -nri-socket "$dir/run/nri.sock" ${skip:+-ginkgo.skip="$skip"} "$@"
