@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"net"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -63,6 +64,7 @@ func (n *node) start(t *testing.T) {
 	}
 	n.server, err = New(Options{
 		Runtime: n.runtime, Images: n.store, Network: n.net, Events: events, Log: o.Log, Version: "1.2.3",
+		CDISpecDirs: []string{n.cdiDir()}, HooksDirs: []string{n.hooksDir()},
 		RejectMountSources: []string{"/must/be/there"}, Root: n.machine.Root, State: n.machine.State,
 	})
 	if err != nil {
@@ -92,6 +94,17 @@ func (n *node) start(t *testing.T) {
 			t.Errorf("close runtime: %v", err)
 		}
 	})
+}
+
+// cdiDir and hooksDir are below the machine's state, and made by these.
+func (n *node) cdiDir() string   { return mkdir(filepath.Join(n.machine.State, "cdi")) }
+func (n *node) hooksDir() string { return mkdir(filepath.Join(n.machine.State, "hooks.d")) }
+
+func mkdir(dir string) string {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		panic(err)
+	}
+	return dir
 }
 
 // restart ends crispd and starts it again on the same machine.

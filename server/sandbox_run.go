@@ -167,7 +167,7 @@ func (s *Server) sandboxConfig(c *creation, rec *sandboxRecord) (oci.SandboxConf
 		HostIPC:     ns.GetIpc() == cri.NamespaceMode_NODE,
 		HostPID:     ns.GetPid() == cri.NamespaceMode_NODE,
 		SharedPID:   ns.GetPid() == cri.NamespaceMode_POD,
-		Sysctls:     linux.GetSysctls(),
+		Sysctls:     podSysctls(linux),
 	}
 	var err error
 	if config.IDs, err = s.sandboxUserNamespace(ns); err != nil {

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
@@ -155,6 +157,18 @@ func (n *node) sandboxConfig(name string, options []string) (*cri.PodSandboxConf
 			c.Hostname = ""
 		case "share-pid":
 			ns.Pid = cri.NamespaceMode_POD
+		case "userns":
+			host, length, _ := strings.Cut(value, ":")
+			h, err := strconv.ParseUint(host, 10, 32)
+			if err != nil {
+				return nil, err
+			}
+			l, err := strconv.ParseUint(length, 10, 32)
+			if err != nil {
+				return nil, err
+			}
+			m := []*cri.IDMapping{{HostId: uint32(h), Length: uint32(l)}}
+			ns.UsernsOptions = &cri.UserNamespace{Mode: cri.NamespaceMode_POD, Uids: m, Gids: m}
 		case "host-pid":
 			ns.Pid = cri.NamespaceMode_NODE
 		case "hostport":
@@ -184,6 +198,10 @@ func (n *node) sandboxConfig(name string, options []string) (*cri.PodSandboxConf
 			c.Metadata.Name, c.Metadata.Uid = value, "uid-"+value
 		case "cgroup-parent":
 			c.Linux.CgroupParent = value
+		case "config":
+			if err := n.merge(c, value); err != nil {
+				return nil, err
+			}
 		default:
 			return nil, fmt.Errorf("unknown option %q", o)
 		}
@@ -201,7 +219,7 @@ func (n *node) sandboxConfig(name string, options []string) (*cri.PodSandboxConf
 //	container wait NAME                     until it is exited
 //	container ls
 //
-// OPTION: image=REF, mount=HOST:CONTAINER[:ro], env=K=V, memory=MIB, stdin, tty, user=UID, name=NAME.
+// OPTION: config=FILE (JSON of a ContainerConfig, merged into it), image=REF, mount=HOST:CONTAINER[:ro], env=K=V, memory=MIB, stdin, tty, user=UID, name=NAME.
 // COMMAND's first word "testbin" is /testbin in the image.
 func (n *node) containerCmd(ts *testscript.TestScript, args []string) error {
 	if len(args) == 0 {
@@ -332,6 +350,10 @@ func (n *node) createContainer(ctx context.Context, args []string) error {
 				return err
 			}
 			c.Linux.Resources.MemoryLimitInBytes = mib << 20
+		case "config":
+			if err := n.merge(c, value); err != nil {
+				return err
+			}
 		case "stdin":
 			c.Stdin = true
 		case "tty":
@@ -358,14 +380,32 @@ func (n *node) createContainer(ctx context.Context, args []string) error {
 	return nil
 }
 
+// merge adds to a config what a file of the script says, in protobuf's JSON;
+// bytes are base64 in it, and $WORK is the script's directory.
+func (n *node) merge(config proto.Message, file string) error {
+	text, err := os.ReadFile(filepath.Join(n.work, file))
+	if err != nil {
+		return err
+	}
+	more := config.ProtoReflect().New().Interface()
+	if err := protojson.Unmarshal(bytes.ReplaceAll(text, []byte("$WORK"), []byte(n.work)), more); err != nil {
+		return fmt.Errorf("%s: %w", file, err)
+	}
+	proto.Merge(config, more)
+	return nil
+}
+
 func (n *node) containerStatus(ctx context.Context, ts *testscript.TestScript, id string) error {
 	resp, err := n.runtime().ContainerStatus(ctx, &cri.ContainerStatusRequest{ContainerId: id, Verbose: true})
 	if err != nil {
 		return err
 	}
 	s := resp.Status
-	fmt.Fprintf(ts.Stdout(), "state: %s\nexit code: %d\nreason: %s\nmessage: %s\nfinished after start: %t\n",
-		strings.ToLower(strings.TrimPrefix(s.State.String(), "CONTAINER_")), s.ExitCode, s.Reason, s.Message, s.FinishedAt >= s.StartedAt && s.StartedAt > 0)
+	fmt.Fprintf(ts.Stdout(), "state: %s\nexit code: %d\nreason: %s\nmessage: %s\nfinished after start: %t\nstop signal: %s\n",
+		strings.ToLower(strings.TrimPrefix(s.State.String(), "CONTAINER_")), s.ExitCode, s.Reason, s.Message, s.FinishedAt >= s.StartedAt && s.StartedAt > 0, s.StopSignal)
+	for _, m := range s.Mounts {
+		fmt.Fprintf(ts.Stdout(), "mount: %s %s image=%s ref=%s\n", m.ContainerPath, m.HostPath, m.Image.GetImage(), m.Image.GetImageRef())
+	}
 	return nil
 }
 

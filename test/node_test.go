@@ -53,14 +53,23 @@ func build() (b binaries, err error) {
 	if _, err := os.Stat(filepath.Join(b.dir, "crispd")); err != nil {
 		return b, fmt.Errorf("the programs are not built (%w): run make all", err)
 	}
+	b.archive = filepath.Join(scratch, "testbin.tar")
+	// On a machine without Go testbin lies beside the programs.
+	if b.testbin = filepath.Join(b.dir, "testbin"); exists(b.testbin) {
+		return b, writeArchive(b.archive, b.testbin)
+	}
 	b.testbin = filepath.Join(scratch, "testbin")
 	cmd := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", b.testbin, "github.com/crisp-cri/crisp/internal/testbin")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return b, fmt.Errorf("build testbin: %w\n%s", err, out)
 	}
-	b.archive = filepath.Join(scratch, "testbin.tar")
 	return b, writeArchive(b.archive, b.testbin)
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
 }
 
 // scratch is for what all scripts share.
@@ -87,6 +96,7 @@ type nodeKey struct{}
 type node struct {
 	binaries
 	dir, root, state, socket string
+	work                     string // where the script's files are
 
 	cmd    *exec.Cmd
 	exited chan struct{} // closed when cmd has been waited for
@@ -106,9 +116,13 @@ func newNode(workdir string, b binaries) (*node, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := os.Chmod(dir, 0o711); err != nil { // users of user namespaces must get through it
+		return nil, err
+	}
 	n := &node{
 		binaries:  b,
 		dir:       dir,
+		work:      workdir,
 		root:      filepath.Join(dir, "root"),
 		state:     filepath.Join(dir, "run"),
 		socket:    filepath.Join(dir, "run", "crisp.sock"),

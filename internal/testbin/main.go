@@ -9,12 +9,17 @@
 //	sleep DURATION   e.g. 200ms; "for-ever" never ends
 //	exit CODE        end here
 //	kill SIGNAL      end by that signal, given as a number
+//	catch            end with 100 and the number of the first signal, from here on
 //	ignore-term      from here on do not end on SIGTERM
 //	eat MIB          allocate and touch that much memory
 //	env NAME         the variable's value as a line
 //	cat PATH         a file's content
 //	ls PATH          a directory's names, a line each
 //	write PATH TEXT  TEXT into a file
+//	copy FROM TO     a file, with its mode
+//	run PATH         a program with the rest as its arguments, and wait for it
+//	stat PATH        kind, mode, owner and device numbers as a line
+//	cwd              the working directory as a line
 //	hostname         the host's name as a line
 //	ids              uid, gid and supplementary groups as a line
 //	status FIELD     that field of /proc/self/status
@@ -68,6 +73,16 @@ func main() {
 			signal.Reset()
 			check(syscall.Kill(os.Getpid(), syscall.Signal(number(next()))))
 			time.Sleep(time.Second) // until it arrives
+		case "catch":
+			signals := make(chan os.Signal, 16)
+			signal.Notify(signals)
+			go func() {
+				for s := range signals {
+					if s != syscall.SIGURG { // Go's runtime sends it to itself
+						os.Exit(100 + int(s.(syscall.Signal)))
+					}
+				}
+			}()
 		case "ignore-term":
 			signal.Ignore(syscall.SIGTERM)
 		case "eat":
@@ -86,6 +101,21 @@ func main() {
 			}
 		case "write":
 			check(os.WriteFile(next(), []byte(next()), 0o644))
+		case "copy":
+			data, err := os.ReadFile(next())
+			check(err)
+			check(os.WriteFile(next(), data, 0o755))
+		case "run":
+			cmd := exec.Command(next(), args...)
+			cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+			check(cmd.Run())
+			args = nil
+		case "stat":
+			stat(next())
+		case "cwd":
+			dir, err := os.Getwd()
+			check(err)
+			fmt.Println(dir)
 		case "hostname":
 			name, err := os.Hostname()
 			check(err)
@@ -160,6 +190,15 @@ func eat(mib int) {
 }
 
 var eaten [][]byte
+
+func stat(path string) {
+	var st syscall.Stat_t
+	check(syscall.Lstat(path, &st))
+	info, err := os.Lstat(path)
+	check(err)
+	// makedev(3): these hold for numbers below 256.
+	fmt.Println(info.Mode(), st.Uid, st.Gid, st.Rdev>>8, st.Rdev&0xff)
+}
 
 func status(field string) {
 	data, err := os.ReadFile("/proc/self/status")

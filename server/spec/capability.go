@@ -42,9 +42,6 @@ func capabilities(sc *cri.LinuxContainerSecurityContext, h Host) (*specs.LinuxCa
 	if have == nil {
 		have = allCapabilities
 	}
-	if sc.GetPrivileged() {
-		return capabilitySets(slices.Clone(have), nil), nil
-	}
 	add, addAll, err := capabilityNames(sc.GetCapabilities().GetAddCapabilities())
 	if err != nil {
 		return nil, err
@@ -56,6 +53,10 @@ func capabilities(sc *cri.LinuxContainerSecurityContext, h Host) (*specs.LinuxCa
 	ambient, ambientAll, err := capabilityNames(sc.GetCapabilities().GetAddAmbientCapabilities())
 	if err != nil {
 		return nil, err
+	}
+	if sc.GetPrivileged() {
+		// CRI: "All capabilities are added"; what is dropped MAY have no effect.
+		add, drop, addAll, dropAll = nil, nil, true, false
 	}
 
 	set := map[string]bool{}

@@ -1,0 +1,252 @@
+package server
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/testing/protocmp"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// spec is what a container is made from, out of the verbose status.
+func (n *node) spec(t *testing.T, id string) *specs.Spec {
+	t.Helper()
+	resp, err := n.ContainerStatus(t.Context(), &cri.ContainerStatusRequest{ContainerId: id, Verbose: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var info struct {
+		RuntimeSpec *specs.Spec `json:"runtimeSpec"`
+	}
+	if err := json.Unmarshal([]byte(resp.Info["info"]), &info); err != nil {
+		t.Fatal(err)
+	}
+	return info.RuntimeSpec
+}
+
+// Each signal that CRI can name is in force as the status tells, and is the one
+// that StopContainer sends.
+func TestStopSignals(t *testing.T) {
+	n := newNode(t)
+	sb := n.run(t, pod("web"))
+	for value, name := range cri.Signal_name {
+		asked := cri.Signal(value)
+		config := forever(name)
+		config.StopSignal = asked
+		id := n.begin(t, sb, config)
+		want := asked
+		if asked == cri.Signal_SIGNAL_RUNTIME_DEFAULT {
+			want = cri.Signal_SIGNAL_SIGQUIT // the image's
+		}
+		if got := n.status(t, id).StopSignal; got != want {
+			t.Errorf("%s: status has %s", name, got)
+		}
+		if _, err := n.StopContainer(t.Context(), &cri.StopContainerRequest{ContainerId: id, Timeout: 600}); err != nil {
+			t.Fatal(err)
+		}
+		sig, _ := linuxSignal(want)
+		if got := n.status(t, id).ExitCode; got != 128+int32(sig) {
+			t.Errorf("%s: exit code %d, want 128 + %d", name, got, sig)
+		}
+	}
+	config := forever("unknown")
+	config.StopSignal = 999
+	_, err := n.CreateContainer(t.Context(), &cri.CreateContainerRequest{PodSandboxId: sb, Config: config})
+	if status.Code(err) != codes.InvalidArgument {
+		t.Errorf("signal 999: got %v", err)
+	}
+}
+
+// A mounted image is told by the identifier that PullImage answers, whatever name
+// the request has for it, also after a restart and without the image.
+func TestImageRefOfMounts(t *testing.T) {
+	n := newNode(t)
+	sb := n.run(t, pod("web"))
+	config := forever("volume")
+	host := t.TempDir()
+	config.Mounts = []*cri.Mount{
+		{ContainerPath: "/data", HostPath: host},
+		{ContainerPath: "/image", Readonly: true, Image: &cri.ImageSpec{Image: testImage, UserSpecifiedImage: "test"}},
+	}
+	id := n.create(t, sb, config)
+	want := []*cri.Mount{
+		{ContainerPath: "/data", HostPath: host},
+		{ContainerPath: "/image", Readonly: true, Image: &cri.ImageSpec{Image: testImage, UserSpecifiedImage: "test", ImageRef: testID}},
+	}
+	check := func() {
+		t.Helper()
+		if diff := cmp.Diff(want, n.status(t, id).Mounts, protocmp.Transform()); diff != "" {
+			t.Errorf("mounts (-want +got):\n%s", diff)
+		}
+	}
+	check()
+	// A repetition is still the same request.
+	if again := n.create(t, sb, config); again != id {
+		t.Errorf("a repetition made container %s, want %s", again, id)
+	}
+	n.restart(t)
+	if _, err := n.images.RemoveImage(t.Context(), &cri.RemoveImageRequest{Image: &cri.ImageSpec{Image: testImage}}); err != nil {
+		t.Fatal(err)
+	}
+	check()
+}
+
+const cdiFile = `{"cdiVersion": "0.6.0", "kind": "v.example/net", "devices": [
+ {"name": "a", "containerEdits": {"env": ["A=1"]}}, {"name": "b", "containerEdits": {"env": ["B=1"]}}]}`
+
+// CDI devices come by field and by annotation; one that cannot be had is an
+// error, and nothing is left of the container.
+func TestCDIDevices(t *testing.T) {
+	n := newNode(t)
+	sb := n.run(t, pod("web"))
+	config := forever("device")
+	config.CDIDevices = []*cri.CDIDevice{{Name: "v.example/net=a"}}
+	config.Annotations = map[string]string{"cdi.k8s.io/plugin": "v.example/net=b"}
+	create := &cri.CreateContainerRequest{PodSandboxId: sb, Config: config}
+	_, err := n.CreateContainer(t.Context(), create)
+	if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "v.example/net=a, v.example/net=b") {
+		t.Fatalf("without a file: got %v", err)
+	}
+	if left := n.store.Mounts(); len(left) > 0 {
+		t.Errorf("mounts are left: %q", left)
+	}
+	if err := os.WriteFile(filepath.Join(n.cdiDir(), "v.json"), []byte(cdiFile), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	env := n.spec(t, n.create(t, sb, config)).Process.Env
+	if !slices.Contains(env, "A=1") || !slices.Contains(env, "B=1") {
+		t.Errorf("environment is %q", env)
+	}
+}
+
+// Hooks are chosen by the annotations of container and pod.
+func TestHooks(t *testing.T) {
+	n := newNode(t)
+	config := pod("web")
+	config.Annotations["example.com/inject"] = "yes"
+	sb := n.run(t, config)
+	text := `{"version": "1.0.0", "hook": {"path": "/bin/sh"}, "when": {"annotations": {"^example.com/inject$": "yes"}}, "stages": ["createRuntime"]}`
+	if err := os.WriteFile(filepath.Join(n.hooksDir(), "x.json"), []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	built := n.spec(t, n.create(t, sb, forever("a")))
+	if built.Hooks == nil || len(built.Hooks.CreateRuntime) != 1 || built.Hooks.CreateRuntime[0].Path != "/bin/sh" {
+		t.Errorf("hooks are %+v", built.Hooks)
+	}
+	if err := os.WriteFile(filepath.Join(n.hooksDir(), "y.json"), []byte("{"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	_, err := n.CreateContainer(t.Context(), &cri.CreateContainerRequest{PodSandboxId: sb, Config: forever("b")})
+	if err == nil || !strings.Contains(err.Error(), "y.json") {
+		t.Errorf("with a broken file: got %v", err)
+	}
+}
+
+// The kubelet's pods may listen on any port and ping, in a network of their own.
+func TestPodSysctls(t *testing.T) {
+	const port, ping = "net.ipv4.ip_unprivileged_port_start", "net.ipv4.ping_group_range"
+	for name, tt := range map[string]struct {
+		network cri.NamespaceMode
+		asked   map[string]string
+		want    map[string]string
+	}{
+		"own":  {asked: map[string]string{"kernel.sem": "1"}, want: map[string]string{"kernel.sem": "1", port: "0", ping: "0 2147483647"}},
+		"host": {network: cri.NamespaceMode_NODE},
+		"asked": {asked: map[string]string{"net/ipv4/ip_unprivileged_port_start": "1024", ping: "1 0"},
+			want: map[string]string{"net/ipv4/ip_unprivileged_port_start": "1024", ping: "1 0"}},
+	} {
+		got := podSysctls(&cri.LinuxPodSandboxConfig{
+			Sysctls:         tt.asked,
+			SecurityContext: &cri.LinuxSandboxSecurityContext{NamespaceOptions: &cri.NamespaceOption{Network: tt.network}},
+		})
+		if diff := cmp.Diff(tt.want, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
+// Requests for fields that make no sense together.
+func TestContainerRefused(t *testing.T) {
+	n := newNode(t)
+	sb := n.run(t, pod("web"))
+	dir := t.TempDir()
+	for name, change := range map[string]func(*cri.ContainerConfig){
+		"group without user": func(c *cri.ContainerConfig) {
+			c.Linux.SecurityContext.RunAsGroup = &cri.Int64Value{Value: 1}
+		},
+		"unknown user name":     func(c *cri.ContainerConfig) { c.Linux.SecurityContext.RunAsUsername = "nobody-here" },
+		"unknown groups policy": func(c *cri.ContainerConfig) { c.Linux.SecurityContext.SupplementalGroupsPolicy = 7 },
+		"privileged in a plain sandbox": func(c *cri.ContainerConfig) {
+			c.Linux.SecurityContext.Privileged = true
+		},
+		"unknown capability": func(c *cri.ContainerConfig) {
+			c.Linux.SecurityContext.Capabilities = &cri.Capability{AddCapabilities: []string{"NOPE"}}
+		},
+		"relative working directory": func(c *cri.ContainerConfig) { c.WorkingDir = "here" },
+		"variable without a name":    func(c *cri.ContainerConfig) { c.Envs = []*cri.KeyValue{{Value: []byte("x")}} },
+		"unknown mount option": func(c *cri.ContainerConfig) {
+			c.Mounts = []*cri.Mount{{ContainerPath: "/d", HostPath: dir, MountOptions: []string{"exec,suid"}}}
+		},
+		"image and host path": func(c *cri.ContainerConfig) {
+			c.Mounts = []*cri.Mount{{ContainerPath: "/d", HostPath: dir, Readonly: true, Image: &cri.ImageSpec{Image: testImage}}}
+		},
+		"writable image": func(c *cri.ContainerConfig) {
+			c.Mounts = []*cri.Mount{{ContainerPath: "/d", Image: &cri.ImageSpec{Image: testImage}}}
+		},
+		"rejected source": func(c *cri.ContainerConfig) {
+			c.Mounts = []*cri.Mount{{ContainerPath: "/d", HostPath: "/must/be/there"}}
+		},
+		"recursive read-only of a writable mount": func(c *cri.ContainerConfig) {
+			c.Mounts = []*cri.Mount{{ContainerPath: "/d", HostPath: dir, RecursiveReadOnly: true}}
+		},
+		"missing device": func(c *cri.ContainerConfig) {
+			c.Devices = []*cri.Device{{HostPath: filepath.Join(dir, "none"), ContainerPath: "/dev/none", Permissions: "rw"}}
+		},
+		"device permissions": func(c *cri.ContainerConfig) {
+			c.Devices = []*cri.Device{{HostPath: "/dev/null", ContainerPath: "/dev/x", Permissions: "rwx"}}
+		},
+		"CDI name": func(c *cri.ContainerConfig) { c.CDIDevices = []*cri.CDIDevice{{Name: "gpu0"}} },
+		"unified on v1": func(c *cri.ContainerConfig) {
+			c.Linux.Resources.Unified = map[string]string{"memory.high": "1"}
+		},
+		"hugepages without a controller": func(c *cri.ContainerConfig) {
+			c.Linux.Resources.HugepageLimits = []*cri.HugepageLimit{{PageSize: "2MB", Limit: 1 << 21}}
+		},
+		"relative seccomp profile": func(c *cri.ContainerConfig) {
+			c.Linux.SecurityContext.Seccomp = &cri.SecurityProfile{ProfileType: cri.SecurityProfile_Localhost, LocalhostRef: "p.json"}
+		},
+		"missing seccomp profile": func(c *cri.ContainerConfig) {
+			c.Linux.SecurityContext.Seccomp = &cri.SecurityProfile{ProfileType: cri.SecurityProfile_Localhost, LocalhostRef: filepath.Join(dir, "none.json")}
+		},
+	} {
+		config := forever("c")
+		if config.Linux == nil {
+			config.Linux = new(cri.LinuxContainerConfig)
+		}
+		if config.Linux.SecurityContext == nil {
+			config.Linux.SecurityContext = new(cri.LinuxContainerSecurityContext)
+		}
+		if config.Linux.Resources == nil {
+			config.Linux.Resources = new(cri.LinuxContainerResources)
+		}
+		change(config)
+		_, err := n.CreateContainer(t.Context(), &cri.CreateContainerRequest{PodSandboxId: sb, Config: config})
+		if got := status.Code(err); err == nil || got != codes.InvalidArgument && !strings.HasPrefix(status.Convert(err).Message(), "ImageVolumeMountFailed") {
+			t.Errorf("%s: got %v, want InvalidArgument", name, err)
+		}
+	}
+	if left := n.store.Mounts(); len(left) > 0 {
+		t.Errorf("mounts are left: %q", left)
+	}
+	if ids := n.listed(t); !slices.Equal(ids, []string{sb}) {
+		t.Errorf("listed: %q", ids)
+	}
+}

@@ -1,0 +1,36 @@
+package server
+
+import (
+	"os"
+	"strings"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// openSysctls are what a pod with a network of its own gets unless it says
+// otherwise: any user may listen on any port and may ping. Both guard a machine
+// that people share; a pod's network has one owner, who without them would add
+// CAP_NET_BIND_SERVICE or CAP_NET_RAW, which are more.
+var openSysctls = map[string]string{
+	"net.ipv4.ip_unprivileged_port_start": "0",            // Linux 4.11
+	"net.ipv4.ping_group_range":           "0 2147483647", // icmp(7); 2³¹-1 is the most it takes
+}
+
+// podSysctls are those of the request, and the open ones that this kernel has.
+func podSysctls(config *cri.LinuxPodSandboxConfig) map[string]string {
+	if config.GetSecurityContext().GetNamespaceOptions().GetNetwork() != cri.NamespaceMode_POD {
+		return config.GetSysctls()
+	}
+	all := map[string]string{}
+	for name, value := range openSysctls {
+		if _, err := os.Stat("/proc/sys/net/ipv4/" + name[len("net.ipv4."):]); err == nil {
+			all[name] = value
+		}
+	}
+	for name, value := range config.GetSysctls() {
+		// sysctl(8) takes both separators; ours must not win over the other one.
+		delete(all, strings.ReplaceAll(name, "/", "."))
+		all[name] = value
+	}
+	return all
+}
