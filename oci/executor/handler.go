@@ -3,10 +3,14 @@ package executor
 import (
 	"context"
 	"os"
+	"time"
 
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/oci/wire"
 )
+
+// settleLife bounds how long a list waits for what a killed crispd had begun.
+const settleLife = 30 * time.Second
 
 // Call answers one call; it is the wire.Handler. What each does is said at its
 // request in package wire.
@@ -15,6 +19,11 @@ func (x *Executor) Call(ctx context.Context, from *wire.Conn, call *wire.Call) (
 	case wire.MethodHello:
 		return wire.HelloReply{Version: x.opts.Version, Protocol: wire.Protocol, Pid: os.Getpid()}, nil, nil
 	case wire.MethodList:
+		// A container that a killed crispd was just starting must not be
+		// taken for one that never ran, or it would run twice.
+		ctx, cancel := context.WithTimeout(ctx, settleLife)
+		defer cancel()
+		from.Settle(ctx)
 		return x.list(), nil, nil
 	case wire.MethodSubscribe:
 		x.subscribe(from)

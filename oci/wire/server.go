@@ -57,8 +57,11 @@ const maxQueue = 16384 // frames
 
 // A Conn is one client's connection, on the server's side.
 type Conn struct {
-	conn *net.UnixConn
-	done chan struct{} // closed when the connection has ended
+	conn    *net.UnixConn
+	others  *connections
+	done    chan struct{}  // closed when the connection has ended
+	calling sync.WaitGroup // calls that have come in and are not answered
+	settled chan struct{}  // closed when it has ended and none is calling
 
 	mu    sync.Mutex
 	calls map[uint64]context.CancelFunc // guarded by mu
@@ -71,6 +74,54 @@ type outgoing struct {
 	data  []byte
 	files []*os.File
 	sent  chan struct{} // closed when written or given up, unless nil
+}
+
+// connections are those of one server that are not settled.
+type connections struct {
+	mu  sync.Mutex
+	all map[*Conn]struct{} // guarded by mu
+}
+
+// endGrace is how long the end of a killed client may take to arrive here.
+const endGrace = 200 * time.Millisecond
+
+// Settle waits until the calls of the clients that were here before c have had
+// their effect: a client that was killed leaves calls behind, and its successor
+// must not look before they are done. Clients that still live are not waited for
+// longer than a moment.
+func (c *Conn) Settle(ctx context.Context) {
+	c.others.mu.Lock()
+	others := make([]*Conn, 0, len(c.others.all))
+	for o := range c.others.all {
+		if o != c {
+			others = append(others, o)
+		}
+	}
+	c.others.mu.Unlock()
+	grace := time.NewTimer(endGrace)
+	defer grace.Stop()
+	late := false
+	for _, o := range others {
+		if !late {
+			select {
+			case <-o.done:
+			case <-grace.C:
+				late = true
+			case <-ctx.Done():
+				return
+			}
+		}
+		select {
+		case <-o.done:
+		default:
+			continue // alive
+		}
+		select {
+		case <-o.settled:
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
 // Done is closed when the connection has ended.
@@ -86,6 +137,7 @@ func (c *Conn) Emit(e Event) {
 // Serve answers the connections of l with h until l is closed. Only root, and
 // the user that the server itself runs as, may connect.
 func Serve(l *net.UnixListener, h Handler, log *slog.Logger) {
+	conns := &connections{all: make(map[*Conn]struct{})}
 	for {
 		conn, err := l.AcceptUnix()
 		if errors.Is(err, net.ErrClosed) {
@@ -102,11 +154,16 @@ func Serve(l *net.UnixListener, h Handler, log *slog.Logger) {
 			continue
 		}
 		c := &Conn{
-			conn:  conn,
-			done:  make(chan struct{}),
-			calls: make(map[uint64]context.CancelFunc),
-			wake:  make(chan struct{}, 1),
+			conn:    conn,
+			others:  conns,
+			done:    make(chan struct{}),
+			settled: make(chan struct{}),
+			calls:   make(map[uint64]context.CancelFunc),
+			wake:    make(chan struct{}, 1),
 		}
+		conns.mu.Lock()
+		conns.all[c] = struct{}{}
+		conns.mu.Unlock()
 		go c.write()
 		go c.read(h, log)
 	}
@@ -150,13 +207,18 @@ func (c *Conn) read(h Handler, log *slog.Logger) {
 			c.mu.Lock()
 			c.calls[f.ID] = cancel
 			c.mu.Unlock()
-			go c.answer(ctx, h, f, log)
+			c.calling.Go(func() { c.answer(ctx, h, f, log) })
 		default:
 			f.closeFiles()
 		}
 	}
 	r.close()
 	c.end()
+	c.calling.Wait()
+	c.others.mu.Lock()
+	delete(c.others.all, c)
+	c.others.mu.Unlock()
+	close(c.settled)
 }
 
 func (c *Conn) answer(ctx context.Context, h Handler, f *frame, log *slog.Logger) {
