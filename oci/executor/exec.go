@@ -101,6 +101,11 @@ func (x *Executor) startExec(c *container, process *libcontainer.Process) (pid i
 	if err != nil {
 		return 0, fmt.Errorf("container %s: %w", c.ID, err)
 	}
+	config := lc.Config()
+	if err := giveStdio(process, &config); err != nil {
+		c.lease.put(lc)
+		return 0, err
+	}
 	x.starting.Add(1)
 	err = lc.Start(process)
 	x.starting.Add(-1)

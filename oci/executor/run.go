@@ -83,6 +83,9 @@ func (x *Executor) create(s settings, spec *specs.Spec, env [][]byte, systemd bo
 		return nil, nil, err
 	}
 	steps.Add("stdio", wires.closeOurs)
+	if err := giveStdio(process, config); err != nil {
+		return nil, nil, err
+	}
 	x.starting.Add(1)
 	err = lc.Run(process)
 	x.starting.Add(-1)
