@@ -160,10 +160,11 @@ func (c *Container) move(e event, edit func(*containerStatus)) error {
 		return nil // Stop, Remove: again
 	}
 	if err := atomicfile.WriteJSON(filepath.Join(c.runDir, "status.json"), st); err != nil {
-		if e != exited {
+		if e != exited && e != started {
 			return fmt.Errorf("save status of container %s: %w", c.id, err)
 		}
-		// The end is in exit.json already, and goes before any status.
+		// It has happened, whether we can write it down or not. A later daemon
+		// asks the executor, and exit.json goes before any status.
 		c.rt.log.Error("status could not be saved", "container", c.id, "err", err)
 	}
 	c.status.Store(&st)

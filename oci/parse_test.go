@@ -125,6 +125,9 @@ func TestStatsV2(t *testing.T) {
 		"memory.current":      "1000\n",
 		"memory.max":          "2000\n",
 		"memory.peak":         "1500\n",
+		"memory.low":          "700\n",
+		"memory.pressure":     "some avg10=0.00 avg60=0.00 avg300=0.00 total=3\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=2\n",
+		"io.pressure":         "some avg10=0.00 avg60=0.00 avg300=9.99 total=4\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=1\n",
 		"memory.stat":         "anon 300\nfile 500\nkernel 50\nfile_mapped 20\ninactive_file 400\npgfault 7\npgmajfault 1\n",
 		"memory.events":       "low 0\nmax 12\noom 0\n",
 		"memory.swap.current": "30\n",
@@ -144,10 +147,14 @@ func TestStatsV2(t *testing.T) {
 		},
 		Memory: MemoryStats{
 			Usage: 1000, WorkingSet: 600, RSS: 300, Cache: 500, MappedFile: 20, Kernel: 50,
-			Limit: 2000, Available: 1400, Peak: 1500, FailCount: 12, PageFaults: 7, MajorPageFaults: 1,
+			Limit: 2000, Available: 1400, Peak: 1500, FailCount: 12, PageFaults: 7, MajorPageFaults: 1, Reservation: 700,
+			PSI: &PSI{Some: PSIData{Total: 3}, Full: PSIData{Total: 2}},
 		},
 		Swap: SwapStats{Usage: 30},
-		IO:   IOStats{ReadBytes: 11, WriteBytes: 22, Reads: 33, Writes: 44},
+		IO: IOStats{
+			ReadBytes: 11, WriteBytes: 22, Reads: 33, Writes: 44,
+			PSI: &PSI{Some: PSIData{Total: 4, Avg300: 9.99}, Full: PSIData{Total: 1}},
+		},
 		Pids: PidStats{Current: 5},
 	}
 	if diff := cmp.Diff(want, got, cmpopts.IgnoreFields(Stats{}, "At")); diff != "" {
@@ -166,6 +173,7 @@ func TestStatsV1(t *testing.T) {
 		"memory.limit_in_bytes":                     "2000\n",
 		"memory.memsw.limit_in_bytes":               "2500\n",
 		"memory.max_usage_in_bytes":                 "1500\n",
+		"memory.soft_limit_in_bytes":                "700\n",
 		"memory.kmem.usage_in_bytes":                "50\n",
 		"memory.failcnt":                            "12\n",
 		"blkio.throttle.io_service_bytes_recursive": "8:0 Read 1\n8:0 Write 2\n8:16 Read 10\n8:16 Write 20\n8:0 Total 3\nTotal 33\n",
@@ -173,16 +181,24 @@ func TestStatsV1(t *testing.T) {
 		"pids.current":                              "5\n",
 		"pids.max":                                  "100\n",
 	})
-	dirs := map[string]string{"cpu": dir, "cpuacct": dir, "memory": dir, "blkio": dir, "pids": dir, "": t.TempDir()}
+	// A hybrid host counts pressure in the v2 hierarchy, the rest in v1's.
+	v2 := write(t, map[string]string{
+		"cpu.stat":     "usage_usec 99\n",
+		"cpu.pressure": "some avg10=0.00 avg60=0.00 avg300=0.00 total=8\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=6\n",
+	})
+	dirs := map[string]string{"cpu": dir, "cpuacct": dir, "memory": dir, "blkio": dir, "pids": dir, "": v2}
 	got, err := readStats(dirs)
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := Stats{
-		CPU: CPUStats{UsageNs: 10000, UserNs: 2e7, SystemNs: 1e7, Periods: 3, ThrottledPeriods: 2, ThrottledNs: 9000},
+		CPU: CPUStats{
+			UsageNs: 10000, UserNs: 2e7, SystemNs: 1e7, Periods: 3, ThrottledPeriods: 2, ThrottledNs: 9000,
+			PSI: &PSI{Some: PSIData{Total: 8}, Full: PSIData{Total: 6}},
+		},
 		Memory: MemoryStats{
 			Usage: 1000, WorkingSet: 600, RSS: 300, Cache: 500, MappedFile: 20, Kernel: 50,
-			Limit: 2000, Available: 1400, Peak: 1500, FailCount: 12, PageFaults: 7, MajorPageFaults: 1,
+			Limit: 2000, Available: 1400, Peak: 1500, FailCount: 12, PageFaults: 7, MajorPageFaults: 1, Reservation: 700,
 		},
 		Swap: SwapStats{Usage: 30, Limit: 500, Available: 470},
 		IO:   IOStats{ReadBytes: 11, WriteBytes: 22, Reads: 3, Writes: 4},
@@ -197,6 +213,27 @@ func TestStatsV1(t *testing.T) {
 	}
 	if got, err = readStats(dirs); got.Memory.Limit != 0 || got.Memory.Available != 0 || err != nil {
 		t.Errorf("limit %d, available %d (err %v)", got.Memory.Limit, got.Memory.Available, err)
+	}
+}
+
+// Huge pages are counted by size, and not at all without the controller.
+func TestStatsOfHugePages(t *testing.T) {
+	sizes := []string{"2MB", "1GB"}
+	v1 := write(t, map[string]string{
+		"hugetlb.2MB.usage_in_bytes": "2097152\n", "hugetlb.2MB.max_usage_in_bytes": "4194304\n",
+		"hugetlb.1GB.usage_in_bytes": "0\n", "hugetlb.1GB.max_usage_in_bytes": "0\n",
+	})
+	v2 := write(t, map[string]string{"hugetlb.2MB.current": "2097152\n", "hugetlb.1GB.current": "0\n"})
+	for name, c := range map[string]struct{ got, want []HugePageStats }{
+		"v1":                 {readHugePagesV1(v1, sizes), []HugePageStats{{"2MB", 2 << 20, 4 << 20}, {"1GB", 0, 0}}},
+		"v2":                 {readHugePagesV2(v2, sizes), []HugePageStats{{"2MB", 2 << 20, 2 << 20}, {"1GB", 0, 0}}},
+		"no controller":      {readHugePagesV2(t.TempDir(), sizes), nil},
+		"no such hierarchy":  {readHugePagesV1("", sizes), nil},
+		"no huge pages here": {readHugePagesV2(v2, nil), nil},
+	} {
+		if diff := cmp.Diff(c.want, c.got); diff != "" {
+			t.Errorf("%s: %s", name, diff)
+		}
 	}
 }
 

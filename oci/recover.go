@@ -232,21 +232,49 @@ func (c *Container) settle(ctx context.Context, conn Engine, info *wire.Info) er
 	if !c.orphan.Swap(false) {
 		return nil
 	}
+	if info == nil {
+		// The executor may be at it still, for the daemon that died.
+		c.rt.work.Go(func() {
+			if err := c.settleLate(c.rt.closing); err != nil {
+				c.rt.log.Error("start could not be settled", "container", c.id, "err", err)
+			}
+		})
+		return nil
+	}
+	defer close(c.settled)
+	if info.Exit == nil {
+		c.fetch(ctx, conn)
+	}
+	return c.found(info)
+}
+
+// settleLate is settle for a container that the executor does not list, or not
+// yet.
+func (c *Container) settleLate(ctx context.Context) error {
+	info, err := c.outcome(ctx)
+	if err != nil {
+		return nil // we are closed; the next Open settles it
+	}
 	defer close(c.settled)
 	if info == nil {
-		if exit, ended := c.readExit(); ended {
-			return c.end(exit, false)
-		}
 		return c.lost(wire.ReasonUnknown, "the daemon ended while the container was being started")
 	}
+	if info.Exit == nil {
+		if conn, err := c.rt.link.get(ctx); err == nil {
+			c.fetch(ctx, conn)
+		}
+	}
+	return c.found(info)
+}
+
+// found notes that the container ran, and that it has ended if so.
+func (c *Container) found(info *wire.Info) error {
 	if err := c.ran(info.RunReply); err != nil {
 		return err
 	}
 	if info.Exit != nil {
 		c.rt.work.Go(func() { c.exit(c.rt.closing, *info.Exit) })
-		return nil
 	}
-	c.fetch(ctx, conn)
 	return nil
 }
 

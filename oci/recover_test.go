@@ -146,6 +146,60 @@ func TestRecoverRemovingAndStopping(t *testing.T) {
 	})
 }
 
+// A start that the executor is at when the daemon dies goes on. The next daemon
+// must not take the container for lost: it would come alive unseen, beside the
+// one that was started in its place.
+func TestRecoverStartInFlight(t *testing.T) {
+	for _, daemonToo := range []bool{true, false} {
+		inBubble(t, func(b *bed) {
+			b.m.SlowRun(time.Second)
+			c := b.create("sleep", "for-ever")
+			started := make(chan error, 1)
+			go func() { started <- c.Start(b.Context()) }()
+			synctest.Wait()
+			b.state(c, oci.Starting)
+			if daemonToo {
+				b.reopen()
+				if err := <-started; !errors.Is(err, fault.Unavailable) {
+					b.Errorf("start that was cut off: %v", err)
+				}
+			} else {
+				b.m.CutConnections()
+				b.ok(<-started)
+			}
+			c, err := b.r.Container(c.ID())
+			b.ok(err)
+			time.Sleep(2 * time.Second)
+			b.state(c, oci.Running)
+			b.ok(c.Stop(b.Context(), unix.SIGTERM, 0))
+			if n := len(b.m.Calls(wire.MethodRun)); n != 1 {
+				b.Errorf("run %d times", n)
+			}
+		})
+	}
+}
+
+// An executor that dies at a start loses it; its successor starts the container
+// afresh.
+func TestStartOutlivesExecutor(t *testing.T) {
+	inBubble(t, func(b *bed) {
+		release := b.m.Hold(wire.MethodRun)
+		defer release()
+		c := b.create("exit", "3")
+		started := make(chan error, 1)
+		go func() { started <- c.Start(b.Context()) }()
+		synctest.Wait()
+		b.m.Executor.Crash()
+		synctest.Wait()
+		release()
+		b.ok(<-started)
+		<-c.Done()
+		if st := c.Status(); st.ExitCode != 3 || st.StartedAt.IsZero() {
+			b.Errorf("status is %+v", st)
+		}
+	})
+}
+
 // After a reboot what had ended has ended as it did, what ran has not, and no
 // sandbox is ready, whatever is left on a disk below State.
 func TestReboot(t *testing.T) {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"time"
 
@@ -83,39 +84,71 @@ func (c *Container) run(ctx context.Context) error {
 var errUnsettled = fault.Unavailable.Errorf("closed during a start")
 
 // launch has the executor run the container. If the answer is lost with the
-// executor, its successor is asked what became of it.
+// executor, its successor is asked what became of it, and to run it if that is
+// nothing.
 func (c *Container) launch(ctx context.Context) (reply wire.RunReply, err error) {
 	req, err := c.runRequest()
 	if err != nil {
 		return reply, err
 	}
-	files, err := c.rt.link.call(ctx, wire.MethodRun, req, &reply)
-	if err == nil {
-		c.keep(files)
-		return reply, nil
-	}
-	if !errors.Is(err, fault.Unavailable) && ctx.Err() == nil {
-		return reply, err
-	}
-	for {
-		infos, lerr := c.rt.link.list(c.rt.closing)
-		if c.rt.closing.Err() != nil {
-			return reply, errors.Join(errUnsettled, err)
+	for range 2 {
+		var files []*os.File
+		if files, err = c.rt.link.call(ctx, wire.MethodRun, req, &reply); err == nil {
+			c.keep(files)
+			return reply, nil
 		}
-		if lerr != nil {
-			c.rt.log.Warn("start could not be settled yet", "container", c.id, "err", lerr)
-			continue // list has waited
-		}
-		i := slices.IndexFunc(infos, func(info wire.Info) bool { return info.ID == c.id })
-		if i < 0 {
+		if !errors.Is(err, fault.Unavailable) && ctx.Err() == nil {
 			return reply, err
 		}
-		if exit := infos[i].Exit; exit != nil {
-			c.rt.work.Go(func() { c.exit(c.rt.closing, *exit) })
-		} else if conn, err := c.rt.link.get(c.rt.closing); err == nil {
-			c.fetch(c.rt.closing, conn)
+		info, oerr := c.outcome(c.rt.closing)
+		switch {
+		case oerr != nil:
+			return reply, errors.Join(oerr, err)
+		case info == nil && ctx.Err() == nil:
+			continue
+		case info == nil:
+			return reply, err
+		case info.Exit != nil:
+			c.rt.work.Go(func() { c.exit(c.rt.closing, *info.Exit) })
+		default:
+			if conn, err := c.rt.link.get(c.rt.closing); err == nil {
+				c.fetch(c.rt.closing, conn)
+			}
 		}
-		return infos[i].RunReply, nil
+		return info.RunReply, nil
+	}
+	return reply, err
+}
+
+// outcome finds out what became of a start whose answer never came; nil =
+// nothing, nor will it. The executor lists a container once its program runs,
+// and deletes none that is still on its way there. The only error is
+// errUnsettled.
+func (c *Container) outcome(ctx context.Context) (*wire.Info, error) {
+	for wait := time.Millisecond; ; wait = min(2*wait, time.Second) {
+		infos, err := c.rt.link.list(ctx)
+		if i := slices.IndexFunc(infos, func(info wire.Info) bool { return info.ID == c.id }); err == nil && i >= 0 {
+			return &infos[i], nil
+		}
+		if err == nil {
+			err = c.rt.link.again(ctx, wire.MethodDelete, wire.Ref{ID: c.id})
+		}
+		if ctx.Err() != nil {
+			return nil, errUnsettled
+		}
+		if err == nil {
+			// It may have run and ended between the two.
+			if exit, ended := c.readExit(); ended {
+				return &wire.Info{ID: c.id, RunReply: wire.RunReply{StartedAt: exit.At}, Exit: &exit}, nil
+			}
+			return nil, nil
+		}
+		c.rt.log.Info("start could not be settled yet", "container", c.id, "err", err)
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+			return nil, errUnsettled
+		}
 	}
 }
 

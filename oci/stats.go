@@ -5,7 +5,10 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
+
+	"github.com/opencontainers/cgroups"
 
 	"github.com/crisp-cri/crisp/internal/fault"
 )
@@ -13,19 +16,20 @@ import (
 // Stats is what the kernel counted for a cgroup and all below it, read in one
 // go. What a kernel or a cgroup version does not count is 0 or nil.
 type Stats struct {
-	At     time.Time
-	CPU    CPUStats
-	Memory MemoryStats
-	Swap   SwapStats
-	IO     IOStats
-	Pids   PidStats
+	At        time.Time
+	CPU       CPUStats
+	Memory    MemoryStats
+	Swap      SwapStats
+	IO        IOStats
+	Pids      PidStats
+	HugePages []HugePageStats // one for each size; nil without the controller
 }
 
 // CPUStats counts nanoseconds, and periods of the CPU quota.
 type CPUStats struct {
 	UsageNs, UserNs, SystemNs              uint64
 	Periods, ThrottledPeriods, ThrottledNs uint64
-	PSI                                    *PSI // nil on cgroup v1
+	PSI                                    *PSI // nil where the kernel counts none
 }
 
 // MemoryStats counts bytes, and faults.
@@ -37,11 +41,12 @@ type MemoryStats struct {
 	MappedFile                  uint64
 	Kernel                      uint64
 	Limit                       uint64 // 0 = none
+	Reservation                 uint64 // what is spared when memory is short; 0 = none
 	Available                   uint64 // Limit less WorkingSet; 0 without a limit
 	Peak                        uint64 // highest Usage; since Linux 5.19 on cgroup v2
 	FailCount                   uint64 // how often Limit was hit
 	PageFaults, MajorPageFaults uint64
-	PSI                         *PSI // nil on cgroup v1
+	PSI                         *PSI // likewise
 }
 
 // SwapStats counts bytes.
@@ -54,13 +59,20 @@ type SwapStats struct {
 // IOStats counts what reached block devices, over all of them.
 type IOStats struct {
 	ReadBytes, WriteBytes, Reads, Writes uint64
-	PSI                                  *PSI // nil on cgroup v1
+	PSI                                  *PSI // likewise
 }
 
 // PidStats counts tasks.
 type PidStats struct {
 	Current uint64
 	Limit   uint64 // 0 = none
+}
+
+// HugePageStats counts bytes of huge pages of one size.
+type HugePageStats struct {
+	Size  string // "2MB"
+	Usage uint64
+	Max   uint64 // highest Usage; v2 does not count it, there it is Usage
 }
 
 // PSI is pressure stall information (Documentation/accounting/psi.rst).
@@ -109,11 +121,22 @@ func readStats(dirs map[string]string) (Stats, error) {
 			return s, err
 		}
 		s.readV1(dirs)
+		s.HugePages = readHugePagesV1(dirs["hugetlb"], pageSizes())
 	} else {
 		if _, err := os.Stat(dirs[""]); err != nil {
 			return s, err
 		}
 		s.readV2(dirs[""])
+	}
+	// Pressure is counted in every directory of v2, on a hybrid host too, where
+	// the v2 hierarchy may also be the one that has the hugetlb controller.
+	if dir := dirs[""]; dir != "" {
+		s.CPU.PSI = readPSI(filepath.Join(dir, "cpu.pressure"))
+		s.Memory.PSI = readPSI(filepath.Join(dir, "memory.pressure"))
+		s.IO.PSI = readPSI(filepath.Join(dir, "io.pressure"))
+		if s.HugePages == nil {
+			s.HugePages = readHugePagesV2(dir, pageSizes())
+		}
 	}
 	s.Memory.WorkingSet = less(s.Memory.Usage, s.Memory.WorkingSet) // it held the inactive file pages
 	if s.Memory.Limit > 0 {
@@ -130,25 +153,23 @@ func (s *Stats) readV2(dir string) {
 	s.CPU = CPUStats{
 		UsageNs: cpu["usage_usec"] * 1000, UserNs: cpu["user_usec"] * 1000, SystemNs: cpu["system_usec"] * 1000,
 		Periods: cpu["nr_periods"], ThrottledPeriods: cpu["nr_throttled"], ThrottledNs: cpu["throttled_usec"] * 1000,
-		PSI: readPSI(filepath.Join(dir, "cpu.pressure")),
 	}
 	mem := readPairs(filepath.Join(dir, "memory.stat"))
 	s.Memory = MemoryStats{
 		Usage:      readNumber(filepath.Join(dir, "memory.current")),
 		WorkingSet: mem["inactive_file"],
 		RSS:        mem["anon"], Cache: mem["file"], MappedFile: mem["file_mapped"], Kernel: mem["kernel"],
-		Limit:      readNumber(filepath.Join(dir, "memory.max")),
-		Peak:       readNumber(filepath.Join(dir, "memory.peak")),
-		FailCount:  readPairs(filepath.Join(dir, "memory.events"))["max"],
-		PageFaults: mem["pgfault"], MajorPageFaults: mem["pgmajfault"],
-		PSI: readPSI(filepath.Join(dir, "memory.pressure")),
+		Limit:       readNumber(filepath.Join(dir, "memory.max")),
+		Peak:        readNumber(filepath.Join(dir, "memory.peak")),
+		Reservation: readNumber(filepath.Join(dir, "memory.low")),
+		FailCount:   readPairs(filepath.Join(dir, "memory.events"))["max"],
+		PageFaults:  mem["pgfault"], MajorPageFaults: mem["pgmajfault"],
 	}
 	s.Swap = SwapStats{
 		Usage: readNumber(filepath.Join(dir, "memory.swap.current")),
 		Limit: readNumber(filepath.Join(dir, "memory.swap.max")),
 	}
 	s.IO = readIOStat(filepath.Join(dir, "io.stat"))
-	s.IO.PSI = readPSI(filepath.Join(dir, "io.pressure"))
 	s.readPids(dir)
 }
 
@@ -170,11 +191,12 @@ func (s *Stats) readV1(dirs map[string]string) {
 		Usage:      readNumber(filepath.Join(dir, "memory.usage_in_bytes")),
 		WorkingSet: mem["total_inactive_file"],
 		RSS:        mem["total_rss"], Cache: mem["total_cache"], MappedFile: mem["total_mapped_file"],
-		Kernel:     readNumber(filepath.Join(dir, "memory.kmem.usage_in_bytes")),
-		Limit:      bounded(readNumber(filepath.Join(dir, "memory.limit_in_bytes"))),
-		Peak:       readNumber(filepath.Join(dir, "memory.max_usage_in_bytes")),
-		FailCount:  readNumber(filepath.Join(dir, "memory.failcnt")),
-		PageFaults: mem["total_pgfault"], MajorPageFaults: mem["total_pgmajfault"],
+		Kernel:      readNumber(filepath.Join(dir, "memory.kmem.usage_in_bytes")),
+		Limit:       bounded(readNumber(filepath.Join(dir, "memory.limit_in_bytes"))),
+		Peak:        readNumber(filepath.Join(dir, "memory.max_usage_in_bytes")),
+		Reservation: bounded(readNumber(filepath.Join(dir, "memory.soft_limit_in_bytes"))),
+		FailCount:   readNumber(filepath.Join(dir, "memory.failcnt")),
+		PageFaults:  mem["total_pgfault"], MajorPageFaults: mem["total_pgmajfault"],
 	}
 	// memsw counts memory and swap together.
 	s.Swap.Usage = mem["total_swap"]
@@ -193,6 +215,34 @@ func (s *Stats) readPids(dir string) {
 		Current: readNumber(filepath.Join(dir, "pids.current")),
 		Limit:   readNumber(filepath.Join(dir, "pids.max")),
 	}
+}
+
+// pageSizes are the sizes of huge pages that the kernel has, as they stand in the
+// names of cgroup files. They are fixed when it boots.
+var pageSizes = sync.OnceValue(cgroups.HugePageSizes)
+
+func readHugePagesV1(dir string, sizes []string) []HugePageStats {
+	return readHugePages(dir, sizes, ".usage_in_bytes", ".max_usage_in_bytes")
+}
+
+func readHugePagesV2(dir string, sizes []string) []HugePageStats {
+	return readHugePages(dir, sizes, ".current", ".current")
+}
+
+// readHugePages returns nil if the controller is not there.
+func readHugePages(dir string, sizes []string, usage, highest string) []HugePageStats {
+	if dir == "" {
+		return nil
+	}
+	var list []HugePageStats
+	for _, size := range sizes {
+		file := filepath.Join(dir, "hugetlb."+size)
+		if _, err := os.Stat(file + usage); err != nil {
+			return nil
+		}
+		list = append(list, HugePageStats{Size: size, Usage: readNumber(file + usage), Max: readNumber(file + highest)})
+	}
+	return list
 }
 
 // bounded makes v1's way to say "no limit", the largest page-aligned number, 0.

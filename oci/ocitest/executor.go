@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"os"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -24,15 +25,17 @@ type Executor struct {
 	conns  map[*conn]bool        // true = subscribed; guarded by mu
 	fail   map[string]error      // guarded by mu
 	gates  map[string]chan struct{}
-	calls  []string // guarded by mu
-	serial int      // guarded by mu
+	slow   time.Duration   // of run; guarded by mu
+	coming map[string]bool // being started; guarded by mu
+	calls  []string        // guarded by mu
+	serial int             // guarded by mu
 }
 
 func newExecutor(fuse *Fuse) *Executor {
 	return &Executor{
 		fuse: fuse, forked: make(map[string]*container), known: make(map[string]*container),
 		execs: make(map[string]*execution), conns: make(map[*conn]bool),
-		fail: make(map[string]error), gates: make(map[string]chan struct{}),
+		fail: make(map[string]error), gates: make(map[string]chan struct{}), coming: make(map[string]bool),
 	}
 }
 
@@ -56,6 +59,14 @@ func (x *Executor) Hold(method string) (release func()) {
 		x.mu.Unlock()
 		close(gate)
 	})
+}
+
+// SlowRun makes each run take d, during which the container is not listed and
+// cannot be deleted. A run goes on when its connection is lost.
+func (x *Executor) SlowRun(d time.Duration) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.slow = d
 }
 
 // Calls returns the calls so far that were of method, as the IDs they were about.
@@ -95,6 +106,13 @@ func (x *Executor) Crash() {
 	x.mu.Lock()
 	clear(x.known)
 	clear(x.execs)
+	x.mu.Unlock()
+	x.CutConnections()
+}
+
+// CutConnections ends all connections, and nothing else, as an upgrade does.
+func (x *Executor) CutConnections() {
+	x.mu.Lock()
 	conns := make([]*conn, 0, len(x.conns))
 	for c := range x.conns {
 		conns = append(conns, c)
@@ -207,13 +225,11 @@ func (c *conn) Call(ctx context.Context, method string, req, reply any, send ...
 	}
 	var answer any
 	err = c.x.fuse.step(func() (err error) {
-		answer, recv, err = c.x.serve(ctx, c, method, body, send)
+		answer, recv, err = c.serve(ctx, method, body, send)
 		return err
 	})
 	if err != nil {
-		for _, f := range recv {
-			f.Close()
-		}
+		closeAll(recv)
 		return nil, err
 	}
 	if reply == nil || answer == nil {
@@ -224,4 +240,48 @@ func (c *conn) Call(ctx context.Context, method string, req, reply any, send ...
 		return recv, err
 	}
 	return recv, json.Unmarshal(data, reply)
+}
+
+// serve has the executor do one call. A run that takes its time outlives its
+// connection, and its answer is lost with that.
+func (c *conn) serve(ctx context.Context, method string, body []byte, send []*os.File) (any, []*os.File, error) {
+	c.x.mu.Lock()
+	slow := c.x.slow
+	c.x.mu.Unlock()
+	if method != wire.MethodRun || slow == 0 {
+		return c.x.serve(ctx, c, method, body, send)
+	}
+	var ref wire.Ref
+	if err := json.Unmarshal(body, &ref); err != nil {
+		return nil, nil, err
+	}
+	c.x.setComing(ref.ID, true)
+	type result struct {
+		answer any
+		recv   []*os.File
+		err    error
+	}
+	done := make(chan result, 1)
+	go func() {
+		time.Sleep(slow)
+		c.x.setComing(ref.ID, false)
+		answer, recv, err := c.x.serve(ctx, c, method, body, nil)
+		done <- result{answer, recv, err}
+	}()
+	select {
+	case r := <-done:
+		return r.answer, r.recv, r.err
+	case <-c.gone:
+		return nil, nil, fault.Unavailable.Errorf("executor: connection lost during %s", method)
+	}
+}
+
+func (x *Executor) setComing(id string, coming bool) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if coming {
+		x.coming[id] = true
+	} else {
+		delete(x.coming, id)
+	}
 }

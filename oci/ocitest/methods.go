@@ -221,6 +221,9 @@ func (x *Executor) signal(req wire.SignalRequest) (any, []*os.File, error) {
 func (x *Executor) delete(ref wire.Ref) (any, []*os.File, error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
+	if x.coming[ref.ID] {
+		return nil, nil, fault.WrongState.Errorf("container %s has not ended", ref.ID)
+	}
 	if c, ok := x.known[ref.ID]; ok && c.exit == nil && !c.init.ended() {
 		return nil, nil, fault.WrongState.Errorf("container %s is running: cannot delete it", ref.ID)
 	}
