@@ -71,6 +71,9 @@ func (s *Server) createContainer(ctx context.Context, cr *creation, sb *oci.Sand
 	if st := sb.State(); st != oci.SandboxReady {
 		return fault.WrongState.Errorf("sandbox %s is %s: cannot create container %s", sb.ID(), st, config.Metadata.Name)
 	}
+	if err := sameUserNamespace(sb, config.GetLinux().GetSecurityContext().GetNamespaceOptions()); err != nil {
+		return err
+	}
 	ctx = logctx.With(ctx, "container", cr.id, "sandbox", sb.ID())
 	var steps undo.Stack
 	defer steps.RunIf(&err)
@@ -168,9 +171,6 @@ func (s *Server) buildSpec(id string, sb *oci.Sandbox, rec *containerRecord, img
 	}
 	rec.imageUser = containerUser(user)
 	if err := checkNamespaces(sc.GetNamespaceOptions()); err != nil {
-		return nil, err
-	}
-	if err := sameUserNamespace(sb, sc.GetNamespaceOptions()); err != nil {
 		return nil, err
 	}
 	if err := checkLabels(sc.GetSelinuxOptions()); err != nil {

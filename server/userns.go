@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"fmt"
 	"math"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -75,16 +76,16 @@ func sameUserNamespace(sb *oci.Sandbox, o *cri.NamespaceOption) error {
 	}
 	have := sb.Config().IDs
 	if (want == nil) != (have == nil) || want != nil && *want != *have {
-		return fault.Invalid.Errorf("the container wants the user namespace %v, sandbox %s has %v", describe(want), sb.ID(), describe(have))
+		return fault.Invalid.Errorf("the container wants %s, sandbox %s has %s", describe(want), sb.ID(), describe(have))
 	}
 	return nil
 }
 
-func describe(m *userns.Map) any {
+func describe(m *userns.Map) string {
 	if m == nil {
-		return "of the host"
+		return "the host's user namespace"
 	}
-	return *m
+	return fmt.Sprintf("a user namespace of the host's %d users from %d and %d groups from %d", m.UID.Length, m.UID.Host, m.GID.Length, m.GID.Host)
 }
 
 // mountImage mounts an image for a container of sb, with the owners that its
