@@ -3,50 +3,99 @@ package oci
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/undo"
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// Update changes the resources of a container that was created or runs. What is
-// nil in res stays as it is. The container's Config shows the result, which is
-// durable.
+// A Change is what Apply changes of a container. What is nil stays as it is.
+type Change struct {
+	Resources   *specs.LinuxResources // what is nil in it stays, too
+	OOMScoreAdj *int                  // of all its processes
+	Extra       []byte                // as by SetExtra
+}
+
+// Update changes the resources of a container, as Apply does.
 func (c *Container) Update(ctx context.Context, res *specs.LinuxResources) error {
+	return c.Apply(ctx, Change{Resources: res})
+}
+
+// Apply changes a container that was created or runs, whole or not at all. The
+// container's Config shows the result, which is durable.
+//
+// The record is first: a crash before the kernel has heard of the change leaves
+// one that Resources sees through, while a change that nobody remembers would
+// come undone by the next.
+func (c *Container) Apply(ctx context.Context, ch Change) (err error) {
 	st := c.status.Load().State
-	switch st {
-	case Created:
-	case Running:
-		data, err := json.Marshal(res)
-		if err != nil {
-			return fmt.Errorf("encode resources of container %s: %w", c.id, err)
-		}
-		if err := c.rt.link.again(ctx, wire.MethodUpdate, wire.UpdateRequest{ID: c.id, Resources: data}); err != nil {
-			return err
-		}
-	default:
+	if st != Created && st != Running {
 		return fault.WrongState.Errorf("container %s is %s: cannot update it", c.id, st)
 	}
-	return c.edit(func(cfg *ContainerConfig) error {
+	var steps undo.Stack
+	defer steps.RunIf(&err)
+	var was ContainerConfig
+	err = c.edit(func(cfg *ContainerConfig) error {
 		if now := c.status.Load().State; st == Created && now != Created {
 			return fault.WrongState.Errorf("container %s is %s: cannot update it", c.id, now)
 		}
-		spec := *cfg.Spec
+		was = *cfg
+		return ch.record(cfg)
+	})
+	if err != nil || st == Created {
+		return err
+	}
+	steps.Add("record", func() error {
+		err := c.edit(func(cfg *ContainerConfig) error {
+			cfg.Spec = was.Spec
+			if ch.Extra != nil {
+				cfg.Extra = was.Extra
+			}
+			return nil
+		})
+		if errors.Is(err, fault.WrongState) {
+			return nil // it is being removed
+		}
+		return err
+	})
+	req := wire.UpdateRequest{ID: c.id, OOMScoreAdj: ch.OOMScoreAdj}
+	if ch.Resources != nil {
+		if req.Resources, err = json.Marshal(ch.Resources); err != nil {
+			return fmt.Errorf("encode resources of container %s: %w", c.id, err)
+		}
+	}
+	return c.rt.link.again(ctx, wire.MethodUpdate, req)
+}
+
+// record puts the change into cfg. What cfg points at is shared: it is copied.
+func (ch Change) record(cfg *ContainerConfig) error {
+	spec := *cfg.Spec
+	if ch.Resources != nil {
 		linux := specs.Linux{}
 		if spec.Linux != nil {
 			linux = *spec.Linux
 		}
-		merged, err := merge(linux.Resources, res)
+		merged, err := merge(linux.Resources, ch.Resources)
 		if err != nil {
-			return fmt.Errorf("resources of container %s: %w", c.id, err)
+			return fmt.Errorf("resources of container %s: %w", cfg.ID, err)
 		}
 		linux.Resources = merged
 		spec.Linux = &linux
-		cfg.Spec = &spec
-		return nil
-	})
+	}
+	if ch.OOMScoreAdj != nil && spec.Process != nil {
+		process := *spec.Process
+		process.OOMScoreAdj = ch.OOMScoreAdj
+		spec.Process = &process
+	}
+	cfg.Spec = &spec
+	if ch.Extra != nil {
+		cfg.Extra = ch.Extra
+	}
+	return nil
 }
 
 // merge returns a copy of old with what is set in change. Every field of

@@ -42,9 +42,7 @@ func (s *Server) containerStats(c *oci.Container) *cri.ContainerStats {
 		SwapUsageBytes:     value(st.Swap.Usage),
 		SwapAvailableBytes: value(st.Swap.Available),
 	}
-	if st.IO.PSI != nil {
-		out.Io = &cri.IoUsage{Timestamp: st.At.UnixNano(), Psi: pressure(st.IO.PSI)}
-	}
+	out.Io = &cri.IoUsage{Timestamp: st.At.UnixNano(), Psi: pressure(st.IO.PSI)}
 	return out
 }
 

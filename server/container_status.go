@@ -58,9 +58,7 @@ func (s *Server) containerStatus(c *oci.Container) *cri.ContainerStatus {
 		LogPath:     c.Config().LogPath,
 		User:        rec.imageUser,
 		StopSignal:  rec.signal,
-	}
-	if rec.resources != nil {
-		status.Resources = &cri.ContainerResources{Linux: rec.resources}
+		Resources:   resourcesNow(c, rec),
 	}
 	if status.State != cri.ContainerState_CONTAINER_CREATED {
 		status.StartedAt = nanos(st.StartedAt)

@@ -2,23 +2,21 @@ package server
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crisp-cri/crisp/internal/fault"
-	"github.com/crisp-cri/crisp/internal/undo"
 	"github.com/crisp-cri/crisp/oci"
 	"github.com/crisp-cri/crisp/server/spec"
 )
 
 // UpdateContainerResources changes the limits of a container that has not
 // exited. What is zero in the request stays as it is; the status shows what is in
-// force.
+// force. A memory limit below what the container uses is refused.
 //
 // CRI: "If runtime fails to transactionally update the requested resources, an
-// error is returned": then the old limits are in force again.
+// error is returned": then the old limits are in force again, as oci.Apply does it.
 func (s *Server) UpdateContainerResources(ctx context.Context, req *cri.UpdateContainerResourcesRequest) (*cri.UpdateContainerResourcesResponse, error) {
 	c, err := s.runtime.Container(req.ContainerId)
 	if err != nil {
@@ -40,47 +38,30 @@ func (s *Server) UpdateContainerResources(ctx context.Context, req *cri.UpdateCo
 	return &cri.UpdateContainerResourcesResponse{}, nil
 }
 
-func (s *Server) updateContainer(ctx context.Context, c *oci.Container, change *cri.LinuxContainerResources) (err error) {
+func (s *Server) updateContainer(ctx context.Context, c *oci.Container, change *cri.LinuxContainerResources) error {
 	if st := c.Status().State; st >= oci.Exited {
 		return fault.WrongState.Errorf("container %s is %s: cannot update it", c.ID(), st)
 	}
+	if adj := change.GetOomScoreAdj(); adj < -1000 || adj > 1000 { // proc_pid_oom_score_adj(5)
+		return fault.Invalid.Errorf("update container %s: oom_score_adj %d is not between -1000 and 1000", c.ID(), adj)
+	}
 	rec := *s.index.container(c)
-	before, err := spec.Resources(unlimited(rec.resources), s.o.SpecHost)
-	if err != nil {
-		return err
-	}
-	adj := rec.resources.GetOomScoreAdj() // belongs to the processes, not to their cgroup: it stays
 	rec.resources = spec.MergeResources(rec.resources, change)
-	rec.resources.OomScoreAdj = adj
-	after, err := spec.Resources(rec.resources, s.o.SpecHost)
+	limits, err := spec.Resources(rec.resources, s.o.SpecHost)
 	if err != nil {
 		return err
 	}
-	var steps undo.Stack
-	defer steps.RunIf(&err)
-	steps.Add("limits", func() error {
-		ctx, cancel := undo.Context(ctx)
-		defer cancel()
-		if err := c.Update(ctx, before); err != nil && !errors.Is(err, fault.WrongState) {
-			return err // WrongState: it has exited meanwhile
-		}
-		return nil
-	})
-	if err := c.Update(ctx, after); err != nil {
+	apply := oci.Change{Resources: limits}
+	if change.OomScoreAdj != 0 {
+		adj := max(int(change.OomScoreAdj), s.o.SpecHost.MinOOMScoreAdj)
+		apply.OOMScoreAdj = &adj
+	}
+	if apply.Extra, err = rec.encode(); err != nil {
 		return err
 	}
-	return s.index.saveContainer(c, &rec)
-}
-
-// unlimited is r with the kernel's defaults where it sets nothing, so that going
-// back to it takes away what was set since.
-func unlimited(r *cri.LinuxContainerResources) *cri.LinuxContainerResources {
-	defaults := &cri.LinuxContainerResources{
-		CpuPeriod: 100_000, CpuQuota: -1, CpuShares: 1024, // sched-bwc.rst, cgroup-v1/cpuacct
-		MemoryLimitInBytes: -1, MemorySwapLimitInBytes: -1,
+	if err := c.Apply(ctx, apply); err != nil {
+		return err
 	}
-	if r.GetMemoryLimitInBytes() != 0 {
-		defaults.MemorySwapLimitInBytes = 0 // follows the limit
-	}
-	return spec.MergeResources(defaults, r)
+	s.index.containers.Store(c.ID(), &rec)
+	return nil
 }

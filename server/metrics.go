@@ -69,7 +69,7 @@ func perInterface(value func(network.InterfaceStats) uint64) func(*sample) []poi
 }
 
 // stalled is the function of a metric of pressure; the kernel counts
-// microseconds, and on cgroup v1 nothing.
+// microseconds.
 func stalled(psi func(*sample) *oci.PSI, line func(*oci.PSI) oci.PSIData) func(*sample) []point {
 	return func(s *sample) []point {
 		p := psi(s)
@@ -88,8 +88,20 @@ const nano = 1e9
 // limit is a limit of memory as cadvisor shows it: 0 for none.
 func limit(v int64) uint64 { return uint64(max(v, 0)) }
 
-// containerMetrics are the metrics of each container. The hugetlb ones that
-// cadvisor has are left out: nothing here reads that controller.
+// perPageSize is the function of a metric of huge pages.
+func perPageSize(value func(oci.HugePageStats) uint64) func(*sample) []point {
+	return func(s *sample) []point {
+		var list []point
+		for _, h := range s.stats.HugePages {
+			list = append(list, point{[]string{h.Size}, value(h)})
+		}
+		return list
+	}
+}
+
+// containerMetrics are the metrics of each container. One that the kernel does
+// not count has no values: pressure without PSI, huge pages without their
+// controller, a quota of a container that has none.
 var containerMetrics = []metric{
 	{"container_cpu_user_seconds_total", "CPU time spent in user mode, in seconds.", nil, counter,
 		one(func(s *sample) uint64 { return s.stats.CPU.UserNs / nano })},
@@ -129,6 +141,10 @@ var containerMetrics = []metric{
 				{[]string{"pgmajfault", "hierarchy"}, s.stats.Memory.MajorPageFaults},
 			}
 		}},
+	{"container_hugetlb_usage_bytes", "Huge pages, in bytes.", []string{"pagesize"}, gauge,
+		perPageSize(func(h oci.HugePageStats) uint64 { return h.Usage })},
+	{"container_hugetlb_max_usage_bytes", "The most huge pages ever used, in bytes; on cgroup v2, which does not count it, those in use.", []string{"pagesize"}, gauge,
+		perPageSize(func(h oci.HugePageStats) uint64 { return h.Max })},
 	{"container_oom_events_total", "Kills for want of memory that crispd has seen.", nil, counter,
 		one(func(s *sample) uint64 { return s.ooms })},
 
@@ -180,6 +196,8 @@ var containerMetrics = []metric{
 		one(func(s *sample) uint64 { return uint64(s.status.StartedAt.Unix()) })},
 	{"container_spec_memory_limit_bytes", "Memory limit, in bytes; 0 for none.", nil, gauge,
 		one(func(s *sample) uint64 { return limit(s.limits.GetMemoryLimitInBytes()) })},
+	{"container_spec_memory_reservation_limit_bytes", "Memory that is spared when it is short, in bytes; 0 for none.", nil, gauge,
+		one(func(s *sample) uint64 { return s.stats.Memory.Reservation })},
 	{"container_spec_memory_swap_limit_bytes", "Limit of memory and swap together, in bytes; 0 for none.", nil, gauge,
 		one(func(s *sample) uint64 { return limit(s.limits.GetMemorySwapLimitInBytes()) })},
 	{"container_spec_cpu_period", "Length of a period of the CPU quota, in microseconds.", nil, gauge,

@@ -32,9 +32,7 @@ func (s *Server) sandboxStats(sb *oci.Sandbox) *cri.PodSandboxStats {
 		linux.Cpu = s.cpuUsage(sb.ID(), st, sb.CreatedAt())
 		linux.Memory = memoryUsage(st)
 		linux.Process = &cri.ProcessUsage{Timestamp: st.At.UnixNano(), ProcessCount: value(st.Pids.Current)}
-		if st.IO.PSI != nil {
-			linux.Io = &cri.IoUsage{Timestamp: st.At.UnixNano(), Psi: pressure(st.IO.PSI)}
-		}
+		linux.Io = &cri.IoUsage{Timestamp: st.At.UnixNano(), Psi: pressure(st.IO.PSI)}
 	}
 	linux.Network = networkUsage(sb)
 	return &cri.PodSandboxStats{

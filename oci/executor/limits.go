@@ -42,9 +42,8 @@ func (l *limits) clamp(p *specs.Process) {
 	if !l.bound {
 		return
 	}
-	if p.OOMScoreAdj != nil && *p.OOMScoreAdj < l.score {
-		l.tell("oom_score_adj", *p.OOMScoreAdj, l.score)
-		score := l.score
+	if p.OOMScoreAdj != nil {
+		score := l.atLeast(*p.OOMScoreAdj)
 		p.OOMScoreAdj = &score
 	}
 	for i := range p.Rlimits {
@@ -58,6 +57,15 @@ func (l *limits) clamp(p *specs.Process) {
 		r.Hard = own.Max
 		r.Soft = min(r.Soft, own.Max)
 	}
+}
+
+// atLeast returns the oom_score_adj that a process can get which is to have adj.
+func (l *limits) atLeast(adj int) int {
+	if !l.bound || adj >= l.score {
+		return adj
+	}
+	l.tell("oom_score_adj", adj, l.score)
+	return l.score
 }
 
 func (l *limits) tell(what string, want, got any) {

@@ -3,20 +3,26 @@ package executor
 import (
 	"encoding/json"
 	"maps"
+	"slices"
 
 	"github.com/opencontainers/cgroups"
+	"github.com/opencontainers/cgroups/fscommon"
+	"github.com/opencontainers/runc/libcontainer/configs"
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/undo"
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
 // update is "update": what the request sets is laid over what is in force and
 // applied at once; if part of it is refused, all of it is taken back.
-func (x *Executor) update(req wire.UpdateRequest) error {
+func (x *Executor) update(req wire.UpdateRequest) (err error) {
 	var r specs.LinuxResources
-	if err := json.Unmarshal(req.Resources, &r); err != nil {
-		return fault.Invalid.Errorf("resources: %w", err)
+	if len(req.Resources) > 0 {
+		if err := json.Unmarshal(req.Resources, &r); err != nil {
+			return fault.Invalid.Errorf("resources: %w", err)
+		}
 	}
 	c, err := x.runs(req.ID)
 	if err != nil {
@@ -30,23 +36,68 @@ func (x *Executor) update(req wire.UpdateRequest) error {
 	if err != nil {
 		return err
 	}
-	config := lc.Config()
-	group := *config.Cgroups
-	now := *group.Resources
-	overlay(&now, &r)
-	// Device rules are not to be changed here, and those in force may be more
-	// than libcontainer knows of.
-	now.SkipDevices = true
-	group.Resources = &now
-	config.Cgroups = &group
-	err = lc.Set(config)
-	// Set has put SkipDevices into the view, with which nothing can be started;
-	// the state that it saved has not.
-	c.lease.drop()
+	// Set puts SkipDevices into the view, with which nothing can be started; the
+	// state that it saves does not have it.
+	defer c.lease.drop()
+	paths, err := cgroupPaths(lc)
 	if err != nil {
+		return err
+	}
+	if err := fits(c.ID, paths, r.Memory); err != nil {
+		return err
+	}
+	var steps undo.Stack
+	defer steps.RunIf(&err)
+	if req.OOMScoreAdj != nil {
+		old := make(scores)
+		steps.Add("oom_score_adj", old.restore)
+		if err := old.replace(paths, x.limits.atLeast(*req.OOMScoreAdj)); err != nil {
+			return fault.Invalid.Errorf("update container %s: %w", c.ID, err)
+		}
+	}
+	// libcontainer puts back what it was told once; that leaves in force what was
+	// never set before.
+	steps.Add("limits", readLimitFiles(paths, r.Unified).restore)
+	if err := lc.Set(overlaid(lc.Config(), &r)); err != nil {
 		return fault.Invalid.Errorf("update container %s: %w", c.ID, err)
 	}
 	return nil
+}
+
+// fits refuses a memory limit that is below what the container uses without the
+// page cache that it would not miss. The kernel of v2 would take it, and kill.
+func fits(id string, paths map[string]string, m *specs.LinuxMemory) error {
+	if m == nil || m.Limit == nil || *m.Limit <= 0 {
+		return nil
+	}
+	dir, usage, cache := paths["memory"], "memory.usage_in_bytes", "total_inactive_file"
+	if dir == "" {
+		dir, usage, cache = paths[""], "memory.current", "inactive_file"
+	}
+	used, err := fscommon.GetCgroupParamUint(dir, usage)
+	if err != nil {
+		return nil // without the controller, Set says so
+	}
+	idle, err := fscommon.GetValueByKey(dir, "memory.stat", cache)
+	if err != nil {
+		return nil
+	}
+	if used-min(used, idle) > uint64(*m.Limit) {
+		return fault.WrongState.Errorf("container %s uses %d bytes of memory: cannot limit it to %d", id, used-min(used, idle), *m.Limit)
+	}
+	return nil
+}
+
+// overlaid is config with r laid over its resources. Device rules are not to be
+// changed here, and those in force may be more than libcontainer knows of.
+func overlaid(config configs.Config, r *specs.LinuxResources) configs.Config {
+	group := *config.Cgroups
+	now := *group.Resources
+	overlay(&now, r)
+	now.SkipDevices = true
+	group.Resources = &now
+	config.Cgroups = &group
+	return config
 }
 
 // overlay lays what r sets over now.
@@ -82,11 +133,10 @@ func overlay(now *cgroups.Resources, r *specs.LinuxResources) {
 	if r.Pids != nil && r.Pids.Limit != nil {
 		now.PidsLimit = r.Pids.Limit
 	}
-	if len(r.HugepageLimits) > 0 {
-		now.HugetlbLimit = nil
-		for _, l := range r.HugepageLimits {
-			now.HugetlbLimit = append(now.HugetlbLimit, &cgroups.HugepageLimit{Pagesize: l.Pagesize, Limit: l.Limit})
-		}
+	for _, l := range r.HugepageLimits {
+		now.HugetlbLimit = append(slices.DeleteFunc(slices.Clone(now.HugetlbLimit), func(old *cgroups.HugepageLimit) bool {
+			return old.Pagesize == l.Pagesize
+		}), &cgroups.HugepageLimit{Pagesize: l.Pagesize, Limit: l.Limit})
 	}
 	if len(r.Unified) > 0 {
 		now.Unified = maps.Clone(now.Unified)

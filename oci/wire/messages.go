@@ -199,10 +199,11 @@ type ResizeRequest struct {
 }
 
 // UpdateRequest changes the resources of a running container. What is not set
-// stays as it is.
+// stays as it is, and an error means that all of it does.
 type UpdateRequest struct {
-	ID        string
-	Resources json.RawMessage // specs.LinuxResources
+	ID          string
+	Resources   json.RawMessage // specs.LinuxResources
+	OOMScoreAdj *int            `json:",omitempty"` // of all its processes
 }
 
 // AdoptRequest hands a container of an executor that died to its successor. The

@@ -3,6 +3,7 @@ package spec
 import (
 	"maps"
 	"path"
+	"slices"
 	"strings"
 
 	"github.com/crisp-cri/crisp/internal/fault"
@@ -108,8 +109,10 @@ func MergeResources(old, change *cri.LinuxContainerResources) *cri.LinuxContaine
 	merge(&out.OomScoreAdj, change.OomScoreAdj)
 	merge(&out.CpusetCpus, change.CpusetCpus)
 	merge(&out.CpusetMems, change.CpusetMems)
-	if len(change.HugepageLimits) > 0 {
-		out.HugepageLimits = change.HugepageLimits
+	for _, l := range change.HugepageLimits {
+		out.HugepageLimits = append(slices.DeleteFunc(out.HugepageLimits, func(old *cri.HugepageLimit) bool {
+			return old.GetPageSize() == l.GetPageSize()
+		}), l)
 	}
 	for k, v := range change.Unified {
 		if out.Unified == nil {

@@ -1,0 +1,88 @@
+package executor
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// written are the files of a cgroup that an update may write, by the controller
+// of v1; "" are those of v2. Some kernels do not have all of them.
+var written = map[string][]string{
+	"memory":  {"memory.limit_in_bytes", "memory.memsw.limit_in_bytes", "memory.soft_limit_in_bytes"},
+	"cpu":     {"cpu.shares", "cpu.cfs_quota_us", "cpu.cfs_period_us", "cpu.cfs_burst_us", "cpu.idle", "cpu.rt_runtime_us", "cpu.rt_period_us"},
+	"cpuset":  {"cpuset.cpus", "cpuset.mems"},
+	"pids":    {"pids.max"},
+	"hugetlb": {"hugetlb.*.limit_in_bytes"},
+	"": {
+		"memory.max", "memory.swap.max", "memory.low", "memory.high", "memory.min",
+		"cpu.weight", "cpu.max", "cpu.max.burst", "cpu.idle", "cpuset.cpus", "cpuset.mems", "pids.max", "hugetlb.*.max",
+	},
+}
+
+// limitFiles are such files, by path, and what is in them.
+type limitFiles map[string]string
+
+// readLimitFiles reads what an update of the cgroup may change; unified has the
+// names of more files of v2. A file with several lines, such as io.max, gets the
+// lines back that it had; a line that is new in it stays.
+func readLimitFiles(paths map[string]string, unified map[string]string) limitFiles {
+	s := make(limitFiles)
+	for controller, dir := range paths {
+		if dir == "" {
+			continue
+		}
+		for _, pattern := range written[controller] {
+			files, _ := filepath.Glob(filepath.Join(dir, pattern))
+			for _, file := range files {
+				s.read(file)
+			}
+		}
+	}
+	for name := range unified {
+		if dir := paths[""]; dir != "" {
+			s.read(filepath.Join(dir, name))
+		}
+	}
+	return s
+}
+
+func (s limitFiles) read(file string) {
+	if data, err := os.ReadFile(file); err == nil {
+		s[file] = string(data)
+	}
+}
+
+// restore writes back what is no longer as it was. It goes round twice: one
+// limit may not go above or below another that is put back after it.
+func (s limitFiles) restore() error {
+	var errs []error
+	for range 2 {
+		errs = nil
+		for file, was := range s {
+			now, err := os.ReadFile(file)
+			if err != nil || string(now) == was {
+				continue // the container has ended; or nothing happened
+			}
+			if err := restoreFile(file, was); err != nil {
+				errs = append(errs, err)
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// restoreFile writes each line on its own, as the kernel wants it. A file that was
+// empty is written an empty line.
+func restoreFile(file, was string) error {
+	for line := range strings.SplitSeq(strings.TrimSuffix(was, "\n"), "\n") {
+		if err := os.WriteFile(file, []byte(line+"\n"), 0); err != nil && !errors.Is(err, unix.ENODEV) {
+			return fmt.Errorf("put back: %w", err)
+		}
+	}
+	return nil
+}
