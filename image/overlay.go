@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
@@ -42,11 +43,10 @@ func (o *overlay) mount(target string) error {
 	if len(o.lower) < need {
 		return o.bind(target)
 	}
-	err := o.mountNew(target)
-	if errors.Is(err, unix.ENOSYS) || errors.Is(err, errOldOverlay) {
-		err = o.mountOld(target)
+	if !appendsLayers() {
+		return o.mountOld(target)
 	}
-	return err
+	return o.mountNew(target)
 }
 
 // bind makes a read-only mount of the empty directory.
@@ -57,7 +57,20 @@ func (o *overlay) bind(target string) error {
 	return os.NewSyscallError("mount", unix.Mount("", target, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
 }
 
-var errOldOverlay = errors.New("overlayfs does not know lowerdir+")
+// appendsLayers tells whether overlayfs knows lowerdir+. An older one cannot be
+// asked: it takes any option, and fails, with a line in the kernel's log, when
+// the file system is made.
+var appendsLayers = sync.OnceValue(func() bool {
+	var uts unix.Utsname
+	var major, minor int
+	if unix.Uname(&uts) != nil {
+		return false
+	}
+	if _, err := fmt.Sscanf(unix.ByteSliceToString(uts.Release[:]), "%d.%d", &major, &minor); err != nil {
+		return false
+	}
+	return major > 6 || major == 6 && minor >= 5
+})
 
 func (o *overlay) mountNew(target string) error {
 	fsfd, err := unix.Fsopen("overlay", unix.FSOPEN_CLOEXEC)
@@ -73,9 +86,6 @@ func (o *overlay) mountNew(target string) error {
 			return err
 		}
 		if err := unix.FsconfigSetString(fsfd, "lowerdir+", path); err != nil {
-			if err == unix.EINVAL {
-				return errOldOverlay
-			}
 			return explain(fsfd, "lowerdir+", err)
 		}
 	}

@@ -90,10 +90,37 @@ func (k *kernel) Cgroup(name string, present bool) error {
 	return nil
 }
 
-// slice has systemd make or remove a slice.
-func slice(name string, present bool) error {
+// sliceBase is the parent of our slices: systemd makes it with the first one and
+// leaves it there after the last.
+const sliceBase = "crisp.slice"
+
+// removeSliceBase stops it if nothing is in it. Stopping a slice stops all that is
+// in it, so this looks first.
+func removeSliceBase() error {
+	dirs, err := cgroupDirs(sliceBase)
+	if err != nil {
+		return err
+	}
+	for _, dir := range dirs {
+		entries, err := os.ReadDir(dir)
+		if err != nil {
+			continue
+		}
+		for _, e := range entries {
+			if e.IsDir() {
+				return nil // another instance's
+			}
+		}
+	}
+	return sliceOf("-.slice", sliceBase, false)
+}
+
+// slice has systemd make or remove a slice of a pod.
+func slice(name string, present bool) error { return sliceOf(sliceBase, name, present) }
+
+func sliceOf(parent, name string, present bool) error {
 	cg := &cgroups.Cgroup{
-		Name: name, Parent: "crisp.slice", Systemd: true,
+		Name: name, Parent: parent, Systemd: true,
 		Resources: &cgroups.Resources{SkipDevices: true},
 	}
 	type manager interface {
@@ -232,7 +259,7 @@ func inheritCpuset(dir string) error {
 // removeCgroupBase removes our base if it is empty; other instances may use it.
 func (k *kernel) removeCgroupBase() error {
 	if k.systemd {
-		return nil // systemd collects a slice that nothing is in
+		return removeSliceBase()
 	}
 	dirs, err := cgroupDirs(cgroupBase)
 	for _, dir := range dirs {
