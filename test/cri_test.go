@@ -80,7 +80,7 @@ func printImage(ts *testscript.TestScript, i *cri.Image) {
 
 // sandboxCmd is:
 //
-//	sandbox run NAME [OPTION...]    host-network, share-pid, hostport=HOST:CONTAINER, sysctl=K=V, attempt=N, cgroup-parent=P
+//	sandbox run NAME [OPTION...]    host-network, share-pid, userns=HOST:LENGTH, hostport=HOST:CONTAINER, sysctl=K=V, attempt=N, cgroup-parent=P
 //	sandbox stop|rm|status NAME
 //	sandbox ls
 func (n *node) sandboxCmd(ts *testscript.TestScript, args []string) error {
@@ -217,6 +217,7 @@ func (n *node) sandboxConfig(name string, options []string) (*cri.PodSandboxConf
 //	container exec-timeout NAME SECONDS -- COMMAND...
 //	container logs NAME                     the log's text, stdout and stderr
 //	container wait NAME                     until it is exited
+//	container await NAME TEXT               until its log has the text
 //	container ls
 //
 // OPTION: config=FILE (JSON of a ContainerConfig, merged into it), image=REF, mount=HOST:CONTAINER[:ro], env=K=V, memory=MIB, stdin, tty, user=UID, name=NAME.
@@ -291,6 +292,19 @@ func (n *node) containerCmd(ts *testscript.TestScript, args []string) error {
 		return n.exec(ctx, ts, id, seconds, args[2:])
 	case "logs":
 		return n.printLog(ts, name)
+	case "await":
+		if len(args) != 2 {
+			return errUsage
+		}
+		for {
+			if log, err := os.ReadFile(n.logFile(name)); err == nil && bytes.Contains(log, []byte(args[1])) {
+				return nil
+			}
+			if err := ctx.Err(); err != nil {
+				return fmt.Errorf("the log of %s never had %q: %w", name, args[1], err)
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
 	case "wait":
 		for {
 			resp, err := n.runtime().ContainerStatus(ctx, &cri.ContainerStatusRequest{ContainerId: id})

@@ -9,7 +9,7 @@
 //	sleep DURATION   e.g. 200ms; "for-ever" never ends
 //	exit CODE        end here
 //	kill SIGNAL      end by that signal, given as a number
-//	catch            end with 100 and the number of the first signal, from here on
+//	catch            end with 60 and the number of the first signal, from here on
 //	ignore-term      from here on do not end on SIGTERM
 //	eat MIB          allocate and touch that much memory
 //	env NAME         the variable's value as a line
@@ -79,7 +79,7 @@ func main() {
 			go func() {
 				for s := range signals {
 					if s != syscall.SIGURG { // Go's runtime sends it to itself
-						os.Exit(100 + int(s.(syscall.Signal)))
+						os.Exit(60 + int(s.(syscall.Signal)))
 					}
 				}
 			}()
