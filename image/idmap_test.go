@@ -1,0 +1,125 @@
+package image_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/userns"
+	"github.com/moby/sys/mountinfo"
+	v1 "github.com/opencontainers/image-spec/specs-go/v1"
+	"golang.org/x/sys/unix"
+)
+
+// owner is uid:gid of a path.
+func owner(t *testing.T, path ...string) string {
+	t.Helper()
+	var st unix.Stat_t
+	if err := unix.Lstat(filepath.Join(path...), &st); err != nil {
+		t.Fatal(err)
+	}
+	return fmt.Sprintf("%d:%d", st.Uid, st.Gid)
+}
+
+// A mapped root file system has the owners of its user namespace, in its layers
+// as in what is written; the layers themselves, and who else uses them, see no
+// change.
+func TestMountMapped(t *testing.T) {
+	reg := newRegistry(t)
+	p := newPlace(t, reg)
+	reg.push("app", "latest", buildOf(t, "gzip", v1.Image{},
+		tarOf(t, map[string]string{"a": "1", "d/": "", "d/x": "1"}), tarOf(t, map[string]string{"b": "2"})))
+	id := p.pull(reg.host + "/app").ID
+	if err := os.Chmod(filepath.Dir(p.dir), 0o711); err != nil { // the test's own
+		t.Fatal(err)
+	}
+	if err := p.store.CheckIDMap(); err != nil {
+		t.Skipf("needs a file system that can be ID-mapped: %v", err)
+	}
+	m := image.IDMap{IDs: userns.Map{UID: userns.Range{Host: 200000, Length: 1000}, GID: userns.Range{Host: 300000, Length: 1000}}}
+	ns, err := userns.Open(m.IDs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ns.Close()
+	m.UserNS = fmt.Sprintf("/proc/self/fd/%d", ns.Fd())
+	mount := func(key string, readOnly bool) string {
+		t.Helper()
+		dir, err := p.store.MountMapped(t.Context(), key, id, readOnly, m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return dir
+	}
+
+	root, plain, volume := mount("one", false), p.mount("two", id), mount("three", true)
+	for _, dir := range []string{root, volume} {
+		for _, name := range []string{"a", "b", "d", "d/x"} {
+			if got := owner(t, dir, name); got != "200000:300000" {
+				t.Errorf("%s belongs to %s", name, got)
+			}
+		}
+	}
+	if got := owner(t, root); got != "200000:300000" {
+		t.Errorf("the root belongs to %s", got)
+	}
+	// The change of a file of a layer copies it up for the same owner.
+	if err := os.Chmod(filepath.Join(root, "d/x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{filepath.Join(root, "d/x"), filepath.Join(p.root(), "rw", "one", "fs", "d/x")} {
+		if got := owner(t, path); got != "200000:300000" {
+			t.Errorf("after a change %s belongs to %s", path, got)
+		}
+	}
+	if got := owner(t, plain, "d/x"); got != "0:0" {
+		t.Errorf("without a map d/x belongs to %s", got)
+	}
+	if err := os.WriteFile(filepath.Join(volume, "c"), nil, 0o600); !errors.Is(err, unix.EROFS) {
+		t.Errorf("write to a read-only one: %v", err)
+	}
+
+	// As after a restart and a lost mount.
+	if err := p.store.Unmount(t.Context(), "one", false); err != nil {
+		t.Fatal(err)
+	}
+	p.reopen(image.Options{})
+	if root = mount("one", false); owner(t, root, "b") != "200000:300000" {
+		t.Errorf("after a restart b belongs to %s", owner(t, root, "b"))
+	}
+	left, err := mountinfo.GetMounts(mountinfo.PrefixFilter(p.root()))
+	if err != nil || len(left) > 0 {
+		t.Errorf("%d mounts that the overlay was made of are left, %v", len(left), err)
+	}
+
+	m.UserNS = filepath.Join(p.dir, "no such namespace")
+	if _, err := p.store.MountMapped(t.Context(), "four", id, false, m); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("without the user namespace: %v", err)
+	}
+	m.UserNS = "/proc/self/ns/net"
+	if _, err := p.store.MountMapped(t.Context(), "four", id, false, m); err == nil {
+		t.Error("a network namespace was taken for a user namespace")
+	}
+	if got := fmt.Sprint(p.store.Mounts()); got != "[one three two]" {
+		t.Errorf("keys are %s", got)
+	}
+}
+
+// Whether maps can be used is found out by trying, and why not is told.
+func TestCheckIDMap(t *testing.T) {
+	p := newPlace(t)
+	if err := os.Chmod(filepath.Dir(p.dir), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.store.CheckIDMap(); !errors.Is(err, fault.WrongState) || !strings.Contains(err.Error(), filepath.Dir(p.dir)) {
+		t.Errorf("behind a directory that is root's alone: %v", err)
+	}
+	if left := p.names("staging"); len(left) > 0 {
+		t.Errorf("%v is left", left)
+	}
+}

@@ -1,0 +1,142 @@
+package oci
+
+import (
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/thread"
+	"github.com/crisp-cri/crisp/internal/userns"
+)
+
+// inode identifies a namespace.
+func inode(t *testing.T, f *os.File) string {
+	t.Helper()
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		t.Fatal(err)
+	}
+	return fmt.Sprint(st.Dev, " ", st.Ino)
+}
+
+// checkOwned reports what of dir's namespaces does not belong to its user namespace.
+func checkOwned(t *testing.T, dir string) {
+	t.Helper()
+	user, err := os.Open(filepath.Join(dir, "ns/user"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer user.Close()
+	for _, kind := range []string{"net", "uts", "ipc"} {
+		f, err := os.Open(filepath.Join(dir, "ns", kind))
+		if err != nil {
+			t.Fatal(err)
+		}
+		fd, err := unix.IoctlRetInt(int(f.Fd()), unix.NS_GET_USERNS)
+		if err != nil {
+			t.Fatal(err)
+		}
+		owner := os.NewFile(uintptr(fd), "owner")
+		if inode(t, owner) != inode(t, user) {
+			t.Errorf("the %s namespace belongs to another user namespace", kind)
+		}
+		owner.Close()
+		f.Close()
+	}
+}
+
+// A sandbox's namespaces belong to its user namespace, also if they had to be
+// made a second time, and have its hostname and sysctls.
+func TestPinUserNamespace(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root")
+	}
+	base := t.TempDir()
+	k := newKernel(base, false, slog.New(slog.NewTextHandler(t.Output(), nil)))
+	dir := filepath.Join(base, "sb")
+	p := Pins{
+		Dir: dir, Net: true, UTS: true, IPC: true, Hostname: "inside",
+		IDs:     &userns.Map{UID: userns.Range{Host: 200000, Length: 65536}, GID: userns.Range{Host: 300000, Length: 65536}},
+		Sysctls: map[string]string{"kernel.shmmni": "77", "net.ipv4.ip_unprivileged_port_start": "7", "kernel.domainname": "domain", "fs.mqueue.msg_max": "13"},
+	}
+	defer func() {
+		if err := k.Unpin(dir); err != nil {
+			t.Error(err)
+		}
+		if k.Pinned(Pins{Dir: dir, IDs: p.IDs}) {
+			t.Error("the user namespace is still pinned")
+		}
+		if err := k.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	for range 2 { // the second finds all in place
+		if err := k.Pin(p); err != nil {
+			t.Fatal(err)
+		}
+		checkOwned(t, dir)
+	}
+	err := thread.Spend(func() error {
+		for _, kind := range []string{"net", "uts", "ipc"} {
+			if err := enter(filepath.Join(dir, "ns", kind)); err != nil {
+				return err
+			}
+		}
+		var uts unix.Utsname
+		if err := unix.Uname(&uts); err != nil || unix.ByteSliceToString(uts.Nodename[:]) != "inside" {
+			t.Errorf("hostname is %s, %v", uts.Nodename, err)
+		}
+		for name, want := range p.Sysctls {
+			got, err := os.ReadFile(filepath.Join("/proc/sys", sysctlPath(name)))
+			if strings.TrimSpace(string(got)) != want {
+				t.Errorf("sysctl %s is %q (%v), want %s", name, got, err, want)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(filepath.Join(dir, "shm"), &st); err != nil || st.Uid != 200000 || st.Gid != 300000 {
+		t.Errorf("shm belongs to %d:%d, %v", st.Uid, st.Gid, err)
+	}
+
+	// As if Pin had been killed before its last step.
+	if err := unmount(filepath.Join(dir, "ns/user")); err != nil {
+		t.Fatal(err)
+	}
+	if k.Pinned(p) {
+		t.Error("without its user namespace all is pinned")
+	}
+	if err := k.Pin(p); err != nil {
+		t.Fatal(err)
+	}
+	checkOwned(t, dir)
+}
+
+func TestCheckIDs(t *testing.T) {
+	whole := userns.Range{Host: 1000, Length: 100}
+	for name, tc := range map[string]struct {
+		config  SandboxConfig
+		refused bool
+	}{
+		"none":         {SandboxConfig{HostPID: true, HostIPC: true}, false},
+		"whole":        {SandboxConfig{IDs: &userns.Map{UID: whole, GID: whole}}, false},
+		"host network": {SandboxConfig{IDs: &userns.Map{UID: whole, GID: whole}, HostNetwork: true}, false},
+		"host pid":     {SandboxConfig{IDs: &userns.Map{UID: whole, GID: whole}, HostPID: true}, true},
+		"host ipc":     {SandboxConfig{IDs: &userns.Map{UID: whole, GID: whole}, HostIPC: true}, true},
+		"empty":        {SandboxConfig{IDs: &userns.Map{UID: whole}}, true},
+		"too far":      {SandboxConfig{IDs: &userns.Map{UID: userns.Range{Host: 1<<32 - 2, Length: 2}, GID: whole}}, true},
+	} {
+		if err := checkIDs(tc.config); fault.KindOf(err) == fault.Invalid != tc.refused {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
