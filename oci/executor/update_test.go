@@ -1,0 +1,117 @@
+package executor_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/oci/wire"
+)
+
+// limits reads what an update may change, from the files of v1 or v2.
+func (b *box) limits() map[string]string {
+	b.t.Helper()
+	files := []string{"memory.max", "memory.swap.max", "cpu.max", "cpu.weight", "pids.max"}
+	if b.reply.Cgroups["memory"] != "" {
+		files = []string{
+			"memory.limit_in_bytes", "memory.memsw.limit_in_bytes", "cpu.shares", "cpu.cfs_quota_us", "cpu.cfs_period_us",
+			"cpuset.cpus", "cpuset.mems", "pids.max",
+		}
+	}
+	found := make(map[string]string)
+	for _, file := range files {
+		controller, _, _ := strings.Cut(file, ".")
+		dir := b.reply.Cgroups[controller]
+		if dir == "" {
+			dir = b.reply.Cgroups[""]
+		}
+		if data, err := os.ReadFile(filepath.Join(dir, file)); err == nil {
+			found[file] = strings.TrimSpace(string(data))
+		}
+	}
+	if len(found) == 0 {
+		b.t.Skip("needs the controllers memory and cpu")
+	}
+	return found
+}
+
+// A limit that was never set is taken away again when another is refused: no
+// memory limit is left of an update whose CPU quota the kernel does not like.
+func TestUpdateIsWholeOrNothing(t *testing.T) {
+	n := start(t)
+	b := n.run([]string{"spawn", "sleep", "for-ever", "sleep", "for-ever"})
+	before, score := b.limits(), readScore(t, b.reply.Pid)
+	refused := wire.UpdateRequest{
+		ID: b.id, OOMScoreAdj: new(int),
+		Resources: []byte(`{"memory":{"limit":67108864,"swap":67108864},"pids":{"limit":77},"cpu":{"shares":99,"quota":1,"period":100000}}`),
+	}
+	*refused.OOMScoreAdj = 700
+	n.fails(fault.Invalid, wire.MethodUpdate, refused)
+	if after := b.limits(); fmt.Sprint(after) != fmt.Sprint(before) {
+		t.Errorf("limits were %v, and after an update that was refused %v", before, after)
+	}
+	if got := readScore(t, b.reply.Pid); got != score {
+		t.Errorf("oom_score_adj was %d, and after an update that was refused %d", score, got)
+	}
+	// The same without the fault is taken.
+	n.call(wire.MethodUpdate, wire.UpdateRequest{
+		ID: b.id, Resources: []byte(`{"memory":{"limit":67108864},"pids":{"limit":77},"cpu":{"quota":50000}}`),
+	}, nil)
+	if after := b.limits(); after["pids.max"] != "77" && after["pids.max"] != "" {
+		t.Errorf("limits are %v", after)
+	}
+}
+
+// The score is that of all processes, and of those that are started later.
+func TestUpdateOOMScore(t *testing.T) {
+	n := start(t)
+	b := n.run([]string{"fork", "print", "up", "sleep", "for-ever"}, withHostPID)
+	b.says("up")
+	adj := 321
+	n.call(wire.MethodUpdate, wire.UpdateRequest{ID: b.id, OOMScoreAdj: &adj}, nil)
+	for _, pid := range b.processes() {
+		if got := readScore(t, pid); got != adj {
+			t.Errorf("process %s has oom_score_adj %d, want %d", pid, got, adj)
+		}
+	}
+	adj = 1001
+	n.fails(fault.Invalid, wire.MethodUpdate, wire.UpdateRequest{ID: b.id, OOMScoreAdj: &adj})
+	for _, pid := range b.processes() {
+		if got := readScore(t, pid); got != 321 {
+			t.Errorf("process %s has oom_score_adj %d after a change that was refused", pid, got)
+		}
+	}
+}
+
+// What is in use is not taken away: the kernel would kill for it.
+func TestUpdateBelowUse(t *testing.T) {
+	n := start(t)
+	b := n.run([]string{"eat", "40", "print", "fed", "sleep", "for-ever"}, withMemory(96<<20))
+	before := b.limits()
+	b.says("fed")
+	err := n.fails(fault.WrongState, wire.MethodUpdate, wire.UpdateRequest{ID: b.id, Resources: []byte(`{"memory":{"limit":33554432}}`)})
+	if err == nil || !strings.Contains(err.Error(), "33554432") {
+		t.Errorf("error %v does not tell the limit", err)
+	}
+	if after := b.limits(); fmt.Sprint(after) != fmt.Sprint(before) {
+		t.Errorf("limits were %v, and after an update that was refused %v", before, after)
+	}
+	n.call(wire.MethodUpdate, wire.UpdateRequest{ID: b.id, Resources: []byte(`{"memory":{"limit":67108864}}`)}, nil)
+}
+
+func readScore(t *testing.T, pid any) int {
+	t.Helper()
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%v/oom_score_adj", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	score, err := strconv.Atoi(strings.TrimSpace(string(data)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return score
+}
