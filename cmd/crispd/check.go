@@ -13,6 +13,7 @@ import (
 
 	"github.com/crisp-cri/crisp/config"
 	"github.com/crisp-cri/crisp/internal/kernel"
+	"github.com/crisp-cri/crisp/server/hooks"
 )
 
 // A finding is one thing that crispd wants of a host. What follows from its
@@ -118,8 +119,18 @@ func checkFiles(c *config.Config) []finding {
 		{"crisp-podinit " + podinit, podinit != "", "pods that share their PID namespace cannot start; it belongs beside crispd or in ../libexec/crisp", false},
 		program("nft", "the default network does not work: pods get no network without a configuration of the node's own"),
 		program("criu", "checkpoints cannot be made or restored"),
+		hookFiles(c),
 		{"image policy " + policyPath(c), exists(policyPath(c)), "every image is accepted, signed or not", false},
 	}
+}
+
+// hookFiles tells about broken ones before the first container does.
+func hookFiles(c *config.Config) finding {
+	f := finding{"hooks in " + strings.Join(c.HooksDirs, ", "), true, "", true}
+	if err := hooks.Check(c.HooksDirs); err != nil {
+		f.ok, f.follows = false, "no container can be made: "+err.Error()
+	}
+	return f
 }
 
 func program(name, follows string) finding {

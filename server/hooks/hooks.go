@@ -94,6 +94,22 @@ func Inject(s *specs.Spec, dirs []string, c Container) error {
 	return nil
 }
 
+// Check reads all files of dirs and returns what is wrong with them.
+func Check(dirs []string) error {
+	files, err := list(dirs)
+	errs := []error{err}
+	for _, file := range files {
+		h, err := read(file)
+		if err == nil {
+			_, err = h.When.match(Container{})
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("hook %s: %w", file, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // list is the files of dirs in the order of their hooks.
 func list(dirs []string) ([]string, error) {
 	byName := map[string]string{}

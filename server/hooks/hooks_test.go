@@ -119,5 +119,8 @@ func TestBroken(t *testing.T) {
 		if s.Hooks != nil {
 			t.Errorf("%s: it is injected all the same", name)
 		}
+		if got := Check([]string{dir}); got == nil || got.Error() != err.Error() {
+			t.Errorf("%s: Check says %v, want %v", name, got, err)
+		}
 	}
 }
