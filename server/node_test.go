@@ -17,6 +17,7 @@ import (
 
 	"github.com/crisp-cri/crisp/oci"
 	"github.com/crisp-cri/crisp/oci/ocitest"
+	"github.com/crisp-cri/crisp/server/nri"
 )
 
 // A node is a fake machine with a server on it and a client of that server.
@@ -33,12 +34,19 @@ type node struct {
 	stop    func()
 
 	rebooted bool // before the next start
+	plugins  *nri.Options
 }
 
 // newNode starts a server on a machine of its own.
 func newNode(t *testing.T) *node {
 	t.Helper()
-	n := &node{machine: ocitest.NewMachine(t), store: newFakeImages(t), net: &fakeNetwork{}}
+	return newNodeWith(t, nil)
+}
+
+// newNodeWith is newNode with NRI, unless plugins is nil.
+func newNodeWith(t *testing.T, plugins *nri.Options) *node {
+	t.Helper()
+	n := &node{machine: ocitest.NewMachine(t), store: newFakeImages(t), net: &fakeNetwork{}, plugins: plugins}
 	n.start(t)
 	t.Cleanup(func() {
 		// What runs would write its exit into a directory that is being removed.
@@ -64,7 +72,7 @@ func (n *node) start(t *testing.T) {
 	}
 	n.server, err = New(Options{
 		Runtime: n.runtime, Images: n.store, Network: n.net, Events: events, Log: o.Log, Version: "1.2.3",
-		CDISpecDirs: []string{n.cdiDir()}, HooksDirs: []string{n.hooksDir()},
+		CDISpecDirs: []string{n.cdiDir()}, HooksDirs: []string{n.hooksDir()}, NRI: n.plugins,
 		RejectMountSources: []string{"/must/be/there"}, Root: n.machine.Root, State: n.machine.State,
 	})
 	if err != nil {

@@ -225,6 +225,23 @@ func (s *Server) tellUpdate(ctx context.Context, c *oci.Container, change *cri.L
 type exits struct {
 	mu   sync.Mutex
 	told map[string]chan struct{} // closed when plugins have heard it; guarded by mu
+	shut bool                     // the server is closing; guarded by mu
+}
+
+// run runs f and has work wait for it, unless the server is closing: events and
+// plugins may come until the very end.
+func (x *exits) run(work *sync.WaitGroup, f func()) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if !x.shut {
+		work.Go(f)
+	}
+}
+
+func (x *exits) close() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.shut = true
 }
 
 // claim returns what is closed when the end of c was told, and whether the caller
@@ -286,7 +303,7 @@ func (s *Server) exited(c *oci.Container) {
 	if s.plugins == nil {
 		return
 	}
-	s.work.Go(func() { s.tellExit(logctx.With(s.ctx, "container", c.ID()), c) })
+	s.exits.run(&s.work, func() { s.tellExit(logctx.With(s.ctx, "container", c.ID()), c) })
 }
 
 // removeTold removes a container and tells plugins that it is gone.

@@ -118,7 +118,7 @@ func (s pluginRuntime) Evict(ctx context.Context, id, reason string) error {
 	if !ok {
 		sig = unix.SIGTERM
 	}
-	s.work.Go(func() {
+	s.exits.run(&s.work, func() {
 		if err := c.Stop(ctx, sig, evictGrace); err != nil {
 			s.log.WarnContext(ctx, "container not evicted", "err", err)
 		}

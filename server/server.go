@@ -178,6 +178,7 @@ func (s *Server) Close() error {
 	s.cancel()
 	s.events.detach()
 	err := s.streaming.Close()
+	s.exits.close()
 	s.work.Wait()
 	s.plugins.Close()
 	s.sandboxes.close()

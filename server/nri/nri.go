@@ -43,7 +43,6 @@ import (
 	"time"
 
 	"github.com/containerd/nri/pkg/adaptation"
-	nrilog "github.com/containerd/nri/pkg/log"
 	"github.com/containerd/ttrpc"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 )
@@ -92,7 +91,7 @@ type Plugins struct {
 // New returns Plugins to which nobody can connect yet.
 func New(o Options, runtime Runtime) (*Plugins, error) {
 	p := &Plugins{o: o, runtime: runtime}
-	nrilog.Set(logger{o.Log})
+	route()
 	options := []adaptation.Option{
 		adaptation.WithSocketPath(o.Socket),
 		adaptation.WithPluginPath(o.PluginDir),
@@ -112,6 +111,7 @@ func New(o Options, runtime Runtime) (*Plugins, error) {
 	if p.nri, err = adaptation.New(runtimeName, o.Version, p.synchronize, p.update, options...); err != nil {
 		return nil, fmt.Errorf("set up NRI: %w", err)
 	}
+	lines.Store(o.Log) // not before: New complains that it was built without WebAssembly
 	return p, nil
 }
 
@@ -140,6 +140,7 @@ func (p *Plugins) Start() error {
 func (p *Plugins) Close() {
 	if p != nil {
 		p.nri.Stop()
+		lines.CompareAndSwap(p.o.Log, nil)
 	}
 }
 
@@ -205,32 +206,4 @@ func (c counter) UpdatePluginCount(n int) { c.p.count.Store(int32(n)) }
 func (counter) RecordPluginInvocation(string, string, error)      {}
 func (counter) RecordPluginLatency(string, string, time.Duration) {}
 func (counter) RecordPluginAdjustments(string, string, *adaptation.ContainerAdjustment, int, int) {
-}
-
-// A logger leads the library's lines to slog. It writes variables into its
-// messages; that is its own.
-type logger struct{ log *slog.Logger }
-
-func (l logger) line(ctx context.Context, level slog.Level, format string, args []any) {
-	if l.log.Enabled(ctx, level) {
-		l.log.Log(ctx, level, fmt.Sprintf("nri: "+format, args...))
-	}
-}
-
-func (l logger) Debugf(ctx context.Context, format string, args ...any) {
-	l.line(ctx, slog.LevelDebug, format, args)
-}
-
-// What the library has to say at Info (each connection, in several lines) is
-// for who looks for a fault.
-func (l logger) Infof(ctx context.Context, format string, args ...any) {
-	l.line(ctx, slog.LevelDebug, format, args)
-}
-
-func (l logger) Warnf(ctx context.Context, format string, args ...any) {
-	l.line(ctx, slog.LevelWarn, format, args)
-}
-
-func (l logger) Errorf(ctx context.Context, format string, args ...any) {
-	l.line(ctx, slog.LevelError, format, args)
 }

@@ -1,0 +1,568 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/containerd/nri/pkg/api"
+	"github.com/containerd/nri/pkg/stub"
+	"github.com/google/go-cmp/cmp"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/server/nri"
+)
+
+// A plugin is a real one: it speaks NRI over the socket. It notes what it is told
+// and does what a test asks of it.
+type plugin struct {
+	stub  stub.Stub
+	ready chan struct{} // closed by the first Synchronize
+
+	mu     sync.Mutex
+	heard  []string // "CreateContainer name"
+	synced []string
+	pods   map[string]*api.PodSandbox
+	seen   map[string]*api.Container // by the call
+	calls  map[string]func() error   // what a call does before it answers
+	adjust *api.ContainerAdjustment
+	update []*api.ContainerUpdate // returned by CreateContainer, UpdateContainer and StopContainer
+}
+
+// pluginNode is a node where plugins can connect.
+func pluginNode(t *testing.T) *node {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "nri") // a socket's path is short
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return newNodeWith(t, &nri.Options{Socket: filepath.Join(dir, "s")})
+}
+
+// join connects a plugin. With a call for Synchronize, it does not wait for that.
+func (n *node) join(t *testing.T, index string, calls map[string]func() error) *plugin {
+	t.Helper()
+	p := &plugin{ready: make(chan struct{}), calls: calls, pods: map[string]*api.PodSandbox{}, seen: map[string]*api.Container{}}
+	var err error
+	p.stub, err = stub.New(p, stub.WithPluginName("test"), stub.WithPluginIdx(index), stub.WithSocketPath(n.plugins.Socket), stub.WithOnClose(func() {}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	started := make(chan error, 1)
+	go func() { started <- p.stub.Start(t.Context()) }()
+	t.Cleanup(p.stub.Stop)
+	if calls["Synchronize"] != nil {
+		return p
+	}
+	select {
+	case <-p.ready:
+	case err := <-started:
+		if err != nil {
+			t.Fatal(err)
+		}
+		<-p.ready
+	}
+	return p
+}
+
+// note notes a call and does what the test wants of it.
+func (p *plugin) note(call, name string) error {
+	p.mu.Lock()
+	p.heard = append(p.heard, call+" "+name)
+	do := p.calls[call]
+	p.mu.Unlock()
+	if do != nil {
+		return do()
+	}
+	return nil
+}
+
+func (p *plugin) pod(call string, pod *api.PodSandbox) error {
+	p.mu.Lock()
+	p.pods[call] = pod
+	p.mu.Unlock()
+	return p.note(call, pod.Name)
+}
+
+func (p *plugin) container(call string, c *api.Container) error {
+	p.mu.Lock()
+	p.seen[call] = c
+	p.mu.Unlock()
+	return p.note(call, c.Name)
+}
+
+// told is what the plugin has heard so far.
+func (p *plugin) told() []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.heard)
+}
+
+// on sets what a call does from now on.
+func (p *plugin) on(call string, do func() error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.calls == nil {
+		p.calls = map[string]func() error{}
+	}
+	p.calls[call] = do
+}
+
+// wants sets what the plugin answers from now on.
+func (p *plugin) wants(adjust *api.ContainerAdjustment, update ...*api.ContainerUpdate) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.adjust, p.update = adjust, update
+}
+
+func (p *plugin) answer() (*api.ContainerAdjustment, []*api.ContainerUpdate) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.adjust, p.update
+}
+
+func (p *plugin) Synchronize(_ context.Context, pods []*api.PodSandbox, containers []*api.Container) ([]*api.ContainerUpdate, error) {
+	p.mu.Lock()
+	for _, pod := range pods {
+		p.synced = append(p.synced, pod.Name)
+	}
+	for _, c := range containers {
+		p.synced = append(p.synced, c.Name)
+	}
+	do := p.calls["Synchronize"]
+	p.mu.Unlock()
+	defer close(p.ready)
+	if do != nil {
+		return nil, do()
+	}
+	return nil, nil
+}
+
+func (p *plugin) RunPodSandbox(_ context.Context, pod *api.PodSandbox) error {
+	return p.pod("RunPodSandbox", pod)
+}
+
+func (p *plugin) UpdatePodSandbox(_ context.Context, pod *api.PodSandbox, _, _ *api.LinuxResources) error {
+	return p.pod("UpdatePodSandbox", pod)
+}
+
+func (p *plugin) PostUpdatePodSandbox(_ context.Context, pod *api.PodSandbox) error {
+	return p.pod("PostUpdatePodSandbox", pod)
+}
+
+func (p *plugin) StopPodSandbox(_ context.Context, pod *api.PodSandbox) error {
+	return p.pod("StopPodSandbox", pod)
+}
+
+func (p *plugin) RemovePodSandbox(_ context.Context, pod *api.PodSandbox) error {
+	return p.pod("RemovePodSandbox", pod)
+}
+
+func (p *plugin) CreateContainer(_ context.Context, _ *api.PodSandbox, c *api.Container) (*api.ContainerAdjustment, []*api.ContainerUpdate, error) {
+	err := p.container("CreateContainer", c)
+	adjust, update := p.answer()
+	return adjust, update, err
+}
+
+func (p *plugin) PostCreateContainer(_ context.Context, _ *api.PodSandbox, c *api.Container) error {
+	return p.container("PostCreateContainer", c)
+}
+
+func (p *plugin) StartContainer(_ context.Context, _ *api.PodSandbox, c *api.Container) error {
+	return p.container("StartContainer", c)
+}
+
+func (p *plugin) PostStartContainer(_ context.Context, _ *api.PodSandbox, c *api.Container) error {
+	return p.container("PostStartContainer", c)
+}
+
+func (p *plugin) UpdateContainer(_ context.Context, _ *api.PodSandbox, c *api.Container, _ *api.LinuxResources) ([]*api.ContainerUpdate, error) {
+	err := p.container("UpdateContainer", c)
+	_, update := p.answer()
+	return update, err
+}
+
+func (p *plugin) PostUpdateContainer(_ context.Context, _ *api.PodSandbox, c *api.Container) error {
+	return p.container("PostUpdateContainer", c)
+}
+
+func (p *plugin) StopContainer(_ context.Context, _ *api.PodSandbox, c *api.Container) ([]*api.ContainerUpdate, error) {
+	err := p.container("StopContainer", c)
+	_, update := p.answer()
+	return update, err
+}
+
+func (p *plugin) RemoveContainer(_ context.Context, _ *api.PodSandbox, c *api.Container) error {
+	return p.container("RemoveContainer", c)
+}
+
+// gate is a call that waits until it is let go.
+func gate() (call func() error, reached <-chan struct{}, open func()) {
+	in, out := make(chan struct{}), make(chan struct{})
+	enter := sync.OnceFunc(func() { close(in) })
+	return func() error { enter(); <-out; return nil }, in, sync.OnceFunc(func() { close(out) })
+}
+
+// stopAndRemove does that to a sandbox.
+func (n *node) stopAndRemove(t *testing.T, sandbox string) {
+	t.Helper()
+	for range 2 { // CRI: both are idempotent
+		if _, err := n.StopPodSandbox(t.Context(), &cri.StopPodSandboxRequest{PodSandboxId: sandbox}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 2 {
+		if _, err := n.RemovePodSandbox(t.Context(), &cri.RemovePodSandboxRequest{PodSandboxId: sandbox}); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// A plugin hears of everything in a pod's life, once and in order.
+func TestPluginHearsALife(t *testing.T) {
+	n := pluginNode(t)
+	p := n.join(t, "00", nil)
+	sb := n.run(t, pod("web"))
+	c := n.begin(t, sb, forever("server"))
+	update := &cri.LinuxContainerResources{CpuShares: 1024}
+	if _, err := n.UpdateContainerResources(t.Context(), &cri.UpdateContainerResourcesRequest{ContainerId: c, Linux: update}); err != nil {
+		t.Fatal(err)
+	}
+	resources := &cri.UpdatePodSandboxResourcesRequest{PodSandboxId: sb, Resources: &cri.LinuxContainerResources{CpuShares: 2048}}
+	if _, err := n.UpdatePodSandboxResources(t.Context(), resources); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := n.StopContainer(t.Context(), &cri.StopContainerRequest{ContainerId: c, Timeout: 5}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := n.StopContainer(t.Context(), &cri.StopContainerRequest{ContainerId: c}); err != nil {
+		t.Fatal(err)
+	}
+	n.begin(t, sb, forever("killed"))
+	n.stopAndRemove(t, sb)
+
+	want := strings.Fields(`RunPodSandbox web CreateContainer server PostCreateContainer server StartContainer server
+		PostStartContainer server UpdateContainer server PostUpdateContainer server UpdatePodSandbox web PostUpdatePodSandbox web StopContainer server
+		CreateContainer killed PostCreateContainer killed StartContainer killed PostStartContainer killed StopContainer killed
+		StopPodSandbox web RemoveContainer server RemoveContainer killed RemovePodSandbox web`)
+	if diff := cmp.Diff(want, strings.Fields(strings.Join(p.told(), " "))); diff != "" {
+		t.Errorf("what the plugin heard (-want +got):\n%s", diff)
+	}
+	if got := p.pods["RunPodSandbox"]; got.Id != sb || got.Uid != "uid-web" || got.Namespace != "default" ||
+		got.Labels["app"] != "web" || got.Annotations["note"] != "kept as it is" || !slices.Equal(got.Ips, []string{"10.1.2.3", "fd00::3"}) {
+		t.Errorf("the pod is shown as %v", got)
+	}
+	if got := p.pods["UpdatePodSandbox"].Linux.PodResources.Cpu.Shares.Get(); got == nil || *got != 2048 {
+		t.Errorf("the pod's new shares are shown as %v, want 2048", got)
+	}
+	created, started, ended := p.seen["CreateContainer"], p.seen["PostStartContainer"], p.seen["StopContainer"]
+	if created.PodSandboxId != sb || created.State != api.ContainerState_CONTAINER_CREATED || created.Labels["name"] != "killed" ||
+		created.Annotations["hash"] != "1234" || len(created.Args) == 0 || !slices.Contains(created.Env, "FROM=image") || created.User.Uid != 1000 ||
+		*created.Linux.Resources.Cpu.Shares.Get() != 512 || created.Image.ConfigDigest != testID {
+		t.Errorf("a container being created is shown as %v", created)
+	}
+	if started.State != api.ContainerState_CONTAINER_RUNNING || started.Pid == 0 || started.StartedAt == 0 {
+		t.Errorf("a started container is shown as %v", started)
+	}
+	if ended.State != api.ContainerState_CONTAINER_STOPPED || ended.ExitCode != 137 || ended.FinishedAt == 0 {
+		t.Errorf("an ended container is shown as %v", ended)
+	}
+	n.wantNothingLeft(t)
+}
+
+// A container that ends by itself is told without any call.
+func TestPluginHearsAnExit(t *testing.T) {
+	n := pluginNode(t)
+	ended := make(chan struct{})
+	p := n.join(t, "00", map[string]func() error{"StopContainer": func() error { close(ended); return nil }})
+	sb := n.run(t, pod("web"))
+	n.begin(t, sb, container("short", "exit", "3"))
+	<-ended
+	if got := p.seen["StopContainer"]; got.ExitCode != 3 {
+		t.Errorf("the exit is shown as %v, want code 3", got)
+	}
+	n.stopAndRemove(t, sb)
+	n.wantNothingLeft(t)
+}
+
+// While a plugin thinks about a sandbox or a container nobody sees it, and what
+// only reads does not wait. What the plugin refuses is undone, and the retry
+// works.
+func TestPluginRefuses(t *testing.T) {
+	n := pluginNode(t)
+	p := n.join(t, "00", nil)
+	refuse := func(call string, do func() error) {
+		t.Helper()
+		wait, reached, open := gate()
+		p.on(call, func() error { _ = wait(); return errors.New("not here") })
+		done := make(chan error, 1)
+		before := n.listed(t)
+		go func() { done <- do() }()
+		<-reached
+		if diff := cmp.Diff(before, n.listed(t)); diff != "" {
+			t.Errorf("listed while %s runs:\n%s", call, diff)
+		}
+		open()
+		if err := <-done; err == nil || !strings.Contains(err.Error(), "not here") {
+			t.Errorf("refused by %s: %v, want what the plugin said", call, err)
+		}
+		p.on(call, nil)
+		if diff := cmp.Diff(before, n.listed(t)); diff != "" {
+			t.Errorf("listed after %s was refused:\n%s", call, diff)
+		}
+	}
+
+	refuse("RunPodSandbox", func() error {
+		_, err := n.RunPodSandbox(t.Context(), &cri.RunPodSandboxRequest{Config: pod("web")})
+		return err
+	})
+	n.wantNothingLeft(t)
+	sb := n.run(t, pod("web"))
+
+	refuse("CreateContainer", func() error {
+		_, err := n.CreateContainer(t.Context(), &cri.CreateContainerRequest{PodSandboxId: sb, Config: forever("server")})
+		return err
+	})
+	if mounts := n.store.Mounts(); len(mounts) > 0 {
+		t.Errorf("file systems left by a refused container: %v", mounts)
+	}
+	c := n.create(t, sb, forever("server"))
+
+	refuse("StartContainer", func() error {
+		_, err := n.StartContainer(t.Context(), &cri.StartContainerRequest{ContainerId: c})
+		return err
+	})
+	if st := n.status(t, c).State; st != cri.ContainerState_CONTAINER_CREATED {
+		t.Errorf("a container whose start was refused is %v, want created", st)
+	}
+	if _, err := n.StartContainer(t.Context(), &cri.StartContainerRequest{ContainerId: c}); err != nil {
+		t.Errorf("the retry of a refused start: %v", err)
+	}
+	update := &cri.UpdateContainerResourcesRequest{ContainerId: c, Linux: &cri.LinuxContainerResources{CpuShares: 99}}
+	refuse("UpdateContainer", func() error { _, err := n.UpdateContainerResources(t.Context(), update); return err })
+	if got := n.status(t, c).Resources.Linux.CpuShares; got != 512 {
+		t.Errorf("shares after a refused update are %d, want 512", got)
+	}
+
+	// Teardown is not theirs to refuse.
+	for _, call := range []string{"StopContainer", "StopPodSandbox", "RemoveContainer", "RemovePodSandbox"} {
+		p.on(call, func() error { return errors.New("stay") })
+	}
+	n.stopAndRemove(t, sb)
+	n.wantNothingLeft(t)
+	undone := strings.Fields("RunPodSandbox web StopPodSandbox web RemovePodSandbox web RunPodSandbox web CreateContainer server StopContainer server RemoveContainer server CreateContainer server")
+	if diff := cmp.Diff(undone, strings.Fields(strings.Join(p.told(), " "))[:len(undone)]); diff != "" {
+		t.Errorf("what the plugin heard of what it refused (-want +got):\n%s", diff)
+	}
+}
+
+// What a plugin wants different is different in the specification, and in the
+// status where it shows.
+func TestPluginAdjusts(t *testing.T) {
+	n := pluginNode(t)
+	p := n.join(t, "00", nil)
+	sb := n.run(t, pod("web"))
+	other := n.begin(t, sb, forever("other"))
+
+	a := &api.ContainerAdjustment{}
+	a.SetArgs([]string{"/testbin", "sleep", "adjusted"})
+	a.AddEnv("FROM", "plugin")
+	a.AddAnnotation("plugin", "was here")
+	a.AddMount(&api.Mount{Destination: "/extra", Type: "bind", Source: "/tmp", Options: []string{"bind", "ro"}})
+	a.SetLinuxMemoryLimit(32 << 20)
+	a.SetLinuxCPUSetCPUs("0")
+	u := &api.ContainerUpdate{}
+	u.SetContainerId(other)
+	u.SetLinuxCPUShares(256)
+	p.wants(a, u)
+	id := n.create(t, sb, forever("server"))
+	p.wants(nil)
+
+	c, err := n.runtime.Container(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec := c.Config().Spec
+	if got := spec.Process.Args; !slices.Equal(got, []string{"/testbin", "sleep", "adjusted"}) {
+		t.Errorf("args are %q", got)
+	}
+	if !slices.Contains(spec.Process.Env, "FROM=plugin") || slices.Contains(spec.Process.Env, "FROM=image") {
+		t.Errorf("environment is %q", spec.Process.Env)
+	}
+	if spec.Annotations["plugin"] != "was here" {
+		t.Errorf("annotations are %v", spec.Annotations)
+	}
+	if !slices.ContainsFunc(spec.Mounts, func(m specs.Mount) bool { return m.Destination == "/extra" && m.Source == "/tmp" }) {
+		t.Errorf("no mount at /extra in %v", spec.Mounts)
+	}
+	r := n.status(t, id).Resources.Linux
+	if *spec.Linux.Resources.Memory.Limit != 32<<20 || r.MemoryLimitInBytes != 32<<20 || r.CpusetCpus != "0" || r.CpuShares != 512 {
+		t.Errorf("resources in force are %v, shown as %v", spec.Linux.Resources, r)
+	}
+	if got := n.status(t, other).Resources.Linux.CpuShares; got != 256 {
+		t.Errorf("shares of the other container are %d, want 256", got)
+	}
+
+	// An update becomes what the plugin makes of it.
+	own := &api.ContainerUpdate{}
+	own.SetContainerId(id)
+	own.SetLinuxCPUShares(777)
+	p.wants(nil, own)
+	if _, err := n.UpdateContainerResources(t.Context(), &cri.UpdateContainerResourcesRequest{ContainerId: id, Linux: &cri.LinuxContainerResources{CpuShares: 900, CpuQuota: 50_000}}); err != nil {
+		t.Fatal(err)
+	}
+	if got := n.status(t, id).Resources.Linux; got.CpuShares != 777 || got.CpuQuota != 50_000 {
+		t.Errorf("resources after an update are %v, want 777 shares and a quota of 50000", got)
+	}
+
+	// The end of one may change another.
+	p.wants(nil)
+	u.SetLinuxCPUShares(128)
+	long := n.begin(t, sb, forever("long"))
+	p.wants(nil, u)
+	if _, err := n.StopContainer(t.Context(), &cri.StopContainerRequest{ContainerId: long}); err != nil {
+		t.Fatal(err)
+	}
+	if got := n.status(t, other).Resources.Linux.CpuShares; got != 128 {
+		t.Errorf("shares of the other container after a stop are %d, want 128", got)
+	}
+}
+
+// A plugin may change limits of its own accord; it is told what could not be.
+func TestPluginUpdatesUnasked(t *testing.T) {
+	n := pluginNode(t)
+	p := n.join(t, "00", nil)
+	sb := n.run(t, pod("web"))
+	id := n.begin(t, sb, forever("server"))
+	good, bad := &api.ContainerUpdate{}, &api.ContainerUpdate{}
+	good.SetContainerId(id)
+	good.SetLinuxMemoryLimit(128 << 20)
+	bad.SetContainerId("nobody")
+	bad.SetLinuxMemoryLimit(1 << 20)
+	failed, err := p.stub.UpdateContainers([]*api.ContainerUpdate{good, bad})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(failed) != 1 || failed[0].ContainerId != "nobody" {
+		t.Errorf("failed updates are %v, want the one of nobody", failed)
+	}
+	if got := n.status(t, id).Resources.Linux.MemoryLimitInBytes; got != 128<<20 {
+		t.Errorf("memory limit is %d, want %d", got, 128<<20)
+	}
+	if err := (pluginRuntime{n.server}).Evict(t.Context(), id, "test"); err != nil {
+		t.Fatal(err)
+	}
+	c, err := n.runtime.Container(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-c.Done()
+}
+
+// A plugin that joins learns of every container once: of those there are by
+// Synchronize, of those being created meanwhile by either way.
+func TestPluginJoins(t *testing.T) {
+	n := pluginNode(t)
+	n.join(t, "00", nil)
+	sb := n.run(t, pod("web"))
+	n.begin(t, sb, forever("before"))
+
+	wait, reached, open := gate()
+	late := n.join(t, "10", map[string]func() error{"Synchronize": wait})
+	<-reached
+	const during = 5
+	var wg sync.WaitGroup
+	for i := range during {
+		wg.Go(func() {
+			if _, err := n.CreateContainer(t.Context(), &cri.CreateContainerRequest{PodSandboxId: sb, Config: forever(fmt.Sprint("during", i))}); err != nil {
+				t.Errorf("create while a plugin joins: %v", err)
+			}
+		})
+	}
+	if got := len(n.listed(t)); got < 2 { // it answers
+		t.Errorf("%d listed while a plugin joins, want the sandbox and its container", got)
+	}
+	open()
+	wg.Wait()
+	<-late.ready
+	n.create(t, sb, forever("after"))
+
+	learned := map[string]int{}
+	for _, name := range late.synced {
+		learned[name]++
+	}
+	for _, call := range late.told() {
+		if name, ok := strings.CutPrefix(call, "CreateContainer "); ok {
+			learned[name]++
+		}
+	}
+	want := map[string]int{"web": 1, "before": 1, "after": 1}
+	for i := range during {
+		want[fmt.Sprint("during", i)] = 1
+	}
+	if diff := cmp.Diff(want, learned); diff != "" {
+		t.Errorf("how often the plugin learned of each (-want +got):\n%s", diff)
+	}
+}
+
+// A plugin that does not answer is dropped, and what it was asked about goes on.
+func TestPluginHangs(t *testing.T) {
+	n := pluginNode(t)
+	wait, _, open := gate()
+	defer open()
+	n.join(t, "00", map[string]func() error{"RunPodSandbox": wait})
+	sb := n.run(t, pod("web"))
+	n.create(t, sb, forever("server"))
+	turn := n.server.plugins.Turn()
+	defer turn.End()
+	if turn.Heard() {
+		t.Error("a plugin that does not answer is still asked")
+	}
+}
+
+// After a restart plugins connect again and are told of what there is; what had
+// ended by then is not told to have ended once more.
+func TestPluginAfterRestart(t *testing.T) {
+	n := pluginNode(t)
+	sb := n.run(t, pod("web"))
+	id := n.begin(t, sb, container("short", "exit", "0"))
+	c, err := n.runtime.Container(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-c.Done()
+	n.restart(t)
+	p := n.join(t, "00", nil)
+	if want := []string{"web", "short"}; !slices.Equal(p.synced, want) {
+		t.Errorf("synchronized with %v, want %v", p.synced, want)
+	}
+	n.stopAndRemove(t, sb)
+	want := []string{"StopPodSandbox web", "RemoveContainer short", "RemovePodSandbox web"}
+	if diff := cmp.Diff(want, p.told()); diff != "" {
+		t.Errorf("what the plugin heard (-want +got):\n%s", diff)
+	}
+}
+
+// What is kept about ends goes with the containers, with plugins or without.
+func TestPluginExitsAreForgotten(t *testing.T) {
+	n := pluginNode(t)
+	sb := n.run(t, pod("web"))
+	for i := range 20 {
+		n.begin(t, sb, container(fmt.Sprint("c", i), "exit", "0"))
+	}
+	n.stopAndRemove(t, sb)
+	n.stop() // and with it the goroutines that tell
+	n.server.exits.mu.Lock()
+	defer n.server.exits.mu.Unlock()
+	if kept := len(n.server.exits.told); kept > 0 {
+		t.Errorf("%d ends are kept, want none", kept)
+	}
+}
