@@ -25,10 +25,11 @@ type Executor struct {
 	conns  map[*conn]bool        // true = subscribed; guarded by mu
 	fail   map[string]error      // guarded by mu
 	gates  map[string]chan struct{}
-	slow   time.Duration   // of run; guarded by mu
-	coming map[string]bool // being started; guarded by mu
-	calls  []string        // guarded by mu
-	serial int             // guarded by mu
+	slow   time.Duration     // of run; guarded by mu
+	coming map[string]bool   // being started; guarded by mu
+	groups map[string]string // guarded by mu
+	calls  []string          // guarded by mu
+	serial int               // guarded by mu
 }
 
 func newExecutor(fuse *Fuse) *Executor {
@@ -44,6 +45,14 @@ func (x *Executor) Fail(method string, err error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.fail[method] = err
+}
+
+// Cgroups makes containers that are started from now on count in directories that
+// the test has made, by controller as in wire.RunReply.
+func (x *Executor) Cgroups(dirs map[string]string) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.groups = dirs
 }
 
 // Hold makes calls of method wait, before they do anything, until release is

@@ -145,7 +145,7 @@ func (x *Executor) start(c *container, args []string) (any, []*os.File, error) {
 	}
 	x.serial++
 	// Above the largest pid_max (2^22), so that it is nobody's.
-	c.reply = wire.RunReply{Pid: 1<<30 + x.serial, StartTime: uint64(x.serial), StartedAt: time.Now()}
+	c.reply = wire.RunReply{Pid: 1<<30 + x.serial, StartTime: uint64(x.serial), StartedAt: time.Now(), Cgroups: x.groups}
 	x.forked[c.req.ID], x.known[c.req.ID] = c, c
 	c.init = c.fork(args)
 	go func() {
