@@ -241,6 +241,8 @@ func containerNamespaces(sb *oci.Sandbox, o *cri.NamespaceOption) (map[string]st
 			ns["pid"] = sb.NamespacePath("pid")
 		case sb.Config().HostPID:
 			ns["pid"] = host
+		case o == nil:
+			// POD is the zero value: who says nothing has not asked for it.
 		default:
 			return nil, fault.Invalid.Errorf("the container wants the PID namespace of sandbox %s, which has none", sb.ID())
 		}

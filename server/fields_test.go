@@ -245,3 +245,23 @@ func TestContainerRefused(t *testing.T) {
 		t.Errorf("listed: %q", ids)
 	}
 }
+
+// What CRI does not require may be left out.
+func TestLeastConfig(t *testing.T) {
+	n := newNode(t)
+	for name, linux := range map[string]*cri.LinuxPodSandboxConfig{
+		"nothing": nil,
+		"container": {SecurityContext: &cri.LinuxSandboxSecurityContext{
+			NamespaceOptions: &cri.NamespaceOption{Pid: cri.NamespaceMode_CONTAINER},
+		}},
+	} {
+		sb := n.run(t, &cri.PodSandboxConfig{Metadata: &cri.PodSandboxMetadata{Name: name, Namespace: "n", Uid: name}, Linux: linux})
+		id := n.begin(t, sb, &cri.ContainerConfig{
+			Metadata: &cri.ContainerMetadata{Name: "c"}, Image: &cri.ImageSpec{Image: testImage}, Args: []string{"sleep", "for-ever"},
+		})
+		st := n.status(t, id)
+		if st.State != cri.ContainerState_CONTAINER_RUNNING || st.LogPath != "" || st.Image.GetImage() == "" || st.ImageRef == "" {
+			t.Errorf("%s: status is %v", name, st)
+		}
+	}
+}
