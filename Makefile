@@ -26,7 +26,8 @@ help: ## list the targets
 all: deps ## build everything into bin/
 	@mkdir -p bin/cni
 	$(GO) build -trimpath -tags "$(TAGS)" -ldflags "$(LDFLAGS)" -o bin/ ./cmd/crispd ./cmd/crisp
-	$(GO) build -trimpath -tags "$(TAGS)" -ldflags "$(LDFLAGS)" -o bin/ ./cmd/crisp-executor
+	# Static: the executor runs itself inside containers, where there is no libc.
+	$(GO) build -trimpath -tags "$(TAGS) osusergo netgo" -ldflags "$(LDFLAGS) -linkmode external -extldflags -static" -o bin/ ./cmd/crisp-executor
 	gcc -Os -s -static -nostartfiles -o bin/crisp-podinit oci/podinit/podinit.c
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-s -w" -o bin/cni/ ./cmd/crisp-bridge
 	$(foreach p,$(CNI_PLUGINS),CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-s -w" -o bin/cni/ github.com/containernetworking/plugins/plugins/$(p) &&) true
