@@ -12,6 +12,9 @@
 // is no pause process. Only a sandbox whose containers share a PID namespace has
 // a process of its own, its PID 1.
 //
+// It may have a user namespace, which then owns the others. The process that it
+// was made with is gone when all are pinned (userns.go).
+//
 // On disk, each file has one writer at a time and is replaced whole. What is
 // below Root survives a reboot; what is below State is void after one, even if
 // it is still there:

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/userns"
 	"github.com/crisp-cri/crisp/oci"
 	"github.com/crisp-cri/crisp/oci/ocitest"
 	"github.com/crisp-cri/crisp/oci/wire"
@@ -233,6 +234,44 @@ func TestReboot(t *testing.T) {
 		if st := c.Status(); st.Reason != "Reboot" {
 			b.Errorf("status is %+v", st)
 		}
+		b.ok(b.r.Shutdown(b.Context()))
+		b.empty()
+	})
+}
+
+// A sandbox keeps its user namespace over a restart of the daemon, is not ready
+// without it, and does not get it back after a reboot.
+func TestUserNamespaceSurvives(t *testing.T) {
+	inBubble(t, func(b *bed) {
+		ids := userns.Map{UID: userns.Range{Host: 1000, Length: 10}, GID: userns.Range{Host: 2000, Length: 10}}
+		ready := func(name string) string {
+			sb, err := b.r.CreateSandbox(b.Context(), oci.SandboxConfig{Name: name, IDs: &ids, SharedPID: true})
+			b.ok(err)
+			b.ok(sb.Ready(nil))
+			return sb.ID()
+		}
+		kept, robbed := ready("kept"), ready("robbed")
+		check := func(id string, want oci.SandboxState) {
+			b.Helper()
+			sb, err := b.r.Sandbox(id)
+			b.ok(err)
+			if path := sb.NamespacePath("user"); sb.State() != want || path == "" || *sb.Config().IDs != ids {
+				b.Errorf("sandbox %s is %v in the user namespace %q of %v, want %v", sb.Config().Name, sb.State(), path, sb.Config().IDs, want)
+			}
+		}
+		sb, err := b.r.Sandbox(robbed)
+		b.ok(err)
+		b.ok(b.m.Host.Unpin(sb.RunDir()))
+		b.reopen()
+		check(kept, oci.SandboxReady)
+		check(robbed, oci.SandboxNotReady)
+
+		b.ok(b.r.Close())
+		b.m.Reboot()
+		o := b.m.Options(b.T)
+		o.Rebooted = true
+		b.r = ocitest.Open(b.T, o)
+		check(kept, oci.SandboxNotReady)
 		b.ok(b.r.Shutdown(b.Context()))
 		b.empty()
 	})
