@@ -74,7 +74,8 @@ func TestDefaults(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !c.DefaultInstance() || c.Socket != "/run/crisp/crisp.sock" || c.CNI.ConfDir != "/etc/cni/net.d" || c.CNI.BinDirs[0] != "/own" ||
-		!c.NRI.Enabled || c.NRI.Socket != "/var/run/nri/nri.sock" || c.Log.Level != "info" {
+		!c.NRI.Enabled || c.NRI.Socket != "/var/run/nri/nri.sock" || c.Log.Level != "info" ||
+		strings.Join(c.CDI.SpecDirs, ",") != "/etc/cdi,/var/run/cdi" || c.HooksDirs[0] != "/usr/share/containers/oci/hooks.d" {
 		t.Errorf("got %+v", c)
 	}
 }
@@ -140,6 +141,9 @@ func TestMistakes(t *testing.T) {
 		{"address", "[streaming]\naddress = \"localhost\"\n", ":2: streaming.address: \"localhost\" is not host:port"},
 		{"subnets", "[cni]\npod_cidrs = [\"10.1.2.3/16\"]\n", ":2: cni.pod_cidrs: \"10.1.2.3/16\" is not a subnet"},
 		{"rlimit", "rlimits = [\"nofile=9:3\"]\n", ":1: rlimits: \"nofile=9:3\" is not a limit"},
+		{"hooks", "log_max_line = 100\nhooks_dir = [\"/a\", \"b\"]\n", ":2: hooks_dir: \"b\" is not an absolute path"},
+		{"cdi", "[cdi]\nspec_dirs = [\"cdi\"]\n", ":2: cdi.spec_dirs: \"cdi\" is not an absolute path"},
+		{"sources", "reject_mount_sources = [\"etc\"]\n", ":1: reject_mount_sources: \"etc\" is not an absolute path"},
 		{"plugins", "[nri]\nsocket = \"nri.sock\"\n", ":2: nri.socket: \"nri.sock\" is not an absolute path"},
 		{"parallel", "[image]\nmax_parallel = 0\n", ":2: image.max_parallel: 0 is not between 1 and 64"},
 	} {
