@@ -93,16 +93,19 @@ func (s *Server) applyUpdate(ctx context.Context, u nri.Update) error {
 		return err
 	}
 	return s.tasks.alone(ctx, "update of container "+c.ID(), func(ctx context.Context) error {
-		if err := c.Update(ctx, u.Resources); err != nil {
+		rec := *s.index.container(c)
+		if change := limitsOf(u.Resources); change != nil {
+			rec.resources = spec.MergeResources(rec.resources, change)
+		}
+		extra, err := rec.encode()
+		if err != nil {
 			return err
 		}
-		change := limitsOf(u.Resources)
-		if change == nil {
-			return nil
+		if err := c.Apply(ctx, oci.Change{Resources: u.Resources, Extra: extra}); err != nil {
+			return err
 		}
-		rec := *s.index.container(c)
-		rec.resources = spec.MergeResources(rec.resources, change)
-		return s.index.saveContainer(c, &rec)
+		s.index.containers.Store(c.ID(), &rec)
+		return nil
 	})
 }
 
