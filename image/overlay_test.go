@@ -4,8 +4,10 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
+	"github.com/crisp-cri/crisp/internal/userns"
 	"golang.org/x/sys/unix"
 )
 
@@ -59,6 +61,66 @@ func TestOverlayMountsOnOldAndNewKernels(t *testing.T) {
 					t.Errorf("what is written goes elsewhere: %v", err)
 				}
 			})
+		}
+	}
+}
+
+// Mapped layers go through a mount namespace of their own, both ways.
+func TestMappedOverlayOnOldAndNewKernels(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root: it mounts")
+	}
+	ids := userns.Range{Host: 200000, Length: 1000}
+	ns, err := userns.Open(userns.Map{UID: ids, GID: ids})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ns.Close()
+	is := appendsLayers
+	defer func() { appendsLayers = is }()
+	for _, appends := range []bool{false, is()} {
+		for _, layers := range []int{0, 1, 150} {
+			for _, readOnly := range []bool{false, true} {
+				t.Run(fmt.Sprint(appends, layers, readOnly), func(t *testing.T) {
+					appendsLayers = func() bool { return appends }
+					dir := t.TempDir()
+					o := &overlay{empty: filepath.Join(dir, "empty"), userns: ns}
+					root := filepath.Join(dir, "root")
+					dirs := []string{o.empty, root}
+					if !readOnly {
+						o.upper, o.work = filepath.Join(dir, "upper"), filepath.Join(dir, "work")
+						dirs = append(dirs, o.upper, o.work)
+					}
+					for i := range layers {
+						o.lower = append(o.lower, filepath.Join(dir, fmt.Sprint("layer", i)))
+					}
+					for _, d := range append(dirs, o.lower...) {
+						if err := os.Mkdir(d, 0o755); err != nil {
+							t.Fatal(err)
+						}
+					}
+					for i, d := range o.lower {
+						if err := os.WriteFile(filepath.Join(d, fmt.Sprint("of-", i)), nil, 0o644); err != nil {
+							t.Fatal(err)
+						}
+					}
+					if err := o.mount(root); err != nil && strings.Contains(err.Error(), "cannot be ID-mapped") {
+						t.Skipf("needs another file system: %v", err)
+					} else if err != nil {
+						t.Fatal(err)
+					}
+					defer unix.Unmount(root, unix.MNT_DETACH)
+					for i := range layers {
+						var st unix.Stat_t
+						if err := unix.Stat(filepath.Join(root, fmt.Sprint("of-", i)), &st); err != nil || st.Uid != 200000 || st.Gid != 200000 {
+							t.Fatalf("a file of layer %d belongs to %d:%d, %v", i, st.Uid, st.Gid, err)
+						}
+					}
+					if err := os.WriteFile(filepath.Join(root, "new"), nil, 0o644); (err != nil) != readOnly {
+						t.Errorf("write: %v", err)
+					}
+				})
+			}
 		}
 	}
 }
