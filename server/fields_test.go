@@ -265,3 +265,26 @@ func TestLeastConfig(t *testing.T) {
 		}
 	}
 }
+
+// What the kubelet tells of a pod's resources shows in the verbose status, also
+// after a restart.
+func TestUpdatePodSandboxResources(t *testing.T) {
+	n := newNode(t)
+	sb := n.run(t, pod("web"))
+	_, err := n.UpdatePodSandboxResources(t.Context(), &cri.UpdatePodSandboxResourcesRequest{
+		PodSandboxId: sb[:10], Overhead: &cri.LinuxContainerResources{CpuShares: 7}, Resources: &cri.LinuxContainerResources{MemoryLimitInBytes: 1234567},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.restart(t)
+	resp, err := n.PodSandboxStatus(t.Context(), &cri.PodSandboxStatusRequest{PodSandboxId: sb, Verbose: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{`"cpu_shares":7`, `"memory_limit_in_bytes":1234567`} {
+		if !strings.Contains(resp.Info["info"], want) {
+			t.Errorf("verbose status %s lacks %s", resp.Info["info"], want)
+		}
+	}
+}
