@@ -40,6 +40,7 @@ type Container struct {
 
 	settled chan struct{} // closed when it is known what became of Start
 	done    chan struct{} // closed by the move to Exited
+	told    chan struct{} // closed when whoever listens has heard of that
 	asked   atomic.Bool   // the stop signal was sent
 	orphan  atomic.Bool   // loaded from disk: no Start of ours will settle it
 
@@ -80,6 +81,7 @@ func (r *Runtime) newContainer(id string, sb *Sandbox, rec *containerRecord) *Co
 		runDir:  filepath.Join(r.o.State, containerKind, id),
 		settled: make(chan struct{}),
 		done:    make(chan struct{}),
+		told:    make(chan struct{}),
 	}
 	c.record.Store(rec)
 	c.status.Store(&containerStatus{})

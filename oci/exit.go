@@ -69,6 +69,7 @@ func (c *Container) end(exit wire.Exit, write bool) error {
 	}
 	c.release()
 	c.emit(ContainerExited)
+	close(c.told)
 	return nil
 }
 

@@ -121,6 +121,7 @@ func (r *Runtime) loadContainer(id string, rec *containerRecord) (*Container, er
 	c.status.Store(&st)
 	if st.State >= Exited {
 		close(c.done)
+		close(c.told)
 	}
 	return c, nil
 }

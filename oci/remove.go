@@ -39,6 +39,7 @@ func (c *Container) Remove(ctx context.Context) error {
 func (c *Container) discard(ctx context.Context) error {
 	ctx, cancel := undo.Context(ctx)
 	defer cancel()
+	c.awaitTold()
 	if err := c.rt.expunge(ctx, c.id); err != nil {
 		return fmt.Errorf("remove container %s: %w", c.id, err)
 	}
@@ -60,6 +61,16 @@ func (c *Container) discard(ctx context.Context) error {
 		c.emit(ContainerRemoved)
 	}
 	return nil
+}
+
+// awaitTold waits until the end of c was told, if it has ended: who listens hears
+// of an object's steps in order, and finds it where it was when it looks at it.
+func (c *Container) awaitTold() {
+	select {
+	case <-c.done:
+		<-c.told
+	default: // it was never started
+	}
 }
 
 // expunge has the executor forget what it keeps under id, killing it if it still
