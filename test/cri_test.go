@@ -213,6 +213,8 @@ func (n *node) sandboxConfig(name string, options []string) (*cri.PodSandboxConf
 //
 //	container create|run SANDBOX NAME [OPTION...] -- COMMAND...
 //	container start|stop|kill|rm|status|reopen NAME
+//	container update NAME FIELD=VALUE...
+//	container limits NAME                   of the status, and of the kernel
 //	container exec NAME -- COMMAND...       its output is the command's, an exit code ≠ 0 an error
 //	container exec-timeout NAME SECONDS -- COMMAND...
 //	container logs NAME                     the log's text, stdout and stderr
@@ -279,6 +281,10 @@ func (n *node) containerCmd(ts *testscript.TestScript, args []string) error {
 		return err
 	case "status":
 		return n.containerStatus(ctx, ts, id)
+	case "update":
+		return n.update(ctx, id, args[1:])
+	case "limits":
+		return n.limits(ctx, ts, id)
 	case "exec":
 		return n.exec(ctx, ts, id, 0, args[1:])
 	case "exec-timeout":
