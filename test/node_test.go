@@ -99,6 +99,7 @@ type node struct {
 	work                     string // where the script's files are
 
 	cmd    *exec.Cmd
+	plugin *plugin       // that has joined, if one has
 	exited chan struct{} // closed when cmd has been waited for
 	conn   *grpc.ClientConn
 

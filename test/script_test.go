@@ -63,6 +63,7 @@ func TestScript(t *testing.T) {
 			"registry":  withNode((*node).registryCmd),
 			"sandbox":   withNode((*node).sandboxCmd),
 			"container": withNode((*node).containerCmd),
+			"plugin":    withNode((*node).pluginCmd),
 			"http":      withNode((*node).httpCmd),
 			"disk":      withNode((*node).diskCmd),
 			"noleaks":   withNode((*node).noleaksCmd),
