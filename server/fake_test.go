@@ -30,7 +30,7 @@ type fakeImages struct {
 	pulled []*image.Auth
 }
 
-func newFakeImages(t *testing.T) *fakeImages {
+func newFakeImages(t testing.TB) *fakeImages {
 	return &fakeImages{
 		dir: t.TempDir(), mounts: map[string]bool{}, fail: map[string]error{},
 		list: []image.Image{{

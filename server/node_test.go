@@ -38,13 +38,13 @@ type node struct {
 }
 
 // newNode starts a server on a machine of its own.
-func newNode(t *testing.T) *node {
+func newNode(t testing.TB) *node {
 	t.Helper()
 	return newNodeWith(t, nil)
 }
 
 // newNodeWith is newNode with NRI, unless plugins is nil.
-func newNodeWith(t *testing.T, plugins *nri.Options) *node {
+func newNodeWith(t testing.TB, plugins *nri.Options) *node {
 	t.Helper()
 	n := &node{machine: ocitest.NewMachine(t), store: newFakeImages(t), net: &fakeNetwork{}, plugins: plugins}
 	n.start(t)
@@ -61,7 +61,7 @@ func newNodeWith(t *testing.T, plugins *nri.Options) *node {
 }
 
 // start starts crispd on the machine.
-func (n *node) start(t *testing.T) {
+func (n *node) start(t testing.TB) {
 	t.Helper()
 	events := NewEvents()
 	o := n.machine.Options(t)
@@ -123,7 +123,7 @@ func (n *node) restart(t *testing.T) {
 }
 
 // run runs a sandbox that must come up.
-func (n *node) run(t *testing.T, config *cri.PodSandboxConfig) string {
+func (n *node) run(t testing.TB, config *cri.PodSandboxConfig) string {
 	t.Helper()
 	resp, err := n.RunPodSandbox(t.Context(), &cri.RunPodSandboxRequest{Config: config})
 	if err != nil {
@@ -133,7 +133,7 @@ func (n *node) run(t *testing.T, config *cri.PodSandboxConfig) string {
 }
 
 // create creates a container that must come into being.
-func (n *node) create(t *testing.T, sandbox string, config *cri.ContainerConfig) string {
+func (n *node) create(t testing.TB, sandbox string, config *cri.ContainerConfig) string {
 	t.Helper()
 	resp, err := n.CreateContainer(t.Context(), &cri.CreateContainerRequest{PodSandboxId: sandbox, Config: config})
 	if err != nil {
@@ -143,7 +143,7 @@ func (n *node) create(t *testing.T, sandbox string, config *cri.ContainerConfig)
 }
 
 // begin creates and starts a container.
-func (n *node) begin(t *testing.T, sandbox string, config *cri.ContainerConfig) string {
+func (n *node) begin(t testing.TB, sandbox string, config *cri.ContainerConfig) string {
 	t.Helper()
 	id := n.create(t, sandbox, config)
 	if _, err := n.StartContainer(t.Context(), &cri.StartContainerRequest{ContainerId: id}); err != nil {
