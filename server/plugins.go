@@ -76,6 +76,16 @@ func (s *Server) told(ctx context.Context, what string, err error) {
 	}
 }
 
+// refused is the error for what plugins do not allow. That is no fault of ours:
+// another time they may. The status code that a plugin chose is not for
+// the kubelet, to which NotFound means something.
+func refused(what string, err error) error {
+	if fault.KindOf(err) != fault.Internal {
+		return fmt.Errorf("%s by plugins: %w", what, err)
+	}
+	return fault.Unavailable.Errorf("%s by plugins: %v", what, err)
+}
+
 // tellRun tells of a sandbox before it is ready. If the sandbox comes to nothing
 // after that, the step added to steps tells that too.
 func (s *Server) tellRun(ctx context.Context, turn nri.Turn, p nri.Pod, steps *undo.Stack) error {
@@ -95,7 +105,7 @@ func (s *Server) tellRun(ctx context.Context, turn nri.Turn, p nri.Pod, steps *u
 		return nil
 	})
 	if err := turn.RunPodSandbox(ctx, p); err != nil {
-		return fmt.Errorf("run by plugins: %w", err)
+		return refused("run", err)
 	}
 	return nil
 }
@@ -118,7 +128,7 @@ func (s *Server) tellPodUpdate(ctx context.Context, p nri.Pod, save func() error
 		return save()
 	}
 	if err := turn.UpdatePodSandbox(ctx, p); err != nil {
-		return fmt.Errorf("update by plugins: %w", err)
+		return refused("update", err)
 	}
 	if err := save(); err != nil {
 		return err
@@ -154,7 +164,7 @@ func (s *Server) tellCreate(ctx context.Context, turn nri.Turn, sb *oci.Sandbox,
 	})
 	limits, updates, err := turn.CreateContainer(ctx, p, c)
 	if err != nil {
-		return fmt.Errorf("creation by plugins: %w", err)
+		return refused("creation", err)
 	}
 	if change := limitsOf(limits); change != nil {
 		rec.resources = spec.MergeResources(rec.resources, change)
@@ -177,7 +187,7 @@ func (s *Server) tellStart(ctx context.Context, c *oci.Container) error {
 		return nil // Start says what is wrong
 	}
 	if err := turn.StartContainer(ctx, s.podOf(c), s.pluginContainer(c)); err != nil {
-		return fmt.Errorf("start by plugins: %w", err)
+		return refused("start", err)
 	}
 	return nil
 }
@@ -205,7 +215,7 @@ func (s *Server) tellUpdate(ctx context.Context, c *oci.Container, change *cri.L
 	}
 	own, others, err := turn.UpdateContainer(ctx, s.podOf(c), s.pluginContainer(c), asked)
 	if err != nil {
-		return nil, nil, fmt.Errorf("update by plugins: %w", err)
+		return nil, nil, refused("update", err)
 	}
 	if err := unapplied(s.applyUpdates(ctx, others)); err != nil {
 		return nil, nil, err

@@ -311,7 +311,9 @@ func TestPluginRefuses(t *testing.T) {
 			t.Errorf("listed while %s runs:\n%s", call, diff)
 		}
 		open()
-		if err := <-done; err == nil || !strings.Contains(err.Error(), "not here") {
+		err := <-done
+		wantCode(t, "refused by "+call, err, "Unavailable")
+		if err != nil && !strings.Contains(err.Error(), "not here") {
 			t.Errorf("refused by %s: %v, want what the plugin said", call, err)
 		}
 		p.on(call, nil)
