@@ -81,7 +81,7 @@ func printImage(ts *testscript.TestScript, i *cri.Image) {
 // sandboxCmd is:
 //
 //	sandbox run NAME [OPTION...]    host-network, share-pid, userns=HOST:LENGTH, hostport=HOST:CONTAINER, sysctl=K=V, attempt=N, cgroup-parent=P
-//	sandbox stop|rm|status NAME
+//	sandbox stop|rm|status|stats|metrics NAME
 //	sandbox ls
 func (n *node) sandboxCmd(ts *testscript.TestScript, args []string) error {
 	if len(args) == 0 {
@@ -126,6 +126,10 @@ func (n *node) sandboxCmd(ts *testscript.TestScript, args []string) error {
 	case "rm":
 		_, err := n.runtime().RemovePodSandbox(ctx, &cri.RemovePodSandboxRequest{PodSandboxId: id})
 		return err
+	case "stats":
+		return n.stats(ctx, ts, id)
+	case "metrics":
+		return n.metrics(ctx, ts, id)
 	case "status":
 		resp, err := n.runtime().PodSandboxStatus(ctx, &cri.PodSandboxStatusRequest{PodSandboxId: id})
 		if err != nil {

@@ -27,9 +27,6 @@ func cgroupPaths(lc *libcontainer.Container) (map[string]string, error) {
 	return maps.Clone(st.CgroupPaths), nil // the cgroup manager changes its own
 }
 
-// hybrid tells whether paths are those of a hybrid host.
-func hybrid(paths map[string]string) bool { return paths[""] != "" && len(paths) > 1 }
-
 // members returns the processes of the cgroup and of those below it.
 func members(paths map[string]string) ([]int, error) {
 	for _, key := range []string{"", "freezer", "pids", "memory", "devices"} {

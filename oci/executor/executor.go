@@ -287,9 +287,6 @@ func (x *Executor) list() []wire.Info {
 func (c *container) reply() wire.RunReply {
 	r := c.ref
 	r.Cgroups = maps.Clone(r.Cgroups)
-	if hybrid(r.Cgroups) {
-		delete(r.Cgroups, "")
-	}
 	return r
 }
 
