@@ -28,12 +28,14 @@ func TestTenKills(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer before.Check(t, programs...)
 	n, err := newNode(t.TempDir(), buildOnce(t))
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer n.end(t)
+	defer func() {
+		n.end(t)
+		before.Check(t, n.mine, programs...)
+	}()
 	config := filepath.Join(n.dir, "crispd.toml")
 	if err := os.WriteFile(config, nil, 0o644); err != nil {
 		t.Fatal(err)

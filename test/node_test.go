@@ -3,12 +3,15 @@ package test
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"flag"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"syscall"
@@ -107,6 +110,7 @@ type node struct {
 	sandboxes  map[string]*cri.PodSandboxConfig
 	ids        map[string]string // of sandboxes and containers, by their name in the script
 	sandboxOf  map[string]string // container name → sandbox name
+	marks      map[string]bool   // names by which what is ours can be told in the kernel
 	wiped      bool
 	unmountAll []string // tmpfs mounts that a script asked for
 }
@@ -130,6 +134,7 @@ func newNode(workdir string, b binaries) (*node, error) {
 		sandboxes: map[string]*cri.PodSandboxConfig{},
 		ids:       map[string]string{},
 		sandboxOf: map[string]string{},
+		marks:     map[string]bool{dir: true, workdir: true},
 	}
 	config := filepath.Join(workdir, "crispd.toml")
 	if _, err := os.Stat(config); errors.Is(err, os.ErrNotExist) {
@@ -280,7 +285,41 @@ func (n *node) start(config string, flags []string) error {
 	}
 }
 
+// mine tells whether a line of noleaks is about this instance: it bears its
+// directories, the ID of one of its pods or containers, or its bridge's name.
+func (n *node) mine(line string) bool {
+	for mark := range n.marks {
+		if strings.Contains(line, mark) {
+			return true
+		}
+	}
+	return false
+}
+
+// remember gathers the marks of what there is now.
+func (n *node) remember() {
+	for _, kind := range []string{"sandboxes", "containers"} {
+		entries, _ := os.ReadDir(filepath.Join(n.root, kind))
+		for _, e := range entries {
+			n.marks[e.Name()] = true
+		}
+	}
+	for _, id := range n.ids {
+		n.marks[id] = true
+	}
+	state := sha256.Sum256([]byte(n.state))
+	n.marks["crisp-executor-"+hex.EncodeToString(state[:6])] = true
+	configs, _ := filepath.Glob(filepath.Join(n.root, "cni", "net.d", "*"))
+	for _, path := range configs {
+		data, _ := os.ReadFile(path)
+		for _, bridge := range regexp.MustCompile(`"bridge": *"([^"]+)"`).FindAllSubmatch(data, -1) {
+			n.marks[string(bridge[1])] = true
+		}
+	}
+}
+
 func (n *node) stopDaemon(sig syscall.Signal) error {
+	n.remember()
 	if n.cmd == nil {
 		return errors.New("the daemon does not run")
 	}
@@ -316,6 +355,7 @@ func (n *node) wipe() error {
 	if n.wiped {
 		return nil
 	}
+	n.remember()
 	out, err := exec.Command(filepath.Join(n.binaries.dir, "crispd"), "wipe", "--all", "--config", "", "--root", n.root, "--state", n.state).CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("crispd wipe: %w: %s", err, out)

@@ -52,7 +52,7 @@ func TestScript(t *testing.T) {
 					log, _ := os.ReadFile(filepath.Join(n.dir, "crispd.log"))
 					tb.Logf("crispd's log:\n%s", log)
 				}
-				before.Check(tb, programs...)
+				before.Check(tb, n.mine, programs...)
 			})
 			return nil
 		},

@@ -2,8 +2,8 @@
 // network links and rules, processes.
 //
 // A test takes a Snapshot first and compares at its end. Only what is new and
-// bears crisp's marks counts, so that the rest of the machine may live on
-// meanwhile.
+// bears the test's marks counts, so that the rest of the machine, another crisp
+// included, may live on meanwhile.
 package noleaks
 
 import (
@@ -37,12 +37,13 @@ func Take(programs ...string) (Snapshot, error) {
 	return s, nil
 }
 
-// Check fails t for each thing that is there now and was not in the snapshot.
+// Check fails t for each thing that is there now, was not in the snapshot, and is
+// mine: its line is one that mine accepts.
 //
 // Some things end a moment after the call that ended them returned: a killed
 // process until it is reaped, a veth until the kernel takes its namespace down.
 // So Check asks again for a while before it complains.
-func (s Snapshot) Check(t testing.TB, programs ...string) {
+func (s Snapshot) Check(t testing.TB, mine func(line string) bool, programs ...string) {
 	t.Helper()
 	var left []string
 	for range 60 {
@@ -53,7 +54,7 @@ func (s Snapshot) Check(t testing.TB, programs ...string) {
 		}
 		left = left[:0]
 		for line := range now {
-			if !s[line] {
+			if !s[line] && mine(line) {
 				left = append(left, line)
 			}
 		}

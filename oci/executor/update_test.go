@@ -43,7 +43,7 @@ func (b *box) limits() map[string]string {
 // memory limit is left of an update whose CPU quota the kernel does not like.
 func TestUpdateIsWholeOrNothing(t *testing.T) {
 	n := start(t)
-	b := n.run([]string{"spawn", "sleep", "for-ever", "sleep", "for-ever"})
+	b := n.run([]string{"sleep", "for-ever"})
 	before, score := b.limits(), readScore(t, b.reply.Pid)
 	refused := wire.UpdateRequest{
 		ID: b.id, OOMScoreAdj: new(int),
