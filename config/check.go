@@ -2,11 +2,13 @@ package config
 
 import (
 	"fmt"
+	"maps"
 	"math"
 	"net"
 	"net/netip"
 	"path"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -59,7 +61,32 @@ func (c *Config) check() error {
 			return c.wrong(f.key, "%q is none of %s", f.value, strings.Join(f.allowed, ", "))
 		}
 	}
+	if err := c.checkHandlers(); err != nil {
+		return err
+	}
 	return c.checkLists()
+}
+
+// handlerName is a DNS label: what a RuntimeClass may name.
+var handlerName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
+
+func (c *Config) checkHandlers() error {
+	for _, name := range slices.Sorted(maps.Keys(c.Handlers)) {
+		key, h := handlersTable+"."+name, c.Handlers[name]
+		switch {
+		case name == "crisp":
+			return c.wrong(key, "that is the default handler, whose keys are the ones outside of the handlers")
+		case !handlerName.MatchString(name):
+			return c.wrong(key, "%q is not a name that a RuntimeClass can have", name)
+		case h.Engine != Libcontainer && !filepath.IsAbs(h.Engine):
+			return c.wrong(key+".engine", "%q is neither %s nor an absolute path", h.Engine, Libcontainer)
+		case h.SeccompProfile != "" && !filepath.IsAbs(h.SeccompProfile):
+			return c.wrong(key+".seccomp_profile", "%q is not an absolute path", h.SeccompProfile)
+		case !slices.Contains([]string{"auto", "private", "host"}, h.CgroupNamespace):
+			return c.wrong(key+".cgroup_namespace", "%q is none of auto, private, host", h.CgroupNamespace)
+		}
+	}
+	return nil
 }
 
 func (c *Config) checkLists() error {

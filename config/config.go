@@ -74,6 +74,10 @@ type Config struct {
 	Streaming Streaming `toml:"streaming"`
 	Image     Image     `toml:"image"`
 
+	// Handlers are the runtime handlers, for RuntimeClass, besides the default one,
+	// which is "" and "crisp": each is a table [handlers.NAME].
+	Handlers map[string]*Handler `toml:"handlers"`
+
 	origin map[string]string
 }
 
@@ -151,6 +155,26 @@ type Image struct {
 	// the usual places.
 	AuthFile string `toml:"auth_file"`
 }
+
+// Handler is what is different for the containers of one runtime handler.
+type Handler struct {
+	// Engine runs the containers: "libcontainer", which is built in, or the absolute
+	// path of an OCI runtime such as runc, crun or runsc. Default libcontainer.
+	Engine string `toml:"engine"`
+	// DefaultCapabilities is what a container gets that asks for none. Default: the
+	// key of that name outside of the handlers.
+	DefaultCapabilities []string `toml:"default_capabilities"`
+	// SeccompProfile is a file that replaces the default profile. Default: the key of
+	// that name outside of the handlers.
+	SeccompProfile string `toml:"seccomp_profile"`
+	// CgroupNamespace is "private" for containers that see their cgroup as the root,
+	// "host" for ones that see the node's, or "auto": private on cgroup v2. Privileged
+	// containers always see the node's. Default auto.
+	CgroupNamespace string `toml:"cgroup_namespace"`
+}
+
+// Libcontainer is the engine that is built in.
+const Libcontainer = "libcontainer"
 
 // Origin says where the value of key came from: "default", "flag --root" or
 // "/etc/crisp/config.toml:12".

@@ -2,7 +2,9 @@ package config
 
 import (
 	"fmt"
+	"maps"
 	"reflect"
+	"slices"
 	"time"
 )
 
@@ -26,9 +28,14 @@ func keys(c *Config) []key {
 			if table != "" {
 				name = table + "." + name
 			}
-			if f := v.Field(i); f.Kind() == reflect.Struct {
+			switch f := v.Field(i); f.Kind() {
+			case reflect.Struct:
 				walk(f, name)
-			} else {
+			case reflect.Map:
+				for _, h := range slices.Sorted(maps.Keys(c.Handlers)) {
+					walk(reflect.ValueOf(c.Handlers[h]).Elem(), name+"."+h)
+				}
+			default:
 				list = append(list, key{name, table, f})
 			}
 		}

@@ -105,6 +105,14 @@ func (c *Config) setDerived() {
 			c.NRI.Socket = "/var/run/nri/nri.sock"
 		}
 	}
+	for _, h := range c.Handlers {
+		if h.DefaultCapabilities == nil {
+			h.DefaultCapabilities = c.DefaultCapabilities
+		}
+		if h.SeccompProfile == "" {
+			h.SeccompProfile = c.SeccompProfile
+		}
+	}
 }
 
 // read applies one file on top of what is there.
@@ -122,7 +130,16 @@ func (c *Config) read(file string) error {
 		}
 		return fmt.Errorf("%s: %w", file, err)
 	}
-	known, tables := map[string]key{}, map[string]bool{}
+	for _, name := range md.Keys() {
+		if _, table := lookup(tree, name).(map[string]any); table && len(name) == 2 && name[0] == handlersTable && c.Handlers[name[1]] == nil {
+			if c.Handlers == nil {
+				c.Handlers = map[string]*Handler{}
+			}
+			c.Handlers[name[1]] = &Handler{Engine: Libcontainer, CgroupNamespace: "auto"}
+			c.origin[name.String()] = position(file, data, name)
+		}
+	}
+	known, tables := map[string]key{}, map[string]bool{handlersTable: true}
 	for _, k := range keys(c) {
 		known[k.name], tables[k.table] = k, true
 	}
@@ -146,6 +163,9 @@ func (c *Config) read(file string) error {
 	}
 	return nil
 }
+
+// handlersTable is the table whose tables anybody may name.
+const handlersTable = "handlers"
 
 func lookup(tree map[string]any, name toml.Key) any {
 	var v any = tree
