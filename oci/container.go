@@ -24,6 +24,7 @@ type ContainerConfig struct {
 	PIDTarget             string   // ID of the container whose PID namespace is joined; looked at in Start
 	Stdin, StdinOnce, TTY bool
 	LogPath               string // absolute; "" = discard
+	Engine                string `json:",omitempty"` // path of the OCI runtime that runs it; "" = libcontainer
 	Extra                 []byte // the caller's, opaque
 }
 

@@ -192,7 +192,7 @@ func (c *Container) runRequest() (wire.RunRequest, error) {
 		ID: c.id, Spec: data, Env: cfg.Env,
 		Stdin: cfg.Stdin, StdinOnce: cfg.StdinOnce, TTY: cfg.TTY,
 		LogPath: cfg.LogPath, LogMaxLine: c.rt.o.LogMaxLine,
-		ExitPath: c.exitPath(), SystemdCgroup: c.rt.o.SystemdCgroup,
+		ExitPath: c.exitPath(), SystemdCgroup: c.rt.o.SystemdCgroup, Engine: cfg.Engine,
 	}, nil
 }
 

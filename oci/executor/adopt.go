@@ -28,7 +28,9 @@ func (x *Executor) adopt(req wire.AdoptRequest, call *wire.Call) (err error) {
 	}
 	steps.Add("reservation", func() error { x.release(c); return nil })
 	c.ref = req.RunReply
-	if lc, err := libcontainer.Load(x.root, req.ID); err == nil {
+	if c.engine = x.engineOf(req.ID); c.engine != nil {
+		c.ownPID, c.ref.Cgroups = c.engine.OwnPID, c.engine.Cgroups
+	} else if lc, err := libcontainer.Load(x.root, req.ID); err == nil {
 		config := lc.Config()
 		c.ownPID = config.Namespaces.IsPrivate(configs.NEWPID)
 		if paths, err := cgroupPaths(lc); err == nil {

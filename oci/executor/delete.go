@@ -73,6 +73,9 @@ func (x *Executor) remove(c *container) error {
 	if err := endAll(c.ref.Cgroups); err != nil {
 		return err
 	}
+	if c.engine != nil {
+		return c.engine.remove()
+	}
 	lc, err := c.lease.take(x.root, c.ID)
 	if err == libcontainer.ErrNotExist {
 		return nil // removed before, but then not to the end

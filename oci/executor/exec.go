@@ -60,8 +60,13 @@ func (x *Executor) exec(from *wire.Conn, req wire.ExecRequest) (_ *wire.ExecRepl
 	x.gate.enter()
 	defer x.gate.leave()
 	e := x.newExecution(c, from)
-	process.SubCgroupPaths = e.makeGroup()
+	if c.engine == nil || c.engine.subgroups() {
+		process.SubCgroupPaths = e.makeGroup()
+	}
 	steps.Add("cgroup of exec", func() error { e.removeGroup(); return nil })
+	if c.engine != nil {
+		return x.execWith(e, process, &spec, settings{TTY: req.TTY, Stdin: req.Stdin})
+	}
 	wires, err := connect(process, settings{TTY: req.TTY, Stdin: req.Stdin})
 	if err != nil {
 		return nil, nil, err
@@ -79,13 +84,38 @@ func (x *Executor) exec(from *wire.Conn, req wire.ExecRequest) (_ *wire.ExecRepl
 	if e.proc, err = newChild(pid); err != nil {
 		return nil, nil, err
 	}
+	reply, files := x.began(e, wires)
+	return reply, files, nil
+}
+
+// execWith is the start of an exec by the container's engine.
+func (x *Executor) execWith(e *execution, process *libcontainer.Process, spec *specs.Process, s settings) (*wire.ExecReply, []*os.File, error) {
+	wires, pid, err := e.c.engine.exec(process, spec, s, process.SubCgroupPaths)
+	if err != nil {
+		if _, running := x.runs(e.c.ID); running != nil {
+			return nil, nil, running // it ended under our hands
+		}
+		return nil, nil, err
+	}
+	if e.proc, err = newChild(pid); err != nil {
+		unix.Kill(pid, unix.SIGKILL)
+		e.c.engine.forgetPid(pid)
+		wires.closeOurs()
+		return nil, nil, err
+	}
+	reply, files := x.began(e, wires)
+	return reply, files, nil
+}
+
+// began takes a started exec into service.
+func (x *Executor) began(e *execution, wires *wires) (reply *wire.ExecReply, files []*os.File) {
 	x.register(e)
 	for _, f := range append(wires.ours[:], wires.pty) {
 		if f != nil {
 			files = append(files, f)
 		}
 	}
-	return &wire.ExecReply{ExecID: e.id, Pid: pid}, files, nil
+	return &wire.ExecReply{ExecID: e.id, Pid: e.proc.pid}, files
 }
 
 func (x *Executor) newExecution(c *container, from *wire.Conn) *execution {

@@ -25,6 +25,12 @@
 // (lease.go). A process in uninterruptible sleep thus blocks those that asked for
 // it to end, and nobody else.
 //
+// # Engines
+//
+// A container may have an OCI runtime, a program on disk, in libcontainer's place
+// (engine.go). It is called and ends; the container's parent is the executor all the
+// same, and what follows the start is the same code.
+//
 // # Crash and upgrade
 //
 // When the executor dies, its containers run on: crispd holds duplicates of their
@@ -74,7 +80,9 @@ type Executor struct {
 	gate     gate
 	starting atomic.Int32 // calls that are having libcontainer start a process
 	leaving  atomic.Bool  // an upgrade is about to happen: connections end, and it means nothing
-	session  string       // distinguishes its execs from those of other executors
+	serials  atomic.Uint64
+	subgroup sync.Map // path of an engine → whether it has engine.subgroups
+	session  string   // distinguishes its execs from those of other executors
 	quit     chan struct{}
 
 	mu          sync.Mutex
@@ -195,6 +203,7 @@ type container struct {
 	io     *stdio
 	oom    *oomCounter // nil if there is no memory controller
 	lease  lease
+	engine *engine // nil = libcontainer
 
 	updating sync.Mutex // one update after the other
 

@@ -16,6 +16,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
+	"github.com/crisp-cri/crisp/internal/crilog"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/undo"
 	"github.com/crisp-cri/crisp/oci/wire"
@@ -33,6 +34,9 @@ func (x *Executor) run(req wire.RunRequest) (_ *wire.RunReply, files []*os.File,
 	}
 	s := settings{req.ID, req.Stdin, req.StdinOnce, req.TTY, req.LogPath, req.LogMaxLine, req.ExitPath, false}
 	spec.Process.Terminal = req.TTY
+	if req.Engine != "" {
+		return x.createWith(s, &spec, req)
+	}
 	return x.create(s, &spec, req.Env, req.SystemdCgroup)
 }
 
@@ -107,12 +111,18 @@ func (x *Executor) create(s settings, spec *specs.Spec, env [][]byte, systemd bo
 		return nil, nil, err
 	}
 	steps.Add("pidfd", c.proc.pidfd.Close)
-	c.io = newStdio(s, log, wires.ours[0], wires.ours[1], wires.ours[2], wires.pty)
+	return x.serve(c, log, wires)
+}
+
+// serve takes a started container into service; it fails before that or not at all.
+func (x *Executor) serve(c *container, log *crilog.Writer, wires *wires) (*wire.RunReply, []*os.File, error) {
+	c.io = newStdio(c.settings, log, wires.ours[0], wires.ours[1], wires.ours[2], wires.pty)
+	var err error
 	if c.oom, err = newOOMCounter(c.ref.Cgroups); err != nil {
-		x.log.Warn("memory events cannot be read", "container", s.ID, "err", err)
-		err = nil
+		x.log.Warn("memory events cannot be read", "container", c.ID, "err", err)
 	}
-	if files, err = c.held(); err != nil {
+	files, err := c.held()
+	if err != nil {
 		return nil, nil, err
 	}
 	x.live(c)
@@ -228,6 +238,12 @@ func short(err error) error {
 func (x *Executor) sweep(id string) error {
 	if filepath.Base(id) != id {
 		return fault.Invalid.Errorf("container ID %q", id)
+	}
+	if e := x.engineOf(id); e != nil {
+		if err := endAll(e.Cgroups); err != nil {
+			return err
+		}
+		return e.remove()
 	}
 	dir := filepath.Join(x.root, id)
 	if _, err := os.Stat(dir); errors.Is(err, os.ErrNotExist) {

@@ -32,16 +32,20 @@ func (x *Executor) update(req wire.UpdateRequest) (err error) {
 	defer x.gate.leave()
 	c.updating.Lock()
 	defer c.updating.Unlock()
-	lc, err := c.lease.take(x.root, c.ID)
-	if err != nil {
-		return err
-	}
-	// Set puts SkipDevices into the view, with which nothing can be started; the
-	// state that it saves does not have it.
-	defer c.lease.drop()
-	paths, err := cgroupPaths(lc)
-	if err != nil {
-		return err
+	paths := c.ref.Cgroups
+	apply := func() error { return c.engine.update(&r) }
+	if c.engine == nil {
+		lc, err := c.lease.take(x.root, c.ID)
+		if err != nil {
+			return err
+		}
+		// Set puts SkipDevices into the view, with which nothing can be started; the
+		// state that it saves does not have it.
+		defer c.lease.drop()
+		if paths, err = cgroupPaths(lc); err != nil {
+			return err
+		}
+		apply = func() error { return lc.Set(overlaid(lc.Config(), &r)) }
 	}
 	if err := fits(c.ID, paths, r.Memory); err != nil {
 		return err
@@ -58,7 +62,7 @@ func (x *Executor) update(req wire.UpdateRequest) (err error) {
 	// libcontainer puts back what it was told once; that leaves in force what was
 	// never set before.
 	steps.Add("limits", readLimitFiles(paths, r.Unified).restore)
-	if err := lc.Set(overlaid(lc.Config(), &r)); err != nil {
+	if err := apply(); err != nil {
 		return fault.Invalid.Errorf("update container %s: %w", c.ID, err)
 	}
 	return nil

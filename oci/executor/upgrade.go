@@ -274,6 +274,7 @@ func (x *Executor) resume(s savedContainer) {
 		settings: s.settings, ref: s.Ref, exit: s.Exit, ownPID: s.OwnPID, gone: make(chan struct{}),
 		proc: &child{pid: s.Ref.Pid, pidfd: take(s.Pidfd, wire.FDPid), ours: s.Ours},
 	}
+	c.engine = x.engineOf(c.ID)
 	x.containers[c.ID] = c
 	if s.Ended {
 		c.phase = ended

@@ -72,6 +72,8 @@ type RunRequest struct {
 	// SystemdCgroup has cgroups made by systemd: linux.cgroupsPath is then
 	// "slice:prefix:name".
 	SystemdCgroup bool
+	// Engine is the path of the OCI runtime that runs it; "" = libcontainer.
+	Engine string `json:",omitempty"`
 }
 
 // RunReply describes a container's first process.

@@ -1,0 +1,237 @@
+package executor
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/opencontainers/cgroups"
+	"github.com/opencontainers/cgroups/manager"
+	"github.com/opencontainers/runc/libcontainer/configs"
+	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/crisp-cri/crisp/internal/atomicfile"
+	"github.com/crisp-cri/crisp/internal/fault"
+)
+
+// An engine is an OCI runtime, a program such as runc or crun, in libcontainer's
+// place for one container. It creates, starts, updates and deletes; once it has
+// ended, the container's processes are the executor's children, because the
+// executor is a subreaper, and all else is as with libcontainer.
+//
+// What must outlive the executor is in the container's bundle: whoever finds one
+// knows whose container it is.
+type engine struct {
+	Path    string            // of the program
+	Systemd bool              // it has cgroups made by systemd
+	OwnPID  bool              // as container.ownPID
+	Cgroups map[string]string // as container.ref.Cgroups
+
+	x   *Executor
+	id  string
+	dir string // the bundle
+}
+
+// engineTime bounds one call of an engine. What takes longer hangs.
+const engineTime = time.Minute
+
+// bundle is the directory of container id, if an engine runs it.
+func (x *Executor) bundle(id string) string { return filepath.Join(x.root, "bundles", id) }
+
+// newEngine makes the bundle of a container.
+func (x *Executor) newEngine(id, path string, systemd bool, config *configs.Config) (*engine, error) {
+	if !filepath.IsAbs(path) || filepath.Base(id) != id {
+		return nil, fault.Invalid.Errorf("engine %q of container %q is not an absolute path", path, id)
+	}
+	groups, err := manager.New(config.Cgroups)
+	if err != nil {
+		return nil, fault.Invalid.Errorf("cgroup of container %s: %w", id, err)
+	}
+	e := &engine{
+		Path: path, Systemd: systemd, OwnPID: config.Namespaces.IsPrivate(configs.NEWPID),
+		Cgroups: groups.GetPaths(), x: x, id: id, dir: x.bundle(id),
+	}
+	if err := os.MkdirAll(e.dir, 0o700); err != nil {
+		return nil, err
+	}
+	return e, e.save()
+}
+
+// engineOf finds the engine of a container in its bundle; nil = libcontainer's.
+func (x *Executor) engineOf(id string) *engine {
+	e := &engine{x: x, id: id, dir: x.bundle(id)}
+	data, err := os.ReadFile(filepath.Join(e.dir, "engine.json"))
+	if err != nil || json.Unmarshal(data, e) != nil {
+		return nil
+	}
+	return e
+}
+
+func (e *engine) save() error {
+	data, err := json.Marshal(e)
+	if err != nil {
+		return err
+	}
+	return atomicfile.Write(filepath.Join(e.dir, "engine.json"), data, 0o600)
+}
+
+// settle drops the hierarchies in which the engine did not put the process: older
+// ones know nothing of the v2 one of a hybrid host.
+func (e *engine) settle(pid int) error {
+	for controller, dir := range e.Cgroups {
+		if pids, err := cgroups.GetPids(dir); err != nil || !slices.Contains(pids, pid) {
+			delete(e.Cgroups, controller)
+		}
+	}
+	return e.save()
+}
+
+// put writes a file of the bundle.
+func (e *engine) put(name string, v any) (path string, err error) {
+	data, err := json.Marshal(v)
+	if err != nil {
+		return "", err
+	}
+	path = filepath.Join(e.dir, name)
+	return path, os.WriteFile(path, data, 0o600)
+}
+
+// call runs the engine to its end. Its stdio is that of w, if not nil, which a
+// process that it starts inherits; extra become descriptors 3 and on.
+func (e *engine) call(w *wires, extra []*os.File, args ...string) error {
+	e.x.starting.Add(1) // its zombies are its own for now
+	defer e.x.starting.Add(-1)
+	ctx, cancel := context.WithTimeout(context.Background(), engineTime)
+	defer cancel()
+	log := filepath.Join(e.dir, "log."+args[0]+"."+e.x.serial())
+	defer os.Remove(log)
+	root := filepath.Join(e.x.root, "engines", strings.ReplaceAll(strings.Trim(e.Path, "/"), "/", "-"))
+	all := []string{"--root", root, "--log", log, "--log-format", "json"}
+	if e.Systemd {
+		all = append(all, "--systemd-cgroup")
+	}
+	cmd := exec.CommandContext(ctx, e.Path, append(all, args...)...)
+	cmd.Dir = e.dir
+	cmd.ExtraFiles = extra
+	if w != nil && w.theirs[1] != nil {
+		cmd.Stdin, cmd.Stdout, cmd.Stderr = w.theirs[0], w.theirs[1], w.theirs[2]
+	}
+	err := cmd.Run()
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil:
+		return fault.Unavailable.Errorf("%s %s did not end within %s", e.Path, args[0], engineTime)
+	}
+	if text := lastError(log); text != "" {
+		return short(errors.New(text))
+	}
+	return fault.Internal.Errorf("%s %s: %w", e.Path, args[0], err)
+}
+
+var enginePrefix = regexp.MustCompile(`^(\S+ )?(create|start|exec|update|delete) failed: `)
+
+// lastError is the last error that an engine wrote into its log.
+func lastError(log string) string {
+	data, err := os.ReadFile(log)
+	if err != nil {
+		return ""
+	}
+	text := ""
+	for line := range strings.Lines(string(data)) {
+		var entry struct{ Level, Msg string }
+		if json.Unmarshal([]byte(line), &entry) == nil && (entry.Level == "error" || entry.Level == "fatal") {
+			text = entry.Msg
+		}
+	}
+	return enginePrefix.ReplaceAllString(text, "")
+}
+
+// serial is a number that this executor gives once.
+func (x *Executor) serial() string { return strconv.FormatUint(x.serials.Add(1), 36) }
+
+// pidOf reads what the engine wrote to --pid-file, and keeps the process from being
+// reaped as nobody's.
+func (e *engine) pidOf(file string) (int, error) {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return 0, fault.Internal.Errorf("%s told no process: %w", e.Path, err)
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(data)))
+	if err != nil || pid <= 0 {
+		return 0, fault.Internal.Errorf("%s told process %q", e.Path, data)
+	}
+	e.x.mu.Lock()
+	e.x.known[pid] = struct{}{}
+	e.x.mu.Unlock()
+	return pid, nil
+}
+
+// forgetPid takes back pidOf.
+func (e *engine) forgetPid(pid int) {
+	e.x.mu.Lock()
+	delete(e.x.known, pid)
+	e.x.mu.Unlock()
+}
+
+// update has the engine change limits; what r leaves out stays.
+func (e *engine) update(r *specs.LinuxResources) error {
+	file, err := e.put("resources.json", r)
+	if err != nil {
+		return err
+	}
+	return e.call(nil, nil, "update", "--resources", file, e.id)
+}
+
+// remove has the engine forget the container, and kill it if it still runs.
+func (e *engine) remove() error {
+	if err := e.call(nil, nil, "delete", "--force", e.id); err != nil {
+		return fault.Unavailable.Errorf("remove container %s: %w", e.id, err)
+	}
+	return os.RemoveAll(e.dir)
+}
+
+// subgroups tells whether the engine can start an exec in a cgroup below the
+// container's: a flag that runc has had since 1.1 and crun since 1.6, there for
+// cgroup v2 only.
+func (e *engine) subgroups() bool {
+	if known, ok := e.x.subgroup.Load(e.Path); ok {
+		return known.(bool)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), engineTime)
+	defer cancel()
+	help, err := exec.CommandContext(ctx, e.Path, "exec", "--help").CombinedOutput()
+	text := string(help)
+	can := err == nil && strings.Contains(text, "--cgroup") &&
+		(cgroups.IsCgroup2UnifiedMode() || strings.Contains(text, "<controller>"))
+	e.x.subgroup.Store(e.Path, can)
+	return can
+}
+
+// groupFlag is --cgroup for one of makeGroup's answers.
+func groupFlag(group map[string]string) []string {
+	for controller, name := range group {
+		if controller != "" {
+			name = controller + ":" + name
+		}
+		return []string{"--cgroup", name}
+	}
+	return nil
+}
+
+// preserve is the flag that lets n more descriptors through.
+func preserve(n int) []string {
+	if n == 0 {
+		return nil
+	}
+	return []string{"--preserve-fds", fmt.Sprint(n)}
+}

@@ -1,0 +1,185 @@
+package executor
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/opencontainers/runc/libcontainer"
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/undo"
+	"github.com/crisp-cri/crisp/oci/wire"
+)
+
+// createWith is create by an engine.
+func (x *Executor) createWith(s settings, spec *specs.Spec, req wire.RunRequest) (_ *wire.RunReply, files []*os.File, err error) {
+	var steps undo.Stack
+	defer steps.RunIf(&err)
+
+	x.gate.enter()
+	defer x.gate.leave()
+	c, err := x.reserve(s)
+	if err != nil {
+		return nil, nil, err
+	}
+	steps.Add("reservation", func() error { x.release(c); return nil })
+	if err := x.sweep(s.ID); err != nil { // what a crash may have left under the same ID
+		return nil, nil, err
+	}
+	if spec.Process.OOMScoreAdj == nil {
+		spec.Process.OOMScoreAdj = new(int)
+	}
+	x.limits.clamp(spec.Process)
+	config, err := x.config(s.ID, spec, req.SystemdCgroup)
+	if err != nil {
+		return nil, nil, err
+	}
+	process, err := newProcess(spec.Process, req.Env)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer closeAll(process.ExtraFiles)
+	spec.Process.Args, spec.Process.Env = process.Args, process.Env
+	if c.engine, err = x.newEngine(s.ID, req.Engine, req.SystemdCgroup, config); err != nil {
+		return nil, nil, err
+	}
+	c.ownPID = c.engine.OwnPID
+	steps.Add("container", c.engine.remove)
+	if _, err := c.engine.put("config.json", spec); err != nil {
+		return nil, nil, err
+	}
+
+	log, err := x.openLog(s)
+	if err != nil {
+		return nil, nil, fmt.Errorf("log of container %s: %w", s.ID, err)
+	}
+	if log != nil {
+		steps.Add("log", log.Close)
+	}
+	x.starting.Add(1)
+	defer x.starting.Add(-1)
+	wires, pid, err := c.engine.create(process, s)
+	if err != nil {
+		return nil, nil, err
+	}
+	steps.Add("stdio", wires.closeOurs)
+	steps.Add("process", func() error { c.engine.forgetPid(pid); return nil })
+	if err := c.engine.call(nil, nil, "start", s.ID); err != nil {
+		return nil, nil, err
+	}
+	if err := awaitExec(pid, wires); err != nil {
+		return nil, nil, err
+	}
+	c.ref.StartedAt = time.Now()
+	if c.proc, err = newChild(pid); err != nil {
+		return nil, nil, err
+	}
+	steps.Add("pidfd", c.proc.pidfd.Close)
+	if c.ref.StartTime, err = startTime(pid); err != nil {
+		return nil, nil, err
+	}
+	c.ref.Pid, c.ref.Cgroups = pid, c.engine.Cgroups
+	return x.serve(c, log, wires)
+}
+
+// create has the engine create the container's init, which waits for "start".
+func (e *engine) create(process *libcontainer.Process, s settings) (_ *wires, pid int, err error) {
+	pidFile := filepath.Join(e.dir, "pid")
+	args := []string{"create", "--bundle", e.dir, "--pid-file", pidFile}
+	args = append(args, preserve(len(process.ExtraFiles))...)
+	w, err := e.callWired(process, s, args)
+	if err != nil {
+		return nil, 0, err
+	}
+	if pid, err = e.pidOf(pidFile); err == nil {
+		err = e.settle(pid)
+	}
+	if err != nil {
+		w.closeOurs()
+		return nil, 0, err
+	}
+	return w, pid, nil
+}
+
+// exec has the engine start another process in the container.
+func (e *engine) exec(process *libcontainer.Process, spec *specs.Process, s settings, group map[string]string) (_ *wires, pid int, err error) {
+	spec.Args, spec.Env, spec.Terminal = process.Args, process.Env, s.TTY
+	serial := e.x.serial()
+	file, err := e.put("process."+serial, spec)
+	if err != nil {
+		return nil, 0, err
+	}
+	defer os.Remove(file)
+	pidFile := filepath.Join(e.dir, "pid."+serial)
+	defer os.Remove(pidFile)
+	args := []string{"exec", "--detach", "--process", file, "--pid-file", pidFile}
+	args = append(append(args, groupFlag(group)...), preserve(len(process.ExtraFiles))...)
+	e.x.starting.Add(1)
+	defer e.x.starting.Add(-1)
+	w, err := e.callWired(process, s, args)
+	if err != nil {
+		return nil, 0, err
+	}
+	if pid, err = e.pidOf(pidFile); err != nil {
+		w.closeOurs()
+		return nil, 0, err
+	}
+	if size := spec.ConsoleSize; size != nil && w.pty != nil {
+		err = withFD(w.pty, func(fd int) error {
+			return unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, &unix.Winsize{Col: uint16(size.Width), Row: uint16(size.Height)})
+		})
+	}
+	return w, pid, err
+}
+
+// callWired calls the engine for a process with a stdio of its own.
+func (e *engine) callWired(process *libcontainer.Process, s settings, args []string) (_ *wires, err error) {
+	if s.TTY {
+		return e.callConsole(process, args)
+	}
+	w, err := connect(process, s)
+	if err != nil {
+		return nil, err
+	}
+	err = e.call(w, process.ExtraFiles, append(args, e.id)...)
+	w.closeTheirs()
+	if err != nil {
+		w.closeOurs()
+		return nil, err
+	}
+	return w, nil
+}
+
+// callConsole calls the engine for a process with a terminal, which the engine
+// sends to the socket that it is told of.
+func (e *engine) callConsole(process *libcontainer.Process, args []string) (*wires, error) {
+	// Not in the bundle: a socket's path has 108 bytes at most (unix(7)).
+	socket := filepath.Join(e.x.opts.State, "tty."+e.x.serial())
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
+	if err != nil {
+		return nil, fmt.Errorf("socket for a terminal: %w", err)
+	}
+	defer l.Close() // and remove it
+	if err := e.call(nil, process.ExtraFiles, append(args, "--console-socket", socket, e.id)...); err != nil {
+		return nil, err
+	}
+	// The engine has ended: what it has sent is there.
+	if err := l.SetDeadline(time.Now().Add(time.Second)); err != nil {
+		return nil, err
+	}
+	conn, err := l.AcceptUnix()
+	if err != nil {
+		return nil, fault.Internal.Errorf("%s sent no terminal: %w", e.Path, err)
+	}
+	defer conn.Close()
+	w := &wires{}
+	if w.console, err = conn.File(); err != nil {
+		return nil, err
+	}
+	return w, w.receive()
+}
