@@ -13,7 +13,7 @@ PREFIX ?= /usr/local
 DESTDIR ?=
 
 # What the build and the tests need beyond Go and make.
-DEBS := gcc libc6-dev libseccomp-dev pkg-config nftables iproute2 procps
+DEBS := gcc libc6-dev libseccomp-dev pkg-config nftables iproute2 procps runc
 CNI_PLUGINS := main/bridge ipam/host-local meta/portmap meta/bandwidth
 
 export CGO_ENABLED = 1

@@ -71,6 +71,10 @@ func (s *Server) createContainer(ctx context.Context, cr *creation, sb *oci.Sand
 	if st := sb.State(); st != oci.SandboxReady {
 		return fault.WrongState.Errorf("sandbox %s is %s: cannot create container %s", sb.ID(), st, config.Metadata.Name)
 	}
+	h, err := s.handlerOf(sb)
+	if err != nil {
+		return err
+	}
 	if err := sameUserNamespace(sb, config.GetLinux().GetSecurityContext().GetNamespaceOptions()); err != nil {
 		return err
 	}
@@ -104,7 +108,7 @@ func (s *Server) createContainer(ctx context.Context, cr *creation, sb *oci.Sand
 
 	_, cancel = cr.enter(ctx, "record container")
 	defer cancel()
-	built, err := s.buildSpec(cr.id, sb, rec, img.Config.Config, root, mounts)
+	built, err := s.buildSpec(cr.id, h.SpecHost, sb, rec, img.Config.Config, root, mounts)
 	if err != nil {
 		return err
 	}
@@ -131,7 +135,7 @@ func (s *Server) createContainer(ctx context.Context, cr *creation, sb *oci.Sand
 		ID: cr.id, Name: cr.name, SandboxID: sb.ID(),
 		Spec: built, Env: spec.RawEnv(built.Process), PIDTarget: target,
 		Stdin: config.Stdin, StdinOnce: config.StdinOnce, TTY: config.Tty,
-		LogPath: logPath, Extra: extra,
+		LogPath: logPath, Engine: h.Engine, Extra: extra,
 	})
 	if err != nil {
 		return err
@@ -162,7 +166,7 @@ func imageRef(img image.Image) string {
 
 // buildSpec looks up what the translation needs to know and translates. It
 // notes the user in rec.
-func (s *Server) buildSpec(id string, sb *oci.Sandbox, rec *containerRecord, img v1.ImageConfig, root string, mounts []spec.Mount) (*specs.Spec, error) {
+func (s *Server) buildSpec(id string, host spec.Host, sb *oci.Sandbox, rec *containerRecord, img v1.ImageConfig, root string, mounts []spec.Mount) (*specs.Spec, error) {
 	sandbox := s.index.sandbox(sb).config
 	sc := rec.config.GetLinux().GetSecurityContext()
 	user, err := lookUpUser(sc, img.User, root)
@@ -199,7 +203,7 @@ func (s *Server) buildSpec(id string, sb *oci.Sandbox, rec *containerRecord, img
 		files.Shm = "/dev/shm"
 	}
 	built, err := spec.Build(spec.Input{
-		Host:           s.o.SpecHost,
+		Host:           host,
 		Container:      rec.config,
 		Sandbox:        sandbox,
 		Image:          img,

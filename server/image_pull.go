@@ -15,7 +15,7 @@ import (
 // The error is the store's own, with nothing before it: the kubelet knows two by
 // the word that they begin with.
 func (s *Server) PullImage(ctx context.Context, req *cri.PullImageRequest) (*cri.PullImageResponse, error) {
-	if err := checkImage(req.Image); err != nil {
+	if err := s.checkImage(req.Image); err != nil {
 		return nil, err
 	}
 	var auth *image.Auth
@@ -33,9 +33,10 @@ func (s *Server) PullImage(ctx context.Context, req *cri.PullImageRequest) (*cri
 }
 
 // checkImage refuses a request that names no image, or a handler that there is not.
-func checkImage(spec *cri.ImageSpec) error {
+func (s *Server) checkImage(spec *cri.ImageSpec) error {
 	if spec.GetImage() == "" {
 		return fault.Invalid.Errorf("the request names no image")
 	}
-	return checkHandler(spec.RuntimeHandler)
+	_, err := s.handler(spec.RuntimeHandler)
+	return err
 }

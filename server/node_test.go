@@ -35,6 +35,7 @@ type node struct {
 
 	rebooted bool // before the next start
 	plugins  *nri.Options
+	handlers map[string]Handler // from the next start on
 }
 
 // newNode starts a server on a machine of its own.
@@ -72,7 +73,7 @@ func (n *node) start(t testing.TB) {
 	}
 	n.server, err = New(Options{
 		Runtime: n.runtime, Images: n.store, Network: n.net, Events: events, Log: o.Log, Version: "1.2.3",
-		CDISpecDirs: []string{n.cdiDir()}, HooksDirs: []string{n.hooksDir()}, NRI: n.plugins,
+		CDISpecDirs: []string{n.cdiDir()}, HooksDirs: []string{n.hooksDir()}, NRI: n.plugins, Handlers: n.handlers,
 		RejectMountSources: []string{"/must/be/there"}, Root: n.machine.Root, State: n.machine.State,
 	})
 	if err != nil {

@@ -10,21 +10,6 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// handlers are the runtime handlers there are: the default one, and the same by
-// its name, for a RuntimeClass.
-var handlers = []string{"", "crisp"}
-
-// checkHandler refuses a handler that there is not. CRI: "If the runtime handler
-// is unknown, this request should be rejected."
-func checkHandler(name string) error {
-	for _, h := range handlers {
-		if name == h {
-			return nil
-		}
-	}
-	return fault.Invalid.Errorf("runtime handler %q is not known", name)
-}
-
 // Status tells whether pods can run. The network's condition is what the network
 // finds now.
 func (s *Server) Status(_ context.Context, req *cri.StatusRequest) (*cri.StatusResponse, error) {
@@ -40,12 +25,13 @@ func (s *Server) Status(_ context.Context, req *cri.StatusRequest) (*cri.StatusR
 			UserNamespacesHostNetwork: s.o.NoUserNS == nil,
 		},
 	}
-	for _, name := range handlers {
+	for _, name := range s.handlerNames() {
+		h := s.handlers[name]
 		resp.RuntimeHandlers = append(resp.RuntimeHandlers, &cri.RuntimeHandler{
 			Name: name,
 			Features: &cri.RuntimeHandlerFeatures{
-				RecursiveReadOnlyMounts: s.o.SpecHost.RecursiveRO,
-				UserNamespaces:          s.o.NoUserNS == nil,
+				RecursiveReadOnlyMounts: h.SpecHost.RecursiveRO,
+				UserNamespaces:          h.NoUserNS == nil,
 			},
 		})
 	}
@@ -61,7 +47,7 @@ func (s *Server) Status(_ context.Context, req *cri.StatusRequest) (*cri.StatusR
 			"version":        s.o.Version,
 			"golang":         runtime.Version(),
 			"eventsDropped":  s.events.hub.Dropped(),
-			"runtimeHandler": handlers,
+			"runtimeHandler": s.handlerNames(),
 		})
 		if err != nil {
 			return nil, fault.Internal.Errorf("encode info: %w", err)

@@ -43,7 +43,8 @@ func (s *Server) checkSandbox(req *cri.RunPodSandboxRequest) error {
 	if m.GetName() == "" || m.GetNamespace() == "" || m.GetUid() == "" {
 		return fault.Invalid.Errorf("sandbox config has no complete metadata: name %q, namespace %q, uid %q", m.GetName(), m.GetNamespace(), m.GetUid())
 	}
-	if err := checkHandler(req.RuntimeHandler); err != nil {
+	h, err := s.handler(req.RuntimeHandler)
+	if err != nil {
 		return err
 	}
 	sc := req.Config.GetLinux().GetSecurityContext()
@@ -55,6 +56,9 @@ func (s *Server) checkSandbox(req *cri.RunPodSandboxRequest) error {
 	}
 	if opt := sc.GetNamespaceOptions(); opt.GetPid() == cri.NamespaceMode_TARGET {
 		return fault.Invalid.Errorf("sandbox %s: its PID namespace cannot be another container's", m.Name)
+	}
+	if ids, err := userNamespace(sc.GetNamespaceOptions()); err == nil && ids != nil && h.NoUserNS != nil {
+		return fault.Invalid.Errorf("sandbox %s: handler %q: %w", m.Name, req.RuntimeHandler, h.NoUserNS)
 	}
 	return nil
 }

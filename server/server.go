@@ -97,6 +97,7 @@ type Options struct {
 	Events    *Events // the same whose Publish the Runtime calls
 	Streaming streaming.Options
 
+	Handlers           map[string]Handler // by name, besides the default one, which follows from SpecHost and NoUserNS
 	SpecHost           spec.Host
 	SystemdCgroup      bool
 	NoUserNS           error        // why pods cannot have user namespaces; nil = they can
@@ -122,6 +123,7 @@ type Server struct {
 	streaming *streaming.Server
 	plugins   *nri.Plugins // nil = none
 	log       *slog.Logger
+	handlers  map[string]Handler // by name, "" included
 
 	index      index
 	sandboxes  *creations // RunPodSandbox in flight
@@ -145,7 +147,7 @@ func New(o Options) (*Server, error) {
 	if o.Version == "" {
 		o.Version = "0.0.0"
 	}
-	s := &Server{o: o, runtime: o.Runtime, images: o.Images, network: o.Network, events: o.Events, log: o.Log}
+	s := &Server{o: o, runtime: o.Runtime, images: o.Images, network: o.Network, events: o.Events, log: o.Log, handlers: allHandlers(o)}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.sandboxes = newCreations(s.ctx, &s.work, s.log, "sandbox")
 	s.containers = newCreations(s.ctx, &s.work, s.log, "container")

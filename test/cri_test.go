@@ -80,7 +80,7 @@ func printImage(ts *testscript.TestScript, i *cri.Image) {
 
 // sandboxCmd is:
 //
-//	sandbox run NAME [OPTION...]    host-network, share-pid, userns=HOST:LENGTH, hostport=HOST:CONTAINER, sysctl=K=V, attempt=N, cgroup-parent=P
+//	sandbox run NAME [OPTION...]    handler=NAME, host-network, share-pid, userns=HOST:LENGTH, hostport=HOST:CONTAINER, sysctl=K=V, attempt=N, cgroup-parent=P
 //	sandbox stop|rm|status|stats|metrics NAME
 //	sandbox ls
 func (n *node) sandboxCmd(ts *testscript.TestScript, args []string) error {
@@ -109,11 +109,15 @@ func (n *node) sandboxCmd(ts *testscript.TestScript, args []string) error {
 	}
 	switch args[0] {
 	case "run":
-		config, err := n.sandboxConfig(name, args[2:])
+		handler, options := "", args[2:]
+		if len(options) > 0 && strings.HasPrefix(options[0], "handler=") {
+			handler, options = strings.TrimPrefix(options[0], "handler="), options[1:]
+		}
+		config, err := n.sandboxConfig(name, options)
 		if err != nil {
 			return err
 		}
-		resp, err := n.runtime().RunPodSandbox(ctx, &cri.RunPodSandboxRequest{Config: config})
+		resp, err := n.runtime().RunPodSandbox(ctx, &cri.RunPodSandboxRequest{Config: config, RuntimeHandler: handler})
 		if err != nil {
 			return err
 		}

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
 	"path/filepath"
 	"runtime"
 
@@ -47,6 +46,10 @@ func wire(ctx context.Context, c *config.Config, log *slog.Logger) (_ *daemon, e
 	if err != nil {
 		return nil, err
 	}
+	handlers, err := handlers(ctx, c, specHost, log)
+	if err != nil {
+		return nil, err
+	}
 	d := &daemon{}
 	if d.records, err = checkpoint.Open(c.Root, log); err != nil {
 		return nil, err
@@ -72,15 +75,23 @@ func wire(ctx context.Context, c *config.Config, log *slog.Logger) (_ *daemon, e
 	}
 	steps.Add("runtime", d.runtime.Close)
 
+	userNS := noUserNS(host, d.images, log)
+	for name, h := range handlers {
+		if h.NoUserNS == nil {
+			h.NoUserNS = userNS
+			handlers[name] = h
+		}
+	}
 	d.server, err = server.New(server.Options{
 		Runtime:            d.runtime,
 		Images:             d.images,
 		Network:            d.network,
 		Events:             events,
 		Streaming:          streaming.Options{Addr: c.Streaming.Address, IdleTimeout: c.Streaming.IdleTimeout, Log: log},
+		Handlers:           handlers,
 		SpecHost:           specHost,
 		SystemdCgroup:      systemd,
-		NoUserNS:           noUserNS(host, d.images, log),
+		NoUserNS:           userNS,
 		CDISpecDirs:        c.CDI.SpecDirs,
 		HooksDirs:          c.HooksDirs,
 		NRI:                nriOptions(c),
@@ -210,13 +221,8 @@ func hostFacts(c *config.Config, host kernel.Features) (spec.Host, error) {
 	if h.DefaultCapabilities, err = spec.CapabilityNames(c.DefaultCapabilities); err != nil {
 		return h, fmt.Errorf("%s: default_capabilities: %w", c.Origin("default_capabilities"), err)
 	}
-	if c.SeccompProfile != "" {
-		if h.SeccompDefault, err = os.ReadFile(c.SeccompProfile); err == nil {
-			_, err = spec.ParseSeccomp(h.SeccompDefault, nil, "")
-		}
-		if err != nil {
-			return h, fmt.Errorf("%s: seccomp_profile: %w", c.Origin("seccomp_profile"), err)
-		}
+	if h.SeccompDefault, err = seccompDefault(c.SeccompProfile); err != nil {
+		return h, fmt.Errorf("%s: seccomp_profile: %w", c.Origin("seccomp_profile"), err)
 	}
 	limits, err := c.ParsedRlimits()
 	for _, l := range limits {

@@ -30,7 +30,8 @@ func namespaces(in Input) ([]specs.LinuxNamespace, error) {
 		list = append(list, specs.LinuxNamespace{Type: specs.UserNamespace, Path: path})
 	}
 	// With the unified hierarchy a container sees its own cgroup as the root.
-	if in.Host.CgroupV2 && !privileged(in) {
+	private := in.Host.CgroupNamespace == "private" || in.Host.CgroupNamespace == "" && in.Host.CgroupV2
+	if private && !privileged(in) {
 		list = append(list, specs.LinuxNamespace{Type: specs.CgroupNamespace})
 	}
 	return list, nil

@@ -50,6 +50,7 @@ type Host struct {
 	DefaultCapabilities []string            // what a container gets unasked; nil = DefaultCapabilities()
 	SeccompDefault      []byte              // JSON that replaces the built-in default profile; nil = built in
 	Rlimits             []specs.POSIXRlimit // what every container gets
+	CgroupNamespace     string              // "private", "host"; "" = private on cgroup v2. What is privileged has the host's
 	DevicesFromUser     bool                // devices belong to the container's user instead of the host's owner
 }
 

@@ -6,6 +6,7 @@
 # skip.txt beside this file lists the specs that are left out, each line with its
 # reason. CONTAINERS_REGISTRIES_CONF is passed on to crispd: it may name mirrors
 # for registry.k8s.io, gcr.io and k8s.gcr.io where those cannot be reached.
+# CRISPD_CONFIG may name a configuration file of crispd; without, it has none.
 # Runs of critest share ports 12000 to 12003 of the host.
 set -euo pipefail
 
@@ -26,7 +27,7 @@ fi
 
 dir=$(mktemp -d /tmp/critest.XXXXXX)
 chmod 711 "$dir" # users of user namespaces must get through it
-node=(--config "" --root "$dir/root" --state "$dir/run")
+node=(--config "${CRISPD_CONFIG:-}" --root "$dir/root" --state "$dir/run")
 "$bin/crispd" "${node[@]}" --socket "$dir/s" >"$dir/crispd.log" 2>&1 &
 crispd=$!
 finish() {

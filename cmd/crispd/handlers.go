@@ -1,0 +1,65 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+
+	"github.com/crisp-cri/crisp/config"
+	"github.com/crisp-cri/crisp/oci"
+	"github.com/crisp-cri/crisp/server"
+	"github.com/crisp-cri/crisp/server/spec"
+)
+
+// errNoIDMap is why an engine's pods have the host's user namespace.
+var errNoIDMap = errors.New("its OCI runtime does not map mounts")
+
+// handlers are the configured runtime handlers. Each is the node's default with what
+// it says itself, and can do no more than its engine.
+func handlers(ctx context.Context, c *config.Config, host spec.Host, log *slog.Logger) (map[string]server.Handler, error) {
+	all := map[string]server.Handler{}
+	for name, hc := range c.Handlers {
+		h, key := server.Handler{SpecHost: host}, "handlers."+name
+		var err error
+		if h.SpecHost.DefaultCapabilities, err = spec.CapabilityNames(hc.DefaultCapabilities); err != nil {
+			return nil, fmt.Errorf("%s: %s.default_capabilities: %w", c.Origin(key+".default_capabilities"), key, err)
+		}
+		if h.SpecHost.SeccompDefault, err = seccompDefault(hc.SeccompProfile); err != nil {
+			return nil, fmt.Errorf("%s: %s.seccomp_profile: %w", c.Origin(key+".seccomp_profile"), key, err)
+		}
+		if hc.CgroupNamespace != "auto" {
+			h.SpecHost.CgroupNamespace = hc.CgroupNamespace
+		}
+		if hc.Engine != config.Libcontainer {
+			if _, err := exec.LookPath(hc.Engine); err != nil {
+				return nil, fmt.Errorf("%s: %s.engine: %w", c.Origin(key+".engine"), key, err)
+			}
+			h.Engine = hc.Engine
+			told, err := oci.AskFeatures(ctx, hc.Engine)
+			if err != nil {
+				log.Warn("OCI runtime did not tell its features", "handler", name, "err", err)
+			}
+			h.SpecHost.RecursiveRO = host.RecursiveRO && told.RecursiveRO
+			if !told.IDMap {
+				h.NoUserNS = errNoIDMap
+			}
+		}
+		all[name] = h
+	}
+	return all, nil
+}
+
+// seccompDefault reads a profile that replaces the built-in one; "" is none.
+func seccompDefault(path string) ([]byte, error) {
+	if path == "" {
+		return nil, nil
+	}
+	profile, err := os.ReadFile(path)
+	if err == nil {
+		_, err = spec.ParseSeccomp(profile, nil, "")
+	}
+	return profile, err
+}

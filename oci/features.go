@@ -1,0 +1,42 @@
+package oci
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os/exec"
+	"slices"
+	"time"
+
+	"github.com/opencontainers/runtime-spec/specs-go/features"
+)
+
+// featuresTimeout bounds how long an OCI runtime may take to tell its features.
+const featuresTimeout = 10 * time.Second
+
+// Features are what an OCI runtime can do that not all can.
+type Features struct {
+	RecursiveRO bool // the mount option "rro"
+	IDMap       bool // mounts that are mapped to a user namespace
+}
+
+// AskFeatures has the OCI runtime at path tell its features, by the command that the
+// runtime specification has for that ("features.md") since 1.1.
+func AskFeatures(ctx context.Context, path string) (Features, error) {
+	ctx, cancel := context.WithTimeout(ctx, featuresTimeout)
+	defer cancel()
+	data, err := exec.CommandContext(ctx, path, "features").Output()
+	var f features.Features
+	if err == nil {
+		err = json.Unmarshal(data, &f)
+	}
+	if err != nil {
+		return Features{}, fmt.Errorf("features of %s: %w", path, err)
+	}
+	told := Features{RecursiveRO: slices.Contains(f.MountOptions, "rro")}
+	if f.Linux != nil && f.Linux.MountExtensions != nil && f.Linux.MountExtensions.IDMap != nil {
+		enabled := f.Linux.MountExtensions.IDMap.Enabled
+		told.IDMap = enabled != nil && *enabled
+	}
+	return told, nil
+}
