@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -114,8 +115,7 @@ func (e *engine) call(w *wires, extra []*os.File, args ...string) error {
 	defer cancel()
 	log := filepath.Join(e.dir, "log."+args[0]+"."+e.x.serial())
 	defer os.Remove(log)
-	root := filepath.Join(e.x.root, "engines", strings.ReplaceAll(strings.Trim(e.Path, "/"), "/", "-"))
-	all := []string{"--root", root, "--log", log, "--log-format", "json"}
+	all := []string{"--root", e.root(), "--log", log, "--log-format", "json"}
 	if e.Systemd {
 		all = append(all, "--systemd-cgroup")
 	}
@@ -192,12 +192,28 @@ func (e *engine) update(r *specs.LinuxResources) error {
 	return e.call(nil, nil, "update", "--resources", file, e.id)
 }
 
-// remove has the engine forget the container, and kill it if it still runs.
+// remove has the engine forget the container, and kill it if it still runs. If it
+// cannot, it is done without it: an engine that is not installed any more must not
+// keep a container for ever.
 func (e *engine) remove() error {
 	if err := e.call(nil, nil, "delete", "--force", e.id); err != nil {
-		return fault.Unavailable.Errorf("remove container %s: %w", e.id, err)
+		if err := endAll(e.Cgroups); err != nil {
+			return fault.Unavailable.Errorf("remove container %s: %w", e.id, err)
+		}
+		e.x.log.Warn("engine did not delete the container", "container", e.id, "err", err)
+		if err := cgroups.RemovePaths(maps.Clone(e.Cgroups)); err != nil {
+			return fault.Unavailable.Errorf("remove cgroup of container %s: %w", e.id, err)
+		}
+		if err := os.RemoveAll(filepath.Join(e.root(), e.id)); err != nil {
+			return err
+		}
 	}
 	return os.RemoveAll(e.dir)
+}
+
+// root is the engine's own state directory.
+func (e *engine) root() string {
+	return filepath.Join(e.x.root, "engines", strings.ReplaceAll(strings.Trim(e.Path, "/"), "/", "-"))
 }
 
 // subgroups tells whether the engine can start an exec in a cgroup below the

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -229,8 +230,12 @@ func (n *node) end() {
 	if _, err := os.Stat(n.socket()); err == nil {
 		n.t.Error("the socket is still there")
 	}
-	if names, _ := os.ReadDir(filepath.Join(n.dir, "executor")); len(names) > 0 {
-		n.t.Errorf("libcontainer's state is still there: %v", names)
+	names, _ := filepath.Glob(filepath.Join(n.dir, "executor", "*"))
+	bundles, _ := filepath.Glob(filepath.Join(n.dir, "executor", "bundles", "*"))
+	engines, _ := filepath.Glob(filepath.Join(n.dir, "executor", "engines", "*", "*"))
+	names = slices.DeleteFunc(names, func(name string) bool { return filepath.Base(name) == "bundles" || filepath.Base(name) == "engines" })
+	if names = slices.Concat(names, bundles, engines); len(names) > 0 {
+		n.t.Errorf("state of containers is still there: %v", names)
 	}
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil || bytes.Contains(mounts, []byte(" "+n.dir+"/")) {

@@ -1,0 +1,100 @@
+package executor_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/oci/wire"
+)
+
+// withEngine has Debian's runc run the container.
+func withEngine(req *wire.RunRequest, _ *specs.Spec) { req.Engine = "/usr/sbin/runc" }
+
+// A container that an OCI runtime's program runs is like one that libcontainer runs,
+// through every verb, an upgrade of the executor and its end.
+func TestEngine(t *testing.T) {
+	if _, err := os.Stat("/usr/sbin/runc"); err != nil {
+		t.Skip("needs /usr/sbin/runc: apt-get install runc")
+	}
+	n := start(t)
+	busy := n.run([]string{"count", "-1", "1ms"}, withEngine)
+	tty := n.run([]string{"print", "up", "echo-stdin"}, withEngine, withTTY)
+	tty.says("up")
+	attached := tty.attach(true)
+	attached["stdin"].WriteString("typed\n")
+	tty.says("typed\ntyped\n")
+
+	before := busy.limits()
+	refused := []byte(`{"pids":{"limit":77},"cpu":{"shares":99,"quota":1,"period":100000}}`)
+	n.fails(fault.Invalid, wire.MethodUpdate, wire.UpdateRequest{ID: busy.id, Resources: refused})
+	if after := busy.limits(); after["pids.max"] != before["pids.max"] {
+		t.Errorf("limits were %v, and after an update that was refused %v", before, after)
+	}
+	n.call(wire.MethodUpdate, wire.UpdateRequest{ID: busy.id, Resources: []byte(`{"pids":{"limit":55}}`)}, nil)
+	n.call(wire.MethodUpdate, wire.UpdateRequest{ID: busy.id, Resources: []byte(`{"memory":{"limit":67108864}}`)}, nil)
+	if after := busy.limits(); after["pids.max"] != "55" || !strings.Contains(after["memory.limit_in_bytes"]+after["memory.max"], "67108864") {
+		t.Errorf("limits are %v after two updates", after)
+	}
+
+	// What an exec started ends with it, if the program can do that.
+	killed := busy.exec(wire.ExecRequest{Process: process("fork", "print", "spawned", "sleep", "for-ever")})
+	line(t, killed.files["stdout"])
+	n.call(wire.MethodExecKill, wire.ExecRef{ExecID: killed.ExecID}, nil)
+	if code := killed.wait(); code != 137 {
+		t.Errorf("killed exec ended with %d", code)
+	}
+	dir := busy.reply.Cgroups["pids"]
+	if dir == "" {
+		dir = busy.reply.Cgroups[""]
+	}
+	procs := filepath.Join(dir, "cgroup.procs")
+	eventually(t, func() bool {
+		data, err := os.ReadFile(procs)
+		return err == nil && len(strings.Fields(string(data))) == 1
+	}, "what the killed exec started lives")
+	typed := busy.exec(wire.ExecRequest{Process: process("print", "hello", "exit", "3"), TTY: true, Width: 99, Height: 33})
+	if got := line(t, typed.files["pty"]); got != "hello\r\n" {
+		t.Errorf("exec with a terminal wrote %q", got)
+	}
+	if code := typed.wait(); code != 3 {
+		t.Errorf("exec with a terminal ended with %d", code)
+	}
+
+	raw := n.run([]string{"env", "RAW", "env", "A"}, withEngine, func(req *wire.RunRequest, _ *specs.Spec) { req.Env = [][]byte{[]byte("RAW=\xff\xfe"), []byte("A=b")} })
+	raw.wait()
+	if got := raw.output("stdout"); !strings.Contains(got, "\xff\xfe\nb\n") {
+		t.Errorf("environment is %q", got)
+	}
+
+	bad := n.request([]string{"exit"}, withEngine, func(_ *wire.RunRequest, spec *specs.Spec) { spec.Process.Args = []string{"/nosuch"} })
+	if err := n.fails(nil, wire.MethodRun, bad.req); err != nil && err.Error() != `exec: "/nosuch": stat /nosuch: no such file or directory` {
+		t.Errorf("start of what is not there: %v", err)
+	}
+	wrong := n.request([]string{"exit"}, func(req *wire.RunRequest, _ *specs.Spec) { req.Engine = "/bin/false" })
+	n.fails(nil, wire.MethodRun, wrong.req)
+
+	n.upgrade()
+	if code := busy.exec(wire.ExecRequest{Process: process("exit", "4")}).wait(); code != 4 {
+		t.Errorf("exec after an upgrade: %d", code)
+	}
+	busy.signal(unix.SIGKILL, false)
+	if e := busy.wait(); e.Code != 137 {
+		t.Errorf("exit is %+v", e)
+	}
+	busy.numbered()
+
+	// A crash: the next executor finds the engine in the bundle.
+	n.crash(func() {})
+	tty.adopt()
+	if code := tty.exec(wire.ExecRequest{Process: process("exit", "6")}).wait(); code != 6 {
+		t.Errorf("exec after a crash: %d", code)
+	}
+	busy.delete()
+	raw.delete()
+}
