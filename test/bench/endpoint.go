@@ -101,6 +101,10 @@ func (b *bench) newPod(e *endpoint, net string) *pod {
 		ns.Network, hostname = cri.NamespaceMode_NODE, "" // the node's UTS namespace comes with its network
 	}
 	seccomp := &cri.SecurityProfile{ProfileType: cri.SecurityProfile_RuntimeDefault}
+	ofContainer := &cri.SecurityProfile{ProfileType: cri.SecurityProfile_Unconfined}
+	if b.seccomp {
+		ofContainer = seccomp
+	}
 	return &pod{
 		config: &cri.PodSandboxConfig{
 			Metadata:     &cri.PodSandboxMetadata{Name: "bench-" + strings.ToLower(uid), Namespace: "bench", Uid: uid},
@@ -121,7 +125,7 @@ func (b *bench) newPod(e *endpoint, net string) *pod {
 			LogPath:  "sleep.log",
 			Linux: &cri.LinuxContainerConfig{
 				Resources:       &cri.LinuxContainerResources{CpuShares: 100, OomScoreAdj: 1000},
-				SecurityContext: &cri.LinuxContainerSecurityContext{NamespaceOptions: ns, Seccomp: seccomp},
+				SecurityContext: &cri.LinuxContainerSecurityContext{NamespaceOptions: ns, Seccomp: ofContainer},
 			},
 		},
 	}

@@ -17,8 +17,8 @@
 // lifecycle and throughput run once for each network in -nets: "host" is a pod in the node's network namespace, "bridge" a pod
 // that gets a network from whatever the runtime's CNI configuration says.
 //
-// A pod is what the kubelet would ask for: a PID namespace per container, a log directory, the runtime's default seccomp profile,
-// one container that runs sleep. It is stopped with a grace period of 0, because PID 1 of busybox ignores SIGTERM and waiting
+// A pod is what the kubelet would ask for: a PID namespace per container, a log directory, one container that runs sleep. As with the
+// kubelet the sandbox has the runtime's default seccomp profile, and the container has it with -seccomp-default. A pod is stopped with a grace period of 0, because PID 1 of busybox ignores SIGTERM and waiting
 // for the grace period would measure the clock.
 //
 // A runtime's processes are those with the PIDs given with its endpoint and those of the given executables (shims and monitors that
@@ -49,6 +49,7 @@ type options struct {
 	image        string
 	pullImage    string
 	cgroupParent string
+	seccomp      bool
 	phases       []string
 	nets         []string
 	rounds       int
@@ -92,6 +93,7 @@ func parseFlags(args []string) (options, error) {
 	fs.StringVar(&o.image, "image", "registry.k8s.io/e2e-test-images/busybox:1.29-2", "image of the containers; it needs sleep and true")
 	fs.StringVar(&o.pullImage, "pull-image", "", "image to measure pulls of; none, no pull phase")
 	fs.StringVar(&o.cgroupParent, "cgroup-parent", "/crisp-bench", "cgroup parent of the pods; removed at the end")
+	fs.BoolVar(&o.seccomp, "seccomp-default", false, "the runtime's default seccomp profile for containers too (the kubelet's --seccomp-default)")
 	fs.StringVar(&phases, "phases", strings.Join(allPhases, ","), "phases to run")
 	fs.StringVar(&nets, "nets", "host,bridge", "networks to run lifecycle and throughput with")
 	fs.IntVar(&o.rounds, "rounds", 20, "lifecycle rounds")
