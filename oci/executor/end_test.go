@@ -78,9 +78,7 @@ func TestEndTakesEverything(t *testing.T) {
 	n := start(t)
 	b := n.run([]string{"spawn", "print", "child", "sleep", "for-ever"}, withHostPID)
 	b.wait() // the init ends at once
-	if pids := b.processes(); len(pids) > 0 {
-		t.Errorf("processes %v are left", pids)
-	}
+	b.empties()
 }
 
 // processes lists the container's cgroup.
@@ -91,6 +89,21 @@ func (b *box) processes() []string {
 		all = append(all, strings.Fields(string(data))...)
 	}
 	return all
+}
+
+// empties waits until nothing is in the container's cgroup: a process that was
+// killed takes a moment to leave it.
+func (b *box) empties() {
+	b.t.Helper()
+	pids := b.processes()
+	for range 200 {
+		if len(pids) == 0 {
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+		pids = b.processes()
+	}
+	b.t.Errorf("processes %v are left", pids)
 }
 
 func TestSignalAll(t *testing.T) {
@@ -106,9 +119,7 @@ func TestSignalAll(t *testing.T) {
 	if e := b.wait(); e.Code != 137 {
 		t.Errorf("exit is %+v", e)
 	}
-	if pids := b.processes(); len(pids) > 0 {
-		t.Errorf("processes %v are left", pids)
-	}
+	b.empties()
 }
 
 // A frozen container can be killed.
