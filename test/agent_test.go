@@ -12,42 +12,14 @@ import (
 	"time"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
-
-	"github.com/crisp-cri/crisp/internal/noleaks"
 )
 
 // Pods come up and go while the agent and crispd are killed again and again.
 // Afterwards each container runs exactly once, and later none and nothing else is
 // left: the runtime and its labels are all that a new agent needs.
 func TestAgentKills(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("needs root: it runs containers")
-	}
 	const pods = 6
-	before, err := noleaks.Take(programs...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	n, err := newNode(t.TempDir(), buildOnce(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		n.end(t)
-		before.Check(t, n.mine, programs...)
-	}()
-	config := filepath.Join(n.dir, "crispd.toml")
-	if err := os.WriteFile(config, nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
-	if err := n.start(config, nil); err != nil {
-		t.Fatal(err)
-	}
-	load := exec.Command(filepath.Join(n.binaries.dir, "crisp"), "image", "load", "-i", n.archive)
-	load.Env = append(os.Environ(), "CRISP_RUNTIME_ENDPOINT=unix://"+n.socket)
-	if out, err := load.CombinedOutput(); err != nil {
-		t.Fatalf("crisp image load: %v\n%s", err, out)
-	}
+	n, config := startNode(t)
 	manifests := filepath.Join(n.dir, "manifests")
 	if err := os.Mkdir(manifests, 0o755); err != nil {
 		t.Fatal(err)

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"syscall"
@@ -12,43 +11,19 @@ import (
 	"time"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
-
-	"github.com/crisp-cri/crisp/internal/noleaks"
 )
 
 // A container that writes a numbered line every millisecond loses none and keeps
 // its PID while crispd is killed ten times; one that exits meanwhile has its
 // right exit code and finish time afterwards, and an exec works right after.
 func TestTenKills(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("needs root: it runs containers")
-	}
 	const lines = 5000
-	before, err := noleaks.Take(programs...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	n, err := newNode(t.TempDir(), buildOnce(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		n.end(t)
-		before.Check(t, n.mine, programs...)
-	}()
-	config := filepath.Join(n.dir, "crispd.toml")
-	if err := os.WriteFile(config, nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	n, config := startNode(t)
 	start := func() {
 		t.Helper()
 		if err := n.start(config, nil); err != nil {
 			t.Fatal(err)
 		}
-	}
-	start()
-	if out, err := exec.Command(filepath.Join(n.binaries.dir, "crisp"), "--runtime-endpoint", "unix://"+n.socket, "image", "load", "-i", n.archive).CombinedOutput(); err != nil {
-		t.Fatalf("crisp image load: %v\n%s", err, out)
 	}
 
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)

@@ -22,6 +22,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/internal/noleaks"
 )
 
 // A binaries is where the programs under test are.
@@ -113,6 +115,39 @@ type node struct {
 	marks      map[string]bool   // names by which what is ours can be told in the kernel
 	wiped      bool
 	unmountAll []string // tmpfs mounts that a script asked for
+}
+
+// startNode starts an instance with the test image in it, for a test that is no
+// script. When the test ends, so does the instance, and nothing of it may be left.
+// config is its configuration's path, to start it again with.
+func startNode(t *testing.T) (n *node, config string) {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Skip("needs root: it runs containers")
+	}
+	before, err := noleaks.Take(programs...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n, err = newNode(t.TempDir(), buildOnce(t)); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		n.end(t)
+		before.Check(t, n.mine, programs...)
+	})
+	config = filepath.Join(n.dir, "crispd.toml")
+	if err := os.WriteFile(config, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.start(config, nil); err != nil {
+		t.Fatal(err)
+	}
+	load := exec.Command(filepath.Join(n.binaries.dir, "crisp"), "--runtime-endpoint", "unix://"+n.socket, "image", "load", "-i", n.archive)
+	if out, err := load.CombinedOutput(); err != nil {
+		t.Fatalf("crisp image load: %v\n%s", err, out)
+	}
+	return n, config
 }
 
 func newNode(workdir string, b binaries) (*node, error) {
