@@ -1,0 +1,29 @@
+package telemetry
+
+import (
+	"cmp"
+	"fmt"
+	"net/http"
+	"slices"
+	"text/tabwriter"
+	"time"
+
+	"github.com/crisp-cri/crisp/internal/stage"
+)
+
+// ServeCalls answers with the calls under way, the oldest first, and the stage that
+// each is in: where a node hangs, this is the first thing to look at.
+func (t *Telemetry) ServeCalls(w http.ResponseWriter, _ *http.Request) {
+	var list []*Call
+	t.calls.Range(func(c, _ any) bool {
+		list = append(list, c.(*Call))
+		return true
+	})
+	slices.SortFunc(list, func(a, b *Call) int { return cmp.Compare(a.Begin.UnixNano(), b.Begin.UnixNano()) })
+	out := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
+	fmt.Fprintln(out, "RPC\tFOR\tSTAGE")
+	for _, c := range list {
+		fmt.Fprintf(out, "%s\t%s\t%s\n", c.RPC, time.Since(c.Begin).Round(time.Millisecond), cmp.Or(stage.Open(c.stages.Spans()), "-"))
+	}
+	_ = out.Flush() // the client has gone, or not
+}

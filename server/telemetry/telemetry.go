@@ -1,0 +1,179 @@
+// Package telemetry is what crispd tells of its own work: metrics for Prometheus and
+// traces for a collector that speaks OTLP.
+//
+// Both are made where a call begins and ends, in the server's interceptor, from what
+// package stage recorded of the call; nothing below the server knows of either. What
+// is a state and no event (how many containers run) is asked for at each scrape.
+//
+// The names follow Prometheus' habits: seconds, bytes, _total. Labels have few
+// values: a method, a status code, a stage; never a name or an ID.
+package telemetry
+
+import (
+	"context"
+	"log/slog"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/crisp-cri/crisp/internal/stage"
+)
+
+// Buckets of all histograms, in seconds: a list takes some microseconds, an exec ten
+// milliseconds, a pull minutes.
+var buckets = []float64{.001, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120}
+
+// Options is what a Telemetry is made of.
+type Options struct {
+	Version string
+	Traces  Traces
+	Log     *slog.Logger
+}
+
+// A Telemetry is the metrics and traces of one crispd. A nil one records stages for
+// the log, and tells nobody else.
+type Telemetry struct {
+	log      *slog.Logger
+	version  string
+	registry *prometheus.Registry
+	tracing  atomic.Pointer[tracing] // nil = off
+	calls    sync.Map                // *Call → struct{}: those under way
+
+	rpcs      *prometheus.HistogramVec // rpc, code
+	inFlight  *prometheus.GaugeVec     // rpc
+	stages    *prometheus.HistogramVec // rpc, stage
+	abandoned *prometheus.CounterVec   // rpc, stage
+	pulls     *prometheus.CounterVec   // result
+	pulled    prometheus.Counter
+	ooms      prometheus.Counter
+}
+
+// New makes the metrics, and connects to the collector if there is one; that one may
+// be away, or come later.
+func New(o Options) (*Telemetry, error) {
+	t := &Telemetry{log: o.Log, version: o.Version, registry: prometheus.NewRegistry()}
+	t.rpcs = histogram("crisp_rpc_duration_seconds", "How long calls of CRI took, by method and status code.", "rpc", "code")
+	t.inFlight = prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "crisp_rpc_in_flight", Help: "Calls of CRI under way."}, []string{"rpc"})
+	t.stages = histogram("crisp_stage_duration_seconds", "How long the stages of calls took: cni is ADD in RunPodSandbox and DEL in StopPodSandbox, cni.NAME one plugin.", "rpc", "stage")
+	t.abandoned = counters("crisp_rpc_abandoned_total", "Calls whose client left, by the stage that they were in.", "rpc", "stage")
+	t.pulls = counters("crisp_image_pulls_total", "Pulls of images by their end: success, or why there was none.", "result")
+	t.pulled = prometheus.NewCounter(prometheus.CounterOpts{Name: "crisp_image_pulled_bytes_total", Help: "Compressed bytes of layers that pulls have read."})
+	t.ooms = prometheus.NewCounter(prometheus.CounterOpts{Name: "crisp_container_oom_events_total", Help: "Kills for want of memory within containers."})
+	build := prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "crisp_build_info", Help: "Always 1; the label is the version.", ConstLabels: prometheus.Labels{"version": o.Version}},
+		func() float64 { return 1 })
+	for _, c := range []prometheus.Collector{
+		t.rpcs, t.inFlight, t.stages, t.abandoned, t.pulls, t.pulled, t.ooms, build,
+		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+	} {
+		if err := t.registry.Register(c); err != nil {
+			return nil, err
+		}
+	}
+	return t, t.Trace(o.Traces)
+}
+
+func histogram(name, help string, labels ...string) *prometheus.HistogramVec {
+	return prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets}, labels)
+}
+
+func counters(name, help string, labels ...string) *prometheus.CounterVec {
+	return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
+}
+
+// Handler answers scrapes.
+func (t *Telemetry) Handler() http.Handler {
+	return promhttp.HandlerFor(t.registry, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError})
+}
+
+// OOM counts one kill for want of memory.
+func (t *Telemetry) OOM() {
+	if t != nil {
+		t.ooms.Inc()
+	}
+}
+
+// Close sends what spans are left.
+func (t *Telemetry) Close() error {
+	if t == nil {
+		return nil
+	}
+	return t.Trace(Traces{})
+}
+
+// A Call is one RPC under way.
+type Call struct {
+	RPC   string
+	Begin time.Time
+
+	t      *Telemetry
+	stages *stage.Log
+	span   *span // nil = not traced
+}
+
+// Begin is called when an RPC begins. The stages that it enters with the context are
+// the call's.
+func (t *Telemetry) Begin(ctx context.Context, rpc string) (context.Context, *Call) {
+	c := &Call{RPC: rpc, Begin: time.Now(), t: t}
+	var observe stage.Observer
+	if t != nil {
+		t.inFlight.WithLabelValues(rpc).Inc()
+		observe = func(name string, took time.Duration) {
+			t.stages.WithLabelValues(rpc, name).Observe(took.Seconds())
+		}
+		ctx, c.span = t.tracing.Load().begin(ctx, rpc)
+	}
+	ctx, c.stages = stage.With(ctx, observe)
+	if t != nil {
+		t.calls.Store(c, struct{}{})
+	}
+	return ctx, c
+}
+
+// TraceID is the trace that the call belongs to, "" if it is not recorded.
+func (c *Call) TraceID() string { return c.span.traceID() }
+
+// An Outcome is how a call ended.
+type Outcome struct {
+	Code   string // of gRPC: "OK", "NotFound"
+	Err    error
+	Attrs  []any  // as for slog: what the call was about
+	Result string // of a pull: success, or why not
+}
+
+// End is called when the RPC has ended; it returns what took the time.
+func (c *Call) End(o Outcome) (took time.Duration, shares []stage.Share) {
+	end := time.Now()
+	took = end.Sub(c.Begin)
+	open := stage.Open(c.stages.Spans()) // before Stop: it is where the caller left
+	c.stages.Stop()
+	spans := c.stages.Spans()
+	shares = stage.Shares(spans, c.Begin, end)
+	if c.t == nil {
+		return took, shares
+	}
+	c.t.calls.Delete(c)
+	c.t.inFlight.WithLabelValues(c.RPC).Dec()
+	c.t.rpcs.WithLabelValues(c.RPC, o.Code).Observe(took.Seconds())
+	if o.Code == "DeadlineExceeded" || o.Code == "Canceled" {
+		c.t.abandoned.WithLabelValues(c.RPC, open).Inc()
+	}
+	if o.Result != "" {
+		c.t.pulls.WithLabelValues(o.Result).Inc()
+	}
+	if c.RPC == "PullImage" {
+		c.t.pulled.Add(float64(c.stages.Counted(Bytes)))
+	}
+	c.span.end(o, spans, c.Begin, end)
+	return took, shares
+}
+
+// Bytes is what a pull counts.
+const Bytes = "bytes"
+
+// Counted is how many bytes, say, the call has counted.
+func (c *Call) Counted(name string) int64 { return c.stages.Counted(name) }

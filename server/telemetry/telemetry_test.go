@@ -1,0 +1,148 @@
+package telemetry_test
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"net/http/httptest"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc"
+
+	"github.com/crisp-cri/crisp/internal/stage"
+	"github.com/crisp-cri/crisp/server/telemetry"
+)
+
+func newTelemetry(t *testing.T) *telemetry.Telemetry {
+	t.Helper()
+	tel, err := telemetry.New(telemetry.Options{Version: "1.2.3", Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tel
+}
+
+func scrape(tel *telemetry.Telemetry) string {
+	w := httptest.NewRecorder()
+	tel.Handler().ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
+	return w.Body.String()
+}
+
+// Pulls are counted by how they ended and by what they read; a call by its code, and
+// while it goes on by where it is.
+func TestMetrics(t *testing.T) {
+	tel := newTelemetry(t)
+	tel.Watch(func() telemetry.State {
+		return telemetry.State{Containers: map[string]int{"running": 3}, Sandboxes: map[string]int{"ready": 2}, Streams: 1, ExecutorRestarts: 4, EventsDropped: 5}
+	})
+	for result, err := range map[string]error{"success": nil, "RegistryUnavailable": errors.New("x"), "NotFound": errors.New("y")} {
+		ctx, call := tel.Begin(t.Context(), "PullImage")
+		stage.Next(ctx, "layers")
+		stage.Count(ctx, telemetry.Bytes, 1000)
+		call.End(telemetry.Outcome{Code: "Unknown", Err: err, Result: result})
+	}
+	tel.OOM()
+	ctx, going := tel.Begin(t.Context(), "RunPodSandbox")
+	stage.Next(ctx, "cni")
+	got := scrape(tel)
+	for _, want := range []string{
+		`crisp_image_pulls_total{result="success"} 1`, `crisp_image_pulls_total{result="RegistryUnavailable"} 1`,
+		`crisp_image_pulled_bytes_total 3000`, `crisp_rpc_duration_seconds_count{code="Unknown",rpc="PullImage"} 3`,
+		`crisp_stage_duration_seconds_count{rpc="PullImage",stage="layers"} 3`, `crisp_rpc_in_flight{rpc="RunPodSandbox"} 1`,
+		`crisp_rpc_in_flight{rpc="PullImage"} 0`, `crisp_containers{state="running"} 3`, `crisp_sandboxes{state="ready"} 2`,
+		`crisp_streaming_sessions 1`, `crisp_executor_restarts_total 4`, `crisp_event_subscribers_dropped_total 5`,
+		`crisp_container_oom_events_total 1`, `crisp_build_info{version="1.2.3"} 1`, `go_goroutines`,
+	} {
+		if !strings.Contains(got, want) {
+			t.Errorf("no %s", want)
+		}
+	}
+	w := httptest.NewRecorder()
+	tel.ServeCalls(w, nil)
+	if lines := strings.Split(strings.TrimSpace(w.Body.String()), "\n"); len(lines) != 2 || !strings.HasPrefix(lines[1], "RunPodSandbox") || !strings.HasSuffix(lines[1], "cni") {
+		t.Errorf("calls under way: %q", lines)
+	}
+	going.End(telemetry.Outcome{Code: "DeadlineExceeded", Err: context.DeadlineExceeded})
+	if want := `crisp_rpc_abandoned_total{rpc="RunPodSandbox",stage="cni"} 1`; !strings.Contains(scrape(tel), want) {
+		t.Errorf("no %s", want)
+	}
+}
+
+// Without telemetry the log still gets its stages.
+func TestNone(t *testing.T) {
+	var tel *telemetry.Telemetry
+	ctx, call := tel.Begin(t.Context(), "RunPodSandbox")
+	stage.Next(ctx, "cni")
+	_, shares := call.End(telemetry.Outcome{Code: "OK"})
+	if len(shares) != 1 || shares[0].Name != "cni" || call.TraceID() != "" {
+		t.Errorf("%v, %q", shares, call.TraceID())
+	}
+	tel.OOM()
+	tel.Watch(nil)
+	if err := tel.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// The collector may be a unix socket.
+func TestTraceToUnixSocket(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "otlp.sock")
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	called := make(chan string, 10)
+	collector := grpc.NewServer(grpc.UnknownServiceHandler(func(_ any, s grpc.ServerStream) error {
+		method, _ := grpc.MethodFromServerStream(s)
+		called <- method
+		return errors.New("heard enough")
+	}))
+	go collector.Serve(l)
+	defer collector.Stop()
+	tel := newTelemetry(t)
+	if err := tel.Trace(telemetry.Traces{Endpoint: "unix://" + path, PerMillion: 1000000}); err != nil {
+		t.Fatal(err)
+	}
+	_, call := tel.Begin(t.Context(), "Version")
+	call.End(telemetry.Outcome{Code: "OK"})
+	if err := tel.Close(); err != nil {
+		t.Logf("the collector said: %v", err)
+	}
+	select {
+	case method := <-called:
+		if !strings.HasSuffix(method, "TraceService/Export") {
+			t.Errorf("%s was called", method)
+		}
+	default:
+		t.Error("nothing came")
+	}
+}
+
+// A collector can come and go while crispd runs; one that is not there costs nothing
+// but its spans.
+func TestTraceComesAndGoes(t *testing.T) {
+	tel := newTelemetry(t)
+	if _, call := tel.Begin(t.Context(), "Version"); call.TraceID() != "" {
+		t.Error("it is traced with no collector")
+	}
+	if err := tel.Trace(telemetry.Traces{Endpoint: "unix:///does/not/exist", PerMillion: 1000000}); err != nil {
+		t.Fatal(err)
+	}
+	_, call := tel.Begin(t.Context(), "Version")
+	if len(call.TraceID()) != 32 {
+		t.Errorf("trace %q", call.TraceID())
+	}
+	call.End(telemetry.Outcome{Code: "OK"})
+	if err := tel.Trace(telemetry.Traces{Endpoint: "127.0.0.1:1"}); err != nil {
+		t.Logf("the last spans: %v", err) // nobody was there to take them
+	}
+	if _, call := tel.Begin(t.Context(), "Version"); call.TraceID() != "" {
+		t.Error("a call that nobody samples is traced")
+	}
+	if err := tel.Close(); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,199 @@
+package telemetry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracegrpc"
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/sdk/resource"
+	sdk "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/trace"
+	"google.golang.org/grpc/metadata"
+
+	"github.com/crisp-cri/crisp/internal/stage"
+)
+
+// flushTime bounds how long an ending crispd waits for the collector.
+const flushTime = 2 * time.Second
+
+// complaintEvery is how often it is said that the collector does not answer.
+const complaintEvery = 10 * time.Minute
+
+// Traces says which calls are traced and where to.
+type Traces struct {
+	// Endpoint is the collector: "host:port" or "http://host:port" for gRPC in the
+	// clear, "https://host:port", or "unix:///path". "" is none: nothing is traced.
+	Endpoint string
+	// PerMillion is how many calls of a million begin a trace. One that belongs to
+	// its caller's trace does as its caller: the kubelet decides for its own.
+	PerMillion int
+}
+
+// tracing is a Traces in force. A nil one is off.
+type tracing struct {
+	provider *sdk.TracerProvider
+	tracer   trace.Tracer
+}
+
+// Trace makes the traces go where o says from now on.
+func (t *Telemetry) Trace(o Traces) error {
+	var next *tracing
+	if o.Endpoint != "" {
+		var err error
+		if next, err = newTracing(o, t.version, t.log); err != nil {
+			return err
+		}
+	}
+	old := t.tracing.Swap(next)
+	if old == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), flushTime)
+	defer cancel()
+	if err := old.provider.Shutdown(ctx); err != nil && !errors.Is(err, context.DeadlineExceeded) {
+		return fmt.Errorf("send the last spans: %w", err)
+	}
+	return nil
+}
+
+func newTracing(o Traces, version string, log *slog.Logger) (*tracing, error) {
+	url := o.Endpoint
+	if strings.HasPrefix(url, "unix:") {
+		// OTLP's own URLs know no unix sockets; the option for host:port hands its
+		// text to gRPC, which does.
+		return tracingTo(o, version, log, otlptracegrpc.WithEndpoint(url), otlptracegrpc.WithInsecure())
+	}
+	if !strings.Contains(url, "://") {
+		url = "http://" + url
+	}
+	return tracingTo(o, version, log, otlptracegrpc.WithEndpointURL(url))
+}
+
+func tracingTo(o Traces, version string, log *slog.Logger, where ...otlptracegrpc.Option) (*tracing, error) {
+	exporter, err := otlptracegrpc.New(context.Background(), where...)
+	if err != nil {
+		return nil, fmt.Errorf("send traces to %s: %w", o.Endpoint, err)
+	}
+	otel.SetErrorHandler(complain(log))
+	provider := sdk.NewTracerProvider(
+		sdk.WithBatcher(exporter),
+		sdk.WithSampler(sdk.ParentBased(sdk.TraceIDRatioBased(float64(o.PerMillion)/1e6))),
+		sdk.WithResource(resource.NewSchemaless(
+			attribute.String("service.name", "crispd"), attribute.String("service.version", version))),
+	)
+	return &tracing{provider, provider.Tracer("github.com/crisp-cri/crisp")}, nil
+}
+
+// complain makes a line of what goes wrong with the collector, and not of each time.
+func complain(log *slog.Logger) otel.ErrorHandlerFunc {
+	var last atomic.Int64
+	return func(err error) {
+		now := time.Now().UnixNano()
+		if before := last.Load(); now-before > int64(complaintEvery) && last.CompareAndSwap(before, now) {
+			log.Warn("spans were not sent", "err", err)
+		}
+	}
+}
+
+// span is the span of one call. A nil one is none.
+type span struct {
+	tracer trace.Tracer
+	ctx    context.Context
+	span   trace.Span
+}
+
+// begin begins the span of a call, which belongs to the trace of its caller if the
+// caller says so, as W3C Trace Context has it.
+func (t *tracing) begin(ctx context.Context, rpc string) (context.Context, *span) {
+	if t == nil {
+		return ctx, nil
+	}
+	md, _ := metadata.FromIncomingContext(ctx)
+	ctx = propagation.TraceContext{}.Extract(ctx, carrier(md))
+	ctx, sp := t.tracer.Start(ctx, rpc, trace.WithSpanKind(trace.SpanKindServer))
+	if !sp.IsRecording() {
+		return ctx, nil
+	}
+	return ctx, &span{t.tracer, ctx, sp}
+}
+
+func (s *span) traceID() string {
+	if s == nil {
+		return ""
+	}
+	return s.span.SpanContext().TraceID().String()
+}
+
+// end gives the span its stages as children, their parts as grandchildren.
+func (s *span) end(o Outcome, spans []stage.Span, begin, end time.Time) {
+	if s == nil {
+		return
+	}
+	parent := s.ctx
+	for _, st := range spans {
+		from, to := st.Begin, st.End
+		if to.IsZero() {
+			to = end
+		}
+		under := s.ctx
+		if st.Part {
+			under = parent
+		}
+		ctx, child := s.tracer.Start(under, st.Name, trace.WithTimestamp(from))
+		child.End(trace.WithTimestamp(to))
+		if !st.Part {
+			parent = ctx
+		}
+	}
+	s.span.SetAttributes(attribute.String("rpc.system", "grpc"), attribute.String("rpc.grpc.status", o.Code))
+	s.span.SetAttributes(attributes(o.Attrs)...)
+	if o.Err != nil {
+		s.span.SetStatus(codes.Error, o.Err.Error())
+	}
+	s.span.End(trace.WithTimestamp(end))
+}
+
+// attributes makes the log's pairs attributes of a span.
+func attributes(pairs []any) []attribute.KeyValue {
+	var list []attribute.KeyValue
+	for i := 0; i+1 < len(pairs); i += 2 {
+		key, ok := pairs[i].(string)
+		value, is := pairs[i+1].(string)
+		if ok && is {
+			list = append(list, attribute.String(key, value))
+		}
+	}
+	return list
+}
+
+// carrier reads the trace context from the metadata of a call.
+type carrier metadata.MD
+
+// Get implements propagation.TextMapCarrier.
+func (c carrier) Get(key string) string {
+	if v := metadata.MD(c).Get(key); len(v) > 0 {
+		return v[0]
+	}
+	return ""
+}
+
+// Set implements propagation.TextMapCarrier; nothing is ever set.
+func (carrier) Set(string, string) {}
+
+// Keys implements propagation.TextMapCarrier.
+func (c carrier) Keys() []string {
+	list := make([]string, 0, len(c))
+	for k := range c {
+		list = append(list, k)
+	}
+	return list
+}
