@@ -1,0 +1,71 @@
+package apparmor
+
+import (
+	"fmt"
+	"strings"
+)
+
+// text is the default profile, in the language of apparmor.d(5); NAME becomes
+// the profile's name.
+//
+// It leaves to a container what the container's namespaces, capabilities,
+// seccomp filter and user leave it, and takes away what reaches beyond the
+// container even so: mounts, and the kernel's switches in /proc and /sys. A
+// process of the container may trace and signal only its own like.
+//
+// "deny" wins over what is allowed, so files that stay writable among others that
+// do not are carved out letter by letter: apparmor.d(5) has no "but".
+//
+// There is no abi line on purpose: then the parser compiles for what it has always
+// mediated, and a newer kernel does not refuse what this text cannot name.
+const text = `
+profile NAME flags=(attach_disconnected,mediate_deleted) {
+  file,
+  network,
+  capability,
+  umount,
+
+  # Whoever is not confined may signal the container: crispd's executor, an
+  # administrator. OCI runtimes have profiles of their own on some systems.
+  signal (receive) peer=unconfined,
+  signal (receive) peer={runc,crun,youki},
+  signal (receive) peer={/usr,/usr/local}/{bin,sbin,libexec/crisp}/{crispd,crisp-executor,runc,crun},
+  signal (send,receive) peer=NAME,
+  ptrace (trace,tracedby,read,readby) peer=NAME,
+
+  deny mount,
+
+  # The kernel's memory, and its emergency keys.
+  deny /proc/{kcore,kmem,mem,sysrq-trigger} rwlkx,
+  # What lies in /proc itself, and its directories that belong to the machine.
+  deny /proc/* wl,
+  deny /proc/{acpi,asound,bus,driver,dynamic_debug,fs,irq,scsi,tty}/** wl,
+  # Of the kernel's parameters those stay that a namespace has its own of: all
+  # of net, message queues in fs, and of kernel domainname, hostname, msg*, sem*
+  # and shm*.
+  deny /proc/sys/{abi,crypto,debug,dev,sunrpc,user,vm,xen}/** wl,
+  deny /proc/sys/fs/{[^m],m[^q]}** wl,
+  deny /proc/sys/kernel/{[^dhms],d[^o],h[^o],m[^s],s[^eh]}** wl,
+  deny /proc/sys/kernel/{do[^m],ho[^s],ms[^g],se[^m],sh[^m]}** wl,
+
+  # Of /sys only the control groups can be written.
+  deny /sys/{[^f],f[^s]}** wlk,
+  deny /sys/fs/{[^c],c[^g]}** wlk,
+  # What tells secrets of the machine.
+  deny /sys/firmware/{,**} rwlkx,
+  deny /sys/kernel/{debug,security,tracing}/{,**} rwlkx,
+}
+`
+
+// profile returns the default profile's source under a name.
+func profile(name string) (string, error) {
+	if name == "" || strings.ContainsFunc(name, func(r rune) bool { return !plain(r) }) {
+		return "", fmt.Errorf("%q is no name for an AppArmor profile", name)
+	}
+	return strings.ReplaceAll(text, "NAME", name), nil
+}
+
+// plain tells whether r needs no quotes in apparmor.d(5).
+func plain(r rune) bool {
+	return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '-' || r == '_' || r == '.'
+}
