@@ -1,0 +1,152 @@
+package selinux
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+
+	"github.com/opencontainers/selinux/go-selinux"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+)
+
+// Options are what CRI lets a pod or a container choose: the parts of a label,
+// "" = not chosen.
+type Options struct {
+	User, Role, Type, Level string
+}
+
+func (o Options) apply(c selinux.Context) {
+	for part, value := range map[string]string{"user": o.User, "role": o.Role, "type": o.Type, "level": o.Level} {
+		if value != "" {
+			c[part] = value
+		}
+	}
+}
+
+// categories is how many there are by convention, c0 to c1023.
+const categories = 1024
+
+// Pod returns the labels of a pod and keeps its level, for it alone unless the
+// options name one, until Release. host says that it uses the host's PID or IPC
+// namespace. What the policy does not know is fault.Invalid.
+func (p *Policy) Pod(id string, o Options, host bool) (Labels, error) {
+	if p == nil || o == (Options{}) && (host || p.process == nil) {
+		return Labels{}, nil
+	}
+	if o.Level == "" && p.process != nil {
+		level, err := p.reserve(id)
+		if err != nil {
+			return Labels{}, err
+		}
+		o.Level = level
+	}
+	l, err := p.compose(Labels{}, o)
+	if err != nil {
+		p.Release(id)
+		return Labels{}, err
+	}
+	p.Keep(id, l)
+	return l, nil
+}
+
+// Container returns the labels of a container in a pod that has the labels pod.
+func (p *Policy) Container(pod Labels, o Options, privileged bool) (l Labels, err error) {
+	if p == nil {
+		return Labels{}, nil
+	}
+	l = pod
+	if o != (Options{}) {
+		if l, err = p.compose(pod, o); err != nil {
+			return Labels{}, err
+		}
+	}
+	// CRI, of privileged mode: "SELinux restrictions are not applied". Options that
+	// make no sense are an error even so.
+	if privileged {
+		l.Process = ""
+	}
+	return l, nil
+}
+
+// compose changes base, or where it is empty the policy's labels, as options say.
+// The type is the process's: files keep the one that all containers may use.
+func (p *Policy) compose(base Labels, o Options) (Labels, error) {
+	process, file := maps.Clone(p.process), maps.Clone(p.file)
+	for _, b := range []struct {
+		label string
+		to    *selinux.Context
+	}{{base.Process, &process}, {base.Mount, &file}} {
+		if b.label == "" {
+			continue
+		}
+		c, err := selinux.NewContext(b.label)
+		if err != nil {
+			return Labels{}, fmt.Errorf("SELinux label %s: %w", b.label, err)
+		}
+		*b.to = c
+	}
+	if process == nil {
+		process = selinux.Context{}
+	}
+	o.apply(process)
+	if process["user"] == "" || process["role"] == "" || process["type"] == "" {
+		return Labels{}, fault.Invalid.Errorf("SELinux label of %s: the policy has no label for containers that could complete it", describe(process))
+	}
+	l := Labels{Process: process.Get()}
+	if file != nil {
+		Options{User: o.User, Level: o.Level}.apply(file)
+		l.Mount = file.Get()
+	}
+	return p.check(l)
+}
+
+// reserve gives a pod a level that no other one has.
+func (p *Policy) reserve(id string) (string, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if level, ok := p.levels[id]; ok {
+		return level, nil
+	}
+	used := make(map[string]bool, len(p.levels))
+	for _, level := range p.levels {
+		used[level] = true
+	}
+	// Half a million pairs: the first try is free, but for a wonder.
+	for range 1000 {
+		a, b := rand.IntN(categories), rand.IntN(categories)
+		if a == b {
+			continue
+		}
+		level := fmt.Sprintf("%s:c%d,c%d", p.process["level"], min(a, b), max(a, b))
+		if !used[level] {
+			p.levels[id] = level
+			return level, nil
+		}
+	}
+	return "", fault.Unavailable.Errorf("no SELinux level is free for sandbox %s: %d are in use", id, len(used))
+}
+
+// Keep keeps the level of a pod that has labels already.
+func (p *Policy) Keep(id string, l Labels) {
+	if p == nil || l.Process == "" {
+		return
+	}
+	c, err := selinux.NewContext(l.Process)
+	if err != nil {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.levels[id] = c["level"]
+}
+
+// Release lets others have the pod's level. Repeating it does no harm.
+func (p *Policy) Release(id string) {
+	if p == nil {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.levels, id)
+}

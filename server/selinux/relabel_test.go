@@ -1,0 +1,143 @@
+package selinux
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+)
+
+const want = "system_u:object_r:container_file_t:s0:c1,c2"
+
+// tree makes a volume with a symlink that leads out of it to outside.
+func tree(t *testing.T) (dir, outside string) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: labels are in security.selinux")
+	}
+	dir, outside = t.TempDir(), filepath.Join(t.TempDir(), "outside")
+	err := errors.Join(
+		os.MkdirAll(filepath.Join(dir, "a", "b"), 0o755), os.WriteFile(filepath.Join(dir, "a", "b", "f"), nil, 0o644),
+		os.WriteFile(outside, nil, 0o644), os.Symlink(outside, filepath.Join(dir, "a", "out")),
+		os.Symlink("/nowhere", filepath.Join(dir, "a", "dangling")), unix.Mkfifo(filepath.Join(dir, "pipe"), 0o644))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Lsetxattr(outside, xattr, []byte("u:r:untouched_t:s0"), 0); err != nil {
+		t.Skip("the file system has no labels: ", err)
+	}
+	return dir, outside
+}
+
+func labelOf(t *testing.T, path string) string {
+	t.Helper()
+	buf := make([]byte, 256)
+	n, err := unix.Lgetxattr(path, xattr, buf)
+	if err != nil {
+		return "none: " + err.Error()
+	}
+	return strings.TrimRight(string(buf[:n]), "\x00")
+}
+
+func always() error { return nil }
+
+func TestRelabel(t *testing.T) {
+	dir, outside := tree(t)
+	if err := Relabel(t.Context(), dir, want, always); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{".", "a", "a/b", "a/b/f", "a/out", "a/dangling", "pipe"} {
+		if got := labelOf(t, filepath.Join(dir, name)); got != want {
+			t.Errorf("%s has label %s", name, got)
+		}
+	}
+	if got := labelOf(t, outside); got != "u:r:untouched_t:s0" {
+		t.Errorf("what a symlink leads to has label %s", got)
+	}
+
+	// A volume whose top is right is not walked through.
+	inner := filepath.Join(dir, "a", "b", "f")
+	if err := unix.Lsetxattr(inner, xattr, []byte("u:r:inner_t:s0"), 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := Relabel(t.Context(), dir, want, func() error { return errors.New("walked") }); err != nil {
+		t.Fatal(err)
+	}
+	if got := labelOf(t, inner); got != "u:r:inner_t:s0" {
+		t.Errorf("a volume with the right label was relabelled: a file has %s", got)
+	}
+
+	// A single file is a volume too.
+	if err := Relabel(t.Context(), outside, want, always); err != nil || labelOf(t, outside) != want {
+		t.Errorf("a file: %v, label %s", err, labelOf(t, outside))
+	}
+}
+
+// What is interrupted must be done again: the top tells that it was not finished.
+func TestRelabelInterrupted(t *testing.T) {
+	dir, _ := tree(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := Relabel(ctx, dir, want, always); !errors.Is(err, context.Canceled) {
+		t.Errorf("with a context that ended: %v", err)
+	}
+	gone := errors.New("the sandbox is gone")
+	asked := 0
+	err := Relabel(t.Context(), dir, want, func() error {
+		if asked++; asked > 2 {
+			return gone
+		}
+		return nil
+	})
+	if !errors.Is(err, gone) {
+		t.Errorf("for a sandbox that ended: %v", err)
+	}
+	if got := labelOf(t, dir); got == want {
+		t.Error("the top has the label of a walk that did not end")
+	}
+	if err := Relabel(t.Context(), dir, want, always); err != nil || labelOf(t, dir) != want || labelOf(t, dir+"/a/b/f") != want {
+		t.Errorf("the second walk: %v", err)
+	}
+}
+
+// Whoever owns a volume may make it as deep as he likes.
+func TestRelabelDeep(t *testing.T) {
+	dir, _ := tree(t)
+	fd, err := unix.Open(dir, unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range maxDepth + 10 {
+		name := strconv.Itoa(i % 10)
+		if err := unix.Mkdirat(fd, name, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		next, err := unix.Openat(fd, name, unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		unix.Close(fd)
+		if err != nil {
+			t.Fatal(err)
+		}
+		fd = next
+	}
+	unix.Close(fd)
+	if err := Relabel(t.Context(), dir, want, always); !errors.Is(err, fault.Invalid) {
+		t.Errorf("error %v, want an invalid request", err)
+	}
+}
+
+func TestRefuse(t *testing.T) {
+	for path, ok := range map[string]bool{
+		"/": false, "/usr": false, "/usr/": false, "/etc/.": false, "/proc/1/root": false, "/sys/fs/cgroup": false, "/var/lib": false,
+		"/var/lib/kubelet/pods/x/volumes/y": true, "/data": true, "/home/me/data": true, "/sysdata": true,
+	} {
+		if err := Refuse(path); (err == nil) != ok || err != nil && !errors.Is(err, fault.Invalid) {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+}

@@ -1,0 +1,121 @@
+// Package selinux gives pods and containers their SELinux labels, and relabels
+// what is mounted into them.
+//
+// A label is user:role:type:level. Which user, role and type containers have is
+// the policy's business: its file lxc_contexts says so for every runtime
+// (selinux_lxc_contexts(5)). The level is ours: two categories that no other pod
+// of the node has, so that pods are kept apart though their types are the same.
+// All containers of a pod share it, and so the pod's files.
+//
+//	container        process label                       mount label
+//	plain            the pod's                           the pod's: context= of the root file system
+//	with options     the pod's, changed by them          the pod's, with their user and level
+//	privileged       none: the policy's transition       the pod's
+//	host PID or IPC  none, and no mount label, unless the pod's options name one
+//
+// None means that the kernel decides, from crisp-executor's own label: a policy
+// made for containers makes spc_t of it. The processes of such a pod share with
+// the host what labels would keep apart.
+//
+// On a host without SELinux there is no Policy: its methods do nothing on nil, and
+// options have no effect.
+package selinux
+
+import (
+	"fmt"
+	"strings"
+	"sync"
+
+	"github.com/opencontainers/selinux/go-selinux"
+	"github.com/opencontainers/selinux/go-selinux/label"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+)
+
+// Labels are what a pod or a container gets; "" leaves it to the policy.
+type Labels struct {
+	Process string `json:",omitempty"` // of its processes
+	Mount   string `json:",omitempty"` // of its root file system and of the files it may change
+}
+
+// A Policy is the loaded SELinux policy, and the levels that are given out.
+type Policy struct {
+	process, file selinux.Context // of containers, level and all; nil = the policy has none
+	canonical     func(label string) (string, error)
+
+	mu     sync.Mutex
+	levels map[string]string // pod → its level
+}
+
+// Open looks at the policy of this host; nil where SELinux is off. An error says
+// that the policy knows no containers: the Policy that comes with it labels only
+// what asks for a whole label.
+func Open() (*Policy, error) {
+	if !selinux.GetEnabled() {
+		return nil, nil
+	}
+	process, file, err := label.InitLabels(nil)
+	if err != nil {
+		return New("", "", selinux.CanonicalizeContext), err
+	}
+	selinux.ReleaseLabel(process) // levels are given out here, not by the library
+	p := New(process, file, selinux.CanonicalizeContext)
+	if p.process == nil {
+		return p, fault.Unavailable.Errorf("the SELinux policy has no labels for containers in its lxc_contexts")
+	}
+	for _, c := range []selinux.Context{p.process, p.file} {
+		if _, err := p.canonical(c.Get()); err != nil {
+			p.process, p.file = nil, nil
+			return p, fault.Unavailable.Errorf("the loaded SELinux policy does not know %s, which its lxc_contexts names for containers: %w", c["type"], err)
+		}
+	}
+	return p, nil
+}
+
+// New is Open for labels and a kernel of the caller's choice: canonical returns a
+// label as the kernel writes it, or an error. Labels that are "" are not there.
+func New(process, file string, canonical func(string) (string, error)) *Policy {
+	p := &Policy{canonical: canonical, levels: map[string]string{}}
+	if process != "" && file != "" {
+		p.process, p.file = bare(process), bare(file)
+	}
+	return p
+}
+
+// bare is a label without categories.
+func bare(label string) selinux.Context {
+	c, err := selinux.NewContext(label)
+	if err != nil {
+		return nil
+	}
+	c["level"], _, _ = strings.Cut(c["level"], ":")
+	return c
+}
+
+// Shared is the label of files that all containers may read; "" without a policy.
+func (p *Policy) Shared() string {
+	if p == nil || p.file == nil {
+		return ""
+	}
+	return p.file.Get()
+}
+
+// check returns the labels as the kernel writes them, so that they can be compared.
+func (p *Policy) check(l Labels) (Labels, error) {
+	for _, s := range []*string{&l.Process, &l.Mount} {
+		if *s == "" {
+			continue
+		}
+		c, err := p.canonical(*s)
+		if err != nil {
+			return Labels{}, fault.Invalid.Errorf("SELinux label %s: the loaded policy does not know it: %w", *s, err)
+		}
+		*s = strings.TrimRight(c, "\x00")
+	}
+	return l, nil
+}
+
+// describe writes a label's parts for an error.
+func describe(c selinux.Context) string {
+	return fmt.Sprintf("user %q, role %q, type %q, level %q", c["user"], c["role"], c["type"], c["level"])
+}
