@@ -20,6 +20,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"sync"
 )
 
 // A Manager keeps the records below one directory. Its methods may be called
@@ -29,6 +30,7 @@ type Manager struct {
 	bootID string
 	boot   Boot
 	log    *slog.Logger
+	kinds  sync.Map // directories of kinds whose names are on disk
 }
 
 // Open makes dir if it is not there (mode 0700) and tells from <dir>/boot.json

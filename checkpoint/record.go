@@ -41,19 +41,33 @@ func (m *Manager) Save(kind, id string, v any) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return fmt.Errorf("save record %s/%s: %w", kind, id, err)
 	}
-	if err := atomicfile.Write(path, data, 0o600); err != nil {
+	named := make(chan error, 1)
+	if first {
+		go func() { named <- m.syncNames(dir) }() // beside the record's own syncs
+	} else {
+		named <- nil
+	}
+	err = atomicfile.Write(path, data, 0o600)
+	if err := errors.Join(err, <-named); err != nil {
 		return fmt.Errorf("save record %s/%s: %w", kind, id, err)
 	}
-	if !first {
+	return nil
+}
+
+// syncNames makes the directory of a first record durable, and once the kind's, be
+// they made by us or by their owner.
+func (m *Manager) syncNames(dir string) error {
+	kind := filepath.Dir(dir)
+	if err := atomicfile.SyncDir(kind); err != nil {
+		return err
+	}
+	if _, ok := m.kinds.Load(kind); ok {
 		return nil
 	}
-	// The directory may be new as well, and the kind's, be it made by us or by
-	// their owner.
-	for _, parent := range []string{filepath.Dir(dir), m.dir} {
-		if err := atomicfile.SyncDir(parent); err != nil {
-			return fmt.Errorf("save record %s/%s: %w", kind, id, err)
-		}
+	if err := atomicfile.SyncDir(m.dir); err != nil {
+		return err
 	}
+	m.kinds.Store(kind, true)
 	return nil
 }
 
