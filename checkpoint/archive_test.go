@@ -1,0 +1,283 @@
+package checkpoint
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/klauspost/compress/zstd"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+)
+
+// sample is the directory of a checkpoint.
+func sample(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	if err := os.Mkdir(filepath.Join(dir, Images), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range map[string]string{
+		Images + "/inventory.img": "criu", Images + "/pages-1.img": strings.Repeat("page", 5000), DumpLog: "log", RootFSDiff: "diff",
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := errors.Join(Write(dir, ConfigDump, Container{ID: "1", RootfsImageName: "busybox"}), Write(dir, SpecDump, map[string]string{"ociVersion": "1"})); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+func file(t *testing.T, path ...string) string {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(path...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}
+
+// What is packed comes out again, plain or compressed; what is of no use for a
+// restore stays behind.
+func TestArchiveRoundTrip(t *testing.T) {
+	from := sample(t)
+	archive := filepath.Join(t.TempDir(), "c.tar")
+	for range 2 { // the second replaces the first
+		if err := Pack(t.Context(), from, archive); err != nil {
+			t.Fatal(err)
+		}
+	}
+	info, err := os.Stat(archive)
+	if err != nil || info.Mode() != 0o600 {
+		t.Errorf("mode is %v, want 0600 (err %v)", info.Mode(), err)
+	}
+	if entries, _ := os.ReadDir(filepath.Dir(archive)); len(entries) != 1 {
+		t.Errorf("beside the archive there is %v", entries)
+	}
+	plain := []byte(file(t, archive))
+	for name, compress := range map[string]func(io.Writer) io.WriteCloser{
+		"plain": func(w io.Writer) io.WriteCloser { return nopCloser{w} },
+		"gzip":  func(w io.Writer) io.WriteCloser { return gzip.NewWriter(w) },
+		"zstd": func(w io.Writer) io.WriteCloser {
+			z, err := zstd.NewWriter(w)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return z
+		},
+	} {
+		var b bytes.Buffer
+		w := compress(&b)
+		if _, err := w.Write(plain); err != nil {
+			t.Fatal(err)
+		}
+		if err := w.Close(); err != nil {
+			t.Fatal(err)
+		}
+		dir := t.TempDir()
+		if err := Unpack(t.Context(), &b, dir, 1<<20); err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		checkSample(t, name, dir)
+	}
+	dir := t.TempDir()
+	if err := Copy(t.Context(), from, dir, 1<<20); err != nil {
+		t.Fatal(err)
+	}
+	checkSample(t, "copy", dir)
+}
+
+func checkSample(t *testing.T, what, dir string) {
+	t.Helper()
+	if got := file(t, dir, Images, "pages-1.img"); len(got) != 20000 {
+		t.Errorf("%s: the pages have %d bytes", what, len(got))
+	}
+	var c Container
+	if err := Read(dir, ConfigDump, &c); err != nil || c.RootfsImageName != "busybox" {
+		t.Errorf("%s: config is %+v (err %v)", what, c, err)
+	}
+	if _, err := os.Stat(filepath.Join(dir, DumpLog)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("%s: the log was taken too (err %v)", what, err)
+	}
+	if err := Read(dir, CrispDump, &c); !errors.Is(err, fault.NotFound) {
+		t.Errorf("%s: error is %v, want one of kind %v", what, err, fault.NotFound)
+	}
+}
+
+type nopCloser struct{ io.Writer }
+
+func (nopCloser) Close() error { return nil }
+
+// tarOf packs entries; content is as long as a header says.
+func tarOf(t *testing.T, headers ...tar.Header) *bytes.Buffer {
+	t.Helper()
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	for _, h := range headers {
+		h.Mode = 0o600
+		if err := w.WriteHeader(&h); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := w.Write(make([]byte, h.Size)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return &b
+}
+
+// An archive from anybody writes nothing outside of its directory, nothing but what
+// a checkpoint has, and no more than there is room for.
+func TestUnpackHostile(t *testing.T) {
+	reg := func(name string, size int64) tar.Header {
+		return tar.Header{Name: name, Typeflag: tar.TypeReg, Size: size}
+	}
+	short := tarOf(t, reg(ConfigDump, 4096))
+	short.Truncate(1000)
+	for name, c := range map[string]struct {
+		archive io.Reader
+		refused bool
+	}{
+		"nothing":              {strings.NewReader(""), true},
+		"no archive":           {strings.NewReader(strings.Repeat("x", 4096)), true},
+		"cut short":            {short, true},
+		"link as config":       {tarOf(t, tar.Header{Name: ConfigDump, Typeflag: tar.TypeSymlink, Linkname: "/etc/passwd"}), true},
+		"hard link":            {tarOf(t, tar.Header{Name: SpecDump, Typeflag: tar.TypeLink, Linkname: "/etc/passwd"}), true},
+		"device":               {tarOf(t, tar.Header{Name: Images + "/a", Typeflag: tar.TypeChar}), true},
+		"directory as link":    {tarOf(t, tar.Header{Name: Images, Typeflag: tar.TypeSymlink, Linkname: "/tmp"}), false},
+		"name twice":           {tarOf(t, reg(ConfigDump, 1), reg("./"+ConfigDump, 1)), true},
+		"too large":            {tarOf(t, reg(Images+"/pages-1.img", 3000)), true},
+		"too large together":   {tarOf(t, reg(Images+"/a", 600), reg(Images+"/b", 600)), true},
+		"bomb":                 {bomb(t), true},
+		"above":                {tarOf(t, reg("../evil", 1), reg("/evil", 1), reg(Images+"/../../evil", 1), reg(Images+"/..", 1)), false},
+		"below":                {tarOf(t, reg(Images+"/x/evil", 1), reg("evil", 1), reg("container.log", 1)), false},
+		"name that is no name": {tarOf(t, reg(Images+"/"+strings.Repeat("n", 300), 1)), true},
+	} {
+		top := t.TempDir()
+		dir := filepath.Join(top, "dir")
+		if err := os.Mkdir(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		err := Unpack(t.Context(), c.archive, dir, 1000)
+		if c.refused != errors.Is(err, fault.Invalid) || !c.refused && err != nil {
+			t.Errorf("%s: error is %v; refused = %t wanted", name, err, c.refused)
+		}
+		filepath.WalkDir(top, func(path string, d os.DirEntry, err error) error {
+			if strings.Contains(path, "evil") || err == nil && d.Type()&os.ModeSymlink != 0 {
+				t.Errorf("%s: it made %s", name, path)
+			}
+			return err
+		})
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := Unpack(ctx, tarOf(t, reg(ConfigDump, 1)), t.TempDir(), 1000); !errors.Is(err, context.Canceled) {
+		t.Errorf("error is %v, want that of the context", err)
+	}
+}
+
+// bomb is a small archive of a large file.
+func bomb(t *testing.T) io.Reader {
+	t.Helper()
+	var b bytes.Buffer
+	z := gzip.NewWriter(&b)
+	if _, err := io.Copy(z, tarOf(t, tar.Header{Name: Images + "/pages-1.img", Typeflag: tar.TypeReg, Size: 8 << 20})); err != nil {
+		t.Fatal(err)
+	}
+	if err := z.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return &b
+}
+
+// A checkpoint image is somebody's directory: its links lead nowhere.
+func TestCopyHostile(t *testing.T) {
+	secret := filepath.Join(t.TempDir(), "secret")
+	if err := os.WriteFile(secret, []byte("{}"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{ConfigDump, Images, Images + "/a"} {
+		from := t.TempDir()
+		if name != Images {
+			if err := os.Mkdir(filepath.Join(from, Images), 0o700); err != nil {
+				t.Fatal(err)
+			}
+		}
+		target := secret
+		if name == Images {
+			target = filepath.Dir(secret)
+		}
+		if err := os.Symlink(target, filepath.Join(from, name)); err != nil {
+			t.Fatal(err)
+		}
+		if err := Copy(t.Context(), from, t.TempDir(), 1000); !errors.Is(err, fault.Invalid) {
+			t.Errorf("link at %s: error is %v, want one of kind %v", name, err, fault.Invalid)
+		}
+	}
+}
+
+// An archive that could not be written leaves neither itself nor a part.
+func TestPackFails(t *testing.T) {
+	from, to := sample(t), t.TempDir()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := Pack(ctx, from, filepath.Join(to, "c.tar")); !errors.Is(err, context.Canceled) {
+		t.Errorf("error is %v, want that of the context", err)
+	}
+	if err := Pack(t.Context(), from, filepath.Join(to, "none", "c.tar")); err == nil {
+		t.Error("it was packed into a directory that is not there")
+	}
+	if entries, err := os.ReadDir(to); err != nil || len(entries) > 0 {
+		t.Errorf("there is %v (err %v)", entries, err)
+	}
+}
+
+// Files of /dev/shm come back with their owners and modes, those that are there
+// stay, and none leaves the directory.
+func TestFilesRoundTrip(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root: it gives files away")
+	}
+	from, to := t.TempDir(), t.TempDir()
+	err := errors.Join(
+		os.Mkdir(filepath.Join(from, "d"), 0o750), os.WriteFile(filepath.Join(from, "d", "x"), []byte("x"), 0o640),
+		os.Chown(filepath.Join(from, "d", "x"), 12, 34), os.WriteFile(filepath.Join(from, "kept"), []byte("theirs"), 0o600),
+		os.WriteFile(filepath.Join(to, "kept"), []byte("ours"), 0o600))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var b bytes.Buffer
+	if err := PackFiles(t.Context(), from, &b); err != nil {
+		t.Fatal(err)
+	}
+	if err := UnpackFiles(t.Context(), &b, to); err != nil {
+		t.Fatal(err)
+	}
+	if got := file(t, to, "d", "x") + file(t, to, "kept"); got != "xours" {
+		t.Errorf("files hold %q", got)
+	}
+	info, err := os.Stat(filepath.Join(to, "d", "x"))
+	if err != nil || info.Mode() != 0o640 {
+		t.Errorf("mode is %v (err %v)", info.Mode(), err)
+	}
+	for _, name := range []string{"../evil", "d/../../evil"} {
+		if err := UnpackFiles(t.Context(), tarOf(t, tar.Header{Name: name, Typeflag: tar.TypeReg, Size: 1}), to); err == nil {
+			t.Errorf("%s was unpacked", name)
+		}
+	}
+	if _, err := os.Lstat(filepath.Join(filepath.Dir(to), "evil")); err == nil {
+		t.Error("a file was made outside of the directory")
+	}
+}
