@@ -8,6 +8,7 @@ import (
 	"io"
 
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/stage"
 	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"
 	"github.com/opencontainers/go-digest"
@@ -142,10 +143,24 @@ func (e *expander) Read(p []byte) (int, error) {
 	return n, fault.Invalid.Errorf("decompress: %w", err)
 }
 
+// A counted reader tells the call that it reads for how much came.
+type counted struct {
+	ctx context.Context
+	r   io.Reader
+}
+
+// Read implements io.Reader.
+func (c counted) Read(p []byte) (int, error) {
+	n, err := c.r.Read(p)
+	stage.Count(c.ctx, "bytes", int64(n))
+	return n, err
+}
+
 // unpackBlob fetches a layer and unpacks it into dir while it comes. It is
 // verified to the end, compressed and not. Download, decompression and unpacking
 // run at the same time.
 func unpackBlob(ctx context.Context, from origin, b blob, diffID digest.Digest, dir string) (_ shape, err error) {
+	defer stage.Enter(ctx, "layers.unpack")()
 	ctx, cancel := context.WithCancel(ctx)
 	body, err := from.open(ctx, b)
 	if err != nil {
@@ -153,7 +168,7 @@ func unpackBlob(ctx context.Context, from origin, b blob, diffID digest.Digest, 
 		return shape{}, err
 	}
 	defer body.Close()
-	checked, err := newVerifier(body, b)
+	checked, err := newVerifier(counted{ctx, body}, b)
 	if err != nil {
 		cancel()
 		return shape{}, err

@@ -3,6 +3,8 @@ package image
 import (
 	"context"
 	"sync"
+
+	"github.com/crisp-cri/crisp/internal/stage"
 )
 
 // A flight is work that several callers wait for. It runs on a context of its
@@ -14,6 +16,8 @@ type flight struct {
 	err     error
 	cancel  context.CancelFunc
 	waiters int // guarded by flights.mu
+
+	stages *stage.Log // nil if nobody records
 }
 
 // flights are the pulls under way, by what is pulled.
@@ -28,8 +32,9 @@ func (fs *flights) join(ctx context.Context, key string, work func(context.Conte
 	fs.mu.Lock()
 	f := fs.m[key]
 	if f == nil {
-		own, cancel := context.WithCancel(context.WithoutCancel(ctx))
-		f = &flight{done: make(chan struct{}), cancel: cancel}
+		own, log := stage.Fork(context.WithoutCancel(ctx))
+		own, cancel := context.WithCancel(own)
+		f = &flight{done: make(chan struct{}), cancel: cancel, stages: log}
 		if fs.m == nil {
 			fs.m = make(map[string]*flight)
 		}
@@ -37,12 +42,14 @@ func (fs *flights) join(ctx context.Context, key string, work func(context.Conte
 		fs.running.Go(func() {
 			defer cancel()
 			f.img, f.err = work(own)
+			f.stages.Stop()
 			fs.forget(key, f)
 			close(f.done)
 		})
 	}
 	f.waiters++
 	fs.mu.Unlock()
+	stage.Follow(ctx, f.stages)
 
 	select {
 	case <-f.done:

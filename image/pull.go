@@ -15,6 +15,7 @@ import (
 
 	"github.com/crisp-cri/crisp/internal/atomicfile"
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/stage"
 	"github.com/opencontainers/go-digest"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 	"go.podman.io/image/v5/docker/reference"
@@ -74,6 +75,7 @@ func pullKey(names []reference.Named, auth *Auth) (string, error) {
 
 func (s *Store) pullOne(ctx context.Context, name reference.Named, auth *Auth) (_ Image, err error) {
 	defer func() { err = pullFailure(ctx, name.String(), err) }()
+	stage.Next(ctx, "registry")
 	r, err := s.dial(ctx, name, auth)
 	if err != nil {
 		return Image{}, err
@@ -128,7 +130,9 @@ func (s *Store) install(ctx context.Context, from origin, config []byte, blobs [
 	if err != nil {
 		return Image{}, err
 	}
+	stage.Next(ctx, "layers")
 	held, err := s.unpackAll(ctx, from, blobs, ids)
+	stage.Next(ctx, "sync")
 	if err == nil {
 		err = s.commit(held)
 	}

@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/stage"
 	"github.com/crisp-cri/crisp/network/bridge"
 )
 
@@ -78,6 +79,7 @@ func (r *runner) call(ctx context.Context, stdin []byte, env []string) ([]byte, 
 		err := bridge.Supported.Encode(&out)
 		return out.Bytes(), err
 	}
+	end := stage.Enter(ctx, "cni."+bridge.Type)
 	begin := time.Now()
 	out, err := r.bridge.Call(ctx, command, &skel.CmdArgs{
 		ContainerID: value["CNI_CONTAINERID"],
@@ -87,6 +89,7 @@ func (r *runner) call(ctx context.Context, stdin []byte, env []string) ([]byte, 
 		Path:        value["CNI_PATH"],
 		StdinData:   stdin,
 	})
+	end()
 	r.log.DebugContext(ctx, "plugin ran", "plugin", bridge.Type, "took", time.Since(begin), "err", err)
 	return out, err
 }
@@ -105,11 +108,13 @@ func (r *runner) run(ctx context.Context, path string, stdin []byte, env []strin
 	if lock, ok := ctx.Value(lockKey{}).(*os.File); ok {
 		cmd.ExtraFiles = []*os.File{lock}
 	}
+	end := stage.Enter(ctx, "cni."+name)
 	begin := time.Now()
 	err := cmd.Run()
 	if errors.Is(err, exec.ErrWaitDelay) && cmd.ProcessState.Success() {
 		err = nil
 	}
+	end()
 	r.log.DebugContext(ctx, "plugin ran", "plugin", name, "took", time.Since(begin), "err", err)
 	if err == nil {
 		return stdout.Bytes(), nil

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/stage"
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
@@ -141,7 +142,9 @@ func (l *link) call(ctx context.Context, method string, req, reply any, send ...
 }
 
 func (l *link) callOn(ctx context.Context, conn Engine, method string, req, reply any, send ...*os.File) ([]*os.File, error) {
+	end := stage.Enter(ctx, "executor."+method)
 	files, err := conn.Call(ctx, method, req, reply, send...)
+	end()
 	if errors.Is(err, fault.Unavailable) {
 		l.gone(ctx, conn)
 	}
