@@ -28,7 +28,7 @@ type IDMap struct {
 // MountMapped is Mount, or with readOnly MountReadOnly, with the owners of files
 // as m has them. Keys are shared with both.
 func (s *Store) MountMapped(ctx context.Context, key, id string, readOnly bool, m IDMap) (root string, err error) {
-	return s.mount(ctx, key, id, readOnly, &m)
+	return s.mount(ctx, key, id, readOnly, &m, "")
 }
 
 // CheckIDMap tries MountMapped on the file systems that the store is on. The error

@@ -20,16 +20,23 @@ import (
 // is; one that was unmounted, or lost its mount in a reboot, comes back with what
 // was written, from the layers it had then.
 func (s *Store) Mount(ctx context.Context, key, id string) (root string, err error) {
-	return s.mount(ctx, key, id, false, nil)
+	return s.mount(ctx, key, id, false, nil, "")
 }
 
 // MountReadOnly mounts the files of the image id for key, so that nobody can
 // write to them, and returns where. Keys are shared with Mount.
 func (s *Store) MountReadOnly(ctx context.Context, key, id string) (dir string, err error) {
-	return s.mount(ctx, key, id, true, nil)
+	return s.mount(ctx, key, id, true, nil, "")
 }
 
-func (s *Store) mount(_ context.Context, key, id string, readOnly bool, ids *IDMap) (target string, err error) {
+// MountLabelled is Mount, MountReadOnly or, with m, MountMapped, on which every
+// file has the SELinux label label, whatever it has in the layers: the mount option
+// context= (mount(8)). What is written gets it too. Keys are shared with all of them.
+func (s *Store) MountLabelled(ctx context.Context, key, id string, readOnly bool, m *IDMap, label string) (dir string, err error) {
+	return s.mount(ctx, key, id, readOnly, m, label)
+}
+
+func (s *Store) mount(_ context.Context, key, id string, readOnly bool, ids *IDMap, label string) (target string, err error) {
 	l, fresh, err := s.leases.begin(key)
 	if err != nil {
 		return "", err
@@ -57,7 +64,7 @@ func (s *Store) mount(_ context.Context, key, id string, readOnly bool, ids *IDM
 		return "", err
 	}
 	if !mounted {
-		if err := s.overlay(key, l, ids, target); err != nil {
+		if err := s.overlay(key, l, ids, label, target); err != nil {
 			return "", fmt.Errorf("mount root file system %s: %w", key, err)
 		}
 	}
@@ -119,11 +126,11 @@ func (s *Store) lease(l *lease, key, id string, readOnly bool, ids *IDMap, steps
 }
 
 // overlay mounts l at target.
-func (s *Store) overlay(key string, l *lease, ids *IDMap, target string) error {
+func (s *Store) overlay(key string, l *lease, ids *IDMap, label, target string) error {
 	if err := s.private(); err != nil {
 		return fmt.Errorf("keep mounts private: %w", err)
 	}
-	o := overlay{empty: filepath.Join(s.o.Root, "empty")}
+	o := overlay{empty: filepath.Join(s.o.Root, "empty"), label: label}
 	if l.record.Inherits {
 		o.lower = append(o.lower, filepath.Join(s.leases.path(key), "dirs"))
 	}

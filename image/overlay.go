@@ -21,6 +21,7 @@ type overlay struct {
 	lower       []string // from the highest
 	upper, work string   // "" for a read-only mount
 	empty       string   // a directory without files, to make up for missing lowers
+	label       string   // SELinux; "" = each file keeps its own
 	userns      *os.File // whose IDs the owners of files shall be; nil = nobody's
 }
 
@@ -101,6 +102,9 @@ func (o *overlay) mountNew(target string) error {
 		}
 		options = append(options, [2]string{"upperdir", upper}, [2]string{"workdir", work})
 	}
+	if o.label != "" {
+		options = append(options, [2]string{"context", o.label})
+	}
 	for _, opt := range options {
 		if err := unix.FsconfigSetString(fsfd, opt[0], opt[1]); err != nil {
 			return explain(fsfd, opt[0], err)
@@ -152,7 +156,11 @@ func (o *overlay) mountOld(target string) error {
 		}
 		lower = append(lower, path)
 	}
-	data := "index=off,metacopy=off,lowerdir=" + strings.Join(lower, ":")
+	data := "index=off,metacopy=off,"
+	if o.label != "" {
+		data += `context="` + o.label + `",` // its categories have a comma between them
+	}
+	data += "lowerdir=" + strings.Join(lower, ":")
 	var flags uintptr
 	if o.upper == "" {
 		flags = unix.MS_RDONLY
