@@ -6,7 +6,6 @@ import (
 	"math"
 	"net"
 	"net/netip"
-	"path"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -27,7 +26,8 @@ func (c *Config) check() error {
 	c.Root, c.State = filepath.Clean(c.Root), filepath.Clean(c.State)
 	for _, f := range []struct{ key, path string }{
 		{"seccomp_profile", c.SeccompProfile}, {"image.registries_conf", c.Image.RegistriesConf},
-		{"image.policy", c.Image.Policy}, {"image.auth_file", c.Image.AuthFile},
+		{"image.policy", c.Image.Policy}, {"image.policy_dir", c.Image.PolicyDir}, {"image.registries_dir", c.Image.RegistriesDir},
+		{"image.auth_file", c.Image.AuthFile}, {"image.auth_dir", c.Image.AuthDir}, {"image.decryption_keys_path", c.Image.DecryptionKeysPath},
 	} {
 		if f.path != "" && !filepath.IsAbs(f.path) {
 			return c.wrong(f.key, "%q is not an absolute path", f.path)
@@ -98,7 +98,7 @@ func (c *Config) checkLists() error {
 	for _, f := range []struct {
 		key  string
 		dirs []string
-	}{{"cni.bin_dirs", c.CNI.BinDirs}, {"cdi.spec_dirs", c.CDI.SpecDirs}, {"hooks_dir", c.HooksDirs}, {"reject_mount_sources", c.RejectMountSources}} {
+	}{{"cni.bin_dirs", c.CNI.BinDirs}, {"cdi.spec_dirs", c.CDI.SpecDirs}, {"image.hosts_dirs", c.Image.HostsDirs}, {"hooks_dir", c.HooksDirs}, {"reject_mount_sources", c.RejectMountSources}} {
 		for _, dir := range f.dirs {
 			if !filepath.IsAbs(dir) {
 				return c.wrong(f.key, "%q is not an absolute path", dir)
@@ -111,10 +111,8 @@ func (c *Config) checkLists() error {
 	if _, err := c.ParsedRlimits(); err != nil {
 		return c.wrong("rlimits", "%v", err)
 	}
-	for _, p := range c.Image.Pinned {
-		if _, err := path.Match(p, ""); err != nil {
-			return c.wrong("image.pinned", "%q is not a pattern", p)
-		}
+	if slices.Contains(c.Image.Pinned, "") {
+		return c.wrong("image.pinned", "\"\" is no name")
 	}
 	return nil
 }

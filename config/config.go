@@ -136,8 +136,8 @@ type Streaming struct {
 
 // Image is how images are pulled and kept.
 type Image struct {
-	// Pinned are names or patterns (path.Match) of images that the kubelet must
-	// not collect. Default: none.
+	// Pinned are names of images that the kubelet must not collect; * in one stands
+	// for any characters. Default: none.
 	Pinned []string `toml:"pinned"`
 	// MaxParallel is how many layers one pull fetches and unpacks at once.
 	// Default 4.
@@ -148,12 +148,27 @@ type Image struct {
 	// RegistriesConf is a registries.conf(5). Default:
 	// $CONTAINERS_REGISTRIES_CONF, then /etc/containers/registries.conf.
 	RegistriesConf string `toml:"registries_conf"`
+	// HostsDirs are searched for the hosts.toml of containerd, by registry, if
+	// registries.conf says nothing of it: "/etc/containerd/certs.d". Default: none.
+	HostsDirs []string `toml:"hosts_dirs"`
 	// Policy is a policy.json(5). Default: /etc/containers/policy.json; where
 	// there is none every image is accepted.
 	Policy string `toml:"policy"`
+	// PolicyDir has policies of namespaces of Kubernetes, which count instead of the
+	// node's: NAMESPACE.json. Default /etc/crisp/policies.
+	PolicyDir string `toml:"policy_dir"`
+	// RegistriesDir is a containers-registries.d(5), which says where signatures
+	// are. Default: /etc/containers/registries.d.
+	RegistriesDir string `toml:"registries_dir"`
 	// AuthFile is a containers-auth.json(5). Default: $REGISTRY_AUTH_FILE, then
 	// the usual places.
 	AuthFile string `toml:"auth_file"`
+	// AuthDir has credentials of namespaces of Kubernetes, which count instead of the
+	// node's: NAMESPACE.json. Default /etc/crisp/auth.
+	AuthDir string `toml:"auth_dir"`
+	// DecryptionKeysPath is a directory of private keys for encrypted images.
+	// Default /etc/crisp/keys.
+	DecryptionKeysPath string `toml:"decryption_keys_path"`
 }
 
 // Handler is what is different for the containers of one runtime handler.

@@ -1,6 +1,7 @@
 package image
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -20,6 +21,7 @@ type record struct {
 	Config  []byte // as it came: its digest is the ID
 	Layers  []digest.Digest
 	Dirs    []dirAttr `json:",omitempty"` // see inherit
+	Proofs  []proof   `json:",omitempty"` // by manifest, those that were signed
 	Tags    []string
 	Digests []string
 	Created time.Time
@@ -85,6 +87,29 @@ func (s *Store) newEntry(id string, r record, held []*layer) (*entry, error) {
 	return e, nil
 }
 
+// Reconfigure changes the settings. Pulls under way go on with the old ones.
+func (s *Store) Reconfigure(n Settings) {
+	if n.MaxParallel <= 0 {
+		n.MaxParallel = 4
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.settings.Store(&n)
+	s.pinned = newPinning(n.Pinned)
+	if c := s.catalog.Load(); c != nil {
+		entries := maps.Clone(c.byID)
+		for id, e := range entries {
+			changed := *e
+			changed.Pinned = s.pinned.match(append(e.names(), e.ID))
+			entries[id] = &changed
+		}
+		s.catalog.Store(newCatalog(entries))
+	}
+}
+
+// now are the settings in force.
+func (s *Store) now() *Settings { return s.settings.Load() }
+
 // List returns all images, in the order of their IDs.
 func (s *Store) List() []Image {
 	c := s.catalog.Load()
@@ -95,33 +120,37 @@ func (s *Store) List() []Image {
 	return images
 }
 
-// put makes the image with this config known by name too, which may be a tag or
-// a digest or "". An older image loses the tag. The layers are committed and held
-// for put, which takes them over or lets go of them.
-func (s *Store) put(config []byte, held []*layer, dirs []dirAttr, tags, digests []string) (_ Image, err error) {
+// put makes the image n known, by its tags and digests too, of which there may be
+// none. An older image loses the tag. The layers are committed and held for put,
+// which takes them over or lets go of them.
+func (s *Store) put(n record, held []*layer) (_ Image, err error) {
 	spare := held
 	defer func() {
 		if rerr := s.layers.releaseAll(spare); err == nil && rerr != nil {
 			s.log.Warn("unneeded layer was not removed", "err", rerr)
 		}
 	}()
-	id := digest.FromBytes(config).Encoded()
+	id := digest.FromBytes(n.Config).Encoded()
 
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	c := s.catalog.Load()
-	now := time.Now()
-	r := record{Config: config, Dirs: dirs, Created: now}
-	if old, ok := c.byID[id]; ok {
-		r, held = old.record, old.held
-	} else {
+	r := n
+	r.Updated = time.Now()
+	old, ok := c.byID[id]
+	switch {
+	case !ok:
+		r.Created = r.Updated
 		for _, l := range held {
 			r.Layers = append(r.Layers, l.diffID)
 		}
+	default:
+		r, held = old.record, old.held
+		r.Updated = time.Now()
+		r.Proofs = mergeProofs(r.Proofs, n.Proofs)
 	}
-	r.Updated = now
-	r.Tags = merge(r.Tags, tags)
-	r.Digests = merge(r.Digests, digests)
+	r.Tags = merge(r.Tags, n.Tags)
+	r.Digests = merge(r.Digests, n.Digests)
 	e, err := s.newEntry(id, r, held)
 	if err != nil {
 		return Image{}, err
@@ -129,12 +158,36 @@ func (s *Store) put(config []byte, held []*layer, dirs []dirAttr, tags, digests 
 	if err := s.o.Records.Save(recordKind, id, r); err != nil {
 		return Image{}, fmt.Errorf("save image %s: %w", id, err)
 	}
-	if _, ok := c.byID[id]; !ok {
+	if !ok {
 		spare = nil
 	}
 	c = c.with(e)
 	s.catalog.Store(c)
-	return e.Image, s.untag(c, e, tags)
+	return e.Image, s.untag(c, e, n.Tags)
+}
+
+// maxSignatures bounds what is kept for one manifest; the newest are.
+const maxSignatures = 64
+
+// mergeProofs returns all signatures of each manifest, the fresh ones first. A
+// manifest can be in several repositories, each with signatures for its name.
+func mergeProofs(old, fresh []proof) []proof {
+	var all []proof
+	for _, p := range slices.Concat(fresh, old) {
+		i := slices.IndexFunc(all, func(q proof) bool { return q.digest() == p.digest() })
+		if i < 0 {
+			all = append(all, p)
+			continue
+		}
+		known := slices.Clone(all[i].Signatures)
+		for _, sig := range p.Signatures {
+			if len(known) < maxSignatures && !slices.ContainsFunc(known, func(k []byte) bool { return bytes.Equal(k, sig) }) {
+				known = append(known, sig)
+			}
+		}
+		all[i].Signatures = known
+	}
+	return all
 }
 
 // untag takes tags away from all images but e. A crash before it leaves two

@@ -57,17 +57,26 @@ type Options struct {
 	Root    string // layers, writable layers and staging; on the disk that holds images
 	State   string // mounts; a directory that a reboot empties
 	Records Records
-	Unclean bool // the machine went down without a clean stop: verify the layers committed last
+	Unclean bool         // the machine went down without a clean stop: verify the layers committed last
+	Log     *slog.Logger // nil means slog.Default()
+	Settings
+}
 
+// Settings are the options that Reconfigure can change. The files and
+// directories that they name are read anew for each pull.
+type Settings struct {
 	RegistriesConf    string // registries.conf(5); "" means $CONTAINERS_REGISTRIES_CONF, then /etc/containers
 	RegistriesConfDir string // "" means the library's default directories
-	PolicyPath        string // policy.json(5); "" means $CONTAINERS_POLICY_JSON, then /etc/containers; if there is none, every image is accepted
-	AuthFile          string // containers-auth.json(5); "" means $REGISTRY_AUTH_FILE, then /etc/containers/auth.json, then the library's places
+	RegistriesDir     string // containers-registries.d(5): where signatures are; "" means the library's default directories
+
+	PolicyPath string // policy.json(5); "" means $CONTAINERS_POLICY_JSON, then /etc/containers; if there is none, every image is accepted
+	PolicyDir  string // <namespace>.json in it is that namespace's policy, instead of the node's; "" means none has its own
+	AuthFile   string // containers-auth.json(5); "" means $REGISTRY_AUTH_FILE, then /etc/containers/auth.json, then the library's places
+	AuthDir    string // <namespace>.json in it has that namespace's credentials, instead of the node's; "" means none has its own
 
 	Pinned          []string      // names of images that are reported as pinned; * stands for any characters
 	MaxParallel     int           // layers that one pull downloads and unpacks at once; 0 means 4
 	ProgressTimeout time.Duration // a pull that waits so long for a byte is given up; 0 means never
-	Log             *slog.Logger  // nil means slog.Default()
 }
 
 // An Image is one image: one config, whatever names it goes by. It is a plain
@@ -82,8 +91,14 @@ type Image struct {
 	CreatedAt time.Time // when it was first pulled or loaded here
 }
 
+// A Caller is for whom an image is pulled. The zero value is the node itself.
+type Caller struct {
+	Namespace string // of Kubernetes: it may have a policy and credentials of its own
+	Auth      *Auth  // nil means none
+}
+
 // Auth is what a caller knows about a registry's account. The zero value means
-// none: then the node's own credentials apply.
+// none: then the namespace's or the node's own credentials apply.
 type Auth struct {
 	Username, Password string
 	Auth               string // base64 of "user:password"; used if Username is empty

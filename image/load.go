@@ -24,7 +24,8 @@ var nameAnnotations = []string{"io.containerd.image.name", v1.AnnotationRefName}
 // Load brings the images of an archive in, and returns them. It may be an OCI
 // layout or what docker save writes, as a tar, plain or compressed. Of an image
 // for several platforms, that for ours is taken. An archive is no registry:
-// policy.json(5) does not apply, because whoever may load may also run anything.
+// policy.json(5) does not apply to Load itself. It has no signatures: where a policy
+// asks for some, Allowed refuses it.
 //
 // With an error come the images that were loaded before it.
 func (s *Store) Load(ctx context.Context, r io.Reader) (_ []Image, err error) {
@@ -86,7 +87,11 @@ func (s *Store) loadDocker(ctx context.Context, a *archive) ([]Image, error) {
 			}
 			tags = append(tags, name.String())
 		}
-		img, err := s.install(ctx, a, config, blobs, tags, nil)
+		ids, err := diffIDs(config, len(blobs))
+		if err != nil {
+			return images, err
+		}
+		img, err := s.unpackImage(ctx, a, blobs, ids, record{Config: config, Tags: tags})
 		if err != nil {
 			return images, err
 		}
@@ -158,7 +163,7 @@ func (s *Store) ours(index v1.Index) (v1.Descriptor, error) {
 	if err != nil {
 		return v1.Descriptor{}, err
 	}
-	sys, err := s.system(nil, nil)
+	sys, err := s.system(nil, Caller{})
 	if err != nil {
 		return v1.Descriptor{}, err
 	}
@@ -200,10 +205,6 @@ func (s *Store) loadManifest(ctx context.Context, a *archive, name reference.Nam
 			c.layers[i].path = blobPath(c.layers[i].Digest)
 		}
 		c.config.path = blobPath(c.config.Digest)
-		config, err := fetchConfig(ctx, a, c.config)
-		if err != nil {
-			return Image{}, err
-		}
 		var tags, digests []string
 		if name != nil {
 			if _, ok := digestOf(name); !ok {
@@ -211,7 +212,7 @@ func (s *Store) loadManifest(ctx context.Context, a *archive, name reference.Nam
 			}
 			digests = []string{name.Name() + "@" + top.String()}
 		}
-		return s.install(ctx, a, config, c.layers, tags, digests)
+		return s.install(ctx, a, c, tags, digests)
 	}
 	return Image{}, fault.Invalid.Errorf("more than %d indexes lie within each other", maxNesting)
 }

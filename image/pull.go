@@ -26,34 +26,40 @@ import (
 const maxConfig = 8 << 20
 
 // Pull brings the image that ref names from its registry, and returns it. A tag
-// is always asked of the registry; a digest that is there already is not.
+// is always asked of the registry; a digest that is there already is not, if the
+// policy allows the image with the signatures that it came with.
 //
-// Pulls of one name with the same auth are joined, and cancelled when the last
-// caller has left. Errors: fault.NotFound if the registry does not know the
+// Pulls of one name for the same caller are joined, and cancelled when the last
+// one has left. Errors: fault.NotFound if the registry does not know the
 // image; fault.Invalid if the name, the credentials or the image are bad;
 // fault.Unavailable if what came is damaged or the disk is full; a *PullError, if
 // the registry cannot be reached, stops sending, or the policy does not allow the
 // image.
-func (s *Store) Pull(ctx context.Context, ref string, auth *Auth) (Image, error) {
+func (s *Store) Pull(ctx context.Context, ref string, as Caller) (Image, error) {
 	names, err := s.fullNames(ref)
 	if err != nil {
 		return Image{}, err
 	}
 	if len(names) == 1 {
-		if _, ok := digestOf(names[0]); ok {
-			if e, ok := s.catalog.Load().byName[names[0].String()]; ok {
+		if e, ok := s.catalog.Load().byName[names[0].String()]; ok && isDigested(names[0]) {
+			err := s.Allowed(ctx, as.Namespace, names[0].String(), e.ID)
+			if err == nil {
 				return e.Image, nil
 			}
+			if _, refused := errors.AsType[*PullError](err); !refused {
+				return Image{}, fmt.Errorf("pull %s: %w", names[0], err)
+			}
+			// Perhaps it was signed since.
 		}
 	}
-	key, err := pullKey(names, auth)
+	key, err := s.pullKey(names, as)
 	if err != nil {
 		return Image{}, err
 	}
 	return s.pulls.join(ctx, key, func(ctx context.Context) (Image, error) {
 		var first error
 		for _, name := range names {
-			img, err := s.pullOne(ctx, name, auth)
+			img, err := s.pullOne(ctx, name, as)
 			if err == nil {
 				return img, nil
 			}
@@ -65,41 +71,43 @@ func (s *Store) Pull(ctx context.Context, ref string, auth *Auth) (Image, error)
 	})
 }
 
-func pullKey(names []reference.Named, auth *Auth) (string, error) {
-	secret, err := json.Marshal(auth)
+// pullKey tells pulls apart: by what is pulled and by what the caller may do.
+func (s *Store) pullKey(names []reference.Named, as Caller) (string, error) {
+	secret, err := json.Marshal(as.Auth)
 	if err != nil {
 		return "", err
 	}
-	return fmt.Sprintf("%s %x", names, sha256.Sum256(secret)), nil
+	sys, err := s.system(nil, Caller{Namespace: as.Namespace})
+	if err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("%s %q %q %x", names, sys.SignaturePolicyPath, sys.AuthFilePath, sha256.Sum256(secret)), nil
 }
 
-func (s *Store) pullOne(ctx context.Context, name reference.Named, auth *Auth) (_ Image, err error) {
+func isDigested(name reference.Named) bool {
+	_, ok := digestOf(name)
+	return ok
+}
+
+func (s *Store) pullOne(ctx context.Context, name reference.Named, as Caller) (_ Image, err error) {
 	defer func() { err = pullFailure(ctx, name.String(), err) }()
 	stage.Next(ctx, "registry")
-	r, err := s.dial(ctx, name, auth)
+	r, err := s.dial(ctx, name, as)
 	if err != nil {
 		return Image{}, err
 	}
-	defer r.src.Close() // which closes idle connections
-	p, err := s.choose(ctx, r)
+	defer r.close()
+	c, err := s.choose(ctx, r)
 	if err != nil {
 		return Image{}, err
 	}
 	var tags []string
 	top, ok := digestOf(name)
 	if !ok {
-		top = p.top
+		top = c.top
 		tags = []string{name.String()}
 	}
-	byDigest := name.Name() + "@" + top.String()
-
-	var config []byte
-	if e, ok := s.catalog.Load().byID[p.config.Digest.Encoded()]; ok {
-		config = e.record.Config
-	} else if config, err = fetchConfig(ctx, r, p.config); err != nil {
-		return Image{}, err
-	}
-	return s.install(ctx, r, config, p.layers, tags, []string{byDigest})
+	return s.install(ctx, r, c, tags, []string{name.Name() + "@" + top.String()})
 }
 
 // fetchConfig reads and verifies an image's config.
@@ -123,27 +131,40 @@ func fetchConfig(ctx context.Context, from origin, b blob) ([]byte, error) {
 	return data, err
 }
 
-// install unpacks the layers of an image, brings them to the disk, and makes the
-// image known.
-func (s *Store) install(ctx context.Context, from origin, config []byte, blobs []blob, tags, digests []string) (Image, error) {
-	ids, err := diffIDs(config, len(blobs))
+// install brings what was chosen, and makes it known.
+func (s *Store) install(ctx context.Context, from origin, c choice, tags, digests []string) (Image, error) {
+	m := record{Tags: tags, Digests: digests, Proofs: c.proofs}
+	if e, ok := s.catalog.Load().byID[c.config.Digest.Encoded()]; ok {
+		m.Config = e.record.Config
+	} else {
+		var err error
+		if m.Config, err = fetchConfig(ctx, from, c.config); err != nil {
+			return Image{}, err
+		}
+	}
+	ids, err := diffIDs(m.Config, len(c.layers))
 	if err != nil {
 		return Image{}, err
 	}
+	return s.unpackImage(ctx, from, c.layers, ids, m)
+}
+
+// unpackImage unpacks the layers of an image, brings them to the disk, and makes
+// the image known. r says what else is known of it.
+func (s *Store) unpackImage(ctx context.Context, from origin, blobs []blob, ids []digest.Digest, r record) (Image, error) {
 	stage.Next(ctx, "layers")
 	held, err := s.unpackAll(ctx, from, blobs, ids)
 	stage.Next(ctx, "sync")
 	if err == nil {
 		err = s.commit(held)
 	}
-	var dirs []dirAttr
 	if err == nil {
-		dirs, err = s.inherit(held)
+		r.Dirs, err = s.inherit(held)
 	}
 	if err != nil {
 		return Image{}, errors.Join(err, s.layers.releaseAll(held))
 	}
-	return s.put(config, held, dirs, tags, digests)
+	return s.put(r, held)
 }
 
 // diffIDs reads the digests of the n unpacked layers from an image's config.
@@ -163,9 +184,9 @@ func diffIDs(config []byte, n int) ([]digest.Digest, error) {
 	return img.RootFS.DiffIDs, nil
 }
 
-// unpackAll acquires the layers ids, which the blobs unpack to, and returns those
-// that it holds, in order; if there is an error, perhaps not all. The largest is
-// begun first: it takes the longest.
+// unpackAll acquires the layers that the blobs unpack to, whose content has the
+// digests ids, and returns those that it holds, in order; if there is an error,
+// perhaps not all. The largest is begun first: it takes the longest.
 func (s *Store) unpackAll(ctx context.Context, from origin, blobs []blob, ids []digest.Digest) ([]*layer, error) {
 	order := make([]int, len(blobs))
 	for i := range order {
@@ -176,7 +197,7 @@ func (s *Store) unpackAll(ctx context.Context, from origin, blobs []blob, ids []
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	held := make([]*layer, len(blobs))
-	slots := make(chan struct{}, s.o.MaxParallel)
+	slots := make(chan struct{}, s.now().MaxParallel)
 	var all sync.WaitGroup
 	for _, i := range order {
 		slots <- struct{}{}
@@ -185,11 +206,12 @@ func (s *Store) unpackAll(ctx context.Context, from origin, blobs []blob, ids []
 		}
 		all.Go(func() {
 			defer func() { <-slots }()
-			l, err := s.layers.acquire(ctx, ids[i], func(ctx context.Context, dir string) (shape, error) {
+			id := ids[i]
+			l, err := s.layers.acquire(ctx, id, func(ctx context.Context, dir string) (shape, error) {
 				return unpackBlob(ctx, from, blobs[i], ids[i], dir)
 			})
 			if err != nil {
-				cancel(fmt.Errorf("layer %s: %w", ids[i], err)) // the first one is why
+				cancel(fmt.Errorf("layer %s: %w", id, err)) // the first one is why
 				return
 			}
 			held[i] = l

@@ -112,7 +112,7 @@ func TestPullByDigest(t *testing.T) {
 		r.URL.Path = strings.Replace(r.URL.Path, wrong.String(), "v2", 1)
 		return false
 	})
-	if got, err := p.store.Pull(t.Context(), reg.host+"/app@"+wrong.String(), nil); err == nil {
+	if got, err := p.store.Pull(t.Context(), reg.host+"/app@"+wrong.String(), image.Caller{}); err == nil {
 		t.Errorf("got %+v for another digest", got)
 	}
 }
@@ -130,7 +130,7 @@ func TestPullList(t *testing.T) {
 		t.Errorf("image is %+v", got)
 	}
 	reg.pushIndex("foreign", "latest", other)
-	if _, err := p.store.Pull(t.Context(), reg.host+"/foreign", nil); !errors.Is(err, fault.NotFound) {
+	if _, err := p.store.Pull(t.Context(), reg.host+"/foreign", image.Caller{}); !errors.Is(err, fault.NotFound) {
 		t.Errorf("error is %v, want one of kind %v", err, fault.NotFound)
 	}
 }
@@ -168,7 +168,7 @@ func TestPullFromMirror(t *testing.T) {
 	if len(mirror.asked("/only/here/")) == 0 {
 		t.Error("the mirror was not asked first")
 	}
-	if _, err := p.store.Pull(t.Context(), "blocked.example/x", nil); !errors.Is(err, fault.Invalid) {
+	if _, err := p.store.Pull(t.Context(), "blocked.example/x", image.Caller{}); !errors.Is(err, fault.Invalid) {
 		t.Errorf("error is %v, want one of kind %v", err, fault.Invalid)
 	}
 }
@@ -211,7 +211,7 @@ func TestPullWithCredentials(t *testing.T) {
 		{"for another", &image.Auth{Username: "me", Password: "pass", ServerAddress: "other.example"}, false},
 	} {
 		tokens.Store(c.auth != nil && c.auth.RegistryToken != "")
-		_, err := p.store.Pull(t.Context(), reg.host+"/private", c.auth)
+		_, err := p.store.Pull(t.Context(), reg.host+"/private", image.Caller{Auth: c.auth})
 		if c.ok && err != nil {
 			t.Errorf("%s: %v", c.name, err)
 		}
@@ -219,14 +219,14 @@ func TestPullWithCredentials(t *testing.T) {
 			t.Errorf("%s: error is %v, want one of kind %v", c.name, err, fault.Invalid)
 		}
 	}
-	if _, err := p.store.Pull(t.Context(), reg.host+"/private", &image.Auth{Auth: "no base64!"}); !errors.Is(err, fault.Invalid) || strings.Contains(err.Error(), "no base64!") {
+	if _, err := p.store.Pull(t.Context(), reg.host+"/private", image.Caller{Auth: &image.Auth{Auth: "no base64!"}}); !errors.Is(err, fault.Invalid) || strings.Contains(err.Error(), "no base64!") {
 		t.Errorf("error is %v, want one of kind %v without the secret", err, fault.Invalid)
 	}
 	file := fmt.Sprintf(`{"auths":{%q:{"auth":%q}}}`, reg.host, base64d)
 	if err := os.WriteFile(filepath.Join(p.dir, "auth.json"), []byte(file), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := p.store.Pull(t.Context(), reg.host+"/private", nil); err != nil {
+	if _, err := p.store.Pull(t.Context(), reg.host+"/private", image.Caller{}); err != nil {
 		t.Errorf("from the node's file: %v", err)
 	}
 }
@@ -241,9 +241,9 @@ func TestPullAgainstPolicy(t *testing.T) {
 	if err := os.WriteFile(policy, []byte(`{"default":[{"type":"reject"}]}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	p.reopen(image.Options{PolicyPath: policy})
+	p.reopen(image.Options{Settings: image.Settings{PolicyPath: policy}})
 	reg.asked("")
-	_, err := p.store.Pull(t.Context(), reg.host+"/app", nil)
+	_, err := p.store.Pull(t.Context(), reg.host+"/app", image.Caller{})
 	reason, ok := errors.AsType[*image.PullError](err)
 	if !ok || reason.Reason != image.SignatureValidationFailed || !strings.HasPrefix(err.Error(), "SignatureValidationFailed: ") {
 		t.Errorf("error is %v", err)
@@ -316,7 +316,7 @@ func TestPullFails(t *testing.T) {
 			reg := newRegistry(t)
 			p := newPlace(t, reg)
 			if strings.HasPrefix(c.name, "silence") {
-				p.reopen(image.Options{ProgressTimeout: time.Second})
+				p.reopen(image.Options{Settings: image.Settings{ProgressTimeout: time.Second}})
 			}
 			img := build(t, "gzip", strings.Repeat("good", 1000), "too")
 			reg.push("app", "v1", img)
@@ -324,7 +324,7 @@ func TestPullFails(t *testing.T) {
 			reg.intercept(func(w http.ResponseWriter, r *http.Request) bool {
 				return strings.HasSuffix(r.URL.Path, layer) && c.answer(w, r, img.blobs[1])
 			})
-			_, err := p.store.Pull(t.Context(), reg.host+"/app:v1", nil)
+			_, err := p.store.Pull(t.Context(), reg.host+"/app:v1", image.Caller{})
 			failedWith(t, err, c.want, c.reason)
 			if n := p.layers() + len(p.names("staging")); n != 0 {
 				t.Errorf("%d layers are left", n)
@@ -343,15 +343,15 @@ func TestPullFails(t *testing.T) {
 	t.Run("manifest", func(t *testing.T) {
 		reg := newRegistry(t)
 		p := newPlace(t, reg)
-		_, err := p.store.Pull(t.Context(), reg.host+"/nothing:v1", nil)
+		_, err := p.store.Pull(t.Context(), reg.host+"/nothing:v1", image.Caller{})
 		failedWith(t, err, fault.NotFound, "")
-		_, err = p.store.Pull(t.Context(), "UPPER CASE", nil)
+		_, err = p.store.Pull(t.Context(), "UPPER CASE", image.Caller{})
 		failedWith(t, err, fault.Invalid, "")
-		_, err = p.store.Pull(t.Context(), closed.Addr().String()+"/x", nil)
+		_, err = p.store.Pull(t.Context(), closed.Addr().String()+"/x", image.Caller{})
 		failedWith(t, err, nil, image.RegistryUnavailable)
-		p.reopen(image.Options{ProgressTimeout: time.Second})
+		p.reopen(image.Options{Settings: image.Settings{ProgressTimeout: time.Second}})
 		reg.intercept(func(w http.ResponseWriter, r *http.Request) bool { <-r.Context().Done(); return true })
-		_, err = p.store.Pull(t.Context(), reg.host+"/nothing:v1", nil)
+		_, err = p.store.Pull(t.Context(), reg.host+"/nothing:v1", image.Caller{})
 		failedWith(t, err, nil, image.RegistryUnavailable)
 	})
 }
@@ -381,7 +381,7 @@ func TestPullOfNonsense(t *testing.T) {
 		img := build(t, "gzip", "a")
 		change(img)
 		reg.push("app", "bad", img)
-		if _, err := p.store.Pull(t.Context(), reg.host+"/app:bad", nil); err == nil {
+		if _, err := p.store.Pull(t.Context(), reg.host+"/app:bad", image.Caller{}); err == nil {
 			t.Errorf("%s: pulled", name)
 		}
 	}
@@ -392,11 +392,11 @@ func TestPullOfNonsense(t *testing.T) {
 	m.SchemaVersion = 2
 	wrong.manifest = mustJSON(t, m)
 	reg.push("app", "wrong", wrong)
-	_, err := p.store.Pull(t.Context(), reg.host+"/app:wrong", nil)
+	_, err := p.store.Pull(t.Context(), reg.host+"/app:wrong", image.Caller{})
 	failedWith(t, err, fault.Unavailable, "")
 	evil := buildOf(t, "gzip", v1.Image{}, tarOf(t, map[string]string{"../../evil": "x"}))
 	reg.push("app", "evil", evil)
-	_, err = p.store.Pull(t.Context(), reg.host+"/app:evil", nil)
+	_, err = p.store.Pull(t.Context(), reg.host+"/app:evil", image.Caller{})
 	failedWith(t, err, fault.Invalid, "")
 	if n := p.layers() + len(p.names("staging")); n != 0 {
 		t.Errorf("%d layers are left", n)
@@ -437,7 +437,7 @@ func TestPullsJoin(t *testing.T) {
 		ref := reg.host + []string{"/a", "/b"}[i%2]
 		want := []string{a.id(), b.id()}[i%2]
 		all.Go(func() {
-			img, err := p.store.Pull(t.Context(), ref, nil)
+			img, err := p.store.Pull(t.Context(), ref, image.Caller{})
 			if err != nil || img.ID != want {
 				t.Errorf("pull of %s: %s (err %v)", ref, img.ID, err)
 			}
@@ -474,7 +474,7 @@ func TestPullAbandoned(t *testing.T) {
 	pull := func(ctx context.Context) chan error {
 		done := make(chan error, 1)
 		go func() {
-			_, err := p.store.Pull(ctx, reg.host+"/app", nil)
+			_, err := p.store.Pull(ctx, reg.host+"/app", image.Caller{})
 			done <- err
 		}()
 		return done
@@ -530,7 +530,7 @@ func TestLayerOfFailedPull(t *testing.T) {
 	})
 	failed := make(chan error, 1)
 	go func() {
-		_, err := p.store.Pull(t.Context(), reg.host+"/bad", nil)
+		_, err := p.store.Pull(t.Context(), reg.host+"/bad", image.Caller{})
 		failed <- err
 	}()
 	<-badBegun

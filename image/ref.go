@@ -27,7 +27,7 @@ func (s *Store) fullNames(ref string) ([]reference.Named, error) {
 	if !isShort(ref) {
 		return []reference.Named{name}, nil
 	}
-	sys, err := s.system(nil, nil)
+	sys, err := s.system(nil, Caller{})
 	if err != nil {
 		return nil, err
 	}

@@ -33,21 +33,36 @@ type registry struct {
 	src   types.ImageSource
 	sys   *types.SystemContext
 	limit time.Duration // for a byte to come; 0 means none
+	files string        // directory with what the library must read from files; "" = none
+}
+
+// close ends connections.
+func (r *registry) close() {
+	r.src.Close() // which cannot fail for this transport
+	r.forgetFiles()
 }
 
 // dial finds the image that name stands for.
-func (s *Store) dial(ctx context.Context, name reference.Named, auth *Auth) (*registry, error) {
-	sys, err := s.system(name, auth)
-	if err != nil {
+func (s *Store) dial(ctx context.Context, name reference.Named, as Caller) (_ *registry, err error) {
+	r := &registry{limit: s.now().ProgressTimeout}
+	if r.sys, err = s.system(name, as); err != nil {
 		return nil, err
 	}
+	defer func() {
+		if err != nil {
+			r.forgetFiles()
+		}
+	}()
 	ref, err := docker.NewReference(name)
 	if err != nil {
 		return nil, fault.Invalid.Errorf("%w", err)
 	}
+	if err := s.takeCredentials(r, name, as.Namespace); err != nil {
+		return nil, err
+	}
 	// Read the configuration anew: an edit counts from the next pull on.
 	sysregistriesv2.InvalidateCache()
-	conf, err := sysregistriesv2.FindRegistry(sys, name.Name())
+	conf, err := sysregistriesv2.FindRegistry(r.sys, name.Name())
 	if err != nil {
 		return nil, fault.Invalid.Errorf("registries.conf: %w", err)
 	}
@@ -58,9 +73,8 @@ func (s *Store) dial(ctx context.Context, name reference.Named, auth *Auth) (*re
 		}
 		places += len(conf.Mirrors)
 	}
-	r := &registry{sys: sys, limit: s.o.ProgressTimeout}
 	err = r.bounded(ctx, places, func(ctx context.Context) error {
-		r.src, err = ref.NewImageSource(ctx, sys)
+		r.src, err = ref.NewImageSource(ctx, r.sys)
 		return err
 	})
 	return r, err
@@ -140,16 +154,35 @@ func (p *patient) Close() error {
 	return p.body.Close()
 }
 
-// system is what the library needs to know to find and open name.
-func (s *Store) system(name reference.Named, auth *Auth) (*types.SystemContext, error) {
+// system is what the library needs to know to find and open name. Credentials are
+// those of the request, else those in the namespace's file, else those of the
+// node.
+func (s *Store) system(name reference.Named, as Caller) (*types.SystemContext, error) {
+	o := s.now()
 	sys := &types.SystemContext{
-		SystemRegistriesConfPath:    s.o.RegistriesConf,
-		SystemRegistriesConfDirPath: s.o.RegistriesConfDir,
-		SignaturePolicyPath:         s.o.PolicyPath,
+		SystemRegistriesConfPath:    o.RegistriesConf,
+		SystemRegistriesConfDirPath: o.RegistriesConfDir,
+		RegistriesDirPath:           o.RegistriesDir,
+		SignaturePolicyPath:         o.PolicyPath,
 		AuthFilePath:                s.authFile(),
 		BigFilesTemporaryDir:        s.layers.staging,
 		DockerRegistryUserAgent:     "crisp",
 	}
+	policy, err := ofNamespace(o.PolicyDir, as.Namespace)
+	if err != nil {
+		return nil, err
+	}
+	if policy != "" {
+		sys.SignaturePolicyPath = policy
+	}
+	credentials, err := ofNamespace(o.AuthDir, as.Namespace)
+	if err != nil {
+		return nil, err
+	}
+	if credentials != "" {
+		sys.AuthFilePath = credentials
+	}
+	auth := as.Auth
 	if auth == nil || name == nil {
 		return sys, nil
 	}
@@ -199,8 +232,8 @@ func sameRegistry(address, host string) bool {
 
 // authFile says where the node's credentials are; "" leaves it to the library.
 func (s *Store) authFile() string {
-	if s.o.AuthFile != "" {
-		return s.o.AuthFile
+	if file := s.now().AuthFile; file != "" {
+		return file
 	}
 	if path := os.Getenv("REGISTRY_AUTH_FILE"); path != "" {
 		return path

@@ -245,6 +245,7 @@ type place struct {
 	t     testing.TB
 	dir   string
 	store *image.Store
+	log   *slog.Logger // of the stores opened from now on; nil: the test's
 }
 
 // newPlace opens a store that pulls from the registries. When the test ends,
@@ -285,7 +286,10 @@ func (p *place) root() string { return filepath.Join(p.dir, "store") }
 // open opens the store with o, in which only what matters is set.
 func (p *place) open(o image.Options) {
 	p.t.Helper()
-	log := slog.New(slog.NewTextHandler(p.t.Output(), nil))
+	log := p.log
+	if log == nil {
+		log = slog.New(slog.NewTextHandler(p.t.Output(), nil))
+	}
 	records, err := checkpoint.Open(filepath.Join(p.dir, "records"), log)
 	if err != nil {
 		p.t.Fatal(err)
@@ -325,7 +329,7 @@ func (p *place) reopen(o image.Options) {
 
 func (p *place) pull(ref string) image.Image {
 	p.t.Helper()
-	img, err := p.store.Pull(p.t.Context(), ref, nil)
+	img, err := p.store.Pull(p.t.Context(), ref, image.Caller{})
 	if err != nil {
 		p.t.Fatalf("pull %s: %v", ref, err)
 	}

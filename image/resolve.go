@@ -2,16 +2,11 @@ package image
 
 import (
 	"context"
-	"errors"
-	"fmt"
-
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/opencontainers/go-digest"
 	"go.podman.io/image/v5/image"
 	"go.podman.io/image/v5/manifest"
-	"go.podman.io/image/v5/signature"
 	"go.podman.io/image/v5/types"
-	"go.podman.io/storage/pkg/configfile"
 )
 
 // maxNesting is how deep an index may lie in an index. Real ones do not.
@@ -21,7 +16,8 @@ const maxNesting = 3
 type choice struct {
 	top    digest.Digest // of what the name stands for: a manifest, or a list of them
 	config blob
-	layers []blob // from the lowest
+	layers []blob  // from the lowest
+	proofs []proof // what a policy can be asked with later
 }
 
 // choose reads the manifest, or follows the list of manifests to that of this
@@ -45,9 +41,10 @@ func (s *Store) choose(ctx context.Context, r *registry) (c choice, err error) {
 			}
 		}
 		if !manifest.MIMETypeIsMultiImage(kind) {
-			if err := r.bounded(ctx, 1, func(ctx context.Context) error { return s.allow(ctx, r.sys, img) }); err != nil {
+			if err := r.bounded(ctx, 1, func(ctx context.Context) error { return allow(ctx, r.sys, img) }); err != nil {
 				return choice{}, err
 			}
+			c.proofs = s.prove(ctx, r, img)
 			err := c.read(blob, kind)
 			return c, err
 		}
@@ -92,36 +89,4 @@ func (c *choice) read(data []byte, kind string) error {
 		c.layers = append(c.layers, blob{BlobInfo: l.BlobInfo})
 	}
 	return nil
-}
-
-// allow asks policy.json(5) whether img may be used. Of an image for several
-// platforms it is the manifest of ours whose signature counts.
-func (s *Store) allow(ctx context.Context, sys *types.SystemContext, img types.UnparsedImage) error {
-	policy, err := policyOf(sys)
-	if err != nil {
-		return fault.Invalid.Errorf("policy: %w", err)
-	}
-	pc, err := signature.NewPolicyContext(policy)
-	if err != nil {
-		return fmt.Errorf("policy: %w", err)
-	}
-	defer pc.Destroy()
-	ok, err := pc.IsRunningImageAllowed(ctx, img)
-	if err != nil {
-		return &PullError{SignatureValidationFailed, err}
-	}
-	if !ok {
-		return &PullError{SignatureValidationFailed, errors.New("the policy does not allow the image")}
-	}
-	return nil
-}
-
-// policyOf reads the policy. On a node without one every image is accepted, as a
-// runtime without signatures would: a policy is somebody's decision.
-func policyOf(sys *types.SystemContext) (*signature.Policy, error) {
-	policy, err := signature.DefaultPolicy(sys)
-	if errors.Is(err, configfile.ErrConfigFileNotFound) {
-		return &signature.Policy{Default: signature.PolicyRequirements{signature.NewPRInsecureAcceptAnything()}}, nil
-	}
-	return policy, err
 }

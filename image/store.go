@@ -23,13 +23,15 @@ import (
 type Store struct {
 	o      Options
 	log    *slog.Logger
-	pinned pinning
 	pulls  flights
 	layers *layers
 	leases *leases
 
 	catalog atomic.Pointer[catalog] // replaced under mu
 	mu      sync.Mutex              // held while a record is written; readers do not wait for it
+	pinned  pinning                 // guarded by mu
+
+	settings atomic.Pointer[Settings]
 
 	private    func() error   // makes State private, once
 	background sync.WaitGroup // removal of what is in nobody's way, and walks
@@ -44,10 +46,8 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 	if o.Log == nil {
 		o.Log = slog.Default()
 	}
-	if o.MaxParallel <= 0 {
-		o.MaxParallel = 4
-	}
-	s := &Store{o: o, log: o.Log, pinned: newPinning(o.Pinned), removing: make(chan struct{}, 1), closing: make(chan struct{})}
+	s := &Store{o: o, log: o.Log, removing: make(chan struct{}, 1), closing: make(chan struct{})}
+	s.Reconfigure(o.Settings)
 	s.private = sync.OnceValue(func() error { return makePrivate(o.State) })
 	s.layers = &layers{
 		dir:     filepath.Join(o.Root, "layers"),

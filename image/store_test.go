@@ -68,7 +68,7 @@ func TestNames(t *testing.T) {
 			t.Errorf("%q: error is %v, want one of kind %v", ref, err, kind)
 		}
 	}
-	p.reopen(image.Options{Pinned: []string{"*/team/app:v1"}})
+	p.reopen(image.Options{Settings: image.Settings{Pinned: []string{"*/team/app:v1"}}})
 	got, err := p.store.Get(hex)
 	want.Pinned = true
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -245,7 +245,7 @@ func TestDiskFull(t *testing.T) {
 			t.Errorf("%d things are left", n)
 		}
 	}
-	_, err := p.store.Pull(t.Context(), reg.host+"/big", nil)
+	_, err := p.store.Pull(t.Context(), reg.host+"/big", image.Caller{})
 	full(err)
 	_, err = p.store.Load(t.Context(), bytes.NewReader(ociArchive(t, big, nil)))
 	full(err)

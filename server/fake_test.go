@@ -27,7 +27,7 @@ type fakeImages struct {
 	list   []image.Image
 	mounts map[string]bool
 	fail   map[string]error // by method
-	pulled []*image.Auth
+	pulled []image.Caller
 }
 
 func newFakeImages(t testing.TB) *fakeImages {
@@ -56,12 +56,16 @@ func (f *fakeImages) failure(method string) error {
 	return f.fail[method]
 }
 
-func (f *fakeImages) Pull(ctx context.Context, ref string, auth *image.Auth) (image.Image, error) {
+func (f *fakeImages) Allowed(context.Context, string, string, string) error {
+	return f.failure("Allowed")
+}
+
+func (f *fakeImages) Pull(ctx context.Context, ref string, as image.Caller) (image.Image, error) {
 	if err := f.failure("Pull"); err != nil {
 		return image.Image{}, err
 	}
 	f.mu.Lock()
-	f.pulled = append(f.pulled, auth)
+	f.pulled = append(f.pulled, as)
 	f.mu.Unlock()
 	return f.Get(ref)
 }

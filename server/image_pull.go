@@ -18,14 +18,14 @@ func (s *Server) PullImage(ctx context.Context, req *cri.PullImageRequest) (*cri
 	if err := s.checkImage(req.Image); err != nil {
 		return nil, err
 	}
-	var auth *image.Auth
+	as := image.Caller{Namespace: req.GetSandboxConfig().GetMetadata().GetNamespace()}
 	if a := req.Auth; a != nil {
-		auth = &image.Auth{
+		as.Auth = &image.Auth{
 			Username: a.Username, Password: a.Password, Auth: a.Auth,
 			IdentityToken: a.IdentityToken, RegistryToken: a.RegistryToken, ServerAddress: a.ServerAddress,
 		}
 	}
-	img, err := s.images.Pull(ctx, req.Image.Image, auth)
+	img, err := s.images.Pull(ctx, req.Image.Image, as)
 	if err != nil {
 		return nil, err
 	}

@@ -248,7 +248,7 @@ func TestImages(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if auth := n.store.pulled[0]; auth == nil || auth.Username != "u" || auth.Password != "p" {
+	if auth := n.store.pulled[0].Auth; auth == nil || auth.Username != "u" || auth.Password != "p" {
 		t.Errorf("credentials were %+v", auth)
 	}
 	// CRI 0.36: one identifier everywhere.

@@ -62,7 +62,8 @@ type Images interface {
 
 // A Catalogue is the images there are.
 type Catalogue interface {
-	Pull(ctx context.Context, ref string, auth *image.Auth) (image.Image, error)
+	Pull(ctx context.Context, ref string, as image.Caller) (image.Image, error)
+	Allowed(ctx context.Context, namespace, name, id string) error
 	Load(ctx context.Context, r io.Reader) ([]image.Image, error)
 	Get(ref string) (image.Image, error)
 	List() []image.Image

@@ -111,17 +111,27 @@ func (d *daemon) close() error {
 
 func imageOptions(c *config.Config, records *checkpoint.Manager, log *slog.Logger) image.Options {
 	return image.Options{
-		Root:            filepath.Join(c.Root, "images"),
-		State:           filepath.Join(c.State, "image"),
-		Records:         records,
-		Unclean:         records.Boot() == checkpoint.Unclean,
+		Root:     filepath.Join(c.Root, "images"),
+		State:    filepath.Join(c.State, "image"),
+		Records:  records,
+		Unclean:  records.Boot() == checkpoint.Unclean,
+		Log:      log,
+		Settings: imageSettings(c),
+	}
+}
+
+// imageSettings are what image.Store.Reconfigure takes.
+func imageSettings(c *config.Config) image.Settings {
+	return image.Settings{
 		RegistriesConf:  c.Image.RegistriesConf,
+		RegistriesDir:   c.Image.RegistriesDir,
 		PolicyPath:      c.Image.Policy,
+		PolicyDir:       c.Image.PolicyDir,
 		AuthFile:        c.Image.AuthFile,
+		AuthDir:         c.Image.AuthDir,
 		Pinned:          c.Image.Pinned,
 		MaxParallel:     c.Image.MaxParallel,
 		ProgressTimeout: c.Image.ProgressTimeout,
-		Log:             log,
 	}
 }
 

@@ -1,0 +1,56 @@
+package image
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"go.podman.io/image/v5/docker/reference"
+)
+
+// takeCredentials takes what CRI-O's credential provider, a plugin of the kubelet,
+// has left for this one pull: <namespace>-<SHA-256 of the image's name>.json, beside
+// the files of namespaces and before them. It is gone when the pull is; the
+// provider writes it anew for each.
+func (s *Store) takeCredentials(r *registry, name reference.Named, namespace string) error {
+	dir := s.now().AuthDir
+	if dir == "" || namespace == "" {
+		return nil
+	}
+	path := filepath.Join(dir, fmt.Sprintf("%s-%x.json", namespace, sha256.Sum256([]byte(name.Name()))))
+	data, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err == nil {
+		err = os.Remove(path)
+	}
+	if err != nil {
+		return fmt.Errorf("take credentials of namespace %s: %w", namespace, err)
+	}
+	own, err := r.makeFiles(s.layers.staging)
+	if err != nil {
+		return err
+	}
+	r.sys.AuthFilePath = filepath.Join(own, "auth.json")
+	return os.WriteFile(r.sys.AuthFilePath, data, 0o600)
+}
+
+// makeFiles returns r's own directory for what the library must read from files.
+func (r *registry) makeFiles(staging string) (dir string, err error) {
+	if r.files == "" {
+		r.files, err = os.MkdirTemp(staging, "pull-*")
+	}
+	return r.files, err
+}
+
+// forgetFiles removes it.
+func (r *registry) forgetFiles() {
+	if r.files != "" {
+		os.RemoveAll(r.files) // what is left of it, Open removes
+		r.files = ""
+	}
+}

@@ -1,0 +1,259 @@
+package image
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/opencontainers/go-digest"
+	"go.podman.io/image/v5/directory"
+	"go.podman.io/image/v5/docker"
+	"go.podman.io/image/v5/docker/reference"
+	"go.podman.io/image/v5/image"
+	"go.podman.io/image/v5/signature"
+	"go.podman.io/image/v5/types"
+	"go.podman.io/storage/pkg/configfile"
+)
+
+// allow asks policy.json(5) whether img may be used. Of an image for several
+// platforms it is the manifest of ours whose signature counts, as for everybody
+// who uses the library.
+//
+// What the policy does not accept is a PullError; that a signature could not be
+// fetched is not: it says nothing about the image.
+func allow(ctx context.Context, sys *types.SystemContext, img types.UnparsedImage) error {
+	policy, err := policyOf(sys)
+	if err != nil {
+		return fault.Invalid.Errorf("policy: %w", err)
+	}
+	pc, err := signature.NewPolicyContext(policy)
+	if err != nil {
+		return fmt.Errorf("policy: %w", err)
+	}
+	defer pc.Destroy()
+	ok, err := pc.IsRunningImageAllowed(ctx, img)
+	switch {
+	case ok && err == nil:
+		return nil
+	case err == nil:
+		err = errors.New("the policy does not allow the image")
+	case ctx.Err() != nil, isNetwork(err), statusOf(err) != 0:
+		return fmt.Errorf("fetch signatures: %w", err)
+	}
+	return &PullError{SignatureValidationFailed, err}
+}
+
+// policyOf reads the policy. On a node without one every image is accepted, as a
+// runtime without signatures would: a policy is somebody's decision.
+func policyOf(sys *types.SystemContext) (*signature.Policy, error) {
+	policy, err := signature.DefaultPolicy(sys)
+	if sys.SignaturePolicyPath == "" && errors.Is(err, configfile.ErrConfigFileNotFound) {
+		return &signature.Policy{Default: signature.PolicyRequirements{signature.NewPRInsecureAcceptAnything()}}, nil
+	}
+	return policy, err
+}
+
+// ofNamespace returns the file of namespace in dir, or "" if it has none there.
+// The error is for a file that may be there and cannot be looked at: then nobody
+// may act as if there were none.
+func ofNamespace(dir, namespace string) (string, error) {
+	if dir == "" || namespace == "" {
+		return "", nil
+	}
+	if namespace != filepath.Base(namespace) || namespace == "." || namespace == ".." {
+		return "", fault.Invalid.Errorf("namespace %q is no file name", namespace)
+	}
+	path := filepath.Join(dir, namespace+".json")
+	if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) {
+		return "", nil
+	} else if err != nil {
+		return "", fmt.Errorf("file of namespace %s: %w", namespace, err)
+	}
+	return path, nil
+}
+
+// A proof is a manifest that led to an image, and the signatures that there were
+// of it: what a policy is asked with when the image is there already. None of it
+// is believed because it is in the record; a policy verifies it each time.
+type proof struct {
+	Manifest   []byte
+	Signatures [][]byte // as the library's directories keep them
+}
+
+func (p proof) digest() digest.Digest { return digest.FromBytes(p.Manifest) }
+
+// prove takes along the signatures of img. There may be none, and that they
+// cannot be had is no failure: the policy of this pull did not ask for them. An
+// image without them is then not for a namespace whose policy does.
+func (s *Store) prove(ctx context.Context, r *registry, img *image.UnparsedImage) []proof {
+	var p proof
+	err := r.bounded(ctx, 1, func(ctx context.Context) error {
+		sigs, err := img.UntrustedSignatures(ctx)
+		if err != nil || len(sigs) == 0 {
+			return err
+		}
+		for _, sig := range sigs {
+			// The type is internal to the library, what it is made of is not.
+			if blob := signatureBlob(sig); blob != nil {
+				p.Signatures = append(p.Signatures, blob)
+			}
+		}
+		p.Manifest, _, err = img.Manifest(ctx)
+		return err
+	})
+	if err != nil {
+		s.log.DebugContext(ctx, "signatures were not fetched", "err", err)
+		return nil
+	}
+	if len(p.Signatures) == 0 {
+		return nil
+	}
+	return []proof{p}
+}
+
+// signatureBlob is a signature as the library's directory transport keeps it:
+// one of simple signing as it is, one of sigstore after its format's name.
+func signatureBlob(sig any) []byte {
+	switch sig := sig.(type) {
+	case interface{ UntrustedSignature() []byte }:
+		return sig.UntrustedSignature()
+	case interface {
+		UntrustedMIMEType() string
+		UntrustedPayload() []byte
+		UntrustedAnnotations() map[string]string
+	}:
+		data, err := json.Marshal(struct {
+			MIMEType    string            `json:"mimeType"`
+			Payload     []byte            `json:"payload"`
+			Annotations map[string]string `json:"annotations"`
+		}{sig.UntrustedMIMEType(), sig.UntrustedPayload(), sig.UntrustedAnnotations()})
+		if err != nil {
+			return nil
+		}
+		return append([]byte("\x00sigstore-json\n"), data...)
+	}
+	return nil
+}
+
+// Allowed asks the policy of namespace whether the image id may be used there
+// under the name that its user knows it by; if that is "", under any of the names
+// that it was pulled or loaded by. It uses the signatures that came with the
+// pull, and no network. An image that the policy does not allow: *PullError.
+func (s *Store) Allowed(ctx context.Context, namespace, name, id string) error {
+	e, err := s.find(id)
+	if err != nil {
+		return err
+	}
+	sys, err := s.system(nil, Caller{Namespace: namespace})
+	if err != nil {
+		return err
+	}
+	names := e.names()
+	if name != "" {
+		full, err := s.fullNames(name)
+		// Of what a short name stands for it is the one that is this image.
+		i := slices.IndexFunc(full, func(f reference.Named) bool { return slices.Contains(names, f.String()) })
+		switch isID := strings.HasPrefix(e.hex(), strings.TrimPrefix(name, "sha256:")); {
+		case i < 0 && isID: // then it is any of the names
+		case err != nil:
+			return err
+		default:
+			names = []string{full[max(i, 0)].String()}
+		}
+	}
+	refs, err := parseAll(names)
+	if err != nil {
+		return err
+	}
+	if len(refs) == 0 { // loaded without a name: no scope but the default can be meant
+		ref, err := reference.ParseNormalizedNamed("nameless.invalid/image@" + e.ID)
+		if err != nil {
+			return err
+		}
+		refs = append(refs, ref)
+	}
+	var first error
+	for _, ref := range refs {
+		err := s.allowPresent(ctx, sys, ref, e.record.Proofs)
+		if err == nil {
+			return nil
+		}
+		if first == nil {
+			first = err
+		}
+	}
+	if p, ok := errors.AsType[*PullError](first); ok {
+		return &PullError{p.Reason, fmt.Errorf("image %s: %w", refs[0], p.Err)}
+	}
+	return first
+}
+
+// allowPresent asks the policy about an image in the store, under one name. One of
+// its manifests that is allowed is enough: they all lead to the same files.
+func (s *Store) allowPresent(ctx context.Context, sys *types.SystemContext, name reference.Named, proofs []proof) (err error) {
+	ref, err := docker.NewReference(name)
+	if err != nil {
+		return fault.Invalid.Errorf("%w", err)
+	}
+	if len(proofs) == 0 {
+		return allow(ctx, sys, unsigned{ref})
+	}
+	dir, err := os.MkdirTemp(s.layers.staging, "proof-*")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	for _, p := range proofs {
+		if err = s.allowProof(ctx, sys, ref, p, dir); err == nil {
+			break
+		}
+	}
+	return err
+}
+
+// allowProof lays p out as the library's directory transport has it, the only one
+// that reads signatures of each format from files.
+func (s *Store) allowProof(ctx context.Context, sys *types.SystemContext, name types.ImageReference, p proof, dir string) error {
+	d := p.digest()
+	files := map[string][]byte{".manifest.json": p.Manifest}
+	for i, sig := range p.Signatures {
+		files[".signature-"+strconv.Itoa(i+1)] = sig
+	}
+	for suffix, data := range files {
+		if err := os.WriteFile(filepath.Join(dir, d.Encoded()+suffix), data, 0o600); err != nil {
+			return err
+		}
+	}
+	ref, err := directory.NewReference(dir)
+	if err != nil {
+		return err
+	}
+	src, err := ref.NewImageSource(ctx, sys)
+	if err != nil {
+		return err
+	}
+	defer src.Close()
+	return allow(ctx, sys, image.UnparsedInstanceWithReference(image.UnparsedInstance(src, &d), name))
+}
+
+// unsigned is an image without signatures, as a policy sees it.
+type unsigned struct{ ref types.ImageReference }
+
+// Reference implements types.UnparsedImage.
+func (u unsigned) Reference() types.ImageReference { return u.ref }
+
+// Manifest implements types.UnparsedImage. No requirement reads the manifest of an
+// image that has no signatures.
+func (u unsigned) Manifest(context.Context) ([]byte, string, error) {
+	return nil, "", errors.New("no manifest was kept")
+}
+
+// Signatures implements types.UnparsedImage.
+func (u unsigned) Signatures(context.Context) ([][]byte, error) { return nil, nil }
