@@ -86,6 +86,10 @@ func (s *Server) createContainer(ctx context.Context, cr *creation, sb *oci.Sand
 	if err != nil {
 		return fmt.Errorf("image of container %s: %w", config.Metadata.Name, err)
 	}
+	// What it says begins with the reason that the kubelet knows.
+	if err := s.allowImage(ctx, sb, config.Image, img); err != nil {
+		return err
+	}
 	rec := &containerRecord{config: config, imageID: img.ID, imageRef: imageRef(img), resources: config.GetLinux().GetResources()}
 	if rec.signal, err = stopSignal(config.StopSignal, img.Config.Config.StopSignal); err != nil {
 		return err

@@ -90,6 +90,9 @@ func (s *Server) mountVolume(ctx context.Context, sb *oci.Sandbox, key string, m
 	if err != nil {
 		return "", "", err
 	}
+	if err := s.allowImage(ctx, sb, m.Image, img); err != nil {
+		return "", "", err
+	}
 	dir, err := s.mountImage(ctx, sb, key, img.ID, true)
 	if err != nil {
 		return "", "", err

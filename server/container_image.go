@@ -1,0 +1,25 @@
+package server
+
+import (
+	"context"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/oci"
+)
+
+// allowImage asks the policy of the pod's namespace about an image that is in the
+// store. Who pulled it may have had another policy, and the kubelet asks for a
+// pull only if the image is not there. The signatures that count are those that
+// came with the pull.
+//
+// The kubelet sends the ID, and beside it what the pod says; crictl sends what it
+// was told. An ID alone is asked for by each of the image's names.
+func (s *Server) allowImage(ctx context.Context, sb *oci.Sandbox, spec *cri.ImageSpec, img image.Image) error {
+	name := spec.UserSpecifiedImage
+	if name == "" {
+		name = spec.Image
+	}
+	return s.images.Allowed(ctx, s.index.sandbox(sb).config.GetMetadata().GetNamespace(), name, img.ID)
+}
