@@ -105,6 +105,7 @@ func (s *Store) Reconfigure(n Settings) {
 		}
 		s.catalog.Store(newCatalog(entries))
 	}
+	s.reportHosts(n.HostsDirs)
 }
 
 // now are the settings in force.

@@ -65,9 +65,10 @@ type Options struct {
 // Settings are the options that Reconfigure can change. The files and
 // directories that they name are read anew for each pull.
 type Settings struct {
-	RegistriesConf    string // registries.conf(5); "" means $CONTAINERS_REGISTRIES_CONF, then /etc/containers
-	RegistriesConfDir string // "" means the library's default directories
-	RegistriesDir     string // containers-registries.d(5): where signatures are; "" means the library's default directories
+	RegistriesConf    string   // registries.conf(5); "" means $CONTAINERS_REGISTRIES_CONF, then /etc/containers
+	RegistriesConfDir string   // "" means the library's default directories
+	HostsDirs         []string // directories of containerd's hosts.toml, for registries that registries.conf says nothing of
+	RegistriesDir     string   // containers-registries.d(5): where signatures are; "" means the library's default directories
 
 	PolicyPath string // policy.json(5); "" means $CONTAINERS_POLICY_JSON, then /etc/containers; if there is none, every image is accepted
 	PolicyDir  string // <namespace>.json in it is that namespace's policy, instead of the node's; "" means none has its own

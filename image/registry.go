@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"net/url"
 	"os"
 	"strings"
@@ -66,6 +67,11 @@ func (s *Store) dial(ctx context.Context, name reference.Named, as Caller) (_ *r
 	if err != nil {
 		return nil, fault.Invalid.Errorf("registries.conf: %w", err)
 	}
+	if conf == nil {
+		if conf, err = s.translateHosts(r, reference.Domain(name)); err != nil {
+			return nil, err
+		}
+	}
 	places := 1
 	if conf != nil {
 		if conf.Blocked {
@@ -77,7 +83,55 @@ func (s *Store) dial(ctx context.Context, name reference.Named, as Caller) (_ *r
 		r.src, err = ref.NewImageSource(ctx, r.sys)
 		return err
 	})
+	if err != nil && places > 1 && isAway(err) && s.noMirrorHas(ctx, r, conf, name) {
+		err = fault.NotFound.Errorf("no mirror has it, and the registry itself does not answer: %w", err)
+	}
 	return r, err
+}
+
+// isAway tells an error of a registry that cannot be reached from an answer.
+func isAway(err error) bool {
+	p, ok := errors.AsType[*PullError](err)
+	return ok && p.Reason == RegistryUnavailable || statusOf(err) == 0 && isNetwork(err)
+}
+
+// noMirrorHas asks each mirror once more, because of several failures the library
+// tells only the last one, which is that of the registry itself. It is true if
+// all that there are answer that they do not have the image: then that is what
+// is wrong, and on a node that has only its mirrors nothing else ever will be.
+func (s *Store) noMirrorHas(ctx context.Context, r *registry, conf *sysregistriesv2.Registry, name reference.Named) bool {
+	asked := false
+	for _, m := range conf.Mirrors {
+		only := sysregistriesv2.Registry{Prefix: conf.Prefix, Endpoint: m}
+		if isDigested(name) && m.PullFromMirror == sysregistriesv2.MirrorByTagOnly || !isDigested(name) && (m.PullFromMirror == sysregistriesv2.MirrorByDigestOnly || conf.MirrorByDigestOnly) {
+			continue
+		}
+		only.PullFromMirror = "" // which is for mirrors
+		one := &registry{sys: new(types.SystemContext), limit: r.limit}
+		*one.sys = *r.sys
+		if reference.Domain(name) != m.Location {
+			one.sys.DockerAuthConfig, one.sys.DockerBearerRegistryToken = nil, "" // they are for the registry itself
+		}
+		ref, err := docker.NewReference(name)
+		if err == nil {
+			err = s.configure(one, only, nil)
+		}
+		if err == nil {
+			err = one.bounded(ctx, 1, func(ctx context.Context) error {
+				one.src, err = ref.NewImageSource(ctx, one.sys)
+				return err
+			})
+		}
+		if err == nil {
+			one.src.Close()
+		}
+		one.forgetFiles()
+		if err == nil || statusOf(err) != http.StatusNotFound {
+			return false
+		}
+		asked = true
+	}
+	return asked
 }
 
 // bounded runs one exchange with the registry, or one with each of n places.

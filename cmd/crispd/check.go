@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/config"
+	"github.com/crisp-cri/crisp/image"
 	"github.com/crisp-cri/crisp/internal/kernel"
 	"github.com/crisp-cri/crisp/server/hooks"
 )
@@ -120,8 +121,15 @@ func checkFiles(c *config.Config) []finding {
 		program("nft", "the default network does not work: pods get no network without a configuration of the node's own"),
 		program("criu", "checkpoints cannot be made or restored"),
 		hookFiles(c),
-		{"image policy " + policyPath(c), exists(policyPath(c)), "every image is accepted, signed or not", false},
+		{"image policy " + policyPath(c), c.Image.Policy != "" || exists(policyPath(c)), "every image is accepted, signed or not", false},
+		imageFiles(c),
 	}
+}
+
+// imageFiles tells about broken policies, and what of hosts.toml counts for nothing.
+func imageFiles(c *config.Config) finding {
+	wrong := image.Check(imageSettings(c))
+	return finding{"files about images", len(wrong) == 0, strings.Join(wrong, "\n         "), false}
 }
 
 // hookFiles tells about broken ones before the first container does.

@@ -124,6 +124,7 @@ func imageOptions(c *config.Config, records *checkpoint.Manager, log *slog.Logge
 func imageSettings(c *config.Config) image.Settings {
 	return image.Settings{
 		RegistriesConf:  c.Image.RegistriesConf,
+		HostsDirs:       c.Image.HostsDirs,
 		RegistriesDir:   c.Image.RegistriesDir,
 		PolicyPath:      c.Image.Policy,
 		PolicyDir:       c.Image.PolicyDir,

@@ -1,0 +1,355 @@
+package image
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/BurntSushi/toml"
+	"github.com/crisp-cri/crisp/internal/fault"
+	"go.podman.io/image/v5/pkg/sysregistriesv2"
+)
+
+// A hostsFile is what containerd's hosts.toml says of a registry, as
+// registries.conf(5) would.
+type hostsFile struct {
+	conf     sysregistriesv2.Registry // without its prefix
+	certs    map[string]hostCerts     // by host:port
+	problems []string                 // what has no translation, by key
+}
+
+// hostCerts are the files that make up TLS with one host.
+type hostCerts struct {
+	ca     []string
+	client [][2]string // certificate and key, which may be one file
+}
+
+// A hostTable is a table of hosts.toml: the top one, which is about the registry
+// itself, or a [host."URL"]. What is not here is found by toml.MetaData.Undecoded.
+type hostTable struct {
+	Capabilities []string       `toml:"capabilities"`
+	CA           any            `toml:"ca"`
+	Client       any            `toml:"client"`
+	SkipVerify   bool           `toml:"skip_verify"`
+	OverridePath bool           `toml:"override_path"`
+	Header       map[string]any `toml:"header"`
+	DialTimeout  string         `toml:"dial_timeout"`
+}
+
+// findHosts returns the directory for a registry: as containerd does, that of its
+// host and port, or _default.
+func findHosts(dirs []string, domain string) string {
+	names := []string{domain}
+	if host, port, err := net.SplitHostPort(domain); err == nil {
+		names = []string{host + "_" + port + "_", domain}
+	}
+	for _, dir := range dirs {
+		for _, name := range append(names, "_default") {
+			path := filepath.Join(dir, name)
+			if info, err := os.Stat(path); err == nil && info.IsDir() {
+				return path
+			}
+		}
+	}
+	return ""
+}
+
+// translateHosts configures r by the hosts.toml for a registry, if there is one.
+// They are read for each pull.
+func (s *Store) translateHosts(r *registry, domain string) (*sysregistriesv2.Registry, error) {
+	dir := findHosts(s.now().HostsDirs, domain)
+	if dir == "" {
+		return nil, nil
+	}
+	h, err := readHosts(filepath.Join(dir, "hosts.toml"), domain)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fault.Invalid.Errorf("%w", err)
+	}
+	h.conf.Prefix = domain
+	return &h.conf, s.configure(r, h.conf, h.certs)
+}
+
+// readHosts reads the hosts.toml of a registry.
+func readHosts(path, domain string) (*hostsFile, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	var t struct {
+		Server string `toml:"server"`
+		hostTable
+		Hosts map[string]hostTable `toml:"host"`
+	}
+	meta, err := toml.Decode(string(data), &t)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	h := &hostsFile{certs: map[string]hostCerts{}}
+	for _, key := range meta.Undecoded() {
+		h.problem(key.String(), "it is not known")
+	}
+	dir := filepath.Dir(path)
+	// The tables are asked in the order in which they stand.
+	seen := map[string]bool{}
+	for _, key := range meta.Keys() {
+		if len(key) < 2 || key[0] != "host" || seen[key[1]] {
+			continue
+		}
+		seen[key[1]] = true
+		if host, ok := h.endpoint(key[:2].String(), key[1], t.Hosts[key[1]], dir, false); ok {
+			host.NamespaceProxy = domain // the parameter ns, which containerd sends too
+			h.conf.Mirrors = append(h.conf.Mirrors, host)
+		}
+	}
+	server := t.Server
+	if server == "" {
+		server = "https://" + domain
+	}
+	own, ok := h.endpoint("server", server, t.hostTable, dir, true)
+	if !ok {
+		own = sysregistriesv2.Endpoint{Location: domain}
+	}
+	h.conf.Endpoint = own
+	return h, nil
+}
+
+func (h *hostsFile) problem(key, format string, args ...any) {
+	h.problems = append(h.problems, key+": "+fmt.Sprintf(format, args...))
+}
+
+// endpoint translates one table. A mirror that cannot be asked as its table wants
+// is not asked at all; the registry itself (own) is, in its usual way.
+func (h *hostsFile) endpoint(key, address string, t hostTable, dir string, own bool) (e sysregistriesv2.Endpoint, ok bool) {
+	at := func(name string) string {
+		if own {
+			return name
+		}
+		return key + "." + name
+	}
+	before := len(h.problems)
+	if len(t.Header) > 0 {
+		h.problem(at("header"), "headers cannot be sent")
+	}
+	location, plain, err := locationOf(address, t.OverridePath)
+	if err != nil {
+		h.problem(key, "%v", err)
+	}
+	certs, err := certsOf(t, dir)
+	if err != nil {
+		h.problem(key, "%v", err)
+	}
+	failed := len(h.problems) > before
+	if t.DialTimeout != "" {
+		h.problem(at("dial_timeout"), "it is 30 s")
+	}
+	pull := len(t.Capabilities) == 0 || slices.Contains(t.Capabilities, "pull")
+	resolve := len(t.Capabilities) == 0 || slices.Contains(t.Capabilities, "resolve")
+	switch {
+	case own && !(pull && resolve):
+		h.problem("capabilities", "the registry itself is asked for all, after the hosts")
+	case !own && resolve && !pull:
+		h.problem(at("capabilities"), "a host that resolves must also pull; it is not asked")
+		failed = true
+	case !own && !pull:
+		return e, false // for pushes: none of ours
+	case !own && !resolve:
+		e.PullFromMirror = sysregistriesv2.MirrorByDigestOnly
+	}
+	if failed {
+		return e, false
+	}
+	if len(certs.ca)+len(certs.client) > 0 {
+		host, _, _ := strings.Cut(location, "/")
+		h.certs[host] = certs
+	}
+	e.Location, e.Insecure = location, plain || t.SkipVerify
+	return e, true
+}
+
+// locationOf is the address of a host as registries.conf(5) has it. There the API
+// is always below /v2 of the host, and what follows is part of the names. plain is
+// for one without TLS.
+func locationOf(address string, override bool) (location string, plain bool, err error) {
+	if !strings.Contains(address, "://") {
+		address = "https://" + address
+	}
+	u, err := url.Parse(address)
+	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+		return "", false, fmt.Errorf("%q is no address of a registry", address)
+	}
+	path := strings.Trim(u.Path, "/")
+	switch below, ok := strings.CutPrefix(path, "v2"); {
+	case path == "":
+	case override && ok && (below == "" || below[0] == '/'):
+		path = strings.Trim(below, "/")
+	case override:
+		return "", false, fmt.Errorf("path /%s: with override_path it must begin with /v2", path)
+	default:
+		return "", false, fmt.Errorf("path /%s: without override_path there cannot be one", path)
+	}
+	host := u.Host
+	if u.Scheme == "http" && u.Port() == "" {
+		host += ":80" // the library would ask for 443 first
+	}
+	if path != "" {
+		host += "/" + path
+	}
+	return host, u.Scheme == "http", nil
+}
+
+// certsOf reads ca, a file or a list of them, and client: a file with both, a list
+// of such, or a list of pairs.
+func certsOf(t hostTable, dir string) (c hostCerts, err error) {
+	abs := func(path string) string {
+		if filepath.IsAbs(path) {
+			return path
+		}
+		return filepath.Join(dir, path)
+	}
+	list := func(v any) []any {
+		switch v := v.(type) {
+		case nil:
+			return nil
+		case []any:
+			return v
+		}
+		return []any{v}
+	}
+	for _, v := range list(t.CA) {
+		path, ok := v.(string)
+		if !ok {
+			return c, fmt.Errorf("ca: want the path of a file or a list of them")
+		}
+		c.ca = append(c.ca, abs(path))
+	}
+	for _, v := range list(t.Client) {
+		pair := list(v)
+		if len(pair) == 1 {
+			pair = append(pair, pair[0])
+		}
+		if len(pair) != 2 {
+			return c, fmt.Errorf("client: want files, or pairs of them")
+		}
+		cert, ok1 := pair[0].(string)
+		key, ok2 := pair[1].(string)
+		if !ok1 || !ok2 {
+			return c, fmt.Errorf("client: want files, or pairs of them")
+		}
+		if key == "" {
+			key = cert
+		}
+		c.client = append(c.client, [2]string{abs(cert), abs(key)})
+	}
+	return c, nil
+}
+
+// usualCerts are where the library looks for the files of a host's TLS, if it is
+// not told of a directory.
+var usualCerts = []string{"/etc/containers/certs.d", "/etc/docker/certs.d"}
+
+// configure makes r use conf for what lies below its prefix. The library takes it
+// from files only: they live as long as r.
+func (s *Store) configure(r *registry, conf sysregistriesv2.Registry, certs map[string]hostCerts) error {
+	helpers, err := sysregistriesv2.CredentialHelpers(r.sys)
+	if err != nil {
+		return fault.Invalid.Errorf("registries.conf: %w", err)
+	}
+	dir, err := r.makeFiles(s.layers.staging)
+	if err != nil {
+		return err
+	}
+	var text bytes.Buffer
+	if err := toml.NewEncoder(&text).Encode(sysregistriesv2.V2RegistriesConf{Registries: []sysregistriesv2.Registry{conf}, CredentialHelpers: helpers}); err != nil {
+		return err
+	}
+	r.sys.SystemRegistriesConfPath = filepath.Join(dir, "registries.conf")
+	r.sys.SystemRegistriesConfDirPath = filepath.Join(dir, "none")
+	if err := os.WriteFile(r.sys.SystemRegistriesConfPath, text.Bytes(), 0o600); err != nil {
+		return err
+	}
+	if len(certs) == 0 {
+		return nil
+	}
+	r.sys.DockerPerHostCertDirPath = filepath.Join(dir, "certs.d")
+	for _, e := range append([]sysregistriesv2.Endpoint{conf.Endpoint}, conf.Mirrors...) {
+		host, _, _ := strings.Cut(e.Location, "/")
+		if err := linkCerts(filepath.Join(r.sys.DockerPerHostCertDirPath, host), host, certs[host]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// linkCerts makes the directory of a host's files as the library wants it: links,
+// to c or to where the host's files usually are.
+func linkCerts(dir, host string, c hostCerts) error {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	link := func(target, name string) error {
+		if err := os.Symlink(target, filepath.Join(dir, name)); err != nil && !errors.Is(err, fs.ErrExist) {
+			return err
+		}
+		return nil
+	}
+	for i, path := range c.ca {
+		if err := link(path, fmt.Sprintf("%d.crt", i)); err != nil {
+			return err
+		}
+	}
+	for i, pair := range c.client {
+		if err := errors.Join(link(pair[0], fmt.Sprintf("%d.cert", i)), link(pair[1], fmt.Sprintf("%d.key", i))); err != nil {
+			return err
+		}
+	}
+	if len(c.ca)+len(c.client) > 0 {
+		return nil
+	}
+	for _, usual := range usualCerts {
+		files, err := os.ReadDir(filepath.Join(usual, host))
+		if err != nil {
+			continue
+		}
+		for _, f := range files {
+			if err := link(filepath.Join(usual, host, f.Name()), f.Name()); err != nil {
+				return err
+			}
+		}
+		break
+	}
+	return nil
+}
+
+// hostsFiles are all hosts.toml files below dirs.
+func hostsFiles(dirs []string) []string {
+	var all []string
+	for _, dir := range dirs {
+		files, _ := filepath.Glob(filepath.Join(dir, "*", "hosts.toml")) // the only error is of the pattern
+		all = append(all, files...)
+	}
+	return all
+}
+
+// reportHosts says what of the hosts.toml files counts for nothing.
+func (s *Store) reportHosts(dirs []string) {
+	for _, file := range hostsFiles(dirs) {
+		h, err := readHosts(file, filepath.Base(filepath.Dir(file)))
+		if err != nil {
+			s.log.Warn("hosts.toml cannot be used", "err", err)
+			continue
+		}
+		for _, p := range h.problems {
+			s.log.Warn("hosts.toml says what cannot be translated", "path", file, "key", p)
+		}
+	}
+}

@@ -1,0 +1,170 @@
+package image_test
+
+import (
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/internal/fault"
+)
+
+// The hosts.toml of a registry names mirrors for it, in order, as containerd takes
+// them; registries.conf goes before.
+func TestHosts(t *testing.T) {
+	mirror, proxy := newRegistry(t), newRegistry(t)
+	tls := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		r.URL.Host, r.URL.Scheme = mirror.host, "http"
+		mirror.forward(w, r)
+	}))
+	t.Cleanup(tls.Close)
+	p := newPlace(t)
+	hosts := filepath.Join(p.dir, "certs.d")
+	open := func() { p.trusting(image.Settings{HostsDirs: []string{filepath.Join(p.dir, "none"), hosts}}) }
+	open()
+	hostsFile := func(registry, text string) { t.Helper(); write(t, filepath.Join(hosts, registry, "hosts.toml"), text) }
+	a, b := build(t, "gzip", "a"), build(t, "gzip", "b")
+	mirror.push("team/app", "v1", a)
+	top := mirror.push("team/app", "v2", b)
+	proxy.push("cache/team/app", "v1", a)
+
+	hostsFile("plain.example", fmt.Sprintf("server = \"https://127.0.0.1:1\"\n[host.\"http://127.0.0.1:2\"]\n[host.\"http://%s\"]\ncapabilities = [\"pull\", \"resolve\"]\n", mirror.host))
+	if img := p.pull("plain.example/team/app:v1"); img.ID != a.id() || img.Tags[0] != "plain.example/team/app:v1" {
+		t.Errorf("image is %+v", img)
+	}
+	// Below a path, with the registry's name as a parameter.
+	hostsFile("path.example", fmt.Sprintf("[host.\"http://%s/v2/cache\"]\noverride_path = true\n", proxy.host))
+	p.pull("path.example/team/app:v1")
+	// With a CA of its own, named relative to the file; and with none.
+	hostsFile("tls.example_5000_", fmt.Sprintf("[host.%q]\nca = \"ca.pem\"\n", tls.URL))
+	write(t, filepath.Join(hosts, "tls.example_5000_", "ca.pem"), string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: tls.Certificate().Raw})))
+	p.pull("tls.example:5000/team/app:v1")
+	hostsFile("skip.example", fmt.Sprintf("[host.%q]\nskip_verify = true\n", tls.URL))
+	p.pull("skip.example/team/app:v1")
+	hostsFile("strict.example", fmt.Sprintf("server = \"https://127.0.0.1:1\"\n[host.%q]\n", tls.URL))
+	if _, err := p.store.Pull(t.Context(), "strict.example/team/app:v1", image.Caller{}); err == nil {
+		t.Error("a certificate of nobody was believed")
+	}
+	// A host that cannot resolve is asked by digest only; one for pushes never.
+	hostsFile("digest.example", fmt.Sprintf("server = \"https://127.0.0.1:1\"\n[host.\"http://%s\"]\ncapabilities = [\"pull\"]\n", mirror.host))
+	if _, err := p.store.Pull(t.Context(), "digest.example/team/app:v2", image.Caller{}); err == nil {
+		t.Error("a tag was asked of a host that cannot resolve")
+	}
+	p.pull("digest.example/team/app@" + top.String())
+	hostsFile("push.example", fmt.Sprintf("server = \"https://127.0.0.1:1\"\n[host.\"http://%s\"]\ncapabilities = [\"push\"]\n", mirror.host))
+	if _, err := p.store.Pull(t.Context(), "push.example/team/app:v1", image.Caller{}); err == nil {
+		t.Error("a host for pushes was pulled from")
+	}
+	// What has no file of its own.
+	hostsFile("_default", fmt.Sprintf("[host.\"http://%s\"]\n", mirror.host))
+	p.pull("any.example/team/app:v1")
+	// registries.conf knows better.
+	p.configure("[[registry]]\nlocation = \"plain.example\"\nblocked = true\n")
+	if _, err := p.store.Pull(t.Context(), "plain.example/team/app:v2", image.Caller{}); !errors.Is(err, fault.Invalid) {
+		t.Errorf("error is %v, want one of kind %v", err, fault.Invalid)
+	}
+}
+
+// forward is what a proxy in front of r does.
+func (r *registry) forward(w http.ResponseWriter, req *http.Request) {
+	out := req.Clone(req.Context())
+	out.RequestURI = ""
+	resp, err := http.DefaultTransport.RoundTrip(out)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadGateway)
+		return
+	}
+	defer resp.Body.Close()
+	for k, v := range resp.Header {
+		w.Header()[k] = v
+	}
+	w.WriteHeader(resp.StatusCode)
+	if _, err := io.Copy(w, resp.Body); err != nil {
+		r.t.Error(err)
+	}
+}
+
+// What cannot be translated is said by file and key, and such a host is not asked.
+func TestHostsUntranslated(t *testing.T) {
+	mirror := newRegistry(t)
+	p := newPlace(t)
+	mirror.push("app", "v1", build(t, "gzip", "a"))
+	hosts := filepath.Join(p.dir, "certs.d")
+	write(t, filepath.Join(hosts, "a.example", "hosts.toml"), fmt.Sprintf(`
+server = "https://127.0.0.1:1"
+surprise = 1
+[host."http://%s"]
+  [host."http://%[1]s".header]
+    x-tenant = ["blue"]
+[host."http://%[1]s/sub"]
+[host."http://%[1]s/sub/v2"]
+  override_path = true
+  dial_timeout = "1s"
+[host."ftp://x"]
+[host."https://y"]
+  client = 3
+[host."https://z"]
+  capabilities = ["resolve"]
+`, mirror.host))
+	write(t, filepath.Join(hosts, "b.example", "hosts.toml"), "server = ")
+	var log strings.Builder
+	p.log = slog.New(slog.NewTextHandler(&log, nil))
+	p.trusting(image.Settings{HostsDirs: []string{hosts}})
+	write(t, filepath.Join(p.dir, "policies", "bad.json"), "{")
+	checked := strings.Join(image.Check(image.Settings{HostsDirs: []string{hosts}, PolicyPath: filepath.Join(p.dir, "nothing"), PolicyDir: filepath.Join(p.dir, "policies")}), "\n")
+	for _, want := range []string{"nothing: no such file", "bad.json", "a.example/hosts.toml: surprise", "b.example/hosts.toml"} {
+		if !strings.Contains(checked, want) {
+			t.Errorf("the check does not say %q: %s", want, checked)
+		}
+	}
+	for _, want := range []string{"a.example/hosts.toml", "surprise: it is not known", ".header: headers cannot be sent", "without override_path", "it must begin with /v2", "dial_timeout", "ftp://x", "client: want files", "resolves must also pull", "b.example/hosts.toml"} {
+		if !strings.Contains(log.String(), want) {
+			t.Errorf("the log does not say %q", want)
+		}
+	}
+	if _, err := p.store.Pull(t.Context(), "a.example/app:v1", image.Caller{}); err == nil {
+		t.Error("a host was asked without its header")
+	}
+	if _, err := p.store.Pull(t.Context(), "b.example/app:v1", image.Caller{}); !errors.Is(err, fault.Invalid) {
+		t.Errorf("broken hosts.toml: %v, want an error of kind %v", err, fault.Invalid)
+	}
+	if t.Failed() {
+		t.Log(log.String())
+	}
+}
+
+// On a node that reaches its mirrors only, an image that none of them has is not
+// there; if one of them cannot say, nobody knows.
+func TestNotInMirrors(t *testing.T) {
+	one, two := newRegistry(t), newRegistry(t)
+	p := newPlace(t)
+	p.configure(fmt.Sprintf(`
+		[[registry]]
+		prefix = "origin.example"
+		location = "127.0.0.1:1"
+		[[registry.mirror]]
+		location = %q
+		insecure = true
+		[[registry.mirror]]
+		location = "%s/cache"
+		insecure = true`, one.host, two.host))
+	one.push("app", "v1", build(t, "gzip", "a"))
+	if _, err := p.store.Pull(t.Context(), "origin.example/app:typo", image.Caller{}); !errors.Is(err, fault.NotFound) {
+		t.Errorf("error is %v, want one of kind %v", err, fault.NotFound)
+	}
+	two.intercept(func(w http.ResponseWriter, r *http.Request) bool {
+		http.Error(w, "", http.StatusBadGateway)
+		return true
+	})
+	_, err := p.store.Pull(t.Context(), "origin.example/app:typo", image.Caller{})
+	if pe, ok := errors.AsType[*image.PullError](err); !ok || pe.Reason != image.RegistryUnavailable {
+		t.Errorf("error is %v, want %s", err, image.RegistryUnavailable)
+	}
+}
