@@ -21,8 +21,20 @@ const maxWindow = 128 << 20
 
 // A blob is a layer or a config, as its image's manifest describes it.
 type blob struct {
-	types.BlobInfo        // an empty Digest or a negative Size is not known
-	path           string // of the member of an archive
+	types.BlobInfo           // an empty Digest or a negative Size is not known
+	path           string    // of the member of an archive
+	key            *layerKey // opens it; nil: it is not encrypted
+}
+
+// identity is what a layer goes by in the store: its diff ID, if whoever has the
+// unpacked layer may have it. That of an encrypted layer is told by the config,
+// which is not encrypted; the key must be known too.
+func (b blob) identity(diffID digest.Digest) digest.Digest {
+	switch {
+	case b.key != nil:
+		return b.key.id
+	}
+	return diffID
 }
 
 // An origin is where the blobs of an image come from: a registry or an archive.
@@ -177,7 +189,13 @@ func unpackBlob(ctx context.Context, from origin, b blob, diffID digest.Digest, 
 	defer ahead.Close()
 	defer cancel() // first: it ends a read from the network
 
-	plain, err := expand(ahead)
+	packed := io.Reader(ahead)
+	if b.key != nil {
+		if packed, err = b.key.decrypt(ahead); err != nil {
+			return shape{}, err
+		}
+	}
+	plain, err := expand(packed)
 	if err != nil {
 		return shape{}, err
 	}

@@ -18,14 +18,15 @@ const recordKind = "imagerecords"
 
 // A record is an image on disk.
 type record struct {
-	Config  []byte // as it came: its digest is the ID
-	Layers  []digest.Digest
-	Dirs    []dirAttr `json:",omitempty"` // see inherit
-	Proofs  []proof   `json:",omitempty"` // by manifest, those that were signed
-	Tags    []string
-	Digests []string
-	Created time.Time
-	Updated time.Time // when it last got a name
+	Config    []byte          // as it came: its digest is the ID
+	Layers    []digest.Digest // see blob.identity
+	Dirs      []dirAttr       `json:",omitempty"` // see inherit
+	Encrypted bool            `json:",omitempty"` // it came so, and never otherwise
+	Proofs    []proof         `json:",omitempty"` // by manifest, those that were signed
+	Tags      []string
+	Digests   []string
+	Created   time.Time
+	Updated   time.Time // when it last got a name
 }
 
 // An entry is an image in memory. It never changes: a change makes a new one.
@@ -148,6 +149,7 @@ func (s *Store) put(n record, held []*layer) (_ Image, err error) {
 	default:
 		r, held = old.record, old.held
 		r.Updated = time.Now()
+		r.Encrypted = r.Encrypted && n.Encrypted
 		r.Proofs = mergeProofs(r.Proofs, n.Proofs)
 	}
 	r.Tags = merge(r.Tags, n.Tags)

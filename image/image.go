@@ -74,6 +74,7 @@ type Settings struct {
 	PolicyDir  string // <namespace>.json in it is that namespace's policy, instead of the node's; "" means none has its own
 	AuthFile   string // containers-auth.json(5); "" means $REGISTRY_AUTH_FILE, then /etc/containers/auth.json, then the library's places
 	AuthDir    string // <namespace>.json in it has that namespace's credentials, instead of the node's; "" means none has its own
+	KeysDir    string // private keys that open encrypted layers; "" means none
 
 	Pinned          []string      // names of images that are reported as pinned; * stands for any characters
 	MaxParallel     int           // layers that one pull downloads and unpacks at once; 0 means 4

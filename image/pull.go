@@ -27,7 +27,8 @@ const maxConfig = 8 << 20
 
 // Pull brings the image that ref names from its registry, and returns it. A tag
 // is always asked of the registry; a digest that is there already is not, if the
-// policy allows the image with the signatures that it came with.
+// policy allows the image with the signatures that it came with. An encrypted
+// image is always asked for, because its key must be there each time.
 //
 // Pulls of one name for the same caller are joined, and cancelled when the last
 // one has left. Errors: fault.NotFound if the registry does not know the
@@ -41,7 +42,7 @@ func (s *Store) Pull(ctx context.Context, ref string, as Caller) (Image, error) 
 		return Image{}, err
 	}
 	if len(names) == 1 {
-		if e, ok := s.catalog.Load().byName[names[0].String()]; ok && isDigested(names[0]) {
+		if e, ok := s.catalog.Load().byName[names[0].String()]; ok && isDigested(names[0]) && !e.record.Encrypted {
 			err := s.Allowed(ctx, as.Namespace, names[0].String(), e.ID)
 			if err == nil {
 				return e.Image, nil
@@ -134,6 +135,10 @@ func fetchConfig(ctx context.Context, from origin, b blob) ([]byte, error) {
 // install brings what was chosen, and makes it known.
 func (s *Store) install(ctx context.Context, from origin, c choice, tags, digests []string) (Image, error) {
 	m := record{Tags: tags, Digests: digests, Proofs: c.proofs}
+	if err := s.unlock(c.layers); err != nil {
+		return Image{}, err
+	}
+	m.Encrypted = slices.ContainsFunc(c.layers, isEncrypted)
 	if e, ok := s.catalog.Load().byID[c.config.Digest.Encoded()]; ok {
 		m.Config = e.record.Config
 	} else {
@@ -206,7 +211,7 @@ func (s *Store) unpackAll(ctx context.Context, from origin, blobs []blob, ids []
 		}
 		all.Go(func() {
 			defer func() { <-slots }()
-			id := ids[i]
+			id := blobs[i].identity(ids[i])
 			l, err := s.layers.acquire(ctx, id, func(ctx context.Context, dir string) (shape, error) {
 				return unpackBlob(ctx, from, blobs[i], ids[i], dir)
 			})

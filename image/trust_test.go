@@ -113,6 +113,9 @@ func (p *place) trusting(o image.Settings) {
 	o.RegistriesDir = filepath.Join(p.dir, "registries.d")
 	o.PolicyDir = filepath.Join(p.dir, "policies")
 	o.AuthDir = filepath.Join(p.dir, "auth")
+	if o.KeysDir == "" {
+		o.KeysDir = filepath.Join(p.dir, "keys")
+	}
 	p.reopen(image.Options{Settings: o})
 }
 

@@ -130,6 +130,7 @@ func imageSettings(c *config.Config) image.Settings {
 		PolicyDir:       c.Image.PolicyDir,
 		AuthFile:        c.Image.AuthFile,
 		AuthDir:         c.Image.AuthDir,
+		KeysDir:         c.Image.DecryptionKeysPath,
 		Pinned:          c.Image.Pinned,
 		MaxParallel:     c.Image.MaxParallel,
 		ProgressTimeout: c.Image.ProgressTimeout,

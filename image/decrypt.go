@@ -1,0 +1,178 @@
+package image
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/containers/ocicrypt"
+	"github.com/containers/ocicrypt/blockcipher"
+	encconfig "github.com/containers/ocicrypt/config"
+	"github.com/containers/ocicrypt/helpers"
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/opencontainers/go-digest"
+	v1 "github.com/opencontainers/image-spec/specs-go/v1"
+)
+
+// publicOptions is the annotation of an encrypted layer that is for everybody.
+const publicOptions = "org.opencontainers.image.enc.pubopts"
+
+// A layerKey opens one encrypted layer.
+type layerKey struct {
+	options blockcipher.LayerBlockCipherOptions
+	id      digest.Digest // of the layer with this key: who has another key, or none, has another layer
+}
+
+// isEncrypted tells whether a layer is (ocicrypt, spec: "+encrypted").
+func isEncrypted(b blob) bool { return strings.HasSuffix(b.MediaType, "+encrypted") }
+
+// unlock finds the keys of encrypted layers among those of the node. Layers that
+// are in the store already need theirs too: that somebody else could open them
+// says nothing of this caller.
+func (s *Store) unlock(layers []blob) error {
+	var keys *encconfig.DecryptConfig
+	for i := range layers {
+		b := &layers[i]
+		if !isEncrypted(*b) {
+			continue
+		}
+		if keys == nil {
+			var err error
+			if keys, err = s.privateKeys(); err != nil {
+				return err
+			}
+		}
+		var err error
+		if b.key, err = unwrapKey(keys, *b); err != nil {
+			return fault.Invalid.Errorf("layer %s is encrypted, and no key in %q opens it: %w", b.Digest, s.now().KeysDir, err)
+		}
+	}
+	return nil
+}
+
+// privateKeys reads the node's keys: PEM, DER or JWK private keys, X.509
+// certificates beside those for PKCS#7, GPG key rings, PKCS#11 descriptions. What
+// is none of these is passed over. They are read for each pull that needs one, and
+// kept nowhere.
+func (s *Store) privateKeys() (*encconfig.DecryptConfig, error) {
+	all := &encconfig.DecryptConfig{Parameters: map[string][][]byte{}}
+	dir := s.now().KeysDir
+	if dir == "" {
+		return all, nil
+	}
+	files, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return all, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list keys: %w", err)
+	}
+	for _, f := range files {
+		path := filepath.Join(dir, f.Name())
+		info, err := os.Stat(path)
+		if err != nil || !info.Mode().IsRegular() || strings.Contains(path, ":") { // what follows a colon would be a password
+			continue
+		}
+		cc, err := helpers.CreateDecryptCryptoConfig([]string{path}, nil)
+		if err != nil {
+			s.log.Warn("key cannot be used", "path", path, "err", err)
+			continue
+		}
+		if cc.DecryptConfig == nil {
+			continue
+		}
+		for name, values := range cc.DecryptConfig.Parameters {
+			all.Parameters[name] = append(all.Parameters[name], values...)
+		}
+	}
+	return all, nil
+}
+
+// unwrapKey opens the key of a layer, which is in its annotations, sealed for one
+// or more recipients.
+func unwrapKey(keys *encconfig.DecryptConfig, b blob) (*layerKey, error) {
+	var k layerKey
+	if text := b.Annotations[publicOptions]; text != "" {
+		data, err := base64.StdEncoding.DecodeString(text)
+		if err == nil {
+			err = json.Unmarshal(data, &k.options.Public)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("annotation %s: %w", publicOptions, err)
+		}
+	}
+	private, err := unwrapAny(keys, b)
+	if err != nil {
+		return nil, err
+	}
+	if err := json.Unmarshal(private, &k.options.Private); err != nil {
+		return nil, errors.New("the key that was found is malformed") // no more: it is a secret
+	}
+	k.id = digest.FromString(fmt.Sprintf("encrypted\x00%s\x00%s\x00%x", b.Digest, b.Annotations[publicOptions], private))
+	return &k, nil
+}
+
+func unwrapAny(keys *encconfig.DecryptConfig, b blob) ([]byte, error) {
+	var errs []error
+	for scheme, wrapped := range ocicrypt.GetWrappedKeysMap(v1.Descriptor{Annotations: b.Annotations}) {
+		wrapper := ocicrypt.GetKeyWrapper(scheme)
+		if wrapper.NoPossibleKeys(keys.Parameters) {
+			errs = append(errs, fmt.Errorf("%s: there is no key of that kind", scheme))
+			continue
+		}
+		for _, text := range strings.Split(wrapped, ",") {
+			sealed, err := base64.StdEncoding.DecodeString(text)
+			if err == nil {
+				var private []byte
+				if private, err = wrapper.UnwrapKey(keys, sealed); err == nil {
+					return private, nil
+				}
+			}
+			errs = append(errs, fmt.Errorf("%s: %w", scheme, err))
+		}
+	}
+	if len(errs) == 0 {
+		return nil, errors.New("its annotations name no recipient")
+	}
+	return nil, errors.Join(errs...)
+}
+
+// decrypt returns the content of a layer whose key this is. Its end says whether
+// it was the right one.
+func (k *layerKey) decrypt(r io.Reader) (io.Reader, error) {
+	h, err := blockcipher.NewLayerBlockCipherHandler()
+	if err != nil {
+		return nil, err
+	}
+	from := &noted{r: r}
+	plain, _, err := h.Decrypt(from, k.options)
+	if err != nil {
+		return nil, fault.Invalid.Errorf("decrypt: %w", err)
+	}
+	return &decrypter{plain, from}, nil
+}
+
+// A decrypter blames the stream or the key for what goes wrong, unless it was the
+// reading. The library's own words for it have bytes of the key's in them.
+type decrypter struct {
+	io.Reader
+	from *noted
+}
+
+// Read implements io.Reader.
+func (d *decrypter) Read(p []byte) (int, error) {
+	n, err := d.Reader.Read(p)
+	switch {
+	case err == nil || err == io.EOF:
+		return n, err
+	case d.from.err != nil && d.from.err != io.EOF:
+		return n, d.from.err
+	}
+	return n, fault.Invalid.Errorf("decrypt: it was changed, or its key is another")
+}
