@@ -24,13 +24,17 @@ type blob struct {
 	types.BlobInfo           // an empty Digest or a negative Size is not known
 	path           string    // of the member of an archive
 	key            *layerKey // opens it; nil: it is not encrypted
+	file           string    // the file that a layer of an artifact is; "": it is a tar
 }
 
 // identity is what a layer goes by in the store: its diff ID, if whoever has the
 // unpacked layer may have it. That of an encrypted layer is told by the config,
-// which is not encrypted; the key must be known too.
+// which is not encrypted; the key must be known too. A file is what it is and its
+// name.
 func (b blob) identity(diffID digest.Digest) digest.Digest {
 	switch {
+	case b.file != "":
+		return digest.FromString("file\x00" + b.file + "\x00" + b.Digest.String())
 	case b.key != nil:
 		return b.key.id
 	}

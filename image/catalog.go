@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/opencontainers/go-digest"
 )
 
@@ -18,9 +19,10 @@ const recordKind = "imagerecords"
 
 // A record is an image on disk.
 type record struct {
-	Config    []byte          // as it came: its digest is the ID
+	Config    []byte          // as it came: its digest is the ID; of an artifact, its manifest
 	Layers    []digest.Digest // see blob.identity
 	Dirs      []dirAttr       `json:",omitempty"` // see inherit
+	Artifact  bool            `json:",omitempty"`
 	Encrypted bool            `json:",omitempty"` // it came so, and never otherwise
 	Proofs    []proof         `json:",omitempty"` // by manifest, those that were signed
 	Tags      []string
@@ -77,8 +79,10 @@ func (s *Store) newEntry(id string, r record, held []*layer) (*entry, error) {
 	e := &entry{record: r, held: held}
 	e.ID = "sha256:" + id
 	e.Tags, e.Digests, e.CreatedAt = r.Tags, r.Digests, r.Created
-	if err := json.Unmarshal(r.Config, &e.Config); err != nil {
-		return nil, fmt.Errorf("config of image %s: %w", id, err)
+	if e.Artifact = r.Artifact; !e.Artifact {
+		if err := json.Unmarshal(r.Config, &e.Config); err != nil {
+			return nil, fmt.Errorf("config of image %s: %w", id, err)
+		}
 	}
 	e.Size = uint64(len(r.Config))
 	for _, l := range held {
@@ -146,6 +150,8 @@ func (s *Store) put(n record, held []*layer) (_ Image, err error) {
 		for _, l := range held {
 			r.Layers = append(r.Layers, l.diffID)
 		}
+	case old.Artifact != n.Artifact:
+		return Image{}, fault.Invalid.Errorf("image %s was an artifact and an image", id)
 	default:
 		r, held = old.record, old.held
 		r.Updated = time.Now()

@@ -88,7 +88,8 @@ type Image struct {
 	Tags      []string  // full names with their tag, sorted: "docker.io/library/busybox:latest"
 	Digests   []string  // full names with the digest that was pulled, sorted: "docker.io/library/busybox@sha256:…"
 	Size      uint64    // bytes in the unpacked layers and the config; never 0
-	Config    v1.Image  // as it came
+	Config    v1.Image  // as it came; empty if it is an artifact
+	Artifact  bool      // not an image of a system but files, which can be a volume; its ID is the digest of its manifest
 	Pinned    bool      // not to be collected
 	CreatedAt time.Time // when it was first pulled or loaded here
 }

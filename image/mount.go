@@ -78,6 +78,9 @@ func (s *Store) lease(l *lease, key, id string, readOnly bool, ids *IDMap, steps
 	if err != nil {
 		return err
 	}
+	if e.Artifact && !readOnly {
+		return fault.Invalid.Errorf("image %s is an artifact: its files can be a volume, but not a root file system", e.ID)
+	}
 	held, err := s.layers.holdAll(e.record.Layers)
 	if err != nil {
 		return err

@@ -134,7 +134,11 @@ func fetchConfig(ctx context.Context, from origin, b blob) ([]byte, error) {
 
 // install brings what was chosen, and makes it known.
 func (s *Store) install(ctx context.Context, from origin, c choice, tags, digests []string) (Image, error) {
-	m := record{Tags: tags, Digests: digests, Proofs: c.proofs}
+	m := record{Artifact: c.artifact, Tags: tags, Digests: digests, Proofs: c.proofs}
+	if c.artifact {
+		m.Config = c.manifest
+		return s.unpackImage(ctx, from, c.layers, make([]digest.Digest, len(c.layers)), m)
+	}
 	if err := s.unlock(c.layers); err != nil {
 		return Image{}, err
 	}
@@ -190,8 +194,9 @@ func diffIDs(config []byte, n int) ([]digest.Digest, error) {
 }
 
 // unpackAll acquires the layers that the blobs unpack to, whose content has the
-// digests ids, and returns those that it holds, in order; if there is an error,
-// perhaps not all. The largest is begun first: it takes the longest.
+// digests ids if it is a tar, and returns those
+// that it holds, in order; if there is an error, perhaps not all. The largest is
+// begun first: it takes the longest.
 func (s *Store) unpackAll(ctx context.Context, from origin, blobs []blob, ids []digest.Digest) ([]*layer, error) {
 	order := make([]int, len(blobs))
 	for i := range order {
@@ -213,6 +218,9 @@ func (s *Store) unpackAll(ctx context.Context, from origin, blobs []blob, ids []
 			defer func() { <-slots }()
 			id := blobs[i].identity(ids[i])
 			l, err := s.layers.acquire(ctx, id, func(ctx context.Context, dir string) (shape, error) {
+				if blobs[i].file != "" {
+					return unpackFile(ctx, from, blobs[i], dir)
+				}
 				return unpackBlob(ctx, from, blobs[i], ids[i], dir)
 			})
 			if err != nil {

@@ -14,10 +14,12 @@ const maxNesting = 3
 
 // A choice is the image of this platform among those that a name stands for.
 type choice struct {
-	top    digest.Digest // of what the name stands for: a manifest, or a list of them
-	config blob
-	layers []blob  // from the lowest
-	proofs []proof // what a policy can be asked with later
+	top      digest.Digest // of what the name stands for: a manifest, or a list of them
+	manifest []byte
+	artifact bool // files, not a system; then config is of no use
+	config   blob
+	layers   []blob  // from the lowest; of an artifact those that are files
+	proofs   []proof // what a policy can be asked with later
 }
 
 // choose reads the manifest, or follows the list of manifests to that of this
@@ -77,6 +79,10 @@ func (c *choice) read(data []byte, kind string) error {
 	m, err := manifest.FromBlob(data, kind)
 	if err != nil {
 		return fault.Invalid.Errorf("manifest: %w", err)
+	}
+	c.manifest = data
+	if _, ok := m.(*manifest.OCI1); ok && isArtifact(m.ConfigInfo().MediaType) {
+		return c.readArtifact(m)
 	}
 	c.config = blob{BlobInfo: m.ConfigInfo()}
 	if err := c.config.Digest.Validate(); err != nil {
