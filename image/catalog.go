@@ -19,16 +19,17 @@ const recordKind = "imagerecords"
 
 // A record is an image on disk.
 type record struct {
-	Config    []byte          // as it came: its digest is the ID; of an artifact, its manifest
-	Layers    []digest.Digest // see blob.identity
-	Dirs      []dirAttr       `json:",omitempty"` // see inherit
-	Artifact  bool            `json:",omitempty"`
-	Encrypted bool            `json:",omitempty"` // it came so, and never otherwise
-	Proofs    []proof         `json:",omitempty"` // by manifest, those that were signed
-	Tags      []string
-	Digests   []string
-	Created   time.Time
-	Updated   time.Time // when it last got a name
+	Config      []byte            // as it came: its digest is the ID; of an artifact, its manifest
+	Layers      []digest.Digest   // see blob.identity
+	Dirs        []dirAttr         `json:",omitempty"` // see inherit
+	Artifact    bool              `json:",omitempty"`
+	Encrypted   bool              `json:",omitempty"` // it came so, and never otherwise
+	Proofs      []proof           `json:",omitempty"` // by manifest, those that were signed
+	Annotations map[string]string `json:",omitempty"` // of the manifest, see Image
+	Tags        []string
+	Digests     []string
+	Created     time.Time
+	Updated     time.Time // when it last got a name
 }
 
 // An entry is an image in memory. It never changes: a change makes a new one.
@@ -79,6 +80,7 @@ func (s *Store) newEntry(id string, r record, held []*layer) (*entry, error) {
 	e := &entry{record: r, held: held}
 	e.ID = "sha256:" + id
 	e.Tags, e.Digests, e.CreatedAt = r.Tags, r.Digests, r.Created
+	e.Annotations = r.Annotations
 	if e.Artifact = r.Artifact; !e.Artifact {
 		if err := json.Unmarshal(r.Config, &e.Config); err != nil {
 			return nil, fmt.Errorf("config of image %s: %w", id, err)

@@ -84,14 +84,15 @@ type Settings struct {
 // An Image is one image: one config, whatever names it goes by. It is a plain
 // value; a copy is a snapshot, and what it points at never changes.
 type Image struct {
-	ID        string    // "sha256:" and the digest of the config, in hex
-	Tags      []string  // full names with their tag, sorted: "docker.io/library/busybox:latest"
-	Digests   []string  // full names with the digest that was pulled, sorted: "docker.io/library/busybox@sha256:…"
-	Size      uint64    // bytes in the unpacked layers and the config; never 0
-	Config    v1.Image  // as it came; empty if it is an artifact
-	Artifact  bool      // not an image of a system but files, which can be a volume; its ID is the digest of its manifest
-	Pinned    bool      // not to be collected
-	CreatedAt time.Time // when it was first pulled or loaded here
+	ID          string            // "sha256:" and the digest of the config, in hex
+	Tags        []string          // full names with their tag, sorted: "docker.io/library/busybox:latest"
+	Digests     []string          // full names with the digest that was pulled, sorted: "docker.io/library/busybox@sha256:…"
+	Size        uint64            // bytes in the unpacked layers and the config; never 0
+	Annotations map[string]string // of the manifest it first came with, those that say of what it is a checkpoint; nil = none
+	Config      v1.Image          // as it came; empty if it is an artifact
+	Artifact    bool              // not an image of a system but files, which can be a volume; its ID is the digest of its manifest
+	Pinned      bool              // not to be collected
+	CreatedAt   time.Time         // when it was first pulled or loaded here
 }
 
 // A Caller is for whom an image is pulled. The zero value is the node itself.

@@ -134,7 +134,7 @@ func fetchConfig(ctx context.Context, from origin, b blob) ([]byte, error) {
 
 // install brings what was chosen, and makes it known.
 func (s *Store) install(ctx context.Context, from origin, c choice, tags, digests []string) (Image, error) {
-	m := record{Artifact: c.artifact, Tags: tags, Digests: digests, Proofs: c.proofs}
+	m := record{Artifact: c.artifact, Tags: tags, Digests: digests, Proofs: c.proofs, Annotations: keptAnnotations(c.manifest)}
 	if c.artifact {
 		m.Config = c.manifest
 		return s.unpackImage(ctx, from, c.layers, make([]digest.Digest, len(c.layers)), m)

@@ -62,22 +62,24 @@ type unpacker struct {
 	shape  shape
 	sparse int64 // bytes claimed by sparse files so far
 	buf    []byte
+	plain  bool // there are no whiteouts
 }
 
 // unpack reads a tar stream to its end and puts its entries into the directory
 // dir, which is empty. Errors of kind fault.Invalid blame the stream.
 func unpack(ctx context.Context, r io.Reader, dir string) (shape, error) {
+	return unpackInto(ctx, r, dir, false)
+}
+
+// unpackInto is unpack; plain = names that begin as whiteouts do are those of files,
+// and the directory need not be empty.
+func unpackInto(ctx context.Context, r io.Reader, dir string, plain bool) (shape, error) {
 	root, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return shape{}, &os.PathError{Op: "open", Path: dir, Err: err}
 	}
-	mask := umask()
-	u := &unpacker{
-		dirs:  dirs{root: root, path: filepath.Clean(dir), umask: mask, open: make(map[string]openDir), made: make(map[string]bool), white: make(map[string]bool)},
-		umask: mask,
-		times: make(map[string][2]unix.Timespec),
-		buf:   make([]byte, aheadChunk),
-	}
+	u := newUnpacker(root, dir)
+	u.plain = plain
 	defer u.dirs.close()
 
 	tr := tar.NewReader(r)
@@ -105,6 +107,17 @@ func unpack(ctx context.Context, r io.Reader, dir string) (shape, error) {
 		return shape{}, badStream(err)
 	}
 	return u.shape, nil
+}
+
+// newUnpacker takes root over, a descriptor of the directory dir.
+func newUnpacker(root int, dir string) *unpacker {
+	mask := umask()
+	return &unpacker{
+		dirs:  dirs{root: root, path: filepath.Clean(dir), umask: mask, open: make(map[string]openDir), made: make(map[string]bool), white: make(map[string]bool)},
+		umask: mask,
+		times: make(map[string][2]unix.Timespec),
+		buf:   make([]byte, aheadChunk),
+	}
 }
 
 // onlyReader hides what else a reader can do, so that io.Copy reads in its own
@@ -150,14 +163,14 @@ func (u *unpacker) entry(ctx context.Context, hdr *tar.Header, content io.Reader
 		return u.rootEntry(hdr, attrs)
 	}
 	parent, base := path.Split(name)
-	if isMeta(parent, base) {
+	if !u.plain && isMeta(parent, base) {
 		return nil
 	}
 	dir, err := u.dirs.get(path.Clean(parent))
 	if err != nil {
 		return err
 	}
-	if hidden, ok := strings.CutPrefix(base, whiteoutPrefix); ok {
+	if hidden, ok := strings.CutPrefix(base, whiteoutPrefix); ok && !u.plain {
 		return u.whiteout(dir, parent, hidden)
 	}
 	if hdr.Typeflag == tar.TypeDir {

@@ -1,0 +1,287 @@
+package image
+
+import (
+	"archive/tar"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"golang.org/x/sys/unix"
+)
+
+// A diff is what a container has changed in its root file system: files that it
+// wrote, as a tar stream, and paths that it removed. There are no whiteouts in it.
+// That is how checkpoints have it.
+
+// Diff writes the changes in the root file system of key as a tar stream, and
+// returns the paths that were removed, absolute and sorted. Nobody may write to it
+// meanwhile. Sockets are left out: who listened on them makes them anew.
+func (s *Store) Diff(ctx context.Context, key string, w io.Writer) (deleted []string, err error) {
+	l, fresh, err := s.leases.begin(key)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { s.leases.end(key, fresh) }()
+	if fresh || l.record.ReadOnly {
+		return nil, fault.NotFound.Errorf("no writable root file system %q", key)
+	}
+	d := &differ{
+		ctx: ctx, tar: tar.NewWriter(w), links: make(map[uint64]string),
+		upper:  filepath.Join(s.leases.path(key), "fs"),
+		merged: filepath.Join(s.o.State, key),
+	}
+	for _, id := range lowers(l.held) {
+		d.lower = append(d.lower, s.layers.files(id))
+	}
+	if err := filepath.WalkDir(d.upper, d.visit); err != nil {
+		return nil, fmt.Errorf("changes of root file system %s: %w", key, err)
+	}
+	slices.Sort(d.deleted)
+	return slices.Compact(d.deleted), d.tar.Close()
+}
+
+type differ struct {
+	ctx           context.Context
+	tar           *tar.Writer
+	upper, merged string
+	lower         []string
+	links         map[uint64]string // inode in upper → its first name
+	deleted       []string
+}
+
+// visit takes one name of the upper directory.
+func (d *differ) visit(file string, _ fs.DirEntry, err error) error {
+	if err == nil {
+		err = d.ctx.Err()
+	}
+	if err != nil {
+		return err
+	}
+	name := strings.TrimPrefix(strings.TrimPrefix(file, d.upper), "/")
+	var st unix.Stat_t
+	if err := unix.Lstat(file, &st); err != nil {
+		return &fs.PathError{Op: "stat", Path: file, Err: err}
+	}
+	if st.Mode&unix.S_IFMT == unix.S_IFCHR && st.Rdev == 0 {
+		d.deleted = append(d.deleted, "/"+name)
+		return nil
+	}
+	if st.Mode&unix.S_IFMT == unix.S_IFDIR && name != "" {
+		if has(file, "trusted.overlay.redirect") {
+			// A renamed directory: its files are below under another name.
+			return errors.Join(d.whole(name), fs.SkipDir)
+		}
+		if has(file, overlayOpaque) {
+			if err := d.hidden(name); err != nil {
+				return err
+			}
+		}
+	}
+	return d.add(file, name, &st)
+}
+
+// whole adds all that is seen at name.
+func (d *differ) whole(name string) error {
+	top := filepath.Join(d.merged, name)
+	return filepath.WalkDir(top, func(file string, _ fs.DirEntry, err error) error {
+		if err == nil {
+			err = d.ctx.Err()
+		}
+		if err != nil {
+			return err
+		}
+		var st unix.Stat_t
+		if err := unix.Lstat(file, &st); err != nil {
+			return &fs.PathError{Op: "stat", Path: file, Err: err}
+		}
+		st.Nlink = 1 // the inode numbers are not those of upper
+		return d.add(file, strings.TrimPrefix(file, d.merged+"/"), &st)
+	})
+}
+
+// hidden notes as removed what the layers have in the directory name and the
+// container does not see: it removed the directory and made a new one.
+func (d *differ) hidden(name string) error {
+	for _, lower := range d.lower {
+		entries, err := os.ReadDir(filepath.Join(lower, name))
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		for _, e := range entries {
+			if _, err := os.Lstat(filepath.Join(d.upper, name, e.Name())); errors.Is(err, fs.ErrNotExist) {
+				d.deleted = append(d.deleted, path.Join("/", name, e.Name()))
+			}
+		}
+	}
+	return nil
+}
+
+// add writes the entry of one file.
+func (d *differ) add(file, name string, st *unix.Stat_t) error {
+	hdr, err := header(file, name, st)
+	if hdr == nil || err != nil {
+		return err
+	}
+	if hdr.Typeflag != tar.TypeDir && st.Nlink > 1 {
+		if first, ok := d.links[st.Ino]; ok {
+			hdr.Typeflag, hdr.Linkname, hdr.Size = tar.TypeLink, first, 0
+			return d.tar.WriteHeader(hdr)
+		}
+		d.links[st.Ino] = name
+	}
+	if hdr.Typeflag != tar.TypeReg {
+		return d.tar.WriteHeader(hdr)
+	}
+	fd, err := unix.Open(file, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return &fs.PathError{Op: "open", Path: file, Err: err}
+	}
+	f := os.NewFile(uintptr(fd), file)
+	defer f.Close()
+	if err := d.tar.WriteHeader(hdr); err != nil {
+		return err
+	}
+	_, err = io.CopyN(d.tar, f, hdr.Size)
+	return err
+}
+
+// header describes a file; nil = it is left out.
+func header(file, name string, st *unix.Stat_t) (*tar.Header, error) {
+	if name == "" {
+		name = "."
+	}
+	hdr := &tar.Header{
+		Format: tar.FormatPAX, Name: name, Mode: int64(st.Mode & 0o7777), Uid: int(st.Uid), Gid: int(st.Gid),
+		ModTime: timeOf(st.Mtim), PAXRecords: map[string]string{},
+	}
+	switch st.Mode & unix.S_IFMT {
+	case unix.S_IFDIR:
+		hdr.Typeflag, hdr.Name = tar.TypeDir, name+"/"
+	case unix.S_IFREG:
+		hdr.Typeflag, hdr.Size = tar.TypeReg, st.Size
+	case unix.S_IFLNK:
+		target, err := os.Readlink(file)
+		if err != nil {
+			return nil, err
+		}
+		hdr.Typeflag, hdr.Linkname = tar.TypeSymlink, target
+	case unix.S_IFIFO:
+		hdr.Typeflag = tar.TypeFifo
+	case unix.S_IFCHR, unix.S_IFBLK:
+		hdr.Typeflag = tar.TypeChar
+		if st.Mode&unix.S_IFMT == unix.S_IFBLK {
+			hdr.Typeflag = tar.TypeBlock
+		}
+		hdr.Devmajor, hdr.Devminor = int64(unix.Major(st.Rdev)), int64(unix.Minor(st.Rdev))
+	default:
+		return nil, nil
+	}
+	if hdr.Typeflag == tar.TypeSymlink {
+		return hdr, nil
+	}
+	attrs, err := attributesOf(file)
+	for key, value := range attrs {
+		hdr.PAXRecords["SCHILY.xattr."+key] = value
+	}
+	return hdr, err
+}
+
+// attributesOf returns the extended attributes of a file that an image may have.
+func attributesOf(file string) (map[string]string, error) {
+	buf := make([]byte, 64<<10) // XATTR_LIST_MAX
+	n, err := unix.Llistxattr(file, buf)
+	if err == unix.ENOTSUP || n == 0 {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, &fs.PathError{Op: "listxattr", Path: file, Err: err}
+	}
+	attrs := make(map[string]string)
+	value := make([]byte, 64<<10) // XATTR_SIZE_MAX
+	for key := range strings.SplitSeq(strings.TrimSuffix(string(buf[:n]), "\x00"), "\x00") {
+		if key != "security.capability" && !strings.HasPrefix(key, "user.") {
+			continue
+		}
+		n, err := unix.Lgetxattr(file, key, value)
+		if err != nil {
+			return nil, &fs.PathError{Op: "getxattr", Path: file, Err: err}
+		}
+		attrs[key] = string(value[:n])
+	}
+	return attrs, nil
+}
+
+func has(file, attribute string) bool {
+	_, err := unix.Lgetxattr(file, attribute, nil)
+	return err == nil
+}
+
+// Apply makes the changes of a diff in the mounted root file system of key, in
+// which nothing may run yet. Whoever made the diff is hostile, as with a layer:
+// fault.Invalid blames it.
+func (s *Store) Apply(ctx context.Context, key string, r io.Reader, deleted []string) error {
+	l, fresh, err := s.leases.begin(key)
+	if err != nil {
+		return err
+	}
+	defer func() { s.leases.end(key, fresh) }()
+	if fresh || l.record.ReadOnly {
+		return fault.NotFound.Errorf("no writable root file system %q", key)
+	}
+	root := filepath.Join(s.o.State, key)
+	if err := applyDiff(ctx, root, r, deleted); err != nil {
+		return fmt.Errorf("change root file system %s: %w", key, err)
+	}
+	return nil
+}
+
+func applyDiff(ctx context.Context, root string, r io.Reader, deleted []string) error {
+	if _, err := unpackInto(ctx, r, root, true); err != nil {
+		return err
+	}
+	fd, err := unix.Open(root, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return &fs.PathError{Op: "open", Path: root, Err: err}
+	}
+	u := newUnpacker(fd, root)
+	defer u.dirs.close()
+	for _, name := range deleted {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		clean, err := inside(name)
+		if err != nil {
+			return err
+		}
+		if clean == "." {
+			return fault.Invalid.Errorf("the root directory cannot have been removed")
+		}
+		parent, base := path.Split(clean)
+		dir, err := u.dirs.find(path.Clean(parent))
+		if err == unix.ENOENT || err == unix.ENOTDIR {
+			continue // it was removed with its parent
+		}
+		if err != nil {
+			return fault.Invalid.Errorf("removed file %q: %w", name, err)
+		}
+		err = u.clear(dir, clean, base)
+		unix.Close(dir)
+		if err != nil {
+			return fmt.Errorf("remove %q: %w", name, err)
+		}
+	}
+	return nil
+}
+func timeOf(ts unix.Timespec) time.Time { return time.Unix(ts.Sec, ts.Nsec) }

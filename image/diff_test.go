@@ -1,0 +1,141 @@
+package image_test
+
+import (
+	"archive/tar"
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	v1 "github.com/opencontainers/image-spec/specs-go/v1"
+	"golang.org/x/sys/unix"
+)
+
+// What one container did to its root file system can be done to another's: files
+// written, changed, linked and removed, whole directories replaced.
+func TestDiffAndApply(t *testing.T) {
+	reg := newRegistry(t)
+	p := newPlace(t, reg)
+	reg.push("app", "latest", buildOf(t, "gzip", v1.Image{},
+		tarOf(t, map[string]string{"a": "1", "b": "1", "gone/x": "1", "new/old": "1", "new/kept": "1", "d/x": "1"}),
+		tarOf(t, map[string]string{"new/high": "2"})))
+	id := p.pull(reg.host + "/app").ID
+	from, to := p.mount("from", id), p.mount("to", id)
+
+	do := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	in := func(name string) string { return filepath.Join(from, name) }
+	do(os.WriteFile(in("b"), []byte("changed"), 0o640))
+	do(os.Chown(in("b"), 12, 34))
+	do(os.Remove(in("a")))
+	do(os.RemoveAll(in("gone")))
+	do(os.RemoveAll(in("new")))
+	do(os.Mkdir(in("new"), 0o711)) // opaque in the writable layer
+	do(os.WriteFile(in("new/kept"), []byte("again"), 0o600))
+	do(os.WriteFile(in("d/.wh.x"), []byte("no whiteout"), 0o600))
+	do(os.WriteFile(in("one"), []byte("linked"), 0o600))
+	do(os.Link(in("one"), in("two")))
+	do(os.Symlink("/etc/passwd", in("link")))
+	do(unix.Mkfifo(in("pipe"), 0o600))
+	do(unix.Setxattr(in("one"), "user.note", []byte("hello"), 0))
+
+	var diff bytes.Buffer
+	deleted, err := p.store.Diff(t.Context(), "from", &diff)
+	do(err)
+	if want := []string{"/a", "/gone", "/new/high", "/new/old"}; !slices.Equal(deleted, want) {
+		t.Errorf("removed were %v, want %v", deleted, want)
+	}
+	do(p.store.Apply(t.Context(), "to", &diff, deleted))
+	if got, want := describe(t, to), describe(t, from); got != want {
+		t.Errorf("the tree is\n%s\nwant\n%s", got, want)
+	}
+	if got := read(t, to, "new/kept") + read(t, to, "b") + read(t, to, "d/.wh.x"); got != "againchangedno whiteout" {
+		t.Errorf("files hold %q", got)
+	}
+	value := make([]byte, 8)
+	if n, err := unix.Getxattr(filepath.Join(to, "two"), "user.note", value); err != nil || string(value[:n]) != "hello" {
+		t.Errorf("attribute is %q (err %v)", value[:max(n, 0)], err)
+	}
+	for _, key := range []string{"from", "to"} {
+		do(p.store.Unmount(t.Context(), key, true))
+	}
+}
+
+// describe lists a tree with kinds, modes and owners.
+func describe(t *testing.T, root string) string {
+	t.Helper()
+	var b strings.Builder
+	err := filepath.WalkDir(root, func(path string, _ os.DirEntry, err error) error {
+		var st unix.Stat_t
+		if err == nil {
+			err = unix.Lstat(path, &st)
+		}
+		link, _ := os.Readlink(path)
+		fmt.Fprintf(&b, "%o %d:%d %s %s\n", st.Mode, st.Uid, st.Gid, strings.TrimPrefix(path, root), link)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b.String()
+}
+
+// A diff from somebody's archive reaches nothing outside of the root file system.
+func TestApplyHostile(t *testing.T) {
+	reg := newRegistry(t)
+	p := newPlace(t, reg)
+	reg.push("app", "latest", buildOf(t, "gzip", v1.Image{}, tarOf(t, map[string]string{"a": "1"})))
+	id := p.pull(reg.host + "/app").ID
+	root := p.mount("c", id)
+	outside := t.TempDir()
+	victim := filepath.Join(outside, "victim")
+	if err := os.WriteFile(victim, []byte("mine"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(outside, filepath.Join(root, "out")); err != nil {
+		t.Fatal(err)
+	}
+	empty := func() *bytes.Buffer { return new(bytes.Buffer) }
+	for _, name := range []string{"../" + victim, "/../../..", "/", "."} {
+		err := p.store.Apply(t.Context(), "c", empty(), []string{name})
+		if !errors.Is(err, fault.Invalid) && name != "/../../.." {
+			t.Errorf("removal of %q: error is %v, want one of kind %v", name, err, fault.Invalid)
+		}
+	}
+	// Below a link that leads out, and by the victim's own path: both are looked up
+	// in the root file system, where they are not.
+	if err := p.store.Apply(t.Context(), "c", empty(), []string{"/out/victim", victim}); err != nil {
+		t.Error(err)
+	}
+	for _, entry := range []tar.Header{
+		{Name: "../escaped", Typeflag: tar.TypeReg, Mode: 0o600},
+		{Name: "x", Typeflag: tar.TypeLink, Linkname: "../../" + victim},
+	} {
+		var b bytes.Buffer
+		w := tar.NewWriter(&b)
+		if err := errors.Join(w.WriteHeader(&entry), w.Close()); err != nil {
+			t.Fatal(err)
+		}
+		if err := p.store.Apply(t.Context(), "c", &b, nil); !errors.Is(err, fault.Invalid) {
+			t.Errorf("entry %q: error is %v, want one of kind %v", entry.Name, err, fault.Invalid)
+		}
+	}
+	if data, err := os.ReadFile(victim); err != nil || string(data) != "mine" {
+		t.Errorf("the victim holds %q (err %v)", data, err)
+	}
+	if got := tree(t, root); !strings.HasPrefix(got, "a") {
+		t.Errorf("tree is %s", got)
+	}
+	if err := p.store.Unmount(t.Context(), "c", true); err != nil {
+		t.Fatal(err)
+	}
+}
