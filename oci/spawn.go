@@ -11,12 +11,14 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
 // spawnTimeout bounds how long a new executor may take until it answers.
-const spawnTimeout = 15 * time.Second
+const spawnTimeout = time.Minute
 
 // A spawner connects to the executor, and starts it if nobody answers.
 type spawner struct {
@@ -32,27 +34,34 @@ func newSpawner(o Options) *spawner {
 
 func (s *spawner) dial(ctx context.Context) (Engine, error) {
 	socket := filepath.Join(s.state, "executor.sock")
-	conn, err := s.hello(ctx, socket)
-	if err == nil || !errors.Is(err, fault.Unavailable) {
-		return conn, err
+	conn, running, err := s.hello(ctx, socket)
+	if err == nil {
+		return s.current(ctx, conn, running, socket)
+	}
+	if !errors.Is(err, fault.Unavailable) {
+		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, spawnTimeout)
 	defer cancel()
-	ended, err := s.spawn(socket)
+	lock, conn, err := s.claim(ctx, socket)
+	if lock == nil {
+		return conn, err
+	}
+	ended, err := s.spawn(socket, lock)
+	lock.Close() // the executor has its own descriptor of it
 	if err != nil {
 		return nil, err
 	}
 	for wait := time.Millisecond; ; wait = min(2*wait, 20*time.Millisecond) {
-		conn, err := s.hello(ctx, socket)
-		if err == nil || !errors.Is(err, fault.Unavailable) {
-			return conn, err
+		conn, running, err := s.hello(ctx, socket)
+		if err == nil {
+			return s.speaking(conn, running)
+		}
+		if !errors.Is(err, fault.Unavailable) {
+			return nil, err
 		}
 		select {
 		case eerr := <-ended:
-			// Another one may have been quicker: it holds the lock, and answers.
-			if conn, err = s.hello(ctx, socket); err == nil {
-				return conn, nil
-			}
 			return nil, fault.Unavailable.Errorf("executor ended at once (%v): see %s", eerr, s.logPath())
 		case <-ctx.Done():
 			return nil, fault.Unavailable.Errorf("executor does not answer: %w", err)
@@ -61,37 +70,73 @@ func (s *spawner) dial(ctx context.Context) (Engine, error) {
 	}
 }
 
-// hello connects to an executor that speaks our protocol.
-func (s *spawner) hello(ctx context.Context, socket string) (Engine, error) {
+// claim takes the lock of executors, for the one that is to be started. Whoever holds
+// it is one that runs, or that was started and does not answer yet, perhaps by a
+// crispd that is no more: claim waits for its answer, or its end. So there is no
+// moment at which a second one could be started, or the first be overlooked.
+func (s *spawner) claim(ctx context.Context, socket string) (*os.File, Engine, error) {
+	lock, err := os.OpenFile(filepath.Join(s.state, "executor.lock"), os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return nil, nil, fmt.Errorf("open lock of executor: %w", err)
+	}
+	for wait := time.Millisecond; ; wait = min(2*wait, 20*time.Millisecond) {
+		err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return lock, nil, nil
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) {
+			lock.Close()
+			return nil, nil, fmt.Errorf("lock %s: %w", lock.Name(), err)
+		}
+		conn, running, err := s.hello(ctx, socket)
+		if err == nil {
+			conn, err := s.current(ctx, conn, running, socket)
+			lock.Close()
+			return nil, conn, err
+		}
+		if !errors.Is(err, fault.Unavailable) {
+			lock.Close()
+			return nil, nil, err
+		}
+		select {
+		case <-ctx.Done():
+			lock.Close()
+			return nil, nil, fault.Unavailable.Errorf("executor holds its lock and does not answer: %w", err)
+		case <-time.After(wait):
+		}
+	}
+}
+
+// hello connects to the executor, whatever it speaks: hello and upgrade stay as
+// they are in all protocols.
+func (s *spawner) hello(ctx context.Context, socket string) (Engine, wire.HelloReply, error) {
+	var hello wire.HelloReply
 	conn, err := wire.Dial(ctx, socket)
 	if err != nil {
-		return nil, err
+		return nil, hello, err
 	}
-	var hello wire.HelloReply
-	_, err = conn.Call(ctx, wire.MethodHello, nil, &hello)
-	if err == nil && hello.Protocol != wire.Protocol {
-		err = fmt.Errorf("executor %s speaks protocol %d, we speak %d", hello.Version, hello.Protocol, wire.Protocol)
-	}
-	if err != nil {
+	if _, err = conn.Call(ctx, wire.MethodHello, nil, &hello); err != nil {
 		conn.Close()
 		drain(conn)
-		return nil, err
+		return nil, hello, err
 	}
-	return conn, nil
+	return conn, hello, nil
 }
 
 func (s *spawner) logPath() string { return filepath.Join(s.state, "executor.log") }
 
 // spawn starts the executor in a session of its own, so that no signal meant for
 // us reaches it; it moves itself to its own cgroup, so that the end of our
-// service is not its end. The channel tells how it ended.
-func (s *spawner) spawn(socket string) (<-chan error, error) {
+// service is not its end. It gets the lock that is held. The channel tells how it
+// ended.
+func (s *spawner) spawn(socket string, lock *os.File) (<-chan error, error) {
 	log, err := os.OpenFile(s.logPath(), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("open log of executor: %w", err)
 	}
 	defer log.Close()
-	cmd := exec.Command(s.path, "--socket", socket, "--state", s.state, "--cgroup", s.cgroup)
+	cmd := exec.Command(s.path, "--socket", socket, "--state", s.state, "--cgroup", s.cgroup, "--lock-fd", "3")
+	cmd.ExtraFiles = []*os.File{lock} // is 3 over there
 	cmd.Dir = "/"
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH")}
 	cmd.Stderr = log

@@ -46,6 +46,7 @@ func main() {
 	socket := flag.String("socket", "/run/crisp/executor.sock", "listen on this `path`")
 	state := flag.String("state", "/run/crisp", "crisp's state `directory`")
 	cgroup := flag.String("cgroup", "", "move to this `cgroup` first, below the root of every hierarchy")
+	lockFD := flag.Int("lock-fd", -1, "the `descriptor` of the lock that is held for this executor")
 	show := flag.Bool("version", false, "print the version and exit")
 	flag.Parse()
 	if *show {
@@ -53,13 +54,19 @@ func main() {
 		return
 	}
 	log := slog.New(slog.NewJSONHandler(os.Stderr, nil))
-	if err := run(*socket, *state, *cgroup, log); err != nil {
+	o := executor.Options{Socket: *socket, State: *state, Version: version, Log: log}
+	// After an upgrade the number stands for something else.
+	if *lockFD >= 0 && executor.Sealed() && !executor.Resuming() {
+		unix.CloseOnExec(*lockFD)
+		o.Lock = os.NewFile(uintptr(*lockFD), "executor.lock")
+	}
+	if err := run(o, *cgroup, log); err != nil {
 		log.Error("executor ended", "err", err)
 		os.Exit(1)
 	}
 }
 
-func run(socket, state, cgroup string, log *slog.Logger) error {
+func run(o executor.Options, cgroup string, log *slog.Logger) error {
 	if !executor.Sealed() {
 		self, err := executor.Seal("/proc/self/exe")
 		if err != nil {
@@ -70,7 +77,6 @@ func run(socket, state, cgroup string, log *slog.Logger) error {
 	debug.SetGCPercent(50) // what it keeps is small, what a start throws away is not
 	bridge(log)
 	prepare(cgroup, log)
-	o := executor.Options{Socket: socket, State: state, Version: version, Log: log}
 	open := executor.New
 	if executor.Resuming() {
 		open = executor.Resume

@@ -65,6 +65,10 @@ type Options struct {
 	State   string // crisp's state directory; libcontainer's is <State>/executor
 	Version string // as "hello" tells it
 	Log     *slog.Logger
+
+	// Lock is the lock of State's executor, held for us by who started us; nil
+	// means that New takes it.
+	Lock *os.File
 }
 
 // An Executor runs containers.
@@ -100,10 +104,14 @@ func New(o Options) (*Executor, error) {
 	if err := os.MkdirAll(filepath.Join(o.State, "executor"), 0o700); err != nil {
 		return nil, err
 	}
-	lock, err := os.OpenFile(filepath.Join(o.State, "executor.lock"), os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
+	lock, err := o.Lock, error(nil)
+	if lock == nil {
+		lock, err = os.OpenFile(filepath.Join(o.State, "executor.lock"), os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
+	}
 	if err != nil {
 		return nil, err
 	}
+	// One that was handed over is ours already: a lock belongs to the open file.
 	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		lock.Close()
 		return nil, fault.Exists.Errorf("another executor runs for %s: %w", o.State, err)
