@@ -14,6 +14,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"runtime/debug"
 	"strings"
 
@@ -53,7 +54,7 @@ func main() {
 		fmt.Println(version)
 		return
 	}
-	log := slog.New(slog.NewJSONHandler(os.Stderr, nil))
+	log := slog.New(slog.NewJSONHandler(newLogFile(filepath.Join(*state, "executor.log")), nil))
 	o := executor.Options{Socket: *socket, State: *state, Version: version, Log: log}
 	// After an upgrade the number stands for something else.
 	if *lockFD >= 0 && executor.Sealed() && !executor.Resuming() {
