@@ -47,14 +47,30 @@ func executorCgroup(state string) string {
 	return "/crisp-executor-" + hex.EncodeToString(sum[:6])
 }
 
-// removeExecutorCgroup removes that of an executor that has ended.
+// removeExecutorCgroup removes that of an executor that has ended. If it is a scope,
+// systemd does, in a moment.
 func removeExecutorCgroup(state string) error {
 	name := executorCgroup(state)
+	for wait := time.Millisecond; wait < 4*time.Second; wait *= 2 {
+		if scopes, _ := cgroupDirs("/system.slice" + name + ".scope"); !anyExists(scopes) {
+			break
+		}
+		time.Sleep(wait)
+	}
 	dirs, err := cgroupDirs(name)
 	if err != nil {
 		return err
 	}
 	return removeCgroups(path.Base(name), dirs)
+}
+
+func anyExists(dirs map[string]string) bool {
+	for _, dir := range dirs {
+		if _, err := os.Stat(dir); err == nil {
+			return true
+		}
+	}
+	return false
 }
 
 // checkCgroup refuses a parent that is not of the driver's kind.

@@ -16,6 +16,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/opencontainers/cgroups"
+	"github.com/opencontainers/cgroups/systemd"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
@@ -74,7 +76,11 @@ var programs = sync.OnceValues(func() (bin string, err error) {
 		build("go", "build", "-tags", "seccomp containers_image_openpgp", "-o", bin+"/", "./cmd/crisp-executor")
 		build("gcc", "-Os", "-s", "-static", "-nostartfiles", "-o", bin+"/crisp-podinit", "oci/podinit/podinit.c")
 	}
-	build("go", "build", "-ldflags", "-s -w", "-o", filepath.Join(scratch, "testbin"), "./internal/testbin")
+	testbin := filepath.Join(scratch, "testbin")
+	if data, rerr := os.ReadFile(filepath.Join(bin, "testbin")); rerr == nil { // on a machine without Go
+		return bin, errors.Join(err, os.WriteFile(testbin, data, 0o755))
+	}
+	build("go", "build", "-ldflags", "-s -w", "-o", testbin, "./internal/testbin")
 	return bin, err
 })
 
@@ -135,9 +141,13 @@ func (n *kernelNode) options(t testing.TB) oci.Options {
 	return oci.Options{
 		Root: n.root, State: n.state, Records: records, Rebooted: records.Boot().Rebooted(),
 		Executor: filepath.Join(n.bin, "crisp-executor"), PodInit: filepath.Join(n.bin, "crisp-podinit"), Log: log,
-		OnEvent: n.note,
+		SystemdCgroup: viaSystemd(),
+		OnEvent:       n.note,
 	}
 }
+
+// viaSystemd tells whether systemd makes the cgroups, as crispd would decide.
+func viaSystemd() bool { return systemd.IsRunningSystemd() && cgroups.IsCgroup2UnifiedMode() }
 
 func (n *kernelNode) note(e oci.Event) {
 	n.mu.Lock()

@@ -97,10 +97,27 @@ func cpuV2(dir string, asked *specs.LinuxCPU) *specs.LinuxCPU {
 			quota = -1 // max
 		}
 		period, _ := strconv.ParseUint(second, 10, 64)
+		if asked.Quota != nil && strings.HasSuffix(dir, ".scope") && wholePercent(*asked.Quota, period) == quota {
+			quota = *asked.Quota
+		}
 		setQuota(&out, quota, period)
 	}
 	setCPUs(&out, dir)
 	return &out
+}
+
+// wholePercent is what libcontainer makes of a quota where systemd keeps it: systemd
+// writes whole percents of a CPU into its units.
+func wholePercent(quota int64, period uint64) int64 {
+	if quota <= 0 || period == 0 {
+		return quota
+	}
+	const percent = 10_000 // microseconds of a second
+	perSecond := uint64(quota) * 1_000_000 / period
+	if perSecond%percent == 0 {
+		return quota
+	}
+	return int64((perSecond/percent + 1) * percent * period / 1_000_000)
 }
 
 // sharesOf returns the least shares that become the weight.

@@ -1,6 +1,7 @@
 package oci
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -97,4 +98,30 @@ func TestReadResourcesUnlimited(t *testing.T) {
 // v1Dirs has all controllers in one directory.
 func v1Dirs(dir string) map[string]string {
 	return map[string]string{"memory": dir, "cpu": dir, "cpuset": dir, "hugetlb": dir, "": os.TempDir()}
+}
+
+// Where systemd keeps a quota it keeps whole percents of a CPU. The status has what
+// was asked for, or the kubelet would wait for its resize for ever.
+func TestReadResourcesOfScope(t *testing.T) {
+	scope := filepath.Join(t.TempDir(), "crisp-x.scope")
+	if err := os.Mkdir(scope, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		asked, kernel, want int64
+	}{
+		{12345, 13000, 12345},
+		{12000, 12000, 12000},
+		{1, 1000, 1},
+		{12345, 14000, 14000}, // somebody else has set it
+		{12345, 12000, 12000},
+	} {
+		if err := os.WriteFile(filepath.Join(scope, "cpu.max"), fmt.Appendf(nil, "%d 100000\n", c.kernel), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		got := readResources(map[string]string{"": scope}, &specs.LinuxResources{CPU: &specs.LinuxCPU{Quota: &c.asked, Period: ptr(uint64(100000))}})
+		if *got.CPU.Quota != c.want {
+			t.Errorf("asked for %d, the kernel has %d: %d is told, want %d", c.asked, c.kernel, *got.CPU.Quota, c.want)
+		}
+	}
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/oci"
+	"github.com/crisp-cri/crisp/oci/ocitest"
 )
 
 // sameNamespace reports whether two paths are of one namespace.
@@ -44,7 +45,7 @@ func joined(sb *oci.Sandbox, spec *specs.Spec) *specs.Spec {
 func (n *kernelNode) create(t testing.TB, r *oci.Runtime, sb *oci.Sandbox, spec *specs.Spec) (*oci.Container, string) {
 	t.Helper()
 	id := oci.NewID()
-	spec.Linux.CgroupsPath = filepath.Join(sb.CgroupParent(), id)
+	spec.Linux.CgroupsPath = ocitest.CgroupsPath(sb, id)
 	log := filepath.Join(n.dir, id+".log")
 	c, err := r.Create(t.Context(), oci.ContainerConfig{ID: id, SandboxID: sb.ID(), Spec: spec, LogPath: log})
 	if err != nil {
@@ -328,7 +329,7 @@ func TestPIDTargetOnKernel(t *testing.T) {
 	}
 	id := oci.NewID()
 	spec := n.Spec("sleep", "for-ever")
-	spec.Linux.CgroupsPath = filepath.Join(sb.CgroupParent(), id)
+	spec.Linux.CgroupsPath = ocitest.CgroupsPath(sb, id)
 	c, err := r.Create(t.Context(), oci.ContainerConfig{ID: id, SandboxID: sb.ID(), Spec: spec, PIDTarget: target.ID()})
 	if err != nil {
 		t.Fatal(err)

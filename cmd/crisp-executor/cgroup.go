@@ -7,8 +7,56 @@ import (
 	"path/filepath"
 	"strings"
 
+	systemdDbus "github.com/coreos/go-systemd/v22/dbus"
+	"github.com/godbus/dbus/v5"
+	"github.com/opencontainers/cgroups"
+	"github.com/opencontainers/cgroups/systemd"
 	"golang.org/x/sys/unix"
 )
+
+// settle puts this process where the end of crispd's service is not its end. Where
+// systemd runs a host of cgroup v2, all cgroups are its own, but for what it gives
+// away: there it is a scope, systemd's way to keep a process that is no service's.
+// Else it is a cgroup below the root of every hierarchy.
+func settle(name string) error {
+	if !cgroups.IsCgroup2UnifiedMode() || !systemd.IsRunningSystemd() {
+		return move(name)
+	}
+	err := moveToScope(name)
+	if err == nil {
+		return nil
+	}
+	return errors.Join(err, move(name))
+}
+
+// moveToScope has systemd make a scope of that name for this process.
+func moveToScope(name string) error {
+	own, err := cgroups.ParseCgroupFile("/proc/self/cgroup")
+	if err != nil {
+		return err
+	}
+	name = filepath.Base(name)
+	if filepath.Base(own[""]) == name+".scope" {
+		return nil // we were there before we executed ourselves anew
+	}
+	prefix, rest, ok := strings.Cut(name, "-")
+	if !ok {
+		prefix, rest = "crisp", name
+	}
+	m, err := systemd.NewUnifiedManager(&cgroups.Cgroup{
+		ScopePrefix: prefix, Name: rest, Parent: "system.slice", Systemd: true,
+		Resources: &cgroups.Resources{SkipDevices: true},
+		SystemdProps: []systemdDbus.Property{
+			systemdDbus.PropDescription("crisp's executor, parent of all containers"),
+			// It forks for every start: no default is to be in the way.
+			{Name: "TasksMax", Value: dbus.MakeVariant(^uint64(0))},
+		},
+	}, "")
+	if err != nil {
+		return err
+	}
+	return m.Apply(os.Getpid())
+}
 
 // move puts this process into the cgroup of that name, in every hierarchy.
 func move(name string) error {
@@ -28,7 +76,7 @@ func move(name string) error {
 	return err
 }
 
-// leave undoes move, as far as others do not live there too.
+// leave undoes move, as far as others do not live there too. A scope goes by itself.
 func leave(name string) {
 	dirs, _ := hierarchies()
 	for _, root := range dirs {

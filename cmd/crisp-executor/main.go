@@ -46,7 +46,7 @@ func init() {
 func main() {
 	socket := flag.String("socket", "/run/crisp/executor.sock", "listen on this `path`")
 	state := flag.String("state", "/run/crisp", "crisp's state `directory`")
-	cgroup := flag.String("cgroup", "", "move to this `cgroup` first, below the root of every hierarchy")
+	cgroup := flag.String("cgroup", "", "move to this `cgroup` first, below the root of every hierarchy; with systemd, to a scope of that name")
 	lockFD := flag.Int("lock-fd", -1, "the `descriptor` of the lock that is held for this executor")
 	show := flag.Bool("version", false, "print the version and exit")
 	flag.Parse()
@@ -112,7 +112,7 @@ func prepare(cgroup string, log *slog.Logger) {
 		log.Info("oom score kept", "err", err)
 	}
 	if cgroup != "" {
-		if err := move(cgroup); err != nil {
+		if err := settle(cgroup); err != nil {
 			log.Warn("cgroup kept", "err", err)
 		}
 	}

@@ -169,6 +169,9 @@ func (x *Executor) config(id string, spec *specs.Spec, systemd bool) (*configs.C
 	if spec.Linux.CgroupsPath == "" {
 		return nil, fault.Invalid.Errorf("spec of container %s has no cgroups path", id)
 	}
+	if systemd {
+		withoutTasksMax(spec.Linux)
+	}
 	config, err := specconv.CreateLibcontainerConfig(&specconv.CreateOpts{
 		CgroupName:       id,
 		UseSystemdCgroup: systemd,

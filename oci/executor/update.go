@@ -61,7 +61,9 @@ func (x *Executor) update(req wire.UpdateRequest) (err error) {
 	}
 	// libcontainer puts back what it was told once; that leaves in force what was
 	// never set before.
-	steps.Add("limits", readLimitFiles(paths, r.Unified).restore)
+	files := readLimitFiles(paths, r.Unified)
+	steps.Add("unit", func() error { return files.restoreUnit(scopeOf(paths)) }) // after the files
+	steps.Add("limits", files.restore)
 	if err := apply(); err != nil {
 		return fault.Invalid.Errorf("update container %s: %w", c.ID, err)
 	}

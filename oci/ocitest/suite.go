@@ -387,7 +387,7 @@ func executorCrashes(f *fixture) {
 		f.Errorf("pid was %d, is %d", pid, got)
 	}
 	f.ok(c.Stop(f.ctx(), unix.SIGTERM, 0))
-	f.exited(c, 137, "Error")
+	f.exitedAfterCrash(c, 137, "Error")
 	f.ok(quitter.Remove(f.ctx()))
 	if n := f.node.Processes(f.T, quitter); n > 0 {
 		f.Errorf("%d processes are left", n)
@@ -403,7 +403,7 @@ func bothLost(f *fixture) {
 	c = f.again(c)
 	f.running(c)
 	f.ok(c.Stop(f.ctx(), unix.SIGTERM, 0))
-	f.exited(c, 137, "Error")
+	f.exitedAfterCrash(c, 137, "Error")
 }
 
 func sharedPIDs(f *fixture) {
@@ -436,7 +436,7 @@ func sharedPIDs(f *fixture) {
 	if sb.State() != oci.SandboxNotReady {
 		f.Errorf("sandbox is %v", sb.State())
 	}
-	f.exited(f.again(c), 137, "Error")
+	f.exitedAfterCrash(f.again(c), 137, "Error")
 }
 
 func shutDown(f *fixture) {
