@@ -17,6 +17,7 @@ import (
 	"path/filepath"
 	"runtime/debug"
 	"strings"
+	"time"
 
 	_ "github.com/opencontainers/cgroups/devices" // sets device rules; libcontainer refuses to start without
 	"github.com/opencontainers/runc/libcontainer"
@@ -105,7 +106,7 @@ func prepare(cgroup string, log *slog.Logger) {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		log.Error("orphans of containers go to another process", "err", err)
 	}
-	os.WriteFile("/proc/self/comm", []byte("crisp-executor"), 0) // else it is a descriptor's number
+	rename("crisp-executor")
 	// The last process of the node to be killed for memory, but for the kernel's
 	// own exceptions.
 	if err := os.WriteFile("/proc/self/oom_score_adj", []byte("-999"), 0); err != nil {
@@ -121,14 +122,31 @@ func prepare(cgroup string, log *slog.Logger) {
 	os.Setenv("GOMAXPROCS", "1")
 }
 
+// rename gives this process the name that ps and pgrep show; as the program was
+// executed from a memfd, it would be a descriptor's number. Threads have names of
+// their own, and hand them on to the threads that they begin.
+func rename(name string) {
+	tasks, _ := filepath.Glob("/proc/self/task/*/comm")
+	for _, comm := range tasks {
+		os.WriteFile(comm, []byte(name), 0) // a thread may have ended
+	}
+}
+
 // onTerm ends the executor on SIGTERM if it has no containers. With containers it
-// stays: it is not what anybody stops a container with.
+// stays: it is not what anybody stops a container with. But when the machine goes
+// down all processes get the signal, and systemd waits for the last of them: so it
+// goes as soon as none of its containers is alive.
 func onTerm(x *executor.Executor, log *slog.Logger) {
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, unix.SIGTERM, unix.SIGINT)
 	for range signals {
-		if err := x.Close(); err != nil {
-			log.Warn("signal ignored", "err", err)
+		err := x.Close()
+		if err == nil {
+			continue
+		}
+		log.Warn("signal is obeyed when no container is alive", "err", err)
+		for x.CloseIdle() != nil {
+			time.Sleep(100 * time.Millisecond)
 		}
 	}
 }
