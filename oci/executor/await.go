@@ -26,7 +26,7 @@ const execPatience = 2 * time.Second
 // process has said why on its stderr, and has ended.
 func awaitExec(pid int, w *wires) error {
 	pause := 100 * time.Microsecond
-	for deadline := time.Now().Add(execPatience); time.Now().Before(deadline); pause = min(2*pause, 2*time.Millisecond) {
+	for deadline := time.Now().Add(execPatience); time.Now().Before(deadline); pause = min(5*pause/4, 2*time.Millisecond) {
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 		if err != nil || !bytes.Contains(stat, []byte(initName)) {
 			return nil // has executed it; or has gone, for its waiter to see

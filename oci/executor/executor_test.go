@@ -170,7 +170,7 @@ func (n *node) spawn() {
 // connect connects and subscribes; the executor may still be starting.
 func (n *node) connect() {
 	n.t.Helper()
-	deadline := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(2 * time.Minute)
 	for {
 		c, err := wire.Dial(n.t.Context(), n.socket())
 		if err == nil {
@@ -418,7 +418,7 @@ func (b *box) says(text string) {
 
 func eventually(t testing.TB, ok func() bool, format string, args ...any) {
 	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !ok(); time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(2 * time.Minute); !ok(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf(format, args...)
 		}
@@ -460,7 +460,7 @@ func (e *execed) wait() int32 {
 // line reads one line.
 func line(t testing.TB, f *os.File) string {
 	t.Helper()
-	f.SetReadDeadline(time.Now().Add(20 * time.Second))
+	f.SetReadDeadline(time.Now().Add(2 * time.Minute))
 	s, err := bufio.NewReader(f).ReadString('\n')
 	if err != nil {
 		t.Fatalf("%s: %v after %q", f.Name(), err, s)

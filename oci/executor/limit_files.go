@@ -80,9 +80,25 @@ func (s limitFiles) restore() error {
 // empty is written an empty line.
 func restoreFile(file, was string) error {
 	for line := range strings.SplitSeq(strings.TrimSuffix(was, "\n"), "\n") {
-		if err := os.WriteFile(file, []byte(line+"\n"), 0); err != nil && !errors.Is(err, unix.ENODEV) {
+		err := os.WriteFile(file, []byte(line+"\n"), 0)
+		if errors.Is(err, unix.ENOSPC) && line == "" {
+			err = inheritCpuset(file)
+		}
+		if err != nil && !errors.Is(err, unix.ENODEV) {
 			return fmt.Errorf("put back: %w", err)
 		}
 	}
 	return nil
+}
+
+// inheritCpuset gives a set of CPUs or memory nodes what it had while it was empty:
+// its parent's. The kernel does not let it become empty again while there are
+// processes (validate_change in kernel/cgroup/cpuset.c).
+func inheritCpuset(file string) error {
+	dir, name := filepath.Split(file)
+	all, err := os.ReadFile(filepath.Join(filepath.Dir(filepath.Clean(dir)), name+".effective"))
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(file, all, 0)
 }
