@@ -31,15 +31,7 @@ func (x *Executor) createWith(s settings, spec *specs.Spec, req wire.RunRequest)
 	if err := x.sweep(s.ID); err != nil { // what a crash may have left under the same ID
 		return nil, nil, err
 	}
-	if spec.Process.OOMScoreAdj == nil {
-		spec.Process.OOMScoreAdj = new(int)
-	}
-	x.limits.clamp(spec.Process)
-	config, err := x.config(s.ID, spec, req.SystemdCgroup)
-	if err != nil {
-		return nil, nil, err
-	}
-	process, err := newProcess(spec.Process, req.Env)
+	config, process, err := x.plan(s, spec, req)
 	if err != nil {
 		return nil, nil, err
 	}

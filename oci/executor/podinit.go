@@ -59,7 +59,7 @@ func (x *Executor) podInit(req wire.PodInitRequest) (*wire.RunReply, []*os.File,
 		}
 		spec.Linux.Namespaces = append(spec.Linux.Namespaces, specs.LinuxNamespace{Type: t, Path: path})
 	}
-	return x.create(settings{ID: req.ID, ExitPath: req.ExitPath, Silent: true}, spec, nil, req.SystemdCgroup)
+	return x.create(settings{ID: req.ID, ExitPath: req.ExitPath, Silent: true}, spec, wire.RunRequest{SystemdCgroup: req.SystemdCgroup}, execute)
 }
 
 const nobody = 65534

@@ -37,11 +37,17 @@ func (x *Executor) run(req wire.RunRequest) (_ *wire.RunReply, files []*os.File,
 	if req.Engine != "" {
 		return x.createWith(s, &spec, req)
 	}
-	return x.create(s, &spec, req.Env, req.SystemdCgroup)
+	return x.create(s, &spec, req, execute)
 }
 
+// A beginning gives a new container its first process.
+type beginning func(*libcontainer.Container, *libcontainer.Process) error
+
+// execute is how most containers begin.
+func execute(lc *libcontainer.Container, process *libcontainer.Process) error { return lc.Run(process) }
+
 // create starts a container and leaves nothing behind if it cannot.
-func (x *Executor) create(s settings, spec *specs.Spec, env [][]byte, systemd bool) (_ *wire.RunReply, files []*os.File, err error) {
+func (x *Executor) create(s settings, spec *specs.Spec, req wire.RunRequest, begin beginning) (_ *wire.RunReply, files []*os.File, err error) {
 	var steps undo.Stack
 	defer steps.RunIf(&err)
 
@@ -53,15 +59,7 @@ func (x *Executor) create(s settings, spec *specs.Spec, env [][]byte, systemd bo
 	}
 	steps.Add("reservation", func() error { x.release(c); return nil })
 
-	if spec.Process.OOMScoreAdj == nil {
-		spec.Process.OOMScoreAdj = new(int) // else it would inherit ours, and be spared
-	}
-	x.limits.clamp(spec.Process)
-	config, err := x.config(s.ID, spec, systemd)
-	if err != nil {
-		return nil, nil, err
-	}
-	process, err := newProcess(spec.Process, env)
+	config, process, err := x.plan(s, spec, req)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -91,7 +89,7 @@ func (x *Executor) create(s settings, spec *specs.Spec, env [][]byte, systemd bo
 		return nil, nil, err
 	}
 	x.starting.Add(1)
-	err = lc.Run(process)
+	err = begin(lc, process)
 	x.starting.Add(-1)
 	wires.closeTheirs()
 	if err != nil {
@@ -162,6 +160,20 @@ func (c *container) held() ([]*os.File, error) {
 		return nil, err
 	}
 	return slices.Insert(files, 0, pidfd), nil
+}
+
+// plan says what a container and its first process are to be, whoever makes them.
+func (x *Executor) plan(s settings, spec *specs.Spec, req wire.RunRequest) (*configs.Config, *libcontainer.Process, error) {
+	if spec.Process.OOMScoreAdj == nil {
+		spec.Process.OOMScoreAdj = new(int) // else it would inherit ours, and be spared
+	}
+	x.limits.clamp(spec.Process)
+	config, err := x.config(s.ID, spec, req.SystemdCgroup)
+	if err != nil {
+		return nil, nil, err
+	}
+	process, err := newProcess(spec.Process, req.Env)
+	return config, process, err
 }
 
 // config translates a spec for libcontainer.
