@@ -16,6 +16,15 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
+// engineVersion is the version of the runtime specification that a bundle claims. By
+// a later one, crun before 1.8.5 refuses it ("unknown version specified"); fields
+// that came later are read all the same by those who know them.
+const engineVersion = "1.0.2"
+
+// noSubgroup keeps crun from making a cgroup of its own below a scope, where we would
+// not look for the container's processes and counters: crun(1).
+const noSubgroup = "run.oci.systemd.subgroup"
+
 // createWith is create by an engine.
 func (x *Executor) createWith(s settings, spec *specs.Spec, req wire.RunRequest) (_ *wire.RunReply, files []*os.File, err error) {
 	var steps undo.Stack
@@ -42,6 +51,11 @@ func (x *Executor) createWith(s settings, spec *specs.Spec, req wire.RunRequest)
 	}
 	c.ownPID = c.engine.OwnPID
 	steps.Add("container", c.engine.remove)
+	spec.Version = engineVersion
+	if spec.Annotations == nil {
+		spec.Annotations = make(map[string]string)
+	}
+	spec.Annotations[noSubgroup] = ""
 	if _, err := c.engine.put("config.json", spec); err != nil {
 		return nil, nil, err
 	}
