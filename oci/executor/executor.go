@@ -85,8 +85,10 @@ type Executor struct {
 	starting atomic.Int32 // calls that are having libcontainer start a process
 	leaving  atomic.Bool  // an upgrade is about to happen: connections end, and it means nothing
 	serials  atomic.Uint64
-	subgroup sync.Map // path of an engine → whether it has engine.subgroups
-	session  string   // distinguishes its execs from those of other executors
+	criu     criuProgram
+	noCRIU   atomic.Bool // it was looked for when we began, and is not there or does not work
+	subgroup sync.Map    // path of an engine → whether it has engine.subgroups
+	session  string      // distinguishes its execs from those of other executors
 	quit     chan struct{}
 
 	mu          sync.Mutex
@@ -167,6 +169,7 @@ func listen(path string) (*net.UnixListener, error) {
 // Serve answers calls until Close or a "shutdown".
 func (x *Executor) Serve() {
 	go x.reapOrphans()
+	go x.lookForCRIU()
 	wire.Serve(x.listener, x, x.log)
 }
 
@@ -214,6 +217,8 @@ type container struct {
 	engine *engine // nil = libcontainer
 
 	updating sync.Mutex // one update after the other
+	dumping  sync.Mutex // held while CRIU looks at it, and to thaw it
+	frozen   *hold      // that keeps it frozen; guarded by Executor.mu
 
 	gone chan struct{} // closed when phase becomes ended
 }

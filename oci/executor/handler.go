@@ -33,6 +33,8 @@ func (x *Executor) Call(ctx context.Context, from *wire.Conn, call *wire.Call) (
 		return nil, nil, nil
 	case wire.MethodRun:
 		return withFiles(call, x.run)
+	case wire.MethodRestore:
+		return withFiles(call, func(req wire.RestoreRequest) (*wire.RunReply, []*os.File, error) { return x.restore(ctx, req) })
 	case wire.MethodPodInit:
 		return withFiles(call, x.podInit)
 	case wire.MethodExec:
@@ -55,6 +57,12 @@ func (x *Executor) Call(ctx context.Context, from *wire.Conn, call *wire.Call) (
 		return plain(call, func(req wire.Ref) error { return x.reopenLog(req.ID) })
 	case wire.MethodUpdate:
 		return plain(call, x.update)
+	case wire.MethodFreeze:
+		return plain(call, func(req wire.FreezeRequest) error { return x.freeze(ctx, from, req) })
+	case wire.MethodThaw:
+		return plain(call, x.thaw)
+	case wire.MethodCheckpoint:
+		return plain(call, func(req wire.CheckpointRequest) error { return x.checkpoint(ctx, req) })
 	case wire.MethodAdopt:
 		return plain(call, func(req wire.AdoptRequest) error { return x.adopt(req, call) })
 	case wire.MethodUpgrade:

@@ -7,25 +7,29 @@ import (
 
 // The methods of the executor. What each takes and gives is said at its request.
 const (
-	MethodHello     = "hello"     // nil → HelloReply
-	MethodWarm      = "warm"      // nil → nil: a run will follow within some 100 ms; it will be quicker
-	MethodRun       = "run"       // RunRequest → RunReply + descriptors
-	MethodPodInit   = "podinit"   // PodInitRequest → RunReply + pidfd
-	MethodExec      = "exec"      // ExecRequest → ExecReply + descriptors
-	MethodExecWait  = "exec.wait" // ExecRef → ExecWaitReply
-	MethodExecKill  = "exec.kill" // ExecRef → nil
-	MethodSignal    = "signal"    // SignalRequest → nil
-	MethodDelete    = "delete"    // Ref → nil
-	MethodAttach    = "attach"    // AttachRequest → nil + descriptors
-	MethodResize    = "resize"    // ResizeRequest → nil
-	MethodReopenLog = "reopenlog" // Ref → nil
-	MethodUpdate    = "update"    // UpdateRequest → nil
-	MethodList      = "list"      // nil → []Info
-	MethodHold      = "hold"      // Ref → nil + the descriptors of MethodRun, for a crispd that came later
-	MethodSubscribe = "subscribe" // nil → nil; from here on the connection gets Events
-	MethodAdopt     = "adopt"     // AdoptRequest + descriptors → nil
-	MethodUpgrade   = "upgrade"   // UpgradeRequest → nil, then the connection ends
-	MethodShutdown  = "shutdown"  // nil → nil, then the executor exits; fault.WrongState while it has containers
+	MethodHello      = "hello"      // nil → HelloReply
+	MethodWarm       = "warm"       // nil → nil: a run will follow within some 100 ms; it will be quicker
+	MethodRun        = "run"        // RunRequest → RunReply + descriptors
+	MethodPodInit    = "podinit"    // PodInitRequest → RunReply + pidfd
+	MethodExec       = "exec"       // ExecRequest → ExecReply + descriptors
+	MethodExecWait   = "exec.wait"  // ExecRef → ExecWaitReply
+	MethodExecKill   = "exec.kill"  // ExecRef → nil
+	MethodSignal     = "signal"     // SignalRequest → nil
+	MethodDelete     = "delete"     // Ref → nil
+	MethodAttach     = "attach"     // AttachRequest → nil + descriptors
+	MethodResize     = "resize"     // ResizeRequest → nil
+	MethodReopenLog  = "reopenlog"  // Ref → nil
+	MethodUpdate     = "update"     // UpdateRequest → nil
+	MethodList       = "list"       // nil → []Info
+	MethodHold       = "hold"       // Ref → nil + the descriptors of MethodRun, for a crispd that came later
+	MethodFreeze     = "freeze"     // FreezeRequest → nil; undone when the connection ends
+	MethodThaw       = "thaw"       // ThawRequest → nil
+	MethodCheckpoint = "checkpoint" // CheckpointRequest → nil
+	MethodRestore    = "restore"    // RestoreRequest → RunReply + descriptors, as MethodRun
+	MethodSubscribe  = "subscribe"  // nil → nil; from here on the connection gets Events
+	MethodAdopt      = "adopt"      // AdoptRequest + descriptors → nil
+	MethodUpgrade    = "upgrade"    // UpgradeRequest → nil, then the connection ends
+	MethodShutdown   = "shutdown"   // nil → nil, then the executor exits; fault.WrongState while it has containers
 )
 
 // Names of descriptors. Those of stdio are the executor's ends: the reading ends
@@ -224,3 +228,39 @@ type AdoptRequest struct {
 // UpgradeRequest has the executor execute the program at Path in its own place:
 // same process, same children. Clients connect again.
 type UpgradeRequest struct{ Path string }
+
+// FreezeRequest stops every process of some running containers, all or none, to be
+// checkpointed. They stay stopped until MethodThaw, or until the connection that
+// asked for it ends: who froze them may not be there any more. Without a usable
+// CRIU the answer is fault.WrongState.
+type FreezeRequest struct{ IDs []string }
+
+// ThawRequest lets containers run on, frozen or not; one that is not known is no
+// error. A CRIU that works below Dir, for this executor or one that died, is ended
+// first: it would freeze them again when it is through. Dir "" = there is none.
+type ThawRequest struct {
+	IDs []string
+	Dir string
+}
+
+// CheckpointRequest writes the processes of a running container to files, by
+// CRIU, and leaves them as they are. If Frozen is set the container must be so by
+// MethodFreeze, else the answer is fault.WrongState. A call that is given up ends
+// CRIU.
+type CheckpointRequest struct {
+	ID string
+	// Dir is an empty directory: it gets checkpoint/ with CRIU's images, dump.log
+	// and stats-dump.
+	Dir    string
+	Frozen bool
+}
+
+// RestoreRequest is a RunRequest whose first process is not executed but comes, with
+// all that it had started, from what CheckpointRequest has written. The processes
+// have the arguments, environment, users and limits that they had then; what
+// surrounds them (namespaces, mounts, cgroup, stdio) is what Spec says. CRIU writes
+// its restore.log into Dir.
+type RestoreRequest struct {
+	RunRequest
+	Dir string
+}

@@ -1,0 +1,111 @@
+package executor
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/opencontainers/runc/libcontainer"
+	"github.com/opencontainers/runc/libcontainer/configs"
+	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/oci/wire"
+)
+
+// criuOpts are libcontainer's options of a dump and of the restore of it.
+//
+// Cgroups are "soft": CRIU enters the cgroup that we made and makes those that the
+// container had made below it, with the namespace that it sees them in.
+func criuOpts(dir string) *libcontainer.CriuOpts {
+	return &libcontainer.CriuOpts{
+		ImagesDirectory:   filepath.Join(dir, "checkpoint"),
+		WorkDirectory:     dir,
+		LeaveRunning:      true,
+		FileLocks:         true,
+		ManageCgroupsMode: "soft",
+		StatusFd:          -1,
+	}
+}
+
+// checkpoint is "checkpoint", see wire.CheckpointRequest.
+func (x *Executor) checkpoint(ctx context.Context, req wire.CheckpointRequest) error {
+	c, err := x.runs(req.ID)
+	if err != nil {
+		return err
+	}
+	if c.engine != nil {
+		return fault.WrongState.Errorf("container %s is run by %s: only libcontainer's can be checkpointed", c.ID, c.engine.Path)
+	}
+	if err := x.readyCRIU(ctx); err != nil {
+		return err
+	}
+	x.gate.enter()
+	defer x.gate.leave()
+	c.dumping.Lock()
+	defer c.dumping.Unlock()
+	if req.Frozen && !x.isFrozen(c) {
+		return fault.WrongState.Errorf("container %s is not frozen any more", c.ID)
+	}
+	// A view of our own: libcontainer locks it for as long as CRIU runs.
+	lc, err := libcontainer.Load(x.root, c.ID)
+	if err != nil {
+		return fmt.Errorf("load container %s: %w", c.ID, err)
+	}
+	if slices.ContainsFunc(lc.Config().Mounts, func(m *configs.Mount) bool {
+		return m.Destination == "/dev" && m.IsBind() && strings.HasPrefix(m.Source, x.opts.State)
+	}) {
+		return fault.WrongState.Errorf("container %s was started when there was no CRIU here", c.ID)
+	}
+	stop := x.endingCRIU(ctx, req.Dir)
+	x.starting.Add(1)
+	err = lc.Checkpoint(criuOpts(req.Dir))
+	x.starting.Add(-1)
+	stop()
+	if err == nil {
+		return nil
+	}
+	err = criuFailure(ctx, "checkpoint container "+c.ID, filepath.Join(req.Dir, "dump.log"), err)
+	if lerr := unlock(c.proc.pid); lerr != nil {
+		x.log.Warn("network of a container may be locked", "container", c.ID, "err", lerr)
+	}
+	return err
+}
+
+// restore is "restore", see wire.RestoreRequest.
+func (x *Executor) restore(ctx context.Context, req wire.RestoreRequest) (*wire.RunReply, []*os.File, error) {
+	var spec specs.Spec
+	if err := json.Unmarshal(req.Spec, &spec); err != nil {
+		return nil, nil, fault.Invalid.Errorf("spec of container %s: %w", req.ID, err)
+	}
+	switch {
+	case spec.Process == nil || spec.Root == nil || spec.Linux == nil:
+		return nil, nil, fault.Invalid.Errorf("spec of container %s has no process, root or linux", req.ID)
+	case req.Engine != "":
+		return nil, nil, fault.Invalid.Errorf("container %s is for %s: only libcontainer can restore", req.ID, req.Engine)
+	}
+	if err := x.readyCRIU(ctx); err != nil {
+		return nil, nil, err
+	}
+	spec.Process.Terminal = req.TTY
+	s := settings{req.ID, req.Stdin, req.StdinOnce, req.TTY, req.LogPath, req.LogMaxLine, req.ExitPath, false}
+	reply, files, err := x.create(s, &spec, req.RunRequest, func(lc *libcontainer.Container, process *libcontainer.Process) error {
+		defer x.endingCRIU(ctx, req.Dir)()
+		if err := lc.Restore(process, criuOpts(req.Dir)); err != nil {
+			return criuFailure(ctx, "restore container "+req.ID, filepath.Join(req.Dir, "restore.log"), err)
+		}
+		return nil
+	})
+	if err != nil || spec.Process.OOMScoreAdj == nil {
+		return reply, files, err
+	}
+	// CRIU gives them what they had.
+	if serr := make(scores).replace(reply.Cgroups, *spec.Process.OOMScoreAdj); serr != nil {
+		x.log.Warn("oom_score_adj of a restored container is not as asked", "container", req.ID, "err", serr)
+	}
+	return reply, files, nil
+}

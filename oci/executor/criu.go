@@ -1,0 +1,238 @@
+package executor
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/thread"
+)
+
+// CRIU is a program that libcontainer calls, one process for each dump and each
+// restore. What libcontainer has no option for is in a configuration file, whose
+// name is in each container's labels. An annotation of that name is for its author
+// to say what CRIU does as root, so it is dropped.
+
+const criuLabel = "org.criu.config="
+
+func isCRIULabel(label string) bool { return strings.HasPrefix(label, criuLabel) }
+
+func (x *Executor) criuConfig() string { return filepath.Join(x.opts.State, "criu.conf") }
+
+// criuOptions are for every call. Connections of a pod end with its address, so
+// they are restored closed, and not touched by a dump. How the network is locked
+// meanwhile cannot be chosen here: CRIU up to 4.2 crashes over that option when it
+// comes by such a file.
+const criuOptions = `tcp-close
+ghost-limit 268435456
+`
+
+// A criuProgram is the criu that was found to work.
+type criuProgram struct {
+	mu   sync.Mutex
+	path string    // guarded by mu; "" = none yet
+	mod  time.Time // guarded by mu
+}
+
+// readyCRIU returns nil if CRIU is there and says that it can work on this kernel.
+// That is asked once for each criu that there is.
+func (x *Executor) readyCRIU(ctx context.Context) error {
+	path, err := exec.LookPath("criu")
+	if err != nil {
+		return fault.WrongState.Errorf("CRIU is not installed: there is no program criu in %s", os.Getenv("PATH"))
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		return fault.WrongState.Errorf("CRIU: %w", err)
+	}
+	x.criu.mu.Lock()
+	defer x.criu.mu.Unlock()
+	if x.criu.path == path && x.criu.mod.Equal(info.ModTime()) {
+		return nil
+	}
+	x.starting.Add(1)
+	out, err := exec.CommandContext(ctx, path, "check").CombinedOutput()
+	x.starting.Add(-1)
+	if err != nil {
+		return fault.WrongState.Errorf("CRIU does not work on this host: criu check: %w: %s", err, lastLines(out, 3))
+	}
+	if err := os.WriteFile(x.criuConfig(), []byte(criuOptions), 0o600); err != nil {
+		return err
+	}
+	x.criu.path, x.criu.mod = path, info.ModTime()
+	x.noCRIU.Store(false) // it may have come later
+	return nil
+}
+
+// lookForCRIU finds out once whether containers can be checkpointed here.
+func (x *Executor) lookForCRIU() {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	if err := x.readyCRIU(ctx); err != nil {
+		x.log.Debug("containers cannot be checkpointed", "err", err)
+		x.noCRIU.Store(true)
+	}
+}
+
+// endingCRIU ends the CRIU that works in dir when ctx is done, until the returned
+// function is called.
+func (x *Executor) endingCRIU(ctx context.Context, dir string) (stop func()) {
+	over, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		select {
+		case <-over:
+			return
+		case <-ctx.Done():
+		}
+		// It may not have gone into its directory yet.
+		for {
+			killIn(dir)
+			select {
+			case <-over:
+				return
+			case <-time.After(10 * time.Millisecond):
+			}
+		}
+	}()
+	return func() { close(over); <-stopped }
+}
+
+// endCRIU ends every CRIU that works in dir or below, waits until they have gone,
+// and tells whether there were any. They are found by their working directory, so
+// that those of an executor that died are found as well.
+func endCRIU(dir string) (found bool, err error) {
+	for range 500 {
+		if killIn(dir) == 0 {
+			return found, nil
+		}
+		found = true
+		time.Sleep(10 * time.Millisecond)
+	}
+	return found, fault.Unavailable.Errorf("CRIU in %s does not end when killed", dir)
+}
+
+// killIn kills the processes named criu whose working directory is dir or below,
+// and returns how many there were.
+func killIn(dir string) (n int) {
+	procs, err := os.ReadDir("/proc")
+	if err != nil {
+		return 0
+	}
+	for _, p := range procs {
+		pid, err := strconv.Atoi(p.Name())
+		if err != nil {
+			continue
+		}
+		cwd, err := os.Readlink(filepath.Join("/proc", p.Name(), "cwd"))
+		if err != nil || cwd != dir && !strings.HasPrefix(cwd, dir+"/") {
+			continue
+		}
+		if comm, err := os.ReadFile(filepath.Join("/proc", p.Name(), "comm")); err != nil || string(comm) != "criu\n" {
+			continue
+		}
+		if state, err := statField(pid, 3); err != nil || state == "Z" {
+			continue
+		}
+		n++
+		unix.Kill(pid, unix.SIGKILL)
+	}
+	return n
+}
+
+// criuUnlock undoes what CRIU has had iptables-restore do.
+const criuUnlock = `*filter
+:CRIU - [0:0]
+-D INPUT -j CRIU
+-D OUTPUT -j CRIU
+-F CRIU
+-X CRIU
+COMMIT
+`
+
+// unlock takes away what a CRIU that was killed may have left in the network
+// namespace of the container's init: rules that let no packet through, by
+// whichever way it makes them. What is not there is no error.
+func unlock(pid int) error {
+	return thread.Spend(func() error {
+		ns, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", pid))
+		if err != nil {
+			return nil // it has ended
+		}
+		defer ns.Close()
+		if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET); err != nil {
+			return os.NewSyscallError("setns", err)
+		}
+		for _, restore := range []string{"iptables", "ip6tables"} {
+			if exec.Command(restore, "-n", "-L", "CRIU").Run() != nil {
+				continue
+			}
+			cmd := exec.Command(restore+"-restore", "--noflush")
+			cmd.Stdin = strings.NewReader(criuUnlock)
+			if out, err := cmd.CombinedOutput(); err != nil {
+				return fmt.Errorf("unlock the network: %w: %s", err, lastLines(out, 1))
+			}
+		}
+		// criu: nftables_get_table
+		_ = exec.Command("nft", "delete", "table", "inet", "CRIU-"+strconv.Itoa(pid)).Run()
+		return nil
+	})
+}
+
+// criuFailure is the error of a CRIU that failed: what its log ends with.
+func criuFailure(ctx context.Context, what, log string, err error) error {
+	if ctx.Err() != nil {
+		return fault.Unavailable.Errorf("%s was given up: %w", what, ctx.Err())
+	}
+	if said := complaints(log); said != "" {
+		return fault.Internal.Errorf("%s: %w: %s (%s)", what, err, said, log)
+	}
+	return fault.Internal.Errorf("%s: %w", what, err)
+}
+
+// maxComplaints is how many lines of CRIU's log an error has.
+const maxComplaints = 5
+
+// complaints are the last errors in CRIU's log, or its last lines.
+func complaints(log string) string {
+	f, err := os.Open(log)
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	var bad, all []string
+	keep := func(list []string, line string) []string {
+		if list = append(list, line); len(list) > maxComplaints {
+			list = list[1:]
+		}
+		return list
+	}
+	lines := bufio.NewScanner(f)
+	for lines.Scan() {
+		// "(00.012345)     42: Error (criu/x.c:1): text"
+		line := strings.TrimSpace(lines.Text())
+		all = keep(all, line)
+		if strings.Contains(line, "Error (") {
+			bad = keep(bad, line)
+		}
+	}
+	if len(bad) == 0 {
+		bad = all
+	}
+	return strings.Join(bad, "; ")
+}
+
+func lastLines(out []byte, n int) string {
+	lines := strings.Split(strings.TrimSpace(string(out)), "\n")
+	return strings.Join(lines[max(0, len(lines)-n):], "; ")
+}
