@@ -23,6 +23,7 @@
 //	<root>/containers/<id>/exit.json    durable: how it ended; by the executor,
 //	                                    or by us for what never ran or was lost
 //	<root>/sandboxes/<id>/record.json   durable: what was asked for, is it ready
+//	<root>/freezes/<id>/record.json     durable: containers that must not stay frozen
 //	<state>/containers/<id>/status.json the latest status, written on every move
 //	<state>/sandboxes/<id>/status.json  the latest state
 //	<state>/sandboxes/<id>/ns/*, shm    the pins and the tmpfs of /dev/shm
@@ -128,6 +129,7 @@ func Open(ctx context.Context, o Options) (_ *Runtime, err error) {
 		return nil, fmt.Errorf("reach executor: %w", err)
 	}
 	r.work.Go(func() { r.link.keep(r.closing) })
+	r.recoverFreezes(ctx)
 	r.finish(ctx)
 	return r, nil
 }

@@ -93,7 +93,7 @@ func (c *Container) launch(ctx context.Context) (reply wire.RunReply, err error)
 	}
 	for range 2 {
 		var files []*os.File
-		if files, err = c.rt.link.call(ctx, wire.MethodRun, req, &reply); err == nil {
+		if files, err = c.begin(ctx, req, &reply); err == nil {
 			c.keep(files)
 			return reply, nil
 		}
@@ -118,6 +118,15 @@ func (c *Container) launch(ctx context.Context) (reply wire.RunReply, err error)
 		return info.RunReply, nil
 	}
 	return reply, err
+}
+
+// begin has the executor run the container's program, or restore its processes.
+func (c *Container) begin(ctx context.Context, req wire.RunRequest, reply *wire.RunReply) ([]*os.File, error) {
+	dir := c.record.Load().Config.Restore
+	if dir == "" {
+		return c.rt.link.call(ctx, wire.MethodRun, req, reply)
+	}
+	return c.rt.link.call(ctx, wire.MethodRestore, wire.RestoreRequest{RunRequest: req, Dir: dir}, reply)
 }
 
 // outcome finds out what became of a start whose answer never came; nil =
@@ -161,6 +170,13 @@ func (c *Container) ran(reply wire.RunReply) error {
 	})
 	if err != nil {
 		return err
+	}
+	if dir := c.record.Load().Config.Restore; dir != "" {
+		c.rt.work.Go(func() {
+			if err := os.RemoveAll(dir); err != nil { // it is as large as the processes were
+				c.rt.log.Warn("restored checkpoint was not removed", "container", c.id, "err", err)
+			}
+		})
 	}
 	c.emit(ContainerStarted)
 	return nil

@@ -28,6 +28,7 @@ type Executor struct {
 	slow   time.Duration     // of run; guarded by mu
 	coming map[string]bool   // being started; guarded by mu
 	groups map[string]string // guarded by mu
+	frozen map[string]bool   // guarded by mu
 	calls  []string          // guarded by mu
 	serial int               // guarded by mu
 }
@@ -36,7 +37,7 @@ func newExecutor(fuse *Fuse) *Executor {
 	return &Executor{
 		fuse: fuse, forked: make(map[string]*container), known: make(map[string]*container),
 		execs: make(map[string]*execution), conns: make(map[*conn]bool),
-		fail: make(map[string]error), gates: make(map[string]chan struct{}), coming: make(map[string]bool),
+		fail: make(map[string]error), gates: make(map[string]chan struct{}), coming: make(map[string]bool), frozen: make(map[string]bool),
 	}
 }
 

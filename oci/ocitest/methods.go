@@ -37,6 +37,14 @@ func (x *Executor) serve(ctx context.Context, c *conn, method string, body []byt
 		return x.list(), nil, nil
 	case wire.MethodRun:
 		return with(body, x.run)
+	case wire.MethodFreeze:
+		return with(body, x.freeze)
+	case wire.MethodThaw:
+		return with(body, x.thaw)
+	case wire.MethodCheckpoint:
+		return with(body, x.checkpoint)
+	case wire.MethodRestore:
+		return with(body, x.restore)
 	case wire.MethodPodInit:
 		return with(body, x.podInit)
 	case wire.MethodAdopt:

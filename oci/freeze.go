@@ -1,0 +1,150 @@
+package oci
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/undo"
+	"github.com/crisp-cri/crisp/oci/wire"
+)
+
+// freezeKind is the kind of the records of freezes.
+const freezeKind = "freezes"
+
+// A Freeze keeps containers from running, to be checkpointed at one point in time.
+//
+// It never outlives the daemon: the executor thaws what a connection that has
+// ended had frozen, and if that one died too, the record that is written before
+// anything is frozen has the next Open do it.
+type Freeze struct {
+	rt   *Runtime
+	id   string
+	rec  freezeRecord
+	late bool // thawLater is at it
+}
+
+// A freezeRecord is what a freeze leaves to be undone.
+type freezeRecord struct {
+	Containers []string
+	Scratch    string // of no worth without the daemon that was at work; "" = none
+}
+
+// Freeze freezes the containers, which must be Running: all of them, or none. The
+// caller calls Thaw, whatever happens, and Close at last. scratch is a directory,
+// which need not be there yet, for what is written meanwhile; if the daemon dies
+// before Close, it is removed.
+func (r *Runtime) Freeze(ctx context.Context, containers []*Container, scratch string) (_ *Freeze, err error) {
+	f := &Freeze{rt: r, id: NewID(), rec: freezeRecord{Scratch: scratch}}
+	for _, c := range containers {
+		if st := c.Status().State; st != Running {
+			return nil, fault.WrongState.Errorf("container %s is %s: cannot freeze it", c.id, st)
+		}
+		f.rec.Containers = append(f.rec.Containers, c.id)
+	}
+	if err := r.o.Records.Save(freezeKind, f.id, f.rec); err != nil {
+		return nil, fmt.Errorf("save freeze: %w", err)
+	}
+	if _, err := r.link.call(ctx, wire.MethodFreeze, wire.FreezeRequest{IDs: f.rec.Containers}, nil); err != nil {
+		return nil, errors.Join(err, f.Thaw(ctx), f.Close())
+	}
+	return f, nil
+}
+
+// Checkpoint writes one of the containers to an empty directory below the scratch
+// directory; the container stays frozen. What CRIU cannot do without is
+// fault.WrongState: the program, and a kernel that it knows.
+func (f *Freeze) Checkpoint(ctx context.Context, c *Container, dir string) error {
+	_, err := f.rt.link.call(ctx, wire.MethodCheckpoint, wire.CheckpointRequest{ID: c.id, Dir: dir, Frozen: true}, nil)
+	return err
+}
+
+// Thaw lets the containers run on. It does so also when ctx has ended, and it may
+// be repeated. After an error, it is tried again in the background.
+func (f *Freeze) Thaw(ctx context.Context) error {
+	ctx, cancel := undo.Context(ctx)
+	defer cancel()
+	if err := f.rt.thaw(ctx, f.rec); err != nil {
+		f.late = true
+		f.rt.work.Go(func() { f.rt.thawLater(f.id, f.rec) })
+		return err
+	}
+	return nil
+}
+
+// Close ends what Freeze began: the scratch directory is the caller's.
+func (f *Freeze) Close() error {
+	if f.late {
+		return nil // thawLater does
+	}
+	return f.rt.o.Records.Remove(freezeKind, f.id)
+}
+
+func (r *Runtime) thaw(ctx context.Context, rec freezeRecord) error {
+	err := r.link.again(ctx, wire.MethodThaw, wire.ThawRequest{IDs: rec.Containers, Dir: rec.Scratch})
+	if err != nil {
+		return fmt.Errorf("thaw containers: %w", err)
+	}
+	return nil
+}
+
+// thawLater thaws until that has been done, or the daemon ends: then the next one
+// does it.
+func (r *Runtime) thawLater(id string, rec freezeRecord) {
+	for wait := 10 * time.Millisecond; ; wait = min(2*wait, time.Second) {
+		select {
+		case <-r.closing.Done():
+			return
+		case <-time.After(wait):
+		}
+		err := r.thaw(r.closing, rec)
+		if err == nil {
+			err = r.forget(id, rec)
+		}
+		if err == nil {
+			return
+		}
+		r.log.Error("frozen containers could not be thawed yet", "err", err)
+	}
+}
+
+// forget removes what a freeze that its daemon did not end has left.
+func (r *Runtime) forget(id string, rec freezeRecord) error {
+	if rec.Scratch != "" {
+		if err := os.RemoveAll(rec.Scratch); err != nil {
+			return err
+		}
+	}
+	return r.o.Records.Remove(freezeKind, id)
+}
+
+// recoverFreezes undoes the freezes of a daemon that died.
+func (r *Runtime) recoverFreezes(ctx context.Context) {
+	ids, err := r.o.Records.IDs(freezeKind)
+	if err != nil {
+		r.log.Error("freezes were not loaded", "err", err)
+	}
+	for _, id := range ids {
+		var rec freezeRecord
+		if err := r.o.Records.Load(freezeKind, id, &rec); err != nil {
+			r.log.Error("freeze was not loaded", "err", err)
+			continue
+		}
+		r.log.Warn("checkpoint was cut short", "container", rec.Containers)
+		if r.o.Rebooted {
+			if err := r.forget(id, rec); err != nil {
+				r.log.Error("leftovers of a checkpoint were not removed", "err", err)
+			}
+			continue
+		}
+		if err := r.thaw(ctx, rec); err != nil {
+			r.log.Error("frozen containers could not be thawed yet", "err", err)
+			r.work.Go(func() { r.thawLater(id, rec) })
+		} else if err := r.forget(id, rec); err != nil {
+			r.log.Error("leftovers of a checkpoint were not removed", "err", err)
+		}
+	}
+}
