@@ -35,7 +35,6 @@ func (r *Runtime) Create(ctx context.Context, cfg ContainerConfig) (_ *Container
 	}
 	steps.Add("name reservation", func() error { release(); return nil })
 
-	r.warm()
 	rec := &containerRecord{CreatedAt: r.now(), Config: cfg}
 	c := r.newContainer(cfg.ID, sb, rec)
 	if err := os.Mkdir(c.runDir, 0o711); err != nil {
@@ -57,10 +56,10 @@ func (r *Runtime) Create(ctx context.Context, cfg ContainerConfig) (_ *Container
 	return c, nil
 }
 
-// warm tells the executor that a start will follow, which is then quicker: what
-// the kernel must be waited for is waited for while we still create. Nobody
-// waits for the answer, and an executor that cannot do it is as good.
-func (r *Runtime) warm() {
+// Warm tells the executor that a start will follow, which is then quicker: what
+// the kernel must be waited for is waited for while the container is still being
+// created. Nobody waits for the answer, and an executor that cannot do it is as good.
+func (r *Runtime) Warm() {
 	r.work.Go(func() {
 		ctx, cancel := context.WithTimeout(r.closing, 5*time.Second)
 		defer cancel()

@@ -79,7 +79,27 @@ func (k *kernel) Unpin(dir string) error {
 			errs = append(errs, fmt.Errorf("remove mount point: %w", err))
 		}
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, unstage(filepath.Join(dir, stageDir)))...)
+}
+
+// stageDir is where the executor makes mounts ahead, a directory for each container
+// that is being started (wire.RunRequest.Stage).
+const stageDir = "staged"
+
+// unstage removes what an executor that was killed meanwhile has left there.
+func unstage(dir string) error {
+	left, err := filepath.Glob(filepath.Join(dir, "*", "*"))
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, path := range left {
+		errs = append(errs, unmount(path))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err // what is still mounted there is a pod's, and not ours to remove
+	}
+	return os.RemoveAll(dir)
 }
 
 // Close implements Host.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"time"
 
@@ -209,6 +210,7 @@ func (c *Container) runRequest() (wire.RunRequest, error) {
 		Stdin: cfg.Stdin, StdinOnce: cfg.StdinOnce, TTY: cfg.TTY,
 		LogPath: cfg.LogPath, LogMaxLine: c.rt.o.LogMaxLine,
 		ExitPath: c.exitPath(), SystemdCgroup: c.rt.o.SystemdCgroup, Engine: cfg.Engine,
+		Stage: filepath.Join(c.sandbox.RunDir(), stageDir, c.id),
 	}, nil
 }
 

@@ -39,6 +39,7 @@ func (s *Server) CreateContainer(ctx context.Context, req *cri.CreateContainerRe
 	case config.GetImage().GetImage() == "":
 		return nil, fault.Invalid.Errorf("container %s names no image", config.Metadata.Name)
 	}
+	s.runtime.Warm()
 	name := containerName(config.Metadata, s.index.sandbox(sb).config.Metadata)
 	same := &cri.CreateContainerRequest{PodSandboxId: sb.ID(), Config: config}
 	id, err := s.containers.do(ctx, name, same, func(ctx context.Context, c *creation) error {

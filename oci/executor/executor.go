@@ -79,17 +79,19 @@ type Executor struct {
 	lock     *os.File
 	listener *net.UnixListener
 	limits   limits
-	oom      *oomWatch
-	warmer   *warmer
-	gate     gate
-	starting atomic.Int32 // calls that are having libcontainer start a process
-	leaving  atomic.Bool  // an upgrade is about to happen: connections end, and it means nothing
-	serials  atomic.Uint64
-	criu     criuProgram
-	noCRIU   atomic.Bool // it was looked for when we began, and is not there or does not work
-	subgroup sync.Map    // path of an engine → whether it has engine.subgroups
-	session  string      // distinguishes its execs from those of other executors
-	quit     chan struct{}
+	// hierarchies are the host's cgroup v1 mounts
+	hierarchies []hierarchy
+	oom         *oomWatch
+	warmer      *warmer
+	gate        gate
+	starting    atomic.Int32 // calls that are having libcontainer start a process
+	leaving     atomic.Bool  // an upgrade is about to happen: connections end, and it means nothing
+	serials     atomic.Uint64
+	criu        criuProgram
+	noCRIU      atomic.Bool // it was looked for when we began, and is not there or does not work
+	subgroup    sync.Map    // path of an engine → whether it has engine.subgroups
+	session     string      // distinguishes its execs from those of other executors
+	quit        chan struct{}
 
 	mu          sync.Mutex
 	containers  map[string]*container      // guarded by mu
@@ -144,6 +146,9 @@ func assemble(o Options, lock *os.File, l *net.UnixListener) (*Executor, error) 
 	}
 	x.limits = readLimits(o.Log)
 	var err error
+	if x.hierarchies, err = hierarchies(); err != nil {
+		return nil, err
+	}
 	if x.oom, err = newOOMWatch(x.oomHappened); err != nil {
 		return nil, err
 	}

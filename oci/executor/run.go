@@ -73,6 +73,9 @@ func (x *Executor) create(s settings, spec *specs.Spec, req wire.RunRequest, beg
 	}
 	steps.Add("container", func() error { return destroy(lc) })
 
+	trees := x.staged(lc, config, req)
+	steps.Add("staged mounts", trees.detach)
+
 	log, err := x.openLog(s)
 	if err != nil {
 		return nil, nil, fmt.Errorf("log of container %s: %w", s.ID, err)
@@ -85,6 +88,9 @@ func (x *Executor) create(s settings, spec *specs.Spec, req wire.RunRequest, beg
 		return nil, nil, err
 	}
 	steps.Add("stdio", wires.closeOurs)
+	if err := trees.null(process, wires); err != nil {
+		return nil, nil, err
+	}
 	if err := giveStdio(process, config); err != nil {
 		return nil, nil, err
 	}
@@ -109,7 +115,11 @@ func (x *Executor) create(s settings, spec *specs.Spec, req wire.RunRequest, beg
 		return nil, nil, err
 	}
 	steps.Add("pidfd", c.proc.pidfd.Close)
-	return x.serve(c, log, wires)
+	reply, files, err := x.serve(c, log, wires)
+	if err == nil {
+		go trees.detach() // 2 ms; what an upgrade cuts short goes with the sandbox
+	}
+	return reply, files, err
 }
 
 // serve takes a started container into service; it fails before that or not at all.

@@ -76,6 +76,9 @@ type RunRequest struct {
 	// SystemdCgroup has cgroups made by systemd: linux.cgroupsPath is then
 	// "slice:prefix:name".
 	SystemdCgroup bool
+	// Stage is a directory in which the executor may mount what the container will
+	// bind; it need not exist. It lies on a mount of private propagation. "" = none.
+	Stage string `json:",omitempty"`
 	// Engine is the path of the OCI runtime that runs it; "" = libcontainer.
 	Engine string `json:",omitempty"`
 }
