@@ -34,12 +34,12 @@ func allHandlers(o Options) map[string]Handler {
 
 // handlerNames are the handlers that there are, sorted: the kubelet publishes them in
 // this order, and a change is an update of its node.
-func (s *Server) handlerNames() []string { return slices.Sorted(maps.Keys(s.handlers)) }
+func (s *Server) handlerNames() []string { return slices.Sorted(maps.Keys(s.live.Load().Handlers)) }
 
 // handler finds a handler. CRI: "If the runtime handler is unknown, this request
 // should be rejected."
 func (s *Server) handler(name string) (Handler, error) {
-	if h, ok := s.handlers[name]; ok {
+	if h, ok := s.live.Load().Handlers[name]; ok {
 		return h, nil
 	}
 	return Handler{}, fault.Invalid.Errorf("runtime handler %q is not known, only %s", name, strings.Join(s.handlerNames()[1:], ", "))

@@ -30,7 +30,9 @@ func (s *Server) newPlugins() (*nri.Plugins, error) {
 	}
 	o := *s.o.NRI
 	o.Version, o.Log, o.SwapLimit = s.o.Version, s.log, s.o.SpecHost.SwapLimit
-	o.InjectCDI = func(built *specs.Spec, names []string) error { return cdi.Inject(built, s.o.CDISpecDirs, names) }
+	o.InjectCDI = func(built *specs.Spec, names []string) error {
+		return cdi.Inject(built, s.live.Load().CDISpecDirs, names)
+	}
 	return nri.New(o, pluginRuntime{s})
 }
 

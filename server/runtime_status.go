@@ -26,7 +26,7 @@ func (s *Server) Status(_ context.Context, req *cri.StatusRequest) (*cri.StatusR
 		},
 	}
 	for _, name := range s.handlerNames() {
-		h := s.handlers[name]
+		h := s.live.Load().Handlers[name]
 		resp.RuntimeHandlers = append(resp.RuntimeHandlers, &cri.RuntimeHandler{
 			Name: name,
 			Features: &cri.RuntimeHandlerFeatures{

@@ -41,6 +41,7 @@ import (
 	"io"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 
 	"google.golang.org/grpc"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -124,7 +125,7 @@ type Server struct {
 	streaming *streaming.Server
 	plugins   *nri.Plugins // nil = none
 	log       *slog.Logger
-	handlers  map[string]Handler // by name, "" included
+	live      atomic.Pointer[Options] // with what Reconfigure has changed, and all Handlers, "" included
 
 	index      index
 	sandboxes  *creations // RunPodSandbox in flight
@@ -148,7 +149,8 @@ func New(o Options) (*Server, error) {
 	if o.Version == "" {
 		o.Version = "0.0.0"
 	}
-	s := &Server{o: o, runtime: o.Runtime, images: o.Images, network: o.Network, events: o.Events, log: o.Log, handlers: allHandlers(o)}
+	s := &Server{o: o, runtime: o.Runtime, images: o.Images, network: o.Network, events: o.Events, log: o.Log}
+	s.Reconfigure(o)
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.sandboxes = newCreations(s.ctx, &s.work, s.log, "sandbox")
 	s.containers = newCreations(s.ctx, &s.work, s.log, "container")

@@ -31,7 +31,7 @@ func (s *Server) Exec(req *cri.ExecRequest) (*cri.ExecResponse, error) {
 			return
 		}
 		remotecommand.ServeExec(w, r, a, "", "", req.ContainerId, req.Cmd, &o,
-			s.idle, creationTimeout, remotecommand.SupportedStreamingProtocols)
+			s.idle(), creationTimeout, remotecommand.SupportedStreamingProtocols)
 	})
 	if err != nil {
 		return nil, err
@@ -54,7 +54,7 @@ func (s *Server) Attach(req *cri.AttachRequest) (*cri.AttachResponse, error) {
 			return
 		}
 		remotecommand.ServeAttach(w, r, a, "", "", req.ContainerId, &o,
-			s.idle, creationTimeout, remotecommand.SupportedStreamingProtocols)
+			s.idle(), creationTimeout, remotecommand.SupportedStreamingProtocols)
 	})
 	if err != nil {
 		return nil, err

@@ -14,7 +14,7 @@ func (s *Server) PortForward(req *cri.PortForwardRequest) (*cri.PortForwardRespo
 		serve := func(w http.ResponseWriter, r *http.Request) {
 			a := &adapter{ctx: r.Context(), runtime: s.runtime}
 			portforward.ServePortForward(w, r, a, req.PodSandboxId, "", &portforward.V4Options{Ports: req.Port},
-				s.idle, creationTimeout, portforward.SupportedProtocols)
+				s.idle(), creationTimeout, portforward.SupportedProtocols)
 		}
 		if wsstream.IsWebSocketRequestWithTunnelingProtocol(r) {
 			tunnel(w, r, serve)

@@ -26,6 +26,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"sync/atomic"
 	"time"
 )
 
@@ -73,20 +74,32 @@ const (
 type Server struct {
 	runtime Runtime
 	base    string // of its URLs
-	idle    time.Duration
 	tokens  tokens
 	http    *http.Server
 	cancel  context.CancelFunc
 	served  chan struct{}
+
+	idleFor  atomic.Int64 // nanoseconds
+	sessions atomic.Int64
 }
+
+// SetIdleTimeout replaces Options.IdleTimeout for connections that begin from now on.
+func (s *Server) SetIdleTimeout(d time.Duration) {
+	if d <= 0 {
+		d = idleTimeout
+	}
+	s.idleFor.Store(int64(d))
+}
+
+func (s *Server) idle() time.Duration { return time.Duration(s.idleFor.Load()) }
+
+// Sessions is how many clients are being served.
+func (s *Server) Sessions() int { return int(s.sessions.Load()) }
 
 // New listens and serves until Close. A server knows no URL of the one before it.
 func New(o Options, r Runtime) (*Server, error) {
 	if o.Addr == "" {
 		o.Addr = "127.0.0.1:0"
-	}
-	if o.IdleTimeout <= 0 {
-		o.IdleTimeout = idleTimeout
 	}
 	if o.Log == nil {
 		o.Log = slog.Default()
@@ -99,10 +112,10 @@ func New(o Options, r Runtime) (*Server, error) {
 	s := &Server{
 		runtime: r,
 		base:    "http://" + l.Addr().String(),
-		idle:    o.IdleTimeout,
 		cancel:  cancel,
 		served:  make(chan struct{}),
 	}
+	s.SetIdleTimeout(o.IdleTimeout)
 	mux := http.NewServeMux()
 	mux.HandleFunc("/{kind}/{token}", s.serve)
 	s.http = &http.Server{
@@ -140,5 +153,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	// The library leaves a connection open on which a client did not create its
 	// streams in time.
 	defer closeTaken(r.Context())
+	s.sessions.Add(1)
+	defer s.sessions.Add(-1)
 	job(w, r)
 }

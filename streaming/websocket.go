@@ -43,7 +43,7 @@ func (s *Server) serveV5(w http.ResponseWriter, r *http.Request, o remotecommand
 	conn := wsstream.NewConn(map[string]wsstream.ChannelProtocolConfig{
 		remotecommand.StreamProtocolV5Name: {Binary: true, Channels: types},
 	})
-	conn.SetIdleTimeout(s.idle)
+	conn.SetIdleTimeout(s.idle())
 	_, open, err := conn.Open(w, r)
 	if err != nil {
 		return // Open has answered
