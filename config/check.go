@@ -82,6 +82,8 @@ func (c *Config) checkHandlers() error {
 			return c.wrong(key+".engine", "%q is neither %s nor an absolute path", h.Engine, Libcontainer)
 		case h.SeccompProfile != "" && !filepath.IsAbs(h.SeccompProfile):
 			return c.wrong(key+".seccomp_profile", "%q is not an absolute path", h.SeccompProfile)
+		case h.CNIConfDir != "" && !filepath.IsAbs(h.CNIConfDir):
+			return c.wrong(key+".cni_conf_dir", "%q is not an absolute path", h.CNIConfDir)
 		case !slices.Contains([]string{"auto", "private", "host"}, h.CgroupNamespace):
 			return c.wrong(key+".cgroup_namespace", "%q is none of auto, private, host", h.CgroupNamespace)
 		}

@@ -186,6 +186,10 @@ type Handler struct {
 	// "host" for ones that see the node's, or "auto": private on cgroup v2. Privileged
 	// containers always see the node's. Default auto.
 	CgroupNamespace string `toml:"cgroup_namespace"`
+	// CNIConfDir is watched for the network configurations of this handler's pods;
+	// the default network is not for them. Default: none; they are in the same
+	// network as all others.
+	CNIConfDir string `toml:"cni_conf_dir"`
 }
 
 // Libcontainer is the engine that is built in.

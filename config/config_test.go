@@ -120,7 +120,7 @@ default_capabilities = []
 // A handler has what it says itself, and else what all have.
 func TestHandlers(t *testing.T) {
 	dir := write(t, map[string]string{
-		"config.toml":      "default_capabilities = [\"KILL\"]\nseccomp_profile = \"/all\"\n[handlers.runc]\nengine = \"/usr/sbin/runc\"\n[handlers.tight]\ndefault_capabilities = []\nseccomp_profile = \"/tight\"\n",
+		"config.toml":      "default_capabilities = [\"KILL\"]\nseccomp_profile = \"/all\"\n[handlers.runc]\nengine = \"/usr/sbin/runc\"\n[handlers.tight]\ndefault_capabilities = []\nseccomp_profile = \"/tight\"\ncni_conf_dir = \"/net.d\"\n",
 		"config.d/10.toml": "[handlers.runc]\ncgroup_namespace = \"host\"\n",
 	})
 	c, err := config.Load(config.Source{File: filepath.Join(dir, "config.toml")})
@@ -129,7 +129,7 @@ func TestHandlers(t *testing.T) {
 	}
 	want := map[string]*config.Handler{
 		"runc":  {Engine: "/usr/sbin/runc", DefaultCapabilities: []string{"KILL"}, SeccompProfile: "/all", CgroupNamespace: "host"},
-		"tight": {Engine: "libcontainer", DefaultCapabilities: []string{}, SeccompProfile: "/tight", CgroupNamespace: "auto"},
+		"tight": {Engine: "libcontainer", DefaultCapabilities: []string{}, SeccompProfile: "/tight", CgroupNamespace: "auto", CNIConfDir: "/net.d"},
 	}
 	if diff := cmp.Diff(want, c.Handlers); diff != "" {
 		t.Errorf("handlers (-want +got):\n%s", diff)
@@ -172,6 +172,7 @@ func TestMistakes(t *testing.T) {
 		{"plugins", "[nri]\nsocket = \"nri.sock\"\n", ":2: nri.socket: \"nri.sock\" is not an absolute path"},
 		{"handler's key", "[handlers.runc]\nengin = \"/x\"\n", ":2: handlers.runc.engin is not a key of the configuration"},
 		{"handler's engine", "[handlers.runc]\nengine = \"runc\"\n", ":2: handlers.runc.engine: \"runc\" is neither libcontainer nor an absolute path"},
+		{"handler's network", "[handlers.runc]\ncni_conf_dir = \"net.d\"\n", ":2: handlers.runc.cni_conf_dir: \"net.d\" is not an absolute path"},
 		{"handler's cgroups", "[handlers.runc]\n\ncgroup_namespace = \"pod\"\n", ":3: handlers.runc.cgroup_namespace: \"pod\" is none of auto, private, host"},
 		{"handler's name", "\n[handlers.Kata_2]\n", ":2: handlers.Kata_2: \"Kata_2\" is not a name"},
 		{"default handler", "[handlers.crisp]\n", ":1: handlers.crisp: that is the default handler"},
@@ -218,7 +219,7 @@ func TestKeysAreFew(t *testing.T) {
 		}
 		return n
 	}
-	if n := count(reflect.TypeFor[config.Config]()); n > 41 {
-		t.Errorf("%d keys, want at most 41", n)
+	if n := count(reflect.TypeFor[config.Config]()); n > 42 {
+		t.Errorf("%d keys, want at most 42", n)
 	}
 }

@@ -15,6 +15,7 @@ type Handler struct {
 	Engine   string    // path of the OCI runtime that runs the containers; "" = libcontainer
 	SpecHost spec.Host // what is translated for it
 	NoUserNS error     // why its pods cannot have user namespaces; nil = they can
+	Network  Network   // of its pods; nil = that of all others
 }
 
 // defaultHandler is the name by which a RuntimeClass can choose what a pod without one
@@ -29,6 +30,12 @@ func allHandlers(o Options) map[string]Handler {
 	}
 	all[""] = Handler{SpecHost: o.SpecHost, NoUserNS: o.NoUserNS}
 	all[defaultHandler] = all[""]
+	for name, h := range all {
+		if h.Network == nil {
+			h.Network = o.Network
+			all[name] = h
+		}
+	}
 	return all
 }
 
@@ -49,4 +56,25 @@ func (s *Server) handler(name string) (Handler, error) {
 // made, and is no more, runs no further containers.
 func (s *Server) handlerOf(sb *oci.Sandbox) (Handler, error) {
 	return s.handler(s.index.sandbox(sb).handler)
+}
+
+// networkOf is the network of a handler's pods. What is attached is detached by
+// what was written down when it was attached, so that any network can do it for a
+// handler that is no more.
+func (s *Server) networkOf(handler string) Network {
+	if h, ok := s.live.Load().Handlers[handler]; ok {
+		return h.Network
+	}
+	return s.network
+}
+
+// networks are all there are, that of the default handler first.
+func (s *Server) networks() []Network {
+	list := []Network{s.network}
+	for _, h := range s.live.Load().Handlers {
+		if !slices.Contains(list, h.Network) {
+			list = append(list, h.Network)
+		}
+	}
+	return list
 }

@@ -12,6 +12,53 @@ import (
 	"github.com/crisp-cri/crisp/server/spec"
 )
 
+// The pods of a handler with a network of its own are in that one, from ADD to DEL.
+// It does not decide about the node, and each network learns what is still there.
+func TestHandlerNetwork(t *testing.T) {
+	n := newNode(t)
+	own := &fakeNetwork{}
+	n.handlers = map[string]Handler{"own": {Network: own}, "plain": {}}
+	n.restart(t)
+	var ids []string
+	for _, handler := range []string{"", "own", "plain"} {
+		sb, err := n.RunPodSandbox(t.Context(), &cri.RunPodSandboxRequest{Config: pod("pod" + handler), RuntimeHandler: handler})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids = append(ids, sb.PodSandboxId)
+	}
+	if got := own.attached(); !slices.Equal(got, ids[1:2]) || len(n.net.attached()) != 2 {
+		t.Errorf("attached: %q to its own, %q to the node's", got, n.net.attached())
+	}
+	own.failing("Status", errors.New("no such luck"))
+	resp, err := n.Status(t.Context(), &cri.StatusRequest{Verbose: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range resp.Status.Conditions {
+		if !c.Status {
+			t.Errorf("%s is not: %s", c.Type, c.Message)
+		}
+	}
+	if want := `"network":{"":"ready","crisp":"ready","own":"no such luck","plain":"ready"}`; !strings.Contains(resp.Info["config"], want) {
+		t.Errorf("info has no %s: %s", want, resp.Info["config"])
+	}
+	n.restart(t)
+	for _, f := range []*fakeNetwork{own, n.net} {
+		if kept := slices.Sorted(slices.Values(f.kept)); !slices.Equal(kept, slices.Sorted(slices.Values(ids))) {
+			t.Errorf("kept %q, want %q", kept, ids)
+		}
+	}
+	for _, id := range ids {
+		if _, err := n.StopPodSandbox(t.Context(), &cri.StopPodSandboxRequest{PodSandboxId: id}); err != nil {
+			t.Error(err)
+		}
+	}
+	if left := append(own.attached(), n.net.attached()...); len(left) > 0 {
+		t.Errorf("still attached: %q", left)
+	}
+}
+
 // A handler has its own engine, settings and features; it is told back as it was
 // asked for, and survives a restart with what was made of it.
 func TestHandlers(t *testing.T) {

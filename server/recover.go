@@ -44,8 +44,10 @@ func (s *Server) Start(ctx context.Context) error {
 	}
 	gc, cancel := context.WithTimeout(ctx, gcTime)
 	defer cancel()
-	if err := s.network.GC(gc, keep); err != nil {
-		s.log.WarnContext(ctx, "leftover networks not released", "err", err)
+	for _, n := range s.networks() {
+		if err := n.GC(gc, keep); err != nil {
+			s.log.WarnContext(ctx, "leftover networks not released", "err", err)
+		}
 	}
 	for _, sb := range half {
 		s.work.Go(func() { s.finishStop(sb) })

@@ -11,7 +11,8 @@ import (
 )
 
 // Status tells whether pods can run. The network's condition is what the network
-// finds now.
+// finds now. It is the node's: a handler whose own network is not ready does not
+// keep the others' pods away, and is told of in the verbose answer.
 func (s *Server) Status(_ context.Context, req *cri.StatusRequest) (*cri.StatusResponse, error) {
 	net := &cri.RuntimeCondition{Type: cri.NetworkReady, Status: true}
 	if err := s.network.Status(); err != nil {
@@ -40,6 +41,13 @@ func (s *Server) Status(_ context.Context, req *cri.StatusRequest) (*cri.StatusR
 		if s.o.SystemdCgroup {
 			driver = "systemd"
 		}
+		networks := map[string]string{}
+		for _, name := range s.handlerNames() {
+			networks[name] = "ready"
+			if err := s.live.Load().Handlers[name].Network.Status(); err != nil {
+				networks[name] = err.Error()
+			}
+		}
 		config, err := json.Marshal(map[string]any{
 			"rootDir":        s.o.Root,
 			"stateDir":       s.o.State,
@@ -48,6 +56,7 @@ func (s *Server) Status(_ context.Context, req *cri.StatusRequest) (*cri.StatusR
 			"golang":         runtime.Version(),
 			"eventsDropped":  s.events.hub.Dropped(),
 			"runtimeHandler": s.handlerNames(),
+			"network":        networks,
 		})
 		if err != nil {
 			return nil, fault.Internal.Errorf("encode info: %w", err)

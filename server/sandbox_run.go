@@ -131,7 +131,7 @@ func (s *Server) runSandbox(ctx context.Context, c *creation, req *cri.RunPodSan
 	if !config.HostNetwork {
 		stage, cancel := c.enter(ctx, "attach network")
 		defer cancel()
-		result, err := s.network.Attach(stage, networkPod(sb, rec))
+		result, err := s.networkOf(rec.handler).Attach(stage, networkPod(sb, rec))
 		if errors.Is(err, fault.Exists) {
 			// A host port that another pod has, say. AlreadyExists would say that
 			// this sandbox is what there is already.

@@ -49,7 +49,7 @@ func (s *Server) stopSandbox(ctx context.Context, sb *oci.Sandbox) error {
 	}
 	rec := s.index.sandbox(sb)
 	if !sb.Config().HostNetwork {
-		if err := s.network.Detach(ctx, networkPod(sb, rec)); err != nil {
+		if err := s.networkOf(rec.handler).Detach(ctx, networkPod(sb, rec)); err != nil {
 			return fmt.Errorf("detach network: %w", err)
 		}
 	}

@@ -18,7 +18,6 @@ import (
 	"github.com/crisp-cri/crisp/config"
 	"github.com/crisp-cri/crisp/image"
 	"github.com/crisp-cri/crisp/internal/kernel"
-	"github.com/crisp-cri/crisp/network"
 	"github.com/crisp-cri/crisp/oci"
 )
 
@@ -62,9 +61,7 @@ func wipe(c *config.Config, all bool, out io.Writer) error {
 	default:
 		w.note("runtime", err)
 	}
-	if options, err := networkOptions(c, log); err != nil {
-		w.note("network", err)
-	} else if n, err := network.Open(options); err != nil {
+	if n, err := openNetworks(c, log); err != nil {
 		w.note("network", err)
 	} else {
 		w.note("network", errors.Join(n.GC(ctx, nil), n.Destroy(), n.Close()))

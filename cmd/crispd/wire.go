@@ -17,7 +17,6 @@ import (
 	"github.com/crisp-cri/crisp/image"
 	"github.com/crisp-cri/crisp/internal/kernel"
 	"github.com/crisp-cri/crisp/internal/undo"
-	"github.com/crisp-cri/crisp/network"
 	"github.com/crisp-cri/crisp/oci"
 	"github.com/crisp-cri/crisp/server"
 	"github.com/crisp-cri/crisp/server/nri"
@@ -30,8 +29,10 @@ type daemon struct {
 	records *checkpoint.Manager
 	runtime *oci.Runtime
 	images  *image.Store
-	network *network.Network
+	network *networks
 	server  *server.Server
+
+	noUserNS error // why pods cannot have user namespaces; nil = they can
 }
 
 // wire makes all parts out of the configuration. Each takes plain options; none
@@ -60,11 +61,7 @@ func wire(ctx context.Context, c *config.Config, log *slog.Logger) (_ *daemon, e
 	}
 	steps.Add("image store", d.images.Close)
 
-	options, err := networkOptions(c, log)
-	if err != nil {
-		return nil, err
-	}
-	if d.network, err = network.Open(options); err != nil {
+	if d.network, err = openNetworks(c, log); err != nil {
 		return nil, err
 	}
 	steps.Add("network", d.network.Close)
@@ -75,23 +72,18 @@ func wire(ctx context.Context, c *config.Config, log *slog.Logger) (_ *daemon, e
 	}
 	steps.Add("runtime", d.runtime.Close)
 
-	userNS := noUserNS(host, d.images, log)
-	for name, h := range handlers {
-		if h.NoUserNS == nil {
-			h.NoUserNS = userNS
-			handlers[name] = h
-		}
-	}
+	d.noUserNS = noUserNS(host, d.images, log)
+	d.complete(handlers, c)
 	d.server, err = server.New(server.Options{
 		Runtime:            d.runtime,
 		Images:             d.images,
-		Network:            d.network,
+		Network:            d.network.Network,
 		Events:             events,
 		Streaming:          streaming.Options{Addr: c.Streaming.Address, IdleTimeout: c.Streaming.IdleTimeout, Log: log},
 		Handlers:           handlers,
 		SpecHost:           specHost,
 		SystemdCgroup:      systemd,
-		NoUserNS:           userNS,
+		NoUserNS:           d.noUserNS,
 		CDISpecDirs:        c.CDI.SpecDirs,
 		HooksDirs:          c.HooksDirs,
 		NRI:                nriOptions(c),
@@ -135,28 +127,6 @@ func imageSettings(c *config.Config) image.Settings {
 		MaxParallel:     c.Image.MaxParallel,
 		ProgressTimeout: c.Image.ProgressTimeout,
 	}
-}
-
-// networkOptions puts the default network's file beside the rest of what is
-// ours, not into a directory that an administrator owns.
-func networkOptions(c *config.Config, log *slog.Logger) (network.Options, error) {
-	cidrs, err := c.Prefixes()
-	if err != nil {
-		return network.Options{}, err
-	}
-	o := network.Options{
-		ConfDir:  c.CNI.ConfDir,
-		BinDirs:  c.CNI.BinDirs,
-		CacheDir: filepath.Join(c.Root, "cni", "cache"),
-		DataDir:  filepath.Join(c.Root, "cni", "ipam"),
-		Instance: instance(c),
-		PodCIDRs: cidrs,
-		Log:      log,
-	}
-	if c.CNI.DefaultNetwork {
-		o.DefaultDir = filepath.Join(c.Root, "cni", "net.d")
-	}
-	return o, nil
 }
 
 func ociOptions(c *config.Config, records *checkpoint.Manager, systemd bool, publish func(oci.Event), log *slog.Logger) oci.Options {
