@@ -1,11 +1,12 @@
 // Command crispd is the daemon: it serves CRI on a unix socket and may be
 // stopped, killed or replaced at any moment without a container noticing.
 //
-//	crispd [flags]          serve
-//	crispd config [flags]   print the configuration in force and where it comes from
-//	crispd check [flags]    tell what this host lacks and what follows from it
-//	crispd wipe [flags]     end and remove everything of this instance
-//	crispd version          print the version
+//	crispd [flags]             serve
+//	crispd config [flags]      print the configuration in force and where it comes from
+//	crispd check [flags]       tell what this host lacks and what follows from it
+//	crispd wipe [flags]        end and remove everything of this instance
+//	crispd completion SHELL    print a script that completes these in a shell
+//	crispd version             print the version
 //
 // This package only reads flags, wires the other packages together (wire.go) and
 // passes signals on (serve.go): SIGTERM and SIGINT end crispd cleanly and leave the
@@ -20,8 +21,11 @@ import (
 	"io"
 	"os"
 	"runtime"
+	"slices"
+	"strings"
 
 	"github.com/crisp-cri/crisp/config"
+	"github.com/crisp-cri/crisp/internal/cli"
 )
 
 // version is set by the linker.
@@ -46,46 +50,95 @@ func main() {
 	}
 }
 
+// A command is one thing that crispd does.
+type command struct {
+	name, usage, about string
+	words              []string // its argument is one of these; nil = it has none
+	flags              func(*flag.FlagSet, *flags)
+	bare               func(f flags, out io.Writer) error // it needs no configuration
+	run                func(c *config.Config, f flags, out io.Writer) error
+}
+
+// commands is a function because they know of each other.
+func commands() []command {
+	return []command{
+		{about: "serve CRI until SIGTERM; containers run on", usage: "[flags]",
+			run: func(c *config.Config, _ flags, _ io.Writer) error { return serve(c) }},
+		{name: "config", usage: "[flags]", about: "print the configuration in force and where each value comes from",
+			run: func(c *config.Config, _ flags, out io.Writer) error { return c.Write(out) }},
+		{name: "check", usage: "[flags]", about: "tell what this host lacks and what follows from it; status 1 if crispd cannot run here",
+			run: func(c *config.Config, _ flags, out io.Writer) error { return check(c, out) }},
+		{name: "wipe", usage: "[--all] [flags]", about: "end every container of this instance and remove what it made on the host",
+			flags: func(set *flag.FlagSet, f *flags) {
+				set.BoolVar(&f.all, "all", false, "remove the root directory too: images and all")
+			},
+			run: func(c *config.Config, f flags, out io.Writer) error { return wipe(c, f.all, out) }},
+		{name: "completion", usage: "SHELL", about: "print a script that completes crispd's command line", words: cli.Shells,
+			bare: func(f flags, out io.Writer) error {
+				script, err := cli.Completion(commandLine(), f.word)
+				if err == nil {
+					_, err = io.WriteString(out, script)
+				}
+				return err
+			}},
+		{name: "version", about: "print the version",
+			bare: func(_ flags, out io.Writer) error {
+				_, err := fmt.Fprintf(out, "crispd %s %s %s/%s\n", version, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+				return err
+			}},
+	}
+}
+
 func run(args []string, out io.Writer) error {
-	command := "serve"
+	name := ""
 	if len(args) > 0 && args[0] != "" && args[0][0] != '-' {
-		command, args = args[0], args[1:]
+		name, args = args[0], args[1:]
 	}
-	if command == "version" {
-		fmt.Fprintf(out, "crispd %s %s %s/%s\n", version, runtime.Version(), runtime.GOOS, runtime.GOARCH)
-		return nil
+	if name == "serve" {
+		name = ""
 	}
-	f, err := parseFlags(command, args)
+	i := slices.IndexFunc(commands(), func(c command) bool { return c.name == name })
+	if i < 0 {
+		return fmt.Errorf("%q is not a command: there are %s", name, strings.Join(commandNames(), ", "))
+	}
+	c := commands()[i]
+	f, err := parseFlags(c, args)
 	if err != nil {
 		return err
 	}
-	src := f.source
-	src.OwnCNI = beside("cni")
-	c, err := config.Load(src)
+	if c.bare != nil {
+		return c.bare(f, out)
+	}
+	f.source.OwnCNI = beside("cni")
+	loaded, err := config.Load(f.source)
 	if err != nil {
 		return err
 	}
-	switch command {
-	case "serve":
-		return serve(c)
-	case "config":
-		return c.Write(out)
-	case "check":
-		return check(c, out)
-	case "wipe":
-		return wipe(c, f.all, out)
+	return c.run(loaded, f, out)
+}
+
+func commandNames() []string {
+	var names []string
+	for _, c := range commands() {
+		if c.name != "" {
+			names = append(names, c.name)
+		}
 	}
-	return fmt.Errorf("%q is not a command: there are config, check, wipe and version", command)
+	return names
 }
 
 type flags struct {
 	source config.Source
-	all    bool // wipe: the root directory too
+	word   string // the command's argument
+	all    bool   // wipe: the root directory too
 }
 
-func parseFlags(command string, args []string) (flags, error) {
-	f := flags{source: config.Source{Flags: map[string]string{}}}
-	set := flag.NewFlagSet("crispd "+command, flag.ContinueOnError)
+// setOf is the flags of a command, which write to f.
+func setOf(c command, f *flags) *flag.FlagSet {
+	set := flag.NewFlagSet(strings.TrimSpace("crispd "+c.name), flag.ContinueOnError)
+	if c.bare != nil {
+		return set
+	}
 	set.StringVar(&f.source.File, "config", "", "configuration `file` (default "+config.DefaultFile+"), with drop-ins in config.d beside it")
 	for name, usage := range map[string]string{
 		"root":      "`directory` of what survives a reboot (default " + config.DefaultRoot + ")",
@@ -102,18 +155,46 @@ func parseFlags(command string, args []string) (flags, error) {
 			return nil
 		})
 	}
-	if command == "wipe" {
-		set.BoolVar(&f.all, "all", false, "remove the root directory too: images and all")
+	if c.flags != nil {
+		c.flags(set, f)
 	}
-	if err := set.Parse(args); err != nil {
-		// The flag package has told it on standard error already.
-		if errors.Is(err, flag.ErrHelp) {
-			return f, err
+	return set
+}
+
+// parseFlags reads what follows the command: its argument, if it has one, and flags
+// on either side of that.
+func parseFlags(c command, args []string) (flags, error) {
+	f := flags{source: config.Source{Flags: map[string]string{}}}
+	set := setOf(c, &f)
+	for {
+		if err := set.Parse(args); err != nil {
+			// The flag package has told it on standard error already.
+			if errors.Is(err, flag.ErrHelp) {
+				return f, err
+			}
+			return f, exitStatus(2)
 		}
-		return f, exitStatus(2)
+		if set.NArg() == 0 {
+			break
+		}
+		if c.words == nil || f.word != "" {
+			return f, fmt.Errorf("unexpected argument %q", set.Arg(0))
+		}
+		f.word, args = set.Arg(0), set.Args()[1:]
 	}
-	if set.NArg() > 0 {
-		return f, fmt.Errorf("unexpected argument %q", set.Arg(0))
+	if c.words != nil && f.word == "" {
+		return f, fmt.Errorf("%s needs to know what: %s", c.name, strings.Join(c.words, ", "))
 	}
 	return f, nil
+}
+
+// commandLine is all of it, for completion and the man page.
+func commandLine() cli.Program {
+	var f flags
+	p := cli.Program{Name: "crispd", About: "the container runtime of a Kubernetes node", Flags: cli.FlagsOf(setOf(command{}, &f))}
+	for _, c := range commands() {
+		own := slices.DeleteFunc(cli.FlagsOf(setOf(c, &f)), func(f cli.Flag) bool { return slices.Contains(p.Flags, f) })
+		p.Commands = append(p.Commands, cli.Command{Name: c.name, Usage: c.usage, About: c.about, Words: c.words, Flags: own})
+	}
+	return p
 }
