@@ -107,6 +107,15 @@ func (c *Config) checkLists() error {
 			}
 		}
 	}
+	if a := c.Metrics.Address; a != "" && !isAddress(a) {
+		return c.wrong("metrics.address", "%q is neither host:port nor unix:///path", a)
+	}
+	if e := c.Tracing.Endpoint; e != "" && !isAddress(strings.TrimPrefix(strings.TrimPrefix(e, "https://"), "http://")) {
+		return c.wrong("tracing.endpoint", "%q is neither host:port, nor a URL of http, https or unix with nothing but that", e)
+	}
+	if n := c.Tracing.SamplesPerMillion; n < 0 || n > 1000000 {
+		return c.wrong("tracing.samples_per_million", "%d is not between 0 and 1000000", n)
+	}
 	if _, err := c.Prefixes(); err != nil {
 		return c.wrong("cni.pod_cidrs", "%v", err)
 	}
@@ -125,6 +134,15 @@ func (c *Config) wrong(key, format string, args ...any) error {
 }
 
 func within(p, dir string) bool { return p == dir || strings.HasPrefix(p, dir+"/") }
+
+// isAddress tells whether s is host:port, or unix:// and an absolute path.
+func isAddress(s string) bool {
+	if p, ok := strings.CutPrefix(s, "unix://"); ok {
+		return filepath.IsAbs(p) && len(p) <= maxSocketPath
+	}
+	_, port, err := net.SplitHostPort(s)
+	return err == nil && isPort(port)
+}
 
 func isPort(s string) bool {
 	_, err := strconv.ParseUint(s, 10, 16)

@@ -73,6 +73,8 @@ type Config struct {
 	NRI       NRI       `toml:"nri"`
 	Streaming Streaming `toml:"streaming"`
 	Image     Image     `toml:"image"`
+	Metrics   Metrics   `toml:"metrics"`
+	Tracing   Tracing   `toml:"tracing"`
 
 	// Handlers are the runtime handlers, for RuntimeClass, besides the default one,
 	// which is "" and "crisp": each is a table [handlers.NAME].
@@ -169,6 +171,27 @@ type Image struct {
 	// DecryptionKeysPath is a directory of private keys for encrypted images.
 	// Default /etc/crisp/keys.
 	DecryptionKeysPath string `toml:"decryption_keys_path"`
+}
+
+// Metrics are crispd's own, in Prometheus' text format at /metrics. They are always
+// to be had on the debug socket, which root alone can use.
+type Metrics struct {
+	// Address is where else they are served: host:port, or unix:///path. Who can
+	// reach it can read them. Default: nowhere.
+	Address string `toml:"address"`
+}
+
+// Tracing sends spans of calls, and of their slow stages, to an OpenTelemetry
+// collector.
+type Tracing struct {
+	// Endpoint is a collector that speaks OTLP by gRPC: host:port or http://host:port
+	// in the clear, https://host:port, or unix:///path. Default: none, and nothing is
+	// traced.
+	Endpoint string `toml:"endpoint"`
+	// SamplesPerMillion is how many of a million calls begin a trace of their own; a
+	// call that is part of its client's trace, as the kubelet's are, is sampled if
+	// that is. Default 0.
+	SamplesPerMillion int `toml:"samples_per_million"`
 }
 
 // Handler is what is different for the containers of one runtime handler.

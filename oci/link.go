@@ -33,6 +33,8 @@ type link struct {
 	mu   sync.Mutex
 	conn Engine        // nil while there is none; guarded by mu
 	up   chan struct{} // closed when conn is set; replaced when it is lost; guarded by mu
+
+	connects uint64 // how often conn was set; guarded by mu
 }
 
 func newLink(dial func(context.Context) (Engine, error), settle func(context.Context, Engine) error, handle func(wire.Event), log *slog.Logger) *link {
@@ -54,6 +56,7 @@ func (l *link) connect(ctx context.Context) error {
 	}
 	l.mu.Lock()
 	l.conn = conn
+	l.connects++
 	close(l.up)
 	l.mu.Unlock()
 	select {
@@ -198,6 +201,13 @@ func (l *link) list(ctx context.Context) ([]wire.Info, error) {
 		}
 	}
 	return nil, err
+}
+
+// restarts is how often a connection was lost and another one made.
+func (l *link) restarts() uint64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return max(l.connects, 1) - 1
 }
 
 // close ends the connection for good; keep returns.

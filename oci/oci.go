@@ -134,6 +134,10 @@ func Open(ctx context.Context, o Options) (_ *Runtime, err error) {
 	return r, nil
 }
 
+// ExecutorRestarts is how often, since Open, the executor was lost and another one
+// took its place.
+func (r *Runtime) ExecutorRestarts() uint64 { return r.link.restarts() }
+
 // Close lets go of the executor. Containers and executor run on.
 func (r *Runtime) Close() error {
 	r.stopWork()

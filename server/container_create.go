@@ -96,7 +96,7 @@ func (s *Server) createContainer(ctx context.Context, cr *creation, sb *oci.Sand
 		return err
 	}
 
-	stage, cancel := cr.enter(ctx, "mount root file system")
+	stage, cancel := cr.enter(ctx, "rootfs")
 	defer cancel()
 	root, err := s.mountImage(stage, sb, cr.id, img.ID, false)
 	if err != nil {
@@ -104,14 +104,14 @@ func (s *Server) createContainer(ctx context.Context, cr *creation, sb *oci.Sand
 	}
 	steps.Add("root file system", s.unmount(ctx, cr.id))
 
-	stage, cancel = cr.enter(ctx, "resolve mounts")
+	stage, cancel = cr.enter(ctx, "mounts")
 	defer cancel()
 	mounts, err := s.resolveMounts(stage, cr.id, sb, rec, &steps)
 	if err != nil {
 		return err
 	}
 
-	_, cancel = cr.enter(ctx, "record container")
+	_, cancel = cr.enter(ctx, "spec")
 	defer cancel()
 	built, err := s.buildSpec(cr.id, h.SpecHost, sb, rec, img.Config.Config, root, mounts)
 	if err != nil {
@@ -125,7 +125,7 @@ func (s *Server) createContainer(ctx context.Context, cr *creation, sb *oci.Sand
 	if err != nil {
 		return err
 	}
-	stage, cancel = cr.enter(ctx, "tell plugins")
+	stage, cancel = cr.enter(ctx, "plugins")
 	defer cancel()
 	turn := s.plugins.Turn()
 	defer turn.End()
@@ -136,6 +136,8 @@ func (s *Server) createContainer(ctx context.Context, cr *creation, sb *oci.Sand
 	if err != nil {
 		return err
 	}
+	_, cancel = cr.enter(ctx, "record")
+	defer cancel()
 	c, err := s.runtime.Create(ctx, oci.ContainerConfig{
 		ID: cr.id, Name: cr.name, SandboxID: sb.ID(),
 		Spec: built, Env: spec.RawEnv(built.Process), PIDTarget: target,

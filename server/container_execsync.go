@@ -11,6 +11,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/stage"
 )
 
 // maxOutput is how much of each stream is kept, in bytes. CRI: "The runtime
@@ -36,6 +37,7 @@ func (s *Server) ExecSync(ctx context.Context, req *cri.ExecSyncRequest) (*cri.E
 		ctx, cancel = context.WithTimeout(ctx, seconds(req.Timeout))
 		defer cancel()
 	}
+	stage.Next(ctx, "start")
 	x, err := s.startExec(ctx, req.ContainerId, req.Cmd, false, false)
 	if err != nil {
 		return nil, err
@@ -45,6 +47,7 @@ func (s *Server) ExecSync(ctx context.Context, req *cri.ExecSyncRequest) (*cri.E
 	var output sync.WaitGroup
 	copyOutput(&output, &out, x.Stdout)
 	copyOutput(&output, &errOut, x.Stderr)
+	stage.Next(ctx, "run")
 	code, err := waitOrKill(ctx, x)
 	if err != nil {
 		if errors.Is(err, context.DeadlineExceeded) {
@@ -52,6 +55,7 @@ func (s *Server) ExecSync(ctx context.Context, req *cri.ExecSyncRequest) (*cri.E
 		}
 		return nil, fmt.Errorf("command %q: %w", req.Cmd, err)
 	}
+	stage.Next(ctx, "output")
 	drain(&output, x)
 	resp := &cri.ExecSyncResponse{ExitCode: code, Stdout: out.Bytes(), Stderr: errOut.Bytes()}
 	fit(resp)

@@ -5,6 +5,8 @@ import (
 	"fmt"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/internal/stage"
 )
 
 // StartContainer runs a container's program. One that cannot be run leaves the
@@ -18,9 +20,11 @@ func (s *Server) StartContainer(ctx context.Context, req *cri.StartContainerRequ
 	if _, err := s.readySandbox(c.SandboxID()); err != nil {
 		return nil, fmt.Errorf("start container %s: %w", c.ID(), err)
 	}
+	stage.Next(ctx, "plugins")
 	if err := s.tellStart(ctx, c); err != nil {
 		return nil, fmt.Errorf("start container %s: %w", c.ID(), err)
 	}
+	stage.Next(ctx, "start")
 	if err := c.Start(ctx); err != nil {
 		return nil, fmt.Errorf("start container %s: %w", c.ID(), err)
 	}

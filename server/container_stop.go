@@ -10,6 +10,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/stage"
 )
 
 // StopContainer stops a container within a grace period.
@@ -28,9 +29,11 @@ func (s *Server) StopContainer(ctx context.Context, req *cri.StopContainerReques
 	if !ok {
 		sig = unix.SIGTERM
 	}
+	stage.Next(ctx, "stop")
 	if err := c.Stop(ctx, sig, seconds(max(req.Timeout, 0))); err != nil {
 		return nil, fmt.Errorf("stop container %s: %w", c.ID(), err)
 	}
+	stage.Next(ctx, "plugins")
 	s.tellExit(ctx, c)
 	return &cri.StopContainerResponse{}, nil
 }

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/stage"
 	"github.com/crisp-cri/crisp/internal/undo"
 	"github.com/crisp-cri/crisp/oci"
 )
@@ -44,11 +45,12 @@ type creations struct {
 
 // A creation is one object being made.
 type creation struct {
-	name  string
-	req   proto.Message // what was asked for
-	began time.Time
-	done  chan struct{} // closed when the work has ended
-	gone  chan struct{} // closed when the name is free again
+	name   string
+	req    proto.Message // what was asked for
+	began  time.Time
+	stages *stage.Log    // nil if nobody records
+	done   chan struct{} // closed when the work has ended
+	gone   chan struct{} // closed when the name is free again
 
 	// id is the object's, chosen before there is one; err is how the work ended.
 	// discard undoes the finished work. They are written before done is closed.
@@ -82,6 +84,7 @@ func (cs *creations) do(ctx context.Context, name string, req proto.Message, bui
 		if err != nil {
 			return "", err
 		}
+		stage.Follow(ctx, c.stages)
 		select {
 		case <-c.done:
 		case <-ctx.Done():
@@ -121,7 +124,8 @@ func (cs *creations) join(ctx context.Context, name string, req proto.Message, b
 	}
 	cs.byName[name] = c
 	cs.hidden[c.id] = struct{}{}
-	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	ctx, c.stages = stage.Fork(context.WithoutCancel(ctx))
+	ctx, cancel := context.WithCancel(ctx)
 	stop := context.AfterFunc(cs.ctx, cancel)
 	cs.work.Go(func() {
 		defer cancel()
@@ -135,6 +139,7 @@ func (cs *creations) join(ctx context.Context, name string, req proto.Message, b
 func (cs *creations) run(ctx context.Context, c *creation, build func(context.Context, *creation) error) {
 	hiddenID := c.id // build replaces c.id if it finds the object
 	c.err = protect(func() error { return build(ctx, c) })
+	c.stages.Stop()
 
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
@@ -241,10 +246,11 @@ func (cs *creations) close() {
 }
 
 // enter says what the creation does next, and returns the context for it.
-func (c *creation) enter(ctx context.Context, stage string) (context.Context, context.CancelFunc) {
+func (c *creation) enter(ctx context.Context, name string) (context.Context, context.CancelFunc) {
+	stage.Next(ctx, name)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.stage = stage
+	c.stage = name
 	return context.WithTimeout(ctx, stageLife)
 }
 

@@ -49,6 +49,7 @@ func (e *Events) Publish(ev oci.Event) {
 	}
 	if ev.Kind == oci.ContainerOOM {
 		s.ooms.add(ev.Container.ID())
+		s.o.Telemetry.OOM()
 	}
 	typ, known := eventType[ev.Kind]
 	if !known {

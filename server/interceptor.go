@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"path"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"time"
 
@@ -17,14 +18,16 @@ import (
 	"github.com/crisp-cri/crisp/image"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/logctx"
+	"github.com/crisp-cri/crisp/internal/stage"
+	"github.com/crisp-cri/crisp/server/telemetry"
 )
 
 // maxMessage is what cri-client accepts and sends, in bytes.
 const maxMessage = 16 << 20
 
 // Interceptors are the options of the gRPC server that s is registered with.
-// Here a request gets its log attributes, its one log line, its status code and
-// its safety net, so that no handler needs any of them.
+// Here a request gets its log attributes, its one log line, its metrics and its span,
+// its status code and its safety net, so that no handler needs any of them.
 func (s *Server) Interceptors() []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.UnaryInterceptor(s.unary),
@@ -34,27 +37,23 @@ func (s *Server) Interceptors() []grpc.ServerOption {
 }
 
 func (s *Server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (resp any, err error) {
-	rpc := path.Base(info.FullMethod)
-	ctx = logctx.With(ctx, append([]any{"rpc", rpc}, subject(req)...)...)
-	begin := time.Now()
+	ctx, c := s.begin(ctx, info.FullMethod, subject(req))
 	defer func() {
 		if p := recover(); p != nil {
 			resp, err = nil, s.panicked(ctx, p)
 		}
-		err = s.finish(ctx, rpc, begin, err)
+		err = s.finish(ctx, c, result(resp), err)
 	}()
 	return handle(ctx, req)
 }
 
 func (s *Server) stream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) (err error) {
-	rpc := path.Base(info.FullMethod)
-	ctx := logctx.With(stream.Context(), "rpc", rpc)
-	begin := time.Now()
+	ctx, c := s.begin(stream.Context(), info.FullMethod, nil)
 	defer func() {
 		if p := recover(); p != nil {
 			err = s.panicked(ctx, p)
 		}
-		err = s.finish(ctx, rpc, begin, err)
+		err = s.finish(ctx, c, nil, err)
 	}()
 	return handle(srv, contextStream{stream, ctx})
 }
@@ -73,15 +72,41 @@ func (s *Server) panicked(ctx context.Context, p any) error {
 	return fault.Internal.Errorf("internal error: %v", p)
 }
 
-// finish writes the log line and gives the error its code.
-func (s *Server) finish(ctx context.Context, rpc string, begin time.Time, err error) error {
-	took := time.Since(begin)
+// A call is an RPC under way, and what it is about.
+type call struct {
+	*telemetry.Call
+	subject []any
+}
+
+// begin gives the request its log attributes and begins to record its stages.
+func (s *Server) begin(ctx context.Context, method string, subject []any) (context.Context, call) {
+	ctx, c := s.o.Telemetry.Begin(ctx, path.Base(method))
+	attrs := append([]any{"rpc", c.RPC}, subject...)
+	if id := c.TraceID(); id != "" {
+		attrs = append(attrs, "trace", id)
+	}
+	return logctx.With(ctx, attrs...), call{c, subject}
+}
+
+// finish writes the log line, with what took the time and the IDs that the answer
+// brought, and gives the error its code.
+func (s *Server) finish(ctx context.Context, c call, result []any, err error) error {
+	code := codes.OK
+	if err != nil {
+		code = codeOf(ctx, err)
+	}
+	took, shares := c.End(telemetry.Outcome{
+		Code: code.String(), Err: err, Attrs: append(slices.Clip(c.subject), result...), Result: pullResult(c.RPC, code, err),
+	})
+	args := append(append([]any{"took", brief(took)}, slow(took, shares)...), result...)
+	if n := c.Counted(telemetry.Bytes); n > 0 {
+		args = append(args, "bytes", n)
+	}
 	if err == nil {
-		s.log.Log(ctx, level(rpc), "rpc done", "took", took)
+		s.log.Log(ctx, successLevel(c.RPC, took), "rpc done", args...)
 		return nil
 	}
-	code := codeOf(ctx, err)
-	s.log.Log(ctx, failureLevel(code, err), "rpc failed", "took", took, "kind", code.String(), "err", err)
+	s.log.Log(ctx, failureLevel(code, err), "rpc failed", append(args, "kind", code.String(), "err", err)...)
 	if _, ok := err.(interface{ GRPCStatus() *status.Status }); ok {
 		return err // it is one already
 	}
@@ -136,6 +161,62 @@ func failureLevel(code codes.Code, err error) slog.Level {
 	return slog.LevelInfo
 }
 
+// slow are the stages, and their parts, without which the call would have been a
+// twentieth quicker: they answer where the time went, and there are few of them.
+func slow(took time.Duration, shares []stage.Share) []any {
+	var attrs []any
+	for _, sh := range shares {
+		if sh.Took >= max(took/20, time.Millisecond) {
+			attrs = append(attrs, sh.Name, brief(sh.Took))
+		}
+	}
+	return attrs
+}
+
+// brief leaves a duration what people read of it.
+func brief(d time.Duration) time.Duration {
+	if d > time.Second {
+		return d.Round(time.Millisecond)
+	}
+	return d.Round(10 * time.Microsecond)
+}
+
+// pullResult says how a pull ended, "" for other calls.
+func pullResult(rpc string, code codes.Code, err error) string {
+	var pull *image.PullError
+	switch {
+	case rpc != "PullImage":
+		return ""
+	case err == nil:
+		return "success"
+	case code == codes.Unknown && errors.As(err, &pull):
+		return pull.Reason
+	}
+	return code.String()
+}
+
+// successLevel is the level of an RPC that went well: one that took much longer than
+// it should is worth a look.
+func successLevel(rpc string, took time.Duration) slog.Level {
+	if most := patience(rpc); most > 0 && took > most {
+		return slog.LevelWarn
+	}
+	return level(rpc)
+}
+
+// patience is how long an RPC may take. 0 is as long as it likes: where an image, a
+// container's grace, a command or the client's reading decides.
+func patience(rpc string) time.Duration {
+	switch {
+	case slices.Contains([]string{"PullImage", "StopContainer", "ExecSync", "GetContainerEvents", "Load"}, rpc),
+		strings.HasPrefix(rpc, "Stream"), strings.HasPrefix(rpc, "Checkpoint"), strings.HasPrefix(rpc, "Restore"):
+		return 0
+	case level(rpc) == slog.LevelDebug:
+		return time.Second // they read memory
+	}
+	return 10 * time.Second
+}
+
 // level is how interesting it is that an RPC went well: the ones that change
 // something are, the many that only look are not.
 func level(rpc string) slog.Level {
@@ -167,12 +248,30 @@ func subject(req any) []any {
 	switch r := req.(type) {
 	case *cri.RunPodSandboxRequest:
 		if m := r.GetConfig().GetMetadata(); m != nil {
-			attrs = append(attrs, "sandbox", sandboxName(m))
+			attrs = append(attrs, "name", sandboxName(m))
 		}
 	case *cri.CreateContainerRequest:
 		if m := r.GetConfig().GetMetadata(); m != nil {
-			attrs = append(attrs, "container", m.Name)
+			attrs = append(attrs, "name", m.Name)
 		}
 	}
 	return attrs
+}
+
+// result is the ID that an answer brings, as log attributes. After an error the
+// answer is a nil of its type.
+func result(resp any) []any {
+	var key, id string
+	switch r := resp.(type) {
+	case *cri.RunPodSandboxResponse:
+		key, id = "sandbox", r.GetPodSandboxId()
+	case *cri.CreateContainerResponse:
+		key, id = "container", r.GetContainerId()
+	case *cri.PullImageResponse:
+		key, id = "id", r.GetImageRef()
+	}
+	if id == "" {
+		return nil
+	}
+	return []any{key, id}
 }

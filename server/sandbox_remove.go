@@ -8,6 +8,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/stage"
 	"github.com/crisp-cri/crisp/oci"
 )
 
@@ -49,15 +50,18 @@ func (s *Server) removeSandbox(ctx context.Context, sb *oci.Sandbox) error {
 // removeContainer removes a container and its file systems.
 func (s *Server) removeContainer(ctx context.Context, c *oci.Container) error {
 	rec := s.index.container(c)
+	stage.Next(ctx, "kill")
 	// Nothing may run in a file system that is taken away, and nothing that
 	// RemoveContainer reports as gone may keep one: so in this order.
 	if err := s.killAll(ctx, []*oci.Container{c}); err != nil {
 		return err
 	}
+	stage.Next(ctx, "rootfs")
 	for _, key := range append([]string{c.ID()}, rec.volumes...) {
 		if err := s.images.Unmount(ctx, key, true); err != nil {
 			return fmt.Errorf("release file system %s: %w", key, err)
 		}
 	}
+	stage.Next(ctx, "record")
 	return s.removeTold(ctx, c)
 }

@@ -113,7 +113,7 @@ func (s *Server) runSandbox(ctx context.Context, c *creation, req *cri.RunPodSan
 		}
 	}
 
-	stage, cancel := c.enter(ctx, "make namespaces")
+	stage, cancel := c.enter(ctx, "namespaces")
 	defer cancel()
 	sb, err := s.runtime.CreateSandbox(stage, config)
 	if err != nil {
@@ -129,7 +129,7 @@ func (s *Server) runSandbox(ctx context.Context, c *creation, req *cri.RunPodSan
 		return fmt.Errorf("write files of sandbox: %w", err)
 	}
 	if !config.HostNetwork {
-		stage, cancel := c.enter(ctx, "attach network")
+		stage, cancel := c.enter(ctx, "cni")
 		defer cancel()
 		result, err := s.networkOf(rec.handler).Attach(stage, networkPod(sb, rec))
 		if errors.Is(err, fault.Exists) {
@@ -146,7 +146,7 @@ func (s *Server) runSandbox(ctx context.Context, c *creation, req *cri.RunPodSan
 	if err != nil {
 		return err
 	}
-	stage, cancel = c.enter(ctx, "tell plugins")
+	stage, cancel = c.enter(ctx, "plugins")
 	defer cancel()
 	turn := s.plugins.Turn()
 	defer turn.End()

@@ -11,6 +11,7 @@ import (
 
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/logctx"
+	"github.com/crisp-cri/crisp/internal/stage"
 	"github.com/crisp-cri/crisp/oci"
 )
 
@@ -40,19 +41,23 @@ func (s *Server) stopSandbox(ctx context.Context, sb *oci.Sandbox) error {
 	if err := sb.BeginStop(); err != nil && !errors.Is(err, fault.WrongState) {
 		return err // WrongState: it is being removed, and that stops it too
 	}
+	stage.Next(ctx, "kill")
 	// The kubelet has stopped the containers, with grace; who has not, meant it.
 	if err := s.killAll(ctx, sb.Containers()); err != nil {
 		return err
 	}
 	if known {
+		stage.Next(ctx, "plugins")
 		s.tellStop(ctx, sb)
 	}
 	rec := s.index.sandbox(sb)
 	if !sb.Config().HostNetwork {
+		stage.Next(ctx, "cni")
 		if err := s.networkOf(rec.handler).Detach(ctx, networkPod(sb, rec)); err != nil {
 			return fmt.Errorf("detach network: %w", err)
 		}
 	}
+	stage.Next(ctx, "namespaces")
 	if err := sb.Unpin(ctx); err != nil {
 		return fmt.Errorf("release namespaces: %w", err)
 	}

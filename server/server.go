@@ -52,6 +52,7 @@ import (
 	"github.com/crisp-cri/crisp/server/loaderapi"
 	"github.com/crisp-cri/crisp/server/nri"
 	"github.com/crisp-cri/crisp/server/spec"
+	"github.com/crisp-cri/crisp/server/telemetry"
 	"github.com/crisp-cri/crisp/streaming"
 )
 
@@ -110,6 +111,8 @@ type Options struct {
 	Version            string       // of crisp, semantic; "" means 0.0.0
 	Root, State        string       // directories, for the verbose Status
 	Log                *slog.Logger
+
+	Telemetry *telemetry.Telemetry // nil = no metrics, no traces
 }
 
 // A Server is one CRI endpoint.
@@ -166,6 +169,7 @@ func New(o Options) (*Server, error) {
 		return nil, errors.Join(err, s.streaming.Close())
 	}
 	s.events.attach(s)
+	o.Telemetry.Watch(s.state)
 	return s, nil
 }
 

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"sync"
 	"time"
+
+	"github.com/crisp-cri/crisp/internal/stage"
 )
 
 // taskLife bounds one run of a task. A process that cannot be killed (state D)
@@ -23,8 +25,9 @@ type tasks struct {
 }
 
 type task struct {
-	done chan struct{}
-	err  error // written before done is closed
+	stages *stage.Log // nil if nobody records
+	done   chan struct{}
+	err    error // written before done is closed
 }
 
 // do runs work under key, or waits for the run that there is.
@@ -46,6 +49,7 @@ func (ts *tasks) alone(ctx context.Context, key string, work func(context.Contex
 
 // wait returns how t ended, or that the caller did not wait for it.
 func (t *task) wait(ctx context.Context, key string) error {
+	stage.Follow(ctx, t.stages)
 	select {
 	case <-t.done:
 		return t.err
@@ -66,12 +70,14 @@ func (ts *tasks) join(ctx context.Context, key string, work func(context.Context
 	}
 	t = &task{done: make(chan struct{})}
 	ts.byKey[key] = t
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), taskLife)
+	ctx, t.stages = stage.Fork(context.WithoutCancel(ctx))
+	ctx, cancel := context.WithTimeout(ctx, taskLife)
 	stop := context.AfterFunc(ts.ctx, cancel)
 	ts.work.Go(func() {
 		defer cancel()
 		defer stop()
 		t.err = protect(func() error { return work(ctx) })
+		t.stages.Stop()
 		ts.mu.Lock()
 		delete(ts.byKey, key)
 		ts.mu.Unlock()

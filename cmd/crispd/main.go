@@ -5,6 +5,7 @@
 //	crispd config [flags]      print the configuration in force and where it comes from
 //	crispd check [flags]       tell what this host lacks and what follows from it
 //	crispd wipe [flags]        end and remove everything of this instance
+//	crispd debug WHAT [flags]  look into the crispd that runs
 //	crispd completion SHELL    print a script that completes these in a shell
 //	crispd version             print the version
 //
@@ -73,6 +74,11 @@ func commands() []command {
 				set.BoolVar(&f.all, "all", false, "remove the root directory too: images and all")
 			},
 			run: func(c *config.Config, f flags, out io.Writer) error { return wipe(c, f.all, out) }},
+		{name: "debug", usage: "WHAT [--seconds N] [flags]", about: "look into the crispd that runs, by its debug socket", words: viewNames(),
+			flags: func(set *flag.FlagSet, f *flags) {
+				set.IntVar(&f.seconds, "seconds", 10, "how many `seconds` profile and trace take")
+			},
+			run: func(c *config.Config, f flags, out io.Writer) error { return look(c, f.word, f.seconds, out) }},
 		{name: "completion", usage: "SHELL", about: "print a script that completes crispd's command line", words: cli.Shells,
 			bare: func(f flags, out io.Writer) error {
 				script, err := cli.Completion(commandLine(), f.word)
@@ -128,9 +134,10 @@ func commandNames() []string {
 }
 
 type flags struct {
-	source config.Source
-	word   string // the command's argument
-	all    bool   // wipe: the root directory too
+	source  config.Source
+	word    string // the command's argument
+	all     bool   // wipe: the root directory too
+	seconds int    // debug: of a profile
 }
 
 // setOf is the flags of a command, which write to f.

@@ -3,6 +3,7 @@ package main
 import (
 	"github.com/crisp-cri/crisp/config"
 	"github.com/crisp-cri/crisp/server"
+	"github.com/crisp-cri/crisp/server/telemetry"
 )
 
 // complete gives handlers what does not follow from the configuration alone.
@@ -16,4 +17,8 @@ func (d *daemon) complete(all map[string]server.Handler, c *config.Config) {
 		}
 		all[name] = h
 	}
+}
+
+func traces(c *config.Config) telemetry.Traces {
+	return telemetry.Traces{Endpoint: c.Tracing.Endpoint, PerMillion: c.Tracing.SamplesPerMillion}
 }

@@ -58,6 +58,14 @@ func serve(c *config.Config) error {
 	if err != nil {
 		return err
 	}
+	stopDebug, err := serveDebug(c.State, d.telemetry, &d.config, log)
+	if err == nil {
+		defer stopDebug()
+		err = d.scrape.serve(c.Metrics.Address)
+	}
+	if err != nil {
+		return errors.Join(err, d.server.Close(), d.close())
+	}
 	g := grpc.NewServer(d.server.Interceptors()...)
 	d.server.Register(g)
 	if err := d.server.Start(ctx); err != nil {

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"path/filepath"
 	"runtime"
+	"sync/atomic"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
@@ -21,6 +22,7 @@ import (
 	"github.com/crisp-cri/crisp/server"
 	"github.com/crisp-cri/crisp/server/nri"
 	"github.com/crisp-cri/crisp/server/spec"
+	"github.com/crisp-cri/crisp/server/telemetry"
 	"github.com/crisp-cri/crisp/streaming"
 )
 
@@ -32,7 +34,10 @@ type daemon struct {
 	network *networks
 	server  *server.Server
 
-	noUserNS error // why pods cannot have user namespaces; nil = they can
+	config    atomic.Pointer[config.Config] // in force
+	telemetry *telemetry.Telemetry
+	scrape    scrape
+	noUserNS  error // why pods cannot have user namespaces; nil = they can
 }
 
 // wire makes all parts out of the configuration. Each takes plain options; none
@@ -52,6 +57,12 @@ func wire(ctx context.Context, c *config.Config, log *slog.Logger) (_ *daemon, e
 		return nil, err
 	}
 	d := &daemon{}
+	d.config.Store(c)
+	if d.telemetry, err = telemetry.New(telemetry.Options{Version: version, Traces: traces(c), Log: log}); err != nil {
+		return nil, err
+	}
+	steps.Add("telemetry", d.telemetry.Close)
+	d.scrape = scrape{log: log, tel: d.telemetry}
 	if d.records, err = checkpoint.Open(c.Root, log); err != nil {
 		return nil, err
 	}
@@ -92,13 +103,15 @@ func wire(ctx context.Context, c *config.Config, log *slog.Logger) (_ *daemon, e
 		Root:               c.Root,
 		State:              c.State,
 		Log:                log,
+		Telemetry:          d.telemetry,
 	})
 	return d, err
 }
 
 // close ends the parts, the ones on top first. Containers run on.
 func (d *daemon) close() error {
-	return errors.Join(d.runtime.Close(), d.network.Close(), d.images.Close())
+	d.scrape.end()
+	return errors.Join(d.runtime.Close(), d.network.Close(), d.images.Close(), d.telemetry.Close())
 }
 
 func imageOptions(c *config.Config, records *checkpoint.Manager, log *slog.Logger) image.Options {

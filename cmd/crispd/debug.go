@@ -1,0 +1,156 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/pprof"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/config"
+	"github.com/crisp-cri/crisp/server/telemetry"
+)
+
+// debugPath is the socket where crispd tells about its own insides. Only root can
+// use it: profiles hold whatever is in memory.
+func debugPath(state string) string { return filepath.Join(state, "debug.sock") }
+
+// views are what the debug socket has to show.
+var views = []struct{ name, path, about string }{
+	{"calls", "/calls", "the calls under way, and the stage that each is in"},
+	{"goroutines", "/debug/pprof/goroutine?debug=2", "the stacks of all goroutines, as text"},
+	{"heap", "/debug/pprof/heap", "what is in memory, for go tool pprof"},
+	{"allocs", "/debug/pprof/allocs", "what was allocated since the start, for go tool pprof"},
+	{"profile", "/debug/pprof/profile?seconds=%d", "what uses the CPU, for go tool pprof; it takes --seconds"},
+	{"trace", "/debug/pprof/trace?seconds=%d", "what happens, for go tool trace; it takes --seconds"},
+	{"metrics", "/metrics", "the metrics, as Prometheus gets them"},
+	{"config", "/config", "the configuration that the running crispd uses"},
+}
+
+// viewNames are the words that follow "crispd debug".
+func viewNames() []string {
+	var names []string
+	for _, v := range views {
+		names = append(names, v.name)
+	}
+	return names
+}
+
+// look fetches a view from the crispd that runs.
+func look(c *config.Config, name string, seconds int, out io.Writer) error {
+	for _, v := range views {
+		if v.name != name {
+			continue
+		}
+		path := v.path
+		if strings.Contains(path, "%d") {
+			path = fmt.Sprintf(path, seconds)
+		}
+		return fetch(debugPath(c.State), path, out)
+	}
+	return fmt.Errorf("%q is nothing to look at: there are %s", name, strings.Join(viewNames(), ", "))
+}
+
+func fetch(socket, path string, out io.Writer) error {
+	client := http.Client{Transport: &http.Transport{
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", socket)
+		},
+	}}
+	resp, err := client.Get("http://crispd" + path)
+	if err != nil {
+		return fmt.Errorf("ask crispd at %s: %w", socket, err)
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		text, _ := io.ReadAll(io.LimitReader(resp.Body, 4096))
+		return fmt.Errorf("crispd answers %s: %s", resp.Status, strings.TrimSpace(string(text)))
+	}
+	_, err = io.Copy(out, resp.Body)
+	return err
+}
+
+// serveDebug serves the debug socket until the function that it returns is called.
+func serveDebug(state string, tel *telemetry.Telemetry, current *atomic.Pointer[config.Config], log *slog.Logger) (stop func(), err error) {
+	l, err := listen(debugPath(state))
+	if err != nil {
+		return nil, err
+	}
+	if err := os.Chmod(debugPath(state), 0o600); err != nil {
+		l.Close()
+		return nil, err
+	}
+	mux := http.NewServeMux()
+	mux.HandleFunc("/debug/pprof/", pprof.Index)
+	mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
+	mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
+	mux.Handle("/metrics", tel.Handler())
+	mux.HandleFunc("/calls", tel.ServeCalls)
+	mux.HandleFunc("/config", func(w http.ResponseWriter, _ *http.Request) { _ = current.Load().Write(w) })
+	return serveHTTP(l, mux, log), nil
+}
+
+// serveHTTP serves h on l until the function that it returns is called.
+func serveHTTP(l net.Listener, h http.Handler, log *slog.Logger) (stop func()) {
+	s := &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug)}
+	go func() {
+		if err := s.Serve(l); err != http.ErrServerClosed {
+			log.Error("http server ended", "address", l.Addr().String(), "err", err)
+		}
+	}()
+	return func() { s.Close() }
+}
+
+// A scrape is where metrics are served besides the debug socket.
+type scrape struct {
+	log  *slog.Logger
+	tel  *telemetry.Telemetry
+	stop func() // nil = nowhere
+}
+
+// serve serves the metrics at address from now on, and nowhere else; "" is nowhere.
+// If it cannot, nothing changes, unless the new address holds the old one's port.
+func (m *scrape) serve(address string) error {
+	var l net.Listener
+	var err error
+	switch path, isUnix := strings.CutPrefix(address, "unix://"); {
+	case address == "":
+	case isUnix:
+		l, err = listen(path)
+	default:
+		l, err = net.Listen("tcp", address)
+	}
+	if err != nil {
+		return fmt.Errorf("serve metrics: %w", err)
+	}
+	m.end()
+	if l != nil {
+		mux := http.NewServeMux()
+		mux.Handle("/metrics", m.tel.Handler())
+		m.stop = serveHTTP(l, mux, m.log)
+	}
+	return nil
+}
+
+func (m *scrape) end() {
+	if m.stop != nil {
+		m.stop()
+		m.stop = nil
+	}
+}
+
+// monotonic is the time that sd_notify's MONOTONIC_USEC means, in microseconds.
+func monotonic() int64 {
+	var ts unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts) // it cannot fail
+	return ts.Nano() / 1000
+}
