@@ -45,8 +45,8 @@ type Config struct {
 	// (RuntimeDefault). Default: none.
 	SeccompProfile string `toml:"seccomp_profile"`
 	// AppArmorProfile is the name of a loaded AppArmor profile for containers
-	// that ask for RuntimeDefault or for nothing. Default: none; they are not
-	// confined.
+	// that ask for RuntimeDefault or for nothing; "unconfined" does not confine
+	// them. Default: "", which is crisp's own profile; crispd loads it.
 	AppArmorProfile string `toml:"apparmor_profile"`
 	// DefaultCapabilities is what a container gets that asks for none, without
 	// CAP_; an empty list means none. Default: the fourteen that container engines

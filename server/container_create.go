@@ -117,6 +117,9 @@ func (s *Server) createContainer(ctx context.Context, cr *creation, sb *oci.Sand
 	if err != nil {
 		return err
 	}
+	if err := s.checkProfile(ctx, built); err != nil {
+		return err
+	}
 	logPath, err := makeLogDir(s.index.sandbox(sb).config.LogDirectory, config.LogPath)
 	if err != nil {
 		return err

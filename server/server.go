@@ -103,6 +103,7 @@ type Options struct {
 	Handlers           map[string]Handler // by name, besides the default one, which follows from SpecHost and NoUserNS
 	SpecHost           spec.Host
 	SystemdCgroup      bool
+	AppArmor           Confiner     // nil = AppArmor is off
 	NoUserNS           error        // why pods cannot have user namespaces; nil = they can
 	CDISpecDirs        []string     // where vendors describe devices; a later one wins
 	HooksDirs          []string     // oci-hooks(5); a later one wins

@@ -33,7 +33,7 @@ func check(c *config.Config, out io.Writer) error {
 	if _, err := hostFacts(c, f); err != nil {
 		return err
 	}
-	findings := slices.Concat(checkKernel(f), checkCgroups(f, usesSystemd(c, f)), checkCapabilities(f), checkFiles(c), checkCNI(c))
+	findings := slices.Concat(checkKernel(f), checkAppArmor(c, f), checkCgroups(f, usesSystemd(c, f)), checkCapabilities(f), checkFiles(c), checkCNI(c))
 	lacks, fatal := 0, 0
 	for _, f := range findings {
 		switch {
@@ -68,7 +68,6 @@ func checkKernel(f kernel.Features) []finding {
 		{"exit codes by pidfd (PIDFD_GET_INFO, 6.15)", f.PidfdInfo, "if the executor itself crashes, containers that end before a new one has them are reported as 255, Unknown", false},
 		{"ID-mapped layers (5.19) and user namespaces", f.IDMap, "pods with user namespaces are not possible", false},
 		{"seccomp filters", f.Seccomp, "RuntimeDefault confines nothing, Localhost profiles are refused", false},
-		{"AppArmor", f.AppArmor, "containers are not confined by AppArmor; Localhost profiles are refused", false},
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/crisp-cri/crisp/checkpoint"
 	"github.com/crisp-cri/crisp/config"
 	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/internal/apparmor"
 	"github.com/crisp-cri/crisp/internal/kernel"
 	"github.com/crisp-cri/crisp/oci"
 )
@@ -70,6 +71,9 @@ func wipe(c *config.Config, all bool, out io.Writer) error {
 		w.note("images", err)
 	} else {
 		w.images(ctx, images)
+	}
+	if kernel.Probe().AppArmor {
+		w.note("AppArmor profile", apparmor.New(ownProfile(c)).Unload(ctx))
 	}
 	w.unmount()
 	w.remove(c.State)

@@ -52,6 +52,10 @@ func wire(ctx context.Context, c *config.Config, log *slog.Logger) (_ *daemon, e
 	if err != nil {
 		return nil, err
 	}
+	var confiner server.Confiner
+	if profiles, name := appArmor(ctx, c, host, log); profiles != nil {
+		confiner, specHost.AppArmorDefault = profiles, name
+	}
 	handlers, err := handlers(ctx, c, specHost, log)
 	if err != nil {
 		return nil, err
@@ -94,6 +98,7 @@ func wire(ctx context.Context, c *config.Config, log *slog.Logger) (_ *daemon, e
 		Handlers:           handlers,
 		SpecHost:           specHost,
 		SystemdCgroup:      systemd,
+		AppArmor:           confiner,
 		NoUserNS:           d.noUserNS,
 		CDISpecDirs:        c.CDI.SpecDirs,
 		HooksDirs:          c.HooksDirs,
@@ -198,7 +203,6 @@ func hostFacts(c *config.Config, host kernel.Features) (spec.Host, error) {
 		RecursiveRO:     host.RecursiveRO,
 		Seccomp:         host.Seccomp,
 		AppArmor:        host.AppArmor,
-		AppArmorDefault: c.AppArmorProfile,
 		MinOOMScoreAdj:  host.MinOOMScoreAdj(),
 		Capabilities:    spec.CapabilitiesOf(host.Capabilities),
 		DevicesFromUser: c.DeviceOwnership,

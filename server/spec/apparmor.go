@@ -9,17 +9,20 @@ import (
 
 // appArmor is the profile to confine the container with, "" = none. The new
 // field wins over the deprecated string. RuntimeDefault, and nothing asked for,
-// are the node's default profile if it has one; a profile of the node's own
-// choice (Localhost) that cannot be applied is an error.
+// are the node's default profile. A host without AppArmor confines nobody, as CRI
+// has it; but what asks for a profile by name is refused there, and so is what asks
+// for RuntimeDefault where the kernel could confine it and we have no profile.
 func appArmor(sc *cri.LinuxContainerSecurityContext, h Host) (string, error) {
 	if sc.GetPrivileged() {
 		return "", nil
 	}
-	kind, ref := cri.SecurityProfile_RuntimeDefault, ""
+	kind, ref, asked := cri.SecurityProfile_RuntimeDefault, "", true
 	switch p, old := sc.GetApparmor(), sc.GetApparmorProfile(); {
 	case p != nil:
 		kind, ref = p.ProfileType, p.LocalhostRef
-	case old == "" || old == "runtime/default":
+	case old == "":
+		asked = false
+	case old == "runtime/default":
 	case old == "unconfined":
 		kind = cri.SecurityProfile_Unconfined
 	case strings.HasPrefix(old, "localhost/"):
@@ -35,6 +38,9 @@ func appArmor(sc *cri.LinuxContainerSecurityContext, h Host) (string, error) {
 		}
 		return "", nil
 	case cri.SecurityProfile_RuntimeDefault:
+		if h.AppArmor && h.AppArmorDefault == "" && asked {
+			return "", fault.Unavailable.Errorf("the default AppArmor profile could not be loaded: see crispd check")
+		}
 		if h.AppArmor {
 			return h.AppArmorDefault, nil
 		}

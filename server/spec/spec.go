@@ -45,7 +45,7 @@ type Host struct {
 	Arches         []specs.Arch // whose programs this kernel runs, for the built-in seccomp profile; nil = all that it could
 	MinOOMScoreAdj int          // the lowest oom_score_adj we may give; -1000 with CAP_SYS_RESOURCE
 
-	AppArmorDefault     string              // profile loaded for RuntimeDefault; "" = none
+	AppArmorDefault     string              // profile for RuntimeDefault; "" = it could not be loaded
 	Capabilities        []string            // what the executor has to give, as CAP_…; nil = all known
 	DefaultCapabilities []string            // what a container gets unasked; nil = DefaultCapabilities()
 	SeccompDefault      []byte              // JSON that replaces the built-in default profile; nil = built in

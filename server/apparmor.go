@@ -1,0 +1,29 @@
+package server
+
+import (
+	"context"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+)
+
+// A Confiner knows the AppArmor profiles of this host.
+type Confiner interface {
+	// Check returns nil if a container can be confined by the profile;
+	// fault.Invalid if there is none of that name.
+	Check(ctx context.Context, profile string) error
+}
+
+// checkProfile refuses a container whose AppArmor profile is not there, before it
+// exists: its start would fail with what the kernel says to a name it does not know.
+func (s *Server) checkProfile(ctx context.Context, built *specs.Spec) error {
+	profile := built.Process.ApparmorProfile
+	switch {
+	case profile == "":
+		return nil
+	case s.o.AppArmor == nil:
+		return fault.Invalid.Errorf("AppArmor profile %q: AppArmor is not enabled on this host", profile)
+	}
+	return s.o.AppArmor.Check(ctx, profile)
+}
