@@ -48,6 +48,9 @@ type Config struct {
 	// that ask for RuntimeDefault or for nothing; "unconfined" does not confine
 	// them. Default: "", which is crisp's own profile; crispd loads it.
 	AppArmorProfile string `toml:"apparmor_profile"`
+	// SELinux gives pods SELinux labels of their own where SELinux is on. Default
+	// true.
+	SELinux bool `toml:"selinux"`
 	// DefaultCapabilities is what a container gets that asks for none, without
 	// CAP_; an empty list means none. Default: the fourteen that container engines
 	// agree on.

@@ -75,6 +75,7 @@ func (c *Config) setDefaults(src Source) {
 	c.DefaultCapabilities = []string{"CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID",
 		"SETPCAP", "NET_BIND_SERVICE", "NET_RAW", "SYS_CHROOT", "MKNOD", "AUDIT_WRITE", "SETFCAP"}
 	c.Log = Log{Level: "info", Format: "auto"}
+	c.SELinux = true
 	c.CNI.DefaultNetwork = true
 	c.CNI.BinDirs = []string{"/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni"}
 	if src.OwnCNI != "" {

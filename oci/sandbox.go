@@ -32,7 +32,10 @@ type SandboxConfig struct {
 	// systemd driver. "" = a cgroup of its own below /crisp (crisp.slice), which
 	// goes with the sandbox.
 	CgroupParent string
-	Extra        []byte // the caller's, opaque
+	// Label is the SELinux label of the init, FileLabel that of its program, which is
+	// every sandbox's; "" = the policy's choice.
+	Label, FileLabel string
+	Extra            []byte // the caller's, opaque
 }
 
 // A Sandbox is a set of pinned namespaces, a cgroup, and the containers in it.

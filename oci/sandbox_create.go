@@ -96,7 +96,7 @@ func (sb *Sandbox) make(ctx context.Context, cfg SandboxConfig) error {
 
 // startInit makes the sandbox's PID namespace by starting its first process.
 func (sb *Sandbox) startInit(ctx context.Context) error {
-	namespaces := make(map[string]string)
+	namespaces, cfg := make(map[string]string), sb.Config()
 	for _, kind := range []string{"user", "net", "uts", "ipc"} {
 		if path := sb.NamespacePath(kind); path != "" {
 			namespaces[kind] = path
@@ -104,7 +104,7 @@ func (sb *Sandbox) startInit(ctx context.Context) error {
 	}
 	var reply wire.RunReply
 	files, err := sb.rt.link.call(ctx, wire.MethodPodInit, wire.PodInitRequest{
-		ID: sb.id, Path: sb.rt.o.PodInit, Namespaces: namespaces, User: sb.nobody(),
+		ID: sb.id, Path: sb.rt.o.PodInit, Namespaces: namespaces, User: sb.nobody(), Label: cfg.Label, FileLabel: cfg.FileLabel,
 		Cgroup: initCgroup(sb.CgroupParent(), sb.id, sb.rt.o.SystemdCgroup), SystemdCgroup: sb.rt.o.SystemdCgroup,
 	}, &reply)
 	if err != nil {

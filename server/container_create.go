@@ -19,6 +19,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/logctx"
 	"github.com/crisp-cri/crisp/internal/undo"
 	"github.com/crisp-cri/crisp/oci"
+	"github.com/crisp-cri/crisp/server/selinux"
 	"github.com/crisp-cri/crisp/server/spec"
 )
 
@@ -80,6 +81,10 @@ func (s *Server) createContainer(ctx context.Context, cr *creation, sb *oci.Sand
 		return err
 	}
 	ctx = logctx.With(ctx, "container", cr.id, "sandbox", sb.ID())
+	labels, err := s.containerLabels(sb, config)
+	if err != nil {
+		return fmt.Errorf("container %s: %w", config.Metadata.Name, err)
+	}
 	var steps undo.Stack
 	defer steps.RunIf(&err)
 
@@ -98,7 +103,7 @@ func (s *Server) createContainer(ctx context.Context, cr *creation, sb *oci.Sand
 
 	stage, cancel := cr.enter(ctx, "rootfs")
 	defer cancel()
-	root, err := s.mountImage(stage, sb, cr.id, img.ID, false)
+	root, err := s.mountImage(stage, sb, cr.id, img.ID, false, labels.Mount)
 	if err != nil {
 		return fmt.Errorf("mount root file system: %w", err)
 	}
@@ -106,14 +111,20 @@ func (s *Server) createContainer(ctx context.Context, cr *creation, sb *oci.Sand
 
 	stage, cancel = cr.enter(ctx, "mounts")
 	defer cancel()
-	mounts, err := s.resolveMounts(stage, cr.id, sb, rec, &steps)
+	mounts, err := s.resolveMounts(stage, cr.id, sb, rec, labels, &steps)
 	if err != nil {
+		return err
+	}
+	// A big volume takes minutes, once: this stage has no end but the sandbox's.
+	_, cancel = cr.enter(ctx, "relabel volumes")
+	defer cancel()
+	if err := relabel(ctx, sb, mounts, labels); err != nil {
 		return err
 	}
 
 	_, cancel = cr.enter(ctx, "spec")
 	defer cancel()
-	built, err := s.buildSpec(cr.id, h.SpecHost, sb, rec, img.Config.Config, root, mounts)
+	built, err := s.buildSpec(cr.id, h.SpecHost, sb, rec, img.Config.Config, root, mounts, labels)
 	if err != nil {
 		return err
 	}
@@ -176,7 +187,7 @@ func imageRef(img image.Image) string {
 
 // buildSpec looks up what the translation needs to know and translates. It
 // notes the user in rec.
-func (s *Server) buildSpec(id string, host spec.Host, sb *oci.Sandbox, rec *containerRecord, img v1.ImageConfig, root string, mounts []spec.Mount) (*specs.Spec, error) {
+func (s *Server) buildSpec(id string, host spec.Host, sb *oci.Sandbox, rec *containerRecord, img v1.ImageConfig, root string, mounts []spec.Mount, labels selinux.Labels) (*specs.Spec, error) {
 	sandbox := s.index.sandbox(sb).config
 	sc := rec.config.GetLinux().GetSecurityContext()
 	user, err := lookUpUser(sc, img.User, root)
@@ -185,9 +196,6 @@ func (s *Server) buildSpec(id string, host spec.Host, sb *oci.Sandbox, rec *cont
 	}
 	rec.imageUser = containerUser(user)
 	if err := checkNamespaces(sc.GetNamespaceOptions()); err != nil {
-		return nil, err
-	}
-	if err := checkLabels(sc.GetSelinuxOptions()); err != nil {
 		return nil, err
 	}
 	devices, err := resolveDevices(rec.config.Devices, sc.GetPrivileged())
@@ -227,6 +235,8 @@ func (s *Server) buildSpec(id string, host spec.Host, sb *oci.Sandbox, rec *cont
 		Devices:        devices,
 		CgroupsPath:    spec.CgroupsPath(sb.CgroupParent(), id, s.o.SystemdCgroup),
 		SeccompProfile: profile,
+		ProcessLabel:   labels.Process,
+		MountLabel:     labels.Mount,
 	})
 	if err != nil {
 		return nil, err
@@ -296,19 +306,6 @@ func makeLogDir(dir, file string) (string, error) {
 		return "", fmt.Errorf("make log directory: %w", err)
 	}
 	return log, nil
-}
-
-// checkLabels refuses an SELinux label on a host that could give it: we do not
-// label yet, and to run such a container unlabelled would be a lie. A host
-// without SELinux has no labels, and nothing to refuse.
-func checkLabels(o *cri.SELinuxOption) error {
-	if o == nil || proto.Equal(o, new(cri.SELinuxOption)) {
-		return nil
-	}
-	if _, err := os.Stat("/sys/fs/selinux/enforce"); err == nil {
-		return fault.Invalid.Errorf("SELinux label %s:%s:%s:%s: labels are not supported", o.User, o.Role, o.Type, o.Level)
-	}
-	return nil
 }
 
 // maxProfile bounds a seccomp profile, in bytes; real ones have some 20 KiB.

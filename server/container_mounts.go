@@ -17,12 +17,13 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/undo"
 	"github.com/crisp-cri/crisp/oci"
+	"github.com/crisp-cri/crisp/server/selinux"
 	"github.com/crisp-cri/crisp/server/spec"
 )
 
 // resolveMounts finds the source of each mount of a container. It notes in rec
 // what it mounts itself.
-func (s *Server) resolveMounts(ctx context.Context, id string, sb *oci.Sandbox, rec *containerRecord, steps *undo.Stack) ([]spec.Mount, error) {
+func (s *Server) resolveMounts(ctx context.Context, id string, sb *oci.Sandbox, rec *containerRecord, labels selinux.Labels, steps *undo.Stack) ([]spec.Mount, error) {
 	var list []spec.Mount
 	for i, m := range rec.config.Mounts {
 		var err error
@@ -33,7 +34,7 @@ func (s *Server) resolveMounts(ctx context.Context, id string, sb *oci.Sandbox, 
 				return nil, fault.Invalid.Errorf("mount at %s has both an image and the host path %q", m.ContainerPath, m.HostPath)
 			}
 			key := volumeKey(id, i)
-			imageID, source, err := s.mountVolume(ctx, sb, key, m, steps)
+			imageID, source, err := s.mountVolume(ctx, sb, key, m, labels.Mount, steps)
 			if err != nil {
 				// The kubelet knows this error by the word that it begins with.
 				return nil, fmt.Errorf("%w: mount at %s: %w", crierrors.ErrImageVolumeMountFailed, m.ContainerPath, err)
@@ -85,7 +86,7 @@ func (s *Server) hostPath(m *cri.Mount) (string, error) {
 
 // mountVolume mounts an image for a container and returns its ID and where the
 // part of it that is wanted is.
-func (s *Server) mountVolume(ctx context.Context, sb *oci.Sandbox, key string, m *cri.Mount, steps *undo.Stack) (id, source string, err error) {
+func (s *Server) mountVolume(ctx context.Context, sb *oci.Sandbox, key string, m *cri.Mount, label string, steps *undo.Stack) (id, source string, err error) {
 	img, err := s.images.Get(m.Image.Image)
 	if err != nil {
 		return "", "", err
@@ -93,7 +94,7 @@ func (s *Server) mountVolume(ctx context.Context, sb *oci.Sandbox, key string, m
 	if err := s.allowImage(ctx, sb, m.Image, img); err != nil {
 		return "", "", err
 	}
-	dir, err := s.mountImage(ctx, sb, key, img.ID, true)
+	dir, err := s.mountImage(ctx, sb, key, img.ID, true, label)
 	if err != nil {
 		return "", "", err
 	}

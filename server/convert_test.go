@@ -12,6 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/testing/protocmp"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/server/selinux"
 )
 
 // Every signal that CRI knows is one of Linux's, whatever its constant is called,
@@ -85,7 +87,7 @@ func TestCgroupParent(t *testing.T) {
 func TestRecords(t *testing.T) {
 	config := pod("web")
 	config.ProtoReflect().SetUnknown([]byte{0xf8, 0x7f, 0x01}) // field 2047, varint 1
-	sb := &sandboxRecord{config: config, handler: "crisp", ips: []string{"10.0.0.1", "fd00::1"},
+	sb := &sandboxRecord{config: config, handler: "crisp", labels: selinux.Labels{Process: "u:r:t:s0:c1,c2", Mount: "u:r:f:s0:c1,c2"}, ips: []string{"10.0.0.1", "fd00::1"},
 		resources: &cri.UpdatePodSandboxResourcesRequest{Overhead: &cri.LinuxContainerResources{CpuShares: 2}}}
 	extra, err := sb.encode()
 	if err != nil {

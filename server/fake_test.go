@@ -121,6 +121,10 @@ func (f *fakeImages) MountReadOnly(_ context.Context, key, _ string) (string, er
 	return f.mount("MountReadOnly", key)
 }
 
+func (f *fakeImages) MountLabelled(_ context.Context, key, _ string, _ bool, _ *image.IDMap, _ string) (string, error) {
+	return f.mount("MountLabelled", key)
+}
+
 func (f *fakeImages) MountMapped(_ context.Context, key, _ string, _ bool, _ image.IDMap) (string, error) {
 	return f.mount("MountMapped", key)
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/crisp-cri/crisp/oci"
 	"github.com/crisp-cri/crisp/oci/ocitest"
 	"github.com/crisp-cri/crisp/server/nri"
+	"github.com/crisp-cri/crisp/server/selinux"
 )
 
 // A node is a fake machine with a server on it and a client of that server.
@@ -36,6 +37,8 @@ type node struct {
 	rebooted bool // before the next start
 	plugins  *nri.Options
 	handlers map[string]Handler // from the next start on
+	apparmor Confiner
+	selinux  *selinux.Policy
 }
 
 // newNode starts a server on a machine of its own.
@@ -73,7 +76,7 @@ func (n *node) start(t testing.TB) {
 	}
 	n.server, err = New(Options{
 		Runtime: n.runtime, Images: n.store, Network: n.net, Events: events, Log: o.Log, Version: "1.2.3",
-		CDISpecDirs: []string{n.cdiDir()}, HooksDirs: []string{n.hooksDir()}, NRI: n.plugins, Handlers: n.handlers,
+		CDISpecDirs: []string{n.cdiDir()}, HooksDirs: []string{n.hooksDir()}, NRI: n.plugins, Handlers: n.handlers, AppArmor: n.apparmor, SELinux: n.selinux,
 		RejectMountSources: []string{"/must/be/there"}, Root: n.machine.Root, State: n.machine.State,
 	})
 	if err != nil {

@@ -332,7 +332,12 @@ func (s *Server) removeTold(ctx context.Context, c *oci.Container) error {
 }
 
 // removePodTold is the same for a sandbox.
-func (s *Server) removePodTold(ctx context.Context, sb *oci.Sandbox) error {
+func (s *Server) removePodTold(ctx context.Context, sb *oci.Sandbox) (err error) {
+	defer func() {
+		if err == nil {
+			s.o.SELinux.Release(sb.ID())
+		}
+	}()
 	turn := s.plugins.Turn()
 	defer turn.End()
 	if !turn.Heard() {

@@ -8,6 +8,8 @@ import (
 
 	"google.golang.org/protobuf/proto"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/server/selinux"
 )
 
 // extraVersion is the version of the documents below. A field may be added
@@ -22,6 +24,7 @@ type sandboxRecord struct {
 	ips     []string // primary first; nil with the host's network, before ADD and after DEL
 
 	resources *cri.UpdatePodSandboxResourcesRequest // what the kubelet last told; may be nil
+	labels    selinux.Labels                        // the pod's; a container may have others
 }
 
 // sandboxExtra is a sandboxRecord on disk. Messages are in protobuf's own
@@ -32,10 +35,11 @@ type sandboxExtra struct {
 	Handler   string   `json:",omitempty"`
 	IPs       []string `json:",omitempty"`
 	Resources []byte   `json:",omitempty"`
+	Labels    selinux.Labels
 }
 
 func (r *sandboxRecord) encode() ([]byte, error) {
-	e := sandboxExtra{Version: extraVersion, Handler: r.handler, IPs: r.ips}
+	e := sandboxExtra{Version: extraVersion, Handler: r.handler, IPs: r.ips, Labels: r.labels}
 	var err error
 	if e.Config, err = proto.Marshal(r.config); err != nil {
 		return nil, fmt.Errorf("encode sandbox config: %w", err)
@@ -53,7 +57,7 @@ func decodeSandbox(extra []byte) (*sandboxRecord, error) {
 	if err := unmarshalExtra(extra, &e, &e.Version); err != nil {
 		return nil, err
 	}
-	r := &sandboxRecord{config: new(cri.PodSandboxConfig), handler: e.Handler, ips: e.IPs}
+	r := &sandboxRecord{config: new(cri.PodSandboxConfig), handler: e.Handler, ips: e.IPs, labels: e.Labels}
 	if err := proto.Unmarshal(e.Config, r.config); err != nil {
 		return nil, fmt.Errorf("decode sandbox config: %w", err)
 	}

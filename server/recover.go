@@ -33,6 +33,7 @@ func (s *Server) Start(ctx context.Context) error {
 	var keep []string
 	var half []*oci.Sandbox
 	for _, sb := range s.runtime.Sandboxes() {
+		s.o.SELinux.Keep(sb.ID(), s.index.sandbox(sb).labels)
 		stopping := sb.State() == oci.SandboxStopping || len(s.index.sandbox(sb).ips) > 0
 		switch {
 		case sb.State() == oci.SandboxReady:

@@ -103,6 +103,10 @@ func (s *Server) runSandbox(ctx context.Context, c *creation, req *cri.RunPodSan
 	defer steps.RunIf(&err)
 
 	rec := &sandboxRecord{config: req.Config, handler: req.RuntimeHandler}
+	if rec.labels, err = s.podLabels(c.id, req.Config); err != nil {
+		return fmt.Errorf("sandbox %s: %w", req.Config.Metadata.Name, err)
+	}
+	steps.Add("SELinux level", func() error { s.o.SELinux.Release(c.id); return nil })
 	config, err := s.sandboxConfig(c, rec)
 	if err != nil {
 		return err
@@ -128,6 +132,9 @@ func (s *Server) runSandbox(ctx context.Context, c *creation, req *cri.RunPodSan
 	if err := writeFiles(sb.Dir(), req.Config, config.Hostname); err != nil {
 		return fmt.Errorf("write files of sandbox: %w", err)
 	}
+	if err := labelFiles(ctx, sb, rec.labels); err != nil {
+		return fmt.Errorf("label files of sandbox: %w", err)
+	}
 	if !config.HostNetwork {
 		stage, cancel := c.enter(ctx, "cni")
 		defer cancel()
@@ -140,7 +147,7 @@ func (s *Server) runSandbox(ctx context.Context, c *creation, req *cri.RunPodSan
 		if err != nil {
 			return fmt.Errorf("attach network: %w", err)
 		}
-		rec = &sandboxRecord{config: rec.config, handler: rec.handler, ips: addresses(result.IPs)}
+		rec = &sandboxRecord{config: rec.config, handler: rec.handler, labels: rec.labels, ips: addresses(result.IPs)}
 	}
 	extra, err := rec.encode()
 	if err != nil {
@@ -172,6 +179,8 @@ func (s *Server) sandboxConfig(c *creation, rec *sandboxRecord) (oci.SandboxConf
 		HostPID:     ns.GetPid() == cri.NamespaceMode_NODE,
 		SharedPID:   ns.GetPid() == cri.NamespaceMode_POD,
 		Sysctls:     podSysctls(linux),
+		Label:       rec.labels.Process,
+		FileLabel:   s.o.SELinux.Shared(),
 	}
 	var err error
 	if config.IDs, err = s.sandboxUserNamespace(ns); err != nil {

@@ -51,6 +51,7 @@ import (
 	"github.com/crisp-cri/crisp/oci"
 	"github.com/crisp-cri/crisp/server/loaderapi"
 	"github.com/crisp-cri/crisp/server/nri"
+	"github.com/crisp-cri/crisp/server/selinux"
 	"github.com/crisp-cri/crisp/server/spec"
 	"github.com/crisp-cri/crisp/server/telemetry"
 	"github.com/crisp-cri/crisp/streaming"
@@ -76,6 +77,7 @@ type Catalogue interface {
 type RootFS interface {
 	Mount(ctx context.Context, key, id string) (root string, err error)
 	MountReadOnly(ctx context.Context, key, id string) (dir string, err error)
+	MountLabelled(ctx context.Context, key, id string, readOnly bool, m *image.IDMap, label string) (dir string, err error)
 	MountMapped(ctx context.Context, key, id string, readOnly bool, m image.IDMap) (dir string, err error)
 	Unmount(ctx context.Context, key string, remove bool) error
 	Mounts() []string
@@ -103,14 +105,15 @@ type Options struct {
 	Handlers           map[string]Handler // by name, besides the default one, which follows from SpecHost and NoUserNS
 	SpecHost           spec.Host
 	SystemdCgroup      bool
-	AppArmor           Confiner     // nil = AppArmor is off
-	NoUserNS           error        // why pods cannot have user namespaces; nil = they can
-	CDISpecDirs        []string     // where vendors describe devices; a later one wins
-	HooksDirs          []string     // oci-hooks(5); a later one wins
-	NRI                *nri.Options // nil = no plugins; Version, Log and what they must know of the host are filled in
-	RejectMountSources []string     // a host path of these that is missing is an error; others are made, as users expect of hostPath
-	Version            string       // of crisp, semantic; "" means 0.0.0
-	Root, State        string       // directories, for the verbose Status
+	AppArmor           Confiner        // nil = AppArmor is off
+	SELinux            *selinux.Policy // nil = SELinux is off
+	NoUserNS           error           // why pods cannot have user namespaces; nil = they can
+	CDISpecDirs        []string        // where vendors describe devices; a later one wins
+	HooksDirs          []string        // oci-hooks(5); a later one wins
+	NRI                *nri.Options    // nil = no plugins; Version, Log and what they must know of the host are filled in
+	RejectMountSources []string        // a host path of these that is missing is an error; others are made, as users expect of hostPath
+	Version            string          // of crisp, semantic; "" means 0.0.0
+	Root, State        string          // directories, for the verbose Status
 	Log                *slog.Logger
 
 	Telemetry *telemetry.Telemetry // nil = no metrics, no traces

@@ -33,7 +33,7 @@ func check(c *config.Config, out io.Writer) error {
 	if _, err := hostFacts(c, f); err != nil {
 		return err
 	}
-	findings := slices.Concat(checkKernel(f), checkAppArmor(c, f), checkCgroups(f, usesSystemd(c, f)), checkCapabilities(f), checkFiles(c), checkCNI(c))
+	findings := slices.Concat(checkKernel(f), checkAppArmor(c, f), checkSELinux(c), checkCgroups(f, usesSystemd(c, f)), checkCapabilities(f), checkFiles(c), checkCNI(c))
 	lacks, fatal := 0, 0
 	for _, f := range findings {
 		switch {

@@ -56,6 +56,7 @@ func wire(ctx context.Context, c *config.Config, log *slog.Logger) (_ *daemon, e
 	if profiles, name := appArmor(ctx, c, host, log); profiles != nil {
 		confiner, specHost.AppArmorDefault = profiles, name
 	}
+	labels := seLinux(c, log)
 	handlers, err := handlers(ctx, c, specHost, log)
 	if err != nil {
 		return nil, err
@@ -99,6 +100,7 @@ func wire(ctx context.Context, c *config.Config, log *slog.Logger) (_ *daemon, e
 		SpecHost:           specHost,
 		SystemdCgroup:      systemd,
 		AppArmor:           confiner,
+		SELinux:            labels,
 		NoUserNS:           d.noUserNS,
 		CDISpecDirs:        c.CDI.SpecDirs,
 		HooksDirs:          c.HooksDirs,

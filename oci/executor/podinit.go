@@ -2,12 +2,14 @@ package executor
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
+	"github.com/opencontainers/selinux/go-selinux/label"
 	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/internal/fault"
@@ -19,7 +21,7 @@ import (
 // the pod can see its root through /proc/1/root.
 func (x *Executor) podInit(req wire.PodInitRequest) (*wire.RunReply, []*os.File, error) {
 	x.warmer.warm()
-	root, err := x.podRoot(req.Path)
+	root, err := x.podRoot(req.Path, req.FileLabel)
 	if err != nil {
 		return nil, nil, fmt.Errorf("root of a pod's init: %w", err)
 	}
@@ -37,6 +39,7 @@ func (x *Executor) podInit(req wire.PodInitRequest) (*wire.RunReply, []*os.File,
 			User:            specs.User{UID: user, GID: user},
 			Capabilities:    &specs.LinuxCapabilities{},
 			NoNewPrivileges: true,
+			SelinuxLabel:    req.Label,
 			OOMScoreAdj:     &score,
 		},
 		Mounts: []specs.Mount{
@@ -65,8 +68,9 @@ func (x *Executor) podInit(req wire.PodInitRequest) (*wire.RunReply, []*os.File,
 const nobody = 65534
 
 // podRoot makes the directory that is every pod init's root, with a copy of the
-// program at path in it, and renews the copy if the program has changed.
-func (x *Executor) podRoot(path string) (string, error) {
+// program at path in it, and renews the copy if the program has changed. Both get
+// the SELinux label fileLabel, unless it is "".
+func (x *Executor) podRoot(path, fileLabel string) (string, error) {
 	root := filepath.Join(x.opts.State, "podinit")
 	want, err := os.ReadFile(path)
 	if err != nil {
@@ -74,7 +78,7 @@ func (x *Executor) podRoot(path string) (string, error) {
 	}
 	init := filepath.Join(root, "init")
 	if have, err := os.ReadFile(init); err == nil && bytes.Equal(have, want) {
-		return root, nil
+		return root, label.SetFileLabel(init, fileLabel)
 	}
 	for _, dir := range []string{root, filepath.Join(root, "proc"), filepath.Join(root, "dev")} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -90,6 +94,9 @@ func (x *Executor) podRoot(path string) (string, error) {
 	_, err = io.Copy(f, bytes.NewReader(want))
 	if err == nil {
 		err = unix.Fchmod(int(f.Fd()), 0o755)
+	}
+	if err == nil {
+		err = errors.Join(label.SetFileLabel(root, fileLabel), label.SetFileLabel(f.Name(), fileLabel))
 	}
 	if cerr := f.Close(); err == nil {
 		err = cerr

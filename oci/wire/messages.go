@@ -139,6 +139,8 @@ type PodInitRequest struct {
 	Path       string            // of crisp-podinit, a static program
 	Namespaces map[string]string // "net", "uts", "ipc", "user" → path; absent = the executor's
 	User       uint32            // and group; 0 = 65534
+	Label      string            // SELinux, of the process; "" = the policy's choice
+	FileLabel  string            // SELinux, of the program; it is one for all pods
 	// Cgroup is where it runs, written as linux.cgroupsPath is.
 	Cgroup        string
 	SystemdCgroup bool

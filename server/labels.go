@@ -1,0 +1,85 @@
+package server
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"strings"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/oci"
+	"github.com/crisp-cri/crisp/server/selinux"
+	"github.com/crisp-cri/crisp/server/spec"
+)
+
+func labelOptions(o *cri.SELinuxOption) selinux.Options {
+	return selinux.Options{User: o.GetUser(), Role: o.GetRole(), Type: o.GetType(), Level: o.GetLevel()}
+}
+
+// podLabels gives a sandbox its SELinux labels, and a level, until its release.
+func (s *Server) podLabels(id string, config *cri.PodSandboxConfig) (selinux.Labels, error) {
+	sc := config.GetLinux().GetSecurityContext()
+	ns := sc.GetNamespaceOptions()
+	host := ns.GetPid() == cri.NamespaceMode_NODE || ns.GetIpc() == cri.NamespaceMode_NODE
+	return s.o.SELinux.Pod(id, labelOptions(sc.GetSelinuxOptions()), host)
+}
+
+// containerLabels are the SELinux labels of a container of sb.
+func (s *Server) containerLabels(sb *oci.Sandbox, config *cri.ContainerConfig) (selinux.Labels, error) {
+	sc := config.GetLinux().GetSecurityContext()
+	return s.o.SELinux.Container(s.index.sandbox(sb).labels, labelOptions(sc.GetSelinuxOptions()), sc.GetPrivileged())
+}
+
+// labelFiles labels what a sandbox gives its containers, as theirs.
+func labelFiles(ctx context.Context, sb *oci.Sandbox, labels selinux.Labels) error {
+	if labels.Mount == "" {
+		return nil
+	}
+	paths := []string{filepath.Join(sb.Dir(), "hosts"), filepath.Join(sb.Dir(), "hostname"), filepath.Join(sb.Dir(), "resolv.conf")}
+	if !sb.Config().HostIPC {
+		paths = append(paths, sb.ShmDir())
+	}
+	for _, path := range paths {
+		if err := selinux.Relabel(ctx, path, labels.Mount, stillWanted(sb)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// relabel gives the volumes of a container its mount label, where CRI asks for it.
+// The label is the pod's, so that its containers share them and no other pod does;
+// for volumes of several pods these have one level by their options. A super
+// privileged container (type spc_t) reads what it likes as it is.
+//
+// CRI, Mount: "If set, the mount needs SELinux relabeling."
+func relabel(ctx context.Context, sb *oci.Sandbox, mounts []spec.Mount, labels selinux.Labels) error {
+	if labels.Mount == "" || strings.Contains(labels.Process, ":spc_t:") {
+		return nil
+	}
+	for _, m := range mounts {
+		if !m.SelinuxRelabel || m.Image.GetImage() != "" {
+			continue // an image is mounted with its label
+		}
+		err := selinux.Refuse(m.Source)
+		if err == nil {
+			err = selinux.Relabel(ctx, m.Source, labels.Mount, stillWanted(sb))
+		}
+		if err != nil {
+			return fmt.Errorf("mount at %s: %w", m.ContainerPath, err)
+		}
+	}
+	return nil
+}
+
+// stillWanted ends a long relabelling when its sandbox is stopped.
+func stillWanted(sb *oci.Sandbox) func() error {
+	return func() error {
+		if st := sb.State(); st != oci.SandboxReady && st != oci.SandboxCreating {
+			return fault.WrongState.Errorf("sandbox %s is %s", sb.ID(), st)
+		}
+		return nil
+	}
+}
