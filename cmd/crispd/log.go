@@ -17,9 +17,8 @@ import (
 // newLog makes the one logger of this process and hands it to the libraries that
 // bring loggers of their own.
 func newLog(c config.Log) *slog.Logger {
-	var level slog.Level
-	_ = level.UnmarshalText([]byte(c.Level)) // config has checked it
-	options := &slog.HandlerOptions{Level: level, ReplaceAttr: readable}
+	setLevel(c.Level)
+	options := &slog.HandlerOptions{Level: &logLevel, ReplaceAttr: readable}
 	var h slog.Handler = slog.NewJSONHandler(os.Stderr, options)
 	if c.Format == "text" || (c.Format == "auto" && term.IsTerminal(int(os.Stderr.Fd()))) {
 		h = slog.NewTextHandler(os.Stderr, options)
@@ -30,9 +29,38 @@ func newLog(c config.Log) *slog.Logger {
 	logrus.SetOutput(io.Discard)
 	logrus.SetLevel(logrus.DebugLevel) // slog decides
 	logrus.AddHook(bridge{log})
-	klog.SetSlogLogger(log)
+	klog.SetSlogLogger(slog.New(demoted{log.Handler()}))
 	return log
 }
+
+// logLevel is the level in force.
+var logLevel slog.LevelVar
+
+func setLevel(name string) {
+	var level slog.Level
+	_ = level.UnmarshalText([]byte(name)) // config has checked it
+	logLevel.Set(level)
+}
+
+// demoted makes every line one for debugging. What the libraries of Kubernetes call
+// errors are clients of exec and port-forward that left; what matters of it is in the
+// line of the RPC.
+type demoted struct{ slog.Handler }
+
+func (h demoted) Enabled(ctx context.Context, _ slog.Level) bool {
+	return h.Handler.Enabled(ctx, slog.LevelDebug)
+}
+
+func (h demoted) Handle(ctx context.Context, r slog.Record) error {
+	r.Level = slog.LevelDebug
+	return h.Handler.Handle(ctx, r)
+}
+
+func (h demoted) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return demoted{h.Handler.WithAttrs(attrs)}
+}
+
+func (h demoted) WithGroup(name string) slog.Handler { return demoted{h.Handler.WithGroup(name)} }
 
 // readable writes durations as people read them; JSON would have nanoseconds.
 func readable(_ []string, a slog.Attr) slog.Attr {

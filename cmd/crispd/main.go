@@ -11,8 +11,8 @@
 //
 // This package only reads flags, wires the other packages together (wire.go) and
 // passes signals on (serve.go): SIGTERM and SIGINT end crispd cleanly and leave the
-// containers running, SIGUSR1 writes all goroutine stacks to a file in the state
-// directory.
+// containers running, SIGHUP reads the configuration again (reload.go), SIGUSR1
+// writes all goroutine stacks to a file in the state directory.
 package main
 
 import (
@@ -64,7 +64,7 @@ type command struct {
 func commands() []command {
 	return []command{
 		{about: "serve CRI until SIGTERM; containers run on", usage: "[flags]",
-			run: func(c *config.Config, _ flags, _ io.Writer) error { return serve(c) }},
+			run: func(c *config.Config, f flags, _ io.Writer) error { return serve(c, f.source) }},
 		{name: "config", usage: "[flags]", about: "print the configuration in force and where each value comes from",
 			run: func(c *config.Config, _ flags, out io.Writer) error { return c.Write(out) }},
 		{name: "check", usage: "[flags]", about: "tell what this host lacks and what follows from it; status 1 if crispd cannot run here",

@@ -1,10 +1,80 @@
 package main
 
 import (
+	"context"
+	"errors"
+	"log/slog"
+
 	"github.com/crisp-cri/crisp/config"
+	"github.com/crisp-cri/crisp/internal/kernel"
 	"github.com/crisp-cri/crisp/server"
 	"github.com/crisp-cri/crisp/server/telemetry"
+	"github.com/crisp-cri/crisp/streaming"
 )
+
+// reload reads the configuration again and puts in force what can be without a
+// restart. It writes a line for each key that is different. What cannot be read or
+// makes no sense changes nothing, and is told with its file and line.
+func (d *daemon) reload(ctx context.Context, src config.Source, log *slog.Logger) {
+	old := d.config.Load()
+	next, changes, err := old.Reload(src)
+	var o server.Options
+	if err == nil {
+		o, err = d.liveOptions(ctx, next, log)
+	}
+	if err != nil {
+		log.Error("configuration not reloaded", "err", err)
+		return
+	}
+	setLevel(next.Log.Level)
+	d.images.Reconfigure(imageSettings(next))
+	d.server.Reconfigure(o)
+	if next.Metrics != old.Metrics {
+		err = errors.Join(err, d.scrape.serve(next.Metrics.Address))
+	}
+	if next.Tracing != old.Tracing {
+		err = errors.Join(err, d.telemetry.Trace(traces(next)))
+	}
+	d.config.Store(next)
+	for _, ch := range changes {
+		takes := ch.Takes
+		if takes == "" {
+			takes = "needs a restart"
+		}
+		log.Info("configuration changed", "key", ch.Key, "old", ch.Old, "new", ch.New, "takes", takes, "at", ch.At)
+	}
+	if err != nil {
+		log.Error("configuration reloaded in part", "err", err)
+		return
+	}
+	log.Info("configuration reloaded", "changes", len(changes))
+}
+
+// liveOptions are the server's options that follow from c and may change while it
+// runs.
+func (d *daemon) liveOptions(ctx context.Context, c *config.Config, log *slog.Logger) (server.Options, error) {
+	host := kernel.Probe()
+	specHost, err := hostFacts(c, host)
+	if err != nil {
+		return server.Options{}, err
+	}
+	if profiles, name := appArmor(ctx, c, host, log); profiles != nil {
+		specHost.AppArmorDefault = name
+	}
+	all, err := handlers(ctx, c, specHost, log)
+	if err != nil {
+		return server.Options{}, err
+	}
+	d.complete(all, c)
+	return server.Options{
+		Handlers:           all,
+		SpecHost:           specHost,
+		CDISpecDirs:        c.CDI.SpecDirs,
+		HooksDirs:          c.HooksDirs,
+		RejectMountSources: c.RejectMountSources,
+		Streaming:          streaming.Options{IdleTimeout: c.Streaming.IdleTimeout},
+	}, nil
+}
 
 // complete gives handlers what does not follow from the configuration alone.
 func (d *daemon) complete(all map[string]server.Handler, c *config.Config) {

@@ -30,7 +30,7 @@ const (
 //
 // The socket is there first: a client that comes early waits for its answer
 // instead of being refused. The manager is told READY when calls are answered.
-func serve(c *config.Config) error {
+func serve(c *config.Config, src config.Source) error {
 	debug.SetGCPercent(gcPercent)
 	unix.Umask(0o022)
 	log := newLog(c.Log)
@@ -79,10 +79,18 @@ func serve(c *config.Config) error {
 	log.Info("crispd serves", "version", version, "socket", c.Socket, "root", c.Root, "state", c.State, "boot", d.records.Boot().String(), "took", time.Since(begin))
 	notify("READY=1")
 
-	select {
-	case err := <-served:
-		return errors.Join(fmt.Errorf("serve on %s: %w", c.Socket, err), d.close())
-	case <-ctx.Done():
+	hangups := make(chan os.Signal, 1)
+	signal.Notify(hangups, unix.SIGHUP)
+	defer signal.Stop(hangups)
+	for ended := false; !ended; {
+		select {
+		case err := <-served:
+			return errors.Join(fmt.Errorf("serve on %s: %w", c.Socket, err), d.close())
+		case <-hangups:
+			d.reload(ctx, src, log)
+		case <-ctx.Done():
+			ended = true
+		}
 	}
 	log.Info("crispd ends")
 	notify("STOPPING=1")
