@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/crisp-cri/crisp/config"
+	"github.com/crisp-cri/crisp/server"
 )
 
 const (
@@ -54,6 +55,7 @@ func serve(c *config.Config, src config.Source) error {
 	}
 	defer socket.Close() // also removes the file
 
+	notify("STATUS=looking at what runs")
 	d, err := wire(ctx, c, log)
 	if err != nil {
 		return err
@@ -77,7 +79,11 @@ func serve(c *config.Config, src config.Source) error {
 	stopDump := dumpOnSignal(filepath.Join(c.State, "goroutines.txt"), log)
 	defer stopDump()
 	log.Info("crispd serves", "version", version, "socket", c.Socket, "root", c.Root, "state", c.State, "boot", d.records.Boot().String(), "took", time.Since(begin))
-	notify("READY=1")
+	notify("READY=1\nSTATUS=" + d.status())
+	if interval := watchdogInterval(); interval > 0 {
+		alive := func(ctx context.Context) error { return server.Ping(ctx, c.Socket) }
+		go watchdog(ctx, interval, alive, d.status, log)
+	}
 
 	hangups := make(chan os.Signal, 1)
 	signal.Notify(hangups, unix.SIGHUP)
@@ -87,14 +93,21 @@ func serve(c *config.Config, src config.Source) error {
 		case err := <-served:
 			return errors.Join(fmt.Errorf("serve on %s: %w", c.Socket, err), d.close())
 		case <-hangups:
+			notifyReloading()
 			d.reload(ctx, src, log)
+			notify("READY=1\nSTATUS=" + d.status())
 		case <-ctx.Done():
 			ended = true
 		}
 	}
 	log.Info("crispd ends")
-	notify("STOPPING=1")
+	notify("STOPPING=1\nSTATUS=containers run on")
 	return d.stop(g)
+}
+
+// status is a line for the service manager to show.
+func (d *daemon) status() string {
+	return fmt.Sprintf("%d sandboxes, %d containers", len(d.runtime.Sandboxes()), len(d.runtime.Containers()))
 }
 
 // stop ends calls and then the packages, and notes that this was a clean end.

@@ -1,0 +1,35 @@
+package server
+
+import (
+	"context"
+	"fmt"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// Ping asks the server behind a unix socket what a client would: it tells whether
+// connections are accepted, calls answered, and the tables that all calls need not
+// locked for good.
+func Ping(ctx context.Context, socket string) error {
+	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	client := cri.NewRuntimeServiceClient(conn)
+	if _, err := client.Version(ctx, &cri.VersionRequest{}); err != nil {
+		return fmt.Errorf("ask for the version: %w", err)
+	}
+	// No ID is so short and not hexadecimal: the answer is empty.
+	nothing := &cri.ContainerFilter{Id: "watchdog"}
+	if _, err := client.ListContainers(ctx, &cri.ListContainersRequest{Filter: nothing}); err != nil {
+		return fmt.Errorf("list containers: %w", err)
+	}
+	nobody := &cri.PodSandboxFilter{Id: "watchdog"}
+	if _, err := client.ListPodSandbox(ctx, &cri.ListPodSandboxRequest{Filter: nobody}); err != nil {
+		return fmt.Errorf("list sandboxes: %w", err)
+	}
+	return nil
+}
