@@ -1,0 +1,114 @@
+package config_test
+
+import (
+	"cmp"
+	"flag"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"os"
+	"reflect"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/crisp-cri/crisp/config"
+	"github.com/crisp-cri/crisp/internal/cli"
+)
+
+var update = flag.Bool("update", false, "write the man page")
+
+// The man page says what the comments of the keys say, and of each what a reload
+// makes of it: -update writes it.
+func TestManPage(t *testing.T) {
+	file, err := parser.ParseFile(token.NewFileSet(), "config.go", nil, parser.ParseComments)
+	if err != nil {
+		t.Fatal(err)
+	}
+	types := map[string]*ast.TypeSpec{}
+	docs := map[string]string{}
+	for _, d := range file.Decls {
+		g, ok := d.(*ast.GenDecl)
+		if !ok || g.Tok != token.TYPE {
+			continue
+		}
+		for _, s := range g.Specs {
+			spec := s.(*ast.TypeSpec)
+			types[spec.Name.Name], docs[spec.Name.Name] = spec, g.Doc.Text()
+		}
+	}
+	var b strings.Builder
+	b.WriteString(".\\\" Made from config/config.go; see config/man_test.go.\n.TH CRISPD.TOML 5 \"\" crisp\n" +
+		".SH NAME\ncrispd.toml \\- the configuration of crispd\n.SH DESCRIPTION\n")
+	b.WriteString(cli.Paragraphs(description))
+	b.WriteString(".SH KEYS\n")
+	writeKeys(t, &b, types, docs, "Config", "")
+	b.WriteString(".SH SEE ALSO\n" + cli.Paragraphs("crispd(8), registries.conf(5), policy.json(5), containers-auth.json(5), oci-hooks(5)"))
+
+	const path = "../docs/man/crispd.toml.5"
+	if *update {
+		if err := os.WriteFile(path, []byte(b.String()), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	have, err := os.ReadFile(path)
+	if err != nil || string(have) != b.String() {
+		t.Errorf("%s is not what the keys are now (%v): go test ./config -run TestManPage -update", path, err)
+	}
+}
+
+const description = `crispd reads /etc/crisp/config.toml, or the file that --config names, and then config.d/*.toml beside it, in lexical order. None is needed. The format is TOML. A later value replaces an earlier one whole, lists too; a flag of the command line replaces all.
+
+What is not a key, has the wrong type or makes no sense is an error that names the file and the line. crispd config prints what is in force and where each value comes from.
+
+After SIGHUP (systemctl reload crisp) crispd reads the files again. Which keys it takes then is said below; a change of the others waits for a restart, which no container notices.`
+
+// writeKeys writes the keys of a struct of config.go, those of its tables after them.
+func writeKeys(t *testing.T, b *strings.Builder, types map[string]*ast.TypeSpec, docs map[string]string, name, table string) {
+	t.Helper()
+	var tables []func()
+	for _, f := range types[name].Type.(*ast.StructType).Fields.List {
+		if f.Tag == nil {
+			continue
+		}
+		tag, _ := strconv.Unquote(f.Tag.Value)
+		key := reflect.StructTag(tag).Get("toml")
+		if of := tableOf(f.Type); of != "" {
+			tables = append(tables, func() {
+				head := "[" + key + "]"
+				if of == "Handler" {
+					head, key = "[handlers.NAME]", "handlers.NAME"
+				}
+				fmt.Fprintf(b, ".SS %s\n%s", head, cli.Paragraphs(strings.Replace(docs[of], of+" ", head+" ", 1)))
+				writeKeys(t, b, types, docs, of, key+".")
+			})
+			continue
+		}
+		text := f.Doc.Text()
+		if text == "" {
+			t.Errorf("%s has no comment", table+key)
+		}
+		text = strings.Replace(text, f.Names[0].Name+" ", key+" ", 1)
+		fmt.Fprintf(b, ".TP\n\\fB%s\\fR\n%s", key, strings.ReplaceAll(cli.Paragraphs(strings.TrimSpace(text)), ".PP\n", ".IP\n"))
+		fmt.Fprintf(b, ".IP\nReload: %s.\n", cmp.Or(config.Takes(table+key), "needs a restart"))
+	}
+	for _, write := range tables {
+		write()
+	}
+}
+
+// tableOf is the name of the struct that a field's table is, "" for a plain value.
+func tableOf(e ast.Expr) string {
+	switch e := e.(type) {
+	case *ast.Ident:
+		if ast.IsExported(e.Name) {
+			return e.Name
+		}
+	case *ast.MapType:
+		return tableOf(e.Value)
+	case *ast.StarExpr:
+		return tableOf(e.X)
+	}
+	return ""
+}
