@@ -92,18 +92,6 @@ func TestAskingAboutTheUnknown(t *testing.T) {
 	}
 }
 
-// What belongs to later is refused with the code that makes the kubelet do
-// without.
-func TestNotThereYet(t *testing.T) {
-	n := newNode(t)
-	_, err := n.CheckpointContainer(t.Context(), &cri.CheckpointContainerRequest{})
-	wantCode(t, "CheckpointContainer", err, "Unimplemented")
-	_, err = n.CheckpointPod(t.Context(), &cri.CheckpointPodRequest{})
-	wantCode(t, "CheckpointPod", err, "Unimplemented")
-	_, err = n.RestorePod(t.Context(), &cri.RestorePodRequest{})
-	wantCode(t, "RestorePod", err, "Unimplemented")
-}
-
 // Requests that no sandbox can be made from.
 func TestRunSandboxRefuses(t *testing.T) {
 	n := newNode(t)

@@ -64,9 +64,9 @@ func (s *Server) sameContainer(cr *creation, c *oci.Container, sb *oci.Sandbox, 
 	return nil
 }
 
-// createContainer makes the container of a creation. If a step fails, the ones
-// before it are undone.
-func (s *Server) createContainer(ctx context.Context, cr *creation, sb *oci.Sandbox, config *cri.ContainerConfig) (err error) {
+// createFrom makes the container of a creation, from a checkpoint if from is not nil.
+// If a step fails, the ones before it are undone.
+func (s *Server) createFrom(ctx context.Context, cr *creation, sb *oci.Sandbox, config *cri.ContainerConfig, from *origin) (err error) {
 	if c, ok := s.runtime.ContainerByName(cr.name); ok {
 		return s.sameContainer(cr, c, sb, config)
 	}
@@ -88,15 +88,17 @@ func (s *Server) createContainer(ctx context.Context, cr *creation, sb *oci.Sand
 	var steps undo.Stack
 	defer steps.RunIf(&err)
 
-	img, err := s.images.Get(config.Image.Image)
-	if err != nil {
-		return fmt.Errorf("image of container %s: %w", config.Metadata.Name, err)
+	var img image.Image
+	var r *restoration
+	if from == nil {
+		img, err = s.imageOf(ctx, sb, config)
+	} else if r, err = s.fetch(ctx, cr, sb, h, config, from, &steps); err == nil {
+		img = r.base
 	}
-	// What it says begins with the reason that the kubelet knows.
-	if err := s.allowImage(ctx, sb, config.Image, img); err != nil {
+	if err != nil {
 		return err
 	}
-	rec := &containerRecord{config: config, imageID: img.ID, imageRef: imageRef(img), resources: config.GetLinux().GetResources()}
+	rec := &containerRecord{config: config, original: r.image(), imageID: img.ID, imageRef: imageRef(img), resources: config.GetLinux().GetResources()}
 	if rec.signal, err = stopSignal(config.StopSignal, img.Config.Config.StopSignal); err != nil {
 		return err
 	}
@@ -108,6 +110,11 @@ func (s *Server) createContainer(ctx context.Context, cr *creation, sb *oci.Sand
 		return fmt.Errorf("mount root file system: %w", err)
 	}
 	steps.Add("root file system", s.unmount(ctx, cr.id))
+	if r != nil {
+		if err := s.change(stage, cr.id, r); err != nil {
+			return fmt.Errorf("restore root file system: %w", err)
+		}
+	}
 
 	stage, cancel = cr.enter(ctx, "mounts")
 	defer cancel()
@@ -124,10 +131,12 @@ func (s *Server) createContainer(ctx context.Context, cr *creation, sb *oci.Sand
 
 	_, cancel = cr.enter(ctx, "spec")
 	defer cancel()
-	built, err := s.buildSpec(cr.id, h.SpecHost, sb, rec, img.Config.Config, root, mounts, labels)
+	as := r.described(rec)
+	built, err := s.buildSpec(cr.id, h.SpecHost, sb, as, img.Config.Config, root, mounts, labels)
 	if err != nil {
 		return err
 	}
+	rec.imageUser = as.imageUser
 	if err := s.checkProfile(ctx, built); err != nil {
 		return err
 	}
@@ -146,6 +155,14 @@ func (s *Server) createContainer(ctx context.Context, cr *creation, sb *oci.Sand
 	if err := s.tellCreate(stage, turn, sb, cr.id, built, rec, &steps); err != nil {
 		return err
 	}
+	if r != nil {
+		if err := r.fit(built); err != nil {
+			return fmt.Errorf("restore container %s: %w", config.Metadata.Name, err)
+		}
+		if err := fillShm(stage, sb, r.dir); err != nil {
+			return fmt.Errorf("restore /dev/shm: %w", err)
+		}
+	}
 	extra, err := rec.encode()
 	if err != nil {
 		return err
@@ -156,7 +173,7 @@ func (s *Server) createContainer(ctx context.Context, cr *creation, sb *oci.Sand
 		ID: cr.id, Name: cr.name, SandboxID: sb.ID(),
 		Spec: built, Env: spec.RawEnv(built.Process), PIDTarget: target,
 		Stdin: config.Stdin, StdinOnce: config.StdinOnce, TTY: config.Tty,
-		LogPath: logPath, Engine: h.Engine, Extra: extra,
+		LogPath: logPath, Engine: h.Engine, Restore: r.directory(), Extra: extra,
 	})
 	if err != nil {
 		return err

@@ -25,7 +25,7 @@ func (s *Server) listContainers(f *cri.ContainerFilter) []*cri.Container {
 			Id:           c.ID(),
 			PodSandboxId: c.SandboxID(),
 			Metadata:     rec.config.Metadata,
-			Image:        rec.config.Image,
+			Image:        rec.image(),
 			ImageRef:     rec.imageRef,
 			ImageId:      rec.imageID,
 			State:        state,

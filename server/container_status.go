@@ -83,11 +83,12 @@ func nanos(t time.Time) int64 {
 // now, else what the user wrote, else what the kubelet asked for. It is never
 // empty, not even when the image is gone.
 func (s *Server) containerImage(rec *containerRecord) *cri.ImageSpec {
+	asked := rec.image()
 	spec := &cri.ImageSpec{
-		Image:              rec.config.GetImage().GetImage(),
-		Annotations:        rec.config.GetImage().GetAnnotations(),
-		UserSpecifiedImage: rec.config.GetImage().GetUserSpecifiedImage(),
-		RuntimeHandler:     rec.config.GetImage().GetRuntimeHandler(),
+		Image:              asked.GetImage(),
+		Annotations:        asked.GetAnnotations(),
+		UserSpecifiedImage: asked.GetUserSpecifiedImage(),
+		RuntimeHandler:     asked.GetRuntimeHandler(),
 	}
 	if spec.UserSpecifiedImage != "" {
 		spec.Image = spec.UserSpecifiedImage

@@ -47,9 +47,12 @@ func (s *Server) visibleSandboxes() []*oci.Sandbox {
 	})
 }
 
-// visibleContainers are the containers that a list shows, oldest first.
+// visibleContainers are the containers that a list shows, oldest first. Those of a
+// pod that is being restored are seen with the pod.
 func (s *Server) visibleContainers() []*oci.Container {
-	return slices.DeleteFunc(s.runtime.Containers(), func(c *oci.Container) bool { return s.containers.isHidden(c.ID()) })
+	return slices.DeleteFunc(s.runtime.Containers(), func(c *oci.Container) bool {
+		return s.containers.isHidden(c.ID()) || s.sandboxes.isHidden(c.SandboxID())
+	})
 }
 
 // containerStatuses are the statuses of a sandbox's visible containers.

@@ -171,6 +171,32 @@ func (f *fakeImages) Mounts() []string {
 	return slices.Sorted(maps.Keys(f.mounts))
 }
 
+// Diff and Apply know of one file, /written.
+func (f *fakeImages) Diff(_ context.Context, key string, w io.Writer) ([]string, error) {
+	if err := f.failure("Diff"); err != nil {
+		return nil, err
+	}
+	data, err := os.ReadFile(filepath.Join(f.dir, key, "written"))
+	if os.IsNotExist(err) {
+		return []string{"/written"}, nil
+	}
+	if err == nil {
+		_, err = w.Write(data)
+	}
+	return nil, err
+}
+
+func (f *fakeImages) Apply(_ context.Context, key string, r io.Reader, deleted []string) error {
+	if err := f.failure("Apply"); err != nil {
+		return err
+	}
+	data, err := io.ReadAll(r)
+	if err == nil && len(deleted) == 0 {
+		err = os.WriteFile(filepath.Join(f.dir, key, "written"), data, 0o600)
+	}
+	return err
+}
+
 func (f *fakeImages) Usage(string) (uint64, uint64, error) { return 4096, 3, nil }
 
 func (f *fakeImages) FsInfo() image.FsInfo {

@@ -76,6 +76,7 @@ type containerRecord struct {
 	config    *cri.ContainerConfig // as the kubelet sent it
 	imageID   string               // of the image it was created from
 	imageRef  string               // a digest of it, or its ID; never empty
+	original  *cri.ImageSpec       // of a restored container: what the first one was made from; else nil
 	imageUser *cri.ContainerUser
 	signal    cri.Signal                   // that Stop sends
 	resources *cri.LinuxContainerResources // in force; may be nil
@@ -96,6 +97,7 @@ type containerExtra struct {
 	Volumes   []string `json:",omitempty"`
 
 	MountImages map[int]string `json:",omitempty"`
+	Original    []byte         `json:",omitempty"`
 }
 
 func (r *containerRecord) encode() ([]byte, error) {
@@ -110,6 +112,11 @@ func (r *containerRecord) encode() ([]byte, error) {
 	if r.resources != nil {
 		if e.Resources, err = proto.Marshal(r.resources); err != nil {
 			return nil, fmt.Errorf("encode container resources: %w", err)
+		}
+	}
+	if r.original != nil {
+		if e.Original, err = proto.Marshal(r.original); err != nil {
+			return nil, fmt.Errorf("encode original image: %w", err)
 		}
 	}
 	return json.Marshal(e)
@@ -136,7 +143,22 @@ func decodeContainer(extra []byte) (*containerRecord, error) {
 			return nil, fmt.Errorf("decode container resources: %w", err)
 		}
 	}
+	if e.Original != nil {
+		r.original = new(cri.ImageSpec)
+		if err := proto.Unmarshal(e.Original, r.original); err != nil {
+			return nil, fmt.Errorf("decode original image: %w", err)
+		}
+	}
 	return r, nil
+}
+
+// image is what the container was made from: of a restored one what the original
+// was, not the checkpoint.
+func (r *containerRecord) image() *cri.ImageSpec {
+	if r.original != nil {
+		return r.original
+	}
+	return r.config.GetImage()
 }
 
 // noteMountImage keeps which image the i-th mount turned out to be.

@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"os"
 	"strings"
 	"time"
 
@@ -30,6 +31,9 @@ const gcTime = 10 * time.Second
 // as it does with one whose roll-back failed.
 func (s *Server) Start(ctx context.Context) error {
 	s.releaseFileSystems(ctx)
+	if err := os.RemoveAll(s.checkpointDir()); err != nil {
+		s.log.WarnContext(ctx, "leftover checkpoints not removed", "err", err)
+	}
 	var keep []string
 	var half []*oci.Sandbox
 	for _, sb := range s.runtime.Sandboxes() {

@@ -82,6 +82,8 @@ type RootFS interface {
 	Unmount(ctx context.Context, key string, remove bool) error
 	Mounts() []string
 	Usage(key string) (bytes, inodes uint64, err error)
+	Diff(ctx context.Context, key string, w io.Writer) (deleted []string, err error)
+	Apply(ctx context.Context, key string, r io.Reader, deleted []string) error
 	FsInfo() image.FsInfo
 }
 
@@ -121,7 +123,7 @@ type Options struct {
 
 // A Server is one CRI endpoint.
 type Server struct {
-	cri.UnimplementedRuntimeServiceServer // for CheckpointContainer, CheckpointPod and RestorePod
+	cri.UnimplementedRuntimeServiceServer // for what a later CRI adds
 	cri.UnimplementedImageServiceServer
 
 	o         Options

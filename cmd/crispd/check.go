@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"os"
@@ -8,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -118,7 +120,7 @@ func checkFiles(c *config.Config) []finding {
 		{"crisp-executor " + executor, executor != "", "it starts every container; it belongs beside crispd or in ../libexec/crisp", true},
 		{"crisp-podinit " + podinit, podinit != "", "pods that share their PID namespace cannot start; it belongs beside crispd or in ../libexec/crisp", false},
 		program("nft", "the default network does not work: pods get no network without a configuration of the node's own"),
-		program("criu", "checkpoints cannot be made or restored"),
+		checkpoints(),
 		hookFiles(c),
 		{"image policy " + policyPath(c), c.Image.Policy != "" || exists(policyPath(c)), "every image is accepted, signed or not", false},
 		imageFiles(c),
@@ -146,6 +148,24 @@ func program(name, follows string) finding {
 		return finding{"program " + name, false, follows, false}
 	}
 	return finding{"program " + path, true, "", false}
+}
+
+// checkpoints asks CRIU whether it can work here: it knows the kernels that there
+// were when it was made. Only root can be told.
+func checkpoints() finding {
+	const follows = "containers and pods cannot be checkpointed or restored"
+	f := program("criu", follows)
+	if !f.ok || os.Geteuid() != 0 {
+		return f
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	if out, err := exec.CommandContext(ctx, "criu", "check").CombinedOutput(); err != nil {
+		lines := strings.Split(strings.TrimSpace(string(out)), "\n")
+		f.ok, f.what = false, f.what+" that works on this kernel"
+		f.follows = fmt.Sprintf("%s: criu check: %v: %s", follows, err, strings.Join(lines[:min(2, len(lines))], "; "))
+	}
+	return f
 }
 
 func policyPath(c *config.Config) string {

@@ -1,0 +1,224 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/crisp-cri/crisp/checkpoint"
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/stage"
+	"github.com/crisp-cri/crisp/oci"
+)
+
+// This file is what a checkpoint of a container, alone or of a pod, is made of.
+// The form of the archive is in package checkpoint.
+//
+// A container is frozen from before CRIU looks at its memory until its files have
+// been copied: both are of the same moment. Freezing and its undoing, whatever
+// happens, is oci's.
+
+// A containerDump is crisp.dump, which says what no other file of a checkpoint
+// does. Others' checkpoints have none.
+type containerDump struct {
+	Version int
+	Config  []byte // cri.ContainerConfig, as the kubelet sent it
+	ImageID string
+}
+
+// dumpVersion is that of containerDump and podDump.
+const dumpVersion = 1
+
+// checkpointDir is where CheckpointContainer works. What a crash leaves there is
+// removed by Start.
+func (s *Server) checkpointDir() string { return filepath.Join(s.o.Root, "checkpoints") }
+
+// mayCheckpoint refuses what CRIU cannot do, or we cannot with it.
+func (s *Server) mayCheckpoint(c *oci.Container) error {
+	if st := c.Status().State; st != oci.Running {
+		return fault.WrongState.Errorf("container %s is %s: only a running one can be checkpointed", c.ID(), st)
+	}
+	if engine := c.Config().Engine; engine != "" {
+		return fault.WrongState.Errorf("container %s is run by %s: only libcontainer's can be checkpointed", c.ID(), engine)
+	}
+	sb, err := s.runtime.Sandbox(c.SandboxID())
+	if err != nil {
+		return err
+	}
+	if sb.Config().IDs != nil {
+		return fault.WrongState.Errorf("container %s is in a user namespace: it cannot be checkpointed", c.ID())
+	}
+	return nil
+}
+
+// dump writes all of a frozen container's checkpoint into dir, which is empty.
+func (s *Server) dump(ctx context.Context, f *oci.Freeze, c *oci.Container, dir string) error {
+	stage.Next(ctx, "dump")
+	if err := f.Checkpoint(ctx, c, dir); err != nil {
+		return err
+	}
+	stage.Next(ctx, "files")
+	if err := s.dumpFiles(ctx, c, dir); err != nil {
+		return fmt.Errorf("copy files of container %s: %w", c.ID(), err)
+	}
+	if err := s.describe(c, dir); err != nil {
+		return fmt.Errorf("describe container %s: %w", c.ID(), err)
+	}
+	return nil
+}
+
+// dumpFiles writes the changes in the root file system, and the log.
+func (s *Server) dumpFiles(ctx context.Context, c *oci.Container, dir string) error {
+	diff, err := os.OpenFile(filepath.Join(dir, checkpoint.RootFSDiff), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	deleted, err := s.images.Diff(ctx, c.ID(), diff)
+	if cerr := diff.Close(); err == nil {
+		err = cerr
+	}
+	if err != nil {
+		return err
+	}
+	if len(deleted) > 0 {
+		if err := checkpoint.Write(dir, checkpoint.DeletedFiles, deleted); err != nil {
+			return err
+		}
+	}
+	return copyLog(c.Config().LogPath, filepath.Join(dir, checkpoint.ContainerLog))
+}
+
+// copyLog copies a log, if there is one. The kubelet may have made a link of it.
+func copyLog(from, to string) error {
+	if from == "" {
+		return nil
+	}
+	in, err := os.OpenFile(from, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	out, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(out, in)
+	return errors.Join(err, out.Close())
+}
+
+// describe writes what is known about the container. The annotations of its spec
+// are those by which checkpointctl finds names.
+func (s *Server) describe(c *oci.Container, dir string) error {
+	rec := s.index.container(c)
+	sb, err := s.runtime.Sandbox(c.SandboxID())
+	if err != nil {
+		return err
+	}
+	pod := s.index.sandbox(sb)
+	config, err := proto.Marshal(rec.config)
+	if err != nil {
+		return err
+	}
+	name := s.containerImage(rec).Image
+	runtime := pod.handler
+	if runtime == "" {
+		runtime = defaultHandler
+	}
+	if err := checkpoint.Write(dir, checkpoint.ConfigDump, checkpoint.Container{
+		ID: c.ID(), Name: c.Config().Name,
+		RootfsImage: name, RootfsImageName: name, RootfsImageRef: rec.imageID,
+		Runtime: runtime, CreatedTime: c.CreatedAt(), CheckpointedAt: time.Now(), Restored: c.Config().Restore != "",
+	}); err != nil {
+		return err
+	}
+	spec := *c.Config().Spec
+	spec.Annotations = map[string]string{
+		"io.kubernetes.cri.container-type":    "container",
+		"io.kubernetes.cri.container-name":    rec.config.GetMetadata().GetName(),
+		"io.kubernetes.cri.image-name":        name,
+		"io.kubernetes.cri.sandbox-id":        sb.ID(),
+		"io.kubernetes.cri.sandbox-name":      pod.config.GetMetadata().GetName(),
+		"io.kubernetes.cri.sandbox-namespace": pod.config.GetMetadata().GetNamespace(),
+		"io.kubernetes.cri.sandbox-uid":       pod.config.GetMetadata().GetUid(),
+	}
+	if err := checkpoint.Write(dir, checkpoint.SpecDump, &spec); err != nil {
+		return err
+	}
+	return checkpoint.Write(dir, checkpoint.CrispDump, containerDump{Version: dumpVersion, Config: config, ImageID: rec.imageID})
+}
+
+// dumpShm writes what is in the pod's /dev/shm, if anything is: CRIU takes the
+// mount for somebody else's, and the files in it for given.
+func dumpShm(ctx context.Context, sb *oci.Sandbox, dir string) error {
+	if sb.Config().HostIPC {
+		return nil
+	}
+	entries, err := os.ReadDir(sb.ShmDir())
+	if errors.Is(err, os.ErrNotExist) || err == nil && len(entries) == 0 {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	f, err := os.OpenFile(filepath.Join(dir, checkpoint.DevShm), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	err = checkpoint.PackFiles(ctx, sb.ShmDir(), f)
+	return errors.Join(err, f.Close())
+}
+
+// room is how many bytes may be written to the file system of dir: a checkpoint is
+// as large as its maker likes, and the node must go on.
+func room(dir string) (int64, error) {
+	var st unix.Statfs_t
+	if err := unix.Statfs(dir, &st); err != nil {
+		return 0, &os.PathError{Op: "statfs", Path: dir, Err: err}
+	}
+	return int64(st.Bavail) * st.Bsize / 10 * 9, nil
+}
+
+// isEmptyDir refuses what is no empty directory by an absolute path.
+func isEmptyDir(dir string) error {
+	if !filepath.IsAbs(dir) {
+		return fault.Invalid.Errorf("output path %q is not absolute", dir)
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return fault.Invalid.Errorf("output path: %w", err)
+	}
+	if len(entries) > 0 {
+		return fault.Invalid.Errorf("output path %s is not empty", dir)
+	}
+	return nil
+}
+
+// noOptions refuses options: there are none yet. CRI: "The runtime must reject
+// unsupported or invalid keys and values rather than silently ignore them."
+func noOptions(options map[string]string) error {
+	for key := range options {
+		return fault.Invalid.Errorf("option %q is not known", key)
+	}
+	return nil
+}
+
+// destinations are the mount points of a container.
+func destinations(spec *specs.Spec) map[string]bool {
+	set := make(map[string]bool)
+	for _, m := range spec.Mounts {
+		set[filepath.Clean("/"+strings.TrimSpace(m.Destination))] = true
+	}
+	return set
+}

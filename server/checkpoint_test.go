@@ -1,0 +1,341 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/checkpoint"
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/oci/wire"
+)
+
+// wantThawed fails if anything is frozen, or if work for a checkpoint was left.
+func (n *node) wantThawed(t *testing.T) {
+	t.Helper()
+	if frozen := n.machine.Frozen(); len(frozen) > 0 {
+		t.Errorf("frozen: %v", frozen)
+	}
+	for _, kind := range []string{"checkpoints", "freezes"} {
+		if left, _ := filepath.Glob(filepath.Join(n.machine.Root, kind, "*")); len(left) > 0 {
+			t.Errorf("left behind: %v", left)
+		}
+	}
+}
+
+// write writes into a container's root file system.
+func (n *node) write(t *testing.T, id, text string) {
+	t.Helper()
+	if err := os.WriteFile(filepath.Join(n.store.dir, id, "written"), []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A container's archive makes another container, in another pod, which says that it
+// is of the original's image. Until it is started nothing of it runs, and a restart
+// of crispd in between changes nothing.
+func TestCheckpointContainer(t *testing.T) {
+	n := newNode(t)
+	config := forever("app")
+	id := n.begin(t, n.run(t, pod("web")), config)
+	n.write(t, id, "text")
+	archive := filepath.Join(t.TempDir(), "c.tar")
+	if _, err := n.CheckpointContainer(t.Context(), &cri.CheckpointContainerRequest{ContainerId: id, Location: archive}); err != nil {
+		t.Fatal(err)
+	}
+	n.wantThawed(t)
+
+	dir := t.TempDir()
+	f, err := os.Open(archive)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := checkpoint.Unpack(t.Context(), f, dir, 1<<20); err != nil {
+		t.Fatal(err)
+	}
+	var c checkpoint.Container
+	var spec struct{ Annotations map[string]string }
+	if err := errors.Join(checkpoint.Read(dir, checkpoint.ConfigDump, &c), checkpoint.Read(dir, checkpoint.SpecDump, &spec)); err != nil {
+		t.Fatal(err)
+	}
+	if c.ID != id || c.RootfsImageRef != testID || c.RootfsImageName != testImage || c.CheckpointedAt.IsZero() {
+		t.Errorf("config.dump is %+v", c)
+	}
+	// By these checkpointctl finds the names that it shows.
+	for key, want := range map[string]string{"container-name": "app", "sandbox-name": "web", "sandbox-namespace": "default"} {
+		if got := spec.Annotations["io.kubernetes.cri."+key]; got != want {
+			t.Errorf("annotation %s is %q, want %q", key, got, want)
+		}
+	}
+
+	next := proto.Clone(config).(*cri.ContainerConfig)
+	next.Image = &cri.ImageSpec{Image: archive}
+	sandbox := n.run(t, pod("next"))
+	again := n.create(t, sandbox, next)
+	if same := n.create(t, sandbox, next); same != again {
+		t.Errorf("a repetition made %s, the first %s", same, again)
+	}
+	n.restart(t)
+	st := n.status(t, again)
+	if st.State != cri.ContainerState_CONTAINER_CREATED || st.Image.Image != testImage || st.ImageId != testID {
+		t.Errorf("status is %v of %v, %s", st.State, st.Image, st.ImageId)
+	}
+	if data, err := os.ReadFile(filepath.Join(n.store.dir, again, "written")); err != nil || string(data) != "text" {
+		t.Errorf("its root file system has %q (err %v)", data, err)
+	}
+	if _, err := n.StartContainer(t.Context(), &cri.StartContainerRequest{ContainerId: again}); err != nil {
+		t.Fatal(err)
+	}
+	if calls := n.machine.Calls(wire.MethodRestore); len(calls) != 1 {
+		t.Errorf("restores: %v, want 1", calls)
+	}
+	if st := n.status(t, again); st.State != cri.ContainerState_CONTAINER_RUNNING {
+		t.Errorf("state is %v", st.State)
+	}
+}
+
+// A checkpoint that fails, wherever, leaves the container running, no archive and
+// no part of one.
+func TestCheckpointContainerFails(t *testing.T) {
+	n := newNode(t)
+	id := n.begin(t, n.run(t, pod("web")), forever("app"))
+	location := filepath.Join(t.TempDir(), "c.tar")
+	req := &cri.CheckpointContainerRequest{ContainerId: id, Location: location}
+	for _, c := range []struct {
+		what string
+		fail func(error)
+		err  error
+		code string
+	}{
+		{"no CRIU", func(err error) { n.machine.Fail(wire.MethodFreeze, err) }, fault.WrongState.Errorf("CRIU is not installed"), "FailedPrecondition"},
+		{"dump", func(err error) { n.machine.Fail(wire.MethodCheckpoint, err) }, fault.Internal.Errorf("criu failed"), "Unknown"},
+		{"files", func(err error) { n.store.failing("Diff", err) }, fault.Unavailable.Errorf("no space"), "Unavailable"},
+	} {
+		c.fail(c.err)
+		_, err := n.CheckpointContainer(t.Context(), req)
+		wantCode(t, c.what, err, c.code)
+		n.wantThawed(t)
+		c.fail(nil)
+	}
+	for what, change := range map[string]func(*cri.CheckpointContainerRequest){
+		"relative":     func(r *cri.CheckpointContainerRequest) { r.Location = "c.tar" },
+		"no directory": func(r *cri.CheckpointContainerRequest) { r.Location += "/x/c.tar" },
+		"a directory":  func(r *cri.CheckpointContainerRequest) { r.Location = filepath.Dir(location) },
+		"timeout":      func(r *cri.CheckpointContainerRequest) { r.Timeout = -1 },
+	} {
+		bad := proto.Clone(req).(*cri.CheckpointContainerRequest)
+		change(bad)
+		_, err := n.CheckpointContainer(t.Context(), bad)
+		wantCode(t, what, err, "InvalidArgument")
+	}
+	release := n.machine.Hold(wire.MethodCheckpoint)
+	slow := proto.Clone(req).(*cri.CheckpointContainerRequest)
+	slow.Timeout = 1
+	_, err := n.CheckpointContainer(t.Context(), slow)
+	release()
+	wantCode(t, "timeout", err, "DeadlineExceeded")
+	n.wantThawed(t)
+	if entries, err := os.ReadDir(filepath.Dir(location)); err != nil || len(entries) > 0 {
+		t.Errorf("at the location there is %v (err %v)", entries, err)
+	}
+	if _, err := n.CheckpointContainer(t.Context(), req); err != nil {
+		t.Errorf("the next one: %v", err)
+	}
+}
+
+// A restored container cannot be another one than it was.
+func TestCreateFromCheckpointRefused(t *testing.T) {
+	n := newNode(t)
+	config := forever("app")
+	sandbox := n.run(t, pod("web"))
+	id := n.begin(t, sandbox, config)
+	archive := filepath.Join(t.TempDir(), "c.tar")
+	if _, err := n.CheckpointContainer(t.Context(), &cri.CheckpointContainerRequest{ContainerId: id, Location: archive}); err != nil {
+		t.Fatal(err)
+	}
+	before := slices.Sorted(slices.Values(n.left()))
+	for what, change := range map[string]func(*cri.ContainerConfig){
+		"user":       func(c *cri.ContainerConfig) { c.Linux.SecurityContext.RunAsUser = &cri.Int64Value{Value: 7} },
+		"privileges": func(c *cri.ContainerConfig) { c.Linux.SecurityContext.NoNewPrivs = true },
+		"capability": func(c *cri.ContainerConfig) {
+			c.Linux.SecurityContext.Capabilities = &cri.Capability{DropCapabilities: []string{"ALL"}}
+		},
+		"mount":      func(c *cri.ContainerConfig) { c.Mounts = []*cri.Mount{{HostPath: t.TempDir(), ContainerPath: "/data"}} },
+		"terminal":   func(c *cri.ContainerConfig) { c.Tty = true },
+		"root":       func(c *cri.ContainerConfig) { c.Linux.SecurityContext.ReadonlyRootfs = true },
+		"no archive": func(c *cri.ContainerConfig) { c.Image.Image = "/etc/hostname" },
+	} {
+		bad := proto.Clone(config).(*cri.ContainerConfig)
+		bad.Metadata.Attempt = 1
+		bad.Image = &cri.ImageSpec{Image: archive}
+		change(bad)
+		_, err := n.CreateContainer(t.Context(), &cri.CreateContainerRequest{PodSandboxId: sandbox, Config: bad})
+		wantCode(t, what, err, "InvalidArgument")
+	}
+	if left := slices.Sorted(slices.Values(n.left())); !slices.Equal(left, before) {
+		t.Errorf("left behind: %v, there was %v", left, before)
+	}
+}
+
+// A pod's checkpoint makes a whole pod: its containers are created, under new IDs,
+// and the caller's files are not needed any more.
+func TestCheckpointPod(t *testing.T) {
+	n := newNode(t)
+	config := pod("web")
+	sandbox := n.run(t, config)
+	one, two := n.begin(t, sandbox, forever("one")), n.begin(t, sandbox, forever("two"))
+	output := t.TempDir()
+	req := &cri.CheckpointPodRequest{PodSandboxId: sandbox, OutputPath: output, ContainerIds: []string{one, two}}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if _, err := n.CheckpointPod(ctx, req); err != nil {
+		t.Fatal(err)
+	}
+	n.wantThawed(t)
+	config.Metadata.Uid = "another"
+	restore := &cri.RestorePodRequest{CheckpointPath: output, Config: config, ContainerConfigs: []*cri.ContainerConfig{forever("two"), forever("one")}}
+	resp, err := n.RestorePod(ctx, restore)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := n.RestorePod(ctx, restore)
+	if err != nil || again.PodSandboxId != resp.PodSandboxId {
+		t.Errorf("a repetition made %v (err %v)", again, err)
+	}
+	got := map[string]string{}
+	for _, c := range resp.RestoredContainers {
+		got[c.Name] = c.ContainerId
+		if st := n.status(t, c.ContainerId); st.State != cri.ContainerState_CONTAINER_CREATED {
+			t.Errorf("container %s is %v", c.Name, st.State)
+		}
+	}
+	if names := slices.Sorted(maps.Keys(got)); !slices.Equal(names, []string{"one", "two"}) || got["one"] == one {
+		t.Errorf("restored were %v", got)
+	}
+	if err := os.RemoveAll(output); err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range got {
+		if _, err := n.StartContainer(t.Context(), &cri.StartContainerRequest{ContainerId: id}); err != nil {
+			t.Error(err)
+		}
+	}
+	if calls := n.machine.Calls(wire.MethodRestore); len(calls) != 2 {
+		t.Errorf("restores: %v, want 2", calls)
+	}
+}
+
+// CRI: "otherwise the runtime must fail the request without producing a
+// checkpoint", and never returns with a frozen pod.
+func TestCheckpointPodRefused(t *testing.T) {
+	n := newNode(t)
+	sandbox, other := n.run(t, pod("web")), n.run(t, pod("other"))
+	one, created := n.begin(t, sandbox, forever("one")), n.create(t, sandbox, forever("created"))
+	foreign := n.begin(t, other, forever("foreign"))
+	output := t.TempDir()
+	good := &cri.CheckpointPodRequest{PodSandboxId: sandbox, OutputPath: output, ContainerIds: []string{one}}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	full := t.TempDir()
+	if err := os.WriteFile(filepath.Join(full, "x"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for what, c := range map[string]struct {
+		change func(*cri.CheckpointPodRequest)
+		code   string
+	}{
+		"no sandbox":    {func(r *cri.CheckpointPodRequest) { r.PodSandboxId = "none" }, "NotFound"},
+		"no containers": {func(r *cri.CheckpointPodRequest) { r.ContainerIds = nil }, "InvalidArgument"},
+		"twice":         {func(r *cri.CheckpointPodRequest) { r.ContainerIds = []string{one, one} }, "InvalidArgument"},
+		"not running":   {func(r *cri.CheckpointPodRequest) { r.ContainerIds = []string{one, created} }, "FailedPrecondition"},
+		"another pod's": {func(r *cri.CheckpointPodRequest) { r.ContainerIds = []string{one, foreign} }, "InvalidArgument"},
+		"unknown":       {func(r *cri.CheckpointPodRequest) { r.ContainerIds = []string{one, "none"} }, "NotFound"},
+		"not empty":     {func(r *cri.CheckpointPodRequest) { r.OutputPath = full }, "InvalidArgument"},
+		"not there":     {func(r *cri.CheckpointPodRequest) { r.OutputPath = full + "/none" }, "InvalidArgument"},
+		"relative":      {func(r *cri.CheckpointPodRequest) { r.OutputPath = "x" }, "InvalidArgument"},
+		"option":        {func(r *cri.CheckpointPodRequest) { r.Options = map[string]string{"a": "b"} }, "InvalidArgument"},
+	} {
+		bad := proto.Clone(good).(*cri.CheckpointPodRequest)
+		c.change(bad)
+		_, err := n.CheckpointPod(ctx, bad)
+		wantCode(t, what, err, c.code)
+	}
+	_, err := n.CheckpointPod(t.Context(), good)
+	wantCode(t, "no deadline", err, "InvalidArgument")
+	n.machine.Fail(wire.MethodCheckpoint, errors.New("criu failed"))
+	_, err = n.CheckpointPod(ctx, good)
+	wantCode(t, "dump", err, "Unknown")
+	n.machine.Fail(wire.MethodCheckpoint, nil)
+	n.wantThawed(t)
+	if entries, err := os.ReadDir(output); err != nil || len(entries) > 0 {
+		t.Errorf("the output has %v (err %v)", entries, err)
+	}
+	if _, err := n.CheckpointPod(ctx, good); err != nil {
+		t.Errorf("the next one: %v", err)
+	}
+}
+
+// CRI: "On error, the runtime must remove any sandbox and containers created by the
+// call before returning."
+func TestRestorePodRefused(t *testing.T) {
+	n := newNode(t)
+	sandbox := n.run(t, pod("web"))
+	one, two := n.begin(t, sandbox, forever("one")), n.begin(t, sandbox, forever("two"))
+	output := t.TempDir()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if _, err := n.CheckpointPod(ctx, &cri.CheckpointPodRequest{PodSandboxId: sandbox, OutputPath: output, ContainerIds: []string{one, two}}); err != nil {
+		t.Fatal(err)
+	}
+	config := pod("web")
+	config.Metadata.Uid = "another"
+	good := &cri.RestorePodRequest{CheckpointPath: output, Config: config, ContainerConfigs: []*cri.ContainerConfig{forever("one"), forever("two")}}
+	before := slices.Sorted(slices.Values(n.left()))
+	second := func(change func(*cri.ContainerConfig)) func(*cri.RestorePodRequest) {
+		return func(r *cri.RestorePodRequest) { change(r.ContainerConfigs[1]) }
+	}
+	for what, change := range map[string]func(*cri.RestorePodRequest){
+		"no checkpoint": func(r *cri.RestorePodRequest) { r.CheckpointPath = t.TempDir() },
+		"relative":      func(r *cri.RestorePodRequest) { r.CheckpointPath = "x" },
+		"handler":       func(r *cri.RestorePodRequest) { r.RuntimeHandler = "kata" },
+		"option":        func(r *cri.RestorePodRequest) { r.Options = map[string]string{"a": "b"} },
+		"none":          func(r *cri.RestorePodRequest) { r.ContainerConfigs = nil },
+		"too few":       func(r *cri.RestorePodRequest) { r.ContainerConfigs = r.ContainerConfigs[:1] },
+		"twice":         second(func(c *cri.ContainerConfig) { c.Metadata.Name = "one" }),
+		"another name":  second(func(c *cri.ContainerConfig) { c.Metadata.Name = "three" }),
+		"no name":       second(func(c *cri.ContainerConfig) { c.Metadata.Name = "" }),
+		"command":       second(func(c *cri.ContainerConfig) { c.Args = []string{"exit", "0"} }),
+		"directory":     second(func(c *cri.ContainerConfig) { c.WorkingDir = "/tmp" }),
+		"environment":   second(func(c *cri.ContainerConfig) { c.Envs = []*cri.KeyValue{{Key: "A", Value: []byte("b")}} }),
+		"user":          second(func(c *cri.ContainerConfig) { c.Linux.SecurityContext.RunAsUser = &cri.Int64Value{Value: 7} }),
+		"host's network": func(r *cri.RestorePodRequest) {
+			r.Config.Linux.SecurityContext.NamespaceOptions.Network = cri.NamespaceMode_NODE
+		},
+	} {
+		bad := proto.Clone(good).(*cri.RestorePodRequest)
+		change(bad)
+		_, err := n.RestorePod(ctx, bad)
+		wantCode(t, what, err, "InvalidArgument")
+	}
+	_, err := n.RestorePod(t.Context(), good)
+	wantCode(t, "no deadline", err, "InvalidArgument")
+	n.store.failing("Apply", fault.Unavailable.Errorf("no space"))
+	_, err = n.RestorePod(ctx, good)
+	wantCode(t, "files", err, "Unavailable")
+	n.store.failing("Apply", nil)
+	if left := slices.Sorted(slices.Values(n.left())); !slices.Equal(left, before) {
+		t.Errorf("left behind: %v, there was %v", left, before)
+	}
+	if _, err := n.RestorePod(ctx, good); err != nil {
+		t.Errorf("the next one: %v", err)
+	}
+}
