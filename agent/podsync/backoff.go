@@ -7,7 +7,10 @@ const (
 	maxBackoff   = 300 * time.Second
 	// stableRun is how long a container must have run for its restarts to be
 	// forgiven.
-	stableRun = 10 * time.Minute
+	stableRun = 2 * maxBackoff
+	// unserved is the back-off of a container whose predecessors do not count:
+	// they did not fail by themselves.
+	unserved = -1
 )
 
 // nextBackoff is how long after its end the successor of c may start: at once
@@ -16,7 +19,7 @@ const (
 // lengthens it.
 func nextBackoff(c Container) time.Duration {
 	switch {
-	case c.Attempt == 0, c.FinishedAt.Sub(c.StartedAt) >= stableRun && !c.StartedAt.IsZero():
+	case c.Attempt == 0, c.Backoff < 0, c.FinishedAt.Sub(c.StartedAt) >= stableRun && !c.StartedAt.IsZero():
 		return 0
 	case c.Backoff == 0:
 		return firstBackoff
@@ -31,3 +34,6 @@ func RestartAt(c Container) time.Time { return c.FinishedAt.Add(nextBackoff(c)) 
 func CrashLoop(c Container, now time.Time) bool {
 	return c.State == Exited && RestartAt(c).After(now)
 }
+
+// CrashBackoff is the back-off that c, which has exited, waits for.
+func CrashBackoff(c Container) time.Duration { return nextBackoff(c) }

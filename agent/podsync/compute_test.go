@@ -170,8 +170,8 @@ func TestCompute(t *testing.T) {
 		// The sandbox fails its pod.
 		{"sandbox is gone: stop what runs", pod(always), "S0@u- a0/S0=run b0/S0=1", "stop:a0/S0"},
 		{"sandbox is gone: a new one", pod(always), "S0@u- a0/S0=137 b0/S0=1", "run:S1"},
-		{"new sandbox, new containers, no back-off", pod(always), "S1@u+ S0@u- a3/S0=137~1^40 b0/S0=1~1", "start:a4/S1 start:b1/S1"},
-		{"never restarted in a new sandbox", pod(never), "S0@u- a0/S0=137", "run:S1"},
+		{"new sandbox, new containers, no back-off", pod(always), "S1@u+ S0@u- a3/S0=137~1^40 b0/S0=1~1", "start:a4/S1^40 start:b1/S1"},
+		{"never restarted in a new sandbox", pod(never), "S0@u- a0/S0=137", ""},
 		{"two ready sandboxes", pod(always), "S1@u+ S0@u+", "stop:S1 stop:S0"},
 		{"no address", pod(always), "S0@u+!", "stop:S0"},
 		{"wrong network", pod(always), "S0@u+h!", "stop:S0"},

@@ -1,15 +1,25 @@
 // Package podsync decides what has to be done for a pod. It is one pure
-// function, Compute: what is wanted, what the runtime has, and the time go in,
-// the next actions come out. Nothing here waits, calls or remembers.
+// function, Compute: what is wanted, what is there, and the time go in, the next
+// actions come out. Nothing here waits, calls or remembers.
 //
 // A worker (agent/worker) loops: observe, Compute, act, observe again. So a plan
 // holds only what can be done now, in one stage; what depends on its outcome is
 // found by the next Compute. An agent that was killed between two actions needs
 // no recovery: the next one observes and goes on.
 //
-// What must outlive the agent is on the objects in the runtime, never here: the
-// attempt of a container is its restart count, and the back-off that preceded
-// its start is an annotation on it.
+//	          others of this name? ── end them
+//	                   │ none
+//	not wanted ◀───────┼──▶ being deleted ── end it
+//	   gone            │
+//	                   ├──▶ Failed or Succeeded ── stop what runs, keep the rest
+//	                   ├──▶ no sandbox, or a wrong one ── stop all, run a new one
+//	                   ▼
+//	   kill · ephemeral · init and sidecars · resize · containers
+//
+// The rules are the kubelet's. What must outlive the agent is on the objects in
+// the runtime or in the pod's directory, never here: the attempt of a container
+// is its restart count, and the back-off that preceded its start is an
+// annotation on it.
 package podsync
 
 import (
@@ -33,16 +43,67 @@ type Have struct {
 	Containers []Container
 	// Files are the UIDs that have files on this node: volumes, hosts file.
 	Files []string
+	// Accepted are the pods of those UIDs as they were accepted: how a pod that
+	// is not wanted any more is to end.
+	Accepted map[string]*v1.Pod
+	// Logs is how many attempts of the wanted pod's containers have left a log,
+	// by name: the restart count of a container that the runtime has forgotten.
+	Logs map[string]uint32
+	// Actual is what the runtime was last told of resources, by name of the
+	// wanted pod's container.
+	Actual map[string]v1.ResourceRequirements
+
 	// Failures are what went wrong lately and may not be tried before Until,
 	// by Action.Subject. They are the worker's, not the runtime's.
 	Failures map[string]Failure
+	// Restarted are the IDs of containers that were stopped in order to be
+	// started again. Also the worker's.
+	Restarted map[string]bool
+	// Verdict ends the wanted pod for good; nil if there is none.
+	Verdict *Verdict
+	// Pending is a resize that the wanted pod asks for and does not get.
+	Pending *Pending
+	// Probes are the results of the wanted pod's containers, by ID.
+	Probes map[string]Probes
+	// Status is the last status of the wanted pod; nil before there is one.
+	Status *v1.PodStatus
 }
 
 // A Failure is an action that failed.
 type Failure struct {
 	Reason  string // one CamelCase word, as in a container's waiting state
 	Message string
+	At      time.Time // when it failed
 	Until   time.Time // earliest time of the next try
+}
+
+// A Verdict ends a pod as Failed: it was evicted, preempted or not admitted.
+type Verdict struct {
+	Reason    string // one CamelCase word, for status.reason
+	Message   string
+	Condition *v1.PodCondition // added to the status if not nil
+	Grace     *int64           // seconds for its containers; nil is what they were promised
+	Rejected  bool             // it never began; Pool.Reject sets it
+}
+
+// A Pending says why a resize is not done: it is v1.PodReasonDeferred, or
+// v1.PodReasonInfeasible.
+type Pending struct{ Reason, Message string }
+
+// A Result is what a probe says.
+type Result uint8
+
+const (
+	Unknowable Result = iota // it has said nothing yet
+	Success
+	Failing
+)
+
+// Probes are the results of one container's probes. Has… says whether the probe
+// is at work: a container without a readiness probe is ready at once.
+type Probes struct {
+	Startup, Liveness, Readiness Result
+	HasStartup, HasReadiness     bool
 }
 
 // A Sandbox is one sandbox of the pod.
@@ -81,29 +142,35 @@ type Container struct {
 	Reason, Message string
 
 	Image   string // as the manifest has it
-	ImageID string
+	ImageID string // as the runtime reports it in ImageRef
 	LogPath string
 
+	Hash    string        // Hash of what it was made from; "" if not known
 	Grace   time.Duration // it was promised between SIGTERM and SIGKILL
 	Backoff time.Duration // was waited before it started; see nextBackoff
+
+	Resources *v1.ResourceRequirements // what the runtime says it has; nil if it does not
+	User      *v1.ContainerUser
 }
 
 // A Verb says what an Action does.
 type Verb uint8
 
 const (
-	StopContainer   Verb = iota + 1 // ID; Grace
+	StopContainer   Verb = iota + 1 // ID, Name, Grace, After, Cause
 	RemoveContainer                 // ID
 	StopSandbox                     // ID
 	RemoveSandbox                   // ID
 	ForgetFiles                     // UID
 	RunSandbox                      // Attempt
-	StartContainer                  // Name, Attempt, SandboxID, Backoff: image, create and start
+	StartContainer                  // Name, Attempt, SandboxID, Backoff, Target: image, create and start
+	Resize                          // SandboxID: of all containers
 )
 
 var verbs = map[Verb]string{
 	StopContainer: "stop container", RemoveContainer: "remove container", StopSandbox: "stop sandbox",
 	RemoveSandbox: "remove sandbox", ForgetFiles: "forget files", RunSandbox: "run sandbox", StartContainer: "start container",
+	Resize: "resize",
 }
 
 func (v Verb) String() string { return verbs[v] }
@@ -116,9 +183,12 @@ type Action struct {
 	Name      string
 	SandboxID string
 	Attempt   uint32
-	Grace     time.Duration
+	Grace     time.Duration // for the hook before the end and the end together
+	After     []string      // IDs of containers that must have ended before this one is told to
+	Restart   bool          // it is stopped in order to be started again
 	Backoff   time.Duration
-	Why       string // for the log
+	Target    string // ID of the container whose processes an ephemeral container sees
+	Why       string // for the log and for the pod's events
 }
 
 // Subject is what a failure of the action is booked on: retries are held back
@@ -126,14 +196,22 @@ type Action struct {
 func (a Action) Subject() string {
 	switch a.Verb {
 	case RunSandbox:
-		return "sandbox"
+		return SandboxSubject
 	case StartContainer:
 		return ContainerSubject(a.Name)
 	case ForgetFiles:
 		return "files " + a.UID
+	case Resize:
+		return ResizeSubject
 	}
 	return a.Verb.String() + " " + a.ID
 }
+
+// The Subjects that a pod's status speaks of.
+const (
+	SandboxSubject = "sandbox"
+	ResizeSubject  = "resize"
+)
 
 // ContainerSubject is the Subject of starting the container of this name.
 func ContainerSubject(name string) string { return "container " + name }
@@ -145,6 +223,7 @@ type Plan struct {
 	Actions []Action
 	// Again is when to compute anew although nothing has changed; zero: never.
 	Again time.Time
-	// Gone means that the pod is not wanted and nothing of it is left.
+	// Gone means that the pod is not wanted, or being deleted, and nothing of it
+	// is left.
 	Gone bool
 }

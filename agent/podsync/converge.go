@@ -1,0 +1,189 @@
+package podsync
+
+import (
+	"slices"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+)
+
+// converge plans what brings the containers of a pod with a good sandbox to
+// where they should be. What is to be stopped is stopped first, in a stage of
+// its own.
+func (p *planner) converge() {
+	sandbox := p.have.Sandboxes[0].ID
+	p.ephemeral(sandbox)
+	ready := p.initial(sandbox)
+	if ready {
+		p.regular(sandbox)
+		p.kill = p.keep == 0 && p.starts == 0 && p.kills == 0
+	}
+	switch {
+	case p.kill:
+		p.plan = Plan{} // also not to keep sidecars running
+		p.settle()
+	case p.kills > 0:
+		p.plan.Actions = slices.DeleteFunc(p.plan.Actions, func(a Action) bool { return a.Verb != StopContainer })
+	case p.resized:
+		p.add(Action{Verb: Resize, UID: string(p.want.UID), SandboxID: sandbox, Why: "resources have changed"})
+	}
+}
+
+// ephemeral plans the start of ephemeral containers. Each is started once, also
+// while the pod is not initialised yet.
+func (p *planner) ephemeral(sandbox string) {
+	for i := range p.want.Spec.EphemeralContainers {
+		e := &p.want.Spec.EphemeralContainers[i]
+		if _, ok := p.newest(e.Name); ok {
+			continue
+		}
+		a := Action{Verb: StartContainer, UID: string(p.want.UID), Name: e.Name, SandboxID: sandbox, Why: "container is not there"}
+		if target, ok := p.newest(e.TargetContainerName); ok {
+			a.Target = target.ID
+		}
+		p.add(a)
+	}
+}
+
+// regular plans for the containers that make the pod. keep and starts count
+// those that run on and those that are to run.
+func (p *planner) regular(sandbox string) {
+	for i := range p.want.Spec.Containers {
+		c := &p.want.Spec.Containers[i]
+		found, ok := p.newest(c.Name)
+		if !ok || found.State != Running {
+			if ok && found.State == Exited && !Restarts(&p.want.Spec, c, found.ExitCode) {
+				continue
+			}
+			p.starts++
+			p.start(c, sandbox)
+			continue
+		}
+		probes := p.have.Probes[found.ID]
+		switch {
+		case changed(c, found):
+			p.killOne(found, nil, "Container "+c.Name+" definition changed, will be restarted")
+		case c.LivenessProbe != nil && probes.Liveness == Failing:
+			p.killOne(found, c.LivenessProbe, "Container "+c.Name+" failed liveness probe"+p.fate(c))
+		case c.StartupProbe != nil && probes.Startup == Failing:
+			p.killOne(found, c.StartupProbe, "Container "+c.Name+" failed startup probe"+p.fate(c))
+		default:
+			p.resize(c, found)
+			p.keep++
+		}
+	}
+}
+
+func (p *planner) fate(c *v1.Container) string {
+	if restartsAtAll(&p.want.Spec, c) {
+		return ", will be restarted"
+	}
+	return ""
+}
+
+func changed(c *v1.Container, found Container) bool {
+	return found.Hash != "" && found.Hash != Hash(c)
+}
+
+// killOne plans to stop one container of a pod that goes on.
+func (p *planner) killOne(found Container, probe *v1.Probe, why string) {
+	p.kills++
+	p.add(Action{Verb: StopContainer, ID: found.ID, UID: found.UID, Name: found.Name, Grace: p.grace(found, probe), Restart: true, Why: why})
+}
+
+// start plans what brings the container to life in the sandbox, after its
+// back-off.
+func (p *planner) start(c *v1.Container, sandbox string) {
+	a := Action{Verb: StartContainer, UID: string(p.want.UID), Name: c.Name, SandboxID: sandbox, Why: "container is not there"}
+	found, ok := p.newest(c.Name)
+	if !ok {
+		if a.Attempt = p.have.Logs[c.Name]; a.Attempt > 0 {
+			a.Backoff = unserved
+		}
+		p.add(a)
+		return
+	}
+	switch found.State {
+	case Unknown:
+		p.killOne(found, nil, "container is in an unknown state")
+		return
+	case Created:
+		// An agent died between create and start. Nothing ran in it, so it
+		// is no restart: the attempt is used again.
+		p.add(Action{Verb: RemoveContainer, ID: found.ID, UID: found.UID, Name: c.Name, Why: "container was never started"})
+		return
+	}
+	a.Attempt = found.Attempt + 1
+	a.Why = "container has exited"
+	if found.SandboxID != sandbox {
+		a.Why, a.Backoff = "container is of an old sandbox", found.Backoff
+		if found.Attempt == 0 {
+			a.Backoff = unserved
+		}
+		p.add(a) // it was our doing: no back-off
+		return
+	}
+	at, wait := p.restartAt(c, found)
+	a.Backoff = wait
+	if at.After(p.now) {
+		p.again(at)
+		return
+	}
+	p.add(a)
+}
+
+// restartAt is when the successor of found may start, and the back-off that it
+// then has served. A container that we stopped has served it already while it
+// ran: the time counts from the end of the one before it. One whose definition
+// has changed begins anew.
+func (p *planner) restartAt(c *v1.Container, found Container) (time.Time, time.Duration) {
+	wait := nextBackoff(found)
+	if !p.have.Restarted[found.ID] {
+		return found.FinishedAt.Add(wait), wait
+	}
+	if changed(c, found) {
+		return found.FinishedAt, unserved
+	}
+	for _, other := range p.have.Containers {
+		if other.Name == found.Name && other.UID == found.UID && other.ID != found.ID && other.State == Exited {
+			return other.FinishedAt.Add(wait), wait
+		}
+	}
+	if found.Attempt == 0 {
+		wait = unserved
+	}
+	return found.FinishedAt, wait
+}
+
+// resize plans for a container that runs with other resources than it should.
+func (p *planner) resize(c *v1.Container, found Container) {
+	actual, known := p.have.Actual[c.Name]
+	if !known {
+		return
+	}
+	for _, name := range []v1.ResourceName{v1.ResourceCPU, v1.ResourceMemory} {
+		if SameResource(name, c.Resources, actual) {
+			continue
+		}
+		i := slices.IndexFunc(c.ResizePolicy, func(r v1.ContainerResizePolicy) bool { return r.ResourceName == name })
+		if i >= 0 && c.ResizePolicy[i].RestartPolicy == v1.RestartContainer {
+			p.killOne(found, nil, "Container "+c.Name+" resize requires restart")
+			return
+		}
+		p.resized = true
+	}
+}
+
+// SameResource reports whether both ask for the same of one resource, as far as
+// the runtime is concerned: CPU in thousandths, memory in bytes.
+func SameResource(name v1.ResourceName, a, b v1.ResourceRequirements) bool {
+	amount := func(list v1.ResourceList) int64 {
+		q := list[name]
+		if name == v1.ResourceCPU {
+			return q.ScaledValue(resource.Milli)
+		}
+		return q.Value()
+	}
+	return amount(a.Limits) == amount(b.Limits) && amount(a.Requests) == amount(b.Requests)
+}

@@ -1,0 +1,137 @@
+package podsync
+
+import (
+	"slices"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+)
+
+// end plans the next stage of ending the pod uid and reports whether anything of
+// it is left: its containers stop, then its sandboxes, then the containers go,
+// then the files, then the sandboxes. The sandbox goes last because it is what a
+// restarted agent finds the rest by.
+func (p *planner) end(uid, why string) bool {
+	if p.stopAll(uid, why) {
+		return true
+	}
+	if p.stopSandboxes(func(sb Sandbox) bool { return sb.UID == uid }, why) {
+		return true
+	}
+	left := false
+	for _, c := range p.have.Containers {
+		if c.UID == uid {
+			left = true
+			p.add(Action{Verb: RemoveContainer, ID: c.ID, UID: uid, Name: c.Name, Why: why})
+		}
+	}
+	if left {
+		return true
+	}
+	if slices.Contains(p.have.Files, uid) {
+		p.add(Action{Verb: ForgetFiles, UID: uid, Why: why})
+		return true
+	}
+	for _, sb := range p.have.Sandboxes {
+		if sb.UID == uid {
+			left = true
+			p.add(Action{Verb: RemoveSandbox, ID: sb.ID, UID: uid, Why: why})
+		}
+	}
+	return left
+}
+
+// stopAll plans to stop every live container of the pod uid and reports whether
+// there is one. Sidecars serve the containers: they end after them, the last
+// that was started first.
+func (p *planner) stopAll(uid, why string) bool {
+	pod := p.pod(uid)
+	live := false
+	for _, c := range p.have.Containers {
+		if c.UID != uid || !alive(c) {
+			continue
+		}
+		live = true
+		a := p.stop(c, why)
+		if pod != nil {
+			a.After = p.before(pod, c)
+		}
+		p.add(a)
+	}
+	return live
+}
+
+// before returns the live containers that must have ended before c, if c is a
+// sidecar: all containers and all sidecars that were started later.
+func (p *planner) before(pod *v1.Pod, c Container) []string {
+	index := func(name string) int {
+		return slices.IndexFunc(pod.Spec.InitContainers, func(i v1.Container) bool { return i.Name == name })
+	}
+	i := index(c.Name)
+	if i < 0 || !IsSidecar(&pod.Spec.InitContainers[i]) {
+		return nil
+	}
+	var ids []string
+	for _, other := range p.have.Containers {
+		if other.UID != c.UID || !alive(other) {
+			continue
+		}
+		j := index(other.Name)
+		regular := slices.ContainsFunc(pod.Spec.Containers, func(r v1.Container) bool { return r.Name == other.Name })
+		if regular || j > i && IsSidecar(&pod.Spec.InitContainers[j]) {
+			ids = append(ids, other.ID)
+		}
+	}
+	return ids
+}
+
+// pod returns the pod of this UID as far as it is known.
+func (p *planner) pod(uid string) *v1.Pod {
+	if p.want != nil && string(p.want.UID) == uid {
+		return p.want
+	}
+	return p.have.Accepted[uid]
+}
+
+func (p *planner) stopSandboxes(which func(Sandbox) bool, why string) bool {
+	found := false
+	for _, sb := range p.have.Sandboxes {
+		if sb.Ready && which(sb) {
+			found = true
+			p.add(Action{Verb: StopSandbox, ID: sb.ID, UID: sb.UID, Why: why})
+		}
+	}
+	return found
+}
+
+// alive is also true of a container of unknown state: it must be stopped before
+// another is started in its place.
+func alive(c Container) bool { return c.State == Running || c.State == Unknown }
+
+// stop plans to stop c with the grace period of its pod.
+func (p *planner) stop(c Container, why string) Action {
+	return Action{Verb: StopContainer, ID: c.ID, UID: c.UID, Name: c.Name, Grace: p.grace(c, nil), Why: why}
+}
+
+// grace is what c has from now until it is killed: what the deletion asks for,
+// or the verdict, or the probe that has failed, or the pod; and, where nobody
+// knows the pod any more, what c was promised when it was created.
+func (p *planner) grace(c Container, probe *v1.Probe) time.Duration {
+	pod := p.pod(c.UID)
+	wanted := p.want != nil && pod == p.want
+	switch {
+	case wanted && p.want.DeletionTimestamp == nil && p.have.Verdict != nil && p.have.Verdict.Grace != nil:
+		return seconds(*p.have.Verdict.Grace)
+	case pod == nil:
+		return c.Grace
+	case pod.DeletionGracePeriodSeconds != nil:
+		return seconds(*pod.DeletionGracePeriodSeconds)
+	case probe != nil && probe.TerminationGracePeriodSeconds != nil:
+		return seconds(*probe.TerminationGracePeriodSeconds)
+	case pod.Spec.TerminationGracePeriodSeconds != nil:
+		return seconds(*pod.Spec.TerminationGracePeriodSeconds)
+	}
+	return c.Grace
+}
+
+func seconds(n int64) time.Duration { return time.Duration(n) * time.Second }

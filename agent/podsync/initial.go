@@ -1,0 +1,128 @@
+package podsync
+
+import (
+	v1 "k8s.io/api/core/v1"
+)
+
+// initial plans what the init containers and sidecars need and reports whether
+// the pod is initialised. It goes from the last to the first: what has been
+// started last tells how far the pod has come, also when earlier ones have been
+// removed since.
+func (p *planner) initial(sandbox string) (done bool) {
+	list := p.want.Spec.InitContainers
+	if len(list) == 0 {
+		return true
+	}
+	done = p.regularLives(sandbox)
+	passed := done // the one looked at has done its part before
+	var starts []int
+	for i := len(list) - 1; i >= 0; i-- {
+		c := &list[i]
+		found, ok := p.newest(c.Name)
+		if !ok || found.SandboxID != sandbox {
+			if passed && IsSidecar(c) {
+				starts = append(starts, i)
+			}
+			continue
+		}
+		if passed && !IsSidecar(c) {
+			continue
+		}
+		switch p.initStep(c, found) {
+		case again:
+			starts = append(starts, i)
+		case next:
+			if i == len(list)-1 {
+				done = true
+			} else if !passed {
+				starts = append(starts, i+1)
+			}
+		case fatal:
+			p.kill = true
+			return false
+		}
+		passed = true
+	}
+	if !passed {
+		starts = append(starts, 0)
+	}
+	for j := len(starts) - 1; j >= 0; j-- {
+		p.start(&list[starts[j]], sandbox)
+	}
+	return done
+}
+
+// A step is what an init container means for the pod.
+type step uint8
+
+const (
+	wait  step = iota // it is at work
+	next              // it has done its part: the next one may start
+	again             // it is to be started again
+	fatal             // it has failed for good
+)
+
+// initStep looks at one init container that exists in this sandbox.
+func (p *planner) initStep(c *v1.Container, found Container) step {
+	switch found.State {
+	case Created:
+		return again
+	case Running:
+		if !IsSidecar(c) {
+			return wait
+		}
+		return p.sidecarStep(c, found)
+	case Exited:
+		switch {
+		case IsSidecar(c):
+			return again
+		case !failed(found):
+			return next
+		case Restarts(&p.want.Spec, c, found.ExitCode):
+			return again
+		}
+		return fatal
+	}
+	if !IsSidecar(c) && !restartsAtAll(&p.want.Spec, c) {
+		return fatal
+	}
+	p.killOne(found, nil, "container is in an unknown state")
+	return wait
+}
+
+// sidecarStep looks at a sidecar that runs. The next one waits for its startup
+// probe, but not for its liveness.
+func (p *planner) sidecarStep(c *v1.Container, found Container) step {
+	probes := p.have.Probes[found.ID]
+	if c.StartupProbe != nil && probes.Startup != Success {
+		if probes.Startup == Failing {
+			p.killOne(found, c.StartupProbe, "Init container "+c.Name+" failed startup probe")
+		}
+		return wait
+	}
+	switch {
+	case changed(c, found):
+		p.killOne(found, nil, "Init container "+c.Name+" definition changed")
+	case c.LivenessProbe != nil && probes.Liveness == Failing:
+		p.killOne(found, c.LivenessProbe, "Init container "+c.Name+" failed liveness probe")
+	default:
+		p.resize(c, found)
+	}
+	return next
+}
+
+// failed is also true of an init container that ran out of memory, whatever its
+// code.
+func failed(c Container) bool { return c.Reason == "OOMKilled" || c.ExitCode != 0 }
+
+// regularLives reports whether a container that is no init container lives in
+// the sandbox: then initialising is over, even if an init container was removed.
+func (p *planner) regularLives(sandbox string) bool {
+	for i := range p.want.Spec.Containers {
+		c, ok := p.newest(p.want.Spec.Containers[i].Name)
+		if ok && c.SandboxID == sandbox && (c.State == Created || c.State == Running || c.State == Exited) {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,87 @@
+package podsync
+
+import (
+	"encoding/json"
+	"fmt"
+	"hash/fnv"
+	"slices"
+	"strconv"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/utils/dump"
+)
+
+// IsSidecar reports whether an init container is to run as long as the pod does.
+func IsSidecar(c *v1.Container) bool {
+	return c.RestartPolicy != nil && *c.RestartPolicy == v1.ContainerRestartPolicyAlways
+}
+
+// Restarts reports whether a container of the pod is to run again after it has
+// exited with code: the first of its own rules that fits decides, then its own
+// policy, then the pod's.
+func Restarts(spec *v1.PodSpec, c *v1.Container, code int32) bool {
+	policy := v1.ContainerRestartPolicy(spec.RestartPolicy)
+	if c.RestartPolicy != nil {
+		for _, rule := range c.RestartPolicyRules {
+			if rule.ExitCodes == nil || rule.Action != v1.ContainerRestartRuleActionRestart {
+				continue
+			}
+			in := slices.Contains(rule.ExitCodes.Values, code)
+			if in == (rule.ExitCodes.Operator == v1.ContainerRestartRuleOnExitCodesOpIn) {
+				return true
+			}
+		}
+		policy = *c.RestartPolicy
+	}
+	switch policy {
+	case v1.ContainerRestartPolicyNever:
+		return false
+	case v1.ContainerRestartPolicyOnFailure:
+		return code != 0
+	}
+	return true
+}
+
+// restartsAtAll reports whether a container that we kill is to be started again.
+// Its rules speak of exit codes, so they do not count here.
+func restartsAtAll(spec *v1.PodSpec, c *v1.Container) bool {
+	if c.RestartPolicy != nil {
+		return *c.RestartPolicy != v1.ContainerRestartPolicyNever
+	}
+	return spec.RestartPolicy != v1.RestartPolicyNever
+}
+
+// Hash tells whether a container must be replaced because its definition has
+// changed: what may change in a running pod is its image. It is the kubelet's
+// hash, so that either takes over the other's containers.
+func Hash(c *v1.Container) string {
+	h := fnv.New32a()
+	text, err := json.Marshal(map[string]string{"image": c.Image, "name": c.Name})
+	if err != nil {
+		return ""
+	}
+	fmt.Fprintf(h, "%v", dump.ForHash(text)) // the kubelet hashes a dump of the JSON's bytes
+	return strconv.FormatUint(uint64(h.Sum32()), 16)
+}
+
+// EphemeralContainer returns an ephemeral container as a container.
+func EphemeralContainer(e *v1.EphemeralContainer) *v1.Container {
+	return (*v1.Container)(&e.EphemeralContainerCommon)
+}
+
+// ContainerOf returns the container of this name, of whatever kind, or nil.
+func ContainerOf(spec *v1.PodSpec, name string) *v1.Container {
+	for _, list := range [][]v1.Container{spec.InitContainers, spec.Containers} {
+		for i := range list {
+			if list[i].Name == name {
+				return &list[i]
+			}
+		}
+	}
+	for i := range spec.EphemeralContainers {
+		if spec.EphemeralContainers[i].Name == name {
+			return EphemeralContainer(&spec.EphemeralContainers[i])
+		}
+	}
+	return nil
+}
