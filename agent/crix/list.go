@@ -126,7 +126,7 @@ func (f *Found) complete(node status.Node) {
 	}
 	spec.HostNetwork = f.Have.Sandboxes[0].HostNetwork // a found pod has at least one
 	f.Pod.CreationTimestamp = metav1.Time{Time: f.Have.Sandboxes[len(f.Have.Sandboxes)-1].CreatedAt}
-	f.Pod.Status = status.Of(f.Pod, f.Have, node, time.Now())
+	f.Pod.Status = status.Of(f.Pod, f.Have, nil, node, time.Now())
 	f.explain()
 }
 

@@ -3,89 +3,129 @@ package status
 import (
 	"slices"
 
+	"github.com/crisp-cri/crisp/agent/podsync"
 	v1 "k8s.io/api/core/v1"
 )
 
-// phase sums the containers up, as Kubernetes does.
-func (g *generator) phase(s v1.PodStatus) v1.PodPhase {
-	never := g.pod.Spec.RestartPolicy == v1.RestartPolicyNever
-	for _, c := range s.InitContainerStatuses {
-		switch t := ended(c); {
-		case t == nil:
-			if !g.begun(s) {
-				return v1.PodPending
-			}
-		case t.ExitCode != 0 && never && c.State.Terminated != nil:
+// setPhase sums the containers up. A phase that is final stays, with its reason;
+// so does what ended the pod from outside.
+func (g *generator) setPhase(s *v1.PodStatus) {
+	at, limited := podsync.Deadline(g.pod, s)
+	switch v := g.have.Verdict; {
+	case terminal(g.old.Phase):
+		s.Phase, s.Reason, s.Message = g.old.Phase, g.old.Reason, g.old.Message
+		return
+	case v != nil:
+		s.Phase, s.Reason, s.Message = v1.PodFailed, v.Reason, v.Message
+		return
+	case limited && !at.After(g.now):
+		s.Phase, s.Reason, s.Message = v1.PodFailed, deadlineExceeded, "Pod was active on the node longer than the specified deadline"
+		return
+	}
+	s.Phase = g.phase(slices.Concat(s.ContainerStatuses, s.InitContainerStatuses))
+	if f, ok := g.have.Failures[podsync.SandboxSubject]; ok && s.Phase == v1.PodPending {
+		s.Reason, s.Message = f.Reason, f.Message
+	}
+}
+
+// tally counts containers by what they are at.
+type tally struct {
+	running, waiting, stopped, succeeded, lasting int // lasting: stopped for good
+	unstarted                                     int // sidecars that have not started yet
+}
+
+// ended is how a container ended, if it does not run now.
+func ended(s *v1.ContainerStatus) *v1.ContainerStateTerminated {
+	switch {
+	case s.State.Terminated != nil:
+		return s.State.Terminated
+	case s.State.Waiting != nil:
+		return s.LastTerminationState.Terminated
+	}
+	return nil
+}
+
+func (g *generator) phase(all []v1.ContainerStatus) v1.PodPhase {
+	status := func(name string) *v1.ContainerStatus {
+		i := slices.IndexFunc(all, func(s v1.ContainerStatus) bool { return s.Name == name })
+		return &all[i] // there is one for each container of the spec
+	}
+	pending := false
+	var t tally
+	for i := range g.pod.Spec.InitContainers {
+		c := &g.pod.Spec.InitContainers[i]
+		s := status(c.Name)
+		end := ended(s)
+		switch {
+		case podsync.IsSidecar(c):
+			t.sidecar(s)
+		case end == nil:
+			pending = true
+		case end.ExitCode != 0 && !podsync.Restarts(&g.pod.Spec, c, end.ExitCode):
 			return v1.PodFailed
-		case t.ExitCode != 0 && !g.begun(s):
-			return v1.PodPending
 		}
 	}
-	var waiting, running, failed, done int
-	for _, c := range s.ContainerStatuses {
-		switch {
-		case c.State.Running != nil:
-			running++
-		case c.State.Terminated != nil && c.State.Terminated.ExitCode == 0:
-			done++
-		case c.State.Terminated != nil:
-			failed++
-		case c.LastTerminationState.Terminated != nil: // waits for its back-off
-			running++
+	for i := range g.pod.Spec.Containers {
+		c := &g.pod.Spec.Containers[i]
+		s := status(c.Name)
+		switch end := ended(s); {
+		case s.State.Running != nil:
+			t.running++
+		case end == nil:
+			t.waiting++
 		default:
-			waiting++
+			t.stopped++
+			if !podsync.Restarts(&g.pod.Spec, c, end.ExitCode) {
+				t.lasting++
+			}
+			// As by the kubelet, only an end that is not being waited after
+			// counts as success.
+			if s.State.Terminated != nil && end.ExitCode == 0 {
+				t.succeeded++
+			}
 		}
 	}
 	switch {
-	case waiting > 0:
+	case pending, t.unstarted > 0 && !g.active(), t.waiting > 0:
 		return v1.PodPending
-	case running > 0, g.pod.Spec.RestartPolicy == v1.RestartPolicyAlways:
+	case t.running > 0:
 		return v1.PodRunning
-	case failed > 0 && g.pod.Spec.RestartPolicy == v1.RestartPolicyOnFailure:
-		return v1.PodRunning // it is about to start again
-	case failed > 0:
-		return v1.PodFailed
-	case done > 0:
-		return v1.PodSucceeded
+	case t.stopped > 0:
+		return t.stoppedPhase(g.pod.DeletionTimestamp != nil)
 	}
 	return v1.PodPending
 }
 
-// ended is how a container last ended, if it is not running now.
-func ended(c v1.ContainerStatus) *v1.ContainerStateTerminated {
-	if c.State.Terminated != nil {
-		return c.State.Terminated
-	}
-	return c.LastTerminationState.Terminated
-}
-
-// begun reports whether initialising is over: a container has been created.
-func (g *generator) begun(s v1.PodStatus) bool {
-	return slices.ContainsFunc(s.ContainerStatuses, func(c v1.ContainerStatus) bool { return c.ContainerID != "" })
-}
-
-func (g *generator) conditions(s v1.PodStatus) []v1.PodCondition {
-	sb, ok := g.sandbox()
-	initialized := g.begun(s) || !slices.ContainsFunc(s.InitContainerStatuses, func(c v1.ContainerStatus) bool { return !c.Ready })
-	ready := s.Phase == v1.PodRunning && !slices.ContainsFunc(s.ContainerStatuses, func(c v1.ContainerStatus) bool { return !c.Ready })
-	reason := ""
-	if s.Phase == v1.PodSucceeded {
-		reason = "PodCompleted"
-	} else if !ready {
-		reason = "ContainersNotReady"
-	}
-	condition := func(kind v1.PodConditionType, met bool, reason string) v1.PodCondition {
-		c := v1.PodCondition{Type: kind, Status: v1.ConditionFalse, Reason: reason}
-		if met {
-			c.Status, c.Reason = v1.ConditionTrue, ""
+func (t *tally) sidecar(s *v1.ContainerStatus) {
+	switch {
+	case s.State.Running != nil:
+		t.running++
+		if s.Started == nil || !*s.Started {
+			t.unstarted++
 		}
-		return c
+	case s.State.Waiting != nil && s.LastTerminationState.Terminated == nil:
+		t.unstarted++
+		t.waiting++
 	}
-	return []v1.PodCondition{
-		condition(v1.PodReadyToStartContainers, ok && sb.Ready, ""),
-		condition(v1.PodInitialized, initialized, "ContainersNotInitialized"),
-		condition(v1.PodReady, ready, reason),
-		condition(v1.ContainersReady, ready, reason),
-		condition(v1.PodScheduled, true, ""),
+}
+
+// stoppedPhase is the phase of a pod of which nothing runs.
+func (t *tally) stoppedPhase(deleted bool) v1.PodPhase {
+	switch {
+	case !deleted && t.lasting < t.stopped:
+		return v1.PodRunning // something is about to start again
+	case t.stopped == t.succeeded:
+		return v1.PodSucceeded
 	}
+	return v1.PodFailed
+}
+
+// active reports whether a regular container has started in the pod's sandbox.
+func (g *generator) active() bool {
+	sb, _ := g.sandbox()
+	return slices.ContainsFunc(g.pod.Spec.Containers, func(spec v1.Container) bool {
+		return slices.ContainsFunc(g.of(spec.Name), func(c podsync.Container) bool {
+			return c.SandboxID == sb.ID && (c.State == podsync.Running || c.State == podsync.Exited)
+		})
+	})
 }

@@ -1,10 +1,16 @@
-// Package status makes the v1.PodStatus of a pod: from what the runtime has and
-// from what the agent could not do lately. It is pure; the same input always
-// gives the same status, so the command line can make it while no agent runs.
+// Package status makes the v1.PodStatus of a pod: from what there is, from what
+// the agent could not do lately, from what probes say, and from the status
+// before. It is pure; the same input always gives the same status, so the command
+// line can make it while no agent runs. The rules are the kubelet's.
+//
+// The status before matters: a pod that has failed stays failed, a container that
+// the runtime has forgotten keeps its restarts, and one that was ready before the
+// agent was restarted is ready until its probe says otherwise.
 package status
 
 import (
 	"cmp"
+	"slices"
 	"time"
 
 	"github.com/crisp-cri/crisp/agent/podsync"
@@ -18,30 +24,50 @@ type Node struct {
 	HostIPs []string // primary first
 }
 
-// Of returns the status of pod at the time now.
-func Of(pod *v1.Pod, have podsync.Have, node Node, now time.Time) v1.PodStatus {
-	g := generator{pod: pod, have: have, node: node, now: now}
+// The reasons of pods that ended for another cause than their containers.
+const deadlineExceeded = "DeadlineExceeded"
+
+// Of returns the status of pod at the time now. old is the one before, nil if
+// there is none.
+func Of(pod *v1.Pod, have podsync.Have, old *v1.PodStatus, node Node, now time.Time) v1.PodStatus {
+	if old == nil {
+		old = &v1.PodStatus{}
+	}
+	g := generator{pod: pod, have: have, old: old, node: node, now: now}
+	if g.rejected() {
+		s := v1.PodStatus{ObservedGeneration: pod.Generation, QOSClass: QOS(pod), StartTime: g.startTime()}
+		g.addresses(&s)
+		g.setPhase(&s)
+		return s
+	}
 	s := v1.PodStatus{
-		InitContainerStatuses: g.containers(pod.Spec.InitContainers, true),
-		ContainerStatuses:     g.containers(pod.Spec.Containers, false),
+		ObservedGeneration:         pod.Generation,
+		QOSClass:                   QOS(pod),
+		InitContainerStatuses:      g.containers(pod.Spec.InitContainers, old.InitContainerStatuses, initKind),
+		ContainerStatuses:          g.containers(pod.Spec.Containers, old.ContainerStatuses, regularKind),
+		EphemeralContainerStatuses: g.containers(ephemeral(pod), old.EphemeralContainerStatuses, ephemeralKind),
+		StartTime:                  g.startTime(),
 	}
-	s.Phase = g.phase(s)
-	s.Conditions = g.conditions(s)
 	g.addresses(&s)
-	if first := g.firstSeen(); !first.IsZero() {
-		s.StartTime = &metav1.Time{Time: first}
-	}
-	if f, ok := have.Failures["sandbox"]; ok && s.Phase == v1.PodPending {
-		s.Reason, s.Message = f.Reason, f.Message
-	}
+	g.setPhase(&s)
+	s.Conditions = g.conditions(s)
 	return s
 }
 
 type generator struct {
 	pod  *v1.Pod
 	have podsync.Have
+	old  *v1.PodStatus
 	node Node
 	now  time.Time
+}
+
+func ephemeral(pod *v1.Pod) []v1.Container {
+	var list []v1.Container
+	for i := range pod.Spec.EphemeralContainers {
+		list = append(list, *podsync.EphemeralContainer(&pod.Spec.EphemeralContainers[i]))
+	}
+	return list
 }
 
 func (g *generator) mine(uid string) bool { return uid == string(g.pod.UID) }
@@ -66,15 +92,18 @@ func (g *generator) sandbox() (podsync.Sandbox, bool) {
 	return podsync.Sandbox{}, false
 }
 
-// firstSeen is when the runtime first heard of the pod.
-func (g *generator) firstSeen() time.Time {
-	var first time.Time
+// startTime is when the agent, or before it the runtime, first heard of the pod.
+func (g *generator) startTime() *metav1.Time {
+	if g.old.StartTime != nil {
+		return g.old.StartTime
+	}
+	first := g.now
 	for _, sb := range g.have.Sandboxes {
-		if g.mine(sb.UID) && (first.IsZero() || sb.CreatedAt.Before(first)) {
+		if g.mine(sb.UID) && !sb.CreatedAt.IsZero() && sb.CreatedAt.Before(first) {
 			first = sb.CreatedAt
 		}
 	}
-	return first
+	return &metav1.Time{Time: first.Truncate(time.Second)}
 }
 
 func (g *generator) addresses(s *v1.PodStatus) {
@@ -86,8 +115,12 @@ func (g *generator) addresses(s *v1.PodStatus) {
 	}
 	sb, ok := g.sandbox()
 	ips := sb.IPs
-	if ok && g.pod.Spec.HostNetwork {
+	switch {
+	case ok && g.pod.Spec.HostNetwork:
 		ips = g.node.HostIPs
+	case !sb.Ready && g.ending(): // what it had when it still ran
+		s.PodIP, s.PodIPs = g.old.PodIP, g.old.PodIPs
+		return
 	}
 	for _, ip := range ips {
 		s.PodIPs = append(s.PodIPs, v1.PodIP{IP: ip})
@@ -97,101 +130,72 @@ func (g *generator) addresses(s *v1.PodStatus) {
 	}
 }
 
-func (g *generator) containers(specs []v1.Container, init bool) []v1.ContainerStatus {
-	var list []v1.ContainerStatus
-	for i := range specs {
-		list = append(list, g.container(&specs[i], init))
-	}
-	return list
+// ending reports whether the pod will run nothing any more.
+func (g *generator) ending() bool {
+	return g.pod.DeletionTimestamp != nil || g.have.Verdict != nil || terminal(g.old.Phase)
 }
 
-func (g *generator) container(spec *v1.Container, init bool) v1.ContainerStatus {
-	s := v1.ContainerStatus{Name: spec.Name, Image: spec.Image}
-	all := g.of(spec.Name)
-	started := false
-	if len(all) == 0 {
-		s.State.Waiting = g.waiting(spec.Name)
-		s.Started = &started
-		return s
+// rejected reports whether the pod was never let in: there is nothing to be said of
+// its containers.
+func (g *generator) rejected() bool {
+	if v := g.have.Verdict; v != nil && v.Rejected {
+		return true
 	}
-	c := all[0]
-	s.ContainerID = g.id(c)
-	s.Image, s.ImageID = cmp.Or(c.Image, spec.Image), c.ImageID
-	s.RestartCount = int32(c.Attempt)
-	switch c.State {
-	case podsync.Running:
-		started = true
-		s.State.Running = &v1.ContainerStateRunning{StartedAt: metav1.Time{Time: c.StartedAt}}
-		s.Ready = !init // there are no probes yet: what runs is ready
-	case podsync.Exited:
-		s.State.Terminated = g.terminated(c)
-		s.Ready = init && c.ExitCode == 0
-		g.exited(&s, c, init)
-	default:
-		s.State.Waiting = g.waiting(spec.Name)
-	}
-	if len(all) > 1 && s.LastTerminationState.Terminated == nil && all[1].State == podsync.Exited {
-		s.LastTerminationState.Terminated = g.terminated(all[1])
-	}
-	s.Started = &started
-	return s
+	return g.old.Phase == v1.PodFailed && len(g.old.ContainerStatuses) == 0
 }
 
-// exited makes a container that is to run again a waiting one, with its end as
-// its last state.
-func (g *generator) exited(s *v1.ContainerStatus, c podsync.Container, init bool) {
-	again := !init || c.ExitCode != 0
-	switch g.pod.Spec.RestartPolicy {
-	case v1.RestartPolicyNever:
-		again = false
-	case v1.RestartPolicyOnFailure:
-		again = c.ExitCode != 0
-	}
-	if !again {
-		return
-	}
-	f, failed := g.have.Failures[podsync.ContainerSubject(c.Name)]
-	switch {
-	case failed && f.Reason != "RunContainerError":
-		s.State = v1.ContainerState{Waiting: &v1.ContainerStateWaiting{Reason: f.Reason, Message: f.Message}}
-	case podsync.CrashLoop(c, g.now):
-		s.State = v1.ContainerState{Waiting: &v1.ContainerStateWaiting{Reason: "CrashLoopBackOff", Message: crashText(c)}}
-	default:
-		return
-	}
-	s.LastTerminationState.Terminated = g.terminated(c)
-}
-
-func crashText(c podsync.Container) string {
-	return "back-off before restarting container " + c.Name + " until " + podsync.RestartAt(c).UTC().Format(time.RFC3339)
-}
-
-// waiting says why a container that does not exist does not exist.
-func (g *generator) waiting(name string) *v1.ContainerStateWaiting {
-	if f, ok := g.have.Failures[podsync.ContainerSubject(name)]; ok {
-		reason := f.Reason
-		if reason == "ErrImagePull" && f.Until.After(g.now) {
-			reason = "ImagePullBackOff"
-		}
-		return &v1.ContainerStateWaiting{Reason: reason, Message: f.Message}
-	}
-	if len(g.pod.Spec.InitContainers) > 0 {
-		return &v1.ContainerStateWaiting{Reason: "PodInitializing"}
-	}
-	return &v1.ContainerStateWaiting{Reason: "ContainerCreating"}
-}
-
-func (g *generator) terminated(c podsync.Container) *v1.ContainerStateTerminated {
-	return &v1.ContainerStateTerminated{
-		ExitCode:    c.ExitCode,
-		Reason:      c.Reason,
-		Message:     c.Message,
-		StartedAt:   metav1.Time{Time: c.StartedAt},
-		FinishedAt:  metav1.Time{Time: c.FinishedAt},
-		ContainerID: g.id(c),
-	}
-}
+func terminal(phase v1.PodPhase) bool { return phase == v1.PodFailed || phase == v1.PodSucceeded }
 
 func (g *generator) id(c podsync.Container) string {
 	return cmp.Or(g.node.Runtime, "cri") + "://" + c.ID
+}
+
+// QOS is the pod's quality of service: Guaranteed if every container has limits
+// of CPU and memory and requests exactly those, BestEffort if no container has
+// any of the four.
+func QOS(pod *v1.Pod) v1.PodQOSClass {
+	if r := pod.Spec.Resources; r != nil && len(r.Limits)+len(r.Requests) > 0 {
+		return qos([]*v1.ResourceRequirements{r})
+	}
+	var all []*v1.ResourceRequirements
+	for _, list := range [][]v1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
+		for i := range list {
+			all = append(all, &list[i].Resources)
+		}
+	}
+	return qos(all)
+}
+
+func qos(all []*v1.ResourceRequirements) v1.PodQOSClass {
+	names := []v1.ResourceName{v1.ResourceCPU, v1.ResourceMemory}
+	requests, limits := v1.ResourceList{}, v1.ResourceList{}
+	guaranteed := true
+	sum := func(into, list v1.ResourceList) {
+		for _, name := range names {
+			if q := list[name]; q.Sign() > 0 {
+				total := into[name]
+				total.Add(q)
+				into[name] = total
+			}
+		}
+	}
+	for _, r := range all {
+		sum(requests, r.Requests)
+		sum(limits, r.Limits)
+		guaranteed = guaranteed && !slices.ContainsFunc(names, func(name v1.ResourceName) bool {
+			q := r.Limits[name]
+			return q.Sign() <= 0
+		})
+	}
+	if len(requests)+len(limits) == 0 {
+		return v1.PodQOSBestEffort
+	}
+	for _, name := range names {
+		request, limit := requests[name], limits[name]
+		guaranteed = guaranteed && request.Cmp(limit) == 0
+	}
+	if guaranteed && len(requests) == len(limits) {
+		return v1.PodQOSGuaranteed
+	}
+	return v1.PodQOSBurstable
 }

@@ -2,57 +2,83 @@ package status
 
 import (
 	"log/slog"
-	"reflect"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/crisp-cri/crisp/agent/podsync"
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/types"
 )
 
 // A Store keeps the last status of each pod and passes on what has changed.
 type Store struct {
 	Node Node
+	// Load returns the status that an earlier agent has saved, nil if none.
+	Load func(*v1.Pod) *v1.PodStatus
 	// Save is told each status that differs from the one before.
 	Save func(*v1.Pod, *v1.PodStatus) error
 	Log  *slog.Logger
 
 	mu   sync.Mutex
-	last map[podsync.Key]entry // guarded by mu
+	last map[types.UID]entry // guarded by mu
 }
 
 type entry struct {
-	uid    types.UID
-	status v1.PodStatus
+	key    podsync.Key
+	status *v1.PodStatus // never changed, only replaced
 }
 
-// Report takes in what a worker has observed. A pod that is nil is forgotten.
-func (s *Store) Report(pod *v1.Pod, have podsync.Have) {
+// Report takes in what a worker has observed and returns the pod's status, which
+// is nobody's to change. A pod that is nil has none.
+func (s *Store) Report(pod *v1.Pod, have podsync.Have) *v1.PodStatus {
 	if pod == nil {
-		return
+		return nil
 	}
-	now := Of(pod, have, s.Node, time.Now())
-	key := podsync.KeyOf(pod)
-	s.mu.Lock()
-	if s.last == nil {
-		s.last = map[podsync.Key]entry{}
+	old := s.Get(pod.UID)
+	if old == nil && s.Load != nil {
+		old = s.Load(pod)
 	}
-	was, ok := s.last[key]
-	same := ok && was.uid == pod.UID && reflect.DeepEqual(was.status, now)
-	s.last[key] = entry{pod.UID, now}
-	s.mu.Unlock()
-	if same {
-		return
+	now := Of(pod, have, old, s.Node, time.Now())
+	if old != nil && equality.Semantic.DeepEqual(*old, now) {
+		s.put(pod, old)
+		return old
+	}
+	s.put(pod, &now)
+	if pod.DeletionTimestamp != nil && !slices.Contains(have.Files, string(pod.UID)) {
+		return &now // there is nothing left to keep it with
 	}
 	if err := s.Save(pod, &now); err != nil {
-		s.Log.Warn("status not kept", "pod", key.String(), "err", err)
+		s.Log.Warn("status not kept", "pod", podsync.KeyOf(pod).String(), "err", err)
 	}
+	return &now
 }
 
-// Forget drops the status of a pod that is not wanted any more.
+func (s *Store) put(pod *v1.Pod, status *v1.PodStatus) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.last == nil {
+		s.last = map[types.UID]entry{}
+	}
+	s.last[pod.UID] = entry{podsync.KeyOf(pod), status}
+}
+
+// Get returns the last status of a pod, nil if it has none. It is nobody's to
+// change.
+func (s *Store) Get(uid types.UID) *v1.PodStatus {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.last[uid].status
+}
+
+// Forget drops what is known of the pods under key.
 func (s *Store) Forget(key podsync.Key) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.last, key)
+	for uid, e := range s.last {
+		if e.key == key {
+			delete(s.last, uid)
+		}
+	}
 }

@@ -1,0 +1,154 @@
+package status
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/crisp-cri/crisp/agent/podsync"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// The reasons of conditions.
+const (
+	podCompleted             = "PodCompleted"
+	podFailed                = "PodFailed"
+	containersNotReady       = "ContainersNotReady"
+	containersNotInitialized = "ContainersNotInitialized"
+)
+
+// conditions returns them in the kubelet's order. One whose status is as before
+// keeps its time of transition.
+func (g *generator) conditions(s v1.PodStatus) []v1.PodCondition {
+	list := g.resizeConditions()
+	if c := g.disruption(); c != nil {
+		list = append(list, *c)
+	}
+	list = append(list,
+		condition(v1.PodReadyToStartContainers, podsync.SandboxChanged(g.pod, g.own()) == "", "", ""),
+		g.initialized(s),
+		g.ready(v1.PodReady, s),
+		g.ready(v1.ContainersReady, s),
+		condition(v1.PodScheduled, true, "", ""),
+	)
+	for i := range list {
+		c := &list[i]
+		c.ObservedGeneration = g.pod.Generation
+		if c.LastTransitionTime.IsZero() {
+			c.LastTransitionTime = metav1.Time{Time: g.now}
+		}
+		for _, old := range g.old.Conditions {
+			if old.Type == c.Type && old.Status == c.Status {
+				c.LastTransitionTime = old.LastTransitionTime
+			}
+		}
+	}
+	return list
+}
+
+func condition(kind v1.PodConditionType, met bool, reason, message string) v1.PodCondition {
+	c := v1.PodCondition{Type: kind, Status: v1.ConditionFalse, Reason: reason, Message: message}
+	if met {
+		c.Status = v1.ConditionTrue
+	}
+	return c
+}
+
+// own is what the runtime has of this very pod.
+func (g *generator) own() podsync.Have {
+	var own podsync.Have
+	for _, sb := range g.have.Sandboxes {
+		if g.mine(sb.UID) {
+			own.Sandboxes = append(own.Sandboxes, sb)
+		}
+	}
+	return own
+}
+
+// disruption says that the pod was ended for the sake of others.
+func (g *generator) disruption() *v1.PodCondition {
+	if v := g.have.Verdict; v != nil && v.Condition != nil {
+		return v.Condition.DeepCopy()
+	}
+	i := slices.IndexFunc(g.old.Conditions, func(c v1.PodCondition) bool { return c.Type == v1.DisruptionTarget })
+	if i < 0 {
+		return nil
+	}
+	return g.old.Conditions[i].DeepCopy()
+}
+
+func (g *generator) initialized(s v1.PodStatus) v1.PodCondition {
+	var missing []string
+	for i := range g.pod.Spec.InitContainers {
+		done := s.InitContainerStatuses[i].Ready
+		if podsync.IsSidecar(&g.pod.Spec.InitContainers[i]) {
+			done = *s.InitContainerStatuses[i].Started
+		}
+		if !done {
+			missing = append(missing, g.pod.Spec.InitContainers[i].Name)
+		}
+	}
+	started := slices.ContainsFunc(s.ContainerStatuses, func(c v1.ContainerStatus) bool {
+		return c.State.Running != nil || c.State.Terminated != nil || c.LastTerminationState.Terminated != nil
+	})
+	switch {
+	case s.Phase == v1.PodSucceeded:
+		return condition(v1.PodInitialized, true, podCompleted, "")
+	case started, len(missing) == 0:
+		return condition(v1.PodInitialized, true, "", "")
+	}
+	return condition(v1.PodInitialized, false, containersNotInitialized, names("incomplete", missing))
+}
+
+// ready makes the conditions Ready and ContainersReady, which are the same
+// without readiness gates.
+func (g *generator) ready(kind v1.PodConditionType, s v1.PodStatus) v1.PodCondition {
+	switch s.Phase {
+	case v1.PodSucceeded:
+		return condition(kind, false, podCompleted, "")
+	case v1.PodFailed:
+		return condition(kind, false, podFailed, "")
+	}
+	var missing []string
+	for i := range g.pod.Spec.InitContainers {
+		if podsync.IsSidecar(&g.pod.Spec.InitContainers[i]) && !s.InitContainerStatuses[i].Ready {
+			missing = append(missing, s.InitContainerStatuses[i].Name)
+		}
+	}
+	for i := range s.ContainerStatuses {
+		if !s.ContainerStatuses[i].Ready {
+			missing = append(missing, s.ContainerStatuses[i].Name)
+		}
+	}
+	if len(missing) > 0 {
+		return condition(kind, false, containersNotReady, names("unready", missing))
+	}
+	return condition(kind, true, "", "")
+}
+
+func names(what string, list []string) string {
+	return fmt.Sprintf("containers with %s status: [%s]", what, strings.Join(list, " "))
+}
+
+// resizeConditions says that containers do not have the resources that their pod
+// now asks for: not yet, or that they will not.
+func (g *generator) resizeConditions() []v1.PodCondition {
+	if p := g.have.Pending; p != nil {
+		return []v1.PodCondition{condition(v1.PodResizePending, true, p.Reason, p.Message)}
+	}
+	if f, ok := g.have.Failures[podsync.ResizeSubject]; ok {
+		return []v1.PodCondition{condition(v1.PodResizeInProgress, true, v1.PodReasonError, f.Message)}
+	}
+	for _, list := range [][]v1.Container{g.pod.Spec.InitContainers, g.pod.Spec.Containers} {
+		for i := range list {
+			actual, known := g.have.Actual[list[i].Name]
+			c, there := g.have.Newest(string(g.pod.UID), list[i].Name)
+			if known && there && c.State == podsync.Running &&
+				!(podsync.SameResource(v1.ResourceCPU, list[i].Resources, actual) && podsync.SameResource(v1.ResourceMemory, list[i].Resources, actual)) {
+				return []v1.PodCondition{condition(v1.PodResizeInProgress, true, "", "")}
+			}
+		}
+	}
+	return nil
+}
