@@ -1,0 +1,209 @@
+package event
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/crisp-cri/crisp/internal/atomicfile"
+	"github.com/crisp-cri/crisp/internal/notify"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// DefaultMost is how many events a Store holds unless told otherwise.
+const DefaultMost = 2000
+
+// maxLine is more than any event is long.
+const maxLine = 1 << 20
+
+// A Store is a Recorder that remembers. It is safe for use by all goroutines.
+type Store struct {
+	path string
+	node string
+	most int
+	log  *slog.Logger
+	hub  notify.Hub[v1.Event]
+
+	mu     sync.Mutex
+	events map[same]*v1.Event // guarded by mu
+	order  []same             // by first occurrence; guarded by mu
+	file   *os.File           // guarded by mu
+	lines  int                // of file; guarded by mu
+	serial uint64             // makes names unique; guarded by mu
+}
+
+// same is what two events have in common that are one.
+type same struct {
+	on                    v1.ObjectReference
+	kind, reason, message string
+}
+
+func keyOf(e *v1.Event) same { return same{e.InvolvedObject, e.Type, e.Reason, e.Message} }
+
+// Open returns the Store whose file is <dir>/events.jsonl, with what it holds.
+// node is the name of this node. Of a file that ends in the middle of a line,
+// the part is dropped.
+func Open(dir, node string, most int, log *slog.Logger) (*Store, error) {
+	if err := os.MkdirAll(dir, 0o750); err != nil {
+		return nil, err
+	}
+	s := &Store{path: filepath.Join(dir, "events.jsonl"), node: node, most: most, log: log, events: map[same]*v1.Event{}}
+	if err := s.load(); err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s, s.compactLocked()
+}
+
+func (s *Store) load() error {
+	f, err := os.Open(s.path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	lines := bufio.NewScanner(f)
+	lines.Buffer(nil, maxLine)
+	for lines.Scan() {
+		e := &v1.Event{}
+		if err := json.Unmarshal(lines.Bytes(), e); err != nil {
+			s.log.Warn("unreadable event dropped", "err", err)
+			continue
+		}
+		s.addLocked(e)
+	}
+	return lines.Err()
+}
+
+// addLocked takes e in, in place of an earlier one that is the same.
+func (s *Store) addLocked(e *v1.Event) {
+	key := keyOf(e)
+	if _, known := s.events[key]; !known {
+		s.order = append(s.order, key)
+	}
+	s.events[key] = e
+	for len(s.order) > s.most {
+		delete(s.events, s.order[0])
+		s.order = s.order[1:]
+	}
+}
+
+// Event implements Recorder.
+func (s *Store) Event(on v1.ObjectReference, kind, reason, message string) {
+	s.mu.Lock()
+	now := metav1.Now().Rfc3339Copy()
+	key := same{on, kind, reason, message}
+	e := v1.Event{}
+	if last, known := s.events[key]; known {
+		e = *last
+		e.Count++
+		// It moves to the end: what happens again is not old.
+		i := slices.Index(s.order, key)
+		s.order = append(slices.Delete(s.order, i, i+1), key)
+	} else {
+		s.serial++
+		e = v1.Event{
+			TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Event"},
+			ObjectMeta: metav1.ObjectMeta{
+				Name:              fmt.Sprintf("%s.%x%03x", on.Name, time.Now().UnixNano(), s.serial%0x1000),
+				Namespace:         cmp.Or(on.Namespace, metav1.NamespaceDefault),
+				CreationTimestamp: now,
+			},
+			InvolvedObject: on, Type: kind, Reason: reason, Message: message,
+			Source: v1.EventSource{Component: "crisp", Host: s.node}, FirstTimestamp: now, Count: 1,
+		}
+	}
+	e.LastTimestamp = now
+	s.addLocked(&e)
+	if err := s.appendLocked(&e); err != nil {
+		s.log.Warn("event not kept", "err", err)
+	}
+	s.mu.Unlock()
+	s.hub.Publish(e)
+}
+
+func (s *Store) appendLocked(e *v1.Event) error {
+	if s.file == nil || s.lines >= 2*s.most {
+		return s.compactLocked()
+	}
+	line, err := json.Marshal(e)
+	if err != nil {
+		return err
+	}
+	s.lines++
+	_, err = s.file.Write(append(line, '\n'))
+	return err
+}
+
+// compactLocked writes the file anew with what is remembered.
+func (s *Store) compactLocked() error {
+	var text bytes.Buffer
+	encoder := json.NewEncoder(&text)
+	for _, key := range s.order {
+		if err := encoder.Encode(s.events[key]); err != nil {
+			return err
+		}
+	}
+	if err := atomicfile.WriteVolatile(s.path, text.Bytes(), 0o600); err != nil {
+		return err
+	}
+	f, err := os.OpenFile(s.path, os.O_APPEND|os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	if s.file != nil {
+		s.file.Close()
+	}
+	s.file, s.lines = f, len(s.order)
+	return nil
+}
+
+// List returns all events, those that happened last at the end.
+func (s *Store) List() []v1.Event {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	list := make([]v1.Event, 0, len(s.order))
+	for _, key := range s.order {
+		list = append(list, *s.events[key])
+	}
+	return list
+}
+
+// Watch returns all events so far and those that come; one that comes now may be
+// in both. The caller must Close the subscription.
+func (s *Store) Watch() ([]v1.Event, *notify.Subscription[v1.Event]) {
+	sub := s.hub.Subscribe(256)
+	return s.List(), sub
+}
+
+// Read returns the events of the Store in dir without opening it: for a command
+// line while no agent runs.
+func Read(dir string) ([]v1.Event, error) {
+	s := &Store{path: filepath.Join(dir, "events.jsonl"), most: DefaultMost, log: slog.New(slog.NewTextHandler(io.Discard, nil)), events: map[same]*v1.Event{}}
+	if err := s.load(); err != nil {
+		return nil, err
+	}
+	return s.List(), nil
+}
+
+// Close closes the file; what happens later is not remembered.
+func (s *Store) Close() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.file.Close()
+}

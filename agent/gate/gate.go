@@ -1,0 +1,136 @@
+// Package gate knows whether the runtime is fit to run pods: it asks for its
+// status every few seconds and tells when that has changed.
+package gate
+
+import (
+	"context"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// period is how often the runtime is asked.
+const period = 5 * time.Second
+
+// A Runtime is who is asked.
+type Runtime interface {
+	Status(ctx context.Context, verbose bool) (*cri.StatusResponse, error)
+}
+
+// A State is what the runtime has said last.
+type State struct {
+	Answers      bool // it has answered, the last time it was asked
+	RuntimeReady bool
+	NetworkReady bool
+	// Reason and Message say why one of the three is not so.
+	Reason, Message string
+
+	Handlers []*cri.RuntimeHandler // nil if it does not tell
+	Features *cri.RuntimeFeatures  // likewise
+}
+
+// Ready reports whether pods may be started that need the network, or not.
+func (s State) Ready(hostNetwork bool) bool {
+	return s.Answers && s.RuntimeReady && (s.NetworkReady || hostNetwork)
+}
+
+// HandlerNames are the names of the handlers; the default one is "".
+func (s State) HandlerNames() []string {
+	var names []string
+	for _, h := range s.Handlers {
+		names = append(names, h.Name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+// Handler returns the handler of this name, or nil.
+func (s State) Handler(name string) *cri.RuntimeHandler {
+	for _, h := range s.Handlers {
+		if h.Name == name {
+			return h
+		}
+	}
+	return nil
+}
+
+func (s State) same(o State) bool {
+	return s.Answers == o.Answers && s.RuntimeReady == o.RuntimeReady && s.NetworkReady == o.NetworkReady &&
+		s.Reason == o.Reason && s.Message == o.Message && slices.Equal(s.HandlerNames(), o.HandlerNames())
+}
+
+// A Gate asks one runtime.
+type Gate struct {
+	Runtime Runtime
+	Log     *slog.Logger
+	// Changed is told of a new state. It must not block. May be nil.
+	Changed func(State)
+
+	mu   sync.Mutex
+	last State // guarded by mu
+}
+
+// Get returns the last state; before the first answer nothing is ready.
+func (g *Gate) Get() State {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.last
+}
+
+// Run asks until ctx ends.
+func (g *Gate) Run(ctx context.Context) {
+	ticker := time.NewTicker(period)
+	defer ticker.Stop()
+	for first := true; ctx.Err() == nil; first = false {
+		g.ask(ctx, first)
+		select {
+		case <-ctx.Done():
+		case <-ticker.C:
+		}
+	}
+}
+
+func (g *Gate) ask(ctx context.Context, first bool) {
+	limited, cancel := context.WithTimeout(ctx, period)
+	defer cancel()
+	resp, err := g.Runtime.Status(limited, false)
+	if ctx.Err() != nil {
+		return
+	}
+	now := read(resp, err)
+	g.mu.Lock()
+	was := g.last
+	g.last = now
+	g.mu.Unlock()
+	if !first && now.same(was) {
+		return
+	}
+	g.Log.InfoContext(ctx, "runtime status", "answers", now.Answers, "runtime_ready", now.RuntimeReady, "network_ready", now.NetworkReady,
+		"reason", now.Reason, "message", now.Message, "handlers", strings.Join(now.HandlerNames(), ","))
+	if g.Changed != nil {
+		g.Changed(now)
+	}
+}
+
+func read(resp *cri.StatusResponse, err error) State {
+	if err != nil {
+		return State{Reason: "RuntimeDoesNotAnswer", Message: err.Error()}
+	}
+	s := State{Answers: true, Handlers: resp.GetRuntimeHandlers(), Features: resp.GetFeatures()}
+	for _, c := range resp.GetStatus().GetConditions() {
+		switch c.Type {
+		case cri.RuntimeReady:
+			s.RuntimeReady = c.Status
+		case cri.NetworkReady:
+			s.NetworkReady = c.Status
+		}
+		if !c.Status && s.Reason == "" {
+			s.Reason, s.Message = c.Reason, c.Message
+		}
+	}
+	return s
+}

@@ -1,0 +1,73 @@
+package gate_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/crisp-cri/crisp/agent/gate"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+type runtime struct {
+	mu      sync.Mutex
+	down    bool
+	network bool
+}
+
+func (r *runtime) Status(context.Context, bool) (*cri.StatusResponse, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.down {
+		return nil, errors.New("no socket")
+	}
+	return &cri.StatusResponse{
+		Status: &cri.RuntimeStatus{Conditions: []*cri.RuntimeCondition{
+			{Type: cri.RuntimeReady, Status: true},
+			{Type: cri.NetworkReady, Status: r.network, Reason: "NoNetwork", Message: "no file"},
+		}},
+		RuntimeHandlers: []*cri.RuntimeHandler{{Name: "runc"}, {Name: ""}},
+	}, nil
+}
+
+func (r *runtime) set(down, network bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.down, r.network = down, network
+}
+
+// What changes is told once, five seconds later at most.
+func TestGate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log []string
+		begun := time.Now()
+		r := &runtime{}
+		g := &gate.Gate{Runtime: r, Log: slog.New(slog.DiscardHandler), Changed: func(s gate.State) {
+			log = append(log, fmt.Sprintf("%.0f %v %v host=%v pod=%v %s", time.Since(begun).Seconds(), s.Answers, s.NetworkReady, s.Ready(true), s.Ready(false), s.Reason))
+		}}
+		if g.Get().Ready(true) {
+			t.Error("ready before the first answer")
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		go g.Run(ctx)
+		for _, step := range []struct{ down, network bool }{{false, false}, {false, true}, {true, false}, {false, true}} {
+			r.set(step.down, step.network)
+			time.Sleep(21 * time.Second)
+		}
+		if names := g.Get().HandlerNames(); strings.Join(names, ",") != ",runc" || g.Get().Handler("none") != nil {
+			t.Errorf("handlers %q", names)
+		}
+		cancel()
+		synctest.Wait()
+		want := "0 true false host=true pod=false NoNetwork\n25 true true host=true pod=true \n45 false false host=false pod=false RuntimeDoesNotAnswer\n65 true true host=true pod=true "
+		if got := strings.Join(log, "\n"); got != want {
+			t.Errorf("got\n%s\nwant\n%s", got, want)
+		}
+	})
+}

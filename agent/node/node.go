@@ -1,0 +1,150 @@
+// Package node keeps the Node object of this machine: what it has, what it can
+// give to pods, and its conditions. Whoever knows a fact sets it; the local API
+// and "crisp status" show it. Nothing is kept on disk: all of it is found out
+// again.
+package node
+
+import (
+	"bufio"
+	"bytes"
+	"os"
+	"runtime"
+	"strings"
+	"sync"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// DefaultPods is the kubelet's maxPods.
+const DefaultPods = 110
+
+// A State is the node as it is known now. It is safe for use by all goroutines.
+type State struct {
+	mu      sync.Mutex
+	node    *v1.Node // replaced, never changed; guarded by mu
+	changed func()   // may be nil; guarded by mu
+}
+
+// New returns the State of a node with this name and what the kernel says of it.
+func New(name, agentVersion string, ips []string) *State {
+	n := &v1.Node{
+		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"},
+		ObjectMeta: metav1.ObjectMeta{
+			Name: name, UID: types.UID(name), CreationTimestamp: metav1.Now().Rfc3339Copy(),
+			Labels: map[string]string{v1.LabelHostname: name, v1.LabelOSStable: runtime.GOOS, v1.LabelArchStable: runtime.GOARCH},
+		},
+	}
+	n.Status.Capacity = v1.ResourceList{
+		v1.ResourceCPU:    *resource.NewQuantity(int64(runtime.NumCPU()), resource.DecimalSI),
+		v1.ResourceMemory: *resource.NewQuantity(memory(), resource.BinarySI),
+		v1.ResourcePods:   *resource.NewQuantity(DefaultPods, resource.DecimalSI),
+	}
+	n.Status.Allocatable = n.Status.Capacity.DeepCopy()
+	for _, ip := range ips {
+		n.Status.Addresses = append(n.Status.Addresses, v1.NodeAddress{Type: v1.NodeInternalIP, Address: ip})
+	}
+	n.Status.Addresses = append(n.Status.Addresses, v1.NodeAddress{Type: v1.NodeHostName, Address: name})
+	n.Status.NodeInfo = v1.NodeSystemInfo{
+		MachineID: line("/etc/machine-id"), BootID: line("/proc/sys/kernel/random/boot_id"), SystemUUID: line("/sys/class/dmi/id/product_uuid"),
+		KernelVersion: line("/proc/sys/kernel/osrelease"), OSImage: osImage(), OperatingSystem: runtime.GOOS, Architecture: runtime.GOARCH,
+		KubeletVersion: agentVersion,
+	}
+	return &State{node: n}
+}
+
+// line is the first line of a file; "" if it cannot be read.
+func line(path string) string {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return ""
+	}
+	first, _, _ := strings.Cut(string(data), "\n")
+	return strings.TrimSpace(first)
+}
+
+func osImage() string {
+	data, err := os.ReadFile("/etc/os-release")
+	if err != nil {
+		return ""
+	}
+	for lines := bufio.NewScanner(bytes.NewReader(data)); lines.Scan(); {
+		if name, ok := strings.CutPrefix(lines.Text(), "PRETTY_NAME="); ok {
+			return strings.Trim(name, `"`)
+		}
+	}
+	return ""
+}
+
+// memory is MemTotal of proc_meminfo(5), in bytes; 0 if it is not known.
+func memory() int64 {
+	data, err := os.ReadFile("/proc/meminfo")
+	if err != nil {
+		return 0
+	}
+	for lines := bufio.NewScanner(bytes.NewReader(data)); lines.Scan(); {
+		words := strings.Fields(lines.Text())
+		if len(words) == 3 && words[0] == "MemTotal:" {
+			q, err := resource.ParseQuantity(words[1] + "Ki")
+			if err != nil {
+				return 0
+			}
+			return q.Value()
+		}
+	}
+	return 0
+}
+
+// OnChange has f called after each change. f must not block.
+func (s *State) OnChange(f func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.changed = f
+}
+
+// Edit changes the node. edit gets a copy of its own.
+func (s *State) Edit(edit func(*v1.Node)) {
+	s.mu.Lock()
+	next := s.node.DeepCopy()
+	edit(next)
+	s.node = next
+	changed := s.changed
+	s.mu.Unlock()
+	if changed != nil {
+		changed()
+	}
+}
+
+// SetCondition sets one condition. The time of its last transition is kept if its
+// status is what it was.
+func (s *State) SetCondition(kind v1.NodeConditionType, status v1.ConditionStatus, reason, message string) {
+	s.Edit(func(n *v1.Node) {
+		now := metav1.Now().Rfc3339Copy()
+		c := v1.NodeCondition{Type: kind, Status: status, Reason: reason, Message: message, LastHeartbeatTime: now, LastTransitionTime: now}
+		for i, old := range n.Status.Conditions {
+			if old.Type != kind {
+				continue
+			}
+			if old.Status == status {
+				c.LastTransitionTime = old.LastTransitionTime
+			}
+			n.Status.Conditions[i] = c
+			return
+		}
+		n.Status.Conditions = append(n.Status.Conditions, c)
+	})
+}
+
+// SetAllocatable says what pods may have, of what the node has.
+func (s *State) SetAllocatable(capacity, allocatable v1.ResourceList) {
+	s.Edit(func(n *v1.Node) { n.Status.Capacity, n.Status.Allocatable = capacity, allocatable })
+}
+
+// Node returns the node; it is nobody's to change.
+func (s *State) Node() *v1.Node {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.node
+}
