@@ -1,0 +1,122 @@
+package probe
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/crisp-cri/crisp/agent/httpget"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
+	v1 "k8s.io/api/core/v1"
+)
+
+// maxBody is how much of an answer is read.
+const maxBody = 10 << 10
+
+// A Prober asks containers for real: a command in the container, or a connection
+// to the pod's address.
+type Prober struct {
+	// Exec runs a command in the container id of c, within timeout. An error
+	// means that it could not be run.
+	Exec func(ctx context.Context, c *v1.Container, id string, command []string, timeout time.Duration) (Answer, error)
+}
+
+// Ask implements Asker.
+func (p Prober) Ask(ctx context.Context, pod *v1.Pod, s *v1.PodStatus, c *v1.Container, id string, spec *v1.Probe) (Answer, error) {
+	timeout := time.Duration(spec.TimeoutSeconds) * time.Second
+	limited, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	switch {
+	case spec.Exec != nil:
+		return p.Exec(ctx, c, id, spec.Exec.Command, timeout)
+	case spec.HTTPGet != nil:
+		req, err := httpget.Request(spec.HTTPGet, c, s.PodIP, "probe")
+		if err != nil {
+			return Answer{}, err
+		}
+		return get(req.WithContext(limited))
+	case spec.TCPSocket != nil:
+		port, err := httpget.Port(spec.TCPSocket.Port, c)
+		if err != nil {
+			return Answer{}, err
+		}
+		host := spec.TCPSocket.Host
+		if host == "" {
+			host = s.PodIP
+		}
+		return dial(limited, net.JoinHostPort(host, strconv.Itoa(port)))
+	case spec.GRPC != nil:
+		service := ""
+		if spec.GRPC.Service != nil {
+			service = *spec.GRPC.Service
+		}
+		return check(limited, net.JoinHostPort(s.PodIP, strconv.Itoa(int(spec.GRPC.Port))), service, timeout)
+	}
+	return Answer{}, errors.New("probe names no action")
+}
+
+// get takes any status from 200 to 399 for good. The text does not tell the body
+// of a bad one: it may be secret.
+func get(req *http.Request) (Answer, error) {
+	resp, err := httpget.Client(0).Do(req)
+	if err != nil {
+		return Answer{Text: err.Error()}, nil
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(resp.Body, maxBody))
+	switch {
+	case err != nil:
+		return Answer{Text: err.Error()}, nil
+	case resp.StatusCode < http.StatusOK, resp.StatusCode >= http.StatusBadRequest:
+		return Answer{Text: fmt.Sprintf("HTTP probe failed with statuscode: %d", resp.StatusCode)}, nil
+	case resp.StatusCode >= http.StatusMultipleChoices:
+		return Answer{OK: true, Warning: true, Text: "Probe terminated redirects, Response body: " + string(body)}, nil
+	}
+	return Answer{OK: true, Text: string(body)}, nil
+}
+
+func dial(ctx context.Context, addr string) (Answer, error) {
+	conn, err := httpget.Dialer().DialContext(ctx, "tcp", addr)
+	if err != nil {
+		return Answer{Text: err.Error()}, nil
+	}
+	conn.Close()
+	return Answer{OK: true}, nil
+}
+
+// check asks grpc.health.v1 of a service; "" is the server as a whole.
+func check(ctx context.Context, addr, service string, timeout time.Duration) (Answer, error) {
+	conn, err := grpc.NewClient("passthrough:///"+addr,
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithUserAgent(httpget.UserAgent("probe")),
+		grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) {
+			return httpget.Dialer().DialContext(ctx, "tcp", addr)
+		}))
+	if err != nil {
+		return Answer{}, err
+	}
+	defer conn.Close()
+	resp, err := grpc_health_v1.NewHealthClient(conn).Check(ctx, &grpc_health_v1.HealthCheckRequest{Service: service}, grpc.WaitForReady(true))
+	if err != nil {
+		switch status.Code(err) {
+		case codes.Unimplemented:
+			return Answer{Text: fmt.Sprintf("this server does not implement the grpc health protocol (grpc.health.v1.Health): %v", status.Convert(err).Message())}, nil
+		case codes.DeadlineExceeded:
+			return Answer{Text: fmt.Sprintf("timeout: health rpc did not complete within %v", timeout)}, nil
+		}
+		return Answer{Text: fmt.Sprintf("health rpc probe failed: %v", err)}, nil
+	}
+	if resp.GetStatus() != grpc_health_v1.HealthCheckResponse_SERVING {
+		return Answer{Text: fmt.Sprintf("service unhealthy (responded with %q)", resp.GetStatus())}, nil
+	}
+	return Answer{OK: true, Text: "service healthy"}, nil
+}

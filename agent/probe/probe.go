@@ -1,0 +1,266 @@
+// Package probe asks containers how they are: whether they have started, whether
+// they are alive, whether they are ready.
+//
+// There is one goroutine for each probe of each container of each pod. It asks at
+// its period, counts, and when its threshold is reached changes the result that
+// it publishes; whoever reads results is told that one has changed. What follows
+// from a result is for others: a container that is not alive is restarted by its
+// pod's worker, one that is not ready is only shown so.
+//
+//	          new container              threshold reached
+//	unknown ───────────────▶ initial ──────────────────────▶ success ⇄ failure
+//
+// The initial result is failure for readiness, success for liveness and unknown
+// for startup. Until the startup probe has succeeded the others wait. After a
+// liveness failure, and after any verdict of a startup probe, a probe rests until
+// there is a new container.
+//
+// A container that was running before the agent was started gets no initial
+// result: it stays what it was until its probe says otherwise.
+//
+// The rules are the kubelet's.
+package probe
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/crisp-cri/crisp/agent/event"
+	"github.com/crisp-cri/crisp/agent/podsync"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// A Kind is what a probe is for.
+type Kind uint8
+
+const (
+	Startup Kind = iota
+	Liveness
+	Readiness
+)
+
+var kinds = [...]string{"Startup", "Liveness", "Readiness"}
+
+func (k Kind) String() string { return kinds[k] }
+
+// An Asker puts one question to a container. Its error means that the question
+// could not be put; an answer that does not come in time is a bad one.
+type Asker interface {
+	Ask(ctx context.Context, pod *v1.Pod, status *v1.PodStatus, c *v1.Container, id string, p *v1.Probe) (Answer, error)
+}
+
+// An Answer is what a container said.
+type Answer struct {
+	OK      bool
+	Warning bool   // it is well, but Text should be read
+	Text    string // for the event
+}
+
+// Options are what a Manager works with.
+type Options struct {
+	Ask Asker
+	// Status returns a pod's last status, nil if it has none.
+	Status func(types.UID) *v1.PodStatus
+	// Changed is told that a result of a pod has changed. It must not block.
+	Changed func(podsync.Key, Kind)
+	Events  event.Recorder
+	Log     *slog.Logger
+}
+
+// A Manager has the probes of all pods.
+type Manager struct {
+	Options
+	ctx   context.Context
+	since time.Time // when the agent was started
+
+	mu      sync.Mutex
+	probes  map[place]*prober         // guarded by mu
+	results map[string]podsync.Probes // by container ID; guarded by mu
+	counts  map[place]map[string]int  // answers by what they were; guarded by mu
+	wg      sync.WaitGroup
+}
+
+// A place is where a probe is in a pod.
+type place struct {
+	uid       types.UID
+	container string
+	kind      Kind
+}
+
+// New returns a Manager whose probes run until ctx ends.
+func New(ctx context.Context, o Options) *Manager {
+	return &Manager{
+		Options: o, ctx: ctx, since: time.Now(),
+		probes: map[place]*prober{}, results: map[string]podsync.Probes{}, counts: map[place]map[string]int{},
+	}
+}
+
+// Add starts the probes of the pod's containers, unless they run already. A pod
+// that has changed in place keeps the probes it began with: nothing in a probe
+// may change.
+func (m *Manager) Add(pod *v1.Pod) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for i := range pod.Spec.InitContainers {
+		if c := &pod.Spec.InitContainers[i]; podsync.IsSidecar(c) {
+			m.addLocked(pod, c)
+		}
+	}
+	for i := range pod.Spec.Containers {
+		m.addLocked(pod, &pod.Spec.Containers[i])
+	}
+}
+
+func (m *Manager) addLocked(pod *v1.Pod, c *v1.Container) {
+	for kind, spec := range [...]*v1.Probe{c.StartupProbe, c.LivenessProbe, c.ReadinessProbe} {
+		at := place{pod.UID, c.Name, Kind(kind)}
+		if spec == nil || m.probes[at] != nil {
+			continue
+		}
+		ctx, stop := context.WithCancel(m.ctx)
+		p := &prober{m: m, at: at, pod: pod, c: c, spec: spec, stop: stop, now: make(chan struct{}, 1)}
+		m.probes[at] = p
+		m.wg.Go(func() { p.run(ctx) })
+	}
+}
+
+// Remove ends the probes of a pod: the given kinds, or all.
+func (m *Manager) Remove(uid types.UID, kinds ...Kind) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for at, p := range m.probes {
+		if at.uid != uid {
+			continue
+		}
+		if len(kinds) == 0 {
+			p.stop()
+		}
+		for _, k := range kinds {
+			if k == at.kind {
+				p.stop()
+			}
+		}
+	}
+}
+
+// Keep ends the probes of all pods but those.
+func (m *Manager) Keep(wanted map[types.UID]bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for at, p := range m.probes {
+		if !wanted[at.uid] {
+			p.stop()
+		}
+	}
+}
+
+// Results returns what the probes say of containers, by ID.
+func (m *Manager) Results(pod *v1.Pod, ids []string) map[string]podsync.Probes {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	out := make(map[string]podsync.Probes, len(ids))
+	for _, id := range ids {
+		if r, ok := m.results[id]; ok {
+			out[id] = r
+		}
+	}
+	return out
+}
+
+// Hurry has the readiness probe of a container asked now: something has changed
+// that it may depend on, and its pod waits to be shown as ready.
+func (m *Manager) Hurry(uid types.UID, container string) {
+	m.mu.Lock()
+	p := m.probes[place{uid, container, Readiness}]
+	m.mu.Unlock()
+	if p == nil {
+		return
+	}
+	select {
+	case p.now <- struct{}{}:
+	default:
+	}
+}
+
+// Wait returns when all probes have ended.
+func (m *Manager) Wait() { m.wg.Wait() }
+
+// set publishes a result.
+func (m *Manager) set(p *prober, id string, r podsync.Result) {
+	m.mu.Lock()
+	now := m.results[id]
+	field := p.at.kind.field(&now)
+	changed := *field != r
+	*field = r
+	m.results[id] = now
+	m.mu.Unlock()
+	if changed {
+		m.Changed(podsync.KeyOf(p.pod), p.at.kind)
+	}
+}
+
+// clear forgets the result of one probe of a container.
+func (m *Manager) clear(kind Kind, id string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now, ok := m.results[id]
+	if !ok {
+		return
+	}
+	*kind.field(&now) = podsync.Unknowable
+	if now == (podsync.Probes{}) {
+		delete(m.results, id)
+		return
+	}
+	m.results[id] = now
+}
+
+func (k Kind) field(p *podsync.Probes) *podsync.Result {
+	switch k {
+	case Startup:
+		return &p.Startup
+	case Liveness:
+		return &p.Liveness
+	}
+	return &p.Readiness
+}
+
+func (m *Manager) left(p *prober) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.probes[p.at] == p {
+		delete(m.probes, p.at)
+		delete(m.counts, p.at)
+	}
+}
+
+// count counts an answer: "successful", "failed", or "unknown".
+func (m *Manager) count(p *prober, what string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.counts[p.at] == nil {
+		m.counts[p.at] = map[string]int{}
+	}
+	m.counts[p.at][what]++
+}
+
+// Metrics tells how often each probe has had which answer, by the kubelet's names.
+func (m *Manager) Metrics(add func(name, kind, help string, labels map[string]string, value float64)) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for at, counts := range m.counts {
+		p := m.probes[at]
+		if p == nil {
+			continue
+		}
+		for what, n := range counts {
+			add("prober_probe_total", "counter", "Number of answers of a liveness, readiness or startup probe, by result.", map[string]string{
+				"probe_type": at.kind.String(), "result": what, "container": at.container,
+				"pod": p.pod.Name, "namespace": p.pod.Namespace, "pod_uid": string(at.uid),
+			}, float64(n))
+		}
+	}
+}

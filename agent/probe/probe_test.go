@@ -1,0 +1,316 @@
+package probe_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/crisp-cri/crisp/agent/podsync"
+	"github.com/crisp-cri/crisp/agent/probe"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// A lab is a pod with one container and its probes, under fake time. Its log has
+// a line for each change of a result and each event, with the seconds since its
+// beginning.
+type lab struct {
+	t     *testing.T
+	m     *probe.Manager
+	pod   *v1.Pod
+	begun time.Time
+
+	mu     sync.Mutex
+	status *v1.PodStatus
+	answer func(kind string) (bool, error)
+	log    []string
+}
+
+func (l *lab) say(format string, args ...any) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.log = append(l.log, fmt.Sprintf("%d ", int(time.Since(l.begun).Seconds()))+fmt.Sprintf(format, args...))
+}
+
+func (l *lab) Ask(_ context.Context, _ *v1.Pod, _ *v1.PodStatus, _ *v1.Container, _ string, p *v1.Probe) (probe.Answer, error) {
+	l.mu.Lock()
+	answer := l.answer
+	l.mu.Unlock()
+	ok, err := answer(p.Exec.Command[0])
+	return probe.Answer{OK: ok, Text: "no"}, err
+}
+
+func (l *lab) Event(_ v1.ObjectReference, _, reason, message string) {
+	l.say("%s: %s", reason, message)
+}
+
+// run has container 1 run from now on.
+func (l *lab) run(id string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	started := l.pod.Spec.Containers[0].StartupProbe == nil
+	l.status = &v1.PodStatus{Phase: v1.PodRunning, ContainerStatuses: []v1.ContainerStatus{{
+		Name: "app", ContainerID: "crisp://" + id, Started: &started,
+		State: v1.ContainerState{Running: &v1.ContainerStateRunning{StartedAt: metav1.Now()}},
+	}}}
+}
+
+func (l *lab) edit(f func(*v1.ContainerStatus)) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s := l.status.DeepCopy()
+	f(&s.ContainerStatuses[0])
+	l.status = s
+}
+
+func (l *lab) set(answer func(kind string) (bool, error)) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.answer = answer
+}
+
+func (l *lab) results(id string) podsync.Probes {
+	return l.m.Results(l.pod, []string{id})[id]
+}
+
+func (l *lab) expect(want ...string) {
+	l.t.Helper()
+	synctest.Wait()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if got, want := strings.Join(l.log, "\n"), strings.Join(want, "\n"); got != want {
+		l.t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+	l.log = nil
+}
+
+func spec(kind string, edit func(*v1.Probe)) *v1.Probe {
+	p := &v1.Probe{PeriodSeconds: 10, TimeoutSeconds: 1, SuccessThreshold: 1, FailureThreshold: 3}
+	p.Exec = &v1.ExecAction{Command: []string{kind}}
+	if edit != nil {
+		edit(p)
+	}
+	return p
+}
+
+// bubble runs f under fake time, an hour after the agent was started.
+func bubble(t *testing.T, c v1.Container, f func(*lab)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		l := &lab{t: t, pod: &v1.Pod{}, answer: func(string) (bool, error) { return true, nil }}
+		c.Name = "app"
+		l.pod.Namespace, l.pod.Name, l.pod.UID = "default", "web", "u"
+		l.pod.Spec.Containers = []v1.Container{c}
+		l.m = probe.New(ctx, probe.Options{
+			Ask: l, Events: l, Log: slog.New(slog.DiscardHandler),
+			Status: func(types.UID) *v1.PodStatus {
+				l.mu.Lock()
+				defer l.mu.Unlock()
+				return l.status
+			},
+			Changed: func(_ podsync.Key, k probe.Kind) {
+				r := l.m.Results(l.pod, []string{"1", "2"})
+				l.say("%s %v %v", k, r["1"], r["2"])
+			},
+		})
+		time.Sleep(time.Hour)
+		l.begun = time.Now()
+		f(l)
+		cancel()
+		l.m.Wait()
+	})
+}
+
+func failing(string) (bool, error) { return false, nil }
+
+// A container is not alive after as many bad answers in a row as its threshold,
+// and is not asked again until there is another.
+func TestLiveness(t *testing.T) {
+	bubble(t, v1.Container{LivenessProbe: spec("live", func(p *v1.Probe) { p.InitialDelaySeconds = 15 })}, func(l *lab) {
+		l.run("1")
+		l.set(failing)
+		l.m.Add(l.pod)
+		l.expect("0 Liveness {0 1 0 false false} {0 0 0 false false}")
+		time.Sleep(5 * time.Minute)
+		l.expect("20 Unhealthy: Liveness probe failed: no", "30 Unhealthy: Liveness probe failed: no", "40 Unhealthy: Liveness probe failed: no",
+			"40 Liveness {0 2 0 false false} {0 0 0 false false}")
+		l.run("2")
+		l.set(func(string) (bool, error) { return true, nil })
+		time.Sleep(time.Minute)
+		l.expect("310 Liveness {0 0 0 false false} {0 1 0 false false}")
+	})
+}
+
+// Bad answers count only in a row, and a question that could not be put does not
+// count at all.
+func TestThreshold(t *testing.T) {
+	bubble(t, v1.Container{LivenessProbe: spec("live", nil)}, func(l *lab) {
+		n := 0
+		l.set(func(string) (bool, error) {
+			n++
+			return n%3 == 0, nil
+		})
+		l.run("1")
+		l.m.Add(l.pod)
+		time.Sleep(10 * time.Minute)
+		if r := l.results("1"); r.Liveness != podsync.Success {
+			t.Errorf("two bad answers of three: %v", r)
+		}
+		l.set(func(string) (bool, error) { return false, errors.New("no such container") })
+		time.Sleep(10 * time.Minute)
+		if r := l.results("1"); r.Liveness != podsync.Success {
+			t.Errorf("no answers at all: %v", r)
+		}
+	})
+}
+
+// A container begins not ready, becomes ready after as many good answers as its
+// threshold, and may change its mind; it is asked for ever.
+func TestReadiness(t *testing.T) {
+	bubble(t, v1.Container{ReadinessProbe: spec("ready", func(p *v1.Probe) { p.SuccessThreshold, p.PeriodSeconds = 2, 5 })}, func(l *lab) {
+		l.run("1")
+		l.m.Add(l.pod)
+		time.Sleep(time.Minute + time.Second)
+		l.expect("0 Readiness {0 0 2 false false} {0 0 0 false false}", "5 Readiness {0 0 1 false false} {0 0 0 false false}")
+		l.set(failing)
+		time.Sleep(20 * time.Second)
+		l.expect("65 Unhealthy: Readiness probe failed: no", "70 Unhealthy: Readiness probe failed: no", "75 Unhealthy: Readiness probe failed: no",
+			"75 Readiness {0 0 2 false false} {0 0 0 false false}", "80 Unhealthy: Readiness probe failed: no")
+		// It is ended: it is not ready at once, however it answered.
+		l.edit(func(c *v1.ContainerStatus) { c.State = v1.ContainerState{Terminated: &v1.ContainerStateTerminated{}} })
+		time.Sleep(time.Minute)
+		l.expect()
+	})
+}
+
+// The other probes wait for the startup probe, which is asked no more when it has
+// succeeded.
+func TestStartup(t *testing.T) {
+	bubble(t, v1.Container{StartupProbe: spec("start", nil), LivenessProbe: spec("live", nil), ReadinessProbe: spec("ready", nil)}, func(l *lab) {
+		asked := map[string]int{}
+		l.set(func(kind string) (bool, error) {
+			asked[kind]++
+			return asked["start"] > 2, nil
+		})
+		l.run("1")
+		l.m.Add(l.pod)
+		time.Sleep(15 * time.Second)
+		if asked["live"]+asked["ready"] > 0 {
+			t.Errorf("asked before it had started: %v", asked)
+		}
+		time.Sleep(10 * time.Second)
+		if r := l.results("1"); r.Startup != podsync.Success {
+			t.Errorf("it has not started: %v", r)
+		}
+		l.edit(func(c *v1.ContainerStatus) { c.Started = new(true) })
+		time.Sleep(time.Minute)
+		if asked["start"] != 3 || asked["live"] != 6 || asked["ready"] != 6 {
+			t.Errorf("asked %v", asked)
+		}
+	})
+}
+
+// A container that does not start in time fails its startup probe.
+func TestStartupFails(t *testing.T) {
+	bubble(t, v1.Container{StartupProbe: spec("start", func(p *v1.Probe) { p.FailureThreshold = 2 })}, func(l *lab) {
+		l.set(failing)
+		l.run("1")
+		l.m.Add(l.pod)
+		time.Sleep(time.Hour)
+		l.expect("0 Unhealthy: Startup probe failed: no", "10 Unhealthy: Startup probe failed: no", "10 Startup {2 0 0 false false} {0 0 0 false false}")
+	})
+}
+
+// An agent that finds a container running does not doubt what it was before.
+func TestFoundRunning(t *testing.T) {
+	bubble(t, v1.Container{ReadinessProbe: spec("ready", nil), LivenessProbe: spec("live", nil)}, func(l *lab) {
+		l.run("1")
+		l.edit(func(c *v1.ContainerStatus) { c.State.Running.StartedAt = metav1.NewTime(l.begun.Add(-2 * time.Hour)) })
+		l.set(failing)
+		l.m.Add(l.pod)
+		time.Sleep(15 * time.Second)
+		if r := l.results("1"); r.Readiness != podsync.Unknowable || r.Liveness != podsync.Unknowable {
+			t.Errorf("after 2 bad answers: %v", r)
+		}
+		time.Sleep(10 * time.Second)
+		if r := l.results("1"); r.Readiness != podsync.Failing || r.Liveness != podsync.Failing {
+			t.Errorf("after 3 bad answers: %v", r)
+		}
+	})
+}
+
+// Answers are counted, by what they were, as long as the probe is there.
+func TestMetrics(t *testing.T) {
+	bubble(t, v1.Container{ReadinessProbe: spec("ready", nil)}, func(l *lab) {
+		n := 0
+		l.set(func(string) (bool, error) {
+			n++
+			if n > 6 {
+				return false, errors.New("not asked")
+			}
+			return n > 2, nil
+		})
+		l.run("1")
+		l.m.Add(l.pod)
+		time.Sleep(65 * time.Second)
+		got := map[string]float64{}
+		sum := func(name, _, _ string, labels map[string]string, value float64) {
+			got[name+" "+labels["probe_type"]+" "+labels["result"]+" "+labels["pod"]] = value
+		}
+		l.m.Metrics(sum)
+		want := map[string]float64{"prober_probe_total Readiness failed web": 2, "prober_probe_total Readiness successful web": 4, "prober_probe_total Readiness unknown web": 1}
+		if !maps.Equal(got, want) {
+			t.Errorf("got %v, want %v", got, want)
+		}
+		l.m.Remove("u")
+		l.m.Wait()
+		clear(got)
+		if l.m.Metrics(sum); len(got) > 0 {
+			t.Errorf("left %v", got)
+		}
+	})
+}
+
+// A pod's probes end with it, and its results are forgotten.
+func TestRemove(t *testing.T) {
+	bubble(t, v1.Container{ReadinessProbe: spec("ready", nil), LivenessProbe: spec("live", nil)}, func(l *lab) {
+		l.run("1")
+		l.m.Add(l.pod)
+		time.Sleep(time.Minute)
+		l.m.Remove("u", probe.Liveness)
+		synctest.Wait()
+		if r := l.results("1"); r.Liveness != podsync.Unknowable || r.Readiness != podsync.Success {
+			t.Errorf("without liveness: %v", r)
+		}
+		l.m.Remove("u")
+		l.m.Wait()
+		if r := l.m.Results(l.pod, []string{"1"}); len(r) > 0 {
+			t.Errorf("results are left: %v", r)
+		}
+	})
+}
+
+// What is asked for at once is not asked for twice.
+func TestHurry(t *testing.T) {
+	bubble(t, v1.Container{ReadinessProbe: spec("ready", func(p *v1.Probe) { p.PeriodSeconds = 100 })}, func(l *lab) {
+		l.set(failing)
+		l.run("1")
+		l.m.Add(l.pod)
+		synctest.Wait()
+		l.set(func(string) (bool, error) { return true, nil })
+		l.m.Hurry("u", "app")
+		synctest.Wait()
+		if r := l.results("1"); r.Readiness != podsync.Success {
+			t.Errorf("not asked: %v", r)
+		}
+	})
+}

@@ -1,0 +1,206 @@
+package probe
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/crisp-cri/crisp/agent/event"
+	"github.com/crisp-cri/crisp/agent/podsync"
+	v1 "k8s.io/api/core/v1"
+)
+
+// A prober is one probe of one container. All but the first block is its
+// goroutine's own.
+type prober struct {
+	m    *Manager
+	at   place
+	pod  *v1.Pod
+	c    *v1.Container
+	spec *v1.Probe
+	stop context.CancelFunc
+	now  chan struct{} // of capacity 1: ask at once
+
+	id      string // of the container, as in the status
+	last    bool   // the last answer was good
+	count   int    // how many answers in a row were like last
+	resting bool   // until there is another container
+}
+
+// tries is how often a question is put that could not be put.
+const tries = 3
+
+// before is how much earlier than the agent a container must have started to be
+// one that the agent has found running.
+const before = 10 * time.Second
+
+var initial = [...]podsync.Result{Startup: podsync.Unknowable, Liveness: podsync.Success, Readiness: podsync.Failing}
+
+func (p *prober) run(ctx context.Context) {
+	defer p.m.left(p)
+	defer p.stop()
+	period := time.Duration(p.spec.PeriodSeconds) * time.Second
+	if time.Since(p.m.since) < period {
+		// The agent has just begun, and all probes with it: let them not ask
+		// in step for ever.
+		if !pause(ctx, rand.N(period)) {
+			return
+		}
+	}
+	ticker := time.NewTicker(period)
+	defer ticker.Stop()
+	for p.once(ctx) {
+		select {
+		case <-ctx.Done():
+		case <-ticker.C:
+		case <-p.now:
+			ticker.Reset(period)
+		}
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	if p.id != "" {
+		p.m.clear(p.at.kind, bare(p.id))
+	}
+}
+
+func pause(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-t.C:
+		return true
+	}
+}
+
+// bare is the runtime's ID of one in a status: "crisp://1234".
+func bare(id string) string {
+	if _, rest, ok := strings.Cut(id, "://"); ok {
+		return rest
+	}
+	return id
+}
+
+// once asks once, if it is time, and reports whether to go on.
+func (p *prober) once(ctx context.Context) bool {
+	status := p.m.Status(p.at.uid)
+	if status == nil {
+		return true
+	}
+	if status.Phase == v1.PodFailed || status.Phase == v1.PodSucceeded {
+		return false
+	}
+	c := find(status, p.at.container)
+	if c == nil || c.ContainerID == "" {
+		return true
+	}
+	p.meet(c)
+	switch {
+	case p.resting:
+		return true
+	case c.State.Running == nil:
+		p.set(podsync.Failing)
+		return c.State.Terminated == nil || podsync.Restarts(&p.pod.Spec, p.c, c.State.Terminated.ExitCode)
+	case time.Since(c.State.Running.StartedAt.Time) < time.Duration(p.spec.InitialDelaySeconds)*time.Second:
+		return true
+	}
+	if started := c.Started != nil && *c.Started; started == (p.at.kind == Startup) {
+		return true // a startup probe has done its part, the others wait for it
+	}
+	if ok, said := p.ask(ctx, status); said {
+		p.hear(ok)
+	}
+	return true
+}
+
+func find(status *v1.PodStatus, name string) *v1.ContainerStatus {
+	for _, list := range [][]v1.ContainerStatus{status.ContainerStatuses, status.InitContainerStatuses} {
+		if i := slices.IndexFunc(list, func(c v1.ContainerStatus) bool { return c.Name == name }); i >= 0 {
+			return &list[i]
+		}
+	}
+	return nil
+}
+
+// meet begins anew if c is another container than the last.
+func (p *prober) meet(c *v1.ContainerStatus) {
+	if p.id == c.ContainerID {
+		return
+	}
+	if p.id != "" {
+		p.m.clear(p.at.kind, bare(p.id))
+	}
+	p.id, p.count, p.resting = c.ContainerID, 0, false
+	found := c.State.Running != nil && c.State.Running.StartedAt.Time.Before(p.m.since.Add(-before))
+	switch {
+	case !found:
+		p.set(initial[p.at.kind])
+	case p.at.kind == Startup && c.Started != nil && *c.Started:
+		p.set(podsync.Success)
+	}
+}
+
+func (p *prober) set(r podsync.Result) { p.m.set(p, bare(p.id), r) }
+
+// ask puts the question. said is false if there is no answer that counts.
+func (p *prober) ask(ctx context.Context, status *v1.PodStatus) (ok, said bool) {
+	var a Answer
+	var err error
+	for range tries {
+		if a, err = p.m.Ask.Ask(ctx, p.pod, status, p.c, bare(p.id), p.spec); err == nil || ctx.Err() != nil {
+			break
+		}
+	}
+	switch {
+	case ctx.Err() != nil:
+		return false, false
+	case err != nil:
+		p.m.count(p, "unknown")
+		p.tell("Unhealthy", fmt.Sprintf("%s probe errored and resulted in unknown state: %v", p.at.kind, err))
+		return false, false
+	case a.Warning:
+		p.tell("ProbeWarning", fmt.Sprintf("%s probe warning: %s", p.at.kind, a.Text))
+	case !a.OK:
+		p.tell("Unhealthy", fmt.Sprintf("%s probe failed: %s", p.at.kind, a.Text))
+	}
+	return a.OK, true
+}
+
+func (p *prober) tell(reason, message string) {
+	list := "containers"
+	if slices.ContainsFunc(p.pod.Spec.InitContainers, func(c v1.Container) bool { return c.Name == p.c.Name }) {
+		list = "initContainers"
+	}
+	p.m.Events.Event(event.Container(p.pod, list, p.c.Name), v1.EventTypeWarning, reason, message)
+}
+
+// hear counts an answer and publishes a result when there were enough like it.
+func (p *prober) hear(ok bool) {
+	if ok {
+		p.m.count(p, "successful")
+	} else {
+		p.m.count(p, "failed")
+	}
+	if p.count > 0 && p.last == ok {
+		p.count++
+	} else {
+		p.last, p.count = ok, 1
+	}
+	need, result := int(p.spec.SuccessThreshold), podsync.Success
+	if !ok {
+		need, result = int(p.spec.FailureThreshold), podsync.Failing
+	}
+	if p.count < need {
+		return
+	}
+	p.set(result)
+	if p.at.kind == Startup || p.at.kind == Liveness && !ok {
+		p.resting, p.count = true, 0
+	}
+}
