@@ -1,0 +1,152 @@
+package volume
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+)
+
+// makeEmptyDir makes a directory or, unless there is one, a tmpfs in it: the
+// content of a volume lives as long as the pod, whatever becomes of its sandbox. A
+// reboot empties a tmpfs.
+func (m *Maker) makeEmptyDir(pod *v1.Pod, v *v1.Volume) error {
+	path := m.Path(pod, v)
+	if err := os.MkdirAll(path, 0o750); err != nil {
+		return err
+	}
+	if v.EmptyDir.Medium == v1.StorageMediumDefault {
+		return m.first(pod, plugin(v), v.Name, func() error { return open(path, pod) })
+	}
+	mounted, err := mountinfo.Mounted(path)
+	if err != nil || mounted {
+		return err
+	}
+	if page, ok := strings.CutPrefix(string(v.EmptyDir.Medium), string(v1.StorageMediumHugePages)); ok {
+		err = mountHugePages(path, strings.TrimPrefix(page, "-"), pod)
+	} else {
+		err = mountMemory(path, memoryLimit(pod, v.EmptyDir))
+	}
+	if err != nil {
+		return err
+	}
+	return open(path, pod)
+}
+
+// open lets any user of the containers write, and gives the directory to the pod.
+func open(path string, pod *v1.Pod) error {
+	if err := os.Chmod(path, 0o777); err != nil {
+		return err
+	}
+	return own(path, pod, false)
+}
+
+// mountMemory mounts a tmpfs; limit is its size, 0 leaves it to the kernel.
+func mountMemory(path string, limit int64) error {
+	options := "mode=0777"
+	if limit > 0 {
+		options += ",size=" + strconv.FormatInt(limit, 10)
+	}
+	if err := unix.Mount("tmpfs", path, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
+		return fmt.Errorf("mount tmpfs on %s: %w", path, err)
+	}
+	return nil
+}
+
+// memoryLimit is how large a volume in memory may become: as large as it says,
+// and not larger than the memory that the pod has, if that is limited.
+func memoryLimit(pod *v1.Pod, e *v1.EmptyDirVolumeSource) int64 {
+	limit := int64(0)
+	for i := range pod.Spec.Containers {
+		memory := pod.Spec.Containers[i].Resources.Limits.Memory()
+		if memory.IsZero() {
+			limit = 0
+			break
+		}
+		limit += memory.Value()
+	}
+	if all := pod.Spec.Resources; all != nil && !all.Limits.Memory().IsZero() {
+		limit = all.Limits.Memory().Value()
+	}
+	if e.SizeLimit != nil && (limit == 0 || e.SizeLimit.Value() < limit) {
+		limit = e.SizeLimit.Value()
+	}
+	return limit
+}
+
+// mountHugePages mounts a hugetlbfs of pages of this size. "" is the size that
+// the pod asks for: it may ask for only one then.
+func mountHugePages(path, page string, pod *v1.Pod) error {
+	if page == "" {
+		sizes := map[string]bool{}
+		for i := range pod.Spec.Containers {
+			for name := range pod.Spec.Containers[i].Resources.Limits {
+				if size, ok := strings.CutPrefix(string(name), v1.ResourceHugePagesPrefix); ok {
+					sizes[size] = true
+					page = size
+				}
+			}
+		}
+		if len(sizes) != 1 {
+			return fmt.Errorf("medium HugePages needs a pod that asks for one size of huge pages, not for %d", len(sizes))
+		}
+	}
+	size, err := resource.ParseQuantity(page)
+	if err != nil {
+		return fmt.Errorf("medium HugePages-%s: %w", page, err)
+	}
+	options := "pagesize=" + strconv.FormatInt(size.Value(), 10)
+	if err := unix.Mount("nodev", path, "hugetlbfs", 0, options); err != nil {
+		return fmt.Errorf("mount hugetlbfs of pages of %s on %s: %w", page, path, err)
+	}
+	return nil
+}
+
+// EmptyDirs are the directories of a pod's emptyDir volumes.
+func (m *Maker) EmptyDirs(pod *v1.Pod) map[string]string {
+	dirs := map[string]string{}
+	for i := range pod.Spec.Volumes {
+		if v := &pod.Spec.Volumes[i]; v.EmptyDir != nil {
+			dirs[v.Name] = m.Path(pod, v)
+		}
+	}
+	return dirs
+}
+
+// Usage is how much is used of the disk, or of the memory, below a directory, in
+// bytes and in inodes. What is removed meanwhile does not count.
+func Usage(dir string) (bytes, inodes int64) {
+	seen := map[uint64]bool{} // of files with several links
+	var top unix.Stat_t
+	if unix.Lstat(dir, &top) != nil {
+		return 0, 0
+	}
+	filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
+		var s unix.Stat_t
+		if err != nil || unix.Lstat(path, &s) != nil {
+			return nil
+		}
+		if s.Dev != top.Dev {
+			if d.IsDir() {
+				return filepath.SkipDir
+			}
+			return nil
+		}
+		if s.Nlink > 1 && !d.IsDir() {
+			if seen[s.Ino] {
+				return nil
+			}
+			seen[s.Ino] = true
+		}
+		bytes += s.Blocks * 512
+		inodes++
+		return nil
+	})
+	return bytes, inodes
+}

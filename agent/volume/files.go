@@ -1,0 +1,202 @@
+package volume
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+	v1 "k8s.io/api/core/v1"
+)
+
+// A volume that shows objects is a directory of this form:
+//
+//	..2026_11_22_01_02_03.123456789/   the files
+//	..data -> ..2026_11_22_01_02_03.123456789
+//	a -> ..data/a
+//	dir -> ..data/dir
+//
+// A change makes a new directory of files and renames a new link over ..data: a
+// reader sees all of the old or all of the new.
+const (
+	dataLink = "..data"
+	dataNew  = "..data_tmp"
+)
+
+// A file is one that a volume shows.
+type file struct {
+	data []byte
+	mode fs.FileMode
+}
+
+// makeFiles makes a volume that shows objects. Secrets stay in memory; so does
+// what may hold one.
+func (m *Maker) makeFiles(pod *v1.Pod, v *v1.Volume) error {
+	dir := m.Path(pod, v)
+	if err := os.MkdirAll(dir, 0o750); err != nil {
+		return err
+	}
+	if v.ConfigMap == nil {
+		mounted, err := mountinfo.Mounted(dir)
+		if err == nil && !mounted {
+			err = mountMemory(dir, 0)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if err := os.Chmod(dir, 0o777); err != nil {
+		return err
+	}
+	return m.writeFiles(pod, v)
+}
+
+// writeFiles makes the volume show what its objects say now.
+func (m *Maker) writeFiles(pod *v1.Pod, v *v1.Volume) error {
+	files, err := m.files(pod, v)
+	if err != nil {
+		return err
+	}
+	for path := range files {
+		if !filepath.IsLocal(path) || strings.HasPrefix(path, "..") {
+			return fmt.Errorf("path %q leads out of the volume", path)
+		}
+	}
+	return write(m.Path(pod, v), files, pod)
+}
+
+// write replaces the files of dir, all at once, unless they are the same.
+func write(dir string, files map[string]file, pod *v1.Pod) error {
+	old, err := os.Readlink(filepath.Join(dir, dataLink))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if !filepath.IsLocal(old) || strings.Contains(old, "/") {
+		old = "" // not ours
+	}
+	if old != "" && same(filepath.Join(dir, old), files, pod) {
+		return link(dir, files)
+	}
+	now, err := os.MkdirTemp(dir, time.Now().UTC().Format("..2006_01_02_15_04_05."))
+	if err != nil {
+		return err
+	}
+	if err := fill(now, files, pod); err != nil {
+		return errors.Join(err, os.RemoveAll(now))
+	}
+	if err := link(dir, files); err != nil {
+		return err
+	}
+	os.Remove(filepath.Join(dir, dataNew)) // one that a crash has left; if it stays, the next line tells
+	if err := os.Symlink(filepath.Base(now), filepath.Join(dir, dataNew)); err != nil {
+		return err
+	}
+	if err := os.Rename(filepath.Join(dir, dataNew), filepath.Join(dir, dataLink)); err != nil {
+		return err
+	}
+	return sweep(dir, filepath.Base(now), files)
+}
+
+// fill writes the files below dir and gives them to the pod.
+func fill(dir string, files map[string]file, pod *v1.Pod) error {
+	if err := os.Chmod(dir, 0o755); err != nil {
+		return err
+	}
+	for path, f := range files {
+		path = filepath.Join(dir, path)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			return err
+		}
+		if err := os.WriteFile(path, f.data, f.mode); err != nil {
+			return err
+		}
+		if err := os.Chmod(path, f.mode); err != nil { // whatever the umask
+			return err
+		}
+	}
+	return own(dir, pod, true)
+}
+
+// same reports whether dir shows these files and no others, with these modes.
+func same(dir string, files map[string]file, pod *v1.Pod) bool {
+	extra := fs.FileMode(0)
+	if sc := pod.Spec.SecurityContext; sc != nil && sc.FSGroup != nil {
+		extra = readMask
+	}
+	left := len(files)
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		name, err := filepath.Rel(dir, path)
+		if err != nil {
+			return err
+		}
+		want, ok := files[name]
+		info, err := d.Info()
+		if err != nil || !ok || !info.Mode().IsRegular() || info.Mode().Perm() != want.mode.Perm()|extra {
+			return errDiffers
+		}
+		data, err := os.ReadFile(path)
+		if err != nil || !bytes.Equal(data, want.data) {
+			return errDiffers
+		}
+		left--
+		return nil
+	})
+	return err == nil && left == 0
+}
+
+var errDiffers = errors.New("files differ")
+
+// tops are the names in the volume's own directory.
+func tops(files map[string]file) []string {
+	names := map[string]bool{}
+	for path := range files {
+		top, _, _ := strings.Cut(path, "/")
+		names[top] = true
+	}
+	return slices.Sorted(maps.Keys(names))
+}
+
+// link makes the links to what the volume shows.
+func link(dir string, files map[string]file) error {
+	for _, top := range tops(files) {
+		target := filepath.Join(dataLink, top)
+		if got, err := os.Readlink(filepath.Join(dir, top)); err == nil && got == target {
+			continue
+		}
+		if err := os.Symlink(target, filepath.Join(dir, top)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// sweep removes what the volume does not show any more, and old files, also those
+// that a crash has left.
+func sweep(dir, now string, files map[string]file) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	wanted := tops(files)
+	for _, e := range entries {
+		name := e.Name()
+		if name == now || name == dataLink || slices.Contains(wanted, name) {
+			continue
+		}
+		if err := os.RemoveAll(filepath.Join(dir, name)); err != nil && !errors.Is(err, unix.EBUSY) {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,147 @@
+package volume
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"path"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	v1 "k8s.io/api/core/v1"
+)
+
+// files are what the volume shows now, by their path in it.
+func (m *Maker) files(pod *v1.Pod, v *v1.Volume) (map[string]file, error) {
+	switch {
+	case v.ConfigMap != nil:
+		c := v.ConfigMap
+		return m.configMap(pod, c.Name, c.Items, mode(c.DefaultMode), optional(c.Optional))
+	case v.Secret != nil:
+		s := v.Secret
+		return m.secret(pod, s.SecretName, s.Items, mode(s.DefaultMode), optional(s.Optional))
+	case v.DownwardAPI != nil:
+		return m.downward(pod, v.DownwardAPI.Items, mode(v.DownwardAPI.DefaultMode))
+	}
+	all := map[string]file{}
+	for _, source := range v.Projected.Sources {
+		var files map[string]file
+		var err error
+		def := mode(v.Projected.DefaultMode)
+		switch {
+		case source.ConfigMap != nil:
+			files, err = m.configMap(pod, source.ConfigMap.Name, source.ConfigMap.Items, def, optional(source.ConfigMap.Optional))
+		case source.Secret != nil:
+			files, err = m.secret(pod, source.Secret.Name, source.Secret.Items, def, optional(source.Secret.Optional))
+		case source.DownwardAPI != nil:
+			files, err = m.downward(pod, source.DownwardAPI.Items, def)
+		default:
+			err = errors.New("a projected source of this kind is not supported")
+		}
+		if err != nil {
+			return nil, err
+		}
+		maps.Copy(all, files) // of two at the same path the later is shown
+	}
+	return all, nil
+}
+
+func mode(m *int32) fs.FileMode {
+	if m == nil {
+		return 0o644
+	}
+	return permissions(*m)
+}
+
+// permissions are file permissions from their number, in which the bits for
+// set-user-ID and the like are not where Go has them.
+func permissions(m int32) fs.FileMode {
+	out := fs.FileMode(m & 0o777)
+	for bit, mode := range map[int32]fs.FileMode{0o4000: fs.ModeSetuid, 0o2000: fs.ModeSetgid, 0o1000: fs.ModeSticky} {
+		if m&bit != 0 {
+			out |= mode
+		}
+	}
+	return out
+}
+
+func optional(o *bool) bool { return o != nil && *o }
+
+func (m *Maker) configMap(pod *v1.Pod, name string, items []v1.KeyToPath, def fs.FileMode, optional bool) (map[string]file, error) {
+	c, err := m.objects.ConfigMap(pod.Namespace, name)
+	if err != nil {
+		if optional && errors.Is(err, fault.NotFound) {
+			return nil, nil
+		}
+		return nil, err
+	}
+	data := maps.Clone(c.BinaryData)
+	if data == nil {
+		data = map[string][]byte{}
+	}
+	for key, text := range c.Data {
+		data[key] = []byte(text)
+	}
+	return project(data, items, def, optional, "config map "+pod.Namespace+"/"+name)
+}
+
+func (m *Maker) secret(pod *v1.Pod, name string, items []v1.KeyToPath, def fs.FileMode, optional bool) (map[string]file, error) {
+	s, err := m.objects.Secret(pod.Namespace, name)
+	if err != nil {
+		if optional && errors.Is(err, fault.NotFound) {
+			return nil, nil
+		}
+		return nil, err
+	}
+	return project(s.Data, items, def, optional, "secret "+pod.Namespace+"/"+name)
+}
+
+// project chooses the items of data, or all of it if none are named.
+func project(data map[string][]byte, items []v1.KeyToPath, def fs.FileMode, optional bool, where string) (map[string]file, error) {
+	files := map[string]file{}
+	if len(items) == 0 {
+		for key, content := range data {
+			files[key] = file{content, def}
+		}
+		return files, nil
+	}
+	for _, item := range items {
+		content, ok := data[item.Key]
+		if !ok {
+			if optional {
+				continue
+			}
+			return nil, fault.NotFound.Errorf("there is no key %s in %s", item.Key, where)
+		}
+		f := file{content, def}
+		if item.Mode != nil {
+			f.mode = permissions(*item.Mode)
+		}
+		files[path.Clean(item.Path)] = f
+	}
+	return files, nil
+}
+
+func (m *Maker) downward(pod *v1.Pod, items []v1.DownwardAPIVolumeFile, def fs.FileMode) (map[string]file, error) {
+	files := map[string]file{}
+	for i := range items {
+		item := &items[i]
+		var text string
+		var err error
+		switch {
+		case item.FieldRef != nil:
+			text, err = m.facts.Field(pod, item.FieldRef.FieldPath)
+		case item.ResourceFieldRef != nil:
+			text, err = m.facts.Resource(pod, item.ResourceFieldRef)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", item.Path, err)
+		}
+		f := file{[]byte(text), def}
+		if item.Mode != nil {
+			f.mode = permissions(*item.Mode)
+		}
+		files[path.Clean(item.Path)] = f
+	}
+	return files, nil
+}

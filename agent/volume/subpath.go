@@ -1,0 +1,125 @@
+package volume
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+	v1 "k8s.io/api/core/v1"
+)
+
+// SubPath mounts what lies at path below a volume at a place of its own, and
+// returns that place. A container gets it instead of the path itself, because the
+// pod could put a symbolic link to anything of the node in its way after it was
+// looked at: what is opened here is what is mounted. A path that leads out of the
+// volume is an error; one that leads to nothing is made a directory, unless the
+// volume is only to be read.
+//
+// i is the number of the mount in the container. A mount that is there already
+// stays if it still shows what is at path.
+func (m *Maker) SubPath(pod *v1.Pod, v *v1.Volume, path, container string, i int) (string, error) {
+	if !filepath.IsLocal(path) {
+		return "", fmt.Errorf("subPath %q leads out of volume %s", path, v.Name)
+	}
+	defer m.lock(pod.UID)()
+	root, err := os.OpenFile(m.Path(pod, v), unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return "", err
+	}
+	defer root.Close()
+	fd, err := openBelow(root, path, !m.ReadOnly(pod, v))
+	if err != nil {
+		if errors.Is(err, unix.EXDEV) || errors.Is(err, unix.ELOOP) {
+			err = errors.New("it leads out of the volume")
+		}
+		return "", fmt.Errorf("subPath %q of volume %s: %w", path, v.Name, err)
+	}
+	defer unix.Close(fd)
+	target := filepath.Join(m.subpaths(pod.UID), v.Name, container, strconv.Itoa(i))
+	return target, bind(fd, target)
+}
+
+// openBelow opens path without leaving root. Links inside it are followed.
+func openBelow(root *os.File, path string, create bool) (int, error) {
+	how := &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_MAGICLINKS}
+	fd, err := openat2(root, path, how)
+	if err != unix.ENOENT || !create || path == "." {
+		return fd, err
+	}
+	info, err := root.Stat()
+	if err != nil {
+		return -1, err
+	}
+	parent, err := openBelow(root, filepath.Dir(path), true)
+	if err != nil {
+		return -1, err
+	}
+	defer unix.Close(parent)
+	if err := unix.Mkdirat(parent, filepath.Base(path), 0o700); err == nil {
+		made, err := unix.Openat(parent, filepath.Base(path), unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return -1, err
+		}
+		// It is as open as the volume, whatever the umask.
+		err = unix.Fchmod(made, uint32(info.Mode().Perm()))
+		unix.Close(made)
+		if err != nil {
+			return -1, err
+		}
+	} else if err != unix.EEXIST {
+		return -1, err
+	}
+	return openat2(root, path, how)
+}
+
+// openat2 tries again what a rename at the same time has cut short.
+func openat2(root *os.File, path string, how *unix.OpenHow) (int, error) {
+	for tries := 0; ; tries++ {
+		fd, err := unix.Openat2(int(root.Fd()), path, how)
+		if err == unix.EINTR || err == unix.EAGAIN && tries < 100 {
+			continue
+		}
+		return fd, err
+	}
+}
+
+// bind mounts what fd is at target.
+func bind(fd int, target string) error {
+	var want, got unix.Stat_t
+	if err := unix.Fstat(fd, &want); err != nil {
+		return err
+	}
+	err := unix.Lstat(target, &got)
+	if err == nil && got.Dev == want.Dev && got.Ino == want.Ino {
+		return nil
+	}
+	if err == nil {
+		// What is mounted here is something else by now: a file of an
+		// object that has changed.
+		if err := unix.Unmount(target, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && err != unix.EINVAL {
+			return fmt.Errorf("unmount %s: %w", target, err)
+		}
+		if err := os.Remove(target); err != nil {
+			return err
+		}
+	}
+	if err := os.MkdirAll(filepath.Dir(target), 0o750); err != nil {
+		return err
+	}
+	if want.Mode&unix.S_IFMT == unix.S_IFDIR {
+		err = os.Mkdir(target, 0o750)
+	} else {
+		err = os.WriteFile(target, nil, 0o640)
+	}
+	if err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	if err := unix.Mount("/proc/self/fd/"+strconv.Itoa(fd), target, "", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("mount on %s: %w", target, err)
+	}
+	return nil
+}
