@@ -1,0 +1,130 @@
+package cgroup
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/opencontainers/cgroups"
+	"github.com/opencontainers/cgroups/systemd"
+	v1 "k8s.io/api/core/v1"
+)
+
+func TestNames(t *testing.T) {
+	fs, sd := &Tree{root: []string{"my-root"}}, &Tree{root: []string{"my-root"}, systemd: true}
+	for _, test := range []struct {
+		class           v1.PodQOSClass
+		cgroup, systemd string
+	}{
+		{v1.PodQOSGuaranteed, "/my-root/kubepods/podu-1", "my_root-kubepods-podu_1.slice"},
+		{v1.PodQOSBurstable, "/my-root/kubepods/burstable/podu-1", "my_root-kubepods-burstable-podu_1.slice"},
+		{v1.PodQOSBestEffort, "/my-root/kubepods/besteffort/podu-1", "my_root-kubepods-besteffort-podu_1.slice"},
+	} {
+		if got := fs.Parent("u-1", test.class); got != test.cgroup {
+			t.Errorf("cgroupfs: %s, want %s", got, test.cgroup)
+		}
+		if got := sd.Parent("u-1", test.class); got != test.systemd {
+			t.Errorf("systemd: %s, want %s", got, test.systemd)
+		}
+	}
+}
+
+func TestShares(t *testing.T) {
+	for milli, want := range map[int64]uint64{0: 2, 1: 2, 250: 256, 1000: 1024, 1_000_000: 262144} {
+		if got := Shares(milli); got != want {
+			t.Errorf("%dm: %d, want %d", milli, got, want)
+		}
+	}
+	for milli, want := range map[int64]int64{0: 0, 1: 1000, 500: 50_000, 2000: 200_000} {
+		if got := Quota(milli, DefaultPeriod); got != want {
+			t.Errorf("%dm: %d, want %d", milli, got, want)
+		}
+	}
+}
+
+// A pod's cgroup has its values on this kernel, takes others, and goes.
+func TestTree(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root: it makes cgroups")
+	}
+	for _, driver := range []string{"cgroupfs", "systemd"} {
+		t.Run(driver, func(t *testing.T) {
+			if driver == "systemd" && !systemd.IsRunningSystemd() {
+				t.Skip("needs systemd")
+			}
+			root := fmt.Sprintf("crisptest%d", os.Getpid())
+			tree, err := Open(root, driver == "systemd", Limits{Shares: 1024})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() {
+				for _, names := range [][]string{tree.class(v1.PodQOSBurstable), tree.class(v1.PodQOSBestEffort), tree.class(v1.PodQOSGuaranteed), {root}} {
+					if m, err := tree.manager(names, Limits{}); err == nil {
+						m.Destroy()
+					}
+					if tree.exists(names) {
+						t.Errorf("cgroup %v stays", names)
+					}
+				}
+			})
+			limits := Limits{Shares: 512, Quota: 50_000, Period: DefaultPeriod, Memory: 64 << 20, Pids: 100}
+			for range 2 {
+				if err := tree.Make("u1", v1.PodQOSBurstable, limits); err != nil {
+					t.Fatal(err)
+				}
+			}
+			names := tree.pod("u1", v1.PodQOSBurstable)
+			check := func(v1, v2 map[string]string) {
+				t.Helper()
+				want := v1
+				if cgroups.IsCgroup2UnifiedMode() {
+					want = v2
+				}
+				for file, value := range want {
+					got := ""
+					for _, dir := range tree.dirs(names) {
+						if data, err := os.ReadFile(filepath.Join(dir, file)); err == nil {
+							got = strings.TrimSpace(string(data))
+						}
+					}
+					if got != value {
+						t.Errorf("%s is %q, want %q", file, got, value)
+					}
+				}
+			}
+			weight := fmt.Sprint(cgroups.ConvertCPUSharesToCgroupV2Value(512))
+			check(map[string]string{"cpu.shares": "512", "cpu.cfs_quota_us": "50000", "memory.limit_in_bytes": "67108864", "pids.max": "100"},
+				map[string]string{"cpu.weight": weight, "cpu.max": "50000 100000", "memory.max": "67108864", "pids.max": "100"})
+			// A resize.
+			limits.Memory, limits.Quota = 128<<20, 0
+			if err := tree.Make("u1", v1.PodQOSBurstable, limits); err != nil {
+				t.Fatal(err)
+			}
+			check(map[string]string{"cpu.cfs_quota_us": "-1", "memory.limit_in_bytes": "134217728"}, map[string]string{"cpu.max": "max 100000", "memory.max": "134217728"})
+			if err := tree.Weigh(1500); err != nil {
+				t.Fatal(err)
+			}
+			if got := tree.uids(); len(got) != 1 || got[0] != "u1" {
+				t.Errorf("pods %v, want u1", got)
+			}
+			// It is too young to be taken for an orphan.
+			if err := tree.Sweep(func(string) bool { return false }); err != nil || !tree.exists(names) {
+				t.Errorf("swept: %v", err)
+			}
+			next, err := Open(root, driver == "systemd", Limits{Shares: 1024}) // another agent
+			if err != nil {
+				t.Fatal(err)
+			}
+			for range 2 {
+				if err := next.Remove("u1"); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if tree.exists(names) {
+				t.Error("the cgroup stays")
+			}
+		})
+	}
+}

@@ -1,0 +1,167 @@
+// Package idrange gives pods with user namespaces their IDs: to each 65536 user
+// and group IDs of the node that no other pod has. Which they are is kept in the
+// pod's directory, pods/<uid>/userns, in the kubelet's form: they must not change
+// while the pod lives, whatever becomes of the agent.
+package idrange
+
+import (
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/crisp-cri/crisp/internal/atomicfile"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// Length is how many IDs a pod has: all that Linux had before there were more.
+const Length = 65536
+
+// owners are the users whose ranges in /etc/subuid are for pods.
+var owners = []string{"crisp", "kubelet"}
+
+// A Pool has the ranges. It is safe for use by all goroutines.
+type Pool struct {
+	pods        string // directory
+	first, last uint32 // ranges, in units of Length
+
+	mu    sync.Mutex
+	taken map[string]uint32 // by UID of the pod; guarded by mu
+}
+
+type mapping struct {
+	HostID      uint32 `json:"hostId"`
+	ContainerID uint32 `json:"containerId"`
+	Length      uint32 `json:"length"`
+}
+
+type record struct {
+	UIDMappings []mapping `json:"uidMappings"`
+	GIDMappings []mapping `json:"gidMappings"`
+}
+
+// Open returns the ranges that pods may have, and finds those that the pods below
+// the directory have.
+func Open(pods string, log *slog.Logger) (*Pool, error) {
+	p := &Pool{pods: pods, first: 1, last: 1<<16 - 2, taken: map[string]uint32{}}
+	if first, last, ok := subordinate("/etc/subuid", "/etc/subgid"); ok {
+		p.first, p.last = first, last
+	}
+	entries, err := os.ReadDir(pods)
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range entries {
+		var r record
+		data, err := os.ReadFile(p.file(e.Name()))
+		if os.IsNotExist(err) {
+			continue
+		}
+		if err == nil {
+			err = json.Unmarshal(data, &r)
+		}
+		if err == nil && len(r.UIDMappings) != 1 {
+			err = fmt.Errorf("it has %d ranges", len(r.UIDMappings))
+		}
+		if err != nil {
+			log.Warn("user IDs of a pod not known", "uid", e.Name(), "err", err)
+			continue
+		}
+		p.taken[e.Name()] = r.UIDMappings[0].HostID / Length
+	}
+	return p, nil
+}
+
+func (p *Pool) file(uid string) string { return filepath.Join(p.pods, uid, "userns") }
+
+// subordinate reads the range that both files give to one of the owners.
+func subordinate(uids, gids string) (first, last uint32, ok bool) {
+	for _, owner := range owners {
+		from, n := rangeOf(uids, owner)
+		gfrom, gn := rangeOf(gids, owner)
+		if n > 0 && from == gfrom && n == gn {
+			first = (from + Length - 1) / Length
+			if end := (uint64(from) + uint64(n)) / Length; end > uint64(first) {
+				return first, uint32(end) - 1, true
+			}
+		}
+	}
+	return 0, 0, false
+}
+
+func rangeOf(path, owner string) (from, n uint32) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return 0, 0
+	}
+	for line := range strings.Lines(string(data)) {
+		words := strings.Split(strings.TrimSpace(line), ":")
+		if len(words) != 3 || words[0] != owner {
+			continue
+		}
+		a, err1 := strconv.ParseUint(words[1], 10, 32)
+		b, err2 := strconv.ParseUint(words[2], 10, 32)
+		if err1 == nil && err2 == nil {
+			return uint32(a), uint32(b)
+		}
+	}
+	return 0, 0
+}
+
+// Of returns the IDs of a pod, which gets some if it has none.
+func (p *Pool) Of(uid string) (*cri.UserNamespace, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	n, ok := p.taken[uid]
+	if !ok {
+		var err error
+		if n, err = p.take(uid); err != nil {
+			return nil, err
+		}
+	}
+	ids := []*cri.IDMapping{{HostId: n * Length, ContainerId: 0, Length: Length}}
+	return &cri.UserNamespace{Mode: cri.NamespaceMode_POD, Uids: ids, Gids: ids}, nil
+}
+
+// take is called with mu held.
+func (p *Pool) take(uid string) (uint32, error) {
+	used := map[uint32]bool{}
+	for _, n := range p.taken {
+		used[n] = true
+	}
+	for n := p.first; n <= p.last; n++ {
+		if used[n] {
+			continue
+		}
+		m := []mapping{{HostID: n * Length, Length: Length}}
+		data, err := json.Marshal(record{m, slices.Clone(m)})
+		if err != nil {
+			return 0, err
+		}
+		if err := atomicfile.Write(p.file(uid), data, 0o600); err != nil {
+			return 0, err
+		}
+		p.taken[uid] = n
+		return n, nil
+	}
+	return 0, fmt.Errorf("all %d ranges of user IDs are taken", p.last-p.first+1)
+}
+
+// Free takes the IDs of a pod back, of which nothing runs any more.
+func (p *Pool) Free(uid string) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if _, ok := p.taken[uid]; !ok {
+		return nil
+	}
+	if err := os.Remove(p.file(uid)); err != nil && !os.IsNotExist(err) {
+		return err
+	}
+	delete(p.taken, uid)
+	return nil
+}
