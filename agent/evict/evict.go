@@ -1,0 +1,386 @@
+// Package evict ends pods before this node runs out of memory, disk or process
+// IDs, by the kubelet's rules. A Manager looks every few seconds:
+//
+//	what is there < threshold?  ──▶ the node's condition (MemoryPressure …)
+//	  for as long as its grace?  ─▶ give back what nobody needs (images)
+//	  still?                     ─▶ end one pod, and look again
+//
+// One pod at a time: those that use more than they asked for first, then those of
+// the lowest priority, then those that use most beyond what they asked for.
+package evict
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/crisp-cri/crisp/agent/podsync"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+)
+
+// A Signal is something that there may be too little of.
+type Signal string
+
+// The signals, by the kubelet's names.
+const (
+	Memory      Signal = "memory.available"
+	NodeFS      Signal = "nodefs.available"
+	NodeInodes  Signal = "nodefs.inodesFree"
+	ImageFS     Signal = "imagefs.available"
+	ImageInodes Signal = "imagefs.inodesFree"
+	PIDs        Signal = "pid.available"
+)
+
+// order is the order in which signals are seen to; conditions are what they mean
+// for the node.
+var order = []Signal{Memory, NodeFS, NodeInodes, ImageFS, ImageInodes, PIDs}
+
+var conditions = map[Signal]v1.NodeConditionType{
+	Memory: v1.NodeMemoryPressure, PIDs: v1.NodePIDPressure, NodeFS: v1.NodeDiskPressure,
+	NodeInodes: v1.NodeDiskPressure, ImageFS: v1.NodeDiskPressure, ImageInodes: v1.NodeDiskPressure,
+}
+
+var resources = map[Signal]v1.ResourceName{
+	Memory: v1.ResourceMemory, PIDs: "pids", NodeFS: v1.ResourceEphemeralStorage,
+	NodeInodes: "inodes", ImageFS: v1.ResourceEphemeralStorage, ImageInodes: "inodes",
+}
+
+// A Threshold is how little there may be.
+type Threshold struct {
+	Signal  Signal
+	Amount  int64         // if Percent is 0
+	Percent float64       // of the capacity
+	Grace   time.Duration // how long it may be so; 0 acts at once, and gives pods no time
+}
+
+func (t Threshold) amount(capacity int64) int64 {
+	if t.Percent > 0 {
+		return int64(t.Percent * float64(capacity) / 100)
+	}
+	return t.Amount
+}
+
+// DefaultHard are the kubelet's thresholds.
+const DefaultHard = "memory.available<100Mi,nodefs.available<10%,nodefs.inodesFree<5%,imagefs.available<15%,imagefs.inodesFree<5%"
+
+// Parse reads thresholds as the kubelet's flags have them: hard and soft
+// "memory.available<100Mi,…", grace "memory.available=1m30s,…" for each of soft.
+func Parse(hard, soft, grace string) ([]Threshold, error) {
+	list, err := parse(hard)
+	if err != nil {
+		return nil, err
+	}
+	later, err := parse(soft)
+	if err != nil {
+		return nil, err
+	}
+	graces := map[Signal]time.Duration{}
+	for text := range strings.SplitSeq(grace, ",") {
+		if text == "" {
+			continue
+		}
+		name, value, _ := strings.Cut(text, "=")
+		if graces[Signal(name)], err = time.ParseDuration(value); err != nil {
+			return nil, fmt.Errorf("%q: want SIGNAL=DURATION", text)
+		}
+	}
+	for _, t := range later {
+		if t.Grace = graces[t.Signal]; t.Grace <= 0 {
+			return nil, fmt.Errorf("soft threshold %s has no grace period", t.Signal)
+		}
+		list = append(list, t)
+	}
+	return list, nil
+}
+
+func parse(text string) ([]Threshold, error) {
+	var list []Threshold
+	for text := range strings.SplitSeq(text, ",") {
+		if text == "" {
+			continue
+		}
+		name, value, ok := strings.Cut(text, "<")
+		t := Threshold{Signal: Signal(name)}
+		if !ok || !slices.Contains(order, t.Signal) {
+			return nil, fmt.Errorf("%q: want SIGNAL<AMOUNT, SIGNAL one of %v", text, order)
+		}
+		if percent, ok := strings.CutSuffix(value, "%"); ok {
+			p, err := strconv.ParseFloat(percent, 64)
+			if err != nil || p < 0 || p > 100 {
+				return nil, fmt.Errorf("%q: want a percentage from 0 to 100", text)
+			}
+			t.Percent = p
+		} else {
+			q, err := resource.ParseQuantity(value)
+			if err != nil || q.Sign() < 0 {
+				return nil, fmt.Errorf("%q: want a quantity such as 100Mi, or a percentage", text)
+			}
+			t.Amount = q.Value()
+		}
+		list = append(list, t)
+	}
+	return list, nil
+}
+
+// An Observation is how much there is of something.
+type Observation struct{ Available, Capacity int64 }
+
+// A Pod is one that runs, with what it uses.
+type Pod struct {
+	*v1.Pod
+	Requests v1.ResourceList
+	Use      map[v1.ResourceName]int64 // memory, ephemeral-storage in bytes; pids, inodes
+	// Containers have the bytes of their writable layers and logs, Volumes those of
+	// the pod's emptyDirs, by name.
+	Containers, Volumes map[string]int64
+}
+
+// Options are what a Manager works with.
+type Options struct {
+	Thresholds []Threshold
+	MaxGrace   int64         // seconds that a pod gets at most at a soft threshold
+	Transition time.Duration // how long a condition stays when its cause has gone
+	Measure    func(context.Context) map[Signal]Observation
+	// Pods returns all pods that run, or only those with limits of their own.
+	Pods func(ctx context.Context, all bool) ([]Pod, error)
+	// Reclaim gives back what nobody needs of the disk; it may be nil.
+	Reclaim func(context.Context)
+	Evict   func(*v1.Pod, podsync.Verdict)
+	// Condition is told the state of each condition when it changes, and at first.
+	Condition func(kind v1.NodeConditionType, status bool, reason, message string)
+	Log       *slog.Logger
+}
+
+const (
+	period            = 10 * time.Second
+	DefaultTransition = 5 * time.Minute
+)
+
+// A Manager keeps this node out of need.
+type Manager struct {
+	Options
+	now  func() time.Time
+	met  map[Threshold]time.Time            // since when
+	last map[v1.NodeConditionType]time.Time // when its cause was last there
+	told map[v1.NodeConditionType]bool
+
+	mu       sync.Mutex
+	pressure []v1.NodeConditionType // guarded by mu
+}
+
+// New returns a Manager that has seen nothing yet.
+func New(o Options) *Manager {
+	return &Manager{
+		Options: o, now: time.Now, met: map[Threshold]time.Time{}, last: map[v1.NodeConditionType]time.Time{}, told: map[v1.NodeConditionType]bool{},
+	}
+}
+
+// Run looks after the node until ctx ends.
+func (m *Manager) Run(ctx context.Context) {
+	tick := time.NewTicker(period)
+	defer tick.Stop()
+	for {
+		if err := m.Look(ctx); err != nil && ctx.Err() == nil {
+			m.Log.DebugContext(ctx, "what pods use is not known", "err", err)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// Pressure returns the conditions that there are now.
+func (m *Manager) Pressure() []v1.NodeConditionType {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Clone(m.pressure)
+}
+
+// Look looks once and does at most one thing about the node as a whole.
+func (m *Manager) Look(ctx context.Context) error {
+	due := m.due(m.Measure(ctx))
+	pods, err := m.Pods(ctx, len(due) > 0)
+	if err != nil {
+		return err
+	}
+	gone := false
+	for _, p := range pods {
+		if v := overLimit(p); v != nil {
+			m.Log.WarnContext(ctx, "pod evicted", "pod", podsync.KeyOf(p.Pod).String(), "why", v.Message)
+			m.Evict(p.Pod, *v)
+			gone = true
+		}
+	}
+	if gone || len(due) == 0 {
+		return nil
+	}
+	if conditions[due[0].Signal] == v1.NodeDiskPressure && m.Reclaim != nil {
+		m.Reclaim(ctx)
+		if due = m.due(m.Measure(ctx)); len(due) == 0 {
+			return nil
+		}
+	}
+	m.evictFor(ctx, due[0], pods)
+	return nil
+}
+
+// A need is a threshold that has been undercut for as long as it may be.
+type need struct {
+	Threshold
+	Observation
+}
+
+// due notes what is too little and returns those that must be acted upon, the most
+// urgent first.
+func (m *Manager) due(now map[Signal]Observation) []need {
+	var list []need
+	for _, s := range order {
+		for _, t := range m.Thresholds {
+			o, known := now[s]
+			if t.Signal != s || !known {
+				continue
+			}
+			if o.Available >= t.amount(o.Capacity) {
+				delete(m.met, t)
+				continue
+			}
+			if _, ok := m.met[t]; !ok {
+				m.met[t] = m.now()
+			}
+			m.last[conditions[s]] = m.now()
+			if m.now().Sub(m.met[t]) >= t.Grace {
+				list = append(list, need{t, o})
+			}
+		}
+	}
+	m.tell()
+	return list
+}
+
+// messages are the kubelet's.
+var messages = map[v1.NodeConditionType][2][2]string{
+	v1.NodeMemoryPressure: {{"KubeletHasSufficientMemory", "kubelet has sufficient memory available"}, {"KubeletHasInsufficientMemory", "kubelet has insufficient memory available"}},
+	v1.NodeDiskPressure:   {{"KubeletHasNoDiskPressure", "kubelet has no disk pressure"}, {"KubeletHasDiskPressure", "kubelet has disk pressure"}},
+	v1.NodePIDPressure:    {{"KubeletHasSufficientPID", "kubelet has sufficient PID available"}, {"KubeletHasInsufficientPID", "kubelet has insufficient PID available"}},
+}
+
+func (m *Manager) tell() {
+	var pressure []v1.NodeConditionType
+	for _, kind := range []v1.NodeConditionType{v1.NodeMemoryPressure, v1.NodeDiskPressure, v1.NodePIDPressure} {
+		last, ever := m.last[kind]
+		is := ever && (m.now().Equal(last) || m.now().Sub(last) < m.Transition)
+		if is {
+			pressure = append(pressure, kind)
+		}
+		if told, ok := m.told[kind]; !ok || told != is {
+			m.told[kind] = is
+			text := messages[kind][0]
+			if is {
+				text = messages[kind][1]
+			}
+			m.Condition(kind, is, text[0], text[1])
+		}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.pressure = pressure
+}
+
+// critical pods are never ended for want of anything.
+const critical = 2_000_000_000
+
+func priority(p *v1.Pod) int32 {
+	if p.Spec.Priority == nil {
+		return 0
+	}
+	return *p.Spec.Priority
+}
+
+// Rank sorts pods by who goes first when there is too little of a resource.
+func Rank(pods []Pod, name v1.ResourceName) {
+	over := func(p Pod) int64 {
+		q := p.Requests[name]
+		return p.Use[name] - q.Value()
+	}
+	slices.SortStableFunc(pods, func(a, b Pod) int {
+		if x, y := over(a) > 0, over(b) > 0; x != y {
+			if x {
+				return -1
+			}
+			return 1
+		}
+		if x, y := priority(a.Pod), priority(b.Pod); x != y {
+			return int(min(max(int64(x)-int64(y), -1), 1))
+		}
+		return int(min(max(over(b)-over(a), -1), 1))
+	})
+}
+
+func (m *Manager) evictFor(ctx context.Context, n need, pods []Pod) {
+	name := resources[n.Signal]
+	candidates := slices.DeleteFunc(slices.Clone(pods), func(p Pod) bool { return priority(p.Pod) >= critical })
+	if len(candidates) == 0 {
+		return
+	}
+	Rank(candidates, name)
+	p := candidates[0]
+	quantity := func(v int64) string { return resource.NewQuantity(v, resource.BinarySI).String() }
+	text := fmt.Sprintf("The node was low on resource: %s. Threshold quantity: %s, available: %s. ", name, quantity(n.amount(n.Capacity)), quantity(n.Available))
+	if request := p.Requests[name]; p.Use[name] > request.Value() {
+		text += fmt.Sprintf("Pod was using %s, request is %s, has larger consumption of %s. ", quantity(p.Use[name]), request.String(), name)
+	}
+	grace := int64(0)
+	if n.Grace > 0 {
+		grace = m.MaxGrace
+		if own := p.Spec.TerminationGracePeriodSeconds; own != nil {
+			grace = min(grace, *own)
+		}
+	}
+	m.Log.WarnContext(ctx, "pod evicted", "pod", podsync.KeyOf(p.Pod).String(), "why", text)
+	m.Evict(p.Pod, verdict(text, grace))
+}
+
+func verdict(text string, grace int64) podsync.Verdict {
+	return podsync.Verdict{
+		Reason: "Evicted", Message: text, Grace: &grace,
+		Condition: &v1.PodCondition{Type: v1.DisruptionTarget, Status: v1.ConditionTrue, Reason: v1.PodReasonTerminationByKubelet, Message: text},
+	}
+}
+
+// overLimit says why a pod that uses more of the disk than it may must go, or nil.
+func overLimit(p Pod) *podsync.Verdict {
+	text := ""
+	for _, v := range p.Spec.Volumes {
+		if v.EmptyDir == nil || v.EmptyDir.SizeLimit == nil || v.EmptyDir.SizeLimit.Sign() <= 0 {
+			continue
+		}
+		if limit := v.EmptyDir.SizeLimit; p.Volumes[v.Name] > limit.Value() {
+			text = fmt.Sprintf("Usage of EmptyDir volume %q exceeds the limit %q. ", v.Name, limit.String())
+		}
+	}
+	total, limited := int64(0), true
+	for _, c := range p.Spec.Containers {
+		limit, ok := c.Resources.Limits[v1.ResourceEphemeralStorage]
+		limited = limited && ok
+		total += limit.Value()
+		if ok && p.Containers[c.Name] > limit.Value() {
+			text = fmt.Sprintf("Container %s exceeded its local ephemeral storage limit %q. ", c.Name, limit.String())
+		}
+	}
+	if limited && total > 0 && text == "" && p.Use[v1.ResourceEphemeralStorage] > total {
+		text = fmt.Sprintf("Pod ephemeral local storage usage exceeds the total limit of containers %s. ", resource.NewQuantity(total, resource.BinarySI))
+	}
+	if text == "" {
+		return nil
+	}
+	v := verdict(text, 1)
+	return &v
+}

@@ -1,0 +1,184 @@
+package evict
+
+import (
+	"context"
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/crisp-cri/crisp/agent/podsync"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+func pod(name string, priority int32, request, use int64) Pod {
+	p := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default"}}
+	p.Spec.Priority = &priority
+	p.Spec.TerminationGracePeriodSeconds = new(int64(30))
+	return Pod{
+		Pod: p, Requests: v1.ResourceList{v1.ResourceMemory: *resource.NewQuantity(request, resource.BinarySI)},
+		Use: map[v1.ResourceName]int64{v1.ResourceMemory: use, v1.ResourceEphemeralStorage: use},
+	}
+}
+
+func TestRank(t *testing.T) {
+	pods := []Pod{
+		pod("modest", 0, 100, 50), pod("high", 10, 0, 1000), pod("most", 0, 100, 900), pod("more", 0, 0, 500), pod("modest-high", 10, 100, 50),
+	}
+	Rank(pods, v1.ResourceMemory)
+	var got []string
+	for _, p := range pods {
+		got = append(got, p.Name)
+	}
+	if want := "most more high modest modest-high"; strings.Join(got, " ") != want {
+		t.Errorf("%v, want %s", got, want)
+	}
+}
+
+func TestParse(t *testing.T) {
+	got, err := Parse(DefaultHard, "memory.available<20%", "memory.available=90s")
+	if err != nil || len(got) != 6 || got[0].Amount != 100<<20 || got[1].Percent != 10 || got[5].Grace != 90*time.Second {
+		t.Errorf("%+v, %v", got, err)
+	}
+	for _, bad := range [][3]string{{"memory<1Mi"}, {"memory.available"}, {"memory.available<x"}, {"memory.available<101%"}, {"", "memory.available<1Mi", ""}, {"", "memory.available<1Mi", "memory.available=x"}} {
+		if _, err := Parse(bad[0], bad[1], bad[2]); err == nil {
+			t.Errorf("%q was taken", bad)
+		}
+	}
+	if got, err := Parse("", "", ""); err != nil || len(got) > 0 {
+		t.Errorf("nothing: %v, %v", got, err)
+	}
+}
+
+// scene is a node and what was done to its pods.
+type scene struct {
+	free      int64
+	disk      int64
+	pods      []Pod
+	evicted   []string
+	verdict   podsync.Verdict
+	condition map[v1.NodeConditionType]bool
+	reclaimed int
+}
+
+func (s *scene) manager(t *testing.T, thresholds ...Threshold) (*Manager, *time.Time) {
+	s.condition = map[v1.NodeConditionType]bool{}
+	now := time.Unix(1000, 0)
+	m := New(Options{
+		Thresholds: thresholds, MaxGrace: 20, Transition: time.Minute,
+		Measure: func(context.Context) map[Signal]Observation {
+			return map[Signal]Observation{Memory: {s.free, 1000}, NodeFS: {s.disk, 1000}}
+		},
+		Pods:    func(context.Context, bool) ([]Pod, error) { return s.pods, nil },
+		Reclaim: func(context.Context) { s.reclaimed++; s.disk += 50 },
+		Evict: func(p *v1.Pod, v podsync.Verdict) {
+			s.evicted, s.verdict = append(s.evicted, p.Name), v
+			for i := range s.pods {
+				if s.pods[i].Pod == p {
+					s.free += s.pods[i].Use[v1.ResourceMemory]
+					s.pods = append(s.pods[:i:i], s.pods[i+1:]...)
+					break
+				}
+			}
+		},
+		Condition: func(kind v1.NodeConditionType, is bool, _, _ string) { s.condition[kind] = is },
+		Log:       slog.New(slog.DiscardHandler),
+	})
+	m.now = func() time.Time { return now }
+	return m, &now
+}
+
+func TestHard(t *testing.T) {
+	s := &scene{free: 50, disk: 1000, pods: []Pod{pod("critical", 2_000_000_000, 0, 500), pod("a", 0, 0, 20), pod("b", 0, 0, 40), pod("c", 5, 0, 300)}}
+	m, now := s.manager(t, Threshold{Signal: Memory, Amount: 100})
+	look := func() {
+		t.Helper()
+		if err := m.Look(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	look()
+	if len(s.evicted) != 1 || s.evicted[0] != "b" || !s.condition[v1.NodeMemoryPressure] || s.condition[v1.NodeDiskPressure] {
+		t.Fatalf("evicted %v, conditions %v", s.evicted, s.condition)
+	}
+	v := s.verdict
+	if v.Reason != "Evicted" || *v.Grace != 0 || v.Condition.Type != v1.DisruptionTarget ||
+		v.Message != "The node was low on resource: memory. Threshold quantity: 100, available: 50. Pod was using 40, request is 0, has larger consumption of memory. " {
+		t.Errorf("%+v", v)
+	}
+	look() // 90 is too little still
+	look()
+	if len(s.evicted) != 2 || s.evicted[1] != "a" {
+		t.Errorf("evicted %v", s.evicted)
+	}
+	*now = now.Add(59 * time.Second)
+	if look(); !s.condition[v1.NodeMemoryPressure] || len(m.Pressure()) != 1 {
+		t.Error("the pressure was over at once")
+	}
+	*now = now.Add(2 * time.Second)
+	if look(); s.condition[v1.NodeMemoryPressure] || len(m.Pressure()) != 0 {
+		t.Error("the pressure goes on")
+	}
+	s.free, s.pods = 10, []Pod{pod("critical", 2_000_000_000, 0, 500)}
+	if look(); len(s.evicted) != 2 {
+		t.Errorf("evicted %v", s.evicted)
+	}
+}
+
+func TestSoft(t *testing.T) {
+	s := &scene{free: 50, disk: 1000, pods: []Pod{pod("a", 0, 0, 500)}}
+	m, now := s.manager(t, Threshold{Signal: Memory, Percent: 10, Grace: 30 * time.Second})
+	for _, step := range []struct {
+		after time.Duration
+		free  int64
+		want  int
+	}{{0, 50, 0}, {20 * time.Second, 50, 0}, {5 * time.Second, 200, 0}, {10 * time.Second, 50, 0}, {29 * time.Second, 50, 0}, {time.Second, 50, 1}} {
+		*now = now.Add(step.after)
+		s.free = step.free
+		if err := m.Look(t.Context()); err != nil || len(s.evicted) != step.want {
+			t.Errorf("%+v: evicted %v, %v", step, s.evicted, err)
+		}
+	}
+	if g := s.verdict.Grace; g == nil || *g != 20 {
+		t.Errorf("grace %v", g)
+	}
+}
+
+// Before a pod goes for its disk, what nobody needs goes.
+func TestDisk(t *testing.T) {
+	s := &scene{free: 1000, disk: 80, pods: []Pod{pod("a", 0, 0, 10)}}
+	m, _ := s.manager(t, Threshold{Signal: NodeFS, Percent: 10})
+	if err := m.Look(t.Context()); err != nil || s.reclaimed != 1 || len(s.evicted) > 0 || !s.condition[v1.NodeDiskPressure] {
+		t.Errorf("reclaimed %d times, evicted %v, %v", s.reclaimed, s.evicted, err)
+	}
+	s.disk = 10
+	if err := m.Look(t.Context()); err != nil || s.reclaimed != 2 || len(s.evicted) != 1 {
+		t.Errorf("reclaimed %d times, evicted %v, %v", s.reclaimed, s.evicted, err)
+	}
+}
+
+func TestLimits(t *testing.T) {
+	limit := resource.MustParse("1Ki")
+	volume, layer, within := pod("volume", 0, 0, 0), pod("layer", 0, 0, 0), pod("within", 0, 0, 0)
+	for _, p := range []Pod{volume, layer, within} {
+		p.Spec.Volumes = []v1.Volume{{Name: "v", VolumeSource: v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{SizeLimit: &limit}}}}
+		p.Spec.Containers = []v1.Container{{Name: "a", Resources: v1.ResourceRequirements{Limits: v1.ResourceList{v1.ResourceEphemeralStorage: limit}}}}
+	}
+	volume.Volumes = map[string]int64{"v": 1025}
+	layer.Containers = map[string]int64{"a": 1025}
+	within.Volumes, within.Containers = map[string]int64{"v": 1024}, map[string]int64{"a": 1024}
+	for _, test := range []struct {
+		pod  Pod
+		want string
+	}{{volume, `Usage of EmptyDir volume "v" exceeds the limit "1Ki". `}, {layer, `Container a exceeded its local ephemeral storage limit "1Ki". `}, {within, ""}} {
+		got := ""
+		if v := overLimit(test.pod); v != nil {
+			got = v.Message
+		}
+		if got != test.want {
+			t.Errorf("%s: %q, want %q", test.pod.Name, got, test.want)
+		}
+	}
+}

@@ -1,0 +1,200 @@
+// Package imagegc removes images that no container uses: when their file system is
+// too full, or when nobody has used them for long. Pinned images and those in use
+// stay whatever happens. The rules are the kubelet's.
+package imagegc
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// Images has the images.
+type Images interface {
+	ListImages(ctx context.Context, filter *cri.ImageFilter) ([]*cri.Image, error)
+	RemoveImage(ctx context.Context, image *cri.ImageSpec) error
+}
+
+// Options say when images go.
+type Options struct {
+	Images Images
+	// InUse returns the IDs and the names of the images that containers are made
+	// of or have mounted.
+	InUse func(ctx context.Context) (map[string]bool, error)
+	// Space is that of the file system of the images, in bytes.
+	Space func(ctx context.Context) (capacity, available int64, err error)
+	High  int           // percent used from which images are removed; 100 is never
+	Low   int           // percent down to which
+	Min   time.Duration // an image stays at least so long after it came
+	Max   time.Duration // an image that nobody used for so long goes; 0 is never
+	// Full is told that there is not enough that could be removed; may be nil.
+	Full func(message string)
+	Log  *slog.Logger
+}
+
+// The kubelet's defaults.
+const (
+	DefaultHigh = 85
+	DefaultLow  = 80
+	DefaultMin  = 2 * time.Minute
+	period      = 5 * time.Minute
+)
+
+// A Collector removes images.
+type Collector struct {
+	Options
+	now func() time.Time
+
+	mu   sync.Mutex
+	seen map[string]times // by ID; guarded by mu
+}
+
+type times struct{ first, used time.Time }
+
+// New returns a Collector that has seen no image yet.
+func New(o Options) *Collector {
+	return &Collector{Options: o, now: time.Now, seen: map[string]times{}}
+}
+
+// Run looks after images until ctx ends.
+func (c *Collector) Run(ctx context.Context) {
+	tick := time.NewTicker(period)
+	defer tick.Stop()
+	for {
+		if err := c.Collect(ctx); err != nil && ctx.Err() == nil {
+			c.Log.WarnContext(ctx, "images not collected", "err", err)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+type candidate struct {
+	image *cri.Image
+	times
+}
+
+// detect notes which images there are and which are in use now, and returns those
+// that may go, the least recently used first.
+func (c *Collector) detect(ctx context.Context) ([]candidate, error) {
+	used, err := c.InUse(ctx)
+	if err != nil {
+		return nil, err
+	}
+	list, err := c.Images.ListImages(ctx, nil)
+	if err != nil {
+		return nil, err
+	}
+	now, old := c.now(), c.seen
+	c.seen = map[string]times{}
+	var free []candidate
+	for _, image := range list {
+		t, known := old[image.Id]
+		if !known {
+			t.first = now
+		}
+		inUse := used[image.Id]
+		for _, name := range slices.Concat(image.RepoTags, image.RepoDigests) {
+			inUse = inUse || used[name]
+		}
+		if inUse {
+			t.used = now
+		}
+		c.seen[image.Id] = t
+		if !inUse && !image.Pinned {
+			free = append(free, candidate{image, t})
+		}
+	}
+	slices.SortFunc(free, func(a, b candidate) int {
+		return cmp.Or(a.used.Compare(b.used), a.first.Compare(b.first), cmp.Compare(a.image.Id, b.image.Id))
+	})
+	return free, nil
+}
+
+// Collect removes what is too old and, if it is too full, what is not used.
+func (c *Collector) Collect(ctx context.Context) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	free, err := c.detect(ctx)
+	if err != nil {
+		return err
+	}
+	if c.Max > 0 {
+		free = slices.DeleteFunc(free, func(f candidate) bool {
+			last := f.first
+			if f.used.After(last) {
+				last = f.used
+			}
+			return c.now().Sub(last) > c.Max && c.remove(ctx, f, "it was not used for long")
+		})
+	}
+	capacity, available, err := c.Space(ctx)
+	if err != nil || capacity <= 0 {
+		return err
+	}
+	if used := 100 - int(available*100/capacity); used < c.High || c.High >= 100 {
+		return nil
+	}
+	need := capacity*int64(100-c.Low)/100 - available
+	if freed := c.free(ctx, free, need); freed < need {
+		text := fmt.Sprintf("Insufficient free disk space on the node's image filesystem (%d%% of %d bytes used). Failed to free sufficient space by deleting unused images (freed %d bytes).",
+			100-available*100/capacity, capacity, freed)
+		if c.Full != nil {
+			c.Full(text)
+		}
+		return fmt.Errorf("%d bytes were to be freed and only %d could be", need, freed)
+	}
+	return nil
+}
+
+// FreeAll removes every image that is not used, however young. It returns how many
+// bytes they had.
+func (c *Collector) FreeAll(ctx context.Context) (int64, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	free, err := c.detect(ctx)
+	if err != nil {
+		return 0, err
+	}
+	freed := int64(0)
+	for _, f := range free {
+		if c.remove(ctx, f, "space is needed") {
+			freed += int64(f.image.Size)
+		}
+	}
+	return freed, nil
+}
+
+func (c *Collector) free(ctx context.Context, free []candidate, need int64) (freed int64) {
+	for _, f := range free {
+		if freed >= need {
+			break
+		}
+		if c.now().Sub(f.first) < c.Min {
+			continue
+		}
+		if c.remove(ctx, f, "space is needed") {
+			freed += int64(f.image.Size)
+		}
+	}
+	return freed
+}
+
+func (c *Collector) remove(ctx context.Context, f candidate, why string) bool {
+	if err := c.Images.RemoveImage(ctx, &cri.ImageSpec{Image: f.image.Id}); err != nil {
+		c.Log.WarnContext(ctx, "unused image not removed", "image", f.image.Id, "err", err)
+		return false
+	}
+	c.Log.InfoContext(ctx, "unused image removed", "image", f.image.Id, "tags", f.image.RepoTags, "size", f.image.Size, "why", why)
+	delete(c.seen, f.image.Id)
+	return true
+}

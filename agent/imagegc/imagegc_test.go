@@ -1,0 +1,84 @@
+package imagegc
+
+import (
+	"context"
+	"log/slog"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// disk has images of 100 bytes each on 1000 bytes.
+type disk struct{ images []*cri.Image }
+
+func (d *disk) ListImages(context.Context, *cri.ImageFilter) ([]*cri.Image, error) {
+	return d.images, nil
+}
+
+func (d *disk) RemoveImage(_ context.Context, spec *cri.ImageSpec) error {
+	d.images = slices.DeleteFunc(slices.Clone(d.images), func(i *cri.Image) bool { return i.Id == spec.Image })
+	return nil
+}
+
+func (d *disk) space(context.Context) (int64, int64, error) {
+	return 1000, 1000 - 100*int64(len(d.images)), nil
+}
+
+func (d *disk) ids() string {
+	var ids []string
+	for _, i := range d.images {
+		ids = append(ids, i.Id)
+	}
+	return strings.Join(ids, " ")
+}
+
+func TestCollect(t *testing.T) {
+	d := &disk{}
+	for _, id := range strings.Fields("a b c d e f g h i") {
+		d.images = append(d.images, &cri.Image{Id: id, RepoTags: []string{id + ":1"}, Size: 100, Pinned: id == "a"})
+	}
+	used := map[string]bool{"b": true, "c:1": true}
+	full := ""
+	now := time.Unix(1000, 0)
+	c := New(Options{
+		Images: d, Space: d.space, InUse: func(context.Context) (map[string]bool, error) { return used, nil },
+		High: 85, Low: 60, Min: time.Minute, Full: func(m string) { full = m }, Log: slog.New(slog.DiscardHandler),
+	})
+	c.now = func() time.Time { return now }
+	if err := c.Collect(t.Context()); err == nil || full == "" || len(d.images) != 9 {
+		t.Errorf("images that had just come: %s, %v", d.ids(), err)
+	}
+	now = now.Add(time.Hour)
+	used["d"] = true
+	if err := c.Collect(t.Context()); err != nil || d.ids() != "a b c d h i" {
+		t.Errorf("from 90 to 60 %%: %s, %v", d.ids(), err)
+	}
+	if err := c.Collect(t.Context()); err != nil || len(d.images) != 6 {
+		t.Errorf("below the threshold: %s, %v", d.ids(), err)
+	}
+	// What was used last goes last.
+	delete(used, "d")
+	for _, id := range []string{"x", "y", "z"} {
+		d.images = append(d.images, &cri.Image{Id: id, Size: 100})
+	}
+	now = now.Add(time.Hour)
+	if err := c.Collect(t.Context()); err != nil || d.ids() != "a b c x y z" {
+		t.Errorf("all that is old enough: %s, %v", d.ids(), err)
+	}
+	if freed, err := c.FreeAll(t.Context()); err != nil || freed != 300 || d.ids() != "a b c" {
+		t.Errorf("all: %d, %s, %v", freed, d.ids(), err)
+	}
+	c.Max = time.Hour
+	delete(used, "b")
+	now = now.Add(59 * time.Minute)
+	if err := c.Collect(t.Context()); err != nil || d.ids() != "a b c" {
+		t.Errorf("used 59 minutes ago: %s, %v", d.ids(), err)
+	}
+	now = now.Add(2 * time.Minute)
+	if err := c.Collect(t.Context()); err != nil || d.ids() != "a c" {
+		t.Errorf("used 61 minutes ago: %s, %v", d.ids(), err)
+	}
+}

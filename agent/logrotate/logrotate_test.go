@@ -1,0 +1,115 @@
+package logrotate
+
+import (
+	"compress/gzip"
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// runtime has one container that writes to its log.
+type runtime struct {
+	path    string
+	file    *os.File
+	refuses bool
+}
+
+func (r *runtime) Logs(context.Context) (map[string]string, error) {
+	return map[string]string{"c1": r.path}, nil
+}
+
+func (r *runtime) Reopen(context.Context, string) error {
+	if r.refuses {
+		return errors.New("not now")
+	}
+	var err error
+	r.file, err = os.OpenFile(r.path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o640)
+	return err
+}
+
+func TestRotate(t *testing.T) {
+	dir := t.TempDir()
+	r := &runtime{path: filepath.Join(dir, "0.log")}
+	if err := r.Reopen(t.Context(), "c1"); err != nil {
+		t.Fatal(err)
+	}
+	rot := &Rotator{Runtime: r, Size: 1000, Files: 3, Log: slog.New(slog.DiscardHandler)}
+	write := func(text string) {
+		if _, err := r.file.WriteString(text); err != nil {
+			t.Fatal(err)
+		}
+	}
+	names := func() []string {
+		files, err := filepath.Glob(filepath.Join(dir, "*"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return files
+	}
+	write("small\n")
+	rot.All(t.Context())
+	if len(names()) != 1 {
+		t.Fatalf("a small log was rotated: %v", names())
+	}
+	big := strings.Repeat("x", 1000)
+	for i := range 6 { // as if a second had passed each time
+		write(big)
+		rot.All(t.Context())
+		for _, name := range names() {
+			if strings.HasPrefix(filepath.Base(name), "0.log.20") && !strings.HasSuffix(name, ".gz") && i < 5 {
+				to := filepath.Join(dir, "0.log.2000010"+string(rune('1'+i))+"-000000")
+				if _, err := os.Stat(to); err != nil && !strings.Contains(name, "2000010") {
+					if err := os.Rename(name, to); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+		}
+	}
+	got := names()
+	if len(got) != 3 {
+		t.Fatalf("%d files, want 3: %v", len(got), got)
+	}
+	var packed, plain string
+	for _, name := range got[1:] {
+		if strings.HasSuffix(name, ".gz") {
+			packed = name
+		} else {
+			plain = name
+		}
+	}
+	if data, err := os.ReadFile(plain); err != nil || len(data) != 1000 {
+		t.Errorf("the newest rotated file: %d bytes, %v", len(data), err)
+	}
+	f, err := os.Open(packed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	z, err := gzip.NewReader(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if data, err := io.ReadAll(z); err != nil || string(data) != big {
+		t.Errorf("the compressed file: %d bytes, %v", len(data), err)
+	}
+
+	// A runtime that refuses goes on writing to the same file.
+	r.refuses = true
+	write(big)
+	if err := os.WriteFile(filepath.Join(dir, "0.log.1.tmp"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(plain, filepath.Join(dir, "0.log.20000109-000000")); err != nil {
+		t.Fatal(err)
+	}
+	rot.All(t.Context())
+	if info, err := os.Stat(r.path); err != nil || info.Size() != 1000 {
+		t.Errorf("the log is %v, %v", info, err)
+	}
+}
