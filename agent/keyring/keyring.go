@@ -1,0 +1,205 @@
+// Package keyring finds the credentials for an image: those of the node and those
+// of a pod's pull secrets, both as docker writes them.
+//
+// A credential is for a registry, or for what lies below a path of it; its host
+// may have wildcards ("*.example.com"), one for each part of the name. The most
+// specific ones come first. Several may fit, since secrets are rotated: each is
+// tried.
+package keyring
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/url"
+	"os"
+	"path"
+	"slices"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+)
+
+// A Credential is what a registry is shown.
+type Credential struct {
+	Username, Password string
+}
+
+// A Ring is a set of credentials.
+type Ring struct {
+	entries []entry // the most specific first
+}
+
+type entry struct {
+	place string // host, or host/path
+	Credential
+}
+
+// file is docker's config.json; the older .dockercfg is the inner map alone.
+type file struct {
+	Auths map[string]auth `json:"auths"`
+}
+
+type auth struct {
+	Username string `json:"username"`
+	Password string `json:"password"`
+	Auth     string `json:"auth"` // base64 of username:password
+}
+
+// Load reads docker's config.json; one that does not exist is empty.
+func Load(path string) (*Ring, error) {
+	r := &Ring{}
+	data, err := os.ReadFile(path)
+	if os.IsNotExist(err) {
+		return r, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return r, r.addJSON(path, data)
+}
+
+// With returns the ring with the credentials of pull secrets before its own.
+func (r *Ring) With(secrets ...*v1.Secret) (*Ring, error) {
+	all := &Ring{}
+	for _, s := range secrets {
+		name := "secret " + s.Namespace + "/" + s.Name
+		switch {
+		case s.Type == v1.SecretTypeDockerConfigJson || s.Data[v1.DockerConfigJsonKey] != nil:
+			if err := all.addJSON(name, s.Data[v1.DockerConfigJsonKey]); err != nil {
+				return nil, err
+			}
+		case s.Type == v1.SecretTypeDockercfg || s.Data[v1.DockerConfigKey] != nil:
+			var auths map[string]auth
+			if err := json.Unmarshal(s.Data[v1.DockerConfigKey], &auths); err != nil {
+				return nil, fmt.Errorf("%s: it is no .dockercfg", name) // the text may hold the secret
+			}
+			if err := all.add(name, auths); err != nil {
+				return nil, err
+			}
+		}
+	}
+	all.entries = append(all.entries, r.entries...)
+	all.sort()
+	return all, nil
+}
+
+func (r *Ring) addJSON(name string, data []byte) error {
+	var f file
+	if err := json.Unmarshal(data, &f); err != nil {
+		return fmt.Errorf("%s: it is no docker config.json", name) // the text may hold the secret
+	}
+	return r.add(name, f.Auths)
+}
+
+func (r *Ring) add(name string, auths map[string]auth) error {
+	for place, a := range auths {
+		c := Credential{a.Username, a.Password}
+		if a.Auth != "" {
+			text, err := base64.StdEncoding.DecodeString(a.Auth)
+			if err != nil {
+				return fmt.Errorf("%s: credentials for %s are no base64", name, place)
+			}
+			var ok bool
+			if c.Username, c.Password, ok = strings.Cut(string(text), ":"); !ok {
+				return fmt.Errorf("%s: credentials for %s are not user:password", name, place)
+			}
+		}
+		r.entries = append(r.entries, entry{normal(place), c})
+	}
+	r.sort()
+	return nil
+}
+
+// sort keeps the order of equals: secrets come before the node's.
+func (r *Ring) sort() {
+	slices.SortStableFunc(r.entries, func(a, b entry) int { return strings.Compare(b.place, a.place) })
+}
+
+// normal takes off what docker writes around a host: a scheme, and the version of
+// the protocol.
+func normal(place string) string {
+	place = strings.TrimPrefix(strings.TrimPrefix(place, "https://"), "http://")
+	host, rest, _ := strings.Cut(place, "/")
+	for _, version := range []string{"v1", "v2"} {
+		if rest == version || strings.HasPrefix(rest, version+"/") {
+			rest = strings.TrimPrefix(rest[2:], "/")
+		}
+	}
+	if rest = strings.TrimSuffix(rest, "/"); rest == "" {
+		return host
+	}
+	return host + "/" + rest
+}
+
+// defaultHost is what docker calls the registry of images without a host.
+const defaultHost = "index.docker.io"
+
+// Lookup returns the credentials for an image, the most specific first.
+func (r *Ring) Lookup(image string) []Credential {
+	repository := Repository(image)
+	var found []Credential
+	for _, e := range r.entries {
+		if matches(e.place, repository) {
+			found = append(found, e.Credential)
+		}
+	}
+	if len(found) > 0 || !strings.HasPrefix(repository, "docker.io/") {
+		return found
+	}
+	for _, e := range r.entries {
+		if e.place == defaultHost {
+			found = append(found, e.Credential)
+		}
+	}
+	return found
+}
+
+func matches(place, repository string) bool {
+	p, err := url.Parse("https://" + place)
+	if err != nil {
+		return false
+	}
+	t, err := url.Parse("https://" + repository)
+	if err != nil || !strings.HasPrefix(t.Path, p.Path) {
+		return false
+	}
+	parts, port := split(p.Host)
+	targets, targetPort := split(t.Host)
+	if port != targetPort || len(parts) != len(targets) {
+		return false
+	}
+	for i := range parts {
+		if ok, err := path.Match(parts[i], targets[i]); err != nil || !ok {
+			return false
+		}
+	}
+	return true
+}
+
+func split(hostport string) (parts []string, port string) {
+	host, port, err := net.SplitHostPort(hostport)
+	if err != nil {
+		host, port = hostport, ""
+	}
+	return strings.Split(host, "."), port
+}
+
+// Repository is an image's name with its registry, without tag and digest.
+func Repository(image string) string {
+	name, _, _ := strings.Cut(image, "@")
+	if i := strings.LastIndex(name, ":"); i > strings.LastIndex(name, "/") {
+		name = name[:i]
+	}
+	host, rest, ok := strings.Cut(name, "/")
+	switch {
+	case !ok:
+		return "docker.io/library/" + name
+	case !strings.ContainsAny(host, ".:") && host != "localhost":
+		return "docker.io/" + name
+	case host == defaultHost:
+		return "docker.io/" + rest
+	}
+	return name
+}
