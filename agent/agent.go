@@ -135,7 +135,14 @@ func (a *agent) loop(ctx context.Context) {
 	updates := make(chan source.Update)
 	changes := make(chan pleg.Change)
 	dir := &source.Dir{Path: a.Manifests, Log: a.Log, Decode: func(path string, data []byte) ([]*v1.Pod, error) {
-		return manifest.Read(path, data, manifest.Options{NodeName: a.NodeName})
+		objects, _, err := manifest.Read(path, data, manifest.Options{NodeName: a.NodeName, Source: manifest.SourceFile})
+		var pods []*v1.Pod
+		for _, o := range objects {
+			if pod, ok := o.(*v1.Pod); ok {
+				pods = append(pods, pod)
+			}
+		}
+		return pods, err
 	}}
 	go dir.Run(ctx, updates)
 	go (&pleg.Generator{Runtime: a.driver, Log: a.Log}).Run(ctx, changes)

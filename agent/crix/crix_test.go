@@ -40,11 +40,11 @@ func driver(t *testing.T) *Driver {
 // read makes the pod of a manifest whose spec is given.
 func read(t *testing.T, spec string) *v1.Pod {
 	t.Helper()
-	pods, err := manifest.Read("web.yaml", []byte("apiVersion: v1\nkind: Pod\nmetadata: {name: web, labels: {app: w}, annotations: {note: hi}}\nspec:\n"+spec), manifest.Options{NodeName: "n1"})
+	objects, _, err := manifest.Read("web.yaml", []byte("apiVersion: v1\nkind: Pod\nmetadata: {name: web, labels: {app: w}, annotations: {note: hi}}\nspec:\n"+spec), manifest.Options{NodeName: "n1"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return pods[0]
+	return objects[0].(*v1.Pod)
 }
 
 func TestSandboxConfig(t *testing.T) {

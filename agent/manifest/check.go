@@ -8,26 +8,42 @@ import (
 	"strings"
 
 	"go.yaml.in/yaml/v3"
-	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// checkFields compares the document with the Go type v1.Pod and with the list of
-// what crisp acts upon: unknown keys, keys without effect, and values of the
+// A checker compares a document with the Go type of its kind and with the table
+// of what crisp acts upon: unknown keys, keys without effect, and values of the
 // wrong kind, each with its line.
-func checkFields(t *tree) Errors {
-	c := checker{tree: t}
-	c.walk(t.node, reflect.TypeFor[v1.Pod](), "", "")
-	return c.errs
-}
-
 type checker struct {
 	*tree
-	errs Errors
+	kind     string
+	unknown  Unknown
+	errs     Errors
+	warnings Errors
 }
 
+func (c *checker) check(typ reflect.Type) { c.walk(c.node, typ, "", "") }
+
 func (c *checker) report(n *yaml.Node, path, format string, args ...any) {
-	c.errs = append(c.errs, Error{Line: c.line(n), Field: path, Text: fmt.Sprintf(format, args...)})
+	c.errs = append(c.errs, c.problem(n, path, format, args...))
+}
+
+func (c *checker) warn(n *yaml.Node, path, format string, args ...any) {
+	c.warnings = append(c.warnings, c.problem(n, path, format, args...))
+}
+
+func (c *checker) problem(n *yaml.Node, path, format string, args ...any) Error {
+	return Error{Line: c.line(n), Field: c.prefix + path, Text: fmt.Sprintf(format, args...)}
+}
+
+// stray deals with a key that the type does not have.
+func (c *checker) stray(key *yaml.Node, path string) {
+	switch c.unknown {
+	case Strict:
+		c.report(key, path, "unknown field")
+	case Warn:
+		c.warn(key, path, "unknown field")
+	}
 }
 
 var (
@@ -56,7 +72,7 @@ func (c *checker) walk(n *yaml.Node, typ reflect.Type, path, rule string) {
 	}
 	switch typ.Kind() {
 	case reflect.Struct:
-		if !c.kind(n, yaml.MappingNode, path, "a mapping") {
+		if !c.form(n, yaml.MappingNode, path, "a mapping") {
 			return
 		}
 		c.walkStruct(n, typ, path, rule)
@@ -64,18 +80,25 @@ func (c *checker) walk(n *yaml.Node, typ reflect.Type, path, rule string) {
 		if typ.Elem().Kind() == reflect.Uint8 {
 			return
 		}
-		if !c.kind(n, yaml.SequenceNode, path, "a list") {
+		if !c.form(n, yaml.SequenceNode, path, "a list") {
 			return
 		}
 		for i, item := range n.Content {
 			c.walk(item, typ.Elem(), fmt.Sprintf("%s[%d]", path, i), rule+"[]")
 		}
 	case reflect.Map:
-		if !c.kind(n, yaml.MappingNode, path, "a mapping") {
+		if !c.form(n, yaml.MappingNode, path, "a mapping") {
 			return
 		}
+		seen := map[string]bool{}
 		for i := 0; i+1 < len(n.Content); i += 2 {
-			c.walk(n.Content[i+1], typ.Elem(), fmt.Sprintf("%s[%s]", path, n.Content[i].Value), rule+"[]")
+			key := n.Content[i].Value
+			at := fmt.Sprintf("%s[%s]", path, key)
+			if seen[key] {
+				c.report(n.Content[i], at, "is set twice")
+			}
+			seen[key] = true
+			c.walk(n.Content[i+1], typ.Elem(), at, rule+"[]")
 		}
 	default:
 		c.scalar(n, typ, path)
@@ -99,24 +122,23 @@ func (c *checker) walkStruct(n *yaml.Node, typ reflect.Type, path, rule string) 
 			c.report(key, at, "is set twice")
 			continue
 		case !known:
-			c.report(key, at, "unknown field")
+			c.stray(key, at)
 			continue
 		}
 		seen[key.Value] = true
-		switch s, text := supportOf(sub); s {
-		case honoured:
-			c.walk(value, field, at, sub)
-		case ignored: // only its form matters
-			c.walk(value, field, at, sub)
-		case rejected:
-			if !empty(resolve(value), field) {
-				c.report(key, at, "%s", text)
+		switch rule := supportOf(c.kind, sub); {
+		case rule.support != rejected:
+			if rule.support == warned && !empty(resolve(value), field) {
+				c.warn(key, at, "%s", rule.text)
 			}
+			c.walk(value, field, at, sub) // of what is ignored the form matters
+		case !empty(resolve(value), field):
+			c.report(key, at, "%s", rule.text)
 		}
 	}
 }
 
-func (c *checker) kind(n *yaml.Node, want yaml.Kind, path, what string) bool {
+func (c *checker) form(n *yaml.Node, want yaml.Kind, path, what string) bool {
 	if n.Kind == want {
 		return true
 	}

@@ -5,59 +5,170 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
-	v1 "k8s.io/api/core/v1"
 	k8stypes "k8s.io/apimachinery/pkg/types"
 	k8syaml "sigs.k8s.io/yaml"
 )
 
-// decode makes a complete, valid pod of one document, or says what is wrong.
-func decode(doc document, o Options) (*v1.Pod, Errors) {
-	var root yaml.Node
-	if err := yaml.Unmarshal(doc.text, &root); err != nil {
-		return nil, Errors{syntaxError(err, doc.line)}
-	}
-	if len(root.Content) == 0 {
-		return nil, nil
-	}
-	at := &tree{node: root.Content[0], base: doc.line - 1}
-	if errs := checkKind(at); len(errs) > 0 {
-		return nil, errs
-	}
-	if errs := checkFields(at); len(errs) > 0 {
-		return nil, errs
-	}
-	data, err := k8syaml.YAMLToJSONStrict(doc.text)
-	if err != nil {
-		return nil, Errors{syntaxError(err, doc.line)}
-	}
-	pod := &v1.Pod{}
-	if err := json.Unmarshal(data, pod); err != nil {
-		// checkFields has found what can be named; this is the net below it.
-		return nil, Errors{{Line: doc.line, Text: strings.TrimPrefix(err.Error(), "json: ")}}
-	}
-	hash := contentHash(data, o.NodeName)
-	setDefaults(pod, o)
-	if errs := validate(pod, o, at); len(errs) > 0 {
-		slices.SortStableFunc(errs, func(a, b Error) int { return a.Line - b.Line })
-		return nil, errs
-	}
-	pod.UID = k8stypes.UID(hash)
-	if pod.Annotations == nil {
-		pod.Annotations = map[string]string{}
-	}
-	pod.Annotations[AnnotationHash] = hash
-	pod.Annotations[AnnotationSource] = "file"
-	return pod, nil
+// A reader decodes one file.
+type reader struct {
+	Options
+	name     string
+	objects  []Object
+	seen     map[string]int // kind, namespace and name → line of the definition
+	errs     Errors
+	warnings Errors
 }
 
-// contentHash is the identity of a pod from a file, as the kubelet has it: any
-// edit makes another pod. It covers the values, not the text, so that comments
+func (r *reader) fail(errs ...Error) {
+	for _, e := range errs {
+		e.File = r.name
+		r.errs = append(r.errs, e)
+	}
+}
+
+// document decodes one YAML document: an object, or a list of them.
+func (r *reader) document(doc document) {
+	var root yaml.Node
+	if err := yaml.Unmarshal(doc.text, &root); err != nil {
+		r.fail(syntaxError(err, doc.line))
+		return
+	}
+	if len(root.Content) == 0 {
+		return
+	}
+	at := &tree{node: root.Content[0], base: doc.line - 1}
+	data, err := k8syaml.YAMLToJSON(doc.text) // keys that are set twice are the checker's to find
+	if err != nil {
+		r.fail(syntaxError(err, doc.line))
+		return
+	}
+	kind, version := at.kind()
+	if strings.HasSuffix(kind, "List") && version == "v1" || kind == "List" {
+		r.list(at, data)
+		return
+	}
+	r.object(at, data, doc.line)
+}
+
+// list decodes the items of a List, or of a PodList and the like.
+func (r *reader) list(at *tree, data []byte) {
+	var list struct{ Items []json.RawMessage }
+	items := child(at.node, "items")
+	if items == nil {
+		r.fail(Error{Line: at.line(at.node), Field: "items", Text: "is missing"})
+		return
+	}
+	if err := json.Unmarshal(data, &list); err != nil || items.Kind != yaml.SequenceNode || len(items.Content) != len(list.Items) {
+		r.fail(Error{Line: at.line(items), Field: "items", Text: "want a list of objects"})
+		return
+	}
+	for i, node := range items.Content {
+		item := &tree{node: resolve(node), base: at.base, prefix: fmt.Sprintf("items[%d].", i)}
+		r.object(item, list.Items[i], item.line(node))
+	}
+}
+
+// Split returns the objects of a file as JSON, as they stand there: without
+// defaults, those of a List one by one.
+func Split(name string, data []byte) ([]json.RawMessage, error) {
+	var objects []json.RawMessage
+	for _, doc := range split(data) {
+		text, err := k8syaml.YAMLToJSON(doc.text)
+		if err != nil {
+			e := syntaxError(err, doc.line)
+			e.File = name
+			return nil, Errors{e}
+		}
+		var head struct {
+			Kind  string
+			Items []json.RawMessage
+		}
+		if err := json.Unmarshal(text, &head); err == nil && strings.HasSuffix(head.Kind, "List") {
+			objects = append(objects, head.Items...)
+			continue
+		}
+		objects = append(objects, text)
+	}
+	return objects, nil
+}
+
+// object decodes one object, which begins at line.
+func (r *reader) object(at *tree, data []byte, line int) {
+	kind, err := at.kindOf()
+	if err != nil {
+		r.fail(*err)
+		return
+	}
+	if kind == nil {
+		return // nothing to be done for it
+	}
+	c := &checker{tree: at, kind: kind.name, unknown: r.Unknown}
+	c.check(kind.typ)
+	for _, w := range c.warnings {
+		w.File = r.name
+		r.warnings = append(r.warnings, w)
+	}
+	if len(c.errs) > 0 {
+		r.fail(c.errs...)
+		return
+	}
+	o := kind.new()
+	if err := json.Unmarshal(data, o); err != nil {
+		// The checker has found what can be named; this is the net below it.
+		r.fail(Error{Line: line, Text: strings.TrimPrefix(err.Error(), "json: ")})
+		return
+	}
+	if kind.namespaced && o.GetNamespace() == "" {
+		o.SetNamespace("default")
+	}
+	hash := contentHash(data, r.NodeName)
+	v := &validator{tree: at}
+	v.metadata(o, true)
+	kind.complete(v, o, r.Options)
+	if len(v.errs) > 0 {
+		slices.SortStableFunc(v.errs, func(a, b Error) int { return a.Line - b.Line })
+		r.fail(v.errs...)
+		return
+	}
+	if at, twice := r.seen[Key(o)]; twice {
+		r.fail(Error{r.name, line, "metadata.name", fmt.Sprintf("%s is already defined at line %d", Key(o), at)})
+		return
+	}
+	r.seen[Key(o)] = line
+	o.SetUID(k8stypes.UID(hash))
+	annotate(o, map[string]string{AnnotationHash: hash, AnnotationSource: r.Source, AnnotationFile: r.name})
+	r.objects = append(r.objects, o)
+}
+
+// Key names an object for people: "pod default/web", "runtimeclass alt".
+func Key(o Object) string {
+	name := o.GetName()
+	if ns := o.GetNamespace(); ns != "" {
+		name = ns + "/" + name
+	}
+	return strings.ToLower(KindOf(o)) + " " + name
+}
+
+func annotate(o Object, values map[string]string) {
+	annotations := o.GetAnnotations()
+	if annotations == nil {
+		annotations = map[string]string{}
+	}
+	for key, value := range values {
+		annotations[key] = value
+	}
+	o.SetAnnotations(annotations)
+}
+
+// contentHash is the identity of an object of a file, as the kubelet has it: any
+// edit of a pod makes another pod. It covers the values, not the text, so that comments
 // and layout are free; and not the file's name, so that a file can be renamed
 // without harm to what runs. Defaults are not in it either: an agent with other
 // defaults must not replace every pod of the node.
@@ -74,27 +185,13 @@ func contentHash(data []byte, node string) string {
 	return hex.EncodeToString(sum[:16])
 }
 
-func checkKind(at *tree) Errors {
-	if at.node.Kind != yaml.MappingNode {
-		return Errors{{Line: at.line(at.node), Text: "not a Kubernetes object: apiVersion and kind are missing"}}
+// encode is for what is known to have a JSON form.
+func encode(v any) []byte {
+	data, err := json.Marshal(v)
+	if err != nil {
+		panic(fmt.Sprintf("manifest: %T has no JSON form: %v", v, err))
 	}
-	get := func(key string) (string, int) {
-		if n := child(at.node, key); n != nil {
-			return n.Value, at.line(n)
-		}
-		return "", at.line(at.node)
-	}
-	version, line := get("apiVersion")
-	kind, kindLine := get("kind")
-	switch {
-	case kind == "":
-		return Errors{{Line: kindLine, Field: "kind", Text: "is missing"}}
-	case kind != "Pod":
-		return Errors{{Line: kindLine, Field: "kind", Text: kind + " is not supported yet: only Pod is"}}
-	case version != "v1":
-		return Errors{{Line: line, Field: "apiVersion", Text: strconv.Quote(version) + ": want v1"}}
-	}
-	return nil
+	return data
 }
 
 var yamlLine = regexp.MustCompile(`line (\d+): `)

@@ -8,17 +8,17 @@ import (
 
 // setDefaults fills in what Kubernetes' API server would have.
 func setDefaults(pod *v1.Pod, o Options) {
-	if pod.Namespace == "" {
-		pod.Namespace = "default"
-	}
 	spec := &pod.Spec
 	setDefault(&spec.RestartPolicy, v1.RestartPolicyAlways)
 	setDefault(&spec.DNSPolicy, v1.DNSClusterFirst)
 	setDefault(&spec.NodeName, o.NodeName)
-	setPointer(&spec.TerminationGracePeriodSeconds, v1.DefaultTerminationGracePeriodSeconds)
+	setPointer(&spec.TerminationGracePeriodSeconds, int64(v1.DefaultTerminationGracePeriodSeconds))
 	// Never nil: CRI's zero value for the PID namespace is POD, Kubernetes'
 	// default is one for each container, and both follow from this struct.
 	setPointer(&spec.SecurityContext, v1.PodSecurityContext{})
+	if p, ok := priorities[spec.PriorityClassName]; ok {
+		setPointer(&spec.Priority, p)
+	}
 	for i := range spec.Volumes {
 		defaultVolume(&spec.Volumes[i])
 	}
@@ -30,12 +30,45 @@ func setDefaults(pod *v1.Pod, o Options) {
 	}
 }
 
+// priorities are those of the classes that are always there.
+var priorities = map[string]int32{"system-node-critical": 2_000_001_000, "system-cluster-critical": 2_000_000_000}
+
 func defaultVolume(v *v1.Volume) {
 	if v.HostPath != nil {
 		setPointer(&v.HostPath.Type, v1.HostPathUnset)
 	}
-	if v.HostPath == nil && v.EmptyDir == nil {
+	const mode = v1.ConfigMapVolumeSourceDefaultMode // that of all kinds
+	switch {
+	case v.ConfigMap != nil:
+		setPointer(&v.ConfigMap.DefaultMode, mode)
+	case v.Secret != nil:
+		setPointer(&v.Secret.DefaultMode, mode)
+	case v.DownwardAPI != nil:
+		setPointer(&v.DownwardAPI.DefaultMode, mode)
+		defaultDownward(v.DownwardAPI.Items)
+	case v.Projected != nil:
+		setPointer(&v.Projected.DefaultMode, mode)
+		for _, s := range v.Projected.Sources {
+			if s.DownwardAPI != nil {
+				defaultDownward(s.DownwardAPI.Items)
+			}
+		}
+	case v.Image != nil && v.Image.PullPolicy == "":
+		v.Image.PullPolicy = v1.PullIfNotPresent
+		if isLatest(v.Image.Reference) {
+			v.Image.PullPolicy = v1.PullAlways
+		}
+	}
+	if len(volumeSources(v)) == 0 {
 		v.EmptyDir = &v1.EmptyDirVolumeSource{}
+	}
+}
+
+func defaultDownward(items []v1.DownwardAPIVolumeFile) {
+	for i := range items {
+		if items[i].FieldRef != nil {
+			setDefault(&items[i].FieldRef.APIVersion, "v1")
+		}
 	}
 }
 
@@ -58,6 +91,7 @@ func defaultContainer(spec *v1.PodSpec, c *v1.Container) {
 			setDefault(&from.FieldRef.APIVersion, "v1")
 		}
 	}
+	defaultHandlers(c)
 	for name, limit := range c.Resources.Limits {
 		if _, ok := c.Resources.Requests[name]; !ok {
 			if c.Resources.Requests == nil {
@@ -66,6 +100,7 @@ func defaultContainer(spec *v1.PodSpec, c *v1.Container) {
 			c.Resources.Requests[name] = limit.DeepCopy()
 		}
 	}
+	defaultResizePolicy(c)
 }
 
 // isLatest reports whether an image reference names the tag "latest", as one

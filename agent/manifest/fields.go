@@ -1,6 +1,8 @@
 package manifest
 
-import "strings"
+import (
+	"strings"
+)
 
 // support says what becomes of a field.
 type support uint8
@@ -9,36 +11,67 @@ const (
 	rejected support = iota // an error that names it
 	honoured                // crisp acts upon it
 	ignored                 // without meaning on one node: accepted, no effect by design
+	warned                  // accepted without effect, and whoever wrote it is told
 )
 
-// fields lists what is not rejected with the common sentence. A line covers what
-// is below it as well, unless a longer line says otherwise; "[]" stands for any
-// index or key. initContainers follow the lines of containers.
+// fields lists, for each kind, what is not rejected with the common sentence. A
+// line covers what is below it as well, unless a longer line says otherwise;
+// "[]" stands for any index or key. A text after the word is the reason of a
+// rejection or a warning, and a remark elsewhere.
 //
-// This table is also what the reference of supported fields is made of.
+// The lines of Pod hold for the templates of workloads, those of containers[]
+// for initContainers[] and ephemeralContainers[] where these have no line of
+// their own, and those of "every kind" for each. The reference in docs/agent.md
+// is made of this table (go test ./agent/manifest -run TestDocument -update).
 var fields = parseTable(`
+# every kind
 apiVersion                                        honoured
 kind                                              honoured
 metadata.name                                     honoured
 metadata.namespace                                honoured
 metadata.labels                                   honoured
 metadata.annotations                              honoured
+metadata.creationTimestamp                        ignored  the agent sets it
+metadata.generation                               ignored  the agent sets it
+metadata.managedFields                            ignored
+metadata.finalizers                               rejected there is nobody to remove them
+metadata.generateName                             rejected give the object a name
+metadata.ownerReferences                          rejected there is no garbage collector of owners
+metadata.resourceVersion                          ignored  the agent sets it
+metadata.selfLink                                 ignored
 metadata.uid                                      rejected the agent computes it
-metadata.generateName                             rejected give the pod a name
 status                                            rejected the agent writes it
 
-spec.activeDeadlineSeconds                        rejected not supported yet
+# Pod
+spec.activeDeadlineSeconds                        honoured
+spec.affinity.nodeAffinity.preferredDuringSchedulingIgnoredDuringExecution ignored
+spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution honoured
+spec.affinity.podAffinity                         ignored
+spec.affinity.podAntiAffinity                     ignored
 spec.automountServiceAccountToken                 ignored
 spec.containers[].args                            honoured
 spec.containers[].command                         honoured
 spec.containers[].env[].name                      honoured
 spec.containers[].env[].value                     honoured
+spec.containers[].env[].valueFrom.configMapKeyRef honoured
 spec.containers[].env[].valueFrom.fieldRef        honoured
+spec.containers[].env[].valueFrom.fileKeyRef      rejected not supported: take the value from a ConfigMap
+spec.containers[].env[].valueFrom.resourceFieldRef honoured
+spec.containers[].env[].valueFrom.secretKeyRef    honoured
+spec.containers[].envFrom                         honoured
 spec.containers[].image                           honoured
 spec.containers[].imagePullPolicy                 honoured
 spec.containers[].name                            honoured
 spec.containers[].ports                           honoured
-spec.containers[].resizePolicy                    ignored
+spec.containers[].lifecycle                       honoured
+spec.containers[].livenessProbe                   honoured
+spec.containers[].readinessProbe                  honoured
+spec.containers[].resizePolicy                    honoured
+spec.containers[].restartPolicy                   honoured
+spec.containers[].restartPolicyRules              honoured
+spec.containers[].startupProbe                    honoured
+spec.containers[].terminationMessagePath          honoured
+spec.containers[].terminationMessagePolicy        honoured
 spec.containers[].resources.limits                honoured
 spec.containers[].resources.requests              honoured
 spec.containers[].resources.claims                rejected needs device claims, which crisp does not have
@@ -51,6 +84,8 @@ spec.containers[].securityContext.runAsGroup      honoured
 spec.containers[].securityContext.runAsNonRoot    honoured
 spec.containers[].securityContext.runAsUser       honoured
 spec.containers[].securityContext.seccompProfile  honoured
+spec.containers[].securityContext.appArmorProfile honoured
+spec.containers[].securityContext.seLinuxOptions  honoured
 spec.containers[].securityContext.windowsOptions  rejected crisp runs Linux containers
 spec.containers[].stdin                           honoured
 spec.containers[].stdinOnce                       honoured
@@ -60,104 +95,248 @@ spec.containers[].volumeMounts[].mountPath        honoured
 spec.containers[].volumeMounts[].mountPropagation honoured
 spec.containers[].volumeMounts[].name             honoured
 spec.containers[].volumeMounts[].readOnly         honoured
+spec.containers[].volumeMounts[].recursiveReadOnly honoured
+spec.containers[].volumeMounts[].subPath          honoured
+spec.containers[].volumeMounts[].subPathExpr      honoured
 spec.containers[].workingDir                      honoured
 spec.dnsConfig                                    honoured
 spec.dnsPolicy                                    honoured
 spec.enableServiceLinks                           ignored
-spec.ephemeralContainers                          rejected they are added to a running pod, not to a manifest
+spec.ephemeralContainers                          rejected they are added to a running pod (crisp debug), not to a manifest
 spec.hostAliases                                  honoured
 spec.hostIPC                                      honoured
 spec.hostNetwork                                  honoured
 spec.hostPID                                      honoured
 spec.hostname                                     honoured
+spec.hostnameOverride                             honoured
+spec.imagePullSecrets                             honoured
 spec.hostUsers                                    honoured
 spec.initContainers                               honoured
 spec.nodeName                                     honoured
+spec.nodeSelector                                 honoured
 spec.os                                           honoured
+spec.overhead                                     honoured it must be its RuntimeClass's
 spec.preemptionPolicy                             ignored
+spec.priority                                     honoured
+spec.priorityClassName                            honoured system-node-critical and system-cluster-critical; another needs spec.priority beside it
+spec.resources                                    honoured
+spec.readinessGates                               rejected nobody could set the conditions
 spec.resourceClaims                               rejected needs device claims, which crisp does not have
 spec.restartPolicy                                honoured
 spec.schedulerName                                ignored
+spec.schedulingGates                              rejected there is no scheduler that would wait
+spec.schedulingGroup                              ignored
+spec.securityContext.fsGroup                      honoured
+spec.securityContext.fsGroupChangePolicy          honoured
 spec.securityContext.runAsGroup                   honoured
 spec.securityContext.runAsNonRoot                 honoured
 spec.securityContext.runAsUser                    honoured
 spec.securityContext.seccompProfile               honoured
+spec.securityContext.seLinuxChangePolicy          ignored
 spec.securityContext.supplementalGroups           honoured
 spec.securityContext.sysctls                      honoured
+spec.securityContext.appArmorProfile              honoured
+spec.securityContext.seLinuxOptions               honoured
+spec.securityContext.supplementalGroupsPolicy     honoured
 spec.securityContext.windowsOptions               rejected crisp runs Linux containers
 spec.serviceAccount                               honoured
 spec.serviceAccountName                           honoured
+spec.runtimeClassName                             honoured
+spec.setHostnameAsFQDN                            honoured
 spec.shareProcessNamespace                        honoured
+spec.subdomain                                    honoured
 spec.terminationGracePeriodSeconds                honoured
 spec.tolerations                                  ignored
 spec.topologySpreadConstraints                    ignored
+spec.volumes[].configMap                          honoured
+spec.volumes[].downwardAPI                        honoured
 spec.volumes[].emptyDir                           honoured
 spec.volumes[].hostPath                           honoured
+spec.volumes[].image                              honoured
 spec.volumes[].name                               honoured
+spec.volumes[].persistentVolumeClaim              honoured
+spec.volumes[].projected.defaultMode              honoured
+spec.volumes[].projected.sources[].configMap      honoured
+spec.volumes[].projected.sources[].downwardAPI    honoured
+spec.volumes[].projected.sources[].secret         honoured
+spec.volumes[].projected.sources[].clusterTrustBundle rejected needs an API server
+spec.volumes[].projected.sources[].podCertificate rejected needs an API server that signs
+spec.volumes[].projected.sources[].serviceAccountToken rejected needs an API server that issues tokens
+spec.volumes[].secret                             honoured
+spec.volumes[].awsElasticBlockStore               rejected needs a cloud
+spec.volumes[].azureDisk                          rejected needs a cloud
+spec.volumes[].azureFile                          rejected needs a cloud
+spec.volumes[].cephfs                             rejected Kubernetes does not have it any more
+spec.volumes[].cinder                             rejected needs a cloud
+spec.volumes[].csi                                rejected needs a CSI driver, which crisp does not load
+spec.volumes[].ephemeral                          rejected needs a provisioner, which crisp does not have
+spec.volumes[].fc                                 rejected needs a block device attached: mount it and use hostPath
+spec.volumes[].flexVolume                         rejected Kubernetes does not have it any more
+spec.volumes[].flocker                            rejected Kubernetes does not have it any more
+spec.volumes[].gcePersistentDisk                  rejected needs a cloud
+spec.volumes[].gitRepo                            rejected clone in an init container instead
+spec.volumes[].glusterfs                          rejected Kubernetes does not have it any more
+spec.volumes[].nfs                                rejected not supported: mount it and use hostPath
+spec.volumes[].iscsi                              rejected needs a block device attached: mount it and use hostPath
+spec.volumes[].photonPersistentDisk               rejected needs a cloud
+spec.volumes[].portworxVolume                     rejected needs a cloud
+spec.volumes[].quobyte                            rejected Kubernetes does not have it any more
+spec.volumes[].rbd                                rejected Kubernetes does not have it any more
+spec.volumes[].scaleIO                            rejected Kubernetes does not have it any more
+spec.volumes[].storageos                          rejected Kubernetes does not have it any more
+spec.volumes[].vsphereVolume                      rejected needs a cloud
+
+# ConfigMap
+binaryData                                        honoured
+data                                              honoured
+immutable                                         honoured
+
+# Secret
+data                                              honoured
+immutable                                         honoured
+stringData                                        honoured
+type                                              honoured
+
+# RuntimeClass
+handler                                           honoured
+overhead                                          honoured
+scheduling                                        ignored
+
+# PersistentVolumeClaim
+spec.accessModes                                  honoured
+spec.dataSource                                   rejected there is nothing that would fill the volume
+spec.dataSourceRef                                rejected there is nothing that would fill the volume
+spec.resources.requests                           ignored  the directory is as large as its file system
+spec.resources.limits                             ignored  the directory is as large as its file system
+spec.selector                                     rejected there are no volumes to choose from
+spec.storageClassName                             ignored  every claim is a directory of this node
+spec.volumeAttributesClassName                    rejected there are no classes
+spec.volumeMode                                   honoured
+spec.volumeName                                   rejected there are no volumes to name
+
+# Deployment
+spec.minReadySeconds                              honoured
+spec.paused                                       rejected edit the manifest when it is to take effect
+spec.progressDeadlineSeconds                      ignored
+spec.replicas                                     honoured
+spec.revisionHistoryLimit                         ignored
+spec.selector                                     honoured
+spec.strategy.rollingUpdate.maxSurge              ignored  pods have stable names: none can be there twice
+spec.strategy.rollingUpdate.maxUnavailable        honoured
+spec.strategy.type                                honoured
+spec.template                                     honoured
+
+# DaemonSet
+spec.minReadySeconds                              ignored
+spec.revisionHistoryLimit                         ignored
+spec.selector                                     honoured
+spec.template                                     honoured
+spec.updateStrategy                               ignored  the one pod is replaced
+
+# Job
+spec.activeDeadlineSeconds                        honoured
+spec.backoffLimit                                 honoured
+spec.backoffLimitPerIndex                         rejected not supported: backoffLimit counts all pods
+spec.completionMode                               honoured
+spec.completions                                  honoured
+spec.managedBy                                    rejected the agent runs the job
+spec.manualSelector                               rejected the selector is the agent's
+spec.maxFailedIndexes                             rejected not supported: backoffLimit counts all pods
+spec.parallelism                                  honoured
+spec.podFailurePolicy                             rejected not supported: every failure counts
+spec.podReplacementPolicy                         rejected not supported: a pod is replaced when it has failed
+spec.selector                                     rejected the selector is the agent's
+spec.successPolicy                                rejected not supported: all completions count
+spec.suspend                                      honoured
+spec.template                                     honoured
+spec.ttlSecondsAfterFinished                      honoured
+
+# Namespace
+metadata                                          ignored  every namespace is there
+spec                                              ignored
+status                                            ignored
 `)
 
 const notYet = "not supported yet"
 
+// everyKind is the heading of the lines that hold for all.
+const everyKind = "every kind"
+
 type fieldRule struct {
 	support support
-	text    string // for rejected
+	text    string
 }
 
-func parseTable(table string) map[string]fieldRule {
-	rules := map[string]fieldRule{}
-	for line := range strings.Lines(table) {
-		path, rest, ok := strings.Cut(strings.TrimSpace(line), " ")
-		if !ok {
+// A fieldTable has the rules of one kind. inner are the paths that lie on the
+// way to one: they are entered, whatever becomes of their children.
+type fieldTable struct {
+	order []string
+	rules map[string]fieldRule
+	inner map[string]bool
+}
+
+var supportWords = map[string]support{"rejected": rejected, "honoured": honoured, "ignored": ignored, "warned": warned}
+
+func parseTable(text string) map[string]*fieldTable {
+	tables := map[string]*fieldTable{}
+	var current *fieldTable
+	for line := range strings.Lines(text) {
+		line = strings.TrimSpace(line)
+		if kind, ok := strings.CutPrefix(line, "# "); ok {
+			current = &fieldTable{rules: map[string]fieldRule{}, inner: map[string]bool{}}
+			tables[kind] = current
 			continue
 		}
-		word, text, _ := strings.Cut(strings.TrimSpace(rest), " ")
-		switch word {
-		case "honoured":
-			rules[path] = fieldRule{support: honoured}
-		case "ignored":
-			rules[path] = fieldRule{support: ignored}
-		case "rejected":
-			rules[path] = fieldRule{rejected, text}
-		default:
+		words := strings.Fields(line)
+		if len(words) == 0 {
+			continue
+		}
+		s, ok := supportWords[words[1]]
+		if !ok || (s == warned || s == rejected) && len(words) < 3 {
 			panic("manifest: bad line in the table of fields: " + line)
 		}
+		current.add(words[0], fieldRule{s, strings.Join(words[2:], " ")})
 	}
-	return rules
+	return tables
 }
 
-// inner holds the paths that lie on the way to a line of the table: they are
-// entered, whatever becomes of their children.
-var inner = func() map[string]bool {
-	paths := map[string]bool{}
-	for path := range fields {
-		for i, r := range path {
-			if r == '.' || r == '[' {
-				paths[path[:i]] = true
-				if r == '[' {
-					paths[path[:i+2]] = true
-				}
+func (t *fieldTable) add(path string, rule fieldRule) {
+	t.order = append(t.order, path)
+	t.rules[path] = rule
+	for i, r := range path {
+		if r == '.' || r == '[' {
+			t.inner[path[:i]] = true
+			if r == '[' {
+				t.inner[path[:i+2]] = true
 			}
 		}
 	}
-	return paths
-}()
+}
 
-// supportOf looks up a path such as "spec.containers[].image"; text says why a
-// field is rejected.
-func supportOf(path string) (support, string) {
-	if rest, ok := strings.CutPrefix(path, "spec.initContainers[]"); ok {
+// supportOf looks up a path of an object of this kind, such as
+// "spec.containers[].image".
+func supportOf(kind, path string) fieldRule {
+	if rest, ok := strings.CutPrefix(path, "spec.template."); ok && kind != "Pod" {
+		return supportOf("Pod", rest)
+	}
+	for _, list := range []string{"initContainers", "ephemeralContainers"} {
+		rest, ok := strings.CutPrefix(path, "spec."+list+"[]")
+		if !ok || kind != "Pod" {
+			continue
+		}
+		if rule, ok := fields[kind].rules[path]; ok {
+			return rule
+		}
 		path = "spec.containers[]" + rest
 	}
 	for p := path; p != ""; {
-		if r, ok := fields[p]; ok {
-			text := r.text
-			if text == "" {
-				text = notYet
+		for _, table := range []string{kind, everyKind} {
+			if rule, ok := fields[table].rules[p]; ok {
+				return rule
 			}
-			return r.support, text
-		}
-		if p == path && inner[p] {
-			return honoured, ""
+			if p == path && fields[table].inner[p] {
+				return fieldRule{support: honoured}
+			}
 		}
 		i := strings.LastIndexAny(p, ".[")
 		if i < 0 {
@@ -165,5 +344,5 @@ func supportOf(path string) (support, string) {
 		}
 		p = p[:i]
 	}
-	return rejected, notYet
+	return fieldRule{rejected, notYet}
 }

@@ -12,9 +12,13 @@ var node = manifest.Options{NodeName: "n1"}
 
 func read(t *testing.T, text string) []*v1.Pod {
 	t.Helper()
-	pods, err := manifest.Read("pod.yaml", []byte(text), node)
-	if err != nil {
-		t.Fatal(err)
+	objects, warnings, err := manifest.Read("pod.yaml", []byte(text), node)
+	if err != nil || len(warnings) > 0 {
+		t.Fatal(err, warnings)
+	}
+	var pods []*v1.Pod
+	for _, o := range objects {
+		pods = append(pods, o.(*v1.Pod))
 	}
 	return pods
 }
@@ -80,15 +84,15 @@ func TestUID(t *testing.T) {
 	if got := read(t, "# mine\n---\n"+strings.ReplaceAll(web, "  - name: app", "  - name:   \"app\" # the app"))[0].UID; got != uid {
 		t.Errorf("layout made another pod")
 	}
-	pods, err := manifest.Read("renamed.yaml", []byte(web), node)
-	if err != nil || pods[0].UID != uid {
+	pods, _, err := manifest.Read("renamed.yaml", []byte(web), node)
+	if err != nil || pods[0].GetUID() != uid {
 		t.Errorf("another file name made another pod: %v", err)
 	}
 	if got := read(t, strings.Replace(web, "8080", "8081", 1))[0].UID; got == uid {
 		t.Error("another port made no other pod")
 	}
-	pods, err = manifest.Read("pod.yaml", []byte(web), manifest.Options{NodeName: "n2"})
-	if err != nil || pods[0].UID == uid {
+	pods, _, err = manifest.Read("pod.yaml", []byte(web), manifest.Options{NodeName: "n2"})
+	if err != nil || pods[0].GetUID() == uid {
 		t.Errorf("another node has the same UID: %v", err)
 	}
 }
@@ -115,12 +119,15 @@ func TestErrors(t *testing.T) {
 	const ok = "  containers:\n  - name: a\n    image: i:1\n"
 	for _, test := range []struct{ name, text, want string }{
 		{"unknown field", head + ok + "    imagee: j\n", "pod.yaml:8: spec.containers[0].imagee: unknown field"},
-		{"not yet", head + ok + "    livenessProbe: {exec: {command: [a]}}\n", "pod.yaml:8: spec.containers[0].livenessProbe: not supported yet"},
-		{"not yet, in an init container", head + ok + "  initContainers:\n  - {name: b, image: i, restartPolicy: Always}\n", "pod.yaml:9: spec.initContainers[0].restartPolicy: not supported yet"},
-		{"volume source", head + ok + "  volumes:\n  - name: v\n    configMap: {name: c}\n", "pod.yaml:10: spec.volumes[0].configMap: not supported yet"},
+		{"hook without effect", head + ok + "    lifecycle: {postStart: {tcpSocket: {port: 1}}}\n", "pod.yaml:8: spec.containers[0].lifecycle.postStart.tcpSocket: does nothing: use exec, httpGet or sleep"},
+		{"probe of an init container", head + ok + "  initContainers:\n  - {name: b, image: i, livenessProbe: {exec: {command: [a]}}}\n", "pod.yaml:9: spec.initContainers[0].livenessProbe: is for containers that go on, not for an init container without restartPolicy Always"},
+		{"volume source", head + ok + "  volumes:\n  - name: v\n    nfs: {server: s, path: /}\n", "pod.yaml:10: spec.volumes[0].nfs: not supported: mount it and use hostPath"},
+		{"two volume sources", head + ok + "  volumes:\n  - name: v\n    emptyDir: {}\n    configMap: {name: c}\n", "pod.yaml:9: spec.volumes[0]: has 2 sources: emptyDir, configMap"},
+		{"path out of a volume", head + ok + "    volumeMounts: [{name: v, mountPath: /v, subPath: a/../../b}]\n  volumes: [{name: v}]\n", "pod.yaml:8: spec.containers[0].volumeMounts[0].subPath: \"a/../../b\": must not contain .."},
+		{"token", head + ok + "  volumes:\n  - name: v\n    projected: {sources: [{serviceAccountToken: {path: t}}]}\n", "pod.yaml:10: spec.volumes[0].projected.sources[0].serviceAccountToken: needs an API server that issues tokens"},
 		{"with a reason", head + ok + "  resourceClaims: [{name: c}]\n", "pod.yaml:8: spec.resourceClaims: needs device claims, which crisp does not have"},
 		{"status", head + ok + "status: {phase: Running}\n", "pod.yaml:8: status: the agent writes it"},
-		{"second document", web + "---\n" + head + ok + "    lifecycle: {preStop: {sleep: {seconds: 1}}}\n", "pod.yaml:19: spec.containers[0].lifecycle: not supported yet"},
+		{"second document", web + "---\n" + head + ok + "    lifecycle: {preStop: {sleep: {seconds: -1}}}\n", "pod.yaml:19: spec.containers[0].lifecycle.preStop.sleep.seconds: -1 is negative"},
 		{"set twice", head + ok + "    image: j\n", "pod.yaml:8: spec.containers[0].image: is set twice"},
 		{"boolean for string", head + ok + "    env: [{name: A, value: true}]\n", "pod.yaml:8: spec.containers[0].env[0].value: want a string, got the boolean true: quote it"},
 		{"YAML 1.1 boolean for string", head + ok + "    env: [{name: A, value: yes}]\n", "pod.yaml:8: spec.containers[0].env[0].value: want a string, got the string yes: quote it"},
@@ -128,7 +135,7 @@ func TestErrors(t *testing.T) {
 		{"mapping for list", head + "  containers: {name: a}\n", "pod.yaml:5: spec.containers: want a list, got a mapping"},
 		{"quantity", head + ok + "    resources: {limits: {memory: lots}}\n", `pod.yaml:8: spec.containers[0].resources.limits[memory]: "lots" is not a quantity such as 500m, 1.5 or 64Mi`},
 		{"indentation", head + "  containers:\n - name: a\n", "pod.yaml:5: did not find expected key"},
-		{"kind", "apiVersion: apps/v1\nkind: Deployment\n", "pod.yaml:2: kind: Deployment is not supported yet: only Pod is"},
+		{"kind", "apiVersion: v1\nkind: Service\n", "pod.yaml:2: kind: Service is not supported on a single node: use hostPort"},
 		{"no kind", "a: b\n", "pod.yaml:1: kind: is missing"},
 		{"scalar", "hello\n", "pod.yaml:1: not a Kubernetes object: apiVersion and kind are missing"},
 		{"no name", strings.Replace(head+ok, "{name: x}", "{namespace: z}", 1), "pod.yaml:3: metadata.name: is missing"},
@@ -140,11 +147,12 @@ func TestErrors(t *testing.T) {
 		{"enumeration", head + ok + "  restartPolicy: Sometimes\n", `pod.yaml:8: spec.restartPolicy: "Sometimes": want Always, OnFailure, Never`},
 		{"request above limit", head + ok + "    resources:\n      limits: {cpu: 1}\n      requests: {cpu: 2}\n", "pod.yaml:10: spec.containers[0].resources.requests[cpu]: 2 is more than the limit 1"},
 		{"other node", head + ok + "  nodeName: n2\n", `pod.yaml:8: spec.nodeName: "n2" is another node: this one is "n1"`},
-		{"user namespace", head + ok + "  hostUsers: false\n", "pod.yaml:8: spec.hostUsers: user namespaces are not supported yet"},
+		{"user namespace", head + ok + "  hostUsers: false\n  hostPID: true\n", "pod.yaml:8: spec.hostUsers: false excludes hostNetwork, hostPID and hostIPC"},
+		{"priority class", head + ok + "  priorityClassName: mine\n", "pod.yaml:8: spec.priorityClassName: \"mine\": there are no PriorityClass objects: set spec.priority too"},
 		{"pod twice", web + "---\n" + web, "pod.yaml:12: metadata.name: pod default/web is already defined at line 1"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			pods, err := manifest.Read("pod.yaml", []byte(test.text), node)
+			pods, _, err := manifest.Read("pod.yaml", []byte(test.text), node)
 			if err == nil {
 				t.Fatal("no error")
 			}
@@ -160,7 +168,7 @@ func TestErrors(t *testing.T) {
 
 // All that is wrong is told at once, in the order of the lines.
 func TestSeveralErrors(t *testing.T) {
-	_, err := manifest.Read("pod.yaml", []byte(strings.Replace(web, "    ports", "    foo: 1\n    bar: 2\n    ports", 1)), node)
+	_, _, err := manifest.Read("pod.yaml", []byte(strings.Replace(web, "    ports", "    foo: 1\n    bar: 2\n    ports", 1)), node)
 	want := "pod.yaml:9: spec.containers[0].foo: unknown field\npod.yaml:10: spec.containers[0].bar: unknown field"
 	if err == nil || err.Error() != want {
 		t.Errorf("got\n%v\nwant\n%s", err, want)

@@ -10,8 +10,9 @@ import (
 // A tree is the node tree of one document: it knows where in the file a field
 // stands.
 type tree struct {
-	node *yaml.Node
-	base int // lines of the file before the document
+	node   *yaml.Node
+	base   int    // lines of the file before the document
+	prefix string // of the node's fields in errors: "items[0]." in a List
 }
 
 func (t *tree) line(n *yaml.Node) int { return t.base + n.Line }

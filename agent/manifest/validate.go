@@ -8,15 +8,14 @@ import (
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// validate checks what protects the node and its other pods, and the values that
+// pod checks what protects the node and its other pods, and the values that
 // crisp does not act upon although it knows their field. It is not all of what
 // an API server would check.
-func validate(pod *v1.Pod, o Options, at *tree) Errors {
-	v := &validator{tree: at}
-	v.metadata(pod)
+func (v *validator) pod(pod *v1.Pod, o Options) {
 	v.podSpec(&pod.Spec, o)
 	v.volumes(&pod.Spec)
 	names := map[string]string{}
@@ -30,16 +29,18 @@ func validate(pod *v1.Pod, o Options, at *tree) Errors {
 	for i := range pod.Spec.Containers {
 		v.container(&pod.Spec, &pod.Spec.Containers[i], fmt.Sprintf("spec.containers[%d]", i), names, ports)
 	}
-	return v.errs
 }
 
+// A validator collects what is wrong with one object.
 type validator struct {
 	*tree
-	errs Errors
+	under string // where the object that is validated lies in the document: "spec.template."
+	errs  Errors
 }
 
 func (v *validator) report(field, format string, args ...any) {
-	v.errs = append(v.errs, Error{Line: v.lineOf(field), Field: field, Text: fmt.Sprintf(format, args...)})
+	field = v.under + field
+	v.errs = append(v.errs, Error{Line: v.lineOf(field), Field: v.prefix + field, Text: fmt.Sprintf(format, args...)})
 }
 
 // valid reports the texts that a check of apimachinery returned.
@@ -61,30 +62,38 @@ func oneOf[T ~string](v *validator, field string, value T, want ...T) {
 	v.report(field, "%q: want %s", value, strings.Join(texts, ", "))
 }
 
-func (v *validator) metadata(pod *v1.Pod) {
-	if pod.Name == "" {
+// metadata checks the metadata of an object; named is false for that of a pod
+// template, whose pods get their names from the workload.
+func (v *validator) metadata(m metav1.Object, named bool) {
+	switch name := m.GetName(); {
+	case !named:
+	case name == "":
 		v.report("metadata.name", "is missing")
-	} else {
-
-		v.valid("metadata.name", pod.Name, validation.IsDNS1123Subdomain(pod.Name))
+	default:
+		v.valid("metadata.name", name, validation.IsDNS1123Subdomain(name))
 	}
-	v.valid("metadata.namespace", pod.Namespace, validation.IsDNS1123Label(pod.Namespace))
-	for key, value := range pod.Labels {
+	if ns := m.GetNamespace(); ns != "" {
+		v.valid("metadata.namespace", ns, validation.IsDNS1123Label(ns))
+	}
+	for key, value := range m.GetLabels() {
 		field := "metadata.labels[" + key + "]"
 		v.valid(field, key, validation.IsQualifiedName(key))
 		v.valid(field, value, validation.IsValidLabelValue(value))
-		if strings.HasPrefix(key, "io.kubernetes.") || strings.HasPrefix(key, "io.crisp.") {
+		if reserved(key) || strings.HasPrefix(key, "io.kubernetes.") {
 			v.report(field, "the prefix is reserved for the agent")
 		}
 	}
-	for key := range pod.Annotations {
+	for key := range m.GetAnnotations() {
 		field := "metadata.annotations[" + key + "]"
 		v.valid(field, key, validation.IsQualifiedName(strings.ToLower(key)))
-		if strings.HasPrefix(key, "io.crisp.") {
+		if reserved(key) {
 			v.report(field, "the prefix is reserved for the agent")
 		}
 	}
 }
+
+// reserved reports whether a label or annotation is ours.
+func reserved(key string) bool { return strings.HasPrefix(key, "io.crisp.") }
 
 func (v *validator) podSpec(spec *v1.PodSpec, o Options) {
 	oneOf(v, "spec.restartPolicy", spec.RestartPolicy, v1.RestartPolicyAlways, v1.RestartPolicyOnFailure, v1.RestartPolicyNever)
@@ -98,6 +107,7 @@ func (v *validator) podSpec(spec *v1.PodSpec, o Options) {
 	if g := *spec.TerminationGracePeriodSeconds; g < 0 {
 		v.report("spec.terminationGracePeriodSeconds", "%d is negative", g)
 	}
+	v.life(spec)
 	if o.NodeName != "" && spec.NodeName != o.NodeName {
 		v.report("spec.nodeName", "%q is another node: this one is %q", spec.NodeName, o.NodeName)
 	}
@@ -107,9 +117,10 @@ func (v *validator) podSpec(spec *v1.PodSpec, o Options) {
 	if spec.OS != nil && spec.OS.Name != v1.Linux {
 		v.report("spec.os.name", "%q: crisp runs linux", spec.OS.Name)
 	}
-	if spec.HostUsers != nil && !*spec.HostUsers {
-		v.report("spec.hostUsers", "user namespaces are "+notYet)
+	if spec.HostUsers != nil && !*spec.HostUsers && (spec.HostNetwork || spec.HostPID || spec.HostIPC) {
+		v.report("spec.hostUsers", "false excludes hostNetwork, hostPID and hostIPC")
 	}
+	v.priority(spec)
 	for _, account := range [][2]string{{"serviceAccountName", spec.ServiceAccountName}, {"serviceAccount", spec.DeprecatedServiceAccount}} {
 		if account[1] != "" && account[1] != "default" {
 			v.report("spec."+account[0], "%q: there are no service accounts without an API server", account[1])
@@ -133,6 +144,20 @@ func (v *validator) podSpec(spec *v1.PodSpec, o Options) {
 		if s.Name == "" || strings.Contains(s.Name, "..") {
 			v.report(fmt.Sprintf("spec.securityContext.sysctls[%d].name", i), "%q is not a sysctl", s.Name)
 		}
+	}
+}
+
+// priority checks that a pod's priority is known, and that of a class is the
+// class's.
+func (v *validator) priority(spec *v1.PodSpec) {
+	want, known := priorities[spec.PriorityClassName]
+	switch {
+	case spec.PriorityClassName != "" && spec.Priority == nil:
+		v.report("spec.priorityClassName", "%q: there are no PriorityClass objects: set spec.priority too", spec.PriorityClassName)
+	case known && *spec.Priority != want:
+		v.report("spec.priority", "%d is not that of %s, %d", *spec.Priority, spec.PriorityClassName, want)
+	case !known && spec.Priority != nil && *spec.Priority > 1_000_000_000:
+		v.report("spec.priority", "%d: more than 1000000000 is for the classes of the system", *spec.Priority)
 	}
 }
 
@@ -182,54 +207,5 @@ func (v *validator) user(field string, uid, gid *int64, p *v1.SeccompProfile) {
 		v.report(field+".localhostProfile", "goes with the type Localhost, and only with it")
 	case local && (path.IsAbs(*p.LocalhostProfile) || slices.Contains(strings.Split(*p.LocalhostProfile, "/"), "..")):
 		v.report(field+".localhostProfile", "%q must stay below the agent's seccomp directory", *p.LocalhostProfile)
-	}
-}
-
-func (v *validator) volumes(spec *v1.PodSpec) {
-	seen := map[string]bool{}
-	for i := range spec.Volumes {
-		vol := &spec.Volumes[i]
-		field := fmt.Sprintf("spec.volumes[%d]", i)
-		if vol.Name == "" {
-			v.report(field+".name", "is missing")
-		} else {
-			v.valid(field+".name", vol.Name, validation.IsDNS1123Label(vol.Name))
-		}
-		if seen[vol.Name] {
-			v.report(field+".name", "volume %s is defined twice", vol.Name)
-		}
-		seen[vol.Name] = true
-		switch {
-		case vol.HostPath != nil && vol.EmptyDir != nil:
-			v.report(field, "has two sources")
-		case vol.HostPath != nil:
-			v.hostPath(field+".hostPath", vol.HostPath)
-		case vol.EmptyDir != nil:
-			v.emptyDir(field+".emptyDir", vol.EmptyDir)
-		}
-	}
-}
-
-func (v *validator) hostPath(field string, h *v1.HostPathVolumeSource) {
-	if !path.IsAbs(h.Path) {
-		v.report(field+".path", "%q is not an absolute path", h.Path)
-	}
-	if slices.Contains(strings.Split(h.Path, "/"), "..") {
-		v.report(field+".path", "%q: must not contain ..", h.Path)
-	}
-	oneOf(v, field+".type", *h.Type, v1.HostPathDirectoryOrCreate, v1.HostPathDirectory, v1.HostPathFileOrCreate,
-		v1.HostPathFile, v1.HostPathSocket, v1.HostPathCharDev, v1.HostPathBlockDev)
-}
-
-func (v *validator) emptyDir(field string, e *v1.EmptyDirVolumeSource) {
-	oneOf(v, field+".medium", e.Medium, v1.StorageMediumDefault, v1.StorageMediumMemory)
-	if e.SizeLimit == nil {
-		return
-	}
-	if e.SizeLimit.Sign() <= 0 {
-		v.report(field+".sizeLimit", "%s is not more than 0", e.SizeLimit)
-	}
-	if e.Medium != v1.StorageMediumMemory {
-		v.report(field+".sizeLimit", notYet+" on disk: only with medium Memory")
 	}
 }

@@ -33,9 +33,11 @@ func (v *validator) container(spec *v1.PodSpec, c *v1.Container, field string, n
 		v.report(field+".stdinOnce", "needs stdin")
 	}
 	v.ports(spec, c, field, ports)
-	v.env(c, field)
+	v.env(spec, c, field)
 	v.mounts(spec, c, field)
 	v.resources(c, field)
+	v.handlers(c, field, strings.HasPrefix(field, "spec.initContainers"))
+	v.stopSignal(spec, c, field)
 	if c.SecurityContext != nil {
 		v.security(c.SecurityContext, field+".securityContext")
 	}
@@ -77,52 +79,6 @@ func (v *validator) ports(spec *v1.PodSpec, c *v1.Container, field string, taken
 	}
 }
 
-// fieldRefs are the fields of a pod that an environment variable may show.
-var fieldRefs = []string{
-	"metadata.name", "metadata.namespace", "metadata.uid", "spec.nodeName", "spec.serviceAccountName",
-	"status.hostIP", "status.hostIPs", "status.podIP", "status.podIPs",
-}
-
-func (v *validator) env(c *v1.Container, field string) {
-	for i, e := range c.Env {
-		field := fmt.Sprintf("%s.env[%d]", field, i)
-		if e.Name == "" {
-			v.report(field+".name", "is missing")
-		} else {
-			v.valid(field+".name", e.Name, validation.IsRelaxedEnvVarName(e.Name))
-		}
-		if e.ValueFrom == nil {
-			continue
-		}
-		if e.Value != "" {
-			v.report(field, "has both value and valueFrom")
-		}
-		ref := e.ValueFrom.FieldRef
-		if ref == nil {
-			v.report(field+".valueFrom", "names no source")
-			continue
-		}
-		if ref.APIVersion != "v1" {
-			v.report(field+".valueFrom.fieldRef.apiVersion", "%q: want v1", ref.APIVersion)
-		}
-		if m, _, ok := SplitSubscript(ref.FieldPath); ok && (m == "metadata.labels" || m == "metadata.annotations") {
-			continue
-		}
-		oneOf(v, field+".valueFrom.fieldRef.fieldPath", ref.FieldPath, fieldRefs...)
-		if ref.FieldPath == "" {
-			v.report(field+".valueFrom.fieldRef.fieldPath", "is missing")
-		}
-	}
-}
-
-// SplitSubscript cuts a field path with a quoted subscript,
-// "metadata.labels['app']", into "metadata.labels" and "app".
-func SplitSubscript(fieldPath string) (path, key string, ok bool) {
-	path, rest, ok := strings.Cut(fieldPath, "['")
-	key, closed := strings.CutSuffix(rest, "']")
-	return path, key, ok && closed
-}
-
 func (v *validator) mounts(spec *v1.PodSpec, c *v1.Container, field string) {
 	paths := map[string]bool{}
 	for i, m := range c.VolumeMounts {
@@ -137,6 +93,10 @@ func (v *validator) mounts(spec *v1.PodSpec, c *v1.Container, field string) {
 			v.report(field+".mountPath", "%q is mounted twice", m.MountPath)
 		default:
 			paths[clean] = true
+		}
+		v.subPath(&m, field)
+		if m.RecursiveReadOnly != nil {
+			v.recursiveReadOnly(&m, field)
 		}
 		if m.MountPropagation == nil {
 			continue
@@ -163,9 +123,7 @@ func (v *validator) resources(c *v1.Container, field string) {
 			switch {
 			case q.Sign() < 0:
 				v.report(field, "%s is negative", q.String())
-			case name == v1.ResourceCPU || name == v1.ResourceMemory || strings.HasPrefix(string(name), v1.ResourceHugePagesPrefix):
-			case name == v1.ResourceEphemeralStorage:
-				v.report(field, notYet)
+			case name == v1.ResourceCPU || name == v1.ResourceMemory || name == v1.ResourceEphemeralStorage || strings.HasPrefix(string(name), v1.ResourceHugePagesPrefix):
 			default:
 				v.report(field, "this node has no such resource")
 			}

@@ -29,13 +29,13 @@ func runValidate(c *cli, args []string) error {
 	if err != nil {
 		return err
 	}
-	pods, err := manifest.Read(input, data, manifest.Options{})
+	objects, _, err := manifest.Read(input, data, manifest.Options{})
 	if errs, ok := errors.AsType[manifest.Errors](err); ok {
 		fmt.Fprintln(c.stderr, errs)
 		return &exitError{code: exitInvalid}
 	}
-	for _, pod := range pods {
-		fmt.Fprintf(c.stdout, "%s: pod %s/%s is valid\n", input, pod.Namespace, pod.Name)
+	for _, o := range objects {
+		fmt.Fprintf(c.stdout, "%s: %s is valid\n", input, manifest.Key(o))
 	}
 	return err
 }

@@ -1,0 +1,212 @@
+package manifest
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
+	v1 "k8s.io/api/core/v1"
+	nodev1 "k8s.io/api/node/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/apimachinery/pkg/util/validation"
+)
+
+func completePod(v *validator, pod *v1.Pod, o Options) {
+	setDefaults(pod, o)
+	v.pod(pod, o)
+}
+
+// template completes the pods of a workload. What it is told apart by is the
+// hash of the text, not of the defaults.
+func (v *validator) template(t *v1.PodTemplateSpec, namespace string, o Options) {
+	v.under = "spec.template."
+	v.metadata(t, false)
+	if t.Namespace != "" && t.Namespace != namespace {
+		v.report("metadata.namespace", "%q is not the workload's, %q", t.Namespace, namespace)
+	}
+	hash := contentHash(encode(t), o.NodeName)
+	pod := &v1.Pod{ObjectMeta: t.ObjectMeta, Spec: t.Spec}
+	setDefaults(pod, o)
+	v.pod(pod, o)
+	t.Spec = pod.Spec
+	if t.Annotations == nil {
+		t.Annotations = map[string]string{}
+	}
+	t.Annotations[AnnotationHash] = hash
+	v.under = ""
+}
+
+// selects checks that the selector of a workload selects its own pods.
+func (v *validator) selects(s *metav1.LabelSelector, t *v1.PodTemplateSpec) {
+	if s == nil || len(s.MatchLabels)+len(s.MatchExpressions) == 0 {
+		v.report("spec.selector", "is missing")
+		return
+	}
+	selector, err := metav1.LabelSelectorAsSelector(s)
+	if err != nil {
+		v.report("spec.selector", "%v", err)
+		return
+	}
+	if !selector.Matches(labels.Set(t.Labels)) {
+		v.report("spec.template.metadata.labels", "are not those that spec.selector selects")
+	}
+}
+
+func (v *validator) policy(p v1.RestartPolicy, want ...v1.RestartPolicy) {
+	oneOf(v, "spec.template.spec.restartPolicy", p, want...)
+}
+
+// atLeast checks a number that may be left out.
+func (v *validator) atLeast(field string, n *int32, least int32) {
+	if n != nil && *n < least {
+		v.report(field, "%d is less than %d", *n, least)
+	}
+}
+
+func completeDeployment(v *validator, d *appsv1.Deployment, o Options) {
+	setPointer(&d.Spec.Replicas, 1)
+	v.atLeast("spec.replicas", d.Spec.Replicas, 0)
+	v.atLeast("spec.minReadySeconds", &d.Spec.MinReadySeconds, 0)
+	setDefault(&d.Spec.Strategy.Type, appsv1.RollingUpdateDeploymentStrategyType)
+	oneOf(v, "spec.strategy.type", d.Spec.Strategy.Type, appsv1.RollingUpdateDeploymentStrategyType, appsv1.RecreateDeploymentStrategyType)
+	if r := d.Spec.Strategy.RollingUpdate; r != nil && r.MaxUnavailable != nil {
+		n, err := intstr.GetScaledValueFromIntOrPercent(r.MaxUnavailable, 100, false)
+		if err != nil || n < 0 {
+			v.report("spec.strategy.rollingUpdate.maxUnavailable", "%q: want a number or a percentage", r.MaxUnavailable)
+		}
+		if d.Spec.Strategy.Type == appsv1.RecreateDeploymentStrategyType {
+			v.report("spec.strategy.rollingUpdate", "goes with the type RollingUpdate, and only with it")
+		}
+	}
+	v.template(&d.Spec.Template, d.Namespace, o)
+	v.selects(d.Spec.Selector, &d.Spec.Template)
+	v.policy(d.Spec.Template.Spec.RestartPolicy, v1.RestartPolicyAlways)
+}
+
+func completeDaemonSet(v *validator, d *appsv1.DaemonSet, o Options) {
+	v.template(&d.Spec.Template, d.Namespace, o)
+	v.selects(d.Spec.Selector, &d.Spec.Template)
+	v.policy(d.Spec.Template.Spec.RestartPolicy, v1.RestartPolicyAlways)
+}
+
+func completeJob(v *validator, j *batchv1.Job, o Options) {
+	s := &j.Spec
+	setPointer(&s.Parallelism, 1)
+	if s.CompletionMode != nil && *s.CompletionMode == batchv1.IndexedCompletion && s.Completions == nil {
+		v.report("spec.completions", "is missing: completionMode Indexed needs it")
+	}
+	setPointer(&s.CompletionMode, batchv1.NonIndexedCompletion)
+	setPointer(&s.BackoffLimit, 6)
+	oneOf(v, "spec.completionMode", *s.CompletionMode, batchv1.NonIndexedCompletion, batchv1.IndexedCompletion)
+	v.atLeast("spec.parallelism", s.Parallelism, 0)
+	v.atLeast("spec.completions", s.Completions, 0)
+	v.atLeast("spec.backoffLimit", s.BackoffLimit, 0)
+	v.atLeast("spec.ttlSecondsAfterFinished", s.TTLSecondsAfterFinished, 0)
+	if a := s.ActiveDeadlineSeconds; a != nil && *a < 0 {
+		v.report("spec.activeDeadlineSeconds", "%d is negative", *a)
+	}
+	if s.TTLSecondsAfterFinished != nil && o.Source != SourceAPI {
+		v.report("spec.ttlSecondsAfterFinished", "only for a job that was applied: that of a file stays as long as its file")
+	}
+	if s.Template.Spec.RestartPolicy == "" {
+		v.report("spec.template.spec.restartPolicy", "is missing: a job's is OnFailure or Never")
+	}
+	v.template(&s.Template, j.Namespace, o)
+	v.policy(s.Template.Spec.RestartPolicy, v1.RestartPolicyOnFailure, v1.RestartPolicyNever)
+}
+
+// maxObject is what Kubernetes allows for the content of a ConfigMap or Secret.
+const maxObject = 1 << 20
+
+func (v *validator) dataKeys(field string, keys []string, size int) {
+	for _, key := range keys {
+		v.valid(field+"["+key+"]", key, validation.IsConfigMapKey(key))
+	}
+	if size > maxObject {
+		v.report(field, "%d bytes are more than the %d that are allowed", size, maxObject)
+	}
+}
+
+func completeConfigMap(v *validator, c *v1.ConfigMap, _ Options) {
+	size := 0
+	for key, value := range c.Data {
+		size += len(value)
+		if _, twice := c.BinaryData[key]; twice {
+			v.report("binaryData["+key+"]", "is in data too")
+		}
+	}
+	for _, value := range c.BinaryData {
+		size += len(value)
+	}
+	v.dataKeys("data", slices.Sorted(maps.Keys(c.Data)), size)
+	v.dataKeys("binaryData", slices.Sorted(maps.Keys(c.BinaryData)), 0)
+}
+
+// secretKeys are what a secret of each type must have; of basic-auth one of them.
+var secretKeys = map[v1.SecretType][]string{
+	v1.SecretTypeDockercfg:        {v1.DockerConfigKey},
+	v1.SecretTypeDockerConfigJson: {v1.DockerConfigJsonKey},
+	v1.SecretTypeSSHAuth:          {v1.SSHAuthPrivateKey},
+	v1.SecretTypeTLS:              {v1.TLSCertKey, v1.TLSPrivateKeyKey},
+}
+
+func completeSecret(v *validator, s *v1.Secret, _ Options) {
+	setDefault(&s.Type, v1.SecretTypeOpaque)
+	for key, value := range s.StringData { // it wins, as an API server has it
+		if s.Data == nil {
+			s.Data = map[string][]byte{}
+		}
+		s.Data[key] = []byte(value)
+	}
+	s.StringData = nil
+	size := 0
+	for _, value := range s.Data {
+		size += len(value)
+	}
+	v.dataKeys("data", slices.Sorted(maps.Keys(s.Data)), size)
+	if s.Type == v1.SecretTypeServiceAccountToken {
+		v.report("type", "%q: there are no service accounts without an API server", s.Type)
+	}
+	for _, key := range secretKeys[s.Type] {
+		if _, ok := s.Data[key]; !ok {
+			v.report("data", "a secret of the type %s needs the key %s", s.Type, key)
+		}
+	}
+}
+
+func completeClaim(v *validator, c *v1.PersistentVolumeClaim, _ Options) {
+	if len(c.Spec.AccessModes) == 0 {
+		v.report("spec.accessModes", "is missing")
+	}
+	for i, mode := range c.Spec.AccessModes {
+		oneOf(v, fmt.Sprintf("spec.accessModes[%d]", i), mode, v1.ReadWriteOnce, v1.ReadOnlyMany, v1.ReadWriteMany, v1.ReadWriteOncePod)
+	}
+	if m := c.Spec.VolumeMode; m != nil && *m != v1.PersistentVolumeFilesystem {
+		v.report("spec.volumeMode", "%q: want %s", *m, v1.PersistentVolumeFilesystem)
+	}
+}
+
+func completeRuntimeClass(v *validator, r *nodev1.RuntimeClass, _ Options) {
+	if r.Handler == "" {
+		v.report("handler", "is missing")
+	} else {
+		v.valid("handler", r.Handler, validation.IsDNS1123Label(r.Handler))
+	}
+	if r.Overhead == nil {
+		return
+	}
+	for name, q := range r.Overhead.PodFixed {
+		field := fmt.Sprintf("overhead.podFixed[%s]", name)
+		if q.Sign() < 0 {
+			v.report(field, "%s is negative", q.String())
+		}
+		if name != v1.ResourceCPU && name != v1.ResourceMemory && !strings.HasPrefix(string(name), v1.ResourceHugePagesPrefix) {
+			v.report(field, "this node has no such resource")
+		}
+	}
+}

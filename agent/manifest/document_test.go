@@ -1,0 +1,41 @@
+package manifest_test
+
+import (
+	"flag"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/crisp-cri/crisp/agent/manifest"
+)
+
+var update = flag.Bool("update", false, "write the table of fields into docs/agent.md")
+
+const (
+	document  = "../../docs/agent.md"
+	tableHead = "<!-- fields: made by go test ./agent/manifest -run TestDocument -update -->\n"
+	tableEnd  = "<!-- end of fields -->"
+)
+
+// The reference of fields is made from the table that the code goes by.
+func TestDocument(t *testing.T) {
+	data, err := os.ReadFile(document)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, rest, ok := strings.Cut(string(data), tableHead)
+	have, after, ok2 := strings.Cut(rest, tableEnd)
+	if !ok || !ok2 {
+		t.Fatalf("%s has no place for the table of fields", document)
+	}
+	want := "\n" + manifest.Reference() + "\n"
+	if have == want {
+		return
+	}
+	if !*update {
+		t.Fatalf("the table of fields in %s is not that of the code: go test ./agent/manifest -run TestDocument -update", document)
+	}
+	if err := os.WriteFile(document, []byte(before+tableHead+want+tableEnd+after), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,57 @@
+package manifest
+
+import (
+	"fmt"
+	"reflect"
+
+	"go.yaml.in/yaml/v3"
+	v1 "k8s.io/api/core/v1"
+)
+
+// Ephemeral completes the ephemeral containers that a pod is to have. Those that
+// it has stay as they are, and it can only be given more.
+func Ephemeral(pod *v1.Pod, next []v1.EphemeralContainer) ([]v1.EphemeralContainer, error) {
+	v := &validator{tree: &tree{node: &yaml.Node{Kind: yaml.MappingNode}}}
+	names := map[string]string{}
+	for i := range pod.Spec.InitContainers {
+		names[pod.Spec.InitContainers[i].Name] = fmt.Sprintf("spec.initContainers[%d]", i)
+	}
+	for i := range pod.Spec.Containers {
+		names[pod.Spec.Containers[i].Name] = fmt.Sprintf("spec.containers[%d]", i)
+	}
+	have := pod.Spec.EphemeralContainers
+	if len(next) < len(have) {
+		v.report("spec.ephemeralContainers", "they cannot be taken away")
+	}
+	var list []v1.EphemeralContainer
+	for i := range next {
+		e := next[i].DeepCopy()
+		field := fmt.Sprintf("spec.ephemeralContainers[%d]", i)
+		if i < len(have) {
+			if e.Name != have[i].Name || !reflect.DeepEqual(e.Command, have[i].Command) || e.Image != have[i].Image {
+				v.report(field, "it cannot be changed")
+			}
+			names[have[i].Name] = field
+			list = append(list, have[i])
+			continue
+		}
+		c := v1.Container(e.EphemeralContainerCommon)
+		if len(c.Ports) > 0 || c.LivenessProbe != nil || c.ReadinessProbe != nil || c.StartupProbe != nil || c.Lifecycle != nil || len(c.Resources.Limits)+len(c.Resources.Requests) > 0 {
+			v.report(field, "an ephemeral container has no ports, probes, lifecycle and resources")
+		}
+		if target := e.TargetContainerName; target != "" && names[target] == "" {
+			v.report(field+".targetContainerName", "the pod has no container %q", target)
+		}
+		defaultContainer(&pod.Spec, &c)
+		v.container(&pod.Spec, &c, field, names, map[string]string{})
+		e.EphemeralContainerCommon = v1.EphemeralContainerCommon(c)
+		list = append(list, *e)
+	}
+	if len(v.errs) > 0 {
+		for i := range v.errs {
+			v.errs[i].File, v.errs[i].Line = "pod "+pod.Namespace+"/"+pod.Name, 0
+		}
+		return nil, v.errs
+	}
+	return list, nil
+}

@@ -1,0 +1,101 @@
+package manifest
+
+import (
+	"reflect"
+	"strconv"
+
+	"go.yaml.in/yaml/v3"
+	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
+	v1 "k8s.io/api/core/v1"
+	nodev1 "k8s.io/api/node/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// A kind is one that crisp knows.
+type kind struct {
+	name       string
+	group      schema.GroupVersion
+	namespaced bool
+	typ        reflect.Type
+	// complete fills in defaults and validates.
+	complete func(*validator, Object, Options)
+}
+
+func kindFor[T any](name string, group schema.GroupVersion, namespaced bool, complete func(*validator, *T, Options)) *kind {
+	return &kind{name, group, namespaced, reflect.TypeFor[T](), func(v *validator, o Object, options Options) {
+		complete(v, any(o).(*T), options)
+	}}
+}
+
+func (k *kind) new() Object { return reflect.New(k.typ).Interface().(Object) }
+
+var kinds = []*kind{
+	kindFor("Pod", v1.SchemeGroupVersion, true, completePod),
+	kindFor("ConfigMap", v1.SchemeGroupVersion, true, completeConfigMap),
+	kindFor("Secret", v1.SchemeGroupVersion, true, completeSecret),
+	kindFor("PersistentVolumeClaim", v1.SchemeGroupVersion, true, completeClaim),
+	kindFor("RuntimeClass", nodev1.SchemeGroupVersion, false, completeRuntimeClass),
+	kindFor("Deployment", appsv1.SchemeGroupVersion, true, completeDeployment),
+	kindFor("DaemonSet", appsv1.SchemeGroupVersion, true, completeDaemonSet),
+	kindFor("Job", batchv1.SchemeGroupVersion, true, completeJob),
+}
+
+// notHere says of well-known kinds why they are rejected.
+var notHere = map[string]string{
+	"Service":               "not supported on a single node: use hostPort",
+	"Ingress":               "not supported on a single node: use hostPort",
+	"StatefulSet":           "not supported: use a Deployment, whose pods have stable names here",
+	"ReplicaSet":            "not supported: use a Deployment",
+	"ReplicationController": "not supported: use a Deployment",
+	"CronJob":               "not supported: let a timer of the system apply a Job",
+	"PersistentVolume":      "not supported: a claim is a directory of this node by itself",
+	"ServiceAccount":        "not supported: there is no API server to have an account with",
+}
+
+// kind returns the texts of the document's kind and apiVersion.
+func (t *tree) kind() (kind, version string) {
+	if t.node.Kind != yaml.MappingNode {
+		return "", ""
+	}
+	for _, at := range []struct {
+		key string
+		to  *string
+	}{{"kind", &kind}, {"apiVersion", &version}} {
+		if n := child(t.node, at.key); n != nil {
+			*at.to = n.Value
+		}
+	}
+	return kind, version
+}
+
+// kindOf finds the document's kind; nil without an error is one that needs
+// nothing to be done.
+func (t *tree) kindOf() (*kind, *Error) {
+	if t.node.Kind != yaml.MappingNode {
+		return nil, &Error{Line: t.line(t.node), Text: "not a Kubernetes object: apiVersion and kind are missing"}
+	}
+	name, version := t.kind()
+	wrong := func(field, text string) (*kind, *Error) {
+		return nil, &Error{Line: t.lineOf(field), Field: t.prefix + field, Text: text}
+	}
+	switch name {
+	case "":
+		return wrong("kind", "is missing")
+	case "Namespace":
+		return nil, nil // every namespace is there
+	}
+	for _, k := range kinds {
+		switch {
+		case k.name != name:
+		case k.group.String() != version:
+			return wrong("apiVersion", strconv.Quote(version)+": want "+k.group.String())
+		default:
+			return k, nil
+		}
+	}
+	if text, ok := notHere[name]; ok {
+		return wrong("kind", name+" is "+text)
+	}
+	return wrong("kind", name+" is not a kind that crisp knows")
+}

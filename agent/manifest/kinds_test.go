@@ -1,0 +1,169 @@
+package manifest_test
+
+import (
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/crisp-cri/crisp/agent/manifest"
+	appsv1 "k8s.io/api/apps/v1"
+	v1 "k8s.io/api/core/v1"
+)
+
+const container = "containers: [{name: a, image: \"i:1\"}]"
+
+const deployment = `apiVersion: apps/v1
+kind: Deployment
+metadata: {name: d}
+spec:
+  selector: {matchLabels: {app: d}}
+  template:
+    metadata: {labels: {app: d}}
+    spec:
+      containers: [{name: a, image: "i:1"}]
+`
+
+// All kinds that one node can do something with, and what is wrong with them.
+func TestKinds(t *testing.T) {
+	for _, test := range []struct{ name, text, want, err string }{
+		{"all", "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: c}\ndata: {a: \"1\"}\n---\n" +
+			"apiVersion: v1\nkind: Secret\nmetadata: {name: s, namespace: prod}\nstringData: {a: \"1\"}\n---\n" +
+			"apiVersion: node.k8s.io/v1\nkind: RuntimeClass\nmetadata: {name: r}\nhandler: runc\noverhead: {podFixed: {memory: 10Mi}}\n---\n" +
+			"apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {name: p}\nspec: {accessModes: [ReadWriteOnce], resources: {requests: {storage: 1Gi}}}\n---\n" +
+			"apiVersion: v1\nkind: Namespace\nmetadata: {name: prod}\n---\n" + deployment +
+			"---\napiVersion: batch/v1\nkind: Job\nmetadata: {name: j}\nspec: {template: {spec: {restartPolicy: Never, " + container + "}}}\n",
+			"configmap default/c, secret prod/s, runtimeclass r, persistentvolumeclaim default/p, deployment default/d, job default/j", ""},
+		{"a list", "apiVersion: v1\nkind: List\nitems:\n- {apiVersion: v1, kind: ConfigMap, metadata: {name: c}}\n- " + strings.ReplaceAll(strings.TrimSpace(web), "\n", "\n  ") + "\n",
+			"configmap default/c, pod default/web", ""},
+		{"in a list", "apiVersion: v1\nkind: List\nitems:\n- {apiVersion: v1, kind: ConfigMap, metadata: {name: c}}\n- apiVersion: v1\n  kind: ConfigMap\n  metadata: {name: d}\n  dat: {}\n",
+			"", "f:8: items[1].dat: unknown field"},
+		{"in a template", strings.Replace(deployment, "image:", "imagee:", 1), "", "f:9: spec.template.spec.containers[0].imagee: unknown field"},
+		{"rejected in a template", strings.Replace(deployment, "    spec:\n", "    spec:\n      resourceClaims: [{name: c}]\n", 1), "", "f:9: spec.template.spec.resourceClaims: needs device claims, which crisp does not have"},
+		{"invalid in a template", strings.Replace(deployment, "name: a,", "name: A_,", 1), "", `f:9: spec.template.spec.containers[0].name: "A_": a lowercase RFC 1123 label`},
+		{"selector", strings.Replace(deployment, "{labels: {app: d}}", "{labels: {app: e}}", 1), "", "f:7: spec.template.metadata.labels: are not those that spec.selector selects"},
+		{"restart policy of a deployment", strings.Replace(deployment, "    spec:\n", "    spec:\n      restartPolicy: Never\n", 1), "", `f:9: spec.template.spec.restartPolicy: "Never": want Always`},
+		{"restart policy of a job", "apiVersion: batch/v1\nkind: Job\nmetadata: {name: j}\nspec: {template: {spec: {" + container + "}}}\n", "", "spec.template.spec.restartPolicy: is missing: a job's is OnFailure or Never"},
+		{"job of a file with a time to live", "apiVersion: batch/v1\nkind: Job\nmetadata: {name: j}\nspec:\n  ttlSecondsAfterFinished: 1\n  template: {spec: {restartPolicy: Never, " + container + "}}\n", "", "f:5: spec.ttlSecondsAfterFinished: only for a job that was applied"},
+		{"config map key", "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: c}\ndata: {\"a/b\": \"1\"}\n", "", `f:4: data[a/b]: "a/b": a valid config key`},
+		{"config map number", "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: c}\ndata: {a: 1}\n", "", "f:4: data[a]: want a string, got the number 1: quote it"},
+		{"config map twice", "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: c}\ndata:\n  a: x\n  a: y\n", "", "f:6: data[a]: is set twice"},
+		{"secret of a type", "apiVersion: v1\nkind: Secret\nmetadata: {name: s}\ntype: kubernetes.io/tls\n", "", "a secret of the type kubernetes.io/tls needs the key tls.crt"},
+		{"secret that is no base64", "apiVersion: v1\nkind: Secret\nmetadata: {name: s}\ndata: {a: \"!\"}\n", "", "illegal base64"},
+		{"runtime class", "apiVersion: node.k8s.io/v1\nkind: RuntimeClass\nmetadata: {name: r}\n", "", "handler: is missing"},
+		{"claim", "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {name: p}\nspec: {accessModes: [Sometimes]}\n", "", `f:4: spec.accessModes[0]: "Sometimes": want ReadWriteOnce`},
+		{"group", "apiVersion: extensions/v1beta1\nkind: Deployment\nmetadata: {name: d}\n", "", `f:1: apiVersion: "extensions/v1beta1": want apps/v1`},
+		{"what one node has no use for", "apiVersion: apps/v1\nkind: StatefulSet\n", "", "f:2: kind: StatefulSet is not supported: use a Deployment"},
+		{"owner", "apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: c\n  ownerReferences: [{kind: X}]\n", "", "f:5: metadata.ownerReferences: there is no garbage collector"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			objects, _, err := manifest.Read("f", []byte(test.text), node)
+			var keys []string
+			for _, o := range objects {
+				keys = append(keys, manifest.Key(o))
+			}
+			if got := strings.Join(keys, ", "); got != test.want {
+				t.Errorf("objects %q, want %q (%v)", got, test.want, err)
+			}
+			if (err == nil) != (test.err == "") || err != nil && !strings.Contains(err.Error(), test.err) {
+				t.Errorf("error %v, want %s", err, test.err)
+			}
+		})
+	}
+}
+
+// Fields that Kubernetes does not have may be let pass; those that crisp rejects
+// by name may not.
+func TestUnknownFields(t *testing.T) {
+	text := strings.Replace(web, "    ports", "    foo: 1\n    ports", 1)
+	for _, test := range []struct {
+		mode     manifest.Unknown
+		warnings string
+	}{{manifest.Warn, "f:9: spec.containers[0].foo: unknown field"}, {manifest.Ignore, ""}} {
+		objects, warnings, err := manifest.Read("f", []byte(text), manifest.Options{Unknown: test.mode})
+		if err != nil || len(objects) != 1 || warnings.Error() != test.warnings {
+			t.Errorf("mode %d: %d objects, warnings %q, %v", test.mode, len(objects), warnings.Error(), err)
+		}
+		_, _, err = manifest.Read("f", []byte(strings.Replace(web, "    ports", "    volumeDevices: [{name: d}]\n    ports", 1)), manifest.Options{Unknown: test.mode})
+		if err == nil || !strings.Contains(err.Error(), "volumeDevices: needs block volumes") {
+			t.Errorf("mode %d: rejected fields pass: %v", test.mode, err)
+		}
+	}
+}
+
+// A template's pods have the defaults of pods, and what they are told apart by
+// does not depend on them.
+func TestTemplate(t *testing.T) {
+	read := func(text string) *appsv1.Deployment {
+		objects, _, err := manifest.Read("f", []byte(text), node)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return objects[0].(*appsv1.Deployment)
+	}
+	d := read(deployment)
+	if d.Spec.Template.Spec.RestartPolicy != v1.RestartPolicyAlways || *d.Spec.Replicas != 1 || d.Spec.Template.Spec.SecurityContext == nil {
+		t.Errorf("no defaults: %+v", d.Spec)
+	}
+	hash := d.Spec.Template.Annotations[manifest.AnnotationHash]
+	if hash == "" || read(strings.Replace(deployment, "  selector", "  replicas: 4\n  selector", 1)).Spec.Template.Annotations[manifest.AnnotationHash] != hash {
+		t.Error("the number of replicas changes the template's hash")
+	}
+	if read(strings.Replace(deployment, "i:1", "i:2", 1)).Spec.Template.Annotations[manifest.AnnotationHash] == hash {
+		t.Error("the image does not change the template's hash")
+	}
+}
+
+// Every field that v1.Pod has is decided upon by a line of the table or by the
+// common sentence; none can be forgotten between the two. The table has no line
+// that no kind has.
+func TestEveryField(t *testing.T) {
+	known := map[string]bool{}
+	walkType(reflect.TypeFor[v1.Pod](), "", known, 0)
+	for _, path := range manifest.Paths("Pod") {
+		if !known[path] {
+			t.Errorf("the table has %s, which v1.Pod does not", path)
+		}
+	}
+	for _, test := range []struct{ path, want string }{
+		{"spec.containers[].image", "honoured"},
+		{"spec.initContainers[].image", "honoured"},
+		{"spec.nodeName", "honoured"},
+		{"spec.schedulerName", "ignored"},
+		{"spec.resourceClaims", "rejected"},
+		{"spec.volumes[].csi.driver", "rejected"},
+		{"spec.somethingNew", "rejected"},
+	} {
+		if got := manifest.SupportOf("Pod", test.path); got != test.want {
+			t.Errorf("%s is %s, want %s", test.path, got, test.want)
+		}
+	}
+}
+
+// walkType notes the paths of all fields of a type, as the table writes them.
+func walkType(typ reflect.Type, path string, known map[string]bool, depth int) {
+	for typ.Kind() == reflect.Pointer || typ.Kind() == reflect.Slice || typ.Kind() == reflect.Map {
+		if typ.Kind() != reflect.Pointer {
+			path += "[]"
+		}
+		typ = typ.Elem()
+	}
+	known[path] = true
+	if typ.Kind() != reflect.Struct || depth > 12 {
+		return
+	}
+	for i := range typ.NumField() {
+		f := typ.Field(i)
+		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+		switch {
+		case name == "-":
+		case name == "" && f.Anonymous:
+			walkType(f.Type, path, known, depth+1)
+		case path == "":
+			known[name] = true
+			walkType(f.Type, name, known, depth+1)
+		default:
+			known[path+"."+name] = true
+			walkType(f.Type, path+"."+name, known, depth+1)
+		}
+	}
+}

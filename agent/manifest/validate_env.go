@@ -1,0 +1,150 @@
+package manifest
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+)
+
+// fieldRefs are the fields of a pod that an environment variable may show.
+var fieldRefs = []string{
+	"metadata.name", "metadata.namespace", "metadata.uid", "spec.nodeName", "spec.serviceAccountName",
+	"status.hostIP", "status.hostIPs", "status.podIP", "status.podIPs",
+}
+
+func (v *validator) env(spec *v1.PodSpec, c *v1.Container, field string) {
+	for i, e := range c.Env {
+		field := fmt.Sprintf("%s.env[%d]", field, i)
+		if e.Name == "" {
+			v.report(field+".name", "is missing")
+		} else {
+			v.valid(field+".name", e.Name, validation.IsRelaxedEnvVarName(e.Name))
+		}
+		if e.ValueFrom == nil {
+			continue
+		}
+		if e.Value != "" {
+			v.report(field, "has both value and valueFrom")
+		}
+		v.valueFrom(spec, c, e.ValueFrom, field+".valueFrom")
+	}
+	for i, e := range c.EnvFrom {
+		field := fmt.Sprintf("%s.envFrom[%d]", field, i)
+		if e.Prefix != "" {
+			v.valid(field+".prefix", e.Prefix, validation.IsRelaxedEnvVarName(e.Prefix))
+		}
+		switch {
+		case e.ConfigMapRef != nil && e.SecretRef != nil:
+			v.report(field, "has two sources")
+		case e.ConfigMapRef != nil:
+			v.ref(field+".configMapRef", e.ConfigMapRef.Name)
+		case e.SecretRef != nil:
+			v.ref(field+".secretRef", e.SecretRef.Name)
+		default:
+			v.report(field, "names no source")
+		}
+	}
+}
+
+func (v *validator) valueFrom(spec *v1.PodSpec, c *v1.Container, from *v1.EnvVarSource, field string) {
+	sources := 0
+	if ref := from.FieldRef; ref != nil {
+		sources++
+		v.fieldRef(ref, field+".fieldRef", fieldRefs)
+	}
+	if ref := from.ResourceFieldRef; ref != nil {
+		sources++
+		v.resourceFieldRef(spec, c, ref, field+".resourceFieldRef")
+	}
+	if ref := from.ConfigMapKeyRef; ref != nil {
+		sources++
+		v.keyRef(field+".configMapKeyRef", ref.Name, ref.Key)
+	}
+	if ref := from.SecretKeyRef; ref != nil {
+		sources++
+		v.keyRef(field+".secretKeyRef", ref.Name, ref.Key)
+	}
+	switch {
+	case sources == 0:
+		v.report(field, "names no source")
+	case sources > 1:
+		v.report(field, "names %d sources", sources)
+	}
+}
+
+// ref checks the name of an object that is referred to.
+func (v *validator) ref(field, name string) {
+	if name == "" {
+		v.report(field+".name", "is missing")
+		return
+	}
+	v.valid(field+".name", name, validation.IsDNS1123Subdomain(name))
+}
+
+func (v *validator) keyRef(field, name, key string) {
+	v.ref(field, name)
+	if key == "" {
+		v.report(field+".key", "is missing")
+		return
+	}
+	v.valid(field+".key", key, validation.IsConfigMapKey(key))
+}
+
+// fieldRef checks a field of the pod that the downward API is to show; want are
+// the fields without those that take a subscript.
+func (v *validator) fieldRef(ref *v1.ObjectFieldSelector, field string, want []string) {
+	if ref.APIVersion != "" && ref.APIVersion != "v1" {
+		v.report(field+".apiVersion", "%q: want v1", ref.APIVersion)
+	}
+	if m, key, ok := SplitSubscript(ref.FieldPath); ok && (m == "metadata.labels" || m == "metadata.annotations") {
+		v.valid(field+".fieldPath", key, validation.IsQualifiedName(strings.ToLower(key)))
+		return
+	}
+	oneOf(v, field+".fieldPath", ref.FieldPath, want...)
+	if ref.FieldPath == "" {
+		v.report(field+".fieldPath", "is missing")
+	}
+}
+
+// resourceFields are the resources of a container that the downward API shows;
+// those of huge pages have the page size behind them.
+var resourceFields = []string{
+	"limits.cpu", "limits.memory", "limits.ephemeral-storage", "requests.cpu", "requests.memory", "requests.ephemeral-storage",
+}
+
+// resourceFieldRef checks a resource that the downward API is to show. c is the
+// container it is for, which may be left out; nil for a volume, which must name
+// one.
+func (v *validator) resourceFieldRef(spec *v1.PodSpec, c *v1.Container, ref *v1.ResourceFieldSelector, field string) {
+	list, name, _ := strings.Cut(ref.Resource, ".")
+	if !(list == "limits" || list == "requests") || !strings.HasPrefix(name, v1.ResourceHugePagesPrefix) {
+		oneOf(v, field+".resource", ref.Resource, resourceFields...)
+	}
+	if ref.Resource == "" {
+		v.report(field+".resource", "is missing")
+	}
+	if ref.Divisor.Sign() < 0 {
+		v.report(field+".divisor", "%s is negative", ref.Divisor.String())
+	}
+	if ref.ContainerName == "" {
+		if c == nil {
+			v.report(field+".containerName", "is missing")
+		}
+		return
+	}
+	named := func(c v1.Container) bool { return c.Name == ref.ContainerName }
+	if !slices.ContainsFunc(spec.Containers, named) && !slices.ContainsFunc(spec.InitContainers, named) {
+		v.report(field+".containerName", "the pod has no container %q", ref.ContainerName)
+	}
+}
+
+// SplitSubscript cuts a field path with a quoted subscript,
+// "metadata.labels['app']", into "metadata.labels" and "app".
+func SplitSubscript(fieldPath string) (path, key string, ok bool) {
+	path, rest, ok := strings.Cut(fieldPath, "['")
+	key, closed := strings.CutSuffix(rest, "']")
+	return path, key, ok && closed
+}
