@@ -1,0 +1,240 @@
+package workload
+
+import (
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/crisp-cri/crisp/agent/manifest"
+	batchv1 "k8s.io/api/batch/v1"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// A Job's pods are tried again after 10 s, 20 s, 40 s and so on, at most 6 min,
+// as Kubernetes does.
+const (
+	firstRetry = 10 * time.Second
+	mostRetry  = 6 * time.Minute
+)
+
+// jobState is what the pods of a job tell.
+type jobState struct {
+	*batchv1.Job
+	now       time.Time
+	pods      []Pod // of this revision
+	active    []Pod
+	succeeded []Pod
+	failed    int // tries that count against backoffLimit
+	began     time.Time
+	lastEnd   time.Time // of any pod
+	lastFail  time.Time
+}
+
+func job(j *batchv1.Job, pods []Pod, now time.Time) Plan {
+	s := observeJob(j, pods, now)
+	plan := Plan{}
+	reason, condition := s.finished()
+	switch {
+	case condition != "":
+		for _, p := range s.pods {
+			if !slices.ContainsFunc(s.active, func(a Pod) bool { return a.UID == p.UID }) {
+				plan.Pods = append(plan.Pods, p.Pod)
+			}
+		}
+		if ttl := j.Spec.TTLSecondsAfterFinished; ttl != nil {
+			if gone := s.lastEnd.Add(time.Duration(*ttl) * time.Second); gone.After(now) {
+				plan.Again = gone
+			} else {
+				plan.Expired = true
+			}
+		}
+	case j.Spec.Suspend != nil && *j.Spec.Suspend:
+		for _, p := range s.pods {
+			if p.Status.Phase == v1.PodSucceeded || p.Status.Phase == v1.PodFailed {
+				plan.Pods = append(plan.Pods, p.Pod)
+			}
+		}
+	default:
+		for _, p := range s.pods {
+			plan.Pods = append(plan.Pods, p.Pod)
+		}
+		more, again := s.more()
+		plan.Pods = append(plan.Pods, more...)
+		plan.Again = again
+		if d := j.Spec.ActiveDeadlineSeconds; d != nil && !s.began.IsZero() {
+			plan.Again = earliest(plan.Again, s.began.Add(time.Duration(*d)*time.Second))
+		}
+	}
+	plan.Status = s.status(reason, condition)
+	return plan
+}
+
+// revision tells a job from the one before it was edited, or deleted and made
+// anew.
+func revision(j *batchv1.Job) string {
+	return string(j.UID) + "." + j.Annotations[manifest.AnnotationHash]
+}
+
+func observeJob(j *batchv1.Job, pods []Pod, now time.Time) jobState {
+	s := jobState{Job: j, now: now}
+	for _, p := range pods {
+		if p.Annotations[AnnotationRevision] != revision(j) {
+			continue // of the job before it was edited
+		}
+		s.pods = append(s.pods, p)
+		if at := p.Status.StartTime; at != nil && (s.began.IsZero() || at.Time.Before(s.began)) {
+			s.began = at.Time
+		}
+		end := endOf(p.Status)
+		if end.After(s.lastEnd) {
+			s.lastEnd = end
+		}
+		switch p.Status.Phase {
+		case v1.PodSucceeded:
+			s.succeeded = append(s.succeeded, p)
+		case v1.PodFailed:
+			s.failed++
+			if end.After(s.lastFail) {
+				s.lastFail = end
+			}
+		default:
+			s.active = append(s.active, p)
+			if p.Spec.RestartPolicy == v1.RestartPolicyOnFailure {
+				for _, list := range [][]v1.ContainerStatus{p.Status.InitContainerStatuses, p.Status.ContainerStatuses} {
+					for _, c := range list {
+						s.failed += int(c.RestartCount)
+					}
+				}
+			}
+		}
+	}
+	slices.SortFunc(s.pods, func(a, b Pod) int { return strings.Compare(a.Name, b.Name) })
+	return s
+}
+
+// endOf is when the last container of a pod ended.
+func endOf(s v1.PodStatus) time.Time {
+	var end time.Time
+	for _, c := range s.ContainerStatuses {
+		if t := c.State.Terminated; t != nil && t.FinishedAt.After(end) {
+			end = t.FinishedAt.Time
+		}
+	}
+	return end
+}
+
+// finished says whether and why there is nothing more to do.
+func (s *jobState) finished() (reason string, condition batchv1.JobConditionType) {
+	completions := s.Spec.Completions
+	switch {
+	case completions != nil && len(s.succeeded) >= int(*completions):
+		return "CompletionsReached", batchv1.JobComplete
+	case completions == nil && len(s.succeeded) > 0 && len(s.active) == 0:
+		return "CompletionsReached", batchv1.JobComplete
+	case s.failed > int(*s.Spec.BackoffLimit):
+		return batchv1.JobReasonBackoffLimitExceeded, batchv1.JobFailed
+	case s.Spec.ActiveDeadlineSeconds != nil && !s.began.IsZero() && !s.began.Add(time.Duration(*s.Spec.ActiveDeadlineSeconds)*time.Second).After(s.now):
+		return batchv1.JobReasonDeadlineExceeded, batchv1.JobFailed
+	}
+	return "", ""
+}
+
+// more returns the pods that are to run beside those that are there, and when to
+// look again if some must wait.
+func (s *jobState) more() (pods []*v1.Pod, again time.Time) {
+	want := int(*s.Spec.Parallelism)
+	switch completions := s.Spec.Completions; {
+	case completions != nil:
+		want = min(want, int(*completions)-len(s.succeeded))
+	case len(s.succeeded) > 0:
+		want = 0 // one has succeeded: the others come to their end
+	}
+	missing := want - len(s.active)
+	if missing <= 0 {
+		return nil, time.Time{}
+	}
+	if !s.lastFail.IsZero() {
+		delay := min(firstRetry<<min(max(s.failed-1, 0), 10), mostRetry)
+		if at := s.lastFail.Add(delay); at.After(s.now) {
+			return nil, at
+		}
+	}
+	taken := map[string]bool{}
+	for _, p := range s.pods {
+		taken[p.Name] = true
+	}
+	for range missing {
+		pod := s.next(taken)
+		if pod == nil {
+			break
+		}
+		taken[pod.Name] = true
+		pods = append(pods, pod)
+	}
+	return pods, time.Time{}
+}
+
+// next makes the next pod: pi-0, pi-1 and so on, or for an indexed job
+// pi-<index>-<try>, for the first index that nobody works on or has done.
+func (s *jobState) next(taken map[string]bool) *v1.Pod {
+	if *s.Spec.CompletionMode != batchv1.IndexedCompletion {
+		for n := 0; ; n++ {
+			if name := s.Name + "-" + strconv.Itoa(n); !taken[name] {
+				return s.pod(name, "")
+			}
+		}
+	}
+	busy := map[string]bool{}
+	for name := range taken {
+		index := strings.TrimPrefix(name, s.Name+"-")
+		index = index[:strings.LastIndexByte(index, '-')]
+		busy[index] = busy[index] || !slices.ContainsFunc(s.pods, func(p Pod) bool { return p.Name == name && p.Status.Phase == v1.PodFailed })
+	}
+	for i := range int(*s.Spec.Completions) {
+		index := strconv.Itoa(i)
+		for try := 0; !busy[index]; try++ {
+			if name := s.Name + "-" + index + "-" + strconv.Itoa(try); !taken[name] {
+				return s.pod(name, index)
+			}
+		}
+	}
+	return nil
+}
+
+func (s *jobState) pod(name, index string) *v1.Pod {
+	labels := map[string]string{batchv1.JobNameLabel: s.Name, "job-name": s.Name}
+	if index != "" {
+		labels[batchv1.JobCompletionIndexAnnotation] = index
+	}
+	pod := makePod(s.Job, &s.Spec.Template, name, revision(s.Job), labels)
+	if index == "" {
+		return pod
+	}
+	pod.Annotations[batchv1.JobCompletionIndexAnnotation] = index
+	for _, list := range [][]v1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
+		for i := range list {
+			list[i].Env = append(list[i].Env, v1.EnvVar{Name: "JOB_COMPLETION_INDEX", Value: index})
+		}
+	}
+	return pod
+}
+
+func (s *jobState) status(reason string, condition batchv1.JobConditionType) manifest.Object {
+	j := s.DeepCopy()
+	j.Status = batchv1.JobStatus{Active: int32(len(s.active)), Succeeded: int32(len(s.succeeded)), Failed: int32(s.failed)}
+	if !s.began.IsZero() {
+		j.Status.StartTime = &metav1.Time{Time: s.began}
+	}
+	if condition == "" {
+		return j
+	}
+	at := metav1.Time{Time: s.lastEnd}
+	j.Status.Active = 0
+	j.Status.Conditions = []batchv1.JobCondition{{Type: condition, Status: v1.ConditionTrue, Reason: reason, LastTransitionTime: at}}
+	if condition == batchv1.JobComplete {
+		j.Status.CompletionTime = &at
+	}
+	return j
+}

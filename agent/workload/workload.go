@@ -1,0 +1,120 @@
+// Package workload says which pods a Deployment, a DaemonSet or a Job is, on one
+// node. It is pure: the workload, its pods, their statuses and the time go in,
+// the pods that are wanted now come out.
+//
+// Pods have stable names, web-0 to web-2 for a Deployment web of three, so that
+// they can be named in commands and so that an agent that starts anew finds them
+// again without a record. Hence there cannot be more of them during an update
+// than before: an update replaces as many at a time as may be unavailable, at
+// least one, and goes on when their successors are available.
+//
+// What a Job has achieved is in the statuses of its pods, which stay wanted when
+// they have ended. Nothing else is remembered.
+package workload
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"maps"
+	"time"
+
+	"github.com/crisp-cri/crisp/agent/manifest"
+	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// AnnotationWorkload is on every pod of a workload and names it: "deployment
+// default/web". AnnotationRevision is the hash of the template it was made from,
+// or for a Job's pod of the Job.
+const (
+	AnnotationWorkload = "io.crisp.workload"
+	AnnotationRevision = "io.crisp.workload.revision"
+)
+
+// A Pod is one pod of a workload that is wanted now or was when the agent ended.
+type Pod struct {
+	*v1.Pod
+	Status v1.PodStatus // as last known; without phase if nothing is
+}
+
+// A Plan is what a workload wants now.
+type Plan struct {
+	Pods   []*v1.Pod
+	Again  time.Time       // when to look again although nothing has changed; zero: never
+	Status manifest.Object // the workload with its status filled in
+	// Expired says that the workload is to be deleted: a Job whose time after
+	// its end is over. Without its pods it would begin again.
+	Expired bool
+}
+
+// Is reports whether o is a workload.
+func Is(o manifest.Object) bool {
+	switch o.(type) {
+	case *appsv1.Deployment, *appsv1.DaemonSet, *batchv1.Job:
+		return true
+	}
+	return false
+}
+
+// Expand plans o, which must be a workload. pods are those that carry its name
+// in AnnotationWorkload, of any revision.
+func Expand(o manifest.Object, pods []Pod, now time.Time) Plan {
+	switch o := o.(type) {
+	case *appsv1.Deployment:
+		return deployment(o, pods, now)
+	case *appsv1.DaemonSet:
+		return daemonSet(o, pods, now)
+	case *batchv1.Job:
+		return job(o, pods, now)
+	}
+	return Plan{}
+}
+
+// makePod makes the pod of this name from a template.
+func makePod(owner manifest.Object, t *v1.PodTemplateSpec, name, revision string, labels map[string]string) *v1.Pod {
+	pod := &v1.Pod{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
+		ObjectMeta: *t.ObjectMeta.DeepCopy(),
+		Spec:       *t.Spec.DeepCopy(),
+	}
+	pod.Name, pod.Namespace = name, owner.GetNamespace()
+	sum := sha256.Sum256([]byte(manifest.Key(owner) + "\x00" + name + "\x00" + revision))
+	pod.UID = types.UID(hex.EncodeToString(sum[:16]))
+	pod.CreationTimestamp = owner.GetCreationTimestamp()
+	if pod.Labels == nil {
+		pod.Labels = map[string]string{}
+	}
+	maps.Copy(pod.Labels, labels)
+	if pod.Annotations == nil {
+		pod.Annotations = map[string]string{}
+	}
+	maps.Copy(pod.Annotations, map[string]string{
+		manifest.AnnotationHash:   string(pod.UID),
+		manifest.AnnotationSource: owner.GetAnnotations()[manifest.AnnotationSource],
+		manifest.AnnotationFile:   owner.GetAnnotations()[manifest.AnnotationFile],
+		AnnotationWorkload:        manifest.Key(owner),
+		AnnotationRevision:        revision,
+	})
+	return pod
+}
+
+// availableAt says whether a pod is ready, and since when it counts as available.
+func availableAt(s v1.PodStatus, minReady time.Duration) (at time.Time, ready bool) {
+	for _, c := range s.Conditions {
+		if c.Type == v1.PodReady && c.Status == v1.ConditionTrue {
+			return c.LastTransitionTime.Add(minReady), true
+		}
+	}
+	return time.Time{}, false
+}
+
+// earliest returns the earlier of two times, of which zero is never.
+func earliest(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
+	}
+	return a
+}

@@ -1,0 +1,263 @@
+package workload_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/crisp-cri/crisp/agent/manifest"
+	"github.com/crisp-cri/crisp/agent/workload"
+	batchv1 "k8s.io/api/batch/v1"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// A world is a workload and its pods, which do what they are told.
+type world struct {
+	t      *testing.T
+	object manifest.Object
+	pods   []workload.Pod
+	now    time.Time
+	again  time.Time
+	plan   workload.Plan
+}
+
+func read(t *testing.T, text string) manifest.Object {
+	t.Helper()
+	objects, _, err := manifest.Read("f", []byte(text), manifest.Options{NodeName: "n1", Source: manifest.SourceAPI})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return objects[0]
+}
+
+// step plans, and has the wanted pods replace those that were. It tells which
+// there are: "front-0:2" is front-0 with image 2.
+func (w *world) step() string {
+	w.t.Helper()
+	w.plan = workload.Expand(w.object, w.pods, w.now)
+	was := map[types.UID]v1.PodStatus{}
+	for _, p := range w.pods {
+		was[p.UID] = p.Status
+	}
+	w.pods = nil
+	var words []string
+	for _, p := range w.plan.Pods {
+		w.pods = append(w.pods, workload.Pod{Pod: p, Status: was[p.UID]})
+		_, tag, _ := strings.Cut(p.Spec.Containers[0].Image, ":")
+		words = append(words, p.Name+":"+tag)
+	}
+	return strings.Join(words, " ")
+}
+
+func (w *world) expect(what, want string) {
+	w.t.Helper()
+	if got := w.step(); got != want {
+		w.t.Errorf("%s: %q, want %q", what, got, want)
+	}
+}
+
+// ready makes pods ready now.
+func (w *world) ready(names ...string) {
+	for i, p := range w.pods {
+		for _, name := range names {
+			if p.Name == name {
+				w.pods[i].Status = v1.PodStatus{Phase: v1.PodRunning, Conditions: []v1.PodCondition{{Type: v1.PodReady, Status: v1.ConditionTrue, LastTransitionTime: metav1.Time{Time: w.now}}}}
+			}
+		}
+	}
+}
+
+// end ends a pod now.
+func (w *world) end(name string, phase v1.PodPhase) {
+	for i, p := range w.pods {
+		if p.Name == name {
+			w.pods[i].Status = v1.PodStatus{Phase: phase, StartTime: &metav1.Time{Time: w.now}, ContainerStatuses: []v1.ContainerStatus{
+				{State: v1.ContainerState{Terminated: &v1.ContainerStateTerminated{FinishedAt: metav1.Time{Time: w.now}}}}}}
+		}
+	}
+}
+
+const front = `apiVersion: apps/v1
+kind: Deployment
+metadata: {name: front}
+spec:
+  replicas: %d
+  minReadySeconds: %d
+  strategy: {rollingUpdate: {maxUnavailable: %s}}
+  selector: {matchLabels: {app: f}}
+  template:
+    metadata: {labels: {app: f}}
+    spec: {containers: [{name: a, image: "i:%d"}]}
+`
+
+func deployment(t *testing.T, replicas, minReady int, most string, image int) manifest.Object {
+	return read(t, fmt.Sprintf(front, replicas, minReady, most, image))
+}
+
+// An update replaces as many pods as may be unavailable, and goes on when they
+// are available.
+func TestDeployment(t *testing.T) {
+	w := &world{t: t, now: time.Unix(1e9, 0), object: deployment(t, 4, 10, "2", 1)}
+	w.expect("at first", "front-0:1 front-1:1 front-2:1 front-3:1")
+	w.ready("front-0", "front-1", "front-2", "front-3")
+	w.now = w.now.Add(time.Minute)
+	w.expect("nothing new", "front-0:1 front-1:1 front-2:1 front-3:1")
+
+	w.object = deployment(t, 4, 10, "2", 2)
+	w.expect("an update", "front-0:2 front-1:2 front-2:1 front-3:1")
+	w.expect("waits", "front-0:2 front-1:2 front-2:1 front-3:1")
+	w.ready("front-0")
+	w.expect("for ten seconds of readiness", "front-0:2 front-1:2 front-2:1 front-3:1")
+	if want := w.now.Add(10 * time.Second); !w.plan.Again.Equal(want) {
+		t.Errorf("looks again at %v, want %v", w.plan.Again, want)
+	}
+	w.now = w.now.Add(10 * time.Second)
+	w.expect("goes on", "front-0:2 front-1:2 front-2:2 front-3:1")
+	w.ready("front-1", "front-2")
+	w.now = w.now.Add(10 * time.Second)
+	w.expect("to the end", "front-0:2 front-1:2 front-2:2 front-3:2")
+
+	w.object = deployment(t, 2, 10, "2", 2)
+	w.expect("fewer", "front-0:2 front-1:2")
+	w.object = deployment(t, 3, 10, "2", 2)
+	w.expect("more", "front-0:2 front-1:2 front-2:2")
+	uids := map[types.UID]bool{}
+	for _, p := range w.pods {
+		uids[p.UID] = true
+		if p.Labels["app"] != "f" || p.Labels["pod-template-hash"] == "" || p.Annotations[workload.AnnotationWorkload] != "deployment default/front" {
+			t.Errorf("%s has the labels %v", p.Name, p.Labels)
+		}
+	}
+	if len(uids) != 3 {
+		t.Error("pods share their UIDs")
+	}
+}
+
+// An update that does not come up stops; a repaired one replaces what is broken
+// first.
+func TestDeploymentStuck(t *testing.T) {
+	w := &world{t: t, now: time.Unix(1e9, 0), object: deployment(t, 3, 0, "1", 1)}
+	w.step()
+	w.ready("front-0", "front-1", "front-2")
+	w.object = deployment(t, 3, 0, "1", 2)
+	w.expect("a broken image", "front-0:2 front-1:1 front-2:1")
+	for range 3 {
+		w.expect("goes no further", "front-0:2 front-1:1 front-2:1")
+	}
+	w.object = deployment(t, 3, 0, "1", 3)
+	w.expect("repaired", "front-0:3 front-1:1 front-2:1")
+	w.ready("front-0")
+	w.expect("goes on", "front-0:3 front-1:3 front-2:1")
+}
+
+// 25 % of few pods is none, and yet an update must be possible.
+func TestDeploymentOfOne(t *testing.T) {
+	w := &world{t: t, now: time.Unix(1e9, 0), object: deployment(t, 1, 0, "25%", 1)}
+	w.step()
+	w.ready("front-0")
+	w.object = deployment(t, 1, 0, "25%", 2)
+	w.expect("an update", "front-0:2")
+}
+
+const sum = `apiVersion: batch/v1
+kind: Job
+metadata: {name: sum}
+spec:
+  completions: 3
+  parallelism: 2
+  backoffLimit: 1
+%s
+  template: {spec: {restartPolicy: Never, containers: [{name: a, image: "i:1"}]}}
+`
+
+func condition(p workload.Plan) string {
+	for _, c := range p.Status.(*batchv1.Job).Status.Conditions {
+		return string(c.Type) + " " + c.Reason
+	}
+	return ""
+}
+
+// A Job runs to its completions, as many pods at a time as it may.
+func TestJob(t *testing.T) {
+	w := &world{t: t, now: time.Unix(1e9, 0), object: read(t, fmt.Sprintf(sum, "  activeDeadlineSeconds: 3600\n  ttlSecondsAfterFinished: 60"))}
+	w.expect("at first", "sum-0:1 sum-1:1")
+	w.end("sum-0", v1.PodSucceeded)
+	w.expect("one has succeeded", "sum-0:1 sum-1:1 sum-2:1")
+	w.end("sum-1", v1.PodFailed)
+	w.expect("one has failed: not at once", "sum-0:1 sum-1:1 sum-2:1")
+	if want := w.now.Add(10 * time.Second); !w.plan.Again.Equal(want) {
+		t.Errorf("tries again at %v, want %v", w.plan.Again, want)
+	}
+	w.now = w.now.Add(10 * time.Second)
+	w.expect("but then", "sum-0:1 sum-1:1 sum-2:1 sum-3:1")
+	w.end("sum-2", v1.PodSucceeded)
+	w.expect("no more than is missing", "sum-0:1 sum-1:1 sum-2:1 sum-3:1")
+	w.end("sum-3", v1.PodSucceeded)
+	w.expect("done", "sum-0:1 sum-1:1 sum-2:1 sum-3:1")
+	if got := condition(w.plan); got != "Complete CompletionsReached" || w.plan.Expired {
+		t.Errorf("condition %q, expired %v", got, w.plan.Expired)
+	}
+	w.now = w.now.Add(time.Minute)
+	if w.step(); !w.plan.Expired {
+		t.Error("its time after the end is over, and it stays")
+	}
+}
+
+func TestJobFails(t *testing.T) {
+	w := &world{t: t, now: time.Unix(1e9, 0), object: read(t, fmt.Sprintf(sum, ""))}
+	w.step()
+	w.end("sum-0", v1.PodFailed)
+	w.end("sum-1", v1.PodFailed)
+	w.now = w.now.Add(time.Hour)
+	w.expect("more failures than may be", "sum-0:1 sum-1:1")
+	if got := condition(w.plan); got != "Failed BackoffLimitExceeded" {
+		t.Errorf("condition %q", got)
+	}
+
+	w = &world{t: t, now: time.Unix(1e9, 0), object: read(t, fmt.Sprintf(sum, "  activeDeadlineSeconds: 5"))}
+	w.step()
+	w.end("sum-0", v1.PodSucceeded)
+	w.step()
+	w.now = w.now.Add(5 * time.Second)
+	w.expect("too late: what runs is ended", "sum-0:1")
+	if got := condition(w.plan); got != "Failed DeadlineExceeded" {
+		t.Errorf("condition %q", got)
+	}
+}
+
+// A suspended job has no pods that run; a resumed one goes on where it was.
+func TestJobSuspended(t *testing.T) {
+	w := &world{t: t, now: time.Unix(1e9, 0), object: read(t, fmt.Sprintf(sum, ""))}
+	w.step()
+	w.end("sum-0", v1.PodSucceeded)
+	going := w.object
+	w.object = going.DeepCopyObject().(manifest.Object)
+	suspend := true
+	w.object.(*batchv1.Job).Spec.Suspend = &suspend
+	w.expect("suspended", "sum-0:1")
+	w.object = going
+	w.expect("resumed", "sum-0:1 sum-1:1 sum-2:1")
+}
+
+// Each index of an indexed job is done once, and knows itself.
+func TestIndexedJob(t *testing.T) {
+	w := &world{t: t, now: time.Unix(1e9, 0), object: read(t, fmt.Sprintf(sum, "  completionMode: Indexed"))}
+	w.expect("at first", "sum-0-0:1 sum-1-0:1")
+	w.end("sum-0-0", v1.PodFailed)
+	w.now = w.now.Add(10 * time.Second)
+	w.expect("a second try", "sum-0-0:1 sum-1-0:1 sum-0-1:1")
+	w.end("sum-0-1", v1.PodSucceeded)
+	w.end("sum-1-0", v1.PodSucceeded)
+	w.expect("the last", "sum-0-0:1 sum-0-1:1 sum-1-0:1 sum-2-0:1")
+	last := w.pods[len(w.pods)-1]
+	if env := last.Spec.Containers[0].Env; len(env) != 1 || env[0].Name != "JOB_COMPLETION_INDEX" || env[0].Value != "2" || last.Labels["batch.kubernetes.io/job-completion-index"] != "2" {
+		t.Errorf("its index: %v, %v", env, last.Labels)
+	}
+	w.end("sum-2-0", v1.PodSucceeded)
+	if w.step(); condition(w.plan) != "Complete CompletionsReached" {
+		t.Errorf("condition %q", condition(w.plan))
+	}
+}
