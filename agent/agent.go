@@ -98,7 +98,7 @@ func Run(ctx context.Context, o Options) error {
 	a := &agent{
 		Options: o,
 		driver:  driver,
-		wanted:  desired.New(driver.Accepted()),
+		wanted:  desired.New([]string{manifest.SourceFile}),
 		status: &status.Store{
 			Node: status.Node{Runtime: version.RuntimeName, HostIPs: texts(o.NodeIPs)},
 			Save: driver.SaveStatus,
@@ -114,7 +114,7 @@ func Run(ctx context.Context, o Options) error {
 type agent struct {
 	Options
 	driver *crix.Driver
-	wanted *desired.Store
+	wanted *desired.Manager
 	status *status.Store
 	early  []podsync.Key // in the runtime before the source has reported
 }
@@ -134,15 +134,9 @@ func (b backend) Report(pod *v1.Pod, have podsync.Have) {
 func (a *agent) loop(ctx context.Context) {
 	updates := make(chan source.Update)
 	changes := make(chan pleg.Change)
-	dir := &source.Dir{Path: a.Manifests, Log: a.Log, Decode: func(path string, data []byte) ([]*v1.Pod, error) {
-		objects, _, err := manifest.Read(path, data, manifest.Options{NodeName: a.NodeName, Source: manifest.SourceFile})
-		var pods []*v1.Pod
-		for _, o := range objects {
-			if pod, ok := o.(*v1.Pod); ok {
-				pods = append(pods, pod)
-			}
-		}
-		return pods, err
+	copies := source.Copies(filepath.Join(a.Root, "copies", manifest.SourceFile))
+	dir := &source.Dir{Path: a.Manifests, Log: a.Log, Copies: copies, Decode: func(path string, data []byte) ([]manifest.Object, manifest.Errors, error) {
+		return manifest.Read(path, data, manifest.Options{NodeName: a.NodeName, Source: manifest.SourceFile})
 	}}
 	go dir.Run(ctx, updates)
 	go (&pleg.Generator{Runtime: a.driver, Log: a.Log}).Run(ctx, changes)
@@ -154,6 +148,8 @@ func (a *agent) loop(ctx context.Context) {
 			return
 		case u := <-updates:
 			a.update(ctx, pool, u)
+		case <-a.wanted.Due():
+			a.set(ctx, pool, a.wanted.Reconcile())
 		case c := <-changes:
 			if c.Back {
 				pool.WakeAll()
@@ -180,17 +176,11 @@ func (a *agent) changed(pool *worker.Pool, key podsync.Key) {
 // update takes in what the manifests say now.
 func (a *agent) update(ctx context.Context, pool *worker.Pool, u source.Update) {
 	first := !a.wanted.Ready()
-	changes, problems := a.wanted.Update(u)
+	changes, _, problems := a.wanted.Update(u)
 	for _, err := range problems {
 		a.Log.ErrorContext(ctx, "manifest rejected", "err", err)
 	}
-	for _, c := range changes {
-		a.Log.InfoContext(ctx, "pod wanted", "pod", c.Key.String(), "wanted", c.Pod != nil)
-		if c.Pod == nil {
-			a.status.Forget(c.Key)
-		}
-		pool.Set(c.Key, c.Pod)
-	}
+	a.set(ctx, pool, changes)
 	if !first {
 		return
 	}
@@ -203,6 +193,17 @@ func (a *agent) update(ctx context.Context, pool *worker.Pool, u source.Update) 
 		pool.Set(key, a.wanted.Pod(key))
 	}
 	a.early = nil
+}
+
+// set hands on which pods are wanted.
+func (a *agent) set(ctx context.Context, pool *worker.Pool, changes []desired.Change) {
+	for _, c := range changes {
+		a.Log.InfoContext(ctx, "pod wanted", "pod", c.Key.String(), "wanted", c.Pod != nil)
+		if c.Pod == nil {
+			a.status.Forget(c.Key)
+		}
+		pool.Set(c.Key, c.Pod)
+	}
 }
 
 func (o *Options) complete() error {

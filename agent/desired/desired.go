@@ -1,103 +1,89 @@
-// Package desired keeps which pods this node is to run. It merges what the
-// sources report into one set, by name, and says what has changed.
+// Package desired keeps what this node is to run. It merges what the sources
+// report into one set of objects, expands workloads to their pods, and says what
+// has changed for the loop that runs pods.
 //
-// A file that is broken harms nobody, not even its own pods: they stay as its
-// last good version had them, until the file is repaired or removed. After a
-// restart of the agent the last good version is the copy that was kept on disk
-// when the pod was accepted (crix keeps it beside the pod's volumes).
+// An object is known by kind, namespace and name. Of two with the same, that of
+// the source that comes first wins (file, http, api), within a source the one
+// that is listed first; the other is told as an error of its file.
+//
+// Nothing is ended for not being wanted before every source has reported
+// (Ready): what a source that is slow today wants may be running.
 package desired
 
 import (
-	"fmt"
+	"cmp"
+	"maps"
+	"reflect"
 	"slices"
 
-	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/agent/podsync"
-	"github.com/crisp-cri/crisp/agent/source"
 	v1 "k8s.io/api/core/v1"
 )
 
-// A Change is a pod that is wanted from now on, in place of what was wanted
-// under Key before. Pod is nil if none is.
+// An Op says what has become of a pod.
+type Op uint8
+
+const (
+	// Add: it is wanted from now on. If another pod was wanted under its key,
+	// that one ends first.
+	Add Op = iota + 1
+	// Update: it is the same pod with another spec, labels or annotations.
+	Update
+	// Reconcile: it is the same pod, and nothing changed that it runs by.
+	Reconcile
+	// Delete: it is to end, within its DeletionGracePeriodSeconds.
+	Delete
+	// Remove: it is not wanted any more.
+	Remove
+)
+
+var ops = map[Op]string{Add: "ADD", Update: "UPDATE", Reconcile: "RECONCILE", Delete: "DELETE", Remove: "REMOVE"}
+
+func (o Op) String() string { return ops[o] }
+
+// A Change is what has become of the pod under Key. Pod is nil if none is wanted
+// any more. It is nobody's to modify.
 type Change struct {
+	Op  Op
 	Key podsync.Key
 	Pod *v1.Pod
 }
 
-// A Store is the set of wanted pods. It belongs to one goroutine.
-type Store struct {
-	pods map[podsync.Key]*v1.Pod
-	good map[string][]*v1.Pod // path of a file → its last good version
-	errs map[string]string    // path of a file → what is wrong with it
-	set  bool
-}
-
-// New returns a Store that wants nothing yet. accepted are the pods that an
-// earlier agent has accepted; they are wanted as long as their file is there and
-// broken.
-func New(accepted []*v1.Pod) *Store {
-	s := &Store{pods: map[podsync.Key]*v1.Pod{}, good: map[string][]*v1.Pod{}, errs: map[string]string{}}
-	for _, pod := range accepted {
-		path := pod.Annotations[manifest.AnnotationFile]
-		s.good[path] = append(s.good[path], pod)
-	}
-	return s
-}
-
-// Ready reports whether the source has reported. Before, nothing may be ended
-// for not being wanted.
-func (s *Store) Ready() bool { return s.set }
-
-// Pod returns the wanted pod of this key, or nil.
-func (s *Store) Pod(key podsync.Key) *v1.Pod { return s.pods[key] }
-
-// Update takes in all that the source has now. Changes are in the order of keys.
-// problems are the errors that were not there before, one for each file.
-func (s *Store) Update(u source.Update) (changes []Change, problems []error) {
-	pods := map[podsync.Key]*v1.Pod{}
-	good := map[string][]*v1.Pod{}
-	errs := map[string]string{}
-	complain := func(path string, err error) {
-		errs[path] = err.Error()
-		if s.errs[path] != err.Error() {
-			problems = append(problems, err)
-		}
-	}
-	for _, f := range u.Files {
-		list := f.Pods
-		if f.Err != nil {
-			list = s.good[f.Path]
-			complain(f.Path, f.Err)
-		}
-		good[f.Path] = list
-		for _, pod := range list {
-			key := podsync.KeyOf(pod)
-			if other, taken := pods[key]; taken {
-				complain(f.Path, fmt.Errorf("%s: metadata.name: pod %s is already defined in %s", f.Path, key, other.Annotations[manifest.AnnotationFile]))
-				continue
-			}
-			pods[key] = pod
-		}
-	}
-	changes = diff(s.pods, pods)
-	s.pods, s.good, s.errs, s.set = pods, good, errs, true
-	return changes, problems
-}
-
+// diff compares what was wanted with what is now, in the order of keys.
 func diff(old, now map[podsync.Key]*v1.Pod) []Change {
 	var changes []Change
 	for key, pod := range now {
-		if was := old[key]; was == nil || was.UID != pod.UID {
-			changes = append(changes, Change{key, pod})
+		if op := compare(old[key], pod); op != 0 {
+			changes = append(changes, Change{op, key, pod})
 		}
 	}
 	for key := range old {
 		if now[key] == nil {
-			changes = append(changes, Change{key, nil})
+			changes = append(changes, Change{Remove, key, nil})
 		}
 	}
 	slices.SortFunc(changes, func(a, b Change) int {
-		return slices.Compare([]string{a.Key.Namespace, a.Key.Name}, []string{b.Key.Namespace, b.Key.Name})
+		return cmp.Or(cmp.Compare(a.Key.Namespace, b.Key.Namespace), cmp.Compare(a.Key.Name, b.Key.Name))
 	})
 	return changes
+}
+
+// compare returns what makes now of old, 0 if they are the same.
+func compare(old, now *v1.Pod) Op {
+	switch {
+	case old == nil || old.UID != now.UID:
+		return Add
+	case old == now:
+		return 0
+	case now.DeletionTimestamp != nil:
+		if old.DeletionTimestamp != nil && reflect.DeepEqual(old.DeletionGracePeriodSeconds, now.DeletionGracePeriodSeconds) {
+			return 0
+		}
+		return Delete
+	case !reflect.DeepEqual(&old.Spec, &now.Spec) || !maps.Equal(old.Labels, now.Labels) || !maps.Equal(old.Annotations, now.Annotations):
+		return Update
+	case !reflect.DeepEqual(old, now):
+		return Reconcile
+	}
+	return 0
 }

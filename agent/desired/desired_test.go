@@ -2,7 +2,8 @@ package desired_test
 
 import (
 	"errors"
-	"slices"
+	"fmt"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -10,90 +11,126 @@ import (
 	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/agent/source"
 	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// file reads "a.yaml web@1 db@2": a path, then pods with their UIDs; "a.yaml !"
-// is broken.
-func file(text string) source.File {
-	words := strings.Fields(text)
-	f := source.File{Path: words[0]}
-	for _, word := range words[1:] {
-		if word == "!" {
-			f.Err = errors.New(f.Path + " is broken")
-			continue
-		}
-		name, uid, _ := strings.Cut(word, "@")
-		p := &v1.Pod{}
-		p.Namespace, p.Name, p.UID = "default", name, types.UID(uid)
-		p.Annotations = map[string]string{manifest.AnnotationFile: f.Path}
-		f.Pods = append(f.Pods, p)
+// pod reads "web@1", a name and a UID; "web@1:l" has a label, "web@1*" another
+// status, "web@1-5" is being deleted with a grace of 5 s.
+func pod(word, path, from string) *v1.Pod {
+	p := &v1.Pod{TypeMeta: metav1.TypeMeta{Kind: "Pod"}}
+	word, label, labelled := strings.Cut(word, ":")
+	word, grace, deleted := strings.Cut(word, "-")
+	word, changed := strings.CutSuffix(word, "*")
+	name, uid, _ := strings.Cut(word, "@")
+	p.Namespace, p.Name, p.UID = "default", name, types.UID(uid)
+	p.Annotations = map[string]string{manifest.AnnotationFile: path, manifest.AnnotationSource: from}
+	if labelled {
+		p.Labels = map[string]string{"l": label}
 	}
-	return f
+	if changed {
+		p.ResourceVersion = "2"
+	}
+	if deleted {
+		seconds, _ := strconv.ParseInt(grace, 10, 64)
+		p.DeletionTimestamp, p.DeletionGracePeriodSeconds = &metav1.Time{}, &seconds
+	}
+	return p
 }
 
-func update(files ...string) source.Update {
-	u := source.Update{Source: "file"}
-	for _, text := range files {
-		u.Files = append(u.Files, file(text))
+// update reads "a.yaml web@1 db@2, b.yaml": files of a source with their pods;
+// "!" makes a file a broken one.
+func update(from, text string) source.Update {
+	u := source.Update{Source: from}
+	for part := range strings.SplitSeq(text, ",") {
+		words := strings.Fields(part)
+		if len(words) == 0 {
+			continue
+		}
+		f := source.File{Path: words[0]}
+		for _, word := range words[1:] {
+			if word == "!" {
+				f.Err = errors.New(f.Path + " is broken")
+				continue
+			}
+			f.Objects = append(f.Objects, pod(word, f.Path, from))
+		}
+		u.Files = append(u.Files, f)
 	}
 	return u
 }
 
-func apply(s *desired.Store, files ...string) (changes, problems string) {
-	list, errs := s.Update(update(files...))
+func describe(changes []desired.Change) string {
 	var words []string
-	for _, c := range list {
-		word := "-" + c.Key.Name
+	for _, c := range changes {
+		word := c.Op.String() + " " + c.Key.Name
 		if c.Pod != nil {
-			word = c.Key.Name + "@" + string(c.Pod.UID)
+			word += "@" + string(c.Pod.UID)
 		}
 		words = append(words, word)
 	}
-	for _, err := range errs {
-		problems += err.Error() + "\n"
-	}
-	return strings.Join(words, " "), problems
+	return strings.Join(words, ", ")
 }
 
+// What the sources say becomes the five operations, and no others.
 func TestUpdate(t *testing.T) {
-	s := desired.New(nil)
-	if s.Ready() {
-		t.Error("ready before the source has reported")
-	}
+	m := desired.New([]string{"file", "http", "api"})
 	for _, step := range []struct {
-		name            string
-		files           []string
-		changes, broken string
+		name, source, files string
+		changes, broken     string
 	}{
-		{"first", []string{"a web@1", "b db@1"}, "db@1 web@1", ""},
-		{"nothing new", []string{"a web@1", "b db@1"}, "", ""},
-		{"an edit", []string{"a web@2", "b db@1"}, "web@2", ""},
-		{"a broken file keeps its pod", []string{"a !", "b db@1"}, "", "a is broken\n"},
-		{"and is told once", []string{"a !", "b db@1"}, "", ""},
-		{"and harms nobody", []string{"a !", "b db@2"}, "db@2", ""},
-		{"repaired", []string{"a web@3", "b db@2"}, "web@3", ""},
-		{"a broken file that goes takes its pod along", []string{"b db@2"}, "-web", ""},
-		{"a name that is taken", []string{"b db@2", "c db@9 new@1"}, "new@1", "c: metadata.name: pod default/db is already defined in b\n"},
-		{"free again", []string{"c db@9 new@1"}, "db@9", ""},
-		{"renamed", []string{"d db@9 new@1"}, "", ""},
-		{"none", nil, "-db -new", ""},
+		{"first", "file", "a web@1, b db@1", "ADD db@1, ADD web@1", ""},
+		{"nothing new", "file", "a web@1, b db@1", "", ""},
+		{"a file is touched", "file", "a web@1, b db@1, c", "", ""},
+		{"another pod of this name", "file", "a web@2, b db@1", "ADD web@2", ""},
+		{"the same pod, changed", "file", "a web@2:x, b db@1", "UPDATE web@2", ""},
+		{"only its record", "file", "a web@2*:x, b db@1", "RECONCILE web@2", ""},
+		{"a broken file keeps its pod", "file", "a web@2 !, b db@1", "UPDATE web@2", "a is broken\n"},
+		{"and is told once", "file", "a web@2 !, b db@2", "ADD db@2", ""},
+		{"a second source", "http", "u job@1", "ADD job@1", ""},
+		{"which may not take a name", "http", "u job@1 web@9", "", "u: metadata.name: pod default/web is already defined in a\n"},
+		{"a third", "api", "x job@7, y tmp@1", "ADD tmp@1", "x: metadata.name: pod default/job is already defined in u\n"},
+		{"is being deleted", "api", "y tmp@1-30", "DELETE tmp@1", ""},
+		{"still", "api", "y tmp@1-30", "", ""},
+		{"and faster", "api", "y tmp@1-5", "DELETE tmp@1", ""},
+		{"and is gone", "api", "", "REMOVE tmp", ""},
+		{"a name becomes free", "file", "b db@2", "ADD web@9", ""},
+		{"a pod moves to another file", "file", "c db@2", "UPDATE db@2", ""},
+		{"none", "file", "", "REMOVE db", ""},
 	} {
-		changes, broken := apply(s, step.files...)
-		if changes != step.changes || broken != step.broken {
-			t.Errorf("%s: changes %q, problems %q; want %q, %q", step.name, changes, broken, step.changes, step.broken)
+		changes, _, problems := m.Update(update(step.source, step.files))
+		broken := ""
+		for _, err := range problems {
+			broken += err.Error() + "\n"
+		}
+		if got := describe(changes); got != step.changes || broken != step.broken {
+			t.Errorf("%s: changes %q, problems %q; want %q, %q", step.name, got, broken, step.changes, step.broken)
 		}
 	}
-	if !s.Ready() {
-		t.Error("not ready after the source has reported")
+}
+
+// Before each source has reported, nothing may be ended for not being wanted.
+func TestReady(t *testing.T) {
+	m := desired.New([]string{"file", "http"})
+	for i, step := range []struct {
+		source string
+		want   bool
+	}{{"file", false}, {"file", false}, {"http", true}} {
+		if m.Update(update(step.source, "")); m.Ready() != step.want {
+			t.Errorf("step %d: ready is %v, want %v", i, m.Ready(), step.want)
+		}
 	}
 }
 
-// After a restart of the agent, a pod whose file is broken by now is wanted as
-// it was accepted; one whose file is gone is not.
-func TestAccepted(t *testing.T) {
-	s := desired.New(slices.Concat(file("a web@1").Pods, file("b db@1").Pods))
-	if changes, _ := apply(s, "a !"); changes != "web@1" {
-		t.Errorf("changes %q, want web@1", changes)
+func TestSources(t *testing.T) {
+	m := desired.New([]string{"file", "http"})
+	m.Update(update("file", "a web@1, b db@1 !, c web@2"))
+	got := fmt.Sprintf("%+v", m.Sources())
+	want := "[{Name:file Reported:true Files:[{Source:file Path:a Objects:[pod default/web] Error: Warnings:[]}" +
+		" {Source:file Path:b Objects:[pod default/db] Error:b is broken Warnings:[]}" +
+		" {Source:file Path:c Objects:[pod default/web] Error:c: metadata.name: pod default/web is already defined in a Warnings:[]}]}" +
+		" {Name:http Reported:false Files:[]}]"
+	if got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
 	}
 }

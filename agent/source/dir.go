@@ -12,8 +12,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/fsnotify/fsnotify"
-	v1 "k8s.io/api/core/v1"
 )
 
 const (
@@ -35,7 +35,8 @@ const (
 // hidden files and without subdirectories.
 type Dir struct {
 	Path   string
-	Decode func(path string, data []byte) ([]*v1.Pod, error)
+	Decode Decode
+	Copies Copies // "" keeps none
 	Log    *slog.Logger
 
 	last map[string]cached
@@ -63,7 +64,7 @@ func (d *Dir) Run(ctx context.Context, out chan<- Update) {
 		case first || differ:
 			complaint = ""
 			select {
-			case out <- Update{"file", files}:
+			case out <- Update{manifest.SourceFile, files}:
 				first = false
 			case <-ctx.Done():
 			}
@@ -183,16 +184,23 @@ func (d *Dir) scan() (files []File, differ bool, err error) {
 		c, known := d.last[path]
 		if !known || c.sum != sum {
 			differ = true
-			c = cached{sum, File{Path: path, Err: err}}
-			if err == nil {
-				c.file.Pods, c.file.Err = d.Decode(path, data)
+			var last *File
+			if known {
+				last = &c.file
 			}
+			c = cached{sum, d.Copies.load(path, data, err, last, d.Decode)}
 		}
 		now[path] = c
 		files = append(files, c.file)
 	}
-	if len(now) != len(d.last) {
-		differ = true
+	if differ = differ || len(now) != len(d.last); differ {
+		paths := map[string]bool{}
+		for path := range now {
+			paths[path] = true
+		}
+		if err := d.Copies.keepOnly(paths); err != nil {
+			d.Log.Warn("copies of manifests stay", "err", err)
+		}
 	}
 	d.last = now
 	return files, differ, nil

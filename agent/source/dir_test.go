@@ -11,24 +11,25 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/agent/source"
 	v1 "k8s.io/api/core/v1"
 )
 
 // watch starts a Dir whose manifests are names, one a file; "!" is a broken one.
-func watch(t *testing.T, dir string) func(want string) {
+func watch(t *testing.T, dir string, copies source.Copies) func(want string) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	updates := make(chan source.Update)
 	ended := make(chan struct{})
-	d := &source.Dir{Path: dir, Log: slog.New(slog.NewTextHandler(io.Discard, nil)), Decode: func(path string, data []byte) ([]*v1.Pod, error) {
+	d := &source.Dir{Path: dir, Copies: copies, Log: slog.New(slog.NewTextHandler(io.Discard, nil)), Decode: func(path string, data []byte) ([]manifest.Object, manifest.Errors, error) {
 		text := strings.TrimSpace(string(data))
 		if text == "!" {
-			return nil, errors.New("broken")
+			return nil, nil, errors.New("broken")
 		}
 		pod := &v1.Pod{}
 		pod.Name = text
-		return []*v1.Pod{pod}, nil
+		return []manifest.Object{pod}, nil, nil
 	}}
 	go func() {
 		defer close(ended)
@@ -53,10 +54,10 @@ func describe(u source.Update) string {
 	for _, f := range u.Files {
 		word := filepath.Base(f.Path) + "="
 		if f.Err != nil {
-			word += f.Err.Error()
+			word += f.Err.Error() + ":"
 		}
-		for _, p := range f.Pods {
-			word += p.Name
+		for _, p := range f.Objects {
+			word += p.GetName()
 		}
 		words = append(words, word)
 	}
@@ -75,7 +76,7 @@ func TestDir(t *testing.T) {
 	dir := t.TempDir()
 	at := func(name string) string { return filepath.Join(dir, name) }
 	write(t, at("a.yaml"), "a")
-	expect := watch(t, dir)
+	expect := watch(t, dir, "")
 	expect("a.yaml=a")
 
 	write(t, at("b.json"), "b")
@@ -97,7 +98,7 @@ func TestDir(t *testing.T) {
 
 	// A broken file is told as such, beside the others.
 	write(t, at("b.json"), "!")
-	expect("a.yaml=a2 b.json=broken")
+	expect("a.yaml=a2 b.json=broken:b2")
 
 	// What is no manifest is not read.
 	for _, name := range []string{".a.yaml.swp", "#a.yaml#", "a.yaml.bak", "a.yaml.dpkg-old", "README", "4913"} {
@@ -115,7 +116,7 @@ func TestDir(t *testing.T) {
 // A directory that is not there says nothing about pods: they are not ended.
 func TestDirAway(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "manifests")
-	expect := watch(t, dir)
+	expect := watch(t, dir, "")
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -140,9 +141,9 @@ func TestDirDecodesOnce(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	updates := make(chan source.Update)
-	d := &source.Dir{Path: dir, Log: slog.New(slog.NewTextHandler(io.Discard, nil)), Decode: func(path string, data []byte) ([]*v1.Pod, error) {
+	d := &source.Dir{Path: dir, Log: slog.New(slog.NewTextHandler(io.Discard, nil)), Decode: func(path string, data []byte) ([]manifest.Object, manifest.Errors, error) {
 		decoded = append(decoded, filepath.Base(path))
-		return nil, nil
+		return nil, nil, nil
 	}}
 	write(t, filepath.Join(dir, "a.yaml"), "a")
 	write(t, filepath.Join(dir, "b.yaml"), "b")
@@ -152,5 +153,26 @@ func TestDirDecodesOnce(t *testing.T) {
 	<-updates
 	if want := []string{"a.yaml", "b.yaml", "b.yaml"}; !slices.Equal(decoded, want) {
 		t.Errorf("decoded %v, want %v", decoded, want)
+	}
+}
+
+// A file that is broken when the agent starts counts as its last good version;
+// one that is gone does not.
+func TestDirCopies(t *testing.T) {
+	dir, copies := t.TempDir(), source.Copies(filepath.Join(t.TempDir(), "copies"))
+	at := func(name string) string { return filepath.Join(dir, name) }
+	write(t, at("a.yaml"), "a")
+	write(t, at("b.yaml"), "b")
+	watch(t, dir, copies)("a.yaml=a b.yaml=b")
+	write(t, at("a.yaml"), "!")
+	write(t, at("c.yaml"), "!")
+	if err := os.Remove(at("b.yaml")); err != nil {
+		t.Fatal(err)
+	}
+	watch(t, dir, copies)("a.yaml=broken:a c.yaml=broken:")
+	if kept, err := os.ReadDir(string(copies)); err != nil || len(kept) != 1 {
+		t.Errorf("%d copies are kept, %v", len(kept), err)
+	} else if info, err := kept[0].Info(); err != nil || info.Mode() != 0o600 {
+		t.Errorf("the copy's mode is %v", info.Mode())
 	}
 }

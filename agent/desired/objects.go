@@ -1,0 +1,136 @@
+package desired
+
+import (
+	"maps"
+	"slices"
+
+	"github.com/crisp-cri/crisp/agent/manifest"
+	"github.com/crisp-cri/crisp/agent/source"
+	"github.com/crisp-cri/crisp/agent/workload"
+	"github.com/crisp-cri/crisp/internal/fault"
+	v1 "k8s.io/api/core/v1"
+	nodev1 "k8s.io/api/node/v1"
+)
+
+// ConfigMap returns a ConfigMap, or fault.NotFound.
+func (m *Manager) ConfigMap(namespace, name string) (*v1.ConfigMap, error) {
+	return find[v1.ConfigMap](m, "configmap", namespace, name)
+}
+
+// Secret returns a Secret, or fault.NotFound.
+func (m *Manager) Secret(namespace, name string) (*v1.Secret, error) {
+	return find[v1.Secret](m, "secret", namespace, name)
+}
+
+// Claim returns a PersistentVolumeClaim, or fault.NotFound.
+func (m *Manager) Claim(namespace, name string) (*v1.PersistentVolumeClaim, error) {
+	return find[v1.PersistentVolumeClaim](m, "persistentvolumeclaim", namespace, name)
+}
+
+// RuntimeClass returns a RuntimeClass, or fault.NotFound.
+func (m *Manager) RuntimeClass(name string) (*nodev1.RuntimeClass, error) {
+	return find[nodev1.RuntimeClass](m, "runtimeclass", "", name)
+}
+
+func find[T any](m *Manager, kind, namespace, name string) (*T, error) {
+	key := kind + " " + name
+	if namespace != "" {
+		key = kind + " " + namespace + "/" + name
+	}
+	m.mu.Lock()
+	o := m.objects[key]
+	m.mu.Unlock()
+	if found, ok := any(o).(*T); ok {
+		return found, nil
+	}
+	return nil, fault.NotFound.Errorf("there is no %s", key)
+}
+
+// List returns all objects of a kind in the order of their keys. Pods are those
+// that are wanted, those of workloads included; workloads have their status.
+func (m *Manager) List(kind string) []manifest.Object {
+	var list []manifest.Object
+	if kind == "Pod" {
+		for _, pod := range m.Pods() {
+			list = append(list, pod)
+		}
+		return list
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, key := range slices.Sorted(maps.Keys(m.objects)) {
+		o := m.objects[key]
+		if manifest.KindOf(o) != kind {
+			continue
+		}
+		if plan, ok := m.expanded[key]; ok && plan.Status != nil {
+			o = plan.Status
+		}
+		list = append(list, o)
+	}
+	return list
+}
+
+// Expired returns the keys of the workloads that are to be deleted.
+func (m *Manager) Expired() []manifest.Object {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var list []manifest.Object
+	for key, plan := range m.expanded {
+		if plan.Expired {
+			list = append(list, m.objects[key])
+		}
+	}
+	return list
+}
+
+// A FileState is what there is to know of one manifest.
+type FileState struct {
+	Source   string   `json:"source"`
+	Path     string   `json:"path"`
+	Objects  []string `json:"objects,omitempty"` // "pod default/web"
+	Error    string   `json:"error,omitempty"`
+	Warnings []string `json:"warnings,omitempty"`
+}
+
+// A SourceState is what there is to know of one source.
+type SourceState struct {
+	Name     string      `json:"name"`
+	Reported bool        `json:"reported"`
+	Files    []FileState `json:"files,omitempty"`
+}
+
+// Sources returns the state of all sources.
+func (m *Manager) Sources() []SourceState {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var list []SourceState
+	for _, name := range m.sources {
+		files, reported := m.files[name]
+		state := SourceState{Name: name, Reported: reported}
+		for _, f := range files {
+			state.Files = append(state.Files, m.fileStateLocked(name, f))
+		}
+		list = append(list, state)
+	}
+	return list
+}
+
+func (m *Manager) fileStateLocked(name string, f source.File) FileState {
+	state := FileState{Source: name, Path: f.Path}
+	for _, o := range f.Objects {
+		state.Objects = append(state.Objects, manifest.Key(o))
+		if plan, ok := m.expanded[manifest.Key(o)]; ok && workload.Is(o) {
+			for _, pod := range plan.Pods {
+				state.Objects = append(state.Objects, "pod "+pod.Namespace+"/"+pod.Name)
+			}
+		}
+	}
+	if err := m.errorLocked(name, f); err != nil {
+		state.Error = err.Error()
+	}
+	for _, w := range f.Warnings {
+		state.Warnings = append(state.Warnings, w.Error())
+	}
+	return state
+}

@@ -1,0 +1,103 @@
+package source
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/crisp-cri/crisp/agent/manifest"
+	"github.com/crisp-cri/crisp/internal/atomicfile"
+)
+
+// Copies keep the last good version of each file in a directory of the agent,
+// one file for each, by the hash of the path. There may be secrets in them.
+type Copies string
+
+func (c Copies) path(of string) string {
+	sum := sha256.Sum256([]byte(of))
+	return filepath.Join(string(c), hex.EncodeToString(sum[:16]))
+}
+
+// put keeps data, the content of the file at path, unless it is kept already.
+func (c Copies) put(path string, data []byte) error {
+	if c == "" {
+		return nil
+	}
+	if kept, err := os.ReadFile(c.path(path)); err == nil && string(kept) == string(data) {
+		return nil
+	}
+	if err := os.MkdirAll(string(c), 0o700); err != nil {
+		return err
+	}
+	return atomicfile.Write(c.path(path), data, 0o600)
+}
+
+// get returns what is kept of the file at path; nil if nothing is.
+func (c Copies) get(path string) ([]byte, error) {
+	if c == "" {
+		return nil, nil
+	}
+	data, err := os.ReadFile(c.path(path))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	return data, err
+}
+
+// keepOnly drops the copies of all other files.
+func (c Copies) keepOnly(paths map[string]bool) error {
+	if c == "" {
+		return nil
+	}
+	entries, err := os.ReadDir(string(c))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	names := map[string]bool{}
+	for path := range paths {
+		names[filepath.Base(c.path(path))] = true
+	}
+	for _, e := range entries {
+		if !names[e.Name()] {
+			if err := os.Remove(filepath.Join(string(c), e.Name())); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// load decodes data, which is what is at path now, or err if it could not be
+// read. Of what is wrong, the objects are last's, or those of the copy.
+func (c Copies) load(path string, data []byte, err error, last *File, decode Decode) File {
+	f := File{Path: path, Err: err}
+	if err == nil {
+		f.Objects, f.Warnings, f.Err = decode(path, data)
+	}
+	if f.Err == nil {
+		// Without its copy a file is as good; it only matters once it breaks.
+		if err := c.put(path, data); err != nil {
+			f.Warnings = append(f.Warnings, kept(path, err))
+		}
+		return f
+	}
+	if last != nil {
+		f.Objects = last.Objects
+		return f
+	}
+	data, err = c.get(path)
+	if err == nil && data != nil {
+		f.Objects, _, err = decode(path, data)
+	}
+	if err != nil {
+		f.Warnings = append(f.Warnings, kept(path, err))
+	}
+	return f
+}
+
+func kept(path string, err error) manifest.Error {
+	return manifest.Error{File: path, Text: "no copy of the last good version: " + err.Error()}
+}

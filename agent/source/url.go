@@ -1,0 +1,126 @@
+package source
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"time"
+
+	"github.com/crisp-cri/crisp/agent/manifest"
+)
+
+// pollEvery is the kubelet's --http-check-frequency.
+const pollEvery = 20 * time.Second
+
+// A URL is one manifest behind a URL. It is asked again every 20 s, with what the
+// server gave to tell whether it has changed (ETag, Last-Modified).
+type URL struct {
+	URL    string
+	Header http.Header // of each request
+	Decode Decode
+	Copies Copies
+	Every  time.Duration // 0 is 20 s
+	Log    *slog.Logger
+
+	etag, modified string
+	last           *File // of what was reported; nil before
+}
+
+// requestTimeout bounds one request: a server that accepts and says nothing must
+// not count as one that is there.
+const requestTimeout = 30 * time.Second
+
+// Run sends an Update whenever the answer has changed, until ctx ends. A server
+// that does not answer changes nothing; when the agent starts without it, the
+// last good answer is reported. If there has never been one, nothing is, so that
+// nothing is ended for not being in it.
+func (u *URL) Run(ctx context.Context, out chan<- Update) {
+	every := u.Every
+	if every == 0 {
+		every = pollEvery
+	}
+	for ctx.Err() == nil {
+		if f, differs := u.poll(ctx); differs && ctx.Err() == nil {
+			u.last = &f
+			select {
+			case out <- Update{manifest.SourceHTTP, []File{f}}:
+			case <-ctx.Done():
+			}
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(every):
+		}
+	}
+}
+
+// poll asks once, and says whether the answer is to be reported.
+func (u *URL) poll(ctx context.Context) (f File, differs bool) {
+	data, unchanged, err := u.get(ctx)
+	if unchanged {
+		if u.last.Err == nil {
+			return File{}, false
+		}
+		f := *u.last // it is back, and as it was
+		f.Err = nil
+		return f, true
+	}
+	f = u.Copies.load(u.URL, data, err, u.last, u.Decode)
+	if f.Err != nil && err == nil {
+		u.etag, u.modified = "", "" // "not modified" is to mean: as the last good one
+	}
+	switch {
+	case f.Err == nil:
+		return f, true
+	case u.last == nil:
+		u.Log.WarnContext(ctx, "manifest URL could not be read", "err", f.Err)
+		copied, err := u.Copies.get(u.URL)
+		return f, err == nil && copied != nil
+	case u.last.Err != nil && u.last.Err.Error() == f.Err.Error():
+		return f, false
+	}
+	return f, true
+}
+
+func (u *URL) get(ctx context.Context) (data []byte, unchanged bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.URL, nil)
+	if err != nil {
+		return nil, false, err
+	}
+	for key, values := range u.Header {
+		req.Header[key] = values
+	}
+	if u.last != nil && u.etag != "" {
+		req.Header.Set("If-None-Match", u.etag)
+	}
+	if u.last != nil && u.modified != "" {
+		req.Header.Set("If-Modified-Since", u.modified)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return nil, false, err
+	}
+	defer resp.Body.Close()
+	switch {
+	case resp.StatusCode == http.StatusNotModified && u.last != nil:
+		return nil, true, nil
+	case resp.StatusCode != http.StatusOK:
+		return nil, false, fmt.Errorf("%s: %s", u.URL, resp.Status)
+	}
+	data, err = io.ReadAll(io.LimitReader(resp.Body, maxSize+1))
+	switch {
+	case err != nil:
+		return nil, false, fmt.Errorf("%s: %w", u.URL, err)
+	case len(data) > maxSize:
+		return nil, false, fmt.Errorf("%s: more than %d bytes", u.URL, maxSize)
+	case len(data) == 0: // as the kubelet has it: no answer that means "no pods"
+		return nil, false, errors.New(u.URL + ": the answer is empty")
+	}
+	u.etag, u.modified = resp.Header.Get("ETag"), resp.Header.Get("Last-Modified")
+	return data, false, nil
+}
