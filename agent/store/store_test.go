@@ -1,0 +1,218 @@
+package store_test
+
+import (
+	"errors"
+	"io"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/crisp-cri/crisp/agent/store"
+	"github.com/crisp-cri/crisp/internal/fault"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/yaml"
+)
+
+func open(t *testing.T, dir string) *store.Store {
+	t.Helper()
+	s, err := store.Open(dir, "n1", slog.New(slog.NewTextHandler(io.Discard, nil)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+const web = `apiVersion: v1
+kind: Pod
+metadata: {name: web}
+spec:
+  terminationGracePeriodSeconds: 7
+  containers:
+  - {name: app, image: "i:1"}
+`
+
+const config = `{apiVersion: v1, kind: ConfigMap, metadata: {name: c}, data: {a: "1"}}`
+
+func put(t *testing.T, s *store.Store, text string, o store.PutOptions, want store.Outcome) types.UID {
+	t.Helper()
+	object, got, _, err := s.Put([]byte(text), o)
+	if err != nil || got != want {
+		t.Fatalf("%v, %v; want %s", got, err, want)
+	}
+	return object.GetUID()
+}
+
+// What was applied is there again after a SIGKILL: nothing closes a Store.
+func TestStore(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir)
+	uid := put(t, s, web, store.PutOptions{}, store.Created)
+	put(t, s, web, store.PutOptions{}, store.Unchanged)
+	put(t, s, config, store.PutOptions{Create: true}, store.Created)
+	put(t, s, "{apiVersion: v1, kind: Secret, metadata: {name: s}, stringData: {p: geheim}}", store.PutOptions{}, store.Created)
+
+	if got := put(t, s, strings.Replace(web, "i:1", "i:2", 1), store.PutOptions{}, store.Configured); got != uid {
+		t.Errorf("another image made another pod")
+	}
+	s = open(t, dir)
+	if got := put(t, s, strings.Replace(web, "name: app", "name: app2", 1), store.PutOptions{}, store.Replaced); got == uid {
+		t.Errorf("another container made no other pod")
+	}
+	u := s.Update()
+	var keys []string
+	for _, f := range u.Files {
+		keys = append(keys, f.Path)
+	}
+	if got, want := strings.Join(keys, ", "), "configmap default/c, pod default/web, secret default/s"; got != want || u.Source != "api" {
+		t.Errorf("source %s has %s, want %s", u.Source, got, want)
+	}
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		info, infoErr := d.Info()
+		if err == nil && infoErr == nil && info.Mode().Perm()&0o077 != 0 && path != dir {
+			t.Errorf("%s has the mode %v", path, info.Mode())
+		}
+		return err
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+func TestDelete(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir)
+	uid := put(t, s, web, store.PutOptions{}, store.Created)
+	grace := func(want int64) {
+		t.Helper()
+		o, err := s.Get("pod default/web")
+		if err != nil || o.GetDeletionTimestamp() == nil || *o.GetDeletionGracePeriodSeconds() != want {
+			t.Fatalf("%v, %v", o, err)
+		}
+	}
+	if _, err := s.Delete("pod default/web", "another", nil, false); !errors.Is(err, fault.WrongState) {
+		t.Errorf("Delete of another UID: %v", err)
+	}
+	for _, step := range []struct{ asked, want int64 }{{-1, 7}, {30, 7}, {3, 3}} {
+		var asked *int64
+		if step.asked >= 0 {
+			asked = &step.asked
+		}
+		if _, err := s.Delete("pod default/web", uid, asked, false); err != nil {
+			t.Fatal(err)
+		}
+		grace(step.want)
+	}
+	s = open(t, dir) // it goes on ending
+	grace(3)
+	if err := s.Ended("default", "web", "another"); err != nil {
+		t.Fatal(err)
+	}
+	grace(3)
+	if err := s.Ended("default", "web", uid); err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range []*store.Store{s, open(t, dir)} {
+		if _, err := s.Get("pod default/web"); !errors.Is(err, fault.NotFound) {
+			t.Errorf("after its end: %v", err)
+		}
+	}
+	if _, err := s.Delete("pod default/web", "", nil, false); !errors.Is(err, fault.NotFound) {
+		t.Errorf("Delete of nothing: %v", err)
+	}
+	put(t, s, config, store.PutOptions{}, store.Created)
+	if _, err := s.Delete("configmap default/c", "", nil, false); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Get("configmap default/c"); !errors.Is(err, fault.NotFound) {
+		t.Errorf("a config map waits: %v", err)
+	}
+}
+
+// A pod that does not end can be forgotten.
+func TestDeleteByForce(t *testing.T) {
+	s := open(t, t.TempDir())
+	put(t, s, web, store.PutOptions{}, store.Created)
+	for i, want := range []bool{true, false} {
+		if _, err := s.Delete("pod default/web", "", nil, true); err != nil {
+			t.Fatal(err)
+		}
+		o, err := s.Get("pod default/web")
+		if there := err == nil; there != want || there && *o.GetDeletionGracePeriodSeconds() != 0 {
+			t.Errorf("after %d: %v, %v", i+1, o, err)
+		}
+	}
+}
+
+func TestPutRefuses(t *testing.T) {
+	s := open(t, t.TempDir())
+	put(t, s, config, store.PutOptions{}, store.Created)
+	put(t, s, "{apiVersion: v1, kind: ConfigMap, metadata: {name: i}, immutable: true, data: {a: b}}", store.PutOptions{}, store.Created)
+	for _, test := range []struct {
+		name, text string
+		o          store.PutOptions
+		kind       fault.Kind
+		want       string
+	}{
+		{"is there", config, store.PutOptions{Create: true}, fault.Exists, "configmap default/c is already there"},
+		{"is not there", web, store.PutOptions{Update: true}, fault.NotFound, "there is no pod default/web"},
+		{"an old version", strings.Replace(config, "name: c", `name: c, resourceVersion: "1"`, 1), store.PutOptions{}, fault.WrongState, "configmap default/c has been changed: read it again"},
+		{"unknown field", strings.Replace(web, "image:", "imagee:", 1), store.PutOptions{}, fault.Invalid, "spec.containers[0].imagee: unknown field"},
+		{"immutable", "{apiVersion: v1, kind: ConfigMap, metadata: {name: i}, immutable: true, data: {a: c}}", store.PutOptions{}, fault.Invalid, "configmap default/i is immutable"},
+		{"two", web + "---\n" + config, store.PutOptions{}, fault.Invalid, "want one object, got 2"},
+	} {
+		_, _, _, err := s.Put([]byte(test.text), test.o)
+		if !errors.Is(err, test.kind) || err.Error() != test.want {
+			t.Errorf("%s: %v, want %s", test.name, err, test.want)
+		}
+	}
+	if _, outcome, _, err := s.Put([]byte(web), store.PutOptions{DryRun: true}); outcome != store.Created || err != nil {
+		t.Errorf("dry run: %s, %v", outcome, err)
+	}
+	if _, err := s.Get("pod default/web"); !errors.Is(err, fault.NotFound) {
+		t.Errorf("a dry run has made it: %v", err)
+	}
+}
+
+// What one reads can be given back.
+func TestRoundTrip(t *testing.T) {
+	s := open(t, t.TempDir())
+	put(t, s, web, store.PutOptions{}, store.Created)
+	o, err := s.Get("pod default/web")
+	if err != nil {
+		t.Fatal(err)
+	}
+	pod := o.(*v1.Pod).DeepCopy()
+	pod.Status.Phase = v1.PodRunning
+	text, err := yaml.Marshal(pod)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := put(t, s, string(text), store.PutOptions{Update: true}, store.Configured); got != pod.UID {
+		t.Error("it became another pod")
+	}
+}
+
+// An object that a newer agent rejects stays on disk and is told.
+func TestRejectedLater(t *testing.T) {
+	dir := t.TempDir()
+	put(t, open(t, dir), web, store.PutOptions{}, store.Created)
+	path := filepath.Join(dir, "pod", "default", "web.json")
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(strings.Replace(string(data), `"i:1"`, `"i:1 "`, 1)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	u := open(t, dir).Update()
+	if len(u.Files) != 1 || u.Files[0].Err == nil || u.Files[0].Path != "pod default/web" {
+		t.Errorf("%+v", u)
+	}
+	if _, err := os.Stat(path); err != nil {
+		t.Error(err)
+	}
+}
