@@ -1,0 +1,349 @@
+// Package admit decides whether a pod may run on this node. It is pure: the node,
+// the pods on it and the new one go in, a verdict comes out. Reasons and messages
+// are the kubelet's. What was rejected stays so until its manifest changes.
+package admit
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/crisp-cri/crisp/agent/podsync"
+	"github.com/crisp-cri/crisp/agent/status"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// Critical is the priority from which a pod may drive others away.
+const Critical = 2_000_000_000
+
+// A Node is what pods are admitted to.
+type Node struct {
+	Name          string
+	Labels        map[string]string
+	Allocatable   v1.ResourceList
+	UnsafeSysctls []string // that pods may set besides the safe ones; "a.b.*" is all below
+	NoPrivileged  bool
+	Pressure      []v1.NodeConditionType // that there is now
+	Features      *cri.RuntimeFeatures   // of the runtime; nil if it does not tell
+	// Handler returns what the handler of a pod's RuntimeClass can do; nil if that
+	// is not known.
+	Handler func(*v1.Pod) *cri.RuntimeHandlerFeatures
+	// Requests are those of a pod, with its overhead.
+	Requests func(*v1.Pod) v1.ResourceList
+}
+
+// Check returns why pod may not run beside the others, or nil. victims are those
+// of the others that must go for it: only a critical pod has any.
+func Check(pod *v1.Pod, others []*v1.Pod, n *Node) (v *podsync.Verdict, victims []*v1.Pod) {
+	for _, check := range []func(*v1.Pod, *Node) *podsync.Verdict{pressure, system, sysctls, security, affinity} {
+		if v := check(pod, n); v != nil {
+			return v, nil
+		}
+	}
+	left := others
+	v, holders := ports(pod, left)
+	if v != nil {
+		if !all(holders, func(o *v1.Pod) bool { return yields(o, pod) }) {
+			return v, nil
+		}
+		victims = append(victims, holders...)
+		left = without(left, holders)
+	}
+	for _, name := range []v1.ResourceName{v1.ResourcePods, v1.ResourceCPU, v1.ResourceMemory} {
+		v, missing := lacks(name, pod, left, n)
+		if v == nil {
+			continue
+		}
+		chosen, ok := choose(name, missing, pod, left, n)
+		if !ok {
+			return v, nil
+		}
+		victims = append(victims, chosen...)
+		left = without(left, chosen)
+	}
+	return nil, victims
+}
+
+func reject(reason, format string, args ...any) *podsync.Verdict {
+	return &podsync.Verdict{Reason: reason, Message: "Pod was rejected: " + fmt.Sprintf(format, args...)}
+}
+
+func priority(pod *v1.Pod) int32 {
+	if pod.Spec.Priority == nil {
+		return 0
+	}
+	return *pod.Spec.Priority
+}
+
+// pressure keeps out what would be the first to be evicted.
+func pressure(pod *v1.Pod, n *Node) *podsync.Verdict {
+	if len(n.Pressure) == 0 || priority(pod) >= Critical {
+		return nil
+	}
+	if len(n.Pressure) == 1 && n.Pressure[0] == v1.NodeMemoryPressure {
+		if status.QOS(pod) != v1.PodQOSBestEffort {
+			return nil
+		}
+		taint := v1.Taint{Key: v1.TaintNodeMemoryPressure, Effect: v1.TaintEffectNoSchedule}
+		if slices.ContainsFunc(pod.Spec.Tolerations, func(t v1.Toleration) bool { return tolerates(t, taint) }) {
+			return nil
+		}
+	}
+	return &podsync.Verdict{Reason: "Evicted", Message: fmt.Sprintf("The node had condition: %v. ", n.Pressure)}
+}
+
+func tolerates(t v1.Toleration, taint v1.Taint) bool {
+	if t.Effect != "" && t.Effect != taint.Effect {
+		return false
+	}
+	switch t.Operator {
+	case v1.TolerationOpExists:
+		return t.Key == "" || t.Key == taint.Key
+	case "", v1.TolerationOpEqual:
+		return t.Key == taint.Key && t.Value == taint.Value
+	}
+	return false
+}
+
+func system(pod *v1.Pod, n *Node) *podsync.Verdict {
+	if os := pod.Spec.OS; os != nil && os.Name != v1.Linux {
+		return reject("PodOSNotSupported", "Failed to admit pod as the OS field doesn't match node OS")
+	}
+	if want, ok := pod.Spec.NodeSelector[v1.LabelOSStable]; ok && want != n.Labels[v1.LabelOSStable] {
+		return reject("PodOSSelectorNodeLabelDoesNotMatch", "Failed to admit pod as the `kubernetes.io/os` label doesn't match node label")
+	}
+	return nil
+}
+
+// ports finds the pods that have a host port which the pod wants.
+func ports(pod *v1.Pod, others []*v1.Pod) (*podsync.Verdict, []*v1.Pod) {
+	wants := hostPorts(pod)
+	var holders []*v1.Pod
+	for _, o := range others {
+		if slices.ContainsFunc(hostPorts(o), func(p v1.ContainerPort) bool {
+			return slices.ContainsFunc(wants, func(w v1.ContainerPort) bool { return collide(p, w) })
+		}) {
+			holders = append(holders, o)
+		}
+	}
+	if len(holders) == 0 {
+		return nil, nil
+	}
+	return reject("NodePorts", "Predicate NodePorts failed: node(s) didn't have free ports for the requested pod ports (pod %s has one of them)", podsync.KeyOf(holders[0])), holders
+}
+
+func hostPorts(pod *v1.Pod) []v1.ContainerPort {
+	var ports []v1.ContainerPort
+	add := func(c *v1.Container) {
+		for _, p := range c.Ports {
+			if p.HostPort > 0 {
+				ports = append(ports, p)
+			}
+		}
+	}
+	for i := range pod.Spec.Containers {
+		add(&pod.Spec.Containers[i])
+	}
+	for i := range pod.Spec.InitContainers {
+		if podsync.IsSidecar(&pod.Spec.InitContainers[i]) {
+			add(&pod.Spec.InitContainers[i])
+		}
+	}
+	return ports
+}
+
+func collide(a, b v1.ContainerPort) bool {
+	every := func(ip string) bool { return ip == "" || ip == "0.0.0.0" || ip == "::" }
+	return a.HostPort == b.HostPort && a.Protocol == b.Protocol && (a.HostIP == b.HostIP || every(a.HostIP) || every(b.HostIP))
+}
+
+// requests are what a pod takes of one resource, in the finest unit of it.
+func requests(name v1.ResourceName, pod *v1.Pod, n *Node) int64 {
+	if name == v1.ResourcePods {
+		return 1
+	}
+	return amount(name, n.Requests(pod))
+}
+
+func amount(name v1.ResourceName, list v1.ResourceList) int64 {
+	q := list[name]
+	if name == v1.ResourceCPU {
+		return q.MilliValue()
+	}
+	return q.Value()
+}
+
+// lacks returns a verdict and how much is missing if there is not enough of a
+// resource left.
+func lacks(name v1.ResourceName, pod *v1.Pod, others []*v1.Pod, n *Node) (*podsync.Verdict, int64) {
+	capacity, limited := n.Allocatable[name]
+	wants := requests(name, pod, n)
+	if !limited || wants == 0 {
+		return nil, 0
+	}
+	used := int64(0)
+	for _, o := range others {
+		used += requests(name, o, n)
+	}
+	has := amount(name, v1.ResourceList{name: capacity})
+	if missing := used + wants - has; missing > 0 {
+		return reject("OutOf"+string(name), "Node didn't have enough resource: %s, requested: %d, used: %d, capacity: %d", name, wants, used, has), missing
+	}
+	return nil, 0
+}
+
+// Fits returns why a pod that runs cannot have other resources now, or nil.
+func Fits(pod *v1.Pod, others []*v1.Pod, n *Node) *podsync.Verdict {
+	for _, name := range []v1.ResourceName{v1.ResourceCPU, v1.ResourceMemory} {
+		if v, _ := lacks(name, pod, others, n); v != nil {
+			return v
+		}
+	}
+	return nil
+}
+
+// yields reports whether o goes when a critical pod needs its place.
+func yields(o, pod *v1.Pod) bool { return priority(pod) >= Critical && priority(o) < Critical }
+
+// classes are in the order in which pods go.
+var classes = []v1.PodQOSClass{v1.PodQOSBestEffort, v1.PodQOSBurstable, v1.PodQOSGuaranteed}
+
+// choose returns pods that free what is missing of a resource: of the lowest class
+// and priority, and no more than needed. ok is false if all of them are not enough.
+func choose(name v1.ResourceName, missing int64, pod *v1.Pod, others []*v1.Pod, n *Node) (victims []*v1.Pod, ok bool) {
+	var candidates []*v1.Pod
+	for _, o := range others {
+		if yields(o, pod) && requests(name, o, n) > 0 {
+			candidates = append(candidates, o)
+		}
+	}
+	slices.SortStableFunc(candidates, func(a, b *v1.Pod) int {
+		if c := slices.Index(classes, status.QOS(a)) - slices.Index(classes, status.QOS(b)); c != 0 {
+			return c
+		}
+		if priority(a) != priority(b) {
+			return int(priority(a)) - int(priority(b))
+		}
+		return int(min(max(requests(name, b, n)-requests(name, a, n), -1), 1)) // the largest first
+	})
+	for _, o := range candidates {
+		if missing <= 0 {
+			break
+		}
+		victims = append(victims, o)
+		missing -= requests(name, o, n)
+	}
+	if missing > 0 {
+		return nil, false
+	}
+	// Those who went first may not be needed for the last one's size.
+	kept := victims[:0:0]
+	for _, o := range victims {
+		if size := requests(name, o, n); missing+size <= 0 {
+			missing += size
+			continue
+		}
+		kept = append(kept, o)
+	}
+	return kept, true
+}
+
+// Preempted ends a pod that makes room.
+func Preempted() podsync.Verdict {
+	return podsync.Verdict{
+		Reason: "Preempting", Message: "Preempted in order to admit critical pod",
+		Condition: &v1.PodCondition{Type: v1.DisruptionTarget, Status: v1.ConditionTrue, Reason: v1.PodReasonTerminationByKubelet, Message: "Pod was preempted by Kubelet to accommodate a critical pod."},
+	}
+}
+
+func all(pods []*v1.Pod, yes func(*v1.Pod) bool) bool {
+	return !slices.ContainsFunc(pods, func(p *v1.Pod) bool { return !yes(p) })
+}
+
+func without(pods, gone []*v1.Pod) []*v1.Pod {
+	return slices.DeleteFunc(slices.Clone(pods), func(p *v1.Pod) bool { return slices.Contains(gone, p) })
+}
+
+// Allocatable is what of the node's resources pods may have: all but what is
+// reserved, and but the memory at which they would be evicted.
+func Allocatable(capacity, reserved v1.ResourceList, evictMemory resource.Quantity) v1.ResourceList {
+	out := capacity.DeepCopy()
+	sub := func(name v1.ResourceName, by resource.Quantity) {
+		q, ok := out[name]
+		if !ok {
+			return
+		}
+		if q.Sub(by); q.Sign() < 0 {
+			q = *resource.NewQuantity(0, q.Format)
+		}
+		out[name] = q
+	}
+	for name, by := range reserved {
+		sub(name, by)
+	}
+	sub(v1.ResourceMemory, evictMemory)
+	return out
+}
+
+// safe are the sysctls that are a pod's own affair (the kubelet's list).
+var safe = []string{
+	"kernel.shm_rmid_forced", "net.ipv4.ip_local_port_range", "net.ipv4.tcp_syncookies", "net.ipv4.ping_group_range",
+	"net.ipv4.ip_unprivileged_port_start", "net.ipv4.ip_local_reserved_ports", "net.ipv4.tcp_keepalive_time", "net.ipv4.tcp_fin_timeout",
+	"net.ipv4.tcp_keepalive_intvl", "net.ipv4.tcp_keepalive_probes", "net.ipv4.tcp_rmem", "net.ipv4.tcp_wmem",
+}
+
+func sysctls(pod *v1.Pod, n *Node) *podsync.Verdict {
+	if pod.Spec.SecurityContext == nil {
+		return nil
+	}
+	for _, s := range pod.Spec.SecurityContext.Sysctls {
+		name := strings.ReplaceAll(s.Name, "/", ".")
+		net, ipc := strings.HasPrefix(name, "net."), strings.HasPrefix(name, "kernel.shm") || strings.HasPrefix(name, "kernel.msg") || name == "kernel.sem" || strings.HasPrefix(name, "fs.mqueue.")
+		switch {
+		case !slices.Contains(safe, name) && !slices.ContainsFunc(n.UnsafeSysctls, func(pattern string) bool { return matches(pattern, name) }):
+			return reject("SysctlForbidden", "forbidden sysctl: %q not allowlisted", name)
+		case net && pod.Spec.HostNetwork:
+			return reject("SysctlForbidden", "forbidden sysctl: %q not allowed with host net enabled", name)
+		case ipc && pod.Spec.HostIPC:
+			return reject("SysctlForbidden", "forbidden sysctl: %q not allowed with host ipc enabled", name)
+		}
+	}
+	return nil
+}
+
+func matches(pattern, name string) bool {
+	if prefix, ok := strings.CutSuffix(pattern, "*"); ok {
+		return strings.HasPrefix(name, prefix)
+	}
+	return pattern == name
+}
+
+// security keeps out what this node or its runtime would not do as promised.
+func security(pod *v1.Pod, n *Node) *podsync.Verdict {
+	own := pod.Spec.HostUsers != nil && !*pod.Spec.HostUsers
+	if own {
+		if f := n.Handler(pod); f != nil && !f.UserNamespaces {
+			return reject("UserNamespacesNotSupported", "hostUsers is false and the runtime's handler has no user namespaces")
+		}
+	}
+	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
+		sc := c.SecurityContext
+		if sc == nil {
+			continue
+		}
+		if n.NoPrivileged && sc.Privileged != nil && *sc.Privileged {
+			return reject("PrivilegedForbidden", "container %s is privileged, which this node does not allow", c.Name)
+		}
+		if sc.ProcMount != nil && *sc.ProcMount == v1.UnmaskedProcMount && !own {
+			return reject("ProcMountForbidden", "container %s has procMount Unmasked, which needs hostUsers false", c.Name)
+		}
+	}
+	sc := pod.Spec.SecurityContext
+	if sc != nil && sc.SupplementalGroupsPolicy != nil && *sc.SupplementalGroupsPolicy == v1.SupplementalGroupsPolicyStrict &&
+		n.Features != nil && !n.Features.SupplementalGroupsPolicy {
+		return reject("SupplementalGroupsPolicyNotSupported", "supplementalGroupsPolicy Strict is not supported by the runtime")
+	}
+	return nil
+}

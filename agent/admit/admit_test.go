@@ -1,0 +1,144 @@
+package admit
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/crisp-cri/crisp/agent/manifest"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+func pod(t *testing.T, name, spec string) *v1.Pod {
+	t.Helper()
+	text := "apiVersion: v1\nkind: Pod\nmetadata: {name: " + name + "}\nspec:\n  " + spec + "\n"
+	if !strings.Contains(spec, "containers:") {
+		text += "  containers: [{name: a, image: i}]\n"
+	}
+	objects, _, err := manifest.Read("p.yaml", []byte(text), manifest.Options{NodeName: "n1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return objects[0].(*v1.Pod)
+}
+
+func with(requests string) string {
+	return "containers: [{name: a, image: i, resources: {requests: {" + requests + "}}}]"
+}
+
+func testNode() *Node {
+	return &Node{
+		Name: "n1", Labels: map[string]string{"disk": "ssd", "size": "5", v1.LabelOSStable: "linux"},
+		Allocatable: v1.ResourceList{"cpu": resource.MustParse("2"), "memory": resource.MustParse("1Gi"), "pods": resource.MustParse("4")},
+		Handler:     func(*v1.Pod) *cri.RuntimeHandlerFeatures { return &cri.RuntimeHandlerFeatures{} },
+		Features:    &cri.RuntimeFeatures{},
+		Requests:    func(p *v1.Pod) v1.ResourceList { return p.Spec.Containers[0].Resources.Requests },
+	}
+}
+
+func TestCheck(t *testing.T) {
+	const port = "containers: [{name: a, image: i, ports: [{containerPort: 80, hostPort: 8080%s}]}]"
+	ports := func(more string) string { return strings.Replace(port, "%s", more, 1) }
+	affinity := func(expr string) string {
+		return "affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [{matchExpressions: [" + expr + "]}]}}}"
+	}
+	for _, test := range []struct {
+		spec   string
+		others []string
+		edit   func(*Node)
+		want   string // the reason; "" is admitted
+	}{
+		{spec: with("cpu: 1000"), want: "OutOfcpu"},
+		{spec: with("cpu: 1"), others: []string{with("cpu: 1500m")}, want: "OutOfcpu"},
+		{spec: with("cpu: 500m"), others: []string{with("cpu: 1500m")}},
+		{spec: with("memory: 2Gi"), want: "OutOfmemory"},
+		{spec: "hostIPC: false", others: []string{"hostIPC: false", "hostIPC: false", "hostIPC: false", "hostIPC: false"}, want: "OutOfpods"},
+		{spec: "hostIPC: false", others: []string{with("cpu: 100")}}, // it wants nothing
+		{spec: ports(""), others: []string{ports("")}, want: "NodePorts"},
+		{spec: ports(", hostIP: 127.0.0.1"), others: []string{ports("")}, want: "NodePorts"},
+		{spec: ports(", hostIP: 127.0.0.1"), others: []string{ports(", hostIP: 127.0.0.2")}},
+		{spec: ports(", protocol: UDP"), others: []string{ports("")}},
+		{spec: "nodeSelector: {disk: ssd}"},
+		{spec: "nodeSelector: {disk: tape}", want: "NodeAffinity"},
+		{spec: "nodeSelector: {kubernetes.io/os: windows}", want: "PodOSSelectorNodeLabelDoesNotMatch"},
+		{spec: affinity("{key: disk, operator: In, values: [ssd, nvme]}, {key: size, operator: Gt, values: ['4']}")},
+		{spec: affinity("{key: size, operator: Lt, values: ['4']}"), want: "NodeAffinity"},
+		{spec: affinity("{key: disk, operator: DoesNotExist}"), want: "NodeAffinity"},
+		{spec: "securityContext: {sysctls: [{name: net.ipv4.tcp_syncookies, value: '1'}]}"},
+		{spec: "hostNetwork: true\n  securityContext: {sysctls: [{name: net.ipv4.tcp_syncookies, value: '1'}]}", want: "SysctlForbidden"},
+		{spec: "securityContext: {sysctls: [{name: kernel.msgmax, value: '1'}]}", want: "SysctlForbidden"},
+		{spec: "securityContext: {sysctls: [{name: kernel/msgmax, value: '1'}]}", edit: func(n *Node) { n.UnsafeSysctls = []string{"kernel.msg*"} }},
+		{spec: "containers: [{name: a, image: i, securityContext: {privileged: true}}]", edit: func(n *Node) { n.NoPrivileged = true }, want: "PrivilegedForbidden"},
+		{spec: "containers: [{name: a, image: i, securityContext: {procMount: Unmasked}}]", want: "ProcMountForbidden"},
+		{spec: "securityContext: {supplementalGroupsPolicy: Strict}", want: "SupplementalGroupsPolicyNotSupported"},
+		{spec: "hostIPC: false", edit: func(n *Node) { n.Pressure = []v1.NodeConditionType{v1.NodeMemoryPressure} }, want: "Evicted"},
+		{spec: "tolerations: [{key: node.kubernetes.io/memory-pressure, operator: Exists}]", edit: func(n *Node) { n.Pressure = []v1.NodeConditionType{v1.NodeMemoryPressure} }},
+		{spec: with("cpu: 1"), edit: func(n *Node) { n.Pressure = []v1.NodeConditionType{v1.NodeMemoryPressure} }},
+		{spec: with("cpu: 1"), edit: func(n *Node) { n.Pressure = []v1.NodeConditionType{v1.NodeDiskPressure} }, want: "Evicted"},
+	} {
+		n := testNode()
+		if test.edit != nil {
+			test.edit(n)
+		}
+		var others []*v1.Pod
+		for _, spec := range test.others {
+			others = append(others, pod(t, "other", spec))
+		}
+		v, victims := Check(pod(t, "new", test.spec), others, n)
+		got := ""
+		if v != nil {
+			got = v.Reason
+		}
+		if got != test.want || len(victims) > 0 {
+			t.Errorf("%s beside %q: %q, want %q; victims %v", test.spec, test.others, got, test.want, victims)
+		}
+	}
+}
+
+// A critical pod drives away those of the lowest class and priority, as few as
+// needed, and no critical one.
+func TestPreemption(t *testing.T) {
+	effort := pod(t, "effort", "hostIPC: false")
+	small, large := pod(t, "small", with("cpu: 500m")), pod(t, "large", with("cpu: 1"))
+	high := pod(t, "high", "priority: 1000\n  "+with("cpu: 500m"))
+	guaranteed := pod(t, "guaranteed", "containers: [{name: a, image: i, resources: {limits: {cpu: 500m, memory: 1Mi}}}]")
+	vital := pod(t, "vital", "priorityClassName: system-cluster-critical\n  "+with("cpu: 2"))
+	names := func(pods []*v1.Pod) string {
+		var list []string
+		for _, p := range pods {
+			list = append(list, p.Name)
+		}
+		return strings.Join(list, " ")
+	}
+	for _, test := range []struct {
+		wants  string
+		others []*v1.Pod
+		want   string
+		ok     bool
+	}{
+		{"cpu: 1", []*v1.Pod{effort, small, large}, "large", true},
+		{"cpu: 1", []*v1.Pod{high, small, large}, "large", true},
+		{"cpu: 1500m", []*v1.Pod{high, small, large}, "small large", true},
+		{"cpu: 2", []*v1.Pod{high, guaranteed, large}, "high guaranteed large", true},
+		{"cpu: 500m", []*v1.Pod{high, guaranteed, large}, "large", true},
+		{"cpu: 1", []*v1.Pod{vital, effort}, "", false},
+		{"memory: 1Mi", []*v1.Pod{effort, small, large, vital}, "effort", true}, // of pods there are too many
+	} {
+		v, victims := Check(pod(t, "new", "priorityClassName: system-node-critical\n  "+with(test.wants)), test.others, testNode())
+		same := len(strings.Fields(test.want)) == len(victims)
+		for _, name := range strings.Fields(test.want) {
+			same = same && strings.Contains(names(victims), name)
+		}
+		if (v == nil) != test.ok || !same {
+			t.Errorf("%s beside %s: %v, %s; want %s", test.wants, names(test.others), v, names(victims), test.want)
+		}
+	}
+}
+
+func TestAllocatable(t *testing.T) {
+	got := Allocatable(v1.ResourceList{"cpu": resource.MustParse("2"), "memory": resource.MustParse("1Gi")}, v1.ResourceList{"cpu": resource.MustParse("250m")}, resource.MustParse("100Mi"))
+	if got.Cpu().MilliValue() != 1750 || got.Memory().Value() != 924<<20 {
+		t.Errorf("got %v", got)
+	}
+}
