@@ -92,15 +92,18 @@ func Run(ctx context.Context, o Options) error {
 	if err != nil {
 		return err
 	}
+	wanted := desired.New([]string{manifest.SourceFile})
+	wanted.Resume(driver.Accepted(), driver.LoadStatus)
 	if err := crix.RecordEndpoint(o.Root, o.Endpoint); err != nil {
 		return err
 	}
 	a := &agent{
 		Options: o,
 		driver:  driver,
-		wanted:  desired.New([]string{manifest.SourceFile}),
+		wanted:  wanted,
 		status: &status.Store{
 			Node: status.Node{Runtime: version.RuntimeName, HostIPs: texts(o.NodeIPs)},
+			Load: driver.LoadStatus,
 			Save: driver.SaveStatus,
 			Log:  o.Log,
 		},
@@ -125,9 +128,10 @@ type backend struct {
 	status *status.Store
 }
 
-func (b backend) Report(pod *v1.Pod, have podsync.Have) {
-	b.status.Report(pod, have)
+func (b backend) Report(pod *v1.Pod, have podsync.Have) *v1.PodStatus {
+	s := b.status.Report(pod, have)
 	b.MarkEnding(pod, have)
+	return s
 }
 
 // loop hands on what the source and the runtime tell. Nothing in it blocks.

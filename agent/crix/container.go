@@ -1,18 +1,18 @@
 package crix
 
 import (
-	"fmt"
 	"path/filepath"
-	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/crisp-cri/crisp/agent/podsync"
 	v1 "k8s.io/api/core/v1"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// containerConfig translates one container. ips are the sandbox's addresses.
-func (d *Driver) containerConfig(pod *v1.Pod, c *v1.Container, a podsync.Action, image *cri.Image, ips []string) (*cri.ContainerConfig, error) {
+// containerConfig translates one container, to be made from image, whose
+// reference is ref. ips are the sandbox's addresses.
+func (d *Driver) containerConfig(pod *v1.Pod, c *v1.Container, a podsync.Action, ref string, image *cri.Image, ips []string) (*cri.ContainerConfig, error) {
 	if err := verifyNonRoot(pod, c, image); err != nil {
 		return nil, err
 	}
@@ -20,9 +20,27 @@ func (d *Driver) containerConfig(pod *v1.Pod, c *v1.Container, a podsync.Action,
 	if err != nil {
 		return nil, err
 	}
-	mounts, err := d.mounts(pod, c, ips)
+	mounts, err := d.mounts(pod, c, env, ips)
 	if err != nil {
 		return nil, err
+	}
+	annotations, err := containerAnnotations(pod, c, a)
+	if err != nil {
+		return nil, err
+	}
+	ns, err := d.namespaces(pod)
+	if err != nil {
+		return nil, err
+	}
+	if a.Target != "" && ns.Pid == cri.NamespaceMode_CONTAINER {
+		ns.Pid, ns.TargetId = cri.NamespaceMode_TARGET, a.Target
+	}
+	security, err := d.securityContext(pod, c, image, ns)
+	if err != nil {
+		return nil, err
+	}
+	for _, m := range mounts {
+		m.UidMappings, m.GidMappings = ns.GetUsernsOptions().GetUids(), ns.GetUsernsOptions().GetGids()
 	}
 	expand := func(list []string) []string {
 		var out []string
@@ -31,61 +49,72 @@ func (d *Driver) containerConfig(pod *v1.Pod, c *v1.Container, a podsync.Action,
 		}
 		return out
 	}
-	return &cri.ContainerConfig{
+	config := &cri.ContainerConfig{
 		Metadata:    &cri.ContainerMetadata{Name: c.Name, Attempt: a.Attempt},
-		Image:       &cri.ImageSpec{Image: image.GetId(), UserSpecifiedImage: c.Image},
+		Image:       &cri.ImageSpec{Image: ref, UserSpecifiedImage: c.Image},
 		Command:     expand(c.Command),
 		Args:        expand(c.Args),
 		WorkingDir:  c.WorkingDir,
 		Envs:        env,
 		Mounts:      mounts,
 		Labels:      d.containerLabels(pod, c),
-		Annotations: containerAnnotations(pod, c, a),
+		Annotations: annotations,
 		LogPath:     filepath.Join(c.Name, strconv.Itoa(int(a.Attempt))+".log"),
 		Stdin:       c.Stdin,
 		StdinOnce:   c.StdinOnce,
 		Tty:         c.TTY,
 		Linux: &cri.LinuxContainerConfig{
 			Resources:       d.resources(pod, c),
-			SecurityContext: d.securityContext(pod, c),
+			SecurityContext: security,
 		},
-	}, nil
+	}
+	if c.Lifecycle != nil && c.Lifecycle.StopSignal != nil {
+		config.StopSignal = stopSignal(*c.Lifecycle.StopSignal)
+	}
+	return config, nil
 }
 
-var propagations = map[v1.MountPropagationMode]cri.MountPropagation{
-	v1.MountPropagationNone:            cri.MountPropagation_PROPAGATION_PRIVATE,
-	v1.MountPropagationHostToContainer: cri.MountPropagation_PROPAGATION_HOST_TO_CONTAINER,
-	v1.MountPropagationBidirectional:   cri.MountPropagation_PROPAGATION_BIDIRECTIONAL,
+// stopSignal is CRI's name for a signal: SIGRTMIN+1 is SIGRTMINPLUS1 there.
+func stopSignal(s v1.Signal) cri.Signal {
+	name := strings.NewReplacer("+", "PLUS", "-", "MINUS").Replace(string(s))
+	return cri.Signal(cri.Signal_value[name])
 }
 
-func (d *Driver) mounts(pod *v1.Pod, c *v1.Container, ips []string) ([]*cri.Mount, error) {
+// mounts are those of the volumes, in the order of the manifest, then /etc/hosts,
+// unless a volume is mounted there, then the file for the termination message.
+func (d *Driver) mounts(pod *v1.Pod, c *v1.Container, env []*cri.KeyValue, ips []string) ([]*cri.Mount, error) {
 	var mounts []*cri.Mount
 	hostsMounted := false
-	for _, m := range c.VolumeMounts {
-		i := slices.IndexFunc(pod.Spec.Volumes, func(v v1.Volume) bool { return v.Name == m.Name })
-		if i < 0 {
-			return nil, fmt.Errorf("pod %s has no volume %s", podsync.KeyOf(pod), m.Name)
+	for i := range c.VolumeMounts {
+		mount, err := d.volumeMount(pod, c, i, env)
+		if err != nil {
+			return nil, err
 		}
-		mount := &cri.Mount{
-			ContainerPath: filepath.Join("/", m.MountPath),
-			HostPath:      d.volumePath(pod, &pod.Spec.Volumes[i]),
-			Readonly:      m.ReadOnly,
-		}
-		if m.MountPropagation != nil {
-			mount.Propagation = propagations[*m.MountPropagation]
-		}
-		hostsMounted = hostsMounted || mount.ContainerPath == "/etc/hosts"
+		hostsMounted = hostsMounted || c.VolumeMounts[i].MountPath == "/etc/hosts"
 		mounts = append(mounts, mount)
 	}
-	if hostsMounted {
+	if !hostsMounted {
+		hosts, err := d.makeHosts(pod, ips)
+		if err != nil {
+			return nil, err
+		}
+		if hosts != "" {
+			mounts = append(mounts, &cri.Mount{ContainerPath: "/etc/hosts", HostPath: hosts})
+		}
+	}
+	if c.TerminationMessagePath == "" {
 		return mounts, nil
 	}
-	hosts, err := d.makeHosts(pod, ips)
+	file, err := d.makeMessageFile(pod, c)
 	if err != nil {
 		return nil, err
 	}
-	if hosts != "" {
-		mounts = append(mounts, &cri.Mount{ContainerPath: "/etc/hosts", HostPath: hosts})
+	return append(mounts, &cri.Mount{ContainerPath: absolute(c.TerminationMessagePath), HostPath: file}), nil
+}
+
+func absolute(path string) string {
+	if !filepath.IsAbs(path) {
+		return "/" + path
 	}
-	return mounts, nil
+	return path
 }

@@ -9,8 +9,13 @@
 //	pods/<uid>/pod.json     the pod as it was accepted; written first, removed last
 //	pods/<uid>/status.json  what the agent last knew of it, for the command line
 //	pods/<uid>/ending       is there while the pod is being ended, likewise
+//	pods/<uid>/actual.json  the resources that the runtime was last told of, by container
+//	pods/<uid>/containers/  the files behind terminationMessagePath
 //	pods/<uid>/etc-hosts    mounted at /etc/hosts
-//	pods/<uid>/volumes/     as the kubelet lays them out
+//	pods/<uid>/volumes/     and volume-subpaths, plugins: see the package volume
+//
+//	config.json             credentials of the node for registries, as docker writes it
+//	seccomp/                the profiles of type Localhost
 //
 // and logs in <logs>/<namespace>_<name>_<uid>/<container>/<attempt>.log. All of
 // a pod's files follow from its UID, so they are found without a record.
@@ -20,13 +25,20 @@
 package crix
 
 import (
+	"context"
 	"log/slog"
 	"net/netip"
 	"path/filepath"
+	"slices"
+	"strings"
 	"sync"
 
+	"github.com/crisp-cri/crisp/agent/event"
 	"github.com/crisp-cri/crisp/agent/podsync"
+	"github.com/crisp-cri/crisp/agent/volume"
+	v1 "k8s.io/api/core/v1"
 	internalapi "k8s.io/cri-api/pkg/apis"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
 // Options are the facts of the node.
@@ -36,8 +48,35 @@ type Options struct {
 	NodeName       string
 	NodeIPs        []netip.Addr // primary first
 	ResolvConf     string       // of the node; what pods get for dnsPolicy Default
+	ClusterDNS     []string     // name servers for dnsPolicy ClusterFirst; none: as Default
+	ClusterDomain  string       // what the names of pods with a subdomain end in
 	SeccompDefault bool         // RuntimeDefault for containers that name no profile
-	Log            *slog.Logger
+	NoCPUQuota     bool         // do not enforce CPU limits
+	CPUPeriod      int64        // µs in which a CPU quota holds; 0 is 100000
+	Pulls          Pulls
+	LogLinks       string // directory of links to the containers' logs, for log shippers; "" for none
+
+	Objects Objects        // may be nil: there are none
+	Events  event.Recorder // nil: they are not recorded
+	Log     *slog.Logger
+
+	// Handlers are the names of the runtime's handlers, for a RuntimeClass to be
+	// checked against; none: it is not checked. May be nil.
+	Handlers func() []string
+	// Features are what a handler of the runtime can do; nil is nothing. May be nil.
+	Features func(handler string) *cri.RuntimeHandlerFeatures
+	// CgroupParent and UserNS say where a pod's cgroup is and which IDs it has.
+	// If nil, the runtime makes the cgroup and pods have the node's IDs.
+	CgroupParent func(*v1.Pod) string
+	UserNS       func(pod *v1.Pod, handler string) (*cri.UserNamespace, error)
+	// Prepare makes what a pod needs on this node besides its files, before its
+	// sandbox runs and before each of its containers starts; Release undoes it
+	// when nothing of the pod runs any more. Both may be repeated; may be nil.
+	Prepare func(context.Context, *v1.Pod) error
+	Release func(ctx context.Context, uid string) error
+	// PodCgroup is told of resources that have changed: after the runtime was,
+	// before the containers get more and after they got less. May be nil.
+	PodCgroup func(context.Context, *v1.Pod) error
 }
 
 // A Driver carries out actions. It implements worker.Runtime but for Report.
@@ -46,28 +85,59 @@ type Driver struct {
 	runtime internalapi.RuntimeService
 	images  internalapi.ImageManagerService
 	agent   string // value of labelAgent
-	memory  int64  // of the node, in bytes
+	node    facts
+	pulls   *queue
+	volumes *volume.Maker
 
-	mu    sync.Mutex
-	files map[string]podsync.Key // UID of each pod with files; guarded by mu
-	seen  map[podsync.Key]seen   // as of the last Observe; guarded by mu
+	mu     sync.Mutex
+	files  map[string]*v1.Pod                            // each pod with files, by UID; guarded by mu
+	seen   map[podsync.Key]seen                          // as of the last Observe; guarded by mu
+	actual map[string]map[string]v1.ResourceRequirements // by UID and container; guarded by mu
 }
 
 // New returns a Driver and finds the files that an earlier agent has left below
 // o.Root.
 func New(o Options, runtime internalapi.RuntimeService, images internalapi.ImageManagerService) (*Driver, error) {
+	if o.Events == nil {
+		o.Events = event.Discard
+	}
+	if o.Objects == nil {
+		o.Objects = none{}
+	}
+	if o.CPUPeriod == 0 {
+		o.CPUPeriod = defaultPeriod
+	}
 	d := &Driver{
 		Options: o,
 		runtime: runtime,
 		images:  images,
 		agent:   agentID(o.Root),
-		memory:  memoryCapacity(),
-		files:   map[string]podsync.Key{},
+		node:    readFacts(),
+		pulls:   newQueue(o.Pulls),
+		files:   map[string]*v1.Pod{},
 		seen:    map[podsync.Key]seen{},
+		actual:  map[string]map[string]v1.ResourceRequirements{},
 	}
+	d.volumes = volume.New(o.Root, o.Objects, shown{d})
 	return d, d.findFiles()
 }
 
 func (d *Driver) podsDir() string             { return filepath.Join(d.Root, "pods") }
 func (d *Driver) podDir(uid string) string    { return filepath.Join(d.podsDir(), uid) }
 func (d *Driver) hostsPath(uid string) string { return filepath.Join(d.podDir(uid), "etc-hosts") }
+
+// tell records an event of a container. Its message names the container and not
+// the ID, or no two events would be the same.
+func (d *Driver) tell(pod *v1.Pod, container, id, kind, reason, message string) {
+	if id != "" {
+		message = strings.ReplaceAll(message, id, container)
+	}
+	list := "containers"
+	switch {
+	case slices.ContainsFunc(pod.Spec.InitContainers, func(c v1.Container) bool { return c.Name == container }):
+		list = "initContainers"
+	case slices.ContainsFunc(pod.Spec.EphemeralContainers, func(c v1.EphemeralContainer) bool { return c.Name == container }):
+		list = "ephemeralContainers"
+	}
+	d.Events.Event(event.Container(pod, list, container), kind, reason, message)
+}

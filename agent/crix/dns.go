@@ -16,10 +16,12 @@ import (
 const (
 	maxNameservers = 3
 	maxSearches    = 32
+	maxSearchLine  = 2048
+	maxSearch      = 253 // longer ones make some resolvers abort
 )
 
-// dnsConfig makes the pod's resolv.conf. There is no cluster DNS, so ClusterFirst
-// means what Default means: the node's own resolv.conf.
+// dnsConfig makes the pod's resolv.conf. ClusterFirst without cluster DNS means
+// what Default means: the node's own resolv.conf.
 func (d *Driver) dnsConfig(pod *v1.Pod) (*cri.DNSConfig, error) {
 	dns := &cri.DNSConfig{}
 	if pod.Spec.DNSPolicy != v1.DNSNone && d.ResolvConf != "" {
@@ -32,6 +34,14 @@ func (d *Driver) dnsConfig(pod *v1.Pod) (*cri.DNSConfig, error) {
 			return nil, fmt.Errorf("%s: %w", d.ResolvConf, err)
 		}
 	}
+	cluster := pod.Spec.DNSPolicy == v1.DNSClusterFirstWithHostNet || pod.Spec.DNSPolicy == v1.DNSClusterFirst && !pod.Spec.HostNetwork
+	if cluster && len(d.ClusterDNS) > 0 {
+		dns.Servers = slices.Clone(d.ClusterDNS)
+		if domain := d.ClusterDomain; domain != "" {
+			dns.Searches = append([]string{pod.Namespace + ".svc." + domain, "svc." + domain, domain}, dns.Searches...)
+		}
+		dns.Options = []string{"ndots:5"}
+	}
 	if c := pod.Spec.DNSConfig; c != nil {
 		dns.Servers = append(dns.Servers, c.Nameservers...)
 		dns.Searches = append(dns.Searches, c.Searches...)
@@ -40,7 +50,10 @@ func (d *Driver) dnsConfig(pod *v1.Pod) (*cri.DNSConfig, error) {
 		}
 	}
 	dns.Servers = firstUnique(dns.Servers, maxNameservers)
-	dns.Searches = firstUnique(dns.Searches, maxSearches)
+	dns.Searches = slices.DeleteFunc(firstUnique(dns.Searches, maxSearches), func(s string) bool { return len(s) > maxSearch })
+	for len(strings.Join(dns.Searches, " ")) > maxSearchLine {
+		dns.Searches = dns.Searches[:len(dns.Searches)-1]
+	}
 	return dns, nil
 }
 
@@ -58,7 +71,12 @@ func parseResolvConf(r io.Reader) (*cri.DNSConfig, error) {
 		case "nameserver":
 			dns.Servers = append(dns.Servers, words[1])
 		case "search":
-			dns.Searches = words[1:]
+			dns.Searches = nil
+			for _, search := range words[1:] {
+				if search != "." {
+					dns.Searches = append(dns.Searches, strings.TrimSuffix(search, "."))
+				}
+			}
 		case "domain":
 			dns.Searches = words[1:2]
 		case "options":

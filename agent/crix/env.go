@@ -1,33 +1,162 @@
 package crix
 
 import (
+	"errors"
 	"fmt"
 	"maps"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/crisp-cri/crisp/agent/manifest"
+	"github.com/crisp-cri/crisp/agent/podsync"
+	"github.com/crisp-cri/crisp/internal/fault"
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// environment is the container's, in the order of the manifest. A name that
-// stands twice has its last value. A value may refer to names before it.
+// environment is the container's: first what envFrom brings, then env in the order
+// of the manifest. A name that stands twice has its last value. A value may refer
+// to names before it. ips are the sandbox's.
 func (d *Driver) environment(pod *v1.Pod, c *v1.Container, ips []string) ([]*cri.KeyValue, error) {
 	var env []*cri.KeyValue
-	for _, e := range c.Env {
-		value := expandVariables(e.Value, lookup(env))
-		if e.ValueFrom != nil {
-			var err error
-			if value, err = d.fieldValue(pod, e.ValueFrom.FieldRef.FieldPath, ips); err != nil {
-				return nil, fmt.Errorf("env %s: %w", e.Name, err)
-			}
+	set := func(name string, value []byte) {
+		env = slices.DeleteFunc(env, func(kv *cri.KeyValue) bool { return kv.Key == name })
+		env = append(env, &cri.KeyValue{Key: name, Value: value})
+	}
+	for _, from := range c.EnvFrom {
+		data, err := d.envFrom(pod.Namespace, from)
+		if err != nil {
+			return nil, err
 		}
-		env = slices.DeleteFunc(env, func(kv *cri.KeyValue) bool { return kv.Key == e.Name })
-		env = append(env, &cri.KeyValue{Key: e.Name, Value: []byte(value)})
+		for _, key := range slices.Sorted(maps.Keys(data)) {
+			set(from.Prefix+key, data[key])
+		}
+	}
+	for _, e := range c.Env {
+		if e.ValueFrom == nil {
+			set(e.Name, []byte(expandVariables(e.Value, lookup(env))))
+			continue
+		}
+		value, there, err := d.valueFrom(pod, c, e.ValueFrom, ips)
+		if err != nil {
+			return nil, fmt.Errorf("env %s: %w", e.Name, err)
+		}
+		if there {
+			set(e.Name, value)
+		}
 	}
 	return env, nil
+}
+
+// envFrom returns all of a ConfigMap or Secret; nothing if it is optional and
+// does not exist.
+func (d *Driver) envFrom(namespace string, from v1.EnvFromSource) (map[string][]byte, error) {
+	switch {
+	case from.ConfigMapRef != nil:
+		c, err := d.Objects.ConfigMap(namespace, from.ConfigMapRef.Name)
+		if err != nil {
+			return nil, unless(from.ConfigMapRef.Optional, err)
+		}
+		data := maps.Clone(c.BinaryData)
+		if data == nil {
+			data = map[string][]byte{}
+		}
+		for key, value := range c.Data {
+			data[key] = []byte(value)
+		}
+		return data, nil
+	case from.SecretRef != nil:
+		s, err := d.Objects.Secret(namespace, from.SecretRef.Name)
+		if err != nil {
+			return nil, unless(from.SecretRef.Optional, err)
+		}
+		return s.Data, nil
+	}
+	return nil, nil
+}
+
+// unless drops the error that an optional object does not exist.
+func unless(optional *bool, err error) error {
+	if optional != nil && *optional && errors.Is(err, fault.NotFound) {
+		return nil
+	}
+	return err
+}
+
+// valueFrom returns the value that from refers to; there is none if it is
+// optional and does not exist.
+func (d *Driver) valueFrom(pod *v1.Pod, c *v1.Container, from *v1.EnvVarSource, ips []string) (value []byte, there bool, err error) {
+	var ref string
+	var optional *bool
+	switch {
+	case from.FieldRef != nil:
+		text, err := d.fieldValue(pod, from.FieldRef.FieldPath, ips)
+		return []byte(text), err == nil, err
+	case from.ResourceFieldRef != nil:
+		text, err := d.resourceValue(pod, c, from.ResourceFieldRef)
+		return []byte(text), err == nil, err
+	case from.ConfigMapKeyRef != nil:
+		r := from.ConfigMapKeyRef
+		ref, optional = fmt.Sprintf("key %s in config map %s/%s", r.Key, pod.Namespace, r.Name), r.Optional
+		object, lookupErr := d.Objects.ConfigMap(pod.Namespace, r.Name)
+		if err = lookupErr; err == nil {
+			text, ok := object.Data[r.Key]
+			value, there = []byte(text), ok
+		}
+	case from.SecretKeyRef != nil:
+		r := from.SecretKeyRef
+		ref, optional = fmt.Sprintf("key %s in secret %s/%s", r.Key, pod.Namespace, r.Name), r.Optional
+		object, lookupErr := d.Objects.Secret(pod.Namespace, r.Name)
+		if err = lookupErr; err == nil {
+			value, there = object.Data[r.Key]
+		}
+	}
+	if err == nil && !there {
+		err = fault.NotFound.Errorf("there is no %s", ref)
+	}
+	return value, there, unless(optional, err)
+}
+
+// resourceValue is a container's request or limit in units of the divisor,
+// rounded up. A limit that is not set is what the node has.
+func (d *Driver) resourceValue(pod *v1.Pod, c *v1.Container, ref *v1.ResourceFieldSelector) (string, error) {
+	if ref.ContainerName != "" {
+		if c = podsync.ContainerOf(&pod.Spec, ref.ContainerName); c == nil {
+			return "", fmt.Errorf("pod has no container %s", ref.ContainerName)
+		}
+	}
+	list, name, ok := strings.Cut(ref.Resource, ".")
+	resources := map[string]v1.ResourceList{"limits": c.Resources.Limits, "requests": c.Resources.Requests}[list]
+	if !ok || list != "limits" && list != "requests" {
+		return "", fmt.Errorf("there is no resource %s", ref.Resource)
+	}
+	value, set := resources[v1.ResourceName(name)]
+	if !set && list == "limits" {
+		value = d.capacity(v1.ResourceName(name))
+	}
+	divisor := ref.Divisor
+	if divisor.IsZero() {
+		divisor = resource.MustParse("1")
+	}
+	up := func(n, by int64) string { return strconv.FormatInt((n+by-1)/by, 10) }
+	if name == string(v1.ResourceCPU) {
+		return up(value.MilliValue(), divisor.MilliValue()), nil
+	}
+	return up(value.Value(), max(divisor.Value(), 1)), nil
+}
+
+// capacity is what the node has of a resource.
+func (d *Driver) capacity(name v1.ResourceName) resource.Quantity {
+	switch name {
+	case v1.ResourceCPU:
+		return *resource.NewQuantity(int64(runtime.NumCPU()), resource.DecimalSI)
+	case v1.ResourceMemory:
+		return *resource.NewQuantity(d.node.memory, resource.BinarySI)
+	}
+	return resource.Quantity{}
 }
 
 func lookup(env []*cri.KeyValue) func(string) (string, bool) {

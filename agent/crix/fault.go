@@ -23,6 +23,9 @@ func (e *Error) Reason() string { return e.reason }
 func (e *Error) Error() string  { return e.err.Error() }
 func (e *Error) Unwrap() error  { return e.err }
 
+// Reasoned gives an error the reason under which it is shown.
+func Reasoned(reason string, err error) error { return reasoned(reason, err) }
+
 func reasoned(reason string, err error) error {
 	if err == nil {
 		return nil
@@ -65,4 +68,22 @@ func innermost(text string) string {
 		return strings.Trim(text[i:], `"`)
 	}
 	return text
+}
+
+// reasonOf is the reason of an error that knows one, or "".
+func reasonOf(err error) string {
+	if e, ok := errors.AsType[interface {
+		error
+		Reason() string
+	}](err); ok {
+		return e.Reason()
+	}
+	return ""
+}
+
+// unimplemented reports whether the runtime does not have the call. Some say so
+// without the code for it.
+func unimplemented(err error) bool {
+	s, ok := status.FromError(err)
+	return ok && (s.Code() == codes.Unimplemented || strings.Contains(s.Message(), "not implemented"))
 }

@@ -1,19 +1,20 @@
 package crix
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 
 	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/internal/atomicfile"
-	"github.com/moby/sys/mountinfo"
-	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // findFiles learns which pods have files. A directory without a readable
@@ -36,7 +37,7 @@ func (d *Driver) findFiles() error {
 			}
 			continue
 		}
-		d.files[e.Name()] = podsync.KeyOf(pod)
+		d.files[e.Name()] = pod
 	}
 	return nil
 }
@@ -59,27 +60,27 @@ func (d *Driver) readPod(uid string) (*v1.Pod, error) {
 // Accepted returns the pods that have files, as they were accepted.
 func (d *Driver) Accepted() []*v1.Pod {
 	d.mu.Lock()
-	uids := make([]string, 0, len(d.files))
-	for uid := range d.files {
-		uids = append(uids, uid)
-	}
-	d.mu.Unlock()
-	slices.Sort(uids)
+	defer d.mu.Unlock()
 	var pods []*v1.Pod
-	for _, uid := range uids {
-		if pod, err := d.readPod(uid); err == nil {
-			pods = append(pods, pod)
-		}
+	for _, uid := range slices.Sorted(maps.Keys(d.files)) {
+		pods = append(pods, d.files[uid])
 	}
 	return pods
+}
+
+// accepted returns the pod with files of this UID, or nil.
+func (d *Driver) accepted(uid string) *v1.Pod {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.files[uid]
 }
 
 func (d *Driver) filesOf(key podsync.Key) []string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	var uids []string
-	for uid, k := range d.files {
-		if k == key {
+	for uid, pod := range d.files {
+		if podsync.KeyOf(pod) == key {
 			uids = append(uids, uid)
 		}
 	}
@@ -91,6 +92,21 @@ func (d *Driver) filesOf(key podsync.Key) []string {
 // to repeat.
 func (d *Driver) makeFiles(pod *v1.Pod) error {
 	uid := string(pod.UID)
+	if err := d.accept(pod); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(d.podLogDir(pod.Namespace, pod.Name, uid), 0o755); err != nil {
+		return err
+	}
+	return d.volumes.Make(pod)
+}
+
+// accept writes pod.json, unless it says the same already.
+func (d *Driver) accept(pod *v1.Pod) error {
+	uid := string(pod.UID)
+	if d.accepted(uid) == pod {
+		return nil
+	}
 	dir := d.podDir(uid)
 	if err := os.MkdirAll(dir, 0o750); err != nil {
 		return err
@@ -103,59 +119,40 @@ func (d *Driver) makeFiles(pod *v1.Pod) error {
 		return err
 	}
 	d.mu.Lock()
-	d.files[uid] = podsync.KeyOf(pod)
-	d.mu.Unlock()
-	if err := os.MkdirAll(d.podLogDir(pod.Namespace, pod.Name, uid), 0o755); err != nil {
-		return err
-	}
-	for i := range pod.Spec.Volumes {
-		if err := d.makeVolume(pod, &pod.Spec.Volumes[i]); err != nil {
-			return fmt.Errorf("volume %s: %w", pod.Spec.Volumes[i].Name, err)
-		}
-	}
+	defer d.mu.Unlock()
+	d.files[uid] = pod
 	return nil
 }
 
 // forgetFiles removes the files and the logs of a pod of which nothing runs.
-func (d *Driver) forgetFiles(uid string) error {
-	d.mu.Lock()
-	key, ok := d.files[uid]
-	d.mu.Unlock()
-	if !ok {
+func (d *Driver) forgetFiles(ctx context.Context, uid string) error {
+	pod := d.accepted(uid)
+	if pod == nil {
 		return nil
 	}
-	if err := os.RemoveAll(d.podLogDir(key.Namespace, key.Name, uid)); err != nil {
+	if d.Release != nil {
+		if err := d.Release(ctx, uid); err != nil {
+			return err
+		}
+	}
+	if err := os.RemoveAll(d.podLogDir(pod.Namespace, pod.Name, uid)); err != nil {
 		return err
 	}
 	if err := d.removeFiles(uid); err != nil {
 		return err
 	}
 	d.mu.Lock()
+	defer d.mu.Unlock()
 	delete(d.files, uid)
-	d.mu.Unlock()
+	delete(d.actual, uid)
 	return nil
 }
 
-// removeFiles unmounts what makeVolume mounted and removes the pod's directory,
-// pod.json last. It refuses as long as anything else is mounted in there: what
-// is behind a mount is not the agent's.
+// removeFiles removes the volumes and the pod's directory, pod.json last.
 func (d *Driver) removeFiles(uid string) error {
 	dir := d.podDir(uid)
-	volumes, err := os.ReadDir(d.emptyDirs(uid))
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := d.volumes.Remove(types.UID(uid)); err != nil {
 		return err
-	}
-	for _, v := range volumes {
-		if err := unix.Unmount(filepath.Join(d.emptyDirs(uid), v.Name()), unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && err != unix.EINVAL {
-			return fmt.Errorf("unmount volume %s: %w", v.Name(), err)
-		}
-	}
-	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
-	if err != nil {
-		return err
-	}
-	if len(mounts) > 0 {
-		return fmt.Errorf("%s is still mounted", mounts[0].Mountpoint)
 	}
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -172,16 +169,31 @@ func (d *Driver) removeFiles(uid string) error {
 	return os.RemoveAll(dir)
 }
 
-// SaveStatus keeps the status for the command line, which does not ask the agent. It
-// is only a convenience: nothing is read back by the agent.
+// SaveStatus keeps the status of a pod: for the next agent, and for a command
+// line that finds none running.
 func (d *Driver) SaveStatus(pod *v1.Pod, status *v1.PodStatus) error {
-	d.mu.Lock()
-	_, ok := d.files[string(pod.UID)]
-	d.mu.Unlock()
-	if !ok {
-		return nil
+	// A pod that has not begun has a status too: it may have been rejected.
+	if err := d.accept(pod); err != nil {
+		return err
 	}
 	return atomicfile.WriteJSON(filepath.Join(d.podDir(string(pod.UID)), "status.json"), status)
+}
+
+// LoadStatus returns the status that was saved last, nil if there is none.
+func (d *Driver) LoadStatus(pod *v1.Pod) *v1.PodStatus {
+	data, err := os.ReadFile(filepath.Join(d.podDir(string(pod.UID)), "status.json"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	var status v1.PodStatus
+	if err == nil {
+		err = json.Unmarshal(data, &status)
+	}
+	if err != nil {
+		d.Log.Warn("status of a pod not known", "pod", podsync.KeyOf(pod).String(), "err", err)
+		return nil
+	}
+	return &status
 }
 
 // MarkEnding notes, for a command line, which pods are being ended: those under

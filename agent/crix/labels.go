@@ -4,7 +4,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
-	"hash/fnv"
 	"maps"
 	"strconv"
 	"strings"
@@ -13,6 +12,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/agent/podsync"
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // The labels and annotations of the kubelet, which tools look for, and ours.
@@ -22,10 +22,14 @@ const (
 	LabelPodUID        = "io.kubernetes.pod.uid"
 	LabelContainerName = "io.kubernetes.container.name"
 
-	annotationHash         = "io.kubernetes.container.hash"
-	annotationRestartCount = "io.kubernetes.container.restartCount"
-	annotationPorts        = "io.kubernetes.container.ports"
-	annotationGrace        = "io.kubernetes.pod.terminationGracePeriod" // seconds
+	annotationHash          = "io.kubernetes.container.hash"
+	annotationRestartCount  = "io.kubernetes.container.restartCount"
+	annotationPorts         = "io.kubernetes.container.ports"
+	annotationGrace         = "io.kubernetes.pod.terminationGracePeriod" // seconds
+	annotationDeletion      = "io.kubernetes.pod.deletionGracePeriod"    // seconds; wins
+	annotationMessagePath   = "io.kubernetes.container.terminationMessagePath"
+	annotationMessagePolicy = "io.kubernetes.container.terminationMessagePolicy"
+	annotationPreStop       = "io.kubernetes.container.preStopHandler"
 
 	// LabelSource says where the pod comes from: "file".
 	LabelSource = "io.crisp.pod.source"
@@ -99,39 +103,61 @@ func (d *Driver) containerLabels(pod *v1.Pod, c *v1.Container) map[string]string
 	}
 }
 
-func containerAnnotations(pod *v1.Pod, c *v1.Container, a podsync.Action) map[string]string {
+func containerAnnotations(pod *v1.Pod, c *v1.Container, a podsync.Action) (map[string]string, error) {
 	annotations := map[string]string{
-		annotationHash:         containerHash(c),
-		annotationRestartCount: strconv.Itoa(int(a.Attempt)),
-		annotationGrace:        strconv.FormatInt(*pod.Spec.TerminationGracePeriodSeconds, 10),
-		annotationBackoff:      a.Backoff.String(),
+		annotationHash:          podsync.Hash(c),
+		annotationRestartCount:  strconv.Itoa(int(a.Attempt)),
+		annotationMessagePath:   c.TerminationMessagePath,
+		annotationMessagePolicy: string(c.TerminationMessagePolicy),
+		annotationBackoff:       a.Backoff.String(),
+	}
+	if grace := pod.DeletionGracePeriodSeconds; grace != nil {
+		annotations[annotationDeletion] = strconv.FormatInt(*grace, 10)
+	}
+	if grace := pod.Spec.TerminationGracePeriodSeconds; grace != nil {
+		annotations[annotationGrace] = strconv.FormatInt(*grace, 10)
+	}
+	if c.Lifecycle != nil && c.Lifecycle.PreStop != nil {
+		data, err := json.Marshal(c.Lifecycle.PreStop)
+		if err != nil {
+			return nil, err
+		}
+		annotations[annotationPreStop] = string(data)
 	}
 	if len(c.Ports) > 0 {
-		if ports, err := json.Marshal(c.Ports); err == nil {
-			annotations[annotationPorts] = string(ports)
+		data, err := json.Marshal(c.Ports)
+		if err != nil {
+			return nil, err
+		}
+		annotations[annotationPorts] = string(data)
+	}
+	return annotations, nil
+}
+
+// restored is what a container's labels and annotations tell of it and its pod:
+// enough to end it as it was promised when nobody knows the pod any more.
+func restored(labels, annotations map[string]string) (*v1.Pod, *v1.Container) {
+	pod := &v1.Pod{}
+	pod.Name, pod.Namespace, pod.UID = labels[LabelPodName], labels[LabelPodNamespace], types.UID(labels[LabelPodUID])
+	c := &v1.Container{Name: labels[LabelContainerName]}
+	// What cannot be read is as if it were not there: it must end all the same.
+	json.Unmarshal([]byte(annotations[annotationPorts]), &c.Ports)
+	var hook v1.LifecycleHandler
+	if json.Unmarshal([]byte(annotations[annotationPreStop]), &hook) == nil {
+		c.Lifecycle = &v1.Lifecycle{PreStop: &hook}
+	}
+	pod.Spec.Containers = []v1.Container{*c}
+	return pod, c
+}
+
+// graceOf reads back the grace period that a container was promised.
+func graceOf(annotations map[string]string) time.Duration {
+	for _, name := range []string{annotationDeletion, annotationGrace} {
+		if seconds, err := strconv.ParseInt(annotations[name], 10, 64); err == nil {
+			return time.Duration(seconds) * time.Second
 		}
 	}
-	return annotations
-}
-
-func containerHash(c *v1.Container) string {
-	data, err := json.Marshal(c)
-	if err != nil {
-		return ""
-	}
-	h := fnv.New32a()
-	h.Write(data)
-	return strconv.FormatUint(uint64(h.Sum32()), 16)
-}
-
-// graceOf reads back the grace period that a container was promised. Less than
-// two seconds are never granted, as by the kubelet: no program could use them.
-func graceOf(annotations map[string]string) time.Duration {
-	seconds, err := strconv.ParseInt(annotations[annotationGrace], 10, 64)
-	if err != nil {
-		seconds = v1.DefaultTerminationGracePeriodSeconds
-	}
-	return max(time.Duration(seconds)*time.Second, 2*time.Second)
+	return v1.DefaultTerminationGracePeriodSeconds * time.Second
 }
 
 func backoffOf(annotations map[string]string) time.Duration {

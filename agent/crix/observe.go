@@ -3,11 +3,17 @@ package crix
 import (
 	"context"
 	"errors"
+	"os"
+	"path/filepath"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/internal/fault"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
@@ -18,9 +24,9 @@ type seen struct {
 	containers map[string]*cri.ContainerStatus
 }
 
-// Observe returns what exists under key: two lists, and one status for each
-// object whose state has changed since the last time.
-func (d *Driver) Observe(ctx context.Context, key podsync.Key) (podsync.Have, error) {
+// Observe returns what exists under key, as worker.Runtime says: two lists, and
+// one status for each object whose state has changed since the last time.
+func (d *Driver) Observe(ctx context.Context, key podsync.Key, pod *v1.Pod) (podsync.Have, error) {
 	sandboxes, err := d.runtime.ListPodSandbox(ctx, &cri.PodSandboxFilter{LabelSelector: d.of(key)})
 	if err != nil {
 		return podsync.Have{}, Fault(err)
@@ -29,7 +35,10 @@ func (d *Driver) Observe(ctx context.Context, key podsync.Key) (podsync.Have, er
 	if err != nil {
 		return podsync.Have{}, Fault(err)
 	}
-	have := podsync.Have{Files: d.filesOf(key)}
+	have := podsync.Have{Files: d.filesOf(key), Accepted: map[string]*v1.Pod{}}
+	for _, uid := range have.Files {
+		have.Accepted[uid] = d.accepted(uid)
+	}
 	last := d.recall(key)
 	now := seen{map[string]*cri.PodSandboxStatus{}, map[string]*cri.ContainerStatus{}}
 	for _, sb := range sandboxes {
@@ -56,7 +65,57 @@ func (d *Driver) Observe(ctx context.Context, key podsync.Key) (podsync.Have, er
 	}
 	d.remember(key, now)
 	Sort(&have)
+	if pod != nil {
+		have.Actual = d.actualResources(string(pod.UID))
+		have.Logs = d.logsOf(pod, have)
+	}
 	return have, nil
+}
+
+// observeSandboxes returns the sandboxes under the key of pod, newest first.
+func (d *Driver) observeSandboxes(ctx context.Context, pod *v1.Pod) ([]podsync.Sandbox, error) {
+	list, err := d.runtime.ListPodSandbox(ctx, &cri.PodSandboxFilter{LabelSelector: d.of(podsync.KeyOf(pod))})
+	if err != nil {
+		return nil, Fault(err)
+	}
+	var have podsync.Have
+	for _, sb := range list {
+		status, err := d.sandboxStatus(ctx, sb, nil)
+		if err == nil {
+			have.Sandboxes = append(have.Sandboxes, SandboxOf(sb, status))
+		} else if !errors.Is(err, fault.NotFound) {
+			return nil, err
+		}
+	}
+	Sort(&have)
+	return have.Sandboxes, nil
+}
+
+// logsOf counts the attempts that have left a log, of containers that the runtime
+// does not have: it may have lost them.
+func (d *Driver) logsOf(pod *v1.Pod, have podsync.Have) map[string]uint32 {
+	counts := map[string]uint32{}
+	dir := d.podLogDir(pod.Namespace, pod.Name, string(pod.UID))
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return counts
+	}
+	for _, e := range entries {
+		if _, ok := have.Newest(string(pod.UID), e.Name()); ok {
+			continue
+		}
+		logs, err := os.ReadDir(filepath.Join(dir, e.Name()))
+		if err != nil {
+			continue
+		}
+		for _, log := range logs { // 3.log, or rotated: 3.log.20261101-120000.gz
+			number, _, ok := strings.Cut(log.Name(), ".log")
+			if n, err := strconv.ParseUint(number, 10, 32); ok && err == nil {
+				counts[e.Name()] = max(counts[e.Name()], uint32(n)+1)
+			}
+		}
+	}
+	return counts
 }
 
 func (d *Driver) sandboxStatus(ctx context.Context, sb *cri.PodSandbox, last *cri.PodSandboxStatus) (*cri.PodSandboxStatus, error) {
@@ -72,7 +131,21 @@ func (d *Driver) containerStatus(ctx context.Context, c *cri.Container, last *cr
 		return last, nil
 	}
 	resp, err := d.runtime.ContainerStatus(ctx, c.Id, false)
-	return resp.GetStatus(), Fault(err)
+	if err != nil {
+		return nil, Fault(err)
+	}
+	status := resp.GetStatus()
+	if status.GetState() == cri.ContainerState_CONTAINER_EXITED {
+		d.addMessage(ctx, status)
+	}
+	return status, nil
+}
+
+// forget has the statuses under key asked for again.
+func (d *Driver) forget(key podsync.Key) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.seen, key)
 }
 
 func (d *Driver) recall(key podsync.Key) seen {
@@ -149,7 +222,7 @@ func ContainerOf(c *cri.Container, status *cri.ContainerStatus) podsync.Containe
 	if image == "" {
 		image = status.GetImage().GetImage()
 	}
-	id := status.GetImageId()
+	id := status.GetImageRef()
 	if id == "" {
 		id = c.GetImageRef()
 	}
@@ -169,9 +242,39 @@ func ContainerOf(c *cri.Container, status *cri.ContainerStatus) podsync.Containe
 		Image:      image,
 		ImageID:    id,
 		LogPath:    status.GetLogPath(),
+		Hash:       c.GetAnnotations()[annotationHash],
+		Resources:  resourcesOf(status.GetResources().GetLinux()),
+		User:       userOf(status.GetUser().GetLinux()),
 		Grace:      graceOf(c.GetAnnotations()),
 		Backoff:    backoffOf(c.GetAnnotations()),
 	}
+}
+
+// resourcesOf reads limits and requests back from what the runtime reports; nil
+// if it reports nothing.
+func resourcesOf(r *cri.LinuxContainerResources) *v1.ResourceRequirements {
+	out := &v1.ResourceRequirements{Limits: v1.ResourceList{}, Requests: v1.ResourceList{}}
+	if r.GetCpuPeriod() > 0 && r.GetCpuQuota() > 0 {
+		out.Limits[v1.ResourceCPU] = *resource.NewMilliQuantity(r.CpuQuota*1000/r.CpuPeriod, resource.DecimalSI)
+	}
+	if r.GetCpuShares() > minShares {
+		milli := (r.CpuShares*1000 + 1023) / 1024 // the least that gives these shares
+		out.Requests[v1.ResourceCPU] = *resource.NewMilliQuantity(milli, resource.DecimalSI)
+	}
+	if r.GetMemoryLimitInBytes() > 0 {
+		out.Limits[v1.ResourceMemory] = *resource.NewQuantity(r.MemoryLimitInBytes, resource.BinarySI)
+	}
+	if len(out.Limits)+len(out.Requests) == 0 {
+		return nil
+	}
+	return out
+}
+
+func userOf(u *cri.LinuxContainerUser) *v1.ContainerUser {
+	if u == nil {
+		return nil
+	}
+	return &v1.ContainerUser{Linux: &v1.LinuxContainerUser{UID: u.Uid, GID: u.Gid, SupplementalGroups: u.SupplementalGroups}}
 }
 
 // timeOf reads CRI's nanoseconds, of which 0 means never.

@@ -1,64 +1,189 @@
 package crix
 
 import (
-	"fmt"
-	"os"
+	"slices"
 	"strings"
 
+	"github.com/crisp-cri/crisp/agent/podsync"
+	"github.com/crisp-cri/crisp/agent/status"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
 const (
-	cpuPeriod = 100_000 // µs; the kernel's and the kubelet's default
-	minQuota  = 1_000   // µs; the least the kernel takes (sched-bwc.rst)
-	minShares = 2       // the least the kernel takes
-	maxShares = 262_144
+	defaultPeriod = 100_000 // µs; the kernel's and the kubelet's default
+	minQuota      = 1_000   // µs; the least the kernel takes (sched-bwc.rst)
+	minShares     = 2       // the least the kernel takes
+	maxShares     = 262_144
 )
 
 // resources translates limits and requests as the kubelet does. Swap is not
 // given: memory and swap together are limited to the memory limit.
 func (d *Driver) resources(pod *v1.Pod, c *v1.Container) *cri.LinuxContainerResources {
-	out := &cri.LinuxContainerResources{
-		CpuPeriod:   cpuPeriod,
-		CpuShares:   shares(c.Resources.Requests.Cpu()),
-		CpuQuota:    quota(c.Resources.Limits.Cpu()),
-		OomScoreAdj: oomScoreAdj(pod, c, d.memory),
+	var request *resource.Quantity
+	if q, ok := c.Resources.Requests[v1.ResourceCPU]; ok {
+		request = &q
 	}
-	if limit := c.Resources.Limits.Memory().Value(); limit > 0 {
-		out.MemoryLimitInBytes = limit
-		out.MemorySwapLimitInBytes = limit
-	}
-	for name, q := range c.Resources.Limits {
-		if size, ok := strings.CutPrefix(string(name), v1.ResourceHugePagesPrefix); ok {
-			if page, err := resource.ParseQuantity(size); err == nil {
-				out.HugepageLimits = append(out.HugepageLimits, &cri.HugepageLimit{PageSize: pageSize(page.Value()), Limit: uint64(q.Value())})
-			}
+	cpu, memory := *c.Resources.Limits.Cpu(), *c.Resources.Limits.Memory()
+	if all := pod.Spec.Resources; all != nil {
+		if cpu.IsZero() {
+			cpu = *all.Limits.Cpu()
 		}
+		if memory.IsZero() {
+			memory = *all.Limits.Memory()
+		}
+	}
+	out := d.limits(request, cpu, memory)
+	out.OomScoreAdj = oomScoreAdj(pod, c, d.node.memory)
+	out.HugepageLimits = d.hugePageLimits(pod, c)
+	switch {
+	case d.node.swap && d.node.unified:
+		out.Unified = map[string]string{"memory.swap.max": "0"}
+	case d.node.swap:
+		out.MemorySwapLimitInBytes = out.MemoryLimitInBytes
+	}
+	if d.node.unified {
+		if out.Unified == nil {
+			out.Unified = map[string]string{}
+		}
+		// What runs out of memory ends as a whole.
+		out.Unified["memory.oom.group"] = "1"
 	}
 	return out
 }
 
-// podResources is the sum over the containers, for information: the runtime makes
-// the pod's cgroup.
-func (d *Driver) podResources(pod *v1.Pod) *cri.LinuxContainerResources {
-	var request, limit resource.Quantity
-	var memory int64
-	limited := [2]bool{true, true}
-	for _, c := range pod.Spec.Containers {
-		request.Add(*c.Resources.Requests.Cpu())
-		limit.Add(*c.Resources.Limits.Cpu())
-		memory += c.Resources.Limits.Memory().Value()
-		limited[0] = limited[0] && !c.Resources.Limits.Cpu().IsZero()
-		limited[1] = limited[1] && !c.Resources.Limits.Memory().IsZero()
+// limits makes the part that containers and sandboxes have in common. Without a
+// request the limit is the request.
+func (d *Driver) limits(request *resource.Quantity, cpu, memory resource.Quantity) *cri.LinuxContainerResources {
+	out := &cri.LinuxContainerResources{MemoryLimitInBytes: memory.Value()}
+	if request == nil {
+		request = &cpu
 	}
-	out := &cri.LinuxContainerResources{CpuPeriod: cpuPeriod, CpuShares: shares(&request)}
-	if limited[0] {
-		out.CpuQuota = quota(&limit)
+	out.CpuShares = shares(request)
+	if !d.NoCPUQuota {
+		out.CpuPeriod = d.CPUPeriod
+		out.CpuQuota = quota(&cpu, d.CPUPeriod)
 	}
-	if limited[1] {
-		out.MemoryLimitInBytes = memory
+	return out
+}
+
+// podResources are those of all containers together, and the pod's overhead, for
+// runtimes that size a sandbox by them.
+func (d *Driver) podResources(pod *v1.Pod) (resources, overhead *cri.LinuxContainerResources) {
+	requests, limits := sums(pod)
+	var request *resource.Quantity
+	if q, ok := requests[v1.ResourceCPU]; ok {
+		request = &q
+	}
+	resources = d.limits(request, limits[v1.ResourceCPU], limits[v1.ResourceMemory])
+	overhead = &cri.LinuxContainerResources{}
+	if o := d.Overhead(pod); o != nil {
+		cpu := *o.Cpu()
+		overhead = d.limits(&cpu, cpu, *o.Memory())
+	}
+	return resources, overhead
+}
+
+// sums are the requests and limits of a pod without its overhead: what its
+// containers and sidecars need together, or what one init container and the
+// sidecars started before it need, whichever is more; what the pod itself asks
+// for overrules both.
+func sums(pod *v1.Pod) (requests, limits v1.ResourceList) {
+	requests = sum(pod, func(c *v1.Container) v1.ResourceList { return c.Resources.Requests })
+	limits = sum(pod, func(c *v1.Container) v1.ResourceList { return c.Resources.Limits })
+	if all := pod.Spec.Resources; all != nil {
+		for _, name := range []v1.ResourceName{v1.ResourceCPU, v1.ResourceMemory} {
+			if q, ok := all.Requests[name]; ok {
+				requests[name] = q
+			}
+			if q, ok := all.Limits[name]; ok {
+				limits[name] = q
+			}
+		}
+	}
+	return requests, limits
+}
+
+// Requests are those of a pod with its overhead.
+func (d *Driver) Requests(pod *v1.Pod) v1.ResourceList {
+	requests, _ := sums(pod)
+	grow(requests, d.Overhead(pod))
+	return requests
+}
+
+// Limits are those of a pod; its overhead adds to those that it has.
+func (d *Driver) Limits(pod *v1.Pod) v1.ResourceList {
+	_, limits := sums(pod)
+	for name, more := range d.Overhead(pod) {
+		if has, ok := limits[name]; ok && !has.IsZero() {
+			has.Add(more)
+			limits[name] = has
+		}
+	}
+	return limits
+}
+
+// Memory is that of the node in bytes, 0 if unknown.
+func (d *Driver) Memory() int64 { return d.node.memory }
+
+func sum(pod *v1.Pod, of func(*v1.Container) v1.ResourceList) v1.ResourceList {
+	total, sidecars, most := v1.ResourceList{}, v1.ResourceList{}, v1.ResourceList{}
+	for i := range pod.Spec.Containers {
+		grow(total, of(&pod.Spec.Containers[i]))
+	}
+	for i := range pod.Spec.InitContainers {
+		c := &pod.Spec.InitContainers[i]
+		now := v1.ResourceList{}
+		if podsync.IsSidecar(c) {
+			grow(total, of(c))
+			grow(sidecars, of(c))
+		} else {
+			grow(now, of(c))
+		}
+		grow(now, sidecars)
+		raise(most, now)
+	}
+	raise(total, most)
+	return total
+}
+
+func grow(into, by v1.ResourceList) {
+	for name, q := range by {
+		n := into[name]
+		n.Add(q)
+		into[name] = n
+	}
+}
+
+func raise(into, to v1.ResourceList) {
+	for name, q := range to {
+		if n := into[name]; q.Cmp(n) > 0 {
+			into[name] = q.DeepCopy()
+		}
+	}
+}
+
+// hugePageLimits has one limit for each size that the kernel knows; what is not
+// asked for is 0.
+func (d *Driver) hugePageLimits(pod *v1.Pod, c *v1.Container) []*cri.HugepageLimit {
+	asked := map[string]uint64{}
+	ask := func(limits v1.ResourceList) {
+		for name, q := range limits {
+			if size, ok := strings.CutPrefix(string(name), v1.ResourceHugePagesPrefix); ok {
+				if page, err := resource.ParseQuantity(size); err == nil {
+					asked[pageSize(page.Value())] = uint64(q.Value())
+				}
+			}
+		}
+	}
+	if pod.Spec.Resources != nil {
+		ask(pod.Spec.Resources.Limits)
+	}
+	ask(c.Resources.Limits)
+	var out []*cri.HugepageLimit
+	for _, size := range d.node.hugePages {
+		out = append(out, &cri.HugepageLimit{PageSize: size, Limit: asked[size]})
 	}
 	return out
 }
@@ -67,78 +192,64 @@ func shares(cpu *resource.Quantity) int64 {
 	return min(max(cpu.MilliValue()*1024/1000, minShares), maxShares)
 }
 
-// quota is in µs for each cpuPeriod; 0 leaves the CPU unlimited.
-func quota(cpu *resource.Quantity) int64 {
-	if cpu.IsZero() {
+// quota is in µs for each period; 0 leaves the CPU unlimited.
+func quota(cpu *resource.Quantity, period int64) int64 {
+	if cpu.MilliValue() == 0 {
 		return 0
 	}
-	return max(cpu.MilliValue()*cpuPeriod/1000, minQuota)
+	return max(cpu.MilliValue()*period/1000, minQuota)
 }
 
-// pageSize is how the kernel writes a size in the names of the hugetlb cgroup.
-func pageSize(bytes int64) string {
-	for _, unit := range []struct {
-		name string
-		size int64
-	}{{"GB", 1 << 30}, {"MB", 1 << 20}, {"KB", 1 << 10}} {
-		if bytes >= unit.size {
-			return fmt.Sprintf("%d%s", bytes/unit.size, unit.name)
-		}
-	}
-	return fmt.Sprintf("%dB", bytes)
-}
+// nodeCritical is the priority from which a pod is the node's own affair:
+// system-node-critical.
+const nodeCritical = 2_000_001_000
 
 // oomScoreAdj is the kubelet's: -997 for a pod that has reserved all it may use,
 // 1000 for one that has reserved nothing, and in between the less the more of the
-// node's memory the container has reserved.
+// node's memory the container has reserved. A sidecar is not ended before the
+// containers it serves.
 func oomScoreAdj(pod *v1.Pod, c *v1.Container, capacity int64) int64 {
 	const guaranteed, bestEffort = -997, 1000
-	switch qosClass(pod) {
+	if pod.Spec.Priority != nil && *pod.Spec.Priority >= nodeCritical {
+		return guaranteed
+	}
+	switch status.QOS(pod) {
 	case v1.PodQOSGuaranteed:
 		return guaranteed
 	case v1.PodQOSBestEffort:
 		return bestEffort
 	}
-	adj := int64(bestEffort)
-	if capacity > 0 {
-		adj -= 1000 * c.Resources.Requests.Memory().Value() / capacity
+	if capacity <= 0 {
+		return bestEffort - 1
 	}
-	return min(max(adj, 1000+guaranteed), bestEffort-1)
-}
-
-// qosClass follows from the CPU and memory of the containers.
-func qosClass(pod *v1.Pod) v1.PodQOSClass {
-	guaranteed, bestEffort := true, true
-	for _, list := range [][]v1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
-		for i := range list {
-			r := &list[i].Resources
-			for _, name := range []v1.ResourceName{v1.ResourceCPU, v1.ResourceMemory} {
-				limit, request := r.Limits[name], r.Requests[name]
-				bestEffort = bestEffort && limit.IsZero() && request.IsZero()
-				guaranteed = guaranteed && !limit.IsZero() && limit.Cmp(request) == 0
+	share := unreserved(pod)
+	score := func(request int64) int64 { return 1000 - 1000*(request+share)/capacity }
+	adj := score(c.Resources.Requests.Memory().Value())
+	if slices.ContainsFunc(pod.Spec.InitContainers, func(i v1.Container) bool { return i.Name == c.Name && podsync.IsSidecar(&i) }) {
+		least := int64(-1)
+		for i := range pod.Spec.Containers {
+			if r := pod.Spec.Containers[i].Resources.Requests.Memory().Value(); least < 0 || r < least {
+				least = r
 			}
 		}
+		adj = min(adj, score(max(least, 0)))
 	}
-	switch {
-	case bestEffort:
-		return v1.PodQOSBestEffort
-	case guaranteed:
-		return v1.PodQOSGuaranteed
+	if adj < 1000+guaranteed {
+		return 1000 + guaranteed
 	}
-	return v1.PodQOSBurstable
+	if adj == bestEffort {
+		return bestEffort - 1
+	}
+	return adj
 }
 
-// memoryCapacity returns MemTotal of /proc/meminfo in bytes, 0 if unknown.
-func memoryCapacity() int64 {
-	data, err := os.ReadFile("/proc/meminfo")
-	if err != nil {
+// unreserved is each container's part of the memory that the pod as a whole has
+// reserved and none of its containers has. Init containers have theirs too.
+func unreserved(pod *v1.Pod) int64 {
+	if pod.Spec.Resources == nil || pod.Spec.Resources.Requests.Memory().IsZero() {
 		return 0
 	}
-	var kib int64
-	for line := range strings.Lines(string(data)) {
-		if n, err := fmt.Sscanf(line, "MemTotal: %d kB", &kib); n == 1 && err == nil {
-			return kib << 10
-		}
-	}
-	return 0
+	total := sum(pod, func(c *v1.Container) v1.ResourceList { return c.Resources.Requests })
+	left := pod.Spec.Resources.Requests.Memory().Value() - total.Memory().Value()
+	return max(left, 0) / int64(len(pod.Spec.Containers)+len(pod.Spec.InitContainers))
 }

@@ -1,10 +1,13 @@
 package crix
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 
+	"github.com/crisp-cri/crisp/agent/podsync"
 	v1 "k8s.io/api/core/v1"
+	nodev1 "k8s.io/api/node/v1"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
@@ -15,48 +18,89 @@ func (d *Driver) sandboxConfig(pod *v1.Pod, attempt uint32) (*cri.PodSandboxConf
 	if err != nil {
 		return nil, err
 	}
+	host, err := d.kernelHostname(pod)
+	if err != nil {
+		return nil, err
+	}
+	ns, err := d.namespaces(pod)
+	if err != nil {
+		return nil, err
+	}
+	_, above := contexts(pod, &v1.Container{})
 	security := &cri.LinuxSandboxSecurityContext{
-		NamespaceOptions:   namespaces(pod),
-		RunAsUser:          int64Value(pod.Spec.SecurityContext.RunAsUser),
-		RunAsGroup:         int64Value(pod.Spec.SecurityContext.RunAsGroup),
-		SupplementalGroups: pod.Spec.SecurityContext.SupplementalGroups,
-		Privileged:         slices.ContainsFunc(slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers), privileged),
-		Seccomp:            &cri.SecurityProfile{ProfileType: cri.SecurityProfile_RuntimeDefault},
+		NamespaceOptions: ns,
+		RunAsUser:        int64Value(above.RunAsUser),
+		RunAsGroup:       int64Value(above.RunAsGroup),
+		SelinuxOptions:   selinux(above.SELinuxOptions),
+		Privileged:       slices.ContainsFunc(slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers), privileged),
+		Seccomp:          &cri.SecurityProfile{ProfileType: cri.SecurityProfile_RuntimeDefault},
+	}
+	if security.SupplementalGroups, security.SupplementalGroupsPolicy, err = groups(above); err != nil {
+		return nil, err
 	}
 	sysctls := map[string]string{}
-	for _, s := range pod.Spec.SecurityContext.Sysctls {
+	for _, s := range above.Sysctls {
 		sysctls[strings.ReplaceAll(s.Name, "/", ".")] = s.Value
 	}
+	linux := &cri.LinuxPodSandboxConfig{SecurityContext: security, Sysctls: sysctls}
+	if d.CgroupParent != nil {
+		linux.CgroupParent = d.CgroupParent(pod)
+	}
+	linux.Resources, linux.Overhead = d.podResources(pod)
 	return &cri.PodSandboxConfig{
 		Metadata:     &cri.PodSandboxMetadata{Name: pod.Name, Namespace: pod.Namespace, Uid: string(pod.UID), Attempt: attempt},
-		Hostname:     hostname(pod),
+		Hostname:     host,
 		LogDirectory: d.podLogDir(pod.Namespace, pod.Name, string(pod.UID)),
 		DnsConfig:    dns,
 		PortMappings: portMappings(pod),
 		Labels:       d.sandboxLabels(pod),
 		Annotations:  d.sandboxAnnotations(pod),
-		Linux: &cri.LinuxPodSandboxConfig{
-			SecurityContext: security,
-			Sysctls:         sysctls,
-			Resources:       d.podResources(pod),
-		},
+		Linux:        linux,
 	}, nil
 }
 
-// hostname is empty on the host's network, where the host's own name stays. CRI
-// limits it to the 63 bytes that gethostname(2) promises.
-func hostname(pod *v1.Pod) string {
-	if pod.Spec.HostNetwork {
-		return ""
+// hostname returns a pod's host name and the domain that its subdomain makes.
+// gethostname(2) promises 63 bytes, so the name has no more.
+func (d *Driver) hostname(pod *v1.Pod) (host, domain string) {
+	host = pod.Name
+	switch {
+	case pod.Spec.HostnameOverride != nil:
+		return short(*pod.Spec.HostnameOverride), ""
+	case pod.Spec.Hostname != "":
+		host = pod.Spec.Hostname
 	}
-	name := pod.Spec.Hostname
-	if name == "" {
-		name = pod.Name
+	if pod.Spec.Subdomain != "" {
+		domain = fmt.Sprintf("%s.%s.svc.%s", pod.Spec.Subdomain, pod.Namespace, d.ClusterDomain)
 	}
-	return strings.TrimRight(name[:min(len(name), 63)], "-.")
+	return short(host), domain
 }
 
-func namespaces(pod *v1.Pod) *cri.NamespaceOption {
+func short(name string) string {
+	if len(name) <= 63 {
+		return name
+	}
+	return strings.TrimRight(name[:63], "-.")
+}
+
+// kernelHostname is the name that the pod's kernel tells: the short one, or, if
+// the pod wants that, the long one. It is empty on the host's network, where the
+// host's own name stays.
+func (d *Driver) kernelHostname(pod *v1.Pod) (string, error) {
+	if pod.Spec.HostNetwork {
+		return "", nil
+	}
+	host, domain := d.hostname(pod)
+	if pod.Spec.SetHostnameAsFQDN == nil || !*pod.Spec.SetHostnameAsFQDN || domain == "" {
+		return host, nil
+	}
+	host += "." + domain
+	if len(host) > 64 { // sethostname(2): HOST_NAME_MAX
+		return "", fmt.Errorf("pod %s: host name %s is longer than 64 bytes", podsync.KeyOf(pod), host)
+	}
+	return host, nil
+}
+
+func (d *Driver) namespaces(pod *v1.Pod) (*cri.NamespaceOption, error) {
 	o := &cri.NamespaceOption{Pid: cri.NamespaceMode_CONTAINER}
 	switch {
 	case pod.Spec.HostPID:
@@ -70,21 +114,70 @@ func namespaces(pod *v1.Pod) *cri.NamespaceOption {
 	if pod.Spec.HostIPC {
 		o.Ipc = cri.NamespaceMode_NODE
 	}
-	return o
+	handler, err := d.handler(pod)
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case d.UserNS != nil:
+		o.UsernsOptions, err = d.UserNS(pod, handler)
+	case pod.Spec.HostUsers != nil && !*pod.Spec.HostUsers:
+		err = fmt.Errorf("pod %s: hostUsers is false and this agent gives no user namespaces", podsync.KeyOf(pod))
+	default:
+		o.UsernsOptions = &cri.UserNamespace{Mode: cri.NamespaceMode_NODE}
+	}
+	return o, err
 }
 
-// portMappings are those with a host port; a pod on the host's network has none,
-// its ports are the host's already.
-func portMappings(pod *v1.Pod) []*cri.PortMapping {
-	if pod.Spec.HostNetwork {
-		return nil
+// handler is what the pod's RuntimeClass names; "" is the runtime's default. A
+// name that the runtime does not know is an error that tells those it does.
+func (d *Driver) handler(pod *v1.Pod) (string, error) {
+	class, err := d.runtimeClass(pod)
+	if err != nil || class == nil {
+		return "", err
 	}
+	if d.Handlers != nil {
+		if known := d.Handlers(); len(known) > 0 && !slices.Contains(known, class.Handler) {
+			return "", fmt.Errorf("runtime class %s: the runtime has no handler %q; it has %q", class.Name, class.Handler, known)
+		}
+	}
+	return class.Handler, nil
+}
+
+func (d *Driver) runtimeClass(pod *v1.Pod) (*nodev1.RuntimeClass, error) {
+	if pod.Spec.RuntimeClassName == nil || *pod.Spec.RuntimeClassName == "" {
+		return nil, nil
+	}
+	return d.Objects.RuntimeClass(*pod.Spec.RuntimeClassName)
+}
+
+// Overhead is what the pod needs besides what its containers do: its own, or its
+// RuntimeClass's.
+func (d *Driver) Overhead(pod *v1.Pod) v1.ResourceList {
+	if pod.Spec.Overhead != nil {
+		return pod.Spec.Overhead
+	}
+	if class, err := d.runtimeClass(pod); err == nil && class != nil && class.Overhead != nil {
+		return class.Overhead.PodFixed
+	}
+	return nil
+}
+
+// portMappings are all ports of the containers, with a host port or without: the
+// network may want to know them.
+func portMappings(pod *v1.Pod) []*cri.PortMapping {
 	var mappings []*cri.PortMapping
 	for _, c := range pod.Spec.Containers {
+		seen := map[string]bool{}
 		for _, p := range c.Ports {
-			if p.HostPort == 0 {
+			name := p.Name
+			if name == "" {
+				name = fmt.Sprintf("%s %s:%d:%d", p.Protocol, p.HostIP, p.ContainerPort, p.HostPort)
+			}
+			if seen[name] {
 				continue
 			}
+			seen[name] = true
 			mappings = append(mappings, &cri.PortMapping{
 				Protocol:      cri.Protocol(cri.Protocol_value[string(p.Protocol)]),
 				ContainerPort: p.ContainerPort,

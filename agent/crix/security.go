@@ -4,19 +4,19 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
-	"strings"
 
 	v1 "k8s.io/api/core/v1"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
 // The paths of /proc and /sys that containers do not see or may not write,
-// unless they are privileged or ask for an unmasked /proc. CRI: an empty list
-// means none, so they are always sent. They are the kubelet's.
+// unless they ask for an unmasked /proc. CRI: an empty list means none, so they
+// are always sent; for what is privileged the runtime leaves them out. They are
+// the kubelet's, in its order.
 var (
 	maskedPaths = []string{
-		"/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats",
-		"/proc/sched_debug", "/proc/scsi", "/proc/timer_list", "/proc/timer_stats", "/sys/devices/virtual/powercap", "/sys/firmware",
+		"/proc/asound", "/proc/acpi", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats",
+		"/proc/timer_list", "/proc/timer_stats", "/proc/sched_debug", "/proc/scsi", "/sys/firmware", "/sys/devices/virtual/powercap",
 	}
 	readonlyPaths = []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"}
 )
@@ -25,22 +25,27 @@ func privileged(c v1.Container) bool {
 	return c.SecurityContext != nil && c.SecurityContext.Privileged != nil && *c.SecurityContext.Privileged
 }
 
-// securityContext merges the container's context over the pod's.
-func (d *Driver) securityContext(pod *v1.Pod, c *v1.Container) *cri.LinuxContainerSecurityContext {
-	of := c.SecurityContext
-	if of == nil {
-		of = &v1.SecurityContext{}
-	}
-	above := pod.Spec.SecurityContext
+// securityContext merges the container's context over the pod's. The image says
+// who runs where neither does.
+func (d *Driver) securityContext(pod *v1.Pod, c *v1.Container, image *cri.Image, ns *cri.NamespaceOption) (*cri.LinuxContainerSecurityContext, error) {
+	of, above := contexts(pod, c)
 	out := &cri.LinuxContainerSecurityContext{
-		Privileged:         privileged(*c),
-		NamespaceOptions:   namespaces(pod),
-		RunAsUser:          int64Value(either(of.RunAsUser, above.RunAsUser)),
-		RunAsGroup:         int64Value(either(of.RunAsGroup, above.RunAsGroup)),
-		SupplementalGroups: above.SupplementalGroups,
-		ReadonlyRootfs:     of.ReadOnlyRootFilesystem != nil && *of.ReadOnlyRootFilesystem,
-		NoNewPrivs:         of.AllowPrivilegeEscalation != nil && !*of.AllowPrivilegeEscalation,
-		Seccomp:            d.seccomp(either(of.SeccompProfile, above.SeccompProfile), privileged(*c)),
+		Privileged:       privileged(*c),
+		NamespaceOptions: ns,
+		RunAsUser:        int64Value(either(of.RunAsUser, above.RunAsUser)),
+		RunAsGroup:       int64Value(either(of.RunAsGroup, above.RunAsGroup)),
+		ReadonlyRootfs:   of.ReadOnlyRootFilesystem != nil && *of.ReadOnlyRootFilesystem,
+		NoNewPrivs:       of.AllowPrivilegeEscalation != nil && !*of.AllowPrivilegeEscalation,
+		Seccomp:          d.seccomp(either(of.SeccompProfile, above.SeccompProfile)),
+		SelinuxOptions:   selinux(either(of.SELinuxOptions, above.SELinuxOptions)),
+	}
+	if out.RunAsUser == nil {
+		out.RunAsUser, out.RunAsUsername = imageUser(image)
+	}
+	out.Apparmor, out.ApparmorProfile = appArmor(either(of.AppArmorProfile, above.AppArmorProfile))
+	var err error
+	if out.SupplementalGroups, out.SupplementalGroupsPolicy, err = groups(above); err != nil {
+		return nil, err
 	}
 	if of.Capabilities != nil {
 		out.Capabilities = &cri.Capability{
@@ -48,11 +53,53 @@ func (d *Driver) securityContext(pod *v1.Pod, c *v1.Container) *cri.LinuxContain
 			DropCapabilities: capabilities(of.Capabilities.Drop),
 		}
 	}
-	if !privileged(*c) && (of.ProcMount == nil || *of.ProcMount == v1.DefaultProcMount) {
-		out.MaskedPaths = slices.Clone(maskedPaths)
+	if of.ProcMount == nil || *of.ProcMount != v1.UnmaskedProcMount {
+		out.MaskedPaths = slices.Clone(d.node.masked)
 		out.ReadonlyPaths = slices.Clone(readonlyPaths)
 	}
-	return out
+	return out, nil
+}
+
+// contexts returns the security contexts of a container and of its pod, neither
+// nil.
+func contexts(pod *v1.Pod, c *v1.Container) (*v1.SecurityContext, *v1.PodSecurityContext) {
+	of, above := c.SecurityContext, pod.Spec.SecurityContext
+	if of == nil {
+		of = &v1.SecurityContext{}
+	}
+	if above == nil {
+		above = &v1.PodSecurityContext{}
+	}
+	return of, above
+}
+
+// imageUser is who an image runs as: a number, or a name that only the image can
+// tell the number of. An image that does not say runs as root.
+func imageUser(image *cri.Image) (*cri.Int64Value, string) {
+	switch {
+	case image.GetUid() != nil:
+		return &cri.Int64Value{Value: image.GetUid().GetValue()}, ""
+	case image.GetUsername() != "":
+		return nil, image.GetUsername()
+	}
+	return &cri.Int64Value{}, ""
+}
+
+// groups are the pod's: of its volumes, then the supplemental ones.
+func groups(of *v1.PodSecurityContext) ([]int64, cri.SupplementalGroupsPolicy, error) {
+	var list []int64
+	if of.FSGroup != nil {
+		list = append(list, *of.FSGroup)
+	}
+	list = append(list, of.SupplementalGroups...)
+	if of.SupplementalGroupsPolicy == nil {
+		return list, 0, nil
+	}
+	policy, ok := cri.SupplementalGroupsPolicy_value[string(*of.SupplementalGroupsPolicy)]
+	if !ok {
+		return nil, 0, fmt.Errorf("unsupported supplementalGroupsPolicy: %s", *of.SupplementalGroupsPolicy)
+	}
+	return list, cri.SupplementalGroupsPolicy(policy), nil
 }
 
 func either[T any](a, b *T) *T {
@@ -65,18 +112,38 @@ func either[T any](a, b *T) *T {
 func capabilities(list []v1.Capability) []string {
 	out := make([]string, len(list))
 	for i, c := range list {
-		out[i] = strings.TrimPrefix(strings.ToUpper(string(c)), "CAP_")
+		out[i] = string(c)
 	}
 	return out
 }
 
-func (d *Driver) seccomp(p *v1.SeccompProfile, privileged bool) *cri.SecurityProfile {
+func selinux(o *v1.SELinuxOptions) *cri.SELinuxOption {
+	if o == nil {
+		return nil
+	}
+	return &cri.SELinuxOption{User: o.User, Role: o.Role, Type: o.Type, Level: o.Level}
+}
+
+// appArmor returns the profile and its name as runtimes wanted it before there
+// was a field for it.
+func appArmor(p *v1.AppArmorProfile) (*cri.SecurityProfile, string) {
 	switch {
-	case privileged:
-		return &cri.SecurityProfile{ProfileType: cri.SecurityProfile_Unconfined}
+	case p == nil:
+		return nil, ""
+	case p.Type == v1.AppArmorProfileTypeRuntimeDefault:
+		return &cri.SecurityProfile{ProfileType: cri.SecurityProfile_RuntimeDefault}, v1.DeprecatedAppArmorBetaProfileRuntimeDefault
+	case p.Type == v1.AppArmorProfileTypeLocalhost && p.LocalhostProfile != nil:
+		return &cri.SecurityProfile{ProfileType: cri.SecurityProfile_Localhost, LocalhostRef: *p.LocalhostProfile},
+			v1.DeprecatedAppArmorBetaProfileNamePrefix + *p.LocalhostProfile
+	}
+	return &cri.SecurityProfile{ProfileType: cri.SecurityProfile_Unconfined}, v1.DeprecatedAppArmorBetaProfileNameUnconfined
+}
+
+func (d *Driver) seccomp(p *v1.SeccompProfile) *cri.SecurityProfile {
+	switch {
 	case p == nil && d.SeccompDefault, p != nil && p.Type == v1.SeccompProfileTypeRuntimeDefault:
 		return &cri.SecurityProfile{ProfileType: cri.SecurityProfile_RuntimeDefault}
-	case p != nil && p.Type == v1.SeccompProfileTypeLocalhost:
+	case p != nil && p.Type == v1.SeccompProfileTypeLocalhost && p.LocalhostProfile != nil:
 		return &cri.SecurityProfile{
 			ProfileType:  cri.SecurityProfile_Localhost,
 			LocalhostRef: filepath.Join(d.Root, "seccomp", *p.LocalhostProfile),
@@ -88,11 +155,7 @@ func (d *Driver) seccomp(p *v1.SeccompProfile, privileged bool) *cri.SecurityPro
 // verifyNonRoot keeps the promise of runAsNonRoot. Only a number can be judged:
 // what a user name of the image means is known to the image alone.
 func verifyNonRoot(pod *v1.Pod, c *v1.Container, image *cri.Image) error {
-	of := c.SecurityContext
-	if of == nil {
-		of = &v1.SecurityContext{}
-	}
-	above := pod.Spec.SecurityContext
+	of, above := contexts(pod, c)
 	if must := either(of.RunAsNonRoot, above.RunAsNonRoot); must == nil || !*must {
 		return nil
 	}
@@ -102,11 +165,11 @@ func verifyNonRoot(pod *v1.Pod, c *v1.Container, image *cri.Image) error {
 		}
 		return nil
 	}
-	switch {
-	case image.GetUid() != nil && image.GetUid().Value != 0:
+	switch uid, name := imageUser(image); {
+	case uid != nil && uid.Value != 0:
 		return nil
-	case image.GetUid() == nil && image.GetUsername() != "":
-		return fmt.Errorf("container %s: runAsNonRoot is true and image %s names the user %q: set runAsUser to a number", c.Name, c.Image, image.GetUsername())
+	case name != "":
+		return fmt.Errorf("container %s: runAsNonRoot is true and image %s names the user %q: set runAsUser to a number", c.Name, c.Image, name)
 	}
 	return fmt.Errorf("container %s: runAsNonRoot is true and image %s runs as root", c.Name, c.Image)
 }

@@ -35,7 +35,7 @@ func (d *Driver) States(ctx context.Context) (map[podsync.Key]pleg.States, error
 	return all, nil
 }
 
-// Events sends the runtime's container events, as pleg.Runtime says.
-func (d *Driver) Events(ctx context.Context, out chan *cri.ContainerEventResponse) error {
+// Stream sends the runtime's container events, as pleg.Runtime says.
+func (d *Driver) Stream(ctx context.Context, out chan *cri.ContainerEventResponse) error {
 	return Fault(d.runtime.GetContainerEvents(ctx, out, nil))
 }

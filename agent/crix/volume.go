@@ -1,109 +1,128 @@
 package crix
 
 import (
-	"errors"
+	"context"
 	"fmt"
-	"io/fs"
-	"os"
-	"path/filepath"
-	"strconv"
+	"slices"
+	"strings"
 
-	"golang.org/x/sys/unix"
+	"github.com/crisp-cri/crisp/agent/podsync"
+	"github.com/crisp-cri/crisp/agent/volume"
 	v1 "k8s.io/api/core/v1"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// makeVolume makes the volume's directory, or checks that it is what the
-// manifest says.
-func (d *Driver) makeVolume(pod *v1.Pod, v *v1.Volume) error {
-	if v.HostPath != nil {
-		return checkHostPath(v.HostPath)
-	}
-	return d.makeEmptyDir(pod, v)
+var propagations = map[v1.MountPropagationMode]cri.MountPropagation{
+	v1.MountPropagationNone:            cri.MountPropagation_PROPAGATION_PRIVATE,
+	v1.MountPropagationHostToContainer: cri.MountPropagation_PROPAGATION_HOST_TO_CONTAINER,
+	v1.MountPropagationBidirectional:   cri.MountPropagation_PROPAGATION_BIDIRECTIONAL,
 }
 
-// emptyDirs is the directory of a pod's emptyDir volumes, named as the kubelet's.
-func (d *Driver) emptyDirs(uid string) string {
-	return filepath.Join(d.podDir(uid), "volumes", "kubernetes.io~empty-dir")
-}
+// Volumes makes the volumes of pods.
+func (d *Driver) Volumes() *volume.Maker { return d.volumes }
 
-func (d *Driver) volumePath(pod *v1.Pod, v *v1.Volume) string {
-	if v.HostPath != nil {
-		return v.HostPath.Path
+// volumeMount translates the mount i of a container. env is its environment.
+func (d *Driver) volumeMount(pod *v1.Pod, c *v1.Container, i int, env []*cri.KeyValue) (*cri.Mount, error) {
+	m := &c.VolumeMounts[i]
+	v := volumeOf(pod, m.Name)
+	if v == nil {
+		return nil, fmt.Errorf("pod %s has no volume %s", podsync.KeyOf(pod), m.Name)
 	}
-	return filepath.Join(d.emptyDirs(string(pod.UID)), v.Name)
-}
-
-func (d *Driver) makeEmptyDir(pod *v1.Pod, v *v1.Volume) error {
-	path := d.volumePath(pod, v)
-	if err := os.MkdirAll(path, 0o750); err != nil {
-		return err
-	}
-	if v.EmptyDir.Medium == v1.StorageMediumMemory {
-		if err := mountMemory(path, v.EmptyDir); err != nil {
-			return err
+	path := m.SubPath
+	if m.SubPathExpr != "" {
+		var err error
+		if path, err = expandPath(m.SubPathExpr, env); err != nil {
+			return nil, fmt.Errorf("volume %s: %w", m.Name, err)
 		}
 	}
-	return os.Chmod(path, 0o777) // any user of the containers may write
+	mount := &cri.Mount{ContainerPath: absolute(m.MountPath), Readonly: m.ReadOnly || d.volumes.ReadOnly(pod, v)}
+	if m.MountPropagation != nil {
+		mount.Propagation = propagations[*m.MountPropagation]
+	}
+	if v.Image != nil {
+		mount.Image, mount.ImageSubPath = &cri.ImageSpec{Image: v.Image.Reference, UserSpecifiedImage: v.Image.Reference}, path
+		return mount, nil
+	}
+	mount.HostPath = d.volumes.Path(pod, v)
+	mount.SelinuxRelabel = d.node.selinux && v.HostPath == nil
+	if path != "" {
+		var err error
+		if mount.HostPath, err = d.volumes.SubPath(pod, v, path, c.Name, i); err != nil {
+			return nil, err
+		}
+	}
+	var err error
+	mount.RecursiveReadOnly, err = d.recursive(pod, m, mount.Readonly)
+	return mount, err
 }
 
-// mountMemory mounts a tmpfs unless there is one: the content of a volume lives
-// as long as the pod, whatever becomes of its sandbox. A reboot empties it.
-func mountMemory(path string, e *v1.EmptyDirVolumeSource) error {
-	var here, above unix.Stat_t
-	if err := unix.Stat(path, &here); err != nil {
-		return err
-	}
-	if err := unix.Stat(filepath.Dir(path), &above); err != nil {
-		return err
-	}
-	if here.Dev != above.Dev {
+func volumeOf(pod *v1.Pod, name string) *v1.Volume {
+	i := slices.IndexFunc(pod.Spec.Volumes, func(v v1.Volume) bool { return v.Name == name })
+	if i < 0 {
 		return nil
 	}
-	options := "mode=0777"
-	if e.SizeLimit != nil {
-		options += ",size=" + strconv.FormatInt(e.SizeLimit.Value(), 10)
-	}
-	if err := unix.Mount("tmpfs", path, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
-		return fmt.Errorf("mount tmpfs on %s: %w", path, err)
-	}
-	return nil
+	return &pod.Spec.Volumes[i]
 }
 
-// hostPathKinds are what must be at the path for each type; 0 stands for a
-// regular file. The types ...OrCreate make it if there is nothing.
-var hostPathKinds = map[v1.HostPathType]fs.FileMode{
-	v1.HostPathDirectoryOrCreate: fs.ModeDir,
-	v1.HostPathDirectory:         fs.ModeDir,
-	v1.HostPathFileOrCreate:      0,
-	v1.HostPathFile:              0,
-	v1.HostPathSocket:            fs.ModeSocket,
-	v1.HostPathCharDev:           fs.ModeDevice | fs.ModeCharDevice,
-	v1.HostPathBlockDev:          fs.ModeDevice,
-}
-
-func checkHostPath(h *v1.HostPathVolumeSource) error {
-	want, checked := hostPathKinds[*h.Type]
-	if !checked {
-		return nil // no type: the runtime takes what it finds
-	}
-	info, err := os.Stat(h.Path)
-	if errors.Is(err, fs.ErrNotExist) {
-		switch *h.Type {
-		case v1.HostPathDirectoryOrCreate:
-			return os.MkdirAll(h.Path, 0o755)
-		case v1.HostPathFileOrCreate:
-			f, err := os.OpenFile(h.Path, os.O_CREATE|os.O_RDWR, 0o644)
-			if err != nil {
-				return err
-			}
-			return f.Close()
+// expandPath replaces the variables in a subPathExpr, all of which must be known.
+func expandPath(expr string, env []*cri.KeyValue) (string, error) {
+	var unknown []string
+	path := expandVariables(expr, func(name string) (string, bool) {
+		value, ok := lookup(env)(name)
+		if !ok {
+			unknown = append(unknown, name)
 		}
+		return value, ok
+	})
+	if len(unknown) > 0 {
+		return "", fmt.Errorf("subPathExpr %q: the container has no variable %s", expr, strings.Join(unknown, ", "))
 	}
+	if path == "" {
+		return "", fmt.Errorf("subPathExpr %q names nothing", expr)
+	}
+	return path, nil
+}
+
+// recursive reports whether what is mounted below a mount is to be read-only too.
+func (d *Driver) recursive(pod *v1.Pod, m *v1.VolumeMount, readOnly bool) (bool, error) {
+	if m.RecursiveReadOnly == nil || *m.RecursiveReadOnly == v1.RecursiveReadOnlyDisabled || !readOnly {
+		return false, nil
+	}
+	handler, err := d.handler(pod)
 	if err != nil {
-		return err
+		return false, err
 	}
-	if got := info.Mode().Type(); got != want {
-		return fmt.Errorf("host path %s is not of the type %s", h.Path, *h.Type)
+	can := d.Features != nil && d.Features(handler).GetRecursiveReadOnlyMounts()
+	if !can && *m.RecursiveReadOnly == v1.RecursiveReadOnlyEnabled {
+		return false, fmt.Errorf("mount %s: the runtime's handler %q has no recursive read-only mounts", m.MountPath, handler)
 	}
-	return nil
+	return can, nil
+}
+
+// imageVolumes brings the images here that the container mounts, and returns
+// what to mount by the names of the volumes.
+func (d *Driver) imageVolumes(ctx, interrupt context.Context, pod *v1.Pod, c *v1.Container, sandbox *cri.PodSandboxConfig) (map[string]string, error) {
+	refs := map[string]string{}
+	for _, m := range c.VolumeMounts {
+		v := volumeOf(pod, m.Name)
+		if v == nil || v.Image == nil || refs[v.Image.Reference] != "" {
+			continue
+		}
+		ref, _, err := d.ensureImage(ctx, interrupt, pod, &v1.Container{Name: c.Name, Image: v.Image.Reference, ImagePullPolicy: v.Image.PullPolicy}, sandbox)
+		if err != nil {
+			return nil, err
+		}
+		refs[v.Image.Reference] = ref
+	}
+	return refs, nil
+}
+
+// shown is what downwardAPI volumes show. They come before the sandbox, so
+// addresses are none of it.
+type shown struct{ *Driver }
+
+func (s shown) Field(pod *v1.Pod, path string) (string, error) { return s.fieldValue(pod, path, nil) }
+
+func (s shown) Resource(pod *v1.Pod, ref *v1.ResourceFieldSelector) (string, error) {
+	return s.resourceValue(pod, nil, ref)
 }

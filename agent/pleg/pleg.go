@@ -34,8 +34,8 @@ type Runtime interface {
 	// States returns, for each pod of this agent, what it consists of: the IDs
 	// of its sandboxes and containers with their states.
 	States(ctx context.Context) (map[podsync.Key]States, error)
-	// Events sends what happens until the stream or ctx ends.
-	Events(ctx context.Context, out chan *cri.ContainerEventResponse) error
+	// Stream sends what happens until the stream or ctx ends.
+	Stream(ctx context.Context, out chan *cri.ContainerEventResponse) error
 }
 
 // States are the states of a pod's sandboxes and containers by ID.
@@ -113,7 +113,7 @@ func (g *Generator) listen(ctx context.Context, hints chan<- struct{}) {
 	for ctx.Err() == nil {
 		events := make(chan *cri.ContainerEventResponse, 64)
 		ended := make(chan error, 1)
-		go func() { ended <- g.Runtime.Events(ctx, events) }()
+		go func() { ended <- g.Runtime.Stream(ctx, events) }()
 		open := true
 		for open {
 			select {

@@ -43,7 +43,7 @@ func (r *runtime) States(context.Context) (map[podsync.Key]pleg.States, error) {
 	return all, nil
 }
 
-func (r *runtime) Events(ctx context.Context, out chan *cri.ContainerEventResponse) error {
+func (r *runtime) Stream(ctx context.Context, out chan *cri.ContainerEventResponse) error {
 	for {
 		select {
 		case e, ok := <-r.events:

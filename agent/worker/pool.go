@@ -7,6 +7,7 @@ import (
 
 	"github.com/crisp-cri/crisp/agent/podsync"
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // A Pool has the workers of all pods. Its methods do not block.
@@ -15,6 +16,9 @@ type Pool struct {
 	rt  Runtime
 	log *slog.Logger
 	wg  sync.WaitGroup
+	// Ended, if not nil, is told of a pod that was being deleted when nothing of
+	// it is left. It is set before the first Set, and called without locks.
+	Ended func(key podsync.Key, uid types.UID)
 
 	mu      sync.Mutex              // also guards what each worker is told
 	workers map[podsync.Key]*worker // guarded by mu
@@ -27,24 +31,63 @@ func NewPool(ctx context.Context, rt Runtime, log *slog.Logger) *Pool {
 }
 
 // Set says which pod is wanted under key; nil is none, and whatever is there
-// under key is ended.
-func (p *Pool) Set(key podsync.Key, pod *v1.Pod) {
+// under key is ended. A pod with a deletion timestamp is ended too, within its
+// deletion grace period.
+func (p *Pool) Set(key podsync.Key, pod *v1.Pod) { p.set(key, pod, nil) }
+
+// Reject says that the pod is wanted under key and that it fails before it
+// begins.
+func (p *Pool) Reject(key podsync.Key, pod *v1.Pod, v podsync.Verdict) {
+	v.Rejected = true
+	p.set(key, pod, &v)
+}
+
+func (p *Pool) set(key podsync.Key, pod *v1.Pod, v *podsync.Verdict) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	w, ok := p.workers[key]
 	if !ok {
 		w = &worker{
-			key: key, pool: p, rt: p.rt, want: pod,
+			key: key, pool: p, rt: p.rt, want: pod, verdict: v,
 			log:       p.log.With("pod", key.String()),
 			wake:      make(chan struct{}, 1),
 			interrupt: func() {},
+			hurry:     func() {},
 			failures:  map[string]failure{},
+			restarted: map[string]bool{},
 		}
 		p.workers[key] = w
-		p.wg.Go(func() { w.run(p.ctx, func() bool { return p.leave(key, w) }) })
+		p.wg.Go(func() { w.run(p.ctx, func(r round) bool { return p.leave(key, w, r) }) })
 		return
 	}
 	w.setLocked(pod)
+	if v != nil {
+		w.failLocked(*v)
+	}
+}
+
+// Fail ends the pod for good: its phase becomes Failed and stays so. It reports
+// false if that pod is not wanted under key.
+func (p *Pool) Fail(key podsync.Key, uid types.UID, v podsync.Verdict) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	w, ok := p.workers[key]
+	if !ok || w.want == nil || w.want.UID != uid {
+		return false
+	}
+	w.failLocked(v)
+	return true
+}
+
+// Again makes the worker of key try at once what failed for want of something on
+// this node, because that may be there now.
+func (p *Pool) Again(key podsync.Key) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if w, ok := p.workers[key]; ok {
+		w.forget = true
+		w.poke()
+	}
 }
 
 // Wake makes the worker of key look at its pod. It reports false if there is
@@ -71,13 +114,18 @@ func (p *Pool) WakeAll() {
 // Wait returns when all workers have ended.
 func (p *Pool) Wait() { p.wg.Wait() }
 
-// leave lets a worker end, unless a pod was set in the meantime.
-func (p *Pool) leave(key podsync.Key, w *worker) bool {
+// leave lets the worker of a pod that is gone end, unless another was set in the
+// meantime.
+func (p *Pool) leave(key podsync.Key, w *worker, r round) bool {
 	p.mu.Lock()
-	defer p.mu.Unlock()
-	if w.want != nil {
+	if w.want != r.pod {
+		p.mu.Unlock()
 		return false
 	}
 	delete(p.workers, key)
+	p.mu.Unlock()
+	if r.pod != nil && p.Ended != nil {
+		p.Ended(key, r.pod.UID)
+	}
 	return true
 }

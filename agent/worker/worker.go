@@ -12,6 +12,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"sync"
 	"time"
 
@@ -23,16 +24,22 @@ import (
 
 // A Runtime is what a worker needs of the world. crix implements it over CRI.
 type Runtime interface {
-	// Observe returns what exists under key. It does not fill in Failures.
-	Observe(ctx context.Context, key podsync.Key) (podsync.Have, error)
+	// Observe returns what exists under key; pod is what is wanted there, or nil.
+	// What is the worker's own it does not fill in.
+	Observe(ctx context.Context, key podsync.Key, pod *v1.Pod) (podsync.Have, error)
 	// Act does one action for the pod, which is nil if it is not wanted any
 	// more. An error of kind fault.Unavailable means that the runtime is not
 	// there. interrupt ends when the pod is replaced or not wanted any more:
 	// what may take for ever (a pull) ends with it, what must not be torn does
 	// not.
 	Act(ctx, interrupt context.Context, pod *v1.Pod, a podsync.Action) error
-	// Report is told what the worker last knew of the pod. It does not block.
-	Report(pod *v1.Pod, have podsync.Have)
+	// Stop runs the hook of a container and stops it, within a.Grace. Its turn
+	// to be stopped, after the hook, comes when turn is closed. ctx also ends
+	// when the container is to end sooner than a says: another Stop follows.
+	Stop(ctx context.Context, turn <-chan struct{}, pod *v1.Pod, a podsync.Action) error
+	// Report is told what the worker knows of the pod and returns the pod's
+	// status, nil if the pod is. It does not block.
+	Report(pod *v1.Pod, have podsync.Have) *v1.PodStatus
 }
 
 // Reasoner is an error that knows the CamelCase reason under which a container
@@ -54,20 +61,54 @@ type worker struct {
 	wake chan struct{} // of capacity 1
 
 	want      *v1.Pod            // guarded by pool.mu
+	verdict   *podsync.Verdict   // of want; guarded by pool.mu
+	forget    bool               // failures are to be forgotten; guarded by pool.mu
 	interrupt context.CancelFunc // guarded by pool.mu; ends the round in flight
+	hurry     context.CancelFunc // guarded by pool.mu; ends the stops in flight
 
-	uid      types.UID          // the loop's own, as is failures:
-	failures map[string]failure // what went wrong with the pod uid
+	// The rest is the loop's own.
+	uid       types.UID
+	failures  map[string]failure // what went wrong with the pod uid
+	restarted map[string]bool    // containers of it that were stopped to be started again
 }
 
-// setLocked changes what is wanted and wakes the loop. Work for another pod than
-// the one that is wanted now is interrupted.
+// setLocked changes what is wanted and wakes the loop. Work for a pod that is not
+// wanted any more is interrupted, and stops that now have less time are too.
 func (w *worker) setLocked(pod *v1.Pod) {
 	if uidOf(pod) != uidOf(w.want) {
 		w.interrupt()
+		w.verdict = nil
+	} else if pod != nil && pod.DeletionTimestamp != nil {
+		if w.want.DeletionTimestamp == nil {
+			w.interrupt()
+		}
+		if grace(pod) < grace(w.want) {
+			w.hurry()
+		}
 	}
 	w.want = pod
 	w.poke()
+}
+
+// failLocked ends the pod for good.
+func (w *worker) failLocked(v podsync.Verdict) {
+	w.verdict = &v
+	w.interrupt()
+	if v.Grace != nil && *v.Grace < grace(w.want) {
+		w.hurry()
+	}
+	w.poke()
+}
+
+// grace is how many seconds the containers of a pod have to end.
+func grace(pod *v1.Pod) int64 {
+	switch {
+	case pod.DeletionGracePeriodSeconds != nil:
+		return *pod.DeletionGracePeriodSeconds
+	case pod.Spec.TerminationGracePeriodSeconds != nil:
+		return *pod.Spec.TerminationGracePeriodSeconds
+	}
+	return v1.DefaultTerminationGracePeriodSeconds
 }
 
 func uidOf(pod *v1.Pod) types.UID {
@@ -84,25 +125,38 @@ func (w *worker) poke() {
 	}
 }
 
-// begin returns what is wanted and a context that ends when that changes.
-func (w *worker) begin(ctx context.Context) (*v1.Pod, context.Context) {
+// A round is what the loop goes by once.
+type round struct {
+	pod       *v1.Pod
+	verdict   *podsync.Verdict
+	interrupt context.Context // ends when pod is not wanted so any more
+	hurry     context.Context // ends when its containers are to end sooner
+}
+
+func (w *worker) begin(ctx context.Context) round {
 	w.pool.mu.Lock()
 	defer w.pool.mu.Unlock()
 	w.interrupt()
-	interrupt, cancel := context.WithCancel(ctx)
-	w.interrupt = cancel
-	return w.want, interrupt
+	w.hurry()
+	r := round{pod: w.want, verdict: w.verdict}
+	r.interrupt, w.interrupt = context.WithCancel(ctx)
+	r.hurry, w.hurry = context.WithCancel(ctx)
+	if uid := uidOf(r.pod); uid != w.uid {
+		w.uid, w.failures, w.restarted = uid, map[string]failure{}, map[string]bool{}
+	}
+	if w.forget {
+		maps.DeleteFunc(w.failures, func(_ string, f failure) bool { return !f.lasting })
+		w.forget = false
+	}
+	return r
 }
 
 // run loops until ctx ends or until the pod is gone and leave agrees.
-func (w *worker) run(ctx context.Context, leave func() bool) {
+func (w *worker) run(ctx context.Context, leave func(r round) bool) {
 	unreachable := false
 	for ctx.Err() == nil {
-		pod, interrupt := w.begin(ctx)
-		if uid := uidOf(pod); uid != w.uid {
-			w.uid, w.failures = uid, map[string]failure{}
-		}
-		have, err := w.rt.Observe(ctx, w.key)
+		r := w.begin(ctx)
+		have, err := w.rt.Observe(ctx, w.key, r.pod)
 		if err != nil {
 			if !unreachable && ctx.Err() == nil && !errors.Is(err, fault.Unavailable) {
 				w.log.WarnContext(ctx, "pod could not be observed", "err", err)
@@ -112,18 +166,26 @@ func (w *worker) run(ctx context.Context, leave func() bool) {
 			continue
 		}
 		unreachable = false
-		have.Failures = w.held()
-		w.rt.Report(pod, have)
-		plan := podsync.Compute(pod, have, time.Now())
+		have.Failures, have.Restarted, have.Verdict = w.held(), w.restarted, r.verdict
+		have.Status = w.rt.Report(r.pod, have)
+		plan := podsync.Compute(r.pod, have, time.Now())
 		switch {
 		case len(plan.Actions) > 0:
-			w.act(ctx, interrupt, pod, plan.Actions)
-		case plan.Gone && leave():
+			w.act(ctx, r, plan.Actions)
+		case plan.Gone && leave(r):
 			return
 		default:
-			w.sleep(ctx, plan.Again)
+			w.sleep(ctx, earliest(plan.Again, w.speaks()))
 		}
 	}
+}
+
+// earliest returns the earlier of two times, of which zero is never.
+func earliest(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
+	}
+	return a
 }
 
 // sleep returns when the worker is woken or at the time until; zero is never.
@@ -143,35 +205,46 @@ func (w *worker) sleep(ctx context.Context, until time.Time) {
 
 // act does the actions of one plan. Containers stop side by side, so that a pod
 // takes the longest grace period to end and not their sum; all else goes in turn.
-func (w *worker) act(ctx, interrupt context.Context, pod *v1.Pod, actions []podsync.Action) {
+func (w *worker) act(ctx context.Context, r round, actions []podsync.Action) {
+	var wg sync.WaitGroup
 	type result struct {
 		podsync.Action
 		err error
 	}
-	var wg sync.WaitGroup
 	results := make(chan result, len(actions))
-	do := func(a podsync.Action) {
+	stops := newOrder(actions)
+	for _, a := range actions {
+		if a.Verb == podsync.StopContainer {
+			wg.Go(func() {
+				defer stops.ended(a.ID)
+				err := w.rt.Stop(r.hurry, stops.turn(r.hurry, a), r.pod, a)
+				if r.hurry.Err() != nil && ctx.Err() == nil {
+					err = nil // it is planned anew
+				}
+				results <- result{a, err}
+			})
+			continue
+		}
+		if r.interrupt.Err() != nil {
+			break // something else is wanted: plan anew
+		}
 		begin := time.Now()
-		err := w.rt.Act(ctx, interrupt, pod, a)
+		err := w.rt.Act(ctx, r.interrupt, r.pod, a)
 		if err == nil {
 			w.log.InfoContext(ctx, "pod action done", "act", a.Verb.String(), "container", a.Name, "id", a.ID, "attempt", a.Attempt, "why", a.Why, "took", time.Since(begin))
 		}
 		results <- result{a, err}
 	}
-	for _, a := range actions {
-		if a.Verb == podsync.StopContainer {
-			wg.Go(func() { do(a) })
-			continue
-		}
-		if interrupt.Err() != nil {
-			break // another pod is wanted: plan anew
-		}
-		do(a)
-	}
 	wg.Wait()
 	close(results)
-	for r := range results {
-		w.book(ctx, interrupt, r.Action, r.err)
+	for res := range results {
+		if res.err == nil && res.Verb == podsync.StopContainer {
+			w.log.InfoContext(ctx, "pod action done", "act", res.Verb.String(), "container", res.Name, "id", res.ID, "why", res.Why)
+			if res.Restart {
+				w.restarted[res.ID] = true
+			}
+		}
+		w.book(ctx, r.interrupt, res.Action, res.err)
 	}
 }
 
@@ -187,16 +260,17 @@ func (w *worker) book(ctx, interrupt context.Context, a podsync.Action, err erro
 	}
 	last := w.failures[subject]
 	f := failure{count: last.count + 1}
+	f.At = time.Now()
 	f.Reason, f.Message = "Failed", err.Error()
 	if r, ok := errors.AsType[Reasoner](err); ok {
 		f.Reason = r.Reason()
 	}
-	delay, level := retryDelay(a.Verb, f.count), slog.LevelWarn
+	delay, level := retryDelay(a.Verb, &f), slog.LevelWarn
 	if errors.Is(err, fault.Unavailable) {
 		// Not the pod's fault; pleg tells of it, once and not for each pod.
 		f.count, delay, level = last.count, observeRetry, slog.LevelDebug
 	}
-	f.Until = time.Now().Add(delay)
+	f.Until = f.At.Add(delay)
 	w.failures[subject] = f
 	if f.Message != last.Message {
 		w.log.Log(ctx, level, "pod action failed", "act", a.Verb.String(), "container", a.Name, "id", a.ID, "reason", f.Reason, "err", err, "retry", delay)

@@ -2,9 +2,7 @@ package worker_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"slices"
 	"strings"
@@ -43,7 +41,7 @@ type world struct {
 	log   []string
 }
 
-func (w *world) Observe(context.Context, podsync.Key) (podsync.Have, error) {
+func (w *world) Observe(context.Context, podsync.Key, *v1.Pod) (podsync.Have, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.down {
@@ -56,7 +54,12 @@ func (w *world) Observe(context.Context, podsync.Key) (podsync.Have, error) {
 	}, nil
 }
 
-func (w *world) Report(*v1.Pod, podsync.Have) {}
+func (w *world) Report(*v1.Pod, podsync.Have) *v1.PodStatus { return nil }
+
+func (w *world) Stop(ctx context.Context, turn <-chan struct{}, pod *v1.Pod, a podsync.Action) error {
+	<-turn
+	return w.Act(ctx, ctx, pod, a)
+}
 
 func (w *world) Act(ctx, interrupt context.Context, _ *v1.Pod, a podsync.Action) error {
 	if act := w.note(a); act != nil {
@@ -156,12 +159,14 @@ func (w *world) expect(t *testing.T, want ...string) {
 	}
 }
 
+func discard() *slog.Logger { return slog.New(slog.DiscardHandler) }
+
 // bubble runs f in fake time with a Pool over a new world.
 func bubble(t *testing.T, f func(t *testing.T, w *world, p *worker.Pool)) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		w := &world{begun: time.Now()}
-		p := worker.NewPool(ctx, w, slog.New(slog.NewTextHandler(io.Discard, nil)))
+		p := worker.NewPool(ctx, w, discard())
 		f(t, w, p)
 		cancel()
 		p.Wait()
@@ -259,7 +264,7 @@ func TestFailuresBackOff(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, p *worker.Pool) {
 		w.setAct(func(_, _ context.Context, a podsync.Action) error {
 			if a.Verb == podsync.StartContainer && a.UID == "u" {
-				return errors.New("no such image")
+				return pullError{}
 			}
 			return nil
 		})
@@ -272,6 +277,11 @@ func TestFailuresBackOff(t *testing.T) {
 		w.expect(t, "0 stop sandbox u", "0 forget files u", "0 remove sandbox u", "0 run sandbox v", "0 start container v")
 	})
 }
+
+type pullError struct{}
+
+func (pullError) Error() string  { return "no such image" }
+func (pullError) Reason() string { return "ErrImagePull" }
 
 // Containers end side by side: a pod takes its longest grace period, not the sum.
 func TestContainersStopTogether(t *testing.T) {
@@ -306,7 +316,7 @@ func TestComesBack(t *testing.T) {
 			p.Set(key, nil)
 			p.Set(key, pod("u"))
 			synctest.Wait()
-			h, err := w.Observe(t.Context(), key)
+			h, err := w.Observe(t.Context(), key, nil)
 			if err != nil || len(h.Containers) != 1 || h.Containers[0].State != podsync.Running {
 				t.Fatalf("pod does not run: %+v, %v", h, err)
 			}

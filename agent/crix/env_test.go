@@ -1,0 +1,66 @@
+package crix
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	v1 "k8s.io/api/core/v1"
+)
+
+// objects have one ConfigMap "c" and one Secret "s".
+type objects struct{ none }
+
+func (objects) ConfigMap(namespace, name string) (*v1.ConfigMap, error) {
+	if name != "c" {
+		return nil, fault.NotFound.Errorf("there is no configmap %s/%s", namespace, name)
+	}
+	return &v1.ConfigMap{Data: map[string]string{"a": "1", "b": "2"}, BinaryData: map[string][]byte{"bin": {0xff}}}, nil
+}
+
+func (objects) Secret(namespace, name string) (*v1.Secret, error) {
+	if name != "s" {
+		return nil, fault.NotFound.Errorf("there is no secret %s/%s", namespace, name)
+	}
+	return &v1.Secret{Data: map[string][]byte{"password": []byte("geheim"), "a": []byte("s")}}, nil
+}
+
+// The environment is what the manifest says, all sources and their order.
+func TestEnvironment(t *testing.T) {
+	d := driver(t)
+	d.Objects = objects{}
+	for _, test := range []struct{ name, container, want, err string }{
+		{"values", `env: [{name: A, value: x}, {name: B, value: "$(A)-$$(A)-$(NONE)-$"}]`, "A=x B=x-$(A)-$(NONE)-$", ""},
+		{"twice", `env: [{name: A, value: x}, {name: A, value: "$(A)y"}]`, "A=xy", ""},
+		{"all of a config map", `envFrom: [{configMapRef: {name: c}}]`, "a=1 b=2 bin=\xff", ""},
+		{"with a prefix, and the later wins", `envFrom: [{configMapRef: {name: c}, prefix: P_}, {secretRef: {name: s}, prefix: P_}]`, "P_b=2 P_bin=\xff P_a=s P_password=geheim", ""},
+		{"env wins over envFrom and sees it", `envFrom: [{secretRef: {name: s}}]
+    env: [{name: a, value: "$(password)!"}]`, "password=geheim a=geheim!", ""},
+		{"keys", `env: [{name: A, valueFrom: {configMapKeyRef: {name: c, key: a}}}, {name: B, valueFrom: {secretKeyRef: {name: s, key: password}}}]`, "A=1 B=geheim", ""},
+		{"missing map", `env: [{name: A, valueFrom: {configMapKeyRef: {name: none, key: a}}}]`, "", "env A: there is no configmap default/none"},
+		{"missing key", `env: [{name: A, valueFrom: {secretKeyRef: {name: s, key: none}}}]`, "", "env A: there is no key none in secret default/s"},
+		{"missing and optional", `env: [{name: A, valueFrom: {secretKeyRef: {name: s, key: none, optional: true}}}, {name: B, valueFrom: {configMapKeyRef: {name: none, key: a, optional: true}}}]
+    envFrom: [{secretRef: {name: none, optional: true}}]`, "", ""},
+		{"missing envFrom", `envFrom: [{secretRef: {name: none}}]`, "", "there is no secret default/none"},
+		{"fields", `env: [{name: A, valueFrom: {fieldRef: {fieldPath: "metadata.labels['app']"}}}, {name: B, valueFrom: {fieldRef: {fieldPath: status.podIP}}}]`, "A=w B=10.0.0.2", ""},
+		{"resources", `resources: {limits: {cpu: 1500m, memory: 64Mi}}
+    env: [{name: A, valueFrom: {resourceFieldRef: {resource: limits.cpu}}}, {name: B, valueFrom: {resourceFieldRef: {resource: limits.cpu, divisor: 1m}}}, {name: C, valueFrom: {resourceFieldRef: {resource: requests.memory, divisor: 1Mi}}}]`, "A=2 B=1500 C=64", ""},
+		{"a limit that is not set", `env: [{name: A, valueFrom: {resourceFieldRef: {resource: limits.memory, divisor: 1Gi}}}]`, "A=16", ""},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			pod := read(t, "  containers:\n  - name: a\n    image: i:1\n    "+test.container+"\n")
+			env, err := d.environment(pod, &pod.Spec.Containers[0], []string{"10.0.0.2"})
+			var words []string
+			for _, kv := range env {
+				words = append(words, kv.Key+"="+string(kv.Value))
+			}
+			text := ""
+			if err != nil {
+				text = err.Error()
+			}
+			if got := strings.Join(words, " "); got != test.want || text != test.err {
+				t.Errorf("got %q, %q; want %q, %q", got, text, test.want, test.err)
+			}
+		})
+	}
+}

@@ -1,0 +1,103 @@
+package crix
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// facts are what the translation of pods must know of the kernel.
+type facts struct {
+	memory    int64    // of the node, in bytes; 0 if unknown
+	unified   bool     // cgroup v2 alone
+	swap      bool     // swap can be limited
+	selinux   bool     // SELinux is on
+	hugePages []string // sizes, as in the names of the hugetlb cgroup: "2MB"
+	masked    []string // paths that containers do not see
+}
+
+func readFacts() facts {
+	f := facts{memory: memoryCapacity(), hugePages: hugePages(), masked: slices.Clone(maskedPaths)}
+	_, err := os.Stat("/sys/fs/cgroup/cgroup.controllers")
+	f.unified = err == nil
+	swap := "/sys/fs/cgroup/memory/memory.memsw.limit_in_bytes"
+	if f.unified {
+		swap = filepath.Join("/sys/fs/cgroup", ownCgroup(), "memory.swap.max")
+	}
+	_, err = os.Stat(swap)
+	f.swap = err == nil
+	_, err = os.Stat("/sys/fs/selinux/enforce")
+	f.selinux = err == nil
+	// Their counters tell what the CPUs of the node are doing.
+	throttles, _ := filepath.Glob("/sys/devices/system/cpu/cpu[0-9]*/thermal_throttle") // the pattern is good
+	slices.SortFunc(throttles, func(a, b string) int { return cpuOf(a) - cpuOf(b) })
+	f.masked = append(f.masked, throttles...)
+	return f
+}
+
+func cpuOf(path string) int {
+	n, _ := strconv.Atoi(strings.TrimPrefix(filepath.Base(filepath.Dir(path)), "cpu")) // by the glob's pattern
+	return n
+}
+
+// ownCgroup is the agent's own in the unified hierarchy; the root has no limits.
+func ownCgroup() string {
+	data, err := os.ReadFile("/proc/self/cgroup")
+	if err != nil {
+		return ""
+	}
+	for line := range strings.Lines(string(data)) {
+		if path, ok := strings.CutPrefix(strings.TrimSpace(line), "0::"); ok {
+			return path
+		}
+	}
+	return ""
+}
+
+// hugePages reads the sizes of huge pages that the kernel has, from names such
+// as "hugepages-2048kB".
+func hugePages() []string {
+	entries, err := os.ReadDir("/sys/kernel/mm/hugepages")
+	if err != nil {
+		return nil
+	}
+	var sizes []string
+	for _, e := range entries {
+		var kib int64
+		if n, err := fmt.Sscanf(e.Name(), "hugepages-%dkB", &kib); n == 1 && err == nil {
+			sizes = append(sizes, pageSize(kib<<10))
+		}
+	}
+	return sizes
+}
+
+// memoryCapacity returns MemTotal of /proc/meminfo in bytes, 0 if unknown.
+func memoryCapacity() int64 {
+	data, err := os.ReadFile("/proc/meminfo")
+	if err != nil {
+		return 0
+	}
+	var kib int64
+	for line := range strings.Lines(string(data)) {
+		if n, err := fmt.Sscanf(line, "MemTotal: %d kB", &kib); n == 1 && err == nil {
+			return kib << 10
+		}
+	}
+	return 0
+}
+
+// pageSize is how the kernel writes a size in the names of the hugetlb cgroup.
+func pageSize(bytes int64) string {
+	for _, unit := range []struct {
+		name string
+		size int64
+	}{{"GB", 1 << 30}, {"MB", 1 << 20}, {"KB", 1 << 10}} {
+		if bytes >= unit.size {
+			return fmt.Sprintf("%d%s", bytes/unit.size, unit.name)
+		}
+	}
+	return fmt.Sprintf("%dB", bytes)
+}

@@ -1,0 +1,46 @@
+package crix
+
+import (
+	"context"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// Logs returns the paths of the logs of running containers, by ID, as
+// logrotate.Runtime says.
+func (d *Driver) Logs(ctx context.Context) (map[string]string, error) {
+	list, err := d.runtime.ListContainers(ctx, &cri.ContainerFilter{
+		State: &cri.ContainerStateValue{State: cri.ContainerState_CONTAINER_RUNNING}, LabelSelector: d.mine(),
+	})
+	if err != nil {
+		return nil, Fault(err)
+	}
+	d.mu.Lock()
+	known := map[string]string{}
+	for _, s := range d.seen {
+		for id, status := range s.containers {
+			known[id] = status.GetLogPath()
+		}
+	}
+	d.mu.Unlock()
+	logs := map[string]string{}
+	for _, c := range list {
+		path := known[c.Id]
+		if path == "" {
+			resp, err := d.runtime.ContainerStatus(ctx, c.Id, false)
+			if err != nil {
+				continue // it has gone meanwhile
+			}
+			path = resp.GetStatus().GetLogPath()
+		}
+		if path != "" {
+			logs[c.Id] = path
+		}
+	}
+	return logs, nil
+}
+
+// Reopen has the runtime open the log of a container anew.
+func (d *Driver) Reopen(ctx context.Context, id string) error {
+	return Fault(d.runtime.ReopenContainerLog(ctx, id))
+}

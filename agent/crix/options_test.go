@@ -1,0 +1,105 @@
+package crix
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/api/resource"
+)
+
+// Each DNS policy, with a cluster's name server and without.
+func TestDNSPolicies(t *testing.T) {
+	d := driver(t)
+	node := []string{"192.0.2.53"}
+	for _, test := range []struct {
+		spec     string
+		cluster  []string
+		servers  []string
+		searches string
+		options  string
+	}{
+		{"", nil, node, "a.example b.example", "ndots:2 rotate"},
+		{"", []string{"10.9.0.10"}, []string{"10.9.0.10"}, "default.svc.c.test svc.c.test c.test a.example b.example", "ndots:5"},
+		{"  dnsPolicy: Default\n", []string{"10.9.0.10"}, node, "a.example b.example", "ndots:2 rotate"},
+		{"  hostNetwork: true\n", []string{"10.9.0.10"}, node, "a.example b.example", "ndots:2 rotate"},
+		{"  hostNetwork: true\n  dnsPolicy: ClusterFirstWithHostNet\n", []string{"10.9.0.10"}, []string{"10.9.0.10"}, "default.svc.c.test svc.c.test c.test a.example b.example", "ndots:5"},
+		{"  dnsPolicy: None\n  dnsConfig: {nameservers: [192.0.2.1], searches: [x.example]}\n", nil, []string{"192.0.2.1"}, "x.example", ""},
+	} {
+		d.ClusterDNS, d.ClusterDomain = test.cluster, "c.test"
+		pod := read(t, "  containers: [{name: a, image: i}]\n"+test.spec)
+		dns, err := d.dnsConfig(pod)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(test.servers, dns.Servers); diff != "" || strings.Join(dns.Searches, " ") != test.searches || strings.Join(dns.Options, " ") != test.options {
+			t.Errorf("%s, cluster %v: %v", test.spec, test.cluster, dns)
+		}
+	}
+}
+
+// What resolvers cannot use is left out.
+func TestDNSLimits(t *testing.T) {
+	d := driver(t)
+	pod := read(t, "  containers: [{name: a, image: i}]\n  dnsConfig: {nameservers: [192.0.2.1, 192.0.2.2, 192.0.2.3]}\n")
+	var text strings.Builder
+	for range 40 {
+		text.WriteString(strings.Repeat("a", 60) + string(rune('a'+text.Len()%20)) + ".example ")
+	}
+	pod.Spec.DNSConfig.Searches = strings.Fields(text.String())
+	pod.Spec.DNSConfig.Searches[0] = strings.Repeat("long.", 60) + "example"
+	dns, err := d.dnsConfig(pod)
+	if err != nil {
+		t.Fatal(err)
+	}
+	line := strings.Join(dns.Searches, " ")
+	if len(dns.Servers) != 3 || len(dns.Searches) > 32 || len(line) > 2048 || strings.Contains(line, "long.") {
+		t.Errorf("%d servers, %d searches of %d bytes", len(dns.Servers), len(dns.Searches), len(line))
+	}
+}
+
+// CPU limits need not be enforced.
+func TestCPUQuota(t *testing.T) {
+	d := driver(t)
+	half := resource.MustParse("500m")
+	if r := d.limits(nil, half, resource.Quantity{}); r.CpuQuota != 50000 || r.CpuPeriod != 100000 || r.CpuShares != 512 {
+		t.Errorf("enforced: %v", r)
+	}
+	d.NoCPUQuota = true
+	if r := d.limits(nil, half, resource.Quantity{}); r.CpuQuota != 0 || r.CpuPeriod != 0 || r.CpuShares != 512 {
+		t.Errorf("not enforced: %v", r)
+	}
+}
+
+// A log shipper finds the log of each container by its pod's name, and finds
+// nothing of one that is gone.
+func TestLogLinks(t *testing.T) {
+	d, _, pod := record(t, "  containers: [{name: a, image: \"i:1\"}]\n")
+	d.LogLinks = filepath.Join(d.Root, "links")
+	log := filepath.Join(d.podLogDir("default", "web", string(pod.UID)), "a", "0.log")
+	if err := os.MkdirAll(filepath.Dir(log), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(log, []byte("hello"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.linkLog(pod, "a", "1234", log); err != nil {
+		t.Fatal(err)
+	}
+	link := filepath.Join(d.LogLinks, "web_default_a-1234.log")
+	if data, err := os.ReadFile(link); err != nil || string(data) != "hello" {
+		t.Errorf("by its link: %q, %v", data, err)
+	}
+	if err := d.unlinkLog("1234"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Lstat(link); !os.IsNotExist(err) {
+		t.Errorf("the link is left: %v", err)
+	}
+	pod.Name = strings.Repeat("n", 253)
+	if name := filepath.Base(d.logLink(pod, "a", "1234")); len(name) != 255 {
+		t.Errorf("a name of %d bytes", len(name))
+	}
+}

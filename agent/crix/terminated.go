@@ -1,0 +1,94 @@
+package crix
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+
+	v1 "k8s.io/api/core/v1"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"k8s.io/cri-client/pkg/logs"
+)
+
+// How much of what a container has left behind is its termination message.
+const (
+	maxMessage  = 4096 // bytes of the file
+	maxLogTail  = 2048 // bytes of the log
+	maxLogLines = 80
+)
+
+// makeMessageFile makes the file that is mounted at terminationMessagePath. Each
+// run of a container has its own.
+func (d *Driver) makeMessageFile(pod *v1.Pod, c *v1.Container) (string, error) {
+	dir := filepath.Join(d.podDir(string(pod.UID)), "containers", c.Name)
+	if err := os.MkdirAll(dir, 0o750); err != nil {
+		return "", err
+	}
+	path := filepath.Join(dir, fmt.Sprintf("%08x", rand.Uint32()))
+	if err := os.WriteFile(path, nil, 0o666); err != nil {
+		return "", err
+	}
+	return path, os.Chmod(path, 0o666) // whatever the umask
+}
+
+// addMessage adds to the status of a container that has exited what it has left:
+// the end of the file, or, if it failed and wants that, of its log.
+func (d *Driver) addMessage(ctx context.Context, s *cri.ContainerStatus) {
+	fallback := v1.TerminationMessagePolicy(s.GetAnnotations()[annotationMessagePolicy]) == v1.TerminationMessageFallbackToLogsOnError &&
+		s.ExitCode != 0 && s.Reason != "ContainerCannotRun"
+	text := ""
+	if path := s.GetAnnotations()[annotationMessagePath]; path != "" {
+		for _, m := range s.GetMounts() {
+			if m.ContainerPath == absolute(path) {
+				var err error
+				if text, err = tail(m.HostPath, maxMessage); err != nil && !os.IsNotExist(err) {
+					text = fmt.Sprintf("Error on reading termination log %s: %v", m.HostPath, err)
+				}
+				break
+			}
+		}
+	}
+	if text == "" && fallback {
+		text = d.logTail(ctx, s.GetLogPath())
+	}
+	switch {
+	case text == "":
+	case s.Message == "":
+		s.Message = text
+	default:
+		s.Message += ": " + text
+	}
+}
+
+// tail returns the last most bytes of a file.
+func tail(path string, most int64) (string, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return "", err
+	}
+	if !info.Mode().IsRegular() { // a container may have put anything there
+		return "", fmt.Errorf("%s is not a regular file", path)
+	}
+	data, err := io.ReadAll(io.NewSectionReader(f, max(0, info.Size()-most), most))
+	return string(data), err
+}
+
+func (d *Driver) logTail(ctx context.Context, path string) string {
+	lines := int64(maxLogLines)
+	var out bytes.Buffer
+	o := &logs.LogOptions{TailLines: &lines}
+	if err := logs.ReadLogs(ctx, path, "", o, d.runtime, &out, &out); err != nil {
+		return fmt.Sprintf("Error on reading termination message from logs: %v", err)
+	}
+	text := out.Bytes()
+	return string(text[max(0, len(text)-maxLogTail):])
+}

@@ -1,0 +1,233 @@
+package worker_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/crisp-cri/crisp/agent/podsync"
+	"github.com/crisp-cri/crisp/agent/worker"
+	"github.com/crisp-cri/crisp/internal/fault"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// stopping makes containers end after their grace period, or when they are told
+// to hurry.
+func (w *world) stopping() {
+	w.setAct(func(ctx, _ context.Context, a podsync.Action) error {
+		if a.Verb != podsync.StopContainer {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(a.Grace):
+			return nil
+		}
+	})
+}
+
+// deleted is the pod u, to be ended within so many seconds.
+func deleted(grace int64) *v1.Pod {
+	p := pod("u")
+	p.DeletionTimestamp, p.DeletionGracePeriodSeconds = &metav1.Time{}, &grace
+	return p
+}
+
+// A deletion that is asked for again with less time cuts the first one short, and
+// whoever waits for the end is told of it, once.
+func TestDeletedInAHurry(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world, p *worker.Pool) {
+		var ended []string
+		p.Ended = func(key podsync.Key, uid types.UID) { ended = append(ended, fmt.Sprintf("%v %s", key, uid)) }
+		p.Set(key, pod("u"))
+		synctest.Wait()
+		w.stopping()
+		w.lines()
+		w.begin()
+		p.Set(key, deleted(30))
+		time.Sleep(5 * time.Second)
+		p.Set(key, deleted(1))
+		time.Sleep(time.Minute)
+		w.expect(t, "0 stop container u", "5 stop container u", "6 stop sandbox u", "6 remove container u", "6 forget files u", "6 remove sandbox u")
+		if !slices.Equal(ended, []string{"default/web u"}) {
+			t.Errorf("told %q", ended)
+		}
+		p.Set(key, nil)
+		w.expect(t, "")
+	})
+}
+
+// More time does not help a container that is being stopped already.
+func TestDeletedAtLeisure(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world, p *worker.Pool) {
+		p.Set(key, pod("u"))
+		synctest.Wait()
+		w.stopping()
+		w.lines()
+		w.begin()
+		p.Set(key, deleted(10))
+		time.Sleep(5 * time.Second)
+		p.Set(key, deleted(30))
+		time.Sleep(time.Minute)
+		w.expect(t, "0 stop container u", "10 stop sandbox u", "10 remove container u", "10 forget files u", "10 remove sandbox u")
+	})
+}
+
+// failing is a world whose statuses say Failed as soon as there is a verdict.
+type failing struct {
+	*world
+	mu       sync.Mutex
+	verdicts []string
+}
+
+func (f *failing) Report(pod *v1.Pod, have podsync.Have) *v1.PodStatus {
+	if have.Verdict == nil {
+		return nil
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.verdicts = append(f.verdicts, have.Verdict.Reason)
+	return &v1.PodStatus{Phase: v1.PodFailed}
+}
+
+// A pod that is to fail is stopped and not started again; its containers stay to
+// be looked at.
+func TestFail(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		f := &failing{world: &world{begun: time.Now()}}
+		p := worker.NewPool(ctx, f, discard())
+		p.Set(key, pod("u"))
+		synctest.Wait()
+		f.lines()
+		if p.Fail(key, "other", podsync.Verdict{Reason: "Evicted"}) {
+			t.Error("a pod that is not there can fail")
+		}
+		if !p.Fail(key, "u", podsync.Verdict{Reason: "Evicted"}) {
+			t.Error("the pod cannot fail")
+		}
+		time.Sleep(time.Hour)
+		f.expect(t, "0 stop container u", "0 stop sandbox u")
+		if len(f.verdicts) == 0 {
+			t.Error("the status was not told")
+		}
+		// Another pod of the name has another fate.
+		p.Set(key, pod("v"))
+		time.Sleep(time.Minute)
+		if got := f.lines(); !strings.Contains(got, "start container v") {
+			t.Errorf("got\n%s", got)
+		}
+		cancel()
+		p.Wait()
+	})
+}
+
+// What failed for want of something is tried at once when that is there; a pull
+// that failed still waits for its time.
+func TestAgain(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world, p *worker.Pool) {
+		var err error = errors.New("no such config map")
+		w.setAct(func(_, _ context.Context, a podsync.Action) error {
+			if a.Verb == podsync.StartContainer {
+				return err
+			}
+			return nil
+		})
+		p.Set(key, pod("u"))
+		w.expect(t, "0 run sandbox u", "0 start container u")
+		time.Sleep(3 * time.Second)
+		p.Again(key)
+		w.expect(t, "3 start container u")
+		err = pullError{}
+		time.Sleep(3 * time.Second)
+		p.Again(key)
+		w.expect(t, "6 start container u")
+		p.Again(key)
+		time.Sleep(5 * time.Second)
+		w.expect(t, "")
+	})
+}
+
+// What waits for the network tries each second; what is wrong with the pod, every
+// ten to fifteen.
+func TestRetries(t *testing.T) {
+	for _, test := range []struct {
+		name     string
+		err      error
+		min, max int // tries within 60 s
+	}{
+		{"network", notReady{}, 60, 61},
+		{"runtime away", fault.Unavailable.Errorf("away"), 60, 61},
+		{"config", errors.New("bad"), 5, 7},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, w *world, p *worker.Pool) {
+				w.setAct(func(context.Context, context.Context, podsync.Action) error { return test.err })
+				p.Set(key, pod("u"))
+				time.Sleep(60*time.Second + time.Millisecond)
+				if n := strings.Count(w.lines(), "run sandbox"); n < test.min || n > test.max {
+					t.Errorf("%d tries, want %d to %d", n, test.min, test.max)
+				}
+			})
+		})
+	}
+}
+
+type notReady struct{}
+
+func (notReady) Error() string  { return "no network" }
+func (notReady) Reason() string { return "NetworkNotReady" }
+
+// A sidecar's turn comes when the containers it serves have ended.
+func TestTurns(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world, p *worker.Pool) {
+		u := pod("u")
+		u.Spec.InitContainers = []v1.Container{{Name: "side", RestartPolicy: new(v1.ContainerRestartPolicyAlways)}}
+		w.have.Sandboxes = []podsync.Sandbox{{ID: "s", UID: "u", Ready: true, IPs: []string{"10.0.0.1"}}}
+		for _, name := range []string{"app", "side"} {
+			w.have.Containers = append(w.have.Containers, podsync.Container{ID: name, UID: "u", Name: name, SandboxID: "s", State: podsync.Running})
+		}
+		p.Set(key, u)
+		synctest.Wait()
+		w.setAct(func(_, _ context.Context, a podsync.Action) error {
+			if a.Verb == podsync.StopContainer {
+				time.Sleep(4 * time.Second)
+			}
+			return nil
+		})
+		w.lines()
+		w.begin()
+		gone := u.DeepCopy()
+		gone.DeletionTimestamp = &metav1.Time{}
+		p.Set(key, gone)
+		time.Sleep(time.Minute)
+		w.expect(t, "0 stop container u", "4 stop container u", "8 stop sandbox u", "8 remove container u", "8 remove container u", "8 remove sandbox u")
+	})
+}
+
+// Pods do not wait for each other.
+func TestManyPods(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world, p *worker.Pool) {
+		w.setAct(func(context.Context, context.Context, podsync.Action) error {
+			time.Sleep(10 * time.Second)
+			return nil
+		})
+		for i := range 50 {
+			u := pod(fmt.Sprint("u", i))
+			p.Set(podsync.Key{Namespace: "default", Name: fmt.Sprint("web", i)}, u)
+		}
+		time.Sleep(11 * time.Second)
+		if n := strings.Count(w.lines(), "run sandbox"); n != 50 {
+			t.Errorf("%d of 50 pods began", n)
+		}
+	})
+}

@@ -1,0 +1,41 @@
+package worker
+
+import (
+	"context"
+
+	"github.com/crisp-cri/crisp/agent/podsync"
+)
+
+// An order lets containers that are stopped side by side wait for each other.
+type order map[string]chan struct{} // ID → closed when its stop has returned
+
+func newOrder(actions []podsync.Action) order {
+	o := order{}
+	for _, a := range actions {
+		if a.Verb == podsync.StopContainer {
+			o[a.ID] = make(chan struct{})
+		}
+	}
+	return o
+}
+
+func (o order) ended(id string) { close(o[id]) }
+
+// turn returns a channel that is closed when those have ended that a comes after.
+// One whose stop is held back for a failure is not waited for.
+func (o order) turn(ctx context.Context, a podsync.Action) <-chan struct{} {
+	turn := make(chan struct{})
+	go func() {
+		defer close(turn)
+		for _, id := range a.After {
+			if before, ok := o[id]; ok {
+				select {
+				case <-before:
+				case <-ctx.Done():
+					return
+				}
+			}
+		}
+	}()
+	return turn
+}
