@@ -1,0 +1,79 @@
+package api
+
+import (
+	"net/http"
+	"slices"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// routeDiscovery tells clients such as kubectl what there is.
+func (s *Server) routeDiscovery() {
+	s.handle("GET /api", func(w http.ResponseWriter, r *http.Request) error {
+		write(w, http.StatusOK, metav1.APIVersions{TypeMeta: metav1.TypeMeta{Kind: "APIVersions"}, Versions: []string{"v1"}})
+		return nil
+	})
+	s.handle("GET /apis", func(w http.ResponseWriter, r *http.Request) error {
+		write(w, http.StatusOK, groups())
+		return nil
+	})
+	for _, group := range groupVersions() {
+		path := Kind{Group: group}.Path()
+		s.handle("GET "+path, func(w http.ResponseWriter, r *http.Request) error {
+			write(w, http.StatusOK, resources(group))
+			return nil
+		})
+	}
+	s.handle("GET /version", func(w http.ResponseWriter, r *http.Request) error {
+		write(w, http.StatusOK, map[string]string{"major": "1", "minor": "36", "gitVersion": "v1.36.0+crisp", "platform": "linux", "crisp": s.Version})
+		return nil
+	})
+}
+
+func groupVersions() []string {
+	var list []string
+	for _, k := range Kinds {
+		if !slices.Contains(list, k.Group) {
+			list = append(list, k.Group)
+		}
+	}
+	return list
+}
+
+func groups() metav1.APIGroupList {
+	list := metav1.APIGroupList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "APIGroupList"}}
+	for _, gv := range groupVersions() {
+		name, version, ok := strings.Cut(gv, "/")
+		if !ok {
+			continue
+		}
+		v := metav1.GroupVersionForDiscovery{GroupVersion: gv, Version: version}
+		list.Groups = append(list.Groups, metav1.APIGroup{Name: name, Versions: []metav1.GroupVersionForDiscovery{v}, PreferredVersion: v})
+	}
+	return list
+}
+
+func resources(group string) metav1.APIResourceList {
+	list := metav1.APIResourceList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "APIResourceList"}, GroupVersion: group}
+	for _, k := range Kinds {
+		if k.Group != group {
+			continue
+		}
+		verbs := metav1.Verbs{"get", "list", "watch"}
+		if k.Writable {
+			verbs = append(verbs, "create", "update", "patch", "delete")
+		}
+		list.APIResources = append(list.APIResources, metav1.APIResource{
+			Name: k.Plural, SingularName: k.Singular, Namespaced: k.Namespaced, Kind: k.Name, Verbs: verbs, ShortNames: k.Short,
+		})
+		if k.Name != "Pod" {
+			continue
+		}
+		for sub, verbs := range map[string]metav1.Verbs{"log": {"get"}, "exec": {"create", "get"}, "attach": {"create", "get"}, "portforward": {"create", "get"}, "status": {"get"}, "ephemeralcontainers": {"get", "update", "patch"}, "resize": {"get", "update", "patch"}} {
+			list.APIResources = append(list.APIResources, metav1.APIResource{Name: "pods/" + sub, Namespaced: true, Kind: "Pod", Verbs: verbs})
+		}
+	}
+	slices.SortFunc(list.APIResources, func(a, b metav1.APIResource) int { return strings.Compare(a.Name, b.Name) })
+	return list
+}

@@ -1,0 +1,153 @@
+package api
+
+import (
+	"strings"
+
+	"github.com/crisp-cri/crisp/agent/manifest"
+	"github.com/crisp-cri/crisp/agent/workload"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// A Kind is one that the API serves.
+type Kind struct {
+	Name, Plural, Singular string
+	Short                  []string
+	Group                  string // "v1" or "apps/v1"
+	Namespaced             bool
+	Writable               bool // the store takes it
+}
+
+// Path is where objects of the kind are: "/api/v1" or "/apis/apps/v1".
+func (k Kind) Path() string {
+	if strings.Contains(k.Group, "/") {
+		return "/apis/" + k.Group
+	}
+	return "/api/" + k.Group
+}
+
+// Kinds are all kinds that the API serves.
+var Kinds = []Kind{
+	{"Pod", "pods", "pod", []string{"po"}, "v1", true, true},
+	{"ConfigMap", "configmaps", "configmap", []string{"cm"}, "v1", true, true},
+	{"Secret", "secrets", "secret", nil, "v1", true, true},
+	{"PersistentVolumeClaim", "persistentvolumeclaims", "persistentvolumeclaim", []string{"pvc"}, "v1", true, true},
+	{"Event", "events", "event", []string{"ev"}, "v1", true, false},
+	{"Node", "nodes", "node", []string{"no"}, "v1", false, false},
+	{"Namespace", "namespaces", "namespace", []string{"ns"}, "v1", false, false},
+	{"RuntimeClass", "runtimeclasses", "runtimeclass", nil, "node.k8s.io/v1", false, true},
+	{"Deployment", "deployments", "deployment", []string{"deploy"}, "apps/v1", true, true},
+	{"DaemonSet", "daemonsets", "daemonset", []string{"ds"}, "apps/v1", true, true},
+	{"Job", "jobs", "job", nil, "batch/v1", true, true},
+}
+
+// KindOf finds a kind by any of its names, as people write them.
+func KindOf(word string) (Kind, bool) {
+	word = strings.ToLower(word)
+	for _, k := range Kinds {
+		names := append([]string{strings.ToLower(k.Name), k.Plural, k.Singular}, k.Short...)
+		for _, name := range names {
+			if name == word {
+				return k, true
+			}
+		}
+	}
+	return Kind{}, false
+}
+
+// list returns all objects of a kind, complete.
+func (s *Server) list(kind string) []manifest.Object {
+	var list []manifest.Object
+	switch kind {
+	case "Pod":
+		return s.pods()
+	case "Event":
+		for _, e := range s.Events.List() {
+			list = append(list, &e)
+		}
+		return list
+	case "Node":
+		return []manifest.Object{s.Node.Node()}
+	case "Namespace":
+		return s.namespaces()
+	}
+	return s.Wanted.List(kind)
+}
+
+// pods returns the wanted pods and those that are being ended, with their
+// statuses.
+func (s *Server) pods() []manifest.Object {
+	var list []manifest.Object
+	seen := map[string]bool{}
+	add := func(pod *v1.Pod, ending bool) {
+		if seen[string(pod.UID)] {
+			return
+		}
+		seen[string(pod.UID)] = true
+		pod = pod.DeepCopy()
+		pod.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"}
+		if status := s.Status(pod.UID); status != nil {
+			pod.Status = *status.DeepCopy()
+		} else {
+			pod.Status.Phase = v1.PodPending
+		}
+		if pod.CreationTimestamp.IsZero() && pod.Status.StartTime != nil {
+			pod.CreationTimestamp = *pod.Status.StartTime
+		}
+		if ending && pod.DeletionTimestamp == nil {
+			now := metav1.Now().Rfc3339Copy()
+			pod.DeletionTimestamp = &now
+		}
+		list = append(list, pod)
+	}
+	for _, pod := range s.Wanted.Pods() {
+		add(pod, false)
+	}
+	if s.Wanted.Ready() {
+		for _, pod := range s.Accepted() {
+			add(pod, true)
+		}
+	}
+	return list
+}
+
+func (s *Server) namespaces() []manifest.Object {
+	var list []manifest.Object
+	seen := map[string]bool{}
+	for _, name := range append([]string{"default"}, s.usedNamespaces()...) {
+		if seen[name] {
+			continue
+		}
+		seen[name] = true
+		n := &v1.Namespace{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Namespace"}, ObjectMeta: metav1.ObjectMeta{Name: name}}
+		n.Status.Phase = v1.NamespaceActive
+		list = append(list, n)
+	}
+	return list
+}
+
+func (s *Server) usedNamespaces() []string {
+	var names []string
+	for _, k := range Kinds {
+		if k.Namespaced && k.Writable {
+			for _, o := range s.Wanted.List(k.Name) {
+				names = append(names, o.GetNamespace())
+			}
+		}
+	}
+	return names
+}
+
+// owner says why an object is not the API's to change or delete; nil if it is.
+func owner(o manifest.Object) error {
+	a := o.GetAnnotations()
+	switch {
+	case a[workload.AnnotationWorkload] != "":
+		return forbidden(manifest.Key(o) + " is one of " + a[workload.AnnotationWorkload] + ": change or delete that")
+	case a[manifest.AnnotationSource] == manifest.SourceFile:
+		return forbidden(manifest.Key(o) + " is in the manifest " + a[manifest.AnnotationFile] + ": change or remove that file")
+	case a[manifest.AnnotationSource] == manifest.SourceHTTP:
+		return forbidden(manifest.Key(o) + " comes from " + a[manifest.AnnotationFile] + ": change it there")
+	}
+	return nil
+}

@@ -1,0 +1,100 @@
+package api
+
+import (
+	"fmt"
+	"net/http"
+	"slices"
+
+	"github.com/crisp-cri/crisp/agent/crix"
+	"github.com/crisp-cri/crisp/agent/status"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// routeKubelet routes what a kubelet serves.
+func (s *Server) routeKubelet() {
+	s.routeHealth(s.mux)
+	s.handle("GET /pods", s.podList)
+	s.handle("GET /pods/", s.podList)
+	s.handle("GET /runningpods/", s.runningPods)
+	s.handle("GET /runningpods", s.runningPods)
+	s.handle("GET /configz", func(w http.ResponseWriter, r *http.Request) error {
+		write(w, http.StatusOK, map[string]any{"kubeletconfig": s.Config})
+		return nil
+	})
+	s.handle("GET /stats/summary", s.summary)
+	s.handle("GET /metrics", s.metrics)
+	s.handle("GET /metrics/resource", s.resourceMetrics)
+	s.handle("GET /metrics/probes", s.probeMetrics)
+	s.handle("GET /metrics/cadvisor", s.cadvisorMetrics)
+	// What no Kubernetes API has.
+	s.handle("GET /crisp/v1/sources", func(w http.ResponseWriter, r *http.Request) error {
+		write(w, http.StatusOK, s.Wanted.Sources())
+		return nil
+	})
+}
+
+// Health returns a handler of nothing but the health checks, for a port of its
+// own.
+func (s *Server) Health() http.Handler {
+	mux := http.NewServeMux()
+	s.routeHealth(mux)
+	return mux
+}
+
+func (s *Server) routeHealth(mux *http.ServeMux) {
+	checks := map[string]func(*http.Request) error{
+		"ping":     func(*http.Request) error { return nil },
+		"log":      func(*http.Request) error { return nil },
+		"syncloop": func(*http.Request) error { return s.LoopHealth() },
+		"runtime": func(r *http.Request) error {
+			_, err := s.Runtime.Version(r.Context(), "")
+			return crix.Fault(err)
+		},
+	}
+	answer := func(w http.ResponseWriter, r *http.Request, names ...string) {
+		for _, name := range names {
+			if err := checks[name](r); err != nil {
+				http.Error(w, fmt.Sprintf("%s: %v", name, err), http.StatusInternalServerError)
+				return
+			}
+		}
+		fmt.Fprintln(w, "ok")
+	}
+	for _, all := range []string{"/healthz", "/livez"} {
+		mux.HandleFunc("GET "+all, func(w http.ResponseWriter, r *http.Request) { answer(w, r, "ping", "log", "syncloop") })
+	}
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, r *http.Request) { answer(w, r, "syncloop", "runtime") })
+	for name := range checks {
+		mux.HandleFunc("GET /healthz/"+name, func(w http.ResponseWriter, r *http.Request) { answer(w, r, name) })
+	}
+}
+
+// podList is the kubelet's /pods: the pods of this node with their statuses.
+func (s *Server) podList(w http.ResponseWriter, r *http.Request) error {
+	list := v1.PodList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "PodList"}, Items: []v1.Pod{}}
+	for _, o := range s.pods() {
+		list.Items = append(list.Items, *o.(*v1.Pod))
+	}
+	write(w, http.StatusOK, list)
+	return nil
+}
+
+// runningPods are the pods that have a running container, as the runtime alone
+// knows them.
+func (s *Server) runningPods(w http.ResponseWriter, r *http.Request) error {
+	found, err := crix.List(r.Context(), s.Runtime, status.Node{})
+	if err != nil {
+		return err
+	}
+	list := v1.PodList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "PodList"}, Items: []v1.Pod{}}
+	for _, f := range found {
+		runs := slices.ContainsFunc(f.Pod.Status.ContainerStatuses, func(c v1.ContainerStatus) bool { return c.State.Running != nil })
+		if runs {
+			f.Pod.Status = v1.PodStatus{}
+			list.Items = append(list.Items, *f.Pod)
+		}
+	}
+	write(w, http.StatusOK, list)
+	return nil
+}

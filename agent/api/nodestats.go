@@ -1,0 +1,64 @@
+package api
+
+import (
+	"os"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// nodeStats are what /proc tells of the whole machine.
+func (s *Server) nodeStats() NodeStats {
+	n := NodeStats{NodeName: s.Node.Node().Name}
+	now := time.Now().UTC()
+	if data, err := os.ReadFile("/proc/stat"); err == nil {
+		for line := range strings.Lines(string(data)) {
+			words := strings.Fields(line)
+			switch {
+			case len(words) > 8 && words[0] == "cpu":
+				n.CPU = &CPUStats{Time: now, UsageCoreNanoSeconds: busy(words[1:])}
+			case len(words) == 2 && words[0] == "btime":
+				if seconds, err := strconv.ParseInt(words[1], 10, 64); err == nil {
+					n.StartTime = time.Unix(seconds, 0).UTC()
+				}
+			}
+		}
+	}
+	if data, err := os.ReadFile("/proc/meminfo"); err == nil {
+		kib := map[string]uint64{}
+		for line := range strings.Lines(string(data)) {
+			words := strings.Fields(line)
+			if len(words) >= 2 {
+				if v, err := strconv.ParseUint(words[1], 10, 64); err == nil {
+					kib[strings.TrimSuffix(words[0], ":")] = v << 10
+				}
+			}
+		}
+		available := kib["MemAvailable"]
+		used := kib["MemTotal"] - available
+		usage := kib["MemTotal"] - kib["MemFree"]
+		n.Memory = &MemoryStats{Time: now, AvailableBytes: &available, WorkingSetBytes: &used, UsageBytes: &usage}
+	}
+	return n
+}
+
+// busy is the time that the CPUs did not idle, of the columns of proc_stat(5), in
+// nanoseconds. The kernel counts in ticks of 10 ms (USER_HZ is 100 on every
+// architecture that crisp runs on).
+func busy(columns []string) *uint64 {
+	var ticks uint64
+	for i, text := range columns {
+		v, err := strconv.ParseUint(text, 10, 64)
+		if err != nil {
+			return nil
+		}
+		const idle, iowait, guest, guestNice = 3, 4, 8, 9
+		switch i {
+		case idle, iowait, guest, guestNice: // a guest's time is in user's already
+		default:
+			ticks += v
+		}
+	}
+	ns := ticks * uint64(10*time.Millisecond)
+	return &ns
+}

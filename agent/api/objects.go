@@ -1,0 +1,372 @@
+package api
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/crisp-cri/crisp/agent/manifest"
+	"github.com/crisp-cri/crisp/agent/store"
+	"github.com/crisp-cri/crisp/internal/fault"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// maxBody bounds what a request may carry: more than any object may have.
+const maxBody = 4 << 20
+
+// OutcomeHeader tells what a PUT has done: created, configured, replaced or
+// unchanged.
+const OutcomeHeader = "Crisp-Outcome"
+
+func (s *Server) routeObjects() {
+	for _, k := range Kinds {
+		all := k.Path() + "/" + k.Plural
+		one := all
+		if k.Namespaced {
+			one = k.Path() + "/namespaces/{namespace}/" + k.Plural
+			s.handle("GET "+one, func(w http.ResponseWriter, r *http.Request) error { return s.getList(w, r, k) })
+		}
+		s.handle("GET "+all, func(w http.ResponseWriter, r *http.Request) error { return s.getList(w, r, k) })
+		s.handle("GET "+one+"/{name}", func(w http.ResponseWriter, r *http.Request) error { return s.getOne(w, r, k) })
+		if !k.Writable {
+			continue
+		}
+		s.handle("POST "+one, func(w http.ResponseWriter, r *http.Request) error {
+			return s.put(w, r, k, "", store.PutOptions{Create: true})
+		})
+		s.handle("PUT "+one+"/{name}", func(w http.ResponseWriter, r *http.Request) error {
+			return s.put(w, r, k, r.PathValue("name"), store.PutOptions{Update: !truth(r.URL.Query(), "create")})
+		})
+		s.handle("PATCH "+one+"/{name}", func(w http.ResponseWriter, r *http.Request) error { return s.patch(w, r, k) })
+		s.handle("DELETE "+one+"/{name}", func(w http.ResponseWriter, r *http.Request) error { return s.delete(w, r, k) })
+	}
+	s.routeDiscovery()
+}
+
+// key is that of the object a request names.
+func key(r *http.Request, k Kind) string {
+	if !k.Namespaced {
+		return strings.ToLower(k.Name) + " " + r.PathValue("name")
+	}
+	return strings.ToLower(k.Name) + " " + r.PathValue("namespace") + "/" + r.PathValue("name")
+}
+
+// find returns the object a request names; of two pods, as while one replaces
+// another, the one that is wanted.
+func (s *Server) find(r *http.Request, k Kind) (manifest.Object, error) {
+	for _, o := range s.list(k.Name) {
+		if o.GetName() == r.PathValue("name") && (!k.Namespaced || o.GetNamespace() == r.PathValue("namespace")) {
+			return o, nil
+		}
+	}
+	return nil, fault.NotFound.Errorf("there is no %s", key(r, k))
+}
+
+func (s *Server) getOne(w http.ResponseWriter, r *http.Request, k Kind) error {
+	o, err := s.find(r, k)
+	if err != nil {
+		return err
+	}
+	write(w, http.StatusOK, o)
+	return nil
+}
+
+// A selection is which objects of a list are wanted.
+type selection struct {
+	namespace string
+	labels    labels.Selector
+	fields    fields.Selector
+}
+
+func selectionOf(r *http.Request) (selection, error) {
+	sel := selection{namespace: r.PathValue("namespace")}
+	var err error
+	if sel.labels, err = labels.Parse(r.URL.Query().Get("labelSelector")); err != nil {
+		return sel, fault.Invalid.Errorf("labelSelector: %v", err)
+	}
+	if sel.fields, err = fields.ParseSelector(r.URL.Query().Get("fieldSelector")); err != nil {
+		return sel, fault.Invalid.Errorf("fieldSelector: %v", err)
+	}
+	for _, req := range sel.fields.Requirements() {
+		if !selectable[req.Field] {
+			return sel, fault.Invalid.Errorf("fieldSelector: %s is not supported", req.Field)
+		}
+	}
+	return sel, nil
+}
+
+// selectable are the fields that lists can be narrowed by.
+var selectable = map[string]bool{
+	"metadata.name": true, "metadata.namespace": true, "status.phase": true, "spec.nodeName": true,
+	"involvedObject.kind": true, "involvedObject.name": true, "involvedObject.namespace": true, "involvedObject.uid": true, "reason": true, "type": true,
+}
+
+func fieldsOf(o manifest.Object) fields.Set {
+	set := fields.Set{"metadata.name": o.GetName(), "metadata.namespace": o.GetNamespace()}
+	switch o := o.(type) {
+	case *v1.Pod:
+		set["status.phase"], set["spec.nodeName"] = string(o.Status.Phase), o.Spec.NodeName
+	case *v1.Event:
+		on := o.InvolvedObject
+		set["involvedObject.kind"], set["involvedObject.name"], set["involvedObject.namespace"], set["involvedObject.uid"] = on.Kind, on.Name, on.Namespace, string(on.UID)
+		set["reason"], set["type"] = o.Reason, o.Type
+	}
+	return set
+}
+
+func (sel selection) takes(o manifest.Object) bool {
+	return (sel.namespace == "" || o.GetNamespace() == sel.namespace) && sel.labels.Matches(labels.Set(o.GetLabels())) && sel.fields.Matches(fieldsOf(o))
+}
+
+func (s *Server) getList(w http.ResponseWriter, r *http.Request, k Kind) error {
+	sel, err := selectionOf(r)
+	if err != nil {
+		return err
+	}
+	if truth(r.URL.Query(), "watch") {
+		return s.watch(w, r, k, sel)
+	}
+	objects, seq := s.view.list(k.Name)
+	items := []manifest.Object{}
+	for _, o := range objects {
+		if sel.takes(o) {
+			items = append(items, o)
+		}
+	}
+	write(w, http.StatusOK, map[string]any{
+		"apiVersion": k.Group, "kind": k.Name + "List",
+		"metadata": map[string]string{"resourceVersion": strconv.FormatUint(seq, 10)}, "items": items,
+	})
+	return nil
+}
+
+// watch writes a line for each change until the client leaves or its
+// timeoutSeconds are over. Without a resource version it begins with what is
+// there.
+func (s *Server) watch(w http.ResponseWriter, r *http.Request, k Kind, sel selection) error {
+	q := r.URL.Query()
+	var seq uint64
+	if text := q.Get("resourceVersion"); text != "" && text != "0" {
+		n, err := strconv.ParseUint(text, 10, 64)
+		if err != nil {
+			return fault.Invalid.Errorf("resourceVersion: %v", err)
+		}
+		seq = n
+	}
+	ctx := r.Context()
+	var timeout <-chan time.Time
+	if seconds, err := strconv.Atoi(q.Get("timeoutSeconds")); err == nil && seconds > 0 {
+		timeout = time.After(time.Duration(seconds) * time.Second)
+	}
+	sub := s.view.hub.Subscribe(64)
+	defer sub.Close()
+	fresh := seq == 0
+	w.Header().Set("Content-Type", "application/json")
+	out := json.NewEncoder(w)
+	for first := true; ; first = false {
+		changes, now, err := s.view.since(k.Name, seq)
+		if err != nil && first && !fresh {
+			return err
+		}
+		if err != nil {
+			return nil // it fell behind: the client lists again
+		}
+		for _, c := range changes {
+			kind := "MODIFIED"
+			switch {
+			case c.deleted && fresh && first:
+				continue
+			case c.deleted:
+				kind = "DELETED"
+			case c.came:
+				kind = "ADDED"
+			}
+			if !sel.takes(c.object) {
+				continue
+			}
+			if err := out.Encode(map[string]any{"type": kind, "object": c.object}); err != nil {
+				return nil
+			}
+		}
+		seq = max(now, 1)
+		http.NewResponseController(w).Flush()
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-timeout:
+			return nil
+		case _, ok := <-sub.C():
+			if !ok {
+				return nil
+			}
+			// What comes at once is looked at once.
+			time.Sleep(20 * time.Millisecond)
+			for len(sub.C()) > 0 {
+				<-sub.C()
+			}
+		}
+	}
+}
+
+func body(r *http.Request) ([]byte, error) {
+	data, err := io.ReadAll(io.LimitReader(r.Body, maxBody+1))
+	if err == nil && len(data) > maxBody {
+		err = fault.Invalid.Errorf("the request has more than %d bytes", maxBody)
+	}
+	return data, err
+}
+
+func (s *Server) put(w http.ResponseWriter, r *http.Request, k Kind, name string, o store.PutOptions) error {
+	data, err := body(r)
+	if err != nil {
+		return err
+	}
+	return s.putText(w, r, k, name, data, o)
+}
+
+// putText puts an object whose kind, namespace and name must be those of the
+// request.
+func (s *Server) putText(w http.ResponseWriter, r *http.Request, k Kind, name string, data []byte, o store.PutOptions) error {
+	q := r.URL.Query()
+	o.DryRun = q.Get("dryRun") == "All"
+	switch q.Get("fieldValidation") {
+	case "Ignore":
+		o.Unknown = manifest.Ignore
+	case "Warn":
+		o.Unknown = manifest.Warn
+	}
+	objects, err := manifest.Split("", data)
+	if err != nil || len(objects) != 1 {
+		return fault.Invalid.Errorf("want one object: %v", err)
+	}
+	var head metav1.PartialObjectMetadata
+	if err := json.Unmarshal(objects[0], &head); err != nil {
+		return fault.Invalid.Errorf("%v", err)
+	}
+	text := []byte(objects[0])
+	if k.Namespaced && head.Namespace == "" && r.PathValue("namespace") != "default" {
+		if text, err = inNamespace(text, r.PathValue("namespace")); err != nil {
+			return err
+		}
+		head.Namespace = r.PathValue("namespace")
+	}
+	if head.Namespace == "" && k.Namespaced {
+		head.Namespace = "default"
+	}
+	if head.Kind != k.Name || head.Namespace != r.PathValue("namespace") || name != "" && head.Name != name {
+		return fault.Invalid.Errorf("the object is %s %s/%s, the request for %s %s/%s", head.Kind, head.Namespace, head.Name, k.Name, r.PathValue("namespace"), name)
+	}
+	for _, there := range s.list(k.Name) {
+		if there.GetName() == head.Name && there.GetNamespace() == head.Namespace {
+			if err := owner(there); err != nil {
+				return err
+			}
+		}
+	}
+	object, outcome, warnings, err := s.Store.Put(text, o)
+	if err != nil {
+		return err
+	}
+	if !o.DryRun {
+		s.settle(r.Context(), func() bool {
+			for _, now := range s.Wanted.List(k.Name) {
+				if manifest.Key(now) == manifest.Key(object) {
+					return now.GetResourceVersion() == object.GetResourceVersion()
+				}
+			}
+			return false
+		})
+	}
+	for _, warning := range warnings {
+		w.Header().Add("Warning", fmt.Sprintf("299 - %q", warning.Field+": "+warning.Text))
+	}
+	w.Header().Set(OutcomeHeader, string(outcome))
+	code := http.StatusOK
+	if outcome == store.Created {
+		code = http.StatusCreated
+	}
+	write(w, code, object)
+	return nil
+}
+
+// settle waits until the agent's loop has taken a change in, so that who asks next
+// finds it. A loop that does not come around is waited for no longer than this.
+func (s *Server) settle(ctx context.Context, done func() bool) {
+	for range 400 {
+		if done() {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+}
+
+func inNamespace(text []byte, namespace string) ([]byte, error) {
+	var o map[string]any
+	if err := json.Unmarshal(text, &o); err != nil {
+		return nil, fault.Invalid.Errorf("%v", err)
+	}
+	m, ok := o["metadata"].(map[string]any)
+	if !ok {
+		return nil, fault.Invalid.Errorf("metadata: is missing")
+	}
+	m["namespace"] = namespace
+	return json.Marshal(o)
+}
+
+// delete deletes an object. DeleteOptions may be in the body or, as far as one
+// needs them, in the query: gracePeriodSeconds, force.
+func (s *Server) delete(w http.ResponseWriter, r *http.Request, k Kind) error {
+	data, err := body(r)
+	if err != nil {
+		return err
+	}
+	var o metav1.DeleteOptions
+	if len(data) > 0 {
+		if err := json.Unmarshal(data, &o); err != nil {
+			return fault.Invalid.Errorf("%v", err)
+		}
+	}
+	q := r.URL.Query()
+	if seconds, err := strconv.ParseInt(q.Get("gracePeriodSeconds"), 10, 64); err == nil {
+		o.GracePeriodSeconds = &seconds
+	}
+	found, err := s.find(r, k)
+	if err == nil {
+		err = owner(found)
+	}
+	if err != nil {
+		return err
+	}
+	var uid types.UID
+	if p := o.Preconditions; p != nil && p.UID != nil {
+		uid = *p.UID
+	}
+	force := truth(q, "force")
+	object, err := s.Store.Delete(key(r, k), uid, o.GracePeriodSeconds, force)
+	if err != nil {
+		return err
+	}
+	s.settle(r.Context(), func() bool {
+		for _, now := range s.Wanted.List(k.Name) {
+			if manifest.Key(now) == manifest.Key(object) {
+				return now.GetResourceVersion() != found.GetResourceVersion()
+			}
+		}
+		return true
+	})
+	write(w, http.StatusOK, object)
+	return nil
+}

@@ -1,0 +1,402 @@
+package api
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httputil"
+	"net/url"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/crisp-cri/crisp/agent/store"
+	"github.com/crisp-cri/crisp/internal/fault"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"k8s.io/cri-client/pkg/logs"
+)
+
+var podKind = Kinds[0]
+
+// routePods routes what pods have below them, at Kubernetes' paths and at the
+// kubelet's, which differ in where the container stands.
+func (s *Server) routePods() {
+	const pod = "/api/v1/namespaces/{namespace}/pods/{name}"
+	s.handle("GET "+pod+"/status", func(w http.ResponseWriter, r *http.Request) error { return s.getOne(w, r, podKind) })
+	s.handle("GET "+pod+"/log", s.log)
+	s.handle("GET /containerLogs/{namespace}/{name}/{container}", s.log)
+	for _, verb := range []string{"GET", "POST"} {
+		s.handle(verb+" "+pod+"/exec", s.exec)
+		s.handle(verb+" "+pod+"/attach", s.attach)
+		s.handle(verb+" "+pod+"/portforward", s.portForward)
+		for _, uid := range []string{"", "/{uid}"} {
+			s.handle(verb+" /exec/{namespace}/{name}"+uid+"/{container}", s.exec)
+			s.handle(verb+" /attach/{namespace}/{name}"+uid+"/{container}", s.attach)
+			s.handle(verb+" /portForward/{namespace}/{name}"+uid, s.portForward)
+		}
+	}
+	s.handle("POST /run/{namespace}/{name}/{container}", s.run)
+	s.handle("POST /run/{namespace}/{name}/{uid}/{container}", s.run)
+	for _, verb := range []string{"PUT", "PATCH"} {
+		s.handle(verb+" "+pod+"/resize", s.resize)
+		s.handle(verb+" "+pod+"/ephemeralcontainers", s.ephemeral)
+	}
+	s.handle("GET "+pod+"/ephemeralcontainers", func(w http.ResponseWriter, r *http.Request) error { return s.getOne(w, r, podKind) })
+	s.handle("POST /checkpoint/{namespace}/{name}/{container}", s.checkpoint)
+}
+
+// target finds the pod and the container that a request is for; the first
+// container if it names none.
+func (s *Server) target(r *http.Request) (*v1.Pod, v1.ContainerStatus, error) {
+	o, err := s.find(r, podKind)
+	if err != nil {
+		return nil, v1.ContainerStatus{}, err
+	}
+	pod := o.(*v1.Pod)
+	if uid := r.PathValue("uid"); uid != "" && uid != string(pod.UID) {
+		return nil, v1.ContainerStatus{}, fault.NotFound.Errorf("pod %s/%s has the UID %s by now", pod.Namespace, pod.Name, pod.UID)
+	}
+	name := r.PathValue("container")
+	if name == "" {
+		name = r.URL.Query().Get("container")
+	}
+	if name == "" {
+		name = pod.Spec.Containers[0].Name
+	}
+	st := pod.Status
+	all := slices.Concat(st.ContainerStatuses, st.InitContainerStatuses, st.EphemeralContainerStatuses)
+	i := slices.IndexFunc(all, func(c v1.ContainerStatus) bool { return c.Name == name })
+	if i < 0 {
+		return pod, v1.ContainerStatus{}, fault.NotFound.Errorf("pod %s/%s has no container %s yet", pod.Namespace, pod.Name, name)
+	}
+	return pod, all[i], nil
+}
+
+// running returns the runtime's ID of the container that a request is for, which
+// must run.
+func (s *Server) running(r *http.Request) (string, error) {
+	pod, c, err := s.target(r)
+	if err != nil {
+		return "", err
+	}
+	if c.State.Running == nil {
+		return "", fault.WrongState.Errorf("container %s of pod %s/%s does not run", c.Name, pod.Namespace, pod.Name)
+	}
+	return runtimeID(c.ContainerID), nil
+}
+
+// runtimeID takes the runtime's name off a container ID.
+func runtimeID(id string) string {
+	if _, rest, ok := strings.Cut(id, "://"); ok {
+		return rest
+	}
+	return id
+}
+
+func (s *Server) exec(w http.ResponseWriter, r *http.Request) error {
+	id, err := s.running(r)
+	if err != nil {
+		return err
+	}
+	q := streams(r.URL.Query())
+	resp, err := s.Runtime.Exec(r.Context(), &cri.ExecRequest{
+		ContainerId: id, Cmd: q["command"], Tty: truth(q, "tty"), Stdin: truth(q, "stdin"), Stdout: truth(q, "stdout"), Stderr: truth(q, "stderr") && !truth(q, "tty"),
+	})
+	if err != nil {
+		return err
+	}
+	return s.pass(w, r, resp.Url)
+}
+
+// streams translates the kubelet's names of the streams to Kubernetes'.
+func streams(q url.Values) url.Values {
+	for short, long := range map[string]string{"input": "stdin", "output": "stdout", "error": "stderr"} {
+		if q.Has(short) {
+			q.Set(long, q.Get(short))
+		}
+	}
+	return q
+}
+
+func (s *Server) attach(w http.ResponseWriter, r *http.Request) error {
+	id, err := s.running(r)
+	if err != nil {
+		return err
+	}
+	q := streams(r.URL.Query())
+	resp, err := s.Runtime.Attach(r.Context(), &cri.AttachRequest{
+		ContainerId: id, Tty: truth(q, "tty"), Stdin: truth(q, "stdin"), Stdout: truth(q, "stdout"), Stderr: truth(q, "stderr") && !truth(q, "tty"),
+	})
+	if err != nil {
+		return err
+	}
+	return s.pass(w, r, resp.Url)
+}
+
+func (s *Server) portForward(w http.ResponseWriter, r *http.Request) error {
+	o, err := s.find(r, podKind)
+	if err != nil {
+		return err
+	}
+	id, err := s.sandbox(r, o.(*v1.Pod))
+	if err != nil {
+		return err
+	}
+	var ports []int32
+	for _, text := range r.URL.Query()["ports"] {
+		port, err := strconv.ParseInt(text, 10, 32)
+		if err != nil {
+			return fault.Invalid.Errorf("ports: %v", err)
+		}
+		ports = append(ports, int32(port))
+	}
+	resp, err := s.Runtime.PortForward(r.Context(), &cri.PortForwardRequest{PodSandboxId: id, Port: ports})
+	if err != nil {
+		return err
+	}
+	return s.pass(w, r, resp.Url)
+}
+
+// sandbox returns the ID of the pod's sandbox, which must be ready.
+func (s *Server) sandbox(r *http.Request, pod *v1.Pod) (string, error) {
+	list, err := s.Runtime.ListPodSandbox(r.Context(), &cri.PodSandboxFilter{
+		LabelSelector: map[string]string{"io.kubernetes.pod.uid": string(pod.UID)}, State: &cri.PodSandboxStateValue{State: cri.PodSandboxState_SANDBOX_READY},
+	})
+	if err != nil {
+		return "", err
+	}
+	if len(list) == 0 {
+		return "", fault.WrongState.Errorf("pod %s/%s does not run", pod.Namespace, pod.Name)
+	}
+	return list[0].Id, nil
+}
+
+// pass passes a request on to the runtime's streaming server.
+func (s *Server) pass(w http.ResponseWriter, r *http.Request, to string) error {
+	u, err := url.Parse(to)
+	if err != nil {
+		return err
+	}
+	p := &httputil.ReverseProxy{
+		Rewrite: func(pr *httputil.ProxyRequest) {
+			pr.Out.URL, pr.Out.Host = u, u.Host
+		},
+		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
+			s.fail(w, r, fault.Unavailable.Errorf("streaming server of the runtime: %v", err))
+		},
+		ErrorLog: slog.NewLogLogger(s.Log.Handler(), slog.LevelDebug),
+	}
+	p.ServeHTTP(w, r)
+	return nil
+}
+
+// run runs a command to its end and answers with what it wrote.
+func (s *Server) run(w http.ResponseWriter, r *http.Request) error {
+	id, err := s.running(r)
+	if err != nil {
+		return err
+	}
+	cmd := strings.Fields(r.FormValue("cmd"))
+	if len(cmd) == 0 {
+		return fault.Invalid.Errorf("cmd: is missing")
+	}
+	stdout, stderr, err := s.Runtime.ExecSync(r.Context(), id, cmd, 0)
+	if err != nil && len(stdout)+len(stderr) == 0 {
+		return err
+	}
+	w.Write(stdout)
+	w.Write(stderr)
+	return nil
+}
+
+// checkpoint writes a checkpoint archive of a container, as the kubelet's API of
+// this name does.
+func (s *Server) checkpoint(w http.ResponseWriter, r *http.Request) error {
+	pod, c, err := s.target(r)
+	if err != nil {
+		return err
+	}
+	if c.State.Running == nil {
+		return fault.WrongState.Errorf("container %s of pod %s/%s does not run", c.Name, pod.Namespace, pod.Name)
+	}
+	dir, _ := s.Config["checkpointDir"].(string)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	path := fmt.Sprintf("%s/checkpoint-%s_%s-%s-%s.tar", dir, pod.Name, pod.Namespace, c.Name, time.Now().UTC().Format("2006-01-02T15-04-05Z"))
+	if err := s.Runtime.CheckpointContainer(r.Context(), &cri.CheckpointContainerRequest{ContainerId: runtimeID(c.ContainerID), Location: path}); err != nil {
+		return err
+	}
+	write(w, http.StatusOK, map[string][]string{"items": {path}})
+	return nil
+}
+
+// log writes a container's log, as PodLogOptions in the query have it.
+func (s *Server) log(w http.ResponseWriter, r *http.Request) error {
+	pod, c, err := s.target(r)
+	if err != nil {
+		return err
+	}
+	q := r.URL.Query()
+	id := c.ContainerID
+	if truth(q, "previous") {
+		if c.LastTerminationState.Terminated == nil {
+			return fault.NotFound.Errorf("container %s of pod %s/%s has not run before", c.Name, pod.Namespace, pod.Name)
+		}
+		id = c.LastTerminationState.Terminated.ContainerID
+	}
+	if id == "" {
+		return fault.WrongState.Errorf("container %s of pod %s/%s has not run yet", c.Name, pod.Namespace, pod.Name)
+	}
+	o, err := logOptions(q)
+	if err != nil {
+		return err
+	}
+	resp, err := s.Runtime.ContainerStatus(r.Context(), runtimeID(id), false)
+	if err != nil {
+		return err
+	}
+	path := resp.GetStatus().GetLogPath()
+	if _, err := os.Stat(path); err != nil {
+		return fault.NotFound.Errorf("log of container %s: %v", c.Name, err)
+	}
+	var stdout, stderr io.Writer = flusher{w}, flusher{w}
+	switch q.Get("stream") {
+	case "Stdout":
+		stderr = io.Discard
+	case "Stderr":
+		stdout = io.Discard
+	}
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	if err := logs.ReadLogs(r.Context(), path, runtimeID(id), o, s.Runtime, stdout, stderr); err != nil && r.Context().Err() == nil {
+		s.Log.DebugContext(r.Context(), "log ended early", "err", err) // some of it is written
+	}
+	return nil
+}
+
+func logOptions(q url.Values) (*logs.LogOptions, error) {
+	o := &logs.LogOptions{Follow: truth(q, "follow") && !truth(q, "previous"), Timestamp: truth(q, "timestamps")}
+	for name, to := range map[string]**int64{"tailLines": &o.TailLines, "limitBytes": &o.LimitBytes} {
+		if !q.Has(name) {
+			continue
+		}
+		n, err := strconv.ParseInt(q.Get(name), 10, 64)
+		if err != nil || n < 0 {
+			return nil, fault.Invalid.Errorf("%s: %q is not a number from 0", name, q.Get(name))
+		}
+		*to = &n
+	}
+	if text := q.Get("sinceSeconds"); text != "" {
+		n, err := strconv.ParseInt(text, 10, 64)
+		if err != nil || n < 1 {
+			return nil, fault.Invalid.Errorf("sinceSeconds: %q is not a number from 1", text)
+		}
+		o.Since = time.Now().Add(-time.Duration(n) * time.Second)
+	}
+	if text := q.Get("sinceTime"); text != "" {
+		at, err := time.Parse(time.RFC3339Nano, text)
+		if err != nil {
+			return nil, fault.Invalid.Errorf("sinceTime: %v", err)
+		}
+		o.Since = at
+	}
+	return o, nil
+}
+
+// A flusher sends each line at once: somebody may be waiting for it.
+type flusher struct{ http.ResponseWriter }
+
+func (f flusher) Write(p []byte) (int, error) {
+	n, err := f.ResponseWriter.Write(p)
+	http.NewResponseController(f.ResponseWriter).Flush()
+	return n, err
+}
+
+// resize changes the resources of a pod's containers while they run. The request
+// has the pod or a patch of it; only resources are taken from it.
+func (s *Server) resize(w http.ResponseWriter, r *http.Request) error {
+	o, err := s.find(r, podKind)
+	if err == nil {
+		err = owner(o)
+	}
+	if err != nil {
+		return err
+	}
+	asked, err := s.asked(r, o.(*v1.Pod))
+	if err != nil {
+		return err
+	}
+	given, err := s.Store.Given(key(r, podKind))
+	if err != nil {
+		return err
+	}
+	var pod v1.Pod
+	if err := json.Unmarshal(given, &pod); err != nil {
+		return err
+	}
+	for _, lists := range [][2][]v1.Container{{pod.Spec.Containers, asked.Spec.Containers}, {pod.Spec.InitContainers, asked.Spec.InitContainers}} {
+		for i := range lists[0] {
+			for _, c := range lists[1] {
+				if c.Name == lists[0][i].Name {
+					lists[0][i].Resources = c.Resources
+				}
+			}
+		}
+	}
+	text, err := json.Marshal(&pod)
+	if err != nil {
+		return err
+	}
+	return s.putText(w, r, podKind, pod.Name, text, store.PutOptions{Update: true})
+}
+
+// asked is the pod as the request would have it.
+func (s *Server) asked(r *http.Request, pod *v1.Pod) (*v1.Pod, error) {
+	data, err := body(r)
+	if err != nil {
+		return nil, err
+	}
+	if r.Method == http.MethodPatch {
+		now, err := json.Marshal(pod)
+		if err != nil {
+			return nil, err
+		}
+		if data, err = applyPatch(r.Header.Get("Content-Type"), now, data); err != nil {
+			return nil, err
+		}
+	}
+	asked := &v1.Pod{}
+	if err := json.Unmarshal(data, asked); err != nil {
+		return nil, fault.Invalid.Errorf("%v", err)
+	}
+	return asked, nil
+}
+
+// ephemeral adds ephemeral containers to a pod, of whatever source.
+func (s *Server) ephemeral(w http.ResponseWriter, r *http.Request) error {
+	o, err := s.find(r, podKind)
+	if err != nil {
+		return err
+	}
+	if s.Debug == nil {
+		return fault.Invalid.Errorf("ephemeral containers are not supported")
+	}
+	pod := o.(*v1.Pod)
+	asked, err := s.asked(r, pod)
+	if err != nil {
+		return err
+	}
+	if err := s.Debug(pod, asked.Spec.EphemeralContainers); err != nil {
+		return err
+	}
+	pod.Spec.EphemeralContainers = asked.Spec.EphemeralContainers
+	pod.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"}
+	write(w, http.StatusOK, pod)
+	return nil
+}

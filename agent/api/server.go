@@ -1,0 +1,162 @@
+// Package api serves the agent over HTTP: the objects of this node at the paths
+// of Kubernetes' API, for "crisp" and for kubectl, and the endpoints of a
+// kubelet, for tools that look at a node.
+//
+// It decides nothing. Objects come from the desired.Manager (all sources) and
+// are changed in the store (the local API's own); statuses, events and the node
+// are others' too. What must be asked of the runtime is asked over CRI, and
+// streams (exec, attach, port-forward) are passed through to its streaming
+// server.
+package api
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"net/http"
+	"net/url"
+	"strings"
+
+	"github.com/crisp-cri/crisp/agent/crix"
+	"github.com/crisp-cri/crisp/agent/desired"
+	"github.com/crisp-cri/crisp/agent/event"
+	"github.com/crisp-cri/crisp/agent/node"
+	"github.com/crisp-cri/crisp/agent/store"
+	"github.com/crisp-cri/crisp/internal/fault"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	internalapi "k8s.io/cri-api/pkg/apis"
+)
+
+// Options are what a Server serves.
+type Options struct {
+	Version string // of crisp
+	Wanted  *desired.Manager
+	Store   *store.Store
+	Events  *event.Store
+	Node    *node.State
+	// Status returns what is known of a pod, nil if nothing is.
+	Status func(types.UID) *v1.PodStatus
+	// Accepted returns the pods that have files: those that are being ended
+	// among them.
+	Accepted func() []*v1.Pod
+	Runtime  internalapi.RuntimeService
+	Images   internalapi.ImageManagerService
+	// LoopHealth says what is wrong with the agent's loop, nil if nothing is.
+	LoopHealth func() error
+	// Config is what /configz shows, in the kubelet's words.
+	Config map[string]any
+	// Metrics, if not nil, writes more lines for /metrics and /metrics/probes.
+	Metrics, ProbeMetrics func(add func(name, kind, help string, labels map[string]string, value float64))
+	// Debug makes a pod's ephemeral containers those of the text, if not nil.
+	Debug func(pod *v1.Pod, containers []v1.EphemeralContainer) error
+	Log   *slog.Logger
+}
+
+// A Server answers requests.
+type Server struct {
+	Options
+	mux  *http.ServeMux
+	view view
+}
+
+// New returns a Server.
+func New(o Options) *Server {
+	s := &Server{Options: o, mux: http.NewServeMux()}
+	s.view.server = s
+	s.routeObjects()
+	s.routePods()
+	s.routeKubelet()
+	return s
+}
+
+// ServeHTTP implements http.Handler.
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) { s.mux.ServeHTTP(w, r) }
+
+// Poke tells watchers that something may have changed. It does not block.
+func (s *Server) Poke() {
+	if s != nil {
+		s.view.poke()
+	}
+}
+
+// handle routes a pattern to a function that returns its error.
+func (s *Server) handle(pattern string, f func(http.ResponseWriter, *http.Request) error) {
+	s.mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
+		if err := f(w, r); err != nil {
+			s.fail(w, r, err)
+		}
+	})
+}
+
+// codes gives each kind of error its HTTP status and Kubernetes' reason.
+var codes = []struct {
+	kind   fault.Kind
+	code   int
+	reason metav1.StatusReason
+}{
+	{fault.NotFound, http.StatusNotFound, metav1.StatusReasonNotFound},
+	{fault.Exists, http.StatusConflict, metav1.StatusReasonAlreadyExists},
+	{fault.WrongState, http.StatusConflict, metav1.StatusReasonConflict},
+	{fault.Invalid, http.StatusUnprocessableEntity, metav1.StatusReasonInvalid},
+	{fault.Unavailable, http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable},
+}
+
+// A forbidden error says why an object is not the API's to change.
+type forbidden string
+
+func (f forbidden) Error() string { return string(f) }
+
+// expired is Kubernetes' answer to a watch from too long ago.
+var errExpired = errors.New("too old resource version")
+
+func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
+	if errors.Is(err, context.Canceled) {
+		return // nobody listens any more
+	}
+	status := metav1.Status{
+		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}, Status: metav1.StatusFailure,
+		Message: err.Error(), Reason: metav1.StatusReasonInternalError, Code: http.StatusInternalServerError,
+	}
+	err = crix.Fault(err)
+	for _, c := range codes {
+		if errors.Is(err, c.kind) {
+			status.Reason, status.Code, status.Message = c.reason, int32(c.code), err.Error()
+		}
+	}
+	if _, ok := errors.AsType[forbidden](err); ok {
+		status.Reason, status.Code = metav1.StatusReasonForbidden, http.StatusForbidden
+	}
+	if errors.Is(err, errExpired) {
+		status.Reason, status.Code = metav1.StatusReasonExpired, http.StatusGone
+	}
+	if status.Code == http.StatusInternalServerError {
+		s.Log.WarnContext(r.Context(), "request failed", "path", r.URL.Path, "err", err)
+	}
+	write(w, int(status.Code), status)
+}
+
+func write(w http.ResponseWriter, code int, v any) {
+	data, err := json.Marshal(v)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(code)
+	w.Write(append(data, '\n'))
+}
+
+// truth reads a boolean parameter: "1", "true" and the bare name.
+func truth(q url.Values, name string) bool {
+	if !q.Has(name) {
+		return false
+	}
+	switch strings.ToLower(q.Get(name)) {
+	case "0", "false", "no":
+		return false
+	}
+	return true
+}

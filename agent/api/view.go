@@ -1,0 +1,124 @@
+package api
+
+import (
+	"encoding/json"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/crisp-cri/crisp/agent/manifest"
+	"github.com/crisp-cri/crisp/internal/notify"
+)
+
+// A view numbers the changes of all objects, so that a list and a watch that
+// follows it fit together. It looks at the objects when it is asked or poked and
+// compares them with what it saw last: the sources of objects need not know.
+type view struct {
+	server *Server
+	hub    notify.Hub[struct{}]
+
+	mu    sync.Mutex
+	seq   uint64                      // of the last change; guarded by mu
+	seen  map[string]map[string]entry // kind → key → as last seen; guarded by mu
+	gone  []change                    // objects that are no more, oldest first; guarded by mu
+	floor uint64                      // changes up to here may be forgotten; guarded by mu
+}
+
+type entry struct {
+	seq    uint64
+	since  uint64 // when it came
+	text   string
+	object manifest.Object
+}
+
+type change struct {
+	kind, key string
+	seq       uint64
+	came      bool // it is new
+	deleted   bool
+	object    manifest.Object
+}
+
+// mostGone is how many removed objects are remembered for watchers.
+const mostGone = 1000
+
+func (v *view) poke() {
+	if v.hub.Heard() {
+		v.hub.Publish(struct{}{})
+	}
+}
+
+// list returns the objects of a kind and the number of the last change.
+func (v *view) list(kind string) ([]manifest.Object, uint64) {
+	objects := v.server.list(kind)
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.takeLocked(kind, objects)
+	return objects, v.seq
+}
+
+// takeLocked compares the objects of a kind with what was seen last.
+func (v *view) takeLocked(kind string, objects []manifest.Object) {
+	if v.seen == nil {
+		v.seen = map[string]map[string]entry{}
+		v.seq = 1
+	}
+	old, now := v.seen[kind], map[string]entry{}
+	for _, o := range objects {
+		key := o.GetNamespace() + "/" + o.GetName() + "/" + string(o.GetUID())
+		data, err := json.Marshal(o)
+		if err != nil {
+			continue
+		}
+		e, known := old[key]
+		if !known || e.text != string(data) {
+			v.seq++
+			since := e.since
+			if !known {
+				since = v.seq
+			}
+			e = entry{v.seq, since, string(data), o}
+		}
+		now[key] = e
+	}
+	for key, e := range old {
+		if _, still := now[key]; !still {
+			v.seq++
+			v.gone = append(v.gone, change{kind: kind, key: key, seq: v.seq, deleted: true, object: e.object})
+		}
+	}
+	if n := len(v.gone) - mostGone; n > 0 {
+		v.floor = v.gone[n-1].seq
+		v.gone = slices.Delete(v.gone, 0, n)
+	}
+	v.seen[kind] = now
+}
+
+// since returns the changes of a kind after the one of this number, in order.
+func (v *view) since(kind string, seq uint64) ([]change, uint64, error) {
+	objects := v.server.list(kind)
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.takeLocked(kind, objects)
+	if seq < v.floor || seq > v.seq {
+		return nil, 0, errExpired
+	}
+	var changes []change
+	for key, e := range v.seen[kind] {
+		if e.seq > seq {
+			changes = append(changes, change{kind: kind, key: key, seq: e.seq, came: e.since > seq, object: e.object})
+		}
+	}
+	for _, c := range v.gone {
+		if c.kind == kind && c.seq > seq {
+			changes = append(changes, c)
+		}
+	}
+	slices.SortFunc(changes, func(a, b change) int {
+		if a.seq != b.seq {
+			return int(a.seq) - int(b.seq)
+		}
+		return strings.Compare(a.key, b.key)
+	})
+	return changes, v.seq, nil
+}
