@@ -10,8 +10,10 @@
 //	                    podsync (pure) ◀────────┤
 //	                                            ▼
 //	 pleg ◀── lists, events ── runtime ◀── CRI ── crix
-//	  └──▶ wakes workers                        │
-//	                             status ◀───────┘ what is known of each pod
+//	  │                           ▲             │
+//	  │   gate ── is it ready? ───┤             │
+//	  │   probe ── exec ──────────┘             ▼
+//	  └──▶ wake workers ◀── probe results     status   what is known of each pod
 //
 // The runtime and the labels of what runs in it are the ground truth. The agent
 // may be killed at any moment: the next one observes, finds by labels what its
@@ -27,6 +29,7 @@ package agent
 import (
 	"context"
 	"log/slog"
+	"net/http"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -34,27 +37,36 @@ import (
 
 	"github.com/crisp-cri/crisp/agent/crix"
 	"github.com/crisp-cri/crisp/agent/desired"
-	"github.com/crisp-cri/crisp/agent/manifest"
-	"github.com/crisp-cri/crisp/agent/pleg"
+	"github.com/crisp-cri/crisp/agent/event"
+	"github.com/crisp-cri/crisp/agent/gate"
+	"github.com/crisp-cri/crisp/agent/measure"
 	"github.com/crisp-cri/crisp/agent/podsync"
-	"github.com/crisp-cri/crisp/agent/source"
+	"github.com/crisp-cri/crisp/agent/probe"
 	"github.com/crisp-cri/crisp/agent/status"
-	"github.com/crisp-cri/crisp/agent/worker"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"golang.org/x/sys/unix"
-	v1 "k8s.io/api/core/v1"
 	internalapi "k8s.io/cri-api/pkg/apis"
 )
 
 // Options are what an agent is started with.
 type Options struct {
 	Manifests      string       // directory of the manifest files
+	URL            string       // of one more manifest; "" is none
+	URLHeader      http.Header  // of the requests for it
 	Root           string       // the agent's own directory
+	Serve          Serve        // where it is spoken to
 	LogDir         string       // of the pods' logs; "" is <Root>/logs
 	NodeName       string       // "" is the host name
 	NodeIPs        []netip.Addr // nil: found out
 	ResolvConf     string       // of the node; "" gives pods the runtime's choice
+	ClusterDNS     []string     // name servers for dnsPolicy ClusterFirst; none: as Default
+	ClusterDomain  string       // what the names of pods with a subdomain end in
 	SeccompDefault bool         // RuntimeDefault for containers that name no profile
+	NoCPUQuota     bool         // do not enforce CPU limits
+	Pulls          crix.Pulls   // limits of pulling images
+	LogLinks       string       // directory of links to the containers' logs; "" for none
+	StopPods       bool         // stop the pods when the agent ends; else they run on
+	Care           Care         // of the node
 	Log            *slog.Logger
 
 	Endpoint string // what Connect connects to; recorded for the command line
@@ -81,26 +93,38 @@ func Run(ctx context.Context, o Options) error {
 	if ctx.Err() != nil {
 		return nil
 	}
+	runtime, images, counts := measure.Wrap(runtime, images)
 	version, err := runtime.Version(ctx, "")
 	if err != nil {
 		return crix.Fault(err)
 	}
+	events, err := event.Open(filepath.Join(o.Root, "events"), o.NodeName, event.DefaultMost, o.Log)
+	if err != nil {
+		return err
+	}
+	defer events.Close()
+	wanted := desired.New(o.sources())
 	driver, err := crix.New(crix.Options{
+		Objects: wanted, Events: events,
 		Root: o.Root, LogDir: o.LogDir, NodeName: o.NodeName, NodeIPs: o.NodeIPs,
-		ResolvConf: o.ResolvConf, SeccompDefault: o.SeccompDefault, Log: o.Log,
+		ResolvConf: o.ResolvConf, ClusterDNS: o.ClusterDNS, ClusterDomain: o.ClusterDomain,
+		SeccompDefault: o.SeccompDefault, NoCPUQuota: o.NoCPUQuota, Pulls: o.Pulls, LogLinks: o.LogLinks, Log: o.Log,
 	}, runtime, images)
 	if err != nil {
 		return err
 	}
-	wanted := desired.New([]string{manifest.SourceFile})
-	wanted.Resume(driver.Accepted(), driver.LoadStatus)
 	if err := crix.RecordEndpoint(o.Root, o.Endpoint); err != nil {
 		return err
 	}
+	wanted.Resume(driver.Accepted(), driver.LoadStatus)
 	a := &agent{
-		Options: o,
-		driver:  driver,
-		wanted:  wanted,
+		Options:        o,
+		driver:         driver,
+		wanted:         wanted,
+		counts:         counts,
+		runtimeVersion: version.RuntimeVersion,
+		volumesDue:     make(chan struct{}, 1),
+		gate:           &gate.Gate{Runtime: runtime, Log: o.Log},
 		status: &status.Store{
 			Node: status.Node{Runtime: version.RuntimeName, HostIPs: texts(o.NodeIPs)},
 			Load: driver.LoadStatus,
@@ -108,106 +132,26 @@ func Run(ctx context.Context, o Options) error {
 			Log:  o.Log,
 		},
 	}
+	driver.Handlers = func() []string { return a.gate.Get().HandlerNames() }
+	a.probes = probe.New(ctx, probe.Options{
+		Ask:     probe.Prober{Exec: driver.ProbeExec},
+		Status:  a.status.Get,
+		Changed: func(key podsync.Key, _ probe.Kind) { a.wake(key) },
+		Events:  events,
+		Log:     o.Log,
+	})
 	o.Log.InfoContext(ctx, "agent started", "node", o.NodeName, "manifests", o.Manifests, "runtime", version.RuntimeName, "version", version.RuntimeVersion)
+	stop, err := a.serve(ctx, runtime, images, events)
+	if err != nil {
+		return err
+	}
+	defer stop()
+	if err := a.startCare(ctx, runtime, images, events); err != nil {
+		return err
+	}
 	a.loop(ctx)
-	o.Log.Info("agent ended, pods run on")
+	o.Log.Info("agent ended", "pods_stopped", o.StopPods)
 	return nil
-}
-
-type agent struct {
-	Options
-	driver *crix.Driver
-	wanted *desired.Manager
-	status *status.Store
-	early  []podsync.Key // in the runtime before the source has reported
-}
-
-// backend is the Runtime of the workers.
-type backend struct {
-	*crix.Driver
-	status *status.Store
-}
-
-func (b backend) Report(pod *v1.Pod, have podsync.Have) *v1.PodStatus {
-	s := b.status.Report(pod, have)
-	b.MarkEnding(pod, have)
-	return s
-}
-
-// loop hands on what the source and the runtime tell. Nothing in it blocks.
-func (a *agent) loop(ctx context.Context) {
-	updates := make(chan source.Update)
-	changes := make(chan pleg.Change)
-	copies := source.Copies(filepath.Join(a.Root, "copies", manifest.SourceFile))
-	dir := &source.Dir{Path: a.Manifests, Log: a.Log, Copies: copies, Decode: func(path string, data []byte) ([]manifest.Object, manifest.Errors, error) {
-		return manifest.Read(path, data, manifest.Options{NodeName: a.NodeName, Source: manifest.SourceFile})
-	}}
-	go dir.Run(ctx, updates)
-	go (&pleg.Generator{Runtime: a.driver, Log: a.Log}).Run(ctx, changes)
-	pool := worker.NewPool(ctx, backend{a.driver, a.status}, a.Log)
-	for {
-		select {
-		case <-ctx.Done():
-			pool.Wait()
-			return
-		case u := <-updates:
-			a.update(ctx, pool, u)
-		case <-a.wanted.Due():
-			a.set(ctx, pool, a.wanted.Reconcile())
-		case c := <-changes:
-			if c.Back {
-				pool.WakeAll()
-			}
-			for _, key := range c.Keys {
-				a.changed(pool, key)
-			}
-		}
-	}
-}
-
-// changed passes a change in the runtime on. A pod without a worker is one that
-// nobody wants, unless the source has not reported yet.
-func (a *agent) changed(pool *worker.Pool, key podsync.Key) {
-	switch {
-	case pool.Wake(key):
-	case a.wanted.Ready():
-		pool.Set(key, a.wanted.Pod(key))
-	default:
-		a.early = append(a.early, key)
-	}
-}
-
-// update takes in what the manifests say now.
-func (a *agent) update(ctx context.Context, pool *worker.Pool, u source.Update) {
-	first := !a.wanted.Ready()
-	changes, _, problems := a.wanted.Update(u)
-	for _, err := range problems {
-		a.Log.ErrorContext(ctx, "manifest rejected", "err", err)
-	}
-	a.set(ctx, pool, changes)
-	if !first {
-		return
-	}
-	// From now on what is not wanted may be ended: what only has files, and
-	// what the runtime has told of.
-	for _, pod := range a.driver.Accepted() {
-		a.early = append(a.early, podsync.KeyOf(pod))
-	}
-	for _, key := range a.early {
-		pool.Set(key, a.wanted.Pod(key))
-	}
-	a.early = nil
-}
-
-// set hands on which pods are wanted.
-func (a *agent) set(ctx context.Context, pool *worker.Pool, changes []desired.Change) {
-	for _, c := range changes {
-		a.Log.InfoContext(ctx, "pod wanted", "pod", c.Key.String(), "wanted", c.Pod != nil)
-		if c.Pod == nil {
-			a.status.Forget(c.Key)
-		}
-		pool.Set(c.Key, c.Pod)
-	}
 }
 
 func (o *Options) complete() error {
@@ -230,6 +174,9 @@ func (o *Options) complete() error {
 		if o.NodeName, err = os.Hostname(); err != nil {
 			return err
 		}
+	}
+	if o.Serve.Socket == "" {
+		o.Serve.Socket = SocketOf(o.Root)
 	}
 	if o.NodeIPs == nil {
 		o.NodeIPs = nodeIPs()

@@ -1,0 +1,128 @@
+package agent
+
+import (
+	"fmt"
+	"maps"
+	"runtime"
+	"sync"
+
+	"github.com/crisp-cri/crisp/agent/podsync"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// resizes are those that a pod asks for and cannot have, now or ever.
+type resizes struct {
+	mu  sync.Mutex
+	why map[types.UID]podsync.Pending // guarded by mu
+}
+
+func (r *resizes) pending(uid types.UID) *podsync.Pending {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if p, ok := r.why[uid]; ok {
+		return &p
+	}
+	return nil
+}
+
+func (r *resizes) set(uid types.UID, p *podsync.Pending) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if p == nil {
+		delete(r.why, uid)
+		return
+	}
+	if r.why == nil {
+		r.why = map[types.UID]podsync.Pending{}
+	}
+	r.why[uid] = *p
+}
+
+// all returns the UIDs, to be looked at without the lock.
+func (r *resizes) all() map[types.UID]podsync.Pending {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return maps.Clone(r.why)
+}
+
+// allocate returns the pod with the resources that it may have: those it asks for,
+// or, if it asks for others than it was accepted with and they are not to be had,
+// those it has.
+func (a *agent) allocate(pod *v1.Pod) *v1.Pod {
+	if pod == nil {
+		return nil
+	}
+	was := a.driver.AcceptedPod(pod.UID)
+	if was == nil || sameResources(pod, was) {
+		a.resizes.set(pod.UID, nil)
+		return pod
+	}
+	why := a.infeasible(pod)
+	if why == nil && a.fits != nil {
+		why = a.fits(pod, a.wanted.Pods())
+	}
+	a.resizes.set(pod.UID, why)
+	if why == nil {
+		return pod
+	}
+	kept := pod.DeepCopy()
+	for i := range kept.Spec.Containers {
+		kept.Spec.Containers[i].Resources = was.Spec.Containers[i].Resources
+	}
+	for i := range kept.Spec.InitContainers {
+		kept.Spec.InitContainers[i].Resources = was.Spec.InitContainers[i].Resources
+	}
+	kept.Spec.Resources = was.Spec.Resources
+	return kept
+}
+
+// sameResources reports whether both pods, which have the same containers, ask
+// for the same.
+func sameResources(a, b *v1.Pod) bool {
+	of := func(p *v1.Pod) []v1.ResourceRequirements {
+		var list []v1.ResourceRequirements
+		for _, containers := range [][]v1.Container{p.Spec.InitContainers, p.Spec.Containers} {
+			for i := range containers {
+				list = append(list, containers[i].Resources)
+			}
+		}
+		return list
+	}
+	return equality.Semantic.DeepEqual(of(a), of(b)) && equality.Semantic.DeepEqual(a.Spec.Resources, b.Spec.Resources)
+}
+
+// infeasible says why this node can never give a pod what it asks for.
+func (a *agent) infeasible(pod *v1.Pod) *podsync.Pending {
+	capacity := v1.ResourceList{v1.ResourceCPU: *resource.NewQuantity(int64(runtime.NumCPU()), resource.DecimalSI)}
+	if memory := a.driver.Memory(); memory > 0 {
+		capacity[v1.ResourceMemory] = *resource.NewQuantity(memory, resource.BinarySI)
+	}
+	requests := a.driver.Requests(pod)
+	for name, has := range capacity {
+		if wants := requests[name]; wants.Cmp(has) > 0 {
+			return &podsync.Pending{Reason: v1.PodReasonInfeasible, Message: fmt.Sprintf("Node didn't have enough capacity: %s, requested: %s, capacity: %s", name, wants.String(), has.String())}
+		}
+	}
+	return nil
+}
+
+// retryResizes looks again at resizes that may have become possible.
+func (a *agent) retryResizes(wanted map[types.UID]bool) {
+	for uid, p := range a.resizes.all() {
+		if !wanted[uid] {
+			a.resizes.set(uid, nil)
+			continue
+		}
+		if p.Reason != v1.PodReasonDeferred {
+			continue
+		}
+		for _, pod := range a.wanted.Pods() {
+			if pool := a.pool.Load(); pod.UID == uid && pool != nil {
+				pool.Set(podsync.KeyOf(pod), a.allocate(pod))
+			}
+		}
+	}
+}

@@ -1,0 +1,265 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/crisp-cri/crisp/agent/api"
+	"github.com/crisp-cri/crisp/agent/crix"
+	"github.com/crisp-cri/crisp/agent/desired"
+	"github.com/crisp-cri/crisp/agent/gate"
+	"github.com/crisp-cri/crisp/agent/measure"
+	"github.com/crisp-cri/crisp/agent/node"
+	"github.com/crisp-cri/crisp/agent/pleg"
+	"github.com/crisp-cri/crisp/agent/podsync"
+	"github.com/crisp-cri/crisp/agent/probe"
+	"github.com/crisp-cri/crisp/agent/source"
+	"github.com/crisp-cri/crisp/agent/status"
+	"github.com/crisp-cri/crisp/agent/store"
+	"github.com/crisp-cri/crisp/agent/worker"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+type agent struct {
+	Options
+	driver *crix.Driver
+	wanted *desired.Manager
+	status *status.Store
+	probes *probe.Manager
+	gate   *gate.Gate
+	store  *store.Store
+	api    *api.Server
+	node   *node.State
+
+	runtimeVersion string
+	counts         *measure.Counts // of what is asked of the runtime
+	// admit, if not nil, is asked about each pod that is new on this node. A
+	// verdict rejects it.
+	admit func(pod *v1.Pod, others []*v1.Pod) *podsync.Verdict
+
+	// fits, if not nil, is asked whether a pod that runs may have other
+	// resources; nil is yes.
+	fits func(pod *v1.Pod, others []*v1.Pod) *podsync.Pending
+
+	resizes resizes
+	// volumesDue tells that objects have changed which volumes may show.
+	volumesDue chan struct{}
+	pool       atomic.Pointer[worker.Pool]
+	early      []podsync.Key // in the runtime before the source has reported
+	beat       atomic.Int64  // when the loop last began a turn; Unix ns
+}
+
+const (
+	// tick is how often the loop turns when nothing happens.
+	tick = time.Second
+	// housekeeping is how often is cleared away what no change tells of.
+	housekeeping = 2 * time.Second
+	// stalled is how long a turn may take before something is wrong.
+	stalled = 2 * time.Minute
+)
+
+// loop hands on what the sources and the runtime tell. Nothing in it blocks.
+// Probes are not in it: what they find wakes the pod's worker itself.
+func (a *agent) loop(ctx context.Context) {
+	updates := make(chan source.Update)
+	changes := make(chan pleg.Change)
+	pool := worker.NewPool(ctx, backend{a.driver, a}, a.Log)
+	pool.Ended = a.ended
+	a.pool.Store(pool)
+	a.startSources(ctx, updates)
+	go a.gate.Run(ctx)
+	go (&pleg.Generator{Runtime: a.driver, Log: a.Log}).Run(ctx, changes)
+	pulse, keep := time.NewTicker(tick), time.NewTicker(housekeeping)
+	defer pulse.Stop()
+	defer keep.Stop()
+	for {
+		a.beat.Store(time.Now().UnixNano())
+		select {
+		case <-ctx.Done():
+			pool.Wait()
+			a.probes.Wait()
+			if a.StopPods {
+				a.stopPods(context.WithoutCancel(ctx))
+			}
+			return
+		case <-pulse.C:
+		case <-keep.C:
+			a.housekeep()
+		case u := <-updates:
+			a.update(ctx, pool, u)
+		case <-a.wanted.Due():
+			a.apply(ctx, pool, a.wanted.Reconcile())
+		case c := <-changes:
+			if c.Back {
+				pool.WakeAll()
+			}
+			for _, key := range c.Keys {
+				a.changed(pool, key)
+			}
+		}
+	}
+}
+
+// LoopHealth says what is wrong with the loop: that it has stood still.
+func (a *agent) LoopHealth() error {
+	beat := a.beat.Load()
+	if beat == 0 {
+		return errors.New("the loop has not begun")
+	}
+	if still := time.Since(time.Unix(0, beat)); still > stalled {
+		return fmt.Errorf("the loop has stood still for %s", still.Round(time.Second))
+	}
+	return nil
+}
+
+// wake has the worker of key look at its pod.
+func (a *agent) wake(key podsync.Key) {
+	if pool := a.pool.Load(); pool != nil {
+		pool.Wake(key)
+	}
+}
+
+// housekeep ends the probes of pods that are not wanted any more.
+func (a *agent) housekeep() {
+	wanted := map[types.UID]bool{}
+	for _, pod := range a.wanted.Pods() {
+		wanted[pod.UID] = true
+	}
+	a.probes.Keep(wanted)
+	a.retryResizes(wanted)
+	a.expire()
+}
+
+// changed passes a change in the runtime on. A pod without a worker is one that
+// nobody wants, unless the source has not reported yet.
+func (a *agent) changed(pool *worker.Pool, key podsync.Key) {
+	switch {
+	case pool.Wake(key):
+	case a.wanted.Ready():
+		pool.Set(key, a.allocate(a.wanted.Pod(key)))
+	default:
+		a.early = append(a.early, key)
+	}
+}
+
+// update takes in what a source says now.
+func (a *agent) update(ctx context.Context, pool *worker.Pool, u source.Update) {
+	first := !a.wanted.Ready()
+	changes, refers, problems := a.wanted.Update(u)
+	for _, err := range problems {
+		a.Log.ErrorContext(ctx, "manifest rejected", "err", err)
+	}
+	a.apply(ctx, pool, changes)
+	a.refreshVolumes()
+	if refers {
+		for _, pod := range a.wanted.Pods() {
+			pool.Again(podsync.KeyOf(pod))
+		}
+	}
+	if first = first && a.wanted.Ready(); !first {
+		return
+	}
+	// From now on what is not wanted may be ended: what only has files, and
+	// what the runtime has told of.
+	for _, pod := range a.driver.Accepted() {
+		a.early = append(a.early, podsync.KeyOf(pod))
+	}
+	for _, key := range a.early {
+		pool.Set(key, a.allocate(a.wanted.Pod(key)))
+	}
+	a.early = nil
+}
+
+// apply tells the workers what has changed.
+func (a *agent) apply(ctx context.Context, pool *worker.Pool, changes []desired.Change) {
+	for _, c := range changes {
+		a.Log.InfoContext(ctx, "pod changed", "pod", c.Key.String(), "op", c.Op.String())
+		if c.Pod == nil {
+			a.status.Forget(c.Key)
+		}
+		if v := a.judge(c); v != nil {
+			pool.Reject(c.Key, c.Pod, *v)
+			continue
+		}
+		pool.Set(c.Key, a.allocate(c.Pod))
+	}
+	a.api.Poke()
+}
+
+// judge asks whether a new pod may run here. One that an earlier agent has let in
+// is not asked about again: it runs.
+func (a *agent) judge(c desired.Change) *podsync.Verdict {
+	if c.Op != desired.Add || a.admit == nil || a.driver.LoadStatus(c.Pod) != nil {
+		return nil
+	}
+	return a.admit(c.Pod, a.wanted.Pods())
+}
+
+// backend is the Runtime of the workers: the driver, and what else is known of
+// pods.
+type backend struct {
+	*crix.Driver
+	a *agent
+}
+
+func (b backend) Observe(ctx context.Context, key podsync.Key, pod *v1.Pod) (podsync.Have, error) {
+	have, err := b.Driver.Observe(ctx, key, pod)
+	if err != nil || pod == nil {
+		return have, err
+	}
+	var ids []string
+	for _, c := range have.Containers {
+		if c.UID == string(pod.UID) {
+			ids = append(ids, c.ID)
+		}
+	}
+	have.Probes = b.a.probes.Results(pod, ids)
+	have.Pending = b.a.resizes.pending(pod.UID)
+	return have, nil
+}
+
+func (b backend) Report(pod *v1.Pod, have podsync.Have) *v1.PodStatus {
+	b.MarkEnding(pod, have)
+	var old *v1.PodStatus
+	if pod != nil {
+		old = b.a.status.Get(pod.UID)
+	}
+	now := b.a.status.Report(pod, have)
+	if now != nil {
+		tellBackoffs(b.Events, pod, old, now)
+		if err := b.Accept(pod); err != nil {
+			b.a.Log.Warn("pod not kept", "pod", podsync.KeyOf(pod).String(), "err", err)
+		}
+		b.a.wanted.Observe(pod, *now)
+		b.a.probe(pod, now)
+	}
+	b.a.api.Poke()
+	return now
+}
+
+// probe has the pod probed as its status wants it. While it ends only readiness
+// is of interest: whether a container lives makes no difference any more.
+func (a *agent) probe(pod *v1.Pod, now *v1.PodStatus) {
+	running := false
+	for _, list := range [][]v1.ContainerStatus{now.InitContainerStatuses, now.ContainerStatuses} {
+		for i := range list {
+			running = running || list[i].State.Running != nil
+			if started := list[i].Started; started != nil && *started && !list[i].Ready {
+				a.probes.Hurry(pod.UID, list[i].Name)
+			}
+		}
+	}
+	over := now.Phase == v1.PodFailed || now.Phase == v1.PodSucceeded || pod.DeletionTimestamp != nil
+	switch {
+	case !over:
+		a.probes.Add(pod)
+	case running:
+		a.probes.Remove(pod.UID, probe.Startup, probe.Liveness)
+	default:
+		a.probes.Remove(pod.UID)
+	}
+}

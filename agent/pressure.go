@@ -1,0 +1,185 @@
+package agent
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/crisp-cri/crisp/agent/crix"
+	"github.com/crisp-cri/crisp/agent/evict"
+	"github.com/crisp-cri/crisp/agent/volume"
+	v1 "k8s.io/api/core/v1"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// measure is evict.Options.Measure.
+func (c *care) measure(ctx context.Context) map[evict.Signal]evict.Observation {
+	now := map[evict.Signal]evict.Observation{}
+	if o, ok := memoryNow(); ok {
+		now[evict.Memory] = o
+	}
+	if o, ok := pidsNow(); ok {
+		now[evict.PIDs] = o
+	}
+	if bytes, inodes, err := space(c.Root); err == nil {
+		now[evict.NodeFS] = bytes
+		if inodes.Capacity > 0 { // some file systems have no fixed number
+			now[evict.NodeInodes] = inodes
+		}
+	}
+	if dir, err := c.imagesDir(ctx); err == nil {
+		if bytes, inodes, err := space(dir); err == nil {
+			now[evict.ImageFS] = bytes
+			if inodes.Capacity > 0 {
+				now[evict.ImageInodes] = inodes
+			}
+		}
+	}
+	return now
+}
+
+// memoryNow reads proc_meminfo(5).
+func memoryNow() (o evict.Observation, ok bool) {
+	data, err := os.ReadFile("/proc/meminfo")
+	if err != nil {
+		return o, false
+	}
+	for lines := bufio.NewScanner(bytes.NewReader(data)); lines.Scan(); {
+		words := strings.Fields(lines.Text())
+		if len(words) != 3 {
+			continue
+		}
+		kilo, err := strconv.ParseInt(words[1], 10, 64)
+		if err != nil {
+			continue
+		}
+		switch words[0] {
+		case "MemTotal:":
+			o.Capacity = kilo << 10
+		case "MemAvailable:":
+			o.Available, ok = kilo<<10, true
+		}
+	}
+	return o, ok
+}
+
+// pidsNow reads how many threads there are, from proc_loadavg(5), and how many
+// there may be.
+func pidsNow() (o evict.Observation, ok bool) {
+	load, err := os.ReadFile("/proc/loadavg")
+	if err != nil {
+		return o, false
+	}
+	words := strings.Fields(string(load))
+	if len(words) < 4 {
+		return o, false
+	}
+	_, total, _ := strings.Cut(words[3], "/")
+	used, err := strconv.ParseInt(total, 10, 64)
+	if err != nil {
+		return o, false
+	}
+	for _, path := range []string{"/proc/sys/kernel/pid_max", "/proc/sys/kernel/threads-max"} {
+		data, err := os.ReadFile(path)
+		if err != nil {
+			return o, false
+		}
+		most, err := strconv.ParseInt(strings.TrimSpace(string(data)), 10, 64)
+		if err != nil {
+			return o, false
+		}
+		if o.Capacity == 0 || most < o.Capacity {
+			o.Capacity = most
+		}
+	}
+	o.Available = o.Capacity - used
+	return o, true
+}
+
+// usage is evict.Options.Pods.
+func (c *care) usage(ctx context.Context, all bool) ([]evict.Pod, error) {
+	var pods []evict.Pod
+	for _, pod := range c.active(c.wanted.Pods()) {
+		if all || bounded(pod) {
+			pods = append(pods, evict.Pod{
+				Pod: pod, Requests: c.driver.Requests(pod), Use: map[v1.ResourceName]int64{}, Containers: map[string]int64{}, Volumes: map[string]int64{},
+			})
+		}
+	}
+	if len(pods) == 0 {
+		return nil, nil
+	}
+	stats, err := c.runtime.ListPodSandboxStats(ctx, nil)
+	if err != nil {
+		return nil, crix.Fault(err)
+	}
+	by := map[string]*cri.PodSandboxStats{}
+	for _, s := range stats {
+		by[s.GetAttributes().GetLabels()[crix.LabelPodUID]] = s
+	}
+	for i := range pods {
+		c.measurePod(&pods[i], by[string(pods[i].UID)])
+	}
+	return pods, nil
+}
+
+// bounded reports whether a pod has a limit that only looking at it enforces.
+func bounded(pod *v1.Pod) bool {
+	for _, v := range pod.Spec.Volumes {
+		if v.EmptyDir != nil && v.EmptyDir.SizeLimit != nil {
+			return true
+		}
+	}
+	for _, c := range pod.Spec.Containers {
+		if _, ok := c.Resources.Limits[v1.ResourceEphemeralStorage]; ok {
+			return true
+		}
+	}
+	return false
+}
+
+func (c *care) measurePod(p *evict.Pod, s *cri.PodSandboxStats) {
+	p.Use[v1.ResourceMemory] = int64(s.GetLinux().GetMemory().GetWorkingSetBytes().GetValue())
+	p.Use["pids"] = int64(s.GetLinux().GetProcess().GetProcessCount().GetValue())
+	disk, inodes := int64(0), int64(0)
+	for _, container := range s.GetLinux().GetContainers() {
+		layer := container.GetWritableLayer()
+		p.Containers[container.GetAttributes().GetMetadata().GetName()] += int64(layer.GetUsedBytes().GetValue())
+		inodes += int64(layer.GetInodesUsed().GetValue())
+	}
+	logs := filepath.Join(c.LogDir, p.Namespace+"_"+p.Name+"_"+string(p.UID))
+	for i := range p.Spec.Containers {
+		name := p.Spec.Containers[i].Name
+		used, _ := volume.Usage(filepath.Join(logs, name))
+		p.Containers[name] += used
+	}
+	for _, used := range p.Containers {
+		disk += used
+	}
+	dirs := c.driver.Volumes().EmptyDirs(p.Pod)
+	for i := range p.Spec.Volumes {
+		v := &p.Spec.Volumes[i]
+		if dir, ok := dirs[v.Name]; ok {
+			used, files := volume.Usage(dir)
+			p.Volumes[v.Name] = used
+			if v.EmptyDir.Medium == v1.StorageMediumDefault {
+				disk, inodes = disk+used, inodes+files
+			}
+		}
+	}
+	p.Use[v1.ResourceEphemeralStorage], p.Use["inodes"] = disk, inodes
+}
+
+// reclaim is evict.Options.Reclaim.
+func (c *care) reclaim(ctx context.Context) {
+	freed, err := c.collect.FreeAll(ctx)
+	if err != nil {
+		c.Log.WarnContext(ctx, "unused images not removed", "err", err)
+		return
+	}
+	c.Log.InfoContext(ctx, "unused images removed for want of space", "bytes", freed)
+}

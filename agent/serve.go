@@ -1,0 +1,302 @@
+package agent
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/subtle"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"os/user"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/crisp-cri/crisp/agent/api"
+	"github.com/crisp-cri/crisp/agent/event"
+	"github.com/crisp-cri/crisp/agent/gate"
+	"github.com/crisp-cri/crisp/agent/manifest"
+	"github.com/crisp-cri/crisp/agent/node"
+	"github.com/crisp-cri/crisp/agent/store"
+	"github.com/crisp-cri/crisp/internal/atomicfile"
+	"github.com/crisp-cri/crisp/internal/fault"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	internalapi "k8s.io/cri-api/pkg/apis"
+)
+
+// Serve says where the agent is spoken to. Its Unix socket, <Root>/agent.sock
+// unless it is named, is always there, for root and the group "crisp".
+type Serve struct {
+	Socket   string
+	Listen   string // loopback address for kubectl, with the token in <Root>/token; "" for none
+	ReadOnly string // loopback address of what a kubelet serves on its read-only port; "" for none
+	Health   string // loopback address of the health checks; "" for none
+	Version  string // of crisp
+}
+
+// SocketOf is where the agent of this root is spoken to.
+func SocketOf(root string) string { return filepath.Join(root, "agent.sock") }
+
+// serve opens the store of the local API's objects and serves them. The returned
+// function ends serving.
+func (a *agent) serve(ctx context.Context, runtime internalapi.RuntimeService, images internalapi.ImageManagerService, events *event.Store) (stop func(), err error) {
+	if a.store, err = store.Open(filepath.Join(a.Root, "objects"), a.NodeName, a.Log); err != nil {
+		return nil, err
+	}
+	if err := a.loadDebugged(); err != nil {
+		return nil, err
+	}
+	a.node = node.New(a.NodeName, a.Serve.Version, texts(a.NodeIPs))
+	a.gate.Changed = a.runtimeChanged
+	a.api = api.New(api.Options{
+		Version: a.Serve.Version, Wanted: a.wanted, Store: a.store, Events: events, Node: a.node,
+		Status: a.status.Get, Accepted: a.driver.Accepted, Runtime: runtime, Images: images,
+		LoopHealth: a.LoopHealth, Config: a.kubeletConfig(), Metrics: a.counts.Write, ProbeMetrics: a.probes.Metrics, Debug: a.debug, Log: a.Log,
+	})
+	a.node.OnChange(a.api.Poke)
+	go a.pokeForEvents(ctx, events)
+	return a.listen(ctx)
+}
+
+// pokeForEvents tells watchers of events.
+func (a *agent) pokeForEvents(ctx context.Context, events *event.Store) {
+	_, sub := events.Watch()
+	defer sub.Close()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case _, ok := <-sub.C():
+			if !ok { // a burst was too much: watchers see it with the next
+				_, sub = events.Watch()
+			}
+			a.api.Poke()
+		}
+	}
+}
+
+// runtimeChanged shows the runtime's state as conditions of the node.
+func (a *agent) runtimeChanged(s gate.State) {
+	status := func(ok bool) v1.ConditionStatus {
+		if ok {
+			return v1.ConditionTrue
+		}
+		return v1.ConditionFalse
+	}
+	reason, message := "KubeletReady", "the runtime is ready"
+	if !s.Ready(false) {
+		reason, message = "KubeletNotReady", strings.TrimPrefix(s.Reason+": "+s.Message, ": ")
+	}
+	a.node.SetCondition(v1.NodeReady, status(s.Ready(false)), reason, message)
+	a.node.SetCondition(v1.NodeNetworkUnavailable, status(!s.NetworkReady), s.Reason, s.Message)
+	a.node.Edit(func(n *v1.Node) {
+		n.Status.RuntimeHandlers = nil
+		for _, h := range s.Handlers {
+			handler := v1.NodeRuntimeHandler{Name: h.Name, Features: &v1.NodeRuntimeHandlerFeatures{}}
+			if f := h.Features; f != nil {
+				handler.Features.RecursiveReadOnlyMounts, handler.Features.UserNamespaces = &f.RecursiveReadOnlyMounts, &f.UserNamespaces
+			}
+			n.Status.RuntimeHandlers = append(n.Status.RuntimeHandlers, handler)
+		}
+		n.Status.NodeInfo.ContainerRuntimeVersion = a.status.Node.Runtime + "://" + a.runtimeVersion
+	})
+}
+
+// kubeletConfig is what /configz shows: the configuration in the kubelet's words.
+func (a *agent) kubeletConfig() map[string]any {
+	return map[string]any{
+		"kind": "KubeletConfiguration", "apiVersion": "kubelet.config.k8s.io/v1beta1",
+		"staticPodPath": a.Manifests, "staticPodURL": a.URL, "containerRuntimeEndpoint": a.Endpoint, "imageServiceEndpoint": a.Endpoint,
+		"podLogsDir": a.LogDir, "resolvConf": a.ResolvConf, "clusterDNS": a.ClusterDNS, "clusterDomain": a.ClusterDomain,
+		"seccompDefault": a.SeccompDefault, "cpuCFSQuota": !a.NoCPUQuota, "checkpointDir": filepath.Join(a.Root, "checkpoints"),
+		"enableServer": true, "maxPods": node.DefaultPods,
+	}
+}
+
+// listen serves at all addresses.
+func (a *agent) listen(ctx context.Context) (stop func(), err error) {
+	var servers []*http.Server
+	stop = func() {
+		for _, s := range servers {
+			s.Close()
+		}
+	}
+	defer func() {
+		if err != nil {
+			stop()
+		}
+	}()
+	begin := func(l net.Listener, h http.Handler) {
+		s := &http.Server{
+			Handler: h, ReadHeaderTimeout: 30 * time.Second, BaseContext: func(net.Listener) context.Context { return ctx },
+			ErrorLog: slog.NewLogLogger(a.Log.Handler(), slog.LevelDebug),
+		}
+		servers = append(servers, s)
+		go s.Serve(l)
+	}
+	l, err := listenUnix(a.Serve.Socket)
+	if err != nil {
+		return nil, err
+	}
+	begin(l, a.api)
+	for _, at := range []struct {
+		address string
+		handler func() (http.Handler, error)
+	}{
+		{a.Serve.Listen, a.withToken},
+		{a.Serve.ReadOnly, func() (http.Handler, error) { return readOnly(a.api), nil }},
+		{a.Serve.Health, func() (http.Handler, error) { return a.api.Health(), nil }},
+	} {
+		if at.address == "" {
+			continue
+		}
+		h, err := at.handler()
+		if err != nil {
+			return nil, err
+		}
+		l, err := listenLoopback(at.address)
+		if err != nil {
+			return nil, err
+		}
+		begin(l, h)
+	}
+	return stop, nil
+}
+
+// socketGroup may use the socket besides root.
+const socketGroup = "crisp"
+
+func listenUnix(path string) (net.Listener, error) {
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err // the lock of the root says that nobody else serves there
+	}
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		return nil, err
+	}
+	if err := os.Chmod(path, 0o660); err != nil {
+		return nil, err
+	}
+	if g, err := user.LookupGroup(socketGroup); err == nil {
+		if gid, err := strconv.Atoi(g.Gid); err == nil {
+			if err := os.Chown(path, -1, gid); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return l, nil
+}
+
+// listenLoopback refuses addresses that other machines reach.
+func listenLoopback(address string) (net.Listener, error) {
+	at, err := netip.ParseAddrPort(address)
+	if err != nil {
+		return nil, fault.Invalid.Errorf("%s: want an address and a port such as 127.0.0.1:10248: %v", address, err)
+	}
+	if !at.Addr().IsLoopback() {
+		return nil, fault.Invalid.Errorf("%s: only loopback addresses can be served", address)
+	}
+	return net.Listen("tcp", address)
+}
+
+// withToken asks for the token in <Root>/token, which is made if there is none.
+func (a *agent) withToken() (http.Handler, error) {
+	path := filepath.Join(a.Root, "token")
+	token, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		raw := make([]byte, 16)
+		rand.Read(raw)
+		token = []byte(hex.EncodeToString(raw))
+		err = atomicfile.Write(path, token, 0o600)
+	}
+	if err != nil {
+		return nil, err
+	}
+	want := []byte("Bearer " + strings.TrimSpace(string(token)))
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if subtle.ConstantTimeCompare([]byte(r.Header.Get("Authorization")), want) != 1 {
+			http.Error(w, "the token of the agent is needed: "+path, http.StatusUnauthorized)
+			return
+		}
+		a.api.ServeHTTP(w, r)
+	}), nil
+}
+
+// readOnlyPaths are what a kubelet serves on its read-only port.
+var readOnlyPaths = []string{"/healthz", "/pods", "/metrics", "/stats/summary", "/configz"}
+
+func readOnly(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		for _, path := range readOnlyPaths {
+			if (r.Method == http.MethodGet || r.Method == http.MethodHead) && (r.URL.Path == path || strings.HasPrefix(r.URL.Path, path+"/")) {
+				h.ServeHTTP(w, r)
+				return
+			}
+		}
+		http.NotFound(w, r)
+	})
+}
+
+// debug makes these the ephemeral containers of a pod, for as long as it lives.
+func (a *agent) debug(pod *v1.Pod, containers []v1.EphemeralContainer) error {
+	list, err := manifest.Ephemeral(pod, containers)
+	if err != nil {
+		return fault.Invalid.Errorf("%v", err)
+	}
+	data, err := json.Marshal(list)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(a.debugDir(), 0o700); err != nil {
+		return err
+	}
+	if err := atomicfile.Write(filepath.Join(a.debugDir(), string(pod.UID)+".json"), data, 0o600); err != nil {
+		return err
+	}
+	a.wanted.SetEphemeral(pod.UID, list)
+	return nil
+}
+
+func (a *agent) debugDir() string { return filepath.Join(a.Root, "ephemeral") }
+
+// loadDebugged takes in the ephemeral containers that pods were given earlier;
+// those of pods without files are forgotten.
+func (a *agent) loadDebugged() error {
+	entries, err := os.ReadDir(a.debugDir())
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	there := map[string]bool{}
+	for _, pod := range a.driver.Accepted() {
+		there[string(pod.UID)] = true
+	}
+	for _, e := range entries {
+		path := filepath.Join(a.debugDir(), e.Name())
+		uid := strings.TrimSuffix(e.Name(), ".json")
+		if !there[uid] {
+			if err := os.Remove(path); err != nil {
+				return err
+			}
+			continue
+		}
+		data, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		var list []v1.EphemeralContainer
+		if err := json.Unmarshal(data, &list); err != nil {
+			return fmt.Errorf("%s: %w", path, err)
+		}
+		a.wanted.SetEphemeral(types.UID(uid), list)
+	}
+	return nil
+}

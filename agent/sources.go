@@ -1,0 +1,72 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"path/filepath"
+
+	"github.com/crisp-cri/crisp/agent/manifest"
+	"github.com/crisp-cri/crisp/agent/podsync"
+	"github.com/crisp-cri/crisp/agent/source"
+	"github.com/crisp-cri/crisp/internal/fault"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// sources are those that must have reported before anything is ended.
+func (o *Options) sources() []string {
+	list := []string{manifest.SourceFile}
+	if o.URL != "" {
+		list = append(list, manifest.SourceHTTP)
+	}
+	return append(list, manifest.SourceAPI)
+}
+
+// startSources has all sources send their updates until ctx ends.
+func (a *agent) startSources(ctx context.Context, updates chan<- source.Update) {
+	copies := func(name string) source.Copies {
+		return source.Copies(filepath.Join(a.Root, "copies", name))
+	}
+	dir := &source.Dir{Path: a.Manifests, Log: a.Log, Copies: copies(manifest.SourceFile), Decode: a.decode(manifest.SourceFile)}
+	go dir.Run(ctx, updates)
+	if a.URL != "" {
+		url := &source.URL{URL: a.URL, Header: a.URLHeader, Log: a.Log, Copies: copies(manifest.SourceHTTP), Decode: a.decode(manifest.SourceHTTP)}
+		go url.Run(ctx, updates)
+	}
+	go func() {
+		for {
+			select {
+			case <-a.store.Changed():
+			case <-ctx.Done():
+				return
+			}
+			select {
+			case updates <- a.store.Update():
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+}
+
+// ended has the object of a pod go that was deleted and of which nothing is left.
+func (a *agent) ended(key podsync.Key, uid types.UID) {
+	if err := a.store.Ended(key.Namespace, key.Name, uid); err != nil {
+		a.Log.Error("object of an ended pod stays", "pod", key.String(), "err", err)
+	}
+}
+
+// expire deletes the jobs whose time after their end is over.
+func (a *agent) expire() {
+	for _, o := range a.wanted.Expired() {
+		if _, err := a.store.Delete(manifest.Key(o), o.GetUID(), nil, false); err != nil && !errors.Is(err, fault.NotFound) {
+			a.Log.Error("job stays", "object", manifest.Key(o), "err", err)
+		}
+	}
+}
+
+// decode reads manifests of one source.
+func (a *agent) decode(name string) source.Decode {
+	return func(path string, data []byte) ([]manifest.Object, manifest.Errors, error) {
+		return manifest.Read(path, data, manifest.Options{NodeName: a.NodeName, Source: name})
+	}
+}
