@@ -36,9 +36,53 @@ func (c *cli) pods(runtime internalapi.RuntimeService) ([]crix.Found, error) {
 	for _, f := range list {
 		known[string(f.Pod.UID)] = true
 	}
-	list = append(list, crix.Waiting(c.agentRoot, c.endpoint, known)...)
+	if told, ok := c.podsOfAgent(); ok {
+		list = merge(list, told)
+	} else {
+		list = append(list, crix.Waiting(c.agentRoot, c.endpoint, known)...)
+	}
 	crix.SortFound(list)
 	return list, nil
+}
+
+// podsOfAgent are the pods of our runtime's agent, if it runs.
+func (c *cli) podsOfAgent() ([]v1.Pod, bool) {
+	if !c.agentRuns() {
+		return nil, false
+	}
+	var told v1.PodList
+	if err := c.fetch("/pods", nil, &told); err != nil {
+		return nil, false
+	}
+	return told.Items, true
+}
+
+// merge takes the agent's word for its own pods. The runtime has others besides:
+// of a kubelet, or of crictl.
+func merge(found []crix.Found, told []v1.Pod) []crix.Found {
+	for i := range told {
+		pod := &told[i]
+		j := slices.IndexFunc(found, func(f crix.Found) bool { return f.Pod.UID == pod.UID })
+		if j < 0 {
+			found = append(found, crix.Found{Pod: pod})
+			continue
+		}
+		if pod.CreationTimestamp.IsZero() {
+			pod.CreationTimestamp = found[j].Pod.CreationTimestamp
+		}
+		found[j].Pod = pod
+	}
+	return found
+}
+
+// connectToPod finds one pod on the runtime that it connects to.
+func (c *cli) connectToPod(namespace, name string) (internalapi.RuntimeService, crix.Found, error) {
+	runtime, _, err := c.connect()
+	if err != nil {
+		return nil, crix.Found{}, err
+	}
+	f, err := c.pod(runtime, namespace, name)
+	return runtime, f, err
 }
 
 // pod finds the pod called name; of several, as while one replaces another, the
@@ -75,7 +119,7 @@ func podName(arg string) string {
 // the first, and a word on stderr if there are more.
 func (c *cli) container(f crix.Found, name string) (v1.ContainerStatus, error) {
 	containers := f.Pod.Status.ContainerStatuses
-	all := slices.Concat(containers, f.Pod.Status.InitContainerStatuses)
+	all := slices.Concat(containers, f.Pod.Status.InitContainerStatuses, f.Pod.Status.EphemeralContainerStatuses)
 	if name == "" && len(containers) > 0 {
 		if len(all) > 1 {
 			fmt.Fprintf(c.stderr, "crisp: container %s of %s\n", containers[0].Name, strings.Join(containerNames(all), ", "))

@@ -52,11 +52,7 @@ func runExec(c *cli, args []string) error {
 }
 
 func (c *cli) exec(namespace, name, container string, cmd []string, interactive, tty bool) error {
-	runtime, _, err := c.connect()
-	if err != nil {
-		return err
-	}
-	f, err := c.pod(runtime, namespace, name)
+	runtime, f, err := c.connectToPod(namespace, name)
 	if err != nil {
 		return err
 	}
@@ -73,11 +69,23 @@ func (c *cli) exec(namespace, name, container string, cmd []string, interactive,
 	if err != nil {
 		return crix.Fault(err)
 	}
-	return c.stream(resp.Url, interactive, tty)
+	return c.stream(resp.Url, c.streams(interactive, tty), tty)
 }
 
-// stream connects our standard streams with the command's.
-func (c *cli) stream(address string, interactive, tty bool) error {
+// streams are ours, as far as the container is to have them.
+func (c *cli) streams(interactive, tty bool) remotecommand.StreamOptions {
+	o := remotecommand.StreamOptions{Stdout: c.stdout, Tty: tty}
+	if interactive {
+		o.Stdin = c.stdin
+	}
+	if !tty {
+		o.Stderr = c.stderr
+	}
+	return o
+}
+
+// stream connects streams with the command's, and the terminal if it has one.
+func (c *cli) stream(address string, o remotecommand.StreamOptions, tty bool) error {
 	u, err := url.Parse(address)
 	if err != nil {
 		return err
@@ -87,12 +95,7 @@ func (c *cli) stream(address string, interactive, tty bool) error {
 	if err != nil {
 		return err
 	}
-	o := remotecommand.StreamOptions{Stdout: c.stdout, Tty: tty}
-	if interactive {
-		o.Stdin = c.stdin
-	}
 	if !tty {
-		o.Stderr = c.stderr
 		return executor.StreamWithContext(c.ctx, o)
 	}
 	in, ok := c.stdin.(*os.File)

@@ -14,6 +14,7 @@ const (
 	exitUsage       = 2
 	exitNotFound    = 3
 	exitInvalid     = 4
+	exitTimeout     = 5
 	exitUnreachable = 6
 
 	// As docker and podman have it, for exec:
@@ -23,8 +24,8 @@ const (
 )
 
 const exitCodes = `
-0 ok, 1 failure, 2 usage, 3 not found, 4 manifest rejected, 6 runtime or agent
-not reachable. exec ends with the command's own code (128+n for signal n), or 125
+0 ok, 1 failure, 2 usage, 3 not found, 4 manifest rejected, 5 not so in
+time, 6 runtime or agent not reachable. exec ends with the command's own code (128+n for signal n), or 125
 if it could not be run, 126 if it is not executable, 127 if it does not exist.
 `
 

@@ -14,6 +14,7 @@ func (c *cli) flags(name string) *flag.FlagSet {
 	fs.SetOutput(io.Discard)
 	fs.StringVar(&c.endpoint, "runtime-endpoint", c.endpoint, "`socket` of the CRI runtime")
 	fs.StringVar(&c.endpoint, "container-runtime-endpoint", c.endpoint, "the same, by the kubelet's name")
+	fs.StringVar(&c.agentRoot, "agent-root", c.agentRoot, "the agent's own `directory`, in which its socket is")
 	return fs
 }
 
@@ -70,6 +71,10 @@ func separate(fs *flag.FlagSet, arg string) []string {
 }
 
 func (c *cli) printHelp(fs *flag.FlagSet) {
+	if c.see != nil {
+		c.see(fs)
+		return
+	}
 	fmt.Fprintf(c.stdout, "crisp %s: %s\n\nusage: crisp %s %s\n\n", c.cmd.name, c.cmd.about, c.cmd.name, c.cmd.usage)
 	fs.VisitAll(func(f *flag.Flag) {
 		value, about := flag.UnquoteUsage(f)

@@ -14,30 +14,62 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/duration"
 	"sigs.k8s.io/yaml"
 )
 
 func runGet(c *cli, args []string) error {
-	var namespace, output string
-	var all bool
+	o := getOptions{}
 	fs := c.flags("get")
-	namespaceFlag(fs, &namespace)
-	fs.BoolVar(&all, "A", false, "pods of all namespaces")
-	fs.BoolVar(&all, "all-namespaces", false, "the same")
-	fs.StringVar(&output, "o", "", "`form`: wide, json, yaml or name")
-	fs.StringVar(&output, "output", "", "the same")
+	namespaceFlag(fs, &o.namespace)
+	fs.BoolVar(&o.all, "A", false, "of all namespaces")
+	fs.BoolVar(&o.all, "all-namespaces", false, "the same")
+	fs.StringVar(&o.output, "o", "", "`form`: wide, json, yaml, name, jsonpath=TEMPLATE or go-template=TEMPLATE")
+	fs.StringVar(&o.output, "output", "", "the same")
+	fs.StringVar(&o.selector, "l", "", "only those whose labels fit the `selector`, such as app=web")
+	fs.StringVar(&o.selector, "selector", "", "the same")
+	fs.BoolVar(&o.watch, "w", false, "go on with what changes")
+	fs.BoolVar(&o.watch, "watch", false, "the same")
 	rest, err := c.parse(fs, args)
 	if err != nil {
 		return err
 	}
-	name, err := getArguments(rest)
+	if len(rest) == 0 {
+		return usageError("get what? pods")
+	}
+	what, err := targets(rest, false)
 	if err != nil {
 		return err
 	}
-	print, ok := printers[output]
-	if !ok {
-		return usageError("-o %s: want wide, json, yaml or name", output)
+	kind, template, _ := strings.Cut(o.output, "=")
+	if kind == "jsonpath" || kind == "go-template" {
+		return c.getTemplate(what, o, kind, template)
+	}
+	if _, ok := printers[o.output]; !ok {
+		return usageError("-o %s: want wide, json, yaml, name, jsonpath=TEMPLATE or go-template=TEMPLATE", o.output)
+	}
+	if o.watch {
+		return c.watch(what, o)
+	}
+	if what[0].kind.Name != "Pod" {
+		return c.getObjects(what, o)
+	}
+	return c.getPods(what, o)
+}
+
+// getOptions are the flags of get.
+type getOptions struct {
+	namespace, output, selector string
+	all, watch                  bool
+}
+
+// getPods shows pods. It needs no agent: what the runtime knows of them is shown
+// without.
+func (c *cli) getPods(what []target, o getOptions) error {
+	selector, err := labels.Parse(o.selector)
+	if err != nil {
+		return usageError("-l %s: %v", o.selector, err)
 	}
 	runtime, _, err := c.connect()
 	if err != nil {
@@ -48,40 +80,21 @@ func runGet(c *cli, args []string) error {
 		return err
 	}
 	var list []crix.Found
-	for _, f := range pods {
-		if (all || f.Pod.Namespace == namespace) && (name == "" || f.Pod.Name == name) {
-			list = append(list, f)
+	for _, t := range what {
+		n := len(list)
+		for _, f := range pods {
+			if (o.all || f.Pod.Namespace == o.namespace) && (t.name == "" || f.Pod.Name == t.name) && selector.Matches(labels.Set(f.Pod.Labels)) {
+				list = append(list, f)
+			}
+		}
+		if t.name != "" && len(list) == n {
+			return fault.NotFound.Errorf("there is no pod %s in namespace %s", t.name, o.namespace)
 		}
 	}
-	if name != "" && len(list) == 0 {
-		return fault.NotFound.Errorf("there is no pod %s in namespace %s", name, namespace)
-	}
-	if len(list) == 0 && output == "" {
+	if len(list) == 0 && o.output == "" {
 		fmt.Fprintln(c.stderr, "crisp: no pods")
 	}
-	return print(c.stdout, list, view{all: all, one: name != "" && len(list) == 1, now: time.Now()})
-}
-
-func getArguments(args []string) (name string, err error) {
-	if len(args) == 0 {
-		return "", usageError("get what? pods")
-	}
-	switch args[0] {
-	case "pods", "pod", "po":
-		args = args[1:]
-	default:
-		if name = podName(args[0]); name == args[0] {
-			return "", usageError("get %s: only pods can be listed", args[0])
-		}
-		return name, nil
-	}
-	switch len(args) {
-	case 0:
-		return "", nil
-	case 1:
-		return podName(args[0]), nil
-	}
-	return "", usageError("get pods takes one name")
+	return printers[o.output](c.stdout, list, view{all: o.all, one: what[0].name != "" && len(list) == 1, now: time.Now()})
 }
 
 // A view says how pods are shown.
@@ -110,7 +123,7 @@ func printTable(w io.Writer, pods []crix.Found, v view, wide bool) error {
 		head = append([]string{"NAMESPACE"}, head...)
 	}
 	if wide {
-		head = append(head, "SOURCE", "IMAGES", "SANDBOX")
+		head = append(head, "NODE", "SOURCE", "IMAGES", "SANDBOX")
 	}
 	row(head...)
 	for _, f := range pods {
@@ -119,7 +132,7 @@ func printTable(w io.Writer, pods []crix.Found, v view, wide bool) error {
 			cells = append([]string{f.Pod.Namespace}, cells...)
 		}
 		if wide {
-			cells = append(cells, source(f.Pod), images(f.Pod), sandbox(f))
+			cells = append(cells, or(f.Pod.Spec.NodeName, "<none>"), source(f.Pod), images(f.Pod), sandbox(f))
 		}
 		row(cells...)
 	}
@@ -127,16 +140,25 @@ func printTable(w io.Writer, pods []crix.Found, v view, wide bool) error {
 }
 
 func cellsOf(pod *v1.Pod, now time.Time) []string {
-	ready, restarts := 0, 0
-	for _, s := range pod.Status.ContainerStatuses {
+	ready, all, restarts := 0, 0, 0
+	count := func(s v1.ContainerStatus) {
+		all++
 		if s.Ready {
 			ready++
 		}
 		restarts += int(s.RestartCount)
 	}
+	for _, s := range pod.Status.ContainerStatuses {
+		count(s)
+	}
+	for i, c := range pod.Spec.InitContainers { // sidecars count
+		if c.RestartPolicy != nil && *c.RestartPolicy == v1.ContainerRestartPolicyAlways && i < len(pod.Status.InitContainerStatuses) {
+			count(pod.Status.InitContainerStatuses[i])
+		}
+	}
 	return []string{
 		pod.Name,
-		fmt.Sprintf("%d/%d", ready, len(pod.Status.ContainerStatuses)),
+		fmt.Sprintf("%d/%d", ready, all),
 		statusWord(pod),
 		strconv.Itoa(restarts),
 		duration.HumanDuration(now.Sub(pod.CreationTimestamp.Time)),

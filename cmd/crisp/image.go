@@ -4,15 +4,17 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 
 	"github.com/crisp-cri/crisp/agent/crix"
 	"github.com/crisp-cri/crisp/server/loaderapi"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// runImage does "image load": it sends an archive to crispd by a service of
-// crispd's own, since CRI has none for it.
+// runImage does "image load" and "image prune". An archive goes to crispd by a
+// service of crispd's own, since CRI has none for it.
 func runImage(c *cli, args []string) error {
 	var input string
 	fs := c.flags("image")
@@ -22,8 +24,11 @@ func runImage(c *cli, args []string) error {
 	if err != nil {
 		return err
 	}
-	if len(rest) != 1 || rest[0] != "load" || input == "" {
-		return usageError("image load needs -i FILE")
+	if len(rest) == 1 && rest[0] == "prune" && input == "" {
+		return c.pruneImages()
+	}
+	if len(rest) != 1 || rest[0] != "load" && rest[0] != "import" || input == "" {
+		return usageError("image takes load, which needs -i FILE, or prune")
 	}
 	archive := c.stdin
 	if input != "-" {
@@ -40,6 +45,48 @@ func runImage(c *cli, args []string) error {
 	}
 	for _, name := range names {
 		fmt.Fprintln(c.stdout, name)
+	}
+	return nil
+}
+
+// pruneImages removes the images that no container uses and nobody has pinned.
+func (c *cli) pruneImages() error {
+	runtime, images, err := c.connect()
+	if err != nil {
+		return err
+	}
+	list, err := images.ListImages(c.ctx, nil)
+	if err != nil {
+		return crix.Fault(err)
+	}
+	containers, err := runtime.ListContainers(c.ctx, nil)
+	if err != nil {
+		return crix.Fault(err)
+	}
+	used := map[string]bool{}
+	for _, box := range containers {
+		for _, name := range []string{box.ImageId, box.ImageRef, box.GetImage().GetImage()} {
+			used[name] = true
+		}
+		resp, err := runtime.ContainerStatus(c.ctx, box.Id, false)
+		if err != nil {
+			continue // it is gone
+		}
+		for _, m := range resp.GetStatus().GetMounts() {
+			used[m.GetImage().GetImage()] = true // a volume that is an image
+		}
+	}
+	for _, image := range list {
+		in := func(name string) bool { return used[name] }
+		if image.Pinned || used[image.Id] || slices.ContainsFunc(image.RepoTags, in) || slices.ContainsFunc(image.RepoDigests, in) {
+			continue
+		}
+		if err := images.RemoveImage(c.ctx, &cri.ImageSpec{Image: image.Id}); err != nil {
+			return fmt.Errorf("remove image %s: %w", image.Id, crix.Fault(err))
+		}
+		for _, name := range imageNames(image) {
+			fmt.Fprintln(c.stdout, name)
+		}
 	}
 	return nil
 }

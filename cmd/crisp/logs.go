@@ -1,14 +1,19 @@
 package main
 
 import (
+	"bytes"
 	"errors"
 	"flag"
+	"io"
 	"os"
+	"slices"
+	"sync"
 	"time"
 
 	"github.com/crisp-cri/crisp/agent/crix"
 	"github.com/crisp-cri/crisp/internal/fault"
 	v1 "k8s.io/api/core/v1"
+	internalapi "k8s.io/cri-api/pkg/apis"
 	"k8s.io/cri-client/pkg/logs"
 )
 
@@ -22,21 +27,28 @@ func containerFlag(fs *flag.FlagSet, container *string) {
 	fs.StringVar(container, "container", "", "the same")
 }
 
+// logFlags are the flags of logs.
+type logFlags struct {
+	follow, previous, timestamps, all, prefix bool
+	tail                                      int64
+	since                                     time.Duration
+}
+
 func runLogs(c *cli, args []string) error {
 	var namespace, container string
-	var follow, previous, timestamps bool
-	var tail int64
-	var since time.Duration
+	var o logFlags
 	fs := c.flags("logs")
 	namespaceFlag(fs, &namespace)
 	containerFlag(fs, &container)
-	fs.BoolVar(&follow, "f", false, "go on with what the container writes, until it ends")
-	fs.BoolVar(&follow, "follow", false, "the same")
-	fs.BoolVar(&previous, "p", false, "of the container's run before this one")
-	fs.BoolVar(&previous, "previous", false, "the same")
-	fs.BoolVar(&timestamps, "timestamps", false, "begin each line with its time")
-	fs.Int64Var(&tail, "tail", -1, "only the last `N` lines")
-	fs.DurationVar(&since, "since", 0, "only what is younger than this `duration`, such as 10s or 5m")
+	fs.BoolVar(&o.follow, "f", false, "go on with what the container writes, until it ends")
+	fs.BoolVar(&o.follow, "follow", false, "the same")
+	fs.BoolVar(&o.previous, "p", false, "of the container's run before this one")
+	fs.BoolVar(&o.previous, "previous", false, "the same")
+	fs.BoolVar(&o.timestamps, "timestamps", false, "begin each line with its time")
+	fs.BoolVar(&o.all, "all-containers", false, "of all containers of the pod")
+	fs.BoolVar(&o.prefix, "prefix", false, "begin each line with the names of pod and container")
+	fs.Int64Var(&o.tail, "tail", -1, "only the last `N` lines")
+	fs.DurationVar(&o.since, "since", 0, "only what is younger than this `duration`, such as 10s or 5m")
 	rest, err := c.parse(fs, args)
 	if err != nil {
 		return err
@@ -44,19 +56,42 @@ func runLogs(c *cli, args []string) error {
 	if len(rest) != 1 {
 		return usageError("logs takes the name of one pod")
 	}
-	runtime, _, err := c.connect()
+	runtime, f, err := c.connectToPod(namespace, rest[0])
 	if err != nil {
 		return err
 	}
-	f, err := c.pod(runtime, namespace, rest[0])
-	if err != nil {
-		return err
+	if !o.all {
+		status, err := c.container(f, container)
+		if err != nil {
+			return err
+		}
+		return c.logsOf(runtime, f, status, o, c.stdout, c.stderr)
 	}
-	status, err := c.container(f, container)
-	if err != nil {
-		return err
+	// They are read side by side when they are followed, else one by one.
+	st := f.Pod.Status
+	var wg sync.WaitGroup
+	all := slices.Concat(st.InitContainerStatuses, st.ContainerStatuses, st.EphemeralContainerStatuses)
+	errs := make([]error, len(all))
+	var mu sync.Mutex
+	for i, status := range all {
+		if status.ContainerID == "" {
+			continue
+		}
+		out, errOut := &lines{to: c.stdout, mu: &mu}, &lines{to: c.stderr, mu: &mu}
+		read := func() { errs[i] = c.logsOf(runtime, f, status, o, out, errOut) }
+		if o.follow {
+			wg.Go(read)
+		} else {
+			read()
+		}
 	}
-	id, err := runOf(f, status, previous)
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// logsOf prints the log of one container.
+func (c *cli) logsOf(runtime internalapi.RuntimeService, f crix.Found, status v1.ContainerStatus, flags logFlags, stdout, stderr io.Writer) error {
+	id, err := runOf(f, status, flags.previous)
 	if err != nil {
 		return err
 	}
@@ -68,21 +103,53 @@ func runLogs(c *cli, args []string) error {
 	if path == "" {
 		return fault.NotFound.Errorf("container %s of pod %s keeps no log", status.Name, f.Pod.Name)
 	}
-	o := &logs.LogOptions{Follow: follow && !previous, Timestamp: timestamps}
-	if tail >= 0 {
-		o.TailLines = &tail
+	o := &logs.LogOptions{Follow: flags.follow && !flags.previous, Timestamp: flags.timestamps}
+	if flags.tail >= 0 {
+		o.TailLines = &flags.tail
 	}
-	if since > 0 {
-		o.Since = time.Now().Add(-since)
+	if flags.since > 0 {
+		o.Since = time.Now().Add(-flags.since)
 	}
 	if _, err := os.Stat(path); err != nil {
 		return fault.NotFound.Errorf("log of container %s: %v", status.Name, err)
 	}
-	err = crix.Fault(logs.ReadLogs(c.ctx, path, id, o, runtime, c.stdout, c.stderr))
+	if flags.prefix {
+		prefix := "[pod/" + f.Pod.Name + "/" + status.Name + "] "
+		stdout, stderr = &lines{to: stdout, prefix: prefix}, &lines{to: stderr, prefix: prefix}
+	}
+	err = crix.Fault(logs.ReadLogs(c.ctx, path, id, o, runtime, stdout, stderr))
 	if c.ctx.Err() != nil || errors.Is(err, fault.NotFound) {
 		return nil // we, or the container, ended while following
 	}
 	return err
+}
+
+// lines passes whole writes on, with a prefix before each line. Writers that share
+// mu do not mix what they write.
+type lines struct {
+	to     io.Writer
+	prefix string
+	mu     *sync.Mutex
+	inside bool // of a line
+}
+
+func (l *lines) Write(p []byte) (int, error) {
+	if l.mu != nil {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+	}
+	var text []byte
+	for line := range bytes.Lines(p) {
+		if !l.inside {
+			text = append(text, l.prefix...)
+		}
+		text = append(text, line...)
+		l.inside = !bytes.HasSuffix(line, []byte("\n"))
+	}
+	if _, err := l.to.Write(text); err != nil {
+		return 0, err
+	}
+	return len(p), nil
 }
 
 // runOf returns the ID of the container's last run, or of the one before it.

@@ -10,6 +10,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"log/slog"
@@ -45,18 +46,38 @@ type cli struct {
 	stdin          io.Reader
 	stdout, stderr io.Writer
 	cmd            command
+	see            func(*flag.FlagSet) // who asked for a command's flags instead of its help
 }
 
 var commands = []command{
 	{"agent", "--manifests DIR [flags]", "run the pods of a directory of manifests", runAgent},
-	{"get", "pods [NAME] [-n NAMESPACE | -A] [-o wide|json|yaml|name]", "list pods", runGet},
-	{"logs", "POD [-c CONTAINER] [-f] [-p] [--tail N] [--since 5m] [--timestamps]", "print what a container wrote", runLogs},
+	{"apply", "-f FILE... [--wait] [--prune]", "have the agent run what manifests say", runApply},
+	{"validate", "-f FILE", "check manifests without running them", runValidate},
+	{"run", "[-i] [-t] [--rm] [-p 8080:80] [-v /h:/c] [-e K=V] IMAGE [-- ARG...]", "run a pod of one container", runRun},
+	{"get", "pods|TYPE [NAME...] [-n NAMESPACE | -A] [-o wide|json|yaml|name|jsonpath=…] [-w]", "list pods and other objects", runGet},
+	{"ps", "[-A] [-a]", "list containers", runContainers},
+	{"describe", "pod/NAME|TYPE/NAME", "tell all that is known of an object", runDescribe},
+	{"logs", "POD [-c CONTAINER] [-f] [-p] [--tail N] [--since 5m] [--timestamps] [--all-containers]", "print what a container wrote", runLogs},
 	{"exec", "[-i] [-t] [-c CONTAINER] POD -- COMMAND [ARG...]", "run a command in a container", runExec},
+	{"attach", "[-i] [-t] [-c CONTAINER] POD", "connect with a container that runs", runAttach},
+	{"debug", "POD --image IMAGE [--target CONTAINER] [-i] [-t] [-- COMMAND...]", "add a container to a pod that runs", runDebug},
+	{"delete", "pod/NAME|TYPE/NAME | -f FILE [--grace-period N] [--force] [--remove-manifest]", "delete objects", runDelete},
+	{"stop", "pod/NAME", "the same for pods", runStop},
+	{"restart", "POD [-c CONTAINER]", "end the containers of a pod, which start again", runRestart},
+	{"wait", "pod/NAME --for=Ready|delete|phase=PHASE [--timeout 30s]", "wait for what a pod is to be", runWait},
+	{"events", "[--for pod/NAME] [-w]", "tell what has happened", runEvents},
+	{"top", "pods [NAME] [--containers]", "show what pods use", runTop},
+	{"status", "[-o json]", "show the agent, its runtime, the node and the sources", runStatus},
+	{"sources", "", "show each manifest: what it defines, and what is wrong with it", runSources},
+	{"doctor", "", "check what pods need of this node", runDoctor},
 	{"images", "[-o json]", "list images", runImages},
-	{"image", "load -i FILE", "bring an image archive into the runtime, without a registry", runImage},
+	{"image", "load -i FILE | prune", "bring an image archive into the runtime, without a registry, or remove what nobody uses", runImage},
 	{"pull", "IMAGE", "pull an image", runPull},
 	{"rmi", "IMAGE...", "remove images", runRemoveImages},
-	{"validate", "-f FILE", "check manifests without running them", runValidate},
+	{"export", "TYPE/NAME", "print an object as a manifest", runExport},
+	{"generate", "systemd", "print a unit for the agent", runGenerate},
+	{"checkpoint", "POD [-c CONTAINER]", "write a checkpoint archive of a container", runCheckpoint},
+	{"config", "view", "show how the agent is configured", runConfig},
 	{"version", "", "print the versions of crisp and of the runtime", runVersion},
 }
 
@@ -118,7 +139,7 @@ func (c *cli) help(args []string) error {
 	}
 	fmt.Fprint(c.stdout, "crisp runs pods on one node, without a cluster.\n\nusage: crisp [--runtime-endpoint unix:///…] COMMAND\n\n")
 	for _, cmd := range commands {
-		fmt.Fprintf(c.stdout, "  %-10s %s\n", cmd.name, cmd.about)
+		fmt.Fprintf(c.stdout, "  %-12s %s\n", cmd.name, cmd.about)
 	}
 	fmt.Fprintf(c.stdout, "\n\"crisp help COMMAND\" tells more. The runtime is %s unless the flag or\nCRISP_RUNTIME_ENDPOINT says otherwise; the agent's own directory is %s\nunless CRISP_AGENT_ROOT says otherwise.\n", defaultEndpoint, defaultAgentRoot)
 	fmt.Fprintf(c.stdout, "\nexit codes: %s\n", strings.TrimSpace(exitCodes))

@@ -1,0 +1,160 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+	"syscall"
+
+	"github.com/crisp-cri/crisp/agent"
+	"github.com/crisp-cri/crisp/agent/api"
+	"github.com/crisp-cri/crisp/internal/fault"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+)
+
+// dialAgent is an HTTP client of the agent's socket.
+func (c *cli) dialAgent() *http.Client {
+	socket := agent.SocketOf(c.agentRoot)
+	return &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		var d net.Dialer
+		return d.DialContext(ctx, "unix", socket)
+	}}}
+}
+
+// ask sends a request to the agent. The answer's body is the caller's to close.
+func (c *cli) ask(method, path string, query url.Values, body []byte, header http.Header) (*http.Response, error) {
+	u := url.URL{Scheme: "http", Host: "agent", Path: path, RawQuery: query.Encode()}
+	req, err := http.NewRequestWithContext(c.ctx, method, u.String(), bytes.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	for key, values := range header {
+		req.Header[key] = values
+	}
+	resp, err := c.dialAgent().Do(req)
+	if err != nil {
+		if errors.Is(err, syscall.ENOENT) || errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.EACCES) {
+			if inner, ok := errors.AsType[*net.OpError](err); ok {
+				err = inner
+			}
+			return nil, fault.Unavailable.Errorf("agent is not reachable: %v", err)
+		}
+		return nil, err
+	}
+	if resp.StatusCode < 300 {
+		return resp, nil
+	}
+	defer resp.Body.Close()
+	return nil, refusal(resp)
+}
+
+// refusal is what the agent said instead of doing as it was told.
+func refusal(resp *http.Response) error {
+	data, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return err
+	}
+	var status metav1.Status
+	if json.Unmarshal(data, &status) != nil || status.Message == "" {
+		return fmt.Errorf("agent: %s: %s", resp.Status, strings.TrimSpace(string(data)))
+	}
+	switch status.Reason {
+	case metav1.StatusReasonNotFound:
+		return fault.NotFound.Errorf("%s", status.Message)
+	case metav1.StatusReasonInvalid:
+		return &exitError{exitInvalid, status.Message}
+	case metav1.StatusReasonServiceUnavailable:
+		return fault.Unavailable.Errorf("%s", status.Message)
+	case metav1.StatusReasonConflict:
+		return fault.WrongState.Errorf("%s", status.Message)
+	}
+	return errors.New(status.Message)
+}
+
+// fetch decodes the answer to a GET.
+func (c *cli) fetch(path string, query url.Values, to any) error {
+	resp, err := c.ask(http.MethodGet, path, query, nil, nil)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	return json.NewDecoder(resp.Body).Decode(to)
+}
+
+// agentRuns reports whether an agent of our runtime answers.
+func (c *cli) agentRuns() bool {
+	var config struct {
+		Kubelet struct {
+			Endpoint string `json:"containerRuntimeEndpoint"`
+		} `json:"kubeletconfig"`
+	}
+	return c.fetch("/configz", nil, &config) == nil && config.Kubelet.Endpoint == c.endpoint
+}
+
+// pathOf is where objects of a kind are; of all namespaces if namespace is "",
+// and all of them if name is.
+func pathOf(k api.Kind, namespace, name string) string {
+	path := k.Path()
+	if k.Namespaced && namespace != "" {
+		path += "/namespaces/" + namespace
+	}
+	path += "/" + k.Plural
+	if name != "" {
+		path += "/" + name
+	}
+	return path
+}
+
+// objects lists objects of a kind.
+func (c *cli) objects(k api.Kind, namespace string, query url.Values) ([]unstructured.Unstructured, string, error) {
+	list := unstructured.UnstructuredList{}
+	if err := c.fetch(pathOf(k, namespace, ""), query, &list); err != nil {
+		return nil, "", err
+	}
+	return list.Items, list.GetResourceVersion(), nil
+}
+
+// A target is what an argument such as "pod/web" names.
+type target struct {
+	kind api.Kind
+	name string
+}
+
+func (t target) String() string { return t.kind.Singular + "/" + t.name }
+
+// targets reads "TYPE/NAME...", "TYPE NAME..." and "TYPE"; a name alone is a pod
+// if bare is allowed.
+func targets(args []string, bare bool) (list []target, err error) {
+	for i, arg := range args {
+		word, name, slash := strings.Cut(arg, "/")
+		k, known := api.KindOf(word)
+		switch {
+		case slash && known && name != "":
+			list = append(list, target{k, name})
+		case slash:
+			return nil, usageError("%s: there is no such kind of object", arg)
+		case i == 0 && known && !(bare && len(args) == 1):
+			for _, name := range args[1:] {
+				list = append(list, target{k, name[strings.Index(name, "/")+1:]})
+			}
+			if len(args) == 1 {
+				list = append(list, target{k, ""})
+			}
+			return list, nil
+		case bare:
+			pod, _ := api.KindOf("pod")
+			list = append(list, target{pod, arg})
+		default:
+			return nil, usageError("%s: there is no such kind of object", arg)
+		}
+	}
+	return list, nil
+}

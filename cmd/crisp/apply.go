@@ -1,0 +1,367 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/crisp-cri/crisp/agent/api"
+	"github.com/crisp-cri/crisp/agent/manifest"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
+)
+
+// A document is the text of manifests, and where it is from.
+type document struct {
+	name string
+	data []byte
+}
+
+// inputs reads what -f names: files, directories, URLs, or standard input.
+func (c *cli) inputs(names []string) ([]document, error) {
+	var docs []document
+	for _, name := range names {
+		switch {
+		case name == "-":
+			data, err := io.ReadAll(c.stdin)
+			if err != nil {
+				return nil, err
+			}
+			docs = append(docs, document{"-", data})
+		case strings.HasPrefix(name, "http://") || strings.HasPrefix(name, "https://"):
+			data, err := c.download(name)
+			if err != nil {
+				return nil, err
+			}
+			docs = append(docs, document{name, data})
+		default:
+			files, err := filesOf(name)
+			if err != nil {
+				return nil, err
+			}
+			for _, path := range files {
+				data, err := os.ReadFile(path)
+				if err != nil {
+					return nil, err
+				}
+				docs = append(docs, document{path, data})
+			}
+		}
+	}
+	return docs, nil
+}
+
+func (c *cli) download(from string) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(c.ctx, 30*time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, from, nil)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("%s: %s", from, resp.Status)
+	}
+	return io.ReadAll(resp.Body)
+}
+
+// filesOf returns the path, or the manifests in it if it is a directory.
+func filesOf(path string) ([]string, error) {
+	info, err := os.Stat(path)
+	if err != nil || !info.IsDir() {
+		return []string{path}, err
+	}
+	entries, err := os.ReadDir(path)
+	if err != nil {
+		return nil, err
+	}
+	var files []string
+	for _, e := range entries {
+		if ext := filepath.Ext(e.Name()); !e.IsDir() && !strings.HasPrefix(e.Name(), ".") && slices.Contains([]string{".yaml", ".yml", ".json"}, ext) {
+			files = append(files, filepath.Join(path, e.Name()))
+		}
+	}
+	if len(files) == 0 {
+		return nil, fmt.Errorf("%s: there is no manifest in it", path)
+	}
+	return files, nil
+}
+
+// list collects the values of a flag that may be given several times.
+type list []string
+
+func (l *list) String() string     { return strings.Join(*l, ",") }
+func (l *list) Set(s string) error { *l = append(*l, s); return nil }
+
+func fileFlag(fs *flag.FlagSet, files *list) {
+	fs.Var(files, "f", "`file`, directory or URL of manifests; - is standard input")
+	fs.Var(files, "filename", "the same")
+}
+
+var validations = map[string]manifest.Unknown{"strict": manifest.Strict, "warn": manifest.Warn, "ignore": manifest.Ignore}
+
+func validateFlag(fs *flag.FlagSet, mode *string) {
+	fs.StringVar(mode, "validate", "strict", "what unknown fields are: strict (errors), warn or ignore")
+}
+
+// A given is one object of the input.
+type given struct {
+	kind            api.Kind
+	namespace, name string
+	text            json.RawMessage
+}
+
+func (g given) String() string { return g.kind.Singular + "/" + g.name }
+
+// read checks the documents and returns their objects, in the order in which they
+// need each other: what pods refer to comes before them.
+func (c *cli) read(docs []document, namespace, mode string) ([]given, error) {
+	unknown, ok := validations[mode]
+	if !ok {
+		return nil, usageError("--validate %s: want strict, warn or ignore", mode)
+	}
+	var all []given
+	var errs []string
+	for _, doc := range docs {
+		_, warnings, err := manifest.Read(doc.name, doc.data, manifest.Options{Source: manifest.SourceAPI, Unknown: unknown})
+		for _, w := range warnings {
+			fmt.Fprintln(c.stderr, "crisp: warning:", w)
+		}
+		if err != nil {
+			errs = append(errs, err.Error())
+			continue
+		}
+		texts, err := manifest.Split(doc.name, doc.data)
+		if err != nil {
+			return nil, err
+		}
+		for _, text := range texts {
+			var head metav1.PartialObjectMetadata
+			if err := json.Unmarshal(text, &head); err != nil {
+				return nil, err
+			}
+			kind, known := api.KindOf(head.Kind)
+			if !known || !kind.Writable {
+				continue // a namespace
+			}
+			g := given{kind, head.Namespace, head.Name, text}
+			if kind.Namespaced && g.namespace == "" {
+				g.namespace = namespace
+			}
+			all = append(all, g)
+		}
+	}
+	if len(errs) > 0 {
+		return nil, &exitError{exitInvalid, strings.Join(errs, "\n")}
+	}
+	slices.SortStableFunc(all, func(a, b given) int { return rank(a.kind) - rank(b.kind) })
+	return all, nil
+}
+
+func rank(k api.Kind) int {
+	switch k.Name {
+	case "Pod", "Deployment", "DaemonSet", "Job":
+		return 1
+	}
+	return 0
+}
+
+// pruneLabel is on what was applied with --prune, and says from where.
+const pruneAnnotation = "crisp/applied-from"
+
+func runApply(c *cli, args []string) error {
+	var files list
+	var namespace, mode, output, dryRun string
+	var wait, prune bool
+	var timeout time.Duration
+	fs := c.flags("apply")
+	fileFlag(fs, &files)
+	namespaceFlag(fs, &namespace)
+	validateFlag(fs, &mode)
+	fs.StringVar(&dryRun, "dry-run", "", "only say what would be done: `server`, or client, which only checks")
+	fs.StringVar(&output, "o", "", "`form`: json, yaml or name")
+	fs.BoolVar(&wait, "wait", false, "wait until the pods are ready")
+	fs.BoolVar(&prune, "prune", false, "delete what was applied from here with --prune before and is not there any more")
+	fs.DurationVar(&timeout, "timeout", time.Minute, "how long to wait")
+	rest, err := c.parse(fs, args)
+	if err != nil {
+		return err
+	}
+	if len(files) == 0 || len(rest) > 0 {
+		return usageError("apply needs -f FILE")
+	}
+	docs, err := c.inputs(files)
+	if err != nil {
+		return err
+	}
+	objects, err := c.read(docs, namespace, mode)
+	if err != nil {
+		return err
+	}
+	if dryRun == "client" {
+		for _, g := range objects {
+			fmt.Fprintln(c.stdout, g, "is valid")
+		}
+		return nil
+	}
+	origin := files.String()
+	for i := range objects {
+		if prune {
+			if err := annotate(&objects[i], pruneAnnotation, origin); err != nil {
+				return err
+			}
+		}
+		if err := c.put(objects[i], mode, dryRun == "server", output); err != nil {
+			return err
+		}
+	}
+	if prune && dryRun == "" {
+		if err := c.prune(objects, origin); err != nil {
+			return err
+		}
+	}
+	if !wait || dryRun != "" {
+		return nil
+	}
+	return c.waitReady(objects, timeout)
+}
+
+func annotate(g *given, key, value string) error {
+	var o map[string]any
+	if err := json.Unmarshal(g.text, &o); err != nil {
+		return err
+	}
+	m, _ := o["metadata"].(map[string]any) // the object was checked
+	a, ok := m["annotations"].(map[string]any)
+	if !ok {
+		a = map[string]any{}
+		m["annotations"] = a
+	}
+	a[key] = value
+	var err error
+	g.text, err = json.Marshal(o)
+	return err
+}
+
+func (c *cli) put(g given, mode string, dryRun bool, output string) error {
+	query := url.Values{"create": {"true"}, "fieldValidation": {map[string]string{"warn": "Warn", "ignore": "Ignore"}[mode]}}
+	if dryRun {
+		query.Set("dryRun", "All")
+	}
+	resp, err := c.ask(http.MethodPut, pathOf(g.kind, g.namespace, g.name), query, g.text, nil)
+	if err != nil {
+		return fmt.Errorf("%s: %w", g, err)
+	}
+	defer resp.Body.Close()
+	data, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return err
+	}
+	var head metav1.PartialObjectMetadata
+	if err := json.Unmarshal(data, &head); err != nil {
+		return err
+	}
+	switch output {
+	case "json":
+		c.stdout.Write(data)
+	case "yaml":
+		text, err := yaml.JSONToYAML(data)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(c.stdout, "---\n%s", text)
+	case "name":
+		fmt.Fprintln(c.stdout, g)
+	case "":
+		line := fmt.Sprintf("%s %s", g, resp.Header.Get(api.OutcomeHeader))
+		if g.kind.Name == "Pod" {
+			line += " " + string(head.UID)
+		}
+		if dryRun {
+			line += " (dry run)"
+		}
+		fmt.Fprintln(c.stdout, line)
+	default:
+		return usageError("-o %s: want json, yaml or name", output)
+	}
+	return nil
+}
+
+// prune deletes what was applied from the same place and is not in it any more.
+func (c *cli) prune(kept []given, origin string) error {
+	for _, k := range api.Kinds {
+		if !k.Writable {
+			continue
+		}
+		items, _, err := c.objects(k, "", nil)
+		if err != nil {
+			return err
+		}
+		for _, o := range items {
+			is := func(g given) bool {
+				return g.kind.Name == k.Name && g.name == o.GetName() && (!k.Namespaced || g.namespace == o.GetNamespace())
+			}
+			if o.GetAnnotations()[pruneAnnotation] != origin || len(o.GetAnnotations()["io.crisp.workload"]) > 0 || slices.ContainsFunc(kept, is) {
+				continue
+			}
+			if err := c.remove(target{k, o.GetName()}, o.GetNamespace(), nil, false); err != nil && exitCode(err) != exitNotFound {
+				return err
+			}
+			fmt.Fprintf(c.stdout, "%s/%s pruned\n", k.Singular, o.GetName())
+		}
+	}
+	return nil
+}
+
+func runValidate(c *cli, args []string) error {
+	var files list
+	var mode string
+	fs := c.flags("validate")
+	fileFlag(fs, &files)
+	validateFlag(fs, &mode)
+	rest, err := c.parse(fs, args)
+	if err != nil {
+		return err
+	}
+	unknown, ok := validations[mode]
+	if len(files) == 0 || len(rest) > 0 || !ok {
+		return usageError("validate needs -f FILE")
+	}
+	docs, err := c.inputs(files)
+	if err != nil {
+		return err
+	}
+	bad := false
+	for _, doc := range docs {
+		objects, warnings, err := manifest.Read(doc.name, doc.data, manifest.Options{Unknown: unknown})
+		if len(warnings) > 0 {
+			fmt.Fprintln(c.stderr, warnings)
+		}
+		if errs, ok := errors.AsType[manifest.Errors](err); ok {
+			fmt.Fprintln(c.stderr, errs)
+			bad = true
+			continue
+		}
+		for _, o := range objects {
+			fmt.Fprintf(c.stdout, "%s: %s is valid\n", doc.name, manifest.Key(o))
+		}
+	}
+	if bad {
+		return &exitError{code: exitInvalid}
+	}
+	return nil
+}

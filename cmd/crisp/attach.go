@@ -1,0 +1,67 @@
+package main
+
+import (
+	"fmt"
+
+	"github.com/crisp-cri/crisp/agent/crix"
+	v1 "k8s.io/api/core/v1"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+func runAttach(c *cli, args []string) error {
+	var namespace, container string
+	var interactive, tty bool
+	fs := c.flags("attach")
+	namespaceFlag(fs, &namespace)
+	containerFlag(fs, &container)
+	fs.BoolVar(&interactive, "i", false, "give the container our standard input")
+	fs.BoolVar(&interactive, "stdin", false, "the same")
+	fs.BoolVar(&tty, "t", false, "the container has a terminal")
+	fs.BoolVar(&tty, "tty", false, "the same")
+	rest, err := c.parse(fs, args)
+	if err != nil {
+		return err
+	}
+	if len(rest) != 1 {
+		return usageError("attach takes the name of one pod")
+	}
+	if err := c.attach(namespace, rest[0], container, interactive, tty); err != nil {
+		return execError(err)
+	}
+	return nil
+}
+
+// attach connects our streams with a container's.
+func (c *cli) attach(namespace, name, container string, interactive, tty bool) error {
+	runtime, f, err := c.connectToPod(namespace, name)
+	if err != nil {
+		return err
+	}
+	status, err := c.container(f, container)
+	if err != nil {
+		return err
+	}
+	if status.State.Running == nil {
+		return fmt.Errorf("container %s of pod %s is not running: %s", status.Name, f.Pod.Name, stateWord(status))
+	}
+	resp, err := runtime.Attach(c.ctx, &cri.AttachRequest{
+		ContainerId: runtimeID(status.ContainerID), Tty: tty, Stdin: interactive, Stdout: true, Stderr: !tty,
+	})
+	if err != nil {
+		return crix.Fault(err)
+	}
+	return c.stream(resp.Url, c.streams(interactive, tty), tty)
+}
+
+// containerState finds a container's state by its name.
+func containerState(pod *v1.Pod, name string) v1.ContainerState {
+	st := pod.Status
+	for _, list := range [][]v1.ContainerStatus{st.ContainerStatuses, st.InitContainerStatuses, st.EphemeralContainerStatuses} {
+		for _, s := range list {
+			if s.Name == name {
+				return s.State
+			}
+		}
+	}
+	return v1.ContainerState{}
+}

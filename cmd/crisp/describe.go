@@ -1,0 +1,305 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/crisp-cri/crisp/agent/manifest"
+	"github.com/crisp-cri/crisp/internal/fault"
+	v1 "k8s.io/api/core/v1"
+)
+
+func runDescribe(c *cli, args []string) error {
+	var namespace string
+	fs := c.flags("describe")
+	namespaceFlag(fs, &namespace)
+	rest, err := c.parse(fs, args)
+	if err != nil {
+		return err
+	}
+	what, err := targets(rest, true)
+	if err != nil || len(what) == 0 {
+		return usageError("describe takes what to describe: pod/NAME")
+	}
+	for _, t := range what {
+		if t.kind.Name == "Pod" && t.name != "" {
+			err = c.describePod(namespace, t.name)
+		} else {
+			err = c.describeObject(t, namespace)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// describeObject shows an object as it is, and its events.
+func (c *cli) describeObject(t target, namespace string) error {
+	items, one, err := c.collect([]target{t}, getOptions{namespace: namespace})
+	if err != nil {
+		return err
+	}
+	if t.kind.Name == "Secret" {
+		for _, u := range items {
+			data, _ := u.Object["data"].(map[string]any)
+			for key, value := range data {
+				text, _ := value.(string)
+				data[key] = fmt.Sprintf("%d bytes of base64", len(text))
+			}
+		}
+	}
+	if err := c.printValue(listOf(items, one), "yaml"); err != nil {
+		return err
+	}
+	if t.name == "" {
+		return nil
+	}
+	return c.describeEvents(namespace, t)
+}
+
+func (c *cli) describePod(namespace, name string) error {
+	service, _, err := c.connect()
+	if err != nil {
+		return err
+	}
+	f, err := c.pod(service, namespace, name)
+	if err != nil {
+		return err
+	}
+	pod := f.Pod
+	t := tabwriter.NewWriter(c.stdout, 0, 0, 2, ' ', 0)
+	line := func(key, format string, args ...any) {
+		if text := fmt.Sprintf(format, args...); text != "" {
+			fmt.Fprintf(t, "%s:\t%s\n", key, text)
+		}
+	}
+	line("Name", "%s", pod.Name)
+	line("Namespace", "%s", pod.Namespace)
+	line("UID", "%s", pod.UID)
+	line("Source", "%s", strings.TrimSpace(source(pod)+" "+pod.Annotations[manifest.AnnotationFile]))
+	line("Node", "%s", pod.Spec.NodeName)
+	line("Created", "%s", when(pod.CreationTimestamp.Time))
+	line("Labels", "%s", pairs(pod.Labels))
+	line("Status", "%s", statusWord(pod))
+	line("Reason", "%s", pod.Status.Reason)
+	line("Message", "%s", pod.Status.Message)
+	line("IP", "%s", pod.Status.PodIP)
+	line("QoS", "%s", pod.Status.QOSClass)
+	line("Sandbox", "%s", sandbox(f))
+	if pod.DeletionTimestamp != nil {
+		line("Ends", "%s", when(pod.DeletionTimestamp.Time))
+	}
+	st := pod.Status
+	for _, list := range []struct {
+		head   string
+		specs  []v1.Container
+		states []v1.ContainerStatus
+	}{{"Init containers", pod.Spec.InitContainers, st.InitContainerStatuses}, {"Containers", pod.Spec.Containers, st.ContainerStatuses}, {"Ephemeral containers", ephemeralOf(pod), st.EphemeralContainerStatuses}} {
+		if len(list.specs) == 0 {
+			continue
+		}
+		fmt.Fprintf(t, "%s:\n", list.head)
+		for _, spec := range list.specs {
+			describeContainer(t, spec, list.states)
+		}
+	}
+	if len(pod.Status.Conditions) > 0 {
+		fmt.Fprintln(t, "Conditions:")
+		for _, cond := range pod.Status.Conditions {
+			fmt.Fprintf(t, "  %s\t%s\t%s\n", cond.Type, cond.Status, strings.TrimSpace(cond.Reason+" "+cond.Message))
+		}
+	}
+	if len(pod.Spec.Volumes) > 0 {
+		fmt.Fprintln(t, "Volumes:")
+		for _, v := range pod.Spec.Volumes {
+			fmt.Fprintf(t, "  %s\t%s\n", v.Name, volumeWord(v))
+		}
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	pods, err := targets([]string{"pod/" + pod.Name}, true)
+	if err != nil {
+		return err
+	}
+	return c.describeEvents(pod.Namespace, pods[0])
+}
+
+func ephemeralOf(pod *v1.Pod) []v1.Container {
+	var list []v1.Container
+	for _, e := range pod.Spec.EphemeralContainers {
+		list = append(list, v1.Container(e.EphemeralContainerCommon))
+	}
+	return list
+}
+
+func describeContainer(w io.Writer, spec v1.Container, states []v1.ContainerStatus) {
+	fmt.Fprintf(w, "  %s:\n", spec.Name)
+	line := func(key, format string, args ...any) {
+		if text := fmt.Sprintf(format, args...); text != "" {
+			fmt.Fprintf(w, "    %s:\t%s\n", key, text)
+		}
+	}
+	line("Image", "%s", spec.Image)
+	line("Command", "%s", strings.Join(spec.Command, " "))
+	line("Args", "%s", strings.Join(spec.Args, " "))
+	for _, p := range spec.Ports {
+		text := fmt.Sprintf("%d/%s", p.ContainerPort, p.Protocol)
+		if p.HostPort > 0 {
+			text += fmt.Sprintf(" (host port %d)", p.HostPort)
+		}
+		line("Port", "%s", text)
+	}
+	var resources []string
+	for _, list := range []struct {
+		word string
+		of   v1.ResourceList
+	}{{"limit", spec.Resources.Limits}, {"request", spec.Resources.Requests}} {
+		for _, name := range slices.Sorted(maps.Keys(list.of)) {
+			q := list.of[name]
+			resources = append(resources, fmt.Sprintf("%s %s %s", name, list.word, q.String()))
+		}
+	}
+	line("Resources", "%s", strings.Join(resources, ", "))
+	i := slices.IndexFunc(states, func(s v1.ContainerStatus) bool { return s.Name == spec.Name })
+	if i >= 0 {
+		s := states[i]
+		line("ID", "%s", s.ContainerID)
+		line("Image ID", "%s", s.ImageID)
+		line("State", "%s", stateText(s.State))
+		if s.LastTerminationState.Terminated != nil {
+			line("Last state", "%s", stateText(s.LastTerminationState))
+		}
+		line("Ready", "%v", s.Ready)
+		line("Restarts", "%d", s.RestartCount)
+	}
+	for _, m := range spec.VolumeMounts {
+		text := m.MountPath + " from " + m.Name
+		if m.ReadOnly {
+			text += " (read-only)"
+		}
+		line("Mount", "%s", text)
+	}
+}
+
+func stateText(s v1.ContainerState) string {
+	switch {
+	case s.Running != nil:
+		return "running since " + when(s.Running.StartedAt.Time)
+	case s.Terminated != nil:
+		t := s.Terminated
+		text := fmt.Sprintf("ended with code %d (%s), %s", t.ExitCode, or(t.Reason, "no reason"), when(t.FinishedAt.Time))
+		if t.Message != "" {
+			text += ": " + strings.TrimSpace(t.Message)
+		}
+		return text
+	case s.Waiting != nil:
+		return strings.TrimSuffix("waiting: "+s.Waiting.Reason+": "+s.Waiting.Message, ": ")
+	}
+	return "unknown"
+}
+
+func when(t time.Time) string {
+	if t.IsZero() {
+		return "<unknown>"
+	}
+	return t.Local().Format(time.RFC3339)
+}
+
+func pairs(m map[string]string) string {
+	var list []string
+	for _, key := range slices.Sorted(maps.Keys(m)) {
+		list = append(list, key+"="+m[key])
+	}
+	return strings.Join(list, ", ")
+}
+
+// volumeWord is what a volume is.
+func volumeWord(v v1.Volume) string {
+	switch {
+	case v.HostPath != nil:
+		return "host path " + v.HostPath.Path
+	case v.EmptyDir != nil:
+		return strings.TrimSpace("empty directory " + string(v.EmptyDir.Medium))
+	case v.ConfigMap != nil:
+		return "config map " + v.ConfigMap.Name
+	case v.Secret != nil:
+		return "secret " + v.Secret.SecretName
+	case v.PersistentVolumeClaim != nil:
+		return "claim " + v.PersistentVolumeClaim.ClaimName
+	case v.Image != nil:
+		return "image " + v.Image.Reference
+	case v.Projected != nil:
+		return "projected"
+	case v.DownwardAPI != nil:
+		return "downward API"
+	}
+	return "other"
+}
+
+func (c *cli) describeEvents(namespace string, t target) error {
+	list, err := c.events(namespace, t)
+	if err != nil {
+		return err
+	}
+	if len(list) == 0 {
+		_, err := fmt.Fprintln(c.stdout, "Events: none")
+		return err
+	}
+	fmt.Fprintln(c.stdout, "Events:")
+	w := tabwriter.NewWriter(c.stdout, 0, 0, 2, ' ', 0)
+	for _, e := range list {
+		fmt.Fprintln(w, "  "+strings.Join(eventCells(e), "\t"))
+	}
+	return w.Flush()
+}
+
+// runExport prints an object as a manifest that makes it again.
+func runExport(c *cli, args []string) error {
+	var namespace, output string
+	fs := c.flags("export")
+	namespaceFlag(fs, &namespace)
+	fs.StringVar(&output, "o", "yaml", "`form`: yaml or json")
+	rest, err := c.parse(fs, args)
+	if err != nil {
+		return err
+	}
+	what, err := targets(rest, true)
+	if err != nil || len(what) != 1 || what[0].name == "" {
+		return usageError("export takes one object: pod/NAME")
+	}
+	items, _, err := c.collect(what, getOptions{namespace: namespace})
+	if err != nil {
+		return err
+	}
+	if len(items) == 0 {
+		return fault.NotFound.Errorf("there is no %s", what[0])
+	}
+	o := items[0].Object
+	delete(o, "status")
+	meta, _ := o["metadata"].(map[string]any)
+	for _, key := range []string{"uid", "resourceVersion", "generation", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds"} {
+		delete(meta, key)
+	}
+	annotations, _ := meta["annotations"].(map[string]any)
+	for key := range annotations {
+		if strings.HasPrefix(key, "io.crisp.") || strings.HasPrefix(key, "kubernetes.io/config.") {
+			delete(annotations, key)
+		}
+	}
+	if len(annotations) == 0 {
+		delete(meta, "annotations")
+	}
+	if spec, ok := o["spec"].(map[string]any); ok {
+		for _, key := range []string{"nodeName", "ephemeralContainers"} {
+			delete(spec, key)
+		}
+	}
+	return c.printValue(o, output)
+}

@@ -1,0 +1,117 @@
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"net/url"
+	"path/filepath"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/crisp-cri/crisp/agent/api"
+	"github.com/crisp-cri/crisp/agent/event"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/duration"
+)
+
+// events returns the events of a namespace ("" for all), those that happened
+// last at the end; from the agent's file if no agent runs.
+func (c *cli) events(namespace string, on target) ([]v1.Event, error) {
+	var list []v1.Event
+	var told v1.EventList
+	if err := c.fetch("/api/v1/events", nil, &told); err == nil {
+		list = told.Items
+	} else if list, err = event.Read(filepath.Join(c.agentRoot, "events")); err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(list, func(e v1.Event) bool {
+		o := e.InvolvedObject
+		return namespace != "" && o.Kind != "Node" && e.Namespace != namespace || on.name != "" && (o.Kind != on.kind.Name || o.Name != on.name)
+	}), nil
+}
+
+func runEvents(c *cli, args []string) error {
+	o := getOptions{}
+	var of string
+	fs := c.flags("events")
+	namespaceFlag(fs, &o.namespace)
+	fs.BoolVar(&o.all, "A", false, "of all namespaces")
+	fs.BoolVar(&o.all, "all-namespaces", false, "the same")
+	fs.StringVar(&of, "for", "", "only of this `object`, such as pod/web")
+	fs.StringVar(&o.output, "o", "", "`form`: json, yaml or name")
+	fs.BoolVar(&o.watch, "w", false, "go on with what happens")
+	fs.BoolVar(&o.watch, "watch", false, "the same")
+	rest, err := c.parse(fs, args)
+	if err != nil {
+		return err
+	}
+	if len(rest) > 0 || !slices.Contains([]string{"", "json", "yaml", "name"}, o.output) {
+		return usageError("events takes no argument but flags")
+	}
+	var on target
+	if of != "" {
+		list, err := targets([]string{of}, true)
+		if err != nil {
+			return err
+		}
+		on = list[0]
+	}
+	if o.watch {
+		if on.name != "" {
+			return c.watchEvents(o, on)
+		}
+		kind, _ := api.KindOf("event")
+		return c.watch([]target{{kind, ""}}, o)
+	}
+	namespace := o.namespace
+	if o.all {
+		namespace = ""
+	}
+	list, err := c.events(namespace, on)
+	if err != nil {
+		return err
+	}
+	switch o.output {
+	case "json", "yaml":
+		return c.printValue(map[string]any{"apiVersion": "v1", "kind": "List", "items": list}, o.output)
+	case "name":
+		for _, e := range list {
+			fmt.Fprintln(c.stdout, "event/"+e.Name)
+		}
+		return nil
+	}
+	if len(list) == 0 {
+		fmt.Fprintln(c.stderr, "crisp: no events")
+		return nil
+	}
+	t := tabwriter.NewWriter(c.stdout, 0, 0, 3, ' ', 0)
+	fmt.Fprintln(t, "LAST SEEN\tTYPE\tREASON\tOBJECT\tMESSAGE")
+	for _, e := range list {
+		fmt.Fprintln(t, strings.Join(eventCells(e), "\t"))
+	}
+	return t.Flush()
+}
+
+func eventCells(e v1.Event) []string {
+	seen := duration.HumanDuration(time.Since(e.LastTimestamp.Time))
+	if e.Count > 1 {
+		seen += fmt.Sprintf(" (x%d over %s)", e.Count, duration.HumanDuration(time.Since(e.FirstTimestamp.Time)))
+	}
+	object := strings.ToLower(e.InvolvedObject.Kind) + "/" + e.InvolvedObject.Name
+	if _, container, ok := strings.Cut(e.InvolvedObject.FieldPath, "{"); ok {
+		object += "/" + strings.TrimSuffix(container, "}")
+	}
+	return []string{seen, cmp.Or(e.Type, "Normal"), e.Reason, object, e.Message}
+}
+
+func (c *cli) watchEvents(o getOptions, on target) error {
+	kind, _ := api.KindOf("event")
+	query := url.Values{"fieldSelector": {"involvedObject.kind=" + on.kind.Name + ",involvedObject.name=" + on.name}, "watch": {"true"}}
+	namespace := o.namespace
+	if o.all {
+		namespace = ""
+	}
+	return c.follow(pathOf(kind, namespace, ""), query, c.watchPrinter(kind, o))
+}

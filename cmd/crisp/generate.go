@@ -1,0 +1,48 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// runGenerate prints a unit that keeps the agent running, or runs it for one
+// manifest directory.
+func runGenerate(c *cli, args []string) error {
+	var manifests string
+	fs := c.flags("generate")
+	fs.StringVar(&manifests, "manifests", "/etc/crisp/manifests", "`directory` of the manifests")
+	rest, err := c.parse(fs, args)
+	if err != nil {
+		return err
+	}
+	if len(rest) != 1 || rest[0] != "systemd" {
+		return usageError("generate takes: systemd")
+	}
+	program, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	for _, path := range []string{manifests, program, c.agentRoot} {
+		if !filepath.IsAbs(path) || strings.ContainsAny(path, " \"\\%") {
+			return usageError("%q cannot stand in a unit: want an absolute path without blanks", path)
+		}
+	}
+	_, err = fmt.Fprintf(c.stdout, `[Unit]
+Description=crisp agent: runs the pods of %[2]s
+Wants=crispd.service network-online.target
+After=crispd.service network-online.target
+
+[Service]
+ExecStart=%[1]s --runtime-endpoint %[4]s agent --manifests %[2]s --root %[3]s
+Restart=always
+# Containers are the runtime's: they run on without the agent.
+KillMode=process
+Delegate=yes
+
+[Install]
+WantedBy=multi-user.target
+`, program, manifests, c.agentRoot, c.endpoint)
+	return err
+}

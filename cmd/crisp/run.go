@@ -1,0 +1,308 @@
+package main
+
+import (
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/crisp-cri/crisp/agent/api"
+	"github.com/crisp-cri/crisp/internal/fault"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// A request is what the flags of run say.
+type request struct {
+	namespace, name, restart, class, output, dryRun, pull string
+	ports, volumes, env, labels                           list
+	interactive, tty, remove, hostNetwork                 bool
+	timeout                                               time.Duration
+}
+
+// runRun makes a pod of one container from flags, as docker run does.
+func runRun(c *cli, args []string) error {
+	var r request
+	fs := c.flags("run")
+	namespaceFlag(fs, &r.namespace)
+	fs.StringVar(&r.name, "name", "", "`name` of the pod (default: made up)")
+	fs.Var(&r.ports, "p", "publish a `port`: [IP:]HOST:CONTAINER[/udp]")
+	fs.Var(&r.volumes, "v", "mount a host `path`: HOST:CONTAINER[:ro]")
+	fs.Var(&r.env, "e", "set an environment `variable`: NAME=VALUE")
+	fs.Var(&r.labels, "l", "set a `label`: KEY=VALUE")
+	fs.StringVar(&r.restart, "restart", "", "`policy`: Always, OnFailure or Never (default: Never with -i, else Always)")
+	fs.StringVar(&r.class, "runtime-class", "", "`name` of the RuntimeClass")
+	fs.StringVar(&r.pull, "pull", "", "`policy`: Always, IfNotPresent or Never")
+	fs.BoolVar(&r.interactive, "i", false, "give the container our standard input")
+	fs.BoolVar(&r.tty, "t", false, "give the container a terminal")
+	fs.BoolVar(&r.remove, "rm", false, "wait for its end and delete the pod")
+	fs.BoolVar(&r.hostNetwork, "host-network", false, "use the node's network")
+	fs.StringVar(&r.dryRun, "dry-run", "", "client: only print the pod")
+	fs.StringVar(&r.output, "o", "", "`form`: yaml, json or name")
+	fs.DurationVar(&r.timeout, "timeout", 5*time.Minute, "how long the container may take to start")
+	own, cmd, cut := args, []string(nil), slices.Index(args, "--")
+	if cut >= 0 {
+		own, cmd = args[:cut], args[cut+1:]
+	}
+	rest, err := c.parse(fs, own)
+	if err != nil {
+		return err
+	}
+	if len(rest) == 0 {
+		return usageError("run takes an image")
+	}
+	pod, err := r.pod(rest[0], append(rest[1:], cmd...))
+	if err != nil {
+		return err
+	}
+	text, err := json.Marshal(pod)
+	if err != nil {
+		return err
+	}
+	if r.dryRun != "" {
+		return c.printPod(text, or(r.output, "yaml"))
+	}
+	kind, _ := api.KindOf("pod")
+	resp, err := c.ask(http.MethodPost, pathOf(kind, r.namespace, ""), nil, text, nil)
+	if err != nil {
+		return err
+	}
+	resp.Body.Close()
+	if !r.interactive && !r.tty && !r.remove {
+		if r.output == "yaml" || r.output == "json" {
+			return c.printPod(text, r.output)
+		}
+		fmt.Fprintf(c.stdout, "pod/%s created\n", pod.Name)
+		return nil
+	}
+	err = c.accompany(kind, pod, r)
+	if r.remove {
+		if removeErr := c.runOut(target{kind, pod.Name}, pod.Namespace); err == nil {
+			err = removeErr
+		}
+	}
+	return err
+}
+
+// runOut deletes a pod that has done its work, and waits until it is gone.
+func (c *cli) runOut(t target, namespace string) error {
+	grace := int64(1)
+	err := c.remove(t, namespace, &grace, false)
+	if errors.Is(err, fault.NotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return c.until(time.Minute, t.String()+" is still there", func() (bool, error) { return c.is(t, namespace, "delete") })
+}
+
+func (c *cli) printPod(text []byte, form string) error {
+	var o map[string]any
+	if err := json.Unmarshal(text, &o); err != nil {
+		return err
+	}
+	delete(o, "status")
+	return c.printValue(o, form)
+}
+
+// pod is the pod of the flags.
+func (r *request) pod(image string, args []string) (*v1.Pod, error) {
+	name := r.name
+	if name == "" {
+		base := image[strings.LastIndex(image, "/")+1:]
+		base, _, _ = strings.Cut(strings.ReplaceAll(base, "@", ":"), ":")
+		name = strings.Trim(strings.ToLower(strings.ReplaceAll(base, "_", "-")), "-.") + "-" + strings.ToLower(rand.Text()[:5])
+	}
+	policy := v1.RestartPolicy(r.restart)
+	if policy == "" {
+		policy = v1.RestartPolicyAlways
+		if r.interactive || r.remove {
+			policy = v1.RestartPolicyNever
+		}
+	}
+	pod := &v1.Pod{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: r.namespace, Labels: map[string]string{"run": name}},
+		Spec:       v1.PodSpec{RestartPolicy: policy, HostNetwork: r.hostNetwork},
+	}
+	if r.class != "" {
+		pod.Spec.RuntimeClassName = &r.class
+	}
+	box := v1.Container{
+		Name: "main", Image: image, Args: args, Stdin: r.interactive, StdinOnce: r.interactive, TTY: r.tty, ImagePullPolicy: v1.PullPolicy(r.pull),
+	}
+	for _, text := range r.labels {
+		key, value, ok := strings.Cut(text, "=")
+		if !ok {
+			return nil, usageError("-l %s: want KEY=VALUE", text)
+		}
+		pod.Labels[key] = value
+	}
+	for _, text := range r.env {
+		key, value, ok := strings.Cut(text, "=")
+		if !ok {
+			return nil, usageError("-e %s: want NAME=VALUE", text)
+		}
+		box.Env = append(box.Env, v1.EnvVar{Name: key, Value: value})
+	}
+	for _, text := range r.ports {
+		port, err := portOf(text)
+		if err != nil {
+			return nil, usageError("-p %s: want [IP:]HOST:CONTAINER[/udp]", text)
+		}
+		box.Ports = append(box.Ports, port)
+	}
+	for i, text := range r.volumes {
+		words := strings.Split(text, ":")
+		if len(words) < 2 || len(words) > 3 || len(words) == 3 && words[2] != "ro" && words[2] != "rw" {
+			return nil, usageError("-v %s: want HOST:CONTAINER[:ro]", text)
+		}
+		volume := "v" + strconv.Itoa(i)
+		pod.Spec.Volumes = append(pod.Spec.Volumes, v1.Volume{Name: volume, VolumeSource: v1.VolumeSource{HostPath: &v1.HostPathVolumeSource{Path: words[0]}}})
+		box.VolumeMounts = append(box.VolumeMounts, v1.VolumeMount{Name: volume, MountPath: words[1], ReadOnly: len(words) == 3 && words[2] == "ro"})
+	}
+	pod.Spec.Containers = []v1.Container{box}
+	return pod, nil
+}
+
+// portOf reads "8080:80", "127.0.0.1:8080:80" and "[::1]:53:53/udp".
+func portOf(text string) (v1.ContainerPort, error) {
+	rest, protocol, _ := strings.Cut(text, "/")
+	i := strings.LastIndexByte(rest, ':')
+	if i < 0 {
+		return v1.ContainerPort{}, fmt.Errorf("no colon")
+	}
+	inside, err := strconv.ParseUint(rest[i+1:], 10, 16)
+	if err != nil {
+		return v1.ContainerPort{}, err
+	}
+	p := v1.ContainerPort{ContainerPort: int32(inside), Protocol: v1.Protocol(strings.ToUpper(protocol))}
+	host := rest[:i]
+	if j := strings.LastIndexByte(host, ':'); j >= 0 {
+		ip, err := netip.ParseAddr(strings.Trim(host[:j], "[]"))
+		if err != nil {
+			return p, err
+		}
+		p.HostIP, host = ip.String(), host[j+1:]
+	}
+	outside, err := strconv.ParseUint(host, 10, 16)
+	p.HostPort = int32(outside)
+	return p, err
+}
+
+// accompany shows what the pod's container does, to its end; the container's exit
+// code becomes ours.
+func (c *cli) accompany(kind api.Kind, pod *v1.Pod, r request) error {
+	var now v1.Pod
+	look := func() error { return c.fetch(pathOf(kind, pod.Namespace, pod.Name), nil, &now) }
+	err := c.until(r.timeout, "pod "+pod.Name+" has not started", func() (bool, error) {
+		now = v1.Pod{}
+		if err := look(); err != nil {
+			return false, err
+		}
+		state := containerState(&now, "main")
+		if now.Status.Phase == v1.PodFailed && state.Terminated == nil {
+			return false, fmt.Errorf("pod %s failed: %s %s", pod.Name, now.Status.Reason, now.Status.Message)
+		}
+		return state.Running != nil || state.Terminated != nil, nil
+	})
+	if err != nil {
+		return err
+	}
+	if containerState(&now, "main").Running != nil && (r.interactive || r.tty) {
+		if err := c.attach(pod.Namespace, pod.Name, "main", r.interactive, r.tty); err != nil && exitCode(err) == exitExecFailed {
+			return err
+		}
+	} else if err := runLogs(c, []string{"-n", pod.Namespace, "-f", pod.Name}); err != nil {
+		return err
+	}
+	err = c.until(time.Minute, "pod "+pod.Name+" has not ended", func() (bool, error) {
+		now = v1.Pod{}
+		err := look()
+		return containerState(&now, "main").Terminated != nil || !r.remove, err
+	})
+	if err != nil {
+		return err
+	}
+	if t := containerState(&now, "main").Terminated; t != nil && t.ExitCode != 0 {
+		return &exitError{code: int(t.ExitCode)}
+	}
+	return nil
+}
+
+// runDebug adds an ephemeral container to a pod.
+func runDebug(c *cli, args []string) error {
+	var namespace, image, target, name, pull string
+	var interactive, tty bool
+	fs := c.flags("debug")
+	namespaceFlag(fs, &namespace)
+	fs.StringVar(&image, "image", "", "`image` of the new container")
+	fs.StringVar(&target, "target", "", "see the processes of this `container`")
+	fs.StringVar(&name, "c", "", "`name` of the new container (default: made up)")
+	fs.StringVar(&pull, "pull", "", "`policy`: Always, IfNotPresent or Never")
+	fs.BoolVar(&interactive, "i", false, "give it our standard input and attach to it")
+	fs.BoolVar(&tty, "t", false, "give it a terminal")
+	own, cmd := args, []string(nil)
+	if cut := slices.Index(args, "--"); cut >= 0 {
+		own, cmd = args[:cut], args[cut+1:]
+	}
+	rest, err := c.parse(fs, own)
+	if err != nil {
+		return err
+	}
+	if len(rest) != 1 || image == "" {
+		return usageError("debug takes the name of a pod and --image IMAGE")
+	}
+	kind, _ := api.KindOf("pod")
+	path := pathOf(kind, namespace, podName(rest[0]))
+	var pod v1.Pod
+	if err := c.fetch(path, nil, &pod); err != nil {
+		return err
+	}
+	if name == "" {
+		name = "debugger-" + strings.ToLower(rand.Text()[:5])
+	}
+	pod.Spec.EphemeralContainers = append(pod.Spec.EphemeralContainers, v1.EphemeralContainer{
+		TargetContainerName: target,
+		EphemeralContainerCommon: v1.EphemeralContainerCommon{
+			Name: name, Image: image, Command: cmd, Stdin: interactive, StdinOnce: interactive, TTY: tty,
+			ImagePullPolicy: v1.PullPolicy(pull),
+		},
+	})
+	text, err := json.Marshal(&pod)
+	if err != nil {
+		return err
+	}
+	resp, err := c.ask(http.MethodPut, path+"/ephemeralcontainers", nil, text, nil)
+	if err != nil {
+		return err
+	}
+	resp.Body.Close()
+	err = c.until(5*time.Minute, "container "+name+" has not started", func() (bool, error) {
+		var now v1.Pod
+		err := c.fetch(path, nil, &now)
+		state := containerState(&now, name)
+		if w := state.Waiting; w != nil && w.Message != "" {
+			return false, fault.WrongState.Errorf("container %s: %s: %s", name, w.Reason, w.Message)
+		}
+		return state.Running != nil || state.Terminated != nil, err
+	})
+	if err != nil {
+		return err
+	}
+	if !interactive && !tty {
+		fmt.Fprintf(c.stdout, "%s/%s started\n", pod.Name, name)
+		return nil
+	}
+	if err := c.attach(namespace, pod.Name, name, interactive, tty); err != nil {
+		return execError(err)
+	}
+	return nil
+}

@@ -1,0 +1,174 @@
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/crisp-cri/crisp/agent/crix"
+	v1 "k8s.io/api/core/v1"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// A load is what a pod or container uses.
+type load struct {
+	namespace, pod, container string
+	cores                     uint64 // nanocores
+	memory                    uint64 // bytes
+}
+
+// runTop shows what pods use, as the runtime has it: it needs no agent.
+func runTop(c *cli, args []string) error {
+	var namespace string
+	var all, containers bool
+	fs := c.flags("top")
+	namespaceFlag(fs, &namespace)
+	fs.BoolVar(&all, "A", false, "pods of all namespaces")
+	fs.BoolVar(&all, "all-namespaces", false, "the same")
+	fs.BoolVar(&containers, "containers", false, "show each container")
+	rest, err := c.parse(fs, args)
+	if err != nil {
+		return err
+	}
+	if len(rest) > 2 || len(rest) > 0 && rest[0] != "pods" && rest[0] != "pod" {
+		return usageError("top takes: pods [NAME]")
+	}
+	runtime, _, err := c.connect()
+	if err != nil {
+		return err
+	}
+	first, err := runtime.ListPodSandboxStats(c.ctx, nil)
+	if err != nil {
+		return crix.Fault(err)
+	}
+	// The runtime may not know a rate yet: then two looks make one.
+	second := first
+	if needsRate(first) {
+		time.Sleep(500 * time.Millisecond)
+		if second, err = runtime.ListPodSandboxStats(c.ctx, nil); err != nil {
+			return crix.Fault(err)
+		}
+	}
+	var loads []load
+	for _, l := range loadsOf(first, second, containers) {
+		if (all || l.namespace == namespace) && (len(rest) < 2 || l.pod == rest[1]) {
+			loads = append(loads, l)
+		}
+	}
+	t := tabwriter.NewWriter(c.stdout, 0, 0, 3, ' ', 0)
+	heads := []string{"POD"}
+	if containers {
+		heads = append(heads, "NAME")
+	}
+	row(t, all, "NAMESPACE", append(heads, "CPU(cores)", "MEMORY(bytes)"))
+	for _, l := range loads {
+		cells := []string{l.pod}
+		if containers {
+			cells = append(cells, l.container)
+		}
+		row(t, all, l.namespace, append(cells, fmt.Sprintf("%dm", (l.cores+999_999)/1_000_000), fmt.Sprintf("%dMi", l.memory>>20)))
+	}
+	return t.Flush()
+}
+
+func needsRate(list []*cri.PodSandboxStats) bool {
+	for _, s := range list {
+		if s.GetLinux().GetCpu().GetUsageNanoCores() == nil {
+			return true
+		}
+	}
+	return false
+}
+
+func loadsOf(first, second []*cri.PodSandboxStats, containers bool) []load {
+	before := map[string]*cri.CpuUsage{}
+	for _, s := range first {
+		before[s.GetAttributes().GetId()] = s.GetLinux().GetCpu()
+		for _, c := range s.GetLinux().GetContainers() {
+			before[c.GetAttributes().GetId()] = c.GetCpu()
+		}
+	}
+	rate := func(id string, now *cri.CpuUsage) uint64 {
+		if v := now.GetUsageNanoCores(); v != nil {
+			return v.Value
+		}
+		was := before[id]
+		if passed := now.GetTimestamp() - was.GetTimestamp(); passed > 0 {
+			used := now.GetUsageCoreNanoSeconds().GetValue() - was.GetUsageCoreNanoSeconds().GetValue()
+			return uint64(float64(used) / float64(passed) * 1e9)
+		}
+		return 0
+	}
+	var loads []load
+	for _, s := range second {
+		m := s.GetAttributes().GetMetadata()
+		if !containers {
+			loads = append(loads, load{m.GetNamespace(), m.GetName(), "", rate(s.GetAttributes().GetId(), s.GetLinux().GetCpu()), s.GetLinux().GetMemory().GetWorkingSetBytes().GetValue()})
+			continue
+		}
+		for _, c := range s.GetLinux().GetContainers() {
+			name := c.GetAttributes().GetMetadata().GetName()
+			loads = append(loads, load{m.GetNamespace(), m.GetName(), name, rate(c.GetAttributes().GetId(), c.GetCpu()), c.GetMemory().GetWorkingSetBytes().GetValue()})
+		}
+	}
+	slices.SortFunc(loads, func(a, b load) int {
+		return cmp.Or(cmp.Compare(a.namespace, b.namespace), cmp.Compare(a.pod, b.pod), cmp.Compare(a.container, b.container))
+	})
+	return loads
+}
+
+// runContainers lists containers, as "crisp ps".
+func runContainers(c *cli, args []string) error {
+	var namespace string
+	var all, exited bool
+	fs := c.flags("ps")
+	namespaceFlag(fs, &namespace)
+	fs.BoolVar(&all, "A", false, "of all namespaces")
+	fs.BoolVar(&all, "all-namespaces", false, "the same")
+	fs.BoolVar(&exited, "a", false, "those too that do not run")
+	rest, err := c.parse(fs, args)
+	if err != nil {
+		return err
+	}
+	if len(rest) > 0 {
+		return usageError("ps takes no argument %q", rest[0])
+	}
+	runtime, _, err := c.connect()
+	if err != nil {
+		return err
+	}
+	pods, err := c.pods(runtime)
+	if err != nil {
+		return err
+	}
+	t := tabwriter.NewWriter(c.stdout, 0, 0, 3, ' ', 0)
+	row(t, all, "NAMESPACE", strings.Fields("POD CONTAINER STATE RESTARTS IMAGE ID"))
+	for _, f := range pods {
+		if !all && f.Pod.Namespace != namespace {
+			continue
+		}
+		st := f.Pod.Status
+		for _, s := range slices.Concat(st.InitContainerStatuses, st.ContainerStatuses, st.EphemeralContainerStatuses) {
+			if s.State.Running == nil && !exited {
+				continue
+			}
+			row(t, all, f.Pod.Namespace, []string{f.Pod.Name, s.Name, stateShort(s.State), fmt.Sprint(s.RestartCount), s.Image, or(short(runtimeID(s.ContainerID)), "<none>")})
+		}
+	}
+	return t.Flush()
+}
+
+func stateShort(s v1.ContainerState) string {
+	switch {
+	case s.Running != nil:
+		return "Running"
+	case s.Terminated != nil:
+		return or(s.Terminated.Reason, "Exited")
+	case s.Waiting != nil:
+		return s.Waiting.Reason
+	}
+	return "Unknown"
+}
