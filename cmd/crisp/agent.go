@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"log/slog"
+	"net/http"
 	"net/netip"
 	"os"
 	"strings"
@@ -17,7 +18,8 @@ import (
 
 func runAgent(c *cli, args []string) error {
 	o := agent.Options{}
-	var nodeIP, level string
+	var headers list
+	var nodeIP, clusterDNS, config, level string
 	fs := c.flags("agent")
 	alias := func(p *string, value, about string, names ...string) {
 		fs.StringVar(p, names[0], value, about)
@@ -32,6 +34,22 @@ func runAgent(c *cli, args []string) error {
 	fs.StringVar(&nodeIP, "node-ip", "", "`addresses` of this node, with a comma between them (default: found out)")
 	fs.StringVar(&o.ResolvConf, "resolv-conf", "/etc/resolv.conf", "`file` that pods get their name servers from")
 	fs.BoolVar(&o.SeccompDefault, "seccomp-default", true, "filter the system calls of containers that name no seccomp profile")
+	fs.StringVar(&clusterDNS, "cluster-dns", "", "`addresses` of name servers for dnsPolicy ClusterFirst, with a comma between them (default: as dnsPolicy Default)")
+	fs.StringVar(&o.ClusterDomain, "cluster-domain", "cluster.local", "what the names of pods with a subdomain end in")
+	fs.BoolVar(&o.NoCPUQuota, "no-cpu-quota", false, "do not enforce CPU limits")
+	fs.IntVar(&o.Pulls.Parallel, "max-parallel-image-pulls", 3, "how many images are pulled at a time")
+	fs.Float64Var(&o.Pulls.PerSec, "registry-qps", 5, "how many pulls may begin in a second")
+	fs.IntVar(&o.Pulls.Burst, "registry-burst", 10, "how many pulls may begin at once")
+	fs.StringVar(&o.LogLinks, "log-links", "", "`directory` of links to the containers' logs (default /var/log/containers, if the logs are in /var/log/pods)")
+	fs.BoolVar(&o.StopPods, "stop-pods-on-exit", false, "stop the pods when the agent ends, by priority; else they run on")
+	fs.StringVar(&o.URL, "manifest-url", "", "`URL` of one more manifest")
+	fs.Var(&headers, "manifest-url-header", "`NAME:VALUE` of a header of the requests for it")
+	fs.StringVar(&o.Serve.Listen, "listen", "", "loopback `address` to serve the API at for kubectl, with the token in ROOT/token")
+	fs.StringVar(&o.Serve.ReadOnly, "read-only-address", "", "loopback `address` of what a kubelet serves on its read-only port (10255)")
+	fs.StringVar(&o.Serve.Health, "healthz-address", "", "loopback `address` of the health checks (a kubelet's is 127.0.0.1:10248)")
+	fs.StringVar(&config, "config", "", "`file` with a KubeletConfiguration, of which what the agent has is taken")
+	takeCare := careFlags(fs, &o.Care)
+	c.kubeletFlags(fs)
 	fs.StringVar(&level, "log-level", "info", "debug, info, warn or error")
 	rest, err := c.parse(fs, args)
 	if err != nil {
@@ -39,6 +57,14 @@ func runAgent(c *cli, args []string) error {
 	}
 	if len(rest) > 0 {
 		return usageError("agent takes no argument %q", rest[0])
+	}
+	if config != "" {
+		if err := c.readKubeletConfig(fs, config); err != nil {
+			return err
+		}
+	}
+	if err := takeCare(); err != nil {
+		return err
 	}
 	for ip := range strings.SplitSeq(nodeIP, ",") {
 		if ip == "" {
@@ -50,6 +76,29 @@ func runAgent(c *cli, args []string) error {
 		}
 		o.NodeIPs = append(o.NodeIPs, addr)
 	}
+	for ip := range strings.SplitSeq(clusterDNS, ",") {
+		if ip == "" {
+			continue
+		}
+		if _, err := netip.ParseAddr(ip); err != nil {
+			return usageError("--cluster-dns %s: not an IP address", ip)
+		}
+		o.ClusterDNS = append(o.ClusterDNS, ip)
+	}
+	if o.LogLinks == "" && o.LogDir == "/var/log/pods" {
+		o.LogLinks = "/var/log/containers"
+	}
+	for _, text := range headers {
+		name, value, ok := strings.Cut(text, ":")
+		if !ok {
+			return usageError("--manifest-url-header %s: want NAME:VALUE", text)
+		}
+		if o.URLHeader == nil {
+			o.URLHeader = http.Header{}
+		}
+		o.URLHeader.Add(strings.TrimSpace(name), strings.TrimSpace(value))
+	}
+	o.Serve.Version = crispVersion()
 	if o.Log, err = newLog(c.stderr, level); err != nil {
 		return err
 	}

@@ -1,0 +1,106 @@
+package main
+
+import (
+	"flag"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"sigs.k8s.io/yaml"
+)
+
+// kubeletFlags has the agent take the kubelet's flags that tools start a kubelet
+// with and that mean nothing to it; it says so.
+func (c *cli) kubeletFlags(fs *flag.FlagSet) {
+	const about = "a kubelet's; without effect"
+	told := func(name string) func(string) error {
+		return func(string) error {
+			fmt.Fprintf(c.stderr, "crisp: warning: --%s has no effect\n", name)
+			return nil
+		}
+	}
+	for _, name := range []string{"config-dir", "kubeconfig", "image-service-endpoint", "feature-gates", "runtime-cgroups", "v"} {
+		fs.Func(name, about, told(name))
+	}
+	for _, name := range []string{"fail-swap-on", "fail-cgroupv1"} {
+		fs.BoolFunc(name, about, told(name))
+	}
+}
+
+// kubeletKeys are the keys of a KubeletConfiguration that the agent takes, and
+// the flag that each is.
+var kubeletKeys = map[string]string{
+	"staticPodPath": "manifests", "staticPodURL": "manifest-url", "containerRuntimeEndpoint": "runtime-endpoint", "podLogsDir": "log-dir",
+	"resolvConf": "resolv-conf", "clusterDNS": "cluster-dns", "clusterDomain": "cluster-domain", "seccompDefault": "seccomp-default",
+	"maxParallelImagePulls": "max-parallel-image-pulls", "registryPullQPS": "registry-qps", "registryBurst": "registry-burst",
+}
+
+// readKubeletConfig sets the flags that were not given from a file with a
+// KubeletConfiguration (kubelet.config.k8s.io/v1beta1), and tells of keys that
+// have no effect.
+func (c *cli) readKubeletConfig(fs *flag.FlagSet, path string) error {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	var config map[string]any
+	if err := yaml.Unmarshal(data, &config); err != nil {
+		return usageError("%s: %v", path, err)
+	}
+	if kind := config["kind"]; kind != "KubeletConfiguration" {
+		return usageError("%s: kind is %v, want KubeletConfiguration", path, kind)
+	}
+	given := map[string]bool{}
+	fs.Visit(func(f *flag.Flag) { given[f.Name] = true })
+	for _, key := range slices.Sorted(maps.Keys(config)) {
+		name, value := or(kubeletKeys[key], careKeys[key]), textOf(config[key])
+		if m, ok := config[key].(map[string]any); ok {
+			value = keyed(key, m)
+		}
+		switch key {
+		case "kind", "apiVersion", "healthzBindAddress":
+			continue
+		case "cpuCFSQuota":
+			name, value = "no-cpu-quota", strconv.FormatBool(config[key] == false)
+		case "readOnlyPort":
+			name, value = "read-only-address", addressOf("127.0.0.1", value)
+		case "healthzPort":
+			host, _ := config["healthzBindAddress"].(string)
+			name, value = "healthz-address", addressOf(or(host, "127.0.0.1"), value)
+		}
+		switch {
+		case name == "":
+			fmt.Fprintf(c.stderr, "crisp: warning: %s: %s has no effect\n", path, key)
+		case given[name]: // the command line wins
+		default:
+			if err := fs.Set(name, value); err != nil {
+				return usageError("%s: %s: %v", path, key, err)
+			}
+		}
+	}
+	return nil
+}
+
+// addressOf is host and port; port 0 is none.
+func addressOf(host, port string) string {
+	if port == "0" {
+		return ""
+	}
+	return host + ":" + port
+}
+
+// textOf writes a value as its flag would have it.
+func textOf(v any) string {
+	list, ok := v.([]any)
+	if !ok {
+		return fmt.Sprint(v)
+	}
+	texts := make([]string, len(list))
+	for i, item := range list {
+		texts[i] = fmt.Sprint(item)
+	}
+	return strings.Join(texts, ",")
+}
