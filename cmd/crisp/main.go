@@ -60,6 +60,8 @@ var commands = []command{
 	{"logs", "POD [-c CONTAINER] [-f] [-p] [--tail N] [--since 5m] [--timestamps] [--all-containers]", "print what a container wrote", runLogs},
 	{"exec", "[-i] [-t] [-c CONTAINER] POD -- COMMAND [ARG...]", "run a command in a container", runExec},
 	{"attach", "[-i] [-t] [-c CONTAINER] POD", "connect with a container that runs", runAttach},
+	{"cp", "POD:PATH FILE | FILE POD:PATH", "copy files from or to a container", runCopy},
+	{"port-forward", "POD [LOCAL:]PORT...", "serve ports of a pod on this machine", runPortForward},
 	{"debug", "POD --image IMAGE [--target CONTAINER] [-i] [-t] [-- COMMAND...]", "add a container to a pod that runs", runDebug},
 	{"delete", "pod/NAME|TYPE/NAME | -f FILE [--grace-period N] [--force] [--remove-manifest]", "delete objects", runDelete},
 	{"stop", "pod/NAME", "the same for pods", runStop},

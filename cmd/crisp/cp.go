@@ -1,0 +1,185 @@
+package main
+
+import (
+	"archive/tar"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+
+	"github.com/crisp-cri/crisp/agent/crix"
+	"github.com/crisp-cri/crisp/internal/fault"
+	"k8s.io/client-go/tools/remotecommand"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// runCopy copies files by tar(1), which the container must have, as kubectl does.
+func runCopy(c *cli, args []string) error {
+	var namespace, container string
+	fs := c.flags("cp")
+	namespaceFlag(fs, &namespace)
+	containerFlag(fs, &container)
+	rest, err := c.parse(fs, args)
+	if err != nil {
+		return err
+	}
+	if len(rest) != 2 {
+		return usageError("cp takes from where and to where: POD:PATH FILE, or FILE POD:PATH")
+	}
+	from, fromPath, remoteFrom := strings.Cut(rest[0], ":")
+	to, toPath, remoteTo := strings.Cut(rest[1], ":")
+	switch {
+	case remoteFrom && !remoteTo:
+		return c.copyOut(namespace, from, container, fromPath, rest[1])
+	case remoteTo && !remoteFrom:
+		return c.copyIn(namespace, to, container, rest[0], toPath)
+	}
+	return usageError("cp: one of the two must be POD:PATH")
+}
+
+// tar runs tar in a container.
+func (c *cli) tar(namespace, name, container string, cmd []string, in io.Reader, out io.Writer) error {
+	runtime, f, err := c.connectToPod(namespace, name)
+	if err != nil {
+		return err
+	}
+	status, err := c.container(f, container)
+	if err != nil {
+		return err
+	}
+	if status.State.Running == nil {
+		return fault.WrongState.Errorf("container %s of pod %s is not running: %s", status.Name, f.Pod.Name, stateWord(status))
+	}
+	resp, err := runtime.Exec(c.ctx, &cri.ExecRequest{ContainerId: runtimeID(status.ContainerID), Cmd: cmd, Stdin: in != nil, Stdout: out != nil, Stderr: true})
+	if err != nil {
+		return crix.Fault(err)
+	}
+	return c.stream(resp.Url, remotecommand.StreamOptions{Stdin: in, Stdout: out, Stderr: c.stderr}, false)
+}
+
+func (c *cli) copyOut(namespace, name, container, from, to string) error {
+	r, w := io.Pipe()
+	ended := make(chan error, 1)
+	go func() {
+		err := c.tar(namespace, name, container, []string{"tar", "cf", "-", "-C", path.Dir(from), path.Base(from)}, nil, w)
+		w.CloseWithError(errors.Join(err, io.EOF))
+		ended <- err
+	}()
+	// Into a directory that is there it goes by its own name, else by the new.
+	base := path.Base(from)
+	if info, err := os.Stat(to); err == nil && info.IsDir() {
+		to = filepath.Join(to, base)
+	}
+	err := unpack(r, base, to)
+	r.CloseWithError(err)
+	if tarErr := <-ended; err == nil {
+		err = tarErr
+	}
+	return err
+}
+
+// unpack writes what is in an archive under the name base to the path to. The
+// archive is a stranger's: nothing is written but below to, and no links are.
+func unpack(r io.Reader, base, to string) error {
+	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
+		return err
+	}
+	root, err := os.OpenRoot(filepath.Dir(to))
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	count := 0
+	for archive := tar.NewReader(r); ; count++ {
+		h, err := archive.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return err
+		}
+		rest, ok := strings.CutPrefix(path.Clean(h.Name), base)
+		if !ok || rest != "" && rest[0] != '/' {
+			return fmt.Errorf("the archive holds %s, which was not asked for", h.Name)
+		}
+		if err := unpackOne(root, filepath.Base(to)+rest, h, archive); err != nil {
+			return err
+		}
+	}
+	if count == 0 {
+		return errors.New("the archive is empty")
+	}
+	return nil
+}
+
+func unpackOne(root *os.Root, name string, h *tar.Header, content io.Reader) error {
+	mode := fs.FileMode(h.Mode).Perm()
+	switch h.Typeflag {
+	case tar.TypeDir:
+		return root.MkdirAll(name, mode|0o700)
+	case tar.TypeReg:
+		if err := root.MkdirAll(path.Dir(name), 0o755); err != nil {
+			return err
+		}
+		f, err := root.OpenFile(name, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, mode)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		_, err = io.Copy(f, content)
+		return errors.Join(err, f.Close())
+	}
+	return nil // links and devices are left out
+}
+
+func (c *cli) copyIn(namespace, name, container, from, to string) error {
+	if _, err := os.Stat(from); err != nil {
+		return err
+	}
+	dir, base := path.Dir(to), path.Base(to)
+	if strings.HasSuffix(to, "/") {
+		dir, base = path.Clean(to), filepath.Base(from)
+	}
+	r, w := io.Pipe()
+	go func() { w.CloseWithError(pack(w, from, base)) }()
+	defer r.Close()
+	return c.tar(namespace, name, container, []string{"tar", "xf", "-", "-C", dir}, r, nil)
+}
+
+// pack writes an archive of what is at the path from, under the name base.
+func pack(w io.Writer, from, base string) error {
+	archive := tar.NewWriter(w)
+	err := filepath.WalkDir(from, func(p string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		info, err := d.Info()
+		if err != nil || !info.Mode().IsRegular() && !info.IsDir() {
+			return err
+		}
+		rel, err := filepath.Rel(from, p)
+		if err != nil {
+			return err
+		}
+		h, err := tar.FileInfoHeader(info, "")
+		if err != nil {
+			return err
+		}
+		h.Name = path.Join(base, filepath.ToSlash(rel))
+		if err := archive.WriteHeader(h); err != nil || info.IsDir() {
+			return err
+		}
+		f, err := os.Open(p)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		_, err = io.Copy(archive, f)
+		return err
+	})
+	return errors.Join(err, archive.Close())
+}

@@ -1,0 +1,46 @@
+package main
+
+import (
+	"flag"
+	"os"
+	"strings"
+	"testing"
+
+	cmdline "github.com/crisp-cri/crisp/internal/cli"
+)
+
+var update = flag.Bool("update", false, "write the man page")
+
+// The man page is what the table of commands makes of itself: -update writes it.
+func TestManPage(t *testing.T) {
+	page := cmdline.Man(commandLine(), 1,
+		cmdline.Section{Title: "EXIT STATUS", Text: exitCodes},
+		cmdline.Section{Title: "ENVIRONMENT", Text: `CRISP_RUNTIME_ENDPOINT, then CONTAINER_RUNTIME_ENDPOINT, which is crictl's: the socket of the runtime, ` + defaultEndpoint + ` if neither is set.
+
+CRISP_AGENT_ROOT: the agent's own directory, ` + defaultAgentRoot + ` if it is not set.`},
+		cmdline.Section{Title: "SEE ALSO", Text: "crispd(8), crispd.toml(5)"})
+	const file = "../../docs/man/crisp.1"
+	if *update {
+		if err := os.WriteFile(file, []byte(page), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	have, err := os.ReadFile(file)
+	if err != nil || string(have) != page {
+		t.Errorf("%s is not what the commands are now (%v): go test ./cmd/crisp -run TestManPage -update", file, err)
+	}
+	if !strings.Contains(page, `\fB\-\-manifests\fR`) || !strings.Contains(page, `\fB\-\-tail\fR`) {
+		t.Error("flags of commands are not in the page")
+	}
+}
+
+// A shell gets a script that knows the flags of commands.
+func TestCompletion(t *testing.T) {
+	var out, errOut strings.Builder
+	if code := run(t.Context(), []string{"completion", "bash"}, nil, &out, &errOut); code != exitOK || !strings.Contains(out.String(), "--manifests") {
+		t.Errorf("exit code %d, %s", code, errOut.String())
+	}
+	if code := run(t.Context(), []string{"completion", "csh"}, nil, &out, &errOut); code != exitUsage {
+		t.Errorf("csh: exit code %d", code)
+	}
+}

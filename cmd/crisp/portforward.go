@@ -1,0 +1,62 @@
+package main
+
+import (
+	"net/http"
+	"net/url"
+	"strings"
+
+	"github.com/crisp-cri/crisp/agent/crix"
+	"github.com/crisp-cri/crisp/internal/fault"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/portforward"
+	"k8s.io/client-go/transport/spdy"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+func runPortForward(c *cli, args []string) error {
+	var namespace, address string
+	fs := c.flags("port-forward")
+	namespaceFlag(fs, &namespace)
+	fs.StringVar(&address, "address", "localhost", "`addresses` to listen at, with a comma between them")
+	rest, err := c.parse(fs, args)
+	if err != nil {
+		return err
+	}
+	if len(rest) < 2 {
+		return usageError("port-forward takes the name of a pod and ports: web 8080:80")
+	}
+	runtime, f, err := c.connectToPod(namespace, rest[0])
+	if err != nil {
+		return err
+	}
+	if len(f.Have.Sandboxes) == 0 || !f.Have.Sandboxes[0].Ready {
+		return fault.WrongState.Errorf("pod %s does not run", f.Pod.Name)
+	}
+	resp, err := runtime.PortForward(c.ctx, &cri.PortForwardRequest{PodSandboxId: f.Have.Sandboxes[0].ID})
+	if err != nil {
+		return crix.Fault(err)
+	}
+	return c.forward(resp.Url, strings.Split(address, ","), rest[1:])
+}
+
+// forward serves ports of ours until it is interrupted.
+func (c *cli) forward(to string, addresses, ports []string) error {
+	u, err := url.Parse(to)
+	if err != nil {
+		return err
+	}
+	transport, upgrader, err := spdy.RoundTripperFor(&rest.Config{TLSClientConfig: rest.TLSClientConfig{Insecure: true}})
+	if err != nil {
+		return err
+	}
+	dialer := spdy.NewDialer(upgrader, &http.Client{Transport: transport}, http.MethodPost, u)
+	ready := make(chan struct{})
+	forwarder, err := portforward.NewOnAddresses(dialer, addresses, ports, c.ctx.Done(), ready, c.stdout, c.stderr)
+	if err != nil {
+		return usageError("%v", err)
+	}
+	if err := forwarder.ForwardPorts(); err != nil && c.ctx.Err() == nil {
+		return err
+	}
+	return nil
+}
