@@ -26,7 +26,7 @@ const callTimeout = 2 * time.Minute
 // imageCmd is:
 //
 //	image load NAME            testbin's image from an archive, under that name
-//	image pull REF [USER PASSWORD]
+//	image pull REF [NAMESPACE | USER PASSWORD]
 //	image rm REF | status REF | ls
 func (n *node) imageCmd(ts *testscript.TestScript, args []string) error {
 	if len(args) == 0 {
@@ -37,8 +37,11 @@ func (n *node) imageCmd(ts *testscript.TestScript, args []string) error {
 	switch verb, args := args[0], args[1:]; {
 	case verb == "load" && len(args) == 0:
 		return ts.Exec(filepath.Join(n.binaries.dir, "crisp"), "image", "load", "-i", n.archive)
-	case verb == "pull" && (len(args) == 1 || len(args) == 3):
+	case verb == "pull" && len(args) >= 1 && len(args) <= 3:
 		req := &cri.PullImageRequest{Image: &cri.ImageSpec{Image: args[0]}}
+		if len(args) == 2 {
+			req.SandboxConfig = &cri.PodSandboxConfig{Metadata: &cri.PodSandboxMetadata{Namespace: args[1]}}
+		}
 		if len(args) == 3 {
 			req.Auth = &cri.AuthConfig{Username: args[1], Password: args[2]}
 		}
@@ -404,7 +407,7 @@ func (n *node) createContainer(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	n.ids[name], n.sandboxOf[name] = resp.ContainerId, sandbox
+	n.ids[name], n.sandboxOf[name], n.configs[name] = resp.ContainerId, sandbox, c
 	return nil
 }
 
@@ -431,6 +434,7 @@ func (n *node) containerStatus(ctx context.Context, ts *testscript.TestScript, i
 	s := resp.Status
 	fmt.Fprintf(ts.Stdout(), "state: %s\nexit code: %d\nreason: %s\nmessage: %s\nfinished after start: %t\nstop signal: %s\n",
 		strings.ToLower(strings.TrimPrefix(s.State.String(), "CONTAINER_")), s.ExitCode, s.Reason, s.Message, s.FinishedAt >= s.StartedAt && s.StartedAt > 0, s.StopSignal)
+	fmt.Fprintf(ts.Stdout(), "image: %s\n", s.GetImage().GetImage())
 	for _, m := range s.Mounts {
 		fmt.Fprintf(ts.Stdout(), "mount: %s %s image=%s ref=%s\n", m.ContainerPath, m.HostPath, m.Image.GetImage(), m.Image.GetImageRef())
 	}
@@ -455,7 +459,11 @@ func (n *node) exec(ctx context.Context, ts *testscript.TestScript, id string, t
 }
 
 func (n *node) logFile(name string) string {
-	return filepath.Join(n.dir, "logs", n.sandboxOf[name], name+".log")
+	file := n.logNames[name]
+	if file == "" {
+		file = name + ".log"
+	}
+	return filepath.Join(n.dir, "logs", n.sandboxOf[name], file)
 }
 
 // printLog prints what is behind "TIME STREAM TAG ", joining partial lines.

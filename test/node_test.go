@@ -112,6 +112,8 @@ type node struct {
 	sandboxes  map[string]*cri.PodSandboxConfig
 	ids        map[string]string // of sandboxes and containers, by their name in the script
 	sandboxOf  map[string]string // container name → sandbox name
+	configs    map[string]*cri.ContainerConfig
+	logNames   map[string]string // container name → file of its log, if that is not its name's
 	marks      map[string]bool   // names by which what is ours can be told in the kernel
 	wiped      bool
 	unmountAll []string // tmpfs mounts that a script asked for
@@ -169,6 +171,8 @@ func newNode(workdir string, b binaries) (*node, error) {
 		sandboxes: map[string]*cri.PodSandboxConfig{},
 		ids:       map[string]string{},
 		sandboxOf: map[string]string{},
+		configs:   map[string]*cri.ContainerConfig{},
+		logNames:  map[string]string{},
 		marks:     map[string]bool{dir: true, workdir: true},
 	}
 	config := filepath.Join(workdir, "crispd.toml")
@@ -241,14 +245,17 @@ func (n *node) diskCmd(ts *testscript.TestScript, args []string) error {
 	return nil
 }
 
-// executorCmd is: executor kill
+// executorCmd is: executor kill | term
 func (n *node) executorCmd(ts *testscript.TestScript, args []string) error {
-	if len(args) != 1 || args[0] != "kill" {
+	if len(args) != 1 || args[0] != "kill" && args[0] != "term" {
 		return errUsage
 	}
 	pid, err := n.executorPid()
 	if err != nil {
 		return err
+	}
+	if args[0] == "term" {
+		return syscall.Kill(pid, syscall.SIGTERM)
 	}
 	return syscall.Kill(pid, syscall.SIGKILL)
 }

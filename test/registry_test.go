@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -36,14 +37,20 @@ type fakeRegistry struct {
 	mu     sync.Mutex
 	fault  string // "", "corrupt", "hang", "truncate"
 	auth   string // user:password, if one is asked for
+
+	sent map[string]int // how often each path was asked for with GET
+	gate chan struct{}  // if not nil, a blob is sent when it is closed
 }
 
 func newRegistry() *fakeRegistry {
-	r := &fakeRegistry{}
+	r := &fakeRegistry{sent: map[string]int{}}
 	inner := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
 	r.server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		r.mu.Lock()
-		fault, auth := r.fault, r.auth
+		fault, auth, gate := r.fault, r.auth, r.gate
+		if req.Method == http.MethodGet {
+			r.sent[req.URL.Path]++
+		}
 		r.mu.Unlock()
 		if user, password, _ := req.BasicAuth(); auth != "" && user+":"+password != auth {
 			w.Header().Set("WWW-Authenticate", `Basic realm="test"`)
@@ -51,6 +58,13 @@ func newRegistry() *fakeRegistry {
 			return
 		}
 		blob := req.Method == http.MethodGet && strings.Contains(req.URL.Path, "/blobs/")
+		if blob && gate != nil {
+			select {
+			case <-gate:
+			case <-req.Context().Done():
+				return
+			}
+		}
 		switch {
 		case blob && fault == "corrupt":
 			rec := httptest.NewRecorder()
@@ -80,6 +94,22 @@ func (r *fakeRegistry) close() {
 	r.server.Close()
 }
 
+// blobs tells how often each blob was asked for.
+func (r *fakeRegistry) blobs() map[string]int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	asked := maps.Clone(r.sent)
+	maps.DeleteFunc(asked, func(path string, _ int) bool { return !strings.Contains(path, "/blobs/sha256:") })
+	return asked
+}
+
+// useRegistry makes r the node's registry.
+func (n *node) useRegistry(r *fakeRegistry) error {
+	n.registry = r
+	conf := fmt.Sprintf("[[registry]]\nlocation = %q\ninsecure = true\n\n[[registry]]\nlocation = \"mirrored.test\"\n[[registry.mirror]]\nlocation = %q\ninsecure = true\n", r.host(), r.host())
+	return os.WriteFile(filepath.Join(n.dir, "registries.conf"), []byte(conf), 0o644)
+}
+
 // registryCmd is:
 //
 //	registry start                    sets $REGISTRY; registries.conf names it as insecure
@@ -89,14 +119,16 @@ func (r *fakeRegistry) close() {
 //	registry push-big NAME MIB        an image with that much of random bytes in it
 //	registry fault ""|corrupt|hang
 //	registry auth USER:PASSWORD
+//
+// and what trustCmd has.
 func (n *node) registryCmd(ts *testscript.TestScript, args []string) error {
 	switch {
 	case len(args) == 1 && args[0] == "start":
-		n.registry = newRegistry()
+		if err := n.useRegistry(newRegistry()); err != nil {
+			return err
+		}
 		ts.Setenv("REGISTRY", n.registry.host())
-		conf := fmt.Sprintf("[[registry]]\nlocation = %q\ninsecure = true\n\n[[registry]]\nlocation = \"mirrored.test\"\n[[registry.mirror]]\nlocation = %q\ninsecure = true\n",
-			n.registry.host(), n.registry.host())
-		return os.WriteFile(filepath.Join(n.dir, "registries.conf"), []byte(conf), 0o644)
+		return nil
 	case n.registry == nil:
 		return fmt.Errorf("no registry was started")
 	case len(args) == 1 && args[0] == "stop":
@@ -135,6 +167,8 @@ func (n *node) registryCmd(ts *testscript.TestScript, args []string) error {
 		defer n.registry.mu.Unlock()
 		n.registry.auth = args[1]
 		return nil
+	case len(args) > 0:
+		return n.trustCmd(ts, args)
 	}
 	return errUsage
 }

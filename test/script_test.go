@@ -2,13 +2,17 @@ package test
 
 import (
 	"flag"
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
 
+	"github.com/crisp-cri/crisp/internal/apparmor"
+	"github.com/crisp-cri/crisp/internal/kernel"
 	"github.com/crisp-cri/crisp/internal/noleaks"
+	"github.com/crisp-cri/crisp/server/selinux"
 )
 
 var verbose = flag.Bool("daemon-log", false, "show crispd's log when a script fails")
@@ -56,17 +60,39 @@ func TestScript(t *testing.T) {
 			})
 			return nil
 		},
+		Condition: func(cond string) (bool, error) {
+			switch cond {
+			case "exit-by-pidfd": // else a crash of the executor costs the exit codes of what it had started
+				return kernel.Probe().PidfdInfo, nil
+			case "cgroup2":
+				return kernel.Probe().CgroupV2, nil
+			case "systemd":
+				return kernel.Probe().Systemd, nil
+			case "apparmor":
+				return kernel.Probe().AppArmor && apparmor.Parser() != "", nil
+			case "selinux": // with a policy that knows containers
+				p, err := selinux.Open()
+				return p != nil && err == nil, nil
+			case "enforcing":
+				mode, _ := os.ReadFile("/sys/fs/selinux/enforce")
+				return string(mode) == "1", nil
+			case "criu":
+				return criuWorks(), nil
+			}
+			return false, fmt.Errorf("unknown condition %q", cond)
+		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
-			"daemon":    withNode((*node).daemonCmd),
-			"executor":  withNode((*node).executorCmd),
-			"image":     withNode((*node).imageCmd),
-			"registry":  withNode((*node).registryCmd),
-			"sandbox":   withNode((*node).sandboxCmd),
-			"container": withNode((*node).containerCmd),
-			"plugin":    withNode((*node).pluginCmd),
-			"http":      withNode((*node).httpCmd),
-			"disk":      withNode((*node).diskCmd),
-			"noleaks":   withNode((*node).noleaksCmd),
+			"daemon":     withNode((*node).daemonCmd),
+			"executor":   withNode((*node).executorCmd),
+			"image":      withNode((*node).imageCmd),
+			"registry":   withNode((*node).registryCmd),
+			"sandbox":    withNode((*node).sandboxCmd),
+			"container":  withNode((*node).containerCmd),
+			"checkpoint": withNode((*node).checkpointCmd),
+			"plugin":     withNode((*node).pluginCmd),
+			"http":       withNode((*node).httpCmd),
+			"disk":       withNode((*node).diskCmd),
+			"noleaks":    withNode((*node).noleaksCmd),
 		},
 	})
 }

@@ -17,6 +17,7 @@
 //	ls PATH          a directory's names, a line each
 //	write PATH TEXT  TEXT into a file
 //	copy FROM TO     a file, with its mode
+//	await PATH       wait until there is a file of that name
 //	run PATH         a program with the rest as its arguments, and wait for it
 //	stat PATH        kind, mode, owner and device numbers as a line
 //	cwd              the working directory as a line
@@ -105,6 +106,12 @@ func main() {
 			data, err := os.ReadFile(next())
 			check(err)
 			check(os.WriteFile(next(), data, 0o755))
+		case "await":
+			for path := next(); ; time.Sleep(10 * time.Millisecond) {
+				if _, err := os.Stat(path); err == nil {
+					break
+				}
+			}
 		case "run":
 			cmd := exec.Command(next(), args...)
 			cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
