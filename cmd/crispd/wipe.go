@@ -35,7 +35,7 @@ func wipe(c *config.Config, all bool, out io.Writer) error {
 		return nil
 	}
 	log := newLog(config.Log{Level: "warn", Format: c.Log.Format})
-	locks, err := makeDirs(c.Root, c.State)
+	locks, err := takeDirs(c.Root, c.State)
 	if err != nil {
 		return err
 	}
@@ -81,6 +81,18 @@ func wipe(c *config.Config, all bool, out io.Writer) error {
 		w.remove(c.Root)
 	}
 	return errors.Join(w.errs...)
+}
+
+// takeDirs is makeDirs for who comes right after the crispd before: one that was
+// killed lets go of its directories a moment later.
+func takeDirs(dirs ...string) (locks []*os.File, err error) {
+	for range 30 {
+		if locks, err = makeDirs(dirs...); err == nil {
+			break
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	return locks, err
 }
 
 // A wiping is a wipe under way: what could not be done is kept for its end.

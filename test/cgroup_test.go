@@ -1,0 +1,469 @@
+package test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/opencontainers/cgroups"
+	_ "github.com/opencontainers/cgroups/devices"
+	"github.com/opencontainers/cgroups/manager"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/internal/kernel"
+)
+
+// A node of cgroup v2, by both drivers, the way the kubelet uses it: the limits that
+// are asked for are in the kernel, and stay there whatever systemd is told to do.
+func TestUnifiedNode(t *testing.T) {
+	host := kernel.Probe()
+	if !host.CgroupV2 {
+		t.Skip("needs a host with cgroup v2 alone")
+	}
+	for _, driver := range []string{"systemd", "cgroupfs"} {
+		t.Run(driver, func(t *testing.T) {
+			if driver == "systemd" && !host.Systemd {
+				t.Skip("systemd does not run this host")
+			}
+			u := newUnified(t, driver)
+			u.limitsOfAContainer()
+			u.updates()
+			u.restarts()
+			u.stats()
+			u.outOfMemory()
+			u.ownCgroup()
+		})
+	}
+}
+
+// A unified is a node with a pod in a cgroup that the test made as the kubelet does.
+type unified struct {
+	*node
+	t       *testing.T
+	driver  string
+	config  string // file
+	pod     string // the pod's directory
+	pods    string // parent, as the kubelet names it
+	box     string // the container under test
+	boxPid  int
+	boxDir  string
+	sandbox string
+}
+
+func newUnified(t *testing.T, driver string) *unified {
+	n, config := startNode(t)
+	if err := n.stopDaemon(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(config, fmt.Appendf(nil, "cgroup_driver = %q\n", driver), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.start(config, nil); err != nil {
+		t.Fatal(err)
+	}
+	u := &unified{node: n, t: t, driver: driver, config: config}
+	resp, err := n.runtime().RuntimeConfig(u.ctx(), &cri.RuntimeConfigRequest{})
+	if got := strings.ToLower(resp.GetLinux().GetCgroupDriver().String()); err != nil || got != driver {
+		t.Errorf("RuntimeConfig tells %q, %v", got, err)
+	}
+	uid := strconv.Itoa(os.Getpid())
+	group := &cgroups.Cgroup{Systemd: driver == "systemd", Resources: &cgroups.Resources{SkipDevices: true}}
+	if group.Systemd {
+		group.Parent, group.Name = "crisptest-burstable.slice", "crisptest-burstable-pod"+uid+".slice"
+		u.pods = "/crisptest.slice/crisptest-burstable.slice/" + group.Name
+	} else {
+		u.pods = "/crisptest/burstable/pod" + uid
+		group.Path = u.pods
+	}
+	kubelet, err := manager.New(group)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := kubelet.Apply(-1); err != nil {
+		t.Fatal(err)
+	}
+	if err := kubelet.Set(&cgroups.Resources{SkipDevices: true, Memory: 512 << 20}); err != nil {
+		t.Fatal(err)
+	}
+	u.pod = kubelet.Path("")
+	t.Cleanup(func() {
+		kubelet.Destroy()
+		for _, dir := range []string{"/sys/fs/cgroup/crisptest/burstable", "/sys/fs/cgroup/crisptest"} {
+			os.Remove(dir)
+		}
+		for _, slice := range []string{"crisptest-burstable.slice", "crisptest.slice"} {
+			if driver == "systemd" {
+				exec.Command("systemctl", "stop", slice).Run()
+			}
+		}
+	})
+	config2, err := n.sandboxConfig("p", []string{"host-network"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	config2.Linux.CgroupParent = u.pods
+	u.sandbox = u.run(config2)
+	return u
+}
+
+func (u *unified) ctx() context.Context {
+	ctx, cancel := context.WithTimeout(u.t.Context(), callTimeout)
+	u.t.Cleanup(cancel)
+	return ctx
+}
+
+func (u *unified) run(config *cri.PodSandboxConfig) string {
+	u.t.Helper()
+	resp, err := u.runtime().RunPodSandbox(u.ctx(), &cri.RunPodSandboxRequest{Config: config})
+	if err != nil {
+		u.t.Fatal(err)
+	}
+	u.sandboxes[config.Metadata.Name], u.ids[config.Metadata.Name] = config, resp.PodSandboxId
+	return resp.PodSandboxId
+}
+
+// begin starts a container in the pod.
+func (u *unified) begin(pod, name string, res *cri.LinuxContainerResources, command ...string) (id string, pid int) {
+	u.t.Helper()
+	resp, err := u.runtime().CreateContainer(u.ctx(), &cri.CreateContainerRequest{
+		PodSandboxId: u.ids[pod], SandboxConfig: u.sandboxes[pod],
+		Config: &cri.ContainerConfig{
+			Metadata: &cri.ContainerMetadata{Name: name},
+			Image:    &cri.ImageSpec{Image: testImage},
+			Command:  append([]string{"/testbin"}, command...),
+			LogPath:  name + ".log",
+			Linux:    &cri.LinuxContainerConfig{Resources: res},
+		},
+	})
+	if err != nil {
+		u.t.Fatal(err)
+	}
+	if _, err := u.runtime().StartContainer(u.ctx(), &cri.StartContainerRequest{ContainerId: resp.ContainerId}); err != nil {
+		u.t.Fatal(err)
+	}
+	u.ids[name] = resp.ContainerId
+	return resp.ContainerId, u.pid(resp.ContainerId)
+}
+
+// pid is the container's init, 0 if it has ended.
+func (u *unified) pid(id string) int {
+	u.t.Helper()
+	resp, err := u.runtime().ContainerStatus(u.ctx(), &cri.ContainerStatusRequest{ContainerId: id, Verbose: true})
+	if err != nil {
+		u.t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(resp.Info["info"], `"pid":`)
+	var pid int
+	fmt.Sscan(rest, &pid)
+	return pid
+}
+
+// holds checks files of the container's cgroup.
+func (u *unified) holds(when, dir string, want map[string]string) {
+	u.t.Helper()
+	for file, want := range want {
+		data, err := os.ReadFile(filepath.Join(dir, file))
+		if got := strings.TrimSpace(string(data)); got != want {
+			u.t.Errorf("%s: %s is %q, want %q (err %v)", when, file, got, want, err)
+		}
+	}
+}
+
+// systemctl is a command to systemd, where it runs.
+func (u *unified) systemctl(args ...string) string {
+	u.t.Helper()
+	if !exists("/run/systemd/system") {
+		return ""
+	}
+	out, err := exec.Command("systemctl", args...).CombinedOutput()
+	if err != nil {
+		u.t.Errorf("systemctl %s: %v\n%s", strings.Join(args, " "), err, out)
+	}
+	return string(out)
+}
+
+const mib = 1 << 20
+
+// hugePages is a size of huge pages that the kernel has, "" without the controller.
+func hugePages() string {
+	if sizes := cgroups.HugePageSizes(); kernel.Probe().Has("hugetlb") && len(sizes) > 0 {
+		return sizes[0]
+	}
+	return ""
+}
+
+func (u *unified) limitsOfAContainer() {
+	t := u.t
+	res := &cri.LinuxContainerResources{
+		CpuShares: 512, CpuQuota: 12345, CpuPeriod: 100000, CpusetCpus: "0",
+		MemoryLimitInBytes: 64 * mib, MemorySwapLimitInBytes: 96 * mib,
+		Unified: map[string]string{"memory.high": fmt.Sprint(60 * mib), "memory.low": fmt.Sprint(8 * mib)},
+	}
+	size := hugePages()
+	if size != "" {
+		res.HugepageLimits = []*cri.HugepageLimit{{PageSize: size, Limit: 4 * mib}}
+	}
+	u.box, u.boxPid = u.begin("p", "box", res, "eat", "8", "print", "fed", "sleep", "for-ever")
+	dirs, err := cgroupsOf(u.boxPid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	u.boxDir = dirs[""]
+	want := filepath.Join(u.pod, u.box)
+	if u.driver == "systemd" {
+		want = filepath.Join(u.pod, "crisp-"+u.box+".scope")
+	}
+	if u.boxDir != want {
+		t.Errorf("the container is in %s, want %s", u.boxDir, want)
+	}
+	files := map[string]string{
+		"memory.max": fmt.Sprint(64 * mib), "memory.swap.max": fmt.Sprint(32 * mib), "memory.high": fmt.Sprint(60 * mib), "memory.low": fmt.Sprint(8 * mib),
+		"cpu.weight": fmt.Sprint(cgroups.ConvertCPUSharesToCgroupV2Value(512)), "cpu.max": u.percent(12345), "cpuset.cpus": "0", "pids.max": "max",
+	}
+	if size != "" {
+		files["hugetlb."+size+".max"] = fmt.Sprint(4 * mib)
+	}
+	u.holds("after the start", u.boxDir, files)
+	u.systemctl("daemon-reload")
+	u.holds("after daemon-reload", u.boxDir, files)
+	u.shows("after the start", 12345, 64*mib, 96*mib)
+
+	// It sees its own cgroup as the root.
+	for path, want := range map[string]string{"/proc/self/cgroup": "0::/", "/sys/fs/cgroup/memory.max": fmt.Sprint(64 * mib)} {
+		resp, err := u.runtime().ExecSync(u.ctx(), &cri.ExecSyncRequest{ContainerId: u.box, Cmd: []string{"/testbin", "cat", path}})
+		if got := strings.TrimSpace(string(resp.GetStdout())); err != nil || !strings.HasPrefix(got, want) {
+			t.Errorf("inside, %s is %q, %v", path, got, err)
+		}
+	}
+}
+
+// percent is a quota as it is in cpu.max: systemd keeps whole percents.
+func (u *unified) percent(quota int) string {
+	if u.driver == "systemd" {
+		quota = (quota + 999) / 1000 * 1000
+	}
+	return fmt.Sprintf("%d 100000", quota)
+}
+
+// shows checks the limits of the status: what was asked for.
+func (u *unified) shows(when string, quota, memory, swap int64) {
+	u.t.Helper()
+	resp, err := u.runtime().ContainerStatus(u.ctx(), &cri.ContainerStatusRequest{ContainerId: u.box})
+	r := resp.GetStatus().GetResources().GetLinux()
+	if err != nil || r.GetCpuQuota() != quota || r.GetMemoryLimitInBytes() != memory || r.GetMemorySwapLimitInBytes() != swap {
+		u.t.Errorf("%s: the status has %v (err %v), want quota %d, memory %d, swap %d", when, r, err, quota, memory, swap)
+	}
+}
+
+func (u *unified) updates() {
+	t := u.t
+	size := hugePages()
+	change := &cri.LinuxContainerResources{
+		CpuQuota: 25500, MemoryLimitInBytes: 80 * mib, MemorySwapLimitInBytes: 120 * mib,
+		Unified: map[string]string{"memory.high": fmt.Sprint(70 * mib)},
+	}
+	files := map[string]string{
+		"memory.max": fmt.Sprint(80 * mib), "memory.swap.max": fmt.Sprint(40 * mib), "memory.high": fmt.Sprint(70 * mib), "memory.low": fmt.Sprint(8 * mib),
+		"cpu.weight": fmt.Sprint(cgroups.ConvertCPUSharesToCgroupV2Value(512)), "cpu.max": u.percent(25500), "cpuset.cpus": "0", "pids.max": "max",
+	}
+	if size != "" {
+		change.HugepageLimits = []*cri.HugepageLimit{{PageSize: size, Limit: 6 * mib}}
+		files["hugetlb."+size+".max"] = fmt.Sprint(6 * mib)
+	}
+	if _, err := u.runtime().UpdateContainerResources(u.ctx(), &cri.UpdateContainerResourcesRequest{ContainerId: u.box, Linux: change}); err != nil {
+		t.Fatal(err)
+	}
+	u.holds("after the update", u.boxDir, files)
+	u.systemctl("daemon-reload")
+	u.holds("after the update and daemon-reload", u.boxDir, files)
+	u.shows("after the update", 25500, 80*mib, 120*mib)
+
+	// Each has a part that the kernel refuses, and parts that it would take, or has
+	// taken already.
+	for name, bad := range map[string]*cri.LinuxContainerResources{
+		"no such file":  {CpuQuota: 50000, MemoryLimitInBytes: 90 * mib, CpusetMems: "0", Unified: map[string]string{"memory.min": "4194304", "memory.nonsense": "1"}},
+		"bad value":     {CpuShares: 1024, MemoryLimitInBytes: 90 * mib, MemorySwapLimitInBytes: 200 * mib, Unified: map[string]string{"pids.max": "50", "memory.high": "lots"}},
+		"no such pages": {CpuPeriod: 50000, MemoryLimitInBytes: 90 * mib, HugepageLimits: []*cri.HugepageLimit{{PageSize: "3MB", Limit: 3 * mib}}},
+		"no such CPU":   {MemoryLimitInBytes: 90 * mib, CpusetCpus: "4000"},
+	} {
+		_, err := u.runtime().UpdateContainerResources(u.ctx(), &cri.UpdateContainerResourcesRequest{ContainerId: u.box, Linux: bad})
+		if err == nil {
+			t.Errorf("%s: the update was taken", name)
+			continue
+		}
+		t.Logf("%s: %v", name, err)
+		files["memory.min"], files["cpuset.mems.effective"] = "0", "0" // it cannot become empty again
+		u.holds(name, u.boxDir, files)
+		u.systemctl("daemon-reload")
+		u.holds(name+", after daemon-reload", u.boxDir, files)
+		u.shows(name, 25500, 80*mib, 120*mib)
+	}
+
+	// The pod's cgroup is the kubelet's: what it tells us is kept, not done.
+	_, err := u.runtime().UpdatePodSandboxResources(u.ctx(), &cri.UpdatePodSandboxResourcesRequest{
+		PodSandboxId: u.sandbox, Resources: &cri.LinuxContainerResources{MemoryLimitInBytes: 300 * mib, Unified: map[string]string{"memory.high": "1"}},
+	})
+	if err != nil {
+		t.Error(err)
+	}
+	u.holds("after an update of the pod", u.pod, map[string]string{"memory.max": fmt.Sprint(512 * mib), "memory.high": "max"})
+	status, err := u.runtime().PodSandboxStatus(u.ctx(), &cri.PodSandboxStatusRequest{PodSandboxId: u.sandbox, Verbose: true})
+	if err != nil || !strings.Contains(fmt.Sprint(status.Info), "314572800") {
+		t.Errorf("the verbose status does not tell the pod's resources: %v, %v", status.GetInfo(), err)
+	}
+}
+
+func (u *unified) restarts() {
+	t := u.t
+	before, err := u.executorPid()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if own, err := cgroupsOf(before); err != nil {
+		t.Error(err)
+	} else if dir := own[""]; exists("/run/systemd/system") && (filepath.Dir(dir) != "/sys/fs/cgroup/system.slice" || !strings.HasPrefix(filepath.Base(dir), "crisp-executor-") || !strings.HasSuffix(dir, ".scope")) {
+		t.Errorf("the executor is in %s", dir)
+	}
+	if err := u.stopDaemon(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	u.systemctl("daemon-reexec")
+	if err := u.start(u.config, nil); err != nil {
+		t.Fatal(err)
+	}
+	if now, err := u.executorPid(); err != nil || now != before || u.pid(u.box) != u.boxPid {
+		t.Errorf("executor %d, container %d; they were %d and %d (err %v)", now, u.pid(u.box), before, u.boxPid, err)
+	}
+	u.holds("after restarts", u.boxDir, map[string]string{"memory.max": fmt.Sprint(80 * mib), "cpu.max": u.percent(25500)})
+	resp, err := u.runtime().ExecSync(u.ctx(), &cri.ExecSyncRequest{ContainerId: u.box, Cmd: []string{"/testbin", "print", "alive"}})
+	if err != nil || string(resp.Stdout) != "alive\n" {
+		t.Errorf("exec after restarts: %v, %v", resp, err)
+	}
+}
+
+func (u *unified) stats() {
+	t := u.t
+	resp, err := u.runtime().ContainerStats(u.ctx(), &cri.ContainerStatsRequest{ContainerId: u.box})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := resp.Stats
+	if s.Memory.GetUsageBytes().GetValue() < 8*mib || s.Memory.GetWorkingSetBytes().GetValue() == 0 || s.Cpu.GetUsageCoreNanoSeconds().GetValue() == 0 {
+		t.Errorf("stats are %v", s)
+	}
+	if exists("/proc/pressure/memory") && (s.Cpu.GetPsi() == nil || s.Memory.GetPsi() == nil || s.Io.GetPsi() == nil) {
+		t.Errorf("stats have no pressure: %v", s)
+	}
+	if s.Swap.GetSwapAvailableBytes().GetValue() != 40*mib {
+		t.Errorf("swap is %v", s.Swap)
+	}
+	pod, err := u.runtime().PodSandboxStats(u.ctx(), &cri.PodSandboxStatsRequest{PodSandboxId: u.sandbox})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := pod.Stats.Linux
+	if l.Memory.GetUsageBytes().GetValue() < s.Memory.UsageBytes.Value/2 || l.Cpu.GetUsageCoreNanoSeconds().GetValue() == 0 || l.Process.GetProcessCount().GetValue() == 0 || len(l.Containers) != 1 {
+		t.Errorf("stats of the pod are %v", l)
+	}
+	metrics, err := u.runtime().ListPodSandboxMetrics(u.ctx(), &cri.ListPodSandboxMetricsRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := map[string]uint64{}
+	for _, p := range metrics.PodMetrics {
+		for _, c := range p.ContainerMetrics {
+			for _, m := range c.Metrics {
+				found[m.Name] = max(found[m.Name], m.Value.GetValue())
+			}
+		}
+	}
+	for name, want := range map[string]uint64{"container_spec_memory_limit_bytes": 80 * mib, "container_spec_cpu_quota": 25500} {
+		if got := found[name]; got != want {
+			t.Errorf("metric %s is %d, want %d", name, got, want)
+		}
+	}
+}
+
+// outOfMemory has a second process of a container take too much: alone, and with
+// memory.oom.group, as the kubelet sets it.
+func (u *unified) outOfMemory() {
+	t := u.t
+	for _, group := range []string{"0", "1"} {
+		id, _ := u.begin("p", "oom"+group, &cri.LinuxContainerResources{
+			MemoryLimitInBytes: 32 * mib, Unified: map[string]string{"memory.oom.group": group},
+		}, "await", "/go", "exit", "3")
+		resp, err := u.runtime().ExecSync(u.ctx(), &cri.ExecSyncRequest{ContainerId: id, Cmd: []string{"/testbin", "eat", "200"}})
+		if err != nil || resp.ExitCode != 137 {
+			t.Errorf("exec that takes too much: %v, %v", resp, err)
+		}
+		want := int32(137)
+		if group == "0" {
+			want = 3 // only the one was killed, and the container ends by itself
+			if _, err := u.runtime().ExecSync(u.ctx(), &cri.ExecSyncRequest{ContainerId: id, Cmd: []string{"/testbin", "write", "/go", "on"}}); err != nil {
+				t.Error(err)
+			}
+		}
+		for range 600 {
+			resp, err := u.runtime().ContainerStatus(u.ctx(), &cri.ContainerStatusRequest{ContainerId: id})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if s := resp.Status; s.State == cri.ContainerState_CONTAINER_EXITED {
+				if s.ExitCode != want || s.Reason != "OOMKilled" {
+					t.Errorf("memory.oom.group=%s: it ended with %d, %s; want %d, OOMKilled", group, s.ExitCode, s.Reason, want)
+				}
+				want = -1
+				break
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+		if want != -1 {
+			t.Errorf("memory.oom.group=%s: it did not end", group)
+		}
+	}
+}
+
+// ownCgroup is a pod whose creator names no cgroup; afterwards nothing is left of it,
+// with systemd neither.
+func (u *unified) ownCgroup() {
+	t := u.t
+	config, err := u.sandboxConfig("own", []string{"host-network", "share-pid"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := u.run(config)
+	c, pid := u.begin("own", "c", nil, "sleep", "for-ever")
+	dirs, err := cgroupsOf(pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	u.holds("without limits", dirs[""], map[string]string{"memory.max": "max", "pids.max": "max", "cpu.max": "max 100000"})
+	u.systemctl("daemon-reload")
+	u.holds("without limits, after daemon-reload", dirs[""], map[string]string{"memory.max": "max", "pids.max": "max", "cpu.max": "max 100000"})
+	for _, sb := range []string{id, u.sandbox} {
+		if _, err := u.runtime().StopPodSandbox(u.ctx(), &cri.StopPodSandboxRequest{PodSandboxId: sb}); err != nil {
+			t.Error(err)
+		}
+		if _, err := u.runtime().RemovePodSandbox(u.ctx(), &cri.RemovePodSandboxRequest{PodSandboxId: sb}); err != nil {
+			t.Error(err)
+		}
+	}
+	for _, dir := range []string{dirs[""], filepath.Dir(dirs[""]), u.boxDir} {
+		if exists(dir) {
+			t.Errorf("%s is left", dir)
+		}
+	}
+	units := u.systemctl("list-units", "--all", "--no-legend", "--plain", "crisp-*")
+	for _, id := range []string{id, c, u.box} {
+		if strings.Contains(units, id) {
+			t.Errorf("units are left:\n%s", units)
+		}
+	}
+}

@@ -1,0 +1,133 @@
+package test
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// crispd as a service of systemd: what it started is not in its service, and lives on
+// when that is stopped, started anew or killed, with its log and its exit code.
+func TestServiceRestarts(t *testing.T) {
+	if !exists("/run/systemd/system") {
+		t.Skip("systemd does not run this host")
+	}
+	n, config := startNode(t)
+	u := &unified{node: n, t: t, config: config}
+	if err := n.stopDaemon(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	unit := "crisptest-" + strconv.Itoa(os.Getpid()) + ".service"
+	// As packaging/systemd/crisp.service.in has it.
+	start := []string{"--unit", unit, "-p", "Type=notify", "-p", "NotifyAccess=main", "-p", "KillMode=process", "-p", "Delegate=yes",
+		filepath.Join(n.binaries.dir, "crispd"), "--config", config, "--root", n.root, "--state", n.state, "--socket", n.socket}
+	service := func(command string, args ...string) {
+		t.Helper()
+		if out, err := exec.Command(command, args...).CombinedOutput(); err != nil {
+			t.Fatalf("%s %s: %v\n%s", command, strings.Join(args, " "), err, out)
+		}
+	}
+	service("systemd-run", start...)
+	defer exec.Command("systemctl", "stop", unit).Run()
+	var err error
+	if n.conn, err = grpc.NewClient("unix://"+n.socket, grpc.WithTransportCredentials(insecure.NewCredentials())); err != nil {
+		t.Fatal(err)
+	}
+	defer n.conn.Close()
+
+	pod, err := n.sandboxConfig("p", []string{"host-network"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	u.run(pod)
+	counter, pid := u.begin("p", "counter", nil, "count", "-1", "20ms")
+	quitter, _ := u.begin("p", "quitter", nil, "await", "/go", "exit", "7")
+	executor, err := n.executorPid()
+	if err != nil {
+		t.Fatal(err)
+	}
+	inService := func() {
+		t.Helper()
+		procs, err := os.ReadFile("/sys/fs/cgroup/system.slice/" + unit + "/cgroup.procs")
+		if got := strings.Fields(string(procs)); err != nil || len(got) != 1 {
+			t.Errorf("processes of the service are %v, %v", got, err)
+		}
+	}
+	inService()
+
+	service("systemctl", "restart", unit)
+	inService()
+	service("systemctl", "kill", "-s", "KILL", unit)
+	for range 100 {
+		if exec.Command("systemctl", "is-active", "-q", unit).Run() != nil {
+			break
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	service("systemctl", "daemon-reload")
+	// One ends while nobody is there.
+	root := fmt.Sprintf("/proc/%d/root/go", u.processOf(t, quitter))
+	if err := os.WriteFile(root, nil, 0o644); err != nil {
+		t.Error(err)
+	}
+	exec.Command("systemctl", "reset-failed", unit).Run()
+	service("systemd-run", start...)
+	if now, err := n.executorPid(); err != nil || now != executor || u.pid(counter) != pid {
+		t.Errorf("executor %d, container %d; they were %d and %d (err %v)", now, u.pid(counter), executor, pid, err)
+	}
+	for range 100 {
+		resp, err := n.runtime().ContainerStatus(u.ctx(), &cri.ContainerStatusRequest{ContainerId: quitter})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if s := resp.Status; s.State == cri.ContainerState_CONTAINER_EXITED {
+			if s.ExitCode != 7 {
+				t.Errorf("what ended meanwhile ended with %d, %s", s.ExitCode, s.Message)
+			}
+			break
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	service("systemctl", "stop", unit)
+	if err := syscall.Kill(pid, 0); err != nil {
+		t.Errorf("after the stop of the service the container is gone: %v", err)
+	}
+	data, err := os.ReadFile(filepath.Join(n.dir, "logs", "p", "counter.log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := 0
+	for line := range strings.Lines(string(data)) {
+		if fields := strings.Fields(line); len(fields) != 4 || fields[3] != strconv.Itoa(lines) {
+			t.Fatalf("line %d of the log is %q", lines, line)
+		}
+		lines++
+	}
+	if lines < 50 {
+		t.Errorf("the log has %d lines", lines)
+	}
+}
+
+// processOf finds a container's process by its cgroup, with no crispd to ask.
+func (u *unified) processOf(t *testing.T, id string) int {
+	t.Helper()
+	dirs, _ := filepath.Glob("/proc/[0-9]*/cgroup")
+	for _, file := range dirs {
+		if data, err := os.ReadFile(file); err == nil && strings.Contains(string(data), id) {
+			pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(file)))
+			return pid
+		}
+	}
+	t.Fatalf("no process is in a cgroup of %s", id)
+	return 0
+}
