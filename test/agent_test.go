@@ -137,6 +137,7 @@ type agentProcess struct {
 	t         *testing.T
 	n         *node
 	manifests string
+	flags     []string // besides those that every agent needs
 	cmd       *exec.Cmd
 }
 
@@ -149,6 +150,7 @@ func (a *agentProcess) start() {
 	defer log.Close()
 	a.cmd = exec.CommandContext(context.WithoutCancel(a.t.Context()), filepath.Join(a.n.binaries.dir, "crisp"), "agent",
 		"--runtime-endpoint", "unix://"+a.n.socket, "--root", filepath.Join(a.n.dir, "agent"), "--manifests", a.manifests)
+	a.cmd.Args = append(a.cmd.Args, a.flags...)
 	a.cmd.Stdout, a.cmd.Stderr = log, log
 	if err := a.cmd.Start(); err != nil {
 		a.t.Fatal(err)

@@ -1,0 +1,278 @@
+package test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// startCareLab is startLab of an agent with these flags, in a cgroup of its own.
+func startCareLab(t *testing.T, flags ...string) *lab {
+	t.Helper()
+	n, _ := startNode(t)
+	manifests := filepath.Join(n.dir, "manifests")
+	if err := os.Mkdir(manifests, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	root := fmt.Sprintf("crisptest%d", os.Getpid())
+	l := &lab{agentProcess: &agentProcess{t: t, n: n, manifests: manifests, flags: append([]string{"--cgroup-root", root}, flags...)}}
+	l.start()
+	t.Cleanup(func() {
+		l.end(syscall.SIGTERM)
+		for _, dir := range l.cgroups("") {
+			for _, name := range []string{"kubepods/burstable", "kubepods/besteffort", "kubepods", ""} {
+				if err := os.Remove(filepath.Join(dir, name)); err != nil && !os.IsNotExist(err) {
+					t.Errorf("cgroup: %v", err)
+				}
+			}
+		}
+	})
+	return l
+}
+
+// cgroups are where a cgroup below this lab's root is, in each hierarchy.
+func (l *lab) cgroups(path string) []string {
+	l.t.Helper()
+	var found []string
+	for _, pattern := range []string{"/sys/fs/cgroup/", "/sys/fs/cgroup/*/"} {
+		dirs, err := filepath.Glob(filepath.Join(pattern, fmt.Sprintf("crisptest%d", os.Getpid()), path))
+		if err != nil {
+			l.t.Fatal(err)
+		}
+		found = append(found, dirs...)
+	}
+	return found
+}
+
+func (l *lab) cgroupFile(path string, names ...string) string {
+	for _, dir := range l.cgroups(path) {
+		for _, name := range names {
+			if data, err := os.ReadFile(filepath.Join(dir, name)); err == nil {
+				return strings.TrimSpace(string(data))
+			}
+		}
+	}
+	return ""
+}
+
+func (l *lab) reason() string {
+	if pod := l.pod(); pod != nil {
+		return pod.Status.Reason
+	}
+	return ""
+}
+
+// The cgroups of pods have the values of the kubelet, survive the agent and go
+// with their pods.
+func TestAgentCgroups(t *testing.T) {
+	if _, err := os.Stat("/run/systemd/system"); err == nil {
+		t.Skip("the names are those of cgroupfs")
+	}
+	l := startCareLab(t, "--pod-max-pids", "100")
+	path := ""
+	l.run(t, "burstable", `
+  terminationGracePeriodSeconds: 1
+  containers:
+  - {name: app, image: IMAGE, args: [sleep, for-ever], resources: {requests: {cpu: 100m}, limits: {cpu: 200m, memory: 64Mi}}}
+  - {name: too, image: IMAGE, args: [sleep, for-ever], resources: {limits: {cpu: 300m, memory: 64Mi}}}
+`, func(t *testing.T, l *lab) {
+		l.awaitReady()
+		path = "kubepods/burstable/pod" + string(l.pod().UID)
+		check := func() {
+			t.Helper()
+			for _, test := range []struct {
+				names []string
+				want  string
+			}{
+				{[]string{"cpu.shares", "cpu.weight"}, "409"}, {[]string{"cpu.cfs_quota_us", "cpu.max"}, "50000"},
+				{[]string{"memory.limit_in_bytes", "memory.max"}, "134217728"}, {[]string{"pids.max"}, "100"},
+			} {
+				got := l.cgroupFile(path, test.names...)
+				if test.names[0] == "cpu.shares" && l.cgroupFile(path, "cpu.weight") != "" {
+					continue // of the weight the unit test tells
+				}
+				if strings.Fields(got + " ")[0] != test.want {
+					t.Errorf("%s is %q, want %s", test.names[0], got, test.want)
+				}
+			}
+		}
+		check()
+		if n := len(strings.Fields(l.cgroupFile(path+"/*", "cgroup.procs"))); n == 0 {
+			t.Error("no container is in the pod's cgroup")
+		}
+		l.restart()
+		l.awaitReady()
+		check()
+	})
+	if l.cgroupFile(path, "cgroup.procs", "pids.max") != "" || len(l.cgroups(path)) > 0 {
+		t.Errorf("the cgroup stays: %v", l.cgroups(path))
+	}
+}
+
+// Pods that this node cannot run fail, and are shown with why.
+func TestAgentAdmission(t *testing.T) {
+	l := startCareLab(t, "--node-labels", "disk=ssd", "--max-pods", "4")
+	l.run(t, "first", `
+  terminationGracePeriodSeconds: 1
+  nodeSelector: {disk: ssd}
+  containers: [{name: app, image: IMAGE, args: [sleep, for-ever], ports: [{containerPort: 80, hostPort: 18080}]}]
+`, func(t *testing.T, l *lab) {
+		l.awaitReady()
+		for _, test := range []struct{ name, spec, reason string }{
+			{"cpus", "containers: [{name: app, image: IMAGE, resources: {requests: {cpu: 1000}}}]", "OutOfcpu"},
+			{"port", "containers: [{name: app, image: IMAGE, ports: [{containerPort: 81, hostPort: 18080}]}]", "NodePorts"},
+			{"label", "nodeSelector: {disk: tape}\n  containers: [{name: app, image: IMAGE}]", "NodeAffinity"},
+			{"sysctl", "securityContext: {sysctls: [{name: kernel.msgmax, value: \"1\"}]}\n  containers: [{name: app, image: IMAGE}]", "SysctlForbidden"},
+		} {
+			(&lab{l.agentProcess, "lab"}).run(t, test.name, "  "+test.spec+"\n", func(t *testing.T, l *lab) {
+				l.awaitPhase(v1.PodFailed)
+				if got := l.reason(); got != test.reason || len(l.containers("app")) > 0 {
+					t.Errorf("reason %q, want %q; containers %v", got, test.reason, l.containers("app"))
+				}
+				l.awaitEvent(test.reason + ": ")
+				l.restart()
+				time.Sleep(time.Second)
+				if l.phase() != v1.PodFailed || len(l.containers("app")) > 0 {
+					t.Errorf("after a restart of the agent it is %s", l.phase())
+				}
+			})
+		}
+		l.awaitReady()
+		if n := l.status("app").RestartCount; n != 0 {
+			t.Errorf("the pod that was there has %d restarts", n)
+		}
+	})
+}
+
+// A critical pod gets the place of another.
+func TestAgentPreemption(t *testing.T) {
+	l := startCareLab(t, "--max-pods", "1")
+	l.run(t, "victim", `
+  terminationGracePeriodSeconds: 1
+  containers: [{name: app, image: IMAGE, args: [sleep, for-ever]}]
+`, func(t *testing.T, l *lab) {
+		l.awaitReady()
+		(&lab{l.agentProcess, "lab"}).run(t, "vital", `
+  terminationGracePeriodSeconds: 1
+  priorityClassName: system-node-critical
+  containers: [{name: app, image: IMAGE, args: [sleep, for-ever]}]
+`, func(t *testing.T, vital *lab) {
+			vital.awaitReady()
+			l.awaitPhase(v1.PodFailed)
+			if got := l.reason(); got != "Preempting" || l.condition(v1.DisruptionTarget) != v1.ConditionTrue {
+				t.Errorf("reason %q, %+v", got, l.pod().Status.Conditions)
+			}
+		})
+	})
+}
+
+// Under pressure pods are evicted, and others of their class are not let in.
+func TestAgentEviction(t *testing.T) {
+	l := startCareLab(t, "--eviction-hard", "memory.available<100%")
+	l.run(t, "evicted", `
+  terminationGracePeriodSeconds: 1
+  containers: [{name: app, image: IMAGE, args: [sleep, for-ever]}]
+`, func(t *testing.T, l *lab) {
+		l.awaitPhase(v1.PodFailed)
+		if got := l.reason(); got != "Evicted" {
+			t.Errorf("reason %q", got)
+		}
+		l.until(func() bool { return len(l.containers("app")) == 0 || !running(l) }, "nothing of it runs")
+		l.awaitEvent("Evicted: The node ")
+	})
+}
+
+// A pod that fills its volume beyond its limit is evicted.
+func TestAgentVolumeLimit(t *testing.T) {
+	l := startCareLab(t)
+	l.run(t, "greedy", `
+  terminationGracePeriodSeconds: 1
+  containers: [{name: app, image: IMAGE, args: [copy, /testbin, /d/a, sleep, for-ever], volumeMounts: [{name: d, mountPath: /d}]}]
+  volumes: [{name: d, emptyDir: {sizeLimit: 100Ki}}]
+`, func(t *testing.T, l *lab) {
+		l.awaitPhase(v1.PodFailed)
+		l.awaitEvent(`Evicted: Usage of EmptyDir volume "d" exceeds the limit "100Ki"`)
+		if l.condition(v1.DisruptionTarget) != v1.ConditionTrue {
+			t.Errorf("%+v", l.pod().Status.Conditions)
+		}
+	})
+}
+
+func running(l *lab) bool {
+	for _, c := range l.containers("app") {
+		if c.State == 1 { // CONTAINER_RUNNING
+			return true
+		}
+	}
+	return false
+}
+
+// A container that writes for ever has few log files, none of them large.
+func TestAgentLogRotation(t *testing.T) {
+	l := startCareLab(t, "--container-log-max-size", "2Ki", "--container-log-max-files", "3")
+	l.run(t, "talker", `
+  terminationGracePeriodSeconds: 1
+  containers: [{name: app, image: IMAGE, args: [count, "1000000", 1ms]}]
+`, func(t *testing.T, l *lab) {
+		l.awaitReady()
+		dir := filepath.Join(l.n.dir, "agent/logs", "default_talker_"+string(l.pod().UID), "app")
+		l.until(func() bool {
+			files, _ := filepath.Glob(dir + "/0.log.*")
+			return len(files) > 0
+		}, "the log is rotated")
+		l.until(func() bool {
+			info, err := os.Stat(dir + "/0.log")
+			return err == nil && info.Size() > 0
+		}, "the container writes to the new file")
+		if files, _ := filepath.Glob(dir + "/*"); len(files) > 3 {
+			t.Errorf("%d files: %v", len(files), files)
+		}
+	})
+}
+
+// A pod without hostUsers has IDs of its own, and the same after the agent was
+// killed.
+func TestAgentUserNamespace(t *testing.T) {
+	l := startCareLab(t)
+	l.run(t, "own", `
+  terminationGracePeriodSeconds: 1
+  hostUsers: false
+  containers: [{name: app, image: IMAGE, args: [sleep, for-ever], volumeMounts: [{name: d, mountPath: /d}]}]
+  volumes: [{name: d, emptyDir: {}}]
+`, func(t *testing.T, l *lab) {
+		l.until(func() bool {
+			for _, e := range l.events() {
+				if strings.Contains(e, "user namespace") {
+					t.Skip("the runtime has no user namespaces here: " + e)
+				}
+			}
+			return l.condition(v1.PodReady) == v1.ConditionTrue
+		}, "the pod is ready")
+		ids := strings.Fields(l.exec("app", "cat", "/proc/self/uid_map"))
+		if len(ids) != 3 || ids[0] != "0" || ids[1] == "0" || ids[2] != "65536" {
+			t.Errorf("uid_map %v", ids)
+		}
+		l.exec("app", "write", "/d/f", "x")
+		l.restart()
+		l.until(func() bool { return len(l.containers("app")) == 1 }, "the agent is back")
+		_, id, _ := strings.Cut(l.status("app").ContainerID, "://")
+		if _, err := l.n.runtime().StopContainer(t.Context(), &cri.StopContainerRequest{ContainerId: id}); err != nil {
+			t.Fatal(err)
+		}
+		l.awaitRestarts("app", 1)
+		l.awaitReady()
+		if again := strings.Fields(l.exec("app", "cat", "/proc/self/uid_map")); len(again) != 3 || again[1] != ids[1] {
+			t.Errorf("uid_map %v, before %v", again, ids)
+		}
+		if got := l.exec("app", "cat", "/d/f"); got != "x" {
+			t.Errorf("the volume has %q", got)
+		}
+	})
+}

@@ -1,0 +1,306 @@
+package test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/remotecommand"
+	utilexec "k8s.io/client-go/util/exec"
+)
+
+// crisp runs a command line against the agent, with this standard input.
+func (a *agentProcess) crisp(stdin string, args ...string) (out string, code int) {
+	a.t.Helper()
+	ctx, cancel := context.WithTimeout(a.t.Context(), time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, filepath.Join(a.n.binaries.dir, "crisp"), args...)
+	cmd.Env = append(os.Environ(), "CRISP_RUNTIME_ENDPOINT=unix://"+a.n.socket, "CRISP_AGENT_ROOT="+filepath.Join(a.n.dir, "agent"))
+	cmd.Stdin = strings.NewReader(stdin)
+	data, err := cmd.CombinedOutput()
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
+		return string(data), exit.ExitCode()
+	}
+	if err != nil {
+		a.t.Fatalf("crisp %v: %v", args, err)
+	}
+	return string(data), 0
+}
+
+// says runs a command line, which must end with the code and say what matches.
+func (a *agentProcess) says(code int, pattern string, args ...string) {
+	a.t.Helper()
+	if out, got := a.crisp("", args...); got != code || !regexp.MustCompile(pattern).MatchString(out) {
+		a.t.Errorf("crisp %v: code %d\n%swant code %d, %s", args, got, out, code, pattern)
+	}
+}
+
+func (a *agentProcess) file(name, text string) string {
+	a.t.Helper()
+	path := filepath.Join(a.n.dir, name)
+	text = strings.NewReplacer("    image: IMAGE\n", "    image: "+testImage+"\n    imagePullPolicy: Never\n", "IMAGE", `"`+testImage+`", imagePullPolicy: Never`).Replace(text)
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		a.t.Fatal(err)
+	}
+	return path
+}
+
+// freePort is one that nobody serves on loopback now.
+func freePort(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
+
+const localStack = `apiVersion: v1
+kind: ConfigMap
+metadata: {name: conf}
+data: {mode: fast}
+---
+apiVersion: v1
+kind: Secret
+metadata: {name: key}
+stringData: {password: geheim}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: web}
+spec:
+  terminationGracePeriodSeconds: 1
+  containers:
+  - name: app
+    image: IMAGE
+    args: [env, MODE, env, K_password, env, TEXT, http, ":80", hello, count, "5", 50ms, sleep, for-ever]
+    envFrom: [{secretRef: {name: key}, prefix: K_}]
+    env:
+    - {name: MODE, valueFrom: {configMapKeyRef: {name: conf, key: mode}}}
+    - {name: TEXT, value: "$(MODE)-$(K_password)"}
+  - {name: ear, image: IMAGE, stdin: true, args: [echo-stdin, sleep, for-ever]}
+`
+
+// What a person does with pods of the local API, from apply to delete, with the
+// deaths of the agent and of crispd between.
+func TestAgentLocal(t *testing.T) {
+	n, config := startNode(t)
+	manifests := filepath.Join(n.dir, "manifests")
+	if err := os.Mkdir(manifests, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	a := &agentProcess{t: t, n: n, manifests: manifests}
+	address, health := freePort(t), freePort(t)
+	a.flags = []string{"--listen", address, "--healthz-address", health}
+	a.start()
+	defer func() { a.end(syscall.SIGTERM) }()
+	a.until(func() bool { _, code := a.crisp("", "get", "nodes"); return code == 0 }, "the agent answers")
+
+	a.says(0, `(?s)configmap/conf created\nsecret/key created\npod/web created`, "apply", "-f", a.file("stack.yaml", localStack), "--wait")
+	a.says(0, `web +2/2 +Running +0 .* api `, "get", "pods", "-o", "wide")
+	a.until(func() bool { out, _ := a.crisp("", "logs", "web", "-c", "app"); return strings.HasSuffix(out, "\n4\n") }, "the container has counted")
+	a.says(0, `^fast\ngeheim\nfast-geheim\n0\n1\n2\n3\n4\n$`, "logs", "web", "-c", "app")
+	a.says(0, `^\[pod/web/app\] 3\n\[pod/web/app\] 4\n`, "logs", "web", "--all-containers", "--prefix", "--tail", "2")
+	a.says(7, `^hi\n$`, "exec", "web", "-c", "app", "--", "/testbin", "print", "hi", "exit", "7")
+	a.says(127, ``, "exec", "web", "-c", "app", "--", "/none")
+	if out, code := a.crisp("ping", "exec", "-i", "web", "-c", "app", "--", "/testbin", "echo-stdin"); out != "ping" || code != 0 {
+		t.Errorf("exec -i: %q, code %d", out, code)
+	}
+	a.says(0, `(?s)POD +NAME +CPU.*web +app +\d+m +\d+Mi`, "top", "pods", "--containers")
+	a.says(0, `(?s)web +app +Running.*web +ear +Running`, "ps")
+	a.says(0, `(?s)Started.*pod/web`, "events", "--for", "pod/web")
+	a.says(0, `web/d started`, "debug", "web", "--image", testImage, "--pull", "Never", "-c", "d", "--target", "app", "--", "/testbin", "cat", "/proc/1/comm", "sleep", "for-ever")
+	a.until(func() bool { out, _ := a.crisp("", "logs", "web", "-c", "d"); return out == "testbin\n" }, "the ephemeral container sees its target")
+	forwarded(t, a)
+	throughAPI(t, a, address)
+
+	for _, path := range []string{"/healthz", "/healthz/ping", "/healthz/log", "/healthz/syncloop"} {
+		resp, err := http.Head("http://" + health + path)
+		if err != nil || resp.StatusCode != http.StatusOK {
+			t.Errorf("HEAD %s: %v, %v", path, resp, err)
+		}
+	}
+
+	// What was applied is there again, with the containers that ran.
+	before, _ := a.crisp("", "get", "pod", "web", "-o", "jsonpath={.metadata.uid} {.status.containerStatuses[*].containerID}")
+	a.end(syscall.SIGKILL)
+	if err := n.stopDaemon(syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.start(config, nil); err != nil {
+		t.Fatal(err)
+	}
+	a.start()
+	a.until(func() bool { out, _ := a.crisp("", "get", "pods"); return strings.Contains(out, "2/2") }, "the pod is there again")
+	if after, _ := a.crisp("", "get", "pod", "web", "-o", "jsonpath={.metadata.uid} {.status.containerStatuses[*].containerID}"); after != before {
+		t.Errorf("after the kills it is %s, before it was %s", after, before)
+	}
+	a.says(0, `web/app stopped`, "restart", "web", "-c", "app")
+	a.until(func() bool {
+		out, _ := a.crisp("", "get", "pods")
+		return regexp.MustCompile(`2/2 +Running +1 `).MatchString(out)
+	}, "the container was started again")
+	a.says(0, `pod/web deleted`, "delete", "-f", filepath.Join(n.dir, "stack.yaml"))
+	a.says(0, `no pods`, "get", "pods")
+	secrets, _ := filepath.Glob(filepath.Join(n.dir, "agent", "objects", "*", "*", "*.json"))
+	if len(secrets) > 0 {
+		t.Errorf("objects of deleted things: %v", secrets)
+	}
+}
+
+// forwarded asks a pod's server through a port of this machine.
+func forwarded(t *testing.T, a *agentProcess) {
+	port := strings.TrimPrefix(freePort(t), "127.0.0.1:")
+	ctx, cancel := context.WithCancel(t.Context())
+	cmd := exec.CommandContext(ctx, filepath.Join(a.n.binaries.dir, "crisp"), "--runtime-endpoint", "unix://"+a.n.socket, "port-forward", "web", port+":80")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { cancel(); cmd.Wait() }()
+	a.until(func() bool {
+		resp, err := http.Get("http://127.0.0.1:" + port)
+		if err != nil {
+			return false
+		}
+		defer resp.Body.Close()
+		body, err := io.ReadAll(resp.Body)
+		return err == nil && strings.Contains(string(body), "hello")
+	}, "the forwarded port answers")
+}
+
+// throughAPI speaks HTTP with the agent, as kubectl and tools of a node do.
+func throughAPI(t *testing.T, a *agentProcess, address string) {
+	token, err := os.ReadFile(filepath.Join(a.n.dir, "agent", "token"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	get := func(path, token string) (string, int) {
+		t.Helper()
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+address+path, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Authorization", "Bearer "+token)
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		body, err := io.ReadAll(resp.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(body), resp.StatusCode
+	}
+	if _, code := get("/pods", "wrong"); code != http.StatusUnauthorized {
+		t.Errorf("without the token: %d", code)
+	}
+	for path, want := range map[string]string{
+		"/api": `"versions":\["v1"\]`, "/apis": `"name":"apps"`, "/api/v1": `"name":"pods/exec"`,
+		"/pods": `"phase":"Running"`, "/runningpods/": `"name":"web"`, "/configz": `"staticPodPath":`,
+		"/api/v1/namespaces/default/pods/web/log?container=app&tailLines=1": `^4\n$`,
+		"/containerLogs/default/web/app?limitBytes=4":                       `^fast$`,
+		"/api/v1/pods?labelSelector=a%3Db":                                  `"items":\[\]`,
+		"/api/v1/nodes":                                                     `"Ready"`,
+		"/metrics":                                                          `(?m)^kubelet_running_pods 1$`,
+		"/metrics/resource":                                                 `(?ms)^container_cpu_usage_seconds_total\{container="app",namespace="default",pod="web"\} 0\.\d+$.*^container_memory_working_set_bytes\{container="app",.*^pod_memory_working_set_bytes.*^node_memory_working_set_bytes \d.*^resource_scrape_error 0$`,
+		"/metrics/cadvisor":                                                 `(?m)^container_`,
+		"/stats/summary":                                                    `"podRef":\{"name":"web","namespace":"default"`,
+	} {
+		if body, code := get(path, string(token)); code != http.StatusOK || !regexp.MustCompile(want).MatchString(body) {
+			t.Errorf("GET %s: %d %.2000s\nwant %s", path, code, body, want)
+		}
+	}
+	var pods v1.PodList
+	body, _ := get("/pods", string(token))
+	if err := json.Unmarshal([]byte(body), &pods); err != nil || len(pods.Items) != 1 || pods.Items[0].Status.PodIP == "" {
+		t.Errorf("/pods: %v, %d pods", err, len(pods.Items))
+	}
+	run, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+address+"/run/default/web/app?cmd=/testbin+print+ran", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	run.Header.Set("Authorization", "Bearer "+string(token))
+	if resp, err := http.DefaultClient.Do(run); err != nil {
+		t.Error(err)
+	} else if data, err := io.ReadAll(resp.Body); err != nil || string(data) != "ran\n" {
+		t.Errorf("/run: %q, %v", data, err)
+	}
+
+	config := &rest.Config{Host: "http://" + address, BearerToken: string(token)}
+	const query = "?container=app&stdout=true&stderr=true&command=/testbin&command=print&command=out&command=eprint&command=err&command=exit&command=5"
+	for name, path := range map[string]string{"kube": "/api/v1/namespaces/default/pods/web/exec" + query, "kubelet": "/exec/default/web/app" + query} {
+		client := rest.CopyConfig(config)
+		parsed, err := url.Parse("http://" + address + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		spdy, err := remotecommand.NewSPDYExecutor(client, "POST", parsed)
+		if err != nil {
+			t.Fatal(err)
+		}
+		socket, err := remotecommand.NewWebSocketExecutor(client, "GET", "http://"+address+path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for protocol, e := range map[string]remotecommand.Executor{"SPDY": spdy, "WebSocket": socket} {
+			var out, errOut bytes.Buffer
+			err := e.StreamWithContext(t.Context(), remotecommand.StreamOptions{Stdout: &out, Stderr: &errOut})
+			code, ok := errors.AsType[utilexec.ExitError](err)
+			if got := fmt.Sprintf("%q %q", out.String(), errOut.String()); got != `"out\n" "err\n"` || !ok || code.ExitStatus() != 5 {
+				t.Errorf("exec by %s at the path of %s: %s, %v", protocol, name, got, err)
+			}
+		}
+	}
+}
+
+// A pod that is run by hand ends with its container: what it reads, what it writes
+// and its code are the command line's.
+func TestAgentRun(t *testing.T) {
+	n, _ := startNode(t)
+	manifests := filepath.Join(n.dir, "manifests")
+	if err := os.Mkdir(manifests, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	a := &agentProcess{t: t, n: n, manifests: manifests}
+	a.start()
+	defer func() { a.end(syscall.SIGTERM) }()
+	a.until(func() bool { _, code := a.crisp("", "get", "nodes"); return code == 0 }, "the agent answers")
+
+	a.says(3, `^hi\n$`, "run", "--rm", "--pull", "Never", testImage, "--", "print", "hi", "exit", "3")
+	if out, code := a.crisp("ping", "run", "--rm", "-i", "--pull", "Never", testImage, "--", "echo-stdin"); out != "ping" || code != 0 {
+		t.Errorf("run -i: %q, code %d", out, code)
+	}
+	a.says(0, `no pods`, "get", "pods")
+
+	a.says(0, `^pod/ear created\n$`, "run", "--name", "ear", "--pull", "Never", "-e", "A=b", "-l", "x=y", testImage, "--", "env", "A", "sleep", "for-ever")
+	a.says(0, `Ready`, "wait", "pod/ear")
+	a.says(0, `^b\n$`, "logs", "ear")
+	a.says(0, `^pod/ear\n$`, "get", "pods", "-l", "x=y", "-o", "name")
+	// What it exports makes it again.
+	out, code := a.crisp("", "export", "pod/ear")
+	if code != 0 {
+		t.Fatalf("export: %s", out)
+	}
+	a.says(0, `pod/ear deleted`, "delete", "ear", "--grace-period", "0")
+	a.until(func() bool { out, _ := a.crisp("", "get", "pods"); return strings.Contains(out, "no pods") }, "nothing is left of it")
+	a.says(0, `pod/ear created`, "apply", "--wait", "-f", a.file("ear.yaml", out))
+	a.says(0, `pod/ear deleted`, "delete", "ear", "--grace-period", "1")
+}
