@@ -18,10 +18,10 @@ CNI_PLUGINS := main/bridge ipam/host-local meta/portmap meta/bandwidth
 
 export CGO_ENABLED = 1
 
-.PHONY: help all demo test critest bench lint install clean deps
+.PHONY: help all demo test test-kubelet critest bench lint install clean deps
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 all: deps ## build everything into bin/
 	@mkdir -p bin/cni
@@ -47,6 +47,11 @@ test: all .cache/containerd ## run every test, those that touch the kernel inclu
 	@test "$$(id -u)" = 0 || { echo "make test: the kernel tests need root: run sudo make test"; exit 1; }
 	$(GO) vet -tags "$(TAGS)" ./...
 	CRISP_BIN=$(CURDIR)/bin $(GO) test -tags "$(TAGS)" -p 1 -timeout 20m ./...
+
+test-kubelet: all ## hold the agent against the real kubelet, which is built first: minutes, and 2 GiB of modules and cache (root)
+	@mkdir -p .cache
+	cd test/kubelet && $(GO) build -ldflags "-s -w" -o ../../.cache/kubelet k8s.io/kubernetes/cmd/kubelet
+	cd test/kubelet && CRISP_BIN=$(CURDIR)/bin $(GO) test -count 1 -timeout 20m -v $(ARGS) .
 
 critest: all ## run the critest found on PATH against a fresh crispd (root)
 	bash test/conformance/critest.sh bin $(ARGS)

@@ -45,6 +45,9 @@ func tree(t *testing.T) []file {
 			if name := d.Name(); rel != "." && (strings.HasPrefix(name, ".") || name == "testdata" || name == "bin") {
 				return filepath.SkipDir
 			}
+			if _, err := os.Stat(filepath.Join(path, "go.mod")); err == nil && rel != "." {
+				return filepath.SkipDir // a module of its own
+			}
 			return nil
 		}
 		if !strings.HasSuffix(rel, ".go") {

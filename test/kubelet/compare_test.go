@@ -1,0 +1,199 @@
+package kubelet
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// compare returns a line for each difference of two records of a pod: which
+// calls only one made, in which order, and with what they were made.
+//
+//	POD CreateContainer main#0 config.tty: kubelet true, agent absent
+func compare(pod string, kubelet, agent *record) []string {
+	var lines []string
+	told := func(what, a, b string) {
+		lines = append(lines, fmt.Sprintf("%s %s: kubelet %s, agent %s", pod, what, a, b))
+	}
+	ours, theirs := byName(agent.steps), byName(kubelet.steps)
+	names := map[string]bool{}
+	for name := range theirs {
+		names[name] = true
+	}
+	for name := range ours {
+		names[name] = true
+	}
+	for _, name := range slices.Sorted(maps.Keys(names)) {
+		a, b := theirs[name], ours[name]
+		if len(a) == 0 || len(b) == 0 {
+			told(name, called(a), called(b))
+			continue
+		}
+		// The same call made again says nothing new; another one of the same object does.
+		for i := range max(len(a), len(b)) {
+			if i >= len(a) || i >= len(b) {
+				told(fmt.Sprintf("%s the %dth", name, i+1), called(a[min(i, len(a)):]), called(b[min(i, len(b)):]))
+				break
+			}
+			differ("", a[i], b[i], func(path, a, b string) { told(name+" "+path, a, b) })
+		}
+	}
+	if a, b := order(kubelet.steps, ours), order(agent.steps, theirs); a != b {
+		told("order", a, b)
+	}
+	differ("", kubelet.status, agent.status, func(path, a, b string) { told("status "+path, a, b) })
+	return lines
+}
+
+func called(requests []any) string {
+	if len(requests) == 0 {
+		return "never"
+	}
+	return "calls it"
+}
+
+// byName groups the distinct requests.
+func byName(steps []step) map[string][]any {
+	groups := map[string][]any{}
+	for _, s := range steps {
+		same := func(v any) bool { return text(v) == text(s.request) }
+		if !slices.ContainsFunc(groups[s.name], same) {
+			groups[s.name] = append(groups[s.name], s.request)
+		}
+	}
+	return groups
+}
+
+// order is the order in which things were first started and stopped, of those
+// that the other has too. What happened at the same time is one element.
+func order(steps []step, other map[string][]any) string {
+	var parts []string
+	var run []string // of overlapping steps
+	var until step
+	flush := func() {
+		slices.Sort(run)
+		if len(run) > 0 {
+			parts = append(parts, strings.Join(run, " + "))
+		}
+		run = nil
+	}
+	seen := map[string]bool{}
+	for _, s := range steps {
+		method, _, _ := strings.Cut(s.name, " ")
+		// Removals are garbage collection, and probes and hooks go their own ways.
+		if seen[s.name] || len(other[s.name]) == 0 || !slices.Contains([]string{"RunPodSandbox", "PullImage", "CreateContainer", "StartContainer", "StopContainer", "StopPodSandbox"}, method) {
+			continue
+		}
+		seen[s.name] = true
+		if method != "StopContainer" || len(run) == 0 || s.begin.After(until.end) {
+			flush()
+		}
+		run = append(run, s.name)
+		if method != "StopContainer" {
+			flush()
+		} else if s.end.After(until.end) {
+			until = s
+		}
+	}
+	flush()
+	return strings.Join(parts, ", ")
+}
+
+// differ tells where two values differ. Lists of things that have names are
+// compared by these, and their order by itself.
+func differ(path string, a, b any, tell func(path, a, b string)) {
+	switch x := a.(type) {
+	case map[string]any:
+		if y, ok := b.(map[string]any); ok {
+			differMaps(path, x, y, tell)
+			return
+		}
+	case []any:
+		if y, ok := b.([]any); ok {
+			differLists(path, x, y, tell)
+			return
+		}
+	}
+	if x, y := text(a), text(b); x != y {
+		tell(path, x, y)
+	}
+}
+
+func differMaps(path string, a, b map[string]any, tell func(path, a, b string)) {
+	keys := map[string]bool{}
+	for k := range a {
+		keys[k] = true
+	}
+	for k := range b {
+		keys[k] = true
+	}
+	for _, k := range slices.Sorted(maps.Keys(keys)) {
+		at := k
+		if path != "" {
+			at = path + "." + k
+		}
+		differ(at, a[k], b[k], tell)
+	}
+}
+
+func differLists(path string, a, b []any, tell func(path, a, b string)) {
+	x, xs := named(a)
+	y, ys := named(b)
+	if x == nil || y == nil {
+		if s, t := text(a), text(b); s != t {
+			tell(path, s, t)
+		}
+		return
+	}
+	for _, name := range slices.Sorted(maps.Keys(x)) {
+		differ(path+"["+name+"]", x[name], y[name], tell)
+	}
+	for _, name := range slices.Sorted(maps.Keys(y)) {
+		if _, ok := x[name]; !ok {
+			tell(path+"["+name+"]", text(nil), text(y[name]))
+		}
+	}
+	in := func(m map[string]any) func(string) bool {
+		return func(name string) bool { _, ok := m[name]; return !ok }
+	}
+	xs, ys = slices.DeleteFunc(xs, in(y)), slices.DeleteFunc(ys, in(x))
+	if !slices.Equal(xs, ys) {
+		tell(path+" order", strings.Join(xs, " "), strings.Join(ys, " "))
+	}
+}
+
+// named indexes a list by what its elements are called; nil if they are not.
+func named(list []any) (map[string]any, []string) {
+	m := map[string]any{}
+	var names []string
+	for _, e := range list {
+		o, ok := e.(map[string]any)
+		if !ok {
+			return nil, nil
+		}
+		name := ""
+		for _, key := range []string{"container_path", "key", "name", "container_port", "page_size"} {
+			if s, ok := o[key]; ok && name == "" {
+				name = strings.Trim(text(s), `"`)
+			}
+		}
+		if _, twice := m[name]; name == "" || twice {
+			return nil, nil
+		}
+		m[name], names = e, append(names, name)
+	}
+	return m, names
+}
+
+func text(v any) string {
+	if v == nil {
+		return "absent"
+	}
+	data, err := json.Marshal(v)
+	if err != nil {
+		return err.Error()
+	}
+	return string(data)
+}

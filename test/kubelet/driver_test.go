@@ -1,0 +1,112 @@
+package kubelet
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// podsCgroup is the cgroup below which both make theirs; the kubelet wants to find
+// it there.
+const podsCgroup = "/crisp-test-kubelet"
+
+// startKubelet starts the kubelet without an API server. ports: read-only, its
+// main one, health.
+func (n *node) startKubelet(ports []int) {
+	n.t.Helper()
+	// What the kubelet sets on the whole machine is put back.
+	for _, name := range []string{"vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops", "kernel/keys/root_maxkeys", "kernel/keys/root_maxbytes"} {
+		path := filepath.Join("/proc/sys", name)
+		old, err := os.ReadFile(path)
+		check(n.t, err)
+		n.t.Cleanup(func() { _ = os.WriteFile(path, old, 0o644) })
+	}
+	for _, path := range []string{"/var/lib/kubelet", "/var/log/containers"} {
+		if _, err := os.Stat(path); err != nil {
+			n.t.Cleanup(func() { _ = os.RemoveAll(path) })
+		}
+	}
+	n.write("kubelet.yaml", fmt.Sprintf(`apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+containerRuntimeEndpoint: unix://%[1]s/proxy.sock
+staticPodPath: %[1]s/manifests
+podLogsDir: %[1]s/logs
+volumePluginDir: %[1]s/volume-plugins
+resolvConf: %[1]s/resolv.conf
+clusterDomain: cluster.local
+cgroupRoot: %[2]s
+cgroupDriver: cgroupfs
+failCgroupV1: false
+failSwapOn: false
+registerNode: false
+makeIPTablesUtilChains: false
+seccompDefault: true
+serializeImagePulls: false
+maxParallelImagePulls: 3
+address: 127.0.0.1
+readOnlyPort: %[3]d
+port: %[4]d
+healthzBindAddress: 127.0.0.1
+healthzPort: %[5]d
+authentication: {anonymous: {enabled: true}, webhook: {enabled: false}}
+authorization: {mode: AlwaysAllow}
+enforceNodeAllocatable: [pods]
+imageGCHighThresholdPercent: 100
+evictionHard: {memory.available: "0%%", nodefs.available: "0%%", nodefs.inodesFree: "0%%", imagefs.available: "0%%", imagefs.inodesFree: "0%%"}
+logging: {verbosity: 2}
+`, n.dir, podsCgroup, ports[0], ports[1], ports[2]))
+	n.start("kubelet", kubeletProgram(), "--config", filepath.Join(n.dir, "kubelet.yaml"), "--root-dir", filepath.Join(n.dir, "root"),
+		"--cert-dir", filepath.Join(n.dir, "pki"), "--hostname-override", nodeName)
+}
+
+// kubeletProgram is the kubelet that make test-kubelet builds, or KUBELET.
+func kubeletProgram() string {
+	path := os.Getenv("KUBELET")
+	if path == "" {
+		path = "../../.cache/kubelet"
+	}
+	path, err := filepath.Abs(path)
+	if err != nil {
+		panic(err)
+	}
+	return path
+}
+
+// hierarchies are where cgroups are made: the one of v2, or those of v1.
+func hierarchies() []string {
+	if _, err := os.Stat("/sys/fs/cgroup/cgroup.controllers"); err == nil {
+		return []string{"/sys/fs/cgroup"}
+	}
+	dirs, _ := filepath.Glob("/sys/fs/cgroup/*")
+	return dirs
+}
+
+func makeCgroups(name string) {
+	for _, dir := range hierarchies() {
+		_ = os.Mkdir(filepath.Join(dir, name), 0o755) // there already, or no hierarchy
+		if strings.HasSuffix(dir, "/cpuset") {
+			for _, file := range []string{"cpuset.cpus", "cpuset.mems"} {
+				if data, err := os.ReadFile(filepath.Join(dir, file)); err == nil {
+					_ = os.WriteFile(filepath.Join(dir, name, file), data, 0o644)
+				}
+			}
+		}
+	}
+}
+
+// removeCgroups removes the cgroups of this name with all below, deepest first.
+func removeCgroups(name string) {
+	for _, dir := range hierarchies() {
+		var dirs []string
+		_ = filepath.WalkDir(filepath.Join(dir, name), func(path string, d os.DirEntry, err error) error {
+			if err == nil && d.IsDir() {
+				dirs = append(dirs, path)
+			}
+			return nil
+		})
+		for i := len(dirs) - 1; i >= 0; i-- {
+			_ = os.Remove(dirs[i])
+		}
+	}
+}

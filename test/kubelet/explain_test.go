@@ -1,0 +1,57 @@
+package kubelet
+
+import (
+	"regexp"
+	"testing"
+)
+
+// An explanation says why what matches it differs. A race differs in some runs only.
+type explanation struct {
+	of   string // regular expression of whole lines, see compare
+	why  string
+	race bool
+}
+
+// explanations are all differences that are meant to be.
+var explanations = []explanation{
+	{of: `.*annotations\.io\.crisp\..*: kubelet absent, agent .*`, why: "the agent finds its pods again by what it writes at them, without the manifest"},
+	{of: `.*labels\.io\.crisp\..*: kubelet absent, agent .*`, why: "several agents may share a runtime: each labels what is its own"},
+	{of: `.*annotations\.kubernetes\.io/config\.seen: kubelet "HASH", agent absent`, why: "when a manifest was first seen says nothing about the pod; the agent's file is in io.crisp.config.file"},
+	{of: `.*hugepage_limits order: .*`, why: "the sizes are a set; the kubelet has them in the order of a directory"},
+	{of: `(env-values|env-fields|env-resources) CreateContainer .*envs order: .*`, why: "the kubelet goes through a map: its order is another one each time; the agent keeps the manifest's"},
+	{of: `(host-network|dns-host-net) status podIPs: kubelet 0, agent [12]`, why: "so it is with the address of a pod that has the node's"},
+	{of: `(crashes|crashes-on-failure|exits-always|init-fails|no-such-program|post-start-fails) .*#[12]: kubelet (calls it|never), agent (calls it|never)`, why: "how often a pod that fails again and again has been started when its manifest goes is a matter of moments", race: true},
+	{of: `(empty-dir|share-pid|burstable-mixed|seccomp-mixed) order: .*StopContainer.*`, why: "containers are stopped side by side: one that ends at once seems to come before the other", race: true},
+	{of: `too-big status (reason|message): kubelet "(UnexpectedAdmissionError|Pod was rejected: Unexpected error while attempting to recover from admission failure: preemption.*)", agent .*`, why: "to the kubelet each static pod is critical, so it looks for pods to preempt, and finds none; the agent goes by priority"},
+	{of: `proc-mount .*: kubelet (absent|""|"not listed"), agent .*`, why: "the kubelet passes over a manifest that it finds invalid; the agent shows the pod and why it was not let in"},
+	{of: `user-namespace .*: kubelet .*, agent .*`, why: "where the runtime has no user namespaces the kubelet tries for ever; the agent rejects the pod"},
+	{of: `.* status hostIPs: kubelet 0, agent [12]`, why: "the kubelet without an API server does not fill in its own addresses; the agent does"},
+}
+
+// unexplained returns the lines that no explanation is of, and fails t for
+// explanations of nothing.
+func unexplained(t *testing.T, lines []string) (left []string) {
+	t.Helper()
+	var patterns []*regexp.Regexp
+	for _, e := range explanations {
+		patterns = append(patterns, regexp.MustCompile("^(?:"+e.of+")$"))
+	}
+	used := make([]int, len(patterns))
+lines:
+	for _, line := range lines {
+		for i, p := range patterns {
+			if p.MatchString(line) {
+				used[i]++
+				continue lines
+			}
+		}
+		left = append(left, line)
+	}
+	for i, e := range explanations {
+		t.Logf("%4d × %s", used[i], e.why)
+		if used[i] == 0 && !e.race {
+			t.Errorf("nothing differs as explained by: %s (%s)", e.why, e.of)
+		}
+	}
+	return left
+}

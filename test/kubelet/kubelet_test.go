@@ -1,0 +1,207 @@
+package kubelet
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+)
+
+// atOnce is how many pods are on their way at a time. Calls are told apart by
+// pod, so they do not disturb one another.
+const atOnce = 8
+
+// patience is for a pod to come to its state.
+const patience = 45 * time.Second
+
+// refused is the status of a pod that a driver does not list.
+const refused = "not listed"
+
+// A manifest is a file of testdata. Its first line says to which state the pod
+// is to come before it is deleted:
+//
+//	# until: ready | phase PHASE | waiting REASON | restarts N | refused
+//
+// and after that perhaps, for what comes later than the state, for how long it
+// lives on:
+//
+//	# until: ready, then 3s
+type manifest struct {
+	name  string // of the file and of the pod
+	text  string
+	until string
+	then  time.Duration
+}
+
+// Each pod of testdata makes the same calls by the kubelet and by the agent, but
+// for what is explained.
+func TestSamePods(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root: it runs containers")
+	}
+	if _, err := os.Stat(kubeletProgram()); err != nil {
+		t.Skipf("the kubelet is not built (%v): make test-kubelet", err)
+	}
+	list := manifests(t)
+	records := map[string]map[string]*record{}
+	for _, driver := range []string{"kubelet", "agent"} {
+		// A test of its own, so that one node has ended before the other begins:
+		// they share host ports.
+		t.Run(driver, func(t *testing.T) {
+			s, err := readSession(driver)
+			if err != nil {
+				s = drive(t, startNode(t, driver), list)
+				check(t, s.write())
+			}
+			records[driver] = recordsOf(t, s)
+		})
+	}
+	if t.Failed() {
+		return
+	}
+	var lines []string
+	calls := 0
+	for _, m := range list {
+		k, a := records["kubelet"][m.name], records["agent"][m.name]
+		if k == nil || a == nil {
+			t.Fatalf("%s is not in the records", m.name)
+		}
+		calls += len(byName(k.steps))
+		lines = append(lines, compare(m.name, k, a)...)
+	}
+	left := unexplained(t, lines)
+	t.Logf("%d pods, %d distinct calls of the kubelet, %d differences, %d unexplained", len(list), calls, len(lines), len(left))
+	for _, line := range left {
+		t.Errorf("unexplained: %s", line)
+	}
+}
+
+func manifests(t *testing.T) (list []manifest) {
+	t.Helper()
+	files, err := filepath.Glob("testdata/*.yaml")
+	check(t, err)
+	for _, path := range files {
+		data, err := os.ReadFile(path)
+		check(t, err)
+		until := regexp.MustCompile(`^# until: (.+)\n`).FindSubmatch(data)
+		if until == nil {
+			t.Fatalf("%s does not begin with # until:", path)
+		}
+		state, rest, _ := strings.Cut(string(until[1]), ", then ")
+		m := manifest{name: strings.TrimSuffix(filepath.Base(path), ".yaml"), text: string(data), until: state}
+		if rest != "" {
+			m.then, err = time.ParseDuration(rest)
+			check(t, err)
+		}
+		if only := os.Getenv("ONLY"); only == "" || regexp.MustCompile(only).MatchString(m.name) {
+			list = append(list, m)
+		}
+	}
+	return list
+}
+
+// drive takes each manifest through its pod's life.
+func drive(t *testing.T, n *node, list []manifest) *session {
+	begin := time.Now()
+	var mu sync.Mutex
+	pods := map[string]*v1.Pod{}
+	var wg sync.WaitGroup
+	slots := make(chan struct{}, atOnce)
+	for _, m := range list {
+		slots <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			pod, err := n.live(m)
+			if err != nil {
+				t.Errorf("%s: %s: %v", n.driver, m.name, err)
+				return
+			}
+			mu.Lock()
+			pods[m.name] = pod
+			mu.Unlock()
+		})
+	}
+	wg.Wait()
+	if t.Failed() {
+		t.Fatal(n.tails())
+	}
+	t.Logf("%d pods have lived and ended by the %s in %v", len(list), n.driver, time.Since(begin).Round(time.Second))
+	// The kubelet collects garbage once a minute.
+	n.until("all sandboxes are removed", 4*time.Minute, func() bool {
+		left, err := n.sandboxes("", false)
+		return err == nil && len(left) == 0
+	})
+	return &session{n.driver, n.dir, n.proxy.all(), pods}
+}
+
+// live puts the manifest in, waits for the pod's state, and takes it away.
+func (n *node) live(m manifest) (*v1.Pod, error) {
+	path := filepath.Join(n.dir, "manifests", m.name+".yaml")
+	content := strings.NewReplacer("IMAGE", testImage, "HOSTDIR", filepath.Join(n.dir, "host")).Replace(m.text)
+	hidden := filepath.Join(n.dir, m.name+".yaml")
+	if err := os.WriteFile(hidden, []byte(content), 0o644); err != nil {
+		return nil, err
+	}
+	if err := os.Rename(hidden, path); err != nil { // neither may read half of it
+		return nil, err
+	}
+	pod := &v1.Pod{Status: v1.PodStatus{Message: refused}}
+	limit := patience
+	if m.until == "refused" {
+		limit = 5 * time.Second // it must not come at all
+	}
+	// A pod that does not come there shows by its status.
+	n.waits(limit, func() bool {
+		p, err := n.pod(m.name)
+		if p != nil {
+			pod = p
+		}
+		return err == nil && p != nil && reached(m.until, &p.Status)
+	})
+	if m.then > 0 {
+		time.Sleep(m.then)
+		if p, err := n.pod(m.name); err == nil && p != nil {
+			pod = p
+		}
+	}
+	if n.look != nil {
+		n.look(pod)
+	}
+	if err := os.Remove(path); err != nil {
+		return nil, err
+	}
+	gone := n.waits(2*time.Minute, func() bool {
+		ready, err := n.sandboxes(m.name, true)
+		p, perr := n.pod(m.name)
+		return err == nil && perr == nil && len(ready) == 0 && p == nil
+	})
+	if !gone {
+		return nil, fmt.Errorf("is still there two minutes after its manifest went")
+	}
+	return pod, nil
+}
+
+func reached(until string, s *v1.PodStatus) bool {
+	verb, arg, _ := strings.Cut(until, " ")
+	all := slices.Concat(s.InitContainerStatuses, s.ContainerStatuses)
+	switch verb {
+	case "ready":
+		return slices.ContainsFunc(s.Conditions, func(c v1.PodCondition) bool { return c.Type == v1.PodReady && c.Status == v1.ConditionTrue })
+	case "phase":
+		return string(s.Phase) == arg
+	case "waiting":
+		return slices.ContainsFunc(all, func(c v1.ContainerStatus) bool { return c.State.Waiting != nil && c.State.Waiting.Reason == arg })
+	case "restarts":
+		return slices.ContainsFunc(all, func(c v1.ContainerStatus) bool { return fmt.Sprint(c.RestartCount) == arg && c.State.Running != nil })
+	case "refused":
+		return false
+	}
+	panic("unknown state " + until)
+}

@@ -1,0 +1,316 @@
+package kubelet
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	v1 "k8s.io/api/core/v1"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+const (
+	testImage = "crisp.test/testbin:latest"
+	nodeName  = "crispnode"
+)
+
+// recorded are the calls that change something, and those by which probes and
+// hooks run.
+var recorded = map[string]bool{
+	"RunPodSandbox": true, "StopPodSandbox": true, "RemovePodSandbox": true,
+	"CreateContainer": true, "StartContainer": true, "StopContainer": true, "RemoveContainer": true,
+	"UpdateContainerResources": true, "UpdatePodSandboxResources": true, "ExecSync": true, "PullImage": true, "RemoveImage": true,
+}
+
+// A node is a crispd with the test image, and before it a proxy and a driver:
+// the kubelet or the agent. All lies below dir, in the same places for both.
+type node struct {
+	t      *testing.T
+	driver string
+	dir    string
+	proxy  *proxy
+	conn   *grpc.ClientConn // to crispd, past the proxy
+	pods   string           // URL of the driver's list of pods
+	look   func(*v1.Pod)    // if not nil, at each pod that has come to its state
+	ended  map[string]chan error
+	cmds   map[string]*exec.Cmd
+}
+
+// startNode starts all of it. The test's end ends it.
+func startNode(t *testing.T, driver string) *node {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "crisp-"+driver+"-") // short: sockets lie in it
+	check(t, err)
+	n := &node{t: t, driver: driver, dir: dir, ended: map[string]chan error{}, cmds: map[string]*exec.Cmd{}}
+	t.Cleanup(n.end)
+	for _, d := range []string{"manifests", "root", "logs", "host"} {
+		check(t, os.Mkdir(filepath.Join(dir, d), 0o755))
+	}
+	// Where / is not shared, nothing else can propagate into a pod.
+	host := filepath.Join(dir, "host")
+	check(t, syscall.Mount(host, host, "", syscall.MS_BIND, ""))
+	check(t, syscall.Mount("", host, "", syscall.MS_SHARED, ""))
+	// The test's image has a registry that is not there: nothing leaves the machine.
+	n.write("registries.conf", "[[registry]]\nprefix = \"crisp.test\"\nlocation = \"127.0.0.1:1/crisp.test\"\ninsecure = true\n")
+	n.write("resolv.conf", "nameserver 192.0.2.53\nsearch node.test\n")
+	n.write("crispd.toml", "")
+	n.start("crispd", program("crispd"), "--config", filepath.Join(dir, "crispd.toml"), "--root", filepath.Join(dir, "crispd"),
+		"--state", filepath.Join(dir, "run"), "--socket", filepath.Join(dir, "crispd.sock"))
+	n.conn, err = grpc.NewClient("unix://"+filepath.Join(dir, "crispd.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	check(t, err)
+	n.until("crispd answers", time.Minute, func() bool {
+		_, err := cri.NewRuntimeServiceClient(n.conn).Version(t.Context(), &cri.VersionRequest{})
+		return err == nil
+	})
+	n.load()
+	n.proxy, err = startProxy(filepath.Join(dir, "proxy.sock"), filepath.Join(dir, "crispd.sock"), recorded)
+	check(t, err)
+	ports := freePorts(t, 3)
+	n.pods = fmt.Sprintf("http://127.0.0.1:%d/pods", ports[0])
+	makeCgroups(podsCgroup)
+	switch driver {
+	case "kubelet":
+		n.startKubelet(ports)
+	case "agent":
+		n.start("agent", program("crisp"), "agent", "--runtime-endpoint", "unix://"+n.proxy.socket, "--root", filepath.Join(dir, "root"),
+			"--manifests", filepath.Join(dir, "manifests"), "--log-dir", filepath.Join(dir, "logs"), "--node-name", nodeName,
+			"--resolv-conf", filepath.Join(dir, "resolv.conf"), "--read-only-address", fmt.Sprintf("127.0.0.1:%d", ports[0]), "--cgroup-root", podsCgroup, "--log-level", "debug")
+	}
+	n.until("the driver lists pods", time.Minute, func() bool { _, err := n.list(); return err == nil })
+	return n
+}
+
+// program is one of crisp's, from CRISP_BIN or the tree's bin.
+func program(name string) string {
+	dir := os.Getenv("CRISP_BIN")
+	if dir == "" {
+		dir = "../../bin"
+	}
+	path, err := filepath.Abs(filepath.Join(dir, name))
+	if err != nil {
+		panic(err)
+	}
+	return path
+}
+
+// start starts a program that logs into the node's directory.
+func (n *node) start(name, path string, args ...string) {
+	n.t.Helper()
+	log, err := os.Create(filepath.Join(n.dir, name+".log"))
+	check(n.t, err)
+	defer log.Close()
+	cmd := exec.Command(path, args...)
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.Dir = n.dir
+	cmd.Env = append(os.Environ(), "CONTAINERS_REGISTRIES_CONF="+filepath.Join(n.dir, "registries.conf"))
+	check(n.t, cmd.Start())
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	n.ended[name], n.cmds[name] = ended, cmd
+}
+
+func (n *node) stop(name string) {
+	cmd := n.cmds[name]
+	if cmd == nil {
+		return
+	}
+	delete(n.cmds, name)
+	_ = cmd.Process.Signal(syscall.SIGTERM)
+	select {
+	case <-n.ended[name]:
+	case <-time.After(30 * time.Second):
+		n.t.Errorf("%s did not end by SIGTERM", name)
+		_ = cmd.Process.Kill()
+		<-n.ended[name]
+	}
+}
+
+// end stops everything and takes it away, the logs too unless the test failed.
+func (n *node) end() {
+	n.stop(n.driver)
+	if n.proxy != nil {
+		n.proxy.stop()
+	}
+	n.stop("crispd")
+	if n.conn != nil {
+		n.conn.Close()
+	}
+	out, err := exec.Command(program("crispd"), "wipe", "--all", "--root", filepath.Join(n.dir, "crispd"), "--state", filepath.Join(n.dir, "run")).CombinedOutput()
+	if err != nil {
+		n.t.Errorf("crispd wipe: %v\n%s", err, out)
+	}
+	unmountBelow(n.dir)
+	removeCgroups(podsCgroup)
+	if n.t.Failed() {
+		n.t.Logf("the logs are kept in %s", n.dir)
+		return
+	}
+	if err := os.RemoveAll(n.dir); err != nil {
+		n.t.Error(err)
+	}
+}
+
+func (n *node) write(name, text string) {
+	n.t.Helper()
+	check(n.t, os.WriteFile(filepath.Join(n.dir, name), []byte(text), 0o644))
+}
+
+// until waits, and fails with the ends of the logs.
+func (n *node) until(what string, patience time.Duration, yes func() bool) {
+	n.t.Helper()
+	if !n.waits(patience, yes) {
+		n.t.Fatalf("%s: not so after %v: %s\n%s", n.driver, patience, what, n.tails())
+	}
+}
+
+func (n *node) waits(patience time.Duration, yes func() bool) bool {
+	for deadline := time.Now().Add(patience); !yes(); time.Sleep(100 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			return false
+		}
+	}
+	return true
+}
+
+func (n *node) tails() string {
+	var b strings.Builder
+	for name := range n.cmds {
+		data, err := os.ReadFile(filepath.Join(n.dir, name+".log"))
+		lines := strings.SplitAfter(string(data), "\n")
+		fmt.Fprintf(&b, "%s (%v):\n%s", name, err, strings.Join(lines[max(0, len(lines)-15):], ""))
+	}
+	return b.String()
+}
+
+// list is what the driver says of its pods.
+func (n *node) list() ([]v1.Pod, error) {
+	client := http.Client{Timeout: 5 * time.Second}
+	resp, err := client.Get(n.pods)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return nil, errors.New(resp.Status)
+	}
+	var list v1.PodList
+	err = json.NewDecoder(resp.Body).Decode(&list)
+	return list.Items, err
+}
+
+// pod returns the pod of this name, which the kubelet lengthens by the node's.
+func (n *node) pod(name string) (*v1.Pod, error) {
+	pods, err := n.list()
+	for i := range pods {
+		if strings.TrimSuffix(pods[i].Name, "-"+nodeName) == name {
+			return &pods[i], nil
+		}
+	}
+	return nil, err
+}
+
+// sandboxes lists the IDs of the pod's sandboxes; of all pods if name is "".
+func (n *node) sandboxes(name string, readyOnly bool) ([]string, error) {
+	resp, err := cri.NewRuntimeServiceClient(n.conn).ListPodSandbox(context.Background(), &cri.ListPodSandboxRequest{})
+	var ids []string
+	for _, s := range resp.GetItems() {
+		if name != "" && strings.TrimSuffix(s.Metadata.Name, "-"+nodeName) != name || readyOnly && s.State != cri.PodSandboxState_SANDBOX_READY {
+			continue
+		}
+		ids = append(ids, s.Id)
+	}
+	return ids, err
+}
+
+// load puts the test image into the store: the one program testbin.
+func (n *node) load() {
+	n.t.Helper()
+	testbin := program("testbin")
+	if _, err := os.Stat(testbin); err != nil {
+		testbin = filepath.Join(n.dir, "testbin")
+		cmd := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", testbin, "./internal/testbin")
+		cmd.Dir, cmd.Env = "../..", append(os.Environ(), "CGO_ENABLED=0")
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			n.t.Fatalf("build testbin: %v\n%s", err, out)
+		}
+	}
+	data, err := os.ReadFile(testbin)
+	check(n.t, err)
+	archive := filepath.Join(n.dir, "testbin.tar")
+	check(n.t, os.WriteFile(archive, imageOf(n.t, data), 0o644))
+	out, err := exec.Command(program("crisp"), "image", "load", "--runtime-endpoint", "unix://"+filepath.Join(n.dir, "crispd.sock"), "-i", archive).CombinedOutput()
+	if err != nil {
+		n.t.Fatalf("crisp image load: %v\n%s", err, out)
+	}
+}
+
+// imageOf is a docker archive of the program as /testbin, and of a file of users.
+func imageOf(t *testing.T, program []byte) []byte {
+	pack := func(files map[string][]byte, order ...string) []byte {
+		var b bytes.Buffer
+		w := tar.NewWriter(&b)
+		for _, name := range order {
+			check(t, w.WriteHeader(&tar.Header{Name: name, Typeflag: tar.TypeReg, Mode: 0o755, Size: int64(len(files[name]))}))
+			_, err := w.Write(files[name])
+			check(t, err)
+		}
+		check(t, w.Close())
+		return b.Bytes()
+	}
+	layer := pack(map[string][]byte{"testbin": program, "etc/passwd": []byte("root:x:0:0::/:\n")}, "testbin", "etc/passwd")
+	config, err := json.Marshal(map[string]any{
+		"os": "linux", "architecture": runtime.GOARCH,
+		"config": map[string]any{"Entrypoint": []string{"/testbin"}, "Env": []string{"PATH=/"}},
+		"rootfs": map[string]any{"type": "layers", "diff_ids": []string{fmt.Sprintf("sha256:%x", sha256.Sum256(layer))}},
+	})
+	check(t, err)
+	manifest, err := json.Marshal([]map[string]any{{"Config": "config.json", "RepoTags": []string{testImage}, "Layers": []string{"layer.tar"}}})
+	check(t, err)
+	return pack(map[string][]byte{"config.json": config, "layer.tar": layer, "manifest.json": manifest}, "config.json", "layer.tar", "manifest.json")
+}
+
+func freePorts(t *testing.T, count int) (ports []int) {
+	t.Helper()
+	for range count {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		check(t, err)
+		defer l.Close()
+		ports = append(ports, l.Addr().(*net.TCPAddr).Port)
+	}
+	return ports
+}
+
+// unmountBelow detaches what a driver has mounted and left, a tmpfs for instance.
+func unmountBelow(dir string) {
+	data, _ := os.ReadFile("/proc/self/mountinfo")
+	lines := strings.Split(string(data), "\n")
+	for i := len(lines) - 1; i >= 0; i-- {
+		if f := strings.Fields(lines[i]); len(f) > 4 && strings.HasPrefix(f[4], dir+"/") {
+			_ = syscall.Unmount(f[4], syscall.MNT_DETACH)
+		}
+	}
+}
+
+func check(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,245 @@
+package kubelet
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+)
+
+// A step is a call of one pod in normal form: what it did to which object.
+type step struct {
+	name       string // "CreateContainer main#0"
+	request    any    // decoded JSON in normal form
+	begin, end time.Time
+}
+
+// A record is what a driver did about one pod.
+type record struct {
+	steps  []step
+	status any // in normal form, when the pod had come to its state
+	pod    *v1.Pod
+}
+
+// A message is a CRI request or response, as far as it tells what it is about.
+type message struct {
+	PodSandboxID string `json:"pod_sandbox_id"`
+	ContainerID  string `json:"container_id"`
+	Config       struct {
+		Metadata struct {
+			Name    string
+			UID     string
+			Attempt int
+		}
+	}
+	SandboxConfig struct {
+		Metadata struct{ Name string }
+	} `json:"sandbox_config"`
+	Image struct{ Image string }
+}
+
+// A session is all that a driver did with the manifests.
+type session struct {
+	Driver string
+	Dir    string             // of its node
+	Calls  []call             // of all pods
+	Pods   map[string]*v1.Pod // as they were in their states, by their names in the manifests
+}
+
+// readSession returns what an earlier run wrote: RECORDED=DIR keeps sessions
+// there, to compare again without running anything again.
+func readSession(driver string) (*session, error) {
+	if os.Getenv("RECORDED") == "" {
+		return nil, os.ErrNotExist
+	}
+	data, err := os.ReadFile(filepath.Join(os.Getenv("RECORDED"), driver+".json"))
+	if err != nil {
+		return nil, err
+	}
+	var s session
+	return &s, json.Unmarshal(data, &s)
+}
+
+func (s *session) write() error {
+	if os.Getenv("RECORDED") == "" {
+		return nil
+	}
+	data, err := json.Marshal(s)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(os.Getenv("RECORDED"), s.Driver+".json"), data, 0o644)
+}
+
+// recordsOf sorts the calls by pod.
+func recordsOf(t *testing.T, n *session) map[string]*record {
+	t.Helper()
+	calls, pods := n.Calls, n.Pods
+	records := map[string]*record{}
+	// What there is to be replaced is known only when all has been seen.
+	podOf, labelOf := map[string]string{}, map[string]string{} // by the ID of a sandbox or container
+	for _, c := range calls {
+		var req, resp message
+		check(t, json.Unmarshal(c.Request, &req))
+		if c.Err == "" {
+			check(t, json.Unmarshal(c.Response, &resp))
+		}
+		meta := req.Config.Metadata
+		switch c.Method {
+		case "RunPodSandbox":
+			podOf[resp.PodSandboxID], labelOf[resp.PodSandboxID] = strings.TrimSuffix(meta.Name, "-"+nodeName), fmt.Sprintf("sandbox#%d", meta.Attempt)
+		case "CreateContainer":
+			podOf[resp.ContainerID], labelOf[resp.ContainerID] = podOf[req.PodSandboxID], fmt.Sprintf("%s#%d", meta.Name, meta.Attempt)
+		}
+	}
+	delete(podOf, "") // of calls that failed
+	for _, c := range calls {
+		var req message
+		check(t, json.Unmarshal(c.Request, &req))
+		meta := req.Config.Metadata
+		pod, object := podOf[req.ContainerID], labelOf[req.ContainerID]
+		switch c.Method {
+		case "RunPodSandbox":
+			pod, object = strings.TrimSuffix(meta.Name, "-"+nodeName), fmt.Sprintf("sandbox#%d", meta.Attempt)
+		case "StopPodSandbox", "RemovePodSandbox", "UpdatePodSandboxResources":
+			pod, object = podOf[req.PodSandboxID], labelOf[req.PodSandboxID]
+		case "CreateContainer":
+			pod, object = podOf[req.PodSandboxID], fmt.Sprintf("%s#%d", meta.Name, meta.Attempt)
+		case "PullImage":
+			pod, object = strings.TrimSuffix(req.SandboxConfig.Metadata.Name, "-"+nodeName), req.Image.Image
+		}
+		if pod == "" {
+			t.Errorf("%s: %s is of no pod: %s", n.Driver, c.Method, c.Request)
+			continue
+		}
+		if records[pod] == nil {
+			records[pod] = &record{}
+		}
+		records[pod].steps = append(records[pod].steps, step{c.Method + " " + object, c, c.Begin, c.End})
+	}
+	for name, pod := range pods {
+		r := records[name]
+		if r == nil {
+			r = &record{} // it was never to start
+			records[name] = r
+		}
+		form := n.formOf(pod, labelOf)
+		for i, s := range r.steps {
+			c := s.request.(call)
+			r.steps[i].request = form.value(t, c.Request)
+			if c.Err != "" {
+				r.steps[i].request.(map[string]any)["failed"] = true
+			}
+		}
+		r.pod = pod
+		text, err := json.Marshal(told(pod.Status))
+		check(t, err)
+		r.status = form.value(t, text)
+	}
+	return records
+}
+
+// A form replaces what differs between any two runs.
+type form struct {
+	exact  *strings.Replacer
+	shaped []shape
+}
+
+type shape struct {
+	is *regexp.Regexp
+	as string
+}
+
+func (n *session) formOf(pod *v1.Pod, labels map[string]string) form {
+	pairs := []string{n.Dir, "DIR"}
+	if pod.UID != "" { // it was listed
+		pairs = append(pairs, string(pod.UID), "UID")
+	}
+	for _, ip := range pod.Status.PodIPs {
+		pairs = append(pairs, ip.IP, "PODIP")
+	}
+	for id, label := range labels {
+		pairs = append(pairs, id, label)
+	}
+	return form{strings.NewReplacer(append(pairs, "-"+nodeName, "")...), []shape{
+		{regexp.MustCompile(`(/containers/[^/]+)/[0-9a-f]{8}$`), "$1/RANDOM"}, // the file of a termination message
+		{regexp.MustCompile(`\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)`), "TIME"},
+		{regexp.MustCompile(`^[0-9a-f]{64}$|^[0-9a-f]{32}$|^[0-9a-f]{8}$|^[0-9a-f]{7}$`), "HASH"},
+	}}
+}
+
+func (f form) value(t *testing.T, text []byte) any {
+	t.Helper()
+	var v any
+	check(t, json.Unmarshal(text, &v))
+	return f.apply(v)
+}
+
+func (f form) apply(v any) any {
+	switch v := v.(type) {
+	case string:
+		v = f.exact.Replace(v)
+		for _, s := range f.shaped {
+			v = s.is.ReplaceAllString(v, s.as)
+		}
+		return v
+	case []any:
+		for i := range v {
+			v[i] = f.apply(v[i])
+		}
+	case map[string]any:
+		// The value of a variable is bytes in CRI, which JSON has as base64.
+		if value, ok := v["value"].(string); ok && len(v) == 2 && v["key"] != nil {
+			if data, err := base64.StdEncoding.DecodeString(value); err == nil {
+				v["value"] = string(data)
+			}
+		}
+		for k := range v {
+			v[k] = f.apply(v[k])
+			if k == "io.kubernetes.container.hash" || k == "kubernetes.io/config.hash" || k == "kubernetes.io/config.seen" {
+				v[k] = "HASH"
+			}
+		}
+	}
+	return v
+}
+
+// told is what of a status is to be the same: no times, IDs and addresses.
+func told(s v1.PodStatus) map[string]any {
+	conditions := map[string]any{}
+	for _, c := range s.Conditions {
+		conditions[string(c.Type)] = map[string]any{"status": c.Status, "reason": c.Reason, "message": c.Message}
+	}
+	containers := map[string]any{}
+	for _, c := range slices.Concat(s.InitContainerStatuses, s.ContainerStatuses) {
+		containers[c.Name] = map[string]any{
+			"state": stateOf(c.State), "last": stateOf(c.LastTerminationState), "ready": c.Ready,
+			"started": c.Started, "restarts": c.RestartCount, "image": c.Image,
+			"imageID": c.ImageID != "", "containerID": c.ContainerID != "", "allocated": c.AllocatedResources, "resources": c.Resources, "mounts": c.VolumeMounts, "user": c.User,
+		}
+	}
+	return map[string]any{
+		"phase": s.Phase, "reason": s.Reason, "message": s.Message, "qos": s.QOSClass, "conditions": conditions,
+		"containers": containers, "podIPs": len(s.PodIPs), "hostIPs": len(s.HostIPs),
+	}
+}
+
+func stateOf(s v1.ContainerState) map[string]any {
+	switch {
+	case s.Waiting != nil:
+		return map[string]any{"waiting": s.Waiting.Reason}
+	case s.Running != nil:
+		return map[string]any{"running": true}
+	case s.Terminated != nil:
+		return map[string]any{"exitCode": s.Terminated.ExitCode, "reason": s.Terminated.Reason, "message": s.Terminated.Message}
+	}
+	return nil
+}

@@ -1,0 +1,5 @@
+//go:build tools
+
+package kubelet
+
+import _ "k8s.io/kubernetes/cmd/kubelet/app" // the program under comparison, built by make test-kubelet
