@@ -11,6 +11,7 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unkn
 LDFLAGS := -s -w -X main.version=$(VERSION)
 PREFIX ?= /usr/local
 DESTDIR ?=
+BIN     ?= bin
 
 # What the build and the tests need beyond Go and make.
 DEBS := gcc libc6-dev libseccomp-dev pkg-config nftables iproute2 procps runc
@@ -18,19 +19,19 @@ CNI_PLUGINS := main/bridge ipam/host-local meta/portmap meta/bandwidth
 
 export CGO_ENABLED = 1
 
-.PHONY: help all demo test test-kubelet critest bench lint install clean deps
+.PHONY: help all demo test test-kubelet critest bench lint install deb clean deps
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 all: deps ## build everything into bin/
-	@mkdir -p bin/cni
-	$(GO) build -trimpath -tags "$(TAGS)" -ldflags "$(LDFLAGS)" -o bin/ ./cmd/crispd ./cmd/crisp
+	@mkdir -p $(BIN)/cni
+	$(GO) build -trimpath -tags "$(TAGS)" -ldflags "$(LDFLAGS)" -o $(BIN)/ ./cmd/crispd ./cmd/crisp
 	# Static: the executor runs itself inside containers, where there is no libc.
-	$(GO) build -trimpath -tags "$(TAGS) osusergo netgo" -ldflags "$(LDFLAGS) -linkmode external -extldflags -static" -o bin/ ./cmd/crisp-executor
-	gcc -Os -s -static -nostartfiles -o bin/crisp-podinit oci/podinit/podinit.c
-	CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-s -w" -o bin/cni/ ./cmd/crisp-bridge
-	$(foreach p,$(CNI_PLUGINS),CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-s -w" -o bin/cni/ github.com/containernetworking/plugins/plugins/$(p) &&) true
+	$(GO) build -trimpath -tags "$(TAGS) osusergo netgo" -ldflags "$(LDFLAGS) -linkmode external -extldflags -static" -o $(BIN)/ ./cmd/crisp-executor
+	gcc -Os -s -static -nostartfiles -o $(BIN)/crisp-podinit oci/podinit/podinit.c
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-s -w" -o $(BIN)/cni/ ./cmd/crisp-bridge
+	$(foreach p,$(CNI_PLUGINS),CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-s -w" -o $(BIN)/cni/ github.com/containernetworking/plugins/plugins/$(p) &&) true
 
 demo: all ## run a web server as a pod and show it (root; DEMO_ONCE=1: end by itself)
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-s -w" -o bin/webserver ./test/webserver
@@ -64,10 +65,10 @@ lint: ## gofmt and vet
 	$(GO) vet -tags "$(TAGS)" ./...
 
 install: all ## install below $(PREFIX)
-	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/libexec/crisp/cni
-	install bin/crispd bin/crisp $(DESTDIR)$(PREFIX)/bin/
-	install bin/crisp-executor bin/crisp-podinit $(DESTDIR)$(PREFIX)/libexec/crisp/
-	install bin/cni/* $(DESTDIR)$(PREFIX)/libexec/crisp/cni/
+	packaging/install.sh $(BIN) "$(DESTDIR)" "$(PREFIX)"
+
+deb: all ## make the Debian package, in bin/
+	packaging/deb.sh $(BIN) "$(VERSION)"
 
 clean: ## remove what the build made
 	rm -rf bin .cache
