@@ -1,7 +1,7 @@
 # crisp: build, test, install. `make` or `make help` lists what there is.
 #
-# demo and test install what they lack (Debian packages, see DEBS) when run as
-# root; everything else only says what is missing.
+# demo, test and test-vm install what they lack (Debian packages, see DEBS) when
+# run as root; everything else only says what is missing.
 
 SHELL  := /bin/bash
 # sudo's secure_path leaves out the directory where Go is usually unpacked.
@@ -12,14 +12,17 @@ LDFLAGS := -s -w -X main.version=$(VERSION)
 PREFIX ?= /usr/local
 DESTDIR ?=
 BIN     ?= bin
+# Of a version later than this one, to upgrade to in the tests.
+NEXT_BIN := .cache/vm/next
 
 # What the build and the tests need beyond Go and make.
-DEBS := gcc libc6-dev libseccomp-dev pkg-config nftables iproute2 procps runc
+DEBS := gcc libc6-dev libseccomp-dev pkg-config nftables iproute2 procps runc crun
+VM_DEBS := qemu-system-x86 debootstrap e2fsprogs
 CNI_PLUGINS := main/bridge ipam/host-local meta/portmap meta/bandwidth
 
 export CGO_ENABLED = 1
 
-.PHONY: help all demo test test-kubelet critest bench lint install deb clean deps
+.PHONY: help all demo test test-vm test-kubelet critest bench lint install deb clean deps vm-deps
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,6 +52,12 @@ test: all .cache/containerd ## run every test, those that touch the kernel inclu
 	$(GO) vet -tags "$(TAGS)" ./...
 	CRISP_BIN=$(CURDIR)/bin $(GO) test -tags "$(TAGS)" -p 1 -timeout 20m ./...
 
+test-vm: all vm-deps ## run the tests on a node with systemd, in an emulator (root; QUICK=1: the short form; ARGS="-steps …")
+	packaging/deb.sh $(BIN) "$(VERSION)"
+	$(MAKE) --no-print-directory all BIN=$(NEXT_BIN) VERSION="$(VERSION)-next"
+	packaging/deb.sh $(NEXT_BIN) "$(VERSION)-next"
+	GO="$(GO)" $(GO) run ./test/vm $(if $(QUICK),-quick) -tags "$(TAGS)" -deb $(BIN)/crisp_*.deb -next $(NEXT_BIN)/crisp_*.deb $(ARGS)
+
 test-kubelet: all ## hold the agent against the real kubelet, which is built first: minutes, and 2 GiB of modules and cache (root)
 	@mkdir -p .cache
 	cd test/kubelet && $(GO) build -ldflags "-s -w" -o ../../.cache/kubelet k8s.io/kubernetes/cmd/kubelet
@@ -73,7 +82,8 @@ deb: all ## make the Debian package, in bin/
 clean: ## remove what the build made
 	rm -rf bin .cache
 
-deps:
+vm-deps: DEBS += $(VM_DEBS)
+deps vm-deps:
 	@test -n "$(GO)" || { echo "Go is not on PATH (1.26 or newer is needed)"; exit 1; }
 	@missing=; for p in $(DEBS); do dpkg -s $$p >/dev/null 2>&1 || missing="$$missing $$p"; done; \
 	test -z "$$missing" && exit 0; \

@@ -1,0 +1,132 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+)
+
+const (
+	// startLimit is what the emulator may take until the first step.
+	startLimit = 5 * time.Minute
+	// resultsSize is that of the disk that the logs come out on.
+	resultsSize = 256 << 20
+	memory      = "3072" // MiB
+)
+
+// run boots the node once and brings out what it did. The error says which steps
+// failed, or why it cannot be known.
+func (b boot) run(ctx context.Context, d disk, p *payload, steps []string, work, results string) error {
+	if err := os.MkdirAll(results, 0o755); err != nil {
+		return err
+	}
+	second, third := filepath.Join(work, "payload.img"), filepath.Join(work, "results.img")
+	size, err := sizeOf(p.dir)
+	if err != nil {
+		return err
+	}
+	os.Remove(second)
+	if err := format(ctx, p.dir, second, fmt.Sprintf("%dM", size*5/4>>20+64)); err != nil {
+		return err
+	}
+	if err := os.WriteFile(third, nil, 0o644); err != nil {
+		return err
+	}
+	if err := os.Truncate(third, resultsSize); err != nil {
+		return err
+	}
+	limit := startLimit
+	for _, s := range b.steps {
+		if slices.Contains(steps, s.name) {
+			limit += s.limit
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "qemu-system-x86_64",
+		"-accel", accelerator(ctx, d), "-cpu", "max", "-m", memory, "-smp", "2",
+		"-display", "none", "-serial", "stdio", "-monitor", "none", "-no-reboot", "-nic", "none",
+		"-kernel", d.kernel, "-initrd", d.initrd,
+		"-drive", "file="+d.image+",if=virtio,format=raw,snapshot=on",
+		"-drive", "file="+second+",if=virtio,format=raw,snapshot=on",
+		"-drive", "file="+third+",if=virtio,format=raw,cache=unsafe",
+		"-device", "virtio-rng-pci",
+		"-append", "root=/dev/vda rw console=ttyS0 panic=-1 quiet systemd.show_status=0 "+b.append)
+	cmd.Env = append(os.Environ(), "TMPDIR="+work) // where the snapshots are
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	console, err := os.Create(filepath.Join(results, "console.log"))
+	if err != nil {
+		return err
+	}
+	defer console.Close()
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	cmd.Stderr = cmd.Stdout
+	fmt.Printf("boot %s: %s\n", b.name, strings.Join(cmd.Args[:3], " "))
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	show(io.TeeReader(out, console))
+	err = cmd.Wait()
+	if ctx.Err() != nil {
+		err = fmt.Errorf("the node did not end within %v", limit)
+	}
+	fmt.Printf("boot %s: the emulator took %v of CPU time\n", b.name, (cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()).Round(time.Second))
+	return errors.Join(collect(third, results), err)
+}
+
+// show prints what the node's console says, but for the kernel's own lines.
+func show(console io.Reader) {
+	lines := bufio.NewScanner(console)
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		line := strings.TrimRight(lines.Text(), "\r")
+		if _, text, ok := strings.Cut(line, mark); ok {
+			fmt.Println(text)
+		}
+	}
+	io.Copy(io.Discard, console)
+}
+
+// accelerator is kvm if a kernel gets anywhere with it: there are machines that
+// have the device and hang. The kernel is given nothing to run, panics and so ends
+// the emulator.
+func accelerator(ctx context.Context, d disk) string {
+	const emulated = "tcg,thread=multi"
+	if f, err := os.OpenFile("/dev/kvm", os.O_RDWR, 0); err != nil {
+		return emulated
+	} else {
+		f.Close()
+	}
+	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+	defer cancel()
+	err := exec.CommandContext(ctx, "qemu-system-x86_64", "-accel", "kvm", "-cpu", "max", "-m", "512", "-display", "none",
+		"-nic", "none", "-no-reboot", "-kernel", d.kernel, "-append", "panic=-1").Run()
+	if err != nil {
+		return emulated
+	}
+	return "kvm"
+}
+
+// sizeOf adds up the files below dir, in bytes.
+func sizeOf(dir string) (int64, error) {
+	var sum int64
+	err := filepath.Walk(dir, func(_ string, info os.FileInfo, err error) error {
+		if err == nil {
+			sum += (info.Size() + 4095) &^ 4095
+		}
+		return err
+	})
+	return sum, err
+}

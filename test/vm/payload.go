@@ -1,0 +1,172 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// A payload is a directory that becomes the second disk:
+//
+//	vm  plan.json            this program, and what it is to do
+//	crisp.deb  next.deb      the packages
+//	bin/testbin              what the tests' containers run
+//	bin/critest  registry/   if there is one, and its images
+//	src/<package>/           the tree, each package that is tested with its package.test
+type payload struct{ dir string }
+
+// A plan is what the inside is told.
+type plan struct {
+	Boot  string
+	Steps []string
+	Run   string // go test's -run, in place of the steps' own
+}
+
+const module = "github.com/crisp-cri/crisp/"
+
+func newPayload(ctx context.Context, o options, dir string) (*payload, error) {
+	src := filepath.Join(dir, "src")
+	for _, d := range []string{src, filepath.Join(dir, "bin"), filepath.Join(dir, "tests")} {
+		if err := os.MkdirAll(d, 0o755); err != nil {
+			return nil, err
+		}
+	}
+	if err := copyTree(".", src); err != nil {
+		return nil, err
+	}
+	for from, to := range map[string]string{o.deb: "crisp.deb", o.next: "next.deb"} {
+		if from == "" {
+			continue
+		}
+		if err := copyFile(from, filepath.Join(dir, to), 0o644); err != nil {
+			return nil, err
+		}
+	}
+	fmt.Println("payload: compiling the tests")
+	static := append(os.Environ(), "CGO_ENABLED=0")
+	for program, to := range map[string]string{"test/vm": "vm", "internal/testbin": "bin/testbin"} {
+		if err := goCommand(ctx, static, "build", "-trimpath", "-ldflags", "-s -w", "-o", filepath.Join(dir, to), module+program); err != nil {
+			return nil, err
+		}
+	}
+	packages, err := o.packages()
+	if err != nil {
+		return nil, err
+	}
+	args := []string{"test", "-c", "-tags", o.tags, "-ldflags", "-s -w", "-o", filepath.Join(dir, "tests") + "/"}
+	for _, p := range packages {
+		args = append(args, module+p)
+	}
+	if len(packages) > 0 {
+		if err := goCommand(ctx, os.Environ(), args...); err != nil {
+			return nil, err
+		}
+	}
+	for _, p := range packages {
+		name := filepath.Base(p) + ".test"
+		if err := os.Rename(filepath.Join(dir, "tests", name), filepath.Join(src, p, "package.test")); err != nil {
+			return nil, err
+		}
+	}
+	return &payload{dir}, o.fetchCritest(ctx, dir)
+}
+
+// fetchCritest takes the critest on PATH along, if a step wants it.
+func (o options) fetchCritest(ctx context.Context, dir string) error {
+	program, err := exec.LookPath("critest")
+	if err != nil {
+		return nil // the step says so
+	}
+	for _, b := range boots {
+		steps, err := o.chosen(b)
+		if err != nil {
+			return err
+		}
+		if !slices.Contains(steps, "critest") {
+			continue
+		}
+		fmt.Println("payload: fetching critest's images")
+		if err := fetchImages(ctx, "test/conformance/images.txt", program, filepath.Join(dir, "registry")); err != nil {
+			return err
+		}
+		return copyFile(program, filepath.Join(dir, "bin", "critest"), 0o755)
+	}
+	return nil
+}
+
+// packages are those whose tests the chosen steps run.
+func (o options) packages() ([]string, error) {
+	var dirs []string
+	for _, b := range boots {
+		names, err := o.chosen(b)
+		if err != nil {
+			return nil, err
+		}
+		for _, s := range b.steps {
+			if t, ok := s.do.(tests); ok && slices.Contains(names, s.name) && !slices.Contains(dirs, t.dir) {
+				dirs = append(dirs, t.dir)
+			}
+		}
+	}
+	return dirs, nil
+}
+
+// goCommand runs the go that $GO names, which may be several words.
+func goCommand(ctx context.Context, env []string, args ...string) error {
+	program := strings.Fields(os.Getenv("GO"))
+	if len(program) == 0 {
+		program = []string{"go"}
+	}
+	cmd := exec.CommandContext(ctx, program[0], append(program[1:], args...)...)
+	cmd.Env = env
+	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("go %s: %w", args[0], err)
+	}
+	return nil
+}
+
+func (p *payload) plan(b boot, steps []string, o options) error {
+	data, err := json.Marshal(plan{Boot: b.name, Steps: steps, Run: o.run})
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(p.dir, "plan.json"), data, 0o644)
+}
+
+// copyTree copies the tree's files, without what was built or is hidden.
+func copyTree(from, to string) error {
+	return filepath.WalkDir(from, func(path string, e fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if path != "." && (strings.HasPrefix(e.Name(), ".") || path == "bin") {
+			if e.IsDir() {
+				return filepath.SkipDir
+			}
+			return nil
+		}
+		target := filepath.Join(to, path)
+		if e.IsDir() {
+			return os.MkdirAll(target, 0o755)
+		}
+		if !e.Type().IsRegular() {
+			return nil
+		}
+		return copyFile(path, target, 0o644)
+	})
+}
+
+func copyFile(from, to string, mode os.FileMode) error {
+	data, err := os.ReadFile(from)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(to, data, mode)
+}
