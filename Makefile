@@ -36,7 +36,7 @@ all: deps ## build everything into bin/
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-s -w" -o $(BIN)/cni/ ./cmd/crisp-bridge
 	$(foreach p,$(CNI_PLUGINS),CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-s -w" -o $(BIN)/cni/ github.com/containernetworking/plugins/plugins/$(p) &&) true
 
-demo: all ## run a web server as a pod and show it (root; DEMO_ONCE=1: end by itself)
+demo: all ## run a web server, its sidecar and what they need, and show it (root; DEMO_ONCE=1: end by itself)
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-s -w" -o bin/webserver ./test/webserver
 	@$(GO) build -tags "$(TAGS)" -o bin/demo ./test/demo
 	@bin/demo -bin bin

@@ -16,19 +16,11 @@ import (
 func (d *demo) end() error {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*patience)
 	defer cancel()
-	say("The end: without its manifest, the pod goes.")
+	say("The end: what was applied is deleted.")
 	var errs []error
-	manifests, err := filepath.Glob(filepath.Join(d.manifests(), "*.yaml"))
-	errs = append(errs, err)
-	for _, m := range manifests {
-		command("rm %s", m)
-		errs = append(errs, os.Remove(m))
-	}
-	if len(d.daemons) == 2 { // else there is no agent to end pods
-		errs = append(errs, d.waitFor(ctx, "the pod to go", func() bool {
-			out, err := d.output(ctx, "get", "pods", "-A", "-o", "name")
-			return err == nil && strings.TrimSpace(out) == ""
-		}))
+	if _, err := os.Stat(d.stack()); err == nil && len(d.daemons) == 2 { // else there is nothing, or nobody to end it
+		errs = append(errs, d.crisp(ctx, "delete", "-f", d.stack(), "--ignore-not-found"))
+		errs = append(errs, d.crisp(ctx, "get", "pods"))
 	}
 	for _, p := range slices.Backward(d.daemons) {
 		errs = append(errs, p.stop())

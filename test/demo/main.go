@@ -1,6 +1,6 @@
 // Command demo shows crisp at work, as a newcomer would use it: it starts a
-// crispd and an agent of its own in a new directory, brings an image, runs a
-// web server as a pod, looks at it from every side, and removes everything.
+// crispd and an agent of its own in a new directory, brings an image, applies
+// stack.yaml, looks at what runs from every side, and removes everything.
 //
 // It prints each command before it runs it, so its output can be typed again.
 // At the end it looks at the kernel: whatever the demo has left is told, and is

@@ -83,7 +83,7 @@ func (d *demo) quiet(ctx context.Context, args ...string) error {
 
 func (d *demo) output(ctx context.Context, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, filepath.Join(d.bin, "crisp"), args...)
-	cmd.Env = append(os.Environ(), "CRISP_RUNTIME_ENDPOINT=unix://"+d.socket(), "CRISP_AGENT_ROOT="+filepath.Join(d.dir, "agent"))
+	cmd.Env = append(os.Environ(), "CRISP_RUNTIME_ENDPOINT=unix://"+d.socket(), "CRISP_AGENT_ROOT="+d.agentRoot())
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	err := cmd.Run()

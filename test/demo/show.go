@@ -2,6 +2,8 @@ package main
 
 import (
 	"context"
+	_ "embed"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -10,6 +12,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -21,33 +24,24 @@ type demo struct {
 
 func (d *demo) manifests() string { return filepath.Join(d.dir, "manifests") }
 func (d *demo) socket() string    { return filepath.Join(d.dir, "run", "crisp.sock") }
+func (d *demo) agentRoot() string { return filepath.Join(d.dir, "agent") }
+func (d *demo) stack() string     { return filepath.Join(d.dir, "stack.yaml") }
 
 // instance are the flags that tell a crispd where it lives.
 func (d *demo) instance() []string {
 	return []string{"--root", filepath.Join(d.dir, "lib"), "--state", filepath.Join(d.dir, "run"), "--config", filepath.Join(d.dir, "crispd.toml")}
 }
 
-const image = "demo.local/webserver:1"
+// stack is all that the demo runs.
+//
+//go:embed stack.yaml
+var stack string
 
-const manifest = `apiVersion: v1
-kind: Pod
-metadata:
-  name: web
-spec:
-  containers:
-  - name: server
-    image: %s
-    ports:
-    - containerPort: 80
-      hostPort: %d
-    resources:
-      limits: {memory: 64Mi}
-    env:
-    - {name: POD_NAME, valueFrom: {fieldRef: {fieldPath: metadata.name}}}
-    - {name: POD_NAMESPACE, valueFrom: {fieldRef: {fieldPath: metadata.namespace}}}
-    - {name: POD_IP, valueFrom: {fieldRef: {fieldPath: status.podIP}}}
-    - {name: NODE_NAME, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}
-`
+// What stack.yaml names.
+const (
+	image = "demo.local/webserver:1"
+	port  = 8080
+)
 
 // show is the demo.
 func (d *demo) show(ctx context.Context) error {
@@ -74,19 +68,36 @@ func (d *demo) show(ctx context.Context) error {
 		return err
 	}
 
-	say("The agent runs the pods of a directory.")
-	if err := d.start(ctx, "crisp", "agent", "--runtime-endpoint", "unix://"+d.socket(), "--root", filepath.Join(d.dir, "agent"), "--manifests", d.manifests()); err != nil {
+	// Without cgroups by quality of service: kubepods would stay, as the kubelet's does.
+	say("The agent: what a kubelet is to a cluster, it is to this machine.")
+	if err := d.start(ctx, "crisp", "agent", "--runtime-endpoint", "unix://"+d.socket(), "--root", d.agentRoot(), "--manifests", d.manifests(),
+		"--cgroups-per-qos=false"); err != nil {
 		return err
 	}
-	port, err := freePort()
+	if err := d.waitFor(ctx, "the agent to answer", func() bool { return d.quiet(ctx, "status") == nil }); err != nil {
+		return err
+	}
+	return d.apply(ctx)
+}
+
+// apply runs the stack. Its port is another one if somebody has that of the file.
+func (d *demo) apply(ctx context.Context) error {
+	port, err := freePort(port)
 	if err != nil {
 		return err
 	}
-	text := fmt.Sprintf(manifest, image, port)
-	path := filepath.Join(d.manifests(), "web.yaml")
-	command("cat > %s", path)
+	text := strings.Replace(stack, "hostPort: 8080", "hostPort: "+strconv.Itoa(port), 1)
+	say("A stack in one file: a server, its init container, its sidecar, their volume, a ConfigMap.")
+	command("cat %s", d.stack())
 	fmt.Print(indent(text))
-	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+	if err := os.WriteFile(d.stack(), []byte(text), 0o644); err != nil {
+		return err
+	}
+	if err := d.crisp(ctx, "apply", "-f", d.stack()); err != nil {
+		return err
+	}
+	if err := d.crisp(ctx, "wait", "pod/web", "--for=Ready", "--timeout", patience.String()); err != nil {
+		_ = d.crisp(context.WithoutCancel(ctx), "describe", "pod/web")
 		return err
 	}
 	return d.visit(ctx, "http://127.0.0.1:"+strconv.Itoa(port)+"/")
@@ -94,16 +105,10 @@ func (d *demo) show(ctx context.Context) error {
 
 // visit looks at the pod, from outside and from inside.
 func (d *demo) visit(ctx context.Context, url string) error {
-	say("The page that the pod serves:")
+	say("The page: its lines are from the manifest, the ConfigMap, the init container and the sidecar.")
 	command("curl %s", url)
-	var body string
-	err := d.waitFor(ctx, "the page of "+url, func() bool {
-		var err error
-		body, err = fetch(ctx, url)
-		return err == nil
-	})
+	body, err := fetch(ctx, url)
 	if err != nil {
-		_ = d.crisp(context.WithoutCancel(ctx), "get", "pods")
 		return err
 	}
 	fmt.Print(indent(body))
@@ -112,8 +117,11 @@ func (d *demo) visit(ctx context.Context, url string) error {
 		args []string
 	}{
 		{"What runs:", []string{"get", "pods", "-o", "wide"}},
-		{"What it wrote:", []string{"logs", "web"}},
-		{"A look from inside:", []string{"exec", "web", "--", "/webserver", "whoami"}},
+		{"Its containers:", []string{"ps"}},
+		{"What the server wrote:", []string{"logs", "web", "-c", "server"}},
+		{"What the sidecar wrote:", []string{"logs", "web", "-c", "clock"}},
+		{"A look from inside:", []string{"exec", "web", "-c", "server", "--", "/webserver", "whoami"}},
+		{"What happened:", []string{"events", "--for", "pod/web"}},
 	} {
 		say("%s", step.text)
 		if err := d.crisp(ctx, step.args...); err != nil {
@@ -124,7 +132,7 @@ func (d *demo) visit(ctx context.Context, url string) error {
 		return nil
 	}
 	say("The pod serves %s until you press Ctrl-C. In another terminal:", url)
-	fmt.Printf("  export CRISP_RUNTIME_ENDPOINT=unix://%s\n  %s logs -f web\n", d.socket(), filepath.Join(d.bin, "crisp"))
+	fmt.Printf("  export CRISP_RUNTIME_ENDPOINT=unix://%s CRISP_AGENT_ROOT=%s\n  %s logs -f web -c server\n", d.socket(), d.agentRoot(), filepath.Join(d.bin, "crisp"))
 	<-ctx.Done()
 	fmt.Println()
 	return nil
@@ -148,9 +156,12 @@ func fetch(ctx context.Context, url string) (string, error) {
 	return string(body), err
 }
 
-// freePort asks the kernel for a port that nobody listens on now.
-func freePort() (int, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+// freePort is the wanted port, or another one if somebody listens on it.
+func freePort(wanted int) (int, error) {
+	l, err := net.Listen("tcp", fmt.Sprintf(":%d", wanted))
+	if errors.Is(err, syscall.EADDRINUSE) {
+		l, err = net.Listen("tcp", ":0")
+	}
 	if err != nil {
 		return 0, err
 	}

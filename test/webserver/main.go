@@ -1,8 +1,13 @@
-// Command webserver is what the demo runs in a pod: a static web server of one
-// page, in one file, with nothing else in its image.
+// Command webserver is what the demo runs in a pod: a web server of one page,
+// with what its companions need, in one file and with nothing else in its image.
 //
-//	webserver [-port 80]   serve
-//	webserver whoami       say which pod this is; something to exec
+//	webserver [-port 80] [-parts DIR]     serve a page made of the files of DIR
+//	webserver build DIR                   put the part of an init container there, and end
+//	webserver clock DIR                   rewrite the part of a sidecar there, every second
+//	webserver whoami                      say which pod this is; something to exec
+//
+// What the page says of itself comes from the environment: GREETING and POD_NAME,
+// POD_NAMESPACE, POD_IP, NODE_NAME. NOTICE names a file whose text it shows.
 package main
 
 import (
@@ -17,6 +22,7 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"time"
@@ -24,13 +30,21 @@ import (
 
 var page = template.Must(template.New("page").Parse(`<!doctype html>
 <title>crisp</title>
-<h1>Hello from a pod</h1>
-<p>This page was served by the pod {{.Pod}} in namespace {{.Namespace}},
-at {{.Address}}, on node {{.Node}}. No containerd, no runc, no pause container.</p>
+<h1>{{.Greeting}}</h1>
+<p>Served by the pod {{.Pod}} in namespace {{.Namespace}}, at {{.Address}}, on node {{.Node}}.</p>
+<p>{{.Notice}}</p>
+<p>{{.Built}}</p>
+<p>{{.Clock}}</p>
 `))
 
+// The parts of the page that other containers of the pod write.
+const (
+	builtPart = "built"
+	clockPart = "clock"
+)
+
 // facts are what the manifest tells the container about itself.
-type facts struct{ Pod, Namespace, Address, Node string }
+type facts struct{ Greeting, Pod, Namespace, Address, Node string }
 
 func gather() facts {
 	env := func(name, otherwise string) string {
@@ -43,57 +57,129 @@ func gather() facts {
 	if err != nil {
 		host = "unknown"
 	}
-	return facts{env("POD_NAME", host), env("POD_NAMESPACE", "unknown"), env("POD_IP", "unknown"), env("NODE_NAME", "unknown")}
+	return facts{env("GREETING", "Hello from a pod"), env("POD_NAME", host), env("POD_NAMESPACE", "unknown"), env("POD_IP", "unknown"), env("NODE_NAME", "unknown")}
 }
 
 func main() {
 	log.SetFlags(0) // the log of a container has its own times
 	log.SetOutput(os.Stdout)
 	port := flag.String("port", "80", "TCP port to listen on")
+	parts := flag.String("parts", "/parts", "directory of the parts of the page")
 	flag.Parse()
-	var err error
-	switch flag.Arg(0) {
-	case "":
-		err = serve(*port)
-	case "whoami":
-		err = whoami(os.Stdout)
-	default:
-		err = fmt.Errorf("%q is not a command", flag.Arg(0))
-	}
-	if err != nil {
+	// The first process of a PID namespace has no default for signals.
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx, *port, *parts, flag.Args()); err != nil {
 		fmt.Fprintln(os.Stderr, "webserver:", err)
 		os.Exit(1)
 	}
 }
 
-func serve(port string) error {
-	// The first process of a PID namespace has no default for signals.
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
+func run(ctx context.Context, port, parts string, args []string) error {
+	switch {
+	case len(args) == 0:
+		return serve(ctx, port, site(parts))
+	case len(args) == 2 && args[0] == "build":
+		return build(args[1])
+	case len(args) == 2 && args[0] == "clock":
+		return clock(ctx, args[1])
+	case len(args) == 1 && args[0] == "whoami":
+		return whoami(os.Stdout)
+	}
+	return fmt.Errorf("%q is not a command", args)
+}
+
+func serve(ctx context.Context, port string, s site) error {
 	listener, err := net.Listen("tcp", ":"+port)
 	if err != nil {
 		return err
 	}
 	log.Printf("serving on %s", listener.Addr())
-	server := &http.Server{ReadHeaderTimeout: 5 * time.Second, Handler: http.HandlerFunc(answer)}
-	context.AfterFunc(ctx, func() { server.Shutdown(context.WithoutCancel(ctx)) })
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /{$}", s.show)
+	mux.HandleFunc("GET /ready", s.ready)
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
+	server := &http.Server{ReadHeaderTimeout: 5 * time.Second, Handler: mux}
+	ended := make(chan error, 1)
+	context.AfterFunc(ctx, func() { ended <- server.Shutdown(context.WithoutCancel(ctx)) })
 	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
 		return err
 	}
 	log.Print("ended")
-	return nil
+	return <-ended
 }
 
-func answer(w http.ResponseWriter, r *http.Request) {
+// A site is the directory of a page's parts.
+type site string
+
+// part is the text of a part, or of another file if its name is absolute.
+func (s site) part(name string) (string, error) {
+	if !filepath.IsAbs(name) {
+		name = filepath.Join(string(s), name)
+	}
+	text, err := os.ReadFile(name)
+	return strings.TrimSpace(string(text)), err
+}
+
+func (s site) show(w http.ResponseWriter, r *http.Request) {
 	log.Printf("%s %s from %s", r.Method, r.URL.Path, r.RemoteAddr)
-	if r.URL.Path != "/" {
-		http.NotFound(w, r)
-		return
+	content := struct {
+		facts
+		Notice, Built, Clock string
+	}{facts: gather()}
+	for name, text := range map[string]*string{os.Getenv("NOTICE"): &content.Notice, builtPart: &content.Built, clockPart: &content.Clock} {
+		if name == "" {
+			continue
+		}
+		var err error
+		if *text, err = s.part(name); err != nil {
+			log.Print(err)
+			http.Error(w, "a part of the page is missing: "+name, http.StatusServiceUnavailable)
+			return
+		}
 	}
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
-	if err := page.Execute(w, gather()); err != nil {
+	if err := page.Execute(w, content); err != nil {
 		log.Print(err)
 	}
+}
+
+// ready says whether the sidecar has written its part.
+func (s site) ready(w http.ResponseWriter, _ *http.Request) {
+	if _, err := s.part(clockPart); err != nil {
+		http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		return
+	}
+	fmt.Fprintln(w, "ready")
+}
+
+func build(dir string) error {
+	log.Printf("building the page in %s", dir)
+	return replace(filepath.Join(dir, builtPart), fmt.Sprintf("Built by the init container at %s.\n", time.Now().UTC().Format(time.TimeOnly)))
+}
+
+func clock(ctx context.Context, dir string) error {
+	log.Printf("telling the time in %s", dir)
+	for tick := time.NewTicker(time.Second); ; {
+		if err := replace(filepath.Join(dir, clockPart), fmt.Sprintf("The sidecar's clock says %s.\n", time.Now().UTC().Format(time.TimeOnly))); err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			log.Print("ended")
+			return nil
+		case <-tick.C:
+		}
+	}
+}
+
+// replace changes a file at one stroke: its readers see the old text or the new.
+func replace(path, text string) error {
+	next := path + ".next"
+	if err := os.WriteFile(next, []byte(text), 0o644); err != nil {
+		return err
+	}
+	return os.Rename(next, path)
 }
 
 func whoami(w io.Writer) error {
