@@ -16,43 +16,54 @@ import (
 )
 
 // An oomCounter reads how many processes of a container the OOM killer has taken,
-// through a descriptor that stays open: by name, the file may be gone the moment
-// the last process is, because systemd removes empty scopes. What was read last
-// is remembered for the case that the cgroup went first.
+// through a descriptor that stays open. It is read in vain once the cgroup is gone,
+// which is the moment that the last process is: systemd removes empty scopes. The
+// kernel wakes nobody in time who waits for the counter, because it tells of changes
+// once in 10 ms (CGROUP_FILE_NOTIFY_MIN_INTV). Then the kernel's log is asked, unless
+// a last look was in time.
 type oomCounter struct {
-	events *os.File // memory.events (v2) or memory.oom_control (v1, Linux 4.13)
+	group  string   // the last name of the cgroup's path, which has the container's ID in it
+	pid    int      // the init
+	events *os.File // memory.events (v2) or memory.oom_control (v1, Linux 4.13); nil: the cgroup was gone before
 	notify *os.File // v1: the eventfd that an OOM wakes; v2: nil, events itself is polled
 	seen   atomic.Int64
 	told   atomic.Int64
 	key    int32 // in the oomWatch
+
+	settle sync.Once
+	last   atomic.Bool // seen will not change
 }
 
-// newOOMCounter returns nil if the container has no memory cgroup.
-func newOOMCounter(paths map[string]string) (*oomCounter, error) {
-	if cgroups.IsCgroup2UnifiedMode() {
-		f, err := openRaw(filepath.Join(paths[""], "memory.events"))
-		if os.IsNotExist(err) {
-			return nil, nil // the controller is not enabled
-		}
-		if err != nil {
-			return nil, err
-		}
-		return &oomCounter{events: f}, nil
+// newOOMCounter returns nil if the container has no memory cgroup. pid is its init's.
+func newOOMCounter(paths map[string]string, pid int) (*oomCounter, error) {
+	dir, file := paths[""], "memory.events"
+	v2 := cgroups.IsCgroup2UnifiedMode()
+	if !v2 {
+		dir, file = paths["memory"], "memory.oom_control"
 	}
-	dir := paths["memory"]
 	if dir == "" {
 		return nil, nil
 	}
-	f, err := openRaw(filepath.Join(dir, "memory.oom_control"))
+	o := &oomCounter{group: filepath.Base(dir), pid: pid}
+	f, err := openRaw(filepath.Join(dir, file))
+	if os.IsNotExist(err) {
+		if _, err := os.Stat(dir); err == nil {
+			return nil, nil // the controller is not enabled
+		}
+		return o, nil
+	}
 	if err != nil {
 		return nil, err
+	}
+	if o.events = f; v2 {
+		return o, nil
 	}
 	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
 	if err != nil {
 		f.Close()
 		return nil, os.NewSyscallError("eventfd2", err)
 	}
-	o := &oomCounter{events: f, notify: os.NewFile(uintptr(fd), "eventfd")}
+	o.notify = os.NewFile(uintptr(fd), "eventfd")
 	// Documentation/admin-guide/cgroup-v1/memory.rst, section 10.
 	line := fmt.Sprintf("%d %d", fd, f.Fd())
 	if err := os.WriteFile(filepath.Join(dir, "cgroup.event_control"), []byte(line), 0); err != nil {
@@ -73,30 +84,61 @@ func openRaw(path string) (*os.File, error) {
 
 // count reads the number of kills so far.
 func (o *oomCounter) count() int64 {
+	if o.last.Load() {
+		return o.seen.Load()
+	}
 	var buf [512]byte
-	n, err := o.events.ReadAt(buf[:], 0)
-	if n == 0 && err != nil {
-		return o.seen.Load() // the cgroup has gone
+	n := 0
+	if o.events != nil {
+		n, _ = o.events.ReadAt(buf[:], 0)
+	}
+	if n == 0 { // ENODEV: the cgroup has gone
+		o.settle.Do(func() {
+			if o.seen.Load() == 0 && loggedKill(o.group, o.pid) {
+				o.learn(1)
+			}
+			o.last.Store(true)
+		})
+		return o.seen.Load()
 	}
 	for line := range bytes.Lines(buf[:n]) {
 		if v, ok := bytes.CutPrefix(bytes.TrimSpace(line), []byte("oom_kill ")); ok {
 			if n, err := strconv.ParseInt(string(v), 10, 64); err == nil {
-				o.seen.Store(n)
+				o.learn(n)
 			}
 		}
 	}
 	return o.seen.Load()
 }
 
+// learn raises seen: of two who read at a time, the later may have read before.
+func (o *oomCounter) learn(n int64) {
+	for old := o.seen.Load(); n > old && !o.seen.CompareAndSwap(old, n); old = o.seen.Load() {
+	}
+}
+
 // killed tells whether the container has lost a process. A nil counter knows of
 // none.
 func (o *oomCounter) killed() bool { return o != nil && o.count() > 0 }
+
+// killedAll is killed for when no process of the container is left: what is read
+// now is read for the last time.
+func (o *oomCounter) killedAll() bool {
+	if o == nil {
+		return false
+	}
+	killed := o.killed()
+	o.last.Store(true)
+	return killed
+}
 
 func (o *oomCounter) close() {
 	if o == nil {
 		return
 	}
-	o.events.Close()
+	if o.events != nil {
+		o.events.Close()
+	}
 	if o.notify != nil {
 		o.notify.Close()
 	}
@@ -144,6 +186,9 @@ func (w *oomWatch) add(id string, o *oomCounter) error {
 	o.key = w.last
 	w.counters[o.key] = watched{id, o}
 	w.mu.Unlock()
+	if f == nil {
+		return nil
+	}
 	return w.ctl(unix.EPOLL_CTL_ADD, f, &unix.EpollEvent{Events: events | unix.EPOLLET, Fd: o.key})
 }
 
@@ -160,7 +205,9 @@ func (w *oomWatch) flush(o *oomCounter) {
 	if o.notify != nil {
 		f = o.notify
 	}
-	w.ctl(unix.EPOLL_CTL_DEL, f, nil)
+	if f != nil {
+		w.ctl(unix.EPOLL_CTL_DEL, f, nil)
+	}
 }
 
 func (w *oomWatch) ctl(op int, f *os.File, e *unix.EpollEvent) error {

@@ -1,8 +1,11 @@
 package executor_test
 
 import (
+	"fmt"
 	"os"
+	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
@@ -10,9 +13,10 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// withScope has systemd make the container's cgroup.
+// withScope has systemd make the container's cgroup, of a name that the kernel's log
+// does not have from an earlier container.
 func withScope(r *wire.RunRequest, s *specs.Spec) {
-	r.SystemdCgroup, s.Linux.CgroupsPath = true, "system.slice:crisp-test:"+r.ID
+	r.SystemdCgroup, s.Linux.CgroupsPath = true, fmt.Sprintf("system.slice:crisp-test:%s-%d", r.ID, time.Now().UnixNano())
 }
 
 // systemd removes a scope with its last process, maybe before we have read from it.
@@ -42,6 +46,18 @@ func TestSystemd(t *testing.T) {
 			t.Errorf("exit is %+v", e)
 		}
 		c.delete()
+	}
+	// It always wins against an executor that is stopped.
+	c := n.run([]string{"await", "/tmp/go", "eat", "200"}, withScope, withMemory(32<<20))
+	n.cmd.Process.Signal(unix.SIGSTOP)
+	hasState(t, n.cmd.Process.Pid, "T")
+	if err := os.WriteFile(filepath.Join(c.root, "tmp", "go"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, func() bool { return !exists(c.reply.Cgroups[""]) }, "systemd does not remove the scope")
+	n.cmd.Process.Signal(unix.SIGCONT)
+	if e := c.wait(); e.Code != 137 || !e.OOMKilled {
+		t.Errorf("exit is %+v", e)
 	}
 	b.delete()
 	for _, dir := range b.reply.Cgroups {

@@ -16,9 +16,11 @@ func (x *Executor) watch(c *container) {
 		if err := c.proc.wait(); err != nil {
 			x.log.Error("container cannot be waited for", "container", c.ID, "err", err)
 		}
+		// Before anything else: systemd is about to remove the cgroup.
+		killed := c.killed()
 		x.gate.enter()
 		code, err := c.proc.reap()
-		e := exitOf(c.ID, code, c.oom.killed(), time.Now())
+		e := exitOf(c.ID, code, killed, time.Now())
 		if err != nil {
 			e.Reason, e.Message = wire.ReasonUnknown, err.Error()
 		}
@@ -39,6 +41,15 @@ func (x *Executor) watch(c *container) {
 	x.finish(c)
 }
 
+// killed tells whether the OOM killer took a process of c, whose init has ended. With
+// its PID namespace, that was the last of them.
+func (c *container) killed() bool {
+	if c.ownPID {
+		return c.oom.killedAll()
+	}
+	return c.oom.killed()
+}
+
 // ending is the exit of a container that has been reaped.
 func (x *Executor) ending(c *container) *wire.Exit {
 	x.mu.Lock()
@@ -51,7 +62,7 @@ func (x *Executor) finish(c *container) {
 	e := x.ending(c)
 	// A process in the cgroup may have been the last thing to be killed for
 	// memory, after the init was gone.
-	if !e.OOMKilled && e.Reason != wire.ReasonUnknown && c.oom.killed() {
+	if !e.OOMKilled && e.Reason != wire.ReasonUnknown && c.oom.killedAll() {
 		e = exitOf(c.ID, e.Code, true, e.At)
 	}
 	if c.ExitPath != "" {
