@@ -1,0 +1,56 @@
+package store
+
+import (
+	"encoding/json"
+	"reflect"
+
+	"github.com/crisp-cri/crisp/agent/manifest"
+	v1 "k8s.io/api/core/v1"
+)
+
+func immutable(o manifest.Object) bool {
+	switch o := o.(type) {
+	case *v1.ConfigMap:
+		return o.Immutable != nil && *o.Immutable
+	case *v1.Secret:
+		return o.Immutable != nil && *o.Immutable
+	}
+	return false
+}
+
+func content(o manifest.Object) any {
+	switch o := o.(type) {
+	case *v1.ConfigMap:
+		return []any{o.Data, o.BinaryData, immutable(o)}
+	case *v1.Secret:
+		return []any{o.Data, o.Type, immutable(o)}
+	}
+	return nil
+}
+
+// follows reports whether the object can become the next one while it runs. Of a
+// pod that is what Kubernetes lets be changed.
+func follows(old, next manifest.Object) bool {
+	was, ok := old.(*v1.Pod)
+	if !ok {
+		return old != nil
+	}
+	return reflect.DeepEqual(fixed(&was.Spec), fixed(&next.(*v1.Pod).Spec))
+}
+
+// fixed is the part of a spec that a pod keeps for life.
+func fixed(spec *v1.PodSpec) *v1.PodSpec {
+	spec = spec.DeepCopy()
+	spec.ActiveDeadlineSeconds, spec.TerminationGracePeriodSeconds, spec.Tolerations, spec.EphemeralContainers = nil, nil, nil, nil
+	for _, list := range [][]v1.Container{spec.InitContainers, spec.Containers} {
+		for i := range list {
+			list[i].Image, list[i].ImagePullPolicy, list[i].Resources = "", "", v1.ResourceRequirements{}
+		}
+	}
+	return spec
+}
+
+func equalJSON(a, b []byte) bool {
+	var x, y any
+	return json.Unmarshal(a, &x) == nil && json.Unmarshal(b, &y) == nil && reflect.DeepEqual(x, y)
+}

@@ -1,0 +1,142 @@
+package store
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/crisp-cri/crisp/agent/manifest"
+	"github.com/crisp-cri/crisp/internal/atomicfile"
+)
+
+// Open reads what is in dir.
+func Open(dir, node string, log *slog.Logger) (*Store, error) {
+	s := &Store{
+		dir: dir, node: node, changed: make(chan struct{}, 1), records: map[string]*record{},
+		// Versions only grow, whatever was the last one that is gone by now.
+		version: uint64(time.Now().UnixMilli()),
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, err
+	}
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || strings.HasPrefix(d.Name(), ".") {
+			return err
+		}
+		r := &record{file: path, description: s.keyOf(path)}
+		data, err := os.ReadFile(path)
+		if err == nil {
+			err = json.Unmarshal(data, r)
+		}
+		if err != nil {
+			// Half a file cannot be: it was renamed into place.
+			log.Error("kept object could not be read", "file", path, "err", err)
+			return nil
+		}
+		s.decode(r)
+		if r.err != nil {
+			log.Error("kept object rejected", "object", r.description, "err", r.err)
+		}
+		s.version = max(s.version, r.Version)
+		s.records[r.description] = r
+		return nil
+	})
+	s.poke()
+	return s, err
+}
+
+// keyOf is the key of what is kept at path, also if it is rejected.
+func (s *Store) keyOf(path string) string {
+	rel := strings.TrimPrefix(strings.TrimSuffix(path, ".json"), s.dir+"/")
+	kind, name, _ := strings.Cut(rel, "/")
+	return kind + " " + strings.TrimPrefix(name, "_/")
+}
+
+// decode fills in r.decoded or r.err.
+func (s *Store) decode(r *record) {
+	objects, _, err := manifest.Read("", r.Object, s.options(manifest.Ignore))
+	if err != nil || len(objects) != 1 {
+		r.err = plain(err)
+		return
+	}
+	r.decoded, r.err, r.description = objects[0], nil, manifest.Key(objects[0])
+	s.stamp(r)
+}
+
+// stamp gives the decoded object what the store knows of it.
+func (s *Store) stamp(r *record) {
+	o := r.decoded
+	o.SetUID(r.UID)
+	o.SetCreationTimestamp(r.Created)
+	o.SetGeneration(r.Generation)
+	o.SetResourceVersion(strconv.FormatUint(r.Version, 10))
+	o.SetDeletionTimestamp(r.Deleted)
+	o.SetDeletionGracePeriodSeconds(r.Grace)
+	o.GetAnnotations()[manifest.AnnotationFile] = r.description
+}
+
+func (s *Store) options(u manifest.Unknown) manifest.Options {
+	return manifest.Options{NodeName: s.node, Source: manifest.SourceAPI, Unknown: u}
+}
+
+// path is where an object is kept. Names are checked by then: they hold no "/".
+func (s *Store) path(o manifest.Object) string {
+	namespace := o.GetNamespace()
+	if namespace == "" {
+		namespace = "_"
+	}
+	return filepath.Join(s.dir, strings.ToLower(manifest.KindOf(o)), namespace, o.GetName()+".json")
+}
+
+func (s *Store) saveLocked(r *record) error {
+	data, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	if err := makeDirs(filepath.Dir(r.file)); err != nil {
+		return err
+	}
+	if err := atomicfile.Write(r.file, data, 0o600); err != nil {
+		return fmt.Errorf("keep %s: %w", r.description, err)
+	}
+	s.records[r.description] = r
+	s.poke()
+	return nil
+}
+
+// makeDirs makes the directory and has its name on disk.
+func makeDirs(dir string) error {
+	if _, err := os.Stat(dir); err == nil {
+		return nil
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	for range 2 { // a kind's directory and a namespace's may be new
+		dir = filepath.Dir(dir)
+		if err := atomicfile.SyncDir(dir); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *Store) removeLocked(r *record) error {
+	if err := os.Remove(r.file); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err := atomicfile.SyncDir(filepath.Dir(r.file)); err != nil {
+		return err
+	}
+	delete(s.records, r.description)
+	s.version++
+	s.poke()
+	return nil
+}

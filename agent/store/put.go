@@ -1,0 +1,157 @@
+package store
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"reflect"
+	"strconv"
+	"strings"
+
+	"github.com/crisp-cri/crisp/agent/manifest"
+	"github.com/crisp-cri/crisp/internal/fault"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/uuid"
+)
+
+// An Outcome is what Put has done.
+type Outcome string
+
+const (
+	Created    Outcome = "created"
+	Configured Outcome = "configured" // the same object, changed
+	Replaced   Outcome = "replaced"   // a pod by another one
+	Unchanged  Outcome = "unchanged"
+)
+
+// PutOptions say how to put.
+type PutOptions struct {
+	Create  bool // it must not exist
+	Update  bool // it must exist
+	DryRun  bool // only say what would be
+	Unknown manifest.Unknown
+}
+
+// Put makes or changes an object. text is its JSON or YAML; what the store adds
+// to objects is ignored in it, but for metadata.resourceVersion and
+// metadata.uid, which must be the current ones if they are given.
+func (s *Store) Put(text []byte, o PutOptions) (manifest.Object, Outcome, manifest.Errors, error) {
+	given, uid, version, err := clean(text)
+	if err != nil {
+		return nil, "", nil, err
+	}
+	objects, warnings, err := manifest.Read("", given, s.options(o.Unknown))
+	if err != nil {
+		return nil, "", nil, plain(err)
+	}
+	if len(objects) != 1 {
+		return nil, "", nil, fault.Invalid.Errorf("want one object, got %d", len(objects))
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	key := manifest.Key(objects[0])
+	old := s.records[key]
+	switch {
+	case old == nil && o.Update:
+		return nil, "", nil, fault.NotFound.Errorf("there is no %s", key)
+	case old != nil && o.Create:
+		return nil, "", nil, fault.Exists.Errorf("%s is already there", key)
+	case uid != "" && (old == nil || old.UID != uid),
+		version != "" && (old == nil || strconv.FormatUint(old.Version, 10) != version):
+		return nil, "", nil, fault.WrongState.Errorf("%s has been changed: read it again", key)
+	}
+	r := &record{Object: given, file: s.path(objects[0]), decoded: objects[0], description: key}
+	outcome, err := s.succeed(r, old)
+	if err != nil || outcome == Unchanged {
+		if old != nil {
+			r = old
+		}
+		return r.decoded, outcome, warnings, err
+	}
+	s.stamp(r)
+	if o.DryRun {
+		return r.decoded, outcome, warnings, nil
+	}
+	return r.decoded, outcome, warnings, s.saveLocked(r)
+}
+
+// succeed says what r is to old, and fills in r's record.
+func (s *Store) succeed(r, old *record) (Outcome, error) {
+	s.version++
+	r.Version = s.version
+	r.UID, r.Created, r.Generation = uuid.NewUUID(), metav1.Now().Rfc3339Copy(), 1
+	if old == nil {
+		return Created, nil
+	}
+	if old.Deleted == nil && old.decoded != nil && equalJSON(old.Object, r.Object) {
+		return Unchanged, nil
+	}
+	if immutable(old.decoded) && !reflect.DeepEqual(content(old.decoded), content(r.decoded)) {
+		return "", fault.Invalid.Errorf("%s is immutable", r.description)
+	}
+	if old.Deleted != nil || !follows(old.decoded, r.decoded) {
+		return Replaced, nil
+	}
+	r.UID, r.Created, r.Generation = old.UID, old.Created, old.Generation+1
+	return Configured, nil
+}
+
+// clean turns text into JSON and takes out what only the agent may say of an
+// object.
+func clean(text []byte) (given []byte, uid types.UID, version string, err error) {
+	objects, err := manifest.Split("", text)
+	if err != nil {
+		return nil, "", "", plain(err)
+	}
+	if len(objects) != 1 {
+		return nil, "", "", fault.Invalid.Errorf("want one object, got %d", len(objects))
+	}
+	var object map[string]any
+	decoder := json.NewDecoder(bytes.NewReader(objects[0]))
+	decoder.UseNumber()
+	if err := decoder.Decode(&object); err != nil {
+		return nil, "", "", fault.Invalid.Errorf("%v", err)
+	}
+	delete(object, "status")
+	if spec, ok := object["spec"].(map[string]any); ok && object["kind"] == "Pod" {
+		delete(spec, "ephemeralContainers") // they are added in a way of their own
+	}
+	if m, ok := object["metadata"].(map[string]any); ok {
+		id, _ := m["uid"].(string)
+		uid = types.UID(id)
+		version, _ = m["resourceVersion"].(string)
+		for _, key := range []string{"uid", "resourceVersion", "creationTimestamp", "generation", "managedFields", "selfLink", "deletionTimestamp", "deletionGracePeriodSeconds", "ownerReferences"} {
+			delete(m, key)
+		}
+		if a, ok := m["annotations"].(map[string]any); ok {
+			for key := range a {
+				if strings.HasPrefix(key, "kubernetes.io/config.") || strings.HasPrefix(key, "io.crisp.") {
+					delete(a, key)
+				}
+			}
+			if len(a) == 0 {
+				delete(m, "annotations")
+			}
+		}
+		if m["namespace"] == "" {
+			delete(m, "namespace")
+		}
+	}
+	given, err = json.Marshal(object)
+	return given, uid, version, err
+}
+
+// plain takes the positions off the errors of a text that has no lines.
+func plain(err error) error {
+	errs, ok := errors.AsType[manifest.Errors](err)
+	if !ok {
+		return err
+	}
+	texts := make([]string, len(errs))
+	for i, e := range errs {
+		e.File, e.Line = "", 0
+		texts[i] = strings.TrimPrefix(e.Error(), ": ")
+	}
+	return fault.Invalid.Errorf("%s", strings.Join(texts, "\n"))
+}
