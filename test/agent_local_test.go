@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/url"
 	"os"
@@ -17,60 +16,12 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/remotecommand"
 	utilexec "k8s.io/client-go/util/exec"
 )
-
-// crisp runs a command line against the agent, with this standard input.
-func (a *agentProcess) crisp(stdin string, args ...string) (out string, code int) {
-	a.t.Helper()
-	ctx, cancel := context.WithTimeout(a.t.Context(), time.Minute)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, filepath.Join(a.n.binaries.dir, "crisp"), args...)
-	cmd.Env = append(os.Environ(), "CRISP_RUNTIME_ENDPOINT=unix://"+a.n.socket, "CRISP_AGENT_ROOT="+filepath.Join(a.n.dir, "agent"))
-	cmd.Stdin = strings.NewReader(stdin)
-	data, err := cmd.CombinedOutput()
-	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
-		return string(data), exit.ExitCode()
-	}
-	if err != nil {
-		a.t.Fatalf("crisp %v: %v", args, err)
-	}
-	return string(data), 0
-}
-
-// says runs a command line, which must end with the code and say what matches.
-func (a *agentProcess) says(code int, pattern string, args ...string) {
-	a.t.Helper()
-	if out, got := a.crisp("", args...); got != code || !regexp.MustCompile(pattern).MatchString(out) {
-		a.t.Errorf("crisp %v: code %d\n%swant code %d, %s", args, got, out, code, pattern)
-	}
-}
-
-func (a *agentProcess) file(name, text string) string {
-	a.t.Helper()
-	path := filepath.Join(a.n.dir, name)
-	text = strings.NewReplacer("    image: IMAGE\n", "    image: "+testImage+"\n    imagePullPolicy: Never\n", "IMAGE", `"`+testImage+`", imagePullPolicy: Never`).Replace(text)
-	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-		a.t.Fatal(err)
-	}
-	return path
-}
-
-// freePort is one that nobody serves on loopback now.
-func freePort(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().String()
-}
 
 const localStack = `apiVersion: v1
 kind: ConfigMap

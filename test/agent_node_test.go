@@ -1,13 +1,8 @@
 package test
 
 import (
-	"context"
 	"fmt"
-	"io"
-	"net"
-	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -207,71 +202,5 @@ spec:
 	web.until(func() bool { return web.pod() == nil && len(web.sandboxes()) == 0 }, "it is gone")
 	if took := time.Since(begin); took < 3*time.Second {
 		t.Errorf("it took %v", took)
-	}
-}
-
-// labOn starts an agent on a node.
-func labOn(t *testing.T, n *node, flags ...string) *lab {
-	t.Helper()
-	manifests := filepath.Join(n.dir, "manifests")
-	if err := os.Mkdir(manifests, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	l := &lab{agentProcess: &agentProcess{t: t, n: n, manifests: manifests, flags: flags}}
-	l.start()
-	t.Cleanup(func() { l.end(syscall.SIGTERM) })
-	return l
-}
-
-// pick is the pod of this name.
-func (l *lab) pick(t *testing.T, name string) *lab {
-	return &lab{l.agentProcess, name}
-}
-
-// clear ends all pods of manifests.
-func (l *lab) clear() {
-	l.t.Helper()
-	paths, _ := filepath.Glob(filepath.Join(l.manifests, "*"))
-	for _, path := range paths {
-		if err := os.Remove(path); err != nil {
-			l.t.Fatal(err)
-		}
-	}
-	l.until(func() bool {
-		left, err := os.ReadDir(filepath.Join(l.n.dir, "agent", "pods"))
-		return err == nil && len(left) == 0
-	}, "all pods are gone")
-}
-
-// crisp runs the command line, with text as its standard input.
-func (l *lab) crisp(t *testing.T, text string, args ...string) {
-	t.Helper()
-	cmd := exec.CommandContext(t.Context(), filepath.Join(l.n.binaries.dir, "crisp"), args...)
-	cmd.Env = append(os.Environ(), "CRISP_AGENT_ROOT="+filepath.Join(l.n.dir, "agent"), "CRISP_RUNTIME_ENDPOINT=unix://"+l.n.socket)
-	cmd.Stdin = strings.NewReader(text)
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("crisp %q: %v\n%s", args, err, out)
-	}
-}
-
-// patch changes a pod, or a part of it, by the agent's API.
-func (l *lab) patch(t *testing.T, path, patch string) {
-	t.Helper()
-	client := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "unix", filepath.Join(l.n.dir, "agent", "agent.sock"))
-	}}}
-	defer client.CloseIdleConnections()
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodPatch, "http://agent/api/v1/namespaces/default/pods/"+path, strings.NewReader(patch))
-	if err != nil {
-		t.Fatal(err)
-	}
-	req.Header.Set("Content-Type", "application/strategic-merge-patch+json")
-	resp, err := client.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	if body, err := io.ReadAll(resp.Body); err != nil || resp.StatusCode != http.StatusOK {
-		t.Fatalf("patch %s: %s\n%s", path, resp.Status, body)
 	}
 }

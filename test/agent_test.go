@@ -1,10 +1,8 @@
 package test
 
 import (
-	"context"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -130,50 +128,4 @@ func processesWith(argument string) []string {
 		}
 	}
 	return pids
-}
-
-// An agentProcess is a crisp agent that may be killed and started again.
-type agentProcess struct {
-	t         *testing.T
-	n         *node
-	manifests string
-	flags     []string // besides those that every agent needs
-	cmd       *exec.Cmd
-}
-
-func (a *agentProcess) start() {
-	a.t.Helper()
-	log, err := os.OpenFile(filepath.Join(a.n.dir, "agent.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
-	if err != nil {
-		a.t.Fatal(err)
-	}
-	defer log.Close()
-	a.cmd = exec.CommandContext(context.WithoutCancel(a.t.Context()), filepath.Join(a.n.binaries.dir, "crisp"), "agent",
-		"--runtime-endpoint", "unix://"+a.n.socket, "--root", filepath.Join(a.n.dir, "agent"), "--manifests", a.manifests)
-	a.cmd.Args = append(a.cmd.Args, a.flags...)
-	a.cmd.Stdout, a.cmd.Stderr = log, log
-	if err := a.cmd.Start(); err != nil {
-		a.t.Fatal(err)
-	}
-}
-
-func (a *agentProcess) end(sig syscall.Signal) {
-	a.t.Helper()
-	if err := a.cmd.Process.Signal(sig); err != nil {
-		a.t.Errorf("the agent ended by itself: %v", err)
-	}
-	if err := a.cmd.Wait(); err != nil && sig == syscall.SIGTERM {
-		a.t.Errorf("agent: %v", err)
-	}
-}
-
-// until waits for what must come.
-func (a *agentProcess) until(yes func() bool, what string) {
-	a.t.Helper()
-	for deadline := time.Now().Add(time.Minute); !yes(); time.Sleep(50 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			log, _ := os.ReadFile(filepath.Join(a.n.dir, "agent.log"))
-			a.t.Fatalf("not so after a minute: %s\n%s", what, log)
-		}
-	}
 }

@@ -6,14 +6,12 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
-	"flag"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -25,74 +23,6 @@ import (
 
 	"github.com/crisp-cri/crisp/internal/noleaks"
 )
-
-// A binaries is where the programs under test are.
-type binaries struct {
-	dir     string
-	testbin string // the program that the tests' containers run
-	archive string // an image of it, as a docker archive
-}
-
-// buildOnce finds the programs where CRISP_BIN says (make test sets it) or
-// below the tree's bin directory, and makes the image that the scripts use.
-var buildOnce = func() func(testing.TB) binaries {
-	var once sync.Once
-	var b binaries
-	var err error
-	return func(t testing.TB) binaries {
-		once.Do(func() { b, err = build() })
-		if err != nil {
-			t.Fatal(err)
-		}
-		return b
-	}
-}()
-
-func build() (b binaries, err error) {
-	b.dir = os.Getenv("CRISP_BIN")
-	if b.dir == "" {
-		if b.dir, err = filepath.Abs("../bin"); err != nil {
-			return b, err
-		}
-	}
-	if _, err := os.Stat(filepath.Join(b.dir, "crispd")); err != nil {
-		return b, fmt.Errorf("the programs are not built (%w): run make all", err)
-	}
-	b.archive = filepath.Join(scratch, "testbin.tar")
-	// On a machine without Go testbin lies beside the programs.
-	if b.testbin = filepath.Join(b.dir, "testbin"); exists(b.testbin) {
-		return b, writeArchive(b.archive, b.testbin)
-	}
-	b.testbin = filepath.Join(scratch, "testbin")
-	cmd := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", b.testbin, "github.com/crisp-cri/crisp/internal/testbin")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return b, fmt.Errorf("build testbin: %w\n%s", err, out)
-	}
-	return b, writeArchive(b.archive, b.testbin)
-}
-
-func exists(path string) bool {
-	_, err := os.Stat(path)
-	return err == nil
-}
-
-// scratch is for what all scripts share.
-var scratch string
-
-func TestMain(m *testing.M) {
-	var err error
-	if scratch, err = os.MkdirTemp("", "crisp-test-"); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
-	// One script at a time: each looks at the whole kernel for what it left.
-	flag.Parse()
-	flag.Set("test.parallel", "1")
-	code := m.Run()
-	os.RemoveAll(scratch)
-	os.Exit(code)
-}
 
 type nodeKey struct{}
 

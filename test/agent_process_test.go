@@ -1,0 +1,108 @@
+package test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// An agentProcess is a crisp agent that may be killed and started again.
+type agentProcess struct {
+	t         *testing.T
+	n         *node
+	manifests string
+	flags     []string // besides those that every agent needs
+	cmd       *exec.Cmd
+}
+
+func (a *agentProcess) start() {
+	a.t.Helper()
+	log, err := os.OpenFile(filepath.Join(a.n.dir, "agent.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	defer log.Close()
+	a.cmd = exec.CommandContext(context.WithoutCancel(a.t.Context()), filepath.Join(a.n.binaries.dir, "crisp"), "agent",
+		"--runtime-endpoint", "unix://"+a.n.socket, "--root", filepath.Join(a.n.dir, "agent"), "--manifests", a.manifests)
+	a.cmd.Args = append(a.cmd.Args, a.flags...)
+	a.cmd.Stdout, a.cmd.Stderr = log, log
+	if err := a.cmd.Start(); err != nil {
+		a.t.Fatal(err)
+	}
+}
+
+func (a *agentProcess) end(sig syscall.Signal) {
+	a.t.Helper()
+	if err := a.cmd.Process.Signal(sig); err != nil {
+		a.t.Errorf("the agent ended by itself: %v", err)
+	}
+	if err := a.cmd.Wait(); err != nil && sig == syscall.SIGTERM {
+		a.t.Errorf("agent: %v", err)
+	}
+}
+
+// until waits for what must come.
+func (a *agentProcess) until(yes func() bool, what string) {
+	a.t.Helper()
+	for deadline := time.Now().Add(time.Minute); !yes(); time.Sleep(50 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			log, _ := os.ReadFile(filepath.Join(a.n.dir, "agent.log"))
+			a.t.Fatalf("not so after a minute: %s\n%s", what, log)
+		}
+	}
+}
+
+// crisp runs a command line against the agent, with this standard input.
+func (a *agentProcess) crisp(stdin string, args ...string) (out string, code int) {
+	a.t.Helper()
+	ctx, cancel := context.WithTimeout(a.t.Context(), time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, filepath.Join(a.n.binaries.dir, "crisp"), args...)
+	cmd.Env = append(os.Environ(), "CRISP_RUNTIME_ENDPOINT=unix://"+a.n.socket, "CRISP_AGENT_ROOT="+filepath.Join(a.n.dir, "agent"))
+	cmd.Stdin = strings.NewReader(stdin)
+	data, err := cmd.CombinedOutput()
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
+		return string(data), exit.ExitCode()
+	}
+	if err != nil {
+		a.t.Fatalf("crisp %v: %v", args, err)
+	}
+	return string(data), 0
+}
+
+// says runs a command line, which must end with the code and say what matches.
+func (a *agentProcess) says(code int, pattern string, args ...string) {
+	a.t.Helper()
+	if out, got := a.crisp("", args...); got != code || !regexp.MustCompile(pattern).MatchString(out) {
+		a.t.Errorf("crisp %v: code %d\n%swant code %d, %s", args, got, out, code, pattern)
+	}
+}
+
+func (a *agentProcess) file(name, text string) string {
+	a.t.Helper()
+	path := filepath.Join(a.n.dir, name)
+	text = strings.NewReplacer("    image: IMAGE\n", "    image: "+testImage+"\n    imagePullPolicy: Never\n", "IMAGE", `"`+testImage+`", imagePullPolicy: Never`).Replace(text)
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		a.t.Fatal(err)
+	}
+	return path
+}
+
+// freePort is one that nobody serves on loopback now.
+func freePort(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}

@@ -1,0 +1,296 @@
+package test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/agent/event"
+)
+
+// A lab is an agent on a runtime of its own, and one pod by the name of its test.
+type lab struct {
+	*agentProcess
+	name string
+}
+
+// startLab is labOn a new instance.
+func startLab(t *testing.T, flags ...string) *lab {
+	t.Helper()
+	n, _ := startNode(t)
+	return labOn(t, n, flags...)
+}
+
+// labOn starts an agent on a node.
+func labOn(t *testing.T, n *node, flags ...string) *lab {
+	t.Helper()
+	manifests := filepath.Join(n.dir, "manifests")
+	if err := os.Mkdir(manifests, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	l := &lab{agentProcess: &agentProcess{t: t, n: n, manifests: manifests, flags: flags}}
+	l.start()
+	t.Cleanup(func() { l.end(syscall.SIGTERM) })
+	return l
+}
+
+// run makes f a test of the pod that the spec describes: "IMAGE" in it is the
+// tests' image, "DIR" a directory that the containers may share with the test.
+// When f returns the pod is ended, and nothing of it may be left.
+func (l *lab) run(t *testing.T, name, spec string, f func(t *testing.T, l *lab)) {
+	t.Run(name, func(t *testing.T) {
+		agent := *l.agentProcess
+		agent.t = t
+		mine := &lab{&agent, name}
+		if err := os.MkdirAll(mine.dir(), 0o777); err != nil {
+			t.Fatal(err)
+		}
+		mine.write(spec)
+		f(t, mine)
+		l.agentProcess.cmd = mine.cmd // it may have been started anew
+		mine.remove()
+		mine.until(func() bool { return mine.pod() == nil }, "the pod "+name+" is gone")
+	})
+}
+
+func (l *lab) dir() string { return filepath.Join(l.n.dir, "shared", l.name) }
+
+func (l *lab) manifest() string { return filepath.Join(l.manifests, l.name+".yaml") }
+
+func (l *lab) write(spec string) {
+	l.t.Helper()
+	text := "apiVersion: v1\nkind: Pod\nmetadata: {name: " + l.name + ", labels: {test: " + l.name + "}}\nspec:\n" +
+		strings.NewReplacer("    image: IMAGE\n", "    image: "+testImage+"\n    imagePullPolicy: Never\n",
+			"IMAGE", `"`+testImage+`", imagePullPolicy: Never`, "DIR", l.dir()).Replace(spec)
+	tmp := filepath.Join(l.n.dir, l.name+".tmp")
+	if err := os.WriteFile(tmp, []byte(text), 0o644); err != nil {
+		l.t.Fatal(err)
+	}
+	if err := os.Rename(tmp, l.manifest()); err != nil {
+		l.t.Fatal(err)
+	}
+}
+
+func (l *lab) remove() {
+	l.t.Helper()
+	if err := os.Remove(l.manifest()); err != nil && !os.IsNotExist(err) {
+		l.t.Fatal(err)
+	}
+}
+
+// pod returns the pod with its status as the agent has it; nil if it has none.
+func (l *lab) pod() *v1.Pod {
+	l.t.Helper()
+	paths, _ := filepath.Glob(filepath.Join(l.n.dir, "agent", "pods", "*", "pod.json"))
+	for _, path := range paths {
+		var pod v1.Pod
+		data, err := os.ReadFile(path)
+		if err != nil || json.Unmarshal(data, &pod) != nil || pod.Name != l.name {
+			continue // it goes this moment
+		}
+		if data, err = os.ReadFile(filepath.Join(filepath.Dir(path), "status.json")); err == nil {
+			if err := json.Unmarshal(data, &pod.Status); err != nil {
+				l.t.Fatal(err)
+			}
+		}
+		return &pod
+	}
+	return nil
+}
+
+// status is that of one container; the zero value if there is none yet.
+func (l *lab) status(container string) v1.ContainerStatus {
+	l.t.Helper()
+	pod := l.pod()
+	if pod == nil {
+		return v1.ContainerStatus{}
+	}
+	for _, list := range [][]v1.ContainerStatus{pod.Status.ContainerStatuses, pod.Status.InitContainerStatuses, pod.Status.EphemeralContainerStatuses} {
+		for _, s := range list {
+			if s.Name == container {
+				return s
+			}
+		}
+	}
+	return v1.ContainerStatus{}
+}
+
+func (l *lab) phase() v1.PodPhase {
+	if pod := l.pod(); pod != nil {
+		return pod.Status.Phase
+	}
+	return ""
+}
+
+func (l *lab) condition(kind v1.PodConditionType) v1.ConditionStatus {
+	if pod := l.pod(); pod != nil {
+		for _, c := range pod.Status.Conditions {
+			if c.Type == kind {
+				return c.Status
+			}
+		}
+	}
+	return ""
+}
+
+func (l *lab) awaitPhase(p v1.PodPhase) {
+	l.t.Helper()
+	l.until(func() bool { return l.phase() == p }, fmt.Sprintf("pod %s is %s", l.name, p))
+}
+
+func (l *lab) awaitReady() {
+	l.t.Helper()
+	l.until(func() bool { return l.condition(v1.PodReady) == v1.ConditionTrue }, "pod "+l.name+" is ready")
+}
+
+func (l *lab) awaitRestarts(container string, n int32) {
+	l.t.Helper()
+	l.until(func() bool { return l.status(container).RestartCount >= n }, fmt.Sprintf("container %s was restarted %d times", container, n))
+}
+
+// events are those of the pod: "Reason: message", the oldest first.
+func (l *lab) events() []string {
+	l.t.Helper()
+	all, err := event.Read(filepath.Join(l.n.dir, "agent", "events"))
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	var lines []string
+	for _, e := range all {
+		if e.InvolvedObject.Name == l.name {
+			lines = append(lines, e.Reason+": "+e.Message)
+		}
+	}
+	return lines
+}
+
+func (l *lab) awaitEvent(part string) {
+	l.t.Helper()
+	l.until(func() bool {
+		return slices.ContainsFunc(l.events(), func(e string) bool { return strings.Contains(e, part) })
+	}, "there is the event "+part)
+}
+
+// containers lists what the runtime has of the pod, or of one container of it.
+func (l *lab) containers(name string) []*cri.Container {
+	l.t.Helper()
+	selector := map[string]string{"io.kubernetes.pod.name": l.name}
+	if name != "" {
+		selector["io.kubernetes.container.name"] = name
+	}
+	resp, err := l.n.runtime().ListContainers(l.t.Context(), &cri.ListContainersRequest{Filter: &cri.ContainerFilter{LabelSelector: selector}})
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	return resp.Containers
+}
+
+func (l *lab) sandboxes() []*cri.PodSandbox {
+	l.t.Helper()
+	resp, err := l.n.runtime().ListPodSandbox(l.t.Context(), &cri.ListPodSandboxRequest{
+		Filter: &cri.PodSandboxFilter{LabelSelector: map[string]string{"io.kubernetes.pod.name": l.name}},
+	})
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	return resp.Items
+}
+
+// exec runs testbin in a running container and returns what it wrote.
+func (l *lab) exec(container string, args ...string) string {
+	l.t.Helper()
+	_, id, _ := strings.Cut(l.status(container).ContainerID, "://")
+	resp, err := l.n.runtime().ExecSync(l.t.Context(), &cri.ExecSyncRequest{ContainerId: id, Cmd: append([]string{"/testbin"}, args...), Timeout: 20})
+	if err != nil || resp.ExitCode != 0 {
+		l.t.Fatalf("exec %q: %v, %v", args, resp, err)
+	}
+	return string(resp.Stdout)
+}
+
+func (l *lab) read(file string) string {
+	data, err := os.ReadFile(filepath.Join(l.dir(), file))
+	if err != nil {
+		return ""
+	}
+	return string(data)
+}
+
+// restart kills the agent and starts another.
+func (l *lab) restart() {
+	l.t.Helper()
+	l.end(syscall.SIGKILL)
+	l.start()
+}
+
+func touch(t *testing.T, path string) {
+	t.Helper()
+	if err := os.WriteFile(path, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// pick is the pod of this name.
+func (l *lab) pick(t *testing.T, name string) *lab {
+	return &lab{l.agentProcess, name}
+}
+
+// clear ends all pods of manifests.
+func (l *lab) clear() {
+	l.t.Helper()
+	paths, _ := filepath.Glob(filepath.Join(l.manifests, "*"))
+	for _, path := range paths {
+		if err := os.Remove(path); err != nil {
+			l.t.Fatal(err)
+		}
+	}
+	l.until(func() bool {
+		left, err := os.ReadDir(filepath.Join(l.n.dir, "agent", "pods"))
+		return err == nil && len(left) == 0
+	}, "all pods are gone")
+}
+
+// crisp runs the command line, with text as its standard input.
+func (l *lab) crisp(t *testing.T, text string, args ...string) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), filepath.Join(l.n.binaries.dir, "crisp"), args...)
+	cmd.Env = append(os.Environ(), "CRISP_AGENT_ROOT="+filepath.Join(l.n.dir, "agent"), "CRISP_RUNTIME_ENDPOINT=unix://"+l.n.socket)
+	cmd.Stdin = strings.NewReader(text)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("crisp %q: %v\n%s", args, err, out)
+	}
+}
+
+// patch changes a pod, or a part of it, by the agent's API.
+func (l *lab) patch(t *testing.T, path, patch string) {
+	t.Helper()
+	client := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", filepath.Join(l.n.dir, "agent", "agent.sock"))
+	}}}
+	defer client.CloseIdleConnections()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPatch, "http://agent/api/v1/namespaces/default/pods/"+path, strings.NewReader(patch))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Content-Type", "application/strategic-merge-patch+json")
+	resp, err := client.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if body, err := io.ReadAll(resp.Body); err != nil || resp.StatusCode != http.StatusOK {
+		t.Fatalf("patch %s: %s\n%s", path, resp.Status, body)
+	}
+}
