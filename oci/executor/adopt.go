@@ -54,7 +54,7 @@ func (x *Executor) adopt(req wire.AdoptRequest, call *wire.Call) (err error) {
 		}
 	}
 	c.io = newStdio(s, log, ends[0], ends[1], ends[2], ends[3])
-	if c.oom, err = newOOMCounter(c.ref.Cgroups, c.ref.Pid); err != nil {
+	if c.oom, err = newOOMCounter(c.ref); err != nil {
 		x.log.Warn("memory events cannot be read", "container", c.ID, "err", err)
 	}
 	x.live(c)

@@ -66,7 +66,7 @@ func (b *box) isTold() {
 			if id == b.id {
 				return
 			}
-		case <-time.After(10 * time.Second):
+		case <-time.After(2 * time.Minute):
 			b.t.Fatalf("no event tells that container %s lost a process", b.id)
 		}
 	}

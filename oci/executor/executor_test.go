@@ -203,7 +203,7 @@ func (n *node) connect() {
 // end removes every container and the executor.
 func (n *node) end() {
 	n.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	var all []wire.Info
 	if _, err := n.client.Call(ctx, wire.MethodList, nil, &all); err != nil {
@@ -355,7 +355,7 @@ func (b *box) drop() {
 // waitExit waits for a container's exit event.
 func (n *node) waitExit(id string) wire.Exit {
 	n.t.Helper()
-	timeout := time.After(30 * time.Second)
+	timeout := time.After(2 * time.Minute)
 	for {
 		if e, ok := n.ended[id]; ok {
 			delete(n.ended, id)

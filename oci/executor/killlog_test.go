@@ -1,10 +1,15 @@
 package executor
 
-import "testing"
+import (
+	"testing"
+	"time"
+)
 
 // Only what the kernel itself says of a victim counts: not who asked for the memory,
-// not whose limit it was, not what a program has written.
-func TestKillRecord(t *testing.T) {
+// not whose limit it was, not what a program has written, and not who had the number
+// before.
+func TestKilledByRecord(t *testing.T) {
+	v := victim{group: "crisp-a.scope", pid: 77, since: 83 * time.Millisecond}
 	const pod = "/kubepods.slice/kubepods-pod1.slice/"
 	oom := func(limit, victim string) string {
 		return "6,844,83725,-;oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=crisp-a.scope,mems_allowed=0,oom_memcg=" + limit +
@@ -23,17 +28,19 @@ func TestKillRecord(t *testing.T) {
 		{"3,845,83731,-;Memory cgroup out of memory: Killed process 77 (a) total-vm:1kB, anon-rss:1kB, UID:0\n", true},
 		{"3,845,83731,-;Out of memory: Killed process 77 (a) total-vm:1kB\n", true},
 		{"3,845,83731,-;Memory cgroup out of memory: Killed process 777 (77 ) total-vm:1kB\n", false},
+		{"3,845,82731,-;Out of memory: Killed process 77 (a) total-vm:1kB\n", false}, // another had the number
+		{"3,845;Out of memory: Killed process 77 (a) total-vm:1kB\n", false},
 		{"11,845,83731,-;Out of memory: Killed process 77 (a) total-vm:1kB\n", false},
 		{"11" + oom(pod, pod+"crisp-a.scope")[1:], false},
 		{"6,846,83731,-;oom_reaper: reaped process 77 (a), now anon-rss:0kB\n", false},
 		{"nothing", false},
 		{"", false},
 	} {
-		if got := killRecord(c.record, "crisp-a.scope", 77); got != c.want {
+		if got := v.killed(c.record); got != c.want {
 			t.Errorf("%v for %q", got, c.record)
 		}
 	}
-	if killRecord("3,1,1,-;Out of memory: Killed process 0 (a)\n", "g", 0) {
+	if (victim{group: "g"}).killed("3,1,1,-;Out of memory: Killed process 0 (a)\n") {
 		t.Error("process 0 has been killed")
 	}
 }

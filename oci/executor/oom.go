@@ -13,6 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opencontainers/cgroups"
+
+	"github.com/crisp-cri/crisp/oci/wire"
 )
 
 // An oomCounter reads how many processes of a container the OOM killer has taken,
@@ -22,8 +24,7 @@ import (
 // once in 10 ms (CGROUP_FILE_NOTIFY_MIN_INTV). Then the kernel's log is asked, unless
 // a last look was in time.
 type oomCounter struct {
-	group  string   // the last name of the cgroup's path, which has the container's ID in it
-	pid    int      // the init
+	victim
 	events *os.File // memory.events (v2) or memory.oom_control (v1, Linux 4.13); nil: the cgroup was gone before
 	notify *os.File // v1: the eventfd that an OOM wakes; v2: nil, events itself is polled
 	seen   atomic.Int64
@@ -34,8 +35,9 @@ type oomCounter struct {
 	last   atomic.Bool // seen will not change
 }
 
-// newOOMCounter returns nil if the container has no memory cgroup. pid is its init's.
-func newOOMCounter(paths map[string]string, pid int) (*oomCounter, error) {
+// newOOMCounter returns nil if the container has no memory cgroup.
+func newOOMCounter(ref wire.RunReply) (*oomCounter, error) {
+	paths := ref.Cgroups
 	dir, file := paths[""], "memory.events"
 	v2 := cgroups.IsCgroup2UnifiedMode()
 	if !v2 {
@@ -44,7 +46,7 @@ func newOOMCounter(paths map[string]string, pid int) (*oomCounter, error) {
 	if dir == "" {
 		return nil, nil
 	}
-	o := &oomCounter{group: filepath.Base(dir), pid: pid}
+	o := &oomCounter{victim: newVictim(dir, ref.Pid, ref.StartTime)}
 	f, err := openRaw(filepath.Join(dir, file))
 	if os.IsNotExist(err) {
 		if _, err := os.Stat(dir); err == nil {
@@ -94,7 +96,7 @@ func (o *oomCounter) count() int64 {
 	}
 	if n == 0 { // ENODEV: the cgroup has gone
 		o.settle.Do(func() {
-			if o.seen.Load() == 0 && loggedKill(o.group, o.pid) {
+			if o.seen.Load() == 0 && o.logged() {
 				o.learn(1)
 			}
 			o.last.Store(true)
@@ -117,19 +119,19 @@ func (o *oomCounter) learn(n int64) {
 	}
 }
 
-// killed tells whether the container has lost a process. A nil counter knows of
+// lost tells whether the container has lost a process. A nil counter knows of
 // none.
-func (o *oomCounter) killed() bool { return o != nil && o.count() > 0 }
+func (o *oomCounter) lost() bool { return o != nil && o.count() > 0 }
 
-// killedAll is killed for when no process of the container is left: what is read
-// now is read for the last time.
-func (o *oomCounter) killedAll() bool {
+// lostAll is lost for when no process of the container is left: what is read now is
+// read for the last time.
+func (o *oomCounter) lostAll() bool {
 	if o == nil {
 		return false
 	}
-	killed := o.killed()
+	lost := o.lost()
 	o.last.Store(true)
-	return killed
+	return lost
 }
 
 func (o *oomCounter) close() {

@@ -126,7 +126,7 @@ func (x *Executor) create(s settings, spec *specs.Spec, req wire.RunRequest, beg
 func (x *Executor) serve(c *container, log *crilog.Writer, wires *wires) (*wire.RunReply, []*os.File, error) {
 	c.io = newStdio(c.settings, log, wires.ours[0], wires.ours[1], wires.ours[2], wires.pty)
 	var err error
-	if c.oom, err = newOOMCounter(c.ref.Cgroups, c.ref.Pid); err != nil {
+	if c.oom, err = newOOMCounter(c.ref); err != nil {
 		x.log.Warn("memory events cannot be read", "container", c.ID, "err", err)
 	}
 	files, err := c.held()

@@ -58,7 +58,7 @@ func TestStagedMountsAreTheSame(t *testing.T) {
 	if len(want) < 20 {
 		t.Errorf("only %d entries: %v", len(want), want)
 	}
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(10 * time.Millisecond) {
 		if _, err := os.Stat(stage); err != nil {
 			break
 		}

@@ -295,7 +295,7 @@ func (x *Executor) resume(s savedContainer) {
 		c.io.attach(a, &x.gate)
 	}
 	var err error
-	if c.oom, err = newOOMCounter(c.ref.Cgroups, c.ref.Pid); err != nil {
+	if c.oom, err = newOOMCounter(c.ref); err != nil {
 		x.log.Warn("memory events cannot be read", "container", c.ID, "err", err)
 	} else if c.oom != nil {
 		c.oom.told.Store(c.oom.count()) // before the upgrade

@@ -45,9 +45,9 @@ func (x *Executor) watch(c *container) {
 // its PID namespace, that was the last of them.
 func (c *container) killed() bool {
 	if c.ownPID {
-		return c.oom.killedAll()
+		return c.oom.lostAll()
 	}
-	return c.oom.killed()
+	return c.oom.lost()
 }
 
 // ending is the exit of a container that has been reaped.
@@ -62,7 +62,7 @@ func (x *Executor) finish(c *container) {
 	e := x.ending(c)
 	// A process in the cgroup may have been the last thing to be killed for
 	// memory, after the init was gone.
-	if !e.OOMKilled && e.Reason != wire.ReasonUnknown && c.oom.killedAll() {
+	if !e.OOMKilled && e.Reason != wire.ReasonUnknown && c.oom.lostAll() {
 		e = exitOf(c.ID, e.Code, true, e.At)
 	}
 	if c.ExitPath != "" {
