@@ -129,7 +129,7 @@ func (n *node) executorVersion(t *testing.T) string {
 func TestPackageUpgrade(t *testing.T) {
 	const pods = 20
 	n, deb, next := installedNode(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Minute)
 	defer cancel()
 	gate := t.TempDir()
 	n.pods(ctx, t, pods, gate)
@@ -262,7 +262,7 @@ func numbered(t *testing.T, path string) {
 // and a pod does not notice.
 func TestServiceRestart(t *testing.T) {
 	n, _, _ := installedNode(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Minute)
 	defer cancel()
 	n.pods(ctx, t, 1, t.TempDir())
 	defer n.removePods(context.WithoutCancel(ctx), t)
@@ -300,7 +300,7 @@ func TestServiceRestart(t *testing.T) {
 // pod back. Purged, it takes the pod along, and leaves nothing.
 func TestPackageRemoval(t *testing.T) {
 	n, deb, _ := installedNode(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Minute)
 	defer cancel()
 	dpkg := func(args ...string) string {
 		t.Helper()

@@ -38,6 +38,9 @@ func (f function) do(g *guest) error { return f(g) }
 // and -skip.
 type tests struct{ dir, run, skip string }
 
+// ofThePackage are the tests of what the package has installed.
+const ofThePackage = "TestPackageUpgrade|TestPackageRemoval|TestServiceRestart|TestServiceWatchdogAndReload"
+
 // boots is what `make test-vm` does. A test is in the quick form when the machine
 // that runs `make test` cannot show the same: it has perhaps no systemd, no cgroup
 // v2, no LSM, no CRIU.
@@ -46,7 +49,7 @@ var boots = []boot{
 		name: "apparmor",
 		steps: []step{
 			{"install", quick | full | needed, 10 * time.Minute, function(install)},
-			{"package", full, 20 * time.Minute, tests{"test", "^(TestPackageUpgrade|TestPackageRemoval|TestServiceRestart)$", ""}},
+			{"package", full, 60 * time.Minute, tests{"test", "^(" + ofThePackage + ")$", ""}},
 			{"executor", quick, 15 * time.Minute, tests{"oci/executor", "Systemd|Unified|OOM$|Update$|KillFrozen", ""}},
 			{"scripts", quick, 20 * time.Minute, tests{"test", "TestScript/^(apparmor|checkpoint_container|checkpoint_pod|handler_crun|pod_runs)$", ""}},
 			{"all-executor", full, 30 * time.Minute, tests{"oci/executor", "", ""}},
@@ -55,11 +58,15 @@ var boots = []boot{
 			{"all-image", full, 20 * time.Minute, tests{"image", "", ""}},
 			{"all-userns", full, 5 * time.Minute, tests{"internal/userns", "", ""}},
 			{"all-crilog", full, 5 * time.Minute, tests{"internal/crilog", "", ""}},
+			{"all-cgroup", full, 5 * time.Minute, tests{"agent/cgroup", "", ""}},
 			{"all-crix", full, 5 * time.Minute, tests{"agent/crix", "", ""}},
+			{"all-volume", full, 5 * time.Minute, tests{"agent/volume", "", ""}},
+			{"all-checkpoint", full, 5 * time.Minute, tests{"checkpoint", "", ""}},
+			{"all-server", full, 20 * time.Minute, tests{"server", "", ""}},
 			{"all-crispd", full, 10 * time.Minute, tests{"cmd/crispd", "", ""}},
 			{"critest", full, 120 * time.Minute, function(critest)},
 			{"all-apparmor", full, 5 * time.Minute, tests{"internal/apparmor", "", ""}},
-			{"all-test", full, 120 * time.Minute, tests{"test", "", "^(TestCRIDocumentIsComplete|TestPackageUpgrade|TestPackageRemoval|TestServiceRestart)$"}},
+			{"all-test", full, 180 * time.Minute, tests{"test", "", "^(TestCRIDocumentIsComplete|" + ofThePackage + ")$"}},
 		},
 	},
 	{

@@ -133,8 +133,31 @@ func suite() string {
 	return "bookworm"
 }
 
-// debootstrap runs in a mount namespace of its own: whatever it leaves mounted when
-// it fails is gone with it.
+// contained puts a program that is about to be started into namespaces of its own:
+// what it leaves mounted or running, when it fails or is interrupted, ends with it.
+func contained(cmd *exec.Cmd) {
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Unshareflags: syscall.CLONE_NEWNS,
+		Cloneflags:   syscall.CLONE_NEWPID,
+		Pdeathsig:    syscall.SIGKILL,
+	}
+}
+
+// mirror is where debootstrap gets packages: $DEBIAN_MIRROR, or where this machine
+// has its own from, if they are of the same release, or debootstrap's default.
+func mirror(suite string) []string {
+	if m := os.Getenv("DEBIAN_MIRROR"); m != "" {
+		return []string{m}
+	}
+	out, _ := exec.Command("apt-get", "indextargets", "--format", "$(CODENAME) $(COMPONENT) $(REPO_URI)", "Created-By: Packages").Output()
+	for line := range strings.Lines(string(out)) {
+		if m, ok := strings.CutPrefix(strings.TrimSpace(line), suite+" main http"); ok {
+			return []string{"http" + m}
+		}
+	}
+	return nil
+}
+
 func debootstrap(ctx context.Context, suite, root, log string) error {
 	f, err := os.Create(log)
 	if err != nil {
@@ -142,12 +165,10 @@ func debootstrap(ctx context.Context, suite, root, log string) error {
 	}
 	defer f.Close()
 	cmd := exec.CommandContext(ctx, "debootstrap", "--variant=minbase", "--include="+strings.Join(installed, ","), suite, root)
-	if mirror := os.Getenv("DEBIAN_MIRROR"); mirror != "" {
-		cmd.Args = append(cmd.Args, mirror)
-	}
+	cmd.Args = append(cmd.Args, mirror(suite)...)
 	cmd.Stdout, cmd.Stderr = f, f
 	cmd.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive", "LC_ALL=C.UTF-8")
-	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
+	contained(cmd)
 	if err := cmd.Run(); err != nil {
 		text, _ := os.ReadFile(log)
 		return fmt.Errorf("this machine cannot make a root disk: debootstrap: %w\n%s", err, tail(string(text), 15))

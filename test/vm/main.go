@@ -47,7 +47,7 @@ func main() {
 	flag.StringVar(&o.tags, "tags", "", "build `tags` of the tests")
 	flag.StringVar(&o.cache, "cache", ".cache/vm", "`directory` of what is kept between runs")
 	flag.Parse()
-	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM)
+	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM, unix.SIGHUP)
 	defer cancel()
 	if err := run(ctx, o); err != nil {
 		fmt.Fprintln(os.Stderr, "test-vm:", err)
@@ -92,6 +92,29 @@ func (o options) chosen(b boot) ([]string, error) {
 	return names, nil
 }
 
+// lock makes cache ours alone, and takes away what a run left there that was killed.
+func lock(cache string) (unlock func() error, err error) {
+	if err := os.MkdirAll(cache, 0o755); err != nil {
+		return nil, err
+	}
+	dir, err := os.Open(cache)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(dir.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		dir.Close()
+		return nil, fmt.Errorf("another run uses %s: %w", cache, err)
+	}
+	old, _ := filepath.Glob(filepath.Join(cache, "run-*"))
+	for _, path := range old {
+		if err := os.RemoveAll(path); err != nil {
+			dir.Close()
+			return nil, err
+		}
+	}
+	return dir.Close, nil
+}
+
 func run(ctx context.Context, o options) (err error) {
 	if os.Getuid() != 0 {
 		return errors.New("the root disk is made as root: run sudo make test-vm")
@@ -102,6 +125,11 @@ func run(ctx context.Context, o options) (err error) {
 	if o.cache, err = filepath.Abs(o.cache); err != nil {
 		return err
 	}
+	unlock, err := lock(o.cache)
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	disk, err := makeDisk(ctx, o.cache)
 	if err != nil {
 		return err

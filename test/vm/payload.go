@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 )
 
 // A payload is a directory that becomes the second disk:
@@ -126,6 +127,9 @@ func goCommand(ctx context.Context, env []string, args ...string) error {
 	cmd := exec.CommandContext(ctx, program[0], append(program[1:], args...)...)
 	cmd.Env = env
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+	// Who interrupts us interrupts the compilers too.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	if err := cmd.Run(); err != nil {
 		return fmt.Errorf("go %s: %w", args[0], err)
 	}

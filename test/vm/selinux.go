@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"syscall"
 )
 
 // policyModule teaches Debian's SELinux policy what containers are.
@@ -24,11 +23,10 @@ func labelRoot(ctx context.Context, root string) error {
 		return err
 	}
 	cmd := exec.CommandContext(ctx, "sh", "-ec", `
-		mount --make-rprivate /
 		mount -t proc proc "$0/proc"
 		chroot "$0" semodule -N -i "/root/$1"
 		chroot "$0" setfiles -F -e /proc -e /sys /etc/selinux/default/contexts/files/file_contexts /`, root, module)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
+	contained(cmd)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("label the root disk: %w\n%s", err, tail(string(out), 10))
 	}
