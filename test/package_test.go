@@ -52,7 +52,7 @@ func (n *node) installed(t *testing.T, deb string) {
 }
 
 // pods starts as many pods, each with a container that writes numbered lines for
-// ever and one that ends with 10 plus the pod's number once <gate>/<number> is there.
+// ever, all together a hundred a second, and one that ends with 10 plus the pod's number once <gate>/<number> is there.
 func (n *node) pods(ctx context.Context, t *testing.T, pods int, gate string) {
 	t.Helper()
 	load := exec.Command(filepath.Join(n.binaries.dir, "crisp"), "--runtime-endpoint", "unix://"+n.socket, "image", "load", "-i", n.archive)
@@ -71,7 +71,7 @@ func (n *node) pods(ctx context.Context, t *testing.T, pods int, gate string) {
 		}
 		n.ids[pod], n.sandboxes[pod] = resp.PodSandboxId, sb
 		for name, command := range map[string][]string{
-			"writer" + number:  {"--", "testbin", "count", "-1", "50ms"},
+			"writer" + number:  {"--", "testbin", "count", "-1", (time.Duration(pods) * 10 * time.Millisecond).String()},
 			"quitter" + number: {"mount=" + gate + ":/gate", "--", "testbin", "await", "/gate/" + number, "exit", strconv.Itoa(10 + i)},
 		} {
 			if err := n.createContainer(ctx, append([]string{pod, name}, command...)); err != nil {
