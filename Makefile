@@ -54,11 +54,13 @@ test: all .cache/containerd ## run every test, those that touch the kernel inclu
 
 test-vm: all vm-deps ## run the tests on a node with systemd, in an emulator (root; QUICK=1: the short form; ARGS="-steps …")
 	packaging/deb.sh $(BIN) "$(VERSION)"
+ifndef QUICK
 	$(MAKE) --no-print-directory all BIN=$(NEXT_BIN) VERSION="$(VERSION)-next"
 	packaging/deb.sh $(NEXT_BIN) "$(VERSION)-next"
+endif
 	@mkdir -p .cache/vm
 	$(GO) build -o .cache/vm/test-vm ./test/vm # and not "go run", which would not pass signals on
-	GO="$(GO)" .cache/vm/test-vm $(if $(QUICK),-quick) -tags "$(TAGS)" -deb $(BIN)/crisp_*.deb -next $(NEXT_BIN)/crisp_*.deb $(ARGS)
+	GO="$(GO)" .cache/vm/test-vm $(if $(QUICK),-quick,-next $(NEXT_BIN)/crisp_*.deb) -tags "$(TAGS)" -deb $(BIN)/crisp_*.deb $(ARGS)
 
 test-kubelet: all ## hold the agent against the real kubelet, which is built first: minutes, and 2 GiB of modules and cache (root)
 	@mkdir -p .cache

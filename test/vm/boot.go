@@ -60,7 +60,7 @@ func (b boot) run(ctx context.Context, d disk, p *payload, steps []string, work,
 		"-drive", "file="+second+",if=virtio,format=raw,snapshot=on",
 		"-drive", "file="+third+",if=virtio,format=raw,cache=unsafe",
 		"-device", "virtio-rng-pci",
-		"-append", "root=/dev/vda rw console=ttyS0 panic=-1 quiet systemd.show_status=0 "+b.append)
+		"-append", "root=/dev/vda rw console=ttyS0 panic=-1 quiet mitigations=off systemd.show_status=0 "+b.append)
 	cmd.Env = append(os.Environ(), "TMPDIR="+work) // where the snapshots are
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	console, err := os.Create(filepath.Join(results, "console.log"))
