@@ -28,6 +28,7 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"net/http"
 	"net/netip"
@@ -70,7 +71,8 @@ type Options struct {
 	Log            *slog.Logger
 
 	Endpoint string // what Connect connects to; recorded for the command line
-	// Connect is called until it succeeds.
+	// Connect is called until it succeeds, or fails with an error of kind
+	// fault.Invalid: then there is no use in waiting.
 	Connect func(context.Context) (internalapi.RuntimeService, internalapi.ImageManagerService, error)
 }
 
@@ -89,9 +91,9 @@ func Run(ctx context.Context, o Options) error {
 		return err
 	}
 	defer unlock()
-	runtime, images := connect(ctx, o)
-	if ctx.Err() != nil {
-		return nil
+	runtime, images, err := connect(ctx, o)
+	if err != nil || ctx.Err() != nil {
+		return err
 	}
 	runtime, images, counts := measure.Wrap(runtime, images)
 	version, err := runtime.Version(ctx, "")
@@ -200,13 +202,14 @@ func lockRoot(root string) (unlock func(), err error) {
 	return func() { f.Close() }, nil
 }
 
-// connect returns a runtime that has answered, or nothing when ctx has ended.
-func connect(ctx context.Context, o Options) (internalapi.RuntimeService, internalapi.ImageManagerService) {
+// connect returns a runtime that has answered, or nothing when ctx has ended. An
+// error means that none will ever answer there.
+func connect(ctx context.Context, o Options) (internalapi.RuntimeService, internalapi.ImageManagerService, error) {
 	complaint := ""
 	for ctx.Err() == nil {
 		runtime, images, err := o.Connect(ctx)
-		if err == nil {
-			return runtime, images
+		if err == nil || errors.Is(err, fault.Invalid) {
+			return runtime, images, err
 		}
 		if text := err.Error(); text != complaint {
 			o.Log.WarnContext(ctx, "runtime is not there yet", "err", err)
@@ -217,5 +220,5 @@ func connect(ctx context.Context, o Options) (internalapi.RuntimeService, intern
 		case <-time.After(connectRetry):
 		}
 	}
-	return nil, nil
+	return nil, nil, nil
 }

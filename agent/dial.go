@@ -18,7 +18,8 @@ const rpcTimeout = 2 * time.Minute
 
 // Dial connects to the CRI services at endpoint ("unix:///run/crisp/crisp.sock")
 // and has them answer once. Afterwards the connection repairs itself for as long
-// as it is used.
+// as it is used. An error of kind fault.Invalid says that what is there is no
+// runtime and that waiting for one is of no use.
 func Dial(ctx context.Context, endpoint string, patience time.Duration) (internalapi.RuntimeService, internalapi.ImageManagerService, error) {
 	// The client takes its one timeout for the first answer and for every RPC
 	// after it, so the patience for the first is set from outside.
@@ -27,6 +28,9 @@ func Dial(ctx context.Context, endpoint string, patience time.Duration) (interna
 	runtime, err := criclient.NewRemoteRuntimeServiceBuilder().
 		WithEndpoint(endpoint).WithConnectionTimeout(rpcTimeout).WithTracerProvider(nil).WithUseStreaming(true).Build(answered)
 	if err != nil {
+		if strange := stranger(endpoint, err); strange != nil {
+			return nil, nil, strange
+		}
 		return nil, nil, unreachable(endpoint, err)
 	}
 	images, err := criclient.NewRemoteImageServiceBuilder().

@@ -1,0 +1,70 @@
+package agent
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"io/fs"
+	"net"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// answerTime is how long a stranger may take to show that it is none. A server of
+// HTTP/2 speaks as soon as it is spoken to.
+const answerTime = time.Second
+
+// stranger returns an error if what is at endpoint, which err came from, is known
+// not to be a runtime that speaks CRI v1; nil if it may be one, or may become one.
+func stranger(endpoint string, err error) error {
+	if answer, ok := errors.AsType[interface {
+		error
+		GRPCStatus() *status.Status
+	}](err); ok && answer.GRPCStatus().Code() == codes.Unimplemented {
+		return fault.Invalid.Errorf("what is at %s does not speak CRI v1: %s", endpoint, answer.GRPCStatus().Message())
+	}
+	path, ok := strings.CutPrefix(endpoint, "unix://")
+	if !ok {
+		return nil
+	}
+	if info, err := os.Stat(path); err == nil && info.Mode().Type() != fs.ModeSocket {
+		return fault.Invalid.Errorf("%s is not a socket", path)
+	}
+	if err := speaksHTTP2(path); err != nil {
+		return fault.Invalid.Errorf("what is at %s does not speak CRI: %v", endpoint, err)
+	}
+	return nil
+}
+
+// speaksHTTP2 returns an error if the server at a Unix socket answers the first
+// words of HTTP/2 (RFC 9113, 3.4) with anything but a SETTINGS frame. One that
+// does not answer may be a runtime that is about to begin or to end.
+func speaksHTTP2(path string) error {
+	conn, err := net.DialTimeout("unix", path, answerTime)
+	if err != nil {
+		return nil
+	}
+	defer conn.Close()
+	if err := conn.SetDeadline(time.Now().Add(answerTime)); err != nil {
+		return nil
+	}
+	// One that hangs up at once may have spoken before.
+	_, _ = io.WriteString(conn, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"+"\x00\x00\x00\x04\x00\x00\x00\x00\x00")
+	const settings = 4
+	header := make([]byte, 9) // length (3 bytes), type, flags, stream
+	n, err := io.ReadFull(conn, header)
+	switch {
+	case errors.Is(err, io.EOF) || n == 0:
+		return nil
+	case bytes.HasPrefix(header, []byte("HTTP/1")):
+		return errors.New("it is a server of HTTP/1")
+	case n < len(header) || header[3] != settings:
+		return errors.New("it speaks another protocol")
+	}
+	return nil
+}
