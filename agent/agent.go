@@ -70,6 +70,8 @@ type Options struct {
 	Care           Care         // of the node
 	Log            *slog.Logger
 
+	MaxBackoff time.Duration // of containers that exit again and again; 0 is 300 s
+
 	Endpoint string // what Connect connects to; recorded for the command line
 	// Connect is called until it succeeds, or fails with an error of kind
 	// fault.Invalid: then there is no use in waiting.
@@ -110,7 +112,7 @@ func Run(ctx context.Context, o Options) error {
 		Objects: wanted, Events: events,
 		Root: o.Root, LogDir: o.LogDir, NodeName: o.NodeName, NodeIPs: o.NodeIPs,
 		ResolvConf: o.ResolvConf, ClusterDNS: o.ClusterDNS, ClusterDomain: o.ClusterDomain,
-		SeccompDefault: o.SeccompDefault, NoCPUQuota: o.NoCPUQuota, Pulls: o.Pulls, LogLinks: o.LogLinks, Log: o.Log,
+		SeccompDefault: o.SeccompDefault, NoCPUQuota: o.NoCPUQuota, Pulls: o.Pulls, MaxBackoff: o.MaxBackoff, LogLinks: o.LogLinks, Log: o.Log,
 	}, runtime, images)
 	if err != nil {
 		return err

@@ -32,6 +32,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/crisp-cri/crisp/agent/event"
 	"github.com/crisp-cri/crisp/agent/podsync"
@@ -54,7 +55,8 @@ type Options struct {
 	NoCPUQuota     bool         // do not enforce CPU limits
 	CPUPeriod      int64        // µs in which a CPU quota holds; 0 is 100000
 	Pulls          Pulls
-	LogLinks       string // directory of links to the containers' logs, for log shippers; "" for none
+	MaxBackoff     time.Duration // of containers that exit again and again; 0 is 300 s
+	LogLinks       string        // directory of links to the containers' logs, for log shippers; "" for none
 
 	Objects Objects        // may be nil: there are none
 	Events  event.Recorder // nil: they are not recorded

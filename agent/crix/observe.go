@@ -61,7 +61,9 @@ func (d *Driver) Observe(ctx context.Context, key podsync.Key, pod *v1.Pod) (pod
 			return podsync.Have{}, err
 		}
 		now.containers[c.Id] = status
-		have.Containers = append(have.Containers, ContainerOf(c, status))
+		container := ContainerOf(c, status)
+		container.MaxBackoff = d.MaxBackoff
+		have.Containers = append(have.Containers, container)
 	}
 	d.remember(key, now)
 	Sort(&have)

@@ -14,17 +14,21 @@ const (
 )
 
 // nextBackoff is how long after its end the successor of c may start: at once
-// the first time, then 10 s, doubled each time up to 300 s, as by the kubelet.
+// the first time, then 10 s, doubled each time up to 300 s or c.MaxBackoff, as by the kubelet.
 // It follows from c alone, so that an agent's restart neither shortens nor
 // lengthens it.
 func nextBackoff(c Container) time.Duration {
+	longest := c.MaxBackoff
+	if longest == 0 {
+		longest = maxBackoff
+	}
 	switch {
 	case c.Attempt == 0, c.Backoff < 0, c.FinishedAt.Sub(c.StartedAt) >= stableRun && !c.StartedAt.IsZero():
 		return 0
 	case c.Backoff == 0:
-		return firstBackoff
+		return min(firstBackoff, longest)
 	}
-	return min(2*c.Backoff, maxBackoff)
+	return min(2*c.Backoff, longest)
 }
 
 // RestartAt is when the successor of c, which has exited, may start.

@@ -127,6 +127,12 @@ func TestLife(t *testing.T) {
 		{"killed by us: the back-off ran while it did", with(always, func(*v1.Pod) {}), "S0@u+ a2/S0=137~0^10 a1/S0=1~25 b0/S0=run", killed("a2/S0"), "start:a3/S0^20"},
 		{"killed by us too soon", with(always, func(*v1.Pod) {}), "S0@u+ a2/S0=137~0^10 a1/S0=1~12 b0/S0=run", killed("a2/S0"), "again:8"},
 
+		{"the longest wait can be set", with(always, func(*v1.Pod) {}), "S0@u+ a4/S0=1~3^40 b0/S0=run", func(h *podsync.Have) { h.Containers[0].MaxBackoff = 15 * time.Second }, "again:12"},
+		{"… to less than the first", with(always, func(*v1.Pod) {}), "S0@u+ a1/S0=1~3 b0/S0=run", func(h *podsync.Have) { h.Containers[0].MaxBackoff = 5 * time.Second }, "again:2"},
+		{"ten minutes are forgiven", with(always, func(*v1.Pod) {}), "S0@u+ a4/S0=1~3^300 b0/S0=run", func(h *podsync.Have) {
+			h.Containers[0].StartedAt = h.Containers[0].FinishedAt.Add(-10 * time.Minute)
+		}, "start:a5/S0"},
+
 		// What has changed in a pod that runs.
 		{"image changed", with(always, func(p *v1.Pod) { p.Spec.Containers[0].Image = "i:2" }), "S0@u+ a0/S0=run b0/S0=run", hashed, "stop:a0/S0"},
 		{"image not changed", with(always, func(*v1.Pod) {}), "S0@u+ a0/S0=run b0/S0=run", hashed, ""},

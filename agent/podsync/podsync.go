@@ -148,6 +148,8 @@ type Container struct {
 	Hash    string        // Hash of what it was made from; "" if not known
 	Grace   time.Duration // it was promised between SIGTERM and SIGKILL
 	Backoff time.Duration // was waited before it started; see nextBackoff
+	// MaxBackoff is how long its successor waits at most; 0 is 300 s.
+	MaxBackoff time.Duration
 
 	Resources *v1.ResourceRequirements // what the runtime says it has; nil if it does not
 	User      *v1.ContainerUser

@@ -41,6 +41,7 @@ func runAgent(c *cli, args []string) error {
 	fs.Float64Var(&o.Pulls.PerSec, "registry-qps", 5, "how many pulls may begin in a second")
 	fs.IntVar(&o.Pulls.Burst, "registry-burst", 10, "how many pulls may begin at once")
 	fs.StringVar(&o.LogLinks, "log-links", "", "`directory` of links to the containers' logs (default /var/log/containers, if the logs are in /var/log/pods)")
+	fs.DurationVar(&o.MaxBackoff, "max-container-restart-period", 300*time.Second, "how long a container that exits again and again waits at most")
 	fs.BoolVar(&o.StopPods, "stop-pods-on-exit", false, "stop the pods when the agent ends, by priority; else they run on")
 	fs.StringVar(&o.URL, "manifest-url", "", "`URL` of one more manifest")
 	fs.Var(&headers, "manifest-url-header", "`NAME:VALUE` of a header of the requests for it")

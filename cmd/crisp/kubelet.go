@@ -65,6 +65,9 @@ func (c *cli) readKubeletConfig(fs *flag.FlagSet, path string) error {
 			continue
 		case "cpuCFSQuota":
 			name, value = "no-cpu-quota", strconv.FormatBool(config[key] == false)
+		case "crashLoopBackOff":
+			m, _ := config[key].(map[string]any)
+			name, value = "max-container-restart-period", fmt.Sprint(m["maxContainerRestartPeriod"])
 		case "readOnlyPort":
 			name, value = "read-only-address", addressOf("127.0.0.1", value)
 		case "healthzPort":

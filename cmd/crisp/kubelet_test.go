@@ -16,6 +16,7 @@ clusterDomain: from.file
 registryPullQPS: 7
 cpuCFSQuota: false
 healthzPort: 0
+crashLoopBackOff: {maxContainerRestartPeriod: 20s}
 evictionHard: {memory.available: 1Mi}
 `)
 	n.flags = []string{"--config", config, "--cluster-domain", "from.flag", "--feature-gates", "A=true", "--fail-swap-on=false", "--v", "4"}
