@@ -97,7 +97,7 @@ func Run(ctx context.Context, o Options) error {
 	if err != nil || ctx.Err() != nil {
 		return err
 	}
-	runtime, images, counts := measure.Wrap(runtime, images)
+	runtime, images, counts := measure.Wrap(runtime, images, o.Log)
 	version, err := runtime.Version(ctx, "")
 	if err != nil {
 		return crix.Fault(err)

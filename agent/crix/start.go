@@ -82,7 +82,7 @@ func (d *Driver) run(ctx, interrupt context.Context, pod *v1.Pod, c *v1.Containe
 	}
 	d.tell(pod, c.Name, id, v1.EventTypeNormal, "Started", "Container started")
 	if err := d.linkLog(pod, c.Name, id, filepath.Join(sandbox.LogDirectory, config.LogPath)); err != nil {
-		d.Log.WarnContext(ctx, "log not linked", "pod", podsync.KeyOf(pod).String(), "container", c.Name, "err", err)
+		d.Log.WarnContext(ctx, "log not linked", "container", c.Name, "err", err)
 	}
 	if c.Lifecycle == nil || c.Lifecycle.PostStart == nil {
 		return nil
@@ -92,7 +92,7 @@ func (d *Driver) run(ctx, interrupt context.Context, pod *v1.Pod, c *v1.Containe
 		return nil // in the latter case the container is about to be stopped
 	}
 	// What the hook said is in no event and no status: it may be secret.
-	d.Log.WarnContext(ctx, "hook after the start failed", "pod", podsync.KeyOf(pod).String(), "container", c.Name, "err", err)
+	d.Log.WarnContext(ctx, "hook after the start failed", "container", c.Name, "err", err)
 	d.tell(pod, c.Name, id, v1.EventTypeWarning, "FailedPostStartHook", "PostStartHook failed")
 	now := make(chan struct{})
 	close(now)
@@ -101,7 +101,7 @@ func (d *Driver) run(ctx, interrupt context.Context, pod *v1.Pod, c *v1.Containe
 		kill.Grace = time.Duration(*grace) * time.Second
 	}
 	if err := d.Stop(interrupt, now, pod, kill); err != nil {
-		d.Log.WarnContext(ctx, "container whose hook failed runs on", "pod", podsync.KeyOf(pod).String(), "container", c.Name, "err", err)
+		d.Log.WarnContext(ctx, "container whose hook failed runs on", "container", c.Name, "err", err)
 	}
 	return reasoned("PostStartHookError", fmt.Errorf("hook after the start of container %s failed", c.Name))
 }

@@ -1,8 +1,11 @@
 // Package measure counts what is asked of a runtime, by the names of the
-// kubelet's metrics: runtime_operations_total and its kin.
+// kubelet's metrics: runtime_operations_total and its kin. Each is a line of the
+// log too, for who debugs.
 package measure
 
 import (
+	"context"
+	"log/slog"
 	"maps"
 	"slices"
 	"sync"
@@ -13,6 +16,8 @@ import (
 
 // Counts are the operations so far.
 type Counts struct {
+	log *slog.Logger
+
 	mu  sync.Mutex
 	ops map[string]*operation // guarded by mu
 }
@@ -22,18 +27,20 @@ type operation struct {
 	took          time.Duration
 }
 
-// Wrap returns services that count what is asked of the two.
-func Wrap(r internalapi.RuntimeService, i internalapi.ImageManagerService) (internalapi.RuntimeService, internalapi.ImageManagerService, *Counts) {
-	c := &Counts{ops: map[string]*operation{}}
+// Wrap returns services that count what is asked of the two. The log's lines, of
+// level debug, have what the callers' contexts carry: the pod that it is about.
+func Wrap(r internalapi.RuntimeService, i internalapi.ImageManagerService, log *slog.Logger) (internalapi.RuntimeService, internalapi.ImageManagerService, *Counts) {
+	c := &Counts{log: log, ops: map[string]*operation{}}
 	return &runtime{r, c, r}, &images{i, c, i}, c
 }
 
 // begin starts an operation; what it returns ends it, with the error that err
 // points at by then.
-func (c *Counts) begin(name string, err *error) func() {
+func (c *Counts) begin(ctx context.Context, name string, err *error) func() {
 	start := time.Now()
 	return func() {
 		took := time.Since(start)
+		c.log.DebugContext(ctx, "runtime asked", "operation", name, "took", took, "err", *err)
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		op := c.ops[name]

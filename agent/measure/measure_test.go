@@ -3,6 +3,7 @@ package measure_test
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 	"testing"
 
@@ -12,7 +13,7 @@ import (
 
 func TestCounts(t *testing.T) {
 	fake := critest.NewFakeRuntimeService()
-	runtime, images, counts := measure.Wrap(fake, critest.NewFakeImageService())
+	runtime, images, counts := measure.Wrap(fake, critest.NewFakeImageService(), slog.New(slog.DiscardHandler))
 	for range 2 {
 		if _, err := runtime.Version(t.Context(), ""); err != nil {
 			t.Fatal(err)

@@ -6,6 +6,7 @@ import (
 	"sync"
 
 	"github.com/crisp-cri/crisp/agent/podsync"
+	"github.com/crisp-cri/crisp/internal/logctx"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
@@ -49,7 +50,7 @@ func (p *Pool) set(key podsync.Key, pod *v1.Pod, v *podsync.Verdict) {
 	if !ok {
 		w = &worker{
 			key: key, pool: p, rt: p.rt, want: pod, verdict: v,
-			log:       p.log.With("pod", key.String()),
+			log:       p.log,
 			wake:      make(chan struct{}, 1),
 			interrupt: func() {},
 			hurry:     func() {},
@@ -57,7 +58,8 @@ func (p *Pool) set(key podsync.Key, pod *v1.Pod, v *podsync.Verdict) {
 			restarted: map[string]bool{},
 		}
 		p.workers[key] = w
-		p.wg.Go(func() { w.run(p.ctx, func(r round) bool { return p.leave(key, w, r) }) })
+		ctx := logctx.With(p.ctx, "pod", key.String())
+		p.wg.Go(func() { w.run(ctx, func(r round) bool { return p.leave(key, w, r) }) })
 		return
 	}
 	w.setLocked(pod)
