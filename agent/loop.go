@@ -58,9 +58,11 @@ const (
 	tick = time.Second
 	// housekeeping is how often is cleared away what no change tells of.
 	housekeeping = 2 * time.Second
-	// stalled is how long a turn may take before something is wrong.
-	stalled = 2 * time.Minute
 )
+
+// stalled is how long a turn may take before something is wrong. It varies in
+// tests only.
+var stalled = 2 * time.Minute
 
 // loop hands on what the sources and the runtime tell. Nothing in it blocks.
 // Probes are not in it: what they find wakes the pod's worker itself.

@@ -1,9 +1,21 @@
 package agent
 
 import (
+	"context"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	internalapi "k8s.io/cri-api/pkg/apis"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+	critest "k8s.io/cri-api/pkg/apis/testing"
 )
 
 // A loop that stands still is told of; one that waits for something to happen
@@ -24,4 +36,83 @@ func TestLoopHealth(t *testing.T) {
 			t.Error("well after two minutes of nothing")
 		}
 	})
+}
+
+// A bar stops the loop where it tells of a pod, until it is lifted.
+type bar struct {
+	slog.Handler
+	once            *sync.Once
+	reached, lifted chan struct{}
+}
+
+func (b bar) Enabled(context.Context, slog.Level) bool { return true }
+
+func (b bar) Handle(_ context.Context, r slog.Record) error {
+	if r.Message == "pod changed" {
+		b.once.Do(func() {
+			close(b.reached)
+			<-b.lifted
+		})
+	}
+	return nil
+}
+
+// Who asks over HTTP is told that the loop of an agent stands still, and that it
+// goes on.
+func TestStalledLoopIsTold(t *testing.T) {
+	defer func(d time.Duration) { stalled = d }(stalled)
+	stalled = 2 * time.Second
+	dir, err := os.MkdirTemp("", "crisp") // short: it is part of a socket's name
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	manifests := filepath.Join(dir, "manifests")
+	if err := os.Mkdir(manifests, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	runtime, images := critest.NewFakeRuntimeService(), critest.NewFakeImageService()
+	runtime.FakeStatus = &cri.RuntimeStatus{Conditions: []*cri.RuntimeCondition{{Type: cri.RuntimeReady, Status: true}, {Type: cri.NetworkReady, Status: true}}}
+	b := bar{slog.DiscardHandler, &sync.Once{}, make(chan struct{}), make(chan struct{})}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() {
+		ended <- Run(ctx, Options{
+			Manifests: manifests, Root: dir, NodeIPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}, Care: Care{NoPodCgroups: true}, Log: slog.New(b),
+			Connect: func(context.Context) (internalapi.RuntimeService, internalapi.ImageManagerService, error) {
+				return runtime, images, nil
+			},
+		})
+	}()
+	client := http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", SocketOf(dir))
+	}}}
+	defer client.CloseIdleConnections()
+	until := func(code int) {
+		t.Helper()
+		for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+			resp, err := client.Get("http://agent/healthz/syncloop")
+			if err == nil {
+				resp.Body.Close()
+				if resp.StatusCode == code {
+					return
+				}
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("the health check does not answer %d: %v, %v", code, resp, err)
+			}
+		}
+	}
+	until(http.StatusOK)
+	if err := os.WriteFile(filepath.Join(manifests, "p.yaml"), []byte("{apiVersion: v1, kind: Pod, metadata: {name: p}, spec: {containers: [{name: a, image: i}]}}"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	<-b.reached
+	until(http.StatusInternalServerError)
+	close(b.lifted)
+	until(http.StatusOK)
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
 }
