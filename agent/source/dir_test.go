@@ -101,7 +101,7 @@ func TestDir(t *testing.T) {
 	expect("a.yaml=a2 b.json=broken:b2")
 
 	// What is no manifest is not read.
-	for _, name := range []string{".a.yaml.swp", "#a.yaml#", "a.yaml.bak", "a.yaml.dpkg-old", "README", "4913"} {
+	for _, name := range []string{".a.yaml.swp", "#a.yaml#", "a.yaml.bak", "a.yaml-bak", "a.yaml.dpkg-old", "README", "4913"} {
 		write(t, at(name), "!")
 	}
 	if err := os.Mkdir(at("d.yaml"), 0o755); err != nil {

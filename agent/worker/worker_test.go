@@ -178,7 +178,7 @@ func TestRestartsBackOff(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, p *worker.Pool) {
 		p.Set(key, pod("u"))
 		w.expect(t, "0 run sandbox u", "0 start container u")
-		for i, wait := range []int{0, 10, 20, 40, 80, 160, 300, 300} {
+		for i, wait := range append([]int{0, 10, 20, 40, 80, 160}, slices.Repeat([]int{300}, 15)...) {
 			w.begin()
 			w.exit()
 			p.Wake(key)
@@ -188,6 +188,9 @@ func TestRestartsBackOff(t *testing.T) {
 				lines = append(lines, fmt.Sprintf("%d remove container u", wait))
 			}
 			w.expect(t, lines...)
+			if h, err := w.Observe(t.Context(), key, nil); err != nil || len(h.Containers) != 2 {
+				t.Fatalf("after %d restarts there are %d runs, %v", i+1, len(h.Containers), err)
+			}
 		}
 	})
 }
