@@ -275,10 +275,15 @@ func TestManifestURL(t *testing.T) {
 // Images that something uses or somebody has pinned stay.
 func TestImagePrune(t *testing.T) {
 	n := newNode(t)
+	n.runtime.ImageService.SetFakeImagePinned("example.org/pause:1", true)
 	n.manifest("web.yaml", webPod)
 	n.agent()
 	n.until("get pods", `web +2/2 `)
-	n.expect(expectation{"pull example.org/old:1", 0, `old`}, expectation{"image prune", 0, `^example.org/old:1\n$`}, expectation{"images", 0, `(?s)example.org/side:1.*example.org/web:1`})
+	n.expect(
+		expectation{"pull example.org/old:1", 0, `old`}, expectation{"pull example.org/pause:1", 0, `pause`},
+		expectation{"image prune", 0, `^example.org/old:1\n$`},
+		expectation{"images", 0, `(?s)example.org/pause:1.*example.org/side:1.*example.org/web:1`},
+	)
 }
 
 // A file that others are beside may change: nothing else does.

@@ -1,0 +1,179 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+)
+
+// A person who debugs sees each call for a new pod, in its order and with the
+// pod's name.
+func TestCallsAreLogged(t *testing.T) {
+	n := newNode(t)
+	var log journal
+	ended := make(chan int)
+	go func() {
+		args := []string{"--runtime-endpoint", n.socket, "agent", "--manifests", filepath.Join(n.dir, "manifests"), "--root", filepath.Join(n.dir, "agent"), "--log-level", "debug"}
+		ended <- run(t.Context(), args, nil, &log, &log)
+	}()
+	t.Cleanup(func() { <-ended }) // the test's context has ended by then
+	n.manifest("web.yaml", webPod)
+	n.until("get pods", `web +2/2 `)
+	var asked []string
+	for line := range strings.Lines(log.String()) {
+		var l struct{ Msg, Operation, Pod string }
+		if json.Unmarshal([]byte(line), &l) == nil && l.Msg == "runtime asked" && l.Pod == "default/web" && regexp.MustCompile("^(run|create|start)_").MatchString(l.Operation) {
+			asked = append(asked, l.Operation)
+		}
+	}
+	want := []string{"run_podsandbox", "create_container", "start_container", "create_container", "start_container"}
+	if !slices.Equal(asked, want) {
+		t.Errorf("logged %q, want %q\n%s", asked, want, log.String())
+	}
+}
+
+// An edited pod is another of the same name: it begins when the old one has ended
+// altogether, however long that takes.
+func TestEditedPodWaits(t *testing.T) {
+	n := newCalls(t)
+	n.begin()
+	n.manifest("web.yaml", webPod)
+	n.agent()
+	n.until("get pods", `web +2/2 `)
+	stopping, release := make(chan struct{}), make(chan struct{})
+	var once sync.Once
+	n.onCall(func(call string) {
+		if call == "StopContainer app" {
+			once.Do(func() { close(stopping) })
+			<-release
+		}
+	})
+	n.forget()
+	n.manifest("web.yaml", strings.Replace(webPod, "name: app", "name: other", 1))
+	<-stopping
+	n.until("get pods", `web +\d/2 +Terminating`)
+	if early := n.made("RunPodSandbox", "CreateContainer"); len(early) > 0 {
+		t.Errorf("while the old pod ends: %q", early)
+	}
+	close(release)
+	n.until("get pods", `web +2/2 +Running`)
+	made := n.made("StopContainer", "StopPodSandbox", "RemovePodSandbox", "RunPodSandbox", "CreateContainer")
+	if i := slices.Index(made, "RunPodSandbox web"); i < 0 || !slices.Contains(made[:i], "StopContainer app") || !slices.Contains(made[:i], "StopPodSandbox web") ||
+		slices.Contains(made[:i], "CreateContainer other") || !slices.Contains(made[i:], "CreateContainer other") {
+		t.Errorf("the order is %q", made)
+	}
+}
+
+// A pull that never ends holds up no deletion.
+func TestDeletedWhilePulling(t *testing.T) {
+	n := newCalls(t)
+	n.begin()
+	pulling, release := make(chan struct{}), make(chan struct{})
+	var once sync.Once
+	n.onCall(func(call string) {
+		if strings.HasPrefix(call, "PullImage") {
+			once.Do(func() { close(pulling) })
+			<-release
+		}
+	})
+	t.Cleanup(func() { close(release) }) // before the server is stopped
+	n.manifest("web.yaml", webPod)
+	n.agent()
+	<-pulling
+	n.manifest("web.yaml", "")
+	n.until("get pods -o name", `^$`)
+	if made := n.made("CreateContainer"); len(made) > 0 {
+		t.Errorf("it was given %q", made)
+	}
+	n.await("the sandbox is gone", func() bool { return slices.Contains(n.made("Remove"), "RemovePodSandbox web") })
+}
+
+// Fifty pods begin side by side: each sandbox waits here until all are asked for.
+func TestPodsBeginTogether(t *testing.T) {
+	const pods = 50
+	n := newCalls(t)
+	n.begin()
+	var all sync.WaitGroup
+	all.Add(pods)
+	n.onCall(func(call string) {
+		if strings.HasPrefix(call, "RunPodSandbox") {
+			all.Done()
+			all.Wait()
+		}
+	})
+	for i := range pods {
+		n.manifest(fmt.Sprintf("p%d.yaml", i), fmt.Sprintf("{apiVersion: v1, kind: Pod, metadata: {name: p%d}, spec: {containers: [{name: a, image: i}]}}", i))
+	}
+	n.agent()
+	n.await("all run", func() bool { return len(n.made("StartContainer")) == pods })
+}
+
+// No more images are pulled at a time than the agent may, and the events say
+// which are; the others wait for their turn.
+func TestPullsTakeTurns(t *testing.T) {
+	n := newCalls(t)
+	n.begin()
+	n.flags = []string{"--max-parallel-image-pulls", "2"}
+	var mu sync.Mutex
+	busy, most := 0, 0
+	turns := make(chan struct{})
+	n.onCall(func(call string) {
+		if !strings.HasPrefix(call, "PullImage") {
+			return
+		}
+		mu.Lock()
+		busy++
+		most = max(most, busy)
+		mu.Unlock()
+		<-turns
+		mu.Lock()
+		busy--
+		mu.Unlock()
+	})
+	for i := range 4 {
+		n.manifest(fmt.Sprintf("p%d.yaml", i), fmt.Sprintf("{apiVersion: v1, kind: Pod, metadata: {name: p%d}, spec: {containers: [{name: a, image: \"i%d:1\"}]}}", i, i))
+	}
+	n.agent()
+	told := func(reason string) int {
+		out, _, _ := n.crisp("events")
+		return len(regexp.MustCompile(`(?m)^\S+ +Normal +`+reason+` +pod/p\d`).FindAllString(out, -1))
+	}
+	n.await("four sandboxes run", func() bool { return len(n.made("RunPodSandbox")) == 4 })
+	n.await("two are pulled", func() bool { return told("Pulling") == 2 })
+	for done := range 4 {
+		if pulling := told("Pulling") - told("Pulled"); pulling > 2 {
+			t.Errorf("after %d the events tell of %d at a time", done, pulling)
+		}
+		turns <- struct{}{}
+		n.await("one is there", func() bool { return told("Pulled") == done+1 })
+	}
+	n.until("get pods", `(?s)p0 +1/1 .*p1 +1/1 .*p2 +1/1 .*p3 +1/1 `)
+	if most != 2 {
+		t.Errorf("%d at a time, want 2", most)
+	}
+}
+
+// An agent that is to end its pods ends those of the lowest priority first, and
+// each class when the one before has ended.
+func TestStopsByPriority(t *testing.T) {
+	n := newCalls(t)
+	n.begin()
+	n.flags = []string{"--stop-pods-on-exit"}
+	for name, priority := range map[string]string{"vital": "priorityClassName: system-node-critical", "usual": "priority: 0", "low": "priority: -5", "high": "priority: 7"} {
+		n.manifest(name+".yaml", fmt.Sprintf("{apiVersion: v1, kind: Pod, metadata: {name: %s}, spec: {%s, containers: [{name: of-%s, image: i}]}}", name, priority, name))
+	}
+	stop := n.agent()
+	n.until("get pods", `(?s)high +1/1 .*low +1/1 .*usual +1/1 .*vital +1/1 `)
+	n.forget()
+	stop()
+	want := []string{"StopContainer of-low", "StopPodSandbox low", "StopContainer of-usual", "StopPodSandbox usual",
+		"StopContainer of-high", "StopPodSandbox high", "StopContainer of-vital", "StopPodSandbox vital"}
+	if made := n.made("Stop", "Remove"); !slices.Equal(made, want) {
+		t.Errorf("the order is %q\nwant %q", made, want)
+	}
+}

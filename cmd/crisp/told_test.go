@@ -1,0 +1,202 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// A pod that this node cannot run is shown with why, to the next agent too, until
+// its manifest goes.
+func TestRejectedPod(t *testing.T) {
+	n := newCalls(t)
+	n.begin()
+	n.manifest("huge.yaml", strings.Replace(webPod, "name: app,", "name: app, resources: {requests: {cpu: 1000}},", 1))
+	stop := n.agent()
+	n.until("get pods", `web +0/\d +OutOfcpu +0 `)
+	stop()
+	n.agent()
+	n.until("get pods", `web +0/\d +OutOfcpu +0 `)
+	n.until("describe web", `(?s)Reason: +OutOfcpu.*Message: +Pod was rejected: Node didn't have enough resource: cpu, requested: 1000000, `)
+	n.until("events --for pod/web", `Warning +OutOfcpu +pod/web +Pod was rejected: Node didn't have enough resource: cpu`)
+	if made := n.made("Run", "Create", "Pull"); len(made) > 0 {
+		t.Errorf("it was given %q", made)
+	}
+	n.manifest("huge.yaml", "")
+	n.until("get pods -o name", `^$`)
+}
+
+// A profile that is not loaded keeps its pod waiting, with the reason: the runtime
+// is not asked again and again for what it must refuse.
+func TestAppArmorProfile(t *testing.T) {
+	n := newCalls(t)
+	n.begin()
+	n.manifest("web.yaml", strings.Replace(webPod, "spec:\n", "spec:\n  securityContext: {appArmorProfile: {type: Localhost, localhostProfile: crisp-no-such-profile}}\n", 1))
+	n.agent()
+	n.until("get pods", `web +0/2 +AppArmor +0 `)
+	n.expect(
+		expectation{"get pod web -o jsonpath={.status.phase}", 0, `^Pending$`},
+		expectation{"events --for pod/web", 0, `Warning +AppArmor +pod/web +.*Cannot enforce AppArmor: `},
+		expectation{"describe web", 0, `AppArmor`},
+	)
+	if made := n.made("RunPodSandbox", "CreateContainer"); len(made) > 0 {
+		t.Errorf("the runtime was asked: %q", made)
+	}
+}
+
+// A container that cannot be configured says why it waits, and runs as soon as
+// what it lacks is there.
+func TestWhyContainerWaits(t *testing.T) {
+	n := newNode(t)
+	n.manifest("web.yaml", strings.Replace(webPod, "name: app,", "name: app, env: [{name: A, valueFrom: {secretKeyRef: {name: s, key: a}}}],", 1))
+	n.agent()
+	n.until("get pods", `web +1/2 +CreateContainerConfigError +0 `)
+	n.expect(expectation{"get pod web -o jsonpath={.status.containerStatuses[0].state.waiting.message}", 0, `env A: there is no secret default/s`})
+	n.manifest("s.yaml", "{apiVersion: v1, kind: Secret, metadata: {name: s}, stringData: {a: b}}")
+	n.until("get pods", `web +2/2 +Running +0 `)
+}
+
+// What tools read is a v1.Pod, with all that a kubelet tells of one.
+func TestPodIsAPod(t *testing.T) {
+	n := newNode(t)
+	n.manifest("web.yaml", webPod)
+	n.agent()
+	n.until("get pods", `web +2/2 `)
+	out, _, _ := n.crisp("get pod web -o json")
+	var pod v1.Pod
+	d := json.NewDecoder(strings.NewReader(out))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&pod); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	s := pod.Status
+	var conditions []string
+	for _, c := range s.Conditions {
+		if c.LastTransitionTime.IsZero() {
+			t.Errorf("condition without a time: %+v", c)
+		}
+		conditions = append(conditions, string(c.Type)+"="+string(c.Status))
+	}
+	slices.Sort(conditions)
+	if got, want := strings.Join(conditions, " "), "ContainersReady=True Initialized=True PodReadyToStartContainers=True PodScheduled=True Ready=True"; got != want {
+		t.Errorf("conditions %s, want %s", got, want)
+	}
+	if s.Phase != v1.PodRunning || s.HostIP != "192.0.2.1" || len(s.HostIPs) != 1 || s.PodIP != "192.168.192.168" || s.StartTime.IsZero() || s.QOSClass != v1.PodQOSBestEffort {
+		t.Errorf("status %+v", s)
+	}
+	for _, c := range s.ContainerStatuses {
+		if c.State.Running == nil || !c.Ready || c.Started == nil || !*c.Started || !strings.HasPrefix(c.ContainerID, "fakeRuntime://") || c.Image == "" {
+			t.Errorf("container %+v", c)
+		}
+	}
+}
+
+// A new agent tells of pods what the old one did.
+func TestStatusIsKept(t *testing.T) {
+	n := newNode(t)
+	n.manifest("job.yaml", strings.Replace(strings.Replace(webPod, "name: web}", "name: job}", 1), "spec:\n", "spec:\n  restartPolicy: Never\n", 1))
+	stop := n.agent()
+	n.until("get pods", `job +2/2 `)
+	n.exit(0)
+	n.until("get pods", `job +0/2 `)
+	n.manifest("web.yaml", webPod)
+	n.until("get pods", `web +2/2 `)
+	n.exit(3)
+	n.until("get pods", `web +2/2 +Running +2 `)
+	const fields = `jsonpath={.status.phase} {.status.startTime} {.status.containerStatuses[*].restartCount} {.status.containerStatuses[*].lastState.terminated.exitCode} {.status.containerStatuses[*].state.terminated.finishedAt} {.status.conditions[*].lastTransitionTime}`
+	tell := func() (told []string) {
+		for _, name := range []string{"job", "web"} {
+			// One argument, with its blanks: not by n.crisp.
+			var out, errs bytes.Buffer
+			if code := run(t.Context(), []string{"--runtime-endpoint", n.socket, "get", "pod", name, "-o", fields}, strings.NewReader(""), &out, &errs); code != exitOK {
+				t.Fatal(errs.String())
+			}
+			told = append(told, out.String())
+		}
+		return told
+	}
+	before := tell()
+	if !strings.HasPrefix(before[0], "Succeeded 2") || !strings.HasPrefix(before[1], "Running 2") {
+		t.Fatalf("told %q", before)
+	}
+	stop()
+	n.agent()
+	n.until("status -o json", `"health": "ok"`)
+	n.until("get pods", `web +2/2 +Running +2 `)
+	if after := tell(); !slices.Equal(after, before) {
+		t.Errorf("the new agent tells %q, the old one %q", after, before)
+	}
+}
+
+// The node has what the machine has.
+func TestNodeCapacity(t *testing.T) {
+	n := newNode(t)
+	n.agent()
+	n.until("status -o json", `"alive": true`)
+	out, _, _ := n.crisp("status -o json")
+	var told struct{ Node v1.NodeStatus }
+	if err := json.Unmarshal([]byte(out), &told); err != nil {
+		t.Fatal(err)
+	}
+	nproc, err := exec.CommandContext(t.Context(), "nproc").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if cpus, want := told.Node.Capacity.Cpu().String(), strings.TrimSpace(string(nproc)); cpus != want {
+		t.Errorf("%s CPUs, nproc says %s", cpus, want)
+	}
+	data, err := os.ReadFile("/proc/meminfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	total := ""
+	for lines := bufio.NewScanner(bytes.NewReader(data)); lines.Scan(); {
+		if rest, ok := strings.CutPrefix(lines.Text(), "MemTotal:"); ok {
+			total = strings.ReplaceAll(strings.TrimSpace(rest), " kB", "Ki")
+		}
+	}
+	if want := resource.MustParse(total); told.Node.Capacity.Memory().Cmp(want) != 0 {
+		t.Errorf("memory %s, MemTotal is %s", told.Node.Capacity.Memory(), total)
+	}
+}
+
+// images, pull and rmi say and do what others see through CRI.
+func TestImages(t *testing.T) {
+	n := newNode(t)
+	agree := func(want ...string) {
+		t.Helper()
+		list, err := n.runtime.ImageService.ListImages(t.Context(), &cri.ImageFilter{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var runtime, shown []string
+		for _, image := range list {
+			runtime = append(runtime, image.RepoTags...)
+		}
+		out, _, _ := n.crisp("images")
+		for i, line := range strings.Split(strings.TrimSpace(out), "\n") {
+			if i > 0 {
+				shown = append(shown, strings.Fields(line)[0])
+			}
+		}
+		slices.Sort(runtime)
+		slices.Sort(shown)
+		if !slices.Equal(runtime, want) || !slices.Equal(shown, want) {
+			t.Errorf("the runtime has %q, images shows %q, want %q", runtime, shown, want)
+		}
+	}
+	agree()
+	n.expect(expectation{"pull example.org/b:1", 0, `example.org/b:1`}, expectation{"pull example.org/a:1", 0, `example.org/a:1`})
+	agree("example.org/a:1", "example.org/b:1")
+	n.expect(expectation{"rmi example.org/b:1", 0, `example.org/b:1`})
+	agree("example.org/a:1")
+}
