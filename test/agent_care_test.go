@@ -1,10 +1,14 @@
 package test
 
 import (
+	"bytes"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -173,20 +177,50 @@ func TestAgentPreemption(t *testing.T) {
 	})
 }
 
-// Under pressure pods are evicted, and others of their class are not let in.
+// Under pressure pods are evicted, and the node says that it is.
 func TestAgentEviction(t *testing.T) {
 	l := startCareLab(t, "--eviction-hard", "memory.available<100%")
 	l.run(t, "evicted", `
   terminationGracePeriodSeconds: 1
-  containers: [{name: app, image: IMAGE, args: [sleep, for-ever]}]
+  containers: [{name: app, image: IMAGE, args: [sleep, for-ever], resources: {requests: {memory: 1Mi}}}]
 `, func(t *testing.T, l *lab) {
+		l.awaitEvent("Started: ") // it was let in, and is evicted when the manager looks again
 		l.awaitPhase(v1.PodFailed)
 		if got := l.reason(); got != "Evicted" {
 			t.Errorf("reason %q", got)
 		}
 		l.until(func() bool { return len(l.containers("app")) == 0 || !running(l) }, "nothing of it runs")
 		l.awaitEvent("Evicted: The node ")
+		if l.condition(v1.DisruptionTarget) != v1.ConditionTrue {
+			t.Errorf("%+v", l.pod().Status.Conditions)
+		}
+		l.says(0, `MemoryPressure=True KubeletHasInsufficientMemory`, "status")
 	})
+}
+
+// A node that has less memory than it should lets in who has asked for some, and
+// nobody who has not. (The threshold is soft and its grace long: nobody is evicted
+// meanwhile.)
+func TestAgentUnderPressure(t *testing.T) {
+	l := startCareLab(t, "--eviction-soft", "memory.available<100%", "--eviction-soft-grace-period", "memory.available=10m")
+	l.until(func() bool {
+		out, _ := l.agentProcess.crisp("", "status")
+		return strings.Contains(out, "MemoryPressure=True")
+	}, "the node is under pressure")
+	l.run(t, "effort", `
+  terminationGracePeriodSeconds: 1
+  containers: [{name: app, image: IMAGE, args: [sleep, for-ever]}]
+`, func(t *testing.T, l *lab) {
+		l.awaitPhase(v1.PodFailed)
+		if got := l.reason(); got != "Evicted" || len(l.containers("")) > 0 {
+			t.Errorf("reason %q, containers %v", got, l.containers(""))
+		}
+		l.says(0, `effort +0/\d +Evicted +0 `, "get", "pods")
+	})
+	l.run(t, "burstable", `
+  terminationGracePeriodSeconds: 1
+  containers: [{name: app, image: IMAGE, args: [sleep, for-ever], resources: {requests: {memory: 1Mi}}}]
+`, func(t *testing.T, l *lab) { l.awaitReady() })
 }
 
 // A pod that fills its volume beyond its limit is evicted.
@@ -214,7 +248,8 @@ func running(l *lab) bool {
 	return false
 }
 
-// A container that writes for ever has few log files, none of them large.
+// A container that writes for ever has few log files, none of them large, and who
+// follows its log misses nothing and sees nothing twice.
 func TestAgentLogRotation(t *testing.T) {
 	l := startCareLab(t, "--container-log-max-size", "2Ki", "--container-log-max-files", "3")
 	l.run(t, "talker", `
@@ -223,18 +258,93 @@ func TestAgentLogRotation(t *testing.T) {
 `, func(t *testing.T, l *lab) {
 		l.awaitReady()
 		dir := filepath.Join(l.n.dir, "agent/logs", "default_talker_"+string(l.pod().UID), "app")
+		follower := exec.CommandContext(t.Context(), filepath.Join(l.n.binaries.dir, "crisp"), "--runtime-endpoint", "unix://"+l.n.socket,
+			"logs", "-f", "--tail", "5", "--since", "10s", "--timestamps", "talker")
+		heard := &lines{}
+		follower.Stdout = heard
+		if err := follower.Start(); err != nil {
+			t.Fatal(err)
+		}
+		defer func() {
+			if err := follower.Process.Kill(); err != nil {
+				t.Error(err)
+			}
+			follower.Wait()
+		}()
 		l.until(func() bool {
 			files, _ := filepath.Glob(dir + "/0.log.*")
-			return len(files) > 0
-		}, "the log is rotated")
+			return len(files) > 1
+		}, "the log is rotated twice")
+		at := heard.last()
+		l.until(func() bool { return heard.last() > at+100 }, "the follower hears of what comes after")
+		if err := heard.check(5); err != nil {
+			t.Error(err)
+		}
 		l.until(func() bool {
 			info, err := os.Stat(dir + "/0.log")
 			return err == nil && info.Size() > 0
 		}, "the container writes to the new file")
-		if files, _ := filepath.Glob(dir + "/*"); len(files) > 3 {
-			t.Errorf("%d files: %v", len(files), files)
+		files, err := filepath.Glob(dir + "/*")
+		if err != nil || len(files) > 3 {
+			t.Errorf("%d files: %v, %v", len(files), files, err)
 		}
 	})
+}
+
+// lines are those of a container that counts, with their timestamps.
+type lines struct {
+	mu   sync.Mutex
+	text []byte
+}
+
+func (l *lines) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.text = append(l.text, p...)
+	return len(p), nil
+}
+
+// numbers are those of the lines that are whole.
+func (l *lines) numbers() (list []int, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for line := range bytes.Lines(l.text) {
+		if !bytes.HasSuffix(line, []byte("\n")) {
+			break
+		}
+		stamp, rest, _ := strings.Cut(strings.TrimSpace(string(line)), " ")
+		number, err := strconv.Atoi(rest)
+		if _, timeErr := time.Parse(time.RFC3339Nano, stamp); err != nil || timeErr != nil {
+			return nil, fmt.Errorf("line %q", line)
+		}
+		list = append(list, number)
+	}
+	return list, nil
+}
+
+func (l *lines) last() int {
+	if list, err := l.numbers(); err == nil && len(list) > 0 {
+		return list[len(list)-1]
+	}
+	return -1
+}
+
+// check says whether a number was left out or came twice, or whether there are
+// fewer than that.
+func (l *lines) check(least int) error {
+	list, err := l.numbers()
+	if err != nil {
+		return err
+	}
+	for i := 1; i < len(list); i++ {
+		if list[i] != list[i-1]+1 {
+			return fmt.Errorf("after %d came %d", list[i-1], list[i])
+		}
+	}
+	if len(list) < least {
+		return fmt.Errorf("%d lines, want %d or more", len(list), least)
+	}
+	return nil
 }
 
 // A pod without hostUsers has IDs of its own, and the same after the agent was

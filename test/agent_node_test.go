@@ -55,6 +55,7 @@ func TestAgentNetworkAndHandlers(t *testing.T) {
 	web := l.pick(t, "web")
 	web.write("  runtimeClassName: alt" + sleeper)
 	web.awaitEvent("NetworkNotReady: network is not ready")
+	l.says(0, `NetworkReady=false \S`, "status")
 	if phase := web.phase(); phase != v1.PodPending || len(web.sandboxes()) != 0 {
 		t.Errorf("it is %s and has %d sandboxes", phase, len(web.sandboxes()))
 	}
@@ -62,14 +63,21 @@ func TestAgentNetworkAndHandlers(t *testing.T) {
 		t.Fatal(err)
 	}
 	web.awaitReady()
-	if sb := web.sandboxes()[0]; sb.RuntimeHandler != "alt" {
-		t.Errorf("handler %q", sb.RuntimeHandler)
+	l.says(0, `NetworkReady=true`, "status")
+	inspect, err := n.runtime().PodSandboxStatus(t.Context(), &cri.PodSandboxStatusRequest{PodSandboxId: web.sandboxes()[0].Id})
+	if err != nil || inspect.Status.RuntimeHandler != "alt" {
+		t.Errorf("the runtime tells of handler %q, %v", inspect.GetStatus().GetRuntimeHandler(), err)
 	}
 	other, missing := l.pick(t, "nohandler"), l.pick(t, "noclass")
 	other.write("  runtimeClassName: other" + sleeper)
 	missing.write("  runtimeClassName: missing" + sleeper)
 	other.awaitEvent(`the runtime has no handler "other"; it has [`)
 	missing.awaitEvent("missing")
+	l.says(0, `nohandler +0/1 +FailedCreatePodSandBox `, "get", "pods")
+	l.says(0, `(?s)noclass +0/1 +FailedCreatePodSandBox `, "get", "pods")
+	if other.phase() != v1.PodPending || len(other.sandboxes())+len(missing.sandboxes()) > 0 {
+		t.Errorf("without a handler it is %s", other.phase())
+	}
 	// The class appears, and the pod begins without being touched.
 	if err := os.WriteFile(filepath.Join(l.manifests, "missing.yaml"), fmt.Appendf(nil, class, "missing", "alt"), 0o644); err != nil {
 		t.Fatal(err)

@@ -78,12 +78,27 @@ func TestAgentVolumes(t *testing.T) {
 		if got := cat("/kept/f"); got != "mine" {
 			t.Errorf("the claim has %q", got)
 		}
-		// An edit reaches the running pod, but for what is mounted by subPath.
+		// An edit reaches the running pod, but for what is mounted by subPath. All files
+		// of a volume change at once: they are links through one that is replaced.
+		volume := filepath.Join(pod, "volumes/kubernetes.io~configmap/conf")
+		if target, err := os.Readlink(filepath.Join(volume, "a")); err != nil || target != "..data/a" {
+			t.Errorf("a file of the volume is %q, %v", target, err)
+		}
+		before, err := os.Readlink(filepath.Join(volume, "..data"))
+		if err != nil {
+			t.Fatal(err)
+		}
 		begin := time.Now()
 		l.object("conf", "kind: ConfigMap\nmetadata: {name: conf}\ndata: {a: two}\n")
 		l.until(func() bool { return cat("/conf/a") == "two" && cat("/all/x/a") == "two" }, "the edit is seen in the pod")
 		if took := time.Since(begin); took > 90*time.Second {
 			t.Errorf("the edit took %s", took)
+		}
+		if now, err := os.Readlink(filepath.Join(volume, "..data")); err != nil || now == before {
+			t.Errorf("the link is %q, %v, before it was %q", now, err, before)
+		}
+		if _, err := os.Stat(filepath.Join(volume, before)); !os.IsNotExist(err) {
+			t.Errorf("the old files: %v", err)
 		}
 		if got := cat("/one"); got != "one" {
 			t.Errorf("a subPath mount followed: %q", got)

@@ -90,6 +90,8 @@ data: {mode: "fast\n"}
 		l.says(0, `^done\n$`, "logs", "job")
 	})
 
+	smoke(t, l)
+
 	l.until(func() bool {
 		sandboxes, err := n.runtime().ListPodSandbox(t.Context(), &cri.ListPodSandboxRequest{})
 		return err == nil && len(sandboxes.Items) == 0

@@ -51,8 +51,9 @@ type node struct {
 
 // startNode starts an instance with the test image in it, for a test that is no
 // script. When the test ends, so does the instance, and nothing of it may be left.
-// config is its configuration's path, to start it again with.
-func startNode(t *testing.T) (n *node, config string) {
+// config is its configuration's path, to start it again with. What is prepared is
+// prepared before its daemon starts.
+func startNode(t *testing.T, prepare ...func(n *node, config string) error) (n *node, config string) {
 	t.Helper()
 	if os.Getuid() != 0 {
 		t.Skip("needs root: it runs containers")
@@ -71,6 +72,11 @@ func startNode(t *testing.T) (n *node, config string) {
 	config = filepath.Join(n.dir, "crispd.toml")
 	if err := os.WriteFile(config, nil, 0o644); err != nil {
 		t.Fatal(err)
+	}
+	for _, f := range prepare {
+		if err := f(n, config); err != nil {
+			t.Fatal(err)
+		}
 	}
 	if err := n.start(config, nil); err != nil {
 		t.Fatal(err)
