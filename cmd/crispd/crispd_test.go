@@ -83,29 +83,6 @@ func TestOneCrispdPerDirectory(t *testing.T) {
 	}
 }
 
-func TestNotify(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "notify")
-	for name, address := range map[string]string{path: path, "@crisp-test-" + filepath.Base(t.TempDir()): ""} {
-		if address == "" {
-			address = "\x00" + name[1:]
-		}
-		c, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: address, Net: "unixgram"})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer c.Close()
-		t.Setenv("NOTIFY_SOCKET", name)
-		notify("READY=1")
-		buf := make([]byte, 64)
-		n, err := c.Read(buf)
-		if err != nil || string(buf[:n]) != "READY=1" {
-			t.Errorf("%q: got %q, %v", name, buf[:n], err)
-		}
-	}
-	t.Setenv("NOTIFY_SOCKET", filepath.Join(t.TempDir(), "nobody"))
-	notify("READY=1") // must neither fail nor wait
-}
-
 // Flags reach the configuration, and crispd config says so.
 func TestConfigCommand(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "c.toml")

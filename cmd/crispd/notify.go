@@ -1,72 +1,10 @@
 package main
 
 import (
-	"context"
 	"fmt"
-	"log/slog"
-	"net"
-	"os"
-	"strconv"
-	"time"
+
+	"github.com/crisp-cri/crisp/internal/sdnotify"
 )
 
-// notify tells the service manager a state as sd_notify(3) does: a datagram to
-// $NOTIFY_SOCKET. It is these lines instead of a library because they are all of it.
-// Without a manager that listens it does nothing.
-func notify(state string) {
-	path := os.Getenv("NOTIFY_SOCKET")
-	if path == "" {
-		return
-	}
-	if path[0] == '@' { // the abstract namespace
-		path = "\x00" + path[1:]
-	}
-	c, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: path, Net: "unixgram"})
-	if err != nil {
-		return
-	}
-	defer c.Close()
-	_, _ = c.Write([]byte(state)) // nobody could be told of an error
-}
-
 // notifyReloading tells the manager that a reload begins; READY=1 tells its end.
-func notifyReloading() { notify(fmt.Sprintf("RELOADING=1\nMONOTONIC_USEC=%d", monotonic())) }
-
-// watchdogInterval is how often the manager must hear of us, 0 if it does not care
-// (sd_watchdog_enabled(3)).
-func watchdogInterval() time.Duration {
-	usec, err := strconv.ParseInt(os.Getenv("WATCHDOG_USEC"), 10, 64)
-	if err != nil || usec <= 0 {
-		return 0
-	}
-	if pid := os.Getenv("WATCHDOG_PID"); pid != "" && pid != strconv.Itoa(os.Getpid()) {
-		return 0
-	}
-	return time.Duration(usec) * time.Microsecond
-}
-
-// watchdog tells the manager twice in each interval that we live, but only after
-// alive said so, which is asked as a client would ask. Who does not answer any more
-// is restarted; containers do not notice. status is what the manager shows.
-func watchdog(ctx context.Context, interval time.Duration, alive func(context.Context) error, status func() string, log *slog.Logger) {
-	tick := time.NewTicker(interval / 2)
-	defer tick.Stop()
-	for {
-		try, cancel := context.WithTimeout(ctx, interval/2)
-		err := alive(try)
-		cancel()
-		switch {
-		case ctx.Err() != nil:
-			return
-		case err != nil:
-			log.Error("crispd does not answer itself", "err", err)
-		default:
-			notify("WATCHDOG=1\nSTATUS=" + status())
-		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return
-		}
-	}
-}
+func notifyReloading() { sdnotify.Notify(fmt.Sprintf("RELOADING=1\nMONOTONIC_USEC=%d", monotonic())) }

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/crisp-cri/crisp/config"
+	"github.com/crisp-cri/crisp/internal/sdnotify"
 	"github.com/crisp-cri/crisp/server"
 )
 
@@ -55,7 +56,7 @@ func serve(c *config.Config, src config.Source) error {
 	}
 	defer socket.Close() // also removes the file
 
-	notify("STATUS=looking at what runs")
+	sdnotify.Notify("STATUS=looking at what runs")
 	d, err := wire(ctx, c, log)
 	if err != nil {
 		return err
@@ -79,10 +80,10 @@ func serve(c *config.Config, src config.Source) error {
 	stopDump := dumpOnSignal(filepath.Join(c.State, "goroutines.txt"), log)
 	defer stopDump()
 	log.Info("crispd serves", "version", version, "socket", c.Socket, "root", c.Root, "state", c.State, "boot", d.records.Boot().String(), "took", time.Since(begin))
-	notify("READY=1\nSTATUS=" + d.status())
-	if interval := watchdogInterval(); interval > 0 {
+	sdnotify.Notify("READY=1\nSTATUS=" + d.status())
+	if interval := sdnotify.Interval(); interval > 0 {
 		alive := func(ctx context.Context) error { return server.Ping(ctx, c.Socket) }
-		go watchdog(ctx, interval, alive, d.status, log)
+		go sdnotify.Watchdog(ctx, interval, alive, d.status, log)
 	}
 
 	hangups := make(chan os.Signal, 1)
@@ -95,13 +96,13 @@ func serve(c *config.Config, src config.Source) error {
 		case <-hangups:
 			notifyReloading()
 			d.reload(ctx, src, log)
-			notify("READY=1\nSTATUS=" + d.status())
+			sdnotify.Notify("READY=1\nSTATUS=" + d.status())
 		case <-ctx.Done():
 			ended = true
 		}
 	}
 	log.Info("crispd ends")
-	notify("STOPPING=1\nSTATUS=containers run on")
+	sdnotify.Notify("STOPPING=1\nSTATUS=containers run on")
 	return d.stop(g)
 }
 
