@@ -1,8 +1,6 @@
 package agent
 
 import (
-	"bufio"
-	"bytes"
 	"context"
 	"os"
 	"path/filepath"
@@ -11,7 +9,9 @@ import (
 
 	"github.com/crisp-cri/crisp/agent/crix"
 	"github.com/crisp-cri/crisp/agent/evict"
+	"github.com/crisp-cri/crisp/agent/node"
 	"github.com/crisp-cri/crisp/agent/volume"
+	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
@@ -19,8 +19,8 @@ import (
 // measure is evict.Options.Measure.
 func (c *care) measure(ctx context.Context) map[evict.Signal]evict.Observation {
 	now := map[evict.Signal]evict.Observation{}
-	if o, ok := memoryNow(); ok {
-		now[evict.Memory] = o
+	if m, ok := node.ReadMemory(); ok {
+		now[evict.Memory] = evict.Observation{Available: int64(m.Available()), Capacity: int64(m.Total)}
 	}
 	if o, ok := pidsNow(); ok {
 		now[evict.PIDs] = o
@@ -42,29 +42,17 @@ func (c *care) measure(ctx context.Context) map[evict.Signal]evict.Observation {
 	return now
 }
 
-// memoryNow reads proc_meminfo(5).
-func memoryNow() (o evict.Observation, ok bool) {
-	data, err := os.ReadFile("/proc/meminfo")
+// apart is evict.Options.Apart.
+func (c *care) apart() bool {
+	dir, err := c.imagesDir(context.Background())
 	if err != nil {
-		return o, false
+		return false
 	}
-	for lines := bufio.NewScanner(bytes.NewReader(data)); lines.Scan(); {
-		words := strings.Fields(lines.Text())
-		if len(words) != 3 {
-			continue
-		}
-		kilo, err := strconv.ParseInt(words[1], 10, 64)
-		if err != nil {
-			continue
-		}
-		switch words[0] {
-		case "MemTotal:":
-			o.Capacity = kilo << 10
-		case "MemAvailable:":
-			o.Available, ok = kilo<<10, true
-		}
+	var node, images unix.Stat_t
+	if unix.Stat(c.Root, &node) != nil || unix.Stat(dir, &images) != nil {
+		return false
 	}
-	return o, ok
+	return node.Dev != images.Dev
 }
 
 // pidsNow reads how many threads there are, from proc_loadavg(5), and how many
@@ -113,9 +101,9 @@ func (c *care) usage(ctx context.Context, all bool) ([]evict.Pod, error) {
 	if len(pods) == 0 {
 		return nil, nil
 	}
-	stats, err := c.runtime.ListPodSandboxStats(ctx, nil)
+	stats, err := crix.PodStats(ctx, c.runtime)
 	if err != nil {
-		return nil, crix.Fault(err)
+		return nil, err
 	}
 	by := map[string]*cri.PodSandboxStats{}
 	for _, s := range stats {
@@ -145,12 +133,15 @@ func bounded(pod *v1.Pod) bool {
 func (c *care) measurePod(p *evict.Pod, s *cri.PodSandboxStats) {
 	p.Use[v1.ResourceMemory] = int64(s.GetLinux().GetMemory().GetWorkingSetBytes().GetValue())
 	p.Use["pids"] = int64(s.GetLinux().GetProcess().GetProcessCount().GetValue())
-	disk, inodes := int64(0), int64(0)
+	disk, inodes, layers := int64(0), int64(0), int64(0)
 	for _, container := range s.GetLinux().GetContainers() {
 		layer := container.GetWritableLayer()
-		p.Containers[container.GetAttributes().GetMetadata().GetName()] += int64(layer.GetUsedBytes().GetValue())
+		used := int64(layer.GetUsedBytes().GetValue())
+		p.Containers[container.GetAttributes().GetMetadata().GetName()] += used
+		layers += used
 		inodes += int64(layer.GetInodesUsed().GetValue())
 	}
+	layerFiles := inodes
 	logs := filepath.Join(c.LogDir, p.Namespace+"_"+p.Name+"_"+string(p.UID))
 	for i := range p.Spec.Containers {
 		name := p.Spec.Containers[i].Name
@@ -172,6 +163,8 @@ func (c *care) measurePod(p *evict.Pod, s *cri.PodSandboxStats) {
 		}
 	}
 	p.Use[v1.ResourceEphemeralStorage], p.Use["inodes"] = disk, inodes
+	p.Use[evict.LayersDisk], p.Use[evict.LayersFiles] = layers, layerFiles
+	p.Use[evict.NodeDisk], p.Use[evict.NodeFiles] = disk-layers, inodes-layerFiles
 }
 
 // reclaim is evict.Options.Reclaim.

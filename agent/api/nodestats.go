@@ -5,6 +5,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/crisp-cri/crisp/agent/node"
 )
 
 // nodeStats are what /proc tells of the whole machine.
@@ -24,20 +26,9 @@ func (s *Server) nodeStats() NodeStats {
 			}
 		}
 	}
-	if data, err := os.ReadFile("/proc/meminfo"); err == nil {
-		kib := map[string]uint64{}
-		for line := range strings.Lines(string(data)) {
-			words := strings.Fields(line)
-			if len(words) >= 2 {
-				if v, err := strconv.ParseUint(words[1], 10, 64); err == nil {
-					kib[strings.TrimSuffix(words[0], ":")] = v << 10
-				}
-			}
-		}
-		available := kib["MemAvailable"]
-		used := kib["MemTotal"] - available
-		usage := kib["MemTotal"] - kib["MemFree"]
-		n.Memory = &MemoryStats{Time: now, AvailableBytes: &available, WorkingSetBytes: &used, UsageBytes: &usage}
+	if m, ok := node.ReadMemory(); ok {
+		available := m.Available()
+		n.Memory = &MemoryStats{Time: now, AvailableBytes: &available, WorkingSetBytes: &m.WorkingSet, UsageBytes: &m.Usage}
 	}
 	return n
 }

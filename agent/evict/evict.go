@@ -14,8 +14,6 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
-	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -51,83 +49,6 @@ var resources = map[Signal]v1.ResourceName{
 	NodeInodes: "inodes", ImageFS: v1.ResourceEphemeralStorage, ImageInodes: "inodes",
 }
 
-// A Threshold is how little there may be.
-type Threshold struct {
-	Signal  Signal
-	Amount  int64         // if Percent is 0
-	Percent float64       // of the capacity
-	Grace   time.Duration // how long it may be so; 0 acts at once, and gives pods no time
-}
-
-func (t Threshold) amount(capacity int64) int64 {
-	if t.Percent > 0 {
-		return int64(t.Percent * float64(capacity) / 100)
-	}
-	return t.Amount
-}
-
-// DefaultHard are the kubelet's thresholds.
-const DefaultHard = "memory.available<100Mi,nodefs.available<10%,nodefs.inodesFree<5%,imagefs.available<15%,imagefs.inodesFree<5%"
-
-// Parse reads thresholds as the kubelet's flags have them: hard and soft
-// "memory.available<100Mi,…", grace "memory.available=1m30s,…" for each of soft.
-func Parse(hard, soft, grace string) ([]Threshold, error) {
-	list, err := parse(hard)
-	if err != nil {
-		return nil, err
-	}
-	later, err := parse(soft)
-	if err != nil {
-		return nil, err
-	}
-	graces := map[Signal]time.Duration{}
-	for text := range strings.SplitSeq(grace, ",") {
-		if text == "" {
-			continue
-		}
-		name, value, _ := strings.Cut(text, "=")
-		if graces[Signal(name)], err = time.ParseDuration(value); err != nil {
-			return nil, fmt.Errorf("%q: want SIGNAL=DURATION", text)
-		}
-	}
-	for _, t := range later {
-		if t.Grace = graces[t.Signal]; t.Grace <= 0 {
-			return nil, fmt.Errorf("soft threshold %s has no grace period", t.Signal)
-		}
-		list = append(list, t)
-	}
-	return list, nil
-}
-
-func parse(text string) ([]Threshold, error) {
-	var list []Threshold
-	for text := range strings.SplitSeq(text, ",") {
-		if text == "" {
-			continue
-		}
-		name, value, ok := strings.Cut(text, "<")
-		t := Threshold{Signal: Signal(name)}
-		if !ok || !slices.Contains(order, t.Signal) {
-			return nil, fmt.Errorf("%q: want SIGNAL<AMOUNT, SIGNAL one of %v", text, order)
-		}
-		if percent, ok := strings.CutSuffix(value, "%"); ok {
-			p, err := strconv.ParseFloat(percent, 64)
-			if err != nil || p < 0 || p > 100 {
-				return nil, fmt.Errorf("%q: want a percentage from 0 to 100", text)
-			}
-			t.Percent = p
-		} else {
-			q, err := resource.ParseQuantity(value)
-			if err != nil || q.Sign() < 0 {
-				return nil, fmt.Errorf("%q: want a quantity such as 100Mi, or a percentage", text)
-			}
-			t.Amount = q.Value()
-		}
-		list = append(list, t)
-	}
-	return list, nil
-}
-
 // An Observation is how much there is of something.
 type Observation struct{ Available, Capacity int64 }
 
@@ -144,12 +65,18 @@ type Pod struct {
 // Options are what a Manager works with.
 type Options struct {
 	Thresholds []Threshold
+	// MinReclaim says by how much more than its threshold there must be of something
+	// that was too little, before it is enough.
+	MinReclaim map[Signal]Amount
 	MaxGrace   int64         // seconds that a pod gets at most at a soft threshold
 	Transition time.Duration // how long a condition stays when its cause has gone
 	Measure    func(context.Context) map[Signal]Observation
 	// Pods returns all pods that run, or only those with limits of their own.
 	Pods func(ctx context.Context, all bool) ([]Pod, error)
-	// Reclaim gives back what nobody needs of the disk; it may be nil.
+	// Reclaim gives back the images that nobody needs; it may be nil. Apart reports
+	// whether they have a file system of their own, of which writable layers are a
+	// part too; nil is no.
+	Apart   func() bool
 	Reclaim func(context.Context)
 	Evict   func(*v1.Pod, podsync.Verdict)
 	// Condition is told the state of each condition when it changes, and at first.
@@ -222,15 +149,30 @@ func (m *Manager) Look(ctx context.Context) error {
 	if gone || len(due) == 0 {
 		return nil
 	}
-	if conditions[due[0].Signal] == v1.NodeDiskPressure && m.Reclaim != nil {
+	apart := m.Apart != nil && m.Apart()
+	if conditions[due[0].Signal] == v1.NodeDiskPressure && m.Reclaim != nil && !(apart && onNode(due[0].Signal)) {
 		m.Reclaim(ctx)
 		if due = m.due(m.Measure(ctx)); len(due) == 0 {
 			return nil
 		}
 	}
-	m.evictFor(ctx, due[0], pods)
+	m.evictFor(ctx, due[0], pods, apart)
 	return nil
 }
+
+// onNode reports whether a signal is about the disk of logs and volumes.
+func onNode(s Signal) bool { return s == NodeFS || s == NodeInodes }
+
+// What pods use of each disk, if images have one of their own: writable layers lie
+// with the images, logs and volumes do not.
+const (
+	NodeDisk    v1.ResourceName = "nodefs"
+	NodeFiles   v1.ResourceName = "nodefs-inodes"
+	LayersDisk  v1.ResourceName = "imagefs"
+	LayersFiles v1.ResourceName = "imagefs-inodes"
+)
+
+var disks = map[Signal]v1.ResourceName{NodeFS: NodeDisk, NodeInodes: NodeFiles, ImageFS: LayersDisk, ImageInodes: LayersFiles}
 
 // A need is a threshold that has been undercut for as long as it may be.
 type need struct {
@@ -248,7 +190,11 @@ func (m *Manager) due(now map[Signal]Observation) []need {
 			if t.Signal != s || !known {
 				continue
 			}
-			if o.Available >= t.amount(o.Capacity) {
+			enough := t.of(o.Capacity)
+			if _, ok := m.met[t]; ok {
+				enough += m.MinReclaim[s].of(o.Capacity)
+			}
+			if o.Available >= enough {
 				delete(m.met, t)
 				continue
 			}
@@ -304,11 +250,12 @@ func priority(p *v1.Pod) int32 {
 	return *p.Spec.Priority
 }
 
-// Rank sorts pods by who goes first when there is too little of a resource.
-func Rank(pods []Pod, name v1.ResourceName) {
+// Rank sorts pods by who goes first when there is too little of a resource, which
+// they use as much of as Use has under use.
+func Rank(pods []Pod, name, use v1.ResourceName) {
 	over := func(p Pod) int64 {
 		q := p.Requests[name]
-		return p.Use[name] - q.Value()
+		return p.Use[use] - q.Value()
 	}
 	slices.SortStableFunc(pods, func(a, b Pod) int {
 		if x, y := over(a) > 0, over(b) > 0; x != y {
@@ -324,18 +271,22 @@ func Rank(pods []Pod, name v1.ResourceName) {
 	})
 }
 
-func (m *Manager) evictFor(ctx context.Context, n need, pods []Pod) {
+func (m *Manager) evictFor(ctx context.Context, n need, pods []Pod, apart bool) {
 	name := resources[n.Signal]
+	use := name
+	if disk, ok := disks[n.Signal]; ok && apart {
+		use = disk
+	}
 	candidates := slices.DeleteFunc(slices.Clone(pods), func(p Pod) bool { return priority(p.Pod) >= critical })
 	if len(candidates) == 0 {
 		return
 	}
-	Rank(candidates, name)
+	Rank(candidates, name, use)
 	p := candidates[0]
 	quantity := func(v int64) string { return resource.NewQuantity(v, resource.BinarySI).String() }
-	text := fmt.Sprintf("The node was low on resource: %s. Threshold quantity: %s, available: %s. ", name, quantity(n.amount(n.Capacity)), quantity(n.Available))
-	if request := p.Requests[name]; p.Use[name] > request.Value() {
-		text += fmt.Sprintf("Pod was using %s, request is %s, has larger consumption of %s. ", quantity(p.Use[name]), request.String(), name)
+	text := fmt.Sprintf("The node was low on resource: %s. Threshold quantity: %s, available: %s. ", name, quantity(n.of(n.Capacity)), quantity(n.Available))
+	if request := p.Requests[name]; p.Use[use] > request.Value() {
+		text += fmt.Sprintf("Pod was using %s, request is %s, has larger consumption of %s. ", quantity(p.Use[use]), request.String(), name)
 	}
 	grace := int64(0)
 	if n.Grace > 0 {

@@ -27,7 +27,7 @@ func TestRank(t *testing.T) {
 	pods := []Pod{
 		pod("modest", 0, 100, 50), pod("high", 10, 0, 1000), pod("most", 0, 100, 900), pod("more", 0, 0, 500), pod("modest-high", 10, 100, 50),
 	}
-	Rank(pods, v1.ResourceMemory)
+	Rank(pods, v1.ResourceMemory, v1.ResourceMemory)
 	var got []string
 	for _, p := range pods {
 		got = append(got, p.Name)
@@ -39,10 +39,10 @@ func TestRank(t *testing.T) {
 
 func TestParse(t *testing.T) {
 	got, err := Parse(DefaultHard, "memory.available<20%", "memory.available=90s")
-	if err != nil || len(got) != 6 || got[0].Amount != 100<<20 || got[1].Percent != 10 || got[5].Grace != 90*time.Second {
+	if err != nil || len(got) != 6 || got[0].Amount.Amount != 100<<20 || got[1].Percent != 10 || got[5].Grace != 90*time.Second {
 		t.Errorf("%+v, %v", got, err)
 	}
-	for _, bad := range [][3]string{{"memory<1Mi"}, {"memory.available"}, {"memory.available<x"}, {"memory.available<101%"}, {"", "memory.available<1Mi", ""}, {"", "memory.available<1Mi", "memory.available=x"}} {
+	for _, bad := range [][3]string{{"memory<1Mi"}, {"memory.available"}, {"memory.available<x"}, {"memory.available<101%"}, {"", "memory.available<1Mi", ""}, {"", "memory.available<1Mi", "memory.available=x"}, {"memory.available<1Mi,memory.available<2Mi"}} {
 		if _, err := Parse(bad[0], bad[1], bad[2]); err == nil {
 			t.Errorf("%q was taken", bad)
 		}
@@ -92,7 +92,7 @@ func (s *scene) manager(t *testing.T, thresholds ...Threshold) (*Manager, *time.
 
 func TestHard(t *testing.T) {
 	s := &scene{free: 50, disk: 1000, pods: []Pod{pod("critical", 2_000_000_000, 0, 500), pod("a", 0, 0, 20), pod("b", 0, 0, 40), pod("c", 5, 0, 300)}}
-	m, now := s.manager(t, Threshold{Signal: Memory, Amount: 100})
+	m, now := s.manager(t, Threshold{Signal: Memory, Amount: Amount{Amount: 100}})
 	look := func() {
 		t.Helper()
 		if err := m.Look(t.Context()); err != nil {
@@ -129,7 +129,7 @@ func TestHard(t *testing.T) {
 
 func TestSoft(t *testing.T) {
 	s := &scene{free: 50, disk: 1000, pods: []Pod{pod("a", 0, 0, 500)}}
-	m, now := s.manager(t, Threshold{Signal: Memory, Percent: 10, Grace: 30 * time.Second})
+	m, now := s.manager(t, Threshold{Signal: Memory, Amount: Amount{Percent: 10}, Grace: 30 * time.Second})
 	for _, step := range []struct {
 		after time.Duration
 		free  int64
@@ -149,12 +149,55 @@ func TestSoft(t *testing.T) {
 // Before a pod goes for its disk, what nobody needs goes.
 func TestDisk(t *testing.T) {
 	s := &scene{free: 1000, disk: 80, pods: []Pod{pod("a", 0, 0, 10)}}
-	m, _ := s.manager(t, Threshold{Signal: NodeFS, Percent: 10})
+	m, _ := s.manager(t, Threshold{Signal: NodeFS, Amount: Amount{Percent: 10}})
 	if err := m.Look(t.Context()); err != nil || s.reclaimed != 1 || len(s.evicted) > 0 || !s.condition[v1.NodeDiskPressure] {
 		t.Errorf("reclaimed %d times, evicted %v, %v", s.reclaimed, s.evicted, err)
 	}
 	s.disk = 10
 	if err := m.Look(t.Context()); err != nil || s.reclaimed != 2 || len(s.evicted) != 1 {
+		t.Errorf("reclaimed %d times, evicted %v, %v", s.reclaimed, s.evicted, err)
+	}
+}
+
+// What was too little is enough when there is so much more than the threshold, and
+// not before.
+func TestMinReclaim(t *testing.T) {
+	s := &scene{free: 90, disk: 1000, pods: []Pod{pod("a", 0, 0, 40), pod("b", 0, 0, 30), pod("c", 0, 0, 20)}}
+	m, _ := s.manager(t, Threshold{Signal: Memory, Amount: Amount{Amount: 100}})
+	reclaim, err := ParseReclaim("memory.available=5%")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.MinReclaim = reclaim
+	for range 3 { // 130 is not enough, 160 is
+		if err := m.Look(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := strings.Join(s.evicted, " "); got != "a b" {
+		t.Errorf("evicted %q", got)
+	}
+	s.free = 101 // it was enough since: 5 % more is not asked for again
+	if err := m.Look(t.Context()); err != nil || len(s.evicted) != 2 {
+		t.Errorf("evicted %v, %v", s.evicted, err)
+	}
+	for _, bad := range []string{"memory.available<1", "memory=1", "memory.available=x"} {
+		if _, err := ParseReclaim(bad); err == nil {
+			t.Errorf("%q was taken", bad)
+		}
+	}
+}
+
+// Images on a disk of their own help no other disk, and who fills the one goes
+// before who fills the other.
+func TestDisksApart(t *testing.T) {
+	layers, logs := pod("layers", 0, 0, 500), pod("logs", 0, 0, 100)
+	layers.Use[LayersDisk], layers.Use[NodeDisk] = 490, 10
+	logs.Use[LayersDisk], logs.Use[NodeDisk] = 0, 100
+	s := &scene{free: 1000, disk: 10, pods: []Pod{layers, logs}}
+	m, _ := s.manager(t, Threshold{Signal: NodeFS, Amount: Amount{Percent: 10}})
+	m.Apart = func() bool { return true }
+	if err := m.Look(t.Context()); err != nil || s.reclaimed != 0 || len(s.evicted) != 1 || s.evicted[0] != "logs" {
 		t.Errorf("reclaimed %d times, evicted %v, %v", s.reclaimed, s.evicted, err)
 	}
 }

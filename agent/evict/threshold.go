@@ -1,0 +1,134 @@
+package evict
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/resource"
+)
+
+// An Amount is so many bytes, inodes or processes, or so much of all there is.
+type Amount struct {
+	Amount  int64   // if Percent is 0
+	Percent float64 // of the capacity
+}
+
+func (a Amount) of(capacity int64) int64 {
+	if a.Percent > 0 {
+		return int64(a.Percent * float64(capacity) / 100)
+	}
+	return a.Amount
+}
+
+// String writes the amount as the flags have it: "100Mi" or "10%".
+func (a Amount) String() string {
+	if a.Percent > 0 {
+		return strconv.FormatFloat(a.Percent, 'g', -1, 64) + "%"
+	}
+	return resource.NewQuantity(a.Amount, resource.BinarySI).String()
+}
+
+// A Threshold is how little there may be.
+type Threshold struct {
+	Signal Signal
+	Amount
+	Grace time.Duration // how long it may be so; 0 acts at once, and gives pods no time
+}
+
+// DefaultHard are the kubelet's thresholds.
+const DefaultHard = "memory.available<100Mi,nodefs.available<10%,nodefs.inodesFree<5%,imagefs.available<15%,imagefs.inodesFree<5%"
+
+// Parse reads thresholds as the kubelet's flags have them: hard and soft
+// "memory.available<100Mi,…", grace "memory.available=1m30s,…" for each of soft.
+func Parse(hard, soft, grace string) ([]Threshold, error) {
+	list, err := parse(hard)
+	if err != nil {
+		return nil, err
+	}
+	later, err := parse(soft)
+	if err != nil {
+		return nil, err
+	}
+	graces := map[Signal]time.Duration{}
+	for text := range strings.SplitSeq(grace, ",") {
+		if text == "" {
+			continue
+		}
+		name, value, _ := strings.Cut(text, "=")
+		if graces[Signal(name)], err = time.ParseDuration(value); err != nil {
+			return nil, fmt.Errorf("%q: want SIGNAL=DURATION", text)
+		}
+	}
+	for _, t := range later {
+		if t.Grace = graces[t.Signal]; t.Grace <= 0 {
+			return nil, fmt.Errorf("soft threshold %s has no grace period", t.Signal)
+		}
+		list = append(list, t)
+	}
+	return list, nil
+}
+
+func parse(text string) ([]Threshold, error) {
+	amounts, names, err := split(text, "<")
+	var list []Threshold
+	for _, name := range names {
+		list = append(list, Threshold{Signal: name, Amount: amounts[name]})
+	}
+	return list, err
+}
+
+// ParseReclaim reads by how much more than its threshold there must be of something
+// before it is enough again: "nodefs.available=500Mi,imagefs.available=5%".
+func ParseReclaim(text string) (map[Signal]Amount, error) {
+	amounts, _, err := split(text, "=")
+	return amounts, err
+}
+
+// split reads amounts of signals, and the order that these came in.
+func split(text, sign string) (map[Signal]Amount, []Signal, error) {
+	amounts := map[Signal]Amount{}
+	var names []Signal
+	for text := range strings.SplitSeq(text, ",") {
+		if text == "" {
+			continue
+		}
+		name, value, ok := strings.Cut(text, sign)
+		signal := Signal(name)
+		if !ok || !slices.Contains(order, signal) {
+			return nil, nil, fmt.Errorf("%q: want SIGNAL%sAMOUNT, SIGNAL one of %v", text, sign, order)
+		}
+		if _, twice := amounts[signal]; twice {
+			return nil, nil, fmt.Errorf("%q: %s is there twice", text, signal)
+		}
+		var a Amount
+		if percent, ok := strings.CutSuffix(value, "%"); ok {
+			p, err := strconv.ParseFloat(percent, 64)
+			if err != nil || p < 0 || p > 100 {
+				return nil, nil, fmt.Errorf("%q: want a percentage from 0 to 100", text)
+			}
+			a.Percent = p
+		} else {
+			q, err := resource.ParseQuantity(value)
+			if err != nil || q.Sign() < 0 {
+				return nil, nil, fmt.Errorf("%q: want a quantity such as 100Mi, or a percentage", text)
+			}
+			a.Amount = q.Value()
+		}
+		amounts[signal] = a
+		names = append(names, signal)
+	}
+	return amounts, names, nil
+}
+
+// Texts writes amounts by signal as a KubeletConfiguration has them.
+func Texts(amounts map[Signal]Amount) map[string]string {
+	texts := map[string]string{}
+	for signal, a := range maps.All(amounts) {
+		texts[string(signal)] = a.String()
+	}
+	return texts
+}
