@@ -168,19 +168,12 @@ func (v *validator) restarts(c *v1.Container, field string, init bool) {
 		return
 	}
 	oneOf(v, field+".restartPolicy", *c.RestartPolicy, v1.ContainerRestartPolicyAlways, v1.ContainerRestartPolicyOnFailure, v1.ContainerRestartPolicyNever)
-	if init && *c.RestartPolicy == v1.ContainerRestartPolicyAlways && len(c.RestartPolicyRules) > 0 {
-		v.report(field+".restartPolicyRules", "a sidecar is always restarted")
-	}
 	if len(c.RestartPolicyRules) > 20 {
 		v.report(field+".restartPolicyRules", "has more than 20 rules")
 	}
 	for i, r := range c.RestartPolicyRules {
 		field := fmt.Sprintf("%s.restartPolicyRules[%d]", field, i)
-		if r.Action == v1.ContainerRestartRuleActionRestartAllContainers {
-			v.report(field+".action", notYet)
-		} else {
-			oneOf(v, field+".action", r.Action, v1.ContainerRestartRuleActionRestart)
-		}
+		oneOf(v, field+".action", r.Action, v1.ContainerRestartRuleActionRestart, v1.ContainerRestartRuleActionRestartAllContainers)
 		if r.ExitCodes == nil {
 			v.report(field+".exitCodes", "is missing")
 			continue

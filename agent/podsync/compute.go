@@ -22,6 +22,8 @@ func Compute(want *v1.Pod, have Have, now time.Time) Plan {
 		p.settle()
 	case !p.sandboxReady():
 		p.deadline()
+	case p.restartAll():
+		p.deadline()
 	default:
 		p.converge()
 		p.deadline()

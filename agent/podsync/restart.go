@@ -16,22 +16,34 @@ func IsSidecar(c *v1.Container) bool {
 	return c.RestartPolicy != nil && *c.RestartPolicy == v1.ContainerRestartPolicyAlways
 }
 
+// rule returns the first of the container's own rules that fits an exit code, or nil.
+func rule(c *v1.Container, code int32) *v1.ContainerRestartRule {
+	if c.RestartPolicy == nil {
+		return nil
+	}
+	for i := range c.RestartPolicyRules {
+		r := &c.RestartPolicyRules[i]
+		if r.ExitCodes == nil {
+			continue
+		}
+		in := slices.Contains(r.ExitCodes.Values, code)
+		if in == (r.ExitCodes.Operator == v1.ContainerRestartRuleOnExitCodesOpIn) {
+			return r
+		}
+	}
+	return nil
+}
+
 // Restarts reports whether a container of the pod is to run again after it has
 // exited with code: the first of its own rules that fits decides, then its own
 // policy, then the pod's.
 func Restarts(spec *v1.PodSpec, c *v1.Container, code int32) bool {
 	policy := v1.ContainerRestartPolicy(spec.RestartPolicy)
 	if c.RestartPolicy != nil {
-		for _, rule := range c.RestartPolicyRules {
-			if rule.ExitCodes == nil || rule.Action != v1.ContainerRestartRuleActionRestart {
-				continue
-			}
-			in := slices.Contains(rule.ExitCodes.Values, code)
-			if in == (rule.ExitCodes.Operator == v1.ContainerRestartRuleOnExitCodesOpIn) {
-				return true
-			}
-		}
 		policy = *c.RestartPolicy
+	}
+	if rule(c, code) != nil { // with all others, or alone
+		return true
 	}
 	switch policy {
 	case v1.ContainerRestartPolicyNever:

@@ -32,6 +32,9 @@ func (g *generator) conditions(s v1.PodStatus) []v1.PodCondition {
 		g.ready(v1.ContainersReady, s),
 		condition(v1.PodScheduled, true, "", ""),
 	)
+	if podsync.MayRestartAll(&g.pod.Spec) {
+		list = append(list, g.allRestarting(s.Phase))
+	}
 	for i := range list {
 		c := &list[i]
 		c.ObservedGeneration = g.pod.Generation
@@ -45,6 +48,19 @@ func (g *generator) conditions(s v1.PodStatus) []v1.PodCondition {
 		}
 	}
 	return list
+}
+
+// allRestarting says whether the pod is about to begin again, in its sandbox.
+func (g *generator) allRestarting(phase v1.PodPhase) v1.PodCondition {
+	switch {
+	case phase == v1.PodSucceeded:
+		return condition(v1.AllContainersRestarting, false, podCompleted, "")
+	case phase == v1.PodFailed:
+		return condition(v1.AllContainersRestarting, false, podFailed, "")
+	case podsync.RestartsAll(g.pod, g.have):
+		return condition(v1.AllContainersRestarting, true, "RestartAllContainersStarted", "container exited with restart policy rule")
+	}
+	return condition(v1.AllContainersRestarting, false, "", "")
 }
 
 func condition(kind v1.PodConditionType, met bool, reason, message string) v1.PodCondition {

@@ -36,10 +36,13 @@ func (g *generator) containers(specs []v1.Container, old []v1.ContainerStatus, k
 func (g *generator) container(spec *v1.Container, old *v1.ContainerStatus, k kind) v1.ContainerStatus {
 	var s v1.ContainerStatus
 	all := g.of(spec.Name)
-	if len(all) == 0 {
-		s = g.absent(spec, old, k)
-	} else {
+	switch {
+	case len(all) > 0:
 		s = g.present(spec, old, all)
+	case k != ephemeralKind && g.restarting && old != nil && old.State.Waiting == nil:
+		s = reset(spec, old)
+	default:
+		s = g.absent(spec, old, k)
 	}
 	if s.VolumeMounts == nil {
 		s.VolumeMounts = mounts(spec)
@@ -133,6 +136,21 @@ func (g *generator) absent(spec *v1.Container, old *v1.ContainerStatus, k kind) 
 	return s
 }
 
+// restartingAll is the kubelet's reason of containers that were removed so that all
+// of the pod's begin again.
+const restartingAll = "RestartingAllContainers"
+
+// reset is the status of a container that was removed for that: it is about to
+// start again, whatever its policy.
+func reset(spec *v1.Container, old *v1.ContainerStatus) v1.ContainerStatus {
+	const message = "The container is removed because RestartAllContainers in place"
+	return v1.ContainerStatus{
+		Name: spec.Name, Image: spec.Image, RestartCount: old.RestartCount + 1,
+		State:                v1.ContainerState{Waiting: &v1.ContainerStateWaiting{Reason: restartingAll, Message: message}},
+		LastTerminationState: v1.ContainerState{Terminated: &v1.ContainerStateTerminated{Reason: restartingAll, Message: message, ExitCode: 137}},
+	}
+}
+
 // begun reports whether a container that is no init container was created.
 func (g *generator) begun() bool {
 	return slices.ContainsFunc(g.pod.Spec.Containers, func(c v1.Container) bool {
@@ -142,7 +160,7 @@ func (g *generator) begun() bool {
 
 // explain says why a container waits that is to run, again or for the first time.
 func (g *generator) explain(s *v1.ContainerStatus, spec *v1.Container, all []podsync.Container, k kind) {
-	if g.ending() || s.State.Running != nil {
+	if g.ending() || s.State.Running != nil || g.restarting {
 		return
 	}
 	if len(all) > 0 && all[0].State == podsync.Exited {

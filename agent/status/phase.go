@@ -1,6 +1,7 @@
 package status
 
 import (
+	"cmp"
 	"slices"
 
 	"github.com/crisp-cri/crisp/agent/podsync"
@@ -45,7 +46,15 @@ func ended(s *v1.ContainerStatus) *v1.ContainerStateTerminated {
 	return nil
 }
 
+// restarts reports whether a container runs again that has ended so.
+func (g *generator) restarts(c *v1.Container, end *v1.ContainerStateTerminated) bool {
+	return podsync.Restarts(&g.pod.Spec, c, end.ExitCode) || end.Reason == restartingAll
+}
+
 func (g *generator) phase(all []v1.ContainerStatus) v1.PodPhase {
+	if g.restarting && g.pod.DeletionTimestamp == nil { // how its containers end says nothing of it
+		return cmp.Or(g.old.Phase, v1.PodRunning)
+	}
 	status := func(name string) *v1.ContainerStatus {
 		i := slices.IndexFunc(all, func(s v1.ContainerStatus) bool { return s.Name == name })
 		return &all[i] // there is one for each container of the spec
@@ -61,7 +70,7 @@ func (g *generator) phase(all []v1.ContainerStatus) v1.PodPhase {
 			t.sidecar(s)
 		case end == nil:
 			pending = true
-		case end.ExitCode != 0 && !podsync.Restarts(&g.pod.Spec, c, end.ExitCode):
+		case end.ExitCode != 0 && !g.restarts(c, end):
 			return v1.PodFailed
 		}
 	}
@@ -75,7 +84,7 @@ func (g *generator) phase(all []v1.ContainerStatus) v1.PodPhase {
 			t.waiting++
 		default:
 			t.stopped++
-			if !podsync.Restarts(&g.pod.Spec, c, end.ExitCode) {
+			if !g.restarts(c, end) {
 				t.lasting++
 			}
 			// As by the kubelet, only an end that is not being waited after

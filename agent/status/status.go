@@ -34,6 +34,10 @@ func Of(pod *v1.Pod, have podsync.Have, old *v1.PodStatus, node Node, now time.T
 		old = &v1.PodStatus{}
 	}
 	g := generator{pod: pod, have: have, old: old, node: node, now: now}
+	g.restarting = !g.ending() && (podsync.RestartsAll(pod, have) || slices.ContainsFunc(old.Conditions, func(c v1.PodCondition) bool {
+		// Those that have caused it may have gone since.
+		return c.Type == v1.AllContainersRestarting && c.Status == v1.ConditionTrue
+	}))
 	if g.rejected() {
 		s := v1.PodStatus{ObservedGeneration: pod.Generation, QOSClass: QOS(pod), StartTime: g.startTime()}
 		g.addresses(&s)
@@ -60,6 +64,9 @@ type generator struct {
 	old  *v1.PodStatus
 	node Node
 	now  time.Time
+	// restarting says that all containers are being removed, or were just now, to
+	// begin again.
+	restarting bool
 }
 
 func ephemeral(pod *v1.Pod) []v1.Container {

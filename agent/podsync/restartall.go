@@ -1,0 +1,83 @@
+package podsync
+
+import (
+	"slices"
+
+	v1 "k8s.io/api/core/v1"
+)
+
+// RestartsAll reports whether the containers of a pod are to begin again, all of
+// them and with the init containers: one has exited in a way that its rules say so
+// of. It stays so until the last of them has been removed; who has caused it goes
+// last, so that an agent that is killed meanwhile goes on.
+func RestartsAll(pod *v1.Pod, have Have) bool {
+	return slices.ContainsFunc(slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers), func(spec v1.Container) bool {
+		c, ok := have.Newest(string(pod.UID), spec.Name)
+		return ok && causesAll(&spec, c)
+	})
+}
+
+func causesAll(spec *v1.Container, c Container) bool {
+	if c.State != Exited {
+		return false
+	}
+	r := rule(spec, c.ExitCode)
+	return r != nil && r.Action == v1.ContainerRestartRuleActionRestartAllContainers
+}
+
+// MayRestartAll reports whether the pod has such a rule at all.
+func MayRestartAll(spec *v1.PodSpec) bool {
+	return slices.ContainsFunc(slices.Concat(spec.InitContainers, spec.Containers), func(c v1.Container) bool {
+		return slices.ContainsFunc(c.RestartPolicyRules, func(r v1.ContainerRestartRule) bool {
+			return r.Action == v1.ContainerRestartRuleActionRestartAllContainers
+		})
+	})
+}
+
+// restartAll plans the next stage of beginning again in the same sandbox and reports
+// whether there is one: what runs is killed, as by the kubelet without a grace
+// period, then all that is dead is removed but for the causes, then these. Ephemeral
+// containers are no part of it.
+func (p *planner) restartAll() bool {
+	if !RestartsAll(p.want, p.have) {
+		return false
+	}
+	const why = "RestartAllContainers"
+	var live, dead, causes []Action
+	for _, c := range p.have.Containers {
+		spec := containerOf(&p.want.Spec, c.Name)
+		if c.UID != string(p.want.UID) || spec == nil {
+			continue
+		}
+		remove := Action{Verb: RemoveContainer, ID: c.ID, UID: c.UID, Name: c.Name, Why: why}
+		switch {
+		case alive(c):
+			live = append(live, Action{Verb: StopContainer, ID: c.ID, UID: c.UID, Name: c.Name, Restart: true, Why: why})
+		case causesAll(spec, c):
+			causes = append(causes, remove)
+		default:
+			dead = append(dead, remove)
+		}
+	}
+	for _, stage := range [][]Action{live, dead, causes} {
+		if len(stage) > 0 {
+			for _, a := range stage {
+				p.add(a)
+			}
+			return true
+		}
+	}
+	return false
+}
+
+// containerOf returns the init or regular container of this name, or nil.
+func containerOf(spec *v1.PodSpec, name string) *v1.Container {
+	for _, list := range [][]v1.Container{spec.InitContainers, spec.Containers} {
+		for i := range list {
+			if list[i].Name == name {
+				return &list[i]
+			}
+		}
+	}
+	return nil
+}
