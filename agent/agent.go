@@ -28,7 +28,6 @@ package agent
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"net/http"
 	"net/netip"
@@ -43,8 +42,10 @@ import (
 	"github.com/crisp-cri/crisp/agent/measure"
 	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/agent/probe"
+	"github.com/crisp-cri/crisp/agent/source"
 	"github.com/crisp-cri/crisp/agent/status"
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/sdnotify"
 	"golang.org/x/sys/unix"
 	internalapi "k8s.io/cri-api/pkg/apis"
 )
@@ -78,12 +79,9 @@ type Options struct {
 	Connect func(context.Context) (internalapi.RuntimeService, internalapi.ImageManagerService, error)
 }
 
-// connectRetry is how long the agent waits before it tries to connect again. It
-// may have been started before the runtime.
-const connectRetry = time.Second
-
 // Run runs the agent until ctx ends, which is no error. An error means that it
-// could not begin.
+// could not begin. It serves from the start, and runs pods as soon as the runtime
+// has answered for the first time.
 func Run(ctx context.Context, o Options) error {
 	if err := o.complete(); err != nil {
 		return err
@@ -93,44 +91,68 @@ func Run(ctx context.Context, o Options) error {
 		return err
 	}
 	defer unlock()
-	runtime, images, err := connect(ctx, o)
-	if err != nil || ctx.Err() != nil {
-		return err
-	}
-	runtime, images, counts := measure.Wrap(runtime, images, o.Log)
-	version, err := runtime.Version(ctx, "")
-	if err != nil {
-		return crix.Fault(err)
-	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	events, err := event.Open(filepath.Join(o.Root, "events"), o.NodeName, event.DefaultMost, o.Log)
 	if err != nil {
 		return err
 	}
 	defer events.Close()
+	a, err := newAgent(ctx, o, events)
+	if err != nil {
+		return err
+	}
+	stop, err := a.serve(ctx, events)
+	if err != nil {
+		return err
+	}
+	defer stop()
+	c, err := a.newCare(events)
+	if err != nil {
+		return err
+	}
+	a.tellManager(ctx)
+	defer sdnotify.Notify("STOPPING=1")
+	updates := make(chan source.Update)
+	runtime, images, held, err := a.await(ctx, updates)
+	if err != nil || ctx.Err() != nil {
+		return err
+	}
+	if err := a.connected(ctx, runtime, images); err != nil {
+		return err
+	}
+	c.start(ctx)
+	a.loop(ctx, updates, held)
+	o.Log.Info("agent ended", "pods_stopped", o.StopPods)
+	return nil
+}
+
+// newAgent returns an agent that knows what an earlier one has left on disk, and no
+// runtime.
+func newAgent(ctx context.Context, o Options, events *event.Store) (*agent, error) {
 	wanted := desired.New(o.sources())
 	driver, err := crix.New(crix.Options{
 		Objects: wanted, Events: events,
 		Root: o.Root, LogDir: o.LogDir, NodeName: o.NodeName, NodeIPs: o.NodeIPs,
 		ResolvConf: o.ResolvConf, ClusterDNS: o.ClusterDNS, ClusterDomain: o.ClusterDomain,
 		SeccompDefault: o.SeccompDefault, NoCPUQuota: o.NoCPUQuota, Pulls: o.Pulls, MaxBackoff: o.MaxBackoff, LogLinks: o.LogLinks, Log: o.Log,
-	}, runtime, images)
+	})
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if err := crix.RecordEndpoint(o.Root, o.Endpoint); err != nil {
-		return err
+		return nil, err
 	}
 	wanted.Resume(driver.Accepted(), driver.LoadStatus)
 	a := &agent{
-		Options:        o,
-		driver:         driver,
-		wanted:         wanted,
-		counts:         counts,
-		runtimeVersion: version.RuntimeVersion,
-		volumesDue:     make(chan struct{}, 1),
-		gate:           &gate.Gate{Runtime: runtime, Log: o.Log},
+		Options:    o,
+		driver:     driver,
+		wanted:     wanted,
+		counts:     measure.New(o.Log),
+		volumesDue: make(chan struct{}, 1),
+		gate:       &gate.Gate{Log: o.Log},
 		status: &status.Store{
-			Node: status.Node{Runtime: version.RuntimeName, HostIPs: texts(o.NodeIPs)},
+			Node: status.Node{HostIPs: texts(o.NodeIPs)},
 			Load: driver.LoadStatus,
 			Save: driver.SaveStatus,
 			Log:  o.Log,
@@ -144,17 +166,21 @@ func Run(ctx context.Context, o Options) error {
 		Events:  events,
 		Log:     o.Log,
 	})
-	o.Log.InfoContext(ctx, "agent started", "node", o.NodeName, "manifests", o.Manifests, "runtime", version.RuntimeName, "version", version.RuntimeVersion)
-	stop, err := a.serve(ctx, runtime, images, events)
+	return a, nil
+}
+
+// connected takes in the runtime, which has answered.
+func (a *agent) connected(ctx context.Context, runtime internalapi.RuntimeService, images internalapi.ImageManagerService) error {
+	a.runtime, a.images = a.counts.Wrap(runtime, images)
+	version, err := a.runtime.Version(ctx, "")
 	if err != nil {
-		return err
+		return crix.Fault(err)
 	}
-	defer stop()
-	if err := a.startCare(ctx, runtime, images, events); err != nil {
-		return err
-	}
-	a.loop(ctx)
-	o.Log.Info("agent ended", "pods_stopped", o.StopPods)
+	a.status.Node.Runtime, a.runtimeVersion = version.RuntimeName, version.RuntimeVersion
+	a.gate.Runtime = a.runtime
+	a.driver.Connect(a.runtime, a.images)
+	a.api.Connect(a.runtime, a.images)
+	a.Log.InfoContext(ctx, "runtime connected", "runtime", version.RuntimeName, "version", version.RuntimeVersion)
 	return nil
 }
 
@@ -202,25 +228,4 @@ func lockRoot(root string) (unlock func(), err error) {
 		return nil, fault.Exists.Errorf("agent: another agent works on %s", root)
 	}
 	return func() { f.Close() }, nil
-}
-
-// connect returns a runtime that has answered, or nothing when ctx has ended. An
-// error means that none will ever answer there.
-func connect(ctx context.Context, o Options) (internalapi.RuntimeService, internalapi.ImageManagerService, error) {
-	complaint := ""
-	for ctx.Err() == nil {
-		runtime, images, err := o.Connect(ctx)
-		if err == nil || errors.Is(err, fault.Invalid) {
-			return runtime, images, err
-		}
-		if text := err.Error(); text != complaint {
-			o.Log.WarnContext(ctx, "runtime is not there yet", "err", err)
-			complaint = text
-		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(connectRetry):
-		}
-	}
-	return nil, nil, nil
 }

@@ -26,36 +26,49 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
-	internalapi "k8s.io/cri-api/pkg/apis"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
 // Care says how the agent looks after the node. The zero value has no thresholds
 // and no bounds.
 type Care struct {
-	NoPodCgroups  bool   // leave the cgroups of pods to the runtime
-	CgroupRoot    string // cgroup above kubepods; "" is the kernel's root
-	PodPIDs       int64  // processes of a pod; 0 is no limit
-	MaxPods       int64
-	NodeLabels    map[string]string
-	Reserved      v1.ResourceList // of the node's resources, not for pods
-	UnsafeSysctls []string        // that pods may set besides the safe ones
-	NoPrivileged  bool
+	NoPodCgroups bool   // leave the cgroups of pods to the runtime
+	CgroupRoot   string // cgroup above kubepods; "" is the kernel's root
+	PodPIDs      int64  // processes of a pod; 0 is no limit
+	MaxPods      int64
+	NodeLabels   map[string]string
+	// What of the node's resources is not for pods.
+	SystemReserved, KubeReserved v1.ResourceList
+	UnsafeSysctls                []string // that pods may set besides the safe ones
+	NoPrivileged                 bool
 
 	ImageHigh, ImageLow int           // percent; see imagegc
 	ImageMin, ImageMax  time.Duration // ages
 	LogSize             int64         // bytes from which a log is rotated; 0 is never
 	LogFiles            int
 	Evict               []evict.Threshold
-	EvictGrace          int64         // seconds that a pod gets at most at a soft threshold
-	EvictTransition     time.Duration // how long pressure lasts when its cause has gone
+	EvictReclaim        map[evict.Signal]evict.Amount // how much more there must be than the threshold
+	EvictGrace          int64                         // seconds that a pod gets at most at a soft threshold
+	EvictTransition     time.Duration                 // how long pressure lasts when its cause has gone
+}
+
+// reserved is what of the node's resources is not for pods, for whatever reason.
+func (o *Care) reserved() v1.ResourceList {
+	total := o.SystemReserved.DeepCopy()
+	if total == nil {
+		total = v1.ResourceList{}
+	}
+	for name, q := range o.KubeReserved {
+		sum := total[name]
+		sum.Add(q)
+		total[name] = sum
+	}
+	return total
 }
 
 // care is what looks after the node.
 type care struct {
 	*agent
-	runtime internalapi.RuntimeService
-	images  internalapi.ImageManagerService
 	events  event.Recorder
 	cgroups *cgroup.Tree // nil: the runtime's
 	ids     *idrange.Pool
@@ -66,15 +79,21 @@ type care struct {
 	admitted map[types.UID]bool
 }
 
-// startCare begins to look after the node, until ctx ends. It is called before
-// the loop begins.
-func (a *agent) startCare(ctx context.Context, runtime internalapi.RuntimeService, images internalapi.ImageManagerService, events event.Recorder) error {
-	c := &care{agent: a, runtime: runtime, images: images, events: events, admitted: map[types.UID]bool{}}
-	var err error
-	if c.ids, err = idrange.Open(filepath.Join(a.Root, "pods"), a.Log); err != nil {
-		return err
+// newCare returns what will look after the node, which is described from now on.
+func (a *agent) newCare(events event.Recorder) (*care, error) {
+	ids, err := idrange.Open(filepath.Join(a.Root, "pods"), a.Log)
+	if err != nil {
+		return nil, err
 	}
+	c := &care{agent: a, events: events, ids: ids, admitted: map[types.UID]bool{}}
 	c.describeNode()
+	return c, nil
+}
+
+// start begins to look after the node, until ctx ends. It is called when the runtime
+// has answered and before the loop begins.
+func (c *care) start(ctx context.Context) {
+	a, events := c.agent, c.events
 	c.openCgroups(ctx)
 	d := a.driver
 	d.Features = func(handler string) *cri.RuntimeHandlerFeatures { return a.gate.Get().Handler(handler).GetFeatures() }
@@ -85,7 +104,7 @@ func (a *agent) startCare(ctx context.Context, runtime internalapi.RuntimeServic
 	}
 	a.admit, a.fits = c.admit, c.fits
 	c.collect = imagegc.New(imagegc.Options{
-		Images: images, InUse: c.imagesInUse, Space: c.imageSpace,
+		Images: a.images, InUse: c.imagesInUse, Space: c.imageSpace,
 		High: a.Care.ImageHigh, Low: a.Care.ImageLow, Min: a.Care.ImageMin, Max: a.Care.ImageMax, Log: a.Log,
 		Full: func(text string) {
 			events.Event(event.Node(a.NodeName), v1.EventTypeWarning, "FreeDiskSpaceFailed", text)
@@ -95,7 +114,7 @@ func (a *agent) startCare(ctx context.Context, runtime internalapi.RuntimeServic
 		go c.collect.Run(ctx)
 	}
 	c.evict = evict.New(evict.Options{
-		Thresholds: a.Care.Evict, MaxGrace: a.Care.EvictGrace, Transition: a.Care.EvictTransition, Log: a.Log,
+		Thresholds: a.Care.Evict, MinReclaim: a.Care.EvictReclaim, Apart: c.apart, MaxGrace: a.Care.EvictGrace, Transition: a.Care.EvictTransition, Log: a.Log,
 		Measure: c.measure, Pods: c.usage, Reclaim: c.reclaim, Evict: c.end, Condition: c.condition,
 	})
 	go c.evict.Run(ctx)
@@ -107,7 +126,6 @@ func (a *agent) startCare(ctx context.Context, runtime internalapi.RuntimeServic
 	go watchOOM(ctx, a.Log, func(text string) {
 		events.Event(event.Node(a.NodeName), v1.EventTypeWarning, "SystemOOM", text)
 	})
-	return nil
 }
 
 func (c *care) describeNode() {
@@ -118,10 +136,10 @@ func (c *care) describeNode() {
 	hard := int64(0)
 	for _, t := range c.Care.Evict {
 		if t.Signal == evict.Memory && t.Grace == 0 {
-			hard = t.Amount
+			hard = t.Amount.Amount
 		}
 	}
-	c.node.SetAllocatable(capacity, admit.Allocatable(capacity, c.Care.Reserved, *resource.NewQuantity(hard, resource.BinarySI)))
+	c.node.SetAllocatable(capacity, admit.Allocatable(capacity, c.Care.reserved(), *resource.NewQuantity(hard, resource.BinarySI)))
 	c.node.Edit(func(n *v1.Node) {
 		n.Labels = maps.Clone(n.Labels)
 		maps.Copy(n.Labels, c.Care.NodeLabels)
@@ -140,16 +158,17 @@ func (c *care) condition(kind v1.NodeConditionType, is bool, reason, message str
 // openCgroups makes the cgroups above those of pods. Without them pods run all
 // the same, where the runtime puts them.
 func (c *care) openCgroups(ctx context.Context) {
+	driver := "cgroupfs"
+	if resp, err := c.runtime.RuntimeConfig(ctx); err == nil && resp.GetLinux().GetCgroupDriver() == cri.CgroupDriver_SYSTEMD {
+		driver = "systemd"
+	}
+	c.cgroupDriver.Store(&driver)
 	if c.Care.NoPodCgroups {
 		return
 	}
-	systemd := false
-	if resp, err := c.runtime.RuntimeConfig(ctx); err == nil {
-		systemd = resp.GetLinux().GetCgroupDriver() == cri.CgroupDriver_SYSTEMD
-	}
 	capacity := c.node.Node().Status.Capacity.DeepCopy()
-	all := admit.Allocatable(capacity, c.Care.Reserved, resource.Quantity{})
-	tree, err := cgroup.Open(c.Care.CgroupRoot, systemd, cgroup.Limits{Shares: cgroup.Shares(all.Cpu().MilliValue()), Memory: all.Memory().Value()})
+	all := admit.Allocatable(capacity, c.Care.reserved(), resource.Quantity{})
+	tree, err := cgroup.Open(c.Care.CgroupRoot, driver == "systemd", cgroup.Limits{Shares: cgroup.Shares(all.Cpu().MilliValue()), Memory: all.Memory().Value()})
 	if err != nil {
 		c.Log.WarnContext(ctx, "pods have no cgroups of their own", "err", err)
 		c.events.Event(event.Node(c.NodeName), v1.EventTypeWarning, "CgroupsUnavailable", err.Error())

@@ -22,6 +22,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/worker"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+	internalapi "k8s.io/cri-api/pkg/apis"
 )
 
 type agent struct {
@@ -35,8 +36,12 @@ type agent struct {
 	api    *api.Server
 	node   *node.State
 
+	// The runtime, once it has answered; nil before.
+	runtime        internalapi.RuntimeService
+	images         internalapi.ImageManagerService
 	runtimeVersion string
-	counts         *measure.Counts // of what is asked of the runtime
+	cgroupDriver   atomic.Pointer[string] // by the kubelet's name; nil until it is known
+	counts         *measure.Counts        // of what is asked of the runtime
 	// admit, if not nil, is asked about each pod that is new on this node. A
 	// verdict rejects it.
 	admit func(pod *v1.Pod, others []*v1.Pod) *podsync.Verdict
@@ -64,15 +69,18 @@ const (
 // tests only.
 var stalled = 2 * time.Minute
 
-// loop hands on what the sources and the runtime tell. Nothing in it blocks.
-// Probes are not in it: what they find wakes the pod's worker itself.
-func (a *agent) loop(ctx context.Context) {
-	updates := make(chan source.Update)
+// loop hands on what the sources and the runtime tell, beginning with the changes
+// that were held. Nothing in it blocks. Probes are not in it: what they find wakes
+// the pod's worker itself.
+func (a *agent) loop(ctx context.Context, updates <-chan source.Update, held []desired.Change) {
 	changes := make(chan pleg.Change)
 	pool := worker.NewPool(ctx, backend{a.driver, a}, a.Log)
 	pool.Ended = a.ended
 	a.pool.Store(pool)
-	a.startSources(ctx, updates)
+	a.apply(ctx, pool, held)
+	if a.wanted.Ready() {
+		a.ready(pool)
+	}
 	go a.gate.Run(ctx)
 	go (&pleg.Generator{Runtime: a.driver, Log: a.Log}).Run(ctx, changes)
 	pulse, keep := time.NewTicker(tick), time.NewTicker(housekeeping)
@@ -162,11 +170,14 @@ func (a *agent) update(ctx context.Context, pool *worker.Pool, u source.Update) 
 			pool.Again(podsync.KeyOf(pod))
 		}
 	}
-	if first = first && a.wanted.Ready(); !first {
-		return
+	if first && a.wanted.Ready() {
+		a.ready(pool)
 	}
-	// From now on what is not wanted may be ended: what only has files, and
-	// what the runtime has told of.
+}
+
+// ready has what is not wanted ended from now on: what only has files, and what the
+// runtime has told of. All sources have reported.
+func (a *agent) ready(pool *worker.Pool) {
 	for _, pod := range a.driver.Accepted() {
 		a.early = append(a.early, podsync.KeyOf(pod))
 	}

@@ -28,9 +28,9 @@ import (
 	"github.com/crisp-cri/crisp/agent/store"
 	"github.com/crisp-cri/crisp/internal/atomicfile"
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/sdnotify"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
-	internalapi "k8s.io/cri-api/pkg/apis"
 )
 
 // Serve says where the agent is spoken to. Its Unix socket, <Root>/agent.sock
@@ -48,7 +48,7 @@ func SocketOf(root string) string { return filepath.Join(root, "agent.sock") }
 
 // serve opens the store of the local API's objects and serves them. The returned
 // function ends serving.
-func (a *agent) serve(ctx context.Context, runtime internalapi.RuntimeService, images internalapi.ImageManagerService, events *event.Store) (stop func(), err error) {
+func (a *agent) serve(ctx context.Context, events *event.Store) (stop func(), err error) {
 	if a.store, err = store.Open(filepath.Join(a.Root, "objects"), a.NodeName, a.Log); err != nil {
 		return nil, err
 	}
@@ -59,10 +59,11 @@ func (a *agent) serve(ctx context.Context, runtime internalapi.RuntimeService, i
 	a.gate.Changed = a.runtimeChanged
 	a.api = api.New(api.Options{
 		Version: a.Serve.Version, Wanted: a.wanted, Store: a.store, Events: events, Node: a.node,
-		Status: a.status.Get, Accepted: a.driver.Accepted, Runtime: runtime, Images: images,
-		LoopHealth: a.LoopHealth, Config: a.kubeletConfig(), Metrics: a.counts.Write, ProbeMetrics: a.probes.Metrics, Debug: a.debug, Log: a.Log,
+		Status: a.status.Get, Accepted: a.driver.Accepted, LoopHealth: a.LoopHealth,
+		Config: a.kubeletConfig, Checkpoints: filepath.Join(a.Root, "checkpoints"), Metrics: a.counts.Write, ProbeMetrics: a.probes.Metrics, Debug: a.debug, Log: a.Log,
 	})
 	a.node.OnChange(a.api.Poke)
+	a.runtimeChanged(gate.State{Reason: "RuntimeDoesNotAnswer", Message: "runtime at " + a.Endpoint + " has not answered yet"})
 	go a.pokeForEvents(ctx, events)
 	return a.listen(ctx)
 }
@@ -96,6 +97,7 @@ func (a *agent) runtimeChanged(s gate.State) {
 	if !s.Ready(false) {
 		reason, message = "KubeletNotReady", strings.TrimPrefix(s.Reason+": "+s.Message, ": ")
 	}
+	sdnotify.Notify("STATUS=" + a.line(s))
 	a.node.SetCondition(v1.NodeReady, status(s.Ready(false)), reason, message)
 	a.node.SetCondition(v1.NodeNetworkUnavailable, status(!s.NetworkReady), s.Reason, s.Message)
 	a.node.Edit(func(n *v1.Node) {
@@ -107,19 +109,10 @@ func (a *agent) runtimeChanged(s gate.State) {
 			}
 			n.Status.RuntimeHandlers = append(n.Status.RuntimeHandlers, handler)
 		}
-		n.Status.NodeInfo.ContainerRuntimeVersion = a.status.Node.Runtime + "://" + a.runtimeVersion
+		if a.runtimeVersion != "" {
+			n.Status.NodeInfo.ContainerRuntimeVersion = a.status.Node.Runtime + "://" + a.runtimeVersion
+		}
 	})
-}
-
-// kubeletConfig is what /configz shows: the configuration in the kubelet's words.
-func (a *agent) kubeletConfig() map[string]any {
-	return map[string]any{
-		"kind": "KubeletConfiguration", "apiVersion": "kubelet.config.k8s.io/v1beta1",
-		"staticPodPath": a.Manifests, "staticPodURL": a.URL, "containerRuntimeEndpoint": a.Endpoint, "imageServiceEndpoint": a.Endpoint,
-		"podLogsDir": a.LogDir, "resolvConf": a.ResolvConf, "clusterDNS": a.ClusterDNS, "clusterDomain": a.ClusterDomain,
-		"seccompDefault": a.SeccompDefault, "cpuCFSQuota": !a.NoCPUQuota, "checkpointDir": filepath.Join(a.Root, "checkpoints"),
-		"enableServer": true, "maxPods": node.DefaultPods,
-	}
 }
 
 // listen serves at all addresses.

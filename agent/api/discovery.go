@@ -15,7 +15,11 @@ func (s *Server) routeDiscovery() {
 		return nil
 	})
 	s.handle("GET /apis", func(w http.ResponseWriter, r *http.Request) error {
-		write(w, http.StatusOK, groups())
+		list := groups()
+		for _, gv := range []string{authorization, usageGroup} {
+			list.Groups = append(list.Groups, group(gv))
+		}
+		write(w, http.StatusOK, list)
 		return nil
 	})
 	for _, group := range groupVersions() {
@@ -44,14 +48,17 @@ func groupVersions() []string {
 func groups() metav1.APIGroupList {
 	list := metav1.APIGroupList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "APIGroupList"}}
 	for _, gv := range groupVersions() {
-		name, version, ok := strings.Cut(gv, "/")
-		if !ok {
-			continue
+		if strings.Contains(gv, "/") {
+			list.Groups = append(list.Groups, group(gv))
 		}
-		v := metav1.GroupVersionForDiscovery{GroupVersion: gv, Version: version}
-		list.Groups = append(list.Groups, metav1.APIGroup{Name: name, Versions: []metav1.GroupVersionForDiscovery{v}, PreferredVersion: v})
 	}
 	return list
+}
+
+func group(gv string) metav1.APIGroup {
+	name, version, _ := strings.Cut(gv, "/")
+	v := metav1.GroupVersionForDiscovery{GroupVersion: gv, Version: version}
+	return metav1.APIGroup{Name: name, Versions: []metav1.GroupVersionForDiscovery{v}, PreferredVersion: v}
 }
 
 func resources(group string) metav1.APIResourceList {
@@ -64,9 +71,15 @@ func resources(group string) metav1.APIResourceList {
 		if k.Writable {
 			verbs = append(verbs, "create", "update", "patch", "delete")
 		}
+		if k.Name == "Namespace" { // taken, and not kept
+			verbs = append(verbs, "create", "update", "patch")
+		}
 		list.APIResources = append(list.APIResources, metav1.APIResource{
-			Name: k.Plural, SingularName: k.Singular, Namespaced: k.Namespaced, Kind: k.Name, Verbs: verbs, ShortNames: k.Short,
+			Name: k.Plural, SingularName: k.Singular, Namespaced: k.Namespaced, Kind: k.Name, Verbs: verbs, ShortNames: k.Short, Categories: k.categories(),
 		})
+		if k.Name == "Deployment" {
+			list.APIResources = append(list.APIResources, metav1.APIResource{Name: "deployments/scale", Namespaced: true, Group: "autoscaling", Version: "v1", Kind: "Scale", Verbs: metav1.Verbs{"get", "update", "patch"}})
+		}
 		if k.Name != "Pod" {
 			continue
 		}

@@ -26,6 +26,14 @@ func (k Kind) Path() string {
 	return "/api/" + k.Group
 }
 
+// categories are what "kubectl get all" is about.
+func (k Kind) categories() []string {
+	if k.Name == "Pod" || k.Group == "apps/v1" || k.Group == "batch/v1" {
+		return []string{"all"}
+	}
+	return nil
+}
+
 // Kinds are all kinds that the API serves.
 var Kinds = []Kind{
 	{"Pod", "pods", "pod", []string{"po"}, "v1", true, true},
@@ -119,9 +127,7 @@ func (s *Server) namespaces() []manifest.Object {
 			continue
 		}
 		seen[name] = true
-		n := &v1.Namespace{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Namespace"}, ObjectMeta: metav1.ObjectMeta{Name: name}}
-		n.Status.Phase = v1.NamespaceActive
-		list = append(list, n)
+		list = append(list, namespace(name))
 	}
 	return list
 }

@@ -1,9 +1,11 @@
 package api
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"slices"
+	"time"
 
 	"github.com/crisp-cri/crisp/agent/crix"
 	"github.com/crisp-cri/crisp/agent/status"
@@ -19,7 +21,7 @@ func (s *Server) routeKubelet() {
 	s.handle("GET /runningpods/", s.runningPods)
 	s.handle("GET /runningpods", s.runningPods)
 	s.handle("GET /configz", func(w http.ResponseWriter, r *http.Request) error {
-		write(w, http.StatusOK, map[string]any{"kubeletconfig": s.Config})
+		write(w, http.StatusOK, map[string]any{"kubeletconfig": s.Config()})
 		return nil
 	})
 	s.handle("GET /stats/summary", s.summary)
@@ -42,13 +44,24 @@ func (s *Server) Health() http.Handler {
 	return mux
 }
 
+// runtimePatience is how long a health check waits for the runtime.
+const runtimePatience = 5 * time.Second
+
+// routeHealth routes the health checks. Whether the agent is alive has nothing to do
+// with the runtime; it is healthy only if it can run pods.
 func (s *Server) routeHealth(mux *http.ServeMux) {
 	checks := map[string]func(*http.Request) error{
 		"ping":     func(*http.Request) error { return nil },
 		"log":      func(*http.Request) error { return nil },
 		"syncloop": func(*http.Request) error { return s.LoopHealth() },
 		"runtime": func(r *http.Request) error {
-			_, err := s.Runtime.Version(r.Context(), "")
+			runtime, _, err := s.runtime()
+			if err != nil {
+				return err
+			}
+			ctx, cancel := context.WithTimeout(r.Context(), runtimePatience)
+			defer cancel()
+			_, err = runtime.Version(ctx, "")
 			return crix.Fault(err)
 		},
 	}
@@ -61,10 +74,10 @@ func (s *Server) routeHealth(mux *http.ServeMux) {
 		}
 		fmt.Fprintln(w, "ok")
 	}
-	for _, all := range []string{"/healthz", "/livez"} {
-		mux.HandleFunc("GET "+all, func(w http.ResponseWriter, r *http.Request) { answer(w, r, "ping", "log", "syncloop") })
+	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, r *http.Request) { answer(w, r, "ping", "log", "syncloop") })
+	for _, all := range []string{"/healthz", "/readyz"} {
+		mux.HandleFunc("GET "+all, func(w http.ResponseWriter, r *http.Request) { answer(w, r, "ping", "log", "syncloop", "runtime") })
 	}
-	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, r *http.Request) { answer(w, r, "syncloop", "runtime") })
 	for name := range checks {
 		mux.HandleFunc("GET /healthz/"+name, func(w http.ResponseWriter, r *http.Request) { answer(w, r, name) })
 	}
@@ -83,7 +96,11 @@ func (s *Server) podList(w http.ResponseWriter, r *http.Request) error {
 // runningPods are the pods that have a running container, as the runtime alone
 // knows them.
 func (s *Server) runningPods(w http.ResponseWriter, r *http.Request) error {
-	found, err := crix.List(r.Context(), s.Runtime, status.Node{})
+	runtime, _, err := s.runtime()
+	if err != nil {
+		return err
+	}
+	found, err := crix.List(r.Context(), runtime, status.Node{})
 	if err != nil {
 		return err
 	}

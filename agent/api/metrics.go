@@ -192,7 +192,11 @@ func (s *Server) containerStarts() map[string]time.Time {
 
 // cadvisorMetrics are those that the runtime makes itself.
 func (s *Server) cadvisorMetrics(w http.ResponseWriter, r *http.Request) error {
-	descriptors, err := s.Runtime.ListMetricDescriptors(r.Context())
+	runtime, _, err := s.runtime()
+	if err != nil {
+		return err
+	}
+	descriptors, err := runtime.ListMetricDescriptors(r.Context())
 	if err != nil {
 		return err
 	}
@@ -200,7 +204,7 @@ func (s *Server) cadvisorMetrics(w http.ResponseWriter, r *http.Request) error {
 	for _, d := range descriptors {
 		known[d.Name] = d
 	}
-	pods, err := s.Runtime.ListPodSandboxMetrics(r.Context())
+	pods, err := runtime.ListPodSandboxMetrics(r.Context())
 	if err != nil {
 		return err
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -17,7 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/rand"
 )
 
 // maxBody bounds what a request may carry: more than any object may have.
@@ -49,7 +50,12 @@ func (s *Server) routeObjects() {
 		s.handle("PATCH "+one+"/{name}", func(w http.ResponseWriter, r *http.Request) error { return s.patch(w, r, k) })
 		s.handle("DELETE "+one+"/{name}", func(w http.ResponseWriter, r *http.Request) error { return s.delete(w, r, k) })
 	}
+	s.routeScale()
+	s.routeNamespaces()
 	s.routeDiscovery()
+	s.routeOpenAPI()
+	s.routeAccess()
+	s.routeUsage()
 }
 
 // key is that of the object a request names.
@@ -68,16 +74,43 @@ func (s *Server) find(r *http.Request, k Kind) (manifest.Object, error) {
 			return o, nil
 		}
 	}
+	if k.Name == "Namespace" { // every one is there
+		return namespace(r.PathValue("name")), nil
+	}
 	return nil, fault.NotFound.Errorf("there is no %s", key(r, k))
 }
 
 func (s *Server) getOne(w http.ResponseWriter, r *http.Request, k Kind) error {
-	o, err := s.find(r, k)
+	o, err := s.shown(r, k)
 	if err != nil {
 		return err
 	}
-	write(w, http.StatusOK, o)
+	answer(w, r, k, http.StatusOK, o)
 	return nil
+}
+
+// shown is the object a request names, with its resource version.
+func (s *Server) shown(r *http.Request, k Kind) (manifest.Object, error) {
+	o, err := s.find(r, k)
+	if err != nil {
+		return nil, err
+	}
+	objects, _ := s.view.list(k.Name)
+	for _, now := range objects {
+		if entryKey(now) == entryKey(o) {
+			return now, nil
+		}
+	}
+	return o, nil
+}
+
+// answer answers with one object, in the form that the client asks for.
+func answer(w http.ResponseWriter, r *http.Request, k Kind, code int, o manifest.Object) {
+	if wantsTable(r) {
+		write(w, code, table(r, k, []manifest.Object{o}, o.GetResourceVersion()))
+		return
+	}
+	write(w, code, o)
 }
 
 // A selection is which objects of a list are wanted.
@@ -142,79 +175,16 @@ func (s *Server) getList(w http.ResponseWriter, r *http.Request, k Kind) error {
 			items = append(items, o)
 		}
 	}
+	version := strconv.FormatUint(seq, 10)
+	if wantsTable(r) {
+		write(w, http.StatusOK, table(r, k, items, version))
+		return nil
+	}
 	write(w, http.StatusOK, map[string]any{
 		"apiVersion": k.Group, "kind": k.Name + "List",
-		"metadata": map[string]string{"resourceVersion": strconv.FormatUint(seq, 10)}, "items": items,
+		"metadata": map[string]string{"resourceVersion": version}, "items": items,
 	})
 	return nil
-}
-
-// watch writes a line for each change until the client leaves or its
-// timeoutSeconds are over. Without a resource version it begins with what is
-// there.
-func (s *Server) watch(w http.ResponseWriter, r *http.Request, k Kind, sel selection) error {
-	q := r.URL.Query()
-	var seq uint64
-	if text := q.Get("resourceVersion"); text != "" && text != "0" {
-		n, err := strconv.ParseUint(text, 10, 64)
-		if err != nil {
-			return fault.Invalid.Errorf("resourceVersion: %v", err)
-		}
-		seq = n
-	}
-	ctx := r.Context()
-	var timeout <-chan time.Time
-	if seconds, err := strconv.Atoi(q.Get("timeoutSeconds")); err == nil && seconds > 0 {
-		timeout = time.After(time.Duration(seconds) * time.Second)
-	}
-	sub := s.view.hub.Subscribe(64)
-	defer sub.Close()
-	fresh := seq == 0
-	w.Header().Set("Content-Type", "application/json")
-	out := json.NewEncoder(w)
-	for first := true; ; first = false {
-		changes, now, err := s.view.since(k.Name, seq)
-		if err != nil && first && !fresh {
-			return err
-		}
-		if err != nil {
-			return nil // it fell behind: the client lists again
-		}
-		for _, c := range changes {
-			kind := "MODIFIED"
-			switch {
-			case c.deleted && fresh && first:
-				continue
-			case c.deleted:
-				kind = "DELETED"
-			case c.came:
-				kind = "ADDED"
-			}
-			if !sel.takes(c.object) {
-				continue
-			}
-			if err := out.Encode(map[string]any{"type": kind, "object": c.object}); err != nil {
-				return nil
-			}
-		}
-		seq = max(now, 1)
-		http.NewResponseController(w).Flush()
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-timeout:
-			return nil
-		case _, ok := <-sub.C():
-			if !ok {
-				return nil
-			}
-			// What comes at once is looked at once.
-			time.Sleep(20 * time.Millisecond)
-			for len(sub.C()) > 0 {
-				<-sub.C()
-			}
-		}
-	}
 }
 
 func body(r *http.Request) ([]byte, error) {
@@ -253,6 +223,12 @@ func (s *Server) putText(w http.ResponseWriter, r *http.Request, k Kind, name st
 		return fault.Invalid.Errorf("%v", err)
 	}
 	text := []byte(objects[0])
+	if head.Name == "" && head.GenerateName != "" && name == "" {
+		head.Name = head.GenerateName + rand.String(5)
+		if text, err = editMetadata(text, func(m map[string]any) { m["name"] = head.Name; delete(m, "generateName") }); err != nil {
+			return err
+		}
+	}
 	if k.Namespaced && head.Namespace == "" && r.PathValue("namespace") != "default" {
 		if text, err = inNamespace(text, r.PathValue("namespace")); err != nil {
 			return err
@@ -265,12 +241,23 @@ func (s *Server) putText(w http.ResponseWriter, r *http.Request, k Kind, name st
 	if head.Kind != k.Name || head.Namespace != r.PathValue("namespace") || name != "" && head.Name != name {
 		return fault.Invalid.Errorf("the object is %s %s/%s, the request for %s %s/%s", head.Kind, head.Namespace, head.Name, k.Name, r.PathValue("namespace"), name)
 	}
-	for _, there := range s.list(k.Name) {
-		if there.GetName() == head.Name && there.GetNamespace() == head.Namespace {
-			if err := owner(there); err != nil {
-				return err
-			}
+	current, _ := s.view.list(k.Name)
+	is := func(o manifest.Object) bool {
+		return o.GetName() == head.Name && (!k.Namespaced || o.GetNamespace() == head.Namespace)
+	}
+	for _, there := range current {
+		if !is(there) {
+			continue
 		}
+		if err := owner(there); err != nil {
+			return err
+		}
+		if v := head.ResourceVersion; v != "" && v != there.GetResourceVersion() {
+			return fault.WrongState.Errorf("%s has been changed: read it again", manifest.Key(there))
+		}
+	}
+	if text, err = unversioned(text); err != nil {
+		return err
 	}
 	object, outcome, warnings, err := s.Store.Put(text, o)
 	if err != nil {
@@ -294,7 +281,13 @@ func (s *Server) putText(w http.ResponseWriter, r *http.Request, k Kind, name st
 	if outcome == store.Created {
 		code = http.StatusCreated
 	}
-	write(w, code, object)
+	if !o.DryRun {
+		current, _ = s.view.list(k.Name)
+		if i := slices.IndexFunc(current, func(now manifest.Object) bool { return is(now) && now.GetUID() == object.GetUID() }); i >= 0 {
+			object = current[i]
+		}
+	}
+	answer(w, r, k, code, object)
 	return nil
 }
 
@@ -314,6 +307,15 @@ func (s *Server) settle(ctx context.Context, done func() bool) {
 }
 
 func inNamespace(text []byte, namespace string) ([]byte, error) {
+	return editMetadata(text, func(m map[string]any) { m["namespace"] = namespace })
+}
+
+// unversioned takes out the resource version: it is the view's, and checked.
+func unversioned(text []byte) ([]byte, error) {
+	return editMetadata(text, func(m map[string]any) { delete(m, "resourceVersion") })
+}
+
+func editMetadata(text []byte, edit func(map[string]any)) ([]byte, error) {
 	var o map[string]any
 	if err := json.Unmarshal(text, &o); err != nil {
 		return nil, fault.Invalid.Errorf("%v", err)
@@ -322,51 +324,6 @@ func inNamespace(text []byte, namespace string) ([]byte, error) {
 	if !ok {
 		return nil, fault.Invalid.Errorf("metadata: is missing")
 	}
-	m["namespace"] = namespace
+	edit(m)
 	return json.Marshal(o)
-}
-
-// delete deletes an object. DeleteOptions may be in the body or, as far as one
-// needs them, in the query: gracePeriodSeconds, force.
-func (s *Server) delete(w http.ResponseWriter, r *http.Request, k Kind) error {
-	data, err := body(r)
-	if err != nil {
-		return err
-	}
-	var o metav1.DeleteOptions
-	if len(data) > 0 {
-		if err := json.Unmarshal(data, &o); err != nil {
-			return fault.Invalid.Errorf("%v", err)
-		}
-	}
-	q := r.URL.Query()
-	if seconds, err := strconv.ParseInt(q.Get("gracePeriodSeconds"), 10, 64); err == nil {
-		o.GracePeriodSeconds = &seconds
-	}
-	found, err := s.find(r, k)
-	if err == nil {
-		err = owner(found)
-	}
-	if err != nil {
-		return err
-	}
-	var uid types.UID
-	if p := o.Preconditions; p != nil && p.UID != nil {
-		uid = *p.UID
-	}
-	force := truth(q, "force")
-	object, err := s.Store.Delete(key(r, k), uid, o.GracePeriodSeconds, force)
-	if err != nil {
-		return err
-	}
-	s.settle(r.Context(), func() bool {
-		for _, now := range s.Wanted.List(k.Name) {
-			if manifest.Key(now) == manifest.Key(object) {
-				return now.GetResourceVersion() != found.GetResourceVersion()
-			}
-		}
-		return true
-	})
-	write(w, http.StatusOK, object)
-	return nil
 }

@@ -20,8 +20,87 @@ func TestMerge(t *testing.T) {
 			t.Errorf("%s: %s, %v\nwant %s", test.name, got, err, test.want)
 		}
 	}
-	if _, err := applyPatch("application/json-patch+json", []byte(given), []byte(`[]`)); err == nil {
-		t.Error("a JSON patch is taken for another")
+	for _, kind := range []string{"", "application/json", "application/apply-patch+yaml"} {
+		if _, err := applyPatch(kind, []byte(given), []byte(`{}`)); err == nil {
+			t.Errorf("%q is taken for a patch", kind)
+		}
+	}
+}
+
+// The directives of strategic patches, which kubectl edit and apply send.
+func TestDirectives(t *testing.T) {
+	const given = `{"args":["a","b","a"],"env":[{"name":"x","value":"1"},{"name":"y","value":"2"}],"strategy":{"rollingUpdate":{"maxSurge":1},"type":"RollingUpdate"}}`
+	for _, test := range []struct{ name, patch, want string }{
+		{"the other fields of a union go", `{"strategy":{"$retainKeys":["type"],"type":"Recreate"}}`, `{"args":["a","b","a"],"env":[{"name":"x","value":"1"},{"name":"y","value":"2"}],"strategy":{"type":"Recreate"}}`},
+		{"a map is replaced", `{"strategy":{"$patch":"replace","type":"Recreate"}}`, `{"args":["a","b","a"],"env":[{"name":"x","value":"1"},{"name":"y","value":"2"}],"strategy":{"type":"Recreate"}}`},
+		{"or goes", `{"strategy":{"$patch":"delete"}}`, `{"args":["a","b","a"],"env":[{"name":"x","value":"1"},{"name":"y","value":"2"}]}`},
+		{"a list is replaced", `{"env":[{"$patch":"replace"},{"name":"z"}],"strategy":null}`, `{"args":["a","b","a"],"env":[{"name":"z"}]}`},
+		{"words go from a list", `{"$deleteFromPrimitiveList/args":["a"],"env":null,"strategy":null}`, `{"args":["b"]}`},
+	} {
+		got, err := applyPatch("application/strategic-merge-patch+json", []byte(given), []byte(test.patch))
+		if err != nil || string(got) != test.want {
+			t.Errorf("%s: %s, %v\nwant %s", test.name, got, err, test.want)
+		}
+	}
+}
+
+// The examples of RFC 6902, appendix A, and what is wrong.
+func TestJSONPatch(t *testing.T) {
+	for _, test := range []struct{ name, given, patch, want string }{
+		{"A.1 add a member", `{"foo":"bar"}`, `[{"op":"add","path":"/baz","value":"qux"}]`, `{"baz":"qux","foo":"bar"}`},
+		{"A.2 add an item", `{"foo":["bar","baz"]}`, `[{"op":"add","path":"/foo/1","value":"qux"}]`, `{"foo":["bar","qux","baz"]}`},
+		{"A.3 remove a member", `{"baz":"qux","foo":"bar"}`, `[{"op":"remove","path":"/baz"}]`, `{"foo":"bar"}`},
+		{"A.4 remove an item", `{"foo":["bar","qux","baz"]}`, `[{"op":"remove","path":"/foo/1"}]`, `{"foo":["bar","baz"]}`},
+		{"A.5 replace", `{"baz":"qux","foo":"bar"}`, `[{"op":"replace","path":"/baz","value":"boo"}]`, `{"baz":"boo","foo":"bar"}`},
+		{"A.6 move", `{"foo":{"bar":"baz","waldo":"fred"},"qux":{"corge":"grault"}}`, `[{"op":"move","from":"/foo/waldo","path":"/qux/thud"}]`, `{"foo":{"bar":"baz"},"qux":{"corge":"grault","thud":"fred"}}`},
+		{"A.7 move an item", `{"foo":["all","grass","cows","eat"]}`, `[{"op":"move","from":"/foo/1","path":"/foo/3"}]`, `{"foo":["all","cows","eat","grass"]}`},
+		{"A.8 test", `{"baz":"qux","foo":["a",2,"c"]}`, `[{"op":"test","path":"/baz","value":"qux"},{"op":"test","path":"/foo/1","value":2}]`, `{"baz":"qux","foo":["a",2,"c"]}`},
+		{"A.9 a test that fails", `{"baz":"qux"}`, `[{"op":"test","path":"/baz","value":"bar"}]`, ""},
+		{"A.10 add a member that has members", `{"foo":"bar"}`, `[{"op":"add","path":"/child","value":{"grandchild":{}}}]`, `{"child":{"grandchild":{}},"foo":"bar"}`},
+		{"A.11 what is not known is ignored", `{"foo":"bar"}`, `[{"op":"add","path":"/baz","value":"qux","xyz":123}]`, `{"baz":"qux","foo":"bar"}`},
+		{"A.12 add to what is not there", `{"foo":"bar"}`, `[{"op":"add","path":"/baz/bat","value":"qux"}]`, ""},
+		{"A.14 ~ and /", `{"/":9,"~1":10}`, `[{"op":"test","path":"/~01","value":10}]`, `{"/":9,"~1":10}`},
+		{"A.15 numbers are no texts", `{"~1":10}`, `[{"op":"test","path":"/~01","value":"10"}]`, ""},
+		{"A.16 behind the last", `{"foo":["bar"]}`, `[{"op":"add","path":"/foo/-","value":["abc","def"]}]`, `{"foo":["bar",["abc","def"]]}`},
+		{"the document", `{"foo":1}`, `[{"op":"replace","path":"","value":{"bar":2}}]`, `{"bar":2}`},
+		{"copy makes another", `{"a":{"x":1}}`, `[{"op":"copy","from":"/a","path":"/b"},{"op":"replace","path":"/b/x","value":2}]`, `{"a":{"x":1},"b":{"x":2}}`},
+		{"no such item", `{"a":[1]}`, `[{"op":"remove","path":"/a/1"}]`, ""},
+		{"no such member", `{"a":1}`, `[{"op":"replace","path":"/b","value":1}]`, ""},
+		{"into itself", `{"a":{"b":1}}`, `[{"op":"move","from":"/a","path":"/a/b"}]`, ""},
+		{"no value", `{"a":1}`, `[{"op":"add","path":"/b"}]`, ""},
+		{"no pointer", `{"a":1}`, `[{"op":"remove","path":"a"}]`, ""},
+		{"no operation", `{"a":1}`, `[{"op":"frob","path":"/a"}]`, ""},
+		{"no list", `{"a":1}`, `{"op":"remove","path":"/a"}`, ""},
+	} {
+		got, err := applyPatch("application/json-patch+json", []byte(test.given), []byte(test.patch))
+		if (err == nil) != (test.want != "") || string(got) != test.want {
+			t.Errorf("%s: %s, %v\nwant %s", test.name, got, err, test.want)
+		}
+	}
+}
+
+// An apply takes away what the last one had and this one has not, and leaves what
+// others have set.
+func TestThreeWay(t *testing.T) {
+	const first = `{"metadata":{"name":"d","labels":{"a":"1","b":"2"}},"spec":{"replicas":2,"containers":[{"name":"x","image":"1","env":[{"name":"e"}]},{"name":"y"}]}}`
+	const second = `{"metadata":{"name":"d","labels":{"a":"1"}},"spec":{"containers":[{"name":"x","image":"2"}]}}`
+	made, err := threeWay([]byte(`{}`), []byte(first))
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Somebody scales it, and adds a label and a container.
+	others, err := applyPatch("application/strategic-merge-patch+json", made, []byte(`{"metadata":{"labels":{"c":"3"}},"spec":{"paused":true,"containers":[{"name":"z"}]}}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := threeWay(others, []byte(second))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := `{"metadata":{"annotations":{"kubectl.kubernetes.io/last-applied-configuration":"{\"metadata\":{\"labels\":{\"a\":\"1\"},\"name\":\"d\"},\"spec\":{\"containers\":[{\"image\":\"2\",\"name\":\"x\"}]}}"},` +
+		`"labels":{"a":"1","c":"3"},"name":"d"},"spec":{"containers":[{"image":"2","name":"x"},{"name":"z"}],"paused":true}}`
+	if string(got) != want {
+		t.Errorf("got  %s\nwant %s", got, want)
 	}
 }
 

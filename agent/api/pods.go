@@ -18,6 +18,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	internalapi "k8s.io/cri-api/pkg/apis"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"k8s.io/cri-client/pkg/logs"
 )
@@ -78,17 +79,18 @@ func (s *Server) target(r *http.Request) (*v1.Pod, v1.ContainerStatus, error) {
 	return pod, all[i], nil
 }
 
-// running returns the runtime's ID of the container that a request is for, which
-// must run.
-func (s *Server) running(r *http.Request) (string, error) {
+// running returns the runtime and its ID of the container that a request is for,
+// which must run.
+func (s *Server) running(r *http.Request) (internalapi.RuntimeService, string, error) {
 	pod, c, err := s.target(r)
 	if err != nil {
-		return "", err
+		return nil, "", err
 	}
 	if c.State.Running == nil {
-		return "", fault.WrongState.Errorf("container %s of pod %s/%s does not run", c.Name, pod.Namespace, pod.Name)
+		return nil, "", fault.WrongState.Errorf("container %s of pod %s/%s does not run", c.Name, pod.Namespace, pod.Name)
 	}
-	return runtimeID(c.ContainerID), nil
+	runtime, _, err := s.runtime()
+	return runtime, runtimeID(c.ContainerID), err
 }
 
 // runtimeID takes the runtime's name off a container ID.
@@ -100,12 +102,12 @@ func runtimeID(id string) string {
 }
 
 func (s *Server) exec(w http.ResponseWriter, r *http.Request) error {
-	id, err := s.running(r)
+	runtime, id, err := s.running(r)
 	if err != nil {
 		return err
 	}
 	q := streams(r.URL.Query())
-	resp, err := s.Runtime.Exec(r.Context(), &cri.ExecRequest{
+	resp, err := runtime.Exec(r.Context(), &cri.ExecRequest{
 		ContainerId: id, Cmd: q["command"], Tty: truth(q, "tty"), Stdin: truth(q, "stdin"), Stdout: truth(q, "stdout"), Stderr: truth(q, "stderr") && !truth(q, "tty"),
 	})
 	if err != nil {
@@ -125,12 +127,12 @@ func streams(q url.Values) url.Values {
 }
 
 func (s *Server) attach(w http.ResponseWriter, r *http.Request) error {
-	id, err := s.running(r)
+	runtime, id, err := s.running(r)
 	if err != nil {
 		return err
 	}
 	q := streams(r.URL.Query())
-	resp, err := s.Runtime.Attach(r.Context(), &cri.AttachRequest{
+	resp, err := runtime.Attach(r.Context(), &cri.AttachRequest{
 		ContainerId: id, Tty: truth(q, "tty"), Stdin: truth(q, "stdin"), Stdout: truth(q, "stdout"), Stderr: truth(q, "stderr") && !truth(q, "tty"),
 	})
 	if err != nil {
@@ -144,7 +146,11 @@ func (s *Server) portForward(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	id, err := s.sandbox(r, o.(*v1.Pod))
+	runtime, _, err := s.runtime()
+	if err != nil {
+		return err
+	}
+	id, err := sandbox(r, runtime, o.(*v1.Pod))
 	if err != nil {
 		return err
 	}
@@ -156,7 +162,7 @@ func (s *Server) portForward(w http.ResponseWriter, r *http.Request) error {
 		}
 		ports = append(ports, int32(port))
 	}
-	resp, err := s.Runtime.PortForward(r.Context(), &cri.PortForwardRequest{PodSandboxId: id, Port: ports})
+	resp, err := runtime.PortForward(r.Context(), &cri.PortForwardRequest{PodSandboxId: id, Port: ports})
 	if err != nil {
 		return err
 	}
@@ -164,8 +170,8 @@ func (s *Server) portForward(w http.ResponseWriter, r *http.Request) error {
 }
 
 // sandbox returns the ID of the pod's sandbox, which must be ready.
-func (s *Server) sandbox(r *http.Request, pod *v1.Pod) (string, error) {
-	list, err := s.Runtime.ListPodSandbox(r.Context(), &cri.PodSandboxFilter{
+func sandbox(r *http.Request, runtime internalapi.RuntimeService, pod *v1.Pod) (string, error) {
+	list, err := runtime.ListPodSandbox(r.Context(), &cri.PodSandboxFilter{
 		LabelSelector: map[string]string{"io.kubernetes.pod.uid": string(pod.UID)}, State: &cri.PodSandboxStateValue{State: cri.PodSandboxState_SANDBOX_READY},
 	})
 	if err != nil {
@@ -198,7 +204,7 @@ func (s *Server) pass(w http.ResponseWriter, r *http.Request, to string) error {
 
 // run runs a command to its end and answers with what it wrote.
 func (s *Server) run(w http.ResponseWriter, r *http.Request) error {
-	id, err := s.running(r)
+	runtime, id, err := s.running(r)
 	if err != nil {
 		return err
 	}
@@ -206,7 +212,7 @@ func (s *Server) run(w http.ResponseWriter, r *http.Request) error {
 	if len(cmd) == 0 {
 		return fault.Invalid.Errorf("cmd: is missing")
 	}
-	stdout, stderr, err := s.Runtime.ExecSync(r.Context(), id, cmd, 0)
+	stdout, stderr, err := runtime.ExecSync(r.Context(), id, cmd, 0)
 	if err != nil && len(stdout)+len(stderr) == 0 {
 		return err
 	}
@@ -225,12 +231,16 @@ func (s *Server) checkpoint(w http.ResponseWriter, r *http.Request) error {
 	if c.State.Running == nil {
 		return fault.WrongState.Errorf("container %s of pod %s/%s does not run", c.Name, pod.Namespace, pod.Name)
 	}
-	dir, _ := s.Config["checkpointDir"].(string)
+	runtime, _, err := s.runtime()
+	if err != nil {
+		return err
+	}
+	dir := s.Checkpoints
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
 	path := fmt.Sprintf("%s/checkpoint-%s_%s-%s-%s.tar", dir, pod.Name, pod.Namespace, c.Name, time.Now().UTC().Format("2006-01-02T15-04-05Z"))
-	if err := s.Runtime.CheckpointContainer(r.Context(), &cri.CheckpointContainerRequest{ContainerId: runtimeID(c.ContainerID), Location: path}); err != nil {
+	if err := runtime.CheckpointContainer(r.Context(), &cri.CheckpointContainerRequest{ContainerId: runtimeID(c.ContainerID), Location: path}); err != nil {
 		return err
 	}
 	write(w, http.StatusOK, map[string][]string{"items": {path}})
@@ -258,7 +268,11 @@ func (s *Server) log(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	resp, err := s.Runtime.ContainerStatus(r.Context(), runtimeID(id), false)
+	runtime, _, err := s.runtime()
+	if err != nil {
+		return err
+	}
+	resp, err := runtime.ContainerStatus(r.Context(), runtimeID(id), false)
 	if err != nil {
 		return err
 	}
@@ -274,7 +288,7 @@ func (s *Server) log(w http.ResponseWriter, r *http.Request) error {
 		stdout = io.Discard
 	}
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-	if err := logs.ReadLogs(r.Context(), path, runtimeID(id), o, s.Runtime, stdout, stderr); err != nil && r.Context().Err() == nil {
+	if err := logs.ReadLogs(r.Context(), path, runtimeID(id), o, runtime, stdout, stderr); err != nil && r.Context().Err() == nil {
 		s.Log.DebugContext(r.Context(), "log ended early", "err", err) // some of it is written
 	}
 	return nil

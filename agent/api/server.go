@@ -17,6 +17,7 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"sync/atomic"
 
 	"github.com/crisp-cri/crisp/agent/crix"
 	"github.com/crisp-cri/crisp/agent/desired"
@@ -42,12 +43,11 @@ type Options struct {
 	// Accepted returns the pods that have files: those that are being ended
 	// among them.
 	Accepted func() []*v1.Pod
-	Runtime  internalapi.RuntimeService
-	Images   internalapi.ImageManagerService
 	// LoopHealth says what is wrong with the agent's loop, nil if nothing is.
 	LoopHealth func() error
 	// Config is what /configz shows, in the kubelet's words.
-	Config map[string]any
+	Config      func() map[string]any
+	Checkpoints string // directory of checkpoint archives
 	// Metrics, if not nil, writes more lines for /metrics and /metrics/probes.
 	Metrics, ProbeMetrics func(add func(name, kind, help string, labels map[string]string, value float64))
 	// Debug makes a pod's ephemeral containers those of the text, if not nil.
@@ -60,6 +60,13 @@ type Server struct {
 	Options
 	mux  *http.ServeMux
 	view view
+	cri  atomic.Pointer[services] // nil before Connect
+}
+
+// services are the runtime's.
+type services struct {
+	runtime internalapi.RuntimeService
+	images  internalapi.ImageManagerService
 }
 
 // New returns a Server.
@@ -70,6 +77,20 @@ func New(o Options) *Server {
 	s.routePods()
 	s.routeKubelet()
 	return s
+}
+
+// Connect gives the server the runtime, which has answered by now. Before, requests
+// that need it are answered so.
+func (s *Server) Connect(runtime internalapi.RuntimeService, images internalapi.ImageManagerService) {
+	s.cri.Store(&services{runtime, images})
+}
+
+// runtime returns the runtime's services.
+func (s *Server) runtime() (internalapi.RuntimeService, internalapi.ImageManagerService, error) {
+	if c := s.cri.Load(); c != nil {
+		return c.runtime, c.images, nil
+	}
+	return nil, nil, fault.Unavailable.Errorf("the runtime has not answered yet")
 }
 
 // ServeHTTP implements http.Handler.

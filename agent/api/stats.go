@@ -116,9 +116,13 @@ func (s *Server) summary(w http.ResponseWriter, r *http.Request) error {
 }
 
 func (s *Server) stats(r *http.Request) (*Summary, error) {
-	sandboxes, err := s.Runtime.ListPodSandboxStats(r.Context(), nil)
+	runtime, images, err := s.runtime()
 	if err != nil {
-		return nil, crix.Fault(err)
+		return nil, err
+	}
+	sandboxes, err := crix.PodStats(r.Context(), runtime)
+	if err != nil {
+		return nil, err
 	}
 	summary := &Summary{Node: s.nodeStats(), Pods: []PodStats{}}
 	for _, sb := range sandboxes {
@@ -127,7 +131,7 @@ func (s *Server) stats(r *http.Request) (*Summary, error) {
 	slices.SortFunc(summary.Pods, func(a, b PodStats) int {
 		return cmp.Or(cmp.Compare(a.PodRef.Namespace, b.PodRef.Namespace), cmp.Compare(a.PodRef.Name, b.PodRef.Name))
 	})
-	if info, err := s.Images.ImageFsInfo(r.Context()); err == nil && len(info.GetImageFilesystems()) > 0 {
+	if info, err := images.ImageFsInfo(r.Context()); err == nil && len(info.GetImageFilesystems()) > 0 {
 		fs := info.GetImageFilesystems()[0]
 		summary.Node.Runtime = &struct {
 			ImageFs *FsStats `json:"imageFs,omitempty"`

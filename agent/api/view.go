@@ -1,17 +1,21 @@
 package api
 
 import (
+	"cmp"
 	"encoding/json"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/internal/notify"
 )
 
 // A view numbers the changes of all objects, so that a list and a watch that
-// follows it fit together. It looks at the objects when it is asked or poked and
+// follows it fit together. The number of its last change is an object's resource
+// version. It looks at the objects when it is asked or poked and
 // compares them with what it saw last: the sources of objects need not know.
 type view struct {
 	server *Server
@@ -28,7 +32,7 @@ type entry struct {
 	seq    uint64
 	since  uint64 // when it came
 	text   string
-	object manifest.Object
+	object manifest.Object // with seq as its resource version
 }
 
 type change struct {
@@ -54,18 +58,30 @@ func (v *view) list(kind string) ([]manifest.Object, uint64) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.takeLocked(kind, objects)
-	return objects, v.seq
+	list := make([]manifest.Object, 0, len(objects))
+	for _, o := range objects {
+		if e, ok := v.seen[kind][entryKey(o)]; ok {
+			list = append(list, e.object)
+		}
+	}
+	return list, v.seq
+}
+
+func entryKey(o manifest.Object) string {
+	return o.GetNamespace() + "/" + o.GetName() + "/" + string(o.GetUID())
 }
 
 // takeLocked compares the objects of a kind with what was seen last.
 func (v *view) takeLocked(kind string, objects []manifest.Object) {
 	if v.seen == nil {
 		v.seen = map[string]map[string]entry{}
-		v.seq = 1
+		// More than the number of any change that an earlier agent has told of.
+		v.seq = uint64(time.Now().UnixMicro())
+		v.floor = v.seq
 	}
 	old, now := v.seen[kind], map[string]entry{}
 	for _, o := range objects {
-		key := o.GetNamespace() + "/" + o.GetName() + "/" + string(o.GetUID())
+		key := entryKey(o)
 		data, err := json.Marshal(o)
 		if err != nil {
 			continue
@@ -77,6 +93,8 @@ func (v *view) takeLocked(kind string, objects []manifest.Object) {
 			if !known {
 				since = v.seq
 			}
+			o = o.DeepCopyObject().(manifest.Object)
+			o.SetResourceVersion(strconv.FormatUint(v.seq, 10))
 			e = entry{v.seq, since, string(data), o}
 		}
 		now[key] = e
@@ -84,7 +102,9 @@ func (v *view) takeLocked(kind string, objects []manifest.Object) {
 	for key, e := range old {
 		if _, still := now[key]; !still {
 			v.seq++
-			v.gone = append(v.gone, change{kind: kind, key: key, seq: v.seq, deleted: true, object: e.object})
+			last := e.object.DeepCopyObject().(manifest.Object)
+			last.SetResourceVersion(strconv.FormatUint(v.seq, 10))
+			v.gone = append(v.gone, change{kind: kind, key: key, seq: v.seq, deleted: true, object: last})
 		}
 	}
 	if n := len(v.gone) - mostGone; n > 0 {
@@ -100,7 +120,7 @@ func (v *view) since(kind string, seq uint64) ([]change, uint64, error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.takeLocked(kind, objects)
-	if seq < v.floor || seq > v.seq {
+	if seq != 0 && seq < v.floor || seq > v.seq {
 		return nil, 0, errExpired
 	}
 	var changes []change
@@ -116,7 +136,7 @@ func (v *view) since(kind string, seq uint64) ([]change, uint64, error) {
 	}
 	slices.SortFunc(changes, func(a, b change) int {
 		if a.seq != b.seq {
-			return int(a.seq) - int(b.seq)
+			return cmp.Compare(a.seq, b.seq)
 		}
 		return strings.Compare(a.key, b.key)
 	})

@@ -159,10 +159,11 @@ func record(t *testing.T, spec string) (*Driver, *recorder, *v1.Pod) {
 	d, err := New(Options{
 		Root: root, LogDir: filepath.Join(root, "logs"), NodeName: "n1", ClusterDomain: "cluster.local",
 		Objects: shelf{}, Events: r, Handlers: func() []string { return []string{"", "alt"} }, Log: slog.New(slog.DiscardHandler),
-	}, r, r)
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
+	d.Connect(r, r)
 	list, _, err := manifest.Read("web.yaml", []byte("apiVersion: v1\nkind: Pod\nmetadata: {name: web}\nspec:\n"+spec), manifest.Options{NodeName: "n1"})
 	if err != nil {
 		t.Fatal(err)
@@ -293,10 +294,11 @@ func TestStopOrphan(t *testing.T) {
 	if err := os.RemoveAll(d.podsDir()); err != nil {
 		t.Fatal(err)
 	}
-	next, err := New(d.Options, r, r)
+	next, err := New(d.Options)
 	if err != nil {
 		t.Fatal(err)
 	}
+	next.Connect(r, r)
 	have, err := next.Observe(t.Context(), podsync.KeyOf(pod), nil)
 	if err != nil {
 		t.Fatal(err)
@@ -412,10 +414,11 @@ func TestResize(t *testing.T) {
 	r.expect(t)
 
 	// What was told is known to the next agent.
-	next, err := New(d.Options, r, r)
+	next, err := New(d.Options)
 	if err != nil {
 		t.Fatal(err)
 	}
+	next.Connect(r, r)
 	begin(t, next, resized)
 	r.expect(t)
 }

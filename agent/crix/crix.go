@@ -98,8 +98,8 @@ type Driver struct {
 }
 
 // New returns a Driver and finds the files that an earlier agent has left below
-// o.Root.
-func New(o Options, runtime internalapi.RuntimeService, images internalapi.ImageManagerService) (*Driver, error) {
+// o.Root. Only those can be asked for before Connect.
+func New(o Options) (*Driver, error) {
 	if o.Events == nil {
 		o.Events = event.Discard
 	}
@@ -111,8 +111,6 @@ func New(o Options, runtime internalapi.RuntimeService, images internalapi.Image
 	}
 	d := &Driver{
 		Options: o,
-		runtime: runtime,
-		images:  images,
 		agent:   agentID(o.Root),
 		node:    readFacts(),
 		pulls:   newQueue(o.Pulls),
@@ -122,6 +120,11 @@ func New(o Options, runtime internalapi.RuntimeService, images internalapi.Image
 	}
 	d.volumes = volume.New(o.Root, o.Objects, shown{d})
 	return d, d.findFiles()
+}
+
+// Connect gives the driver its runtime, before its first action.
+func (d *Driver) Connect(runtime internalapi.RuntimeService, images internalapi.ImageManagerService) {
+	d.runtime, d.images = runtime, images
 }
 
 func (d *Driver) podsDir() string             { return filepath.Join(d.Root, "pods") }

@@ -29,7 +29,7 @@ func driver(t *testing.T) *Driver {
 	d, err := New(Options{
 		Root: root, LogDir: filepath.Join(root, "logs"), NodeName: "n1", NodeIPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")},
 		ResolvConf: resolv, SeccompDefault: true, Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
-	}, nil, nil)
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -261,7 +261,7 @@ func TestFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	next, err := New(d.Options, nil, nil)
+	next, err := New(d.Options)
 	if err != nil {
 		t.Fatal(err)
 	}

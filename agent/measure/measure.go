@@ -27,11 +27,13 @@ type operation struct {
 	took          time.Duration
 }
 
-// Wrap returns services that count what is asked of the two. The log's lines, of
-// level debug, have what the callers' contexts carry: the pod that it is about.
-func Wrap(r internalapi.RuntimeService, i internalapi.ImageManagerService, log *slog.Logger) (internalapi.RuntimeService, internalapi.ImageManagerService, *Counts) {
-	c := &Counts{log: log, ops: map[string]*operation{}}
-	return &runtime{r, c, r}, &images{i, c, i}, c
+// New returns Counts of nothing. The log's lines, of level debug, have what the
+// callers' contexts carry: the pod that it is about.
+func New(log *slog.Logger) *Counts { return &Counts{log: log, ops: map[string]*operation{}} }
+
+// Wrap returns services that count what is asked of the two.
+func (c *Counts) Wrap(r internalapi.RuntimeService, i internalapi.ImageManagerService) (internalapi.RuntimeService, internalapi.ImageManagerService) {
+	return &runtime{r, c, r}, &images{i, c, i}
 }
 
 // begin starts an operation; what it returns ends it, with the error that err

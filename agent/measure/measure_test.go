@@ -13,7 +13,8 @@ import (
 
 func TestCounts(t *testing.T) {
 	fake := critest.NewFakeRuntimeService()
-	runtime, images, counts := measure.Wrap(fake, critest.NewFakeImageService(), slog.New(slog.DiscardHandler))
+	counts := measure.New(slog.New(slog.DiscardHandler))
+	runtime, images := counts.Wrap(fake, critest.NewFakeImageService())
 	for range 2 {
 		if _, err := runtime.Version(t.Context(), ""); err != nil {
 			t.Fatal(err)

@@ -26,6 +26,11 @@ func deployment(d *appsv1.Deployment, pods []Pod, now time.Time) Plan {
 		Replicas:           int32(len(plan.Pods)), UpdatedReplicas: r.updated, ReadyReplicas: r.ready,
 		AvailableReplicas: r.available, UnavailableReplicas: int32(r.replicas) - r.available,
 	}
+	available := v1.ConditionFalse
+	if r.available >= int32(r.replicas-maxUnavailable(d)) && (r.available > 0 || r.replicas == 0) {
+		available = v1.ConditionTrue
+	}
+	with.Status.Conditions = []appsv1.DeploymentCondition{{Type: appsv1.DeploymentAvailable, Status: available, Reason: "MinimumReplicas" + map[v1.ConditionStatus]string{v1.ConditionTrue: "Available", v1.ConditionFalse: "Unavailable"}[available]}}
 	plan.Status = with
 	return plan
 }

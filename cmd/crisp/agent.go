@@ -27,7 +27,7 @@ func runAgent(c *cli, args []string) error {
 			fs.StringVar(p, name, value, "the same as --"+names[0]+", by the kubelet's name")
 		}
 	}
-	alias(&o.Manifests, "/etc/crisp/manifests", "`directory` of the manifests", "manifests", "pod-manifest-path")
+	alias(&o.Manifests, "/etc/crisp/pods", "`directory` of the manifests", "manifests", "pod-manifest-path")
 	alias(&o.Root, c.agentRoot, "the agent's own `directory`", "root", "root-dir")
 	alias(&o.LogDir, "", "`directory` of the pods' logs (default ROOT/logs)", "log-dir", "pod-logs-dir")
 	alias(&o.NodeName, "", "`name` of this node (default: the host name)", "node-name", "hostname-override")
@@ -52,7 +52,7 @@ func runAgent(c *cli, args []string) error {
 	takeCare := careFlags(fs, &o.Care)
 	c.kubeletFlags(fs)
 	fs.StringVar(&level, "log-level", "info", "debug, info, warn or error")
-	rest, err := c.parse(fs, args)
+	rest, err := c.parse(fs, c.dropUnknown(fs, args))
 	if err != nil {
 		return err
 	}

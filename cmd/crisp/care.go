@@ -2,7 +2,6 @@ package main
 
 import (
 	"flag"
-	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -17,7 +16,7 @@ import (
 // careFlags are those of how the agent looks after the node, by the kubelet's
 // names. The returned function takes in what was given.
 func careFlags(fs *flag.FlagSet, o *agent.Care) func() error {
-	var labels, sysctls, system, kube, logSize, hard, soft, graces string
+	var labels, sysctls, system, kube, logSize, hard, soft, graces, reclaim string
 	var allowPrivileged, perQOS bool
 	fs.StringVar(&o.CgroupRoot, "cgroup-root", "", "`cgroup` that kubepods is made in (default: the kernel's root)")
 	fs.BoolVar(&perQOS, "cgroups-per-qos", true, "make cgroups for pods and their classes; else the runtime puts containers where it likes")
@@ -37,14 +36,19 @@ func careFlags(fs *flag.FlagSet, o *agent.Care) func() error {
 	fs.StringVar(&hard, "eviction-hard", evict.DefaultHard, "what may not become less without pods being evicted at once, `SIGNAL<AMOUNT,…`; empty is nothing")
 	fs.StringVar(&soft, "eviction-soft", "", "what may not become less for longer than its grace period")
 	fs.StringVar(&graces, "eviction-soft-grace-period", "", "grace periods of --eviction-soft, `SIGNAL=DURATION,…`")
+	fs.StringVar(&reclaim, "eviction-minimum-reclaim", "", "by how much more than its threshold there must be of something again, `SIGNAL=AMOUNT,…`")
 	fs.Int64Var(&o.EvictGrace, "eviction-max-pod-grace-period", 0, "`seconds` that a pod gets at most when it is evicted at a soft threshold")
 	fs.DurationVar(&o.EvictTransition, "eviction-pressure-transition-period", evict.DefaultTransition, "how long pressure lasts when its cause has gone")
 	return func() (err error) {
 		o.NoPodCgroups, o.NoPrivileged = !perQOS, !allowPrivileged
+		o.PodPIDs = max(o.PodPIDs, 0) // a kubelet's -1 is no limit too
 		if o.NodeLabels, err = assignments("node-labels", labels); err != nil {
 			return err
 		}
-		if o.Reserved, err = reserved(system, kube); err != nil {
+		if o.SystemReserved, err = reserved("system-reserved", system); err != nil {
+			return err
+		}
+		if o.KubeReserved, err = reserved("kube-reserved", kube); err != nil {
 			return err
 		}
 		if sysctls != "" {
@@ -63,6 +67,9 @@ func careFlags(fs *flag.FlagSet, o *agent.Care) func() error {
 		}
 		if o.Evict, err = evict.Parse(hard, soft, graces); err != nil {
 			return usageError("eviction thresholds: %v", err)
+		}
+		if o.EvictReclaim, err = evict.ParseReclaim(reclaim); err != nil {
+			return usageError("--eviction-minimum-reclaim: %v", err)
 		}
 		return nil
 	}
@@ -84,24 +91,20 @@ func assignments(name, text string) (map[string]string, error) {
 	return m, nil
 }
 
-func reserved(lists ...string) (v1.ResourceList, error) {
-	total := v1.ResourceList{}
-	for _, text := range lists {
-		m, err := assignments("system-reserved", text)
-		if err != nil {
-			return nil, err
-		}
-		for name, amount := range m {
-			q, err := resource.ParseQuantity(amount)
-			if err != nil {
-				return nil, usageError("--system-reserved %s=%s: %v", name, amount, err)
-			}
-			sum := total[v1.ResourceName(name)]
-			sum.Add(q)
-			total[v1.ResourceName(name)] = sum
-		}
+func reserved(flag, text string) (v1.ResourceList, error) {
+	m, err := assignments(flag, text)
+	if err != nil {
+		return nil, err
 	}
-	return total, nil
+	list := v1.ResourceList{}
+	for name, amount := range m {
+		q, err := resource.ParseQuantity(amount)
+		if err != nil {
+			return nil, usageError("--%s %s=%s: %v", flag, name, amount, err)
+		}
+		list[v1.ResourceName(name)] = q
+	}
+	return list, nil
 }
 
 // careKeys are the keys of a KubeletConfiguration for these flags.
@@ -111,7 +114,7 @@ var careKeys = map[string]string{
 	"imageGCHighThresholdPercent": "image-gc-high-threshold", "imageGCLowThresholdPercent": "image-gc-low-threshold",
 	"imageMinimumGCAge": "minimum-image-ttl-duration", "imageMaximumGCAge": "maximum-image-ttl-duration",
 	"containerLogMaxSize": "container-log-max-size", "containerLogMaxFiles": "container-log-max-files",
-	"evictionHard": "eviction-hard", "evictionSoft": "eviction-soft", "evictionSoftGracePeriod": "eviction-soft-grace-period",
+	"evictionHard": "eviction-hard", "evictionSoft": "eviction-soft", "evictionSoftGracePeriod": "eviction-soft-grace-period", "evictionMinimumReclaim": "eviction-minimum-reclaim",
 	"evictionMaxPodGracePeriod": "eviction-max-pod-grace-period", "evictionPressureTransitionPeriod": "eviction-pressure-transition-period",
 }
 
@@ -123,7 +126,7 @@ func keyed(key string, m map[string]any) string {
 	}
 	var list []string
 	for _, name := range slices.Sorted(maps.Keys(m)) {
-		list = append(list, fmt.Sprint(name, sign, m[name]))
+		list = append(list, name+sign+textOf(m[name]))
 	}
 	return strings.Join(list, ",")
 }

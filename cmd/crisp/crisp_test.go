@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/crisp-cri/crisp/agent/status"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	utilexec "k8s.io/client-go/util/exec"
@@ -365,7 +366,7 @@ func TestStatusWord(t *testing.T) {
 		if test.deleted {
 			pod.DeletionTimestamp = &metav1.Time{}
 		}
-		if got := statusWord(pod); got != test.want {
+		if got := status.Word(pod); got != test.want {
 			t.Errorf("got %s, want %s", got, test.want)
 		}
 	}

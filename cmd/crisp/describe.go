@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/crisp-cri/crisp/agent/manifest"
+	"github.com/crisp-cri/crisp/agent/status"
 	"github.com/crisp-cri/crisp/internal/fault"
 	v1 "k8s.io/api/core/v1"
 )
@@ -86,7 +87,7 @@ func (c *cli) describePod(namespace, name string) error {
 	line("Node", "%s", pod.Spec.NodeName)
 	line("Created", "%s", when(pod.CreationTimestamp.Time))
 	line("Labels", "%s", pairs(pod.Labels))
-	line("Status", "%s", statusWord(pod))
+	line("Status", "%s", status.Word(pod))
 	line("Reason", "%s", pod.Status.Reason)
 	line("Message", "%s", pod.Status.Message)
 	line("IP", "%s", pod.Status.PodIP)

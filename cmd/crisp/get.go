@@ -11,6 +11,7 @@ import (
 
 	"github.com/crisp-cri/crisp/agent/crix"
 	"github.com/crisp-cri/crisp/agent/manifest"
+	"github.com/crisp-cri/crisp/agent/status"
 	"github.com/crisp-cri/crisp/internal/fault"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -140,70 +141,15 @@ func printTable(w io.Writer, pods []crix.Found, v view, wide bool) error {
 }
 
 func cellsOf(pod *v1.Pod, now time.Time) []string {
-	ready, all, restarts := 0, 0, 0
-	count := func(s v1.ContainerStatus) {
-		all++
-		if s.Ready {
-			ready++
-		}
-		restarts += int(s.RestartCount)
-	}
-	for _, s := range pod.Status.ContainerStatuses {
-		count(s)
-	}
-	for i, c := range pod.Spec.InitContainers { // sidecars count
-		if c.RestartPolicy != nil && *c.RestartPolicy == v1.ContainerRestartPolicyAlways && i < len(pod.Status.InitContainerStatuses) {
-			count(pod.Status.InitContainerStatuses[i])
-		}
-	}
+	ready, all, restarts := status.Count(pod)
 	return []string{
 		pod.Name,
 		fmt.Sprintf("%d/%d", ready, all),
-		statusWord(pod),
+		status.Word(pod),
 		strconv.Itoa(restarts),
 		duration.HumanDuration(now.Sub(pod.CreationTimestamp.Time)),
 		or(pod.Status.PodIP, "<none>"),
 	}
-}
-
-// statusWord is the STATUS of kubectl: the phase, or the reason of the container
-// that says most about why the pod is not what it is to be.
-func statusWord(pod *v1.Pod) string {
-	if pod.DeletionTimestamp != nil {
-		return "Terminating"
-	}
-	if pod.Status.Reason != "" {
-		return pod.Status.Reason
-	}
-	for i, s := range pod.Status.InitContainerStatuses {
-		switch t, w := s.State.Terminated, s.State.Waiting; {
-		case t != nil && t.ExitCode == 0, s.State.Running != nil && s.Ready:
-			continue
-		case t != nil:
-			return "Init:" + or(t.Reason, "ExitCode:"+strconv.Itoa(int(t.ExitCode)))
-		case w != nil && w.Reason != "" && w.Reason != "PodInitializing":
-			return "Init:" + w.Reason
-		case pod.Status.Phase == v1.PodPending:
-			return fmt.Sprintf("Init:%d/%d", i, len(pod.Status.InitContainerStatuses))
-		}
-	}
-	word := string(pod.Status.Phase)
-	running := false
-	for i := len(pod.Status.ContainerStatuses) - 1; i >= 0; i-- {
-		s := pod.Status.ContainerStatuses[i]
-		switch t, w := s.State.Terminated, s.State.Waiting; {
-		case w != nil && w.Reason != "":
-			word = w.Reason
-		case t != nil:
-			word = or(t.Reason, "ExitCode:"+strconv.Itoa(int(t.ExitCode)))
-		case s.Ready:
-			running = true
-		}
-	}
-	if running && word == "Completed" {
-		return "Running"
-	}
-	return word
 }
 
 func source(pod *v1.Pod) string {

@@ -30,12 +30,51 @@ func (c *cli) kubeletFlags(fs *flag.FlagSet) {
 	}
 }
 
+// dropUnknown takes out the flags that the agent does not have, and says so: tools
+// start a kubelet with flags of all versions. The agent takes no arguments, so a
+// word behind such a flag is its value.
+func (c *cli) dropUnknown(fs *flag.FlagSet, args []string) []string {
+	var kept []string
+	for i := 0; i < len(args); i++ {
+		arg := args[i]
+		name, _, assigned := strings.Cut(strings.TrimPrefix(strings.TrimPrefix(arg, "-"), "-"), "=")
+		if !strings.HasPrefix(arg, "-") || name == "" || name == "h" || name == "help" {
+			kept = append(kept, arg)
+			continue
+		}
+		f := fs.Lookup(name)
+		if f == nil {
+			fmt.Fprintf(c.stderr, "crisp: warning: --%s is not known and has no effect\n", name)
+		} else {
+			kept = append(kept, arg)
+		}
+		switched := false
+		if f != nil {
+			b, ok := f.Value.(interface{ IsBoolFlag() bool })
+			switched = ok && b.IsBoolFlag()
+		}
+		if value := i + 1; !assigned && !switched && value < len(args) && (f != nil || !strings.HasPrefix(args[value], "-")) {
+			if i++; f != nil {
+				kept = append(kept, args[i])
+			}
+		}
+	}
+	return kept
+}
+
 // kubeletKeys are the keys of a KubeletConfiguration that the agent takes, and
 // the flag that each is.
 var kubeletKeys = map[string]string{
 	"staticPodPath": "manifests", "staticPodURL": "manifest-url", "containerRuntimeEndpoint": "runtime-endpoint", "podLogsDir": "log-dir",
 	"resolvConf": "resolv-conf", "clusterDNS": "cluster-dns", "clusterDomain": "cluster-domain", "seccompDefault": "seccomp-default",
 	"maxParallelImagePulls": "max-parallel-image-pulls", "registryPullQPS": "registry-qps", "registryBurst": "registry-burst",
+}
+
+// always are keys of a KubeletConfiguration that the agent has one value of, which
+// it says of itself too.
+var always = map[string]any{
+	"enableServer": true, "enableDebuggingHandlers": true, "failSwapOn": false, "failCgroupV1": false, "cpuCFSQuotaPeriod": "100ms",
+	"fileCheckFrequency": "20s", "httpCheckFrequency": "20s", "runtimeRequestTimeout": "2m0s", "serializeImagePulls": false,
 }
 
 // readKubeletConfig sets the flags that were not given from a file with a
@@ -56,6 +95,9 @@ func (c *cli) readKubeletConfig(fs *flag.FlagSet, path string) error {
 	given := map[string]bool{}
 	fs.Visit(func(f *flag.Flag) { given[f.Name] = true })
 	for _, key := range slices.Sorted(maps.Keys(config)) {
+		if value, ok := always[key]; config[key] == nil || ok && config[key] == value {
+			continue
+		}
 		name, value := or(kubeletKeys[key], careKeys[key]), textOf(config[key])
 		if m, ok := config[key].(map[string]any); ok {
 			value = keyed(key, m)
@@ -68,6 +110,8 @@ func (c *cli) readKubeletConfig(fs *flag.FlagSet, path string) error {
 		case "crashLoopBackOff":
 			m, _ := config[key].(map[string]any)
 			name, value = "max-container-restart-period", fmt.Sprint(m["maxContainerRestartPeriod"])
+		case "serializeImagePulls":
+			name, value = "max-parallel-image-pulls", "1"
 		case "readOnlyPort":
 			name, value = "read-only-address", addressOf("127.0.0.1", value)
 		case "healthzPort":
@@ -97,13 +141,15 @@ func addressOf(host, port string) string {
 
 // textOf writes a value as its flag would have it.
 func textOf(v any) string {
-	list, ok := v.([]any)
-	if !ok {
-		return fmt.Sprint(v)
+	switch v := v.(type) {
+	case float64: // every number of the file; flags know no exponents
+		return strconv.FormatFloat(v, 'f', -1, 64)
+	case []any:
+		texts := make([]string, len(v))
+		for i, item := range v {
+			texts[i] = textOf(item)
+		}
+		return strings.Join(texts, ",")
 	}
-	texts := make([]string, len(list))
-	for i, item := range list {
-		texts[i] = fmt.Sprint(item)
-	}
-	return strings.Join(texts, ",")
+	return fmt.Sprint(v)
 }

@@ -1,8 +1,13 @@
 package main
 
 import (
+	"encoding/json"
+	"maps"
 	"path/filepath"
+	"slices"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 )
 
 // An agent that is started as a kubelet is runs as a kubelet would.
@@ -19,7 +24,7 @@ healthzPort: 0
 crashLoopBackOff: {maxContainerRestartPeriod: 20s}
 evictionHard: {memory.available: 1Mi}
 `)
-	n.flags = []string{"--config", config, "--cluster-domain", "from.flag", "--feature-gates", "A=true", "--fail-swap-on=false", "--v", "4"}
+	n.flags = []string{"--config", config, "--cluster-domain", "from.flag", "--feature-gates", "A=true", "--fail-swap-on=false", "--v", "4", "--of-another-version", "word", "--another=1"}
 	n.manifest("web.yaml", webPod)
 	stop := n.agent()
 	n.until("get pods", `web +2/2 `)
@@ -31,4 +36,59 @@ evictionHard: {memory.available: 1Mi}
 		expectation{"agent --config " + n.file("other.yaml", "kind: Pod\n"), 2, `kind is Pod, want KubeletConfiguration`},
 		expectation{"agent --config " + n.file("odd.yaml", "kind: KubeletConfiguration\nregistryPullQPS: many\ncpuManagerPolicy: none\n"), 2, `(?s)cpuManagerPolicy has no effect.*registryPullQPS`},
 	)
+}
+
+// What the agent says it runs with is what it was started with, and an agent that is
+// started with what another one said runs with the same.
+func TestConfigz(t *testing.T) {
+	n := newNode(t)
+	flags := map[string]string{
+		"max-pods": "7", "pod-max-pids": "1048576", "system-reserved": "memory=1Mi", "kube-reserved": "cpu=1m", "allowed-unsafe-sysctls": "kernel.msg*,net.core.somaxconn",
+		"image-gc-high-threshold": "77", "image-gc-low-threshold": "66", "minimum-image-ttl-duration": "3m", "maximum-image-ttl-duration": "48h",
+		"container-log-max-size": "3Mi", "container-log-max-files": "4", "registry-qps": "7", "registry-burst": "8", "max-parallel-image-pulls": "2",
+		"eviction-hard": "memory.available<1Mi,nodefs.available<1%", "eviction-soft": "pid.available<3%", "eviction-soft-grace-period": "pid.available=1m30s",
+		"eviction-minimum-reclaim": "nodefs.available=2Mi", "eviction-max-pod-grace-period": "9", "eviction-pressure-transition-period": "1m",
+		"max-container-restart-period": "20s", "cluster-domain": "d.test", "cluster-dns": "192.0.2.3", "no-cpu-quota": "true", "seccomp-default": "false", "cgroups-per-qos": "false",
+	}
+	for _, name := range slices.Sorted(maps.Keys(flags)) {
+		n.flags = append(n.flags, "--"+name+"="+flags[name])
+	}
+	want := map[string]any{
+		"maxPods": 7., "podPidsLimit": 1048576., "systemReserved": map[string]any{"memory": "1Mi"}, "kubeReserved": map[string]any{"cpu": "1m"},
+		"allowedUnsafeSysctls": []any{"kernel.msg*", "net.core.somaxconn"}, "imageGCHighThresholdPercent": 77., "imageGCLowThresholdPercent": 66.,
+		"imageMinimumGCAge": "3m0s", "imageMaximumGCAge": "48h0m0s", "containerLogMaxSize": "3Mi", "containerLogMaxFiles": 4.,
+		"registryPullQPS": 7., "registryBurst": 8., "maxParallelImagePulls": 2., "serializeImagePulls": false,
+		"evictionHard": map[string]any{"memory.available": "1Mi", "nodefs.available": "1%"}, "evictionSoft": map[string]any{"pid.available": "3%"},
+		"evictionSoftGracePeriod": map[string]any{"pid.available": "1m30s"}, "evictionMinimumReclaim": map[string]any{"nodefs.available": "2Mi"},
+		"evictionMaxPodGracePeriod": 9., "evictionPressureTransitionPeriod": "1m0s", "crashLoopBackOff": map[string]any{"maxContainerRestartPeriod": "20s"},
+		"clusterDomain": "d.test", "clusterDNS": []any{"192.0.2.3"}, "cpuCFSQuota": false, "seccompDefault": false, "cgroupsPerQOS": false,
+		"cgroupDriver": "systemd", "containerRuntimeEndpoint": n.socket, "staticPodPath": filepath.Join(n.dir, "manifests"), "healthzPort": 0., "readOnlyPort": 0.,
+	}
+	n.manifest("web.yaml", webPod)
+	shown := func() map[string]any {
+		t.Helper()
+		stop := n.agent()
+		defer stop()
+		n.until("config view -o json", `cgroupDriver`) // the runtime has answered
+		out, errs, code := n.crisp("config view -o json")
+		var got map[string]any
+		if err := json.Unmarshal([]byte(out), &got); err != nil || code != 0 {
+			t.Fatalf("%v: %s%s", err, out, errs)
+		}
+		return got
+	}
+	first := shown()
+	for key, value := range want {
+		if diff := cmp.Diff(value, first[key]); diff != "" {
+			t.Errorf("%s: -want +got\n%s", key, diff)
+		}
+	}
+	text, err := json.Marshal(first)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.flags = []string{"--config", n.file("config.json", string(text))}
+	if diff := cmp.Diff(first, shown()); diff != "" {
+		t.Errorf("-first +second\n%s", diff)
+	}
 }

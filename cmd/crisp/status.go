@@ -14,6 +14,7 @@ import (
 	"github.com/crisp-cri/crisp/agent"
 	"github.com/crisp-cri/crisp/agent/crix"
 	"github.com/crisp-cri/crisp/agent/desired"
+	"github.com/crisp-cri/crisp/agent/status"
 	v1 "k8s.io/api/core/v1"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
@@ -175,7 +176,7 @@ func runSources(c *cli, args []string) error {
 	states := map[string]string{}
 	for i := range pods.Items {
 		p := &pods.Items[i]
-		states["pod "+p.Namespace+"/"+p.Name] = statusWord(p)
+		states["pod "+p.Namespace+"/"+p.Name] = status.Word(p)
 	}
 	t := tabwriter.NewWriter(c.stdout, 0, 0, 3, ' ', 0)
 	fmt.Fprintln(t, "SOURCE\tMANIFEST\tOBJECT\tSTATE")

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/crisp-cri/crisp/agent/api"
+	"github.com/crisp-cri/crisp/agent/status"
 	"github.com/crisp-cri/crisp/agent/workload"
 	"github.com/crisp-cri/crisp/internal/fault"
 	v1 "k8s.io/api/core/v1"
@@ -100,11 +101,11 @@ func (c *cli) settled(g given) (ok bool, word string, err error) {
 	}
 	switch pod.Status.Phase {
 	case v1.PodFailed:
-		return false, "", fmt.Errorf("%s failed: %s", g, statusWord(&pod))
+		return false, "", fmt.Errorf("%s failed: %s", g, status.Word(&pod))
 	case v1.PodSucceeded:
 		return true, "", nil
 	}
-	return ready(&pod), statusWord(&pod), nil
+	return ready(&pod), status.Word(&pod), nil
 }
 
 func runWait(c *cli, args []string) error {

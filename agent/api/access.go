@@ -1,0 +1,76 @@
+package api
+
+import (
+	"encoding/json"
+	"net/http"
+
+	"github.com/crisp-cri/crisp/agent/manifest"
+	"github.com/crisp-cri/crisp/internal/fault"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
+)
+
+// routeAccess answers who asks whether it may do something: whoever can speak to the
+// agent may do all of it.
+func (s *Server) routeAccess() {
+	s.handle("GET /apis/"+authorization, func(w http.ResponseWriter, r *http.Request) error {
+		write(w, http.StatusOK, metav1.APIResourceList{
+			TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "APIResourceList"}, GroupVersion: authorization,
+			APIResources: []metav1.APIResource{{Name: "selfsubjectaccessreviews", Kind: "SelfSubjectAccessReview", Verbs: metav1.Verbs{"create"}}},
+		})
+		return nil
+	})
+	s.handle("POST /apis/"+authorization+"/selfsubjectaccessreviews", func(w http.ResponseWriter, r *http.Request) error {
+		data, err := body(r)
+		if err != nil {
+			return err
+		}
+		var review authorizationv1.SelfSubjectAccessReview
+		if err := json.Unmarshal(data, &review); err != nil {
+			return fault.Invalid.Errorf("%v", err)
+		}
+		review.Status = authorizationv1.SubjectAccessReviewStatus{Allowed: true}
+		write(w, http.StatusCreated, review)
+		return nil
+	})
+}
+
+const authorization = "authorization.k8s.io/v1"
+
+// routeNamespaces takes namespaces, of which every one is there: manifests have them,
+// and what applies manifests is to find what it has made.
+func (s *Server) routeNamespaces() {
+	k, _ := KindOf("Namespace")
+	take := func(code int) func(http.ResponseWriter, *http.Request) error {
+		return func(w http.ResponseWriter, r *http.Request) error {
+			data, err := body(r)
+			if err != nil {
+				return err
+			}
+			name := r.PathValue("name") // of a patch only the name counts
+			if name == "" {
+				var n v1.Namespace
+				if err := yaml.Unmarshal(data, &n); err != nil || n.Name == "" {
+					return fault.Invalid.Errorf("metadata.name: is missing (%v)", err)
+				}
+				name = n.Name
+			}
+			answer(w, r, k, code, namespace(name))
+			return nil
+		}
+	}
+	s.handle("POST /api/v1/namespaces", take(http.StatusCreated))
+	s.handle("PUT /api/v1/namespaces/{name}", take(http.StatusOK))
+	s.handle("PATCH /api/v1/namespaces/{name}", take(http.StatusOK))
+	s.handle("DELETE /api/v1/namespaces/{name}", func(w http.ResponseWriter, r *http.Request) error {
+		return forbidden("every namespace is there: delete what is in it")
+	})
+}
+
+func namespace(name string) manifest.Object {
+	n := &v1.Namespace{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Namespace"}, ObjectMeta: metav1.ObjectMeta{Name: name}}
+	n.Status.Phase = v1.NamespaceActive
+	return n
+}

@@ -1,0 +1,69 @@
+package api
+
+import (
+	"encoding/json"
+	"net/http"
+	"slices"
+	"strconv"
+
+	"github.com/crisp-cri/crisp/agent/manifest"
+	"github.com/crisp-cri/crisp/internal/fault"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// delete deletes an object. DeleteOptions may be in the body or, as far as one
+// needs them, in the query: gracePeriodSeconds, dryRun, force.
+func (s *Server) delete(w http.ResponseWriter, r *http.Request, k Kind) error {
+	data, err := body(r)
+	if err != nil {
+		return err
+	}
+	var o metav1.DeleteOptions
+	if len(data) > 0 {
+		if err := json.Unmarshal(data, &o); err != nil {
+			return fault.Invalid.Errorf("%v", err)
+		}
+	}
+	q := r.URL.Query()
+	if seconds, err := strconv.ParseInt(q.Get("gracePeriodSeconds"), 10, 64); err == nil {
+		o.GracePeriodSeconds = &seconds
+	}
+	found, err := s.shown(r, k)
+	if err == nil {
+		err = owner(found)
+	}
+	if err != nil {
+		return err
+	}
+	var uid types.UID
+	if p := o.Preconditions; p != nil {
+		if p.UID != nil {
+			uid = *p.UID
+		}
+		if p.ResourceVersion != nil && *p.ResourceVersion != found.GetResourceVersion() {
+			return fault.WrongState.Errorf("%s has been changed: read it again", manifest.Key(found))
+		}
+	}
+	if slices.Contains(o.DryRun, metav1.DryRunAll) || q.Get("dryRun") == metav1.DryRunAll {
+		answer(w, r, k, http.StatusOK, found)
+		return nil
+	}
+	object, err := s.Store.Delete(key(r, k), uid, o.GracePeriodSeconds, truth(q, "force"))
+	if err != nil {
+		return err
+	}
+	s.settle(r.Context(), func() bool {
+		for _, now := range s.Wanted.List(k.Name) {
+			if manifest.Key(now) == manifest.Key(object) {
+				return now.GetUID() != object.GetUID() || now.GetResourceVersion() == object.GetResourceVersion()
+			}
+		}
+		return true
+	})
+	if now, err := s.shown(r, k); err == nil && now.GetUID() == object.GetUID() {
+		object = now
+	}
+	answer(w, r, k, http.StatusOK, object)
+	return nil
+}

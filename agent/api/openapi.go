@@ -1,0 +1,61 @@
+package api
+
+import (
+	"net/http"
+	"strings"
+)
+
+// routeOpenAPI serves as much of an OpenAPI document as tells kubectl that it need
+// not check objects itself: the server checks fields (fieldValidation), at every
+// path that takes objects.
+func (s *Server) routeOpenAPI() {
+	s.handle("GET /openapi/v3", func(w http.ResponseWriter, r *http.Request) error {
+		paths := map[string]any{}
+		for _, gv := range groupVersions() {
+			name := strings.TrimPrefix(Kind{Group: gv}.Path(), "/")
+			paths[name] = map[string]string{"serverRelativeURL": "/openapi/v3/" + name}
+		}
+		write(w, http.StatusOK, map[string]any{"paths": paths})
+		return nil
+	})
+	for _, gv := range groupVersions() {
+		s.handle("GET /openapi/v3"+Kind{Group: gv}.Path(), func(w http.ResponseWriter, r *http.Request) error {
+			write(w, http.StatusOK, s.openAPI(gv))
+			return nil
+		})
+	}
+}
+
+func (s *Server) openAPI(gv string) map[string]any {
+	group, version, ok := strings.Cut(gv, "/")
+	if !ok {
+		group, version = "", gv
+	}
+	paths := map[string]any{}
+	for _, k := range Kinds {
+		if k.Group != gv || !k.Writable {
+			continue
+		}
+		path := k.Path() + "/" + k.Plural
+		parameters := []any{parameter("name", "path")}
+		if k.Namespaced {
+			path = k.Path() + "/namespaces/{namespace}/" + k.Plural
+			parameters = append(parameters, parameter("namespace", "path"))
+		}
+		operation := func(action string) map[string]any {
+			return map[string]any{
+				"operationId": action + k.Name, "responses": map[string]any{"200": map[string]string{"description": "OK"}},
+				"parameters":                      []any{parameter("dryRun", "query"), parameter("fieldManager", "query"), parameter("fieldValidation", "query")},
+				"x-kubernetes-action":             action,
+				"x-kubernetes-group-version-kind": map[string]string{"group": group, "version": version, "kind": k.Name},
+			}
+		}
+		paths[path] = map[string]any{"post": operation("post"), "parameters": parameters[1:]}
+		paths[path+"/{name}"] = map[string]any{"put": operation("put"), "patch": operation("patch"), "parameters": parameters}
+	}
+	return map[string]any{"openapi": "3.0.0", "info": map[string]string{"title": "crisp", "version": s.Version}, "paths": paths}
+}
+
+func parameter(name, in string) map[string]any {
+	return map[string]any{"name": name, "in": in, "required": in == "path", "schema": map[string]any{"type": "string", "uniqueItems": true}}
+}

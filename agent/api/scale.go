@@ -1,0 +1,103 @@
+package api
+
+import (
+	"encoding/json"
+	"net/http"
+
+	"github.com/crisp-cri/crisp/agent/store"
+	"github.com/crisp-cri/crisp/internal/fault"
+	appsv1 "k8s.io/api/apps/v1"
+	autoscalingv1 "k8s.io/api/autoscaling/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// routeScale routes how many pods a Deployment has: kubectl scale.
+func (s *Server) routeScale() {
+	const path = "/apis/apps/v1/namespaces/{namespace}/deployments/{name}/scale"
+	s.handle("GET "+path, s.getScale)
+	for _, verb := range []string{"PUT", "PATCH"} {
+		s.handle(verb+" "+path, s.setScale)
+	}
+}
+
+var deploymentKind, _ = KindOf("Deployment")
+
+func (s *Server) scale(r *http.Request) (*appsv1.Deployment, *autoscalingv1.Scale, error) {
+	o, err := s.shown(r, deploymentKind)
+	if err != nil {
+		return nil, nil, err
+	}
+	d := o.(*appsv1.Deployment)
+	scale := &autoscalingv1.Scale{TypeMeta: metav1.TypeMeta{APIVersion: "autoscaling/v1", Kind: "Scale"}}
+	scale.Name, scale.Namespace, scale.UID, scale.ResourceVersion, scale.CreationTimestamp = d.Name, d.Namespace, d.UID, d.ResourceVersion, d.CreationTimestamp
+	scale.Spec.Replicas, scale.Status.Replicas = replicas(d), d.Status.Replicas
+	scale.Status.Selector = metav1.FormatLabelSelector(d.Spec.Selector)
+	return d, scale, nil
+}
+
+func (s *Server) getScale(w http.ResponseWriter, r *http.Request) error {
+	_, scale, err := s.scale(r)
+	if err != nil {
+		return err
+	}
+	write(w, http.StatusOK, scale)
+	return nil
+}
+
+func (s *Server) setScale(w http.ResponseWriter, r *http.Request) error {
+	d, scale, err := s.scale(r)
+	if err == nil {
+		err = owner(d)
+	}
+	if err != nil {
+		return err
+	}
+	text, err := body(r)
+	if err != nil {
+		return err
+	}
+	if r.Method == http.MethodPatch {
+		now, err := json.Marshal(scale)
+		if err != nil {
+			return err
+		}
+		if text, err = applyPatch(r.Header.Get("Content-Type"), now, text); err != nil {
+			return err
+		}
+	}
+	var asked autoscalingv1.Scale
+	if err := json.Unmarshal(text, &asked); err != nil {
+		return fault.Invalid.Errorf("%v", err)
+	}
+	if v := asked.ResourceVersion; v != "" && v != scale.ResourceVersion {
+		return fault.WrongState.Errorf("deployment %s/%s has been changed: read it again", d.Namespace, d.Name)
+	}
+	given, err := s.Store.Given(key(r, deploymentKind))
+	if err != nil {
+		return err
+	}
+	patch, err := json.Marshal(map[string]any{"spec": map[string]any{"replicas": asked.Spec.Replicas}})
+	if err != nil {
+		return err
+	}
+	if text, err = applyPatch("application/merge-patch+json", given, patch); err != nil {
+		return err
+	}
+	// The answer is the scale, not the deployment.
+	quiet := &headersOnly{header: http.Header{}}
+	if err := s.putText(quiet, r, deploymentKind, d.Name, text, store.PutOptions{Update: true}); err != nil {
+		return err
+	}
+	if _, scale, err = s.scale(r); err != nil {
+		return err
+	}
+	write(w, http.StatusOK, scale)
+	return nil
+}
+
+// headersOnly is for an answer that nobody gets.
+type headersOnly struct{ header http.Header }
+
+func (h *headersOnly) Header() http.Header         { return h.header }
+func (h *headersOnly) Write(p []byte) (int, error) { return len(p), nil }
+func (h *headersOnly) WriteHeader(int)             {}

@@ -1,0 +1,169 @@
+package api
+
+import (
+	"context"
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/crisp-cri/crisp/agent/crix"
+	"github.com/crisp-cri/crisp/internal/fault"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// usageGroup is where kubectl top asks what pods and nodes use.
+const usageGroup = "metrics.k8s.io/v1beta1"
+
+// A podUsage is a PodMetrics of that group.
+type podUsage struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata"`
+	Timestamp         metav1.Time      `json:"timestamp"`
+	Window            metav1.Duration  `json:"window"`
+	Containers        []containerUsage `json:"containers"`
+}
+
+type containerUsage struct {
+	Name  string          `json:"name"`
+	Usage v1.ResourceList `json:"usage"`
+}
+
+// A nodeUsage is a NodeMetrics of it.
+type nodeUsage struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata"`
+	Timestamp         metav1.Time     `json:"timestamp"`
+	Window            metav1.Duration `json:"window"`
+	Usage             v1.ResourceList `json:"usage"`
+}
+
+// between is the time between two looks that make a rate where the runtime knows
+// none, and the window of each answer.
+const between = 500 * time.Millisecond
+
+func (s *Server) routeUsage() {
+	const path = "/apis/" + usageGroup
+	s.handle("GET "+path, func(w http.ResponseWriter, r *http.Request) error {
+		write(w, http.StatusOK, metav1.APIResourceList{
+			TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "APIResourceList"}, GroupVersion: usageGroup,
+			APIResources: []metav1.APIResource{
+				{Name: "nodes", Kind: "NodeMetrics", Verbs: metav1.Verbs{"get", "list"}},
+				{Name: "pods", Kind: "PodMetrics", Namespaced: true, Verbs: metav1.Verbs{"get", "list"}},
+			},
+		})
+		return nil
+	})
+	pods := func(w http.ResponseWriter, r *http.Request) error {
+		sel, err := labels.Parse(r.URL.Query().Get("labelSelector"))
+		if err != nil {
+			return fault.Invalid.Errorf("labelSelector: %v", err)
+		}
+		all, err := s.podUsage(r.Context())
+		if err != nil {
+			return err
+		}
+		namespace, name := r.PathValue("namespace"), r.PathValue("name")
+		all = slices.DeleteFunc(all, func(p podUsage) bool {
+			return namespace != "" && p.Namespace != namespace || name != "" && p.Name != name || !sel.Matches(labels.Set(p.Labels))
+		})
+		if name == "" {
+			write(w, http.StatusOK, map[string]any{"apiVersion": usageGroup, "kind": "PodMetricsList", "metadata": map[string]any{}, "items": all})
+			return nil
+		}
+		if len(all) == 0 {
+			return fault.NotFound.Errorf("nothing is known of what pod %s/%s uses", namespace, name)
+		}
+		write(w, http.StatusOK, all[0])
+		return nil
+	}
+	s.handle("GET "+path+"/pods", pods)
+	s.handle("GET "+path+"/namespaces/{namespace}/pods", pods)
+	s.handle("GET "+path+"/namespaces/{namespace}/pods/{name}", pods)
+	s.handle("GET "+path+"/nodes", func(w http.ResponseWriter, r *http.Request) error {
+		write(w, http.StatusOK, map[string]any{"apiVersion": usageGroup, "kind": "NodeMetricsList", "metadata": map[string]any{}, "items": []any{s.nodeUsage()}})
+		return nil
+	})
+	s.handle("GET "+path+"/nodes/{name}", func(w http.ResponseWriter, r *http.Request) error {
+		if n := s.nodeUsage(); n.Name == r.PathValue("name") {
+			write(w, http.StatusOK, n)
+			return nil
+		}
+		return fault.NotFound.Errorf("there is no node %s", r.PathValue("name"))
+	})
+}
+
+// podUsage is what the pods of this agent use.
+func (s *Server) podUsage(ctx context.Context) ([]podUsage, error) {
+	runtime, _, err := s.runtime()
+	if err != nil {
+		return nil, err
+	}
+	first, err := crix.PodStats(ctx, runtime)
+	if err != nil {
+		return nil, err
+	}
+	time.Sleep(between)
+	second, err := crix.PodStats(ctx, runtime)
+	if err != nil {
+		return nil, err
+	}
+	before := map[string]*cri.CpuUsage{}
+	for _, sb := range first {
+		for _, c := range sb.GetLinux().GetContainers() {
+			before[c.GetAttributes().GetId()] = c.GetCpu()
+		}
+	}
+	list := []podUsage{}
+	for _, sb := range second {
+		m := sb.GetAttributes().GetMetadata()
+		p := podUsage{TypeMeta: metav1.TypeMeta{APIVersion: usageGroup, Kind: "PodMetrics"}, Timestamp: metav1.Now(), Window: metav1.Duration{Duration: between}}
+		p.Name, p.Namespace, p.Labels = m.GetName(), m.GetNamespace(), sb.GetAttributes().GetLabels()
+		for _, c := range sb.GetLinux().GetContainers() {
+			p.Containers = append(p.Containers, containerUsage{c.GetAttributes().GetMetadata().GetName(), amountsUsed(
+				nanocores(before[c.GetAttributes().GetId()], c.GetCpu()), c.GetMemory().GetWorkingSetBytes().GetValue())})
+		}
+		list = append(list, p)
+	}
+	return list, nil
+}
+
+func amountsUsed(nanocores, bytes uint64) v1.ResourceList {
+	return v1.ResourceList{
+		v1.ResourceCPU:    *resource.NewScaledQuantity(int64(nanocores), resource.Nano),
+		v1.ResourceMemory: *resource.NewQuantity(int64(bytes), resource.BinarySI),
+	}
+}
+
+// nanocores is the rate that the runtime knows, or that between two looks.
+func nanocores(was, now *cri.CpuUsage) uint64 {
+	if v := now.GetUsageNanoCores(); v != nil {
+		return v.Value
+	}
+	passed := now.GetTimestamp() - was.GetTimestamp()
+	used, usedBefore := now.GetUsageCoreNanoSeconds().GetValue(), was.GetUsageCoreNanoSeconds().GetValue()
+	if was == nil || passed <= 0 || used < usedBefore { // it is new
+		return 0
+	}
+	return uint64(float64(used-usedBefore) / float64(passed) * 1e9)
+}
+
+func (s *Server) nodeUsage() nodeUsage {
+	first := s.nodeStats()
+	time.Sleep(between)
+	second := s.nodeStats()
+	n := nodeUsage{TypeMeta: metav1.TypeMeta{APIVersion: usageGroup, Kind: "NodeMetrics"}, Timestamp: metav1.Now(), Window: metav1.Duration{Duration: between}}
+	n.Name = second.NodeName
+	var cores, memory uint64
+	if a, b := first.CPU, second.CPU; a != nil && b != nil && a.UsageCoreNanoSeconds != nil && b.UsageCoreNanoSeconds != nil {
+		cores = uint64(float64(*b.UsageCoreNanoSeconds-*a.UsageCoreNanoSeconds) / b.Time.Sub(a.Time).Seconds())
+	}
+	if m := second.Memory; m != nil && m.WorkingSetBytes != nil {
+		memory = *m.WorkingSetBytes
+	}
+	n.Usage = amountsUsed(cores, memory)
+	return n
+}

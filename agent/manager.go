@@ -1,0 +1,32 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/crisp-cri/crisp/agent/gate"
+	"github.com/crisp-cri/crisp/internal/sdnotify"
+)
+
+// tellManager tells the service manager that the agent serves, and from now on that
+// it lives, if it cares: as long as the loop goes round. A runtime that is away is no
+// reason to start the agent again.
+func (a *agent) tellManager(ctx context.Context) {
+	sdnotify.Notify("READY=1\nSTATUS=" + a.line(gate.State{}))
+	if interval := sdnotify.Interval(); interval > 0 {
+		alive := func(context.Context) error { return a.LoopHealth() }
+		go sdnotify.Watchdog(ctx, interval, alive, func() string { return a.line(a.gate.Get()) }, a.Log)
+	}
+}
+
+// line is what the service manager shows.
+func (a *agent) line(s gate.State) string {
+	switch pods := len(a.wanted.Pods()); {
+	case !s.Answers:
+		return fmt.Sprintf("%d pods; the runtime at %s does not answer", pods, a.Endpoint)
+	case !s.Ready(false):
+		return fmt.Sprintf("%d pods; %s: %s", pods, s.Reason, s.Message)
+	default:
+		return fmt.Sprintf("%d pods", pods)
+	}
+}

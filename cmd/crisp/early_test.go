@@ -1,0 +1,78 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/cri-client/pkg/fake"
+)
+
+// startRuntime starts a runtime that knows nothing, where one was stopped.
+func (n *node) startRuntime() {
+	n.t.Helper()
+	n.runtime = fake.NewFakeRemoteRuntime()
+	n.runtime.ImageService.SetFakeImageSize(1)
+	if err := n.runtime.Start(n.socket); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+// An agent that is started before its runtime says so to who asks, takes objects,
+// and runs them when the runtime comes, and when it comes back.
+func TestBeforeTheRuntime(t *testing.T) {
+	n := newNode(t)
+	n.runtime.Stop()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	health := l.Addr().String()
+	l.Close()
+	n.flags = []string{"--healthz-address", health}
+	n.manifest("web.yaml", webPod)
+	n.manifest("gone.yaml", strings.Replace(webPod, "name: web}", "name: gone}", 1))
+	n.agent()
+	answers := func(path string, code int, text string) {
+		t.Helper()
+		var got string
+		for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
+			resp, err := http.Get("http://" + health + path)
+			if err != nil {
+				got = err.Error()
+				continue
+			}
+			body, _ := io.ReadAll(resp.Body)
+			resp.Body.Close()
+			if got = fmt.Sprint(resp.StatusCode, " ", string(body)); resp.StatusCode == code && strings.Contains(got, text) {
+				return
+			}
+		}
+		t.Fatalf("%s answers %s, want %d %s", path, got, code, text)
+	}
+	answers("/healthz", 500, "runtime: the runtime has not answered yet")
+	answers("/livez", 200, "ok")
+	n.until("sources", `(?s)gone.*web`)
+	n.expect(
+		expectation{"apply -f " + n.file("objects.yaml", strings.Replace(webPod, "name: web}", "name: applied}", 1)), 0, `pod/applied created`},
+		expectation{"delete pod/applied --wait=false", 0, ``},
+		expectation{"apply -f " + n.file("more.yaml", strings.Replace(webPod, "name: web}", "name: more}", 1)), 0, `pod/more created`},
+		expectation{"get nodes -o yaml", 0, `RuntimeDoesNotAnswer: runtime at `},
+	)
+	n.manifest("gone.yaml", "")
+
+	n.startRuntime()
+	answers("/healthz", 200, "ok")
+	n.until("get pods", `(?s)^NAME[^\n]*\nmore +2/2 +Running .*\nweb +2/2 +Running [^\n]*\n$`)
+
+	n.runtime.Stop()
+	answers("/healthz", 500, "runtime: ")
+	answers("/livez", 200, "ok")
+	n.startRuntime()
+	answers("/healthz", 200, "ok")
+	n.until("get pods", `web +2/2 +Running`) // a runtime that knows nothing: all anew
+}
