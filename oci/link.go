@@ -43,16 +43,28 @@ func newLink(dial func(context.Context) (Engine, error), settle func(context.Con
 	return l
 }
 
-// connect dials, settles and puts the new connection in force.
+// connectTries is how many executors are tried that go away before they have
+// answered. One does so that was told to end; a second one hardly ever.
+const connectTries = 5
+
+// connect dials, settles and puts the new connection in force. An executor that goes
+// away meanwhile is none: dial then finds or starts the next.
 func (l *link) connect(ctx context.Context) error {
-	conn, err := l.dial(ctx)
-	if err != nil {
-		return err
-	}
-	if err := l.settle(ctx, conn); err != nil {
+	var conn Engine
+	for try := 1; ; try++ {
+		var err error
+		if conn, err = l.dial(ctx); err != nil {
+			return err
+		}
+		if err = l.settle(ctx, conn); err == nil {
+			break
+		}
 		conn.Close()
 		drain(conn)
-		return err
+		if try == connectTries || !errors.Is(err, fault.Unavailable) || ctx.Err() != nil {
+			return err
+		}
+		l.log.Info("executor went away while it was asked", "err", err)
 	}
 	l.mu.Lock()
 	l.conn = conn

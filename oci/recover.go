@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
@@ -156,7 +157,9 @@ func (c *Container) readExit() (wire.Exit, bool) {
 }
 
 // reconcile brings all objects in line with what an executor says that we have
-// just reached. No call is answered before it is through.
+// just reached. No call is answered before it is through. fault.Unavailable = the
+// executor went away meanwhile: what was not asked of it is as it was, to be asked of
+// the next one.
 func (r *Runtime) reconcile(ctx context.Context, conn Engine) error {
 	// In this order no exit is missed; one that comes twice is told once.
 	if _, err := conn.Call(ctx, wire.MethodSubscribe, nil, nil); err != nil {
@@ -171,14 +174,30 @@ func (r *Runtime) reconcile(ctx context.Context, conn Engine) error {
 		known[infos[i].ID] = &infos[i]
 	}
 	for _, sb := range r.sandboxes.list() {
-		sb.reconcile(ctx, conn, known[sb.id])
+		err := sb.reconcile(ctx, conn, known[sb.id])
+		if unanswered(ctx, err) {
+			return err
+		}
+		if err != nil {
+			r.log.Error("sandbox could not be recovered", "sandbox", sb.id, "err", err)
+		}
 	}
 	for _, c := range r.containers.list() {
-		if err := c.reconcile(ctx, conn, known[c.id]); err != nil {
+		err := c.reconcile(ctx, conn, known[c.id])
+		if unanswered(ctx, err) {
+			return err
+		}
+		if err != nil {
 			r.log.Error("container could not be recovered", "container", c.id, "err", err)
 		}
 	}
 	return nil
+}
+
+// unanswered tells whether err says nothing of what was asked for: the executor went
+// away, or we did not wait.
+func unanswered(ctx context.Context, err error) bool {
+	return err != nil && (errors.Is(err, fault.Unavailable) || ctx.Err() != nil)
 }
 
 // reconcile takes c to where info says that it is; nil = the executor does not
@@ -306,6 +325,9 @@ func (c *Container) handOver(ctx context.Context, conn Engine) error {
 	if err == nil {
 		c.rt.log.Info("container was handed over", "container", c.id, "pid", st.Pid)
 		return nil
+	}
+	if unanswered(ctx, err) {
+		return fmt.Errorf("hand over container %s: %w", c.id, err)
 	}
 	// Nobody can be its parent: what is left of it must not run unseen.
 	for _, f := range files {

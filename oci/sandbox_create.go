@@ -102,11 +102,19 @@ func (sb *Sandbox) startInit(ctx context.Context) error {
 			namespaces[kind] = path
 		}
 	}
-	var reply wire.RunReply
-	files, err := sb.rt.link.call(ctx, wire.MethodPodInit, wire.PodInitRequest{
+	req := wire.PodInitRequest{
 		ID: sb.id, Path: sb.rt.o.PodInit, Namespaces: namespaces, User: sb.nobody(), Label: cfg.Label, FileLabel: cfg.FileLabel,
 		Cgroup: initCgroup(sb.CgroupParent(), sb.id, sb.rt.o.SystemdCgroup), SystemdCgroup: sb.rt.o.SystemdCgroup,
-	}, &reply)
+	}
+	var reply wire.RunReply
+	files, err := sb.rt.link.call(ctx, wire.MethodPodInit, req, &reply)
+	if errors.Is(err, fault.Unavailable) && ctx.Err() == nil {
+		// The executor went away. Whether it got so far or not, its successor
+		// clears up and begins anew: nothing depends on this process yet.
+		if err = sb.rt.expunge(ctx, sb.id); err == nil {
+			files, err = sb.rt.link.call(ctx, wire.MethodPodInit, req, &reply)
+		}
+	}
 	if err != nil {
 		return fmt.Errorf("init of sandbox %s: %w", sb.id, err)
 	}

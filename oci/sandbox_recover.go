@@ -3,6 +3,7 @@ package oci
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -43,23 +44,22 @@ func (r *Runtime) loadSandbox(id string, rec *sandboxRecord) *Sandbox {
 }
 
 // reconcile finds the sandbox's init again, or gives it to a new executor.
-func (sb *Sandbox) reconcile(ctx context.Context, conn Engine, info *wire.Info) {
+func (sb *Sandbox) reconcile(ctx context.Context, conn Engine, info *wire.Info) error {
 	st := sb.status.Load()
 	if st.Pid == 0 || st.State >= SandboxNotReady {
-		return
+		return nil
 	}
 	if info != nil && info.Exit != nil {
 		sb.podInitEnded()
-		return
+		return nil
 	}
 	if info != nil {
 		files, err := conn.Call(ctx, wire.MethodHold, wire.Ref{ID: sb.id}, nil)
 		if err != nil {
-			sb.rt.log.Warn("pidfd could not be fetched", "sandbox", sb.id, "err", err)
-			return
+			return fmt.Errorf("fetch pidfd of sandbox %s: %w", sb.id, err)
 		}
 		sb.keep(files)
-		return
+		return nil
 	}
 	files, err := sb.lend()
 	if err == nil && len(files) == 0 {
@@ -71,10 +71,14 @@ func (sb *Sandbox) reconcile(ctx context.Context, conn Engine, info *wire.Info) 
 			ID: sb.id, RunReply: wire.RunReply{Pid: st.Pid, StartTime: st.StartTime, Cgroups: st.Cgroups},
 		}, nil, files...)
 	}
-	if err != nil {
-		sb.rt.log.Error("init of sandbox could not be handed over", "sandbox", sb.id, "err", err)
+	if err == nil {
+		return nil
+	}
+	err = fmt.Errorf("hand over init of sandbox %s: %w", sb.id, err)
+	if !unanswered(ctx, err) {
 		sb.podInitEnded()
 	}
+	return err
 }
 
 // finish does, after Open has reached the executor, what a dead daemon left

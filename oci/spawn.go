@@ -34,12 +34,9 @@ func newSpawner(o Options) *spawner {
 
 func (s *spawner) dial(ctx context.Context) (Engine, error) {
 	socket := filepath.Join(s.state, "executor.sock")
-	conn, running, err := s.hello(ctx, socket)
-	if err == nil {
-		return s.current(ctx, conn, running, socket)
-	}
+	conn, err := s.answering(ctx, socket)
 	if !errors.Is(err, fault.Unavailable) {
-		return nil, err
+		return conn, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, spawnTimeout)
 	defer cancel()
@@ -88,15 +85,10 @@ func (s *spawner) claim(ctx context.Context, socket string) (*os.File, Engine, e
 			lock.Close()
 			return nil, nil, fmt.Errorf("lock %s: %w", lock.Name(), err)
 		}
-		conn, running, err := s.hello(ctx, socket)
-		if err == nil {
-			conn, err := s.current(ctx, conn, running, socket)
-			lock.Close()
-			return nil, conn, err
-		}
+		conn, err := s.answering(ctx, socket)
 		if !errors.Is(err, fault.Unavailable) {
 			lock.Close()
-			return nil, nil, err
+			return nil, conn, err
 		}
 		select {
 		case <-ctx.Done():
@@ -105,6 +97,16 @@ func (s *spawner) claim(ctx context.Context, socket string) (*os.File, Engine, e
 		case <-time.After(wait):
 		}
 	}
+}
+
+// answering connects to the executor that runs, and has it be the program that is
+// installed. fault.Unavailable = there is none, or it went away meanwhile.
+func (s *spawner) answering(ctx context.Context, socket string) (Engine, error) {
+	conn, running, err := s.hello(ctx, socket)
+	if err != nil {
+		return nil, err
+	}
+	return s.current(ctx, conn, running, socket)
 }
 
 // hello connects to the executor, whatever it speaks: hello and upgrade stay as

@@ -187,7 +187,7 @@ func (x *Executor) guard(e *execution, owner *wire.Conn) {
 	x.mu.Lock()
 	mine := x.execs[e.id] == e && e.owner == owner
 	x.mu.Unlock()
-	if mine && !x.leaving.Load() {
+	if mine && !x.upgrading.Load() {
 		x.abandon(e)
 	}
 }

@@ -85,13 +85,13 @@ type Executor struct {
 	warmer      *warmer
 	gate        gate
 	starting    atomic.Int32 // calls that are having libcontainer start a process
-	leaving     atomic.Bool  // an upgrade is about to happen: connections end, and it means nothing
+	upgrading   atomic.Bool  // an upgrade is about to happen: connections end, and it means nothing
 	serials     atomic.Uint64
 	criu        criuProgram
 	noCRIU      atomic.Bool // it was looked for when we began, and is not there or does not work
 	subgroup    sync.Map    // path of an engine → whether it has engine.subgroups
 	session     string      // distinguishes its execs from those of other executors
-	quit        chan struct{}
+	quit        chan struct{} // closed, with mu held, when it is to end: see leave.go
 
 	mu          sync.Mutex
 	containers  map[string]*container      // guarded by mu
@@ -171,28 +171,11 @@ func listen(path string) (*net.UnixListener, error) {
 	return l, nil
 }
 
-// Serve answers calls until Close or a "shutdown".
+// Serve answers calls until Close, CloseIdle or a "shutdown".
 func (x *Executor) Serve() {
 	go x.reapOrphans()
 	go x.lookForCRIU()
 	wire.Serve(x.listener, x, x.log)
-}
-
-// Close ends the executor if it has no containers, else it is fault.WrongState:
-// they would lose their stdio, and their exit codes.
-func (x *Executor) Close() error {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	if n := len(x.containers); n > 0 {
-		return fault.WrongState.Errorf("executor has %d containers", n)
-	}
-	select {
-	case <-x.quit:
-	default:
-		x.listener.Close() // removes the socket
-		close(x.quit)
-	}
-	return nil
 }
 
 // A phase is where a container is in its life, see the package comment.
@@ -238,13 +221,17 @@ type settings struct {
 	Silent                bool // all three are /dev/null: a pod's init
 }
 
-// reserve puts a new container in the table.
+// reserve puts a new container in the table; errLeaving if the executor is about to
+// end.
 func (x *Executor) reserve(s settings) (*container, error) {
 	if s.ID == "" {
 		return nil, fault.Invalid.Errorf("container without an ID")
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
+	if x.left() {
+		return nil, errLeaving
+	}
 	if _, ok := x.containers[s.ID]; ok {
 		return nil, fault.Exists.Errorf("container %s is already there", s.ID)
 	}

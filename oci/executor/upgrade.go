@@ -82,18 +82,29 @@ func (x *Executor) upgrade(req wire.UpgradeRequest, call *wire.Call) error {
 		x.gate.open()
 		return err
 	}
-	x.leaving.Store(true)
+	x.upgrading.Store(true)
 	call.Then = func() {
 		env := append(without(os.Environ(), resumeEnv), resumeEnv+"="+strconv.Itoa(int(state.Fd())))
-		err := Execute(program, os.Args, env)
-		x.log.Error("upgrade did not happen", "err", err)
+		if err := x.become(program, env); err != nil {
+			x.log.Error("upgrade did not happen", "err", err)
+		}
 		x.inherit(false)
-		x.leaving.Store(false)
+		x.upgrading.Store(false)
 		program.Close()
 		state.Close()
 		x.gate.open()
 	}
 	return nil
+}
+
+// become executes program in our place, unless we are about to end.
+func (x *Executor) become(program *os.File, env []string) error {
+	x.mu.Lock() // whatever is decided later, the new program decides
+	defer x.mu.Unlock()
+	if x.left() {
+		return errLeaving
+	}
+	return Execute(program, os.Args, env)
 }
 
 func isELF(f *os.File) bool {

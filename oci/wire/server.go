@@ -82,6 +82,15 @@ type connections struct {
 	all map[*Conn]struct{} // guarded by mu
 }
 
+// close ends all connections.
+func (cs *connections) close() {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	for c := range cs.all {
+		c.conn.Close()
+	}
+}
+
 // endGrace is how long the end of a killed client may take to arrive here.
 const endGrace = 200 * time.Millisecond
 
@@ -134,13 +143,15 @@ func (c *Conn) Emit(e Event) {
 	}
 }
 
-// Serve answers the connections of l with h until l is closed. Only root, and
-// the user that the server itself runs as, may connect.
+// Serve answers the connections of l with h until l is closed; then it ends them,
+// with the calls that they carry. Only root, and the user that the server itself
+// runs as, may connect.
 func Serve(l *net.UnixListener, h Handler, log *slog.Logger) {
 	conns := &connections{all: make(map[*Conn]struct{})}
 	for {
 		conn, err := l.AcceptUnix()
 		if errors.Is(err, net.ErrClosed) {
+			conns.close()
 			return
 		}
 		if err != nil { // e.g. out of descriptors: no reason to leave the others alone

@@ -284,3 +284,43 @@ func FuzzFrame(f *testing.F) {
 		}
 	})
 }
+
+// A server that no longer listens answers nothing any more: what it accepted then
+// could be lost with it, and its clients would hear of that late.
+func TestServeEndsConnections(t *testing.T) {
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(t.TempDir(), "s"), Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	release := make(chan struct{})
+	served := make(chan struct{})
+	go func() {
+		wire.Serve(l, handler{
+			"echo": echo,
+			"hang": func(context.Context, *wire.Conn, *wire.Call) (any, []*os.File, error) {
+				l.Close()
+				<-release
+				return nil, nil, nil
+			},
+		}, slog.New(slog.DiscardHandler))
+		close(served)
+	}()
+	c, err := wire.Dial(t.Context(), l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if _, err := c.Call(t.Context(), "echo", text{"a"}, &text{}); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if _, err := c.Call(ctx, "hang", nil, nil); !errors.Is(err, fault.Unavailable) {
+		t.Errorf("got %v", err)
+	}
+	close(release)
+	<-served
+	if _, ok := <-c.Events(); ok {
+		t.Error("an event after the end")
+	}
+}

@@ -1,0 +1,151 @@
+package oci_test
+
+import (
+	"context"
+	"os"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/oci"
+	"github.com/crisp-cri/crisp/oci/wire"
+)
+
+// leaving is the connection to an executor that was told to end: it answers some calls
+// yet, then it is gone.
+type leaving struct {
+	oci.Engine
+	calls atomic.Int32 // that it still answers
+	gone  func()
+}
+
+func (l *leaving) Call(ctx context.Context, method string, req, reply any, send ...*os.File) ([]*os.File, error) {
+	if method != wire.MethodWarm && l.calls.Add(-1) < 0 { // that comes at any time
+		l.gone()
+		return nil, fault.Unavailable.Errorf("executor: connection lost during %s", method)
+	}
+	return l.Engine.Call(ctx, method, req, reply, send...)
+}
+
+// leave makes the first executors that a Runtime reaches answer so many calls and end.
+// It returns how many have.
+func (b *bed) leave(o *oci.Options, executors, calls int) (left *atomic.Int32) {
+	left = new(atomic.Int32)
+	var reached atomic.Int32
+	o.Engine = func(ctx context.Context) (oci.Engine, error) {
+		conn, err := b.m.Dial(ctx)
+		if err != nil || reached.Add(1) > int32(executors) {
+			return conn, err
+		}
+		l := &leaving{Engine: conn, gone: sync.OnceFunc(func() {
+			left.Add(1)
+			b.m.Executor.Crash()
+		})}
+		l.calls.Store(int32(calls))
+		return l, nil
+	}
+	return left
+}
+
+// atEveryCall runs test with executors that leave after no call, after one, and so on,
+// until none leaves; there must be so many calls at least.
+func atEveryCall(t *testing.T, least int, test func(b *bed, calls int) (left int)) {
+	for calls := range 100 {
+		left := 0
+		t.Run(strconv.Itoa(calls), func(t *testing.T) {
+			inBubble(t, func(b *bed) { left = test(b, calls) })
+		})
+		if t.Failed() {
+			return
+		}
+		if left == 0 {
+			if calls < least {
+				t.Errorf("through after %d calls", calls)
+			}
+			return
+		}
+	}
+	t.Error("executors leave for ever")
+}
+
+// An executor may end at any call of a daemon that has just found it: when the machine
+// goes down both are told so, and the executor waits for its last container. The daemon
+// takes it for absent, and no container pays for it.
+func TestExecutorLeavesWhileReached(t *testing.T) {
+	atEveryCall(t, 4, func(b *bed, calls int) int {
+		shared, err := b.r.CreateSandbox(b.Context(), oci.SandboxConfig{Name: "shared", SharedPID: true})
+		b.ok(err)
+		b.ok(shared.Ready(nil))
+		one, two := b.start("sleep", "1h", "exit", "7"), b.start("sleep", "1h", "exit", "8")
+		b.ok(b.r.Close())
+		b.m.Executor.Crash() // so that all are handed over, which takes a call each
+		o := b.m.Options(b.T)
+		left := b.leave(&o, 2, calls)
+		b.r, err = oci.Open(b.Context(), o)
+		b.ok(err)
+		synctest.Wait()
+		if one, err = b.r.Container(one.ID()); err == nil {
+			two, err = b.r.Container(two.ID())
+		}
+		b.ok(err)
+		b.state(one, oci.Running)
+		b.state(two, oci.Running)
+		<-one.Done()
+		<-two.Done()
+		if one, two := one.Status(), two.Status(); one.ExitCode != 7 || two.ExitCode != 8 {
+			b.Errorf("statuses are %+v and %+v, want codes 7 and 8", one, two)
+		}
+		sb, err := b.r.Sandbox(shared.ID())
+		b.ok(err)
+		if st := sb.State(); st != oci.SandboxReady {
+			b.Errorf("sandbox is %v", st)
+		}
+		return int(left.Load())
+	})
+}
+
+// The same when a daemon is asked for a pod: the executor that stays runs it, once.
+func TestExecutorLeavesWhileAsked(t *testing.T) {
+	atEveryCall(t, 5, func(b *bed, calls int) int {
+		b.ok(b.r.Close())
+		o := b.m.Options(b.T)
+		left := b.leave(&o, 1, calls)
+		var err error
+		b.r, err = oci.Open(b.Context(), o)
+		b.ok(err)
+		b.sb, err = b.r.CreateSandbox(b.Context(), oci.SandboxConfig{Name: "shared", SharedPID: true})
+		b.ok(err)
+		b.ok(b.sb.Ready(nil))
+		c := b.start("sleep", "1h", "exit", "7")
+		if inits, runs := b.m.Calls(wire.MethodPodInit), b.m.Calls(wire.MethodRun); len(inits) != 1 || len(runs) != 1 {
+			b.Errorf("ran %v and %v", inits, runs)
+		}
+		<-c.Done()
+		if st := c.Status(); st.ExitCode != 7 {
+			b.Errorf("status is %+v", st)
+		}
+		return int(left.Load())
+	})
+}
+
+// An executor that never stays is an error, and not for ever.
+func TestExecutorNeverStays(t *testing.T) {
+	inBubble(t, func(b *bed) {
+		c := b.start("sleep", "for-ever")
+		b.ok(b.r.Close())
+		o := b.m.Options(b.T)
+		b.leave(&o, 1000, 1)
+		r, err := oci.Open(b.Context(), o)
+		if err == nil {
+			r.Close()
+			t.Error("opened")
+		}
+		b.r = b.m.Open(b.T)
+		c, err = b.r.Container(c.ID())
+		b.ok(err)
+		b.state(c, oci.Running)
+	})
+}
