@@ -88,9 +88,9 @@ type Executor struct {
 	upgrading   atomic.Bool  // an upgrade is about to happen: connections end, and it means nothing
 	serials     atomic.Uint64
 	criu        criuProgram
-	noCRIU      atomic.Bool // it was looked for when we began, and is not there or does not work
-	subgroup    sync.Map    // path of an engine → whether it has engine.subgroups
-	session     string      // distinguishes its execs from those of other executors
+	noCRIU      atomic.Bool   // it was looked for when we began, and is not there or does not work
+	subgroup    sync.Map      // path of an engine → whether it has engine.subgroups
+	session     string        // distinguishes its execs from those of other executors
 	quit        chan struct{} // closed, with mu held, when it is to end: see leave.go
 
 	mu          sync.Mutex
