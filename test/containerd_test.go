@@ -63,6 +63,8 @@ data: {mode: "fast\n"}
 		l.says(0, `^hello\nfast\n$`, "logs", "web", "-c", "app")
 		l.says(0, `^beside\n$`, "logs", "web", "-c", "side")
 		l.says(7, `^hi\n$`, "exec", "web", "-c", "app", "--", "/testbin", "print", "hi", "exit", "7")
+		l.says(0, `(?m)^POD +CPU\(cores\) +MEMORY\(bytes\)\nweb +\d+m +[1-9]\d*Mi$`, "top", "pods")
+		l.says(0, `(?m)^web +app +\d+m +\d+Mi\nweb +side +\d+m +\d+Mi$`, "top", "pods", "web", "--containers")
 		if ip := l.exec("app", "env", "POD_IP"); strings.TrimSpace(ip) != l.pod().Status.PodIP || ip == "\n" {
 			t.Errorf("the pod has the address %q, the container was told %q", l.pod().Status.PodIP, ip)
 		}
@@ -88,6 +90,20 @@ data: {mode: "fast\n"}
 `, func(t *testing.T, l *lab) {
 		l.awaitPhase(v1.PodSucceeded)
 		l.says(0, `^done\n$`, "logs", "job")
+		// It does not answer the call for statistics of pods now that a sandbox is not
+		// ready: they are made of those of containers.
+		l.until(func() bool {
+			_, err := l.n.runtime().ListPodSandboxStats(t.Context(), &cri.ListPodSandboxStatsRequest{})
+			return err != nil
+		}, "the runtime has no statistics of pods")
+		l.run(t, "beside", `
+  terminationGracePeriodSeconds: 1
+  containers: [{name: app, image: IMAGE, args: [sleep, for-ever]}]
+`, func(t *testing.T, l *lab) {
+			l.awaitReady()
+			l.says(0, `^POD +CPU\(cores\) +MEMORY\(bytes\)\nbeside +\d+m +[1-9]\d*Mi\n$`, "top", "pods")
+			l.says(0, `(?m)^beside +app +\d+m +[1-9]\d*Mi$`, "top", "pods", "--containers")
+		})
 	})
 
 	smoke(t, l)

@@ -40,16 +40,16 @@ func runTop(c *cli, args []string) error {
 	if err != nil {
 		return err
 	}
-	first, err := runtime.ListPodSandboxStats(c.ctx, nil)
+	first, err := crix.PodStats(c.ctx, runtime)
 	if err != nil {
-		return crix.Fault(err)
+		return err
 	}
 	// The runtime may not know a rate yet: then two looks make one.
 	second := first
 	if needsRate(first) {
 		time.Sleep(500 * time.Millisecond)
-		if second, err = runtime.ListPodSandboxStats(c.ctx, nil); err != nil {
-			return crix.Fault(err)
+		if second, err = crix.PodStats(c.ctx, runtime); err != nil {
+			return err
 		}
 	}
 	var loads []load
@@ -96,11 +96,12 @@ func loadsOf(first, second []*cri.PodSandboxStats, containers bool) []load {
 			return v.Value
 		}
 		was := before[id]
-		if passed := now.GetTimestamp() - was.GetTimestamp(); passed > 0 {
-			used := now.GetUsageCoreNanoSeconds().GetValue() - was.GetUsageCoreNanoSeconds().GetValue()
-			return uint64(float64(used) / float64(passed) * 1e9)
+		passed := now.GetTimestamp() - was.GetTimestamp()
+		used, usedBefore := now.GetUsageCoreNanoSeconds().GetValue(), was.GetUsageCoreNanoSeconds().GetValue()
+		if was == nil || passed <= 0 || used < usedBefore { // it is new, or a container of the pod has gone
+			return 0
 		}
-		return 0
+		return uint64(float64(used-usedBefore) / float64(passed) * 1e9)
 	}
 	var loads []load
 	for _, s := range second {
@@ -110,6 +111,9 @@ func loadsOf(first, second []*cri.PodSandboxStats, containers bool) []load {
 			continue
 		}
 		for _, c := range s.GetLinux().GetContainers() {
+			if c.GetCpu() == nil && c.GetMemory() == nil {
+				continue // it does not run; containerd tells of it too
+			}
 			name := c.GetAttributes().GetMetadata().GetName()
 			loads = append(loads, load{m.GetNamespace(), m.GetName(), name, rate(c.GetAttributes().GetId(), c.GetCpu()), c.GetMemory().GetWorkingSetBytes().GetValue()})
 		}
