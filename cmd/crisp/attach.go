@@ -1,8 +1,6 @@
 package main
 
 import (
-	"fmt"
-
 	"github.com/crisp-cri/crisp/agent/crix"
 	v1 "k8s.io/api/core/v1"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -33,19 +31,12 @@ func runAttach(c *cli, args []string) error {
 
 // attach connects our streams with a container's.
 func (c *cli) attach(namespace, name, container string, interactive, tty bool) error {
-	runtime, f, err := c.connectToPod(namespace, name)
+	runtime, id, err := c.running(namespace, name, container)
 	if err != nil {
 		return err
-	}
-	status, err := c.container(f, container)
-	if err != nil {
-		return err
-	}
-	if status.State.Running == nil {
-		return fmt.Errorf("container %s of pod %s is not running: %s", status.Name, f.Pod.Name, stateWord(status))
 	}
 	resp, err := runtime.Attach(c.ctx, &cri.AttachRequest{
-		ContainerId: runtimeID(status.ContainerID), Tty: tty, Stdin: interactive, Stdout: true, Stderr: !tty,
+		ContainerId: id, Tty: tty, Stdin: interactive, Stdout: true, Stderr: !tty,
 	})
 	if err != nil {
 		return crix.Fault(err)

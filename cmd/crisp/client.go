@@ -136,6 +136,33 @@ func (c *cli) container(f crix.Found, name string) (v1.ContainerStatus, error) {
 	return all[i], nil
 }
 
+// running finds a container that runs, by the names of pod and container, and
+// returns its ID on the runtime that it connects to.
+func (c *cli) running(namespace, name, container string) (internalapi.RuntimeService, string, error) {
+	runtime, f, err := c.connectToPod(namespace, name)
+	if err != nil {
+		return nil, "", err
+	}
+	status, err := c.container(f, container)
+	if err != nil {
+		return nil, "", err
+	}
+	if status.State.Running == nil {
+		return nil, "", fault.WrongState.Errorf("container %s of pod %s is not running: %s", status.Name, f.Pod.Name, stateWord(status))
+	}
+	return runtime, runtimeID(status.ContainerID), nil
+}
+
+func stateWord(s v1.ContainerStatus) string {
+	switch {
+	case s.State.Waiting != nil:
+		return s.State.Waiting.Reason
+	case s.State.Terminated != nil:
+		return fmt.Sprintf("exited with code %d", s.State.Terminated.ExitCode)
+	}
+	return "unknown"
+}
+
 func containerNames(list []v1.ContainerStatus) []string {
 	names := make([]string, len(list))
 	for i, s := range list {

@@ -10,9 +10,9 @@ import (
 	"path"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/crisp-cri/crisp/agent/crix"
-	"github.com/crisp-cri/crisp/internal/fault"
 	"k8s.io/client-go/tools/remotecommand"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
@@ -43,18 +43,11 @@ func runCopy(c *cli, args []string) error {
 
 // tar runs tar in a container.
 func (c *cli) tar(namespace, name, container string, cmd []string, in io.Reader, out io.Writer) error {
-	runtime, f, err := c.connectToPod(namespace, name)
+	runtime, id, err := c.running(namespace, name, container)
 	if err != nil {
 		return err
 	}
-	status, err := c.container(f, container)
-	if err != nil {
-		return err
-	}
-	if status.State.Running == nil {
-		return fault.WrongState.Errorf("container %s of pod %s is not running: %s", status.Name, f.Pod.Name, stateWord(status))
-	}
-	resp, err := runtime.Exec(c.ctx, &cri.ExecRequest{ContainerId: runtimeID(status.ContainerID), Cmd: cmd, Stdin: in != nil, Stdout: out != nil, Stderr: true})
+	resp, err := runtime.Exec(c.ctx, &cri.ExecRequest{ContainerId: id, Cmd: cmd, Stdin: in != nil, Stdout: out != nil, Stderr: true})
 	if err != nil {
 		return crix.Fault(err)
 	}
@@ -66,7 +59,7 @@ func (c *cli) copyOut(namespace, name, container, from, to string) error {
 	ended := make(chan error, 1)
 	go func() {
 		err := c.tar(namespace, name, container, []string{"tar", "cf", "-", "-C", path.Dir(from), path.Base(from)}, nil, w)
-		w.CloseWithError(errors.Join(err, io.EOF))
+		w.CloseWithError(err) // the end, if nil
 		ended <- err
 	}()
 	// Into a directory that is there it goes by its own name, else by the new.
@@ -75,12 +68,18 @@ func (c *cli) copyOut(namespace, name, container, from, to string) error {
 		to = filepath.Join(to, base)
 	}
 	err := unpack(r, base, to)
+	if err == nil || errors.Is(err, errEmpty) {
+		_, _ = io.Copy(io.Discard, r) // tar fills its last block up
+	}
 	r.CloseWithError(err)
-	if tarErr := <-ended; err == nil {
+	// What tar says of itself is why it has sent nothing.
+	if tarErr := <-ended; err == nil || tarErr != nil && errors.Is(err, errEmpty) {
 		err = tarErr
 	}
 	return err
 }
+
+var errEmpty = errors.New("the archive is empty")
 
 // unpack writes what is in an archive under the name base to the path to. The
 // archive is a stranger's: nothing is written but below to, and no links are.
@@ -111,7 +110,7 @@ func unpack(r io.Reader, base, to string) error {
 		}
 	}
 	if count == 0 {
-		return errors.New("the archive is empty")
+		return errEmpty
 	}
 	return nil
 }
@@ -170,6 +169,7 @@ func pack(w io.Writer, from, base string) error {
 			return err
 		}
 		h.Name = path.Join(base, filepath.ToSlash(rel))
+		h.ModTime = info.ModTime().Truncate(time.Second) // it would be rounded, and then be in the future
 		if err := archive.WriteHeader(h); err != nil || info.IsDir() {
 			return err
 		}

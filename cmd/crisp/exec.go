@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	"github.com/crisp-cri/crisp/agent/crix"
-	v1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/remotecommand"
 	utilexec "k8s.io/client-go/util/exec"
@@ -52,19 +51,12 @@ func runExec(c *cli, args []string) error {
 }
 
 func (c *cli) exec(namespace, name, container string, cmd []string, interactive, tty bool) error {
-	runtime, f, err := c.connectToPod(namespace, name)
+	runtime, id, err := c.running(namespace, name, container)
 	if err != nil {
 		return err
-	}
-	status, err := c.container(f, container)
-	if err != nil {
-		return err
-	}
-	if status.State.Running == nil {
-		return fmt.Errorf("container %s of pod %s is not running: %s", status.Name, f.Pod.Name, stateWord(status))
 	}
 	resp, err := runtime.Exec(c.ctx, &cri.ExecRequest{
-		ContainerId: runtimeID(status.ContainerID), Cmd: cmd, Tty: tty, Stdin: interactive, Stdout: true, Stderr: !tty,
+		ContainerId: id, Cmd: cmd, Tty: tty, Stdin: interactive, Stdout: true, Stderr: !tty,
 	})
 	if err != nil {
 		return crix.Fault(err)
@@ -112,16 +104,6 @@ func (c *cli) stream(address string, o remotecommand.StreamOptions, tty bool) er
 	defer cancel()
 	o.TerminalSizeQueue = watchSize(ctx, in)
 	return executor.StreamWithContext(ctx, o)
-}
-
-func stateWord(s v1.ContainerStatus) string {
-	switch {
-	case s.State.Waiting != nil:
-		return s.State.Waiting.Reason
-	case s.State.Terminated != nil:
-		return fmt.Sprintf("exited with code %d", s.State.Terminated.ExitCode)
-	}
-	return "unknown"
 }
 
 // execError gives the failure of an exec its exit code. The command's own code
