@@ -12,7 +12,7 @@ import (
 func runGenerate(c *cli, args []string) error {
 	var manifests string
 	fs := c.flags("generate")
-	fs.StringVar(&manifests, "manifests", "/etc/crisp/manifests", "`directory` of the manifests")
+	fs.StringVar(&manifests, "manifests", "/etc/crisp/pods", "`directory` of the manifests")
 	rest, err := c.parse(fs, args)
 	if err != nil {
 		return err
@@ -31,8 +31,8 @@ func runGenerate(c *cli, args []string) error {
 	}
 	_, err = fmt.Fprintf(c.stdout, `[Unit]
 Description=crisp agent: runs the pods of %[2]s
-Wants=crispd.service network-online.target
-After=crispd.service network-online.target
+Wants=crisp.service network-online.target
+After=crisp.service network-online.target
 
 [Service]
 ExecStart=%[1]s --runtime-endpoint %[4]s agent --manifests %[2]s --root %[3]s
