@@ -20,6 +20,9 @@ func (s *Store) takeCredentials(r *registry, name reference.Named, namespace str
 	if dir == "" || namespace == "" {
 		return nil
 	}
+	if err := isFileName(namespace); err != nil {
+		return err
+	}
 	path := filepath.Join(dir, fmt.Sprintf("%s-%x.json", namespace, sha256.Sum256([]byte(name.Name()))))
 	data, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {

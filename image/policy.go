@@ -67,8 +67,8 @@ func ofNamespace(dir, namespace string) (string, error) {
 	if dir == "" || namespace == "" {
 		return "", nil
 	}
-	if namespace != filepath.Base(namespace) || namespace == "." || namespace == ".." {
-		return "", fault.Invalid.Errorf("namespace %q is no file name", namespace)
+	if err := isFileName(namespace); err != nil {
+		return "", err
 	}
 	path := filepath.Join(dir, namespace+".json")
 	if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) {
@@ -77,6 +77,15 @@ func ofNamespace(dir, namespace string) (string, error) {
 		return "", fmt.Errorf("file of namespace %s: %w", namespace, err)
 	}
 	return path, nil
+}
+
+// isFileName refuses a namespace that would lead out of a directory or that, with
+// what is added to it, is longer than a file's name may be (NAME_MAX, 255 bytes).
+func isFileName(namespace string) error {
+	if namespace != filepath.Base(namespace) || namespace == "." || namespace == ".." || len(namespace) > 180 {
+		return fault.Invalid.Errorf("namespace %.200q is no file name", namespace)
+	}
+	return nil
 }
 
 // A proof is a manifest that led to an image, and the signatures that there were

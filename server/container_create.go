@@ -40,6 +40,9 @@ func (s *Server) CreateContainer(ctx context.Context, req *cri.CreateContainerRe
 	case config.GetImage().GetImage() == "":
 		return nil, fault.Invalid.Errorf("container %s names no image", config.Metadata.Name)
 	}
+	if err := checkNames(map[string]string{"name": config.Metadata.Name}); err != nil {
+		return nil, fmt.Errorf("metadata: %w", err)
+	}
 	s.runtime.Warm()
 	name := containerName(config.Metadata, s.index.sandbox(sb).config.Metadata)
 	same := &cri.CreateContainerRequest{PodSandboxId: sb.ID(), Config: config}
@@ -317,6 +320,13 @@ func (s *Server) pidTarget(sb *oci.Sandbox, config *cri.ContainerConfig) (string
 func makeLogDir(dir, file string) (string, error) {
 	if dir == "" || file == "" {
 		return "", nil // not wanted
+	}
+	// CRI: "Path relative to PodSandboxConfig.LogDirectory for container to store the log".
+	if !filepath.IsLocal(file) {
+		return "", fault.Invalid.Errorf("log_path %.200q leads out of the log directory", file)
+	}
+	if err := checkPath("log_path", file); err != nil {
+		return "", err
 	}
 	log := filepath.Join(dir, file)
 	if err := os.MkdirAll(filepath.Dir(log), 0o755); err != nil {

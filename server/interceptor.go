@@ -44,6 +44,9 @@ func (s *Server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 		}
 		err = s.finish(ctx, c, result(resp), err)
 	}()
+	if err := checkRequest(req); err != nil {
+		return nil, err
+	}
 	return handle(ctx, req)
 }
 

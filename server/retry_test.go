@@ -242,8 +242,9 @@ func TestCreateContainerRollsBack(t *testing.T) {
 		"user namespace": {"InvalidArgument", func(_ *node, c *cri.ContainerConfig) {
 			c.Linux.SecurityContext.NamespaceOptions.UsernsOptions = &cri.UserNamespace{Uids: []*cri.IDMapping{{Length: 1}}}
 		}},
-		"unknown stop signal":          {"InvalidArgument", func(_ *node, c *cri.ContainerConfig) { c.StopSignal = 99 }},
-		"log directory cannot be made": {"Unknown", func(_ *node, c *cri.ContainerConfig) { c.LogPath = "../file/x.log" }},
+		"unknown stop signal":            {"InvalidArgument", func(_ *node, c *cri.ContainerConfig) { c.StopSignal = 99 }},
+		"log leads out of its directory": {"InvalidArgument", func(_ *node, c *cri.ContainerConfig) { c.LogPath = "../x.log" }},
+		"log directory cannot be made":   {"Unknown", func(_ *node, c *cri.ContainerConfig) { c.LogPath = "file/x.log" }},
 	}
 	for name, step := range steps {
 		t.Run(name, func(t *testing.T) {
@@ -251,6 +252,9 @@ func TestCreateContainerRollsBack(t *testing.T) {
 			config := pod("web")
 			config.LogDirectory = filepath.Join(filepath.Dir(file), "logs")
 			sb := n.run(t, config)
+			if err := os.WriteFile(filepath.Join(config.LogDirectory, "file"), nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
 			before := n.left()
 			bad := forever("a")
 			step.fail(n, bad)

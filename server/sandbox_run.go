@@ -9,6 +9,7 @@ import (
 	"path"
 	"path/filepath"
 	"strings"
+	"unicode"
 
 	"google.golang.org/protobuf/proto"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -43,9 +44,15 @@ func (s *Server) checkSandbox(req *cri.RunPodSandboxRequest) error {
 	if m.GetName() == "" || m.GetNamespace() == "" || m.GetUid() == "" {
 		return fault.Invalid.Errorf("sandbox config has no complete metadata: name %q, namespace %q, uid %q", m.GetName(), m.GetNamespace(), m.GetUid())
 	}
+	if err := checkNames(map[string]string{"name": m.GetName(), "namespace": m.GetNamespace(), "uid": m.GetUid()}); err != nil {
+		return fmt.Errorf("metadata: %w", err)
+	}
 	h, err := s.handler(req.RuntimeHandler)
 	if err != nil {
 		return err
+	}
+	if err := checkText(req.Config); err != nil {
+		return fmt.Errorf("sandbox %s: %w", m.Name, err)
 	}
 	sc := req.Config.GetLinux().GetSecurityContext()
 	if sc.GetRunAsGroup() != nil && sc.GetRunAsUser() == nil {
@@ -59,6 +66,28 @@ func (s *Server) checkSandbox(req *cri.RunPodSandboxRequest) error {
 	}
 	if ids, err := userNamespace(sc.GetNamespaceOptions()); err == nil && ids != nil && h.NoUserNS != nil {
 		return fault.Invalid.Errorf("sandbox %s: handler %q: %w", m.Name, req.RuntimeHandler, h.NoUserNS)
+	}
+	return nil
+}
+
+// checkText refuses what cannot stand in the files that are made of it, and a
+// directory that would depend on ours.
+func checkText(config *cri.PodSandboxConfig) error {
+	dns := config.GetDnsConfig()
+	for field, list := range map[string][]string{
+		"hostname": {config.Hostname}, "dns_config.servers": dns.GetServers(), "dns_config.searches": dns.GetSearches(), "dns_config.options": dns.GetOptions(),
+	} {
+		for _, text := range list {
+			if strings.ContainsFunc(text, func(r rune) bool { return unicode.IsSpace(r) || unicode.IsControl(r) }) {
+				return fault.Invalid.Errorf("%s %q has white space or control characters", field, text)
+			}
+		}
+	}
+	if dir := config.LogDirectory; dir != "" {
+		if !filepath.IsAbs(dir) {
+			return fault.Invalid.Errorf("log_directory %.200q is not absolute", dir)
+		}
+		return checkPath("log_directory", dir)
 	}
 	return nil
 }
@@ -205,6 +234,12 @@ func (s *Server) sandboxConfig(c *creation, rec *sandboxRecord) (oci.SandboxConf
 func cgroupParent(parent string, systemd bool) (string, error) {
 	if parent == "" {
 		return "", nil
+	}
+	if strings.Contains(parent, "\n") { // cgroups(7): no name has one
+		return "", fault.Invalid.Errorf("cgroup_parent %q has a line feed", parent)
+	}
+	if err := checkPath("cgroup_parent", parent); err != nil {
+		return "", err
 	}
 	slice := strings.HasSuffix(parent, ".slice")
 	switch {

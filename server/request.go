@@ -1,0 +1,108 @@
+package server
+
+import (
+	"bytes"
+	"fmt"
+	"strings"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+)
+
+// checkRequest refuses what no RPC can mean: a request about an object that names
+// none, and text with a NUL byte, at which the kernel would cut off a path, an
+// argument or a variable.
+func checkRequest(req any) error {
+	if r, ok := req.(interface{ GetPodSandboxId() string }); ok && r.GetPodSandboxId() == "" {
+		return fault.Invalid.Errorf("the request names no sandbox: pod_sandbox_id is empty")
+	}
+	if r, ok := req.(interface{ GetContainerId() string }); ok && r.GetContainerId() == "" {
+		return fault.Invalid.Errorf("the request names no container: container_id is empty")
+	}
+	m, ok := req.(proto.Message)
+	if !ok {
+		return nil
+	}
+	if field := withNUL(m.ProtoReflect()); field != "" {
+		return fault.Invalid.Errorf("%s holds a NUL byte", field)
+	}
+	return nil
+}
+
+// withNUL is the path of a text field with a NUL byte, as config.envs[2].value, or
+// "" if there is none.
+func withNUL(m protoreflect.Message) (path string) {
+	m.Range(func(field protoreflect.FieldDescriptor, v protoreflect.Value) bool {
+		name := string(field.Name())
+		switch {
+		case field.IsMap():
+			v.Map().Range(func(key protoreflect.MapKey, v protoreflect.Value) bool {
+				if field.MapKey().Kind() == protoreflect.StringKind && strings.Contains(key.String(), "\x00") {
+					path = fmt.Sprintf("%s[%q]", name, key.String())
+				} else if in, ok := valueWithNUL(field.MapValue(), v); ok {
+					path = fmt.Sprintf("%s[%q]%s", name, key.String(), in)
+				}
+				return path == ""
+			})
+		case field.IsList():
+			for i := range v.List().Len() {
+				if in, ok := valueWithNUL(field, v.List().Get(i)); ok {
+					path = fmt.Sprintf("%s[%d]%s", name, i, in)
+					break
+				}
+			}
+		default:
+			if in, ok := valueWithNUL(field, v); ok {
+				path = name + in
+			}
+		}
+		return path == ""
+	})
+	return path
+}
+
+// valueWithNUL looks into one value of a field. in is the path from there.
+func valueWithNUL(field protoreflect.FieldDescriptor, v protoreflect.Value) (in string, ok bool) {
+	switch field.Kind() {
+	case protoreflect.StringKind:
+		return "", strings.Contains(v.String(), "\x00")
+	case protoreflect.BytesKind: // the value of a variable
+		return "", bytes.Contains(v.Bytes(), []byte{0})
+	case protoreflect.MessageKind:
+		if in = withNUL(v.Message()); in != "" {
+			return "." + in, true
+		}
+	}
+	return "", false
+}
+
+// maxName is how long a name may be, in bytes; Kubernetes' have 253 at most. Lists
+// have all of them in one message.
+const maxName = 1024
+
+// checkNames refuses names that nobody can mean. They are by field.
+func checkNames(names map[string]string) error {
+	for field, name := range names {
+		if len(name) > maxName {
+			return fault.Invalid.Errorf("%s has %d bytes, more than %d", field, len(name), maxName)
+		}
+	}
+	return nil
+}
+
+// checkPath refuses a path that no kernel takes: path_resolution(7), PATH_MAX and
+// NAME_MAX of limits.h(0p).
+func checkPath(field, path string) error {
+	if len(path) >= unix.PathMax {
+		return fault.Invalid.Errorf("%s has %d bytes, more than the %d of a path", field, len(path), unix.PathMax-1)
+	}
+	for part := range strings.SplitSeq(path, "/") {
+		if len(part) > 255 {
+			return fault.Invalid.Errorf("%s %.100q…: a name in it has %d bytes, more than 255", field, path, len(part))
+		}
+	}
+	return nil
+}
