@@ -90,20 +90,37 @@ func checkCgroup(parent string, viaSystemd bool) error {
 func (k *kernel) Cgroup(name string, present bool) error {
 	var err error
 	switch {
+	case !present:
+		err = k.removeCgroup(name)
 	case k.systemd:
-		err = slice(name, present)
-	case present:
-		err = makeCgroup(name)
+		err = slice(name, true)
 	default:
-		var dirs map[string]string
-		if dirs, err = cgroupDirs(name); err == nil {
-			err = removeCgroups(path.Base(name), dirs)
-		}
+		err = makeCgroup(name)
 	}
 	if err != nil {
 		return fmt.Errorf("cgroup %s: %w", name, err)
 	}
 	return nil
+}
+
+// removeCgroup removes a cgroup or a slice, whichever name is: it may have been made
+// with the other driver.
+func (k *kernel) removeCgroup(name string) error {
+	dirs, err := cgroupDirs(name)
+	switch {
+	case err != nil:
+		return err
+	case !isSlice(name):
+		return removeCgroups(path.Base(name), dirs)
+	case k.systemd || anyExists(dirs):
+		return slice(name, false)
+	}
+	return nil
+}
+
+// isSlice tells whether name is a slice of systemd's, and not a path.
+func isSlice(name string) bool {
+	return strings.HasSuffix(name, ".slice") && !strings.HasPrefix(name, "/")
 }
 
 // sliceBase is the parent of our slices: systemd makes it with the first one and
@@ -195,7 +212,7 @@ func cgroupDirs(name string) (map[string]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	if strings.HasSuffix(name, ".slice") && !strings.HasPrefix(name, "/") {
+	if isSlice(name) {
 		if name, err = systemd.ExpandSlice(name); err != nil {
 			return nil, err
 		}
@@ -274,12 +291,12 @@ func inheritCpuset(dir string) error {
 
 // removeCgroupBase removes our base if it is empty; other instances may use it.
 func (k *kernel) removeCgroupBase() error {
-	if k.systemd {
-		return removeSliceBase()
-	}
 	dirs, err := cgroupDirs(cgroupBase)
 	for _, dir := range dirs {
 		_ = unix.Rmdir(dir)
+	}
+	if slices, serr := cgroupDirs(sliceBase); k.systemd || anyExists(slices) {
+		err = errors.Join(err, serr, removeSliceBase())
 	}
 	return err
 }

@@ -30,7 +30,8 @@ type Host interface {
 	// Unpin takes away all that Pin mounted below dir.
 	Unpin(dir string) error
 	// Cgroup makes a sandbox's cgroup, or kills what is in it and removes it.
-	// The path is as SandboxConfig.CgroupParent's.
+	// The path is as SandboxConfig.CgroupParent's; what is removed may be of
+	// either driver.
 	Cgroup(path string, present bool) error
 	// Find returns a pidfd of the process, if it is alive and is the one that
 	// started at startTime (field 22 of /proc/<pid>/stat): a pid alone may be

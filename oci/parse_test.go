@@ -270,3 +270,38 @@ func TestRemoveCgroupsSparesOthers(t *testing.T) {
 		t.Errorf("still there (err %v)", err)
 	}
 }
+
+// A cgroup that was made by the cgroupfs driver is removed by a kernel that makes
+// slices, with what is in it.
+func TestRemoveCgroupOfOtherDriver(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root: makes cgroups")
+	}
+	name := ownCgroup(NewID(), false)
+	if err := (&kernel{}).Cgroup(name, true); err != nil {
+		t.Fatal(err)
+	}
+	dirs, err := cgroupDirs(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer (&kernel{}).Cgroup(name, false)
+	for _, dir := range dirs {
+		if err := os.MkdirAll(filepath.Join(dir, "container"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	k := &kernel{systemd: true}
+	if err := k.Cgroup(name, false); err != nil {
+		t.Error(err)
+	}
+	if anyExists(dirs) {
+		t.Errorf("%s is still there", name)
+	}
+	if err := (&kernel{}).Cgroup(ownCgroup(NewID(), true), false); err != nil {
+		t.Errorf("no such slice: %v", err)
+	}
+	if err := (&kernel{}).removeCgroupBase(); err != nil {
+		t.Error(err)
+	}
+}

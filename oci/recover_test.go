@@ -423,3 +423,24 @@ func (b *bed) empty() {
 		b.Errorf("left behind: %v", left)
 	}
 }
+
+// Whoever changes the cgroup driver, or wipes an instance without its configuration,
+// leaves no cgroup that was made with the other one.
+func TestDriverChanged(t *testing.T) {
+	for _, was := range []bool{false, true} {
+		inBubble(t, func(b *bed) {
+			b.ok(b.r.Shutdown(b.Context()))
+			b.ok(b.r.Close())
+			o := b.m.Options(b.T)
+			o.SystemdCgroup = was
+			b.r = ocitest.Open(b.T, o)
+			b.sb = b.sandbox("")
+			b.start("sleep", "for-ever")
+			b.ok(b.r.Close())
+			o.SystemdCgroup = !was
+			b.r = ocitest.Open(b.T, o)
+			b.ok(b.r.Shutdown(b.Context()))
+			b.empty()
+		})
+	}
+}

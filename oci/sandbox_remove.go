@@ -32,8 +32,11 @@ func (sb *Sandbox) discard(ctx context.Context) error {
 		return err
 	}
 	if sb.Config().CgroupParent == "" {
-		if err := sb.rt.host.Cgroup(sb.CgroupParent(), false); err != nil {
-			return fmt.Errorf("remove sandbox %s: %w", sb.id, err)
+		// Of either driver: the configuration may have changed since.
+		for _, viaSystemd := range []bool{false, true} {
+			if err := sb.rt.host.Cgroup(ownCgroup(sb.id, viaSystemd), false); err != nil {
+				return fmt.Errorf("remove sandbox %s: %w", sb.id, err)
+			}
 		}
 	}
 	if err := os.RemoveAll(sb.runDir); err != nil {
