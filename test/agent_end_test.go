@@ -110,12 +110,14 @@ func podsSayGoodbye(t *testing.T, l *lab) {
 			t.Errorf("too early: %q", heard)
 		}
 		mu.Unlock()
+		l.remove()
+		l.until(func() bool { return l.pod() == nil }, "the pod is gone")
+		mu.Lock()
+		defer mu.Unlock()
+		if !slices.Equal(heard, []string{"GET /bye?now"}) {
+			t.Errorf("heard %q", heard)
+		}
 	})
-	mu.Lock()
-	defer mu.Unlock()
-	if !slices.Equal(heard, []string{"GET /bye?now"}) {
-		t.Errorf("heard %q", heard)
-	}
 }
 
 // podsBeginAgain: a sandbox that is lost costs a new one in which everything

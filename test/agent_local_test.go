@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -179,8 +180,47 @@ func throughAPI(t *testing.T, a *agentProcess, address string) {
 			t.Errorf("GET %s: %d %.2000s\nwant %s", path, code, body, want)
 		}
 	}
+	// What is counted only grows, and everything that runs has used something.
+	used := func() float64 {
+		t.Helper()
+		body, _ := get("/metrics/resource", string(token))
+		m := regexp.MustCompile(`container_cpu_usage_seconds_total\{container="app",[^}]*\} (\S+)`).FindStringSubmatch(body)
+		if m == nil {
+			t.Fatalf("no CPU time in\n%s", body)
+		}
+		seconds, err := strconv.ParseFloat(m[1], 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return seconds
+	}
+	first := used()
+	a.says(0, ``, "exec", "web", "-c", "app", "--", "/testbin", "eat", "16")
+	a.until(func() bool { return used() > first }, "more CPU time was used")
+	if again := used(); first <= 0 || again < first {
+		t.Errorf("CPU time %v, then %v", first, again)
+	}
+	var summary struct {
+		Pods []struct {
+			Containers []struct {
+				Name   string
+				CPU    struct{ UsageCoreNanoSeconds uint64 }
+				Memory struct{ WorkingSetBytes uint64 }
+			}
+		}
+	}
+	body, _ := get("/stats/summary", string(token))
+	if err := json.Unmarshal([]byte(body), &summary); err != nil || len(summary.Pods) != 1 || len(summary.Pods[0].Containers) < 2 {
+		t.Fatalf("/stats/summary: %v\n%s", err, body)
+	}
+	for _, c := range summary.Pods[0].Containers {
+		if c.CPU.UsageCoreNanoSeconds == 0 || c.Memory.WorkingSetBytes == 0 {
+			t.Errorf("/stats/summary: %+v", c)
+		}
+	}
+
 	var pods v1.PodList
-	body, _ := get("/pods", string(token))
+	body, _ = get("/pods", string(token))
 	if err := json.Unmarshal([]byte(body), &pods); err != nil || len(pods.Items) != 1 || pods.Items[0].Status.PodIP == "" {
 		t.Errorf("/pods: %v, %d pods", err, len(pods.Items))
 	}

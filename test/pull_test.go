@@ -1,14 +1,18 @@
 package test
 
 import (
+	"archive/tar"
 	"bytes"
 	"context"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
@@ -110,4 +114,68 @@ func (n *node) awaitPulls(t *testing.T, want int) {
 		}
 	}
 	t.Fatalf("%d callers wait for a pull, want %d", got, want)
+}
+
+// Images that have a layer in common have it once: on the way here and on disk.
+func TestLayersAreShared(t *testing.T) {
+	n, _ := startNode(t)
+	if err := n.useRegistry(newRegistry()); err != nil {
+		t.Fatal(err)
+	}
+	base, err := bigImage(8)
+	if err != nil {
+		t.Fatal(err)
+	}
+	more, err := layer([]*tar.Header{{Name: "more", Mode: 0o644, Typeflag: tar.TypeReg}}, [][]byte{[]byte("more")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	both, err := mutate.AppendLayers(base, more)
+	if err != nil {
+		t.Fatal(err)
+	}
+	images := cri.NewImageServiceClient(n.conn)
+	used := func() uint64 {
+		t.Helper()
+		info, err := images.ImageFsInfo(t.Context(), &cri.ImageFsInfoRequest{})
+		if err != nil || len(info.ImageFilesystems) == 0 {
+			t.Fatalf("%v, %v", info, err)
+		}
+		return info.ImageFilesystems[0].UsedBytes.Value
+	}
+	at := []uint64{used()}
+	for name, image := range map[string]v1.Image{"base:1": base, "both:1": both} {
+		if err := n.push(name, image); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n.registry.mu.Lock()
+	clear(n.registry.sent)
+	n.registry.mu.Unlock()
+	for _, name := range []string{"base:1", "both:1"} {
+		if _, err := images.PullImage(t.Context(), &cri.PullImageRequest{Image: &cri.ImageSpec{Image: n.registry.host() + "/" + name}}); err != nil {
+			t.Fatal(err)
+		}
+		at = append(at, used())
+	}
+	layers, err := base.Layers()
+	if err != nil {
+		t.Fatal(err)
+	}
+	digest, err := layers[0].Digest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	asked := 0
+	for path, times := range n.registry.blobs() {
+		if strings.HasSuffix(path, digest.String()) {
+			asked += times
+		}
+	}
+	if asked != 1 {
+		t.Errorf("the common layer was asked for %d times: %v", asked, n.registry.blobs())
+	}
+	if first, second := at[1]-at[0], at[2]-at[1]; first < 8<<20 || second > 1<<20 {
+		t.Errorf("the first image took %d bytes, the second %d", first, second)
+	}
 }

@@ -3,11 +3,14 @@ package crix
 import (
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
+	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/api/resource"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
 // Each DNS policy, with a cluster's name server and without.
@@ -101,5 +104,37 @@ func TestLogLinks(t *testing.T) {
 	pod.Name = strings.Repeat("n", 253)
 	if name := filepath.Base(d.logLink(pod, "a", "1234")); len(name) != 255 {
 		t.Errorf("a name of %d bytes", len(name))
+	}
+}
+
+// Mounts that are to be read-only all the way down are so, or not there at all,
+// unless the pod takes what it can get.
+func TestRecursiveReadOnly(t *testing.T) {
+	for _, test := range []struct {
+		wish string
+		can  bool
+		want string
+	}{
+		{"Enabled", true, "true"}, {"Enabled", false, `mount /h: the runtime's handler "" has no recursive read-only mounts`},
+		{"IfPossible", true, "true"}, {"IfPossible", false, "false"}, {"Disabled", true, "false"},
+	} {
+		d := driver(t)
+		d.Features = func(string) *cri.RuntimeHandlerFeatures {
+			return &cri.RuntimeHandlerFeatures{RecursiveReadOnlyMounts: test.can}
+		}
+		pod := read(t, "  containers: [{name: a, image: i, volumeMounts: [{name: h, mountPath: /h, readOnly: true, recursiveReadOnly: "+test.wish+"}]}]\n  volumes: [{name: h, hostPath: {path: /srv}}]\n")
+		if err := d.makeFiles(pod); err != nil {
+			t.Fatal(err)
+		}
+		config, err := d.containerConfig(pod, &pod.Spec.Containers[0], podsync.Action{Name: "a"}, "sha256:1", &cri.Image{Id: "sha256:1"}, nil)
+		got := ""
+		if err != nil {
+			got = err.Error()
+		} else {
+			got = strconv.FormatBool(config.Mounts[0].RecursiveReadOnly)
+		}
+		if got != test.want {
+			t.Errorf("%s, can %v: %s, want %s", test.wish, test.can, got, test.want)
+		}
 	}
 }
