@@ -1,0 +1,75 @@
+package test
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// docs/agent.md has a row for each requirement of the agent that needs no API
+// server, and for each defect of others; the tests that it names exist where it
+// says.
+func TestAgentDocumentIsComplete(t *testing.T) {
+	doc, err := os.ReadFile("../docs/agent.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, text, _ := strings.Cut(string(doc), "\n## What each row")
+	_, defects, _ := strings.Cut(text, "\n### 2.3.")
+	// Left out: what is the runtime's, what has gone from the kubelet, what needs an
+	// API server.
+	left := []int{9, 22, 23, 29, 35, 39, 40, 78, 93}
+	for _, part := range []struct {
+		text string
+		rows int
+		left []int
+	}{{text, 92, left}, {defects, 20, nil}} {
+		var have []int
+		for _, m := range regexp.MustCompile(`(?m)^\| (\d+(?:, \d+)*) \|`).FindAllStringSubmatch(part.text, -1) {
+			for word := range strings.SplitSeq(m[1], ", ") {
+				n, err := strconv.Atoi(word)
+				if err != nil {
+					t.Fatal(err)
+				}
+				have = append(have, n)
+			}
+		}
+		for n := 1; n <= part.rows; n++ {
+			if !slices.Contains(have, n) && !slices.Contains(part.left, n) {
+				t.Errorf("no row %d of %d", n, part.rows)
+			}
+		}
+	}
+
+	// `package` TestA, TestB/part; `other` TestC
+	named := 0
+	for _, m := range regexp.MustCompile("`((?:agent|cmd|internal|test)[\\w/]*)` (Test[\\w/]+(?:, (?:Test|/)[\\w/]+)*)").FindAllStringSubmatch(text, -1) {
+		files, err := filepath.Glob(filepath.Join("..", m[1], "*_test.go"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var all bytes.Buffer
+		for _, file := range files {
+			all.Write(read(t, file))
+		}
+		for name := range strings.SplitSeq(m[2], ", ") {
+			named++
+			test, part, _ := strings.Cut(name, "/")
+			if test != "" && !strings.Contains(all.String(), "func "+test+"(") {
+				t.Errorf("there is no test %s in %s", test, m[1])
+			}
+			// Commands and scripts are parts that no string of a Go file names.
+			if part != "" && test != "TestScript" && test != "TestCommandLine" && !strings.Contains(all.String(), strconv.Quote(part)) {
+				t.Errorf("there is no part %s of %s", part, m[1])
+			}
+		}
+	}
+	if named < 200 {
+		t.Errorf("only %d tests are named: is this the document?", named)
+	}
+}
