@@ -184,6 +184,9 @@ func install(g *guest) error {
 
 var verdict = regexp.MustCompile(`^ *--- (PASS|FAIL|SKIP): (\S+) \((.*)\)$`)
 
+// complaint is how many lines of a test that fails are shown; the log has all.
+const complaint = 20
+
 // do runs the compiled tests.
 func (t tests) do(g *guest) error {
 	run := t.run
@@ -200,11 +203,11 @@ func (t tests) do(g *guest) error {
 	}
 	dir := filepath.Join(g.payload, "src", t.dir)
 	env := []string{"CRISP_BIN=" + g.bin, "CRISP_VM=1", "CRISP_DEB=" + g.payload + "/crisp.deb", "CRISP_NEXT_DEB=" + g.payload + "/next.deb"}
-	var last string // what a test said before it was skipped
+	var said []string // by the test before its verdict
 	err := g.command(dir, env, func(line string) {
 		m := verdict.FindStringSubmatch(line)
 		if m == nil {
-			last = strings.TrimSpace(line)
+			said = append(said[max(0, len(said)-complaint+1):], line)
 			return
 		}
 		switch m[1] {
@@ -212,9 +215,13 @@ func (t tests) do(g *guest) error {
 			g.result.Passed++
 		case "FAIL":
 			g.result.Failed = append(g.result.Failed, m[2])
+			for _, l := range said {
+				say("    %.300s", l)
+			}
 		case "SKIP":
-			g.result.Skipped = append(g.result.Skipped, m[2]+": "+last)
+			g.result.Skipped = append(g.result.Skipped, m[2]+": "+strings.TrimSpace(strings.Join(said[max(0, len(said)-1):], "")))
 		}
+		said = nil
 		say("  %s %s %s", strings.ToLower(m[1]), m[2], m[3])
 	}, filepath.Join(dir, "package.test"), args...)
 	if err != nil {
