@@ -334,58 +334,6 @@ func TestSignaturesOutOfReach(t *testing.T) {
 	}
 }
 
-// A namespace's credentials count instead of the node's, those of the request
-// before both.
-func TestNamespaceCredentials(t *testing.T) {
-	reg := newRegistry(t)
-	p := newPlace(t, reg)
-	file := func(user string) string {
-		auth := base64.StdEncoding.EncodeToString([]byte(user + ":secret"))
-		return fmt.Sprintf(`{"auths":{%q:{"auth":%q}}}`, reg.host, auth)
-	}
-	write(t, filepath.Join(p.dir, "auth.json"), file("node"))
-	write(t, filepath.Join(p.dir, "auth", "team.json"), file("team"))
-	p.trusting(image.Settings{})
-	reg.push("app", "v1", build(t, "gzip", "x"))
-	var user string
-	reg.intercept(func(w http.ResponseWriter, r *http.Request) bool {
-		name, _, ok := r.BasicAuth()
-		if user = name; !ok {
-			w.Header().Set("WWW-Authenticate", `Basic realm="test"`)
-			w.WriteHeader(http.StatusUnauthorized)
-		}
-		return !ok
-	})
-	request := &image.Auth{Username: "request", Password: "secret"}
-	for _, c := range []struct {
-		as   image.Caller
-		want string
-	}{
-		{image.Caller{}, "node"},
-		{image.Caller{Namespace: "other"}, "node"},
-		{image.Caller{Namespace: "team"}, "team"},
-		{image.Caller{Namespace: "team", Auth: request}, "request"},
-	} {
-		if _, err := p.store.Pull(t.Context(), reg.host+"/app:v1", c.as); err != nil || user != c.want {
-			t.Errorf("%s was asked with the credentials of %q, want %q (err %v)", c.as.Namespace, user, c.want, err)
-		}
-	}
-	// What CRI-O's credential provider writes is for one pull.
-	once := filepath.Join(p.dir, "auth", fmt.Sprintf("team-%x.json", sha256.Sum256([]byte(reg.host+"/app"))))
-	write(t, once, file("once"))
-	for _, want := range []string{"once", "team"} {
-		if _, err := p.store.Pull(t.Context(), reg.host+"/app:v1", image.Caller{Namespace: "team"}); err != nil || user != want {
-			t.Errorf("asked with the credentials of %q, want %q (err %v)", user, want, err)
-		}
-	}
-	if _, err := os.Stat(once); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("the file is still there (err %v)", err)
-	}
-	if left := p.names("staging"); len(left) != 0 {
-		t.Errorf("staging has %v", left)
-	}
-}
-
 // Pinning follows the settings while the store is open.
 func TestReconfigurePinned(t *testing.T) {
 	reg := newRegistry(t)
@@ -408,76 +356,6 @@ func TestReconfigurePinned(t *testing.T) {
 		}
 	}
 	p.reopen(image.Options{})
-}
-
-// An artifact is files by name, which can be a volume and nothing else.
-func TestArtifact(t *testing.T) {
-	reg := newRegistry(t)
-	p := newPlace(t, reg)
-	ref := reg.host + "/model:v1"
-	top := reg.pushArtifact("model", "v1", "weights.bin", "1 2 3", "conf/a.json", "{}", "", "nameless", "conf/b.json", "[]")
-	img := p.pull(ref)
-	if !img.Artifact || img.ID != top.String() || img.Size == 0 || img.Tags[0] != ref {
-		t.Errorf("image is %+v", img)
-	}
-	dir, err := p.store.MountReadOnly(t.Context(), "volume", img.ID)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name, want := range map[string]string{"weights.bin": "1 2 3", "conf/a.json": "{}", "conf/b.json": "[]"} {
-		if got := read(t, dir, name); got != want {
-			t.Errorf("%s holds %q, want %q", name, got, want)
-		}
-	}
-	if err := os.WriteFile(filepath.Join(dir, "x"), nil, 0o600); err == nil {
-		t.Error("the volume can be written to")
-	}
-	if _, err := p.store.Mount(t.Context(), "root", img.ID); !errors.Is(err, fault.Invalid) {
-		t.Errorf("as a root file system: %v, want an error of kind %v", err, fault.Invalid)
-	}
-
-	// The next version shares what has not changed.
-	reg.asked("")
-	reg.pushArtifact("model", "v2", "weights.bin", "1 2 3", "conf/a.json", "{1}")
-	p.pull(reg.host + "/model:v2")
-	if got := reg.asked("/blobs/"); len(got) != 1 {
-		t.Errorf("fetched %v", got)
-	}
-	p.close()
-	p.open(image.Options{})
-	if got, err := p.store.Get(ref); err != nil || !got.Artifact {
-		t.Errorf("after a restart it is %+v (err %v)", got, err)
-	}
-
-	for tag, name := range map[string]string{"up": "../x", "abs": "/etc/x", "dot": "."} {
-		reg.pushArtifact("model", tag, name, "x")
-		if _, err := p.store.Pull(t.Context(), reg.host+"/model:"+tag, image.Caller{}); !errors.Is(err, fault.Invalid) {
-			t.Errorf("file %q: %v, want an error of kind %v", name, err, fault.Invalid)
-		}
-	}
-}
-
-// pushArtifact puts files, names and contents by turns, into repo under tag.
-func (r *registry) pushArtifact(repo, tag string, files ...string) digest.Digest {
-	r.t.Helper()
-	r.pushBlob(repo, []byte("{}"))
-	m := v1.Manifest{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: v1.MediaTypeImageManifest,
-		ArtifactType: "application/vnd.example", Config: v1.DescriptorEmptyJSON}
-	for i := 0; i < len(files); i += 2 {
-		data := []byte(files[i+1])
-		r.pushBlob(repo, data)
-		l := v1.Descriptor{MediaType: "application/octet-stream", Digest: digest.FromBytes(data), Size: int64(len(data))}
-		if files[i] != "" {
-			l.Annotations = map[string]string{v1.AnnotationTitle: files[i]}
-		}
-		m.Layers = append(m.Layers, l)
-	}
-	data, err := json.Marshal(m)
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	r.put("/v2/"+repo+"/manifests/"+tag, m.MediaType, data)
-	return digest.FromBytes(data)
 }
 
 // Simple signing: GPG signatures in a directory or on a web server beside the

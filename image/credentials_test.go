@@ -1,0 +1,66 @@
+package image_test
+
+import (
+	"crypto/sha256"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/crisp-cri/crisp/image"
+)
+
+// A namespace's credentials count instead of the node's, those of the request
+// before both.
+func TestNamespaceCredentials(t *testing.T) {
+	reg := newRegistry(t)
+	p := newPlace(t, reg)
+	file := func(user string) string {
+		auth := base64.StdEncoding.EncodeToString([]byte(user + ":secret"))
+		return fmt.Sprintf(`{"auths":{%q:{"auth":%q}}}`, reg.host, auth)
+	}
+	write(t, filepath.Join(p.dir, "auth.json"), file("node"))
+	write(t, filepath.Join(p.dir, "auth", "team.json"), file("team"))
+	p.trusting(image.Settings{})
+	reg.push("app", "v1", build(t, "gzip", "x"))
+	var user string
+	reg.intercept(func(w http.ResponseWriter, r *http.Request) bool {
+		name, _, ok := r.BasicAuth()
+		if user = name; !ok {
+			w.Header().Set("WWW-Authenticate", `Basic realm="test"`)
+			w.WriteHeader(http.StatusUnauthorized)
+		}
+		return !ok
+	})
+	request := &image.Auth{Username: "request", Password: "secret"}
+	for _, c := range []struct {
+		as   image.Caller
+		want string
+	}{
+		{image.Caller{}, "node"},
+		{image.Caller{Namespace: "other"}, "node"},
+		{image.Caller{Namespace: "team"}, "team"},
+		{image.Caller{Namespace: "team", Auth: request}, "request"},
+	} {
+		if _, err := p.store.Pull(t.Context(), reg.host+"/app:v1", c.as); err != nil || user != c.want {
+			t.Errorf("%s was asked with the credentials of %q, want %q (err %v)", c.as.Namespace, user, c.want, err)
+		}
+	}
+	// What CRI-O's credential provider writes is for one pull.
+	once := filepath.Join(p.dir, "auth", fmt.Sprintf("team-%x.json", sha256.Sum256([]byte(reg.host+"/app"))))
+	write(t, once, file("once"))
+	for _, want := range []string{"once", "team"} {
+		if _, err := p.store.Pull(t.Context(), reg.host+"/app:v1", image.Caller{Namespace: "team"}); err != nil || user != want {
+			t.Errorf("asked with the credentials of %q, want %q (err %v)", user, want, err)
+		}
+	}
+	if _, err := os.Stat(once); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the file is still there (err %v)", err)
+	}
+	if left := p.names("staging"); len(left) != 0 {
+		t.Errorf("staging has %v", left)
+	}
+}

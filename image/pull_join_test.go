@@ -1,0 +1,114 @@
+package image_test
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/crisp-cri/crisp/image"
+	"github.com/opencontainers/go-digest"
+)
+
+// Pulls of one image at once are one pull; so are the layers that two images have
+// in common.
+func TestPullsJoin(t *testing.T) {
+	reg := newRegistry(t)
+	p := newPlace(t, reg)
+	base := strings.Repeat("base", 10)
+	a, b := build(t, "gzip", base, "a"), build(t, "gzip", base, "b")
+	reg.push("a", "latest", a)
+	reg.push("b", "latest", b)
+	reg.asked("")
+
+	// The layer in common is held back until both pulls are under way.
+	common := "/blobs/" + digest.FromBytes(a.blobs[0]).String()
+	both := make(chan struct{})
+	var others sync.WaitGroup
+	others.Add(2)
+	go func() { others.Wait(); close(both) }()
+	var once [2]sync.Once
+	reg.intercept(func(w http.ResponseWriter, r *http.Request) bool {
+		for i, img := range []*built{a, b} {
+			if strings.HasSuffix(r.URL.Path, digest.FromBytes(img.blobs[1]).String()) {
+				once[i].Do(others.Done)
+			}
+		}
+		if strings.HasSuffix(r.URL.Path, common) {
+			<-both
+		}
+		return false
+	})
+	var all sync.WaitGroup
+	for i := range 12 {
+		ref := reg.host + []string{"/a", "/b"}[i%2]
+		want := []string{a.id(), b.id()}[i%2]
+		all.Go(func() {
+			img, err := p.store.Pull(t.Context(), ref, image.Caller{})
+			if err != nil || img.ID != want {
+				t.Errorf("pull of %s: %s (err %v)", ref, img.ID, err)
+			}
+		})
+	}
+	all.Wait()
+	if got := reg.asked("/blobs/"); len(got) != 5 { // two configs, three layers
+		t.Errorf("fetched %v", got)
+	}
+}
+
+// A caller that leaves takes nothing from the others; the last one to leave ends
+// the pull.
+func TestPullAbandoned(t *testing.T) {
+	reg := newRegistry(t)
+	p := newPlace(t, reg)
+	img := build(t, "gzip", strings.Repeat("x", 1000), "y")
+	reg.push("app", "latest", img)
+	begun, goOn := make(chan struct{}, 10), make(chan struct{})
+	ended := make(chan struct{}, 10)
+	reg.intercept(func(w http.ResponseWriter, r *http.Request) bool {
+		if !strings.HasSuffix(r.URL.Path, digest.FromBytes(img.blobs[0]).String()) {
+			return false
+		}
+		begun <- struct{}{}
+		select {
+		case <-goOn:
+			return false
+		case <-r.Context().Done():
+			ended <- struct{}{}
+			return true
+		}
+	})
+	pull := func(ctx context.Context) chan error {
+		done := make(chan error, 1)
+		go func() {
+			_, err := p.store.Pull(ctx, reg.host+"/app", image.Caller{})
+			done <- err
+		}()
+		return done
+	}
+
+	one, cancelOne := context.WithCancel(t.Context())
+	first := pull(one)
+	<-begun
+	two, cancelTwo := context.WithCancel(t.Context())
+	second := pull(two)
+	cancelOne()
+	if err := <-first; !errors.Is(err, context.Canceled) {
+		t.Errorf("first: %v", err)
+	}
+	cancelTwo()
+	if err := <-second; !errors.Is(err, context.Canceled) {
+		t.Errorf("second: %v", err)
+	}
+	<-ended
+
+	// The next one begins anew.
+	third := pull(t.Context())
+	<-begun
+	close(goOn)
+	if err := <-third; err != nil {
+		t.Errorf("third: %v", err)
+	}
+}
