@@ -25,7 +25,7 @@ export CGO_ENABLED = 1
 .PHONY: help all demo test test-vm test-kubelet critest bench lint install deb clean deps vm-deps
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 all: deps ## build everything into bin/
 	@mkdir -p $(BIN)/cni
