@@ -55,6 +55,10 @@ func main() {
 		fmt.Println(version)
 		return
 	}
+	if flag.NArg() > 0 {
+		fmt.Fprintf(os.Stderr, "crisp-executor: unexpected argument %q\n", flag.Arg(0))
+		os.Exit(2)
+	}
 	log := slog.New(slog.NewJSONHandler(newLogFile(filepath.Join(*state, "executor.log")), nil))
 	o := executor.Options{Socket: *socket, State: *state, Version: version, Log: log}
 	// After an upgrade the number stands for something else.
