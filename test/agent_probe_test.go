@@ -19,8 +19,8 @@ func podsAreProbed(t *testing.T, l *lab) {
   - name: app
     image: IMAGE
     args: [ignore-term, sleep, for-ever]
-    livenessProbe: {exec: {command: [/testbin, cat, /d/alive]}, periodSeconds: 1, failureThreshold: 2, terminationGracePeriodSeconds: 1}
-    readinessProbe: {exec: {command: [/testbin, cat, /d/ready]}, periodSeconds: 1, failureThreshold: 1}
+    livenessProbe: {exec: {command: [/testbin, cat, /d/alive]}, periodSeconds: 1, timeoutSeconds: 60, failureThreshold: 2, terminationGracePeriodSeconds: 1}
+    readinessProbe: {exec: {command: [/testbin, cat, /d/ready]}, periodSeconds: 1, timeoutSeconds: 60, failureThreshold: 1}
     volumeMounts: [{name: d, mountPath: /d}]
   volumes: [{name: d, hostPath: {path: DIR}}]
 `, func(t *testing.T, l *lab) {
@@ -56,8 +56,8 @@ func podsAreProbed(t *testing.T, l *lab) {
     image: IMAGE
     args: [http, ":80", hello, sleep, for-ever]
     ports: [{name: web, containerPort: 80}]
-    startupProbe: {httpGet: {path: /, port: web}, periodSeconds: 1, failureThreshold: 30}
-    livenessProbe: {tcpSocket: {port: 80}, periodSeconds: 1}
+    startupProbe: {httpGet: {path: /, port: web}, periodSeconds: 1, timeoutSeconds: 60, failureThreshold: 60}
+    livenessProbe: {tcpSocket: {port: 80}, periodSeconds: 1, timeoutSeconds: 60}
     readinessProbe: {httpGet: {path: /x, port: 80}, periodSeconds: 1}
   - {name: never, image: IMAGE, args: [sleep, for-ever], startupProbe: {tcpSocket: {port: 81}, periodSeconds: 1, failureThreshold: 2, terminationGracePeriodSeconds: 1}}
 `, func(t *testing.T, l *lab) {

@@ -49,13 +49,17 @@ func (a *agentProcess) end(sig syscall.Signal) {
 	}
 }
 
+// untilTime is how long what must come may take: an emulated node that does other
+// things too is some fifty times slower than a quiet machine.
+const untilTime = 5 * time.Minute
+
 // until waits for what must come.
 func (a *agentProcess) until(yes func() bool, what string) {
 	a.t.Helper()
-	for deadline := time.Now().Add(time.Minute); !yes(); time.Sleep(50 * time.Millisecond) {
+	for deadline := time.Now().Add(untilTime); !yes(); time.Sleep(50 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			log, _ := os.ReadFile(filepath.Join(a.n.dir, "agent.log"))
-			a.t.Fatalf("not so after a minute: %s\n%s", what, log)
+			a.t.Fatalf("not so after %v: %s\n%s", untilTime, what, log)
 		}
 	}
 }
@@ -63,7 +67,7 @@ func (a *agentProcess) until(yes func() bool, what string) {
 // crisp runs a command line against the agent, with this standard input.
 func (a *agentProcess) crisp(stdin string, args ...string) (out string, code int) {
 	a.t.Helper()
-	ctx, cancel := context.WithTimeout(a.t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(a.t.Context(), untilTime)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, filepath.Join(a.n.binaries.dir, "crisp"), args...)
 	cmd.Env = append(os.Environ(), "CRISP_RUNTIME_ENDPOINT=unix://"+a.n.socket, "CRISP_AGENT_ROOT="+filepath.Join(a.n.dir, "agent"))
