@@ -1,0 +1,177 @@
+package checkpoint
+
+import (
+	"archive/tar"
+	"bufio"
+	"bytes"
+	"compress/gzip"
+	"context"
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/klauspost/compress/zstd"
+	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+)
+
+// maxEntries bounds how many entries of an archive are looked at. CRIU writes some
+// five files for each process.
+const maxEntries = 1 << 20
+
+// Unpack reads an archive, plain or compressed by gzip or zstd, and writes what
+// belongs to a checkpoint below dir, which is empty; what else is in it is passed
+// over. The archive is hostile: only regular files are taken, by names that are
+// known beforehand or lie directly below Images, and no more than max bytes of them.
+// fault.Invalid blames the archive.
+func Unpack(ctx context.Context, archive io.Reader, dir string, max int64) error {
+	plain, err := decompress(archive)
+	if err != nil {
+		return err
+	}
+	defer plain.Close()
+	if err := os.Mkdir(filepath.Join(dir, Images), 0o700); err != nil {
+		return err
+	}
+	tr := tar.NewReader(plain)
+	for range maxEntries {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		hdr, err := tr.Next()
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return fault.Invalid.Errorf("read checkpoint archive: %w", err)
+		}
+		name, ok := entryName(hdr)
+		if !ok {
+			continue
+		}
+		if hdr.Typeflag != tar.TypeReg {
+			return fault.Invalid.Errorf("%q in the checkpoint archive is no regular file", hdr.Name)
+		}
+		if max -= hdr.Size; max < 0 {
+			return fault.Invalid.Errorf("the checkpoint archive has more in it than there is room for")
+		}
+		if err := extract(ctx, tr, filepath.Join(dir, name), hdr.Size); err != nil {
+			return err
+		}
+	}
+	return fault.Invalid.Errorf("the checkpoint archive has more than %d entries", maxEntries)
+}
+
+// entryName is where an entry of an archive belongs; false = nowhere.
+func entryName(hdr *tar.Header) (string, bool) {
+	if hdr.Typeflag == tar.TypeDir || hdr.Typeflag == tar.TypeXGlobalHeader {
+		return "", false
+	}
+	// "checkpoint/../x" is not to be understood, but left alone.
+	name := strings.TrimPrefix(strings.TrimPrefix(hdr.Name, "./"), "/")
+	if slices.Contains(known, name) {
+		return name, true
+	}
+	dir, base := path.Split(name)
+	return name, dir == Images+"/" && base != "" && base != "." && base != ".."
+}
+
+func extract(ctx context.Context, r io.Reader, file string, size int64) error {
+	// O_EXCL: a name that comes twice is a trick.
+	f, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		if errors.Is(err, fs.ErrExist) || errors.Is(err, unix.ENAMETOOLONG) || errors.Is(err, unix.EINVAL) {
+			err = fault.Invalid.Errorf("checkpoint archive: %w", err)
+		}
+		return err
+	}
+	for left := size; left > 0 && err == nil; {
+		var n int64
+		n, err = io.CopyN(f, r, min(left, 8<<20))
+		left -= n
+		if err == nil {
+			err = ctx.Err()
+		}
+	}
+	if cerr := f.Close(); err == nil {
+		err = cerr
+	}
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		err = fault.Invalid.Errorf("the checkpoint archive ends within %s", filepath.Base(file))
+	}
+	return err
+}
+
+// decompress looks at the first bytes.
+func decompress(r io.Reader) (io.ReadCloser, error) {
+	b := bufio.NewReaderSize(r, 1<<20)
+	magic, err := b.Peek(4)
+	if err != nil {
+		return nil, fault.Invalid.Errorf("this is no checkpoint archive: %w", err)
+	}
+	switch {
+	case bytes.HasPrefix(magic, []byte{0x1f, 0x8b}):
+		z, err := gzip.NewReader(b)
+		if err != nil {
+			return nil, fault.Invalid.Errorf("read checkpoint archive: %w", err)
+		}
+		return z, nil
+	case bytes.Equal(magic, []byte{0x28, 0xb5, 0x2f, 0xfd}):
+		z, err := zstd.NewReader(b, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(256<<20))
+		if err != nil {
+			return nil, fault.Invalid.Errorf("read checkpoint archive: %w", err)
+		}
+		return z.IOReadCloser(), nil
+	}
+	return io.NopCloser(b), nil
+}
+
+// Copy copies a checkpoint's directory, which stays as it is, to dir, which is
+// empty. What Unpack would not take of an archive it does not take either.
+func Copy(ctx context.Context, from, dir string, max int64) error {
+	if err := os.Mkdir(filepath.Join(dir, Images), 0o700); err != nil {
+		return err
+	}
+	names := slices.Clone(known)
+	images, err := openIn(from, Images, unix.O_DIRECTORY)
+	if err != nil {
+		return fault.Invalid.Errorf("this is no checkpoint: %w", err)
+	}
+	defer images.Close()
+	entries, err := images.Readdirnames(-1)
+	if err != nil {
+		return err
+	}
+	for _, name := range entries {
+		names = append(names, Images+"/"+name)
+	}
+	for _, name := range names {
+		f, err := OpenFile(from, name)
+		if errors.Is(err, fault.NotFound) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		info, err := f.Stat()
+		if err == nil {
+			if max -= info.Size(); max < 0 {
+				err = fault.Unavailable.Errorf("there is no room for the checkpoint")
+			}
+		}
+		if err == nil {
+			err = extract(ctx, f, filepath.Join(dir, name), info.Size())
+		}
+		f.Close()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,73 @@
+package checkpoint
+
+import (
+	"archive/tar"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"strings"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+)
+
+// UnpackFiles is the reverse: it makes those of the directories and regular files in
+// the stream below dir that are not there. The stream is hostile.
+func UnpackFiles(ctx context.Context, r io.Reader, dir string) error {
+	root, err := os.OpenRoot(dir) // which nothing leads out of
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	tr := tar.NewReader(r)
+	for range maxEntries {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		hdr, err := tr.Next()
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return fault.Invalid.Errorf("read files of the checkpoint: %w", err)
+		}
+		if err := unpackFile(root, hdr, tr); err != nil && !errors.Is(err, fs.ErrExist) {
+			return fmt.Errorf("file %q of the checkpoint: %w", hdr.Name, err)
+		}
+	}
+	return fault.Invalid.Errorf("the checkpoint has more than %d files", maxEntries)
+}
+
+func unpackFile(root *os.Root, hdr *tar.Header, r io.Reader) error {
+	name, mode := path.Clean(strings.TrimLeft(hdr.Name, "/")), fs.FileMode(hdr.Mode&0o777)
+	if name == "." {
+		return nil
+	}
+	switch hdr.Typeflag {
+	case tar.TypeDir:
+		if err := root.Mkdir(name, 0o700); err != nil {
+			return err
+		}
+	case tar.TypeReg:
+		f, err := root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+		if err != nil {
+			return err
+		}
+		_, err = io.CopyN(f, r, hdr.Size)
+		if cerr := f.Close(); err == nil {
+			err = cerr
+		}
+		if err != nil {
+			return err
+		}
+	default:
+		return nil
+	}
+	if err := root.Lchown(name, hdr.Uid, hdr.Gid); err != nil {
+		return err
+	}
+	return root.Chmod(name, mode)
+}
