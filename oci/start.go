@@ -132,8 +132,10 @@ func (c *Container) begin(ctx context.Context, req wire.RunRequest, reply *wire.
 
 // outcome finds out what became of a start whose answer never came; nil =
 // nothing, nor will it. The executor lists a container once its program runs,
-// and deletes none that is still on its way there. The only error is
-// errUnsettled.
+// and deletes none that is still on its way there, however long that takes; its
+// list waits for calls of a dead daemon that it has yet to read (wire.Conn.Settle),
+// but not for the end of a slow start. Without either a container could run twice.
+// The only error is errUnsettled.
 func (c *Container) outcome(ctx context.Context) (*wire.Info, error) {
 	for wait := time.Millisecond; ; wait = min(2*wait, time.Second) {
 		infos, err := c.rt.link.list(ctx)

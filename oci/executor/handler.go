@@ -20,7 +20,11 @@ func (x *Executor) Call(ctx context.Context, from *wire.Conn, call *wire.Call) (
 		return wire.HelloReply{Version: x.opts.Version, Protocol: wire.Protocol, Pid: os.Getpid()}, nil, nil
 	case wire.MethodList:
 		// A container that a killed crispd was just starting must not be
-		// taken for one that never ran, or it would run twice.
+		// taken for one that never ran, or it would run twice. Its call may
+		// not even have been read: neither our table nor "delete" knows of it
+		// then, so that what crispd does about starts (oci's outcome) is not
+		// enough. Nor is this: a start may take longer than anybody who asks
+		// for the list should wait.
 		ctx, cancel := context.WithTimeout(ctx, settleLife)
 		defer cancel()
 		from.Settle(ctx)

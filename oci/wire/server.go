@@ -96,8 +96,8 @@ const endGrace = 200 * time.Millisecond
 
 // Settle waits until the calls of the clients that were here before c have had
 // their effect: a client that was killed leaves calls behind, and its successor
-// must not look before they are done. Clients that still live are not waited for
-// longer than a moment.
+// must not look before they are done, and cannot see those that were not read yet.
+// Clients that still live are not waited for longer than a moment.
 func (c *Conn) Settle(ctx context.Context) {
 	c.others.mu.Lock()
 	others := make([]*Conn, 0, len(c.others.all))
