@@ -16,6 +16,7 @@ import (
 
 	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/agent/podsync"
+	"github.com/crisp-cri/crisp/agent/pulled"
 	"github.com/crisp-cri/crisp/internal/fault"
 	v1 "k8s.io/api/core/v1"
 	nodev1 "k8s.io/api/node/v1"
@@ -39,6 +40,7 @@ type recorder struct {
 	busy     int           // pulls at work
 	mostBusy int
 	refuse   string // the password that the registry does not take
+	private  bool   // it takes nobody who has none
 }
 
 func (r *recorder) note(format string, args ...any) {
@@ -115,7 +117,7 @@ func (r *recorder) PullImage(ctx context.Context, image *cri.ImageSpec, auth *cr
 	r.mu.Lock()
 	r.busy++
 	r.mostBusy = max(r.mostBusy, r.busy)
-	wait, refused := r.pulling, r.refuse != "" && auth.GetPassword() == r.refuse
+	wait, refused := r.pulling, r.refuse != "" && auth.GetPassword() == r.refuse || r.private && auth.GetPassword() == ""
 	r.mu.Unlock()
 	time.Sleep(wait)
 	r.mu.Lock()
@@ -330,7 +332,7 @@ func TestPullsWait(t *testing.T) {
 				if i == 7 {
 					time.AfterFunc(time.Second, cancel)
 				}
-				_, err := d.pull(ctx, pod, &pod.Spec.Containers[0], &cri.ImageSpec{Image: fmt.Sprintf("i:%d", i)}, nil)
+				_, _, err := d.pull(ctx, pod, &pod.Spec.Containers[0], &cri.ImageSpec{Image: fmt.Sprintf("i:%d", i)}, nil)
 				if (err == nil) != (i != 7) {
 					t.Errorf("pull %d: %v", i, err)
 				}
@@ -379,7 +381,7 @@ func TestPullSecrets(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(d.Root, "config.json"), []byte(`{"auths": {"reg.example": {"username": "node", "password": "new"}}}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	_, err := d.pull(t.Context(), pod, &pod.Spec.Containers[0], &cri.ImageSpec{Image: "reg.example/app"}, nil)
+	_, _, err := d.pull(t.Context(), pod, &pod.Spec.Containers[0], &cri.ImageSpec{Image: "reg.example/app"}, nil)
 	if reasonOf(err) != "ErrImagePull" {
 		t.Errorf("got %v", err)
 	}
@@ -421,4 +423,37 @@ func TestResize(t *testing.T) {
 	next.Connect(r, r)
 	begin(t, next, resized)
 	r.expect(t)
+}
+
+// What one pod has pulled with its secret another one does not get without: it has to
+// pull it itself, and the registry decides.
+func TestPulledWithASecret(t *testing.T) {
+	d, r, with := record(t, "  imagePullSecrets: [{name: pull}]\n  containers: [{name: a, image: reg.example/app, imagePullPolicy: IfNotPresent}]\n")
+	ledger, err := pulled.Open(d.Root, pulled.NeverVerifyPreloaded, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.Pulled = ledger
+	begin(t, d, with)
+	r.expect(t, `0 run web "" overhead 0`, "0 pull reg.example/app:latest near", "0 create a 0", "0 start")
+
+	c := &with.Spec.Containers[0]
+	without := with.DeepCopy()
+	without.Spec.ImagePullSecrets = nil
+	r.calls = nil
+	if _, _, err := d.ensureImage(t.Context(), t.Context(), with, c, nil); err != nil || len(r.calls) > 0 {
+		t.Errorf("with the secret: %q, %v", r.calls, err)
+	}
+	r.private = true
+	if _, _, err := d.ensureImage(t.Context(), t.Context(), without, c, nil); reasonOf(err) != "ErrImagePull" {
+		t.Errorf("without: %v", err)
+	}
+	never := c.DeepCopy()
+	never.ImagePullPolicy = v1.PullNever
+	if _, _, err := d.ensureImage(t.Context(), t.Context(), without, never, nil); reasonOf(err) != "ErrImageNeverPull" {
+		t.Errorf("without, never pulled: %v", err)
+	}
+	if _, _, err := d.ensureImage(t.Context(), t.Context(), with, never, nil); err != nil {
+		t.Errorf("with the secret, never pulled: %v", err)
+	}
 }

@@ -15,6 +15,7 @@
 //	pods/<uid>/volumes/     and volume-subpaths, plugins: see the package volume
 //
 //	config.json             credentials of the node for registries, as docker writes it
+//	images/                 with whose credentials images were pulled: see the package pulled
 //	seccomp/                the profiles of type Localhost
 //
 // and logs in <logs>/<namespace>_<name>_<uid>/<container>/<attempt>.log. All of
@@ -35,7 +36,9 @@ import (
 	"time"
 
 	"github.com/crisp-cri/crisp/agent/event"
+	"github.com/crisp-cri/crisp/agent/keyring"
 	"github.com/crisp-cri/crisp/agent/podsync"
+	"github.com/crisp-cri/crisp/agent/pulled"
 	"github.com/crisp-cri/crisp/agent/volume"
 	v1 "k8s.io/api/core/v1"
 	internalapi "k8s.io/cri-api/pkg/apis"
@@ -57,6 +60,9 @@ type Options struct {
 	Pulls          Pulls
 	MaxBackoff     time.Duration // of containers that exit again and again; 0 is 300 s
 	LogLinks       string        // directory of links to the containers' logs, for log shippers; "" for none
+
+	Plugins *keyring.Plugins // know more credentials; may be nil
+	Pulled  *pulled.Ledger   // who may use which image; nil: everybody all of them
 
 	Objects Objects        // may be nil: there are none
 	Events  event.Recorder // nil: they are not recorded

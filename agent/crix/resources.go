@@ -124,9 +124,6 @@ func (d *Driver) Limits(pod *v1.Pod) v1.ResourceList {
 	return limits
 }
 
-// Memory is that of the node in bytes, 0 if unknown.
-func (d *Driver) Memory() int64 { return d.node.memory }
-
 func sum(pod *v1.Pod, of func(*v1.Container) v1.ResourceList) v1.ResourceList {
 	total, sidecars, most := v1.ResourceList{}, v1.ResourceList{}, v1.ResourceList{}
 	for i := range pod.Spec.Containers {

@@ -8,7 +8,9 @@
 package keyring
 
 import (
+	"crypto/sha256"
 	"encoding/base64"
+	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"net"
@@ -24,6 +26,15 @@ import (
 // A Credential is what a registry is shown.
 type Credential struct {
 	Username, Password string
+	Source             *Source // the pull secret that it is from; nil: it is the node's
+}
+
+// A Source is the pull secret that a credential is from.
+type Source struct {
+	UID       string `json:"uid"`
+	Namespace string `json:"namespace"`
+	Name      string `json:"name"`
+	Hash      string `json:"credentialHash"` // of the credential
 }
 
 // A Ring is a set of credentials.
@@ -70,6 +81,7 @@ func (r *Ring) With(secrets ...*v1.Secret) (*Ring, error) {
 			if err := all.addJSON(name, s.Data[v1.DockerConfigJsonKey]); err != nil {
 				return nil, err
 			}
+			all.mark(s)
 		case s.Type == v1.SecretTypeDockercfg || s.Data[v1.DockerConfigKey] != nil:
 			var auths map[string]auth
 			if err := json.Unmarshal(s.Data[v1.DockerConfigKey], &auths); err != nil {
@@ -78,11 +90,23 @@ func (r *Ring) With(secrets ...*v1.Secret) (*Ring, error) {
 			if err := all.add(name, auths); err != nil {
 				return nil, err
 			}
+			all.mark(s)
 		}
 	}
 	all.entries = append(all.entries, r.entries...)
 	all.sort()
 	return all, nil
+}
+
+// mark notes that the entries without a source are a secret's.
+func (r *Ring) mark(s *v1.Secret) {
+	for i := range r.entries {
+		c := &r.entries[i].Credential
+		if c.Source == nil {
+			sum := sha256.Sum256([]byte(c.Username + "\x00" + c.Password))
+			c.Source = &Source{UID: string(s.UID), Namespace: s.Namespace, Name: s.Name, Hash: hex.EncodeToString(sum[:])}
+		}
+	}
 }
 
 func (r *Ring) addJSON(name string, data []byte) error {
@@ -95,7 +119,7 @@ func (r *Ring) addJSON(name string, data []byte) error {
 
 func (r *Ring) add(name string, auths map[string]auth) error {
 	for place, a := range auths {
-		c := Credential{a.Username, a.Password}
+		c := Credential{Username: a.Username, Password: a.Password}
 		if a.Auth != "" {
 			text, err := base64.StdEncoding.DecodeString(a.Auth)
 			if err != nil {

@@ -1,0 +1,189 @@
+package keyring
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
+)
+
+// Plugins are programs that know credentials, as the kubelet's credential providers:
+// each is asked about the images that its configuration names, by a
+// CredentialProviderRequest on its standard input, and answers with a
+// CredentialProviderResponse (credentialprovider.kubelet.k8s.io/v1).
+type Plugins struct {
+	dir       string
+	providers []provider
+	log       *slog.Logger
+
+	mu    sync.Mutex
+	cache map[string]cached // by provider, type and key; guarded by mu
+}
+
+// A provider is one of a CredentialProviderConfig.
+type provider struct {
+	Name                 string           `json:"name"` // of the program
+	MatchImages          []string         `json:"matchImages"`
+	DefaultCacheDuration *metav1.Duration `json:"defaultCacheDuration"`
+	APIVersion           string           `json:"apiVersion"`
+	Args                 []string         `json:"args"`
+	Env                  []struct {
+		Name  string `json:"name"`
+		Value string `json:"value"`
+	} `json:"env"`
+	TokenAttributes any `json:"tokenAttributes"`
+}
+
+// A response is a CredentialProviderResponse.
+type response struct {
+	Kind          string           `json:"kind"`
+	APIVersion    string           `json:"apiVersion"`
+	CacheKeyType  string           `json:"cacheKeyType"`
+	CacheDuration *metav1.Duration `json:"cacheDuration"`
+	Auth          map[string]auth  `json:"auth"` // by what it is good for
+}
+
+type cached struct {
+	auth  map[string]auth
+	until time.Time
+}
+
+const (
+	providerGroup = "credentialprovider.kubelet.k8s.io/"
+	// pluginPatience is how long a plugin may take, as by the kubelet.
+	pluginPatience = time.Minute
+)
+
+// LoadPlugins reads a CredentialProviderConfig, of kubelet.config.k8s.io in any of its
+// versions; its programs are in dir.
+func LoadPlugins(config, dir string, log *slog.Logger) (*Plugins, error) {
+	data, err := os.ReadFile(config)
+	if err != nil {
+		return nil, err
+	}
+	var c struct {
+		Kind       string     `json:"kind"`
+		APIVersion string     `json:"apiVersion"`
+		Providers  []provider `json:"providers"`
+	}
+	if err := yaml.UnmarshalStrict(data, &c); err != nil {
+		return nil, fmt.Errorf("%s: %w", config, err)
+	}
+	if c.Kind != "CredentialProviderConfig" || !strings.HasPrefix(c.APIVersion, "kubelet.config.k8s.io/") {
+		return nil, fmt.Errorf("%s: it is a %s of %s, want a CredentialProviderConfig of kubelet.config.k8s.io/v1", config, c.Kind, c.APIVersion)
+	}
+	seen := map[string]bool{}
+	for _, p := range c.Providers {
+		switch {
+		case p.Name == "" || p.Name != filepath.Base(p.Name) || p.Name == "." || p.Name == "..":
+			return nil, fmt.Errorf("%s: %q is no name of a program", config, p.Name)
+		case seen[p.Name]:
+			return nil, fmt.Errorf("%s: %s is there twice", config, p.Name)
+		case len(p.MatchImages) == 0 || p.DefaultCacheDuration == nil || p.DefaultCacheDuration.Duration < 0:
+			return nil, fmt.Errorf("%s: %s: want matchImages, and a defaultCacheDuration", config, p.Name)
+		case !strings.HasPrefix(p.APIVersion, providerGroup):
+			return nil, fmt.Errorf("%s: %s: apiVersion is %q, want %sv1", config, p.Name, p.APIVersion, providerGroup)
+		case p.TokenAttributes != nil:
+			return nil, fmt.Errorf("%s: %s: tokenAttributes: tokens of service accounts need an API server", config, p.Name)
+		}
+		seen[p.Name] = true
+		if _, err := exec.LookPath(filepath.Join(dir, p.Name)); err != nil {
+			return nil, fmt.Errorf("%s: %s: %w", config, p.Name, err)
+		}
+	}
+	return &Plugins{dir: dir, providers: c.Providers, log: log, cache: map[string]cached{}}, nil
+}
+
+// Lookup asks the plugins about an image. One that fails is told of in the log and left
+// out: the pull may succeed without. Nil has no plugins.
+func (p *Plugins) Lookup(ctx context.Context, image string) []Credential {
+	if p == nil {
+		return nil
+	}
+	ring := &Ring{}
+	repository := Repository(image)
+	for i := range p.providers {
+		if !slices.ContainsFunc(p.providers[i].MatchImages, func(m string) bool { return matches(normal(m), repository) }) {
+			continue
+		}
+		found, err := p.ask(ctx, &p.providers[i], image)
+		if err == nil {
+			err = ring.add("credential provider "+p.providers[i].Name, found)
+		}
+		if err != nil {
+			p.log.WarnContext(ctx, "credential provider failed", "kind", p.providers[i].Name, "err", err)
+		}
+	}
+	return ring.Lookup(image)
+}
+
+// ask returns what a plugin says, now or a while ago.
+func (p *Plugins) ask(ctx context.Context, of *provider, image string) (map[string]auth, error) {
+	host, _, _ := strings.Cut(Repository(image), "/")
+	keys := map[string]string{"Image": of.Name + " Image " + image, "Registry": of.Name + " Registry " + host, "Global": of.Name + " Global"}
+	p.mu.Lock()
+	for _, key := range keys {
+		if c, ok := p.cache[key]; ok && time.Now().Before(c.until) {
+			p.mu.Unlock()
+			return c.auth, nil
+		}
+	}
+	p.mu.Unlock()
+	r, err := p.run(ctx, of, image)
+	if err != nil {
+		return nil, err
+	}
+	key, ok := keys[r.CacheKeyType]
+	if !ok {
+		return nil, fmt.Errorf("cacheKeyType is %q, want Image, Registry or Global", r.CacheKeyType)
+	}
+	keep := of.DefaultCacheDuration.Duration
+	if r.CacheDuration != nil {
+		keep = r.CacheDuration.Duration
+	}
+	if keep > 0 {
+		p.mu.Lock()
+		p.cache[key] = cached{r.Auth, time.Now().Add(keep)}
+		p.mu.Unlock()
+	}
+	return r.Auth, nil
+}
+
+func (p *Plugins) run(ctx context.Context, of *provider, image string) (*response, error) {
+	request, err := json.Marshal(map[string]string{"kind": "CredentialProviderRequest", "apiVersion": of.APIVersion, "image": image})
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, pluginPatience)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, filepath.Join(p.dir, of.Name), of.Args...)
+	cmd.Env = os.Environ()
+	for _, e := range of.Env {
+		cmd.Env = append(cmd.Env, e.Name+"="+e.Value)
+	}
+	var out, errs bytes.Buffer
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(request), &out, &errs
+	cmd.WaitDelay = time.Second // a child of it may hold the pipes
+	if err := cmd.Run(); err != nil {
+		return nil, fmt.Errorf("%w: %s", err, strings.TrimSpace(errs.String()))
+	}
+	var r response
+	if err := json.Unmarshal(out.Bytes(), &r); err != nil {
+		return nil, fmt.Errorf("its answer is no JSON") // the text may hold a secret
+	}
+	if r.Kind != "CredentialProviderResponse" || r.APIVersion != of.APIVersion {
+		return nil, fmt.Errorf("it answers with a %s of %s, want a CredentialProviderResponse of %s", r.Kind, r.APIVersion, of.APIVersion)
+	}
+	return &r, nil
+}

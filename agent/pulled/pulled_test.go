@@ -1,0 +1,151 @@
+package pulled_test
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/crisp-cri/crisp/agent/keyring"
+	"github.com/crisp-cri/crisp/agent/pulled"
+)
+
+func open(t *testing.T, root string, policy pulled.Policy, listed ...string) *pulled.Ledger {
+	t.Helper()
+	l, err := pulled.Open(root, policy, listed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+func pull(t *testing.T, l *pulled.Ledger, image, id string, by *keyring.Source) {
+	t.Helper()
+	if err := l.Begin(image); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Done(image, id, by); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Who may use an image that a secret was needed for: who shows that secret, what has
+// become of it, or one with its content; over restarts of the agent.
+func TestSecrets(t *testing.T) {
+	root := t.TempDir()
+	good := keyring.Source{UID: "1", Namespace: "a", Name: "pull", Hash: "h"}
+	pull(t, open(t, root, pulled.NeverVerifyPreloaded), "reg.example/app:1", "id", &good)
+	rotated, copied, other := good, good, keyring.Source{UID: "3", Namespace: "b", Name: "pull", Hash: "o"}
+	rotated.Hash, copied.UID, copied.Namespace = "new", "2", "b"
+	for _, test := range []struct {
+		name, image string
+		secrets     []keyring.Source
+		want        bool
+	}{
+		{"no secret", "reg.example/app:1", nil, false},
+		{"another", "reg.example/app:1", []keyring.Source{other}, false},
+		{"that one", "reg.example/app:1", []keyring.Source{other, good}, true},
+		{"by another tag", "reg.example/app:2", []keyring.Source{good}, true},
+		{"by another name", "other.example/app:1", []keyring.Source{good}, false},
+		{"a copy of it", "reg.example/app:1", []keyring.Source{copied}, true},
+		{"the copy, changed", "reg.example/app:1", []keyring.Source{{UID: "2", Namespace: "b", Name: "pull", Hash: "x"}}, true},
+		{"changed", "reg.example/app:1", []keyring.Source{rotated}, true},
+		{"one with the changed content", "reg.example/app:1", []keyring.Source{{UID: "9", Name: "z", Hash: "new"}}, true},
+	} {
+		l := open(t, root, pulled.NeverVerifyPreloaded)
+		if got, err := l.MayUse(test.image, "id", test.secrets); err != nil || got != test.want {
+			t.Errorf("%s: %v, %v", test.name, got, err)
+		}
+	}
+	// Once it was pulled without a secret, it is everybody's.
+	l := open(t, root, pulled.NeverVerifyPreloaded)
+	pull(t, l, "reg.example/app:1", "id", nil)
+	pull(t, l, "reg.example/app:1", "id", &other)
+	if got, err := l.MayUse("reg.example/app:1", "id", nil); err != nil || !got {
+		t.Errorf("public by now: %v, %v", got, err)
+	}
+}
+
+// An image that came while an agent died is one that was pulled: nobody knows by whom.
+func TestDiedWhilePulling(t *testing.T) {
+	root := t.TempDir()
+	if err := open(t, root, pulled.NeverVerifyPreloaded).Begin("reg.example/app:1"); err != nil {
+		t.Fatal(err)
+	}
+	l := open(t, root, pulled.NeverVerifyPreloaded)
+	if got, err := l.MayUse("reg.example/app:1", "id", nil); err != nil || got {
+		t.Errorf("%v, %v", got, err)
+	}
+	// The next pull settles it.
+	pull(t, l, "reg.example/app:1", "id", nil)
+	if got, err := open(t, root, pulled.NeverVerifyPreloaded).MayUse("reg.example/app:1", "id", nil); err != nil || !got {
+		t.Errorf("%v, %v", got, err)
+	}
+	// Of two pulls at a time the failure of one says nothing of the other.
+	for range 2 {
+		if err := l.Begin("reg.example/two:1"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, want := range []bool{false, true} { // then it is an image of others
+		if err := l.Failed("reg.example/two:1"); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := l.MayUse("reg.example/two:1", "id2", nil); err != nil || got != want {
+			t.Errorf("%v, %v; want %v", got, err, want)
+		}
+	}
+}
+
+func TestPolicies(t *testing.T) {
+	secret := &keyring.Source{UID: "1", Name: "s", Hash: "h"}
+	for _, test := range []struct {
+		policy            pulled.Policy
+		loaded, byASecret bool // may who has no secret use it?
+	}{{pulled.NeverVerify, true, true}, {pulled.NeverVerifyPreloaded, true, false}, {pulled.AlwaysVerify, false, false}} {
+		l := open(t, t.TempDir(), test.policy)
+		pull(t, l, "reg.example/app", "id", secret)
+		for id, want := range map[string]bool{"loaded": test.loaded, "id": test.byASecret} {
+			if got, err := l.MayUse("reg.example/app", id, nil); err != nil || got != want {
+				t.Errorf("%s, %s: %v, %v", test.policy, id, got, err)
+			}
+		}
+	}
+	l := open(t, t.TempDir(), pulled.NeverVerifyAllowlisted, "reg.example/app", "reg.example/team/*", "busybox")
+	for image, want := range map[string]bool{
+		"reg.example/app:1": true, "reg.example/app/x": false, "reg.example/team/x@sha256:1": true, "reg.example/teams/x": false, "busybox:1": true, "docker.io/library/busybox": true, "other": false,
+	} {
+		if got, err := l.MayUse(image, "id", nil); err != nil || got != want {
+			t.Errorf("%s: %v, %v", image, got, err)
+		}
+	}
+}
+
+// What the runtime does not have any more is forgotten; a record that nobody can read
+// lets nobody in.
+func TestPrune(t *testing.T) {
+	root := t.TempDir()
+	l := open(t, root, pulled.NeverVerifyPreloaded)
+	secret := &keyring.Source{UID: "1", Name: "s", Hash: "h"}
+	pull(t, l, "reg.example/here", "here", secret)
+	pull(t, l, "reg.example/gone", "gone", secret)
+	for _, since := range []time.Time{time.Now().Add(-time.Hour), time.Now().Add(time.Hour)} {
+		if err := l.Prune(func(id string) bool { return id == "here" }, since); err != nil {
+			t.Fatal(err)
+		}
+	}
+	entries, err := os.ReadDir(filepath.Join(root, "images", "pulled"))
+	if err != nil || len(entries) != 1 {
+		t.Fatalf("%v, %v", entries, err)
+	}
+	if err := os.WriteFile(filepath.Join(root, "images", "pulled", entries[0].Name()), []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := l.MayUse("reg.example/here", "here", []keyring.Source{*secret}); err == nil || got {
+		t.Errorf("%v, %v", got, err)
+	}
+	pull(t, l, "reg.example/here", "here", nil)
+	if got, err := l.MayUse("reg.example/here", "here", nil); err != nil || !got {
+		t.Errorf("after a pull: %v, %v", got, err)
+	}
+}
