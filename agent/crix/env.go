@@ -106,6 +106,11 @@ func (d *Driver) valueFrom(pod *v1.Pod, c *v1.Container, from *v1.EnvVarSource, 
 			text, ok := object.Data[r.Key]
 			value, there = []byte(text), ok
 		}
+	case from.FileKeyRef != nil:
+		r := from.FileKeyRef
+		ref, optional = fmt.Sprintf("key %s in %s of volume %s", r.Key, r.Path, r.VolumeName), r.Optional
+		text, fileErr := d.fileValue(pod, r)
+		value, there, err = []byte(text), text != "", fileErr
 	case from.SecretKeyRef != nil:
 		r := from.SecretKeyRef
 		ref, optional = fmt.Sprintf("key %s in secret %s/%s", r.Key, pod.Namespace, r.Name), r.Optional

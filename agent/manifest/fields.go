@@ -55,7 +55,7 @@ spec.containers[].env[].name                      honoured
 spec.containers[].env[].value                     honoured
 spec.containers[].env[].valueFrom.configMapKeyRef honoured
 spec.containers[].env[].valueFrom.fieldRef        honoured
-spec.containers[].env[].valueFrom.fileKeyRef      rejected not supported: take the value from a ConfigMap
+spec.containers[].env[].valueFrom.fileKeyRef      honoured
 spec.containers[].env[].valueFrom.resourceFieldRef honoured
 spec.containers[].env[].valueFrom.secretKeyRef    honoured
 spec.containers[].envFrom                         honoured

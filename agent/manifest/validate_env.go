@@ -67,11 +67,40 @@ func (v *validator) valueFrom(spec *v1.PodSpec, c *v1.Container, from *v1.EnvVar
 		sources++
 		v.keyRef(field+".secretKeyRef", ref.Name, ref.Key)
 	}
+	if ref := from.FileKeyRef; ref != nil {
+		sources++
+		v.fileKeyRef(spec, ref, field+".fileKeyRef")
+	}
 	switch {
 	case sources == 0:
 		v.report(field, "names no source")
 	case sources > 1:
 		v.report(field, "names %d sources", sources)
+	}
+}
+
+// fileKeyRef checks what names a key in a file of an emptyDir.
+func (v *validator) fileKeyRef(spec *v1.PodSpec, ref *v1.FileKeySelector, field string) {
+	i := slices.IndexFunc(spec.Volumes, func(vol v1.Volume) bool { return vol.Name == ref.VolumeName })
+	switch {
+	case i < 0:
+		v.report(field+".volumeName", "there is no volume %s", ref.VolumeName)
+	case spec.Volumes[i].EmptyDir == nil:
+		v.report(field+".volumeName", "volume %s is no emptyDir", ref.VolumeName)
+	}
+	switch {
+	case ref.Path == "":
+		v.report(field+".path", "is missing")
+	case strings.HasPrefix(ref.Path, "/") || slices.Contains(strings.Split(ref.Path, "/"), ".."):
+		v.report(field+".path", "leads out of the volume")
+	}
+	switch {
+	case ref.Key == "":
+		v.report(field+".key", "is missing")
+	case len(ref.Key) > 128:
+		v.report(field+".key", "has more than 128 characters")
+	default:
+		v.valid(field+".key", ref.Key, validation.IsRelaxedEnvVarName(ref.Key))
 	}
 }
 

@@ -1,0 +1,115 @@
+package crix
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"strings"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"golang.org/x/sys/unix"
+	v1 "k8s.io/api/core/v1"
+)
+
+// mostEnvFile bounds what is read of a file that containers have written, in bytes.
+const mostEnvFile = 1 << 20
+
+// fileValue is the value of a key in a file of an emptyDir, which init containers or
+// others have written; "" is a key that is not there, as by the kubelet.
+func (d *Driver) fileValue(pod *v1.Pod, ref *v1.FileKeySelector) (string, error) {
+	dir, ok := d.volumes.EmptyDirs(pod)[ref.VolumeName]
+	if !ok {
+		return "", fmt.Errorf("volume %s is no emptyDir", ref.VolumeName)
+	}
+	// The file is the containers' own: it may be a link that leads out, or a pipe
+	// that nobody writes to.
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return "", notThere(err)
+	}
+	defer root.Close()
+	f, err := root.OpenFile(ref.Path, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return "", notThere(err)
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return "", err
+	}
+	if !info.Mode().IsRegular() {
+		return "", fmt.Errorf("%s of volume %s is no file", ref.Path, ref.VolumeName)
+	}
+	value, err := readEnvFile(io.LimitReader(f, mostEnvFile), ref.Key)
+	if err != nil {
+		return "", fmt.Errorf("%s of volume %s: %w", ref.Path, ref.VolumeName, err)
+	}
+	return value, nil
+}
+
+// notThere is an error of kind fault.NotFound if a file is not there.
+func notThere(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return fault.NotFound.Errorf("%v", err)
+	}
+	return err
+}
+
+// readEnvFile finds a key among lines of NAME='value'. Values are in single quotes,
+// mean what they are and may go over several lines; a # begins a comment at the
+// beginning of a line or behind a value. It is a subset of what a shell reads
+// (Kubernetes' EnvFiles). A blank before the quote makes the value empty.
+func readEnvFile(r io.Reader, key string) (string, error) {
+	lines := bufio.NewScanner(r)
+	lines.Buffer(nil, mostEnvFile)
+	for n := 1; lines.Scan(); n++ {
+		line := strings.TrimLeft(lines.Text(), " \t")
+		if line == "" || line[0] == '#' {
+			continue
+		}
+		name, rest, ok := strings.Cut(line, "=")
+		switch {
+		case !ok:
+			return "", fmt.Errorf("line %d: want NAME='value'", n)
+		case name == "" || strings.ContainsAny(name, " \t"):
+			return "", fmt.Errorf("line %d: there is no name right before the =", n)
+		}
+		if rest == "" || rest[0] == ' ' || rest[0] == '\t' {
+			if rest == "" {
+				return "", fmt.Errorf("line %d: the value is not in single quotes", n)
+			}
+			if name == key {
+				return "", nil
+			}
+			continue
+		}
+		if rest[0] != '\'' {
+			return "", fmt.Errorf("line %d: the value is not in single quotes", n)
+		}
+		begin, value := n, ""
+		rest = rest[1:]
+		for {
+			inside, behind, closed := strings.Cut(rest, "'")
+			value += inside
+			if closed {
+				if behind = strings.TrimLeft(behind, " \t"); behind != "" && behind[0] != '#' {
+					return "", fmt.Errorf("line %d: there is more behind the value", n)
+				}
+				break
+			}
+			value += "\n"
+			if !lines.Scan() {
+				return "", fmt.Errorf("line %d: the quote is not closed", begin)
+			}
+			n++
+			rest = lines.Text()
+		}
+		if name == key {
+			return value, nil
+		}
+	}
+	return "", lines.Err()
+}
