@@ -27,6 +27,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"net/http"
@@ -39,9 +40,11 @@ import (
 	"github.com/crisp-cri/crisp/agent/desired"
 	"github.com/crisp-cri/crisp/agent/event"
 	"github.com/crisp-cri/crisp/agent/gate"
+	"github.com/crisp-cri/crisp/agent/keyring"
 	"github.com/crisp-cri/crisp/agent/measure"
 	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/agent/probe"
+	"github.com/crisp-cri/crisp/agent/pulled"
 	"github.com/crisp-cri/crisp/agent/source"
 	"github.com/crisp-cri/crisp/agent/status"
 	"github.com/crisp-cri/crisp/internal/fault"
@@ -52,23 +55,27 @@ import (
 
 // Options are what an agent is started with.
 type Options struct {
-	Manifests      string       // directory of the manifest files
-	URL            string       // of one more manifest; "" is none
-	URLHeader      http.Header  // of the requests for it
-	Root           string       // the agent's own directory
-	Serve          Serve        // where it is spoken to
-	LogDir         string       // of the pods' logs; "" is <Root>/logs
-	NodeName       string       // "" is the host name
-	NodeIPs        []netip.Addr // nil: found out
-	ResolvConf     string       // of the node; "" gives pods the runtime's choice
-	ClusterDNS     []string     // name servers for dnsPolicy ClusterFirst; none: as Default
-	ClusterDomain  string       // what the names of pods with a subdomain end in
-	SeccompDefault bool         // RuntimeDefault for containers that name no profile
-	NoCPUQuota     bool         // do not enforce CPU limits
-	Pulls          crix.Pulls   // limits of pulling images
-	LogLinks       string       // directory of links to the containers' logs; "" for none
-	StopPods       bool         // stop the pods when the agent ends; else they run on
-	Care           Care         // of the node
+	Manifests      string        // directory of the manifest files
+	URL            string        // of one more manifest; "" is none
+	URLHeader      http.Header   // of the requests for it
+	Root           string        // the agent's own directory
+	Serve          Serve         // where it is spoken to
+	LogDir         string        // of the pods' logs; "" is <Root>/logs
+	NodeName       string        // "" is the host name
+	NodeIPs        []netip.Addr  // nil: found out
+	ResolvConf     string        // of the node; "" gives pods the runtime's choice
+	ClusterDNS     []string      // name servers for dnsPolicy ClusterFirst; none: as Default
+	ClusterDomain  string        // what the names of pods with a subdomain end in
+	SeccompDefault bool          // RuntimeDefault for containers that name no profile
+	NoCPUQuota     bool          // do not enforce CPU limits
+	Pulls          crix.Pulls    // limits of pulling images
+	PullPolicy     pulled.Policy // for which images that are here credentials are asked for; "" is the kubelet's default
+	PullUnasked    []string      // images that they are not asked for, with the policy NeverVerifyAllowlisted
+	Plugins        string        // file with a CredentialProviderConfig; "" for none
+	PluginDir      string        // of its programs
+	LogLinks       string        // directory of links to the containers' logs; "" for none
+	StopPods       bool          // stop the pods when the agent ends; else they run on
+	Care           Care          // of the node
 	Log            *slog.Logger
 
 	MaxBackoff time.Duration // of containers that exit again and again; 0 is 300 s
@@ -131,7 +138,18 @@ func Run(ctx context.Context, o Options) error {
 // runtime.
 func newAgent(ctx context.Context, o Options, events *event.Store) (*agent, error) {
 	wanted := desired.New(o.sources())
+	ledger, err := pulled.Open(o.Root, cmp.Or(o.PullPolicy, pulled.NeverVerifyPreloaded), o.PullUnasked)
+	if err != nil {
+		return nil, err
+	}
+	var plugins *keyring.Plugins
+	if o.Plugins != "" {
+		if plugins, err = keyring.LoadPlugins(o.Plugins, o.PluginDir, o.Log); err != nil {
+			return nil, fault.Invalid.Errorf("%v", err)
+		}
+	}
 	driver, err := crix.New(crix.Options{
+		Plugins: plugins, Pulled: ledger,
 		Objects: wanted, Events: events,
 		Root: o.Root, LogDir: o.LogDir, NodeName: o.NodeName, NodeIPs: o.NodeIPs,
 		ResolvConf: o.ResolvConf, ClusterDNS: o.ClusterDNS, ClusterDomain: o.ClusterDomain,

@@ -3,13 +3,11 @@ package agent
 import (
 	"fmt"
 	"maps"
-	"runtime"
 	"sync"
 
 	"github.com/crisp-cri/crisp/agent/podsync"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
-	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -94,15 +92,13 @@ func sameResources(a, b *v1.Pod) bool {
 	return equality.Semantic.DeepEqual(of(a), of(b)) && equality.Semantic.DeepEqual(a.Spec.Resources, b.Spec.Resources)
 }
 
-// infeasible says why this node can never give a pod what it asks for.
+// infeasible says why this node can never give a pod what it asks for: it has less
+// for all pods together.
 func (a *agent) infeasible(pod *v1.Pod) *podsync.Pending {
-	capacity := v1.ResourceList{v1.ResourceCPU: *resource.NewQuantity(int64(runtime.NumCPU()), resource.DecimalSI)}
-	if memory := a.driver.Memory(); memory > 0 {
-		capacity[v1.ResourceMemory] = *resource.NewQuantity(memory, resource.BinarySI)
-	}
-	requests := a.driver.Requests(pod)
-	for name, has := range capacity {
-		if wants := requests[name]; wants.Cmp(has) > 0 {
+	requests, allocatable := a.driver.Requests(pod), a.node.Node().Status.Allocatable
+	for _, name := range []v1.ResourceName{v1.ResourceCPU, v1.ResourceMemory} {
+		has, known := allocatable[name]
+		if wants := requests[name]; known && wants.Cmp(has) > 0 {
 			return &podsync.Pending{Reason: v1.PodReasonInfeasible, Message: fmt.Sprintf("Node didn't have enough capacity: %s, requested: %s, capacity: %s", name, wants.String(), has.String())}
 		}
 	}

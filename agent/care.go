@@ -77,6 +77,7 @@ type care struct {
 	// admitted are the pods that were let in and may have no status yet. Only the
 	// loop uses it.
 	admitted map[types.UID]bool
+	pruned   time.Time // when images that are gone were looked for. Only sweep uses it.
 }
 
 // newCare returns what will look after the node, which is described from now on.
@@ -334,6 +335,8 @@ const (
 	// refresh is how often volumes are brought up to date besides when an object
 	// changes.
 	refresh = 30 * time.Second
+	// pruning is how often images that are gone are looked for.
+	pruning = 10 * time.Minute
 	// sweeping is how often is cleared away what was left behind.
 	sweeping = time.Minute
 )
@@ -391,7 +394,7 @@ func (c *care) sweep(ctx context.Context) {
 		if c.cgroups != nil {
 			err = errors.Join(c.weigh(), c.cgroups.Sweep(func(uid string) bool { return known[uid] }))
 		}
-		if err = errors.Join(err, c.sweepLogs(known), c.sweepLinks()); err != nil {
+		if err = errors.Join(err, c.sweepLogs(known), c.sweepLinks(), c.prunePulled(ctx)); err != nil {
 			c.Log.WarnContext(ctx, "not all that was left behind could be removed", "err", err)
 		}
 	}
@@ -418,6 +421,23 @@ func (c *care) sweepLogs(known map[string]bool) error {
 		err = errors.Join(err, os.RemoveAll(filepath.Join(c.LogDir, e.Name())))
 	}
 	return err
+}
+
+// prunePulled forgets who may use images that are gone.
+func (c *care) prunePulled(ctx context.Context) error {
+	if time.Since(c.pruned) < pruning {
+		return nil
+	}
+	c.pruned = time.Now()
+	images, err := c.images.ListImages(ctx, nil)
+	if err != nil {
+		return crix.Fault(err)
+	}
+	there := map[string]bool{}
+	for _, image := range images {
+		there[image.Id] = true
+	}
+	return c.driver.Pulled.Prune(func(id string) bool { return there[id] }, c.pruned)
 }
 
 // sweepLinks removes links to logs of this agent's pods that are gone.

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"net"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/crisp-cri/crisp/agent/evict"
 	"github.com/crisp-cri/crisp/agent/node"
+	"github.com/crisp-cri/crisp/agent/pulled"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 )
@@ -36,6 +38,10 @@ func (a *agent) kubeletConfig() map[string]any {
 		"crashLoopBackOff":                 map[string]string{"maxContainerRestartPeriod": orDefault(a.MaxBackoff, 300*time.Second).String()},
 		"evictionMaxPodGracePeriod":        c.EvictGrace,
 		"evictionPressureTransitionPeriod": c.EvictTransition.String(),
+	}
+	config["imagePullCredentialsVerificationPolicy"] = string(cmp.Or(a.PullPolicy, pulled.NeverVerifyPreloaded))
+	if len(a.PullUnasked) > 0 {
+		config["preloadedImagesVerificationAllowlist"] = a.PullUnasked
 	}
 	hard, soft, graces := map[string]string{}, map[string]string{}, map[string]string{}
 	for _, t := range c.Evict {

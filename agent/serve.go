@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"crypto/subtle"
+	"crypto/tls"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -37,7 +38,7 @@ import (
 // unless it is named, is always there, for root and the group "crisp".
 type Serve struct {
 	Socket   string
-	Listen   string // loopback address for kubectl, with the token in <Root>/token; "" for none
+	Listen   string // loopback address for kubectl, with the token in <Root>/token; <Root>/kubeconfig has both; "" for none
 	ReadOnly string // loopback address of what a kubelet serves on its read-only port; "" for none
 	Health   string // loopback address of the health checks; "" for none
 	Version  string // of crisp
@@ -59,7 +60,7 @@ func (a *agent) serve(ctx context.Context, events *event.Store) (stop func(), er
 	a.gate.Changed = a.runtimeChanged
 	a.api = api.New(api.Options{
 		Version: a.Serve.Version, Wanted: a.wanted, Store: a.store, Events: events, Node: a.node,
-		Status: a.status.Get, Accepted: a.driver.Accepted, LoopHealth: a.LoopHealth,
+		Status: a.status.Get, Accepted: a.driver.Accepted, Volumes: a.driver.Volumes().Measured, LoopHealth: a.LoopHealth,
 		Config: a.kubeletConfig, Checkpoints: filepath.Join(a.Root, "checkpoints"), Metrics: a.counts.Write, ProbeMetrics: a.probes.Metrics, Debug: a.debug, Log: a.Log,
 	})
 	a.node.OnChange(a.api.Poke)
@@ -160,6 +161,11 @@ func (a *agent) listen(ctx context.Context) (stop func(), err error) {
 		if err != nil {
 			return nil, err
 		}
+		if at.address == a.Serve.Listen {
+			if l, err = a.secure(l); err != nil {
+				return nil, err
+			}
+		}
 		begin(l, h)
 	}
 	return stop, nil
@@ -201,8 +207,25 @@ func listenLoopback(address string) (net.Listener, error) {
 	return net.Listen("tcp", address)
 }
 
-// withToken asks for the token in <Root>/token, which is made if there is none.
-func (a *agent) withToken() (http.Handler, error) {
+// secure has a listener speak TLS too, and tells kubectl how.
+func (a *agent) secure(l net.Listener) (net.Listener, error) {
+	cert, text, err := certificate(a.Root)
+	if err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	token, err := a.token()
+	if err == nil {
+		err = writeKubeconfig(a.Root, l.Addr().String(), token, text)
+	}
+	if err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	// Streams of exec and its like are upgrades of HTTP/1.1.
+	return eitherListener{l, &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}}}, nil
+}
+
+// token is the one in <Root>/token, which is made if there is none.
+func (a *agent) token() (string, error) {
 	path := filepath.Join(a.Root, "token")
 	token, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -211,13 +234,19 @@ func (a *agent) withToken() (http.Handler, error) {
 		token = []byte(hex.EncodeToString(raw))
 		err = atomicfile.Write(path, token, 0o600)
 	}
+	return strings.TrimSpace(string(token)), err
+}
+
+// withToken asks for the token.
+func (a *agent) withToken() (http.Handler, error) {
+	token, err := a.token()
 	if err != nil {
 		return nil, err
 	}
-	want := []byte("Bearer " + strings.TrimSpace(string(token)))
+	want := []byte("Bearer " + token)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if subtle.ConstantTimeCompare([]byte(r.Header.Get("Authorization")), want) != 1 {
-			http.Error(w, "the token of the agent is needed: "+path, http.StatusUnauthorized)
+			http.Error(w, "the token of the agent is needed: "+filepath.Join(a.Root, "token"), http.StatusUnauthorized)
 			return
 		}
 		a.api.ServeHTTP(w, r)

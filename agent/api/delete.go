@@ -56,7 +56,8 @@ func (s *Server) delete(w http.ResponseWriter, r *http.Request, k Kind) error {
 	s.settle(r.Context(), func() bool {
 		for _, now := range s.Wanted.List(k.Name) {
 			if manifest.Key(now) == manifest.Key(object) {
-				return now.GetUID() != object.GetUID() || now.GetResourceVersion() == object.GetResourceVersion()
+				// Only a pod stays for a while, being deleted.
+				return now.GetUID() != object.GetUID() || object.GetDeletionTimestamp() != nil && now.GetResourceVersion() == object.GetResourceVersion()
 			}
 		}
 		return true

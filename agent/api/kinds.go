@@ -99,7 +99,8 @@ func (s *Server) pods() []manifest.Object {
 		} else {
 			pod.Status.Phase = v1.PodPending
 		}
-		if pod.CreationTimestamp.IsZero() && pod.Status.StartTime != nil {
+		// A file's pod has no such time, and one of a workload its workload's.
+		if of := pod.Annotations[workload.AnnotationWorkload]; (pod.CreationTimestamp.IsZero() || of != "") && pod.Status.StartTime != nil {
 			pod.CreationTimestamp = *pod.Status.StartTime
 		}
 		if ending && pod.DeletionTimestamp == nil {

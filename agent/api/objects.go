@@ -140,7 +140,8 @@ func selectionOf(r *http.Request) (selection, error) {
 // selectable are the fields that lists can be narrowed by.
 var selectable = map[string]bool{
 	"metadata.name": true, "metadata.namespace": true, "status.phase": true, "spec.nodeName": true,
-	"involvedObject.kind": true, "involvedObject.name": true, "involvedObject.namespace": true, "involvedObject.uid": true, "reason": true, "type": true,
+	"involvedObject.kind": true, "involvedObject.name": true, "involvedObject.namespace": true, "involvedObject.uid": true, "involvedObject.apiVersion": true,
+	"involvedObject.fieldPath": true, "reason": true, "type": true,
 }
 
 func fieldsOf(o manifest.Object) fields.Set {
@@ -151,7 +152,7 @@ func fieldsOf(o manifest.Object) fields.Set {
 	case *v1.Event:
 		on := o.InvolvedObject
 		set["involvedObject.kind"], set["involvedObject.name"], set["involvedObject.namespace"], set["involvedObject.uid"] = on.Kind, on.Name, on.Namespace, string(on.UID)
-		set["reason"], set["type"] = o.Reason, o.Type
+		set["involvedObject.apiVersion"], set["involvedObject.fieldPath"], set["reason"], set["type"] = on.APIVersion, on.FieldPath, o.Reason, o.Type
 	}
 	return set
 }
@@ -191,6 +192,9 @@ func body(r *http.Request) ([]byte, error) {
 	data, err := io.ReadAll(io.LimitReader(r.Body, maxBody+1))
 	if err == nil && len(data) > maxBody {
 		err = fault.Invalid.Errorf("the request has more than %d bytes", maxBody)
+	}
+	if err == nil && len(data) > 0 && isProtobuf(r) {
+		return fromProtobuf(data)
 	}
 	return data, err
 }
@@ -283,6 +287,11 @@ func (s *Server) putText(w http.ResponseWriter, r *http.Request, k Kind, name st
 	}
 	if !o.DryRun {
 		current, _ = s.view.list(k.Name)
+	}
+	if i := slices.IndexFunc(current, is); i >= 0 && o.DryRun {
+		object.SetResourceVersion(current[i].GetResourceVersion())
+	}
+	if !o.DryRun {
 		if i := slices.IndexFunc(current, func(now manifest.Object) bool { return is(now) && now.GetUID() == object.GetUID() }); i >= 0 {
 			object = current[i]
 		}

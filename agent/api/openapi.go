@@ -33,7 +33,7 @@ func (s *Server) openAPI(gv string) map[string]any {
 	}
 	paths := map[string]any{}
 	for _, k := range Kinds {
-		if k.Group != gv || !k.Writable {
+		if k.Group != gv || !k.Writable && k.Name != "Namespace" {
 			continue
 		}
 		path := k.Path() + "/" + k.Plural

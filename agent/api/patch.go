@@ -10,7 +10,6 @@ import (
 
 	"github.com/crisp-cri/crisp/agent/store"
 	"github.com/crisp-cri/crisp/internal/fault"
-	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/yaml"
 )
@@ -22,9 +21,9 @@ var mergeKeys = map[string]string{
 	"ports": "containerPort", "volumeMounts": "mountPath", "volumeDevices": "devicePath", "hostAliases": "ip", "topologySpreadConstraints": "topologyKey",
 }
 
-// lastApplied is kubectl's annotation of what an object was given as, by the last
-// apply: what is not in the next one goes.
-const lastApplied = v1.LastAppliedConfigAnnotation
+// applied is the annotation with what an object was last given as, by each of those
+// who apply it: what is not in their next one goes.
+const applied = "apply.io.crisp/by-manager"
 
 // patch changes what was given of an object: by a strategic or a plain merge patch,
 // a JSON patch, or by applying it as the server's side of kubectl apply does.
@@ -48,8 +47,9 @@ func (s *Server) patch(w http.ResponseWriter, r *http.Request, k Kind) error {
 	if err != nil {
 		return err
 	}
-	// A patch may name the version that it is for.
-	versioned, err := editMetadata(given, func(m map[string]any) { m["resourceVersion"] = found.GetResourceVersion() })
+	// A patch may name the version that it is for. One that does not is for any.
+	version := found.GetResourceVersion()
+	versioned, err := editMetadata(given, func(m map[string]any) { m["resourceVersion"] = version })
 	if err != nil {
 		return err
 	}
@@ -57,13 +57,20 @@ func (s *Server) patch(w http.ResponseWriter, r *http.Request, k Kind) error {
 	if err != nil {
 		return err
 	}
+	patched, err = editMetadata(patched, func(m map[string]any) {
+		if m["resourceVersion"] == version {
+			delete(m, "resourceVersion")
+		}
+	})
+	if err != nil {
+		return err
+	}
 	return s.putText(w, r, k, r.PathValue("name"), patched, store.PutOptions{Update: true})
 }
 
 // apply makes an object what it is applied as, and makes it if it is not there.
-// Fields that the last apply had and this one has not go, those that others have set
-// stay; an apply of whoever it may be is the next one. Nobody owns a field, so there
-// are no conflicts.
+// Fields that the last apply of the same field manager had and this one has not go,
+// those that others have set stay. Nobody owns a field, so there are no conflicts.
 func (s *Server) apply(w http.ResponseWriter, r *http.Request, k Kind, text []byte) error {
 	next, err := yaml.YAMLToJSON(text)
 	if err != nil {
@@ -80,60 +87,57 @@ func (s *Server) apply(w http.ResponseWriter, r *http.Request, k Kind, text []by
 	if err != nil {
 		return err
 	}
-	merged, err := threeWay(given, next)
+	merged, err := threeWay(given, next, r.URL.Query().Get("fieldManager"))
 	if err != nil {
 		return err
 	}
 	return s.putText(w, r, k, r.PathValue("name"), merged, o)
 }
 
-// threeWay merges what is applied into what was given, less what was applied last.
-func threeWay(given, applied []byte) ([]byte, error) {
+// threeWay merges what is applied by a manager into what was given, less what the
+// manager has applied last.
+func threeWay(given, next []byte, manager string) ([]byte, error) {
 	var to, from map[string]any
 	if err := json.Unmarshal(given, &to); err != nil {
 		return nil, err
 	}
-	if err := json.Unmarshal(applied, &from); err != nil {
+	if err := json.Unmarshal(next, &from); err != nil {
 		return nil, fault.Invalid.Errorf("%v", err)
 	}
 	if to == nil {
 		to = map[string]any{}
 	}
-	annotations := func(o map[string]any) map[string]any {
-		m, _ := o["metadata"].(map[string]any)
-		a, _ := m["annotations"].(map[string]any)
-		return a
-	}
-	var last map[string]any
-	if text, ok := annotations(to)[lastApplied].(string); ok {
-		if err := json.Unmarshal([]byte(text), &last); err != nil {
-			return nil, fault.Invalid.Errorf("annotation %s: %v", lastApplied, err)
+	lasts := map[string]map[string]any{}
+	if text, ok := annotationsOf(to)[applied].(string); ok {
+		if err := json.Unmarshal([]byte(text), &lasts); err != nil {
+			return nil, fault.Invalid.Errorf("annotation %s: %v", applied, err)
 		}
 	}
 	if m, ok := from["metadata"].(map[string]any); ok {
 		for _, name := range []string{"managedFields", "resourceVersion", "uid", "creationTimestamp", "generation"} {
 			delete(m, name)
 		}
-		delete(annotations(from), lastApplied)
+		delete(annotationsOf(from), applied)
 	}
 	delete(from, "status")
-	text, err := json.Marshal(from)
-	if err != nil {
-		return nil, err
-	}
-	drop(to, last, from)
-	merged := merge(to, from, true).(map[string]any)
-	if _, ok := merged["metadata"].(map[string]any); !ok {
-		return nil, fault.Invalid.Errorf("metadata: is missing")
-	}
-	return editMetadata(mustMarshal(merged), func(m map[string]any) {
-		a, ok := m["annotations"].(map[string]any)
-		if !ok {
-			a = map[string]any{}
-			m["annotations"] = a
+	drop(to, lasts[manager], from)
+	lasts[manager] = from
+	text := mustMarshal(lasts)
+	merged, ok := merge(to, clone(from), true).(map[string]any)
+	if m, isMap := merged["metadata"].(map[string]any); ok && isMap {
+		if annotationsOf(merged) == nil {
+			m["annotations"] = map[string]any{}
 		}
-		a[lastApplied] = string(text)
-	})
+		annotationsOf(merged)[applied] = string(text)
+		return mustMarshal(merged), nil
+	}
+	return nil, fault.Invalid.Errorf("metadata: is missing")
+}
+
+func annotationsOf(o map[string]any) map[string]any {
+	m, _ := o["metadata"].(map[string]any)
+	a, _ := m["annotations"].(map[string]any)
+	return a
 }
 
 // mustMarshal writes what was read from JSON.

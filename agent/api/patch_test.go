@@ -1,6 +1,7 @@
 package api
 
 import (
+	"strings"
 	"testing"
 )
 
@@ -84,7 +85,7 @@ func TestJSONPatch(t *testing.T) {
 func TestThreeWay(t *testing.T) {
 	const first = `{"metadata":{"name":"d","labels":{"a":"1","b":"2"}},"spec":{"replicas":2,"containers":[{"name":"x","image":"1","env":[{"name":"e"}]},{"name":"y"}]}}`
 	const second = `{"metadata":{"name":"d","labels":{"a":"1"}},"spec":{"containers":[{"name":"x","image":"2"}]}}`
-	made, err := threeWay([]byte(`{}`), []byte(first))
+	made, err := threeWay([]byte(`{}`), []byte(first), "m")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -93,14 +94,18 @@ func TestThreeWay(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got, err := threeWay(others, []byte(second))
+	got, err := threeWay(others, []byte(second), "m")
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := `{"metadata":{"annotations":{"kubectl.kubernetes.io/last-applied-configuration":"{\"metadata\":{\"labels\":{\"a\":\"1\"},\"name\":\"d\"},\"spec\":{\"containers\":[{\"image\":\"2\",\"name\":\"x\"}]}}"},` +
+	want := `{"metadata":{"annotations":{"apply.io.crisp/by-manager":"{\"m\":{\"metadata\":{\"labels\":{\"a\":\"1\"},\"name\":\"d\"},\"spec\":{\"containers\":[{\"image\":\"2\",\"name\":\"x\"}]}}}"},` +
 		`"labels":{"a":"1","c":"3"},"name":"d"},"spec":{"containers":[{"image":"2","name":"x"},{"name":"z"}],"paused":true}}`
 	if string(got) != want {
 		t.Errorf("got  %s\nwant %s", got, want)
+	}
+	// Another manager takes nothing away.
+	if got, err = threeWay(got, []byte(`{"metadata":{"name":"d","labels":{"o":"4"}}}`), "other"); err != nil || !strings.Contains(string(got), `"labels":{"a":"1","c":"3","o":"4"}`) || !strings.Contains(string(got), `"image":"2"`) {
+		t.Errorf("%s, %v", got, err)
 	}
 }
 

@@ -43,6 +43,9 @@ type Options struct {
 	// Accepted returns the pods that have files: those that are being ended
 	// among them.
 	Accepted func() []*v1.Pod
+	// Volumes are the directories of a pod's volumes that are measured, by name. May be
+	// nil.
+	Volumes func(*v1.Pod) map[string]string
 	// LoopHealth says what is wrong with the agent's loop, nil if nothing is.
 	LoopHealth func() error
 	// Config is what /configz shows, in the kubelet's words.

@@ -7,7 +7,9 @@ import (
 	"time"
 
 	"github.com/crisp-cri/crisp/agent/crix"
+	"github.com/crisp-cri/crisp/agent/volume"
 	"golang.org/x/sys/unix"
+	v1 "k8s.io/api/core/v1"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
@@ -41,7 +43,17 @@ type (
 		CPU          *CPUStats        `json:"cpu,omitempty"`
 		Memory       *MemoryStats     `json:"memory,omitempty"`
 		Network      *NetworkStats    `json:"network,omitempty"`
+		VolumeStats  []VolumeStats    `json:"volume,omitempty"`
 		ProcessStats *ProcessStats    `json:"process_stats,omitempty"`
+	}
+	VolumeStats struct {
+		FsStats `json:",inline"`
+		Name    string  `json:"name"`
+		PVCRef  *PVCRef `json:"pvcRef,omitempty"`
+	}
+	PVCRef struct {
+		Name      string `json:"name"`
+		Namespace string `json:"namespace"`
 	}
 	ContainerStats struct {
 		Name      string       `json:"name"`
@@ -105,14 +117,50 @@ func (s *Server) summary(w http.ResponseWriter, r *http.Request) error {
 		summary.Node.Fs, summary.Node.Runtime = nil, nil
 		for i := range summary.Pods {
 			p := &summary.Pods[i]
-			p.Network, p.ProcessStats = nil, nil
+			p.Network, p.ProcessStats, p.VolumeStats = nil, nil, nil
 			for j := range p.Containers {
 				p.Containers[j].Rootfs = nil
 			}
 		}
 	}
+	if !truth(r.URL.Query(), "only_cpu_and_memory") && s.Volumes != nil {
+		s.addVolumes(summary.Pods)
+	}
 	write(w, http.StatusOK, summary)
 	return nil
+}
+
+// addVolumes measures the volumes of pods, which takes a look at each of their files.
+func (s *Server) addVolumes(stats []PodStats) {
+	pods := map[string]*v1.Pod{}
+	for _, pod := range s.Wanted.Pods() {
+		pods[string(pod.UID)] = pod
+	}
+	for i := range stats {
+		if pod := pods[stats[i].PodRef.UID]; pod != nil {
+			stats[i].VolumeStats = volumeStats(pod, s.Volumes(pod))
+		}
+	}
+}
+
+func volumeStats(pod *v1.Pod, dirs map[string]string) []VolumeStats {
+	var list []VolumeStats
+	for _, v := range pod.Spec.Volumes {
+		dir, measured := dirs[v.Name]
+		fs := statfs(dir)
+		if !measured || fs == nil {
+			continue
+		}
+		bytes, inodes := volume.Usage(dir)
+		used, taken := uint64(bytes), uint64(inodes)
+		fs.UsedBytes, fs.InodesUsed = &used, &taken
+		stats := VolumeStats{FsStats: *fs, Name: v.Name}
+		if claim := v.PersistentVolumeClaim; claim != nil {
+			stats.PVCRef = &PVCRef{claim.ClaimName, pod.Namespace}
+		}
+		list = append(list, stats)
+	}
+	return list
 }
 
 func (s *Server) stats(r *http.Request) (*Summary, error) {

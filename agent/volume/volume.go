@@ -110,6 +110,19 @@ func (m *Maker) Path(pod *v1.Pod, v *v1.Volume) string {
 	return filepath.Join(m.podDir(pod.UID), "volumes", plugin(v), v.Name)
 }
 
+// Measured are the directories of a pod's volumes whose size is of interest: those that
+// the agent has made, by name.
+func (m *Maker) Measured(pod *v1.Pod) map[string]string {
+	dirs := map[string]string{}
+	for i := range pod.Spec.Volumes {
+		v := &pod.Spec.Volumes[i]
+		if v.EmptyDir != nil || v.ConfigMap != nil || v.Secret != nil || v.DownwardAPI != nil || v.Projected != nil || v.PersistentVolumeClaim != nil {
+			dirs[v.Name] = m.Path(pod, v)
+		}
+	}
+	return dirs
+}
+
 // Make makes all volumes of the pod, or what is missing of them, and brings what
 // they show of objects up to date.
 func (m *Maker) Make(pod *v1.Pod) error {

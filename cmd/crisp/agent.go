@@ -7,10 +7,13 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
+	"slices"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/crisp-cri/crisp/agent"
+	"github.com/crisp-cri/crisp/agent/pulled"
 	"github.com/crisp-cri/crisp/internal/logctx"
 	"golang.org/x/sys/unix"
 	internalapi "k8s.io/cri-api/pkg/apis"
@@ -19,7 +22,7 @@ import (
 func runAgent(c *cli, args []string) error {
 	o := agent.Options{}
 	var headers list
-	var nodeIP, clusterDNS, config, level string
+	var nodeIP, clusterDNS, config, level, pullPolicy, pullUnasked string
 	fs := c.flags("agent")
 	alias := func(p *string, value, about string, names ...string) {
 		fs.StringVar(p, names[0], value, about)
@@ -40,6 +43,10 @@ func runAgent(c *cli, args []string) error {
 	fs.IntVar(&o.Pulls.Parallel, "max-parallel-image-pulls", 3, "how many images are pulled at a time")
 	fs.Float64Var(&o.Pulls.PerSec, "registry-qps", 5, "how many pulls may begin in a second")
 	fs.IntVar(&o.Pulls.Burst, "registry-burst", 10, "how many pulls may begin at once")
+	fs.StringVar(&pullPolicy, "image-pull-credentials-verification-policy", string(pulled.NeverVerifyPreloaded), "for which images that are here a pod must have credentials: NeverVerify, NeverVerifyPreloadedImages (only those that pods have pulled), NeverVerifyAllowlistedImages or AlwaysVerify")
+	fs.StringVar(&pullUnasked, "preloaded-images-verification-allowlist", "", "`images` that no credentials are needed for with NeverVerifyAllowlistedImages, with a comma between them; NAME/* is all below")
+	fs.StringVar(&o.Plugins, "image-credential-provider-config", "", "`file` with a CredentialProviderConfig: programs that know credentials for images")
+	fs.StringVar(&o.PluginDir, "image-credential-provider-bin-dir", "", "`directory` of those programs")
 	fs.StringVar(&o.LogLinks, "log-links", "", "`directory` of links to the containers' logs (default /var/log/containers, if the logs are in /var/log/pods)")
 	fs.DurationVar(&o.MaxBackoff, "max-container-restart-period", 300*time.Second, "how long a container that exits again and again waits at most")
 	fs.BoolVar(&o.StopPods, "stop-pods-on-exit", false, "stop the pods when the agent ends, by priority; else they run on")
@@ -52,6 +59,13 @@ func runAgent(c *cli, args []string) error {
 	takeCare := careFlags(fs, &o.Care)
 	c.kubeletFlags(fs)
 	fs.StringVar(&level, "log-level", "info", "debug, info, warn or error")
+	fs.Func("v", "a kubelet's `number`: from 4 on it is --log-level debug", func(text string) error {
+		n, err := strconv.Atoi(text)
+		if err == nil && n >= 4 {
+			level = "debug"
+		}
+		return err
+	})
 	rest, err := c.parse(fs, c.dropUnknown(fs, args))
 	if err != nil {
 		return err
@@ -66,6 +80,15 @@ func runAgent(c *cli, args []string) error {
 	}
 	if err := takeCare(); err != nil {
 		return err
+	}
+	if o.PullPolicy = pulled.Policy(pullPolicy); !slices.Contains(pulled.Policies, o.PullPolicy) {
+		return usageError("--image-pull-credentials-verification-policy %s: want one of %v", pullPolicy, pulled.Policies)
+	}
+	if pullUnasked != "" {
+		o.PullUnasked = strings.Split(pullUnasked, ",")
+	}
+	if (o.Plugins == "") != (o.PluginDir == "") {
+		return usageError("--image-credential-provider-config and --image-credential-provider-bin-dir need each other")
 	}
 	for ip := range strings.SplitSeq(nodeIP, ",") {
 		if ip == "" {

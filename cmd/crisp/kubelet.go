@@ -22,7 +22,7 @@ func (c *cli) kubeletFlags(fs *flag.FlagSet) {
 			return nil
 		}
 	}
-	for _, name := range []string{"config-dir", "kubeconfig", "image-service-endpoint", "feature-gates", "runtime-cgroups", "v"} {
+	for _, name := range []string{"config-dir", "kubeconfig", "image-service-endpoint", "feature-gates", "runtime-cgroups"} {
 		fs.Func(name, about, told(name))
 	}
 	for _, name := range []string{"fail-swap-on", "fail-cgroupv1"} {
@@ -67,6 +67,7 @@ func (c *cli) dropUnknown(fs *flag.FlagSet, args []string) []string {
 var kubeletKeys = map[string]string{
 	"staticPodPath": "manifests", "staticPodURL": "manifest-url", "containerRuntimeEndpoint": "runtime-endpoint", "podLogsDir": "log-dir",
 	"resolvConf": "resolv-conf", "clusterDNS": "cluster-dns", "clusterDomain": "cluster-domain", "seccompDefault": "seccomp-default",
+	"imagePullCredentialsVerificationPolicy": "image-pull-credentials-verification-policy", "preloadedImagesVerificationAllowlist": "preloaded-images-verification-allowlist",
 	"maxParallelImagePulls": "max-parallel-image-pulls", "registryPullQPS": "registry-qps", "registryBurst": "registry-burst",
 }
 

@@ -33,6 +33,7 @@ evictionHard: {memory.available: 1Mi}
 	)
 	stop()
 	n.expect(
+		expectation{"agent --v many", 2, `invalid value "many" for flag -v`},
 		expectation{"agent --config " + n.file("other.yaml", "kind: Pod\n"), 2, `kind is Pod, want KubeletConfiguration`},
 		expectation{"agent --config " + n.file("odd.yaml", "kind: KubeletConfiguration\nregistryPullQPS: many\ncpuManagerPolicy: none\n"), 2, `(?s)cpuManagerPolicy has no effect.*registryPullQPS`},
 	)
@@ -49,6 +50,7 @@ func TestConfigz(t *testing.T) {
 		"eviction-hard": "memory.available<1Mi,nodefs.available<1%", "eviction-soft": "pid.available<3%", "eviction-soft-grace-period": "pid.available=1m30s",
 		"eviction-minimum-reclaim": "nodefs.available=2Mi", "eviction-max-pod-grace-period": "9", "eviction-pressure-transition-period": "1m",
 		"max-container-restart-period": "20s", "cluster-domain": "d.test", "cluster-dns": "192.0.2.3", "no-cpu-quota": "true", "seccomp-default": "false", "cgroups-per-qos": "false",
+		"image-pull-credentials-verification-policy": "NeverVerifyAllowlistedImages", "preloaded-images-verification-allowlist": "a,b/*",
 	}
 	for _, name := range slices.Sorted(maps.Keys(flags)) {
 		n.flags = append(n.flags, "--"+name+"="+flags[name])
@@ -62,6 +64,7 @@ func TestConfigz(t *testing.T) {
 		"evictionSoftGracePeriod": map[string]any{"pid.available": "1m30s"}, "evictionMinimumReclaim": map[string]any{"nodefs.available": "2Mi"},
 		"evictionMaxPodGracePeriod": 9., "evictionPressureTransitionPeriod": "1m0s", "crashLoopBackOff": map[string]any{"maxContainerRestartPeriod": "20s"},
 		"clusterDomain": "d.test", "clusterDNS": []any{"192.0.2.3"}, "cpuCFSQuota": false, "seccompDefault": false, "cgroupsPerQOS": false,
+		"imagePullCredentialsVerificationPolicy": "NeverVerifyAllowlistedImages", "preloadedImagesVerificationAllowlist": []any{"a", "b/*"},
 		"cgroupDriver": "systemd", "containerRuntimeEndpoint": n.socket, "staticPodPath": filepath.Join(n.dir, "manifests"), "healthzPort": 0., "readOnlyPort": 0.,
 	}
 	n.manifest("web.yaml", webPod)

@@ -1,0 +1,164 @@
+package agent
+
+import (
+	"bufio"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/base64"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/big"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/crisp-cri/crisp/internal/atomicfile"
+)
+
+// certificate returns that of <Root>/tls.pem, a self-signed one with its key, which is
+// made if there is none or if it is about to expire.
+func certificate(root string) (cert tls.Certificate, pemText []byte, err error) {
+	path := filepath.Join(root, "tls.pem")
+	text, err := os.ReadFile(path)
+	if err == nil {
+		cert, err = tls.X509KeyPair(text, text)
+		if err == nil && time.Until(cert.Leaf.NotAfter) > 30*24*time.Hour {
+			return cert, text, nil
+		}
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return cert, nil, fmt.Errorf("%s: %w", path, err)
+	}
+	if text, err = selfSigned(); err != nil {
+		return cert, nil, err
+	}
+	if err := atomicfile.Write(path, text, 0o600); err != nil {
+		return cert, nil, err
+	}
+	cert, err = tls.X509KeyPair(text, text)
+	return cert, text, err
+}
+
+func selfSigned() ([]byte, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, err
+	}
+	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
+	if err != nil {
+		return nil, err
+	}
+	begin := time.Now().Add(-time.Hour) // clocks differ
+	template := &x509.Certificate{
+		SerialNumber: serial, Subject: pkix.Name{CommonName: "crisp agent"}, NotBefore: begin, NotAfter: begin.AddDate(10, 0, 0),
+		KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+		BasicConstraintsValid: true, IsCA: true, // its own
+		DNSNames: []string{"localhost"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		return nil, err
+	}
+	private, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		return nil, err
+	}
+	return append(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private})...), nil
+}
+
+// writeKubeconfig writes <Root>/kubeconfig, with which kubectl speaks to the agent.
+// kubectl sends a token by TLS only.
+func writeKubeconfig(root, address, token string, pemText []byte) error {
+	block, _ := pem.Decode(pemText)
+	if block == nil {
+		return errors.New("certificate of the agent: it is no PEM")
+	}
+	authority := base64.StdEncoding.EncodeToString(pem.EncodeToMemory(block))
+	text := fmt.Sprintf(`apiVersion: v1
+kind: Config
+clusters:
+- name: crisp
+  cluster: {server: "https://%s", certificate-authority-data: %s}
+users:
+- name: crisp
+  user: {token: %q}
+contexts:
+- name: crisp
+  context: {cluster: crisp, user: crisp}
+current-context: crisp
+`, address, authority, token)
+	return atomicfile.Write(filepath.Join(root, "kubeconfig"), []byte(text), 0o600)
+}
+
+// An eitherListener speaks TLS with who begins so, and plain HTTP with all others.
+type eitherListener struct {
+	net.Listener
+	config *tls.Config
+}
+
+func (l eitherListener) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return &eitherConn{Conn: c, config: l.config}, nil
+}
+
+// An eitherConn decides by the first byte that it reads: the server reads first.
+type eitherConn struct {
+	net.Conn
+	config *tls.Config
+	once   sync.Once
+	inner  net.Conn
+	err    error
+}
+
+// handshakeRecord is the type of a TLS record that begins a handshake (RFC 8446, 5.1).
+const handshakeRecord = 0x16
+
+func (c *eitherConn) decide() error {
+	c.once.Do(func() {
+		in := bufio.NewReader(c.Conn)
+		first, err := in.Peek(1)
+		if err != nil {
+			c.err = err
+			return
+		}
+		var conn net.Conn = &peeked{c.Conn, in}
+		if first[0] == handshakeRecord {
+			conn = tls.Server(conn, c.config)
+		}
+		c.inner = conn
+	})
+	return c.err
+}
+
+func (c *eitherConn) Read(p []byte) (int, error) {
+	if err := c.decide(); err != nil {
+		return 0, err
+	}
+	return c.inner.Read(p)
+}
+
+func (c *eitherConn) Write(p []byte) (int, error) {
+	if err := c.decide(); err != nil {
+		return 0, err
+	}
+	return c.inner.Write(p)
+}
+
+// A peeked connection reads what has been looked at already first.
+type peeked struct {
+	net.Conn
+	in *bufio.Reader
+}
+
+func (p *peeked) Read(b []byte) (int, error) { return p.in.Read(b) }
