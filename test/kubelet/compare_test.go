@@ -63,6 +63,11 @@ func byName(steps []step) map[string][]any {
 			groups[s.name] = append(groups[s.name], s.request)
 		}
 	}
+	for name, requests := range groups {
+		if strings.HasPrefix(name, "ExecSync ") { // which of a container's probes comes first is chance
+			slices.SortFunc(requests, func(a, b any) int { return strings.Compare(text(a), text(b)) })
+		}
+	}
 	return groups
 }
 

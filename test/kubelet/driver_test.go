@@ -15,18 +15,6 @@ const podsCgroup = "/crisp-test-kubelet"
 // main one, health.
 func (n *node) startKubelet(ports []int) {
 	n.t.Helper()
-	// What the kubelet sets on the whole machine is put back.
-	for _, name := range []string{"vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops", "kernel/keys/root_maxkeys", "kernel/keys/root_maxbytes"} {
-		path := filepath.Join("/proc/sys", name)
-		old, err := os.ReadFile(path)
-		check(n.t, err)
-		n.t.Cleanup(func() { _ = os.WriteFile(path, old, 0o644) })
-	}
-	for _, path := range []string{"/var/lib/kubelet", "/var/log/containers"} {
-		if _, err := os.Stat(path); err != nil {
-			n.t.Cleanup(func() { _ = os.RemoveAll(path) })
-		}
-	}
 	n.write("kubelet.yaml", fmt.Sprintf(`apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
 containerRuntimeEndpoint: unix://%[1]s/proxy.sock

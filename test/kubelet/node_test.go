@@ -48,6 +48,7 @@ type node struct {
 	conn   *grpc.ClientConn // to crispd, past the proxy
 	pods   string           // URL of the driver's list of pods
 	look   func(*v1.Pod)    // if not nil, at each pod that has come to its state
+	marks  []string         // by which what is this node's is told in the kernel; see remember
 	ended  map[string]chan error
 	cmds   map[string]*exec.Cmd
 }
@@ -58,6 +59,9 @@ func startNode(t *testing.T, driver string) *node {
 	dir, err := os.MkdirTemp("", "crisp-"+driver+"-") // short: sockets lie in it
 	check(t, err)
 	n := &node{t: t, driver: driver, dir: dir, ended: map[string]chan error{}, cmds: map[string]*exec.Cmd{}}
+	before := machine(t)
+	t.Cleanup(func() { n.leavesNothing(before) })
+	t.Cleanup(func() { before.restore(t) })
 	t.Cleanup(n.end)
 	for _, d := range []string{"manifests", "root", "logs", "host"} {
 		check(t, os.Mkdir(filepath.Join(dir, d), 0o755))
@@ -151,6 +155,7 @@ func (n *node) end() {
 	if n.conn != nil {
 		n.conn.Close()
 	}
+	n.remember()
 	out, err := exec.Command(program("crispd"), "wipe", "--all", "--root", filepath.Join(n.dir, "crispd"), "--state", filepath.Join(n.dir, "run")).CombinedOutput()
 	if err != nil {
 		n.t.Errorf("crispd wipe: %v\n%s", err, out)
