@@ -24,7 +24,7 @@ var hostile = map[string]string{
 	"nul":   "a\x00b",
 	"up":    "../../escape/here",
 	"lines": "a b\nnameserver 192.0.2.66\n",
-	"long":  strings.Repeat("x", 1<<20),
+	"long":  strings.Repeat("x", 1<<17),
 }
 
 // Every RPC answers a request of nothing, and one with nonsense in one of its
