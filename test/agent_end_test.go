@@ -179,7 +179,7 @@ func podsLeaveNothing(t *testing.T, l *lab, links string) {
 // runtime answers everybody else.
 func podsEndBesideLists(t *testing.T, l *lab) {
 	const many = 20
-	spec := "\n  terminationGracePeriodSeconds: 3\n  containers:\n"
+	spec := "\n  terminationGracePeriodSeconds: 5\n  containers:\n"
 	for i := range many {
 		spec += fmt.Sprintf("  - {name: c%d, image: IMAGE, args: [ignore-term, sleep, for-ever]}\n", i)
 	}

@@ -54,7 +54,7 @@ func TestNoRuntimeThere(t *testing.T) {
 			n := newNode(t)
 			n.socket = "unix://" + filepath.Join(n.dir, "other")
 			test.serve(t, filepath.Join(n.dir, "other"))
-			out, errs, code := n.crisp("agent --root " + filepath.Join(n.dir, "agent"))
+			out, errs, code := n.crispFor(20*time.Second, "agent --root "+filepath.Join(n.dir, "agent"))
 			if code != exitFailure || out != "" || strings.Count(errs, "\n") != 1 || !strings.Contains(errs, test.want) {
 				t.Errorf("code %d, %s%swant %s", code, out, errs, test.want)
 			}

@@ -35,6 +35,25 @@ func TestRejectedPod(t *testing.T) {
 	n.until("get pods -o name", `^$`)
 }
 
+// What this node does not give is said at once, and asked of no runtime.
+func TestForbidden(t *testing.T) {
+	n := newCalls(t)
+	n.begin()
+	n.flags = []string{"--allow-privileged=false"}
+	for name, context := range map[string]string{"mighty": "privileged: true", "unmasked": "procMount: Unmasked"} {
+		n.manifest(name+".yaml", "{apiVersion: v1, kind: Pod, metadata: {name: "+name+"}, spec: {containers: [{name: a, image: i, securityContext: {"+context+"}}]}}")
+	}
+	n.agent()
+	n.until("get pods", `(?s)mighty +0/\d +PrivilegedForbidden .*unmasked +0/\d +ProcMountForbidden `)
+	n.expect(
+		expectation{"get pod mighty -o jsonpath={.status.phase}", 0, `^Failed$`},
+		expectation{"describe unmasked", 0, `(?s)Reason: +ProcMountForbidden.*Message: +\S`},
+	)
+	if made := n.made("Run", "Create", "Pull"); len(made) > 0 {
+		t.Errorf("they were given %q", made)
+	}
+}
+
 // A profile that is not loaded keeps its pod waiting, with the reason: the runtime
 // is not asked again and again for what it must refuse.
 func TestAppArmorProfile(t *testing.T) {
