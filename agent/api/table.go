@@ -52,7 +52,7 @@ var columns = map[string][]column{
 	"Pod": {
 		{"Ready", false, of(func(p *v1.Pod) any {
 			ready, all, _ := status.Count(p)
-			return fmt.Sprintf("%d/%d", ready, max(all, len(p.Spec.Containers)))
+			return fmt.Sprintf("%d/%d", ready, all)
 		})},
 		{"Status", false, of(func(p *v1.Pod) any { return status.Word(p) })},
 		{"Restarts", false, of(func(p *v1.Pod) any { _, _, restarts := status.Count(p); return restarts })},

@@ -67,5 +67,5 @@ func Count(pod *v1.Pod) (ready, all, restarts int) {
 			count(pod.Status.InitContainerStatuses[i])
 		}
 	}
-	return ready, all, restarts
+	return ready, max(all, len(pod.Spec.Containers)), restarts // before there are statuses, too
 }

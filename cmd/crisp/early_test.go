@@ -57,6 +57,7 @@ func TestBeforeTheRuntime(t *testing.T) {
 	answers("/healthz", 500, "runtime: the runtime has not answered yet")
 	answers("/livez", 200, "ok")
 	n.until("sources", `(?s)gone.*web`)
+	n.expect(expectation{"get pods", 0, `(?s)gone +0/2 +Pending .*web +0/2 +Pending `})
 	n.expect(
 		expectation{"apply -f " + n.file("objects.yaml", strings.Replace(webPod, "name: web}", "name: applied}", 1)), 0, `pod/applied created`},
 		expectation{"delete pod/applied --wait=false", 0, ``},

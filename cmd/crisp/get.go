@@ -66,17 +66,14 @@ type getOptions struct {
 }
 
 // getPods shows pods. It needs no agent: what the runtime knows of them is shown
-// without.
+// without. Nor does it need the runtime, if there is an agent: then what that knows
+// is shown.
 func (c *cli) getPods(what []target, o getOptions) error {
 	selector, err := labels.Parse(o.selector)
 	if err != nil {
 		return usageError("-l %s: %v", o.selector, err)
 	}
-	runtime, _, err := c.connect()
-	if err != nil {
-		return err
-	}
-	pods, err := c.pods(runtime)
+	pods, err := c.anyPods()
 	if err != nil {
 		return err
 	}
@@ -96,6 +93,21 @@ func (c *cli) getPods(what []target, o getOptions) error {
 		fmt.Fprintln(c.stderr, "crisp: no pods")
 	}
 	return printers[o.output](c.stdout, list, view{all: o.all, one: what[0].name != "" && len(list) == 1, now: time.Now()})
+}
+
+func (c *cli) anyPods() ([]crix.Found, error) {
+	runtime, _, err := c.connect()
+	if err == nil {
+		return c.pods(runtime)
+	}
+	told, ok := c.podsOfAgent()
+	if !ok {
+		return nil, err
+	}
+	fmt.Fprintf(c.stderr, "crisp: %v\n", err)
+	list := merge(nil, told)
+	crix.SortFound(list)
+	return list, nil
 }
 
 // A view says how pods are shown.
