@@ -194,7 +194,7 @@ func (l *Ledger) MayUse(image, id string, secrets []keyring.Source) (bool, error
 	if err != nil {
 		return false, err
 	}
-	known := r != nil || l.pulling[image] > 0
+	known := r != nil
 	if !known {
 		_, err := os.Stat(l.path("pulling", image))
 		if known = err == nil; err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -52,7 +52,7 @@ func runAgent(c *cli, args []string) error {
 	fs.BoolVar(&o.StopPods, "stop-pods-on-exit", false, "stop the pods when the agent ends, by priority; else they run on")
 	fs.StringVar(&o.URL, "manifest-url", "", "`URL` of one more manifest")
 	fs.Var(&headers, "manifest-url-header", "`NAME:VALUE` of a header of the requests for it")
-	fs.StringVar(&o.Serve.Listen, "listen", "", "loopback `address` to serve the API at for kubectl, with the token in ROOT/token")
+	fs.StringVar(&o.Serve.Listen, "listen", "", "loopback `address` to serve the API at for kubectl, which ROOT/kubeconfig is for; by TLS and by plain HTTP, with the token in ROOT/token")
 	fs.StringVar(&o.Serve.ReadOnly, "read-only-address", "", "loopback `address` of what a kubelet serves on its read-only port (10255)")
 	fs.StringVar(&o.Serve.Health, "healthz-address", "", "loopback `address` of the health checks (a kubelet's is 127.0.0.1:10248)")
 	fs.StringVar(&config, "config", "", "`file` with a KubeletConfiguration, of which what the agent has is taken")
