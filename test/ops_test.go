@@ -68,11 +68,12 @@ func (n *node) debug(t *testing.T, what string) string {
 	return string(out)
 }
 
-// slowPlugin writes a network whose one plugin takes most of a second.
+// slowPlugin writes a network whose one plugin takes most of a second, and as long as
+// there is a file <dir>/hold.
 func slowPlugin(t *testing.T, dir string) (config string) {
 	t.Helper()
 	for path, text := range map[string]string{
-		"bin/slowpoke":     "#!/bin/sh\ncat >/dev/null\ncase $CNI_COMMAND in\nADD) sleep 0.7; echo '{\"cniVersion\":\"1.0.0\",\"interfaces\":[{\"name\":\"eth0\",\"sandbox\":\"/ns\"}],\"ips\":[{\"interface\":0,\"address\":\"10.99.0.2/24\"}]}';;\nVERSION) echo '{\"cniVersion\":\"1.0.0\",\"supportedVersions\":[\"1.0.0\"]}';;\nesac\n",
+		"bin/slowpoke":     "#!/bin/sh\ncat >/dev/null\ncase $CNI_COMMAND in\nADD) sleep 0.7; while [ -e " + dir + "/hold ]; do sleep 0.05; done; echo '{\"cniVersion\":\"1.0.0\",\"interfaces\":[{\"name\":\"eth0\",\"sandbox\":\"/ns\"}],\"ips\":[{\"interface\":0,\"address\":\"10.99.0.2/24\"}]}';;\nVERSION) echo '{\"cniVersion\":\"1.0.0\",\"supportedVersions\":[\"1.0.0\"]}';;\nesac\n",
 		"net.d/1.conflist": `{"cniVersion":"1.0.0","name":"slow","plugins":[{"type":"slowpoke"}]}`,
 	} {
 		file := filepath.Join(dir, path)
@@ -120,16 +121,34 @@ func (n *node) tryRun(ctx context.Context, name string, options ...string) error
 // metrics, and while it takes so long from the list of calls.
 func TestSlowPluginIsNamed(t *testing.T) {
 	n, config := startNode(t)
-	n.restart(t, config, slowPlugin(t, t.TempDir()))
-	done := make(chan error, 1)
-	go func() { done <- n.tryRun(t.Context(), "web") }()
-	for during := ""; !strings.Contains(during, "cni"); during = n.debug(t, "calls") {
-		select {
-		case err := <-done:
-			t.Fatalf("the call was never seen in its stage: %v", err)
-		default:
+	dir := t.TempDir()
+	n.restart(t, config, slowPlugin(t, dir))
+	hold := filepath.Join(dir, "hold")
+	// begin runs a pod and returns when the call is seen in its stage.
+	begin := func(ctx context.Context, name string) (done chan error) {
+		t.Helper()
+		if err := os.WriteFile(hold, nil, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		done = make(chan error, 1)
+		go func() { done <- n.tryRun(ctx, name) }()
+		for during := ""; !strings.Contains(during, "cni"); during = n.debug(t, "calls") {
+			select {
+			case err := <-done:
+				t.Fatalf("the call was never seen in its stage: %v", err)
+			default:
+			}
+		}
+		return done
+	}
+	release := func() {
+		t.Helper()
+		if err := os.Remove(hold); err != nil {
+			t.Fatal(err)
 		}
 	}
+	done := begin(t.Context(), "web")
+	release()
 	if err := <-done; err != nil {
 		t.Fatal(err)
 	}
@@ -153,13 +172,11 @@ func TestSlowPluginIsNamed(t *testing.T) {
 	}
 
 	// A client that gives up learns where its call was, and is counted there.
-	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	sb, err := n.sandboxConfig("late", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := n.runtime().RunPodSandbox(ctx, &cri.RunPodSandboxRequest{Config: sb}); err == nil {
+	done = begin(ctx, "late")
+	cancel()
+	if err := <-done; err == nil {
 		t.Fatal("it was in time")
 	}
 	if line := n.logged(t, map[string]string{"msg": "rpc failed", "rpc": "RunPodSandbox"}); line["cni"] == nil {
@@ -168,6 +185,7 @@ func TestSlowPluginIsNamed(t *testing.T) {
 	if want := `crisp_rpc_abandoned_total{rpc="RunPodSandbox",stage="cni"} 1`; !strings.Contains(n.debug(t, "metrics"), want) {
 		t.Errorf("no %s in the metrics", want)
 	}
+	release()
 	n.run(t, t.Context(), "late") // the repetition gets it
 	n.remove(t, "web", "late")
 }
