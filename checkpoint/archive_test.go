@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -279,5 +280,75 @@ func TestFilesRoundTrip(t *testing.T) {
 	}
 	if _, err := os.Lstat(filepath.Join(filepath.Dir(to), "evil")); err == nil {
 		t.Error("a file was made outside of the directory")
+	}
+}
+
+// What containerd writes of the root file system is a layer of an image.
+func TestPlainDiff(t *testing.T) {
+	var layer bytes.Buffer
+	z := gzip.NewWriter(&layer)
+	tw := tar.NewWriter(z)
+	for _, name := range []string{"etc/", "etc/new", "etc/.wh.old", "var/data/", "var/data/.wh..wh..opq", "var/data/a"} {
+		hdr := &tar.Header{Name: name, Mode: 0o644, Typeflag: tar.TypeReg, Size: 4, Uid: 7}
+		if strings.HasSuffix(name, "/") {
+			hdr.Typeflag, hdr.Size, hdr.Mode = tar.TypeDir, 0, 0o755
+		}
+		if strings.Contains(name, ".wh.") {
+			hdr.Size = 0
+		}
+		if err := tw.WriteHeader(hdr); err != nil {
+			t.Fatal(err)
+		}
+		if hdr.Size > 0 {
+			io.WriteString(tw, "text")
+		}
+	}
+	if err := errors.Join(tw.Close(), z.Close()); err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	file := filepath.Join(dir, RootFSDiff)
+	if err := os.WriteFile(file, layer.Bytes(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := PlainDiff(t.Context(), dir, 7); !errors.Is(err, fault.Invalid) {
+		t.Errorf("no room: got %v", err)
+	}
+	os.Remove(file + ".plain")
+	removed, err := PlainDiff(t.Context(), dir, 8)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := []string{"/etc/old", "/var/data/"}; !slices.Equal(removed, want) {
+		t.Errorf("removed %q, want %q", removed, want)
+	}
+	f, err := os.Open(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	var names []string
+	for tr := tar.NewReader(f); ; {
+		hdr, err := tr.Next()
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		names = append(names, hdr.Name)
+		if data, err := io.ReadAll(tr); err != nil || hdr.Size > 0 && string(data) != "text" || hdr.Uid != 7 {
+			t.Errorf("%s: %q of %d, %v", hdr.Name, data, hdr.Uid, err)
+		}
+	}
+	if want := []string{"etc/", "etc/new", "var/data/", "var/data/a"}; !slices.Equal(names, want) {
+		t.Errorf("got %q, want %q", names, want)
+	}
+	// It is one that others write by now: it stays.
+	if removed, err := PlainDiff(t.Context(), dir, 0); err != nil || len(removed) > 0 {
+		t.Errorf("a plain one: %q, %v", removed, err)
+	}
+	if removed, err := PlainDiff(t.Context(), t.TempDir(), 0); err != nil || len(removed) > 0 {
+		t.Errorf("none: %q, %v", removed, err)
 	}
 }

@@ -108,6 +108,14 @@ func extract(ctx context.Context, r io.Reader, file string, size int64) error {
 	return err
 }
 
+// The first bytes of what is compressed: RFC 1952, RFC 8878.
+var gzipMagic, zstdMagic = []byte{0x1f, 0x8b}, []byte{0x28, 0xb5, 0x2f, 0xfd}
+
+// compressed tells by the first four bytes.
+func compressed(magic []byte) bool {
+	return bytes.HasPrefix(magic, gzipMagic) || bytes.Equal(magic, zstdMagic)
+}
+
 // decompress looks at the first bytes.
 func decompress(r io.Reader) (io.ReadCloser, error) {
 	b := bufio.NewReaderSize(r, 1<<20)
@@ -116,13 +124,13 @@ func decompress(r io.Reader) (io.ReadCloser, error) {
 		return nil, fault.Invalid.Errorf("this is no checkpoint archive: %w", err)
 	}
 	switch {
-	case bytes.HasPrefix(magic, []byte{0x1f, 0x8b}):
+	case bytes.HasPrefix(magic, gzipMagic):
 		z, err := gzip.NewReader(b)
 		if err != nil {
 			return nil, fault.Invalid.Errorf("read checkpoint archive: %w", err)
 		}
 		return z, nil
-	case bytes.Equal(magic, []byte{0x28, 0xb5, 0x2f, 0xfd}):
+	case bytes.Equal(magic, zstdMagic):
 		z, err := zstd.NewReader(b, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(256<<20))
 		if err != nil {
 			return nil, fault.Invalid.Errorf("read checkpoint archive: %w", err)

@@ -1,0 +1,95 @@
+package checkpoint
+
+import (
+	"archive/tar"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+)
+
+// PlainDiff turns RootFSDiff of a checkpoint's directory into a tar archive of files,
+// and returns what is to be removed before these are written. containerd writes a
+// layer there: compressed, and with whiteouts for what was removed. Others write
+// plain archives, which stay as they are, and DeletedFiles. A layer may have max
+// bytes of files; it is hostile.
+func PlainDiff(ctx context.Context, dir string, max int64) (removed []string, err error) {
+	in, err := OpenFile(dir, RootFSDiff)
+	if errors.Is(err, fault.NotFound) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer in.Close()
+	magic := make([]byte, 4)
+	if _, err := io.ReadFull(in, magic); err != nil || !compressed(magic) {
+		return nil, nil // what it is, and whether it is that, its reader says
+	}
+	if _, err := in.Seek(0, io.SeekStart); err != nil {
+		return nil, err
+	}
+	layer, err := decompress(in)
+	if err != nil {
+		return nil, err
+	}
+	defer layer.Close()
+	file := filepath.Join(dir, RootFSDiff)
+	out, err := os.OpenFile(file+".plain", os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	removed, err = plainLayer(ctx, layer, out, max)
+	err = errors.Join(err, out.Close())
+	if err == nil {
+		err = os.Rename(out.Name(), file)
+	}
+	return removed, err
+}
+
+// Names in a layer that stand for what was removed: "Whiteouts" of the OCI image
+// specification, layer.md.
+const (
+	whiteout = ".wh."
+	opaque   = ".wh..wh..opq"
+)
+
+func plainLayer(ctx context.Context, layer io.Reader, out io.Writer, max int64) (removed []string, err error) {
+	tr, tw := tar.NewReader(layer), tar.NewWriter(out)
+	for range maxEntries {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		hdr, err := tr.Next()
+		if err == io.EOF {
+			return removed, tw.Close()
+		}
+		if err != nil {
+			return nil, fault.Invalid.Errorf("read %s of the checkpoint: %w", RootFSDiff, err)
+		}
+		parent, base := path.Split(path.Clean("/" + hdr.Name))
+		switch {
+		case base == opaque:
+			removed = append(removed, parent)
+			continue
+		case strings.HasPrefix(base, whiteout):
+			removed = append(removed, path.Join(parent, strings.TrimPrefix(base, whiteout)))
+			continue
+		}
+		if max -= hdr.Size; max < 0 {
+			return nil, fault.Invalid.Errorf("%s of the checkpoint has more in it than there is room for", RootFSDiff)
+		}
+		if err := tw.WriteHeader(hdr); err != nil {
+			return nil, fault.Invalid.Errorf("%q in %s of the checkpoint: %w", hdr.Name, RootFSDiff, err)
+		}
+		if _, err := io.Copy(tw, tr); err != nil {
+			return nil, fault.Invalid.Errorf("%q in %s of the checkpoint: %w", hdr.Name, RootFSDiff, err)
+		}
+	}
+	return nil, fault.Invalid.Errorf("%s of the checkpoint has more than %d entries", RootFSDiff, maxEntries)
+}

@@ -1,0 +1,136 @@
+package server
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"google.golang.org/protobuf/proto"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/checkpoint"
+	"github.com/crisp-cri/crisp/oci/wire"
+)
+
+// entries is a tar archive of files, in that order; a name that ends in / is a
+// directory.
+func entries(t *testing.T, files ...[2]string) []byte {
+	t.Helper()
+	var out bytes.Buffer
+	tw := tar.NewWriter(&out)
+	for _, f := range files {
+		hdr := &tar.Header{Name: f[0], Mode: 0o600, Size: int64(len(f[1])), Typeflag: tar.TypeReg}
+		if f[0][len(f[0])-1] == '/' {
+			hdr.Typeflag, hdr.Mode = tar.TypeDir, 0o700
+		}
+		err := tw.WriteHeader(hdr)
+		if err == nil {
+			_, err = tw.Write([]byte(f[1]))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := tw.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return out.Bytes()
+}
+
+func asJSON(t *testing.T, v any) string {
+	t.Helper()
+	data, err := json.Marshal(v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}
+
+// Archives as CRI-O 1.35 and containerd 2.3 lay them out are restored: with their ways
+// to name an image, what they have besides, and the mount that CRI-O adds.
+func TestCreateFromForeignArchive(t *testing.T) {
+	n := newNode(t)
+	config := forever("app")
+	sandbox := n.run(t, pod("web"))
+	id := n.begin(t, sandbox, config)
+	c, err := n.runtime.Container(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	images := [2]string{"checkpoint/inventory.img", "CRIU's"}
+	spec := func(annotations map[string]string, mounts ...specs.Mount) string {
+		s := *c.Config().Spec
+		s.Annotations, s.Mounts = annotations, append(slices.Clone(s.Mounts), mounts...)
+		return asJSON(t, s)
+	}
+	diff := entries(t, [2]string{"written", "text"})
+	var layer bytes.Buffer
+	z := gzip.NewWriter(&layer)
+	z.Write(entries(t, [2]string{"written", "text"}, [2]string{".wh.removed", ""}))
+	z.Close()
+	for name, archive := range map[string][]byte{
+		"CRI-O": entries(t,
+			[2]string{"stats-dump", "figures"}, [2]string{"dump.log", "log"}, [2]string{"checkpoint/", ""}, images,
+			[2]string{"config.dump", asJSON(t, checkpoint.Container{
+				ID: id, Name: "k8s_app_web_default_uid_0", RootfsImage: testImage, RootfsImageName: testImage, Runtime: "crun",
+				RootfsImageRef: testID[len("sha256:"):], CreatedTime: time.Now(), CheckpointedAt: time.Now(),
+			})},
+			[2]string{"spec.dump", spec(map[string]string{"io.container.manager": "cri-o"},
+				specs.Mount{Destination: "/run/.containerenv", Type: "bind", Source: "/run/containers/storage/x/.containerenv", Options: []string{"rw", "bind"}})},
+			[2]string{"bind.mounts", `[{"source":"/etc/hosts","destination":"/etc/hosts","file_type":"file","permissions":420}]`},
+			[2]string{"rootfs-diff.tar", string(diff)}, [2]string{"deleted.files", "[]"}, [2]string{"io.kubernetes.cri-o.LogPath", "log"}),
+		"containerd": entries(t,
+			[2]string{"checkpoint/", ""}, images,
+			[2]string{"config.dump", asJSON(t, checkpoint.Container{
+				ID: id, RootfsImage: testImage, RootfsImageName: testImage, RootfsImageRef: testDigest, Runtime: "io.containerd.runc.v2",
+				CreatedTime: time.Now(), CheckpointedAt: time.Now(),
+			})},
+			[2]string{"container.log", "log"}, [2]string{"dump.log", "log"}, [2]string{"rootfs-diff.tar", layer.String()},
+			[2]string{"spec.dump", spec(map[string]string{"io.kubernetes.cri.container-name": "app"})},
+			[2]string{"stats-dump", "figures"}, [2]string{"status", `{"Version":"v1"}`}, [2]string{"status.dump", `{"id":"x"}`}),
+	} {
+		t.Run(name, func(t *testing.T) {
+			file := filepath.Join(t.TempDir(), "c.tar")
+			if err := os.WriteFile(file, archive, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			next := proto.Clone(config).(*cri.ContainerConfig)
+			next.Metadata.Name = name
+			next.Image = &cri.ImageSpec{Image: file}
+			before := len(n.machine.Calls(wire.MethodRestore))
+			again := n.create(t, sandbox, next)
+			if st := n.status(t, again); st.ImageId != testID {
+				t.Errorf("status is of %v, %s", st.Image, st.ImageId)
+			}
+			if data, err := os.ReadFile(filepath.Join(n.store.dir, again, "written")); err != nil || !bytes.Contains(data, []byte("text")) {
+				t.Errorf("its root file system has %q (err %v)", data, err)
+			}
+			if _, err := n.StartContainer(t.Context(), &cri.StartContainerRequest{ContainerId: again}); err != nil {
+				t.Fatal(err)
+			}
+			if after := len(n.machine.Calls(wire.MethodRestore)); after != before+1 {
+				t.Errorf("%d restores, want 1", after-before)
+			}
+			c, err := n.runtime.Container(again)
+			if err != nil {
+				t.Fatal(err)
+			}
+			i := slices.IndexFunc(c.Config().Spec.Mounts, func(m specs.Mount) bool { return m.Destination == "/run/.containerenv" })
+			if (i >= 0) != (name == "CRI-O") {
+				t.Errorf("mounts are %v", c.Config().Spec.Mounts)
+			}
+			if i >= 0 {
+				if _, err := os.Stat(c.Config().Spec.Mounts[i].Source); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+}
