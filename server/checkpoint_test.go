@@ -339,3 +339,40 @@ func TestRestorePodRefused(t *testing.T) {
 		t.Errorf("the next one: %v", err)
 	}
 }
+
+// The same when time is up: the pod's network is held, so that there is a sandbox.
+func TestRestorePodTooLate(t *testing.T) {
+	n := newNode(t)
+	sandbox := n.run(t, pod("web"))
+	one := n.begin(t, sandbox, forever("one"))
+	output := t.TempDir()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if _, err := n.CheckpointPod(ctx, &cri.CheckpointPodRequest{PodSandboxId: sandbox, OutputPath: output, ContainerIds: []string{one}}); err != nil {
+		t.Fatal(err)
+	}
+	config := pod("web")
+	config.Metadata.Uid = "another"
+	req := &cri.RestorePodRequest{CheckpointPath: output, Config: config, ContainerConfigs: []*cri.ContainerConfig{forever("one")}}
+	before := slices.Sorted(slices.Values(n.left()))
+	waiting, release := n.net.hold()
+	defer release()
+	short, giveUp := context.WithCancel(ctx)
+	answer := make(chan error, 1)
+	go func() {
+		_, err := n.server.RestorePod(short, req) // itself: a client would not wait for the answer
+		answer <- err
+	}()
+	<-waiting
+	giveUp()
+	if err := <-answer; !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v", err)
+	}
+	if left := slices.Sorted(slices.Values(n.left())); !slices.Equal(left, before) {
+		t.Errorf("left behind: %v, there was %v", left, before)
+	}
+	release()
+	if _, err := n.RestorePod(ctx, req); err != nil {
+		t.Errorf("the next one: %v", err)
+	}
+}

@@ -62,8 +62,10 @@ type creation struct {
 	mu    sync.Mutex
 	stage string // guarded by mu
 
-	dropped bool        // being undone; guarded by creations.mu
-	timer   *time.Timer // until it is; guarded by creations.mu
+	cancel  context.CancelFunc // of the work
+	waiting int                // callers; guarded by creations.mu
+	dropped bool               // being undone, or to be; guarded by creations.mu
+	timer   *time.Timer        // until it is; guarded by creations.mu
 }
 
 func newCreations(ctx context.Context, work *sync.WaitGroup, log *slog.Logger, what string) *creations {
@@ -84,6 +86,7 @@ func (cs *creations) do(ctx context.Context, name string, req proto.Message, bui
 		if err != nil {
 			return "", err
 		}
+		defer cs.leave(c)
 		stage.Follow(ctx, c.stages)
 		select {
 		case <-c.done:
@@ -105,7 +108,50 @@ func (cs *creations) do(ctx context.Context, name string, req proto.Message, bui
 	}
 }
 
-// join returns the creation called name, and begins it if there is none.
+// must is do for a caller to whom an error says that there is nothing: if ctx ends
+// first, and nobody else waits, the work is cut short and undone before must returns.
+func (cs *creations) must(ctx context.Context, name string, req proto.Message, build func(context.Context, *creation) error) (id string, err error) {
+	id, err = cs.do(ctx, name, req, build)
+	if err != nil && ctx.Err() != nil {
+		cs.abandon(ctx, name, req)
+	}
+	return id, err
+}
+
+// abandon undoes what must is about. What hangs is not waited for for ever: it is
+// undone when it has ended.
+func (cs *creations) abandon(ctx context.Context, name string, req proto.Message) {
+	cs.mu.Lock()
+	c, ok := cs.byName[name]
+	if !ok || c.waiting > 0 || c.dropped || !proto.Equal(c.req, req) {
+		cs.mu.Unlock()
+		return
+	}
+	c.dropped = true
+	finished := c.timer != nil
+	cs.mu.Unlock()
+	c.cancel()
+	if finished {
+		c.timer.Stop()
+		cs.undo(ctx, c)
+	}
+	ctx, cancel := undo.Context(ctx)
+	defer cancel()
+	select {
+	case <-c.gone:
+	case <-ctx.Done():
+	}
+}
+
+// leave forgets a caller of c.
+func (cs *creations) leave(c *creation) {
+	cs.mu.Lock()
+	c.waiting--
+	cs.mu.Unlock()
+}
+
+// join returns the creation called name, and begins it if there is none. The caller
+// leaves it.
 func (cs *creations) join(ctx context.Context, name string, req proto.Message, build func(context.Context, *creation) error) (*creation, error) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
@@ -113,6 +159,7 @@ func (cs *creations) join(ctx context.Context, name string, req proto.Message, b
 		if !proto.Equal(c.req, req) {
 			return nil, fault.Exists.Errorf("%s name %s is taken by a request with another configuration, %s", cs.what, name, c.progress())
 		}
+		c.waiting++
 		return c, nil
 	}
 	if cs.ctx.Err() != nil {
@@ -120,15 +167,15 @@ func (cs *creations) join(ctx context.Context, name string, req proto.Message, b
 	}
 	c := &creation{
 		name: name, req: req, id: oci.NewID(), began: time.Now(), stage: "begin",
-		done: make(chan struct{}), gone: make(chan struct{}),
+		done: make(chan struct{}), gone: make(chan struct{}), waiting: 1,
 	}
 	cs.byName[name] = c
 	cs.hidden[c.id] = struct{}{}
 	ctx, c.stages = stage.Fork(context.WithoutCancel(ctx))
-	ctx, cancel := context.WithCancel(ctx)
-	stop := context.AfterFunc(cs.ctx, cancel)
+	ctx, c.cancel = context.WithCancel(ctx)
+	stop := context.AfterFunc(cs.ctx, c.cancel)
 	cs.work.Go(func() {
-		defer cancel()
+		defer c.cancel()
 		defer stop()
 		cs.run(ctx, c, build)
 	})
@@ -141,14 +188,25 @@ func (cs *creations) run(ctx context.Context, c *creation, build func(context.Co
 	c.err = protect(func() error { return build(ctx, c) })
 	c.stages.Stop()
 
+	if cs.ended(ctx, c, hiddenID) {
+		cs.undo(ctx, c)
+	}
+}
+
+// ended notes that the work of c has; true = what it made is to be undone.
+func (cs *creations) ended(ctx context.Context, c *creation, hiddenID string) bool {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	close(c.done)
-	if c.err != nil || c.found {
+	switch {
+	case c.err != nil || c.found:
 		cs.forget(c, hiddenID)
-		return
+	case c.dropped:
+		return true
+	default:
+		c.timer = time.AfterFunc(uncollectedLife, func() { cs.expire(ctx, c) })
 	}
-	c.timer = time.AfterFunc(uncollectedLife, func() { cs.expire(ctx, c) })
+	return false
 }
 
 // protect turns a panic of work, which runs outside of any RPC's safety net,
@@ -165,6 +223,11 @@ func protect(work func() error) (err error) {
 // take gives the finished object of c to a caller, if that one is still there.
 func (cs *creations) take(ctx context.Context, c *creation) (bool, error) {
 	if c.err != nil {
+		cs.mu.Lock()
+		defer cs.mu.Unlock()
+		if c.dropped {
+			return false, nil // the error is that of another caller, who gave up
+		}
 		return false, c.err
 	}
 	first, taken, err := cs.takeOnce(ctx, c)
@@ -194,9 +257,13 @@ func (cs *creations) takeOnce(ctx context.Context, c *creation) (first, taken bo
 
 // expire undoes a finished object that nobody came for.
 func (cs *creations) expire(ctx context.Context, c *creation) {
-	if !cs.drop(c) {
-		return
+	if cs.drop(c) {
+		cs.undo(ctx, c)
 	}
+}
+
+// undo discards the finished object of c, which was dropped.
+func (cs *creations) undo(ctx context.Context, c *creation) {
 	ctx, cancel := undo.Context(ctx)
 	defer cancel()
 	if err := protect(func() error { return c.discard(ctx) }); err != nil {

@@ -28,6 +28,7 @@ type bench struct {
 	undo   error         // of the discard
 	took   time.Duration // of the build
 	slow   time.Duration // of the discard
+	deaf   bool          // the build cannot be cut short
 }
 
 func newBench(t *testing.T) *bench {
@@ -42,21 +43,26 @@ func newBench(t *testing.T) *bench {
 
 // call asks for a thing.
 func (b *bench) call(ctx context.Context, name string, req proto.Message) (string, error) {
-	return b.do(ctx, name, req, func(ctx context.Context, c *creation) error {
-		b.builds++
-		c.enter(ctx, "building")
-		select {
-		case <-time.After(b.took):
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-		c.discard = func(context.Context) error {
-			time.Sleep(b.slow)
-			b.undone = append(b.undone, c.id)
-			return b.undo
-		}
-		return b.err
-	})
+	return b.do(ctx, name, req, b.build)
+}
+
+func (b *bench) build(ctx context.Context, c *creation) error {
+	b.builds++
+	c.enter(ctx, "building")
+	if b.deaf {
+		ctx = context.WithoutCancel(ctx)
+	}
+	select {
+	case <-time.After(b.took):
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	c.discard = func(context.Context) error {
+		time.Sleep(b.slow)
+		b.undone = append(b.undone, c.id)
+		return b.undo
+	}
+	return b.err
 }
 
 // goCall is call in the background.
@@ -268,5 +274,70 @@ func TestTasks(t *testing.T) {
 		if runs != 5 || time.Since(begin) != 3*time.Minute {
 			t.Errorf("%d runs in %v, want 3 more, one after the other", runs, time.Since(begin))
 		}
+	})
+}
+
+// A caller to whom an error must mean that there is nothing gets it when there is
+// nothing, whether the work can be cut short, cannot, or has just ended.
+func TestUndoneBeforeTheAnswer(t *testing.T) {
+	for _, deaf := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			b := newBench(t)
+			b.deaf, b.slow = deaf, time.Second
+			b.took = 10 * time.Second
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			if _, err := b.must(ctx, "a", wants("x"), b.build); !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("got %v", err)
+			}
+			if want := map[bool]int{true: 1}[deaf]; len(b.undone) != want {
+				t.Errorf("undone: %v", b.undone)
+			}
+			if _, taken := b.byName["a"]; taken || len(b.hidden) > 0 {
+				t.Errorf("left: %v, %v", b.byName, b.hidden)
+			}
+			if _, err := b.must(t.Context(), "a", wants("x"), b.build); err != nil || b.builds != 2 {
+				t.Errorf("%d builds, %v", b.builds, err)
+			}
+			b.stop()
+			b.work.Wait()
+		})
+	}
+}
+
+// Who waits for the same thing is not robbed of it, and who comes while it is undone
+// begins it anew.
+func TestUndoneForNobodyElse(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.slow = 5 * time.Second
+		short, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		others := make(chan error, 2)
+		ask := func() {
+			_, err := b.must(t.Context(), "a", wants("x"), b.build)
+			others <- err
+		}
+		go ask()
+		synctest.Wait()
+		if _, err := b.must(short, "a", wants("x"), b.build); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("got %v", err)
+		}
+		if err := <-others; err != nil || b.builds != 1 || len(b.undone) > 0 {
+			t.Errorf("%d builds, undone %v: %v", b.builds, b.undone, err)
+		}
+
+		b.deaf = true
+		late, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		time.AfterFunc(2*time.Second, ask)
+		if _, err := b.must(late, "a", wants("x"), b.build); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("got %v", err)
+		}
+		if err := <-others; err != nil || b.builds != 3 || len(b.undone) != 1 {
+			t.Errorf("%d builds, undone %v: %v", b.builds, b.undone, err)
+		}
+		b.stop()
+		b.work.Wait()
 	})
 }

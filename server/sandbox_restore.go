@@ -14,8 +14,8 @@ import (
 )
 
 // RestorePod makes a sandbox and containers from what CheckpointPod has written.
-// The containers are created; StartContainer of each restores its processes. The
-// work survives the caller; a repetition joins it (see creations).
+// The containers are created; StartContainer of each restores its processes. A
+// caller who gives up gets his error when all is undone; a repetition begins anew.
 //
 // CRI: "The checkpoint is authoritative for filesystem and process state. Image,
 // command, args, working directory, environment, and process credentials describe
@@ -38,7 +38,7 @@ func (s *Server) RestorePod(ctx context.Context, req *cri.RestorePodRequest) (*c
 	}
 	var made []*cri.RestoredContainer
 	name := sandboxName(req.Config.Metadata)
-	id, err := s.sandboxes.do(ctx, name, req, func(ctx context.Context, c *creation) error {
+	id, err := s.sandboxes.must(ctx, name, req, func(ctx context.Context, c *creation) error {
 		return s.restorePod(ctx, c, run, req, pod)
 	})
 	if err != nil {
@@ -134,7 +134,7 @@ func (s *Server) restorePod(ctx context.Context, cr *creation, run *cri.RunPodSa
 	for _, config := range req.ContainerConfigs {
 		same := &cri.CreateContainerRequest{PodSandboxId: sb.ID(), Config: config}
 		from := &origin{dir: dirs[config.Metadata.Name]}
-		_, err := s.containers.do(ctx, containerName(config.Metadata, req.Config.Metadata), same, func(ctx context.Context, c *creation) error {
+		_, err := s.containers.must(ctx, containerName(config.Metadata, req.Config.Metadata), same, func(ctx context.Context, c *creation) error {
 			return s.createFrom(ctx, c, sb, config, from)
 		})
 		if err != nil {
