@@ -20,6 +20,7 @@ var explanations = []explanation{
 	{of: `.*hugepage_limits order: .*`, why: "the sizes are a set; the kubelet has them in the order of a directory"},
 	{of: `(env-values|env-fields|env-resources) CreateContainer .*envs order: .*`, why: "the kubelet goes through a map: its order is another one each time; the agent keeps the manifest's"},
 	{of: `(host-network|dns-host-net) status podIPs: kubelet 0, agent [12]`, why: "so it is with the address of a pod that has the node's"},
+	{of: `dns-none (RunPodSandbox|CreateContainer) .*dns_config\.options: kubelet \["(rotate|ndots:3)","(rotate|ndots:3)"\], agent \["ndots:3","rotate"\]`, why: "the options of resolv.conf are a map to the kubelet too", race: true},
 	{of: `(crashes|crashes-on-failure|exits-always|init-fails|no-such-program|post-start-fails) .*#[12]: kubelet (calls it|never), agent (calls it|never)`, why: "how often a pod that fails again and again has been started when its manifest goes is a matter of moments", race: true},
 	{of: `pull-if-not-present PullImage .*: kubelet (calls it|never), agent (calls it|never)`, why: "an image that another pod is pulling this moment is not taken for one that is there", race: true},
 	{of: `(empty-dir|share-pid|burstable-mixed|seccomp-mixed) order: .*StopContainer.*`, why: "containers are stopped side by side: one that ends at once seems to come before the other", race: true},
