@@ -210,8 +210,9 @@ func (x *Executor) forget(e *execution) {
 	x.mu.Unlock()
 }
 
-// waitExec is "exec.wait".
-func (x *Executor) waitExec(ctx context.Context, from *wire.Conn, id string) (*wire.ExecWaitReply, error) {
+// waitExec is "exec.wait", call. The executor does not leave before the answer is out:
+// nobody else knows the code.
+func (x *Executor) waitExec(ctx context.Context, from *wire.Conn, call *wire.Call, id string) (*wire.ExecWaitReply, error) {
 	x.mu.Lock()
 	e, ok := x.execs[id]
 	claimed := ok && e.owner == nil
@@ -227,11 +228,19 @@ func (x *Executor) waitExec(ctx context.Context, from *wire.Conn, id string) (*w
 	}
 	select {
 	case <-e.ended:
+		x.owe(1)
+		call.Then = func() { x.owe(-1) }
 		x.forget(e)
 		return &wire.ExecWaitReply{Code: e.code}, nil
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
+}
+
+func (x *Executor) owe(n int) {
+	x.mu.Lock()
+	x.owed += n
+	x.mu.Unlock()
 }
 
 // killExec is "exec.kill".

@@ -96,6 +96,7 @@ type Executor struct {
 	mu          sync.Mutex
 	containers  map[string]*container      // guarded by mu
 	execs       map[string]*execution      // guarded by mu
+	owed        int                        // answers to exec.wait that are on their way; guarded by mu
 	subscribers map[*wire.Conn]struct{}    // guarded by mu
 	known       map[int]struct{}           // pids that somebody waits for; guarded by mu
 	lastExec    uint64                     // guarded by mu

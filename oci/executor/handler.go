@@ -44,7 +44,7 @@ func (x *Executor) Call(ctx context.Context, from *wire.Conn, call *wire.Call) (
 	case wire.MethodExec:
 		return withFiles(call, func(req wire.ExecRequest) (*wire.ExecReply, []*os.File, error) { return x.exec(from, req) })
 	case wire.MethodExecWait:
-		return withReply(call, func(req wire.ExecRef) (*wire.ExecWaitReply, error) { return x.waitExec(ctx, from, req.ExecID) })
+		return withReply(call, func(req wire.ExecRef) (*wire.ExecWaitReply, error) { return x.waitExec(ctx, from, call, req.ExecID) })
 	case wire.MethodExecKill:
 		return plain(call, func(req wire.ExecRef) error { return x.killExec(req.ExecID) })
 	case wire.MethodSignal:

@@ -24,7 +24,8 @@ func (x *Executor) Close() error {
 }
 
 // CloseIdle is Close for the end of the machine: only containers that are alive
-// prevent it. How the others ended is on disk, for whoever wants to know.
+// prevent it, and execs whose code was not told. How the others ended is on disk, for
+// whoever wants to know.
 func (x *Executor) CloseIdle() error {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -32,6 +33,9 @@ func (x *Executor) CloseIdle() error {
 		if c.phase == starting || c.phase == running {
 			return fault.WrongState.Errorf("container %s is alive", id)
 		}
+	}
+	if n := len(x.execs) + x.owed; n > 0 { // which end with their container, or their client
+		return fault.WrongState.Errorf("executor has %d execs", n)
 	}
 	x.leave()
 	return nil

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/oci/wire"
 )
 
 func newExecutor(t *testing.T) *Executor {
@@ -53,5 +54,29 @@ func TestLeavingTakesNoContainer(t *testing.T) {
 				t.Errorf("told twice: %v", err)
 			}
 		})
+	}
+}
+
+// How an exec ended only the executor knows. Its container may be the last one, and the
+// exec what has ended it.
+func TestLeavingTellsExecCodes(t *testing.T) {
+	x := newExecutor(t)
+	e := &execution{id: "e", c: &container{}, proc: &child{}, code: 7, owner: new(wire.Conn), ended: make(chan struct{})}
+	close(e.ended)
+	x.execs[e.id] = e
+	if err := x.CloseIdle(); !errors.Is(err, fault.WrongState) {
+		t.Fatalf("left with a code that nobody has asked for: %v", err)
+	}
+	var call wire.Call
+	reply, err := x.waitExec(t.Context(), e.owner, &call, e.id)
+	if err != nil || reply.Code != 7 {
+		t.Fatalf("got %v, %v", reply, err)
+	}
+	if err := x.CloseIdle(); !errors.Is(err, fault.WrongState) {
+		t.Fatalf("left with a code that is not told: %v", err)
+	}
+	call.Then()
+	if err := x.CloseIdle(); err != nil {
+		t.Error(err)
 	}
 }
