@@ -184,7 +184,6 @@ func TestAgentEviction(t *testing.T) {
   terminationGracePeriodSeconds: 1
   containers: [{name: app, image: IMAGE, args: [sleep, for-ever], resources: {requests: {memory: 1Mi}}}]
 `, func(t *testing.T, l *lab) {
-		l.awaitEvent("Started: ") // it was let in, and is evicted when the manager looks again
 		l.awaitPhase(v1.PodFailed)
 		if got := l.reason(); got != "Evicted" {
 			t.Errorf("reason %q", got)
