@@ -71,7 +71,7 @@ var columns = map[string][]column{
 	},
 	"Namespace": {{"Status", false, of(func(n *v1.Namespace) any { return string(n.Status.Phase) })}, {"Age", false, age}},
 	"Node": {
-		{"Status", false, of(func(n *v1.Node) any { return nodeWord(n) })}, {"Age", false, age},
+		{"Status", false, of(func(n *v1.Node) any { return status.NodeWord(n) })}, {"Age", false, age},
 		{"Version", false, of(func(n *v1.Node) any { return n.Status.NodeInfo.KubeletVersion })},
 		{"Internal-IP", true, of(func(n *v1.Node) any {
 			for _, a := range n.Status.Addresses {
@@ -140,19 +140,6 @@ func replicas(d *appsv1.Deployment) int32 {
 		return 1
 	}
 	return *d.Spec.Replicas
-}
-
-func nodeWord(n *v1.Node) string {
-	words := []string{"NotReady"}
-	for _, c := range n.Status.Conditions {
-		switch {
-		case c.Type == v1.NodeReady && c.Status == v1.ConditionTrue:
-			words[0] = "Ready"
-		case c.Type != v1.NodeReady && c.Status == v1.ConditionTrue:
-			words = append(words, string(c.Type))
-		}
-	}
-	return strings.Join(words, ",")
 }
 
 // wantsTable reports whether a client asks for a table before anything else that

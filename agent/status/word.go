@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"strconv"
+	"strings"
 
 	v1 "k8s.io/api/core/v1"
 )
@@ -68,4 +69,19 @@ func Count(pod *v1.Pod) (ready, all, restarts int) {
 		}
 	}
 	return ready, max(all, len(pod.Spec.Containers)), restarts // before there are statuses, too
+}
+
+// NodeWord is the STATUS of kubectl: whether the node is ready, and each pressure that
+// there is.
+func NodeWord(n *v1.Node) string {
+	words := []string{"NotReady"}
+	for _, c := range n.Status.Conditions {
+		switch {
+		case c.Type == v1.NodeReady && c.Status == v1.ConditionTrue:
+			words[0] = "Ready"
+		case c.Type != v1.NodeReady && c.Status == v1.ConditionTrue:
+			words = append(words, string(c.Type))
+		}
+	}
+	return strings.Join(words, ",")
 }

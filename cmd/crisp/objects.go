@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/crisp-cri/crisp/agent/api"
+	"github.com/crisp-cri/crisp/agent/status"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -202,16 +203,7 @@ func nodeWord(u unstructured.Unstructured) string {
 	if runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &n) != nil {
 		return "Unknown"
 	}
-	words := []string{"NotReady"}
-	for _, c := range n.Status.Conditions {
-		switch {
-		case c.Type == v1.NodeReady && c.Status == v1.ConditionTrue:
-			words[0] = "Ready"
-		case c.Type != v1.NodeReady && c.Status == v1.ConditionTrue:
-			words = append(words, string(c.Type))
-		}
-	}
-	return strings.Join(words, ",")
+	return status.NodeWord(&n)
 }
 
 func lastSeen(u unstructured.Unstructured) string {
