@@ -52,7 +52,7 @@ test: all .cache/containerd ## run every test, those that touch the kernel inclu
 	$(GO) vet -tags "$(TAGS)" ./...
 	CRISP_BIN=$(CURDIR)/bin $(GO) test -tags "$(TAGS)" -p 1 -timeout 20m ./...
 
-test-vm: all vm-deps ## run the tests on a node with systemd, in an emulator (root; QUICK=1: the short form; ARGS="-steps …")
+test-vm: all vm-deps $(if $(QUICK),,.cache/containerd) ## run the tests on a node with systemd, in an emulator (root; QUICK=1: the short form; ARGS="-steps …")
 	packaging/deb.sh $(BIN) "$(VERSION)"
 ifndef QUICK
 	$(MAKE) --no-print-directory all BIN=$(NEXT_BIN) VERSION="$(VERSION)-next"

@@ -2,6 +2,7 @@ package test
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"os"
 	"os/exec"
@@ -13,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/opencontainers/cgroups"
 	v1 "k8s.io/api/core/v1"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
@@ -30,6 +32,11 @@ func startCareLab(t *testing.T, flags ...string) *lab {
 	l.start()
 	t.Cleanup(func() {
 		l.end(syscall.SIGTERM)
+		if l.systemd() {
+			if out, err := exec.Command("systemctl", "stop", root+".slice").CombinedOutput(); err != nil { // with those below it
+				t.Errorf("slice: %v: %s", err, out)
+			}
+		}
 		for _, dir := range l.cgroups("") {
 			for _, name := range []string{"kubepods/burstable", "kubepods/besteffort", "kubepods", ""} {
 				if err := os.Remove(filepath.Join(dir, name)); err != nil && !os.IsNotExist(err) {
@@ -41,18 +48,49 @@ func startCareLab(t *testing.T, flags ...string) *lab {
 	return l
 }
 
-// cgroups are where a cgroup below this lab's root is, in each hierarchy.
+// systemd tells whether it keeps the cgroups.
+func (l *lab) systemd() bool {
+	l.t.Helper()
+	resp, err := l.n.runtime().RuntimeConfig(context.WithoutCancel(l.t.Context()), &cri.RuntimeConfigRequest{})
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	return resp.GetLinux().GetCgroupDriver() == cri.CgroupDriver_SYSTEMD
+}
+
+// cgroups are where a cgroup below this lab's root is, in each hierarchy. Its path
+// is that of cgroupfs; "*" as its last name is all below the one before.
 func (l *lab) cgroups(path string) []string {
 	l.t.Helper()
+	path = filepath.Join(fmt.Sprintf("crisptest%d", os.Getpid()), path)
+	if l.systemd() {
+		path = slicePath(path)
+	}
 	var found []string
 	for _, pattern := range []string{"/sys/fs/cgroup/", "/sys/fs/cgroup/*/"} {
-		dirs, err := filepath.Glob(filepath.Join(pattern, fmt.Sprintf("crisptest%d", os.Getpid()), path))
+		dirs, err := filepath.Glob(filepath.Join(pattern, path))
 		if err != nil {
 			l.t.Fatal(err)
 		}
 		found = append(found, dirs...)
 	}
 	return found
+}
+
+// slicePath is where systemd has what cgroupfs has at path (systemd.slice(5)).
+func slicePath(path string) string {
+	var dirs []string
+	slice := ""
+	for name := range strings.SplitSeq(path, "/") {
+		if name == "*" {
+			dirs = append(dirs, name)
+			break
+		}
+		slice += strings.ReplaceAll(name, "-", "_")
+		dirs = append(dirs, slice+".slice")
+		slice += "-"
+	}
+	return filepath.Join(dirs...)
 }
 
 func (l *lab) cgroupFile(path string, names ...string) string {
@@ -76,9 +114,6 @@ func (l *lab) reason() string {
 // The cgroups of pods have the values of the kubelet, survive the agent and go
 // with their pods.
 func TestAgentCgroups(t *testing.T) {
-	if _, err := os.Stat("/run/systemd/system"); err == nil {
-		t.Skip("the names are those of cgroupfs")
-	}
 	l := startCareLab(t, "--pod-max-pids", "100")
 	path := ""
 	l.run(t, "burstable", `
@@ -91,25 +126,30 @@ func TestAgentCgroups(t *testing.T) {
 		path = "kubepods/burstable/pod" + string(l.pod().UID)
 		check := func() {
 			t.Helper()
-			for _, test := range []struct {
-				names []string
-				want  string
-			}{
-				{[]string{"cpu.shares", "cpu.weight"}, "409"}, {[]string{"cpu.cfs_quota_us", "cpu.max"}, "50000"},
-				{[]string{"memory.limit_in_bytes", "memory.max"}, "134217728"}, {[]string{"pids.max"}, "100"},
+			for _, test := range []struct{ v1, want1, v2, want2 string }{
+				{"cpu.shares", "409", "cpu.weight", fmt.Sprint(cgroups.ConvertCPUSharesToCgroupV2Value(409))},
+				{"cpu.cfs_quota_us", "50000", "cpu.max", "50000 100000"},
+				{"memory.limit_in_bytes", "134217728", "memory.max", "134217728"},
+				{"pids.max", "100", "pids.max", "100"},
 			} {
-				got := l.cgroupFile(path, test.names...)
-				if test.names[0] == "cpu.shares" && l.cgroupFile(path, "cpu.weight") != "" {
-					continue // of the weight the unit test tells
+				name, want := test.v1, test.want1
+				if cgroups.IsCgroup2UnifiedMode() {
+					name, want = test.v2, test.want2
 				}
-				if strings.Fields(got + " ")[0] != test.want {
-					t.Errorf("%s is %q, want %s", test.names[0], got, test.want)
+				if got := l.cgroupFile(path, name); got != want {
+					t.Errorf("%s is %q, want %s", name, got, want)
 				}
 			}
 		}
 		check()
 		if n := len(strings.Fields(l.cgroupFile(path+"/*", "cgroup.procs"))); n == 0 {
 			t.Error("no container is in the pod's cgroup")
+		}
+		if l.systemd() {
+			if out, err := exec.Command("systemctl", "daemon-reload").CombinedOutput(); err != nil {
+				t.Errorf("systemctl daemon-reload: %v: %s", err, out)
+			}
+			check()
 		}
 		l.restart()
 		l.awaitReady()

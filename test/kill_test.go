@@ -26,7 +26,7 @@ func TestTenKills(t *testing.T) {
 		}
 	}
 
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Minute)
 	defer cancel()
 	sb, err := n.sandboxConfig("p", []string{"host-network"})
 	if err != nil {

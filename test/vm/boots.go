@@ -64,7 +64,7 @@ var boots = []boot{
 			{"all-checkpoint", full, 5 * time.Minute, tests{"checkpoint", "", ""}},
 			{"all-server", full, 20 * time.Minute, tests{"server", "", ""}},
 			{"all-crispd", full, 10 * time.Minute, tests{"cmd/crispd", "", ""}},
-			{"critest", full, 120 * time.Minute, function(critest)},
+			{"critest", full, 120 * time.Minute, conformance{}},
 			{"all-apparmor", full, 5 * time.Minute, tests{"internal/apparmor", "", ""}},
 			{"all-test", full, 180 * time.Minute, tests{"test", "", "^(TestCRIDocumentIsComplete|" + ofThePackage + ")$"}},
 		},
@@ -77,6 +77,7 @@ var boots = []boot{
 			{"enforce", full | needed, 2 * time.Minute, function(enforce)},
 			{"scripts", full, 20 * time.Minute, tests{"test", "TestScript/^(selinux|pod_runs|shared_pid|exit_reasons|restart_exit_code|executor_crash)$", ""}},
 			{"all-selinux", full, 5 * time.Minute, tests{"server/selinux", "", ""}},
+			{"critest", full, 60 * time.Minute, conformance{"SELinux"}}, // it has these specs only where SELinux is
 		},
 	},
 }

@@ -233,8 +233,11 @@ func (t tests) do(g *guest) error {
 	return nil
 }
 
-// critest runs the conformance tests with the images of the payload's registry.
-func critest(g *guest) error {
+// conformance is critest, or those of its specs that match focus.
+type conformance struct{ focus string }
+
+// do runs critest with the images of the payload's registry.
+func (c conformance) do(g *guest) error {
 	program := filepath.Join(g.payload, "bin", "critest")
 	if _, err := os.Stat(program); err != nil {
 		g.result.Skipped = append(g.result.Skipped, "critest: it was not on PATH")
@@ -251,10 +254,14 @@ func critest(g *guest) error {
 	}
 	path := filepath.Join(g.payload, "bin") + ":" + os.Getenv("PATH")
 	args := []string{"test/conformance/critest.sh", g.bin, "-ginkgo.no-color", "-ginkgo.v"}
+	focus := c.focus
 	if g.run != "" {
-		args = append(args, "-ginkgo.focus", g.run)
+		focus = g.run
 	}
-	return g.command(filepath.Join(g.payload, "src"), []string{"PATH=" + path, "CONTAINERS_REGISTRIES_CONF=" + conf}, func(line string) {
+	if focus != "" {
+		args = append(args, "-ginkgo.focus", focus)
+	}
+	err = g.command(filepath.Join(g.payload, "src"), []string{"PATH=" + path, "CONTAINERS_REGISTRIES_CONF=" + conf}, func(line string) {
 		switch m := ginkgoSummary.FindStringSubmatch(line); {
 		case m != nil:
 			g.result.Passed, _ = strconv.Atoi(m[1])
@@ -264,6 +271,10 @@ func critest(g *guest) error {
 			say("  %s", line)
 		}
 	}, "bash", args...)
+	if err == nil && g.result.Passed == 0 {
+		err = errors.New("no spec ran")
+	}
+	return err
 }
 
 var ginkgoSummary = regexp.MustCompile(`(\d+) Passed \| (\d+) Failed`)

@@ -19,6 +19,7 @@ import (
 //	crisp.deb  next.deb      the packages
 //	bin/testbin              what the tests' containers run
 //	bin/critest  registry/   if there is one, and its images
+//	bin/loopback  src/.cache if Debian's containerd is unpacked there, for its test
 //	src/<package>/           the tree, each package that is tested with its package.test
 type payload struct{ dir string }
 
@@ -75,7 +76,44 @@ func newPayload(ctx context.Context, o options, dir string) (*payload, error) {
 			return nil, err
 		}
 	}
+	if err := o.takeContainerd(ctx, dir); err != nil {
+		return nil, err
+	}
 	return &payload{dir}, o.fetchCritest(ctx, dir)
+}
+
+// takeContainerd takes along what the test of the agent on containerd needs, if that
+// runs: the node has neither the package, which would start it, nor Go.
+func (o options) takeContainerd(ctx context.Context, dir string) error {
+	const unpacked = ".cache/containerd/usr/bin" // by make
+	wanted, err := o.wants("all-test")
+	if err != nil || !wanted {
+		return err
+	}
+	if _, err := os.Stat(unpacked); err != nil {
+		return nil // the test says so
+	}
+	to := filepath.Join(dir, "src", unpacked)
+	if err := os.MkdirAll(to, 0o755); err != nil {
+		return err
+	}
+	for _, program := range []string{"containerd", "containerd-shim-runc-v2", "ctr"} {
+		if err := copyFile(filepath.Join(unpacked, program), filepath.Join(to, program), 0o755); err != nil {
+			return err
+		}
+	}
+	return goCommand(ctx, append(os.Environ(), "CGO_ENABLED=0"), "build", "-trimpath", "-ldflags", "-s -w",
+		"-o", filepath.Join(dir, "bin", "loopback"), "github.com/containernetworking/plugins/plugins/main/loopback")
+}
+
+// wants tells whether a step of this name is chosen, in whichever boot.
+func (o options) wants(name string) (bool, error) {
+	for _, b := range boots {
+		if steps, err := o.chosen(b); err != nil || slices.Contains(steps, name) {
+			return err == nil, err
+		}
+	}
+	return false, nil
 }
 
 // fetchCritest takes the critest on PATH along, if a step wants it.
@@ -84,21 +122,14 @@ func (o options) fetchCritest(ctx context.Context, dir string) error {
 	if err != nil {
 		return nil // the step says so
 	}
-	for _, b := range boots {
-		steps, err := o.chosen(b)
-		if err != nil {
-			return err
-		}
-		if !slices.Contains(steps, "critest") {
-			continue
-		}
-		fmt.Println("payload: fetching critest's images")
-		if err := fetchImages(ctx, "test/conformance/images.txt", program, filepath.Join(dir, "registry")); err != nil {
-			return err
-		}
-		return copyFile(program, filepath.Join(dir, "bin", "critest"), 0o755)
+	if wanted, err := o.wants("critest"); err != nil || !wanted {
+		return err
 	}
-	return nil
+	fmt.Println("payload: fetching critest's images")
+	if err := fetchImages(ctx, "test/conformance/images.txt", program, filepath.Join(dir, "registry")); err != nil {
+		return err
+	}
+	return copyFile(program, filepath.Join(dir, "bin", "critest"), 0o755)
 }
 
 // packages are those whose tests the chosen steps run.
