@@ -142,7 +142,7 @@ func (c *care) measurePod(p *evict.Pod, s *cri.PodSandboxStats) {
 		inodes += int64(layer.GetInodesUsed().GetValue())
 	}
 	layerFiles := inodes
-	logs := filepath.Join(c.LogDir, p.Namespace+"_"+p.Name+"_"+string(p.UID))
+	logs := c.driver.PodLogs(p.Pod)
 	for i := range p.Spec.Containers {
 		name := p.Spec.Containers[i].Name
 		used, _ := volume.Usage(filepath.Join(logs, name))

@@ -1,9 +1,6 @@
 package api
 
 import (
-	"bufio"
-	"bytes"
-	"fmt"
 	"maps"
 	"net/http"
 	"os"
@@ -13,61 +10,65 @@ import (
 	"strings"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
 	v1 "k8s.io/api/core/v1"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+	stats "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 )
 
-// A page is an answer in Prometheus' text format: metrics in the order in which
-// they were first added, each with its samples.
-type page struct {
-	order   []string
-	heads   map[string]string
-	samples map[string]*bytes.Buffer
-}
-
-func newPage() *page {
-	return &page{heads: map[string]string{}, samples: map[string]*bytes.Buffer{}}
-}
+// A page is an answer in one of Prometheus' formats. It is a prometheus.Collector.
+type page struct{ metrics []prometheus.Metric }
 
 // add adds one sample. kind is counter or gauge.
 func (p *page) add(name, kind, help string, labels map[string]string, value float64) {
-	if p.samples[name] == nil {
-		p.order = append(p.order, name)
-		p.heads[name] = fmt.Sprintf("# HELP %s %s\n# TYPE %s %s\n", name, help, name, kind)
-		p.samples[name] = &bytes.Buffer{}
-	}
-	p.samples[name].WriteString(name + labelText(labels) + " " + strconv.FormatFloat(value, 'g', -1, 64) + "\n")
+	p.addAt(name, kind, help, labels, value, time.Time{})
 }
 
-func labelText(labels map[string]string) string {
-	if len(labels) == 0 {
-		return ""
+// addAt adds one sample, measured at a time that is not now unless it is zero.
+func (p *page) addAt(name, kind, help string, labels map[string]string, value float64, at time.Time) {
+	keys := slices.Sorted(maps.Keys(labels))
+	values := make([]string, len(keys))
+	for i, key := range keys {
+		values[i] = labels[key]
 	}
-	var parts []string
-	for _, key := range slices.Sorted(maps.Keys(labels)) {
-		parts = append(parts, key+"="+quote(labels[key]))
+	of := prometheus.GaugeValue
+	if kind == "counter" {
+		of = prometheus.CounterValue
 	}
-	return "{" + strings.Join(parts, ",") + "}"
+	desc := prometheus.NewDesc(name, help, keys, nil)
+	m, err := prometheus.NewConstMetric(desc, of, value, values...)
+	switch {
+	case err != nil: // a label is no UTF-8
+		m = prometheus.NewInvalidMetric(desc, err)
+	case !at.IsZero():
+		m = prometheus.NewMetricWithTimestamp(at, m)
+	}
+	p.metrics = append(p.metrics, m)
 }
 
-// quote escapes as the format says: backslash, quote and newline.
-func quote(s string) string {
-	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`, "\n", `\n`).Replace(s) + `"`
+// Describe describes nothing: what there is depends on the pods.
+func (p *page) Describe(chan<- *prometheus.Desc) {}
+
+func (p *page) Collect(to chan<- prometheus.Metric) {
+	for _, m := range p.metrics {
+		to <- m
+	}
 }
 
-func (p *page) write(w http.ResponseWriter) {
-	w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
-	out := bufio.NewWriter(w)
-	for _, name := range p.order {
-		out.WriteString(p.heads[name])
-		out.Write(p.samples[name].Bytes())
+// write answers; a sample that is wrong leaves the others alone.
+func (p *page) write(w http.ResponseWriter, r *http.Request) error {
+	registry := prometheus.NewRegistry()
+	if err := registry.Register(p); err != nil {
+		return err
 	}
-	out.Flush()
+	promhttp.HandlerFor(registry, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError}).ServeHTTP(w, r)
+	return nil
 }
 
 // metrics are the agent's own.
 func (s *Server) metrics(w http.ResponseWriter, r *http.Request) error {
-	p := newPage()
+	p := &page{}
 	phases, containers := map[v1.PodPhase]int{}, map[string]int{}
 	for _, o := range s.pods() {
 		pod := o.(*v1.Pod)
@@ -110,24 +111,22 @@ func (s *Server) metrics(w http.ResponseWriter, r *http.Request) error {
 	if s.Metrics != nil {
 		s.Metrics(p.add)
 	}
-	p.write(w)
-	return nil
+	return p.write(w, r)
 }
 
 func (s *Server) probeMetrics(w http.ResponseWriter, r *http.Request) error {
-	p := newPage()
+	p := &page{}
 	if s.ProbeMetrics != nil {
 		s.ProbeMetrics(p.add)
 	}
-	p.write(w)
-	return nil
+	return p.write(w, r)
 }
 
 // resourceMetrics are the kubelet's /metrics/resource, from CRI's statistics.
 func (s *Server) resourceMetrics(w http.ResponseWriter, r *http.Request) error {
-	p := newPage()
+	p := &page{}
 	failed := 0.0
-	cpu := func(name, help string, labels map[string]string, c *CPUStats) {
+	cpu := func(name, help string, labels map[string]string, c *stats.CPUStats) {
 		if c != nil && c.UsageCoreNanoSeconds != nil {
 			p.add(name, "counter", help, labels, float64(*c.UsageCoreNanoSeconds)/float64(time.Second))
 		}
@@ -137,12 +136,11 @@ func (s *Server) resourceMetrics(w http.ResponseWriter, r *http.Request) error {
 			p.add(name, "gauge", help, labels, float64(*v))
 		}
 	}
-	summary, err := s.stats(r)
+	summary, err := s.podStats(r.Context())
 	if err != nil {
 		failed = 1
-		summary = &Summary{Node: s.nodeStats()}
+		summary = &stats.Summary{Node: s.nodeStats()}
 	}
-	started := s.containerStarts()
 	for _, pod := range summary.Pods {
 		of := map[string]string{"namespace": pod.PodRef.Namespace, "pod": pod.PodRef.Name}
 		for _, c := range pod.Containers {
@@ -154,8 +152,8 @@ func (s *Server) resourceMetrics(w http.ResponseWriter, r *http.Request) error {
 			if c.Swap != nil {
 				gauge("container_swap_usage_bytes", "Swap of the container.", one, c.Swap.SwapUsageBytes)
 			}
-			if at, ok := started[pod.PodRef.UID+"/"+c.Name]; ok {
-				p.add("container_start_time_seconds", "gauge", "When the container started.", one, float64(at.UnixNano())/float64(time.Second))
+			if !c.StartTime.IsZero() {
+				p.add("container_start_time_seconds", "gauge", "When the container started.", one, float64(c.StartTime.UnixNano())/float64(time.Second))
 			}
 		}
 		cpu("pod_cpu_usage_seconds_total", "CPU time of the pod.", of, pod.CPU)
@@ -169,25 +167,7 @@ func (s *Server) resourceMetrics(w http.ResponseWriter, r *http.Request) error {
 	}
 	p.add("resource_scrape_error", "gauge", "1 if the runtime gave no statistics.", nil, failed)
 	p.add("scrape_error", "gauge", "1 if the runtime gave no statistics.", nil, failed)
-	p.write(w)
-	return nil
-}
-
-// containerStarts is when each running container started, by the pod's UID and
-// its name.
-func (s *Server) containerStarts() map[string]time.Time {
-	starts := map[string]time.Time{}
-	for _, o := range s.pods() {
-		pod := o.(*v1.Pod)
-		for _, list := range [][]v1.ContainerStatus{pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses} {
-			for _, c := range list {
-				if c.State.Running != nil {
-					starts[string(pod.UID)+"/"+c.Name] = c.State.Running.StartedAt.Time
-				}
-			}
-		}
-	}
-	return starts
+	return p.write(w, r)
 }
 
 // cadvisorMetrics are those that the runtime makes itself.
@@ -208,7 +188,7 @@ func (s *Server) cadvisorMetrics(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	p := newPage()
+	p := &page{}
 	add := func(m *cri.Metric) {
 		d := known[m.Name]
 		if d == nil {
@@ -220,7 +200,7 @@ func (s *Server) cadvisorMetrics(w http.ResponseWriter, r *http.Request) error {
 				labels[key] = m.LabelValues[i]
 			}
 		}
-		p.add(m.Name, strings.ToLower(m.MetricType.String()), d.Help, labels, float64(m.GetValue().GetValue()))
+		p.addAt(m.Name, strings.ToLower(m.MetricType.String()), d.Help, labels, float64(m.GetValue().GetValue()), time.Unix(0, m.Timestamp))
 	}
 	for _, pod := range pods {
 		for _, m := range pod.Metrics {
@@ -232,6 +212,5 @@ func (s *Server) cadvisorMetrics(w http.ResponseWriter, r *http.Request) error {
 			}
 		}
 	}
-	p.write(w)
-	return nil
+	return p.write(w, r)
 }

@@ -7,28 +7,30 @@ import (
 	"time"
 
 	"github.com/crisp-cri/crisp/agent/node"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	stats "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 )
 
 // nodeStats are what /proc tells of the whole machine.
-func (s *Server) nodeStats() NodeStats {
-	n := NodeStats{NodeName: s.Node.Node().Name}
-	now := time.Now().UTC()
+func (s *Server) nodeStats() stats.NodeStats {
+	n := stats.NodeStats{NodeName: s.Node.Node().Name}
+	now := metav1.Now()
 	if data, err := os.ReadFile("/proc/stat"); err == nil {
 		for line := range strings.Lines(string(data)) {
 			words := strings.Fields(line)
 			switch {
 			case len(words) > 8 && words[0] == "cpu":
-				n.CPU = &CPUStats{Time: now, UsageCoreNanoSeconds: busy(words[1:])}
+				n.CPU = &stats.CPUStats{Time: now, UsageCoreNanoSeconds: busy(words[1:])}
 			case len(words) == 2 && words[0] == "btime":
 				if seconds, err := strconv.ParseInt(words[1], 10, 64); err == nil {
-					n.StartTime = time.Unix(seconds, 0).UTC()
+					n.StartTime = metav1.Unix(seconds, 0)
 				}
 			}
 		}
 	}
 	if m, ok := node.ReadMemory(); ok {
 		available := m.Available()
-		n.Memory = &MemoryStats{Time: now, AvailableBytes: &available, WorkingSetBytes: &m.WorkingSet, UsageBytes: &m.Usage}
+		n.Memory = &stats.MemoryStats{Time: now, AvailableBytes: &available, WorkingSetBytes: &m.WorkingSet, UsageBytes: &m.Usage}
 	}
 	return n
 }

@@ -108,10 +108,3 @@ func TestThreeWay(t *testing.T) {
 		t.Errorf("%s, %v", got, err)
 	}
 }
-
-// Prometheus' text escapes what would end a value.
-func TestPage(t *testing.T) {
-	if got, want := labelText(map[string]string{"b": "x\"\\\n", "a": "1"}), `{a="1",b="x\"\\\n"}`; got != want {
-		t.Errorf("got %s, want %s", got, want)
-	}
-}

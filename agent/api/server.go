@@ -46,6 +46,8 @@ type Options struct {
 	// Volumes are the directories of a pod's volumes that are measured, by name. May be
 	// nil.
 	Volumes func(*v1.Pod) map[string]string
+	// PodLogs is the directory of a pod's logs.
+	PodLogs func(*v1.Pod) string
 	// LoopHealth says what is wrong with the agent's loop, nil if nothing is.
 	LoopHealth func() error
 	// Config is what /configz shows, in the kubelet's words.

@@ -2,114 +2,23 @@ package api
 
 import (
 	"cmp"
+	"context"
 	"net/http"
+	"path/filepath"
 	"slices"
-	"time"
 
 	"github.com/crisp-cri/crisp/agent/crix"
 	"github.com/crisp-cri/crisp/agent/volume"
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+	stats "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 )
 
-// The types of the kubelet's /stats/summary, as far as CRI tells them
-// (k8s.io/kubelet/pkg/apis/stats/v1alpha1).
-type (
-	// Summary is the whole answer.
-	Summary struct {
-		Node NodeStats  `json:"node"`
-		Pods []PodStats `json:"pods"`
-	}
-	NodeStats struct {
-		NodeName  string       `json:"nodeName"`
-		StartTime time.Time    `json:"startTime"`
-		CPU       *CPUStats    `json:"cpu,omitempty"`
-		Memory    *MemoryStats `json:"memory,omitempty"`
-		Fs        *FsStats     `json:"fs,omitempty"`
-		Runtime   *struct {
-			ImageFs *FsStats `json:"imageFs,omitempty"`
-		} `json:"runtime,omitempty"`
-	}
-	PodRef struct {
-		Name      string `json:"name"`
-		Namespace string `json:"namespace"`
-		UID       string `json:"uid"`
-	}
-	PodStats struct {
-		PodRef       PodRef           `json:"podRef"`
-		StartTime    time.Time        `json:"startTime"`
-		Containers   []ContainerStats `json:"containers"`
-		CPU          *CPUStats        `json:"cpu,omitempty"`
-		Memory       *MemoryStats     `json:"memory,omitempty"`
-		Network      *NetworkStats    `json:"network,omitempty"`
-		VolumeStats  []VolumeStats    `json:"volume,omitempty"`
-		ProcessStats *ProcessStats    `json:"process_stats,omitempty"`
-	}
-	VolumeStats struct {
-		FsStats `json:",inline"`
-		Name    string  `json:"name"`
-		PVCRef  *PVCRef `json:"pvcRef,omitempty"`
-	}
-	PVCRef struct {
-		Name      string `json:"name"`
-		Namespace string `json:"namespace"`
-	}
-	ContainerStats struct {
-		Name      string       `json:"name"`
-		StartTime time.Time    `json:"startTime"`
-		CPU       *CPUStats    `json:"cpu,omitempty"`
-		Memory    *MemoryStats `json:"memory,omitempty"`
-		Rootfs    *FsStats     `json:"rootfs,omitempty"`
-		Swap      *SwapStats   `json:"swap,omitempty"`
-	}
-	CPUStats struct {
-		Time                 time.Time `json:"time"`
-		UsageNanoCores       *uint64   `json:"usageNanoCores,omitempty"`
-		UsageCoreNanoSeconds *uint64   `json:"usageCoreNanoSeconds,omitempty"`
-	}
-	MemoryStats struct {
-		Time            time.Time `json:"time"`
-		AvailableBytes  *uint64   `json:"availableBytes,omitempty"`
-		UsageBytes      *uint64   `json:"usageBytes,omitempty"`
-		WorkingSetBytes *uint64   `json:"workingSetBytes,omitempty"`
-		RSSBytes        *uint64   `json:"rssBytes,omitempty"`
-		PageFaults      *uint64   `json:"pageFaults,omitempty"`
-		MajorPageFaults *uint64   `json:"majorPageFaults,omitempty"`
-	}
-	SwapStats struct {
-		Time               time.Time `json:"time"`
-		SwapAvailableBytes *uint64   `json:"swapAvailableBytes,omitempty"`
-		SwapUsageBytes     *uint64   `json:"swapUsageBytes,omitempty"`
-	}
-	FsStats struct {
-		Time           time.Time `json:"time"`
-		AvailableBytes *uint64   `json:"availableBytes,omitempty"`
-		CapacityBytes  *uint64   `json:"capacityBytes,omitempty"`
-		UsedBytes      *uint64   `json:"usedBytes,omitempty"`
-		InodesFree     *uint64   `json:"inodesFree,omitempty"`
-		Inodes         *uint64   `json:"inodes,omitempty"`
-		InodesUsed     *uint64   `json:"inodesUsed,omitempty"`
-	}
-	InterfaceStats struct {
-		Name     string  `json:"name"`
-		RxBytes  *uint64 `json:"rxBytes,omitempty"`
-		RxErrors *uint64 `json:"rxErrors,omitempty"`
-		TxBytes  *uint64 `json:"txBytes,omitempty"`
-		TxErrors *uint64 `json:"txErrors,omitempty"`
-	}
-	NetworkStats struct {
-		Time           time.Time `json:"time"`
-		InterfaceStats `json:",inline"`
-		Interfaces     []InterfaceStats `json:"interfaces,omitempty"`
-	}
-	ProcessStats struct {
-		ProcessCount *uint64 `json:"process_count,omitempty"`
-	}
-)
-
+// summary is the kubelet's /stats/summary, as far as CRI, /proc and the disk tell it.
 func (s *Server) summary(w http.ResponseWriter, r *http.Request) error {
-	summary, err := s.stats(r)
+	summary, err := s.podStats(r.Context())
 	if err != nil {
 		return err
 	}
@@ -117,79 +26,140 @@ func (s *Server) summary(w http.ResponseWriter, r *http.Request) error {
 		summary.Node.Fs, summary.Node.Runtime = nil, nil
 		for i := range summary.Pods {
 			p := &summary.Pods[i]
-			p.Network, p.ProcessStats, p.VolumeStats = nil, nil, nil
+			p.Network, p.ProcessStats = nil, nil
 			for j := range p.Containers {
 				p.Containers[j].Rootfs = nil
 			}
 		}
-	}
-	if !truth(r.URL.Query(), "only_cpu_and_memory") && s.Volumes != nil {
-		s.addVolumes(summary.Pods)
+	} else {
+		s.addFiles(summary.Pods)
 	}
 	write(w, http.StatusOK, summary)
 	return nil
 }
 
-// addVolumes measures the volumes of pods, which takes a look at each of their files.
-func (s *Server) addVolumes(stats []PodStats) {
+// addFiles measures the logs and volumes of pods, which takes a look at each of their
+// files.
+func (s *Server) addFiles(list []stats.PodStats) {
 	pods := map[string]*v1.Pod{}
 	for _, pod := range s.Wanted.Pods() {
 		pods[string(pod.UID)] = pod
 	}
-	for i := range stats {
-		if pod := pods[stats[i].PodRef.UID]; pod != nil {
-			stats[i].VolumeStats = volumeStats(pod, s.Volumes(pod))
+	for i := range list {
+		pod := pods[list[i].PodRef.UID]
+		if pod == nil {
+			continue
 		}
+		var dirs map[string]string
+		if s.Volumes != nil {
+			dirs = s.Volumes(pod)
+		}
+		addFiles(&list[i], pod, dirs, s.PodLogs(pod))
 	}
 }
 
-func volumeStats(pod *v1.Pod, dirs map[string]string) []VolumeStats {
-	var list []VolumeStats
+// addFiles measures what a pod has in the directories of its volumes, by name, and of
+// its containers' logs, which are below logs.
+func addFiles(p *stats.PodStats, pod *v1.Pod, dirs map[string]string, logs string) {
+	p.VolumeStats = volumeStats(pod, dirs)
+	scratch := map[string]bool{}
 	for _, v := range pod.Spec.Volumes {
-		dir, measured := dirs[v.Name]
-		fs := statfs(dir)
-		if !measured || fs == nil {
+		scratch[v.Name] = v.EmptyDir != nil && v.EmptyDir.Medium == v1.StorageMediumDefault
+	}
+	sum := statfs(logs)
+	var bytes, inodes uint64
+	add := func(fs *stats.FsStats) {
+		if fs != nil && fs.UsedBytes != nil && fs.InodesUsed != nil {
+			bytes, inodes = bytes+*fs.UsedBytes, inodes+*fs.InodesUsed
+		}
+	}
+	for i := range p.Containers {
+		c := &p.Containers[i]
+		c.Logs = usage(filepath.Join(logs, c.Name))
+		add(c.Rootfs)
+		add(c.Logs)
+	}
+	for i := range p.VolumeStats {
+		if scratch[p.VolumeStats[i].Name] {
+			add(&p.VolumeStats[i].FsStats)
+		}
+	}
+	if sum != nil {
+		sum.UsedBytes, sum.InodesUsed = &bytes, &inodes
+		p.EphemeralStorage = sum
+	}
+}
+
+func volumeStats(pod *v1.Pod, dirs map[string]string) []stats.VolumeStats {
+	var list []stats.VolumeStats
+	for _, v := range pod.Spec.Volumes {
+		fs := usage(dirs[v.Name])
+		if fs == nil {
 			continue
 		}
-		bytes, inodes := volume.Usage(dir)
-		used, taken := uint64(bytes), uint64(inodes)
-		fs.UsedBytes, fs.InodesUsed = &used, &taken
-		stats := VolumeStats{FsStats: *fs, Name: v.Name}
+		of := stats.VolumeStats{FsStats: *fs, Name: v.Name}
 		if claim := v.PersistentVolumeClaim; claim != nil {
-			stats.PVCRef = &PVCRef{claim.ClaimName, pod.Namespace}
+			of.PVCRef = &stats.PVCReference{Name: claim.ClaimName, Namespace: pod.Namespace}
 		}
-		list = append(list, stats)
+		list = append(list, of)
 	}
 	return list
 }
 
-func (s *Server) stats(r *http.Request) (*Summary, error) {
+func (s *Server) podStats(ctx context.Context) (*stats.Summary, error) {
 	runtime, images, err := s.runtime()
 	if err != nil {
 		return nil, err
 	}
-	sandboxes, err := crix.PodStats(r.Context(), runtime)
+	sandboxes, err := crix.PodStats(ctx, runtime)
 	if err != nil {
 		return nil, err
 	}
-	summary := &Summary{Node: s.nodeStats(), Pods: []PodStats{}}
+	summary := &stats.Summary{Node: s.nodeStats(), Pods: []stats.PodStats{}}
+	started := s.starts()
 	for _, sb := range sandboxes {
-		summary.Pods = append(summary.Pods, podStats(sb))
+		p := podStats(sb)
+		p.StartTime = started[p.PodRef.UID]
+		for i := range p.Containers {
+			p.Containers[i].StartTime = started[p.PodRef.UID+"/"+p.Containers[i].Name]
+		}
+		summary.Pods = append(summary.Pods, p)
 	}
-	slices.SortFunc(summary.Pods, func(a, b PodStats) int {
+	slices.SortFunc(summary.Pods, func(a, b stats.PodStats) int {
 		return cmp.Or(cmp.Compare(a.PodRef.Namespace, b.PodRef.Namespace), cmp.Compare(a.PodRef.Name, b.PodRef.Name))
 	})
-	if info, err := images.ImageFsInfo(r.Context()); err == nil && len(info.GetImageFilesystems()) > 0 {
-		fs := info.GetImageFilesystems()[0]
-		summary.Node.Runtime = &struct {
-			ImageFs *FsStats `json:"imageFs,omitempty"`
-		}{fsStats(fs)}
+	if info, err := images.ImageFsInfo(ctx); err == nil && len(info.GetImageFilesystems()) > 0 {
+		fs := fsStats(info.GetImageFilesystems()[0])
+		summary.Node.Runtime = &stats.RuntimeStats{ImageFs: fs, ContainerFs: fs}
+		if layers := info.GetContainerFilesystems(); len(layers) > 0 {
+			summary.Node.Runtime.ContainerFs = fsStats(layers[0])
+		}
 		summary.Node.Fs = statfs("/")
 	}
 	return summary, nil
 }
 
-func at(ns int64) time.Time { return time.Unix(0, ns).UTC() }
+// starts is when each pod started, by its UID, and each running container, by the
+// pod's UID and its name.
+func (s *Server) starts() map[string]metav1.Time {
+	starts := map[string]metav1.Time{}
+	for _, o := range s.pods() {
+		pod := o.(*v1.Pod)
+		if at := pod.Status.StartTime; at != nil {
+			starts[string(pod.UID)] = *at
+		}
+		for _, list := range [][]v1.ContainerStatus{pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses, pod.Status.EphemeralContainerStatuses} {
+			for _, c := range list {
+				if c.State.Running != nil {
+					starts[string(pod.UID)+"/"+c.Name] = c.State.Running.StartedAt
+				}
+			}
+		}
+	}
+	return starts
+}
+
+func at(ns int64) metav1.Time { return metav1.Unix(0, ns) }
 
 // value reads CRI's wrapped numbers, of which nil is "not known".
 func value(v *cri.UInt64Value) *uint64 {
@@ -199,34 +169,74 @@ func value(v *cri.UInt64Value) *uint64 {
 	return &v.Value
 }
 
-func cpuStats(c *cri.CpuUsage) *CPUStats {
+func cpuStats(c *cri.CpuUsage) *stats.CPUStats {
 	if c == nil {
 		return nil
 	}
-	return &CPUStats{at(c.Timestamp), value(c.UsageNanoCores), value(c.UsageCoreNanoSeconds)}
+	return &stats.CPUStats{Time: at(c.Timestamp), UsageNanoCores: value(c.UsageNanoCores), UsageCoreNanoSeconds: value(c.UsageCoreNanoSeconds), PSI: psi(c.Psi)}
 }
 
-func memoryStats(m *cri.MemoryUsage) *MemoryStats {
+func memoryStats(m *cri.MemoryUsage) *stats.MemoryStats {
 	if m == nil {
 		return nil
 	}
-	return &MemoryStats{at(m.Timestamp), value(m.AvailableBytes), value(m.UsageBytes), value(m.WorkingSetBytes), value(m.RssBytes), value(m.PageFaults), value(m.MajorPageFaults)}
+	return &stats.MemoryStats{
+		Time: at(m.Timestamp), AvailableBytes: value(m.AvailableBytes), UsageBytes: value(m.UsageBytes), WorkingSetBytes: value(m.WorkingSetBytes),
+		RSSBytes: value(m.RssBytes), PageFaults: value(m.PageFaults), MajorPageFaults: value(m.MajorPageFaults), PSI: psi(m.Psi),
+	}
 }
 
-func fsStats(f *cri.FilesystemUsage) *FsStats {
+func ioStats(i *cri.IoUsage) *stats.IOStats {
+	if i == nil {
+		return nil
+	}
+	return &stats.IOStats{Time: at(i.Timestamp), PSI: psi(i.Psi)}
+}
+
+func swapStats(s *cri.SwapUsage) *stats.SwapStats {
+	if s == nil {
+		return nil
+	}
+	return &stats.SwapStats{Time: at(s.Timestamp), SwapAvailableBytes: value(s.SwapAvailableBytes), SwapUsageBytes: value(s.SwapUsageBytes)}
+}
+
+func psi(p *cri.PsiStats) *stats.PSIStats {
+	if p == nil {
+		return nil
+	}
+	data := func(d *cri.PsiData) stats.PSIData {
+		return stats.PSIData{Total: d.GetTotal(), Avg10: d.GetAvg10(), Avg60: d.GetAvg60(), Avg300: d.GetAvg300()}
+	}
+	return &stats.PSIStats{Full: data(p.Full), Some: data(p.Some)}
+}
+
+func fsStats(f *cri.FilesystemUsage) *stats.FsStats {
 	if f == nil {
 		return nil
 	}
 	s := statfs(f.GetFsId().GetMountpoint())
 	if s == nil {
-		s = &FsStats{}
+		s = &stats.FsStats{}
 	}
 	s.Time, s.UsedBytes, s.InodesUsed = at(f.Timestamp), value(f.UsedBytes), value(f.InodesUsed)
 	return s
 }
 
+// usage is what a directory has in it, and what its file system has left; nil if it is
+// not ours to see.
+func usage(dir string) *stats.FsStats {
+	fs := statfs(dir)
+	if fs == nil {
+		return nil
+	}
+	bytes, inodes := volume.Usage(dir)
+	used, taken := uint64(bytes), uint64(inodes)
+	fs.UsedBytes, fs.InodesUsed = &used, &taken
+	return fs
+}
+
 // statfs asks a file system how much it has; nil if it is not ours to see.
-func statfs(path string) *FsStats {
+func statfs(path string) *stats.FsStats {
 	var st unix.Statfs_t
 	if path == "" || unix.Statfs(path, &st) != nil {
 		return nil
@@ -235,16 +245,16 @@ func statfs(path string) *FsStats {
 	capacity, available, used := st.Blocks*block, st.Bavail*block, (st.Blocks-st.Bfree)*block
 	inodes, free := st.Files, st.Ffree
 	taken := inodes - free
-	return &FsStats{Time: time.Now().UTC(), AvailableBytes: &available, CapacityBytes: &capacity, UsedBytes: &used, Inodes: &inodes, InodesFree: &free, InodesUsed: &taken}
+	return &stats.FsStats{Time: metav1.Now(), AvailableBytes: &available, CapacityBytes: &capacity, UsedBytes: &used, Inodes: &inodes, InodesFree: &free, InodesUsed: &taken}
 }
 
-func podStats(sb *cri.PodSandboxStats) PodStats {
+func podStats(sb *cri.PodSandboxStats) stats.PodStats {
 	m := sb.GetAttributes().GetMetadata()
-	p := PodStats{PodRef: PodRef{m.GetName(), m.GetNamespace(), m.GetUid()}, Containers: []ContainerStats{}}
+	p := stats.PodStats{PodRef: stats.PodReference{Name: m.GetName(), Namespace: m.GetNamespace(), UID: m.GetUid()}, Containers: []stats.ContainerStats{}}
 	l := sb.GetLinux()
-	p.CPU, p.Memory = cpuStats(l.GetCpu()), memoryStats(l.GetMemory())
+	p.CPU, p.Memory, p.IO = cpuStats(l.GetCpu()), memoryStats(l.GetMemory()), ioStats(l.GetIo())
 	if n := l.GetNetwork(); n != nil {
-		p.Network = &NetworkStats{Time: at(n.Timestamp), InterfaceStats: interfaceStats(n.DefaultInterface)}
+		p.Network = &stats.NetworkStats{Time: at(n.Timestamp), InterfaceStats: interfaceStats(n.DefaultInterface)}
 		for _, i := range append([]*cri.NetworkInterfaceUsage{n.DefaultInterface}, n.Interfaces...) {
 			if i != nil {
 				p.Network.Interfaces = append(p.Network.Interfaces, interfaceStats(i))
@@ -252,22 +262,20 @@ func podStats(sb *cri.PodSandboxStats) PodStats {
 		}
 	}
 	if l.GetProcess() != nil {
-		p.ProcessStats = &ProcessStats{value(l.GetProcess().GetProcessCount())}
+		p.ProcessStats = &stats.ProcessStats{ProcessCount: value(l.GetProcess().GetProcessCount())}
 	}
 	for _, c := range l.GetContainers() {
-		st := ContainerStats{Name: c.GetAttributes().GetMetadata().GetName(), CPU: cpuStats(c.Cpu), Memory: memoryStats(c.Memory), Rootfs: fsStats(c.WritableLayer)}
-		if c.Swap != nil {
-			st.Swap = &SwapStats{at(c.Swap.Timestamp), value(c.Swap.SwapAvailableBytes), value(c.Swap.SwapUsageBytes)}
-		}
-		p.Containers = append(p.Containers, st)
+		p.Containers = append(p.Containers, stats.ContainerStats{
+			Name: c.GetAttributes().GetMetadata().GetName(), CPU: cpuStats(c.Cpu), Memory: memoryStats(c.Memory), IO: ioStats(c.Io),
+			Rootfs: fsStats(c.WritableLayer), Swap: swapStats(c.Swap),
+		})
 	}
-	slices.SortFunc(p.Containers, func(a, b ContainerStats) int { return cmp.Compare(a.Name, b.Name) })
+	slices.SortFunc(p.Containers, func(a, b stats.ContainerStats) int { return cmp.Compare(a.Name, b.Name) })
 	return p
 }
 
-func interfaceStats(i *cri.NetworkInterfaceUsage) InterfaceStats {
-	if i == nil {
-		return InterfaceStats{}
+func interfaceStats(i *cri.NetworkInterfaceUsage) stats.InterfaceStats {
+	return stats.InterfaceStats{
+		Name: i.GetName(), RxBytes: value(i.GetRxBytes()), RxErrors: value(i.GetRxErrors()), TxBytes: value(i.GetTxBytes()), TxErrors: value(i.GetTxErrors()),
 	}
-	return InterfaceStats{i.Name, value(i.RxBytes), value(i.RxErrors), value(i.TxBytes), value(i.TxErrors)}
 }

@@ -2,12 +2,15 @@ package api
 
 import (
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+	stats "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 )
 
 // The volumes of a pod are told with what lies in them and what their disk has left; of
@@ -35,5 +38,66 @@ func TestVolumeStats(t *testing.T) {
 	text, err := json.Marshal(list[1])
 	if err != nil || !strings.Contains(string(text), `"name":"claim","pvcRef":{"name":"data","namespace":"team"}`) || !strings.Contains(string(text), `"availableBytes":`) {
 		t.Errorf("%s, %v", text, err)
+	}
+}
+
+// A pod's scratch space is its layers, its logs and its volumes on disk; what lies in
+// memory or is somebody's claim is not of it.
+func TestEphemeralStorage(t *testing.T) {
+	dir := t.TempDir()
+	for name, size := range map[string]int{"logs/app/0.log": 100_000, "disk/file": 200_000, "memory/file": 400_000, "claim/file": 800_000} {
+		path := filepath.Join(dir, name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, make([]byte, size), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	pod := &v1.Pod{}
+	pod.Spec.Volumes = []v1.Volume{
+		{Name: "disk", VolumeSource: v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{}}},
+		{Name: "memory", VolumeSource: v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{Medium: v1.StorageMediumMemory}}},
+		{Name: "claim", VolumeSource: v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: "data"}}},
+	}
+	dirs := map[string]string{}
+	for _, v := range pod.Spec.Volumes {
+		dirs[v.Name] = filepath.Join(dir, v.Name)
+	}
+	layer, files := uint64(10_000_000), uint64(1000)
+	p := &stats.PodStats{Containers: []stats.ContainerStats{{Name: "app", Rootfs: &stats.FsStats{UsedBytes: &layer, InodesUsed: &files}}}}
+	addFiles(p, pod, dirs, filepath.Join(dir, "logs"))
+	const slack = 50_000 // directories, and whole blocks
+	if c := p.Containers[0]; c.Logs == nil || *c.Logs.UsedBytes < 100_000 || *c.Logs.UsedBytes > 100_000+slack || *c.Logs.InodesUsed != 2 {
+		t.Errorf("logs: %+v", c.Logs)
+	}
+	if s := p.EphemeralStorage; s == nil || *s.UsedBytes < 10_300_000 || *s.UsedBytes > 10_300_000+slack || *s.InodesUsed != 1004 || *s.CapacityBytes == 0 {
+		t.Errorf("ephemeral storage: %+v", s)
+	}
+	if len(p.VolumeStats) != 3 {
+		t.Errorf("%d volumes measured, want 3", len(p.VolumeStats))
+	}
+}
+
+// What CRI tells of a pod is told on, stall times included; what it does not know is
+// left out.
+func TestPodStats(t *testing.T) {
+	pressure := &cri.PsiStats{Full: &cri.PsiData{Total: 5, Avg10: 0.5}, Some: &cri.PsiData{Total: 7, Avg60: 1.5}}
+	got := podStats(&cri.PodSandboxStats{
+		Attributes: &cri.PodSandboxAttributes{Metadata: &cri.PodSandboxMetadata{Name: "web", Namespace: "team", Uid: "u"}},
+		Linux: &cri.LinuxPodSandboxStats{
+			Cpu: &cri.CpuUsage{Timestamp: 1e9, UsageCoreNanoSeconds: &cri.UInt64Value{Value: 4}, Psi: pressure},
+			Io:  &cri.IoUsage{Timestamp: 1e9, Psi: pressure},
+			Containers: []*cri.ContainerStats{{
+				Attributes: &cri.ContainerAttributes{Metadata: &cri.ContainerMetadata{Name: "app"}},
+				Memory:     &cri.MemoryUsage{Timestamp: 2e9, WorkingSetBytes: &cri.UInt64Value{Value: 8}, Psi: pressure},
+				Swap:       &cri.SwapUsage{Timestamp: 2e9, SwapUsageBytes: &cri.UInt64Value{Value: 9}},
+			}},
+		},
+	})
+	text, err := json.Marshal(got)
+	const psi = `"psi":{"full":{"total":5,"avg10":0.5,"avg60":0,"avg300":0},"some":{"total":7,"avg10":0,"avg60":1.5,"avg300":0}}`
+	want := `{"podRef":{"name":"web","namespace":"team","uid":"u"},"startTime":null,"containers":[{"name":"app","startTime":null,` +
+		`"memory":{"time":"1970-01-01T00:00:02Z","workingSetBytes":8,` + psi + `},"swap":{"time":"1970-01-01T00:00:02Z","swapUsageBytes":9}}],` +
+		`"cpu":{"time":"1970-01-01T00:00:01Z","usageCoreNanoSeconds":4,` + psi + `},"io":{"time":"1970-01-01T00:00:01Z",` + psi + `}}`
+	if err != nil || string(text) != want {
+		t.Errorf("got\n%s, %v\nwant\n%s", text, err, want)
 	}
 }

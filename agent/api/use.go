@@ -13,33 +13,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+	metrics "k8s.io/metrics/pkg/apis/metrics/v1beta1"
 )
 
 // usageGroup is where kubectl top asks what pods and nodes use.
-const usageGroup = "metrics.k8s.io/v1beta1"
-
-// A podUsage is a PodMetrics of that group.
-type podUsage struct {
-	metav1.TypeMeta   `json:",inline"`
-	metav1.ObjectMeta `json:"metadata"`
-	Timestamp         metav1.Time      `json:"timestamp"`
-	Window            metav1.Duration  `json:"window"`
-	Containers        []containerUsage `json:"containers"`
-}
-
-type containerUsage struct {
-	Name  string          `json:"name"`
-	Usage v1.ResourceList `json:"usage"`
-}
-
-// A nodeUsage is a NodeMetrics of it.
-type nodeUsage struct {
-	metav1.TypeMeta   `json:",inline"`
-	metav1.ObjectMeta `json:"metadata"`
-	Timestamp         metav1.Time     `json:"timestamp"`
-	Window            metav1.Duration `json:"window"`
-	Usage             v1.ResourceList `json:"usage"`
-}
+const usageGroup = metrics.GroupName + "/v1beta1"
 
 // between is the time between two looks that make a rate where the runtime knows
 // none, and the window of each answer.
@@ -67,11 +45,11 @@ func (s *Server) routeUsage() {
 			return err
 		}
 		namespace, name := r.PathValue("namespace"), r.PathValue("name")
-		all = slices.DeleteFunc(all, func(p podUsage) bool {
+		all = slices.DeleteFunc(all, func(p metrics.PodMetrics) bool {
 			return namespace != "" && p.Namespace != namespace || name != "" && p.Name != name || !sel.Matches(labels.Set(p.Labels))
 		})
 		if name == "" {
-			write(w, http.StatusOK, map[string]any{"apiVersion": usageGroup, "kind": "PodMetricsList", "metadata": map[string]any{}, "items": all})
+			write(w, http.StatusOK, metrics.PodMetricsList{TypeMeta: usageType("PodMetricsList"), Items: all})
 			return nil
 		}
 		if len(all) == 0 {
@@ -84,7 +62,7 @@ func (s *Server) routeUsage() {
 	s.handle("GET "+path+"/namespaces/{namespace}/pods", pods)
 	s.handle("GET "+path+"/namespaces/{namespace}/pods/{name}", pods)
 	s.handle("GET "+path+"/nodes", func(w http.ResponseWriter, r *http.Request) error {
-		write(w, http.StatusOK, map[string]any{"apiVersion": usageGroup, "kind": "NodeMetricsList", "metadata": map[string]any{}, "items": []any{s.nodeUsage()}})
+		write(w, http.StatusOK, metrics.NodeMetricsList{TypeMeta: usageType("NodeMetricsList"), Items: []metrics.NodeMetrics{s.nodeUsage()}})
 		return nil
 	})
 	s.handle("GET "+path+"/nodes/{name}", func(w http.ResponseWriter, r *http.Request) error {
@@ -96,8 +74,12 @@ func (s *Server) routeUsage() {
 	})
 }
 
+func usageType(kind string) metav1.TypeMeta {
+	return metav1.TypeMeta{APIVersion: usageGroup, Kind: kind}
+}
+
 // podUsage is what the pods of this agent use.
-func (s *Server) podUsage(ctx context.Context) ([]podUsage, error) {
+func (s *Server) podUsage(ctx context.Context) ([]metrics.PodMetrics, error) {
 	runtime, _, err := s.runtime()
 	if err != nil {
 		return nil, err
@@ -117,13 +99,13 @@ func (s *Server) podUsage(ctx context.Context) ([]podUsage, error) {
 			before[c.GetAttributes().GetId()] = c.GetCpu()
 		}
 	}
-	list := []podUsage{}
+	list := []metrics.PodMetrics{}
 	for _, sb := range second {
 		m := sb.GetAttributes().GetMetadata()
-		p := podUsage{TypeMeta: metav1.TypeMeta{APIVersion: usageGroup, Kind: "PodMetrics"}, Timestamp: metav1.Now(), Window: metav1.Duration{Duration: between}}
+		p := metrics.PodMetrics{TypeMeta: usageType("PodMetrics"), Timestamp: metav1.Now(), Window: metav1.Duration{Duration: between}}
 		p.Name, p.Namespace, p.Labels = m.GetName(), m.GetNamespace(), sb.GetAttributes().GetLabels()
 		for _, c := range sb.GetLinux().GetContainers() {
-			p.Containers = append(p.Containers, containerUsage{c.GetAttributes().GetMetadata().GetName(), amountsUsed(
+			p.Containers = append(p.Containers, metrics.ContainerMetrics{Name: c.GetAttributes().GetMetadata().GetName(), Usage: amountsUsed(
 				nanocores(before[c.GetAttributes().GetId()], c.GetCpu()), c.GetMemory().GetWorkingSetBytes().GetValue())})
 		}
 		list = append(list, p)
@@ -151,15 +133,15 @@ func nanocores(was, now *cri.CpuUsage) uint64 {
 	return uint64(float64(used-usedBefore) / float64(passed) * 1e9)
 }
 
-func (s *Server) nodeUsage() nodeUsage {
+func (s *Server) nodeUsage() metrics.NodeMetrics {
 	first := s.nodeStats()
 	time.Sleep(between)
 	second := s.nodeStats()
-	n := nodeUsage{TypeMeta: metav1.TypeMeta{APIVersion: usageGroup, Kind: "NodeMetrics"}, Timestamp: metav1.Now(), Window: metav1.Duration{Duration: between}}
+	n := metrics.NodeMetrics{TypeMeta: usageType("NodeMetrics"), Timestamp: metav1.Now(), Window: metav1.Duration{Duration: between}}
 	n.Name = second.NodeName
 	var cores, memory uint64
 	if a, b := first.CPU, second.CPU; a != nil && b != nil && a.UsageCoreNanoSeconds != nil && b.UsageCoreNanoSeconds != nil {
-		cores = uint64(float64(*b.UsageCoreNanoSeconds-*a.UsageCoreNanoSeconds) / b.Time.Sub(a.Time).Seconds())
+		cores = uint64(float64(*b.UsageCoreNanoSeconds-*a.UsageCoreNanoSeconds) / b.Time.Sub(a.Time.Time).Seconds())
 	}
 	if m := second.Memory; m != nil && m.WorkingSetBytes != nil {
 		memory = *m.WorkingSetBytes

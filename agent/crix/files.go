@@ -213,6 +213,11 @@ func (d *Driver) MarkEnding(pod *v1.Pod, have podsync.Have) {
 // endingFile is as old as the end of its pod.
 const endingFile = "ending"
 
+// PodLogs is the directory of a pod's logs; each container has one in it, by its name.
+func (d *Driver) PodLogs(pod *v1.Pod) string {
+	return d.podLogDir(pod.Namespace, pod.Name, string(pod.UID))
+}
+
 // podLogDir is the kubelet's layout, which log shippers know.
 func (d *Driver) podLogDir(namespace, name, uid string) string {
 	return filepath.Join(d.LogDir, namespace+"_"+name+"_"+uid)
