@@ -172,7 +172,7 @@ func throughAPI(t *testing.T, a *agentProcess, address string) {
 		"/api/v1/pods?labelSelector=a%3Db":                                  `"items":\[\]`,
 		"/api/v1/nodes":                                                     `"Ready"`,
 		"/metrics":                                                          `(?ms)^kubelet_running_pods 1$.*^kubelet_runtime_operations_total\{operation_type="run_podsandbox"\} 1$`,
-		"/metrics/resource":                                                 `(?ms)^container_cpu_usage_seconds_total\{container="app",namespace="default",pod="web"\} \d+\.\d+$.*^container_memory_working_set_bytes\{container="app",.*^pod_memory_working_set_bytes.*^node_memory_working_set_bytes \d.*^resource_scrape_error 0$`,
+		"/metrics/resource":                                                 `(?ms)^container_cpu_usage_seconds_total\{container="app",namespace="default",pod="web"\} \d+\.\d+$.*^container_memory_working_set_bytes\{container="app",.*^node_memory_working_set_bytes \d.*^pod_memory_working_set_bytes.*^resource_scrape_error 0$`,
 		"/metrics/cadvisor":                                                 `(?m)^container_`,
 		"/stats/summary":                                                    `"podRef":\{"name":"web","namespace":"default"`,
 	} {
