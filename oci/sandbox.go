@@ -33,9 +33,10 @@ type SandboxConfig struct {
 	// goes with the sandbox.
 	CgroupParent string
 	// Label is the SELinux label of the init, FileLabel that of its program, which is
-	// every sandbox's; "" = the policy's choice.
-	Label, FileLabel string
-	Extra            []byte // the caller's, opaque
+	// every sandbox's, and MountLabel that of the sandbox's files; "" = the policy's
+	// choice.
+	Label, FileLabel, MountLabel string
+	Extra                        []byte // the caller's, opaque
 }
 
 // A Sandbox is a set of pinned namespaces, a cgroup, and the containers in it.

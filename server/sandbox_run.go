@@ -210,6 +210,7 @@ func (s *Server) sandboxConfig(c *creation, rec *sandboxRecord) (oci.SandboxConf
 		Sysctls:     podSysctls(linux),
 		Label:       rec.labels.Process,
 		FileLabel:   s.o.SELinux.Shared(),
+		MountLabel:  rec.labels.Mount,
 	}
 	var err error
 	if config.IDs, err = s.sandboxUserNamespace(ns); err != nil {

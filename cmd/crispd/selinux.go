@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"log/slog"
 
 	"github.com/crisp-cri/crisp/config"
@@ -18,6 +19,20 @@ func seLinux(c *config.Config, log *slog.Logger) *selinux.Policy {
 		log.Warn("containers have no SELinux labels unless they ask for whole ones", "err", err)
 	}
 	return p
+}
+
+// labelImages gives the directory of images, and what is in it from before, the label
+// of files that containers may run; what is unpacked there later gets it from its
+// directory. Mounts show the pod's label whatever files have, but for mprotect(2), of
+// which the dynamic loader makes use, the kernel looks at the file below overlayfs.
+func labelImages(ctx context.Context, p *selinux.Policy, dir string, log *slog.Logger) {
+	label := p.ReadOnly()
+	if label == "" {
+		return
+	}
+	if err := selinux.Relabel(ctx, dir, label, ctx.Err); err != nil {
+		log.Warn("programs that need shared libraries may not start in containers", "err", err)
+	}
 }
 
 // checkSELinux tells whether pods will be labelled.

@@ -76,6 +76,7 @@ func wire(ctx context.Context, c *config.Config, log *slog.Logger) (_ *daemon, e
 		return nil, err
 	}
 	steps.Add("image store", d.images.Close)
+	labelImages(ctx, labels, imageOptions(c, d.records, log).Root, log)
 
 	if d.network, err = openNetworks(c, log); err != nil {
 		return nil, err

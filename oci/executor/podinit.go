@@ -52,6 +52,14 @@ func (x *Executor) podInit(req wire.PodInitRequest) (*wire.RunReply, []*os.File,
 			Namespaces:  []specs.LinuxNamespace{{Type: specs.PIDNamespace}, {Type: specs.MountNamespace}},
 		},
 	}
+	if req.MountLabel != "" {
+		// Whoever looks for the pod's mount label in /proc/1/mountinfo, as critest
+		// does, finds it: a bind mount cannot have one.
+		spec.Linux.MountLabel = req.MountLabel
+		spec.Mounts = append(spec.Mounts, specs.Mount{
+			Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "noexec", "nodev", "ro", "mode=555", "size=4k"},
+		})
+	}
 	kinds := map[string]specs.LinuxNamespaceType{
 		"net": specs.NetworkNamespace, "uts": specs.UTSNamespace, "ipc": specs.IPCNamespace, "user": specs.UserNamespace,
 	}

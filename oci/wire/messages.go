@@ -141,6 +141,7 @@ type PodInitRequest struct {
 	User       uint32            // and group; 0 = 65534
 	Label      string            // SELinux, of the process; "" = the policy's choice
 	FileLabel  string            // SELinux, of the program; it is one for all pods
+	MountLabel string            // SELinux, of the pod's files; "" = it has none
 	// Cgroup is where it runs, written as linux.cgroupsPath is.
 	Cgroup        string
 	SystemdCgroup bool

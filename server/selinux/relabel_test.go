@@ -14,7 +14,12 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-const want = "system_u:object_r:container_file_t:s0:c1,c2"
+// Policies for containers know them all: where SELinux is on no other can be given.
+const (
+	want      = "system_u:object_r:container_file_t:s0:c1,c2"
+	untouched = "system_u:object_r:container_ro_file_t:s0"
+	other     = "system_u:object_r:container_ro_file_t:s0:c3"
+)
 
 // tree makes a volume with a symlink that leads out of it to outside.
 func tree(t *testing.T) (dir, outside string) {
@@ -29,7 +34,7 @@ func tree(t *testing.T) (dir, outside string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := unix.Lsetxattr(outside, xattr, []byte("u:r:untouched_t:s0"), 0); err != nil {
+	if err := unix.Lsetxattr(outside, xattr, []byte(untouched), 0); err != nil {
 		t.Skip("the file system has no labels: ", err)
 	}
 	return dir, outside
@@ -57,19 +62,19 @@ func TestRelabel(t *testing.T) {
 			t.Errorf("%s has label %s", name, got)
 		}
 	}
-	if got := labelOf(t, outside); got != "u:r:untouched_t:s0" {
+	if got := labelOf(t, outside); got != untouched {
 		t.Errorf("what a symlink leads to has label %s", got)
 	}
 
 	// A volume whose top is right is not walked through.
 	inner := filepath.Join(dir, "a", "b", "f")
-	if err := unix.Lsetxattr(inner, xattr, []byte("u:r:inner_t:s0"), 0); err != nil {
+	if err := unix.Lsetxattr(inner, xattr, []byte(other), 0); err != nil {
 		t.Fatal(err)
 	}
 	if err := Relabel(t.Context(), dir, want, func() error { return errors.New("walked") }); err != nil {
 		t.Fatal(err)
 	}
-	if got := labelOf(t, inner); got != "u:r:inner_t:s0" {
+	if got := labelOf(t, inner); got != other {
 		t.Errorf("a volume with the right label was relabelled: a file has %s", got)
 	}
 

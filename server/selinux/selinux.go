@@ -17,6 +17,8 @@
 // made for containers makes spc_t of it. The processes of such a pod share with
 // the host what labels would keep apart.
 //
+// Images have one label for all, of files that containers may run: ReadOnly.
+//
 // On a host without SELinux there is no Policy: its methods do nothing on nil, and
 // options have no effect.
 package selinux
@@ -41,6 +43,7 @@ type Labels struct {
 // A Policy is the loaded SELinux policy, and the levels that are given out.
 type Policy struct {
 	process, file selinux.Context // of containers, level and all; nil = the policy has none
+	readOnly      string          // see ReadOnly
 	canonical     func(label string) (string, error)
 
 	mu     sync.Mutex
@@ -67,6 +70,11 @@ func Open() (*Policy, error) {
 		if _, err := p.canonical(c.Get()); err != nil {
 			p.process, p.file = nil, nil
 			return p, fault.Unavailable.Errorf("the loaded SELinux policy does not know %s, which its lxc_contexts names for containers: %w", c["type"], err)
+		}
+	}
+	if l := selinux.ROFileLabel(); l != "" {
+		if l, err := p.canonical(l); err == nil {
+			p.readOnly = strings.TrimRight(l, "\x00")
 		}
 	}
 	return p, nil
@@ -98,6 +106,15 @@ func (p *Policy) Shared() string {
 		return ""
 	}
 	return p.file.Get()
+}
+
+// ReadOnly is the label of files that all containers may read and run, but not
+// change: those of images. "" without a policy, or if it has none.
+func (p *Policy) ReadOnly() string {
+	if p == nil {
+		return ""
+	}
+	return p.readOnly
 }
 
 // check returns the labels as the kernel writes them, so that they can be compared.
