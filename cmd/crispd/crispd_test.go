@@ -269,3 +269,25 @@ func TestWipeSparesMounts(t *testing.T) {
 		t.Errorf("the directory is still there: %v", err)
 	}
 }
+
+// A disk of its own for /var/lib/crisp is common: wipe empties it and leaves the
+// mount.
+func TestWipeOfAMountedRoot(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	root := t.TempDir()
+	if err := unix.Mount("tmpfs", root, "tmpfs", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Unmount(root, unix.MNT_DETACH)
+	if err := os.MkdirAll(filepath.Join(root, "images", "layers"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	w := wiping{c: &config.Config{Root: root, State: t.TempDir()}, out: &out}
+	w.remove(root)
+	if left, err := os.ReadDir(root); len(w.errs) > 0 || len(left) > 0 || err != nil {
+		t.Errorf("left %v, errors %v (%v)", left, w.errs, err)
+	}
+}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
@@ -156,6 +157,11 @@ func (w *wiping) remove(dir string) {
 	}
 	if err == nil {
 		err = os.RemoveAll(dir)
+	}
+	// A file system of its own, mounted there: it is empty now, and the mount stays.
+	var path *fs.PathError
+	if errors.Is(err, unix.EBUSY) && errors.As(err, &path) && filepath.Clean(path.Path) == filepath.Clean(dir) {
+		err = nil
 	}
 	if err != nil {
 		w.note(dir, err)
