@@ -14,8 +14,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/crisp-cri/crisp/config"
 	"github.com/crisp-cri/crisp/server/telemetry"
 )
@@ -146,11 +144,4 @@ func (m *scrape) end() {
 		m.stop()
 		m.stop = nil
 	}
-}
-
-// monotonic is the time that sd_notify's MONOTONIC_USEC means, in microseconds.
-func monotonic() int64 {
-	var ts unix.Timespec
-	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts) // it cannot fail
-	return ts.Nano() / 1000
 }

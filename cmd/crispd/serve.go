@@ -94,7 +94,7 @@ func serve(c *config.Config, src config.Source) error {
 		case err := <-served:
 			return errors.Join(fmt.Errorf("serve on %s: %w", c.Socket, err), d.close())
 		case <-hangups:
-			notifyReloading()
+			sdnotify.Reloading()
 			d.reload(ctx, src, log)
 			sdnotify.Notify("READY=1\nSTATUS=" + d.status())
 		case <-ctx.Done():

@@ -1,45 +1,30 @@
 // Package sdnotify tells the service manager how a daemon is, as sd_notify(3) does.
-// It is these lines instead of a library because they are all of it.
 package sdnotify
 
 import (
 	"context"
 	"log/slog"
-	"net"
-	"os"
-	"strconv"
 	"time"
+
+	"github.com/coreos/go-systemd/v22/daemon"
 )
 
-// Notify tells the service manager a state: a datagram to $NOTIFY_SOCKET. Without a
-// manager that listens it does nothing.
+// Notify tells the service manager a state, if there is one that listens.
 func Notify(state string) {
-	path := os.Getenv("NOTIFY_SOCKET")
-	if path == "" {
-		return
-	}
-	if path[0] == '@' { // the abstract namespace
-		path = "\x00" + path[1:]
-	}
-	c, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: path, Net: "unixgram"})
-	if err != nil {
-		return
-	}
-	defer c.Close()
-	_, _ = c.Write([]byte(state)) // nobody could be told of an error
+	_, _ = daemon.SdNotify(false, state) // nobody could be told of an error
 }
+
+// Reloading tells it that a reload begins; READY=1 tells the end.
+func Reloading() { Notify("RELOADING=1\n" + daemon.SdNotifyMonotonicUsec()) }
 
 // Interval is how often the manager must hear of us, 0 if it does not care
 // (sd_watchdog_enabled(3)).
 func Interval() time.Duration {
-	usec, err := strconv.ParseInt(os.Getenv("WATCHDOG_USEC"), 10, 64)
-	if err != nil || usec <= 0 {
+	interval, err := daemon.SdWatchdogEnabled(false)
+	if err != nil { // what systemd never says
 		return 0
 	}
-	if pid := os.Getenv("WATCHDOG_PID"); pid != "" && pid != strconv.Itoa(os.Getpid()) {
-		return 0
-	}
-	return time.Duration(usec) * time.Microsecond
+	return interval
 }
 
 // Watchdog tells the manager twice in each interval that we live, but only after
