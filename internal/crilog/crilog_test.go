@@ -102,10 +102,24 @@ func FuzzRoundTrip(f *testing.F) {
 // Parse is given what stands in a file that anybody may have edited.
 func FuzzParse(f *testing.F) {
 	f.Add([]byte("2026-01-02T12:00:00Z stdout F x"))
+	f.Add([]byte("2026-01-02T12:00:00.000000009Z stdout F x"))
+	f.Add([]byte("2026-01-02T12:00:00.5Z stderr P x"))
+	f.Add([]byte("2026-01-02T12:00:00.5+01:00 stderr P x"))
+	f.Add([]byte("2026-01-02T12:00:00.Z stderr P x"))
+	f.Add([]byte("2026-01-02T12:00:00.1x3Z stderr P x"))
 	f.Fuzz(func(t *testing.T, line []byte) {
 		r, err := crilog.Parse(line)
 		if err == nil && r.Stream != crilog.Stdout && r.Stream != crilog.Stderr {
 			t.Errorf("%q gave stream %q", line, r.Stream)
+		}
+		// What was read before makes no difference.
+		var p crilog.Parser
+		for _, before := range [][]byte{line, []byte("2026-01-02T12:00:00Z stdout F x")} {
+			p.Parse(before)
+			again, againErr := p.Parse(line)
+			if (err == nil) != (againErr == nil) || !again.Time.Equal(r.Time) || again.Stream != r.Stream || !bytes.Equal(again.Content, r.Content) {
+				t.Errorf("%q after %q: %+v, %v; at first %+v, %v", line, before, again, againErr, r, err)
+			}
 		}
 	})
 }

@@ -1,0 +1,117 @@
+package logread
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"time"
+
+	"github.com/crisp-cri/crisp/internal/crilog"
+)
+
+// errLimit ends the reading when enough is written.
+var errLimit = errors.New("as much as was asked for is written")
+
+// streams are the names of the streams by their number.
+var streams = [2]string{crilog.Stdout, crilog.Stderr}
+
+// A printer writes records as they are asked for, many at once: it must be flushed
+// before anything is waited for.
+type printer struct {
+	Options
+	left int64   // bytes that may still be written
+	open [2]bool // by stream: the line that was written last goes on
+	buf  []byte
+	to   int // which stream buf is of
+}
+
+// wanted says of each stream whether it is asked for.
+func (p *printer) wanted() [2]bool { return [2]bool{p.Stdout != nil, p.Stderr != nil} }
+
+// tooOld reports whether all in a file that nobody writes any more is older than
+// what is asked for. The kernel's time of a file may lie some milliseconds before
+// that of the record that was written then.
+func (p *printer) tooOld(f *os.File) (bool, error) {
+	if p.Since.IsZero() {
+		return false, nil
+	}
+	info, err := f.Stat()
+	return err == nil && info.ModTime().Add(time.Second).Before(p.Since), err
+}
+
+func (p *printer) damaged(err error) {
+	if p.Damaged != nil {
+		p.Damaged(err)
+	}
+}
+
+// print writes one record, of the time stamp.
+func (p *printer) print(r crilog.Record, stamp []byte) error {
+	i, to := 0, p.Stdout
+	if r.Stream == crilog.Stderr {
+		i, to = 1, p.Stderr
+	}
+	if to == nil || r.Time.Before(p.Since) {
+		return nil
+	}
+	if i != p.to || len(p.buf) >= block {
+		if err := p.flush(); err != nil {
+			return err
+		}
+	}
+	p.to = i
+	from := len(p.buf)
+	if p.Timestamps && !p.open[i] {
+		p.buf = append(appendStamp(p.buf, stamp), ' ')
+	}
+	p.buf = append(p.buf, r.Content...)
+	if !r.Partial {
+		p.buf = append(p.buf, '\n')
+	}
+	p.open[i] = r.Partial
+	if size := int64(len(p.buf) - from); size < p.left {
+		p.left -= size
+		return nil
+	}
+	p.buf = p.buf[:from+int(p.left)]
+	p.left = 0
+	if err := p.flush(); err != nil {
+		return err
+	}
+	return errLimit
+}
+
+// flush writes what print has kept.
+func (p *printer) flush() error {
+	if len(p.buf) == 0 {
+		return nil
+	}
+	to := p.Stdout
+	if streams[p.to] == crilog.Stderr {
+		to = p.Stderr
+	}
+	_, err := to.Write(p.buf)
+	p.buf = p.buf[:0]
+	return err
+}
+
+// appendStamp appends a time of RFC 3339 with nine digits after the second, as the
+// kubelet writes them: runtimes leave out zeros at the end.
+func appendStamp(dst, stamp []byte) []byte {
+	const seconds, digits = len("2006-01-02T15:04:05"), 9
+	if len(stamp) < seconds {
+		return append(dst, stamp...)
+	}
+	dst = append(append(dst, stamp[:seconds]...), '.')
+	rest := stamp[seconds:]
+	var fraction []byte
+	if rest[0] == '.' {
+		n := bytes.IndexFunc(rest[1:], func(r rune) bool { return r < '0' || r > '9' })
+		fraction, rest = rest[1:1+n], rest[1+n:]
+	}
+	dst = append(dst, fraction[:min(len(fraction), digits)]...)
+	for range digits - len(fraction) {
+		dst = append(dst, '0')
+	}
+	return append(dst, rest...)
+}

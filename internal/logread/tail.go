@@ -1,0 +1,85 @@
+package logread
+
+import (
+	"bytes"
+	"io"
+	"os"
+
+	"github.com/crisp-cri/crisp/internal/crilog"
+)
+
+// tailBlock is how much is read at once, backwards: a few lines are asked for mostly.
+const tailBlock = 8 << 10
+
+// headerSize is more than time, stream and tag of a record have.
+const headerSize = 128
+
+// A tail finds where the last lines begin, backwards through the files of a log.
+type tail struct {
+	lines  int64   // that are still to be found
+	wanted [2]bool // by stream
+	seen   [2]bool // by stream: a later record
+	buf    []byte
+}
+
+// find looks through the first size bytes of a file, and returns where the last lines
+// begin, or 0 if there are more before this file. A record at the end that is not whole
+// does not count and is behind that place.
+func (t *tail) find(f *os.File, size int64) (at int64, found bool, err error) {
+	if t.buf == nil {
+		t.buf = make([]byte, tailBlock+headerSize)
+	}
+	carry := 0 // bytes at the start of buf that were there in the block behind
+	after, whole := size, false
+	for right := size; right > 0; {
+		left := max(0, right-tailBlock)
+		n := int(right - left)
+		copy(t.buf[n:], t.buf[:carry])
+		if _, err := f.ReadAt(t.buf[:n], left); err != nil && err != io.EOF {
+			return 0, false, err
+		} else if err == io.EOF {
+			return 0, true, nil // emptied just now: there is nothing to leave out
+		}
+		data := t.buf[:n+carry]
+		if right == size {
+			whole = data[n-1] == '\n'
+		}
+		for i := n; i >= 0; {
+			// A record begins behind each newline, and where the file does.
+			i = bytes.LastIndexByte(data[:i], '\n')
+			if i < 0 && left > 0 {
+				break
+			}
+			start := left + int64(i) + 1
+			if start < size {
+				if whole && t.ends(data[i+1:]) {
+					if t.lines--; t.lines < 0 {
+						return after, true, nil
+					}
+				}
+				after, whole = start, true
+			}
+		}
+		carry = min(len(data), headerSize)
+		right = left
+	}
+	return 0, false, nil
+}
+
+// ends reports whether the record at the start of data is the last of a line that is
+// asked for.
+func (t *tail) ends(data []byte) bool {
+	head, _, _ := bytes.Cut(data[:min(len(data), headerSize)], []byte{'\n'})
+	r, err := crilog.Parse(head)
+	if err != nil {
+		return false
+	}
+	for i, name := range streams {
+		if r.Stream == name && t.wanted[i] {
+			last := !r.Partial || !t.seen[i]
+			t.seen[i] = true
+			return last
+		}
+	}
+	return false
+}

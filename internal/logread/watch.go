@@ -1,0 +1,97 @@
+package logread
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// A watch wakes the reader when there may be something to read. It uses inotify(7)
+// itself: fsnotify does not tell that a file was closed, which is how the end of a
+// container is noticed at once, and it cannot watch a file whose name changes.
+type watch struct {
+	fd    int
+	f     *os.File // of fd, in the poller; nil: there is no inotify
+	file  int      // watch descriptor of the held file
+	close bool     // a writer has closed the held file
+	buf   [4096]byte
+}
+
+// newWatch returns a watch of what appears in dir. Instances and watches of inotify
+// are few on some machines (fs.inotify.max_user_*): without, there is an error.
+func newWatch(dir string) (*watch, error) {
+	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+	if err != nil {
+		return nil, os.NewSyscallError("inotify_init1", err)
+	}
+	w := &watch{fd: fd, f: os.NewFile(uintptr(fd), "inotify"), file: -1}
+	if _, err := unix.InotifyAddWatch(fd, dir, unix.IN_CREATE|unix.IN_MOVED_TO|unix.IN_ONLYDIR); err != nil {
+		w.f.Close()
+		return nil, os.NewSyscallError("inotify_add_watch", err)
+	}
+	return w, nil
+}
+
+// hold has f watched instead of the file before it.
+func (w *watch) hold(f *os.File) error {
+	if w.f == nil {
+		return nil
+	}
+	if w.file >= 0 {
+		// It may have gone with the file.
+		_, _ = unix.InotifyRmWatch(w.fd, uint32(w.file))
+	}
+	w.close = false
+	var err error
+	if w.file, err = unix.InotifyAddWatch(w.fd, fmt.Sprintf("/proc/self/fd/%d", f.Fd()), unix.IN_MODIFY|unix.IN_CLOSE_WRITE); err != nil {
+		return os.NewSyscallError("inotify_add_watch", err)
+	}
+	return nil
+}
+
+// end lets go of inotify; the watch only waits from now on.
+func (w *watch) end() {
+	if w.f != nil {
+		w.f.Close()
+		w.f = nil
+	}
+}
+
+// wait returns when something has happened, after d, or when ctx ends.
+func (w *watch) wait(ctx context.Context, d time.Duration) {
+	if w.f == nil {
+		t := time.NewTimer(d)
+		defer t.Stop()
+		select {
+		case <-ctx.Done():
+		case <-t.C:
+		}
+		return
+	}
+	// What cannot be waited for here is looked at again after the error.
+	if w.f.SetReadDeadline(time.Now().Add(d)) != nil {
+		w.end()
+		return
+	}
+	f := w.f
+	stop := context.AfterFunc(ctx, func() { f.SetReadDeadline(time.Unix(1, 0)) })
+	defer stop()
+	n, err := f.Read(w.buf[:])
+	if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+		w.end()
+	}
+	for events := w.buf[:max(n, 0)]; len(events) >= unix.SizeofInotifyEvent; {
+		wd := int32(binary.NativeEndian.Uint32(events))
+		mask := binary.NativeEndian.Uint32(events[4:])
+		name := binary.NativeEndian.Uint32(events[12:])
+		if int(wd) == w.file && mask&unix.IN_CLOSE_WRITE != 0 {
+			w.close = true
+		}
+		events = events[unix.SizeofInotifyEvent+name:]
+	}
+}
