@@ -3,7 +3,6 @@ package api
 import (
 	"encoding/json"
 	"fmt"
-	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httputil"
@@ -20,7 +19,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	internalapi "k8s.io/cri-api/pkg/apis"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
-	"k8s.io/cri-client/pkg/logs"
 )
 
 var podKind = Kinds[0]
@@ -245,91 +243,6 @@ func (s *Server) checkpoint(w http.ResponseWriter, r *http.Request) error {
 	}
 	write(w, http.StatusOK, map[string][]string{"items": {path}})
 	return nil
-}
-
-// log writes a container's log, as PodLogOptions in the query have it.
-func (s *Server) log(w http.ResponseWriter, r *http.Request) error {
-	pod, c, err := s.target(r)
-	if err != nil {
-		return err
-	}
-	q := r.URL.Query()
-	id := c.ContainerID
-	if truth(q, "previous") {
-		if c.LastTerminationState.Terminated == nil {
-			return fault.NotFound.Errorf("container %s of pod %s/%s has not run before", c.Name, pod.Namespace, pod.Name)
-		}
-		id = c.LastTerminationState.Terminated.ContainerID
-	}
-	if id == "" {
-		return fault.WrongState.Errorf("container %s of pod %s/%s has not run yet", c.Name, pod.Namespace, pod.Name)
-	}
-	o, err := logOptions(q)
-	if err != nil {
-		return err
-	}
-	runtime, _, err := s.runtime()
-	if err != nil {
-		return err
-	}
-	resp, err := runtime.ContainerStatus(r.Context(), runtimeID(id), false)
-	if err != nil {
-		return err
-	}
-	path := resp.GetStatus().GetLogPath()
-	if _, err := os.Stat(path); err != nil {
-		return fault.NotFound.Errorf("log of container %s: %v", c.Name, err)
-	}
-	var stdout, stderr io.Writer = flusher{w}, flusher{w}
-	switch q.Get("stream") {
-	case "Stdout":
-		stderr = io.Discard
-	case "Stderr":
-		stdout = io.Discard
-	}
-	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-	if err := logs.ReadLogs(r.Context(), path, runtimeID(id), o, runtime, stdout, stderr); err != nil && r.Context().Err() == nil {
-		s.Log.DebugContext(r.Context(), "log ended early", "err", err) // some of it is written
-	}
-	return nil
-}
-
-func logOptions(q url.Values) (*logs.LogOptions, error) {
-	o := &logs.LogOptions{Follow: truth(q, "follow") && !truth(q, "previous"), Timestamp: truth(q, "timestamps")}
-	for name, to := range map[string]**int64{"tailLines": &o.TailLines, "limitBytes": &o.LimitBytes} {
-		if !q.Has(name) {
-			continue
-		}
-		n, err := strconv.ParseInt(q.Get(name), 10, 64)
-		if err != nil || n < 0 {
-			return nil, fault.Invalid.Errorf("%s: %q is not a number from 0", name, q.Get(name))
-		}
-		*to = &n
-	}
-	if text := q.Get("sinceSeconds"); text != "" {
-		n, err := strconv.ParseInt(text, 10, 64)
-		if err != nil || n < 1 {
-			return nil, fault.Invalid.Errorf("sinceSeconds: %q is not a number from 1", text)
-		}
-		o.Since = time.Now().Add(-time.Duration(n) * time.Second)
-	}
-	if text := q.Get("sinceTime"); text != "" {
-		at, err := time.Parse(time.RFC3339Nano, text)
-		if err != nil {
-			return nil, fault.Invalid.Errorf("sinceTime: %v", err)
-		}
-		o.Since = at
-	}
-	return o, nil
-}
-
-// A flusher sends each line at once: somebody may be waiting for it.
-type flusher struct{ http.ResponseWriter }
-
-func (f flusher) Write(p []byte) (int, error) {
-	n, err := f.ResponseWriter.Write(p)
-	http.NewResponseController(f.ResponseWriter).Flush()
-	return n, err
 }
 
 // resize changes the resources of a pod's containers while they run. The request

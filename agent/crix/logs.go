@@ -3,6 +3,9 @@ package crix
 import (
 	"context"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	internalapi "k8s.io/cri-api/pkg/apis"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
@@ -43,4 +46,21 @@ func (d *Driver) Logs(ctx context.Context) (map[string]string, error) {
 // Reopen has the runtime open the log of a container anew.
 func (d *Driver) Reopen(ctx context.Context, id string) error {
 	return Fault(d.runtime.ReopenContainerLog(ctx, id))
+}
+
+// Running is logread.Options.Running of a container. One that the runtime does not
+// know has ended; while the runtime is away, what ran goes on.
+func Running(runtime internalapi.RuntimeService, id string) func(context.Context) (bool, error) {
+	return func(ctx context.Context) (bool, error) {
+		resp, err := runtime.ContainerStatus(ctx, id, false)
+		switch status.Code(err) {
+		case codes.OK:
+			return resp.GetStatus().GetState() == cri.ContainerState_CONTAINER_RUNNING, nil
+		case codes.NotFound:
+			return false, nil
+		case codes.Unavailable, codes.DeadlineExceeded:
+			return true, nil
+		}
+		return false, Fault(err)
+	}
 }

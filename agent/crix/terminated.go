@@ -1,7 +1,6 @@
 package crix
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -9,9 +8,9 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/crisp-cri/crisp/internal/logread"
 	v1 "k8s.io/api/core/v1"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
-	"k8s.io/cri-client/pkg/logs"
 )
 
 // How much of what a container has left behind is its termination message.
@@ -53,7 +52,7 @@ func (d *Driver) addMessage(ctx context.Context, s *cri.ContainerStatus) {
 		}
 	}
 	if text == "" && fallback {
-		text = d.logTail(ctx, s.GetLogPath())
+		text = logTail(ctx, s.GetLogPath())
 	}
 	switch {
 	case text == "":
@@ -82,13 +81,25 @@ func tail(path string, most int64) (string, error) {
 	return string(data), err
 }
 
-func (d *Driver) logTail(ctx context.Context, path string) string {
+func logTail(ctx context.Context, path string) string {
 	lines := int64(maxLogLines)
-	var out bytes.Buffer
-	o := &logs.LogOptions{TailLines: &lines}
-	if err := logs.ReadLogs(ctx, path, "", o, d.runtime, &out, &out); err != nil {
+	var text end
+	l, err := logread.Open(path)
+	if err == nil {
+		defer l.Close()
+		err = l.Copy(ctx, logread.Options{Tail: &lines, Stdout: &text, Stderr: &text})
+	}
+	if err != nil {
 		return fmt.Sprintf("Error on reading termination message from logs: %v", err)
 	}
-	text := out.Bytes()
-	return string(text[max(0, len(text)-maxLogTail):])
+	return string(text)
+}
+
+// end keeps the last of what is written to it.
+type end []byte
+
+func (e *end) Write(p []byte) (int, error) {
+	all := append(*e, p...)
+	*e = append(all[:0], all[max(0, len(all)-maxLogTail):]...)
+	return len(p), nil
 }

@@ -4,17 +4,17 @@ import (
 	"bytes"
 	"errors"
 	"flag"
+	"fmt"
 	"io"
-	"os"
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/crisp-cri/crisp/agent/crix"
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/logread"
 	v1 "k8s.io/api/core/v1"
 	internalapi "k8s.io/cri-api/pkg/apis"
-	"k8s.io/cri-client/pkg/logs"
 )
 
 func namespaceFlag(fs *flag.FlagSet, namespace *string) {
@@ -103,23 +103,33 @@ func (c *cli) logsOf(runtime internalapi.RuntimeService, f crix.Found, status v1
 	if path == "" {
 		return fault.NotFound.Errorf("container %s of pod %s keeps no log", status.Name, f.Pod.Name)
 	}
-	o := &logs.LogOptions{Follow: flags.follow && !flags.previous, Timestamp: flags.timestamps}
-	if flags.tail >= 0 {
-		o.TailLines = &flags.tail
-	}
-	if flags.since > 0 {
-		o.Since = time.Now().Add(-flags.since)
-	}
-	if _, err := os.Stat(path); err != nil {
+	l, err := logread.Open(path)
+	if err != nil {
 		return fault.NotFound.Errorf("log of container %s: %v", status.Name, err)
 	}
+	defer l.Close()
 	if flags.prefix {
 		prefix := "[pod/" + f.Pod.Name + "/" + status.Name + "] "
 		stdout, stderr = &lines{to: stdout, prefix: prefix}, &lines{to: stderr, prefix: prefix}
 	}
-	err = crix.Fault(logs.ReadLogs(c.ctx, path, id, o, runtime, stdout, stderr))
-	if c.ctx.Err() != nil || errors.Is(err, fault.NotFound) {
-		return nil // we, or the container, ended while following
+	o := logread.Options{Stdout: stdout, Stderr: stderr, Timestamps: flags.timestamps}
+	if flags.tail >= 0 {
+		o.Tail = &flags.tail
+	}
+	if flags.since > 0 {
+		o.Since = time.Now().Add(-flags.since)
+	}
+	if flags.follow && !flags.previous {
+		o.Running = crix.Running(runtime, id)
+	}
+	damaged := 0
+	o.Damaged = func(error) { damaged++ }
+	err = l.Copy(c.ctx, o)
+	if damaged > 0 {
+		fmt.Fprintf(c.stderr, "crisp: %d records of the log of container %s cannot be read\n", damaged, status.Name)
+	}
+	if c.ctx.Err() != nil {
+		return nil // told to end
 	}
 	return err
 }
