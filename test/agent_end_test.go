@@ -45,9 +45,15 @@ func podsEndBadly(t *testing.T, l *lab) {
 		}
 	})
 	l.run(t, "deaf", `
-  activeDeadlineSeconds: 1
+  restartPolicy: Never
   terminationGracePeriodSeconds: 1
-  containers: [{name: app, image: IMAGE, args: [ignore-term, sleep, for-ever]}]
+  containers:
+  - name: app
+    image: IMAGE
+    args: [ignore-term, write, /d/deaf, "", sleep, for-ever]
+    livenessProbe: {exec: {command: [/testbin, await, /d/deaf, exit, "1"]}, timeoutSeconds: 60, periodSeconds: 1, failureThreshold: 1}
+    volumeMounts: [{name: d, mountPath: /d}]
+  volumes: [{name: d, hostPath: {path: DIR}}]
 `, func(t *testing.T, l *lab) {
 		l.until(func() bool { return l.status("app").State.Terminated != nil }, "it has ended")
 		if s := l.status("app").State.Terminated; s.ExitCode != 137 {
