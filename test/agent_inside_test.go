@@ -91,7 +91,7 @@ func podsAreScored(t *testing.T, l *lab) {
 		want            int64
 	}{
 		{"effort", "{}", 1000},
-		{"guaranteed", "{limits: {cpu: 10m, memory: 32Mi}}", -997},
+		{"guaranteed", "{limits: {cpu: 1, memory: 32Mi}}", -997},
 		{"half", fmt.Sprintf("{requests: {memory: %d}}", half), 1000 - 1000*half/(kib<<10)},
 	}
 	for _, test := range tests {
