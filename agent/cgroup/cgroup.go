@@ -64,21 +64,29 @@ type Tree struct {
 
 	mu    sync.Mutex
 	known map[string]Limits // what was set last, by cgroup; guarded by mu
+	pages map[string]Pages  // likewise
 }
 
 // Open makes the cgroups of all pods and of the classes below root, "/" being the
-// kernel's. Together pods may have what limits say.
+// kernel's. Together pods may have what limits say, and any huge pages.
 func Open(root string, systemd bool, limits Limits) (*Tree, error) {
-	t := &Tree{systemd: systemd, known: map[string]Limits{}}
+	t := &Tree{systemd: systemd, known: map[string]Limits{}, pages: map[string]Pages{}}
 	for name := range strings.SplitSeq(strings.Trim(root, "/"), "/") {
 		if name != "" {
 			t.root = append(t.root, name)
 		}
 	}
+	all := Pages{}
+	for _, size := range cgroups.HugePageSizes() {
+		all[size] = unbounded
+	}
 	for class, l := range map[v1.PodQOSClass]Limits{
 		v1.PodQOSGuaranteed: limits, v1.PodQOSBurstable: {Shares: minShares}, v1.PodQOSBestEffort: {Shares: minShares},
 	} {
 		if err := t.set(t.class(class), l); err != nil {
+			return nil, err
+		}
+		if err := t.setPages(t.class(class), all); err != nil {
 			return nil, err
 		}
 	}
@@ -199,6 +207,7 @@ func (t *Tree) Remove(uid string) error {
 		}
 		t.mu.Lock()
 		delete(t.known, strings.Join(names, "/"))
+		delete(t.pages, strings.Join(names, "/"))
 		t.mu.Unlock()
 	}
 	return errors.Join(problems...)

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -49,6 +50,9 @@ func TestTree(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root: it makes cgroups")
 	}
+	if os.Getenv(withHugetlb) != "" {
+		mountHugetlb(t)
+	}
 	for _, driver := range []string{"cgroupfs", "systemd"} {
 		t.Run(driver, func(t *testing.T) {
 			if driver == "systemd" && !systemd.IsRunningSystemd() {
@@ -76,7 +80,7 @@ func TestTree(t *testing.T) {
 				}
 			}
 			names := tree.pod("u1", v1.PodQOSBurstable)
-			check := func(v1, v2 map[string]string) {
+			checkOf := func(names []string, v1, v2 map[string]string) {
 				t.Helper()
 				want := v1
 				if cgroups.IsCgroup2UnifiedMode() {
@@ -94,6 +98,10 @@ func TestTree(t *testing.T) {
 					}
 				}
 			}
+			check := func(v1, v2 map[string]string) {
+				t.Helper()
+				checkOf(names, v1, v2)
+			}
 			weight := fmt.Sprint(cgroups.ConvertCPUSharesToCgroupV2Value(512))
 			check(map[string]string{"cpu.shares": "512", "cpu.cfs_quota_us": "50000", "memory.limit_in_bytes": "67108864", "pids.max": "100"},
 				map[string]string{"cpu.weight": weight, "cpu.max": "50000 100000", "memory.max": "67108864", "pids.max": "100"})
@@ -105,6 +113,23 @@ func TestTree(t *testing.T) {
 			check(map[string]string{"cpu.cfs_quota_us": "-1", "memory.limit_in_bytes": "134217728"}, map[string]string{"cpu.max": "max 100000", "memory.max": "134217728"})
 			if err := tree.Weigh(1500); err != nil {
 				t.Fatal(err)
+			}
+			for range 2 {
+				if err := tree.LimitHugePages("u1", v1.PodQOSBurstable, Pages{"2MB": 4 << 20}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if sizes := cgroups.HugePageSizes(); hugetlb(t) && slices.Contains(sizes, "2MB") {
+				for _, size := range sizes {
+					want := map[bool]string{true: "4194304", false: "0"}[size == "2MB"]
+					check(map[string]string{"hugetlb." + size + ".limit_in_bytes": want}, map[string]string{"hugetlb." + size + ".max": want})
+					for _, class := range []v1.PodQOSClass{v1.PodQOSGuaranteed, v1.PodQOSBurstable, v1.PodQOSBestEffort} {
+						checkOf(tree.class(class), map[string]string{"hugetlb." + size + ".limit_in_bytes": "4611686018427387904"}, map[string]string{"hugetlb." + size + ".max": "4611686018427387904"})
+					}
+				}
+				t.Log("huge pages were limited")
+			} else {
+				t.Log("huge pages are not limited: the kernel has none, or no controller is mounted")
 			}
 			if got := tree.uids(); len(got) != 1 || got[0] != "u1" {
 				t.Errorf("pods %v, want u1", got)

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/crisp-cri/crisp/agent/cgroup"
 )
 
 // facts are what the translation of pods must know of the kernel.
@@ -68,7 +70,7 @@ func hugePages() []string {
 	for _, e := range entries {
 		var kib int64
 		if n, err := fmt.Sscanf(e.Name(), "hugepages-%dkB", &kib); n == 1 && err == nil {
-			sizes = append(sizes, pageSize(kib<<10))
+			sizes = append(sizes, cgroup.PageSize(kib<<10))
 		}
 	}
 	return sizes
@@ -87,17 +89,4 @@ func memoryCapacity() int64 {
 		}
 	}
 	return 0
-}
-
-// pageSize is how the kernel writes a size in the names of the hugetlb cgroup.
-func pageSize(bytes int64) string {
-	for _, unit := range []struct {
-		name string
-		size int64
-	}{{"GB", 1 << 30}, {"MB", 1 << 20}, {"KB", 1 << 10}} {
-		if bytes >= unit.size {
-			return fmt.Sprintf("%d%s", bytes/unit.size, unit.name)
-		}
-	}
-	return fmt.Sprintf("%dB", bytes)
 }

@@ -1,9 +1,11 @@
 package crix
 
 import (
+	"maps"
 	"slices"
 	"strings"
 
+	"github.com/crisp-cri/crisp/agent/cgroup"
 	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/agent/status"
 	v1 "k8s.io/api/core/v1"
@@ -93,16 +95,30 @@ func sums(pod *v1.Pod) (requests, limits v1.ResourceList) {
 	requests = sum(pod, func(c *v1.Container) v1.ResourceList { return c.Resources.Requests })
 	limits = sum(pod, func(c *v1.Container) v1.ResourceList { return c.Resources.Limits })
 	if all := pod.Spec.Resources; all != nil {
-		for _, name := range []v1.ResourceName{v1.ResourceCPU, v1.ResourceMemory} {
-			if q, ok := all.Requests[name]; ok {
+		for name, q := range all.Requests {
+			if ofPods(name) {
 				requests[name] = q
 			}
-			if q, ok := all.Limits[name]; ok {
+		}
+		for name, q := range all.Limits {
+			if ofPods(name) {
 				limits[name] = q
+			}
+			if isHugePages(name) { // of which none is more than was asked for
+				requests[name] = q
 			}
 		}
 	}
 	return requests, limits
+}
+
+// ofPods tells which resources a pod may ask for as a whole.
+func ofPods(name v1.ResourceName) bool {
+	return name == v1.ResourceCPU || name == v1.ResourceMemory || isHugePages(name)
+}
+
+func isHugePages(name v1.ResourceName) bool {
+	return strings.HasPrefix(string(name), v1.ResourceHugePagesPrefix)
 }
 
 // Requests are those of a pod with its overhead.
@@ -164,20 +180,11 @@ func raise(into, to v1.ResourceList) {
 // hugePageLimits has one limit for each size that the kernel knows; what is not
 // asked for is 0.
 func (d *Driver) hugePageLimits(pod *v1.Pod, c *v1.Container) []*cri.HugepageLimit {
-	asked := map[string]uint64{}
-	ask := func(limits v1.ResourceList) {
-		for name, q := range limits {
-			if size, ok := strings.CutPrefix(string(name), v1.ResourceHugePagesPrefix); ok {
-				if page, err := resource.ParseQuantity(size); err == nil {
-					asked[pageSize(page.Value())] = uint64(q.Value())
-				}
-			}
-		}
-	}
+	asked := cgroup.Pages{}
 	if pod.Spec.Resources != nil {
-		ask(pod.Spec.Resources.Limits)
+		asked = cgroup.HugePages(pod.Spec.Resources.Limits)
 	}
-	ask(c.Resources.Limits)
+	maps.Copy(asked, cgroup.HugePages(c.Resources.Limits))
 	var out []*cri.HugepageLimit
 	for _, size := range d.node.hugePages {
 		out = append(out, &cri.HugepageLimit{PageSize: size, Limit: asked[size]})
