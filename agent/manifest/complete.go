@@ -74,18 +74,39 @@ func completeDeployment(v *validator, d *appsv1.Deployment, o Options) {
 	v.atLeast("spec.minReadySeconds", &d.Spec.MinReadySeconds, 0)
 	setDefault(&d.Spec.Strategy.Type, appsv1.RollingUpdateDeploymentStrategyType)
 	oneOf(v, "spec.strategy.type", d.Spec.Strategy.Type, appsv1.RollingUpdateDeploymentStrategyType, appsv1.RecreateDeploymentStrategyType)
-	if r := d.Spec.Strategy.RollingUpdate; r != nil && r.MaxUnavailable != nil {
-		n, err := intstr.GetScaledValueFromIntOrPercent(r.MaxUnavailable, 100, false)
-		if err != nil || n < 0 {
-			v.report("spec.strategy.rollingUpdate.maxUnavailable", "%q: want a number or a percentage", r.MaxUnavailable)
-		}
-		if d.Spec.Strategy.Type == appsv1.RecreateDeploymentStrategyType {
-			v.report("spec.strategy.rollingUpdate", "goes with the type RollingUpdate, and only with it")
-		}
-	}
+	v.rollingUpdate(&d.Spec.Strategy)
 	v.template(&d.Spec.Template, d.Namespace, o)
 	v.selects(d.Spec.Selector, &d.Spec.Template)
 	v.policy(d.Spec.Template.Spec.RestartPolicy, v1.RestartPolicyAlways)
+}
+
+func (v *validator) rollingUpdate(s *appsv1.DeploymentStrategy) {
+	const field = "spec.strategy.rollingUpdate"
+	if s.RollingUpdate == nil {
+		return
+	}
+	if s.Type == appsv1.RecreateDeploymentStrategyType {
+		v.report(field, "goes with the type RollingUpdate, and only with it")
+	}
+	// portion is what a limit makes of 100 pods, or -1.
+	portion := func(name string, limit *intstr.IntOrString) int {
+		if limit == nil {
+			return -1
+		}
+		n, err := intstr.GetScaledValueFromIntOrPercent(limit, 100, true)
+		if err != nil || n < 0 {
+			v.report(field+"."+name, "%q: want a number or a percentage", limit)
+			return -1
+		}
+		return n
+	}
+	surge, unavailable := portion("maxSurge", s.RollingUpdate.MaxSurge), portion("maxUnavailable", s.RollingUpdate.MaxUnavailable)
+	if surge == 0 && unavailable == 0 {
+		v.report(field, "no update is possible: maxSurge and maxUnavailable are both 0")
+	}
+	if u := s.RollingUpdate.MaxUnavailable; unavailable > 100 && u.Type == intstr.String {
+		v.report(field+".maxUnavailable", "%q is more than 100%%", u)
+	}
 }
 
 func completeDaemonSet(v *validator, d *appsv1.DaemonSet, o Options) {

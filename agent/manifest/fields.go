@@ -221,7 +221,7 @@ spec.progressDeadlineSeconds                      ignored
 spec.replicas                                     honoured
 spec.revisionHistoryLimit                         ignored
 spec.selector                                     honoured
-spec.strategy.rollingUpdate.maxSurge              ignored  pods have stable names: none can be there twice
+spec.strategy.rollingUpdate.maxSurge              honoured
 spec.strategy.rollingUpdate.maxUnavailable        honoured
 spec.strategy.type                                honoured
 spec.template                                     honoured

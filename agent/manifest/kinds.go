@@ -45,7 +45,7 @@ var kinds = []*kind{
 var notHere = map[string]string{
 	"Service":               "not supported on a single node: use hostPort",
 	"Ingress":               "not supported on a single node: use hostPort",
-	"StatefulSet":           "not supported: use a Deployment, whose pods have stable names here",
+	"StatefulSet":           "not supported: use a Deployment; without maxSurge its pods keep their names",
 	"ReplicaSet":            "not supported: use a Deployment",
 	"ReplicationController": "not supported: use a Deployment",
 	"CronJob":               "not supported: let a timer of the system apply a Job",

@@ -53,6 +53,10 @@ func TestKinds(t *testing.T) {
 		{"claim", "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {name: p}\nspec: {accessModes: [Sometimes]}\n", "", `f:4: spec.accessModes[0]: "Sometimes": want ReadWriteOnce`},
 		{"group", "apiVersion: extensions/v1beta1\nkind: Deployment\nmetadata: {name: d}\n", "", `f:1: apiVersion: "extensions/v1beta1": want apps/v1`},
 		{"what one node has no use for", "apiVersion: apps/v1\nkind: StatefulSet\n", "", "f:2: kind: StatefulSet is not supported: use a Deployment"},
+		{"surge", strings.Replace(deployment, "  selector", "  strategy: {rollingUpdate: {maxSurge: 1/2}}\n  selector", 1), "", `f:5: spec.strategy.rollingUpdate.maxSurge: "1/2": want a number or a percentage`},
+		{"no surge and none unavailable", strings.Replace(deployment, "  selector", "  strategy: {rollingUpdate: {maxSurge: 0%, maxUnavailable: 0}}\n  selector", 1), "", "f:5: spec.strategy.rollingUpdate: no update is possible"},
+		{"all unavailable and more", strings.Replace(deployment, "  selector", "  strategy: {rollingUpdate: {maxUnavailable: 101%}}\n  selector", 1), "", `"101%" is more than 100%`},
+		{"surge of Recreate", strings.Replace(deployment, "  selector", "  strategy: {type: Recreate, rollingUpdate: {maxSurge: 1}}\n  selector", 1), "", "goes with the type RollingUpdate, and only with it"},
 		{"owner", "apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: c\n  ownerReferences: [{kind: X}]\n", "", "f:5: metadata.ownerReferences: there is no garbage collector"},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -2,11 +2,12 @@
 // node. It is pure: the workload, its pods, their statuses and the time go in,
 // the pods that are wanted now come out.
 //
-// Pods have stable names, web-0 to web-2 for a Deployment web of three, so that
-// they can be named in commands and so that an agent that starts anew finds them
-// again without a record. Hence there cannot be more of them during an update
-// than before: an update replaces as many at a time as may be unavailable, at
-// least one, and goes on when their successors are available.
+// Pods have names with numbers, web-0 to web-2 for a Deployment web of three, so
+// that they can be named in commands and so that an agent that starts anew finds
+// them again without a record. A new pod has the first number that none has: one
+// that replaces another often has its name, and begins when that one has ended.
+// While there are more pods than wanted, for the surge of an update, there are
+// higher numbers, and they stay with their pods.
 //
 // What a Job has achieved is in the statuses of its pods, which stay wanted when
 // they have ended. Nothing else is remembered.

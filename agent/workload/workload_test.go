@@ -8,6 +8,8 @@ import (
 
 	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/agent/workload"
+	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -70,6 +72,29 @@ func (w *world) ready(names ...string) {
 	}
 }
 
+// counts has how many pods of each image a step leads to.
+func (w *world) counts(what string, want map[string]int) {
+	w.t.Helper()
+	got := map[string]int{}
+	for _, pod := range strings.Fields(w.step()) {
+		_, tag, _ := strings.Cut(pod, ":")
+		got[tag]++
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		w.t.Errorf("%s: %s", what, diff)
+	}
+}
+
+// status compares the deployment's numbers.
+func (w *world) status(want string) {
+	w.t.Helper()
+	s := w.plan.Status.(*appsv1.Deployment).Status
+	got := fmt.Sprintf("Replicas:%d UpdatedReplicas:%d ReadyReplicas:%d AvailableReplicas:%d UnavailableReplicas:%d", s.Replicas, s.UpdatedReplicas, s.ReadyReplicas, s.AvailableReplicas, s.UnavailableReplicas)
+	if got != want {
+		w.t.Errorf("status %s, want %s", got, want)
+	}
+}
+
 // end ends a pod now.
 func (w *world) end(name string, phase v1.PodPhase) {
 	for i, p := range w.pods {
@@ -86,27 +111,37 @@ metadata: {name: front}
 spec:
   replicas: %d
   minReadySeconds: %d
-  strategy: {rollingUpdate: {maxUnavailable: %s}}
+  strategy: %s
   selector: {matchLabels: {app: f}}
   template:
     metadata: {labels: {app: f}}
     spec: {containers: [{name: a, image: "i:%d"}]}
 `
 
-func deployment(t *testing.T, replicas, minReady int, most string, image int) manifest.Object {
-	return read(t, fmt.Sprintf(front, replicas, minReady, most, image))
+// deployment is one with a strategy: "2+1" has up to two pods more and one less
+// during an update.
+func deployment(t *testing.T, replicas, minReady int, strategy string, image int) manifest.Object {
+	switch surge, unavailable, ok := strings.Cut(strategy, "+"); {
+	case ok:
+		strategy = "{rollingUpdate: {maxSurge: " + surge + ", maxUnavailable: " + unavailable + "}}"
+	case strategy == "":
+		strategy = "{}"
+	default:
+		strategy = "{type: " + strategy + "}"
+	}
+	return read(t, fmt.Sprintf(front, replicas, minReady, strategy, image))
 }
 
 // An update replaces as many pods as may be unavailable, and goes on when they
 // are available.
 func TestDeployment(t *testing.T) {
-	w := &world{t: t, now: time.Unix(1e9, 0), object: deployment(t, 4, 10, "2", 1)}
+	w := &world{t: t, now: time.Unix(1e9, 0), object: deployment(t, 4, 10, "0+2", 1)}
 	w.expect("at first", "front-0:1 front-1:1 front-2:1 front-3:1")
 	w.ready("front-0", "front-1", "front-2", "front-3")
 	w.now = w.now.Add(time.Minute)
 	w.expect("nothing new", "front-0:1 front-1:1 front-2:1 front-3:1")
 
-	w.object = deployment(t, 4, 10, "2", 2)
+	w.object = deployment(t, 4, 10, "0+2", 2)
 	w.expect("an update", "front-0:2 front-1:2 front-2:1 front-3:1")
 	w.expect("waits", "front-0:2 front-1:2 front-2:1 front-3:1")
 	w.ready("front-0")
@@ -120,9 +155,9 @@ func TestDeployment(t *testing.T) {
 	w.now = w.now.Add(10 * time.Second)
 	w.expect("to the end", "front-0:2 front-1:2 front-2:2 front-3:2")
 
-	w.object = deployment(t, 2, 10, "2", 2)
+	w.object = deployment(t, 2, 10, "0+2", 2)
 	w.expect("fewer", "front-0:2 front-1:2")
-	w.object = deployment(t, 3, 10, "2", 2)
+	w.object = deployment(t, 3, 10, "0+2", 2)
 	w.expect("more", "front-0:2 front-1:2 front-2:2")
 	uids := map[types.UID]bool{}
 	for _, p := range w.pods {
@@ -139,27 +174,98 @@ func TestDeployment(t *testing.T) {
 // An update that does not come up stops; a repaired one replaces what is broken
 // first.
 func TestDeploymentStuck(t *testing.T) {
-	w := &world{t: t, now: time.Unix(1e9, 0), object: deployment(t, 3, 0, "1", 1)}
+	w := &world{t: t, now: time.Unix(1e9, 0), object: deployment(t, 3, 0, "0+1", 1)}
 	w.step()
 	w.ready("front-0", "front-1", "front-2")
-	w.object = deployment(t, 3, 0, "1", 2)
+	w.object = deployment(t, 3, 0, "0+1", 2)
 	w.expect("a broken image", "front-0:2 front-1:1 front-2:1")
 	for range 3 {
 		w.expect("goes no further", "front-0:2 front-1:1 front-2:1")
 	}
-	w.object = deployment(t, 3, 0, "1", 3)
+	w.object = deployment(t, 3, 0, "0+1", 3)
 	w.expect("repaired", "front-0:3 front-1:1 front-2:1")
 	w.ready("front-0")
 	w.expect("goes on", "front-0:3 front-1:3 front-2:1")
 }
 
-// 25 % of few pods is none, and yet an update must be possible.
-func TestDeploymentOfOne(t *testing.T) {
-	w := &world{t: t, now: time.Unix(1e9, 0), object: deployment(t, 1, 0, "25%", 1)}
-	w.step()
+// With a surge the new pod is there first. It is so by default, as 25 % of few pods
+// is one more, and none less.
+func TestDeploymentSurge(t *testing.T) {
+	w := &world{t: t, now: time.Unix(1e9, 0), object: deployment(t, 1, 0, "", 1)}
+	w.expect("at first", "front-0:1")
 	w.ready("front-0")
-	w.object = deployment(t, 1, 0, "25%", 2)
-	w.expect("an update", "front-0:2")
+	w.object = deployment(t, 1, 0, "", 2)
+	w.expect("an update", "front-0:1 front-1:2")
+	w.expect("waits", "front-0:1 front-1:2")
+	w.status("Replicas:2 UpdatedReplicas:1 ReadyReplicas:1 AvailableReplicas:1 UnavailableReplicas:1")
+	w.ready("front-1")
+	w.expect("and then the old one goes", "front-1:2")
+	w.object = deployment(t, 1, 0, "", 3)
+	w.expect("the next takes the name that is free", "front-0:3 front-1:2")
+	w.object = deployment(t, 0, 0, "", 3)
+	w.expect("none is wanted", "")
+
+	w = &world{t: t, now: time.Unix(1e9, 0), object: deployment(t, 3, 0, "1+0", 1)}
+	w.step()
+	w.ready("front-0", "front-1", "front-2")
+	w.object = deployment(t, 3, 0, "1+0", 2)
+	for _, want := range []string{
+		"front-0:1 front-1:1 front-2:1 front-3:2", "front-0:2 front-1:1 front-2:1 front-3:2", "front-0:2 front-1:2 front-2:1 front-3:2", "front-0:2 front-1:2 front-3:2",
+	} {
+		w.expect("one after the other", want)
+		for _, p := range w.pods {
+			w.ready(p.Name)
+		}
+	}
+	w.expect("the end", "front-0:2 front-1:2 front-3:2")
+}
+
+// The example of the Deployment controller's own source: ten pods, of which two may
+// be unavailable and three too many.
+func TestDeploymentOfTen(t *testing.T) {
+	begin := func() *world {
+		w := &world{t: t, now: time.Unix(1e9, 0), object: deployment(t, 10, 0, "3+2", 1)}
+		w.step()
+		for _, p := range w.pods {
+			w.ready(p.Name)
+		}
+		w.object = deployment(t, 10, 0, "3+2", 2)
+		w.counts("an update", map[string]int{"1": 8, "2": 5})
+		w.counts("waits for what crashes", map[string]int{"1": 8, "2": 5})
+		return w
+	}
+	w := begin()
+	for i, p := range w.pods {
+		if p.Spec.Containers[0].Image == "i:1" {
+			w.pods[i].Status = v1.PodStatus{}
+			break
+		}
+	}
+	w.counts("an old pod fails, and none goes for it", map[string]int{"1": 8, "2": 5})
+	w.object = deployment(t, 10, 0, "3+2", 1)
+	w.counts("rolled back", map[string]int{"1": 10, "2": 1})
+
+	w = begin()
+	w.object = deployment(t, 10, 0, "3+2", 3)
+	w.counts("rolled over", map[string]int{"1": 8, "3": 5})
+}
+
+// Recreate lets all old pods go, and each new one waits for the end of the old one
+// of its name.
+func TestDeploymentRecreate(t *testing.T) {
+	w := &world{t: t, now: time.Unix(1e9, 0), object: deployment(t, 2, 0, "1+0", 1)}
+	w.step()
+	w.ready("front-0", "front-1")
+	w.object = deployment(t, 2, 0, "1+0", 2)
+	w.step()
+	w.ready("front-2")
+	w.expect("names with a gap", "front-0:2 front-1:1 front-2:2")
+	w.ready("front-0")
+	w.expect("names with a gap", "front-0:2 front-2:2")
+	w.object = deployment(t, 2, 0, "Recreate", 3)
+	w.expect("recreated", "front-0:3 front-2:3")
+	w.object = deployment(t, 3, 0, "Recreate", 4)
+	w.expect("and one more", "front-0:4 front-1:4 front-2:4")
 }
 
 const sum = `apiVersion: batch/v1

@@ -81,7 +81,8 @@ func (c *cli) settled(g given) (ok bool, word string, err error) {
 	}
 	switch g.kind.Name {
 	case "Deployment":
-		return number("status", "availableReplicas") >= number("spec", "replicas") && number("status", "updatedReplicas") >= number("spec", "replicas"), "", nil
+		updated := number("status", "updatedReplicas")
+		return updated >= number("spec", "replicas") && number("status", "replicas") == updated && number("status", "availableReplicas") >= updated, "", nil
 	case "DaemonSet":
 		return number("status", "numberAvailable") >= 1 && number("status", "updatedNumberScheduled") >= 1, "", nil
 	case "Job":

@@ -1,0 +1,167 @@
+package workload
+
+import (
+	"cmp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/crisp-cri/crisp/agent/manifest"
+	v1 "k8s.io/api/core/v1"
+)
+
+// A rollout brings pods from one template to the next. It decides as Kubernetes'
+// Deployment controller does: up to replicas+surge pods there are at a time, and
+// of those that are available no more go than leave replicas-unavailable. Old pods
+// that are not available go first.
+//
+// The controller takes a step and looks again when it sees the outcome; a plan is
+// all the steps that one state of the pods allows.
+type rollout struct {
+	owner       manifest.Object
+	template    *v1.PodTemplateSpec
+	label       string // has the revision
+	replicas    int
+	surge       int
+	unavailable int
+	inPlace     bool // old pods go at once, and new ones begin under their names
+	minReady    time.Duration
+
+	updated, ready, available int32 // counted by plan
+
+	members []member // that there are to be
+}
+
+// A member is one pod of a rollout.
+type member struct {
+	*v1.Pod
+	index            int // in its name
+	current          bool
+	ready, available bool
+}
+
+func isOld(m member) bool          { return !m.current }
+func isCurrent(m member) bool      { return m.current }
+func isReady(m member) bool        { return m.ready }
+func isAvailable(m member) bool    { return m.available }
+func isOldAndAway(m member) bool   { return !m.current && !m.available }
+func isCurrentAndUp(m member) bool { return m.current && m.available }
+
+func (r *rollout) plan(pods []Pod, now time.Time) Plan {
+	var plan Plan
+	for _, p := range pods {
+		m, ok := r.member(p)
+		if !ok {
+			continue
+		}
+		at, ready := availableAt(p.Status, r.minReady)
+		m.ready, m.available = ready, ready && !at.After(now)
+		if ready && !m.available {
+			plan.Again = earliest(plan.Again, at)
+		}
+		r.members = append(r.members, m)
+	}
+	slices.SortFunc(r.members, func(a, b member) int { return cmp.Compare(a.index, b.index) })
+	var free []int // names to use first
+	if r.inPlace {
+		for _, m := range r.members {
+			if isOld(m) {
+				free = append(free, m.index)
+			}
+		}
+		r.members = slices.DeleteFunc(r.members, isOld)
+	}
+	for r.step(free) {
+	}
+	slices.SortFunc(r.members, func(a, b member) int { return cmp.Compare(a.index, b.index) })
+	for _, m := range r.members {
+		plan.Pods = append(plan.Pods, m.Pod)
+	}
+	r.updated, r.ready, r.available = int32(r.count(isCurrent)), int32(r.count(isReady)), int32(r.count(isAvailable))
+	return plan
+}
+
+// member is what the rollout has to know of a pod; a current one is made anew,
+// as not all that makes it is in its revision.
+func (r *rollout) member(p Pod) (member, bool) {
+	index, err := strconv.Atoi(strings.TrimPrefix(p.Name, r.owner.GetName()+"-"))
+	if err != nil || index < 0 {
+		return member{}, false
+	}
+	if next := r.newPod(index); next.UID == p.UID {
+		return member{Pod: next, index: index, current: true}, true
+	}
+	return member{Pod: p.Pod, index: index}, true
+}
+
+func (r *rollout) newPod(index int) *v1.Pod {
+	revision := r.template.Annotations[manifest.AnnotationHash]
+	return makePod(r.owner, r.template, r.owner.GetName()+"-"+strconv.Itoa(index), revision, map[string]string{r.label: revision[:min(len(revision), 10)]})
+}
+
+func (r *rollout) count(is func(member) bool) int {
+	n := 0
+	for _, m := range r.members {
+		if is(m) {
+			n++
+		}
+	}
+	return n
+}
+
+// step adds pods or lets some go, as many as may be. It reports whether there is
+// anything that it has done.
+func (r *rollout) step(free []int) bool {
+	current, total := r.count(isCurrent), len(r.members)
+	if surplus := current - r.replicas; surplus > 0 {
+		slices.Reverse(r.members) // the last names go first
+		r.drop(surplus, isCurrent)
+		slices.Reverse(r.members)
+		return true
+	}
+	most := r.replicas + r.surge
+	if missing := min(most-total, r.replicas-current); missing > 0 {
+		for range missing {
+			r.add(free)
+		}
+		return true
+	}
+	least := r.replicas - r.unavailable
+	spare := total - least - (current - r.count(isCurrentAndUp))
+	if spare <= 0 || current == total {
+		return false
+	}
+	gone := r.drop(spare, isOldAndAway)
+	return gone+r.drop(r.count(isAvailable)-least, isOld) > 0
+}
+
+// drop lets n pods of a kind go, or as many as there are. Those that are not
+// available go first.
+func (r *rollout) drop(n int, is func(member) bool) (gone int) {
+	for _, up := range []bool{false, true} {
+		r.members = slices.DeleteFunc(r.members, func(m member) bool {
+			if gone >= n || !is(m) || m.available != up {
+				return false
+			}
+			gone++
+			return true
+		})
+	}
+	return gone
+}
+
+// add adds a pod, of the first name that none has.
+func (r *rollout) add(free []int) {
+	taken := func(i int) bool {
+		return slices.ContainsFunc(r.members, func(m member) bool { return m.index == i })
+	}
+	index := 0
+	if i := slices.IndexFunc(free, func(i int) bool { return !taken(i) }); i >= 0 {
+		index = free[i]
+	}
+	for taken(index) {
+		index++
+	}
+	r.members = append(r.members, member{Pod: r.newPod(index), index: index, current: true})
+}
