@@ -21,6 +21,9 @@ func standardPlugins(t testing.TB) string {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if bin := os.Getenv("CRISP_BIN"); bin != "" {
+		dir = filepath.Join(bin, "cni")
+	}
 	for _, name := range []string{"bridge", "host-local", "portmap", "bandwidth", bridge.Type} {
 		if _, err = os.Stat(filepath.Join(dir, name)); err != nil {
 			break
