@@ -50,7 +50,7 @@ func TestEventsOfTenThousand(t *testing.T) {
 	}
 	inMemory(t)
 	n := newNode(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Minute)
 	defer cancel()
 	stream, err := n.GetContainerEvents(ctx, &cri.GetEventsRequest{})
 	if err != nil {

@@ -197,7 +197,8 @@ func (t tests) do(g *guest) error {
 	if d, ok := g.ctx.Deadline(); ok {
 		limit = time.Until(d) - 10*time.Second // so that a test that hangs shows its stacks
 	}
-	args := []string{"-test.v", "-test.timeout", limit.String(), "-test.run", run}
+	// Short: some hundreds of what is thousands otherwise, and needs no node.
+	args := []string{"-test.v", "-test.short", "-test.timeout", limit.String(), "-test.run", run}
 	if t.skip != "" {
 		args = append(args, "-test.skip", t.skip)
 	}
