@@ -26,6 +26,9 @@ func (k Kind) Path() string {
 	return "/api/" + k.Group
 }
 
+// object returns an empty object of a kind that is writable.
+func (k Kind) object() any { return messages[k.Name]() }
+
 // categories are what "kubectl get all" is about.
 func (k Kind) categories() []string {
 	if k.Name == "Pod" || k.Group == "apps/v1" || k.Group == "batch/v1" {

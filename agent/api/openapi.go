@@ -5,9 +5,9 @@ import (
 	"strings"
 )
 
-// routeOpenAPI serves as much of an OpenAPI document as tells kubectl that it need
-// not check objects itself: the server checks fields (fieldValidation), at every
-// path that takes objects.
+// routeOpenAPI serves as much of an OpenAPI document as tells kubectl what the kinds
+// consist of (kubectl explain), and that it need not check objects itself: the server
+// checks fields (fieldValidation), at every path that takes objects.
 func (s *Server) routeOpenAPI() {
 	s.handle("GET /openapi/v3", func(w http.ResponseWriter, r *http.Request) error {
 		paths := map[string]any{}
@@ -27,13 +27,9 @@ func (s *Server) routeOpenAPI() {
 }
 
 func (s *Server) openAPI(gv string) map[string]any {
-	group, version, ok := strings.Cut(gv, "/")
-	if !ok {
-		group, version = "", gv
-	}
 	paths := map[string]any{}
 	for _, k := range Kinds {
-		if k.Group != gv || !k.Writable && k.Name != "Namespace" {
+		if k.Group != gv {
 			continue
 		}
 		path := k.Path() + "/" + k.Plural
@@ -47,13 +43,18 @@ func (s *Server) openAPI(gv string) map[string]any {
 				"operationId": action + k.Name, "responses": map[string]any{"200": map[string]string{"description": "OK"}},
 				"parameters":                      []any{parameter("dryRun", "query"), parameter("fieldManager", "query"), parameter("fieldValidation", "query")},
 				"x-kubernetes-action":             action,
-				"x-kubernetes-group-version-kind": map[string]string{"group": group, "version": version, "kind": k.Name},
+				"x-kubernetes-group-version-kind": k.gvk(),
 			}
+		}
+		if !k.Writable && k.Name != "Namespace" {
+			paths[path] = map[string]any{"get": operation("list"), "parameters": parameters[1:]}
+			continue
 		}
 		paths[path] = map[string]any{"post": operation("post"), "parameters": parameters[1:]}
 		paths[path+"/{name}"] = map[string]any{"put": operation("put"), "patch": operation("patch"), "parameters": parameters}
 	}
-	return map[string]any{"openapi": "3.0.0", "info": map[string]string{"title": "crisp", "version": s.Version}, "paths": paths}
+	return map[string]any{"openapi": "3.0.0", "info": map[string]string{"title": "crisp", "version": s.Version}, "paths": paths,
+		"components": map[string]any{"schemas": schemasOf(gv)}}
 }
 
 func parameter(name, in string) map[string]any {

@@ -3,23 +3,15 @@ package api
 import (
 	"encoding/json"
 	"errors"
-	"maps"
 	"net/http"
-	"slices"
-	"strings"
 
 	"github.com/crisp-cri/crisp/agent/store"
 	"github.com/crisp-cri/crisp/internal/fault"
+	jsonpatch "github.com/evanphx/json-patch/v5"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/strategicpatch"
 	"sigs.k8s.io/yaml"
 )
-
-// mergeKeys tell the items of lists apart in strategic merge patches, as the
-// tags of Kubernetes' types have them.
-var mergeKeys = map[string]string{
-	"containers": "name", "initContainers": "name", "ephemeralContainers": "name", "volumes": "name", "env": "name", "imagePullSecrets": "name",
-	"ports": "containerPort", "volumeMounts": "mountPath", "volumeDevices": "devicePath", "hostAliases": "ip", "topologySpreadConstraints": "topologyKey",
-}
 
 // applied is the annotation with what an object was last given as, by each of those
 // who apply it: what is not in their next one goes.
@@ -53,7 +45,7 @@ func (s *Server) patch(w http.ResponseWriter, r *http.Request, k Kind) error {
 	if err != nil {
 		return err
 	}
-	patched, err := applyPatch(kind, versioned, patch)
+	patched, err := applyPatch(k.object(), kind, versioned, patch)
 	if err != nil {
 		return err
 	}
@@ -87,31 +79,22 @@ func (s *Server) apply(w http.ResponseWriter, r *http.Request, k Kind, text []by
 	if err != nil {
 		return err
 	}
-	merged, err := threeWay(given, next, r.URL.Query().Get("fieldManager"))
+	merged, err := threeWay(k.object(), given, next, r.URL.Query().Get("fieldManager"))
 	if err != nil {
 		return err
 	}
 	return s.putText(w, r, k, r.PathValue("name"), merged, o)
 }
 
-// threeWay merges what is applied by a manager into what was given, less what the
-// manager has applied last.
-func threeWay(given, next []byte, manager string) ([]byte, error) {
+// threeWay merges what is applied by a manager into what was given of an object, less
+// what the manager has applied last. like is an empty object of its kind.
+func threeWay(like any, given, next []byte, manager string) ([]byte, error) {
 	var to, from map[string]any
 	if err := json.Unmarshal(given, &to); err != nil {
 		return nil, err
 	}
 	if err := json.Unmarshal(next, &from); err != nil {
 		return nil, fault.Invalid.Errorf("%v", err)
-	}
-	if to == nil {
-		to = map[string]any{}
-	}
-	lasts := map[string]map[string]any{}
-	if text, ok := annotationsOf(to)[applied].(string); ok {
-		if err := json.Unmarshal([]byte(text), &lasts); err != nil {
-			return nil, fault.Invalid.Errorf("annotation %s: %v", applied, err)
-		}
 	}
 	if m, ok := from["metadata"].(map[string]any); ok {
 		for _, name := range []string{"managedFields", "resourceVersion", "uid", "creationTimestamp", "generation"} {
@@ -120,18 +103,33 @@ func threeWay(given, next []byte, manager string) ([]byte, error) {
 		delete(annotationsOf(from), applied)
 	}
 	delete(from, "status")
-	drop(to, lasts[manager], from)
-	lasts[manager] = from
-	text := mustMarshal(lasts)
-	merged, ok := merge(to, clone(from), true).(map[string]any)
-	if m, isMap := merged["metadata"].(map[string]any); ok && isMap {
-		if annotationsOf(merged) == nil {
-			m["annotations"] = map[string]any{}
+	lasts := map[string]json.RawMessage{}
+	if text, ok := annotationsOf(to)[applied].(string); ok {
+		if err := json.Unmarshal([]byte(text), &lasts); err != nil {
+			return nil, fault.Invalid.Errorf("annotation %s: %v", applied, err)
 		}
-		annotationsOf(merged)[applied] = string(text)
-		return mustMarshal(merged), nil
 	}
-	return nil, fault.Invalid.Errorf("metadata: is missing")
+	last, next := []byte(lasts[manager]), mustMarshal(from)
+	schema, err := strategicpatch.NewPatchMetaFromStruct(like)
+	if err != nil {
+		return nil, err
+	}
+	patch, err := strategicpatch.CreateThreeWayMergePatch(last, next, given, schema, true)
+	if err == nil {
+		given, err = strategicpatch.StrategicMergePatchUsingLookupPatchMeta(given, patch, schema)
+	}
+	if err != nil {
+		return nil, fault.Invalid.Errorf("%v", err)
+	}
+	lasts[manager] = next
+	return editMetadata(given, func(m map[string]any) {
+		annotations, _ := m["annotations"].(map[string]any)
+		if annotations == nil {
+			annotations = map[string]any{}
+			m["annotations"] = annotations
+		}
+		annotations[applied] = string(mustMarshal(lasts))
+	})
 }
 
 func annotationsOf(o map[string]any) map[string]any {
@@ -149,139 +147,39 @@ func mustMarshal(v any) []byte {
 	return data
 }
 
-// drop takes out of an object what was applied last and is not applied any more.
-func drop(to, last, next map[string]any) {
-	for name, was := range last {
-		is, still := next[name]
-		if !still {
-			delete(to, name)
-			continue
-		}
-		if wasMap, ok := was.(map[string]any); ok {
-			toMap, isMap := to[name].(map[string]any)
-			nextMap, _ := is.(map[string]any)
-			if isMap {
-				drop(toMap, wasMap, nextMap)
-			}
-		}
-		keyed := mergeKeys[name]
-		wasList, ok := was.([]any)
-		toList, isList := to[name].([]any)
-		if keyed == "" || !ok || !isList {
-			continue
-		}
-		nextList, _ := is.([]any)
-		item := func(list []any, of any) map[string]any {
-			m, _ := of.(map[string]any)
-			for _, other := range list {
-				if o, ok := other.(map[string]any); ok && o[keyed] == m[keyed] {
-					return o
-				}
-			}
-			return nil
-		}
-		to[name] = slices.DeleteFunc(toList, func(there any) bool {
-			was, is := item(wasList, there), item(nextList, there)
-			if was != nil && is != nil {
-				if m, ok := there.(map[string]any); ok {
-					drop(m, was, is)
-				}
-			}
-			return was != nil && is == nil
-		})
-	}
-}
+// copied is how many bytes the copies of a JSON patch may make, as many as the API
+// server allows.
+const copied = 3 << 20
 
-func applyPatch(kind string, given, patch []byte) ([]byte, error) {
-	var to any
-	if err := json.Unmarshal(given, &to); err != nil {
-		return nil, err
-	}
-	strategic := false
+// applyPatch patches an object by a patch of the kind that a Content-Type names. like is
+// an empty object of its kind.
+func applyPatch(like any, kind string, given, patch []byte) ([]byte, error) {
+	var patched []byte
+	var err error
 	switch types.PatchType(kind) {
 	case types.JSONPatchType:
-		patched, err := jsonPatch(to, patch)
-		if err != nil {
-			return nil, err
-		}
-		return json.Marshal(patched)
-	case types.StrategicMergePatchType:
-		strategic = true
+		patched, err = jsonPatch(given, patch)
 	case types.MergePatchType:
+		patched, err = jsonpatch.MergePatch(given, patch)
+	case types.StrategicMergePatchType:
+		patched, err = strategicpatch.StrategicMergePatch(given, patch, like)
 	default:
 		return nil, fault.Invalid.Errorf("patches of the type %q are not supported: want %s, %s, %s or %s", kind,
 			types.StrategicMergePatchType, types.MergePatchType, types.JSONPatchType, types.ApplyYAMLPatchType)
 	}
-	var from any
-	if err := json.Unmarshal(patch, &from); err != nil {
-		return nil, fault.Invalid.Errorf("%v", err)
+	if err != nil {
+		return nil, fault.Invalid.Errorf("%s: %v", kind, err)
 	}
-	return json.Marshal(merge(to, from, strategic))
+	return patched, nil
 }
 
-// merge is RFC 7386. If it is to be strategic, lists whose items have a key are
-// merged item by item, and Kubernetes' directives ($patch, $retainKeys,
-// $deleteFromPrimitiveList) are followed.
-func merge(to, from any, strategic bool) any {
-	patch, ok := from.(map[string]any)
-	if !ok {
-		return from
+func jsonPatch(given, patch []byte) ([]byte, error) {
+	operations, err := jsonpatch.DecodePatch(patch)
+	if err != nil {
+		return nil, err
 	}
-	target, ok := to.(map[string]any)
-	if !ok {
-		target = map[string]any{}
-	}
-	if strategic {
-		if patch["$patch"] == "replace" {
-			target = map[string]any{}
-		}
-		if keep, ok := patch["$retainKeys"].([]any); ok {
-			maps.DeleteFunc(target, func(key string, _ any) bool { return !slices.Contains(keep, any(key)) })
-		}
-	}
-	for key, value := range patch {
-		items, isList := value.([]any)
-		m, _ := value.(map[string]any)
-		switch of, primitive := strings.CutPrefix(key, "$deleteFromPrimitiveList/"); {
-		case value == nil, strategic && m["$patch"] == "delete":
-			delete(target, key)
-		case strategic && primitive:
-			list, _ := target[of].([]any)
-			target[of] = slices.DeleteFunc(list, func(item any) bool { return slices.Contains(items, item) })
-		case strategic && strings.HasPrefix(key, "$"): // of the order, and what is done already
-		case strategic && isList && mergeKeys[key] != "":
-			target[key] = mergeList(target[key], items, mergeKeys[key])
-		default:
-			target[key] = merge(target[key], value, strategic)
-		}
-	}
-	return target
-}
-
-func mergeList(to any, patch []any, key string) any {
-	list, _ := to.([]any)
-	keyOf := func(item any) any {
-		m, _ := item.(map[string]any)
-		return m[key]
-	}
-	for _, item := range patch {
-		if m, _ := item.(map[string]any); m["$patch"] == "replace" && m[key] == nil {
-			list = nil
-		}
-	}
-	for _, item := range patch {
-		i := slices.IndexFunc(list, func(old any) bool { return keyOf(old) == keyOf(item) })
-		m, _ := item.(map[string]any)
-		switch {
-		case m["$patch"] == "replace" && m[key] == nil: // that is done
-		case m["$patch"] == "delete" && i >= 0:
-			list = slices.Delete(list, i, i+1)
-		case m["$patch"] == "delete":
-		case i >= 0:
-			list[i] = merge(list[i], item, true)
-		default:
-			list = append(list, merge(nil, item, true))
-		}
-	}
-	return list
+	o := jsonpatch.NewApplyOptions()
+	o.SupportNegativeIndices = false // RFC 6901 has none
+	o.AccumulatedCopySizeLimit = copied
+	return operations.ApplyWithOptions(given, o)
 }

@@ -1,8 +1,12 @@
 package api
 
 import (
+	"encoding/json"
 	"strings"
 	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	v1 "k8s.io/api/core/v1"
 )
 
 // Patches do what Kubernetes' do to a pod.
@@ -12,17 +16,17 @@ func TestMerge(t *testing.T) {
 	for _, test := range []struct{ name, kind, patch, want string }{
 		{"a label more and one less", plain, `{"metadata":{"labels":{"a":null,"c":"3"}}}`, `{"metadata":{"labels":{"b":"2","c":"3"}},"spec":{"containers":[{"image":"1","name":"x"},{"image":"1","name":"y"}],"tolerations":[{"key":"k"}]}}`},
 		{"a plain patch replaces lists", plain, `{"spec":{"containers":[{"name":"x","image":"2"}]}}`, `{"metadata":{"labels":{"a":"1","b":"2"}},"spec":{"containers":[{"image":"2","name":"x"}],"tolerations":[{"key":"k"}]}}`},
-		{"a strategic one merges them by name", strategic, `{"spec":{"$setElementOrder/containers":[{"name":"x"},{"name":"y"}],"containers":[{"name":"y","image":"2"},{"name":"z"}]}}`, `{"metadata":{"labels":{"a":"1","b":"2"}},"spec":{"containers":[{"image":"1","name":"x"},{"image":"2","name":"y"},{"name":"z"}],"tolerations":[{"key":"k"}]}}`},
+		{"a strategic one merges them by name", strategic, `{"spec":{"$setElementOrder/containers":[{"name":"x"},{"name":"y"},{"name":"z"}],"containers":[{"name":"y","image":"2"},{"name":"z"}]}}`, `{"metadata":{"labels":{"a":"1","b":"2"}},"spec":{"containers":[{"image":"1","name":"x"},{"image":"2","name":"y"},{"name":"z"}],"tolerations":[{"key":"k"}]}}`},
 		{"and takes items away", strategic, `{"spec":{"containers":[{"name":"x","$patch":"delete"}]}}`, `{"metadata":{"labels":{"a":"1","b":"2"}},"spec":{"containers":[{"image":"1","name":"y"}],"tolerations":[{"key":"k"}]}}`},
 		{"lists without a key are replaced", strategic, `{"spec":{"tolerations":[]}}`, `{"metadata":{"labels":{"a":"1","b":"2"}},"spec":{"containers":[{"image":"1","name":"x"},{"image":"1","name":"y"}],"tolerations":[]}}`},
 	} {
-		got, err := applyPatch(test.kind, []byte(given), []byte(test.patch))
-		if err != nil || string(got) != test.want {
+		got, err := applyPatch(&v1.Pod{}, test.kind, []byte(given), []byte(test.patch))
+		if err != nil || sorted(got) != test.want {
 			t.Errorf("%s: %s, %v\nwant %s", test.name, got, err, test.want)
 		}
 	}
 	for _, kind := range []string{"", "application/json", "application/apply-patch+yaml"} {
-		if _, err := applyPatch(kind, []byte(given), []byte(`{}`)); err == nil {
+		if _, err := applyPatch(&v1.Pod{}, kind, []byte(given), []byte(`{}`)); err == nil {
 			t.Errorf("%q is taken for a patch", kind)
 		}
 	}
@@ -30,19 +34,31 @@ func TestMerge(t *testing.T) {
 
 // The directives of strategic patches, which kubectl edit and apply send.
 func TestDirectives(t *testing.T) {
-	const given = `{"args":["a","b","a"],"env":[{"name":"x","value":"1"},{"name":"y","value":"2"}],"strategy":{"rollingUpdate":{"maxSurge":1},"type":"RollingUpdate"}}`
+	const given = `{"metadata":{"finalizers":["a","b"]},"spec":{"strategy":{"rollingUpdate":{"maxSurge":1},"type":"RollingUpdate"},` +
+		`"template":{"spec":{"containers":[{"env":[{"name":"x","value":"1"},{"name":"y","value":"2"}],"name":"c"}]}}}}`
+	spec := func(env string) string { return `{"template":{"spec":{"containers":[{` + env + `"name":"c"}]}}}` }
+	const none = `"spec":{"strategy":null,`
 	for _, test := range []struct{ name, patch, want string }{
-		{"the other fields of a union go", `{"strategy":{"$retainKeys":["type"],"type":"Recreate"}}`, `{"args":["a","b","a"],"env":[{"name":"x","value":"1"},{"name":"y","value":"2"}],"strategy":{"type":"Recreate"}}`},
-		{"a map is replaced", `{"strategy":{"$patch":"replace","type":"Recreate"}}`, `{"args":["a","b","a"],"env":[{"name":"x","value":"1"},{"name":"y","value":"2"}],"strategy":{"type":"Recreate"}}`},
-		{"or goes", `{"strategy":{"$patch":"delete"}}`, `{"args":["a","b","a"],"env":[{"name":"x","value":"1"},{"name":"y","value":"2"}]}`},
-		{"a list is replaced", `{"env":[{"$patch":"replace"},{"name":"z"}],"strategy":null}`, `{"args":["a","b","a"],"env":[{"name":"z"}]}`},
-		{"words go from a list", `{"$deleteFromPrimitiveList/args":["a"],"env":null,"strategy":null}`, `{"args":["b"]}`},
+		{"the other fields of a union go", `{"metadata":null,"spec":{"strategy":{"$retainKeys":["type"],"type":"Recreate"},"template":null}}`, `{"spec":{"strategy":{"type":"Recreate"}}}`},
+		{"a map is replaced", `{"metadata":null,"spec":{"strategy":{"$patch":"replace","type":"Recreate"},"template":null}}`, `{"spec":{"strategy":{"type":"Recreate"}}}`},
+		{"or emptied", `{"metadata":null,"spec":{"strategy":{"$patch":"delete"},"template":null}}`, `{"spec":{"strategy":{}}}`},
+		{"a list is replaced", `{"metadata":null,` + none + `"template":{"spec":{"containers":[{"name":"c","env":[{"$patch":"replace"},{"name":"z"}]}]}}}}`, `{"spec":` + spec(`"env":[{"name":"z"}],`) + `}`},
+		{"words go from a list", `{"metadata":{"$deleteFromPrimitiveList/finalizers":["a"]},` + none + `"template":null}}`, `{"metadata":{"finalizers":["b"]},"spec":{}}`},
 	} {
-		got, err := applyPatch("application/strategic-merge-patch+json", []byte(given), []byte(test.patch))
-		if err != nil || string(got) != test.want {
+		got, err := applyPatch(&appsv1.Deployment{}, "application/strategic-merge-patch+json", []byte(given), []byte(test.patch))
+		if err != nil || sorted(got) != test.want {
 			t.Errorf("%s: %s, %v\nwant %s", test.name, got, err, test.want)
 		}
 	}
+}
+
+// sorted writes the fields of objects in the order of their names.
+func sorted(text []byte) string {
+	var v any
+	if json.Unmarshal(text, &v) != nil {
+		return string(text)
+	}
+	return string(mustMarshal(v))
 }
 
 // The examples of RFC 6902, appendix A, and what is wrong.
@@ -73,8 +89,8 @@ func TestJSONPatch(t *testing.T) {
 		{"no operation", `{"a":1}`, `[{"op":"frob","path":"/a"}]`, ""},
 		{"no list", `{"a":1}`, `{"op":"remove","path":"/a"}`, ""},
 	} {
-		got, err := applyPatch("application/json-patch+json", []byte(test.given), []byte(test.patch))
-		if (err == nil) != (test.want != "") || string(got) != test.want {
+		got, err := applyPatch(&v1.Pod{}, "application/json-patch+json", []byte(test.given), []byte(test.patch))
+		if (err == nil) != (test.want != "") || sorted(got) != test.want {
 			t.Errorf("%s: %s, %v\nwant %s", test.name, got, err, test.want)
 		}
 	}
@@ -85,26 +101,26 @@ func TestJSONPatch(t *testing.T) {
 func TestThreeWay(t *testing.T) {
 	const first = `{"metadata":{"name":"d","labels":{"a":"1","b":"2"}},"spec":{"replicas":2,"containers":[{"name":"x","image":"1","env":[{"name":"e"}]},{"name":"y"}]}}`
 	const second = `{"metadata":{"name":"d","labels":{"a":"1"}},"spec":{"containers":[{"name":"x","image":"2"}]}}`
-	made, err := threeWay([]byte(`{}`), []byte(first), "m")
+	made, err := threeWay(&v1.Pod{}, []byte(`{}`), []byte(first), "m")
 	if err != nil {
 		t.Fatal(err)
 	}
 	// Somebody scales it, and adds a label and a container.
-	others, err := applyPatch("application/strategic-merge-patch+json", made, []byte(`{"metadata":{"labels":{"c":"3"}},"spec":{"paused":true,"containers":[{"name":"z"}]}}`))
+	others, err := applyPatch(&v1.Pod{}, "application/strategic-merge-patch+json", made, []byte(`{"metadata":{"labels":{"c":"3"}},"spec":{"paused":true,"containers":[{"name":"z"}]}}`))
 	if err != nil {
 		t.Fatal(err)
 	}
-	got, err := threeWay(others, []byte(second), "m")
+	got, err := threeWay(&v1.Pod{}, others, []byte(second), "m")
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := `{"metadata":{"annotations":{"apply.io.crisp/by-manager":"{\"m\":{\"metadata\":{\"labels\":{\"a\":\"1\"},\"name\":\"d\"},\"spec\":{\"containers\":[{\"image\":\"2\",\"name\":\"x\"}]}}}"},` +
-		`"labels":{"a":"1","c":"3"},"name":"d"},"spec":{"containers":[{"image":"2","name":"x"},{"name":"z"}],"paused":true}}`
-	if string(got) != want {
+		`"labels":{"a":"1","c":"3"},"name":"d"},"spec":{"containers":[{"name":"z"},{"image":"2","name":"x"}],"paused":true}}`
+	if sorted(got) != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
 	// Another manager takes nothing away.
-	if got, err = threeWay(got, []byte(`{"metadata":{"name":"d","labels":{"o":"4"}}}`), "other"); err != nil || !strings.Contains(string(got), `"labels":{"a":"1","c":"3","o":"4"}`) || !strings.Contains(string(got), `"image":"2"`) {
+	if got, err = threeWay(&v1.Pod{}, got, []byte(`{"metadata":{"name":"d","labels":{"o":"4"}}}`), "other"); err != nil || !strings.Contains(string(got), `"labels":{"a":"1","c":"3","o":"4"}`) || !strings.Contains(string(got), `"image":"2"`) {
 		t.Errorf("%s, %v", got, err)
 	}
 }

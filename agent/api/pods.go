@@ -294,7 +294,7 @@ func (s *Server) asked(r *http.Request, pod *v1.Pod) (*v1.Pod, error) {
 		if err != nil {
 			return nil, err
 		}
-		if data, err = applyPatch(r.Header.Get("Content-Type"), now, data); err != nil {
+		if data, err = applyPatch(pod, r.Header.Get("Content-Type"), now, data); err != nil {
 			return nil, err
 		}
 	}

@@ -21,7 +21,7 @@ import (
 // run send whatever the server is.
 var protobufMagic = []byte("k8s\x00")
 
-// messages are the objects that may come so.
+// messages are the objects that may come so, each empty.
 var messages = map[string]func() interface{ Unmarshal([]byte) error }{
 	"Pod":                     func() interface{ Unmarshal([]byte) error } { return &v1.Pod{} },
 	"ConfigMap":               func() interface{ Unmarshal([]byte) error } { return &v1.ConfigMap{} },

@@ -61,7 +61,7 @@ func (s *Server) setScale(w http.ResponseWriter, r *http.Request) error {
 		if err != nil {
 			return err
 		}
-		if text, err = applyPatch(r.Header.Get("Content-Type"), now, text); err != nil {
+		if text, err = applyPatch(scale, r.Header.Get("Content-Type"), now, text); err != nil {
 			return err
 		}
 	}
@@ -80,7 +80,7 @@ func (s *Server) setScale(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	if text, err = applyPatch("application/merge-patch+json", given, patch); err != nil {
+	if text, err = applyPatch(d, "application/merge-patch+json", given, patch); err != nil {
 		return err
 	}
 	// The answer is the scale, not the deployment.

@@ -1,0 +1,146 @@
+package api
+
+import (
+	"reflect"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+)
+
+// schemas are the OpenAPI schemas of Go types, by name. They are made of what the types
+// of k8s.io/api say of themselves: JSON tags, tags for strategic merges, SwaggerDoc.
+type schemas map[string]map[string]any
+
+// schemasOf returns those of the kinds of a group and of all that is in them.
+func schemasOf(gv string) schemas {
+	s := schemas{}
+	for _, k := range Kinds {
+		if k.Group != gv {
+			continue
+		}
+		t := reflect.TypeFor[v1.Event]()
+		switch message := messages[k.Name]; {
+		case message != nil:
+			t = reflect.TypeOf(message()).Elem()
+		case k.Name == "Node":
+			t = reflect.TypeFor[v1.Node]()
+		}
+		s.define(t)
+		s[schemaName(t)]["x-kubernetes-group-version-kind"] = []any{k.gvk()}
+	}
+	return s
+}
+
+// gvk is how OpenAPI documents of Kubernetes name a kind.
+func (k Kind) gvk() map[string]string {
+	group, version, ok := strings.Cut(k.Group, "/")
+	if !ok {
+		group, version = "", k.Group
+	}
+	return map[string]string{"group": group, "version": version, "kind": k.Name}
+}
+
+// schemaName is a type's name in Kubernetes' documents: io.k8s.api.core.v1.Pod.
+func schemaName(t reflect.Type) string {
+	return "io.k8s." + strings.ReplaceAll(strings.TrimPrefix(t.PkgPath(), "k8s.io/"), "/", ".") + "." + t.Name()
+}
+
+// of returns the schema of a value of type t.
+func (s schemas) of(t reflect.Type) map[string]any {
+	for t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	// Some types are written otherwise than they are made: a Quantity is a string.
+	if written, ok := reflect.Zero(t).Interface().(interface {
+		OpenAPISchemaType() []string
+		OpenAPISchemaFormat() string
+	}); ok {
+		schema := map[string]any{"type": written.OpenAPISchemaType()[0]}
+		if format := written.OpenAPISchemaFormat(); format != "" {
+			schema["format"] = format
+		}
+		return schema
+	}
+	switch t.Kind() {
+	case reflect.String:
+		return map[string]any{"type": "string"}
+	case reflect.Bool:
+		return map[string]any{"type": "boolean"}
+	case reflect.Float32, reflect.Float64:
+		return map[string]any{"type": "number", "format": "double"}
+	case reflect.Int32, reflect.Int64:
+		return map[string]any{"type": "integer", "format": t.Kind().String()}
+	case reflect.Slice:
+		if t.Elem().Kind() == reflect.Uint8 {
+			return map[string]any{"type": "string", "format": "byte"}
+		}
+		return map[string]any{"type": "array", "items": s.of(t.Elem())}
+	case reflect.Map:
+		return map[string]any{"type": "object", "additionalProperties": s.of(t.Elem())}
+	case reflect.Struct:
+		s.define(t)
+		return map[string]any{"allOf": []any{map[string]string{"$ref": "#/components/schemas/" + schemaName(t)}}}
+	}
+	return map[string]any{"type": "object"}
+}
+
+// define makes the schema of a struct, unless it is there.
+func (s schemas) define(t reflect.Type) {
+	name := schemaName(t)
+	if _, ok := s[name]; ok {
+		return
+	}
+	schema := map[string]any{"type": "object"}
+	s[name] = schema // before its fields: a type may contain itself
+	properties := map[string]any{}
+	required := s.fields(t, properties)
+	if len(properties) > 0 {
+		schema["properties"] = properties
+	}
+	if len(required) > 0 {
+		schema["required"] = required
+	}
+	if text := docOf(t)[""]; text != "" {
+		schema["description"] = text
+	}
+}
+
+// fields adds the properties of a struct, and returns which of them must be there: those
+// that are written even if they are empty.
+func (s schemas) fields(t reflect.Type, properties map[string]any) (required []string) {
+	doc := docOf(t)
+	for i := range t.NumField() {
+		field := t.Field(i)
+		name, options, _ := strings.Cut(field.Tag.Get("json"), ",")
+		switch {
+		case name == "-" || !field.IsExported():
+			continue
+		case name == "":
+			if options == "inline" {
+				required = append(required, s.fields(field.Type, properties)...)
+			}
+			continue
+		}
+		property := s.of(field.Type)
+		if text := doc[name]; text != "" {
+			property["description"] = text
+		}
+		for tag, key := range map[string]string{"patchStrategy": "x-kubernetes-patch-strategy", "patchMergeKey": "x-kubernetes-patch-merge-key"} {
+			if value := field.Tag.Get(tag); value != "" {
+				property[key] = value
+			}
+		}
+		properties[name] = property
+		if !strings.Contains(options, "omitempty") && !strings.Contains(options, "omitzero") {
+			required = append(required, name)
+		}
+	}
+	return required
+}
+
+func docOf(t reflect.Type) map[string]string {
+	if documented, ok := reflect.Zero(t).Interface().(interface{ SwaggerDoc() map[string]string }); ok {
+		return documented.SwaggerDoc()
+	}
+	return nil
+}
