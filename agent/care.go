@@ -46,6 +46,7 @@ type Care struct {
 	ImageMin, ImageMax  time.Duration // ages
 	LogSize             int64         // bytes from which a log is rotated; 0 is never
 	LogFiles            int
+	LogPeriod           time.Duration // how often the sizes of logs are looked at
 	Evict               []evict.Threshold
 	EvictReclaim        map[evict.Signal]evict.Amount // how much more there must be than the threshold
 	EvictGrace          int64                         // seconds that a pod gets at most at a soft threshold
@@ -120,7 +121,7 @@ func (c *care) start(ctx context.Context) {
 	})
 	go c.evict.Run(ctx)
 	if a.Care.LogSize > 0 {
-		go (&logrotate.Rotator{Runtime: d, Size: a.Care.LogSize, Files: a.Care.LogFiles, Log: a.Log}).Run(ctx)
+		go (&logrotate.Rotator{Runtime: d, Size: a.Care.LogSize, Files: a.Care.LogFiles, Period: a.Care.LogPeriod, Log: a.Log}).Run(ctx)
 	}
 	go c.keepVolumes(ctx)
 	go c.sweep(ctx)

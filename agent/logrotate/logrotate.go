@@ -32,15 +32,20 @@ type Rotator struct {
 	Runtime Runtime
 	Size    int64
 	Files   int
+	Period  time.Duration // how often sizes are looked at
 	Log     *slog.Logger
 }
 
-// period is how often sizes are looked at.
-const period = 10 * time.Second
+// DefaultPeriod and MinPeriod are the kubelet's. Rotated files are named by the
+// second.
+const (
+	DefaultPeriod = 10 * time.Second
+	MinPeriod     = 3 * time.Second
+)
 
 // Run rotates until ctx ends.
 func (r *Rotator) Run(ctx context.Context) {
-	tick := time.NewTicker(period)
+	tick := time.NewTicker(r.Period)
 	defer tick.Stop()
 	for {
 		select {

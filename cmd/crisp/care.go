@@ -9,6 +9,7 @@ import (
 	"github.com/crisp-cri/crisp/agent"
 	"github.com/crisp-cri/crisp/agent/evict"
 	"github.com/crisp-cri/crisp/agent/imagegc"
+	"github.com/crisp-cri/crisp/agent/logrotate"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 )
@@ -33,6 +34,7 @@ func careFlags(fs *flag.FlagSet, o *agent.Care) func() error {
 	fs.DurationVar(&o.ImageMax, "maximum-image-ttl-duration", 0, "how long an image stays that nobody uses; 0 is for ever")
 	fs.StringVar(&logSize, "container-log-max-size", "10Mi", "`size` from which a container's log is rotated; 0 is never")
 	fs.IntVar(&o.LogFiles, "container-log-max-files", 5, "how many files of a log are kept")
+	fs.DurationVar(&o.LogPeriod, "container-log-monitor-interval", logrotate.DefaultPeriod, "how often the sizes of logs are looked at")
 	fs.StringVar(&hard, "eviction-hard", evict.DefaultHard, "what may not become less without pods being evicted at once, `SIGNAL<AMOUNT,…`; empty is nothing")
 	fs.StringVar(&soft, "eviction-soft", "", "what may not become less for longer than its grace period")
 	fs.StringVar(&graces, "eviction-soft-grace-period", "", "grace periods of --eviction-soft, `SIGNAL=DURATION,…`")
@@ -61,6 +63,9 @@ func careFlags(fs *flag.FlagSet, o *agent.Care) func() error {
 		o.LogSize = size.Value()
 		if o.LogSize > 0 && o.LogFiles < 2 {
 			return usageError("--container-log-max-files %d: want 2 or more", o.LogFiles)
+		}
+		if o.LogPeriod < logrotate.MinPeriod {
+			return usageError("--container-log-monitor-interval %s: want %s or more", o.LogPeriod, logrotate.MinPeriod)
 		}
 		if o.ImageLow > o.ImageHigh {
 			return usageError("--image-gc-low-threshold %d is more than --image-gc-high-threshold %d", o.ImageLow, o.ImageHigh)
@@ -113,7 +118,7 @@ var careKeys = map[string]string{
 	"systemReserved": "system-reserved", "kubeReserved": "kube-reserved", "allowedUnsafeSysctls": "allowed-unsafe-sysctls",
 	"imageGCHighThresholdPercent": "image-gc-high-threshold", "imageGCLowThresholdPercent": "image-gc-low-threshold",
 	"imageMinimumGCAge": "minimum-image-ttl-duration", "imageMaximumGCAge": "maximum-image-ttl-duration",
-	"containerLogMaxSize": "container-log-max-size", "containerLogMaxFiles": "container-log-max-files",
+	"containerLogMaxSize": "container-log-max-size", "containerLogMaxFiles": "container-log-max-files", "containerLogMonitorInterval": "container-log-monitor-interval",
 	"evictionHard": "eviction-hard", "evictionSoft": "eviction-soft", "evictionSoftGracePeriod": "eviction-soft-grace-period", "evictionMinimumReclaim": "eviction-minimum-reclaim",
 	"evictionMaxPodGracePeriod": "eviction-max-pod-grace-period", "evictionPressureTransitionPeriod": "eviction-pressure-transition-period",
 }

@@ -46,7 +46,7 @@ func TestConfigz(t *testing.T) {
 	flags := map[string]string{
 		"max-pods": "7", "pod-max-pids": "1048576", "system-reserved": "memory=1Mi", "kube-reserved": "cpu=1m", "allowed-unsafe-sysctls": "kernel.msg*,net.core.somaxconn",
 		"image-gc-high-threshold": "77", "image-gc-low-threshold": "66", "minimum-image-ttl-duration": "3m", "maximum-image-ttl-duration": "48h",
-		"container-log-max-size": "3Mi", "container-log-max-files": "4", "registry-qps": "7", "registry-burst": "8", "max-parallel-image-pulls": "2",
+		"container-log-max-size": "3Mi", "container-log-max-files": "4", "container-log-monitor-interval": "4s", "registry-qps": "7", "registry-burst": "8", "max-parallel-image-pulls": "2",
 		"eviction-hard": "memory.available<1Mi,nodefs.available<1%", "eviction-soft": "pid.available<3%", "eviction-soft-grace-period": "pid.available=1m30s",
 		"eviction-minimum-reclaim": "nodefs.available=2Mi", "eviction-max-pod-grace-period": "9", "eviction-pressure-transition-period": "1m",
 		"max-container-restart-period": "20s", "cluster-domain": "d.test", "cluster-dns": "192.0.2.3", "no-cpu-quota": "true", "seccomp-default": "false", "cgroups-per-qos": "false",
@@ -58,7 +58,7 @@ func TestConfigz(t *testing.T) {
 	want := map[string]any{
 		"maxPods": 7., "podPidsLimit": 1048576., "systemReserved": map[string]any{"memory": "1Mi"}, "kubeReserved": map[string]any{"cpu": "1m"},
 		"allowedUnsafeSysctls": []any{"kernel.msg*", "net.core.somaxconn"}, "imageGCHighThresholdPercent": 77., "imageGCLowThresholdPercent": 66.,
-		"imageMinimumGCAge": "3m0s", "imageMaximumGCAge": "48h0m0s", "containerLogMaxSize": "3Mi", "containerLogMaxFiles": 4.,
+		"imageMinimumGCAge": "3m0s", "imageMaximumGCAge": "48h0m0s", "containerLogMaxSize": "3Mi", "containerLogMaxFiles": 4., "containerLogMonitorInterval": "4s",
 		"registryPullQPS": 7., "registryBurst": 8., "maxParallelImagePulls": 2., "serializeImagePulls": false,
 		"evictionHard": map[string]any{"memory.available": "1Mi", "nodefs.available": "1%"}, "evictionSoft": map[string]any{"pid.available": "3%"},
 		"evictionSoftGracePeriod": map[string]any{"pid.available": "1m30s"}, "evictionMinimumReclaim": map[string]any{"nodefs.available": "2Mi"},
