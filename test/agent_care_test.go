@@ -1,15 +1,12 @@
 package test
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -285,146 +282,6 @@ func running(l *lab) bool {
 		}
 	}
 	return false
-}
-
-// A container that writes for ever has few log files, none of them large, and who
-// follows its log goes on hearing of it and hears nothing twice. The files miss
-// nothing; a follower may miss what is written in the moment of a rotation.
-func TestAgentLogRotation(t *testing.T) {
-	l := startCareLab(t, "--container-log-max-size", "2Ki", "--container-log-max-files", "3")
-	l.run(t, "talker", `
-  terminationGracePeriodSeconds: 1
-  containers: [{name: app, image: IMAGE, args: [count, "1000000", 1ms]}]
-`, func(t *testing.T, l *lab) {
-		l.awaitReady()
-		dir := filepath.Join(l.n.dir, "agent/logs", "default_talker_"+string(l.pod().UID), "app")
-		follower := exec.CommandContext(t.Context(), filepath.Join(l.n.binaries.dir, "crisp"), "--runtime-endpoint", "unix://"+l.n.socket,
-			"logs", "-f", "--tail", "5", "--since", "10s", "--timestamps", "talker")
-		heard := &lines{}
-		follower.Stdout = heard
-		if err := follower.Start(); err != nil {
-			t.Fatal(err)
-		}
-		defer func() {
-			if err := follower.Process.Kill(); err != nil {
-				t.Error(err)
-			}
-			follower.Wait()
-		}()
-		l.until(func() bool {
-			files, _ := filepath.Glob(dir + "/0.log.*")
-			return len(files) > 0
-		}, "the log is rotated")
-		at := heard.last()
-		l.until(func() bool { return heard.last() > at+100 }, "the follower hears of what comes after")
-		if err := heard.check(5); err != nil {
-			t.Error(err)
-		}
-		l.until(func() bool {
-			info, err := os.Stat(dir + "/0.log")
-			return err == nil && info.Size() > 0
-		}, "the container writes to the new file")
-		files, err := filepath.Glob(dir + "/*")
-		if err != nil || len(files) > 3 {
-			t.Errorf("%d files: %v, %v", len(files), files, err)
-		}
-		last, first := aroundRotation(t, dir)
-		if first != last+1 {
-			t.Errorf("the old file ends with %d, the new one begins with %d", last, first)
-		}
-	})
-}
-
-// aroundRotation returns the last number of the newest rotated file and the first
-// one after it.
-func aroundRotation(t *testing.T, dir string) (last, first int) {
-	t.Helper()
-	number := func(line []byte) int {
-		t.Helper()
-		words := strings.Fields(string(line))
-		if len(words) != 4 {
-			t.Fatalf("line %q", line)
-		}
-		n, err := strconv.Atoi(words[3])
-		if err != nil {
-			t.Fatal(err)
-		}
-		return n
-	}
-	for {
-		rotated, err := filepath.Glob(dir + "/0.log.*[0-9]")
-		if err != nil || len(rotated) == 0 {
-			t.Fatalf("rotated files %v, %v", rotated, err)
-		}
-		newest := rotated[len(rotated)-1]
-		old := bytes.TrimSpace(read(t, newest))
-		now := read(t, dir+"/0.log")
-		again, err := filepath.Glob(dir + "/0.log.*[0-9]")
-		if err != nil {
-			t.Fatal(err)
-		}
-		if len(again) == 0 || again[len(again)-1] != newest || !bytes.Contains(now, []byte("\n")) {
-			continue // it was rotated just now
-		}
-		begin, _, _ := bytes.Cut(now, []byte("\n"))
-		return number(old[bytes.LastIndexByte(old, '\n')+1:]), number(begin)
-	}
-}
-
-// lines are those of a container that counts, with their timestamps.
-type lines struct {
-	mu   sync.Mutex
-	text []byte
-}
-
-func (l *lines) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.text = append(l.text, p...)
-	return len(p), nil
-}
-
-// numbers are those of the lines that are whole.
-func (l *lines) numbers() (list []int, err error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for line := range bytes.Lines(l.text) {
-		if !bytes.HasSuffix(line, []byte("\n")) {
-			break
-		}
-		stamp, rest, _ := strings.Cut(strings.TrimSpace(string(line)), " ")
-		number, err := strconv.Atoi(rest)
-		if _, timeErr := time.Parse(time.RFC3339Nano, stamp); err != nil || timeErr != nil {
-			return nil, fmt.Errorf("line %q", line)
-		}
-		list = append(list, number)
-	}
-	return list, nil
-}
-
-func (l *lines) last() int {
-	if list, err := l.numbers(); err == nil && len(list) > 0 {
-		return list[len(list)-1]
-	}
-	return -1
-}
-
-// check says whether a number came twice or too early, or whether there are fewer
-// than that.
-func (l *lines) check(least int) error {
-	list, err := l.numbers()
-	if err != nil {
-		return err
-	}
-	for i := 1; i < len(list); i++ {
-		if list[i] <= list[i-1] {
-			return fmt.Errorf("after %d came %d", list[i-1], list[i])
-		}
-	}
-	if len(list) < least {
-		return fmt.Errorf("%d lines, want %d or more", len(list), least)
-	}
-	return nil
 }
 
 // A pod without hostUsers has IDs of its own, and the same after the agent was

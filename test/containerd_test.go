@@ -26,7 +26,7 @@ import (
 // crispd, even on one (Debian's 1.6) that has no event stream and lacks RPCs.
 func TestAgentOnContainerd(t *testing.T) {
 	n := startContainerd(t)
-	l := labOn(t, n)
+	l := labOn(t, n, rotating...)
 	t.Cleanup(func() { // before the agent ends
 		if !t.Failed() {
 			return
@@ -107,6 +107,7 @@ data: {mode: "fast\n"}
 	})
 
 	smoke(t, l)
+	rotations(t, l, 3)
 
 	l.until(func() bool {
 		sandboxes, err := n.runtime().ListPodSandbox(t.Context(), &cri.ListPodSandboxRequest{})

@@ -1,0 +1,189 @@
+package test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// A container that writes for ever has few log files, and who follows its log hears
+// each line once, in order, over all rotations and to the container's end: by the
+// command line, and by the agent.
+func TestAgentLogRotation(t *testing.T) {
+	rotations(t, startCareLab(t, rotating...), 8)
+}
+
+// rotating are the agent's flags for rotations as often as may be.
+var rotating = []string{"--container-log-max-size", "2Ki", "--container-log-max-files", "5", "--container-log-monitor-interval", "3s"}
+
+// rotations follows a log until it was rotated so often.
+func rotations(t *testing.T, l *lab, often int) {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context())) // they end with the container
+	defer cancel()
+	var followers sync.WaitGroup
+	var byTail, byAgent counted
+	l.run(t, "talker", `
+  terminationGracePeriodSeconds: 1
+  containers: [{name: app, image: IMAGE, args: [count, "-1", 100us]}]
+`, func(t *testing.T, l *lab) {
+		l.awaitReady()
+		cmd := exec.CommandContext(ctx, filepath.Join(l.n.binaries.dir, "crisp"), "--runtime-endpoint", "unix://"+l.n.socket,
+			"logs", "-f", "--tail", "5", "--since", "10s", "--timestamps", "talker")
+		cmd.Stdout, cmd.Stderr = &byTail, os.Stderr
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		followers.Go(func() { byTail.end(cmd.Wait()) })
+		followers.Go(func() {
+			byAgent.end(l.followByAgent(ctx, "/containerLogs/default/talker/app?follow=true&timestamps=true&sinceSeconds=10", &byAgent))
+		})
+
+		dir := filepath.Join(l.n.dir, "agent/logs", "default_talker_"+string(l.pod().UID), "app")
+		seen := map[string]bool{}
+		l.until(func() bool {
+			files, size := logFiles(t, dir)
+			for name := range files {
+				seen[name] = true
+			}
+			if written, _ := byTail.last(); len(files) > 5 || len(seen) > 8 && size > int64(written)*logRecord {
+				t.Errorf("%d files with %d bytes: %v", len(files), size, files)
+			}
+			return t.Failed() || len(seen) > often
+		}, fmt.Sprintf("the log is rotated %d times", often))
+
+		// What is rotated and kept is there for who comes late.
+		out, code := l.agentProcess.crisp("", "logs", "--timestamps", "talker")
+		var late counted
+		if _, err := late.Write([]byte(out)); err != nil || code != 0 {
+			t.Errorf("logs: code %d, %v", code, err)
+		}
+		_, n := late.last()
+		late.end(nil)
+		if late.err != nil || int64(n)*logRecord < 2<<10 {
+			t.Errorf("logs: %d lines, %v", n, late.err)
+		}
+	})
+	if t.Failed() {
+		cancel()
+	}
+	followers.Wait()
+	for who, c := range map[string]*counted{"crisp logs": &byTail, "the agent": &byAgent} {
+		if last, n := c.last(); c.err != nil || n < 100 {
+			t.Errorf("%s: %d lines, the last %d: %v", who, n, last, c.err)
+		}
+	}
+	tail, _ := byTail.last()
+	if all, _ := byAgent.last(); tail != all {
+		t.Errorf("one follower ends with %d, the other with %d", tail, all)
+	}
+}
+
+// logRecord is how long at least a record is.
+const logRecord = int64(len("2026-11-22T12:00:00Z stdout F 1\n"))
+
+// logFiles are the files of a log, each once while it is being compressed, and how
+// large they are together.
+func logFiles(t *testing.T, dir string) (files map[string]bool, size int64) {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	files = map[string]bool{}
+	for _, e := range entries {
+		files[regexp.MustCompile(`(\.gz|\.tmp)*$`).ReplaceAllString(e.Name(), "")] = true
+		if info, err := e.Info(); err == nil {
+			size += info.Size()
+		}
+	}
+	return files, size
+}
+
+// followByAgent copies what the agent answers, to its end.
+func (a *agentProcess) followByAgent(ctx context.Context, path string, to io.Writer) error {
+	client := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", filepath.Join(a.n.dir, "agent", "agent.sock"))
+	}}}
+	defer client.CloseIdleConnections()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://agent"+path, nil)
+	if err != nil {
+		return err
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s: %s", path, resp.Status)
+	}
+	_, err = io.Copy(to, resp.Body)
+	return err
+}
+
+// counted is the log of a container that counts, with timestamps.
+type counted struct {
+	mu      sync.Mutex
+	rest    []byte // of a line that goes on
+	n       int    // lines
+	highest int
+	err     error // the first thing that is wrong
+}
+
+func (c *counted) Write(p []byte) (int, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.rest = append(c.rest, p...)
+	for {
+		line, rest, whole := bytes.Cut(c.rest, []byte("\n"))
+		if !whole {
+			return len(p), nil
+		}
+		c.take(string(line))
+		c.rest = rest
+	}
+}
+
+func (c *counted) take(line string) {
+	stamp, text, _ := strings.Cut(line, " ")
+	number, err := strconv.Atoi(text)
+	if _, timeErr := time.Parse(time.RFC3339Nano, stamp); c.err == nil && (err != nil || timeErr != nil) {
+		c.err = fmt.Errorf("line %q", line)
+	}
+	if c.err == nil && c.n > 0 && number != c.highest+1 {
+		c.err = fmt.Errorf("after %d came %d", c.highest, number)
+	}
+	c.highest = number
+	c.n++
+}
+
+// end notes how the reading has ended.
+func (c *counted) end(err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.err == nil {
+		c.err = err
+	}
+	if c.err == nil && len(c.rest) > 0 {
+		c.err = fmt.Errorf("it ends with %q", c.rest)
+	}
+}
+
+// last returns the last number, and how many there were.
+func (c *counted) last() (number, n int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.highest, c.n
+}
