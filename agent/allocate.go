@@ -8,6 +8,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/podsync"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -93,13 +94,18 @@ func sameResources(a, b *v1.Pod) bool {
 }
 
 // infeasible says why this node can never give a pod what it asks for: it has less
-// for all pods together.
+// for all pods together. The words are the kubelet's of v1.35; since v1.36 the API
+// server, which there is none of here, refuses such a resize before a kubelet sees it.
 func (a *agent) infeasible(pod *v1.Pod) *podsync.Pending {
 	requests, allocatable := a.driver.Requests(pod), a.node.Node().Status.Allocatable
-	for _, name := range []v1.ResourceName{v1.ResourceCPU, v1.ResourceMemory} {
+	for _, name := range []v1.ResourceName{v1.ResourceMemory, v1.ResourceCPU} {
 		has, known := allocatable[name]
 		if wants := requests[name]; known && wants.Cmp(has) > 0 {
-			return &podsync.Pending{Reason: v1.PodReasonInfeasible, Message: fmt.Sprintf("Node didn't have enough capacity: %s, requested: %s, capacity: %s", name, wants.String(), has.String())}
+			amount := (*resource.Quantity).Value
+			if name == v1.ResourceCPU {
+				amount = (*resource.Quantity).MilliValue
+			}
+			return &podsync.Pending{Reason: v1.PodReasonInfeasible, Message: fmt.Sprintf("Node didn't have enough capacity: %s, requested: %d, capacity: %d", name, amount(&wants), amount(&has))}
 		}
 	}
 	return nil

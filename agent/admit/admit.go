@@ -66,8 +66,10 @@ func Check(pod *v1.Pod, others []*v1.Pod, n *Node) (v *podsync.Verdict, victims 
 	return nil, victims
 }
 
+const rejected = "Pod was rejected: "
+
 func reject(reason, format string, args ...any) *podsync.Verdict {
-	return &podsync.Verdict{Reason: reason, Message: "Pod was rejected: " + fmt.Sprintf(format, args...)}
+	return &podsync.Verdict{Reason: reason, Message: rejected + fmt.Sprintf(format, args...)}
 }
 
 func priority(pod *v1.Pod) int32 {
@@ -198,6 +200,7 @@ func lacks(name v1.ResourceName, pod *v1.Pod, others []*v1.Pod, n *Node) (*podsy
 func Fits(pod *v1.Pod, others []*v1.Pod, n *Node) *podsync.Verdict {
 	for _, name := range []v1.ResourceName{v1.ResourceCPU, v1.ResourceMemory} {
 		if v, _ := lacks(name, pod, others, n); v != nil {
+			v.Message = strings.TrimPrefix(v.Message, rejected) // the pod itself is not
 			return v
 		}
 	}
