@@ -98,11 +98,16 @@ func podsAreScored(t *testing.T, l *lab) {
 		l.pick(t, test.name).write("  terminationGracePeriodSeconds: 1\n  containers: [{name: app, image: IMAGE, args: [sleep, for-ever], resources: " + test.resources + "}]\n")
 	}
 	for _, test := range tests {
-		pod := l.pick(t, test.name)
-		pod.awaitReady()
-		if got, want := strings.TrimSpace(pod.exec("app", "cat", "/proc/1/oom_score_adj")), strconv.FormatInt(max(test.want, least), 10); got != want {
-			t.Errorf("%s: %s, want %s", test.name, got, want)
-		}
+		t.Run(test.name, func(t *testing.T) {
+			pod := l.pick(t, test.name)
+			pod.awaitReady()
+			if got, want := strings.TrimSpace(pod.exec("app", "cat", "/proc/1/oom_score_adj")), strconv.FormatInt(max(test.want, least), 10); got != want {
+				t.Errorf("%s, want %s", got, want)
+			}
+			if test.want < least {
+				t.Skipf("needs CAP_SYS_RESOURCE: instead of %d the score is crispd's own, %d", test.want, least)
+			}
+		})
 	}
 	l.clear()
 }
