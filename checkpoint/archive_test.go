@@ -187,6 +187,29 @@ func TestUnpackHostile(t *testing.T) {
 	if err := Unpack(ctx, tarOf(t, reg(ConfigDump, 1)), t.TempDir(), 1000); !errors.Is(err, context.Canceled) {
 		t.Errorf("error is %v, want that of the context", err)
 	}
+	// What belongs to no checkpoint is passed over, and no longer than anybody waits.
+	ctx, cancel = context.WithCancel(t.Context())
+	cut := &cutting{Reader: tarOf(t, reg("elsewhere", 8<<20)), cut: cancel}
+	if err := Unpack(ctx, cut, t.TempDir(), 1000); !errors.Is(err, context.Canceled) {
+		t.Errorf("error is %v, want that of the context", err)
+	}
+	if left, _ := io.Copy(io.Discard, cut.Reader); left == 0 {
+		t.Error("all of it was read")
+	}
+}
+
+// A cutting reader calls cut when it has been read from twice.
+type cutting struct {
+	io.Reader
+	reads int
+	cut   func()
+}
+
+func (c *cutting) Read(p []byte) (int, error) {
+	if c.reads++; c.reads == 2 {
+		c.cut()
+	}
+	return c.Reader.Read(p[:min(len(p), 64<<10)])
 }
 
 // bomb is a small archive of a large file.

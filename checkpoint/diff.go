@@ -60,7 +60,7 @@ const (
 )
 
 func plainLayer(ctx context.Context, layer io.Reader, out io.Writer, max int64) (removed []string, err error) {
-	tr, tw := tar.NewReader(layer), tar.NewWriter(out)
+	tr, tw := tar.NewReader(interruptible{ctx, layer}), tar.NewWriter(out)
 	for range maxEntries {
 		if err := ctx.Err(); err != nil {
 			return nil, err
@@ -68,6 +68,9 @@ func plainLayer(ctx context.Context, layer io.Reader, out io.Writer, max int64) 
 		hdr, err := tr.Next()
 		if err == io.EOF {
 			return removed, tw.Close()
+		}
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
 		}
 		if err != nil {
 			return nil, fault.Invalid.Errorf("read %s of the checkpoint: %w", RootFSDiff, err)

@@ -39,7 +39,7 @@ func Unpack(ctx context.Context, archive io.Reader, dir string, max int64) error
 	if err := os.Mkdir(filepath.Join(dir, Images), 0o700); err != nil {
 		return err
 	}
-	tr := tar.NewReader(plain)
+	tr := tar.NewReader(interruptible{ctx, plain})
 	for range maxEntries {
 		if err := ctx.Err(); err != nil {
 			return err
@@ -47,6 +47,9 @@ func Unpack(ctx context.Context, archive io.Reader, dir string, max int64) error
 		hdr, err := tr.Next()
 		if err == io.EOF {
 			return nil
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
 		}
 		if err != nil {
 			return fault.Invalid.Errorf("read checkpoint archive: %w", err)
@@ -66,6 +69,21 @@ func Unpack(ctx context.Context, archive io.Reader, dir string, max int64) error
 		}
 	}
 	return fault.Invalid.Errorf("the checkpoint archive has more than %d entries", maxEntries)
+}
+
+// An interruptible reader ends with its context. What is passed over is read too,
+// and a few bytes may unpack to very many.
+type interruptible struct {
+	ctx context.Context
+	r   io.Reader
+}
+
+// Read implements io.Reader.
+func (i interruptible) Read(p []byte) (int, error) {
+	if err := i.ctx.Err(); err != nil {
+		return 0, err
+	}
+	return i.r.Read(p)
 }
 
 // entryName is where an entry of an archive belongs; false = nowhere.

@@ -284,6 +284,69 @@ func TestCheckpointPodRefused(t *testing.T) {
 	}
 }
 
+// CRI: "resume all of them before returning on success, error, or deadline expiry",
+// and "must remove partial artifacts before returning an error".
+func TestCheckpointPodTooLate(t *testing.T) {
+	n := newNode(t)
+	sandbox := n.run(t, pod("web"))
+	one, two := n.begin(t, sandbox, forever("one")), n.begin(t, sandbox, forever("two"))
+	output := t.TempDir()
+	req := &cri.CheckpointPodRequest{PodSandboxId: sandbox, OutputPath: output, ContainerIds: []string{one, two}}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	short, giveUp := context.WithCancel(ctx)
+	release := n.machine.Hold(wire.MethodCheckpoint)
+	answer := make(chan error, 1)
+	go func() {
+		_, err := n.server.CheckpointPod(short, req) // itself: a client would not wait for the answer
+		answer <- err
+	}()
+	for len(n.machine.Calls(wire.MethodCheckpoint)) == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	if frozen := n.machine.Frozen(); len(frozen) != 2 {
+		t.Errorf("while the first is dumped, %v are frozen, want both", frozen)
+	}
+	giveUp()
+	if err := <-answer; !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v", err)
+	}
+	n.wantThawed(t)
+	if entries, err := os.ReadDir(output); err != nil || len(entries) > 0 {
+		t.Errorf("the output has %v (err %v)", entries, err)
+	}
+	release()
+	if _, err := n.CheckpointPod(ctx, req); err != nil {
+		t.Errorf("the next one: %v", err)
+	}
+}
+
+// The same wherever it fails, also when all is written.
+func TestCheckpointPodFailsAnywhere(t *testing.T) {
+	n := newNode(t)
+	sandbox := n.run(t, pod("web"))
+	one := n.begin(t, sandbox, forever("one"))
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	failed := 0
+	for step := 1; ; step++ {
+		output := t.TempDir()
+		n.machine.Fuse.Set(step, false)
+		_, err := n.server.CheckpointPod(ctx, &cri.CheckpointPodRequest{PodSandboxId: sandbox, OutputPath: output, ContainerIds: []string{one}})
+		n.machine.Fuse.Set(0, false)
+		if err == nil {
+			break
+		}
+		failed++
+		if entries, rerr := os.ReadDir(output); rerr != nil || len(entries) > 0 {
+			t.Errorf("step %d: after %v the output has %v (err %v)", step, err, entries, rerr)
+		}
+	}
+	if failed < 4 { // the record, freezing, the dump, thawing
+		t.Errorf("it failed %d times", failed)
+	}
+}
+
 // CRI: "On error, the runtime must remove any sandbox and containers created by the
 // call before returning."
 func TestRestorePodRefused(t *testing.T) {
@@ -300,6 +363,17 @@ func TestRestorePodRefused(t *testing.T) {
 	config.Metadata.Uid = "another"
 	good := &cri.RestorePodRequest{CheckpointPath: output, Config: config, ContainerConfigs: []*cri.ContainerConfig{forever("one"), forever("two")}}
 	before := slices.Sorted(slices.Values(n.left()))
+	nothing := t.TempDir()
+	if err := os.Mkdir(filepath.Join(nothing, podDir), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	was, err := proto.Marshal(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := checkpoint.Write(filepath.Join(nothing, podDir), podFile, podDump{Version: dumpVersion, Config: was}); err != nil {
+		t.Fatal(err)
+	}
 	second := func(change func(*cri.ContainerConfig)) func(*cri.RestorePodRequest) {
 		return func(r *cri.RestorePodRequest) { change(r.ContainerConfigs[1]) }
 	}
@@ -309,6 +383,7 @@ func TestRestorePodRefused(t *testing.T) {
 		"handler":       func(r *cri.RestorePodRequest) { r.RuntimeHandler = "kata" },
 		"option":        func(r *cri.RestorePodRequest) { r.Options = map[string]string{"a": "b"} },
 		"none":          func(r *cri.RestorePodRequest) { r.ContainerConfigs = nil },
+		"none in it":    func(r *cri.RestorePodRequest) { r.CheckpointPath, r.ContainerConfigs = nothing, nil },
 		"too few":       func(r *cri.RestorePodRequest) { r.ContainerConfigs = r.ContainerConfigs[:1] },
 		"twice":         second(func(c *cri.ContainerConfig) { c.Metadata.Name = "one" }),
 		"another name":  second(func(c *cri.ContainerConfig) { c.Metadata.Name = "three" }),
@@ -326,7 +401,7 @@ func TestRestorePodRefused(t *testing.T) {
 		_, err := n.RestorePod(ctx, bad)
 		wantCode(t, what, err, "InvalidArgument")
 	}
-	_, err := n.RestorePod(t.Context(), good)
+	_, err = n.RestorePod(t.Context(), good)
 	wantCode(t, "no deadline", err, "InvalidArgument")
 	n.store.failing("Apply", fault.Unavailable.Errorf("no space"))
 	_, err = n.RestorePod(ctx, good)

@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -30,6 +32,11 @@ func TestCodes(t *testing.T) {
 		if got := codeOf(t.Context(), err).String(); got != want {
 			t.Errorf("%v: code %s, want %s", err, got, want)
 		}
+	}
+	// A full disk is what somebody can do something about; then the call is repeated.
+	full := fmt.Errorf("x: %w", &os.PathError{Op: "write", Path: "/x", Err: unix.ENOSPC})
+	if got := codeOf(t.Context(), full).String(); got != "Unavailable" {
+		t.Errorf("%v: code %s, want Unavailable", full, got)
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -146,6 +147,9 @@ func codeOf(ctx context.Context, err error) codes.Code {
 		return codes.FailedPrecondition
 	case fault.Unavailable:
 		return codes.Unavailable
+	}
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		return codes.Unavailable // with room, the same call succeeds
 	}
 	return codes.Unknown
 }

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -48,6 +49,15 @@ type origin struct {
 	archive string // path
 	image   string // ID of a checkpoint image
 	dir     string // of a pod's checkpoint
+}
+
+// blame says of which container and checkpoint an error is. A PullError stays the
+// outermost, because its text must come first.
+func (o *origin) blame(config *cri.ContainerConfig, err error) error {
+	if _, ok := errors.AsType[*image.PullError](err); ok {
+		return err
+	}
+	return fmt.Errorf("container %s from checkpoint %s: %w", config.Metadata.Name, cmp.Or(o.archive, o.image, o.dir), err)
 }
 
 // A restoration is a checkpoint that a container is being made from.
@@ -102,10 +112,10 @@ func (s *Server) fetch(ctx context.Context, cr *creation, sb *oci.Sandbox, h Han
 	stage, cancel := cr.enter(ctx, "checkpoint")
 	defer cancel()
 	if err := s.copyCheckpoint(stage, cr.id, sb, config, r); err != nil {
-		return nil, err
+		return nil, from.blame(config, err)
 	}
 	if err := r.read(); err != nil {
-		return nil, err
+		return nil, from.blame(config, err)
 	}
 	stage, cancel = cr.enter(ctx, "image")
 	defer cancel()

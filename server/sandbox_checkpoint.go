@@ -14,6 +14,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crisp-cri/crisp/checkpoint"
+	"github.com/crisp-cri/crisp/internal/atomicfile"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/stage"
 	"github.com/crisp-cri/crisp/oci"
@@ -132,7 +133,12 @@ func (s *Server) checkpointPod(ctx context.Context, sb *oci.Sandbox, containers 
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	return os.Rename(dir, filepath.Join(output, podDir))
+	whole := filepath.Join(output, podDir)
+	if err := os.Rename(dir, whole); err != nil {
+		return err
+	}
+	dir = whole
+	return atomicfile.SyncDir(output)
 }
 
 // dumpPod writes the checkpoints of frozen containers and what they share.

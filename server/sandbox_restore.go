@@ -76,6 +76,9 @@ func (s *Server) matchPod(req *cri.RestorePodRequest) (map[string]string, error)
 	for _, c := range pod.Containers {
 		dirs[c.Name] = filepath.Join(req.CheckpointPath, podDir, c.ID)
 	}
+	if len(dirs) == 0 {
+		return nil, fault.Invalid.Errorf("checkpoint %s has no containers", req.CheckpointPath)
+	}
 	seen := make(map[string]bool)
 	for _, c := range req.ContainerConfigs {
 		name := c.GetMetadata().GetName()

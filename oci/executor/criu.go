@@ -195,7 +195,11 @@ func criuFailure(ctx context.Context, what, log string, err error) error {
 		return fault.Unavailable.Errorf("%s was given up: %w", what, ctx.Err())
 	}
 	if said := complaints(log); said != "" {
-		return fault.Internal.Errorf("%s: %w: %s (%s)", what, err, said, log)
+		kind := fault.Internal
+		if strings.Contains(said, "No space left on device") { // strerror(ENOSPC)
+			kind = fault.Unavailable // with room it can be done
+		}
+		return kind.Errorf("%s: %w: %s (%s)", what, err, said, log)
 	}
 	return fault.Internal.Errorf("%s: %w", what, err)
 }
