@@ -110,7 +110,7 @@ func (c *Config) checkLists() error {
 	if a := c.Metrics.Address; a != "" && !isAddress(a) {
 		return c.wrong("metrics.address", "%q is neither host:port nor unix:///path", a)
 	}
-	if e := c.Tracing.Endpoint; e != "" && !isAddress(strings.TrimPrefix(strings.TrimPrefix(e, "https://"), "http://")) {
+	if e := c.Tracing.Endpoint; e != "" && !isEndpoint(e) {
 		return c.wrong("tracing.endpoint", "%q is neither host:port, nor a URL of http, https or unix with nothing but that", e)
 	}
 	if n := c.Tracing.SamplesPerMillion; n < 0 || n > 1000000 {
@@ -142,6 +142,13 @@ func isAddress(s string) bool {
 	}
 	_, port, err := net.SplitHostPort(s)
 	return err == nil && isPort(port)
+}
+
+// isEndpoint tells whether s is an address, before which there may be http:// or
+// https:// if it is host:port.
+func isEndpoint(s string) bool {
+	host := strings.TrimPrefix(strings.TrimPrefix(s, "https://"), "http://")
+	return isAddress(host) && (host == s || !strings.Contains(host, "://"))
 }
 
 func isPort(s string) bool {
@@ -190,7 +197,11 @@ func (c *Config) ParsedRlimits() ([]Rlimit, error) {
 		if err1 != nil || err2 != nil || soft > hard {
 			return nil, fmt.Errorf("%q is not a limit such as \"nofile=1024:524288\", soft before hard", s)
 		}
-		list = append(list, Rlimit{"RLIMIT_" + strings.ToUpper(name), soft, hard})
+		kind := "RLIMIT_" + strings.ToUpper(name)
+		if slices.ContainsFunc(list, func(l Rlimit) bool { return l.Type == kind }) {
+			return nil, fmt.Errorf("%q is the second limit %s", s, name)
+		}
+		list = append(list, Rlimit{kind, soft, hard})
 	}
 	return list, nil
 }

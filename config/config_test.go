@@ -166,6 +166,8 @@ func TestMistakes(t *testing.T) {
 		{"address", "[streaming]\naddress = \"localhost\"\n", ":2: streaming.address: \"localhost\" is not host:port"},
 		{"subnets", "[cni]\npod_cidrs = [\"10.1.2.3/16\"]\n", ":2: cni.pod_cidrs: \"10.1.2.3/16\" is not a subnet"},
 		{"rlimit", "rlimits = [\"nofile=9:3\"]\n", ":1: rlimits: \"nofile=9:3\" is not a limit"},
+		{"rlimit twice", "rlimits = [\"nofile=1\", \"core=1\", \"nofile=2\"]\n", ":1: rlimits: \"nofile=2\" is the second limit nofile"},
+		{"endpoint", "[tracing]\nendpoint = \"https://unix:///x\"\n", ":2: tracing.endpoint: "},
 		{"hooks", "log_max_line = 100\nhooks_dir = [\"/a\", \"b\"]\n", ":2: hooks_dir: \"b\" is not an absolute path"},
 		{"cdi", "[cdi]\nspec_dirs = [\"cdi\"]\n", ":2: cdi.spec_dirs: \"cdi\" is not an absolute path"},
 		{"sources", "reject_mount_sources = [\"etc\"]\n", ":1: reject_mount_sources: \"etc\" is not an absolute path"},

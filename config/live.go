@@ -115,6 +115,16 @@ func (c *Config) byName() map[string]key {
 	return all
 }
 
+// Keep gives a key the value that it has in from, and where that came from.
+func (c *Config) Keep(from *Config, key string) {
+	to, is := c.byName()[key]
+	value, was := from.byName()[key]
+	if is && was {
+		to.value.Set(value.value)
+		c.setOrigin(key, from)
+	}
+}
+
 func (c *Config) setOrigin(name string, from *Config) {
 	delete(c.origin, name)
 	if o, ok := from.origin[name]; ok {

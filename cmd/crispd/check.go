@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -32,7 +33,11 @@ type finding struct {
 // could not run here; what merely costs a feature is told and is no failure.
 func check(c *config.Config, out io.Writer) error {
 	f := kernel.Probe()
-	if _, err := hostFacts(c, f); err != nil {
+	facts, err := hostFacts(c, f)
+	if err == nil {
+		_, err = handlers(context.Background(), c, facts, slog.New(slog.DiscardHandler))
+	}
+	if err != nil {
 		return err
 	}
 	findings := slices.Concat(checkKernel(f), checkAppArmor(c, f), checkSELinux(c), checkCgroups(f, usesSystemd(c, f)), checkCapabilities(f), checkFiles(c), checkCNI(c))
@@ -127,9 +132,10 @@ func checkFiles(c *config.Config) []finding {
 	}
 }
 
-// imageFiles tells about broken policies, and what of hosts.toml counts for nothing.
+// imageFiles tells what is broken or not there, and what of hosts.toml counts for
+// nothing.
 func imageFiles(c *config.Config) finding {
-	wrong := image.Check(imageSettings(c))
+	wrong := append(missing(c), image.Check(imageSettings(c))...)
 	return finding{"files about images", len(wrong) == 0, strings.Join(wrong, "\n         "), false}
 }
 

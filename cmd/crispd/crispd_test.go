@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"io"
 	"log/slog"
 	"math"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -21,6 +23,7 @@ import (
 	"github.com/crisp-cri/crisp/config"
 	"github.com/crisp-cri/crisp/internal/kernel"
 	"github.com/crisp-cri/crisp/server/spec"
+	"github.com/crisp-cri/crisp/server/telemetry"
 )
 
 // The socket that a killed crispd left is replaced; one that somebody serves,
@@ -56,6 +59,89 @@ func TestListen(t *testing.T) {
 	}
 	if data, _ := os.ReadFile(path); string(data) != "mine" {
 		t.Errorf("the file has become %q", data)
+	}
+}
+
+// Listening, which a reload does too, does not change the modes of what crispd makes
+// meanwhile.
+func TestListenKeepsUmask(t *testing.T) {
+	dir := t.TempDir()
+	listened := make(chan error, 1)
+	go func() {
+		for range 500 {
+			l, err := listen(filepath.Join(dir, "s.sock"))
+			if err != nil {
+				listened <- err
+				return
+			}
+			l.Close()
+		}
+		listened <- nil
+	}()
+	for {
+		made := filepath.Join(dir, "made")
+		if err := os.Mkdir(made, 0o711); err != nil {
+			t.Fatal(err)
+		}
+		info, err := os.Stat(made)
+		if err != nil || info.Mode().Perm() != 0o711 {
+			t.Fatalf("a directory got mode %v (err %v)", info.Mode(), err)
+		}
+		if err := os.Remove(made); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case err := <-listened:
+			if err != nil {
+				t.Fatal(err)
+			}
+			return
+		default:
+		}
+	}
+}
+
+// Metrics go where they are asked for, or stay where they are.
+func TestScrape(t *testing.T) {
+	tel, err := telemetry.New(telemetry.Options{Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := scrape{log: slog.New(slog.DiscardHandler), tel: tel}
+	defer m.end()
+	answers := func(host, port string) bool {
+		resp, err := http.Get("http://" + net.JoinHostPort(host, port) + "/metrics")
+		if err != nil {
+			return false
+		}
+		resp.Body.Close()
+		return resp.StatusCode == http.StatusOK
+	}
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, port, _ := net.SplitHostPort(free.Addr().String())
+	free.Close()
+	if err := m.serve("127.0.0.1:" + port); err != nil || !answers("127.0.0.1", port) {
+		t.Fatalf("on the loopback address: %v", err)
+	}
+	if err := m.serve("0.0.0.0:" + port); err != nil || !answers("127.0.0.2", port) {
+		t.Errorf("on all addresses of the same port: %v", err)
+	}
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	if err := m.serve(taken.Addr().String()); !errors.Is(err, unix.EADDRINUSE) {
+		t.Errorf("where somebody else is: %v", err)
+	}
+	if !answers("127.0.0.2", port) {
+		t.Error("after that they are nowhere")
+	}
+	if err := m.serve(""); err != nil || answers("127.0.0.1", port) {
+		t.Errorf("they are still served (err %v)", err)
 	}
 }
 
@@ -104,7 +190,8 @@ func TestConfigCommand(t *testing.T) {
 }
 
 func TestBadCommandLines(t *testing.T) {
-	for _, args := range [][]string{{"nonsense"}, {"config", "extra"}, {"config", "--log-level", "loud"}, {"--config", "/does/not/exist"}, {"check", "--all"}} {
+	for _, args := range [][]string{{"nonsense"}, {"config", "extra"}, {"config", "--log-level", "loud"}, {"--config", "/does/not/exist"}, {"check", "--all"},
+		{"debug"}, {"debug", "nonsense"}, {"debug", "calls", "heap"}, {"debug", "profile", "--seconds", "0"}, {"wipe", "extra"}, {"completion"}, {"completion", "csh"}, {"version", "extra"}} {
 		var out bytes.Buffer
 		if err := run(args, &out); err == nil {
 			t.Errorf("crispd %s succeeded", strings.Join(args, " "))
@@ -122,8 +209,53 @@ func TestCheck(t *testing.T) {
 		// A test binary has no crisp-executor beside it: crispd could not run.
 		t.Errorf("got %v, want exit status 1", err)
 	}
+	file := filepath.Join(t.TempDir(), "c.toml")
+	for text, want := range map[string]string{
+		"[handlers.x]\nengine = \"/does/not/exist\"\n":          ":2: handlers.x.engine: ",
+		"[handlers.x]\nseccomp_profile = \"/does/not/exist\"\n": ":2: handlers.x.seccomp_profile: ",
+		"[handlers.x]\n\ndefault_capabilities = [\"flying\"]\n": ":3: handlers.x.default_capabilities: ",
+	} {
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := run([]string{"check", "--config", file}, io.Discard); err == nil || !strings.HasPrefix(err.Error(), file+want) {
+			t.Errorf("%s: %v, want %s", text, err, want)
+		}
+	}
 	if !strings.Contains(out.String(), "MISSING  crisp-executor") || !strings.Contains(out.String(), "cgroup controller") {
 		t.Error(out.String())
+	}
+}
+
+// A file about images that is named and not there is told, with what follows.
+func TestMissing(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "c.toml")
+	load := func(text string) []string {
+		t.Helper()
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		c, err := config.Load(config.Source{File: file, Flags: map[string]string{"root": "/r", "state": "/s"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return missing(c)
+	}
+	if got := load(""); len(got) > 0 {
+		t.Errorf("of the defaults it says %q", got)
+	}
+	none := filepath.Join(dir, "none")
+	for _, key := range []string{"registries_conf", "policy_dir", "registries_dir", "auth_file", "auth_dir", "decryption_keys_path"} {
+		if got := load("[image]\n" + key + " = \"" + none + "\"\n"); len(got) != 1 || !strings.HasPrefix(got[0], file+":2: image."+key+": there is no "+none+": ") {
+			t.Errorf("%s: it says %q", key, got)
+		}
+		if got := load("[image]\n" + key + " = \"" + dir + "\"\n"); len(got) > 0 {
+			t.Errorf("%s: it says %q", key, got)
+		}
+	}
+	if got := load("[image]\nhosts_dirs = [\"" + dir + "\", \"" + none + "\"]\n"); len(got) != 1 {
+		t.Errorf("hosts_dirs: it says %q", got)
 	}
 }
 

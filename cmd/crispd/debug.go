@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -50,6 +51,9 @@ func look(c *config.Config, name string, seconds int, out io.Writer) error {
 			continue
 		}
 		path := v.path
+		if seconds < 1 {
+			return fmt.Errorf("--seconds %d: want 1 or more", seconds)
+		}
 		if strings.Contains(path, "%d") {
 			path = fmt.Sprintf(path, seconds)
 		}
@@ -105,38 +109,63 @@ func serveHTTP(l net.Listener, h http.Handler, log *slog.Logger) (stop func()) {
 			log.Error("http server ended", "address", l.Addr().String(), "err", err)
 		}
 	}()
-	return func() { s.Close() }
+	return func() {
+		s.Close()
+		l.Close() // which Close knows of once it is being served
+	}
 }
 
 // A scrape is where metrics are served besides the debug socket.
 type scrape struct {
 	log  *slog.Logger
 	tel  *telemetry.Telemetry
+	at   string
 	stop func() // nil = nowhere
 }
 
 // serve serves the metrics at address from now on, and nowhere else; "" is nowhere.
-// If it cannot, nothing changes, unless the new address holds the old one's port.
+// If it cannot, nothing changes.
 func (m *scrape) serve(address string) error {
-	var l net.Listener
-	var err error
-	switch path, isUnix := strings.CutPrefix(address, "unix://"); {
-	case address == "":
-	case isUnix:
-		l, err = listen(path)
-	default:
-		l, err = net.Listen("tcp", address)
+	l, err := listenAt(address)
+	if errors.Is(err, unix.EADDRINUSE) && m.stop != nil {
+		// The one in the way may be ours: 127.0.0.1:9090 becomes :9090.
+		old := m.at
+		m.end()
+		if l, err = listenAt(address); err != nil {
+			back, berr := listenAt(old)
+			if berr == nil {
+				m.begin(old, back)
+			}
+			err = errors.Join(err, berr)
+		}
 	}
 	if err != nil {
 		return fmt.Errorf("serve metrics: %w", err)
 	}
 	m.end()
-	if l != nil {
-		mux := http.NewServeMux()
-		mux.Handle("/metrics", m.tel.Handler())
-		m.stop = serveHTTP(l, mux, m.log)
-	}
+	m.begin(address, l)
 	return nil
+}
+
+// listenAt listens at a metrics.address; nil = nowhere.
+func listenAt(address string) (net.Listener, error) {
+	path, isUnix := strings.CutPrefix(address, "unix://")
+	switch {
+	case address == "":
+		return nil, nil
+	case isUnix:
+		return listen(path)
+	}
+	return net.Listen("tcp", address)
+}
+
+func (m *scrape) begin(address string, l net.Listener) {
+	if l == nil {
+		return
+	}
+	mux := http.NewServeMux()
+	mux.Handle("/metrics", m.tel.Handler())
+	m.at, m.stop = address, serveHTTP(l, mux, m.log)
 }
 
 func (m *scrape) end() {

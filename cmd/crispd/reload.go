@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 
 	"github.com/crisp-cri/crisp/config"
@@ -27,18 +28,34 @@ func (d *daemon) reload(ctx context.Context, src config.Source, log *slog.Logger
 		return
 	}
 	setLevel(next.Log.Level)
+	for _, text := range missing(next) {
+		log.Warn("configured file is not there", "err", text)
+	}
 	d.images.Reconfigure(imageSettings(next))
 	d.server.Reconfigure(o)
+	// What could not be done is not in force, and is tried again at the next reload.
+	failed := map[string]error{}
 	if next.Metrics != old.Metrics {
-		err = errors.Join(err, d.scrape.serve(next.Metrics.Address))
+		if e := d.scrape.serve(next.Metrics.Address); e != nil {
+			failed["metrics.address"] = e
+		}
 	}
 	if next.Tracing != old.Tracing {
-		err = errors.Join(err, d.telemetry.Trace(traces(next)))
+		if e := d.telemetry.Trace(traces(next)); e != nil {
+			failed["tracing.endpoint"] = e
+		}
+	}
+	for key, e := range failed {
+		next.Keep(old, key)
+		err = errors.Join(err, fmt.Errorf("%s: %w", key, e))
 	}
 	d.config.Store(next)
 	for _, ch := range changes {
 		takes := ch.Takes
-		if takes == "" {
+		switch {
+		case failed[ch.Key] != nil:
+			takes = "not taken"
+		case takes == "":
 			takes = "needs a restart"
 		}
 		log.Info("configuration changed", "key", ch.Key, "old", ch.Old, "new", ch.New, "takes", takes, "at", ch.At)

@@ -40,6 +40,12 @@ func serve(c *config.Config, src config.Source) error {
 
 	ctx, cancel := signal.NotifyContext(context.Background(), unix.SIGTERM, unix.SIGINT)
 	defer cancel()
+	// From here on, or one that comes while crispd looks at what runs would end it.
+	hangups := make(chan os.Signal, 1)
+	signal.Notify(hangups, unix.SIGHUP)
+	defer signal.Stop(hangups)
+	// Who reads the log may end: journald, a pipe's other side. That is no reason to.
+	signal.Notify(make(chan os.Signal, 1), unix.SIGPIPE)
 
 	locks, err := makeDirs(c.Root, c.State)
 	if err != nil {
@@ -50,6 +56,8 @@ func serve(c *config.Config, src config.Source) error {
 			l.Close()
 		}
 	}()
+	stopDump := dumpOnSignal(filepath.Join(c.State, "goroutines.txt"), log)
+	defer stopDump()
 	socket, err := listen(c.Socket)
 	if err != nil {
 		return err
@@ -77,8 +85,6 @@ func serve(c *config.Config, src config.Source) error {
 
 	served := make(chan error, 1)
 	go func() { served <- g.Serve(socket) }()
-	stopDump := dumpOnSignal(filepath.Join(c.State, "goroutines.txt"), log)
-	defer stopDump()
 	log.Info("crispd serves", "version", version, "socket", c.Socket, "root", c.Root, "state", c.State, "boot", d.records.Boot().String(), "took", time.Since(begin))
 	sdnotify.Notify("READY=1\nSTATUS=" + d.status())
 	if interval := sdnotify.Interval(); interval > 0 {
@@ -86,9 +92,6 @@ func serve(c *config.Config, src config.Source) error {
 		go sdnotify.Watchdog(ctx, interval, alive, d.status, log)
 	}
 
-	hangups := make(chan os.Signal, 1)
-	signal.Notify(hangups, unix.SIGHUP)
-	defer signal.Stop(hangups)
 	for ended := false; !ended; {
 		select {
 		case err := <-served:

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/internal/thread"
 )
 
 // listen makes the unix socket at path, mode 0660. A socket that nobody answers
@@ -30,11 +32,17 @@ func listen(path string) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, err
 	}
-	// Nobody may connect between bind and chmod. Nothing else runs yet that could
-	// mind the process's umask.
-	old := unix.Umask(0o117)
-	l, err := net.Listen("unix", path)
-	unix.Umask(old)
+	// Nobody may connect between bind and chmod. The umask is the whole process's,
+	// which makes files meanwhile: a reload comes by here too.
+	var l net.Listener
+	err := thread.Spend(func() (err error) {
+		if err := unix.Unshare(unix.CLONE_FS); err != nil {
+			return os.NewSyscallError("unshare", err)
+		}
+		unix.Umask(0o117)
+		l, err = net.Listen("unix", path)
+		return err
+	})
 	if err != nil {
 		return nil, fmt.Errorf("listen on %s: %w", path, err)
 	}

@@ -71,6 +71,9 @@ func wire(ctx context.Context, c *config.Config, log *slog.Logger) (_ *daemon, e
 	if d.records, err = checkpoint.Open(c.Root, log); err != nil {
 		return nil, err
 	}
+	for _, text := range missing(c) {
+		log.Warn("configured file is not there", "err", text)
+	}
 	d.images, err = image.Open(ctx, imageOptions(c, d.records, log))
 	if err != nil {
 		return nil, err
