@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -232,20 +233,69 @@ func runtimeRefuses(t *testing.T, l *lab) {
 `, func(t *testing.T, l *lab) {
 		l.awaitReady()
 		_, id, _ := strings.Cut(l.status("app").ContainerID, "://")
-		const workers, each = 8, 25
+		runtime := l.n.runtime()
+		config := &cri.PodSandboxConfig{
+			Metadata: &cri.PodSandboxMetadata{Name: "brief", Namespace: "default", Uid: "brief"},
+			Linux:    &cri.LinuxPodSandboxConfig{SecurityContext: &cri.LinuxSandboxSecurityContext{NamespaceOptions: &cri.NamespaceOption{Network: cri.NamespaceMode_NODE}}},
+		}
+		sandbox, err := runtime.RunPodSandbox(t.Context(), &cri.RunPodSandboxRequest{Config: config})
+		if err != nil {
+			t.Fatal(err)
+		}
+		const workers, each = 8, 125
 		var wg sync.WaitGroup
 		for w := range workers {
 			wg.Go(func() {
 				for i := range each {
 					want := int32((w*each + i) % 256)
-					resp, err := l.n.runtime().ExecSync(t.Context(), &cri.ExecSyncRequest{ContainerId: id, Cmd: []string{"/testbin", "exit", fmt.Sprint(want)}})
-					if err != nil || resp.ExitCode != want {
-						t.Errorf("code %d, want %d: %v", resp.GetExitCode(), want, err)
+					var got int32
+					var err error
+					if i%25 == 0 {
+						got, err = brief(t, runtime, sandbox.PodSandboxId, config, fmt.Sprint("c", w, "-", i), want)
+					} else {
+						var resp *cri.ExecSyncResponse
+						resp, err = runtime.ExecSync(t.Context(), &cri.ExecSyncRequest{ContainerId: id, Cmd: []string{"/testbin", "exit", fmt.Sprint(want)}})
+						got = resp.GetExitCode()
+					}
+					if err != nil || got != want {
+						t.Errorf("%d of worker %d ended with %d, want %d: %v", i, w, got, want, err)
 						return
 					}
 				}
 			})
 		}
 		wg.Wait()
+		if _, err := runtime.StopPodSandbox(t.Context(), &cri.StopPodSandboxRequest{PodSandboxId: sandbox.PodSandboxId}); err != nil {
+			t.Error(err)
+		}
+		if _, err := runtime.RemovePodSandbox(t.Context(), &cri.RemovePodSandboxRequest{PodSandboxId: sandbox.PodSandboxId}); err != nil {
+			t.Error(err)
+		}
 	})
+}
+
+// brief runs a container that ends with this code at once, and returns the code that
+// the runtime tells.
+func brief(t *testing.T, runtime cri.RuntimeServiceClient, sandbox string, config *cri.PodSandboxConfig, name string, code int32) (int32, error) {
+	ctx := t.Context()
+	c, err := runtime.CreateContainer(ctx, &cri.CreateContainerRequest{PodSandboxId: sandbox, SandboxConfig: config, Config: &cri.ContainerConfig{
+		Metadata: &cri.ContainerMetadata{Name: name}, Image: &cri.ImageSpec{Image: testImage}, Args: []string{"exit", fmt.Sprint(code)}, Linux: &cri.LinuxContainerConfig{},
+	}})
+	if err != nil {
+		return 0, err
+	}
+	if _, err := runtime.StartContainer(ctx, &cri.StartContainerRequest{ContainerId: c.ContainerId}); err != nil {
+		return 0, err
+	}
+	for {
+		resp, err := runtime.ContainerStatus(ctx, &cri.ContainerStatusRequest{ContainerId: c.ContainerId})
+		if err != nil {
+			return 0, err
+		}
+		if resp.Status.State == cri.ContainerState_CONTAINER_EXITED {
+			_, err = runtime.RemoveContainer(ctx, &cri.RemoveContainerRequest{ContainerId: c.ContainerId})
+			return resp.Status.ExitCode, err
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
 }
