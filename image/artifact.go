@@ -6,6 +6,8 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 
 	"github.com/crisp-cri/crisp/internal/fault"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
@@ -46,6 +48,8 @@ func (c *choice) readArtifact(m manifest.Manifest) error {
 			continue
 		case !filepath.IsLocal(b.file) || filepath.Clean(b.file) == ".":
 			return fault.Invalid.Errorf("artifact: file name %q leads out of it", b.file)
+		case !isPath(b.file):
+			return fault.Invalid.Errorf("artifact: file name %.300q cannot be one", b.file)
 		case isEncrypted(b):
 			return fault.Invalid.Errorf("artifact: file %q is encrypted, which is for images only", b.file)
 		}
@@ -58,7 +62,14 @@ func (c *choice) readArtifact(m manifest.Manifest) error {
 	case len(c.layers) > maxFiles:
 		return fault.Invalid.Errorf("artifact with %d files, more than %d", len(c.layers), maxFiles)
 	}
-	return nil
+	return c.checkBlobs()
+}
+
+// isPath tells whether Linux has a name for a file such as this: NAME_MAX, and well
+// below PATH_MAX, for a directory comes before it.
+func isPath(name string) bool {
+	tooLong := func(part string) bool { return len(part) > 255 }
+	return len(name) <= 2048 && !strings.Contains(name, "\x00") && !slices.ContainsFunc(strings.Split(name, "/"), tooLong)
 }
 
 // unpackFile fetches a layer that is one file, and puts it into dir under its

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/crisp-cri/crisp/image"
@@ -53,7 +54,7 @@ func TestArtifact(t *testing.T) {
 		t.Errorf("after a restart it is %+v (err %v)", got, err)
 	}
 
-	for tag, name := range map[string]string{"up": "../x", "abs": "/etc/x", "dot": "."} {
+	for tag, name := range map[string]string{"up": "../x", "abs": "/etc/x", "dot": ".", "nul": "a\x00b", "long": "a/" + strings.Repeat("x", 256), "deep": strings.Repeat("x/", 1500) + "x"} {
 		reg.pushArtifact("model", tag, name, "x")
 		if _, err := p.store.Pull(t.Context(), reg.host+"/model:"+tag, image.Caller{}); !errors.Is(err, fault.Invalid) {
 			t.Errorf("file %q: %v, want an error of kind %v", name, err, fault.Invalid)

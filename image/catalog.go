@@ -112,6 +112,9 @@ func (s *Store) Reconfigure(n Settings) {
 		}
 		s.catalog.Store(newCatalog(entries))
 	}
+	for _, text := range slices.Concat(checkPolicies(n), checkAccess(n)) {
+		s.log.Warn("files about images cannot be used", "err", text)
+	}
 	s.reportHosts(n.HostsDirs)
 }
 

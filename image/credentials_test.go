@@ -8,9 +8,11 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/internal/fault"
 )
 
 // A namespace's credentials count instead of the node's, those of the request
@@ -63,4 +65,29 @@ func TestNamespaceCredentials(t *testing.T) {
 	if left := p.names("staging"); len(left) != 0 {
 		t.Errorf("staging has %v", left)
 	}
+}
+
+// Credentials that cannot be read are told by their file, and secrets are not.
+func TestBrokenCredentials(t *testing.T) {
+	reg := newRegistry(t)
+	p := newPlace(t, reg)
+	p.trusting(image.Settings{})
+	reg.push("app", "v1", build(t, "gzip", "x"))
+	for path, namespace := range map[string]string{
+		filepath.Join(p.dir, "auth.json"):         "",
+		filepath.Join(p.dir, "auth", "team.json"): "team",
+	} {
+		for _, text := range []string{"{", "[]", fmt.Sprintf(`{"auths":{%q:{"auth":"s3cret!"}}}`, reg.host)} {
+			write(t, path, text)
+			_, err := p.store.Pull(t.Context(), reg.host+"/app:v1", image.Caller{Namespace: namespace})
+			failedWith(t, err, fault.Invalid, "")
+			if err == nil || !strings.Contains(err.Error(), path) || strings.Contains(err.Error(), "s3cret") {
+				t.Errorf("%s: %v", text, err)
+			}
+		}
+		if err := os.Remove(path); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p.pull(reg.host + "/app:v1")
 }

@@ -70,9 +70,13 @@ func (s *Store) translateHosts(r *registry, domain string) (*sysregistriesv2.Reg
 	}
 	h, err := readHosts(filepath.Join(dir, "hosts.toml"), domain)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
+		certs, err := certFiles(dir)
+		if err != nil || len(certs.ca)+len(certs.client) == 0 {
+			return nil, err
+		}
+		h = &hostsFile{conf: sysregistriesv2.Registry{Endpoint: sysregistriesv2.Endpoint{Location: domain}}, certs: map[string]hostCerts{domain: certs}}
 	}
-	if err != nil {
+	if err != nil && h == nil {
 		return nil, fault.Invalid.Errorf("%w", err)
 	}
 	h.conf.Prefix = domain
@@ -249,6 +253,31 @@ func certsOf(t hostTable, dir string) (c hostCerts, err error) {
 			key = cert
 		}
 		c.client = append(c.client, [2]string{abs(cert), abs(key)})
+	}
+	return c, nil
+}
+
+// certFiles finds the files of a registry's TLS in a directory without a hosts.toml,
+// by the names that Docker has for them, as containerd does: authorities are *.crt,
+// certificates *.cert, and their keys *.key, or in the same file.
+func certFiles(dir string) (c hostCerts, err error) {
+	files, err := os.ReadDir(dir)
+	if err != nil {
+		return c, err
+	}
+	for _, f := range files {
+		path := filepath.Join(dir, f.Name())
+		switch base, isCert := strings.CutSuffix(path, ".cert"); {
+		case f.IsDir():
+		case strings.HasSuffix(path, ".crt"):
+			c.ca = append(c.ca, path)
+		case isCert:
+			key := base + ".key"
+			if _, err := os.Stat(key); errors.Is(err, fs.ErrNotExist) {
+				key = path
+			}
+			c.client = append(c.client, [2]string{path, key})
+		}
 	}
 	return c, nil
 }

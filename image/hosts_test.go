@@ -52,6 +52,18 @@ func TestHosts(t *testing.T) {
 	if _, err := p.store.Pull(t.Context(), "strict.example/team/app:v1", image.Caller{}); err == nil {
 		t.Error("a certificate of nobody was believed")
 	}
+	// Without a hosts.toml, by Docker's names for the files.
+	address := strings.TrimPrefix(tls.URL, "https://")
+	own := filepath.Join(hosts, strings.Replace(address, ":", "_", 1)+"_")
+	if _, err := p.store.Pull(t.Context(), address+"/team/app:v1", image.Caller{}); err == nil {
+		t.Error("a certificate of nobody was believed")
+	}
+	write(t, filepath.Join(own, "any.crt"), string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: tls.Certificate().Raw})))
+	p.pull(address + "/team/app:v1")
+	write(t, filepath.Join(own, "me.cert"), "garbage")
+	if _, err := p.store.Pull(t.Context(), address+"/team/app:v2", image.Caller{}); err == nil {
+		t.Error("it was pulled with a client certificate of garbage")
+	}
 	// A host that cannot resolve is asked by digest only; one for pushes never.
 	hostsFile("digest.example", fmt.Sprintf("server = \"https://127.0.0.1:1\"\n[host.\"http://%s\"]\ncapabilities = [\"pull\"]\n", mirror.host))
 	if _, err := p.store.Pull(t.Context(), "digest.example/team/app:v2", image.Caller{}); err == nil {

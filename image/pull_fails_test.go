@@ -150,6 +150,25 @@ func TestPullOfNonsense(t *testing.T) {
 			t.Errorf("%s: pulled", name)
 		}
 	}
+	for name, layer := range map[string]v1.Descriptor{
+		"no digest":      {Size: 3},
+		"odd digest":     {Digest: "sha256:zz", Size: 3},
+		"unknown digest": {Digest: "md5:0123456789abcdef0123456789abcdef", Size: 3},
+		"no end":         {Digest: digest.FromString("x"), Size: -1},
+	} {
+		img := build(t, "gzip", "a")
+		m := v1.Manifest{MediaType: v1.MediaTypeImageManifest, Config: v1.Descriptor{MediaType: v1.MediaTypeImageConfig, Digest: digest.FromBytes(img.config), Size: int64(len(img.config))}}
+		m.SchemaVersion = 2
+		layer.MediaType = v1.MediaTypeImageLayerGzip
+		m.Layers = []v1.Descriptor{layer}
+		img.manifest = mustJSON(t, m)
+		reg.push("app", "odd", img)
+		_, err := p.store.Pull(t.Context(), reg.host+"/app:odd", image.Caller{})
+		failedWith(t, err, fault.Invalid, "")
+		if err == nil || !strings.Contains(err.Error(), "layer 0") {
+			t.Errorf("%s: %v does not name the layer", name, err)
+		}
+	}
 	wrong := build(t, "gzip", "a")
 	wrong.config = []byte(strings.Replace(string(wrong.config), digest.FromBytes(wrong.plain[0]).String(), digest.FromString("other").String(), 1))
 	m := v1.Manifest{MediaType: v1.MediaTypeImageManifest, Config: v1.Descriptor{MediaType: v1.MediaTypeImageConfig, Digest: digest.FromBytes(wrong.config), Size: int64(len(wrong.config))},

@@ -86,7 +86,24 @@ func (s *Store) dial(ctx context.Context, name reference.Named, as Caller) (_ *r
 	if err != nil && places > 1 && isAway(err) && s.noMirrorHas(ctx, r, conf, name) {
 		err = fault.NotFound.Errorf("no mirror has it, and the registry itself does not answer: %w", err)
 	}
+	if err != nil && fault.KindOf(err) == fault.Internal {
+		if cerr := s.badCredentials(r.sys); cerr != nil {
+			err = cerr
+		}
+	}
 	return r, err
+}
+
+// badCredentials blames the file that credentials are taken from, if it cannot be
+// read: the library's own error need not name it.
+func (s *Store) badCredentials(sys *types.SystemContext) error {
+	if sys.DockerAuthConfig != nil || sys.DockerBearerRegistryToken != "" || sys.AuthFilePath == "" {
+		return nil
+	}
+	if err := checkCredentials(sys.AuthFilePath); err != nil {
+		return fault.Invalid.Errorf("credentials in %s: %w", sys.AuthFilePath, err)
+	}
+	return nil
 }
 
 // isAway tells an error of a registry that cannot be reached from an answer.

@@ -94,5 +94,21 @@ func (c *choice) read(data []byte, kind string) error {
 	for _, l := range m.LayerInfos() {
 		c.layers = append(c.layers, blob{BlobInfo: l.BlobInfo})
 	}
+	return c.checkBlobs()
+}
+
+// checkBlobs refuses descriptors that nothing could be held against.
+func (c *choice) checkBlobs() error {
+	for i, b := range c.layers {
+		if err := b.Digest.Validate(); err != nil {
+			return fault.Invalid.Errorf("digest %q of layer %d: %w", b.Digest, i, err)
+		}
+		if b.Size < 0 {
+			return fault.Invalid.Errorf("layer %d has a size of %d", i, b.Size)
+		}
+	}
+	if c.config.Size < 0 {
+		return fault.Invalid.Errorf("the config has a size of %d", c.config.Size)
+	}
 	return nil
 }

@@ -1,0 +1,63 @@
+package image_test
+
+import (
+	"bytes"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/crisp-cri/crisp/image"
+)
+
+// Who breaks a file about images hears of it at once, not at the next pull: from
+// crispd check, and from the log at each start and reload.
+func TestCheck(t *testing.T) {
+	reg := newRegistry(t)
+	p := newPlace(t, reg)
+	var log bytes.Buffer
+	p.log = slog.New(slog.NewTextHandler(&log, nil))
+	p.reopen(image.Options{})
+	in := func(name string) string { return filepath.Join(p.dir, name) }
+	good := image.Settings{RegistriesConf: in("regs.conf"), RegistriesConfDir: in("none"), PolicyPath: in("p.json"), PolicyDir: in("ps"), AuthFile: in("a.json"), AuthDir: in("as"), KeysDir: in("ks")}
+	const accept, pem = `{"default":[{"type":"insecureAcceptAnything"}]}`, "-----BEGIN PRIVATE KEY-----\n"
+	for name, text := range map[string]string{
+		"regs.conf": "", "p.json": accept, "ps/team.json": accept, "a.json": "{}", "as/team.json": `{"auths":{"a.example":{"auth":"YTpi"}}}`, "ks/k.pem": pem, "ks/k.pub": "public",
+	} {
+		write(t, in(name), text)
+	}
+	if err := os.Chmod(in("ks/k.pub"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if wrong := image.Check(good); len(wrong) > 0 {
+		t.Errorf("of good files it says %q", wrong)
+	}
+	for name, text := range map[string]string{
+		"regs.conf": "x", "p.json": "{", "ps/team.json": `{"default":[]}`, "a.json": "{", "as/team.json": `{"auths":{"a.example":{"auth":"!"}}}`, "ks/k.pem": pem,
+	} {
+		before, err := os.ReadFile(in(name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		write(t, in(name), text)
+		if name == "ks/k.pem" {
+			if err := os.Chmod(in(name), 0o640); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if wrong := image.Check(good); len(wrong) != 1 || !strings.Contains(wrong[0], in(name)) {
+			t.Errorf("%s: it says %q", name, wrong)
+		}
+		log.Reset()
+		p.store.Reconfigure(good)
+		if !strings.Contains(log.String(), in(name)) || !strings.Contains(log.String(), "level=WARN") {
+			t.Errorf("%s: the log has %q", name, log.String())
+		}
+		write(t, in(name), string(before))
+		if err := os.Chmod(in(name), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p.reopen(image.Options{})
+}
