@@ -149,7 +149,7 @@ func TestPackageUpgrade(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return v.RuntimeVersion
+		return strings.TrimPrefix(v.RuntimeVersion, "0.0.0+") // of a build without a tag, for the kubelet
 	}
 	executor, err := n.executorPid()
 	if err != nil {
