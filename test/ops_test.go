@@ -1,6 +1,7 @@
 package test
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -15,6 +16,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
@@ -253,6 +255,127 @@ func TestReload(t *testing.T) {
 	s, err := n.runtime().PodSandboxStatus(t.Context(), &cri.PodSandboxStatusRequest{PodSandboxId: id})
 	if err != nil || s.Status.State != cri.PodSandboxState_SANDBOX_READY {
 		t.Errorf("the pod from before: %v, %v", s, err)
+	}
+}
+
+// What cannot be done at a reload is not said to be in force, and is tried again.
+func TestReloadInPart(t *testing.T) {
+	n, config := startNode(t)
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := taken.Addr().String()
+	if err := os.WriteFile(config, []byte("[log]\nlevel = \"debug\"\n[metrics]\naddress = \""+address+"\"\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	hangUp := func() {
+		t.Helper()
+		if err := n.cmd.Process.Signal(syscall.SIGHUP); err != nil {
+			t.Fatal(err)
+		}
+	}
+	hangUp()
+	n.logged(t, map[string]string{"msg": "configuration reloaded in part", "err": "metrics.address: "})
+	n.logged(t, map[string]string{"key": "metrics.address", "takes": "not taken"})
+	n.logged(t, map[string]string{"key": "log.level", "takes": "at once"})
+	if got := n.debug(t, "config"); strings.Contains(got, address) || !strings.Contains(got, `level = "debug"`) {
+		t.Errorf("in force:\n%s", got)
+	}
+	taken.Close()
+	hangUp()
+	n.logged(t, map[string]string{"key": "metrics.address", "takes": "at once"})
+	if c, err := net.Dial("tcp", address); err != nil {
+		t.Error(err)
+	} else {
+		c.Close()
+	}
+}
+
+// A signal that comes while crispd starts waits, or shows where it hangs; the end of
+// who reads its log is no end of crispd.
+func TestSignalsAtTheStart(t *testing.T) {
+	n, config := startNode(t)
+	if err := n.stopDaemon(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	// It hangs where it reads a profile that is a pipe, and again at each reload.
+	profile := filepath.Join(n.dir, "profile")
+	if err := syscall.Mkfifo(profile, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(config, []byte("seccomp_profile = \""+profile+"\"\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	lines, stderr, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(filepath.Join(n.binaries.dir, "crispd"), "--config", config, "--root", n.root, "--state", n.state)
+	cmd.Stderr = stderr
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	stderr.Close()
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	defer cmd.Process.Kill()
+	await := func(what string, seen func() bool) {
+		t.Helper()
+		for !seen() {
+			select {
+			case err := <-ended:
+				t.Fatalf("%s: crispd has ended: %v", what, err)
+			case <-time.After(10 * time.Millisecond):
+			}
+		}
+	}
+	exists := func(name string) func() bool {
+		return func() bool { _, err := os.Stat(filepath.Join(n.state, name)); return err == nil }
+	}
+	await("its socket", exists("crisp.sock"))
+	for _, signal := range []os.Signal{syscall.SIGHUP, syscall.SIGUSR1} {
+		if err := cmd.Process.Signal(signal); err != nil {
+			t.Fatal(err)
+		}
+	}
+	await("the goroutines", exists("goroutines.txt"))
+	if err := os.WriteFile(profile, []byte(`{"defaultAction": "SCMP_ACT_ALLOW"}`), 0); err != nil {
+		t.Fatal(err)
+	}
+	scanner := bufio.NewScanner(lines)
+	wait := func(want string) {
+		t.Helper()
+		for scanner.Scan() {
+			if strings.Contains(scanner.Text(), want) {
+				return
+			}
+		}
+		t.Fatalf("no line %q", want)
+	}
+	wait("crispd serves")
+	if err := os.WriteFile(profile, []byte(`{"defaultAction": "SCMP_ACT_ALLOW"}`), 0); err != nil {
+		t.Fatal(err)
+	}
+	wait("configuration reloaded")
+	lines.Close()
+	if n.conn, err = grpc.NewClient("unix://"+n.socket, grpc.WithTransportCredentials(insecure.NewCredentials())); err != nil {
+		t.Fatal(err)
+	}
+	n.run(t, t.Context(), "unheard", "host-network")
+	n.remove(t, "unheard")
+	n.conn.Close()
+	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-ended; err != nil {
+		t.Errorf("its end: %v", err)
+	}
+	if err := os.WriteFile(config, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.start(config, nil); err != nil {
+		t.Fatal(err)
 	}
 }
 
