@@ -201,7 +201,7 @@ func commandLine() cli.Program {
 	p := cli.Program{Name: "crispd", About: "the container runtime of a Kubernetes node", Flags: cli.FlagsOf(setOf(command{}, &f))}
 	for _, c := range commands() {
 		own := slices.DeleteFunc(cli.FlagsOf(setOf(c, &f)), func(f cli.Flag) bool { return slices.Contains(p.Flags, f) })
-		p.Commands = append(p.Commands, cli.Command{Name: c.name, Usage: c.usage, About: c.about, Words: c.words, Flags: own})
+		p.Commands = append(p.Commands, cli.Command{Name: c.name, Usage: c.usage, About: c.about, Words: c.words, Flags: own, Bare: c.bare != nil})
 	}
 	return p
 }

@@ -25,6 +25,7 @@ type Command struct {
 	About string // one line
 	Flags []Flag
 	Words []string // what may stand as its argument, if that is known
+	Bare  bool     // it takes none of the program's flags
 }
 
 // A Flag is one flag of a command.
@@ -54,7 +55,10 @@ func (f Flag) dashed() string {
 
 // all are the flags that may follow a command.
 func (p Program) all(c Command) []Flag {
-	list := slices.Concat(c.Flags, p.Flags)
+	list := slices.Clone(c.Flags)
+	if !c.Bare {
+		list = append(list, p.Flags...)
+	}
 	slices.SortStableFunc(list, func(a, b Flag) int { return strings.Compare(a.Name, b.Name) })
 	return slices.CompactFunc(list, func(a, b Flag) bool { return a.Name == b.Name })
 }

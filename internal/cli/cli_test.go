@@ -16,6 +16,7 @@ var program = cli.Program{
 	Commands: []cli.Command{
 		{Name: "get", Usage: "pods", About: "list pods", Words: []string{"pods", "nodes"}, Flags: []cli.Flag{{Name: "o", Value: "format", About: "how"}, {Name: "all", About: "don't choose"}}},
 		{Name: "rm", About: "remove"},
+		{Name: "version", About: "tell it", Bare: true},
 	},
 }
 
@@ -34,10 +35,11 @@ func TestBash(t *testing.T) {
 		t.Fatal(err)
 	}
 	for line, want := range map[string]string{
-		"prog get ":    "pods nodes --all -o --socket",
-		"prog get --a": "--all",
-		"prog rm --":   "--socket",
-		"prog get -o ": "",
+		"prog get ":      "pods nodes --all -o --socket",
+		"prog get --a":   "--all",
+		"prog rm --":     "--socket",
+		"prog get -o ":   "",
+		"prog version -": "",
 	} {
 		words := strings.Split(line, " ")
 		var quoted []string
