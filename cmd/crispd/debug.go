@@ -15,6 +15,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/crisp-cri/crisp/config"
 	"github.com/crisp-cri/crisp/server/telemetry"
 )
