@@ -68,7 +68,7 @@ func isSame(f, g *os.File) bool {
 	return err == nil && otherErr == nil && os.SameFile(ours, theirs)
 }
 
-// open opens a rotated file.
+// open opens a rotated file, which may have to be unpacked.
 func (l *Log) open(stamp string) (file, error) {
 	name := l.path + "." + stamp
 	f, err := os.Open(name)
@@ -76,32 +76,32 @@ func (l *Log) open(stamp string) (file, error) {
 		return file{f, stamp, false}, err
 	}
 	l.between()
-	f, err = unpack(name + compressed) // which is there before the other goes
+	f, err = os.Open(name + compressed) // which is there before the other goes
 	return file{f, stamp, true}, err
 }
 
-// unpack writes what is compressed at path to a file that has no name, where it can
-// be read from its end as well.
-func unpack(path string) (*os.File, error) {
-	from, err := os.Open(path)
-	if err != nil {
-		return nil, err
+// unpack writes what is compressed to a file that has no name, where it can be read
+// from its end as well, and holds that instead.
+func (f *file) unpack() error {
+	if !f.packed {
+		return nil
 	}
-	defer from.Close()
-	z, err := gzip.NewReader(from)
+	z, err := gzip.NewReader(f.File)
 	if err != nil {
-		return nil, &fs.PathError{Op: "unpack", Path: path, Err: err}
+		return &fs.PathError{Op: "unpack", Path: f.Name(), Err: err}
 	}
 	to, err := os.CreateTemp("", "crisp-log-")
 	if err != nil {
-		return nil, err
+		return err
 	}
 	_, err = io.Copy(to, z)
 	if err = errors.Join(err, os.Remove(to.Name())); err != nil {
 		to.Close()
-		return nil, &fs.PathError{Op: "unpack", Path: path, Err: err}
+		return &fs.PathError{Op: "unpack", Path: f.Name(), Err: err}
 	}
-	return to, nil
+	f.Close()
+	f.File = to
+	return nil
 }
 
 // isNow reports whether a rotated file is what f was opened as.
@@ -128,7 +128,8 @@ func (l *Log) isNow(f *os.File, stamp string) bool {
 
 // next opens the file that comes after the held one. There is none, and no error, if
 // that is the one that is written, or the new one is not there yet.
-func (l *Log) next() (next file, there bool, err error) {
+func (f *follower) next() (next file, there bool, err error) {
+	l := f.Log
 	for {
 		if l.named(l.held.File) {
 			if l.held.stamp != "" { // the runtime did not follow the rotation, which was taken back
@@ -172,11 +173,17 @@ func (l *Log) next() (next file, there bool, err error) {
 				next.Close()
 				continue
 			case !gone:
+				if err := next.unpack(); err != nil {
+					next.Close()
+					f.p.damaged(err)
+					f.done[next.stamp] = true
+					continue
+				}
 				return next, true, nil
 			case len(fresh) == 0:
 				return file{}, false, nil
 			}
-			l.done[fresh[0]] = true // removed meanwhile, or a link to nothing
+			f.done[fresh[0]] = true // removed meanwhile, or a link to nothing
 			continue
 		}
 		if !gone {

@@ -54,7 +54,8 @@ type Options struct {
 	// Running has the log followed until it reports false, or an error, and all that
 	// was written until then is read. nil: what is there now is read.
 	Running func(context.Context) (bool, error)
-	// Damaged is told of each record that cannot be read and is left out; may be nil.
+	// Damaged is told of each record, and each compressed file, that cannot be read and
+	// is left out; may be nil.
 	Damaged func(error)
 }
 
@@ -107,6 +108,10 @@ func open(path string, between func()) (*Log, error) {
 			} else if err != nil {
 				return nil, err
 			}
+			if err := l.held.unpack(); err != nil {
+				l.held.Close()
+				return nil, err
+			}
 			l.older = names[:last]
 		}
 		l.done = setOf(names)
@@ -136,8 +141,17 @@ func (l *Log) Copy(ctx context.Context, o Options) error {
 }
 
 func (l *Log) copy(ctx context.Context, p *printer) error {
-	if n := len(l.older); n > 0 {
-		if err := l.awaitWriter(ctx, l.older[n-1]); err != nil {
+	older, err := l.openOlder()
+	defer func() {
+		for _, f := range older {
+			f.Close()
+		}
+	}()
+	if err != nil {
+		return err
+	}
+	if n := len(older); n > 0 {
+		if err := l.awaitWriter(ctx, older[n-1]); err != nil {
 			return err
 		}
 	}
@@ -147,12 +161,12 @@ func (l *Log) copy(ctx context.Context, p *printer) error {
 	}
 	s := &scan{f: l.held.File}
 	if p.Tail == nil {
-		for _, stamp := range l.older {
-			if err := l.copyOlder(ctx, p, stamp); err != nil {
+		for i := range older {
+			if err := copyOlder(ctx, p, &older[i]); err != nil {
 				return err
 			}
 		}
-	} else if s.at, err = l.copyTail(ctx, p, info.Size()); err != nil {
+	} else if s.at, err = l.copyTail(ctx, p, older, info.Size()); err != nil {
 		return err
 	}
 	if p.Running != nil {
@@ -167,19 +181,26 @@ func (l *Log) copy(ctx context.Context, p *printer) error {
 	return nil
 }
 
-// awaitWriter waits until nobody writes to the newest rotated file any more: it may have
-// been renamed just now.
-func (l *Log) awaitWriter(ctx context.Context, stamp string) error {
-	f, err := l.open(stamp)
-	if errors.Is(err, fs.ErrNotExist) || f.packed {
-		f.Close()
-		return nil
+// openOlder opens all rotated files before any of them is read, or those that come
+// last could be removed meanwhile.
+func (l *Log) openOlder() (older []file, err error) {
+	for _, stamp := range l.older {
+		f, err := l.open(stamp)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // removed just now
+		}
+		if err != nil {
+			return older, err
+		}
+		older = append(older, f)
 	}
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	for begun := time.Now(); time.Since(begun) < linger; {
+	return older, nil
+}
+
+// awaitWriter waits until nobody writes to a rotated file any more: it may have been
+// renamed just now.
+func (l *Log) awaitWriter(ctx context.Context, f file) error {
+	for begun := time.Now(); !f.packed && time.Since(begun) < linger; {
 		l.between()
 		has, known := l.writer(f.File)
 		if known && !has {
@@ -198,44 +219,39 @@ func (l *Log) awaitWriter(ctx context.Context, stamp string) error {
 }
 
 // copyOlder writes a whole rotated file.
-func (l *Log) copyOlder(ctx context.Context, p *printer, stamp string) error {
-	f, err := l.open(stamp)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil // removed meanwhile
-	}
-	if err != nil {
+func copyOlder(ctx context.Context, p *printer, f *file) error {
+	old, err := p.tooOld(f.File)
+	if err != nil || old {
 		return err
+	}
+	if err := f.unpack(); err != nil {
+		p.damaged(err)
+		return nil
 	}
 	defer f.Close()
-	if old, err := p.tooOld(f.File); old || err != nil {
-		return err
-	}
 	return (&scan{f: f.File}).all(ctx, p)
 }
 
 // copyTail writes what of the last lines lies in rotated files, and returns where in
 // the held file, which has that size, they go on.
-func (l *Log) copyTail(ctx context.Context, p *printer, size int64) (int64, error) {
+func (l *Log) copyTail(ctx context.Context, p *printer, older []file, size int64) (int64, error) {
 	t := &tail{lines: *p.Tail, wanted: p.wanted()}
 	at, found, err := t.find(l.held.File, size)
-	if err != nil || found {
-		return at, err
+	if err != nil {
+		return 0, err
 	}
 	var scans []*scan
-	for _, stamp := range slices.Backward(l.older) {
-		f, err := l.open(stamp)
-		if errors.Is(err, fs.ErrNotExist) {
-			break // removed meanwhile, as all before it are
-		}
-		if err != nil {
-			return 0, err
-		}
-		defer f.Close()
+	for i := len(older) - 1; i >= 0 && !found; i-- {
+		f := &older[i]
 		if old, err := p.tooOld(f.File); old || err != nil {
 			if err != nil {
 				return 0, err
 			}
 			break
+		}
+		if err := f.unpack(); err != nil {
+			p.damaged(err)
+			continue
 		}
 		info, err := f.Stat()
 		if err != nil {
@@ -245,9 +261,7 @@ func (l *Log) copyTail(ctx context.Context, p *printer, size int64) (int64, erro
 		if s.at, found, err = t.find(f.File, info.Size()); err != nil {
 			return 0, err
 		}
-		if scans = append(scans, s); found {
-			break
-		}
+		scans = append(scans, s)
 	}
 	for _, s := range slices.Backward(scans) {
 		if err := s.all(ctx, p); err != nil {
