@@ -84,9 +84,10 @@ func rotations(t *testing.T, l *lab, often int) {
 			t.Errorf("%s: %d lines, the last %d: %v", who, n, last, c.err)
 		}
 	}
+	// A runtime may cut the last line of a container that it kills, for both.
 	tail, _ := byTail.last()
-	if all, _ := byAgent.last(); tail != all {
-		t.Errorf("one follower ends with %d, the other with %d", tail, all)
+	if all, _ := byAgent.last(); tail != all || !bytes.Equal(byTail.rest, byAgent.rest) {
+		t.Errorf("one follower ends with %d and %q, the other with %d and %q", tail, byTail.rest, all, byAgent.rest)
 	}
 }
 
@@ -175,9 +176,6 @@ func (c *counted) end(err error) {
 	defer c.mu.Unlock()
 	if c.err == nil {
 		c.err = err
-	}
-	if c.err == nil && len(c.rest) > 0 {
-		c.err = fmt.Errorf("it ends with %q", c.rest)
 	}
 }
 
