@@ -17,6 +17,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/crisp-cri/crisp/internal/periodic"
 )
 
 // A Runtime has the logs. Logs returns the paths of those of running containers,
@@ -45,16 +47,7 @@ const (
 
 // Run rotates until ctx ends.
 func (r *Rotator) Run(ctx context.Context) {
-	tick := time.NewTicker(r.Period)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-			r.All(ctx)
-		}
-	}
+	periodic.Run(ctx, r.Period, r.All)
 }
 
 // All looks at all logs once.
