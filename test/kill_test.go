@@ -59,12 +59,16 @@ func TestTenKills(t *testing.T) {
 
 	for i := range 10 {
 		quitter := "quitter" + strconv.Itoa(i)
-		run(quitter, "sleep", "100ms", "exit", strconv.Itoa(10+i))
 		began := time.Now()
+		run(quitter, "sleep", "100ms", "exit", strconv.Itoa(10+i))
 		if err := n.stopDaemon(syscall.SIGKILL); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(300 * time.Millisecond) // the container ends in here
+		for record := filepath.Join(n.root, "containers", n.ids[quitter], "exit.json"); !exists(record); time.Sleep(10 * time.Millisecond) {
+			if ctx.Err() != nil {
+				t.Fatalf("%s did not end", quitter)
+			}
+		}
 		ended := time.Now()
 		start()
 
