@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -40,6 +41,17 @@ func (c *care) measure(ctx context.Context) map[evict.Signal]evict.Observation {
 		}
 	}
 	return now
+}
+
+// space is that of the file system of a path.
+func space(path string) (bytes, inodes evict.Observation, err error) {
+	var s unix.Statfs_t
+	if err := unix.Statfs(path, &s); err != nil {
+		return bytes, inodes, fmt.Errorf("%s: %w", path, err)
+	}
+	size := int64(s.Bsize)
+	return evict.Observation{Available: int64(s.Bavail) * size, Capacity: int64(s.Blocks) * size},
+		evict.Observation{Available: int64(s.Ffree), Capacity: int64(s.Files)}, nil
 }
 
 // apart is evict.Options.Apart.

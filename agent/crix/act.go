@@ -21,7 +21,7 @@ func (d *Driver) Act(ctx, interrupt context.Context, pod *v1.Pod, a podsync.Acti
 	case podsync.RemoveSandbox:
 		return gone(d.runtime.RemovePodSandbox(ctx, a.ID))
 	case podsync.ForgetFiles:
-		return d.forgetFiles(ctx, a.UID)
+		return d.forgetFiles(a.UID)
 	case podsync.RunSandbox:
 		return d.runSandbox(ctx, pod, a)
 	case podsync.StartContainer:

@@ -122,7 +122,7 @@ func (d *Driver) resizeSandbox(ctx context.Context, pod *v1.Pod, id string) erro
 	if d.PodCgroup == nil {
 		return nil
 	}
-	return d.PodCgroup(ctx, pod)
+	return d.PodCgroup(pod)
 }
 
 // resizeContainer changes one resource of a container that runs and leaves the

@@ -81,10 +81,10 @@ type Options struct {
 	// sandbox runs and before each of its containers starts; Release undoes it
 	// when nothing of the pod runs any more. Both may be repeated; may be nil.
 	Prepare func(context.Context, *v1.Pod) error
-	Release func(ctx context.Context, uid string) error
+	Release func(uid string) error
 	// PodCgroup is told of resources that have changed: after the runtime was,
 	// before the containers get more and after they got less. May be nil.
-	PodCgroup func(context.Context, *v1.Pod) error
+	PodCgroup func(*v1.Pod) error
 }
 
 // A Driver carries out actions. It implements worker.Runtime but for Report.

@@ -271,7 +271,7 @@ func TestFiles(t *testing.T) {
 	if got := next.Accepted(); len(got) != 1 || got[0].UID != pod.UID {
 		t.Errorf("accepted %v", got)
 	}
-	if err := next.forgetFiles(t.Context(), uid); err != nil {
+	if err := next.forgetFiles(uid); err != nil {
 		t.Fatal(err)
 	}
 	for _, dir := range []string{next.podsDir(), next.LogDir} {
@@ -282,7 +282,7 @@ func TestFiles(t *testing.T) {
 	if got := next.filesOf(key); got != nil {
 		t.Errorf("still has the files of %v", got)
 	}
-	if err := next.forgetFiles(t.Context(), uid); err != nil {
+	if err := next.forgetFiles(uid); err != nil {
 		t.Errorf("a second time: %v", err)
 	}
 }
@@ -327,13 +327,13 @@ func TestMemoryVolume(t *testing.T) {
 	if err := mountTmpfs(other); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.forgetFiles(t.Context(), uid); err == nil || !strings.Contains(err.Error(), "still mounted") {
+	if err := d.forgetFiles(uid); err == nil || !strings.Contains(err.Error(), "still mounted") {
 		t.Errorf("got %v, want a refusal", err)
 	}
 	if err := unmount(other); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.forgetFiles(t.Context(), uid); err != nil {
+	if err := d.forgetFiles(uid); err != nil {
 		t.Error(err)
 	}
 }

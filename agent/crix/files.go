@@ -1,7 +1,6 @@
 package crix
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -125,13 +124,13 @@ func (d *Driver) accept(pod *v1.Pod) error {
 }
 
 // forgetFiles removes the files and the logs of a pod of which nothing runs.
-func (d *Driver) forgetFiles(ctx context.Context, uid string) error {
+func (d *Driver) forgetFiles(uid string) error {
 	pod := d.accepted(uid)
 	if pod == nil {
 		return nil
 	}
 	if d.Release != nil {
-		if err := d.Release(ctx, uid); err != nil {
+		if err := d.Release(uid); err != nil {
 			return err
 		}
 	}

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/crisp-cri/crisp/agent/podsync"
+	"github.com/crisp-cri/crisp/internal/periodic"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 )
@@ -110,18 +111,13 @@ func New(o Options) *Manager {
 
 // Run looks after the node until ctx ends.
 func (m *Manager) Run(ctx context.Context) {
-	tick := time.NewTicker(period)
-	defer tick.Stop()
-	for {
+	look := func(ctx context.Context) {
 		if err := m.Look(ctx); err != nil && ctx.Err() == nil {
 			m.Log.DebugContext(ctx, "what pods use is not known", "err", err)
 		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
 	}
+	look(ctx)
+	periodic.Run(ctx, period, look)
 }
 
 // Pressure returns the conditions that there are now.

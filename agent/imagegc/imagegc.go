@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/crisp-cri/crisp/internal/periodic"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
@@ -64,18 +65,13 @@ func New(o Options) *Collector {
 
 // Run looks after images until ctx ends.
 func (c *Collector) Run(ctx context.Context) {
-	tick := time.NewTicker(period)
-	defer tick.Stop()
-	for {
+	collect := func(ctx context.Context) {
 		if err := c.Collect(ctx); err != nil && ctx.Err() == nil {
 			c.Log.WarnContext(ctx, "images not collected", "err", err)
 		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
 	}
+	collect(ctx)
+	periodic.Run(ctx, period, collect)
 }
 
 type candidate struct {

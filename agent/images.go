@@ -1,0 +1,57 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"slices"
+
+	"github.com/crisp-cri/crisp/agent/crix"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+func (c *care) imagesDir(ctx context.Context) (string, error) {
+	resp, err := c.images.ImageFsInfo(ctx)
+	if err != nil {
+		return "", crix.Fault(err)
+	}
+	for _, f := range resp.GetImageFilesystems() {
+		if dir := f.GetFsId().GetMountpoint(); dir != "" {
+			return dir, nil
+		}
+	}
+	return "", errors.New("the runtime does not tell where its images are")
+}
+
+func (c *care) imageSpace(ctx context.Context) (capacity, available int64, err error) {
+	dir, err := c.imagesDir(ctx)
+	if err != nil {
+		return 0, 0, err
+	}
+	bytes, _, err := space(dir)
+	return bytes.Capacity, bytes.Available, err
+}
+
+// imagesInUse are those of all containers, dead ones too, and those that pods
+// mount.
+func (c *care) imagesInUse(ctx context.Context) (map[string]bool, error) {
+	list, err := c.runtime.ListContainers(ctx, nil)
+	if err != nil {
+		return nil, crix.Fault(err)
+	}
+	used := map[string]bool{}
+	for _, container := range list {
+		for _, name := range []string{container.GetImageId(), container.GetImageRef(), container.GetImage().GetImage()} {
+			used[name] = true
+		}
+	}
+	for _, pod := range slices.Concat(c.active(c.wanted.Pods()), c.driver.Accepted()) {
+		for i := range pod.Spec.Volumes {
+			if image := pod.Spec.Volumes[i].Image; image != nil {
+				if resp, err := c.images.ImageStatus(ctx, &cri.ImageSpec{Image: image.Reference}, false); err == nil {
+					used[resp.GetImage().GetId()] = true
+				}
+			}
+		}
+	}
+	return used, nil
+}

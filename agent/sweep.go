@@ -1,0 +1,101 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/crisp-cri/crisp/agent/crix"
+)
+
+const (
+	// sweeping is how often is cleared away what was left behind.
+	sweeping = time.Minute
+	// pruning is how often images that are gone are looked for.
+	pruning = 10 * time.Minute
+)
+
+// sweep clears away what pods left behind whose end was not seen.
+func (c *care) sweep(ctx context.Context) {
+	if !c.wanted.Ready() {
+		return
+	}
+	known := map[string]bool{}
+	for _, pod := range slices.Concat(c.wanted.Pods(), c.driver.Accepted()) {
+		known[string(pod.UID)] = true
+	}
+	var err error
+	if c.cgroups != nil {
+		err = errors.Join(c.weigh(), c.cgroups.Sweep(func(uid string) bool { return known[uid] }))
+	}
+	if err = errors.Join(err, c.sweepLogs(known), c.sweepLinks(), c.prunePulled(ctx)); err != nil {
+		c.Log.WarnContext(ctx, "not all that was left behind could be removed", "err", err)
+	}
+}
+
+// sweepLogs removes the logs of pods that are not known, if all logs there are
+// this agent's.
+func (c *care) sweepLogs(known map[string]bool) error {
+	if rest, err := filepath.Rel(c.Root, c.LogDir); err != nil || !filepath.IsLocal(rest) {
+		return nil
+	}
+	entries, err := os.ReadDir(c.LogDir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	for _, e := range entries {
+		words := strings.Split(e.Name(), "_") // namespace, name, UID
+		if len(words) != 3 || known[words[2]] {
+			continue
+		}
+		if info, infoErr := e.Info(); infoErr != nil || time.Since(info.ModTime()) < sweeping {
+			continue // its pod may be about to be accepted
+		}
+		err = errors.Join(err, os.RemoveAll(filepath.Join(c.LogDir, e.Name())))
+	}
+	return err
+}
+
+// prunePulled forgets who may use images that are gone.
+func (c *care) prunePulled(ctx context.Context) error {
+	if time.Since(c.pruned) < pruning {
+		return nil
+	}
+	c.pruned = time.Now()
+	images, err := c.images.ListImages(ctx, nil)
+	if err != nil {
+		return crix.Fault(err)
+	}
+	there := map[string]bool{}
+	for _, image := range images {
+		there[image.Id] = true
+	}
+	return c.driver.Pulled.Prune(func(id string) bool { return there[id] }, c.pruned)
+}
+
+// sweepLinks removes links to logs of this agent's pods that are gone.
+func (c *care) sweepLinks() error {
+	if c.LogLinks == "" {
+		return nil
+	}
+	entries, err := os.ReadDir(c.LogLinks)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	for _, e := range entries {
+		link := filepath.Join(c.LogLinks, e.Name())
+		target, readErr := os.Readlink(link)
+		if rest, relErr := filepath.Rel(c.LogDir, target); readErr != nil || relErr != nil || !filepath.IsLocal(rest) {
+			continue
+		}
+		if _, statErr := os.Stat(target); errors.Is(statErr, fs.ErrNotExist) {
+			err = errors.Join(err, os.Remove(link))
+		}
+	}
+	return err
+}
