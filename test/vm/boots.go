@@ -43,7 +43,8 @@ const ofThePackage = "TestPackageUpgrade|TestPackageRemoval|TestServiceRestart|T
 
 // boots is what `make test-vm` does. A test is in the quick form when the machine
 // that runs `make test` cannot show the same: it has perhaps no systemd, no cgroup
-// v2, no LSM, no CRIU.
+// v2, no LSM, no CRIU. Of the checkpoint scripts two must do, for ten minutes: the
+// others, which Debian's CRIU passes too, run with all-test.
 var boots = []boot{
 	{
 		name: "apparmor",
