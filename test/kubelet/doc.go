@@ -10,6 +10,7 @@
 // What differs must be explained by a line of the table in explain_test.go; what
 // is not explained fails, and so does an explanation of nothing. Besides, what
 // the agent makes of random pods is compared with the kubelet's own functions.
+// TestKubeadm has kubeadm's own code ask of crispd what it asks of a runtime.
 //
 // It is a module of its own because the kubelet is not made to be imported: its
 // module pins versions that nothing else should have to follow.

@@ -89,6 +89,8 @@ func startNode(t *testing.T, driver string) *node {
 	n.pods = fmt.Sprintf("http://127.0.0.1:%d/pods", ports[0])
 	makeCgroups(podsCgroup)
 	switch driver {
+	case "kubeadm": // asks crispd itself, and ends
+		return n
 	case "kubelet":
 		n.startKubelet(ports)
 	case "agent":
