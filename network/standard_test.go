@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/containernetworking/cni/libcni"
 
@@ -64,8 +65,11 @@ func TestStandardPlugins(t *testing.T) {
 	o.BinDirs = []string{standardPlugins(t)}
 	writeConf(t, o.ConfDir, "10-standard.conflist", standardConf(o.DataDir, true))
 	n := open(t, o)
-	if err := n.Status(); err != nil {
-		t.Fatalf("not ready: %v", err)
+	// The plugins are asked meanwhile.
+	for deadline := time.Now().Add(time.Minute); n.Status() != nil; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not ready: %v", n.Status())
+		}
 	}
 	path, unpin := namespace(t)
 	a, b := pod(t, "a"), Pod{ID: "b", NetNS: path}
