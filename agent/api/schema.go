@@ -50,7 +50,8 @@ func (s schemas) of(t reflect.Type) map[string]any {
 	for t.Kind() == reflect.Pointer {
 		t = t.Elem()
 	}
-	// Some types are written otherwise than they are made: a Quantity is a string.
+	// Some types are written otherwise than they are made: a Time is a string, a
+	// Quantity a string or a number.
 	if written, ok := reflect.Zero(t).Interface().(interface {
 		OpenAPISchemaType() []string
 		OpenAPISchemaFormat() string
@@ -59,7 +60,18 @@ func (s schemas) of(t reflect.Type) map[string]any {
 		if format := written.OpenAPISchemaFormat(); format != "" {
 			schema["format"] = format
 		}
-		return schema
+		either, ok := written.(interface{ OpenAPIV3OneOfTypes() []string })
+		if !ok {
+			return schema
+		}
+		delete(schema, "type")
+		var types []any
+		for _, one := range either.OpenAPIV3OneOfTypes() {
+			types = append(types, map[string]string{"type": one})
+		}
+		schema["oneOf"] = types
+		s[schemaName(t)] = schema
+		return reference(t)
 	}
 	switch t.Kind() {
 	case reflect.String:
@@ -79,9 +91,14 @@ func (s schemas) of(t reflect.Type) map[string]any {
 		return map[string]any{"type": "object", "additionalProperties": s.of(t.Elem())}
 	case reflect.Struct:
 		s.define(t)
-		return map[string]any{"allOf": []any{map[string]string{"$ref": "#/components/schemas/" + schemaName(t)}}}
+		return reference(t)
 	}
 	return map[string]any{"type": "object"}
+}
+
+// reference has beside it what a field says of itself, hence the allOf.
+func reference(t reflect.Type) map[string]any {
+	return map[string]any{"allOf": []any{map[string]string{"$ref": "#/components/schemas/" + schemaName(t)}}}
 }
 
 // define makes the schema of a struct, unless it is there.
@@ -116,7 +133,7 @@ func (s schemas) fields(t reflect.Type, properties map[string]any) (required []s
 		case name == "-" || !field.IsExported():
 			continue
 		case name == "":
-			if options == "inline" {
+			if field.Anonymous {
 				required = append(required, s.fields(field.Type, properties)...)
 			}
 			continue

@@ -55,8 +55,8 @@ func TestSchemas(t *testing.T) {
 		{"metadata creationTimestamp", map[string]any{"type": "string", "format": "date-time"}},
 		{"metadata labels", map[string]any{"type": "object", "additionalProperties": map[string]any{"type": "string"}}},
 		{"spec terminationGracePeriodSeconds", map[string]any{"type": "integer", "format": "int64"}},
-		{"spec containers resources limits", map[string]any{"type": "object", "additionalProperties": map[string]any{"type": "string"}}},
-		{"spec containers livenessProbe httpGet port", map[string]any{"type": "string", "format": "int-or-string"}},
+		{"spec containers resources limits", map[string]any{"type": "object", "additionalProperties": map[string]any{"allOf": []any{map[string]string{"$ref": "#/components/schemas/io.k8s.apimachinery.pkg.api.resource.Quantity"}}}}},
+		{"spec containers livenessProbe httpGet port", map[string]any{"allOf": []any{map[string]string{"$ref": "#/components/schemas/io.k8s.apimachinery.pkg.util.intstr.IntOrString"}}}},
 		{"spec containers securityContext privileged", map[string]any{"type": "boolean"}},
 	} {
 		got := follow("io.k8s.api.core.v1.Pod", strings.Fields(test.fields)...)
@@ -67,6 +67,9 @@ func TestSchemas(t *testing.T) {
 		if diff := cmp.Diff(test.want, got); diff != "" {
 			t.Errorf("%s: %s", test.fields, diff)
 		}
+	}
+	if diff := cmp.Diff(map[string]any{"format": "int-or-string", "oneOf": []any{map[string]string{"type": "integer"}, map[string]string{"type": "string"}}}, all["io.k8s.apimachinery.pkg.util.intstr.IntOrString"]); diff != "" {
+		t.Error(diff)
 	}
 	if got := all["io.k8s.api.core.v1.PodSpec"]["required"]; !cmp.Equal(got, []string{"containers"}) {
 		t.Errorf("of a pod's spec are required %v", got)

@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -311,5 +312,40 @@ func TestKubectl(t *testing.T) {
 	k.want(of, "items|0|involvedObject|name", "web")
 	if !strings.Contains(fmt.Sprint(list["rows"]), "pod/web") {
 		t.Errorf("events: %v", list["rows"])
+	}
+}
+
+// kubectl itself explains fields, by what the agent says of Kubernetes' types.
+func TestKubectlExplain(t *testing.T) {
+	program, err := exec.LookPath("kubectl")
+	if err != nil {
+		t.Skipf("needs kubectl (agent/api TestSchemas goes through the same document): %v", err)
+	}
+	n := newNode(t)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.flags = []string{"--listen", l.Addr().String()}
+	l.Close()
+	n.agent()
+	n.until("status -o json", `"alive": true`)
+	for _, test := range []struct {
+		what string
+		want []string
+	}{
+		{"pod.spec.containers", []string{"KIND:       Pod", "FIELD: containers <[]Container>", "List of containers belonging to the pod.", "name\t<string> -required-", "livenessProbe\t<Probe>"}},
+		{"deployment.spec.strategy.rollingUpdate.maxSurge", []string{"GROUP:      apps", "FIELD: maxSurge <IntOrString>", "above the desired number of"}},
+		{"node.status.allocatable", []string{"FIELD: allocatable <map[string]Quantity>"}},
+	} {
+		out, err := exec.CommandContext(t.Context(), program, "--kubeconfig", filepath.Join(n.dir, "agent", "kubeconfig"), "--cache-dir", filepath.Join(n.dir, "cache"), "explain", test.what).CombinedOutput()
+		if err != nil {
+			t.Errorf("explain %s: %v\n%s", test.what, err, out)
+		}
+		for _, want := range test.want {
+			if !strings.Contains(string(out), want) {
+				t.Errorf("explain %s has no %q:\n%s", test.what, want, out)
+			}
+		}
 	}
 }
