@@ -19,6 +19,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 	"go.podman.io/image/v5/docker/reference"
+	"go.podman.io/image/v5/pkg/sysregistriesv2"
 	"golang.org/x/sys/unix"
 )
 
@@ -37,6 +38,7 @@ const maxConfig = 8 << 20
 // the registry cannot be reached, stops sending, or the policy does not allow the
 // image.
 func (s *Store) Pull(ctx context.Context, ref string, as Caller) (Image, error) {
+	sysregistriesv2.InvalidateCache() // it says what short names stand for, too
 	names, err := s.fullNames(ref)
 	if err != nil {
 		return Image{}, err

@@ -80,6 +80,9 @@ func TestNames(t *testing.T) {
 func TestShortNames(t *testing.T) {
 	reg := newRegistry(t)
 	p := newPlace(t)
+	if _, err := p.store.Get("app"); err == nil { // reads the configuration as it was
+		t.Error("there is an image before it was pulled")
+	}
 	p.configure(fmt.Sprintf(`
 		unqualified-search-registries = ["nowhere.invalid", %q]
 		[aliases]
