@@ -12,10 +12,7 @@ func runAttach(c *cli, args []string) error {
 	fs := c.flags("attach")
 	namespaceFlag(fs, &namespace)
 	containerFlag(fs, &container)
-	fs.BoolVar(&interactive, "i", false, "give the container our standard input")
-	fs.BoolVar(&interactive, "stdin", false, "the same")
-	fs.BoolVar(&tty, "t", false, "the container has a terminal")
-	fs.BoolVar(&tty, "tty", false, "the same")
+	streamFlags(fs, &interactive, &tty, "give the container our standard input", "the container has a terminal")
 	rest, err := c.parse(fs, args)
 	if err != nil {
 		return err

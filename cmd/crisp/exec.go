@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"net/url"
 	"os"
@@ -21,10 +22,7 @@ func runExec(c *cli, args []string) error {
 	fs := c.flags("exec")
 	namespaceFlag(fs, &namespace)
 	containerFlag(fs, &container)
-	fs.BoolVar(&interactive, "i", false, "give the command our standard input")
-	fs.BoolVar(&interactive, "stdin", false, "the same")
-	fs.BoolVar(&tty, "t", false, "give the command a terminal")
-	fs.BoolVar(&tty, "tty", false, "the same")
+	streamFlags(fs, &interactive, &tty, "give the command our standard input", "give the command a terminal")
 	// The command's own flags are not ours: without "--" it begins behind the
 	// pod's name.
 	own, cmd := args, []string(nil)
@@ -62,6 +60,14 @@ func (c *cli) exec(namespace, name, container string, cmd []string, interactive,
 		return crix.Fault(err)
 	}
 	return c.stream(resp.Url, c.streams(interactive, tty), tty)
+}
+
+// streamFlags are -i and -t, of a command or a container.
+func streamFlags(fs *flag.FlagSet, interactive, tty *bool, stdinUsage, ttyUsage string) {
+	fs.BoolVar(interactive, "i", false, stdinUsage)
+	fs.BoolVar(interactive, "stdin", false, "the same")
+	fs.BoolVar(tty, "t", false, ttyUsage)
+	fs.BoolVar(tty, "tty", false, "the same")
 }
 
 // streams are ours, as far as the container is to have them.
