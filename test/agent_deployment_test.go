@@ -97,3 +97,29 @@ spec:
 	l.says(0, `^pod/front-0\npod/front-2\n$`, "get", "pods", "-o", "name")
 	l.clear()
 }
+
+// A pod of a Deployment that did not fit is replaced, until one fits.
+func TestAgentDeploymentFits(t *testing.T) {
+	l := startLab(t)
+	const app = `containers: [{name: app, image: IMAGE, args: [sleep, for-ever], ports: [{containerPort: 80, hostPort: 18081}]}]`
+	l.file("manifests/holder.yaml", "apiVersion: v1\nkind: Pod\nmetadata: {name: holder}\nspec: {terminationGracePeriodSeconds: 1, "+app+"}\n")
+	l.pick(t, "holder").awaitReady()
+	l.file("manifests/late.yaml", `apiVersion: apps/v1
+kind: Deployment
+metadata: {name: late}
+spec:
+  selector: {matchLabels: {app: late}}
+  template:
+    metadata: {labels: {app: late}}
+    spec: {terminationGracePeriodSeconds: 1, `+app+`}
+`)
+	first, second := l.pick(t, "late-0"), l.pick(t, "late-1")
+	first.awaitPhase(v1.PodFailed)
+	second.awaitPhase(v1.PodFailed)
+	if err := os.Remove(filepath.Join(l.manifests, "holder.yaml")); err != nil {
+		t.Fatal(err)
+	}
+	l.until(func() bool { return first.phase() == v1.PodRunning || second.phase() == v1.PodRunning }, "one fits")
+	l.says(0, `late +1/1 +1 +1 `, "get", "deploy")
+	l.clear()
+}

@@ -18,6 +18,9 @@ import (
 //
 // The controller takes a step and looks again when it sees the outcome; a plan is
 // all the steps that one state of the pods allows.
+//
+// A pod that has ended, because it was evicted or did not fit, is replaced after a
+// while, under another name: its own would be the same pod.
 type rollout struct {
 	owner       manifest.Object
 	template    *v1.PodTemplateSpec
@@ -31,7 +34,12 @@ type rollout struct {
 	updated, ready, available int32 // counted by plan
 
 	members []member // that there are to be
+	ended   []int    // names not to use, of pods that are replaced
 }
+
+// replaceAfter is how long a pod that has ended stays, for somebody to look at it, and
+// because its successor may not fit either.
+const replaceAfter = 10 * time.Second
 
 // A member is one pod of a rollout.
 type member struct {
@@ -54,6 +62,14 @@ func (r *rollout) plan(pods []Pod, now time.Time) Plan {
 		m, ok := r.member(p)
 		if !ok {
 			continue
+		}
+		if phase := p.Status.Phase; phase == v1.PodFailed || phase == v1.PodSucceeded {
+			at := overSince(p.Status).Add(replaceAfter)
+			if !at.After(now) {
+				r.ended = append(r.ended, m.index)
+				continue
+			}
+			plan.Again = earliest(plan.Again, at)
 		}
 		at, ready := availableAt(p.Status, r.minReady)
 		m.ready, m.available = ready, ready && !at.After(now)
@@ -93,6 +109,21 @@ func (r *rollout) member(p Pod) (member, bool) {
 		return member{Pod: next, index: index, current: true}, true
 	}
 	return member{Pod: p.Pod, index: index}, true
+}
+
+// overSince is when a pod ended. One that was never let in has nothing but the time at
+// which it came.
+func overSince(s v1.PodStatus) time.Time {
+	over := endOf(s)
+	if s.StartTime != nil && s.StartTime.After(over) {
+		over = s.StartTime.Time
+	}
+	for _, c := range s.Conditions {
+		if c.LastTransitionTime.After(over) {
+			over = c.LastTransitionTime.Time
+		}
+	}
+	return over
 }
 
 func (r *rollout) newPod(index int) *v1.Pod {
@@ -154,7 +185,7 @@ func (r *rollout) drop(n int, is func(member) bool) (gone int) {
 // add adds a pod, of the first name that none has.
 func (r *rollout) add(free []int) {
 	taken := func(i int) bool {
-		return slices.ContainsFunc(r.members, func(m member) bool { return m.index == i })
+		return slices.Contains(r.ended, i) || slices.ContainsFunc(r.members, func(m member) bool { return m.index == i })
 	}
 	index := 0
 	if i := slices.IndexFunc(free, func(i int) bool { return !taken(i) }); i >= 0 {

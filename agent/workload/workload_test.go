@@ -188,6 +188,53 @@ func TestDeploymentStuck(t *testing.T) {
 	w.expect("goes on", "front-0:3 front-1:3 front-2:1")
 }
 
+// A pod that has ended, by an eviction or because it did not fit, is replaced after ten
+// seconds, under a name that is not the same pod again.
+func TestDeploymentPodEnds(t *testing.T) {
+	w := &world{t: t, now: time.Unix(1e9, 0), object: deployment(t, 2, 0, "0+1", 1)}
+	w.expect("at first", "front-0:1 front-1:1")
+	w.ready("front-0", "front-1")
+	ended := w.now
+	w.end("front-0", v1.PodFailed)
+	w.now = w.now.Add(9 * time.Second)
+	w.expect("it stays for a while", "front-0:1 front-1:1")
+	w.status("Replicas:2 UpdatedReplicas:2 ReadyReplicas:1 AvailableReplicas:1 UnavailableReplicas:1")
+	if want := ended.Add(10 * time.Second); !w.plan.Again.Equal(want) {
+		t.Errorf("to be looked at again at %v, want %v", w.plan.Again, want)
+	}
+	w.now = w.now.Add(time.Second)
+	w.expect("and is replaced", "front-1:1 front-2:1")
+	w.expect("once", "front-1:1 front-2:1")
+	// One that never ran because it did not fit has no containers and no conditions.
+	w.pods[1].Status = v1.PodStatus{Phase: v1.PodFailed, Reason: "OutOfcpu", StartTime: &metav1.Time{Time: w.now}}
+	w.expect("its successor does not fit", "front-1:1 front-2:1")
+	w.now = w.now.Add(10 * time.Second)
+	w.expect("and is replaced too", "front-0:1 front-1:1")
+	w.ready("front-0", "front-1")
+	// An update goes on over a pod that fails.
+	w.object = deployment(t, 2, 0, "0+1", 2)
+	w.expect("update", "front-0:2 front-1:1")
+	w.end("front-0", v1.PodFailed)
+	w.expect("the new one fails", "front-0:2 front-1:1")
+	w.now = w.now.Add(10 * time.Second)
+	w.expect("and is replaced", "front-1:1 front-2:2")
+	w.ready("front-2")
+	w.expect("and the update goes on", "front-0:2 front-2:2")
+}
+
+// A pod of a DaemonSet that has ended is replaced as well.
+func TestDaemonSetPodEnds(t *testing.T) {
+	text := strings.NewReplacer("Deployment", "DaemonSet", "  replicas: %d\n  minReadySeconds: %d\n  strategy: %s\n", "").Replace(front)
+	w := &world{t: t, now: time.Unix(1e9, 0), object: read(t, fmt.Sprintf(text, 1))}
+	w.expect("at first", "front-0:1")
+	w.end("front-0", v1.PodFailed)
+	w.now = w.now.Add(10 * time.Second)
+	w.expect("replaced", "front-1:1")
+	w.end("front-1", v1.PodFailed)
+	w.now = w.now.Add(10 * time.Second)
+	w.expect("replaced again", "front-0:1")
+}
+
 // With a surge the new pod is there first. It is so by default, as 25 % of few pods
 // is one more, and none less.
 func TestDeploymentSurge(t *testing.T) {
