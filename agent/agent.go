@@ -129,7 +129,6 @@ func Run(ctx context.Context, o Options) error {
 		return err
 	}
 	c.start(ctx)
-	c.limitHugePages()
 	a.loop(ctx, updates, held)
 	o.Log.Info("agent ended", "pods_stopped", o.StopPods)
 	return nil

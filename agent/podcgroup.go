@@ -71,7 +71,10 @@ func (c *care) limit(pod *v1.Pod) error {
 	if err := c.weigh(); err != nil {
 		return err
 	}
-	return c.cgroups.Make(string(pod.UID), class, l)
+	if err := c.cgroups.Make(string(pod.UID), class, l); err != nil {
+		return err
+	}
+	return c.cgroups.LimitHugePages(string(pod.UID), class, cgroup.HugePages(requests))
 }
 
 // declared reports whether the pod as a whole, or each of its containers, has a
