@@ -23,7 +23,6 @@ func (s *Server) summary(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	if truth(r.URL.Query(), "only_cpu_and_memory") {
-		summary.Node.Fs, summary.Node.Runtime = nil, nil
 		for i := range summary.Pods {
 			p := &summary.Pods[i]
 			p.Network, p.ProcessStats = nil, nil
@@ -32,10 +31,28 @@ func (s *Server) summary(w http.ResponseWriter, r *http.Request) error {
 			}
 		}
 	} else {
+		s.addNodeFiles(r.Context(), &summary.Node)
 		s.addFiles(summary.Pods)
 	}
 	write(w, http.StatusOK, summary)
 	return nil
+}
+
+// addNodeFiles tells of the file systems of the node and of the runtime, if it answers.
+func (s *Server) addNodeFiles(ctx context.Context, n *stats.NodeStats) {
+	_, images, err := s.runtime()
+	if err != nil {
+		return
+	}
+	info, err := images.ImageFsInfo(ctx)
+	if err != nil || len(info.GetImageFilesystems()) == 0 {
+		return
+	}
+	fs := fsStats(info.GetImageFilesystems()[0])
+	n.Fs, n.Runtime = statfs("/"), &stats.RuntimeStats{ImageFs: fs, ContainerFs: fs}
+	if layers := info.GetContainerFilesystems(); len(layers) > 0 {
+		n.Runtime.ContainerFs = fsStats(layers[0])
+	}
 }
 
 // addFiles measures the logs and volumes of pods, which takes a look at each of their
@@ -107,7 +124,7 @@ func volumeStats(pod *v1.Pod, dirs map[string]string) []stats.VolumeStats {
 }
 
 func (s *Server) podStats(ctx context.Context) (*stats.Summary, error) {
-	runtime, images, err := s.runtime()
+	runtime, _, err := s.runtime()
 	if err != nil {
 		return nil, err
 	}
@@ -128,14 +145,6 @@ func (s *Server) podStats(ctx context.Context) (*stats.Summary, error) {
 	slices.SortFunc(summary.Pods, func(a, b stats.PodStats) int {
 		return cmp.Or(cmp.Compare(a.PodRef.Namespace, b.PodRef.Namespace), cmp.Compare(a.PodRef.Name, b.PodRef.Name))
 	})
-	if info, err := images.ImageFsInfo(ctx); err == nil && len(info.GetImageFilesystems()) > 0 {
-		fs := fsStats(info.GetImageFilesystems()[0])
-		summary.Node.Runtime = &stats.RuntimeStats{ImageFs: fs, ContainerFs: fs}
-		if layers := info.GetContainerFilesystems(); len(layers) > 0 {
-			summary.Node.Runtime.ContainerFs = fsStats(layers[0])
-		}
-		summary.Node.Fs = statfs("/")
-	}
 	return summary, nil
 }
 
