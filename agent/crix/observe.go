@@ -97,7 +97,7 @@ func (d *Driver) observeSandboxes(ctx context.Context, pod *v1.Pod) ([]podsync.S
 // does not have: it may have lost them.
 func (d *Driver) logsOf(pod *v1.Pod, have podsync.Have) map[string]uint32 {
 	counts := map[string]uint32{}
-	dir := d.podLogDir(pod.Namespace, pod.Name, string(pod.UID))
+	dir := d.PodLogs(pod)
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return counts

@@ -50,7 +50,7 @@ func (d *Driver) sandboxConfig(pod *v1.Pod, attempt uint32) (*cri.PodSandboxConf
 	return &cri.PodSandboxConfig{
 		Metadata:     &cri.PodSandboxMetadata{Name: pod.Name, Namespace: pod.Namespace, Uid: string(pod.UID), Attempt: attempt},
 		Hostname:     host,
-		LogDirectory: d.podLogDir(pod.Namespace, pod.Name, string(pod.UID)),
+		LogDirectory: d.PodLogs(pod),
 		DnsConfig:    dns,
 		PortMappings: portMappings(pod),
 		Labels:       d.sandboxLabels(pod),

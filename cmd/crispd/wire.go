@@ -74,12 +74,13 @@ func wire(ctx context.Context, c *config.Config, log *slog.Logger) (_ *daemon, e
 	for _, text := range missing(c) {
 		log.Warn("configured file is not there", "err", text)
 	}
-	d.images, err = image.Open(ctx, imageOptions(c, d.records, log))
+	options := imageOptions(c, d.records, log)
+	d.images, err = image.Open(ctx, options)
 	if err != nil {
 		return nil, err
 	}
 	steps.Add("image store", d.images.Close)
-	labelImages(ctx, labels, imageOptions(c, d.records, log).Root, log)
+	labelImages(ctx, labels, options.Root, log)
 
 	if d.network, err = openNetworks(c, log); err != nil {
 		return nil, err
