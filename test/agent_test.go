@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
+	"slices"
 	"syscall"
 	"testing"
 	"time"
@@ -56,7 +56,7 @@ func TestAgentKills(t *testing.T) {
 	kills()
 	a.until(func() bool { return len(n.running(t)) == 2*pods }, "all containers run")
 	// Whatever the runtime says: the processes themselves.
-	if got := len(processesWith(n.dir + "/mark")); got != pods {
+	if got := len(processes(func(args []string) bool { return slices.Contains(args, n.dir+"/mark") })); got != pods {
 		t.Errorf("%d processes bear the mark, want one for each of %d pods", got, pods)
 	}
 	ids := n.running(t)
@@ -115,17 +115,4 @@ func (n *node) running(t *testing.T) map[string]bool {
 		}
 	}
 	return ids
-}
-
-// processesWith returns the processes with this argument.
-func processesWith(argument string) []string {
-	var pids []string
-	files, _ := filepath.Glob("/proc/[0-9]*/cmdline")
-	for _, path := range files {
-		data, err := os.ReadFile(path)
-		if err == nil && strings.Contains(string(data), "\x00"+argument+"\x00") {
-			pids = append(pids, filepath.Base(filepath.Dir(path)))
-		}
-	}
-	return pids
 }

@@ -117,21 +117,3 @@ func read(t *testing.T, path string) []byte {
 	}
 	return data
 }
-
-// pidOf finds the process whose first arguments are testbin and verb.
-func pidOf(t *testing.T, verb string) int {
-	t.Helper()
-	dirs, _ := filepath.Glob("/proc/[0-9]*")
-	for _, dir := range dirs {
-		cmdline, _ := os.ReadFile(filepath.Join(dir, "cmdline"))
-		if bytes.HasPrefix(cmdline, []byte("/testbin\x00"+verb+"\x00")) {
-			pid, err := strconv.Atoi(filepath.Base(dir))
-			if err != nil {
-				t.Fatal(err)
-			}
-			return pid
-		}
-	}
-	t.Fatalf("no process of testbin %s", verb)
-	return 0
-}

@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -198,16 +199,13 @@ func (n *node) executorCmd(ts *testscript.TestScript, args []string) error {
 
 // executorPid finds the instance's executor by its state directory.
 func (n *node) executorPid() (int, error) {
-	dirs, _ := filepath.Glob("/proc/[0-9]*")
-	for _, dir := range dirs {
-		cmdline, _ := os.ReadFile(filepath.Join(dir, "cmdline"))
-		if args := strings.Split(string(cmdline), "\x00"); filepath.Base(args[0]) == "crisp-executor" && bytes.Contains(cmdline, []byte(n.state)) && !bytes.Contains(cmdline, []byte("\x00init\x00")) {
-			var pid int
-			_, err := fmt.Sscan(filepath.Base(dir), &pid)
-			return pid, err
-		}
+	pids := processes(func(args []string) bool {
+		return len(args) > 0 && filepath.Base(args[0]) == "crisp-executor" && strings.Contains(strings.Join(args, "\x00"), n.state) && !slices.Contains(args, "init")
+	})
+	if len(pids) == 0 {
+		return 0, errors.New("no executor runs")
 	}
-	return 0, errors.New("no executor runs")
+	return pids[0], nil
 }
 
 func (n *node) start(config string, flags []string) error {
