@@ -295,6 +295,13 @@ func TestCheckpointPodTooLate(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	short, giveUp := context.WithCancel(ctx)
+	partial := func() string {
+		names, err := filepath.Glob(filepath.Join(output, podPartial))
+		if err != nil || len(names) != 1 {
+			t.Fatalf("the output has %v (err %v), want what is being written", names, err)
+		}
+		return names[0]
+	}
 	release := n.machine.Hold(wire.MethodCheckpoint)
 	answer := make(chan error, 1)
 	go func() {
@@ -307,6 +314,7 @@ func TestCheckpointPodTooLate(t *testing.T) {
 	if frozen := n.machine.Frozen(); len(frozen) != 2 {
 		t.Errorf("while the first is dumped, %v are frozen, want both", frozen)
 	}
+	first := partial()
 	giveUp()
 	if err := <-answer; !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v", err)
@@ -315,8 +323,20 @@ func TestCheckpointPodTooLate(t *testing.T) {
 	if entries, err := os.ReadDir(output); err != nil || len(entries) > 0 {
 		t.Errorf("the output has %v (err %v)", entries, err)
 	}
+	// What is left of the first may be removed late: the next is somewhere else.
+	before := len(n.machine.Calls(wire.MethodCheckpoint))
+	go func() {
+		_, err := n.CheckpointPod(ctx, req)
+		answer <- err
+	}()
+	for len(n.machine.Calls(wire.MethodCheckpoint)) == before {
+		time.Sleep(time.Millisecond)
+	}
+	if second := partial(); second == first {
+		t.Errorf("both are written to %s", first)
+	}
 	release()
-	if _, err := n.CheckpointPod(ctx, req); err != nil {
+	if err := <-answer; err != nil {
 		t.Errorf("the next one: %v", err)
 	}
 }

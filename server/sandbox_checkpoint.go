@@ -28,7 +28,7 @@ import (
 //	<output>/pod/<container ID>/         see package checkpoint
 const (
 	podDir     = "pod"
-	podPartial = ".pod.partial"
+	podPartial = ".pod.partial-*" // each its own: what thaws later removes no other's
 	podFile    = "pod.dump"
 )
 
@@ -107,8 +107,8 @@ func (s *Server) selected(sb *oci.Sandbox, ids []string) ([]*oci.Container, erro
 }
 
 func (s *Server) checkpointPod(ctx context.Context, sb *oci.Sandbox, containers []*oci.Container, output string) (err error) {
-	dir := filepath.Join(output, podPartial)
-	if err := os.Mkdir(dir, 0o700); err != nil {
+	dir, err := os.MkdirTemp(output, podPartial)
+	if err != nil {
 		return err
 	}
 	defer func() {
