@@ -30,25 +30,31 @@ const OutcomeHeader = "Crisp-Outcome"
 
 func (s *Server) routeObjects() {
 	for _, k := range Kinds {
+		handle := func(pattern string, f func(http.ResponseWriter, *http.Request) error) {
+			s.handle(pattern, func(w http.ResponseWriter, r *http.Request) error {
+				s.read(r, k)
+				return f(w, r)
+			})
+		}
 		all := k.Path() + "/" + k.Plural
 		one := all
 		if k.Namespaced {
 			one = k.Path() + "/namespaces/{namespace}/" + k.Plural
-			s.handle("GET "+one, func(w http.ResponseWriter, r *http.Request) error { return s.getList(w, r, k) })
+			handle("GET "+one, func(w http.ResponseWriter, r *http.Request) error { return s.getList(w, r, k) })
 		}
-		s.handle("GET "+all, func(w http.ResponseWriter, r *http.Request) error { return s.getList(w, r, k) })
-		s.handle("GET "+one+"/{name}", func(w http.ResponseWriter, r *http.Request) error { return s.getOne(w, r, k) })
+		handle("GET "+all, func(w http.ResponseWriter, r *http.Request) error { return s.getList(w, r, k) })
+		handle("GET "+one+"/{name}", func(w http.ResponseWriter, r *http.Request) error { return s.getOne(w, r, k) })
 		if !k.Writable {
 			continue
 		}
-		s.handle("POST "+one, func(w http.ResponseWriter, r *http.Request) error {
+		handle("POST "+one, func(w http.ResponseWriter, r *http.Request) error {
 			return s.put(w, r, k, "", store.PutOptions{Create: true})
 		})
-		s.handle("PUT "+one+"/{name}", func(w http.ResponseWriter, r *http.Request) error {
+		handle("PUT "+one+"/{name}", func(w http.ResponseWriter, r *http.Request) error {
 			return s.put(w, r, k, r.PathValue("name"), store.PutOptions{Update: !truth(r.URL.Query(), "create")})
 		})
-		s.handle("PATCH "+one+"/{name}", func(w http.ResponseWriter, r *http.Request) error { return s.patch(w, r, k) })
-		s.handle("DELETE "+one+"/{name}", func(w http.ResponseWriter, r *http.Request) error { return s.delete(w, r, k) })
+		handle("PATCH "+one+"/{name}", func(w http.ResponseWriter, r *http.Request) error { return s.patch(w, r, k) })
+		handle("DELETE "+one+"/{name}", func(w http.ResponseWriter, r *http.Request) error { return s.delete(w, r, k) })
 	}
 	s.routeScale()
 	s.routeNamespaces()
@@ -66,9 +72,19 @@ func key(r *http.Request, k Kind) string {
 	return strings.ToLower(k.Name) + " " + r.PathValue("namespace") + "/" + r.PathValue("name")
 }
 
+// read waits until the agent has read the manifests of this machine: an agent that has
+// just begun is not to say that there is nothing. One that cannot read them answers
+// all the same.
+func (s *Server) read(r *http.Request, k Kind) {
+	if k.Writable {
+		s.settle(r.Context(), s.Wanted.Local)
+	}
+}
+
 // find returns the object a request names; of two pods, as while one replaces
 // another, the one that is wanted.
 func (s *Server) find(r *http.Request, k Kind) (manifest.Object, error) {
+	s.read(r, k)
 	for _, o := range s.list(k.Name) {
 		if o.GetName() == r.PathValue("name") && (!k.Namespaced || o.GetNamespace() == r.PathValue("namespace")) {
 			return o, nil

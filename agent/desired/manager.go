@@ -74,8 +74,18 @@ func (m *Manager) Ready() bool {
 	return m.readyLocked()
 }
 
-func (m *Manager) readyLocked() bool {
-	return !slices.ContainsFunc(m.sources, func(s string) bool { _, reported := m.files[s]; return !reported })
+// Local reports whether the sources of this machine have reported: they do so soon
+// after the start, while an address may not answer for long.
+func (m *Manager) Local() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.reportedLocked(func(source string) bool { return source != manifest.SourceHTTP })
+}
+
+func (m *Manager) readyLocked() bool { return m.reportedLocked(func(string) bool { return true }) }
+
+func (m *Manager) reportedLocked(of func(source string) bool) bool {
+	return !slices.ContainsFunc(m.sources, func(s string) bool { _, reported := m.files[s]; return !reported && of(s) })
 }
 
 // Pod returns the wanted pod of this key, or nil.
