@@ -129,13 +129,10 @@ func (c *care) describeNode() {
 	if c.Care.MaxPods > 0 {
 		capacity[v1.ResourcePods] = *resource.NewQuantity(c.Care.MaxPods, resource.DecimalSI)
 	}
-	hard := int64(0)
-	for _, t := range c.Care.Evict {
-		if t.Signal == evict.Memory && t.Grace == 0 {
-			hard = t.Amount.Amount
-		}
+	if disk, _, err := space(c.Root); err == nil {
+		capacity[v1.ResourceEphemeralStorage] = *resource.NewQuantity(disk.Capacity, resource.BinarySI)
 	}
-	c.node.SetAllocatable(capacity, admit.Allocatable(capacity, c.Care.reserved(), *resource.NewQuantity(hard, resource.BinarySI)))
+	c.node.SetAllocatable(capacity, admit.Allocatable(capacity, c.Care.reserved(), evict.Reserved(c.Care.Evict, capacity), admit.Pooled(capacity)))
 	c.node.Edit(func(n *v1.Node) {
 		n.Labels = maps.Clone(n.Labels)
 		maps.Copy(n.Labels, c.Care.NodeLabels)

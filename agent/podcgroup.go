@@ -11,7 +11,6 @@ import (
 	"github.com/crisp-cri/crisp/agent/event"
 	"github.com/crisp-cri/crisp/agent/status"
 	v1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
@@ -27,7 +26,7 @@ func (c *care) openCgroups(ctx context.Context) {
 		return
 	}
 	capacity := c.node.Node().Status.Capacity.DeepCopy()
-	all := admit.Allocatable(capacity, c.Care.reserved(), resource.Quantity{})
+	all := admit.Allocatable(capacity, c.Care.reserved())
 	tree, err := cgroup.Open(c.Care.CgroupRoot, driver == "systemd", cgroup.Limits{Shares: cgroup.Shares(all.Cpu().MilliValue()), Memory: all.Memory().Value()})
 	if err != nil {
 		c.Log.WarnContext(ctx, "pods have no cgroups of their own", "err", err)

@@ -168,6 +168,8 @@ func TestAgentAdmission(t *testing.T) {
 		l.awaitReady()
 		for _, test := range []struct{ name, spec, reason string }{
 			{"cpus", "containers: [{name: app, image: IMAGE, resources: {requests: {cpu: 1000}}}]", "OutOfcpu"},
+			{"pages", "containers: [{name: app, image: IMAGE, resources: {limits: {cpu: 10m, memory: 8Mi, hugepages-2Mi: 1Ti}}}]", "OutOfhugepages-2Mi"},
+			{"disk", "containers: [{name: app, image: IMAGE, resources: {requests: {ephemeral-storage: 1Pi}}}]", "OutOfephemeral-storage"},
 			{"port", "containers: [{name: app, image: IMAGE, ports: [{containerPort: 81, hostPort: 18080}]}]", "NodePorts"},
 			{"label", "nodeSelector: {disk: tape}\n  containers: [{name: app, image: IMAGE}]", "NodeAffinity"},
 			{"sysctl", "securityContext: {sysctls: [{name: kernel.msgmax, value: \"1\"}]}\n  containers: [{name: app, image: IMAGE}]", "SysctlForbidden"},

@@ -51,7 +51,7 @@ func Check(pod *v1.Pod, others []*v1.Pod, n *Node) (v *podsync.Verdict, victims 
 		victims = append(victims, holders...)
 		left = without(left, holders)
 	}
-	for _, name := range []v1.ResourceName{v1.ResourcePods, v1.ResourceCPU, v1.ResourceMemory} {
+	for _, name := range append([]v1.ResourceName{v1.ResourcePods, v1.ResourceCPU, v1.ResourceMemory, v1.ResourceEphemeralStorage}, hugePages(n.Requests(pod))...) {
 		v, missing := lacks(name, pod, left, n)
 		if v == nil {
 			continue
@@ -182,7 +182,7 @@ func amount(name v1.ResourceName, list v1.ResourceList) int64 {
 func lacks(name v1.ResourceName, pod *v1.Pod, others []*v1.Pod, n *Node) (*podsync.Verdict, int64) {
 	capacity, limited := n.Allocatable[name]
 	wants := requests(name, pod, n)
-	if !limited || wants == 0 {
+	if wants == 0 || !limited && !isHugePages(name) { // pages of a size that the node does not know cannot be had
 		return nil, 0
 	}
 	used := int64(0)
@@ -269,9 +269,33 @@ func without(pods, gone []*v1.Pod) []*v1.Pod {
 	return slices.DeleteFunc(slices.Clone(pods), func(p *v1.Pod) bool { return slices.Contains(gone, p) })
 }
 
+func isHugePages(name v1.ResourceName) bool {
+	return strings.HasPrefix(string(name), v1.ResourceHugePagesPrefix)
+}
+
+// hugePages are the names of those in a list.
+func hugePages(list v1.ResourceList) []v1.ResourceName {
+	return slices.Sorted(func(yield func(v1.ResourceName) bool) {
+		for name := range list {
+			if isHugePages(name) && !yield(name) {
+				return
+			}
+		}
+	})
+}
+
+// Pooled is the memory that pods cannot have since it is in pools of huge pages.
+func Pooled(capacity v1.ResourceList) v1.ResourceList {
+	memory := resource.NewQuantity(0, resource.BinarySI)
+	for _, name := range hugePages(capacity) {
+		memory.Add(capacity[name])
+	}
+	return v1.ResourceList{v1.ResourceMemory: *memory}
+}
+
 // Allocatable is what of the node's resources pods may have: all but what is
-// reserved, and but the memory at which they would be evicted.
-func Allocatable(capacity, reserved v1.ResourceList, evictMemory resource.Quantity) v1.ResourceList {
+// withheld.
+func Allocatable(capacity v1.ResourceList, withheld ...v1.ResourceList) v1.ResourceList {
 	out := capacity.DeepCopy()
 	sub := func(name v1.ResourceName, by resource.Quantity) {
 		q, ok := out[name]
@@ -283,10 +307,11 @@ func Allocatable(capacity, reserved v1.ResourceList, evictMemory resource.Quanti
 		}
 		out[name] = q
 	}
-	for name, by := range reserved {
-		sub(name, by)
+	for _, list := range withheld {
+		for name, by := range list {
+			sub(name, by)
+		}
 	}
-	sub(v1.ResourceMemory, evictMemory)
 	return out
 }
 

@@ -6,6 +6,7 @@ import (
 
 	"github.com/crisp-cri/crisp/agent/manifest"
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/resource"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
@@ -30,7 +31,7 @@ func with(requests string) string {
 func testNode() *Node {
 	return &Node{
 		Name: "n1", Labels: map[string]string{"disk": "ssd", "size": "5", v1.LabelOSStable: "linux"},
-		Allocatable: v1.ResourceList{"cpu": resource.MustParse("2"), "memory": resource.MustParse("1Gi"), "pods": resource.MustParse("4")},
+		Allocatable: v1.ResourceList{"cpu": resource.MustParse("2"), "memory": resource.MustParse("1Gi"), "pods": resource.MustParse("4"), "ephemeral-storage": resource.MustParse("1Gi"), "hugepages-2Mi": resource.MustParse("8Mi")},
 		Handler:     func(*v1.Pod) *cri.RuntimeHandlerFeatures { return &cri.RuntimeHandlerFeatures{} },
 		Features:    &cri.RuntimeFeatures{},
 		Requests:    func(p *v1.Pod) v1.ResourceList { return p.Spec.Containers[0].Resources.Requests },
@@ -53,6 +54,10 @@ func TestCheck(t *testing.T) {
 		{spec: with("cpu: 1"), others: []string{with("cpu: 1500m")}, want: "OutOfcpu"},
 		{spec: with("cpu: 500m"), others: []string{with("cpu: 1500m")}},
 		{spec: with("memory: 2Gi"), want: "OutOfmemory"},
+		{spec: with("ephemeral-storage: 512Mi"), others: []string{with("ephemeral-storage: 513Mi")}, want: "OutOfephemeral-storage"},
+		{spec: with("hugepages-2Mi: 4Mi"), others: []string{with("hugepages-2Mi: 6Mi")}, want: "OutOfhugepages-2Mi"},
+		{spec: with("hugepages-2Mi: 4Mi"), others: []string{with("hugepages-2Mi: 4Mi"), with("hugepages-1Gi: 4Gi")}},
+		{spec: with("hugepages-1Gi: 1Gi"), want: "OutOfhugepages-1Gi"},
 		{spec: "hostIPC: false", others: []string{"hostIPC: false", "hostIPC: false", "hostIPC: false", "hostIPC: false"}, want: "OutOfpods"},
 		{spec: "hostIPC: false", others: []string{with("cpu: 100")}}, // it wants nothing
 		{spec: ports(""), others: []string{ports("")}, want: "NodePorts"},
@@ -137,8 +142,24 @@ func TestPreemption(t *testing.T) {
 }
 
 func TestAllocatable(t *testing.T) {
-	got := Allocatable(v1.ResourceList{"cpu": resource.MustParse("2"), "memory": resource.MustParse("1Gi")}, v1.ResourceList{"cpu": resource.MustParse("250m")}, resource.MustParse("100Mi"))
-	if got.Cpu().MilliValue() != 1750 || got.Memory().Value() != 924<<20 {
-		t.Errorf("got %v", got)
+	list := func(text ...string) v1.ResourceList {
+		l := v1.ResourceList{}
+		for i := 0; i < len(text); i += 2 {
+			l[v1.ResourceName(text[i])] = resource.MustParse(text[i+1])
+		}
+		return l
+	}
+	for _, test := range []struct {
+		capacity v1.ResourceList
+		withheld []v1.ResourceList
+		want     v1.ResourceList
+	}{
+		{list("cpu", "2", "memory", "1Gi"), []v1.ResourceList{list("cpu", "250m"), list("memory", "100Mi", "pods", "1")}, list("cpu", "1750m", "memory", "924Mi")},
+		{list("memory", "1Gi", "hugepages-2Mi", "24Mi"), []v1.ResourceList{list("memory", "500Mi"), Pooled(list("hugepages-2Mi", "20Mi", "hugepages-32Mi", "4Mi"))}, list("memory", "500Mi", "hugepages-2Mi", "24Mi")},
+		{list("cpu", "2"), []v1.ResourceList{list("cpu", "3")}, list("cpu", "0")},
+	} {
+		if got := Allocatable(test.capacity, test.withheld...); !equality.Semantic.DeepEqual(got, test.want) {
+			t.Errorf("%v without %v is %v, want %v", test.capacity, test.withheld, got, test.want)
+		}
 	}
 }

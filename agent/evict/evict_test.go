@@ -90,6 +90,25 @@ func (s *scene) manager(t *testing.T, thresholds ...Threshold) (*Manager, *time.
 	return m, &now
 }
 
+// What must be left is of the capacity, and only where pods have no time.
+func TestReserved(t *testing.T) {
+	capacity := v1.ResourceList{v1.ResourceMemory: resource.MustParse("1000Mi"), v1.ResourceEphemeralStorage: resource.MustParse("10Gi"), v1.ResourceCPU: resource.MustParse("2")}
+	for hard, want := range map[string][2]string{
+		"memory.available<100Mi,nodefs.available<10%,nodefs.inodesFree<5%": {"100Mi", "1Gi"},
+		"memory.available<5%,imagefs.available<15%":                        {"50Mi", "0"},
+	} {
+		list, err := Parse(hard, "memory.available<50%,nodefs.available<50%", "memory.available=1s,nodefs.available=1s")
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := Reserved(list, capacity)
+		memory, disk := got[v1.ResourceMemory], got[v1.ResourceEphemeralStorage]
+		if memory.String() != want[0] || disk.String() != want[1] || got.Cpu().Sign() != 0 {
+			t.Errorf("%s reserves %v, want %v", hard, got, want)
+		}
+	}
+}
+
 func TestHard(t *testing.T) {
 	s := &scene{free: 50, disk: 1000, pods: []Pod{pod("critical", 2_000_000_000, 0, 500), pod("a", 0, 0, 20), pod("b", 0, 0, 40), pod("c", 5, 0, 300)}}
 	m, now := s.manager(t, Threshold{Signal: Memory, Amount: Amount{Amount: 100}})

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
@@ -70,6 +71,20 @@ func Parse(hard, soft, grace string) ([]Threshold, error) {
 		list = append(list, t)
 	}
 	return list, nil
+}
+
+// Reserved is what must be left of a node's resources, or pods are ended at once.
+func Reserved(thresholds []Threshold, capacity v1.ResourceList) v1.ResourceList {
+	list := v1.ResourceList{}
+	for _, t := range thresholds {
+		name := map[Signal]v1.ResourceName{Memory: v1.ResourceMemory, NodeFS: v1.ResourceEphemeralStorage}[t.Signal]
+		if name == "" || t.Grace > 0 {
+			continue
+		}
+		has := capacity[name]
+		list[name] = *resource.NewQuantity(t.of(has.Value()), resource.BinarySI)
+	}
+	return list
 }
 
 func parse(text string) ([]Threshold, error) {

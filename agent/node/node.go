@@ -7,6 +7,7 @@ package node
 import (
 	"bufio"
 	"bytes"
+	"maps"
 	"os"
 	"runtime"
 	"strings"
@@ -42,6 +43,7 @@ func New(name, agentVersion string, ips []string) *State {
 		v1.ResourceMemory: *resource.NewQuantity(memory(), resource.BinarySI),
 		v1.ResourcePods:   *resource.NewQuantity(DefaultPods, resource.DecimalSI),
 	}
+	maps.Copy(n.Status.Capacity, hugePages("/sys/kernel/mm/hugepages"))
 	n.Status.Allocatable = n.Status.Capacity.DeepCopy()
 	for _, ip := range ips {
 		n.Status.Addresses = append(n.Status.Addresses, v1.NodeAddress{Type: v1.NodeInternalIP, Address: ip})

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"os"
 	"os/exec"
@@ -122,8 +123,8 @@ func runStatus(c *cli, args []string) error {
 	}
 	line("handlers", "%s", strings.Join(handlers, ", "))
 	if n := r.Node; n != nil {
-		line("capacity", "%s CPUs, %s memory, %s pods", n.Capacity.Cpu(), n.Capacity.Memory(), n.Capacity.Pods())
-		line("allocatable", "%s CPUs, %s memory, %s pods", n.Allocatable.Cpu(), n.Allocatable.Memory(), n.Allocatable.Pods())
+		line("capacity", "%s", resources(n.Capacity))
+		line("allocatable", "%s", resources(n.Allocatable))
 		for _, cond := range n.Conditions {
 			line("node", "%s=%s %s", cond.Type, cond.Status, strings.TrimSpace(cond.Reason+" "+cond.Message))
 		}
@@ -319,4 +320,15 @@ func runCheckpoint(c *cli, args []string) error {
 		fmt.Fprintln(c.stdout, path)
 	}
 	return nil
+}
+
+// resources tells of each that there is any of.
+func resources(list v1.ResourceList) string {
+	words := []string{fmt.Sprintf("%s CPUs, %s memory, %s pods", list.Cpu(), list.Memory(), list.Pods())}
+	for _, name := range slices.Sorted(maps.Keys(list)) {
+		if q := list[name]; !slices.Contains([]v1.ResourceName{v1.ResourceCPU, v1.ResourceMemory, v1.ResourcePods}, name) && !q.IsZero() {
+			words = append(words, fmt.Sprintf("%s %s", q.String(), name))
+		}
+	}
+	return strings.Join(words, ", ")
 }
