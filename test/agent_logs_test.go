@@ -36,7 +36,7 @@ func rotations(t *testing.T, l *lab, often int) {
 	var byTail, byAgent counted
 	l.run(t, "talker", `
   terminationGracePeriodSeconds: 1
-  containers: [{name: app, image: IMAGE, args: [count, "-1", 100us]}]
+  containers: [{name: app, image: IMAGE, args: [count, "-1", 1ms]}]
 `, func(t *testing.T, l *lab) {
 		l.awaitReady()
 		cmd := exec.CommandContext(ctx, filepath.Join(l.n.binaries.dir, "crisp"), "--runtime-endpoint", "unix://"+l.n.socket,
