@@ -62,9 +62,8 @@ func (x *Executor) checkpoint(ctx context.Context, req wire.CheckpointRequest) e
 		return fault.WrongState.Errorf("container %s was started when there was no CRIU here", c.ID)
 	}
 	stop := x.endingCRIU(ctx, req.Dir)
-	x.starting.Add(1)
+	defer x.begins()()
 	err = lc.Checkpoint(criuOpts(req.Dir))
-	x.starting.Add(-1)
 	stop()
 	if err == nil {
 		return nil

@@ -109,8 +109,7 @@ func (e *engine) put(name string, v any) (path string, err error) {
 // call runs the engine to its end. Its stdio is that of w, if not nil, which a
 // process that it starts inherits; extra become descriptors 3 and on.
 func (e *engine) call(w *wires, extra []*os.File, args ...string) error {
-	e.x.starting.Add(1) // its zombies are its own for now
-	defer e.x.starting.Add(-1)
+	defer e.x.begins()() // its zombies are its own for now
 	ctx, cancel := context.WithTimeout(context.Background(), engineTime)
 	defer cancel()
 	log := filepath.Join(e.dir, "log."+args[0]+"."+e.x.serial())
@@ -223,6 +222,7 @@ func (e *engine) subgroups() bool {
 	if known, ok := e.x.subgroup.Load(e.Path); ok {
 		return known.(bool)
 	}
+	defer e.x.begins()()
 	ctx, cancel := context.WithTimeout(context.Background(), engineTime)
 	defer cancel()
 	help, err := exec.CommandContext(ctx, e.Path, "exec", "--help").CombinedOutput()

@@ -27,6 +27,7 @@ const noSubgroup = "run.oci.systemd.subgroup"
 
 // createWith is create by an engine.
 func (x *Executor) createWith(s settings, spec *specs.Spec, req wire.RunRequest) (_ *wire.RunReply, files []*os.File, err error) {
+	defer x.begins()()
 	var steps undo.Stack
 	defer steps.RunIf(&err)
 
@@ -67,8 +68,6 @@ func (x *Executor) createWith(s settings, spec *specs.Spec, req wire.RunRequest)
 	if log != nil {
 		steps.Add("log", log.Close)
 	}
-	x.starting.Add(1)
-	defer x.starting.Add(-1)
 	wires, pid, err := c.engine.create(process, s)
 	if err != nil {
 		return nil, nil, err
@@ -125,8 +124,6 @@ func (e *engine) exec(process *libcontainer.Process, spec *specs.Process, s sett
 	defer os.Remove(pidFile)
 	args := []string{"exec", "--detach", "--process", file, "--pid-file", pidFile}
 	args = append(append(args, groupFlag(group)...), preserve(len(process.ExtraFiles))...)
-	e.x.starting.Add(1)
-	defer e.x.starting.Add(-1)
 	w, err := e.callWired(process, s, args)
 	if err != nil {
 		return nil, 0, err

@@ -33,6 +33,7 @@ type execution struct {
 
 // exec is "exec", see wire.ExecRequest.
 func (x *Executor) exec(from *wire.Conn, req wire.ExecRequest) (_ *wire.ExecReply, files []*os.File, err error) {
+	defer x.begins()()
 	var steps undo.Stack
 	defer steps.RunIf(&err)
 
@@ -136,9 +137,7 @@ func (x *Executor) startExec(c *container, process *libcontainer.Process) (pid i
 		c.lease.put(lc)
 		return 0, err
 	}
-	x.starting.Add(1)
 	err = lc.Start(process)
-	x.starting.Add(-1)
 	c.lease.put(lc)
 	if err != nil {
 		if _, running := x.runs(c.ID); running != nil {

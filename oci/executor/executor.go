@@ -84,7 +84,7 @@ type Executor struct {
 	oom         *oomWatch
 	warmer      *warmer
 	gate        gate
-	starting    atomic.Int32 // calls that are having libcontainer start a process
+	starting    atomic.Int32 // see begins
 	upgrading   atomic.Bool  // an upgrade is about to happen: connections end, and it means nothing
 	serials     atomic.Uint64
 	criu        criuProgram

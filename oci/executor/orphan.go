@@ -14,9 +14,17 @@ import (
 // be reaped, but not by wait(-1), which would also take the children that
 // libcontainer and watch wait for.
 
-// orphanAge is how long a zombie that nobody is known to wait for is left alone:
-// it may be a helper of a start in progress, which libcontainer reaps at once.
-const orphanAge = 3 * time.Second
+// orphanAge is how long a zombie that nobody is known to wait for is left alone while
+// a process is being started: it may be that, or a helper, which is reaped at once. A
+// machine may stand still for seconds, and with a start's zombie goes an exit code.
+const orphanAge = 30 * time.Second
+
+// begins notes that processes are started and waited for that are not known yet, until
+// begun is called: when they are known, or have been reaped.
+func (x *Executor) begins() (begun func()) {
+	x.starting.Add(1)
+	return func() { x.starting.Add(-1) }
+}
 
 // reapOrphans runs for as long as the executor does.
 func (x *Executor) reapOrphans() {

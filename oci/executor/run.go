@@ -48,6 +48,7 @@ func execute(lc *libcontainer.Container, process *libcontainer.Process) error { 
 
 // create starts a container and leaves nothing behind if it cannot.
 func (x *Executor) create(s settings, spec *specs.Spec, req wire.RunRequest, begin beginning) (_ *wire.RunReply, files []*os.File, err error) {
+	defer x.begins()()
 	var steps undo.Stack
 	defer steps.RunIf(&err)
 
@@ -94,9 +95,7 @@ func (x *Executor) create(s settings, spec *specs.Spec, req wire.RunRequest, beg
 	if err := giveStdio(process, config); err != nil {
 		return nil, nil, err
 	}
-	x.starting.Add(1)
 	err = begin(lc, process)
-	x.starting.Add(-1)
 	wires.closeTheirs()
 	if err != nil {
 		return nil, nil, short(err)
