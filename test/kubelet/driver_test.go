@@ -3,13 +3,48 @@ package kubelet
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
 // podsCgroup is the cgroup below which both make theirs; the kubelet wants to find
-// it there.
-const podsCgroup = "/crisp-test-kubelet"
+// it there. Where systemd keeps the cgroups it is the slice of this name, which has
+// no dash, or it would be below another.
+const podsCgroup = "/crisptest"
+
+// podsSlice is podsCgroup to systemd.
+const podsSlice = "crisptest.slice"
+
+// parent is the cgroup of this path below podsCgroup, as CRI has it for the driver.
+func (n *node) parent(names ...string) string {
+	if !n.systemd {
+		return filepath.Join(append([]string{podsCgroup}, names...)...)
+	}
+	unit, path := strings.TrimSuffix(podsSlice, ".slice"), podsSlice
+	for _, name := range names {
+		unit += "-" + strings.ReplaceAll(name, "-", "_") // systemd.slice(5)
+		path = filepath.Join(path, unit+".slice")
+	}
+	return path
+}
+
+// asksForDriver learns who keeps the cgroups.
+func (n *node) asksForDriver() {
+	n.t.Helper()
+	resp, err := cri.NewRuntimeServiceClient(n.conn).RuntimeConfig(n.t.Context(), &cri.RuntimeConfigRequest{})
+	check(n.t, err)
+	n.systemd = resp.GetLinux().GetCgroupDriver() == cri.CgroupDriver_SYSTEMD
+}
+
+func (n *node) systemctl(verb, unit string) {
+	n.t.Helper()
+	if out, err := exec.Command("systemctl", verb, unit).CombinedOutput(); err != nil {
+		n.t.Errorf("systemctl %s %s: %v\n%s", verb, unit, err, out)
+	}
+}
 
 // startKubelet starts the kubelet without an API server. ports: read-only, its
 // main one, health.
@@ -24,7 +59,6 @@ volumePluginDir: %[1]s/volume-plugins
 resolvConf: %[1]s/resolv.conf
 clusterDomain: cluster.local
 cgroupRoot: %[2]s
-cgroupDriver: cgroupfs
 failCgroupV1: false
 failSwapOn: false
 registerNode: false
@@ -70,7 +104,11 @@ func hierarchies() []string {
 	return dirs
 }
 
-func makeCgroups(name string) {
+func (n *node) makeCgroups(name string) {
+	if n.systemd {
+		n.systemctl("start", podsSlice)
+		return
+	}
 	for _, dir := range hierarchies() {
 		_ = os.Mkdir(filepath.Join(dir, name), 0o755) // there already, or no hierarchy
 		if strings.HasSuffix(dir, "/cpuset") {
@@ -84,7 +122,10 @@ func makeCgroups(name string) {
 }
 
 // removeCgroups removes the cgroups of this name with all below, deepest first.
-func removeCgroups(name string) {
+func (n *node) removeCgroups(name string) {
+	if n.systemd {
+		n.systemctl("stop", podsSlice)
+	}
 	for _, dir := range hierarchies() {
 		var dirs []string
 		_ = filepath.WalkDir(filepath.Join(dir, name), func(path string, d os.DirEntry, err error) error {

@@ -52,7 +52,7 @@ func (n *node) stubborn(name string) {
 	config := &cri.PodSandboxConfig{
 		Metadata:     &cri.PodSandboxMetadata{Name: name, Namespace: "kube-system", Uid: name},
 		LogDirectory: filepath.Join(n.dir, "logs", name),
-		Linux:        &cri.LinuxPodSandboxConfig{CgroupParent: podsCgroup},
+		Linux:        &cri.LinuxPodSandboxConfig{CgroupParent: n.parent()},
 	}
 	sandbox, err := runtime.RunPodSandbox(ctx, &cri.RunPodSandboxRequest{Config: config})
 	check(n.t, err)

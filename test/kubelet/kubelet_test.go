@@ -16,10 +16,20 @@ import (
 
 // atOnce is how many pods are on their way at a time. Calls are told apart by
 // pod, so they do not disturb one another.
-const atOnce = 8
+var atOnce = 8
 
 // patience is for a pod to come to its state.
 const patience = 45 * time.Second
+
+// slowness is by how much all is waited for longer than on a machine of today: on an
+// emulated one, which has CRISP_VM set, each step takes so many times as long.
+var slowness time.Duration = 1
+
+func init() {
+	if os.Getenv("CRISP_VM") != "" {
+		atOnce, slowness = 2, 8
+	}
+}
 
 // refused is the status of a pod that a driver does not list.
 const refused = "not listed"

@@ -72,7 +72,7 @@ func (s snapshot) restore(t *testing.T) {
 
 // remember gathers the marks of the node while its files are there.
 func (n *node) remember() {
-	n.marks = []string{n.dir, podsCgroup}
+	n.marks = []string{n.dir, podsCgroup, strings.TrimPrefix(podsCgroup, "/") + "-"}
 	configs, _ := filepath.Glob(filepath.Join(n.dir, "crispd", "cni", "net.d", "*"))
 	for _, path := range configs {
 		data, _ := os.ReadFile(path)

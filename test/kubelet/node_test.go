@@ -41,16 +41,17 @@ var recorded = map[string]bool{
 // A node is a crispd with the test image, and before it a proxy and a driver:
 // the kubelet or the agent. All lies below dir, in the same places for both.
 type node struct {
-	t      *testing.T
-	driver string
-	dir    string
-	proxy  *proxy
-	conn   *grpc.ClientConn // to crispd, past the proxy
-	pods   string           // URL of the driver's list of pods
-	look   func(*v1.Pod)    // if not nil, at each pod that has come to its state
-	marks  []string         // by which what is this node's is told in the kernel; see remember
-	ended  map[string]chan error
-	cmds   map[string]*exec.Cmd
+	t       *testing.T
+	driver  string
+	dir     string
+	proxy   *proxy
+	conn    *grpc.ClientConn // to crispd, past the proxy
+	pods    string           // URL of the driver's list of pods
+	systemd bool             // keeps the cgroups
+	look    func(*v1.Pod)    // if not nil, at each pod that has come to its state
+	marks   []string         // by which what is this node's is told in the kernel; see remember
+	ended   map[string]chan error
+	cmds    map[string]*exec.Cmd
 }
 
 // startNode starts all of it. The test's end ends it.
@@ -87,7 +88,8 @@ func startNode(t *testing.T, driver string) *node {
 	check(t, err)
 	ports := freePorts(t, 3)
 	n.pods = fmt.Sprintf("http://127.0.0.1:%d/pods", ports[0])
-	makeCgroups(podsCgroup)
+	n.asksForDriver()
+	n.makeCgroups(podsCgroup)
 	switch driver {
 	case "kubeadm": // asks crispd itself, and ends
 		return n
@@ -140,7 +142,7 @@ func (n *node) stop(name string) {
 	_ = cmd.Process.Signal(syscall.SIGTERM)
 	select {
 	case <-n.ended[name]:
-	case <-time.After(30 * time.Second):
+	case <-time.After(slowness * 30 * time.Second):
 		n.t.Errorf("%s did not end by SIGTERM", name)
 		_ = cmd.Process.Kill()
 		<-n.ended[name]
@@ -163,7 +165,7 @@ func (n *node) end() {
 		n.t.Errorf("crispd wipe: %v\n%s", err, out)
 	}
 	unmountBelow(n.dir)
-	removeCgroups(podsCgroup)
+	n.removeCgroups(podsCgroup)
 	if n.t.Failed() {
 		n.t.Logf("the logs are kept in %s", n.dir)
 		return
@@ -187,7 +189,7 @@ func (n *node) until(what string, patience time.Duration, yes func() bool) {
 }
 
 func (n *node) waits(patience time.Duration, yes func() bool) bool {
-	for deadline := time.Now().Add(patience); !yes(); time.Sleep(100 * time.Millisecond) {
+	for deadline := time.Now().Add(slowness * patience); !yes(); time.Sleep(100 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			return false
 		}
@@ -207,7 +209,7 @@ func (n *node) tails() string {
 
 // list is what the driver says of its pods.
 func (n *node) list() ([]v1.Pod, error) {
-	client := http.Client{Timeout: 5 * time.Second}
+	client := http.Client{Timeout: slowness * 5 * time.Second}
 	resp, err := client.Get(n.pods)
 	if err != nil {
 		return nil, err

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/opencontainers/cgroups"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -56,7 +57,7 @@ func TestRandomPods(t *testing.T) {
 		defaults.SetObjectDefaults_Pod(want)
 		comparePod(t, want, pod)
 		if want.Spec.Resources == nil { // what pod-level resources do to the pod's cgroup is shown by TestSamePods
-			comparePodCgroup(t, want, pod)
+			n.comparePodCgroup(t, want, pod)
 		}
 	}
 	s := drive(t, n, list)
@@ -142,14 +143,16 @@ func compareContainer(t *testing.T, pod *v1.Pod, c *v1.Container, capacity int64
 }
 
 // comparePodCgroup reads the pod's cgroup.
-func comparePodCgroup(t *testing.T, want, got *v1.Pod) {
+func (n *node) comparePodCgroup(t *testing.T, want, got *v1.Pod) {
 	r := cm.ResourceConfigForPod(want, true, cm.QuotaPeriod, false, kubeletconfig.NoneMemoryReservationPolicy)
 	class := map[v1.PodQOSClass]string{v1.PodQOSBurstable: "burstable", v1.PodQOSBestEffort: "besteffort"}[got.Status.QOSClass]
-	dir := filepath.Join(podsCgroup, "kubepods", class, "pod"+string(got.UID))
+	names := []string{"kubepods", class, "pod" + string(got.UID)}
+	dir := n.parent(slices.DeleteFunc(names, func(name string) bool { return name == "" })...)
 	values := map[string]string{}
 	if _, err := os.Stat("/sys/fs/cgroup/cgroup.controllers"); err == nil {
 		values["memory.max"] = "max"
 		values["cpu.max"] = fmt.Sprintf("max %d", cm.QuotaPeriod)
+		values["cpu.weight"] = fmt.Sprint(cgroups.ConvertCPUSharesToCgroupV2Value(*r.CPUShares))
 		if r.Memory != nil {
 			values["memory.max"] = fmt.Sprint(pages(*r.Memory))
 		}

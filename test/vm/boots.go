@@ -66,6 +66,7 @@ var boots = []boot{
 			{"all-server", full, 20 * time.Minute, tests{"server", "", ""}},
 			{"all-crispd", full, 10 * time.Minute, tests{"cmd/crispd", "", ""}},
 			{"critest", full, 120 * time.Minute, conformance{}},
+			{"kubelet", full, 120 * time.Minute, comparison{}},
 			{"all-apparmor", full, 5 * time.Minute, tests{"internal/apparmor", "", ""}},
 			{"all-test", full, 180 * time.Minute, tests{"test", "", "^(TestCRIDocumentIsComplete|" + ofThePackage + ")$"}},
 		},

@@ -209,7 +209,7 @@ func (t tests) do(g *guest) error {
 		args = append(args, "-test.skip", t.skip)
 	}
 	dir := filepath.Join(g.payload, "src", t.dir)
-	env := []string{"CRISP_BIN=" + g.bin, "CRISP_VM=1", "CRISP_DEB=" + g.payload + "/crisp.deb", "CRISP_NEXT_DEB=" + g.payload + "/next.deb"}
+	env := []string{"CRISP_BIN=" + g.bin, "CRISP_VM=1", "CRISP_DEB=" + g.payload + "/crisp.deb", "CRISP_NEXT_DEB=" + g.payload + "/next.deb", "KUBELET=" + filepath.Join(g.payload, "bin/kubelet")}
 	var said []string // by the test before its verdict
 	err := g.command(dir, env, func(line string) {
 		m := verdict.FindStringSubmatch(line)

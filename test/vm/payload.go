@@ -19,6 +19,7 @@ import (
 //	crisp.deb  next.deb      the packages
 //	bin/testbin              what the tests' containers run
 //	bin/critest  registry/   if there is one, and its images
+//	bin/kubelet              if make test-kubelet has built one
 //	bin/loopback  src/.cache if Debian's containerd is unpacked there, for its test
 //	src/<package>/           the tree, each package that is tested with its package.test
 type payload struct{ dir string }
@@ -77,6 +78,9 @@ func newPayload(ctx context.Context, o options, dir string) (*payload, error) {
 		}
 	}
 	if err := o.takeContainerd(ctx, dir); err != nil {
+		return nil, err
+	}
+	if err := o.takeKubelet(ctx, dir); err != nil {
 		return nil, err
 	}
 	return &payload{dir}, o.fetchCritest(ctx, dir)
