@@ -65,9 +65,9 @@ func (s *Server) AttachStream(ctx context.Context, container string, st streamin
 			detach()
 		}()
 	}
-	var output sync.WaitGroup
-	copyOutput(&output, st.Stdout, a.Stdout)
-	copyOutput(&output, st.Stderr, a.Stderr)
-	output.Wait()
+	var output outputs
+	output.copy(st.Stdout, a.Stdout)
+	output.copy(st.Stderr, a.Stderr)
+	output.copying.Wait()
 	return nil
 }

@@ -4,9 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"os"
-	"sync"
-	"time"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -16,10 +13,6 @@ import (
 	"github.com/crisp-cri/crisp/server/spec"
 	"github.com/crisp-cri/crisp/streaming"
 )
-
-// drainTime bounds how long output is still read once a command has ended. It is
-// only used up if something the command left behind holds its pipes open.
-const drainTime = 2 * time.Second
 
 // Exec returns a URL at which a command can be run in the container.
 func (s *Server) Exec(_ context.Context, req *cri.ExecRequest) (*cri.ExecResponse, error) {
@@ -65,13 +58,13 @@ func (s *Server) ExecStream(ctx context.Context, container string, cmd []string,
 		return 0, err
 	}
 	defer x.Close()
-	var output sync.WaitGroup
+	var output outputs
 	if st.TTY {
 		go followSize(st.Resize, func(w, h uint16) error { return setSize(x.PTY, w, h) })
 		if st.Stdin != nil {
 			go io.Copy(x.PTY, st.Stdin)
 		}
-		copyOutput(&output, st.Stdout, x.PTY)
+		output.copy(st.Stdout, x.PTY)
 	} else {
 		if st.Stdin != nil {
 			go func() {
@@ -79,14 +72,14 @@ func (s *Server) ExecStream(ctx context.Context, container string, cmd []string,
 				x.Stdin.Close() // the command sees the end of its input
 			}()
 		}
-		copyOutput(&output, st.Stdout, x.Stdout)
-		copyOutput(&output, st.Stderr, x.Stderr)
+		output.copy(st.Stdout, x.Stdout)
+		output.copy(st.Stderr, x.Stderr)
 	}
 	code, err := waitOrKill(ctx, x)
 	if err != nil {
 		return 0, err
 	}
-	drain(&output, x)
+	output.drain()
 	return code, nil
 }
 
@@ -106,43 +99,6 @@ func waitOrKill(ctx context.Context, x *oci.Exec) (int32, error) {
 		return 0, fmt.Errorf("%w; and its command did not end: %w", ctx.Err(), err)
 	}
 	return 0, ctx.Err()
-}
-
-// copyOutput copies from a stream of a command until it ends. Without a reader it
-// is read all the same, or the command would block.
-func copyOutput(group *sync.WaitGroup, to io.Writer, from *os.File) {
-	if from == nil {
-		return
-	}
-	if to == nil {
-		to = io.Discard
-	}
-	group.Go(func() {
-		if _, err := io.Copy(to, from); err != nil {
-			io.Copy(io.Discard, from) // the client has gone; a terminal that has ended says EIO
-		}
-	})
-}
-
-// drain waits for the output of a command that has ended, but not for ever:
-// something it left behind may hold the pipes.
-func drain(group *sync.WaitGroup, x *oci.Exec) {
-	done := make(chan struct{})
-	go func() {
-		group.Wait()
-		close(done)
-	}()
-	select {
-	case <-done:
-		return
-	case <-time.After(drainTime):
-	}
-	for _, f := range []*os.File{x.Stdout, x.Stderr, x.PTY} {
-		if f != nil {
-			f.SetReadDeadline(time.Now())
-		}
-	}
-	<-done
 }
 
 // followSize applies the sizes of the client's terminal.

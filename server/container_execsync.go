@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"sync"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -44,9 +43,9 @@ func (s *Server) ExecSync(ctx context.Context, req *cri.ExecSyncRequest) (*cri.E
 	}
 	defer x.Close()
 	var out, errOut capped
-	var output sync.WaitGroup
-	copyOutput(&output, &out, x.Stdout)
-	copyOutput(&output, &errOut, x.Stderr)
+	var output outputs
+	output.copy(&out, x.Stdout)
+	output.copy(&errOut, x.Stderr)
 	stage.Next(ctx, "run")
 	code, err := waitOrKill(ctx, x)
 	if err != nil {
@@ -56,7 +55,7 @@ func (s *Server) ExecSync(ctx context.Context, req *cri.ExecSyncRequest) (*cri.E
 		return nil, fmt.Errorf("command %q: %w", req.Cmd, err)
 	}
 	stage.Next(ctx, "output")
-	drain(&output, x)
+	output.drain()
 	resp := &cri.ExecSyncResponse{ExitCode: code, Stdout: out.Bytes(), Stderr: errOut.Bytes()}
 	fit(resp)
 	return resp, nil

@@ -1,0 +1,86 @@
+package server
+
+import (
+	"errors"
+	"io"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// drainTime is for how long output is still waited for once a command has ended. It
+// is only used up if something the command left behind holds its pipes open.
+const drainTime = 2 * time.Second
+
+// outputs are the streams of a command on their way to its client. The zero value is
+// ready.
+type outputs struct {
+	copying sync.WaitGroup
+	from    []*os.File
+	until   atomic.Pointer[time.Time] // when nothing more is waited for; nil: the command runs
+}
+
+// copy copies from a stream of a command until it ends. Without a reader it is read
+// all the same, or the command would block.
+func (o *outputs) copy(to io.Writer, from *os.File) {
+	if from == nil {
+		return
+	}
+	if to == nil {
+		to = io.Discard
+	}
+	o.from = append(o.from, from)
+	o.copying.Go(func() {
+		buf := make([]byte, 32<<10)
+		owed := 0 // bytes of the command's that are still to be read; known once it has ended
+		for ended := false; ; {
+			until := o.until.Load()
+			if until != nil && !ended {
+				ended, owed = true, pending(from)
+			}
+			switch {
+			case owed > 0: // it has them: however long the client took for those before
+				from.SetReadDeadline(time.Time{})
+			case ended:
+				from.SetReadDeadline(*until)
+			}
+			n, err := from.Read(buf)
+			owed -= n
+			if _, werr := to.Write(buf[:n]); werr != nil {
+				to = io.Discard // the client has gone
+			}
+			late := errors.Is(err, os.ErrDeadlineExceeded)
+			if err != nil && !(late && !ended) { // a terminal that has ended says EIO
+				return
+			}
+		}
+	})
+}
+
+// pending is how many bytes are in a pipe or terminal (FIONREAD, which is TIOCINQ: ioctl_tty(2), pipe(7)).
+func pending(f *os.File) (n int) {
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return 0
+	}
+	raw.Control(func(fd uintptr) { n, err = unix.IoctlGetInt(int(fd), unix.TIOCINQ) })
+	if err != nil {
+		return 0
+	}
+	return n
+}
+
+// drain waits for the output of a command that has ended: for all that it has written,
+// as slow as the client may be. Something it left behind may hold the pipes; what that
+// writes is waited for no longer than drainTime.
+func (o *outputs) drain() {
+	until := time.Now().Add(drainTime)
+	o.until.Store(&until)
+	for _, f := range o.from {
+		f.SetReadDeadline(until)
+	}
+	o.copying.Wait()
+}

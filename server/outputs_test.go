@@ -1,0 +1,88 @@
+package server
+
+import (
+	"bytes"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// A slow writer takes its time for each piece.
+type slowWriter struct {
+	bytes.Buffer
+	pause time.Duration
+}
+
+func (w *slowWriter) Write(p []byte) (int, error) {
+	time.Sleep(w.pause)
+	return w.Buffer.Write(p)
+}
+
+// All that a command has written arrives, though its client is slow and something that
+// the command left behind holds the pipe; the rest of that is not waited for.
+func TestOutputOfAnEndedCommand(t *testing.T) {
+	for name, test := range map[string]struct {
+		pause       time.Duration
+		left, chats bool // something is left, and goes on writing
+	}{
+		"ends":             {0, false, false},
+		"slow client":      {drainTime / 2, false, false},
+		"left":             {0, true, false},
+		"left, slow":       {drainTime / 2, true, false},
+		"left, chats":      {0, true, true},
+		"left, chats slow": {drainTime / 2, true, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var fds [2]int
+			if err := unix.Pipe2(fds[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
+				t.Fatal(err)
+			}
+			r, w := os.NewFile(uintptr(fds[0]), "pipe"), os.NewFile(uintptr(fds[1]), "pipe")
+			defer r.Close()
+			to := &slowWriter{pause: test.pause}
+			var o outputs
+			o.copy(to, r)
+			// Five reads of 32 KiB: more than a pipe has room for.
+			text := strings.Repeat("what the command says\n", 160<<10/22)
+			if _, err := w.WriteString(text); err != nil {
+				t.Fatal(err)
+			}
+			enough := make(chan struct{})
+			defer close(enough)
+			switch {
+			case !test.left:
+				w.Close()
+			case test.chats:
+				go func() {
+					defer w.Close()
+					for {
+						select {
+						case <-enough:
+							return
+						case <-time.After(drainTime / 20):
+							w.SetWriteDeadline(time.Now().Add(drainTime / 20))
+							w.WriteString("and on\n")
+						}
+					}
+				}()
+			default:
+				defer w.Close()
+			}
+			o.drain()
+			got, rest := to.String(), ""
+			if len(got) > len(text) {
+				got, rest = got[:len(text)], got[len(text):]
+			}
+			if got != text {
+				t.Errorf("%d of %d bytes have arrived", len(got), len(text))
+			}
+			if strings.Trim(rest, "and on\n") != "" || len(rest) > 10_000 || (rest != "") != test.chats && test.pause == 0 {
+				t.Errorf("beyond that: %d bytes, %.40q", len(rest), rest)
+			}
+		})
+	}
+}
