@@ -218,7 +218,7 @@ func TestAgentPreemption(t *testing.T) {
 
 // Under pressure pods are evicted, and the node says that it is.
 func TestAgentEviction(t *testing.T) {
-	l := startCareLab(t, "--eviction-hard", "memory.available<100%")
+	l := startCareLab(t, "--eviction-hard", "memory.available<99.9%")
 	l.run(t, "evicted", `
   terminationGracePeriodSeconds: 1
   containers: [{name: app, image: IMAGE, args: [sleep, for-ever], resources: {requests: {memory: 1Mi}}}]
