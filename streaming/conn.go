@@ -3,11 +3,13 @@ package streaming
 import (
 	"context"
 	"errors"
+	"io"
 	"net"
 	"net/http"
 	"os"
 	"sync"
 	"sync/atomic"
+	"time"
 )
 
 // listener hands out connections that know when they are gone.
@@ -27,12 +29,20 @@ func (l listener) Accept() (net.Conn, error) {
 // the command at our end neither reads nor writes.
 type conn struct {
 	net.Conn
-	once  sync.Once
-	gone  chan struct{}
-	taken atomic.Bool // hijacked: net/http does not close it any more
+	once   sync.Once
+	gone   chan struct{}
+	taken  atomic.Bool // hijacked: net/http does not close it any more
+	closed atomic.Bool // by us, after it was taken
+
+	reading sync.Mutex // held while somebody reads
 }
 
 func (c *conn) Read(p []byte) (int, error) {
+	c.reading.Lock()
+	defer c.reading.Unlock()
+	if c.closed.Load() {
+		return 0, net.ErrClosed
+	}
 	n, err := c.Conn.Read(p)
 	// A deadline that passed is net/http's way to stop its own reading.
 	if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
@@ -41,9 +51,36 @@ func (c *conn) Read(p []byte) (int, error) {
 	return n, err
 }
 
+// lingerTime bounds for how long a client may take to notice the end of what it was
+// sent.
+const lingerTime = time.Minute
+
+// Close ends the connection for us. What was written is still delivered, the end of a
+// stream and an exit code perhaps: a close(2) with bytes unread, which a client that
+// goes on sending always has underway, would throw it away (RFC 1122, 4.2.2.13: "it
+// SHOULD send a RST to show that data was lost"). So only our half is closed, and the
+// rest is read until the client closes its own.
 func (c *conn) Close() error {
 	c.leave()
-	return c.Conn.Close()
+	half, ok := c.Conn.(interface{ CloseWrite() error })
+	if !ok || !c.taken.Load() {
+		return c.Conn.Close()
+	}
+	if c.closed.Swap(true) {
+		return nil
+	}
+	if err := half.CloseWrite(); err != nil {
+		return errors.Join(err, c.Conn.Close())
+	}
+	c.Conn.SetReadDeadline(time.Now()) // who reads now is to stop
+	go func() {
+		defer c.Conn.Close()
+		c.reading.Lock()
+		defer c.reading.Unlock()
+		c.Conn.SetReadDeadline(time.Now().Add(lingerTime))
+		io.Copy(io.Discard, c.Conn)
+	}()
+	return nil
 }
 
 func (c *conn) leave() { c.once.Do(func() { close(c.gone) }) }
