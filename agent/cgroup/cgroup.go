@@ -106,13 +106,18 @@ func (t *Tree) pod(uid string, class v1.PodQOSClass) []string {
 	return append(t.class(class), "pod"+uid)
 }
 
-// Parent is what CRI calls the parent of a pod's containers.
+// Parent is what CRI calls the parent of a pod's containers. Of a slice the kubelet
+// gives the path, with those above it, though its name says the same.
 func (t *Tree) Parent(uid string, class v1.PodQOSClass) string {
 	names := t.pod(uid, class)
-	if t.systemd {
-		return slice(names)
+	if !t.systemd {
+		return "/" + strings.Join(names, "/")
 	}
-	return "/" + strings.Join(names, "/")
+	var path string
+	for i := range names {
+		path += "/" + slice(names[:i+1])
+	}
+	return path
 }
 
 // slice is systemd's name of a cgroup; it has those of all above it in it.

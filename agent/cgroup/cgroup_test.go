@@ -19,9 +19,9 @@ func TestNames(t *testing.T) {
 		class           v1.PodQOSClass
 		cgroup, systemd string
 	}{
-		{v1.PodQOSGuaranteed, "/my-root/kubepods/podu-1", "my_root-kubepods-podu_1.slice"},
-		{v1.PodQOSBurstable, "/my-root/kubepods/burstable/podu-1", "my_root-kubepods-burstable-podu_1.slice"},
-		{v1.PodQOSBestEffort, "/my-root/kubepods/besteffort/podu-1", "my_root-kubepods-besteffort-podu_1.slice"},
+		{v1.PodQOSGuaranteed, "/my-root/kubepods/podu-1", "/my_root.slice/my_root-kubepods.slice/my_root-kubepods-podu_1.slice"},
+		{v1.PodQOSBurstable, "/my-root/kubepods/burstable/podu-1", "/my_root.slice/my_root-kubepods.slice/my_root-kubepods-burstable.slice/my_root-kubepods-burstable-podu_1.slice"},
+		{v1.PodQOSBestEffort, "/my-root/kubepods/besteffort/podu-1", "/my_root.slice/my_root-kubepods.slice/my_root-kubepods-besteffort.slice/my_root-kubepods-besteffort-podu_1.slice"},
 	} {
 		if got := fs.Parent("u-1", test.class); got != test.cgroup {
 			t.Errorf("cgroupfs: %s, want %s", got, test.cgroup)

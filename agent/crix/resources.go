@@ -41,16 +41,9 @@ func (d *Driver) resources(pod *v1.Pod, c *v1.Container) *cri.LinuxContainerReso
 	out.HugepageLimits = d.hugePageLimits(pod, c)
 	switch {
 	case d.node.swap && d.node.unified:
-		out.Unified = map[string]string{"memory.swap.max": "0"}
+		out.Unified["memory.swap.max"] = "0"
 	case d.node.swap:
 		out.MemorySwapLimitInBytes = out.MemoryLimitInBytes
-	}
-	if d.node.unified {
-		if out.Unified == nil {
-			out.Unified = map[string]string{}
-		}
-		// What runs out of memory ends as a whole.
-		out.Unified["memory.oom.group"] = "1"
 	}
 	return out
 }
@@ -66,6 +59,9 @@ func (d *Driver) limits(request *resource.Quantity, cpu, memory resource.Quantit
 	if !d.NoCPUQuota {
 		out.CpuPeriod = d.CPUPeriod
 		out.CpuQuota = quota(&cpu, d.CPUPeriod)
+	}
+	if d.node.unified { // what runs out of memory ends as a whole
+		out.Unified = map[string]string{"memory.oom.group": "1"}
 	}
 	return out
 }
