@@ -39,6 +39,9 @@ func TestRandomPods(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root: it runs containers")
 	}
+	if slowness > 1 {
+		t.Skip("in a hundredth of an emulated CPU, which is what these pods have, containers do not start in time")
+	}
 	random := rand.New(rand.NewPCG(seed, seed))
 	var list []manifest
 	given := map[string]*v1.Pod{}
