@@ -24,6 +24,7 @@ var explanations = []explanation{
 	{of: `(crashes|crashes-on-failure|exits-always|init-fails|no-such-program|post-start-fails) .*#[12]: kubelet (calls it|never), agent (calls it|never)`, why: "how often a pod that fails again and again has been started when its manifest goes is a matter of moments", race: true},
 	{of: `pull-if-not-present PullImage .*: kubelet (calls it|never), agent (calls it|never)`, why: "an image that another pod is pulling this moment is not taken for one that is there", race: true},
 	{of: `(empty-dir|share-pid|burstable-mixed|seccomp-mixed) order: .*StopContainer.*`, why: "containers are stopped side by side: one that ends at once seems to come before the other", race: true},
+	{of: `sidecar StopContainer proxy#0 timeout: kubelet "[45]", agent "[45]"`, why: "a sidecar has what the others have left of the pod's grace period, in whole seconds", race: true},
 	{of: `too-big status (reason|message): kubelet "(UnexpectedAdmissionError|Pod was rejected: Unexpected error while attempting to recover from admission failure: preemption.*)", agent .*`, why: "to the kubelet each static pod is critical, so it looks for pods to preempt, and finds none; the agent goes by priority"},
 	{of: `proc-mount .*: kubelet (absent|""|"not listed"), agent .*`, why: "the kubelet passes over a manifest that it finds invalid; the agent shows the pod and why it was not let in"},
 	{of: `user-namespace .*: kubelet .*, agent .*`, why: "where the runtime has no user namespaces the kubelet tries for ever; the agent rejects the pod"},
