@@ -49,8 +49,10 @@ func (o *outputs) copy(to io.Writer, from *os.File) {
 			}
 			n, err := from.Read(buf)
 			owed -= n
-			if _, werr := to.Write(buf[:n]); werr != nil {
-				to = io.Discard // the client has gone
+			if n > 0 { // to some clients an empty write is a message
+				if _, werr := to.Write(buf[:n]); werr != nil {
+					to = io.Discard // the client has gone
+				}
 			}
 			late := errors.Is(err, os.ErrDeadlineExceeded)
 			if err != nil && !(late && !ended) { // a terminal that has ended says EIO
