@@ -30,12 +30,7 @@ const OutcomeHeader = "Crisp-Outcome"
 
 func (s *Server) routeObjects() {
 	for _, k := range Kinds {
-		handle := func(pattern string, f func(http.ResponseWriter, *http.Request) error) {
-			s.handle(pattern, func(w http.ResponseWriter, r *http.Request) error {
-				s.read(r, k)
-				return f(w, r)
-			})
-		}
+		handle := s.reading(k)
 		all := k.Path() + "/" + k.Plural
 		one := all
 		if k.Namespaced {
@@ -72,19 +67,24 @@ func key(r *http.Request, k Kind) string {
 	return strings.ToLower(k.Name) + " " + r.PathValue("namespace") + "/" + r.PathValue("name")
 }
 
-// read waits until the agent has read the manifests of this machine: an agent that has
-// just begun is not to say that there is nothing. One that cannot read them answers
-// all the same.
-func (s *Server) read(r *http.Request, k Kind) {
-	if k.Writable {
-		s.settle(r.Context(), s.Wanted.Local)
+// reading is handle for requests about objects of a kind. They wait until the agent has
+// read the manifests of this machine: one that has just begun is not to say that there
+// is nothing. An agent that cannot read them answers all the same.
+func (s *Server) reading(k Kind) func(pattern string, f func(http.ResponseWriter, *http.Request) error) {
+	if !k.Writable {
+		return s.handle
+	}
+	return func(pattern string, f func(http.ResponseWriter, *http.Request) error) {
+		s.handle(pattern, func(w http.ResponseWriter, r *http.Request) error {
+			s.settle(r.Context(), s.Wanted.Local)
+			return f(w, r)
+		})
 	}
 }
 
 // find returns the object a request names; of two pods, as while one replaces
 // another, the one that is wanted.
 func (s *Server) find(r *http.Request, k Kind) (manifest.Object, error) {
-	s.read(r, k)
 	for _, o := range s.list(k.Name) {
 		if o.GetName() == r.PathValue("name") && (!k.Namespaced || o.GetNamespace() == r.PathValue("namespace")) {
 			return o, nil

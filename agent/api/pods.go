@@ -26,28 +26,29 @@ var podKind = Kinds[0]
 // routePods routes what pods have below them, at Kubernetes' paths and at the
 // kubelet's, which differ in where the container stands.
 func (s *Server) routePods() {
+	handle := s.reading(podKind)
 	const pod = "/api/v1/namespaces/{namespace}/pods/{name}"
-	s.handle("GET "+pod+"/status", func(w http.ResponseWriter, r *http.Request) error { return s.getOne(w, r, podKind) })
-	s.handle("GET "+pod+"/log", s.log)
-	s.handle("GET /containerLogs/{namespace}/{name}/{container}", s.log)
+	handle("GET "+pod+"/status", func(w http.ResponseWriter, r *http.Request) error { return s.getOne(w, r, podKind) })
+	handle("GET "+pod+"/log", s.log)
+	handle("GET /containerLogs/{namespace}/{name}/{container}", s.log)
 	for _, verb := range []string{"GET", "POST"} {
-		s.handle(verb+" "+pod+"/exec", s.exec)
-		s.handle(verb+" "+pod+"/attach", s.attach)
-		s.handle(verb+" "+pod+"/portforward", s.portForward)
+		handle(verb+" "+pod+"/exec", s.exec)
+		handle(verb+" "+pod+"/attach", s.attach)
+		handle(verb+" "+pod+"/portforward", s.portForward)
 		for _, uid := range []string{"", "/{uid}"} {
-			s.handle(verb+" /exec/{namespace}/{name}"+uid+"/{container}", s.exec)
-			s.handle(verb+" /attach/{namespace}/{name}"+uid+"/{container}", s.attach)
-			s.handle(verb+" /portForward/{namespace}/{name}"+uid, s.portForward)
+			handle(verb+" /exec/{namespace}/{name}"+uid+"/{container}", s.exec)
+			handle(verb+" /attach/{namespace}/{name}"+uid+"/{container}", s.attach)
+			handle(verb+" /portForward/{namespace}/{name}"+uid, s.portForward)
 		}
 	}
-	s.handle("POST /run/{namespace}/{name}/{container}", s.run)
-	s.handle("POST /run/{namespace}/{name}/{uid}/{container}", s.run)
+	handle("POST /run/{namespace}/{name}/{container}", s.run)
+	handle("POST /run/{namespace}/{name}/{uid}/{container}", s.run)
 	for _, verb := range []string{"PUT", "PATCH"} {
-		s.handle(verb+" "+pod+"/resize", s.resize)
-		s.handle(verb+" "+pod+"/ephemeralcontainers", s.ephemeral)
+		handle(verb+" "+pod+"/resize", s.resize)
+		handle(verb+" "+pod+"/ephemeralcontainers", s.ephemeral)
 	}
-	s.handle("GET "+pod+"/ephemeralcontainers", func(w http.ResponseWriter, r *http.Request) error { return s.getOne(w, r, podKind) })
-	s.handle("POST /checkpoint/{namespace}/{name}/{container}", s.checkpoint)
+	handle("GET "+pod+"/ephemeralcontainers", func(w http.ResponseWriter, r *http.Request) error { return s.getOne(w, r, podKind) })
+	handle("POST /checkpoint/{namespace}/{name}/{container}", s.checkpoint)
 }
 
 // target finds the pod and the container that a request is for; the first

@@ -13,10 +13,11 @@ import (
 
 // routeScale routes how many pods a Deployment has: kubectl scale.
 func (s *Server) routeScale() {
+	handle := s.reading(deploymentKind)
 	const path = "/apis/apps/v1/namespaces/{namespace}/deployments/{name}/scale"
-	s.handle("GET "+path, s.getScale)
+	handle("GET "+path, s.getScale)
 	for _, verb := range []string{"PUT", "PATCH"} {
-		s.handle(verb+" "+path, s.setScale)
+		handle(verb+" "+path, s.setScale)
 	}
 }
 
