@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/agent/status"
 	v1 "k8s.io/api/core/v1"
@@ -182,7 +183,7 @@ func amount(name v1.ResourceName, list v1.ResourceList) int64 {
 func lacks(name v1.ResourceName, pod *v1.Pod, others []*v1.Pod, n *Node) (*podsync.Verdict, int64) {
 	capacity, limited := n.Allocatable[name]
 	wants := requests(name, pod, n)
-	if wants == 0 || !limited && !isHugePages(name) { // pages of a size that the node does not know cannot be had
+	if wants == 0 || !limited && !manifest.IsHugePages(name) { // pages of a size that the node does not know cannot be had
 		return nil, 0
 	}
 	used := int64(0)
@@ -269,15 +270,11 @@ func without(pods, gone []*v1.Pod) []*v1.Pod {
 	return slices.DeleteFunc(slices.Clone(pods), func(p *v1.Pod) bool { return slices.Contains(gone, p) })
 }
 
-func isHugePages(name v1.ResourceName) bool {
-	return strings.HasPrefix(string(name), v1.ResourceHugePagesPrefix)
-}
-
 // hugePages are the names of those in a list.
 func hugePages(list v1.ResourceList) []v1.ResourceName {
 	return slices.Sorted(func(yield func(v1.ResourceName) bool) {
 		for name := range list {
-			if isHugePages(name) && !yield(name) {
+			if manifest.IsHugePages(name) && !yield(name) {
 				return
 			}
 		}

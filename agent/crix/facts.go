@@ -8,7 +8,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/crisp-cri/crisp/agent/cgroup"
+	"github.com/opencontainers/cgroups"
 )
 
 // facts are what the translation of pods must know of the kernel.
@@ -22,7 +22,7 @@ type facts struct {
 }
 
 func readFacts() facts {
-	f := facts{memory: memoryCapacity(), hugePages: hugePages(), masked: slices.Clone(maskedPaths)}
+	f := facts{memory: memoryCapacity(), hugePages: slices.Sorted(slices.Values(cgroups.HugePageSizes())), masked: slices.Clone(maskedPaths)}
 	_, err := os.Stat("/sys/fs/cgroup/cgroup.controllers")
 	f.unified = err == nil
 	swap := "/sys/fs/cgroup/memory/memory.memsw.limit_in_bytes"
@@ -57,23 +57,6 @@ func ownCgroup() string {
 		}
 	}
 	return ""
-}
-
-// hugePages reads the sizes of huge pages that the kernel has, from names such
-// as "hugepages-2048kB".
-func hugePages() []string {
-	entries, err := os.ReadDir("/sys/kernel/mm/hugepages")
-	if err != nil {
-		return nil
-	}
-	var sizes []string
-	for _, e := range entries {
-		var kib int64
-		if n, err := fmt.Sscanf(e.Name(), "hugepages-%dkB", &kib); n == 1 && err == nil {
-			sizes = append(sizes, cgroup.PageSize(kib<<10))
-		}
-	}
-	return sizes
 }
 
 // memoryCapacity returns MemTotal of /proc/meminfo in bytes, 0 if unknown.

@@ -3,9 +3,9 @@ package crix
 import (
 	"maps"
 	"slices"
-	"strings"
 
 	"github.com/crisp-cri/crisp/agent/cgroup"
+	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/agent/status"
 	v1 "k8s.io/api/core/v1"
@@ -100,7 +100,7 @@ func sums(pod *v1.Pod) (requests, limits v1.ResourceList) {
 			if ofPods(name) {
 				limits[name] = q
 			}
-			if isHugePages(name) { // of which none is more than was asked for
+			if manifest.IsHugePages(name) { // of which none is more than was asked for
 				requests[name] = q
 			}
 		}
@@ -110,11 +110,7 @@ func sums(pod *v1.Pod) (requests, limits v1.ResourceList) {
 
 // ofPods tells which resources a pod may ask for as a whole.
 func ofPods(name v1.ResourceName) bool {
-	return name == v1.ResourceCPU || name == v1.ResourceMemory || isHugePages(name)
-}
-
-func isHugePages(name v1.ResourceName) bool {
-	return strings.HasPrefix(string(name), v1.ResourceHugePagesPrefix)
+	return name == v1.ResourceCPU || name == v1.ResourceMemory || manifest.IsHugePages(name)
 }
 
 // Requests are those of a pod with its overhead.

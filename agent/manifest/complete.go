@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 
 	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
@@ -226,7 +225,7 @@ func completeRuntimeClass(v *validator, r *nodev1.RuntimeClass, _ Options) {
 		if q.Sign() < 0 {
 			v.report(field, "%s is negative", q.String())
 		}
-		if name != v1.ResourceCPU && name != v1.ResourceMemory && !strings.HasPrefix(string(name), v1.ResourceHugePagesPrefix) {
+		if name != v1.ResourceCPU && name != v1.ResourceMemory && !IsHugePages(name) {
 			v.report(field, "this node has no such resource")
 		}
 	}

@@ -112,6 +112,11 @@ func privileged(c *v1.Container) bool {
 	return c.SecurityContext != nil && c.SecurityContext.Privileged != nil && *c.SecurityContext.Privileged
 }
 
+// IsHugePages tells whether a resource is huge pages, of whatever size.
+func IsHugePages(name v1.ResourceName) bool {
+	return strings.HasPrefix(string(name), v1.ResourceHugePagesPrefix)
+}
+
 func (v *validator) resources(c *v1.Container, field string) {
 	field += ".resources"
 	for _, list := range []struct {
@@ -123,7 +128,7 @@ func (v *validator) resources(c *v1.Container, field string) {
 			switch {
 			case q.Sign() < 0:
 				v.report(field, "%s is negative", q.String())
-			case name == v1.ResourceCPU || name == v1.ResourceMemory || name == v1.ResourceEphemeralStorage || strings.HasPrefix(string(name), v1.ResourceHugePagesPrefix):
+			case name == v1.ResourceCPU || name == v1.ResourceMemory || name == v1.ResourceEphemeralStorage || IsHugePages(name):
 			default:
 				v.report(field, "this node has no such resource")
 			}

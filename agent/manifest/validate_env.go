@@ -149,7 +149,7 @@ var resourceFields = []string{
 // one.
 func (v *validator) resourceFieldRef(spec *v1.PodSpec, c *v1.Container, ref *v1.ResourceFieldSelector, field string) {
 	list, name, _ := strings.Cut(ref.Resource, ".")
-	if !(list == "limits" || list == "requests") || !strings.HasPrefix(name, v1.ResourceHugePagesPrefix) {
+	if !(list == "limits" || list == "requests") || !IsHugePages(v1.ResourceName(name)) {
 		oneOf(v, field+".resource", ref.Resource, resourceFields...)
 	}
 	if ref.Resource == "" {
