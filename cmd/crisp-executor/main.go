@@ -121,9 +121,6 @@ func prepare(cgroup string, log *slog.Logger) {
 			log.Warn("cgroup kept", "err", err)
 		}
 	}
-	// libcontainer's children take it for theirs: they need one thread, and start
-	// quicker with it. Go has read ours already.
-	os.Setenv("GOMAXPROCS", "1")
 }
 
 // rename gives this process the name that ps and pgrep show; as the program was

@@ -28,11 +28,11 @@ const noSubgroup = "run.oci.systemd.subgroup"
 // createWith is create by an engine.
 func (x *Executor) createWith(s settings, spec *specs.Spec, req wire.RunRequest) (_ *wire.RunReply, files []*os.File, err error) {
 	defer x.begins()()
+	x.gate.enter()
+	defer x.gate.leave() // not before what failed is undone
 	var steps undo.Stack
 	defer steps.RunIf(&err)
 
-	x.gate.enter()
-	defer x.gate.leave()
 	c, err := x.reserve(s)
 	if err != nil {
 		return nil, nil, err

@@ -34,6 +34,8 @@ type execution struct {
 // exec is "exec", see wire.ExecRequest.
 func (x *Executor) exec(from *wire.Conn, req wire.ExecRequest) (_ *wire.ExecReply, files []*os.File, err error) {
 	defer x.begins()()
+	x.gate.enter()
+	defer x.gate.leave() // not before what failed is undone
 	var steps undo.Stack
 	defer steps.RunIf(&err)
 
@@ -58,8 +60,6 @@ func (x *Executor) exec(from *wire.Conn, req wire.ExecRequest) (_ *wire.ExecRepl
 	}
 	defer closeAll(process.ExtraFiles)
 
-	x.gate.enter()
-	defer x.gate.leave()
 	e := x.newExecution(c, from)
 	if c.engine == nil || c.engine.subgroups() {
 		process.SubCgroupPaths = e.makeGroup()

@@ -10,6 +10,8 @@ import (
 // somewhere else is done inside; waiting is done outside. So while the gate is
 // shut, whatever there is to know is in the kernel or in the Executor's tables.
 //
+// What fails inside is undone inside, too: outside there is nothing that is half done.
+//
 // Nobody may wait, inside, for somebody who has yet to enter.
 type gate struct {
 	mu   sync.Mutex

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/oci/wire"
@@ -78,5 +79,37 @@ func TestLeavingTellsExecCodes(t *testing.T) {
 	call.Then()
 	if err := x.CloseIdle(); err != nil {
 		t.Error(err)
+	}
+}
+
+// An upgrade that meets a start on its way must be refused, and must not leave the
+// gate shut: no container's output would be read from then on, and no exit taken.
+func TestUpgradeRefusesAStartOnItsWay(t *testing.T) {
+	x := newExecutor(t)
+	c, err := x.reserve(settings{ID: "a"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var call wire.Call
+	if err := x.upgrade(wire.UpgradeRequest{Path: "/proc/self/exe"}, &call); !errors.Is(err, fault.Unavailable) {
+		t.Errorf("got %v", err)
+	}
+	entered := make(chan struct{})
+	go func() {
+		x.gate.enter()
+		defer x.gate.leave()
+		close(entered)
+	}()
+	select {
+	case <-entered:
+	case <-time.After(time.Minute):
+		t.Fatal("the gate is shut")
+	}
+	x.release(c)
+	if err := x.upgrade(wire.UpgradeRequest{Path: "/proc/self/exe"}, &call); err != nil {
+		t.Errorf("the retry: %v", err)
+	}
+	if call.Then == nil {
+		t.Error("nothing follows the answer")
 	}
 }

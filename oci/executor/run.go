@@ -49,11 +49,11 @@ func execute(lc *libcontainer.Container, process *libcontainer.Process) error { 
 // create starts a container and leaves nothing behind if it cannot.
 func (x *Executor) create(s settings, spec *specs.Spec, req wire.RunRequest, begin beginning) (_ *wire.RunReply, files []*os.File, err error) {
 	defer x.begins()()
+	x.gate.enter()
+	defer x.gate.leave() // not before what failed is undone
 	var steps undo.Stack
 	defer steps.RunIf(&err)
 
-	x.gate.enter()
-	defer x.gate.leave()
 	c, err := x.reserve(s)
 	if err != nil {
 		return nil, nil, err

@@ -1,12 +1,15 @@
 package executor_test
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
+	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/internal/crilog"
@@ -215,6 +218,74 @@ func TestUpgrade(t *testing.T) {
 	b := n.run([]string{"exit", "3"})
 	if e := b.wait(); e.Code != 3 {
 		t.Errorf("exit of a new container is %+v", e)
+	}
+}
+
+// Starts that fail are undone before an upgrade looks at what there is: it waits for
+// the last of them, and so would meet it half undone.
+func TestUpgradeWhileStartsFail(t *testing.T) {
+	n := start(t)
+	busy := n.run([]string{"count", "-1", "1ms"})
+	var failing sync.WaitGroup
+	over := make(chan struct{})
+	for range 4 {
+		b := n.request([]string{"exit", "0"}, func(_ *wire.RunRequest, s *specs.Spec) { s.Process.Args = []string{"/nosuch"} })
+		failing.Go(func() {
+			for {
+				select {
+				case <-over:
+					return
+				default:
+				}
+				client, err := wire.Dial(t.Context(), n.socket())
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				for err = nil; !errors.Is(err, fault.Unavailable); { // until the executor executes another
+					if _, err = client.Call(t.Context(), wire.MethodRun, b.req, nil); err == nil {
+						t.Error("/nosuch was started")
+						return
+					}
+					select {
+					case <-over:
+						client.Close()
+						return
+					default:
+					}
+				}
+				client.Close()
+			}
+		})
+	}
+	for range 20 {
+		n.upgrade()
+	}
+	close(over)
+	failing.Wait()
+	before := busy.numbered()
+	eventually(t, func() bool { return busy.numbered() > before+20 }, "the log does not go on")
+	b := n.run([]string{"exit", "3"})
+	if e := b.wait(); e.Code != 3 {
+		t.Errorf("exit of a new container is %+v", e)
+	}
+}
+
+// What the executor tells libcontainer's children by its environment is not for the
+// program that takes its place: with one processor, a container that prints without
+// end would hold up all others.
+func TestUpgradeKeepsProcessors(t *testing.T) {
+	n := start(t)
+	n.upgrade()
+	n.upgrade()
+	env, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", n.cmd.Process.Pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for kv := range strings.SplitSeq(string(env), "\x00") {
+		if strings.HasPrefix(kv, "GOMAXPROCS=") {
+			t.Errorf("after an upgrade the executor has %s", kv)
+		}
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -76,15 +77,19 @@ func (x *Executor) upgrade(req wire.UpgradeRequest, call *wire.Call) error {
 		program.Close()
 		return fault.Unavailable.Errorf("upgrade: a start or an exit takes too long, try again")
 	}
+	defer func() { // whatever happens: behind a gate that is shut, all containers stand still
+		if call.Then == nil {
+			program.Close()
+			x.gate.open()
+		}
+	}()
 	state, err := x.save()
 	if err != nil {
-		program.Close()
-		x.gate.open()
 		return err
 	}
 	x.upgrading.Store(true)
 	call.Then = func() {
-		env := append(without(os.Environ(), resumeEnv), resumeEnv+"="+strconv.Itoa(int(state.Fd())))
+		env := append(without(os.Environ(), resumeEnv, processorsEnv), resumeEnv+"="+strconv.Itoa(int(state.Fd())))
 		if err := x.become(program, env); err != nil {
 			x.log.Error("upgrade did not happen", "err", err)
 		}
@@ -113,19 +118,21 @@ func isELF(f *os.File) bool {
 	return err == nil && string(magic) == "\x7fELF"
 }
 
-func without(env []string, name string) []string {
-	out := env[:0]
-	for _, kv := range env {
-		if !strings.HasPrefix(kv, name+"=") {
-			out = append(out, kv)
-		}
-	}
-	return out
+// without returns env without the variables of those names.
+func without(env []string, names ...string) []string {
+	return slices.DeleteFunc(env, func(kv string) bool {
+		name, _, _ := strings.Cut(kv, "=")
+		return slices.Contains(names, name)
+	})
 }
 
 // save writes the tables into a memfd and lets all that they name be inherited.
-// The gate is shut.
+// The gate is shut, so that no container can be on its way to running: one that is has
+// nothing that could be handed over.
 func (x *Executor) save() (*os.File, error) {
+	if id, found := x.startingOne(); found {
+		return nil, fault.Unavailable.Errorf("upgrade: container %s is starting, try again", id)
+	}
 	data, err := json.Marshal(x.inherit(true))
 	if err != nil {
 		return nil, err
@@ -142,6 +149,18 @@ func (x *Executor) save() (*os.File, error) {
 		return nil, err
 	}
 	return f, nil
+}
+
+// startingOne finds a container that is starting.
+func (x *Executor) startingOne() (id string, found bool) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for id, c := range x.containers {
+		if c.phase == starting {
+			return id, true
+		}
+	}
+	return "", false
 }
 
 // inherit sets or clears, on every descriptor that matters, whether it survives
