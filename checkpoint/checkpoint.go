@@ -10,6 +10,10 @@
 // directory of a record is shared with its owner, which keeps files of its own
 // there; Remove takes all of them.
 //
+// A record that is intact and of a later version is another matter: Open fails, and
+// nothing is touched, because the way back from a newer crispd must not look like
+// damage (version.go).
+//
 // A Save that was interrupted leaves the old record, or a directory without
 // one. A Remove that was interrupted by a power cut may leave the record: what
 // is removed is not synced, because removing it again costs less than waiting
@@ -34,7 +38,8 @@ type Manager struct {
 }
 
 // Open makes dir if it is not there (mode 0700) and tells from <dir>/boot.json
-// what happened since the last Open.
+// what happened since the last Open. It is fault.WrongState if a newer crispd has
+// written one of the records; then nothing is changed, boot.json neither.
 func Open(dir string, log *slog.Logger) (*Manager, error) {
 	bootID, err := currentBootID()
 	if err != nil {
@@ -48,6 +53,9 @@ func open(dir, bootID string, log *slog.Logger) (*Manager, error) {
 		return nil, fmt.Errorf("make record directory: %w", err)
 	}
 	m := &Manager{dir: dir, bootID: bootID, log: log}
+	if err := m.refuseNewer(); err != nil {
+		return nil, err
+	}
 	if err := m.readBoot(); err != nil {
 		return nil, err
 	}

@@ -87,7 +87,8 @@ func TestCorruptRecordIsSetAside(t *testing.T) {
 		"cut":           good[:len(good)/2],
 		"flipped":       bytes.Replace(good, []byte("good"), []byte("goof"), 1),
 		"zeros":         make([]byte, 4096),
-		"newer version": bytes.Replace(good, []byte(`"version":1`), []byte(`"version":2`), 1),
+		"no version":    bytes.Replace(good, []byte(`"version":1`), []byte(`"version":0`), 1),
+		"damaged newer": bytes.Replace(bytes.Replace(good, []byte(`"version":1`), []byte(`"version":2`), 1), []byte("good"), []byte("goof"), 1),
 		"trailing data": append(append([]byte{}, good...), good...),
 		"no checksum":   []byte(`{"version":1,"payload":{}}`),
 	}
@@ -127,6 +128,73 @@ func TestCorruptRecordIsSetAside(t *testing.T) {
 				t.Errorf("loaded %+v (err %v)", got, err)
 			}
 		})
+	}
+}
+
+// A record that a newer release wrote is not damaged: the daemon does not start, and
+// all is left as it is for that release, the mark of how the machine went down too.
+func TestNewerRecordStopsTheDaemon(t *testing.T) {
+	dir := t.TempDir()
+	m, _ := openTest(t, dir, "boot")
+	for _, kind := range []string{"containers", "image"} {
+		if err := m.Save(kind, "x", thing{Name: kind}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	boot, err := os.ReadFile(filepath.Join(dir, "boot.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, kind := range []string{"containers", "image"} {
+		path := filepath.Join(dir, kind, "x", recordFile)
+		old, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		// What a later release may write: a field more, outside of the payload.
+		newer := bytes.Replace(old, []byte(`"version":1`), []byte(`"version":2,"compression":"none"`), 1)
+		if err := os.WriteFile(path, newer, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := open(dir, "another boot", slog.New(slog.DiscardHandler)); !errors.Is(err, fault.WrongState) || !strings.Contains(err.Error(), path) {
+			t.Errorf("open with a newer record of kind %s: %v", kind, err)
+		}
+		if _, err := m.IDs(kind); !errors.Is(err, fault.WrongState) {
+			t.Errorf("IDs: %v", err)
+		}
+		var got thing
+		if err := m.Load(kind, "x", &got); !errors.Is(err, fault.WrongState) {
+			t.Errorf("load: %v", err)
+		}
+		if now, err := os.ReadFile(path); !bytes.Equal(now, newer) {
+			t.Errorf("the record is now %q (err %v)", now, err)
+		}
+		if now, err := os.ReadFile(filepath.Join(dir, "boot.json")); !bytes.Equal(now, boot) {
+			t.Errorf("the boot mark is now %q (err %v)", now, err)
+		}
+		if _, err := os.Stat(filepath.Join(dir, quarantine)); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("something is in quarantine (err %v)", err)
+		}
+		if err := os.WriteFile(path, old, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if m, err = open(dir, "boot", slog.New(slog.DiscardHandler)); err != nil || m.Load(kind, "x", &got) != nil || got.Name != kind {
+			t.Errorf("the release that wrote it finds %+v (err %v)", got, err)
+		}
+	}
+}
+
+// A field that this release does not know, in a record of a version that it does, is
+// passed over: a release adds one without raising the version only if losing it does
+// no harm.
+func TestUnknownFieldIsPassedOver(t *testing.T) {
+	m, _ := openTest(t, t.TempDir(), "boot")
+	if err := m.Save("containers", "x", map[string]any{"Name": "x", "Colour": "red"}); err != nil {
+		t.Fatal(err)
+	}
+	var got thing
+	if err := m.Load("containers", "x", &got); err != nil || got.Name != "x" {
+		t.Errorf("loaded %+v (err %v)", got, err)
 	}
 }
 

@@ -19,7 +19,6 @@ import (
 )
 
 const (
-	version    = 1
 	recordFile = "record.json"
 	quarantine = "quarantine"
 )
@@ -72,7 +71,8 @@ func (m *Manager) syncNames(dir string) error {
 }
 
 // Load decodes the record id of kind into v. fault.NotFound: there is none, or
-// it was corrupt and is now in quarantine.
+// it was corrupt and is now in quarantine. fault.WrongState: a newer crispd wrote
+// it. Fields that v does not have are passed over.
 func (m *Manager) Load(kind, id string, v any) error {
 	dir, err := m.recordDir(kind, id)
 	if err != nil {
@@ -90,6 +90,9 @@ func (m *Manager) Load(kind, id string, v any) error {
 	if err == nil {
 		err = json.Unmarshal(payload, v)
 	}
+	if err := newer(path, err); err != nil {
+		return err
+	}
 	if err != nil {
 		m.setAside(kind, id, path, err)
 		return fault.NotFound.Errorf("record %s/%s was corrupt: %w", kind, id, err)
@@ -98,7 +101,8 @@ func (m *Manager) Load(kind, id string, v any) error {
 }
 
 // IDs lists the records of kind in ascending order. It removes what interrupted
-// Saves left, moves corrupt records aside, logs those and leaves them out.
+// Saves left, moves corrupt records aside, logs those and leaves them out. A record
+// of a newer crispd is fault.WrongState.
 func (m *Manager) IDs(kind string) ([]string, error) {
 	if err := plain(kind); err != nil {
 		return nil, err
@@ -123,6 +127,9 @@ func (m *Manager) IDs(kind string) ([]string, error) {
 		}
 		if err == nil {
 			_, err = decode(data)
+		}
+		if err := newer(filepath.Join(dir, recordFile), err); err != nil {
+			return nil, err
 		}
 		if err != nil {
 			m.setAside(kind, e.Name(), filepath.Join(dir, recordFile), err)
@@ -188,7 +195,7 @@ func plain(name string) error {
 	return nil
 }
 
-// envelope is the content of a record file.
+// envelope is the content of a record file. A newer one may have more fields.
 type envelope struct {
 	Version  int             `json:"version"`
 	Checksum string          `json:"checksum"` // of the payload's bytes as they stand in the file
@@ -203,10 +210,11 @@ func encode(v any) ([]byte, error) {
 	return json.Marshal(envelope{version, checksum(payload), payload})
 }
 
-// decode returns the payload of a record, or says why there is none to trust.
+// decode returns the payload of a record, or says why there is none to trust: a
+// newerError, or what is wrong with it. The checksum is looked at first: only what is
+// intact can be believed about its version.
 func decode(data []byte) (json.RawMessage, error) {
 	d := json.NewDecoder(bytes.NewReader(data))
-	d.DisallowUnknownFields()
 	var e envelope
 	if err := d.Decode(&e); err != nil {
 		return nil, err
@@ -214,11 +222,14 @@ func decode(data []byte) (json.RawMessage, error) {
 	if d.More() {
 		return nil, errors.New("data follows the record")
 	}
-	if e.Version != version {
-		return nil, fmt.Errorf("record has version %d: this program knows %d", e.Version, version)
-	}
 	if got := checksum(e.Payload); got != e.Checksum {
 		return nil, fmt.Errorf("record has checksum %s: expected %q", got, e.Checksum)
+	}
+	if e.Version > version {
+		return nil, &newerError{e.Version}
+	}
+	if e.Version < 1 {
+		return nil, fmt.Errorf("record has version %d", e.Version)
 	}
 	return e.Payload, nil
 }

@@ -43,7 +43,7 @@ import (
 type Records interface {
 	Save(kind, id string, v any) error
 	// Load reads into v what Save wrote; the error of a record that is not there
-	// is of kind fault.NotFound.
+	// is of kind fault.NotFound, of one that a newer crispd wrote fault.WrongState.
 	Load(kind, id string, v any) error
 	// IDs lists the records of a kind. Corrupt ones are left out.
 	IDs(kind string) ([]string, error)

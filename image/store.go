@@ -191,6 +191,9 @@ func (s *Store) findImages() error {
 		if errors.Is(err, fault.NotFound) {
 			continue
 		}
+		if errors.Is(err, fault.WrongState) {
+			return err
+		}
 		if err != nil {
 			s.log.Warn("broken image was dropped", "image", id, "err", err)
 			if err := s.o.Records.Remove(recordKind, id); err != nil {

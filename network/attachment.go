@@ -14,18 +14,23 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/internal/atomicfile"
+	"github.com/crisp-cri/crisp/internal/fault"
 )
 
 const (
 	attachedDir = "attached" // below CacheDir
 	ifName      = "eth0"     // in every pod, as the kubelet and its users expect
+
+	// attachmentVersion is raised when an older release could not detach what a newer
+	// one has attached.
+	attachmentVersion = 1
 )
 
 // An attachment is what DEL and CHECK need of ADD. It is on disk before ADD
 // runs, because libcni's own cache is written only after it: a daemon that died
 // in between would leave an address and a device behind that nobody knows of.
 type attachment struct {
-	Version      int             `json:"version"` // 1
+	Version      int             `json:"version"` // attachmentVersion
 	ID           string          `json:"id"`
 	Config       json.RawMessage `json:"config"` // the whole list
 	NetNS        string          `json:"netns"`
@@ -36,7 +41,7 @@ type attachment struct {
 
 func (n *Network) newAttachment(c *conf, p Pod) *attachment {
 	return &attachment{
-		Version: 1, ID: p.ID, Config: c.list.Bytes, NetNS: p.NetNS, IfName: ifName,
+		Version: attachmentVersion, ID: p.ID, Config: c.list.Bytes, NetNS: p.NetNS, IfName: ifName,
 		Args: cniArgs(p), Capabilities: capabilities(p, n.o.PodCIDRs),
 	}
 }
@@ -62,7 +67,8 @@ func (n *Network) saveAttachment(a *attachment) error {
 	return atomicfile.WriteJSON(n.attachmentPath(a.ID), a)
 }
 
-// loadAttachment returns fs.ErrNotExist if id is not attached.
+// loadAttachment returns fs.ErrNotExist if id is not attached, and fault.WrongState
+// if a newer release has attached it.
 func (n *Network) loadAttachment(id string) (*attachment, error) {
 	path := n.attachmentPath(id)
 	data, err := os.ReadFile(path)
@@ -73,7 +79,10 @@ func (n *Network) loadAttachment(id string) (*attachment, error) {
 	if err := json.Unmarshal(data, a); err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
-	if a.Version != 1 || a.ID != id {
+	if a.Version > attachmentVersion {
+		return nil, fault.WrongState.Errorf("%s has version %d and was written by a newer crispd; this one reads up to version %d", path, a.Version, attachmentVersion)
+	}
+	if a.Version != attachmentVersion || a.ID != id {
 		return nil, fmt.Errorf("%s is of version %d and for %q", path, a.Version, a.ID)
 	}
 	return a, nil
@@ -92,6 +101,21 @@ func (n *Network) attached() ([]string, error) {
 		}
 	}
 	return ids, nil
+}
+
+// refuseNewer fails if a newer release has attached a pod. Such an attachment is not
+// damaged, and the best guess that Detach makes for one that is would be wrong.
+func (n *Network) refuseNewer() error {
+	ids, err := n.attached()
+	if err != nil {
+		return err
+	}
+	for _, id := range ids {
+		if _, err := n.loadAttachment(id); errors.Is(err, fault.WrongState) {
+			return err
+		}
+	}
+	return nil
 }
 
 type lockKey struct{}

@@ -33,6 +33,9 @@ func (n *Network) Detach(ctx context.Context, p Pod) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
+	if errors.Is(err, fault.WrongState) {
+		return err // a newer release's: not damaged
+	}
 	if err != nil {
 		// A power cut can leave an empty file. DEL may be called for what was never
 		// added, so the best guess does no harm, and a sandbox that can never be

@@ -196,6 +196,25 @@ func TestDetachWithDamagedRecord(t *testing.T) {
 	destroy(t, n)
 }
 
+// What a newer release has attached is not damaged: an older one says so instead of
+// detaching it by a guess.
+func TestNewerAttachmentIsRefused(t *testing.T) {
+	n, o := fresh(t, false)
+	path := n.attachmentPath("p")
+	if err := os.WriteFile(path, []byte(`{"version":2,"id":"p","plugins":[]}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.Detach(t.Context(), Pod{ID: "p"}); !errors.Is(err, fault.WrongState) || !strings.Contains(err.Error(), "newer crispd") {
+		t.Errorf("detach: %v", err)
+	}
+	if _, err := Open(o); !errors.Is(err, fault.WrongState) || !strings.Contains(err.Error(), path) {
+		t.Errorf("open: %v", err)
+	}
+	if _, err := os.Stat(path); err != nil {
+		t.Error(err)
+	}
+}
+
 // The ADD of a daemon that has died runs on; DEL waits for it instead of
 // deleting what is about to be made.
 func TestDetachWaitsForOrphanedAdd(t *testing.T) {

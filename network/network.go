@@ -97,6 +97,9 @@ func Open(o Options) (*Network, error) {
 		return nil, err
 	}
 	n := &Network{o: o, log: o.Log, ended: make(chan struct{})}
+	if err := n.refuseNewer(); err != nil {
+		return nil, err
+	}
 	n.exec = &runner{log: o.Log, bridge: bridge.Plugin{Remove: n.reaper.add}}
 	n.cni = libcni.NewCNIConfigWithCacheDir(o.BinDirs, o.CacheDir, n.exec)
 	n.current.Store(&conf{})

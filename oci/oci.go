@@ -51,8 +51,8 @@ import (
 // Records keeps durable records; *checkpoint.Manager is one.
 type Records interface {
 	Save(kind, id string, v any) error
-	Load(kind, id string, v any) error // fault.NotFound
-	IDs(kind string) ([]string, error) // corrupt ones are quarantined and left out
+	Load(kind, id string, v any) error // fault.NotFound; fault.WrongState: a newer crispd's
+	IDs(kind string) ([]string, error) // corrupt ones are quarantined and left out; fault.WrongState as Load
 	Remove(kind, id string) error      // with the record's directory; not there: no error
 }
 

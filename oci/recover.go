@@ -41,7 +41,11 @@ func (r *Runtime) load() error {
 	}
 	for _, id := range ids {
 		var rec sandboxRecord
-		if err := r.o.Records.Load(sandboxKind, id, &rec); err != nil {
+		err := r.o.Records.Load(sandboxKind, id, &rec)
+		if errors.Is(err, fault.WrongState) {
+			return err
+		}
+		if err != nil {
 			r.log.Error("sandbox was not loaded", "sandbox", id, "err", err)
 			continue
 		}
@@ -53,7 +57,11 @@ func (r *Runtime) load() error {
 	}
 	for _, id := range ids {
 		var rec containerRecord
-		if err := r.o.Records.Load(containerKind, id, &rec); err != nil {
+		err := r.o.Records.Load(containerKind, id, &rec)
+		if errors.Is(err, fault.WrongState) {
+			return err
+		}
+		if err != nil {
 			r.log.Error("container was not loaded", "container", id, "err", err)
 			continue
 		}

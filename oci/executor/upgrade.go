@@ -28,9 +28,15 @@ const resumeEnv = "_CRISP_EXECUTOR_RESUME"
 // quiet bounds how long an upgrade waits for what is in progress.
 const quiet = 10 * time.Second
 
+// savedVersion is that of a saved, and the newest that this program can carry on
+// with; raised when an older program would misread or lose something. A state
+// without one is of version 1.
+const savedVersion = 1
+
 // A saved is everything that an executor knows. Numbers are descriptors; absent
 // ones are -1.
 type saved struct {
+	Version        int
 	Listener, Lock int
 	Session        string
 	LastExec       uint64
@@ -181,7 +187,7 @@ func (x *Executor) inherit(on bool) *saved {
 		}
 		return n
 	}
-	s := &saved{Listener: -1, Lock: fd(x.lock)}
+	s := &saved{Version: savedVersion, Listener: -1, Lock: fd(x.lock)}
 	if raw, err := x.listener.SyscallConn(); err == nil {
 		raw.Control(func(n uintptr) {
 			s.Listener = int(n)
@@ -252,7 +258,9 @@ func (e *execution) save(fd func(*os.File) int) savedExec {
 // executed it.
 func Resuming() bool { return os.Getenv(resumeEnv) != "" }
 
-// Resume is New in a process that is Resuming.
+// Resume is New in a process that is Resuming. A state that a newer executor saved is
+// fault.WrongState, before anything is taken from it: the containers then run on
+// without an executor until crispd hands them to one, as after a crash.
 func Resume(o Options) (*Executor, error) {
 	n, err := strconv.Atoi(os.Getenv(resumeEnv))
 	os.Unsetenv(resumeEnv)
@@ -267,6 +275,9 @@ func Resume(o Options) (*Executor, error) {
 	}
 	if err := json.NewDecoder(f).Decode(&s); err != nil {
 		return nil, fmt.Errorf("state of the executor before: %w", err)
+	}
+	if s.Version > savedVersion {
+		return nil, fault.WrongState.Errorf("state of the executor before has version %d: this one reads up to version %d", s.Version, savedVersion)
 	}
 	lf := take(s.Listener, "listener")
 	l, err := net.FileListener(lf)

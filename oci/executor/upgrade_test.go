@@ -1,0 +1,32 @@
+package executor
+
+import (
+	"errors"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+)
+
+// An older executor does not carry on with what a newer one has saved, and misreads
+// nothing of it: it says why and ends, and crispd hands the containers to the next.
+func TestResumeRefusesNewerState(t *testing.T) {
+	fd, err := unix.MemfdCreate("state", unix.MFD_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := unix.Write(fd, []byte(`{"Version":2,"Listener":-1,"Lock":-1,"Session":"s"}`)); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv(resumeEnv, strconv.Itoa(fd))
+	if _, err := Resume(Options{}); !errors.Is(err, fault.WrongState) || !strings.Contains(err.Error(), "version 2") {
+		t.Errorf("resume: %v", err)
+	}
+	if Resuming() {
+		t.Error("children inherit " + resumeEnv + "=" + os.Getenv(resumeEnv))
+	}
+}
