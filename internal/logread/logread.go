@@ -38,6 +38,8 @@ import (
 	"path/filepath"
 	"slices"
 	"time"
+
+	"github.com/crisp-cri/crisp/internal/lease"
 )
 
 // Options say what of a log is read and where to it is written. What they have in
@@ -67,7 +69,7 @@ type Log struct {
 	done  map[string]bool // the stamps of those and, if it has one, its own
 
 	between func()                                 // of tests: called wherever a rotation may come in between
-	writer  func(f *os.File) (has, known bool)     // hasWriter, but in tests
+	writer  func(f *os.File) (has, known bool)     // lease.HasWriter, but in tests
 	watches func(dir string) (w *watch, err error) // newWatch, but in tests
 }
 
@@ -81,7 +83,7 @@ func open(path string, between func()) (*Log, error) {
 	if real, err := filepath.EvalSymlinks(path); err == nil {
 		path = real
 	}
-	l := &Log{path: path, between: between, writer: hasWriter, watches: newWatch}
+	l := &Log{path: path, between: between, writer: lease.HasWriter, watches: newWatch}
 	for range 100 { // only a rotation just now is a reason to look again
 		f, err := os.Open(path)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {

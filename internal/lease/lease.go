@@ -1,4 +1,5 @@
-package logread
+// Package lease asks the kernel who has a file open.
+package lease
 
 import (
 	"os"
@@ -6,13 +7,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// hasWriter reports whether anybody has f open for writing. That is not known if its
-// file system has no leases, or f is somebody else's.
+// HasWriter reports whether anybody has f, which is open for reading, open for
+// writing. That is not known if its file system has no leases, or f is somebody
+// else's.
 //
 // "A read lease can be placed only on a file descriptor that is opened read-only" and,
 // since the kernel must tell of the first writer, only while there is none: fcntl(2),
 // F_SETLEASE. It is given back at once; who opens the file meanwhile waits so long.
-func hasWriter(f *os.File) (has, known bool) {
+func HasWriter(f *os.File) (has, known bool) {
 	_, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_RDLCK)
 	if err == unix.EAGAIN {
 		return true, true
