@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -47,6 +48,15 @@ func (c Copies) get(path string) ([]byte, error) {
 	return data, err
 }
 
+// none reports whether no file has ever been good, or all of them were removed.
+func (c Copies) none() bool {
+	if c == "" {
+		return true
+	}
+	entries, err := os.ReadDir(string(c))
+	return len(entries) == 0 && (err == nil || errors.Is(err, fs.ErrNotExist))
+}
+
 // keepOnly drops the copies of all other files.
 func (c Copies) keepOnly(paths map[string]bool) error {
 	if c == "" {
@@ -71,31 +81,45 @@ func (c Copies) keepOnly(paths map[string]bool) error {
 }
 
 // load decodes data, which is what is at path now, or err if it could not be
-// read. Of what is wrong, the objects are last's, or those of the copy.
+// read. Of what is wrong, the objects are those of the last good version: last's, or
+// the copy's. A file that defined something and is empty now is wrong too: a program
+// is about to write it, or a power cut took what was in it.
 func (c Copies) load(path string, data []byte, err error, last *File, decode Decode) File {
 	f := File{Path: path, Err: err}
 	if err == nil {
 		f.Objects, f.Warnings, f.Err = decode(path, data)
 	}
-	if f.Err == nil {
+	good := f.Err == nil
+	if !good || len(f.Objects) == 0 {
+		objects, err := c.before(path, last, decode)
+		if err != nil {
+			f.Warnings = append(f.Warnings, kept(path, err))
+		}
+		if good && len(objects) > 0 {
+			good, f.Err = false, fmt.Errorf("%s: defines nothing any more (remove the file to end what it defined)", path)
+		}
+		f.Objects = objects
+	}
+	if good {
 		// Without its copy a file is as good; it only matters once it breaks.
 		if err := c.put(path, data); err != nil {
 			f.Warnings = append(f.Warnings, kept(path, err))
 		}
-		return f
-	}
-	if last != nil {
-		f.Objects = last.Objects
-		return f
-	}
-	data, err = c.get(path)
-	if err == nil && data != nil {
-		f.Objects, _, err = decode(path, data)
-	}
-	if err != nil {
-		f.Warnings = append(f.Warnings, kept(path, err))
 	}
 	return f
+}
+
+// before returns the objects of the last good version.
+func (c Copies) before(path string, last *File, decode Decode) ([]manifest.Object, error) {
+	if last != nil {
+		return last.Objects, nil
+	}
+	data, err := c.get(path)
+	if err != nil || data == nil {
+		return nil, err
+	}
+	objects, _, err := decode(path, data)
+	return objects, err
 }
 
 func kept(path string, err error) manifest.Error {

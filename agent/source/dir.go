@@ -2,12 +2,10 @@ package source
 
 import (
 	"context"
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io/fs"
 	"log/slog"
-	"os"
 	"path/filepath"
 	"strings"
 	"time"
@@ -40,21 +38,26 @@ type Dir struct {
 	Log    *slog.Logger
 
 	last map[string]cached
-}
-
-type cached struct {
-	sum  [sha256.Size]byte
-	file File
+	dev  uint64 // the file system of what was found last
 }
 
 // Run sends an Update whenever the content of the directory has changed, the
-// first time as soon as it could be read, until ctx ends.
+// first time as soon as it could be read, until ctx ends. A directory that is not
+// there and of which nothing was ever read has no content.
 func (d *Dir) Run(ctx context.Context, out chan<- Update) {
 	changed := make(chan struct{}, 1)
 	go d.watch(ctx, changed)
 	first, complaint := true, ""
 	for ctx.Err() == nil {
 		files, differ, err := d.scan()
+		if first && errors.Is(err, fs.ErrNotExist) && d.Copies.none() {
+			d.Log.WarnContext(ctx, "manifest directory is not there", "dir", d.Path)
+			err = nil
+		}
+		again := rescan
+		if d.unfinished() {
+			again = settle
+		}
 		switch {
 		case err != nil:
 			if err.Error() != complaint {
@@ -71,7 +74,7 @@ func (d *Dir) Run(ctx context.Context, out chan<- Update) {
 		}
 		select {
 		case <-ctx.Done():
-		case <-time.After(rescan):
+		case <-time.After(again):
 		case <-changed:
 			quiet(ctx, changed)
 		}
@@ -158,64 +161,4 @@ func isManifest(name string) bool {
 		return true
 	}
 	return false
-}
-
-// scan reads the directory and says whether it differs from the last scan. Only
-// a file whose content has changed is decoded.
-func (d *Dir) scan() (files []File, differ bool, err error) {
-	entries, err := os.ReadDir(d.Path)
-	if err != nil {
-		return nil, false, err
-	}
-	now := map[string]cached{}
-	for _, e := range entries {
-		if !isManifest(e.Name()) || e.IsDir() {
-			continue
-		}
-		path := filepath.Join(d.Path, e.Name())
-		data, err := read(path)
-		if errors.Is(err, fs.ErrNotExist) {
-			continue // removed since ReadDir, or a dangling link
-		}
-		sum := sha256.Sum256(data)
-		if err != nil {
-			sum = sha256.Sum256([]byte(err.Error()))
-		}
-		c, known := d.last[path]
-		if !known || c.sum != sum {
-			differ = true
-			var last *File
-			if known {
-				last = &c.file
-			}
-			c = cached{sum, d.Copies.load(path, data, err, last, d.Decode)}
-		}
-		now[path] = c
-		files = append(files, c.file)
-	}
-	if differ = differ || len(now) != len(d.last); differ {
-		paths := map[string]bool{}
-		for path := range now {
-			paths[path] = true
-		}
-		if err := d.Copies.keepOnly(paths); err != nil {
-			d.Log.Warn("copies of manifests stay", "err", err)
-		}
-	}
-	d.last = now
-	return files, differ, nil
-}
-
-func read(path string) ([]byte, error) {
-	info, err := os.Stat(path)
-	if err != nil {
-		return nil, err
-	}
-	if !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("%s: not a regular file", path)
-	}
-	if info.Size() > maxSize {
-		return nil, fmt.Errorf("%s: %d bytes, more than a manifest may have (%d)", path, info.Size(), maxSize)
-	}
-	return os.ReadFile(path)
 }

@@ -10,9 +10,12 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/agent/source"
+	"github.com/crisp-cri/crisp/internal/lease"
 	v1 "k8s.io/api/core/v1"
 )
 
@@ -27,6 +30,9 @@ func watch(t *testing.T, dir string, copies source.Copies) func(want string) {
 		if text == "!" {
 			return nil, nil, errors.New("broken")
 		}
+		if text == "" || strings.HasPrefix(text, "#") {
+			return nil, nil, nil
+		}
 		pod := &v1.Pod{}
 		pod.Name = text
 		return []manifest.Object{pod}, nil, nil
@@ -39,11 +45,13 @@ func watch(t *testing.T, dir string, copies source.Copies) func(want string) {
 	// The returned function takes updates until one is as wanted.
 	return func(want string) {
 		t.Helper()
-		for u := range updates {
-			if got := describe(u); got == want {
-				return
-			} else if t.Context().Err() != nil {
-				t.Fatalf("last update %q, want %q", got, want)
+		last, patience := "none", time.After(time.Minute)
+		for last != want {
+			select {
+			case u := <-updates:
+				last = describe(u)
+			case <-patience:
+				t.Fatalf("last update %q, want %q", last, want)
 			}
 		}
 	}
@@ -121,7 +129,7 @@ func TestDirAway(t *testing.T) {
 		t.Fatal(err)
 	}
 	write(t, filepath.Join(dir, "a.yaml"), "a")
-	expect("a.yaml=a") // and no update without it before
+	expect("a.yaml=a")
 
 	away := dir + ".away"
 	if err := os.Rename(dir, away); err != nil {
@@ -175,4 +183,93 @@ func TestDirCopies(t *testing.T) {
 	} else if info, err := kept[0].Info(); err != nil || info.Mode() != 0o600 {
 		t.Errorf("the copy's mode is %v", info.Mode())
 	}
+}
+
+// A file that says nothing any more is one that a program is about to write, or that
+// lost its content in a power cut: what it defined stays, until the file is removed.
+func TestEmptiedFileKeepsItsPods(t *testing.T) {
+	dir, copies := t.TempDir(), source.Copies(filepath.Join(t.TempDir(), "copies"))
+	path := filepath.Join(dir, "a.yaml")
+	write(t, path, "a")
+	expect := watch(t, dir, copies)
+	expect("a.yaml=a")
+	emptied := "a.yaml=" + path + ": defines nothing any more (remove the file to end what it defined):a"
+	write(t, path, "")
+	expect(emptied)
+	watch(t, dir, copies)(emptied) // another agent goes by the copy
+	write(t, path, "# nothing\n")
+	write(t, filepath.Join(dir, "b.yaml"), "")
+	expect(emptied + " b.yaml=")
+	write(t, path, "a2")
+	expect("a.yaml=a2 b.yaml=")
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	expect("b.yaml=")
+}
+
+// Of a file that a program is still writing, the half that is there is not taken in.
+func TestHalfWrittenFile(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "a.yaml")
+	write(t, path, "a")
+	expect := watch(t, dir, "")
+	expect("a.yaml=a")
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, known := lease.HasWriter(reader(t, path)); !known {
+		t.Skip("the file system of temporary files has no leases (fcntl(2), F_SETLEASE)")
+	}
+	if _, err := f.WriteString("half"); err != nil {
+		t.Fatal(err)
+	}
+	write(t, filepath.Join(dir, "b.yaml"), "b")
+	expect("a.yaml=a b.yaml=b")
+	if _, err := f.WriteString(" and whole"); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	expect("a.yaml=half and whole b.yaml=b")
+}
+
+func reader(t *testing.T, path string) *os.File {
+	t.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	return f
+}
+
+// A directory that nobody has made says that there are no manifests, or nothing would
+// ever be ended; but not if manifests were read there once.
+func TestNoDirectory(t *testing.T) {
+	dir, copies := filepath.Join(t.TempDir(), "manifests"), source.Copies(filepath.Join(t.TempDir(), "copies"))
+	watch(t, dir, copies)("")
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	write(t, filepath.Join(dir, "a.yaml"), "a")
+	watch(t, dir, copies)("a.yaml=a")
+	if err := os.RemoveAll(dir); err != nil {
+		t.Fatal(err)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		updates := make(chan source.Update)
+		d := &source.Dir{Path: dir, Copies: copies, Log: slog.New(slog.DiscardHandler)}
+		go d.Run(ctx, updates)
+		select {
+		case u := <-updates:
+			t.Errorf("a directory that is away reports %q", describe(u))
+		case <-ctx.Done():
+		}
+	})
 }

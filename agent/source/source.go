@@ -5,7 +5,8 @@
 //
 // A file that is wrong counts as its last good version, which is also kept on
 // disk: neither a slip of the pen nor a server that is away while the agent
-// starts anew ends a pod.
+// starts anew ends a pod. A file that is being written is not looked at before it is
+// complete, and one that has become empty counts as wrong.
 package source
 
 import "github.com/crisp-cri/crisp/agent/manifest"

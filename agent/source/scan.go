@@ -1,0 +1,131 @@
+package source
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/crisp-cri/crisp/internal/lease"
+	"golang.org/x/sys/unix"
+)
+
+type cached struct {
+	sum     [sha256.Size]byte
+	file    File
+	writing bool // there is more to come
+}
+
+// unfinished reports whether somebody was writing a file at the last scan.
+func (d *Dir) unfinished() bool {
+	for _, c := range d.last {
+		if c.writing {
+			return true
+		}
+	}
+	return false
+}
+
+// unmounted is an error if there were manifests, there are none, and the directory is
+// on another file system than they were: what was mounted there has gone, and nobody
+// has removed a manifest.
+func (d *Dir) unmounted(entries []fs.DirEntry) error {
+	var s unix.Stat_t
+	if err := unix.Stat(d.Path, &s); err != nil {
+		return fmt.Errorf("%s: %w", d.Path, err)
+	}
+	empty := !slices.ContainsFunc(entries, func(e fs.DirEntry) bool { return isManifest(e.Name()) })
+	if empty && len(d.last) > 0 && s.Dev != d.dev {
+		return fmt.Errorf("%s: its manifests are on a file system that is not mounted any more", d.Path)
+	}
+	d.dev = s.Dev
+	return nil
+}
+
+// scan reads the directory and says whether it differs from the last scan. Only
+// a file whose content has changed is decoded, and one that somebody is writing is
+// left as it was.
+func (d *Dir) scan() (files []File, differ bool, err error) {
+	entries, err := os.ReadDir(d.Path)
+	if err != nil {
+		return nil, false, err
+	}
+	if err := d.unmounted(entries); err != nil {
+		return nil, false, err
+	}
+	now := map[string]cached{}
+	for _, e := range entries {
+		if !isManifest(e.Name()) || e.IsDir() {
+			continue
+		}
+		path := filepath.Join(d.Path, e.Name())
+		data, err := read(path)
+		c, known := d.last[path]
+		writing := errors.Is(err, errWriting)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // removed since ReadDir, or a dangling link
+		}
+		sum := sha256.Sum256(data)
+		if err != nil {
+			sum = sha256.Sum256([]byte(err.Error()))
+		}
+		if !known || c.sum != sum && !writing {
+			differ = true
+			var last *File
+			if known {
+				last = &c.file
+			}
+			c = cached{sum: sum, file: d.Copies.load(path, data, err, last, d.Decode)}
+		}
+		c.writing = writing
+		now[path] = c
+		files = append(files, c.file)
+	}
+	if differ = differ || len(now) != len(d.last); differ {
+		paths := map[string]bool{}
+		for path := range now {
+			paths[path] = true
+		}
+		if err := d.Copies.keepOnly(paths); err != nil {
+			d.Log.Warn("copies of manifests stay", "err", err)
+		}
+	}
+	d.last = now
+	return files, differ, nil
+}
+
+// writing is for how long after a change a file is believed to be unfinished because
+// somebody has it open: who appends to it for ever is not waited for.
+const writing = 10 * time.Second
+
+var errWriting = errors.New("it is being written")
+
+// read returns the content of a manifest file. It fails with errWriting while a
+// program writes to it: what is there is a part of what is to be there.
+func read(path string) ([]byte, error) {
+	// A FIFO would not be opened before somebody writes.
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s: not a regular file", path)
+	}
+	if info.Size() > maxSize {
+		return nil, fmt.Errorf("%s: %d bytes, more than a manifest may have (%d)", path, info.Size(), maxSize)
+	}
+	if has, _ := lease.HasWriter(f); has && time.Since(info.ModTime()).Abs() < writing {
+		return nil, fmt.Errorf("%s: %w", path, errWriting)
+	}
+	return io.ReadAll(io.LimitReader(f, maxSize))
+}
