@@ -21,8 +21,9 @@ VM_DEBS := qemu-system-x86 debootstrap e2fsprogs
 CNI_PLUGINS := main/bridge ipam/host-local meta/portmap meta/bandwidth
 
 export CGO_ENABLED = 1
+export GO
 
-.PHONY: help all demo test test-vm test-kubelet critest bench lint install deb clean deps vm-deps
+.PHONY: help all demo test test-vm test-kubelet critest bench lint vuln install deb clean deps vm-deps
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -76,6 +77,9 @@ bench: all ## measure CRI endpoints side by side: make bench ARGS="-endpoint nam
 lint: ## gofmt and vet
 	@out=$$(gofmt -l $$(git ls-files '*.go')); test -z "$$out" || { echo "gofmt would change:" $$out; exit 1; }
 	$(GO) vet -tags "$(TAGS)" ./...
+
+vuln: deps ## look known vulnerabilities of what is linked up (GOVULNDB=URL: another database)
+	$(GO) run ./test/vuln -tags "$(TAGS)" ./cmd/...
 
 install: all ## install below $(PREFIX)
 	packaging/install.sh $(BIN) "$(DESTDIR)" "$(PREFIX)"

@@ -28,6 +28,9 @@ if [ -e "$stage/etc/crictl.yaml" ]; then
 	rm "$stage/etc/crictl.yaml"
 fi
 install -D -m 644 LICENSE "$stage/usr/share/doc/crisp/copyright"
+"${GO:-go}" run ./packaging/sbom -version "$version" -static libseccomp-dev,libc6-dev \
+	"$bin"/{crispd,crisp,crisp-executor,crisp-podinit} "$bin"/cni/* |
+	install -D -m 644 /dev/stdin "$stage/usr/share/doc/crisp/sbom.cdx.json"
 install -d "$stage/etc/crisp/pods"
 mkdir "$stage/DEBIAN"
 for script in postinst prerm postrm; do
