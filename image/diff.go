@@ -37,7 +37,7 @@ func (s *Store) Diff(ctx context.Context, key string, w io.Writer) (deleted []st
 	d := &differ{
 		ctx: ctx, tar: tar.NewWriter(w), links: make(map[uint64]string),
 		upper:  filepath.Join(s.leases.path(key), "fs"),
-		merged: filepath.Join(s.o.State, key),
+		merged: s.mountPoint(key),
 	}
 	for _, id := range lowers(l.held) {
 		d.lower = append(d.lower, s.layers.files(id))
@@ -240,7 +240,7 @@ func (s *Store) Apply(ctx context.Context, key string, r io.Reader, deleted []st
 	if fresh || l.record.ReadOnly {
 		return fault.NotFound.Errorf("no writable root file system %q", key)
 	}
-	root := filepath.Join(s.o.State, key)
+	root := s.mountPoint(key)
 	if err := applyDiff(ctx, root, r, deleted); err != nil {
 		return fmt.Errorf("change root file system %s: %w", key, err)
 	}

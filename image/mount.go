@@ -54,11 +54,11 @@ func (s *Store) mount(_ context.Context, key, id string, readOnly bool, ids *IDM
 	if l.record.ReadOnly != readOnly || len(l.held) != len(l.record.Layers) {
 		return "", fault.WrongState.Errorf("root file system %s is of another kind, or has lost its layers", key)
 	}
-	target = filepath.Join(s.o.State, key)
-	if err := os.Mkdir(target, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+	target = s.mountPoint(key)
+	if err := makeMountPoint(target, ids); err != nil {
 		return "", fmt.Errorf("make mount point: %w", err)
 	}
-	steps.Add("mount point", func() error { return os.Remove(target) })
+	steps.Add("mount point", func() error { return errors.Join(os.Remove(target), os.Remove(filepath.Dir(target))) })
 	mounted, err := isMountPoint(target)
 	if err != nil {
 		return "", err
@@ -70,6 +70,34 @@ func (s *Store) mount(_ context.Context, key, id string, readOnly bool, ids *IDM
 	}
 	gone = false
 	return target, nil
+}
+
+// mountPoint is where the root file system of key is mounted.
+func (s *Store) mountPoint(key string) string { return filepath.Join(s.o.State, key, "root") }
+
+// makeMountPoint makes target, in a directory of its own that keeps the host's other
+// users out: what a container writes may be set-user-ID, a device, or readable by
+// those who happen to have its users' numbers. The root of ids' user namespace, who
+// mounts all the rest in there and is nobody outside, gets through as its group.
+func makeMountPoint(target string, ids *IDMap) error {
+	dir := filepath.Dir(target)
+	group, mode := -1, fs.FileMode(0o700)
+	if ids != nil {
+		group, mode = int(ids.IDs.GID.Host), 0o710
+	}
+	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	if err := os.Lchown(dir, -1, group); err != nil {
+		return err
+	}
+	if err := os.Chmod(dir, mode); err != nil {
+		return err
+	}
+	if err := os.Mkdir(target, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	return nil
 }
 
 // lease makes a lease of the image id and its directories.
@@ -185,7 +213,7 @@ func (s *Store) Unmount(ctx context.Context, key string, remove bool) error {
 	}
 	gone := fresh
 	defer func() { s.leases.end(key, gone) }()
-	if err := detach(filepath.Join(s.o.State, key)); err != nil {
+	if err := detach(s.mountPoint(key)); err != nil {
 		return fmt.Errorf("unmount root file system %s: %w", key, err)
 	}
 	if fresh || !remove {

@@ -232,21 +232,34 @@ func makePrivate(dir string) error {
 	return os.NewSyscallError("mount", unix.Mount("", real, "", unix.MS_PRIVATE, ""))
 }
 
-// detach unmounts all that is mounted at path and removes the mount point.
-func detach(path string) error {
+// detach unmounts all that is mounted at target, a mount point of makeMountPoint, and
+// removes it and its directory.
+func detach(target string) error {
+	dir := filepath.Dir(target)
+	for _, path := range []string{dir, target} { // an older crispd mounted on the directory itself
+		if err := unmountAll(path); err != nil {
+			return err
+		}
+	}
+	for _, path := range []string{target, dir} {
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}
+
+// unmountAll unmounts all that is mounted at path; nothing there is no error.
+func unmountAll(path string) error {
 	for {
 		err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
 		if err == unix.EINVAL || err == unix.ENOENT {
-			break // nothing is mounted there any more
+			return nil
 		}
 		if err != nil {
 			return os.NewSyscallError("umount", err)
 		}
 	}
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	return nil
 }
 
 // isShared tells whether the mount that dir is on is shared.

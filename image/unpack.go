@@ -51,8 +51,9 @@ type shape struct {
 //   - Of extended attributes only user.* and security.capability are taken;
 //     trusted.overlay.* is refused, because overlayfs would obey it.
 //   - Device nodes are made as they are. What they can do is limited by the
-//     device cgroup of the container, and on the host by the mode of the store's
-//     root directory, which also keeps set-user-ID files out of reach.
+//     device cgroup of the container, and on the host by the modes of the store's
+//     root directory and of those that hold the mount points, which also keep
+//     set-user-ID files out of reach.
 //
 // Nobody else works in the directory meanwhile.
 type unpacker struct {

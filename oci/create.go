@@ -37,7 +37,7 @@ func (r *Runtime) Create(ctx context.Context, cfg ContainerConfig) (_ *Container
 
 	rec := &containerRecord{CreatedAt: r.now(), Config: cfg}
 	c := r.newContainer(cfg.ID, sb, rec)
-	if err := os.Mkdir(c.runDir, 0o711); err != nil {
+	if err := os.Mkdir(c.runDir, 0o700); err != nil {
 		return nil, fmt.Errorf("make directory of container %s: %w", c.id, err)
 	}
 	steps.Add("container directory", func() error { return os.RemoveAll(c.runDir) })

@@ -41,7 +41,7 @@ func (k *kernel) Pin(p Pins) error {
 		return err
 	}
 	dir := filepath.Join(p.Dir, "ns")
-	if err := os.MkdirAll(dir, 0o711); err != nil {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return fmt.Errorf("make directory of namespaces: %w", err)
 	}
 	if p.Pid != 0 {
@@ -158,7 +158,7 @@ func isNamespace(path string) bool {
 // makeShm mounts what becomes /dev/shm in the containers, with the size that
 // other runtimes have made programs used to. It belongs to root, inside.
 func makeShm(path string, ids *userns.Map) error {
-	if err := os.MkdirAll(path, 0o711); err != nil {
+	if err := os.MkdirAll(path, 0o700); err != nil {
 		return fmt.Errorf("make shm: %w", err)
 	}
 	var st unix.Statfs_t

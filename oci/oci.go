@@ -107,7 +107,7 @@ func Open(ctx context.Context, o Options) (_ *Runtime, err error) {
 		filepath.Join(o.Root, containerKind), filepath.Join(o.Root, sandboxKind),
 		filepath.Join(o.State, containerKind), filepath.Join(o.State, sandboxKind),
 	} {
-		if err := os.MkdirAll(dir, 0o711); err != nil {
+		if err := makePrivate(dir); err != nil {
 			return nil, fmt.Errorf("make runtime directory: %w", err)
 		}
 	}
@@ -132,6 +132,16 @@ func Open(ctx context.Context, o Options) (_ *Runtime, err error) {
 	r.recoverFreezes(ctx)
 	r.finish(ctx)
 	return r, nil
+}
+
+// makePrivate makes dir, if need be, and keeps the host's other users out of it: what
+// is in there are containers' files, with whatever modes these want. Nor do the
+// users of user namespaces come by here; what they mount is opened for them.
+func makePrivate(dir string) error {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	return os.Chmod(dir, 0o700) // one of an older crispd
 }
 
 // ExecutorRestarts is how often, since Open, the executor was lost and another one

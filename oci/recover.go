@@ -86,7 +86,7 @@ func (r *Runtime) loadContainer(id string, rec *containerRecord) (*Container, er
 	if sb != nil {
 		sb.restore(c)
 	}
-	if err := os.MkdirAll(c.runDir, 0o711); err != nil {
+	if err := makePrivate(c.runDir); err != nil {
 		return nil, fmt.Errorf("make directory of container %s: %w", id, err)
 	}
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/undo"
@@ -77,7 +76,7 @@ func (r *Runtime) checkSandbox(cfg SandboxConfig) error {
 
 // make does the kernel's part of CreateSandbox.
 func (sb *Sandbox) make(ctx context.Context, cfg SandboxConfig) error {
-	if err := os.MkdirAll(sb.runDir, 0o711); err != nil {
+	if err := makePrivate(sb.runDir); err != nil {
 		return fmt.Errorf("make directory of sandbox %s: %w", sb.id, err)
 	}
 	if err := sb.rt.host.Pin(pinsOf(cfg, sb.runDir)); err != nil {

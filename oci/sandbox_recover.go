@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 
 	"github.com/crisp-cri/crisp/oci/wire"
@@ -102,7 +101,7 @@ func (r *Runtime) finish(ctx context.Context) {
 }
 
 func (sb *Sandbox) finish(ctx context.Context) error {
-	if err := os.MkdirAll(sb.runDir, 0o711); err != nil {
+	if err := makePrivate(sb.runDir); err != nil {
 		return err
 	}
 	switch sb.State() {

@@ -286,9 +286,16 @@ func TestStatsAndUpdate(t *testing.T) {
 		time.Sleep(wait)
 	}
 	for what, read := range map[string]func() (oci.Stats, error){"container": c.Stats, "sandbox": sb.Stats} {
-		s, err := read()
-		if err != nil {
-			t.Fatal(err)
+		var s oci.Stats
+		for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+			var err error
+			if s, err = read(); err != nil {
+				t.Fatal(err)
+			}
+			// cgroup v1 sums memory.stat up once in two seconds, or when enough has changed.
+			if s.Memory.RSS >= 16<<20 || time.Now().After(deadline) {
+				break
+			}
 		}
 		if s.CPU.UsageNs == 0 || s.Memory.RSS < 16<<20 || s.Memory.WorkingSet < 16<<20 || s.Pids.Current == 0 || s.At.IsZero() {
 			t.Errorf("%s: %+v", what, s)

@@ -47,6 +47,11 @@ func TestAgentPodDirectories(t *testing.T) {
 			t.Errorf("for the termination message there are %q, %v", logs, err)
 		}
 
+		// What any user of the containers may write, no other user of the host comes by.
+		if found, err := reachable(filepath.Join(l.n.dir, "agent")); err != nil || len(found) > 0 {
+			t.Errorf("another user of the host gets at %q, %v", found, err)
+		}
+
 		inside := filepath.Join(dir, "volumes/kubernetes.io~empty-dir/disk/inside")
 		if err := os.Mkdir(inside, 0o755); err != nil {
 			t.Fatal(err)

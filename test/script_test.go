@@ -92,6 +92,7 @@ func TestScript(t *testing.T) {
 			"plugin":     withNode((*node).pluginCmd),
 			"http":       withNode((*node).httpCmd),
 			"disk":       withNode((*node).diskCmd),
+			"nobody":     withNode((*node).nobodyCmd),
 			"noleaks":    withNode((*node).noleaksCmd),
 		},
 	})

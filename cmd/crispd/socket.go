@@ -67,8 +67,8 @@ func lock(dir string) (*os.File, error) {
 }
 
 // makeDirs makes root and state and takes both for this process. Others may pass
-// through them (0711): a container's user must reach its root file system. What is
-// in them has modes of its own.
+// through them (0711): the users of a user namespace must reach its root file system.
+// What is in them has modes of its own.
 func makeDirs(dirs ...string) (locks []*os.File, err error) {
 	for _, dir := range dirs {
 		if err := os.MkdirAll(dir, 0o711); err != nil {

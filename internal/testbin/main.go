@@ -17,6 +17,8 @@
 //	ls PATH          a directory's names, a line each
 //	write PATH TEXT  TEXT into a file
 //	copy FROM TO     a file, with its mode
+//	chmod MODE PATH  an octal mode, as 4755
+//	mknod PATH M N   a block device that all may use
 //	await PATH       wait until there is a file of that name
 //	run PATH         a program with the rest as its arguments, and wait for it
 //	stat PATH        kind, mode, owner and device numbers as a line
@@ -106,6 +108,14 @@ func main() {
 			data, err := os.ReadFile(next())
 			check(err)
 			check(os.WriteFile(next(), data, 0o755))
+		case "chmod":
+			mode, err := strconv.ParseUint(next(), 8, 32)
+			check(err)
+			check(syscall.Chmod(next(), uint32(mode)))
+		case "mknod":
+			path, major, minor := next(), number(next()), number(next())
+			check(syscall.Mknod(path, syscall.S_IFBLK, major<<8|minor)) // makedev(3), below 256
+			check(syscall.Chmod(path, 0o666))
 		case "await":
 			for path := next(); ; time.Sleep(10 * time.Millisecond) {
 				if _, err := os.Stat(path); err == nil {

@@ -1,0 +1,107 @@
+package test
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/rogpeppe/go-internal/testscript"
+	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/internal/thread"
+)
+
+// nobody is another user of the host, with no group of ours.
+const nobody = 65534
+
+// asNobody runs f with the rights of that user.
+func asNobody(f func() error) error {
+	return thread.Spend(func() error {
+		// Of this thread alone: the functions of syscall change the whole process.
+		for _, call := range [][4]uintptr{
+			{unix.SYS_SETGROUPS, 0, 0, 0},
+			{unix.SYS_SETRESGID, nobody, nobody, nobody},
+			{unix.SYS_SETRESUID, nobody, nobody, nobody},
+		} {
+			if _, _, errno := unix.RawSyscall(call[0], call[1], call[2], call[3]); errno != 0 {
+				return fmt.Errorf("become user %d: %w", nobody, errno)
+			}
+		}
+		return f()
+	})
+}
+
+// nobodyCmd is:
+//
+//	nobody open FILE        opens it to read as another user of the host
+//	nobody reaches DIR...   what below the directories such a user may read, write, list or pass
+func (n *node) nobodyCmd(ts *testscript.TestScript, args []string) error {
+	if len(args) < 2 {
+		return errUsage
+	}
+	switch args[0] {
+	case "open":
+		return asNobody(func() error {
+			f, err := os.Open(args[1])
+			if err == nil {
+				f.Close()
+			}
+			return err
+		})
+	case "reaches":
+		for _, dir := range args[1:] {
+			found, err := reachable(dir)
+			if err != nil {
+				return err
+			}
+			for _, line := range found {
+				for name, id := range n.ids {
+					line = strings.ReplaceAll(line, id, name)
+				}
+				fmt.Fprintln(ts.Stdout(), strings.TrimPrefix(line, n.dir+"/"))
+			}
+		}
+		return nil
+	}
+	return errUsage
+}
+
+// reachable lists what of dir another user of the host can get at: the path, and
+// the rights as letters. Names alone are not counted; the directories above
+// give those away or not.
+func reachable(dir string) (found []string, err error) {
+	var paths []string
+	err = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err == nil && d.Type()&fs.ModeSymlink == 0 {
+			paths = append(paths, path)
+		}
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil // it went meanwhile
+		}
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	err = asNobody(func() error {
+		for _, path := range paths {
+			rights := ""
+			for _, r := range []struct {
+				letter string
+				mode   uint32
+			}{{"r", unix.R_OK}, {"w", unix.W_OK}, {"x", unix.X_OK}} {
+				if unix.Faccessat(unix.AT_FDCWD, path, r.mode, 0) == nil {
+					rights += r.letter
+				}
+			}
+			if rights != "" {
+				found = append(found, path+" "+rights)
+			}
+		}
+		return nil
+	})
+	return found, err
+}
