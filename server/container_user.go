@@ -15,30 +15,33 @@ import (
 	"github.com/crisp-cri/crisp/server/spec"
 )
 
-// maxAccounts bounds /etc/passwd and /etc/group of an image, in bytes.
-const maxAccounts = 16 << 20
+// maxAccounts bounds /etc/passwd and /etc/group of an image, in bytes. They are read
+// line by line.
+const maxAccounts = 10 << 20
 
 // lookUpUser finds out who a container runs as, by the account files of its root
 // file system.
 func lookUpUser(sc *cri.LinuxContainerSecurityContext, imageUser, root string) (spec.User, error) {
-	passwd, err := readInRoot(root, "/etc/passwd")
+	passwd, err := openInRoot(root, "/etc/passwd")
 	if err != nil {
 		return spec.User{}, err
 	}
-	group, err := readInRoot(root, "/etc/group")
+	defer passwd.Close()
+	group, err := openInRoot(root, "/etc/group")
 	if err != nil {
 		return spec.User{}, err
 	}
+	defer group.Close()
 	return spec.ResolveUser(sc, imageUser, passwd, group)
 }
 
-// readInRoot reads a file of an image: symlinks lead nowhere outside of root,
+// openInRoot opens a file of an image: symlinks lead nowhere outside of root,
 // and what is not a regular file (a pipe would keep us waiting) is no file. One
-// that is not there is nil.
-func readInRoot(root, name string) (io.Reader, error) {
+// that is not there is empty.
+func openInRoot(root, name string) (io.ReadCloser, error) {
 	handle, err := pathrs.OpenInRoot(root, name)
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
-		return nil, nil
+		return io.NopCloser(bytes.NewReader(nil)), nil
 	}
 	if err != nil {
 		return nil, fmt.Errorf("open %s of the image: %w", name, err)
@@ -55,10 +58,5 @@ func readInRoot(root, name string) (io.Reader, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open %s of the image: %w", name, err)
 	}
-	defer f.Close()
-	b, err := io.ReadAll(io.LimitReader(f, maxAccounts))
-	if err != nil {
-		return nil, fmt.Errorf("read %s of the image: %w", name, err)
-	}
-	return bytes.NewReader(b), nil
+	return f, nil
 }

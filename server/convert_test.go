@@ -148,7 +148,7 @@ func TestCPURate(t *testing.T) {
 
 // The account files come from an image: no way leads out of it, and no pipe
 // keeps us waiting.
-func TestReadInRoot(t *testing.T) {
+func TestOpenInRoot(t *testing.T) {
 	root, outside := t.TempDir(), t.TempDir()
 	if err := os.WriteFile(filepath.Join(outside, "secret"), []byte("secret"), 0o600); err != nil {
 		t.Fatal(err)
@@ -173,10 +173,11 @@ func TestReadInRoot(t *testing.T) {
 		t.Fatal(err)
 	}
 	read := func(name string) (string, error) {
-		r, err := readInRoot(root, name)
-		if r == nil || err != nil {
+		r, err := openInRoot(root, name)
+		if err != nil {
 			return "", err
 		}
+		defer r.Close()
 		var b strings.Builder
 		if _, err := io.Copy(&b, r); err != nil {
 			return "", err

@@ -14,6 +14,7 @@ import (
 
 	"github.com/crisp-cri/crisp/image"
 	"github.com/crisp-cri/crisp/server/loaderapi"
+	"github.com/crisp-cri/crisp/server/spec"
 )
 
 // CRI: "All those fields are combined with 'AND'."
@@ -303,6 +304,27 @@ func TestImageUser(t *testing.T) {
 		got := criImage(img)
 		if got.Username != want.Username || (got.Uid == nil) != (want.Uid == nil) || got.Uid.GetValue() != want.Uid.GetValue() {
 			t.Errorf("user %q is %v %q, want %v %q", user, got.Uid, got.Username, want.Uid, want.Username)
+		}
+	}
+}
+
+// The kubelet lets runAsNonRoot pass by the number that ImageStatus tells: the
+// container must run as that number, whatever the image's files make of it.
+func TestImageRunsAsTheNumberToldOfIt(t *testing.T) {
+	for _, user := range []string{"1000", "+1000", "01000", "1000:1000", "-1", "4294967295", "4294967296", "99999999999999999999", " 1000", "1e3", "0x10", "１"} {
+		name, _, _ := strings.Cut(user, ":")
+		var img image.Image
+		img.Config.Config.User = user
+		told := criImage(img)
+		passwd := strings.NewReader(name + ":x:0:0::/:\n1000:x:0:0::/:\n")
+		got, err := spec.ResolveUser(nil, user, passwd, nil)
+		switch {
+		case told.Uid == nil && told.Username != name:
+			t.Errorf("user %q: told as %q", user, told.Username)
+		case told.Uid != nil && err == nil && int64(got.UID) != told.Uid.Value:
+			t.Errorf("user %q: told as %d, runs as %d", user, told.Uid.Value, got.UID)
+		case told.Uid.GetValue() == 1000 && err != nil:
+			t.Errorf("user %q: %v", user, err)
 		}
 	}
 }

@@ -114,7 +114,9 @@ func (n *node) useRegistry(r *fakeRegistry) error {
 //
 //	registry start                    sets $REGISTRY; registries.conf names it as insecure
 //	registry stop
-//	registry push NAME                testbin's image as $REGISTRY/NAME
+//	registry push NAME [files=DIR] [config=FILE]
+//	                                  testbin's image as $REGISTRY/NAME, with the files of DIR at its root
+//	                                  and with what FILE, JSON, says of its config
 //	registry push-hostile NAME PATH   an image whose layer wants to write to PATH outside of it
 //	registry push-big NAME MIB        an image with that much of random bytes in it
 //	registry fault ""|corrupt|hang
@@ -135,8 +137,8 @@ func (n *node) registryCmd(ts *testscript.TestScript, args []string) error {
 		n.registry.close()
 		n.registry = nil
 		return nil
-	case len(args) == 2 && args[0] == "push":
-		image, err := testbinImage(n.testbin)
+	case len(args) >= 2 && args[0] == "push":
+		image, err := imageWith(ts, n.testbin, args[2:])
 		if err != nil {
 			return err
 		}

@@ -2,6 +2,7 @@ package spec
 
 import (
 	"bufio"
+	"errors"
 	"io"
 	"math"
 	"slices"
@@ -22,6 +23,14 @@ type User struct {
 // maxID is the largest ID that is one: the kernel keeps (uid_t)-1 for "no change".
 const maxID = math.MaxUint32 - 1
 
+// maxGroups is how many supplementary groups a process can have: NGROUPS_MAX of
+// setgroups(2), since Linux 2.6.4.
+const maxGroups = 65536
+
+// maxMemberships is how many groups an image can put its user into. Each is kept for
+// as long as the container is, and told with every status.
+const maxMemberships = 4096
+
 // ResolveUser answers who a container runs as. The CRI's user wins over the
 // image's ("user", "uid", "user:group", …, as in the image's config). passwd and
 // group are the files of the container's root file system; nil = there is none.
@@ -30,10 +39,14 @@ const maxID = math.MaxUint32 - 1
 // run_as_username is specified; otherwise, the runtime MUST error." and "the
 // user MUST exist in the container image". A number need not.
 //
+// A number is that UID or GID, whatever the image's files call by such a name:
+// Kubernetes has judged the number (runAsNonRoot), and an image must not give it
+// another meaning.
+//
 // The primary group is always among the supplementary ones: a file that denies
 // access to a group must not be opened by dropping the primary group.
 func ResolveUser(sc *cri.LinuxContainerSecurityContext, imageUser string, passwd, group io.Reader) (User, error) {
-	name, groupName, err := userWanted(sc, imageUser)
+	wanted, wantedGroup, err := userWanted(sc, imageUser)
 	if err != nil {
 		return User{}, err
 	}
@@ -42,8 +55,8 @@ func ResolveUser(sc *cri.LinuxContainerSecurityContext, imageUser string, passwd
 		return User{}, fault.Invalid.Errorf("supplemental groups policy %d is not known", policy)
 	}
 
-	u := User{Home: "/"}
-	entry, found, err := findUser(passwd, name)
+	u := User{UID: wanted.id, Home: "/"}
+	entry, found, err := findUser(passwd, wanted)
 	switch {
 	case err != nil:
 		return User{}, err
@@ -52,25 +65,22 @@ func ResolveUser(sc *cri.LinuxContainerSecurityContext, imageUser string, passwd
 		if strings.HasPrefix(entry.home, "/") {
 			u.Home = entry.home
 		}
-	default:
-		uid, ok := parseID(name)
-		if !ok || (sc.GetRunAsUsername() != "" && sc.GetRunAsUser() == nil) {
-			return User{}, fault.Invalid.Errorf("user %q is not in the image's passwd file", name)
-		}
-		u.UID = uid
+	case !wanted.numeric || (sc.GetRunAsUsername() != "" && sc.GetRunAsUser() == nil):
+		return User{}, fault.Invalid.Errorf("user %q is not in the image's passwd file", wanted.name)
 	}
 
-	gid, member, err := findGroups(group, groupName, entry.name)
+	memberships := entry.name
+	if policy == cri.SupplementalGroupsPolicy_Strict {
+		memberships = ""
+	}
+	gid, member, err := findGroups(group, wantedGroup, memberships)
 	if err != nil {
 		return User{}, err
 	}
-	if groupName != "" {
+	if wantedGroup != nil {
 		u.GID = gid
 	}
-	u.Groups = []uint32{u.GID}
-	if policy == cri.SupplementalGroupsPolicy_Merge {
-		u.Groups = append(u.Groups, member...)
-	}
+	u.Groups = append([]uint32{u.GID}, member...)
 	for _, g := range sc.GetSupplementalGroups() {
 		if g < 0 || g > maxID {
 			return User{}, fault.Invalid.Errorf("supplemental group %d is out of range", g)
@@ -79,42 +89,67 @@ func ResolveUser(sc *cri.LinuxContainerSecurityContext, imageUser string, passwd
 	}
 	slices.Sort(u.Groups)
 	u.Groups = slices.Compact(u.Groups)
+	if len(u.Groups) > maxGroups {
+		return User{}, fault.Invalid.Errorf("the container would have %d supplementary groups, more than the %d of a process", len(u.Groups), maxGroups)
+	}
 	return u, nil
 }
 
-// userWanted is the user and the group asked for, as names or numbers; group ""
-// = the user's own.
-func userWanted(sc *cri.LinuxContainerSecurityContext, imageUser string) (user, group string, err error) {
-	uid, gid := sc.GetRunAsUser(), sc.GetRunAsGroup()
-	switch {
-	case uid != nil:
-		if user, err = number("run_as_user", uid); err != nil {
-			return "", "", err
-		}
-	case sc.GetRunAsUsername() != "":
-		user = sc.GetRunAsUsername()
-	case gid != nil:
-		return "", "", fault.Invalid.Errorf("run_as_group %d is given without a user", gid.Value)
-	default:
-		user, group, _ = strings.Cut(imageUser, ":")
-		if user == "" {
-			user = "0"
-		}
-		return user, group, nil
-	}
-	if gid != nil {
-		if group, err = number("run_as_group", gid); err != nil {
-			return "", "", err
-		}
-	}
-	return user, group, nil
+// An account is a user or a group as it is asked for: a name, or a number, which is
+// never looked up as a name.
+type account struct {
+	name    string // as it was written
+	id      uint32 // of a number
+	numeric bool
 }
 
-func number(field string, v *cri.Int64Value) (string, error) {
-	if v.Value < 0 || v.Value > maxID {
-		return "", fault.Invalid.Errorf("%s %d is out of range", field, v.Value)
+// userWanted is the user and the group asked for; group nil = the user's own.
+func userWanted(sc *cri.LinuxContainerSecurityContext, imageUser string) (user account, group *account, err error) {
+	uid, gid := sc.GetRunAsUser(), sc.GetRunAsGroup()
+	name, groupName := sc.GetRunAsUsername(), ""
+	switch {
+	case uid != nil || name != "":
+	case gid != nil:
+		return account{}, nil, fault.Invalid.Errorf("run_as_group %d is given without a user", gid.Value)
+	default:
+		if name, groupName, _ = strings.Cut(imageUser, ":"); name == "" {
+			name = "0"
+		}
 	}
-	return strconv.FormatInt(v.Value, 10), nil
+	if uid != nil {
+		user, err = number("run_as_user", uid)
+	} else {
+		user, err = written("user", name)
+	}
+	if err != nil {
+		return account{}, nil, err
+	}
+	switch {
+	case gid != nil:
+		g, err := number("run_as_group", gid)
+		return user, &g, err
+	case groupName != "":
+		g, err := written("group", groupName)
+		return user, &g, err
+	}
+	return user, nil, nil
+}
+
+func number(field string, v *cri.Int64Value) (account, error) {
+	if v.Value < 0 || v.Value > maxID {
+		return account{}, fault.Invalid.Errorf("%s %d is out of range", field, v.Value)
+	}
+	return account{name: strconv.FormatInt(v.Value, 10), id: uint32(v.Value), numeric: true}, nil
+}
+
+// written reads an account as an image has it. All that looks like a number is one,
+// also what is too large: a name that is a number must have no meaning.
+func written(kind, s string) (account, error) {
+	n, err := strconv.ParseInt(s, 10, 64)
+	if errors.Is(err, strconv.ErrRange) || (err == nil && (n < 0 || n > maxID)) {
+		return account{}, fault.Invalid.Errorf("%s %q is out of range", kind, s)
+	}
+	return account{name: s, id: uint32(n), numeric: err == nil}, nil
 }
 
 func parseID(s string) (uint32, bool) {
@@ -128,48 +163,45 @@ type passwdEntry struct {
 	home     string
 }
 
-// findUser looks name up in a passwd(5) file: as a name, and if it is a number
-// and no user has it for a name, as the first entry with that ID.
-func findUser(passwd io.Reader, name string) (passwdEntry, bool, error) {
-	id, numeric := parseID(name)
-	var byID passwdEntry
-	var found bool
-	var exact *passwdEntry
-	err := eachLine(passwd, func(field []string) bool {
+// findUser looks up who is wanted in a passwd(5) file: the first entry with that
+// name, or with that number.
+func findUser(passwd io.Reader, wanted account) (e passwdEntry, found bool, err error) {
+	err = eachLine(passwd, func(field []string) bool {
 		if len(field) < 4 {
 			return true
 		}
 		uid, ok1 := parseID(field[2])
 		gid, ok2 := parseID(field[3])
-		if !ok1 || !ok2 {
+		if !ok1 || !ok2 || !wanted.is(field[0], uid) {
 			return true
 		}
-		e := passwdEntry{name: field[0], uid: uid, gid: gid}
+		e, found = passwdEntry{name: field[0], uid: uid, gid: gid}, true
 		if len(field) > 5 {
 			e.home = field[5]
 		}
-		if e.name == name {
-			exact = &e
-			return false
-		}
-		if numeric && uid == id && !found {
-			byID, found = e, true
-		}
-		return true
+		return false
 	})
 	if err != nil {
 		return passwdEntry{}, false, fault.Invalid.Errorf("passwd file of the image: %w", err)
 	}
-	if exact != nil {
-		return *exact, true, nil
+	return e, found, nil
+}
+
+// is reports whether an entry of an account file is the one asked for.
+func (a account) is(name string, id uint32) bool {
+	if a.numeric {
+		return id == a.id
 	}
-	return byID, found, nil
+	return name == a.name
 }
 
 // findGroups looks in a group(5) file for the group wanted (a name, or a number
-// that need not be there) and for the groups that user is a member of.
-func findGroups(group io.Reader, wanted, user string) (gid uint32, member []uint32, err error) {
-	found := wanted == ""
+// that need not be there) and for the groups that user, if not "", is a member of.
+func findGroups(group io.Reader, wanted *account, user string) (gid uint32, member []uint32, err error) {
+	found := wanted == nil || wanted.numeric
+	if wanted != nil {
+		gid = wanted.id
+	}
 	err = eachLine(group, func(field []string) bool {
 		if len(field) < 3 {
 			return true
@@ -178,23 +210,33 @@ func findGroups(group io.Reader, wanted, user string) (gid uint32, member []uint
 		if !ok {
 			return true
 		}
-		if !found && field[0] == wanted {
+		if !found && wanted.is(field[0], id) {
 			gid, found = id, true
 		}
-		if user != "" && len(field) > 3 && slices.Contains(strings.Split(field[3], ","), user) {
+		if user != "" && len(field) > 3 && isMember(field[3], user) {
 			member = append(member, id)
 		}
-		return true
+		return len(member) <= maxMemberships
 	})
-	if err != nil {
+	switch {
+	case err != nil:
 		return 0, nil, fault.Invalid.Errorf("group file of the image: %w", err)
-	}
-	if !found {
-		if gid, found = parseID(wanted); !found {
-			return 0, nil, fault.Invalid.Errorf("group %q is not in the image's group file", wanted)
-		}
+	case len(member) > maxMemberships:
+		return 0, nil, fault.Invalid.Errorf("group file of the image: user %q is in more than %d groups", user, maxMemberships)
+	case !found:
+		return 0, nil, fault.Invalid.Errorf("group %q is not in the image's group file", wanted.name)
 	}
 	return gid, member, nil
+}
+
+// isMember reports whether user is in a list of names with commas between them.
+func isMember(list, user string) bool {
+	for name := range strings.SplitSeq(list, ",") {
+		if name == user {
+			return true
+		}
+	}
+	return false
 }
 
 // eachLine calls f with the fields of each line until f returns false. The files
@@ -210,7 +252,7 @@ func eachLine(r io.Reader, f func(field []string) bool) error {
 		if line == "" || line[0] == '#' {
 			continue
 		}
-		if !f(strings.Split(line, ":")) {
+		if !f(strings.SplitN(line, ":", 8)) { // passwd has seven
 			return nil
 		}
 	}
