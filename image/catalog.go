@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -30,6 +31,12 @@ type record struct {
 	Digests     []string
 	Created     time.Time
 	Updated     time.Time // when it last got a name
+}
+
+// same tells whether r says of the same image what s says, at whatever time.
+func (r record) same(s record) bool {
+	s.Updated = r.Updated
+	return reflect.DeepEqual(r, s)
 }
 
 // An entry is an image in memory. It never changes: a change makes a new one.
@@ -165,6 +172,9 @@ func (s *Store) put(n record, held []*layer) (_ Image, err error) {
 	}
 	r.Tags = merge(r.Tags, n.Tags)
 	r.Digests = merge(r.Digests, n.Digests)
+	if ok && old.record.same(r) {
+		return old.Image, nil
+	}
 	e, err := s.newEntry(id, r, held)
 	if err != nil {
 		return Image{}, err
