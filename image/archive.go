@@ -101,7 +101,7 @@ func readArchive(ctx context.Context, f *os.File) (*archive, error) {
 	}
 }
 
-func (a *archive) has(name string) bool {
+func (a *archive) contains(name string) bool {
 	_, err := a.content(name)
 	return err == nil
 }
@@ -130,6 +130,15 @@ func (a *archive) open(ctx context.Context, b blob) (io.ReadCloser, error) {
 	}
 	return io.NopCloser(&cancelled{ctx, r}), nil
 }
+
+// has implements origin.
+func (a *archive) has(_ context.Context, b blob) error {
+	_, err := a.content(b.path)
+	return err
+}
+
+// repository implements origin.
+func (a *archive) repository() string { return "" }
 
 // json reads a member that is a JSON document into v.
 func (a *archive) json(name string, v any) error {

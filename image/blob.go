@@ -25,6 +25,7 @@ type blob struct {
 	path           string    // of the member of an archive
 	key            *layerKey // opens it; nil: it is not encrypted
 	file           string    // the file that a layer of an artifact is; "": it is a tar
+	proven         bool      // who pulls it may have what it unpacks to, see entitle
 }
 
 // identity is what a layer goes by in the store: its diff ID, if whoever has the
@@ -45,6 +46,10 @@ func (b blob) identity(diffID digest.Digest) digest.Digest {
 type origin interface {
 	// open returns the content of a blob. ctx governs reading too.
 	open(ctx context.Context, b blob) (io.ReadCloser, error)
+	// has tells, without fetching it, that a blob is there: then there is no error.
+	has(ctx context.Context, b blob) error
+	// repository is the name that the blobs are of, without tag; "" is an archive.
+	repository() string
 }
 
 // A verifier reads a blob and holds it against its descriptor. Until it has
@@ -172,10 +177,10 @@ func (c counted) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// unpackBlob fetches a layer and unpacks it into dir while it comes. It is
-// verified to the end, compressed and not. Download, decompression and unpacking
-// run at the same time.
-func unpackBlob(ctx context.Context, from origin, b blob, diffID digest.Digest, dir string) (_ shape, err error) {
+// unpackBlob fetches a layer and has it unpacked while it comes. It is verified to
+// the end, compressed and not. Download, decompression and unpacking run at the same
+// time.
+func unpackBlob(ctx context.Context, from origin, b blob, diffID digest.Digest, unpack func(context.Context, io.Reader) (shape, error)) (_ shape, err error) {
 	defer stage.Enter(ctx, "layers.unpack")()
 	ctx, cancel := context.WithCancel(ctx)
 	body, err := from.open(ctx, b)
@@ -212,7 +217,7 @@ func unpackBlob(ctx context.Context, from origin, b blob, diffID digest.Digest, 
 	defer files.Close()
 	defer cancel()
 
-	sh, err := unpack(ctx, files, dir)
+	sh, err := unpack(ctx, files)
 	if errors.Is(err, fault.Invalid) {
 		// Perhaps the layer is fine, and what came is not the layer.
 		files.Close()

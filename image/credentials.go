@@ -16,14 +16,10 @@ import (
 // the files of namespaces and before them. It is gone when the pull is; the
 // provider writes it anew for each.
 func (s *Store) takeCredentials(r *registry, name reference.Named, namespace string) error {
-	dir := s.now().AuthDir
-	if dir == "" || namespace == "" {
-		return nil
-	}
-	if err := isFileName(namespace); err != nil {
+	path, err := s.providedCredentials(name, namespace)
+	if err != nil || path == "" {
 		return err
 	}
-	path := filepath.Join(dir, fmt.Sprintf("%s-%x.json", namespace, sha256.Sum256([]byte(name.Name()))))
 	data, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -40,6 +36,18 @@ func (s *Store) takeCredentials(r *registry, name reference.Named, namespace str
 	}
 	r.sys.AuthFilePath = filepath.Join(own, "auth.json")
 	return os.WriteFile(r.sys.AuthFilePath, data, 0o600)
+}
+
+// providedCredentials is where that file would be; "" = nowhere.
+func (s *Store) providedCredentials(name reference.Named, namespace string) (string, error) {
+	dir := s.now().AuthDir
+	if dir == "" || namespace == "" {
+		return "", nil
+	}
+	if err := isFileName(namespace); err != nil {
+		return "", err
+	}
+	return filepath.Join(dir, fmt.Sprintf("%s-%x.json", namespace, sha256.Sum256([]byte(name.Name())))), nil
 }
 
 // makeFiles returns r's own directory for what the library must read from files.

@@ -24,6 +24,7 @@ type layerRecord struct {
 	Sum      sum
 	Shape    shape
 	Unpacked time.Time
+	From     source `json:",omitzero"` // what it was unpacked from
 }
 
 // A layer is one unpacked layer, or one that is being unpacked.
@@ -46,6 +47,7 @@ type layer struct {
 	failed    error     // of commit
 	committed atomic.Bool
 
+	sources []source           // guarded by layers.mu
 	holders int                // guarded by layers.mu
 	cancel  context.CancelFunc // ends the unpacking
 	gone    chan struct{}      // guarded by layers.mu; not nil while going, closed at the end
@@ -72,43 +74,43 @@ func (ls *layers) files(id digest.Digest) string { return filepath.Join(ls.path(
 // An unpackFunc unpacks a layer into an empty directory.
 type unpackFunc func(ctx context.Context, dir string) (shape, error)
 
-// acquire returns the layer id and holds it. If the layer is not there, unpack
-// is called, unless the same layer is being unpacked for somebody else: then
+// acquire returns the layer id and holds it; mine tells that it was unpacked for this
+// call, from the blob that from names. If the layer is not there, unpack is called, unless the same layer is being unpacked for somebody else: then
 // that is waited for. unpack's context ends when nobody waits any more; acquire
 // does not return before unpack has, even if ctx is done and others still wait.
-func (ls *layers) acquire(ctx context.Context, id digest.Digest, unpack unpackFunc) (*layer, error) {
+func (ls *layers) acquire(ctx context.Context, id digest.Digest, from source, unpack unpackFunc) (l *layer, mine bool, err error) {
 	for {
-		l, mine, err := ls.hold(ctx, id, unpack)
+		l, mine, err := ls.hold(ctx, id, from, unpack)
 		if err != nil {
-			return nil, err
+			return nil, false, err
 		}
 		select {
 		case <-l.ready:
 		case <-ctx.Done():
 			if err := ls.release(l); err != nil {
-				return nil, err
+				return nil, false, err
 			}
 			if mine {
 				<-l.ready // unpack uses what is the caller's
 			}
-			return nil, ctx.Err()
+			return nil, false, ctx.Err()
 		}
 		if l.err == nil {
-			return l, nil
+			return l, mine, nil
 		}
 		if err := ls.release(l); err != nil {
-			return nil, err
+			return nil, false, err
 		}
 		// Somebody else's failure need not be ours: he may lack credentials.
 		if mine || ctx.Err() != nil {
-			return nil, l.err
+			return nil, false, l.err
 		}
 	}
 }
 
 // hold finds the layer id or begins to unpack it; mine tells which. A layer that
 // is going is waited for.
-func (ls *layers) hold(ctx context.Context, id digest.Digest, unpack unpackFunc) (l *layer, mine bool, err error) {
+func (ls *layers) hold(ctx context.Context, id digest.Digest, from source, unpack unpackFunc) (l *layer, mine bool, err error) {
 	for {
 		ls.mu.Lock()
 		l = ls.m[id]
@@ -131,7 +133,7 @@ func (ls *layers) hold(ctx context.Context, id digest.Digest, unpack unpackFunc)
 		mine = true
 		ls.running.Go(func() {
 			defer cancel()
-			ls.unpack(own, l, unpack)
+			ls.unpack(own, l, from, unpack)
 		})
 	}
 	l.holders++
@@ -139,8 +141,9 @@ func (ls *layers) hold(ctx context.Context, id digest.Digest, unpack unpackFunc)
 }
 
 // unpack makes l ready.
-func (ls *layers) unpack(ctx context.Context, l *layer, unpack unpackFunc) {
-	l.err = ls.stage(ctx, l, unpack)
+func (ls *layers) unpack(ctx context.Context, l *layer, from source, unpack unpackFunc) {
+	l.err = ls.stage(ctx, l, from, unpack)
+	ls.learn(l, from)
 	ls.mu.Lock()
 	going := l.gone // everybody left
 	if l.err != nil {
@@ -161,7 +164,7 @@ func (ls *layers) unpack(ctx context.Context, l *layer, unpack unpackFunc) {
 }
 
 // stage unpacks l into a directory of its own in staging.
-func (ls *layers) stage(ctx context.Context, l *layer, unpack unpackFunc) (err error) {
+func (ls *layers) stage(ctx context.Context, l *layer, from source, unpack unpackFunc) (err error) {
 	dir, err := os.MkdirTemp(ls.staging, "layer-*")
 	if err != nil {
 		return fmt.Errorf("make staging directory: %w", err)
@@ -186,7 +189,7 @@ func (ls *layers) stage(ctx context.Context, l *layer, unpack unpackFunc) (err e
 	if err != nil {
 		return err
 	}
-	l.record = layerRecord{DiffID: l.diffID, Sum: s, Shape: shape, Unpacked: time.Now()}
+	l.record = layerRecord{DiffID: l.diffID, Sum: s, Shape: shape, Unpacked: time.Now(), From: from}
 	data, err := json.Marshal(l.record)
 	if err != nil {
 		return err

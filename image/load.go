@@ -47,9 +47,9 @@ func (s *Store) Load(ctx context.Context, r io.Reader) (_ []Image, err error) {
 		return nil, err
 	}
 	switch {
-	case a.has(v1.ImageLayoutFile) && a.has(v1.ImageIndexFile):
+	case a.contains(v1.ImageLayoutFile) && a.contains(v1.ImageIndexFile):
 		return s.loadOCI(ctx, a)
-	case a.has("manifest.json"):
+	case a.contains("manifest.json"):
 		return s.loadDocker(ctx, a)
 	}
 	return nil, fault.Invalid.Errorf("it has neither an %s nor a manifest.json", v1.ImageLayoutFile)

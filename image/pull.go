@@ -26,10 +26,12 @@ import (
 // maxConfig bounds what is read of an image's config.
 const maxConfig = 8 << 20
 
-// Pull brings the image that ref names from its registry, and returns it. A tag
-// is always asked of the registry; a digest that is there already is not, if the
-// policy allows the image with the signatures that it came with. An encrypted
-// image is always asked for, because its key must be there each time.
+// Pull brings the image that ref names from its registry, and returns it. The registry
+// is asked for the manifest, with the caller's credentials, whatever is there already:
+// that an image is on the node says nothing of who may have it. Only a digest that the
+// registry has let the same credentials have since Open is not asked for again, if the
+// policy allows the image with the signatures that it came with. An encrypted image is
+// always asked for, because its key must be there each time.
 //
 // Pulls of one name for the same caller are joined, and cancelled when the last
 // one has left. Errors: fault.NotFound if the registry does not know the
@@ -43,8 +45,12 @@ func (s *Store) Pull(ctx context.Context, ref string, as Caller) (Image, error) 
 	if err != nil {
 		return Image{}, err
 	}
-	if len(names) == 1 {
-		if e, ok := s.catalog.Load().byName[names[0].String()]; ok && isDigested(names[0]) && !e.record.Encrypted {
+	var access []byte
+	if len(names) == 1 && isDigested(names[0]) {
+		if access, err = s.accessKey(names[0], as); err != nil {
+			return Image{}, fmt.Errorf("pull %s: %w", names[0], err)
+		}
+		if e, ok := s.catalog.Load().byName[names[0].String()]; ok && !e.record.Encrypted && s.let.has(access) {
 			err := s.Allowed(ctx, as.Namespace, names[0].String(), e.ID)
 			if err == nil {
 				return e.Image, nil
@@ -64,6 +70,7 @@ func (s *Store) Pull(ctx context.Context, ref string, as Caller) (Image, error) 
 		for _, name := range names {
 			img, err := s.pullOne(ctx, name, as)
 			if err == nil {
+				s.let.add(access)
 				return img, nil
 			}
 			if first == nil {
@@ -137,6 +144,10 @@ func fetchConfig(ctx context.Context, from origin, b blob) ([]byte, error) {
 // install brings what was chosen, and makes it known.
 func (s *Store) install(ctx context.Context, from origin, c choice, tags, digests []string) (Image, error) {
 	m := record{Artifact: c.artifact, Tags: tags, Digests: digests, Proofs: c.proofs, Annotations: keptAnnotations(c.manifest)}
+	seen := s.seen(c, digests)
+	for i := range c.layers {
+		c.layers[i].proven = seen != nil
+	}
 	if c.artifact {
 		m.Config = c.manifest
 		return s.unpackImage(ctx, from, c.layers, make([]digest.Digest, len(c.layers)), m)
@@ -145,8 +156,9 @@ func (s *Store) install(ctx context.Context, from origin, c choice, tags, digest
 		return Image{}, err
 	}
 	m.Encrypted = slices.ContainsFunc(c.layers, isEncrypted)
-	if e, ok := s.catalog.Load().byID[c.config.Digest.Encoded()]; ok {
-		m.Config = e.record.Config
+	// Another image's config is not for everybody who knows its digest.
+	if seen != nil {
+		m.Config = seen.record.Config
 	} else {
 		var err error
 		if m.Config, err = fetchConfig(ctx, from, c.config); err != nil {
@@ -158,6 +170,21 @@ func (s *Store) install(ctx context.Context, from origin, c choice, tags, digest
 		return Image{}, err
 	}
 	return s.unpackImage(ctx, from, c.layers, ids, m)
+}
+
+// seen returns what is in the store if it came by the same manifest of the same
+// repository, which digests names.
+func (s *Store) seen(c choice, digests []string) *entry {
+	id := c.config.Digest
+	if c.artifact {
+		id = digest.FromBytes(c.manifest)
+	}
+	for _, name := range digests {
+		if e := s.catalog.Load().byName[name]; e != nil && e.ID == id.String() {
+			return e
+		}
+	}
+	return nil
 }
 
 // unpackImage unpacks the layers of an image, brings them to the disk, and makes
@@ -219,17 +246,19 @@ func (s *Store) unpackAll(ctx context.Context, from origin, blobs []blob, ids []
 		all.Go(func() {
 			defer func() { <-slots }()
 			id := blobs[i].identity(ids[i])
-			l, err := s.layers.acquire(ctx, id, func(ctx context.Context, dir string) (shape, error) {
+			l, mine, err := s.layers.acquire(ctx, id, source{blobs[i].Digest, from.repository()}, func(ctx context.Context, dir string) (shape, error) {
 				if blobs[i].file != "" {
 					return unpackFile(ctx, from, blobs[i], dir)
 				}
-				return unpackBlob(ctx, from, blobs[i], ids[i], dir)
+				return unpackBlob(ctx, from, blobs[i], ids[i], func(ctx context.Context, r io.Reader) (shape, error) { return unpack(ctx, r, dir) })
 			})
+			held[i] = l
+			if err == nil && !mine {
+				err = entitle(ctx, s.layers, l, from, blobs[i], ids[i])
+			}
 			if err != nil {
 				cancel(fmt.Errorf("layer %s: %w", id, err)) // the first one is why
-				return
 			}
-			held[i] = l
 		})
 	}
 	all.Wait()

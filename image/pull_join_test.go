@@ -53,7 +53,7 @@ func TestPullsJoin(t *testing.T) {
 		})
 	}
 	all.Wait()
-	if got := reg.asked("/blobs/"); len(got) != 5 { // two configs, three layers
+	if got := reg.asked("/blobs/"); len(got) != 6 { // two configs, three layers, and whether the other repository has the one in common
 		t.Errorf("fetched %v", got)
 	}
 }

@@ -78,13 +78,45 @@ func TestPullAgain(t *testing.T) {
 		t.Errorf("the old image is %+v (err %v), want one without tag", left, err)
 	}
 
-	// A digest says what it is: nobody is asked for one that is there.
-	reg.asked("")
-	if img := p.pull(reg.host + "/app@" + oldTop.String()); img.ID != first.ID {
-		t.Errorf("got image %s", img.ID)
+	// A digest says what it is: of one that is there the manifest is asked for, because it
+	// may not be for everybody, and that only once.
+	for _, want := range []int{1, 0} {
+		reg.asked("")
+		if img := p.pull(reg.host + "/app@" + oldTop.String()); img.ID != first.ID {
+			t.Errorf("got image %s", img.ID)
+		}
+		if got := reg.asked("/v2/app/"); len(got) != want {
+			t.Errorf("asked for %v", got)
+		}
 	}
-	if got := reg.asked(""); len(got) != 0 {
-		t.Errorf("asked for %v", got)
+}
+
+// imagePullPolicy Always pulls at each start of a container, and mostly what is there:
+// pulls of a whole node must not queue for the disk because of it.
+func TestPullOfSameImageWritesNothing(t *testing.T) {
+	reg := newRegistry(t)
+	p := newPlace(t, reg)
+	reg.push("app", "v1", build(t, "gzip", "x"))
+	ref := reg.host + "/app:v1"
+	img := p.pull(ref)
+	stat := func() os.FileInfo {
+		t.Helper()
+		info, err := os.Stat(filepath.Join(p.dir, "records", "imagerecords", strings.TrimPrefix(img.ID, "sha256:"), "record.json"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return info
+	}
+	before := stat()
+	if again := p.pull(ref); again.ID != img.ID || !slices.Equal(again.Tags, img.Tags) {
+		t.Errorf("second pull gave %+v, want %+v", again, img)
+	}
+	if !os.SameFile(before, stat()) {
+		t.Error("the record was written again")
+	}
+	reg.push("app", "v2", build(t, "gzip", "x"))
+	if again := p.pull(reg.host + "/app:v2"); len(again.Tags) != 2 || os.SameFile(before, stat()) {
+		t.Errorf("another tag was not written: %v", again.Tags)
 	}
 }
 

@@ -31,6 +31,7 @@ const nodeAuthFile = "/etc/containers/auth.json"
 // comes from: containers/image tries the mirrors of registries.conf in order,
 // for the manifest and again for each blob.
 type registry struct {
+	name  string // the repository, with the registry, that was asked for
 	src   types.ImageSource
 	sys   *types.SystemContext
 	limit time.Duration // for a byte to come; 0 means none
@@ -45,7 +46,7 @@ func (r *registry) close() {
 
 // dial finds the image that name stands for.
 func (s *Store) dial(ctx context.Context, name reference.Named, as Caller) (_ *registry, err error) {
-	r := &registry{limit: s.now().ProgressTimeout}
+	r := &registry{name: name.Name(), limit: s.now().ProgressTimeout}
 	if r.sys, err = s.system(name, as); err != nil {
 		return nil, err
 	}
@@ -181,6 +182,22 @@ func (r *registry) open(ctx context.Context, b blob) (io.ReadCloser, error) {
 	}
 	return p, nil
 }
+
+// has implements origin.
+func (r *registry) has(ctx context.Context, b blob) error {
+	return r.bounded(ctx, 1, func(ctx context.Context) error {
+		ctx, cancel := context.WithCancel(ctx)
+		part, err := openRange(ctx, r.src, b.BlobInfo, 0, 1)
+		cancel()
+		if err == nil {
+			part.Close()
+		}
+		return err
+	})
+}
+
+// repository implements origin.
+func (r *registry) repository() string { return r.name }
 
 // A patient is a body that gives itself up when no byte comes for too long. The
 // time between reads does not count: then it is the disk that is slow.

@@ -43,6 +43,7 @@ type registry struct {
 	host string
 
 	mu       sync.Mutex
+	in       map[string]bool                                          // repository and digest of what was pushed
 	requests []string                                                 // "GET /v2/…" since the last call of asked
 	before   func(w http.ResponseWriter, r *http.Request) (done bool) // called first for each request
 }
@@ -59,11 +60,23 @@ func newRegistry(t testing.TB) *registry {
 		if before != nil && before(w, req) {
 			return
 		}
+		// The registry in it has one heap of blobs for all repositories; real ones have not.
+		if repo, d, ok := strings.Cut(req.URL.Path, "/blobs/sha256:"); ok && req.Method == http.MethodGet && !r.pushed(repo+d) {
+			http.Error(w, `{"errors":[{"code":"BLOB_UNKNOWN"}]}`, http.StatusNotFound)
+			return
+		}
 		inner.ServeHTTP(w, req)
 	}))
 	t.Cleanup(srv.Close)
 	r.host = strings.TrimPrefix(srv.URL, "http://")
 	return r
+}
+
+// pushed tells whether a repository has a blob: the path and its digest in hex.
+func (r *registry) pushed(blob string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.in[blob]
 }
 
 // intercept has f called for each request, before the registry sees it.
@@ -112,6 +125,12 @@ func (r *registry) pushBlob(repo string, data []byte) {
 		r.t.Fatal(err)
 	}
 	resp.Body.Close()
+	r.mu.Lock()
+	if r.in == nil {
+		r.in = make(map[string]bool)
+	}
+	r.in["/v2/"+repo+digest.FromBytes(data).Encoded()] = true
+	r.mu.Unlock()
 	r.put(resp.Header.Get("Location")+"?digest="+digest.FromBytes(data).String(), "application/octet-stream", data)
 }
 

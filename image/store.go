@@ -24,6 +24,7 @@ type Store struct {
 	o      Options
 	log    *slog.Logger
 	pulls  flights
+	let    accesses // who has pulled what is pulled by digest
 	layers *layers
 	leases *leases
 
@@ -166,6 +167,9 @@ func readLayer(dir string) (*layer, error) {
 		return nil, err
 	}
 	l.diffID = l.record.DiffID
+	if l.record.From.Blob != "" {
+		l.sources = []source{l.record.From}
+	}
 	l.committed.Store(true)
 	if l.diffID.Validate() != nil || l.diffID.Encoded() != filepath.Base(dir) {
 		return nil, fault.Invalid.Errorf("record is of layer %q", l.diffID)

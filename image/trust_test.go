@@ -210,10 +210,13 @@ func TestNamespacePolicy(t *testing.T) {
 	}
 	_, err := p.store.Pull(t.Context(), reg.host+"/app@"+bare.String(), strict)
 	refused(t, "pull by digest", err)
-	reg.asked("")
-	if _, err := p.store.Pull(t.Context(), reg.host+"/app@"+top.String(), strict); err != nil {
-		t.Error(err)
-	} else if got := reg.asked(""); len(got) != 0 {
+	for range 2 { // the second time nobody is asked
+		reg.asked("")
+		if _, err := p.store.Pull(t.Context(), reg.host+"/app@"+top.String(), strict); err != nil {
+			t.Error(err)
+		}
+	}
+	if got := reg.asked(""); len(got) != 0 {
 		t.Errorf("asked for %v", got)
 	}
 

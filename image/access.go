@@ -1,0 +1,79 @@
+package image
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"sync"
+
+	"go.podman.io/image/v5/docker/reference"
+	"go.podman.io/image/v5/pkg/docker/config"
+)
+
+// maxAccesses bounds what is remembered of the pulls by digest. Who is forgotten is
+// asked for his credentials again.
+const maxAccesses = 10_000
+
+// accesses are the pulls by digest that a registry has allowed since this process
+// began: by reference, credentials and policy, of which only a hash is kept.
+type accesses struct {
+	mu sync.Mutex
+	m  map[[sha256.Size]byte]struct{} // guarded by mu
+}
+
+func (a *accesses) has(key []byte) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	_, ok := a.m[sha256.Sum256(key)]
+	return key != nil && ok
+}
+
+func (a *accesses) add(key []byte) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if key == nil {
+		return
+	}
+	if a.m == nil || len(a.m) >= maxAccesses {
+		a.m = make(map[[sha256.Size]byte]struct{})
+	}
+	a.m[sha256.Sum256(key)] = struct{}{}
+}
+
+// accessKey is name and all that decides whether it may be pulled for a caller: what
+// the request has of credentials, what the files have that count for him, and what a
+// credential helper says. nil: that cannot be told, or it is for one pull only.
+func (s *Store) accessKey(name reference.Named, as Caller) ([]byte, error) {
+	sys, err := s.system(name, as)
+	if err != nil {
+		return nil, err
+	}
+	if path, err := s.providedCredentials(name, as.Namespace); err != nil {
+		return nil, err
+	} else if path != "" {
+		if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
+			return nil, nil
+		}
+	}
+	request, err := json.Marshal(as.Auth)
+	if err != nil {
+		return nil, err
+	}
+	var file []byte
+	if sys.AuthFilePath != "" {
+		if file, err = os.ReadFile(sys.AuthFilePath); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, nil // the pull says what is wrong with it
+		}
+	}
+	found, err := config.GetCredentialsForRef(sys, name)
+	if err != nil {
+		return nil, nil
+	}
+	return bytes.Join([][]byte{
+		fmt.Appendf(nil, "%q %q %q %q", name, sys.SignaturePolicyPath, sys.AuthFilePath, found), request, file,
+	}, []byte{0}), nil
+}

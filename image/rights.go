@@ -1,0 +1,90 @@
+package image
+
+import (
+	"context"
+	"io"
+	"slices"
+
+	"github.com/opencontainers/go-digest"
+)
+
+// A source is where a layer came from: a blob that was seen to unpack to it, and the
+// repository, with its registry, that has the blob; "" is an archive.
+type source struct {
+	Blob       digest.Digest
+	Repository string `json:",omitempty"`
+}
+
+// maxSources bounds what is remembered of one layer.
+const maxSources = 64
+
+// entitle sees to it that a layer that is in the store already is given only to those
+// who could have fetched it. That an image names its diff ID says nothing: those of
+// private images are no secret, and an image says of itself what it likes.
+//
+// What the same repository has given before is known by the manifest. A blob that is
+// known to unpack to the layer must be in the caller's repository: who can put it there
+// has it. Any other blob is fetched, and looked at, but not kept.
+func entitle(ctx context.Context, ls *layers, l *layer, from origin, b blob, diffID digest.Digest) error {
+	here := source{b.Digest, from.repository()}
+	if here.Repository == "" || b.proven { // who loads an archive is the administrator
+		return nil
+	}
+	known, given := ls.knows(l, here)
+	if given {
+		return nil
+	}
+	if known || b.key != nil || b.file != "" { // what the layer goes by says which blob it is
+		if from.has(ctx, b) == nil {
+			ls.learn(l, here)
+			return nil
+		}
+	}
+	if err := verifyBlob(ctx, from, b, diffID); err != nil {
+		return err
+	}
+	ls.learn(l, here)
+	return nil
+}
+
+// verifyBlob fetches a layer that is there, to see that it is the same.
+func verifyBlob(ctx context.Context, from origin, b blob, diffID digest.Digest) error {
+	if b.file == "" {
+		_, err := unpackBlob(ctx, from, b, diffID, func(_ context.Context, r io.Reader) (shape, error) {
+			_, err := io.Copy(io.Discard, r)
+			return shape{}, err
+		})
+		return err
+	}
+	body, err := from.open(ctx, b)
+	if err != nil {
+		return err
+	}
+	defer body.Close()
+	checked, err := newVerifier(body, b)
+	if err == nil {
+		_, err = io.Copy(io.Discard, checked)
+	}
+	return err
+}
+
+// knows tells whether the blob of src is known to unpack to l, and whether its
+// repository is known to have it.
+func (ls *layers) knows(l *layer, src source) (blob, given bool) {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	return slices.ContainsFunc(l.sources, func(s source) bool { return s.Blob == src.Blob }), slices.Contains(l.sources, src)
+}
+
+// learn adds a source to those of l, for as long as this process lives.
+func (ls *layers) learn(l *layer, src source) {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	switch {
+	case src.Blob == "" || slices.Contains(l.sources, src):
+	case len(l.sources) < maxSources:
+		l.sources = append(l.sources, src)
+	default:
+		l.sources = append(slices.Delete(l.sources, 1, 2), src) // the first is that on disk
+	}
+}

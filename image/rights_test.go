@@ -1,0 +1,203 @@
+package image_test
+
+import (
+	"errors"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/opencontainers/go-digest"
+	"github.com/opencontainers/image-spec/specs-go"
+	v1 "github.com/opencontainers/image-spec/specs-go/v1"
+)
+
+// guard has the registry want user "me" with password "pass" for a repository.
+func (r *registry) guard(repo string) {
+	r.intercept(func(w http.ResponseWriter, req *http.Request) bool {
+		user, password, _ := req.BasicAuth()
+		if user == "me" && password == "pass" || req.URL.Path != "/v2/" && !strings.HasPrefix(req.URL.Path, "/v2/"+repo+"/") {
+			return false
+		}
+		w.Header().Set("WWW-Authenticate", `Basic realm="x"`)
+		if req.URL.Path != "/v2/" || user != "" || password != "" { // without credentials the library sends empty ones
+			http.Error(w, "", http.StatusUnauthorized)
+			return true
+		}
+		w.WriteHeader(http.StatusUnauthorized)
+		return true
+	})
+}
+
+var (
+	me       = &image.Auth{Username: "me", Password: "pass"}
+	somebody = &image.Auth{Username: "somebody", Password: "else"}
+)
+
+// Kubernetes promises that imagePullPolicy Always has the credentials checked even if
+// the image is there, and takes a pull without any for a sign that none are needed. A
+// digest says what an image is, not who may have it.
+func TestPullOfPresentDigestNeedsCredentials(t *testing.T) {
+	reg := newRegistry(t)
+	p := newPlace(t, reg)
+	img := build(t, "gzip", "secret")
+	ref := reg.host + "/private@" + reg.push("private", "v1", img).String()
+	reg.guard("private")
+	if _, err := p.store.Pull(t.Context(), ref, image.Caller{Auth: me}); err != nil {
+		t.Fatal(err)
+	}
+	reg.asked("")
+	for name, auth := range map[string]*image.Auth{"none": nil, "empty": {}, "another's": somebody} {
+		for _, ref := range []string{ref, strings.Replace(ref, "@", ":v1@", 1)} {
+			if got, err := p.store.Pull(t.Context(), ref, image.Caller{Auth: auth}); !errors.Is(err, fault.Invalid) {
+				t.Errorf("with credentials %s: image %s, error %v, want one of kind %v", name, got.ID, err, fault.Invalid)
+			}
+		}
+	}
+
+	// Who has been let in is not asked again: a registry that is away, or that counts
+	// requests, must not stop what runs.
+	reg.asked("")
+	if _, err := p.store.Pull(t.Context(), ref, image.Caller{Auth: me}); err != nil {
+		t.Error(err)
+	}
+	if got := reg.asked(""); len(got) != 0 {
+		t.Errorf("asked for %v", got)
+	}
+	// Nor are layers fetched when somebody else is let in, here by the node's own file.
+	file := filepath.Join(p.dir, "auth.json")
+	if err := os.WriteFile(file, []byte(`{"auths":{"`+reg.host+`":{"auth":"bWU6cGFzcw=="}}}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p.pull(ref)
+	if got := reg.asked(""); !slices.ContainsFunc(got, func(s string) bool { return strings.Contains(s, "/manifests/") }) || slices.ContainsFunc(got, func(s string) bool { return strings.Contains(s, "/blobs/") }) {
+		t.Errorf("asked for %v, want the manifest and no blob", got)
+	}
+	// The file is part of who asks.
+	if err := os.Remove(file); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.store.Pull(t.Context(), ref, image.Caller{}); !errors.Is(err, fault.Invalid) {
+		t.Errorf("without the file: error is %v, want one of kind %v", err, fault.Invalid)
+	}
+	// A restart forgets it.
+	p.reopen(image.Options{})
+	reg.asked("")
+	if _, err := p.store.Pull(t.Context(), ref, image.Caller{Auth: me}); err != nil {
+		t.Error(err)
+	}
+	if got := reg.asked("/manifests/"); len(got) == 0 {
+		t.Error("a new process has not asked")
+	}
+}
+
+// claim makes an image that says of itself what it likes: config and layers are only
+// named.
+func claim(t testing.TB, config []byte, blobs ...[]byte) *built {
+	t.Helper()
+	b := &built{config: config}
+	m := v1.Manifest{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: v1.MediaTypeImageManifest,
+		Config: v1.Descriptor{MediaType: v1.MediaTypeImageConfig, Digest: digest.FromBytes(config), Size: int64(len(config))}}
+	for _, data := range blobs {
+		m.Layers = append(m.Layers, v1.Descriptor{MediaType: v1.MediaTypeImageLayerGzip, Digest: digest.FromBytes(data), Size: int64(len(data))})
+	}
+	b.manifest = mustJSON(t, m)
+	b.desc = v1.Descriptor{MediaType: m.MediaType, Digest: digest.FromBytes(b.manifest), Size: int64(len(b.manifest))}
+	return b
+}
+
+// The digests of a private image's layers are no secret: they are in its config, and a
+// container sees those of its own image. An image that merely names them does not get
+// the files.
+func TestClaimedLayersAreNotGiven(t *testing.T) {
+	reg := newRegistry(t)
+	p := newPlace(t, reg)
+	private := build(t, "gzip", "base", "secret")
+	reg.push("private", "latest", private)
+	reg.guard("private")
+	if _, err := p.store.Pull(t.Context(), reg.host+"/private", image.Caller{Auth: me}); err != nil {
+		t.Fatal(err)
+	}
+	other, _ := compress(t, "gzip", tarOf(t, map[string]string{"x": "y"}))
+	config := []byte(strings.Replace(string(private.config), "amd64", "amd64\",\"author\":\"mallory", 1))
+	for name, c := range map[string]struct {
+		config []byte
+		layers [][]byte
+		pushed [][]byte // besides the config
+	}{
+		"another blob":       {config, [][]byte{private.blobs[0], other}, [][]byte{private.blobs[0], other}},
+		"a blob not there":   {config, [][]byte{private.blobs[0], other}, [][]byte{private.blobs[0]}},
+		"the private blob":   {config, private.blobs, private.blobs[:1]},
+		"the private config": {private.config, private.blobs, nil},
+	} {
+		fake := claim(t, c.config, c.layers...)
+		repo := "mallory/" + strings.ReplaceAll(name, " ", "-")
+		for _, data := range c.pushed {
+			reg.pushBlob(repo, data)
+		}
+		if name != "the private config" {
+			reg.pushBlob(repo, c.config)
+		}
+		reg.put("/v2/"+repo+"/manifests/latest", fake.desc.MediaType, fake.manifest)
+		if got, err := p.store.Pull(t.Context(), reg.host+"/"+repo, image.Caller{Auth: somebody}); err == nil {
+			t.Errorf("%s: the files of %v were given as %s", name, private.id(), got.ID)
+		}
+	}
+	if images := p.store.List(); len(images) != 1 || len(images[0].Tags) != 1 {
+		t.Errorf("images are %+v", images)
+	}
+}
+
+// The environment in a config can be a secret too, and a config is known by its digest,
+// which each pod's status shows.
+func TestClaimedConfigIsNotGiven(t *testing.T) {
+	reg := newRegistry(t)
+	p := newPlace(t, reg)
+	public := tarOf(t, map[string]string{"base": "public"})
+	private := buildOf(t, "gzip", v1.Image{Config: v1.ImageConfig{Env: []string{"TOKEN=secret"}}}, public)
+	reg.push("private", "latest", private)
+	reg.guard("private")
+	if _, err := p.store.Pull(t.Context(), reg.host+"/private", image.Caller{Auth: me}); err != nil {
+		t.Fatal(err)
+	}
+	fake := claim(t, private.config, private.blobs...)
+	reg.pushBlob("mallory", private.blobs[0])
+	reg.put("/v2/mallory/manifests/latest", fake.desc.MediaType, fake.manifest)
+	if got, err := p.store.Pull(t.Context(), reg.host+"/mallory", image.Caller{Auth: somebody}); err == nil {
+		t.Errorf("the config was given: %+v", got)
+	}
+}
+
+// A layer that several images have in common is fetched once, whoever they belong to:
+// that the blob is in the other's repository too is enough.
+func TestSharedLayerIsFetchedOnce(t *testing.T) {
+	reg := newRegistry(t)
+	p := newPlace(t, reg)
+	a, b := build(t, "gzip", "base", "a"), build(t, "gzip", "base", "b")
+	reg.push("a", "latest", a)
+	reg.push("b", "latest", b)
+	whole := 0
+	reg.intercept(func(w http.ResponseWriter, req *http.Request) bool {
+		if strings.HasSuffix(req.URL.Path, digest.FromBytes(a.blobs[0]).String()) && req.Header.Get("Range") == "" {
+			whole++
+		}
+		return false
+	})
+	p.pull(reg.host + "/a")
+	p.pull(reg.host + "/b")
+	p.reopen(image.Options{})
+	p.pull(reg.host + "/b")
+	if whole != 1 {
+		t.Errorf("the layer was fetched %d times", whole)
+	}
+	// Compressed otherwise it must be seen to be the same.
+	z := build(t, "zstd", "base", "a")
+	reg.push("z", "latest", z)
+	if got := p.pull(reg.host + "/z"); got.ID != a.id() || p.layers() != 3 {
+		t.Errorf("image %s, %d layers, want %s and 3", got.ID, p.layers(), a.id())
+	}
+}
