@@ -47,7 +47,7 @@ func (o *outputs) copy(to io.Writer, from *os.File) {
 			case ended:
 				from.SetReadDeadline(*until)
 			}
-			n, err := from.Read(buf)
+			n, err := o.read(from, buf)
 			owed -= n
 			if n > 0 { // to some clients an empty write is a message
 				if _, werr := to.Write(buf[:n]); werr != nil {
@@ -55,11 +55,37 @@ func (o *outputs) copy(to io.Writer, from *os.File) {
 				}
 			}
 			late := errors.Is(err, os.ErrDeadlineExceeded)
-			if err != nil && !(late && !ended) { // a terminal that has ended says EIO
+			if err != nil && !(late && !ended) {
 				return
 			}
 		}
 	})
+}
+
+// read reads from a stream. A terminal says EIO while nobody has it open: that is its
+// end only once the command has ended, which may open it again before.
+func (o *outputs) read(from *os.File, buf []byte) (n int, err error) {
+	raw, err := from.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	rerr := raw.Read(func(fd uintptr) bool {
+		for {
+			if n, err = unix.Read(int(fd), buf); err != unix.EINTR {
+				break
+			}
+		}
+		return err != unix.EAGAIN && (err != unix.EIO || o.until.Load() != nil)
+	})
+	switch {
+	case rerr != nil:
+		return 0, rerr
+	case err != nil:
+		return 0, os.NewSyscallError("read", err)
+	case n == 0:
+		return 0, io.EOF
+	}
+	return n, nil
 }
 
 // pending is how many bytes are in a pipe or terminal (FIONREAD, which is TIOCINQ: ioctl_tty(2), pipe(7)).

@@ -2,6 +2,7 @@ package server
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"strings"
 	"testing"
@@ -85,4 +86,51 @@ func TestOutputOfAnEndedCommand(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A command that closes its terminal and opens it again is still heard; when it has
+// ended nobody waits for more.
+func TestOutputOfATerminalOpenedAgain(t *testing.T) {
+	pty, name := newPTY(t)
+	to := &slowWriter{}
+	var o outputs
+	o.copy(to, pty)
+	for _, text := range []string{"before\n", "later\n"} {
+		tty, err := os.OpenFile(name, os.O_WRONLY|unix.O_NOCTTY, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := tty.WriteString(text); err != nil {
+			t.Fatal(err)
+		}
+		for pending(pty) > 0 { // else what is written may come with what comes later
+			time.Sleep(time.Millisecond)
+		}
+		tty.Close()
+		time.Sleep(20 * time.Millisecond) // for a reader that takes this for the end
+	}
+	o.drain()
+	if got := to.String(); got != "before\r\nlater\r\n" {
+		t.Errorf("got %q", got)
+	}
+}
+
+// newPTY makes a terminal and returns its master, as an executor gives it, and the
+// name of its other end.
+func newPTY(t *testing.T) (master *os.File, name string) {
+	t.Helper()
+	fd, err := unix.Open("/dev/ptmx", unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	if err != nil {
+		t.Skipf("needs /dev/ptmx: %v", err)
+	}
+	master = os.NewFile(uintptr(fd), "pty")
+	t.Cleanup(func() { master.Close() })
+	if err := unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0); err != nil {
+		t.Fatal(err)
+	}
+	n, err := unix.IoctlGetInt(fd, unix.TIOCGPTN)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return master, fmt.Sprintf("/dev/pts/%d", n)
 }

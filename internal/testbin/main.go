@@ -13,6 +13,7 @@
 //	ignore-term      from here on do not end on SIGTERM
 //	eat MIB          allocate and touch that much memory
 //	env NAME         the variable's value as a line
+//	close            close stdin, stdout and stderr
 //	cat PATH         a file's content
 //	ls PATH          a directory's names, a line each
 //	write PATH TEXT  TEXT into a file
@@ -92,6 +93,10 @@ func main() {
 			eat(number(next()))
 		case "env":
 			fmt.Println(os.Getenv(next()))
+		case "close":
+			for _, f := range []*os.File{os.Stdin, os.Stdout, os.Stderr} {
+				check(f.Close())
+			}
 		case "cat":
 			data, err := os.ReadFile(next())
 			check(err)

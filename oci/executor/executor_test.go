@@ -468,6 +468,29 @@ func line(t testing.TB, f *os.File) string {
 	return s
 }
 
+// until reads what comes until it has the text.
+func until(t testing.TB, f *os.File, text string) string {
+	t.Helper()
+	f.SetReadDeadline(time.Now().Add(2 * time.Minute))
+	var got []byte
+	for buf := make([]byte, 4<<10); !bytes.Contains(got, []byte(text)); {
+		n, err := f.Read(buf)
+		got = append(got, buf[:n]...)
+		if err != nil {
+			t.Fatalf("%s: %v after %q", f.Name(), err, got)
+		}
+	}
+	return string(got)
+}
+
+// touch makes a file in the container's root.
+func (b *box) touch(path string) {
+	b.t.Helper()
+	if err := os.WriteFile(filepath.Join(b.root, path), nil, 0o644); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
 // alive tells whether a process is there and not a zombie.
 func alive(pid int) bool {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))

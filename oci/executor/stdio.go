@@ -105,6 +105,10 @@ func (io *stdio) pump(o *output, g *gate) {
 // copy reads fd until it is dry or has ended, but no more than some buffers full,
 // and returns how much that was and whether it has ended.
 //
+// A terminal's EIO says that nobody in the container has it open at the moment: an
+// init that has closed its stdio may open /dev/console again. It is the end only once
+// the container has ended.
+//
 // A line that is cut by the end of the buffer, while more is there to be read, is
 // joined with what follows; one that just has not gone on yet is written as it is.
 func (io *stdio) copy(fd int, o *output, g *gate) (total int, end bool) {
@@ -118,8 +122,8 @@ func (io *stdio) copy(fd int, o *output, g *gate) (total int, end bool) {
 		if err == unix.EINTR {
 			continue
 		}
-		if n <= 0 { // dry, or the end: a terminal's is EIO
-			end = err != unix.EAGAIN
+		if n <= 0 {
+			end = err != unix.EAGAIN && !(err == unix.EIO && o.tty && !o.last.Load())
 			break
 		}
 		total += n
