@@ -1,6 +1,8 @@
 package executor
 
 import (
+	"errors"
+
 	"github.com/opencontainers/runc/libcontainer"
 	"golang.org/x/sys/unix"
 
@@ -22,7 +24,12 @@ func (x *Executor) signal(req wire.SignalRequest) error {
 	case !ready:
 		return fault.WrongState.Errorf("container %s is starting", req.ID)
 	case req.All:
-		return signalAll(c.ref.Cgroups, sig)
+		err := signalAll(c.ref.Cgroups, sig)
+		if sig == unix.SIGKILL && !over {
+			// It may have been moved to another cgroup. With it goes its PID namespace.
+			err = errors.Join(err, c.proc.signal(sig))
+		}
+		return err
 	case over:
 		return nil
 	}
