@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -61,22 +62,53 @@ func ready(f *os.File, events int16) error {
 	})
 }
 
-// reap takes the exit code of a process that wait has returned for.
-func (p *child) reap() (int32, error) {
+// look returns the exit code of a process that wait has returned for. A child of ours
+// stays a zombie, and its code in the kernel, until it is reaped.
+func (p *child) look() (int32, error) {
 	if !p.ours {
 		return p.lookUp()
 	}
 	for {
-		var ws unix.WaitStatus
 		// By PID: it is a zombie of ours, nobody else can have the number.
-		switch _, err := unix.Wait4(p.pid, &ws, 0, nil); err {
-		case nil:
-			return exitCode(ws), nil
-		case unix.EINTR:
-		default:
+		info, err := waitid(unix.P_PID, p.pid, unix.WEXITED|unix.WNOWAIT)
+		switch {
+		case err == unix.EINTR:
+		case err != nil:
 			return 255, fmt.Errorf("wait for process %d: %w", p.pid, err)
+		case info.code == cldExited:
+			return info.status, nil
+		default:
+			return 128 + info.status, nil // ended by a signal
 		}
 	}
+}
+
+// reap lets go of a process whose code is known.
+func (p *child) reap() {
+	for p.ours {
+		if _, err := unix.Wait4(p.pid, nil, 0, nil); err != unix.EINTR {
+			return
+		}
+	}
+}
+
+// cldExited is CLD_EXITED: the status is what the process gave to exit, else a signal.
+const cldExited = 1
+
+// A childInfo is what waitid(2) tells in a siginfo_t about a child.
+type childInfo struct {
+	code        int32
+	pid, status int32
+}
+
+// waitid is waitid(2). A pid of 0 in the answer means that none has ended (WNOHANG).
+func waitid(kind, id, options int) (childInfo, error) {
+	var info unix.Siginfo
+	err := unix.Waitid(kind, id, &info, options, nil)
+	// The fields of a child, si_pid, si_uid and si_status, come first in the union
+	// behind the three ints, which is aligned as a pointer.
+	fields := (*[3]int32)(unsafe.Add(unsafe.Pointer(&info), 4*unsafe.Sizeof(uintptr(0))/2))
+	return childInfo{info.Code, fields[0], fields[2]}, err
 }
 
 // adoptedPatience bounds how long the foreign parent of an adopted process may

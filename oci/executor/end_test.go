@@ -3,6 +3,7 @@ package executor_test
 import (
 	"bytes"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -120,6 +121,60 @@ func TestSignalAll(t *testing.T) {
 		t.Errorf("exit is %+v", e)
 	}
 	b.empties()
+}
+
+// A container whose init is no longer in its cgroup, moved by an agent of the host or
+// by itself, can be stopped.
+func TestKillMovedAway(t *testing.T) {
+	n := start(t)
+	b := n.run([]string{"ignore-term", "print", "up", "sleep", "for-ever"})
+	b.says("up")
+	for _, dir := range b.reply.Cgroups {
+		root := strings.TrimSuffix(dir, n.cgroup+"/"+b.id)
+		if err := os.WriteFile(filepath.Join(root, "cgroup.procs"), []byte(fmt.Sprint(b.reply.Pid)), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.signal(unix.SIGKILL, true)
+	if e := b.wait(); e.Code != 137 {
+		t.Errorf("exit is %+v", e)
+	}
+}
+
+// Until its exit is on disk a container's init is not reaped: the kernel has its code
+// for whoever comes after an executor that dies in between.
+func TestExitIsKeptUntilItIsRecorded(t *testing.T) {
+	n := start(t)
+	log := filepath.Join(n.dir, "log")
+	if err := unix.Mkfifo(log, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	reader, err := os.OpenFile(log, os.O_RDWR, 0) // nobody reads: the log blocks
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer reader.Close()
+	b := n.run([]string{"count", "-1", "0s"}, func(r *wire.RunRequest, _ *specs.Spec) { r.LogPath = log })
+	eventually(t, func() bool {
+		room, err := unix.Poll([]unix.PollFd{{Fd: int32(reader.Fd()), Events: unix.POLLOUT}}, 0)
+		return err == nil && room == 0
+	}, "the log is not blocked")
+	b.signal(unix.SIGKILL, false)
+	eventually(t, func() bool { return !alive(b.reply.Pid) }, "it lives")
+	time.Sleep(300 * time.Millisecond) // for an executor that would not wait
+	if _, err := os.Stat(b.exit); err == nil {
+		t.Fatal("the exit is recorded, though the log is blocked")
+	}
+	if _, err := os.Stat(fmt.Sprintf("/proc/%d", b.reply.Pid)); err != nil {
+		t.Error("the init was reaped before its exit was recorded")
+	}
+	go io.Copy(io.Discard, reader)
+	if e := b.wait(); e.Code != 137 {
+		t.Errorf("exit is %+v", e)
+	}
+	if _, err := os.Stat(fmt.Sprintf("/proc/%d", b.reply.Pid)); err == nil {
+		t.Error("the init is not reaped")
+	}
 }
 
 // A frozen container can be killed.

@@ -168,7 +168,8 @@ func (x *Executor) watchExec(e *execution) {
 	}
 	x.gate.enter()
 	defer x.gate.leave()
-	code, err := e.proc.reap()
+	code, err := e.proc.look()
+	e.proc.reap()
 	if err != nil {
 		x.log.Error("exit code of exec is lost", "container", e.c.ID, "pid", e.proc.pid, "err", err)
 	}

@@ -11,8 +11,8 @@
 //
 //	run ──▶ starting ──▶ running ──────────────▶ ended ──▶ deleting ──▶ gone
 //	            │          │ pidfd readable        ▲ exit.json synced,
-//	            ▼ failed   └─ reap, kill the rest, ┘ then told
-//	           gone           drain stdio
+//	            ▼ failed   └─ look, kill the   ┘ init reaped,
+//	           gone           rest, drain stdio  then told
 //
 // Each has one goroutine that waits for its pidfd and one for each output stream;
 // all sleep in the poller, none holds a thread or a buffer while nothing happens.

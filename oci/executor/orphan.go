@@ -4,7 +4,6 @@ import (
 	"os"
 	"os/signal"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -70,11 +69,9 @@ func (x *Executor) orphan(pid int, age time.Duration) bool {
 
 // peek returns a child that has ended, without reaping it, or 0.
 func peek() int {
-	var info unix.Siginfo
-	err := unix.Waitid(unix.P_ALL, 0, &info, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil)
+	info, err := waitid(unix.P_ALL, 0, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT)
 	if err != nil {
 		return 0
 	}
-	// waitid(2): si_pid is the first field of the union behind the three ints.
-	return int(*(*int32)(unsafe.Add(unsafe.Pointer(&info), 4*unsafe.Sizeof(uintptr(0))/2)))
+	return int(info.pid)
 }

@@ -9,8 +9,9 @@ import (
 )
 
 // watch sees a container to its end: it waits for its init, ends what is left of
-// it, reads the rest of its output, writes the exit record and tells everybody.
-// After an upgrade it is entered again with what was known before.
+// it, reads the rest of its output, writes the exit record and tells everybody. The
+// init is reaped when its exit is on disk: until then whoever comes after us finds
+// its code. After an upgrade it is entered again with what was known before.
 func (x *Executor) watch(c *container) {
 	if x.ending(c) == nil {
 		if err := c.proc.wait(); err != nil {
@@ -19,13 +20,12 @@ func (x *Executor) watch(c *container) {
 		// Before anything else: systemd is about to remove the cgroup.
 		killed := c.killed()
 		x.gate.enter()
-		code, err := c.proc.reap()
+		code, err := c.proc.look()
 		e := exitOf(c.ID, code, killed, time.Now())
 		if err != nil {
 			e.Reason, e.Message = wire.ReasonUnknown, err.Error()
 		}
 		x.mu.Lock()
-		delete(x.known, c.proc.pid)
 		c.exit = e // not told before the phase changes
 		x.mu.Unlock()
 		x.gate.leave()
@@ -70,11 +70,13 @@ func (x *Executor) finish(c *container) {
 			x.log.Error("exit could not be recorded", "container", c.ID, "err", err)
 		}
 	}
+	c.proc.reap()
 	x.oom.flush(c.oom)
 	c.oom.close()
 	c.io.close()
 	c.proc.close()
 	x.mu.Lock()
+	delete(x.known, c.proc.pid)
 	c.exit, c.phase = e, ended
 	x.mu.Unlock()
 	close(c.gone)
