@@ -27,8 +27,8 @@ type Host interface {
 	Pin(p Pins) error
 	// Pinned reports whether all of p is in place.
 	Pinned(p Pins) bool
-	// Unpin takes away all that Pin mounted below dir.
-	Unpin(dir string) error
+	// Unpin takes away all that Pin mounted in p.Dir and at p.NetNS.
+	Unpin(p Pins) error
 	// Cgroup makes a sandbox's cgroup, or kills what is in it and removes it.
 	// The path is as SandboxConfig.CgroupParent's; what is removed may be of
 	// either driver.
@@ -43,12 +43,13 @@ type Host interface {
 
 // Pins says what is to be pinned for one sandbox:
 //
-//	<dir>/ns/net <dir>/ns/uts <dir>/ns/ipc   made anew
+//	<netns> <dir>/ns/uts <dir>/ns/ipc        made anew
 //	<dir>/ns/user                            likewise, and owns the others
 //	<dir>/ns/pid                             of the process Pid
 //	<dir>/shm                                a tmpfs
 type Pins struct {
 	Dir           string
+	NetNS         string // where the network namespace is pinned; "" = <dir>/ns/net
 	Net, UTS, IPC bool
 	IDs           *userns.Map       // of the user namespace; nil = the host's
 	Hostname      string            // of the new UTS namespace

@@ -17,11 +17,13 @@ import (
 
 // A kernel is the Host that is real.
 //
-// All pins lie below one directory that is bind-mounted onto itself and made
-// private: what is mounted there shows up in no other mount namespace that
-// shares its mounts with ours, and cannot be kept busy from there.
+// All pins but those of network namespaces (netns.go) lie below one directory that is
+// bind-mounted onto itself and made private: what is mounted there shows up in no
+// other mount namespace that shares its mounts with ours, and cannot be kept busy
+// from there.
 type kernel struct {
 	base    string // <state>/sandboxes
+	netNS   string // directory of network namespaces; "" = below base
 	systemd bool
 	log     *slog.Logger
 
@@ -29,8 +31,8 @@ type kernel struct {
 	open bool // base is a private mount; guarded by mu
 }
 
-func newKernel(base string, systemd bool, log *slog.Logger) *kernel {
-	return &kernel{base: base, systemd: systemd, log: log}
+func newKernel(base, netNS string, systemd bool, log *slog.Logger) *kernel {
+	return &kernel{base: base, netNS: netNS, systemd: systemd, log: log}
 }
 
 // Pin implements Host. What exists already is left alone, so that a Pin that
@@ -47,7 +49,10 @@ func (k *kernel) Pin(p Pins) error {
 	if p.Pid != 0 {
 		return pin(fmt.Sprintf("/proc/%d/ns/pid", p.Pid), filepath.Join(dir, "pid"))
 	}
-	if err := makeNamespaces(p, dir); err != nil {
+	if err := makeNamespaces(p); err != nil {
+		return err
+	}
+	if err := p.link(); err != nil {
 		return err
 	}
 	if p.IPC {
@@ -60,7 +65,7 @@ func (k *kernel) Pin(p Pins) error {
 func (k *kernel) Pinned(p Pins) bool {
 	want := map[string]bool{"net": p.Net, "uts": p.UTS, "ipc": p.IPC, "pid": p.Pid != 0, "user": p.IDs != nil}
 	for kind, wanted := range want {
-		if wanted && !isNamespace(filepath.Join(p.Dir, "ns", kind)) {
+		if wanted && !isNamespace(p.path(kind)) {
 			return false
 		}
 	}
@@ -70,16 +75,22 @@ func (k *kernel) Pinned(p Pins) bool {
 // Unpin implements Host. Only names that Pin may have mounted are tried, so that
 // its cost does not grow with the number of sandboxes, as that of reading the
 // mount table would.
-func (k *kernel) Unpin(dir string) error {
-	var errs []error
+func (k *kernel) Unpin(p Pins) error {
+	var paths []string
 	for _, name := range []string{"shm", "ns/pid", "ns/ipc", "ns/uts", "ns/net", "ns/user"} {
-		path := filepath.Join(dir, name)
+		paths = append(paths, filepath.Join(p.Dir, name))
+	}
+	if p.NetNS != "" {
+		paths = append(paths, p.NetNS)
+	}
+	var errs []error
+	for _, path := range paths {
 		errs = append(errs, unmount(path))
 		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			errs = append(errs, fmt.Errorf("remove mount point: %w", err))
 		}
 	}
-	return errors.Join(append(errs, unstage(filepath.Join(dir, stageDir)))...)
+	return errors.Join(append(errs, unstage(filepath.Join(p.Dir, stageDir)))...)
 }
 
 // stageDir is where the executor makes mounts ahead, a directory for each container
@@ -107,10 +118,15 @@ func (k *kernel) Close() error {
 	k.mu.Lock()
 	k.open = false
 	k.mu.Unlock()
-	return errors.Join(unmount(k.base), k.removeCgroupBase())
+	errs := []error{unmount(k.base), k.removeCgroupBase()}
+	if filepath.Dir(k.netNS) == filepath.Dir(k.base) { // else others have theirs there too
+		errs = append(errs, unmount(k.netNS))
+	}
+	return errors.Join(errs...)
 }
 
-// prepare makes base a private mount of its own, once.
+// prepare makes base a private mount of its own, and the directory of network
+// namespaces a shared one, once.
 func (k *kernel) prepare() error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -128,6 +144,11 @@ func (k *kernel) prepare() error {
 	}
 	if err := unix.Mount("", k.base, "", unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make %s private: %w", k.base, err)
+	}
+	if k.netNS != "" {
+		if err := share(k.netNS); err != nil {
+			return err
+		}
 	}
 	k.open = true
 	return nil

@@ -13,13 +13,13 @@ import (
 	"github.com/crisp-cri/crisp/internal/thread"
 )
 
-// makeNamespaces makes the namespaces of p, sets them up and pins them in dir.
+// makeNamespaces makes the namespaces of p, sets them up and pins them.
 //
 // unshare(2) changes the calling thread only, which ends here: the namespaces
 // then live by their pins alone.
-func makeNamespaces(p Pins, dir string) error {
+func makeNamespaces(p Pins) error {
 	if p.IDs != nil {
-		if err := dropOrphans(dir); err != nil {
+		if err := dropOrphans(p); err != nil {
 			return err
 		}
 	}
@@ -35,7 +35,7 @@ func makeNamespaces(p Pins, dir string) error {
 		{p.UTS, unix.CLONE_NEWUTS, "uts"},
 		{p.IPC, unix.CLONE_NEWIPC, "ipc"},
 	} {
-		if ns.wanted && !isNamespace(filepath.Join(dir, ns.kind)) {
+		if ns.wanted && !isNamespace(p.path(ns.kind)) {
 			flags |= ns.flag
 			kinds = append(kinds, ns.kind)
 		}
@@ -44,13 +44,13 @@ func makeNamespaces(p Pins, dir string) error {
 		return nil
 	}
 	if p.IDs != nil {
-		return makeOwned(p, flags, kinds, dir)
+		return makeOwned(p, flags, kinds)
 	}
-	return thread.Spend(func() error { return unshare(p, flags, kinds, dir) })
+	return thread.Spend(func() error { return unshare(p, flags, kinds) })
 }
 
 // unshare does the work on the thread that is thrown away.
-func unshare(p Pins, flags int, kinds []string, dir string) error {
+func unshare(p Pins, flags int, kinds []string) error {
 	if err := unix.Unshare(flags); err != nil {
 		return fmt.Errorf("make namespaces %s: %w", strings.Join(kinds, ", "), err)
 	}
@@ -62,13 +62,13 @@ func unshare(p Pins, flags int, kinds []string, dir string) error {
 			return err
 		}
 	}
-	return pinAll("/proc/thread-self/ns", kinds, dir)
+	return pinAll("/proc/thread-self/ns", kinds, p)
 }
 
-func pinAll(ns string, kinds []string, dir string) error {
+func pinAll(ns string, kinds []string, p Pins) error {
 	var errs []error
 	for _, kind := range kinds {
-		errs = append(errs, pin(filepath.Join(ns, kind), filepath.Join(dir, kind)))
+		errs = append(errs, pin(filepath.Join(ns, kind), p.path(kind)))
 	}
 	return errors.Join(errs...)
 }

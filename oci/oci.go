@@ -27,6 +27,7 @@
 //	<state>/containers/<id>/status.json the latest status, written on every move
 //	<state>/sandboxes/<id>/status.json  the latest state
 //	<state>/sandboxes/<id>/ns/*, shm    the pins and the tmpfs of /dev/shm
+//	<netns>/crisp-<id>                  the pin of the network namespace (netns.go)
 //
 // The life of both kinds of object is a table in state.go; a long operation is a
 // state, not a held lock. What each state means after a crash is in recover.go.
@@ -67,6 +68,7 @@ const (
 type Options struct {
 	Root, State   string // the Root of Records is the same
 	Records       Records
+	NetNSDir      string // of network namespaces, where others may have theirs; "" = with the other pins
 	Rebooted      bool   // the machine was restarted since the records were written
 	Executor      string // path of crisp-executor
 	PodInit       string // path of crisp-podinit
@@ -101,7 +103,7 @@ func Open(ctx context.Context, o Options) (_ *Runtime, err error) {
 	r.sandboxes.what, r.containers.what = "sandbox", "container"
 	r.closing, r.stopWork = context.WithCancel(context.WithoutCancel(ctx))
 	if r.host == nil {
-		r.host = newKernel(filepath.Join(o.State, sandboxKind), o.SystemdCgroup, o.Log)
+		r.host = newKernel(filepath.Join(o.State, sandboxKind), o.NetNSDir, o.SystemdCgroup, o.Log)
 	}
 	for _, dir := range []string{
 		filepath.Join(o.Root, containerKind), filepath.Join(o.Root, sandboxKind),

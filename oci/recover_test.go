@@ -261,7 +261,7 @@ func TestUserNamespaceSurvives(t *testing.T) {
 		}
 		sb, err := b.r.Sandbox(robbed)
 		b.ok(err)
-		b.ok(b.m.Host.Unpin(sb.RunDir()))
+		b.ok(b.m.Host.Unpin(oci.Pins{Dir: sb.RunDir()}))
 		b.reopen()
 		check(kept, oci.SandboxReady)
 		check(robbed, oci.SandboxNotReady)
@@ -386,7 +386,7 @@ func TestRecoverSandboxes(t *testing.T) {
 			b.Fatal("removed")
 		}
 		b.m.FailHost("unpin", nil)
-		b.ok(b.m.Host.Unpin(unpinned.RunDir())) // by somebody else
+		b.ok(b.m.Host.Unpin(oci.Pins{Dir: unpinned.RunDir()})) // by somebody else
 		b.reopen()
 		for sb, want := range map[*oci.Sandbox]oci.SandboxState{
 			b.sb: oci.SandboxReady, creating: oci.SandboxNotReady, stopping: oci.SandboxStopping, unpinned: oci.SandboxNotReady,

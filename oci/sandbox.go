@@ -49,6 +49,7 @@ type Sandbox struct {
 	created time.Time
 	dir     string // durable
 	runDir  string // gone after a reboot
+	netNS   string // where the network namespace is pinned, if there is one
 
 	mu         sync.Mutex
 	record     atomic.Pointer[sandboxRecord]
@@ -77,6 +78,7 @@ func (r *Runtime) newSandbox(id string, rec *sandboxRecord) *Sandbox {
 		rt: r, id: id, created: rec.CreatedAt,
 		dir:        filepath.Join(r.o.Root, sandboxKind, id),
 		runDir:     filepath.Join(r.o.State, sandboxKind, id),
+		netNS:      r.netNSPath(id),
 		containers: make(map[string]*Container),
 	}
 	sb.record.Store(rec)
@@ -110,13 +112,12 @@ func (sb *Sandbox) NetNS() string { return sb.NamespacePath("net") }
 // NamespacePath returns the path of the sandbox's namespace of that kind, "net",
 // "uts", "ipc", "pid" or "user"; "" if it has none of its own.
 func (sb *Sandbox) NamespacePath(kind string) string {
-	cfg := sb.record.Load().Config
-	pins := pinsOf(cfg, sb.runDir)
+	cfg, pins := sb.record.Load().Config, sb.pins()
 	own := map[string]bool{"net": pins.Net, "uts": pins.UTS, "ipc": pins.IPC, "pid": cfg.SharedPID, "user": pins.IDs != nil}
 	if !own[kind] {
 		return ""
 	}
-	return filepath.Join(sb.runDir, "ns", kind)
+	return pins.path(kind)
 }
 
 // ShmDir returns the tmpfs for /dev/shm, or the host's with HostIPC.
@@ -280,10 +281,11 @@ func (sb *Sandbox) lend() ([]*os.File, error) {
 	return lend(sb.held)
 }
 
-// pinsOf says what is pinned for a sandbox of that configuration.
-func pinsOf(cfg SandboxConfig, dir string) Pins {
+// pins says what is pinned for the sandbox.
+func (sb *Sandbox) pins() Pins {
+	cfg := sb.record.Load().Config
 	return Pins{
-		Dir: dir,
+		Dir: sb.runDir, NetNS: sb.netNS,
 		Net: !cfg.HostNetwork, UTS: !cfg.HostNetwork, IPC: !cfg.HostIPC,
 		IDs: cfg.IDs, Hostname: cfg.Hostname, Sysctls: cfg.Sysctls,
 	}

@@ -79,7 +79,7 @@ func (sb *Sandbox) make(ctx context.Context, cfg SandboxConfig) error {
 	if err := makePrivate(sb.runDir); err != nil {
 		return fmt.Errorf("make directory of sandbox %s: %w", sb.id, err)
 	}
-	if err := sb.rt.host.Pin(pinsOf(cfg, sb.runDir)); err != nil {
+	if err := sb.rt.host.Pin(sb.pins()); err != nil {
 		return fmt.Errorf("sandbox %s: %w", sb.id, err)
 	}
 	if cfg.CgroupParent == "" {
@@ -124,7 +124,7 @@ func (sb *Sandbox) startInit(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	pins := pinsOf(sb.Config(), sb.runDir)
+	pins := sb.pins()
 	pins.Pid = reply.Pid
 	if err := sb.rt.host.Pin(pins); err != nil {
 		return fmt.Errorf("sandbox %s: %w", sb.id, err)

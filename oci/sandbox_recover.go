@@ -23,6 +23,9 @@ import (
 // loadSandbox finds out where a sandbox is, as far as the disk tells.
 func (r *Runtime) loadSandbox(id string, rec *sandboxRecord) *Sandbox {
 	sb := r.newSandbox(id, rec)
+	if beside := filepath.Join(sb.runDir, "ns", "net"); pinnedAt(beside) {
+		sb.netNS = beside // by a release that had all pins there
+	}
 	r.clock.Store(max(r.clock.Load(), rec.CreatedAt.UnixNano()))
 	var st sandboxStatus
 	err := r.readState(filepath.Join(sb.runDir, "status.json"), &st)
@@ -108,7 +111,7 @@ func (sb *Sandbox) finish(ctx context.Context) error {
 	case SandboxRemoving:
 		return sb.Remove(ctx)
 	case SandboxReady:
-		pins := pinsOf(sb.Config(), sb.runDir)
+		pins := sb.pins()
 		pins.Pid = sb.status.Load().Pid
 		if sb.rt.host.Pinned(pins) {
 			return nil

@@ -27,7 +27,7 @@ func (sb *Sandbox) Unpin(ctx context.Context) error {
 		errs = append(errs, sb.rt.expunge(ctx, sb.id))
 		sb.release()
 	}
-	errs = append(errs, sb.rt.host.Unpin(sb.runDir))
+	errs = append(errs, sb.rt.host.Unpin(sb.pins()))
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("unpin sandbox %s: %w", sb.id, err)
 	}

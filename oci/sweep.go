@@ -32,6 +32,9 @@ func (r *Runtime) sweep(ctx context.Context) {
 	for _, id := range strangers(filepath.Join(r.o.State, sandboxKind), r.sandboxes.has) {
 		r.swept("sandbox", id, r.sweepSandbox(ctx, id))
 	}
+	for _, id := range r.strayNetNS() {
+		r.swept("sandbox", id, r.sweepSandbox(ctx, id))
+	}
 	for _, id := range strangers(filepath.Join(r.o.Root, containerKind), r.containers.has) {
 		r.swept("container", id, r.o.Records.Remove(containerKind, id))
 	}
@@ -61,7 +64,7 @@ func (r *Runtime) sweepSandbox(ctx context.Context, id string) error {
 	dir := filepath.Join(r.o.State, sandboxKind, id)
 	err := errors.Join(
 		r.expunge(ctx, id),
-		r.host.Unpin(dir),
+		r.host.Unpin(Pins{Dir: dir, NetNS: r.netNSPath(id)}),
 		r.host.Cgroup(ownCgroup(id, r.o.SystemdCgroup), false),
 	)
 	if err != nil {

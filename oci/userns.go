@@ -40,13 +40,13 @@ func checkIDs(cfg SandboxConfig) error {
 
 // makeOwned makes a user namespace and others that belong to it: what is done in
 // them needs the capabilities of its root.
-func makeOwned(p Pins, flags int, kinds []string, dir string) error {
+func makeOwned(p Pins, flags int, kinds []string) error {
 	err := userns.Make(*p.IDs, uintptr(flags)&^unix.CLONE_NEWUSER, func(ns string) error {
 		if err := thread.Spend(func() error { return setUp(p, kinds, ns) }); err != nil {
 			return err
 		}
 		// The user namespace goes last: it stands for all.
-		return pinAll(ns, append(slices.Clone(kinds[1:]), kinds[0]), dir)
+		return pinAll(ns, append(slices.Clone(kinds[1:]), kinds[0]), p)
 	})
 	if err != nil {
 		return fmt.Errorf("make namespaces %s: %w", strings.Join(kinds, ", "), err)
@@ -56,13 +56,13 @@ func makeOwned(p Pins, flags int, kinds []string, dir string) error {
 
 // dropOrphans takes away what an interrupted Pin has left of namespaces whose
 // owner was not pinned any more: the next one would not be theirs.
-func dropOrphans(dir string) error {
-	if isNamespace(filepath.Join(dir, "user")) {
+func dropOrphans(p Pins) error {
+	if isNamespace(p.path("user")) {
 		return nil
 	}
 	var errs []error
 	for _, kind := range []string{"net", "uts", "ipc"} {
-		errs = append(errs, unmount(filepath.Join(dir, kind)))
+		errs = append(errs, unmount(p.path(kind)))
 	}
 	return errors.Join(errs...)
 }

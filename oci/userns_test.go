@@ -58,7 +58,7 @@ func TestPinUserNamespace(t *testing.T) {
 		t.Skip("needs root")
 	}
 	base := t.TempDir()
-	k := newKernel(base, false, slog.New(slog.NewTextHandler(t.Output(), nil)))
+	k := newKernel(base, "", false, slog.New(slog.NewTextHandler(t.Output(), nil)))
 	dir := filepath.Join(base, "sb")
 	p := Pins{
 		Dir: dir, Net: true, UTS: true, IPC: true, Hostname: "inside",
@@ -66,7 +66,7 @@ func TestPinUserNamespace(t *testing.T) {
 		Sysctls: map[string]string{"kernel.shmmni": "77", "net.ipv4.ip_unprivileged_port_start": "7", "kernel.domainname": "domain", "fs.mqueue.msg_max": "13"},
 	}
 	defer func() {
-		if err := k.Unpin(dir); err != nil {
+		if err := k.Unpin(Pins{Dir: dir}); err != nil {
 			t.Error(err)
 		}
 		if k.Pinned(Pins{Dir: dir, IDs: p.IDs}) {

@@ -334,6 +334,16 @@ func TestInstance(t *testing.T) {
 }
 
 // The cgroup driver follows the host unless somebody decides.
+// The default instance has the network namespaces of its pods where agents of CNI
+// plugins look; another one touches nothing outside of its directories.
+func TestNetNSDir(t *testing.T) {
+	for state, want := range map[string]string{config.DefaultState: "/var/run/netns", "/tmp/s": "/tmp/s/netns"} {
+		if got := netNSDir(&config.Config{Root: config.DefaultRoot, State: state}); got != want {
+			t.Errorf("network namespaces of an instance with state %s are in %s, want %s", state, got, want)
+		}
+	}
+}
+
 func TestCgroupDriver(t *testing.T) {
 	modern, old := kernel.Features{Systemd: true, CgroupV2: true}, kernel.Features{Systemd: true}
 	for _, tt := range []struct {

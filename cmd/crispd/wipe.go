@@ -77,6 +77,7 @@ func wipe(c *config.Config, all bool, out io.Writer) error {
 		w.note("AppArmor profile", apparmor.New(ownProfile(c)).Unload(ctx))
 	}
 	w.unmount()
+	w.namespaces()
 	w.remove(c.State)
 	if all {
 		w.remove(c.Root)
@@ -141,9 +142,28 @@ func (w *wiping) unmount() {
 }
 
 func (w *wiping) mounts() ([]*mountinfo.Info, error) {
+	netNS := netNSDir(w.c)
+	if real, err := filepath.EvalSymlinks(netNS); err == nil { // /var/run is a link to /run
+		netNS = real
+	}
 	return mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) {
-		return !below(m.Mountpoint, w.c.Root) && !below(m.Mountpoint, w.c.State), false
+		pin := filepath.Dir(m.Mountpoint) == netNS && oci.NetNSOwner(filepath.Base(m.Mountpoint)) != ""
+		return !pin && !below(m.Mountpoint, w.c.Root) && !below(m.Mountpoint, w.c.State), false
 	})
+}
+
+// namespaces removes the files that network namespaces were pinned on, from a
+// directory that others use too.
+func (w *wiping) namespaces() {
+	entries, err := os.ReadDir(netNSDir(w.c))
+	if err != nil {
+		return // there is none
+	}
+	for _, e := range entries {
+		if oci.NetNSOwner(e.Name()) != "" {
+			w.note("network namespace", os.Remove(filepath.Join(netNSDir(w.c), e.Name())))
+		}
+	}
 }
 
 // remove removes a directory of ours, but never through a mount: what is

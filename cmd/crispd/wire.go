@@ -158,6 +158,7 @@ func ociOptions(c *config.Config, records *checkpoint.Manager, systemd bool, pub
 	return oci.Options{
 		Root:          c.Root,
 		State:         c.State,
+		NetNSDir:      netNSDir(c),
 		Records:       records,
 		Rebooted:      records.Boot().Rebooted(),
 		Executor:      beside("crisp-executor"),
@@ -167,6 +168,16 @@ func ociOptions(c *config.Config, records *checkpoint.Manager, systemd bool, pub
 		OnEvent:       publish,
 		Log:           log,
 	}
+}
+
+// netNSDir is where the pods' network namespaces are. The agents of CNI plugins that
+// open them from a pod of their own have this directory mounted: it is where ip-netns(8)
+// and the other runtimes have theirs. Another instance keeps to its state.
+func netNSDir(c *config.Config) string {
+	if c.DefaultInstance() {
+		return "/var/run/netns"
+	}
+	return filepath.Join(c.State, "netns")
 }
 
 // nriOptions leaves the plugins that the machine has installed to the default

@@ -104,7 +104,7 @@ func wanted(p oci.Pins) []string {
 }
 
 // Unpin implements oci.Host.
-func (h *Host) Unpin(dir string) error { return h.do("unpin", func() { delete(h.pins, dir) }) }
+func (h *Host) Unpin(p oci.Pins) error { return h.do("unpin", func() { delete(h.pins, p.Dir) }) }
 
 // Cgroup implements oci.Host.
 func (h *Host) Cgroup(path string, present bool) error {

@@ -1,0 +1,157 @@
+package oci
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"time"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+)
+
+// Network namespaces are pinned apart from the others: CNI plugins do part of their
+// work in agents, which open the namespace by its path (CNI_NETNS) from a pod or a
+// chroot of theirs. Such an agent sees what is mounted in a directory of the host if
+// that is mounted in the host's shared mount and the agent's own is its slave
+// (mountPropagation: HostToContainer). So the directory is shared, and not private as
+// the one of the other pins is.
+//
+// In <state>/sandboxes/<id>/ns there is a symbolic link instead, by which a release
+// from before finds the namespace. What such a release has pinned there itself stays
+// where it is (loadSandbox).
+
+// netNSName is what a sandbox's network namespace is called among those of others.
+func netNSName(id string) string { return "crisp-" + id }
+
+var netNSPattern = regexp.MustCompile(`^crisp-([0-9a-f]{64})$`)
+
+// NetNSOwner returns the ID of the sandbox that a file in Options.NetNSDir belongs
+// to, "" if it is none of ours.
+func NetNSOwner(name string) string {
+	if m := netNSPattern.FindStringSubmatch(name); m != nil {
+		return m[1]
+	}
+	return ""
+}
+
+// netNSPath is where the network namespace of a sandbox is pinned.
+func (r *Runtime) netNSPath(id string) string {
+	if r.o.NetNSDir == "" {
+		return filepath.Join(r.o.State, sandboxKind, id, "ns", "net")
+	}
+	return filepath.Join(r.o.NetNSDir, netNSName(id))
+}
+
+// strayNetNS lists the owners of network namespaces whom nobody knows.
+func (r *Runtime) strayNetNS() []string {
+	if r.o.NetNSDir == "" {
+		return nil
+	}
+	entries, err := os.ReadDir(r.o.NetNSDir)
+	if err != nil {
+		return nil // nothing there to sweep
+	}
+	var ids []string
+	for _, e := range entries {
+		if id := NetNSOwner(e.Name()); id != "" && !r.sandboxes.has(id) {
+			ids = append(ids, id)
+		}
+	}
+	return ids
+}
+
+// path is where the namespace of that kind is pinned.
+func (p Pins) path(kind string) string {
+	if kind == "net" && p.NetNS != "" {
+		return p.NetNS
+	}
+	return filepath.Join(p.Dir, "ns", kind)
+}
+
+// pinnedAt says whether a namespace is pinned at path itself, not by way of a link.
+func pinnedAt(path string) bool {
+	st, err := os.Lstat(path)
+	return err == nil && st.Mode()&os.ModeSymlink == 0 && isNamespace(path)
+}
+
+// link leaves the way to a network namespace that is pinned elsewhere.
+func (p Pins) link() error {
+	path := filepath.Join(p.Dir, "ns", "net")
+	if !p.Net || p.path("net") == path {
+		return nil
+	}
+	if to, err := os.Readlink(path); err == nil && to == p.NetNS {
+		return nil
+	}
+	if err := os.Symlink(p.NetNS, path); err != nil {
+		return fmt.Errorf("link to network namespace: %w", err)
+	}
+	return nil
+}
+
+// share makes dir, and makes it a mount of its own that is shared unless it lies in
+// one that is (ip-netns(8) does the same, under the same lock; MS_REC keeps what
+// others have pinned there).
+func share(dir string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return fmt.Errorf("make directory of network namespaces: %w", err)
+	}
+	unlock := lockDir(dir)
+	defer unlock()
+	mounted, shared, err := mountOf(dir)
+	if err != nil || shared {
+		return err
+	}
+	if !mounted {
+		if err := unix.Mount(dir, dir, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+			return fmt.Errorf("bind %s onto itself: %w", dir, err)
+		}
+	}
+	if err := unix.Mount("", dir, "", unix.MS_SHARED|unix.MS_REC, ""); err != nil {
+		return fmt.Errorf("make %s shared: %w", dir, err)
+	}
+	return nil
+}
+
+// lockDir keeps `ip netns` from binding dir onto itself at the same time. It is not
+// worth waiting long for: who holds it longer is not about to do that.
+func lockDir(dir string) (unlock func()) {
+	f, err := os.Open(dir)
+	if err != nil {
+		return func() {}
+	}
+	for range 100 {
+		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); !errors.Is(err, unix.EWOULDBLOCK) {
+			break
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	return func() { f.Close() }
+}
+
+// mountOf tells whether dir is a mount point, and whether the mount that it lies in
+// is shared (proc_pid_mountinfo(5)).
+func mountOf(dir string) (mounted, shared bool, err error) {
+	real, err := filepath.EvalSymlinks(dir)
+	if err != nil {
+		return false, false, err
+	}
+	mounts, err := mountinfo.GetMounts(mountinfo.ParentsFilter(real))
+	if err != nil {
+		return false, false, fmt.Errorf("look at %s: %w", dir, err)
+	}
+	var nearest *mountinfo.Info
+	for _, m := range mounts { // of those on one point, the last is on top
+		if nearest == nil || len(m.Mountpoint) >= len(nearest.Mountpoint) {
+			nearest = m
+		}
+	}
+	if nearest == nil {
+		return false, false, fmt.Errorf("look at %s: no mount", dir)
+	}
+	return nearest.Mountpoint == real, strings.Contains(nearest.Optional, "shared:"), nil
+}
