@@ -1,0 +1,164 @@
+package tree
+
+import (
+	"context"
+	"io/fs"
+
+	"golang.org/x/sys/unix"
+)
+
+// maxPasses bounds how often a directory is begun again that somebody fills while
+// it is emptied.
+const maxPasses = 100
+
+// removal is what Remove knows of a directory.
+type removal struct {
+	failed bool // something in it is there to stay
+	passes uint8
+}
+
+// Remove removes what is at path, and all below it. Nothing there is no error. A
+// mount is not entered, unless it is path itself, and stays: EBUSY. It needs no room
+// on the disk. After an error it goes on with the rest, and returns the first, an
+// *fs.PathError. When ctx ends it stops where it is.
+func Remove(ctx context.Context, path string) error {
+	return RemoveAt(ctx, unix.AT_FDCWD, path)
+}
+
+// RemoveAt is Remove of name, relative to the directory with the descriptor dir.
+func RemoveAt(ctx context.Context, dir int, name string) error {
+	r := &remove{top: name}
+	defer r.closeAll()
+	err := unix.Unlinkat(dir, name, 0)
+	if err == nil || err == unix.ENOENT {
+		return nil
+	}
+	if err != unix.EISDIR {
+		return &fs.PathError{Op: "remove", Path: shorten(name), Err: err}
+	}
+	for pass := 0; ; pass++ {
+		err := unix.Unlinkat(dir, name, unix.AT_REMOVEDIR)
+		if err == nil || err == unix.ENOENT {
+			return nil
+		}
+		if r.err != nil {
+			return r.err
+		}
+		if !notEmpty(err) && err != unix.EBUSY || pass == maxPasses {
+			return &fs.PathError{Op: "remove", Path: shorten(name), Err: err}
+		}
+		if err == unix.EBUSY && pass > 0 {
+			return &fs.PathError{Op: "remove", Path: shorten(name), Err: err}
+		}
+		if err := r.openTop(dir, name); err != nil {
+			return &fs.PathError{Op: "open", Path: shorten(name), Err: err}
+		}
+		if err := r.empty(ctx); err != nil {
+			return err
+		}
+	}
+}
+
+// notEmpty tells whether err is what rmdir(2) says of a directory that is not empty.
+func notEmpty(err error) bool { return err == unix.ENOTEMPTY || err == unix.EEXIST }
+
+type remove struct {
+	levels
+	top string
+	err error // the first
+}
+
+// note keeps the first error, and marks the directory as one that stays.
+func (r *remove) note(op, name string, err error) {
+	if r.err == nil {
+		r.err = &fs.PathError{Op: op, Path: r.path(r.top, name), Err: err}
+	}
+	r.here().state.failed = true
+}
+
+// empty removes all that is in the top, and closes it.
+func (r *remove) empty(ctx context.Context) error {
+	for {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		name, kind, ok, err := r.next()
+		if err != nil {
+			r.note("read directory", "", err)
+		}
+		if ok {
+			r.entry(name, kind)
+			continue
+		}
+		if len(r.list) == 1 {
+			r.closeAll()
+			return nil
+		}
+		if err := r.leave(); err != nil {
+			return err
+		}
+	}
+}
+
+// entry removes a file, or goes down into a directory.
+func (r *remove) entry(name string, kind byte) {
+	if kind != unix.DT_DIR {
+		err := unix.Unlinkat(r.fd(), name, 0)
+		if err == nil || err == unix.ENOENT {
+			return
+		}
+		if err != unix.EISDIR {
+			r.note("remove", name, err)
+			return
+		}
+	}
+	r.descend(name, 0)
+}
+
+func (r *remove) descend(name string, passes uint8) {
+	fd, err := r.openDir(r.fd(), name)
+	if err == nil {
+		if err = r.push(fd, name); err == nil {
+			r.here().state.passes = passes
+			return
+		}
+	}
+	switch err {
+	case unix.EXDEV:
+		err = unix.EBUSY // as rmdir(2) would say of a mount
+	case unix.ENOTDIR, unix.ELOOP: // by now it is something else
+		err = unix.Unlinkat(r.fd(), name, 0)
+	default: // that cannot be read, but perhaps is empty
+		if unix.Unlinkat(r.fd(), name, unix.AT_REMOVEDIR) == nil {
+			err = nil
+		}
+	}
+	if err != nil && err != unix.ENOENT {
+		r.note("remove", name, err)
+	}
+}
+
+// leave goes up from a directory that was read to its end, and removes it. It
+// begins anew with one that is not empty although nothing in it failed: somebody
+// fills it, or has led us elsewhere, or reading while removing has left something out.
+func (r *remove) leave() error {
+	depth := len(r.list)
+	name, state := r.here().name, r.here().state
+	if err := r.pop(); err != nil {
+		return &fs.PathError{Op: "remove", Path: shorten(r.top), Err: err}
+	}
+	if len(r.list) != depth-1 {
+		return nil // what was left behind is found again from further up
+	}
+	err := unix.Unlinkat(r.fd(), name, unix.AT_REMOVEDIR)
+	switch {
+	case err == nil || err == unix.ENOENT:
+	case notEmpty(err) && state.failed:
+		r.here().state.failed = true
+	case notEmpty(err) && state.passes < maxPasses:
+		r.descend(name, state.passes+1)
+	default:
+		r.note("remove", name, err)
+	}
+	return nil
+}

@@ -1,0 +1,167 @@
+package tree
+
+import (
+	"context"
+	"io/fs"
+
+	"golang.org/x/sys/unix"
+)
+
+// Options say how Walk goes.
+type Options struct {
+	// Sorted has the names of each directory come in order. They are kept in memory
+	// then, as long as the directory is on the way.
+	Sorted bool
+	// Mounts has what is mounted in the tree be walked too, not only be visited.
+	Mounts bool
+	// Leave is called after all that is in a directory was visited; of the File it
+	// gets FD and Path alone are set. It may be nil.
+	Leave func(*File) error
+}
+
+// A File is what Walk has come to. It is valid while it is visited.
+type File struct {
+	Dir  int         // descriptor of the directory that it is in, or AT_FDCWD
+	Name string      // in Dir
+	FD   int         // of a directory that will be walked: open for reading; else -1
+	Stat unix.Stat_t // of itself: a symlink is not followed
+
+	levels *levels
+}
+
+// PathLen is the length of the file's path from the top on, in bytes.
+func (f *File) PathLen() int { return f.levels.length + len(f.Name) }
+
+// Path is the file's path from the top on; that of the top is "". It may be very
+// long: look at PathLen first.
+func (f *File) Path() string {
+	if len(f.levels.list) == 0 {
+		return ""
+	}
+	path := make([]byte, 0, f.PathLen())
+	for _, d := range f.levels.list[1:] {
+		path = append(append(path, d.name...), '/')
+	}
+	return string(append(path, f.Name...))
+}
+
+// IsTop tells whether it is what the walk began with.
+func (f *File) IsTop() bool { return len(f.levels.list) == 0 }
+
+// IsDir tells whether it is a directory.
+func (f *File) IsDir() bool { return f.Stat.Mode&unix.S_IFMT == unix.S_IFDIR }
+
+// Walk calls visit for what is at the path top and for all below it, a directory
+// before what is in it. What vanishes meanwhile may be left out. visit returns
+// fs.SkipDir for a directory that is not to be walked; every other error ends the
+// walk, as the context's does. The file at top may be of any kind; it is no error
+// for it to be a mount.
+func Walk(ctx context.Context, top string, o Options, visit func(*File) error) error {
+	return WalkAt(ctx, unix.AT_FDCWD, top, o, visit)
+}
+
+// WalkAt is Walk of top, relative to the directory with the descriptor dir.
+func WalkAt(ctx context.Context, dir int, top string, o Options, visit func(*File) error) error {
+	w := &walk{levels: levels{sorted: o.Sorted, mounts: o.Mounts}, top: top, visit: visit}
+	defer w.closeAll()
+	if err := w.first(dir); err != nil {
+		return err
+	}
+	for len(w.list) > 0 {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		name, _, ok, err := w.next()
+		if err != nil {
+			return w.failed("read directory", "", err)
+		}
+		if ok {
+			if err := w.file(w.fd(), name); err != nil && !gone(err) {
+				return err
+			}
+			continue
+		}
+		if o.Leave != nil {
+			if err := o.Leave(&File{Dir: -1, FD: w.fd(), levels: &w.levels}); err != nil {
+				return err
+			}
+		}
+		if len(w.list) == 1 {
+			break
+		}
+		if err := w.pop(); err != nil {
+			return w.failed("walk", "", err)
+		}
+	}
+	return nil
+}
+
+type walk struct {
+	levels
+	top   string
+	visit func(*File) error
+}
+
+func (w *walk) failed(op, name string, err error) error {
+	return &fs.PathError{Op: op, Path: w.path(w.top, name), Err: err}
+}
+
+// first visits the top.
+func (w *walk) first(dir int) error {
+	mounts := w.mounts
+	w.mounts = true
+	err := w.file(dir, w.top)
+	w.mounts = mounts
+	if gone(err) {
+		return &fs.PathError{Op: "open", Path: w.top, Err: err}
+	}
+	return err
+}
+
+// file visits name in dir, and goes down into it if it is a directory. It returns
+// an error of gone as it is if it vanishes.
+func (w *walk) file(dir int, name string) error {
+	f := &File{Dir: dir, Name: name, FD: -1, levels: &w.levels}
+	if err := unix.Fstatat(dir, name, &f.Stat, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return w.vanished("stat", name, err)
+	}
+	if !f.IsDir() {
+		return w.visit(f)
+	}
+	fd, err := w.openDir(dir, name)
+	if err == unix.EXDEV {
+		if err := w.visit(f); err != fs.SkipDir {
+			return err
+		}
+		return nil
+	}
+	if err != nil {
+		return w.vanished("open", name, err)
+	}
+	// By now it may be another.
+	if err = unix.Fstat(fd, &f.Stat); err == nil {
+		f.FD = fd
+		err = w.visit(f)
+	}
+	if err != nil {
+		unix.Close(fd)
+		if err == fs.SkipDir {
+			return nil
+		}
+		return err
+	}
+	if err := w.push(fd, name); err != nil {
+		return w.failed("stat", name, err)
+	}
+	return nil
+}
+
+func (w *walk) vanished(op, name string, err error) error {
+	if gone(err) {
+		return err
+	}
+	if len(w.list) == 0 {
+		name = ""
+	}
+	return w.failed(op, name, err)
+}
