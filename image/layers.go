@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/tree"
 	"github.com/opencontainers/go-digest"
 )
 
@@ -171,7 +172,7 @@ func (ls *layers) stage(ctx context.Context, l *layer, from source, unpack unpac
 	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, os.RemoveAll(dir))
+			err = errors.Join(err, tree.Remove(context.WithoutCancel(ctx), dir))
 		}
 	}()
 	files := filepath.Join(dir, "fs")
@@ -185,7 +186,7 @@ func (ls *layers) stage(ctx context.Context, l *layer, from source, unpack unpac
 	if err != nil {
 		return err
 	}
-	s, err := measure(files)
+	s, err := measure(ctx, files)
 	if err != nil {
 		return err
 	}
@@ -241,7 +242,7 @@ func (ls *layers) drop(l *layer) error {
 			ls.later(dir)
 		}
 	} else {
-		err = os.RemoveAll(l.staged)
+		err = tree.Remove(context.Background(), l.staged)
 	}
 	ls.mu.Lock()
 	delete(ls.m, l.diffID)

@@ -180,8 +180,8 @@ func (s *Store) Usage(key string) (bytes, inodes uint64, err error) {
 // refresh walks the writable layer of l.
 func (s *Store) refresh(key string, l *lease) {
 	begin := time.Now()
-	got, err := measure(filepath.Join(s.leases.path(key), "fs"))
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	got, err := occupied(s.life, filepath.Join(s.leases.path(key), "fs"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) && s.life.Err() == nil {
 		s.log.Warn("writable layer was not measured", "rootfs", key, "err", err)
 	}
 	took := time.Since(begin)
@@ -200,11 +200,9 @@ func (s *Store) refreshAll() {
 	all := maps.Clone(s.leases.m)
 	s.leases.mu.Unlock()
 	for key, l := range all {
-		select {
-		case <-s.closing:
+		if s.life.Err() != nil {
 			return
-		default:
-			s.refresh(key, l)
 		}
+		s.refresh(key, l)
 	}
 }

@@ -286,6 +286,7 @@ func newPlace(t testing.TB, registries ...*registry) *place {
 					t.Error(err)
 				}
 			}
+			p.swept()
 			p.close()
 		}
 		p.isClean()
@@ -402,15 +403,30 @@ func (p *place) isClean() {
 			p.t.Errorf("still mounted: %s", line)
 		}
 	}
-	if names := p.names("staging"); len(names) > 0 {
-		p.t.Errorf("staging holds %v", names)
+	for _, name := range p.names("staging") {
+		if !strings.HasPrefix(name, "gone-") { // that is removed after the next start
+			p.t.Errorf("staging holds %s", name)
+		}
 	}
 	p.open(image.Options{})
+	p.swept()
 	before := p.layers()
 	p.close()
 	if after := p.layers(); after != before {
 		p.t.Errorf("%d layers belonged to nobody", before-after)
 	}
+}
+
+// swept waits until what was dropped is removed from the disk.
+func (p *place) swept() {
+	p.t.Helper()
+	for range 3000 {
+		if len(p.names("staging")) == 0 {
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	p.t.Errorf("staging holds %v", p.names("staging"))
 }
 
 func read(t testing.TB, path ...string) string {

@@ -15,6 +15,7 @@ import (
 	"sync/atomic"
 
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/tree"
 	"github.com/opencontainers/go-digest"
 )
 
@@ -37,7 +38,9 @@ type Store struct {
 	private    func() error   // makes State private, once
 	background sync.WaitGroup // removal of what is in nobody's way, and walks
 	removing   chan struct{}  // holds one while a tree is removed
-	closing    chan struct{}
+
+	life context.Context // of background work
+	end  context.CancelFunc
 }
 
 // Open opens the store below o.Root, and makes it if it is not there. It removes
@@ -47,7 +50,8 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 	if o.Log == nil {
 		o.Log = slog.Default()
 	}
-	s := &Store{o: o, log: o.Log, removing: make(chan struct{}, 1), closing: make(chan struct{})}
+	s := &Store{o: o, log: o.Log, removing: make(chan struct{}, 1)}
+	s.life, s.end = context.WithCancel(context.WithoutCancel(ctx))
 	s.Reconfigure(o.Settings)
 	s.private = sync.OnceValue(func() error { return makePrivate(o.State) })
 	s.layers = &layers{
@@ -84,9 +88,10 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 	return s, nil
 }
 
-// Close ends pulls and background work. Mounts stay.
+// Close ends pulls and background work. Mounts stay. What is still to be removed is
+// removed after the next Open.
 func (s *Store) Close() error {
-	close(s.closing)
+	s.end()
 	s.pulls.stop()
 	s.layers.running.Wait()
 	s.background.Wait()
@@ -112,7 +117,7 @@ func (s *Store) removeLater(path string) {
 	s.background.Go(func() {
 		s.removing <- struct{}{}
 		defer func() { <-s.removing }()
-		if err := os.RemoveAll(path); err != nil {
+		if err := tree.Remove(s.life, path); err != nil && s.life.Err() == nil {
 			s.log.Error("leftover of the image store was not removed", "err", err)
 		}
 	})

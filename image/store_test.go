@@ -170,11 +170,7 @@ func TestOpenSweeps(t *testing.T) {
 	if _, err := p.store.Get(img.ID); err != nil {
 		t.Error(err)
 	}
-	p.close() // waits for the sweeping
-	if names := p.names("staging"); len(names) != 0 {
-		t.Errorf("staging holds %v", names)
-	}
-	p.open(image.Options{})
+	p.swept()
 }
 
 // After a power cut the layers committed last are verified. What is damaged goes,

@@ -1,16 +1,16 @@
 package image
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
-	"errors"
 	"hash"
-	"io/fs"
 	"os"
-	"slices"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/internal/tree"
 )
 
 // A sum is what can be said of a directory tree from its metadata alone.
@@ -18,104 +18,72 @@ type sum struct {
 	Bytes  uint64 // in files; a file with several names counts once
 	Disk   uint64 // allocated
 	Inodes uint64
-	Digest string `json:",omitempty"` // of the metadata, see meta; hex
+	Digest string `json:",omitempty"` // of the metadata, see describe; hex
 }
 
-// A walk adds up a tree. It goes by descriptors and follows no link, so that a
-// container that shuffles its files meanwhile cannot lead it elsewhere.
-type walk struct {
+// maxLinked bounds the inodes with several names that a walk remembers. Past that a
+// name counts for its share of the inode.
+const maxLinked = 1 << 18
+
+// A count adds up a tree.
+type count struct {
 	sum    sum
-	digest hash.Hash
-	seen   map[uint64]bool // inodes with several names
+	digest hash.Hash         // nil: none is wanted
+	linked map[uint64]uint64 // inodes with several names → how many are still to come
+	shares float64           // of inodes past maxLinked
 	record []byte
-	names  []byte // what getdents(2) fills
+	target [unix.PathMax]byte
 }
 
-// measure walks the tree at dir. It reads no file. What vanishes during the walk
-// is left out.
+// measure walks the tree at dir, which nobody changes, and digests it. It reads no file.
 //
 // A walk of a fresh layer finds all of it in memory, at a few µs a file.
-func measure(dir string) (sum, error) {
-	w := &walk{digest: sha256.New(), seen: make(map[uint64]bool), names: make([]byte, 32<<10)}
-	var st unix.Stat_t
-	if err := unix.Lstat(dir, &st); err != nil {
-		return sum{}, &fs.PathError{Op: "stat", Path: dir, Err: err}
+func measure(ctx context.Context, dir string) (sum, error) {
+	c := &count{digest: sha256.New(), linked: make(map[uint64]uint64)}
+	o := tree.Options{Sorted: true, Leave: func(*tree.File) error {
+		c.digest.Write([]byte{0}) // the end of the directory: no record starts so
+		return nil
+	}}
+	if err := tree.Walk(ctx, dir, o, c.visit); err != nil {
+		return sum{}, err
 	}
-	w.add("", &st, "")
-	if err := w.dir(unix.AT_FDCWD, dir); err != nil {
-		return sum{}, &fs.PathError{Op: "walk", Path: dir, Err: err}
-	}
-	w.sum.Digest = hex.EncodeToString(w.digest.Sum(nil))
-	return w.sum, nil
+	c.sum.Digest = hex.EncodeToString(c.digest.Sum(nil))
+	return c.sum, nil
 }
 
-func (w *walk) dir(at int, name string) error {
-	fd, err := unix.Openat(at, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return os.NewSyscallError("openat", err)
+// occupied is measure without the digest, of a tree that a container is changing:
+// what vanishes meanwhile is left out.
+func occupied(ctx context.Context, dir string) (sum, error) {
+	c := &count{linked: make(map[uint64]uint64)}
+	err := tree.Walk(ctx, dir, tree.Options{}, c.visit)
+	c.sum.Inodes += uint64(c.shares)
+	return c.sum, err
+}
+
+func (c *count) visit(f *tree.File) error {
+	name := f.Name
+	if f.IsTop() {
+		name = "" // the top, wherever it is
 	}
-	defer unix.Close(fd)
-	names, err := w.list(fd)
-	if err != nil {
-		return err
-	}
-	for _, name := range names {
-		err := w.entry(fd, name)
-		if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTDIR) && !errors.Is(err, unix.ELOOP) {
-			return err
+	if c.digest != nil {
+		n := 0
+		if f.Stat.Mode&unix.S_IFMT == unix.S_IFLNK {
+			var err error
+			if n, err = unix.Readlinkat(f.Dir, f.Name, c.target[:]); err != nil {
+				return os.NewSyscallError("readlinkat", err)
+			}
 		}
+		c.describe(name, &f.Stat, c.target[:n])
 	}
-	w.digest.Write([]byte{0}) // the end of the directory: no record starts so
+	c.add(&f.Stat)
 	return nil
 }
 
-func (w *walk) entry(fd int, name string) error {
-	var st unix.Stat_t
-	if err := unix.Fstatat(fd, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
-		return os.NewSyscallError("fstatat", err)
-	}
-	var target string
-	if st.Mode&unix.S_IFMT == unix.S_IFLNK {
-		buf := make([]byte, unix.PathMax)
-		n, err := unix.Readlinkat(fd, name, buf)
-		if err != nil {
-			return os.NewSyscallError("readlinkat", err)
-		}
-		target = string(buf[:n])
-	}
-	w.add(name, &st, target)
-	if st.Mode&unix.S_IFMT == unix.S_IFDIR {
-		return w.dir(fd, name)
-	}
-	return nil
-}
-
-// list returns the names in a directory, sorted: the order of readdir is the
-// file system's own.
-func (w *walk) list(fd int) ([]string, error) {
-	var names []string
-	for {
-		n, err := unix.ReadDirent(fd, w.names)
-		if err == unix.EINTR {
-			continue
-		}
-		if err != nil {
-			return nil, os.NewSyscallError("getdents", err)
-		}
-		if n == 0 {
-			break
-		}
-		_, _, names = unix.ParseDirent(w.names[:n], -1, names)
-	}
-	slices.Sort(names)
-	return names, nil
-}
-
-// add counts one entry, and adds to the digest what a power cut would damage and
-// no use changes: name, mode, owner, device, and, unless it is a directory, size,
-// number of names, time and target.
-func (w *walk) add(name string, st *unix.Stat_t, target string) {
-	r := binary.AppendUvarint(w.record[:0], uint64(len(name)+1))
+// describe adds to the digest what a power cut would damage and no use changes:
+// name, mode, owner, device, and, unless it is a directory, size, number of names,
+// time and target.
+func (c *count) describe(name string, st *unix.Stat_t, target []byte) {
+	r := binary.AppendUvarint(c.record[:0], uint64(len(name)+1))
 	r = append(r, name...)
 	r = binary.LittleEndian.AppendUint32(r, st.Mode)
 	r = binary.LittleEndian.AppendUint32(r, st.Uid)
@@ -127,18 +95,35 @@ func (w *walk) add(name string, st *unix.Stat_t, target string) {
 		r = binary.LittleEndian.AppendUint64(r, uint64(st.Mtim.Nano()))
 		r = append(r, target...)
 	}
-	w.digest.Write(r)
-	w.record = r
+	c.digest.Write(r)
+	c.record = r
+}
 
-	if st.Nlink > 1 && st.Mode&unix.S_IFMT != unix.S_IFDIR {
-		if w.seen[st.Ino] {
+// add counts one name.
+func (c *count) add(st *unix.Stat_t) {
+	names := uint64(1)
+	if st.Mode&unix.S_IFMT != unix.S_IFDIR && st.Nlink > 1 {
+		left, seen := c.linked[st.Ino]
+		switch {
+		case seen && left == 1:
+			delete(c.linked, st.Ino)
 			return
+		case seen:
+			c.linked[st.Ino] = left - 1
+			return
+		case len(c.linked) < maxLinked:
+			c.linked[st.Ino] = uint64(st.Nlink) - 1
+		default:
+			names = uint64(st.Nlink)
 		}
-		w.seen[st.Ino] = true
 	}
-	w.sum.Inodes++
-	w.sum.Disk += uint64(st.Blocks) * 512
+	if names == 1 {
+		c.sum.Inodes++
+	} else {
+		c.shares += 1 / float64(names)
+	}
+	c.sum.Disk += uint64(st.Blocks) * 512 / names
 	if st.Mode&unix.S_IFMT == unix.S_IFREG {
-		w.sum.Bytes += uint64(st.Size)
+		c.sum.Bytes += uint64(st.Size) / names
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"strings"
 
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/tree"
 	"golang.org/x/sys/unix"
 )
 
@@ -239,8 +240,7 @@ func (u *unpacker) clear(dir int, name, base string) error {
 		below := func(other string) bool { return other == name || strings.HasPrefix(other, name+"/") }
 		maps.DeleteFunc(u.times, func(other string, _ [2]unix.Timespec) bool { return below(other) })
 		maps.DeleteFunc(u.dirs.made, func(other string, _ bool) bool { return below(other) })
-		// The descriptor was opened in the root; RemoveAll follows no link below it.
-		return os.RemoveAll(fdPath(dir) + "/" + base)
+		return tree.RemoveAt(context.Background(), dir, base)
 	}
 	if err == unix.ENOENT {
 		return nil

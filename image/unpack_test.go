@@ -320,7 +320,7 @@ func unpackBeside(t testing.TB, lines string, want fault.Kind) {
 	if err := os.Mkdir(layer, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	before, err := measure(outside)
+	before, err := measure(t.Context(), outside)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -331,7 +331,7 @@ func unpackBeside(t testing.TB, lines string, want fault.Kind) {
 	if want == fault.Internal && err != nil && !errors.Is(err, fault.Invalid) {
 		t.Errorf("error is %v, want none or one of kind %v", err, fault.Invalid)
 	}
-	after, err := measure(outside)
+	after, err := measure(t.Context(), outside)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -384,7 +384,7 @@ func FuzzUnpackStream(f *testing.F) {
 		if _, err := unpack(t.Context(), bytes.NewReader(data), dir); err != nil {
 			return
 		}
-		if _, err := measure(dir); err != nil {
+		if _, err := measure(t.Context(), dir); err != nil {
 			t.Errorf("unpacked tree cannot be walked: %v", err)
 		}
 	})

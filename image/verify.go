@@ -30,7 +30,7 @@ func (s *Store) verifyLatest(ctx context.Context, found []*layer) ([]*layer, err
 			good = append(good, l)
 			continue
 		}
-		got, err := measure(filepath.Join(s.layers.path(l.diffID), "fs"))
+		got, err := measure(ctx, filepath.Join(s.layers.path(l.diffID), "fs"))
 		if err == nil && got.Digest == l.record.Sum.Digest {
 			good = append(good, l)
 			continue

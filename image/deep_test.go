@@ -1,0 +1,60 @@
+package image_test
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/internal/tree/treetest"
+)
+
+// Any container may nest directories as deep as it likes: mkdir and chdir, again and
+// again. That must not cost crispd its descriptors, and must go with the container.
+func TestContainersDeepTreeIsMeasuredAndRemoved(t *testing.T) {
+	reg := newRegistry(t)
+	p := newPlace(t, reg)
+	reg.push("app", "latest", build(t, "gzip", "x"))
+	img := p.pull(reg.host + "/app")
+	const deep = 5000
+	treetest.Deep(t, p.mount("k", img.ID), "d", deep)
+	fewDescriptors(t, 200)
+	p.reopen(image.Options{}) // everything is measured after a start
+	for wait := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+		_, inodes, err := p.store.Usage("k")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if inodes == 2*deep+1 {
+			break
+		}
+		if time.Now().After(wait) {
+			t.Fatalf("%d inodes are said to be used, want %d", inodes, 2*deep+1)
+		}
+	}
+	if err := p.store.Unmount(t.Context(), "k", true); err != nil {
+		t.Fatal(err)
+	}
+	p.swept()
+	if left, err := os.ReadDir(filepath.Join(p.root(), "rw")); err != nil || len(left) != 0 {
+		t.Errorf("left %v, err %v", left, err)
+	}
+}
+
+// fewDescriptors lets this process open that many more.
+func fewDescriptors(t *testing.T, more int) {
+	t.Helper()
+	var old unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &old); err != nil {
+		t.Fatal(err)
+	}
+	few := old
+	few.Cur = uint64(treetest.Descriptors(t) + more)
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &few); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Setrlimit(unix.RLIMIT_NOFILE, &old) })
+}
