@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -14,14 +13,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/tree"
 )
 
 // xattr is where a file's label is (selinux(8)).
 const xattr = "security.selinux"
-
-// maxDepth bounds the directories that are open at once. A volume's owner may
-// make deeper ones, and we have descriptors for others too.
-const maxDepth = 1024
 
 // system are directories whose files are not a pod's to relabel: others could not
 // read them any more. What lies in them is another matter.
@@ -57,95 +53,57 @@ func Relabel(ctx context.Context, path, label string, still func() error) error 
 		return fmt.Errorf("relabel: %w", err)
 	}
 	defer f.Close()
-	if have, err := get(f); err == nil && have == label || errors.Is(err, unix.ENOTSUP) {
+	if have, err := get(int(f.Fd())); err == nil && have == label || errors.Is(err, unix.ENOTSUP) {
 		return nil
 	}
-	w := walk{ctx: ctx, label: label, still: still}
-	if err := w.file(f, 0); err != nil {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return fmt.Errorf("relabel %s: %w", path, err)
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFDIR {
+		if err := set(int(f.Fd()), label); err != nil {
+			return fmt.Errorf("relabel %s: %w", path, err)
+		}
+		return nil
+	}
+	// What is mounted below is the volume's too: its container will see it.
+	o := tree.Options{Mounts: true, Leave: func(d *tree.File) error { return set(d.FD, label) }}
+	err = tree.WalkAt(ctx, int(f.Fd()), ".", o, func(f *tree.File) error {
+		if f.IsDir() {
+			return still() // Leave labels it
+		}
+		fd, err := unix.Openat(f.Dir, f.Name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+		if err == nil {
+			defer unix.Close(fd)
+			err = set(fd, label)
+		}
+		if err == nil || err == unix.ENOENT { // removed meanwhile
+			return nil
+		}
+		return &fs.PathError{Op: "relabel", Path: f.Name, Err: err}
+	})
+	if err != nil {
 		return fmt.Errorf("relabel %s: %w", path, err)
 	}
 	return nil
 }
 
-// A walk is one relabelling.
-type walk struct {
-	ctx   context.Context
-	label string
-	still func() error
-}
-
-// file labels what f, opened with O_PATH, is; a directory after what is in it.
-func (w *walk) file(f *os.File, depth int) error {
-	var st unix.Stat_t
-	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
-		return &fs.PathError{Op: "fstat", Path: f.Name(), Err: err}
-	}
-	if st.Mode&unix.S_IFMT == unix.S_IFDIR {
-		if err := w.directory(f, depth); err != nil {
-			return err
-		}
-	}
-	if have, err := get(f); err == nil && have == w.label {
+// set labels the file that fd stands for. A descriptor of O_PATH stands for the file
+// itself, a symlink too.
+func set(fd int, label string) error {
+	if have, err := get(fd); err == nil && have == label {
 		return nil
 	}
-	// A descriptor of O_PATH stands for the file itself, a symlink too.
-	err := unix.Setxattr(fdPath(f), xattr, []byte(w.label), 0)
-	if err != nil && err != unix.ENOTSUP {
-		return &fs.PathError{Op: "setxattr", Path: f.Name(), Err: err}
+	if err := unix.Setxattr(fdPath(fd), xattr, []byte(label), 0); err != nil && err != unix.ENOTSUP {
+		return err
 	}
 	return nil
 }
 
-func (w *walk) directory(f *os.File, depth int) error {
-	if depth > maxDepth {
-		return fault.Invalid.Errorf("%s is more than %d directories deep", f.Name(), maxDepth)
-	}
-	if err := w.still(); err != nil {
-		return err
-	}
-	fd, err := unix.Openat(int(f.Fd()), ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return &fs.PathError{Op: "open", Path: f.Name(), Err: err}
-	}
-	dir := os.NewFile(uintptr(fd), f.Name())
-	defer dir.Close()
-	for {
-		if err := w.ctx.Err(); err != nil {
-			return err
-		}
-		names, err := dir.Readdirnames(256)
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		for _, name := range names {
-			if err := w.child(dir, name, depth); err != nil {
-				return err
-			}
-		}
-	}
-}
-
-func (w *walk) child(dir *os.File, name string, depth int) error {
-	path := filepath.Join(dir.Name(), name)
-	fd, err := unix.Openat(int(dir.Fd()), name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-	if err == unix.ENOENT {
-		return nil // removed meanwhile
-	}
-	if err != nil {
-		return &fs.PathError{Op: "open", Path: path, Err: err}
-	}
-	f := os.NewFile(uintptr(fd), path)
-	defer f.Close()
-	return w.file(f, depth+1)
-}
-
 // get reads a file's label.
-func get(f *os.File) (string, error) {
+func get(fd int) (string, error) {
 	buf := make([]byte, 256)
-	n, err := unix.Getxattr(fdPath(f), xattr, buf)
+	n, err := unix.Getxattr(fdPath(fd), xattr, buf)
 	if err == unix.ERANGE {
 		return "", nil // nothing of ours is so long
 	}
@@ -155,4 +113,4 @@ func get(f *os.File) (string, error) {
 	return strings.TrimRight(string(buf[:n]), "\x00"), nil
 }
 
-func fdPath(f *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", f.Fd()) }
+func fdPath(fd int) string { return fmt.Sprintf("/proc/self/fd/%d", fd) }

@@ -3,15 +3,17 @@ package selinux
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/tree"
+	"github.com/crisp-cri/crisp/internal/tree/treetest"
 )
 
 // Policies for containers know them all: where SELinux is on no other can be given.
@@ -21,8 +23,8 @@ const (
 	other     = "system_u:object_r:container_ro_file_t:s0:c3"
 )
 
-// tree makes a volume with a symlink that leads out of it to outside.
-func tree(t *testing.T) (dir, outside string) {
+// volume makes a volume with a symlink that leads out of it to outside.
+func volume(t *testing.T) (dir, outside string) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: labels are in security.selinux")
 	}
@@ -53,7 +55,7 @@ func labelOf(t *testing.T, path string) string {
 func always() error { return nil }
 
 func TestRelabel(t *testing.T) {
-	dir, outside := tree(t)
+	dir, outside := volume(t)
 	if err := Relabel(t.Context(), dir, want, always); err != nil {
 		t.Fatal(err)
 	}
@@ -86,7 +88,7 @@ func TestRelabel(t *testing.T) {
 
 // What is interrupted must be done again: the top tells that it was not finished.
 func TestRelabelInterrupted(t *testing.T) {
-	dir, _ := tree(t)
+	dir, _ := volume(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := Relabel(ctx, dir, want, always); !errors.Is(err, context.Canceled) {
@@ -111,28 +113,40 @@ func TestRelabelInterrupted(t *testing.T) {
 	}
 }
 
-// Whoever owns a volume may make it as deep as he likes.
+// Whoever owns a volume may make it as deep as he likes: all of it is labelled, with
+// few descriptors.
 func TestRelabelDeep(t *testing.T) {
-	dir, _ := tree(t)
-	fd, err := unix.Open(dir, unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for i := range maxDepth + 10 {
-		name := strconv.Itoa(i % 10)
-		if err := unix.Mkdirat(fd, name, 0o755); err != nil {
-			t.Fatal(err)
+	volume(t) // or skip
+	dir := t.TempDir()
+	const deep = 3000
+	treetest.Deep(t, dir, "d", deep)
+	before, most := treetest.Descriptors(t), 0
+	asked := 0
+	err := Relabel(t.Context(), dir, want, func() error {
+		if asked++; asked%500 == 0 {
+			most = max(most, treetest.Descriptors(t))
 		}
-		next, err := unix.Openat(fd, name, unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-		unix.Close(fd)
-		if err != nil {
-			t.Fatal(err)
-		}
-		fd = next
+		return nil
+	})
+	if err != nil || asked != deep+1 {
+		t.Errorf("%d of %d directories were walked, err %v", asked, deep+1, err)
 	}
-	unix.Close(fd)
-	if err := Relabel(t.Context(), dir, want, always); !errors.Is(err, fault.Invalid) {
-		t.Errorf("error %v, want an invalid request", err)
+	if most-before > 100 {
+		t.Errorf("%d descriptors were open", most-before)
+	}
+	labelled := 0
+	err = tree.Walk(t.Context(), dir, tree.Options{}, func(f *tree.File) error {
+		buf := make([]byte, 256)
+		if n, err := unix.Lgetxattr(fmt.Sprintf("/proc/self/fd/%d/%s", f.Dir, f.Name), xattr, buf); f.IsTop() || err == nil && strings.TrimRight(string(buf[:n]), "\x00") == want {
+			labelled++
+		}
+		return nil
+	})
+	if err != nil || labelled != 2*deep+1 {
+		t.Errorf("%d of %d files are labelled, err %v", labelled, 2*deep+1, err)
+	}
+	if err := tree.Remove(t.Context(), filepath.Join(dir, "d")); err != nil {
+		t.Error(err)
 	}
 }
 
