@@ -6,6 +6,7 @@ import (
 	"compress/gzip"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -14,8 +15,11 @@ import (
 	"testing"
 
 	"github.com/klauspost/compress/zstd"
+	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/tree"
+	"github.com/crisp-cri/crisp/internal/tree/treetest"
 )
 
 // sample is the directory of a checkpoint.
@@ -303,6 +307,63 @@ func TestFilesRoundTrip(t *testing.T) {
 	}
 	if _, err := os.Lstat(filepath.Join(filepath.Dir(to), "evil")); err == nil {
 		t.Error("a file was made outside of the directory")
+	}
+}
+
+// Other containers of the pod write to /dev/shm meanwhile. A link or a pipe in place of
+// a file must not bring a file of the host into the archive, or stop everything.
+func TestFileReplacedWhileItIsPacked(t *testing.T) {
+	secret := filepath.Join(t.TempDir(), "secret")
+	if err := os.WriteFile(secret, []byte("of the host"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	from := t.TempDir()
+	for _, name := range []string{"a", "b", "c", "d"} {
+		if err := os.WriteFile(filepath.Join(from, name), []byte("mine"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var b bytes.Buffer
+	tw := tar.NewWriter(&b)
+	err := tree.Walk(t.Context(), from, tree.Options{Sorted: true}, func(f *tree.File) error {
+		path := filepath.Join(from, f.Name)
+		switch f.Name {
+		case "a":
+			if err := errors.Join(os.Remove(path), os.Symlink(secret, path)); err != nil {
+				return err
+			}
+		case "b":
+			if err := errors.Join(os.Remove(path), unix.Mkfifo(path, 0o600)); err != nil {
+				return err
+			}
+		case "c":
+			if err := os.Remove(path); err != nil {
+				return err
+			}
+		}
+		return add(tw, f)
+	})
+	if err := errors.Join(err, tw.Close()); err != nil {
+		t.Fatal(err)
+	}
+	to := t.TempDir()
+	if err := UnpackFiles(t.Context(), &b, to); err != nil {
+		t.Fatal(err)
+	}
+	entries, err := os.ReadDir(to)
+	if err != nil || len(entries) != 1 || file(t, to, "d") != "mine" {
+		t.Errorf("the archive has %v, err %v", entries, err)
+	}
+}
+
+// A directory tree that no path reaches makes a checkpoint fail, shortly told, and
+// nothing else.
+func TestDeepTreeIsNotPacked(t *testing.T) {
+	from := treetest.Dir(t)
+	treetest.Deep(t, from, "d", 3000)
+	err := PackFiles(t.Context(), from, io.Discard)
+	if !errors.Is(err, fault.Invalid) || len(err.Error()) > 300 {
+		t.Errorf("error of %d bytes: %.400v", len(fmt.Sprint(err)), err)
 	}
 }
 

@@ -10,11 +10,13 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/internal/atomicfile"
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/tree"
 )
 
 // Pack writes the directory dir as an archive to the path file, whose directory is
@@ -64,41 +66,7 @@ func name(fd int, file string) error {
 func pack(ctx context.Context, dir string, out io.Writer) error {
 	buffered := bufio.NewWriterSize(out, 1<<20)
 	tw := tar.NewWriter(buffered)
-	err := filepath.WalkDir(dir, func(file string, d fs.DirEntry, err error) error {
-		if err == nil {
-			err = ctx.Err()
-		}
-		if err != nil || file == dir {
-			return err
-		}
-		info, err := d.Info()
-		if err != nil {
-			return err
-		}
-		hdr, err := tar.FileInfoHeader(info, "")
-		if err != nil {
-			return err
-		}
-		hdr.Name = strings.TrimPrefix(file, dir+"/")
-		hdr.Uname, hdr.Gname = "", ""
-		switch {
-		case d.IsDir():
-			hdr.Name += "/"
-			return tw.WriteHeader(hdr)
-		case !info.Mode().IsRegular():
-			return nil // a socket of CRIU's
-		}
-		if err := tw.WriteHeader(hdr); err != nil {
-			return err
-		}
-		f, err := os.Open(file)
-		if err != nil {
-			return err
-		}
-		defer f.Close()
-		_, err = io.CopyN(tw, io.MultiReader(f, zeroes{}), info.Size()) // it may have been cut
-		return err
-	})
+	err := tree.Walk(ctx, dir, tree.Options{Sorted: true}, func(f *tree.File) error { return add(tw, f) })
 	if err != nil {
 		return err
 	}
@@ -106,6 +74,51 @@ func pack(ctx context.Context, dir string, out io.Writer) error {
 		return err
 	}
 	return buffered.Flush()
+}
+
+// maxPath bounds the paths in an archive: of longer ones nobody could make use.
+const maxPath = unix.PathMax - 1
+
+// add writes one file to the archive. Sockets of CRIU's and their like are left out,
+// and what somebody else removes meanwhile.
+func add(tw *tar.Writer, file *tree.File) error {
+	kind := file.Stat.Mode & unix.S_IFMT
+	if file.IsTop() || kind != unix.S_IFDIR && kind != unix.S_IFREG {
+		return nil
+	}
+	if file.PathLen() > maxPath {
+		return fault.Invalid.Errorf("a path of %d bytes is too long for an archive", file.PathLen())
+	}
+	hdr := &tar.Header{Name: file.Path(), Uid: int(file.Stat.Uid), Gid: int(file.Stat.Gid)}
+	if kind == unix.S_IFDIR {
+		hdr.Typeflag, hdr.Name = tar.TypeDir, hdr.Name+"/"
+		hdr.Mode, hdr.ModTime = int64(file.Stat.Mode&0o7777), time.Unix(file.Stat.Mtim.Unix())
+		return tw.WriteHeader(hdr)
+	}
+	// By now it may be a link to elsewhere, or a pipe.
+	fd, err := unix.Openat(file.Dir, file.Name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err == unix.ENOENT || err == unix.ELOOP || err == unix.ENXIO {
+		return nil
+	}
+	if err != nil {
+		return &fs.PathError{Op: "open", Path: hdr.Name, Err: err}
+	}
+	f := os.NewFile(uintptr(fd), hdr.Name)
+	defer f.Close()
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return &fs.PathError{Op: "stat", Path: hdr.Name, Err: err}
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG {
+		return nil
+	}
+	hdr.Typeflag, hdr.Size, hdr.Uid, hdr.Gid = tar.TypeReg, st.Size, int(st.Uid), int(st.Gid)
+	hdr.Mode, hdr.ModTime = int64(st.Mode&0o7777), time.Unix(st.Mtim.Unix())
+	if err := tw.WriteHeader(hdr); err != nil {
+		return err
+	}
+	_, err = io.CopyN(tw, io.MultiReader(f, zeroes{}), hdr.Size) // it may have been cut
+	return err
 }
 
 type zeroes struct{}
