@@ -394,7 +394,7 @@ func TestWipeSparesMounts(t *testing.T) {
 	}
 	var out bytes.Buffer
 	w := wiping{c: &config.Config{Root: root, State: t.TempDir()}, out: &out}
-	w.remove(root)
+	w.remove(t.Context(), root)
 	if len(w.errs) != 1 || !strings.Contains(w.errs[0].Error(), "is still mounted") {
 		t.Errorf("got %v", w.errs)
 	}
@@ -403,7 +403,7 @@ func TestWipeSparesMounts(t *testing.T) {
 	}
 	w.errs = nil
 	w.unmount()
-	w.remove(root)
+	w.remove(t.Context(), root)
 	if len(w.errs) > 0 {
 		t.Errorf("after unmounting: %v", w.errs)
 	}
@@ -428,7 +428,7 @@ func TestWipeOfAMountedRoot(t *testing.T) {
 	}
 	var out bytes.Buffer
 	w := wiping{c: &config.Config{Root: root, State: t.TempDir()}, out: &out}
-	w.remove(root)
+	w.remove(t.Context(), root)
 	if left, err := os.ReadDir(root); len(w.errs) > 0 || len(left) > 0 || err != nil {
 		t.Errorf("left %v, errors %v (%v)", left, w.errs, err)
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/crisp-cri/crisp/image"
 	"github.com/crisp-cri/crisp/internal/apparmor"
 	"github.com/crisp-cri/crisp/internal/kernel"
+	"github.com/crisp-cri/crisp/internal/tree"
 	"github.com/crisp-cri/crisp/oci"
 )
 
@@ -78,9 +79,9 @@ func wipe(c *config.Config, all bool, out io.Writer) error {
 	}
 	w.unmount()
 	w.namespaces()
-	w.remove(c.State)
+	w.remove(ctx, c.State)
 	if all {
-		w.remove(c.Root)
+		w.remove(ctx, c.Root)
 	}
 	return errors.Join(w.errs...)
 }
@@ -168,7 +169,7 @@ func (w *wiping) namespaces() {
 
 // remove removes a directory of ours, but never through a mount: what is
 // mounted there may be somebody's data.
-func (w *wiping) remove(dir string) {
+func (w *wiping) remove(ctx context.Context, dir string) {
 	mounts, err := w.mounts()
 	for _, m := range mounts {
 		if below(m.Mountpoint, dir) {
@@ -176,7 +177,7 @@ func (w *wiping) remove(dir string) {
 		}
 	}
 	if err == nil {
-		err = os.RemoveAll(dir)
+		err = tree.Remove(ctx, dir)
 	}
 	// A file system of its own, mounted there: it is empty now, and the mount stays.
 	var path *fs.PathError
