@@ -6,6 +6,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/network"
 	"github.com/crisp-cri/crisp/oci"
 )
@@ -13,11 +14,14 @@ import (
 // networkPod is what network is told about a sandbox, the same at ADD and at DEL.
 func networkPod(sb *oci.Sandbox, rec *sandboxRecord) network.Pod {
 	m := rec.config.GetMetadata()
+	// RunPodSandbox has refused what cannot be read.
+	ingress, _ := bandwidth(rec.config.Annotations, ingressAnnotation)
+	egress, _ := bandwidth(rec.config.Annotations, egressAnnotation)
 	p := network.Pod{
 		ID: sb.ID(), Name: m.GetName(), Namespace: m.GetNamespace(), UID: m.GetUid(),
 		NetNS:       sb.NetNS(),
-		IngressBPS:  bandwidth(rec.config.Annotations["kubernetes.io/ingress-bandwidth"]),
-		EgressBPS:   bandwidth(rec.config.Annotations["kubernetes.io/egress-bandwidth"]),
+		IngressBPS:  ingress,
+		EgressBPS:   egress,
 		Annotations: rec.config.Annotations,
 		CgroupPath:  sb.CgroupParent(),
 	}
@@ -38,17 +42,42 @@ func networkPod(sb *oci.Sandbox, rec *sandboxRecord) network.Pod {
 	return p
 }
 
-// bandwidth reads an annotation like "10M": bits per second, as a quantity of
-// Kubernetes. What is none is no limit; the API server has checked it.
-func bandwidth(text string) int64 {
-	if text == "" {
-		return 0
+// The annotations that limit a pod's network. No API server looks at them.
+const (
+	ingressAnnotation = "kubernetes.io/ingress-bandwidth"
+	egressAnnotation  = "kubernetes.io/egress-bandwidth"
+)
+
+// Bounds of a limit in bits per second, those of the kubelet's own parser of old and
+// of containerd: what is outside is a mistake in the unit.
+const minBandwidth, maxBandwidth = 1e3, 1e15
+
+// bandwidth reads one of the annotations: bits per second, as a quantity of Kubernetes
+// such as "10M". 0 = there is no such annotation, and no limit; one that is no
+// quantity from 1k to 1P is fault.Invalid.
+func bandwidth(annotations map[string]string, name string) (int64, error) {
+	text, ok := annotations[name]
+	if !ok {
+		return 0, nil
 	}
 	q, err := resource.ParseQuantity(text)
-	if err != nil || q.Sign() < 0 {
-		return 0
+	if err != nil {
+		return 0, fault.Invalid.Errorf("annotation %s: %.100q is no quantity, such as 10M: %w", name, text, err)
 	}
-	return q.Value()
+	if q.CmpInt64(minBandwidth) < 0 || q.CmpInt64(maxBandwidth) > 0 {
+		return 0, fault.Invalid.Errorf("annotation %s: %.100q is not between 1k and 1P bits per second", name, text)
+	}
+	return q.Value(), nil
+}
+
+// checkBandwidth refuses a limit that could not be kept: a pod without the limit that
+// it was to have is nothing that anybody would notice.
+func checkBandwidth(config *cri.PodSandboxConfig) error {
+	_, err := bandwidth(config.GetAnnotations(), ingressAnnotation)
+	if err == nil {
+		_, err = bandwidth(config.GetAnnotations(), egressAnnotation)
+	}
+	return err
 }
 
 // networkStatus is a sandbox's addresses as CRI wants them.

@@ -64,6 +64,11 @@ func (s *Server) checkSandbox(req *cri.RunPodSandboxRequest) error {
 	if opt := sc.GetNamespaceOptions(); opt.GetPid() == cri.NamespaceMode_TARGET {
 		return fault.Invalid.Errorf("sandbox %s: its PID namespace cannot be another container's", m.Name)
 	}
+	if sc.GetNamespaceOptions().GetNetwork() == cri.NamespaceMode_POD { // the node's has no limits
+		if err := checkBandwidth(req.Config); err != nil {
+			return fmt.Errorf("sandbox %s: %w", m.Name, err)
+		}
+	}
 	if ids, err := userNamespace(sc.GetNamespaceOptions()); err == nil && ids != nil && h.NoUserNS != nil {
 		return fault.Invalid.Errorf("sandbox %s: handler %q: %w", m.Name, req.RuntimeHandler, h.NoUserNS)
 	}
