@@ -43,6 +43,9 @@ func (n *Network) Attach(ctx context.Context, p Pod) (_ Result, err error) {
 		return Result{}, err
 	}
 	a := n.newAttachment(c, p)
+	if err := n.markUsed(c.list.Name); err != nil {
+		return Result{}, err
+	}
 	if err := n.saveAttachment(a); err != nil {
 		return Result{}, err
 	}

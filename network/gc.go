@@ -12,13 +12,21 @@ import (
 
 // GC detaches whatever is attached and not in keep, a list of Pod.ID, and has the
 // plugins of the network in use drop what they hold for others (CNI 1.1: also what
-// another runtime on this node has attached to a network of that name). Call it
+// another runtime on this node has attached to a network of that name; so not before
+// a pod of ours has been in it). Call it
 // when no Attach is under way, as at the start of the daemon: what is being
 // attached and is not in keep would be taken away.
 func (n *Network) GC(ctx context.Context, keep []string) error {
 	ids, err := n.attached()
 	if err != nil {
 		return err
+	}
+	c := n.current.Load()
+	ours := false
+	if c.list != nil {
+		if ours, err = n.used(c, ids); err != nil {
+			return err
+		}
 	}
 	var errs []error
 	for _, id := range ids {
@@ -29,8 +37,7 @@ func (n *Network) GC(ctx context.Context, keep []string) error {
 			errs = append(errs, fmt.Errorf("detach sandbox %s: %w", id, err))
 		}
 	}
-	c := n.current.Load()
-	if c.list == nil {
+	if !ours {
 		return errors.Join(errs...)
 	}
 	valid := []types.GCAttachment{} // not null: CNI wants the key

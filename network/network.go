@@ -18,6 +18,7 @@
 //	<CacheDir>/attached/<id>.json  by us: configuration, arguments, capabilities
 //	<CacheDir>/attached/<id>.lock  held while a plugin works on <id>
 //	<CacheDir>/results/…           by libcni: the result of ADD
+//	<CacheDir>/used/<network>      a pod of ours has been in it
 //
 // The default network's plugin (package bridge) is called in this process; all
 // others are executed.
