@@ -2,6 +2,7 @@ package image
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -16,6 +17,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/tree"
 	"github.com/opencontainers/go-digest"
+	"golang.org/x/sys/unix"
 )
 
 // A layerRecord is what is known of an unpacked layer: the content of its
@@ -36,7 +38,8 @@ type layerRecord struct {
 //	              going
 //
 // It is going when the last holder has let go; then its directory is deleted,
-// and who wants the layer waits for that and begins anew.
+// and who wants the layer waits for that and begins anew. If it cannot be deleted it
+// is committed again, and stuck.
 type layer struct {
 	diffID digest.Digest
 	ready  chan struct{} // closed once record or err is set
@@ -52,6 +55,7 @@ type layer struct {
 	holders int                // guarded by layers.mu
 	cancel  context.CancelFunc // ends the unpacking
 	gone    chan struct{}      // guarded by layers.mu; not nil while going, closed at the end
+	stuck   bool               // guarded by layers.mu; it should have been deleted
 }
 
 // layers are the layers on disk and those on their way there, by diff ID.
@@ -138,6 +142,7 @@ func (ls *layers) hold(ctx context.Context, id digest.Digest, from source, unpac
 		})
 	}
 	l.holders++
+	l.stuck = false
 	return l, mine, nil
 }
 
@@ -206,6 +211,12 @@ func (ls *layers) settle(l *layer) error {
 			return // it was found on disk
 		}
 		l.failed = os.Rename(l.staged, ls.path(l.diffID))
+		if errors.Is(l.failed, unix.ENOTEMPTY) || errors.Is(l.failed, unix.EEXIST) {
+			// What is left of one that could not be deleted whole.
+			if _, l.failed = ls.discard(ls.path(l.diffID)); l.failed == nil {
+				l.failed = os.Rename(l.staged, ls.path(l.diffID))
+			}
+		}
 		l.committed.Store(l.failed == nil)
 	})
 	return l.failed
@@ -219,34 +230,37 @@ func (ls *layers) release(l *layer) error {
 		ls.mu.Unlock()
 		return nil
 	}
-	l.gone = make(chan struct{})
+	gone := make(chan struct{})
+	l.gone = gone
 	ready := l.isReady()
 	ls.mu.Unlock()
 	if ready {
 		return ls.drop(l)
 	}
 	l.cancel()
-	<-l.gone // unpack cleans up
+	<-gone // unpack cleans up
 	return nil
 }
 
 // drop deletes a layer that is going. The files of one that was part of an image
 // go later: that can take long (a disk mounted with discard is told of each), and
 // nobody need wait for it. What a failed pull leaves goes at once.
+//
+// A layer that cannot be deleted now stays, for who wants it, and retry tries again.
 func (ls *layers) drop(l *layer) error {
+	var whole bool
 	var err error
 	if l.committed.Load() {
-		// Half a layer must never be found under a layer's name.
-		var dir string
-		if dir, err = ls.discard(ls.path(l.diffID)); err == nil {
-			ls.later(dir)
-		}
+		whole, err = ls.discard(ls.path(l.diffID))
 	} else {
 		err = tree.Remove(context.Background(), l.staged)
 	}
 	ls.mu.Lock()
-	delete(ls.m, l.diffID)
+	if l.stuck = err != nil && whole; !l.stuck {
+		delete(ls.m, l.diffID)
+	}
 	close(l.gone)
+	l.gone = nil
 	ls.mu.Unlock()
 	if err != nil {
 		return fmt.Errorf("remove layer %s: %w", l.diffID, err)
@@ -254,17 +268,52 @@ func (ls *layers) drop(l *layer) error {
 	return nil
 }
 
-// discard moves the directory at path into staging, to be removed from there,
-// and returns where it is. A path that is not there is no error.
-func (ls *layers) discard(path string) (string, error) {
-	dir, err := os.MkdirTemp(ls.staging, "gone-*")
-	if err != nil {
-		return "", err
+// retry deletes the layers that nobody holds and that could not be deleted.
+func (ls *layers) retry() error {
+	ls.mu.Lock()
+	var again []*layer
+	for _, l := range ls.m {
+		if l.stuck && l.holders == 0 && l.gone == nil {
+			l.gone = make(chan struct{})
+			again = append(again, l)
+		}
 	}
-	if err := os.Rename(path, filepath.Join(dir, "x")); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return "", errors.Join(err, os.Remove(dir))
+	ls.mu.Unlock()
+	var errs []error
+	for _, l := range again {
+		errs = append(errs, ls.drop(l))
 	}
-	return dir, nil
+	return errors.Join(errs...)
+}
+
+// discard takes the directory at path away, to be removed in the background: half a
+// layer must never be found under a layer's name. A path that is not there is no
+// error. After an error, whole tells whether it is still there with all that is in it.
+//
+// It is how room is made on a full disk, so it must not need any: there is no
+// directory to make, and if staging is full, what is at path is removed in its place.
+func (ls *layers) discard(path string) (whole bool, err error) {
+	to := filepath.Join(ls.staging, "gone-"+rand.Text())
+	err = os.Rename(path, to)
+	switch {
+	case err == nil:
+		ls.later(to)
+		return false, nil
+	case errors.Is(err, fs.ErrNotExist):
+		if _, is := os.Lstat(path); is == nil {
+			return true, err // it is staging that is not there
+		}
+		return false, nil
+	case !errors.Is(err, unix.ENOSPC) && !errors.Is(err, unix.EDQUOT):
+		return true, err
+	}
+	// Without its record it is no layer and no lease, whatever else is left of it.
+	for _, name := range []string{"layer.json", "lease.json"} {
+		if err := os.Remove(filepath.Join(path, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return true, err
+		}
+	}
+	return false, tree.Remove(context.Background(), path)
 }
 
 // holdAll holds layers that are on disk: all of them or none.
@@ -276,11 +325,13 @@ func (ls *layers) holdAll(ids []digest.Digest) ([]*layer, error) {
 		l := ls.m[id]
 		if l == nil || l.gone != nil || !l.isReady() {
 			for _, l := range held {
-				l.holders-- // not the last: each was held by another before
+				l.holders--
+				l.stuck = l.holders == 0 // it was before
 			}
 			return nil, fault.NotFound.Errorf("layer %s is not there", id)
 		}
 		l.holders++
+		l.stuck = false
 		held = append(held, l)
 	}
 	return held, nil

@@ -36,7 +36,7 @@ func (s *Store) MountLabelled(ctx context.Context, key, id string, readOnly bool
 	return s.mount(ctx, key, id, readOnly, m, label)
 }
 
-func (s *Store) mount(_ context.Context, key, id string, readOnly bool, ids *IDMap, label string) (target string, err error) {
+func (s *Store) mount(_ context.Context, key, id string, readOnly bool, ids *IDMap, label string) (_ string, err error) {
 	l, fresh, err := s.leases.begin(key)
 	if err != nil {
 		return "", err
@@ -54,7 +54,7 @@ func (s *Store) mount(_ context.Context, key, id string, readOnly bool, ids *IDM
 	if l.record.ReadOnly != readOnly || len(l.held) != len(l.record.Layers) {
 		return "", fault.WrongState.Errorf("root file system %s is of another kind, or has lost its layers", key)
 	}
-	target = s.mountPoint(key)
+	target := s.mountPoint(key)
 	if err := makeMountPoint(target, ids); err != nil {
 		return "", fmt.Errorf("make mount point: %w", err)
 	}
@@ -219,11 +219,9 @@ func (s *Store) Unmount(ctx context.Context, key string, remove bool) error {
 	if fresh || !remove {
 		return nil
 	}
-	dir, err := s.layers.discard(s.leases.path(key))
-	if err != nil {
+	if _, err := s.layers.discard(s.leases.path(key)); err != nil {
 		return fmt.Errorf("remove root file system %s: %w", key, err)
 	}
-	s.removeLater(dir)
 	gone = true
 	if err := s.layers.releaseAll(l.held); err != nil {
 		return fmt.Errorf("remove layers of root file system %s: %w", key, err)

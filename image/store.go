@@ -81,9 +81,7 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 	if err := s.findLeases(); err != nil {
 		return nil, err
 	}
-	if err := s.dropUnheld(); err != nil {
-		return nil, err
-	}
+	s.dropUnheld()
 	s.background.Go(s.refreshAll)
 	return s, nil
 }
@@ -135,9 +133,7 @@ func (s *Store) findLayers(ctx context.Context) error {
 		l, err := readLayer(filepath.Join(s.layers.dir, d.Name()))
 		if err != nil {
 			s.log.Warn("broken layer was dropped", "layer", d.Name(), "err", err)
-			if err := s.discardLayer(d.Name()); err != nil {
-				return err
-			}
+			s.discardLayer(d.Name())
 			continue
 		}
 		found = append(found, l)
@@ -153,13 +149,12 @@ func (s *Store) findLayers(ctx context.Context) error {
 	return nil
 }
 
-func (s *Store) discardLayer(name string) error {
-	dir, err := s.layers.discard(filepath.Join(s.layers.dir, name))
-	if err != nil {
-		return fmt.Errorf("drop layer %s: %w", name, err)
+// discardLayer drops what is no good as a layer. If that cannot be done it is in the
+// way of nothing but its own next pull, which tries again.
+func (s *Store) discardLayer(name string) {
+	if _, err := s.layers.discard(filepath.Join(s.layers.dir, name)); err != nil {
+		s.log.Error("broken layer was not removed", "layer", name, "err", err)
 	}
-	s.removeLater(dir)
-	return nil
 }
 
 func readLayer(dir string) (*layer, error) {
@@ -205,9 +200,7 @@ func (s *Store) findImages() error {
 		}
 		if err != nil {
 			s.log.Warn("broken image was dropped", "image", id, "err", err)
-			if err := s.o.Records.Remove(recordKind, id); err != nil {
-				return fmt.Errorf("drop image %s: %w", id, err)
-			}
+			s.dropRecord(id)
 			continue
 		}
 		records[id] = r
@@ -227,28 +220,28 @@ func (s *Store) findImages() error {
 		if err != nil {
 			s.log.Warn("incomplete image was dropped", "image", id, "err", err)
 			delete(entries, id)
-			if err := s.o.Records.Remove(recordKind, id); err != nil {
-				return fmt.Errorf("drop image %s: %w", id, err)
-			}
+			s.dropRecord(id)
 		}
 	}
 	s.catalog.Store(newCatalog(entries))
 	return nil
 }
 
+func (s *Store) dropRecord(id string) {
+	if err := s.o.Records.Remove(recordKind, id); err != nil {
+		s.log.Error("record of a dropped image was not removed", "image", id, "err", err)
+	}
+}
+
 // dropUnheld removes the layers that neither an image nor a root file system
 // stands on.
-func (s *Store) dropUnheld() error {
-	for id, l := range s.layers.m {
-		if l.holders > 0 {
-			continue
-		}
-		delete(s.layers.m, id)
-		if err := s.discardLayer(id.Encoded()); err != nil {
-			return err
-		}
+func (s *Store) dropUnheld() {
+	for _, l := range s.layers.m {
+		l.stuck = l.holders == 0
 	}
-	return nil
+	if err := s.layers.retry(); err != nil {
+		s.log.Error("unused layers were not removed", "err", err)
+	}
 }
 
 // FsInfo tells what the store occupies. It walks nothing on disk.
@@ -265,6 +258,10 @@ func (s *Store) FsInfo() FsInfo {
 // ref is. Layers that a root file system stands on stay until that goes; the space
 // of the others is free a little later. There is no such image: fault.NotFound.
 func (s *Store) Remove(ctx context.Context, ref string) error {
+	// Whoever removes images wants room.
+	if err := s.layers.retry(); err != nil {
+		s.log.WarnContext(ctx, "unused layers were not removed", "err", err)
+	}
 	e, err := s.find(ref)
 	if err != nil {
 		return err

@@ -36,9 +36,7 @@ func (s *Store) verifyLatest(ctx context.Context, found []*layer) ([]*layer, err
 			continue
 		}
 		s.log.Warn("layer damaged by the power cut was dropped", "layer", l.diffID, "err", err)
-		if err := s.discardLayer(l.diffID.Encoded()); err != nil {
-			return nil, err
-		}
+		s.discardLayer(l.diffID.Encoded())
 	}
 	return good, nil
 }

@@ -1,0 +1,194 @@
+package image_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/internal/fault"
+	"golang.org/x/sys/unix"
+)
+
+// Removing is what makes room. It must work when there is no inode or no block left:
+// else nothing but a hand can help the node.
+func TestRemovingWorksOnFullDisk(t *testing.T) {
+	for what, options := range map[string]string{"inodes": "size=64m,nr_inodes=600", "blocks": "size=4m"} {
+		t.Run(what, func(t *testing.T) {
+			reg := newRegistry(t)
+			p := newPlace(t, reg)
+			p.close()
+			disk := p.root()
+			for _, name := range p.names(".") {
+				if err := os.RemoveAll(filepath.Join(disk, name)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := unix.Mount("tmpfs", disk, "tmpfs", 0, options); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() {
+				if p.store != nil {
+					p.close()
+				}
+				if err := unix.Unmount(disk, 0); err != nil {
+					t.Error(err)
+				}
+				p.open(image.Options{}) // what the end of the test looks at
+			})
+			p.open(image.Options{})
+			reg.push("app", "latest", build(t, "gzip", "a", "b", "c"))
+			ref := reg.host + "/app"
+			for range 2 { // and when there is room again, all is as before
+				img := p.pull(ref)
+				root := p.mount("k", img.ID)
+				p.mount("other", img.ID)
+				fill(t, root)
+				p.reopen(image.Options{})
+				if err := p.store.Unmount(t.Context(), "other", true); err != nil {
+					t.Errorf("remove a container's files: %v", err)
+				}
+				p.swept()
+				fill(t, root)
+				if err := p.store.Remove(t.Context(), ref); err != nil {
+					t.Errorf("remove an image: %v", err)
+				}
+				if err := p.store.Unmount(t.Context(), "k", true); err != nil {
+					t.Errorf("remove a container's files: %v", err)
+				}
+				p.swept()
+				if n := p.layers(); n != 0 {
+					t.Errorf("%d layers are left", n)
+				}
+			}
+		})
+	}
+}
+
+// fill leaves neither an inode nor a block on the disk of dir.
+func fill(t *testing.T, dir string) {
+	t.Helper()
+	data := make([]byte, 64<<10)
+	for i := 0; ; i++ {
+		path := filepath.Join(dir, fmt.Sprintf("junk-%d-%d", len(dir), i))
+		err := os.WriteFile(path, data, 0o600)
+		switch {
+		case errors.Is(err, unix.ENOSPC) && len(data) == 0:
+			return
+		case errors.Is(err, unix.ENOSPC):
+			data = nil // a file of what was left is there, or not even that
+		case err != nil:
+			t.Fatal(err)
+		case i > 100_000:
+			t.Fatal("the disk does not fill up")
+		}
+		if len(data) == 0 {
+			var st unix.Statfs_t
+			if err := unix.Statfs(dir, &st); err == nil && st.Bavail == 0 && st.Ffree > 1000 {
+				return // there are more inodes than anybody can use up
+			}
+		}
+	}
+}
+
+// A layer that could not be removed is no reason not to pull its image again, and
+// its room is still accounted for.
+func TestLayerThatCouldNotBeRemoved(t *testing.T) {
+	reg := newRegistry(t)
+	p := newPlace(t, reg)
+	reg.push("app", "latest", build(t, "gzip", "a", "b"))
+	reg.push("other", "latest", build(t, "gzip", "c"))
+	ref := reg.host + "/app"
+	p.pull(ref)
+	p.pull(reg.host + "/other")
+	before := p.store.FsInfo()
+	staging := filepath.Join(p.root(), "staging")
+	p.swept()
+	if err := errors.Join(os.Remove(staging), os.WriteFile(staging, nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.store.Remove(t.Context(), ref); err == nil {
+		t.Error("removing into a file was no error")
+	}
+	if got := p.store.FsInfo(); got != before {
+		t.Errorf("the store has %+v, want %+v still", got, before)
+	}
+	if err := errors.Join(os.Remove(staging), os.Mkdir(staging, 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	p.pull(ref)
+	if err := os.RemoveAll(filepath.Join(staging, "x")); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.store.Remove(t.Context(), ref); err != nil {
+		t.Error(err)
+	}
+	p.swept()
+	if n := p.layers(); n != 1 {
+		t.Errorf("%d layers, want that of the other image", n)
+	}
+
+	// What is left goes when the next image does.
+	p.pull(ref)
+	if err := errors.Join(os.Remove(staging), os.WriteFile(staging, nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.store.Remove(t.Context(), ref); err == nil {
+		t.Error("removing into a file was no error")
+	}
+	if err := errors.Join(os.Remove(staging), os.Mkdir(staging, 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.store.Remove(t.Context(), ref); !errors.Is(err, fault.NotFound) {
+		t.Errorf("the image is there still: %v", err)
+	}
+	p.swept()
+	if n := p.layers(); n != 1 {
+		t.Errorf("%d layers, want that of the other image", n)
+	}
+}
+
+// What a crash has left in a layer's place makes way for the layer.
+func TestHalfRemovedLayerIsReplaced(t *testing.T) {
+	reg := newRegistry(t)
+	p := newPlace(t, reg)
+	reg.push("app", "latest", build(t, "gzip", "a"))
+	img := p.pull(reg.host + "/app")
+	names := p.names("layers")
+	if err := p.store.Remove(t.Context(), img.ID); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(filepath.Join(p.root(), "layers", names[0], "fs", "half"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	p.pull(reg.host + "/app")
+	if _, err := os.Stat(filepath.Join(p.root(), "layers", names[0], "fs", "half")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the layer has what was there before: %v", err)
+	}
+}
+
+// A mount that fails for want of room leaves no mount point.
+func TestMountFailsOnFullDisk(t *testing.T) {
+	reg := newRegistry(t)
+	p := newPlace(t, reg)
+	reg.push("app", "latest", build(t, "gzip", "a"))
+	img := p.pull(reg.host + "/app")
+	state := filepath.Join(p.dir, "state")
+	rw := filepath.Join(p.root(), "rw")
+	if err := unix.Mount("tmpfs", rw, "tmpfs", 0, "nr_inodes=7"); err != nil { // too few for overlayfs's work
+		t.Fatal(err)
+	}
+	_, err := p.store.Mount(t.Context(), "k", img.ID)
+	if !errors.Is(err, unix.ENOSPC) {
+		t.Errorf("error is %v, want %v", err, unix.ENOSPC)
+	}
+	if left, err := os.ReadDir(state); err != nil || len(left) != 0 {
+		t.Errorf("left %v, err %v", left, err)
+	}
+	if err := unix.Unmount(rw, 0); err != nil {
+		t.Fatal(err)
+	}
+	p.mount("k", img.ID)
+}
