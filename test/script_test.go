@@ -68,6 +68,8 @@ func TestScript(t *testing.T) {
 				return kernel.Probe().CgroupV2, nil
 			case "systemd":
 				return kernel.Probe().Systemd, nil
+			case "ia32":
+				return kernel.Probe().IA32, nil
 			case "apparmor":
 				return kernel.Probe().AppArmor && apparmor.Parser() != "", nil
 			case "selinux": // with a policy that knows containers

@@ -34,6 +34,9 @@ profile NAME flags=(attach_disconnected,mediate_deleted) {
   ptrace (trace,tracedby,read,readby) peer=NAME,
 
   deny mount,
+  # The kernel's cryptography: in no namespace, and nothing that seccomp could keep
+  # from 32-bit programs.
+  deny network alg,
 
   # The kernel's memory, and its emergency keys.
   deny /proc/{kcore,kmem,mem,sysrq-trigger} rwlkx,

@@ -30,6 +30,10 @@
 //	listen ADDR      serve TCP on ADDR in the background, echo what comes
 //	http ADDR TEXT   serve HTTP on ADDR in the background, answering TEXT
 //	get URL          the body of URL
+//	socket FAMILY    what socket(2) answers for that number, which may be hexadecimal
+//	socket32 FAMILY  what the socket call of 32-bit x86 answers
+//	socketcall32 FAMILY
+//	                 what its socketcall answers for a socket
 //	echo-stdin       copy stdin to stdout until it ends
 //	fork VERB...     run the rest as a child process and wait for it
 //	spawn VERB...    run the rest as a child process and do not wait
@@ -154,6 +158,8 @@ func main() {
 			serve(next(), next())
 		case "get":
 			get(next())
+		case "socket", "socket32", "socketcall32":
+			socket(verb, next())
 		case "echo-stdin":
 			_, err := io.Copy(os.Stdout, os.Stdin)
 			check(err)

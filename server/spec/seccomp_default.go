@@ -38,8 +38,9 @@ func DefaultSeccomp(caps []string, arch string) *specs.LinuxSeccomp {
 	for _, persona := range personalities {
 		allow([]specs.LinuxSeccompArg{{Index: 0, Value: persona, Op: specs.OpEqualTo}}, "personality")
 	}
-	// AF_VSOCK is not in a network namespace: it reaches the hypervisor.
-	allow([]specs.LinuxSeccompArg{{Index: 0, Value: unix.AF_VSOCK, Op: specs.OpNotEqual}}, "socket")
+	for _, f := range socketFamilies {
+		allow([]specs.LinuxSeccompArg{{Index: 0, Value: f.mask, ValueTwo: f.value, Op: specs.OpMaskedEqual}}, "socket")
+	}
 
 	if !slices.Contains(caps, "CAP_SYS_ADMIN") {
 		// s390 has clone's first two arguments the other way round (clone(2)).
@@ -56,6 +57,26 @@ func DefaultSeccomp(caps []string, arch string) *specs.LinuxSeccomp {
 // namespaceFlags are the flags of clone(2) that make namespaces.
 const namespaceFlags = unix.CLONE_NEWNS | unix.CLONE_NEWCGROUP | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC |
 	unix.CLONE_NEWUSER | unix.CLONE_NEWPID | unix.CLONE_NEWNET
+
+// socketFamilies are the address families that socket(2) may be asked for, as masks
+// of its first argument and what is left then: all below 48 (Linux 6.18 has 46) but two.
+// AF_ALG, 38, is the kernel's cryptography, in no namespace and the way to write into
+// the page cache of CVE-2026-31431; AF_VSOCK, 40, in no network namespace either, reaches
+// the hypervisor. The kernel takes 32 bits of the register, so a comparison of all 64
+// could be passed by the rest.
+//
+// A 32-bit program can ask for either by socketcall(2), which hides its arguments in
+// memory. Most such programs make all their sockets so: it cannot be refused, and our
+// AppArmor profile refuses AF_ALG where there is AppArmor.
+var socketFamilies = []struct{ mask, value uint64 }{
+	{0xffffffe0, 0},  // 0 to 31
+	{0xfffffffc, 32}, // 32 to 35
+	{0xfffffffe, 36}, // 36, 37
+	{0xffffffff, 39},
+	{0xffffffff, 41},
+	{0xfffffffe, 42}, // 42, 43
+	{0xfffffffc, 44}, // 44 to 47
+}
 
 // personalities are the execution domains of personality(2) that a program may
 // choose: PER_LINUX, PER_LINUX32, both with UNAME26, and the query.
@@ -143,7 +164,8 @@ const syscallsAlways = `
 	getresuid32 getuid getuid32 setfsgid setfsgid32 setfsuid setfsuid32 setgid setgid32 setgroups setgroups32 setregid
 	setregid32 setresgid setresgid32 setresuid setresuid32 setreuid setreuid32 setuid setuid32
 
-	landlock_add_rule landlock_create_ruleset landlock_restrict_self seccomp
+	landlock_add_rule landlock_create_ruleset landlock_restrict_self lsm_get_self_attr lsm_list_modules lsm_set_self_attr
+	seccomp
 
 	adjtimex alarm clock_adjtime clock_adjtime64 clock_getres clock_getres_time64 clock_gettime clock_gettime64
 	clock_nanosleep clock_nanosleep_time64 getitimer gettimeofday nanosleep setitimer time timer_create timer_delete

@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/testing/protocmp"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -108,6 +109,7 @@ func TestDefaultSeccomp(t *testing.T) {
 		{"io_uring_setup", "SCMP_ACT_ERRNO", "SCMP_ACT_ERRNO"},
 		{"userfaultfd", "SCMP_ACT_ERRNO", "SCMP_ACT_ERRNO"},
 		{"swapcontext", "SCMP_ACT_ERRNO", "SCMP_ACT_ERRNO"},
+		{"lsm_list_modules", "SCMP_ACT_ALLOW", "SCMP_ACT_ALLOW"}, // systemd and libapparmor ask
 	} {
 		if got := verdict(plain, tt.call); got != tt.plain {
 			t.Errorf("%s with the default capabilities: %s, want %s", tt.call, got, tt.plain)
@@ -123,6 +125,37 @@ func TestDefaultSeccomp(t *testing.T) {
 	}
 	if len(spec.DefaultSeccomp(nil, runtime.GOARCH).Architectures) == 0 {
 		t.Errorf("no architecture for %s", runtime.GOARCH)
+	}
+}
+
+// Of the kernel's address families two are not for containers; the kernel looks at the
+// lower half of the argument only.
+func TestDefaultSeccompSockets(t *testing.T) {
+	allowed := func(family uint64) bool {
+		for _, s := range spec.DefaultSeccomp(nil, "amd64").Syscalls {
+			if !slices.Contains(s.Names, "socket") || s.Action != specs.ActAllow {
+				continue
+			}
+			holds := true
+			for _, a := range s.Args {
+				if a.Index != 0 || a.Op != specs.OpMaskedEqual {
+					t.Fatalf("a condition that this test cannot judge: %+v", a)
+				}
+				holds = holds && family&a.Value == a.ValueTwo
+			}
+			if holds {
+				return true
+			}
+		}
+		return false
+	}
+	for family := range uint64(48) {
+		want := family != unix.AF_ALG && family != unix.AF_VSOCK
+		for _, upper := range []uint64{0, 1 << 32, 0xffffffff << 32} {
+			if got := allowed(upper | family); got != want {
+				t.Errorf("family %d as %#x: allowed %t, want %t", family, upper|family, got, want)
+			}
+		}
 	}
 }
 
