@@ -125,7 +125,8 @@ type lockKey struct{}
 //
 // It is a file lock (flock(2)) that plugins inherit. When the daemon dies in the
 // middle of ADD, the plugin runs on; the next daemon's DEL then waits for it
-// instead of deleting what is about to be made.
+// instead of deleting what is about to be made, and ends it if it does not end by
+// itself (orphan.go).
 func (n *Network) lock(ctx context.Context, id string) (_ context.Context, release func(), err error) {
 	path := filepath.Join(n.o.CacheDir, attachedDir, id+".lock")
 	for {
@@ -133,25 +134,36 @@ func (n *Network) lock(ctx context.Context, id string) (_ context.Context, relea
 		if err != nil {
 			return nil, nil, err
 		}
-		if err := flock(ctx, f); err != nil {
+		if err := n.flock(ctx, f); err != nil {
 			f.Close()
 			return nil, nil, fmt.Errorf("wait for the plugins at work on %s: %w", id, err)
 		}
 		mine, err1 := f.Stat()
 		now, err2 := os.Stat(path)
 		if err1 == nil && err2 == nil && os.SameFile(mine, now) {
+			working.Store(path, true)
 			return context.WithValue(ctx, lockKey{}, f), func() { unlock(f) }, nil
 		}
 		f.Close() // its last holder has removed the file: there may be a new one
 	}
 }
 
-// flock polls, so that it can be given up.
-func flock(ctx context.Context, f *os.File) error {
+// flock polls, so that it can be given up, and ends plugins that nobody else will.
+func (n *Network) flock(ctx context.Context, f *os.File) error {
+	patience := time.Now().Add(n.orphanLife)
 	for wait := time.Millisecond; ; wait = min(2*wait, 50*time.Millisecond) {
 		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if !errors.Is(err, unix.EWOULDBLOCK) {
 			return err
+		}
+		if time.Now().After(patience) {
+			if err := endOrphans(ctx, n.log, f); err != nil {
+				n.log.WarnContext(ctx, "plugin of a crispd that has ended was not ended", "path", f.Name(), "err", err)
+			}
+			if gone(f) {
+				return nil
+			}
+			patience = time.Now().Add(n.orphanLife)
 		}
 		select {
 		case <-ctx.Done():
@@ -161,9 +173,16 @@ func flock(ctx context.Context, f *os.File) error {
 	}
 }
 
+// gone says whether f has no name any more, so that its lock keeps nobody.
+func gone(f *os.File) bool {
+	var st unix.Stat_t
+	return unix.Fstat(int(f.Fd()), &st) == nil && st.Nlink == 0
+}
+
 // unlock unlocks by name, because closing alone would leave the lock to any daemon
 // that a plugin has started.
 func unlock(f *os.File) {
+	working.Delete(f.Name())
 	os.Remove(f.Name())
 	unix.Flock(int(f.Fd()), unix.LOCK_UN)
 	f.Close()

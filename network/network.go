@@ -39,6 +39,7 @@ import (
 	"path/filepath"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/containernetworking/cni/libcni"
 
@@ -71,6 +72,8 @@ type Network struct {
 
 	reaper reaper
 
+	orphanLife time.Duration
+
 	cancel context.CancelFunc
 	ended  chan struct{}
 }
@@ -97,7 +100,7 @@ func Open(o Options) (*Network, error) {
 	if err := os.MkdirAll(filepath.Join(o.CacheDir, attachedDir), 0o700); err != nil {
 		return nil, err
 	}
-	n := &Network{o: o, log: o.Log, ended: make(chan struct{})}
+	n := &Network{o: o, log: o.Log, ended: make(chan struct{}), orphanLife: orphanLife}
 	if err := n.refuseNewer(); err != nil {
 		return nil, err
 	}

@@ -1,0 +1,153 @@
+package network
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// The lock of an attachment outlives the daemon that took it, with the plugin that
+// has inherited it. What a plugin of a dead daemon still does is of no use: nobody
+// waits for its result, and DEL follows. So it gets a moment to end by itself, and is
+// killed then, as it would have been at the end of its caller's patience. Who it is
+// tells the lock itself: its processes are those that have the file open, which
+// needs nothing written down, and no number of a process that may be another's by now.
+
+// orphanLife is how long a plugin may go on whose daemon has died.
+const orphanLife = 5 * time.Second
+
+// working has the paths of the locks that this process holds. Their plugins end with
+// their callers' contexts.
+var working sync.Map
+
+// A holder is a process that has a lock file open.
+type holder struct {
+	pid, group, session int
+	name                string
+}
+
+// endOrphans ends the plugins that hold the lock f and that this process knows
+// nothing of, each with its process group. A daemon that a plugin has left behind, in
+// a session of its own, lives: if only such ones have the lock, nobody is at work, and
+// the file is removed, for the next one to be locked.
+func endOrphans(ctx context.Context, log *slog.Logger, f *os.File) error {
+	if _, ok := working.Load(f.Name()); ok {
+		return nil
+	}
+	all, err := holders(f)
+	if err != nil || len(all) == 0 {
+		return err
+	}
+	atWork := slices.DeleteFunc(slices.Clone(all), func(h holder) bool { return h.group == h.session })
+	if len(atWork) == 0 {
+		log.WarnContext(ctx, "lock was left to daemons of a plugin", "path", f.Name(), "plugin", all[0].name)
+		return os.Remove(f.Name())
+	}
+	for _, h := range atWork {
+		log.WarnContext(ctx, "plugin of a crispd that has ended was killed", "plugin", h.name, "pid", h.pid)
+		if err := h.kill(f); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// kill ends the holder, if it is still the process that has f open.
+func (h holder) kill(f *os.File) error {
+	fd, err := unix.PidfdOpen(h.pid, 0)
+	if errors.Is(err, unix.ESRCH) {
+		return nil
+	}
+	if err != nil {
+		return os.NewSyscallError("pidfd_open", err)
+	}
+	defer unix.Close(fd)
+	if now, ok := h.again(f); !ok || now != h {
+		return nil
+	}
+	// Its children are in its group, also those that have closed what they inherited.
+	// It is one that a daemon of ours made for a plugin, and the pidfd's process is
+	// still in it: the number is not another group's.
+	if h.group > 1 && h.group != unix.Getpgrp() {
+		unix.Kill(-h.group, unix.SIGKILL)
+	}
+	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("kill plugin %s (process %d): %w", h.name, h.pid, err)
+	}
+	return nil
+}
+
+func (h holder) again(f *os.File) (holder, bool) {
+	path, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
+	if err != nil {
+		return holder{}, false
+	}
+	return holds(h.pid, path)
+}
+
+// holders lists the other processes that have f open. Links in /proc/<pid>/fd are
+// read and not followed: what they lead to may not answer.
+func holders(f *os.File) ([]holder, error) {
+	path, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
+	if err != nil {
+		return nil, err
+	}
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil, err
+	}
+	var all []holder
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil || pid == os.Getpid() {
+			continue
+		}
+		if h, ok := holds(pid, path); ok {
+			all = append(all, h)
+		}
+	}
+	return all, nil
+}
+
+// holds says who the process pid is, if it has path open.
+func holds(pid int, path string) (holder, bool) {
+	dir := fmt.Sprintf("/proc/%d", pid)
+	fds, err := os.ReadDir(filepath.Join(dir, "fd"))
+	if err != nil {
+		return holder{}, false // it has ended
+	}
+	if !slices.ContainsFunc(fds, func(fd os.DirEntry) bool {
+		to, err := os.Readlink(filepath.Join(dir, "fd", fd.Name()))
+		return err == nil && to == path
+	}) {
+		return holder{}, false
+	}
+	data, err := os.ReadFile(filepath.Join(dir, "stat"))
+	if err != nil {
+		return holder{}, false
+	}
+	// proc_pid_stat(5): pid (comm) state ppid pgrp session …; comm may have anything in it.
+	text := string(data)
+	begin, end := strings.IndexByte(text, '('), strings.LastIndexByte(text, ')')
+	if begin < 0 || end < begin {
+		return holder{}, false
+	}
+	fields := strings.Fields(text[end+1:])
+	if len(fields) < 4 {
+		return holder{}, false
+	}
+	h := holder{pid: pid, name: text[begin+1 : end]}
+	h.group, _ = strconv.Atoi(fields[2])
+	h.session, _ = strconv.Atoi(fields[3])
+	return h, true
+}
