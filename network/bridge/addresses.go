@@ -1,6 +1,7 @@
 package bridge
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -9,6 +10,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -26,8 +28,8 @@ const (
 )
 
 // lock makes the directory and returns when the caller alone holds one of its
-// locks.
-func (n *Net) lock(name string) (unlock func(), err error) {
+// locks. It polls, so that it can be given up: who has the lock may wait for nft.
+func (n *Net) lock(ctx context.Context, name string) (unlock func(), err error) {
 	if err := os.MkdirAll(n.dir(), 0o755); err != nil {
 		return nil, err
 	}
@@ -35,22 +37,28 @@ func (n *Net) lock(name string) (unlock func(), err error) {
 	if err != nil {
 		return nil, err
 	}
-	for {
-		err := unix.Flock(int(f.Fd()), unix.LOCK_EX)
+	for wait := 100 * time.Microsecond; ; wait = min(2*wait, 20*time.Millisecond) {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if err == nil {
 			return func() { f.Close() }, nil
 		}
-		if !errors.Is(err, unix.EINTR) {
-			f.Close()
-			return nil, fmt.Errorf("lock %s: %w", f.Name(), err)
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			select {
+			case <-time.After(wait):
+				continue
+			case <-ctx.Done():
+				err = ctx.Err()
+			}
 		}
+		f.Close()
+		return nil, fmt.Errorf("lock %s: %w", f.Name(), err)
 	}
 }
 
 // allocate reserves an address of each subnet, in their order. Addresses are
 // handed out in turn, so that one comes back as late as possible.
-func (n *Net) allocate(id, ifName string) (addrs []netip.Addr, err error) {
-	unlock, err := n.lock(addressesLock)
+func (n *Net) allocate(ctx context.Context, id, ifName string) (addrs []netip.Addr, err error) {
+	unlock, err := n.lock(ctx, addressesLock)
 	if err != nil {
 		return nil, err
 	}
@@ -133,8 +141,8 @@ func usable(addr netip.Addr, subnet netip.Prefix) bool {
 
 // release gives back the addresses of id: those that it is known to have, or, with
 // none known, whatever it has.
-func (n *Net) release(id string, known []netip.Addr) error {
-	unlock, err := n.lock(addressesLock)
+func (n *Net) release(ctx context.Context, id string, known []netip.Addr) error {
+	unlock, err := n.lock(ctx, addressesLock)
 	if err != nil {
 		return err
 	}

@@ -108,7 +108,7 @@ func (p *Plugin) Call(ctx context.Context, command string, a *skel.CmdArgs) ([]b
 		for _, v := range c.base.ValidAttachments {
 			keep = append(keep, v.ContainerID)
 		}
-		return nil, c.Sweep(keep)
+		return nil, c.Sweep(ctx, keep)
 	}
 	return nil, fault.Invalid.Errorf("unknown CNI command %q", command)
 }
@@ -182,11 +182,15 @@ func (p *Plugin) add(ctx context.Context, c *config, a *skel.CmdArgs) (_ *types1
 	if err := c.ensureTable(ctx); err != nil {
 		return nil, err
 	}
-	addrs, err := c.allocate(a.ContainerID, a.IfName)
+	addrs, err := c.allocate(ctx, a.ContainerID, a.IfName)
 	if err != nil {
 		return nil, err
 	}
-	steps.Add("addresses", func() error { return c.release(a.ContainerID, addrs) })
+	steps.Add("addresses", func() error {
+		ctx, cancel := undo.Context(ctx)
+		defer cancel()
+		return c.release(ctx, a.ContainerID, addrs)
+	})
 	index, err := c.addVeth(h, bridge, a)
 	if err != nil {
 		return nil, err
@@ -260,7 +264,7 @@ func (p *Plugin) del(ctx context.Context, c *config, a *skel.CmdArgs) error {
 			return err
 		}
 	}
-	return c.release(a.ContainerID, addrs)
+	return c.release(ctx, a.ContainerID, addrs)
 }
 
 // Ready says what the host lacks for ADD to succeed.

@@ -103,7 +103,7 @@ func TestAllocateInTurn(t *testing.T) {
 	n := &Net{Name: "net", DataDir: t.TempDir(), Subnets: prefixes("10.1.0.0/29", "fd00::/125")}
 	take := func(id string) string {
 		t.Helper()
-		addrs, err := n.allocate(id, "eth0")
+		addrs, err := n.allocate(t.Context(), id, "eth0")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -113,7 +113,7 @@ func TestAllocateInTurn(t *testing.T) {
 	for _, id := range []string{"a", "b", "c"} {
 		got = append(got, take(id))
 	}
-	if err := n.release("a", nil); err != nil {
+	if err := n.release(t.Context(), "a", nil); err != nil {
 		t.Fatal(err)
 	}
 	for _, id := range []string{"d", "e", "f"} { // IPv4 goes round
@@ -127,7 +127,7 @@ func TestAllocateInTurn(t *testing.T) {
 	n.Subnets = prefixes("10.2.0.0/24", "fd00::/125")
 	take("g")
 	before := names(t, n.dir())
-	if addrs, err := n.allocate("h", "eth0"); err == nil {
+	if addrs, err := n.allocate(t.Context(), "h", "eth0"); err == nil {
 		t.Errorf("got %v of a full subnet", addrs)
 	}
 	if diff := cmp.Diff(before, names(t, n.dir())); diff != "" {
@@ -138,12 +138,12 @@ func TestAllocateInTurn(t *testing.T) {
 // Releasing by a result that is not true any more takes nothing from others.
 func TestReleaseKeepsOthers(t *testing.T) {
 	n := &Net{Name: "net", DataDir: t.TempDir(), Subnets: prefixes("10.1.0.0/24")}
-	a, err := n.allocate("a", "eth0")
+	a, err := n.allocate(t.Context(), "a", "eth0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, known := range [][]netip.Addr{a, nil} {
-		if err := n.release("b", known); err != nil {
+		if err := n.release(t.Context(), "b", known); err != nil {
 			t.Fatal(err)
 		}
 		if owner, err := n.owner(a[0]); err != nil || owner != "a" {
@@ -156,10 +156,10 @@ func TestReleaseKeepsOthers(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if b, err := n.allocate("b", "eth0"); err != nil || b[0] != netip.MustParseAddr("10.1.0.5") {
+	if b, err := n.allocate(t.Context(), "b", "eth0"); err != nil || b[0] != netip.MustParseAddr("10.1.0.5") {
 		t.Errorf("got %v (err %v), want the first free address", b, err)
 	}
-	if err := n.release("old-id", nil); err != nil {
+	if err := n.release(t.Context(), "old-id", nil); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := n.owner(netip.MustParseAddr("10.1.0.4")); !errors.Is(err, os.ErrNotExist) {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os/exec"
 	"strings"
+	"time"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -84,7 +85,7 @@ func (n *Net) ensureTable(ctx context.Context) error {
 	if chainExists(n.Name, n.marker()) {
 		return nil
 	}
-	unlock, err := n.lock(tableLock)
+	unlock, err := n.lock(ctx, tableLock)
 	if err != nil {
 		return err
 	}
@@ -106,14 +107,25 @@ func (n *Net) writeTable(ctx context.Context) error {
 		n.Name, n.marker(), n.rules(), strings.Join(ports, "")))
 }
 
+// nftLife bounds one nft, also for callers without a deadline of their own: it waits
+// while others load large rulesets, which takes seconds at most.
+const nftLife = time.Minute
+
 // nft runs commands in nft(8), whose text has a stable form; the netlink messages
-// behind it have not.
+// behind it have not. If it is killed at the end of ctx, the kernel may have carried
+// out the commands or not.
 func nft(ctx context.Context, commands string) error {
+	ctx, cancel := context.WithTimeout(ctx, nftLife)
+	defer cancel()
 	cmd := exec.CommandContext(ctx, "nft", "-f", "-")
 	cmd.Stdin = strings.NewReader(commands)
+	cmd.WaitDelay = time.Second
 	out, err := cmd.CombinedOutput()
 	if errors.Is(err, exec.ErrNotFound) {
 		return Ready()
+	}
+	if cause := context.Cause(ctx); err != nil && cause != nil {
+		return fmt.Errorf("nft was killed: %w", cause)
 	}
 	if err != nil {
 		return fmt.Errorf("nft: %w: %s", err, strings.TrimSpace(string(out)))

@@ -17,6 +17,7 @@ import (
 
 	"github.com/crisp-cri/crisp/internal/atomicfile"
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/undo"
 )
 
 // A PortMapping is one entry of the capability portMappings (CNI's
@@ -98,7 +99,7 @@ func (n *Net) openPorts(ctx context.Context, id string, ports []PortMapping, add
 	if err != nil || len(own) == 0 {
 		return err
 	}
-	unlock, err := n.lock(tableLock)
+	unlock, err := n.lock(ctx, tableLock)
 	if err != nil {
 		return err
 	}
@@ -120,7 +121,9 @@ func (n *Net) openPorts(ctx context.Context, id string, ports []PortMapping, add
 	if err := nft(ctx, commands.String()); err != nil {
 		// The table has gone since ensureTable, or has what no file tells of.
 		if again := n.writeTable(ctx); again != nil {
-			return errors.Join(err, again, os.Remove(n.portsPath(id)))
+			ctx, cancel := undo.Context(ctx)
+			defer cancel()
+			return errors.Join(err, again, n.takeBack(ctx, id))
 		}
 	}
 	forgetFlows(ports)
@@ -161,11 +164,19 @@ func (n *Net) closePorts(ctx context.Context, id string) error {
 	if _, err := os.Stat(n.portsPath(id)); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	unlock, err := n.lock(tableLock)
+	unlock, err := n.lock(ctx, tableLock)
 	if err != nil {
 		return err
 	}
 	defer unlock()
+	return n.takeBack(ctx, id)
+}
+
+// takeBack removes the pod's elements from the table and then its file, which is there
+// as long as the table may have one of them: addresses go round, and an element that
+// nobody knows of would lead its port to whichever pod gets the address next.
+// The table's lock is held.
+func (n *Net) takeBack(ctx context.Context, id string) error {
 	own, err := n.loadPorts(id)
 	if err != nil {
 		return err
@@ -174,20 +185,34 @@ func (n *Net) closePorts(ctx context.Context, id string) error {
 	for _, e := range own {
 		commands.WriteString(n.command("delete", e))
 	}
-	failed := nft(ctx, commands.String())
+	// A file without elements is what is left of a try that failed.
+	if len(own) == 0 || nft(ctx, commands.String()) != nil {
+		if err := n.rewriteWithout(ctx, id); err != nil {
+			return err
+		}
+	}
 	if err := os.Remove(n.portsPath(id)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
-	}
-	if failed != nil && chainExists(n.Name, "postrouting") {
-		// The elements were not there as the file had them. Without a table, as
-		// after a reboot, there is nothing to take back.
-		return n.writeTable(ctx)
 	}
 	return nil
 }
 
+// rewriteWithout writes the table anew without the pod's elements: what it has is not
+// as the pod's file says. Without a table, as after a reboot, there is nothing to take
+// back. The file is emptied first, not removed, and so needs no space on the disk.
+func (n *Net) rewriteWithout(ctx context.Context, id string) error {
+	if err := os.Truncate(n.portsPath(id), 0); err != nil {
+		return err
+	}
+	if !chainExists(n.Name, "postrouting") {
+		return nil
+	}
+	return n.writeTable(ctx)
+}
+
 // loadPorts returns the elements of id. A file that a power cut has damaged says
-// nothing of ports, because it says that the table is gone too.
+// nothing of ports, because it says that the table is gone too; one that is empty is
+// of a pod whose elements are to go.
 func (n *Net) loadPorts(id string) ([]element, error) {
 	data, err := os.ReadFile(n.portsPath(id))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -241,8 +266,8 @@ func (n *Net) allElements() ([]string, error) {
 }
 
 // sweepPorts takes back the host ports of those who are gone.
-func (n *Net) sweepPorts(gone func(id string) bool) error {
-	unlock, err := n.lock(tableLock)
+func (n *Net) sweepPorts(ctx context.Context, gone func(id string) bool) error {
+	unlock, err := n.lock(ctx, tableLock)
 	if err != nil {
 		return err
 	}
@@ -251,18 +276,25 @@ func (n *Net) sweepPorts(gone func(id string) bool) error {
 	if err != nil {
 		return err
 	}
-	swept := false
+	var swept []string
 	for _, id := range ids {
 		if !gone(id) {
 			continue
 		}
+		if err := os.Truncate(n.portsPath(id), 0); err != nil {
+			return err
+		}
+		swept = append(swept, id)
+	}
+	if len(swept) > 0 && chainExists(n.Name, "postrouting") {
+		if err := n.writeTable(ctx); err != nil {
+			return err
+		}
+	}
+	for _, id := range swept {
 		if err := os.Remove(n.portsPath(id)); err != nil {
 			return err
 		}
-		swept = true
-	}
-	if swept && chainExists(n.Name, "postrouting") {
-		return n.writeTable(context.Background())
 	}
 	return nil
 }

@@ -15,15 +15,15 @@ import (
 // Sweep gives back what belongs to none of keep, a list of container IDs: devices,
 // host ports and addresses. Nothing may be added meanwhile. It is for what a
 // power cut or a crash has left, of which nobody knows any more.
-func (n *Net) Sweep(keep []string) error {
+func (n *Net) Sweep(ctx context.Context, keep []string) error {
 	if _, err := os.Stat(n.dir()); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	gone := func(owner string) bool { return !slices.Contains(keep, owner) }
-	if err := errors.Join(n.sweepLinks(keep), n.sweepPorts(gone)); err != nil {
+	if err := errors.Join(n.sweepLinks(keep), n.sweepPorts(ctx, gone)); err != nil {
 		return err
 	}
-	unlock, err := n.lock(addressesLock)
+	unlock, err := n.lock(ctx, addressesLock)
 	if err != nil {
 		return err
 	}

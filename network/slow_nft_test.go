@@ -1,0 +1,80 @@
+package network
+
+import (
+	"context"
+	"errors"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// slowNFT puts before nft a program that runs it if first says so, and then does not
+// end; only the first time. The test's context for it is over soon after it has begun.
+func slowNFT(t *testing.T, first string) context.Context {
+	t.Helper()
+	nft, err := exec.LookPath("nft")
+	if err != nil {
+		t.Skip("needs nft")
+	}
+	dir := t.TempDir()
+	begun := filepath.Join(dir, "begun")
+	script(t, dir, "nft", `
+[ -e `+begun+` ] && exec `+nft+` "$@"
+`+strings.ReplaceAll(first, "nft", nft)+`
+: > `+begun+`
+exec sleep 1000`)
+	t.Setenv("PATH", dir+":/usr/sbin:/usr/bin:/sbin:/bin")
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		defer cancel()
+		for range 6000 {
+			if unix.Access(begun, unix.F_OK) == nil {
+				return
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+	}()
+	return ctx
+}
+
+// nft waits for others who load large rulesets, and DEL is given up meanwhile. The
+// next one ends it: the pod's address goes to another pod some day, and the host port
+// must not lead there.
+func TestHostPortOfADetachedPodLeadsNowhere(t *testing.T) {
+	n := open(t, options(t, ""))
+	p := pod(t, "p")
+	p.Ports = []Port{{Protocol: "tcp", ContainerPort: 80, HostPort: 12345}}
+	attach(t, n, p)
+	if err := n.Detach(slowNFT(t, ""), p); err == nil {
+		t.Fatal("detach did what nft has not done")
+	}
+	detach(t, n, p)
+	if rules := ruleset(t); strings.Contains(rules, "12345") {
+		t.Errorf("the host port still leads somewhere:\n%s", rules)
+	}
+	destroy(t, n)
+}
+
+// ADD is given up while nft has told the kernel and not us: nothing of the pod's host
+// ports stays.
+func TestHostPortOfAFailedAddLeadsNowhere(t *testing.T) {
+	n := open(t, options(t, ""))
+	other := pod(t, "other")
+	attach(t, n, other) // makes the table
+	p := pod(t, "p")
+	p.Ports = []Port{{Protocol: "tcp", ContainerPort: 80, HostPort: 12345}}
+	if _, err := n.Attach(slowNFT(t, `nft "$@"`), p); !errors.Is(err, context.Canceled) {
+		t.Fatalf("attach: %v", err)
+	}
+	if rules := ruleset(t); strings.Contains(rules, "12345") {
+		t.Errorf("the host port leads somewhere:\n%s", rules)
+	}
+	attach(t, n, p)
+	detach(t, n, p)
+	detach(t, n, other)
+	destroy(t, n)
+}
