@@ -1,12 +1,14 @@
 package api
 
 import (
+	"maps"
 	"strings"
 
 	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/agent/workload"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // A Kind is one that the API serves.
@@ -107,8 +109,8 @@ func (s *Server) pods() []manifest.Object {
 			pod.CreationTimestamp = *pod.Status.StartTime
 		}
 		if ending && pod.DeletionTimestamp == nil {
-			now := metav1.Now().Rfc3339Copy()
-			pod.DeletionTimestamp = &now
+			since := s.endingSince(pod.UID)
+			pod.DeletionTimestamp = &since
 		}
 		list = append(list, pod)
 	}
@@ -120,7 +122,28 @@ func (s *Server) pods() []manifest.Object {
 			add(pod, true)
 		}
 	}
+	s.forgetEnded(seen)
 	return list
+}
+
+// endingSince is when a pod that nobody wants any more was first seen so: a time
+// that moved with each list would tell watchers of a change each time.
+func (s *Server) endingSince(uid types.UID) metav1.Time {
+	s.endingMu.Lock()
+	defer s.endingMu.Unlock()
+	since, ok := s.ending[uid]
+	if !ok {
+		since = metav1.Now().Rfc3339Copy()
+		s.ending[uid] = since
+	}
+	return since
+}
+
+// forgetEnded forgets the pods that are not there any more.
+func (s *Server) forgetEnded(there map[string]bool) {
+	s.endingMu.Lock()
+	defer s.endingMu.Unlock()
+	maps.DeleteFunc(s.ending, func(uid types.UID, _ metav1.Time) bool { return !there[string(uid)] })
 }
 
 func (s *Server) namespaces() []manifest.Object {

@@ -17,6 +17,7 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"sync"
 	"sync/atomic"
 
 	"github.com/crisp-cri/crisp/agent/crix"
@@ -66,6 +67,9 @@ type Server struct {
 	mux  *http.ServeMux
 	view view
 	cri  atomic.Pointer[services] // nil before Connect
+
+	endingMu sync.Mutex
+	ending   map[types.UID]metav1.Time // when a pod was first seen unwanted; guarded by endingMu
 }
 
 // services are the runtime's.
@@ -76,7 +80,7 @@ type services struct {
 
 // New returns a Server.
 func New(o Options) *Server {
-	s := &Server{Options: o, mux: http.NewServeMux()}
+	s := &Server{Options: o, mux: http.NewServeMux(), ending: map[types.UID]metav1.Time{}}
 	s.view.server = s
 	s.routeObjects()
 	s.routePods()

@@ -54,10 +54,9 @@ func (v *view) poke() {
 
 // list returns the objects of a kind and the number of the last change.
 func (v *view) list(kind string) ([]manifest.Object, uint64) {
-	objects := v.server.list(kind)
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.takeLocked(kind, objects)
+	objects := v.takeLocked(kind)
 	list := make([]manifest.Object, 0, len(objects))
 	for _, o := range objects {
 		if e, ok := v.seen[kind][entryKey(o)]; ok {
@@ -71,8 +70,11 @@ func entryKey(o manifest.Object) string {
 	return o.GetNamespace() + "/" + o.GetName() + "/" + string(o.GetUID())
 }
 
-// takeLocked compares the objects of a kind with what was seen last.
-func (v *view) takeLocked(kind string, objects []manifest.Object) {
+// takeLocked compares the objects of a kind with what was seen last, and returns
+// them. They are listed under the lock: an older list must not be compared after a
+// newer one, or what has just come would be told as gone.
+func (v *view) takeLocked(kind string) []manifest.Object {
+	objects := v.server.list(kind)
 	if v.seen == nil {
 		v.seen = map[string]map[string]entry{}
 		// More than the number of any change that an earlier agent has told of.
@@ -112,14 +114,14 @@ func (v *view) takeLocked(kind string, objects []manifest.Object) {
 		v.gone = slices.Delete(v.gone, 0, n)
 	}
 	v.seen[kind] = now
+	return objects
 }
 
 // since returns the changes of a kind after the one of this number, in order.
 func (v *view) since(kind string, seq uint64) ([]change, uint64, error) {
-	objects := v.server.list(kind)
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.takeLocked(kind, objects)
+	v.takeLocked(kind)
 	if seq != 0 && seq < v.floor || seq > v.seq {
 		return nil, 0, errExpired
 	}

@@ -32,6 +32,11 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, k Kind, sel selec
 	sub := s.view.hub.Subscribe(64)
 	defer sub.Close()
 	fresh, tables := seq == 0, wantsTable(r)
+	told := newTold(sel)
+	if !fresh {
+		objects, _ := s.view.list(k.Name)
+		told.seed(objects, seq)
+	}
 	w.Header().Set("Content-Type", "application/json")
 	out := json.NewEncoder(w)
 	for first := true; ; first = false {
@@ -43,16 +48,11 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, k Kind, sel selec
 			return nil // it fell behind: the client lists again
 		}
 		for _, c := range changes {
-			kind := "MODIFIED"
-			switch {
-			case c.deleted && fresh && first:
+			if c.deleted && fresh && first {
 				continue
-			case c.deleted:
-				kind = "DELETED"
-			case c.came:
-				kind = "ADDED"
 			}
-			if !sel.takes(c.object) {
+			kind := told.event(c)
+			if kind == "" {
 				continue
 			}
 			var object any = c.object
@@ -86,6 +86,49 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, k Kind, sel selec
 			}
 		}
 	}
+}
+
+// told is what the client of a watch has been told of, so that an object that a
+// selector takes no more is told as deleted, and one that it takes from now on as
+// added, as the API server does.
+type told struct {
+	sel    selection
+	wanted map[string]bool // by entryKey: whether the client knows the object
+}
+
+func newTold(sel selection) told { return told{sel, map[string]bool{}} }
+
+// seed takes the objects that have not changed since the client's list, which was
+// made with the same selector.
+func (t told) seed(objects []manifest.Object, seq uint64) {
+	for _, o := range objects {
+		if n, err := strconv.ParseUint(o.GetResourceVersion(), 10, 64); err == nil && n <= seq {
+			t.wanted[entryKey(o)] = t.sel.takes(o)
+		}
+	}
+}
+
+// event is the type of the event for a change, "" for none. Of an object that
+// changed between the list and the watch it is not known whether the list had it: it
+// counts as told, since a client ignores the end of what it does not know.
+func (t told) event(c change) string {
+	before, known := t.wanted[c.key]
+	before = before || !known && !c.came
+	now := !c.deleted && t.sel.takes(c.object)
+	t.wanted[c.key] = now
+	if c.deleted {
+		delete(t.wanted, c.key)
+		before = before && (known || t.sel.takes(c.object))
+	}
+	switch {
+	case now && before:
+		return "MODIFIED"
+	case now:
+		return "ADDED"
+	case before:
+		return "DELETED"
+	}
+	return ""
 }
 
 // initialEnd tells that all that was there has been sent.

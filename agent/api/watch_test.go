@@ -1,0 +1,209 @@
+package api
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/crisp-cri/crisp/agent/desired"
+	"github.com/crisp-cri/crisp/agent/manifest"
+	"github.com/crisp-cri/crisp/agent/source"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// configMaps is what a file of these ConfigMaps says, each "name label".
+func configMaps(t *testing.T, maps ...[2]string) source.Update {
+	t.Helper()
+	var text string
+	for _, m := range maps {
+		text += fmt.Sprintf("---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: %s, labels: {tier: %s}}\n", m[0], m[1])
+	}
+	objects, _, err := manifest.Read("maps.yaml", []byte(text), manifest.Options{NodeName: "n1", Source: manifest.SourceFile})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, o := range objects { // as of an object of the API, which stays the same when it is changed
+		o.SetUID(types.UID(o.GetName()))
+	}
+	return source.Update{Source: manifest.SourceFile, Files: []source.File{{Path: "maps.yaml", Objects: objects}}}
+}
+
+func serverOf(wanted *desired.Manager) *Server {
+	return New(Options{
+		Wanted: wanted, Log: slog.New(slog.DiscardHandler),
+		Status:   func(types.UID) *v1.PodStatus { return nil },
+		Accepted: func() []*v1.Pod { return nil },
+	})
+}
+
+// A client that waits for the end of an object must not be told of it while the
+// object is there: kubectl delete and kubectl wait go by the event.
+func TestListsAtOnceTellNoEnd(t *testing.T) {
+	wanted := desired.New([]string{manifest.SourceFile})
+	wanted.Update(configMaps(t, [2]string{"old", "a"}))
+	s := serverOf(wanted)
+	listed, going := make(chan struct{}), make(chan struct{})
+	var busy atomic.Bool
+	s.Accepted = func() []*v1.Pod { // within the first list of pods: those that are wanted have been listed
+		if busy.CompareAndSwap(false, true) {
+			close(listed)
+			<-going
+		}
+		return nil
+	}
+	pods := func(names ...string) {
+		var text string
+		for _, name := range names {
+			text += "---\napiVersion: v1\nkind: Pod\nmetadata: {name: " + name + "}\nspec: {containers: [{name: a, image: i}]}\n"
+		}
+		objects, _, err := manifest.Read("pods.yaml", []byte(text), manifest.Options{NodeName: "n1", Source: manifest.SourceFile})
+		if err != nil {
+			t.Fatal(err)
+		}
+		wanted.Update(source.Update{Source: manifest.SourceFile, Files: []source.File{{Path: "pods.yaml", Objects: objects}}})
+	}
+	pods("first")
+	var slow, fast sync.WaitGroup
+	slow.Go(func() { s.view.since("Pod", 0) })
+	<-listed
+	pods("first", "second")
+	fast.Go(func() { s.view.since("Pod", 0) })
+	done := make(chan struct{})
+	go func() { fast.Wait(); close(done) }()
+	select {
+	case <-done:
+	case <-time.After(200 * time.Millisecond): // it waits for its turn
+	}
+	close(going)
+	slow.Wait()
+	fast.Wait()
+	changes, _, err := s.view.since("Pod", s.view.floor)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, c := range changes {
+		if c.deleted {
+			t.Errorf("pod %s is told as deleted, and it is there", c.object.GetName())
+		}
+		names = append(names, c.object.GetName())
+	}
+	if slices.Sort(names); !slices.Equal(names, []string{"first", "second"}) {
+		t.Errorf("told of %v, want first and second", names)
+	}
+}
+
+// An informer with a selector keeps an object until it is told that it is gone: one
+// that the selector takes no more is gone, and one that it takes from now on is new.
+func TestWatchWithSelector(t *testing.T) {
+	for name, test := range map[string]struct{ from, to, want string }{
+		"leaves":        {"a", "b", "DELETED"},
+		"enters":        {"b", "a", "ADDED"},
+		"stays":         {"a", "a", ""},
+		"stays outside": {"b", "c", ""},
+		"comes":         {"", "a", "ADDED"},
+		"goes":          {"a", "", "DELETED"},
+		"goes outside":  {"b", "", ""},
+	} {
+		for _, fresh := range []bool{true, false} { // a watch that begins with what is there, and one that follows a list
+			t.Run(fmt.Sprintf("%s/fresh=%v", name, fresh), func(t *testing.T) {
+				first, last := [2]string{"first", "x"}, [2]string{"last", "x"}
+				wanted := desired.New([]string{manifest.SourceFile})
+				set := func(label string, more ...[2]string) {
+					if label != "" {
+						more = append(more, [2]string{"it", label})
+					}
+					wanted.Update(configMaps(t, append(more, [2]string{"same", "a"})...))
+				}
+				set(test.from)
+				s := serverOf(wanted)
+				web := httptest.NewServer(s)
+				defer web.Close()
+				query := "?watch=true&labelSelector=tier+in+(a,x)"
+				if !fresh {
+					_, seq := s.view.list("ConfigMap")
+					query += fmt.Sprintf("&resourceVersion=%d", seq)
+				}
+				resp, err := http.Get(web.URL + "/api/v1/configmaps" + query)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer resp.Body.Close()
+				lines := bufio.NewScanner(resp.Body)
+				next := func() (kind, name string) {
+					t.Helper()
+					if !lines.Scan() {
+						t.Fatal("the watch ended")
+					}
+					var e struct {
+						Type   string
+						Object v1.ConfigMap
+					}
+					if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
+						t.Fatal(err)
+					}
+					return e.Type, e.Object.Name
+				}
+				if fresh {
+					for known := 1 + len(test.from); known > 0 && (test.from == "a" || known > 1); known-- {
+						next()
+					}
+				}
+				set(test.to)
+				s.Poke()
+				set(test.to, first) // and then something else that is told
+				s.Poke()
+				var got string
+				for name := ""; name != "last"; {
+					var kind string
+					switch kind, name = next(); name {
+					case "first":
+						set(test.to, first, last)
+						s.Poke()
+					case "it":
+						got += kind + " it"
+					}
+				}
+				want := test.want
+				if want != "" {
+					want += " it"
+				}
+				if got != want {
+					t.Errorf("told %q, want %q", got, want)
+				}
+			})
+		}
+	}
+}
+
+// A pod that is ending is told once, and not at each look of the watchers.
+func TestEndingPodIsNoChange(t *testing.T) {
+	wanted := desired.New([]string{manifest.SourceFile})
+	s := serverOf(wanted)
+	wanted.Update(source.Update{Source: manifest.SourceFile})
+	ending := &v1.Pod{}
+	ending.Name, ending.Namespace, ending.UID = "web", "default", "u1"
+	s.Accepted = func() []*v1.Pod { return []*v1.Pod{ending} }
+	first := s.pods()[0].GetDeletionTimestamp()
+	s.ending["u1"] = s.ending["u1"].Rfc3339Copy()
+	old := s.ending["u1"]
+	old.Time = old.Add(-time.Hour)
+	s.ending["u1"] = old
+	if again := s.pods()[0].GetDeletionTimestamp(); !again.Equal(&old) || first == nil {
+		t.Errorf("deletionTimestamp is %v, want that of the first look, %v", again, old)
+	}
+	s.Accepted = func() []*v1.Pod { return nil }
+	s.pods()
+	if len(s.ending) != 0 {
+		t.Errorf("%v is remembered of pods that are gone", s.ending)
+	}
+}
