@@ -3,6 +3,7 @@ package api
 import (
 	"encoding/json"
 	"errors"
+	"maps"
 	"net/http"
 
 	"github.com/crisp-cri/crisp/agent/store"
@@ -12,10 +13,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
 	"sigs.k8s.io/yaml"
 )
-
-// applied is the annotation with what an object was last given as, by each of those
-// who apply it: what is not in their next one goes.
-const applied = "apply.io.crisp/by-manager"
 
 // patch changes what was given of an object: by a strategic or a plain merge patch,
 // a JSON patch, or by applying it as the server's side of kubectl apply does.
@@ -69,6 +66,7 @@ func (s *Server) apply(w http.ResponseWriter, r *http.Request, k Kind, text []by
 		return fault.Invalid.Errorf("%v", err)
 	}
 	given, err := s.Store.Given(key(r, k))
+	lasts := s.Store.Applied(key(r, k))
 	o := store.PutOptions{Update: true}
 	if errors.Is(err, fault.NotFound) {
 		given, o, err = []byte(`{}`), store.PutOptions{Create: true}, nil
@@ -79,63 +77,47 @@ func (s *Server) apply(w http.ResponseWriter, r *http.Request, k Kind, text []by
 	if err != nil {
 		return err
 	}
-	merged, err := threeWay(k.object(), given, next, r.URL.Query().Get("fieldManager"))
+	manager := r.URL.Query().Get("fieldManager")
+	merged, last, err := threeWay(k.object(), given, lasts[manager], next)
 	if err != nil {
 		return err
 	}
+	// A Secret's values must not be where the object is shown, so not in an annotation.
+	o.Applied = maps.Clone(lasts)
+	if o.Applied == nil {
+		o.Applied = map[string]json.RawMessage{}
+	}
+	o.Applied[manager] = last
 	return s.putText(w, r, k, r.PathValue("name"), merged, o)
 }
 
-// threeWay merges what is applied by a manager into what was given of an object, less
-// what the manager has applied last. like is an empty object of its kind.
-func threeWay(like any, given, next []byte, manager string) ([]byte, error) {
-	var to, from map[string]any
-	if err := json.Unmarshal(given, &to); err != nil {
-		return nil, err
-	}
+// threeWay merges what is applied into what was given of an object, less what the
+// same manager has applied last. like is an empty object of its kind. What has to be
+// last in the next call is returned too.
+func threeWay(like any, given, last, next []byte) (merged, applied []byte, err error) {
+	var from map[string]any
 	if err := json.Unmarshal(next, &from); err != nil {
-		return nil, fault.Invalid.Errorf("%v", err)
+		return nil, nil, fault.Invalid.Errorf("%v", err)
 	}
 	if m, ok := from["metadata"].(map[string]any); ok {
 		for _, name := range []string{"managedFields", "resourceVersion", "uid", "creationTimestamp", "generation"} {
 			delete(m, name)
 		}
-		delete(annotationsOf(from), applied)
 	}
 	delete(from, "status")
-	lasts := map[string]json.RawMessage{}
-	if text, ok := annotationsOf(to)[applied].(string); ok {
-		if err := json.Unmarshal([]byte(text), &lasts); err != nil {
-			return nil, fault.Invalid.Errorf("annotation %s: %v", applied, err)
-		}
-	}
-	last, next := []byte(lasts[manager]), mustMarshal(from)
+	applied = mustMarshal(from)
 	schema, err := strategicpatch.NewPatchMetaFromStruct(like)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	patch, err := strategicpatch.CreateThreeWayMergePatch(last, next, given, schema, true)
+	patch, err := strategicpatch.CreateThreeWayMergePatch(last, applied, given, schema, true)
 	if err == nil {
-		given, err = strategicpatch.StrategicMergePatchUsingLookupPatchMeta(given, patch, schema)
+		merged, err = strategicpatch.StrategicMergePatchUsingLookupPatchMeta(given, patch, schema)
 	}
 	if err != nil {
-		return nil, fault.Invalid.Errorf("%v", err)
+		return nil, nil, fault.Invalid.Errorf("%v", err)
 	}
-	lasts[manager] = next
-	return editMetadata(given, func(m map[string]any) {
-		annotations, _ := m["annotations"].(map[string]any)
-		if annotations == nil {
-			annotations = map[string]any{}
-			m["annotations"] = annotations
-		}
-		annotations[applied] = string(mustMarshal(lasts))
-	})
-}
-
-func annotationsOf(o map[string]any) map[string]any {
-	m, _ := o["metadata"].(map[string]any)
-	a, _ := m["annotations"].(map[string]any)
-	return a
+	return merged, applied, nil
 }
 
 // mustMarshal writes what was read from JSON.

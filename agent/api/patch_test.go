@@ -101,7 +101,7 @@ func TestJSONPatch(t *testing.T) {
 func TestThreeWay(t *testing.T) {
 	const first = `{"metadata":{"name":"d","labels":{"a":"1","b":"2"}},"spec":{"replicas":2,"containers":[{"name":"x","image":"1","env":[{"name":"e"}]},{"name":"y"}]}}`
 	const second = `{"metadata":{"name":"d","labels":{"a":"1"}},"spec":{"containers":[{"name":"x","image":"2"}]}}`
-	made, err := threeWay(&v1.Pod{}, []byte(`{}`), []byte(first), "m")
+	made, last, err := threeWay(&v1.Pod{}, []byte(`{}`), nil, []byte(first))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -110,17 +110,19 @@ func TestThreeWay(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got, err := threeWay(&v1.Pod{}, others, []byte(second), "m")
+	got, last, err := threeWay(&v1.Pod{}, others, last, []byte(second))
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := `{"metadata":{"annotations":{"apply.io.crisp/by-manager":"{\"m\":{\"metadata\":{\"labels\":{\"a\":\"1\"},\"name\":\"d\"},\"spec\":{\"containers\":[{\"image\":\"2\",\"name\":\"x\"}]}}}"},` +
-		`"labels":{"a":"1","c":"3"},"name":"d"},"spec":{"containers":[{"name":"z"},{"image":"2","name":"x"}],"paused":true}}`
+	want := `{"metadata":{"labels":{"a":"1","c":"3"},"name":"d"},"spec":{"containers":[{"name":"z"},{"image":"2","name":"x"}],"paused":true}}`
 	if sorted(got) != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
+	if want := `{"metadata":{"labels":{"a":"1"},"name":"d"},"spec":{"containers":[{"image":"2","name":"x"}]}}`; sorted(last) != want {
+		t.Errorf("kept %s\nwant %s", last, want)
+	}
 	// Another manager takes nothing away.
-	if got, err = threeWay(&v1.Pod{}, got, []byte(`{"metadata":{"name":"d","labels":{"o":"4"}}}`), "other"); err != nil || !strings.Contains(string(got), `"labels":{"a":"1","c":"3","o":"4"}`) || !strings.Contains(string(got), `"image":"2"`) {
+	if got, _, err = threeWay(&v1.Pod{}, got, nil, []byte(`{"metadata":{"name":"d","labels":{"o":"4"}}}`)); err != nil || !strings.Contains(string(got), `"labels":{"a":"1","c":"3","o":"4"}`) || !strings.Contains(string(got), `"image":"2"`) {
 		t.Errorf("%s, %v", got, err)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"maps"
 	"reflect"
 	"strconv"
 	"strings"
@@ -31,6 +32,9 @@ type PutOptions struct {
 	Update  bool // it must exist
 	DryRun  bool // only say what would be
 	Unknown manifest.Unknown
+	// Applied, if not nil, is kept beside the object: what each field manager has
+	// applied last. Without it the record keeps what it has.
+	Applied map[string]json.RawMessage
 }
 
 // Put makes or changes an object. text is its JSON or YAML; what the store adds
@@ -67,13 +71,31 @@ func (s *Store) Put(text []byte, o PutOptions) (manifest.Object, Outcome, manife
 		if old != nil {
 			r = old
 		}
+		if err == nil && o.Applied != nil && !o.DryRun && !sameTexts(o.Applied, r.Applied) {
+			r = r.with(o.Applied)
+			err = s.saveLocked(r)
+		}
 		return r.decoded, outcome, warnings, err
+	}
+	if r.Applied = o.Applied; r.Applied == nil && old != nil {
+		r.Applied = old.Applied
 	}
 	s.stamp(r)
 	if o.DryRun {
 		return r.decoded, outcome, warnings, nil
 	}
 	return r.decoded, outcome, warnings, s.saveLocked(r)
+}
+
+// with is the same record with what field managers have applied.
+func (r *record) with(applied map[string]json.RawMessage) *record {
+	next := *r
+	next.Applied = applied
+	return &next
+}
+
+func sameTexts(a, b map[string]json.RawMessage) bool {
+	return maps.EqualFunc(a, b, func(x, y json.RawMessage) bool { return bytes.Equal(x, y) })
 }
 
 // succeed says what r is to old, and fills in r's record.

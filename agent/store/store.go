@@ -28,17 +28,19 @@ import (
 
 // A record is an object as it is on disk.
 type record struct {
-	UID         types.UID       `json:"uid"`
-	Created     metav1.Time     `json:"created"`
-	Generation  int64           `json:"generation"`
-	Version     uint64          `json:"version"`
-	Deleted     *metav1.Time    `json:"deleted,omitempty"`
-	Grace       *int64          `json:"grace,omitempty"` // seconds, with Deleted
-	Object      json.RawMessage `json:"object"`          // as it was given
-	file        string          // its path
-	decoded     manifest.Object // nil with err
-	err         error           // why it is rejected
-	description string          // manifest.Key, also if it is rejected
+	UID        types.UID       `json:"uid"`
+	Created    metav1.Time     `json:"created"`
+	Generation int64           `json:"generation"`
+	Version    uint64          `json:"version"`
+	Deleted    *metav1.Time    `json:"deleted,omitempty"`
+	Grace      *int64          `json:"grace,omitempty"` // seconds, with Deleted
+	Object     json.RawMessage `json:"object"`          // as it was given
+	// Applied is what each field manager has applied last, whole.
+	Applied     map[string]json.RawMessage `json:"applied,omitempty"`
+	file        string                     // its path
+	decoded     manifest.Object            // nil with err
+	err         error                      // why it is rejected
+	description string                     // manifest.Key, also if it is rejected
 }
 
 // A Store is safe for use by all goroutines. Changes are written to disk under
@@ -88,6 +90,17 @@ func (s *Store) Get(key string) (manifest.Object, error) {
 		return nil, fault.NotFound.Errorf("there is no %s", key)
 	}
 	return r.decoded, nil
+}
+
+// Applied returns what each field manager has applied last of an object, nil if
+// none has.
+func (s *Store) Applied(key string) map[string]json.RawMessage {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if r, ok := s.records[key]; ok {
+		return r.Applied
+	}
+	return nil
 }
 
 // Given returns the text of an object as it was given.

@@ -1,6 +1,7 @@
 package store_test
 
 import (
+	"encoding/json"
 	"errors"
 	"io"
 	"io/fs"
@@ -44,6 +45,21 @@ func put(t *testing.T, s *store.Store, text string, o store.PutOptions, want sto
 		t.Fatalf("%v, %v; want %s", got, err, want)
 	}
 	return object.GetUID()
+}
+
+// An agent that is started again still knows what to take away with the next apply,
+// of an object too that the last one did not change.
+func TestAppliedIsKept(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir)
+	put(t, s, config, store.PutOptions{}, store.Created)
+	put(t, s, config, store.PutOptions{Applied: map[string]json.RawMessage{"m": []byte(`{"a":1}`)}}, store.Unchanged)
+	put(t, s, config, store.PutOptions{Applied: map[string]json.RawMessage{"n": nil}, DryRun: true}, store.Unchanged)
+	put(t, s, strings.Replace(config, `"1"`, `"2"`, 1), store.PutOptions{}, store.Configured)
+	got := open(t, dir).Applied("configmap default/c")
+	if len(got) != 1 || string(got["m"]) != `{"a":1}` {
+		t.Errorf("applied is %s, want that of m", got)
+	}
 }
 
 // What was applied is there again after a SIGKILL: nothing closes a Store.

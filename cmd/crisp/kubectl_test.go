@@ -252,6 +252,17 @@ func TestKubectl(t *testing.T) {
 	k.send(200, "PATCH", cm, "application/json", "application/merge-patch+json", `{"data":{"other":"1"}}`)
 	after := k.send(200, "PATCH", cm, "application/json", apply, "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: cm}\ndata: {a: x}\n")
 	k.want(after, "data", "map[a:x other:1]")
+	// What a Secret was applied as is nowhere that describe shows.
+	const secret = "/api/v1/namespaces/default/secrets/pw"
+	k.send(201, "PATCH", secret+"?fieldManager=kubectl", "application/json", apply, "apiVersion: v1\nkind: Secret\nmetadata: {name: pw}\nstringData: {key: in-clear}\n")
+	shown, err := json.Marshal(k.get(secret))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(string(shown), "in-clear") {
+		t.Errorf("the Secret shows its value in clear: %s", shown)
+	}
+	k.want(k.send(200, "PATCH", secret+"?fieldManager=kubectl", "application/json", apply, "apiVersion: v1\nkind: Secret\nmetadata: {name: pw}\nstringData: {other: x}\n"), "data", "map[other:eA==]")
 
 	// create sends protobuf.
 	raw, err := (&v1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "made"}, Data: map[string]string{"k": "v"}}).Marshal()
