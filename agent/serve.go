@@ -141,6 +141,11 @@ func (a *agent) listen(ctx context.Context) (stop func(), err error) {
 	if err != nil {
 		return nil, err
 	}
+	if gid, ok := groupID(socketGroup); ok {
+		if err := letGroup(gid, a.Root, a.Serve.Socket); err != nil {
+			return nil, errors.Join(err, l.Close())
+		}
+	}
 	begin(l, a.api)
 	for _, at := range []struct {
 		address string
@@ -171,8 +176,29 @@ func (a *agent) listen(ctx context.Context) (stop func(), err error) {
 	return stop, nil
 }
 
-// socketGroup may use the socket besides root.
+// socketGroup may use the socket besides root. Its members can start privileged
+// pods: they are root.
 const socketGroup = "crisp"
+
+func groupID(name string) (int, bool) {
+	g, err := user.LookupGroup(name)
+	if err != nil {
+		return 0, false
+	}
+	gid, err := strconv.Atoi(g.Gid)
+	return gid, err == nil
+}
+
+// letGroup lets a group use the socket, which is in root unless it was named: then
+// the group may pass through root, too.
+func letGroup(gid int, root, socket string) error {
+	if filepath.Dir(socket) == root {
+		if err := os.Chown(root, -1, gid); err != nil {
+			return err
+		}
+	}
+	return os.Chown(socket, -1, gid)
+}
 
 func listenUnix(path string) (net.Listener, error) {
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -183,14 +209,7 @@ func listenUnix(path string) (net.Listener, error) {
 		return nil, err
 	}
 	if err := os.Chmod(path, 0o660); err != nil {
-		return nil, err
-	}
-	if g, err := user.LookupGroup(socketGroup); err == nil {
-		if gid, err := strconv.Atoi(g.Gid); err == nil {
-			if err := os.Chown(path, -1, gid); err != nil {
-				return nil, err
-			}
-		}
+		return nil, errors.Join(err, l.Close())
 	}
 	return l, nil
 }
