@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/url"
 	"reflect"
+	"regexp"
 	"strings"
 
 	"github.com/crisp-cri/crisp/internal/fault"
@@ -27,8 +28,9 @@ func pullFailure(ctx context.Context, name string, err error) error {
 		return fmt.Errorf("pull %s: %w", name, ctx.Err())
 	}
 	if p, ok := errors.AsType[*PullError](err); ok {
-		return &PullError{p.Reason, fmt.Errorf("pull %s: %w", name, p.Err)}
+		return &PullError{p.Reason, fmt.Errorf("pull %s: %w", name, told(p.Err))}
 	}
+	err = told(err)
 	if fault.KindOf(err) != fault.Internal {
 		return fmt.Errorf("pull %s: %w", name, err)
 	}
@@ -97,4 +99,33 @@ func isNetwork(err error) bool {
 	}
 	_, ok := errors.AsType[*net.OpError](err)
 	return ok || errors.Is(err, io.EOF)
+}
+
+// maxTold bounds what is told of an error, in bytes. It becomes an event, and a registry
+// can say what it likes, as long as it likes.
+const maxTold = 1024
+
+// queries finds the queries of URLs: where a registry has its blobs elsewhere, the
+// signature in it opens them to everybody.
+var queries = regexp.MustCompile(`(https?://[^\s"?]*)\?[^\s"]*`)
+
+// A toldError is an error with a text that can be shown to everybody.
+type toldError struct {
+	text string
+	err  error
+}
+
+// Error implements error.
+func (e *toldError) Error() string { return e.text }
+
+// Unwrap returns the error as it is.
+func (e *toldError) Unwrap() error { return e.err }
+
+// told shortens the text of err, and takes out of it what is secret.
+func told(err error) error {
+	text := queries.ReplaceAllString(err.Error(), "$1")
+	if len(text) > maxTold {
+		text = strings.ToValidUTF8(text[:maxTold], "") + "…"
+	}
+	return &toldError{text, err}
 }

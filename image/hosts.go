@@ -15,6 +15,7 @@ import (
 	"github.com/BurntSushi/toml"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"go.podman.io/image/v5/pkg/sysregistriesv2"
+	"go.podman.io/image/v5/types"
 )
 
 // A hostsFile is what containerd's hosts.toml says of a registry, as
@@ -61,9 +62,9 @@ func findHosts(dirs []string, domain string) string {
 	return ""
 }
 
-// translateHosts configures r by the hosts.toml for a registry, if there is one.
-// They are read for each pull.
-func (s *Store) translateHosts(r *registry, domain string) (*sysregistriesv2.Registry, error) {
+// translateHosts reads the hosts.toml for a registry, if there is one: nil if not. They
+// are read for each pull.
+func (s *Store) translateHosts(domain string) (*hostsFile, error) {
 	dir := findHosts(s.now().HostsDirs, domain)
 	if dir == "" {
 		return nil, nil
@@ -80,7 +81,7 @@ func (s *Store) translateHosts(r *registry, domain string) (*sysregistriesv2.Reg
 		return nil, fault.Invalid.Errorf("%w", err)
 	}
 	h.conf.Prefix = domain
-	return &h.conf, s.configure(r, h.conf, h.certs)
+	return h, nil
 }
 
 // readHosts reads the hosts.toml of a registry.
@@ -110,7 +111,7 @@ func readHosts(path, domain string) (*hostsFile, error) {
 			continue
 		}
 		seen[key[1]] = true
-		if host, ok := h.endpoint(key[:2].String(), key[1], t.Hosts[key[1]], dir, false); ok {
+		if host, ok := h.endpoint(domain, key[:2].String(), key[1], t.Hosts[key[1]], dir, false); ok {
 			host.NamespaceProxy = domain // the parameter ns, which containerd sends too
 			h.conf.Mirrors = append(h.conf.Mirrors, host)
 		}
@@ -119,7 +120,7 @@ func readHosts(path, domain string) (*hostsFile, error) {
 	if server == "" {
 		server = "https://" + domain
 	}
-	own, ok := h.endpoint("server", server, t.hostTable, dir, true)
+	own, ok := h.endpoint(domain, "server", server, t.hostTable, dir, true)
 	if !ok {
 		own = sysregistriesv2.Endpoint{Location: domain}
 	}
@@ -133,7 +134,7 @@ func (h *hostsFile) problem(key, format string, args ...any) {
 
 // endpoint translates one table. A mirror that cannot be asked as its table wants
 // is not asked at all; the registry itself (own) is, in its usual way.
-func (h *hostsFile) endpoint(key, address string, t hostTable, dir string, own bool) (e sysregistriesv2.Endpoint, ok bool) {
+func (h *hostsFile) endpoint(domain, key, address string, t hostTable, dir string, own bool) (e sysregistriesv2.Endpoint, ok bool) {
 	at := func(name string) string {
 		if own {
 			return name
@@ -147,6 +148,9 @@ func (h *hostsFile) endpoint(key, address string, t hostTable, dir string, own b
 	location, plain, err := locationOf(address, t.OverridePath)
 	if err != nil {
 		h.problem(key, "%v", err)
+	}
+	if isHub(location) && isHub(domain) {
+		location = domain // the library has a name of its own for where that is
 	}
 	certs, err := certsOf(t, dir)
 	if err != nil {
@@ -286,37 +290,31 @@ func certFiles(dir string) (c hostCerts, err error) {
 // not told of a directory.
 var usualCerts = []string{"/etc/containers/certs.d", "/etc/docker/certs.d"}
 
-// configure makes r use conf for what lies below its prefix. The library takes it
-// from files only: they live as long as r.
-func (s *Store) configure(r *registry, conf sysregistriesv2.Registry, certs map[string]hostCerts) error {
-	helpers, err := sysregistriesv2.CredentialHelpers(r.sys)
+// configure makes sys use conf for what lies below its prefix. The library takes it from
+// files only: they are put into dir.
+func configure(sys *types.SystemContext, dir string, conf sysregistriesv2.Registry, certs map[string]hostCerts) error {
+	helpers, err := sysregistriesv2.CredentialHelpers(sys)
 	if err != nil {
 		return fault.Invalid.Errorf("registries.conf: %w", err)
 	}
-	dir, err := r.makeFiles(s.layers.staging)
-	if err != nil {
+	if err := os.Mkdir(dir, 0o700); err != nil {
 		return err
 	}
 	var text bytes.Buffer
 	if err := toml.NewEncoder(&text).Encode(sysregistriesv2.V2RegistriesConf{Registries: []sysregistriesv2.Registry{conf}, CredentialHelpers: helpers}); err != nil {
 		return err
 	}
-	r.sys.SystemRegistriesConfPath = filepath.Join(dir, "registries.conf")
-	r.sys.SystemRegistriesConfDirPath = filepath.Join(dir, "none")
-	if err := os.WriteFile(r.sys.SystemRegistriesConfPath, text.Bytes(), 0o600); err != nil {
+	sys.SystemRegistriesConfPath = filepath.Join(dir, "registries.conf")
+	sys.SystemRegistriesConfDirPath = filepath.Join(dir, "none")
+	if err := os.WriteFile(sys.SystemRegistriesConfPath, text.Bytes(), 0o600); err != nil {
 		return err
 	}
 	if len(certs) == 0 {
 		return nil
 	}
-	r.sys.DockerPerHostCertDirPath = filepath.Join(dir, "certs.d")
-	for _, e := range append([]sysregistriesv2.Endpoint{conf.Endpoint}, conf.Mirrors...) {
-		host, _, _ := strings.Cut(e.Location, "/")
-		if err := linkCerts(filepath.Join(r.sys.DockerPerHostCertDirPath, host), host, certs[host]); err != nil {
-			return err
-		}
-	}
-	return nil
+	sys.DockerPerHostCertDirPath = filepath.Join(dir, "certs.d")
+	host, _, _ := strings.Cut(conf.Location, "/")
+	return linkCerts(filepath.Join(sys.DockerPerHostCertDirPath, host), host, certs[host])
 }
 
 // linkCerts makes the directory of a host's files as the library wants it: links,

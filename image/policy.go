@@ -103,7 +103,7 @@ func (p proof) digest() digest.Digest { return digest.FromBytes(p.Manifest) }
 // image without them is then not for a namespace whose policy does.
 func (s *Store) prove(ctx context.Context, r *registry, img *image.UnparsedImage) []proof {
 	var p proof
-	err := r.bounded(ctx, 1, func(ctx context.Context) error {
+	err := r.bounded(ctx, func(ctx context.Context) error {
 		sigs, err := img.UntrustedSignatures(ctx)
 		if err != nil || len(sigs) == 0 {
 			return err

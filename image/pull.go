@@ -68,7 +68,7 @@ func (s *Store) Pull(ctx context.Context, ref string, as Caller) (Image, error) 
 	return s.pulls.join(ctx, key, func(ctx context.Context) (Image, error) {
 		var first error
 		for _, name := range names {
-			img, err := s.pullOne(ctx, name, as)
+			img, err := s.pullOne(ctx, name, as.forCandidate(ref, name))
 			if err == nil {
 				s.let.add(access)
 				return img, nil

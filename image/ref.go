@@ -8,6 +8,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	"go.podman.io/image/v5/docker/reference"
 	"go.podman.io/image/v5/pkg/sysregistriesv2"
+	"go.podman.io/image/v5/types"
 )
 
 var (
@@ -18,7 +19,8 @@ var (
 // fullNames returns what ref may stand for, in order: with a registry, and with a
 // tag ("latest" if none is given) or a digest; a reference with both means the
 // digest. Only a name without a registry can stand for several: for each registry
-// that registries.conf says to search, or for docker.io.
+// that registries.conf says to search, or for docker.io. Where short-name-mode is
+// enforcing a name that could stand for several stands for none.
 func (s *Store) fullNames(ref string) ([]reference.Named, error) {
 	name, err := reference.ParseDockerRef(ref)
 	if err != nil {
@@ -31,15 +33,25 @@ func (s *Store) fullNames(ref string) ([]reference.Named, error) {
 	if err != nil {
 		return nil, err
 	}
+	written, err := reference.Parse(ref)
+	if err != nil {
+		return nil, fault.Invalid.Errorf("image name %q: %w", ref, err)
+	}
 	suffix := strings.TrimPrefix(name.String(), name.Name())
-	short := strings.TrimPrefix(name.Name(), "docker.io/")
-	short = strings.TrimPrefix(short, "library/")
+	short := written.(reference.Named).Name()
 	if alias, _, err := sysregistriesv2.ResolveShortNameAlias(sys, short); err == nil && alias != nil {
 		return parseAll([]string{alias.Name() + suffix})
 	}
 	registries, err := sysregistriesv2.UnqualifiedSearchRegistries(sys)
 	if err != nil || len(registries) == 0 {
 		return []reference.Named{name}, nil // what is wrong with the file, a pull will tell
+	}
+	mode, err := sysregistriesv2.GetShortNameMode(sys)
+	if err != nil {
+		return nil, fault.Invalid.Errorf("registries.conf: %w", err)
+	}
+	if mode == types.ShortNameModeEnforcing && len(registries) > 1 {
+		return nil, fault.Invalid.Errorf("image name %q could be of any of %s: short-name-mode is enforcing, and there is nobody to ask", ref, strings.Join(registries, ", "))
 	}
 	var all []string
 	for _, r := range registries {
@@ -85,11 +97,10 @@ func (s *Store) find(ref string) (*entry, error) {
 	if e, ok := c.byID[id]; ok {
 		return e, nil
 	}
+	var bad error
 	if !strings.HasPrefix(ref, "sha256:") && !(len(id) == 64 && hexID.MatchString(id)) {
 		names, err := s.fullNames(ref)
-		if err != nil {
-			return nil, err
-		}
+		bad = err // unless it is an ID
 		for _, name := range names {
 			if e, ok := c.byName[name.String()]; ok {
 				return e, nil
@@ -109,6 +120,9 @@ func (s *Store) find(ref string) (*entry, error) {
 			}
 			found = e
 		}
+	}
+	if found == nil && bad != nil {
+		return nil, bad
 	}
 	if found == nil {
 		return nil, fault.NotFound.Errorf("no image %q", ref)
@@ -159,4 +173,14 @@ func (p pinning) match(names []string) bool {
 		}
 	}
 	return false
+}
+
+// forCandidate is the caller when a short name is taken for name. The kubelet chooses
+// credentials as if a name without a registry were one of docker.io: then they are for
+// nobody else, unless they say so.
+func (c Caller) forCandidate(ref string, name reference.Named) Caller {
+	if c.Auth != nil && c.Auth.ServerAddress == "" && isShort(ref) && !isHub(reference.Domain(name)) {
+		c.Auth = nil
+	}
+	return c
 }

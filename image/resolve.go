@@ -22,15 +22,26 @@ type choice struct {
 	proofs   []proof // what a policy can be asked with later
 }
 
-// choose reads the manifest, or follows the list of manifests to that of this
+// choose finds the image of this platform at the first place that gives it.
+func (s *Store) choose(ctx context.Context, r *registry) (choice, error) {
+	for {
+		src := r.current()
+		c, err := s.chooseAt(ctx, r, src)
+		if err == nil || ctx.Err() != nil || !isAway(err) && statusOf(err) == 0 || r.next(ctx, src) != nil {
+			return c, err
+		}
+	}
+}
+
+// chooseAt reads the manifest, or follows the list of manifests to that of this
 // platform, and asks the policy whether the image may be used.
-func (s *Store) choose(ctx context.Context, r *registry) (c choice, err error) {
+func (s *Store) chooseAt(ctx context.Context, r *registry, src types.ImageSource) (c choice, err error) {
 	var instance *digest.Digest
 	for range maxNesting {
-		img := image.UnparsedInstance(r.src, instance)
+		img := image.UnparsedInstance(src, instance)
 		var blob []byte
 		var kind string
-		err := r.bounded(ctx, 1, func(ctx context.Context) error {
+		err := r.bounded(ctx, func(ctx context.Context) error {
 			blob, kind, err = img.Manifest(ctx) // verified against the digest asked for
 			return err
 		})
@@ -43,7 +54,7 @@ func (s *Store) choose(ctx context.Context, r *registry) (c choice, err error) {
 			}
 		}
 		if !manifest.MIMETypeIsMultiImage(kind) {
-			if err := r.bounded(ctx, 1, func(ctx context.Context) error { return allow(ctx, r.sys, img) }); err != nil {
+			if err := r.bounded(ctx, func(ctx context.Context) error { return allow(ctx, r.sys, img) }); err != nil {
 				return choice{}, err
 			}
 			c.proofs = s.prove(ctx, r, img)

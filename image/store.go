@@ -26,6 +26,7 @@ type Store struct {
 	log    *slog.Logger
 	pulls  flights
 	let    accesses // who has pulled what is pulled by digest
+	quiet  quiet
 	layers *layers
 	leases *leases
 

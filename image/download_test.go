@@ -1,0 +1,100 @@
+package image_test
+
+import (
+	"bytes"
+	"math/rand/v2"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/crisp-cri/crisp/image"
+	"github.com/opencontainers/go-digest"
+	v1 "github.com/opencontainers/image-spec/specs-go/v1"
+)
+
+// A link that breaks, or falls silent, every few megabytes must not keep a large layer
+// from coming: what has come counts.
+func TestDownloadGoesOn(t *testing.T) {
+	reg := newRegistry(t)
+	p := newPlace(t, reg)
+	p.trusting(image.Settings{ProgressTimeout: time.Second})
+	noise := make([]byte, 5<<20)
+	rand.NewChaCha8([32]byte{}).Read(noise)
+	img := buildOf(t, "plain", v1.Image{}, tarOf(t, map[string]string{"noise": string(noise)}))
+	reg.push("app", "v1", img)
+	data := img.blobs[0]
+	for name, stop := range map[string]func(w http.ResponseWriter, r *http.Request){
+		"silence": func(w http.ResponseWriter, r *http.Request) { <-r.Context().Done() },
+		"break":   func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) },
+	} {
+		var sent atomic.Int64
+		reg.intercept(func(w http.ResponseWriter, r *http.Request) bool {
+			if !strings.HasSuffix(r.URL.Path, digest.FromBytes(data).String()) {
+				return false
+			}
+			http.ServeContent(&shortWriter{ResponseWriter: w, left: 3 << 20, sent: &sent, stop: func() { stop(w, r) }}, r, "", time.Time{}, bytes.NewReader(data))
+			return true
+		})
+		got := p.pull(reg.host + "/app:v1")
+		if root := p.mount(name, got.ID); read(t, root, "noise") != string(noise) {
+			t.Errorf("%s: other content came", name)
+		}
+		if n := sent.Load(); n > int64(len(data))+2<<20 {
+			t.Errorf("%s: %d bytes were sent for %d", name, n, len(data))
+		}
+		if err := p.store.Unmount(t.Context(), name, true); err != nil {
+			t.Error(err)
+		}
+		if err := p.store.Remove(t.Context(), got.ID); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// A shortWriter stops after some bytes of a body.
+type shortWriter struct {
+	http.ResponseWriter
+	left int
+	sent *atomic.Int64
+	stop func()
+}
+
+// Write implements io.Writer.
+func (w *shortWriter) Write(p []byte) (int, error) {
+	p = p[:min(len(p), w.left)]
+	n, err := w.ResponseWriter.Write(p)
+	w.left -= n
+	w.sent.Add(int64(n))
+	if w.left == 0 {
+		w.ResponseWriter.(http.Flusher).Flush()
+		w.stop()
+	}
+	return n, err
+}
+
+// A registry that is being restarted, or is overloaded for a moment, is asked once more.
+func TestPassingFailureIsTriedAgain(t *testing.T) {
+	reg := newRegistry(t)
+	p := newPlace(t, reg)
+	img := build(t, "gzip", "a")
+	reg.push("app", "v1", img)
+	parts := []string{"/manifests/", "/blobs/" + digest.FromBytes(img.config).String(), "/blobs/" + digest.FromBytes(img.blobs[0]).String()}
+	var failed [3]atomic.Bool
+	reg.intercept(func(w http.ResponseWriter, r *http.Request) bool {
+		for i, part := range parts {
+			if strings.Contains(r.URL.Path, part) && failed[i].CompareAndSwap(false, true) {
+				http.Error(w, "a moment", http.StatusServiceUnavailable)
+				return true
+			}
+		}
+		return false
+	})
+	p.pull(reg.host + "/app:v1")
+	for i, part := range parts {
+		if !failed[i].Load() {
+			t.Errorf("%s: nothing failed", part)
+		}
+	}
+}

@@ -1,0 +1,257 @@
+package image_test
+
+import (
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/internal/fault"
+)
+
+// overhear has the registry ask each client for credentials, and returns what it was
+// then shown.
+func (r *registry) overhear(scheme string) (heard func() string) {
+	var mu sync.Mutex
+	var all []string
+	r.intercept(func(w http.ResponseWriter, req *http.Request) bool {
+		mu.Lock()
+		defer mu.Unlock()
+		if h := req.Header.Get("Authorization"); h != "" {
+			all = append(all, h)
+		}
+		if req.URL.Path == "/token" {
+			io.WriteString(w, `{"token":"anybody's"}`)
+			return true
+		}
+		if req.URL.Path == "/v2/" {
+			w.Header().Set("WWW-Authenticate", fmt.Sprintf(`%s realm="http://%s/token"`, scheme, r.host))
+			w.WriteHeader(http.StatusUnauthorized)
+			return true
+		}
+		return false
+	})
+	return func() string {
+		mu.Lock()
+		defer mu.Unlock()
+		defer func() { all = nil }()
+		return strings.Join(all, "\n")
+	}
+}
+
+// A mirror is somebody else's host. What the request has for the registry is not for
+// it, in whichever form it comes.
+func TestMirrorSeesNoCredentials(t *testing.T) {
+	mirror, origin := newRegistry(t), newRegistry(t)
+	p := newPlace(t)
+	p.configure(fmt.Sprintf(`
+		[[registry]]
+		location = %q
+		insecure = true
+		[[registry.mirror]]
+		location = %q
+		insecure = true`, origin.host, mirror.host))
+	mirror.push("app", "v1", build(t, "gzip", "a"))
+	origin.push("only/here", "v1", build(t, "gzip", "b"))
+	encoded := base64.StdEncoding.EncodeToString([]byte("me:pass"))
+	for _, scheme := range []string{"Bearer", "Basic"} {
+		atMirror, atOrigin := mirror.overhear(scheme), origin.overhear(scheme)
+		for _, auth := range []*image.Auth{{RegistryToken: "secret"}, {Username: "me", Password: "pass"}, {Auth: encoded}} {
+			for _, ref := range []string{"/app:v1", "/only/here:v1"} {
+				if _, err := p.store.Pull(t.Context(), origin.host+ref, image.Caller{Auth: auth}); err != nil {
+					t.Errorf("%s %+v: %v", scheme, auth, err)
+				}
+			}
+			if got := atMirror(); strings.Contains(got, "secret") || strings.Contains(got, encoded) {
+				t.Errorf("%s: the mirror was shown %q", scheme, got)
+			}
+			if got, want := atOrigin(), auth.RegistryToken; scheme == "Bearer" && !strings.Contains(got, want) {
+				t.Errorf("%s: the registry was shown %q", scheme, got)
+			}
+		}
+	}
+}
+
+// In hosts.toml server is the registry itself, wherever it is: the pod's secret is for
+// it.
+func TestServerOfHostsGetsCredentials(t *testing.T) {
+	server, mirror := newRegistry(t), newRegistry(t)
+	p := newPlace(t)
+	hosts := filepath.Join(p.dir, "certs.d")
+	p.trusting(image.Settings{HostsDirs: []string{hosts}})
+	write(t, filepath.Join(hosts, "registry.example", "hosts.toml"), fmt.Sprintf("server = \"http://%s\"\n[host.\"http://%s\"]\n", server.host, mirror.host))
+	server.push("private", "v1", build(t, "gzip", "a"))
+	server.guard("private")
+	if _, err := p.store.Pull(t.Context(), "registry.example/private:v1", image.Caller{Auth: somebody}); !errors.Is(err, fault.Invalid) {
+		t.Errorf("error is %v, want one of kind %v", err, fault.Invalid)
+	}
+	shown := mirror.overhear("Basic")
+	got, err := p.store.Pull(t.Context(), "registry.example/private:v1", image.Caller{Auth: me})
+	if err != nil || got.Tags[0] != "registry.example/private:v1" {
+		t.Errorf("image %+v, error %v", got, err)
+	}
+	if s := shown(); strings.Contains(s, base64.StdEncoding.EncodeToString([]byte("me:pass"))) {
+		t.Errorf("the mirror was shown %q", s)
+	}
+	seen := server.overhear("Bearer")
+	if _, err := p.store.Pull(t.Context(), "registry.example/private:v1", image.Caller{Auth: &image.Auth{RegistryToken: "secret"}}); err != nil || !strings.Contains(seen(), "Bearer secret") {
+		t.Errorf("the token was not shown: %v", err)
+	}
+}
+
+// A mirror that takes connections and says nothing must not keep the image from
+// coming: the next place gets time of its own, and the mirror some rest.
+func TestSilentMirrorIsPassedOver(t *testing.T) {
+	mirror, origin := newRegistry(t), newRegistry(t)
+	p := newPlace(t)
+	p.configure(fmt.Sprintf(`
+		[[registry]]
+		location = %q
+		insecure = true
+		[[registry.mirror]]
+		location = %q
+		insecure = true`, origin.host, mirror.host))
+	p.trusting(image.Settings{ProgressTimeout: time.Second})
+	origin.push("app", "v1", build(t, "gzip", "a"))
+	origin.push("app", "v2", build(t, "gzip", "b"))
+	var asked atomic.Int32
+	mirror.intercept(func(w http.ResponseWriter, r *http.Request) bool {
+		asked.Add(1)
+		<-r.Context().Done()
+		return true
+	})
+	p.pull(origin.host + "/app:v1")
+	n := asked.Load()
+	if n == 0 {
+		t.Error("the mirror was not asked")
+	}
+	p.pull(origin.host + "/app:v2")
+	if asked.Load() != n {
+		t.Error("the mirror was asked again at once")
+	}
+	// It is better than nothing.
+	origin.intercept(func(w http.ResponseWriter, r *http.Request) bool {
+		http.Error(w, "", http.StatusBadGateway)
+		return true
+	})
+	mirror.intercept(nil)
+	mirror.push("app", "v3", build(t, "gzip", "c"))
+	p.pull(origin.host + "/app:v3")
+}
+
+// A mirror may know an image and not have, or not give, a layer.
+func TestLayerComesFromTheNextPlace(t *testing.T) {
+	mirror, origin := newRegistry(t), newRegistry(t)
+	p := newPlace(t)
+	p.configure(fmt.Sprintf(`
+		[[registry]]
+		location = %q
+		insecure = true
+		[[registry.mirror]]
+		location = %q
+		insecure = true`, origin.host, mirror.host))
+	p.trusting(image.Settings{ProgressTimeout: time.Second})
+	for name, answer := range map[string]func(w http.ResponseWriter, r *http.Request){
+		"missing": http.NotFound,
+		"broken":  func(w http.ResponseWriter, r *http.Request) { http.Error(w, "", http.StatusBadGateway) },
+		"silent":  func(w http.ResponseWriter, r *http.Request) { <-r.Context().Done() },
+	} {
+		img := build(t, "gzip", "a of "+name, "b of "+name)
+		mirror.push(name, "v1", img)
+		origin.push(name, "v1", img)
+		mirror.intercept(func(w http.ResponseWriter, r *http.Request) bool {
+			if strings.Contains(r.URL.Path, "/blobs/") {
+				answer(w, r)
+				return true
+			}
+			return false
+		})
+		if got := p.pull(origin.host + "/" + name + ":v1"); got.ID != img.id() {
+			t.Errorf("%s: image is %s", name, got.ID)
+		}
+		mirror.intercept(nil)
+	}
+}
+
+// Who is told to come back later must be told why: an unlucky registry and one that
+// counts requests want different cures.
+func TestRateLimitIsNamed(t *testing.T) {
+	reg := newRegistry(t)
+	p := newPlace(t, reg)
+	p.trusting(image.Settings{ProgressTimeout: time.Second})
+	img := build(t, "gzip", "a")
+	reg.push("app", "v1", img)
+	for _, part := range []string{"/manifests/", "/blobs/"} {
+		reg.intercept(func(w http.ResponseWriter, r *http.Request) bool {
+			if strings.Contains(r.URL.Path, part) {
+				w.Header().Set("Retry-After", "2")
+				http.Error(w, "slowly", http.StatusTooManyRequests)
+				return true
+			}
+			return false
+		})
+		_, err := p.store.Pull(t.Context(), reg.host+"/app:v1", image.Caller{})
+		failedWith(t, err, nil, image.RegistryUnavailable)
+		if err == nil || !strings.Contains(err.Error(), "429") {
+			t.Errorf("%s: error is %v", part, err)
+		}
+	}
+	reg.intercept(nil)
+	p.pull(reg.host + "/app:v1")
+}
+
+// What a registry says ends in events and logs, which others read: it must not be a
+// book, nor have what opens its store in it, nor what some host answered that the
+// registry has sent us to.
+func TestErrorsAreShortAndKeepSecrets(t *testing.T) {
+	reg := newRegistry(t)
+	p := newPlace(t, reg)
+	reg.push("app", "v1", build(t, "gzip", "a"))
+	for name, answer := range map[string]func(w http.ResponseWriter, r *http.Request){
+		"long": func(w http.ResponseWriter, r *http.Request) {
+			w.WriteHeader(http.StatusForbidden)
+			fmt.Fprintf(w, `{"errors":[{"code":"DENIED","message":%q}]}`, strings.Repeat("no ", 100_000))
+		},
+		"signed": func(w http.ResponseWriter, r *http.Request) {
+			http.Redirect(w, r, "http://127.0.0.1:1/blob?X-Signature=secret", http.StatusTemporaryRedirect)
+		},
+	} {
+		reg.intercept(func(w http.ResponseWriter, r *http.Request) bool {
+			if strings.Contains(r.URL.Path, "/manifests/") {
+				answer(w, r)
+				return true
+			}
+			return false
+		})
+		_, err := p.store.Pull(t.Context(), reg.host+"/app:v1", image.Caller{})
+		if err == nil || len(err.Error()) > 2048 || strings.Contains(err.Error(), "secret") {
+			t.Errorf("%s: error of %d bytes: %.3000v", name, len(fmt.Sprint(err)), err)
+		}
+	}
+	reg.intercept(func(w http.ResponseWriter, r *http.Request) bool {
+		switch r.URL.Path {
+		case "/v2/":
+			w.Header().Set("WWW-Authenticate", fmt.Sprintf(`Bearer realm="http://%s/metadata"`, reg.host))
+			w.WriteHeader(http.StatusUnauthorized)
+			return true
+		case "/metadata":
+			io.WriteString(w, "secret of the node")
+			return true
+		}
+		return false
+	})
+	_, err := p.store.Pull(t.Context(), reg.host+"/app:v1", image.Caller{})
+	if err == nil || strings.Contains(err.Error(), "secret") {
+		t.Errorf("error is %v", err)
+	}
+	reg.intercept(nil)
+	p.pull(reg.host + "/app:v1")
+}

@@ -1,0 +1,245 @@
+package image
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"go.podman.io/image/v5/docker"
+	"go.podman.io/image/v5/docker/reference"
+	"go.podman.io/image/v5/pkg/sysregistriesv2"
+	"go.podman.io/image/v5/types"
+)
+
+// A place is where an image may be: a mirror, or the registry itself.
+//
+// The library would ask all places of registries.conf in one call. Each is asked by
+// itself, so that one that does not answer has no share in the time of the others.
+type place struct {
+	location string // "" = as the library finds it by the image's name
+	own      bool   // the registry itself
+	sys      *types.SystemContext
+	ref      types.ImageReference
+}
+
+// findPlaces returns the places that may have the image, in the order in which they are
+// to be asked: as registries.conf, or else a hosts.toml, has them. Mirrors that kept us
+// waiting just now come last.
+func (s *Store) findPlaces(r *registry, name reference.Named) ([]place, error) {
+	ref, err := docker.NewReference(name)
+	if err != nil {
+		return nil, fault.Invalid.Errorf("%w", err)
+	}
+	// Read the configuration anew: an edit counts from the next pull on.
+	sysregistriesv2.InvalidateCache()
+	conf, err := sysregistriesv2.FindRegistry(r.sys, name.Name())
+	if err != nil {
+		return nil, fault.Invalid.Errorf("registries.conf: %w", err)
+	}
+	var certs map[string]hostCerts
+	translated := false
+	if conf == nil {
+		h, err := s.translateHosts(reference.Domain(name))
+		if err != nil {
+			return nil, err
+		}
+		if h != nil {
+			conf, certs, translated = &h.conf, h.certs, true
+		}
+	}
+	if conf == nil {
+		return []place{{own: true, sys: r.sys, ref: ref}}, nil
+	}
+	if conf.Blocked {
+		return nil, fault.Invalid.Errorf("registry %s is blocked by registries.conf", conf.Prefix)
+	}
+	sources, err := conf.PullSourcesFromReference(name)
+	if err != nil {
+		return nil, fault.Invalid.Errorf("registries.conf: %w", err)
+	}
+	if len(sources) == 1 && !translated {
+		return []place{{own: true, sys: r.sys, ref: ref}}, nil
+	}
+	dir, err := r.makeFiles(s.layers.staging)
+	if err != nil {
+		return nil, err
+	}
+	var places []place
+	for i, source := range sources {
+		p := place{location: source.Endpoint.Location, own: i == len(sources)-1, ref: ref, sys: new(types.SystemContext)}
+		*p.sys = *r.sys
+		own := filepath.Join(dir, fmt.Sprint(i))
+		only := sysregistriesv2.Registry{Prefix: conf.Prefix, Endpoint: source.Endpoint}
+		only.PullFromMirror = "" // which is for mirrors
+		if err := configure(p.sys, own, only, certs); err != nil {
+			return nil, err
+		}
+		if host := reference.Domain(source.Reference); p.own && translated && host != reference.Domain(name) {
+			if err := readdress(p.sys, own, host); err != nil {
+				return nil, err
+			}
+		}
+		places = append(places, p)
+	}
+	slices.SortStableFunc(places, func(a, b place) int { return s.quiet.rank(a) - s.quiet.rank(b) })
+	return places, nil
+}
+
+// readdress has what the request gave for a registry sent to host, which is the same
+// registry. The library takes what it is given without a host for the name's own only.
+func readdress(sys *types.SystemContext, dir, host string) error {
+	auth := sys.DockerAuthConfig
+	if auth == nil {
+		return nil
+	}
+	sys.DockerAuthConfig = nil // a token goes along without it
+	if *auth == (types.DockerAuthConfig{}) {
+		return nil
+	}
+	entry := map[string]string{"auth": base64.StdEncoding.EncodeToString([]byte(auth.Username + ":" + auth.Password))}
+	if auth.IdentityToken != "" {
+		entry["identitytoken"] = auth.IdentityToken
+	}
+	data, err := json.Marshal(map[string]any{"auths": map[string]any{host: entry}})
+	if err != nil {
+		return err
+	}
+	sys.AuthFilePath = filepath.Join(dir, "request.json")
+	return os.WriteFile(sys.AuthFilePath, data, 0o600)
+}
+
+// next asks the places that come after src, one after the other, until one has the
+// image. The error, if none has, is the registry's own, if it was asked; it tells of
+// the others too.
+func (r *registry) next(ctx context.Context, src types.ImageSource) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.src != src {
+		return nil // somebody else was here
+	}
+	var own error
+	var failed []error
+	for len(r.places) > 0 {
+		p := r.places[0]
+		r.places = r.places[1:]
+		found, err := r.ask(ctx, p, len(r.places) == 0)
+		if err == nil {
+			r.src = found
+			r.used = append(r.used, found)
+			return nil
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if p.own {
+			own = err
+		} else {
+			failed = append(failed, &mirrorError{p.location, err})
+		}
+	}
+	return sumUp(own, failed)
+}
+
+// ask asks one place for the image. The last that there is gets a second chance.
+func (r *registry) ask(ctx context.Context, p place, last bool) (src types.ImageSource, err error) {
+	for again := last; ; again = false {
+		err = r.bounded(ctx, func(ctx context.Context) (err error) {
+			src, err = p.ref.NewImageSource(ctx, p.sys)
+			return err
+		})
+		r.quiet.note(p, errors.Is(err, errNoAnswer))
+		if err == nil || !again || !isPassing(err) {
+			return src, err
+		}
+		if err := pause(ctx); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// A mirrorError is why a mirror has not given the image.
+type mirrorError struct {
+	location string
+	err      error
+}
+
+// Error implements error.
+func (e *mirrorError) Error() string { return fmt.Sprintf("[%s: %v]", e.location, told(e.err)) }
+
+// errNowhere is the error of a pull for which no place is left.
+var errNowhere = errors.New("there is no other place to ask")
+
+// sumUp makes one error of those of all places. On a node that reaches only its
+// mirrors, an image that none of them has is not there, whatever the registry says: it
+// never will answer.
+func sumUp(own error, mirrors []error) error {
+	if own == nil {
+		return errors.Join(append(mirrors, errNowhere)...)
+	}
+	if len(mirrors) == 0 {
+		return own
+	}
+	lacks := func(err error) bool { return statusOf(err.(*mirrorError).err) == http.StatusNotFound }
+	if isAway(own) && !slices.ContainsFunc(mirrors, func(err error) bool { return !lacks(err) }) {
+		return fault.NotFound.Errorf("no mirror has it, and the registry itself does not answer: %w", own)
+	}
+	also := make([]string, len(mirrors))
+	for i, err := range mirrors {
+		also[i] = err.Error()
+	}
+	text := "mirrors have not given it either: " + strings.Join(also, " ")
+	if p, ok := errors.AsType[*PullError](own); ok {
+		return &PullError{p.Reason, fmt.Errorf("%w (%s)", p.Err, text)}
+	}
+	return fmt.Errorf("%w (%s)", own, text)
+}
+
+// isAway tells an error of a registry that cannot be reached from an answer.
+func isAway(err error) bool {
+	p, ok := errors.AsType[*PullError](err)
+	return ok && p.Reason == RegistryUnavailable || statusOf(err) == 0 && isNetwork(err)
+}
+
+// quietFor is how long a mirror that did not answer is asked after all others.
+const quietFor = time.Minute
+
+// quiet are the mirrors that did not answer.
+type quiet struct {
+	mu sync.Mutex
+	m  map[string]time.Time // until when; guarded by mu
+}
+
+// note remembers of a mirror whether it was quiet.
+func (q *quiet) note(p place, was bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	now := time.Now()
+	maps.DeleteFunc(q.m, func(location string, until time.Time) bool { return location == p.location || now.After(until) })
+	if was && !p.own {
+		if q.m == nil {
+			q.m = make(map[string]time.Time)
+		}
+		q.m[p.location] = now.Add(quietFor)
+	}
+}
+
+// rank is by what a place is put in order: 0, or 1 if it is to come last.
+func (q *quiet) rank(p place) int {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if until, ok := q.m[p.location]; ok && !p.own && time.Now().Before(until) {
+		return 1
+	}
+	return 0
+}

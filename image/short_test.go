@@ -1,0 +1,77 @@
+package image_test
+
+import (
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/internal/fault"
+)
+
+// A name without a registry can be anybody's. short-name-mode says what to do where
+// registries.conf names several registries; and the kubelet has chosen the credentials
+// as if the name were one of docker.io's.
+func TestShortNameMode(t *testing.T) {
+	first, second := newRegistry(t), newRegistry(t)
+	p := newPlace(t)
+	conf := func(mode string, search ...string) {
+		p.configure(fmt.Sprintf("%s\nunqualified-search-registries = [\"%s\"]\n", mode, strings.Join(search, `", "`)) +
+			fmt.Sprintf("[[registry]]\nlocation = %q\ninsecure = true\n[[registry]]\nlocation = %q\ninsecure = true\n[aliases]\n\"alias\" = \"%s/app\"\n", first.host, second.host, second.host))
+	}
+	img := build(t, "gzip", "a")
+	second.push("app", "v1", img)
+	second.push("library/app", "v1", build(t, "gzip", "b"))
+	shown := []func() string{first.overhear("Basic"), second.overhear("Basic")}
+
+	conf(`short-name-mode = "enforcing"`, first.host, second.host)
+	if got, err := p.store.Pull(t.Context(), "app:v1", image.Caller{}); !errors.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "app") {
+		t.Errorf("enforcing: %s, error %v, want one of kind %v", got.ID, err, fault.Invalid)
+	}
+	p.pull("alias:v1") // which is one only
+	id := p.store.List()[0].ID
+	if got, err := p.store.Get(strings.TrimPrefix(id, "sha256:")[:12]); err != nil || got.ID != id {
+		t.Errorf("a short ID is none: %v", err)
+	}
+	if _, err := p.store.Get("app:v1"); !errors.Is(err, fault.Invalid) {
+		t.Errorf("enforcing: error is %v, want one of kind %v", err, fault.Invalid)
+	}
+	conf(`short-name-mode = "enforcing"`, second.host)
+	p.pull("app:v1")
+	conf(`short-name-mode = "permissive"`, first.host, second.host)
+	p.pull("app:v1")
+
+	// What is written is what is asked for.
+	if got := p.pull("library/app:v1"); got.ID == img.id() {
+		t.Errorf("library/app is %v", got.Tags)
+	}
+	secret := base64.StdEncoding.EncodeToString([]byte("me:pass"))
+	for _, f := range shown {
+		f()
+	}
+	if _, err := p.store.Pull(t.Context(), "app:v1", image.Caller{Auth: me}); err != nil {
+		t.Error(err)
+	}
+	for i, f := range shown {
+		if got := f(); strings.Contains(got, secret) {
+			t.Errorf("search registry %d was shown %q", i, got)
+		}
+	}
+	// Credentials that say what they are for go there.
+	if _, err := p.store.Pull(t.Context(), "app:v1", image.Caller{Auth: &image.Auth{Username: "me", Password: "pass", ServerAddress: second.host}}); err != nil {
+		t.Error(err)
+	}
+	if got := shown[0](); strings.Contains(got, secret) {
+		t.Errorf("the first was shown %q", got)
+	}
+	if got := shown[1](); !strings.Contains(got, secret) {
+		t.Errorf("the second was shown %q", got)
+	}
+	write(t, filepath.Join(p.dir, "registries.conf"), "short-name-mode = \"odd\"\n")
+	if _, err := p.store.Pull(t.Context(), "app:v1", image.Caller{}); !errors.Is(err, fault.Invalid) {
+		t.Errorf("error is %v, want one of kind %v", err, fault.Invalid)
+	}
+}

@@ -1,0 +1,138 @@
+package image
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/http/httptrace"
+	"sync"
+	"time"
+
+	"go.podman.io/image/v5/docker"
+)
+
+// answerTimeout is how long a registry may take to answer one request. A dial
+// alone is given up after 30 s by the library.
+const answerTimeout = 40 * time.Second
+
+// longestRest is more than the longest time for which the library obeys a Retry-After
+// (60 s) before it asks again.
+const longestRest = 61 * time.Second
+
+// errNoAnswer is the error of a place that takes requests, or does not even that, and
+// says nothing.
+var errNoAnswer = errors.New("no answer")
+
+// bounded runs one exchange with the registry.
+func (r *registry) bounded(ctx context.Context, exchange func(context.Context) error) error {
+	limit := answerTimeout
+	if r.limit > 0 {
+		limit = min(limit, r.limit)
+	}
+	within, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	w := newWatch(limit, cancel, &PullError{RegistryUnavailable, fmt.Errorf("%w within %v", errNoAnswer, limit)})
+	defer w.stop()
+	err := exchange(w.follow(within))
+	if err != nil && within.Err() != nil && ctx.Err() == nil {
+		return context.Cause(within)
+	}
+	return err
+}
+
+// A watch cancels an exchange that takes too long.
+//
+// A registry that limits requests does answer, with 429 and a Retry-After, which the
+// library obeys without a word. So after the time is up, an exchange whose last request
+// was answered is given time until the library sends another. That it does is the sign.
+type watch struct {
+	limit  time.Duration
+	cancel context.CancelCauseFunc
+	why    error // what it is cancelled with
+
+	mu       sync.Mutex
+	timer    *time.Timer
+	answered bool // the last request; guarded by mu
+	resting  bool // the time is up; guarded by mu
+	stopped  bool // guarded by mu
+}
+
+func newWatch(limit time.Duration, cancel context.CancelCauseFunc, why error) *watch {
+	w := &watch{limit: limit, cancel: cancel, why: why}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.timer = time.AfterFunc(limit, w.ring)
+	return w
+}
+
+// follow returns the context for the exchange.
+func (w *watch) follow(ctx context.Context) context.Context {
+	return httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
+		GetConn:              func(string) { w.request() },
+		GotFirstResponseByte: w.answer,
+	})
+}
+
+func (w *watch) ring() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	switch {
+	case w.stopped:
+	case w.answered && !w.resting:
+		w.resting = true
+		w.timer.Reset(longestRest)
+	default:
+		w.cancel(w.why)
+	}
+}
+
+func (w *watch) request() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.answered = false
+	if w.resting && !w.stopped {
+		w.cancel(&PullError{RegistryUnavailable, fmt.Errorf("%w (429): it wants us to wait for more than %v", docker.ErrTooManyRequests, w.limit)})
+	}
+}
+
+func (w *watch) answer() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.answered = true
+}
+
+func (w *watch) stop() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.stopped = true
+	w.timer.Stop()
+}
+
+// isPassing tells an error that a second attempt a moment later may not meet: of a
+// registry that is overloaded, or that is being restarted.
+func isPassing(err error) bool {
+	if statusOf(err) >= http.StatusInternalServerError {
+		return true
+	}
+	if dns, ok := errors.AsType[*net.DNSError](err); ok && dns.IsNotFound {
+		return false
+	}
+	op, ok := errors.AsType[*net.OpError](err)
+	return ok && op.Op == "dial"
+}
+
+// pause waits before a second attempt: a second and a bit, so that not all nodes come
+// back at once.
+func pause(ctx context.Context) error {
+	timer := time.NewTimer(time.Second + rand.N(500*time.Millisecond))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
