@@ -213,6 +213,7 @@ type container struct {
 
 	updating sync.Mutex // one update after the other
 	dumping  sync.Mutex // held while CRIU looks at it, and to thaw it
+	freezing sync.Mutex // held to freeze and to thaw it; taken after dumping
 	frozen   *hold      // that keeps it frozen; guarded by Executor.mu
 
 	gone chan struct{} // closed when phase becomes ended

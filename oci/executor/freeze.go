@@ -23,33 +23,43 @@ func (x *Executor) freeze(ctx context.Context, from *wire.Conn, req wire.FreezeR
 	if err := x.readyCRIU(ctx); err != nil {
 		return err
 	}
-	var all []*container
-	for _, id := range req.IDs {
-		c, err := x.runs(id)
-		if err != nil {
-			return err
-		}
-		all = append(all, c)
-	}
-	h := &hold{over: make(chan struct{})}
-	if err := x.take(h, all); err != nil {
+	h, err := x.freezeAll(ctx, req.IDs)
+	if err != nil {
 		return err
-	}
-	for _, c := range all {
-		if err := freezeWhole(c.ref.Cgroups); err != nil {
-			return errors.Join(fmt.Errorf("freeze container %s: %w", c.ID, err), x.thaw(wire.ThawRequest{IDs: req.IDs}))
-		}
 	}
 	go func() {
 		select {
 		case <-from.Done():
-			if err := x.thaw(wire.ThawRequest{IDs: req.IDs}); err != nil {
+			if err := x.thawHeld(req.IDs, h); err != nil {
 				x.log.Error("containers could not be thawed", "err", err)
 			}
 		case <-h.over:
 		}
 	}()
 	return nil
+}
+
+// freezeAll freezes the containers, all or none. If ctx ends first, or they are
+// thawed meanwhile, that is an error, and none stays frozen.
+func (x *Executor) freezeAll(ctx context.Context, ids []string) (*hold, error) {
+	var all []*container
+	for _, id := range ids {
+		c, err := x.runs(id)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, c)
+	}
+	h := &hold{over: make(chan struct{})}
+	if err := x.take(h, all); err != nil {
+		return nil, err
+	}
+	for _, c := range all {
+		if err := x.freezeWhole(ctx, h, c); err != nil {
+			return nil, errors.Join(fmt.Errorf("freeze container %s: %w", c.ID, err), x.thawHeld(ids, h))
+		}
+	}
+	return h, nil
 }
 
 // take notes that h freezes the containers: all of them, or none.
@@ -68,48 +78,72 @@ func (x *Executor) take(h *hold, all []*container) error {
 }
 
 // isFrozen tells whether somebody keeps c frozen.
-func (x *Executor) isFrozen(c *container) bool {
+func (x *Executor) isFrozen(c *container) bool { return x.holder(c) != nil }
+
+// holder is the hold that keeps c frozen, or nil.
+func (x *Executor) holder(c *container) *hold {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	return c.frozen != nil
+	return c.frozen
 }
 
 // thaw is "thaw", see wire.ThawRequest.
 func (x *Executor) thaw(req wire.ThawRequest) error {
-	var errs []error
 	ended := false
+	var err error
 	if req.Dir != "" {
-		var err error
 		ended, err = endCRIU(req.Dir)
-		errs = append(errs, err)
 	}
+	errs := []error{err}
 	for _, id := range req.IDs {
-		x.mu.Lock()
-		c := x.containers[id]
-		x.mu.Unlock()
-		if c == nil || c.proc == nil {
-			continue // gone; or starting, and never frozen
-		}
-		c.dumping.Lock() // CRIU freezes it again when it ends
-		if err := thawWhole(c.ref.Cgroups); err != nil {
-			errs = append(errs, fmt.Errorf("thaw container %s: %w", id, err))
-		}
-		if ended {
-			errs = append(errs, unlock(c.proc.pid))
-		}
-		x.mu.Lock()
-		h := c.frozen
-		c.frozen = nil
-		if h != nil {
-			select {
-			case <-h.over:
-			default:
-				close(h.over)
-			}
-		}
-		x.mu.Unlock()
-		c.dumping.Unlock()
+		errs = append(errs, x.thawOne(id, nil, ended))
 	}
+	return errors.Join(errs...)
+}
+
+// thawHeld thaws those of the containers that h, and nobody since, keeps frozen.
+func (x *Executor) thawHeld(ids []string, h *hold) error {
+	var errs []error
+	for _, id := range ids {
+		errs = append(errs, x.thawOne(id, h, false))
+	}
+	return errors.Join(errs...)
+}
+
+// thawOne thaws a container, unless only is not nil and does not hold it. criu is
+// set if a CRIU that was at work was ended.
+func (x *Executor) thawOne(id string, only *hold, criu bool) error {
+	x.mu.Lock()
+	c := x.containers[id]
+	x.mu.Unlock()
+	if c == nil || c.proc == nil {
+		return nil // gone; or starting, and never frozen
+	}
+	c.dumping.Lock() // CRIU freezes it again when it ends
+	defer c.dumping.Unlock()
+	c.freezing.Lock()
+	defer c.freezing.Unlock()
+	h := x.holder(c)
+	if only != nil && h != only {
+		return nil
+	}
+	var errs []error
+	if err := thawWhole(c.ref.Cgroups); err != nil {
+		errs = append(errs, fmt.Errorf("thaw container %s: %w", id, err))
+	}
+	if criu {
+		errs = append(errs, unlock(c.proc.pid))
+	}
+	x.mu.Lock()
+	c.frozen = nil
+	if h != nil {
+		select {
+		case <-h.over:
+		default:
+			close(h.over)
+		}
+	}
+	x.mu.Unlock()
 	return errors.Join(errs...)
 }
 
@@ -117,23 +151,36 @@ func (x *Executor) thaw(req wire.ThawRequest) error {
 // uninterruptible sleep does not, and must not keep the others from running.
 const freezePatience = 10 * time.Second
 
-// freezeWhole freezes a cgroup and returns when all in it have stopped.
-func freezeWhole(paths map[string]string) error {
-	deadline := time.Now().Add(freezePatience)
+// freezeWhole freezes c's cgroup for h and returns when all in it have stopped. It
+// touches nothing once h is over.
+func (x *Executor) freezeWhole(ctx context.Context, h *hold, c *container) error {
+	try := func() (frozen bool, err error) {
+		c.freezing.Lock()
+		defer c.freezing.Unlock()
+		if x.holder(c) != h {
+			return false, fault.WrongState.Errorf("it was thawed meanwhile")
+		}
+		freeze(c.ref.Cgroups, true)
+		return freezerState(c.ref.Cgroups)
+	}
+	deadline := time.NewTimer(freezePatience)
+	defer deadline.Stop()
 	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
-		freeze(paths, true)
-		frozen, err := freezerState(paths)
+		frozen, err := try()
 		if err != nil || frozen {
 			return err
 		}
-		if time.Now().After(deadline) {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-deadline.C:
 			return fault.Unavailable.Errorf("its processes have not stopped within %v", freezePatience)
+		case <-time.After(pause):
 		}
-		time.Sleep(pause)
 	}
 }
 
-// thawWhole undoes freezeWhole. A cgroup that has gone is thawed.
+// thawWhole undoes freeze. A cgroup that has gone is thawed.
 func thawWhole(paths map[string]string) error {
 	freeze(paths, false)
 	for range 100 {

@@ -1,0 +1,94 @@
+package executor
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/oci/wire"
+)
+
+// A fakeCgroup is a directory with the files of a cgroup's freezer. Its processes stop
+// when the test says so.
+type fakeCgroup struct {
+	t   *testing.T
+	dir string
+}
+
+func newFakeCgroup(t *testing.T) fakeCgroup {
+	g := fakeCgroup{t, t.TempDir()}
+	g.stopped("0")
+	return g
+}
+
+func (g fakeCgroup) stopped(n string) {
+	g.t.Helper()
+	if err := os.WriteFile(filepath.Join(g.dir, "cgroup.events"), []byte("populated 1\nfrozen "+n+"\n"), 0o600); err != nil {
+		g.t.Fatal(err)
+	}
+}
+
+// asked is what was last written to cgroup.freeze.
+func (g fakeCgroup) asked() string {
+	data, _ := os.ReadFile(filepath.Join(g.dir, "cgroup.freeze"))
+	return string(data)
+}
+
+// A freeze that is undone while a process will not stop yet, by the caller or by the
+// end of its call, leaves nothing frozen when that process stops at last; nor does it
+// thaw what another froze meanwhile.
+func TestFreezeGivenUp(t *testing.T) {
+	for name, givenUp := range map[string]func(*Executor, context.CancelFunc){
+		"thawed":   func(x *Executor, _ context.CancelFunc) { x.thaw(wire.ThawRequest{IDs: []string{"a", "b"}}) },
+		"canceled": func(_ *Executor, cancel context.CancelFunc) { cancel() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, b := newFakeCgroup(t), newFakeCgroup(t)
+			b.stopped("1")
+			x := &Executor{containers: map[string]*container{}}
+			for id, g := range map[string]fakeCgroup{"a": a, "b": b} {
+				x.containers[id] = &container{phase: running, proc: &child{}, settings: settings{ID: id},
+					ref: wire.RunReply{Cgroups: map[string]string{"": g.dir}}}
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			ended := make(chan error, 1)
+			go func() {
+				_, err := x.freezeAll(ctx, []string{"a", "b"})
+				ended <- err
+			}()
+			for a.asked() != "1" {
+				time.Sleep(time.Millisecond)
+			}
+			b.stopped("0")
+			givenUp(x, cancel)
+			if err := <-ended; !errors.Is(err, fault.WrongState) && !errors.Is(err, context.Canceled) {
+				t.Errorf("the freeze ended with %v", err)
+			}
+			if got := a.asked() + b.asked(); got != "00" && got != "0" {
+				t.Errorf("the cgroups were last told %q", got)
+			}
+			if x.isFrozen(x.containers["a"]) || x.isFrozen(x.containers["b"]) {
+				t.Error("they count as frozen")
+			}
+			a.stopped("1")
+			b.stopped("1")
+			h, err := x.freezeAll(t.Context(), []string{"a", "b"})
+			if err != nil {
+				t.Fatalf("the next freeze: %v", err)
+			}
+			if err := x.thawHeld([]string{"a", "b"}, &hold{}); err != nil || !x.isFrozen(x.containers["a"]) {
+				t.Errorf("what another had frozen is thawed: %v", err)
+			}
+			a.stopped("0")
+			b.stopped("0")
+			if err := x.thawHeld([]string{"a", "b"}, h); err != nil || a.asked() != "0" || x.isFrozen(x.containers["a"]) {
+				t.Errorf("it is not thawed: %v", err)
+			}
+		})
+	}
+}
