@@ -214,6 +214,28 @@ func (c *Container) fetch(ctx context.Context, conn Engine) {
 	c.keep(files)
 }
 
+// holdAll fetches what an executor has of all that runs, before anything is known of
+// it. What cannot be had is lost only if that executor dies before reconcile.
+func (r *Runtime) holdAll(ctx context.Context, conn Engine) {
+	var infos []wire.Info
+	if _, err := conn.Call(ctx, wire.MethodList, nil, &infos); err != nil {
+		r.log.Warn("stdio could not be fetched", "err", err)
+		return
+	}
+	for _, info := range infos {
+		if info.Exit != nil {
+			continue
+		}
+		if c, ok := r.containers.exact(info.ID); ok {
+			c.fetch(ctx, conn)
+		} else if sb, ok := r.sandboxes.exact(info.ID); ok {
+			if err := sb.fetch(ctx, conn); err != nil {
+				r.log.Warn("pidfd could not be kept", "sandbox", sb.id, "err", err)
+			}
+		}
+	}
+}
+
 // release closes what is held.
 func (c *Container) release() {
 	c.mu.Lock()

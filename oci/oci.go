@@ -124,7 +124,7 @@ func Open(ctx context.Context, o Options) (_ *Runtime, err error) {
 	}
 	dial := o.Engine
 	if dial == nil {
-		dial = newSpawner(o).dial
+		dial = r.newSpawner().dial
 	}
 	r.link = newLink(dial, r.reconcile, r.handle, r.log)
 	if err := r.link.connect(ctx); err != nil {

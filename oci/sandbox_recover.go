@@ -56,12 +56,7 @@ func (sb *Sandbox) reconcile(ctx context.Context, conn Engine, info *wire.Info) 
 		return nil
 	}
 	if info != nil {
-		files, err := conn.Call(ctx, wire.MethodHold, wire.Ref{ID: sb.id}, nil)
-		if err != nil {
-			return fmt.Errorf("fetch pidfd of sandbox %s: %w", sb.id, err)
-		}
-		sb.keep(files)
-		return nil
+		return sb.fetch(ctx, conn)
 	}
 	files, err := sb.lend()
 	if err == nil && len(files) == 0 {
@@ -81,6 +76,16 @@ func (sb *Sandbox) reconcile(ctx context.Context, conn Engine, info *wire.Info) 
 		sb.podInitEnded()
 	}
 	return err
+}
+
+// fetch holds what the executor has of the sandbox's init.
+func (sb *Sandbox) fetch(ctx context.Context, conn Engine) error {
+	files, err := conn.Call(ctx, wire.MethodHold, wire.Ref{ID: sb.id}, nil)
+	if err != nil {
+		return fmt.Errorf("fetch pidfd of sandbox %s: %w", sb.id, err)
+	}
+	sb.keep(files)
+	return nil
 }
 
 // finish does, after Open has reached the executor, what a dead daemon left

@@ -26,10 +26,14 @@ type spawner struct {
 	state  string
 	cgroup string
 	log    *slog.Logger
+
+	// before is called before an executor is asked to become another
+	// program: it may not survive that.
+	before func(context.Context, Engine)
 }
 
-func newSpawner(o Options) *spawner {
-	return &spawner{path: o.Executor, state: o.State, cgroup: executorCgroup(o.State), log: o.Log}
+func (r *Runtime) newSpawner() *spawner {
+	return &spawner{path: r.o.Executor, state: r.o.State, cgroup: executorCgroup(r.o.State), log: r.log, before: r.holdAll}
 }
 
 func (s *spawner) dial(ctx context.Context) (Engine, error) {

@@ -29,6 +29,7 @@ func (s *spawner) current(ctx context.Context, conn Engine, running wire.HelloRe
 	if installed == running.Version {
 		return s.speaking(conn, running)
 	}
+	s.before(ctx, conn)
 	refused := s.upgrade(ctx, conn)
 	conn.Close()
 	drain(conn)

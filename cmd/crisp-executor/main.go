@@ -41,6 +41,8 @@ func init() {
 		libcontainer.Init()
 	case executor.BounceArg:
 		executor.Bounce(os.Args[2:])
+	case executor.CheckArg:
+		executor.CheckState()
 	}
 }
 

@@ -219,6 +219,8 @@ func (x *Executor) reopenLog(id string) error {
 	if c.io.log == nil {
 		return nil
 	}
+	x.gate.enter() // an upgrade hands the open file over
+	defer x.gate.leave()
 	return c.io.log.Reopen()
 }
 

@@ -289,12 +289,13 @@ func TestUpgradeKeepsProcessors(t *testing.T) {
 	}
 }
 
-// An upgrade to something that is no program changes nothing.
+// An upgrade to something that is no program, or cannot carry on, changes nothing.
 func TestUpgradeRefused(t *testing.T) {
 	n := start(t)
 	b := n.run([]string{"count", "-1", "1ms"})
 	n.fails(fault.Invalid, wire.MethodUpgrade, wire.UpgradeRequest{Path: "/nosuch"})
 	n.fails(fault.Invalid, wire.MethodUpgrade, wire.UpgradeRequest{Path: "/etc/passwd"})
+	n.fails(fault.Invalid, wire.MethodUpgrade, wire.UpgradeRequest{Path: programs.testbin}) // it runs, and ends
 	b.says("5\n")
 	if code := b.exec(wire.ExecRequest{Process: process("exit", "4")}).wait(); code != 4 {
 		t.Errorf("exit code %d", code)

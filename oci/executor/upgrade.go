@@ -89,7 +89,7 @@ func (x *Executor) upgrade(req wire.UpgradeRequest, call *wire.Call) error {
 			x.gate.open()
 		}
 	}()
-	state, err := x.save()
+	state, err := x.save(program)
 	if err != nil {
 		return err
 	}
@@ -132,15 +132,22 @@ func without(env []string, names ...string) []string {
 	})
 }
 
-// save writes the tables into a memfd and lets all that they name be inherited.
+// save writes the tables into a memfd and lets all that they name be inherited, if
+// program understands them.
 // The gate is shut, so that no container can be on its way to running: one that is has
 // nothing that could be handed over.
-func (x *Executor) save() (*os.File, error) {
+func (x *Executor) save(program *os.File) (*os.File, error) {
 	if id, found := x.startingOne(); found {
 		return nil, fault.Unavailable.Errorf("upgrade: container %s is starting, try again", id)
 	}
-	data, err := json.Marshal(x.inherit(true))
+	data, err := json.Marshal(x.inherit(false))
 	if err != nil {
+		return nil, err
+	}
+	if err := x.understands(program, data); err != nil {
+		return nil, err
+	}
+	if data, err = json.Marshal(x.inherit(true)); err != nil {
 		return nil, err
 	}
 	fd, err := unix.MemfdCreate("crisp-executor-state", 0)
@@ -267,17 +274,14 @@ func Resume(o Options) (*Executor, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", resumeEnv, err)
 	}
-	var s saved
 	f := os.NewFile(uintptr(n), "state")
 	defer f.Close()
 	if _, err := f.Seek(0, io.SeekStart); err != nil {
 		return nil, err
 	}
-	if err := json.NewDecoder(f).Decode(&s); err != nil {
-		return nil, fmt.Errorf("state of the executor before: %w", err)
-	}
-	if s.Version > savedVersion {
-		return nil, fault.WrongState.Errorf("state of the executor before has version %d: this one reads up to version %d", s.Version, savedVersion)
+	s, err := readSaved(f)
+	if err != nil {
+		return nil, err
 	}
 	lf := take(s.Listener, "listener")
 	l, err := net.FileListener(lf)

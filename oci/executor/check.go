@@ -1,0 +1,69 @@
+package executor
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"time"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+)
+
+// A new program runs for the first time in the place of one that all containers hang
+// on, where there is no way back. So it is run once beside it before that, to say
+// whether it understands what it will be given.
+
+// CheckArg is the argument with which the program only reads the state of an executor
+// from stdin and says, by its exit status, whether it can carry on with it.
+const CheckArg = "--check-state"
+
+// unknownFlag is the exit status of a program of before CheckArg (package flag).
+const unknownFlag = 2
+
+// checkTime bounds how long the check may take: the gate is shut meanwhile.
+const checkTime = 5 * time.Second
+
+// CheckState does what CheckArg says and ends the process.
+func CheckState() {
+	if _, err := readSaved(os.Stdin); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+// readSaved decodes the state of the executor before.
+func readSaved(r io.Reader) (*saved, error) {
+	var s saved
+	if err := json.NewDecoder(r).Decode(&s); err != nil {
+		return nil, fmt.Errorf("state of the executor before: %w", err)
+	}
+	if s.Version > savedVersion {
+		return nil, fault.WrongState.Errorf("state of the executor before has version %d: this one reads up to version %d", s.Version, savedVersion)
+	}
+	return &s, nil
+}
+
+// understands asks the program whether it can carry on with the state.
+func (x *Executor) understands(program *os.File, state []byte) error {
+	defer x.begins()()
+	ctx, cancel := context.WithTimeout(context.Background(), checkTime)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, fmt.Sprintf("/proc/self/fd/%d", program.Fd()), CheckArg)
+	cmd.Args[0] = os.Args[0]
+	cmd.Dir, cmd.Env, cmd.Stdin = "/", []string{"PATH=" + os.Getenv("PATH")}, bytes.NewReader(state)
+	out, err := cmd.CombinedOutput()
+	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) && exit.ExitCode() == unknownFlag {
+		return nil // it is too old to say
+	}
+	if err != nil {
+		return fault.Invalid.Errorf("upgrade: the new program cannot carry on: %w: %s", err, strings.TrimSpace(lastLines(out, 3)))
+	}
+	return nil
+}
