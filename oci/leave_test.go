@@ -23,7 +23,7 @@ type leaving struct {
 }
 
 func (l *leaving) Call(ctx context.Context, method string, req, reply any, send ...*os.File) ([]*os.File, error) {
-	if method != wire.MethodWarm && l.calls.Add(-1) < 0 { // that comes at any time
+	if method != wire.MethodWarm && method != wire.MethodPing && l.calls.Add(-1) < 0 { // those come at any time
 		l.gone()
 		return nil, fault.Unavailable.Errorf("executor: connection lost during %s", method)
 	}

@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/crisp-cri/crisp/internal/fault"
@@ -35,6 +36,10 @@ type link struct {
 	up   chan struct{} // closed when conn is set; replaced when it is lost; guarded by mu
 
 	connects uint64 // how often conn was set; guarded by mu
+	coming   Engine // is being settled; guarded by mu
+	why      error  // why there is no conn; guarded by mu
+
+	trouble atomic.Pointer[error] // of watch
 }
 
 func newLink(dial func(context.Context) (Engine, error), settle func(context.Context, Engine) error, handle func(wire.Event), log *slog.Logger) *link {
@@ -56,7 +61,19 @@ func (l *link) connect(ctx context.Context) error {
 		if conn, err = l.dial(ctx); err != nil {
 			return err
 		}
-		if err = l.settle(ctx, conn); err == nil {
+		l.mu.Lock()
+		l.coming = conn
+		l.mu.Unlock()
+		err = l.settle(ctx, conn)
+		l.mu.Lock()
+		l.coming = nil
+		if err == nil {
+			l.conn, l.why = conn, nil
+			l.connects++
+			close(l.up)
+		}
+		l.mu.Unlock()
+		if err == nil {
 			break
 		}
 		conn.Close()
@@ -66,11 +83,6 @@ func (l *link) connect(ctx context.Context) error {
 		}
 		l.log.Info("executor went away while it was asked", "err", err)
 	}
-	l.mu.Lock()
-	l.conn = conn
-	l.connects++
-	close(l.up)
-	l.mu.Unlock()
 	select {
 	case <-l.done:
 		conn.Close() // close may have come too early to see it
@@ -110,6 +122,9 @@ func (l *link) keep(ctx context.Context) {
 			default:
 			}
 			l.log.Error("executor could not be reached", "err", err)
+			l.mu.Lock()
+			l.why = err
+			l.mu.Unlock()
 			select {
 			case <-l.done:
 				return

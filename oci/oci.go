@@ -131,6 +131,7 @@ func Open(ctx context.Context, o Options) (_ *Runtime, err error) {
 		return nil, fmt.Errorf("reach executor: %w", err)
 	}
 	r.work.Go(func() { r.link.keep(r.closing) })
+	r.work.Go(func() { r.link.watch(r.closing) })
 	r.recoverFreezes(ctx)
 	r.finish(ctx)
 	return r, nil

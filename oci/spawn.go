@@ -20,6 +20,10 @@ import (
 // spawnTimeout bounds how long a new executor may take until it answers.
 const spawnTimeout = time.Minute
 
+// helloTimeout bounds how long an executor that is there may take to say who it is, for
+// which it needs nothing: one that does not stands still.
+const helloTimeout = 30 * time.Second
+
 // A spawner connects to the executor, and starts it if nobody answers.
 type spawner struct {
 	path   string // of the program
@@ -121,7 +125,13 @@ func (s *spawner) hello(ctx context.Context, socket string) (Engine, wire.HelloR
 	if err != nil {
 		return nil, hello, err
 	}
-	if _, err = conn.Call(ctx, wire.MethodHello, nil, &hello); err != nil {
+	answer, cancel := context.WithTimeout(ctx, helloTimeout)
+	defer cancel()
+	if _, err = conn.Call(answer, wire.MethodHello, nil, &hello); err != nil {
+		if answer.Err() != nil && ctx.Err() == nil {
+			err = fault.Unavailable.Errorf("executor has not said hello within %v", helloTimeout)
+			s.log.Error("executor is killed, to be replaced", "err", err, "kill", conn.Kill())
+		}
 		conn.Close()
 		drain(conn)
 		return nil, hello, err

@@ -10,7 +10,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// Status tells whether pods can run. The network's condition is what the network
+// Status tells whether pods can run: whether there is an executor, and one that
+// answers. The network's condition is what the network
 // finds now. It is the node's: a handler whose own network is not ready does not
 // keep the others' pods away, and is told of in the verbose answer.
 func (s *Server) Status(_ context.Context, req *cri.StatusRequest) (*cri.StatusResponse, error) {
@@ -18,8 +19,12 @@ func (s *Server) Status(_ context.Context, req *cri.StatusRequest) (*cri.StatusR
 	if err := s.network.Status(); err != nil {
 		net.Status, net.Reason, net.Message = false, "NetworkPluginNotReady", err.Error()
 	}
+	ready := &cri.RuntimeCondition{Type: cri.RuntimeReady, Status: true}
+	if err := s.runtime.Trouble(); err != nil {
+		ready.Status, ready.Reason, ready.Message = false, "ExecutorNotReady", err.Error()
+	}
 	resp := &cri.StatusResponse{
-		Status: &cri.RuntimeStatus{Conditions: []*cri.RuntimeCondition{{Type: cri.RuntimeReady, Status: true}, net}},
+		Status: &cri.RuntimeStatus{Conditions: []*cri.RuntimeCondition{ready, net}},
 		Features: &cri.RuntimeFeatures{
 			SupplementalGroupsPolicy:  true,
 			MountOptions:              true,

@@ -18,6 +18,10 @@ func (x *Executor) Call(ctx context.Context, from *wire.Conn, call *wire.Call) (
 	switch call.Method {
 	case wire.MethodHello:
 		return wire.HelloReply{Version: x.opts.Version, Protocol: wire.Protocol, Pid: os.Getpid()}, nil, nil
+	case wire.MethodPing:
+		x.gate.enter()
+		x.gate.leave()
+		return nil, nil, nil
 	case wire.MethodList:
 		// A container that a killed crispd was just starting must not be
 		// taken for one that never ran, or it would run twice. Its call may

@@ -201,6 +201,12 @@ func (c *conn) Close() error {
 	return nil
 }
 
+// Kill ends the executor, as that of a wire.Client does.
+func (c *conn) Kill() error {
+	c.x.Crash()
+	return nil
+}
+
 // Call implements oci.Engine.
 func (c *conn) Call(ctx context.Context, method string, req, reply any, send ...*os.File) (recv []*os.File, err error) {
 	select {
@@ -219,7 +225,9 @@ func (c *conn) Call(ctx context.Context, method string, req, reply any, send ...
 	var target struct{ ID string }
 	_ = json.Unmarshal(body, &target) // not all are about a container
 	c.x.mu.Lock()
-	c.x.calls = append(c.x.calls, method, target.ID)
+	if method != wire.MethodPing { // which come at any time
+		c.x.calls = append(c.x.calls, method, target.ID)
+	}
 	failure, gate := c.x.fail[method], c.x.gates[method]
 	c.x.mu.Unlock()
 	if gate != nil {
@@ -231,7 +239,7 @@ func (c *conn) Call(ctx context.Context, method string, req, reply any, send ...
 			return nil, fault.Unavailable.Errorf("executor: connection lost during %s", method)
 		}
 	}
-	if failure != nil {
+	if failure != nil || method == wire.MethodPing {
 		return nil, failure
 	}
 	var answer any

@@ -7,6 +7,8 @@ import (
 	"os"
 	"sync"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
@@ -103,6 +105,43 @@ func (c *Client) Events() <-chan Event { return c.events }
 func (c *Client) Close() error {
 	c.once.Do(func() { close(c.unread) })
 	return c.conn.Close()
+}
+
+// Kill sends SIGKILL to the process that listens at the other end. If it has ended,
+// that is no error.
+func (c *Client) Kill() error {
+	raw, err := c.conn.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var cred *unix.Ucred
+	var cerr error
+	if err := raw.Control(func(fd uintptr) {
+		cred, cerr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	}); err != nil {
+		return nil // the connection has ended, and with it the process
+	}
+	if cerr != nil {
+		return cerr
+	}
+	pidfd, err := unix.PidfdOpen(int(cred.Pid), 0)
+	if err == unix.ESRCH {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("pidfd of executor: %w", err)
+	}
+	defer unix.Close(pidfd)
+	// While the connection is there, so is the process, and the number is its own.
+	select {
+	case <-c.gone:
+		return nil
+	default:
+	}
+	if err := unix.PidfdSendSignal(pidfd, unix.SIGKILL, nil, 0); err != nil && err != unix.ESRCH {
+		return fmt.Errorf("kill executor, process %d: %w", cred.Pid, err)
+	}
+	return nil
 }
 
 func (c *Client) send(data []byte, files []*os.File) error {

@@ -8,6 +8,7 @@ import (
 // The methods of the executor. What each takes and gives is said at its request.
 const (
 	MethodHello      = "hello"      // nil → HelloReply
+	MethodPing       = "ping"       // nil → nil, from an executor that can work: one that is busy with an upgrade, or stands still, does not answer
 	MethodWarm       = "warm"       // nil → nil: a run will follow within some 100 ms; it will be quicker
 	MethodRun        = "run"        // RunRequest → RunReply + descriptors
 	MethodPodInit    = "podinit"    // PodInitRequest → RunReply + pidfd

@@ -1,0 +1,107 @@
+package oci
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/oci/wire"
+)
+
+// An executor that dies is replaced in a moment. One that stands still would be for
+// ever: no pod starts, no exit is taken, no output read. So it is asked every pingEvery
+// for an answer for which it must be able to work. troubled times without one in a row
+// are told by Trouble; after hopeless it is killed, and with that replaced.
+//
+// An upgrade may keep it busy for its own quiet time, 10 s, and a machine without
+// memory to spare for longer than that.
+const (
+	pingEvery = 5 * time.Second
+	troubled  = 4
+	hopeless  = 12
+)
+
+// A mortal Engine is a process that can be killed.
+type mortal interface {
+	// Kill sends SIGKILL to the process at the other end of the connection.
+	Kill() error
+}
+
+// Trouble is why containers can be neither started nor ended at present: the executor
+// does not answer, or there is none. nil = they can.
+func (r *Runtime) Trouble() error {
+	if err := r.link.trouble.Load(); err != nil {
+		return *err
+	}
+	return nil
+}
+
+// watch looks after the executor until ctx ends.
+func (l *link) watch(ctx context.Context) {
+	tick := time.NewTicker(pingEvery)
+	defer tick.Stop()
+	failed := 0
+	for {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		case <-l.done:
+			return
+		}
+		conn, err := l.ping(ctx)
+		if err == nil {
+			if failed >= troubled {
+				l.log.Info("executor answers again")
+			}
+			failed = 0
+			l.trouble.Store(nil)
+			continue
+		}
+		if failed++; failed < troubled {
+			continue
+		}
+		if failed == troubled {
+			l.log.Error("executor is in trouble", "err", err)
+		}
+		l.trouble.Store(&err)
+		if m, ok := conn.(mortal); ok && failed >= hopeless {
+			l.log.Error("executor is killed, to be replaced", "err", err, "kill", m.Kill())
+			failed = troubled // should its successor be no better, it has as long
+		}
+	}
+}
+
+// ping asks the executor in force, or the one that is about to be, for an answer. It
+// takes up to pingEvery; any answer is one.
+func (l *link) ping(ctx context.Context) (Engine, error) {
+	ctx, cancel := context.WithTimeout(ctx, pingEvery)
+	defer cancel()
+	l.mu.Lock()
+	conn, why := l.conn, l.why
+	if conn == nil {
+		conn = l.coming
+	}
+	l.mu.Unlock()
+	if conn == nil {
+		if why == nil {
+			why = errors.New("it is being started")
+		}
+		return nil, fault.Unavailable.Errorf("no executor: %w", why)
+	}
+	_, err := conn.Call(ctx, wire.MethodPing, nil, nil)
+	switch {
+	case ctx.Err() != nil:
+		return conn, fault.Unavailable.Errorf("executor has not answered within %v", pingEvery)
+	case errors.Is(err, fault.Unavailable):
+		return nil, fmt.Errorf("ask executor: %w", err) // it is gone, which keep sees to
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.conn == nil {
+		return conn, fault.Unavailable.Errorf("executor answers, but the containers are not settled yet")
+	}
+	return conn, nil
+}

@@ -1,0 +1,49 @@
+package oci_test
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/crisp-cri/crisp/oci"
+	"github.com/crisp-cri/crisp/oci/wire"
+)
+
+// An executor that stands still is told of and then replaced, without a container
+// noticing; one that only takes its time is not.
+func TestExecutorStandsStill(t *testing.T) {
+	inBubble(t, func(b *bed) {
+		c := b.start("sleep", "1h", "exit", "7")
+		slow := b.m.Executor.Hold(wire.MethodPing)
+		time.Sleep(12 * time.Second)
+		slow()
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if n := b.r.ExecutorRestarts(); n > 0 || b.r.Trouble() != nil {
+			b.Errorf("after a pause it was replaced %d times, %v", n, b.r.Trouble())
+		}
+
+		still := b.m.Executor.Hold(wire.MethodPing)
+		time.Sleep(40 * time.Second)
+		if b.r.Trouble() == nil {
+			b.Error("nobody is told of an executor that does not answer")
+		}
+		if n := b.r.ExecutorRestarts(); n > 0 {
+			b.Errorf("it was replaced at once, %d times", n)
+		}
+		for b.r.ExecutorRestarts() == 0 {
+			time.Sleep(time.Second)
+		}
+		still()
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if n := b.r.ExecutorRestarts(); n != 1 || b.r.Trouble() != nil {
+			b.Errorf("it was replaced %d times, %v", n, b.r.Trouble())
+		}
+		b.state(c, oci.Running)
+		<-c.Done()
+		if st := c.Status(); st.ExitCode != 7 {
+			b.Errorf("status is %+v", st)
+		}
+	})
+}
