@@ -9,7 +9,7 @@ import (
 
 // An Attachment is a view on a container's stdio from now on. Its files are the
 // caller's: the outputs end when the container does, or when they are read too
-// slowly; closing all of them detaches.
+// slowly (wire.AttachRequest says what that is); closing all of them detaches.
 type Attachment struct {
 	Stdin, Stdout, Stderr *os.File // Stdin nil unless asked for and there; Stderr nil with a terminal
 }

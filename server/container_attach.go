@@ -3,11 +3,15 @@ package server
 import (
 	"context"
 	"io"
+	"os"
 	"sync"
+	"time"
 
+	"golang.org/x/sys/unix"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/oci"
 	"github.com/crisp-cri/crisp/streaming"
 )
 
@@ -41,9 +45,13 @@ func (s *Server) AttachStream(ctx context.Context, container string, st streamin
 	var closeIn sync.Once
 	detach := func() {
 		closeIn.Do(func() {
-			if a.Stdin != nil {
-				a.Stdin.Close()
+			if a.Stdin == nil {
+				return
 			}
+			if s.ctx.Err() != nil && c.Config().StdinOnce {
+				leaveOpen(a.Stdin)
+			}
+			a.Stdin.Close()
 		})
 	}
 	closeAll := func() {
@@ -69,5 +77,34 @@ func (s *Server) AttachStream(ctx context.Context, container string, st streamin
 	output.copy(st.Stdout, a.Stdout)
 	output.copy(st.Stderr, a.Stderr)
 	output.copying.Wait()
-	return nil
+	return s.detached(ctx, c)
+}
+
+// leaveOpen keeps what f stands for open until the process ends: the client of a crispd
+// that is stopped has not closed its input, and may attach again to the next one. The
+// executor tells the end of a process from that of a client.
+func leaveOpen(f *os.File) {
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return
+	}
+	raw.Control(func(fd uintptr) { unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 3) })
+}
+
+// endTime is how long the end of a container may take to be told after that of its
+// output.
+const endTime = 5 * time.Second
+
+// detached says why the output has ended, if the container has not.
+func (s *Server) detached(ctx context.Context, c *oci.Container) error {
+	timer := time.NewTimer(endTime)
+	defer timer.Stop()
+	select {
+	case <-c.Done():
+		return nil
+	case <-ctx.Done():
+		return nil // the client has left
+	case <-timer.C:
+		return fault.Unavailable.Errorf("detached from container %s, which runs on: its output was not read in time, or the executor was restarted", c.ID())
+	}
 }

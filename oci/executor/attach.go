@@ -1,8 +1,12 @@
 package executor
 
 import (
+	"bytes"
+	"errors"
 	"os"
+	"strconv"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -17,6 +21,23 @@ type attachment struct {
 	stdin *os.File            // the reading end of the client's input, or nil
 	typed []byte              // read from stdin, not yet written: only changed inside the gate
 	once  sync.Once
+
+	client int // process that has attached; 0 = it cannot be seen from here
+	// waits is set if the container waits for a client that is slow: it is who types,
+	// not somebody who looks on. owed is then, by stream, what was read and logged and
+	// has yet to be written: only changed by the stream's pump, inside the gate.
+	waits bool
+	owed  map[string]*[]byte
+}
+
+// attaches makes an attachment without streams.
+func attaches(client int, waits bool) *attachment {
+	return &attachment{outs: make(map[string]*os.File), owed: make(map[string]*[]byte), client: client, waits: waits}
+}
+
+// add gives a an output stream.
+func (a *attachment) add(stream string, f *os.File, owed []byte) {
+	a.outs[stream], a.owed[stream] = f, &owed
 }
 
 func (a *attachment) close() {
@@ -30,18 +51,19 @@ func (a *attachment) close() {
 	})
 }
 
-// attachRoom is how far a client may fall behind before it is dropped. The kernel
+// attachRoom is how far a client may fall behind before it is dropped, or waited for. The kernel
 // takes memory only for what is in the pipe (pipe(7); a lower limit of the user's
 // is put up with).
 const attachRoom = 1 << 20 // bytes
 
 // attach is "attach".
-func (x *Executor) attach(req wire.AttachRequest) ([]*os.File, error) {
+func (x *Executor) attach(from *wire.Conn, req wire.AttachRequest) ([]*os.File, error) {
 	c, err := x.runs(req.ID)
 	if err != nil {
 		return nil, err
 	}
-	a := &attachment{outs: make(map[string]*os.File)}
+	stdin := req.Stdin && c.Stdin && c.io.stdin != nil
+	a := attaches(from.Pid(), stdin || c.TTY)
 	var theirs []*os.File
 	fail := func(err error) ([]*os.File, error) {
 		a.close()
@@ -53,14 +75,14 @@ func (x *Executor) attach(req wire.AttachRequest) ([]*os.File, error) {
 		if err != nil {
 			return fail(err)
 		}
-		a.outs[o.stream] = ours
+		a.add(o.stream, ours, nil)
 		theirs = append(theirs, client)
 		withFD(ours, func(fd int) error {
 			_, err := unix.FcntlInt(uintptr(fd), unix.F_SETPIPE_SZ, attachRoom)
 			return err
 		})
 	}
-	if req.Stdin && c.Stdin && c.io.stdin != nil {
+	if stdin {
 		client, ours, err := pipe(wire.FDStdin, true)
 		if err != nil {
 			return fail(err)
@@ -115,26 +137,91 @@ func (io *stdio) detach(a *attachment) {
 	}
 }
 
-// tee sends p to all that are attached, and drops those that are too far behind.
+// tee sends p to all that are attached. Those that are too far behind are dropped, or
+// owed the rest.
 func (io *stdio) tee(o *output, p []byte) {
+	for _, a := range io.attachments() {
+		rest, err := a.write(o.stream, p)
+		switch {
+		case err == nil:
+		case err == unix.EAGAIN && a.waits:
+			*a.owed[o.stream] = bytes.Clone(rest)
+		default:
+			io.detach(a)
+		}
+	}
+}
+
+func (io *stdio) attachments() []*attachment {
 	io.mu.Lock()
-	attached := io.attached
-	io.mu.Unlock()
-	for _, a := range attached {
-		f := a.outs[o.stream]
-		err := withFD(f, func(fd int) error {
-			for rest := p; len(rest) > 0; {
-				n, err := unix.Write(fd, rest)
-				switch {
-				case err == unix.EINTR:
-				case err != nil:
-					return err
-				default:
-					rest = rest[n:]
+	defer io.mu.Unlock()
+	return io.attached
+}
+
+// write writes as much of p as there is room for, and returns the rest.
+func (a *attachment) write(stream string, p []byte) (rest []byte, err error) {
+	cerr := withFD(a.outs[stream], func(fd int) error {
+		p, err = writeOut(fd, p)
+		return nil
+	})
+	return p, errors.Join(cerr, err)
+}
+
+func writeOut(fd int, p []byte) (rest []byte, err error) {
+	for len(p) > 0 {
+		n, err := unix.Write(fd, p)
+		switch {
+		case err == unix.EINTR:
+		case err != nil:
+			return p, err
+		default:
+			p = p[n:]
+		}
+	}
+	return nil, nil
+}
+
+// owes tells whether a client has to take something of o before more is read.
+func (io *stdio) owes(o *output) bool {
+	for _, a := range io.attachments() {
+		if len(*a.owed[o.stream]) > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// attachPatience is how long the container waits for a client that types and takes
+// nothing; once the container has ended, for as long in all.
+const attachPatience = 10 * time.Second
+
+// settle waits, outside the gate, until the clients have taken what o owes them. Who
+// takes nothing is dropped.
+func (io *stdio) settle(o *output, g *gate) {
+	for _, a := range io.attachments() {
+		owed, f := a.owed[o.stream], a.outs[o.stream]
+		raw, err := f.SyscallConn()
+		for err == nil && len(*owed) > 0 {
+			until := time.Now().Add(attachPatience)
+			if o.last.Load() {
+				if o.late.IsZero() {
+					o.late = until
 				}
+				until = o.late
 			}
-			return nil
-		})
+			f.SetWriteDeadline(until)
+			var werr error
+			err = raw.Write(func(fd uintptr) bool {
+				g.enter()
+				defer g.leave()
+				before := len(*owed)
+				*owed, werr = writeOut(int(fd), *owed)
+				return werr != unix.EAGAIN || len(*owed) < before
+			})
+			if werr != unix.EAGAIN {
+				err = errors.Join(err, werr)
+			}
+		}
 		if err != nil {
 			io.detach(a)
 		}
@@ -189,9 +276,26 @@ func (io *stdio) feed(a *attachment, g *gate) {
 		}
 	}
 	a.stdin.Close()
-	if io.stdinOnce {
+	// With crispd end all its pipes; its clients may come back to the next one.
+	if io.stdinOnce && !(eof && exiting(a.client)) {
 		io.closeStdin()
 	}
+}
+
+// exiting tells whether a process is about to end, or has: what it had open is closed
+// by the kernel then (PF_EXITING among the flags of proc_pid_stat(5); its last thread
+// closes the files, when the first has begun to exit or is a zombie).
+func exiting(pid int) bool {
+	if pid == 0 {
+		return false
+	}
+	state, err := statField(pid, 3)
+	if err != nil || state == "Z" || state == "X" {
+		return true
+	}
+	field, err := statField(pid, 9)
+	flags, perr := strconv.ParseUint(field, 10, 32)
+	return err != nil || perr == nil && flags&0x4 != 0
 }
 
 // resize is "resize".

@@ -42,6 +42,8 @@ func init() {
 		executor.Bounce(os.Args[2:])
 	case executor.CheckArg:
 		executor.CheckState()
+	case attachArg:
+		attachAndWait(os.Args[2], os.Args[3])
 	case "--socket":
 		serve()
 	}

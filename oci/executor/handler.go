@@ -56,7 +56,7 @@ func (x *Executor) Call(ctx context.Context, from *wire.Conn, call *wire.Call) (
 	case wire.MethodDelete:
 		return plain(call, func(req wire.Ref) error { return x.delete(req.ID) })
 	case wire.MethodAttach:
-		return onlyFiles(call, x.attach)
+		return onlyFiles(call, func(req wire.AttachRequest) ([]*os.File, error) { return x.attach(from, req) })
 	case wire.MethodHold:
 		return onlyFiles(call, x.hold)
 	case wire.MethodResize:

@@ -34,6 +34,7 @@ type output struct {
 	stream string   // as the log names it
 	tty    bool
 	cr     bool          // tty: a \r is held back; of the pump
+	late   time.Time     // until when clients are waited for after the end; of the pump
 	last   atomic.Bool   // the container has ended: only its last words remain
 	done   chan struct{} // closed when nothing more will be read
 }
@@ -75,30 +76,41 @@ func (io *stdio) start(g *gate) {
 	}
 }
 
-// pump reads o until its end, or until drain is called and nothing is left.
+// pump reads o until its end, or until drain is called and nothing is left. It reads
+// nothing while it owes something to a client that it waits for.
 func (io *stdio) pump(o *output, g *gate) {
 	raw, err := o.file.SyscallConn()
 	if err != nil {
 		return
 	}
-	last := 0
+	last, owes := 0, false
 	step := func(fd uintptr) bool {
 		for {
 			n, end := io.copy(int(fd), o, g)
 			if o.last.Load() {
 				last += n
 			}
+			owes = io.owes(o) && last <= lastWords
 			switch {
-			case end || last > lastWords:
+			case end || owes || last > lastWords:
 				return true
 			case n == 0:
 				return false
 			}
 		}
 	}
-	// Read calls step when there is something, and returns when step says so.
-	if errors.Is(raw.Read(step), os.ErrDeadlineExceeded) {
-		raw.Control(func(fd uintptr) { step(fd) })
+	io.settle(o, g) // what an upgrade has left
+	for owes = true; owes; io.settle(o, g) {
+		owes = false
+		// Read calls step when there is something, and returns when step says so.
+		if errors.Is(raw.Read(step), os.ErrDeadlineExceeded) {
+			raw.Control(func(fd uintptr) { step(fd) })
+		}
+	}
+	if o.cr && io.log != nil {
+		g.enter()
+		io.log.Write(o.stream, []byte{'\r'}) // nothing comes after it
+		g.leave()
 	}
 }
 
@@ -136,6 +148,9 @@ func (io *stdio) copy(fd int, o *output, g *gate) (total int, end bool) {
 		}
 		io.write(o, buf[:upto])
 		held = copy(buf[:], buf[upto:have])
+		if io.owes(o) {
+			break
+		}
 	}
 	io.write(o, buf[:held])
 	return total, end

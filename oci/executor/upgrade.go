@@ -56,9 +56,12 @@ type savedContainer struct {
 }
 
 type savedAttachment struct {
-	Outs  map[string]int
-	Stdin int
-	Typed []byte
+	Outs   map[string]int
+	Stdin  int
+	Typed  []byte
+	Client int               `json:",omitempty"`
+	Waits  bool              `json:",omitempty"`
+	Owed   map[string][]byte `json:",omitempty"`
 }
 
 type savedExec struct {
@@ -242,9 +245,10 @@ func (c *container) save(fd func(*os.File) int) savedContainer {
 	c.io.mu.Lock()
 	defer c.io.mu.Unlock()
 	for _, a := range c.io.attached {
-		sa := savedAttachment{Outs: make(map[string]int), Stdin: fd(a.stdin), Typed: a.typed}
+		sa := savedAttachment{Outs: make(map[string]int), Stdin: fd(a.stdin), Typed: a.typed,
+			Client: a.client, Waits: a.waits, Owed: make(map[string][]byte)}
 		for stream, f := range a.outs {
-			sa.Outs[stream] = fd(f)
+			sa.Outs[stream], sa.Owed[stream] = fd(f), *a.owed[stream]
 		}
 		s.Attached = append(s.Attached, sa)
 	}
@@ -333,9 +337,10 @@ func (x *Executor) resume(s savedContainer) {
 	c.io = newStdio(s.settings, log, take(s.Stdin, wire.FDStdin), take(s.Stdout, wire.FDStdout),
 		take(s.Stderr, wire.FDStderr), take(s.PTY, wire.FDPTY))
 	for _, sa := range s.Attached {
-		a := &attachment{outs: make(map[string]*os.File), stdin: take(sa.Stdin, wire.FDStdin), typed: sa.Typed}
+		a := attaches(sa.Client, sa.Waits)
+		a.stdin, a.typed = take(sa.Stdin, wire.FDStdin), sa.Typed
 		for stream, n := range sa.Outs {
-			a.outs[stream] = take(n, stream)
+			a.add(stream, take(n, stream), sa.Owed[stream])
 		}
 		c.io.attach(a, &x.gate)
 	}

@@ -197,9 +197,12 @@ type SignalRequest struct {
 // container has one, for the writing end of a pipe that feeds it.
 //
 // The output ends when the container has, or when its reader is so far behind
-// that its pipe is full: the container never waits. Closing all descriptors is
-// how to detach; with RunRequest.StdinOnce the container's stdin closes with the
-// first attached one.
+// that its pipe is full: the container does not wait for who only looks on. For who
+// types, or has a terminal, it waits as long as something is read every 10 s.
+//
+// Closing all descriptors is how to detach; with RunRequest.StdinOnce the container's
+// stdin closes with the first attached one that its client closes. The end of the
+// client's process closes nothing: the next one may attach again.
 type AttachRequest struct {
 	ID    string
 	Stdin bool

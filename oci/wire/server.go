@@ -58,6 +58,7 @@ const maxQueue = 16384 // frames
 // A Conn is one client's connection, on the server's side.
 type Conn struct {
 	conn    *net.UnixConn
+	pid     int // of the client; 0 = it is in no PID namespace that we see
 	others  *connections
 	done    chan struct{}  // closed when the connection has ended
 	calling sync.WaitGroup // calls that have come in and are not answered
@@ -136,6 +137,9 @@ func (c *Conn) Settle(ctx context.Context) {
 // Done is closed when the connection has ended.
 func (c *Conn) Done() <-chan struct{} { return c.done }
 
+// Pid is the client's process; 0 if that cannot be seen from here.
+func (c *Conn) Pid() int { return c.pid }
+
 // Emit sends an event. It does not wait for the client.
 func (c *Conn) Emit(e Event) {
 	if data, err := encode(header{Event: true}, e, nil); err == nil {
@@ -159,13 +163,15 @@ func Serve(l *net.UnixListener, h Handler, log *slog.Logger) {
 			time.Sleep(100 * time.Millisecond)
 			continue
 		}
-		if err := allowed(conn); err != nil {
+		pid, err := allowed(conn)
+		if err != nil {
 			log.Warn("connection refused", "err", err)
 			conn.Close()
 			continue
 		}
 		c := &Conn{
 			conn:    conn,
+			pid:     pid,
 			others:  conns,
 			done:    make(chan struct{}),
 			settled: make(chan struct{}),
@@ -180,26 +186,26 @@ func Serve(l *net.UnixListener, h Handler, log *slog.Logger) {
 	}
 }
 
-// allowed checks who has connected (SO_PEERCRED, unix(7)).
-func allowed(conn *net.UnixConn) error {
+// allowed checks who has connected, and returns its process (SO_PEERCRED, unix(7)).
+func allowed(conn *net.UnixConn) (pid int, err error) {
 	raw, err := conn.SyscallConn()
 	if err != nil {
-		return err
+		return 0, err
 	}
 	var cred *unix.Ucred
 	var cerr error
 	if err := raw.Control(func(fd uintptr) {
 		cred, cerr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
 	}); err != nil {
-		return err
+		return 0, err
 	}
 	if cerr != nil {
-		return cerr
+		return 0, cerr
 	}
 	if cred.Uid != 0 && int(cred.Uid) != os.Geteuid() {
-		return fault.Invalid.Errorf("user %d may not connect", cred.Uid)
+		return 0, fault.Invalid.Errorf("user %d may not connect", cred.Uid)
 	}
-	return nil
+	return int(cred.Pid), nil
 }
 
 // read starts a goroutine for each call that comes in.

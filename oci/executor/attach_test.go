@@ -1,0 +1,114 @@
+package executor_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/internal/crilog"
+	"github.com/crisp-cri/crisp/oci/wire"
+)
+
+// attachArg has the test binary attach to a container's stdin and wait to be killed, as
+// a crispd that dies.
+const attachArg = "attach-and-wait"
+
+func attachAndWait(socket, id string) {
+	fail := func(err error) {
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+	}
+	c, err := wire.Dial(context.Background(), socket)
+	fail(err)
+	files, err := c.Call(context.Background(), wire.MethodAttach, wire.AttachRequest{ID: id, Stdin: true}, nil)
+	fail(err)
+	for _, f := range files {
+		if f.Name() == wire.FDStdin {
+			_, err := f.WriteString("first\n")
+			fail(err)
+		}
+	}
+	time.Sleep(time.Hour)
+}
+
+// `kubectl run -i` whose crispd ends: the container's input does not end with it.
+func TestStdinOnceSurvivesItsClient(t *testing.T) {
+	n := start(t)
+	b := n.run([]string{"echo-stdin"}, withStdin, func(r *wire.RunRequest, _ *specs.Spec) { r.StdinOnce = true })
+	for _, how := range []unix.Signal{unix.SIGKILL, unix.SIGTERM} {
+		self, err := os.Executable()
+		if err != nil {
+			t.Fatal(err)
+		}
+		client := exec.Command(self, attachArg, n.socket(), b.id)
+		client.Stderr = os.Stderr
+		if err := client.Start(); err != nil {
+			t.Fatal(err)
+		}
+		b.says("first\n")
+		client.Process.Signal(how)
+		client.Wait()
+		time.Sleep(100 * time.Millisecond) // for an executor that takes this for the end
+	}
+	a := b.attach(true)
+	if _, err := a["stdin"].WriteString("second\n"); err != nil {
+		t.Fatal(err)
+	}
+	b.says("second\n")
+	a["stdin"].Close()
+	if e := b.wait(); e.Code != 0 {
+		t.Errorf("exit is %+v", e)
+	}
+}
+
+// Who types into a terminal gets all that it shows, however long he takes to read it,
+// also across an upgrade and the container's end.
+func TestTerminalWaitsForItsClient(t *testing.T) {
+	n := start(t)
+	b := n.run([]string{"count", "600000", "0s", "print", "done"}, withTTY)
+	a := b.attach(true)
+	var before int
+	eventually(t, func() bool { // until it waits for us
+		was := before
+		info, err := os.Stat(b.log)
+		before = int(info.Size())
+		return err == nil && was == before && before > 0
+	}, "the container does not wait")
+	n.upgrade()
+	var got strings.Builder
+	a["stdout"].SetReadDeadline(time.Now().Add(4 * time.Minute))
+	if _, err := io.Copy(&got, a["stdout"]); err != nil {
+		t.Fatal(err)
+	}
+	text := strings.ReplaceAll(got.String(), "\r\n", "\n")
+	lines := strings.Fields(text)
+	if len(lines) != 600001 || lines[600000] != "done" {
+		t.Errorf("%d lines came", len(lines))
+	}
+	b.wait()
+	if log := b.output(crilog.Stdout); log != text {
+		t.Errorf("the log has %d bytes, the client %d", len(log), len(text))
+	}
+}
+
+// A client that takes nothing at all is dropped after a while; the container goes on.
+func TestTerminalGivesUpItsClient(t *testing.T) {
+	n := start(t)
+	b := n.run([]string{"count", "300000", "0s", "print", "done", "sleep", "for-ever"}, withTTY)
+	a := b.attach(true)
+	b.says("done")
+	data, err := io.ReadAll(a["stdout"])
+	if err != nil || len(data) == 0 || strings.Contains(string(data), "done") {
+		t.Errorf("%d bytes, %v", len(data), err)
+	}
+}
