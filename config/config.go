@@ -65,6 +65,11 @@ type Config struct {
 	// RejectMountSources are host paths that a container cannot mount when they are
 	// missing; other ones are made. Default: none.
 	RejectMountSources []string `toml:"reject_mount_sources"`
+	// RestoreFromImages lets CreateContainer restore a container from a checkpoint
+	// image, which whoever may make a pod can name: CRIU does as root what is in it.
+	// Default false. Archives on this node and RestorePod, which pods cannot ask for, are always
+	// restored.
+	RestoreFromImages bool `toml:"restore_from_images"`
 	// HooksDirs are searched for the files of oci-hooks(5), which add hooks to
 	// containers; a later one wins. Default: /usr/share/containers/oci/hooks.d,
 	// /etc/containers/oci/hooks.d.

@@ -21,6 +21,7 @@ var live = map[string]string{
 	"log.level":                              "at once",
 	"metrics.address":                        "at once",
 	"reject_mount_sources":                   "containers made from then on",
+	"restore_from_images":                    "containers made from then on",
 	"rlimits":                                "containers made from then on",
 	"seccomp_profile":                        "containers made from then on",
 	"streaming.idle_timeout":                 "sessions that begin from then on",

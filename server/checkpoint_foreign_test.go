@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -16,7 +17,9 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crisp-cri/crisp/checkpoint"
+	"github.com/crisp-cri/crisp/image"
 	"github.com/crisp-cri/crisp/oci/wire"
+	"github.com/crisp-cri/crisp/server/spec"
 )
 
 // entries is a tar archive of files, in that order; a name that ends in / is a
@@ -133,4 +136,112 @@ func TestCreateFromForeignArchive(t *testing.T) {
 			}
 		})
 	}
+}
+
+// An archive can say that another runtime made it. Its container is none that may
+// do more than the request lets it.
+func TestCreateFromForeignArchiveWithMoreRights(t *testing.T) {
+	n := newNode(t)
+	n.server.Reconfigure(Options{SpecHost: spec.Host{Seccomp: true}})
+	config := forever("app")
+	config.Linux.SecurityContext = &cri.LinuxContainerSecurityContext{
+		RunAsUser: &cri.Int64Value{Value: 7}, NoNewPrivs: true, ReadonlyRootfs: true,
+		Seccomp:      &cri.SecurityProfile{ProfileType: cri.SecurityProfile_RuntimeDefault},
+		Capabilities: &cri.Capability{DropCapabilities: []string{"NET_RAW"}},
+		MaskedPaths:  []string{"/proc/kcore"}, ReadonlyPaths: []string{"/proc/sys"},
+	}
+	config.Mounts = []*cri.Mount{{HostPath: t.TempDir(), ContainerPath: "/volume", Readonly: true}}
+	sandbox := n.run(t, pod("web"))
+	id := n.begin(t, sandbox, config)
+	c, err := n.runtime.Container(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	attempt := uint32(0)
+	archive := func(change func(*specs.Spec)) string {
+		var s specs.Spec
+		if err := json.Unmarshal([]byte(asJSON(t, c.Config().Spec)), &s); err != nil {
+			t.Fatal(err)
+		}
+		change(&s)
+		file := filepath.Join(t.TempDir(), "c.tar")
+		data := entries(t, [2]string{"checkpoint/", ""}, [2]string{"checkpoint/inventory.img", "CRIU's"},
+			[2]string{"config.dump", asJSON(t, checkpoint.Container{ID: id, RootfsImage: testImage, RootfsImageName: testImage, RootfsImageRef: testDigest, CreatedTime: time.Now(), CheckpointedAt: time.Now()})},
+			[2]string{"spec.dump", asJSON(t, s)})
+		if err := os.WriteFile(file, data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return file
+	}
+	next := func(file string) *cri.CreateContainerRequest {
+		attempt++
+		again := proto.Clone(config).(*cri.ContainerConfig)
+		again.Metadata.Attempt, again.Image = attempt, &cri.ImageSpec{Image: file}
+		return &cri.CreateContainerRequest{PodSandboxId: sandbox, Config: again}
+	}
+	for what, more := range map[string]func(*specs.Spec){
+		"user":           func(s *specs.Spec) { s.Process.User.UID = 0 },
+		"group":          func(s *specs.Spec) { s.Process.User.GID = 8 },
+		"further groups": func(s *specs.Spec) { s.Process.User.AdditionalGids = []uint32{0, 9} },
+		"capability": func(s *specs.Spec) {
+			s.Process.Capabilities.Bounding = append(s.Process.Capabilities.Bounding, "CAP_SYS_ADMIN")
+		},
+		"ambient":        func(s *specs.Spec) { s.Process.Capabilities.Ambient = []string{"CAP_NET_RAW"} },
+		"new privileges": func(s *specs.Spec) { s.Process.NoNewPrivileges = false },
+		"filter":         func(s *specs.Spec) { s.Linux.Seccomp = nil },
+		"open filter":    func(s *specs.Spec) { s.Linux.Seccomp = &specs.LinuxSeccomp{DefaultAction: specs.ActAllow} },
+		"masked":         func(s *specs.Spec) { s.Linux.MaskedPaths = nil },
+		"read-only":      func(s *specs.Spec) { s.Linux.ReadonlyPaths = nil },
+		"root":           func(s *specs.Spec) { s.Root.Readonly = false },
+		"device": func(s *specs.Spec) {
+			s.Linux.Devices = append(s.Linux.Devices, specs.LinuxDevice{Path: "/dev/sda", Type: "b", Major: 8})
+		},
+		"namespace": func(s *specs.Spec) { s.Linux.Namespaces = s.Linux.Namespaces[:1] },
+		"volume": func(s *specs.Spec) {
+			for i, m := range s.Mounts {
+				if m.Destination == "/volume" {
+					s.Mounts[i].Options = slices.DeleteFunc(slices.Clone(m.Options), func(o string) bool { return o == "ro" || o == "rro" })
+				}
+			}
+		},
+	} {
+		_, err := n.CreateContainer(t.Context(), next(archive(more)))
+		wantCode(t, what, err, "InvalidArgument")
+	}
+	less := func(s *specs.Spec) { s.Process.Capabilities.Bounding, s.Linux.Seccomp.Syscalls = nil, nil }
+	if _, err := n.CreateContainer(t.Context(), next(archive(less))); err != nil {
+		t.Errorf("a checkpoint with fewer rights: %v", err)
+	}
+}
+
+// Whoever may make a pod can name an image. What CRIU does as root is not theirs to
+// say, unless the node's administrator wants it so.
+func TestCheckpointImageIsNotRestoredUnasked(t *testing.T) {
+	n := newNode(t)
+	sandbox := n.run(t, pod("web"))
+	n.store.mu.Lock()
+	n.store.list = append(n.store.list, image.Image{
+		ID: "sha256:" + strings.Repeat("c", 64), Tags: []string{"evil:latest"},
+		Annotations: map[string]string{"org.criu.checkpoint.container.name": "x"},
+	})
+	n.store.mu.Unlock()
+	before := slices.Sorted(slices.Values(n.left()))
+	config := forever("app")
+	config.Image = &cri.ImageSpec{Image: "evil:latest"}
+	req := &cri.CreateContainerRequest{PodSandboxId: sandbox, Config: config}
+	_, err := n.CreateContainer(t.Context(), req)
+	wantCode(t, "a checkpoint image", err, "FailedPrecondition")
+	if err != nil && !strings.Contains(err.Error(), "restore_from_images") {
+		t.Errorf("the error does not name the key: %v", err)
+	}
+	if left := slices.Sorted(slices.Values(n.left())); !slices.Equal(left, before) {
+		t.Errorf("left behind: %v, there was %v", left, before)
+	}
+	n.server.Reconfigure(Options{RestoreFromImages: true})
+	_, err = n.CreateContainer(t.Context(), req) // the fake has nothing to mount for it
+	if err == nil || strings.Contains(err.Error(), "restore_from_images") {
+		t.Errorf("where it is allowed: %v, want that it is looked into", err)
+	}
+	config.Image = &cri.ImageSpec{Image: testImage}
+	n.create(t, sandbox, config)
 }

@@ -1,12 +1,13 @@
 package server
 
 // Reconfigure takes from o what may change while the server runs, for what is made
-// from then on: Handlers, SpecHost, CDISpecDirs, HooksDirs, RejectMountSources and
-// the idle timeout of Streaming. The rest of o is not looked at.
+// from then on: Handlers, SpecHost, CDISpecDirs, HooksDirs, RejectMountSources,
+// RestoreFromImages and the idle timeout of Streaming. The rest of o is not looked at.
 func (s *Server) Reconfigure(o Options) {
 	next := s.o
 	next.SpecHost, next.Handlers = o.SpecHost, o.Handlers
 	next.CDISpecDirs, next.HooksDirs, next.RejectMountSources = o.CDISpecDirs, o.HooksDirs, o.RejectMountSources
+	next.RestoreFromImages = o.RestoreFromImages
 	next.Handlers = allHandlers(next)
 	s.live.Store(&next)
 	if s.streaming != nil {

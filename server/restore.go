@@ -34,7 +34,11 @@ import (
 // nobody else's checkpoint is needed later, and a restart of crispd changes nothing.
 //
 // What a restored process is cannot be changed: its user, its capabilities, its
-// seccomp filter, its mounts. A request that says something else is refused.
+// seccomp filter, its mounts. A request that says something else is refused, by what
+// the checkpoint says of itself; CRIU's own files, which decide, can say anything.
+// So images, which whoever makes a pod chooses, are restored only where
+// Options.RestoreFromImages says so. Paths and directories come from those alone who can use
+// crispd's socket: the kubelet takes no path for an image.
 
 // checkpointAnnotations are those of a manifest by which Podman, CRI-O and
 // checkpointctl say that an image is a container's checkpoint.
@@ -73,7 +77,12 @@ type restoration struct {
 
 // createContainer makes the container of a creation, executed or restored.
 func (s *Server) createContainer(ctx context.Context, cr *creation, sb *oci.Sandbox, config *cri.ContainerConfig) error {
-	return s.createFrom(ctx, cr, sb, config, s.originOf(config))
+	from := s.originOf(config)
+	if from != nil && from.image != "" && !s.live.Load().RestoreFromImages {
+		return fault.WrongState.Errorf("container %s: image %s is the checkpoint of a container, and restore_from_images is off in crispd's configuration",
+			config.Metadata.Name, config.Image.Image)
+	}
+	return s.createFrom(ctx, cr, sb, config, from)
 }
 
 // originOf is the origin that the name of an image stands for.

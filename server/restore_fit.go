@@ -47,6 +47,9 @@ func (r *restoration) fit(built *specs.Spec) error {
 			return fault.Invalid.Errorf("the container was checkpointed without a mount at %s, and a restored one cannot get it", dest)
 		}
 	}
+	if err := r.noMore(built); err != nil {
+		return err
+	}
 	is, was := built.Process, r.spec.Process
 	checks := []check{{"terminal", is.Terminal, was.Terminal}}
 	if r.mine {

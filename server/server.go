@@ -114,6 +114,7 @@ type Options struct {
 	HooksDirs          []string        // oci-hooks(5); a later one wins
 	NRI                *nri.Options    // nil = no plugins; Version, Log and what they must know of the host are filled in
 	RejectMountSources []string        // a host path of these that is missing is an error; others are made, as users expect of hostPath
+	RestoreFromImages  bool            // CreateContainer may restore from checkpoint images
 	Version            string          // of crisp, semantic; "" means 0.0.0
 	Root, State        string          // directories, for the verbose Status
 	Log                *slog.Logger

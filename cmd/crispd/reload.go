@@ -89,6 +89,7 @@ func (d *daemon) liveOptions(ctx context.Context, c *config.Config, log *slog.Lo
 		CDISpecDirs:        c.CDI.SpecDirs,
 		HooksDirs:          c.HooksDirs,
 		RejectMountSources: c.RejectMountSources,
+		RestoreFromImages:  c.RestoreFromImages,
 		Streaming:          streaming.Options{IdleTimeout: c.Streaming.IdleTimeout},
 	}, nil
 }

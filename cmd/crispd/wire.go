@@ -111,6 +111,7 @@ func wire(ctx context.Context, c *config.Config, log *slog.Logger) (_ *daemon, e
 		HooksDirs:          c.HooksDirs,
 		NRI:                nriOptions(c),
 		RejectMountSources: c.RejectMountSources,
+		RestoreFromImages:  c.RestoreFromImages,
 		Version:            version,
 		Root:               c.Root,
 		State:              c.State,
