@@ -45,14 +45,16 @@ func (c *Container) Stop(ctx context.Context, sig unix.Signal, grace time.Durati
 func (c *Container) terminate(ctx context.Context, sig unix.Signal, grace time.Duration) {
 	deadline := time.NewTimer(max(grace, 0))
 	defer deadline.Stop()
-	select {
-	case <-c.settled: // a start in flight cannot be signalled yet
-	case <-ctx.Done():
-		return
-	}
 	if grace > 0 {
-		if !c.asked.Swap(true) {
-			c.signal(ctx, sig, false)
+		select {
+		case <-c.settled: // a start in flight can only be killed
+			if !c.asked.Swap(true) {
+				c.signal(ctx, sig, false)
+			}
+		case <-ctx.Done():
+			return
+		case <-deadline.C:
+			deadline.Reset(0)
 		}
 		select {
 		case <-c.done:

@@ -15,6 +15,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"runtime/debug"
 	"strings"
 	"time"
@@ -32,6 +33,7 @@ import (
 var version = "unknown"
 
 func init() {
+	runtime.LockOSThread() // the main goroutine, to the main thread: see executor.Serve
 	if len(os.Args) < 2 {
 		return
 	}

@@ -37,6 +37,8 @@
 //	echo-stdin       copy stdin to stdout until it ends
 //	fork VERB...     run the rest as a child process and wait for it
 //	spawn VERB...    run the rest as a child process and do not wait
+//	orphans N        leave N processes behind that have lost their parent, and end soon
+//	stop-others      stop every process that it sees, again and again
 //
 // Without exit it ends with 0 after the last verb.
 package main
@@ -163,6 +165,16 @@ func main() {
 		case "echo-stdin":
 			_, err := io.Copy(os.Stdout, os.Stdin)
 			check(err)
+		case "orphans":
+			child(true, []string{"litter", next()})
+		case "litter": // of orphans
+			for range number(next()) {
+				child(false, []string{"sleep", "100ms"})
+			}
+		case "stop-others":
+			for {
+				_ = syscall.Kill(-1, syscall.SIGSTOP) // not itself, nor the init
+			}
 		case "fork", "spawn":
 			child(verb == "fork", args)
 			args = nil

@@ -16,13 +16,13 @@ import (
 // adopt is "adopt", see wire.AdoptRequest. A process that cannot be found any more
 // is adopted all the same, for its exit to be told.
 func (x *Executor) adopt(req wire.AdoptRequest, call *wire.Call) (err error) {
-	x.gate.enter()
-	defer x.gate.leave() // not before what failed is undone
+	x.gate.begin()
+	defer x.gate.end() // not before what failed is undone
 	var steps undo.Stack
 	defer steps.RunIf(&err)
 
 	s := settings{req.ID, req.Stdin, req.StdinOnce, req.TTY, req.LogPath, req.LogMaxLine, req.ExitPath, false}
-	c, err := x.reserve(s)
+	c, err := x.reserve(s, nil, nil)
 	if err != nil {
 		return err
 	}

@@ -44,8 +44,8 @@ func (x *Executor) checkpoint(ctx context.Context, req wire.CheckpointRequest) e
 	if err := x.readyCRIU(ctx); err != nil {
 		return err
 	}
-	x.gate.enter()
-	defer x.gate.leave()
+	x.gate.begin()
+	defer x.gate.end()
 	c.dumping.Lock()
 	defer c.dumping.Unlock()
 	if req.Frozen && !x.isFrozen(c) {
@@ -62,7 +62,6 @@ func (x *Executor) checkpoint(ctx context.Context, req wire.CheckpointRequest) e
 		return fault.WrongState.Errorf("container %s was started when there was no CRIU here", c.ID)
 	}
 	stop := x.endingCRIU(ctx, req.Dir)
-	defer x.begins()()
 	err = lc.Checkpoint(criuOpts(req.Dir))
 	stop()
 	if err == nil {
@@ -76,7 +75,7 @@ func (x *Executor) checkpoint(ctx context.Context, req wire.CheckpointRequest) e
 }
 
 // restore is "restore", see wire.RestoreRequest.
-func (x *Executor) restore(ctx context.Context, req wire.RestoreRequest) (*wire.RunReply, []*os.File, error) {
+func (x *Executor) restore(ctx context.Context, from *wire.Conn, req wire.RestoreRequest) (*wire.RunReply, []*os.File, error) {
 	var spec specs.Spec
 	if err := json.Unmarshal(req.Spec, &spec); err != nil {
 		return nil, nil, fault.Invalid.Errorf("spec of container %s: %w", req.ID, err)
@@ -92,7 +91,7 @@ func (x *Executor) restore(ctx context.Context, req wire.RestoreRequest) (*wire.
 	}
 	spec.Process.Terminal = req.TTY
 	s := settings{req.ID, req.Stdin, req.StdinOnce, req.TTY, req.LogPath, req.LogMaxLine, req.ExitPath, false}
-	reply, files, err := x.create(s, &spec, req.RunRequest, func(lc *libcontainer.Container, process *libcontainer.Process) error {
+	reply, files, err := x.create(ctx, from, s, &spec, req.RunRequest, func(lc *libcontainer.Container, process *libcontainer.Process) error {
 		defer x.endingCRIU(ctx, req.Dir)()
 		if err := lc.Restore(process, criuOpts(req.Dir)); err != nil {
 			return criuFailure(ctx, "restore container "+req.ID, filepath.Join(req.Dir, "restore.log"), err)

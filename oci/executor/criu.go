@@ -60,9 +60,7 @@ func (x *Executor) readyCRIU(ctx context.Context) error {
 	if x.criu.path == path && x.criu.mod.Equal(info.ModTime()) {
 		return nil
 	}
-	begun := x.begins()
 	out, err := exec.CommandContext(ctx, path, "check").CombinedOutput()
-	begun()
 	if err != nil {
 		return fault.WrongState.Errorf("CRIU does not work on this host: criu check: %w: %s", err, lastLines(out, 3))
 	}

@@ -16,8 +16,14 @@ func (x *Executor) signal(req wire.SignalRequest) error {
 	c, ok := x.containers[req.ID]
 	ready := ok && c.phase != starting
 	over := ok && c.phase >= ended
-	x.mu.Unlock()
 	sig := unix.Signal(req.Signal)
+	if ok && !ready && sig == unix.SIGKILL && c.giveUp != nil {
+		c.toKill = true
+		c.giveUp(errKilled)
+		x.mu.Unlock()
+		return nil
+	}
+	x.mu.Unlock()
 	switch {
 	case !ok:
 		return fault.NotFound.Errorf("no container %q", req.ID)
@@ -48,8 +54,8 @@ func (x *Executor) signal(req wire.SignalRequest) error {
 //
 // fault.Unavailable: some process does not die yet; try again.
 func (x *Executor) delete(id string) error {
-	x.gate.enter()
-	defer x.gate.leave()
+	x.gate.begin()
+	defer x.gate.end()
 	x.mu.Lock()
 	c, ok := x.containers[id]
 	was := starting
@@ -90,7 +96,7 @@ func (x *Executor) remove(c *container) error {
 	if err != nil {
 		return err
 	}
-	if err := destroy(lc); err != nil {
+	if err := destroy(c.ID, lc); err != nil {
 		c.lease.put(lc)
 		return fault.Unavailable.Errorf("remove container %s: %w", c.ID, err)
 	}

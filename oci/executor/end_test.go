@@ -2,6 +2,7 @@ package executor_test
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"io"
 	"os"
@@ -204,6 +205,33 @@ func TestOrphansAreReaped(t *testing.T) {
 		out, _ := exec.Command("ps", "--ppid", fmt.Sprint(n.cmd.Process.Pid), "-o", "stat=").Output()
 		return !bytes.Contains(out, []byte("Z"))
 	}, "zombies are left")
+}
+
+// A container of the host's PID namespace that leaves more behind than anybody would
+// expect, while another container's start hangs: the zombies count against its limit.
+func TestManyOrphansAreReaped(t *testing.T) {
+	n := start(t)
+	started := filepath.Join(n.dir, "started")
+	hangs := n.request([]string{"exit", "0"}, withHook(started, "sleep 3600"))
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	result := n.begin(ctx, hangs)
+	eventually(t, func() bool { _, err := os.Stat(started); return err == nil }, "the hook does not run")
+	b := n.run([]string{"orphans", "300", "sleep", "for-ever"}, withHostPID)
+	zombies := func() int {
+		out, _ := exec.Command("ps", "--ppid", fmt.Sprint(n.cmd.Process.Pid), "-o", "stat=").Output()
+		return bytes.Count(out, []byte("Z"))
+	}
+	eventually(t, func() bool { return zombies() > 100 }, "no orphans")
+	for deadline := time.Now().Add(20 * time.Second); zombies() > 0; time.Sleep(50 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("%d zombies are left", zombies())
+		}
+	}
+	cancel()
+	<-result
+	b.signal(unix.SIGKILL, true)
+	b.wait()
 }
 
 func TestUpdate(t *testing.T) {

@@ -108,9 +108,9 @@ func (e *engine) put(name string, v any) (path string, err error) {
 
 // call runs the engine to its end. Its stdio is that of w, if not nil, which a
 // process that it starts inherits; extra become descriptors 3 and on.
-func (e *engine) call(w *wires, extra []*os.File, args ...string) error {
-	defer e.x.begins()() // its zombies are its own for now
-	ctx, cancel := context.WithTimeout(context.Background(), engineTime)
+func (e *engine) call(ctx context.Context, w *wires, extra []*os.File, args ...string) error {
+	defer e.x.begins()()
+	ctx, cancel := context.WithTimeout(ctx, engineTime)
 	defer cancel()
 	log := filepath.Join(e.dir, "log."+args[0]+"."+e.x.serial())
 	defer os.Remove(log)
@@ -118,23 +118,21 @@ func (e *engine) call(w *wires, extra []*os.File, args ...string) error {
 	if e.Systemd {
 		all = append(all, "--systemd-cgroup")
 	}
-	cmd := exec.CommandContext(ctx, e.Path, append(all, args...)...)
+	cmd := exec.Command(e.Path, append(all, args...)...)
 	cmd.Dir = e.dir
 	cmd.ExtraFiles = extra
 	if w != nil && w.theirs[1] != nil {
 		cmd.Stdin, cmd.Stdout, cmd.Stderr = w.theirs[0], w.theirs[1], w.theirs[2]
 	}
-	err := cmd.Run()
-	switch {
-	case err == nil:
-		return nil
-	case ctx.Err() != nil:
-		return fault.Unavailable.Errorf("%s %s did not end within %s", e.Path, args[0], engineTime)
+	what := e.Path + " " + args[0] + " of container " + e.id
+	err := attempt(ctx, what, nil, cmd.Run)
+	if err == nil || ctx.Err() != nil {
+		return err
 	}
 	if text := lastError(log); text != "" {
 		return short(errors.New(text))
 	}
-	return fault.Internal.Errorf("%s %s: %w", e.Path, args[0], err)
+	return fault.Internal.Errorf("%s: %w", what, err)
 }
 
 var enginePrefix = regexp.MustCompile(`^(\S+ )?(create|start|exec|update|delete) failed: `)
@@ -169,17 +167,8 @@ func (e *engine) pidOf(file string) (int, error) {
 	if err != nil || pid <= 0 {
 		return 0, fault.Internal.Errorf("%s told process %q", e.Path, data)
 	}
-	e.x.mu.Lock()
-	e.x.known[pid] = struct{}{}
-	e.x.mu.Unlock()
+	e.x.know(pid)
 	return pid, nil
-}
-
-// forgetPid takes back pidOf.
-func (e *engine) forgetPid(pid int) {
-	e.x.mu.Lock()
-	delete(e.x.known, pid)
-	e.x.mu.Unlock()
 }
 
 // update has the engine change limits; what r leaves out stays.
@@ -188,14 +177,14 @@ func (e *engine) update(r *specs.LinuxResources) error {
 	if err != nil {
 		return err
 	}
-	return e.call(nil, nil, "update", "--resources", file, e.id)
+	return e.call(context.Background(), nil, nil, "update", "--resources", file, e.id)
 }
 
 // remove has the engine forget the container, and kill it if it still runs. If it
 // cannot, it is done without it: an engine that is not installed any more must not
 // keep a container for ever.
 func (e *engine) remove() error {
-	if err := e.call(nil, nil, "delete", "--force", e.id); err != nil {
+	if err := e.call(context.Background(), nil, nil, "delete", "--force", e.id); err != nil {
 		if err := endAll(e.Cgroups); err != nil {
 			return fault.Unavailable.Errorf("remove container %s: %w", e.id, err)
 		}
@@ -222,14 +211,15 @@ func (e *engine) subgroups() bool {
 	if known, ok := e.x.subgroup.Load(e.Path); ok {
 		return known.(bool)
 	}
-	defer e.x.begins()()
 	ctx, cancel := context.WithTimeout(context.Background(), engineTime)
 	defer cancel()
 	help, err := exec.CommandContext(ctx, e.Path, "exec", "--help").CombinedOutput()
 	text := string(help)
 	can := err == nil && strings.Contains(text, "--cgroup") &&
 		(cgroups.IsCgroup2UnifiedMode() || strings.Contains(text, "<controller>"))
-	e.x.subgroup.Store(e.Path, can)
+	if err == nil { // else it may have been a bad moment
+		e.x.subgroup.Store(e.Path, can)
+	}
 	return can
 }
 

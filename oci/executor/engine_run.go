@@ -1,6 +1,7 @@
 package executor
 
 import (
+	"context"
 	"fmt"
 	"net"
 	"os"
@@ -26,14 +27,16 @@ const engineVersion = "1.0.2"
 const noSubgroup = "run.oci.systemd.subgroup"
 
 // createWith is create by an engine.
-func (x *Executor) createWith(s settings, spec *specs.Spec, req wire.RunRequest) (_ *wire.RunReply, files []*os.File, err error) {
+func (x *Executor) createWith(ctx context.Context, from *wire.Conn, s settings, spec *specs.Spec, req wire.RunRequest) (_ *wire.RunReply, files []*os.File, err error) {
 	defer x.begins()()
-	x.gate.enter()
-	defer x.gate.leave() // not before what failed is undone
+	x.gate.begin()
+	defer x.gate.end() // not before what failed is undone
 	var steps undo.Stack
 	defer steps.RunIf(&err)
 
-	c, err := x.reserve(s)
+	ctx, cancel := outliving(ctx, startBound)
+	defer cancel(nil)
+	c, err := x.reserve(s, from, cancel)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -68,13 +71,13 @@ func (x *Executor) createWith(s settings, spec *specs.Spec, req wire.RunRequest)
 	if log != nil {
 		steps.Add("log", log.Close)
 	}
-	wires, pid, err := c.engine.create(process, s)
+	wires, pid, err := c.engine.create(ctx, process, s)
 	if err != nil {
 		return nil, nil, err
 	}
 	steps.Add("stdio", wires.closeOurs)
-	steps.Add("process", func() error { c.engine.forgetPid(pid); return nil })
-	if err := c.engine.call(nil, nil, "start", s.ID); err != nil {
+	steps.Add("process", func() error { x.forgetPid(pid); return nil })
+	if err := c.engine.call(ctx, nil, nil, "start", s.ID); err != nil {
 		return nil, nil, err
 	}
 	if err := awaitExec(pid, wires); err != nil {
@@ -89,15 +92,18 @@ func (x *Executor) createWith(s settings, spec *specs.Spec, req wire.RunRequest)
 		return nil, nil, err
 	}
 	c.ref.Pid, c.ref.Cgroups = pid, c.engine.Cgroups
+	if ctx.Err() != nil {
+		return nil, nil, givenUp(ctx, "start of container "+s.ID)
+	}
 	return x.serve(c, log, wires)
 }
 
 // create has the engine create the container's init, which waits for "start".
-func (e *engine) create(process *libcontainer.Process, s settings) (_ *wires, pid int, err error) {
+func (e *engine) create(ctx context.Context, process *libcontainer.Process, s settings) (_ *wires, pid int, err error) {
 	pidFile := filepath.Join(e.dir, "pid")
 	args := []string{"create", "--bundle", e.dir, "--pid-file", pidFile}
 	args = append(args, preserve(len(process.ExtraFiles))...)
-	w, err := e.callWired(process, s, args)
+	w, err := e.callWired(ctx, process, s, args)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -112,7 +118,7 @@ func (e *engine) create(process *libcontainer.Process, s settings) (_ *wires, pi
 }
 
 // exec has the engine start another process in the container.
-func (e *engine) exec(process *libcontainer.Process, spec *specs.Process, s settings, group map[string]string) (_ *wires, pid int, err error) {
+func (e *engine) exec(ctx context.Context, process *libcontainer.Process, spec *specs.Process, s settings, group map[string]string) (_ *wires, pid int, err error) {
 	spec.Args, spec.Env, spec.Terminal = process.Args, process.Env, s.TTY
 	serial := e.x.serial()
 	file, err := e.put("process."+serial, spec)
@@ -124,7 +130,7 @@ func (e *engine) exec(process *libcontainer.Process, spec *specs.Process, s sett
 	defer os.Remove(pidFile)
 	args := []string{"exec", "--detach", "--process", file, "--pid-file", pidFile}
 	args = append(append(args, groupFlag(group)...), preserve(len(process.ExtraFiles))...)
-	w, err := e.callWired(process, s, args)
+	w, err := e.callWired(ctx, process, s, args)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -141,15 +147,15 @@ func (e *engine) exec(process *libcontainer.Process, spec *specs.Process, s sett
 }
 
 // callWired calls the engine for a process with a stdio of its own.
-func (e *engine) callWired(process *libcontainer.Process, s settings, args []string) (_ *wires, err error) {
+func (e *engine) callWired(ctx context.Context, process *libcontainer.Process, s settings, args []string) (_ *wires, err error) {
 	if s.TTY {
-		return e.callConsole(process, args)
+		return e.callConsole(ctx, process, args)
 	}
 	w, err := connect(process, s)
 	if err != nil {
 		return nil, err
 	}
-	err = e.call(w, process.ExtraFiles, append(args, e.id)...)
+	err = e.call(ctx, w, process.ExtraFiles, append(args, e.id)...)
 	w.closeTheirs()
 	if err != nil {
 		w.closeOurs()
@@ -160,7 +166,7 @@ func (e *engine) callWired(process *libcontainer.Process, s settings, args []str
 
 // callConsole calls the engine for a process with a terminal, which the engine
 // sends to the socket that it is told of.
-func (e *engine) callConsole(process *libcontainer.Process, args []string) (*wires, error) {
+func (e *engine) callConsole(ctx context.Context, process *libcontainer.Process, args []string) (*wires, error) {
 	// Not in the bundle: a socket's path has 108 bytes at most (unix(7)).
 	socket := filepath.Join(e.x.opts.State, "tty."+e.x.serial())
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
@@ -168,7 +174,7 @@ func (e *engine) callConsole(process *libcontainer.Process, args []string) (*wir
 		return nil, fmt.Errorf("socket for a terminal: %w", err)
 	}
 	defer l.Close() // and remove it
-	if err := e.call(nil, process.ExtraFiles, append(args, "--console-socket", socket, e.id)...); err != nil {
+	if err := e.call(ctx, nil, process.ExtraFiles, append(args, "--console-socket", socket, e.id)...); err != nil {
 		return nil, err
 	}
 	// The engine has ended: what it has sent is there.

@@ -32,15 +32,34 @@ type execution struct {
 }
 
 // exec is "exec", see wire.ExecRequest.
-func (x *Executor) exec(from *wire.Conn, req wire.ExecRequest) (_ *wire.ExecReply, files []*os.File, err error) {
-	defer x.begins()()
-	x.gate.enter()
-	defer x.gate.leave() // not before what failed is undone
+func (x *Executor) exec(ctx context.Context, from *wire.Conn, req wire.ExecRequest) (*wire.ExecReply, []*os.File, error) {
+	ctx, cancel := context.WithTimeout(ctx, execBound)
+	defer cancel()
+	e, wires, err := x.newExec(ctx, from, req)
+	if err != nil {
+		return nil, nil, err
+	}
+	reply, files := x.began(e, wires)
+	if ctx.Err() != nil { // nobody will ask for it
+		closeAll(files)
+		go x.abandon(e)
+		return nil, nil, givenUp(ctx, "exec in container "+req.ID)
+	}
+	return reply, files, nil
+}
+
+// newExec starts an exec, or leaves nothing of it.
+func (x *Executor) newExec(ctx context.Context, from *wire.Conn, req wire.ExecRequest) (_ *execution, _ *wires, err error) {
+	x.gate.begin()
+	defer x.gate.end() // not before what failed is undone
 	var steps undo.Stack
 	defer steps.RunIf(&err)
 
 	c, err := x.runs(req.ID)
 	if err != nil {
+		return nil, nil, err
+	}
+	if err := x.awaitThawed(ctx, c); err != nil {
 		return nil, nil, err
 	}
 	if !cgroups.IsCgroup2UnifiedMode() {
@@ -66,46 +85,46 @@ func (x *Executor) exec(from *wire.Conn, req wire.ExecRequest) (_ *wire.ExecRepl
 	}
 	steps.Add("cgroup of exec", func() error { e.removeGroup(); return nil })
 	if c.engine != nil {
-		return x.execWith(e, process, &spec, settings{TTY: req.TTY, Stdin: req.Stdin})
+		wires, err := x.execWith(ctx, e, process, &spec, settings{TTY: req.TTY, Stdin: req.Stdin})
+		return e, wires, err
 	}
 	wires, err := connect(process, settings{TTY: req.TTY, Stdin: req.Stdin})
 	if err != nil {
 		return nil, nil, err
 	}
 	steps.Add("stdio", wires.closeOurs)
-	pid, err := x.startExec(c, process)
+	pid, err := x.startExec(ctx, e, process)
 	wires.closeTheirs()
 	if err != nil {
 		return nil, nil, err
 	}
-	steps.Add("process", func() error { return kill(process) })
+	steps.Add("process", func() error { return x.kill(process) })
 	if err := wires.receive(); err != nil {
 		return nil, nil, err
 	}
 	if e.proc, err = newChild(pid); err != nil {
 		return nil, nil, err
 	}
-	reply, files := x.began(e, wires)
-	return reply, files, nil
+	return e, wires, nil
 }
 
 // execWith is the start of an exec by the container's engine.
-func (x *Executor) execWith(e *execution, process *libcontainer.Process, spec *specs.Process, s settings) (*wire.ExecReply, []*os.File, error) {
-	wires, pid, err := e.c.engine.exec(process, spec, s, process.SubCgroupPaths)
+func (x *Executor) execWith(ctx context.Context, e *execution, process *libcontainer.Process, spec *specs.Process, s settings) (*wires, error) {
+	defer x.begins()()
+	wires, pid, err := e.c.engine.exec(ctx, process, spec, s, process.SubCgroupPaths)
 	if err != nil {
 		if _, running := x.runs(e.c.ID); running != nil {
-			return nil, nil, running // it ended under our hands
+			return nil, running // it ended under our hands
 		}
-		return nil, nil, err
+		return nil, err
 	}
 	if e.proc, err = newChild(pid); err != nil {
-		unix.Kill(pid, unix.SIGKILL)
-		e.c.engine.forgetPid(pid)
+		unix.Kill(pid, unix.SIGKILL) // our child, and not reaped
+		x.forgetPid(pid)
 		wires.closeOurs()
-		return nil, nil, err
+		return nil, err
 	}
-	reply, files := x.began(e, wires)
-	return reply, files, nil
+	return wires, nil
 }
 
 // began takes a started exec into service.
@@ -127,7 +146,8 @@ func (x *Executor) newExecution(c *container, from *wire.Conn) *execution {
 }
 
 // startExec has libcontainer start the process.
-func (x *Executor) startExec(c *container, process *libcontainer.Process) (pid int, err error) {
+func (x *Executor) startExec(ctx context.Context, e *execution, process *libcontainer.Process) (pid int, err error) {
+	c := e.c
 	lc, err := c.lease.take(x.root, c.ID)
 	if err != nil {
 		return 0, fmt.Errorf("container %s: %w", c.ID, err)
@@ -137,13 +157,19 @@ func (x *Executor) startExec(c *container, process *libcontainer.Process) (pid i
 		c.lease.put(lc)
 		return 0, err
 	}
-	err = lc.Start(process)
-	c.lease.put(lc)
+	err = attempt(ctx, "exec in container "+c.ID, e.group, func() error {
+		err := lc.Start(process)
+		c.lease.put(lc)
+		if err != nil {
+			return short(err)
+		}
+		return x.knowProcess(process)
+	})
 	if err != nil {
 		if _, running := x.runs(c.ID); running != nil {
 			return 0, running // it ended under our hands
 		}
-		return 0, short(err)
+		return 0, err
 	}
 	return process.Pid()
 }

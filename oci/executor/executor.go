@@ -42,6 +42,7 @@
 package executor
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -87,7 +88,7 @@ type Executor struct {
 	oom         *oomWatch
 	warmer      *warmer
 	gate        gate
-	starting    atomic.Int32 // see begins
+	creating    atomic.Int32 // see begins
 	upgrading   atomic.Bool  // an upgrade is about to happen: connections end, and it means nothing
 	serials     atomic.Uint64
 	criu        criuProgram
@@ -178,7 +179,9 @@ func listen(path string) (*net.UnixListener, error) {
 	return l, nil
 }
 
-// Serve answers calls until Close, CloseIdle or a "shutdown".
+// Serve answers calls until Close, CloseIdle or a "shutdown". Its caller is the main
+// goroutine, locked to the main thread since before anything was forked, so that the
+// children of that thread are orphans (orphan.go).
 func (x *Executor) Serve() {
 	go x.reapOrphans()
 	go x.lookForCRIU()
@@ -217,6 +220,11 @@ type container struct {
 	frozen   *hold      // that keeps it frozen; guarded by Executor.mu
 
 	gone chan struct{} // closed when phase becomes ended
+
+	giveUp context.CancelCauseFunc // ends its start; nil if it was adopted
+	from   *wire.Conn              // that asked for its start; nil likewise
+	toKill bool                    // giveUp was called by a kill; guarded by Executor.mu
+	stuck  bool                    // its start cannot be ended; guarded by Executor.mu
 }
 
 // settings are the parts of a RunRequest that matter after the start.
@@ -230,8 +238,8 @@ type settings struct {
 }
 
 // reserve puts a new container in the table; errLeaving if the executor is about to
-// end.
-func (x *Executor) reserve(s settings) (*container, error) {
+// end. If it is to be started, from has asked for that, and giveUp ends it.
+func (x *Executor) reserve(s settings, from *wire.Conn, giveUp context.CancelCauseFunc) (*container, error) {
 	if s.ID == "" {
 		return nil, fault.Invalid.Errorf("container without an ID")
 	}
@@ -240,10 +248,13 @@ func (x *Executor) reserve(s settings) (*container, error) {
 	if x.left() {
 		return nil, errLeaving
 	}
+	if from != nil && from.Passed() { // the next client takes it for one that never ran
+		return nil, fault.WrongState.Errorf("container %s: %w", s.ID, wire.ErrGone)
+	}
 	if _, ok := x.containers[s.ID]; ok {
 		return nil, fault.Exists.Errorf("container %s is already there", s.ID)
 	}
-	c := &container{settings: s, gone: make(chan struct{})}
+	c := &container{settings: s, gone: make(chan struct{}), from: from, giveUp: giveUp}
 	x.containers[s.ID] = c
 	return c, nil
 }
@@ -277,7 +288,11 @@ func (x *Executor) live(c *container) {
 	x.mu.Lock()
 	c.phase = running
 	x.known[c.proc.pid] = struct{}{}
+	killed := c.toKill
 	x.mu.Unlock()
+	if killed { // too late for its start
+		_ = c.proc.signal(unix.SIGKILL)
+	}
 	c.io.start(&x.gate)
 	if c.oom != nil {
 		if err := x.oom.add(c.ID, c.oom); err != nil {
@@ -285,6 +300,19 @@ func (x *Executor) live(c *container) {
 		}
 	}
 	go x.watch(c)
+}
+
+// know keeps a child from being reaped as nobody's, until forgetPid.
+func (x *Executor) know(pid int) {
+	x.mu.Lock()
+	x.known[pid] = struct{}{}
+	x.mu.Unlock()
+}
+
+func (x *Executor) forgetPid(pid int) {
+	x.mu.Lock()
+	delete(x.known, pid)
+	x.mu.Unlock()
 }
 
 // list is "list": what is running or has ended.

@@ -194,6 +194,40 @@ func thawWhole(paths map[string]string) error {
 	return fault.Internal.Errorf("it stays frozen")
 }
 
+// thawSoon bounds how long an exec waits for a cgroup that somebody has frozen: a change
+// of limits does so, for milliseconds (cgroup v1).
+const thawSoon = time.Second
+
+// awaitThawed is fault.WrongState if c is frozen: a process that enters it would stand
+// still before it is what it is to be.
+func (x *Executor) awaitThawed(ctx context.Context, c *container) error {
+	for deadline := time.Now().Add(thawSoon); ; time.Sleep(5 * time.Millisecond) {
+		frozen := x.isFrozen(c)
+		switch {
+		case !frozen && !freezing(c.ref.Cgroups):
+			return nil
+		case frozen || time.Now().After(deadline):
+			return fault.WrongState.Errorf("container %s is frozen", c.ID)
+		case ctx.Err() != nil:
+			return givenUp(ctx, "exec in container "+c.ID)
+		}
+	}
+}
+
+// freezing tells whether the cgroup is frozen or about to be.
+func freezing(paths map[string]string) bool {
+	if dir := paths["freezer"]; dir != "" {
+		state, err := os.ReadFile(filepath.Join(dir, "freezer.state"))
+		return err == nil && string(state) != "THAWED\n"
+	}
+	asked, err := os.ReadFile(filepath.Join(paths[""], "cgroup.freeze"))
+	if err == nil && string(asked) == "1\n" {
+		return true
+	}
+	frozen, err := freezerState(paths) // by the cgroup of its pod, say
+	return err == nil && frozen
+}
+
 // freezerState tells whether all processes of the cgroup have stopped: in v2 by
 // the line of cgroup.events, which follows what was written to cgroup.freeze.
 func freezerState(paths map[string]string) (frozen bool, err error) {

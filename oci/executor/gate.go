@@ -13,21 +13,55 @@ import (
 // What fails inside is undone inside, too: outside there is nothing that is half done.
 //
 // Nobody may wait, inside, for somebody who has yet to enter.
+//
+// What may take long (a start, a dump) is begun and ended instead: close waits for it
+// before it shuts the gate, so that nobody's output stands still meanwhile.
 type gate struct {
-	mu   sync.Mutex
-	in   int           // guarded by mu
-	shut chan struct{} // not nil while shut, closed when it opens; guarded by mu
-	idle chan struct{} // not nil while shut waits, closed when in is 0; guarded by mu
+	mu      sync.Mutex
+	in      int           // guarded by mu
+	long    int           // guarded by mu
+	closing chan struct{} // not nil from close to open, which closes it; guarded by mu
+	shut    bool          // guarded by mu
+	idle    chan struct{} // not nil while close waits, closed when it may go on; guarded by mu
+}
+
+// begin is enter for what may take long. It waits from the beginning of close.
+func (g *gate) begin() {
+	g.mu.Lock()
+	for g.closing != nil {
+		g.await(g.closing)
+	}
+	g.long++
+	g.mu.Unlock()
+}
+
+func (g *gate) end() {
+	g.mu.Lock()
+	g.long--
+	g.wake(g.long)
+	g.mu.Unlock()
+}
+
+// await waits for a channel without the lock.
+func (g *gate) await(c chan struct{}) {
+	g.mu.Unlock()
+	<-c
+	g.mu.Lock()
+}
+
+// wake lets close go on if there are none left of those that it waits for.
+func (g *gate) wake(left int) {
+	if left == 0 && g.idle != nil {
+		close(g.idle)
+		g.idle = nil
+	}
 }
 
 // enter waits while the gate is shut.
 func (g *gate) enter() {
 	g.mu.Lock()
-	for g.shut != nil {
-		shut := g.shut
-		g.mu.Unlock()
-		<-shut
-		g.mu.Lock()
+	for g.shut {
+		g.await(g.closing)
 	}
 	g.in++
 	g.mu.Unlock()
@@ -36,43 +70,59 @@ func (g *gate) enter() {
 func (g *gate) leave() {
 	g.mu.Lock()
 	g.in--
-	if g.in == 0 && g.idle != nil {
-		close(g.idle)
-		g.idle = nil
+	if g.shut {
+		g.wake(g.in)
 	}
 	g.mu.Unlock()
 }
 
-// close shuts the gate and waits until nobody is inside. After patience it gives
-// up, opens the gate and returns false.
-func (g *gate) close(patience time.Duration) bool {
+// close waits until nothing is begun, shuts the gate and waits until nobody is inside.
+// When one of the two takes longer than its patience it gives up and returns false,
+// with the gate as it was.
+func (g *gate) close(long, short time.Duration) bool {
 	g.mu.Lock()
-	if g.shut != nil {
-		g.mu.Unlock()
-		return false // somebody else has shut it
+	defer g.mu.Unlock()
+	if g.closing != nil {
+		return false // somebody else closes it
 	}
-	g.shut = make(chan struct{})
-	var idle chan struct{}
-	if g.in > 0 {
-		idle = make(chan struct{})
-		g.idle = idle
+	g.closing = make(chan struct{})
+	if !g.drained(&g.long, long) {
+		g.reopen()
+		return false
 	}
-	g.mu.Unlock()
-	if idle == nil {
+	g.shut = true
+	if !g.drained(&g.in, short) {
+		g.reopen()
+		return false
+	}
+	return true
+}
+
+// drained waits until *n is 0. The caller holds mu.
+func (g *gate) drained(n *int, patience time.Duration) bool {
+	if *n == 0 {
 		return true
 	}
+	idle := make(chan struct{})
+	g.idle = idle
+	g.mu.Unlock()
+	defer g.mu.Lock()
 	select {
 	case <-idle:
 		return true
 	case <-time.After(patience):
-		g.open()
 		return false
 	}
 }
 
 func (g *gate) open() {
 	g.mu.Lock()
-	close(g.shut)
-	g.shut, g.idle = nil, nil
+	g.reopen()
 	g.mu.Unlock()
+}
+
+// reopen is open for who holds mu.
+func (g *gate) reopen() {
+	close(g.closing)
+	g.closing, g.shut, g.idle = nil, false, nil
 }

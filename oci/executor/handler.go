@@ -10,7 +10,7 @@ import (
 )
 
 // settleLife bounds how long a list waits for what a killed crispd had begun.
-const settleLife = 30 * time.Second
+const settleLife = time.Second
 
 // Call answers one call; it is the wire.Handler. What each does is said at its
 // request in package wire.
@@ -28,7 +28,7 @@ func (x *Executor) Call(ctx context.Context, from *wire.Conn, call *wire.Call) (
 		// not even have been read: neither our table nor "delete" knows of it
 		// then, so that what crispd does about starts (oci's outcome) is not
 		// enough. Nor is this: a start may take longer than anybody who asks
-		// for the list should wait.
+		// for the list should wait. What has not begun by then never does (reserve).
 		ctx, cancel := context.WithTimeout(ctx, settleLife)
 		defer cancel()
 		from.Settle(ctx)
@@ -40,13 +40,17 @@ func (x *Executor) Call(ctx context.Context, from *wire.Conn, call *wire.Call) (
 		x.warmer.warm()
 		return nil, nil, nil
 	case wire.MethodRun:
-		return withFiles(call, x.run)
+		return withFiles(call, func(req wire.RunRequest) (*wire.RunReply, []*os.File, error) { return x.run(ctx, from, req) })
 	case wire.MethodRestore:
-		return withFiles(call, func(req wire.RestoreRequest) (*wire.RunReply, []*os.File, error) { return x.restore(ctx, req) })
+		return withFiles(call, func(req wire.RestoreRequest) (*wire.RunReply, []*os.File, error) {
+			return x.restore(ctx, from, req)
+		})
 	case wire.MethodPodInit:
-		return withFiles(call, x.podInit)
+		return withFiles(call, func(req wire.PodInitRequest) (*wire.RunReply, []*os.File, error) {
+			return x.podInit(ctx, from, req)
+		})
 	case wire.MethodExec:
-		return withFiles(call, func(req wire.ExecRequest) (*wire.ExecReply, []*os.File, error) { return x.exec(from, req) })
+		return withFiles(call, func(req wire.ExecRequest) (*wire.ExecReply, []*os.File, error) { return x.exec(ctx, from, req) })
 	case wire.MethodExecWait:
 		return withReply(call, func(req wire.ExecRef) (*wire.ExecWaitReply, error) { return x.waitExec(ctx, from, call, req.ExecID) })
 	case wire.MethodExecKill:

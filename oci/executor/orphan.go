@@ -1,8 +1,10 @@
 package executor
 
 import (
+	"fmt"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -12,17 +14,31 @@ import (
 // become its children, if the container has no PID namespace of its own. They must
 // be reaped, but not by wait(-1), which would also take the children that
 // libcontainer and watch wait for.
+//
+// The kernel gives them to the main thread, and to whichever thread forked all that we
+// start ourselves. The main thread forks nothing (see Serve). After an upgrade it has
+// all children; those that are waited for are known by then. An exec can give its own
+// children to the thread that forked it (CLONE_PARENT): those are found by their age.
 
-// orphanAge is how long a zombie that nobody is known to wait for is left alone while
-// a process is being started: it may be that, or a helper, which is reaped at once. A
-// machine may stand still for seconds, and with a start's zombie goes an exit code.
-const orphanAge = 30 * time.Second
+const (
+	// orphanAge is how long a zombie is left alone. One of ours may come to the main
+	// thread, when the thread ends that forked it, and is reaped at once.
+	orphanAge = 100 * time.Millisecond
+	// doubtAge is orphanAge for the children of other threads, and for all while an
+	// engine makes a process: its parent, the engine, has ended before we know of it. A
+	// machine may stand still for seconds, and with such a zombie goes an exit code.
+	doubtAge = 30 * time.Second
+	// orphanPause is how often the main thread's children are looked at, at most, and
+	// doubtPause how often those of others.
+	orphanPause = 50 * time.Millisecond
+	doubtPause  = time.Second
+)
 
-// begins notes that processes are started and waited for that are not known yet, until
-// begun is called: when they are known, or have been reaped.
+// begins notes that an engine makes a process, until begun is called: when that is
+// known, or has been reaped.
 func (x *Executor) begins() (begun func()) {
-	x.starting.Add(1)
-	return func() { x.starting.Add(-1) }
+	x.creating.Add(1)
+	return func() { x.creating.Add(-1) }
 }
 
 // reapOrphans runs for as long as the executor does.
@@ -30,48 +46,78 @@ func (x *Executor) reapOrphans() {
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, unix.SIGCHLD)
 	defer signal.Stop(signals)
-	suspect, since := 0, time.Time{}
-	var again <-chan time.Time
+	main := []string{fmt.Sprintf("/proc/self/task/%d/children", os.Getpid())}
+	orphans, doubtful := make(zombies), make(zombies)
+	soon, later := time.After(orphanPause), time.After(doubtPause) // of those before an upgrade no signal comes
 	for {
 		select {
 		case <-signals:
-		case <-again:
+			if soon == nil {
+				soon = time.After(orphanPause)
+			}
+			if later == nil {
+				later = time.After(doubtPause)
+			}
+			continue
+		case <-soon:
+			age := orphanAge
+			if x.creating.Load() > 0 {
+				age = doubtAge
+			}
+			soon = nil
+			if orphans = x.reapOld(orphans, main, age); len(orphans) > 0 {
+				soon = time.After(orphanPause)
+			}
+		case <-later:
+			lists, _ := filepath.Glob("/proc/self/task/*/children")
+			later = nil
+			if doubtful = x.reapOld(doubtful, lists, doubtAge); len(doubtful) > 0 {
+				later = time.After(doubtPause)
+			}
 		case <-x.quit:
 			return
 		}
-		again = nil
-		for {
-			pid := peek()
-			if pid == 0 {
-				break
+	}
+}
+
+// zombies says since when each has been seen.
+type zombies map[int]time.Time
+
+// reapOld reaps the zombies in the lists of children that nobody is known to wait for
+// and that have been seen for age. It returns those that remain.
+func (x *Executor) reapOld(seen zombies, lists []string, age time.Duration) zombies {
+	remain, now := make(zombies), time.Now()
+	x.gate.enter()
+	defer x.gate.leave()
+	for _, list := range lists {
+		for _, pid := range childrenIn(list) {
+			if x.isKnown(pid) || !isZombie(pid) {
+				continue
 			}
-			if pid != suspect {
-				suspect, since = pid, time.Now()
+			since, ok := seen[pid]
+			if !ok {
+				since = now
 			}
-			if !x.orphan(pid, time.Since(since)) {
-				again = time.After(50 * time.Millisecond)
-				break
+			if now.Sub(since) < age {
+				remain[pid] = since
+				continue
 			}
-			x.gate.enter()
 			unix.Wait4(pid, nil, unix.WNOHANG, nil)
-			x.gate.leave()
 		}
 	}
+	return remain
 }
 
-// orphan tells whether a zombie may be reaped.
-func (x *Executor) orphan(pid int, age time.Duration) bool {
+// isKnown tells whether somebody waits for a child.
+func (x *Executor) isKnown(pid int) bool {
 	x.mu.Lock()
+	defer x.mu.Unlock()
 	_, known := x.known[pid]
-	x.mu.Unlock()
-	return !known && (x.starting.Load() == 0 && age > 100*time.Millisecond || age > orphanAge)
+	return known
 }
 
-// peek returns a child that has ended, without reaping it, or 0.
-func peek() int {
-	info, err := waitid(unix.P_ALL, 0, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT)
-	if err != nil {
-		return 0
-	}
-	return int(info.pid)
+// isZombie tells whether a child has ended; it is not reaped.
+func isZombie(pid int) bool {
+	info, err := waitid(unix.P_PID, pid, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT)
+	return err == nil && info.pid == int32(pid)
 }

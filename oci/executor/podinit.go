@@ -2,6 +2,7 @@ package executor
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -19,7 +20,7 @@ import (
 // podInit is "podinit". The pod's init is a container like any other, only with
 // nothing in it: no capabilities, no user, no file but itself. The containers of
 // the pod can see its root through /proc/1/root.
-func (x *Executor) podInit(req wire.PodInitRequest) (*wire.RunReply, []*os.File, error) {
+func (x *Executor) podInit(ctx context.Context, from *wire.Conn, req wire.PodInitRequest) (*wire.RunReply, []*os.File, error) {
 	x.warmer.warm()
 	root, err := x.podRoot(req.Path, req.FileLabel)
 	if err != nil {
@@ -70,7 +71,7 @@ func (x *Executor) podInit(req wire.PodInitRequest) (*wire.RunReply, []*os.File,
 		}
 		spec.Linux.Namespaces = append(spec.Linux.Namespaces, specs.LinuxNamespace{Type: t, Path: path})
 	}
-	return x.create(settings{ID: req.ID, ExitPath: req.ExitPath, Silent: true}, spec, wire.RunRequest{SystemdCgroup: req.SystemdCgroup}, execute)
+	return x.create(ctx, from, settings{ID: req.ID, ExitPath: req.ExitPath, Silent: true}, spec, wire.RunRequest{SystemdCgroup: req.SystemdCgroup}, x.execute)
 }
 
 const nobody = 65534

@@ -1,6 +1,7 @@
 package executor
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -23,7 +24,7 @@ import (
 )
 
 // run is "run", see wire.RunRequest.
-func (x *Executor) run(req wire.RunRequest) (_ *wire.RunReply, files []*os.File, err error) {
+func (x *Executor) run(ctx context.Context, from *wire.Conn, req wire.RunRequest) (_ *wire.RunReply, files []*os.File, err error) {
 	x.warmer.warm()
 	var spec specs.Spec
 	if err := json.Unmarshal(req.Spec, &spec); err != nil {
@@ -35,26 +36,36 @@ func (x *Executor) run(req wire.RunRequest) (_ *wire.RunReply, files []*os.File,
 	s := settings{req.ID, req.Stdin, req.StdinOnce, req.TTY, req.LogPath, req.LogMaxLine, req.ExitPath, false}
 	spec.Process.Terminal = req.TTY
 	if req.Engine != "" {
-		return x.createWith(s, &spec, req)
+		return x.createWith(ctx, from, s, &spec, req)
 	}
-	return x.create(s, &spec, req, execute)
+	return x.create(ctx, from, s, &spec, req, x.execute)
 }
 
 // A beginning gives a new container its first process.
 type beginning func(*libcontainer.Container, *libcontainer.Process) error
 
 // execute is how most containers begin.
-func execute(lc *libcontainer.Container, process *libcontainer.Process) error { return lc.Run(process) }
+func (x *Executor) execute(lc *libcontainer.Container, process *libcontainer.Process) error {
+	if err := lc.Start(process); err != nil {
+		return err
+	}
+	pid, err := process.Pid()
+	if err != nil {
+		return err
+	}
+	return letRun(filepath.Join(x.root, lc.ID(), "exec.fifo"), pid)
+}
 
 // create starts a container and leaves nothing behind if it cannot.
-func (x *Executor) create(s settings, spec *specs.Spec, req wire.RunRequest, begin beginning) (_ *wire.RunReply, files []*os.File, err error) {
-	defer x.begins()()
-	x.gate.enter()
-	defer x.gate.leave() // not before what failed is undone
+func (x *Executor) create(ctx context.Context, from *wire.Conn, s settings, spec *specs.Spec, req wire.RunRequest, begin beginning) (_ *wire.RunReply, files []*os.File, err error) {
+	x.gate.begin()
+	defer x.gate.end() // not before what failed is undone
 	var steps undo.Stack
 	defer steps.RunIf(&err)
 
-	c, err := x.reserve(s)
+	ctx, cancel := outliving(ctx, startBound)
+	defer cancel(nil)
+	c, err := x.reserve(s, from, cancel)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -72,7 +83,11 @@ func (x *Executor) create(s settings, spec *specs.Spec, req wire.RunRequest, beg
 	if err != nil {
 		return nil, nil, short(err)
 	}
-	steps.Add("container", func() error { return destroy(lc) })
+	steps.Add("container", func() error { return destroy(s.ID, lc) })
+	group, err := cgroupPaths(lc)
+	if err != nil {
+		return nil, nil, err
+	}
 
 	trees := x.staged(lc, config, req)
 	steps.Add("staged mounts", trees.detach)
@@ -95,12 +110,22 @@ func (x *Executor) create(s settings, spec *specs.Spec, req wire.RunRequest, beg
 	if err := giveStdio(process, config); err != nil {
 		return nil, nil, err
 	}
-	err = begin(lc, process)
+	err = attempt(ctx, "start of container "+s.ID, group, func() error {
+		if err := begin(lc, process); err != nil {
+			return short(err)
+		}
+		return x.knowProcess(process)
+	})
 	wires.closeTheirs()
-	if err != nil {
-		return nil, nil, short(err)
+	if stuck := new(stuckError); errors.As(err, &stuck) {
+		steps = undo.Stack{} // libcontainer holds all of it
+		go x.awaitStuck(c, lc, stuck, func() { wires.closeOurs(); trees.detach() })
+		return nil, nil, err
 	}
-	steps.Add("process", func() error { return kill(process) })
+	if err != nil {
+		return nil, nil, err
+	}
+	steps.Add("process", func() error { return x.kill(process) })
 	if err := wires.receive(); err != nil {
 		return nil, nil, err
 	}
@@ -114,6 +139,9 @@ func (x *Executor) create(s settings, spec *specs.Spec, req wire.RunRequest, beg
 		return nil, nil, err
 	}
 	steps.Add("pidfd", c.proc.pidfd.Close)
+	if ctx.Err() != nil {
+		return nil, nil, givenUp(ctx, "start of container "+s.ID)
+	}
 	reply, files, err := x.serve(c, log, wires)
 	if err == nil {
 		go trees.detach() // 2 ms; what an upgrade cuts short goes with the sandbox
@@ -177,6 +205,7 @@ func (x *Executor) plan(s settings, spec *specs.Spec, req wire.RunRequest) (*con
 		spec.Process.OOMScoreAdj = new(int) // else it would inherit ours, and be spared
 	}
 	x.limits.clamp(spec.Process)
+	boundHooks(spec.Hooks)
 	config, err := x.config(s.ID, spec, req.SystemdCgroup)
 	if err != nil {
 		return nil, nil, err
@@ -219,21 +248,65 @@ func (x *Executor) libcontainer(id string, config *configs.Config) (*libcontaine
 	return libcontainer.Create(x.root, id, config)
 }
 
-// destroy removes the cgroup and the state of a container that has no process.
-func destroy(lc *libcontainer.Container) error {
-	// Status makes it notice that its init has gone; else Destroy would signal
-	// the PID, which may be somebody else's by now.
-	if _, err := lc.Status(); err != nil {
-		return err
+// awaitStuck keeps the place of a container whose start cannot be ended until it has
+// ended after all. Nothing of it can be taken away before.
+func (x *Executor) awaitStuck(c *container, lc *libcontainer.Container, stuck *stuckError, release func()) {
+	x.mu.Lock()
+	c.stuck = true
+	x.mu.Unlock()
+	x.log.Error("start of a container cannot be ended", "container", c.ID, "err", stuck)
+	<-stuck.over
+	x.gate.begin()
+	defer x.gate.end()
+	release()
+	if err := destroy(c.ID, lc); err != nil {
+		x.log.Warn("container was not removed", "container", c.ID, "err", err)
 	}
-	return lc.Destroy()
+	x.release(c)
+}
+
+// destroy removes the cgroup and the state of a container that has no process.
+func destroy(id string, lc *libcontainer.Container) error {
+	ctx, cancel := context.WithTimeout(context.Background(), removeBound)
+	defer cancel()
+	return attempt(ctx, "removal of container "+id, nil, func() error {
+		// Status makes it notice that its init has gone; else Destroy would signal
+		// the PID, which may be somebody else's by now.
+		if _, err := lc.Status(); err != nil {
+			return err
+		}
+		return lc.Destroy()
+	})
+}
+
+// knowProcess is know of a process that has been started.
+func (x *Executor) knowProcess(process *libcontainer.Process) error {
+	pid, err := process.Pid()
+	if err == nil {
+		x.know(pid)
+	}
+	return err
 }
 
 // kill ends a process that could not be taken into service, and reaps it.
-func kill(process *libcontainer.Process) error {
-	process.Signal(unix.SIGKILL)
-	process.Wait()
-	return nil
+func (x *Executor) kill(process *libcontainer.Process) error {
+	pid, err := process.Pid()
+	if err != nil {
+		return err
+	}
+	reaped := make(chan struct{})
+	go func() {
+		defer close(reaped)
+		process.Signal(unix.SIGKILL)
+		process.Wait()
+		x.forgetPid(pid)
+	}()
+	select {
+	case <-reaped:
+		return nil
+	case <-time.After(endPatience):
+		return fault.Unavailable.Errorf("process %d does not end when killed", pid)
+	}
 }
 
 // short cuts the stages of libcontainer's start off its errors: users see them, and
@@ -283,7 +356,7 @@ func (x *Executor) sweep(id string) error {
 			return err
 		}
 	}
-	if err := destroy(lc); err != nil {
+	if err := destroy(id, lc); err != nil {
 		return fault.Unavailable.Errorf("remove container %s: %w", id, err)
 	}
 	return nil

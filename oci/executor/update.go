@@ -28,8 +28,8 @@ func (x *Executor) update(req wire.UpdateRequest) (err error) {
 	if err != nil {
 		return err
 	}
-	x.gate.enter()
-	defer x.gate.leave()
+	x.gate.begin()
+	defer x.gate.end()
 	c.updating.Lock()
 	defer c.updating.Unlock()
 	paths := c.ref.Cgroups

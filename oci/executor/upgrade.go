@@ -25,8 +25,12 @@ import (
 // resumeEnv names the variable with the number of the memfd.
 const resumeEnv = "_CRISP_EXECUTOR_RESUME"
 
-// quiet bounds how long an upgrade waits for what is in progress.
-const quiet = 10 * time.Second
+const (
+	// quiet bounds how long an upgrade waits for what is in progress and may take long,
+	// shutFor how long for the rest, while the output of all containers waits for us.
+	quiet   = 10 * time.Second
+	shutFor = 3 * time.Second
+)
 
 // savedVersion is that of a saved, and the newest that this program can carry on
 // with; raised when an older program would misread or lose something. A state
@@ -82,7 +86,7 @@ func (x *Executor) upgrade(req wire.UpgradeRequest, call *wire.Call) error {
 		program.Close()
 		return fault.Invalid.Errorf("upgrade: %s is not a program", req.Path)
 	}
-	if !x.gate.close(quiet) {
+	if !x.gate.close(quiet, shutFor) && !(x.endLeft() && x.gate.close(2*endPatience, shutFor)) {
 		program.Close()
 		return fault.Unavailable.Errorf("upgrade: a start or an exit takes too long, try again")
 	}
@@ -172,11 +176,31 @@ func (x *Executor) startingOne() (id string, found bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for id, c := range x.containers {
-		if c.phase == starting {
+		if c.phase == starting && !c.stuck {
 			return id, true
 		}
 	}
 	return "", false
+}
+
+// endLeft gives up the starts whose clients have ended, and tells whether there are any:
+// one that hangs must not keep a node from its new executor.
+func (x *Executor) endLeft() bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	found := false
+	for _, c := range x.containers {
+		if c.phase != starting || c.stuck || c.giveUp == nil {
+			continue
+		}
+		select {
+		case <-c.from.Done():
+			c.giveUp(errLeft)
+			found = true
+		default:
+		}
+	}
+	return found
 }
 
 // inherit sets or clears, on every descriptor that matters, whether it survives
@@ -208,6 +232,9 @@ func (x *Executor) inherit(on bool) *saved {
 	defer x.mu.Unlock()
 	s.Session, s.LastExec = x.session, x.lastExec
 	for _, c := range x.containers {
+		if c.stuck {
+			continue // what is left of it, whoever deletes it finds
+		}
 		s.Containers = append(s.Containers, c.save(fd))
 	}
 	for _, e := range x.execs {

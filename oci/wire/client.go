@@ -26,6 +26,7 @@ type Client struct {
 	mu    sync.Mutex
 	last  uint64                 // ID of the latest call; guarded by mu
 	calls map[uint64]chan *frame // waiting for an answer; guarded by mu, nil when gone
+	given map[uint64]bool        // execs that were given up, not answered yet; guarded by mu
 	queue []Event                // not yet taken by a reader of events; guarded by mu
 	wake  chan struct{}          // there is something in queue; capacity 1
 }
@@ -44,6 +45,7 @@ func Dial(ctx context.Context, path string) (*Client, error) {
 		gone:   make(chan struct{}),
 		unread: make(chan struct{}),
 		calls:  make(map[uint64]chan *frame),
+		given:  make(map[uint64]bool),
 		wake:   make(chan struct{}, 1),
 	}
 	go c.receive()
@@ -56,7 +58,7 @@ func Dial(ctx context.Context, path string) (*Client, error) {
 // recv become the caller's and carry the names that the method gives them.
 //
 // If ctx ends first, so does the call, with ctx's error: whether its work was
-// done is then unknown. A connection that ended is fault.Unavailable.
+// done is then unknown, but for an exec, which leaves no process. A connection that ended is fault.Unavailable.
 func (c *Client) Call(ctx context.Context, method string, req, reply any, send ...*os.File) (recv []*os.File, err error) {
 	id, answer, err := c.enter()
 	if err != nil {
@@ -74,7 +76,7 @@ func (c *Client) Call(ctx context.Context, method string, req, reply any, send .
 	select {
 	case f = <-answer:
 	case <-ctx.Done():
-		if c.leave(id) { // else the answer is already there
+		if c.giveUp(id, method == MethodExec) { // else the answer is already there
 			if data, err := encode(header{ID: id, Cancel: true}, nil, nil); err == nil {
 				c.send(data, nil) // best effort: a dead connection cancels by itself
 			}
@@ -167,6 +169,32 @@ func (c *Client) enter() (uint64, chan *frame, error) {
 	return c.last, answer, nil
 }
 
+// giveUp is leave by a caller that no longer waits. What an exec has started all the
+// same is ended when its answer comes: the process would run without anybody.
+func (c *Client) giveUp(id uint64, exec bool) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	_, ok := c.calls[id]
+	delete(c.calls, id)
+	if ok && exec {
+		c.given[id] = true
+	}
+	return ok
+}
+
+// endExec ends an exec whose caller is gone, and has it forgotten.
+func (c *Client) endExec(f *frame) {
+	var e ExecReply
+	if f.Err != nil || unmarshal(f.body, &e) != nil {
+		return
+	}
+	ref := ExecRef{ExecID: e.ExecID}
+	ctx := context.Background() // both end with the connection
+	if _, err := c.Call(ctx, MethodExecKill, ref, nil); err == nil {
+		_, _ = c.Call(ctx, MethodExecWait, ref, nil)
+	}
+}
+
 // leave forgets a call and reports whether it was still waiting.
 func (c *Client) leave(id uint64) bool {
 	c.mu.Lock()
@@ -200,6 +228,10 @@ func (c *Client) receive() {
 			delete(c.calls, f.ID)
 		default:
 			f.closeFiles() // the answer to an abandoned call
+			if c.given[f.ID] {
+				delete(c.given, f.ID)
+				go c.endExec(f)
+			}
 		}
 		c.mu.Unlock()
 	}

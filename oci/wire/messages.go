@@ -55,7 +55,9 @@ type Ref struct{ ID string }
 
 // RunRequest creates a container and starts its program. The answer comes when
 // the program has been executed; an error says which file could not be, and
-// leaves nothing behind.
+// leaves nothing behind. A call that is given up is an error; if its client's
+// connection ends, the start goes on. It may take 5 minutes, a hook 1 unless it has a
+// timeout.
 //
 // With the answer come a pidfd of the container's init and duplicates of the
 // executor's ends of its stdio, for MethodAdopt. stdin is not among them if
@@ -155,7 +157,8 @@ type PodInitRequest struct {
 // means nothing.
 //
 // The process is killed, with all that it started, when the connection that
-// asked for it ends.
+// asked for it ends, and when the call is given up before its answer. In a container
+// that is frozen it is fault.WrongState.
 type ExecRequest struct {
 	ID            string          // of the container
 	Process       json.RawMessage // specs.Process
@@ -185,7 +188,8 @@ type ExecWaitReply struct{ Code int32 }
 
 // SignalRequest signals a container's init, or with All every process of its
 // cgroup: SIGKILL then misses none, whatever forks. A container that has exited
-// is no error; with All, what it left in its cgroup is signalled.
+// is no error; with All, what it left in its cgroup is signalled. One that is being
+// started is fault.WrongState, but SIGKILL makes its start fail.
 type SignalRequest struct {
 	ID     string
 	Signal int

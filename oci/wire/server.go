@@ -8,6 +8,7 @@ import (
 	"os"
 	"runtime/debug"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -15,8 +16,12 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
+// ErrGone is the cause (context.Cause) of a call's ctx that ended with its connection;
+// a caller that gave up has none of its own.
+var ErrGone = errors.New("the client's connection has ended")
+
 // A Handler answers calls. Each call has a goroutine of its own; ctx ends when
-// the caller gives up or its connection ends. The handler owns the files of the
+// the caller gives up or its connection ends (ErrGone). The handler owns the files of the
 // call; those that it returns are closed once they are sent.
 type Handler interface {
 	Call(ctx context.Context, from *Conn, call *Call) (reply any, send []*os.File, err error)
@@ -63,12 +68,13 @@ type Conn struct {
 	done    chan struct{}  // closed when the connection has ended
 	calling sync.WaitGroup // calls that have come in and are not answered
 	settled chan struct{}  // closed when it has ended and none is calling
+	passed  atomic.Bool    // see Passed
 
 	mu    sync.Mutex
-	calls map[uint64]context.CancelFunc // guarded by mu
-	queue []outgoing                    // guarded by mu
-	ended bool                          // guarded by mu
-	wake  chan struct{}                 // there is something in queue; capacity 1
+	calls map[uint64]context.CancelCauseFunc // guarded by mu
+	queue []outgoing                         // guarded by mu
+	ended bool                               // guarded by mu
+	wake  chan struct{}                      // there is something in queue; capacity 1
 }
 
 type outgoing struct {
@@ -98,7 +104,8 @@ const endGrace = 200 * time.Millisecond
 // Settle waits until the calls of the clients that were here before c have had
 // their effect: a client that was killed leaves calls behind, and its successor
 // must not look before they are done, and cannot see those that were not read yet.
-// Clients that still live are not waited for longer than a moment.
+// Clients that still live are not waited for longer than a moment. Dead ones whose
+// calls are not done when ctx ends have been Passed.
 func (c *Conn) Settle(ctx context.Context) {
 	c.others.mu.Lock()
 	others := make([]*Conn, 0, len(c.others.all))
@@ -118,7 +125,7 @@ func (c *Conn) Settle(ctx context.Context) {
 			case <-grace.C:
 				late = true
 			case <-ctx.Done():
-				return
+				late = true
 			}
 		}
 		select {
@@ -129,10 +136,14 @@ func (c *Conn) Settle(ctx context.Context) {
 		select {
 		case <-o.settled:
 		case <-ctx.Done():
-			return
+			o.passed.Store(true)
 		}
 	}
 }
+
+// Passed tells that c has ended with calls that are not done, and that a later client
+// no longer waits for them: what has not begun yet must not begin.
+func (c *Conn) Passed() bool { return c.passed.Load() }
 
 // Done is closed when the connection has ended.
 func (c *Conn) Done() <-chan struct{} { return c.done }
@@ -175,7 +186,7 @@ func Serve(l *net.UnixListener, h Handler, log *slog.Logger) {
 			others:  conns,
 			done:    make(chan struct{}),
 			settled: make(chan struct{}),
-			calls:   make(map[uint64]context.CancelFunc),
+			calls:   make(map[uint64]context.CancelCauseFunc),
 			wake:    make(chan struct{}, 1),
 		}
 		conns.mu.Lock()
@@ -220,7 +231,7 @@ func (c *Conn) read(h Handler, log *slog.Logger) {
 		case f.Cancel:
 			c.cancel(f.ID)
 		case f.Method != "":
-			ctx, cancel := context.WithCancel(context.Background())
+			ctx, cancel := context.WithCancelCause(context.Background())
 			c.mu.Lock()
 			c.calls[f.ID] = cancel
 			c.mu.Unlock()
@@ -285,7 +296,7 @@ func (c *Conn) cancel(id uint64) {
 	delete(c.calls, id)
 	c.mu.Unlock()
 	if cancel != nil {
-		cancel()
+		cancel(nil)
 	}
 }
 
@@ -358,11 +369,11 @@ func (c *Conn) end() {
 	c.mu.Lock()
 	c.ended = true
 	queue, calls := c.queue, c.calls
-	c.queue, c.calls = nil, make(map[uint64]context.CancelFunc)
+	c.queue, c.calls = nil, make(map[uint64]context.CancelCauseFunc)
 	c.mu.Unlock()
 	close(c.done)
 	for _, cancel := range calls {
-		cancel()
+		cancel(ErrGone)
 	}
 	for _, o := range queue {
 		o.drop()

@@ -1,0 +1,225 @@
+package executor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/oci/wire"
+)
+
+// libcontainer waits for its children without a bound: for a mount that does not
+// answer, for a hook, for a process that somebody in the container has stopped. So
+// what may wait like that is an attempt, whose processes are killed when its context
+// ends. All of them can be found, though libcontainer tells of none before it is
+// through: they are the children of the thread that it was called on, and the members
+// of the cgroup that they were put into.
+
+const (
+	// startBound is for a container, longer than crispd waits.
+	startBound = 5 * time.Minute
+	// execBound is for an exec, as long as a kubelet waits for any call.
+	execBound = 2 * time.Minute
+	// removeBound is for the removal of a container: of its cgroup, with hooks.
+	removeBound = 2 * time.Minute
+	// hookBound is for a hook that has no timeout.
+	hookBound = time.Minute
+)
+
+// errKilled is a kill that came while a container was being started, errLeft an upgrade
+// that came when nobody waited for the start any more.
+var (
+	errKilled = errors.New("it was killed before its program ran")
+	errLeft   = errors.New("it kept the executor from being upgraded, and the daemon that began it has ended")
+)
+
+// hooksOf are all lists of hooks.
+func hooksOf(h *specs.Hooks) [][]specs.Hook {
+	if h == nil {
+		return nil
+	}
+	return [][]specs.Hook{h.Prestart, h.CreateRuntime, h.CreateContainer, h.StartContainer, h.Poststart, h.Poststop}
+}
+
+// boundHooks gives a timeout to each hook that has none.
+func boundHooks(h *specs.Hooks) {
+	for _, list := range hooksOf(h) {
+		for i := range list {
+			if list[i].Timeout == nil {
+				seconds := int(hookBound / time.Second)
+				list[i].Timeout = &seconds
+			}
+		}
+	}
+}
+
+// A stuckError is an attempt that did not end though all of it was killed: a process in
+// uninterruptible sleep, or a service that does not answer.
+type stuckError struct {
+	err  error
+	over <-chan struct{} // closed when it has ended after all
+}
+
+func (e *stuckError) Error() string { return e.err.Error() + "; it cannot be killed" }
+func (e *stuckError) Unwrap() error { return e.err }
+
+// attempt calls f, which is what and starts processes, and kills them when ctx ends: those that it
+// started, with what they started in turn, and all in the cgroup group (nil = none).
+// The error is then why ctx ended, or a stuckError, when f goes on nevertheless.
+func attempt(ctx context.Context, what string, group map[string]string, f func() error) error {
+	if err := ctx.Err(); err != nil {
+		return givenUp(ctx, what)
+	}
+	var ours string  // the file with the children of f's thread
+	var before []int // those that it had before
+	begun, over := make(chan struct{}), make(chan struct{})
+	var err error // set before over is closed
+	go func() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		defer close(over)
+		defer func() {
+			if p := recover(); p != nil {
+				err = fault.Internal.Errorf("panicked: %v\n%s", p, debug.Stack())
+			}
+		}()
+		ours = fmt.Sprintf("/proc/self/task/%d/children", unix.Gettid())
+		before = childrenIn(ours)
+		close(begun)
+		if err = f(); err != nil {
+			reapChildren(ours, before)
+		}
+	}()
+	<-begun
+	select {
+	case <-over:
+		return err
+	case <-ctx.Done():
+	}
+	patience := time.After(endPatience)
+	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
+		endChildren(ours, before)
+		if group != nil {
+			_ = signalAll(group, unix.SIGKILL) // it may not be there yet
+		}
+		select {
+		case <-over:
+			if err == nil {
+				return nil // it was quicker
+			}
+			return givenUp(ctx, what)
+		case <-patience:
+			return &stuckError{givenUp(ctx, what), over}
+		case <-time.After(pause):
+		}
+	}
+}
+
+// givenUp says why ctx ended. It is not fault.Unavailable: nothing is to be gained by
+// another try at once.
+func givenUp(ctx context.Context, what string) error {
+	cause := context.Cause(ctx)
+	if errors.Is(cause, context.DeadlineExceeded) {
+		return fault.Internal.Errorf("%s took too long", what)
+	}
+	return fault.Internal.Errorf("%s was given up: %w", what, cause)
+}
+
+// outliving is a context that ends as ctx does, but not with the connection of its
+// caller, and after bound.
+func outliving(ctx context.Context, bound time.Duration) (context.Context, context.CancelCauseFunc) {
+	timed, stop := context.WithTimeout(context.WithoutCancel(ctx), bound)
+	out, cancel := context.WithCancelCause(timed)
+	forget := context.AfterFunc(ctx, func() {
+		if cause := context.Cause(ctx); !errors.Is(cause, wire.ErrGone) {
+			cancel(cause)
+		}
+	})
+	return out, func(cause error) {
+		cancel(cause)
+		if cause == nil {
+			forget()
+			stop()
+		}
+	}
+}
+
+// endChildren kills the processes in a list of children, and all that descend from them.
+// What the thread has started before is spared.
+func endChildren(list string, spared []int) {
+	var tree []int
+	collect(list, spared, &tree)
+	for _, fd := range tree {
+		_ = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0) // may have ended
+		unix.Close(fd)
+	}
+}
+
+// reapChildren ends and reaps the processes in a list of children, for which nobody
+// waits: libcontainer does not, for those of its stages that it had not heard of. One
+// that takes longer to end is left to reapOrphans.
+func reapChildren(list string, spared []int) {
+	for deadline := time.Now().Add(endPatience); ; time.Sleep(time.Millisecond) {
+		left := slices.DeleteFunc(childrenIn(list), func(pid int) bool { return slices.Contains(spared, pid) })
+		if len(left) == 0 || time.Now().After(deadline) {
+			return
+		}
+		endChildren(list, spared)
+		for _, pid := range left {
+			unix.Wait4(pid, nil, unix.WNOHANG, nil)
+		}
+	}
+}
+
+// maxTree bounds what endChildren looks at in one go; it is called again.
+const maxTree = 4096
+
+// collect adds pidfds of the processes listed in a file children, and of those below.
+// Each is stopped before its own are listed, so that it forks no more.
+func collect(list string, spared []int, tree *[]int) {
+	for _, pid := range childrenIn(list) {
+		if len(*tree) >= maxTree {
+			return
+		}
+		if slices.Contains(spared, pid) {
+			continue
+		}
+		fd, err := unix.PidfdOpen(pid, 0)
+		if err != nil {
+			continue
+		}
+		// The number may have become another's between the list and the pidfd. It
+		// cannot any more, if the process is not reaped after the second look.
+		if !slices.Contains(childrenIn(list), pid) || unix.PidfdSendSignal(fd, unix.SIGSTOP, nil, 0) != nil {
+			unix.Close(fd)
+			continue
+		}
+		*tree = append(*tree, fd)
+		tasks, _ := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
+		for _, task := range tasks {
+			collect(fmt.Sprintf("/proc/%d/task/%s/children", pid, task.Name()), nil, tree)
+		}
+	}
+}
+
+// childrenIn reads a file of proc_tid_children(5).
+func childrenIn(list string) (pids []int) {
+	data, _ := os.ReadFile(list)
+	for _, field := range strings.Fields(string(data)) {
+		if pid, err := strconv.Atoi(field); err == nil {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}

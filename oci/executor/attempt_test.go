@@ -1,0 +1,224 @@
+package executor_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/oci/wire"
+)
+
+// withHook has a hook run before the container's program; it says in started that it does.
+func withHook(started, script string) option {
+	return func(_ *wire.RunRequest, s *specs.Spec) {
+		s.Hooks = &specs.Hooks{CreateRuntime: []specs.Hook{{
+			Path: "/bin/sh", Args: []string{"sh", "-c", "echo > " + started + "; " + script}, Env: []string{"PATH=" + os.Getenv("PATH")},
+		}}}
+	}
+}
+
+// begin asks for a container and does not wait for the answer.
+func (n *node) begin(ctx context.Context, b *box) <-chan error {
+	result := make(chan error, 1)
+	go func() {
+		_, err := n.client.Call(ctx, wire.MethodRun, b.req, nil)
+		result <- err
+	}()
+	return result
+}
+
+// A hook that hangs, as one does that asks a device that does not answer, with a child
+// that has its output. The container must be killed all the same, by who started it or
+// by who stops it, and it keeps the executor from nothing.
+func TestStartThatHangs(t *testing.T) {
+	n := start(t)
+	ends := map[string]func(b *box, cancel context.CancelFunc){
+		"given up": func(_ *box, cancel context.CancelFunc) { cancel() },
+		"killed":   func(b *box, _ context.CancelFunc) { b.signal(unix.SIGKILL, true) },
+	}
+	for name, end := range ends {
+		started := filepath.Join(n.dir, strings.ReplaceAll(name, " ", "-"))
+		b := n.request([]string{"exit", "3"}, withHook(started, "sleep 3600 & wait; true"))
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		result := n.begin(ctx, b)
+		eventually(t, func() bool { _, err := os.Stat(started); return err == nil }, "%s: the hook does not run", name)
+		n.fails(fault.WrongState, wire.MethodDelete, wire.Ref{ID: b.id})
+		n.fails(fault.WrongState, wire.MethodSignal, wire.SignalRequest{ID: b.id, Signal: int(unix.SIGTERM)})
+		end(b, cancel)
+		if err := <-result; err == nil {
+			t.Errorf("%s: it was started", name)
+		}
+		eventually(t, func() bool {
+			_, err := n.client.Call(t.Context(), wire.MethodDelete, wire.Ref{ID: b.id}, nil)
+			return err == nil
+		}, "%s: it cannot be deleted", name)
+		again := n.request([]string{"exit", "3"})
+		again.req.ID, b.req = b.id, again.req
+		n.call(wire.MethodRun, again.req, nil)
+		if e := n.waitExit(b.id); e.Code != 3 {
+			t.Errorf("%s: exit of the retry is %+v", name, e)
+		}
+	}
+	eventually(t, func() bool { return !strings.Contains(commands(n.cmd.Process.Pid), "sleep 3600") }, "what the hook started lives")
+	n.upgrade()
+}
+
+// A start that hangs, left by a daemon that has ended, neither keeps the next one
+// waiting nor the executor from being upgraded.
+func TestStartLeftBehindHangs(t *testing.T) {
+	n := start(t)
+	busy := n.run([]string{"count", "-1", "1ms"})
+	started := filepath.Join(n.dir, "started")
+	b := n.request([]string{"exit", "3"}, withHook(started, "sleep 3600"))
+	dead, err := wire.Dial(t.Context(), n.socket())
+	if err != nil {
+		t.Fatal(err)
+	}
+	go dead.Call(t.Context(), wire.MethodRun, b.req, nil)
+	eventually(t, func() bool { _, err := os.Stat(started); return err == nil }, "the hook does not run")
+	dead.Close()
+	var all []wire.Info
+	if n.call(wire.MethodList, nil, &all); len(all) != 1 {
+		t.Errorf("list is %+v", all)
+	}
+	before := busy.numbered()
+	upgraded := make(chan struct{})
+	go func() {
+		defer close(upgraded)
+		n.upgrade()
+	}()
+	eventually(t, func() bool { return busy.numbered() > before+1000 }, "the log stands still")
+	<-upgraded
+	b.delete()
+	again := n.run([]string{"exit", "3"})
+	if e := again.wait(); e.Code != 3 {
+		t.Errorf("exit of the next is %+v", e)
+	}
+}
+
+// commands are the command lines of a process's descendants.
+func commands(pid int) string {
+	var all strings.Builder
+	tasks, _ := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
+	for _, task := range tasks {
+		children, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%s/children", pid, task.Name()))
+		for _, child := range strings.Fields(string(children)) {
+			line, _ := os.ReadFile("/proc/" + child + "/cmdline")
+			all.WriteString(strings.ReplaceAll(string(line), "\x00", " ") + "\n")
+			var id int
+			fmt.Sscan(child, &id)
+			all.WriteString(commands(id))
+		}
+	}
+	return all.String()
+}
+
+// threads is how many threads a process has.
+func threads(pid int) int {
+	tasks, _ := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
+	return len(tasks)
+}
+
+// A container that stops every process it sees stops execs, too, before they are what
+// they are to be. They end with those who wait for them.
+func TestExecWhereEverythingIsStopped(t *testing.T) {
+	n := start(t)
+	b := n.run([]string{"sleep", "for-ever"})
+	bad := b.exec(wire.ExecRequest{Process: process("print", "up", "stop-others")})
+	line(t, bad.files["stdout"])
+	stoppedOne := false
+	for range 20 {
+		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+		files, err := n.client.Call(ctx, wire.MethodExec, wire.ExecRequest{ID: b.id, Process: process("exit", "0")}, nil)
+		cancel()
+		for _, f := range files {
+			f.Close()
+		}
+		stoppedOne = stoppedOne || err != nil
+	}
+	if !stoppedOne {
+		t.Log("no exec was stopped while it was being started")
+	}
+	eventually(t, func() bool {
+		return !strings.Contains(commands(n.cmd.Process.Pid), "runc:[2:INIT]") && !strings.Contains(commands(n.cmd.Process.Pid), "crisp-executor init")
+	},
+		"an exec is left: %s", commands(n.cmd.Process.Pid))
+	n.call(wire.MethodExecKill, wire.ExecRef{ExecID: bad.ExecID}, nil)
+	bad.wait()
+	if code := b.exec(wire.ExecRequest{Process: process("exit", "4")}).wait(); code != 4 {
+		t.Errorf("an exec after that ended with %d", code)
+	}
+	n.upgrade()
+}
+
+// A probe whose time is over before its command has begun must not begin it afterwards:
+// nobody would wait for it, or end it.
+func TestExecGivenUpWhileItStarts(t *testing.T) {
+	n := start(t)
+	b := n.run([]string{"sleep", "for-ever"})
+	b.exec(wire.ExecRequest{Process: process("exit", "0")}).wait()
+	before := threads(n.cmd.Process.Pid)
+	for i := range 200 {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i)*200*time.Microsecond)
+		files, err := n.client.Call(ctx, wire.MethodExec, wire.ExecRequest{ID: b.id, Process: process("sleep", "for-ever")}, nil)
+		cancel()
+		if err == nil {
+			for _, f := range files {
+				f.Close()
+			}
+			break // from here on they are in time
+		}
+	}
+	eventually(t, func() bool { return strings.Count(commands(n.cmd.Process.Pid), "sleep for-ever") <= 2 }, "execs run on that were given up")
+	eventually(t, func() bool { return len(b.members()) <= 2 }, "the container has %v", b.members())
+	if now := threads(n.cmd.Process.Pid); now > before+20 {
+		t.Errorf("the executor has %d threads, had %d", now, before)
+	}
+}
+
+// members are the processes of the container's cgroup and of those below.
+func (b *box) members() (pids []string) {
+	dir := b.reply.Cgroups["freezer"]
+	if dir == "" {
+		dir = b.reply.Cgroups[""]
+	}
+	filepath.WalkDir(dir, func(path string, _ os.DirEntry, err error) error {
+		if err == nil && filepath.Base(path) == "cgroup.procs" {
+			data, _ := os.ReadFile(path)
+			pids = append(pids, strings.Fields(string(data))...)
+		}
+		return nil
+	})
+	return pids
+}
+
+// Nothing can be started in a frozen container: it would stand still half made.
+func TestExecInAFrozenContainer(t *testing.T) {
+	n := start(t)
+	b := n.run([]string{"sleep", "for-ever"})
+	file, on, off := filepath.Join(b.reply.Cgroups["freezer"], "freezer.state"), "FROZEN", "THAWED"
+	if b.reply.Cgroups["freezer"] == "" {
+		file, on, off = filepath.Join(b.reply.Cgroups[""], "cgroup.freeze"), "1", "0"
+	}
+	freeze := func(value string) {
+		if err := os.WriteFile(file, []byte(value), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	freeze(on)
+	defer freeze(off)
+	n.fails(fault.WrongState, wire.MethodExec, wire.ExecRequest{ID: b.id, Process: process("exit", "0")})
+	freeze(off)
+	if code := b.exec(wire.ExecRequest{Process: process("exit", "4")}).wait(); code != 4 {
+		t.Errorf("an exec after the thaw ended with %d", code)
+	}
+}
