@@ -44,6 +44,7 @@ func TestScript(t *testing.T) {
 			env.Setenv("ROOT", n.root)
 			env.Setenv("STATE", n.state)
 			env.Setenv("SOCKET", n.socket)
+			env.Setenv("DIR", n.dir)
 			env.Setenv("LOGS", filepath.Join(n.dir, "logs"))
 			env.Setenv("BIN", build.dir)
 			env.Setenv("PATH", build.dir+":"+os.Getenv("PATH"))

@@ -33,10 +33,13 @@ func runGenerate(c *cli, args []string) error {
 Description=crisp agent: runs the pods of %[2]s
 Wants=crisp.service network-online.target
 After=crisp.service network-online.target
+# Whatever keeps it from starting, it is there again soon after that is mended.
+StartLimitIntervalSec=0
 
 [Service]
 ExecStart=%[1]s --runtime-endpoint %[4]s agent --manifests %[2]s --root %[3]s
 Restart=always
+RestartSec=2
 # Containers are the runtime's: they run on without the agent.
 KillMode=process
 Delegate=yes

@@ -14,6 +14,8 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
@@ -143,6 +145,61 @@ func TestScrape(t *testing.T) {
 	if err := m.serve(""); err != nil || answers("127.0.0.1", port) {
 		t.Errorf("they are still served (err %v)", err)
 	}
+}
+
+// An address that cannot be had yet is taken once it can, unless another one was asked
+// for meanwhile.
+func TestScrapeAwaits(t *testing.T) {
+	tel, err := telemetry.New(telemetry.Options{Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := scrape{log: slog.New(slog.DiscardHandler), tel: tel, retry: time.Millisecond}
+	defer m.end()
+	dir := t.TempDir()
+	served := func(path string) bool {
+		_, err := os.Lstat(path)
+		return err == nil
+	}
+	// The file is in the directory's way.
+	block := func(name string) (file, address string) {
+		file = filepath.Join(dir, name)
+		if err := os.WriteFile(file, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return file, filepath.Join(file, "metrics")
+	}
+	file, address := block("late")
+	m.await(t.Context(), "unix://"+address)
+	if served(address) {
+		t.Fatal("they are served in a file")
+	}
+	if err := os.Remove(file); err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(time.Minute); !served(address); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("they are not served though they could be")
+		}
+	}
+	m.end()
+
+	file, address = block("dropped")
+	synctest.Test(t, func(t *testing.T) {
+		m := scrape{log: slog.New(slog.DiscardHandler), tel: tel}
+		m.await(t.Context(), "unix://"+address)
+		if err := m.serve(""); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Remove(file); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(2 * retryScrape)
+		synctest.Wait()
+		if served(address) {
+			t.Error("they are served where they were asked for before")
+		}
+	})
 }
 
 // Two daemons on one directory would undo each other's work.

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -14,8 +13,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/config"
 	"github.com/crisp-cri/crisp/server/telemetry"
@@ -114,65 +111,5 @@ func serveHTTP(l net.Listener, h http.Handler, log *slog.Logger) (stop func()) {
 	return func() {
 		s.Close()
 		l.Close() // which Close knows of once it is being served
-	}
-}
-
-// A scrape is where metrics are served besides the debug socket.
-type scrape struct {
-	log  *slog.Logger
-	tel  *telemetry.Telemetry
-	at   string
-	stop func() // nil = nowhere
-}
-
-// serve serves the metrics at address from now on, and nowhere else; "" is nowhere.
-// If it cannot, nothing changes.
-func (m *scrape) serve(address string) error {
-	l, err := listenAt(address)
-	if errors.Is(err, unix.EADDRINUSE) && m.stop != nil {
-		// The one in the way may be ours: 127.0.0.1:9090 becomes :9090.
-		old := m.at
-		m.end()
-		if l, err = listenAt(address); err != nil {
-			back, berr := listenAt(old)
-			if berr == nil {
-				m.begin(old, back)
-			}
-			err = errors.Join(err, berr)
-		}
-	}
-	if err != nil {
-		return fmt.Errorf("serve metrics: %w", err)
-	}
-	m.end()
-	m.begin(address, l)
-	return nil
-}
-
-// listenAt listens at a metrics.address; nil = nowhere.
-func listenAt(address string) (net.Listener, error) {
-	path, isUnix := strings.CutPrefix(address, "unix://")
-	switch {
-	case address == "":
-		return nil, nil
-	case isUnix:
-		return listen(path)
-	}
-	return net.Listen("tcp", address)
-}
-
-func (m *scrape) begin(address string, l net.Listener) {
-	if l == nil {
-		return
-	}
-	mux := http.NewServeMux()
-	mux.Handle("/metrics", m.tel.Handler())
-	m.at, m.stop = address, serveHTTP(l, mux, m.log)
-}
-
-func (m *scrape) end() {
-	if m.stop != nil {
-		m.stop()
-		m.stop = nil
 	}
 }

@@ -70,13 +70,11 @@ func serve(c *config.Config, src config.Source) error {
 		return err
 	}
 	stopDebug, err := serveDebug(c.State, d.telemetry, &d.config, log)
-	if err == nil {
-		defer stopDebug()
-		err = d.scrape.serve(c.Metrics.Address)
-	}
 	if err != nil {
 		return errors.Join(err, d.server.Close(), d.close())
 	}
+	defer stopDebug()
+	d.scrape.await(ctx, c.Metrics.Address)
 	g := grpc.NewServer(d.server.Interceptors()...)
 	d.server.Register(g)
 	if err := d.server.Start(ctx); err != nil {

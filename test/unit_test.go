@@ -1,0 +1,33 @@
+package test
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"testing"
+)
+
+// A service that must run pods is started again however often it fails: by default
+// systemd gives up after five starts in ten seconds (systemd.unit(5)), and a disk that
+// was full for that long would cost the node until somebody logs in. Nor does the unit
+// raise the soft limit of open files, which the containers would inherit.
+func TestUnits(t *testing.T) {
+	units, err := filepath.Glob("../packaging/systemd/*.service.in")
+	if err != nil || len(units) < 2 {
+		t.Fatalf("the units are %q, %v", units, err)
+	}
+	for _, unit := range units {
+		text, err := os.ReadFile(unit)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, want := range []string{`(?ms)^\[Unit\][^[]*^StartLimitIntervalSec=0$`, `(?ms)^\[Service\].*^Restart=always$`} {
+			if !regexp.MustCompile(want).Match(text) {
+				t.Errorf("%s has no %s", unit, want)
+			}
+		}
+		if filepath.Base(unit) == "crisp.service.in" && regexp.MustCompile(`(?m)^LimitNOFILE=`).Match(text) {
+			t.Errorf("%s limits open files", unit)
+		}
+	}
+}
