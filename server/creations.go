@@ -23,6 +23,12 @@ const uncollectedLife = 2 * time.Minute
 // something hangs, and then the kubelet waits four minutes for the whole.
 const stageLife = 90 * time.Second
 
+// stageLives are those of stages that may rightly take longer; 0 = as long as they like.
+var stageLives = map[string]time.Duration{
+	"cni":   4 * time.Minute, // what the kubelet gives RunPodSandbox: plugins wait for clouds and DHCP
+	"image": 0,               // a pull, which has a bound of its own on how long nothing may move
+}
+
 // creations are the objects of one kind that are being made, by name.
 //
 // A creation belongs to its name and not to the caller who began it. Callers with
@@ -318,7 +324,14 @@ func (c *creation) enter(ctx context.Context, name string) (context.Context, con
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.stage = name
-	return context.WithTimeout(ctx, stageLife)
+	life, own := stageLives[name]
+	switch {
+	case !own:
+		life = stageLife
+	case life == 0:
+		return context.WithCancel(ctx)
+	}
+	return context.WithTimeout(ctx, life)
 }
 
 // progress says how far a creation is, for people who wait for it.

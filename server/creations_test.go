@@ -65,6 +65,38 @@ func (b *bench) build(ctx context.Context, c *creation) error {
 	return b.err
 }
 
+// A network that takes its time, and a base image that is big, come to their end; what
+// hangs elsewhere does not keep a creation for ever.
+func TestStagesThatTakeLong(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		defer b.stop()
+		for _, test := range []struct {
+			stage string
+			takes time.Duration
+			ends  bool
+		}{
+			{"cni", 200 * time.Second, true}, {"cni", time.Hour, false},
+			{"image", time.Hour, true}, {"rootfs", time.Hour, false},
+		} {
+			_, err := b.do(t.Context(), test.stage+test.takes.String(), wants("x"), func(ctx context.Context, c *creation) error {
+				ctx, cancel := c.enter(ctx, test.stage)
+				defer cancel()
+				c.discard = func(context.Context) error { return nil }
+				select {
+				case <-time.After(test.takes):
+					return nil
+				case <-ctx.Done():
+					return ctx.Err()
+				}
+			})
+			if (err == nil) != test.ends {
+				t.Errorf("stage %s that takes %v: %v", test.stage, test.takes, err)
+			}
+		}
+	})
+}
+
 // goCall is call in the background.
 func (b *bench) goCall(ctx context.Context, name string, req proto.Message) <-chan answer {
 	got := make(chan answer, 1)
