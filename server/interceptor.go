@@ -101,6 +101,7 @@ func (s *Server) finish(ctx context.Context, c call, result []any, err error) er
 	}
 	took, shares := c.End(telemetry.Outcome{
 		Code: code.String(), Err: err, Attrs: append(slices.Clip(c.subject), result...), Result: pullResult(c.RPC, code, err),
+		Left: ctx.Err() != nil && c.RPC != "GetContainerEvents", // which ends in no other way
 	})
 	args := append(append([]any{"took", brief(took)}, slow(took, shares)...), result...)
 	if n := c.Counted(telemetry.Bytes); n > 0 {

@@ -137,6 +137,9 @@ var containerMetrics = []metric{
 	{"container_memory_failures_total", "Page faults.", []string{"failure_type", "scope"}, counter,
 		func(s *sample) []point {
 			return []point{
+				// Nothing of a container or a pod is counted apart from what is below it.
+				{[]string{"pgfault", "container"}, s.stats.Memory.PageFaults},
+				{[]string{"pgmajfault", "container"}, s.stats.Memory.MajorPageFaults},
 				{[]string{"pgfault", "hierarchy"}, s.stats.Memory.PageFaults},
 				{[]string{"pgmajfault", "hierarchy"}, s.stats.Memory.MajorPageFaults},
 			}

@@ -143,6 +143,7 @@ type Outcome struct {
 	Err    error
 	Attrs  []any  // as for slog: what the call was about
 	Result string // of a pull: success, or why not
+	Left   bool   // the client did not wait for the end
 }
 
 // End is called when the RPC has ended; it returns what took the time.
@@ -159,7 +160,7 @@ func (c *Call) End(o Outcome) (took time.Duration, shares []stage.Share) {
 	c.t.calls.Delete(c)
 	c.t.inFlight.WithLabelValues(c.RPC).Dec()
 	c.t.rpcs.WithLabelValues(c.RPC, o.Code).Observe(took.Seconds())
-	if o.Code == "DeadlineExceeded" || o.Code == "Canceled" {
+	if o.Left {
 		c.t.abandoned.WithLabelValues(c.RPC, open).Inc()
 	}
 	if o.Result != "" {

@@ -65,7 +65,12 @@ func TestMetrics(t *testing.T) {
 	if lines := strings.Split(strings.TrimSpace(w.Body.String()), "\n"); len(lines) != 2 || !strings.HasPrefix(lines[1], "RunPodSandbox") || !strings.HasSuffix(lines[1], "cni") {
 		t.Errorf("calls under way: %q", lines)
 	}
-	going.End(telemetry.Outcome{Code: "DeadlineExceeded", Err: context.DeadlineExceeded})
+	_, probe := tel.Begin(t.Context(), "ExecSync") // its own timeout; the client is there
+	probe.End(telemetry.Outcome{Code: "DeadlineExceeded", Err: context.DeadlineExceeded})
+	if got := scrape(tel); strings.Contains(got, `crisp_rpc_abandoned_total{`) {
+		t.Error("a call that ran into its own timeout is counted as abandoned")
+	}
+	going.End(telemetry.Outcome{Code: "DeadlineExceeded", Err: context.DeadlineExceeded, Left: true})
 	if want := `crisp_rpc_abandoned_total{rpc="RunPodSandbox",stage="cni"} 1`; !strings.Contains(scrape(tel), want) {
 		t.Errorf("no %s", want)
 	}
