@@ -97,12 +97,13 @@ func (s *Server) dumpFiles(ctx context.Context, c *oci.Container, dir string) er
 	return copyLog(c.Config().LogPath, filepath.Join(dir, checkpoint.ContainerLog))
 }
 
-// copyLog copies a log, if there is one. The kubelet may have made a link of it.
+// copyLog copies a log, if there is one. It follows no link: a pod that may write to the
+// log directory could have it read any file of the host into the archive.
 func copyLog(from, to string) error {
 	if from == "" {
 		return nil
 	}
-	in, err := os.OpenFile(from, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	in, err := os.OpenFile(from, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
@@ -110,6 +111,9 @@ func copyLog(from, to string) error {
 		return err
 	}
 	defer in.Close()
+	if info, err := in.Stat(); err != nil || !info.Mode().IsRegular() {
+		return errors.Join(err, fault.WrongState.Errorf("log %s is no regular file", from))
+	}
 	out, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err

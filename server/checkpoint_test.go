@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -469,5 +470,28 @@ func TestRestorePodTooLate(t *testing.T) {
 	release()
 	if _, err := n.RestorePod(ctx, req); err != nil {
 		t.Errorf("the next one: %v", err)
+	}
+}
+
+// A log that a pod has made a link, or something that is no file, is not read.
+func TestCopyLogFollowsNoLink(t *testing.T) {
+	dir := t.TempDir()
+	secret, link, fifo, to := filepath.Join(dir, "secret"), filepath.Join(dir, "link"), filepath.Join(dir, "fifo"), filepath.Join(dir, "to")
+	if err := os.WriteFile(secret, []byte("secret"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(os.Symlink(secret, link), unix.Mkfifo(fifo, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	for _, from := range []string{link, fifo, dir} {
+		if err := copyLog(from, to); err == nil {
+			t.Errorf("%s was copied", from)
+		}
+	}
+	if _, err := os.Lstat(to); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("there is a copy: %v", err)
+	}
+	if err := copyLog(secret, to); err != nil {
+		t.Error(err)
 	}
 }

@@ -2,10 +2,14 @@ package crilog
 
 import (
 	"bytes"
+	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // A Writer appends a container's output to its log. Streams may be written from
@@ -51,8 +55,26 @@ func Resume(f *os.File, path string, max int, report func(err error, lost int64)
 	return &Writer{path: path, max: max, report: report, file: f}
 }
 
+// create opens a log to append to. A pod that may write to the log directory could put
+// something else there: a link would lead to any file of the host, and a FIFO would
+// hold the writer.
 func create(path string) (*os.File, error) {
-	return os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o640)
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o640)
+	if errors.Is(err, unix.ELOOP) {
+		return nil, fmt.Errorf("log %s is a symbolic link: %w", path, err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	info, err := f.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = fmt.Errorf("log %s is no regular file", path)
+	}
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
 }
 
 // Write appends the records of p with one write(2). It returns no error: see Open.
