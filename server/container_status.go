@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"encoding/json"
+	"strings"
 	"time"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -79,6 +80,19 @@ func nanos(t time.Time) int64 {
 	return t.UnixNano()
 }
 
+// tagOf is the one of an image's tags that the user's name for it stands for, else the
+// first.
+func tagOf(tags []string, name string) string {
+	for _, full := range []string{name, name + ":latest"} {
+		for _, tag := range tags {
+			if tag == full || name != "" && strings.HasSuffix(tag, "/"+full) {
+				return tag
+			}
+		}
+	}
+	return tags[0]
+}
+
 // containerImage is the image by the name that people know: a tag that it has
 // now, else what the user wrote, else what the kubelet asked for. It is never
 // empty, not even when the image is gone.
@@ -94,7 +108,7 @@ func (s *Server) containerImage(rec *containerRecord) *cri.ImageSpec {
 		spec.Image = spec.UserSpecifiedImage
 	}
 	if img, err := s.images.Get(rec.imageID); err == nil && len(img.Tags) > 0 {
-		spec.Image = img.Tags[0]
+		spec.Image = tagOf(img.Tags, asked.GetUserSpecifiedImage())
 	}
 	if spec.Image == "" {
 		spec.Image = rec.imageRef

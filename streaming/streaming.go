@@ -121,6 +121,7 @@ func New(o Options, r Runtime) (*Server, error) {
 	s.http = &http.Server{
 		Handler:           mux,
 		ReadHeaderTimeout: headerTimeout,
+		IdleTimeout:       headerTimeout, // of connections that no request is on; they have shown no token yet
 		BaseContext:       func(net.Listener) context.Context { return ctx },
 		ConnContext:       connContext,
 		ConnState:         connState,

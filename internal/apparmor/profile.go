@@ -57,6 +57,8 @@ profile NAME flags=(attach_disconnected,mediate_deleted) {
   # What tells secrets of the machine.
   deny /sys/firmware/{,**} rwlkx,
   deny /sys/kernel/{debug,security,tracing}/{,**} rwlkx,
+  # How much power the processor takes tells what others compute (CVE-2020-8694).
+  deny /sys/devices/virtual/powercap/{,**} rwlkx,
 }
 `
 
