@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/rogpeppe/go-internal/testscript"
@@ -57,11 +58,15 @@ func (n *node) nobodyCmd(ts *testscript.TestScript, args []string) error {
 			if err != nil {
 				return err
 			}
-			for _, line := range found {
+			for i, line := range found {
 				for name, id := range n.ids {
 					line = strings.ReplaceAll(line, id, name)
 				}
-				fmt.Fprintln(ts.Stdout(), strings.TrimPrefix(line, n.dir+"/"))
+				found[i] = strings.TrimPrefix(line, n.dir+"/")
+			}
+			slices.Sort(found) // by name and not by ID
+			for _, line := range found {
+				fmt.Fprintln(ts.Stdout(), line)
 			}
 		}
 		return nil

@@ -17,6 +17,7 @@
 //	cat PATH         a file's content
 //	ls PATH          a directory's names, a line each
 //	write PATH TEXT  TEXT into a file
+//	flood MIB        that many MiB to stdout
 //	copy FROM TO     a file, with its mode
 //	chmod MODE PATH  an octal mode, as 4755
 //	mknod PATH M N   a block device that all may use
@@ -119,6 +120,12 @@ func main() {
 			data, err := os.ReadFile(next())
 			check(err)
 			check(os.WriteFile(next(), data, 0o755))
+		case "flood":
+			block := make([]byte, 1<<20)
+			for range number(next()) {
+				_, err := os.Stdout.Write(block)
+				check(err)
+			}
 		case "chmod":
 			mode, err := strconv.ParseUint(next(), 8, 32)
 			check(err)
