@@ -6,7 +6,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
@@ -26,10 +25,17 @@ func (c *care) sweep(ctx context.Context) {
 		return
 	}
 	known := map[string]bool{}
-	for _, pod := range slices.Concat(c.wanted.Pods(), c.driver.Accepted()) {
+	for _, pod := range c.wanted.Pods() {
 		known[string(pod.UID)] = true
 	}
-	var err error
+	dirs, err := os.ReadDir(filepath.Join(c.Root, "pods")) // also of pods whose record cannot be read
+	if err != nil {
+		c.Log.WarnContext(ctx, "what was left behind is not known", "err", err)
+		return
+	}
+	for _, dir := range dirs {
+		known[dir.Name()] = true
+	}
 	if c.cgroups != nil {
 		err = errors.Join(c.weigh(), c.cgroups.Sweep(func(uid string) bool { return known[uid] }))
 	}

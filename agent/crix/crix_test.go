@@ -257,7 +257,10 @@ func TestFiles(t *testing.T) {
 	if err != nil || info.Mode().Perm() != 0o777 {
 		t.Errorf("emptyDir: %v, %v", info, err)
 	}
-	if err := os.MkdirAll(filepath.Join(d.podsDir(), "half-made", "volumes"), 0o755); err != nil {
+	if err := os.MkdirAll(filepath.Join(d.podsDir(), "half-made"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(d.podsDir(), "half-made", ".pod.json.1.tmp"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
 
@@ -284,6 +287,55 @@ func TestFiles(t *testing.T) {
 	}
 	if err := next.forgetFiles(uid); err != nil {
 		t.Errorf("a second time: %v", err)
+	}
+}
+
+// What is in a directory that the agent knows nothing of stays: it may be the kubelet's,
+// or the disk had a bad moment. When it can be read again it is the pod's.
+func TestUnknownFilesStay(t *testing.T) {
+	d := driver(t)
+	pod := read(t, "  containers: [{name: a, image: i}]\n  volumes: [{name: e, emptyDir: {}}]\n")
+	if err := d.makeFiles(pod); err != nil {
+		t.Fatal(err)
+	}
+	data := filepath.Join(d.volumes.Path(pod, &pod.Spec.Volumes[0]), "data")
+	kubelets := filepath.Join(d.podsDir(), "4a5d7f0c", "volumes", "kubernetes.io~empty-dir", "v", "data")
+	if err := os.MkdirAll(filepath.Dir(kubelets), 0o750); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{data, kubelets} {
+		if err := os.WriteFile(path, []byte("precious"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	record := filepath.Join(d.podDir(string(pod.UID)), "pod.json")
+	accepted, err := os.ReadFile(record)
+	if err != nil {
+		t.Fatal(err)
+	}
+	start := func() *Driver {
+		next, err := New(d.Options)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, path := range []string{data, kubelets} {
+			if got, err := os.ReadFile(path); string(got) != "precious" {
+				t.Errorf("%s: %q, %v", path, got, err)
+			}
+		}
+		return next
+	}
+	if err := os.WriteFile(record, []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got := start().Accepted(); len(got) != 0 {
+		t.Errorf("accepted %v", got)
+	}
+	if err := os.WriteFile(record, accepted, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got := start().Accepted(); len(got) != 1 || got[0].UID != pod.UID {
+		t.Errorf("accepted %v", got)
 	}
 }
 

@@ -16,9 +16,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// findFiles learns which pods have files. A directory without a readable
-// pod.json is one whose making or removing was cut short: what is in it belongs
-// to nobody.
+// findFiles learns which pods have files. A directory without a readable pod.json
+// stays as it is: another version wrote it, the disk had a bad moment, or it is the
+// kubelet's. Of what this package makes and removes only an empty one has none.
 func (d *Driver) findFiles() error {
 	if err := os.MkdirAll(d.podsDir(), 0o750); err != nil {
 		return err
@@ -29,16 +29,29 @@ func (d *Driver) findFiles() error {
 	}
 	for _, e := range entries {
 		pod, err := d.readPod(e.Name())
-		if err != nil {
-			d.Log.Warn("files of an unknown pod removed", "uid", e.Name(), "err", err)
-			if err := d.removeFiles(e.Name()); err != nil {
-				d.Log.Error("files of an unknown pod stay", "uid", e.Name(), "err", err)
-			}
-			continue
+		switch {
+		case err == nil:
+			d.files[e.Name()] = pod
+		case errors.Is(err, fs.ErrNotExist) && d.removeEmpty(e.Name()) == nil:
+		default:
+			d.Log.Error("files of an unknown pod stay", "uid", e.Name(), "err", err)
 		}
-		d.files[e.Name()] = pod
 	}
 	return nil
+}
+
+// removeEmpty removes the directory of a pod whose making or removing was cut short.
+func (d *Driver) removeEmpty(uid string) error {
+	unfinished, err := filepath.Glob(filepath.Join(d.podDir(uid), ".pod.json.*.tmp"))
+	if err != nil {
+		return err
+	}
+	for _, path := range unfinished {
+		if err := os.Remove(path); err != nil {
+			return err
+		}
+	}
+	return os.Remove(d.podDir(uid))
 }
 
 func (d *Driver) readPod(uid string) (*v1.Pod, error) {
