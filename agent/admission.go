@@ -12,12 +12,22 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// active are the pods that have not ended.
+// active are the pods that have not ended. One that has failed is active as long as a
+// container of it still has its grace: it holds its ports and its memory.
 func (c *care) active(pods []*v1.Pod) []*v1.Pod {
-	return slices.DeleteFunc(slices.Clone(pods), func(pod *v1.Pod) bool {
-		s := c.status.Get(pod.UID)
-		return s != nil && (s.Phase == v1.PodFailed || s.Phase == v1.PodSucceeded)
+	return slices.DeleteFunc(slices.Clone(pods), func(pod *v1.Pod) bool { return c.finished(pod) && !runs(c.status.Last(pod)) })
+}
+
+// runs reports whether a container of the pod runs.
+func runs(s *v1.PodStatus) bool {
+	return slices.ContainsFunc(slices.Concat(s.InitContainerStatuses, s.ContainerStatuses, s.EphemeralContainerStatuses), func(c v1.ContainerStatus) bool {
+		return c.State.Running != nil
 	})
+}
+
+// finished reports whether the pod has Failed or Succeeded.
+func (c *care) finished(pod *v1.Pod) bool {
+	return podsync.Terminal(c.status.Last(pod))
 }
 
 // beside are the pods that were let in before this one and have not ended.
@@ -25,7 +35,7 @@ func (c *care) beside(pod *v1.Pod, others []*v1.Pod) []*v1.Pod {
 	there := map[types.UID]bool{}
 	list := slices.DeleteFunc(c.active(others), func(o *v1.Pod) bool {
 		there[o.UID] = true
-		in := c.admitted[o.UID] || c.status.Get(o.UID) != nil || c.driver.LoadStatus(o) != nil
+		in := c.admitted[o.UID] || c.status.Last(o) != nil
 		return o.UID == pod.UID || !in
 	})
 	maps.DeleteFunc(c.admitted, func(uid types.UID, _ bool) bool { return !there[uid] })

@@ -111,7 +111,7 @@ func (c *care) start(ctx context.Context) {
 	}
 	c.evict = evict.New(evict.Options{
 		Thresholds: a.Care.Evict, MinReclaim: a.Care.EvictReclaim, Apart: c.apart, MaxGrace: a.Care.EvictGrace, Transition: a.Care.EvictTransition, Log: a.Log,
-		Measure: c.measure, Pods: c.usage, Reclaim: c.reclaim, Evict: c.end, Condition: c.condition,
+		Measure: c.measure, Pods: c.usage, Reclaim: c.reclaim, Evict: c.end, Clean: c.clean, Condition: c.condition,
 	})
 	go c.evict.Run(ctx)
 	if a.Care.LogSize > 0 {

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/crisp-cri/crisp/agent/crix"
+	v1 "k8s.io/api/core/v1"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
@@ -44,7 +45,8 @@ func (c *care) imagesInUse(ctx context.Context) (map[string]bool, error) {
 			used[name] = true
 		}
 	}
-	for _, pod := range slices.Concat(c.active(c.wanted.Pods()), c.driver.Accepted()) {
+	accepted := slices.DeleteFunc(c.driver.Accepted(), func(pod *v1.Pod) bool { return c.finished(pod) && c.driver.Clean(pod.UID) })
+	for _, pod := range slices.Concat(c.active(c.wanted.Pods()), accepted) {
 		for i := range pod.Spec.Volumes {
 			if image := pod.Spec.Volumes[i].Image; image != nil {
 				if resp, err := c.images.ImageStatus(ctx, &cri.ImageSpec{Image: image.Reference}, false); err == nil {

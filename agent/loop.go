@@ -20,6 +20,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/status"
 	"github.com/crisp-cri/crisp/agent/store"
 	"github.com/crisp-cri/crisp/agent/worker"
+	"github.com/crisp-cri/crisp/agent/workload"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	internalapi "k8s.io/cri-api/pkg/apis"
@@ -54,6 +55,7 @@ type agent struct {
 	// volumesDue tells that objects have changed which volumes may show.
 	volumesDue chan struct{}
 	pool       atomic.Pointer[worker.Pool]
+	scarce     atomic.Bool   // there is too little disk: workers remove dead containers
 	early      []podsync.Key // in the runtime before the source has reported
 	beat       atomic.Int64  // when the loop last began a turn; Unix ns
 }
@@ -204,10 +206,21 @@ func (a *agent) apply(ctx context.Context, pool *worker.Pool, changes []desired.
 }
 
 // judge asks whether a new pod may run here. One that an earlier agent has let in
-// is not asked about again: it runs.
+// is not asked about again: it runs. One that was rejected is, for there may be room
+// now; but not that of a workload, which has another in its place.
 func (a *agent) judge(c desired.Change) *podsync.Verdict {
-	if c.Op != desired.Add || a.admit == nil || a.driver.LoadStatus(c.Pod) != nil {
+	if c.Op != desired.Add || a.admit == nil {
 		return nil
+	}
+	if s := a.driver.LoadStatus(c.Pod); s != nil {
+		if !status.Rejected(s) || c.Pod.Annotations[workload.AnnotationWorkload] != "" {
+			return nil
+		}
+		if err := a.driver.DropStatus(c.Pod); err != nil {
+			a.Log.Error("pod stays rejected", "pod", c.Key.String(), "err", err)
+			return nil
+		}
+		a.status.Drop(c.Pod.UID)
 	}
 	return a.admit(c.Pod, a.wanted.Pods())
 }
@@ -231,6 +244,7 @@ func (b backend) Observe(ctx context.Context, key podsync.Key, pod *v1.Pod) (pod
 		}
 	}
 	have.Probes = b.a.probes.Results(pod, ids)
+	have.Scarce = b.a.scarce.Load()
 	have.Pending = b.a.resizes.pending(pod.UID)
 	return have, nil
 }
@@ -266,7 +280,7 @@ func (a *agent) probe(pod *v1.Pod, now *v1.PodStatus) {
 			}
 		}
 	}
-	over := now.Phase == v1.PodFailed || now.Phase == v1.PodSucceeded || pod.DeletionTimestamp != nil
+	over := podsync.Terminal(now) || pod.DeletionTimestamp != nil
 	switch {
 	case !over:
 		a.probes.Add(pod)

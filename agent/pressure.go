@@ -104,6 +104,9 @@ func pidsNow() (o evict.Observation, ok bool) {
 func (c *care) usage(ctx context.Context, all bool) ([]evict.Pod, error) {
 	var pods []evict.Pod
 	for _, pod := range c.active(c.wanted.Pods()) {
+		if c.finished(pod) {
+			continue // it is ending already
+		}
 		if all || bounded(pod) {
 			pods = append(pods, evict.Pod{
 				Pod: pod, Requests: c.driver.Requests(pod), Use: map[v1.ResourceName]int64{}, Containers: map[string]int64{}, Volumes: map[string]int64{},
@@ -177,14 +180,4 @@ func (c *care) measurePod(p *evict.Pod, s *cri.PodSandboxStats) {
 	p.Use[v1.ResourceEphemeralStorage], p.Use["inodes"] = disk, inodes
 	p.Use[evict.LayersDisk], p.Use[evict.LayersFiles] = layers, layerFiles
 	p.Use[evict.NodeDisk], p.Use[evict.NodeFiles] = disk-layers, inodes-layerFiles
-}
-
-// reclaim is evict.Options.Reclaim.
-func (c *care) reclaim(ctx context.Context) {
-	freed, err := c.collect.FreeAll(ctx)
-	if err != nil {
-		c.Log.WarnContext(ctx, "unused images not removed", "err", err)
-		return
-	}
-	c.Log.InfoContext(ctx, "unused images removed for want of space", "bytes", freed)
 }

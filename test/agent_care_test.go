@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/opencontainers/cgroups"
+	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
@@ -194,6 +195,40 @@ func TestAgentAdmission(t *testing.T) {
 	})
 }
 
+// A pod that comes while the agent is away begins beside those that have finished, and
+// those that did not fit: they take no room. One that did not fit is asked about again.
+func TestAgentRoomAfterRestart(t *testing.T) {
+	l := startCareLab(t, "--max-pods", "1")
+	const lasts = "  terminationGracePeriodSeconds: 1\n  containers: [{name: app, image: IMAGE, args: [sleep, for-ever]}]\n"
+	l.run(t, "job", "  restartPolicy: Never\n  containers: [{name: app, image: IMAGE, args: [exit, \"0\"]}]\n", func(t *testing.T, l *lab) {
+		l.awaitPhase(v1.PodSucceeded)
+		l.pick(t, "lasts").run(t, "lasts", lasts, func(t *testing.T, first *lab) {
+			first.awaitReady()
+			l.pick(t, "waits").run(t, "waits", lasts, func(t *testing.T, second *lab) {
+				second.awaitPhase(v1.PodFailed)
+				if got := second.reason(); got != "OutOfpods" {
+					t.Errorf("reason %q", got)
+				}
+				second.end(syscall.SIGTERM)
+				first.remove()
+				first.name = "another"
+				first.write(lasts)
+				second.start()
+				first.agentProcess.cmd, l.agentProcess.cmd = second.cmd, second.cmd
+				first.awaitReady() // sorted before the others, it is asked about first
+				if got := second.reason(); got != "OutOfpods" {
+					t.Errorf("the pod that does not fit still: reason %q", got)
+				}
+				first.remove()
+				first.until(func() bool { return first.pod() == nil }, "the pod is gone")
+				second.restart()
+				first.agentProcess.cmd, l.agentProcess.cmd = second.cmd, second.cmd
+				second.awaitReady()
+			})
+		})
+	})
+}
+
 // A critical pod gets the place of another.
 func TestAgentPreemption(t *testing.T) {
 	l := startCareLab(t, "--max-pods", "1")
@@ -233,6 +268,53 @@ func TestAgentEviction(t *testing.T) {
 			t.Errorf("%+v", l.pod().Status.Conditions)
 		}
 		l.says(0, `MemoryPressure=True KubeletHasInsufficientMemory`, "status")
+	})
+}
+
+// A pod that fills the disk is evicted, and what it has written goes with it: nobody
+// else has to end.
+func TestAgentFullDisk(t *testing.T) {
+	l := startCareLab(t, "--eviction-hard", "nodefs.available<50%", "--eviction-pressure-transition-period", "1s")
+	program, err := os.Stat(l.n.archive)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.until(func() bool { _, code := l.agentProcess.crisp("", "status"); return code == 0 }, "the agent answers")
+	l.end(syscall.SIGTERM)
+	root := filepath.Join(l.n.dir, "agent")
+	if err := unix.Mount("tmpfs", root, "tmpfs", 0, fmt.Sprintf("size=%d", 20*program.Size())); err != nil {
+		t.Fatal(err)
+	}
+	l.start()
+	t.Cleanup(func() {
+		if err := unix.Unmount(root, unix.MNT_DETACH); err != nil { // the agent ends after it
+			t.Error(err)
+		}
+	})
+	const modest = "  terminationGracePeriodSeconds: 1\n  containers: [{name: app, image: IMAGE, args: [sleep, for-ever]}]\n"
+	l.run(t, "modest", modest, func(t *testing.T, modest *lab) {
+		modest.awaitReady()
+		fill := ""
+		for i := range 6 {
+			fill += fmt.Sprintf("copy, /testbin, /d/%d, ", i)
+		}
+		modest.run(t, "greedy", `
+  terminationGracePeriodSeconds: 1
+  containers: [{name: app, image: IMAGE, args: [`+fill+`sleep, for-ever], volumeMounts: [{name: d, mountPath: /d}]}]
+  volumes: [{name: d, emptyDir: {}}]
+`, func(t *testing.T, l *lab) {
+			l.awaitPhase(v1.PodFailed)
+			if got := l.reason(); got != "Evicted" {
+				t.Errorf("reason %q", got)
+			}
+			l.until(func() bool {
+				out, _ := l.agentProcess.crisp("", "status")
+				return strings.Contains(out, "DiskPressure=False") || modest.phase() == v1.PodFailed
+			}, "there is room again")
+			if got := modest.phase(); got != v1.PodRunning {
+				t.Errorf("the other pod is %s: %s", got, modest.reason())
+			}
+		})
 	})
 }
 

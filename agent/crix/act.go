@@ -22,6 +22,8 @@ func (d *Driver) Act(ctx, interrupt context.Context, pod *v1.Pod, a podsync.Acti
 		return gone(d.runtime.RemovePodSandbox(ctx, a.ID))
 	case podsync.ForgetFiles:
 		return d.forgetFiles(a.UID)
+	case podsync.Release:
+		return d.release(a.UID)
 	case podsync.RunSandbox:
 		return d.runSandbox(ctx, pod, a)
 	case podsync.StartContainer:

@@ -101,6 +101,7 @@ type Driver struct {
 	files  map[string]*v1.Pod                            // each pod with files, by UID; guarded by mu
 	seen   map[podsync.Key]seen                          // as of the last Observe; guarded by mu
 	actual map[string]map[string]v1.ResourceRequirements // by UID and container; guarded by mu
+	clean  map[string]bool                               // pods that hold nothing any more, by UID; guarded by mu
 }
 
 // New returns a Driver and finds the files that an earlier agent has left below
@@ -123,6 +124,7 @@ func New(o Options) (*Driver, error) {
 		files:   map[string]*v1.Pod{},
 		seen:    map[podsync.Key]seen{},
 		actual:  map[string]map[string]v1.ResourceRequirements{},
+		clean:   map[string]bool{},
 	}
 	d.volumes = volume.New(o.Root, o.Objects, shown{d})
 	return d, d.findFiles()

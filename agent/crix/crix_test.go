@@ -1,7 +1,9 @@
 package crix
 
 import (
+	"errors"
 	"io"
+	"io/fs"
 	"log/slog"
 	"net/netip"
 	"os"
@@ -287,6 +289,47 @@ func TestFiles(t *testing.T) {
 	}
 	if err := next.forgetFiles(uid); err != nil {
 		t.Errorf("a second time: %v", err)
+	}
+}
+
+// A pod that has finished gives back its volumes and what else it was given on this
+// node. What is known of it stays, with its logs. It may be asked to twice, and by the
+// next agent; what begins again has its volumes again.
+func TestFinishedPodKeepsNoVolumes(t *testing.T) {
+	d := driver(t)
+	var released []string
+	d.Release = func(uid string) error { released = append(released, uid); return nil }
+	pod := read(t, "  containers: [{name: a, image: i}]\n  volumes: [{name: e, emptyDir: {}}]\n")
+	uid := string(pod.UID)
+	disk := d.volumes.Path(pod, &pod.Spec.Volumes[0])
+	if err := d.makeFiles(pod); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.SaveStatus(pod, &v1.PodStatus{Phase: v1.PodSucceeded}); err != nil {
+		t.Fatal(err)
+	}
+	if d.Clean(pod.UID) {
+		t.Error("it holds nothing")
+	}
+	for range 2 {
+		if err := d.Act(t.Context(), t.Context(), pod, podsync.Action{Verb: podsync.Release, UID: uid}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := os.Stat(disk); !errors.Is(err, fs.ErrNotExist) || !d.Clean(pod.UID) || !slices.Equal(released, []string{uid, uid}) {
+		t.Errorf("volume: %v, clean %v, released %v", err, d.Clean(pod.UID), released)
+	}
+	if _, err := os.Stat(d.PodLogs(pod)); err != nil || d.LoadStatus(pod) == nil || len(d.Accepted()) != 1 {
+		t.Errorf("logs: %v, status %v, %d pods", err, d.LoadStatus(pod), len(d.Accepted()))
+	}
+	if next, err := New(d.Options); err != nil || next.Clean(pod.UID) {
+		t.Errorf("the next agent does not look: %v", err)
+	}
+	if err := d.makeFiles(pod); err != nil || d.Clean(pod.UID) {
+		t.Errorf("again: %v, clean %v", err, d.Clean(pod.UID))
+	}
+	if _, err := os.Stat(disk); err != nil {
+		t.Error(err)
 	}
 }
 

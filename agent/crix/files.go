@@ -104,6 +104,7 @@ func (d *Driver) filesOf(key podsync.Key) []string {
 // to repeat.
 func (d *Driver) makeFiles(pod *v1.Pod) error {
 	uid := string(pod.UID)
+	d.setClean(uid, false)
 	if err := d.accept(pod); err != nil {
 		return err
 	}
@@ -142,10 +143,8 @@ func (d *Driver) forgetFiles(uid string) error {
 	if pod == nil {
 		return nil
 	}
-	if d.Release != nil {
-		if err := d.Release(uid); err != nil {
-			return err
-		}
+	if err := d.release(uid); err != nil {
+		return err
 	}
 	if err := os.RemoveAll(d.podLogDir(pod.Namespace, pod.Name, uid)); err != nil {
 		return err
@@ -157,15 +156,45 @@ func (d *Driver) forgetFiles(uid string) error {
 	defer d.mu.Unlock()
 	delete(d.files, uid)
 	delete(d.actual, uid)
+	delete(d.clean, uid)
 	return nil
 }
 
-// removeFiles removes the volumes and the pod's directory, pod.json last.
-func (d *Driver) removeFiles(uid string) error {
-	dir := d.podDir(uid)
+// release removes what only a pod that runs needs: its volumes, its cgroup and its
+// user IDs. Nothing of it runs. It is safe to repeat.
+func (d *Driver) release(uid string) error {
 	if err := d.volumes.Remove(types.UID(uid)); err != nil {
 		return err
 	}
+	if d.Release != nil {
+		if err := d.Release(uid); err != nil {
+			return err
+		}
+	}
+	d.setClean(uid, true)
+	return nil
+}
+
+func (d *Driver) setClean(uid string, is bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if is {
+		d.clean[uid] = true
+	} else {
+		delete(d.clean, uid)
+	}
+}
+
+// Clean reports whether a pod holds nothing any more that only a pod that runs needs.
+func (d *Driver) Clean(uid types.UID) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.clean[string(uid)] || d.files[string(uid)] == nil
+}
+
+// removeFiles removes the pod's directory, pod.json last.
+func (d *Driver) removeFiles(uid string) error {
+	dir := d.podDir(uid)
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -189,6 +218,15 @@ func (d *Driver) SaveStatus(pod *v1.Pod, status *v1.PodStatus) error {
 		return err
 	}
 	return atomicfile.WriteJSON(filepath.Join(d.podDir(string(pod.UID)), "status.json"), status)
+}
+
+// DropStatus has the status of a pod forgotten.
+func (d *Driver) DropStatus(pod *v1.Pod) error {
+	err := os.Remove(filepath.Join(d.podDir(string(pod.UID)), "status.json"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
 }
 
 // LoadStatus returns the status that was saved last, nil if there is none.

@@ -2,8 +2,8 @@
 // IDs, by the kubelet's rules. A Manager looks every few seconds:
 //
 //	what is there < threshold?  ──▶ the node's condition (MemoryPressure …)
-//	  for as long as its grace?  ─▶ give back what nobody needs (images)
-//	  still?                     ─▶ end one pod, and look again
+//	  for as long as its grace?  ─▶ give back what nobody needs (dead containers, images)
+//	  still?                     ─▶ end one pod, wait until what it held is free, and look again
 //
 // One pod at a time: those that use more than they asked for first, then those of
 // the lowest priority, then those that use most beyond what they asked for.
@@ -74,18 +74,25 @@ type Options struct {
 	Measure    func(context.Context) map[Signal]Observation
 	// Pods returns all pods that run, or only those with limits of their own.
 	Pods func(ctx context.Context, all bool) ([]Pod, error)
-	// Reclaim gives back the images that nobody needs; it may be nil. Apart reports
+	// Reclaim gives back the containers and images that nobody needs; it may be nil. Apart reports
 	// whether they have a file system of their own, of which writable layers are a
 	// part too; nil is no.
 	Apart   func() bool
 	Reclaim func(context.Context)
 	Evict   func(*v1.Pod, podsync.Verdict)
+	// Clean reports whether a pod that was evicted has given back what it held. nil:
+	// nobody waits for it.
+	Clean func(*v1.Pod) bool
 	// Condition is told the state of each condition when it changes, and at first.
 	Condition func(kind v1.NodeConditionType, status bool, reason, message string)
 	Log       *slog.Logger
 }
 
 const (
+	// cleaning is how long is waited at most for what evicted pods held, before another
+	// is ended for want of it; cleaningPeriod is how often is looked. The kubelet's.
+	cleaning, cleaningPeriod = 30 * time.Second, time.Second
+
 	period            = 10 * time.Second
 	DefaultTransition = 5 * time.Minute
 )
@@ -134,15 +141,16 @@ func (m *Manager) Look(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	gone := false
+	var gone []*v1.Pod
 	for _, p := range pods {
 		if v := overLimit(p); v != nil {
 			m.Log.WarnContext(ctx, "pod evicted", "pod", podsync.KeyOf(p.Pod).String(), "why", v.Message)
 			m.Evict(p.Pod, *v)
-			gone = true
+			gone = append(gone, p.Pod)
 		}
 	}
-	if gone || len(due) == 0 {
+	if len(gone) > 0 || len(due) == 0 {
+		m.await(ctx, gone)
 		return nil
 	}
 	apart := m.Apart != nil && m.Apart()
@@ -152,8 +160,29 @@ func (m *Manager) Look(ctx context.Context) error {
 			return nil
 		}
 	}
-	m.evictFor(ctx, due[0], pods, apart)
+	if victim := m.evictFor(ctx, due[0], pods, apart); victim != nil {
+		m.await(ctx, []*v1.Pod{victim})
+	}
 	return nil
+}
+
+// await returns when all of these pods have given back what they held, or after
+// cleaning.
+func (m *Manager) await(ctx context.Context, pods []*v1.Pod) {
+	if m.Clean == nil {
+		return
+	}
+	deadline, tick := time.After(cleaning), time.NewTicker(cleaningPeriod)
+	defer tick.Stop()
+	for slices.ContainsFunc(pods, func(p *v1.Pod) bool { return !m.Clean(p) }) {
+		select {
+		case <-tick.C:
+		case <-deadline:
+			return
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
 // onNode reports whether a signal is about the disk of logs and volumes.
@@ -267,7 +296,8 @@ func Rank(pods []Pod, name, use v1.ResourceName) {
 	})
 }
 
-func (m *Manager) evictFor(ctx context.Context, n need, pods []Pod, apart bool) {
+// evictFor ends the pod that goes first and returns it, nil if none may go.
+func (m *Manager) evictFor(ctx context.Context, n need, pods []Pod, apart bool) *v1.Pod {
 	name := resources[n.Signal]
 	use := name
 	if disk, ok := disks[n.Signal]; ok && apart {
@@ -275,7 +305,7 @@ func (m *Manager) evictFor(ctx context.Context, n need, pods []Pod, apart bool) 
 	}
 	candidates := slices.DeleteFunc(slices.Clone(pods), func(p Pod) bool { return priority(p.Pod) >= critical })
 	if len(candidates) == 0 {
-		return
+		return nil
 	}
 	Rank(candidates, name, use)
 	p := candidates[0]
@@ -293,6 +323,7 @@ func (m *Manager) evictFor(ctx context.Context, n need, pods []Pod, apart bool) 
 	}
 	m.Log.WarnContext(ctx, "pod evicted", "pod", podsync.KeyOf(p.Pod).String(), "why", text)
 	m.Evict(p.Pod, verdict(text, grace))
+	return p.Pod
 }
 
 func verdict(text string, grace int64) podsync.Verdict {

@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/crisp-cri/crisp/agent/podsync"
@@ -243,4 +244,36 @@ func TestLimits(t *testing.T) {
 			t.Errorf("%s: %q, want %q", test.pod.Name, got, test.want)
 		}
 	}
+}
+
+// The space of a pod that was evicted is not free at once: nobody else goes before it
+// is, unless it never comes.
+func TestNextVictimWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &scene{free: 1000, disk: 50, pods: []Pod{pod("a", 0, 0, 20), pod("b", 0, 0, 40), pod("c", 0, 0, 10)}}
+		m, _ := s.manager(t, Threshold{Signal: NodeFS, Amount: Amount{Amount: 100}})
+		m.Reclaim = nil
+		clean := map[string]bool{}
+		m.Clean = func(p *v1.Pod) bool { return clean[p.Name] }
+		go func() {
+			time.Sleep(20 * time.Second)
+			clean["b"] = true
+			s.disk = 90
+		}()
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		go m.Run(ctx)
+		at := func(after time.Duration, want string) {
+			t.Helper()
+			time.Sleep(after)
+			synctest.Wait()
+			if got := strings.Join(s.evicted, " "); got != want {
+				t.Errorf("%v later %q are evicted, want %q", after, got, want)
+			}
+		}
+		at(15*time.Second, "b")      // whose end takes its time
+		at(20*time.Second, "b a")    // 90 is too little still; a's space never becomes free
+		at(15*time.Second, "b a")    // 15 s later at most a has been waited for
+		at(cleaning+period, "b a c") // and then no longer
+	})
 }

@@ -18,7 +18,7 @@ func Compute(want *v1.Pod, have Have, now time.Time) Plan {
 		p.plan.Gone = true
 	case want.DeletionTimestamp != nil:
 		p.plan.Gone = !p.end(string(want.UID), "pod is being deleted")
-	case terminal(have.Status):
+	case Terminal(have.Status):
 		p.settle()
 	case !p.sandboxReady():
 		p.deadline()
@@ -90,19 +90,24 @@ func (p *planner) clearOthers() bool {
 	return len(others) > 0
 }
 
-func terminal(s *v1.PodStatus) bool {
+// Terminal reports whether a pod with this status, which may be nil, has ended for good.
+func Terminal(s *v1.PodStatus) bool {
 	return s != nil && (s.Phase == v1.PodFailed || s.Phase == v1.PodSucceeded)
 }
 
 // settle releases what a pod holds that will not run again. Its containers stay,
-// for their logs and exit codes.
+// for their logs and exit codes, while there is room for them.
 func (p *planner) settle() {
 	why := "pod has finished"
 	if v := p.have.Verdict; v != nil {
 		why = v.Message
 	}
-	if !p.stopAll(string(p.want.UID), why) {
-		p.stopSandboxes(func(Sandbox) bool { return true }, why)
+	uid := string(p.want.UID)
+	if p.stopAll(uid, why) || p.stopSandboxes(func(Sandbox) bool { return true }, why) {
+		return
+	}
+	if p.have.Holds && Terminal(p.have.Status) {
+		p.add(Action{Verb: Release, UID: uid, Why: why})
 	}
 }
 
@@ -229,10 +234,18 @@ func (h *Have) Newest(uid, name string) (Container, bool) {
 
 // collect plans the removal of what nobody will ask for again: of each container
 // the newest and the one before it stay (its log is what "crisp logs -p" shows),
-// and no dead sandbox without containers but the newest.
+// and no dead sandbox without containers but the newest. Where the disk is scarce only
+// the newest stays, and of a pod that has finished none.
 func (p *planner) collect() {
 	if p.want == nil || p.want.DeletionTimestamp != nil {
 		return
+	}
+	most, why := 2, "container is older than the last two"
+	if p.have.Scarce {
+		most, why = 1, "space is needed"
+		if Terminal(p.have.Status) {
+			most = 0
+		}
 	}
 	kept := map[string]int{}
 	used := map[string]bool{}
@@ -240,8 +253,8 @@ func (p *planner) collect() {
 		if c.UID != string(p.want.UID) {
 			continue
 		}
-		if kept[c.Name]++; kept[c.Name] > 2 && !alive(c) {
-			p.add(Action{Verb: RemoveContainer, ID: c.ID, UID: c.UID, Name: c.Name, Why: "container is older than the last two"})
+		if kept[c.Name]++; kept[c.Name] > most && !alive(c) {
+			p.add(Action{Verb: RemoveContainer, ID: c.ID, UID: c.UID, Name: c.Name, Why: why})
 			continue
 		}
 		used[c.SandboxID] = true

@@ -106,6 +106,8 @@ func plan(p podsync.Plan) string {
 			words = append(words, "rm:"+a.ID)
 		case podsync.ForgetFiles:
 			words = append(words, "forget:"+a.UID)
+		case podsync.Release:
+			words = append(words, "release:"+a.UID)
 		case podsync.RunSandbox:
 			words = append(words, fmt.Sprintf("run:S%d", a.Attempt))
 		case podsync.StartContainer:
@@ -202,6 +204,36 @@ func TestCompute(t *testing.T) {
 				t.Errorf("%s\n got %q\nwant %q", test.have, got, test.plan)
 			}
 		})
+	}
+}
+
+// A pod that has finished gives back what only a pod that runs needs, when nothing of
+// it runs any more. Its dead containers go when the disk is full, and so do those that
+// were run before in pods that go on.
+func TestFinished(t *testing.T) {
+	for _, test := range []struct {
+		have  string
+		phase v1.PodPhase
+		rare  bool
+		plan  string
+	}{
+		{"S0@u+ a0/S0=run b0/S0=1", v1.PodFailed, true, "stop:a0/S0 rm:b0/S0"},
+		{"S0@u+ a0/S0=0 b0/S0=0", v1.PodSucceeded, false, "stop:S0"},
+		{"S0@u- a0/S0=0 b0/S0=0", v1.PodSucceeded, false, "release:u"},
+		{"S0@u- a0/S0=0 b0/S0=0", v1.PodSucceeded, true, "release:u rm:a0/S0 rm:b0/S0"},
+		{"S0@u- a0/S0=0 b0/S0=0", v1.PodRunning, false, ""},
+		{"S0@u+ a2/S0=run a1/S0=1 b0/S0=run", v1.PodRunning, true, "rm:a1/S0"},
+		{"S0@u+ a1/S0=1~3 a0/S0=1 b0/S0=run", v1.PodRunning, true, "rm:a0/S0 again:7"},
+	} {
+		h := have(t, test.have)
+		h.Holds, h.Scarce, h.Status = true, test.rare, &v1.PodStatus{Phase: test.phase}
+		policy := v1.RestartPolicyNever
+		if test.phase == v1.PodRunning && test.rare {
+			policy = v1.RestartPolicyAlways
+		}
+		if got := plan(podsync.Compute(pod(policy), h, now)); got != test.plan {
+			t.Errorf("%s, %s, scarce %v: got %q, want %q", test.have, test.phase, test.rare, got, test.plan)
+		}
 	}
 }
 

@@ -11,7 +11,7 @@
 //	                   │ none
 //	not wanted ◀───────┼──▶ being deleted ── end it
 //	   gone            │
-//	                   ├──▶ Failed or Succeeded ── stop what runs, keep the rest
+//	                   ├──▶ Failed or Succeeded ── stop what runs, release what it holds
 //	                   ├──▶ no sandbox, or a wrong one ── stop all, run a new one
 //	                   ▼
 //	   kill · ephemeral · init and sidecars · resize · containers
@@ -43,6 +43,10 @@ type Have struct {
 	Containers []Container
 	// Files are the UIDs that have files on this node: volumes, hosts file.
 	Files []string
+	// Holds says that the wanted pod may have volumes, a cgroup and user IDs.
+	Holds bool
+	// Scarce says that there is too little disk: dead containers are to go.
+	Scarce bool
 	// Accepted are the pods of those UIDs as they were accepted: how a pod that
 	// is not wanted any more is to end.
 	Accepted map[string]*v1.Pod
@@ -164,6 +168,7 @@ const (
 	StopSandbox                     // ID
 	RemoveSandbox                   // ID
 	ForgetFiles                     // UID
+	Release                         // UID: volumes, cgroup and user IDs; its logs and what is known of it stay
 	RunSandbox                      // Attempt
 	StartContainer                  // Name, Attempt, SandboxID, Backoff, Target: image, create and start
 	Resize                          // SandboxID: of all containers
@@ -171,7 +176,7 @@ const (
 
 var verbs = map[Verb]string{
 	StopContainer: "stop container", RemoveContainer: "remove container", StopSandbox: "stop sandbox",
-	RemoveSandbox: "remove sandbox", ForgetFiles: "forget files", RunSandbox: "run sandbox", StartContainer: "start container",
+	RemoveSandbox: "remove sandbox", ForgetFiles: "forget files", Release: "release", RunSandbox: "run sandbox", StartContainer: "start container",
 	Resize: "resize",
 }
 
@@ -201,7 +206,7 @@ func (a Action) Subject() string {
 		return SandboxSubject
 	case StartContainer:
 		return ContainerSubject(a.Name)
-	case ForgetFiles:
+	case ForgetFiles, Release:
 		return "files " + a.UID
 	case Resize:
 		return ResizeSubject

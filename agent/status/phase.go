@@ -13,7 +13,7 @@ import (
 func (g *generator) setPhase(s *v1.PodStatus) {
 	at, limited := podsync.Deadline(g.pod, s)
 	switch v := g.have.Verdict; {
-	case terminal(g.old.Phase):
+	case podsync.Terminal(g.old):
 		s.Phase, s.Reason, s.Message = g.old.Phase, g.old.Reason, g.old.Message
 		return
 	case v != nil:

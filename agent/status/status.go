@@ -139,7 +139,7 @@ func (g *generator) addresses(s *v1.PodStatus) {
 
 // ending reports whether the pod will run nothing any more.
 func (g *generator) ending() bool {
-	return g.pod.DeletionTimestamp != nil || g.have.Verdict != nil || terminal(g.old.Phase)
+	return g.pod.DeletionTimestamp != nil || g.have.Verdict != nil || podsync.Terminal(g.old)
 }
 
 // rejected reports whether the pod was never let in: there is nothing to be said of
@@ -148,10 +148,13 @@ func (g *generator) rejected() bool {
 	if v := g.have.Verdict; v != nil && v.Rejected {
 		return true
 	}
-	return g.old.Phase == v1.PodFailed && len(g.old.ContainerStatuses) == 0
+	return Rejected(g.old)
 }
 
-func terminal(phase v1.PodPhase) bool { return phase == v1.PodFailed || phase == v1.PodSucceeded }
+// Rejected reports whether a pod with this status was never let in.
+func Rejected(s *v1.PodStatus) bool {
+	return s.Phase == v1.PodFailed && len(s.ContainerStatuses) == 0
+}
 
 func (g *generator) id(c podsync.Container) string {
 	return cmp.Or(g.node.Runtime, "cri") + "://" + c.ID

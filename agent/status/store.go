@@ -2,6 +2,7 @@ package status
 
 import (
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -21,8 +22,9 @@ type Store struct {
 	Save func(*v1.Pod, *v1.PodStatus) error
 	Log  *slog.Logger
 
-	mu   sync.Mutex
-	last map[types.UID]entry // guarded by mu
+	mu     sync.Mutex
+	last   map[types.UID]entry // guarded by mu
+	loaded map[types.UID]entry // of pods that were not reported yet; guarded by mu
 }
 
 type entry struct {
@@ -61,6 +63,7 @@ func (s *Store) put(pod *v1.Pod, status *v1.PodStatus) {
 	if s.last == nil {
 		s.last = map[types.UID]entry{}
 	}
+	delete(s.loaded, pod.UID)
 	s.last[pod.UID] = entry{podsync.KeyOf(pod), status}
 }
 
@@ -72,13 +75,41 @@ func (s *Store) Get(uid types.UID) *v1.PodStatus {
 	return s.last[uid].status
 }
 
+// Last is Get, or what an earlier agent has saved of a pod of which nothing was
+// reported yet.
+func (s *Store) Last(pod *v1.Pod) *v1.PodStatus {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e, ok := s.last[pod.UID]; ok {
+		return e.status
+	}
+	if e, ok := s.loaded[pod.UID]; ok {
+		return e.status
+	}
+	if s.loaded == nil {
+		s.loaded = map[types.UID]entry{}
+	}
+	e := entry{key: podsync.KeyOf(pod)}
+	if s.Load != nil {
+		e.status = s.Load(pod)
+	}
+	s.loaded[pod.UID] = e
+	return e.status
+}
+
+// Drop drops what is known of one pod.
+func (s *Store) Drop(uid types.UID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.last, uid)
+	delete(s.loaded, uid)
+}
+
 // Forget drops what is known of the pods under key.
 func (s *Store) Forget(key podsync.Key) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for uid, e := range s.last {
-		if e.key == key {
-			delete(s.last, uid)
-		}
+	for _, known := range []map[types.UID]entry{s.last, s.loaded} {
+		maps.DeleteFunc(known, func(_ types.UID, e entry) bool { return e.key == key })
 	}
 }
