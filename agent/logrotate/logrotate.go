@@ -58,7 +58,14 @@ func (r *Rotator) All(ctx context.Context) {
 	}
 	for id, path := range logs {
 		info, err := os.Stat(path)
-		if err == nil && info.Size() < r.Size || errors.Is(err, fs.ErrNotExist) {
+		if errors.Is(err, fs.ErrNotExist) {
+			// Who was to have it opened anew was killed, or somebody removed it. The
+			// container writes to a file that has another name, or none.
+			if err = r.Runtime.Reopen(ctx, id); err == nil {
+				continue
+			}
+		}
+		if err == nil && info.Size() < r.Size {
 			continue
 		}
 		if err == nil {

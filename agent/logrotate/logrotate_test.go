@@ -113,3 +113,29 @@ func TestRotate(t *testing.T) {
 		t.Errorf("the log is %v, %v", info, err)
 	}
 }
+
+// A log whose name has gone, by an agent that was killed while it rotated or by rm, is
+// opened again: what the container writes is seen and bounded again.
+func TestLogThatIsNotThere(t *testing.T) {
+	r := &runtime{path: filepath.Join(t.TempDir(), "0.log")}
+	if err := r.Reopen(t.Context(), "c1"); err != nil {
+		t.Fatal(err)
+	}
+	rot := &Rotator{Runtime: r, Size: 10, Files: 3, Log: slog.New(slog.DiscardHandler)}
+	if err := os.Rename(r.path, r.path+".20000101-000000"); err != nil {
+		t.Fatal(err)
+	}
+	r.refuses = true
+	rot.All(t.Context())
+	r.refuses = false
+	rot.All(t.Context())
+	if _, err := r.file.WriteString("heard"); err != nil {
+		t.Fatal(err)
+	}
+	if data, err := os.ReadFile(r.path); string(data) != "heard" {
+		t.Errorf("the log is %q, %v", data, err)
+	}
+	if old, err := filepath.Glob(r.path + ".*"); err != nil || len(old) != 1 {
+		t.Errorf("rotated: %v, %v", old, err)
+	}
+}
