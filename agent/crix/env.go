@@ -51,8 +51,8 @@ func (d *Driver) environment(pod *v1.Pod, c *v1.Container, ips []string) ([]*cri
 	return env, nil
 }
 
-// envFrom returns all of a ConfigMap or Secret; nothing if it is optional and
-// does not exist.
+// envFrom returns all of a Secret, or the text of a ConfigMap, whose binary data is for
+// volumes; nothing if it is optional and does not exist.
 func (d *Driver) envFrom(namespace string, from v1.EnvFromSource) (map[string][]byte, error) {
 	switch {
 	case from.ConfigMapRef != nil:
@@ -60,10 +60,7 @@ func (d *Driver) envFrom(namespace string, from v1.EnvFromSource) (map[string][]
 		if err != nil {
 			return nil, unless(from.ConfigMapRef.Optional, err)
 		}
-		data := maps.Clone(c.BinaryData)
-		if data == nil {
-			data = map[string][]byte{}
-		}
+		data := map[string][]byte{}
 		for key, value := range c.Data {
 			data[key] = []byte(value)
 		}
