@@ -31,12 +31,18 @@ func nextBackoff(c Container) time.Duration {
 	return min(2*c.Backoff, longest)
 }
 
-// RestartAt is when the successor of c, which has exited, may start.
-func RestartAt(c Container) time.Time { return c.FinishedAt.Add(nextBackoff(c)) }
+// after is the time when wait is over since c has ended. A clock that was set back
+// since does not tell when that was; then it is over.
+func after(c Container, wait time.Duration, now time.Time) time.Time {
+	if c.FinishedAt.After(now) {
+		return now
+	}
+	return c.FinishedAt.Add(wait)
+}
 
 // CrashLoop reports whether c, which has exited, waits for its back-off.
 func CrashLoop(c Container, now time.Time) bool {
-	return c.State == Exited && RestartAt(c).After(now)
+	return c.State == Exited && after(c, nextBackoff(c), now).After(now)
 }
 
 // CrashBackoff is the back-off that c, which has exited, waits for.

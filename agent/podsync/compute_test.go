@@ -207,6 +207,18 @@ func TestCompute(t *testing.T) {
 	}
 }
 
+// A clock that was set back keeps no container down until it has caught up.
+func TestClockSetBack(t *testing.T) {
+	for world, want := range map[string]string{
+		"S0@u+ a0/S0=1~-7200 b0/S0=run": "start:a1/S0",
+		"S0@u+ a1/S0=1~-7200 b0/S0=run": "start:a2/S0^10",
+	} {
+		if got := plan(podsync.Compute(pod(v1.RestartPolicyAlways), have(t, world), now)); got != want {
+			t.Errorf("%s: got %q, want %q", world, got, want)
+		}
+	}
+}
+
 // A pod that has finished gives back what only a pod that runs needs, when nothing of
 // it runs any more. Its dead containers go when the disk is full, and so do those that
 // were run before in pods that go on.

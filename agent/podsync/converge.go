@@ -140,20 +140,20 @@ func (p *planner) start(c *v1.Container, sandbox string) {
 func (p *planner) restartAt(c *v1.Container, found Container) (time.Time, time.Duration) {
 	wait := nextBackoff(found)
 	if !p.have.Restarted[found.ID] {
-		return found.FinishedAt.Add(wait), wait
+		return after(found, wait, p.now), wait
 	}
 	if changed(c, found) {
-		return found.FinishedAt, unserved
+		return after(found, 0, p.now), unserved
 	}
 	for _, other := range p.have.Containers {
 		if other.Name == found.Name && other.UID == found.UID && other.ID != found.ID && other.State == Exited {
-			return other.FinishedAt.Add(wait), wait
+			return after(other, wait, p.now), wait
 		}
 	}
 	if found.Attempt == 0 {
 		wait = unserved
 	}
-	return found.FinishedAt, wait
+	return after(found, 0, p.now), wait
 }
 
 // resize plans for a container that runs with other resources than it should.
