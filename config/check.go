@@ -164,6 +164,10 @@ func (c *Config) Prefixes() ([]netip.Prefix, error) {
 		if err != nil || p != p.Masked() {
 			return nil, fmt.Errorf("%q is not a subnet such as 10.88.0.0/16", s)
 		}
+		// A gateway, a pod, the network's address and, for IPv4, the broadcast address.
+		if p.Bits() == 0 || p.Addr().BitLen()-p.Bits() < 2 {
+			return nil, fmt.Errorf("%q has no room for pods: /30 is the smallest IPv4 subnet, /126 the smallest IPv6 one", s)
+		}
 		if slices.ContainsFunc(list, func(q netip.Prefix) bool { return q.Addr().Is4() == p.Addr().Is4() }) {
 			return nil, fmt.Errorf("%q is the second subnet of its family", s)
 		}

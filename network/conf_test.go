@@ -188,6 +188,69 @@ func TestStatusVerb(t *testing.T) {
 	}
 }
 
+// The agent behind a plugin restarts: the node stays ready unless that lasts.
+func TestPluginsAgentRestarts(t *testing.T) {
+	n, o := fresh(t, false)
+	script(t, o.BinDirs[0], "moody", `
+[ -e `+o.BinDirs[0]+`/well ] || { echo '{"code":50,"msg":"agent does not answer"}'; exit 1; }`)
+	well := filepath.Join(o.BinDirs[0], "well")
+	script(t, o.BinDirs[0], "well", "")
+	writeConf(t, o.ConfDir, "10-a.conflist", `{"cniVersion":"1.1.0","name":"a","plugins":[{"type":"moody"}]}`)
+	n.load()
+	h := n.current.Load().plugins
+	n.askPlugins(t.Context())
+	if err := os.Remove(well); err != nil {
+		t.Fatal(err)
+	}
+	n.askPlugins(t.Context())
+	if err := n.Status(); err != nil {
+		t.Errorf("status while the agent restarts: %v", err)
+	}
+	h.failing = h.failing.Add(-statusGrace)
+	n.askPlugins(t.Context())
+	if err := n.Status(); !errors.Is(err, fault.Unavailable) || !strings.Contains(err.Error(), "agent does not answer") {
+		t.Errorf("status when the agent does not come back: %v", err)
+	}
+	script(t, o.BinDirs[0], "well", "")
+	n.askPlugins(t.Context())
+	if err := n.Status(); err != nil {
+		t.Errorf("status when it is back: %v", err)
+	}
+}
+
+// An installer writes the file in use in place, slowly: no pod gets the next file's
+// network meanwhile. One that stays bad is passed over.
+func TestFileInUseIsWrittenInPlace(t *testing.T) {
+	n, o := fresh(t, false)
+	writeConf(t, o.ConfDir, "10-a.conflist", conflist("a", "some"))
+	writeConf(t, o.ConfDir, "87-b.conflist", conflist("b", "some"))
+	inUse := func(when, want string) {
+		t.Helper()
+		n.load()
+		if c := n.current.Load(); c.list == nil || c.list.Name != want {
+			t.Errorf("%s: the network is %+v, want %s", when, c.list, want)
+		}
+	}
+	inUse("at first", "a")
+	writeConf(t, o.ConfDir, "10-a.conflist", conflist("a", "some")[:20])
+	inUse("half written", "a")
+	writeConf(t, o.ConfDir, "10-a.conflist", conflist("c", "some"))
+	inUse("written", "c")
+	writeConf(t, o.ConfDir, "10-a.conflist", "{")
+	inUse("half written again", "c")
+	n.loading.Lock()
+	n.badSince = n.badSince.Add(-writeGrace)
+	n.loading.Unlock()
+	inUse("bad for long", "b")
+	if err := os.Remove(filepath.Join(o.ConfDir, "87-b.conflist")); err != nil {
+		t.Fatal(err)
+	}
+	n.load()
+	if c := n.current.Load(); c.list != nil {
+		t.Errorf("a file that is gone is still used: %+v", c.list)
+	}
+}
+
 // Plugins that stand in files of their own are part of what is kept for DEL.
 func TestPluginsInFilesOfTheirOwn(t *testing.T) {
 	dir := t.TempDir()
@@ -228,14 +291,14 @@ func TestDefaultNetworkIsChosen(t *testing.T) {
 	if c = n.load(); c.ours == nil || !equalSubnets(c.ours.Subnets, first.Subnets) {
 		t.Errorf("default network is %+v, was %+v", c.ours, first)
 	}
-	// Somebody has edited the file, and subnets are given.
+	// Somebody has edited the file, and subnets are given, in the order of their rank.
 	writeConf(t, o.DefaultDir, defaultFile, "{")
 	if c = n.load(); c.ours == nil || c.err != nil {
 		t.Errorf("default network is not restored: %v", c.err)
 	}
 	o.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("fd01::/64"), netip.MustParsePrefix("192.168.7.0/24")}
 	n2 := open(t, o)
-	if c, err = n2.usable(); err != nil || !equalSubnets(c.ours.Subnets, []netip.Prefix{o.PodCIDRs[1], o.PodCIDRs[0]}) {
+	if c, err = n2.usable(); err != nil || !equalSubnets(c.ours.Subnets, o.PodCIDRs) {
 		t.Errorf("default network is %+v (err %v)", c.ours, err)
 	}
 }

@@ -30,8 +30,9 @@ const defaultFile = "99-crisp-default.conflist"
 //
 // Names and subnets follow from the instance, so that several daemons on one node
 // do not meet. Its file is ours: it is written anew when it differs from what
-// this version would write, but keeps its subnets. To have it otherwise, put a
-// configuration of your own into the configuration directory.
+// this version would write, but keeps its subnets. While IPv6 is off on the host, the
+// IPv6 subnet is kept aside there. To have it otherwise, put a configuration of your own
+// into the configuration directory.
 
 // defaultList is what we write of a configuration, and read of it.
 type defaultList struct {
@@ -44,6 +45,7 @@ type defaultPlugin struct {
 	Type         string          `json:"type"`
 	Bridge       string          `json:"bridge"`
 	Subnets      []netip.Prefix  `json:"subnets"`
+	Aside        []netip.Prefix  `json:"subnetsAside,omitempty"` // of IPv6, while the host has none
 	DataDir      string          `json:"dataDir"`
 	Capabilities map[string]bool `json:"capabilities"`
 }
@@ -90,7 +92,7 @@ func (n *Network) chooseSubnets() ([]netip.Prefix, error) {
 		return nil, err
 	}
 	families := 1
-	if hostHasIPv6() {
+	if n.hasIPv6() {
 		families = 2
 	}
 	for _, strict := range []bool{true, false} {
@@ -112,20 +114,16 @@ func taken(subnet netip.Prefix, routes []netip.Prefix, strict bool) bool {
 	})
 }
 
-// arrange checks the caller's subnets and puts IPv4 first.
+// arrange checks the caller's subnets. Their order is that of a pod's addresses.
 func arrange(cidrs []netip.Prefix) ([]netip.Prefix, error) {
-	var v4, v6 []netip.Prefix
+	var list []netip.Prefix
 	for _, c := range cidrs {
-		if c.Addr().Is4() {
-			v4 = append(v4, c.Masked())
-		} else {
-			v6 = append(v6, c.Masked())
-		}
+		list = append(list, c.Masked())
 	}
-	if len(v4) > 1 || len(v6) > 1 || len(cidrs) == 0 {
+	if v4, v6 := byFamily(list); len(v4) > 1 || len(v6) > 1 || len(cidrs) == 0 {
 		return nil, fmt.Errorf("pod subnets %v: at most one per family", cidrs)
 	}
-	return append(v4, v6...), nil
+	return list, nil
 }
 
 // routed returns what the host has routes to, but for the default route and what
@@ -173,10 +171,19 @@ func (n *Network) writeDefault(path string) (*bridge.Net, error) {
 			return nil, err
 		}
 	}
+	var aside []netip.Prefix
+	if !n.hasIPv6() {
+		if n.o.PodCIDRs == nil {
+			d.Subnets, aside = byFamily(d.Subnets)
+		}
+		if i := slices.IndexFunc(d.Subnets, func(s netip.Prefix) bool { return s.Addr().Is6() }); i >= 0 {
+			return nil, fmt.Errorf("the pods' subnet is to be %v, but IPv6 is off on this host (net.ipv6.conf.default.disable_ipv6)", d.Subnets[i])
+		}
+	}
 	data, err := json.MarshalIndent(defaultList{
 		CNIVersion: "1.1.0", Name: d.Name,
 		Plugins: []defaultPlugin{{
-			Type: bridge.Type, Bridge: d.Bridge, Subnets: d.Subnets, DataDir: d.DataDir,
+			Type: bridge.Type, Bridge: d.Bridge, Subnets: d.Subnets, Aside: aside, DataDir: d.DataDir,
 			Capabilities: map[string]bool{"portMappings": true, "bandwidth": true},
 		}},
 	}, "", "  ")
@@ -199,5 +206,17 @@ func subnetsOf(data []byte) []netip.Prefix {
 	if json.Unmarshal(data, &list) != nil || len(list.Plugins) == 0 {
 		return nil
 	}
-	return list.Plugins[0].Subnets
+	return append(list.Plugins[0].Subnets, list.Plugins[0].Aside...)
+}
+
+// byFamily splits subnets.
+func byFamily(subnets []netip.Prefix) (v4, v6 []netip.Prefix) {
+	for _, s := range subnets {
+		if s.Addr().Is4() {
+			v4 = append(v4, s)
+		} else {
+			v6 = append(v6, s)
+		}
+	}
+	return v4, v6
 }

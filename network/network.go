@@ -8,7 +8,9 @@
 // file comes after it; if none does, Status names the bad ones. Only if there is
 // no configuration file at all does the network of our own apply (default.go): a
 // bad file means that somebody wants another network, and pods must not come up
-// in the wrong one. The directory is watched, and may come, go and come again.
+// in the wrong one. The directory is watched, and may come, go and come again. The
+// file in use stays so for ten seconds when it cannot be parsed any more: somebody may be
+// writing it.
 //
 // What is kept. An attachment is written down before ADD and struck out after
 // DEL (attachment.go), with the configuration that ADD used. So DEL uses that
@@ -67,12 +69,15 @@ type Network struct {
 	log  *slog.Logger
 
 	current atomic.Pointer[conf] // what the directory says; never nil
-	loading sync.Mutex           // one load at a time; guards watched
+	loading sync.Mutex           // one load at a time; guards watched and badSince
 	watched watched
+
+	badSince time.Time // when the file in use became unreadable; zero = it is not
 
 	reaper reaper
 
 	orphanLife time.Duration
+	hasIPv6    func() bool // of the host's new devices
 
 	cancel context.CancelFunc
 	ended  chan struct{}
@@ -100,7 +105,7 @@ func Open(o Options) (*Network, error) {
 	if err := os.MkdirAll(filepath.Join(o.CacheDir, attachedDir), 0o700); err != nil {
 		return nil, err
 	}
-	n := &Network{o: o, log: o.Log, ended: make(chan struct{}), orphanLife: orphanLife}
+	n := &Network{o: o, log: o.Log, ended: make(chan struct{}), orphanLife: orphanLife, hasIPv6: hostHasIPv6}
 	if err := n.refuseNewer(); err != nil {
 		return nil, err
 	}

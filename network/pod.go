@@ -33,7 +33,7 @@ type DNS struct {
 
 // A Result is what an attached pod has got.
 type Result struct {
-	IPs       []netip.Addr    // of Interface, the primary one first: the first IPv4 address, else the first
+	IPs       []netip.Addr    // of Interface, in the order of the plugins' result: the first is the primary one
 	Interface string          // in the pod, "eth0"
 	Raw       json.RawMessage // the plugins' CNI result
 }

@@ -53,12 +53,13 @@ func TestCapabilities(t *testing.T) {
 	}
 }
 
-// The primary address is the first IPv4 one, and only eth0's addresses count.
+// Addresses are told in the plugins' order, and only eth0's count: which one is the
+// primary is the plugins' choice, and the kubelet sorts by the node's family.
 func TestResult(t *testing.T) {
 	for name, c := range map[string]struct{ result, want string }{
 		"IPv6 first": {`{"cniVersion":"1.0.0","interfaces":[{"name":"br0"},{"name":"eth0","sandbox":"/ns"}],
 			"ips":[{"address":"fd00::7/64","interface":1},{"address":"10.0.0.1/24","interface":0},{"address":"10.0.0.7/24","interface":1},{"address":"10.0.1.7/24"}]}`,
-			"[10.0.0.7 fd00::7 10.0.1.7]"},
+			"[fd00::7 10.0.0.7 10.0.1.7]"},
 		"IPv6 only":       {`{"cniVersion":"1.0.0","ips":[{"address":"fd00::7/64"},{"address":"fd00::8/64"}]}`, "[fd00::7 fd00::8]"},
 		"an old version":  {`{"cniVersion":"0.2.0","ip4":{"ip":"10.0.0.7/24"},"ip6":{"ip":"fd00::7/64"}}`, "[10.0.0.7 fd00::7]"},
 		"another's":       {`{"cniVersion":"1.0.0","interfaces":[{"name":"eth0"}],"ips":[{"address":"10.0.0.1/24","interface":0}]}`, ""},

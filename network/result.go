@@ -35,13 +35,6 @@ func resultOf(r types.Result) (Result, error) {
 	if len(res.IPs) == 0 {
 		return Result{}, fmt.Errorf("the plugins gave %s no address", ifName)
 	}
-	for i, ip := range res.IPs {
-		if ip.Is4() {
-			copy(res.IPs[1:i+1], res.IPs[:i])
-			res.IPs[0] = ip
-			break
-		}
-	}
 	return res, nil
 }
 

@@ -3,6 +3,7 @@ package network
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"sync/atomic"
 	"time"
 
@@ -16,10 +17,16 @@ import (
 // statusTimeout bounds the STATUS of all plugins of a network together.
 const statusTimeout = 5 * time.Second
 
+// statusGrace is how long plugins that were well may answer otherwise before the node
+// is not ready: their agents are restarted and upgraded.
+const statusGrace = 30 * time.Second
+
 // health is what the plugins of one configuration answered to STATUS.
 type health struct {
 	last  atomic.Pointer[answer]
 	first chan struct{} // closed when last has a value
+
+	failing time.Time // since when the answer is an error, of plugins that were well; of askPlugins
 }
 
 type answer struct{ err error }
@@ -76,7 +83,23 @@ func (n *Network) askPlugins(ctx context.Context) {
 	limited, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()
 	err := n.cni.GetStatusNetworkList(limited, c.list)
-	if c.plugins.last.Swap(&answer{err}) == nil {
-		close(c.plugins.first)
+	c.plugins.note(ctx, n.log, err)
+}
+
+// note keeps an answer. An error of plugins that were well counts when it has lasted.
+func (h *health) note(ctx context.Context, log *slog.Logger, err error) {
+	before := h.last.Load()
+	if err != nil && before != nil && before.err == nil {
+		if h.failing.IsZero() {
+			h.failing = time.Now()
+			log.WarnContext(ctx, "plugins are not well", "err", err)
+		}
+		if time.Since(h.failing) < statusGrace {
+			return
+		}
+	}
+	h.failing = time.Time{}
+	if h.last.Swap(&answer{err}) == nil {
+		close(h.first)
 	}
 }

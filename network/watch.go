@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -17,7 +18,7 @@ const (
 	settle = 50 * time.Millisecond
 	// poll finds what no event tells of: a watch that could not be had, a
 	// symbolic link to a directory that was exchanged. It is also how often the
-	// plugins are asked for their STATUS.
+	// plugins are asked for their STATUS, and the default network's rules looked for.
 	poll = 10 * time.Second
 )
 
@@ -107,9 +108,26 @@ func (n *Network) watch(ctx context.Context) {
 			continue
 		case <-quiet.C:
 		case <-ticker.C:
+			n.heal(ctx)
 		}
 		n.load()
 		n.askPlugins(ctx)
+	}
+}
+
+// heal looks whether the default network's rules are still there. Somebody who flushes
+// the ruleset of the host (`systemctl restart nftables` does) means his own.
+func (n *Network) heal(ctx context.Context) {
+	c := n.current.Load()
+	if c.ours == nil {
+		return
+	}
+	healed, err := c.ours.Heal(ctx)
+	switch {
+	case err != nil:
+		n.log.WarnContext(ctx, "rules of the default network were gone and could not be made again", "err", err)
+	case healed:
+		n.log.WarnContext(ctx, "rules of the default network were gone and made again", "network", c.ours.Name)
 	}
 }
 
@@ -120,7 +138,7 @@ func (n *Network) load() *conf {
 	// Watch first, read afterwards: what changes in between is seen.
 	n.watched.arm(n.o.ConfDir)
 	old, c := n.current.Load(), n.read()
-	if old.same(c) {
+	if old.same(c) || n.beingWritten(old, c) {
 		return old
 	}
 	for _, b := range c.bad {
@@ -136,6 +154,24 @@ func (n *Network) load() *conf {
 	}
 	n.current.Store(c)
 	return c
+}
+
+// writeGrace is how long a file that was good may be what it is not.
+const writeGrace = 10 * time.Second
+
+// beingWritten says whether the file of the configuration in use cannot be read just
+// now, and that is new: installers write in place, and a pod that got the network of
+// the next file meanwhile would keep it for good. n.loading is held.
+func (n *Network) beingWritten(old, c *conf) bool {
+	bad := slices.ContainsFunc(c.bad, func(b badFile) bool { return b.path == old.file })
+	if old.list == nil || !bad {
+		n.badSince = time.Time{}
+		return false
+	}
+	if n.badSince.IsZero() {
+		n.badSince = time.Now()
+	}
+	return time.Since(n.badSince) < writeGrace
 }
 
 // usable returns the configuration, or says why there is none. If there was none

@@ -14,7 +14,7 @@
 //	<dir>/ports/<id> the pod's elements of the table (ports.go)
 //
 // Everything per node is made again by ADD if it is missing or from another
-// version, so nothing has to be started and a flushed firewall heals.
+// version, so nothing has to be started; a flushed firewall heals by then, or by Heal.
 //
 // DEL does not wait for the kernel to destroy the veth pair, which takes a grace
 // period (tens of milliseconds): it takes the addresses from the pod's device,
@@ -135,8 +135,7 @@ func parse(stdin []byte) (*config, error) {
 	}
 	families := make(map[bool]bool)
 	for _, s := range c.Subnets {
-		// A gateway, a pod, and for IPv4 a network and a broadcast address.
-		if s != s.Masked() || s.Addr().BitLen()-s.Bits() < 2 || families[s.Addr().Is4()] {
+		if s != s.Masked() || !Fits(s) || families[s.Addr().Is4()] {
 			return nil, fault.Invalid.Errorf("configuration: subnet %v is too small, not masked or the second of its family", s)
 		}
 		families[s.Addr().Is4()] = true
@@ -146,6 +145,10 @@ func parse(stdin []byte) (*config, error) {
 	}
 	return c, nil
 }
+
+// Fits says whether a subnet has room for a gateway and a pod, and for the network's
+// address and, for IPv4, the broadcast address: /30 and /126 have.
+func Fits(subnet netip.Prefix) bool { return subnet.Addr().BitLen()-subnet.Bits() >= 2 }
 
 // previous returns the addresses of the result of ADD, which CHECK and DEL are
 // given; nil if DEL is not.

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ensureBridge makes whatever the bridge lacks: the device, its addresses, and
-// the host's forwarding.
+// ensureBridge makes whatever the bridge lacks: the device, its MTU and addresses, and
+// the host's forwarding. The link that it returns has the MTU for the pods' devices.
 func (n *Net) ensureBridge(h *netlink.Handle) (netlink.Link, error) {
 	link, err := h.LinkByName(n.Bridge)
 	var absent netlink.LinkNotFoundError
@@ -29,6 +29,9 @@ func (n *Net) ensureBridge(h *netlink.Handle) (netlink.Link, error) {
 	if link.Type() != "bridge" {
 		return nil, fmt.Errorf("device %s is a %s, not a bridge", n.Bridge, link.Type())
 	}
+	if err := n.fitMTU(h, link); err != nil {
+		return nil, err
+	}
 	has, err := h.AddrList(link, netlink.FAMILY_ALL)
 	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
 		return nil, fmt.Errorf("addresses of bridge %s: %w", n.Bridge, err)
@@ -37,6 +40,10 @@ func (n *Net) ensureBridge(h *netlink.Handle) (netlink.Link, error) {
 		addr := &netlink.Addr{IPNet: ipNet(s.Addr().Next(), s.Bits())}
 		if s.Addr().Is6() {
 			addr.Flags = unix.IFA_F_NODAD // or pods would have no gateway for a second
+			// Made while IPv6 was off, it has none now that it is on.
+			if err := sysctl("ipv6/conf/"+n.Bridge+"/disable_ipv6", "0"); err != nil {
+				return nil, fmt.Errorf("give bridge %s IPv6: %w", n.Bridge, err)
+			}
 		}
 		if hasAddr(has, addr) {
 			continue
@@ -53,6 +60,21 @@ func (n *Net) ensureBridge(h *netlink.Handle) (netlink.Link, error) {
 	return link, n.forward()
 }
 
+// fitMTU gives the bridge the MTU of the uplink. The kernel takes a bridge's MTU back to
+// 1500 when its last port goes, unless it was set by itself (BROPT_MTU_SET_BY_USER); the
+// uplink's may change, and may not be known when the bridge is made.
+func (n *Net) fitMTU(h *netlink.Handle, link netlink.Link) error {
+	mtu := uplinkMTU()
+	if mtu == 0 || mtu == link.Attrs().MTU {
+		return nil
+	}
+	if err := h.LinkSetMTU(link, mtu); err != nil {
+		return fmt.Errorf("give bridge %s the MTU %d: %w", n.Bridge, mtu, err)
+	}
+	link.Attrs().MTU = mtu
+	return nil
+}
+
 func hasAddr(all []netlink.Addr, addr *netlink.Addr) bool {
 	for _, a := range all {
 		if a.IPNet.String() == addr.IPNet.String() {
@@ -65,7 +87,6 @@ func hasAddr(all []netlink.Addr, addr *netlink.Addr) bool {
 func (n *Net) makeBridge() error {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = n.Bridge
-	attrs.MTU = uplinkMTU()
 	// A bridge without an address of its own takes the least of its ports', which
 	// changes as pods come and go, and with it what the pods have in their ARP cache.
 	attrs.HardwareAddr = make(net.HardwareAddr, 6)
@@ -79,9 +100,9 @@ func (n *Net) makeBridge() error {
 	return nil
 }
 
-// uplinkMTU returns the MTU of the device that the default route goes through,
-// so that a pod does not send what the host cannot forward whole; 0, the
-// kernel's choice, without one.
+// uplinkMTU returns the MTU of the device that the default route goes through, the
+// least one if it goes through several, so that a pod does not send what the host
+// cannot forward whole; 0 without one.
 func uplinkMTU() int {
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
 		routes, err := netlink.RouteList(nil, family)
@@ -92,12 +113,27 @@ func uplinkMTU() int {
 			if r.Dst != nil && !r.Dst.IP.IsUnspecified() {
 				continue
 			}
-			if link, err := netlink.LinkByIndex(r.LinkIndex); err == nil {
-				return link.Attrs().MTU
+			if mtu := leastMTU(r); mtu > 0 {
+				return mtu
 			}
 		}
 	}
 	return 0
+}
+
+// leastMTU is that of the devices that a route goes through; 0 = there are none.
+func leastMTU(r netlink.Route) int {
+	devices := []int{r.LinkIndex}
+	for _, hop := range r.MultiPath {
+		devices = append(devices, hop.LinkIndex)
+	}
+	least := 0
+	for _, index := range devices {
+		if link, err := netlink.LinkByIndex(index); err == nil && (least == 0 || link.Attrs().MTU < least) {
+			least = link.Attrs().MTU
+		}
+	}
+	return least
 }
 
 // forward has the host forward between the bridge and the world, as isGateway of

@@ -96,6 +96,16 @@ func (n *Net) ensureTable(ctx context.Context) error {
 	return n.writeTable(ctx)
 }
 
+// Heal writes the table again if it is not there as this version would write it, but
+// the bridge is: somebody has flushed the ruleset, and the pods have neither a way out
+// nor host ports. healed says whether there was something to do.
+func (n *Net) Heal(ctx context.Context) (healed bool, err error) {
+	if _, ok := linkIndex(n.Bridge); !ok || chainExists(n.Name, n.marker()) {
+		return false, nil
+	}
+	return true, n.ensureTable(ctx)
+}
+
 // writeTable replaces the table, with the host ports of all pods. nft applies one
 // file as one transaction: there is no moment without it.
 func (n *Net) writeTable(ctx context.Context) error {

@@ -1,0 +1,133 @@
+package network
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/network/netns"
+)
+
+// IPv6 is switched off on a node that had it: pods get IPv4, those from before leave as
+// they came, and with IPv6 on again pods are in the subnet from before.
+func TestIPv6IsSwitchedOffLater(t *testing.T) {
+	n := open(t, options(t, ""))
+	before := pod(t, "before")
+	had := attach(t, n, before).IPs
+	if len(had) != 2 {
+		t.Skipf("this host has no IPv6: the pod got %v", had)
+	}
+	setIPv6 := func(off string) {
+		for _, conf := range []string{"all", "default"} {
+			if err := os.WriteFile("/proc/sys/net/ipv6/conf/"+conf+"/disable_ipv6", []byte(off), 0); err != nil {
+				t.Fatal(err)
+			}
+		}
+		n.load()
+	}
+	setIPv6("1")
+	defer setIPv6("0")
+	without := pod(t, "without")
+	if got := attach(t, n, without).IPs; len(got) != 1 || !got[0].Is4() {
+		t.Errorf("without IPv6 the pod got %v", got)
+	}
+	detach(t, n, before)
+	// Only new devices have it again; the bridge is an old one.
+	if err := os.WriteFile("/proc/sys/net/ipv6/conf/default/disable_ipv6", []byte("0"), 0); err != nil {
+		t.Fatal(err)
+	}
+	n.load()
+	again := pod(t, "again")
+	got := attach(t, n, again).IPs
+	if len(got) != 2 || netip.PrefixFrom(got[1], 64).Masked() != netip.PrefixFrom(had[1], 64).Masked() {
+		t.Errorf("with IPv6 again the pod got %v, one before %v", got, had)
+	}
+	detach(t, n, without)
+	detach(t, n, again)
+	destroy(t, n)
+}
+
+// Who names an IPv6 subnet for the pods of a host without IPv6 is told, instead of each
+// pod's failing.
+func TestIPv6SubnetWithoutIPv6(t *testing.T) {
+	n, _ := fresh(t, true)
+	n.hasIPv6 = func() bool { return false }
+	n.o.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("fd77::/64"), netip.MustParsePrefix("10.77.0.0/16")}
+	n.load()
+	if err := n.Status(); !errors.Is(err, fault.Unavailable) || !strings.Contains(err.Error(), "fd77::/64") || !strings.Contains(err.Error(), "IPv6 is off") {
+		t.Errorf("status: %v", err)
+	}
+}
+
+// Pods have the MTU of the uplink: also after the last one has gone, with which the
+// kernel takes a bridge back to 1500, after the uplink was given another, and if there
+// was no uplink when the bridge was made.
+func TestPodsHaveTheUplinksMTU(t *testing.T) {
+	n := open(t, options(t, ""))
+	early := pod(t, "early")
+	attach(t, n, early)
+	detach(t, n, early)
+
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = "jumbo"
+	uplink := &netlink.Veth{LinkAttrs: attrs, PeerName: "jumbo-peer"}
+	if err := netlink.LinkAdd(uplink); err != nil {
+		t.Fatal(err)
+	}
+	defer netlink.LinkDel(uplink)
+	if err := netlink.LinkSetUp(uplink); err != nil {
+		t.Fatal(err)
+	}
+	route := &netlink.Route{LinkIndex: uplink.Attrs().Index, Dst: &net.IPNet{IP: net.IPv4zero.To4(), Mask: net.CIDRMask(0, 32)}, Scope: unix.RT_SCOPE_LINK}
+	for i, mtu := range []int{9000, 9000, 1420, 9001} {
+		if err := netlink.LinkSetMTU(uplink, mtu); err != nil {
+			t.Fatal(err)
+		}
+		if err := netlink.RouteReplace(route); err != nil {
+			t.Fatal(err)
+		}
+		p := pod(t, "p"+string(rune('0'+i)))
+		attach(t, n, p)
+		var got int
+		err := netns.Enter(p.NetNS, func() error {
+			link, err := netlink.LinkByName("eth0")
+			if err == nil {
+				got = link.Attrs().MTU
+			}
+			return err
+		})
+		if err != nil || got != mtu {
+			t.Errorf("pod %d has MTU %d (err %v), the uplink %d", i, got, err, mtu)
+		}
+		detach(t, n, p)
+		if err := n.reaper.finish(); err != nil { // the bridge is without ports
+			t.Fatal(err)
+		}
+	}
+	destroy(t, n)
+}
+
+// Somebody flushes the host's ruleset: the pods that run have their host ports again
+// before another one comes.
+func TestFlushedRulesComeBack(t *testing.T) {
+	n := open(t, options(t, ""))
+	p := pod(t, "p")
+	p.Ports = []Port{{Protocol: "tcp", ContainerPort: 80, HostPort: 12345}}
+	attach(t, n, p)
+	want := ruleset(t)
+	nft(t, "flush ruleset")
+	n.heal(t.Context())
+	if got := ruleset(t); got != want {
+		t.Errorf("the rules are\n%s\nwere\n%s", got, want)
+	}
+	detach(t, n, p)
+	destroy(t, n)
+	n.heal(t.Context()) // nothing is there to be healed, and noLeaks sees that
+}
