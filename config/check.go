@@ -6,6 +6,7 @@ import (
 	"math"
 	"net"
 	"net/netip"
+	"path"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -84,8 +85,15 @@ func (c *Config) checkHandlers() error {
 			return c.wrong(key+".seccomp_profile", "%q is not an absolute path", h.SeccompProfile)
 		case h.CNIConfDir != "" && !filepath.IsAbs(h.CNIConfDir):
 			return c.wrong(key+".cni_conf_dir", "%q is not an absolute path", h.CNIConfDir)
+		case len(h.Annotations) > 0 && h.Engine == Libcontainer:
+			return c.wrong(key+".annotations", "%s takes none", Libcontainer)
 		case !slices.Contains([]string{"auto", "private", "host"}, h.CgroupNamespace):
 			return c.wrong(key+".cgroup_namespace", "%q is none of auto, private, host", h.CgroupNamespace)
+		}
+		for _, pattern := range h.Annotations {
+			if _, err := path.Match(pattern, ""); err != nil {
+				return c.wrong(key+".annotations", "%q: %v", pattern, err)
+			}
 		}
 	}
 	return nil

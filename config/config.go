@@ -205,7 +205,7 @@ type Tracing struct {
 // Handler is what is different for the containers of one runtime handler.
 type Handler struct {
 	// Engine runs the containers: "libcontainer", which is built in, or the absolute
-	// path of an OCI runtime such as runc, crun or runsc. Default libcontainer.
+	// path of an OCI runtime such as runc or crun. Default libcontainer.
 	Engine string `toml:"engine"`
 	// DefaultCapabilities is what a container gets that asks for none. Default: the
 	// key of that name outside of the handlers.
@@ -221,6 +221,10 @@ type Handler struct {
 	// the default network is not for them. Default: none; they are in the same
 	// network as all others.
 	CNIConfDir string `toml:"cni_conf_dir"`
+	// Annotations are the annotations of pods and containers that Engine gets, besides
+	// io.kubernetes.cri.*, which it always gets: "run.oci.*", with * for any characters but /. Who may
+	// make a pod decides by them how it is run. Default: none.
+	Annotations []string `toml:"annotations"`
 }
 
 // Libcontainer is the engine that is built in.

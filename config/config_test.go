@@ -206,7 +206,8 @@ func TestNamedFileMustExist(t *testing.T) {
 // other people's files (cdi.spec_dirs, hooks_dir) say where these people put them,
 // nri.enabled is for who must not have plugins, and nri.socket for who has two
 // runtimes and plugins for both. A handler's keys are counted once, and are three
-// more that follow the node's own, and which program it is. Where metrics and traces
+// more that follow the node's own, which program it is, and what of annotations that may
+// be told: who may make a pod decides by them how it is run. Where metrics and traces
 // go is known to who gathers them.
 func TestKeysAreFew(t *testing.T) {
 	var count func(t reflect.Type) int
@@ -225,7 +226,7 @@ func TestKeysAreFew(t *testing.T) {
 		}
 		return n
 	}
-	if n := count(reflect.TypeFor[config.Config]()); n > 44 {
-		t.Errorf("%d keys, want at most 44", n)
+	if n := count(reflect.TypeFor[config.Config]()); n > 45 {
+		t.Errorf("%d keys, want at most 45", n)
 	}
 }

@@ -139,6 +139,7 @@ func (s *Server) createFrom(ctx context.Context, cr *creation, sb *oci.Sandbox, 
 	if err != nil {
 		return err
 	}
+	annotate(built, h, sb, s.index.sandbox(sb), rec)
 	rec.imageUser = as.imageUser
 	if err := s.checkProfile(ctx, built); err != nil {
 		return err

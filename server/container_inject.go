@@ -13,9 +13,6 @@ import (
 
 // inject adds what files on this node say: CDI devices, then the hooks of the
 // hooks directories, which so see the container as it will be.
-//
-// Hooks get the container's annotations in the state that OCI gives them. The
-// specification carries them for that only: there may be 256 KiB of them.
 func (s *Server) inject(built *specs.Spec, config *cri.ContainerConfig, sandbox *cri.PodSandboxConfig) error {
 	var asked []string
 	for _, d := range config.CDIDevices {
@@ -31,13 +28,9 @@ func (s *Server) inject(built *specs.Spec, config *cri.ContainerConfig, sandbox 
 	annotations := map[string]string{}
 	maps.Copy(annotations, sandbox.GetAnnotations())
 	maps.Copy(annotations, config.Annotations)
-	err = hooks.Inject(built, s.live.Load().HooksDirs, hooks.Container{
+	return hooks.Inject(built, s.live.Load().HooksDirs, hooks.Container{
 		Annotations: annotations,
 		Command:     built.Process.Args[0],
 		BindMounts:  slices.ContainsFunc(config.Mounts, func(m *cri.Mount) bool { return m.HostPath != "" }),
 	})
-	if err == nil && built.Hooks != nil {
-		built.Annotations = config.Annotations
-	}
-	return err
 }

@@ -129,6 +129,7 @@ func TestHooks(t *testing.T) {
 	n := newNode(t)
 	config := pod("web")
 	config.Annotations["example.com/inject"] = "yes"
+	config.Annotations["org.systemd.property.KillMode"] = "'none'"
 	sb := n.run(t, config)
 	text := `{"version": "1.0.0", "hook": {"path": "/bin/sh"}, "when": {"annotations": {"^example.com/inject$": "yes"}}, "stages": ["createRuntime"]}`
 	if err := os.WriteFile(filepath.Join(n.hooksDir(), "x.json"), []byte(text), 0o644); err != nil {
@@ -138,12 +139,31 @@ func TestHooks(t *testing.T) {
 	if built.Hooks == nil || len(built.Hooks.CreateRuntime) != 1 || built.Hooks.CreateRuntime[0].Path != "/bin/sh" {
 		t.Errorf("hooks are %+v", built.Hooks)
 	}
+	if got := built.Annotations["example.com/inject"]; got != "yes" {
+		t.Errorf("in the state that hooks read the pod's annotation is %q", got)
+	}
+	if got, ok := built.Annotations["org.systemd.property.KillMode"]; ok {
+		t.Errorf("the pod sets a property of its scope to %q", got)
+	}
 	if err := os.WriteFile(filepath.Join(n.hooksDir(), "y.json"), []byte("{"), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	_, err := n.CreateContainer(t.Context(), &cri.CreateContainerRequest{PodSandboxId: sb, Config: forever("b")})
 	if err == nil || !strings.Contains(err.Error(), "y.json") {
 		t.Errorf("with a broken file: got %v", err)
+	}
+}
+
+// A container's image is shown by the tag that was asked for, if it has others too.
+func TestTagOf(t *testing.T) {
+	tags := []string{"docker.io/library/nginx:1.25", "docker.io/library/nginx:latest", "reg.example/my-nginx:1"}
+	for asked, want := range map[string]string{
+		"nginx": tags[1], "nginx:latest": tags[1], "docker.io/library/nginx:1.25": tags[0], "reg.example/my-nginx:1": tags[2],
+		"": tags[0], "nginx@sha256:00": tags[0], "gone:1": tags[0],
+	} {
+		if got := tagOf(tags, asked); got != want {
+			t.Errorf("%q is shown as %s, want %s", asked, got, want)
+		}
 	}
 }
 

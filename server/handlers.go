@@ -14,8 +14,13 @@ import (
 type Handler struct {
 	Engine   string    // path of the OCI runtime that runs the containers; "" = libcontainer
 	SpecHost spec.Host // what is translated for it
-	NoUserNS error     // why its pods cannot have user namespaces; nil = they can
-	Network  Network   // of its pods; nil = that of all others
+
+	// Annotations are patterns of path.Match for the keys of annotations, of pod and
+	// container, that the OCI runtime gets.
+	Annotations []string
+
+	NoUserNS error   // why its pods cannot have user namespaces; nil = they can
+	Network  Network // of its pods; nil = that of all others
 }
 
 // defaultHandler is the name by which a RuntimeClass can choose what a pod without one

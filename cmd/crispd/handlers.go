@@ -37,7 +37,7 @@ func handlers(ctx context.Context, c *config.Config, host spec.Host, log *slog.L
 			if _, err := exec.LookPath(hc.Engine); err != nil {
 				return nil, fmt.Errorf("%s: %s.engine: %w", c.Origin(key+".engine"), key, err)
 			}
-			h.Engine = hc.Engine
+			h.Engine, h.Annotations = hc.Engine, hc.Annotations
 			told, err := oci.AskFeatures(ctx, hc.Engine)
 			if err != nil {
 				log.Warn("OCI runtime did not tell its features", "handler", name, "err", err)

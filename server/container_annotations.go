@@ -1,0 +1,50 @@
+package server
+
+import (
+	"maps"
+	"path"
+	"strings"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/crisp-cri/crisp/oci"
+)
+
+// annotate gives a specification its annotations: for an OCI runtime of a handler what
+// containerd and CRI-O tell theirs, and of the pod's and the container's those that the
+// handler lets through, because there they change how a container is run; for hooks, in
+// the state that they read, all of both. Without either there are none: they may be
+// 256 KiB. The container's win.
+func annotate(built *specs.Spec, h Handler, sb *oci.Sandbox, pod *sandboxRecord, rec *containerRecord) {
+	asked := map[string]string{}
+	maps.Copy(asked, pod.config.GetAnnotations())
+	maps.Copy(asked, rec.config.GetAnnotations())
+	switch {
+	case h.Engine != "":
+		maps.DeleteFunc(asked, func(key, _ string) bool { return !h.letsThrough(key) })
+		metadata := pod.config.GetMetadata()
+		for key, value := range map[string]string{
+			"container-type": "container", "container-name": rec.config.GetMetadata().GetName(), "image-name": rec.image().GetImage(),
+			"sandbox-id": sb.ID(), "sandbox-name": metadata.GetName(), "sandbox-namespace": metadata.GetNamespace(), "sandbox-uid": metadata.GetUid(),
+		} {
+			asked["io.kubernetes.cri."+key] = value
+		}
+	case built.Hooks == nil:
+		return
+	default:
+		// libcontainer would set properties of the container's scope by them.
+		maps.DeleteFunc(asked, func(key, _ string) bool { return strings.HasPrefix(key, "org.systemd.property.") })
+	}
+	built.Annotations = asked
+}
+
+// letsThrough tells whether the handler's OCI runtime may see an annotation.
+func (h Handler) letsThrough(key string) bool {
+	for _, pattern := range h.Annotations {
+		// "*" stands for any characters but "/", as path.Match has it.
+		if ok, err := path.Match(pattern, key); ok && err == nil {
+			return true
+		}
+	}
+	return false
+}
