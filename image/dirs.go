@@ -3,6 +3,7 @@ package image
 import (
 	"errors"
 	"os"
+	"path"
 	"slices"
 	"strings"
 
@@ -117,10 +118,12 @@ func (d *dirs) mkdir(parent int, base, name string) error {
 	if err := unix.Mkdirat(parent, base, 0o755); err != nil {
 		return os.NewSyscallError("mkdirat", err)
 	}
-	if d.umask&0o755 != 0 {
-		if err := unix.Fchmodat(parent, base, 0o755, 0); err != nil {
-			return os.NewSyscallError("fchmodat", err)
-		}
+	// A set-group-ID directory has given it that bit and its group.
+	if err := unix.Fchownat(parent, base, 0, 0, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return os.NewSyscallError("fchownat", err)
+	}
+	if err := unix.Fchmodat(parent, base, 0o755, 0); err != nil {
+		return os.NewSyscallError("fchmodat", err)
 	}
 	d.made[name] = true
 	return nil
@@ -194,11 +197,20 @@ func (d *dirs) follow(name string) (openDir, error) {
 // explicit notes that the layer has an entry for the directory name after all.
 func (d *dirs) explicit(name string) { delete(d.made, name) }
 
-// implied returns the directories that were made for want of an entry, sorted.
+// implied returns the directories that were made for want of an entry, sorted. What
+// later entries have removed is not among them.
 func (d *dirs) implied() []string {
 	var names []string
 	for name := range d.made {
-		names = append(names, name)
+		parent, base := path.Split(name)
+		dir, err := d.find(path.Clean(parent))
+		if err != nil {
+			continue
+		}
+		if isDir(dir, base) {
+			names = append(names, name)
+		}
+		unix.Close(dir)
 	}
 	slices.Sort(names)
 	return names

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"math"
 	"os"
 	"path"
@@ -237,9 +236,6 @@ func (u *unpacker) clear(dir int, name, base string) error {
 	u.dirs.flush() // what a name stands for changes: it may be a symlink to elsewhere
 	err := unix.Unlinkat(dir, base, 0)
 	if err == unix.EISDIR {
-		below := func(other string) bool { return other == name || strings.HasPrefix(other, name+"/") }
-		maps.DeleteFunc(u.times, func(other string, _ [2]unix.Timespec) bool { return below(other) })
-		maps.DeleteFunc(u.dirs.made, func(other string, _ bool) bool { return below(other) })
 		return tree.RemoveAt(context.Background(), dir, base)
 	}
 	if err == unix.ENOENT {
@@ -272,10 +268,9 @@ func (u *unpacker) file(ctx context.Context, dir int, name, base string, hdr *ta
 	if err := u.fill(ctx, fd, content, hdr.Size, sparse); err != nil {
 		return err
 	}
-	if hdr.Uid != 0 || hdr.Gid != 0 {
-		if err := unix.Fchown(fd, hdr.Uid, hdr.Gid); err != nil {
-			return os.NewSyscallError("fchown", err)
-		}
+	// Even if it is root's: a set-group-ID directory has given it its own group.
+	if err := unix.Fchown(fd, hdr.Uid, hdr.Gid); err != nil {
+		return os.NewSyscallError("fchown", err)
 	}
 	// After chown, which takes the set-user-ID bit and the capabilities away.
 	if m := mode(hdr); m&(u.umask|0o7000) != 0 {
@@ -417,16 +412,27 @@ func (u *unpacker) rootEntry(hdr *tar.Header, attrs map[string]string) error {
 	return u.owner(u.dirs.root, ".", hdr, attrs)
 }
 
+// setTimes sets the times of the directories that are there still: later entries may
+// have replaced them, or a link on the way to them.
 func (u *unpacker) setTimes() error {
 	for name, at := range u.times {
 		parent, base := path.Split(name)
-		dir, err := u.dirs.get(path.Clean(parent))
+		dir, err := u.dirs.find(path.Clean(parent))
 		if err == nil {
-			err = setTime(dir, base, at)
+			if isDir(dir, base) {
+				err = setTime(dir, base, at)
+			}
+			unix.Close(dir)
 		}
-		if err != nil {
+		if err != nil && err != unix.ENOENT && err != unix.ENOTDIR && err != unix.ELOOP {
 			return fmt.Errorf("directory %q: %w", name, err)
 		}
 	}
 	return nil
+}
+
+// isDir tells whether name, in the directory dir, is a directory and no link to one.
+func isDir(dir int, name string) bool {
+	var st unix.Stat_t
+	return unix.Fstatat(dir, name, &st, unix.AT_SYMLINK_NOFOLLOW) == nil && st.Mode&unix.S_IFMT == unix.S_IFDIR
 }

@@ -167,6 +167,68 @@ func TestUnpackAttributes(t *testing.T) {
 	}
 }
 
+// A set-group-ID directory gives its group to what is made in it: what the layer says
+// is root's must not become the group's to read.
+func TestUnpackIntoSetGroupIDDirectory(t *testing.T) {
+	needRoot(t)
+	var buf bytes.Buffer
+	tw := tar.NewWriter(&buf)
+	for _, hdr := range []tar.Header{
+		{Typeflag: tar.TypeDir, Name: "srv", Mode: 0o2775, Gid: 50},
+		{Typeflag: tar.TypeReg, Name: "srv/key", Mode: 0o640},
+		{Typeflag: tar.TypeDir, Name: "srv/dir", Mode: 0o755},
+		{Typeflag: tar.TypeReg, Name: "srv/implied/file", Mode: 0o640},
+	} {
+		if err := tw.WriteHeader(&hdr); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := tw.Close(); err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	if _, err := unpack(t.Context(), &buf, dir); err != nil {
+		t.Fatal(err)
+	}
+	for name, mode := range map[string]uint32{"srv/key": 0o100640, "srv/dir": 0o40755, "srv/implied": 0o40755, "srv/implied/file": 0o100640} {
+		var st unix.Stat_t
+		if err := unix.Lstat(filepath.Join(dir, name), &st); err != nil {
+			t.Fatal(err)
+		}
+		if st.Mode != mode || st.Uid != 0 || st.Gid != 0 {
+			t.Errorf("%s: mode %o owner %d:%d, want %o and 0:0", name, st.Mode, st.Uid, st.Gid, mode)
+		}
+	}
+}
+
+// An entry for a directory stays good if a later one replaces the way to it.
+func TestUnpackReplacesLinkToDirectory(t *testing.T) {
+	needRoot(t)
+	dir := t.TempDir()
+	shape, err := unpack(t.Context(), bytes.NewReader(archiveOf(t, `
+		d 755 t
+		l 777 a t
+		d 755 a/b
+		- 644 a file now
+		- 644 x/y/z deep
+		- 644 x file now
+		d 700 x`)), dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(shape.Implied) != 0 {
+		t.Errorf("directories %q are said to be implied", shape.Implied)
+	}
+	want := trim(`
+		- 644 a file now
+		d 700 x
+		d 755 t
+		d 755 t/b`)
+	if got := listing(t, dir); got != want {
+		t.Errorf("there is\n%s\nwant\n%s", got, want)
+	}
+}
+
 // A sparse file of GNU tar (format 1.0 in PAX records) keeps its holes.
 func TestUnpackSparse(t *testing.T) {
 	needRoot(t)
