@@ -3,7 +3,6 @@ package image
 import (
 	"archive/tar"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -15,6 +14,7 @@ import (
 	"time"
 
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/tree"
 	"golang.org/x/sys/unix"
 )
 
@@ -42,7 +42,7 @@ func (s *Store) Diff(ctx context.Context, key string, w io.Writer) (deleted []st
 	for _, id := range lowers(l.held) {
 		d.lower = append(d.lower, s.layers.files(id))
 	}
-	if err := filepath.WalkDir(d.upper, d.visit); err != nil {
+	if err := tree.Walk(ctx, d.upper, tree.Options{Sorted: true}, d.visit); err != nil {
 		return nil, fmt.Errorf("changes of root file system %s: %w", key, err)
 	}
 	slices.Sort(d.deleted)
@@ -58,74 +58,105 @@ type differ struct {
 	deleted       []string
 }
 
-// visit takes one name of the upper directory.
-func (d *differ) visit(file string, _ fs.DirEntry, err error) error {
-	if err == nil {
-		err = d.ctx.Err()
-	}
+// visit takes one file of the upper directory.
+func (d *differ) visit(f *tree.File) error {
+	name, err := nameOf(f)
 	if err != nil {
 		return err
 	}
-	name := strings.TrimPrefix(strings.TrimPrefix(file, d.upper), "/")
-	var st unix.Stat_t
-	if err := unix.Lstat(file, &st); err != nil {
-		return &fs.PathError{Op: "stat", Path: file, Err: err}
-	}
-	if st.Mode&unix.S_IFMT == unix.S_IFCHR && st.Rdev == 0 {
+	file := filePath(f, d.upper)
+	if f.Stat.Mode&unix.S_IFMT == unix.S_IFCHR && f.Stat.Rdev == 0 {
 		d.deleted = append(d.deleted, "/"+name)
 		return nil
 	}
-	if st.Mode&unix.S_IFMT == unix.S_IFDIR && name != "" {
+	if f.IsDir() && name != "" {
 		if has(file, "trusted.overlay.redirect") {
 			// A renamed directory: its files are below under another name.
-			return errors.Join(d.whole(name), fs.SkipDir)
+			if err := d.whole(name); err != nil {
+				return err
+			}
+			return fs.SkipDir
 		}
 		if has(file, overlayOpaque) {
-			if err := d.hidden(name); err != nil {
+			if err := d.hidden(name, f.FD); err != nil {
 				return err
 			}
 		}
 	}
-	return d.add(file, name, &st)
+	return d.add(file, name, &f.Stat)
+}
+
+// nameOf is the path of f in the root file system. Nobody could unpack one that is
+// longer than those of layers may be.
+func nameOf(f *tree.File) (string, error) {
+	if f.PathLen() > maxPath {
+		return "", fault.Invalid.Errorf("a path of %d bytes is too long for an archive", f.PathLen())
+	}
+	return f.Path(), nil
+}
+
+// filePath is a path of f for the system's calls that take no descriptor.
+func filePath(f *tree.File, top string) string {
+	if f.IsTop() {
+		return top
+	}
+	return fdPath(f.Dir) + "/" + f.Name
 }
 
 // whole adds all that is seen at name.
 func (d *differ) whole(name string) error {
 	top := filepath.Join(d.merged, name)
-	return filepath.WalkDir(top, func(file string, _ fs.DirEntry, err error) error {
-		if err == nil {
-			err = d.ctx.Err()
-		}
+	return tree.Walk(d.ctx, top, tree.Options{Sorted: true}, func(f *tree.File) error {
+		below, err := nameOf(f)
 		if err != nil {
 			return err
 		}
-		var st unix.Stat_t
-		if err := unix.Lstat(file, &st); err != nil {
-			return &fs.PathError{Op: "stat", Path: file, Err: err}
-		}
+		st := f.Stat
 		st.Nlink = 1 // the inode numbers are not those of upper
-		return d.add(file, strings.TrimPrefix(file, d.merged+"/"), &st)
+		return d.add(filePath(f, top), path.Join(name, below), &st)
 	})
 }
 
 // hidden notes as removed what the layers have in the directory name and the
-// container does not see: it removed the directory and made a new one.
-func (d *differ) hidden(name string) error {
+// container does not see: it removed the directory and made a new one, which upper is.
+func (d *differ) hidden(name string, upper int) error {
 	for _, lower := range d.lower {
-		entries, err := os.ReadDir(filepath.Join(lower, name))
-		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
-			continue
-		}
+		names, err := namesIn(lower, name)
 		if err != nil {
 			return err
 		}
-		for _, e := range entries {
-			if _, err := os.Lstat(filepath.Join(d.upper, name, e.Name())); errors.Is(err, fs.ErrNotExist) {
-				d.deleted = append(d.deleted, path.Join("/", name, e.Name()))
+		for _, base := range names {
+			var st unix.Stat_t
+			if unix.Fstatat(upper, base, &st, unix.AT_SYMLINK_NOFOLLOW) == unix.ENOENT {
+				d.deleted = append(d.deleted, path.Join("/", name, base))
 			}
 		}
 	}
 	return nil
+}
+
+// namesIn lists the directory name of the layer at dir, if the layer has one there. A
+// link in the layer leads nowhere: overlayfs does not follow it either.
+func namesIn(dir, name string) ([]string, error) {
+	root, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &fs.PathError{Op: "open", Path: dir, Err: err}
+	}
+	defer unix.Close(root)
+	fd, err := unix.Openat2(root, name, &unix.OpenHow{
+		Flags:   unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC,
+		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS,
+	})
+	switch err {
+	case nil:
+	case unix.ENOENT, unix.ENOTDIR, unix.ELOOP:
+		return nil, nil
+	default:
+		return nil, &fs.PathError{Op: "open", Path: filepath.Join(dir, name), Err: err}
+	}
+	f := os.NewFile(uintptr(fd), filepath.Join(dir, name))
+	defer f.Close()
+	return f.Readdirnames(-1)
 }
 
 // add writes the entry of one file.

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -12,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/tree/treetest"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sys/unix"
 )
@@ -67,6 +69,51 @@ func TestDiffAndApply(t *testing.T) {
 	}
 	for _, key := range []string{"from", "to"} {
 		do(p.store.Unmount(t.Context(), key, true))
+	}
+}
+
+// A link in an image leads into the image, if anywhere: what the host has at its target
+// is none of a checkpoint's business.
+func TestDiffFollowsNoLinkOfTheImage(t *testing.T) {
+	secret := t.TempDir()
+	if err := os.WriteFile(filepath.Join(secret, "name"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var buf bytes.Buffer
+	tw := tar.NewWriter(&buf)
+	for _, hdr := range []tar.Header{{Typeflag: tar.TypeSymlink, Name: "a", Linkname: secret}, {Typeflag: tar.TypeSymlink, Name: "up", Linkname: "/"}} {
+		if err := tw.WriteHeader(&hdr); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := tw.Close(); err != nil {
+		t.Fatal(err)
+	}
+	reg := newRegistry(t)
+	p := newPlace(t, reg)
+	reg.push("app", "latest", buildOf(t, "gzip", v1.Image{}, buf.Bytes()))
+	root := p.mount("k", p.pull(reg.host+"/app").ID)
+	for _, dir := range []string{"a", "up"} {
+		if err := errors.Join(os.Remove(filepath.Join(root, dir)), os.Mkdir(filepath.Join(root, dir), 0o755)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var diff bytes.Buffer
+	deleted, err := p.store.Diff(t.Context(), "k", &diff)
+	if err != nil || len(deleted) != 0 {
+		t.Errorf("removed were %v, want nothing (err %v)", deleted, err)
+	}
+}
+
+// A tree that no path reaches is told shortly.
+func TestDiffOfDeepTree(t *testing.T) {
+	reg := newRegistry(t)
+	p := newPlace(t, reg)
+	reg.push("app", "latest", build(t, "gzip", "x"))
+	treetest.Deep(t, p.mount("k", p.pull(reg.host+"/app").ID), "d", 3000)
+	_, err := p.store.Diff(t.Context(), "k", io.Discard)
+	if !errors.Is(err, fault.Invalid) || len(err.Error()) > 400 {
+		t.Errorf("error is %.500v", err)
 	}
 }
 
