@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/crisp-cri/crisp/internal/atomicfile"
 )
 
@@ -74,10 +76,36 @@ func (m *Manager) writeBoot(b bootFile) error {
 	if err != nil {
 		return fmt.Errorf("encode boot mark: %w", err)
 	}
-	if err := atomicfile.Write(filepath.Join(m.dir, "boot.json"), data, 0o600); err != nil {
+	path := filepath.Join(m.dir, "boot.json")
+	err = atomicfile.Write(path, data, 0o600)
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		// A daemon that did not start could not make room. A mark that the power cuts in
+		// two is taken for that of an unclean end.
+		if again := overwrite(path, data); again == nil {
+			return nil
+		}
+	}
+	if err != nil {
 		return fmt.Errorf("write boot mark: %w", err)
 	}
 	return nil
+}
+
+// overwrite changes a file in its place, which needs no room on the disk if it stays
+// as long as it is, or nearly.
+func overwrite(path string, data []byte) (err error) {
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	if _, err := f.WriteAt(data, 0); err != nil {
+		return err
+	}
+	if err := f.Truncate(int64(len(data))); err != nil {
+		return err
+	}
+	return f.Sync()
 }
 
 // currentBootID returns the kernel's random ID of this boot (random(4)).

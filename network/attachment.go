@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -128,9 +129,8 @@ type lockKey struct{}
 // instead of deleting what is about to be made, and ends it if it does not end by
 // itself (orphan.go).
 func (n *Network) lock(ctx context.Context, id string) (_ context.Context, release func(), err error) {
-	path := filepath.Join(n.o.CacheDir, attachedDir, id+".lock")
 	for {
-		f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+		f, err := n.openLock(id)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -139,13 +139,26 @@ func (n *Network) lock(ctx context.Context, id string) (_ context.Context, relea
 			return nil, nil, fmt.Errorf("wait for the plugins at work on %s: %w", id, err)
 		}
 		mine, err1 := f.Stat()
-		now, err2 := os.Stat(path)
+		now, err2 := os.Stat(f.Name())
 		if err1 == nil && err2 == nil && os.SameFile(mine, now) {
-			working.Store(path, true)
-			return context.WithValue(ctx, lockKey{}, f), func() { unlock(f) }, nil
+			working.Store(f.Name(), true)
+			return context.WithValue(ctx, lockKey{}, f), func() { n.unlock(f, id) }, nil
 		}
 		f.Close() // its last holder has removed the file: there may be a new one
 	}
+}
+
+// openLock opens the file that is locked. It is made before ADD and stays until
+// after DEL. For what an earlier release has attached it has to be made now: if the
+// disk is full, nobody holds it, and the attachment itself serves.
+func (n *Network) openLock(id string) (*os.File, error) {
+	f, err := os.OpenFile(filepath.Join(n.o.CacheDir, attachedDir, id+".lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		if f, err := os.OpenFile(n.attachmentPath(id), os.O_RDWR, 0); err == nil {
+			return f, nil
+		}
+	}
+	return f, err
 }
 
 // flock polls, so that it can be given up, and ends plugins that nobody else will.
@@ -180,10 +193,39 @@ func gone(f *os.File) bool {
 }
 
 // unlock unlocks by name, because closing alone would leave the lock to any daemon
-// that a plugin has started.
-func unlock(f *os.File) {
+// that a plugin has started. While id is attached the file stays: to make it anew for
+// DEL, on a full disk, may be impossible.
+func (n *Network) unlock(f *os.File, id string) {
 	working.Delete(f.Name())
-	os.Remove(f.Name())
+	if _, err := os.Stat(n.attachmentPath(id)); errors.Is(err, fs.ErrNotExist) {
+		os.Remove(f.Name())
+	}
 	unix.Flock(int(f.Fd()), unix.LOCK_UN)
 	f.Close()
+}
+
+// dropLocks removes the locks that nobody holds and whose attachments are not there
+// any more. No Attach is under way.
+func (n *Network) dropLocks() error {
+	paths, err := filepath.Glob(filepath.Join(n.o.CacheDir, attachedDir, "*.lock"))
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, path := range paths {
+		id := strings.TrimSuffix(filepath.Base(path), ".lock")
+		if _, err := os.Stat(n.attachmentPath(id)); !errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		f, err := os.OpenFile(path, os.O_RDWR, 0)
+		if err != nil {
+			continue // it has gone by itself
+		}
+		if unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil {
+			errs = append(errs, os.Remove(path))
+			unix.Flock(int(f.Fd()), unix.LOCK_UN)
+		}
+		f.Close()
+	}
+	return errors.Join(errs...)
 }

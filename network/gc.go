@@ -37,6 +37,7 @@ func (n *Network) GC(ctx context.Context, keep []string) error {
 			errs = append(errs, fmt.Errorf("detach sandbox %s: %w", id, err))
 		}
 	}
+	errs = append(errs, n.dropLocks())
 	if !ours {
 		return errors.Join(errs...)
 	}

@@ -18,7 +18,7 @@
 // the daemon died in the middle of ADD or the node was rebooted:
 //
 //	<CacheDir>/attached/<id>.json  by us: configuration, arguments, capabilities
-//	<CacheDir>/attached/<id>.lock  held while a plugin works on <id>
+//	<CacheDir>/attached/<id>.lock  locked while a plugin works on <id>
 //	<CacheDir>/results/…           by libcni: the result of ADD
 //	<CacheDir>/used/<network>      a pod of ours has been in it
 //

@@ -149,10 +149,15 @@ func codeOf(ctx context.Context, err error) codes.Code {
 	case fault.Unavailable:
 		return codes.Unavailable
 	}
-	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+	if isFull(err) {
 		return codes.Unavailable // with room, the same call succeeds
 	}
 	return codes.Unknown
+}
+
+// isFull tells whether the disk, or a quota on it, has no room left.
+func isFull(err error) bool {
+	return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT)
 }
 
 // failureLevel is how bad it is that an RPC failed. Error means that we broke a

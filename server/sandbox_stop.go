@@ -67,7 +67,13 @@ func (s *Server) stopSandbox(ctx context.Context, sb *oci.Sandbox) error {
 	if rec.ips != nil {
 		gone := *rec
 		gone.ips = nil
-		if err := s.index.saveSandbox(sb, &gone); err != nil {
+		err := s.index.saveSandbox(sb, &gone)
+		switch {
+		case isFull(err):
+			// It must stop all the same, or nobody could remove it and make room. The
+			// addresses are told on; after a restart the stop is done once more.
+			s.log.WarnContext(ctx, "addresses of a stopped sandbox were not struck out", "err", err)
+		case err != nil:
 			return err
 		}
 	}

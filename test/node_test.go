@@ -164,22 +164,59 @@ func (n *node) daemonCmd(ts *testscript.TestScript, args []string) error {
 	return errUsage
 }
 
-// diskCmd is: disk MIB
+// diskCmd is: disk MIB [INODES] | fill | free
 func (n *node) diskCmd(ts *testscript.TestScript, args []string) error {
-	if len(args) != 1 {
+	disk := filepath.Join(n.dir, "disk")
+	inodes := "0" // as many as one likes
+	switch {
+	case len(args) == 1 && args[0] == "fill":
+		return fillDisk(disk)
+	case len(args) == 1 && args[0] == "free":
+		return os.RemoveAll(filepath.Join(disk, "junk"))
+	case len(args) == 2:
+		inodes = args[1]
+	case len(args) != 1:
 		return errUsage
 	}
-	disk := filepath.Join(n.dir, "disk")
 	if err := os.Mkdir(disk, 0o700); err != nil {
 		return err
 	}
-	if err := syscall.Mount("tmpfs", disk, "tmpfs", 0, "size="+args[0]+"m"); err != nil {
+	if err := syscall.Mount("tmpfs", disk, "tmpfs", 0, "size="+args[0]+"m,nr_inodes="+inodes); err != nil {
 		return err
 	}
 	n.unmountAll = append(n.unmountAll, disk)
 	n.root = filepath.Join(disk, "root")
 	ts.Setenv("ROOT", n.root)
 	return nil
+}
+
+// fillDisk leaves neither a block nor an inode on the file system at disk.
+func fillDisk(disk string) error {
+	junk := filepath.Join(disk, "junk")
+	if err := os.MkdirAll(junk, 0o700); err != nil && !errors.Is(err, syscall.ENOSPC) {
+		return err
+	}
+	// A chunk that does not fit leaves its beginning: what is left at the end is less
+	// than a page.
+	data := make([]byte, 1<<20)
+	for i := 0; ; i++ {
+		err := os.WriteFile(filepath.Join(junk, fmt.Sprintf("%d-%d", time.Now().UnixNano(), i)), data, 0o600)
+		var st syscall.Statfs_t
+		if err := syscall.Statfs(disk, &st); err != nil {
+			return err
+		}
+		switch {
+		case st.Bavail == 0 && st.Ffree == 0:
+			return nil
+		case st.Bavail == 0:
+			data = nil
+		case errors.Is(err, syscall.ENOSPC):
+			return fmt.Errorf("%d blocks are left without an inode", st.Bavail)
+		}
+		if err != nil && !errors.Is(err, syscall.ENOSPC) {
+			return err
+		}
+	}
 }
 
 // executorCmd is: executor kill | term
