@@ -45,7 +45,7 @@ func (s *Server) CreateContainer(ctx context.Context, req *cri.CreateContainerRe
 	}
 	s.runtime.Warm()
 	name := containerName(config.Metadata, s.index.sandbox(sb).config.Metadata)
-	same := &cri.CreateContainerRequest{PodSandboxId: sb.ID(), Config: config}
+	same := &cri.CreateContainerRequest{PodSandboxId: sb.ID()}
 	id, err := s.containers.do(ctx, name, same, func(ctx context.Context, c *creation) error {
 		return s.createContainer(ctx, c, sb, config)
 	})

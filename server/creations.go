@@ -31,8 +31,8 @@ var stageLives = map[string]time.Duration{
 
 // creations are the objects of one kind that are being made, by name.
 //
-// A creation belongs to its name and not to the caller who began it. Callers with
-// the same request wait for the same creation; each may leave when its context
+// A creation belongs to its name and not to the caller who began it. Callers who ask
+// for the same wait for the same creation; each may leave when its context
 // ends. The first that is still there at the end takes the object, which then is
 // delivered: listed, and no longer known here. An object that nobody takes stays
 // hidden for uncollectedLife, so that a repetition finds it, and is then undone.
@@ -52,7 +52,7 @@ type creations struct {
 // A creation is one object being made.
 type creation struct {
 	name   string
-	req    proto.Message // what was asked for
+	req    proto.Message // what must be the same in a repetition
 	began  time.Time
 	stages *stage.Log    // nil if nobody records
 	done   chan struct{} // closed when the work has ended
@@ -83,8 +83,12 @@ func newCreations(ctx context.Context, work *sync.WaitGroup, log *slog.Logger, w
 	}
 }
 
-// do returns the ID of the object called name that build makes for req,
-// whether this call begins it or joins another that did. build runs once, with a
+// do returns the ID of the object called name that build makes, whether this call
+// begins it or joins another that did. req is what must be the same for that, and
+// not all that was asked for: two requests of the kubelet for one object are never
+// equal (the order of variables, the name of a termination message's file, what CNI has
+// annotated meanwhile). The object is what the first asked for, and its status says
+// so. build runs once, with a
 // context that no caller can cancel; it sets discard if it succeeds.
 func (cs *creations) do(ctx context.Context, name string, req proto.Message, build func(context.Context, *creation) error) (id string, err error) {
 	for {

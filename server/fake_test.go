@@ -26,6 +26,8 @@ type fakeImages struct {
 	mu     sync.Mutex
 	list   []image.Image
 	mounts map[string]bool
+	gate   chan struct{}    // if not nil, a mount waits until it is closed
+	held   chan struct{}    // gets one for each mount that waits
 	fail   map[string]error // by method
 	pulled []image.Caller
 }
@@ -129,7 +131,28 @@ func (f *fakeImages) MountMapped(_ context.Context, key, _ string, _ bool, _ ima
 	return f.mount("MountMapped", key)
 }
 
+// hold lets mounts wait until release is called; waiting tells of each.
+func (f *fakeImages) hold() (waiting <-chan struct{}, release func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	gate := make(chan struct{})
+	f.gate, f.held = gate, make(chan struct{}, 16)
+	return f.held, sync.OnceFunc(func() {
+		f.mu.Lock()
+		f.gate = nil
+		f.mu.Unlock()
+		close(gate)
+	})
+}
+
 func (f *fakeImages) mount(method, key string) (string, error) {
+	f.mu.Lock()
+	gate, held := f.gate, f.held
+	f.mu.Unlock()
+	if gate != nil {
+		held <- struct{}{}
+		<-gate
+	}
 	if err := f.failure(method); err != nil {
 		return "", err
 	}

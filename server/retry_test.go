@@ -32,14 +32,17 @@ func TestRunSandboxIsJoinedWhileTheNetworkHangs(t *testing.T) {
 	cancel()
 	wantCode(t, "the impatient client", <-gone, "Canceled")
 
-	// Another configuration under that name is no repetition.
+	// Another handler under that name is no repetition. Plugins write annotations to
+	// the pod during ADD, and the kubelet's next request has them.
 	other := pod("web")
 	other.Labels["app"] = "other"
-	_, err := n.RunPodSandbox(t.Context(), &cri.RunPodSandboxRequest{Config: other})
-	wantCode(t, "another configuration", err, "AlreadyExists")
+	_, err := n.RunPodSandbox(t.Context(), &cri.RunPodSandboxRequest{Config: pod("web"), RuntimeHandler: "crisp"})
+	wantCode(t, "another handler", err, "AlreadyExists")
 
+	next := pod("web")
+	next.Annotations = map[string]string{"k8s.v1.cni.cncf.io/network-status": "[]", "kubernetes.io/config.seen": "later"}
 	second := make(chan string, 1)
-	go func() { second <- n.run(t, pod("web")) }()
+	go func() { second <- n.run(t, next) }()
 	release()
 	id := <-second
 	if n.net.adds != 1 || !slices.Equal(n.listed(t), []string{id}) {
@@ -105,6 +108,62 @@ func TestCreateContainerTwice(t *testing.T) {
 	}
 	if len(n.listed(t)) != 3 {
 		t.Errorf("listed %v", n.listed(t))
+	}
+}
+
+// Two requests of a kubelet for one container are never equal: its environment comes
+// out of a map, and the file of its termination message has a new name each time. The
+// second gets the container all the same, as the first asked for it.
+func TestKubeletsSecondRequestGetsItsContainer(t *testing.T) {
+	for what, finished := range map[string]bool{"while it is being made": false, "finished and not collected": true} {
+		t.Run(what, func(t *testing.T) {
+			n := newNode(t)
+			sandbox, elsewhere := n.run(t, pod("web")), n.run(t, pod("other"))
+			request := func(file string, envs ...string) *cri.CreateContainerRequest {
+				c := forever("app")
+				for _, e := range envs {
+					c.Envs = append(c.Envs, &cri.KeyValue{Key: e, Value: []byte("value")})
+				}
+				c.Mounts = []*cri.Mount{{ContainerPath: "/dev/termination-log", HostPath: filepath.Join(t.TempDir(), file)}}
+				return &cri.CreateContainerRequest{PodSandboxId: sandbox, Config: c}
+			}
+			first, second := request("1a2b", "A", "B"), request("3c4d", "B", "A")
+			waiting, release := n.store.hold()
+			defer release()
+			impatient, cancel := context.WithCancel(t.Context())
+			gone := make(chan error, 1)
+			go func() {
+				_, err := n.server.CreateContainer(impatient, first) // not through the wire: see above
+				gone <- err
+			}()
+			<-waiting
+			cancel()
+			<-gone
+			if finished {
+				release()
+				n.server.work.Wait()
+			}
+			id := make(chan string, 1)
+			go func() {
+				resp, err := n.CreateContainer(t.Context(), second)
+				if err != nil {
+					t.Error(err)
+				}
+				id <- resp.GetContainerId()
+			}()
+			release()
+			got := <-id
+			if n := len(n.listed(t)); n != 3 {
+				t.Errorf("%d sandboxes and containers, want 3", n)
+			}
+			if st := n.status(t, got); len(st.Mounts) != 1 || st.Mounts[0].HostPath != first.Config.Mounts[0].HostPath {
+				t.Errorf("its mounts are %v, want the file of the first request: there the message is written", st.Mounts)
+			}
+			// Once a caller has it, another configuration is another container.
+			_, err := n.CreateContainer(t.Context(), request("5e6f", "C"))
+			wantCode(t, "another configuration after the answer", err, "AlreadyExists")
+			n.create(t, elsewhere, forever("app"))
+		})
 	}
 }
 

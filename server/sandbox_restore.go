@@ -135,7 +135,7 @@ func (s *Server) restorePod(ctx context.Context, cr *creation, run *cri.RunPodSa
 		return fmt.Errorf("restore /dev/shm: %w", err)
 	}
 	for _, config := range req.ContainerConfigs {
-		same := &cri.CreateContainerRequest{PodSandboxId: sb.ID(), Config: config}
+		same := &cri.CreateContainerRequest{PodSandboxId: sb.ID()}
 		from := &origin{dir: dirs[config.Metadata.Name]}
 		_, err := s.containers.must(ctx, containerName(config.Metadata, req.Config.Metadata), same, func(ctx context.Context, c *creation) error {
 			return s.createFrom(ctx, c, sb, config, from)

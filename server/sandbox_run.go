@@ -29,7 +29,8 @@ func (s *Server) RunPodSandbox(ctx context.Context, req *cri.RunPodSandboxReques
 		return nil, err
 	}
 	name := sandboxName(req.Config.Metadata)
-	id, err := s.sandboxes.do(ctx, name, req, func(ctx context.Context, c *creation) error {
+	same := &cri.RunPodSandboxRequest{RuntimeHandler: req.RuntimeHandler}
+	id, err := s.sandboxes.do(ctx, name, same, func(ctx context.Context, c *creation) error {
 		return s.runSandbox(ctx, c, req)
 	})
 	if err != nil {
