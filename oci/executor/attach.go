@@ -160,11 +160,11 @@ func (io *stdio) attachments() []*attachment {
 
 // write writes as much of p as there is room for, and returns the rest.
 func (a *attachment) write(stream string, p []byte) (rest []byte, err error) {
-	cerr := withFD(a.outs[stream], func(fd int) error {
+	err = withFD(a.outs[stream], func(fd int) (err error) {
 		p, err = writeOut(fd, p)
-		return nil
+		return err
 	})
-	return p, errors.Join(cerr, err)
+	return p, err
 }
 
 func writeOut(fd int, p []byte) (rest []byte, err error) {
