@@ -242,3 +242,50 @@ func TestFullDisk(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// The record that a writer was killed in is ended by the next one, not continued.
+func TestOpenMendsATornRecord(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "0.log")
+	whole := crilog.Append(nil, noon, crilog.Stdout, []byte("one\ntwo\n"), crilog.MaxLine)
+	if err := os.WriteFile(path, whole[:len(whole)-2], 0o640); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // the second finds nothing to mend
+		w, err := crilog.Open(path, 0, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.Write(crilog.Stdout, []byte("three\n"))
+		if err := w.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := string(join(t, data, crilog.Stdout)); got != "one\ntw\nthree\nthree\n" {
+		t.Errorf("log is %q", got)
+	}
+}
+
+// A log that is closed, because its container has ended, is not made anew.
+func TestReopenAfterClose(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "0.log")
+	w, err := crilog.Open(path, 0, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Reopen(); err == nil {
+		t.Error("a closed log was opened again")
+	}
+	if _, err := os.Stat(path); err == nil {
+		t.Error("a log was made for a container that has ended")
+	}
+}

@@ -19,16 +19,19 @@ type Writer struct {
 	max    int
 	report func(err error, lost int64)
 
-	mu   sync.Mutex
-	file *os.File
-	last time.Time // of the latest record
-	lost int64     // bytes of output dropped since the last one that was written
-	buf  []byte    // kept from one Write to the next if small
+	mu     sync.Mutex
+	file   *os.File
+	closed bool      // guarded by mu, as all of these
+	last   time.Time // of the latest record
+	lost   int64     // bytes of output dropped since the last one that was written
 }
 
-// keep is the largest buffer that a Writer holds on to: what a chatty container
-// uses, a silent one must not pay for.
-const keep = 4 << 10
+// buffers are lent to Writers while they write: a silent container holds none, and
+// one that prints without end makes no garbage.
+var buffers = sync.Pool{New: func() any { return new([]byte) }}
+
+// keep is the largest buffer that is lent again, for 64 KiB of lines of a few bytes.
+const keep = 4 << 20
 
 // Open opens the log at path for appending and creates it, mode 0640, and its
 // directory if they are not there. A max of 0 is MaxLine.
@@ -44,7 +47,37 @@ func Open(path string, max int, report func(err error, lost int64)) (*Writer, er
 	if err != nil {
 		return nil, err
 	}
+	if err := mend(f); err != nil {
+		f.Close()
+		return nil, err
+	}
 	return Resume(f, path, max, report), nil
+}
+
+// mend ends the last record of a log whose writer was killed while it wrote: else the
+// next one would go on in the middle of it.
+func mend(f *os.File) error {
+	fi, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	if !fi.Mode().IsRegular() || fi.Size() == 0 {
+		return nil
+	}
+	r, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", f.Fd())) // f is only written
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	last := make([]byte, 1)
+	if _, err := r.ReadAt(last, fi.Size()-1); err != nil || last[0] == '\n' {
+		return err
+	}
+	_, err = f.Write([]byte{'\n'})
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		return nil // nor is there room for what could be mixed with it
+	}
+	return err
 }
 
 // Resume is Open for a log that is open already; the Writer takes f over.
@@ -89,10 +122,12 @@ func (w *Writer) Write(stream string, p []byte) {
 	if now := time.Now().UTC().Round(0); now.After(w.last) {
 		w.last = now
 	}
-	data := Append(w.buf[:0], w.last, stream, p, w.max)
+	buf := buffers.Get().(*[]byte)
+	data := Append((*buf)[:0], w.last, stream, p, w.max)
 	if cap(data) <= keep {
-		w.buf = data
+		*buf = data
 	}
+	defer buffers.Put(buf)
 	n, err := w.file.Write(data)
 	if err != nil {
 		w.drop(data, n, int64(len(p)), err)
@@ -128,14 +163,17 @@ func (w *Writer) tell(err error, lost int64) {
 // one. When it returns the new file is there and nothing goes to the old one any
 // more. If it fails, the old one is written on.
 func (w *Writer) Reopen() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.closed { // CRI: no log is made for a container that does not run
+		return fmt.Errorf("reopen log %s: %w", w.path, os.ErrClosed)
+	}
 	f, err := create(w.path)
 	if err != nil {
 		return err
 	}
-	w.mu.Lock()
 	old := w.file
 	w.file = f
-	w.mu.Unlock()
 	return old.Close()
 }
 
@@ -157,5 +195,6 @@ func (w *Writer) Close() error {
 		w.tell(nil, w.lost)
 		w.lost = 0
 	}
+	w.closed = true
 	return w.file.Close()
 }

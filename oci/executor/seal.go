@@ -39,6 +39,9 @@ func Seal(path string) (*os.File, error) {
 	if err == unix.EINVAL {
 		fd, err = unix.MemfdCreate(name, flags)
 	}
+	if err == unix.EACCES {
+		return nil, fmt.Errorf("memfd_create: %w: the sysctl vm.memfd_noexec is 2, which forbids programs in memory; 1 does not", err)
+	}
 	if err != nil {
 		return nil, os.NewSyscallError("memfd_create", err)
 	}
