@@ -50,8 +50,15 @@ func (x *Executor) adopt(req wire.AdoptRequest, call *wire.Call) (err error) {
 	for i, name := range []string{wire.FDStdin, wire.FDStdout, wire.FDStderr, wire.FDPTY} {
 		if ends[i], err = repoll(call.File(name)); err != nil {
 			closeAll(ends[:])
+			c.proc.close()
+			if log != nil {
+				log.Close()
+			}
 			return err
 		}
+	}
+	if ends[1] == nil && ends[2] == nil && ends[3] == nil && req.LogPath != "" {
+		x.log.Warn("container was adopted without its stdio: its output is lost, and it may end when it writes", "container", c.ID)
 	}
 	c.io = newStdio(s, log, ends[0], ends[1], ends[2], ends[3])
 	if c.oom, err = newOOMCounter(c.ref); err != nil {
