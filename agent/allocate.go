@@ -61,12 +61,33 @@ func (a *agent) allocate(pod *v1.Pod) *v1.Pod {
 	}
 	why := a.infeasible(pod)
 	if why == nil && a.fits != nil {
-		why = a.fits(pod, a.wanted.Pods())
+		why = a.fits(pod, a.allocated())
 	}
 	a.resizes.set(pod.UID, why)
 	if why == nil {
 		return pod
 	}
+	return holding(pod, was)
+}
+
+// allocated are the wanted pods with the resources that they may have: what one only
+// asks for takes no room.
+func (a *agent) allocated() []*v1.Pod {
+	pods := a.wanted.Pods()
+	pending := a.resizes.all()
+	for i, pod := range pods {
+		if _, ok := pending[pod.UID]; !ok {
+			continue
+		}
+		if was := a.driver.AcceptedPod(pod.UID); was != nil {
+			pods[i] = holding(pod, was)
+		}
+	}
+	return pods
+}
+
+// holding returns the pod with the resources of was, which has the same containers.
+func holding(pod, was *v1.Pod) *v1.Pod {
 	kept := pod.DeepCopy()
 	for i := range kept.Spec.Containers {
 		kept.Spec.Containers[i].Resources = was.Spec.Containers[i].Resources

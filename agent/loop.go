@@ -191,6 +191,11 @@ func (a *agent) ready(pool *worker.Pool) {
 
 // apply tells the workers what has changed.
 func (a *agent) apply(ctx context.Context, pool *worker.Pool, changes []desired.Change) {
+	for _, c := range changes { // new ones are let in beside what these may have
+		if c.Pod != nil && a.driver.AcceptedPod(c.Pod.UID) != nil {
+			a.allocate(c.Pod)
+		}
+	}
 	for _, c := range changes {
 		a.Log.InfoContext(ctx, "pod changed", "pod", c.Key.String(), "op", c.Op.String())
 		if c.Pod == nil {
@@ -222,7 +227,7 @@ func (a *agent) judge(c desired.Change) *podsync.Verdict {
 		}
 		a.status.Drop(c.Pod.UID)
 	}
-	return a.admit(c.Pod, a.wanted.Pods())
+	return a.admit(c.Pod, a.allocated())
 }
 
 // backend is the Runtime of the workers: the driver, and what else is known of

@@ -93,7 +93,7 @@ func declared(pod *v1.Pod, name v1.ResourceName) bool {
 // weigh has the burstable pods weigh together what they ask for together.
 func (c *care) weigh() error {
 	milli := int64(0)
-	for _, pod := range c.active(c.wanted.Pods()) {
+	for _, pod := range c.active(c.allocated()) {
 		if status.QOS(pod) == v1.PodQOSBurstable {
 			requests := c.driver.Requests(pod)
 			milli += requests.Cpu().MilliValue()

@@ -103,7 +103,7 @@ func pidsNow() (o evict.Observation, ok bool) {
 // usage is evict.Options.Pods.
 func (c *care) usage(ctx context.Context, all bool) ([]evict.Pod, error) {
 	var pods []evict.Pod
-	for _, pod := range c.active(c.wanted.Pods()) {
+	for _, pod := range c.active(c.allocated()) {
 		if c.finished(pod) {
 			continue // it is ending already
 		}

@@ -64,8 +64,16 @@ spec:
 	resize("4000", "8Pi")
 	is("Infeasible: Node didn't have enough capacity: memory, requested: 9007199254740992, capacity: ")
 	keeps("100m")
+	fits := func(name string) { // what web only asks for takes no room
+		t.Helper()
+		apply(name, "100m")
+		l.pick(t, name).awaitReady()
+		l.says(0, "deleted", "delete", "pod/"+name)
+	}
+	fits("beside")
 	l.restart()
 	l.until(func() bool { _, code := l.agentProcess.crisp("", "get", "nodes"); return code == 0 }, "another agent serves")
+	fits("later")
 	resize("100m", "8Mi")
 	web.until(func() bool { return web.pending() == "" }, "nothing is pending")
 
