@@ -38,7 +38,7 @@ func TestContainersDeepTreeIsMeasuredAndRemoved(t *testing.T) {
 	if err := p.store.Unmount(t.Context(), "k", true); err != nil {
 		t.Fatal(err)
 	}
-	p.swept()
+	p.swept("")
 	if left, err := os.ReadDir(filepath.Join(p.root(), "rw")); err != nil || len(left) != 0 {
 		t.Errorf("left %v, err %v", left, err)
 	}

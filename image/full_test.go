@@ -50,7 +50,7 @@ func TestRemovingWorksOnFullDisk(t *testing.T) {
 				if err := p.store.Unmount(t.Context(), "other", true); err != nil {
 					t.Errorf("remove a container's files: %v", err)
 				}
-				p.swept()
+				p.swept("")
 				fill(t, root)
 				if err := p.store.Remove(t.Context(), ref); err != nil {
 					t.Errorf("remove an image: %v", err)
@@ -58,7 +58,7 @@ func TestRemovingWorksOnFullDisk(t *testing.T) {
 				if err := p.store.Unmount(t.Context(), "k", true); err != nil {
 					t.Errorf("remove a container's files: %v", err)
 				}
-				p.swept()
+				p.swept("")
 				if n := p.layers(); n != 0 {
 					t.Errorf("%d layers are left", n)
 				}
@@ -105,7 +105,7 @@ func TestLayerThatCouldNotBeRemoved(t *testing.T) {
 	p.pull(reg.host + "/other")
 	before := p.store.FsInfo()
 	staging := filepath.Join(p.root(), "staging")
-	p.swept()
+	p.swept("")
 	if err := errors.Join(os.Remove(staging), os.WriteFile(staging, nil, 0o600)); err != nil {
 		t.Fatal(err)
 	}
@@ -125,7 +125,7 @@ func TestLayerThatCouldNotBeRemoved(t *testing.T) {
 	if err := p.store.Remove(t.Context(), ref); err != nil {
 		t.Error(err)
 	}
-	p.swept()
+	p.swept("")
 	if n := p.layers(); n != 1 {
 		t.Errorf("%d layers, want that of the other image", n)
 	}
@@ -144,7 +144,7 @@ func TestLayerThatCouldNotBeRemoved(t *testing.T) {
 	if err := p.store.Remove(t.Context(), ref); !errors.Is(err, fault.NotFound) {
 		t.Errorf("the image is there still: %v", err)
 	}
-	p.swept()
+	p.swept("")
 	if n := p.layers(); n != 1 {
 		t.Errorf("%d layers, want that of the other image", n)
 	}

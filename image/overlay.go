@@ -27,7 +27,7 @@ type overlay struct {
 
 // mount mounts o at target, a directory.
 //
-// The new mount API takes any number of layers (lowerdir+, Linux 6.5). Before
+// The new mount API takes any number of layers (lowerdir+, Linux 6.7, 6.6.23). Before
 // that all options share one page, which holds some 30 paths of layers; so there,
 // and where a path is too long for an option, paths are those of descriptors.
 func (o *overlay) mount(target string) error {
@@ -58,9 +58,10 @@ func (o *overlay) bind(target string) error {
 	return os.NewSyscallError("mount", unix.Mount("", target, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
 }
 
-// appendsLayers tells whether overlayfs knows lowerdir+. An older one cannot be
-// asked: it takes any option, and fails, with a line in the kernel's log, when
-// the file system is made.
+// appendsLayers tells whether overlayfs knows lowerdir+. Before 6.5 it cannot be asked:
+// it takes any option, and fails, with a line in the kernel's log, when the file system
+// is made. From then on it refuses at once what it does not know, as 6.5 itself and 6.6
+// before 6.6.23 do.
 var appendsLayers = sync.OnceValue(func() bool {
 	var uts unix.Utsname
 	var major, minor int
@@ -70,8 +71,19 @@ var appendsLayers = sync.OnceValue(func() bool {
 	if _, err := fmt.Sscanf(unix.ByteSliceToString(uts.Release[:]), "%d.%d", &major, &minor); err != nil {
 		return false
 	}
-	return major > 6 || major == 6 && minor >= 5
+	return (major > 6 || major == 6 && minor >= 5) && knowsPath("lowerdir+")
 })
+
+// knowsPath tells whether overlayfs of Linux 6.5 or later has an option that is the path
+// of a layer: then it looks for the path.
+func knowsPath(option string) bool {
+	fsfd, err := unix.Fsopen("overlay", unix.FSOPEN_CLOEXEC)
+	if err != nil {
+		return false
+	}
+	defer unix.Close(fsfd)
+	return unix.FsconfigSetString(fsfd, option, "/proc/self/no-such-layer") == unix.ENOENT
+}
 
 func (o *overlay) mountNew(target string) error {
 	fsfd, err := unix.Fsopen("overlay", unix.FSOPEN_CLOEXEC)

@@ -65,6 +65,22 @@ func TestOverlayMountsOnOldAndNewKernels(t *testing.T) {
 	}
 }
 
+// Linux 6.5 and early 6.6 have the new mount API without lowerdir+: no container could
+// be made there, were the version believed.
+func TestOverlayOptionIsTried(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root: it opens a file system")
+	}
+	if !appendsLayers() {
+		t.Skip("needs Linux 6.7: before that all options are taken, or none is a layer's")
+	}
+	for option, want := range map[string]bool{"lowerdir+": true, "upperdir": true, "lowerdir-of-a-later-linux": false} {
+		if got := knowsPath(option); got != want {
+			t.Errorf("option %q is known: %v, want %v", option, got, want)
+		}
+	}
+}
+
 // Mapped layers go through a mount namespace of their own, both ways.
 func TestMappedOverlayOnOldAndNewKernels(t *testing.T) {
 	if os.Getuid() != 0 {

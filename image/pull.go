@@ -199,13 +199,25 @@ func (s *Store) unpackImage(ctx context.Context, from origin, blobs []blob, ids 
 	if err == nil {
 		r.Dirs, err = s.inherit(held)
 	}
-	if err != nil {
-		return Image{}, errors.Join(err, s.layers.releaseAll(held))
+	switch {
+	case err == nil:
+		return s.put(r, held)
+	case from.repository() != "" && isWorthKeeping(err):
+		return Image{}, errors.Join(err, s.kept.keep(held))
 	}
-	return s.put(r, held)
+	err = errors.Join(err, s.layers.releaseAll(held))
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		err = errors.Join(err, s.kept.dropAll())
+	}
+	return Image{}, err
 }
 
-// diffIDs reads the digests of the n unpacked layers from an image's config.
+// maxLayers bounds the different layers of an image: an overlay takes 500
+// (OVL_MAX_STACK), of which one may have directories of our own, see inherit.
+const maxLayers = 499
+
+// diffIDs reads the digests of the n unpacked layers from an image's config, if the image
+// can run here.
 func diffIDs(config []byte, n int) ([]digest.Digest, error) {
 	var img v1.Image
 	if err := json.Unmarshal(config, &img); err != nil {
@@ -214,10 +226,18 @@ func diffIDs(config []byte, n int) ([]digest.Digest, error) {
 	if len(img.RootFS.DiffIDs) != n {
 		return nil, fault.Invalid.Errorf("config speaks of %d layers, the manifest of %d", len(img.RootFS.DiffIDs), n)
 	}
+	if err := checkPlatform(img.Platform); err != nil {
+		return nil, err
+	}
+	different := make(map[digest.Digest]bool)
 	for _, id := range img.RootFS.DiffIDs {
 		if err := id.Validate(); err != nil {
 			return nil, fault.Invalid.Errorf("diff ID %q: %w", id, err)
 		}
+		different[id] = true
+	}
+	if len(different) > maxLayers {
+		return nil, fault.Invalid.Errorf("image of %d layers, more than %d", len(different), maxLayers)
 	}
 	return img.RootFS.DiffIDs, nil
 }

@@ -27,6 +27,7 @@ type Store struct {
 	pulls  flights
 	let    accesses // who has pulled what is pulled by digest
 	quiet  quiet
+	kept   keeper
 	layers *layers
 	leases *leases
 
@@ -62,6 +63,7 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 		log:     o.Log,
 		m:       make(map[digest.Digest]*layer),
 	}
+	s.kept = keeper{layers: s.layers, log: o.Log}
 	s.leases = &leases{dir: filepath.Join(o.Root, "rw"), m: make(map[string]*lease)}
 	for dir, mode := range map[string]fs.FileMode{
 		o.Root: 0o700, s.layers.dir: 0o700, s.layers.staging: 0o700, s.leases.dir: 0o700,
@@ -92,9 +94,10 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 func (s *Store) Close() error {
 	s.end()
 	s.pulls.stop()
+	err := s.kept.dropAll()
 	s.layers.running.Wait()
 	s.background.Wait()
-	return nil
+	return err
 }
 
 // sweepStaging removes unfinished work. Names in staging are never used again, so
@@ -266,6 +269,10 @@ func (s *Store) Remove(ctx context.Context, ref string) error {
 	e, err := s.find(ref)
 	if err != nil {
 		return err
+	}
+	// Who removes images wants space.
+	if err := s.kept.dropAll(); err != nil {
+		s.log.Warn("layer of a failed pull was not removed", "err", err)
 	}
 	if e, err = s.forget(e.hex()); err != nil || e == nil {
 		return err

@@ -170,7 +170,7 @@ func TestOpenSweeps(t *testing.T) {
 	if _, err := p.store.Get(img.ID); err != nil {
 		t.Error(err)
 	}
-	p.swept()
+	p.swept("")
 }
 
 // After a power cut the layers committed last are verified. What is damaged goes,

@@ -1,0 +1,83 @@
+package image
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+)
+
+// keepFor is how long the layers of a failed pull are kept: the kubelet tries again
+// after at most five minutes.
+const keepFor = 10 * time.Minute
+
+// A keeper holds layers that were ready when the pull that wanted them failed. They are
+// in staging, and in no image.
+type keeper struct {
+	layers *layers
+	log    *slog.Logger
+
+	mu sync.Mutex
+	m  map[*layer]*time.Timer // guarded by mu
+}
+
+// isWorthKeeping tells whether what a pull had got before err is likely to be of use: if
+// it was the network, the registry or the caller that ended it. A full disk needs the
+// space, and an image that is bad stays so.
+func isWorthKeeping(err error) bool {
+	code := statusOf(err)
+	return isAway(err) || code == http.StatusTooManyRequests || code >= http.StatusInternalServerError ||
+		errors.Is(err, context.Canceled) || errors.Is(err, fault.Unavailable)
+}
+
+// keep takes over layers that are held.
+func (k *keeper) keep(held []*layer) error {
+	var spare []*layer
+	k.mu.Lock()
+	if k.m == nil {
+		k.m = make(map[*layer]*time.Timer)
+	}
+	for _, l := range held {
+		if timer, ok := k.m[l]; ok {
+			timer.Reset(keepFor)
+			spare = append(spare, l)
+			continue
+		}
+		k.m[l] = time.AfterFunc(keepFor, func() {
+			if err := k.drop(l); err != nil {
+				k.log.Error("layer of a failed pull was not removed", "layer", l.diffID, "err", err)
+			}
+		})
+	}
+	k.mu.Unlock()
+	return k.layers.releaseAll(spare)
+}
+
+func (k *keeper) drop(l *layer) error {
+	k.mu.Lock()
+	timer, ok := k.m[l]
+	delete(k.m, l)
+	k.mu.Unlock()
+	if !ok {
+		return nil
+	}
+	timer.Stop()
+	return k.layers.release(l)
+}
+
+// dropAll lets go of all layers: somebody needs the space, or the store closes.
+func (k *keeper) dropAll() error {
+	k.mu.Lock()
+	var all []*layer
+	for l, timer := range k.m {
+		timer.Stop()
+		all = append(all, l)
+	}
+	clear(k.m)
+	k.mu.Unlock()
+	return k.layers.releaseAll(all)
+}
