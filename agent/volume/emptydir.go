@@ -1,12 +1,13 @@
 package volume
 
 import (
+	"context"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 
+	"github.com/crisp-cri/crisp/internal/tree"
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
@@ -123,28 +124,22 @@ func (m *Maker) EmptyDirs(pod *v1.Pod) map[string]string {
 // bytes and in inodes. What is removed meanwhile does not count.
 func Usage(dir string) (bytes, inodes int64) {
 	seen := map[uint64]bool{} // of files with several links
-	var top unix.Stat_t
-	if unix.Lstat(dir, &top) != nil {
-		return 0, 0
-	}
-	filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
-		var s unix.Stat_t
-		if err != nil || unix.Lstat(path, &s) != nil {
-			return nil
+	var top uint64
+	// What could be counted before an error is better than nothing.
+	_ = tree.Walk(context.Background(), dir, tree.Options{}, func(f *tree.File) error {
+		if f.IsTop() {
+			top = uint64(f.Stat.Dev)
 		}
-		if s.Dev != top.Dev {
-			if d.IsDir() {
-				return filepath.SkipDir
-			}
-			return nil
+		if uint64(f.Stat.Dev) != top {
+			return nil // a mount, which is not walked
 		}
-		if s.Nlink > 1 && !d.IsDir() {
-			if seen[s.Ino] {
+		if f.Stat.Nlink > 1 && !f.IsDir() {
+			if seen[f.Stat.Ino] {
 				return nil
 			}
-			seen[s.Ino] = true
+			seen[f.Stat.Ino] = true
 		}
-		bytes += s.Blocks * 512
+		bytes += f.Stat.Blocks * 512
 		inodes++
 		return nil
 	})

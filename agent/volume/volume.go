@@ -16,6 +16,7 @@
 package volume
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -24,6 +25,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/crisp-cri/crisp/internal/tree"
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
@@ -196,7 +198,7 @@ func (m *Maker) Remove(uid types.UID) error {
 		}
 	}
 	for _, name := range []string{"volume-subpaths", "volumes", "plugins"} {
-		if err := os.RemoveAll(filepath.Join(dir, name)); err != nil {
+		if err := tree.Remove(context.Background(), filepath.Join(dir, name)); err != nil {
 			return err
 		}
 	}
