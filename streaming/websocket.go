@@ -72,14 +72,20 @@ func (s *Server) serveV5(w http.ResponseWriter, r *http.Request, o remotecommand
 	open[errorChannel].Write(status(code, err))
 }
 
-// readSizes decodes the sizes that the client sends; it must read them even if
-// nobody wants them, or the connection's other channels stop.
+// maxSize is how long one size of a terminal may be, in bytes of JSON.
+const maxSize = 1024
+
+// readSizes decodes the sizes that the client sends; it must read on even if
+// nobody wants them or can understand them, or the connection's other channels stop.
 func readSizes(ctx context.Context, r io.Reader, sizes chan<- remotecommand.TerminalSize) {
 	defer close(sizes)
-	d := json.NewDecoder(r)
+	bounded := &io.LimitedReader{R: r}
+	d := json.NewDecoder(bounded)
 	for {
 		var size remotecommand.TerminalSize
+		bounded.N = maxSize
 		if err := d.Decode(&size); err != nil {
+			io.Copy(io.Discard, r)
 			return
 		}
 		select {
