@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
 
@@ -52,6 +54,10 @@ func (s *spawner) dial(ctx context.Context) (Engine, error) {
 	if lock == nil {
 		return conn, err
 	}
+	var before int64 // what the log has of those before it
+	if info, err := os.Stat(s.logPath()); err == nil {
+		before = info.Size()
+	}
 	ended, err := s.spawn(socket, lock)
 	lock.Close() // the executor has its own descriptor of it
 	if err != nil {
@@ -67,7 +73,7 @@ func (s *spawner) dial(ctx context.Context) (Engine, error) {
 		}
 		select {
 		case eerr := <-ended:
-			return nil, fault.Unavailable.Errorf("executor ended at once (%v): see %s", eerr, s.logPath())
+			return nil, fault.Unavailable.Errorf("executor ended at once (%v): %s", eerr, lastWords(s.logPath(), before))
 		case <-ctx.Done():
 			return nil, fault.Unavailable.Errorf("executor does not answer: %w", err)
 		case <-time.After(wait):
@@ -137,6 +143,37 @@ func (s *spawner) hello(ctx context.Context, socket string) (Engine, wire.HelloR
 		return nil, hello, err
 	}
 	return conn, hello, nil
+}
+
+// maxLastWords bounds the part of a log that an error has, in bytes.
+const maxLastWords = 1024
+
+// lastWords quotes the last line of a log, of what was written after its first from
+// bytes: the file may be gone before anybody can look at it.
+func lastWords(path string, from int64) string {
+	f, err := os.Open(path)
+	if err != nil {
+		return err.Error()
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return err.Error()
+	}
+	if info.Size() < from {
+		from = 0 // it has been rotated
+	}
+	from = max(from, info.Size()-maxLastWords)
+	data, err := io.ReadAll(io.NewSectionReader(f, from, maxLastWords))
+	text := strings.TrimSpace(string(data))
+	switch line := text[strings.LastIndexByte(text, '\n')+1:]; {
+	case err != nil:
+		return err.Error()
+	case line == "":
+		return "it wrote nothing into " + path
+	default:
+		return path + " ends with: " + strings.ToValidUTF8(line, "?")
+	}
 }
 
 func (s *spawner) logPath() string { return filepath.Join(s.state, "executor.log") }
