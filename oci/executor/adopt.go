@@ -64,6 +64,9 @@ func (x *Executor) adopt(req wire.AdoptRequest, call *wire.Call) (err error) {
 	if c.oom, err = newOOMCounter(c.ref); err != nil {
 		x.log.Warn("memory events cannot be read", "container", c.ID, "err", err)
 	}
+	if err := x.endForeignExecs(c); err != nil {
+		x.log.Warn("execs of the executor before could not be ended", "container", c.ID, "err", err)
+	}
 	x.live(c)
 	return nil
 }

@@ -222,3 +222,25 @@ func TestExecInAFrozenContainer(t *testing.T) {
 		t.Errorf("an exec after the thaw ended with %d", code)
 	}
 }
+
+// execGroups are the cgroups of the container's execs.
+func (b *box) execGroups() []string {
+	dir := b.reply.Cgroups["freezer"]
+	if dir == "" {
+		dir = b.reply.Cgroups[""]
+	}
+	dirs, _ := filepath.Glob(filepath.Join(dir, "exec-*"))
+	return dirs
+}
+
+// A probe that leaves something behind each time must not fill the machine with cgroups.
+func TestExecThatLeavesAProcess(t *testing.T) {
+	n := start(t)
+	b := n.run([]string{"sleep", "for-ever"})
+	for range 10 {
+		b.exec(wire.ExecRequest{Process: process("spawn", "sleep", "300ms")}).wait()
+	}
+	b.exec(wire.ExecRequest{Process: process("spawn", "sleep", "1s")}).wait()
+	n.upgrade() // forgets none of them
+	eventually(t, func() bool { return len(b.execGroups()) == 0 }, "cgroups are left: %v", b.execGroups())
+}

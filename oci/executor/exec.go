@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strconv"
 
 	"github.com/opencontainers/runc/libcontainer"
@@ -204,7 +203,7 @@ func (x *Executor) watchExec(e *execution) {
 	x.mu.Unlock()
 	e.code = code
 	close(e.ended)
-	e.removeGroup() // fails while processes it left behind live: they may
+	e.removeGroup()
 }
 
 // guard kills the exec when the connection that owns it ends, and forgets it.
@@ -291,31 +290,4 @@ func (e *execution) kill() error {
 		err = perr
 	}
 	return err
-}
-
-// makeGroup makes the sub-cgroup, in the v2 hierarchy or in v1's freezer, and
-// returns what libcontainer is to be told about it. Without one the exec runs in
-// the container's own cgroup, and only its first process can be killed.
-func (e *execution) makeGroup() map[string]string {
-	controller := "freezer"
-	if cgroups.IsCgroup2UnifiedMode() {
-		controller = ""
-	}
-	base := e.c.ref.Cgroups[controller]
-	if base == "" {
-		return nil
-	}
-	name := "exec-" + e.id
-	dir := filepath.Join(base, name)
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		return nil
-	}
-	e.group = map[string]string{controller: dir}
-	return map[string]string{controller: name}
-}
-
-func (e *execution) removeGroup() {
-	for _, dir := range e.group {
-		unix.Rmdir(dir)
-	}
 }

@@ -59,6 +59,7 @@ func TestAdopt(t *testing.T) {
 	gone := n.run([]string{"sleep", "for-ever"})
 	tty.says("up")
 	busy.says("3\n")
+	left := busy.exec(wire.ExecRequest{Process: process("sleep", "for-ever")})
 	n.crash(func() {
 		unix.Kill(gone.reply.Pid, unix.SIGKILL)
 		eventually(t, func() bool { return !alive(gone.reply.Pid) }, "it lives")
@@ -67,6 +68,8 @@ func TestAdopt(t *testing.T) {
 	for _, b := range []*box{busy, quits, tty, gone} {
 		b.adopt()
 	}
+	// Nobody would ask for it, or end it when its time is over.
+	eventually(t, func() bool { return !alive(left.Pid) && len(busy.execGroups()) == 0 }, "an exec of the executor that died is left")
 	n.fails(fault.Exists, wire.MethodAdopt, wire.AdoptRequest{ID: busy.id, RunReply: busy.reply})
 	eventually(t, func() bool { return busy.numbered() > before+20 }, "the log does not go on")
 	for b, want := range map[*box]int32{quits: 9, gone: 137} {

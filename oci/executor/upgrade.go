@@ -333,6 +333,11 @@ func Resume(o Options) (*Executor, error) {
 	for _, se := range s.Execs {
 		x.resumeExec(se)
 	}
+	for _, sc := range s.Containers {
+		if c := x.containers[sc.ID]; c != nil && !sc.Ended {
+			x.removeSpentGroups(c)
+		}
+	}
 	return x, nil
 }
 

@@ -1,0 +1,116 @@
+package executor
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// makeGroup makes the sub-cgroup, in v1's freezer or in the v2 hierarchy, and
+// returns what libcontainer is to be told about it. Without one the exec runs in
+// the container's own cgroup, and only its first process can be killed.
+func (e *execution) makeGroup() map[string]string {
+	controller := groupController(e.c.ref.Cgroups)
+	base := e.c.ref.Cgroups[controller]
+	if base == "" {
+		return nil
+	}
+	name := "exec-" + e.id
+	dir := filepath.Join(base, name)
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		return nil
+	}
+	// Beside threaded cgroups it can hold no process ("domain invalid", cgroups(7)).
+	if kind, err := os.ReadFile(filepath.Join(dir, "cgroup.type")); err == nil && strings.TrimSpace(string(kind)) != "domain" {
+		unix.Rmdir(dir)
+		return nil
+	}
+	e.group = map[string]string{controller: dir}
+	return map[string]string{controller: name}
+}
+
+// groupController is the hierarchy in which execs have cgroups.
+func groupController(paths map[string]string) string {
+	if paths["freezer"] != "" {
+		return "freezer"
+	}
+	return ""
+}
+
+// Between two tries to remove the cgroup of an exec, in which processes live that it
+// has left behind, pass groupRetry, twice that, and so on up to groupRetryMax.
+const (
+	groupRetry    = 100 * time.Millisecond
+	groupRetryMax = time.Minute
+)
+
+// removeGroup removes the cgroup of an exec that has ended as soon as it is empty.
+func (e *execution) removeGroup() {
+	for _, dir := range e.group {
+		removeEmpty(dir, groupRetry, e.c.gone)
+	}
+}
+
+// removeEmpty removes a cgroup, now or when it is empty, until its container has gone.
+func removeEmpty(dir string, wait time.Duration, gone <-chan struct{}) {
+	if err := unix.Rmdir(dir); err != unix.EBUSY && err != unix.ENOTEMPTY {
+		return
+	}
+	select {
+	case <-gone: // delete removes all of it
+		return
+	default:
+	}
+	time.AfterFunc(wait, func() { removeEmpty(dir, min(2*wait, groupRetryMax), gone) })
+}
+
+// execGroup is the name of an exec's cgroup: of a session, and a number.
+var execGroup = regexp.MustCompile(`^exec-([0-9a-z]+)-[0-9a-z]+$`)
+
+// endForeignExecs kills the execs in c of an executor that died: nobody has their stdio,
+// asks for their exit codes or ends them when their time is over. Those of an engine
+// that knows no sub-cgroups cannot be found.
+func (x *Executor) endForeignExecs(c *container) error {
+	controller := groupController(c.ref.Cgroups)
+	base := c.ref.Cgroups[controller]
+	if base == "" {
+		return nil
+	}
+	entries, err := os.ReadDir(base)
+	if err != nil {
+		return nil // the container has gone
+	}
+	var errs []error
+	for _, entry := range entries {
+		m := execGroup.FindStringSubmatch(entry.Name())
+		if m == nil || !entry.IsDir() || m[1] == x.session {
+			continue
+		}
+		dir := filepath.Join(base, entry.Name())
+		errs = append(errs, signalAll(map[string]string{controller: dir}, unix.SIGKILL))
+		removeEmpty(dir, groupRetry, c.gone)
+	}
+	return errors.Join(errs...)
+}
+
+// removeSpentGroups is removeGroup for the execs of c that ended before an upgrade.
+func (x *Executor) removeSpentGroups(c *container) {
+	live := make(map[string]bool)
+	x.mu.Lock()
+	for _, e := range x.execs {
+		live["exec-"+e.id] = true
+	}
+	x.mu.Unlock()
+	base := c.ref.Cgroups[groupController(c.ref.Cgroups)]
+	entries, _ := os.ReadDir(base)
+	for _, entry := range entries {
+		if base != "" && entry.IsDir() && execGroup.MatchString(entry.Name()) && !live[entry.Name()] {
+			removeEmpty(filepath.Join(base, entry.Name()), groupRetry, c.gone)
+		}
+	}
+}

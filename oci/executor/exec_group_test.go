@@ -1,0 +1,52 @@
+package executor
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/crisp-cri/crisp/oci/wire"
+)
+
+// Whoever makes a threaded cgroup below a container's, as KubeVirt does for dedicated
+// CPUs, leaves no place for another beside it: an exec goes into the container's own.
+func TestExecBesideThreadedCgroup(t *testing.T) {
+	base := ""
+	for _, root := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/unified"} {
+		if _, err := os.Stat(filepath.Join(root, "cgroup.controllers")); err == nil {
+			base = root
+		}
+	}
+	if base == "" || os.Getuid() != 0 {
+		t.Skip("needs root and a cgroup v2 hierarchy at /sys/fs/cgroup or /sys/fs/cgroup/unified")
+	}
+	dir, err := os.MkdirTemp(base, "crisp-test-threaded-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.Remove(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	e := &execution{id: "session-1", c: &container{ref: wire.RunReply{Cgroups: map[string]string{"": dir}}, gone: make(chan struct{})}}
+	if got := e.makeGroup(); got[""] != "exec-session-1" {
+		t.Fatalf("without threaded cgroups: %v", got)
+	}
+	e.removeGroup()
+	e.group = nil
+	child := filepath.Join(dir, "housekeeping")
+	if err := os.Mkdir(child, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.Remove(child) })
+	if err := os.WriteFile(filepath.Join(child, "cgroup.type"), []byte("threaded"), 0); err != nil {
+		t.Fatal(err)
+	}
+	if got := e.makeGroup(); got != nil || e.group != nil {
+		t.Errorf("beside a threaded cgroup: %v", got)
+	}
+	if entries, _ := filepath.Glob(filepath.Join(dir, "exec-*")); len(entries) > 0 {
+		t.Errorf("left: %v", entries)
+	}
+}
