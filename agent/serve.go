@@ -26,6 +26,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/gate"
 	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/agent/node"
+	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/agent/store"
 	"github.com/crisp-cri/crisp/internal/atomicfile"
 	"github.com/crisp-cri/crisp/internal/fault"
@@ -61,7 +62,7 @@ func (a *agent) serve(ctx context.Context, events *event.Store) (stop func(), er
 	a.api = api.New(api.Options{
 		Version: a.Serve.Version, Wanted: a.wanted, Store: a.store, Events: events, Node: a.node,
 		Status: a.status.Get, Accepted: a.driver.Accepted, Volumes: a.driver.Volumes().Measured, PodLogs: a.driver.PodLogs, LoopHealth: a.LoopHealth,
-		Config: a.kubeletConfig, Checkpoints: filepath.Join(a.Root, "checkpoints"), Metrics: a.counts.Write, ProbeMetrics: a.probes.Metrics, Debug: a.debug, Log: a.Log,
+		Config: a.kubeletConfig, Checkpoints: filepath.Join(a.Root, "checkpoints"), Metrics: a.counts.Write, ProbeMetrics: a.probes.Metrics, Restart: a.restart, Debug: a.debug, Log: a.Log,
 	})
 	a.node.OnChange(a.api.Poke)
 	a.runtimeChanged(gate.State{Reason: "RuntimeDoesNotAnswer", Message: "runtime at " + a.Endpoint + " has not answered yet"})
@@ -285,6 +286,12 @@ func readOnly(h http.Handler) http.Handler {
 		}
 		http.NotFound(w, r)
 	})
+}
+
+// restart has the worker of a pod stop containers of it.
+func (a *agent) restart(pod *v1.Pod, ids []string, grace *time.Duration) bool {
+	pool := a.pool.Load()
+	return pool != nil && pool.Restart(podsync.KeyOf(pod), pod.UID, ids, grace)
 }
 
 // debug makes these the ephemeral containers of a pod, for as long as it lives.

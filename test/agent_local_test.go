@@ -109,6 +109,7 @@ func TestAgentLocal(t *testing.T) {
 		out, _ := a.crisp("", "get", "pods")
 		return regexp.MustCompile(`2/2 +Running +1 `).MatchString(out)
 	}, "the container was started again")
+	a.says(0, `Killing.*Container app is to be restarted on request`, "events", "--for", "pod/web")
 	a.says(0, `pod/web deleted`, "delete", "-f", filepath.Join(n.dir, "stack.yaml"))
 	a.says(0, `no pods`, "get", "pods")
 	secrets, _ := filepath.Glob(filepath.Join(n.dir, "agent", "objects", "*", "*", "*.json"))

@@ -47,6 +47,7 @@ func (s *Server) routePods() {
 		handle(verb+" "+pod+"/resize", s.resize)
 		handle(verb+" "+pod+"/ephemeralcontainers", s.ephemeral)
 	}
+	handle("POST /crisp/v1/namespaces/{namespace}/pods/{name}/restart", s.restart)
 	handle("GET "+pod+"/ephemeralcontainers", func(w http.ResponseWriter, r *http.Request) error { return s.getOne(w, r, podKind) })
 	handle("POST /checkpoint/{namespace}/{name}/{container}", s.checkpoint)
 }

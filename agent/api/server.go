@@ -19,6 +19,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/crisp-cri/crisp/agent/crix"
 	"github.com/crisp-cri/crisp/agent/desired"
@@ -56,6 +57,9 @@ type Options struct {
 	Checkpoints string // directory of checkpoint archives
 	// Metrics, if not nil, writes more lines for /metrics and /metrics/probes.
 	Metrics, ProbeMetrics func(add func(name, kind, help string, labels map[string]string, value float64))
+	// Restart stops containers of a pod, which start again by its restart policy. It
+	// reports false if the pod is not wanted any more.
+	Restart func(pod *v1.Pod, ids []string, grace *time.Duration) bool
 	// Debug makes a pod's ephemeral containers those of the text, if not nil.
 	Debug func(pod *v1.Pod, containers []v1.EphemeralContainer) error
 	Log   *slog.Logger

@@ -61,7 +61,13 @@ func (p *planner) regular(sandbox string) {
 			continue
 		}
 		probes := p.have.Probes[found.ID]
+		asked, isAsked := p.have.Restart[found.ID]
 		switch {
+		case isAsked:
+			p.killOne(found, nil, "Container "+c.Name+" is to be restarted on request"+p.fate(c))
+			if last := &p.plan.Actions[len(p.plan.Actions)-1]; asked != nil {
+				last.Grace = *asked
+			}
 		case changed(c, found):
 			p.killOne(found, nil, "Container "+c.Name+" definition changed, will be restarted")
 		case c.LivenessProbe != nil && probes.Liveness == Failing:

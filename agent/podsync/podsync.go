@@ -63,6 +63,9 @@ type Have struct {
 	// Restarted are the IDs of containers that were stopped in order to be
 	// started again. Also the worker's.
 	Restarted map[string]bool
+	// Restart is what is to be stopped because somebody asked for it, by ID, with
+	// the grace period that they gave; nil is the pod's own. Also the worker's.
+	Restart map[string]*time.Duration
 	// Verdict ends the wanted pod for good; nil if there is none.
 	Verdict *Verdict
 	// Pending is a resize that the wanted pod asks for and does not get.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"sync"
+	"time"
 
 	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/internal/logctx"
@@ -78,6 +79,26 @@ func (p *Pool) Fail(key podsync.Key, uid types.UID, v podsync.Verdict) bool {
 		return false
 	}
 	w.failLocked(v)
+	return true
+}
+
+// Restart stops containers of the pod, each with its hook and within grace, or the
+// pod's own grace period without; they start again as their restart policies say. It
+// reports false if that pod is not wanted under key.
+func (p *Pool) Restart(key podsync.Key, uid types.UID, ids []string, grace *time.Duration) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	w, ok := p.workers[key]
+	if !ok || w.want == nil || w.want.UID != uid {
+		return false
+	}
+	if w.restart == nil {
+		w.restart = map[string]*time.Duration{}
+	}
+	for _, id := range ids {
+		w.restart[id] = grace
+	}
+	w.poke()
 	return true
 }
 

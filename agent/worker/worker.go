@@ -60,11 +60,12 @@ type worker struct {
 	log  *slog.Logger
 	wake chan struct{} // of capacity 1
 
-	want      *v1.Pod            // guarded by pool.mu
-	verdict   *podsync.Verdict   // of want; guarded by pool.mu
-	forget    bool               // failures are to be forgotten; guarded by pool.mu
-	interrupt context.CancelFunc // guarded by pool.mu; ends the round in flight
-	hurry     context.CancelFunc // guarded by pool.mu; ends the stops in flight
+	want      *v1.Pod                   // guarded by pool.mu
+	verdict   *podsync.Verdict          // of want; guarded by pool.mu
+	forget    bool                      // failures are to be forgotten; guarded by pool.mu
+	restart   map[string]*time.Duration // see podsync.Have.Restart; guarded by pool.mu
+	interrupt context.CancelFunc        // guarded by pool.mu; ends the round in flight
+	hurry     context.CancelFunc        // guarded by pool.mu; ends the stops in flight
 
 	// The rest is the loop's own.
 	uid       types.UID
@@ -128,6 +129,7 @@ func (w *worker) poke() {
 // A round is what the loop goes by once.
 type round struct {
 	pod       *v1.Pod
+	restart   map[string]*time.Duration
 	verdict   *podsync.Verdict
 	interrupt context.Context // ends when pod is not wanted so any more
 	hurry     context.Context // ends when its containers are to end sooner
@@ -138,11 +140,11 @@ func (w *worker) begin(ctx context.Context) round {
 	defer w.pool.mu.Unlock()
 	w.interrupt()
 	w.hurry()
-	r := round{pod: w.want, verdict: w.verdict}
+	r := round{pod: w.want, verdict: w.verdict, restart: maps.Clone(w.restart)}
 	r.interrupt, w.interrupt = context.WithCancel(ctx)
 	r.hurry, w.hurry = context.WithCancel(ctx)
 	if uid := uidOf(r.pod); uid != w.uid {
-		w.uid, w.failures, w.restarted = uid, map[string]failure{}, map[string]bool{}
+		w.uid, w.failures, w.restarted, w.restart = uid, map[string]failure{}, map[string]bool{}, nil
 	}
 	if w.forget {
 		maps.DeleteFunc(w.failures, func(_ string, f failure) bool { return !f.lasting })
@@ -166,7 +168,7 @@ func (w *worker) run(ctx context.Context, leave func(r round) bool) {
 			continue
 		}
 		unreachable = false
-		have.Failures, have.Restarted, have.Verdict = w.held(), w.restarted, r.verdict
+		have.Failures, have.Restarted, have.Restart, have.Verdict = w.held(), w.restarted, r.restart, r.verdict
 		have.Status = w.rt.Report(r.pod, have)
 		plan := podsync.Compute(r.pod, have, time.Now())
 		switch {
@@ -242,10 +244,18 @@ func (w *worker) act(ctx context.Context, r round, actions []podsync.Action) {
 			w.log.InfoContext(ctx, "pod action done", "act", res.Verb.String(), "container", res.Name, "id", res.ID, "why", res.Why)
 			if res.Restart {
 				w.restarted[res.ID] = true
+				w.served(res.ID)
 			}
 		}
 		w.book(ctx, r.interrupt, res.Action, res.err)
 	}
+}
+
+// served forgets that a container was asked to be restarted.
+func (w *worker) served(id string) {
+	w.pool.mu.Lock()
+	defer w.pool.mu.Unlock()
+	delete(w.restart, id)
 }
 
 // book remembers how an action ended.

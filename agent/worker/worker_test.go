@@ -328,3 +328,47 @@ func TestComesBack(t *testing.T) {
 		}
 	})
 }
+
+// A database that is restarted by hand gets its hook and the ten minutes that its pod
+// promises, and it starts again at once.
+func TestRestartOnRequest(t *testing.T) {
+	for name, test := range map[string]struct {
+		asked *time.Duration
+		want  time.Duration
+	}{
+		"the pod's grace period": {nil, 10 * time.Minute},
+		"one that was given":     {new(3 * time.Second), 3 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var graces []time.Duration
+				w := &world{act: func(_, _ context.Context, a podsync.Action) error {
+					if a.Verb == podsync.StopContainer {
+						graces = append(graces, a.Grace)
+					}
+					return nil
+				}}
+				w.begin()
+				ctx, cancel := context.WithCancel(t.Context())
+				pool := worker.NewPool(ctx, w, slog.New(slog.DiscardHandler))
+				web := pod("a")
+				web.Spec.TerminationGracePeriodSeconds = new(int64(600))
+				pool.Set(key, web)
+				synctest.Wait()
+				if pool.Restart(key, "other", []string{"a-0"}, nil) {
+					t.Error("containers of another pod are restarted")
+				}
+				if !pool.Restart(key, "a", []string{"a-0"}, test.asked) {
+					t.Error("the pod is not there")
+				}
+				synctest.Wait()
+				if !slices.Equal(graces, []time.Duration{test.want}) {
+					t.Errorf("stopped within %v, want %v, once", graces, test.want)
+				}
+				w.expect(t, "0 run sandbox a", "0 start container a", "0 stop container a", "0 start container a")
+				cancel()
+				pool.Wait()
+			})
+		})
+	}
+}

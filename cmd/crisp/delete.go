@@ -1,6 +1,7 @@
 package main
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -10,7 +11,7 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/crisp-cri/crisp/agent/crix"
+	"github.com/crisp-cri/crisp/agent/api"
 	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/internal/fault"
 	v1 "k8s.io/api/core/v1"
@@ -139,16 +140,18 @@ func runStop(c *cli, args []string) error {
 	return runDelete(c, args)
 }
 
-// runRestart stops containers; the agent starts them again as their pod's restart
-// policy says.
+// runRestart has the agent stop containers, with their hooks and grace period; they
+// start again as their pod's restart policy says. It returns when they have stopped.
 func runRestart(c *cli, args []string) error {
 	var namespace, container string
 	var grace int64
+	var timeout time.Duration
 	fs := c.flags("restart")
 	namespaceFlag(fs, &namespace)
 	fs.StringVar(&container, "c", "", "`name` of the container; without it, all")
 	fs.StringVar(&container, "container", "", "the same")
-	fs.Int64Var(&grace, "grace-period", 30, "`seconds` that the containers have to end")
+	fs.Int64Var(&grace, "grace-period", -1, "`seconds` that the containers have to end; less than 0 is what the pod says itself")
+	fs.DurationVar(&timeout, "timeout", 15*time.Minute, "how long to wait until they have stopped")
 	rest, err := c.parse(fs, args)
 	if err != nil {
 		return err
@@ -156,23 +159,41 @@ func runRestart(c *cli, args []string) error {
 	if len(rest) != 1 {
 		return usageError("restart takes the name of one pod")
 	}
-	runtime, f, err := c.connectToPod(namespace, rest[0])
+	kind, _ := api.KindOf("pod")
+	name := podName(rest[0])
+	path := pathOf(kind, namespace, name)
+	var before v1.Pod
+	if err := c.fetch(path, nil, &before); err != nil {
+		return err
+	}
+	query := url.Values{}
+	if container != "" {
+		query.Set("container", container)
+	}
+	if grace >= 0 {
+		query.Set("gracePeriodSeconds", strconv.FormatInt(grace, 10))
+	}
+	resp, err := c.ask(http.MethodPost, "/crisp/v1/namespaces/"+before.Namespace+"/pods/"+name+"/restart", query, nil, nil)
 	if err != nil {
 		return err
 	}
-	stopped := false
-	for _, s := range f.Pod.Status.ContainerStatuses {
-		if container != "" && s.Name != container || s.State.Running == nil {
-			continue
-		}
-		if err := runtime.StopContainer(c.ctx, runtimeID(s.ContainerID), grace); err != nil {
-			return crix.Fault(err)
-		}
-		fmt.Fprintf(c.stdout, "%s/%s stopped\n", f.Pod.Name, s.Name)
-		stopped = true
+	defer resp.Body.Close()
+	var asked struct{ Items []string }
+	if err := json.NewDecoder(resp.Body).Decode(&asked); err != nil {
+		return err
 	}
-	if !stopped {
-		return fault.NotFound.Errorf("pod %s has no such container that runs", f.Pod.Name)
+	for _, box := range asked.Items {
+		was := containerState(&before, box).Running
+		err := c.until(timeout, name+"/"+box+" has not stopped", func() (bool, error) {
+			var now v1.Pod
+			err := c.fetch(path, nil, &now)
+			running := containerState(&now, box).Running
+			return running == nil || was == nil || !running.StartedAt.Equal(&was.StartedAt), err
+		})
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(c.stdout, "%s/%s stopped\n", name, box)
 	}
 	return nil
 }

@@ -1,0 +1,45 @@
+package api
+
+import (
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	v1 "k8s.io/api/core/v1"
+)
+
+// restart has the agent stop containers of a pod, with their hooks and within their
+// grace period; they start again as their restart policies say. The query may name
+// one container and gracePeriodSeconds. Without a container it is all that run.
+func (s *Server) restart(w http.ResponseWriter, r *http.Request) error {
+	o, err := s.find(r, podKind)
+	if err != nil {
+		return err
+	}
+	pod := o.(*v1.Pod)
+	var grace *time.Duration
+	if text := r.URL.Query().Get("gracePeriodSeconds"); text != "" {
+		seconds, err := strconv.ParseUint(text, 10, 31)
+		if err != nil {
+			return fault.Invalid.Errorf("gracePeriodSeconds %q: want a number of seconds", text)
+		}
+		d := time.Duration(seconds) * time.Second
+		grace = &d
+	}
+	container := r.URL.Query().Get("container")
+	names, ids := []string{}, []string{}
+	for _, status := range pod.Status.ContainerStatuses {
+		if (container == "" || status.Name == container) && status.State.Running != nil {
+			names, ids = append(names, status.Name), append(ids, runtimeID(status.ContainerID))
+		}
+	}
+	if len(ids) == 0 {
+		return fault.NotFound.Errorf("pod %s/%s has no such container that runs", pod.Namespace, pod.Name)
+	}
+	if pod.DeletionTimestamp != nil || !s.Restart(pod, ids, grace) {
+		return fault.WrongState.Errorf("pod %s/%s is being deleted", pod.Namespace, pod.Name)
+	}
+	write(w, http.StatusAccepted, map[string][]string{"items": names})
+	return nil
+}
