@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -14,6 +15,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/agent/status"
 	"github.com/crisp-cri/crisp/internal/fault"
+	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -135,7 +137,7 @@ func (f *Found) complete(node status.Node) {
 // what the runtime has.
 func (f *Found) explain() {
 	dir := f.Pod.Annotations[AnnotationDir]
-	if dir == "" {
+	if dir == "" || filepath.Base(dir) != string(f.Pod.UID) {
 		return
 	}
 	kept, ok := f.kept(dir)
@@ -166,11 +168,33 @@ func (f *Found) kept(dir string) (status v1.PodStatus, ok bool) {
 	if info, err := os.Stat(filepath.Join(dir, endingFile)); err == nil {
 		f.Pod.DeletionTimestamp = &metav1.Time{Time: info.ModTime()}
 	}
-	data, err := os.ReadFile(filepath.Join(dir, "status.json"))
+	data, err := readKept(filepath.Join(dir, "status.json"))
 	if err != nil {
 		return status, false
 	}
 	return status, json.Unmarshal(data, &status) == nil
+}
+
+// maxStatus is more bytes than the status of any pod has.
+const maxStatus = 4 << 20
+
+// readKept reads a file of the agent's. The path comes from an annotation, which under
+// a kubelet is whatever a user says: nothing else than a regular file of ours is opened,
+// and no more is read than a status can have.
+func readKept(path string) ([]byte, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return nil, err
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG || st.Uid != 0 && int(st.Uid) != os.Geteuid() || st.Size > maxStatus {
+		return nil, fault.Invalid.Errorf("%s is not a file of the agent", path)
+	}
+	return io.ReadAll(io.LimitReader(f, maxStatus))
 }
 
 // SortFound sorts by namespace and name.
