@@ -9,6 +9,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -67,7 +68,7 @@ func (c *cli) copyOut(namespace, name, container, from, to string) error {
 	if info, err := os.Stat(to); err == nil && info.IsDir() {
 		to = filepath.Join(to, base)
 	}
-	err := unpack(r, base, to)
+	err := unpack(r, base, to, c.leftOut)
 	if err == nil || errors.Is(err, errEmpty) {
 		_, _ = io.Copy(io.Discard, r) // tar fills its last block up
 	}
@@ -83,7 +84,7 @@ var errEmpty = errors.New("the archive is empty")
 
 // unpack writes what is in an archive under the name base to the path to. The
 // archive is a stranger's: nothing is written but below to, and no links are.
-func unpack(r io.Reader, base, to string) error {
+func unpack(r io.Reader, base, to string, leftOut func(name, what string)) error {
 	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
 		return err
 	}
@@ -104,6 +105,14 @@ func unpack(r io.Reader, base, to string) error {
 		rest, ok := strings.CutPrefix(path.Clean(h.Name), base)
 		if !ok || rest != "" && rest[0] != '/' {
 			return fmt.Errorf("the archive holds %s, which was not asked for", h.Name)
+		}
+		what, taken := kindOf(h.FileInfo().Mode())
+		if h.Typeflag == tar.TypeLink {
+			what, taken = "hard link", false
+		}
+		if !taken {
+			leftOut(h.Name, what)
+			continue
 		}
 		if err := unpackOne(root, filepath.Base(to)+rest, h, archive); err != nil {
 			return err
@@ -132,7 +141,32 @@ func unpackOne(root *os.Root, name string, h *tar.Header, content io.Reader) err
 		_, err = io.Copy(f, content)
 		return errors.Join(err, f.Close())
 	}
-	return nil // links and devices are left out
+	return nil
+}
+
+// kindOf names a kind of file and says whether it is copied: a link may lead
+// anywhere on the other side, and a device is no file.
+func kindOf(mode fs.FileMode) (what string, taken bool) {
+	switch {
+	case mode.IsRegular():
+		return "file", true
+	case mode.IsDir():
+		return "directory", true
+	case mode&fs.ModeSymlink != 0:
+		return "symbolic link", false
+	case mode&fs.ModeDevice != 0:
+		return "device", false
+	case mode&fs.ModeNamedPipe != 0:
+		return "named pipe", false
+	case mode&fs.ModeSocket != 0:
+		return "socket", false
+	}
+	return "special file", false
+}
+
+// leftOut tells that a file was not copied.
+func (c *cli) leftOut(name, what string) {
+	fmt.Fprintf(c.stderr, "crisp: warning: %s is a %s and is left out\n", strconv.Quote(name), what)
 }
 
 func (c *cli) copyIn(namespace, name, container, from, to string) error {
@@ -144,21 +178,25 @@ func (c *cli) copyIn(namespace, name, container, from, to string) error {
 		dir, base = path.Clean(to), filepath.Base(from)
 	}
 	r, w := io.Pipe()
-	go func() { w.CloseWithError(pack(w, from, base)) }()
+	go func() { w.CloseWithError(pack(w, from, base, c.leftOut)) }()
 	defer r.Close()
 	return c.tar(namespace, name, container, []string{"tar", "xf", "-", "-C", dir}, r, nil)
 }
 
 // pack writes an archive of what is at the path from, under the name base.
-func pack(w io.Writer, from, base string) error {
+func pack(w io.Writer, from, base string, leftOut func(name, what string)) error {
 	archive := tar.NewWriter(w)
 	err := filepath.WalkDir(from, func(p string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
 		info, err := d.Info()
-		if err != nil || !info.Mode().IsRegular() && !info.IsDir() {
+		if err != nil {
 			return err
+		}
+		if what, taken := kindOf(info.Mode()); !taken {
+			leftOut(p, what)
+			return nil
 		}
 		rel, err := filepath.Rel(from, p)
 		if err != nil {

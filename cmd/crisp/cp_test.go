@@ -5,7 +5,10 @@ import (
 	"bytes"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 // What is packed is unpacked again, under its new name.
@@ -21,10 +24,10 @@ func TestCopy(t *testing.T) {
 		}
 	}
 	var archive bytes.Buffer
-	if err := pack(&archive, filepath.Join(from, "d"), "x"); err != nil {
+	if err := pack(&archive, filepath.Join(from, "d"), "x", nothing(t)); err != nil {
 		t.Fatal(err)
 	}
-	if err := unpack(&archive, "x", filepath.Join(to, "y")); err != nil {
+	if err := unpack(&archive, "x", filepath.Join(to, "y"), nothing(t)); err != nil {
 		t.Fatal(err)
 	}
 	for path, want := range map[string]string{"y/a": "A", "y/sub/b": "B"} {
@@ -58,7 +61,7 @@ func TestCopyHostile(t *testing.T) {
 			}
 		}
 		w.Close()
-		if err := unpack(&archive, "x", filepath.Join(dir, "in", "x")); err == nil {
+		if err := unpack(&archive, "x", filepath.Join(dir, "in", "x"), ignore); err == nil {
 			t.Errorf("%s: no error", test.name)
 		}
 	}
@@ -71,10 +74,54 @@ func TestCopyHostile(t *testing.T) {
 		}
 	}
 	w.Close()
-	if err := unpack(&archive, "x", filepath.Join(dir, "x")); err != nil {
+	if err := unpack(&archive, "x", filepath.Join(dir, "x"), ignore); err != nil {
 		t.Fatal(err)
 	}
 	if info, err := os.Lstat(filepath.Join(dir, "x", "link")); err != nil || !info.IsDir() {
 		t.Errorf("a link was made: %v", err)
+	}
+}
+
+// nothing fails the test for anything that is left out.
+func nothing(t *testing.T) func(name, what string) {
+	return func(name, what string) { t.Errorf("%s, a %s, is left out", name, what) }
+}
+
+func ignore(string, string) {}
+
+// A copy that is not whole says so: what is neither a file nor a directory is named.
+func TestCopyTellsWhatItLeavesOut(t *testing.T) {
+	from, to := t.TempDir(), t.TempDir()
+	if err := os.Symlink("/etc/passwd", filepath.Join(from, "link")); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mkfifo(filepath.Join(from, "pipe"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var told []string
+	tell := func(name, what string) { told = append(told, filepath.Base(name)+" "+what) }
+	var archive bytes.Buffer
+	if err := pack(&archive, from, "x", tell); err != nil {
+		t.Fatal(err)
+	}
+	archive.Reset()
+	w := tar.NewWriter(&archive)
+	for _, h := range []tar.Header{
+		{Name: "x", Typeflag: tar.TypeDir, Mode: 0o755},
+		{Name: "x/null", Typeflag: tar.TypeChar},
+		{Name: "x/hard", Typeflag: tar.TypeLink, Linkname: "x/a"},
+		{Name: "x/soft", Typeflag: tar.TypeSymlink, Linkname: "/etc"},
+	} {
+		if err := w.WriteHeader(&h); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.Close()
+	if err := unpack(&archive, "x", filepath.Join(to, "y"), tell); err != nil {
+		t.Fatal(err)
+	}
+	want := []string{"link symbolic link", "pipe named pipe", "null device", "hard hard link", "soft symbolic link"}
+	if !slices.Equal(told, want) {
+		t.Errorf("told of %q, want %q", told, want)
 	}
 }
