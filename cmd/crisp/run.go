@@ -14,6 +14,7 @@ import (
 
 	"github.com/crisp-cri/crisp/agent/api"
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/undo"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -90,9 +91,25 @@ func runRun(c *cli, args []string) error {
 	return err
 }
 
-// runOut deletes a pod that has done its work, and waits until it is gone.
+// interruptedGrace is how many seconds a container has to end that is interrupted,
+// as many as docker stop gives.
+const interruptedGrace = 10
+
+// runOut deletes a pod that has done its work or is interrupted, and waits until it
+// is gone. It does so after an interrupt too, so not within c.ctx.
 func (c *cli) runOut(t target, namespace string) error {
 	grace := int64(1)
+	if c.ctx.Err() != nil {
+		grace = interruptedGrace
+	}
+	ctx, cancel := undo.Context(c.ctx)
+	defer cancel()
+	end := *c
+	end.ctx = ctx
+	return end.removePod(t, namespace, grace)
+}
+
+func (c *cli) removePod(t target, namespace string, grace int64) error {
 	err := c.remove(t, namespace, &grace, false)
 	if errors.Is(err, fault.NotFound) {
 		return nil
