@@ -115,9 +115,14 @@ func TestFilesAreNotTheAPIs(t *testing.T) {
 	n.expect(
 		expectation{"delete pod/web", 1, `pod default/web is in the manifest ` + path},
 		expectation{"apply -f " + n.file("web.yaml", webPod), 1, `is in the manifest`},
+	)
+	both := n.file("manifests/both.yaml", "{apiVersion: v1, kind: ConfigMap, metadata: {name: beside}}\n---\n"+strings.Replace(webPod, "name: web", "name: second", 1))
+	n.until("get pods", `second +2/2 `)
+	n.expect(
+		expectation{"delete pod/second --remove-manifest", 1, both + ` defines configmap default/beside too`},
 		expectation{"delete pod/web --remove-manifest", 0, path + ` removed`},
 	)
-	n.until("get pods -o name", `^$`)
+	n.until("get pods -o name", `^pod/second\n$`)
 }
 
 const deployment = `apiVersion: apps/v1
@@ -227,6 +232,28 @@ func TestPrune(t *testing.T) {
 	)
 }
 
+// Two projects that have a file of one name each, or come through a pipe, must not
+// delete each other's objects.
+func TestPruneSparesOtherProjects(t *testing.T) {
+	n := newNode(t)
+	n.agent()
+	n.until("status -o json", `"alive": true`)
+	for _, project := range []string{"a", "b"} {
+		if err := os.Mkdir(filepath.Join(n.dir, project), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		n.file(project+"/app.yaml", "{apiVersion: v1, kind: ConfigMap, metadata: {name: "+project+"}}")
+		t.Chdir(filepath.Join(n.dir, project))
+		n.expect(expectation{"apply --prune -f app.yaml", 0, `^configmap/` + project + ` created\n$`})
+	}
+	n.expect(
+		expectation{"get cm -o name", 0, `^configmap/a\nconfigmap/b\n$`},
+		expectation{"apply --prune -f -", 2, `name the set by --applyset`},
+		expectation{"apply --prune --applyset one -f app.yaml", 0, `configmap/b configured`},
+		expectation{"apply --prune --applyset one -f " + filepath.Join(n.dir, "a", "app.yaml"), 0, `configmap/a configured\nconfigmap/b pruned`},
+	)
+}
+
 func TestRun(t *testing.T) {
 	n := newNode(t)
 	n.expect(
@@ -245,6 +272,15 @@ func TestRun(t *testing.T) {
 	)
 	n.until("get pods", `t +1/1 +Running +1 `)
 	n.expect(expectation{"delete t --force", 0, `pod/t deleted`})
+}
+
+// Who interrupts "run --rm" gets the prompt back and no pod that runs on.
+func TestRunRemovesWhatIsInterrupted(t *testing.T) {
+	n := newNode(t)
+	n.agent()
+	n.until("status -o json", `"alive": true`)
+	n.crispFor(2*time.Second, "run --rm --name gone --pull Never example.org/absent:1") // it waits for the image
+	n.expect(expectation{"get pods -o name", 0, `^$`})
 }
 
 // Pods of a URL stay when its server goes, over the death of the agent; and

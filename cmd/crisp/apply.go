@@ -180,12 +180,13 @@ func rank(k api.Kind) int {
 	return 0
 }
 
-// pruneLabel is on what was applied with --prune, and says from where.
+// pruneAnnotation is on what was applied with --prune, and says from where: the
+// absolute paths and URLs that were named, or the set.
 const pruneAnnotation = "crisp/applied-from"
 
 func runApply(c *cli, args []string) error {
 	var files list
-	var namespace, mode, output, dryRun string
+	var namespace, mode, output, dryRun, set string
 	var wait, prune bool
 	var timeout time.Duration
 	fs := c.flags("apply")
@@ -196,6 +197,7 @@ func runApply(c *cli, args []string) error {
 	fs.StringVar(&output, "o", "", "`form`: json, yaml or name")
 	fs.BoolVar(&wait, "wait", false, "wait until the pods are ready")
 	fs.BoolVar(&prune, "prune", false, "delete what was applied from here with --prune before and is not there any more")
+	fs.StringVar(&set, "applyset", "", "with --prune, the `name` of the set that these manifests are, wherever they come from")
 	fs.DurationVar(&timeout, "timeout", time.Minute, "how long to wait")
 	rest, err := c.parse(fs, args)
 	if err != nil {
@@ -203,6 +205,12 @@ func runApply(c *cli, args []string) error {
 	}
 	if len(files) == 0 || len(rest) > 0 {
 		return usageError("apply needs -f FILE")
+	}
+	origin := ""
+	if prune {
+		if origin, err = originOf(files, set); err != nil {
+			return err
+		}
 	}
 	docs, err := c.inputs(files)
 	if err != nil {
@@ -218,7 +226,6 @@ func runApply(c *cli, args []string) error {
 		}
 		return nil
 	}
-	origin := files.String()
 	for i := range objects {
 		if prune {
 			if err := annotate(&objects[i], pruneAnnotation, origin); err != nil {
@@ -238,6 +245,31 @@ func runApply(c *cli, args []string) error {
 		return nil
 	}
 	return c.waitReady(objects, timeout)
+}
+
+// originOf says where manifests are from, so that two who prune never take each
+// other's objects for their own: a path counts from the root, and standard input is
+// nowhere unless it has a name.
+func originOf(files list, set string) (string, error) {
+	if set != "" {
+		return "applyset " + set, nil
+	}
+	var places list
+	for _, name := range files {
+		switch {
+		case name == "-":
+			return "", usageError("--prune with -f - cannot know what was applied before: name the set by --applyset NAME")
+		case strings.HasPrefix(name, "http://") || strings.HasPrefix(name, "https://"):
+			places = append(places, name)
+		default:
+			path, err := filepath.Abs(name)
+			if err != nil {
+				return "", err
+			}
+			places = append(places, path)
+		}
+	}
+	return places.String(), nil
 }
 
 func annotate(g *given, key, value string) error {

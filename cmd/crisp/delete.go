@@ -9,9 +9,11 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/crisp-cri/crisp/agent/api"
+	"github.com/crisp-cri/crisp/agent/desired"
 	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/internal/fault"
 	v1 "k8s.io/api/core/v1"
@@ -127,11 +129,38 @@ func (c *cli) removeManifest(t target, namespace string) (done bool, err error) 
 		return false, nil
 	}
 	path := pod.Annotations[manifest.AnnotationFile]
+	if others, err := c.besides(path, manifest.Key(&pod)); err != nil {
+		return false, err
+	} else if len(others) > 0 {
+		return false, fault.WrongState.Errorf("%s defines %s too: take the pod out of it with an editor, or remove it with rm", path, strings.Join(others, ", "))
+	}
 	if err := os.Remove(path); err != nil {
 		return false, err
 	}
 	fmt.Fprintln(c.stdout, path, "removed")
 	return true, nil
+}
+
+// besides returns what else than one object a manifest defines.
+func (c *cli) besides(path, key string) ([]string, error) {
+	var sources []desired.SourceState
+	if err := c.fetch("/crisp/v1/sources", nil, &sources); err != nil {
+		return nil, err
+	}
+	var others []string
+	for _, s := range sources {
+		for _, f := range s.Files {
+			if s.Name != manifest.SourceFile || f.Path != path {
+				continue
+			}
+			for _, o := range f.Objects {
+				if o != key {
+					others = append(others, o)
+				}
+			}
+		}
+	}
+	return others, nil
 }
 
 // runStop ends pods and, unlike delete, does nothing else: it is the word that
@@ -183,12 +212,12 @@ func runRestart(c *cli, args []string) error {
 		return err
 	}
 	for _, box := range asked.Items {
-		was := containerState(&before, box).Running
+		was := runningID(&before, box)
 		err := c.until(timeout, name+"/"+box+" has not stopped", func() (bool, error) {
 			var now v1.Pod
 			err := c.fetch(path, nil, &now)
-			running := containerState(&now, box).Running
-			return running == nil || was == nil || !running.StartedAt.Equal(&was.StartedAt), err
+			id := runningID(&now, box)
+			return id == "" || id != was, err
 		})
 		if err != nil {
 			return err
@@ -196,4 +225,14 @@ func runRestart(c *cli, args []string) error {
 		fmt.Fprintf(c.stdout, "%s/%s stopped\n", name, box)
 	}
 	return nil
+}
+
+// runningID is the ID of a container of a pod, "" unless it runs.
+func runningID(pod *v1.Pod, name string) string {
+	for _, s := range pod.Status.ContainerStatuses {
+		if s.Name == name && s.State.Running != nil {
+			return s.ContainerID
+		}
+	}
+	return ""
 }
