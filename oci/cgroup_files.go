@@ -3,6 +3,7 @@ package oci
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 )
@@ -40,50 +41,82 @@ func readPairs(path string) map[string]uint64 {
 	return pairs
 }
 
-// readIOStat sums up io.stat of v2: "8:0 rbytes=1 wbytes=2 rios=3 wios=4 …".
-func readIOStat(path string) IOStats {
-	var s IOStats
+// readIOStat reads io.stat of v2: "8:0 rbytes=1 wbytes=2 rios=3 wios=4 …". A device
+// with no counters after its number has not been used.
+func readIOStat(path string) []DeviceIO {
 	data, err := os.ReadFile(path)
 	if err != nil {
-		return s
+		return nil
 	}
-	for _, field := range strings.Fields(string(data)) {
-		name, value, _ := strings.Cut(field, "=")
-		n, err := strconv.ParseUint(value, 10, 64)
-		if err != nil {
-			continue
-		}
-		switch name {
-		case "rbytes":
-			s.ReadBytes += n
-		case "wbytes":
-			s.WriteBytes += n
-		case "rios":
-			s.Reads += n
-		case "wios":
-			s.Writes += n
-		}
-	}
-	return s
-}
-
-// readBlkio sums up a blkio file of v1 by operation: "8:0 Read 1".
-func readBlkio(path string) map[string]uint64 {
-	sums := make(map[string]uint64)
-	data, err := os.ReadFile(path)
-	if err != nil {
-		return sums
-	}
+	var list []DeviceIO
 	for line := range strings.Lines(string(data)) {
 		fields := strings.Fields(line)
-		if len(fields) != 3 {
-			continue // the last line is a total
+		if len(fields) < 2 {
+			continue
 		}
-		if n, err := strconv.ParseUint(fields[2], 10, 64); err == nil {
-			sums[fields[1]] += n
+		d := DeviceIO{Device: fields[0]}
+		for _, field := range fields[1:] {
+			name, value, _ := strings.Cut(field, "=")
+			n, err := strconv.ParseUint(value, 10, 64)
+			if err != nil {
+				continue
+			}
+			switch name {
+			case "rbytes":
+				d.ReadBytes = n
+			case "wbytes":
+				d.WriteBytes = n
+			case "rios":
+				d.Reads = n
+			case "wios":
+				d.Writes = n
+			}
+		}
+		list = append(list, d)
+	}
+	return list
+}
+
+// readBlkioV1 reads blkio's two files of v1, with lines such as "8:0 Read 1"; the last
+// line of each is a total.
+func readBlkioV1(dir string) []DeviceIO {
+	var list []DeviceIO
+	of := func(device string) *DeviceIO {
+		for i := range list {
+			if list[i].Device == device {
+				return &list[i]
+			}
+		}
+		list = append(list, DeviceIO{Device: device})
+		return &list[len(list)-1]
+	}
+	read := func(name string, reads, writes func(*DeviceIO) *uint64) {
+		data, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil {
+			return
+		}
+		for line := range strings.Lines(string(data)) {
+			fields := strings.Fields(line)
+			if len(fields) != 3 {
+				continue
+			}
+			n, err := strconv.ParseUint(fields[2], 10, 64)
+			if err != nil {
+				continue
+			}
+			switch fields[1] {
+			case "Read":
+				*reads(of(fields[0])) = n
+			case "Write":
+				*writes(of(fields[0])) = n
+			}
 		}
 	}
-	return sums
+	read("blkio.throttle.io_service_bytes_recursive",
+		func(d *DeviceIO) *uint64 { return &d.ReadBytes }, func(d *DeviceIO) *uint64 { return &d.WriteBytes })
+	read("blkio.throttle.io_serviced_recursive",
+		func(d *DeviceIO) *uint64 { return &d.Reads }, func(d *DeviceIO) *uint64 { return &d.Writes })
+	return list
 }
 
 // readPSI reads a pressure file, nil where the kernel has none.

@@ -132,7 +132,7 @@ func TestStatsV2(t *testing.T) {
 		"memory.events":       "low 0\nmax 12\noom 0\n",
 		"memory.swap.current": "30\n",
 		"memory.swap.max":     "max\n",
-		"io.stat":             "8:0 rbytes=1 wbytes=2 rios=3 wios=4 dbytes=0 dios=0\n8:16 rbytes=10 wbytes=20 rios=30 wios=40\n",
+		"io.stat":             "8:0 rbytes=1 wbytes=2 rios=3 wios=4 dbytes=0 dios=0\n7:0 \n8:16 rbytes=10 wbytes=20 rios=30 wios=40\n",
 		"pids.current":        "5\n",
 		"pids.max":            "max\n",
 	})
@@ -152,8 +152,8 @@ func TestStatsV2(t *testing.T) {
 		},
 		Swap: SwapStats{Usage: 30},
 		IO: IOStats{
-			ReadBytes: 11, WriteBytes: 22, Reads: 33, Writes: 44,
-			PSI: &PSI{Some: PSIData{Total: 4, Avg300: 9.99}, Full: PSIData{Total: 1}},
+			Devices: []DeviceIO{{"8:0", 1, 2, 3, 4}, {"8:16", 10, 20, 30, 40}},
+			PSI:     &PSI{Some: PSIData{Total: 4, Avg300: 9.99}, Full: PSIData{Total: 1}},
 		},
 		Pids: PidStats{Current: 5},
 	}
@@ -176,7 +176,7 @@ func TestStatsV1(t *testing.T) {
 		"memory.soft_limit_in_bytes":                "700\n",
 		"memory.kmem.usage_in_bytes":                "50\n",
 		"memory.failcnt":                            "12\n",
-		"blkio.throttle.io_service_bytes_recursive": "8:0 Read 1\n8:0 Write 2\n8:16 Read 10\n8:16 Write 20\n8:0 Total 3\nTotal 33\n",
+		"blkio.throttle.io_service_bytes_recursive": "8:0 Read 1\n8:0 Write 2\n8:16 Read 10\n8:16 Write 20\n8:0 Sync 3\n8:0 Discard 0\n8:0 Total 3\nTotal 33\n",
 		"blkio.throttle.io_serviced_recursive":      "8:0 Read 3\n8:0 Write 4\nTotal 7\n",
 		"pids.current":                              "5\n",
 		"pids.max":                                  "100\n",
@@ -201,7 +201,7 @@ func TestStatsV1(t *testing.T) {
 			Limit: 2000, Available: 1400, Peak: 1500, FailCount: 12, PageFaults: 7, MajorPageFaults: 1, Reservation: 700,
 		},
 		Swap: SwapStats{Usage: 30, Limit: 500, Available: 470},
-		IO:   IOStats{ReadBytes: 11, WriteBytes: 22, Reads: 3, Writes: 4},
+		IO:   IOStats{Devices: []DeviceIO{{"8:0", 1, 2, 3, 4}, {"8:16", 10, 20, 0, 0}}},
 		Pids: PidStats{Current: 5, Limit: 100},
 	}
 	if diff := cmp.Diff(want, got, cmpopts.IgnoreFields(Stats{}, "At")); diff != "" {

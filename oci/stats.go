@@ -56,10 +56,16 @@ type SwapStats struct {
 	Available uint64 // Limit less Usage
 }
 
-// IOStats counts what reached block devices, over all of them.
+// IOStats counts what reached block devices.
 type IOStats struct {
+	Devices []DeviceIO // those that were used
+	PSI     *PSI       // likewise
+}
+
+// DeviceIO counts what reached one block device.
+type DeviceIO struct {
+	Device                               string // "8:0", its major and minor number
 	ReadBytes, WriteBytes, Reads, Writes uint64
-	PSI                                  *PSI // likewise
 }
 
 // PidStats counts tasks.
@@ -169,7 +175,7 @@ func (s *Stats) readV2(dir string) {
 		Usage: readNumber(filepath.Join(dir, "memory.swap.current")),
 		Limit: readNumber(filepath.Join(dir, "memory.swap.max")),
 	}
-	s.IO = readIOStat(filepath.Join(dir, "io.stat"))
+	s.IO.Devices = readIOStat(filepath.Join(dir, "io.stat"))
 	s.readPids(dir)
 }
 
@@ -203,9 +209,7 @@ func (s *Stats) readV1(dirs map[string]string) {
 	if both := bounded(readNumber(filepath.Join(dir, "memory.memsw.limit_in_bytes"))); both > 0 {
 		s.Swap.Limit = less(both, s.Memory.Limit)
 	}
-	bytes := readBlkio(filepath.Join(dirs["blkio"], "blkio.throttle.io_service_bytes_recursive"))
-	ops := readBlkio(filepath.Join(dirs["blkio"], "blkio.throttle.io_serviced_recursive"))
-	s.IO = IOStats{ReadBytes: bytes["Read"], WriteBytes: bytes["Write"], Reads: ops["Read"], Writes: ops["Write"]}
+	s.IO.Devices = readBlkioV1(dirs["blkio"])
 	s.readPids(dirs["pids"])
 }
 

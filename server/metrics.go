@@ -34,6 +34,7 @@ type sample struct {
 	fs        unix.Statfs_t // that the writable layer is on
 	used      uint64        // bytes of the writable layer
 	ooms      uint64
+	disks     []disk
 	net       []network.InterfaceStats
 }
 
@@ -159,21 +160,15 @@ var containerMetrics = []metric{
 		one(func(s *sample) uint64 { return s.fs.Blocks * uint64(s.fs.Bsize) })},
 	{"container_fs_usage_bytes", "Size of the writable layer, in bytes.", nil, gauge,
 		one(func(s *sample) uint64 { return s.used })},
-	{"container_fs_reads_bytes_total", "Bytes read from block devices, over all of them.", []string{"device"}, counter,
-		total("", func(s *sample) uint64 { return s.stats.IO.ReadBytes })},
-	{"container_fs_reads_total", "Reads from block devices, over all of them.", []string{"device"}, counter,
-		total("", func(s *sample) uint64 { return s.stats.IO.Reads })},
-	{"container_fs_writes_bytes_total", "Bytes written to block devices, over all of them.", []string{"device"}, counter,
-		total("", func(s *sample) uint64 { return s.stats.IO.WriteBytes })},
-	{"container_fs_writes_total", "Writes to block devices, over all of them.", []string{"device"}, counter,
-		total("", func(s *sample) uint64 { return s.stats.IO.Writes })},
-	{"container_blkio_device_usage_total", "Bytes moved from and to block devices, over all of them.", []string{"device", "major", "minor", "operation"}, counter,
-		func(s *sample) []point {
-			return []point{
-				{[]string{"", "", "", "Read"}, s.stats.IO.ReadBytes},
-				{[]string{"", "", "", "Write"}, s.stats.IO.WriteBytes},
-			}
-		}},
+	{"container_fs_reads_bytes_total", "Bytes read from a block device.", []string{"device"}, counter,
+		perDisk(func(d disk) uint64 { return d.ReadBytes })},
+	{"container_fs_reads_total", "Reads from a block device.", []string{"device"}, counter,
+		perDisk(func(d disk) uint64 { return d.Reads })},
+	{"container_fs_writes_bytes_total", "Bytes written to a block device.", []string{"device"}, counter,
+		perDisk(func(d disk) uint64 { return d.WriteBytes })},
+	{"container_fs_writes_total", "Writes to a block device.", []string{"device"}, counter,
+		perDisk(func(d disk) uint64 { return d.Writes })},
+	{"container_blkio_device_usage_total", "Bytes moved from and to a block device.", []string{"device", "major", "minor", "operation"}, counter, diskUsage},
 
 	{"container_file_descriptors", "Open file descriptors.", nil, gauge,
 		one(func(s *sample) uint64 { return s.processes.files })},

@@ -246,7 +246,8 @@ func TestMetricLabels(t *testing.T) {
 			CPU: oci.CPUStats{PSI: new(oci.PSI)}, Memory: oci.MemoryStats{PSI: new(oci.PSI)}, IO: oci.IOStats{PSI: new(oci.PSI)},
 			HugePages: []oci.HugePageStats{{Size: "2MB", Usage: 2 << 20, Max: 4 << 20}},
 		},
-		net: make([]network.InterfaceStats, 1),
+		disks: make([]disk, 1),
+		net:   make([]network.InterfaceStats, 1),
 	}
 	for _, m := range slices.Concat(containerMetrics, sandboxMetrics) {
 		points := m.values(s)

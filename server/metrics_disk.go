@@ -1,0 +1,60 @@
+package server
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/crisp-cri/crisp/oci"
+)
+
+// A disk is a block device that a container has used.
+type disk struct {
+	oci.DeviceIO
+	name string // "/dev/sda", as cadvisor calls it
+}
+
+// sysBlock has a directory for each block device, by its number.
+const sysBlock = "/sys/dev/block"
+
+// disks names devices after the uevents in a directory such as sysBlock. A device that is
+// not there, as it has been taken out, keeps its number for a name. One entry without a name or
+// counts stands for none: a counter is best there from the start.
+func disks(dir string, devices []oci.DeviceIO) []disk {
+	if len(devices) == 0 {
+		return []disk{{}}
+	}
+	list := make([]disk, len(devices))
+	for i, d := range devices {
+		list[i] = disk{d, d.Device}
+		uevent, _ := os.ReadFile(filepath.Join(dir, d.Device, "uevent")) // not there: no lines
+		for line := range strings.Lines(string(uevent)) {
+			if name, ok := strings.CutPrefix(strings.TrimSpace(line), "DEVNAME="); ok {
+				list[i].name = "/dev/" + name
+			}
+		}
+	}
+	return list
+}
+
+// perDisk is the function of a metric of block devices.
+func perDisk(value func(disk) uint64) func(*sample) []point {
+	return func(s *sample) []point {
+		var list []point
+		for _, d := range s.disks {
+			list = append(list, point{[]string{d.name}, value(d)})
+		}
+		return list
+	}
+}
+
+func diskUsage(s *sample) []point {
+	var list []point
+	for _, d := range s.disks {
+		major, minor, _ := strings.Cut(d.Device, ":")
+		list = append(list,
+			point{[]string{d.name, major, minor, "Read"}, d.ReadBytes},
+			point{[]string{d.name, major, minor, "Write"}, d.WriteBytes})
+	}
+	return list
+}
