@@ -1,11 +1,15 @@
 package volume
 
 import (
+	"context"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"syscall"
 
+	"github.com/crisp-cri/crisp/internal/tree"
+	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 )
 
@@ -18,7 +22,8 @@ const (
 
 // own gives what is below dir to the group of the pod's volumes, if it has one.
 // New files get the group by the set-group-ID bits. With fsGroupChangePolicy
-// OnRootMismatch a directory that is right is taken for right as a whole.
+// OnRootMismatch a directory that is right is taken for right as a whole. What is
+// removed meanwhile is passed over.
 func own(dir string, pod *v1.Pod, readOnly bool) error {
 	sc := pod.Spec.SecurityContext
 	if sc == nil || sc.FSGroup == nil {
@@ -31,26 +36,55 @@ func own(dir string, pod *v1.Pod, readOnly bool) error {
 	if p := sc.FSGroupChangePolicy; p != nil && *p == v1.FSGroupChangeOnRootMismatch && owned(dir, gid, mask) {
 		return nil
 	}
-	return filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
-		if err != nil {
-			return err
+	// A pod may be at work in a claim meanwhile: the walk goes by descriptors, so that
+	// a link or a rename leads it nowhere.
+	return tree.Walk(context.Background(), dir, tree.Options{Mounts: true}, func(f *tree.File) error {
+		if f.FD >= 0 {
+			return give(f.FD, gid, mask)
 		}
-		info, err := d.Info()
-		if err != nil {
-			return err
-		}
-		if err := os.Lchown(path, -1, gid); err != nil {
-			return err
-		}
-		if info.Mode()&fs.ModeSymlink != 0 {
+		fd, err := unix.Openat(f.Dir, f.Name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+		if err == unix.ENOENT { // removed meanwhile
 			return nil
 		}
-		mode := info.Mode() | mask
-		if d.IsDir() {
-			mode |= fs.ModeSetgid | enterMask
+		if err != nil {
+			return &fs.PathError{Op: "open", Path: filepath.Join(dir, f.Name), Err: err}
 		}
-		return os.Chmod(path, mode)
+		defer unix.Close(fd)
+		return give(fd, gid, mask)
 	})
+}
+
+// give gives the file that fd stands for to the group, which may do what mask says; a
+// symlink has no mode.
+func give(fd, gid int, mask fs.FileMode) error {
+	path := fmt.Sprintf("/proc/self/fd/%d", fd) // also of a descriptor of O_PATH
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return err
+	}
+	if err := unix.Fchownat(fd, "", -1, gid, unix.AT_EMPTY_PATH); err != nil {
+		return &fs.PathError{Op: "chown", Path: nameOf(path), Err: err}
+	}
+	mode := st.Mode&0o7777 | uint32(mask)
+	switch st.Mode & unix.S_IFMT {
+	case unix.S_IFLNK:
+		return nil
+	case unix.S_IFDIR:
+		mode |= unix.S_ISGID | uint32(enterMask)
+	}
+	// chown(2) may have taken set-ID bits away.
+	if err := unix.Chmod(path, mode); err != nil {
+		return &fs.PathError{Op: "chmod", Path: nameOf(path), Err: err}
+	}
+	return nil
+}
+
+// nameOf is the name of an open file, for a message.
+func nameOf(fdPath string) string {
+	if name, err := os.Readlink(fdPath); err == nil {
+		return name
+	}
+	return fdPath
 }
 
 func owned(dir string, gid int, mask fs.FileMode) bool {

@@ -12,7 +12,8 @@
 //
 // A volume is made before each start of a container, so making is repeatable; it
 // is how tmpfs come back after a reboot. What pods write into their volumes is
-// hostile: paths below a volume are only followed in subpath.go.
+// hostile: paths below a volume are only followed in subpath.go, and its directories
+// walked by descriptors, with internal/tree.
 package volume
 
 import (
