@@ -125,6 +125,30 @@ func testHostPort(t *testing.T) {
 	destroy(t, n)
 }
 
+// The first pod of a node is reached from outside over IPv6 at once, however long new
+// devices of the host look for duplicates of their addresses.
+func TestFirstPodIsReachedOverIPv6(t *testing.T) {
+	needsRoot(t)
+	const transmits = "/proc/sys/net/ipv6/conf/default/dad_transmits" // a second each
+	had, err := os.ReadFile(transmits)
+	if err != nil {
+		t.Skipf("this host has no IPv6: %v", err)
+	}
+	world := outside(t)
+	if err := os.WriteFile(transmits, []byte("30"), 0); err != nil {
+		t.Fatal(err)
+	}
+	defer os.WriteFile(transmits, had, 0)
+	n := open(t, options(t, ""))
+	p := pod(t, "web")
+	p.Ports = []Port{{Protocol: "tcp", ContainerPort: 80, HostPort: 12000}}
+	attach(t, n, p)
+	serve(t, p.NetNS, 80)
+	wantAsk(t, world, "[2001:db8::1]:12000", "2001:db8::2")
+	detach(t, n, p)
+	destroy(t, n)
+}
+
 // Both directions of a limited pod go through a token bucket of its rate.
 func TestBandwidth(t *testing.T) {
 	n := open(t, options(t, ""))

@@ -40,9 +40,8 @@ func (n *Net) ensureBridge(h *netlink.Handle) (netlink.Link, error) {
 		addr := &netlink.Addr{IPNet: ipNet(s.Addr().Next(), s.Bits())}
 		if s.Addr().Is6() {
 			addr.Flags = unix.IFA_F_NODAD // or pods would have no gateway for a second
-			// Made while IPv6 was off, it has none now that it is on.
-			if err := sysctl("ipv6/conf/"+n.Bridge+"/disable_ipv6", "0"); err != nil {
-				return nil, fmt.Errorf("give bridge %s IPv6: %w", n.Bridge, err)
+			if err := n.enableIPv6(); err != nil {
+				return nil, err
 			}
 		}
 		if hasAddr(has, addr) {
@@ -58,6 +57,20 @@ func (n *Net) ensureBridge(h *netlink.Handle) (netlink.Link, error) {
 		}
 	}
 	return link, n.forward()
+}
+
+// enableIPv6 gives the bridge IPv6, which it has not if it was made while that was off on
+// the host. Its link-local address is not looked for elsewhere (accept_dad): that takes
+// two seconds, more on a busy host, in which the kernel asks for no neighbour on behalf
+// of others (ndisc_solicit), and after three it drops what it should forward to the
+// first pod. The address follows from the bridge's own hardware address.
+func (n *Net) enableIPv6() error {
+	for _, key := range []string{"accept_dad", "disable_ipv6"} {
+		if err := sysctl("ipv6/conf/"+n.Bridge+"/"+key, "0"); err != nil {
+			return fmt.Errorf("give bridge %s IPv6: %w", n.Bridge, err)
+		}
+	}
+	return nil
 }
 
 // fitMTU gives the bridge the MTU of the uplink. The kernel takes a bridge's MTU back to
