@@ -58,17 +58,24 @@ func (d *Driver) runSandbox(ctx context.Context, pod *v1.Pod, a podsync.Action) 
 		warn(reasonOf(err), "%v", err)
 		return err
 	}
-	err := d.runPodSandbox(ctx, pod, a)
+	err := d.runPodSandbox(ctx, pod, a, warn)
 	if err != nil {
 		warn("FailedCreatePodSandBox", "Failed to create pod sandbox: %v", err)
 	}
 	return reasoned("FailedCreatePodSandBox", err)
 }
 
-func (d *Driver) runPodSandbox(ctx context.Context, pod *v1.Pod, a podsync.Action) error {
+func (d *Driver) runPodSandbox(ctx context.Context, pod *v1.Pod, a podsync.Action, warn func(reason, format string, args ...any)) error {
 	config, err := d.sandboxConfig(pod, a.Attempt)
 	if err != nil {
 		return err
+	}
+	_, told, err := d.dnsConfig(pod)
+	if err != nil {
+		return err
+	}
+	for _, text := range told {
+		warn("DNSConfigForming", "%s", text)
 	}
 	if err := os.MkdirAll(config.LogDirectory, 0o755); err != nil {
 		return err

@@ -34,6 +34,7 @@ type recorder struct {
 
 	mu       sync.Mutex
 	calls    []string
+	config   *cri.PodSandboxConfig // of the last sandbox
 	events   []string
 	exec     func() error  // what a hook does
 	pulling  time.Duration // how long a pull takes
@@ -73,6 +74,9 @@ func (r *recorder) expect(t *testing.T, want ...string) {
 
 func (r *recorder) RunPodSandbox(ctx context.Context, c *cri.PodSandboxConfig, handler string) (string, error) {
 	r.note("run %s %q overhead %d", c.Metadata.Name, handler, c.Linux.Overhead.MemoryLimitInBytes)
+	r.mu.Lock()
+	r.config = c
+	r.mu.Unlock()
 	return r.FakeRuntimeService.RunPodSandbox(ctx, c, handler)
 }
 

@@ -96,6 +96,8 @@ type Driver struct {
 	node    facts
 	pulls   *queue
 	volumes *volume.Maker
+	// resolved is resolvedConf; another one in tests.
+	resolved string
 
 	mu     sync.Mutex
 	files  map[string]*v1.Pod                            // each pod with files, by UID; guarded by mu
@@ -117,14 +119,15 @@ func New(o Options) (*Driver, error) {
 		o.CPUPeriod = defaultPeriod
 	}
 	d := &Driver{
-		Options: o,
-		agent:   agentID(o.Root),
-		node:    readFacts(),
-		pulls:   newQueue(o.Pulls),
-		files:   map[string]*v1.Pod{},
-		seen:    map[podsync.Key]seen{},
-		actual:  map[string]map[string]v1.ResourceRequirements{},
-		clean:   map[string]bool{},
+		Options:  o,
+		agent:    agentID(o.Root),
+		node:     readFacts(),
+		pulls:    newQueue(o.Pulls),
+		resolved: resolvedConf,
+		files:    map[string]*v1.Pod{},
+		seen:     map[podsync.Key]seen{},
+		actual:   map[string]map[string]v1.ResourceRequirements{},
+		clean:    map[string]bool{},
 	}
 	d.volumes = volume.New(o.Root, o.Objects, shown{d})
 	return d, d.findFiles()

@@ -2,8 +2,11 @@ package crix
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"net/netip"
 	"os"
 	"slices"
 	"strings"
@@ -20,18 +23,19 @@ const (
 	maxSearch      = 253 // longer ones make some resolvers abort
 )
 
+// resolvedConf is where systemd-resolved names the servers that it asks, behind the
+// stub on a loopback address that its resolv.conf names (systemd-resolved.service(8)).
+const resolvedConf = "/run/systemd/resolve/resolv.conf"
+
 // dnsConfig makes the pod's resolv.conf. ClusterFirst without cluster DNS means
-// what Default means: the node's own resolv.conf.
-func (d *Driver) dnsConfig(pod *v1.Pod) (*cri.DNSConfig, error) {
-	dns := &cri.DNSConfig{}
+// what Default means: the node's own resolv.conf. told says what of it the pod does
+// not get.
+func (d *Driver) dnsConfig(pod *v1.Pod) (dns *cri.DNSConfig, told []string, err error) {
+	dns = &cri.DNSConfig{}
+	dropped := false
 	if pod.Spec.DNSPolicy != v1.DNSNone && d.ResolvConf != "" {
-		f, err := os.Open(d.ResolvConf)
-		if err != nil {
-			return nil, err
-		}
-		defer f.Close()
-		if dns, err = parseResolvConf(f); err != nil {
-			return nil, fmt.Errorf("%s: %w", d.ResolvConf, err)
+		if dns, dropped, err = d.nodeDNS(pod.Spec.HostNetwork); err != nil {
+			return nil, nil, err
 		}
 	}
 	cluster := pod.Spec.DNSPolicy == v1.DNSClusterFirstWithHostNet || pod.Spec.DNSPolicy == v1.DNSClusterFirst && !pod.Spec.HostNetwork
@@ -49,10 +53,70 @@ func (d *Driver) dnsConfig(pod *v1.Pod) (*cri.DNSConfig, error) {
 			dns.Options = setOption(dns.Options, o.Name, o.Value)
 		}
 	}
-	dns.Servers = firstUnique(dns.Servers, maxNameservers)
-	dns.Searches = slices.DeleteFunc(firstUnique(dns.Searches, maxSearches), func(s string) bool { return len(s) > maxSearch })
+	told = limitDNS(dns)
+	if dropped && len(dns.Servers) == 0 {
+		told = append(told, fmt.Sprintf("the pod has no name server: %s names those of the node's loopback alone; name others with --resolv-conf, --cluster-dns or dnsConfig", d.ResolvConf))
+	}
+	return dns, told, nil
+}
+
+// nodeDNS reads the node's resolv.conf. Nobody listens on the loopback addresses of a
+// pod that has a network of its own: it gets the servers behind a stub of the node's.
+// dropped says that those of the loopback were taken out.
+func (d *Driver) nodeDNS(hostNetwork bool) (dns *cri.DNSConfig, dropped bool, err error) {
+	dns, err = readResolvConf(d.ResolvConf)
+	if err != nil || hostNetwork || !slices.ContainsFunc(dns.Servers, loopback) {
+		return dns, false, err
+	}
+	if !slices.ContainsFunc(dns.Servers, remote) {
+		behind, err := readResolvConf(d.resolved)
+		switch {
+		case errors.Is(err, fs.ErrNotExist): // something else than systemd-resolved listens there
+		case err != nil:
+			return nil, false, err
+		case slices.ContainsFunc(behind.Servers, remote):
+			dns = behind
+		}
+	}
+	dns.Servers = slices.DeleteFunc(dns.Servers, loopback)
+	return dns, true, nil
+}
+
+func loopback(server string) bool {
+	addr, err := netip.ParseAddr(server)
+	return err == nil && addr.Unmap().IsLoopback()
+}
+
+func remote(server string) bool { return !loopback(server) }
+
+// limitDNS takes out what resolvers cannot use, and says so.
+func limitDNS(dns *cri.DNSConfig) (told []string) {
+	servers, searches := unique(dns.Servers), unique(dns.Searches)
+	dns.Servers = servers[:min(len(servers), maxNameservers)]
+	if len(dns.Servers) < len(servers) {
+		told = append(told, fmt.Sprintf("resolvers use %d name servers, the others are left out; applied: %s", maxNameservers, strings.Join(dns.Servers, " ")))
+	}
+	dns.Searches = slices.DeleteFunc(slices.Clone(searches), func(s string) bool { return len(s) > maxSearch })
+	dns.Searches = dns.Searches[:min(len(dns.Searches), maxSearches)]
 	for len(strings.Join(dns.Searches, " ")) > maxSearchLine {
 		dns.Searches = dns.Searches[:len(dns.Searches)-1]
+	}
+	if len(dns.Searches) < len(searches) {
+		told = append(told, fmt.Sprintf("resolvers use %d search domains of %d bytes each and %d in all, the others are left out; applied: %s",
+			maxSearches, maxSearch, maxSearchLine, strings.Join(dns.Searches, " ")))
+	}
+	return told
+}
+
+func readResolvConf(path string) (*cri.DNSConfig, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	dns, err := parseResolvConf(f)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
 	}
 	return dns, nil
 }
@@ -109,10 +173,11 @@ func setOption(options []string, name string, value *string) []string {
 	return append(options, text)
 }
 
-func firstUnique(list []string, most int) []string {
+// unique returns the list without what stands in it before.
+func unique(list []string) []string {
 	var out []string
 	for _, s := range list {
-		if !slices.Contains(out, s) && len(out) < most {
+		if !slices.Contains(out, s) {
 			out = append(out, s)
 		}
 	}

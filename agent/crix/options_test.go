@@ -33,7 +33,7 @@ func TestDNSPolicies(t *testing.T) {
 	} {
 		d.ClusterDNS, d.ClusterDomain = test.cluster, "c.test"
 		pod := read(t, "  containers: [{name: a, image: i}]\n"+test.spec)
-		dns, err := d.dnsConfig(pod)
+		dns, _, err := d.dnsConfig(pod)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -53,13 +53,57 @@ func TestDNSLimits(t *testing.T) {
 	}
 	pod.Spec.DNSConfig.Searches = strings.Fields(text.String())
 	pod.Spec.DNSConfig.Searches[0] = strings.Repeat("long.", 60) + "example"
-	dns, err := d.dnsConfig(pod)
+	dns, told, err := d.dnsConfig(pod)
 	if err != nil {
 		t.Fatal(err)
 	}
 	line := strings.Join(dns.Searches, " ")
 	if len(dns.Servers) != 3 || len(dns.Searches) > 32 || len(line) > 2048 || strings.Contains(line, "long.") {
 		t.Errorf("%d servers, %d searches of %d bytes", len(dns.Servers), len(dns.Searches), len(line))
+	}
+	if len(told) != 2 || !strings.Contains(told[0], "3 name servers") || !strings.Contains(told[1], "32 search domains") {
+		t.Errorf("told %q", told)
+	}
+}
+
+// A pod with a network of its own gets no name server of the node's loopback, where
+// nobody answers it, but those behind: on a node with systemd-resolved its names
+// resolve.
+func TestLoopbackNameServers(t *testing.T) {
+	const stub = "nameserver 127.0.0.53\noptions edns0 trust-ad\nsearch .\n"
+	for _, test := range []struct {
+		what, node, behind, spec string
+		servers, options         string
+		told                     bool
+	}{
+		{"systemd-resolved", stub, "nameserver 192.0.2.7\nnameserver 192.0.2.8\n", "", "192.0.2.7 192.0.2.8", "", false},
+		{"on the node's network", stub, "nameserver 192.0.2.7\n", "  hostNetwork: true\n", "127.0.0.53", "edns0 trust-ad", false},
+		{"one is not of the loopback", "nameserver ::1\nnameserver 192.0.2.9\n", "nameserver 192.0.2.7\n", "", "192.0.2.9", "", false},
+		{"no systemd-resolved", "nameserver 127.0.0.1\n", "", "", "", "", true},
+		{"systemd-resolved without servers", stub, "search x.example\n", "", "", "edns0 trust-ad", true},
+		{"the pod names its own", "nameserver 127.0.0.1\n", "", "  dnsConfig: {nameservers: [192.0.2.5]}\n", "192.0.2.5", "", false},
+		{"the pod asks for its loopback", "nameserver 127.0.0.1\n", "", "  dnsConfig: {nameservers: [127.0.0.1]}\n", "127.0.0.1", "", false},
+	} {
+		t.Run(test.what, func(t *testing.T) {
+			d, r, pod := record(t, "  containers: [{name: a, image: \"i:1\"}]\n"+test.spec)
+			d.ResolvConf, d.resolved = filepath.Join(t.TempDir(), "resolv.conf"), filepath.Join(t.TempDir(), "resolv.conf")
+			for path, text := range map[string]string{d.ResolvConf: test.node, d.resolved: test.behind} {
+				if text == "" {
+					continue
+				}
+				if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			begin(t, d, pod)
+			dns := r.config.DnsConfig
+			if got := strings.Join(dns.Servers, " "); got != test.servers || strings.Join(dns.Options, " ") != test.options {
+				t.Errorf("servers %q, options %q; want %q, %q", got, dns.Options, test.servers, test.options)
+			}
+			if told := r.told("DNSConfigForming"); told != test.told {
+				t.Errorf("the event was told: %v", told)
+			}
+		})
 	}
 }
 

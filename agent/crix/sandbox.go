@@ -14,7 +14,7 @@ import (
 // sandboxConfig translates the pod. Its containers are created with the same
 // config, so it depends on nothing but the pod, the attempt and the node.
 func (d *Driver) sandboxConfig(pod *v1.Pod, attempt uint32) (*cri.PodSandboxConfig, error) {
-	dns, err := d.dnsConfig(pod)
+	dns, _, err := d.dnsConfig(pod)
 	if err != nil {
 		return nil, err
 	}
