@@ -57,19 +57,28 @@ func TestCRIDocumentIsComplete(t *testing.T) {
 	checkTestsExist(t, doc)
 }
 
-func checkTestsExist(t *testing.T, doc []byte) {
+// testFiles are the texts of all files of tests, scripts not among them, by their paths.
+func testFiles(t *testing.T) map[string][]byte {
 	t.Helper()
-	var tests bytes.Buffer
+	texts := map[string][]byte{}
 	err := filepath.WalkDir("..", func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() || !strings.HasSuffix(path, "_test.go") {
 			return err
 		}
-		text, err := os.ReadFile(path)
-		tests.Write(text)
+		texts[path], err = os.ReadFile(path)
 		return err
 	})
 	if err != nil {
 		t.Fatal(err)
+	}
+	return texts
+}
+
+func checkTestsExist(t *testing.T, doc []byte) {
+	t.Helper()
+	var tests bytes.Buffer
+	for _, text := range testFiles(t) {
+		tests.Write(text)
 	}
 	_, rows, _ := bytes.Cut(doc, []byte("\n## "))
 	named := regexp.MustCompile("`(Test\\w+)`").FindAllSubmatch(rows, -1)

@@ -13,8 +13,7 @@ import (
 )
 
 // What follows are ways out of a container that runtimes have had, each tried on the
-// whole of crisp. Others are in scripts: other_users (CVE-2021-41103, CVE-2024-25621) and
-// seccomp_default (CVE-2026-31431).
+// whole of crisp. Others are in scripts; SECURITY.md has them all.
 
 // An attack is a node with a pod to attack from.
 type attack struct {

@@ -256,3 +256,26 @@ func TestDependenciesHaveReasons(t *testing.T) {
 		}
 	}
 }
+
+// SECURITY.md names the libcontainer that is linked: whoever reads of a vulnerability in
+// runc looks there whether crisp has it.
+func TestSecurityPolicyNamesLibcontainer(t *testing.T) {
+	const runc = "github.com/opencontainers/runc"
+	version, err := exec.Command("go", "list", "-m", "-f", "{{.Version}}", runc).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	doc, err := os.ReadFile(filepath.Join("..", "..", "SECURITY.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	named := regexp.MustCompile(`\brunc (v[0-9]\S*[0-9])`).FindAllSubmatch(doc, -1)
+	if len(named) == 0 {
+		t.Error("SECURITY.md names no version of runc")
+	}
+	for _, m := range named {
+		if want := strings.TrimSpace(string(version)); string(m[1]) != want {
+			t.Errorf("SECURITY.md names runc %s, go.mod has %s", m[1], want)
+		}
+	}
+}
