@@ -3,8 +3,8 @@ package executor_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -146,36 +146,54 @@ func TestKillMovedAway(t *testing.T) {
 // for whoever comes after an executor that dies in between.
 func TestExitIsKeptUntilItIsRecorded(t *testing.T) {
 	n := start(t)
-	log := filepath.Join(n.dir, "log")
-	if err := unix.Mkfifo(log, 0o600); err != nil {
+	exits := filepath.Join(n.dir, "exits")
+	if err := os.Mkdir(exits, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	reader, err := os.OpenFile(log, os.O_RDWR, 0) // nobody reads: the log blocks
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer reader.Close()
-	b := n.run([]string{"count", "-1", "0s"}, func(r *wire.RunRequest, _ *specs.Spec) { r.LogPath = log })
-	eventually(t, func() bool {
-		room, err := unix.Poll([]unix.PollFd{{Fd: int32(reader.Fd()), Events: unix.POLLOUT}}, 0)
-		return err == nil && room == 0
-	}, "the log is not blocked")
+	opens := blockOpens(t, exits)
+	b := n.run([]string{"sleep", "for-ever"}, func(r *wire.RunRequest, _ *specs.Spec) { r.ExitPath = filepath.Join(exits, "exit.json") })
+	b.exit = b.req.ExitPath
 	b.signal(unix.SIGKILL, false)
-	eventually(t, func() bool { return !alive(b.reply.Pid) }, "it lives")
+	eventually(t, func() bool {
+		waits, err := unix.Poll([]unix.PollFd{{Fd: int32(opens.Fd()), Events: unix.POLLIN}}, 0)
+		return err == nil && waits == 1
+	}, "nobody records the exit")
 	time.Sleep(300 * time.Millisecond) // for an executor that would not wait
 	if _, err := os.Stat(b.exit); err == nil {
-		t.Fatal("the exit is recorded, though the log is blocked")
+		t.Fatal("the exit is recorded, though nothing can be opened there")
+	}
+	if alive(b.reply.Pid) {
+		t.Error("it lives")
 	}
 	if _, err := os.Stat(fmt.Sprintf("/proc/%d", b.reply.Pid)); err != nil {
 		t.Error("the init was reaped before its exit was recorded")
 	}
-	go io.Copy(io.Discard, reader)
+	opens.Close()
 	if e := b.wait(); e.Code != 137 {
 		t.Errorf("exit is %+v", e)
 	}
 	if _, err := os.Stat(fmt.Sprintf("/proc/%d", b.reply.Pid)); err == nil {
 		t.Error("the init is not reaped")
 	}
+}
+
+// blockOpens has whoever opens a file in dir wait, as on a disk that does not answer,
+// until what it returns is closed (fanotify(7), FAN_OPEN_PERM).
+func blockOpens(t *testing.T, dir string) *os.File {
+	t.Helper()
+	fd, err := unix.FanotifyInit(unix.FAN_CLASS_CONTENT|unix.FAN_CLOEXEC, unix.O_RDONLY)
+	if err == nil {
+		err = unix.FanotifyMark(fd, unix.FAN_MARK_ADD, unix.FAN_OPEN_PERM|unix.FAN_EVENT_ON_CHILD, unix.AT_FDCWD, dir)
+	}
+	if errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EINVAL) {
+		t.Skipf("the kernel has no CONFIG_FANOTIFY_ACCESS_PERMISSIONS: %v", err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := os.NewFile(uintptr(fd), "fanotify")
+	t.Cleanup(func() { f.Close() })
+	return f
 }
 
 // A frozen container can be killed.
@@ -266,12 +284,18 @@ func TestUpdate(t *testing.T) {
 	}
 }
 
+// needsStatic skips a test of what the executor does by running itself in a container.
+func needsStatic(t *testing.T) {
+	t.Helper()
+	if os.Getenv("CRISP_BIN") == "" {
+		t.Skip("needs CRISP_BIN, as make test sets it: the test binary is not linked statically")
+	}
+}
+
 // An environment is bytes; CRI has them as bytes since 1.34.
 func TestEnvironmentOfBytes(t *testing.T) {
 	n := start(t)
-	if os.Getenv("CRISP_BIN") == "" {
-		t.Skip("needs CRISP_BIN: the test binary is not linked statically")
-	}
+	needsStatic(t)
 	env := [][]byte{[]byte("PATH=/"), []byte("A=old"), []byte("A=\xff\xfe"), []byte("B=plain")}
 	b := n.run([]string{"env", "A", "env", "B", "sleep", "for-ever"},
 		func(r *wire.RunRequest, _ *specs.Spec) { r.Env = env })

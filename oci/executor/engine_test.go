@@ -66,12 +66,6 @@ func TestEngine(t *testing.T) {
 		t.Errorf("exec with a terminal ended with %d", code)
 	}
 
-	raw := n.run([]string{"env", "RAW", "env", "A"}, withEngine, func(req *wire.RunRequest, _ *specs.Spec) { req.Env = [][]byte{[]byte("RAW=\xff\xfe"), []byte("A=b")} })
-	raw.wait()
-	if got := raw.output("stdout"); !strings.Contains(got, "\xff\xfe\nb\n") {
-		t.Errorf("environment is %q", got)
-	}
-
 	bad := n.request([]string{"exit"}, withEngine, func(_ *wire.RunRequest, spec *specs.Spec) { spec.Process.Args = []string{"/nosuch"} })
 	if err := n.fails(nil, wire.MethodRun, bad.req); err != nil && err.Error() != `exec: "/nosuch": stat /nosuch: no such file or directory` {
 		t.Errorf("start of what is not there: %v", err)
@@ -96,5 +90,18 @@ func TestEngine(t *testing.T) {
 		t.Errorf("exec after a crash: %d", code)
 	}
 	busy.delete()
-	raw.delete()
+}
+
+// To an engine, too, an environment is bytes.
+func TestEngineEnvironmentOfBytes(t *testing.T) {
+	if _, err := os.Stat("/usr/sbin/runc"); err != nil {
+		t.Skip("needs /usr/sbin/runc: apt-get install runc")
+	}
+	n := start(t)
+	needsStatic(t)
+	b := n.run([]string{"env", "RAW", "env", "A"}, withEngine, func(req *wire.RunRequest, _ *specs.Spec) { req.Env = [][]byte{[]byte("RAW=\xff\xfe"), []byte("A=b")} })
+	b.wait()
+	if got := b.output("stdout"); !strings.Contains(got, "\xff\xfe\nb\n") {
+		t.Errorf("environment is %q", got)
+	}
 }
