@@ -22,8 +22,8 @@ import (
 // wrote, as a tar stream, and paths that it removed. There are no whiteouts in it.
 // That is how checkpoints have it.
 
-// Diff writes the changes in the root file system of key as a tar stream, and
-// returns the paths that were removed, absolute and sorted. Nobody may write to it
+// Diff writes the changes in the root file system of key as a tar stream, with all
+// that is in its volumes, and returns the paths that were removed, absolute and sorted. Nobody may write to it
 // meanwhile. Sockets are left out: who listened on them makes them anew.
 func (s *Store) Diff(ctx context.Context, key string, w io.Writer) (deleted []string, err error) {
 	l, fresh, err := s.leases.begin(key)
@@ -44,6 +44,11 @@ func (s *Store) Diff(ctx context.Context, key string, w io.Writer) (deleted []st
 	}
 	if err := tree.Walk(ctx, d.upper, tree.Options{Sorted: true}, d.visit); err != nil {
 		return nil, fmt.Errorf("changes of root file system %s: %w", key, err)
+	}
+	for i, at := range l.record.Volumes {
+		if err := d.volume(s.leases.volume(key, i), at); err != nil {
+			return nil, fmt.Errorf("volume %s of root file system %s: %w", at, key, err)
+		}
 	}
 	slices.Sort(d.deleted)
 	return slices.Compact(d.deleted), d.tar.Close()

@@ -26,6 +26,7 @@ type leaseRecord struct {
 	Layers   []digest.Digest // of the image, from the lowest
 	Inherits bool            `json:",omitempty"` // on top of them are directories of their own, see inherit
 	ReadOnly bool
+	Volumes  []string `json:",omitempty"` // where they are mounted; see MakeVolumes
 }
 
 // A lease is one root file system, mounted or not. It is busy while one
@@ -97,18 +98,21 @@ func (ls *leases) end(key string, gone bool) {
 	}
 }
 
-// save writes the lease and makes its directories.
+// save makes the lease's directory and writes the lease.
 func (ls *leases) save(key string, r leaseRecord) error {
-	dir := ls.path(key)
-	if err := os.Mkdir(dir, 0o700); err != nil {
+	if err := os.Mkdir(ls.path(key), 0o700); err != nil {
 		return fmt.Errorf("make lease: %w", err)
 	}
+	return ls.write(key, r)
+}
+
+func (ls *leases) write(key string, r leaseRecord) error {
 	data, err := json.Marshal(r)
 	if err != nil {
 		return err
 	}
 	// Not synced: who loses it with the power has lost the mount too.
-	return atomicfile.WriteVolatile(filepath.Join(dir, "lease.json"), data, 0o600)
+	return atomicfile.WriteVolatile(filepath.Join(ls.path(key), "lease.json"), data, 0o600)
 }
 
 // findLeases reads the leases on disk. One that cannot be read, or whose layers
@@ -177,10 +181,19 @@ func (s *Store) Usage(key string) (bytes, inodes uint64, err error) {
 	return l.usage.bytes, l.usage.inodes, nil
 }
 
-// refresh walks the writable layer of l.
+// refresh walks the writable layer of l, its volumes included.
 func (s *Store) refresh(key string, l *lease) {
 	begin := time.Now()
 	got, err := occupied(s.life, filepath.Join(s.leases.path(key), "fs"))
+	if err == nil {
+		var more sum
+		more, err = occupied(s.life, s.leases.volumes(key))
+		if errors.Is(err, fs.ErrNotExist) {
+			more, err = sum{}, nil
+		}
+		got.Disk += more.Disk
+		got.Inodes += more.Inodes
+	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) && s.life.Err() == nil {
 		s.log.Warn("writable layer was not measured", "rootfs", key, "err", err)
 	}

@@ -265,7 +265,8 @@ func (u *unpacker) file(ctx context.Context, dir int, name, base string, hdr *ta
 			err = os.NewSyscallError("close", cerr)
 		}
 	}()
-	if err := u.fill(ctx, fd, content, hdr.Size, sparse); err != nil {
+	// The files of a container may be sparse, and nothing in a plain stream says so.
+	if err := u.fill(ctx, fd, content, hdr.Size, sparse || u.plain); err != nil {
 		return err
 	}
 	// Even if it is root's: a set-group-ID directory has given it its own group.

@@ -118,6 +118,12 @@ func (s *Server) createFrom(ctx context.Context, cr *creation, sb *oci.Sandbox, 
 			return fmt.Errorf("restore root file system: %w", err)
 		}
 	}
+	stage, cancel = cr.enter(ctx, "volumes")
+	defer cancel()
+	volumes, err := s.makeVolumes(stage, cr.id, sb, config, img.Config.Config, labels)
+	if err != nil {
+		return err
+	}
 
 	stage, cancel = cr.enter(ctx, "mounts")
 	defer cancel()
@@ -135,7 +141,7 @@ func (s *Server) createFrom(ctx context.Context, cr *creation, sb *oci.Sandbox, 
 	_, cancel = cr.enter(ctx, "spec")
 	defer cancel()
 	as := r.described(rec)
-	built, err := s.buildSpec(cr.id, h.SpecHost, sb, as, img.Config.Config, root, mounts, labels)
+	built, err := s.buildSpec(cr.id, h.SpecHost, sb, as, img.Config.Config, root, mounts, volumes, labels)
 	if err != nil {
 		return err
 	}
@@ -208,7 +214,7 @@ func imageRef(img image.Image) string {
 
 // buildSpec looks up what the translation needs to know and translates. It
 // notes the user in rec.
-func (s *Server) buildSpec(id string, host spec.Host, sb *oci.Sandbox, rec *containerRecord, img v1.ImageConfig, root string, mounts []spec.Mount, labels selinux.Labels) (*specs.Spec, error) {
+func (s *Server) buildSpec(id string, host spec.Host, sb *oci.Sandbox, rec *containerRecord, img v1.ImageConfig, root string, mounts []spec.Mount, volumes []spec.Volume, labels selinux.Labels) (*specs.Spec, error) {
 	sandbox := s.index.sandbox(sb).config
 	sc := rec.config.GetLinux().GetSecurityContext()
 	user, err := lookUpUser(sc, img.User, root)
@@ -252,6 +258,7 @@ func (s *Server) buildSpec(id string, host spec.Host, sb *oci.Sandbox, rec *cont
 		Namespaces:     namespaces,
 		IDs:            sb.Config().IDs,
 		Mounts:         mounts,
+		Volumes:        volumes,
 		Files:          files,
 		Devices:        devices,
 		CgroupsPath:    spec.CgroupsPath(sb.CgroupParent(), id, s.o.SystemdCgroup),

@@ -25,8 +25,9 @@ const stageLife = 90 * time.Second
 
 // stageLives are those of stages that may rightly take longer; 0 = as long as they like.
 var stageLives = map[string]time.Duration{
-	"cni":   4 * time.Minute, // what the kubelet gives RunPodSandbox: plugins wait for clouds and DHCP
-	"image": 0,               // a pull, which has a bound of its own on how long nothing may move
+	"cni":     4 * time.Minute, // what the kubelet gives RunPodSandbox: plugins wait for clouds and DHCP
+	"image":   0,               // a pull, which has a bound of its own on how long nothing may move
+	"volumes": 0,               // a copy of what the image has there, which is as much as the image is
 }
 
 // creations are the objects of one kind that are being made, by name.

@@ -325,3 +325,7 @@ func (f *fakeNetwork) GC(_ context.Context, keep []string) error {
 	}
 	return nil
 }
+
+func (f *fakeImages) MakeVolumes(context.Context, string, image.VolumesWanted) ([]image.Volume, error) {
+	return nil, f.failure("MakeVolumes")
+}

@@ -84,6 +84,7 @@ type RootFS interface {
 	Usage(key string) (bytes, inodes uint64, err error)
 	Diff(ctx context.Context, key string, w io.Writer) (deleted []string, err error)
 	Apply(ctx context.Context, key string, r io.Reader, deleted []string) error
+	MakeVolumes(ctx context.Context, key string, want image.VolumesWanted) ([]image.Volume, error)
 	FsInfo() image.FsInfo
 }
 

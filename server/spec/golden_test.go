@@ -30,6 +30,7 @@ type goldenInput struct {
 	User           *spec.User
 	Namespaces     map[string]string
 	Sources        []spec.Mount // one for each mount of the container
+	Volumes        []spec.Volume
 	Files          spec.Files
 	Devices        []goldenDevice
 	SeccompProfile json.RawMessage
@@ -118,7 +119,7 @@ func read(t *testing.T, part map[string][]byte) spec.Input {
 		}
 	}
 	in.Host, in.Image, in.Namespaces, in.Files = rest.Host, rest.Image, rest.Namespaces, rest.Files
-	in.IDs = rest.IDs
+	in.Volumes, in.IDs = rest.Volumes, rest.IDs
 	in.User = spec.User{Groups: []uint32{0}, Home: "/root"}
 	if rest.User != nil {
 		in.User = *rest.User

@@ -14,8 +14,8 @@ import (
 // that this host cannot make: the kubelet knows it by that word.
 const errRROUnsupported = "RROUnsupported"
 
-// mounts are the file systems every container has, the sandbox's files and the
-// CRI's mounts, parents before children. A CRI mount replaces the default one at
+// mounts are the file systems every container has, the sandbox's files, the image's
+// volumes and the CRI's mounts, parents before children. A CRI mount replaces the default one at
 // the same path, and one at /dev replaces everything below it too.
 func mounts(in Input) (list []specs.Mount, rootfsPropagation string, err error) {
 	taken := map[string]bool{}
@@ -39,6 +39,11 @@ func mounts(in Input) (list []specs.Mount, rootfsPropagation string, err error) 
 			continue
 		}
 		list = append(list, m)
+	}
+	for _, v := range in.Volumes {
+		if !taken[v.Path] {
+			list = append(list, specs.Mount{Destination: v.Path, Type: "bind", Source: v.Source, Options: []string{"rbind", "rprivate", "rw", "nosuid", "nodev"}})
+		}
 	}
 	list = append(list, asked...)
 	slices.SortStableFunc(list, func(a, b specs.Mount) int { return depth(a.Destination) - depth(b.Destination) })

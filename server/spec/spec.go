@@ -75,6 +75,7 @@ type Input struct {
 	Namespaces map[string]string
 
 	Mounts  []Mount  // one for each of Container.Mounts, in their order
+	Volumes []Volume // the image's
 	Files   Files    // the sandbox's files, mounted where no CRI mount is
 	Devices []Device // Container.Devices resolved; with privilege also all of the host's
 
@@ -101,6 +102,13 @@ type Mount struct {
 	// Shared and Slave are the propagation of the mount that Source is on
 	// ("shared:" and "master:" of proc_pid_mountinfo(5)).
 	Shared, Slave bool
+}
+
+// A Volume is a directory of the container's own, mounted because its image asks for
+// it. Its owners are mapped already.
+type Volume struct {
+	Path   string // in the root file system: absolute, without links
+	Source string // absolute path on the host
 }
 
 // A Device is a device node and what the container may do with it.

@@ -1,0 +1,248 @@
+package image
+
+import (
+	"archive/tar"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/tree"
+	"github.com/crisp-cri/crisp/internal/userns"
+	securejoin "github.com/cyphar/filepath-securejoin"
+	"golang.org/x/sys/unix"
+)
+
+// maxVolumes bounds the volumes of an image, each of which is a mount. Real images
+// have a handful.
+const maxVolumes = 128
+
+// A Volume is a directory of one container's own, to be mounted in its root file system.
+type Volume struct {
+	Path   string // in the root file system: absolute, without links
+	Source string // on the host
+}
+
+// VolumesWanted says which volumes a root file system is to have.
+type VolumesWanted struct {
+	// Paths are the image's: "A set of directories describing where the process is
+	// likely to write data specific to a container instance" (image-spec, config.md).
+	Paths []string
+	// Mounted are the paths where something else will be mounted. There is no volume
+	// there, but there may be one below.
+	Mounted []string
+	// Reserved are directories at and below which there are no volumes.
+	Reserved []string
+	// IDs is the map of the root file system's user namespace; nil = the host's.
+	IDs *userns.Map
+}
+
+// MakeVolumes makes a directory for each volume of the mounted root file system of
+// key, with a copy of what is there. Nothing may run in it yet. What is written to the
+// directories counts as written to the root file system, is part of a Diff, and is
+// removed with it.
+//
+// Links in a path lead where they lead in a container, and never out of the root file
+// system. A volume that lies in another one is part of that. A path that is no
+// directory is fault.Invalid.
+func (s *Store) MakeVolumes(ctx context.Context, key string, want VolumesWanted) ([]Volume, error) {
+	l, fresh, err := s.leases.begin(key)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { s.leases.end(key, fresh) }()
+	if fresh || l.record.ReadOnly || len(l.record.Volumes) > 0 {
+		return nil, fault.NotFound.Errorf("no writable root file system %q without volumes", key)
+	}
+	root := s.mountPoint(key)
+	paths, err := want.places(root)
+	if err != nil || len(paths) == 0 {
+		return nil, err
+	}
+	r := l.record
+	r.Volumes = paths
+	if err := s.leases.write(key, r); err != nil {
+		return nil, err
+	}
+	s.leases.set(l, r, l.held)
+	if err := os.Mkdir(s.leases.volumes(key), 0o700); err != nil {
+		return nil, err
+	}
+	var list []Volume
+	for i, at := range paths {
+		v := Volume{Path: at, Source: s.leases.volume(key, i)}
+		if err := makeVolume(ctx, filepath.Join(root, at), v.Source, want.IDs); err != nil {
+			return nil, fmt.Errorf("volume %s: %w", at, err)
+		}
+		list = append(list, v)
+	}
+	s.refresh(key, l)
+	return list, nil
+}
+
+// volumes is the directory of the volumes of key.
+func (ls *leases) volumes(key string) string { return filepath.Join(ls.path(key), "volumes") }
+
+// volume is the i-th of leaseRecord.Volumes.
+func (ls *leases) volume(key string, i int) string {
+	return filepath.Join(ls.volumes(key), strconv.Itoa(i))
+}
+
+// places are the paths of the volumes that are to be made, sorted. None is in another:
+// what is in the image is copied once at most.
+func (w VolumesWanted) places(root string) ([]string, error) {
+	if len(w.Paths) > maxVolumes {
+		return nil, fault.Invalid.Errorf("the image has %d volumes, more than %d", len(w.Paths), maxVolumes)
+	}
+	taken := make(map[string]bool)
+	for _, name := range w.Mounted {
+		// What cannot be found there is found out when it is mounted.
+		if at, err := resolve(root, name); err == nil {
+			taken[at] = true
+		}
+	}
+	var all []string
+	for _, name := range w.Paths {
+		at, err := resolve(root, name)
+		if err != nil {
+			return nil, fault.Invalid.Errorf("volume %.200q of the image: %w", name, err)
+		}
+		if at == "/" {
+			return nil, fault.Invalid.Errorf("volume %.200q of the image is its root directory", name)
+		}
+		if !taken[at] && !slices.ContainsFunc(w.Reserved, func(dir string) bool { return within(at, dir) }) {
+			all = append(all, at)
+		}
+	}
+	slices.Sort(all)
+	var places []string
+	for _, at := range all {
+		if !slices.ContainsFunc(places, func(dir string) bool { return within(at, dir) }) {
+			places = append(places, at)
+		}
+	}
+	return places, nil
+}
+
+// within tells whether the clean path name is dir or below it.
+func within(name, dir string) bool { return name == dir || strings.HasPrefix(name, dir+"/") }
+
+// resolve returns where name leads in the root file system at root, absolute and
+// without links. It need not be there. Nobody else changes the root file system, so
+// that working out the path first is no race.
+func resolve(root, name string) (string, error) {
+	if strings.Contains(name, "\x00") {
+		return "", unix.EINVAL
+	}
+	clean := path.Clean("/" + name)
+	if len(clean) > maxPath {
+		return "", unix.ENAMETOOLONG
+	}
+	full, err := securejoin.SecureJoin(root, clean)
+	if err != nil {
+		return "", err
+	}
+	at := path.Clean("/" + strings.TrimPrefix(full, root))
+	if len(at) > maxPath {
+		return "", unix.ENAMETOOLONG
+	}
+	return at, nil
+}
+
+// makeVolume makes the directory to, as a copy of from if that is there, and else
+// empty and the root's of the container.
+func makeVolume(ctx context.Context, from, to string, ids *userns.Map) error {
+	if err := os.Mkdir(to, 0o755); err != nil {
+		return err
+	}
+	switch st, err := os.Lstat(from); {
+	case err == nil && !st.IsDir():
+		return fault.Invalid.Errorf("what the image has there is no directory")
+	case err == nil:
+		return copyTree(ctx, from, to)
+	case !errors.Is(err, fs.ErrNotExist):
+		return fault.Invalid.Errorf("%w", err)
+	}
+	attr := rootAttr{Mode: 0o755}
+	if ids != nil {
+		attr = (&IDMap{IDs: *ids}).shift(attr)
+	}
+	if err := os.Lchown(to, int(attr.UID), int(attr.GID)); err != nil {
+		return err
+	}
+	return os.NewSyscallError("chmod", unix.Chmod(to, attr.Mode)) // whatever the umask
+}
+
+// copyTree copies the directory from to the directory to, which is empty: owners,
+// modes, times, hard links and what attributes an image may have.
+func copyTree(ctx context.Context, from, to string) error {
+	r, w := io.Pipe()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		d := &differ{ctx: ctx, tar: tar.NewWriter(w), links: make(map[uint64]string)}
+		err := d.tree(from, "")
+		if err == nil {
+			err = d.tar.Close()
+		}
+		w.CloseWithError(err)
+	}()
+	_, err := unpackInto(ctx, r, to, true)
+	r.CloseWithError(err)
+	<-done
+	return err
+}
+
+// tree adds the directory dir, and all below it, as name.
+func (d *differ) tree(dir, name string) error {
+	return tree.Walk(d.ctx, dir, tree.Options{Sorted: true}, func(f *tree.File) error {
+		below, err := nameOf(f)
+		if err != nil {
+			return err
+		}
+		return d.add(filePath(f, dir), path.Join(name, below), &f.Stat)
+	})
+}
+
+// volume adds what is in the volume at the path at, whose directory is dir, and notes
+// as removed what the image has there and the volume has not.
+func (d *differ) volume(dir, at string) error {
+	name := strings.TrimPrefix(at, "/")
+	if err := d.tree(dir, name); err != nil {
+		return err
+	}
+	top := filepath.Join(d.merged, name)
+	err := tree.Walk(d.ctx, top, tree.Options{}, func(f *tree.File) error {
+		below, err := nameOf(f)
+		if err != nil {
+			return err
+		}
+		// All above it are directories in both: no link is followed.
+		var st unix.Stat_t
+		err = unix.Lstat(filepath.Join(dir, below), &st)
+		switch {
+		case err == unix.ENOENT:
+			d.deleted = append(d.deleted, path.Join(at, below))
+		case err != nil:
+			return &fs.PathError{Op: "lstat", Path: filepath.Join(dir, below), Err: err}
+		case !f.IsDir() || st.Mode&unix.S_IFMT == unix.S_IFDIR:
+			return nil
+		}
+		if f.IsDir() {
+			return fs.SkipDir
+		}
+		return nil
+	})
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // the image has nothing there
+	}
+	return err
+}
