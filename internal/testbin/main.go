@@ -21,6 +21,7 @@
 //	copy FROM TO     a file, with its mode
 //	chmod MODE PATH  an octal mode, as 4755
 //	mknod PATH M N   a block device that all may use
+//	deep N NAME      N directories of that name, each in the one before
 //	await PATH       wait until there is a file of that name
 //	run PATH         a program with the rest as its arguments, and wait for it
 //	stat PATH        kind, mode, owner and device numbers as a line
@@ -134,6 +135,8 @@ func main() {
 			path, major, minor := next(), number(next()), number(next())
 			check(syscall.Mknod(path, syscall.S_IFBLK, major<<8|minor)) // makedev(3), below 256
 			check(syscall.Chmod(path, 0o666))
+		case "deep":
+			deep(number(next()), next())
 		case "await":
 			for path := next(); ; time.Sleep(10 * time.Millisecond) {
 				if _, err := os.Stat(path); err == nil {
