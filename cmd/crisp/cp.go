@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/crisp-cri/crisp/agent/crix"
+	"golang.org/x/sys/unix"
 	"k8s.io/client-go/tools/remotecommand"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
@@ -82,6 +83,10 @@ func (c *cli) copyOut(namespace, name, container, from, to string) error {
 
 var errEmpty = errors.New("the archive is empty")
 
+// maxName bounds the names in an archive to what a path can be: no program could
+// reach, and few could remove, what lies deeper.
+const maxName = unix.PathMax - 1
+
 // unpack writes what is in an archive under the name base to the path to. The
 // archive is a stranger's: nothing is written but below to, and no links are.
 func unpack(r io.Reader, base, to string, leftOut func(name, what string)) error {
@@ -101,6 +106,9 @@ func unpack(r io.Reader, base, to string, leftOut func(name, what string)) error
 		}
 		if err != nil {
 			return err
+		}
+		if len(h.Name) > maxName {
+			return fmt.Errorf("the archive holds a name of %d bytes, limit is %d: %.64q…", len(h.Name), maxName, h.Name)
 		}
 		rest, ok := strings.CutPrefix(path.Clean(h.Name), base)
 		if !ok || rest != "" && rest[0] != '/' {

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -50,6 +51,7 @@ func TestCopyHostile(t *testing.T) {
 		{"beside", []tar.Header{{Name: "other", Typeflag: tar.TypeReg}}},
 		{"above", []tar.Header{{Name: "x/../../evil", Typeflag: tar.TypeReg}}},
 		{"absolute", []tar.Header{{Name: "/etc/evil", Typeflag: tar.TypeReg}}},
+		{"deeper than paths reach", []tar.Header{{Name: "x" + strings.Repeat("/d", 2500), Typeflag: tar.TypeDir, Mode: 0o755}}},
 		{"nothing", nil},
 	} {
 		dir := t.TempDir()
