@@ -146,8 +146,9 @@ func (st stack) look(i int, p string) (attr dirAttr, ok bool, err error) {
 	return attr, ok, nil
 }
 
-// makeDirs makes these directories, parents first, in a fresh directory dir.
-func makeDirs(dir string, dirs []dirAttr) error {
+// makeDirs makes these directories, parents first, in a fresh directory dir that
+// looks as root.
+func makeDirs(dir string, root rootAttr, dirs []dirAttr) error {
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		return err
 	}
@@ -167,5 +168,5 @@ func makeDirs(dir string, dirs []dirAttr) error {
 			return os.NewSyscallError("fchmodat", err)
 		}
 	}
-	return nil
+	return root.give(dir)
 }

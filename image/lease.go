@@ -24,7 +24,7 @@ import (
 type leaseRecord struct {
 	Image    string
 	Layers   []digest.Digest // of the image, from the lowest
-	Inherits bool            `json:",omitempty"` // on top of them are directories of their own, see inherit
+	Inherits bool            `json:",omitempty"` // on top of them are directories of their own, see inherit and rootOf
 	ReadOnly bool
 	Volumes  []string `json:",omitempty"` // where they are mounted; see MakeVolumes
 }

@@ -12,7 +12,6 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/undo"
 	"github.com/opencontainers/go-digest"
-	"golang.org/x/sys/unix"
 )
 
 // Mount mounts a writable root file system of the image id for key, and returns
@@ -114,7 +113,11 @@ func (s *Store) lease(l *lease, key, id string, readOnly bool, ids *IDMap, steps
 		return err
 	}
 	steps.Add("layers", func() error { return s.layers.releaseAll(held) })
+	root := rootOf(held)
 	r := leaseRecord{Image: e.ID, Layers: e.record.Layers, Inherits: len(e.record.Dirs) > 0, ReadOnly: readOnly}
+	if readOnly && root != topRoot(held) {
+		r.Inherits = true
+	}
 	s.leases.set(l, r, held)
 	dir := s.leases.path(key)
 	steps.Add("lease", func() error { return os.RemoveAll(dir) })
@@ -122,7 +125,7 @@ func (s *Store) lease(l *lease, key, id string, readOnly bool, ids *IDMap, steps
 		return err
 	}
 	if r.Inherits {
-		if err := makeDirs(filepath.Join(dir, "dirs"), e.record.Dirs); err != nil {
+		if err := makeDirs(filepath.Join(dir, "dirs"), root, e.record.Dirs); err != nil {
 			return fmt.Errorf("make directories of image %s: %w", e.ID, err)
 		}
 	}
@@ -136,21 +139,11 @@ func (s *Store) lease(l *lease, key, id string, readOnly bool, ids *IDMap, steps
 	if err := os.Mkdir(filepath.Join(dir, "work"), 0o700); err != nil {
 		return err
 	}
-	// The root of an overlay looks as its upper directory does.
-	attr := rootAttr{Mode: 0o755}
-	for _, layer := range l.held {
-		if r := layer.record.Shape.Root; r != nil {
-			attr = *r
-		}
-	}
 	if ids != nil {
-		attr = ids.shift(attr)
+		root = ids.shift(root)
 	}
-	if err := os.Lchown(upper, int(attr.UID), int(attr.GID)); err != nil {
+	if err := root.give(upper); err != nil {
 		return err
-	}
-	if err := unix.Chmod(upper, attr.Mode); err != nil {
-		return os.NewSyscallError("chmod", err)
 	}
 	s.refresh(key, l) // it is empty yet
 	return nil

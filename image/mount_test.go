@@ -188,6 +188,45 @@ func TestMountRoot(t *testing.T) {
 	}
 }
 
+// The root directory of a volume looks as the image's layers say, too: also if only a
+// lower one does, and if the layers above have directories of their own.
+func TestRootOfLowerLayer(t *testing.T) {
+	reg := newRegistry(t)
+	p := newPlace(t, reg)
+	var base bytes.Buffer
+	tw := tar.NewWriter(&base)
+	for _, h := range []tar.Header{{Name: "./", Mode: 0o2711, Uid: 7, Gid: 8}, {Name: "d", Mode: 0o700}} {
+		h.Typeflag = tar.TypeDir
+		if err := tw.WriteHeader(&h); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := tw.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for name, above := range map[string][][]byte{
+		"alone":    nil,
+		"file":     {tarOf(t, map[string]string{"f": "1"})},
+		"inherits": {tarOf(t, map[string]string{"d/f": "1"}), tarOf(t, map[string]string{"g": "1"})},
+	} {
+		reg.push(name, "latest", buildOf(t, "gzip", v1.Image{}, append([][]byte{base.Bytes()}, above...)...))
+		id := p.pull(reg.host + "/" + name).ID
+		volume, err := p.store.MountReadOnly(t.Context(), name+"-ro", id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for kind, dir := range map[string]string{"volume": volume, "root file system": p.mount(name+"-rw", id)} {
+			var st unix.Stat_t
+			if err := unix.Lstat(dir, &st); err != nil {
+				t.Fatal(err)
+			}
+			if got := fmt.Sprintf("%o %d:%d", st.Mode&0o7777, st.Uid, st.Gid); got != "2711 7:8" {
+				t.Errorf("%s: the root of the %s is %s, want 2711 7:8", name, kind, got)
+			}
+		}
+	}
+}
+
 // A directory that a layer has no entry for looks as the layer below has it, or
 // as a layer above says; one that is hidden below does not come back.
 func TestMountInheritsDirectories(t *testing.T) {

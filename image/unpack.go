@@ -26,12 +26,6 @@ const maxSparse = 1 << 40
 // Then the syncfs(2) at the end of the pull finds less to do.
 const flushSize = 256 << 10
 
-// rootAttr is how a layer wants the root directory to be.
-type rootAttr struct {
-	Mode     uint32 // permissions with the special bits
-	UID, GID uint32
-}
-
 // shape is what a layer says about more than its own files.
 type shape struct {
 	Root    *rootAttr `json:",omitempty"` // nil: the layer has no entry for the root directory
