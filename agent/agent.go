@@ -62,7 +62,7 @@ type Options struct {
 	Serve          Serve         // where it is spoken to
 	LogDir         string        // of the pods' logs; "" is <Root>/logs
 	NodeName       string        // "" is the host name
-	NodeIPs        []netip.Addr  // nil: found out
+	NodeIPs        []netip.Addr  // nil: found out, again and again
 	ResolvConf     string        // of the node; "" gives pods the runtime's choice
 	ClusterDNS     []string      // name servers for dnsPolicy ClusterFirst; none: as Default
 	ClusterDomain  string        // what the names of pods with a subdomain end in
@@ -137,7 +137,7 @@ func Run(ctx context.Context, o Options) error {
 // newAgent returns an agent that knows what an earlier one has left on disk, and no
 // runtime.
 func newAgent(ctx context.Context, o Options, events *event.Store) (*agent, error) {
-	wanted := desired.New(o.sources())
+	wanted, ips := desired.New(o.sources()), newAddresses(o.NodeIPs)
 	ledger, err := pulled.Open(o.Root, cmp.Or(o.PullPolicy, pulled.NeverVerifyPreloaded), o.PullUnasked)
 	if err != nil {
 		return nil, err
@@ -151,7 +151,7 @@ func newAgent(ctx context.Context, o Options, events *event.Store) (*agent, erro
 	driver, err := crix.New(crix.Options{
 		Plugins: plugins, Pulled: ledger,
 		Objects: wanted, Events: events,
-		Root: o.Root, LogDir: o.LogDir, NodeName: o.NodeName, NodeIPs: o.NodeIPs,
+		Root: o.Root, LogDir: o.LogDir, NodeName: o.NodeName, NodeIPs: ips.get,
 		ResolvConf: o.ResolvConf, ClusterDNS: o.ClusterDNS, ClusterDomain: o.ClusterDomain,
 		SeccompDefault: o.SeccompDefault, NoCPUQuota: o.NoCPUQuota, Pulls: o.Pulls, MaxBackoff: o.MaxBackoff, LogLinks: o.LogLinks, Log: o.Log,
 	})
@@ -166,14 +166,16 @@ func newAgent(ctx context.Context, o Options, events *event.Store) (*agent, erro
 		Options:    o,
 		driver:     driver,
 		wanted:     wanted,
+		addresses:  ips,
+		shownIPs:   ips.get(),
 		counts:     measure.New(o.Log),
 		volumesDue: make(chan struct{}, 1),
 		gate:       &gate.Gate{Log: o.Log},
 		status: &status.Store{
-			Node: status.Node{HostIPs: texts(o.NodeIPs)},
-			Load: driver.LoadStatus,
-			Save: driver.SaveStatus,
-			Log:  o.Log,
+			HostIPs: ips.get,
+			Load:    driver.LoadStatus,
+			Save:    driver.SaveStatus,
+			Log:     o.Log,
 		},
 	}
 	driver.Handlers = func() []string { return a.gate.Get().HandlerNames() }
@@ -225,9 +227,6 @@ func (o *Options) complete() error {
 	}
 	if o.Serve.Socket == "" {
 		o.Serve.Socket = SocketOf(o.Root)
-	}
-	if o.NodeIPs == nil {
-		o.NodeIPs = nodeIPs()
 	}
 	return nil
 }

@@ -37,6 +37,9 @@ type agent struct {
 	api    *api.Server
 	node   *node.State
 
+	addresses *addresses
+	shownIPs  []string // addresses that the node shows; only the loop uses it
+
 	// The runtime, once it has answered; nil before.
 	runtime        internalapi.RuntimeService
 	images         internalapi.ImageManagerService
@@ -135,7 +138,8 @@ func (a *agent) wake(key podsync.Key) {
 	}
 }
 
-// housekeep ends the probes of pods that are not wanted any more.
+// housekeep ends the probes of pods that are not wanted any more, and looks after
+// what changes by time or by others.
 func (a *agent) housekeep() {
 	wanted := map[types.UID]bool{}
 	for _, pod := range a.wanted.Pods() {
@@ -144,6 +148,7 @@ func (a *agent) housekeep() {
 	a.probes.Keep(wanted)
 	a.retryResizes(wanted)
 	a.expire()
+	a.showAddresses()
 }
 
 // changed passes a change in the runtime on. A pod without a worker is one that

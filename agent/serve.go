@@ -57,7 +57,7 @@ func (a *agent) serve(ctx context.Context, events *event.Store) (stop func(), er
 	if err := a.loadDebugged(); err != nil {
 		return nil, err
 	}
-	a.node = node.New(a.NodeName, a.Serve.Version, texts(a.NodeIPs))
+	a.node = node.New(a.NodeName, a.Serve.Version, a.shownIPs)
 	a.gate.Changed = a.runtimeChanged
 	a.api = api.New(api.Options{
 		Version: a.Serve.Version, Wanted: a.wanted, Store: a.store, Events: events, Node: a.node,

@@ -28,7 +28,6 @@ package crix
 import (
 	"context"
 	"log/slog"
-	"net/netip"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -50,13 +49,13 @@ type Options struct {
 	Root           string // the agent's directory, absolute
 	LogDir         string // of the pods' logs, absolute
 	NodeName       string
-	NodeIPs        []netip.Addr // primary first
-	ResolvConf     string       // of the node; what pods get for dnsPolicy Default
-	ClusterDNS     []string     // name servers for dnsPolicy ClusterFirst; none: as Default
-	ClusterDomain  string       // what the names of pods with a subdomain end in
-	SeccompDefault bool         // RuntimeDefault for containers that name no profile
-	NoCPUQuota     bool         // do not enforce CPU limits
-	CPUPeriod      int64        // µs in which a CPU quota holds; 0 is 100000
+	NodeIPs        func() []string // addresses of the node now, primary first; nil is none
+	ResolvConf     string          // of the node; what pods get for dnsPolicy Default
+	ClusterDNS     []string        // name servers for dnsPolicy ClusterFirst; none: as Default
+	ClusterDomain  string          // what the names of pods with a subdomain end in
+	SeccompDefault bool            // RuntimeDefault for containers that name no profile
+	NoCPUQuota     bool            // do not enforce CPU limits
+	CPUPeriod      int64           // µs in which a CPU quota holds; 0 is 100000
 	Pulls          Pulls
 	MaxBackoff     time.Duration // of containers that exit again and again; 0 is 300 s
 	LogLinks       string        // directory of links to the containers' logs, for log shippers; "" for none

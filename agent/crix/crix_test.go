@@ -5,7 +5,6 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -29,7 +28,7 @@ func driver(t *testing.T) *Driver {
 		t.Fatal(err)
 	}
 	d, err := New(Options{
-		Root: root, LogDir: filepath.Join(root, "logs"), NodeName: "n1", NodeIPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")},
+		Root: root, LogDir: filepath.Join(root, "logs"), NodeName: "n1", NodeIPs: func() []string { return []string{"192.0.2.1"} },
 		ResolvConf: resolv, SeccompDefault: true, Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
 	})
 	if err != nil {

@@ -210,12 +210,10 @@ func (d *Driver) fieldValue(pod *v1.Pod, fieldPath string, ips []string) (string
 		}
 		return pod.Annotations[key], nil
 	}
-	nodeIPs := make([]string, len(d.NodeIPs))
-	for i, ip := range d.NodeIPs {
-		nodeIPs[i] = ip.String()
-	}
-	if pod.Spec.HostNetwork {
-		ips = nodeIPs
+	if host := strings.HasPrefix(fieldPath, "status.hostIP"); host || pod.Spec.HostNetwork && strings.HasPrefix(fieldPath, "status.podIP") {
+		if ips = d.nodeIPs(); len(ips) == 0 {
+			return "", fmt.Errorf("%s: the node has no address yet", fieldPath)
+		}
 	}
 	switch fieldPath {
 	case "metadata.name":
@@ -232,13 +230,9 @@ func (d *Driver) fieldValue(pod *v1.Pod, fieldPath string, ips []string) (string
 		return pod.Spec.NodeName, nil
 	case "spec.serviceAccountName":
 		return pod.Spec.ServiceAccountName, nil
-	case "status.hostIP":
-		return first(nodeIPs), nil
-	case "status.hostIPs":
-		return strings.Join(nodeIPs, ","), nil
-	case "status.podIP":
+	case "status.hostIP", "status.podIP":
 		return first(ips), nil
-	case "status.podIPs":
+	case "status.hostIPs", "status.podIPs":
 		return strings.Join(ips, ","), nil
 	}
 	return "", fmt.Errorf("there is no field %s", fieldPath)

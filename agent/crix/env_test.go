@@ -25,6 +25,30 @@ func (objects) Secret(namespace, name string) (*v1.Secret, error) {
 	return &v1.Secret{Data: map[string][]byte{"password": []byte("geheim"), "a": []byte("s")}}, nil
 }
 
+// A container that asks for the node's address is not started with an empty one: it
+// waits until the node has one.
+func TestNodeWithoutAddress(t *testing.T) {
+	var has []string
+	d := driver(t)
+	d.NodeIPs = func() []string { return has }
+	for _, test := range []struct{ field, spec, want string }{
+		{"status.hostIP", "", "192.0.2.1"},
+		{"status.hostIPs", "", "192.0.2.1,2001:db8::1"},
+		{"status.podIP", "  hostNetwork: true\n", "192.0.2.1"},
+		{"status.podIPs", "  hostNetwork: true\n", "192.0.2.1,2001:db8::1"},
+	} {
+		pod := read(t, "  containers: [{name: a, image: i, env: [{name: IP, valueFrom: {fieldRef: {fieldPath: "+test.field+"}}}]}]\n"+test.spec)
+		has = nil
+		if env, err := d.environment(pod, &pod.Spec.Containers[0], nil); err == nil || !strings.Contains(err.Error(), "env IP: "+test.field+": the node has no address yet") {
+			t.Errorf("%s without an address: %v, %v", test.field, env, err)
+		}
+		has = []string{"192.0.2.1", "2001:db8::1"}
+		if env, err := d.environment(pod, &pod.Spec.Containers[0], nil); err != nil || string(env[0].Value) != test.want {
+			t.Errorf("%s: %v, %v", test.field, env, err)
+		}
+	}
+}
+
 // The environment is what the manifest says, all sources and their order.
 func TestEnvironment(t *testing.T) {
 	d := driver(t)

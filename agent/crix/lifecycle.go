@@ -91,9 +91,8 @@ func (d *Driver) addresses(ctx context.Context, pod *v1.Pod) ([]string, error) {
 }
 
 func (d *Driver) nodeIPs() []string {
-	ips := make([]string, len(d.NodeIPs))
-	for i, ip := range d.NodeIPs {
-		ips[i] = ip.String()
+	if d.NodeIPs == nil {
+		return nil
 	}
-	return ips
+	return d.NodeIPs()
 }

@@ -45,10 +45,7 @@ func New(name, agentVersion string, ips []string) *State {
 	}
 	maps.Copy(n.Status.Capacity, hugePages("/sys/kernel/mm/hugepages"))
 	n.Status.Allocatable = n.Status.Capacity.DeepCopy()
-	for _, ip := range ips {
-		n.Status.Addresses = append(n.Status.Addresses, v1.NodeAddress{Type: v1.NodeInternalIP, Address: ip})
-	}
-	n.Status.Addresses = append(n.Status.Addresses, v1.NodeAddress{Type: v1.NodeHostName, Address: name})
+	n.Status.Addresses = addresses(name, ips)
 	n.Status.NodeInfo = v1.NodeSystemInfo{
 		MachineID: line("/etc/machine-id"), BootID: line("/proc/sys/kernel/random/boot_id"), SystemUUID: line("/sys/class/dmi/id/product_uuid"),
 		KernelVersion: line("/proc/sys/kernel/osrelease"), OSImage: osImage(), OperatingSystem: runtime.GOOS, Architecture: runtime.GOARCH,
@@ -137,6 +134,19 @@ func (s *State) SetCondition(kind v1.NodeConditionType, status v1.ConditionStatu
 		}
 		n.Status.Conditions = append(n.Status.Conditions, c)
 	})
+}
+
+// SetAddresses says which addresses the node has, primary first.
+func (s *State) SetAddresses(ips []string) {
+	s.Edit(func(n *v1.Node) { n.Status.Addresses = addresses(n.Name, ips) })
+}
+
+func addresses(name string, ips []string) []v1.NodeAddress {
+	var list []v1.NodeAddress
+	for _, ip := range ips {
+		list = append(list, v1.NodeAddress{Type: v1.NodeInternalIP, Address: ip})
+	}
+	return append(list, v1.NodeAddress{Type: v1.NodeHostName, Address: name})
 }
 
 // SetAllocatable says what pods may have, of what the node has.

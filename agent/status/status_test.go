@@ -119,3 +119,20 @@ func TestAddresses(t *testing.T) {
 		t.Errorf("on the host's network got %q", s.PodIP)
 	}
 }
+
+// When DHCP gives the node another address, pods on its network are probed at that.
+func TestNodeAddressChanges(t *testing.T) {
+	ip := ""
+	s := status.Store{
+		HostIPs: func() []string { return strings.Fields(ip) },
+		Save:    func(*v1.Pod, *v1.PodStatus) error { return nil },
+	}
+	p := pod(v1.RestartPolicyAlways, false)
+	p.Spec.HostNetwork = true
+	have := podsync.Have{Sandboxes: []podsync.Sandbox{{UID: "u", Ready: true, CreatedAt: now}}}
+	for _, ip = range []string{"", "192.0.2.1", "192.0.2.2"} {
+		if got := s.Report(p, have); got.HostIP != ip || got.PodIP != ip {
+			t.Errorf("at %q the pod is at %q on %q", ip, got.PodIP, got.HostIP)
+		}
+	}
+}

@@ -16,6 +16,8 @@ import (
 // A Store keeps the last status of each pod and passes on what has changed.
 type Store struct {
 	Node Node
+	// HostIPs returns the node's addresses now; nil: they are Node's.
+	HostIPs func() []string
 	// Load returns the status that an earlier agent has saved, nil if none.
 	Load func(*v1.Pod) *v1.PodStatus
 	// Save is told each status that differs from the one before.
@@ -42,7 +44,11 @@ func (s *Store) Report(pod *v1.Pod, have podsync.Have) *v1.PodStatus {
 	if old == nil && s.Load != nil {
 		old = s.Load(pod)
 	}
-	now := Of(pod, have, old, s.Node, time.Now())
+	node := s.Node
+	if s.HostIPs != nil {
+		node.HostIPs = s.HostIPs()
+	}
+	now := Of(pod, have, old, node, time.Now())
 	if old != nil && equality.Semantic.DeepEqual(*old, now) {
 		s.put(pod, old)
 		return old

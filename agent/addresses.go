@@ -1,0 +1,140 @@
+package agent
+
+import (
+	"bytes"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// addressAge is how old what is known of the node's addresses may be.
+const addressAge = 10 * time.Second
+
+// addresses are the node's: those that were given, or those that it has now. They come
+// after the agent at boot, and DHCP may change them. It is safe for use by all goroutines.
+type addresses struct {
+	look func() []netip.Addr
+
+	mu    sync.Mutex
+	at    time.Time // of the last look; guarded by mu
+	known []string  // primary first; replaced, never changed; guarded by mu
+}
+
+// newAddresses returns the addresses that are given; none: they are found out.
+func newAddresses(given []netip.Addr) *addresses {
+	if given != nil {
+		return &addresses{look: func() []netip.Addr { return given }}
+	}
+	return &addresses{look: nodeIPs}
+}
+
+// get returns the addresses, primary first; none if the node never had one. A node
+// that has lost them keeps its last.
+func (a *addresses) get() []string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if len(a.known) > 0 && time.Since(a.at) < addressAge {
+		return a.known
+	}
+	a.at = time.Now()
+	if ips := a.look(); len(ips) > 0 {
+		a.known = texts(ips)
+	}
+	return a.known
+}
+
+// nodeIPs returns the addresses that this node would send from, IPv4 first; without a
+// default route, the first of its interfaces.
+func nodeIPs() []netip.Addr {
+	var ips []netip.Addr
+	// Connecting a UDP socket sends nothing: it only asks for the route. The
+	// addresses are those reserved for documentation (RFC 5737, RFC 3849).
+	for _, target := range []string{"192.0.2.1:9", "[2001:db8::1]:9"} {
+		conn, err := net.Dial("udp", target)
+		if err != nil {
+			continue
+		}
+		if addr, ok := conn.LocalAddr().(*net.UDPAddr); ok {
+			if ip := addr.AddrPort().Addr().Unmap(); ip.IsGlobalUnicast() && !slices.Contains(ips, ip) {
+				ips = append(ips, ip)
+			}
+		}
+		conn.Close()
+	}
+	if len(ips) == 0 {
+		ips = interfaceIPs()
+	}
+	return ips
+}
+
+// interfaceIPs returns the first IPv4 and the first IPv6 address of the interfaces that
+// are up, in the kernel's order, IPv4 first. Bridges are left out: they are the pods'.
+func interfaceIPs() []netip.Addr {
+	links, err := net.Interfaces()
+	if err != nil {
+		return nil
+	}
+	var four, six []netip.Addr
+	for _, link := range links {
+		if link.Flags&net.FlagUp == 0 || isBridge(link.Name) {
+			continue
+		}
+		list, err := link.Addrs()
+		if err != nil {
+			continue // it is gone
+		}
+		for _, a := range list {
+			prefix, err := netip.ParsePrefix(a.String())
+			switch ip := prefix.Addr().Unmap(); {
+			case err != nil || !ip.IsGlobalUnicast():
+			case ip.Is4():
+				four = append(four, ip)
+			default:
+				six = append(six, ip)
+			}
+		}
+	}
+	return slices.Concat(four[:min(len(four), 1)], six[:min(len(six), 1)])
+}
+
+// isBridge asks for the interface's driver (ethtool's ETHTOOL_GDRVINFO).
+func isBridge(name string) bool {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return false
+	}
+	defer unix.Close(fd)
+	info, err := unix.IoctlGetEthtoolDrvinfo(fd, name)
+	if err != nil {
+		return false // loopback has none
+	}
+	driver, _, _ := bytes.Cut(info.Driver[:], []byte{0})
+	return string(driver) == "bridge"
+}
+
+func texts(ips []netip.Addr) []string {
+	out := make([]string, len(ips))
+	for i, ip := range ips {
+		out[i] = ip.String()
+	}
+	return out
+}
+
+// showAddresses shows the node's addresses, and has pods that show them looked at
+// when they have changed. Only the loop calls it.
+func (a *agent) showAddresses() {
+	now := a.addresses.get()
+	if slices.Equal(now, a.shownIPs) {
+		return
+	}
+	a.Log.Info("addresses of the node changed", "from", a.shownIPs, "to", now)
+	a.shownIPs = now
+	a.node.SetAddresses(now)
+	if pool := a.pool.Load(); pool != nil {
+		pool.WakeAll()
+	}
+}

@@ -1,0 +1,83 @@
+package agent
+
+import (
+	"net/netip"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// The node's addresses are those that it has now: they come after boot, and change.
+// Those that were given do not.
+func TestAddresses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var has []netip.Addr
+		a := &addresses{look: func() []netip.Addr { return has }}
+		expect := func(want ...string) {
+			t.Helper()
+			if got := a.get(); !slices.Equal(got, want) {
+				t.Errorf("got %v, want %v", got, want)
+			}
+		}
+		expect()
+		has = []netip.Addr{netip.MustParseAddr("192.0.2.1")}
+		expect("192.0.2.1")
+		has = []netip.Addr{netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("2001:db8::2")}
+		time.Sleep(addressAge)
+		expect("192.0.2.2", "2001:db8::2")
+		has = nil // the cable is out
+		time.Sleep(addressAge)
+		expect("192.0.2.2", "2001:db8::2")
+		a = newAddresses([]netip.Addr{netip.MustParseAddr("192.0.2.9")})
+		expect("192.0.2.9")
+	})
+}
+
+// A node has an address also on a network without a default route; that of the pods'
+// bridge is not it.
+func TestNodeIPsWithoutRoute(t *testing.T) {
+	done := make(chan struct{})
+	var refused error
+	go func() {
+		defer close(done)
+		runtime.LockOSThread() // for good: the thread ends with its namespace
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			refused = err
+			return
+		}
+		try := func(err error) {
+			t.Helper()
+			if err != nil {
+				t.Error(err)
+			}
+		}
+		expect := func(want string) {
+			t.Helper()
+			if got := strings.Join(texts(nodeIPs()), " "); got != want {
+				t.Errorf("got %q, want %q", got, want)
+			}
+		}
+		expect("")
+		up := func(link netlink.Link, address string) {
+			t.Helper()
+			try(netlink.LinkAdd(link))
+			addr, err := netlink.ParseAddr(address)
+			try(err)
+			try(netlink.AddrAdd(link, addr))
+			try(netlink.LinkSetUp(link))
+		}
+		up(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "pods0"}}, "10.88.0.1/16")
+		expect("")
+		up(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "lan0"}, PeerName: "lan1"}, "10.1.2.3/24")
+		expect("10.1.2.3")
+	}()
+	if <-done; refused != nil {
+		t.Skipf("no network namespace can be made: %v", refused)
+	}
+}
