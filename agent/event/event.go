@@ -18,7 +18,8 @@ import (
 
 // A Recorder takes events. Its methods do not block and may be called from any
 // goroutine. kind is v1.EventTypeNormal or v1.EventTypeWarning; reason is one
-// CamelCase word, the kubelet's where it has one; message is a sentence.
+// CamelCase word, the kubelet's where it has one; message is a sentence, of which a
+// Store keeps 1024 bytes.
 type Recorder interface {
 	Event(on v1.ObjectReference, kind, reason, message string)
 }

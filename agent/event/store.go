@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -25,8 +26,12 @@ import (
 // DefaultMost is how many events a Store holds unless told otherwise.
 const DefaultMost = 2000
 
-// maxLine is more than any event is long.
-const maxLine = 1 << 20
+const (
+	maxLine = 1 << 20 // more than any event is long
+	// maxMessage is how many bytes a message has at most: as many as the note of an
+	// events.k8s.io/v1 Event.
+	maxMessage = 1024
+)
 
 // A Store is a Recorder that remembers. It is safe for use by all goroutines.
 type Store struct {
@@ -53,19 +58,23 @@ type same struct {
 func keyOf(e *v1.Event) same { return same{e.InvolvedObject, e.Type, e.Reason, e.Message} }
 
 // Open returns the Store whose file is <dir>/events.jsonl, with what it holds.
-// node is the name of this node. Of a file that ends in the middle of a line,
-// the part is dropped.
+// node is the name of this node. What cannot be read of the file is dropped, a line
+// that is longer than any event too; one that cannot be written is tried again with
+// each event.
 func Open(dir, node string, most int, log *slog.Logger) (*Store, error) {
 	if err := os.MkdirAll(dir, 0o750); err != nil {
 		return nil, err
 	}
 	s := &Store{path: filepath.Join(dir, "events.jsonl"), node: node, most: most, log: log, events: map[same]*v1.Event{}}
-	if err := s.load(); err != nil {
-		return nil, err
-	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s, s.compactLocked()
+	if err := s.load(); err != nil {
+		log.Warn("events not read", "err", err)
+	}
+	if err := s.compactLocked(); err != nil {
+		log.Warn("events not kept", "err", err)
+	}
+	return s, nil
 }
 
 func (s *Store) load() error {
@@ -77,17 +86,54 @@ func (s *Store) load() error {
 		return err
 	}
 	defer f.Close()
-	lines := bufio.NewScanner(f)
-	lines.Buffer(nil, maxLine)
-	for lines.Scan() {
-		e := &v1.Event{}
-		if err := json.Unmarshal(lines.Bytes(), e); err != nil {
-			s.log.Warn("unreadable event dropped", "err", err)
-			continue
+	lines := bufio.NewReaderSize(f, maxLine)
+	for {
+		line, err := lines.ReadSlice('\n')
+		if err == bufio.ErrBufferFull {
+			if err = skipLine(lines); err == nil {
+				s.log.Warn("event dropped that is too long")
+				continue
+			}
+		} else if len(line) > 0 {
+			s.take(line)
 		}
-		s.addLocked(e)
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
 	}
-	return lines.Err()
+}
+
+// skipLine reads what is left of a line.
+func skipLine(r *bufio.Reader) error {
+	for {
+		if _, err := r.ReadSlice('\n'); err != bufio.ErrBufferFull {
+			return err
+		}
+	}
+}
+
+// take adds the event of a line.
+func (s *Store) take(line []byte) {
+	e := &v1.Event{}
+	if err := json.Unmarshal(line, e); err != nil {
+		s.log.Warn("unreadable event dropped", "err", err)
+		return
+	}
+	e.Message = shorten(e.Message)
+	s.addLocked(e)
+}
+
+// shorten cuts the middle out of a message that is too long: it begins with what
+// failed and ends with why.
+func shorten(message string) string {
+	if len(message) <= maxMessage {
+		return message
+	}
+	const half = (maxMessage - len("…")) / 2
+	return strings.ToValidUTF8(message[:half], "") + "…" + strings.ToValidUTF8(message[len(message)-half:], "")
 }
 
 // addLocked takes e in, in place of an earlier one that is the same.
@@ -105,6 +151,7 @@ func (s *Store) addLocked(e *v1.Event) {
 
 // Event implements Recorder.
 func (s *Store) Event(on v1.ObjectReference, kind, reason, message string) {
+	message = shorten(message)
 	s.mu.Lock()
 	now := metav1.Now().Rfc3339Copy()
 	key := same{on, kind, reason, message}
@@ -205,5 +252,8 @@ func Read(dir string) ([]v1.Event, error) {
 func (s *Store) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.file == nil {
+		return nil
+	}
 	return s.file.Close()
 }

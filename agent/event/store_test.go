@@ -5,8 +5,11 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
+	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/crisp-cri/crisp/agent/event"
 	v1 "k8s.io/api/core/v1"
@@ -98,5 +101,73 @@ func TestWatch(t *testing.T) {
 	s.Event(event.Node("n1"), v1.EventTypeNormal, "After", "")
 	if e := <-sub.C(); len(list) != 1 || list[0].Reason != "Before" || e.Reason != "After" {
 		t.Errorf("%v, then %v", list, e)
+	}
+}
+
+// Events are worth no agent that does not start: what cannot be read of them is
+// dropped, a line that is longer than any event too, and the rest is there.
+func TestDamagedFile(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "events.jsonl")
+	s := open(t, dir, 10)
+	on := event.Pod(pod())
+	s.Event(on, v1.EventTypeNormal, "A", "a")
+	first, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Event(on, v1.EventTypeNormal, "B", "b")
+	both, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	long := []byte(`{"message":"` + strings.Repeat("x", 3<<20) + "\"}\n")
+	if err := os.WriteFile(path, slices.Concat(first, long, both[len(first):]), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if read, err := event.Read(dir); err != nil || len(read) != 2 {
+		t.Errorf("Read: %d events, %v", len(read), err)
+	}
+	again := open(t, dir, 10)
+	again.Event(on, v1.EventTypeNormal, "A", "a")
+	if got, want := list(again), "B=1 A=2 "; got != want {
+		t.Errorf("after a long line: %q, want %q", got, want)
+	}
+
+	// It cannot be read at all, and not written either, until that is mended.
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(path, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	blind := open(t, dir, 10)
+	blind.Event(on, v1.EventTypeNormal, "C", "c")
+	if got, want := list(blind), "C=1 "; got != want {
+		t.Errorf("without a file: %q, want %q", got, want)
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	blind.Event(on, v1.EventTypeNormal, "D", "d")
+	if got, want := list(open(t, dir, 10)), "C=1 D=1 "; got != want {
+		t.Errorf("when it can be written again: %q, want %q", got, want)
+	}
+}
+
+// A path, a probe's answer or a runtime's error decides how long a message is.
+func TestLongMessage(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir, 10)
+	on := event.Pod(pod())
+	message := "stat /" + strings.Repeat("\u00e4", 1<<20) + ": no such file"
+	s.Event(on, v1.EventTypeWarning, "A", message)
+	s.Event(on, v1.EventTypeWarning, "A", message)
+	got := s.List()[0].Message
+	if len(got) > 1024 || !utf8.ValidString(got) || !strings.HasPrefix(got, "stat /ää") || !strings.HasSuffix(got, "ää: no such file") {
+		t.Errorf("a message of %d bytes: %q", len(got), got)
+	}
+	if got, want := list(open(t, dir, 10)), "A=2 "; got != want {
+		t.Errorf("after a restart: %q, want %q", got, want)
 	}
 }
