@@ -51,7 +51,7 @@ func SocketOf(root string) string { return filepath.Join(root, "agent.sock") }
 // serve opens the store of the local API's objects and serves them. The returned
 // function ends serving.
 func (a *agent) serve(ctx context.Context, events *event.Store) (stop func(), err error) {
-	if a.store, err = store.Open(filepath.Join(a.Root, "objects"), a.NodeName, a.Log); err != nil {
+	if a.store, err = store.Open(filepath.Join(a.Root, "objects"), a.NodeName, a.driver.AcceptedPod, a.Log); err != nil {
 		return nil, err
 	}
 	if err := a.loadDebugged(); err != nil {

@@ -2,6 +2,7 @@ package api
 
 import (
 	"encoding/json"
+	"errors"
 	"net/http"
 	"slices"
 	"strconv"
@@ -29,7 +30,11 @@ func (s *Server) delete(w http.ResponseWriter, r *http.Request, k Kind) error {
 	if seconds, err := strconv.ParseInt(q.Get("gracePeriodSeconds"), 10, 64); err == nil {
 		o.GracePeriodSeconds = &seconds
 	}
+	dry := slices.Contains(o.DryRun, metav1.DryRunAll) || q.Get("dryRun") == metav1.DryRunAll
 	found, err := s.shown(r, k)
+	if errors.Is(err, fault.NotFound) && s.Store.Rejected(key(r, k)) {
+		return s.deleteRejected(w, r, k, o.Preconditions, dry)
+	}
 	if err == nil {
 		err = owner(found)
 	}
@@ -45,7 +50,7 @@ func (s *Server) delete(w http.ResponseWriter, r *http.Request, k Kind) error {
 			return fault.WrongState.Errorf("%s has been changed: read it again", manifest.Key(found))
 		}
 	}
-	if slices.Contains(o.DryRun, metav1.DryRunAll) || q.Get("dryRun") == metav1.DryRunAll {
+	if dry {
 		answer(w, r, k, http.StatusOK, found)
 		return nil
 	}
@@ -66,5 +71,24 @@ func (s *Server) delete(w http.ResponseWriter, r *http.Request, k Kind) error {
 		object = now
 	}
 	answer(w, r, k, http.StatusOK, object)
+	return nil
+}
+
+// deleteRejected deletes an object that cannot be shown: this agent does not take what
+// it is.
+func (s *Server) deleteRejected(w http.ResponseWriter, r *http.Request, k Kind, p *metav1.Preconditions, dry bool) error {
+	var uid types.UID
+	if p != nil && p.UID != nil {
+		uid = *p.UID
+	}
+	if !dry {
+		if _, err := s.Store.Delete(key(r, k), uid, nil, true); err != nil {
+			return err
+		}
+	}
+	write(w, http.StatusOK, metav1.Status{
+		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}, Status: metav1.StatusSuccess,
+		Details: &metav1.StatusDetails{Name: r.PathValue("name"), Kind: k.Plural},
+	})
 	return nil
 }

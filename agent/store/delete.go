@@ -12,7 +12,8 @@ import (
 
 // Delete deletes an object; of a pod it begins the end. grace, in seconds, is the
 // pod's own if nil; a second Delete can only make it shorter. With force it is 0,
-// and a second time the pod's object goes at once, whatever is left of the pod.
+// and a second time the pod's object goes at once, whatever is left of the pod. Of one
+// that is Rejected it returns nil.
 func (s *Store) Delete(key string, uid types.UID, grace *int64, force bool) (manifest.Object, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -14,12 +14,16 @@ import (
 
 	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/internal/atomicfile"
+	"github.com/crisp-cri/crisp/internal/fault"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 )
 
-// Open reads what is in dir.
-func Open(dir, node string, log *slog.Logger) (*Store, error) {
+// Open reads what is in dir. accepted returns a pod as an earlier agent had it run, nil
+// if none had: if its object is rejected, that is what is wanted.
+func Open(dir, node string, accepted func(types.UID) *v1.Pod, log *slog.Logger) (*Store, error) {
 	s := &Store{
-		dir: dir, node: node, changed: make(chan struct{}, 1), records: map[string]*record{},
+		dir: dir, node: node, accepted: accepted, changed: make(chan struct{}, 1), records: map[string]*record{},
 		// Versions only grow, whatever was the last one that is gone by now.
 		version: uint64(time.Now().UnixMilli()),
 	}
@@ -35,12 +39,11 @@ func Open(dir, node string, log *slog.Logger) (*Store, error) {
 		if err == nil {
 			err = json.Unmarshal(data, r)
 		}
-		if err != nil {
-			// Half a file cannot be: it was renamed into place.
-			log.Error("kept object could not be read", "file", path, "err", err)
-			return nil
+		if err == nil {
+			s.decode(r)
+		} else { // half a file cannot be: it was renamed into place
+			r.err = err
 		}
-		s.decode(r)
 		if r.err != nil {
 			log.Error("kept object rejected", "object", r.description, "err", r.err)
 		}
@@ -59,11 +62,17 @@ func (s *Store) keyOf(path string) string {
 	return kind + " " + strings.TrimPrefix(name, "_/")
 }
 
-// decode fills in r.decoded or r.err.
+// decode fills in r.decoded or r.err, or both of a pod that runs.
 func (s *Store) decode(r *record) {
 	objects, _, err := manifest.Read("", r.Object, s.options(manifest.Ignore))
 	if err != nil || len(objects) != 1 {
-		r.err = plain(err)
+		if r.err = plain(err); err == nil {
+			r.err = fault.Invalid.Errorf("want one object, got %d", len(objects))
+		}
+		if pod := s.accepted(r.UID); pod != nil && "pod "+pod.Namespace+"/"+pod.Name == r.description {
+			r.decoded = pod.DeepCopy()
+			s.stamp(r)
+		}
 		return
 	}
 	r.decoded, r.err, r.description = objects[0], nil, manifest.Key(objects[0])

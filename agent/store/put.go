@@ -41,7 +41,7 @@ type PutOptions struct {
 // to objects is ignored in it, but for metadata.resourceVersion and
 // metadata.uid, which must be the current ones if they are given.
 func (s *Store) Put(text []byte, o PutOptions) (manifest.Object, Outcome, manifest.Errors, error) {
-	given, uid, version, err := clean(text)
+	given, uid, version, err := s.clean(text)
 	if err != nil {
 		return nil, "", nil, err
 	}
@@ -121,7 +121,7 @@ func (s *Store) succeed(r, old *record) (Outcome, error) {
 
 // clean turns text into JSON and takes out what only the agent may say of an
 // object.
-func clean(text []byte) (given []byte, uid types.UID, version string, err error) {
+func (s *Store) clean(text []byte) (given []byte, uid types.UID, version string, err error) {
 	objects, err := manifest.Split("", text)
 	if err != nil {
 		return nil, "", "", plain(err)
@@ -138,6 +138,9 @@ func clean(text []byte) (given []byte, uid types.UID, version string, err error)
 	delete(object, "status")
 	if spec, ok := object["spec"].(map[string]any); ok && object["kind"] == "Pod" {
 		delete(spec, "ephemeralContainers") // they are added in a way of their own
+		if spec["nodeName"] == s.node {     // which may have another name tomorrow
+			delete(spec, "nodeName")
+		}
 	}
 	if m, ok := object["metadata"].(map[string]any); ok {
 		id, _ := m["uid"].(string)

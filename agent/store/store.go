@@ -6,7 +6,8 @@
 // kinds without namespaces), mode 0600 since there are secrets among them. It has
 // the text that was given and what the store adds to it. The text is decoded
 // anew when an agent starts, as that of a file is: with the defaults and the
-// rules of that agent. An object that these reject stays on disk and is told.
+// rules of that agent. An object that these reject stays on disk and is told; a pod
+// that runs stays as it was accepted.
 //
 // A pod that is deleted stays until Ended says that nothing of it is left; all
 // other objects are removed at once. A pod whose spec is changed beyond what a
@@ -22,6 +23,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/agent/source"
 	"github.com/crisp-cri/crisp/internal/fault"
+	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
@@ -46,9 +48,10 @@ type record struct {
 // A Store is safe for use by all goroutines. Changes are written to disk under
 // its lock: they are few, and each must find the one before it done.
 type Store struct {
-	dir     string
-	node    string
-	changed chan struct{} // of capacity 1
+	dir      string
+	node     string
+	accepted func(types.UID) *v1.Pod
+	changed  chan struct{} // of capacity 1
 
 	mu      sync.Mutex
 	records map[string]*record // by manifest.Key; guarded by mu
@@ -90,6 +93,14 @@ func (s *Store) Get(key string) (manifest.Object, error) {
 		return nil, fault.NotFound.Errorf("there is no %s", key)
 	}
 	return r.decoded, nil
+}
+
+// Rejected reports whether there is an object of this key that nobody can show.
+func (s *Store) Rejected(key string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	r, ok := s.records[key]
+	return ok && r.decoded == nil
 }
 
 // Applied returns what each field manager has applied last of an object, nil if

@@ -20,7 +20,13 @@ import (
 
 func open(t *testing.T, dir string) *store.Store {
 	t.Helper()
-	s, err := store.Open(dir, "n1", slog.New(slog.NewTextHandler(io.Discard, nil)))
+	return openWith(t, dir, nil)
+}
+
+// openWith opens the store of an agent that has accepted these pods.
+func openWith(t *testing.T, dir string, accepted map[types.UID]*v1.Pod) *store.Store {
+	t.Helper()
+	s, err := store.Open(dir, "n1", func(uid types.UID) *v1.Pod { return accepted[uid] }, slog.New(slog.NewTextHandler(io.Discard, nil)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -230,5 +236,68 @@ func TestRejectedLater(t *testing.T) {
 	}
 	if _, err := os.Stat(path); err != nil {
 		t.Error(err)
+	}
+}
+
+// A pod that runs outlives an agent with other rules, or another name of the node: it
+// is wanted as it was accepted, and can be deleted. So can what never ran, and a file
+// that nobody can read.
+func TestRejectedIsNotLost(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir)
+	uid := put(t, s, web, store.PutOptions{}, store.Created)
+	put(t, s, config, store.PutOptions{}, store.Created)
+	running, err := s.Get("pod default/web")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for file, change := range map[string]func(string) string{
+		"pod/default/web.json": func(text string) string {
+			return strings.Replace(text, `"containers"`, `"nodeName":"n0","containers"`, 1)
+		},
+		"configmap/default/c.json": func(string) string { return "nonsense" },
+	} {
+		data, err := os.ReadFile(filepath.Join(dir, file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, file), []byte(change(string(data))), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s = openWith(t, dir, map[types.UID]*v1.Pod{uid: running.(*v1.Pod)})
+	for _, f := range s.Update().Files {
+		if f.Err == nil || (len(f.Objects) == 1) != (f.Path == "pod default/web") {
+			t.Errorf("%s: %d objects, %v", f.Path, len(f.Objects), f.Err)
+		}
+	}
+	if o, err := s.Get("pod default/web"); err != nil || o.GetUID() != uid || len(o.(*v1.Pod).Spec.Containers) != 1 {
+		t.Errorf("%v, %v", o, err)
+	}
+	if o, err := s.Delete("pod default/web", "", nil, false); err != nil || o.GetDeletionTimestamp() == nil {
+		t.Errorf("%v, %v", o, err)
+	}
+	if err := s.Ended("default", "web", uid); err != nil {
+		t.Error(err)
+	}
+	if !s.Rejected("configmap default/c") {
+		t.Error("what cannot be read is not there")
+	}
+	if _, err := s.Delete("configmap default/c", "", nil, false); err != nil {
+		t.Error(err)
+	}
+	if left := open(t, dir).Update().Files; len(left) != 0 {
+		t.Errorf("%v is left", left)
+	}
+}
+
+// What "get -o yaml" prints of a pod names its node. Kept, the name would reject the
+// pod as soon as the host has another.
+func TestNodeNameIsNotKept(t *testing.T) {
+	s := open(t, t.TempDir())
+	put(t, s, web, store.PutOptions{}, store.Created)
+	put(t, s, strings.Replace(web, "spec:", "spec:\n  nodeName: n1", 1), store.PutOptions{}, store.Unchanged)
+	if _, _, _, err := s.Put([]byte(strings.Replace(web, "spec:", "spec:\n  nodeName: n2", 1)), store.PutOptions{}); !errors.Is(err, fault.Invalid) {
+		t.Errorf("of another node: %v", err)
 	}
 }

@@ -1,0 +1,57 @@
+package api
+
+import (
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/crisp-cri/crisp/agent/desired"
+	"github.com/crisp-cri/crisp/agent/manifest"
+	"github.com/crisp-cri/crisp/agent/store"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// An object that this agent rejects is in no list, but "crisp sources" tells of it: it
+// can be deleted by its name.
+func TestDeleteRejected(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "configmap", "default", "c.json")
+	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, []byte(`{"uid":"u1","object":{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"c"},"data":7}}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	objects, err := store.Open(dir, "n1", func(types.UID) *v1.Pod { return nil }, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	wanted := desired.New([]string{manifest.SourceAPI})
+	wanted.Update(objects.Update())
+	s := New(Options{
+		Wanted: wanted, Store: objects, Log: slog.New(slog.DiscardHandler),
+		Status: func(types.UID) *v1.PodStatus { return nil }, Accepted: func() []*v1.Pod { return nil },
+	})
+	remove := func(query string) *httptest.ResponseRecorder {
+		w := httptest.NewRecorder()
+		s.ServeHTTP(w, httptest.NewRequest(http.MethodDelete, "/api/v1/namespaces/default/configmaps/c"+query, nil))
+		return w
+	}
+	for _, query := range []string{"?dryRun=All", ""} {
+		if w := remove(query); w.Code != http.StatusOK || !strings.Contains(w.Body.String(), `"status":"Success"`) {
+			t.Fatalf("%s: %d: %s", query, w.Code, w.Body)
+		}
+		_, err := os.Stat(file)
+		if dry := query != ""; dry != (err == nil) {
+			t.Errorf("%s: %v", query, err)
+		}
+	}
+	if w := remove(""); w.Code != http.StatusNotFound {
+		t.Errorf("again: %d: %s", w.Code, w.Body)
+	}
+}
