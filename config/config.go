@@ -108,8 +108,9 @@ type CNI struct {
 	// plugins, /opt/cni/bin, /usr/lib/cni, /usr/libexec/cni.
 	BinDirs []string `toml:"bin_dirs"`
 	// DefaultNetwork makes crisp bring a network of its own where conf_dir has
-	// none. Default true.
-	DefaultNetwork bool `toml:"default_network"`
+	// none: true, false, or "auto", which is not while the kubelet of a cluster is
+	// connected: its pods wait for the cluster's network. Default "auto".
+	DefaultNetwork Auto `toml:"default_network"`
 	// PodCIDRs are the subnets of the default network, at most one per family.
 	// Default: one that follows from root and state.
 	PodCIDRs []string `toml:"pod_cidrs"`

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"reflect"
 	"slices"
+	"strconv"
 	"time"
 )
 
@@ -14,6 +15,16 @@ type key struct {
 	table string // "" at the top
 	value reflect.Value
 }
+
+// Auto is true, false, or what follows from how things are.
+type Auto string
+
+// The values of an Auto.
+const (
+	On        Auto = "true"
+	Off       Auto = "false"
+	Automatic Auto = "auto"
+)
 
 // keys lists all keys of c in the order of the struct.
 func keys(c *Config) []key {
@@ -59,6 +70,19 @@ func (k key) assign(v any) error {
 			return nil
 		}
 		return fmt.Errorf("want true or false, have %s", kind(v))
+	case Auto:
+		switch v := v.(type) {
+		case bool:
+			k.value.SetString(strconv.FormatBool(v))
+			return nil
+		case string:
+			if v == string(Automatic) {
+				k.value.SetString(v)
+				return nil
+			}
+			return fmt.Errorf("want true, false or \"auto\", have %q", v)
+		}
+		return fmt.Errorf("want true, false or \"auto\", have %s", kind(v))
 	case int:
 		if n, ok := v.(int64); ok {
 			k.value.SetInt(n)

@@ -74,7 +74,7 @@ func writeKeys(t *testing.T, b *strings.Builder, types map[string]*ast.TypeSpec,
 		}
 		tag, _ := strconv.Unquote(f.Tag.Value)
 		key := reflect.StructTag(tag).Get("toml")
-		if of := tableOf(f.Type); of != "" {
+		if of := tableOf(types, f.Type); of != "" {
 			tables = append(tables, func() {
 				head := "[" + key + "]"
 				if of == "Handler" {
@@ -99,16 +99,18 @@ func writeKeys(t *testing.T, b *strings.Builder, types map[string]*ast.TypeSpec,
 }
 
 // tableOf is the name of the struct that a field's table is, "" for a plain value.
-func tableOf(e ast.Expr) string {
+func tableOf(types map[string]*ast.TypeSpec, e ast.Expr) string {
 	switch e := e.(type) {
 	case *ast.Ident:
-		if ast.IsExported(e.Name) {
-			return e.Name
+		if of := types[e.Name]; of != nil {
+			if _, ok := of.Type.(*ast.StructType); ok {
+				return e.Name
+			}
 		}
 	case *ast.MapType:
-		return tableOf(e.Value)
+		return tableOf(types, e.Value)
 	case *ast.StarExpr:
-		return tableOf(e.X)
+		return tableOf(types, e.X)
 	}
 	return ""
 }

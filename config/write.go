@@ -32,6 +32,10 @@ func literal(v any) string {
 		return quote(v.String())
 	case string:
 		return quote(v)
+	case Auto:
+		if v == Automatic {
+			return quote(string(v))
+		}
 	case []string:
 		quoted := make([]string, len(v))
 		for i, s := range v {

@@ -68,6 +68,7 @@ func (n *Network) read() *conf {
 		c.list, c.file = list, file
 		return c
 	}
+	awaited := n.awaited()
 	switch {
 	case len(c.bad) > 0:
 		var text []string
@@ -77,6 +78,8 @@ func (n *Network) read() *conf {
 		c.err = fault.Unavailable.Errorf("no usable CNI configuration: %s", strings.Join(text, "; "))
 	case n.o.DefaultDir == "":
 		c.err = fault.Unavailable.Errorf("no CNI configuration in %s", n.o.ConfDir)
+	case awaited != "":
+		c.err = fault.Unavailable.Errorf("no CNI configuration in %s: %s", n.o.ConfDir, awaited)
 	default:
 		c.file = ours
 		if c.ours, c.err = n.writeDefault(ours); c.err != nil {
@@ -88,6 +91,14 @@ func (n *Network) read() *conf {
 		}
 	}
 	return c
+}
+
+// awaited says why no pod is to be attached to the default network now; "" if they are.
+func (n *Network) awaited() string {
+	if n.o.Awaited == nil {
+		return ""
+	}
+	return n.o.Awaited()
 }
 
 // parse reads one configuration file. A file with a single plugin becomes a list

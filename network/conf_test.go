@@ -303,6 +303,33 @@ func TestDefaultNetworkIsChosen(t *testing.T) {
 	}
 }
 
+// While another network is awaited, nobody gets the default one, at once and without a
+// look at the directory; what has been attached to it can leave.
+func TestAnotherNetworkIsAwaited(t *testing.T) {
+	o := options(t, "")
+	why := ""
+	o.Awaited = func() string { return why }
+	n := open(t, o)
+	early := pod(t, "early")
+	attach(t, n, early)
+	why = "somebody brings one"
+	if err := n.Status(); !errors.Is(err, fault.Unavailable) || !strings.Contains(err.Error(), why) || !strings.Contains(err.Error(), o.ConfDir) {
+		t.Errorf("status: %v", err)
+	}
+	late := pod(t, "late")
+	if _, err := n.Attach(t.Context(), late); !errors.Is(err, fault.Unavailable) || !strings.Contains(err.Error(), why) {
+		t.Errorf("attach: %v", err)
+	}
+	detach(t, n, early)
+	why = ""
+	if err := n.Status(); err != nil {
+		t.Errorf("status when it is not awaited any more: %v", err)
+	}
+	attach(t, n, late)
+	detach(t, n, late)
+	destroy(t, n)
+}
+
 func equalSubnets(a, b []netip.Prefix) bool {
 	if len(a) != len(b) {
 		return false

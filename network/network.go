@@ -8,7 +8,7 @@
 // file comes after it; if none does, Status names the bad ones. Only if there is
 // no configuration file at all does the network of our own apply (default.go): a
 // bad file means that somebody wants another network, and pods must not come up
-// in the wrong one. The directory is watched, and may come, go and come again. The
+// in the wrong one. Nor does it while Options.Awaited tells of another one to come. The directory is watched, and may come, go and come again. The
 // file in use stays so for ten seconds when it cannot be parsed any more: somebody may be
 // writing it.
 //
@@ -53,6 +53,7 @@ import (
 type Options struct {
 	ConfDir    string         // configurations (*.conflist, *.conf, *.json), watched
 	DefaultDir string         // where the default configuration is written if ConfDir has none; "" means never
+	Awaited    func() string  // says why another network is to come, for which pods wait instead of using the default one; "" = none is. May be nil
 	BinDirs    []string       // plugins, searched in this order
 	CacheDir   string         // what is attached; must survive a reboot
 	DataDir    string         // address allocations of the default network; must survive a reboot

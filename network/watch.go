@@ -175,10 +175,11 @@ func (n *Network) beingWritten(old, c *conf) bool {
 }
 
 // usable returns the configuration, or says why there is none. If there was none
-// it looks again, so that a file is found even where no event can tell of it.
+// it looks again, so that a file is found even where no event can tell of it; and so
+// it does if the default network may have had its time.
 func (n *Network) usable() (*conf, error) {
 	c := n.current.Load()
-	if c.list == nil {
+	if c.list == nil || c.ours != nil && n.awaited() != "" {
 		c = n.load()
 	}
 	return c, c.err

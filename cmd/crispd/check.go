@@ -187,9 +187,13 @@ func checkCNI(c *config.Config) []finding {
 		files, _ := filepath.Glob(filepath.Join(c.CNI.ConfDir, pattern))
 		found = found || len(files) > 0
 	}
+	const none = "pods get no network, and the node is not ready, until there is one"
 	follows := "pods get crisp's own default network"
-	if !c.CNI.DefaultNetwork {
-		follows = "pods get no network, and the node is not ready, until there is one: cni.default_network is off"
+	switch c.CNI.DefaultNetwork {
+	case config.Off:
+		follows = none + ": cni.default_network is off"
+	case config.Automatic:
+		follows += "; but while the kubelet of a cluster is connected, " + none
 	}
 	return []finding{{"network configuration in " + c.CNI.ConfDir, found, follows, false}}
 }

@@ -19,12 +19,17 @@ type networks struct {
 	byDir map[string]*network.Network // the node's, too
 }
 
-func openNetworks(c *config.Config, log *slog.Logger) (_ *networks, err error) {
+// openNetworks opens the node's network and the handlers'. awaited says why the default
+// network is not to be used now, where the configuration leaves that open.
+func openNetworks(c *config.Config, awaited func() string, log *slog.Logger) (_ *networks, err error) {
 	var steps undo.Stack
 	defer steps.RunIf(&err)
 	options, err := networkOptions(c, log)
 	if err != nil {
 		return nil, err
+	}
+	if c.CNI.DefaultNetwork == config.Automatic {
+		options.Awaited = awaited
 	}
 	all := &networks{byDir: map[string]*network.Network{}}
 	if all.Network, err = network.Open(options); err != nil {
@@ -89,7 +94,7 @@ func networkOptions(c *config.Config, log *slog.Logger) (network.Options, error)
 		PodCIDRs: cidrs,
 		Log:      log,
 	}
-	if c.CNI.DefaultNetwork {
+	if c.CNI.DefaultNetwork != config.Off {
 		o.DefaultDir = filepath.Join(c.Root, "cni", "net.d")
 	}
 	return o, nil

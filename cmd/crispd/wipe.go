@@ -64,7 +64,7 @@ func wipe(c *config.Config, all bool, out io.Writer) error {
 	default:
 		w.note("runtime", err)
 	}
-	if n, err := openNetworks(c, log); err != nil {
+	if n, err := openNetworks(c, nil, log); err != nil {
 		w.note("network", err)
 	} else {
 		w.note("network", errors.Join(n.GC(ctx, nil), n.Destroy(), n.Close()))

@@ -37,6 +37,7 @@ type daemon struct {
 	config    atomic.Pointer[config.Config] // in force
 	telemetry *telemetry.Telemetry
 	scrape    scrape
+	kubelets  kubelets
 	noUserNS  error // why pods cannot have user namespaces; nil = they can
 }
 
@@ -82,7 +83,7 @@ func wire(ctx context.Context, c *config.Config, log *slog.Logger) (_ *daemon, e
 	steps.Add("image store", d.images.Close)
 	labelImages(ctx, labels, options.Root, log)
 
-	if d.network, err = openNetworks(c, log); err != nil {
+	if d.network, err = openNetworks(c, d.kubelets.awaited, log); err != nil {
 		return nil, err
 	}
 	steps.Add("network", d.network.Close)

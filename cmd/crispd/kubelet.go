@@ -1,0 +1,120 @@
+package main
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// The kubelets of clusters that are connected to the CRI's socket. A node that joins a
+// cluster has crisp running before the cluster's network is there: pods that came up in
+// the default network meanwhile would reach no other node, and stay so.
+//
+// Who is connected is asked of the kernel, not looked for on the node: so it is known
+// before the first call, and other instances' kubelets do not count.
+type kubelets struct {
+	mu   sync.Mutex
+	open map[*kubeletConn]string // its process, for people
+}
+
+// watch returns a listener that notes the kubelets among those who connect.
+func (k *kubelets) watch(l net.Listener) net.Listener { return &kubeletListener{l, k} }
+
+// awaited is empty unless a kubelet of a cluster is connected.
+func (k *kubelets) awaited() string {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, process := range k.open {
+		return fmt.Sprintf("%s is connected, the kubelet of a cluster, and pods wait for the cluster's network (cni.default_network = true gives them crisp's own)", process)
+	}
+	return ""
+}
+
+type kubeletListener struct {
+	net.Listener
+	kubelets *kubelets
+}
+
+func (l *kubeletListener) Accept() (net.Conn, error) {
+	conn, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	pid := peer(conn)
+	name, args := commandOf(pid)
+	if !ofCluster(name, args) {
+		return conn, nil
+	}
+	c := &kubeletConn{Conn: conn, kubelets: l.kubelets}
+	l.kubelets.mu.Lock()
+	defer l.kubelets.mu.Unlock()
+	if l.kubelets.open == nil {
+		l.kubelets.open = make(map[*kubeletConn]string)
+	}
+	l.kubelets.open[c] = fmt.Sprintf("%s (process %d)", name, pid)
+	return c, nil
+}
+
+type kubeletConn struct {
+	net.Conn
+	kubelets *kubelets
+}
+
+func (c *kubeletConn) Close() error {
+	c.kubelets.mu.Lock()
+	delete(c.kubelets.open, c)
+	c.kubelets.mu.Unlock()
+	return c.Conn.Close()
+}
+
+// peer returns the process that has connected (SO_PEERCRED, unix(7)), or 0: it may be in
+// a PID namespace that is none of ours.
+func peer(conn net.Conn) int {
+	u, ok := conn.(*net.UnixConn)
+	if !ok {
+		return 0
+	}
+	raw, err := u.SyscallConn()
+	if err != nil {
+		return 0
+	}
+	pid := 0
+	_ = raw.Control(func(fd uintptr) { // 0 says that it is not known
+		if cred, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
+			pid = int(cred.Pid)
+		}
+	})
+	return pid
+}
+
+// commandOf returns a process's name and arguments; none of one that is not there.
+func commandOf(pid int) (name string, args []string) {
+	comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+	if err != nil {
+		return "", nil
+	}
+	line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)) // without it there are no arguments
+	return strings.TrimSpace(string(comm)), strings.Split(string(line), "\x00")
+}
+
+// ofCluster says whether a process of that name and arguments is the kubelet of a
+// cluster. A kubelet that is told of no API server runs pods of its own node
+// (standalone), which no cluster will bring a network. K3s and MicroK8s have the kubelet
+// in their own process.
+func ofCluster(name string, args []string) bool {
+	switch name {
+	case "kubelet":
+		return slices.ContainsFunc(args, func(arg string) bool {
+			flag, _, _ := strings.Cut(arg, "=")
+			return flag == "--kubeconfig" || flag == "--bootstrap-kubeconfig"
+		})
+	case "k3s", "k3s-server", "k3s-agent", "kubelite":
+		return true
+	}
+	return false
+}
