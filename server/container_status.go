@@ -21,7 +21,7 @@ func (s *Server) ContainerStatus(_ context.Context, req *cri.ContainerStatusRequ
 	if err != nil {
 		return nil, err
 	}
-	if s.containers.isHidden(c.ID()) {
+	if s.isHidden(c) {
 		return nil, fault.NotFound.Errorf("no container %q", req.ContainerId)
 	}
 	resp := &cri.ContainerStatusResponse{Status: s.containerStatus(c)}

@@ -50,16 +50,20 @@ func (s *Server) visibleSandboxes() []*oci.Sandbox {
 // visibleContainers are the containers that a list shows, oldest first. Those of a
 // pod that is being restored are seen with the pod.
 func (s *Server) visibleContainers() []*oci.Container {
-	return slices.DeleteFunc(s.runtime.Containers(), func(c *oci.Container) bool {
-		return s.containers.isHidden(c.ID()) || s.sandboxes.isHidden(c.SandboxID())
-	})
+	return slices.DeleteFunc(s.runtime.Containers(), s.isHidden)
+}
+
+// isHidden reports whether nobody may know of c yet: because of itself, or because its
+// pod is being restored.
+func (s *Server) isHidden(c *oci.Container) bool {
+	return s.containers.isHidden(c.ID()) || s.sandboxes.isHidden(c.SandboxID())
 }
 
 // containerStatuses are the statuses of a sandbox's visible containers.
 func (s *Server) containerStatuses(sb *oci.Sandbox) []*cri.ContainerStatus {
 	var list []*cri.ContainerStatus
 	for _, c := range sb.Containers() {
-		if !s.containers.isHidden(c.ID()) {
+		if !s.isHidden(c) {
 			list = append(list, s.containerStatus(c))
 		}
 	}

@@ -57,7 +57,7 @@ func (e *Events) Publish(ev oci.Event) {
 	}
 	switch {
 	case ev.Container != nil:
-		if !s.containers.isHidden(ev.Container.ID()) {
+		if !s.isHidden(ev.Container) {
 			s.publish(typ, ev.Container.ID(), ev.Sandbox, ev.At)
 		}
 		if ev.Kind == oci.ContainerExited {
@@ -95,18 +95,26 @@ func (s *Server) publish(typ cri.ContainerEventType, id string, sb *oci.Sandbox,
 }
 
 // sandboxDelivered tells of a sandbox that is no longer hidden. Its creation and
-// its start are one.
+// its start are one. A restored one comes with containers.
 func (s *Server) sandboxDelivered(id string) {
-	if sb, err := s.runtime.Sandbox(id); err == nil {
-		s.publish(cri.ContainerEventType_CONTAINER_CREATED_EVENT, id, sb, time.Now())
-		s.publish(cri.ContainerEventType_CONTAINER_STARTED_EVENT, id, sb, time.Now())
+	sb, err := s.runtime.Sandbox(id)
+	if err != nil {
+		return
+	}
+	s.publish(cri.ContainerEventType_CONTAINER_CREATED_EVENT, id, sb, time.Now())
+	s.publish(cri.ContainerEventType_CONTAINER_STARTED_EVENT, id, sb, time.Now())
+	for _, c := range sb.Containers() {
+		if !s.isHidden(c) {
+			s.publish(cri.ContainerEventType_CONTAINER_CREATED_EVENT, c.ID(), sb, time.Now())
+		}
 	}
 }
 
-// containerDelivered tells of a container that is no longer hidden.
+// containerDelivered tells of a container that is no longer hidden, unless its sandbox
+// still is: then it is told of with that.
 func (s *Server) containerDelivered(id string) {
 	c, err := s.runtime.Container(id)
-	if err != nil {
+	if err != nil || s.isHidden(c) {
 		return
 	}
 	if sb, err := s.runtime.Sandbox(c.SandboxID()); err == nil {

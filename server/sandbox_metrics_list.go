@@ -32,7 +32,7 @@ func (s *Server) metricsOf(sb *oci.Sandbox) *cri.PodSandboxMetrics {
 		}
 	}
 	for _, c := range sb.Containers() {
-		if s.containers.isHidden(c.ID()) {
+		if s.isHidden(c) {
 			continue
 		}
 		stats, err := c.Stats()
