@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"runtime"
 
 	"golang.org/x/sys/unix"
 )
@@ -66,5 +67,7 @@ func Seal(path string) (*os.File, error) {
 // Execute replaces this process by the program in a memfd. It returns only if it
 // cannot.
 func Execute(memfd *os.File, args, env []string) error {
-	return unix.Exec(fmt.Sprintf("/proc/self/fd/%d", memfd.Fd()), args, env)
+	err := unix.Exec(fmt.Sprintf("/proc/self/fd/%d", memfd.Fd()), args, env)
+	runtime.KeepAlive(memfd) // a garbage collection would close it before it is executed
+	return err
 }
