@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -75,8 +76,11 @@ func TestStdinOnceSurvivesItsClient(t *testing.T) {
 // also across an upgrade and the container's end.
 func TestTerminalWaitsForItsClient(t *testing.T) {
 	n := start(t)
-	b := n.run([]string{"count", "600000", "0s", "print", "done"}, withTTY)
+	b := n.run([]string{"await", "/tmp/attached", "count", "600000", "0s", "print", "done"}, withTTY)
 	a := b.attach(true)
+	if err := os.WriteFile(filepath.Join(b.root, "tmp/attached"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
 	var before int64
 	for same := 0; same < 100; time.Sleep(10 * time.Millisecond) { // until it waits for us, or is through
 		info, err := os.Stat(b.log)
