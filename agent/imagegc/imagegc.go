@@ -8,6 +8,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"math"
 	"slices"
 	"sync"
 	"time"
@@ -53,14 +54,17 @@ type Collector struct {
 	now func() time.Time
 
 	mu   sync.Mutex
-	seen map[string]times // by ID; guarded by mu
+	seen map[string]times // by ID; nil before the first look; guarded by mu
 }
 
-type times struct{ first, used time.Time }
+type times struct {
+	first, used time.Time
+	earlier     bool // it was there at the first look
+}
 
 // New returns a Collector that has seen no image yet.
 func New(o Options) *Collector {
-	return &Collector{Options: o, now: time.Now, seen: map[string]times{}}
+	return &Collector{Options: o, now: time.Now}
 }
 
 // Run looks after images until ctx ends.
@@ -96,7 +100,7 @@ func (c *Collector) detect(ctx context.Context) ([]candidate, error) {
 	for _, image := range list {
 		t, known := old[image.Id]
 		if !known {
-			t.first = now
+			t.first, t.earlier = now, old == nil
 		}
 		inUse := used[image.Id]
 		for _, name := range slices.Concat(image.RepoTags, image.RepoDigests) {
@@ -152,7 +156,7 @@ func (c *Collector) Collect(ctx context.Context) error {
 	return nil
 }
 
-// FreeAll removes every image that is not used, however young. It returns how many
+// FreeAll removes every image that is not used and is old enough. It returns how many
 // bytes they had.
 func (c *Collector) FreeAll(ctx context.Context) (int64, error) {
 	c.mu.Lock()
@@ -161,13 +165,7 @@ func (c *Collector) FreeAll(ctx context.Context) (int64, error) {
 	if err != nil {
 		return 0, err
 	}
-	freed := int64(0)
-	for _, f := range free {
-		if c.remove(ctx, f, "space is needed") {
-			freed += int64(f.image.Size)
-		}
-	}
-	return freed, nil
+	return c.free(ctx, free, math.MaxInt64), nil
 }
 
 func (c *Collector) free(ctx context.Context, free []candidate, need int64) (freed int64) {
@@ -175,8 +173,8 @@ func (c *Collector) free(ctx context.Context, free []candidate, need int64) (fre
 		if freed >= need {
 			break
 		}
-		if c.now().Sub(f.first) < c.Min {
-			continue
+		if !f.earlier && c.now().Sub(f.first) < c.Min {
+			continue // it was just pulled, and is about to be used
 		}
 		if c.remove(ctx, f, "space is needed") {
 			freed += int64(f.image.Size)

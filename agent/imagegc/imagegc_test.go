@@ -37,9 +37,6 @@ func (d *disk) ids() string {
 
 func TestCollect(t *testing.T) {
 	d := &disk{}
-	for _, id := range strings.Fields("a b c d e f g h i") {
-		d.images = append(d.images, &cri.Image{Id: id, RepoTags: []string{id + ":1"}, Size: 100, Pinned: id == "a"})
-	}
 	used := map[string]bool{"b": true, "c:1": true}
 	full := ""
 	now := time.Unix(1000, 0)
@@ -48,6 +45,12 @@ func TestCollect(t *testing.T) {
 		High: 85, Low: 60, Min: time.Minute, Full: func(m string) { full = m }, Log: slog.New(slog.DiscardHandler),
 	})
 	c.now = func() time.Time { return now }
+	if err := c.Collect(t.Context()); err != nil {
+		t.Error(err)
+	}
+	for _, id := range strings.Fields("a b c d e f g h i") {
+		d.images = append(d.images, &cri.Image{Id: id, RepoTags: []string{id + ":1"}, Size: 100, Pinned: id == "a"})
+	}
 	if err := c.Collect(t.Context()); err == nil || full == "" || len(d.images) != 9 {
 		t.Errorf("images that had just come: %s, %v", d.ids(), err)
 	}
@@ -68,6 +71,11 @@ func TestCollect(t *testing.T) {
 	if err := c.Collect(t.Context()); err != nil || d.ids() != "a b c x y z" {
 		t.Errorf("all that is old enough: %s, %v", d.ids(), err)
 	}
+	// What was just pulled is about to be used: it would be pulled again at once.
+	if freed, err := c.FreeAll(t.Context()); err != nil || freed != 0 || d.ids() != "a b c x y z" {
+		t.Errorf("all, that had just come: %d, %s, %v", freed, d.ids(), err)
+	}
+	now = now.Add(time.Minute)
 	if freed, err := c.FreeAll(t.Context()); err != nil || freed != 300 || d.ids() != "a b c" {
 		t.Errorf("all: %d, %s, %v", freed, d.ids(), err)
 	}
@@ -80,5 +88,17 @@ func TestCollect(t *testing.T) {
 	now = now.Add(2 * time.Minute)
 	if err := c.Collect(t.Context()); err != nil || d.ids() != "a c" {
 		t.Errorf("used 61 minutes ago: %s, %v", d.ids(), err)
+	}
+}
+
+// What was there before the agent has not just come.
+func TestImagesOfEarlier(t *testing.T) {
+	d := &disk{images: []*cri.Image{{Id: "a", Size: 900}}}
+	c := New(Options{
+		Images: d, Space: d.space, InUse: func(context.Context) (map[string]bool, error) { return nil, nil },
+		High: 85, Low: 60, Min: time.Minute, Log: slog.New(slog.DiscardHandler),
+	})
+	if freed, err := c.FreeAll(t.Context()); err != nil || freed != 900 {
+		t.Errorf("%d bytes freed, %v", freed, err)
 	}
 }
