@@ -30,7 +30,8 @@ const wipeTimeout = 5 * time.Minute
 // wipe ends every container and sandbox of this instance and removes what it
 // made on the host: processes, cgroups, mounts, namespaces, network, the state
 // directory, and with all the root directory too. It refuses while a crispd
-// runs. It may be repeated, and goes on after an error where that does no harm.
+// runs. It may be repeated, and goes on after an error where that does no harm: without
+// an executor, which alone ends containers, both directories stay.
 func wipe(c *config.Config, all bool, out io.Writer) error {
 	if !exists(c.Root) && !exists(c.State) {
 		fmt.Fprintf(out, "nothing to wipe: neither %s nor %s exists\n", c.Root, c.State)
@@ -62,7 +63,9 @@ func wipe(c *config.Config, all bool, out io.Writer) error {
 		// Containers run on, and only the executor can end them.
 		return err
 	default:
+		// Containers may run on. What is on record of them is for a wipe that can end them.
 		w.note("runtime", err)
+		w.keep = true
 	}
 	if n, err := openNetworks(c, nil, log); err != nil {
 		w.note("network", err)
@@ -79,8 +82,10 @@ func wipe(c *config.Config, all bool, out io.Writer) error {
 	}
 	w.unmount()
 	w.namespaces()
-	w.remove(ctx, c.State)
-	if all {
+	if !w.keep {
+		w.remove(ctx, c.State)
+	}
+	if all && !w.keep {
 		w.remove(ctx, c.Root)
 	}
 	return errors.Join(w.errs...)
@@ -103,6 +108,7 @@ type wiping struct {
 	c    *config.Config
 	out  io.Writer
 	errs []error
+	keep bool // the directories, for a repetition
 }
 
 func (w *wiping) note(what string, err error) {

@@ -1,0 +1,75 @@
+package main
+
+import (
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/config"
+	"github.com/crisp-cri/crisp/network/netns"
+)
+
+// Without an executor, wipe lets go of the network namespaces that the default instance
+// has pinned among those of others, and of those only.
+func TestWipeUnpinsOwnNamespaces(t *testing.T) {
+	const inside = "CRISPD_TEST_WIPE"
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: it mounts")
+	}
+	if os.Getenv(inside) == "" {
+		cmd := exec.Command("/proc/self/exe", "-test.run=^"+t.Name()+"$")
+		cmd.Env = append(os.Environ(), inside+"=1")
+		cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: unix.CLONE_NEWNS} // makes mounts private
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		return
+	}
+	empty := filepath.Join(t.TempDir(), "crispd.toml")
+	if err := os.WriteFile(empty, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	c, err := config.Load(config.Source{File: empty})
+	if err != nil {
+		t.Fatal(err)
+	}
+	run, err := filepath.EvalSymlinks("/var/run")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("tmpfs", run, "tmpfs", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(netNSDir(c), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	pin := func(name string) string {
+		path := filepath.Join(netNSDir(c), name)
+		if err := os.WriteFile(path, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := unix.Mount("/proc/self/ns/net", path, "", unix.MS_BIND, ""); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	own, other := pin("crisp-"+strings.Repeat("4f", 32)), pin("cni-4f5c")
+	w := wiping{c: c, out: io.Discard}
+	w.unmount()
+	w.namespaces()
+	if len(w.errs) > 0 {
+		t.Error(w.errs)
+	}
+	if _, err := os.Lstat(own); !os.IsNotExist(err) {
+		t.Errorf("%s is still there (%v)", own, err)
+	}
+	if !netns.Pinned(other) {
+		t.Errorf("%s, which is another's, is not pinned any more", other)
+	}
+}
