@@ -48,6 +48,20 @@ func TestPurgeKeepsMounts(t *testing.T) {
 	if err := unix.Unmount(mounted, 0); err != nil {
 		t.Fatal(err)
 	}
+
+	// Crisp's directory may be a file system of its own, which is all crisp's.
+	whole := filepath.Dir(mounted)
+	if err := unix.Mount("tmpfs", whole, "tmpfs", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Unmount(whole, unix.MNT_DETACH) })
+	touch(t, filepath.Join(whole, "image"))
+	if out, err := exec.Command("/bin/sh", script, "purge").CombinedOutput(); err != nil || exists(filepath.Join(whole, "image")) {
+		t.Errorf("a file system of its own: %v, %s", err, out)
+	}
+	if err := unix.Unmount(whole, 0); err != nil {
+		t.Fatal(err)
+	}
 	if out, err := exec.Command("/bin/sh", script, "purge").CombinedOutput(); err != nil || exists(filepath.Join(dir, "var/lib/crisp")) || exists(filepath.Join(dir, "run/crisp")) {
 		t.Errorf("without: %v, %s", err, out)
 	}
