@@ -101,12 +101,16 @@ func New(o Options, r Runtime) (*Server, error) {
 	if o.Addr == "" {
 		o.Addr = "127.0.0.1:0"
 	}
-	if o.Log == nil {
-		o.Log = slog.Default()
-	}
 	l, err := net.Listen("tcp", o.Addr)
 	if err != nil {
 		return nil, fmt.Errorf("listen for streams: %w", err)
+	}
+	return serveOn(l, o, r), nil
+}
+
+func serveOn(l net.Listener, o Options, r Runtime) *Server {
+	if o.Log == nil {
+		o.Log = slog.Default()
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	s := &Server{
@@ -133,7 +137,7 @@ func New(o Options, r Runtime) (*Server, error) {
 			o.Log.Error("streaming server ended", "err", err)
 		}
 	}()
-	return s, nil
+	return s
 }
 
 // Close ends the server and every connection, and with them their work.

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -122,5 +124,16 @@ func TestLoad(t *testing.T) {
 	}
 	if ok, err := p.loaded(p.own); ok || err != nil {
 		t.Fatalf("loaded after its removal: %v, %v", ok, err)
+	}
+}
+
+// What Kubernetes masks of /sys, since it tells secrets of the machine, is denied by the profile
+// too: a pod with procMount Unmasked has it unmasked.
+func TestProfileDeniesWhatIsMasked(t *testing.T) {
+	denied := regexp.MustCompile(`(?m)^  deny (/sys/\S+)/\{,\*\*\} rwlkx,$`).FindAllStringSubmatch(text, -1)
+	for _, masked := range []string{"/sys/firmware", "/sys/devices/virtual/powercap"} {
+		if !slices.ContainsFunc(denied, func(m []string) bool { return m[1] == masked }) {
+			t.Errorf("%s is not denied, but for %q", masked, denied)
+		}
 	}
 }
