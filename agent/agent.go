@@ -42,6 +42,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/gate"
 	"github.com/crisp-cri/crisp/agent/keyring"
 	"github.com/crisp-cri/crisp/agent/measure"
+	"github.com/crisp-cri/crisp/agent/pleg"
 	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/agent/probe"
 	"github.com/crisp-cri/crisp/agent/pulled"
@@ -178,11 +179,14 @@ func newAgent(ctx context.Context, o Options, events *event.Store) (*agent, erro
 			Log:     o.Log,
 		},
 	}
+	a.status.Probes = a.probeResults
+	a.pleg = &pleg.Generator{Runtime: driver, Log: o.Log}
+	a.gate.Lists = a.pleg.Health
 	driver.Handlers = func() []string { return a.gate.Get().HandlerNames() }
 	a.probes = probe.New(ctx, probe.Options{
 		Ask:     probe.Prober{Exec: driver.ProbeExec},
 		Status:  a.status.Get,
-		Changed: func(key podsync.Key, _ probe.Kind) { a.wake(key) },
+		Changed: func(key podsync.Key, _ probe.Kind) { a.probed(key) },
 		Events:  events,
 		Log:     o.Log,
 	})

@@ -33,6 +33,7 @@ type agent struct {
 	status *status.Store
 	probes *probe.Manager
 	gate   *gate.Gate
+	pleg   *pleg.Generator
 	store  *store.Store
 	api    *api.Server
 	node   *node.State
@@ -75,8 +76,8 @@ const (
 var stalled = 2 * time.Minute
 
 // loop hands on what the sources and the runtime tell, beginning with the changes
-// that were held. Nothing in it blocks. Probes are not in it: what they find wakes
-// the pod's worker itself.
+// that were held. Nothing in it blocks. Probes are not in it: what they find changes
+// the pod's status and wakes its worker itself.
 func (a *agent) loop(ctx context.Context, updates <-chan source.Update, held []desired.Change) {
 	changes := make(chan pleg.Change)
 	pool := worker.NewPool(ctx, backend{a.driver, a}, a.Log)
@@ -87,7 +88,7 @@ func (a *agent) loop(ctx context.Context, updates <-chan source.Update, held []d
 		a.ready(pool)
 	}
 	go a.gate.Run(ctx)
-	go (&pleg.Generator{Runtime: a.driver, Log: a.Log}).Run(ctx, changes)
+	go a.pleg.Run(ctx, changes)
 	pulse, keep := time.NewTicker(tick), time.NewTicker(housekeeping)
 	defer pulse.Stop()
 	defer keep.Stop()
@@ -247,13 +248,7 @@ func (b backend) Observe(ctx context.Context, key podsync.Key, pod *v1.Pod) (pod
 	if err != nil || pod == nil {
 		return have, err
 	}
-	var ids []string
-	for _, c := range have.Containers {
-		if c.UID == string(pod.UID) {
-			ids = append(ids, c.ID)
-		}
-	}
-	have.Probes = b.a.probes.Results(pod, ids)
+	have.Probes = b.a.probeResults(pod, have)
 	have.Scarce = b.a.scarce.Load()
 	have.Pending = b.a.resizes.pending(pod.UID)
 	return have, nil
@@ -271,11 +266,38 @@ func (b backend) Report(pod *v1.Pod, have podsync.Have) *v1.PodStatus {
 		if err := b.Accept(pod); err != nil {
 			b.a.Log.Warn("pod not kept", "pod", podsync.KeyOf(pod).String(), "err", err)
 		}
-		b.a.wanted.Observe(pod, *now)
-		b.a.probe(pod, now)
+		b.a.tellStatus(pod, now)
 	}
 	b.a.api.Poke()
 	return now
+}
+
+// tellStatus tells workloads and probes of a pod's status.
+func (a *agent) tellStatus(pod *v1.Pod, now *v1.PodStatus) {
+	a.wanted.Observe(pod, *now)
+	a.probe(pod, now)
+}
+
+func (a *agent) probeResults(pod *v1.Pod, have podsync.Have) map[string]podsync.Probes {
+	var ids []string
+	for _, c := range have.Containers {
+		if c.UID == string(pod.UID) {
+			ids = append(ids, c.ID)
+		}
+	}
+	return a.probes.Results(pod, ids)
+}
+
+// probed shows what a probe has found, and has the pod's worker look at it as soon as
+// it can: it may be pulling an image, or waiting for a container to end.
+func (a *agent) probed(key podsync.Key) {
+	if pod := a.wanted.Pod(key); pod != nil {
+		if pod, now := a.status.Probed(pod.UID); now != nil {
+			a.tellStatus(pod, now)
+			a.api.Poke()
+		}
+	}
+	a.wake(key)
 }
 
 // probe has the pod probed as its status wants it. While it ends only readiness

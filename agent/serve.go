@@ -61,7 +61,7 @@ func (a *agent) serve(ctx context.Context, events *event.Store) (stop func(), er
 	a.gate.Changed = a.runtimeChanged
 	a.api = api.New(api.Options{
 		Version: a.Serve.Version, Wanted: a.wanted, Store: a.store, Events: events, Node: a.node,
-		Status: a.status.Get, Accepted: a.driver.Accepted, Volumes: a.driver.Volumes().Measured, PodLogs: a.driver.PodLogs, LoopHealth: a.LoopHealth,
+		Status: a.status.Get, Accepted: a.driver.Accepted, Volumes: a.driver.Volumes().Measured, PodLogs: a.driver.PodLogs, LoopHealth: a.LoopHealth, ListHealth: a.pleg.Health,
 		Config: a.kubeletConfig, Checkpoints: filepath.Join(a.Root, "checkpoints"), Metrics: a.counts.Write, ProbeMetrics: a.probes.Metrics, Restart: a.restart, Debug: a.debug, Log: a.Log,
 	})
 	a.node.OnChange(a.api.Poke)

@@ -54,6 +54,7 @@ func (s *Server) routeHealth(mux *http.ServeMux) {
 		"ping":     func(*http.Request) error { return nil },
 		"log":      func(*http.Request) error { return nil },
 		"syncloop": func(*http.Request) error { return s.LoopHealth() },
+		"pleg":     func(*http.Request) error { return s.ListHealth() },
 		"runtime": func(r *http.Request) error {
 			runtime, _, err := s.runtime()
 			if err != nil {
@@ -76,7 +77,9 @@ func (s *Server) routeHealth(mux *http.ServeMux) {
 	}
 	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, r *http.Request) { answer(w, r, "ping", "log", "syncloop") })
 	for _, all := range []string{"/healthz", "/readyz"} {
-		mux.HandleFunc("GET "+all, func(w http.ResponseWriter, r *http.Request) { answer(w, r, "ping", "log", "syncloop", "runtime") })
+		mux.HandleFunc("GET "+all, func(w http.ResponseWriter, r *http.Request) {
+			answer(w, r, "ping", "log", "syncloop", "runtime", "pleg")
+		})
 	}
 	for name := range checks {
 		mux.HandleFunc("GET /healthz/"+name, func(w http.ResponseWriter, r *http.Request) { answer(w, r, name) })

@@ -52,6 +52,8 @@ type Options struct {
 	PodLogs func(*v1.Pod) string
 	// LoopHealth says what is wrong with the agent's loop, nil if nothing is.
 	LoopHealth func() error
+	// ListHealth says that the runtime does not list what it runs, nil if it does.
+	ListHealth func() error
 	// Config is what /configz shows, in the kubelet's words.
 	Config      func() map[string]any
 	Checkpoints string // directory of checkpoint archives

@@ -26,7 +26,8 @@ type State struct {
 	Answers      bool // it has answered, the last time it was asked
 	RuntimeReady bool
 	NetworkReady bool
-	// Reason and Message say why one of the three is not so.
+	Lists        bool // it tells what it runs
+	// Reason and Message say why one of the four is not so.
 	Reason, Message string
 
 	Handlers []*cri.RuntimeHandler // nil if it does not tell
@@ -35,7 +36,7 @@ type State struct {
 
 // Ready reports whether pods may be started that need the network, or not.
 func (s State) Ready(hostNetwork bool) bool {
-	return s.Answers && s.RuntimeReady && (s.NetworkReady || hostNetwork)
+	return s.Answers && s.RuntimeReady && s.Lists && (s.NetworkReady || hostNetwork)
 }
 
 // HandlerNames are the names of the handlers; the default one is "".
@@ -59,7 +60,7 @@ func (s State) Handler(name string) *cri.RuntimeHandler {
 }
 
 func (s State) same(o State) bool {
-	return s.Answers == o.Answers && s.RuntimeReady == o.RuntimeReady && s.NetworkReady == o.NetworkReady &&
+	return s.Answers == o.Answers && s.RuntimeReady == o.RuntimeReady && s.NetworkReady == o.NetworkReady && s.Lists == o.Lists &&
 		s.Reason == o.Reason && s.Message == o.Message && slices.Equal(s.HandlerNames(), o.HandlerNames())
 }
 
@@ -67,6 +68,9 @@ func (s State) same(o State) bool {
 type Gate struct {
 	Runtime Runtime
 	Log     *slog.Logger
+	// Lists says what is wrong with the lists that the runtime gives; nil: it is not
+	// asked.
+	Lists func() error
 	// Changed is told of a new state. It must not block. May be nil.
 	Changed func(State)
 
@@ -102,6 +106,14 @@ func (g *Gate) ask(ctx context.Context, first bool) {
 		return
 	}
 	now := read(resp, err)
+	if now.Lists = true; g.Lists != nil {
+		if err := g.Lists(); err != nil {
+			now.Lists = false
+			if now.Reason == "" {
+				now.Reason, now.Message = "RuntimeDoesNotList", err.Error()
+			}
+		}
+	}
 	g.mu.Lock()
 	was := g.last
 	g.last = now

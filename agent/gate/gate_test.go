@@ -71,3 +71,31 @@ func TestGate(t *testing.T) {
 		}
 	})
 }
+
+// A runtime that answers and lists nothing is not ready, and says why.
+func TestNoLists(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex
+		var wrong error
+		set := func(err error) {
+			mu.Lock()
+			defer mu.Unlock()
+			wrong = err
+		}
+		g := &gate.Gate{Runtime: &runtime{network: true}, Log: slog.New(slog.DiscardHandler), Lists: func() error {
+			mu.Lock()
+			defer mu.Unlock()
+			return wrong
+		}}
+		ctx, cancel := context.WithCancel(t.Context())
+		go g.Run(ctx)
+		for _, err := range []error{nil, errors.New("no lists"), nil} {
+			set(err)
+			time.Sleep(6 * time.Second)
+			if s := g.Get(); s.Ready(false) != (err == nil) || err != nil && s.Message != "no lists" {
+				t.Errorf("%v: ready %v: %s: %s", err, s.Ready(false), s.Reason, s.Message)
+			}
+		}
+		cancel()
+	})
+}

@@ -9,8 +9,10 @@ package pleg
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"maps"
+	"sync/atomic"
 	"time"
 
 	"github.com/crisp-cri/crisp/agent/podsync"
@@ -45,6 +47,22 @@ type States map[string]int32
 type Generator struct {
 	Runtime Runtime
 	Log     *slog.Logger
+
+	last atomic.Int64 // when a relist last succeeded, or Run began; Unix ns, 0 is never
+}
+
+// silence is how long there may be no relist before something is wrong, the
+// kubelet's figure.
+const silence = 3 * time.Minute
+
+// Health says that the runtime has not told for long what it runs, though it may answer
+// other questions. Before Run nothing is wrong.
+func (g *Generator) Health() error {
+	last := g.last.Load()
+	if since := time.Since(time.Unix(0, last)); last != 0 && since > silence {
+		return fmt.Errorf("the runtime has listed no pods for %s", since.Round(time.Second))
+	}
+	return nil
 }
 
 // A Change is what one relist found.
@@ -57,6 +75,7 @@ type Change struct {
 
 // Run sends a Change whenever a relist finds one, until ctx ends.
 func (g *Generator) Run(ctx context.Context, out chan<- Change) {
+	g.last.Store(time.Now().UnixNano())
 	hints := make(chan struct{}, 1)
 	go g.listen(ctx, hints)
 	ticker := time.NewTicker(period)
@@ -67,6 +86,7 @@ func (g *Generator) Run(ctx context.Context, out chan<- Change) {
 		now, err := g.Runtime.States(ctx)
 		switch {
 		case err == nil:
+			g.last.Store(time.Now().UnixNano())
 			change := Change{Keys: differ(last, now), Back: !answers}
 			if change.Back {
 				g.Log.InfoContext(ctx, "runtime answered", "pods", len(now))

@@ -163,3 +163,54 @@ func TestNoStream(t *testing.T) {
 		})
 	}
 }
+
+// A runtime that answers, and does not list what it runs, is told of after three
+// minutes, and well as soon as it lists again.
+func TestListsHang(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		r := &hanging{runtime: &runtime{states: map[string]int32{}, events: make(chan *cri.ContainerEventResponse)}, locked: make(chan struct{})}
+		g := &pleg.Generator{Runtime: r, Log: slog.New(slog.DiscardHandler)}
+		if err := g.Health(); err != nil {
+			t.Errorf("before it has begun: %v", err)
+		}
+		changes := make(chan pleg.Change, 100)
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			g.Run(ctx, changes)
+		}()
+		time.Sleep(3 * time.Minute)
+		if err := g.Health(); err != nil {
+			t.Errorf("within three minutes: %v", err)
+		}
+		time.Sleep(2 * time.Second)
+		if g.Health() == nil {
+			t.Error("well without a list for more than three minutes")
+		}
+		close(r.locked)
+		time.Sleep(time.Minute)
+		if err := g.Health(); err != nil {
+			t.Errorf("with lists again: %v", err)
+		}
+		cancel()
+		<-ended
+	})
+}
+
+// A hanging runtime lists nothing until locked is closed.
+type hanging struct {
+	*runtime
+	locked chan struct{}
+}
+
+func (h *hanging) States(ctx context.Context) (map[podsync.Key]pleg.States, error) {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute) // that of the calls
+	defer cancel()
+	select {
+	case <-h.locked:
+		return h.runtime.States(ctx)
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}

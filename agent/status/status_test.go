@@ -120,6 +120,57 @@ func TestAddresses(t *testing.T) {
 	}
 }
 
+// What a probe finds is shown also while the pod's worker is busy, and kept when it
+// reports again.
+func TestProbedWhileBusy(t *testing.T) {
+	var probes podsync.Probes
+	saved := 0
+	s := status.Store{
+		Save:   func(*v1.Pod, *v1.PodStatus) error { saved++; return nil },
+		Probes: func(*v1.Pod, podsync.Have) map[string]podsync.Probes { return map[string]podsync.Probes{"a": probes} },
+	}
+	p := pod(v1.RestartPolicyAlways, false)
+	p.Spec.Containers[0].ReadinessProbe, p.Spec.Containers[0].StartupProbe = &v1.Probe{}, &v1.Probe{}
+	if _, now := s.Probed(p.UID); now != nil {
+		t.Error("a status of nothing")
+	}
+	have := in("x", running("a"))
+	have.Restarted = map[string]bool{}
+	s.Report(p, have)
+	have.Restarted["b"] = true // the worker works on
+	for _, step := range []struct {
+		now            podsync.Probes
+		started, ready bool
+	}{
+		{podsync.Probes{Startup: podsync.Success, Readiness: podsync.Failing}, true, false},
+		{podsync.Probes{Startup: podsync.Success, Readiness: podsync.Success}, true, true},
+		{podsync.Probes{Startup: podsync.Success, Readiness: podsync.Failing}, true, false},
+	} {
+		probes = step.now
+		_, now := s.Probed(p.UID)
+		if now == nil {
+			t.Fatalf("%v changes nothing", step.now)
+		}
+		if c := now.ContainerStatuses[0]; c.Ready != step.ready || *c.Started != step.started || s.Get(p.UID) != now {
+			t.Errorf("%v: started %v, ready %v", step.now, *c.Started, c.Ready)
+		}
+	}
+	if saved != 1 {
+		t.Errorf("saved %d times by nobody", saved-1)
+	}
+	if s.Report(p, have); saved != 2 {
+		t.Error("not saved by the worker")
+	}
+	if s.Report(p, have); saved != 2 {
+		t.Error("saved though nothing has changed")
+	}
+	s.Forget(podsync.KeyOf(p))
+	probes = podsync.Probes{}
+	if _, now := s.Probed(p.UID); now != nil {
+		t.Error("a status of a pod that is forgotten")
+	}
+}
+
 // When DHCP gives the node another address, pods on its network are probed at that.
 func TestNodeAddressChanges(t *testing.T) {
 	ip := ""

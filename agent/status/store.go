@@ -23,7 +23,11 @@ type Store struct {
 	// Save is told each status that differs from the one before.
 	Save func(*v1.Pod, *v1.PodStatus) error
 	Log  *slog.Logger
+	// Probes returns what probes say of a pod's containers now; nil: what is reported
+	// with them counts.
+	Probes func(*v1.Pod, podsync.Have) map[string]podsync.Probes
 
+	locks  sync.Map // *sync.Mutex by UID: one status of a pod is made at a time
 	mu     sync.Mutex
 	last   map[types.UID]entry // guarded by mu
 	loaded map[types.UID]entry // of pods that were not reported yet; guarded by mu
@@ -32,6 +36,10 @@ type Store struct {
 type entry struct {
 	key    podsync.Key
 	status *v1.PodStatus // never changed, only replaced
+
+	pod     *v1.Pod      // status is of; nil: status was loaded
+	have    podsync.Have // status was made of
+	unsaved bool         // status differs from what was saved
 }
 
 // Report takes in what a worker has observed and returns the pod's status, which
@@ -40,20 +48,24 @@ func (s *Store) Report(pod *v1.Pod, have podsync.Have) *v1.PodStatus {
 	if pod == nil {
 		return nil
 	}
-	old := s.Get(pod.UID)
+	defer s.lock(pod.UID)()
+	last := s.entry(pod.UID)
+	old := last.status
 	if old == nil && s.Load != nil {
 		old = s.Load(pod)
 	}
-	node := s.Node
-	if s.HostIPs != nil {
-		node.HostIPs = s.HostIPs()
-	}
-	now := Of(pod, have, old, node, time.Now())
+	now := s.of(pod, have, old)
+	// The maps are the worker's.
+	have.Failures, have.Restarted = maps.Clone(have.Failures), maps.Clone(have.Restarted)
+	next := entry{key: podsync.KeyOf(pod), status: &now, pod: pod, have: have}
 	if old != nil && equality.Semantic.DeepEqual(*old, now) {
-		s.put(pod, old)
-		return old
+		next.status = old
+		if !last.unsaved {
+			s.put(pod.UID, next)
+			return old
+		}
 	}
-	s.put(pod, &now)
+	s.put(pod.UID, next)
 	if pod.DeletionTimestamp != nil && !slices.Contains(have.Files, string(pod.UID)) {
 		return &now // there is nothing left to keep it with
 	}
@@ -63,14 +75,60 @@ func (s *Store) Report(pod *v1.Pod, have podsync.Have) *v1.PodStatus {
 	return &now
 }
 
-func (s *Store) put(pod *v1.Pod, status *v1.PodStatus) {
+// Probed makes the status of a pod anew of what was reported last and of what probes
+// say now: its worker may be busy for long. It returns the pod and its status, nil if
+// nothing was reported of it or nothing has changed. The next Report saves it.
+func (s *Store) Probed(uid types.UID) (*v1.Pod, *v1.PodStatus) {
+	defer s.lock(uid)()
+	e := s.entry(uid)
+	if e.pod == nil {
+		return nil, nil
+	}
+	now := s.of(e.pod, e.have, e.status)
+	if equality.Semantic.DeepEqual(*e.status, now) {
+		return nil, nil
+	}
+	e.status, e.unsaved = &now, true
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, ok := s.last[uid]; !ok {
+		return nil, nil // forgotten meanwhile
+	}
+	s.last[uid] = e
+	return e.pod, &now
+}
+
+func (s *Store) of(pod *v1.Pod, have podsync.Have, old *v1.PodStatus) v1.PodStatus {
+	node := s.Node
+	if s.HostIPs != nil {
+		node.HostIPs = s.HostIPs()
+	}
+	if s.Probes != nil {
+		have.Probes = s.Probes(pod, have)
+	}
+	return Of(pod, have, old, node, time.Now())
+}
+
+func (s *Store) lock(uid types.UID) (unlock func()) {
+	l, _ := s.locks.LoadOrStore(uid, &sync.Mutex{})
+	l.(*sync.Mutex).Lock()
+	return l.(*sync.Mutex).Unlock
+}
+
+func (s *Store) entry(uid types.UID) entry {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.last[uid]
+}
+
+func (s *Store) put(uid types.UID, e entry) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.last == nil {
 		s.last = map[types.UID]entry{}
 	}
-	delete(s.loaded, pod.UID)
-	s.last[pod.UID] = entry{podsync.KeyOf(pod), status}
+	delete(s.loaded, uid)
+	s.last[uid] = e
 }
 
 // Get returns the last status of a pod, nil if it has none. It is nobody's to
@@ -116,6 +174,11 @@ func (s *Store) Forget(key podsync.Key) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, known := range []map[types.UID]entry{s.last, s.loaded} {
-		maps.DeleteFunc(known, func(_ types.UID, e entry) bool { return e.key == key })
+		maps.DeleteFunc(known, func(uid types.UID, e entry) bool {
+			if e.key == key {
+				s.locks.Delete(uid)
+			}
+			return e.key == key
+		})
 	}
 }
