@@ -43,13 +43,14 @@ type Container struct {
 	settled chan struct{} // closed when it is known what became of Start
 	done    chan struct{} // closed by the move to Exited
 	told    chan struct{} // closed when whoever listens has heard of that
-	asked   atomic.Bool   // the stop signal was sent
+	hurry   chan struct{} // tells terminate of another Stop
 	orphan  atomic.Bool   // loaded from disk: no Start of ours will settle it
 
 	mu     sync.Mutex
 	record atomic.Pointer[containerRecord]
 	status atomic.Pointer[containerStatus]
-	held   []held // the executor's ends, for its successor; guarded by mu
+	held   []held    // the executor's ends, for its successor; guarded by mu
+	killAt time.Time // the earliest deadline of all Stops, zero = there was none; guarded by mu
 }
 
 // containerRecord is the durable part of a container.
@@ -82,6 +83,7 @@ func (r *Runtime) newContainer(id string, sb *Sandbox, rec *containerRecord) *Co
 		rt: r, sandbox: sb, id: id, created: rec.CreatedAt,
 		runDir:  filepath.Join(r.o.State, containerKind, id),
 		settled: make(chan struct{}),
+		hurry:   make(chan struct{}, 1),
 		done:    make(chan struct{}),
 		told:    make(chan struct{}),
 	}

@@ -32,7 +32,20 @@ func (c *Container) Stop(ctx context.Context, sig unix.Signal, grace time.Durati
 	if err != nil {
 		return err
 	}
-	c.rt.work.Go(func() { c.terminate(c.rt.closing, sig, grace) })
+	c.mu.Lock()
+	first, at := c.killAt.IsZero(), time.Now().Add(max(grace, 0))
+	if first || at.Before(c.killAt) {
+		c.killAt = at
+	}
+	c.mu.Unlock()
+	if first {
+		c.rt.work.Go(func() { c.terminate(c.rt.closing, sig) })
+	} else {
+		select {
+		case c.hurry <- struct{}{}:
+		default: // it is told already
+		}
+	}
 	select {
 	case <-c.done:
 		return nil
@@ -41,32 +54,33 @@ func (c *Container) Stop(ctx context.Context, sig unix.Signal, grace time.Durati
 	}
 }
 
-// terminate does the work of one Stop. It ends with the container, or with ctx.
-func (c *Container) terminate(ctx context.Context, sig unix.Signal, grace time.Duration) {
-	deadline := time.NewTimer(max(grace, 0))
-	defer deadline.Stop()
-	if grace > 0 {
-		select {
-		case <-c.settled: // a start in flight can only be killed
-			if !c.asked.Swap(true) {
-				c.signal(ctx, sig, false)
-			}
-		case <-ctx.Done():
-			return
-		case <-deadline.C:
-			deadline.Reset(0)
+// terminate does the work of all Stops: one that does not die may be stopped again and
+// again for days. It ends with the container, or with ctx.
+func (c *Container) terminate(ctx context.Context, sig unix.Signal) {
+	settled := c.settled // a start in flight can only be killed
+	for {
+		c.mu.Lock()
+		left := time.Until(c.killAt)
+		c.mu.Unlock()
+		if left <= 0 {
+			break
 		}
 		select {
+		case <-settled:
+			settled = nil
+			c.signal(ctx, sig, false)
+		case <-c.hurry:
+		case <-time.After(left):
 		case <-c.done:
 			return
 		case <-ctx.Done():
 			return
-		case <-deadline.C:
 		}
 	}
 	for wait := killRetry; ; wait = min(2*wait, killRetryMax) {
 		c.signal(ctx, unix.SIGKILL, true)
 		select {
+		case <-c.hurry: // who stops it again need not wait for the next time
 		case <-c.done:
 			return
 		case <-ctx.Done():

@@ -169,6 +169,41 @@ func TestKillIsRepeated(t *testing.T) {
 	})
 }
 
+// The kubelet stops again and again what does not die, for days if need be (a process
+// waits for an NFS server). That neither piles up work nor kills more often, and each new
+// Stop tries at once.
+func TestStoppedAgainAndAgain(t *testing.T) {
+	inBubble(t, func(b *bed) {
+		c := b.start("sleep", "for-ever")
+		b.m.Fail(wire.MethodSignal, fault.WrongState.Errorf("stuck"))
+		kills := func() int { return len(b.m.Calls(wire.MethodSignal)) }
+		stop := func() {
+			b.Helper()
+			ctx, cancel := context.WithTimeout(b.Context(), time.Minute)
+			defer cancel()
+			if err := c.Stop(ctx, unix.SIGTERM, 0); !errors.Is(err, context.DeadlineExceeded) {
+				b.Errorf("got %v", err)
+			}
+		}
+		for range 100 {
+			was := kills()
+			go stop()
+			synctest.Wait()
+			if kills() == was {
+				b.Error("a Stop did not kill")
+			}
+			time.Sleep(time.Minute)
+		}
+		was := kills()
+		time.Sleep(time.Hour)
+		if n := kills() - was; n < 100 || n > 130 {
+			b.Errorf("after 100 Stops it is killed %d times an hour", n)
+		}
+		b.m.Fail(wire.MethodSignal, nil)
+		<-c.Done()
+	})
+}
+
 // A Stop that comes while the container is being started takes effect as soon
 // as there is something to signal.
 func TestStopDuringStart(t *testing.T) {
