@@ -51,6 +51,9 @@ type Container struct {
 	status atomic.Pointer[containerStatus]
 	held   []held    // the executor's ends, for its successor; guarded by mu
 	killAt time.Time // the earliest deadline of all Stops, zero = there was none; guarded by mu
+
+	storing sync.Mutex // held while Options.Store is asked
+	stored  []string   // names under which it has what is held; guarded by storing
 }
 
 // containerRecord is the durable part of a container.
@@ -197,13 +200,17 @@ func (c *Container) keep(files []*os.File) {
 		c.rt.log.Warn("stdio could not be kept", "container", c.id, "err", err)
 	}
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.status.Load().State >= Exited {
+	over := c.status.Load().State >= Exited
+	if over {
 		drop(kept)
-		return
+	} else {
+		drop(c.held)
+		c.held = kept
 	}
-	drop(c.held)
-	c.held = kept
+	c.mu.Unlock()
+	if !over && c.rt.o.Store != nil {
+		c.rt.work.Go(c.store)
+	}
 }
 
 // fetch holds what the executor has, for a daemon that came later.

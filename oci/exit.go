@@ -68,6 +68,9 @@ func (c *Container) end(exit wire.Exit, write bool) error {
 		return err
 	}
 	c.release()
+	if c.rt.o.Store != nil {
+		c.rt.work.Go(c.unstore)
+	}
 	c.emit(ContainerExited)
 	close(c.told)
 	return nil

@@ -77,6 +77,11 @@ type Options struct {
 	Log           *slog.Logger
 	OnEvent       func(Event) // called outside all locks; must not block; may be nil
 
+	// Store keeps the containers' descriptors while no daemon is there, nil = nothing
+	// does. Stored is what it has kept from the daemon before, by name.
+	Store  DescriptorStore
+	Stored map[string]int
+
 	Engine func(context.Context) (Engine, error) // nil = the executor at <state>/executor.sock, started if need be
 	Host   Host                                  // nil = the kernel
 }
@@ -122,6 +127,7 @@ func Open(ctx context.Context, o Options) (_ *Runtime, err error) {
 	if err := r.load(); err != nil {
 		return nil, err
 	}
+	r.takeStored(o.Stored)
 	dial := o.Engine
 	if dial == nil {
 		dial = r.newSpawner().dial

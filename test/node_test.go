@@ -39,14 +39,16 @@ type node struct {
 	exited chan struct{} // closed when cmd has been waited for
 	conn   *grpc.ClientConn
 
-	registry   *fakeRegistry
-	sandboxes  map[string]*cri.PodSandboxConfig
-	ids        map[string]string // of sandboxes and containers, by their name in the script
-	sandboxOf  map[string]string // container name → sandbox name
-	configs    map[string]*cri.ContainerConfig
-	logNames   map[string]string // container name → file of its log, if that is not its name's
-	marks      map[string]bool   // names by which what is ours can be told in the kernel
-	wiped      bool
+	registry  *fakeRegistry
+	sandboxes map[string]*cri.PodSandboxConfig
+	ids       map[string]string // of sandboxes and containers, by their name in the script
+	sandboxOf map[string]string // container name → sandbox name
+	configs   map[string]*cri.ContainerConfig
+	logNames  map[string]string // container name → file of its log, if that is not its name's
+	marks     map[string]bool   // names by which what is ours can be told in the kernel
+	wiped     bool
+	manage    func(*exec.Cmd) // makes crispd a service manager's, before it is started
+
 	unmountAll []string // tmpfs mounts that a script asked for
 }
 
@@ -258,6 +260,9 @@ func (n *node) start(config string, flags []string) error {
 	cmd := exec.Command(filepath.Join(n.binaries.dir, "crispd"),
 		append([]string{"--config", config, "--root", n.root, "--state", n.state, "--socket", n.socket}, flags...)...)
 	cmd.Env = append(os.Environ(), "CONTAINERS_REGISTRIES_CONF="+filepath.Join(n.dir, "registries.conf"))
+	if n.manage != nil {
+		n.manage(cmd)
+	}
 	tail := filepath.Join(n.dir, "crispd.stderr")
 	out, err := os.Create(tail)
 	if err != nil {

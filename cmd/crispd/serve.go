@@ -37,6 +37,10 @@ func serve(c *config.Config, src config.Source) error {
 	unix.Umask(0o022)
 	log := newLog(c.Log)
 	begin := time.Now()
+	stored, err := sdnotify.Kept()
+	if err != nil {
+		log.Warn("descriptors were not taken over", "err", err)
+	}
 
 	ctx, cancel := signal.NotifyContext(context.Background(), unix.SIGTERM, unix.SIGINT)
 	defer cancel()
@@ -65,7 +69,7 @@ func serve(c *config.Config, src config.Source) error {
 	defer socket.Close() // also removes the file
 
 	sdnotify.Notify("STATUS=looking at what runs")
-	d, err := wire(ctx, c, log)
+	d, err := wire(ctx, c, stored, log)
 	if err != nil {
 		return err
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/crisp-cri/crisp/config"
 	"github.com/crisp-cri/crisp/image"
 	"github.com/crisp-cri/crisp/internal/kernel"
+	"github.com/crisp-cri/crisp/internal/sdnotify"
 	"github.com/crisp-cri/crisp/internal/undo"
 	"github.com/crisp-cri/crisp/oci"
 	"github.com/crisp-cri/crisp/server"
@@ -41,9 +42,9 @@ type daemon struct {
 	noUserNS  error // why pods cannot have user namespaces; nil = they can
 }
 
-// wire makes all parts out of the configuration. Each takes plain options; none
-// knows another but through the server.
-func wire(ctx context.Context, c *config.Config, log *slog.Logger) (_ *daemon, err error) {
+// wire makes all parts out of the configuration, and of what the service manager has
+// stored. Each takes plain options; none knows another but through the server.
+func wire(ctx context.Context, c *config.Config, stored map[string]int, log *slog.Logger) (_ *daemon, err error) {
 	var steps undo.Stack
 	defer steps.RunIf(&err)
 
@@ -89,7 +90,12 @@ func wire(ctx context.Context, c *config.Config, log *slog.Logger) (_ *daemon, e
 	steps.Add("network", d.network.Close)
 
 	events := server.NewEvents()
-	if d.runtime, err = oci.Open(ctx, ociOptions(c, d.records, systemd, events.Publish, log)); err != nil {
+	o := ociOptions(c, d.records, systemd, events.Publish, log)
+	o.Stored = stored
+	if store := sdnotify.NewStore(); store != nil {
+		o.Store = store
+	}
+	if d.runtime, err = oci.Open(ctx, o); err != nil {
 		return nil, err
 	}
 	steps.Add("runtime", d.runtime.Close)

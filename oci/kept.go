@@ -1,0 +1,116 @@
+package oci
+
+import (
+	"maps"
+	"os"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/oci/wire"
+)
+
+// A DescriptorStore keeps descriptors while no daemon is there, for the next one: the
+// service manager does. Without one, a container whose executor dies while the daemon
+// is not there loses its stdio.
+type DescriptorStore interface {
+	// Keep keeps a duplicate of f.
+	Keep(name string, f *os.File) error
+	// Forget closes what is kept under name. That there is nothing is no error.
+	Forget(name string) error
+}
+
+// The name of a descriptor in the store is the beginning of its container's ID and a
+// letter: all names together must fit into 128 KiB, see FileDescriptorStoreMax= in the
+// service's unit.
+const storedID = 12
+
+var storeLetters = map[string]string{wire.FDPid: "p", wire.FDStdin: "i", wire.FDStdout: "o", wire.FDStderr: "e", wire.FDPTY: "t"}
+
+// storeName is what a descriptor of a container is kept under, "" = it is not.
+func storeName(id, name string) string {
+	letter := storeLetters[name]
+	if letter == "" || len(id) < storedID {
+		return ""
+	}
+	return id[:storedID] + "." + letter
+}
+
+// takeStored gives the containers what the store has kept for them, and has it forget
+// the rest. It takes over what is in stored.
+func (r *Runtime) takeStored(stored map[string]int) {
+	for _, name := range slices.Sorted(maps.Keys(stored)) {
+		if c, what := r.storedFor(name); c != nil {
+			c.mu.Lock()
+			c.held = append(c.held, held{what, stored[name]})
+			c.mu.Unlock()
+			c.storing.Lock()
+			c.stored = append(c.stored, name)
+			c.storing.Unlock()
+			continue
+		}
+		unix.Close(stored[name])
+		r.forgetStored(name)
+	}
+}
+
+// storedFor returns the container that is alive, as far as is known, whose descriptor
+// has that name in the store, and the descriptor's own name.
+func (r *Runtime) storedFor(name string) (*Container, string) {
+	id, letter, _ := strings.Cut(name, ".")
+	for what, l := range storeLetters {
+		if l != letter || len(id) != storedID {
+			continue
+		}
+		if c, err := r.containers.get(id); err == nil && c.status.Load().State < Exited {
+			return c, what
+		}
+	}
+	return nil, ""
+}
+
+func (r *Runtime) forgetStored(name string) {
+	if r.o.Store == nil {
+		return
+	}
+	if err := r.o.Store.Forget(name); err != nil {
+		r.log.Warn("service manager keeps a descriptor in vain", "name", name, "err", err)
+	}
+}
+
+// store has the store keep what c holds, unless it does. The descriptors are the same
+// for as long as the container runs, whoever is its executor. It runs beside the start,
+// which need not wait for a service manager.
+func (c *Container) store() {
+	c.storing.Lock()
+	defer c.storing.Unlock()
+	if c.status.Load().State >= Exited {
+		return // unstore was there, or will find nothing
+	}
+	files, err := c.lend()
+	defer closeAll(files)
+	for _, f := range files {
+		name := storeName(c.id, f.Name())
+		if name == "" || slices.Contains(c.stored, name) {
+			continue
+		}
+		if err = c.rt.o.Store.Keep(name, f); err != nil {
+			break
+		}
+		c.stored = append(c.stored, name)
+	}
+	if err != nil {
+		c.rt.log.Warn("stdio is not kept by the service manager", "container", c.id, "err", err)
+	}
+}
+
+// unstore has the store forget what it keeps of c, which has ended.
+func (c *Container) unstore() {
+	c.storing.Lock()
+	defer c.storing.Unlock()
+	for _, name := range c.stored {
+		c.rt.forgetStored(name)
+	}
+	c.stored = nil
+}
