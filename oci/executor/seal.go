@@ -51,17 +51,29 @@ func Seal(path string) (*os.File, error) {
 		f.Close()
 		return nil, fmt.Errorf("copy %s: %w", path, err)
 	}
-	if _, err := unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, baseSeals|fSealExec); err == unix.EINVAL {
-		_, err = unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, baseSeals)
-		if err != nil {
-			f.Close()
-			return nil, fmt.Errorf("seal %s: %w", path, err)
-		}
-	} else if err != nil {
+	err = addSeals(f, baseSeals|fSealExec)
+	if err == unix.EINVAL {
+		err = addSeals(f, baseSeals)
+	}
+	if err != nil {
 		f.Close()
 		return nil, fmt.Errorf("seal %s: %w", path, err)
 	}
 	return f, nil
+}
+
+// sealTries is how often the kernel is asked for the seals. While anybody, such as
+// its own compaction of memory, has hold of a page of the file, it waits for 150 ms
+// and answers EBUSY (mm/memfd.c, memfd_wait_for_pins).
+const sealTries = 30
+
+func addSeals(f *os.File, seals int) (err error) {
+	for range sealTries {
+		if _, err = unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, seals); err != unix.EBUSY {
+			break
+		}
+	}
+	return err
 }
 
 // Execute replaces this process by the program in a memfd. It returns only if it
