@@ -63,9 +63,11 @@ func wipe(c *config.Config, all bool, out io.Writer) error {
 		// Containers run on, and only the executor can end them.
 		return err
 	default:
-		// Containers may run on. What is on record of them is for a wipe that can end them.
+		// Containers may run on, but for a reboot, which has emptied the state directory.
+		// What is on record of them is for a wipe that can end them.
 		w.note("runtime", err)
-		w.keep = true
+		left, _ := os.ReadDir(filepath.Join(c.State, "sandboxes")) // what is not there has none
+		w.keep = len(left) > 0
 	}
 	if n, err := openNetworks(c, nil, log); err != nil {
 		w.note("network", err)
