@@ -199,7 +199,8 @@ func (s *Server) imageOf(ctx context.Context, sb *oci.Sandbox, config *cri.Conta
 	return img, s.allowImage(ctx, sb, config.Image, img)
 }
 
-// baseImage finds the image of the original, and pulls it if it is not there.
+// baseImage finds the image of the original, and pulls it if it is not there; for a
+// checkpoint image it asks a registry whether the pod may have it.
 // That of a pod is the one that the request names, and must be the original's.
 func (s *Server) baseImage(ctx context.Context, sb *oci.Sandbox, config *cri.ContainerConfig, r *restoration) (err error) {
 	names := slices.DeleteFunc([]string{r.was.RootfsImageRef, r.was.RootfsImageName, r.was.RootfsImage}, func(n string) bool { return n == "" })
@@ -219,14 +220,18 @@ func (s *Server) baseImage(ctx context.Context, sb *oci.Sandbox, config *cri.Con
 			break
 		}
 	}
-	if errors.Is(err, fault.NotFound) {
-		name := names[len(names)-1]
-		if r.base, err = s.images.Pull(ctx, name, image.Caller{Namespace: s.index.sandbox(sb).config.GetMetadata().GetNamespace()}); err != nil {
+	as := image.Caller{Namespace: s.index.sandbox(sb).config.GetMetadata().GetNamespace()}
+	switch {
+	case errors.Is(err, fault.NotFound):
+		if r.base, err = s.images.Pull(ctx, names[len(names)-1], as); err != nil {
 			return err
 		}
-	}
-	if err != nil {
+	case err != nil:
 		return fmt.Errorf("image of the checkpoint: %w", err)
+	case r.from.image != "":
+		if err := s.mayPull(ctx, r.base, as); err != nil {
+			return err
+		}
 	}
 	if id != "" && r.base.ID != id {
 		return fault.Invalid.Errorf("the checkpoint is of a container of image %s, and %s is another one: %s", id, names[len(names)-1], r.base.ID)
@@ -236,6 +241,25 @@ func (s *Server) baseImage(ctx context.Context, sb *oci.Sandbox, config *cri.Con
 		r.imaged = &cri.ImageSpec{Image: names[len(names)-1]}
 	}
 	return s.allowImage(ctx, sb, r.imaged, r.base)
+}
+
+// mayPull has a registry say that img, which is on the node, may be had by as: a
+// checkpoint image names whatever it likes, and that somebody else has pulled that
+// gives nobody a right to it. One that never was in a registry the administrator has
+// loaded, for all.
+func (s *Server) mayPull(ctx context.Context, img image.Image, as image.Caller) error {
+	var first error
+	for _, name := range img.Digests {
+		got, err := s.images.Pull(ctx, name, as)
+		if err == nil && got.ID == img.ID {
+			return nil
+		}
+		if err == nil {
+			err = fault.Invalid.Errorf("image of the checkpoint: %s is %s, not %s", name, got.ID, img.ID)
+		}
+		first = cmp.Or(first, err)
+	}
+	return first
 }
 
 // imageID is ref as an ID of ours, "" if it is none.

@@ -1,0 +1,59 @@
+package server
+
+import (
+	"testing"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/checkpoint"
+	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/internal/fault"
+)
+
+// Whoever makes a checkpoint image has it name any image. One that somebody else has
+// pulled to the node is not theirs to read unless a registry says so.
+func TestCheckpointImageGivesNoRightToAnother(t *testing.T) {
+	n := newNode(t)
+	sb, err := n.server.runtime.Sandbox(n.run(t, pod("web")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	base := func(from *origin) error {
+		r := &restoration{from: from, was: checkpoint.Container{RootfsImageRef: testID, RootfsImageName: testImage}}
+		err := n.server.baseImage(t.Context(), sb, &cri.ContainerConfig{Image: &cri.ImageSpec{Image: testImage}}, r)
+		if err == nil && r.base.ID != testID {
+			t.Errorf("image is %s, want %s", r.base.ID, testID)
+		}
+		return err
+	}
+	asked := func() int {
+		n.store.mu.Lock()
+		defer n.store.mu.Unlock()
+		return len(n.store.pulled)
+	}
+	evil := &origin{image: "sha256:evil"}
+	n.store.failing("Pull", fault.Unavailable.Errorf("unauthorized"))
+	if err := base(evil); err == nil {
+		t.Error("the image was given to one whom its registry refuses it")
+	}
+	// Who gives a path has crispd's socket.
+	if err := base(&origin{archive: "/c.tar"}); err != nil {
+		t.Errorf("from an archive: %v", err)
+	}
+	n.store.failing("Pull", nil)
+	if err := base(evil); err != nil {
+		t.Errorf("where the registry allows it: %v", err)
+	}
+	n.store.mu.Lock()
+	want := image.Caller{Namespace: n.server.index.sandbox(sb).config.Metadata.Namespace}
+	if len(n.store.pulled) != 1 || n.store.pulled[0].Namespace != want.Namespace {
+		t.Errorf("asked for %v, want once for %v", n.store.pulled, want)
+	}
+	for i := range n.store.list {
+		n.store.list[i].Digests = nil
+	}
+	n.store.mu.Unlock()
+	if err := base(evil); err != nil || asked() != 1 {
+		t.Errorf("an image that was loaded: %v, and registries were asked %d times", err, asked())
+	}
+}
