@@ -30,6 +30,10 @@ func (s *Server) Exec(req *cri.ExecRequest) (*cri.ExecResponse, error) {
 			})
 			return
 		}
+		// Over SPDY, and WebSocket protocols before v5, the library reads sizes of the
+		// terminal (handleResizeEvents) and keeps one value whole, however long it is.
+		// It makes the streams itself, from the connection that it takes over: there is
+		// no place to bound one of them short of reading SPDY's frames before it does.
 		remotecommand.ServeExec(w, r, a, "", "", req.ContainerId, req.Cmd, &o,
 			s.idle(), creationTimeout, remotecommand.SupportedStreamingProtocols)
 	})
