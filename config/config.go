@@ -111,8 +111,9 @@ type CNI struct {
 	// none: true, false, or "auto", which is not while the kubelet of a cluster is
 	// connected: its pods wait for the cluster's network. Default "auto".
 	DefaultNetwork Auto `toml:"default_network"`
-	// PodCIDRs are the subnets of the default network, at most one per family.
-	// Default: one that follows from root and state.
+	// PodCIDRs are the subnets of the default network, at most one per family, in the
+	// order of a pod's addresses. Default: one per family that follows from root and
+	// state, IPv4 first.
 	PodCIDRs []string `toml:"pod_cidrs"`
 }
 
