@@ -32,6 +32,9 @@ func (m *Maker) SubPath(pod *v1.Pod, v *v1.Volume, path, container string, i int
 	}
 	defer root.Close()
 	fd, err := openBelow(root, path, !m.ReadOnly(pod, v))
+	if err == unix.EXDEV {
+		fd, err = openResolved(root, m.Path(pod, v), path)
+	}
 	if err != nil {
 		if errors.Is(err, unix.EXDEV) || errors.Is(err, unix.ELOOP) {
 			err = errors.New("it leads out of the volume")
@@ -41,6 +44,25 @@ func (m *Maker) SubPath(pod *v1.Pod, v *v1.Volume, path, container string, i int
 	defer unix.Close(fd)
 	target := filepath.Join(m.subpaths(pod.UID), v.Name, container, strconv.Itoa(i))
 	return target, bind(fd, target)
+}
+
+// openResolved opens what path below the directory top leads to by absolute links, which
+// must be below top too. It is opened without following any: what a pod puts in the
+// way meanwhile is refused.
+func openResolved(root *os.File, top, path string) (int, error) {
+	top, err := filepath.EvalSymlinks(top)
+	if err != nil {
+		return -1, err
+	}
+	target, err := filepath.EvalSymlinks(filepath.Join(top, path))
+	if err != nil {
+		return -1, err
+	}
+	rel, err := filepath.Rel(top, target)
+	if err != nil || !filepath.IsLocal(rel) {
+		return -1, unix.EXDEV
+	}
+	return openat2(root, rel, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS})
 }
 
 // openBelow opens path without leaving root. Links inside it are followed.

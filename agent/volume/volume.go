@@ -266,10 +266,7 @@ func (m *Maker) makeClaim(pod *v1.Pod, v *v1.Volume) error {
 	}
 	dir := m.claimDir(pod.Namespace, name)
 	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			return err
-		}
-		if err := os.Chmod(dir, 0o777); err != nil { // any user of the containers may write
+		if err := m.newClaim(dir); err != nil {
 			return err
 		}
 	} else if err != nil {
@@ -279,6 +276,24 @@ func (m *Maker) makeClaim(pod *v1.Pod, v *v1.Volume) error {
 		return nil
 	}
 	return m.first(pod, "kubernetes.io~local-volume", v.Name, func() error { return own(dir, pod, false) })
+}
+
+// newClaim makes the directory of a claim, which any user of the containers may write
+// to from the first moment that it is there.
+func (m *Maker) newClaim(dir string) error {
+	m.mu.Lock() // other pods may have the claim too
+	defer m.mu.Unlock()
+	if _, err := os.Stat(dir); err == nil {
+		return nil
+	}
+	unfinished := filepath.Join(filepath.Dir(dir), "."+filepath.Base(dir)) // no claim has such a name
+	if err := os.MkdirAll(unfinished, 0o755); err != nil {
+		return err
+	}
+	if err := os.Chmod(unfinished, 0o777); err != nil {
+		return err
+	}
+	return os.Rename(unfinished, dir)
 }
 
 // claimReadOnly reports whether a volume's claim may only be read.

@@ -457,3 +457,71 @@ func TestMemory(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// A kill while a claim is made must not leave it closed to its users for ever: nobody
+// ever finds it so.
+func TestClaimIsOpenAtOnce(t *testing.T) {
+	m, o := maker(t)
+	for i := range 300 {
+		name := fmt.Sprintf("new%d", i)
+		o.claims[name] = v1.PersistentVolumeClaimSpec{}
+		p := pod(t, m, v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: name}})
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			for {
+				info, err := os.Stat(m.claimDir("default", name))
+				if err != nil {
+					continue
+				}
+				if info.Mode().Perm() != 0o777 {
+					t.Errorf("claim %s was seen with the mode %v", name, info.Mode())
+				}
+				return
+			}
+		}()
+		makeAll(t, m, p)
+		<-done
+	}
+	if entries, err := os.ReadDir(filepath.Join(m.root, "pvc/default")); err != nil || len(entries) != 300 {
+		t.Errorf("%d directories of 300 claims, %v", len(entries), err)
+	}
+}
+
+// Deployments on a host are often an absolute link to what is current. It stays in the
+// volume, so it is followed; one that leads out is not.
+func TestSubPathByAbsoluteLink(t *testing.T) {
+	m, _ := maker(t)
+	top := t.TempDir()
+	app := filepath.Join(top, "app")
+	for _, dir := range []string{filepath.Join(app, "releases/3"), filepath.Join(top, "other")} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for link, target := range map[string]string{"current": filepath.Join(app, "releases/3"), "out": filepath.Join(top, "other"), "none": filepath.Join(app, "none/there")} {
+		if err := os.Symlink(target, filepath.Join(app, link)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p := pod(t, m, v1.VolumeSource{HostPath: &v1.HostPathVolumeSource{Path: app, Type: new(v1.HostPathUnset)}})
+	t.Cleanup(func() {
+		if err := m.Remove(p.UID); err != nil {
+			t.Error(err)
+		}
+	})
+	for _, path := range []string{"out", "none"} {
+		if at, err := m.SubPath(p, &p.Spec.Volumes[0], path, "a", 0); err == nil {
+			t.Errorf("%s is mounted at %s", path, at)
+		}
+	}
+	at, err := m.SubPath(p, &p.Spec.Volumes[0], "current", "a", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, err1 := os.Stat(filepath.Join(app, "releases/3"))
+	got, err2 := os.Stat(at)
+	if err1 != nil || err2 != nil || !os.SameFile(want, got) {
+		t.Errorf("another directory is mounted: %v, %v", err1, err2)
+	}
+}
