@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"path/filepath"
+	"time"
 
 	"github.com/crisp-cri/crisp/oci/wire"
 )
@@ -88,19 +89,29 @@ func (sb *Sandbox) fetch(ctx context.Context, conn Engine) error {
 	return nil
 }
 
+// finishPatience is how long Open waits for removals: some seconds for what a disk that
+// hangs keeps, times the number of those, would be longer than a service may take to start.
+const finishPatience = 10 * time.Second
+
 // finish does, after Open has reached the executor, what a dead daemon left
 // half done, and sweeps what belongs to nobody. What fails is logged: the next
 // Open tries again, and nothing of it keeps the daemon from serving.
 func (r *Runtime) finish(ctx context.Context) {
-	for _, c := range r.containers.list() {
-		if c.status.Load().State != Removing {
-			continue
-		}
-		if err := c.discard(ctx); err != nil {
-			r.log.Error("removal could not be finished", "container", c.id, "err", err)
-		}
+	removed := make(chan struct{})
+	r.work.Go(func() {
+		defer close(removed)
+		r.finishRemovals(r.closing)
+	})
+	select {
+	case <-removed:
+	case <-ctx.Done():
+	case <-time.After(finishPatience):
+		r.log.Warn("removals take long, and go on meanwhile")
 	}
 	for _, sb := range r.sandboxes.list() {
+		if sb.State() == SandboxRemoving {
+			continue
+		}
 		if err := sb.finish(ctx); err != nil {
 			r.log.Error("sandbox could not be recovered", "sandbox", sb.id, "err", err)
 		}
@@ -108,13 +119,31 @@ func (r *Runtime) finish(ctx context.Context) {
 	r.sweep(ctx)
 }
 
+// finishRemovals removes what a dead daemon was removing, until ctx ends.
+func (r *Runtime) finishRemovals(ctx context.Context) {
+	for _, c := range r.containers.list() {
+		if c.status.Load().State != Removing || ctx.Err() != nil {
+			continue
+		}
+		if err := c.discard(ctx); err != nil {
+			r.log.Error("removal could not be finished", "container", c.id, "err", err)
+		}
+	}
+	for _, sb := range r.sandboxes.list() {
+		if sb.State() != SandboxRemoving || ctx.Err() != nil {
+			continue
+		}
+		if err := sb.Remove(ctx); err != nil {
+			r.log.Error("removal could not be finished", "sandbox", sb.id, "err", err)
+		}
+	}
+}
+
 func (sb *Sandbox) finish(ctx context.Context) error {
 	if err := makePrivate(sb.runDir); err != nil {
 		return err
 	}
 	switch sb.State() {
-	case SandboxRemoving:
-		return sb.Remove(ctx)
 	case SandboxReady:
 		pins := sb.pins()
 		pins.Pid = sb.status.Load().Pid
