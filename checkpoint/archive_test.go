@@ -272,6 +272,33 @@ func TestPackFails(t *testing.T) {
 	}
 }
 
+// Where the file system knows no files without a name an archive is written all the
+// same; it replaces one that was there, and if it fails nothing is left.
+func TestPackWithoutTmpfile(t *testing.T) {
+	before := openTmpfile
+	openTmpfile = func(string) (int, error) { return -1, unix.EOPNOTSUPP }
+	t.Cleanup(func() { openTmpfile = before })
+	dir, to := sample(t), t.TempDir()
+	file := filepath.Join(to, "archive.tar")
+	for range 2 {
+		if err := Pack(t.Context(), dir, file); err != nil {
+			t.Fatal(err)
+		}
+		if info, err := os.Lstat(file); err != nil || info.Mode() != 0o600 || info.Size() == 0 {
+			t.Fatalf("the archive is %v (err %v)", info, err)
+		}
+	}
+	if err := os.Remove(file); err != nil {
+		t.Fatal(err)
+	}
+	if err := Pack(t.Context(), filepath.Join(dir, "missing"), file); err == nil {
+		t.Error("a directory that is not there was packed")
+	}
+	if left, err := os.ReadDir(to); err != nil || len(left) != 0 {
+		t.Errorf("%v is left (err %v)", left, err)
+	}
+}
+
 // Files of /dev/shm come back with their owners and modes, those that are there
 // stay, and none leaves the directory.
 func TestFilesRoundTrip(t *testing.T) {

@@ -4,7 +4,6 @@ import (
 	"archive/tar"
 	"bufio"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -24,13 +23,11 @@ import (
 // appears whole or not at all; one that was there is replaced.
 func Pack(ctx context.Context, dir, file string) (err error) {
 	parent := filepath.Dir(file)
-	// It has no name until it is whole: then a crash leaves nothing.
-	fd, err := unix.Open(parent, unix.O_RDWR|unix.O_TMPFILE|unix.O_CLOEXEC, 0o600)
+	out, err := createNameless(file)
 	if err != nil {
 		return fmt.Errorf("make checkpoint archive in %s: %w", parent, err)
 	}
-	out := os.NewFile(uintptr(fd), file)
-	defer out.Close()
+	defer out.discard()
 	if err := pack(ctx, dir, out); err != nil {
 		return fmt.Errorf("write checkpoint archive %s: %w", file, err)
 	}
@@ -40,27 +37,10 @@ func Pack(ctx context.Context, dir, file string) (err error) {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if err := name(fd, file); err != nil {
+	if err := out.name(); err != nil {
 		return fmt.Errorf("name checkpoint archive %s: %w", file, err)
 	}
 	return atomicfile.SyncDir(parent)
-}
-
-// name gives the unnamed file its path, in place of what is there.
-func name(fd int, file string) error {
-	from := fmt.Sprintf("/proc/self/fd/%d", fd)
-	err := unix.Linkat(unix.AT_FDCWD, from, unix.AT_FDCWD, file, unix.AT_SYMLINK_FOLLOW)
-	if err != unix.EEXIST {
-		return err
-	}
-	aside := fmt.Sprintf("%s.%d.new", file, os.Getpid())
-	if err := unix.Linkat(unix.AT_FDCWD, from, unix.AT_FDCWD, aside, unix.AT_SYMLINK_FOLLOW); err != nil {
-		return err
-	}
-	if err := os.Rename(aside, file); err != nil {
-		return errors.Join(err, os.Remove(aside))
-	}
-	return nil
 }
 
 func pack(ctx context.Context, dir string, out io.Writer) error {

@@ -42,8 +42,8 @@ func xattrs(hdr *tar.Header) (map[string]string, error) {
 		if strings.HasPrefix(key, overlayPrefix) {
 			return nil, fault.Invalid.Errorf("attribute %s is overlayfs's own", key)
 		}
-		if key != "security.capability" && !strings.HasPrefix(key, "user.") {
-			continue // labels and trusted attributes are the host's
+		if !isOfImages(key) {
+			continue
 		}
 		if attrs == nil {
 			attrs = make(map[string]string)
@@ -53,11 +53,22 @@ func xattrs(hdr *tar.Header) (map[string]string, error) {
 	return attrs, nil
 }
 
+// isOfImages tells whether the files of an image may have this extended attribute.
+// Labels, ACLs and trusted attributes are the host's, and security.evm holds for the
+// file system on which it was computed.
+func isOfImages(key string) bool {
+	return key == "security.capability" || key == imaSignature || strings.HasPrefix(key, "user.")
+}
+
+// imaSignature is the attribute by which a host that appraises files (IMA) tells those
+// that it may run.
+const imaSignature = "security.ima"
+
 // mayLack tells whether a file may go without the attribute that could not be
 // set: user attributes are for regular files and directories only, and not every
-// file system has them. A program without its capabilities would not work.
+// file system has them, or signatures. A program without its capabilities would not work.
 func mayLack(key string, err error) bool {
-	return strings.HasPrefix(key, "user.") && (err == unix.ENOTSUP || err == unix.EPERM)
+	return key != "security.capability" && (err == unix.ENOTSUP || err == unix.EPERM)
 }
 
 func times(hdr *tar.Header) [2]unix.Timespec {

@@ -247,7 +247,7 @@ func attributesOf(file string) (map[string]string, error) {
 	attrs := make(map[string]string)
 	value := make([]byte, 64<<10) // XATTR_SIZE_MAX
 	for key := range strings.SplitSeq(strings.TrimSuffix(string(buf[:n]), "\x00"), "\x00") {
-		if key != "security.capability" && !strings.HasPrefix(key, "user.") {
+		if !isOfImages(key) {
 			continue
 		}
 		n, err := unix.Lgetxattr(file, key, value)

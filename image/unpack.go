@@ -42,7 +42,7 @@ type shape struct {
 //     is done relative to that descriptor, on a single name that is no link: the
 //     name is made with O_EXCL or its like, after what was there was removed.
 //   - A name or hard link target that leaves the root by ".." is refused.
-//   - Of extended attributes only user.* and security.capability are taken;
+//   - Of extended attributes only user.*, security.capability and security.ima are taken;
 //     trusted.overlay.* is refused, because overlayfs would obey it.
 //   - Device nodes are made as they are. What they can do is limited by the
 //     device cgroup of the container, and on the host by the modes of the store's

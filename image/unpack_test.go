@@ -138,6 +138,8 @@ func TestUnpackAttributes(t *testing.T) {
 		- 4755 d/f;security.capability=`+strings.ReplaceAll(capability, "\n", "")+` data
 		- 644 d/u;user.note=hello data
 		- 644 d/t;trusted.other=x data
+		- 755 d/s;security.ima=signature data
+		- 755 d/e;security.evm=signature data
 		l 777 d/l f`)), dir)
 	if err != nil {
 		t.Fatal(err)
@@ -155,6 +157,8 @@ func TestUnpackAttributes(t *testing.T) {
 		{"d/f", "security.capability", capability},
 		{"d/u", "user.note", "hello"},
 		{"d/t", "trusted.other", ""},
+		{"d/s", "security.ima", "\x03\x02signature"},
+		{"d/e", "security.evm", ""},
 	} {
 		buf := make([]byte, 100)
 		n, err := unix.Lgetxattr(filepath.Join(dir, c.name), c.key, buf)
