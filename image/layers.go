@@ -12,7 +12,6 @@ import (
 	"path/filepath"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/tree"
@@ -23,11 +22,10 @@ import (
 // A layerRecord is what is known of an unpacked layer: the content of its
 // layer.json, written before the layer's directory gets its name.
 type layerRecord struct {
-	DiffID   digest.Digest
-	Sum      sum
-	Shape    shape
-	Unpacked time.Time
-	From     source `json:",omitzero"` // what it was unpacked from
+	DiffID digest.Digest
+	Sum    sum
+	Shape  shape
+	From   source `json:",omitzero"` // what it was unpacked from
 }
 
 // A layer is one unpacked layer, or one that is being unpacked.
@@ -195,7 +193,7 @@ func (ls *layers) stage(ctx context.Context, l *layer, from source, unpack unpac
 	if err != nil {
 		return err
 	}
-	l.record = layerRecord{DiffID: l.diffID, Sum: s, Shape: shape, Unpacked: time.Now(), From: from}
+	l.record = layerRecord{DiffID: l.diffID, Sum: s, Shape: shape, From: from}
 	data, err := json.Marshal(l.record)
 	if err != nil {
 		return err

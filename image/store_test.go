@@ -2,6 +2,7 @@ package image_test
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -10,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/crisp-cri/crisp/image"
 	"github.com/crisp-cri/crisp/internal/fault"
@@ -211,6 +213,51 @@ func TestUnclean(t *testing.T) {
 		if err := p.store.Unmount(t.Context(), "k", true); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// Of a pull that took long the layers that were done first are verified, too: they were
+// committed with the rest.
+func TestUncleanAfterLongPull(t *testing.T) {
+	reg := newRegistry(t)
+	p := newPlace(t, reg)
+	hurt := build(t, "gzip", "first", "last")
+	reg.push("hurt", "latest", hurt)
+	p.pull(reg.host + "/hurt")
+	dir := filepath.Join(p.root(), "layers", digestOf(hurt.plain[0]))
+	if err := os.Truncate(filepath.Join(dir, "fs", "layer0"), 0); err != nil {
+		t.Fatal(err)
+	}
+	// As if it was unpacked two hours ago.
+	before := time.Now().Add(-2 * time.Hour)
+	record := filepath.Join(dir, "layer.json")
+	data, err := os.ReadFile(record)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var fields map[string]any
+	if err := json.Unmarshal(data, &fields); err != nil {
+		t.Fatal(err)
+	}
+	fields["Unpacked"] = before
+	if data, err = json.Marshal(fields); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(record, data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{record, dir} {
+		if err := os.Chtimes(path, before, before); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p.reopen(image.Options{Unclean: true})
+	if _, err := p.store.Get(hurt.id()); !errors.Is(err, fault.NotFound) {
+		t.Errorf("the image is still there (err %v)", err)
+	}
+	healed := p.pull(reg.host + "/hurt")
+	if got := read(t, p.mount("k", healed.ID), "layer0"); got != "first" {
+		t.Errorf("file holds %q after the pull", got)
 	}
 }
 

@@ -2,8 +2,11 @@ package image
 
 import (
 	"context"
+	"os"
 	"path/filepath"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // suspectFor is how long before the last layer was committed a layer is suspect
@@ -15,18 +18,13 @@ const suspectFor = 10 * time.Minute
 // then, drops those that differ, and returns the rest. Older ones are believed:
 // reading them all would keep a node from coming up.
 func (s *Store) verifyLatest(ctx context.Context, found []*layer) ([]*layer, error) {
-	var last time.Time
-	for _, l := range found {
-		if l.record.Unpacked.After(last) {
-			last = l.record.Unpacked
-		}
-	}
 	var good []*layer
-	for _, l := range found {
+	suspects := latest(s.commits(found), time.Now())
+	for i, l := range found {
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
-		if last.Sub(l.record.Unpacked) > suspectFor {
+		if !suspects[i] {
 			good = append(good, l)
 			continue
 		}
@@ -35,8 +33,47 @@ func (s *Store) verifyLatest(ctx context.Context, found []*layer) ([]*layer, err
 			good = append(good, l)
 			continue
 		}
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
 		s.log.Warn("layer damaged by the power cut was dropped", "layer", l.diffID, "err", err)
 		s.discardLayer(l.diffID.Encoded())
 	}
 	return good, nil
+}
+
+// commits tells when each layer was committed: rename(2) sets the status change time
+// of what it moves. That is later than when the layer was unpacked, by as long as the
+// rest of its image took.
+func (s *Store) commits(found []*layer) []time.Time {
+	at := make([]time.Time, len(found))
+	for i, l := range found {
+		var st unix.Stat_t
+		if err := unix.Lstat(s.layers.path(l.diffID), &st); err != nil {
+			s.log.Warn("it is not known when a layer was committed", "layer", l.diffID, "err", os.NewSyscallError("lstat", err))
+			continue
+		}
+		at[i] = time.Unix(st.Ctim.Unix())
+	}
+	return at
+}
+
+// latest tells which of the times are at most suspectFor before the last one. A clock
+// that was once ahead must not make all later times old: so are those that are at most
+// that long before the last one that is not in the future.
+func latest(at []time.Time, now time.Time) []bool {
+	var last, past time.Time
+	for _, t := range at {
+		if t.After(last) {
+			last = t
+		}
+		if t.After(past) && !t.After(now) {
+			past = t
+		}
+	}
+	is := make([]bool, len(at))
+	for i, t := range at {
+		is[i] = last.Sub(t) <= suspectFor || !t.After(past) && past.Sub(t) <= suspectFor
+	}
+	return is
 }
