@@ -1,0 +1,48 @@
+package image
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// Closing the store does not wait for what is still to be removed: that can be much,
+// and a daemon that stops has no time. It is removed later.
+func TestCloseLeavesWhatIsToBeRemoved(t *testing.T) {
+	var trees []string
+	for _, name := range []string{"a", "b", "c"} {
+		tree := filepath.Join(t.TempDir(), name)
+		if err := os.MkdirAll(filepath.Join(tree, "x/y"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		trees = append(trees, tree)
+	}
+	s := &Store{log: slog.New(slog.NewTextHandler(t.Output(), nil)), removing: make(chan struct{}, 1)}
+	s.life, s.end = context.WithCancel(t.Context())
+	s.removing <- struct{}{} // as if another tree was being removed
+	for _, tree := range trees {
+		s.removeLater(tree)
+	}
+	s.end()
+	<-s.removing
+	s.background.Wait()
+	for _, tree := range trees {
+		if _, err := os.Lstat(tree); err != nil {
+			t.Errorf("after the end: %v", err)
+		}
+	}
+
+	s.life, s.end = context.WithCancel(t.Context()) // as the next Open does
+	defer s.end()
+	for _, tree := range trees {
+		s.removeLater(tree)
+	}
+	s.background.Wait()
+	for _, tree := range trees {
+		if _, err := os.Lstat(tree); !os.IsNotExist(err) {
+			t.Errorf("%s was not removed (err %v)", tree, err)
+		}
+	}
+}
