@@ -55,8 +55,8 @@ func openResolved(root *os.File, top, path string) (int, error) {
 		return -1, err
 	}
 	target, err := filepath.EvalSymlinks(filepath.Join(top, path))
-	if err != nil {
-		return -1, err
+	if err != nil { // not told: it would say what there is outside
+		return -1, unix.EXDEV
 	}
 	rel, err := filepath.Rel(top, target)
 	if err != nil || !filepath.IsLocal(rel) {
