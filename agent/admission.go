@@ -76,6 +76,12 @@ func (c *care) admit(pod *v1.Pod, others []*v1.Pod) *podsync.Verdict {
 	return nil
 }
 
+// room reports whether admit would let the pod in now.
+func (c *care) room(pod *v1.Pod, others []*v1.Pod) bool {
+	v, _ := admit.Check(pod, c.beside(pod, others), c.place())
+	return v == nil
+}
+
 func (c *care) fits(pod *v1.Pod, others []*v1.Pod) *podsync.Pending {
 	if v := admit.Fits(pod, c.beside(pod, others), c.place()); v != nil {
 		return &podsync.Pending{Reason: v1.PodReasonDeferred, Message: v.Message}

@@ -98,7 +98,7 @@ func (c *care) start(ctx context.Context) {
 		d.CgroupParent = func(pod *v1.Pod) string { return c.cgroups.Parent(string(pod.UID), status.QOS(pod)) }
 		d.PodCgroup = c.limit
 	}
-	a.admit, a.fits = c.admit, c.fits
+	a.admit, a.room, a.fits = c.admit, c.room, c.fits
 	c.collect = imagegc.New(imagegc.Options{
 		Images: a.images, InUse: c.imagesInUse, Space: c.imageSpace,
 		High: a.Care.ImageHigh, Low: a.Care.ImageLow, Min: a.Care.ImageMin, Max: a.Care.ImageMax, Log: a.Log,

@@ -51,6 +51,9 @@ type agent struct {
 	// verdict rejects it.
 	admit func(pod *v1.Pod, others []*v1.Pod) *podsync.Verdict
 
+	// room, if not nil, is asked whether a pod that was rejected would be let in now.
+	room func(pod *v1.Pod, others []*v1.Pod) bool
+
 	// fits, if not nil, is asked whether a pod that runs may have other
 	// resources; nil is yes.
 	fits func(pod *v1.Pod, others []*v1.Pod) *podsync.Pending
@@ -148,6 +151,7 @@ func (a *agent) housekeep() {
 	}
 	a.probes.Keep(wanted)
 	a.retryResizes(wanted)
+	a.retryRejected()
 	a.expire()
 	a.showAddresses()
 }
@@ -224,16 +228,45 @@ func (a *agent) judge(c desired.Change) *podsync.Verdict {
 		return nil
 	}
 	if s := a.driver.LoadStatus(c.Pod); s != nil {
-		if !status.Rejected(s) || c.Pod.Annotations[workload.AnnotationWorkload] != "" {
+		if !mayRetry(c.Pod, s) || !a.dropStatus(c.Pod) {
 			return nil
 		}
-		if err := a.driver.DropStatus(c.Pod); err != nil {
-			a.Log.Error("pod stays rejected", "pod", c.Key.String(), "err", err)
-			return nil
-		}
-		a.status.Drop(c.Pod.UID)
 	}
 	return a.admit(c.Pod, a.allocated())
+}
+
+// mayRetry reports whether a pod was rejected and may be asked about again: it has no
+// state, for it has never begun, and nobody has put another in its place.
+func mayRetry(pod *v1.Pod, s *v1.PodStatus) bool {
+	return status.Rejected(s) && pod.Annotations[workload.AnnotationWorkload] == "" && pod.DeletionTimestamp == nil
+}
+
+// dropStatus has the status of a rejected pod forgotten.
+func (a *agent) dropStatus(pod *v1.Pod) bool {
+	if err := a.driver.DropStatus(pod); err != nil {
+		a.Log.Error("pod stays rejected", "pod", podsync.KeyOf(pod).String(), "err", err)
+		return false
+	}
+	a.status.Drop(pod.UID)
+	return true
+}
+
+// retryRejected lets in the rejected pods that fit now: others have gone or changed, or
+// the pressure is over. As long as they do not, nothing is told again.
+func (a *agent) retryRejected() {
+	pool := a.pool.Load()
+	if a.room == nil || pool == nil {
+		return
+	}
+	for _, pod := range a.wanted.Pods() {
+		if s := a.status.Get(pod.UID); s == nil || !mayRetry(pod, s) || !a.room(pod, a.allocated()) {
+			continue
+		}
+		if v := a.admit(pod, a.allocated()); v == nil && a.dropStatus(pod) {
+			a.Log.Info("rejected pod fits now", "pod", podsync.KeyOf(pod).String())
+			pool.Admit(podsync.KeyOf(pod), a.allocate(pod))
+		}
+	}
 }
 
 // backend is the Runtime of the workers: the driver, and what else is known of

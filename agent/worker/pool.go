@@ -44,6 +44,16 @@ func (p *Pool) Reject(key podsync.Key, pod *v1.Pod, v podsync.Verdict) {
 	p.set(key, pod, &v)
 }
 
+// Admit says that the pod, which was rejected, is wanted under key after all.
+func (p *Pool) Admit(key podsync.Key, pod *v1.Pod) {
+	p.mu.Lock()
+	if w, ok := p.workers[key]; ok && w.verdict != nil && w.verdict.Rejected {
+		w.verdict = nil
+	}
+	p.mu.Unlock()
+	p.Set(key, pod)
+}
+
 func (p *Pool) set(key podsync.Key, pod *v1.Pod, v *podsync.Verdict) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -35,6 +35,21 @@ func TestRejectedPod(t *testing.T) {
 	n.until("get pods -o name", `^$`)
 }
 
+// A pod that did not fit begins as soon as there is room, under the same agent.
+func TestRejectedPodFitsLater(t *testing.T) {
+	n := newCalls(t)
+	n.begin()
+	n.flags = []string{"--max-pods", "1"}
+	n.manifest("first.yaml", "{apiVersion: v1, kind: Pod, metadata: {name: first}, spec: {containers: [{name: a, image: i}]}}")
+	n.agent()
+	n.until("get pods", `first +1/1 +Running `)
+	n.manifest("web.yaml", webPod)
+	n.until("get pods", `web +0/\d +OutOfpods +0 `)
+	n.manifest("first.yaml", "")
+	n.until("get pods", `web +2/2 +Running `)
+	n.expect(expectation{"get pods -o name", 0, `^pod/web\s*$`})
+}
+
 // What this node does not give is said at once, and asked of no runtime.
 func TestForbidden(t *testing.T) {
 	n := newCalls(t)
