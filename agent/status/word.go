@@ -44,7 +44,12 @@ func Word(pod *v1.Pod) string {
 		}
 	}
 	if running && word == "Completed" {
-		return "Running"
+		word = "NotReady"
+		for _, c := range pod.Status.Conditions {
+			if c.Type == v1.PodReady && c.Status == v1.ConditionTrue {
+				word = "Running"
+			}
+		}
 	}
 	return word
 }
