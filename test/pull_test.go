@@ -173,7 +173,7 @@ func TestLayersAreShared(t *testing.T) {
 		}
 	}
 	if asked != 1 {
-		t.Errorf("the common layer was asked for %d times: %v", asked, n.registry.blobs())
+		t.Errorf("the common layer was fetched %d times: %v", asked, n.registry.blobs())
 	}
 	if first, second := at[1]-at[0], at[2]-at[1]; first < 8<<20 || second > 1<<20 {
 		t.Errorf("the first image took %d bytes, the second %d", first, second)

@@ -38,7 +38,7 @@ type fakeRegistry struct {
 	fault  string // "", "corrupt", "hang", "truncate"
 	auth   string // user:password, if one is asked for
 
-	sent map[string]int // how often each path was asked for with GET
+	sent map[string]int // how often each path was asked for with GET, whole
 	gate chan struct{}  // if not nil, a blob is sent when it is closed
 }
 
@@ -48,7 +48,7 @@ func newRegistry() *fakeRegistry {
 	r.server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		r.mu.Lock()
 		fault, auth, gate := r.fault, r.auth, r.gate
-		if req.Method == http.MethodGet {
+		if req.Method == http.MethodGet && req.Header.Get("Range") == "" {
 			r.sent[req.URL.Path]++
 		}
 		r.mu.Unlock()
