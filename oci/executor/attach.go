@@ -3,6 +3,7 @@ package executor
 import (
 	"bytes"
 	"errors"
+	"log/slog"
 	"os"
 	"strconv"
 	"sync"
@@ -93,14 +94,14 @@ func (x *Executor) attach(from *wire.Conn, req wire.AttachRequest) ([]*os.File, 
 	for _, f := range theirs {
 		withFD(f, func(fd int) error { return unix.SetNonblock(fd, true) })
 	}
-	if !c.io.attach(a, &x.gate) {
+	if !c.io.attach(a, &x.gate, x.log) {
 		return fail(fault.WrongState.Errorf("container %s is not running", c.ID))
 	}
 	return theirs, nil
 }
 
 // attach puts a to work, unless the container has ended.
-func (io *stdio) attach(a *attachment, g *gate) bool {
+func (io *stdio) attach(a *attachment, g *gate, log *slog.Logger) bool {
 	io.mu.Lock()
 	defer io.mu.Unlock()
 	if io.over {
@@ -108,7 +109,11 @@ func (io *stdio) attach(a *attachment, g *gate) bool {
 	}
 	io.attached = append(io.attached, a)
 	if a.stdin != nil {
-		go io.feed(a, g)
+		go func() {
+			if !insist(log, "stdin", io.id, func() { io.feed(a, g) }) {
+				a.stdin.Close()
+			}
+		}()
 	}
 	for _, f := range a.outs {
 		go func() {

@@ -180,7 +180,7 @@ func (x *Executor) register(e *execution) {
 	x.known[e.proc.pid] = struct{}{}
 	owner := e.owner
 	x.mu.Unlock()
-	go x.watchExec(e)
+	go insist(x.log, "exec", e.c.ID, func() { x.watchExec(e) })
 	if owner != nil {
 		go x.guard(e, owner)
 	}

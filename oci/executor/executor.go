@@ -157,7 +157,7 @@ func assemble(o Options, lock *os.File, l *net.UnixListener) (*Executor, error) 
 	if x.hierarchies, err = hierarchies(); err != nil {
 		return nil, err
 	}
-	if x.oom, err = newOOMWatch(x.oomHappened); err != nil {
+	if x.oom, err = newOOMWatch(x.log, x.oomHappened); err != nil {
 		return nil, err
 	}
 	return x, nil
@@ -293,13 +293,13 @@ func (x *Executor) live(c *container) {
 	if killed { // too late for its start
 		_ = c.proc.signal(unix.SIGKILL)
 	}
-	c.io.start(&x.gate)
+	c.io.start(&x.gate, x.log)
 	if c.oom != nil {
 		if err := x.oom.add(c.ID, c.oom); err != nil {
 			x.log.Warn("memory events cannot be watched", "container", c.ID, "err", err)
 		}
 	}
-	go x.watch(c)
+	go insist(x.log, "exit", c.ID, func() { x.watch(c) })
 }
 
 // know keeps a child from being reaped as nobody's, until forgetPid.

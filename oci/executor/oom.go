@@ -3,6 +3,7 @@ package executor
 import (
 	"bytes"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -150,6 +151,7 @@ func (o *oomCounter) close() {
 // in an epoll of its own, because Go's poller asks for no EPOLLPRI, which itself
 // is waited for in Go's poller.
 type oomWatch struct {
+	log    *slog.Logger
 	epoll  *os.File
 	happen func(id string)
 
@@ -163,7 +165,7 @@ type watched struct {
 	*oomCounter
 }
 
-func newOOMWatch(happen func(id string)) (*oomWatch, error) {
+func newOOMWatch(log *slog.Logger, happen func(id string)) (*oomWatch, error) {
 	fd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	if err != nil {
 		return nil, os.NewSyscallError("epoll_create1", err)
@@ -172,7 +174,7 @@ func newOOMWatch(happen func(id string)) (*oomWatch, error) {
 	if err != nil {
 		return nil, err
 	}
-	w := &oomWatch{epoll: f, happen: happen, counters: make(map[int32]watched)}
+	w := &oomWatch{log: log, epoll: f, happen: happen, counters: make(map[int32]watched)}
 	go w.loop()
 	return w, nil
 }
@@ -231,7 +233,7 @@ func (w *oomWatch) loop() {
 				return false
 			}
 			for _, e := range events[:max(n, 0)] {
-				w.woken(e.Fd)
+				returns(w.log, "oom", "", func() { w.woken(e.Fd) })
 			}
 		}
 	})
@@ -265,7 +267,9 @@ func (w *oomWatch) woken(key int32) {
 	}
 	var again func(after time.Duration)
 	again = func(after time.Duration) {
-		if !w.check(key) && after < 2*time.Second {
+		told := true
+		returns(w.log, "oom", "", func() { told = w.check(key) })
+		if !told && after < 2*time.Second {
 			time.AfterFunc(after, func() { again(4 * after) })
 		}
 	}

@@ -3,6 +3,7 @@ package executor
 import (
 	"bytes"
 	"errors"
+	"log/slog"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -18,6 +19,7 @@ import (
 // its terminal: what it writes goes to the log and to whoever is attached, what
 // the attached write goes to its stdin.
 type stdio struct {
+	id        string         // of the container
 	log       *crilog.Writer // nil = thrown away
 	stdin     *os.File       // nil if the container has none; the pty if it has one
 	stdinOnce bool
@@ -51,7 +53,7 @@ var chunks = sync.Pool{New: func() any { return new([chunk]byte) }}
 const lastWords = 16 << 20 // bytes
 
 func newStdio(s settings, log *crilog.Writer, stdin, stdout, stderr, pty *os.File) *stdio {
-	io := &stdio{log: log, stdin: stdin, stdinOnce: s.StdinOnce}
+	io := &stdio{id: s.ID, log: log, stdin: stdin, stdinOnce: s.StdinOnce}
 	add := func(f *os.File, stream string, tty bool) {
 		if f != nil {
 			io.outs = append(io.outs, &output{file: f, stream: stream, tty: tty, done: make(chan struct{})})
@@ -67,11 +69,13 @@ func newStdio(s settings, log *crilog.Writer, stdin, stdout, stderr, pty *os.Fil
 }
 
 // start begins to read.
-func (io *stdio) start(g *gate) {
+func (io *stdio) start(g *gate, log *slog.Logger) {
 	for _, o := range io.outs {
 		go func() {
 			defer close(o.done)
-			io.pump(o, g)
+			if !insist(log, o.stream, io.id, func() { io.pump(o, g) }) {
+				o.file.Close()
+			}
 		}()
 	}
 }

@@ -374,7 +374,7 @@ func (x *Executor) resume(s savedContainer) {
 		for stream, n := range sa.Outs {
 			a.add(stream, take(n, stream), sa.Owed[stream])
 		}
-		c.io.attach(a, &x.gate)
+		c.io.attach(a, &x.gate, x.log)
 	}
 	var err error
 	if c.oom, err = newOOMCounter(c.ref); err != nil {

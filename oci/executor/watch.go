@@ -19,16 +19,7 @@ func (x *Executor) watch(c *container) {
 		}
 		// Before anything else: systemd is about to remove the cgroup.
 		killed := c.killed()
-		x.gate.enter()
-		code, err := c.proc.look()
-		e := exitOf(c.ID, code, killed, time.Now())
-		if err != nil {
-			e.Reason, e.Message = wire.ReasonUnknown, err.Error()
-		}
-		x.mu.Lock()
-		c.exit = e // not told before the phase changes
-		x.mu.Unlock()
-		x.gate.leave()
+		x.learnExit(c, killed)
 	}
 	if !c.ownPID {
 		if err := endAll(c.ref.Cgroups); err != nil {
@@ -38,7 +29,25 @@ func (x *Executor) watch(c *container) {
 	c.io.drain()
 	x.gate.enter()
 	defer x.gate.leave()
-	x.finish(c)
+	select {
+	case <-c.gone: // it is entered again after a panic
+	default:
+		x.finish(c)
+	}
+}
+
+// learnExit asks the kernel how c ended.
+func (x *Executor) learnExit(c *container, killed bool) {
+	x.gate.enter()
+	defer x.gate.leave()
+	code, err := c.proc.look()
+	e := exitOf(c.ID, code, killed, time.Now())
+	if err != nil {
+		e.Reason, e.Message = wire.ReasonUnknown, err.Error()
+	}
+	x.mu.Lock()
+	c.exit = e // not told before the phase changes
+	x.mu.Unlock()
 }
 
 // killed tells whether the OOM killer took a process of c, whose init has ended. With

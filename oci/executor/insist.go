@@ -1,0 +1,32 @@
+package executor
+
+import (
+	"log/slog"
+	"runtime/debug"
+)
+
+// maxPanics bounds how often one container's goroutine is begun again.
+const maxPanics = 10
+
+// insist calls f, and again when it panics, up to maxPanics times: what one container
+// writes, or how it ends, must not end the parent of all the others. What f had at hand
+// is lost. f has to leave its locks and the gate by defer. It tells whether f
+// returned in the end.
+func insist(log *slog.Logger, what, container string, f func()) bool {
+	for range maxPanics {
+		if returns(log, what, container, f) {
+			return true
+		}
+	}
+	return false
+}
+
+func returns(log *slog.Logger, what, container string, f func()) (ok bool) {
+	defer func() {
+		if p := recover(); p != nil {
+			log.Error("work for a container panicked", "work", what, "container", container, "err", p, "stack", string(debug.Stack()))
+		}
+	}()
+	f()
+	return true
+}

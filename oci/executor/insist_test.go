@@ -1,0 +1,46 @@
+package executor
+
+import (
+	"bytes"
+	"io"
+	"log/slog"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/crisp-cri/crisp/internal/crilog"
+)
+
+// What one container writes may panic whoever reads it: that stream goes on, or ends if
+// it cannot, and the executor with all other containers lives.
+func TestPanicEndsOneStream(t *testing.T) {
+	var said bytes.Buffer
+	log := slog.New(slog.NewJSONHandler(&said, nil))
+	out, in, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer in.Close()
+	s := newStdio(settings{ID: "c1"}, nil, nil, out, nil, nil)
+	// A client without a place for what it is owed.
+	broken := &attachment{outs: map[string]*os.File{crilog.Stdout: out}}
+	s.attached = []*attachment{broken}
+	s.start(new(gate), log)
+	<-s.outs[0].done
+	if got := strings.Count(said.String(), "work for a container panicked"); got != maxPanics || !strings.Contains(said.String(), `"container":"c1"`) {
+		t.Errorf("it panicked %d times: %s", got, said.String())
+	}
+}
+
+// One panic is put up with.
+func TestWorkGoesOnAfterAPanic(t *testing.T) {
+	calls := 0
+	ok := insist(slog.New(slog.NewTextHandler(io.Discard, nil)), "work", "c1", func() {
+		if calls++; calls < 3 {
+			panic("one")
+		}
+	})
+	if !ok || calls != 3 {
+		t.Errorf("%d calls, %v", calls, ok)
+	}
+}
