@@ -350,7 +350,7 @@ func TestStatusWord(t *testing.T) {
 		{want: "Terminating", phase: v1.PodRunning, containers: []v1.ContainerState{running}, deleted: true},
 		{want: "CrashLoopBackOff", phase: v1.PodRunning, containers: []v1.ContainerState{running, waiting("CrashLoopBackOff")}},
 		{want: "Completed", phase: v1.PodSucceeded, containers: []v1.ContainerState{ended(0, "Completed")}},
-		{want: "Running", phase: v1.PodRunning, containers: []v1.ContainerState{ended(0, "Completed"), running}},
+		{want: "NotReady", phase: v1.PodRunning, containers: []v1.ContainerState{ended(0, "Completed"), running}},
 		{want: "ExitCode:3", phase: v1.PodFailed, containers: []v1.ContainerState{ended(3, "")}},
 		{want: "Init:1/2", phase: v1.PodPending, init: []v1.ContainerState{ended(0, "Completed"), running}, containers: []v1.ContainerState{waiting("PodInitializing")}},
 		{want: "Init:Error", phase: v1.PodFailed, init: []v1.ContainerState{ended(1, "Error")}, containers: []v1.ContainerState{waiting("PodInitializing")}},
