@@ -251,7 +251,7 @@ func TestRuntimeAway(t *testing.T) {
 		})
 		w.exit()
 		p.Wake(key)
-		time.Sleep(10 * time.Minute)
+		time.Sleep(10*time.Minute + 500*time.Millisecond) // between two tries
 		w.setAct(nil)
 		w.lines()
 		time.Sleep(2 * time.Second)
