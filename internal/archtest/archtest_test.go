@@ -152,6 +152,19 @@ func TestImportsOnlyWhereTheyBelong(t *testing.T) {
 	}
 }
 
+// A program that linked internal/filetrace could be told by its environment to trace
+// another process.
+func TestToolsOfTestsAreInTestsOnly(t *testing.T) {
+	tools := []string{module + "/internal/filetrace", module + "/internal/powercut"}
+	for _, f := range tree(t) {
+		for _, path := range imports(f.ast) {
+			if slices.Contains(tools, path) && !f.test && f.dir != "internal/powercut" {
+				t.Errorf("%s imports %s, which is for tests", f.path, path)
+			}
+		}
+	}
+}
+
 // TestExecutorIsSmall looks at everything linked into crisp-executor: it is
 // executed once more for each container, so what it links is paid each time.
 func TestExecutorIsSmall(t *testing.T) {

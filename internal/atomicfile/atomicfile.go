@@ -4,9 +4,13 @@ package atomicfile
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
+
+	"golang.org/x/sys/unix"
 )
 
 // Write replaces the file at path with data and returns once that is on disk:
@@ -66,6 +70,45 @@ func replace(path string, data []byte, perm os.FileMode, sync bool) (err error) 
 		return SyncDir(dir)
 	}
 	return nil
+}
+
+// Read is os.ReadFile that tries again if the disk gave an error: one that passes is none
+// of the file's.
+func Read(path string) ([]byte, error) {
+	data, err := os.ReadFile(path)
+	if errors.Is(err, unix.EIO) {
+		data, err = os.ReadFile(path)
+	}
+	return data, err
+}
+
+// Damaged tells of an error that what it is about cannot be read, now or later: it is not
+// there, or the disk does not give it back (EUCLEAN and EBADMSG are ext4's and xfs's words
+// for metadata that make no sense). Another error, such as EMFILE or ENOMEM, is none of
+// the file's, and nobody may take the file for lost because of it.
+func Damaged(err error) bool {
+	for _, errno := range []error{fs.ErrNotExist, unix.ENOTDIR, unix.EIO, unix.EUCLEAN, unix.EBADMSG} {
+		if errors.Is(err, errno) {
+			return true
+		}
+	}
+	return false
+}
+
+// MakeDirs is os.MkdirAll that returns once the directory at path has its name on disk,
+// and so have those above it that were not there. An older one is synced too: who made it
+// may have died before he did.
+func MakeDirs(path string, perm os.FileMode) error {
+	parent := filepath.Dir(path)
+	if _, err := os.Stat(parent); errors.Is(err, fs.ErrNotExist) {
+		if err := MakeDirs(parent, perm); err != nil {
+			return err
+		}
+	}
+	if err := os.MkdirAll(path, perm); err != nil {
+		return err
+	}
+	return SyncDir(parent)
 }
 
 // SyncDir makes the names in the directory at path durable.

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/klauspost/compress/gzip"
+
+	"github.com/crisp-cri/crisp/internal/regular"
 )
 
 const (
@@ -71,12 +73,12 @@ func isSame(f, g *os.File) bool {
 // open opens a rotated file, which may have to be unpacked.
 func (l *Log) open(stamp string) (file, error) {
 	name := l.path + "." + stamp
-	f, err := os.Open(name)
+	f, err := regular.Open(name)
 	if !errors.Is(err, fs.ErrNotExist) {
 		return file{f, stamp, false}, err
 	}
 	l.between()
-	f, err = os.Open(name + compressed) // which is there before the other goes
+	f, err = regular.Open(name + compressed) // which is there before the other goes
 	return file{f, stamp, true}, err
 }
 
@@ -110,7 +112,7 @@ func (l *Log) isNow(f *os.File, stamp string) bool {
 	if isAt(f, name) {
 		return true
 	}
-	from, err := os.Open(name + compressed)
+	from, err := regular.Open(name + compressed)
 	if err != nil {
 		return false
 	}
@@ -158,7 +160,7 @@ func (f *follower) next() (next file, there bool, err error) {
 			next, err = l.open(fresh[0])
 		} else {
 			next = file{}
-			next.File, err = os.Open(l.path)
+			next.File, err = regular.Open(l.path)
 		}
 		gone := errors.Is(err, fs.ErrNotExist)
 		if err != nil && !gone {

@@ -18,7 +18,10 @@ import (
 	"testing/synctest"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/crisp-cri/crisp/internal/crilog"
+	"github.com/crisp-cri/crisp/internal/regular"
 )
 
 var noon = time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
@@ -505,4 +508,34 @@ func TestFollowWriter(t *testing.T) {
 		want = fmt.Appendf(want, "%d\n", i)
 	}
 	differ(t, string(data), string(want))
+}
+
+// Where a pod may write to the log directory, anything may be in the place of a log: a
+// pipe there does not keep waiting who reads the log.
+func TestPipeIsNoLog(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "0.log")
+	pipe := func(path string) {
+		if err := unix.Mkfifo(path, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	pipe(path)
+	if l, err := Open(path); !errors.Is(err, regular.ErrOther) {
+		t.Errorf("a pipe was opened as the log: %v, %v", l, err)
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(few), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	pipe(path + ".20261122-120000")
+	l, err := Open(path)
+	if err == nil {
+		err = l.Copy(t.Context(), Options{Stdout: io.Discard})
+		l.Close()
+	}
+	if !errors.Is(err, regular.ErrOther) {
+		t.Errorf("a pipe was read as the rotated log: %v", err)
+	}
 }

@@ -40,6 +40,7 @@ import (
 	"time"
 
 	"github.com/crisp-cri/crisp/internal/lease"
+	"github.com/crisp-cri/crisp/internal/regular"
 )
 
 // Options say what of a log is read and where to it is written. What they have in
@@ -85,7 +86,7 @@ func open(path string, between func()) (*Log, error) {
 	}
 	l := &Log{path: path, between: between, writer: lease.HasWriter, watches: newWatch}
 	for range 100 { // only a rotation just now is a reason to look again
-		f, err := os.Open(path)
+		f, err := regular.Open(path)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, err
 		}

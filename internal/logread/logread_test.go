@@ -253,13 +253,28 @@ func (f fails) Write([]byte) (int, error) { return 0, f.err }
 // Whatever stands in the file, the last lines are the end of all lines.
 func FuzzTail(f *testing.F) {
 	f.Add([]byte(few), int64(2))
+	f.Add([]byte(few), int64(1))
+	f.Add([]byte(few), int64(1000))
 	f.Add([]byte("\n\n2026-11-22T12:00:00Z stdout P x"), int64(0))
 	f.Fuzz(func(t *testing.T, log []byte, n int64) {
 		path := logOf(t, string(log))
 		all := copyAll(t, path, Options{})
 		n = max(n, 0)
-		if last := copyAll(t, path, Options{Tail: &n}); !strings.HasSuffix(all, last) {
+		last := copyAll(t, path, Options{Tail: &n})
+		if !strings.HasSuffix(all, last) {
 			t.Errorf("%q does not end with %q", all, last)
+		}
+		lines := bytes.SplitAfter(log, []byte("\n"))
+		if len(lines[len(lines)-1]) == 0 {
+			lines = lines[:len(lines)-1]
+		}
+		// The last lines may be empty parts, and a file of them alone is nothing, too.
+		end := bytes.Join(lines[max(0, len(lines)-int(min(n, int64(len(lines))))):], nil)
+		if last == "" && copyAll(t, logOf(t, string(end)), Options{}) != "" {
+			t.Errorf("the last %d lines of %q are nothing", n, all)
+		}
+		if n > int64(len(lines)) && last != all {
+			t.Errorf("of %d lines the last %d are %q, want %q", len(lines), n, last, all)
 		}
 	})
 }

@@ -45,7 +45,12 @@ func (s *Stack) Add(what string, undo func() error) {
 
 // RunIf undoes all steps, last first, if *err is not nil. Each step is tried
 // even if the one before it failed; what could not be undone is joined to *err.
+// It must be deferred itself: a panic that passes undoes the steps too, and goes on.
 func (s *Stack) RunIf(err *error) {
+	if p := recover(); p != nil {
+		_ = s.Run() // the panic is the news
+		panic(p)
+	}
 	if *err == nil {
 		return
 	}

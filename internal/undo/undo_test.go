@@ -39,6 +39,26 @@ func TestRunIf(t *testing.T) {
 	}
 }
 
+// A bug in a later step leaves nothing of the earlier ones behind, and is not hidden.
+func TestPanicUndoes(t *testing.T) {
+	var order []string
+	defer func() {
+		if p := recover(); p != "bug" {
+			t.Errorf("the panic has become %v", p)
+		}
+		if want := []string{"b", "a"}; !slices.Equal(order, want) {
+			t.Errorf("order %v, want %v", order, want)
+		}
+	}()
+	_ = func() (err error) {
+		var steps undo.Stack
+		defer steps.RunIf(&err)
+		steps.Add("a", func() error { order = append(order, "a"); return nil })
+		steps.Add("b", func() error { order = append(order, "b"); return errors.New("stuck") })
+		panic("bug")
+	}()
+}
+
 // The client that gave up must not take the roll-back with it.
 func TestContextOutlivesItsParent(t *testing.T) {
 	parent, cancel := context.WithCancel(t.Context())

@@ -1,0 +1,240 @@
+// Package filetrace records what the process of a test does to the files below a
+// directory, in the order in which the kernel did it, and makes one of these calls fail.
+// It is for tests only.
+//
+// What is recorded are system calls, libraries' included, so the code under test needs
+// no seam. A helper process, which is the test binary once more, seizes all threads of
+// the test (ptrace(2)) and follows them from call to call:
+//
+//	test process                           tracer (the same binary, see init)
+//	  Start ─────────────── spawn ───────────▶ PTRACE_SEIZE each thread
+//	  the code under test: openat, fsync …  ⇄  looks at each call that changes a file
+//	  Mark("saved"), Arm(3, EIO), …  ──────▶  a write to a file that cannot be
+//	  Stop ◀────────── gob over a pipe ─────── the Ops
+//
+// Calls that change files below the directory are let through one at a time, each from
+// entry to return. So there is one order, which is the one that is recorded, and the
+// content of what was written can be read back after each of them.
+//
+// Children of the process are not followed. Shared writable mappings, io_uring and files
+// opened with O_SYNC or O_DSYNC are not modelled: Stop reports them.
+package filetrace
+
+import (
+	"bufio"
+	"encoding/gob"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// A Kind says what a call did.
+type Kind string
+
+const (
+	Create  Kind = "create"  // a regular file with a name
+	Tmpfile Kind = "tmpfile" // one without (O_TMPFILE)
+	Mkdir   Kind = "mkdir"
+	Mknod   Kind = "mknod"
+	Symlink Kind = "symlink"
+	Link    Kind = "link"
+	Rename  Kind = "rename"
+	Swap    Kind = "swap" // renameat2(RENAME_EXCHANGE)
+	Remove  Kind = "remove"
+	Write   Kind = "write"  // content or size
+	Meta    Kind = "meta"   // mode, owner, time or extended attributes
+	Fsync   Kind = "fsync"  // of a file or a directory; fdatasync(2) too
+	Syncfs  Kind = "syncfs" // sync(2) too
+	Marked  Kind = "mark"   // Mark was called
+)
+
+// A File is what an inode number stands for, with what inode(7) says of it.
+type File struct {
+	Ino      uint64
+	Mode     uint32 // type and permissions
+	UID, GID uint32
+	Rdev     uint64
+	Mtime    int64 // ns
+	Attrs    map[string]string
+	Target   string // of a symbolic link
+}
+
+// An Op is one call that succeeded. Paths are relative to the recorded directory, which
+// is ".".
+type Op struct {
+	Kind Kind
+	Call string // the system call
+	Path string // of a rename, link or symlink: the old name
+	To   string // the new one
+
+	Dir, ToDir uint64 // inodes of the directories of Path and To
+	File       File   // what was made or changed, as it is after the call
+	Off        int64  // Write: where Data begins
+	Data       []byte // Write: what is there now
+	Size       int64  // Write: of the file now
+	Text       string // Marked
+}
+
+// A Failure is what became of Arm.
+type Failure struct {
+	Happened bool
+	Count    int    // calls that could have failed since Arm
+	What     string // the call that failed, and the path
+}
+
+// markFD is no file's number. What is "written" to it is for the tracer.
+const markFD = 1<<30 + 7
+
+// A Tracer has the test process recorded.
+type Tracer struct {
+	t    testing.TB
+	cmd  *exec.Cmd
+	from *gob.Decoder
+	pipe *os.File
+	done bool
+}
+
+// message is what the tracer sends.
+type message struct {
+	Ready   bool
+	Failure *Failure
+	Ops     []Op
+	Err     string // why the tracer gave up, or what it does not model
+	End     bool
+}
+
+// Start records what this process does below dir, a directory that is there, until Stop,
+// or the end of the test. It skips t where the kernel does not let us trace.
+func Start(t testing.TB, dir string) *Tracer {
+	t.Helper()
+	dir, err := filepath.EvalSymlinks(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	ask, answer, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ask.Close()
+	defer answer.Close()
+	tr := &Tracer{t: t, pipe: r, from: gob.NewDecoder(bufio.NewReader(r))}
+	tr.cmd = exec.Command(self)
+	tr.cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d:%s", environment, os.Getpid(), dir))
+	tr.cmd.ExtraFiles = []*os.File{w, ask}
+	tr.cmd.Stderr = os.Stderr
+	if err := tr.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	// Yama lets only ancestors trace, or whom we name. EINVAL: there is no Yama.
+	_ = unix.Prctl(unix.PR_SET_PTRACER, uintptr(tr.cmd.Process.Pid), 0, 0, 0)
+	answer.Close()
+	t.Cleanup(func() { tr.stop() })
+	m := tr.receive()
+	if m.Err != "" {
+		tr.stop()
+		if strings.Contains(m.Err, syscall.EPERM.Error()) || strings.Contains(m.Err, syscall.ENOSYS.Error()) {
+			t.Skipf("the kernel does not let us trace: %s", m.Err)
+		}
+		t.Fatal(m.Err)
+	}
+	return tr
+}
+
+func (tr *Tracer) receive() message {
+	var m message
+	if err := tr.from.Decode(&m); err != nil {
+		m.Err = "tracer: " + err.Error()
+	}
+	return m
+}
+
+// Mark puts text into the record.
+func (tr *Tracer) Mark(text string) { tell("mark " + text) }
+
+// Arm has the n-th call from now on fail with errno, instead of doing anything, that asks
+// for a file below the directory; n = 0: none, they are only counted. It fails once.
+func (tr *Tracer) Arm(n int, errno syscall.Errno) { tell(fmt.Sprintf("arm %d %d", n, errno)) }
+
+// Disarm says what became of Arm.
+func (tr *Tracer) Disarm() Failure {
+	tr.t.Helper()
+	tell("disarm")
+	for {
+		m := tr.receive()
+		if m.Err != "" {
+			tr.t.Fatal(m.Err)
+		}
+		if m.Failure != nil {
+			return *m.Failure
+		}
+	}
+}
+
+func tell(text string) {
+	// EBADF, of course.
+	_, _ = unix.Write(markFD, []byte(text))
+}
+
+// Stop ends the recording and returns it.
+func (tr *Tracer) Stop() []Op {
+	tr.t.Helper()
+	tell("stop")
+	for {
+		m := tr.receive()
+		switch {
+		case m.Err != "":
+			tr.t.Fatal(m.Err)
+		case m.End:
+			tr.stop()
+			return m.Ops
+		}
+	}
+}
+
+func (tr *Tracer) stop() {
+	if tr.done {
+		return
+	}
+	tr.done = true
+	_ = tr.cmd.Process.Kill() // the threads run on without it
+	err := tr.cmd.Wait()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		tr.t.Error(err)
+	}
+	tr.pipe.Close()
+}
+
+// environment tells a process that it is a tracer, of whom and where.
+const environment = "CRISP_FILETRACE"
+
+func init() {
+	what := os.Getenv(environment)
+	if what == "" {
+		return
+	}
+	out := os.NewFile(3, "record")
+	_, _ = io.ReadAll(os.NewFile(4, "permission"))
+	if err := runTracer(what, gob.NewEncoder(out)); err != nil {
+		fmt.Fprintln(os.Stderr, "filetrace:", err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}

@@ -1,0 +1,243 @@
+package testns
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/internal/noleaks"
+)
+
+// join puts PID 1 into the test's cgroups and their namespace. A namespace is a
+// thread's until the next execve(2), so this ends with one.
+func join() {
+	runtime.LockOSThread()
+	err := func() error {
+		for dir := range strings.SplitSeq(os.Getenv(cgroupsEnv), ":") {
+			if dir == "" {
+				continue
+			}
+			if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte("0"), 0); err != nil {
+				return err
+			}
+		}
+		if err := unix.Unshare(unix.CLONE_NEWCGROUP); err != nil {
+			return fmt.Errorf("unshare: %w", err)
+		}
+		os.Setenv(stage, stageInit)
+		return unix.Exec("/proc/self/exe", os.Args, os.Environ())
+	}()
+	fmt.Fprintln(os.Stderr, "enter the test's cgroups:", err)
+	os.Exit(1)
+}
+
+// initMain is PID 1 of a test. It returns the exit code.
+func initMain() int {
+	if err := setup(); err != nil {
+		fmt.Fprintln(os.Stderr, "set the test's namespaces up:", err)
+		return 1
+	}
+	before, err := noleaks.TakeAll()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	os.Setenv(stage, stageRun)
+	pid, err := syscall.ForkExec("/proc/self/exe", os.Args, &syscall.ProcAttr{Env: os.Environ(), Files: []uintptr{0, 1, 2}})
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	var status syscall.WaitStatus
+	for { // and reap what was orphaned
+		var ws syscall.WaitStatus
+		got, err := syscall.Wait4(-1, &ws, 0, nil)
+		if err == syscall.EINTR {
+			continue
+		}
+		if err != nil {
+			fmt.Fprintln(os.Stderr, "wait:", err)
+			return 1
+		}
+		if got == pid {
+			status = ws
+			break
+		}
+	}
+	switch {
+	case status.Signaled():
+		fmt.Println("the test's process ended by", status.Signal())
+		return 1
+	case status.ExitStatus() != 0:
+		return status.ExitStatus() // what is left is no wonder
+	}
+	return leftBehind(before)
+}
+
+// leftBehind tells what the test has left. Some things end a moment after the call
+// that ended them returned, a veth when the kernel takes its namespace down.
+func leftBehind(before noleaks.Snapshot) int {
+	var left []string
+	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		for {
+			if got, err := syscall.Wait4(-1, nil, syscall.WNOHANG, nil); got <= 0 || err != nil {
+				break
+			}
+		}
+		now, err := noleaks.TakeAll()
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		if left = now.Since(before); len(left) == 0 {
+			return 0
+		}
+		if time.Now().After(deadline) {
+			break
+		}
+	}
+	fmt.Printf("left behind:\n      %s\n", strings.Join(left, "\n      "))
+	return 1
+}
+
+// setup makes the namespaces a machine.
+func setup() error {
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return fmt.Errorf("make / private: %w", err)
+	}
+	// Of the machine's cgroups, while /sys still shows them.
+	all, err := hierarchies()
+	if err != nil {
+		return err
+	}
+	mount := func(source, target, kind, options string) error {
+		if err := unix.Mount(source, target, kind, 0, options); err != nil {
+			return fmt.Errorf("mount %s at %s: %w", kind, target, err)
+		}
+		return nil
+	}
+	// Cgroups that a container of somebody else's shows are no place for this machine's.
+	for _, h := range all {
+		if !strings.HasPrefix(h.dir, "/sys/") {
+			if err := unix.Unmount(h.dir, unix.MNT_DETACH); err != nil {
+				return fmt.Errorf("unmount %s: %w", h.dir, err)
+			}
+		}
+	}
+	all = slices.DeleteFunc(all, func(h hierarchy) bool { return !strings.HasPrefix(h.dir, "/sys/fs/cgroup") })
+	tmpfs := len(all) > 0 && all[0].dir != "/sys/fs/cgroup"
+	// Of this PID and this network namespace. What is mounted over would still be listed
+	// in mountinfo, where programs look for cgroups.
+	for _, dir := range []string{"/sys", "/proc"} {
+		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
+			return fmt.Errorf("unmount %s: %w", dir, err)
+		}
+	}
+	if err := mount("proc", "/proc", "proc", ""); err != nil {
+		return err
+	}
+	if err := mount("sysfs", "/sys", "sysfs", ""); err != nil {
+		return err
+	}
+	if err := mount("tmpfs", "/run", "tmpfs", "mode=755"); err != nil {
+		return err
+	}
+	if tmpfs {
+		if err := mount("tmpfs", "/sys/fs/cgroup", "tmpfs", "mode=755"); err != nil {
+			return err
+		}
+	}
+	for _, h := range all {
+		if err := os.MkdirAll(h.dir, 0o755); err != nil {
+			return err
+		}
+		if err := mount(h.kind, h.dir, h.kind, h.options); err != nil {
+			return err
+		}
+	}
+	return network()
+}
+
+// network brings the loopback device up, and an uplink with a default route, as a
+// node has; what is sent there is gone.
+func network() error {
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		return err
+	}
+	if err := netlink.LinkSetUp(lo); err != nil {
+		return fmt.Errorf("loopback: %w", err)
+	}
+	far, err := elsewhere()
+	if err != nil {
+		return fmt.Errorf("the uplink's far end: %w", err)
+	}
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = "eth0"
+	uplink := &netlink.Veth{LinkAttrs: attrs, PeerName: "far", PeerNamespace: netlink.NsFd(far)}
+	if err := netlink.LinkAdd(uplink); err != nil {
+		return fmt.Errorf("make the uplink: %w", err)
+	}
+	there, err := netlink.NewHandleAt(far)
+	if err != nil {
+		return err
+	}
+	defer there.Close()
+	end, err := there.LinkByName("far")
+	if err != nil {
+		return err
+	}
+	if err := there.LinkSetUp(end); err != nil {
+		return fmt.Errorf("the uplink's far end: %w", err)
+	}
+	for _, a := range []string{"198.18.0.2/15", "fd00:198:18::2/64"} {
+		addr, err := netlink.ParseAddr(a)
+		if err != nil {
+			return err
+		}
+		addr.Flags = unix.IFA_F_NODAD
+		if err := netlink.AddrAdd(uplink, addr); err != nil {
+			return fmt.Errorf("uplink's address %s: %w", a, err)
+		}
+	}
+	// A link-local address would come a moment later, as if a test had left it.
+	if err := netlink.LinkSetIP6AddrGenMode(uplink, nl.IN6_ADDR_GEN_MODE_NONE); err != nil {
+		return fmt.Errorf("uplink: %w", err)
+	}
+	if err := netlink.LinkSetUp(uplink); err != nil {
+		return fmt.Errorf("uplink: %w", err)
+	}
+	for _, everything := range []*net.IPNet{{IP: net.IPv4zero, Mask: net.CIDRMask(0, 32)}, {IP: net.IPv6zero, Mask: net.CIDRMask(0, 128)}} {
+		if err := netlink.RouteAdd(&netlink.Route{LinkIndex: uplink.Attrs().Index, Dst: everything}); err != nil {
+			return fmt.Errorf("default route: %w", err)
+		}
+	}
+	return nil
+}
+
+// elsewhere makes a network namespace that lives as long as this process.
+func elsewhere() (netns.NsHandle, error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	here, err := netns.Get()
+	if err != nil {
+		return -1, err
+	}
+	defer here.Close()
+	far, err := netns.New()
+	if err != nil {
+		return -1, err
+	}
+	return far, netns.Set(here)
+}

@@ -1,0 +1,359 @@
+// Package testns runs the tests of a package in namespaces of their own.
+//
+// A test that starts containers changes what all processes of a machine share:
+// network interfaces, nftables, mounts, cgroups, the process table. Two such tests
+// at once see each other, and what one of them leaves cannot be told from what
+// another still needs. Here each top-level test gets PID, network, mount, IPC, UTS
+// and cgroup namespaces: a machine with a loopback device, an uplink that leads
+// nowhere, an empty /run, and nobody else. So several run at once, and whatever is
+// there when a test has ended and was not when it began is a leak; no name or mark
+// has to tell whose it is.
+//
+// TestMain calls Main. The process that `go test` started only plans: it asks for
+// the list of tests and starts this program again for each. That program is PID 1
+// of its namespaces (setup.go); it starts itself once more to run the test, reaps
+// what is orphaned, as a node's init does, and looks at the end what is left.
+//
+// Where systemd runs, and without root, the tests run as `go test` would run them:
+// systemd can be reached only from its own namespaces. CRISP_TEST_NAMESPACES=off
+// asks for the same, for a debugger.
+package testns
+
+import (
+	"bytes"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/internal/kernel"
+)
+
+// Options say how a package's tests are run.
+type Options struct {
+	// Prepare is called once, before the first test. What it returns is added to the
+	// tests' environment; done is called after the last one. May be nil.
+	Prepare func() (env []string, done func(), err error)
+
+	// Subtests names the subtests of a top-level test that are each to be run as if
+	// they were top-level tests. Other tests are not looked into.
+	Subtests map[string][]string
+
+	// First names tests that take so long that they are to begin before the others.
+	First []string
+}
+
+// stage is the environment variable that tells a process of a test which one it is.
+const stage = "CRISP_TEST_NAMESPACE_STAGE"
+
+const (
+	stageJoin = "join" // PID 1, in the machine's cgroups
+	stageInit = "init" // PID 1, in the test's cgroup namespace
+	stageRun  = "run"  // runs the test
+)
+
+// Isolated tells whether this process runs in namespaces of its test: then
+// everything that is new in them is of the test.
+func Isolated() bool { return os.Getenv(stage) == stageRun }
+
+// Main runs the tests and ends the process.
+func Main(m *testing.M, o Options) {
+	flag.Parse()
+	switch os.Getenv(stage) {
+	case stageRun:
+		os.Exit(m.Run())
+	case stageJoin:
+		join()
+	case stageInit:
+		os.Exit(initMain())
+	}
+	var done func()
+	if o.Prepare != nil {
+		env, f, err := o.Prepare()
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		done = f
+		for _, kv := range env {
+			k, v, _ := strings.Cut(kv, "=")
+			os.Setenv(k, v)
+		}
+	}
+	var code int
+	if alone() {
+		flag.Set("test.parallel", "1") // they are on one machine
+		code = m.Run()
+	} else {
+		code = plan(o)
+	}
+	if done != nil {
+		done()
+	}
+	os.Exit(code)
+}
+
+// alone tells whether the tests run in this process.
+func alone() bool {
+	switch {
+	case os.Geteuid() != 0, kernel.Probe().Systemd, os.Getenv("CRISP_TEST_NAMESPACES") == "off":
+		return true
+	}
+	// What is not about tests, or about all of them in one process.
+	for _, name := range []string{"list", "bench", "fuzz", "fuzzworker", "cpuprofile", "memprofile", "coverprofile", "trace"} {
+		if f := flag.Lookup("test." + name); f != nil && f.Value.String() != f.DefValue {
+			return true
+		}
+	}
+	return false
+}
+
+// A job is one process with its tests.
+type job struct {
+	name   string // for people
+	run    string // for -test.run
+	took   time.Duration
+	output []byte
+	err    error
+}
+
+func plan(o Options) int {
+	jobs, err := list(o)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	// What the tests wait for is mostly not the processor.
+	width := 2 * runtime.NumCPU()
+	if s := os.Getenv("CRISP_TEST_PARALLEL"); s != "" {
+		if width, err = strconv.Atoi(s); err != nil || width < 1 {
+			fmt.Fprintf(os.Stderr, "CRISP_TEST_PARALLEL: %q is no number of tests\n", s)
+			return 1
+		}
+	}
+	deadline := time.Time{}
+	if d, err := time.ParseDuration(flag.Lookup("test.timeout").Value.String()); err == nil && d > 0 {
+		deadline = time.Now().Add(d)
+	}
+	verbose := testing.Verbose()
+
+	var (
+		mu     sync.Mutex // of what is printed, and of failed
+		failed bool
+		wg     sync.WaitGroup
+		next   = make(chan *job)
+		ended  = make(chan os.Signal, 1)
+		stop   = make(chan struct{})
+	)
+	signal.Notify(ended, syscall.SIGINT, syscall.SIGTERM, syscall.SIGQUIT)
+	go func() {
+		<-ended
+		close(stop)
+	}()
+	for range width {
+		wg.Go(func() {
+			for j := range next {
+				j.do(deadline, stop)
+				mu.Lock()
+				failed = failed || j.err != nil
+				os.Stdout.Write(j.report(verbose))
+				mu.Unlock()
+			}
+		})
+	}
+feed:
+	for _, j := range jobs {
+		select {
+		case next <- j:
+		case <-stop:
+			failed = true
+			break feed
+		}
+	}
+	close(next)
+	wg.Wait()
+	if verbose {
+		slowest(jobs)
+	}
+	if failed {
+		fmt.Println("FAIL")
+		return 1
+	}
+	if len(jobs) == 0 {
+		fmt.Fprintln(os.Stderr, "testing: warning: no tests to run")
+	}
+	fmt.Println("PASS")
+	return 0
+}
+
+// list returns a job for each test that -run and -skip select.
+func list(o Options) ([]*job, error) {
+	top, sub, _ := strings.Cut(flag.Lookup("test.run").Value.String(), "/")
+	wanted, err := regexp.Compile(top)
+	if err != nil {
+		return nil, fmt.Errorf("-run: %w", err)
+	}
+	first, rest, _ := strings.Cut(sub, "/")
+	wantedSub, err := regexp.Compile(first)
+	if err != nil {
+		return nil, fmt.Errorf("-run: %w", err)
+	}
+	cmd := exec.Command("/proc/self/exe", "-test.list=.*")
+	cmd.Env = append(os.Environ(), stage+"="+stageRun)
+	out, err := cmd.Output()
+	if err != nil {
+		return nil, fmt.Errorf("list the tests: %w\n%s", err, out)
+	}
+	var jobs []*job
+	for name := range strings.Lines(string(out)) {
+		name = strings.TrimSpace(name)
+		if !strings.HasPrefix(name, "Test") && !strings.HasPrefix(name, "Fuzz") && !strings.HasPrefix(name, "Example") || !wanted.MatchString(name) {
+			continue
+		}
+		if subs, ok := o.Subtests[name]; ok {
+			for _, s := range subs {
+				if wantedSub.MatchString(s) {
+					jobs = append(jobs, &job{name: name + "/" + s, run: pattern(name, "^"+regexp.QuoteMeta(s)+"$", rest)})
+				}
+			}
+			continue
+		}
+		jobs = append(jobs, &job{name: name, run: pattern("^"+name+"$", sub)})
+	}
+	slices.SortStableFunc(jobs, func(a, b *job) int {
+		return order(slices.Contains(o.First, b.name)) - order(slices.Contains(o.First, a.name))
+	})
+	return jobs, nil
+}
+
+func order(first bool) int {
+	if first {
+		return 1
+	}
+	return 0
+}
+
+// pattern joins what -run has for each level of tests.
+func pattern(parts ...string) string {
+	for len(parts) > 0 && parts[len(parts)-1] == "" {
+		parts = parts[:len(parts)-1]
+	}
+	return strings.Join(parts, "/")
+}
+
+// do runs the job and waits for it. The job has what is left until the deadline.
+func (j *job) do(deadline time.Time, stop <-chan struct{}) {
+	began := time.Now()
+	defer func() { j.took = time.Since(began) }()
+	args := slices.DeleteFunc(slices.Clone(os.Args[1:]), func(a string) bool {
+		a = strings.TrimLeft(a, "-")
+		for _, name := range []string{"test.run", "test.timeout", "test.v", "test.testlogfile"} {
+			if a == name || strings.HasPrefix(a, name+"=") {
+				return true
+			}
+		}
+		return false
+	})
+	args = append([]string{"-test.run=" + j.run, "-test.v=" + verboseFlag()}, args...)
+	if !deadline.IsZero() {
+		args = append([]string{"-test.timeout=" + time.Until(deadline).String()}, args...)
+	}
+	tmp, err := os.MkdirTemp("", "t-")
+	if err != nil {
+		j.err = err
+		return
+	}
+	defer os.RemoveAll(tmp)
+	// Users of user namespaces must get through it.
+	if j.err = os.Chmod(tmp, 0o711); j.err != nil {
+		return
+	}
+	groups, err := makeCgroups(filepath.Base(tmp))
+	if err != nil {
+		j.err = err
+		return
+	}
+	defer func() { j.err = errors.Join(j.err, groups.remove()) }()
+
+	var output bytes.Buffer
+	cmd := exec.Command("/proc/self/exe", args...)
+	cmd.Env = append(os.Environ(), stage+"="+stageJoin, "TMPDIR="+tmp, cgroupsEnv+"="+groups.String())
+	cmd.Stdout, cmd.Stderr = &output, &output
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNET | unix.CLONE_NEWNS | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS,
+		Setsid:     true, // ^C is for the planner, which ends PID 1 and with it all
+	}
+	if j.err = cmd.Start(); j.err != nil {
+		return
+	}
+	over := make(chan struct{})
+	go func() {
+		select {
+		case <-stop:
+			cmd.Process.Kill()
+		case <-over:
+		}
+	}()
+	j.err = cmd.Wait()
+	close(over)
+	j.output = output.Bytes()
+}
+
+// verboseFlag is the flag that the planner got, or true: skipped tests are to be
+// seen in any case.
+func verboseFlag() string {
+	if v := flag.Lookup("test.v").Value.String(); v != "false" {
+		return v
+	}
+	return "true"
+}
+
+// report is what is printed of a job that has ended: everything, or if nobody asked
+// for that and it passed, the tests that were skipped and why.
+func (j *job) report(verbose bool) []byte {
+	var b bytes.Buffer
+	if j.err != nil && !bytes.Contains(j.output, []byte("--- FAIL")) {
+		fmt.Fprintf(&b, "--- FAIL: %s (%.2fs)\n    %v\n", j.name, j.took.Seconds(), j.err)
+	}
+	if verbose || j.err != nil {
+		for line := range bytes.Lines(j.output) {
+			if s := string(bytes.TrimSpace(line)); s != "PASS" && s != "FAIL" {
+				b.Write(line)
+			}
+		}
+		return b.Bytes()
+	}
+	lines := strings.SplitAfter(string(j.output), "\n")
+	for i, line := range lines {
+		if strings.HasPrefix(strings.TrimSpace(line), "--- SKIP") {
+			b.WriteString(line)
+			if i > 0 {
+				b.WriteString(lines[i-1])
+			}
+		}
+	}
+	return b.Bytes()
+}
+
+// slowest prints which tests took longest: who waits for all waits for them.
+func slowest(jobs []*job) {
+	all := slices.Clone(jobs)
+	slices.SortFunc(all, func(a, b *job) int { return int(b.took - a.took) })
+	for _, j := range all[:min(len(all), 10)] {
+		fmt.Printf("# %6.1fs %s\n", j.took.Seconds(), j.name)
+	}
+}

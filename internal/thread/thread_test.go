@@ -1,0 +1,86 @@
+package thread_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/internal/thread"
+)
+
+// init makes this goroutine, on which TestMain runs, the main thread's.
+func init() { runtime.LockOSThread() }
+
+func TestMain(m *testing.M) {
+	var main int
+	err := thread.Spend(func() error { main = unix.Gettid(); return nil })
+	runtime.UnlockOSThread()
+	if err != nil || main == unix.Getpid() {
+		fmt.Fprintf(os.Stderr, "work from the main thread ran on thread %d of process %d (%v)\n", main, unix.Getpid(), err)
+		os.Exit(1)
+	}
+	os.Exit(m.Run())
+}
+
+// What work does to its thread nobody else ever sees: the thread is not the main one,
+// and it is gone, or it is never used again.
+func TestSpend(t *testing.T) {
+	failed := errors.New("failed")
+	var mu sync.Mutex
+	var all sync.WaitGroup
+	spoilt := map[int]bool{} // threads
+	for range 50 {
+		all.Go(func() {
+			err := thread.Spend(func() error {
+				if unix.Gettid() == unix.Getpid() {
+					t.Error("it ran on the main thread")
+				}
+				mu.Lock()
+				defer mu.Unlock()
+				spoilt[unix.Gettid()] = true
+				// The thread's own from here on, as namespaces would be.
+				if err := unix.Unshare(unix.CLONE_FS); err != nil {
+					t.Error(err)
+				}
+				if err := unix.Chdir("/proc"); err != nil {
+					t.Error(err)
+				}
+				return failed
+			})
+			if err != failed {
+				t.Errorf("got %v, want the work's own error", err)
+			}
+		})
+	}
+	all.Wait()
+	for end := time.Now().Add(30 * time.Second); spent(t) > 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%d threads that were spent are there still, for anybody's work", spent(t))
+		}
+	}
+	if len(spoilt) == 0 {
+		t.Error("nothing ran")
+	}
+}
+
+// spent counts the threads that are where TestSpend's work has gone.
+func spent(t *testing.T) (n int) {
+	t.Helper()
+	threads, err := filepath.Glob("/proc/self/task/*/cwd")
+	if err != nil || len(threads) == 0 {
+		t.Fatalf("no threads: %v", err)
+	}
+	for _, cwd := range threads {
+		if dir, err := os.Readlink(cwd); err == nil && dir == "/proc" { // else it has ended
+			n++
+		}
+	}
+	return n
+}
