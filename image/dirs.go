@@ -2,6 +2,7 @@ package image
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path"
 	"slices"
@@ -21,6 +22,18 @@ const maxDirs = 128
 // and nobody could list or remove such a tree any more.
 const maxPath = 3800
 
+// maxLookups bounds the steps that are taken in one layer to work out where dangling
+// links lead: each link may have as many as its target has parts.
+const maxLookups = 1 << 16
+
+// Bounds of what is kept of a layer's names. A name can have 4 KB, of which nothing is
+// left in a compressed layer, and all of a pull's layers are unpacked at the same time.
+const (
+	maxNames = 512 << 20 // in memory while it is unpacked: some 3 million directories
+	maxShape = 16 << 20  // in its record, which is in memory as long as the layer is there
+	nameCost = 80        // of a name, beside its bytes
+)
+
 // dirs opens the directories of a layer by name, below root and nowhere else,
 // and makes those that are missing.
 type dirs struct {
@@ -28,6 +41,10 @@ type dirs struct {
 	path  string // its path
 	umask uint32
 	open  map[string]openDir
+
+	room    int // bytes of memory that names may still take, see maxNames
+	opens   int // calls of openat(2) and openat2(2) so far
+	lookups int // steps that dangling links took so far
 
 	last   string // the name asked for last, and its descriptor
 	lastFD int
@@ -72,18 +89,29 @@ func (d *dirs) get(name string) (int, error) {
 	return dir.fd, nil
 }
 
-// walk opens or makes the directory name in its parent, which it walks to first.
-// A name that is no directory of its own, but perhaps a link to one, is looked up
-// from the root.
+// walk opens or makes the directory name in its parent. Unless that is open, it is
+// walked to only if something is to be made: an archive may go to and fro between
+// directories as deep as they may be, and must not have each level opened each time.
 func (d *dirs) walk(name string) (openDir, error) {
 	if dir, ok := d.open[name]; ok {
 		return dir, nil
 	}
 	parent, base := openDir{fd: d.root}, name
 	if i := strings.LastIndexByte(name, '/'); i >= 0 {
-		var err error
-		if parent, err = d.walk(name[:i]); err != nil {
-			return openDir{}, err
+		var ok bool
+		if parent, ok = d.open[name[:i]]; !ok {
+			dir, err := d.whole(name)
+			switch err {
+			case nil:
+				d.open[name] = dir
+				return dir, nil
+			case unix.ENOENT, unix.ENOTDIR, unix.ELOOP:
+			default:
+				return openDir{}, os.NewSyscallError("openat2", err)
+			}
+			if parent, err = d.walk(name[:i]); err != nil {
+				return openDir{}, err
+			}
 		}
 		base = name[i+1:]
 	}
@@ -93,6 +121,7 @@ func (d *dirs) walk(name string) (openDir, error) {
 		return openDir{}, unix.ENAMETOOLONG
 	}
 	var err error
+	d.opens++
 	dir.fd, err = unix.Openat(parent.fd, base, flags, 0)
 	if err == unix.ENOENT {
 		if err := d.mkdir(parent.fd, base, name); err != nil {
@@ -113,6 +142,22 @@ func (d *dirs) walk(name string) (openDir, error) {
 	return dir, nil
 }
 
+// whole opens the directory name if it is there, in one call, or two if there are
+// links on the way.
+func (d *dirs) whole(name string) (openDir, error) {
+	d.opens++
+	fd, err := unix.Openat2(d.root, name, &unix.OpenHow{
+		Flags:   unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC,
+		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS,
+	})
+	if err == unix.ELOOP {
+		if fd, err = d.find(name); err == nil {
+			return d.measured(fd)
+		}
+	}
+	return openDir{fd, 1 + len(name)}, err
+}
+
 // mkdir makes a directory that the layer has no entry for, or not yet.
 func (d *dirs) mkdir(parent int, base, name string) error {
 	if err := unix.Mkdirat(parent, base, 0o755); err != nil {
@@ -126,6 +171,14 @@ func (d *dirs) mkdir(parent int, base, name string) error {
 		return os.NewSyscallError("fchmodat", err)
 	}
 	d.made[name] = true
+	return d.keep(name)
+}
+
+// keep accounts for a name that is kept until the end.
+func (d *dirs) keep(name string) error {
+	if d.room -= len(name) + nameCost; d.room < 0 {
+		return fault.Invalid.Errorf("names of the layer's directories and whiteouts take more than %d bytes", maxNames)
+	}
 	return nil
 }
 
@@ -153,6 +206,7 @@ func (d *dirs) find(name string) (int, error) {
 		Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS | unix.RESOLVE_NO_XDEV,
 	}
 	for {
+		d.opens++
 		fd, err := unix.Openat2(d.root, name, how)
 		// openat2(2): EAGAIN if a rename or mount anywhere on the system raced with
 		// a "..".
@@ -168,7 +222,7 @@ func (d *dirs) find(name string) (int, error) {
 func (d *dirs) follow(name string) (openDir, error) {
 	fd, err := d.find(name)
 	if err == unix.ENOENT {
-		full, err := securejoin.SecureJoin(d.path, name)
+		full, err := securejoin.SecureJoinVFS(d.path, name, lookups{&d.lookups})
 		if err != nil {
 			return openDir{}, fault.Invalid.Errorf("directory %q: %w", name, err)
 		}
@@ -186,6 +240,12 @@ func (d *dirs) follow(name string) (openDir, error) {
 	} else if err != nil {
 		return openDir{}, err
 	}
+	return d.measured(fd)
+}
+
+// measured is the directory fd, found by links, with the length of its own path. If
+// that is too long, it closes fd.
+func (d *dirs) measured(fd int) (openDir, error) {
 	real, err := os.Readlink(fdPath(fd))
 	if err != nil || len(real)-len(d.path) > maxPath {
 		unix.Close(fd)
@@ -193,6 +253,18 @@ func (d *dirs) follow(name string) (openDir, error) {
 	}
 	return openDir{fd, len(real) - len(d.path)}, nil
 }
+
+// lookups looks names up for securejoin, and counts them in n.
+type lookups struct{ n *int }
+
+func (l lookups) Lstat(name string) (os.FileInfo, error) {
+	if *l.n++; *l.n > maxLookups {
+		return nil, fmt.Errorf("finding what links lack takes more than %d steps", maxLookups)
+	}
+	return os.Lstat(name)
+}
+
+func (l lookups) Readlink(name string) (string, error) { return os.Readlink(name) }
 
 // explicit notes that the layer has an entry for the directory name after all.
 func (d *dirs) explicit(name string) { delete(d.made, name) }

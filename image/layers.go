@@ -44,6 +44,7 @@ type layer struct {
 	record layerRecord
 	err    error
 
+	losses    int64     // of the disk before the first byte was written
 	staged    string    // its directory in staging, until it is committed
 	commit    sync.Once // renames staged to where layers are
 	failed    error     // of commit
@@ -60,7 +61,8 @@ type layer struct {
 type layers struct {
 	dir     string // where committed layers are
 	staging string
-	later   func(path string) // removes a tree in the background
+	disk    *disk
+	later   func(path string, u usage) // removes a tree in the background, that occupies u
 	log     *slog.Logger
 
 	mu      sync.Mutex
@@ -169,6 +171,7 @@ func (ls *layers) unpack(ctx context.Context, l *layer, from source, unpack unpa
 
 // stage unpacks l into a directory of its own in staging.
 func (ls *layers) stage(ctx context.Context, l *layer, from source, unpack unpackFunc) (err error) {
+	l.losses = ls.disk.losses.Load()
 	dir, err := os.MkdirTemp(ls.staging, "layer-*")
 	if err != nil {
 		return fmt.Errorf("make staging directory: %w", err)
@@ -211,7 +214,7 @@ func (ls *layers) settle(l *layer) error {
 		l.failed = os.Rename(l.staged, ls.path(l.diffID))
 		if errors.Is(l.failed, unix.ENOTEMPTY) || errors.Is(l.failed, unix.EEXIST) {
 			// What is left of one that could not be deleted whole.
-			if _, l.failed = ls.discard(ls.path(l.diffID)); l.failed == nil {
+			if _, l.failed = ls.discard(ls.path(l.diffID), usageIn(ls.path(l.diffID))); l.failed == nil {
 				l.failed = os.Rename(l.staged, ls.path(l.diffID))
 			}
 		}
@@ -249,7 +252,7 @@ func (ls *layers) drop(l *layer) error {
 	var whole bool
 	var err error
 	if l.committed.Load() {
-		whole, err = ls.discard(ls.path(l.diffID))
+		whole, err = ls.discard(ls.path(l.diffID), l.record.usage())
 	} else {
 		err = tree.Remove(context.Background(), l.staged)
 	}
@@ -284,18 +287,19 @@ func (ls *layers) retry() error {
 	return errors.Join(errs...)
 }
 
-// discard takes the directory at path away, to be removed in the background: half a
-// layer must never be found under a layer's name. A path that is not there is no
-// error. After an error, whole tells whether it is still there with all that is in it.
+// discard takes the directory at path, which occupies u, away, to be removed in the
+// background: half a layer must never be found under a layer's name. A path that is not
+// there is no error. After an error, whole tells whether it is still there with all that
+// is in it.
 //
 // It is how room is made on a full disk, so it must not need any: there is no
 // directory to make, and if staging is full, what is at path is removed in its place.
-func (ls *layers) discard(path string) (whole bool, err error) {
+func (ls *layers) discard(path string, u usage) (whole bool, err error) {
 	to := filepath.Join(ls.staging, "gone-"+rand.Text())
 	err = os.Rename(path, to)
 	switch {
 	case err == nil:
-		ls.later(to)
+		ls.later(to, u)
 		return false, nil
 	case errors.Is(err, fs.ErrNotExist):
 		if _, is := os.Lstat(path); is == nil {

@@ -124,7 +124,10 @@ func (s *Store) findLeases() error {
 	}
 	for _, d := range dirs {
 		l := &lease{}
-		data, err := os.ReadFile(filepath.Join(s.leases.path(d.Name()), "lease.json"))
+		data, err := atomicfile.Read(filepath.Join(s.leases.path(d.Name()), "lease.json"))
+		if err != nil && !atomicfile.Damaged(err) {
+			return fmt.Errorf("read lease %s: %w", d.Name(), err) // its layers would be dropped
+		}
 		if err == nil {
 			err = json.Unmarshal(data, &l.record)
 		}
@@ -144,6 +147,13 @@ func (s *Store) Mounts() []string {
 	s.leases.mu.Lock()
 	defer s.leases.mu.Unlock()
 	return slices.Sorted(maps.Keys(s.leases.m))
+}
+
+// usage is what l occupied when it was last walked.
+func (ls *leases) usage(l *lease) usage {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	return l.usage
 }
 
 func (ls *leases) used() (bytes, inodes uint64) {

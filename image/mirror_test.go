@@ -47,11 +47,9 @@ func (r *registry) overhear(scheme string) (heard func() string) {
 	}
 }
 
-// A mirror is somebody else's host. What the request has for the registry is not for
-// it, in whichever form it comes.
-func TestMirrorSeesNoCredentials(t *testing.T) {
-	mirror, origin := newRegistry(t), newRegistry(t)
-	p := newPlace(t)
+// mirrored has what is in origin looked for in mirror first.
+func (p *place) mirrored(origin, mirror *registry) {
+	p.t.Helper()
 	p.configure(fmt.Sprintf(`
 		[[registry]]
 		location = %q
@@ -59,6 +57,14 @@ func TestMirrorSeesNoCredentials(t *testing.T) {
 		[[registry.mirror]]
 		location = %q
 		insecure = true`, origin.host, mirror.host))
+}
+
+// A mirror is somebody else's host. What the request has for the registry is not for
+// it, in whichever form it comes.
+func TestMirrorSeesNoCredentials(t *testing.T) {
+	mirror, origin := newRegistry(t), newRegistry(t)
+	p := newPlace(t)
+	p.mirrored(origin, mirror)
 	mirror.push("app", "v1", build(t, "gzip", "a"))
 	origin.push("only/here", "v1", build(t, "gzip", "b"))
 	encoded := base64.StdEncoding.EncodeToString([]byte("me:pass"))
@@ -112,13 +118,7 @@ func TestServerOfHostsGetsCredentials(t *testing.T) {
 func TestSilentMirrorIsPassedOver(t *testing.T) {
 	mirror, origin := newRegistry(t), newRegistry(t)
 	p := newPlace(t)
-	p.configure(fmt.Sprintf(`
-		[[registry]]
-		location = %q
-		insecure = true
-		[[registry.mirror]]
-		location = %q
-		insecure = true`, origin.host, mirror.host))
+	p.mirrored(origin, mirror)
 	p.trusting(image.Settings{ProgressTimeout: time.Second})
 	origin.push("app", "v1", build(t, "gzip", "a"))
 	origin.push("app", "v2", build(t, "gzip", "b"))
@@ -151,13 +151,7 @@ func TestSilentMirrorIsPassedOver(t *testing.T) {
 func TestLayerComesFromTheNextPlace(t *testing.T) {
 	mirror, origin := newRegistry(t), newRegistry(t)
 	p := newPlace(t)
-	p.configure(fmt.Sprintf(`
-		[[registry]]
-		location = %q
-		insecure = true
-		[[registry.mirror]]
-		location = %q
-		insecure = true`, origin.host, mirror.host))
+	p.mirrored(origin, mirror)
 	p.trusting(image.Settings{ProgressTimeout: time.Second})
 	for name, answer := range map[string]func(w http.ResponseWriter, r *http.Request){
 		"missing": http.NotFound,

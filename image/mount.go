@@ -212,7 +212,7 @@ func (s *Store) Unmount(ctx context.Context, key string, remove bool) error {
 	if fresh || !remove {
 		return nil
 	}
-	if _, err := s.layers.discard(s.leases.path(key)); err != nil {
+	if _, err := s.layers.discard(s.leases.path(key), s.leases.usage(l)); err != nil {
 		return fmt.Errorf("remove root file system %s: %w", key, err)
 	}
 	gone = true

@@ -8,8 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
-	"os"
 	"slices"
 	"sync"
 
@@ -206,7 +204,8 @@ func (s *Store) unpackImage(ctx context.Context, from origin, blobs []blob, ids 
 		return Image{}, errors.Join(err, s.kept.keep(held))
 	}
 	err = errors.Join(err, s.layers.releaseAll(held))
-	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || errors.Is(err, unix.EIO) {
+		// What is kept takes up room, or may not be whole either.
 		err = errors.Join(err, s.kept.dropAll())
 	}
 	return Image{}, err
@@ -288,10 +287,17 @@ func (s *Store) unpackAll(ctx context.Context, from origin, blobs []blob, ids []
 
 // commit brings held layers to the disk and gives them their names.
 func (s *Store) commit(held []*layer) error {
-	if !slices.ContainsFunc(held, func(l *layer) bool { return !l.committed.Load() }) {
+	var fresh []*layer
+	for _, l := range held {
+		if !l.committed.Load() {
+			fresh = append(fresh, l)
+		}
+	}
+	if len(fresh) == 0 {
 		return nil
 	}
-	if err := syncFS(s.layers.staging); err != nil {
+	first := slices.MinFunc(fresh, func(a, b *layer) int { return cmp.Compare(a.losses, b.losses) })
+	if err := s.layers.disk.sync(first.losses); err != nil {
 		return err
 	}
 	for _, l := range held {
@@ -300,15 +306,4 @@ func (s *Store) commit(held []*layer) error {
 		}
 	}
 	return atomicfile.SyncDir(s.layers.dir)
-}
-
-// syncFS writes out the file system that dir is on: cheaper by far than an fsync
-// of each file.
-func syncFS(dir string) error {
-	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return &fs.PathError{Op: "open", Path: dir, Err: err}
-	}
-	defer unix.Close(fd)
-	return os.NewSyscallError("syncfs", unix.Syncfs(fd))
 }

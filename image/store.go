@@ -14,8 +14,8 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/crisp-cri/crisp/internal/atomicfile"
 	"github.com/crisp-cri/crisp/internal/fault"
-	"github.com/crisp-cri/crisp/internal/tree"
 	"github.com/opencontainers/go-digest"
 )
 
@@ -38,8 +38,8 @@ type Store struct {
 	settings atomic.Pointer[Settings]
 
 	private    func() error   // makes State private, once
-	background sync.WaitGroup // removal of what is in nobody's way, and walks
-	removing   chan struct{}  // holds one while a tree is removed
+	background sync.WaitGroup // removals, and walks
+	removals   *removals
 
 	life context.Context // of background work
 	end  context.CancelFunc
@@ -48,11 +48,11 @@ type Store struct {
 // Open opens the store below o.Root, and makes it if it is not there. It removes
 // what a crash left behind, and images that are not whole: they can be pulled
 // again.
-func Open(ctx context.Context, o Options) (*Store, error) {
+func Open(ctx context.Context, o Options) (_ *Store, err error) {
 	if o.Log == nil {
 		o.Log = slog.Default()
 	}
-	s := &Store{o: o, log: o.Log, removing: make(chan struct{}, 1)}
+	s := &Store{o: o, log: o.Log, removals: newRemovals()}
 	s.life, s.end = context.WithCancel(context.WithoutCancel(ctx))
 	s.Reconfigure(o.Settings)
 	s.private = sync.OnceValue(func() error { return makePrivate(o.State) })
@@ -65,15 +65,29 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 	}
 	s.kept = keeper{layers: s.layers, log: o.Log}
 	s.leases = &leases{dir: filepath.Join(o.Root, "rw"), m: make(map[string]*lease)}
-	for dir, mode := range map[string]fs.FileMode{
-		o.Root: 0o700, s.layers.dir: 0o700, s.layers.staging: 0o700, s.leases.dir: 0o700,
-		filepath.Join(o.Root, "empty"): 0o755, // a layer without files
-		o.State:                        0o711, // user namespaces reach their root through it
+	for _, d := range []struct {
+		path string
+		mode fs.FileMode
+	}{
+		{o.Root, 0o700}, // before what is in it, which others may see
+		{s.layers.dir, 0o700}, {s.layers.staging, 0o700}, {s.leases.dir, 0o700},
+		{filepath.Join(o.Root, "empty"), 0o755}, // a layer without files
+		{o.State, 0o711},                        // user namespaces reach their root through it
 	} {
-		if err := os.MkdirAll(dir, mode); err != nil {
+		if err := os.MkdirAll(d.path, d.mode); err != nil {
 			return nil, fmt.Errorf("make image store: %w", err)
 		}
 	}
+	if s.layers.disk, err = openDisk(o.Root); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			s.end()
+			s.background.Wait()
+			err = errors.Join(err, s.layers.disk.close())
+		}
+	}()
 	s.sweepStaging()
 	if err := s.findLayers(ctx); err != nil {
 		return nil, err
@@ -97,7 +111,7 @@ func (s *Store) Close() error {
 	err := s.kept.dropAll()
 	s.layers.running.Wait()
 	s.background.Wait()
-	return err
+	return errors.Join(err, s.layers.disk.close())
 }
 
 // sweepStaging removes unfinished work. Names in staging are never used again, so
@@ -109,20 +123,9 @@ func (s *Store) sweepStaging() {
 		return
 	}
 	for _, d := range left {
-		s.removeLater(filepath.Join(s.layers.staging, d.Name()))
+		path := filepath.Join(s.layers.staging, d.Name())
+		s.removeLater(path, usageIn(path))
 	}
-}
-
-// removeLater deletes a tree that is in nobody's way. One at a time is enough for
-// the disk.
-func (s *Store) removeLater(path string) {
-	s.background.Go(func() {
-		s.removing <- struct{}{}
-		defer func() { <-s.removing }()
-		if err := tree.Remove(s.life, path); err != nil && s.life.Err() == nil {
-			s.log.Error("leftover of the image store was not removed", "err", err)
-		}
-	})
 }
 
 // findLayers reads what is known of the layers on disk. What has no record is no
@@ -135,6 +138,9 @@ func (s *Store) findLayers(ctx context.Context) error {
 	var found []*layer
 	for _, d := range dirs {
 		l, err := readLayer(filepath.Join(s.layers.dir, d.Name()))
+		if err != nil && !atomicfile.Damaged(err) && !errors.Is(err, fault.Invalid) {
+			return fmt.Errorf("read layer %s: %w", d.Name(), err)
+		}
 		if err != nil {
 			s.log.Warn("broken layer was dropped", "layer", d.Name(), "err", err)
 			s.discardLayer(d.Name())
@@ -156,19 +162,20 @@ func (s *Store) findLayers(ctx context.Context) error {
 // discardLayer drops what is no good as a layer. If that cannot be done it is in the
 // way of nothing but its own next pull, which tries again.
 func (s *Store) discardLayer(name string) {
-	if _, err := s.layers.discard(filepath.Join(s.layers.dir, name)); err != nil {
+	path := filepath.Join(s.layers.dir, name)
+	if _, err := s.layers.discard(path, usageIn(path)); err != nil {
 		s.log.Error("broken layer was not removed", "layer", name, "err", err)
 	}
 }
 
 func readLayer(dir string) (*layer, error) {
-	data, err := os.ReadFile(filepath.Join(dir, "layer.json"))
+	data, err := atomicfile.Read(filepath.Join(dir, "layer.json"))
 	if err != nil {
 		return nil, err
 	}
 	l := &layer{ready: make(chan struct{})}
 	if err := json.Unmarshal(data, &l.record); err != nil {
-		return nil, err
+		return nil, fault.Invalid.Errorf("record: %w", err)
 	}
 	l.diffID = l.record.DiffID
 	if l.record.From.Blob != "" {
@@ -193,14 +200,14 @@ func (s *Store) findImages() error {
 	for _, id := range ids {
 		var r record
 		err := s.o.Records.Load(recordKind, id, &r)
+		if err != nil && !errors.Is(err, fault.NotFound) {
+			return fmt.Errorf("load image %s: %w", id, err)
+		}
 		if err == nil && digest.FromBytes(r.Config).Encoded() != id {
 			err = fault.Invalid.Errorf("config has another digest")
 		}
 		if errors.Is(err, fault.NotFound) {
 			continue
-		}
-		if errors.Is(err, fault.WrongState) {
-			return err
 		}
 		if err != nil {
 			s.log.Warn("broken image was dropped", "image", id, "err", err)
@@ -248,20 +255,23 @@ func (s *Store) dropUnheld() {
 	}
 }
 
-// FsInfo tells what the store occupies. It walks nothing on disk.
+// FsInfo tells what the store occupies, with what is still to be removed. It walks
+// nothing on disk.
 func (s *Store) FsInfo() FsInfo {
 	info := FsInfo{Mountpoint: s.o.Root}
-	info.UsedBytes, info.Inodes = s.layers.used()
-	bytes, inodes := s.leases.used()
-	info.UsedBytes += bytes
-	info.Inodes += inodes
+	for _, used := range []func() (bytes, inodes uint64){s.layers.used, s.leases.used, s.removals.used} {
+		bytes, inodes := used()
+		info.UsedBytes += bytes
+		info.Inodes += inodes
+	}
 	return info
 }
 
 // Remove removes the image that ref names, with all its names, whichever of them
-// ref is. Layers that a root file system stands on stay until that goes; the space
-// of the others is free a little later. There is no such image: fault.NotFound.
+// ref is. Layers that a root file system stands on stay until that goes. The space of
+// the others is free when it returns, or a little later if it is much. There is no such image: fault.NotFound.
 func (s *Store) Remove(ctx context.Context, ref string) error {
+	begin := s.removals.now()
 	// Whoever removes images wants room.
 	if err := s.layers.retry(); err != nil {
 		s.log.WarnContext(ctx, "unused layers were not removed", "err", err)
@@ -280,6 +290,7 @@ func (s *Store) Remove(ctx context.Context, ref string) error {
 	if err := s.layers.releaseAll(e.held); err != nil {
 		return fmt.Errorf("remove layers of image %s: %w", e.ID, err)
 	}
+	s.removals.waitSince(ctx, begin)
 	return nil
 }
 

@@ -19,14 +19,14 @@ func TestCloseLeavesWhatIsToBeRemoved(t *testing.T) {
 		}
 		trees = append(trees, tree)
 	}
-	s := &Store{log: slog.New(slog.NewTextHandler(t.Output(), nil)), removing: make(chan struct{}, 1)}
+	s := &Store{log: slog.New(slog.NewTextHandler(t.Output(), nil)), removals: newRemovals()}
 	s.life, s.end = context.WithCancel(t.Context())
-	s.removing <- struct{}{} // as if another tree was being removed
+	s.removals.turn <- struct{}{} // as if another tree was being removed
 	for _, tree := range trees {
-		s.removeLater(tree)
+		s.removeLater(tree, usage{})
 	}
 	s.end()
-	<-s.removing
+	<-s.removals.turn
 	s.background.Wait()
 	for _, tree := range trees {
 		if _, err := os.Lstat(tree); err != nil {
@@ -37,7 +37,7 @@ func TestCloseLeavesWhatIsToBeRemoved(t *testing.T) {
 	s.life, s.end = context.WithCancel(t.Context()) // as the next Open does
 	defer s.end()
 	for _, tree := range trees {
-		s.removeLater(tree)
+		s.removeLater(tree, usage{})
 	}
 	s.background.Wait()
 	for _, tree := range trees {

@@ -152,6 +152,25 @@ func TestRemove(t *testing.T) {
 	}
 }
 
+// The kubelet looks at the disk as soon as the images that it had removed are gone, and
+// evicts pods if that is not enough: there must be room by then.
+func TestRemovedImageHasFreedItsRoom(t *testing.T) {
+	reg := newRegistry(t)
+	p := newPlace(t, reg)
+	files := make(map[string]string)
+	for i := range 3000 {
+		files[fmt.Sprintf("file%d", i)] = "x"
+	}
+	reg.push("app", "v1", buildOf(t, "gzip", v1.Image{}, tarOf(t, files)))
+	img := p.pull(reg.host + "/app:v1")
+	if err := p.store.Remove(t.Context(), img.ID); err != nil {
+		t.Fatal(err)
+	}
+	if left := p.names("staging"); len(left) != 0 {
+		t.Errorf("still on the disk: %v", left)
+	}
+}
+
 // What a crash leaves is gone at the next start: unfinished work, and layers that
 // no image got to.
 func TestOpenSweeps(t *testing.T) {
@@ -300,5 +319,16 @@ func TestDiskFull(t *testing.T) {
 	}
 	if img := p.pull(reg.host + "/big"); img.ID != big.id() {
 		t.Errorf("image is %s", img.ID)
+	}
+}
+
+// The store of a new node is nobody else's: not now and then, by the order in which its
+// directories happen to be made.
+func TestNewStoreIsPrivate(t *testing.T) {
+	for range 20 {
+		st, err := os.Stat(newPlace(t).root())
+		if err != nil || st.Mode().Perm() != 0o700 {
+			t.Fatalf("%v, %v; want mode 0700", st, err)
+		}
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/crisp-cri/crisp/internal/fault"
@@ -96,7 +97,9 @@ func unpackInto(ctx context.Context, r io.Reader, dir string, plain bool) (shape
 	if err := u.setTimes(); err != nil {
 		return shape{}, err
 	}
-	u.shape.Implied, u.shape.Opaque = u.dirs.implied(), u.dirs.opaque
+	if err := u.tell(); err != nil {
+		return shape{}, err
+	}
 	// What follows the end mark belongs to the layer's digests.
 	if _, err := io.Copy(io.Discard, onlyReader{r}); err != nil {
 		return shape{}, badStream(err)
@@ -104,11 +107,25 @@ func unpackInto(ctx context.Context, r io.Reader, dir string, plain bool) (shape
 	return u.shape, nil
 }
 
+// tell puts into shape what the directories say of other layers.
+func (u *unpacker) tell() error {
+	slices.Sort(u.dirs.opaque)
+	u.shape.Implied, u.shape.Opaque = u.dirs.implied(), slices.Compact(u.dirs.opaque)
+	var size int
+	for _, name := range slices.Concat(u.shape.Implied, u.shape.Opaque) {
+		size += len(name)
+	}
+	if !u.plain && size > maxShape { // a plain archive has no record
+		return fault.Invalid.Errorf("paths of directories without an entry, or with a whiteout of all, have %d bytes, more than %d", size, maxShape)
+	}
+	return nil
+}
+
 // newUnpacker takes root over, a descriptor of the directory dir.
 func newUnpacker(root int, dir string) *unpacker {
 	mask := umask()
 	return &unpacker{
-		dirs:  dirs{root: root, path: filepath.Clean(dir), umask: mask, open: make(map[string]openDir), made: make(map[string]bool), white: make(map[string]bool)},
+		dirs:  dirs{root: root, path: filepath.Clean(dir), umask: mask, room: maxNames, open: make(map[string]openDir), made: make(map[string]bool), white: make(map[string]bool)},
 		umask: mask,
 		times: make(map[string][2]unix.Timespec),
 		buf:   make([]byte, aheadChunk),
@@ -392,6 +409,11 @@ func (u *unpacker) directory(dir int, name, base string, hdr *tar.Header, attrs 
 		return u.madeErr(err)
 	}
 	u.dirs.explicit(name)
+	if _, again := u.times[name]; !again {
+		if err := u.dirs.keep(name); err != nil {
+			return err
+		}
+	}
 	u.times[name] = times(hdr)
 	return u.owner(dir, base, hdr, attrs)
 }

@@ -441,17 +441,48 @@ func FuzzUnpack(f *testing.F) {
 	})
 }
 
-// FuzzUnpackStream unpacks bytes: no input may do more than fail.
+// FuzzUnpackStream unpacks bytes, as a layer and as the plain tar of a checkpoint: no
+// input may do more than fail, and nothing outside changes.
 func FuzzUnpackStream(f *testing.F) {
 	needRoot(f)
 	f.Add(archiveOf(f, "d 755 a\n- 644 a/b;user.x=y content\nl 777 c a\nh 0 d a/b\n- 0 .wh.e"))
+	f.Add(archiveOf(f, "l 777 a ../outside\n- 600 a/secret x\n- 0 a/.wh.secret"))
+	f.Add(archiveOf(f, "h 0 a ../outside/secret\n- 777 a x"))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		dir := t.TempDir()
-		if _, err := unpack(t.Context(), bytes.NewReader(data), dir); err != nil {
-			return
-		}
-		if _, err := measure(t.Context(), dir); err != nil {
-			t.Errorf("unpacked tree cannot be walked: %v", err)
+		for _, plain := range []bool{false, true} {
+			streamBeside(t, data, plain)
 		}
 	})
+}
+
+// streamBeside unpacks a stream beside a directory, in which nothing may change.
+func streamBeside(t *testing.T, data []byte, plain bool) {
+	t.Helper()
+	top := t.TempDir()
+	layer, outside := filepath.Join(top, "layer"), filepath.Join(top, "outside")
+	if err := errors.Join(os.Mkdir(layer, 0o755), os.Mkdir(outside, 0o755), os.WriteFile(filepath.Join(outside, "secret"), []byte("secret"), 0o640)); err != nil {
+		t.Fatal(err)
+	}
+	before, err := measure(t.Context(), outside)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := unpackInto(t.Context(), bytes.NewReader(data), layer, plain); err == nil {
+		if _, err := measure(t.Context(), layer); err != nil {
+			t.Errorf("unpacked tree cannot be walked: %v", err)
+		}
+	} else if !errors.Is(err, fault.Invalid) && !errors.Is(err, fault.Unavailable) {
+		t.Errorf("error is %v, which does not blame the stream", err)
+	}
+	after, err := measure(t.Context(), outside)
+	if err != nil {
+		t.Fatal(err)
+	}
+	secret, err := os.ReadFile(filepath.Join(outside, "secret"))
+	if after != before || err != nil || string(secret) != "secret" {
+		t.Errorf("what is outside has changed: %q (err %v)", secret, err)
+	}
+	if names, _ := os.ReadDir(top); len(names) != 2 {
+		t.Errorf("beside the layer there is %v", names)
+	}
 }

@@ -50,13 +50,15 @@ func (u *unpacker) whiteout(dir int, parent, hidden string) error {
 		return os.NewSyscallError("mknod", err)
 	}
 	u.dirs.white[parent+hidden] = true
-	return nil
+	return u.dirs.keep(parent + hidden)
 }
 
 // hide has the directory base, which is name from the root, hide what the layers
 // below have in it.
 func (d *dirs) hide(dir int, base, name string) error {
+	if err := unix.Lsetxattr(fdPath(dir)+"/"+base, overlayOpaque, []byte("y"), 0); err != nil {
+		return os.NewSyscallError("setxattr", err)
+	}
 	d.opaque = append(d.opaque, name)
-	err := unix.Lsetxattr(fdPath(dir)+"/"+base, overlayOpaque, []byte("y"), 0)
-	return os.NewSyscallError("setxattr", err)
+	return d.keep(name)
 }

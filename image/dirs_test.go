@@ -1,0 +1,122 @@
+package image
+
+import (
+	"archive/tar"
+	"bytes"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"golang.org/x/sys/unix"
+)
+
+// newDirs is the unpacker of an empty layer, for what it does with directories.
+func newDirs(t *testing.T) *unpacker {
+	t.Helper()
+	dir := t.TempDir()
+	root, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	u := newUnpacker(root, dir)
+	t.Cleanup(u.dirs.close)
+	return u
+}
+
+// A layer that goes to and fro between more deep directories than are kept open costs
+// what its entries cost, not that times the depth: some KB of it would keep a
+// processor busy for hours.
+func TestDeepDirectoriesInTurns(t *testing.T) {
+	needRoot(t)
+	const rounds = 3
+	deep := strings.Repeat("d/", 1000)
+	for what, top := range map[string]string{"directories": deep, "through a link": "link/" + deep[len("d/d/"):]} {
+		t.Run(what, func(t *testing.T) {
+			u := newDirs(t)
+			if err := unix.Symlinkat("d/d", u.dirs.root, "link"); err != nil {
+				t.Fatal(err)
+			}
+			for round := range rounds {
+				begin := u.dirs.opens
+				for i := range 2 * maxDirs {
+					if _, err := u.dirs.get(fmt.Sprintf("%s%d", top, i)); err != nil {
+						t.Fatal(err)
+					}
+				}
+				per := float64(u.dirs.opens-begin) / (2 * maxDirs)
+				if round > 0 && per > 3 { // the first makes them
+					t.Errorf("round %d: %.1f opens for each directory, want a few", round, per)
+				}
+				if round == 0 && per > 40 {
+					t.Errorf("%.1f opens for each directory that is made, want a few more than for one that is there", per)
+				}
+			}
+		})
+	}
+}
+
+// Where a dangling link leads is worked out step by step, and a layer can have as many
+// as it likes.
+func TestDanglingLinksWithoutEnd(t *testing.T) {
+	needRoot(t)
+	var lines strings.Builder
+	target := strings.Repeat("d/", 200)
+	fmt.Fprintf(&lines, "d 755 %s\n", target)
+	for i := range maxLookups/200 + 2 {
+		fmt.Fprintf(&lines, "l 777 l%d %sx%d\n- 600 l%d/f 1\n", i, target, i, i)
+	}
+	_, err := unpack(t.Context(), bytes.NewReader(archiveOf(t, lines.String())), t.TempDir())
+	if !errors.Is(err, fault.Invalid) || !strings.Contains(fmt.Sprint(err), "steps") {
+		t.Errorf("error is %v, want one that blames the layer", err)
+	}
+}
+
+// The names of directories and whiteouts are in memory while a layer is unpacked, and
+// a layer of a few MB can have gigabytes of them.
+func TestNamesOfLayerAreBounded(t *testing.T) {
+	needRoot(t)
+	for what, entry := range map[string]string{
+		"directories":         "d 755 x%d",
+		"whiteouts":           "- 0 .wh.x%d",
+		"whiteouts of all":    "- 0 .wh..wh..opq",
+		"missing directories": "- 600 x%d/f",
+	} {
+		t.Run(what, func(t *testing.T) {
+			u := newDirs(t)
+			u.dirs.room = 100 * (nameCost + 8)
+			var lines strings.Builder
+			for i := range 200 {
+				fmt.Fprintln(&lines, strings.ReplaceAll(entry, "%d", fmt.Sprint(i)))
+			}
+			tr := tar.NewReader(bytes.NewReader(archiveOf(t, lines.String())))
+			var err error
+			var n int
+			for ; err == nil; n++ {
+				var hdr *tar.Header
+				if hdr, err = tr.Next(); err == nil {
+					err = u.entry(t.Context(), hdr, tr)
+				}
+			}
+			if !errors.Is(err, fault.Invalid) || n < 100 {
+				t.Errorf("entry %d: error is %v, want one that blames the layer, past the bound", n, err)
+			}
+		})
+	}
+}
+
+// The record of a layer has the directories that the layer made without an entry, and is
+// read at each start.
+func TestRecordOfLayerIsBounded(t *testing.T) {
+	needRoot(t)
+	var lines strings.Builder
+	deep := strings.Repeat(strings.Repeat("d", 250)+"/", 14)
+	for i := range maxShape/len(deep) + 1 {
+		fmt.Fprintf(&lines, "- 600 %s%d/f\n", deep, i)
+	}
+	_, err := unpack(t.Context(), bytes.NewReader(archiveOf(t, lines.String())), t.TempDir())
+	if !errors.Is(err, fault.Invalid) {
+		t.Errorf("error is %v, want one that blames the layer", err)
+	}
+}

@@ -1,0 +1,260 @@
+package image_test
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/filetrace"
+	v1 "github.com/opencontainers/image-spec/specs-go/v1"
+	"golang.org/x/sys/unix"
+)
+
+// Each call that asks the kernel for a file of the store fails once: the first, the
+// second, and so on until there are no more. Whatever fails, the call of the store says
+// so or has done its work, it succeeds when it is repeated, and nothing is left behind.
+//
+// Which error it is goes by turns. CRISP_NTH=full tries each error with each call.
+func TestNthCallFails(t *testing.T) {
+	needRoot(t)
+	reg := newRegistry(t)
+	img := buildOf(t, "gzip", v1.Image{},
+		tarOf(t, map[string]string{"bin/": "", "bin/sh": strings.Repeat("program", 3000)}),
+		tarOf(t, map[string]string{"etc/": "", "etc/conf": "two"}))
+	reg.push("app", "v1", img)
+	ref := reg.host + "/app:v1"
+	want := contents(t, img)
+	dir := t.TempDir()
+	records, err := openRecords(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := openBelow(t, dir, settingsOf(t, reg), records)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+		_ = unix.Unmount(filepath.Join(dir, "state"), unix.MNT_DETACH)
+	})
+	pull := func() error {
+		_, err := s.Pull(t.Context(), ref, image.Caller{})
+		return err
+	}
+	pulled := func() error {
+		got, err := s.Get(ref)
+		if err != nil {
+			return err
+		}
+		return whole(dir, got, want)
+	}
+	mount := func() error {
+		_, err := s.Mount(t.Context(), "k", img.id())
+		return err
+	}
+	mounted := func() error {
+		data, err := os.ReadFile(filepath.Join(dir, "state", "k", "root", "etc", "conf"))
+		if err != nil || string(data) != "two" {
+			return fmt.Errorf("in the root is %q: %w", data, err)
+		}
+		return nil
+	}
+	nothing := func() error { return nil }
+	// swept waits until what is on its way out is gone, which is nobody's call.
+	swept := func() error {
+		for range 3000 {
+			if left, err := os.ReadDir(filepath.Join(dir, "store", "staging")); err != nil || len(left) == 0 {
+				return err
+			}
+			time.Sleep(time.Millisecond)
+		}
+		return errors.New("staging is not swept")
+	}
+	unmount := func() error { return s.Unmount(t.Context(), "k", true) }
+	remove := func() error {
+		err := s.Remove(t.Context(), ref)
+		if errors.Is(err, fault.NotFound) {
+			return nil // the first try has
+		}
+		return err
+	}
+	// there is how much is in a directory of the store, without what is on its way out.
+	there := func(name string) int {
+		entries, err := os.ReadDir(filepath.Join(dir, name))
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			t.Fatal(err)
+		}
+		n := 0
+		for _, e := range entries {
+			if !strings.HasPrefix(e.Name(), "gone-") {
+				n++
+			}
+		}
+		return n
+	}
+	left := func(layers, leases int) error {
+		for name, want := range map[string]int{
+			"store/staging": 0, "store/layers": layers, "records/imagerecords": layers / 2, "store/rw": leases, "state": leases,
+		} {
+			if got := there(name); got != want {
+				return fmt.Errorf("%s has %d entries, want %d", name, got, want)
+			}
+		}
+		return nil
+	}
+	tracer := filetrace.Start(t, dir)
+	calls := 0
+	var tolerated []string
+	for _, op := range []struct {
+		name          string
+		before, after []func() error
+		do, check     func() error
+		layers        int // that there are when it has been done
+		leases        int
+	}{
+		{"pull", nil, []func() error{remove}, pull, pulled, 2, 0},
+		{"mount", []func() error{pull}, []func() error{unmount, remove}, mount, mounted, 2, 1},
+		{"unmount", []func() error{pull, mount}, []func() error{remove}, unmount, nothing, 2, 0},
+		{"remove", []func() error{pull}, nil, remove, nothing, 0, 0},
+	} {
+		all := func(steps []func() error) {
+			t.Helper()
+			for _, step := range steps {
+				if err := step(); err != nil {
+					t.Fatalf("%s: %v", op.name, err)
+				}
+			}
+		}
+		try := func(n int, errno syscall.Errno) bool {
+			all(append(op.before, swept))
+			tracer.Arm(n, errno)
+			err := op.do()
+			f := tracer.Disarm()
+			if f.Happened && err == nil && strings.Contains(f.What, "sync") {
+				t.Errorf("%s said nothing of %s", op.name, f.What)
+			}
+			if !f.Happened && err != nil {
+				t.Errorf("%s: %v, and nothing has failed", op.name, err)
+			}
+			if err == nil && f.Happened {
+				tolerated = append(tolerated, op.name+": "+f.What)
+			}
+			if strings.Contains(f.What, "/gone-") {
+				// It stays until the next start, which is in nobody's way.
+				gone, _ := filepath.Glob(filepath.Join(dir, "store", "staging", "gone-*"))
+				for _, path := range gone {
+					if err := os.RemoveAll(path); err != nil {
+						t.Error(err)
+					}
+				}
+			}
+			first := err
+			if err != nil {
+				err = op.do()
+			}
+			if err == nil {
+				err = op.check()
+			}
+			if err == nil {
+				err = left(op.layers, op.leases)
+			}
+			if err != nil {
+				t.Errorf("%s, after %s (%v): %v", op.name, f.What, first, err)
+			}
+			all(op.after)
+			if err := left(0, 0); err != nil {
+				t.Errorf("%s, after %s (%v), at the end: %v", op.name, f.What, first, err)
+			}
+			return f.Happened
+		}
+		errnos := []syscall.Errno{unix.EIO, unix.ENOSPC, unix.EMFILE, unix.ENOMEM}
+		for n := 1; !t.Failed(); n++ {
+			happened := false
+			for i, errno := range errnos {
+				if i == n%len(errnos) || os.Getenv("CRISP_NTH") == "full" {
+					happened = try(n, errno)
+				}
+			}
+			if !happened {
+				break
+			}
+			calls++
+		}
+	}
+	t.Logf("%d calls failed, of which nothing was said:\n%s", calls, strings.Join(tolerated, "\n"))
+}
+
+// A store that is opened while a call fails has all that it had, or does not open: what
+// it cannot read for want of a descriptor it must not take for broken, and remove.
+func TestNthCallOfOpenFails(t *testing.T) {
+	needRoot(t)
+	reg := newRegistry(t)
+	img := build(t, "gzip", "base", "top")
+	reg.push("app", "v1", img)
+	ref := reg.host + "/app:v1"
+	want := contents(t, img)
+	dir := t.TempDir()
+	settings := settingsOf(t, reg)
+	records, err := openRecords(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := openBelow(t, dir, settings, records)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(filepath.Join(dir, "state"), unix.MNT_DETACH) })
+	if _, err := s.Pull(t.Context(), ref, image.Caller{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Mount(t.Context(), "k", img.id()); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(s.Unmount(t.Context(), "k", false), s.Close()); err != nil {
+		t.Fatal(err)
+	}
+	tracer := filetrace.Start(t, dir)
+	calls := 0
+	errnos := []syscall.Errno{unix.EIO, unix.EMFILE, unix.ENOMEM}
+	if os.Getenv("CRISP_NTH") != "full" {
+		errnos = errnos[:2]
+	}
+	for _, errno := range errnos {
+		for n := 1; !t.Failed(); n++ {
+			tracer.Arm(n, errno)
+			s, err := openBelow(t, dir, settings, records)
+			f := tracer.Disarm()
+			if err != nil {
+				if s, err = openBelow(t, dir, settings, records); err != nil {
+					t.Fatalf("after %s: %v", f.What, err)
+				}
+			}
+			got, err := s.Get(ref)
+			if err == nil {
+				err = whole(dir, got, want)
+			}
+			if err == nil {
+				// It stands on its layers still.
+				_, err = s.Mount(t.Context(), "k", img.id())
+			}
+			if err := errors.Join(err, s.Unmount(t.Context(), "k", false), s.Close()); err != nil {
+				t.Errorf("after %s: %v", f.What, err)
+			}
+			if !f.Happened {
+				break
+			}
+			calls++
+		}
+	}
+	t.Logf("%d calls failed", calls)
+}

@@ -1,0 +1,119 @@
+package image
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/crisp-cri/crisp/internal/tree"
+)
+
+// removeWait is how long Remove waits for the disk. The kubelet measures it at once, and
+// evicts pods if the images that it had removed did not help.
+const removeWait = 20 * time.Second
+
+// removals are the trees that are in nobody's way and are being removed, or wait for
+// their turn. What they occupy is in use still.
+type removals struct {
+	turn chan struct{} // holds one while a tree is removed: the disk would not be faster with two
+
+	mu   sync.Mutex
+	last int              // guarded by mu
+	m    map[int]*removal // by when they came; guarded by mu
+}
+
+type removal struct {
+	usage usage
+	over  chan struct{} // closed once it is tried
+}
+
+func newRemovals() *removals {
+	return &removals{turn: make(chan struct{}, 1), m: make(map[int]*removal)}
+}
+
+func (rs *removals) add(u usage) (n int, r *removal) {
+	rs.mu.Lock()
+	defer rs.mu.Unlock()
+	rs.last++
+	r = &removal{usage: u, over: make(chan struct{})}
+	rs.m[rs.last] = r
+	return rs.last, r
+}
+
+// forget notes that a tree is gone.
+func (rs *removals) forget(n int) {
+	rs.mu.Lock()
+	defer rs.mu.Unlock()
+	delete(rs.m, n)
+}
+
+func (rs *removals) used() (bytes, inodes uint64) {
+	rs.mu.Lock()
+	defer rs.mu.Unlock()
+	for _, r := range rs.m {
+		bytes += r.usage.bytes
+		inodes += r.usage.inodes
+	}
+	return bytes, inodes
+}
+
+// now is a point in time for waitSince.
+func (rs *removals) now() int {
+	rs.mu.Lock()
+	defer rs.mu.Unlock()
+	return rs.last
+}
+
+// waitSince waits until what came after the point in time is removed, or removeWait is
+// over, or ctx.
+func (rs *removals) waitSince(ctx context.Context, point int) {
+	ctx, cancel := context.WithTimeout(ctx, removeWait)
+	defer cancel()
+	rs.mu.Lock()
+	var all []*removal
+	for n, r := range rs.m {
+		if n > point {
+			all = append(all, r)
+		}
+	}
+	rs.mu.Unlock()
+	for _, r := range all {
+		select {
+		case <-r.over:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// removeLater deletes a tree that is in nobody's way, and occupies u. If it cannot be
+// removed it stays in the figures, as it does on the disk, until the next Open tries again.
+func (s *Store) removeLater(path string, u usage) {
+	n, r := s.removals.add(u)
+	s.background.Go(func() {
+		defer close(r.over)
+		s.removals.turn <- struct{}{}
+		defer func() { <-s.removals.turn }()
+		err := tree.Remove(s.life, path)
+		if err == nil {
+			s.removals.forget(n)
+		} else if s.life.Err() == nil {
+			s.log.Error("leftover of the image store was not removed", "err", err)
+		}
+	})
+}
+
+// usageIn is what the layer in dir occupied when it was whole, if it has a record.
+func usageIn(dir string) usage {
+	var r layerRecord
+	data, err := os.ReadFile(filepath.Join(dir, "layer.json"))
+	if err != nil || json.Unmarshal(data, &r) != nil {
+		return usage{}
+	}
+	return r.usage()
+}
+
+func (r layerRecord) usage() usage { return usage{r.Sum.Disk, r.Sum.Inodes} }

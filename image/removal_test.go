@@ -1,0 +1,143 @@
+package image
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/crisp-cri/crisp/checkpoint"
+	"github.com/opencontainers/go-digest"
+)
+
+// What is removed in the background is in the figures until the disk has the room again:
+// a collector that believed it was free would find the disk as full as before.
+func TestWhatWaitsToBeRemovedIsInUse(t *testing.T) {
+	needRoot(t)
+	dir := t.TempDir()
+	log := slog.New(slog.NewTextHandler(t.Output(), nil))
+	records, err := checkpoint.Open(filepath.Join(dir, "records"), log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := Options{Root: filepath.Join(dir, "store"), State: filepath.Join(dir, "state"), Records: records, Log: log}
+	s, err := Open(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	l, _, err := s.layers.acquire(t.Context(), digest.FromString("a"), source{}, func(_ context.Context, dir string) (shape, error) {
+		return shape{}, os.WriteFile(filepath.Join(dir, "file"), make([]byte, 1<<20), 0o600)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.commit([]*layer{l}); err != nil {
+		t.Fatal(err)
+	}
+	lease, _, err := s.leases.begin("k")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.leases.save("k", leaseRecord{}); err != nil {
+		t.Fatal(err)
+	}
+	upper := filepath.Join(s.leases.path("k"), "fs")
+	if err := os.Mkdir(upper, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(upper, "log"), make([]byte, 1<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s.refresh("k", lease)
+	s.leases.end("k", false)
+	before := s.FsInfo()
+	if before.UsedBytes < 2<<20 {
+		t.Fatalf("used before is %+v, want 2 MiB", before)
+	}
+
+	begin := s.removals.now()
+	s.removals.turn <- struct{}{} // the disk is busy
+	if err := s.layers.release(l); err != nil {
+		t.Fatal(err)
+	}
+	if got := s.FsInfo(); got != before {
+		t.Errorf("while a layer waits to be removed, used is %+v, want %+v", got, before)
+	}
+	if err := s.Unmount(t.Context(), "k", true); err != nil {
+		t.Fatal(err)
+	}
+	if got := s.FsInfo(); got != before {
+		t.Errorf("while a container's files wait to be removed, used is %+v, want %+v", got, before)
+	}
+	left, err := os.ReadDir(s.layers.staging)
+	if err != nil || len(left) != 2 {
+		t.Fatalf("waiting are %v (err %v), want both", left, err)
+	}
+	<-s.removals.turn
+	s.removals.waitSince(t.Context(), begin)
+	if got := s.FsInfo(); got != (FsInfo{Mountpoint: before.Mountpoint}) {
+		t.Errorf("used after all is %+v", got)
+	}
+}
+
+// What the last process had not got to is in use, too.
+func TestWhatIsLeftToBeRemovedIsInUse(t *testing.T) {
+	s := &Store{
+		log:      slog.New(slog.NewTextHandler(t.Output(), nil)),
+		layers:   &layers{staging: t.TempDir()},
+		leases:   &leases{},
+		removals: newRemovals(),
+	}
+	s.life, s.end = context.WithCancel(t.Context())
+	defer s.end()
+	gone := filepath.Join(s.layers.staging, "gone-x")
+	if err := os.Mkdir(gone, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(gone, "layer.json"), []byte(`{"Sum":{"Disk":4096,"Inodes":7}}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s.removals.turn <- struct{}{}
+	s.sweepStaging()
+	if got := s.FsInfo(); got != (FsInfo{UsedBytes: 4096, Inodes: 7}) {
+		t.Errorf("used is %+v", got)
+	}
+	<-s.removals.turn
+	s.background.Wait()
+	if got := s.FsInfo(); got != (FsInfo{}) {
+		t.Errorf("used after it was removed is %+v", got)
+	}
+}
+
+// Who removes an image does not wait for a disk without end.
+func TestWaitForTheDiskIsBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		rs := newRemovals()
+		rs.add(usage{})
+		begin, now := rs.now(), time.Now()
+		rs.waitSince(t.Context(), begin) // that was before
+		if took := time.Since(now); took != 0 {
+			t.Errorf("waited %v for what somebody else removes", took)
+		}
+		rs.add(usage{})
+		rs.waitSince(t.Context(), begin)
+		if took := time.Since(now); took != removeWait {
+			t.Errorf("waited %v, want %v", took, removeWait)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		now = time.Now()
+		rs.waitSince(ctx, begin)
+		if took := time.Since(now); took != time.Second {
+			t.Errorf("waited %v for a caller that left after 1s", took)
+		}
+	})
+}
