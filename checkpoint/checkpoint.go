@@ -23,8 +23,9 @@ package checkpoint
 import (
 	"fmt"
 	"log/slog"
-	"os"
 	"sync"
+
+	"github.com/crisp-cri/crisp/internal/atomicfile"
 )
 
 // A Manager keeps the records below one directory. Its methods may be called
@@ -49,7 +50,7 @@ func Open(dir string, log *slog.Logger) (*Manager, error) {
 }
 
 func open(dir, bootID string, log *slog.Logger) (*Manager, error) {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+	if err := atomicfile.MakeDirs(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make record directory: %w", err)
 	}
 	m := &Manager{dir: dir, bootID: bootID, log: log}

@@ -87,10 +87,14 @@ func plainLayer(ctx context.Context, layer io.Reader, out io.Writer, max int64) 
 		if max -= hdr.Size; max < 0 {
 			return nil, fault.Invalid.Errorf("%s of the checkpoint has more in it than there is room for", RootFSDiff)
 		}
-		if err := tw.WriteHeader(hdr); err != nil {
-			return nil, fault.Invalid.Errorf("%q in %s of the checkpoint: %w", hdr.Name, RootFSDiff, err)
+		err = tw.WriteHeader(hdr)
+		if err == nil {
+			_, err = io.Copy(tw, tr)
 		}
-		if _, err := io.Copy(tw, tr); err != nil {
+		switch {
+		case err != nil && isOurs(err):
+			return nil, err
+		case err != nil:
 			return nil, fault.Invalid.Errorf("%q in %s of the checkpoint: %w", hdr.Name, RootFSDiff, err)
 		}
 	}

@@ -36,7 +36,7 @@ func (m *Manager) Save(kind, id string, v any) error {
 	}
 	path := filepath.Join(dir, recordFile)
 	_, err = os.Stat(path)
-	first := errors.Is(err, fs.ErrNotExist)
+	first := err != nil // or for all we know
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return fmt.Errorf("save record %s/%s: %w", kind, id, err)
 	}
@@ -79,14 +79,17 @@ func (m *Manager) Load(kind, id string, v any) error {
 		return err
 	}
 	path := filepath.Join(dir, recordFile)
-	data, err := os.ReadFile(path)
+	data, err := atomicfile.Read(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return fault.NotFound.Errorf("no record %s/%s", kind, id)
 	}
-	if err != nil {
+	if err != nil && !atomicfile.Damaged(err) {
 		return fmt.Errorf("load record %s/%s: %w", kind, id, err)
 	}
-	payload, err := decode(data)
+	var payload json.RawMessage
+	if err == nil {
+		payload, err = decode(data)
+	}
 	if err == nil {
 		err = json.Unmarshal(payload, v)
 	}
@@ -102,7 +105,8 @@ func (m *Manager) Load(kind, id string, v any) error {
 
 // IDs lists the records of kind in ascending order. It removes what interrupted
 // Saves left, moves corrupt records aside, logs those and leaves them out. A record
-// of a newer crispd is fault.WrongState.
+// of a newer crispd is fault.WrongState. One that cannot be read for want of something
+// else than the record is an error: it is not corrupt.
 func (m *Manager) IDs(kind string) ([]string, error) {
 	if err := plain(kind); err != nil {
 		return nil, err
@@ -121,9 +125,12 @@ func (m *Manager) IDs(kind string) ([]string, error) {
 		}
 		dir := filepath.Join(m.dir, kind, e.Name())
 		removeTemps(dir)
-		data, err := os.ReadFile(filepath.Join(dir, recordFile))
+		data, err := atomicfile.Read(filepath.Join(dir, recordFile))
 		if errors.Is(err, fs.ErrNotExist) {
 			continue // the first Save was interrupted
+		}
+		if err != nil && !atomicfile.Damaged(err) {
+			return nil, fmt.Errorf("list records of %s: %w", kind, err)
 		}
 		if err == nil {
 			_, err = decode(data)

@@ -39,7 +39,7 @@ func Unpack(ctx context.Context, archive io.Reader, dir string, max int64) error
 	if err := os.Mkdir(filepath.Join(dir, Images), 0o700); err != nil {
 		return err
 	}
-	tr := tar.NewReader(interruptible{ctx, plain})
+	tr := tar.NewReader(interruptible{ctx, blaming{plain}})
 	for range maxEntries {
 		if err := ctx.Err(); err != nil {
 			return err
@@ -84,6 +84,20 @@ func (i interruptible) Read(p []byte) (int, error) {
 		return 0, err
 	}
 	return i.r.Read(p)
+}
+
+// A blaming reader says that the archive is damaged, where neither the disk nor the
+// caller is why it cannot be read on: what is in the middle of a file is read when the
+// file is written.
+type blaming struct{ r io.Reader }
+
+func (b blaming) Read(p []byte) (int, error) {
+	n, err := b.r.Read(p)
+	if err != nil && err != io.EOF && !isOurs(err) && fault.KindOf(err) == fault.Internal &&
+		!errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded) {
+		err = fault.Invalid.Errorf("read checkpoint archive: %w", err)
+	}
+	return n, err
 }
 
 // entryName is where an entry of an archive belongs; false = nowhere.

@@ -9,7 +9,10 @@ import (
 	"io/fs"
 	"os"
 	"path"
+	"slices"
 	"strings"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/internal/fault"
 )
@@ -34,11 +37,20 @@ func UnpackFiles(ctx context.Context, r io.Reader, dir string) error {
 		if err != nil {
 			return fault.Invalid.Errorf("read files of the checkpoint: %w", err)
 		}
-		if err := unpackFile(root, hdr, tr); err != nil && !errors.Is(err, fs.ErrExist) {
-			return fmt.Errorf("file %q of the checkpoint: %w", hdr.Name, err)
+		switch err := unpackFile(root, hdr, tr); {
+		case err == nil || errors.Is(err, fs.ErrExist):
+		case isOurs(err):
+			return fmt.Errorf("file %.300q of the checkpoint: %w", hdr.Name, err)
+		default: // a name that cannot be, a file where a directory should be, an end too early
+			return fault.Invalid.Errorf("file %.300q of the checkpoint: %w", hdr.Name, err)
 		}
 	}
 	return fault.Invalid.Errorf("the checkpoint has more than %d files", maxEntries)
+}
+
+// isOurs tells whether an error is the disk's or the machine's, whatever the stream says.
+func isOurs(err error) bool {
+	return slices.ContainsFunc([]error{unix.ENOSPC, unix.EDQUOT, unix.EIO, unix.EROFS, unix.EMFILE, unix.ENFILE, unix.ENOMEM}, func(is error) bool { return errors.Is(err, is) })
 }
 
 func unpackFile(root *os.Root, hdr *tar.Header, r io.Reader) error {
