@@ -22,7 +22,7 @@ func (c *Container) Attach(ctx context.Context, stdin bool) (*Attachment, error)
 	}
 	files, err := c.rt.link.call(ctx, wire.MethodAttach, wire.AttachRequest{ID: c.id, Stdin: stdin}, nil)
 	if err != nil {
-		return nil, err
+		return nil, c.notRunning("attach to", err)
 	}
 	a := &Attachment{}
 	sort(files, map[string]**os.File{wire.FDStdin: &a.Stdin, wire.FDStdout: &a.Stdout, wire.FDStderr: &a.Stderr})
@@ -35,7 +35,7 @@ func (c *Container) Resize(ctx context.Context, width, height uint16) error {
 		return err
 	}
 	_, err := c.rt.link.call(ctx, wire.MethodResize, wire.ResizeRequest{ID: c.id, Width: width, Height: height}, nil)
-	return err
+	return c.notRunning("resize", err)
 }
 
 // ReopenLog has the log written to a new file at its path, which exists once
@@ -44,5 +44,5 @@ func (c *Container) ReopenLog(ctx context.Context) error {
 	if err := c.mustRun("reopen the log of"); err != nil {
 		return err
 	}
-	return c.rt.link.again(ctx, wire.MethodReopenLog, wire.Ref{ID: c.id})
+	return c.notRunning("reopen the log of", c.rt.link.again(ctx, wire.MethodReopenLog, wire.Ref{ID: c.id}))
 }

@@ -9,6 +9,8 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -350,14 +352,28 @@ func killCgroup(dir string) {
 	}
 	// A frozen process of v1 does not die before it is thawed.
 	_ = os.WriteFile(filepath.Join(dir, "freezer.state"), []byte("THAWED"), 0)
-	data, err := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
-	if err != nil {
-		return
+	for _, pid := range cgroupProcs(dir) {
+		if pid <= 1 || pid == os.Getpid() {
+			continue
+		}
+		fd, err := unix.PidfdOpen(pid, 0)
+		if err != nil {
+			continue
+		}
+		if slices.Contains(cgroupProcs(dir), pid) { // else the number is another's by now
+			_ = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
+		}
+		unix.Close(fd)
 	}
+}
+
+// cgroupProcs lists the processes in a cgroup.
+func cgroupProcs(dir string) (pids []int) {
+	data, _ := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
 	for _, field := range strings.Fields(string(data)) {
-		var pid int
-		if _, err := fmt.Sscan(field, &pid); err == nil && pid > 1 && pid != os.Getpid() {
-			_ = unix.Kill(pid, unix.SIGKILL)
+		if pid, err := strconv.Atoi(field); err == nil {
+			pids = append(pids, pid)
 		}
 	}
+	return pids
 }

@@ -40,11 +40,12 @@ type Container struct {
 	created time.Time
 	runDir  string
 
-	settled chan struct{} // closed when it is known what became of Start
-	done    chan struct{} // closed by the move to Exited
-	told    chan struct{} // closed when whoever listens has heard of that
-	hurry   chan struct{} // tells terminate of another Stop
-	orphan  atomic.Bool   // loaded from disk: no Start of ours will settle it
+	settled  chan struct{} // closed when it is known what became of Start
+	done     chan struct{} // closed by the move to Exited
+	told     chan struct{} // closed when whoever listens has heard of that
+	hurry    chan struct{} // tells terminate of another Stop
+	applying chan struct{} // full while a change is being made
+	orphan   atomic.Bool   // loaded from disk: no Start of ours will settle it
 
 	mu     sync.Mutex
 	record atomic.Pointer[containerRecord]
@@ -84,11 +85,12 @@ type Status struct {
 func (r *Runtime) newContainer(id string, sb *Sandbox, rec *containerRecord) *Container {
 	c := &Container{
 		rt: r, sandbox: sb, id: id, created: rec.CreatedAt,
-		runDir:  filepath.Join(r.o.State, containerKind, id),
-		settled: make(chan struct{}),
-		hurry:   make(chan struct{}, 1),
-		done:    make(chan struct{}),
-		told:    make(chan struct{}),
+		runDir:   filepath.Join(r.o.State, containerKind, id),
+		settled:  make(chan struct{}),
+		hurry:    make(chan struct{}, 1),
+		applying: make(chan struct{}, 1),
+		done:     make(chan struct{}),
+		told:     make(chan struct{}),
 	}
 	c.record.Store(rec)
 	c.status.Store(&containerStatus{})

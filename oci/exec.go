@@ -51,7 +51,7 @@ func (c *Container) Exec(ctx context.Context, cfg ExecConfig) (*Exec, error) {
 		Stdin: cfg.Stdin, TTY: cfg.TTY, Width: cfg.Width, Height: cfg.Height,
 	}, &reply)
 	if err != nil {
-		return nil, err
+		return nil, c.notRunning("exec in", err)
 	}
 	e := &Exec{container: c.id, id: reply.ExecID, link: c.rt.link}
 	sort(files, map[string]**os.File{
@@ -118,6 +118,16 @@ func (c *Container) mustRun(what string) error {
 		return fault.WrongState.Errorf("container %s is %s: cannot %s it", c.id, st, what)
 	}
 	return nil
+}
+
+// notRunning is mustRun for an error of the executor that it does not know the container:
+// not yet, if it is stopped while it is still being started, or no more. NotFound would
+// tell a client that there is no such container, and what it has to be told is that.
+func (c *Container) notRunning(what string, err error) error {
+	if errors.Is(err, fault.NotFound) {
+		return fault.WrongState.Errorf("container %s does not run: cannot %s it: %v", c.id, what, err)
+	}
+	return err
 }
 
 // sort puts each file where its name belongs and closes those that nobody wants.

@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/checkpoint"
+	"github.com/crisp-cri/crisp/internal/testns"
 	"github.com/crisp-cri/crisp/oci"
 	"github.com/crisp-cri/crisp/oci/ocitest"
 )
@@ -38,20 +39,28 @@ type kernelNode struct {
 }
 
 // scratch is for what all tests share.
-var scratch string
+var scratch = os.Getenv(scratchEnv)
+
+const scratchEnv = "CRISP_OCI_TEST_SCRATCH"
 
 func TestMain(m *testing.M) {
 	if os.Getenv(daemonEnv) != "" {
 		os.Exit(m.Run()) // is killed, and could not remove anything
 	}
-	var err error
-	if scratch, err = os.MkdirTemp("", "crisp-oci-"); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
-	code := m.Run()
-	os.RemoveAll(scratch)
-	os.Exit(code)
+	testns.Main(m, testns.Options{
+		Prepare: func() ([]string, func(), error) {
+			var err error
+			if scratch, err = os.MkdirTemp("", "crisp-oci-"); err != nil {
+				return nil, nil, err
+			}
+			if os.Geteuid() == 0 {
+				if _, err = programs(); err != nil {
+					return nil, nil, err
+				}
+			}
+			return []string{scratchEnv + "=" + scratch}, func() { os.RemoveAll(scratch) }, os.Chmod(scratch, 0o711)
+		},
+	})
 }
 
 // programs returns where the executor, the pod init and testbin are: made by
@@ -73,10 +82,15 @@ var programs = sync.OnceValues(func() (bin string, err error) {
 	}
 	if bin = os.Getenv("CRISP_BIN"); bin == "" {
 		bin = scratch
+	}
+	testbin := filepath.Join(scratch, "testbin")
+	if _, err := os.Stat(testbin); err == nil {
+		return bin, nil // made for all tests
+	}
+	if bin == scratch {
 		build("go", "build", "-tags", "seccomp containers_image_openpgp", "-o", bin+"/", "./cmd/crisp-executor")
 		build("gcc", "-Os", "-s", "-static", "-nostartfiles", "-o", bin+"/crisp-podinit", "oci/podinit/podinit.c")
 	}
-	testbin := filepath.Join(scratch, "testbin")
 	if data, rerr := os.ReadFile(filepath.Join(bin, "testbin")); rerr == nil { // on a machine without Go
 		return bin, errors.Join(err, os.WriteFile(testbin, data, 0o755))
 	}

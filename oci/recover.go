@@ -42,8 +42,8 @@ func (r *Runtime) load() error {
 	for _, id := range ids {
 		var rec sandboxRecord
 		err := r.o.Records.Load(sandboxKind, id, &rec)
-		if errors.Is(err, fault.WrongState) {
-			return err
+		if err != nil && !errors.Is(err, fault.NotFound) {
+			return err // what is not loaded is swept
 		}
 		if err != nil {
 			r.log.Error("sandbox was not loaded", "sandbox", id, "err", err)
@@ -58,8 +58,8 @@ func (r *Runtime) load() error {
 	for _, id := range ids {
 		var rec containerRecord
 		err := r.o.Records.Load(containerKind, id, &rec)
-		if errors.Is(err, fault.WrongState) {
-			return err
+		if err != nil && !errors.Is(err, fault.NotFound) {
+			return err // what is not loaded is swept
 		}
 		if err != nil {
 			r.log.Error("container was not loaded", "container", id, "err", err)

@@ -45,7 +45,7 @@ func (sb *Sandbox) discard(ctx context.Context) error {
 	if err := sb.rt.o.Records.Remove(sandboxKind, sb.id); err != nil {
 		return fmt.Errorf("remove sandbox %s: %w", sb.id, err)
 	}
-	if sb.rt.sandboxes.drop(sb) && sb.record.Load().Ready {
+	if sb.rt.sandboxes.drop(sb) {
 		sb.emit(SandboxRemoved)
 	}
 	return nil

@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/internal/fault"
@@ -217,6 +218,14 @@ func TestStopDuringStart(t *testing.T) {
 		go func() { stopped <- c.Stop(b.Context(), unix.SIGTERM, 10*time.Second) }()
 		synctest.Wait()
 		b.state(c, oci.Stopping)
+		// What needs a process is refused, and not as if there were no container.
+		_, execErr := c.Exec(b.Context(), oci.ExecConfig{Process: &specs.Process{Args: []string{"/testbin"}}})
+		_, attachErr := c.Attach(b.Context(), false)
+		for what, err := range map[string]error{"reopen": c.ReopenLog(b.Context()), "resize": c.Resize(b.Context(), 80, 25), "exec": execErr, "attach": attachErr} {
+			if !errors.Is(err, fault.WrongState) {
+				b.Errorf("%s of a container that is stopped while it is started: %v, want WrongState", what, err)
+			}
+		}
 		release()
 		if err := <-started; err != nil {
 			b.Errorf("start: %v", err)
@@ -319,4 +328,42 @@ func (b *bed) Check(err error) {
 	if err != nil {
 		b.Error(err)
 	}
+}
+
+// A start that hangs is ended when the grace of its Stop is over: with what is not there
+// yet, a signal that asks to end has nobody to be for.
+func TestStopEndsAStartThatHangs(t *testing.T) {
+	inBubble(t, func(b *bed) {
+		b.m.Executor.SlowRun(time.Hour)
+		c := b.create("sleep", "1h")
+		started := make(chan error, 1)
+		go func() { started <- c.Start(b.Context()) }()
+		synctest.Wait()
+		b.state(c, oci.Starting)
+		stopped := make(chan error, 1)
+		go func() { stopped <- c.Stop(b.Context(), unix.SIGTERM, 10*time.Second) }()
+		time.Sleep(9 * time.Second)
+		if n := len(b.m.Executor.Calls(wire.MethodSignal)); n > 0 {
+			b.Errorf("it was signalled %d times before its grace was over", n)
+		}
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		select {
+		case err := <-stopped:
+			b.ok(err)
+		default:
+			b.Fatal("the stop goes on")
+		}
+		if err := <-started; err == nil {
+			b.Error("it was started")
+		}
+		b.state(c, oci.Exited)
+		if st := c.Status(); st.ExitCode != 128 || st.Reason != "StartError" {
+			b.Errorf("status is %+v", st)
+		}
+		b.m.Executor.SlowRun(0)
+		b.ok(c.Remove(b.Context()))
+		again := b.start("exit", "3")
+		<-again.Done()
+	})
 }

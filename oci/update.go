@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
@@ -25,13 +26,46 @@ func (c *Container) Update(ctx context.Context, res *specs.LinuxResources) error
 	return c.Apply(ctx, Change{Resources: res})
 }
 
-// Apply changes a container that was created or runs, whole or not at all. The
-// container's Config shows the result, which is durable.
+// applyTime bounds a change, for which the executor may have to wait for systemd or for
+// an engine.
+const applyTime = 2 * time.Minute
+
+// Apply changes a container that was created or runs, whole or not at all, one change
+// after the other. The container's Config shows the result, which is durable.
+//
+// A change abandoned by ctx goes on: the executor may be about to make it, or to refuse
+// it, and the record has to say which.
+func (c *Container) Apply(ctx context.Context, ch Change) error {
+	select {
+	case c.applying <- struct{}{}:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	result := make(chan error, 1)
+	c.rt.work.Go(func() {
+		defer func() { <-c.applying }()
+		own, cancel := context.WithTimeout(context.WithoutCancel(ctx), applyTime)
+		defer cancel()
+		err := c.apply(own, ch)
+		result <- err
+		if err != nil && ctx.Err() != nil {
+			c.rt.log.WarnContext(ctx, "change was refused when nobody waited any more", "container", c.id, "err", err)
+		}
+	})
+	select {
+	case err := <-result:
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// apply is Apply for who comes alone.
 //
 // The record is first: a crash before the kernel has heard of the change leaves
 // one that Resources sees through, while a change that nobody remembers would
 // come undone by the next.
-func (c *Container) Apply(ctx context.Context, ch Change) (err error) {
+func (c *Container) apply(ctx context.Context, ch Change) (err error) {
 	st := c.status.Load().State
 	if st != Created && st != Running {
 		return fault.WrongState.Errorf("container %s is %s: cannot update it", c.id, st)
@@ -68,7 +102,7 @@ func (c *Container) Apply(ctx context.Context, ch Change) (err error) {
 			return fmt.Errorf("encode resources of container %s: %w", c.id, err)
 		}
 	}
-	return c.rt.link.again(ctx, wire.MethodUpdate, req)
+	return c.notRunning("update", c.rt.link.again(ctx, wire.MethodUpdate, req))
 }
 
 // record puts the change into cfg. What cfg points at is shared: it is copied.

@@ -42,7 +42,7 @@ func (r *Runtime) Trouble() error {
 func (l *link) watch(ctx context.Context) {
 	tick := time.NewTicker(pingEvery)
 	defer tick.Stop()
-	failed := 0
+	failed, told := 0, false
 	for {
 		select {
 		case <-tick.C:
@@ -53,23 +53,24 @@ func (l *link) watch(ctx context.Context) {
 		}
 		conn, err := l.ping(ctx)
 		if err == nil {
-			if failed >= troubled {
+			if told {
 				l.log.Info("executor answers again")
 			}
-			failed = 0
+			failed, told = 0, false
 			l.trouble.Store(nil)
 			continue
 		}
-		if failed++; failed < troubled {
+		if failed++; failed < troubled && !told {
 			continue
 		}
-		if failed == troubled {
+		if !told {
 			l.log.Error("executor is in trouble", "err", err)
+			told = true
 		}
 		l.trouble.Store(&err)
 		if m, ok := conn.(mortal); ok && failed >= hopeless {
 			l.log.Error("executor is killed, to be replaced", "err", err, "kill", m.Kill())
-			failed = troubled // should its successor be no better, it has as long
+			failed = 0 // should its successor be no better, it has as long
 		}
 	}
 }
@@ -101,7 +102,8 @@ func (l *link) ping(ctx context.Context) (Engine, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.conn == nil {
-		return conn, fault.Unavailable.Errorf("executor answers, but the containers are not settled yet")
+		// Killing what answers would only begin it anew.
+		return nil, fault.Unavailable.Errorf("executor answers, but the containers are not settled yet")
 	}
 	return conn, nil
 }

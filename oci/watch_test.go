@@ -16,6 +16,9 @@ func TestExecutorStandsStill(t *testing.T) {
 		c := b.start("sleep", "1h", "exit", "7")
 		slow := b.m.Executor.Hold(wire.MethodPing)
 		time.Sleep(12 * time.Second)
+		if b.r.Trouble() != nil {
+			b.Error("a pause is told of as trouble")
+		}
 		slow()
 		time.Sleep(time.Minute)
 		synctest.Wait()
@@ -47,3 +50,33 @@ func TestExecutorStandsStill(t *testing.T) {
 		}
 	})
 }
+
+// An executor that was started for one that stood still has as long as that one had.
+func TestSuccessorHasAsLong(t *testing.T) {
+	inBubble(t, func(b *bed) {
+		b.start("sleep", "1h")
+		still := b.m.Executor.Hold(wire.MethodPing)
+		begun := time.Now()
+		replaced := func(times uint64) time.Duration {
+			for b.r.ExecutorRestarts() < times {
+				time.Sleep(time.Second)
+			}
+			took := time.Since(begun)
+			begun = time.Now()
+			return took
+		}
+		first, second := replaced(1), replaced(2)
+		still()
+		if second < first-pingTime {
+			b.Errorf("the first was replaced after %v, the second after %v", first, second)
+		}
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if b.r.Trouble() != nil {
+			b.Errorf("trouble remains: %v", b.r.Trouble())
+		}
+	})
+}
+
+// pingTime is how far apart two looks at the executor may be.
+const pingTime = 10 * time.Second

@@ -5,7 +5,6 @@ import (
 	"os"
 	"time"
 
-	"github.com/opencontainers/runc/libcontainer"
 	"github.com/opencontainers/runc/libcontainer/configs"
 	"golang.org/x/sys/unix"
 
@@ -30,7 +29,7 @@ func (x *Executor) adopt(req wire.AdoptRequest, call *wire.Call) (err error) {
 	c.ref = req.RunReply
 	if c.engine = x.engineOf(req.ID); c.engine != nil {
 		c.ownPID, c.ref.Cgroups = c.engine.OwnPID, c.engine.Cgroups
-	} else if lc, err := libcontainer.Load(x.root, req.ID); err == nil {
+	} else if lc, err := x.load(req.ID); err == nil {
 		config := lc.Config()
 		c.ownPID = config.Namespaces.IsPrivate(configs.NEWPID)
 		if paths, err := cgroupPaths(lc); err == nil {

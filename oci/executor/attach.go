@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"os"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -43,9 +44,7 @@ func (a *attachment) add(stream string, f *os.File, owed []byte) {
 
 func (a *attachment) close() {
 	a.once.Do(func() {
-		for _, f := range a.outs {
-			f.Close()
-		}
+		a.closeOuts()
 		if a.stdin != nil {
 			a.stdin.Close()
 		}
@@ -107,12 +106,17 @@ func (io *stdio) attach(a *attachment, g *gate, log *slog.Logger) bool {
 	if io.over {
 		return false
 	}
-	io.attached = append(io.attached, a)
+	if len(a.outs) > 0 {
+		io.attached = append(io.attached, a)
+	}
 	if a.stdin != nil {
+		io.typing = append(io.typing, a)
 		go func() {
-			if !insist(log, "stdin", io.id, func() { io.feed(a, g) }) {
-				a.stdin.Close()
-			}
+			insist(log, "stdin", io.id, func() { io.feed(a, g) })
+			a.stdin.Close()
+			io.mu.Lock()
+			io.typing = without(io.typing, a)
+			io.mu.Unlock()
 		}()
 	}
 	for _, f := range a.outs {
@@ -126,20 +130,32 @@ func (io *stdio) attach(a *attachment, g *gate, log *slog.Logger) bool {
 	return true
 }
 
-// detach forgets a. Its input, if open, goes on: `echo x | attach` must not lose
-// the x because nobody reads the output.
+// detach has a watch no longer. Its input, if open, goes on: `echo x | attach` must not
+// lose the x because nobody reads the output. It is called outside the gate.
 func (io *stdio) detach(a *attachment) {
+	io.forget(a)
+	a.closeOuts()
+}
+
+// forget is detach for inside the gate: closeOuts is yet to come.
+func (io *stdio) forget(a *attachment) {
 	io.mu.Lock()
-	for i, other := range io.attached {
-		if other == a {
-			io.attached = append(io.attached[:i:i], io.attached[i+1:]...)
-			break
-		}
-	}
-	io.mu.Unlock()
+	defer io.mu.Unlock()
+	io.attached = without(io.attached, a)
+}
+
+// closeOuts waits for the pump that is about to write to one of them, and may have yet
+// to enter the gate.
+func (a *attachment) closeOuts() {
 	for _, f := range a.outs {
 		f.Close()
 	}
+}
+
+// without returns a copy of list without one; whoever goes through the list meanwhile
+// has the old one.
+func without(list []*attachment, one *attachment) []*attachment {
+	return slices.DeleteFunc(slices.Clone(list), func(a *attachment) bool { return a == one })
 }
 
 // tee sends p to all that are attached. Those that are too far behind are dropped, or
@@ -152,7 +168,8 @@ func (io *stdio) tee(o *output, p []byte) {
 		case err == unix.EAGAIN && a.waits:
 			*a.owed[o.stream] = bytes.Clone(rest)
 		default:
-			io.detach(a)
+			io.forget(a)
+			go a.closeOuts()
 		}
 	}
 }
@@ -280,8 +297,8 @@ func (io *stdio) feed(a *attachment, g *gate) {
 			break
 		}
 	}
-	a.stdin.Close()
-	// With crispd end all its pipes; its clients may come back to the next one.
+	// With crispd end all its pipes; its clients may come back to the next one. An
+	// upgrade before this hands the client's end over, and with it the end of the input.
 	if io.stdinOnce && !(eof && exiting(a.client)) {
 		io.closeStdin()
 	}

@@ -119,3 +119,33 @@ func TestTerminalGivesUpItsClient(t *testing.T) {
 		t.Errorf("%d bytes, %v", len(data), err)
 	}
 }
+
+// `kubectl run -i` that does not look at the output any more, but types on: it may also
+// after an upgrade of the executor, and the end of what it types is the container's.
+func TestUpgradeKeepsWhoOnlyTypes(t *testing.T) {
+	n := start(t)
+	b := n.run([]string{"echo-stdin"}, withStdin, func(r *wire.RunRequest, _ *specs.Spec) { r.StdinOnce = true })
+	a := b.attach(true)
+	if _, err := a["stdin"].WriteString("first\n"); err != nil {
+		t.Fatal(err)
+	}
+	b.says("first\n")
+	fds := func() int {
+		entries, _ := os.ReadDir(fmt.Sprintf("/proc/%d/fd", n.cmd.Process.Pid))
+		return len(entries)
+	}
+	before := fds()
+	a["stdout"].Close()
+	a["stderr"].Close()
+	eventually(t, func() bool { return fds() <= before-2 }, "the executor keeps the ends of a client that has left")
+	n.upgrade()
+	if _, err := a["stdin"].WriteString("second\n"); err != nil {
+		t.Fatalf("typing after the upgrade: %v", err)
+	}
+	b.says("second\n")
+	n.upgrade()
+	a["stdin"].Close()
+	if e := b.wait(); e.Code != 0 {
+		t.Errorf("exit is %+v", e)
+	}
+}

@@ -2,9 +2,11 @@ package executor_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -96,7 +98,10 @@ func TestStartLeftBehindHangs(t *testing.T) {
 		defer close(upgraded)
 		n.upgrade()
 	}()
-	eventually(t, func() bool { return busy.numbered() > before+1000 }, "the log stands still")
+	eventually(t, func() bool { return busy.numbered() > before+200 }, "the log stands still")
+	if !strings.Contains(commands(n.cmd.Process.Pid), "sleep 3600") {
+		t.Error("the log stood still until the start was given up")
+	}
 	<-upgraded
 	b.delete()
 	again := n.run([]string{"exit", "3"})
@@ -105,21 +110,42 @@ func TestStartLeftBehindHangs(t *testing.T) {
 	}
 }
 
+// descendants are the processes below a process.
+func descendants(pid string) (all []string) {
+	lists, _ := filepath.Glob("/proc/" + pid + "/task/*/children")
+	for _, list := range lists {
+		children, _ := os.ReadFile(list)
+		for _, child := range strings.Fields(string(children)) {
+			all = append(append(all, child), descendants(child)...)
+		}
+	}
+	return all
+}
+
 // commands are the command lines of a process's descendants.
 func commands(pid int) string {
 	var all strings.Builder
-	tasks, _ := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
-	for _, task := range tasks {
-		children, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%s/children", pid, task.Name()))
-		for _, child := range strings.Fields(string(children)) {
-			line, _ := os.ReadFile("/proc/" + child + "/cmdline")
-			all.WriteString(strings.ReplaceAll(string(line), "\x00", " ") + "\n")
-			var id int
-			fmt.Sscan(child, &id)
-			all.WriteString(commands(id))
-		}
+	for _, pid := range descendants(strconv.Itoa(pid)) {
+		line, _ := os.ReadFile("/proc/" + pid + "/cmdline")
+		all.WriteString(strings.ReplaceAll(string(line), "\x00", " ") + "\n")
 	}
 	return all.String()
+}
+
+// stages counts the processes that libcontainer makes those of containers of, and which
+// of them are stopped.
+func (n *node) stages() (all, stopped int) {
+	for _, pid := range descendants(strconv.Itoa(n.cmd.Process.Pid)) {
+		line, _ := os.ReadFile("/proc/" + pid + "/cmdline")
+		if !strings.HasPrefix(string(line), "crisp-executor\x00init\x00") {
+			continue
+		}
+		all++
+		if status, _ := os.ReadFile("/proc/" + pid + "/status"); strings.Contains(string(status), "State:\tT") {
+			stopped++
+		}
+	}
+	return all, stopped
 }
 
 // threads is how many threads a process has.
@@ -129,34 +155,113 @@ func threads(pid int) int {
 }
 
 // A container that stops every process it sees stops execs, too, before they are what
-// they are to be. They end with those who wait for them.
+// they are to be. They end with those who wait for them: who gives up, or goes, or, when
+// it was stopped so late that it counts as started, kills it.
 func TestExecWhereEverythingIsStopped(t *testing.T) {
 	n := start(t)
 	b := n.run([]string{"sleep", "for-ever"})
 	bad := b.exec(wire.ExecRequest{Process: process("print", "up", "stop-others")})
 	line(t, bad.files["stdout"])
-	stoppedOne := false
-	for range 20 {
-		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
-		files, err := n.client.Call(ctx, wire.MethodExec, wire.ExecRequest{ID: b.id, Process: process("exit", "0")}, nil)
-		cancel()
-		for _, f := range files {
-			f.Close()
+	for try, held := 0, 0; held < 10; try++ {
+		if try == 1000 {
+			t.Fatalf("of %d execs, %d were stopped while they were being started", try, held)
 		}
-		stoppedOne = stoppedOne || err != nil
+		goes := try%2 == 1
+		if n.execStopped(b, goes) {
+			held++
+		}
+		eventually(t, func() bool { left, _ := n.stages(); return left == 0 }, "an exec is left (try %d, its client goes: %v)", try, goes)
 	}
-	if !stoppedOne {
-		t.Log("no exec was stopped while it was being started")
-	}
-	eventually(t, func() bool {
-		return !strings.Contains(commands(n.cmd.Process.Pid), "runc:[2:INIT]") && !strings.Contains(commands(n.cmd.Process.Pid), "crisp-executor init")
-	},
-		"an exec is left: %s", commands(n.cmd.Process.Pid))
+	eventually(t, func() bool { return len(b.execGroups()) == 1 }, "execs are left that had started")
 	n.call(wire.MethodExecKill, wire.ExecRef{ExecID: bad.ExecID}, nil)
 	bad.wait()
 	if code := b.exec(wire.ExecRequest{Process: process("exit", "4")}).wait(); code != 4 {
 		t.Errorf("an exec after that ended with %d", code)
 	}
+	n.upgrade()
+}
+
+// execStopped begins an exec and gives it up when it is stopped, or its client goes. It
+// tells whether that came before the answer; an exec that has started is ended likewise.
+func (n *node) execStopped(b *box, goes bool) bool {
+	n.t.Helper()
+	client, err := wire.Dial(n.t.Context(), n.socket())
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	defer client.Close()
+	ctx, cancel := context.WithCancel(n.t.Context())
+	defer cancel()
+	var reply wire.ExecReply
+	over := make(chan error, 1)
+	go func() {
+		files, err := client.Call(ctx, wire.MethodExec, wire.ExecRequest{ID: b.id, Process: process("sleep", "for-ever")}, &reply)
+		for _, f := range files {
+			f.Close()
+		}
+		over <- err
+	}()
+	eventually(n.t, func() bool { _, stopped := n.stages(); return stopped > 0 || len(over) > 0 }, "an exec neither starts nor is it stopped")
+	if goes {
+		client.Close()
+	} else {
+		cancel()
+	}
+	err = <-over
+	if errors.Is(err, context.Canceled) || goes && errors.Is(err, fault.Unavailable) {
+		return true
+	}
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	if !goes {
+		if _, err := client.Call(n.t.Context(), wire.MethodExecKill, wire.ExecRef{ExecID: reply.ExecID}, nil); err != nil {
+			n.t.Fatal(err)
+		}
+		if _, err := client.Call(n.t.Context(), wire.MethodExecWait, wire.ExecRef{ExecID: reply.ExecID}, nil); err != nil {
+			n.t.Fatal(err)
+		}
+	}
+	return false
+}
+
+// A container that stops every process it sees stops the others of its pod, where they
+// share a PID namespace, before they are what they are to be. Such a start can be given
+// up, and tried again.
+func TestStartWhereEverythingIsStopped(t *testing.T) {
+	n := start(t)
+	b := n.run([]string{"sleep", "for-ever"})
+	bad := b.exec(wire.ExecRequest{Process: process("print", "up", "stop-others")})
+	line(t, bad.files["stdout"])
+	beside := func(_ *wire.RunRequest, s *specs.Spec) {
+		s.Linux.Namespaces[0].Path = fmt.Sprintf("/proc/%d/ns/pid", b.reply.Pid)
+	}
+	for try, held := 0, 0; held < 5; try++ {
+		if try == 1000 {
+			t.Fatalf("of %d containers, %d were stopped while they were being started", try, held)
+		}
+		c := n.request([]string{"sleep", "for-ever"}, beside)
+		ctx, cancel := context.WithCancel(t.Context())
+		result := n.begin(ctx, c)
+		eventually(t, func() bool { _, stopped := n.stages(); return stopped > 0 || len(result) > 0 }, "a container neither starts nor is it stopped")
+		cancel()
+		switch err := <-result; {
+		case err == nil:
+			c.signal(unix.SIGKILL, true)
+			c.wait()
+		case errors.Is(err, context.Canceled):
+			held++
+		default:
+			t.Fatal(err)
+		}
+		eventually(t, func() bool { left, _ := n.stages(); return left == 0 }, "a container is left (try %d)", try)
+		eventually(t, func() bool {
+			_, err := n.client.Call(t.Context(), wire.MethodDelete, wire.Ref{ID: c.id}, nil)
+			return err == nil
+		}, "try %d cannot be deleted", try)
+	}
+	n.call(wire.MethodExecKill, wire.ExecRef{ExecID: bad.ExecID}, nil)
+	bad.wait()
 	n.upgrade()
 }
 

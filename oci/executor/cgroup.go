@@ -6,6 +6,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -54,16 +55,49 @@ func signalAll(paths map[string]string, sig unix.Signal) error {
 		freeze(paths, true)
 		defer freeze(paths, false)
 	}
-	pids, err := members(paths)
+	return signalEach(func() ([]int, error) { return members(paths) }, sig)
+}
+
+// signalBatch is how many processes signalEach has in hand at once, as descriptors.
+const signalBatch = 256
+
+// signalEach signals the processes that list says are members. Their numbers may be
+// others' by the time they are used: a process is signalled that is a member still when
+// there is a pidfd of it.
+func signalEach(list func() ([]int, error), sig unix.Signal) error {
+	pids, err := list()
 	if err != nil {
 		return err
 	}
-	for _, pid := range pids {
-		if e := unix.Kill(pid, sig); e != nil && e != unix.ESRCH {
-			err = errors.Join(err, fmt.Errorf("signal process %d: %w", pid, e))
+	var errs []error
+	for batch := range slices.Chunk(pids, signalBatch) {
+		fds := make(map[int]int, len(batch)) // by process
+		for _, pid := range batch {
+			if pid <= 0 {
+				continue // it is in no PID namespace that we see
+			}
+			if fd, err := unix.PidfdOpen(pid, 0); err == nil {
+				fds[pid] = fd
+			} else if err != unix.ESRCH {
+				errs = append(errs, fmt.Errorf("pidfd of process %d: %w", pid, err))
+			}
+		}
+		members, err := list()
+		errs = append(errs, err)
+		for _, pid := range members {
+			fd, ok := fds[pid]
+			if !ok {
+				continue
+			}
+			if err := unix.PidfdSendSignal(fd, sig, nil, 0); err != nil && err != unix.ESRCH {
+				errs = append(errs, fmt.Errorf("signal process %d: %w", pid, err))
+			}
+		}
+		for _, fd := range fds {
+			unix.Close(fd)
 		}
 	}
-	return err
+	return errors.Join(errs...)
 }
 
 // freeze freezes or thaws the cgroup. It is best effort: a process that cannot be

@@ -68,7 +68,7 @@ func (x *Executor) checkpoint(ctx context.Context, req wire.CheckpointRequest) e
 		return nil
 	}
 	err = criuFailure(ctx, "checkpoint container "+c.ID, filepath.Join(req.Dir, "dump.log"), err)
-	if lerr := unlock(c.proc.pid); lerr != nil {
+	if lerr := unlock(c.proc, unlockTime); lerr != nil {
 		x.log.Warn("network of a container may be locked", "container", c.ID, "err", lerr)
 	}
 	return err

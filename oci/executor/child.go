@@ -121,7 +121,7 @@ const adoptedPatience = 5 * time.Second
 func (p *child) lookUp() (int32, error) {
 	deadline := time.Now().Add(adoptedPatience)
 	for {
-		if ws, ok := zombieStatus(p.pid, p.pidfd); ok {
+		if ws, ok := p.zombieStatus(); ok {
 			return exitCode(ws), nil
 		}
 		info := unix.PidfdInfo{Mask: unix.PIDFD_INFO_EXIT}
@@ -142,14 +142,12 @@ func (p *child) lookUp() (int32, error) {
 }
 
 // zombieStatus reads the wait status of a zombie from /proc.
-func zombieStatus(pid int, pidfd *os.File) (unix.WaitStatus, bool) {
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+func (p *child) zombieStatus() (unix.WaitStatus, bool) {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.pid))
 	if err != nil {
 		return 0, false
 	}
-	// Signal 0 fails once the process is reaped: else the stat may be that of
-	// another with the same number.
-	if withFD(pidfd, func(fd int) error { return unix.PidfdSendSignal(fd, 0, nil, 0) }) != nil {
+	if !p.exists() { // the stat may be that of another with the same number
 		return 0, false
 	}
 	state, err := cutStat(string(data), 3)
@@ -179,6 +177,12 @@ func (p *child) signal(sig unix.Signal) error {
 		return nil
 	}
 	return err
+}
+
+// exists tells whether the process has not been reaped: then what was found by its
+// number a moment ago was its own.
+func (p *child) exists() bool {
+	return withFD(p.pidfd, func(fd int) error { return unix.PidfdSendSignal(fd, 0, nil, 0) }) == nil
 }
 
 func (p *child) close() { p.pidfd.Close() }

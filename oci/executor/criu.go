@@ -3,6 +3,7 @@ package executor
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -132,20 +133,35 @@ func killIn(dir string) (n int) {
 		if err != nil {
 			continue
 		}
-		cwd, err := os.Readlink(filepath.Join("/proc", p.Name(), "cwd"))
-		if err != nil || cwd != dir && !strings.HasPrefix(cwd, dir+"/") {
+		if !isCRIUIn(pid, dir) {
 			continue
 		}
-		if comm, err := os.ReadFile(filepath.Join("/proc", p.Name(), "comm")); err != nil || string(comm) != "criu\n" {
+		fd, err := unix.PidfdOpen(pid, 0)
+		if err != nil {
 			continue
 		}
-		if state, err := statField(pid, 3); err != nil || state == "Z" {
-			continue
+		if isCRIUIn(pid, dir) { // still, or it is another process that has a pidfd
+			n++
+			_ = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
 		}
-		n++
-		unix.Kill(pid, unix.SIGKILL)
+		unix.Close(fd)
 	}
 	return n
+}
+
+// isCRIUIn tells whether a process that has not ended is named criu and works in dir or
+// below.
+func isCRIUIn(pid int, dir string) bool {
+	proc := filepath.Join("/proc", strconv.Itoa(pid))
+	cwd, err := os.Readlink(filepath.Join(proc, "cwd"))
+	if err != nil || cwd != dir && !strings.HasPrefix(cwd, dir+"/") {
+		return false
+	}
+	if comm, err := os.ReadFile(filepath.Join(proc, "comm")); err != nil || string(comm) != "criu\n" {
+		return false
+	}
+	state, err := statField(pid, 3)
+	return err == nil && state != "Z"
 }
 
 // criuUnlock undoes what CRIU has had iptables-restore do.
@@ -158,32 +174,54 @@ const criuUnlock = `*filter
 COMMIT
 `
 
+// unlockTime is how long each program may take that unlocks the network. They wait for each
+// other, by a lock file that a process of the host may hold: iptables(8), --wait.
+const unlockTime = 10 * time.Second
+
 // unlock takes away what a CRIU that was killed may have left in the network
 // namespace of the container's init: rules that let no packet through, by
-// whichever way it makes them. What is not there is no error.
-func unlock(pid int) error {
+// whichever way it makes them. What is not there is no error. Each program that it calls
+// may take bound.
+func unlock(init *child, bound time.Duration) error {
+	call := func(stdin, name string, args ...string) ([]byte, error) {
+		ctx, cancel := context.WithTimeout(context.Background(), bound)
+		defer cancel()
+		cmd := exec.CommandContext(ctx, name, args...)
+		cmd.Stdin, cmd.WaitDelay = strings.NewReader(stdin), time.Second
+		out, err := cmd.CombinedOutput()
+		if ctx.Err() != nil {
+			err = fmt.Errorf("%s took too long: %w", name, ctx.Err())
+		}
+		return out, err
+	}
 	return thread.Spend(func() error {
-		ns, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", pid))
+		ns, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", init.pid))
 		if err != nil {
 			return nil // it has ended
 		}
 		defer ns.Close()
+		if !init.exists() {
+			return nil // and what was opened may be another's
+		}
 		if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET); err != nil {
 			return os.NewSyscallError("setns", err)
 		}
-		for _, restore := range []string{"iptables", "ip6tables"} {
-			if exec.Command(restore, "-n", "-L", "CRIU").Run() != nil {
+		var errs []error
+		for _, iptables := range []string{"iptables", "ip6tables"} {
+			switch out, err := call("", iptables, "-n", "-L", "CRIU"); {
+			case errors.Is(err, context.DeadlineExceeded):
+				errs = append(errs, fmt.Errorf("look for locks of the network: %w: %s", err, lastLines(out, 1)))
 				continue
+			case err != nil:
+				continue // there are none
 			}
-			cmd := exec.Command(restore+"-restore", "--noflush")
-			cmd.Stdin = strings.NewReader(criuUnlock)
-			if out, err := cmd.CombinedOutput(); err != nil {
-				return fmt.Errorf("unlock the network: %w: %s", err, lastLines(out, 1))
+			if out, err := call(criuUnlock, iptables+"-restore", "--noflush"); err != nil {
+				errs = append(errs, fmt.Errorf("unlock the network: %w: %s", err, lastLines(out, 1)))
 			}
 		}
 		// criu: nftables_get_table
-		_ = exec.Command("nft", "delete", "table", "inet", "CRIU-"+strconv.Itoa(pid)).Run()
-		return nil
+		_, _ = call("", "nft", "delete", "table", "inet", "CRIU-"+strconv.Itoa(init.pid))
+		return errors.Join(errs...)
 	})
 }
 

@@ -89,7 +89,7 @@ func (x *Executor) remove(c *container) error {
 	if c.engine != nil {
 		return c.engine.remove()
 	}
-	lc, err := c.lease.take(x.root, c.ID)
+	lc, err := x.borrow(c)
 	if err == libcontainer.ErrNotExist {
 		return nil // removed before, but then not to the end
 	}

@@ -79,6 +79,9 @@ func (b *box) isTold() {
 func TestEndTakesEverything(t *testing.T) {
 	n := start(t)
 	b := n.run([]string{"spawn", "print", "child", "sleep", "for-ever"}, withHostPID)
+	if len(b.reply.Cgroups) == 0 {
+		t.Fatal("nobody knows where the container's processes are")
+	}
 	b.wait() // the init ends at once
 	b.empties()
 }

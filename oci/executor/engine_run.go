@@ -3,7 +3,6 @@ package executor
 import (
 	"context"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"time"
@@ -169,7 +168,7 @@ func (e *engine) callWired(ctx context.Context, process *libcontainer.Process, s
 func (e *engine) callConsole(ctx context.Context, process *libcontainer.Process, args []string) (*wires, error) {
 	// Not in the bundle: a socket's path has 108 bytes at most (unix(7)).
 	socket := filepath.Join(e.x.opts.State, "tty."+e.x.serial())
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
+	l, err := listen(socket) // an executor that died may have left one of that number
 	if err != nil {
 		return nil, fmt.Errorf("socket for a terminal: %w", err)
 	}

@@ -1,8 +1,10 @@
 package executor_test
 
 import (
+	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -92,6 +94,24 @@ func TestEngine(t *testing.T) {
 	busy.delete()
 }
 
+// An engine that fails when it has started the process of an exec already, as one does
+// that cannot write its PID file, leaves a process that nobody would end.
+func TestExecByAnEngineThatFailsLate(t *testing.T) {
+	if _, err := os.Stat("/usr/sbin/runc"); err != nil {
+		t.Skip("needs /usr/sbin/runc: apt-get install runc")
+	}
+	n := start(t)
+	path := filepath.Join(n.dir, "engine")
+	script := "#!/bin/sh\n/usr/sbin/runc \"$@\" || exit\ncase \" $* \" in *' exec --detach '*) exit 1; esac\n"
+	if err := os.WriteFile(path, []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	b := n.run([]string{"sleep", "for-ever"}, func(req *wire.RunRequest, _ *specs.Spec) { req.Engine = path })
+	n.fails(fault.Internal, wire.MethodExec, wire.ExecRequest{ID: b.id, Process: process("sleep", "for-ever")})
+	eventually(t, func() bool { return len(b.members()) == 1 && len(b.execGroups()) == 0 }, "the process of the exec is left, or its cgroup")
+	n.upgrade()
+}
+
 // To an engine, too, an environment is bytes.
 func TestEngineEnvironmentOfBytes(t *testing.T) {
 	if _, err := os.Stat("/usr/sbin/runc"); err != nil {
@@ -103,5 +123,41 @@ func TestEngineEnvironmentOfBytes(t *testing.T) {
 	b.wait()
 	if got := b.output("stdout"); !strings.Contains(got, "\xff\xfe\nb\n") {
 		t.Errorf("environment is %q", got)
+	}
+}
+
+// A terminal's socket that an executor which was killed has left does not stand in the
+// way of a terminal of the next one, which counts from one again.
+func TestEngineTerminalAfterACrash(t *testing.T) {
+	if _, err := os.Stat("/usr/sbin/runc"); err != nil {
+		t.Skip("needs /usr/sbin/runc: apt-get install runc")
+	}
+	n := start(t)
+	left := make(map[string]bool)
+	for i := range 50 {
+		path := filepath.Join(n.dir, "tty."+strconv.FormatInt(int64(i), 36))
+		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.SetUnlinkOnClose(false)
+		l.Close()
+		left[path] = true
+	}
+	b := n.run([]string{"print", "up", "echo-stdin"}, withEngine, withTTY)
+	b.says("up")
+	e := b.exec(wire.ExecRequest{Process: process("print", "in", "exit", "4"), TTY: true})
+	until(t, e.files["pty"], "in")
+	if code := e.wait(); code != 4 {
+		t.Errorf("exec with a terminal ended with %d", code)
+	}
+	used := 0
+	for path := range left {
+		if _, err := os.Stat(path); err != nil {
+			used++
+		}
+	}
+	if used == 0 {
+		t.Error("no socket of those was used: the names are others")
 	}
 }

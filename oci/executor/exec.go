@@ -38,19 +38,29 @@ func (x *Executor) exec(ctx context.Context, from *wire.Conn, req wire.ExecReque
 	if err != nil {
 		return nil, nil, err
 	}
-	reply, files := x.began(e, wires)
+	files := wires.passed()
 	if ctx.Err() != nil { // nobody will ask for it
 		closeAll(files)
 		go x.abandon(e)
 		return nil, nil, givenUp(ctx, "exec in container "+req.ID)
 	}
-	return reply, files, nil
+	return &wire.ExecReply{ExecID: e.id, Pid: e.proc.pid}, files, nil
 }
 
-// newExec starts an exec, or leaves nothing of it.
-func (x *Executor) newExec(ctx context.Context, from *wire.Conn, req wire.ExecRequest) (_ *execution, _ *wires, err error) {
+// newExec starts an exec and takes it into the table, or leaves nothing of it.
+func (x *Executor) newExec(ctx context.Context, from *wire.Conn, req wire.ExecRequest) (*execution, *wires, error) {
 	x.gate.begin()
-	defer x.gate.end() // not before what failed is undone
+	defer x.gate.end() // not before what began is in the table and what failed is undone
+	e, wires, err := x.beginExec(ctx, from, req)
+	if err != nil {
+		return nil, nil, err
+	}
+	x.register(e)
+	return e, wires, nil
+}
+
+// beginExec is the start of an exec.
+func (x *Executor) beginExec(ctx context.Context, from *wire.Conn, req wire.ExecRequest) (_ *execution, _ *wires, err error) {
 	var steps undo.Stack
 	defer steps.RunIf(&err)
 
@@ -82,7 +92,7 @@ func (x *Executor) newExec(ctx context.Context, from *wire.Conn, req wire.ExecRe
 	if c.engine == nil || c.engine.subgroups() {
 		process.SubCgroupPaths = e.makeGroup()
 	}
-	steps.Add("cgroup of exec", func() error { e.removeGroup(); return nil })
+	steps.Add("cgroup of exec", e.endGroup)
 	if c.engine != nil {
 		wires, err := x.execWith(ctx, e, process, &spec, settings{TTY: req.TTY, Stdin: req.Stdin})
 		return e, wires, err
@@ -126,15 +136,14 @@ func (x *Executor) execWith(ctx context.Context, e *execution, process *libconta
 	return wires, nil
 }
 
-// began takes a started exec into service.
-func (x *Executor) began(e *execution, wires *wires) (reply *wire.ExecReply, files []*os.File) {
-	x.register(e)
-	for _, f := range append(wires.ours[:], wires.pty) {
+// passed are the ends that the caller gets.
+func (w *wires) passed() (files []*os.File) {
+	for _, f := range append(w.ours[:], w.pty) {
 		if f != nil {
 			files = append(files, f)
 		}
 	}
-	return &wire.ExecReply{ExecID: e.id, Pid: e.proc.pid}, files
+	return files
 }
 
 func (x *Executor) newExecution(c *container, from *wire.Conn) *execution {
@@ -147,7 +156,7 @@ func (x *Executor) newExecution(c *container, from *wire.Conn) *execution {
 // startExec has libcontainer start the process.
 func (x *Executor) startExec(ctx context.Context, e *execution, process *libcontainer.Process) (pid int, err error) {
 	c := e.c
-	lc, err := c.lease.take(x.root, c.ID)
+	lc, err := x.borrow(c)
 	if err != nil {
 		return 0, fmt.Errorf("container %s: %w", c.ID, err)
 	}
@@ -206,24 +215,40 @@ func (x *Executor) watchExec(e *execution) {
 	e.removeGroup()
 }
 
-// guard kills the exec when the connection that owns it ends, and forgets it.
+// guard kills the exec when the connection that owns it ends, and forgets it. All
+// connections end with an upgrade, and that means nothing: it waits behind the gate, and
+// goes on only if the upgrade fails.
 func (x *Executor) guard(e *execution, owner *wire.Conn) {
 	<-owner.Done()
-	x.mu.Lock()
-	mine := x.execs[e.id] == e && e.owner == owner
-	x.mu.Unlock()
-	if mine && !x.upgrading.Load() {
-		x.abandon(e)
-	}
+	x.abandonIf(e, func() bool { return e.owner == owner })
 }
 
 // abandon ends an exec for which nobody will ask.
-func (x *Executor) abandon(e *execution) {
-	if err := e.kill(); err != nil {
-		x.log.Warn("abandoned exec could not be killed", "container", e.c.ID, "pid", e.proc.pid, "err", err)
+func (x *Executor) abandon(e *execution) { x.abandonIf(e, func() bool { return true }) }
+
+// abandonIf is abandon if the exec is still in the table and left, called with mu held,
+// says so.
+func (x *Executor) abandonIf(e *execution, left func() bool) {
+	if !x.killIf(e, left) {
+		return
 	}
 	<-e.ended
 	x.forget(e)
+}
+
+func (x *Executor) killIf(e *execution, left func() bool) bool {
+	x.gate.enter()
+	defer x.gate.leave()
+	x.mu.Lock()
+	is := x.execs[e.id] == e && left()
+	x.mu.Unlock()
+	if !is {
+		return false
+	}
+	if err := e.kill(); err != nil {
+		x.log.Warn("abandoned exec could not be killed", "container", e.c.ID, "pid", e.proc.pid, "err", err)
+	}
+	return true
 }
 
 func (x *Executor) forget(e *execution) {
@@ -235,7 +260,7 @@ func (x *Executor) forget(e *execution) {
 	x.mu.Unlock()
 }
 
-// waitExec is "exec.wait", call. The executor does not leave before the answer is out:
+// waitExec is "exec.wait", call. The exec is not forgotten before the answer is out:
 // nobody else knows the code.
 func (x *Executor) waitExec(ctx context.Context, from *wire.Conn, call *wire.Call, id string) (*wire.ExecWaitReply, error) {
 	x.mu.Lock()
@@ -253,19 +278,11 @@ func (x *Executor) waitExec(ctx context.Context, from *wire.Conn, call *wire.Cal
 	}
 	select {
 	case <-e.ended:
-		x.owe(1)
-		call.Then = func() { x.owe(-1) }
-		x.forget(e)
+		call.Then = func() { x.forget(e) } // an upgrade before that hands the code over
 		return &wire.ExecWaitReply{Code: e.code}, nil
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
-}
-
-func (x *Executor) owe(n int) {
-	x.mu.Lock()
-	x.owed += n
-	x.mu.Unlock()
 }
 
 // killExec is "exec.kill".

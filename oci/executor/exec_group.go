@@ -56,6 +56,16 @@ func (e *execution) removeGroup() {
 	}
 }
 
+// endGroup is removeGroup for an exec that failed. An engine can have failed when it had
+// started the process already, which is nobody's then.
+func (e *execution) endGroup() error {
+	defer e.removeGroup()
+	if e.group == nil {
+		return nil
+	}
+	return signalAll(e.group, unix.SIGKILL)
+}
+
 // removeEmpty removes a cgroup, now or when it is empty, until its container has gone.
 func removeEmpty(dir string, wait time.Duration, gone <-chan struct{}) {
 	if err := unix.Rmdir(dir); err != unix.EBUSY && err != unix.ENOTEMPTY {

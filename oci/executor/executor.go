@@ -54,6 +54,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/opencontainers/runc/libcontainer/configs"
 	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/internal/fault"
@@ -89,7 +90,6 @@ type Executor struct {
 	warmer      *warmer
 	gate        gate
 	creating    atomic.Int32 // see begins
-	upgrading   atomic.Bool  // an upgrade is about to happen: connections end, and it means nothing
 	serials     atomic.Uint64
 	criu        criuProgram
 	noCRIU      atomic.Bool   // it was looked for when we began, and is not there or does not work
@@ -98,13 +98,12 @@ type Executor struct {
 	quit        chan struct{} // closed, with mu held, when it is to end: see leave.go
 
 	mu          sync.Mutex
-	containers  map[string]*container      // guarded by mu
-	execs       map[string]*execution      // guarded by mu
-	owed        int                        // answers to exec.wait that are on their way; guarded by mu
-	subscribers map[*wire.Conn]struct{}    // guarded by mu
-	known       map[int]struct{}           // pids that somebody waits for; guarded by mu
-	lastExec    uint64                     // guarded by mu
-	interned    map[[32]byte]internedEntry // guarded by mu, see intern.go
+	containers  map[string]*container         // guarded by mu
+	execs       map[string]*execution         // guarded by mu
+	subscribers map[*wire.Conn]struct{}       // guarded by mu
+	known       map[int]struct{}              // pids that somebody waits for; guarded by mu
+	lastExec    uint64                        // guarded by mu
+	interned    map[[32]byte]*configs.Seccomp // guarded by mu, see intern.go
 }
 
 // New makes the executor of a state directory and listens. A second one for the
@@ -150,7 +149,7 @@ func assemble(o Options, lock *os.File, l *net.UnixListener) (*Executor, error) 
 		execs:       make(map[string]*execution),
 		subscribers: make(map[*wire.Conn]struct{}),
 		known:       make(map[int]struct{}),
-		interned:    make(map[[32]byte]internedEntry),
+		interned:    make(map[[32]byte]*configs.Seccomp),
 	}
 	x.limits = readLimits(o.Log)
 	var err error
@@ -163,7 +162,8 @@ func assemble(o Options, lock *os.File, l *net.UnixListener) (*Executor, error) 
 	return x, nil
 }
 
-// listen listens at path, which nobody else can: the lock is held.
+// listen listens at path, a socket that nobody else makes: our lock is held. What one
+// before us has left there makes way.
 func listen(path string) (*net.UnixListener, error) {
 	if err := os.Remove(path); err != nil && !os.IsNotExist(err) {
 		return nil, err

@@ -25,6 +25,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/internal/crilog"
+	"github.com/crisp-cri/crisp/internal/testns"
 	"github.com/crisp-cri/crisp/oci/executor"
 	"github.com/crisp-cri/crisp/oci/wire"
 )
@@ -42,6 +43,8 @@ func init() {
 		executor.Bounce(os.Args[2:])
 	case executor.CheckArg:
 		executor.CheckState()
+	case forbidArg:
+		forbidPrograms(os.Args[2:])
 	case attachArg:
 		attachAndWait(os.Args[2], os.Args[3])
 	case "--socket":
@@ -78,43 +81,65 @@ func serve() {
 // programs are made once for all tests.
 var programs struct{ testbin, podinit, executor string }
 
+// programsEnv has the directory of what was built for all tests.
+const programsEnv = "CRISP_TEST_PROGRAMS"
+
 func TestMain(m *testing.M) {
-	dir, err := os.MkdirTemp("", "crisp-executor-test")
-	if err == nil {
-		err = build(dir)
+	fail := func(err error) {
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
 	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
+	if dir := os.Getenv(programsEnv); dir != "" {
+		fail(find(dir))
 	}
-	code := m.Run()
-	os.RemoveAll(dir)
-	os.Exit(code)
+	testns.Main(m, testns.Options{
+		Prepare: func() ([]string, func(), error) {
+			dir, err := os.MkdirTemp("", "crisp-executor-test")
+			if err != nil {
+				return nil, nil, err
+			}
+			if err := errors.Join(build(dir), find(dir), os.Chmod(dir, 0o711)); err != nil {
+				return nil, nil, err
+			}
+			return []string{programsEnv + "=" + dir}, func() { os.RemoveAll(dir) }, nil
+		},
+	})
 }
 
-func build(dir string) error {
-	if made := filepath.Join(os.Getenv("CRISP_BIN"), "testbin"); exists(made) {
-		programs.testbin = made // for a machine without Go
-		programs.executor, programs.podinit = filepath.Join(os.Getenv("CRISP_BIN"), "crisp-executor"), filepath.Join(os.Getenv("CRISP_BIN"), "crisp-podinit")
-		return nil
+// find sets programs to what CRISP_BIN and dir have.
+func find(dir string) (err error) {
+	bin := os.Getenv("CRISP_BIN")
+	if programs.testbin = filepath.Join(bin, "testbin"); bin == "" || !exists(programs.testbin) { // it is there on a machine without Go
+		programs.testbin = filepath.Join(dir, "testbin")
 	}
-	programs.testbin = filepath.Join(dir, "testbin")
-	cmd := exec.Command("go", "build", "-o", programs.testbin, "github.com/crisp-cri/crisp/internal/testbin")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("build testbin: %w\n%s", err, out)
-	}
-	if bin := os.Getenv("CRISP_BIN"); bin != "" {
+	if bin != "" {
 		programs.executor, programs.podinit = filepath.Join(bin, "crisp-executor"), filepath.Join(bin, "crisp-podinit")
 		return nil
 	}
 	programs.podinit = filepath.Join(dir, "crisp-podinit")
-	if out, err := exec.Command("gcc", "-Os", "-s", "-static", "-nostartfiles", "-o", programs.podinit, "../podinit/podinit.c").CombinedOutput(); err != nil {
-		return fmt.Errorf("build crisp-podinit: %w\n%s", err, out)
-	}
-	var err error
 	programs.executor, err = os.Executable()
 	return err
+}
+
+func build(dir string) error {
+	if exists(filepath.Join(os.Getenv("CRISP_BIN"), "testbin")) {
+		return nil
+	}
+	cmd := exec.Command("go", "build", "-o", filepath.Join(dir, "testbin"), "github.com/crisp-cri/crisp/internal/testbin")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("build testbin: %w\n%s", err, out)
+	}
+	if os.Getenv("CRISP_BIN") != "" {
+		return nil
+	}
+	cmd = exec.Command("gcc", "-Os", "-s", "-static", "-nostartfiles", "-o", filepath.Join(dir, "crisp-podinit"), "../podinit/podinit.c")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("build crisp-podinit: %w\n%s", err, out)
+	}
+	return nil
 }
 
 func exists(path string) bool {
@@ -224,8 +249,18 @@ func (n *node) end() {
 			n.t.Error(err)
 		}
 	}
-	if _, err := n.client.Call(ctx, wire.MethodShutdown, nil, nil); err != nil {
-		n.t.Error(err)
+	// A start that was given up is still being undone after its caller was answered.
+	for {
+		_, err := n.client.Call(ctx, wire.MethodShutdown, nil, nil)
+		if err == nil {
+			break
+		}
+		if ctx.Err() != nil || !strings.Contains(err.Error(), "executor has ") {
+			n.t.Error(err)
+			n.cmd.Process.Kill() // or its end would be waited for for ever
+			break
+		}
+		time.Sleep(10 * time.Millisecond)
 	}
 	n.client.Close()
 	if err := n.cmd.Wait(); err != nil {

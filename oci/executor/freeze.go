@@ -132,7 +132,7 @@ func (x *Executor) thawOne(id string, only *hold, criu bool) error {
 		errs = append(errs, fmt.Errorf("thaw container %s: %w", id, err))
 	}
 	if criu {
-		errs = append(errs, unlock(c.proc.pid))
+		errs = append(errs, unlock(c.proc, unlockTime))
 	}
 	x.mu.Lock()
 	c.frozen = nil

@@ -30,6 +30,9 @@ func TestPanicEndsOneStream(t *testing.T) {
 	if got := strings.Count(said.String(), "work for a container panicked"); got != maxPanics || !strings.Contains(said.String(), `"container":"c1"`) {
 		t.Errorf("it panicked %d times: %s", got, said.String())
 	}
+	if _, err := in.WriteString("x"); err == nil {
+		t.Error("nobody reads the stream any more, and the container is not told")
+	}
 }
 
 // One panic is put up with.

@@ -4,34 +4,45 @@ import (
 	"crypto/sha256"
 	"encoding/json"
 
+	"github.com/opencontainers/runc/libcontainer"
 	"github.com/opencontainers/runc/libcontainer/configs"
-	"github.com/opencontainers/runtime-spec/specs-go"
 )
 
 // maxInterned bounds the number of seccomp profiles that are kept.
 const maxInterned = 64
 
-type internedEntry struct{ profile *configs.Seccomp }
-
 // intern lets containers share their seccomp profile: it is most of a container's
-// configuration, and nearly always the same. libcontainer does not change it.
-func (x *Executor) intern(spec *specs.Spec, config *configs.Config) {
-	if config.Seccomp == nil {
+// configuration, and nearly always the same. libcontainer does not change it. profile
+// becomes a copy of the one that is shared, and is not used by anybody else yet.
+func (x *Executor) intern(profile *configs.Seccomp) {
+	if profile == nil {
 		return
 	}
-	data, err := json.Marshal(spec.Linux.Seccomp)
+	data, err := json.Marshal(profile)
 	if err != nil {
 		return
 	}
 	key := sha256.Sum256(data)
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if e, ok := x.interned[key]; ok {
-		config.Seccomp = e.profile
+	if shared, ok := x.interned[key]; ok {
+		*profile = *shared
 		return
 	}
 	if len(x.interned) >= maxInterned {
 		clear(x.interned)
 	}
-	x.interned[key] = internedEntry{config.Seccomp}
+	x.interned[key] = profile
+}
+
+// load makes a view of a container from libcontainer's state. It may be kept for as long
+// as the container runs (lease), with the profile that others have as well.
+func (x *Executor) load(id string) (*libcontainer.Container, error) {
+	lc, err := libcontainer.Load(x.root, id)
+	if err != nil {
+		return nil, err
+	}
+	config := lc.Config()
+	x.intern(config.Seccomp)
+	return lc, nil
 }

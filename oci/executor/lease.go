@@ -14,8 +14,8 @@ type lease struct {
 	free *libcontainer.Container // guarded by mu; one is kept
 }
 
-// take lends a view of container id.
-func (l *lease) take(root, id string) (*libcontainer.Container, error) {
+// take lends the view that is kept, or what load makes.
+func (l *lease) take(load func() (*libcontainer.Container, error)) (*libcontainer.Container, error) {
 	l.mu.Lock()
 	lc := l.free
 	l.free = nil
@@ -23,7 +23,7 @@ func (l *lease) take(root, id string) (*libcontainer.Container, error) {
 	if lc != nil {
 		return lc, nil
 	}
-	return libcontainer.Load(root, id)
+	return load()
 }
 
 // put gives a view back.
@@ -40,4 +40,9 @@ func (l *lease) drop() {
 	l.mu.Lock()
 	l.free = nil
 	l.mu.Unlock()
+}
+
+// borrow lends a view of c.
+func (x *Executor) borrow(c *container) (*libcontainer.Container, error) {
+	return c.lease.take(func() (*libcontainer.Container, error) { return x.load(c.ID) })
 }

@@ -34,7 +34,7 @@ func (x *Executor) CloseIdle() error {
 			return fault.WrongState.Errorf("container %s is alive", id)
 		}
 	}
-	if n := len(x.execs) + x.owed; n > 0 { // which end with their container, or their client
+	if n := len(x.execs); n > 0 { // which end with their container, or their client
 		return fault.WrongState.Errorf("executor has %d execs", n)
 	}
 	x.leave()

@@ -1,12 +1,18 @@
 package executor
 
 import (
+	"context"
 	"errors"
 	"log/slog"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/oci/wire"
@@ -76,7 +82,13 @@ func TestLeavingTellsExecCodes(t *testing.T) {
 	if err := x.CloseIdle(); !errors.Is(err, fault.WrongState) {
 		t.Fatalf("left with a code that is not told: %v", err)
 	}
+	if s := x.inherit(false).Execs; len(s) != 1 || !s[0].Ended || s[0].Code != 7 {
+		t.Errorf("an upgrade before the code is told hands over %+v", s)
+	}
 	call.Then()
+	if s := x.inherit(false).Execs; len(s) != 0 {
+		t.Errorf("an upgrade after it was told hands over %+v", s)
+	}
 	if err := x.CloseIdle(); err != nil {
 		t.Error(err)
 	}
@@ -111,5 +123,65 @@ func TestUpgradeRefusesAStartOnItsWay(t *testing.T) {
 	}
 	if call.Then == nil {
 		t.Error("nothing follows the answer")
+	}
+}
+
+// A callers is sent the connection of each call.
+type callers chan<- *wire.Conn
+
+func (c callers) Call(_ context.Context, from *wire.Conn, _ *wire.Call) (any, []*os.File, error) {
+	c <- from
+	return nil, nil, nil
+}
+
+// An exec whose client ends while an upgrade is under way is nobody's once that fails:
+// it is killed, and not before that is known.
+func TestUpgradeThatFailsEndsLeftExecs(t *testing.T) {
+	x := newExecutor(t)
+	owners := make(chan *wire.Conn, 1)
+	go wire.Serve(x.listener, callers(owners), x.log)
+	client, err := wire.Dial(t.Context(), x.opts.Socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := client.Call(t.Context(), wire.MethodPing, nil, nil); err != nil {
+		t.Fatal(err)
+	}
+	owner := <-owners
+	cmd := exec.Command("sleep", "3600")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer cmd.Process.Kill() // reaped already, or it is too late for that
+	e := x.newExecution(&container{settings: settings{ID: "a"}}, owner)
+	if e.proc, err = newChild(cmd.Process.Pid); err != nil {
+		t.Fatal(err)
+	}
+	x.register(e)
+	var call wire.Call
+	if err := x.upgrade(wire.UpgradeRequest{Path: "/proc/self/exe"}, &call); err != nil {
+		t.Fatal(err)
+	}
+	if err := client.Close(); err != nil {
+		t.Fatal(err)
+	}
+	<-owner.Done()
+	time.Sleep(100 * time.Millisecond) // whoever takes that for the client's end acts now
+	if info, err := waitid(unix.P_PID, e.proc.pid, unix.WEXITED|unix.WNOWAIT|unix.WNOHANG); err != nil || info.pid != 0 {
+		t.Errorf("the exec has ended though the upgrade may happen: %+v, %v", info, err)
+	}
+	args := os.Args
+	defer func() { os.Args = args }()
+	os.Args = append(slices.Clone(args), strings.Repeat("x", 1<<20)) // E2BIG
+	call.Then()
+	select {
+	case <-e.ended:
+	case <-time.After(time.Minute):
+		t.Fatal("the exec runs on, and nobody will ask for it")
+	}
+	for n := 1; n > 0; time.Sleep(time.Millisecond) {
+		x.mu.Lock()
+		n = len(x.execs)
+		x.mu.Unlock()
 	}
 }

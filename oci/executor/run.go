@@ -231,7 +231,7 @@ func (x *Executor) config(id string, spec *specs.Spec, systemd bool) (*configs.C
 		return nil, fault.Invalid.Errorf("spec of container %s: %w", id, err)
 	}
 	config.Labels = append(slices.DeleteFunc(config.Labels, isCRIULabel), criuLabel+x.criuConfig())
-	x.intern(spec, config)
+	x.intern(config.Seccomp)
 	return config, nil
 }
 

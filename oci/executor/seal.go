@@ -1,6 +1,7 @@
 package executor
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -15,9 +16,13 @@ const (
 	baseSeals = unix.F_SEAL_SEAL | unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_WRITE
 )
 
-// Sealed tells whether this process runs from a sealed memfd, which a container
+// sealedName is what the program is called where it runs from: of a memfd, or of the only
+// file in a file system.
+const sealedName = "crisp-executor"
+
+// Sealed tells whether this process runs from a copy that Seal made, which a container
 // can neither change nor reach through /proc (CVE-2019-5736). libcontainer then
-// executes it without making a copy first.
+// executes it without making a copy first, if it is a memfd.
 func Sealed() bool {
 	f, err := os.Open("/proc/self/exe")
 	if err != nil {
@@ -25,31 +30,48 @@ func Sealed() bool {
 	}
 	defer f.Close()
 	seals, err := unix.FcntlInt(f.Fd(), unix.F_GET_SEALS, 0)
-	return err == nil && seals&baseSeals == baseSeals
+	return err == nil && seals&baseSeals == baseSeals || isReadOnlyCopy(f)
 }
 
-// Seal returns a sealed memfd with the program at path, close-on-exec.
+// Seal returns a copy of the program at path that nobody can change any more,
+// close-on-exec: a sealed memfd, or what does as well where the system forbids programs
+// in those.
 func Seal(path string) (*os.File, error) {
 	src, err := os.Open(path)
 	if err != nil {
 		return nil, err
 	}
 	defer src.Close()
-	const name, flags = "crisp-executor", unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
-	fd, err := unix.MemfdCreate(name, flags|mfdExec)
+	f, err := sealedMemfd(src)
+	if errors.Is(err, errNoPrograms) {
+		var cerr error
+		if f, cerr = readOnlyCopy(src); cerr != nil {
+			return nil, fmt.Errorf("%w, and: %w", err, cerr)
+		}
+		return f, nil
+	}
+	return f, err
+}
+
+// errNoPrograms is that of memfd_create(2) if vm.memfd_noexec is 2 (Linux 6.3).
+var errNoPrograms = errors.New("memfd_create: the sysctl vm.memfd_noexec is 2, which forbids programs in memory")
+
+func sealedMemfd(src *os.File) (*os.File, error) {
+	const flags = unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
+	fd, err := unix.MemfdCreate(sealedName, flags|mfdExec)
 	if err == unix.EINVAL {
-		fd, err = unix.MemfdCreate(name, flags)
+		fd, err = unix.MemfdCreate(sealedName, flags)
 	}
 	if err == unix.EACCES {
-		return nil, fmt.Errorf("memfd_create: %w: the sysctl vm.memfd_noexec is 2, which forbids programs in memory; 1 does not", err)
+		return nil, errNoPrograms
 	}
 	if err != nil {
 		return nil, os.NewSyscallError("memfd_create", err)
 	}
-	f := os.NewFile(uintptr(fd), name)
+	f := os.NewFile(uintptr(fd), sealedName)
 	if _, err := io.Copy(f, src); err != nil {
 		f.Close()
-		return nil, fmt.Errorf("copy %s: %w", path, err)
+		return nil, fmt.Errorf("copy %s: %w", src.Name(), err)
 	}
 	err = addSeals(f, baseSeals|fSealExec)
 	if err == unix.EINVAL {
@@ -57,9 +79,66 @@ func Seal(path string) (*os.File, error) {
 	}
 	if err != nil {
 		f.Close()
-		return nil, fmt.Errorf("seal %s: %w", path, err)
+		return nil, fmt.Errorf("seal %s: %w", src.Name(), err)
 	}
 	return f, nil
+}
+
+// readOnlyCopy returns a copy of src in a file system of its own, in memory too, which
+// has no place in the tree and is read-only: not as a mount, which whoever has the file
+// could go round, but as a whole. libcontainer, which knows only memfds for sealed,
+// makes a copy of the copy for each start.
+func readOnlyCopy(src *os.File) (*os.File, error) {
+	fsys, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
+	if err != nil {
+		return nil, os.NewSyscallError("fsopen", err)
+	}
+	defer unix.Close(fsys)
+	if err := unix.FsconfigCreate(fsys); err != nil {
+		return nil, os.NewSyscallError("fsconfig", err)
+	}
+	root, err := unix.Fsmount(fsys, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV)
+	if err != nil {
+		return nil, os.NewSyscallError("fsmount", err)
+	}
+	defer unix.Close(root)
+	open := func(flags int) (*os.File, error) {
+		fd, err := unix.Openat(root, sealedName, flags|unix.O_CLOEXEC, 0o500)
+		if err != nil {
+			return nil, &os.PathError{Op: "open", Path: sealedName, Err: err}
+		}
+		return os.NewFile(uintptr(fd), sealedName), nil
+	}
+	w, err := open(unix.O_WRONLY | unix.O_CREAT | unix.O_EXCL)
+	if err != nil {
+		return nil, err
+	}
+	if _, err = src.Seek(0, io.SeekStart); err == nil {
+		_, err = io.Copy(w, src)
+	}
+	if err := errors.Join(err, w.Close()); err != nil {
+		return nil, fmt.Errorf("copy %s: %w", src.Name(), err)
+	}
+	if err = unix.FsconfigSetFlag(fsys, "ro"); err == nil {
+		err = unix.FsconfigReconfigure(fsys)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("make the copy of %s read-only: %w", src.Name(), err)
+	}
+	f, err := open(unix.O_RDONLY)
+	if err == nil && !isReadOnlyCopy(f) { // it would execute itself for ever
+		f.Close()
+		return nil, fmt.Errorf("the copy of %s is not to be told from others", src.Name())
+	}
+	return f, err
+}
+
+// isReadOnlyCopy tells whether f is one of readOnlyCopy's.
+func isReadOnlyCopy(f *os.File) bool {
+	var st unix.Statfs_t
+	name, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
+	return err == nil && name == "/"+sealedName && unix.Fstatfs(int(f.Fd()), &st) == nil &&
+		st.Type == unix.TMPFS_MAGIC && st.Flags&unix.ST_RDONLY != 0
 }
 
 // sealTries is how often the kernel is asked for the seals. While anybody, such as
@@ -76,10 +155,10 @@ func addSeals(f *os.File, seals int) (err error) {
 	return err
 }
 
-// Execute replaces this process by the program in a memfd. It returns only if it
+// Execute replaces this process by a program that Seal returned. It returns only if it
 // cannot.
-func Execute(memfd *os.File, args, env []string) error {
-	err := unix.Exec(fmt.Sprintf("/proc/self/fd/%d", memfd.Fd()), args, env)
-	runtime.KeepAlive(memfd) // a garbage collection would close it before it is executed
+func Execute(program *os.File, args, env []string) error {
+	err := unix.Exec(fmt.Sprintf("/proc/self/fd/%d", program.Fd()), args, env)
+	runtime.KeepAlive(program) // a garbage collection would close it before it is executed
 	return err
 }

@@ -26,7 +26,8 @@ type stdio struct {
 	outs      []*output // stdout and stderr, or the pty alone
 
 	mu       sync.Mutex
-	attached []*attachment // guarded by mu
+	attached []*attachment // that watch; guarded by mu
+	typing   []*attachment // that type, watching or not; guarded by mu
 	over     bool          // guarded by mu; nobody can attach any more
 }
 
@@ -202,14 +203,25 @@ func (io *stdio) drain() {
 	}
 }
 
-// close lets go of everything; those attached see the end of the output.
-func (io *stdio) close() {
+// end closes the log; from then on nobody can attach.
+func (io *stdio) end() {
 	io.mu.Lock()
 	io.over = true
-	attached := io.attached
+	io.mu.Unlock()
+	if io.log != nil {
+		io.log.Close()
+	}
+}
+
+// release lets go of everything else after end; those attached see the end of the
+// output. It waits for what is being done with the files, which may have yet to enter
+// the gate: so it is called outside.
+func (io *stdio) release() {
+	io.mu.Lock()
+	all := append(io.attached, io.typing...)
 	io.attached = nil
 	io.mu.Unlock()
-	for _, a := range attached {
+	for _, a := range all {
 		a.close()
 	}
 	if io.stdin != nil {
@@ -217,9 +229,6 @@ func (io *stdio) close() {
 	}
 	for _, o := range io.outs {
 		o.file.Close()
-	}
-	if io.log != nil {
-		io.log.Close()
 	}
 }
 

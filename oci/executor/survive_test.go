@@ -297,10 +297,40 @@ func TestUpgradeRefused(t *testing.T) {
 	n := start(t)
 	b := n.run([]string{"count", "-1", "1ms"})
 	n.fails(fault.Invalid, wire.MethodUpgrade, wire.UpgradeRequest{Path: "/nosuch"})
-	n.fails(fault.Invalid, wire.MethodUpgrade, wire.UpgradeRequest{Path: "/etc/passwd"})
+	// Seen before anything stands still for it.
+	if err := n.fails(fault.Invalid, wire.MethodUpgrade, wire.UpgradeRequest{Path: "/etc/passwd"}); err == nil || !strings.Contains(err.Error(), "/etc/passwd is not a program") {
+		t.Errorf("upgrade to what is no program: %v", err)
+	}
 	n.fails(fault.Invalid, wire.MethodUpgrade, wire.UpgradeRequest{Path: programs.testbin}) // it runs, and ends
 	b.says("5\n")
 	if code := b.exec(wire.ExecRequest{Process: process("exit", "4")}).wait(); code != 4 {
 		t.Errorf("exit code %d", code)
+	}
+}
+
+// withCRIU puts a program into PATH that says it is a CRIU that works.
+func withCRIU(t *testing.T) {
+	t.Helper()
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "criu"), []byte("#!/bin/sh\nexit 0\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
+}
+
+// Who had a container frozen to checkpoint it has lost his connection to the executor
+// by its upgrade: the container does not stay frozen for ever.
+func TestUpgradeThaws(t *testing.T) {
+	withCRIU(t)
+	n := start(t)
+	b := n.run([]string{"count", "-1", "1ms"})
+	b.says("3\n")
+	n.call(wire.MethodFreeze, wire.FreezeRequest{IDs: []string{b.id}}, nil)
+	n.fails(fault.WrongState, wire.MethodExec, wire.ExecRequest{ID: b.id, Process: process("exit", "0")})
+	n.upgrade()
+	before := b.numbered()
+	eventually(t, func() bool { return b.numbered() > before+20 }, "it stays frozen")
+	if code := b.exec(wire.ExecRequest{Process: process("exit", "4")}).wait(); code != 4 {
+		t.Errorf("exec ended with %d", code)
 	}
 }

@@ -35,7 +35,7 @@ func (x *Executor) update(req wire.UpdateRequest) (err error) {
 	paths := c.ref.Cgroups
 	apply := func() error { return c.engine.update(&r) }
 	if c.engine == nil {
-		lc, err := c.lease.take(x.root, c.ID)
+		lc, err := x.borrow(c)
 		if err != nil {
 			return err
 		}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -61,8 +62,15 @@ func TestUpdateIsWholeOrNothing(t *testing.T) {
 	n.call(wire.MethodUpdate, wire.UpdateRequest{
 		ID: b.id, Resources: []byte(`{"memory":{"limit":67108864},"pids":{"limit":77},"cpu":{"quota":50000}}`),
 	}, nil)
-	if after := b.limits(); after["pids.max"] != "77" && after["pids.max"] != "" {
-		t.Errorf("limits are %v", after)
+	after := b.limits()
+	want := map[string]string{"memory.max": "67108864", "cpu.max": "50000 100000", "pids.max": "77"}
+	if b.reply.Cgroups["memory"] != "" {
+		want = map[string]string{"memory.limit_in_bytes": "67108864", "cpu.cfs_quota_us": "50000", "pids.max": "77"}
+	}
+	for file, limit := range want {
+		if got := after[file]; got != limit {
+			t.Errorf("%s is %q, want %s", file, got, limit)
+		}
 	}
 }
 
@@ -73,6 +81,11 @@ func TestUpdateOOMScore(t *testing.T) {
 	b.says("up")
 	adj := 321
 	n.call(wire.MethodUpdate, wire.UpdateRequest{ID: b.id, OOMScoreAdj: &adj}, nil)
+	pids := b.processes() // by hierarchy
+	slices.Sort(pids)
+	if pids = slices.Compact(pids); len(pids) != 2 {
+		t.Fatalf("processes are %v, want the first and its child", pids)
+	}
 	for _, pid := range b.processes() {
 		if got := readScore(t, pid); got != adj {
 			t.Errorf("process %s has oom_score_adj %d, want %d", pid, got, adj)

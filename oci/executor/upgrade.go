@@ -57,6 +57,8 @@ type savedContainer struct {
 	Pidfd                           int
 	Stdin, Stdout, Stderr, PTY, Log int
 	Attached                        []savedAttachment
+	Typing                          []savedAttachment `json:",omitempty"` // and watch no longer
+	Frozen                          bool              `json:",omitempty"`
 }
 
 type savedAttachment struct {
@@ -100,14 +102,12 @@ func (x *Executor) upgrade(req wire.UpgradeRequest, call *wire.Call) error {
 	if err != nil {
 		return err
 	}
-	x.upgrading.Store(true)
 	call.Then = func() {
-		env := append(without(os.Environ(), resumeEnv, processorsEnv), resumeEnv+"="+strconv.Itoa(int(state.Fd())))
+		env := append(withoutVars(os.Environ(), resumeEnv, processorsEnv), resumeEnv+"="+strconv.Itoa(int(state.Fd())))
 		if err := x.become(program, env); err != nil {
 			x.log.Error("upgrade did not happen", "err", err)
 		}
 		x.inherit(false)
-		x.upgrading.Store(false)
 		program.Close()
 		state.Close()
 		x.gate.open()
@@ -131,8 +131,8 @@ func isELF(f *os.File) bool {
 	return err == nil && string(magic) == "\x7fELF"
 }
 
-// without returns env without the variables of those names.
-func without(env []string, names ...string) []string {
+// withoutVars returns env without the variables of those names.
+func withoutVars(env []string, names ...string) []string {
 	return slices.DeleteFunc(env, func(kv string) bool {
 		name, _, _ := strings.Cut(kv, "=")
 		return slices.Contains(names, name)
@@ -246,7 +246,7 @@ func (x *Executor) inherit(on bool) *saved {
 func (c *container) save(fd func(*os.File) int) savedContainer {
 	s := savedContainer{
 		settings: c.settings, Ref: c.ref, Ended: c.phase >= ended, Exit: c.exit,
-		OwnPID: c.ownPID, Ours: c.proc.ours, Pidfd: -1,
+		OwnPID: c.ownPID, Frozen: c.frozen != nil, Ours: c.proc.ours, Pidfd: -1,
 		Stdin: -1, Stdout: -1, Stderr: -1, PTY: -1, Log: -1,
 	}
 	if s.Ended {
@@ -272,22 +272,33 @@ func (c *container) save(fd func(*os.File) int) savedContainer {
 	c.io.mu.Lock()
 	defer c.io.mu.Unlock()
 	for _, a := range c.io.attached {
-		sa := savedAttachment{Outs: make(map[string]int), Stdin: fd(a.stdin), Typed: a.typed,
-			Client: a.client, Waits: a.waits, Owed: make(map[string][]byte)}
+		sa := a.save(fd)
 		for stream, f := range a.outs {
 			sa.Outs[stream], sa.Owed[stream] = fd(f), *a.owed[stream]
 		}
 		s.Attached = append(s.Attached, sa)
 	}
+	for _, a := range c.io.typing {
+		if !slices.Contains(c.io.attached, a) {
+			s.Typing = append(s.Typing, a.save(fd))
+		}
+	}
 	return s
 }
 
+// save is what a types; what it watches is up to the caller.
+func (a *attachment) save(fd func(*os.File) int) savedAttachment {
+	return savedAttachment{Outs: make(map[string]int), Stdin: fd(a.stdin), Typed: a.typed,
+		Client: a.client, Waits: a.waits, Owed: make(map[string][]byte)}
+}
+
 func (e *execution) save(fd func(*os.File) int) savedExec {
-	s := savedExec{ID: e.id, Container: e.c.ID, Pid: e.proc.pid, Pidfd: fd(e.proc.pidfd), Group: e.group}
+	s := savedExec{ID: e.id, Container: e.c.ID, Pid: e.proc.pid, Pidfd: -1, Group: e.group}
 	select {
-	case <-e.ended:
+	case <-e.ended: // its descriptor may be closed any moment, and the number another's then
 		s.Ended, s.Code = true, e.code
 	default:
+		s.Pidfd = fd(e.proc.pidfd)
 	}
 	return s
 }
@@ -336,6 +347,7 @@ func Resume(o Options) (*Executor, error) {
 	for _, sc := range s.Containers {
 		if c := x.containers[sc.ID]; c != nil && !sc.Ended {
 			x.removeSpentGroups(c)
+			x.thawSaved(c, sc)
 		}
 	}
 	return x, nil
@@ -368,7 +380,7 @@ func (x *Executor) resume(s savedContainer) {
 	}
 	c.io = newStdio(s.settings, log, take(s.Stdin, wire.FDStdin), take(s.Stdout, wire.FDStdout),
 		take(s.Stderr, wire.FDStderr), take(s.PTY, wire.FDPTY))
-	for _, sa := range s.Attached {
+	for _, sa := range append(s.Attached, s.Typing...) {
 		a := attaches(sa.Client, sa.Waits)
 		a.stdin, a.typed = take(sa.Stdin, wire.FDStdin), sa.Typed
 		for stream, n := range sa.Outs {
@@ -383,6 +395,17 @@ func (x *Executor) resume(s savedContainer) {
 		c.oom.told.Store(c.oom.count()) // before the upgrade
 	}
 	x.live(c)
+}
+
+// thawSaved ends what kept c frozen before the upgrade: it lasts until the connection
+// ends that has asked for it, and all have.
+func (x *Executor) thawSaved(c *container, s savedContainer) {
+	if !s.Frozen {
+		return
+	}
+	if err := thawWhole(c.ref.Cgroups); err != nil {
+		x.log.Error("container could not be thawed after an upgrade", "container", c.ID, "err", err)
+	}
 }
 
 // unclaimed is how long after an upgrade an exec waits for an exec.wait.
@@ -402,12 +425,5 @@ func (x *Executor) resumeExec(s savedExec) {
 	} else {
 		x.register(e)
 	}
-	time.AfterFunc(unclaimed, func() {
-		x.mu.Lock()
-		nobody := x.execs[e.id] == e && e.owner == nil
-		x.mu.Unlock()
-		if nobody {
-			x.abandon(e)
-		}
-	})
+	time.AfterFunc(unclaimed, func() { x.abandonIf(e, func() bool { return e.owner == nil }) })
 }

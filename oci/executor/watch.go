@@ -27,13 +27,8 @@ func (x *Executor) watch(c *container) {
 		}
 	}
 	c.io.drain()
-	x.gate.enter()
-	defer x.gate.leave()
-	select {
-	case <-c.gone: // it is entered again after a panic
-	default:
-		x.finish(c)
-	}
+	x.finish(c)
+	c.io.release()
 }
 
 // learnExit asks the kernel how c ended.
@@ -66,8 +61,15 @@ func (x *Executor) ending(c *container) *wire.Exit {
 	return c.exit
 }
 
-// finish records and tells an exit.
+// finish records and tells an exit, once.
 func (x *Executor) finish(c *container) {
+	x.gate.enter()
+	defer x.gate.leave()
+	select {
+	case <-c.gone: // watch is entered again after a panic
+		return
+	default:
+	}
 	e := x.ending(c)
 	// A process in the cgroup may have been the last thing to be killed for
 	// memory, after the init was gone.
@@ -82,7 +84,7 @@ func (x *Executor) finish(c *container) {
 	c.proc.reap()
 	x.oom.flush(c.oom)
 	c.oom.close()
-	c.io.close()
+	c.io.end()
 	c.proc.close()
 	x.mu.Lock()
 	delete(x.known, c.proc.pid)

@@ -107,13 +107,18 @@ func (c *container) attach(s *stdio) {
 	c.attached = append(c.attached, s)
 }
 
-func (c *container) closeAttached() {
+// detach ends the output of who is attached.
+func (c *container) detach() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, s := range c.attached {
 		s.closeOutput()
 	}
 	c.attached = nil
+}
+
+func (c *container) closeAttached() {
+	c.detach()
 	if c.stdin != nil {
 		c.stdin.Close()
 		c.input.Close()

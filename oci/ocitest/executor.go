@@ -25,19 +25,19 @@ type Executor struct {
 	conns  map[*conn]bool        // true = subscribed; guarded by mu
 	fail   map[string]error      // guarded by mu
 	gates  map[string]chan struct{}
-	slow   time.Duration     // of run; guarded by mu
-	coming map[string]bool   // being started; guarded by mu
-	groups map[string]string // guarded by mu
-	frozen map[string]bool   // guarded by mu
-	calls  []string          // guarded by mu
-	serial int               // guarded by mu
+	slow   time.Duration            // of run; guarded by mu
+	coming map[string]chan struct{} // being started, closed when it is killed before; guarded by mu
+	groups map[string]string        // guarded by mu
+	frozen map[string]bool          // guarded by mu
+	calls  []string                 // guarded by mu
+	serial int                      // guarded by mu
 }
 
 func newExecutor(fuse *Fuse) *Executor {
 	return &Executor{
 		fuse: fuse, forked: make(map[string]*container), known: make(map[string]*container),
 		execs: make(map[string]*execution), conns: make(map[*conn]bool),
-		fail: make(map[string]error), gates: make(map[string]chan struct{}), coming: make(map[string]bool), frozen: make(map[string]bool),
+		fail: make(map[string]error), gates: make(map[string]chan struct{}), coming: make(map[string]chan struct{}), frozen: make(map[string]bool),
 	}
 }
 
@@ -72,7 +72,8 @@ func (x *Executor) Hold(method string) (release func()) {
 }
 
 // SlowRun makes each run take d, during which the container is not listed and
-// cannot be deleted. A run goes on when its connection is lost.
+// cannot be deleted, and SIGKILL ends its start. A run goes on when its connection is
+// lost.
 func (x *Executor) SlowRun(d time.Duration) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -97,6 +98,17 @@ func (x *Executor) Alive(id string) int {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	return x.forked[id].alive()
+}
+
+// Detach ends the output of all that are attached to a container, which runs on: so the
+// executor does with clients that do not read.
+func (x *Executor) Detach(id string) {
+	x.mu.Lock()
+	c := x.known[id]
+	x.mu.Unlock()
+	if c != nil {
+		c.detach()
+	}
 }
 
 // Known lists what the executor has not been told to delete.
@@ -243,7 +255,12 @@ func (c *conn) Call(ctx context.Context, method string, req, reply any, send ...
 		return nil, failure
 	}
 	var answer any
-	err = c.x.fuse.step(func() (err error) {
+	err = c.x.fuse.Step(method, func() (err error) {
+		select {
+		case <-c.gone: // while the step was waited for
+			return fault.Unavailable.Errorf("executor: connection lost during %s", method)
+		default:
+		}
 		answer, recv, err = c.serve(ctx, method, body, send)
 		return err
 	})
@@ -274,7 +291,7 @@ func (c *conn) serve(ctx context.Context, method string, body []byte, send []*os
 	if err := json.Unmarshal(body, &ref); err != nil {
 		return nil, nil, err
 	}
-	c.x.setComing(ref.ID, true)
+	killed := c.x.comes(ref.ID)
 	type result struct {
 		answer any
 		recv   []*os.File
@@ -282,8 +299,14 @@ func (c *conn) serve(ctx context.Context, method string, body []byte, send []*os
 	}
 	done := make(chan result, 1)
 	go func() {
-		time.Sleep(slow)
-		c.x.setComing(ref.ID, false)
+		select {
+		case <-time.After(slow):
+		case <-killed:
+		}
+		if !c.x.came(ref.ID) {
+			done <- result{err: fault.Internal.Errorf("start of container %s was given up: it was killed before its program ran", ref.ID)}
+			return
+		}
 		answer, recv, err := c.x.serve(ctx, c, method, body, nil)
 		done <- result{answer, recv, err}
 	}()
@@ -295,12 +318,26 @@ func (c *conn) serve(ctx context.Context, method string, body []byte, send []*os
 	}
 }
 
-func (x *Executor) setComing(id string, coming bool) {
+// comes notes that a container is being started. The channel is closed when it is
+// killed.
+func (x *Executor) comes(id string) <-chan struct{} {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if coming {
-		x.coming[id] = true
-	} else {
-		delete(x.coming, id)
+	killed := make(chan struct{})
+	x.coming[id] = killed
+	return killed
+}
+
+// came takes back comes, and tells whether the container may start.
+func (x *Executor) came(id string) bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	killed := x.coming[id]
+	delete(x.coming, id)
+	select {
+	case <-killed:
+		return false
+	default:
+		return true
 	}
 }

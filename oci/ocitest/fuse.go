@@ -12,10 +12,11 @@ import (
 // blows.
 type Fuse struct {
 	mu    sync.Mutex
-	steps int  // taken since Set; guarded by mu
-	at    int  // 0 = never; guarded by mu
-	after bool // guarded by mu
-	blown bool // guarded by mu
+	meet  func(step string) error // guarded by mu
+	steps int                     // taken since Set; guarded by mu
+	at    int                     // 0 = never; guarded by mu
+	after bool                    // guarded by mu
+	blown bool                    // guarded by mu
 }
 
 // ErrDead is what a daemon gets that is dead. It must not conclude anything from
@@ -37,8 +38,29 @@ func (f *Fuse) Blown() bool {
 	return f.blown
 }
 
-// step does one step.
-func (f *Fuse) step(do func() error) error {
+// Meet makes meet be called before each step, with what is to be done: the method of
+// a call to the executor, the name that FailHost has for it, or "save" and "remove" of
+// a record. It may wait, but not before the last two, which are done under locks. An
+// error is the step's instead.
+func (f *Fuse) Meet(meet func(step string) error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.meet = meet
+}
+
+// Step does one step. It is exported for fakes of what else a daemon has around it.
+func (f *Fuse) Step(name string, do func() error) error {
+	f.mu.Lock()
+	meet, dead := f.meet, f.blown
+	f.mu.Unlock()
+	if dead {
+		return ErrDead
+	}
+	if meet != nil {
+		if err := meet(name); err != nil {
+			return err
+		}
+	}
 	f.mu.Lock()
 	if f.blown {
 		f.mu.Unlock()

@@ -59,7 +59,7 @@ func (h *Host) reboot() {
 }
 
 func (h *Host) do(what string, f func()) error {
-	return h.fuse.step(func() error {
+	return h.fuse.Step(what, func() error {
 		h.mu.Lock()
 		defer h.mu.Unlock()
 		if err := h.fail[what]; err != nil {

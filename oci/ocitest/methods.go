@@ -15,6 +15,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
+	"github.com/crisp-cri/crisp/internal/atomicfile"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/oci/wire"
 )
@@ -189,7 +190,7 @@ func (x *Executor) reap(c *container) {
 	}
 	if c.req.ExitPath != "" {
 		data, _ := json.Marshal(e)
-		_ = os.WriteFile(c.req.ExitPath, data, 0o600) // gone if a test removed the machine
+		_ = atomicfile.Write(c.req.ExitPath, data, 0o600) // gone if a test removed the machine
 	}
 	c.exit = &e
 	c.closeAttached()
@@ -216,6 +217,9 @@ func (x *Executor) adopt(req wire.AdoptRequest, files []*os.File) error {
 }
 
 func (x *Executor) signal(req wire.SignalRequest) (any, []*os.File, error) {
+	if coming, err := x.signalComing(req); coming {
+		return nil, nil, err
+	}
 	c, err := x.find(req.ID)
 	if err != nil {
 		return nil, nil, err
@@ -226,10 +230,29 @@ func (x *Executor) signal(req wire.SignalRequest) (any, []*os.File, error) {
 	return nil, nil, nil
 }
 
+// signalComing is signal for a container that is being started, if it is.
+func (x *Executor) signalComing(req wire.SignalRequest) (coming bool, err error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	killed := x.coming[req.ID]
+	switch {
+	case killed == nil:
+		return false, nil
+	case unix.Signal(req.Signal) != unix.SIGKILL:
+		return true, fault.WrongState.Errorf("container %s is starting", req.ID)
+	}
+	select {
+	case <-killed: // before
+	default:
+		close(killed)
+	}
+	return true, nil
+}
+
 func (x *Executor) delete(ref wire.Ref) (any, []*os.File, error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if x.coming[ref.ID] {
+	if x.coming[ref.ID] != nil {
 		return nil, nil, fault.WrongState.Errorf("container %s has not ended", ref.ID)
 	}
 	if c, ok := x.known[ref.ID]; ok && c.exit == nil && !c.init.ended() {

@@ -7,7 +7,7 @@
 // containers are scripts in the language of internal/testbin, of which it knows
 // the verbs
 //
-//	print eprint sleep exit kill ignore-term eat echo-stdin spawn
+//	print eprint sleep exit kill catch ignore-term eat echo-stdin spawn
 //
 // A program that is not called testbin runs until it is signalled; one whose
 // name begins with "missing" cannot be executed. Time is package time's, so that

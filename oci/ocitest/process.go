@@ -64,7 +64,7 @@ func (p *process) run(args []string) {
 }
 
 func (p *process) do(script []string) int32 {
-	ignore := false
+	ignore, catch := false, false
 	for i := 0; i < len(script); i++ {
 		verb, arg := script[i], ""
 		if i+1 < len(script) {
@@ -75,7 +75,7 @@ func (p *process) do(script []string) int32 {
 			p.out(map[string]string{"print": "stdout", "eprint": "stderr"}[verb], arg)
 			i++
 		case "sleep":
-			if code, ended := p.sleep(arg, ignore); ended {
+			if code, ended := p.sleep(arg, ignore, catch); ended {
 				return code
 			}
 			i++
@@ -87,6 +87,8 @@ func (p *process) do(script []string) int32 {
 			return int32(n)
 		case "ignore-term":
 			ignore = true
+		case "catch":
+			catch = true
 		case "eat":
 			p.oom = true
 			return 128 + int32(unix.SIGKILL)
@@ -105,7 +107,7 @@ func (p *process) do(script []string) int32 {
 }
 
 // sleep waits; it reports the code of a signal that ended the process.
-func (p *process) sleep(arg string, ignore bool) (int32, bool) {
+func (p *process) sleep(arg string, ignore, catch bool) (int32, bool) {
 	d, err := time.ParseDuration(arg)
 	if err != nil {
 		d = 1<<63 - 1 // for-ever
@@ -117,7 +119,11 @@ func (p *process) sleep(arg string, ignore bool) (int32, bool) {
 		case <-p.killed:
 			return 128 + int32(unix.SIGKILL), true
 		case sig := <-p.sigs:
-			if !ignore || sig != unix.SIGTERM {
+			switch {
+			case ignore && sig == unix.SIGTERM:
+			case catch:
+				return 60 + int32(sig), true
+			default:
 				return 128 + int32(sig), true
 			}
 		case <-timer.C:

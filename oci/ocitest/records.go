@@ -26,7 +26,7 @@ func (r *Records) Save(kind, id string, v any) error {
 	if err != nil {
 		return err
 	}
-	return r.fuse.step(func() error {
+	return r.fuse.Step("save", func() error {
 		if err := os.MkdirAll(filepath.Dir(r.path(kind, id)), 0o700); err != nil {
 			return err
 		}
@@ -43,7 +43,11 @@ func (r *Records) Load(kind, id string, v any) error {
 	if err != nil {
 		return err
 	}
-	return json.Unmarshal(data, v)
+	if err := json.Unmarshal(data, v); err != nil {
+		os.Remove(r.path(kind, id)) // as a checkpoint.Manager moves it aside
+		return fault.NotFound.Errorf("record %s/%s was corrupt: %w", kind, id, err)
+	}
+	return nil
 }
 
 // IDs implements oci.Records.
@@ -58,5 +62,5 @@ func (r *Records) IDs(kind string) ([]string, error) {
 
 // Remove implements oci.Records.
 func (r *Records) Remove(kind, id string) error {
-	return r.fuse.step(func() error { return os.RemoveAll(filepath.Join(r.dir, kind, id)) })
+	return r.fuse.Step("remove", func() error { return os.RemoveAll(filepath.Join(r.dir, kind, id)) })
 }

@@ -11,6 +11,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -246,7 +247,8 @@ func TestThen(t *testing.T) {
 	<-then
 }
 
-// Whatever comes in, the server neither crashes nor stops serving others.
+// Whatever comes in, with however many files, the server neither crashes nor stops
+// serving others, and keeps no file open.
 func FuzzFrame(f *testing.F) {
 	path := filepath.Join(f.TempDir(), "s")
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
@@ -254,22 +256,36 @@ func FuzzFrame(f *testing.F) {
 		f.Fatal(err)
 	}
 	defer l.Close()
-	go wire.Serve(l, handler{"echo": echo}, slog.New(slog.NewTextHandler(io.Discard, nil)))
+	go wire.Serve(l, closing{handler{"echo": echo}}, slog.New(slog.NewTextHandler(io.Discard, nil)))
 	frame := func(head, body string) []byte {
 		b := binary.BigEndian.AppendUint32(nil, uint32(len(head)))
 		b = binary.BigEndian.AppendUint32(b, uint32(len(body)))
 		return append(append(b, head...), body...)
 	}
-	f.Add(frame(`{"id":1,"method":"echo"}`, `{"S":"x"}`))
-	f.Add(frame(`{"id":1,"method":"echo","fds":["a"]}`, ``))
-	f.Add(frame(`{"id":1,"cancel":true}`, `x`))
-	f.Add(bytes.Repeat([]byte{0xff}, 20))
-	f.Fuzz(func(t *testing.T, data []byte) {
+	f.Add(frame(`{"id":1,"method":"echo"}`, `{"S":"x"}`), uint8(0))
+	f.Add(frame(`{"id":1,"method":"echo","fds":["a"]}`, ``), uint8(0))
+	f.Add(frame(`{"id":1,"method":"echo","fds":["a"]}`, `{}`), uint8(1))
+	f.Add(frame(`{"id":1,"method":"echo","fds":["a","b"]}`, `{}`), uint8(1))
+	f.Add(frame(`{"id":1,"method":"echo"}`, `{}`), uint8(200))
+	f.Add(append(frame(`{"id":1,"method":"no","fds":["a","a"]}`, `{}`), frame(`{"id":1,"method":"echo","fds":[]}`, ``)...), uint8(3))
+	f.Add(frame(`{"id":1,"cancel":true}`, `x`), uint8(2))
+	f.Add(bytes.Repeat([]byte{0xff}, 20), uint8(5))
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		f.Fatal(err)
+	}
+	defer null.Close()
+	f.Fuzz(func(t *testing.T, data []byte, files uint8) {
+		before := nulls(t)
 		conn, err := net.Dial("unix", path)
 		if err != nil {
 			t.Fatal(err)
 		}
-		conn.Write(data)
+		var rights []byte
+		if fds := slices.Repeat([]int{int(null.Fd())}, int(files)); len(fds) > 0 {
+			rights = unix.UnixRights(fds...)
+		}
+		conn.(*net.UnixConn).WriteMsgUnix(data, rights, nil)
 		conn.(*net.UnixConn).CloseWrite()
 		io.Copy(io.Discard, conn)
 		conn.Close()
@@ -282,7 +298,37 @@ func FuzzFrame(f *testing.F) {
 		if _, err := c.Call(t.Context(), "echo", text{"still here"}, &got); err != nil || got.S != "still here" {
 			t.Errorf("after %q: %v, %v", data, got, err)
 		}
+		for end := time.Now().Add(time.Minute); nulls(t) > before; time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("%d files of the call are open still", nulls(t)-before)
+			}
+		}
 	})
+}
+
+// A closing handler closes the files of its calls, which are its own.
+type closing struct{ handler }
+
+func (h closing) Call(ctx context.Context, from *wire.Conn, call *wire.Call) (any, []*os.File, error) {
+	for _, f := range call.Files {
+		f.Close()
+	}
+	return h.handler.Call(ctx, from, call)
+}
+
+// nulls counts the descriptors of the null device that this process has.
+func nulls(t *testing.T) (n int) {
+	t.Helper()
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		if to, err := os.Readlink("/proc/self/fd/" + e.Name()); err == nil && to == os.DevNull {
+			n++
+		}
+	}
+	return n
 }
 
 // A server that no longer listens answers nothing any more: what it accepted then

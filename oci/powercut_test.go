@@ -1,0 +1,161 @@
+package oci_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/crisp-cri/crisp/checkpoint"
+	"github.com/crisp-cri/crisp/internal/powercut"
+	"github.com/crisp-cri/crisp/oci"
+	"github.com/crisp-cri/crisp/oci/ocitest"
+)
+
+// What is made in the test, by ID.
+var sandbox, first, second = oci.NewID(), oci.NewID(), oci.NewID()
+
+// machineAt is a fake node whose disk is below dir, with nothing in its kernel or its
+// /run. end ends what runs on it.
+func machineAt(t *testing.T, dir string, records oci.Records) (o oci.Options, end func()) {
+	m := ocitest.NewMachine(t)
+	m.Root = dir
+	o = m.Options(t)
+	o.Records, o.Log = records, slog.New(slog.DiscardHandler)
+	return o, m.Reboot
+}
+
+// recordsAt are records as crispd has them.
+func recordsAt(dir string) (*checkpoint.Manager, error) {
+	return checkpoint.Open(dir, slog.New(slog.DiscardHandler))
+}
+
+// After a power cut there are the sandboxes and containers whose making was answered, with
+// the exit codes that were told, and whatever is there can be removed without a trace.
+func TestPowerCut(t *testing.T) {
+	dir := t.TempDir()
+	records, err := recordsAt(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	powercut.Case{
+		Name: "life",
+		Dir:  dir,
+		Run: func(dir string, safe func(string)) {
+			synctest.Test(t, func(t *testing.T) { aLife(t, dir, records, safe) })
+		},
+		Check: func(dir string, safe []string) (err error) {
+			synctest.Test(t, func(t *testing.T) { err = afterPowerCut(t, dir, safe) })
+			return err
+		},
+		Redundant: map[string]string{
+			"fsync sandboxes/<1>/": "nothing is said of the sandbox before Ready, which saves its record again",
+			"fsync . #2":           "the directories of both kinds are made before the first record",
+		},
+		Lane: powercut.RecordLanes("", "sandboxes", "containers"),
+	}.Test(t)
+}
+
+// aLife takes a sandbox and two containers from their making to their removal.
+func aLife(t *testing.T, dir string, records oci.Records, safe func(string)) {
+	ctx := t.Context()
+	ok := func(what string, err error) {
+		if err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+		safe(what)
+	}
+	o, end := machineAt(t, dir, records)
+	defer end()
+	r, err := oci.Open(ctx, o)
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	defer r.Close()
+	sb, err := r.CreateSandbox(ctx, oci.SandboxConfig{ID: sandbox, Name: "sandbox"})
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	ok("sandbox", sb.Ready([]byte("address")))
+	c, err := r.Create(ctx, oci.ContainerConfig{ID: first, Name: "first", SandboxID: sandbox, Spec: ocitest.Spec("exit", "7")})
+	ok("first", err)
+	if err := c.Start(ctx); err != nil {
+		t.Error(err)
+	}
+	<-c.Done()
+	safe("first ended")
+	other, err := r.Create(ctx, oci.ContainerConfig{ID: second, Name: "second", SandboxID: sandbox, Spec: ocitest.Spec("exit", "0")})
+	ok("second", err)
+	ok("second changed", other.SetExtra([]byte("note")))
+	ok("first removed", c.Remove(ctx))
+	ok("second removed", other.Remove(ctx))
+	if err := errors.Join(sb.BeginStop(), sb.Unpin(ctx), sb.Stopped()); err != nil {
+		t.Error(err)
+	}
+	ok("sandbox removed", sb.Remove(ctx))
+}
+
+// afterPowerCut opens what is left on the disk below dir.
+func afterPowerCut(t *testing.T, dir string, safe []string) error {
+	ctx := t.Context()
+	records, err := recordsAt(dir)
+	if err != nil {
+		return err
+	}
+	o, end := machineAt(t, dir, records)
+	defer end()
+	o.Rebooted = true
+	r, err := oci.Open(ctx, o)
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	is := func(what string) bool { return slices.Contains(safe, what) }
+	sb, err := r.Sandbox(sandbox)
+	switch {
+	case err != nil && is("sandbox") && !is("second removed"):
+		return err
+	case err == nil && is("sandbox") && string(sb.Extra()) != "address":
+		return fmt.Errorf("of the sandbox %q is kept", sb.Extra())
+	}
+	c, err := r.Container(first)
+	switch {
+	case err != nil && is("first") && !is("second changed"):
+		return err
+	case err == nil && is("first ended") && c.Status().ExitCode != 7:
+		return fmt.Errorf("the first has ended with %+v", c.Status())
+	}
+	c, err = r.Container(second)
+	switch {
+	case err != nil && is("second") && !is("first removed"):
+		return err
+	case err == nil && is("second changed") && string(c.Extra()) != "note":
+		return fmt.Errorf("of the second %q is kept", c.Extra())
+	}
+	for _, c := range r.Containers() {
+		if st := c.Status().State; st != oci.Exited {
+			return fmt.Errorf("container %s is %v on a machine that was restarted", c.ID(), st)
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	if err := r.Shutdown(ctx); err != nil {
+		return err
+	}
+	left, err := filepath.Glob(filepath.Join(dir, "*", "*"))
+	if len(left) > 0 {
+		return fmt.Errorf("left is %q", left)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "quarantine")); err == nil {
+		return errors.New("a record was corrupt")
+	}
+	return err
+}
