@@ -138,9 +138,7 @@ func (n *Network) lock(ctx context.Context, id string) (_ context.Context, relea
 			f.Close()
 			return nil, nil, fmt.Errorf("wait for the plugins at work on %s: %w", id, err)
 		}
-		mine, err1 := f.Stat()
-		now, err2 := os.Stat(f.Name())
-		if err1 == nil && err2 == nil && os.SameFile(mine, now) {
+		if named(f) {
 			working.Store(f.Name(), true)
 			return context.WithValue(ctx, lockKey{}, f), func() { n.unlock(f, id) }, nil
 		}
@@ -186,6 +184,13 @@ func (n *Network) flock(ctx context.Context, f *os.File) error {
 	}
 }
 
+// named says whether f is what has its name now.
+func named(f *os.File) bool {
+	mine, err1 := f.Stat()
+	now, err2 := os.Stat(f.Name())
+	return err1 == nil && err2 == nil && os.SameFile(mine, now)
+}
+
 // gone says whether f has no name any more, so that its lock keeps nobody.
 func gone(f *os.File) bool {
 	var st unix.Stat_t
@@ -221,11 +226,21 @@ func (n *Network) dropLocks() error {
 		if err != nil {
 			continue // it has gone by itself
 		}
-		if unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil {
-			errs = append(errs, os.Remove(path))
-			unix.Flock(int(f.Fd()), unix.LOCK_UN)
-		}
+		errs = append(errs, dropLock(f))
 		f.Close()
 	}
 	return errors.Join(errs...)
+}
+
+// dropLock removes a lock that nobody holds. Its last holder may have done so since f
+// was opened, and somebody else hold a new file of that name.
+func dropLock(f *os.File) error {
+	if unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil {
+		return nil
+	}
+	defer unix.Flock(int(f.Fd()), unix.LOCK_UN)
+	if !named(f) {
+		return nil
+	}
+	return os.Remove(f.Name())
 }

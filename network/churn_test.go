@@ -7,17 +7,22 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// Ten workers bring pods up and down at once: no two have the same address or
-// port at the same time, and nothing is left.
+// Ten workers bring pods up and down at once, in a subnet with few addresses to spare
+// and with fewer host ports than they want: no two have the same address or port at the
+// same time, and nothing is left.
 func TestChurn(t *testing.T) {
-	n := open(t, options(t, ""))
-	var held sync.Map // address → pod
+	o := options(t, "")
+	o.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("192.168.77.0/28")}
+	n := open(t, o)
+	var held sync.Map // address or port → pod
+	var refused atomic.Int32
 	var wg sync.WaitGroup
 	for worker := range 10 {
 		wg.Go(func() {
@@ -29,26 +34,44 @@ func TestChurn(t *testing.T) {
 				}
 				p := Pod{ID: fmt.Sprintf("%d-%d", worker, round), NetNS: path}
 				if round%2 == 0 {
-					p.Ports = []Port{{Protocol: "udp", ContainerPort: 53, HostPort: int32(20000 + worker)}}
+					p.Ports = []Port{{Protocol: "udp", ContainerPort: 53, HostPort: int32(20000 + worker%4)}}
 				}
 				r, err := n.Attach(t.Context(), p)
+				if errors.Is(err, fault.Exists) && p.Ports != nil {
+					refused.Add(1)
+					p.Ports = nil
+					r, err = n.Attach(t.Context(), p)
+				}
 				if err != nil {
 					t.Errorf("attach %s: %v", p.ID, err)
 					return
 				}
+				var mine []any
 				for _, ip := range r.IPs {
-					if other, taken := held.LoadOrStore(ip, p.ID); taken {
-						t.Errorf("%s and %s have %v", p.ID, other, ip)
+					mine = append(mine, ip)
+				}
+				for _, port := range p.Ports {
+					mine = append(mine, port.HostPort)
+				}
+				for _, key := range mine {
+					if other, taken := held.LoadOrStore(key, p.ID); taken {
+						t.Errorf("%s and %s have %v", p.ID, other, key)
 					}
 				}
-				for _, ip := range r.IPs {
-					held.Delete(ip)
+				if err := n.Check(t.Context(), p); err != nil { // while the others come and go
+					t.Errorf("check %s: %v", p.ID, err)
+				}
+				for _, key := range mine {
+					held.CompareAndDelete(key, p.ID)
 				}
 				detach(t, n, p)
 			}
 		})
 	}
 	wg.Wait()
+	if refused.Load() == 0 {
+		t.Error("nobody has been refused a host port: the workers were never there at once")
+	}
 	destroy(t, n)
 }
 

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -117,12 +118,36 @@ func (r *runner) run(ctx context.Context, path string, stdin []byte, env []strin
 	end()
 	r.log.DebugContext(ctx, "plugin ran", "plugin", name, "took", time.Since(begin), "err", err)
 	if err == nil {
-		return stdout.Bytes(), nil
+		return stdout.Bytes(), refuseNull(name, stdout.Bytes())
 	}
 	if cause := context.Cause(ctx); cause != nil {
 		return nil, fmt.Errorf("plugin %s was killed: %w", name, cause)
 	}
 	return nil, pluginError(name, err, stdout.Bytes(), stderr.String())
+}
+
+// refuseNull refuses a result with a null in a list, "ips": [null] say, which libcni and
+// its types take for an element.
+func refuseNull(name string, stdout []byte) error {
+	var v any
+	if json.Unmarshal(stdout, &v) != nil || !nullIn(v) {
+		return nil // what else it is, libcni says
+	}
+	return fmt.Errorf("plugin %s: there is a null in a list of its result: %.1000q", name, stdout)
+}
+
+func nullIn(v any) bool {
+	switch v := v.(type) {
+	case map[string]any:
+		for _, in := range v {
+			if nullIn(in) {
+				return true
+			}
+		}
+	case []any:
+		return slices.ContainsFunc(v, func(in any) bool { return in == nil || nullIn(in) })
+	}
+	return false
 }
 
 // pluginError makes an error of what a plugin that failed left. CNI: "error: A

@@ -55,3 +55,46 @@ exit 0`)
 		t.Errorf("the plugin was called for %q, want %q", got, want)
 	}
 }
+
+// A lock that its last holder has removed, while GC was about to look at it, may be
+// followed by another one of that name, which somebody holds: that is not GC's to
+// remove, or two would work on one pod at once.
+func TestLocksThatFollowAreNotDropped(t *testing.T) {
+	n := open(t, options(t, ""))
+	old, err := n.openLock("p")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer old.Close()
+	if err := os.Remove(old.Name()); err != nil {
+		t.Fatal(err)
+	}
+	_, release, err := n.lock(t.Context(), "p")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := dropLock(old); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(old.Name()); err != nil {
+		t.Errorf("the lock that is held was removed: %v", err)
+	}
+	if err := n.dropLocks(); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(old.Name()); err != nil {
+		t.Errorf("a lock that is held was removed: %v", err)
+	}
+	release()
+	left, err := n.openLock("p")
+	if err != nil {
+		t.Fatal(err)
+	}
+	left.Close()
+	if err := n.dropLocks(); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(left.Name()); err == nil {
+		t.Error("a lock that nobody holds is left")
+	}
+}

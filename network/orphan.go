@@ -50,6 +50,9 @@ func endOrphans(ctx context.Context, log *slog.Logger, f *os.File) error {
 	}
 	atWork := slices.DeleteFunc(slices.Clone(all), func(h holder) bool { return h.group == h.session })
 	if len(atWork) == 0 {
+		if !named(f) {
+			return nil // it was removed meanwhile, and what has its name now is another
+		}
 		log.WarnContext(ctx, "lock was left to daemons of a plugin", "path", f.Name(), "plugin", all[0].name)
 		return os.Remove(f.Name())
 	}

@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"errors"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -83,6 +85,33 @@ func TestResult(t *testing.T) {
 		}
 		if text := "[" + strings.Join(got, " ") + "]"; err != nil || text != c.want {
 			t.Errorf("%s: got %v (err %v), want %s", name, text, err, c.want)
+		}
+	}
+}
+
+// A plugin's result with a null where an address or an interface should be is the plugin's
+// fault, in every version of CNI, and what it has made is taken away again.
+func TestResultWithANull(t *testing.T) {
+	for _, result := range []string{
+		`{"cniVersion":"1.0.0","ips":[null]}`, `{"cniVersion":"1.0.0","interfaces":[null],"ips":[{"address":"10.0.0.2/24","interface":0}]}`,
+		`{"cniVersion":"0.4.0","interfaces":[null],"ips":[{"version":"4","address":"10.0.0.2/24"}]}`, `{"cniVersion":"0.2.0","ip4":{"ip":"10.0.0.2/24","routes":[null]}}`,
+	} {
+		n, o := fresh(t, false)
+		version := result[len(`{"cniVersion":"`):][:5]
+		writeConf(t, o.ConfDir, "n.conflist", strings.Replace(conflist("n", "odd"), "1.0.0", version, 1))
+		deleted := filepath.Join(o.CacheDir, "deleted")
+		script(t, o.BinDirs[0], "odd", `
+case $CNI_COMMAND in
+ADD) echo '`+result+`';;
+DEL) : > `+deleted+`;;
+VERSION) echo '{"cniVersion":"1.0.0","supportedVersions":["0.2.0","0.4.0","1.0.0"]}';;
+esac`)
+		_, err := n.Attach(t.Context(), Pod{ID: "a", NetNS: "/proc/self/ns/net"})
+		if err == nil || !strings.Contains(err.Error(), "plugin odd: there is a null in a list of its result") {
+			t.Errorf("%s: %v", result, err)
+		}
+		if _, err := os.Stat(deleted); err != nil {
+			t.Errorf("%s: what ADD made is still there: %v", result, err)
 		}
 	}
 }

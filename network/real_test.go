@@ -15,7 +15,6 @@ import (
 	"runtime"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -23,39 +22,18 @@ import (
 	vns "github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"github.com/crisp-cri/crisp/internal/testns"
 	"github.com/crisp-cri/crisp/network/netns"
 )
 
-// The tests against the kernel run in network and mount namespaces of their own:
-// what they call the host is that network, and nothing of it can leak.
-const inside = "CRISP_NETWORK_TEST_INSIDE"
-
+// The tests against the kernel run in namespaces of their own: what they call the host
+// is that network.
 func TestMain(m *testing.M) {
-	if os.Geteuid() != 0 || os.Getenv(inside) != "" {
-		if os.Getenv(inside) != "" {
-			if err := loopbackUp(""); err != nil {
-				fmt.Fprintln(os.Stderr, err)
-				os.Exit(1)
-			}
-			// Go looks once whether there is IPv6; let it not look in a pod.
-			if l, err := net.Listen("tcp", ":0"); err == nil {
-				l.Close()
-			}
-		}
-		os.Exit(m.Run())
+	// Go looks once whether there is IPv6; let it not look in a pod.
+	if l, err := net.Listen("tcp", ":0"); err == nil {
+		l.Close()
 	}
-	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
-	cmd.Env = append(os.Environ(), inside+"=1")
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-	// With Unshareflags, the mounts are made private too.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: unix.CLONE_NEWNET | unix.CLONE_NEWNS, Pdeathsig: unix.SIGKILL}
-	err := cmd.Run()
-	var exit *exec.ExitError
-	if err != nil && !errors.As(err, &exit) {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
-	os.Exit(cmd.ProcessState.ExitCode())
+	testns.Main(m, testns.Options{})
 }
 
 func needsRoot(t testing.TB) {

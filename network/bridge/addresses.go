@@ -71,6 +71,11 @@ func (n *Net) allocate(ctx context.Context, id, ifName string) (addrs []netip.Ad
 	}()
 	// The file appears with its content: linked, not written in place.
 	owner := filepath.Join(n.dir(), ".owner.tmp")
+	// One that a daemon left when it was killed may be an address by now: what is written
+	// to it would change whose that is.
+	if err := os.Remove(owner); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
 	if err := os.WriteFile(owner, []byte(id+eol+ifName), 0o600); err != nil {
 		return nil, err
 	}

@@ -1,0 +1,107 @@
+package network
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/containernetworking/cni/pkg/types/create"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+)
+
+// FuzzResult reads anything that plugins may print: a pod gets addresses from it, or an
+// error.
+func FuzzResult(f *testing.F) {
+	for _, text := range []string{
+		`{"cniVersion":"1.0.0","interfaces":[{"name":"br"},{"name":"eth0","sandbox":"/n"}],"ips":[{"address":"10.0.0.2/24","gateway":"10.0.0.1","interface":1},{"address":"10.0.0.9/24","interface":0}],"routes":[{"dst":"0.0.0.0/0"}],"dns":{}}`,
+		`{"cniVersion":"1.1.0","ips":[{"address":"fd00::2/64"}]}`, `{"cniVersion":"0.2.0","ip4":{"ip":"10.0.0.2/24"},"ip6":null}`, `{"cniVersion":"0.4.0","ips":[{"version":"4","address":"10.0.0.2/24","interface":-7}]}`,
+		`{"cniVersion":"1.0.0","ips":[null]}`, `{"cniVersion":"1.0.0","interfaces":[null],"ips":[{"address":"10.0.0.2/24","interface":0}]}`, `{"cniVersion":"1.0.0","ips":[{}]}`, `{"cniVersion":"0.4.0","interfaces":[null],"ips":[null],"routes":[null]}`,
+		`{"cniVersion":"9.0.0"}`, `{}`, `null`, ``, `[]`,
+	} {
+		f.Add([]byte(text))
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		if refuseNull("p", text) != nil {
+			return
+		}
+		told, err := create.CreateFromBytes(text)
+		if err != nil {
+			return
+		}
+		r, err := resultOf(told)
+		if err != nil {
+			return
+		}
+		if len(r.IPs) == 0 || r.Interface == "" {
+			t.Errorf("a pod without an address: %+v", r)
+		}
+		for _, ip := range r.IPs {
+			if !ip.IsValid() || ip != ip.Unmap() {
+				t.Errorf("address %v", ip)
+			}
+		}
+	})
+}
+
+// FuzzConf reads any file of the CNI directory as a network: what is accepted has a name
+// and plugins, and says all of it in its bytes, by which DEL will know it.
+func FuzzConf(f *testing.F) {
+	for _, text := range []string{
+		`{"cniVersion":"1.0.0","name":"n","plugins":[{"type":"bridge","ipam":{}},{"type":"portmap","capabilities":{"portMappings":true}}]}`, `{"cniVersion":"0.3.1","name":"n","type":"bridge"}`,
+		`{"name":"n","plugins":[null]}`, `{"name":"n","plugins":[]}`, `{"name":"../n","plugins":[{"type":"a"}]}`, `{"name":"n","loadOnlyInlinedPlugins":false,"plugins":[{"type":"a"}]}`,
+		`{"cniVersion":"1.1.0","cniVersions":["0.1.0",null],"name":"n","disableCheck":"true","disableGC":1,"plugins":[{"type":"a"}]}`, `null`, `[]`, ``, `{"name":7}`, `{"cniVersion":"1","name":"n","plugins":[{"type":"a"}]}`,
+	} {
+		f.Add([]byte(text))
+	}
+	dir := f.TempDir()
+	f.Fuzz(func(t *testing.T, text []byte) {
+		for _, name := range []string{"n.conf", "n.conflist"} {
+			path := filepath.Join(dir, name)
+			if err := os.WriteFile(path, text, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			list, err := parse(path)
+			if err != nil {
+				continue
+			}
+			if list.Name == "" || len(list.Plugins) == 0 {
+				t.Errorf("a network %q of %d plugins", list.Name, len(list.Plugins))
+			}
+			again, err := (&attachment{Config: list.Bytes}).list()
+			if err != nil || again.Name != list.Name || len(again.Plugins) != len(list.Plugins) {
+				t.Errorf("DEL would read %+v (%v)", again, err)
+			}
+		}
+		_ = subnetsOf(text)
+	})
+}
+
+// FuzzAttachment starts crispd with anything in the file of an attachment. One of a
+// later version is left as it is, and nothing is done.
+func FuzzAttachment(f *testing.F) {
+	for _, text := range []string{
+		`{"version":1,"id":"a","config":{"cniVersion":"1.0.0","name":"n","plugins":[{"type":"some"}]},"netns":"/n","ifName":"eth0","args":[["K8S_POD_NAME","x"]],"capabilities":{"portMappings":[{"hostPort":1}]}}`,
+		`{"version":2,"id":"a"}`, `{"version":1,"id":"b"}`, `{"version":1,"id":"a"}`, `{"version":-1,"id":"a"}`, `{"version":1e9}`, `null`, `[]`, ``, `{"version":1,"id":"a","config":null,"capabilities":{"a":null}}`,
+	} {
+		f.Add([]byte(text))
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		n, o := fresh(t, false)
+		path := writeConf(t, filepath.Join(o.CacheDir, attachedDir), "a.json", string(text))
+		a, err := n.loadAttachment("a")
+		if err == nil {
+			if _, err := a.list(); err == nil && a.runtime().ContainerID != "a" {
+				t.Errorf("the attachment is of %q", a.runtime().ContainerID)
+			}
+		}
+		if newer := n.refuseNewer(); (newer != nil) != errors.Is(err, fault.WrongState) {
+			t.Errorf("crispd starts with %v, and reads it with %v", newer, err)
+		}
+		if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, text) {
+			t.Errorf("the file has become %q (%v)", got, err)
+		}
+	})
+}
