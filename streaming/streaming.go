@@ -58,17 +58,20 @@ type Size struct{ Width, Height uint16 }
 // Options say where and how a Server listens.
 type Options struct {
 	Addr        string        // host:port; "" means 127.0.0.1:0
+	Listener    net.Listener  // if not nil, instead of one on Addr
 	IdleTimeout time.Duration // a connection on which nothing moves for so long is closed; 0 means 4 hours, as the kubelet has it
 	Log         *slog.Logger  // nil means slog.Default()
 }
 
-// headerTimeout bounds how long a client may take to send its request, and
-// creationTimeout how long to open its streams after that.
+// headerTimeout bounds how long a client may take to send its request.
 const (
-	headerTimeout   = 30 * time.Second
-	creationTimeout = 30 * time.Second
-	idleTimeout     = 4 * time.Hour
+	headerTimeout = 30 * time.Second
+	idleTimeout   = 4 * time.Hour
 )
+
+// creationTimeout bounds how long a client may take to open its streams after that, one
+// that has gone too. Tests replace it.
+var creationTimeout = 30 * time.Second
 
 // A Server serves the streams of one crispd.
 type Server struct {
@@ -98,6 +101,9 @@ func (s *Server) Sessions() int { return int(s.sessions.Load()) }
 
 // New listens and serves until Close. A server knows no URL of the one before it.
 func New(o Options, r Runtime) (*Server, error) {
+	if o.Listener != nil {
+		return serveOn(o.Listener, o, r), nil
+	}
 	if o.Addr == "" {
 		o.Addr = "127.0.0.1:0"
 	}
