@@ -16,6 +16,7 @@ import (
 
 	"github.com/crisp-cri/crisp/checkpoint"
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/regular"
 	"github.com/crisp-cri/crisp/internal/stage"
 	"github.com/crisp-cri/crisp/oci"
 )
@@ -103,17 +104,17 @@ func copyLog(from, to string) error {
 	if from == "" {
 		return nil
 	}
-	in, err := os.OpenFile(from, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	in, err := regular.OpenNoLink(from)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
+	}
+	if errors.Is(err, regular.ErrOther) {
+		return fault.WrongState.Errorf("log: %w", err)
 	}
 	if err != nil {
 		return err
 	}
 	defer in.Close()
-	if info, err := in.Stat(); err != nil || !info.Mode().IsRegular() {
-		return errors.Join(err, fault.WrongState.Errorf("log %s is no regular file", from))
-	}
 	out, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err

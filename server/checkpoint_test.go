@@ -1,6 +1,7 @@
 package server
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"maps"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/crisp-cri/crisp/checkpoint"
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/testdisk"
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
@@ -365,6 +367,63 @@ func TestCheckpointPodFailsAnywhere(t *testing.T) {
 	}
 	if failed < 4 { // the record, freezing, the dump, thawing
 		t.Errorf("it failed %d times", failed)
+	}
+}
+
+// A page that could not be written back is lost, and the kernel says so once. If somebody
+// else was told while the dump was written, by a sync of his own, there is no checkpoint.
+func TestLostWritesFailThePodsCheckpoint(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: it mounts")
+	}
+	n := newNode(t)
+	sandbox := n.run(t, pod("web"))
+	one := n.begin(t, sandbox, forever("one"))
+	mounted := t.TempDir()
+	disk := testdisk.Mount(t, mounted)
+	t.Cleanup(func() {
+		if err := unix.Unmount(mounted, 0); err != nil {
+			t.Error(err)
+		}
+	})
+	output := filepath.Join(mounted, "output")
+	if err := os.Mkdir(output, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	req := &cri.CheckpointPodRequest{PodSandboxId: sandbox, OutputPath: output, ContainerIds: []string{one}}
+	release := n.machine.Hold(wire.MethodCheckpoint)
+	answer := make(chan error, 1)
+	go func() {
+		_, err := n.server.CheckpointPod(ctx, req)
+		answer <- err
+	}()
+	for len(n.machine.Calls(wire.MethodCheckpoint)) == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	if err := errors.Join(disk.Sync(), disk.Break()); err != nil {
+		t.Error(err)
+	}
+	dirs, err := filepath.Glob(filepath.Join(output, podPartial, one))
+	if err != nil || len(dirs) != 1 {
+		t.Fatalf("%v are written to (err %v), want one", dirs, err)
+	}
+	if err := os.WriteFile(filepath.Join(dirs[0], "pages-1.img"), bytes.Repeat([]byte("page"), 4<<20), 0o600); err != nil {
+		t.Error(err)
+	}
+	if err := disk.Lose(); err != nil {
+		t.Error(err)
+	}
+	release()
+	if err := <-answer; !errors.Is(err, unix.EIO) && !errors.Is(err, unix.ENOSPC) {
+		t.Errorf("error is %v, want one of the disk", err)
+	}
+	if entries, err := os.ReadDir(output); err != nil || len(entries) > 0 {
+		t.Errorf("the output has %v (err %v)", entries, err)
+	}
+	if _, err := n.server.CheckpointPod(ctx, req); err != nil {
+		t.Errorf("the next one: %v", err)
 	}
 }
 

@@ -337,8 +337,8 @@ func makeLogDir(dir, file string) (string, error) {
 		return "", err
 	}
 	log := filepath.Join(dir, file)
-	if err := os.MkdirAll(filepath.Dir(log), 0o755); err != nil {
-		return "", fmt.Errorf("make log directory: %w", err)
+	if err := makeDir(filepath.Dir(log)); err != nil {
+		return "", fmt.Errorf("make the directory of log_path: %w", err)
 	}
 	return log, nil
 }

@@ -78,8 +78,8 @@ func (s *Server) hostPath(m *cri.Mount) (string, error) {
 	if slices.Contains(s.live.Load().RejectMountSources, filepath.Clean(m.HostPath)) {
 		return "", fault.Invalid.Errorf("mount at %s: source %s is not there", m.ContainerPath, m.HostPath)
 	}
-	if err := os.MkdirAll(m.HostPath, 0o755); err != nil {
-		return "", fault.Invalid.Errorf("mount at %s: source %s is not there: %w", m.ContainerPath, m.HostPath, err)
+	if err := makeDir(m.HostPath); err != nil {
+		return "", fmt.Errorf("mount at %s: source %s is not there: %w", m.ContainerPath, m.HostPath, err)
 	}
 	return filepath.EvalSymlinks(m.HostPath)
 }

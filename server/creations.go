@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
@@ -93,7 +94,7 @@ func newCreations(ctx context.Context, work *sync.WaitGroup, log *slog.Logger, w
 // context that no caller can cancel; it sets discard if it succeeds.
 func (cs *creations) do(ctx context.Context, name string, req proto.Message, build func(context.Context, *creation) error) (id string, err error) {
 	for {
-		c, err := cs.join(ctx, name, req, build)
+		c, mine, err := cs.join(ctx, name, req, build)
 		if err != nil {
 			return "", err
 		}
@@ -103,6 +104,11 @@ func (cs *creations) do(ctx context.Context, name string, req proto.Message, bui
 		case <-c.done:
 		case <-ctx.Done():
 			return "", fmt.Errorf("%s %s: %s: %w", cs.what, name, c.progress(), ctx.Err())
+		}
+		if !mine && (c.found || errors.Is(c.err, fault.Exists)) {
+			// Nothing was made: the object was there, and was or was not what the other
+			// caller had asked for. That says nothing of what this one asks for.
+			continue
 		}
 		switch taken, err := cs.take(ctx, c); {
 		case err != nil:
@@ -161,22 +167,22 @@ func (cs *creations) leave(c *creation) {
 	cs.mu.Unlock()
 }
 
-// join returns the creation called name, and begins it if there is none. The caller
-// leaves it.
-func (cs *creations) join(ctx context.Context, name string, req proto.Message, build func(context.Context, *creation) error) (*creation, error) {
+// join returns the creation called name, and whether this call began it, for want of
+// one. The caller leaves it.
+func (cs *creations) join(ctx context.Context, name string, req proto.Message, build func(context.Context, *creation) error) (c *creation, mine bool, err error) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	if c, ok := cs.byName[name]; ok {
 		if !proto.Equal(c.req, req) {
-			return nil, fault.Exists.Errorf("%s name %s is taken by a request with another configuration, %s", cs.what, name, c.progress())
+			return nil, false, fault.Exists.Errorf("%s name %s is taken by a request with another configuration, %s", cs.what, name, c.progress())
 		}
 		c.waiting++
-		return c, nil
+		return c, false, nil
 	}
 	if cs.ctx.Err() != nil {
-		return nil, fault.Unavailable.Errorf("%s %s: crispd is stopping", cs.what, name)
+		return nil, false, fault.Unavailable.Errorf("%s %s: crispd is stopping", cs.what, name)
 	}
-	c := &creation{
+	c = &creation{
 		name: name, req: req, id: oci.NewID(), began: time.Now(), stage: "begin",
 		done: make(chan struct{}), gone: make(chan struct{}), waiting: 1,
 	}
@@ -190,7 +196,7 @@ func (cs *creations) join(ctx context.Context, name string, req proto.Message, b
 		defer stop()
 		cs.run(ctx, c, build)
 	})
-	return c, nil
+	return c, true, nil
 }
 
 // run does the work of c.

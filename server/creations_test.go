@@ -244,6 +244,46 @@ func TestFailureIsForAll(t *testing.T) {
 	})
 }
 
+// Of what was there before, each caller learns whether it is what that caller asks for,
+// and not what another one asked for at the same time.
+func TestObjectThatIsThereIsAnsweredToEachCallerApart(t *testing.T) {
+	for _, first := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			b := newBench(t)
+			lookUp := func(same bool) <-chan answer {
+				got := make(chan answer, 1)
+				go func() {
+					id, err := b.do(t.Context(), "a", wants("x"), func(_ context.Context, c *creation) error {
+						time.Sleep(time.Second)
+						if !same {
+							return fault.Exists.Errorf("it is another one")
+						}
+						c.id, c.found = "there", true
+						return nil
+					})
+					got <- answer{id, err}
+				}()
+				synctest.Wait()
+				return got
+			}
+			one, other := lookUp(first), lookUp(!first)
+			want := map[bool]func(answer) bool{
+				true:  func(a answer) bool { return a.err == nil && a.id == "there" },
+				false: func(a answer) bool { return errors.Is(a.err, fault.Exists) },
+			}
+			if a := <-one; !want[first](a) {
+				t.Errorf("same %v: %+v", first, a)
+			}
+			if a := <-other; !want[!first](a) {
+				t.Errorf("same %v, while another looked: %+v", !first, a)
+			}
+			if len(b.byName) > 0 || len(b.hidden) > 0 {
+				t.Errorf("left: %v, %v", b.byName, b.hidden)
+			}
+		})
+	}
+}
+
 // The end of crispd ends what is under way; it must not wait for a plugin.
 func TestStopEndsBuilds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"fmt"
@@ -127,6 +128,82 @@ func TestAttachThroughItsURL(t *testing.T) {
 	}
 	if out.String() != "typed\nend\n" {
 		t.Errorf("got %q", out.String())
+	}
+}
+
+// attached dials an attach with a stdin that the test writes, and returns how it ended.
+func (n *node) attached(t *testing.T, id string, out io.Writer) (stdin *io.PipeWriter, ended <-chan error) {
+	t.Helper()
+	resp, err := n.Attach(t.Context(), &cri.AttachRequest{ContainerId: id, Stdin: true, Stdout: true, Stderr: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	in, stdin := io.Pipe()
+	t.Cleanup(func() { stdin.Close() })
+	result := make(chan error, 1)
+	go func() {
+		result <- dial(t, resp.Url, remotecommand.StreamOptions{Stdin: in, Stdout: out, Stderr: io.Discard})
+	}()
+	return stdin, result
+}
+
+// `kubectl run -i` while crispd is stopped in order, for an upgrade say: its client is
+// cut off and has not closed its input, so the container's input goes on, for the next
+// client to close.
+func TestStopLeavesTheInputOfWhoIsAttached(t *testing.T) {
+	n := newNode(t)
+	config := container("x", "echo-stdin", "print", "end")
+	config.Stdin, config.StdinOnce = true, true
+	id := n.begin(t, n.run(t, pod("a")), config)
+	heard, out := io.Pipe()
+	stdin, ended := n.attached(t, id, out)
+	if _, err := io.WriteString(stdin, "first\n"); err != nil {
+		t.Fatal(err)
+	}
+	if line, err := bufio.NewReader(heard).ReadString('\n'); line != "first\n" {
+		t.Fatalf("got %q, %v", line, err)
+	}
+	go io.Copy(io.Discard, heard)
+	n.restart(t)
+	<-ended
+	if st := n.status(t, id); st.State != cri.ContainerState_CONTAINER_RUNNING {
+		t.Fatalf("crispd was stopped, and the container is %v", st.State)
+	}
+	var second bytes.Buffer
+	stdin, ended = n.attached(t, id, &second)
+	if _, err := io.WriteString(stdin, "second\n"); err != nil {
+		t.Fatal(err)
+	}
+	stdin.Close()
+	if err := <-ended; err != nil {
+		t.Errorf("attach to the next crispd: %v", err)
+	}
+	if second.String() != "second\nend\n" {
+		t.Errorf("the next client got %q", second.String())
+	}
+}
+
+// Whom the executor has dropped, for not reading, is told that it was not the container's end.
+func TestAttachTellsWhomItDrops(t *testing.T) {
+	n := newNode(t)
+	config := container("x", "echo-stdin")
+	config.Stdin = true
+	id := n.begin(t, n.run(t, pod("a")), config)
+	heard, out := io.Pipe()
+	stdin, ended := n.attached(t, id, out)
+	if _, err := io.WriteString(stdin, "first\n"); err != nil {
+		t.Fatal(err)
+	}
+	if line, err := bufio.NewReader(heard).ReadString('\n'); line != "first\n" {
+		t.Fatalf("got %q, %v", line, err)
+	}
+	go io.Copy(io.Discard, heard)
+	n.machine.Detach(id)
+	if err := <-ended; err == nil || !strings.Contains(err.Error(), "detached from container "+id) {
+		t.Errorf("the client is told %v", err)
+	}
+	if st := n.status(t, id); st.State != cri.ContainerState_CONTAINER_RUNNING {
+		t.Errorf("the container is %v", st.State)
 	}
 }
 

@@ -190,6 +190,38 @@ func TestPodSysctls(t *testing.T) {
 	}
 }
 
+// A file in the way of a directory is told as the request's mistake, with the field that
+// leads there, and not as one of ours; without it the same request succeeds.
+func TestFileInTheWayOfADirectory(t *testing.T) {
+	n := newNode(t)
+	dir := t.TempDir()
+	file := filepath.Join(dir, "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("loop", filepath.Join(dir, "loop")); err != nil {
+		t.Fatal(err)
+	}
+	for _, at := range []string{file, file + "/logs", dir + "/loop"} {
+		config := pod("web")
+		config.LogDirectory = at
+		_, err := n.RunPodSandbox(t.Context(), &cri.RunPodSandboxRequest{Config: config})
+		wantCode(t, at, err, "InvalidArgument")
+		if !strings.Contains(err.Error(), "log_directory") {
+			t.Errorf("%v does not name the field", err)
+		}
+	}
+	config := pod("web")
+	config.LogDirectory = dir
+	sb := n.run(t, config)
+	c := forever("a")
+	c.LogPath = "file/a.log"
+	_, err := n.CreateContainer(t.Context(), &cri.CreateContainerRequest{PodSandboxId: sb, Config: c})
+	wantCode(t, "log_path", err, "InvalidArgument")
+	c.LogPath = "logs/a.log"
+	n.create(t, sb, c)
+}
+
 // Requests for fields that make no sense together.
 func TestContainerRefused(t *testing.T) {
 	n := newNode(t)

@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -39,6 +40,7 @@ type node struct {
 	handlers map[string]Handler // from the next start on
 	apparmor Confiner
 	selinux  *selinux.Policy
+	log      *slog.Logger // nil = the test's
 }
 
 // newNode starts a server on a machine of its own.
@@ -70,6 +72,9 @@ func (n *node) start(t testing.TB) {
 	events := NewEvents()
 	o := n.machine.Options(t)
 	o.OnEvent, o.Rebooted = events.Publish, n.rebooted
+	if n.log != nil {
+		o.Log = n.log
+	}
 	var err error
 	if n.runtime, err = oci.Open(t.Context(), o); err != nil {
 		t.Fatal(err)

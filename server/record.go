@@ -137,6 +137,11 @@ func decodeContainer(extra []byte) (*containerRecord, error) {
 	if err := proto.Unmarshal(e.User, r.imageUser); err != nil {
 		return nil, fmt.Errorf("decode container user: %w", err)
 	}
+	for i := range e.MountImages {
+		if i < 0 || i >= len(r.config.Mounts) || r.config.Mounts[i].Image == nil {
+			return nil, fmt.Errorf("decode record: mount %d is of no image", i)
+		}
+	}
 	if e.Resources != nil {
 		r.resources = new(cri.LinuxContainerResources)
 		if err := proto.Unmarshal(e.Resources, r.resources); err != nil {

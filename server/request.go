@@ -2,7 +2,9 @@ package server
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
+	"os"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -105,4 +107,14 @@ func checkPath(field, path string) error {
 		}
 	}
 	return nil
+}
+
+// makeDir makes a directory that the client has named, and those above it. What is in
+// its way, a file say, is for the client to mend; a disk that is full or breaks is not.
+func makeDir(dir string) error {
+	err := os.MkdirAll(dir, 0o755)
+	if err == nil || isFull(err) || errors.Is(err, unix.EIO) {
+		return err
+	}
+	return fault.Invalid.Errorf("%w", err)
 }

@@ -167,6 +167,43 @@ func TestKubeletsSecondRequestGetsItsContainer(t *testing.T) {
 	}
 }
 
+// What was left of a sandbox that could neither be made nor be undone is listed, so its
+// removal is told like any other.
+func TestRemovalOfWhatNeverWasReadyIsTold(t *testing.T) {
+	n := newNode(t)
+	n.net.failing("Attach", fault.Unavailable.Errorf("broken for the test"))
+	n.net.failing("Detach", fault.Unavailable.Errorf("broken for the test"))
+	if _, err := n.RunPodSandbox(t.Context(), &cri.RunPodSandboxRequest{Config: pod("web")}); err == nil {
+		t.Fatal("it was run without a network")
+	}
+	n.net.failing("Attach", nil)
+	n.net.failing("Detach", nil)
+	left := n.listed(t)
+	if len(left) != 1 {
+		t.Fatalf("listed %v, want what could not be undone", left)
+	}
+	events, err := n.GetContainerEvents(t.Context(), &cri.GetEventsRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for !n.server.events.hub.Heard() { // the subscription has no answer to wait for
+	}
+	if _, err := n.RemovePodSandbox(t.Context(), &cri.RemovePodSandboxRequest{PodSandboxId: left[0]}); err != nil {
+		t.Fatal(err)
+	}
+	n.run(t, pod("other")) // whose events end the wait
+	ev, err := events.Recv()
+	if err == nil && ev.ContainerEventType == cri.ContainerEventType_CONTAINER_STOPPED_EVENT {
+		ev, err = events.Recv() // what its roll-back did not get to
+	}
+	if err != nil || ev.ContainerId != left[0] || ev.ContainerEventType != cri.ContainerEventType_CONTAINER_DELETED_EVENT {
+		t.Errorf("the event is %v of %s, %v; want the removal of %s", ev.GetContainerEventType(), ev.GetContainerId(), err, left[0])
+	}
+	if _, ok := n.server.index.sandboxes.Load(left[0]); ok {
+		t.Error("its record is kept in memory")
+	}
+}
+
 // Each step of RunPodSandbox fails once. Nothing may be left of it, and the very
 // same request must succeed right after.
 func TestRunSandboxRollsBack(t *testing.T) {
@@ -303,7 +340,7 @@ func TestCreateContainerRollsBack(t *testing.T) {
 		}},
 		"unknown stop signal":            {"InvalidArgument", func(_ *node, c *cri.ContainerConfig) { c.StopSignal = 99 }},
 		"log leads out of its directory": {"InvalidArgument", func(_ *node, c *cri.ContainerConfig) { c.LogPath = "../x.log" }},
-		"log directory cannot be made":   {"Unknown", func(_ *node, c *cri.ContainerConfig) { c.LogPath = "file/x.log" }},
+		"log directory cannot be made":   {"InvalidArgument", func(_ *node, c *cri.ContainerConfig) { c.LogPath = "file/x.log" }},
 	}
 	for name, step := range steps {
 		t.Run(name, func(t *testing.T) {

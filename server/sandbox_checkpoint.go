@@ -116,6 +116,13 @@ func (s *Server) checkpointPod(ctx context.Context, sb *oci.Sandbox, containers 
 			err = errors.Join(err, os.RemoveAll(dir))
 		}
 	}()
+	// The kernel tells a descriptor only of writes that were lost since it was opened
+	// (syncfs(2)): one that is opened after the dump may hear nothing of them.
+	disk, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer disk.Close()
 	stage.Next(ctx, "freeze")
 	f, err := s.runtime.Freeze(ctx, containers, dir)
 	if err != nil {
@@ -127,8 +134,8 @@ func (s *Server) checkpointPod(ctx context.Context, sb *oci.Sandbox, containers 
 		return err
 	}
 	stage.Next(ctx, "sync")
-	if err := syncFS(dir); err != nil {
-		return err
+	if err := unix.Syncfs(int(disk.Fd())); err != nil {
+		return &os.PathError{Op: "syncfs", Path: dir, Err: err}
 	}
 	if err := ctx.Err(); err != nil {
 		return err
@@ -163,16 +170,6 @@ func (s *Server) dumpPod(ctx context.Context, f *oci.Freeze, sb *oci.Sandbox, co
 		return err
 	}
 	return checkpoint.Write(dir, podFile, pod)
-}
-
-// syncFS brings the file system of dir to its disk.
-func syncFS(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	defer d.Close()
-	return os.NewSyscallError("syncfs", unix.Syncfs(int(d.Fd())))
 }
 
 // readPod reads what a pod's checkpoint says of itself.

@@ -147,8 +147,8 @@ func (s *Server) runSandbox(ctx context.Context, c *creation, req *cri.RunPodSan
 		return err
 	}
 	if dir := req.Config.LogDirectory; dir != "" {
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			return fmt.Errorf("make log directory: %w", err)
+		if err := makeDir(dir); err != nil {
+			return fmt.Errorf("make log_directory: %w", err)
 		}
 	}
 
@@ -274,10 +274,11 @@ func (s *Server) discardSandbox(ctx context.Context, sb *oci.Sandbox) error {
 
 // writeFiles writes the files that the sandbox gives its containers.
 //
-// Without a DNS configuration they get the node's; one that is empty is
+// Without a DNS configuration they get the node's, see remoteResolvConf; one that is empty is
 // obeyed: the kubelet names the node's servers itself when it wants them.
 func writeFiles(dir string, config *cri.PodSandboxConfig, hostname string) error {
-	resolv, err := resolvConf(config.DnsConfig)
+	host := config.GetLinux().GetSecurityContext().GetNamespaceOptions().GetNetwork() == cri.NamespaceMode_NODE
+	resolv, err := resolvConf(config.DnsConfig, host)
 	if err != nil {
 		return err
 	}
@@ -300,9 +301,12 @@ func writeFiles(dir string, config *cri.PodSandboxConfig, hostname string) error
 	return nil
 }
 
-func resolvConf(dns *cri.DNSConfig) ([]byte, error) {
-	if dns == nil {
+func resolvConf(dns *cri.DNSConfig, hostNetwork bool) ([]byte, error) {
+	switch {
+	case dns == nil && hostNetwork:
 		return readIfThere("/etc/resolv.conf")
+	case dns == nil:
+		return remoteResolvConf("/etc/resolv.conf", "/run/systemd/resolve/resolv.conf")
 	}
 	var b strings.Builder
 	if len(dns.Searches) > 0 {
@@ -315,6 +319,40 @@ func resolvConf(dns *cri.DNSConfig) ([]byte, error) {
 		fmt.Fprintf(&b, "options %s\n", strings.Join(dns.Options, " "))
 	}
 	return []byte(b.String()), nil
+}
+
+// remoteResolvConf is the content of the file node for a pod that has a network of its
+// own. If node names the stub of systemd-resolved on the node's loopback, where nobody
+// would answer the pod, it is that of the file behind, in which resolved has the servers
+// that it asks (systemd-resolved.service(8)).
+func remoteResolvConf(node, behind string) ([]byte, error) {
+	own, err := readIfThere(node)
+	if err != nil || !namesLoopbackAlone(own) {
+		return own, err
+	}
+	upstream, err := readIfThere(behind)
+	if err != nil || len(upstream) == 0 || namesLoopbackAlone(upstream) {
+		return own, err
+	}
+	return upstream, nil
+}
+
+// namesLoopbackAlone tells whether a resolv.conf(5) has name servers, and all of them are
+// of the loopback.
+func namesLoopbackAlone(resolv []byte) bool {
+	some := false
+	for line := range strings.Lines(string(resolv)) {
+		words := strings.Fields(line)
+		if len(words) < 2 || words[0] != "nameserver" {
+			continue
+		}
+		addr, err := netip.ParseAddr(words[1])
+		if err != nil || !addr.Unmap().IsLoopback() {
+			return false
+		}
+		some = true
+	}
+	return some
 }
 
 func readIfThere(file string) ([]byte, error) {

@@ -14,6 +14,8 @@ package cdi
 import (
 	"fmt"
 	"maps"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -49,10 +51,16 @@ func Names(field []string, annotations map[string]string) ([]string, error) {
 // directory wins over the same device in an earlier one. A device that no file
 // has is fault.Invalid, and the error tells which files could not be read: the
 // device may be in one of them.
-func Inject(s *specs.Spec, dirs, names []string) error {
+func Inject(s *specs.Spec, dirs, names []string) (err error) {
 	if len(names) == 0 {
 		return nil
 	}
+	// The library trips over a null in a list, and does not say in which file.
+	defer func() {
+		if p := recover(); p != nil {
+			err = fault.Invalid.Errorf("CDI device %s: %s: %v", strings.Join(names, ", "), culprits(dirs), p)
+		}
+	}()
 	// Its error is always nil, by its comment.
 	cache, _ := cdi.NewCache(cdi.WithSpecDirs(dirs...), cdi.WithAutoRefresh(false))
 	missing, err := cache.InjectDevices(s, names...)
@@ -66,6 +74,33 @@ func Inject(s *specs.Spec, dirs, names []string) error {
 }
 
 // broken names the files that are of no use, and why.
+// culprits names the files in dirs that cannot be read without a panic.
+func culprits(dirs []string) string {
+	var list []string
+	for _, dir := range dirs {
+		entries, err := os.ReadDir(dir)
+		if err != nil {
+			continue // it has no files then
+		}
+		for _, e := range entries {
+			path := filepath.Join(dir, e.Name())
+			if ext := filepath.Ext(path); (ext == ".json" || ext == ".yaml") && panics(path) {
+				list = append(list, path)
+			}
+		}
+	}
+	if len(list) == 0 {
+		return "a file of " + strings.Join(dirs, ", ")
+	}
+	return strings.Join(list, ", ")
+}
+
+func panics(path string) (is bool) {
+	defer func() { is = recover() != nil }()
+	_, _ = cdi.ReadSpec(path, 0)
+	return false
+}
+
 func broken(cache *cdi.Cache) string {
 	var b strings.Builder
 	errs := cache.GetErrors()

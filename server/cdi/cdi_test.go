@@ -99,3 +99,17 @@ func TestInjectUnresolvable(t *testing.T) {
 		t.Errorf("no device: %v", err)
 	}
 }
+
+// A file that the library cannot read without a panic is named, and costs the container
+// that wants a device and not crispd.
+func TestFileWithANull(t *testing.T) {
+	for what, edits := range map[string]string{"deviceNodes": `[null]`, "hooks": `[null]`, "mounts": `[null]`} {
+		dir := t.TempDir()
+		write(t, dir, "good.json", file)
+		write(t, dir, "null.json", `{"cdiVersion": "0.6.0", "kind": "w.example/net", "devices": [{"name": "a", "containerEdits": {"`+what+`": `+edits+`}}]}`)
+		err := Inject(&specs.Spec{Process: &specs.Process{}}, []string{dir}, []string{"v.example/net=a"})
+		if !errors.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "null.json") || strings.Contains(err.Error(), "good.json") {
+			t.Errorf("%s: got %v, want Invalid and the file's name", what, err)
+		}
+	}
+}

@@ -26,6 +26,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"maps"
 	"os"
@@ -147,6 +148,9 @@ func read(file string) (*hook, error) {
 	d.DisallowUnknownFields()
 	if err := d.Decode(h); err != nil {
 		return nil, fault.Internal.Errorf("%v", err)
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return nil, fault.Internal.Errorf("something follows the hook, which nobody would read")
 	}
 	return h, h.check()
 }

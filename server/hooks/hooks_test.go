@@ -108,6 +108,7 @@ func TestBroken(t *testing.T) {
 		"condition":  document("x", `{"sometimes": true}`, `"poststop"`),
 		"command":    document("x", `{"always": false, "commands": ["("]}`, `"poststop"`),
 		"annotation": document("x", `{"annotations": {"a": "("}}`, `"poststop"`),
+		"another":    document("x", always, `"poststop"`) + document("y", always, `"poststop"`),
 	} {
 		dir := t.TempDir()
 		write(t, dir, "broken.json", text)

@@ -1,0 +1,45 @@
+package hooks
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+)
+
+// FuzzInject reads any file as a hook. What Check accepts can be injected, and what is
+// injected has a program; what Check refuses is refused there too, so that no container
+// starts without a hook that an administrator meant it to have.
+func FuzzInject(f *testing.F) {
+	for _, text := range []string{
+		`{"version": "1.0.0", "hook": {"path": "/bin/true", "args": ["true"], "env": ["A=1"], "timeout": 3}, "when": {"always": true}, "stages": ["prestart", "poststop"]}`,
+		`{"version": "1.0.0", "hook": {"path": "/bin/true"}, "when": {"annotations": {"^a$": ".*"}, "commands": [".*sh"], "hasBindMounts": true}, "stages": ["createContainer"]}`,
+		`{"version": "1.0.0", "hook": {"path": "/bin/true", "timeout": 0}, "when": {"annotations": {"(": "["}}, "stages": []}`, `{}`, `null`, ``, `[]`,
+		`{"version": "1.0.0", "hook": {"path": "/bin/true"}, "when": {"always": true}, "stages": ["prestart"]} {"x": 1}`,
+	} {
+		f.Add([]byte(text))
+	}
+	path := filepath.Join(f.TempDir(), "hook.json")
+	dirs := []string{filepath.Dir(path)}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		if err := os.WriteFile(path, text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		s := &specs.Spec{}
+		err := Inject(s, dirs, Container{Annotations: map[string]string{"a": "b"}, Command: "/bin/sh", BindMounts: true})
+		if checked := Check(dirs); (checked == nil) != (err == nil) {
+			t.Errorf("Check says %v, Inject %v", checked, err)
+		}
+		if s.Hooks == nil {
+			return
+		}
+		for _, list := range [][]specs.Hook{s.Hooks.Prestart, s.Hooks.CreateRuntime, s.Hooks.CreateContainer, s.Hooks.StartContainer, s.Hooks.Poststart, s.Hooks.Poststop} {
+			for _, h := range list {
+				if !filepath.IsAbs(h.Path) {
+					t.Errorf("a hook without a program: %+v", h)
+				}
+			}
+		}
+	})
+}
