@@ -200,7 +200,7 @@ func (a *agent) connected(ctx context.Context, runtime internalapi.RuntimeServic
 	if err != nil {
 		return crix.Fault(err)
 	}
-	a.status.Node.Runtime, a.runtimeVersion = version.RuntimeName, version.RuntimeVersion
+	a.status.Node.Runtime = version.RuntimeName
 	a.gate.Runtime = a.runtime
 	a.driver.Connect(a.runtime, a.images)
 	a.api.Connect(a.runtime, a.images)

@@ -16,6 +16,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/imagegc"
 	"github.com/crisp-cri/crisp/agent/logrotate"
 	"github.com/crisp-cri/crisp/agent/status"
+	"github.com/crisp-cri/crisp/agent/volume"
 	"github.com/crisp-cri/crisp/internal/periodic"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -91,7 +92,11 @@ func (a *agent) newCare(events event.Recorder) (*care, error) {
 func (c *care) start(ctx context.Context) {
 	a, events := c.agent, c.events
 	c.openCgroups(ctx)
+	if volume.MaySwap() {
+		events.Event(event.Node(a.NodeName), v1.EventTypeWarning, "PossibleMemoryBackedVolumesOnDisk", "Secrets and other volumes in memory may be written to a disk: the node swaps, and its kernel has no tmpfs that does not (Linux 6.4 has)")
+	}
 	d := a.driver
+	d.Allocatable = func() v1.ResourceList { return a.node.Node().Status.Allocatable }
 	d.Features = func(handler string) *cri.RuntimeHandlerFeatures { return a.gate.Get().Handler(handler).GetFeatures() }
 	d.UserNS, d.Prepare, d.Release = c.userNS, c.prepare, c.release
 	if c.cgroups != nil {

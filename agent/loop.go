@@ -42,11 +42,10 @@ type agent struct {
 	shownIPs  []string // addresses that the node shows; only the loop uses it
 
 	// The runtime, once it has answered; nil before.
-	runtime        internalapi.RuntimeService
-	images         internalapi.ImageManagerService
-	runtimeVersion string
-	cgroupDriver   atomic.Pointer[string] // by the kubelet's name; nil until it is known
-	counts         *measure.Counts        // of what is asked of the runtime
+	runtime      internalapi.RuntimeService
+	images       internalapi.ImageManagerService
+	cgroupDriver atomic.Pointer[string] // by the kubelet's name; nil until it is known
+	counts       *measure.Counts        // of what is asked of the runtime
 	// admit, if not nil, is asked about each pod that is new on this node. A
 	// verdict rejects it.
 	admit func(pod *v1.Pod, others []*v1.Pod) *podsync.Verdict
@@ -210,6 +209,8 @@ func (a *agent) apply(ctx context.Context, pool *worker.Pool, changes []desired.
 		a.Log.InfoContext(ctx, "pod changed", "pod", c.Key.String(), "op", c.Op.String())
 		if c.Pod == nil {
 			a.status.Forget(c.Key)
+		} else if a.driver.Ending(c.Pod.UID) {
+			a.status.Drop(c.Pod.UID) // what was told of it is told of what ends
 		}
 		if v := a.judge(c); v != nil {
 			pool.Reject(c.Key, c.Pod, *v)
@@ -288,7 +289,15 @@ func (b backend) Observe(ctx context.Context, key podsync.Key, pod *v1.Pod) (pod
 }
 
 func (b backend) Report(pod *v1.Pod, have podsync.Have) *v1.PodStatus {
-	b.MarkEnding(pod, have)
+	have.Ending = b.MarkEnding(pod, have)
+	for _, uid := range have.Ending {
+		if pod == nil || string(pod.UID) != uid {
+			b.a.status.Drop(types.UID(uid))
+		}
+	}
+	if have.Ends(pod) { // nothing that is there is of the pod that is to begin
+		have = podsync.Have{Files: have.Files, Ending: have.Ending}
+	}
 	var old *v1.PodStatus
 	if pod != nil {
 		old = b.a.status.Get(pod.UID)

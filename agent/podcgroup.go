@@ -3,7 +3,6 @@ package agent
 import (
 	"context"
 	"fmt"
-	"slices"
 
 	"github.com/crisp-cri/crisp/agent/admit"
 	"github.com/crisp-cri/crisp/agent/cgroup"
@@ -57,13 +56,13 @@ func (c *care) limit(pod *v1.Pod) error {
 	class := status.QOS(pod)
 	if class != v1.PodQOSBestEffort {
 		l.Shares = cgroup.Shares(requests.Cpu().MilliValue())
-		if class == v1.PodQOSGuaranteed || declared(pod, v1.ResourceCPU) {
+		if class == v1.PodQOSGuaranteed || crix.Limited(pod, v1.ResourceCPU) {
 			if !c.NoCPUQuota {
 				l.Period = cgroup.DefaultPeriod
 				l.Quota = cgroup.Quota(limits.Cpu().MilliValue(), cgroup.DefaultPeriod)
 			}
 		}
-		if class == v1.PodQOSGuaranteed || declared(pod, v1.ResourceMemory) {
+		if class == v1.PodQOSGuaranteed || crix.Limited(pod, v1.ResourceMemory) {
 			l.Memory = limits.Memory().Value()
 		}
 	}
@@ -74,20 +73,6 @@ func (c *care) limit(pod *v1.Pod) error {
 		return err
 	}
 	return c.cgroups.LimitHugePages(string(pod.UID), class, cgroup.HugePages(requests))
-}
-
-// declared reports whether the pod as a whole, or each of its containers, has a
-// limit of the resource.
-func declared(pod *v1.Pod, name v1.ResourceName) bool {
-	if all := pod.Spec.Resources; all != nil {
-		if q, ok := all.Limits[name]; ok {
-			return !q.IsZero()
-		}
-	}
-	return !slices.ContainsFunc(slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers), func(c v1.Container) bool {
-		q := c.Resources.Limits[name]
-		return q.IsZero()
-	})
 }
 
 // weigh has the burstable pods weigh together what they ask for together.
@@ -120,5 +105,5 @@ func (c *care) userNS(pod *v1.Pod, handler string) (*cri.UserNamespace, error) {
 	if f := c.driver.Features(handler); f != nil && !f.UserNamespaces {
 		return nil, fmt.Errorf("the runtime's handler %q has no user namespaces", handler)
 	}
-	return c.ids.Of(string(pod.UID))
+	return c.ids.Of(string(pod.UID), c.driver.UserIDs)
 }

@@ -8,7 +8,6 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io/fs"
 	"log/slog"
 	"net"
@@ -54,9 +53,7 @@ func (a *agent) serve(ctx context.Context, events *event.Store) (stop func(), er
 	if a.store, err = store.Open(filepath.Join(a.Root, "objects"), a.NodeName, a.driver.AcceptedPod, a.Log); err != nil {
 		return nil, err
 	}
-	if err := a.loadDebugged(); err != nil {
-		return nil, err
-	}
+	a.loadDebugged()
 	a.node = node.New(a.NodeName, a.Serve.Version, a.shownIPs)
 	a.gate.Changed = a.runtimeChanged
 	a.api = api.New(api.Options{
@@ -111,8 +108,8 @@ func (a *agent) runtimeChanged(s gate.State) {
 			}
 			n.Status.RuntimeHandlers = append(n.Status.RuntimeHandlers, handler)
 		}
-		if a.runtimeVersion != "" {
-			n.Status.NodeInfo.ContainerRuntimeVersion = a.status.Node.Runtime + "://" + a.runtimeVersion
+		if s.Version != "" {
+			n.Status.NodeInfo.ContainerRuntimeVersion = s.Version
 		}
 	})
 }
@@ -229,19 +226,18 @@ func listenLoopback(address string) (net.Listener, error) {
 
 // secure has a listener speak TLS too, and tells kubectl how.
 func (a *agent) secure(l net.Listener) (net.Listener, error) {
-	cert, text, err := certificate(a.Root)
+	token, err := a.token()
 	if err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
-	token, err := a.token()
-	if err == nil {
-		err = writeKubeconfig(a.Root, l.Addr().String(), token, text)
-	}
-	if err != nil {
+	kept := &keptCertificate{root: a.Root, log: a.Log, renewed: func(text []byte) error {
+		return writeKubeconfig(a.Root, l.Addr().String(), token, text)
+	}}
+	if err := kept.renew(); err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
 	// Streams of exec and its like are upgrades of HTTP/1.1.
-	return eitherListener{l, &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}}}, nil
+	return eitherListener{l, &tls.Config{GetCertificate: kept.get, MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}}}, nil
 }
 
 // token is the one in <Root>/token, which is made if there is none.
@@ -276,8 +272,15 @@ func (a *agent) withToken() (http.Handler, error) {
 // readOnlyPaths are what a kubelet serves on its read-only port.
 var readOnlyPaths = []string{"/healthz", "/pods", "/metrics", "/stats/summary", "/configz"}
 
+// readOnly serves those paths of h to who asks for this machine by an address or as
+// localhost. A browser on the node that a page has sent here by a name of its own, which
+// was made to lead here since, asks for that name.
 func readOnly(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !isLocal(r.Host) {
+			http.Error(w, "ask for 127.0.0.1 or localhost", http.StatusMisdirectedRequest)
+			return
+		}
 		for _, path := range readOnlyPaths {
 			if (r.Method == http.MethodGet || r.Method == http.MethodHead) && (r.URL.Path == path || strings.HasPrefix(r.URL.Path, path+"/")) {
 				h.ServeHTTP(w, r)
@@ -286,6 +289,16 @@ func readOnly(h http.Handler) http.Handler {
 		}
 		http.NotFound(w, r)
 	})
+}
+
+// isLocal reports whether a Host header means this machine and cannot be anyone's name.
+func isLocal(hostport string) bool {
+	host, _, err := net.SplitHostPort(hostport)
+	if err != nil {
+		host = strings.Trim(hostport, "[]")
+	}
+	ip, err := netip.ParseAddr(host)
+	return err == nil && ip.IsLoopback() || strings.EqualFold(host, "localhost")
 }
 
 // restart has the worker of a pod stop containers of it.
@@ -316,12 +329,16 @@ func (a *agent) debug(pod *v1.Pod, containers []v1.EphemeralContainer) error {
 
 func (a *agent) debugDir() string { return filepath.Join(a.Root, "ephemeral") }
 
-// loadDebugged takes in the ephemeral containers that pods were given earlier;
-// those of pods without files are forgotten.
-func (a *agent) loadDebugged() error {
+// loadDebugged takes in the ephemeral containers that pods were given earlier; those of
+// pods without files are forgotten. What cannot be read stays as it is: such a container
+// runs on and is not shown, and all else goes on.
+func (a *agent) loadDebugged() {
+	warn := func(path string, err error) {
+		a.Log.Warn("ephemeral containers of a pod not known", "path", path, "err", err)
+	}
 	entries, err := os.ReadDir(a.debugDir())
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
+		warn(a.debugDir(), err)
 	}
 	there := map[string]bool{}
 	for _, pod := range a.driver.Accepted() {
@@ -332,19 +349,19 @@ func (a *agent) loadDebugged() error {
 		uid := strings.TrimSuffix(e.Name(), ".json")
 		if !there[uid] {
 			if err := os.Remove(path); err != nil {
-				return err
+				warn(path, err)
 			}
 			continue
 		}
 		data, err := os.ReadFile(path)
-		if err != nil {
-			return err
-		}
 		var list []v1.EphemeralContainer
-		if err := json.Unmarshal(data, &list); err != nil {
-			return fmt.Errorf("%s: %w", path, err)
+		if err == nil {
+			err = json.Unmarshal(data, &list)
+		}
+		if err != nil {
+			warn(path, err)
+			continue
 		}
 		a.wanted.SetEphemeral(types.UID(uid), list)
 	}
-	return nil
 }

@@ -1,15 +1,89 @@
 package agent
 
 import (
+	"bytes"
 	"errors"
+	"fmt"
+	"io"
+	"log/slog"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"testing"
 
+	"github.com/crisp-cri/crisp/agent/crix"
+	"github.com/crisp-cri/crisp/agent/desired"
+	"github.com/crisp-cri/crisp/agent/manifest"
+	"github.com/crisp-cri/crisp/agent/source"
 	"golang.org/x/sys/unix"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
+
+// A page in a browser on the node has it ask for a name of its own that leads to
+// 127.0.0.1: it is told nothing.
+func TestReadOnlyPortIsNotForPages(t *testing.T) {
+	h := readOnly(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "pods") }))
+	for host, want := range map[string]int{
+		"127.0.0.1:10255": 200, "127.0.0.1": 200, "127.1.2.3:1": 200, "localhost:10255": 200, "LocalHost": 200, "[::1]:10255": 200, "[::1]": 200,
+		"rebind.example:10255": 421, "rebind.example": 421, "127.0.0.1.rebind.example": 421, "192.0.2.1:10255": 421, "": 421, "localhost.example": 421,
+	} {
+		r := httptest.NewRequest(http.MethodGet, "/pods", nil)
+		r.Host = host
+		w := httptest.NewRecorder()
+		if h.ServeHTTP(w, r); w.Code != want || (w.Code == 200) != (w.Body.String() == "pods") {
+			t.Errorf("Host %q: %d %q, want %d", host, w.Code, w.Body, want)
+		}
+	}
+}
+
+// What cannot be read of one pod's ephemeral containers keeps the agent from nothing, and
+// stays.
+func TestDamagedEphemeral(t *testing.T) {
+	root := t.TempDir()
+	for _, uid := range []string{"good", "bad", "dir"} {
+		if err := os.MkdirAll(filepath.Join(root, "pods", uid), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		text := fmt.Sprintf(`{"metadata":{"name":"%s","namespace":"default","uid":"%s"}}`, uid, uid)
+		if err := os.WriteFile(filepath.Join(root, "pods", uid, "pod.json"), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.MkdirAll(filepath.Join(root, "ephemeral/dir.json"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range map[string]string{"good": `[{"name":"shell","image":"i"}]`, "bad": `[{"name":`, "gone": `[]`} {
+		if err := os.WriteFile(filepath.Join(root, "ephemeral", name+".json"), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var log bytes.Buffer
+	driver, err := crix.New(crix.Options{Root: root, Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := &agent{Options: Options{Root: root, Log: slog.New(slog.NewTextHandler(&log, nil))}, driver: driver, wanted: desired.New([]string{manifest.SourceFile})}
+	a.loadDebugged()
+	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "good", Namespace: "default", UID: "good"}}
+	changes, _, _ := a.wanted.Update(source.Update{Source: manifest.SourceFile, Files: []source.File{{Path: "f", Objects: []manifest.Object{pod}}}})
+	if len(changes) != 1 || len(changes[0].Pod.Spec.EphemeralContainers) != 1 {
+		t.Errorf("wanted %+v", changes)
+	}
+	for name, there := range map[string]bool{"good": true, "bad": true, "dir": true, "gone": false} {
+		_, err := os.Lstat(filepath.Join(root, "ephemeral", name+".json"))
+		if (err == nil) != there {
+			t.Errorf("%s: %v", name, err)
+		}
+		if told := strings.Contains(log.String(), name+".json"); told != (name == "bad" || name == "dir") {
+			t.Errorf("%s: told %v: %s", name, told, &log)
+		}
+	}
+}
 
 // A member of the group reaches the agent, and other users of the machine neither
 // the socket nor what is beside it.

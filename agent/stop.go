@@ -4,19 +4,35 @@ import (
 	"context"
 	"maps"
 	"slices"
-	"sync"
+	"time"
 
 	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/agent/worker"
+	"github.com/crisp-cri/crisp/internal/periodic"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 )
 
+// stopPatience is for how long the runtime may say nothing until it is not waited for any
+// more: then its pods run on.
+const stopPatience = time.Minute
+
 // stopPods stops all pods that are wanted, those of the lowest priority first,
-// and returns when none runs. They are not deleted: the next agent starts them
-// again.
+// and returns when none runs, or when the runtime has not answered for stopPatience.
+// They are not deleted: the next agent starts them again, as their restart policies say.
 func (a *agent) stopPods(ctx context.Context) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	// A container may take its time to end; the runtime may not to answer.
+	giveUp := time.AfterFunc(stopPatience, cancel)
+	defer giveUp.Stop()
+	go periodic.Run(ctx, stopPatience/6, func(ctx context.Context) {
+		limited, cancel := context.WithTimeout(ctx, stopPatience/6)
+		defer cancel()
+		if _, err := a.runtime.Version(limited, ""); err == nil {
+			giveUp.Reset(stopPatience)
+		}
+	})
 	by := map[int32][]*v1.Pod{}
 	for _, pod := range a.wanted.Pods() {
 		priority := int32(0)
@@ -27,17 +43,17 @@ func (a *agent) stopPods(ctx context.Context) {
 	}
 	for _, priority := range slices.Sorted(maps.Keys(by)) {
 		a.Log.InfoContext(ctx, "pods are being stopped", "priority", priority, "pods", len(by[priority]))
-		var wg sync.WaitGroup
 		pool := worker.NewPool(ctx, stopper{backend{a.driver, a}}, a.Log)
-		pool.Ended = func(podsync.Key, types.UID) { wg.Done() }
 		for _, pod := range by[priority] {
 			stopped := pod.DeepCopy()
 			stopped.DeletionTimestamp = &metav1.Time{}
-			wg.Add(1)
 			pool.Set(podsync.KeyOf(pod), stopped)
 		}
-		wg.Wait()
 		pool.Wait()
+		if ctx.Err() != nil {
+			a.Log.Error("pods run on: the runtime does not answer", "priority", priority)
+			return
+		}
 	}
 }
 

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"bufio"
+	"bytes"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -13,6 +14,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"math/big"
 	"net"
 	"os"
@@ -45,6 +47,52 @@ func certificate(root string) (cert tls.Certificate, pemText []byte, err error) 
 	}
 	cert, err = tls.X509KeyPair(text, text)
 	return cert, text, err
+}
+
+// A keptCertificate is the certificate of a listener, renewed while it listens.
+type keptCertificate struct {
+	root    string
+	renewed func(pemText []byte) error // tells clients of it
+	log     *slog.Logger
+
+	mu    sync.Mutex
+	cert  *tls.Certificate // guarded by mu
+	asked time.Time        // when it was last looked at; guarded by mu
+}
+
+// certificatePeriod is how often is looked whether the certificate is to be renewed.
+const certificatePeriod = time.Hour
+
+func (k *keptCertificate) renew() error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.renewLocked()
+}
+
+func (k *keptCertificate) renewLocked() error {
+	cert, text, err := certificate(k.root)
+	if err == nil && (k.cert == nil || !bytes.Equal(k.cert.Certificate[0], cert.Certificate[0])) {
+		err = k.renewed(text)
+	}
+	if err != nil {
+		return err
+	}
+	k.cert, k.asked = &cert, time.Now()
+	return nil
+}
+
+// get is tls.Config.GetCertificate. A certificate that cannot be renewed is better than
+// none.
+func (k *keptCertificate) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if time.Since(k.asked) > certificatePeriod {
+		if err := k.renewLocked(); err != nil {
+			k.asked = time.Now()
+			k.log.Error("certificate not renewed", "err", err)
+		}
+	}
+	return k.cert, nil
 }
 
 func selfSigned() ([]byte, error) {

@@ -6,11 +6,14 @@ import (
 	"crypto/x509"
 	"encoding/pem"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"os"
 	"path/filepath"
 	"testing"
+	"testing/synctest"
+	"time"
 )
 
 // The certificate stays over restarts, is good for the addresses that the agent can
@@ -46,6 +49,37 @@ func TestCertificate(t *testing.T) {
 	if _, _, err := certificate(root); err == nil {
 		t.Error("nonsense is a certificate")
 	}
+}
+
+// An agent that runs for years has a good certificate all the time, and tells kubectl of
+// the new one.
+func TestCertificateIsRenewed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		told := 0
+		k := &keptCertificate{root: t.TempDir(), log: slog.New(slog.DiscardHandler), renewed: func([]byte) error { told++; return nil }}
+		if err := k.renew(); err != nil {
+			t.Fatal(err)
+		}
+		first := k.cert.Leaf
+		for time.Since(first.NotBefore) < 12*365*24*time.Hour {
+			cert, err := k.get(nil)
+			if err != nil || time.Now().After(cert.Leaf.NotAfter) {
+				t.Fatalf("%v: expired %v, %v", time.Now(), cert.Leaf.NotAfter, err)
+			}
+			time.Sleep(24 * time.Hour)
+		}
+		if told != 2 || k.cert.Leaf.Equal(first) {
+			t.Errorf("told %d times, another: %v", told, !k.cert.Leaf.Equal(first))
+		}
+		// One that cannot be read any more is better than none.
+		if err := os.WriteFile(filepath.Join(k.root, "tls.pem"), []byte("nonsense"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(24 * time.Hour)
+		if cert, err := k.get(nil); err != nil || cert == nil {
+			t.Errorf("%v, %v", cert, err)
+		}
+	})
 }
 
 // One port takes TLS and plain HTTP, and who says nothing holds up nobody.

@@ -2,6 +2,7 @@ package api
 
 import (
 	"maps"
+	"slices"
 	"strings"
 
 	"github.com/crisp-cri/crisp/agent/manifest"
@@ -73,7 +74,7 @@ func (s *Server) list(kind string) []manifest.Object {
 	var list []manifest.Object
 	switch kind {
 	case "Pod":
-		return s.pods()
+		return s.named()
 	case "Event":
 		for _, e := range s.Events.List() {
 			list = append(list, &e)
@@ -87,7 +88,19 @@ func (s *Server) list(kind string) []manifest.Object {
 	return s.Wanted.List(kind)
 }
 
-// pods returns the wanted pods and those that are being ended, with their
+// named returns one pod of each name: clients tell objects apart by their names. While
+// one replaces another, it is the one that is wanted, and waits.
+func (s *Server) named() []manifest.Object {
+	seen := map[string]bool{}
+	return slices.DeleteFunc(s.pods(), func(o manifest.Object) bool {
+		key := manifest.Key(o)
+		again := seen[key]
+		seen[key] = true
+		return again
+	})
+}
+
+// pods returns the wanted pods, and after them those that are being ended, with their
 // statuses.
 func (s *Server) pods() []manifest.Object {
 	var list []manifest.Object

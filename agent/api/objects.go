@@ -82,8 +82,7 @@ func (s *Server) reading(k Kind) func(pattern string, f func(http.ResponseWriter
 	}
 }
 
-// find returns the object a request names; of two pods, as while one replaces
-// another, the one that is wanted.
+// find returns the object a request names.
 func (s *Server) find(r *http.Request, k Kind) (manifest.Object, error) {
 	for _, o := range s.list(k.Name) {
 		if o.GetName() == r.PathValue("name") && (!k.Namespaced || o.GetNamespace() == r.PathValue("namespace")) {

@@ -73,6 +73,7 @@ type Server struct {
 	mux  *http.ServeMux
 	view view
 	cri  atomic.Pointer[services] // nil before Connect
+	disk diskUse
 
 	endingMu sync.Mutex
 	ending   map[types.UID]metav1.Time // when a pod was first seen unwanted; guarded by endingMu

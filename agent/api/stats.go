@@ -8,7 +8,6 @@ import (
 	"slices"
 
 	"github.com/crisp-cri/crisp/agent/crix"
-	"github.com/crisp-cri/crisp/agent/volume"
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -55,8 +54,7 @@ func (s *Server) addNodeFiles(ctx context.Context, n *stats.NodeStats) {
 	}
 }
 
-// addFiles measures the logs and volumes of pods, which takes a look at each of their
-// files.
+// addFiles measures the logs and volumes of pods.
 func (s *Server) addFiles(list []stats.PodStats) {
 	pods := map[string]*v1.Pod{}
 	for _, pod := range s.Wanted.Pods() {
@@ -71,14 +69,14 @@ func (s *Server) addFiles(list []stats.PodStats) {
 		if s.Volumes != nil {
 			dirs = s.Volumes(pod)
 		}
-		addFiles(&list[i], pod, dirs, s.PodLogs(pod))
+		s.disk.addFiles(&list[i], pod, dirs, s.PodLogs(pod))
 	}
 }
 
 // addFiles measures what a pod has in the directories of its volumes, by name, and of
 // its containers' logs, which are below logs.
-func addFiles(p *stats.PodStats, pod *v1.Pod, dirs map[string]string, logs string) {
-	p.VolumeStats = volumeStats(pod, dirs)
+func (u *diskUse) addFiles(p *stats.PodStats, pod *v1.Pod, dirs map[string]string, logs string) {
+	p.VolumeStats = u.volumeStats(pod, dirs)
 	scratch := map[string]bool{}
 	for _, v := range pod.Spec.Volumes {
 		scratch[v.Name] = v.EmptyDir != nil && v.EmptyDir.Medium == v1.StorageMediumDefault
@@ -92,7 +90,7 @@ func addFiles(p *stats.PodStats, pod *v1.Pod, dirs map[string]string, logs strin
 	}
 	for i := range p.Containers {
 		c := &p.Containers[i]
-		c.Logs = usage(filepath.Join(logs, c.Name))
+		c.Logs = u.of(filepath.Join(logs, c.Name))
 		add(c.Rootfs)
 		add(c.Logs)
 	}
@@ -107,10 +105,10 @@ func addFiles(p *stats.PodStats, pod *v1.Pod, dirs map[string]string, logs strin
 	}
 }
 
-func volumeStats(pod *v1.Pod, dirs map[string]string) []stats.VolumeStats {
+func (u *diskUse) volumeStats(pod *v1.Pod, dirs map[string]string) []stats.VolumeStats {
 	var list []stats.VolumeStats
 	for _, v := range pod.Spec.Volumes {
-		fs := usage(dirs[v.Name])
+		fs := u.of(dirs[v.Name])
 		if fs == nil {
 			continue
 		}
@@ -229,19 +227,6 @@ func fsStats(f *cri.FilesystemUsage) *stats.FsStats {
 	}
 	s.Time, s.UsedBytes, s.InodesUsed = at(f.Timestamp), value(f.UsedBytes), value(f.InodesUsed)
 	return s
-}
-
-// usage is what a directory has in it, and what its file system has left; nil if it is
-// not ours to see.
-func usage(dir string) *stats.FsStats {
-	fs := statfs(dir)
-	if fs == nil {
-		return nil
-	}
-	bytes, inodes := volume.Usage(dir)
-	used, taken := uint64(bytes), uint64(inodes)
-	fs.UsedBytes, fs.InodesUsed = &used, &taken
-	return fs
 }
 
 // statfs asks a file system how much it has; nil if it is not ours to see.

@@ -28,7 +28,7 @@ func TestVolumeStats(t *testing.T) {
 		{Name: "gone", VolumeSource: v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{}}},
 		{Name: "claim", VolumeSource: v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: "data"}}},
 	}
-	list := volumeStats(pod, map[string]string{"scratch": dir, "gone": filepath.Join(dir, "gone"), "claim": dir})
+	list := new(diskUse).volumeStats(pod, map[string]string{"scratch": dir, "gone": filepath.Join(dir, "gone"), "claim": dir})
 	if len(list) != 2 || list[0].Name != "scratch" || list[1].Name != "claim" {
 		t.Fatalf("%+v", list)
 	}
@@ -63,7 +63,7 @@ func TestEphemeralStorage(t *testing.T) {
 	}
 	layer, files := uint64(10_000_000), uint64(1000)
 	p := &stats.PodStats{Containers: []stats.ContainerStats{{Name: "app", Rootfs: &stats.FsStats{UsedBytes: &layer, InodesUsed: &files}}}}
-	addFiles(p, pod, dirs, filepath.Join(dir, "logs"))
+	new(diskUse).addFiles(p, pod, dirs, filepath.Join(dir, "logs"))
 	const slack = 50_000 // directories, and whole blocks
 	if c := p.Containers[0]; c.Logs == nil || *c.Logs.UsedBytes < 100_000 || *c.Logs.UsedBytes > 100_000+slack || *c.Logs.InodesUsed != 2 {
 		t.Errorf("logs: %+v", c.Logs)

@@ -51,11 +51,11 @@ func since(at metav1.Time, now time.Time) string {
 var columns = map[string][]column{
 	"Pod": {
 		{"Ready", false, of(func(p *v1.Pod) any {
-			ready, all, _ := status.Count(p)
+			ready, all := status.Count(p)
 			return fmt.Sprintf("%d/%d", ready, all)
 		})},
 		{"Status", false, of(func(p *v1.Pod) any { return status.Word(p) })},
-		{"Restarts", false, of(func(p *v1.Pod) any { _, _, restarts := status.Count(p); return restarts })},
+		{"Restarts", false, func(o manifest.Object, now time.Time) any { return status.Restarts(o.(*v1.Pod), now) }},
 		{"Age", false, age},
 		{"IP", true, of(func(p *v1.Pod) any { return cmp.Or(p.Status.PodIP, "<none>") })},
 		{"Node", true, of(func(p *v1.Pod) any { return cmp.Or(p.Spec.NodeName, "<none>") })},
@@ -169,7 +169,7 @@ func table(r *http.Request, k Kind, objects []manifest.Object, version string) *
 		if i == 0 && k.Name != "Event" {
 			d.Format = "name"
 		}
-		if c.name == "Restarts" || c.name == "Data" {
+		if c.name == "Data" {
 			d.Type = "integer"
 		}
 		if c.wide {

@@ -82,6 +82,20 @@ func (v *view) takeLocked(kind string) []manifest.Object {
 		v.floor = v.seq
 	}
 	old, now := v.seen[kind], map[string]entry{}
+	there := map[string]bool{}
+	for _, o := range objects {
+		there[entryKey(o)] = true
+	}
+	// First what has gone: clients know objects by their names, and one that came
+	// in the place of another must not be taken for gone.
+	for key, e := range old {
+		if !there[key] {
+			v.seq++
+			last := e.object.DeepCopyObject().(manifest.Object)
+			last.SetResourceVersion(strconv.FormatUint(v.seq, 10))
+			v.gone = append(v.gone, change{kind: kind, key: key, seq: v.seq, deleted: true, object: last})
+		}
+	}
 	for _, o := range objects {
 		key := entryKey(o)
 		data, err := json.Marshal(o)
@@ -100,14 +114,6 @@ func (v *view) takeLocked(kind string) []manifest.Object {
 			e = entry{v.seq, since, string(data), o}
 		}
 		now[key] = e
-	}
-	for key, e := range old {
-		if _, still := now[key]; !still {
-			v.seq++
-			last := e.object.DeepCopyObject().(manifest.Object)
-			last.SetResourceVersion(strconv.FormatUint(v.seq, 10))
-			v.gone = append(v.gone, change{kind: kind, key: key, seq: v.seq, deleted: true, object: last})
-		}
 	}
 	if n := len(v.gone) - mostGone; n > 0 {
 		v.floor = v.gone[n-1].seq

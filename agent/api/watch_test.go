@@ -102,6 +102,62 @@ func TestListsAtOnceTellNoEnd(t *testing.T) {
 	}
 }
 
+// An informer keeps objects by their names: one that came in the place of another is
+// told after the end of that, or it would be taken for gone.
+func TestWatchOfReplaced(t *testing.T) {
+	wanted := desired.New([]string{manifest.SourceFile})
+	s := serverOf(wanted)
+	for round, uid := range []types.UID{"1", "2", "3"} {
+		seq := s.view.seq
+		u := configMaps(t, [2]string{"web", "a"})
+		u.Files[0].Objects[0].SetUID(uid)
+		wanted.Update(u)
+		changes, _, err := s.view.since("ConfigMap", seq)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, c := range changes {
+			got = append(got, fmt.Sprint(c.object.GetUID(), " ", c.deleted))
+		}
+		want := []string{fmt.Sprint(uid, " ", false)}
+		if round > 0 {
+			want = []string{fmt.Sprint(round, true), want[0]}
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("told %q, want %q", got, want)
+		}
+	}
+}
+
+// While a pod replaces another of its name there is one of that name: the one that is
+// wanted. Of both there are figures.
+func TestReplacedPodIsListedOnce(t *testing.T) {
+	wanted := desired.New([]string{manifest.SourceFile})
+	read := func(image string) []manifest.Object {
+		objects, _, err := manifest.Read("web.yaml", []byte("apiVersion: v1\nkind: Pod\nmetadata: {name: web}\nspec: {containers: [{name: a, image: "+image+"}]}\n"), manifest.Options{NodeName: "n1", Source: manifest.SourceFile})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return objects
+	}
+	before, now := read("i:1"), read("i:2")
+	wanted.Update(source.Update{Source: manifest.SourceFile, Files: []source.File{{Path: "web.yaml", Objects: now}}})
+	s := serverOf(wanted)
+	s.Accepted = func() []*v1.Pod { return []*v1.Pod{before[0].(*v1.Pod), now[0].(*v1.Pod)} }
+	if list, _ := s.view.list("Pod"); len(list) != 1 || list[0].GetUID() != now[0].GetUID() || list[0].GetDeletionTimestamp() != nil {
+		t.Errorf("listed %v", list)
+	}
+	if all := s.pods(); len(all) != 2 || all[1].GetUID() != before[0].GetUID() || all[1].GetDeletionTimestamp() == nil {
+		t.Errorf("there are %v", all)
+	}
+	wanted.Update(source.Update{Source: manifest.SourceFile})
+	s.Accepted = func() []*v1.Pod { return []*v1.Pod{before[0].(*v1.Pod)} }
+	if list, _ := s.view.list("Pod"); len(list) != 1 || list[0].GetDeletionTimestamp() == nil {
+		t.Errorf("a pod that ends: %v", list)
+	}
+}
+
 // An informer with a selector keeps an object until it is told that it is gone: one
 // that the selector takes no more is gone, and one that it takes from now on is new.
 func TestWatchWithSelector(t *testing.T) {

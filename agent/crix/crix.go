@@ -8,7 +8,7 @@
 //
 //	pods/<uid>/pod.json     the pod as it was accepted; written first, removed last
 //	pods/<uid>/status.json  what the agent last knew of it, for the command line
-//	pods/<uid>/ending       is there while the pod is being ended, likewise
+//	pods/<uid>/ending       is there while the pod is being ended; also for the next agent
 //	pods/<uid>/actual.json  the resources that the runtime was last told of, by container
 //	pods/<uid>/containers/  the files behind terminationMessagePath
 //	pods/<uid>/etc-hosts    mounted at /etc/hosts
@@ -67,6 +67,9 @@ type Options struct {
 	Events  event.Recorder // nil: they are not recorded
 	Log     *slog.Logger
 
+	// Allocatable is what the pods of the node can have together. May be nil: it is not
+	// known.
+	Allocatable func() v1.ResourceList
 	// Handlers are the names of the runtime's handlers, for a RuntimeClass to be
 	// checked against; none: it is not checked. May be nil.
 	Handlers func() []string
@@ -103,6 +106,7 @@ type Driver struct {
 	seen   map[podsync.Key]seen                          // as of the last Observe; guarded by mu
 	actual map[string]map[string]v1.ResourceRequirements // by UID and container; guarded by mu
 	clean  map[string]bool                               // pods that hold nothing any more, by UID; guarded by mu
+	ending map[string]bool                               // pods whose end has begun, by UID; guarded by mu
 }
 
 // New returns a Driver and finds the files that an earlier agent has left below
@@ -127,6 +131,7 @@ func New(o Options) (*Driver, error) {
 		seen:     map[podsync.Key]seen{},
 		actual:   map[string]map[string]v1.ResourceRequirements{},
 		clean:    map[string]bool{},
+		ending:   map[string]bool{},
 	}
 	d.volumes = volume.New(o.Root, o.Objects, shown{d})
 	return d, d.findFiles()

@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
@@ -33,6 +34,12 @@ func driver(t *testing.T) *Driver {
 	})
 	if err != nil {
 		t.Fatal(err)
+	}
+	d.Allocatable = func() v1.ResourceList {
+		return v1.ResourceList{
+			v1.ResourceCPU: resource.MustParse("1750m"), v1.ResourceMemory: resource.MustParse("14Gi"),
+			v1.ResourceEphemeralStorage: resource.MustParse("90Gi"), v1.ResourceHugePagesPrefix + "2Mi": resource.MustParse("1Gi"),
+		}
 	}
 	d.node = facts{memory: 16 << 30, swap: true, hugePages: []string{"2MB"}, masked: maskedPaths}
 	return d
@@ -288,6 +295,42 @@ func TestFiles(t *testing.T) {
 	}
 	if err := next.forgetFiles(uid); err != nil {
 		t.Errorf("a second time: %v", err)
+	}
+}
+
+// The next agent knows which pods were being ended, and takes nothing of their statuses
+// for that of a pod that is wanted again.
+func TestEndIsNoted(t *testing.T) {
+	d := driver(t)
+	a, b := read(t, "  containers: [{name: a, image: i}]\n"), read(t, "  containers: [{name: b, image: i}]\n")
+	for _, pod := range []*v1.Pod{a, b} {
+		if err := d.SaveStatus(pod, &v1.PodStatus{Phase: v1.PodFailed}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	have := podsync.Have{Files: d.filesOf(podsync.KeyOf(a))}
+	for range 2 { // as in each round
+		if got := d.MarkEnding(b, have); !slices.Equal(got, []string{string(a.UID)}) {
+			t.Errorf("%v end, want %s", got, a.UID)
+		}
+	}
+	next, err := New(d.Options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range []*Driver{d, next} {
+		if !d.Ending(a.UID) || d.LoadStatus(a) != nil {
+			t.Error("the pod that is not wanted goes on")
+		}
+		if d.Ending(b.UID) || d.LoadStatus(b) == nil {
+			t.Error("the pod that is wanted is forgotten")
+		}
+	}
+	if err := next.forgetFiles(string(a.UID)); err != nil {
+		t.Fatal(err)
+	}
+	if next.Ending(a.UID) {
+		t.Error("the pod that has ended does not end")
 	}
 }
 

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -123,7 +122,7 @@ func (d *Driver) valueFrom(pod *v1.Pod, c *v1.Container, from *v1.EnvVarSource, 
 }
 
 // resourceValue is a container's request or limit in units of the divisor,
-// rounded up. A limit that is not set is what the node has.
+// rounded up. Who has no limit can have all that pods can.
 func (d *Driver) resourceValue(pod *v1.Pod, c *v1.Container, ref *v1.ResourceFieldSelector) (string, error) {
 	if ref.ContainerName != "" {
 		if c = podsync.ContainerOf(&pod.Spec, ref.ContainerName); c == nil {
@@ -135,9 +134,9 @@ func (d *Driver) resourceValue(pod *v1.Pod, c *v1.Container, ref *v1.ResourceFie
 	if !ok || list != "limits" && list != "requests" {
 		return "", fmt.Errorf("there is no resource %s", ref.Resource)
 	}
-	value, set := resources[v1.ResourceName(name)]
-	if !set && list == "limits" {
-		value = d.capacity(v1.ResourceName(name))
+	value := resources[v1.ResourceName(name)]
+	if value.IsZero() && list == "limits" {
+		value = d.allocatable(v1.ResourceName(name))
 	}
 	divisor := ref.Divisor
 	if divisor.IsZero() {
@@ -150,13 +149,14 @@ func (d *Driver) resourceValue(pod *v1.Pod, c *v1.Container, ref *v1.ResourceFie
 	return up(value.Value(), max(divisor.Value(), 1)), nil
 }
 
-// capacity is what the node has of a resource.
-func (d *Driver) capacity(name v1.ResourceName) resource.Quantity {
+// allocatable is what pods can have of a resource without asking for it: none of the
+// huge pages.
+func (d *Driver) allocatable(name v1.ResourceName) resource.Quantity {
 	switch name {
-	case v1.ResourceCPU:
-		return *resource.NewQuantity(int64(runtime.NumCPU()), resource.DecimalSI)
-	case v1.ResourceMemory:
-		return *resource.NewQuantity(d.node.memory, resource.BinarySI)
+	case v1.ResourceCPU, v1.ResourceMemory, v1.ResourceEphemeralStorage:
+		if d.Allocatable != nil {
+			return d.Allocatable()[name]
+		}
 	}
 	return resource.Quantity{}
 }

@@ -69,7 +69,9 @@ func TestEnvironment(t *testing.T) {
 		{"fields", `env: [{name: A, valueFrom: {fieldRef: {fieldPath: "metadata.labels['app']"}}}, {name: B, valueFrom: {fieldRef: {fieldPath: status.podIP}}}]`, "A=w B=10.0.0.2", ""},
 		{"resources", `resources: {limits: {cpu: 1500m, memory: 64Mi}}
     env: [{name: A, valueFrom: {resourceFieldRef: {resource: limits.cpu}}}, {name: B, valueFrom: {resourceFieldRef: {resource: limits.cpu, divisor: 1m}}}, {name: C, valueFrom: {resourceFieldRef: {resource: requests.memory, divisor: 1Mi}}}]`, "A=2 B=1500 C=64", ""},
-		{"a limit that is not set", `env: [{name: A, valueFrom: {resourceFieldRef: {resource: limits.memory, divisor: 1Gi}}}]`, "A=16", ""},
+		{"limits that are not set", `resources: {limits: {cpu: 0}}
+    env: [{name: A, valueFrom: {resourceFieldRef: {resource: limits.memory, divisor: 1Gi}}}, {name: B, valueFrom: {resourceFieldRef: {resource: limits.cpu, divisor: 1m}}}, {name: C, valueFrom: {resourceFieldRef: {resource: limits.ephemeral-storage, divisor: 1Gi}}}]`, "A=14 B=1750 C=90", ""},
+		{"what is not set and no limit", `env: [{name: A, valueFrom: {resourceFieldRef: {resource: requests.memory}}}, {name: B, valueFrom: {resourceFieldRef: {resource: limits.hugepages-2Mi}}}]`, "A=0 B=0", ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			pod := read(t, "  containers:\n  - name: a\n    image: i:1\n    "+test.container+"\n")

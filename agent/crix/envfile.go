@@ -6,11 +6,10 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"os"
 	"strings"
 
 	"github.com/crisp-cri/crisp/internal/fault"
-	"golang.org/x/sys/unix"
+	"github.com/crisp-cri/crisp/internal/regular"
 	v1 "k8s.io/api/core/v1"
 )
 
@@ -26,23 +25,11 @@ func (d *Driver) fileValue(pod *v1.Pod, ref *v1.FileKeySelector) (string, error)
 	}
 	// The file is the containers' own: it may be a link that leads out, or a pipe
 	// that nobody writes to.
-	root, err := os.OpenRoot(dir)
+	f, err := regular.OpenBeneath(dir, ref.Path)
 	if err != nil {
-		return "", notThere(err)
-	}
-	defer root.Close()
-	f, err := root.OpenFile(ref.Path, os.O_RDONLY|unix.O_NONBLOCK, 0)
-	if err != nil {
-		return "", notThere(err)
+		return "", notThere(fmt.Errorf("volume %s: %w", ref.VolumeName, err))
 	}
 	defer f.Close()
-	info, err := f.Stat()
-	if err != nil {
-		return "", err
-	}
-	if !info.Mode().IsRegular() {
-		return "", fmt.Errorf("%s of volume %s is no file", ref.Path, ref.VolumeName)
-	}
 	value, err := readEnvFile(io.LimitReader(f, mostEnvFile), ref.Key)
 	if err != nil {
 		return "", fmt.Errorf("%s of volume %s: %w", ref.Path, ref.VolumeName, err)

@@ -20,7 +20,7 @@ import (
 // stays as it is: another version wrote it, the disk had a bad moment, or it is the
 // kubelet's. Of what this package makes and removes only an empty one has none.
 func (d *Driver) findFiles() error {
-	if err := os.MkdirAll(d.podsDir(), 0o750); err != nil {
+	if err := atomicfile.MakeDirs(d.podsDir(), 0o750); err != nil {
 		return err
 	}
 	entries, err := os.ReadDir(d.podsDir())
@@ -32,6 +32,9 @@ func (d *Driver) findFiles() error {
 		switch {
 		case err == nil:
 			d.files[e.Name()] = pod
+			if _, err := os.Lstat(filepath.Join(d.podDir(e.Name()), endingFile)); err == nil {
+				d.ending[e.Name()] = true
+			}
 		case errors.Is(err, fs.ErrNotExist) && d.removeEmpty(e.Name()) == nil:
 		default:
 			d.Log.Error("files of an unknown pod stay", "uid", e.Name(), "err", err)
@@ -117,11 +120,16 @@ func (d *Driver) makeFiles(pod *v1.Pod) error {
 // accept writes pod.json, unless it says the same already.
 func (d *Driver) accept(pod *v1.Pod) error {
 	uid := string(pod.UID)
-	if d.accepted(uid) == pod {
+	old := d.accepted(uid)
+	if old == pod {
 		return nil
 	}
 	dir := d.podDir(uid)
-	if err := os.MkdirAll(dir, 0o750); err != nil {
+	makeDirs := os.MkdirAll
+	if old == nil {
+		makeDirs = atomicfile.MakeDirs
+	}
+	if err := makeDirs(dir, 0o750); err != nil {
 		return err
 	}
 	data, err := json.Marshal(pod)
@@ -157,6 +165,7 @@ func (d *Driver) forgetFiles(uid string) error {
 	delete(d.files, uid)
 	delete(d.actual, uid)
 	delete(d.clean, uid)
+	delete(d.ending, uid)
 	return nil
 }
 
@@ -229,8 +238,12 @@ func (d *Driver) DropStatus(pod *v1.Pod) error {
 	return err
 }
 
-// LoadStatus returns the status that was saved last, nil if there is none.
+// LoadStatus returns the status that was saved last, nil if there is none. What is being
+// ended has none: it may be wanted again, and then begins anew.
 func (d *Driver) LoadStatus(pod *v1.Pod) *v1.PodStatus {
+	if d.Ending(pod.UID) {
+		return nil
+	}
 	data, err := os.ReadFile(filepath.Join(d.podDir(string(pod.UID)), "status.json"))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -246,18 +259,39 @@ func (d *Driver) LoadStatus(pod *v1.Pod) *v1.PodStatus {
 	return &status
 }
 
-// MarkEnding notes, for a command line, which pods are being ended: those under
-// the key of pod that it is not, or all if it is nil.
-func (d *Driver) MarkEnding(pod *v1.Pod, have podsync.Have) {
+// MarkEnding notes which pods are being ended: those under the key of pod that it is
+// not, or all if it is nil. The next agent knows it too, and a command line. It returns
+// all that have been noted of these.
+func (d *Driver) MarkEnding(pod *v1.Pod, have podsync.Have) []string {
 	for _, uid := range have.Files {
-		if pod != nil && string(pod.UID) == uid {
+		if pod != nil && string(pod.UID) == uid || d.Ending(types.UID(uid)) {
 			continue
 		}
-		f, err := os.OpenFile(filepath.Join(d.podDir(uid), endingFile), os.O_CREATE|os.O_EXCL, 0o600)
+		f, err := os.OpenFile(filepath.Join(d.podDir(uid), endingFile), os.O_CREATE|os.O_WRONLY, 0o600)
 		if err == nil {
-			f.Close()
+			err = f.Close()
 		}
+		if err != nil {
+			d.Log.Warn("end of a pod not noted", "uid", uid, "err", err)
+		}
+		d.mu.Lock()
+		d.ending[uid] = true
+		d.mu.Unlock()
 	}
+	return d.endingOf(have.Files)
+}
+
+// Ending reports whether the end of a pod has begun because it was not wanted.
+func (d *Driver) Ending(uid types.UID) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.ending[string(uid)]
+}
+
+func (d *Driver) endingOf(uids []string) []string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(uids), func(uid string) bool { return !d.ending[uid] })
 }
 
 // endingFile is as old as the end of its pod.

@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -15,6 +14,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/agent/status"
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/regular"
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -182,7 +182,7 @@ const maxStatus = 4 << 20
 // a kubelet is whatever a user says: nothing else than a regular file of ours is opened,
 // and no more is read than a status can have.
 func readKept(path string) ([]byte, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	f, err := regular.OpenNoLink(path)
 	if err != nil {
 		return nil, err
 	}
@@ -191,10 +191,10 @@ func readKept(path string) ([]byte, error) {
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
 		return nil, err
 	}
-	if st.Mode&unix.S_IFMT != unix.S_IFREG || st.Uid != 0 && int(st.Uid) != os.Geteuid() || st.Size > maxStatus {
+	if st.Uid != 0 && int(st.Uid) != os.Geteuid() {
 		return nil, fault.Invalid.Errorf("%s is not a file of the agent", path)
 	}
-	return io.ReadAll(io.LimitReader(f, maxStatus))
+	return regular.ReadAll(f, maxStatus)
 }
 
 // SortFound sorts by namespace and name.

@@ -36,6 +36,7 @@ func (d *Driver) Observe(ctx context.Context, key podsync.Key, pod *v1.Pod) (pod
 		return podsync.Have{}, Fault(err)
 	}
 	have := podsync.Have{Files: d.filesOf(key), Accepted: map[string]*v1.Pod{}}
+	have.Ending = d.endingOf(have.Files)
 	for _, uid := range have.Files {
 		have.Accepted[uid] = d.accepted(uid)
 	}

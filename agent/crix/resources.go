@@ -132,6 +132,20 @@ func (d *Driver) Limits(pod *v1.Pod) v1.ResourceList {
 	return limits
 }
 
+// Limited reports whether the pod as a whole, or each of its containers, has a limit of
+// the resource.
+func Limited(pod *v1.Pod, name v1.ResourceName) bool {
+	if all := pod.Spec.Resources; all != nil {
+		if q, ok := all.Limits[name]; ok {
+			return !q.IsZero()
+		}
+	}
+	return !slices.ContainsFunc(slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers), func(c v1.Container) bool {
+		q := c.Resources.Limits[name]
+		return q.IsZero()
+	})
+}
+
 func sum(pod *v1.Pod, of func(*v1.Container) v1.ResourceList) v1.ResourceList {
 	total, sidecars, most := v1.ResourceList{}, v1.ResourceList{}, v1.ResourceList{}
 	for i := range pod.Spec.Containers {

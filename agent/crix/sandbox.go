@@ -1,11 +1,14 @@
 package crix
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
 
 	"github.com/crisp-cri/crisp/agent/podsync"
+	"github.com/crisp-cri/crisp/internal/fault"
 	v1 "k8s.io/api/core/v1"
 	nodev1 "k8s.io/api/node/v1"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -187,4 +190,26 @@ func portMappings(pod *v1.Pod) []*cri.PortMapping {
 		}
 	}
 	return mappings
+}
+
+// UserIDs are the IDs of the node that the user namespaces of all sandboxes have, whoever
+// made them.
+func (d *Driver) UserIDs() ([]*cri.IDMapping, error) {
+	ctx := context.Background() // each call has its time limit
+	list, err := d.runtime.ListPodSandbox(ctx, nil)
+	if err != nil {
+		return nil, Fault(err)
+	}
+	var all []*cri.IDMapping
+	for _, sb := range list {
+		resp, err := d.runtime.PodSandboxStatus(ctx, sb.Id, false)
+		if err = Fault(err); errors.Is(err, fault.NotFound) {
+			continue
+		} else if err != nil {
+			return nil, err
+		}
+		ns := resp.GetStatus().GetLinux().GetNamespaces().GetOptions().GetUsernsOptions()
+		all = append(append(all, ns.GetUids()...), ns.GetGids()...)
+	}
+	return all, nil
 }

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 
 	"github.com/crisp-cri/crisp/internal/logread"
+	"github.com/crisp-cri/crisp/internal/regular"
 	v1 "k8s.io/api/core/v1"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
@@ -65,7 +66,7 @@ func (d *Driver) addMessage(ctx context.Context, s *cri.ContainerStatus) {
 
 // tail returns the last most bytes of a file.
 func tail(path string, most int64) (string, error) {
-	f, err := os.Open(path)
+	f, err := regular.Open(path) // a container may have put anything there
 	if err != nil {
 		return "", err
 	}
@@ -73,9 +74,6 @@ func tail(path string, most int64) (string, error) {
 	info, err := f.Stat()
 	if err != nil {
 		return "", err
-	}
-	if !info.Mode().IsRegular() { // a container may have put anything there
-		return "", fmt.Errorf("%s is not a regular file", path)
 	}
 	data, err := io.ReadAll(io.NewSectionReader(f, max(0, info.Size()-most), most))
 	return string(data), err

@@ -117,12 +117,20 @@ func (d *Driver) imageVolumes(ctx, interrupt context.Context, pod *v1.Pod, c *v1
 	return refs, nil
 }
 
-// shown is what downwardAPI volumes show. They come before the sandbox, so
-// addresses are none of it.
+// shown is what volumes know of a pod. They come before the sandbox, so addresses are
+// none of it.
 type shown struct{ *Driver }
 
 func (s shown) Field(pod *v1.Pod, path string) (string, error) { return s.fieldValue(pod, path, nil) }
 
 func (s shown) Resource(pod *v1.Pod, ref *v1.ResourceFieldSelector) (string, error) {
 	return s.resourceValue(pod, nil, ref)
+}
+
+func (s shown) Memory(pod *v1.Pod) int64 {
+	most := s.allocatable(v1.ResourceMemory)
+	if limit := s.Limits(pod)[v1.ResourceMemory]; Limited(pod, v1.ResourceMemory) && (most.IsZero() || limit.Cmp(most) < 0) {
+		most = limit
+	}
+	return most.Value()
 }

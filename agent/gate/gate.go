@@ -19,6 +19,7 @@ const period = 5 * time.Second
 // A Runtime is who is asked.
 type Runtime interface {
 	Status(ctx context.Context, verbose bool) (*cri.StatusResponse, error)
+	Version(ctx context.Context, apiVersion string) (*cri.VersionResponse, error)
 }
 
 // A State is what the runtime has said last.
@@ -30,6 +31,7 @@ type State struct {
 	// Reason and Message say why one of the four is not so.
 	Reason, Message string
 
+	Version  string                // as the node shows it: NAME://VERSION; "" until it is known
 	Handlers []*cri.RuntimeHandler // nil if it does not tell
 	Features *cri.RuntimeFeatures  // likewise
 }
@@ -60,7 +62,7 @@ func (s State) Handler(name string) *cri.RuntimeHandler {
 }
 
 func (s State) same(o State) bool {
-	return s.Answers == o.Answers && s.RuntimeReady == o.RuntimeReady && s.NetworkReady == o.NetworkReady && s.Lists == o.Lists &&
+	return s.Version == o.Version && s.Answers == o.Answers && s.RuntimeReady == o.RuntimeReady && s.NetworkReady == o.NetworkReady && s.Lists == o.Lists &&
 		s.Reason == o.Reason && s.Message == o.Message && slices.Equal(s.HandlerNames(), o.HandlerNames())
 }
 
@@ -114,15 +116,21 @@ func (g *Gate) ask(ctx context.Context, first bool) {
 			}
 		}
 	}
+	was := g.Get()
+	now.Version = was.Version
+	if now.Answers { // it may have been replaced by a newer one in the meantime
+		if v, err := g.Runtime.Version(limited, ""); err == nil {
+			now.Version = v.RuntimeName + "://" + v.RuntimeVersion
+		}
+	}
 	g.mu.Lock()
-	was := g.last
 	g.last = now
 	g.mu.Unlock()
 	if !first && now.same(was) {
 		return
 	}
 	g.Log.InfoContext(ctx, "runtime status", "answers", now.Answers, "runtime_ready", now.RuntimeReady, "network_ready", now.NetworkReady,
-		"reason", now.Reason, "message", now.Message, "handlers", strings.Join(now.HandlerNames(), ","))
+		"reason", now.Reason, "message", now.Message, "handlers", strings.Join(now.HandlerNames(), ","), "version", now.Version)
 	if g.Changed != nil {
 		g.Changed(now)
 	}

@@ -19,6 +19,7 @@ type runtime struct {
 	mu      sync.Mutex
 	down    bool
 	network bool
+	version string
 }
 
 func (r *runtime) Status(context.Context, bool) (*cri.StatusResponse, error) {
@@ -36,10 +37,38 @@ func (r *runtime) Status(context.Context, bool) (*cri.StatusResponse, error) {
 	}, nil
 }
 
+func (r *runtime) Version(context.Context, string) (*cri.VersionResponse, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return &cri.VersionResponse{RuntimeName: "crisp", RuntimeVersion: r.version}, nil
+}
+
 func (r *runtime) set(down, network bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.down, r.network = down, network
+}
+
+// A runtime may be replaced by a newer one between two questions: the node shows which
+// one it has.
+func TestUpgrade(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var told []string
+		r := &runtime{network: true, version: "1"}
+		g := &gate.Gate{Runtime: r, Log: slog.New(slog.DiscardHandler), Changed: func(s gate.State) { told = append(told, s.Version) }}
+		ctx, cancel := context.WithCancel(t.Context())
+		go g.Run(ctx)
+		time.Sleep(time.Minute)
+		r.mu.Lock()
+		r.version = "2"
+		r.mu.Unlock()
+		time.Sleep(time.Minute)
+		cancel()
+		synctest.Wait()
+		if got := strings.Join(told, " "); got != "crisp://1 crisp://2" {
+			t.Errorf("told %s", got)
+		}
+	})
 }
 
 // What changes is told once, five seconds later at most.

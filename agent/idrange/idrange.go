@@ -1,12 +1,16 @@
 // Package idrange gives pods with user namespaces their IDs: to each 65536 user
 // and group IDs of the node that no other pod has. Which they are is kept in the
 // pod's directory, pods/<uid>/userns, in the kubelet's form: they must not change
-// while the pod lives, whatever becomes of the agent.
+// while the pod lives, whatever becomes of the agent. Ranges that the runtime's sandboxes
+// have are left alone, whoever made them: another agent, a kubelet, or this one for a
+// pod whose record cannot be read.
 package idrange
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -32,6 +36,7 @@ type Pool struct {
 
 	mu    sync.Mutex
 	taken map[string]uint32 // by UID of the pod; guarded by mu
+	lost  map[string]bool   // pods whose records could not be read; guarded by mu
 }
 
 type mapping struct {
@@ -48,7 +53,7 @@ type record struct {
 // Open returns the ranges that pods may have, and finds those that the pods below
 // the directory have.
 func Open(pods string, log *slog.Logger) (*Pool, error) {
-	p := &Pool{pods: pods, first: 1, last: 1<<16 - 2, taken: map[string]uint32{}}
+	p := &Pool{pods: pods, first: 1, last: 1<<16 - 2, taken: map[string]uint32{}, lost: map[string]bool{}}
 	if first, last, ok := subordinate("/etc/subuid", "/etc/subgid"); ok {
 		p.first, p.last = first, last
 	}
@@ -57,24 +62,32 @@ func Open(pods string, log *slog.Logger) (*Pool, error) {
 		return nil, err
 	}
 	for _, e := range entries {
-		var r record
-		data, err := os.ReadFile(p.file(e.Name()))
-		if os.IsNotExist(err) {
-			continue
-		}
-		if err == nil {
-			err = json.Unmarshal(data, &r)
-		}
-		if err == nil && len(r.UIDMappings) != 1 {
-			err = fmt.Errorf("it has %d ranges", len(r.UIDMappings))
-		}
-		if err != nil {
+		n, err := p.read(e.Name())
+		switch {
+		case err == nil:
+			p.taken[e.Name()] = n
+		case !errors.Is(err, fs.ErrNotExist):
 			log.Warn("user IDs of a pod not known", "uid", e.Name(), "err", err)
-			continue
+			p.lost[e.Name()] = true
 		}
-		p.taken[e.Name()] = r.UIDMappings[0].HostID / Length
 	}
 	return p, nil
+}
+
+// read reads the record of a pod.
+func (p *Pool) read(uid string) (uint32, error) {
+	data, err := os.ReadFile(p.file(uid))
+	if err != nil {
+		return 0, err
+	}
+	var r record
+	if err := json.Unmarshal(data, &r); err != nil {
+		return 0, err
+	}
+	if len(r.UIDMappings) != 1 {
+		return 0, fmt.Errorf("it has %d ranges", len(r.UIDMappings))
+	}
+	return r.UIDMappings[0].HostID / Length, nil
 }
 
 func (p *Pool) file(uid string) string { return filepath.Join(p.pods, uid, "userns") }
@@ -113,14 +126,16 @@ func rangeOf(path, owner string) (from, n uint32) {
 	return 0, 0
 }
 
-// Of returns the IDs of a pod, which gets some if it has none.
-func (p *Pool) Of(uid string) (*cri.UserNamespace, error) {
+// Of returns the IDs of a pod, which gets some if it has none. inUse, which may be nil,
+// then tells what the runtime's sandboxes have. A pod whose record cannot be read gets
+// none: what it has written is another's to its new IDs.
+func (p *Pool) Of(uid string, inUse func() ([]*cri.IDMapping, error)) (*cri.UserNamespace, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	n, ok := p.taken[uid]
 	if !ok {
 		var err error
-		if n, err = p.take(uid); err != nil {
+		if n, err = p.take(uid, inUse); err != nil {
 			return nil, err
 		}
 	}
@@ -129,10 +144,40 @@ func (p *Pool) Of(uid string) (*cri.UserNamespace, error) {
 }
 
 // take is called with mu held.
-func (p *Pool) take(uid string) (uint32, error) {
+func (p *Pool) take(uid string, inUse func() ([]*cri.IDMapping, error)) (uint32, error) {
 	used := map[uint32]bool{}
 	for _, n := range p.taken {
 		used[n] = true
+	}
+	if p.lost[uid] {
+		n, err := p.read(uid)
+		switch {
+		case errors.Is(err, fs.ErrNotExist): // somebody has given it up
+			delete(p.lost, uid)
+		case err == nil && used[n]:
+			err = fmt.Errorf("another pod has them now")
+			fallthrough
+		case err != nil:
+			return 0, fmt.Errorf("the pod's user IDs are not known: %s: %w", p.file(uid), err)
+		default:
+			delete(p.lost, uid)
+			p.taken[uid] = n
+			return n, nil
+		}
+	}
+	if inUse != nil {
+		foreign, err := inUse()
+		if err != nil {
+			return 0, err
+		}
+		for _, m := range foreign {
+			if m.Length == 0 {
+				continue
+			}
+			for n := uint64(m.HostId) / Length; n <= (uint64(m.HostId)+uint64(m.Length)-1)/Length; n++ {
+				used[uint32(n)] = true
+			}
+		}
 	}
 	for n := p.first; n <= p.last; n++ {
 		if used[n] {
@@ -156,12 +201,17 @@ func (p *Pool) take(uid string) (uint32, error) {
 func (p *Pool) Free(uid string) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if _, ok := p.taken[uid]; !ok {
+	if _, ok := p.taken[uid]; !ok && !p.lost[uid] {
 		return nil
 	}
 	if err := os.Remove(p.file(uid)); err != nil && !os.IsNotExist(err) {
 		return err
 	}
+	// Whoever gets them next must not share them with this pod after a power cut.
+	if err := atomicfile.SyncDir(filepath.Dir(p.file(uid))); err != nil && !os.IsNotExist(err) {
+		return err
+	}
 	delete(p.taken, uid)
+	delete(p.lost, uid)
 	return nil
 }

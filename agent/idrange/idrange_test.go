@@ -1,10 +1,13 @@
 package idrange
 
 import (
+	"errors"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"testing"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
 func TestPool(t *testing.T) {
@@ -23,7 +26,7 @@ func TestPool(t *testing.T) {
 	}
 	of := func(p *Pool, uid string) uint32 {
 		t.Helper()
-		u, err := p.Of(uid)
+		u, err := p.Of(uid, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -47,7 +50,7 @@ func TestPool(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.first, p.last = b/Length, b/Length
-	if _, err := p.Of("a"); err == nil {
+	if _, err := p.Of("a", nil); err == nil {
 		t.Error("a range was given away twice")
 	}
 }
@@ -67,5 +70,51 @@ func TestSubordinate(t *testing.T) {
 	}
 	if _, _, ok := subordinate(u, write("subgid", "kubelet:1:65536\n")); ok {
 		t.Error("the two files do not agree")
+	}
+}
+
+// Two pods never have the same IDs: not another agent's or a kubelet's on the same
+// runtime, and not those of a pod whose record cannot be read, which gets no others.
+func TestOthersRanges(t *testing.T) {
+	dir := t.TempDir()
+	for _, uid := range []string{"lost", "new", "next"} {
+		if err := os.Mkdir(filepath.Join(dir, uid), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	record := filepath.Join(dir, "lost", "userns")
+	if err := os.WriteFile(record, []byte(`{"uidMappings":`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p, err := Open(dir, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.first, p.last = 1, 6
+	inUse := func() ([]*cri.IDMapping, error) {
+		return []*cri.IDMapping{{HostId: Length, Length: Length}, {HostId: 2*Length + 7, Length: Length}, {HostId: 9, Length: 0}}, nil
+	}
+	if u, err := p.Of("new", inUse); err != nil || u.Uids[0].HostId != 4*Length {
+		t.Errorf("the new pod has %v, %v", u, err)
+	}
+	if u, err := p.Of("next", func() ([]*cri.IDMapping, error) { return nil, errors.New("away") }); err == nil {
+		t.Errorf("a runtime that does not tell: %v", u)
+	}
+	if u, err := p.Of("lost", inUse); err == nil {
+		t.Errorf("the pod that had IDs has got %v", u)
+	}
+	if data, err := os.ReadFile(record); err != nil || string(data) != `{"uidMappings":` {
+		t.Errorf("its record is %s, %v", data, err)
+	}
+	for range 2 { // it can be read again
+		if err := os.WriteFile(record, []byte(`{"uidMappings":[{"hostId":65536,"containerId":0,"length":65536}]}`), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if u, err := p.Of("lost", inUse); err != nil || u.Uids[0].HostId != Length {
+			t.Errorf("read again: %v, %v", u, err)
+		}
+	}
+	if err := p.Free("lost"); err != nil {
+		t.Fatal(err)
 	}
 }

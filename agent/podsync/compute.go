@@ -11,6 +11,9 @@ import (
 // Compute returns what to do next for the pod want, or, if want is nil, for
 // getting rid of what is there.
 func Compute(want *v1.Pod, have Have, now time.Time) Plan {
+	if have.Ends(want) {
+		want = nil
+	}
 	p := planner{want: want, have: have, now: now}
 	switch {
 	case p.clearOthers():
@@ -30,6 +33,11 @@ func Compute(want *v1.Pod, have Have, now time.Time) Plan {
 	}
 	p.collect()
 	return p.plan
+}
+
+// Ends reports whether the pod, which may be nil, is to end before it begins anew.
+func (h *Have) Ends(pod *v1.Pod) bool {
+	return pod != nil && slices.Contains(h.Ending, string(pod.UID))
 }
 
 type planner struct {

@@ -219,6 +219,25 @@ func TestClockSetBack(t *testing.T) {
 	}
 }
 
+// A pod that is wanted again while it ends, ends: what is half ended neither goes on nor
+// has failed.
+func TestWantedAgain(t *testing.T) {
+	for _, step := range []struct{ have, plan string }{
+		{"S0@u+ a0/S0=run b0/S0=137 F@u", "stop:a0/S0"},
+		{"S0@u+ a0/S0=137 b0/S0=137 F@u", "stop:S0"},
+		{"S0@u- a0/S0=137 b0/S0=137 F@u", "rm:a0/S0 rm:b0/S0"},
+		{"S0@u- F@u", "forget:u"},
+		{"S0@u-", "run:S1"},
+		{"", "run:S0"},
+	} {
+		h := have(t, step.have)
+		h.Ending, h.Verdict = h.Files, &podsync.Verdict{Rejected: true}
+		if got := plan(podsync.Compute(pod(v1.RestartPolicyNever), h, now)); got != step.plan {
+			t.Errorf("%s: got %q, want %q", step.have, got, step.plan)
+		}
+	}
+}
+
 // A pod that has finished gives back what only a pod that runs needs, when nothing of
 // it runs any more. Its dead containers go when the disk is full, and so do those that
 // were run before in pods that go on.

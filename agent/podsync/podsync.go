@@ -43,6 +43,9 @@ type Have struct {
 	Containers []Container
 	// Files are the UIDs that have files on this node: volumes, hosts file.
 	Files []string
+	// Ending are those of Files whose end has begun because they were not wanted. One that
+	// is wanted again begins anew when it has ended: what is half ended has failed.
+	Ending []string
 	// Holds says that the wanted pod may have volumes, a cgroup and user IDs.
 	Holds bool
 	// Scarce says that there is too little disk: dead containers are to go.

@@ -81,7 +81,7 @@ type Ledger struct {
 func Open(root string, policy Policy, listed []string) (*Ledger, error) {
 	l := &Ledger{dir: filepath.Join(root, "images"), policy: policy, listed: listed, pulling: map[string]int{}}
 	for _, dir := range []string{"pulling", "pulled"} {
-		if err := os.MkdirAll(filepath.Join(l.dir, dir), 0o700); err != nil {
+		if err := atomicfile.MakeDirs(filepath.Join(l.dir, dir), 0o700); err != nil {
 			return nil, err
 		}
 	}

@@ -30,7 +30,7 @@ func (c Copies) put(path string, data []byte) error {
 	if kept, err := os.ReadFile(c.path(path)); err == nil && string(kept) == string(data) {
 		return nil
 	}
-	if err := os.MkdirAll(string(c), 0o700); err != nil {
+	if err := atomicfile.MakeDirs(string(c), 0o700); err != nil {
 		return err
 	}
 	return atomicfile.Write(c.path(path), data, 0o600)

@@ -4,7 +4,6 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -12,6 +11,7 @@ import (
 	"time"
 
 	"github.com/crisp-cri/crisp/internal/lease"
+	"github.com/crisp-cri/crisp/internal/regular"
 	"golang.org/x/sys/unix"
 )
 
@@ -108,8 +108,7 @@ var errWriting = errors.New("it is being written")
 // read returns the content of a manifest file. It fails with errWriting while a
 // program writes to it: what is there is a part of what is to be there.
 func read(path string) ([]byte, error) {
-	// A FIFO would not be opened before somebody writes.
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	f, err := regular.Open(path)
 	if err != nil {
 		return nil, err
 	}
@@ -118,14 +117,11 @@ func read(path string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	if !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("%s: not a regular file", path)
-	}
 	if info.Size() > maxSize {
 		return nil, fmt.Errorf("%s: %d bytes, more than a manifest may have (%d)", path, info.Size(), maxSize)
 	}
 	if has, _ := lease.HasWriter(f); has && time.Since(info.ModTime()).Abs() < writing {
 		return nil, fmt.Errorf("%s: %w", path, errWriting)
 	}
-	return io.ReadAll(io.LimitReader(f, maxSize))
+	return regular.ReadAll(f, maxSize)
 }

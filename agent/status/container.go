@@ -105,7 +105,10 @@ func (g *generator) state(c podsync.Container) v1.ContainerState {
 func (g *generator) absent(spec *v1.Container, old *v1.ContainerStatus, k kind) v1.ContainerStatus {
 	s := v1.ContainerStatus{Name: spec.Name, Image: spec.Image}
 	s.State.Waiting = &v1.ContainerStateWaiting{Reason: "ContainerCreating"}
-	if len(g.pod.Spec.InitContainers) > 0 {
+	switch {
+	case len(g.have.Ending) > 0:
+		s.State.Waiting = &v1.ContainerStateWaiting{Reason: "PredecessorTerminating", Message: "the pod that had this name before has not ended yet"}
+	case len(g.pod.Spec.InitContainers) > 0:
 		s.State.Waiting.Reason = "PodInitializing"
 	}
 	if k == initKind && !podsync.IsSidecar(spec) && g.begun() {

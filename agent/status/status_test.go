@@ -134,10 +134,14 @@ func TestProbedWhileBusy(t *testing.T) {
 	if _, now := s.Probed(p.UID); now != nil {
 		t.Error("a status of nothing")
 	}
-	have := in("x", running("a"))
-	have.Restarted = map[string]bool{}
+	b := exited("b", 1)
+	b.Attempt, b.FinishedAt, b.Backoff = 1, time.Now(), time.Minute
+	have := in("x", running("a"), b)
+	have.Restarted, have.Failures = map[string]bool{}, map[string]podsync.Failure{}
 	s.Report(p, have)
-	have.Restarted["b"] = true // the worker works on
+	// The worker works on.
+	have.Restarted["b"] = true
+	have.Failures[podsync.ContainerSubject("b")] = podsync.Failure{Reason: "ErrImagePull"}
 	for _, step := range []struct {
 		now            podsync.Probes
 		started, ready bool
@@ -154,10 +158,15 @@ func TestProbedWhileBusy(t *testing.T) {
 		if c := now.ContainerStatuses[0]; c.Ready != step.ready || *c.Started != step.started || s.Get(p.UID) != now {
 			t.Errorf("%v: started %v, ready %v", step.now, *c.Started, c.Ready)
 		}
+		if why := now.ContainerStatuses[1].State.Waiting; why == nil || why.Reason != "CrashLoopBackOff" {
+			t.Errorf("b waits for %+v, which nobody has reported", why)
+		}
 	}
 	if saved != 1 {
 		t.Errorf("saved %d times by nobody", saved-1)
 	}
+	delete(have.Restarted, "b")
+	clear(have.Failures)
 	if s.Report(p, have); saved != 2 {
 		t.Error("not saved by the worker")
 	}

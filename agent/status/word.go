@@ -3,10 +3,15 @@ package status
 import (
 	"cmp"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
+	"time"
 
+	"github.com/crisp-cri/crisp/agent/podsync"
 	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/duration"
 )
 
 // Word is the STATUS of kubectl: the phase, or the reason of the container that says
@@ -55,25 +60,58 @@ func Word(pod *v1.Pod) string {
 }
 
 // Count counts the containers of a pod that are to run to its end, sidecars among
-// them: how many are ready, how many there are, and how often they were started
-// again.
-func Count(pod *v1.Pod) (ready, all, restarts int) {
+// them: how many are ready, and how many there are.
+func Count(pod *v1.Pod) (ready, all int) {
 	count := func(s v1.ContainerStatus) {
 		all++
 		if s.Ready {
 			ready++
 		}
-		restarts += int(s.RestartCount)
 	}
 	for _, s := range pod.Status.ContainerStatuses {
 		count(s)
 	}
-	for i, c := range pod.Spec.InitContainers {
-		if c.RestartPolicy != nil && *c.RestartPolicy == v1.ContainerRestartPolicyAlways && i < len(pod.Status.InitContainerStatuses) {
-			count(pod.Status.InitContainerStatuses[i])
+	for i, s := range pod.Status.InitContainerStatuses {
+		if sidecar(pod, i) {
+			count(s)
 		}
 	}
-	return ready, max(all, len(pod.Spec.Containers)), restarts // before there are statuses, too
+	return ready, max(all, len(pod.Spec.Containers)) // before there are statuses, too
+}
+
+// sidecar reports whether the init container i of a pod runs to the pod's end.
+func sidecar(pod *v1.Pod, i int) bool {
+	return i < len(pod.Spec.InitContainers) && podsync.IsSidecar(&pod.Spec.InitContainers[i])
+}
+
+// Restarts is the RESTARTS of kubectl: how often containers were started again, and how
+// long ago the last that was so had ended. While a pod is initialized they are its init
+// containers, and then its containers and sidecars.
+func Restarts(pod *v1.Pod, now time.Time) string {
+	count, last := int32(0), metav1.Time{}
+	add := func(s v1.ContainerStatus) {
+		count += s.RestartCount
+		if t := s.LastTerminationState.Terminated; t != nil && last.Before(&t.FinishedAt) {
+			last = t.FinishedAt
+		}
+	}
+	initialized := slices.ContainsFunc(pod.Status.Conditions, func(c v1.PodCondition) bool {
+		return c.Type == v1.PodInitialized && c.Status == v1.ConditionTrue
+	})
+	for i, s := range pod.Status.InitContainerStatuses {
+		if !initialized || sidecar(pod, i) {
+			add(s)
+		}
+	}
+	if initialized {
+		for _, s := range pod.Status.ContainerStatuses {
+			add(s)
+		}
+	}
+	if count == 0 || last.IsZero() {
+		return strconv.Itoa(int(count))
+	}
+	return fmt.Sprintf("%d (%s ago)", count, duration.HumanDuration(now.Sub(last.Time)))
 }
 
 // NodeWord is the STATUS of kubectl: whether the node is ready, and each pressure that

@@ -2,9 +2,46 @@ package status
 
 import (
 	"testing"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
+
+// RESTARTS says when the last was: of the init containers while those run, and then of
+// what runs to the pod's end.
+func TestRestarts(t *testing.T) {
+	now := time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC)
+	after := func(restarts int32, ago time.Duration) v1.ContainerStatus {
+		s := v1.ContainerStatus{RestartCount: restarts}
+		if ago > 0 {
+			s.LastTerminationState.Terminated = &v1.ContainerStateTerminated{FinishedAt: metav1.NewTime(now.Add(-ago))}
+		}
+		return s
+	}
+	for _, test := range []struct {
+		initialized v1.ConditionStatus
+		init, main  []v1.ContainerStatus
+		want        string
+	}{
+		{v1.ConditionTrue, nil, []v1.ContainerStatus{after(0, 0)}, "0"},
+		{v1.ConditionTrue, nil, []v1.ContainerStatus{after(3, 5*time.Minute)}, "3 (5m ago)"},
+		{v1.ConditionTrue, nil, []v1.ContainerStatus{after(1, 26*time.Hour), after(2, 90*time.Second)}, "3 (90s ago)"},
+		{v1.ConditionTrue, nil, []v1.ContainerStatus{after(2, 0)}, "2"},           // nobody knows when
+		{v1.ConditionTrue, nil, []v1.ContainerStatus{after(0, time.Minute)}, "0"}, // of another sandbox
+		{v1.ConditionTrue, []v1.ContainerStatus{after(4, time.Second), after(1, time.Hour)}, []v1.ContainerStatus{after(2, 2*time.Hour)}, "3 (60m ago)"},
+		{v1.ConditionFalse, []v1.ContainerStatus{after(4, time.Second), after(1, time.Hour)}, []v1.ContainerStatus{after(0, 0)}, "5 (1s ago)"},
+	} {
+		pod := &v1.Pod{Status: v1.PodStatus{
+			Conditions:            []v1.PodCondition{{Type: v1.PodInitialized, Status: test.initialized}},
+			InitContainerStatuses: test.init, ContainerStatuses: test.main,
+		}}
+		pod.Spec.InitContainers = []v1.Container{{Name: "once"}, {Name: "side", RestartPolicy: new(v1.ContainerRestartPolicyAlways)}}
+		if got := Restarts(pod, now); got != test.want {
+			t.Errorf("initialized %s, %v, %v: %s, want %s", test.initialized, test.init, test.main, got, test.want)
+		}
+	}
+}
 
 // A pod of which one container is done and another runs is "Running" to kubectl only
 // while it is ready.

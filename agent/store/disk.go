@@ -23,11 +23,12 @@ import (
 // if none had: if its object is rejected, that is what is wanted.
 func Open(dir, node string, accepted func(types.UID) *v1.Pod, log *slog.Logger) (*Store, error) {
 	s := &Store{
-		dir: dir, node: node, accepted: accepted, changed: make(chan struct{}, 1), records: map[string]*record{},
+		dir: dir, node: node, accepted: accepted, changed: make(chan struct{}, 1),
+		records: map[string]*record{}, made: map[string]bool{},
 		// Versions only grow, whatever was the last one that is gone by now.
 		version: uint64(time.Now().UnixMilli()),
 	}
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+	if err := atomicfile.MakeDirs(dir, 0o700); err != nil {
 		return nil, err
 	}
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
@@ -109,7 +110,7 @@ func (s *Store) saveLocked(r *record) error {
 	if err != nil {
 		return err
 	}
-	if err := makeDirs(filepath.Dir(r.file)); err != nil {
+	if err := s.makeDirsLocked(filepath.Dir(r.file)); err != nil {
 		return err
 	}
 	if err := atomicfile.Write(r.file, data, 0o600); err != nil {
@@ -120,20 +121,19 @@ func (s *Store) saveLocked(r *record) error {
 	return nil
 }
 
-// makeDirs makes the directory and has its name on disk.
-func makeDirs(dir string) error {
-	if _, err := os.Stat(dir); err == nil {
+// makeDirsLocked makes the directory of a namespace, that of its kind, and has their
+// names on disk.
+func (s *Store) makeDirsLocked(dir string) error {
+	if _, err := os.Stat(dir); err == nil && s.made[dir] {
 		return nil
 	}
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return err
-	}
-	for range 2 { // a kind's directory and a namespace's may be new
-		dir = filepath.Dir(dir)
-		if err := atomicfile.SyncDir(dir); err != nil {
+	// They may be there from a try that failed, or of an agent that was killed.
+	for _, dir := range []string{filepath.Dir(dir), dir} {
+		if err := atomicfile.MakeDirs(dir, 0o700); err != nil {
 			return err
 		}
 	}
+	s.made[dir] = true
 	return nil
 }
 

@@ -56,6 +56,7 @@ type Store struct {
 	mu      sync.Mutex
 	records map[string]*record // by manifest.Key; guarded by mu
 	version uint64             // the last that was given; guarded by mu
+	made    map[string]bool    // directories whose names are on disk; guarded by mu
 }
 
 // Changed tells that Update has something new.

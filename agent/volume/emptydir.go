@@ -32,7 +32,7 @@ func (m *Maker) makeEmptyDir(pod *v1.Pod, v *v1.Volume) error {
 	if page, ok := strings.CutPrefix(string(v.EmptyDir.Medium), string(v1.StorageMediumHugePages)); ok {
 		err = mountHugePages(path, strings.TrimPrefix(page, "-"), pod)
 	} else {
-		err = mountMemory(path, memoryLimit(pod, v.EmptyDir))
+		err = mountMemory(path, memoryLimit(m.facts.Memory(pod), v.EmptyDir))
 	}
 	if err != nil {
 		return err
@@ -48,37 +48,30 @@ func open(path string, pod *v1.Pod) error {
 	return own(path, pod, false)
 }
 
-// mountMemory mounts a tmpfs; limit is its size, 0 leaves it to the kernel.
+// mountMemory mounts a tmpfs, of which nothing goes to a swap device if the kernel can
+// do without; limit is its size, 0 leaves it to the kernel.
 func mountMemory(path string, limit int64) error {
 	options := "mode=0777"
 	if limit > 0 {
 		options += ",size=" + strconv.FormatInt(limit, 10)
 	}
-	if err := unix.Mount("tmpfs", path, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
+	err := unix.Mount("tmpfs", path, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, options+","+noSwap)
+	if err == unix.EINVAL {
+		err = unix.Mount("tmpfs", path, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, options)
+	}
+	if err != nil {
 		return fmt.Errorf("mount tmpfs on %s: %w", path, err)
 	}
 	return nil
 }
 
-// memoryLimit is how large a volume in memory may become: as large as it says,
-// and not larger than the memory that the pod has, if that is limited.
-func memoryLimit(pod *v1.Pod, e *v1.EmptyDirVolumeSource) int64 {
-	limit := int64(0)
-	for i := range pod.Spec.Containers {
-		memory := pod.Spec.Containers[i].Resources.Limits.Memory()
-		if memory.IsZero() {
-			limit = 0
-			break
-		}
-		limit += memory.Value()
+// memoryLimit is how large a volume in memory may become: as large as it says, and not
+// larger than the pod's memory, which is 0 if it is not known.
+func memoryLimit(memory int64, e *v1.EmptyDirVolumeSource) int64 {
+	if e.SizeLimit == nil || e.SizeLimit.IsZero() || memory != 0 && memory < e.SizeLimit.Value() {
+		return memory
 	}
-	if all := pod.Spec.Resources; all != nil && !all.Limits.Memory().IsZero() {
-		limit = all.Limits.Memory().Value()
-	}
-	if e.SizeLimit != nil && (limit == 0 || e.SizeLimit.Value() < limit) {
-		limit = e.SizeLimit.Value()
-	}
-	return limit
+	return e.SizeLimit.Value()
 }
 
 // mountHugePages mounts a hugetlbfs of pages of this size. "" is the size that

@@ -41,10 +41,12 @@ type Objects interface {
 	Claim(namespace, name string) (*v1.PersistentVolumeClaim, error)
 }
 
-// Facts are what the downward API shows.
+// Facts are what is known of a pod. The downward API shows its fields and resources.
 type Facts interface {
 	Field(pod *v1.Pod, path string) (string, error)
 	Resource(pod *v1.Pod, ref *v1.ResourceFieldSelector) (string, error)
+	// Memory is how much the pod can have, in bytes; 0 if that is not known.
+	Memory(pod *v1.Pod) int64
 }
 
 // A Maker makes volumes below a directory. It is safe for use by all goroutines.

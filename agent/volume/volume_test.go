@@ -7,12 +7,14 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
 
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -25,6 +27,7 @@ type objects struct {
 	maps    map[string]map[string]string
 	secrets map[string]map[string][]byte
 	claims  map[string]v1.PersistentVolumeClaimSpec
+	memory  int64 // of pods
 }
 
 func (o *objects) ConfigMap(_, name string) (*v1.ConfigMap, error) {
@@ -57,6 +60,8 @@ func (o *objects) Field(pod *v1.Pod, path string) (string, error) {
 func (o *objects) Resource(_ *v1.Pod, ref *v1.ResourceFieldSelector) (string, error) {
 	return ref.Resource + " of " + ref.ContainerName, nil
 }
+
+func (o *objects) Memory(*v1.Pod) int64 { return o.memory }
 
 func (o *objects) set(name, key, value string) {
 	o.mu.Lock()
@@ -455,6 +460,63 @@ func TestMemory(t *testing.T) {
 	}
 	if err := unix.Unmount(bind, 0); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// A volume in memory is not larger than the memory that the pod can have, whatever the
+// kernel would let it have.
+func TestMemoryBound(t *testing.T) {
+	m, o := maker(t)
+	o.memory = 2 << 20
+	for size, want := range map[string]int64{"": 2 << 20, "0": 2 << 20, "1Mi": 1 << 20, "1Gi": 2 << 20} {
+		e := &v1.EmptyDirVolumeSource{Medium: v1.StorageMediumMemory}
+		if size != "" {
+			e.SizeLimit = new(resource.MustParse(size))
+		}
+		p := pod(t, m, v1.VolumeSource{EmptyDir: e})
+		dir := makeAll(t, m, p)
+		var fs unix.Statfs_t
+		if err := unix.Statfs(dir, &fs); err != nil || int64(fs.Blocks)*fs.Bsize != want {
+			t.Errorf("sizeLimit %q: %d bytes, %v; want %d", size, int64(fs.Blocks)*fs.Bsize, err, want)
+		}
+		if err := m.Remove(p.UID); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// What a Secret says reaches no disk, though the node swaps.
+func TestNothingIsSwapped(t *testing.T) {
+	m, _ := maker(t)
+	var major, minor int
+	if release, err := os.ReadFile("/proc/sys/kernel/osrelease"); err != nil {
+		t.Fatal(err)
+	} else if n, err := fmt.Sscanf(string(release), "%d.%d", &major, &minor); n != 2 {
+		t.Fatal(err)
+	}
+	if major < 6 || major == 6 && minor < 4 {
+		t.Skipf("Linux %d.%d has no noswap", major, minor)
+	}
+	for name, source := range map[string]v1.VolumeSource{
+		"secret":       {Secret: &v1.SecretVolumeSource{SecretName: "s"}},
+		"projected":    {Projected: &v1.ProjectedVolumeSource{Sources: []v1.VolumeProjection{{Secret: &v1.SecretProjection{LocalObjectReference: v1.LocalObjectReference{Name: "s"}}}}}},
+		"downward API": {DownwardAPI: &v1.DownwardAPIVolumeSource{}},
+		"memory":       {EmptyDir: &v1.EmptyDirVolumeSource{Medium: v1.StorageMediumMemory}},
+	} {
+		p := pod(t, m, source)
+		dir := makeAll(t, m, p)
+		mounts, err := mountinfo.GetMounts(mountinfo.SingleEntryFilter(dir))
+		if err != nil || len(mounts) != 1 {
+			t.Errorf("%s is mounted %d times, %v", name, len(mounts), err)
+		} else if options := mounts[0].VFSOptions; !slices.Contains(strings.Split(options, ","), "noswap") {
+			t.Errorf("%s is mounted with %s", name, options)
+		}
+		if err := m.Remove(p.UID); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !knows(noSwap) || knows("no-such-option") {
+		t.Error("the kernel is taken for another one")
 	}
 }
 

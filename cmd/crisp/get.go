@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -153,12 +152,12 @@ func printTable(w io.Writer, pods []crix.Found, v view, wide bool) error {
 }
 
 func cellsOf(pod *v1.Pod, now time.Time) []string {
-	ready, all, restarts := status.Count(pod)
+	ready, all := status.Count(pod)
 	return []string{
 		pod.Name,
 		fmt.Sprintf("%d/%d", ready, all),
 		status.Word(pod),
-		strconv.Itoa(restarts),
+		status.Restarts(pod, now),
 		duration.HumanDuration(now.Sub(pod.CreationTimestamp.Time)),
 		or(pod.Status.PodIP, "<none>"),
 	}

@@ -230,19 +230,27 @@ func TestKubectl(t *testing.T) {
 	patched = k.send(200, "PATCH", pods+"/p?fieldManager=kubectl-patch", "application/json", "application/json-patch+json", `[{"op":"remove","path":"/metadata/labels/a"},{"op":"replace","path":"/spec/containers/0/image","value":"example.org/c:2"}]`)
 	k.want(patched, "metadata|labels|a", "<nil>")
 	k.want(patched, "spec|containers|0|image", "example.org/c:2")
-	n.until("get pods", `p +1/1 +Running +1 `) // nothing changes from now on but by us
+	n.until("get pods", `p +1/1 +Running +1 `)
 
 	// edit and replace: whoever has read an older one must read again.
 	old := dig(patched, "metadata|resourceVersion")
 	k.send(200, "PATCH", pods+"/p", "application/json", "application/merge-patch+json", `{"metadata":{"labels":{"c":"3"}}}`)
 	k.want(k.send(409, "PATCH", pods+"/p?fieldManager=kubectl-edit", "application/json", "application/strategic-merge-patch+json", `{"metadata":{"resourceVersion":"`+old+`","labels":{"d":"4"}}}`), "reason", "Conflict")
-	now := k.get(pods + "/p")
-	now["metadata"].(map[string]any)["labels"] = map[string]any{"e": "5"}
-	text, err := json.Marshal(now)
-	if err != nil {
-		t.Fatal(err)
-	}
-	k.want(k.send(200, "PUT", pods+"/p?fieldManager=kubectl-replace&fieldValidation=Strict", "application/json", "application/json", string(text)), "metadata|labels|e", "5")
+	n.await("the pod is replaced", func() bool { // or its status has changed since it was read
+		now := k.get(pods + "/p")
+		now["metadata"].(map[string]any)["labels"] = map[string]any{"e": "5"}
+		text, err := json.Marshal(now)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp := k.open(t.Context(), "PUT", pods+"/p?fieldManager=kubectl-replace&fieldValidation=Strict", "application/json", "application/json", text)
+		resp.Body.Close()
+		if resp.StatusCode != 200 && resp.StatusCode != 409 {
+			t.Fatalf("PUT: %s", resp.Status)
+		}
+		return resp.StatusCode == 200
+	})
+	k.want(k.get(pods+"/p"), "metadata|labels|e", "5")
 	k.want(k.send(403, "PATCH", pods+"/web", "application/json", "application/merge-patch+json", `{}`), "reason", "Forbidden") // a file's
 
 	// apply --server-side.
@@ -290,7 +298,8 @@ func TestKubectl(t *testing.T) {
 	k.want(scale, "spec|replicas", "1")
 	scale["spec"] = map[string]any{"replicas": 2}
 	delete(scale["metadata"].(map[string]any), "resourceVersion") // its pods begin just now
-	if text, err = json.Marshal(scale); err != nil {
+	text, err := json.Marshal(scale)
+	if err != nil {
 		t.Fatal(err)
 	}
 	k.want(k.send(200, "PUT", deployments+"/d/scale", "application/json", "application/json", string(text)), "spec|replicas", "2")

@@ -56,7 +56,7 @@ func TestEditedPodWaits(t *testing.T) {
 	n.forget()
 	n.manifest("web.yaml", strings.Replace(webPod, "name: app", "name: other", 1))
 	<-stopping
-	n.until("get pods", `web +\d/2 +Terminating`)
+	n.until("get pods", `web +\d/2 +Terminating .*\nweb +0/2 +PredecessorTerminating `)
 	if early := n.made("RunPodSandbox", "CreateContainer"); len(early) > 0 {
 		t.Errorf("while the old pod ends: %q", early)
 	}
@@ -66,6 +66,60 @@ func TestEditedPodWaits(t *testing.T) {
 	if i := slices.Index(made, "RunPodSandbox web"); i < 0 || !slices.Contains(made[:i], "StopContainer app") || !slices.Contains(made[:i], "StopPodSandbox web") ||
 		slices.Contains(made[:i], "CreateContainer other") || !slices.Contains(made[i:], "CreateContainer other") {
 		t.Errorf("the order is %q", made)
+	}
+}
+
+// A pod that is wanted again while it ends, ends, and then begins anew: it has not
+// failed, whatever its restart policy is. So it is under the next agent.
+func TestManifestPutBack(t *testing.T) {
+	once := strings.Replace(webPod, "spec:", "spec:\n  restartPolicy: Never", 1)
+	for name, change := range map[string]func(n *calls, stop func()){
+		"removed": func(n *calls, _ func()) {
+			n.manifest("web.yaml", "")
+			n.until("get pods", `web +\d/2 +Terminating`)
+			n.manifest("web.yaml", once)
+		},
+		"edited": func(n *calls, _ func()) {
+			n.manifest("web.yaml", strings.Replace(once, "name: app", "name: other", 1))
+			n.until("get pod web -o yaml", `name: other`)
+			n.manifest("web.yaml", once)
+		},
+		"removed, and the agent killed": func(n *calls, stop func()) {
+			n.manifest("web.yaml", "")
+			n.until("get pods", `web +\d/2 +Terminating`)
+			stop()
+			n.manifest("web.yaml", once)
+			n.agent()
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newCalls(t)
+			n.begin()
+			n.manifest("web.yaml", once)
+			stop := n.agent()
+			n.until("get pods", `web +2/2 `)
+			release := make(chan struct{})
+			n.onCall(func(call string) {
+				if call == "StopContainer app" {
+					<-release
+				}
+			})
+			n.forget()
+			change(n, stop)
+			n.await("half of it has ended", func() bool { return slices.Contains(n.made("Stop"), "StopContainer side") })
+			n.until("get pods", `^NAME.*\nweb +0/2 +(Pending|PredecessorTerminating) +0 .*\n$`)
+			if early := n.made("RunPodSandbox", "CreateContainer", "StartContainer"); len(early) > 0 {
+				t.Errorf("while the old pod ends: %q", early)
+			}
+			close(release)
+			n.until("get pods", `web +2/2 +Running +0 `)
+			if made := n.made("RunPodSandbox", "CreateContainer"); !slices.Equal(made, []string{"RunPodSandbox web", "CreateContainer app", "CreateContainer side"}) {
+				t.Errorf("it began anew with %q", made)
+			}
+			if marks, err := filepath.Glob(filepath.Join(n.dir, "agent/pods/*/ending")); err != nil || len(marks) > 0 {
+				t.Errorf("pods still end: %v, %v", marks, err)
+			}
+		})
 	}
 }
 

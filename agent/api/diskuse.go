@@ -1,0 +1,69 @@
+package api
+
+import (
+	"sync"
+	"time"
+
+	"github.com/crisp-cri/crisp/agent/volume"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	stats "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
+)
+
+// measuredEvery is how long what lies in a directory is told as it was last found, as
+// by the kubelet: looking at each file is not for each scrape.
+const measuredEvery = time.Minute
+
+// diskUse keeps what lies in directories.
+type diskUse struct {
+	mu   sync.Mutex
+	dirs map[string]*measured // by path; guarded by mu
+}
+
+type measured struct {
+	mu            sync.Mutex // held while the directory is walked, so that who asks meanwhile does not walk too
+	at            time.Time  // guarded by mu, as are those below
+	bytes, inodes uint64
+
+	asked time.Time // guarded by diskUse.mu
+}
+
+// of is what a directory has in it, not older than measuredEvery, and what its file
+// system has left now; nil if it is not ours to see.
+func (u *diskUse) of(dir string) *stats.FsStats {
+	fs := statfs(dir)
+	if fs == nil {
+		return nil
+	}
+	m := u.entry(dir)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.at.IsZero() || time.Since(m.at) >= measuredEvery {
+		bytes, inodes := volume.Usage(dir)
+		m.bytes, m.inodes, m.at = uint64(bytes), uint64(inodes), time.Now()
+	}
+	used, taken := m.bytes, m.inodes
+	fs.Time, fs.UsedBytes, fs.InodesUsed = metav1.NewTime(m.at), &used, &taken
+	return fs
+}
+
+// entry returns the entry of a directory. Those that nobody asks for any more are
+// forgotten: their pods are gone.
+func (u *diskUse) entry(dir string) *measured {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	m := u.dirs[dir]
+	if m == nil {
+		for path, other := range u.dirs {
+			if time.Since(other.asked) >= measuredEvery {
+				delete(u.dirs, path)
+			}
+		}
+		if u.dirs == nil {
+			u.dirs = map[string]*measured{}
+		}
+		m = &measured{}
+		u.dirs[dir] = m
+	}
+	m.asked = time.Now()
+	return m
+}

@@ -1,0 +1,53 @@
+package api
+
+import (
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+	"time"
+
+	"github.com/crisp-cri/crisp/agent/desired"
+	"github.com/crisp-cri/crisp/agent/manifest"
+	"github.com/crisp-cri/crisp/agent/source"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// kubectl prints the cells of the table that it gets: RESTARTS says when the last was.
+func TestTableOfPods(t *testing.T) {
+	wanted := desired.New([]string{manifest.SourceFile})
+	objects, _, err := manifest.Read("web.yaml", []byte("apiVersion: v1\nkind: Pod\nmetadata: {name: web}\nspec: {containers: [{name: a, image: i}]}\n"), manifest.Options{NodeName: "n1", Source: manifest.SourceFile})
+	if err != nil {
+		t.Fatal(err)
+	}
+	wanted.Update(source.Update{Source: manifest.SourceFile, Files: []source.File{{Path: "web.yaml", Objects: objects}}})
+	s := serverOf(wanted)
+	s.Status = func(types.UID) *v1.PodStatus {
+		ended := &v1.ContainerStateTerminated{FinishedAt: metav1.NewTime(time.Now().Add(-5*time.Minute - time.Second))}
+		return &v1.PodStatus{
+			Phase:             v1.PodRunning,
+			Conditions:        []v1.PodCondition{{Type: v1.PodInitialized, Status: v1.ConditionTrue}},
+			ContainerStatuses: []v1.ContainerStatus{{Ready: true, RestartCount: 3, LastTerminationState: v1.ContainerState{Terminated: ended}}},
+		}
+	}
+	r := httptest.NewRequest(http.MethodGet, "/api/v1/pods", nil)
+	r.Header.Set("Accept", "application/json;as=Table;v=v1;g=meta.k8s.io")
+	w := httptest.NewRecorder()
+	s.ServeHTTP(w, r)
+	var table metav1.Table
+	if err := json.Unmarshal(w.Body.Bytes(), &table); err != nil || len(table.Rows) != 1 {
+		t.Fatalf("%d rows, %v: %s", len(table.Rows), err, w.Body)
+	}
+	want := map[string]any{"Name": "web", "Ready": "1/1", "Status": "Running", "Restarts": "3 (5m1s ago)"}
+	for i, c := range table.ColumnDefinitions {
+		if text, ok := want[c.Name]; ok && (table.Rows[0].Cells[i] != text || c.Type != "string") {
+			t.Errorf("%s is the %s %v, want %v", c.Name, c.Type, table.Rows[0].Cells[i], text)
+		}
+		delete(want, c.Name)
+	}
+	if len(want) > 0 {
+		t.Errorf("there are no columns %v", want)
+	}
+}

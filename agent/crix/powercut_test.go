@@ -1,0 +1,87 @@
+package crix
+
+import (
+	"bytes"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/crisp-cri/crisp/internal/powercut"
+	"github.com/google/go-cmp/cmp"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// A pod that was accepted is known after a power cut, as it was accepted; and of one that
+// was being accepted or removed nothing is left that nobody would ever remove.
+func TestPowerCut(t *testing.T) {
+	pod := func(uid string, containers ...string) *v1.Pod {
+		p := &v1.Pod{}
+		p.Namespace, p.Name, p.UID = "default", "web-"+uid, types.UID(uid)
+		for _, name := range containers {
+			p.Spec.Containers = append(p.Spec.Containers, v1.Container{Name: name})
+		}
+		return p
+	}
+	openAt := func(dir string) (*Driver, string, error) {
+		var said bytes.Buffer
+		d, err := New(Options{
+			Root: filepath.Join(dir, "root"), LogDir: filepath.Join(dir, "logs"), NodeName: "n1",
+			NodeIPs: func() []string { return nil }, Log: slog.New(slog.NewTextHandler(&said, nil)),
+		})
+		return d, said.String(), err
+	}
+	first, changed, second := pod("1", "app"), pod("1", "app", "debugger"), pod("2", "app")
+	powercut.Case{
+		Name: "pods",
+		Run: func(dir string, safe func(string)) {
+			d, _, err := openAt(dir)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			ok := func(what string, err error) {
+				if err != nil {
+					t.Errorf("%s: %v", what, err)
+				}
+				safe(what)
+			}
+			ok("first", d.accept(first))
+			ok("status", d.SaveStatus(first, &v1.PodStatus{Phase: v1.PodRunning}))
+			ok("second", d.accept(second))
+			ok("changed", d.Accept(changed))
+			ok("removed", d.removeFiles("1"))
+		},
+		Check: func(dir string, safe []string) error {
+			d, said, err := openAt(dir)
+			if err != nil || said != "" {
+				return fmt.Errorf("%v, %s", err, said)
+			}
+			is := func(what string) bool { return slices.Contains(safe, what) }
+			got := d.accepted("1")
+			switch {
+			case got == nil && (!is("first") || is("changed")):
+			case cmp.Equal(got, first) && !is("changed"), cmp.Equal(got, changed) && is("second"):
+			default:
+				return fmt.Errorf("the first is %v", got)
+			}
+			if got != nil {
+				_ = d.LoadStatus(got)
+			}
+			if got := d.accepted("2"); is("second") && !cmp.Equal(got, second) {
+				return fmt.Errorf("the second is %v", got)
+			}
+			// Whatever else there is belongs to a pod, and goes with it.
+			entries, err := os.ReadDir(d.podsDir())
+			for _, e := range entries {
+				if d.accepted(e.Name()) == nil {
+					return fmt.Errorf("%s is nobody's", e.Name())
+				}
+			}
+			return err
+		},
+	}.Test(t)
+}

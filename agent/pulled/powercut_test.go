@@ -1,0 +1,65 @@
+package pulled
+
+import (
+	"fmt"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/crisp-cri/crisp/agent/keyring"
+	"github.com/crisp-cri/crisp/internal/powercut"
+)
+
+// An image that a pod has pulled with its secret is nobody else's after a power cut, from
+// the moment on at which the runtime may have it: forgotten, it would pass for one that
+// the node came with, which every pod may use.
+func TestPowerCut(t *testing.T) {
+	const image, id = "registry.example/private:v1", "sha256:1"
+	mine := keyring.Source{UID: "u", Namespace: "default", Name: "pull", Hash: "h"}
+	other := keyring.Source{UID: "v", Namespace: "other", Name: "pull", Hash: "i"}
+	openAt := func(dir string) (*Ledger, error) {
+		return Open(filepath.Join(dir, "root"), NeverVerifyPreloaded, nil)
+	}
+	powercut.Case{
+		Name: "pulled",
+		Run: func(dir string, safe func(string)) {
+			l, err := openAt(dir)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			ok := func(what string, err error) {
+				if err != nil {
+					t.Errorf("%s: %v", what, err)
+				}
+				safe(what)
+			}
+			ok("begun", l.Begin(image))
+			ok("pulled", l.Done(image, id, &mine))
+			ok("begun again", l.Begin(image))
+			ok("failed", l.Failed(image))
+		},
+		Check: func(dir string, safe []string) error {
+			l, err := openAt(dir)
+			if err != nil || len(safe) == 0 {
+				return err
+			}
+			for _, secrets := range [][]keyring.Source{nil, {other}} {
+				if may, err := l.MayUse(image, id, secrets); may || err != nil {
+					return fmt.Errorf("with %v the image may be used: %v, %v", secrets, may, err)
+				}
+			}
+			may, err := l.MayUse(image, id, []keyring.Source{mine})
+			if err != nil || !may && slices.Contains(safe, "pulled") {
+				return fmt.Errorf("who pulled the image may use it: %v, %v", may, err)
+			}
+			return nil
+		},
+		Redundant: map[string]string{
+			"fsync root/images/":                      "the next one is for both directories",
+			"fsync root/images/pulling/.<1>.*.tmp":    "only the name of this file is looked at",
+			"fsync root/images/pulling/.<1>.*.tmp #2": "only the name of this file is looked at",
+			"fsync root/images/pulling/ #2":           "it was pulled before: the record says all that this would",
+		},
+	}.Test(t)
+}

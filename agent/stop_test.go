@@ -1,0 +1,79 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/crisp-cri/crisp/agent/crix"
+	"github.com/crisp-cri/crisp/agent/desired"
+	"github.com/crisp-cri/crisp/agent/manifest"
+	"github.com/crisp-cri/crisp/agent/probe"
+	"github.com/crisp-cri/crisp/agent/source"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	internalapi "k8s.io/cri-api/pkg/apis"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// A leaving runtime is one while an agent ends: away, or slow with what it does.
+type leaving struct {
+	internalapi.RuntimeService
+	away bool
+	slow time.Duration
+	cut  bool // a call that was waited for no more
+}
+
+func (l *leaving) err() error {
+	if l.away {
+		return errors.New("away")
+	}
+	return nil
+}
+
+func (l *leaving) Version(context.Context, string) (*cri.VersionResponse, error) {
+	return &cri.VersionResponse{}, l.err()
+}
+
+func (l *leaving) ListPodSandbox(ctx context.Context, _ *cri.PodSandboxFilter) ([]*cri.PodSandbox, error) {
+	select {
+	case <-time.After(l.slow):
+	case <-ctx.Done():
+		l.cut = true
+	}
+	return nil, l.err()
+}
+
+func (l *leaving) ListContainers(context.Context, *cri.ContainerFilter) ([]*cri.Container, error) {
+	return nil, l.err()
+}
+
+// An agent that is to stop its pods ends though the runtime is away, and waits for what
+// takes its time.
+func TestStopsWithoutRuntime(t *testing.T) {
+	for name, runtime := range map[string]*leaving{"away": {away: true}, "slow": {slow: 10 * time.Minute}} {
+		t.Run(name, func(t *testing.T) {
+			root := t.TempDir()
+			synctest.Test(t, func(t *testing.T) {
+				driver, err := crix.New(crix.Options{Root: root, Log: slog.New(slog.DiscardHandler)})
+				if err != nil {
+					t.Fatal(err)
+				}
+				driver.Connect(runtime, nil)
+				a := &agent{Options: Options{Root: root, Log: slog.New(slog.DiscardHandler)}, driver: driver, runtime: runtime, wanted: desired.New([]string{manifest.SourceFile})}
+				a.probes = probe.New(t.Context(), probe.Options{Log: a.Log})
+				pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "web", Namespace: "default", UID: "u"}}
+				a.wanted.Update(source.Update{Source: manifest.SourceFile, Files: []source.File{{Path: "f", Objects: []manifest.Object{pod}}}})
+				begun := time.Now()
+				a.stopPods(t.Context())
+				if took := time.Since(begun); runtime.cut || took > max(2*stopPatience, runtime.slow) {
+					t.Errorf("it took %v, cut short: %v", took, runtime.cut)
+				}
+				synctest.Wait()
+			})
+		})
+	}
+}

@@ -1,0 +1,29 @@
+package volume
+
+import (
+	"bytes"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// noSwap is the option of a tmpfs whose pages stay in memory (tmpfs(5); Linux 6.4).
+const noSwap = "noswap"
+
+// MaySwap reports whether what volumes hold in memory, Secrets among it, may be written
+// to a disk: the node swaps, and its kernel knows no tmpfs that does not.
+func MaySwap() bool {
+	// The first line of the table is its heading (proc_swaps(5)).
+	table, err := os.ReadFile("/proc/swaps")
+	return err == nil && bytes.Count(table, []byte("\n")) > 1 && !knows(noSwap)
+}
+
+// knows reports whether the kernel knows this option of a tmpfs (fsconfig(2)).
+func knows(option string) bool {
+	fs, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
+	if err != nil {
+		return false
+	}
+	defer unix.Close(fs)
+	return unix.FsconfigSetFlag(fs, option) == nil
+}
