@@ -23,7 +23,7 @@ CNI_PLUGINS := main/bridge ipam/host-local meta/portmap meta/bandwidth
 export CGO_ENABLED = 1
 export GO
 
-.PHONY: help all demo test test-vm test-kubelet critest bench lint vuln install deb clean deps vm-deps
+.PHONY: help all demo test test-vm test-kubelet fuzz critest bench lint vuln install deb clean deps vm-deps
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,7 +51,7 @@ demo: all ## run a web server, its sidecar and what they need, and show it (root
 test: all .cache/containerd ## run every test, those that touch the kernel included (root)
 	@test "$$(id -u)" = 0 || { echo "make test: the kernel tests need root: run sudo make test"; exit 1; }
 	$(GO) vet -tags "$(TAGS)" ./...
-	CRISP_BIN=$(CURDIR)/bin $(GO) test -tags "$(TAGS)" -p 1 -timeout 20m ./...
+	CRISP_BIN=$(CURDIR)/bin $(GO) test -tags "$(TAGS)" -timeout 20m ./...
 
 test-vm: all vm-deps $(if $(QUICK),,.cache/containerd) ## run the tests on a node with systemd, in an emulator (root; QUICK=1: the short form; ARGS="-steps …")
 	packaging/deb.sh $(BIN) "$(VERSION)"
@@ -67,6 +67,9 @@ test-kubelet: all ## hold the agent against the real kubelet, which is built fir
 	@mkdir -p .cache
 	cd test/kubelet && $(GO) build -ldflags "-s -w" -o ../../.cache/kubelet k8s.io/kubernetes/cmd/kubelet
 	cd test/kubelet && CRISP_BIN=$(CURDIR)/bin $(GO) test -count 1 -timeout 20m -v $(ARGS) .
+
+fuzz: deps ## run every fuzz target for TIME=30s each, to find inputs that fail (root; ARGS="-run image.Fuzz", -keep)
+	$(GO) run ./test/fuzz -tags "$(TAGS)" -time $(or $(TIME),30s) $(ARGS)
 
 critest: all ## run the critest found on PATH against a fresh crispd (root)
 	bash test/conformance/critest.sh bin $(ARGS)

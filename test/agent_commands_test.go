@@ -76,6 +76,7 @@ func aboutNode(t *testing.T, a *agentProcess) {
 	a.says(0, `(?s)^runtime +ok\nRuntimeReady +ok\nNetworkReady +ok\nagent +ok\ncgroups +ok\nnft +ok\nforwarding +ok\n$`, "doctor")
 
 	// A broken manifest is told where people look.
+	a.n.expects("manifest rejected.*broken.yaml")
 	broken := filepath.Join(a.manifests, "broken.yaml")
 	if err := os.WriteFile(broken, []byte("apiVersion: v1\nkind: Pod\nmetadata: {name: x}\nspec: {containers: [{nam: c}]}\n"), 0o644); err != nil {
 		t.Fatal(err)

@@ -53,10 +53,12 @@ func podsAreFound(t *testing.T, l *lab) {
   volumes: [{name: d, hostPath: {path: DIR}}]
 `, func(t *testing.T, l *lab) {
 		l.awaitReady()
+		uid := string(l.pod().UID)
+		l.n.expects("files of an unknown pod stay.*" + uid)
 		l.end(syscall.SIGKILL)
 		l.remove()
 		// Even what the agent knew of it is lost: labels and annotations remain.
-		if err := os.RemoveAll(filepath.Join(l.n.dir, "agent", "pods", string(l.pod().UID), "pod.json")); err != nil {
+		if err := os.RemoveAll(filepath.Join(l.n.dir, "agent", "pods", uid, "pod.json")); err != nil {
 			t.Fatal(err)
 		}
 		l.start()
@@ -64,6 +66,7 @@ func podsAreFound(t *testing.T, l *lab) {
 		if l.read("ends") != "1" {
 			t.Error("the hook before the end has not run")
 		}
+		removeCgroups("kubepods/besteffort/pod" + uid) // which the agent would sweep ten minutes later
 	})
 
 	l.run(t, "forgotten", `

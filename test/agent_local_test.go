@@ -296,3 +296,32 @@ func TestAgentRun(t *testing.T) {
 	a.says(0, `pod/ear created`, "apply", "--wait", "-f", a.file("ear.yaml", out))
 	a.says(0, `pod/ear deleted`, "delete", "ear", "--grace-period", "1")
 }
+
+// Who interrupts what runs by hand ends its pod; who does so again does not wait for
+// that. The pod ends all the same.
+func TestAgentRunInterrupted(t *testing.T) {
+	l := startLab(t)
+	a, n := l.agentProcess, l.n
+	a.until(func() bool { _, code := a.crisp("", "get", "nodes"); return code == 0 }, "the agent answers")
+	cmd := exec.Command(filepath.Join(n.binaries.dir, "crisp"), "run", "--rm", "--name", "x", "--pull", "Never", testImage, "--", "ignore-term", "print", "deaf", "sleep", "for-ever")
+	cmd.Env = append(os.Environ(), "CRISP_AGENT_ROOT="+filepath.Join(n.dir, "agent"), "CRISP_RUNTIME_ENDPOINT=unix://"+n.socket)
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer cmd.Process.Kill()
+	interrupt := func() {
+		t.Helper()
+		if err := cmd.Process.Signal(os.Interrupt); err != nil {
+			t.Fatal(err)
+		}
+	}
+	a.until(func() bool { out, _ := a.crisp("", "logs", "x"); return strings.Contains(out, "deaf") }, "the container runs")
+	interrupt()
+	a.until(func() bool { out, _ := a.crisp("", "get", "pods"); return strings.Contains(out, "Terminating") }, "the pod is being ended")
+	interrupt()
+	err := cmd.Wait()
+	if status, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); !ok || !status.Signaled() || status.Signal() != syscall.SIGINT {
+		t.Errorf("the second interrupt did not end it: %v", err)
+	}
+	a.until(func() bool { out, _ := a.crisp("", "get", "pods"); return strings.Contains(out, "no pods") }, "the pod is gone")
+}

@@ -2,10 +2,12 @@ package test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -14,12 +16,14 @@ import (
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"github.com/opencontainers/cgroups"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	v1 "k8s.io/api/core/v1"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crisp-cri/crisp/internal/noleaks"
+	"github.com/crisp-cri/crisp/internal/testns"
 )
 
 // The agent speaks CRI and nothing else: it does on a containerd what it does on
@@ -157,6 +161,10 @@ func startContainerd(t *testing.T) *node {
 			t.Error(err)
 		}
 	})
+	mountAllCgroups(t)
+	if testns.Isolated() {
+		t.Cleanup(func() { os.RemoveAll("/run/containerd") }) // where its shims are, whatever its configuration says
+	}
 	writeContainerdConfig(t, n)
 	log, err := os.Create(filepath.Join(n.dir, "containerd.log"))
 	if err != nil {
@@ -198,6 +206,42 @@ func startContainerd(t *testing.T) *node {
 		t.Fatal(err)
 	}
 	return n
+}
+
+// mountAllCgroups mounts the hierarchies of cgroup v1 that are there and mounted
+// nowhere: containerd gives no statistics of any container beside one.
+func mountAllCgroups(t *testing.T) {
+	t.Helper()
+	if !testns.Isolated() {
+		return
+	}
+	mine, err := cgroups.ParseCgroupFile("/proc/self/cgroup")
+	if err != nil {
+		t.Fatal(err)
+	}
+	mounts, err := cgroups.GetCgroupMounts(true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for controller := range mine {
+		if controller == "" || strings.HasPrefix(controller, "name=") ||
+			slices.ContainsFunc(mounts, func(m cgroups.Mount) bool { return slices.Contains(m.Subsystems, controller) }) {
+			continue
+		}
+		dir := filepath.Join("/sys/fs/cgroup", controller)
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := syscall.Mount("cgroup", dir, "cgroup", 0, controller); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			removeCgroups("kubepods/burstable", "kubepods/besteffort", "kubepods")
+			if err := errors.Join(syscall.Unmount(dir, 0), os.Remove(dir)); err != nil {
+				t.Error(err)
+			}
+		})
+	}
 }
 
 // containerdBin is the directory of Debian's containerd: unpacked by make test,

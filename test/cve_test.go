@@ -4,8 +4,12 @@ import (
 	"archive/tar"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"runtime"
+	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -122,6 +126,9 @@ func TestMountsStayInContainer(t *testing.T) {
 	close(stop)
 	<-stopped
 	t.Logf("%d of 30 started", started)
+	if started == 0 {
+		t.Error("none started: whether a mount is made outside was not seen")
+	}
 	a.worksStill()
 }
 
@@ -170,6 +177,34 @@ func TestWorkingDirectoryIsNoDescriptor(t *testing.T) {
 		t.Fatal(err)
 	}
 	fromAnywhere := strings.Repeat("../", 12) + strings.TrimPrefix(secret, "/")
+	seesHost := func(pid int) bool {
+		_, err := os.Stat(filepath.Join("/proc", fmt.Sprint(pid), "cwd", fromAnywhere))
+		return err == nil
+	}
+
+	// Were a process of a container outside, both ways to look would show it.
+	ordinary, err := a.try(nil, "sleep", "for-ever")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for command, want := range map[string]string{"cat": string(host), "sleep": ""} {
+		outside := exec.Command("/testbin", command, map[bool]string{true: fromAnywhere, false: "for-ever"}[command == "cat"])
+		outside.SysProcAttr = &syscall.SysProcAttr{Chroot: fmt.Sprintf("/proc/%d/root", a.pid(ordinary))} // and no chdir
+		var out strings.Builder
+		outside.Stdout = &out
+		if err := outside.Start(); err != nil {
+			t.Fatal(err)
+		}
+		if command == "sleep" {
+			if !seesHost(outside.Process.Pid) {
+				t.Error("a working directory that is outside is not found to be")
+			}
+			outside.Process.Kill()
+		}
+		if err := outside.Wait(); command == "cat" && err != nil || out.String() != want {
+			t.Errorf("%s outside says %q, %v; want %q", command, out.String(), err, want)
+		}
+	}
 	for fd := range 20 {
 		dir := fmt.Sprintf("/proc/self/fd/%d", fd)
 		id, err := a.try(func(c *cri.ContainerConfig) { c.WorkingDir = dir }, "sleep", "for-ever")
@@ -179,7 +214,7 @@ func TestWorkingDirectoryIsNoDescriptor(t *testing.T) {
 		if out, code := a.exec(id, "cat", fromAnywhere); code == 0 {
 			t.Fatalf("from %s the host is seen: %s", dir, out)
 		}
-		if _, err := os.Stat(filepath.Join("/proc", fmt.Sprint(a.pid(id)), "cwd", fromAnywhere)); err == nil {
+		if seesHost(a.pid(id)) {
 			t.Fatalf("%s as working directory is outside", dir)
 		}
 	}
@@ -221,6 +256,35 @@ func TestDevicesThatAreLinks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	masked := []string{"/proc/version", "/proc/sys/kernel/ostype"}
+	shown := func(id, path string) (wrong string) {
+		if out, code := a.exec(id, "cat", path); code == 0 && out != "" {
+			return fmt.Sprintf("shows %q", out)
+		}
+		// What is mounted there must be the null device, and nothing that can be written to.
+		if out, code := a.exec(id, "stat", path); code == 0 && !strings.HasSuffix(out, " 1 3\n") {
+			return fmt.Sprintf("is %q", out)
+		}
+		return ""
+	}
+	for _, hidden := range []bool{true, false} { // what is not hidden is found to be shown
+		id, err := a.try(func(c *cri.ContainerConfig) {
+			if hidden {
+				c.Linux.SecurityContext.MaskedPaths = masked
+			}
+		}, "sleep", "for-ever")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, path := range masked {
+			if wrong := shown(id, path); (wrong == "") != hidden {
+				t.Errorf("an ordinary container that hides it: %v, %s %s", hidden, path, wrong)
+			}
+			if out, code := a.exec(id, "stat", path); code != 0 || strings.HasSuffix(out, " 1 3\n") != hidden {
+				t.Errorf("an ordinary container that hides it: %v, %s is %q", hidden, path, out)
+			}
+		}
+	}
 	for _, test := range []struct {
 		name, link, target string
 		tty                bool
@@ -255,19 +319,15 @@ func TestDevicesThatAreLinks(t *testing.T) {
 		}
 		id, err := a.try(func(c *cri.ContainerConfig) {
 			c.Mounts, c.Tty = []*cri.Mount{{HostPath: volume, ContainerPath: "/dev"}}, test.tty
-			c.Linux.SecurityContext.MaskedPaths = []string{"/proc/version", "/proc/sys/kernel/ostype"}
+			c.Linux.SecurityContext.MaskedPaths = masked
 		}, "sleep", "for-ever")
 		if err != nil {
 			t.Logf("%s: %v", test.name, err)
 			continue
 		}
-		for _, masked := range []string{"/proc/version", "/proc/sys/kernel/ostype"} {
-			if out, code := a.exec(id, "cat", masked); code == 0 && out != "" {
-				t.Errorf("%s: %s shows %q", test.name, masked, out)
-			}
-			// What is mounted there must be the null device, and nothing that can be written to.
-			if out, code := a.exec(id, "stat", masked); code == 0 && !strings.HasSuffix(out, " 1 3\n") {
-				t.Errorf("%s: %s is %q", test.name, masked, out)
+		for _, path := range masked {
+			if wrong := shown(id, path); wrong != "" {
+				t.Errorf("%s: %s %s", test.name, path, wrong)
 			}
 		}
 		if out, code := a.exec(id, "stat", "/proc/sys/kernel/core_pattern"); code != 0 || !strings.HasPrefix(out, "-rw-r--r-- 0 0") {
@@ -298,6 +358,34 @@ func TestNoMountsOverProc(t *testing.T) {
 	for _, file := range []string{written, filepath.Join(fake, "attr/exec")} {
 		touch(t, file)
 	}
+	over := func(id string) (found []string) {
+		mounts, code := a.exec(id, "cat", "/proc/1/mountinfo")
+		if code != 0 {
+			t.Fatalf("mountinfo: %q, %d", mounts, code)
+		}
+		for line := range strings.Lines(mounts) {
+			if fields := strings.Fields(line); len(fields) > 4 && strings.HasPrefix(fields[4], "/proc/") && strings.Contains(fields[3], filepath.Base(fake)) {
+				found = append(found, fields[4])
+			}
+		}
+		return found
+	}
+	// Were such a mount there, it would be found.
+	planted, err := a.try(func(c *cri.ContainerConfig) {
+		c.Mounts = []*cri.Mount{{HostPath: fake, ContainerPath: "/fake"}}
+	}, "sleep", "for-ever")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if found := over(planted); len(found) > 0 {
+		t.Errorf("an ordinary container has mounts on %v", found)
+	}
+	if err := mountInside(a.pid(planted), "/fake/attr", "/proc/1/attr"); err != nil {
+		t.Fatal(err)
+	}
+	if found := over(planted); !slices.Equal(found, []string{"/proc/1/attr"}) {
+		t.Errorf("a mount that is on /proc/1/attr is found on %v", found)
+	}
 	for _, target := range []string{"/proc/self/attr", "/proc/thread-self/attr", "/proc/sys/kernel", "/proc/self", "/v/p/self/attr", "/v/p/sys", "/v/p/thread-self/attr/exec"} {
 		source := fake
 		if filepath.Base(target) == "exec" {
@@ -307,11 +395,8 @@ func TestNoMountsOverProc(t *testing.T) {
 			c.Mounts = []*cri.Mount{{HostPath: volume, ContainerPath: "/v"}, {HostPath: source, ContainerPath: target}}
 		}, "sleep", "for-ever")
 		if err == nil {
-			mounts, code := a.exec(id, "cat", "/proc/1/mountinfo")
-			for line := range strings.Lines(mounts) {
-				if fields := strings.Fields(line); len(fields) > 4 && strings.HasPrefix(fields[4], "/proc/") && strings.Contains(fields[3], filepath.Base(fake)) {
-					t.Errorf("a mount on %s is on %s (code %d)", target, fields[4], code)
-				}
+			if found := over(id); len(found) > 0 {
+				t.Errorf("a mount on %s is on %v", target, found)
 			}
 		} else {
 			t.Logf("%s: %v", target, err)
@@ -323,6 +408,28 @@ func TestNoMountsOverProc(t *testing.T) {
 		}
 	}
 	a.worksStill()
+}
+
+// mountInside makes a bind mount in the mount namespace of a process, by paths there.
+func mountInside(pid int, source, target string) error {
+	ns, err := os.Open(fmt.Sprintf("/proc/%d/ns/mnt", pid))
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // and never again anybody's: the thread ends with us
+		err := unix.Unshare(unix.CLONE_FS)
+		if err == nil {
+			err = unix.Setns(int(ns.Fd()), unix.CLONE_NEWNS)
+		}
+		if err == nil {
+			err = unix.Mount(source, target, "", unix.MS_BIND, "")
+		}
+		done <- err
+	}()
+	return <-done
 }
 
 // A number is that user and group, whatever the image calls so (CVE-2016-3697).

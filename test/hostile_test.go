@@ -32,6 +32,7 @@ var hostile = map[string]string{
 // Unknown, no file in another place, and crispd works as before.
 func TestHostileRequests(t *testing.T) {
 	n, _ := startNode(t)
+	n.parents = []string{"escape/here", "escape"} // a cgroup_parent is its client's to remove
 	if err := n.useRegistry(newRegistry()); err != nil {
 		t.Fatal(err)
 	}

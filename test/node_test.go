@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -50,6 +51,10 @@ type node struct {
 	manage    func(*exec.Cmd) // makes crispd a service manager's, before it is started
 
 	unmountAll []string // tmpfs mounts that a script asked for
+
+	parents  []string         // cgroup_parents that the test has asked for, the deepest first
+	idle     noleaks.Snapshot // before the first pod
+	expected []*regexp.Regexp // errors in the daemons' logs that the test provokes
 }
 
 // startNode starts an instance with the test image in it, for a test that is no
@@ -144,7 +149,7 @@ func withNode(cmd func(*node, *testscript.TestScript, []string) error) func(*tes
 
 var errUsage = errors.New("usage: see script/README.md")
 
-// daemonCmd is: daemon start [FLAG...] | stop | kill
+// daemonCmd is: daemon start [FLAG...] | start files SOFT HARD | stop | kill
 func (n *node) daemonCmd(ts *testscript.TestScript, args []string) error {
 	if len(args) == 0 {
 		return errUsage
@@ -156,6 +161,13 @@ func (n *node) daemonCmd(ts *testscript.TestScript, args []string) error {
 		text := strings.ReplaceAll(ts.ReadFile("crispd.toml"), "$WORK", ts.Getenv("WORK"))
 		if err := os.WriteFile(config, []byte(text), 0o644); err != nil {
 			return err
+		}
+		if len(args) == 4 && args[1] == "files" {
+			n.manage = func(cmd *exec.Cmd) {
+				cmd.Args = append([]string{"sh", "-c", `ulimit -Sn $0 && ulimit -Hn $1 && shift && exec "$@"`, args[2], args[3], cmd.Path}, cmd.Args[1:]...)
+				cmd.Path = "/bin/sh"
+			}
+			return n.start(config, nil)
 		}
 		return n.start(config, args[1:])
 	case "stop":
@@ -251,25 +263,22 @@ func (n *node) start(config string, flags []string) error {
 	if n.cmd != nil {
 		return errors.New("the daemon runs already")
 	}
-	log, err := os.OpenFile(filepath.Join(n.dir, "crispd.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	log, err := os.OpenFile(n.log(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
 		return err
 	}
 	defer log.Close()
-	var stderr bytes.Buffer // of a daemon that does not come up
+	begins, err := log.Seek(0, io.SeekEnd)
+	if err != nil {
+		return err
+	}
 	cmd := exec.Command(filepath.Join(n.binaries.dir, "crispd"),
 		append([]string{"--config", config, "--root", n.root, "--state", n.state, "--socket", n.socket}, flags...)...)
 	cmd.Env = append(os.Environ(), "CONTAINERS_REGISTRIES_CONF="+filepath.Join(n.dir, "registries.conf"))
 	if n.manage != nil {
 		n.manage(cmd)
 	}
-	tail := filepath.Join(n.dir, "crispd.stderr")
-	out, err := os.Create(tail)
-	if err != nil {
-		return err
-	}
-	defer out.Close()
-	cmd.Stdout, cmd.Stderr = log, out
+	cmd.Stdout, cmd.Stderr = log, log
 	if err := cmd.Start(); err != nil {
 		return err
 	}
@@ -290,14 +299,16 @@ func (n *node) start(config string, flags []string) error {
 		cancel()
 		if err == nil {
 			n.cmd, n.exited = cmd, exited
-			return nil
+			return n.takeIdle()
 		}
 		select {
 		case <-exited:
 			n.conn.Close()
-			text, _ := os.ReadFile(tail)
-			stderr.Write(text)
-			return fmt.Errorf("crispd: %v: %s", cmd.ProcessState, bytes.TrimSpace(stderr.Bytes()))
+			text, err := os.ReadFile(n.log())
+			if err != nil {
+				return err
+			}
+			return fmt.Errorf("crispd: %v: %s", cmd.ProcessState, bytes.TrimSpace(text[begins:]))
 		case <-time.After(10 * time.Millisecond):
 		}
 	}
@@ -362,6 +373,9 @@ func (n *node) stopDaemon(sig syscall.Signal) error {
 // follows when the script's other clean-up is done.
 func (n *node) noleaksCmd(ts *testscript.TestScript, args []string) error {
 	if n.cmd != nil {
+		if err := n.withoutPods(); err != nil {
+			return err
+		}
 		if err := n.stopDaemon(syscall.SIGTERM); err != nil {
 			return err
 		}
@@ -374,6 +388,7 @@ func (n *node) wipe() error {
 		return nil
 	}
 	n.remember()
+	n.keepExecutorLog()
 	out, err := exec.Command(filepath.Join(n.binaries.dir, "crispd"), "wipe", "--all", "--config", "", "--root", n.root, "--state", n.state).CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("crispd wipe: %w: %s", err, out)
@@ -389,6 +404,9 @@ func (n *node) wipe() error {
 
 func (n *node) end(t testing.TB) {
 	if n.cmd != nil {
+		if err := n.withoutPods(); err != nil {
+			t.Error(err)
+		}
 		if err := n.stopDaemon(syscall.SIGTERM); err != nil {
 			t.Error(err)
 		}
@@ -396,6 +414,7 @@ func (n *node) end(t testing.TB) {
 	if err := n.wipe(); err != nil {
 		t.Error(err)
 	}
+	n.checkLogs(t)
 	if n.registry != nil {
 		n.registry.close()
 	}

@@ -26,7 +26,7 @@ import (
 func (n *node) logged(t *testing.T, want map[string]string) map[string]any {
 	t.Helper()
 	for range 600 {
-		for line := range bytes.Lines(read(t, filepath.Join(n.dir, "crispd.stderr"))) {
+		for line := range bytes.Lines(read(t, filepath.Join(n.dir, "crispd.log"))) {
 			var have map[string]any
 			if json.Unmarshal(line, &have) != nil {
 				continue
@@ -42,7 +42,7 @@ func (n *node) logged(t *testing.T, want map[string]string) map[string]any {
 		}
 		time.Sleep(50 * time.Millisecond)
 	}
-	t.Fatalf("no line with %v in\n%s", want, read(t, filepath.Join(n.dir, "crispd.stderr")))
+	t.Fatalf("no line with %v in\n%s", want, read(t, filepath.Join(n.dir, "crispd.log")))
 	return nil
 }
 
@@ -239,6 +239,7 @@ func TestReload(t *testing.T) {
 		t.Errorf("in force:\n%s", got)
 	}
 
+	n.expects("configuration not reloaded.*no_such_key")
 	hangUp("[log]\nlevel = \"info\"\n\nno_such_key = 1\n")
 	n.logged(t, map[string]string{"msg": "configuration not reloaded", "err": config + ":4"})
 	if got := handlers(); !strings.Contains(got, "strict") {
@@ -276,6 +277,7 @@ func TestReloadInPart(t *testing.T) {
 		}
 	}
 	hangUp()
+	n.expects("configuration reloaded in part.*metrics.address")
 	n.logged(t, map[string]string{"msg": "configuration reloaded in part", "err": "metrics.address: "})
 	n.logged(t, map[string]string{"key": "metrics.address", "takes": "not taken"})
 	n.logged(t, map[string]string{"key": "log.level", "takes": "at once"})
@@ -464,7 +466,7 @@ func TestWipeOfAStartingExecutor(t *testing.T) {
 			t.Fatal(err)
 		}
 		n.wiped = false
-		out, err := os.Create(filepath.Join(n.dir, "crispd.stderr"))
+		out, err := os.Create(filepath.Join(n.dir, "killed.log"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -474,7 +476,7 @@ func TestWipeOfAStartingExecutor(t *testing.T) {
 			t.Fatal(err)
 		}
 		out.Close()
-		for !bytes.Contains(read(t, filepath.Join(n.dir, "crispd.stderr")), []byte("executor was started")) {
+		for !bytes.Contains(read(t, filepath.Join(n.dir, "killed.log")), []byte("executor was started")) {
 			time.Sleep(time.Millisecond)
 		}
 		cmd.Process.Kill()

@@ -1,13 +1,15 @@
 package test
 
 import (
-	"flag"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
+
+	"github.com/crisp-cri/crisp/internal/testns"
 )
 
 // A binaries is where the programs under test are.
@@ -44,14 +46,18 @@ func build() (b binaries, err error) {
 	}
 	b.archive = filepath.Join(scratch, "testbin.tar")
 	// On a machine without Go testbin lies beside the programs.
-	if b.testbin = filepath.Join(b.dir, "testbin"); exists(b.testbin) {
-		return b, writeArchive(b.archive, b.testbin)
+	if b.testbin = filepath.Join(b.dir, "testbin"); !exists(b.testbin) {
+		b.testbin = filepath.Join(scratch, "testbin")
 	}
-	b.testbin = filepath.Join(scratch, "testbin")
-	cmd := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", b.testbin, "github.com/crisp-cri/crisp/internal/testbin")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return b, fmt.Errorf("build testbin: %w\n%s", err, out)
+	if exists(b.archive) {
+		return b, nil // made for all tests
+	}
+	if !exists(b.testbin) {
+		cmd := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", b.testbin, "github.com/crisp-cri/crisp/internal/testbin")
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return b, fmt.Errorf("build testbin: %w\n%s", err, out)
+		}
 	}
 	return b, writeArchive(b.archive, b.testbin)
 }
@@ -61,19 +67,31 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// scratch is for what all scripts share.
-var scratch string
+// scratch is for what all tests share.
+var scratch = os.Getenv("CRISP_TEST_SCRATCH")
 
 func TestMain(m *testing.M) {
-	var err error
-	if scratch, err = os.MkdirTemp("", "crisp-test-"); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
+	testns.Main(m, testns.Options{
+		Prepare: func() ([]string, func(), error) {
+			var err error
+			if scratch, err = os.MkdirTemp("", "crisp-test-"); err != nil {
+				return nil, nil, err
+			}
+			if os.Getuid() == 0 {
+				build() // an error is told by each test that needs them
+			}
+			return []string{"CRISP_TEST_SCRATCH=" + scratch}, func() { os.RemoveAll(scratch) }, os.Chmod(scratch, 0o711)
+		},
+		Subtests: map[string][]string{"TestScript": scripts()},
+		First:    []string{"TestExecutorThatStandsStillIsReplaced", "TestAgentPods", "TestAgentEnds"},
+	})
+}
+
+// scripts are the names of the transcripts in script/.
+func scripts() []string {
+	paths, _ := filepath.Glob("script/*.txtar")
+	for i, p := range paths {
+		paths[i] = strings.TrimSuffix(filepath.Base(p), ".txtar")
 	}
-	// One script at a time: each looks at the whole kernel for what it left.
-	flag.Parse()
-	flag.Set("test.parallel", "1")
-	code := m.Run()
-	os.RemoveAll(scratch)
-	os.Exit(code)
+	return paths
 }

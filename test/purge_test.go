@@ -68,3 +68,95 @@ status 0
 		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
 }
+
+// removals runs prerm and postrm as purges does, with the programs of $PROGRAMS
+// installed, and without them after the removal.
+const removals = `
+mount -t tmpfs tmpfs /etc; mount -t tmpfs tmpfs /run; mount -t tmpfs tmpfs /var/lib
+install -D "$PROGRAMS/crispd" /run/programs/bin/crispd
+install -D -t /run/programs/libexec/crisp "$PROGRAMS/crisp-executor" "$PROGRAMS/crisp-podinit"
+mkdir -p /usr/libexec
+mount --bind /run/programs /mnt
+installed() { mount -t overlay -o lowerdir=/mnt/bin:/usr/bin overlay /usr/bin; mount --bind /mnt/libexec /usr/libexec; }
+remove() {
+	sh -c "$PRERM" prerm remove 2>&1
+	umount -l /usr/bin /usr/libexec
+}
+reboot() { umount -l /run; mount -t tmpfs tmpfs /run; }
+purge() {
+	sh -c "$POSTRM" postrm purge 2>&1 && echo "status 0" || echo "status $?"
+	for dir in /var/lib/crisp /run/crisp; do
+		[ ! -e $dir ] || echo "$dir is left"
+	done
+}
+pod() { mkdir -p $1/crisp/sandboxes/4f5c; }
+
+echo "--- a pod that the executor died under"
+installed; pod /run; pod /var/lib
+remove
+purge
+
+echo "--- a reboot after the removal"
+installed; pod /run; pod /var/lib
+remove
+reboot
+purge
+
+echo "--- a reboot before the removal"
+installed; pod /var/lib
+remove
+ls /var/lib/crisp/removed
+purge
+
+echo "--- no pod"
+installed; mkdir -p /var/lib/crisp/sandboxes
+remove
+ls /var/lib/crisp
+purge
+`
+
+// A purge ends what a removal has left, though the package's programs have gone and
+// nobody has run since: the executor may have died, and a reboot ends it always.
+func TestPurgeAfterAReboot(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root: it mounts")
+	}
+	cmd := exec.Command("unshare", "--mount", "--net", "--propagation", "private", "sh", "-eu", "-c", removals)
+	cmd.Env = append(os.Environ(), "PROGRAMS="+buildOnce(t).dir)
+	for name, file := range map[string]string{"PRERM": "prerm", "POSTRM": "postrm"} {
+		script, err := os.ReadFile("../packaging/debian/" + file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cmd.Env = append(cmd.Env, name+"="+string(script))
+	}
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	const runs = "crisp: 1 pods run on, with nobody to manage them. Installing crisp again takes them back; purging it ends them and removes images and state.\n"
+	const want = `--- a pod that the executor died under
+` + runs + `crisp: ending all pods
+status 0
+--- a reboot after the removal
+` + runs + `crisp: ending all pods
+status 0
+--- a reboot before the removal
+crisp-executor
+crispd
+crisp: ending all pods
+status 0
+--- no pod
+sandboxes
+status 0
+`
+	var got strings.Builder
+	for line := range strings.Lines(string(out)) {
+		if !strings.Contains(line, `"msg":"leftover was removed"`) { // that is the pod, which has no record
+			got.WriteString(line)
+		}
+	}
+	if strings.TrimSpace(got.String()) != strings.TrimSpace(want) {
+		t.Errorf("got\n%s\nwant\n%s", got.String(), want)
+	}
+}

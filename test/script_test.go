@@ -1,7 +1,6 @@
 package test
 
 import (
-	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -14,8 +13,6 @@ import (
 	"github.com/crisp-cri/crisp/internal/noleaks"
 	"github.com/crisp-cri/crisp/server/selinux"
 )
-
-var verbose = flag.Bool("daemon-log", false, "show crispd's log when a script fails")
 
 // programs are the ones that a script may start and must not leave.
 var programs = []string{"crispd", "crisp-executor", "crisp-podinit", "crisp", "testbin", "bridge", "host-local", "portmap", "bandwidth"}
@@ -31,6 +28,7 @@ func TestScript(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir:                "script",
 		RequireUniqueNames: true,
+		WorkdirRoot:        t.TempDir(),
 		Setup: func(env *testscript.Env) error {
 			before, err := noleaks.Take(programs...)
 			if err != nil {
@@ -53,10 +51,6 @@ func TestScript(t *testing.T) {
 			env.Defer(func() {
 				tb := env.T().(testing.TB)
 				n.end(tb)
-				if tb.Failed() && *verbose {
-					log, _ := os.ReadFile(filepath.Join(n.dir, "crispd.log"))
-					tb.Logf("crispd's log:\n%s", log)
-				}
 				before.Check(tb, n.mine, programs...)
 			})
 			return nil
@@ -97,6 +91,7 @@ func TestScript(t *testing.T) {
 			"disk":       withNode((*node).diskCmd),
 			"nobody":     withNode((*node).nobodyCmd),
 			"noleaks":    withNode((*node).noleaksCmd),
+			"log-error":  withNode((*node).logErrorCmd),
 		},
 	})
 }

@@ -85,18 +85,22 @@ func TestServiceRestarts(t *testing.T) {
 	if now, err := n.executorPid(); err != nil || now != executor || u.pid(counter) != pid {
 		t.Errorf("executor %d, container %d; they were %d and %d (err %v)", now, u.pid(counter), executor, pid, err)
 	}
+	ended := false
 	for range 100 {
 		resp, err := n.runtime().ContainerStatus(u.ctx(), &cri.ContainerStatusRequest{ContainerId: quitter})
 		if err != nil {
 			t.Fatal(err)
 		}
 		if s := resp.Status; s.State == cri.ContainerState_CONTAINER_EXITED {
-			if s.ExitCode != 7 {
+			if ended = true; s.ExitCode != 7 {
 				t.Errorf("what ended meanwhile ended with %d, %s", s.ExitCode, s.Message)
 			}
 			break
 		}
 		time.Sleep(100 * time.Millisecond)
+	}
+	if !ended {
+		t.Error("what ended meanwhile is not told to have")
 	}
 	service("systemctl", "stop", unit)
 	if err := syscall.Kill(pid, 0); err != nil {

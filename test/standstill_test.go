@@ -17,6 +17,8 @@ import (
 // on, and no line of theirs is lost.
 func TestExecutorThatStandsStillIsReplaced(t *testing.T) {
 	n, _ := startNode(t)
+	n.expects("executor is in trouble")
+	n.expects("executor is killed, to be replaced")
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	u := &unified{node: n, t: t}

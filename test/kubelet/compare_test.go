@@ -40,8 +40,10 @@ func compare(pod string, kubelet, agent *record) []string {
 			differ("", a[i], b[i], func(path, a, b string) { told(name+" "+path, a, b) })
 		}
 	}
-	if a, b := order(kubelet.steps, ours), order(agent.steps, theirs); a != b {
-		told("order", a, b)
+	for _, of := range orders {
+		if a, b := order(kubelet.steps, ours, of.methods), order(agent.steps, theirs, of.methods); a != b {
+			told("order of "+of.what, a, b)
+		}
 	}
 	differ("", kubelet.status, agent.status, func(path, a, b string) { told("status "+path, a, b) })
 	return lines
@@ -71,9 +73,19 @@ func byName(steps []step) map[string][]any {
 	return groups
 }
 
-// order is the order in which things were first started and stopped, of those
-// that the other has too. What happened at the same time is one element.
-func order(steps []step, other map[string][]any) string {
+// orders are compared one by one. Removals are garbage collection, and probes and
+// hooks go their own ways.
+var orders = []struct {
+	what    string
+	methods []string
+}{
+	{"starts", []string{"RunPodSandbox", "PullImage", "CreateContainer", "StartContainer"}},
+	{"stops", []string{"StopContainer", "StopPodSandbox"}},
+}
+
+// order is the order of the first calls of each of these methods, of those that the
+// other has too. Containers that were stopped at the same time are one element.
+func order(steps []step, other map[string][]any, methods []string) string {
 	var parts []string
 	var run []string // of overlapping steps
 	var until step
@@ -87,8 +99,7 @@ func order(steps []step, other map[string][]any) string {
 	seen := map[string]bool{}
 	for _, s := range steps {
 		method, _, _ := strings.Cut(s.name, " ")
-		// Removals are garbage collection, and probes and hooks go their own ways.
-		if seen[s.name] || len(other[s.name]) == 0 || !slices.Contains([]string{"RunPodSandbox", "PullImage", "CreateContainer", "StartContainer", "StopContainer", "StopPodSandbox"}, method) {
+		if seen[s.name] || len(other[s.name]) == 0 || !slices.Contains(methods, method) {
 			continue
 		}
 		seen[s.name] = true

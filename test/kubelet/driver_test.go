@@ -13,10 +13,10 @@ import (
 // podsCgroup is the cgroup below which both make theirs; the kubelet wants to find
 // it there. Where systemd keeps the cgroups it is the slice of this name, which has
 // no dash, or it would be below another.
-const podsCgroup = "/crisptest"
+const podsCgroup = "/crispkubelet"
 
 // podsSlice is podsCgroup to systemd.
-const podsSlice = "crisptest.slice"
+const podsSlice = "crispkubelet.slice"
 
 // parent is the cgroup of this path below podsCgroup, as CRI has it for the driver.
 func (n *node) parent(names ...string) string {

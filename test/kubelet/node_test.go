@@ -30,6 +30,13 @@ const (
 	nodeName  = "crispnode"
 )
 
+// ownImages are the pods that pull. Each has the image by a name of its own,
+// OWN-IMAGE in its manifest: while one pulls an image, no other pod may have it, not
+// even one that never pulls, by the kubelet and by the agent.
+var ownImages = []string{"pull-always", "pull-if-not-present"}
+
+func ownImage(pod string) string { return "crisp.test/" + pod + ":latest" }
+
 // recorded are the calls that change something, and those by which probes and
 // hooks run.
 var recorded = map[string]bool{
@@ -59,6 +66,7 @@ func startNode(t *testing.T, driver string) *node {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "crisp-"+driver+"-") // short: sockets lie in it
 	check(t, err)
+	check(t, os.Chmod(dir, 0o711)) // or there are no user namespaces: their users must get through
 	n := &node{t: t, driver: driver, dir: dir, ended: map[string]chan error{}, cmds: map[string]*exec.Cmd{}}
 	before := machine(t)
 	t.Cleanup(func() { n.leavesNothing(before) })
@@ -290,7 +298,11 @@ func imageOf(t *testing.T, program []byte) []byte {
 		"rootfs": map[string]any{"type": "layers", "diff_ids": []string{fmt.Sprintf("sha256:%x", sha256.Sum256(layer))}},
 	})
 	check(t, err)
-	manifest, err := json.Marshal([]map[string]any{{"Config": "config.json", "RepoTags": []string{testImage}, "Layers": []string{"layer.tar"}}})
+	tags := []string{testImage}
+	for _, pod := range ownImages {
+		tags = append(tags, ownImage(pod))
+	}
+	manifest, err := json.Marshal([]map[string]any{{"Config": "config.json", "RepoTags": tags, "Layers": []string{"layer.tar"}}})
 	check(t, err)
 	return pack(map[string][]byte{"config.json": config, "layer.tar": layer, "manifest.json": manifest}, "config.json", "layer.tar", "manifest.json")
 }

@@ -26,10 +26,10 @@ import (
 	"k8s.io/kubernetes/pkg/kubelet/qos"
 )
 
-// randomPods is how many are made, from a seed that is always the same.
+// randomPods is how many are made, from the seed in SEED or this one.
 const (
-	randomPods = 60
-	seed       = 5
+	randomPods  = 60
+	defaultSeed = 5
 )
 
 // What the agent makes of random pods is what the kubelet's own functions make
@@ -42,6 +42,13 @@ func TestRandomPods(t *testing.T) {
 	if slowness > 1 {
 		t.Skip("in a hundredth of an emulated CPU, which is what these pods have, containers do not start in time")
 	}
+	seed := uint64(defaultSeed)
+	if s := os.Getenv("SEED"); s != "" {
+		var err error
+		seed, err = strconv.ParseUint(s, 10, 64)
+		check(t, err)
+	}
+	t.Logf("the pods are those of SEED=%d", seed)
 	random := rand.New(rand.NewPCG(seed, seed))
 	var list []manifest
 	given := map[string]*v1.Pod{}
@@ -64,6 +71,9 @@ func TestRandomPods(t *testing.T) {
 		}
 	}
 	s := drive(t, n, list)
+	for _, line := range s.Missed {
+		t.Error(line)
+	}
 	containers := 0
 	capacity := memoryCapacity(t)
 	for _, c := range s.Calls {

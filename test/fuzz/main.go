@@ -1,0 +1,314 @@
+// Fuzz runs the fuzz targets of the tree, one after the other, each for some time, and
+// prints what came of it: the executions, how many inputs reached something new, and
+// whether one failed. The input of a failure is in testdata/fuzz of its package, where
+// every later `go test` runs it.
+//
+//	fuzz [-time 30s] [-run REGEXP] [-keep] [-tags TAGS] [PACKAGE …]
+//
+// Only the code of this module is instrumented, which is what the inputs are to reach:
+// everything else comes out of the build cache as it is. What reached something new is
+// kept in .cache/fuzz and begun with next time. -keep fuzzes nothing; it takes those
+// inputs into the tree that reach code which no seed reaches, the smallest first.
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+)
+
+const module = "github.com/crisp-cri/crisp"
+
+func main() {
+	each := flag.Duration("time", 30*time.Second, "how long each target runs")
+	only := flag.String("run", "", "only targets whose package and name match the `regexp`, as in \"image.FuzzUnpack$\"")
+	keep := flag.Bool("keep", false, "fuzz nothing, but take what was found into testdata/fuzz")
+	tags := flag.String("tags", "", "build `tags`")
+	flag.Parse()
+	packages := flag.Args()
+	if len(packages) == 0 {
+		packages = []string{"./..."}
+	}
+	if err := run(*tags, packages, *only, *each, *keep); err != nil {
+		fmt.Fprintln(os.Stderr, "fuzz:", err)
+		os.Exit(1)
+	}
+}
+
+// errFailed is for what the table has said already.
+var errFailed = errors.New("a target has failed: its input is in testdata/fuzz, and runs with every go test from now on")
+
+func run(tags string, packages []string, only string, each time.Duration, keep bool) error {
+	match, err := regexp.Compile(only)
+	if err != nil {
+		return err
+	}
+	targets, err := find(tags, packages)
+	if err != nil {
+		return err
+	}
+	targets = slices.DeleteFunc(targets, func(t target) bool { return !match.MatchString(t.String()) })
+	if len(targets) == 0 {
+		return errors.New("there is no such target")
+	}
+	table := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
+	failed := false
+	if keep {
+		fmt.Fprintln(table, "target\tfound\tkept\tbytes")
+	} else {
+		fmt.Fprintln(table, "target\texecutions\tnew inputs\tresult")
+	}
+	built := map[string]string{} // the program by directory
+	for _, t := range targets {
+		if built[t.dir] == "" {
+			if built[t.dir], err = build(tags, t, keep); err != nil {
+				return err
+			}
+		}
+		var line string
+		if keep {
+			line, err = t.keep(built[t.dir])
+		} else {
+			line, err = t.fuzz(built[t.dir], each)
+		}
+		if err != nil && !errors.Is(err, errFailed) {
+			return fmt.Errorf("%s: %w", t, err)
+		}
+		failed = failed || err != nil
+		fmt.Fprintf(os.Stderr, "%s: %s\n", t, strings.ReplaceAll(line, "\t", " ")) // as it goes
+		fmt.Fprintf(table, "%s\t%s\n", t, line)
+	}
+	if err := table.Flush(); err != nil {
+		return err
+	}
+	if failed {
+		return errFailed
+	}
+	return nil
+}
+
+// A target is one fuzz test.
+type target struct {
+	pkg, dir, name string // dir is absolute
+}
+
+func (t target) String() string { return strings.TrimPrefix(t.pkg, module+"/") + "." + t.name }
+
+// corpus is where the fuzzer keeps what it found of a package's targets.
+func (t target) corpus() string {
+	return filepath.Join(".cache", "fuzz", "corpus", strings.TrimPrefix(t.pkg, module+"/"))
+}
+
+// find lists the targets. It reads the sources: to ask each test binary would mean to
+// link all of them.
+func find(tags string, packages []string) ([]target, error) {
+	cmd := command("list", append([]string{"-tags", tags, "-json=ImportPath,Dir,TestGoFiles,XTestGoFiles"}, packages...)...)
+	cmd.Stderr = os.Stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return nil, fmt.Errorf("go list: %w", err)
+	}
+	var targets []target
+	for dec := json.NewDecoder(bytes.NewReader(out)); ; {
+		var p struct {
+			ImportPath, Dir           string
+			TestGoFiles, XTestGoFiles []string
+		}
+		if err := dec.Decode(&p); errors.Is(err, io.EOF) {
+			return targets, nil
+		} else if err != nil {
+			return nil, fmt.Errorf("go list: %w", err)
+		}
+		for _, name := range append(p.TestGoFiles, p.XTestGoFiles...) {
+			f, err := parser.ParseFile(token.NewFileSet(), filepath.Join(p.Dir, name), nil, parser.SkipObjectResolution)
+			if err != nil {
+				return nil, err
+			}
+			for _, d := range f.Decls {
+				if fn, ok := d.(*ast.FuncDecl); ok && fn.Recv == nil && strings.HasPrefix(fn.Name.Name, "Fuzz") {
+					targets = append(targets, target{p.ImportPath, p.Dir, fn.Name.Name})
+				}
+			}
+		}
+	}
+}
+
+// command is one of the go command that make found, which may not be on PATH.
+func command(verb string, args ...string) *exec.Cmd {
+	name := os.Getenv("GO")
+	if name == "" {
+		name = "go"
+	}
+	return exec.Command(name, append([]string{verb}, args...)...)
+}
+
+// build makes the program of a target's package: to fuzz with, or to see what an
+// input reaches.
+func build(tags string, t target, cover bool) (string, error) {
+	kind, flags := "fuzz", []string{"-gcflags=" + module + "/...=-d=libfuzzer"}
+	if cover {
+		kind, flags = "cover", []string{"-cover", "-coverpkg=" + module + "/..."}
+	}
+	path, err := filepath.Abs(filepath.Join(".cache", "fuzz", "bin", kind, strings.ReplaceAll(t.pkg, "/", "-")+".test"))
+	if err != nil {
+		return "", err
+	}
+	if out, err := command("test", append(flags, "-c", "-vet=off", "-tags", tags, "-o", path, t.pkg)...).CombinedOutput(); err != nil {
+		return "", fmt.Errorf("go test -c %s: %w\n%s", t.pkg, err, out)
+	}
+	return path, nil
+}
+
+var (
+	progress = regexp.MustCompile(`execs: (\d+) .*new interesting: (\d+)`)
+	written  = regexp.MustCompile(`Failing input written to (\S+)`)
+	// The end of the time, met at an awkward moment: https://go.dev/issue/75804.
+	timedOut = regexp.MustCompile(`--- FAIL: \S+ \(\S+\)\n\s+context deadline exceeded\n`)
+	skipped  = regexp.MustCompile(`(?s)--- SKIP.*?\n\s*\S+: (.*?)\n`)
+)
+
+// fuzz runs the target and returns its line of the table.
+func (t target) fuzz(program string, each time.Duration) (line string, err error) {
+	corpus, err := filepath.Abs(t.corpus())
+	if err != nil {
+		return "", err
+	}
+	// An input that never ends is found by nobody else.
+	ctx, cancel := context.WithTimeout(context.Background(), each+3*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, program, "-test.fuzz", "^"+t.name+"$", "-test.run", "^"+t.name+"$", "-test.v", "-test.parallel", "1",
+		"-test.fuzztime", each.String(), "-test.fuzzminimizetime", "300x", "-test.fuzzcachedir", corpus)
+	cmd.Dir = t.dir
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	failure := cmd.Run()
+	if ctx.Err() == nil && timedOut.Match(out.Bytes()) && !written.Match(out.Bytes()) {
+		failure = nil
+	}
+	execs, found := "0", "0"
+	if all := progress.FindAllStringSubmatch(out.String(), -1); len(all) > 0 {
+		execs, found = all[len(all)-1][1], all[len(all)-1][2]
+	}
+	result := "ok"
+	switch m, s := written.FindStringSubmatch(out.String()), skipped.FindStringSubmatch(out.String()); {
+	case ctx.Err() != nil:
+		result = "FAILED: an input does not come to an end"
+	case failure != nil && m != nil:
+		result = "FAILED: " + m[1]
+	case failure != nil:
+		result = "FAILED"
+	case s != nil:
+		result = "skipped: " + s[1]
+	}
+	if failure != nil {
+		text := out.String()
+		fmt.Fprintf(os.Stderr, "%s\n", text[max(0, len(text)-20000):])
+		err = errFailed
+	}
+	return fmt.Sprintf("%s\t%s\t%s", execs, found, result), err
+}
+
+// Inputs that are taken into the tree: none is larger than maxInput bytes, all of one
+// target together not than maxKept.
+const (
+	maxInput = 8 << 10
+	maxKept  = 32 << 10
+)
+
+// keep takes the found inputs into testdata that reach what the seeds and those kept
+// before do not.
+func (t target) keep(program string) (line string, err error) {
+	found, err := os.ReadDir(filepath.Join(t.corpus(), t.name))
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return "", err
+	}
+	type input struct {
+		name string
+		data []byte
+	}
+	var inputs []input
+	for _, e := range found {
+		data, err := os.ReadFile(filepath.Join(t.corpus(), t.name, e.Name()))
+		if err != nil {
+			return "", err
+		}
+		inputs = append(inputs, input{e.Name(), data})
+	}
+	slices.SortFunc(inputs, func(a, b input) int { return len(a.data) - len(b.data) })
+	reached := map[string]bool{}
+	if _, err := t.reach(program, "", reached); err != nil {
+		return "", err
+	}
+	dir := filepath.Join(t.dir, "testdata", "fuzz", t.name)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", err
+	}
+	kept, size := 0, 0
+	for _, in := range inputs {
+		path := filepath.Join(dir, in.name)
+		if _, err := os.Stat(path); err == nil || len(in.data) > maxInput || size+len(in.data) > maxKept {
+			continue
+		}
+		if err := os.WriteFile(path, in.data, 0o644); err != nil {
+			return "", err
+		}
+		// What cannot be run is of a time when the target took other arguments.
+		if more, err := t.reach(program, in.name, reached); err == nil && more {
+			kept, size = kept+1, size+len(in.data)
+		} else if err := os.Remove(path); err != nil {
+			return "", err
+		}
+	}
+	_ = os.Remove(dir) // if nothing is in it
+	_ = os.Remove(filepath.Dir(dir))
+	_ = os.Remove(filepath.Dir(filepath.Dir(dir)))
+	return fmt.Sprintf("%d\t%d\t%d", len(inputs), kept, size), nil
+}
+
+// reach runs one input, or all seeds, and notes the blocks it reached; it says whether
+// one was new.
+func (t target) reach(program, name string, reached map[string]bool) (more bool, err error) {
+	profile, err := filepath.Abs(filepath.Join(".cache", "fuzz", "profile"))
+	if err != nil {
+		return false, err
+	}
+	which := "^" + t.name + "$"
+	if name != "" {
+		which += "/^" + name + "$"
+	}
+	cmd := exec.Command(program, "-test.run", which, "-test.coverprofile", profile)
+	cmd.Dir = t.dir
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return false, fmt.Errorf("%s: %w\n%s", name, err, out)
+	}
+	text, err := os.ReadFile(profile)
+	if err != nil {
+		return false, err
+	}
+	for line := range strings.Lines(string(text)) { // file:from,to statements count
+		fields := strings.Fields(line)
+		if len(fields) != 3 || reached[fields[0]] {
+			continue
+		}
+		if n, err := strconv.Atoi(fields[2]); err == nil && n > 0 {
+			reached[fields[0]], more = true, true
+		}
+	}
+	return more, nil
+}

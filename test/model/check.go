@@ -1,0 +1,322 @@
+package model
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// A pending call is one that may still have effects.
+type pending struct {
+	n        int
+	client   string
+	call     Call
+	answer   *Answer // what it will be, nil if it never comes
+	slot     uint    // of its bit in the states
+	ended    bool    // nobody waits for it any more, but it may still go on
+	troubled bool    // the node had trouble while it was under way
+	early    bool    // a Stop of what was still being started: its grace may pass before there is anything to signal
+}
+
+// unsettled tells whether nobody knows what the call has done, or will do.
+func (p *pending) unsettled() bool { return p.answer == nil || p.answer.Code.Unsettled() }
+
+func (p *pending) bit() uint64 { return 1 << p.slot }
+
+// is tells whether the call ends with the code, for certain.
+func (p *pending) is(code Code) bool { return p.answer != nil && p.answer.Code == code }
+
+// slots is how many calls may be under way at once about one object.
+const slots = 64
+
+// An object is what is followed: S is all of its state, with a bit for each call under
+// way that says whether it has done its part.
+type object[S comparable] interface {
+	// moves yields what s may become in one step, by a call under way or by itself.
+	moves(s S, under []*pending, yield func(S))
+	// end is s after the call has been answered; false: that answer cannot be.
+	end(s S, p *pending) (S, bool)
+	// event is s after something befell the node; false: that cannot be.
+	event(s S, kind Kind) (S, bool)
+	// clear takes the call's bit away.
+	clear(s S, p *pending) S
+	// text describes s, for people.
+	text(s S) string
+}
+
+// A follower is all that may have become of one object.
+type follower[S comparable] struct {
+	o      object[S]
+	name   string
+	states map[S]struct{}
+	under  []*pending
+}
+
+// most is how many states an object may be in before we give up.
+const most = 200_000
+
+func (f *follower[S]) close() error {
+	queue := make([]S, 0, len(f.states))
+	for s := range f.states {
+		queue = append(queue, s)
+	}
+	for len(queue) > 0 {
+		s := queue[len(queue)-1]
+		queue = queue[:len(queue)-1]
+		f.o.moves(s, f.under, func(to S) {
+			if _, ok := f.states[to]; !ok {
+				f.states[to] = struct{}{}
+				queue = append(queue, to)
+			}
+		})
+		if len(f.states) > most {
+			return fmt.Errorf("%s: more than %d states: the history overlaps too much", f.name, most)
+		}
+	}
+	return nil
+}
+
+func (f *follower[S]) begin(p *pending) error {
+	used := uint64(0)
+	for _, q := range f.under {
+		used |= q.bit()
+	}
+	for p.slot = 0; p.slot < slots && used&p.bit() != 0; {
+		p.slot++
+	}
+	if p.slot == slots {
+		return fmt.Errorf("%s: more than %d calls are under way", f.name, slots)
+	}
+	f.under = append(f.under, p)
+	return f.close()
+}
+
+// keep replaces the states by what change makes of them.
+func (f *follower[S]) keep(change func(S) (S, bool)) (none bool) {
+	next := make(map[S]struct{}, len(f.states))
+	for s := range f.states {
+		if to, ok := change(s); ok {
+			next[to] = struct{}{}
+		}
+	}
+	if len(next) == 0 {
+		return true
+	}
+	f.states = next
+	return false
+}
+
+func (f *follower[S]) end(p *pending) error {
+	if p.is(Trouble) && !p.troubled && p.call.Verb != Exec {
+		return f.illegal(p, "an error of the node, which had no trouble")
+	}
+	if p.is(Left) && p.call.Patience == 0 {
+		return f.illegal(p, "the client did not leave")
+	}
+	if p.is(Lost) && !p.troubled {
+		return f.illegal(p, "no answer, though the runtime did not end")
+	}
+	none := f.keep(func(s S) (S, bool) {
+		to, ok := f.o.end(s, p)
+		if ok && !p.unsettled() {
+			to = f.o.clear(to, p)
+		}
+		return to, ok
+	})
+	if none {
+		return f.illegal(p, "")
+	}
+	if p.unsettled() {
+		p.ended = true
+	} else {
+		f.under = slices.DeleteFunc(f.under, func(q *pending) bool { return q == p })
+	}
+	return f.close()
+}
+
+func (f *follower[S]) event(kind Kind) error {
+	if kind == Quiet {
+		for _, p := range f.under {
+			f.keep(func(s S) (S, bool) { return f.o.clear(s, p), true })
+		}
+		f.under = nil
+	}
+	if f.keep(func(s S) (S, bool) { return f.o.event(s, kind) }) {
+		return fmt.Errorf("%s: %s cannot be\nit could be:\n%s", f.name, kind, f.texts())
+	}
+	return f.close()
+}
+
+func (f *follower[S]) illegal(p *pending, why string) error {
+	if why == "" {
+		why = "no order of the calls explains it"
+	}
+	return fmt.Errorf("call %d of %s, %s: answer %q: %s\n%s could be:\n%s", p.n, p.client, p.call, p.answer, why, f.name, f.texts())
+}
+
+// texts describes the states, a line each; not all if there are many.
+func (f *follower[S]) texts() string {
+	const few = 12
+	var lines []string
+	for s := range f.states {
+		lines = append(lines, "  "+f.o.text(s))
+	}
+	slices.Sort(lines)
+	lines = slices.Compact(lines)
+	if n := len(lines); n > few {
+		lines = append(lines[:few], fmt.Sprintf("  and %d more", n-few))
+	}
+	return strings.Join(lines, "\n")
+}
+
+// certain reports whether all states agree with the first by the given measure.
+func certain[S comparable, V comparable](f *follower[S], of func(S) V) (v V, ok bool) {
+	first := true
+	for s := range f.states {
+		if got := of(s); first {
+			v, first = got, false
+		} else if got != v {
+			return v, false
+		}
+	}
+	return v, !first
+}
+
+// An Illegal is the first event of a history that no runtime can show.
+type Illegal struct {
+	At  int // index of the event
+	Why error
+}
+
+func (e *Illegal) Error() string { return e.Why.Error() }
+
+// Unwrap returns why.
+func (e *Illegal) Unwrap() error { return e.Why }
+
+// Rules are what differs between nodes that a history may come from.
+type Rules struct {
+	// LateHandlers: a program may get SIGTERM before it has said what to do then. As the
+	// first of its PID namespace it does not see it, and is killed after its grace.
+	LateHandlers bool
+	// LateEvents: a quiet node may still have events to tell.
+	LateEvents bool
+}
+
+// Check follows the history and returns an *Illegal for the first event that cannot
+// be, or nil.
+func (r Rules) Check(h History) error {
+	answers := make(map[int]*Answer)
+	for i := range h {
+		if h[i].Kind == End {
+			answers[h[i].N] = &h[i].Answer
+		}
+	}
+	if err := checkIDs(h); err != nil {
+		return err
+	}
+	images, err := newImages(h)
+	if err != nil {
+		return err
+	}
+	if err := run(h, answers, images); err != nil {
+		return err
+	}
+	pods, err := newPods(h, r, images)
+	if err != nil {
+		return err
+	}
+	return run(h, answers, pods)
+}
+
+// follows is what run tells of a history.
+type follows interface {
+	begin(p *pending, i int) error
+	end(p *pending, i int) error
+	event(e Event) error
+}
+
+// run goes through the history.
+func run(h History, answers map[int]*Answer, f follows) error {
+	under := make(map[int]*pending)
+	trouble, down := false, false
+	for i, e := range h {
+		var err error
+		switch e.Kind {
+		case Begin:
+			p := &pending{n: e.N, client: e.Client, call: e.Call, answer: answers[e.N], troubled: trouble || down}
+			if under[e.N] != nil {
+				return &Illegal{i, fmt.Errorf("call %d begins twice", e.N)}
+			}
+			under[e.N] = p
+			err = f.begin(p, i)
+		case End:
+			p := under[e.N]
+			if p == nil {
+				return &Illegal{i, fmt.Errorf("call %d ends, and has not begun", e.N)}
+			}
+			delete(under, e.N)
+			err = f.end(p, i)
+		default:
+			switch e.Kind {
+			case Faults, ExecutorGone:
+				trouble = true
+			case Mended:
+				trouble = false
+			case Crash:
+				down = true
+			case Up:
+				down = false
+			case Listening, Told:
+			case Quiet:
+				if len(under) > 0 {
+					return &Illegal{i, fmt.Errorf("%d calls are under way on a quiet node", len(under))}
+				}
+			default:
+				return &Illegal{i, fmt.Errorf("no event is called %q", e.Kind)}
+			}
+			for _, p := range under {
+				p.troubled = p.troubled || trouble || down
+			}
+			err = f.event(e)
+		}
+		if err != nil {
+			return &Illegal{i, err}
+		}
+	}
+	return nil
+}
+
+// checkIDs looks for what is wrong with an answer by itself.
+func checkIDs(h History) error {
+	calls := make(map[int]Call)
+	for i, e := range h {
+		if e.Kind == Begin {
+			calls[e.N] = e.Call
+			continue
+		}
+		if e.Kind != End || e.Answer.Code != OK {
+			continue
+		}
+		c, a := calls[e.N], e.Answer
+		wantsID := c.Verb == RunPod || c.Verb == Create || c.Verb == Pull
+		if wantsID && a.ID == "" {
+			return &Illegal{i, fmt.Errorf("call %d, %s: the answer has no ID", e.N, c)}
+		}
+		names, ids := make(map[string]bool), make(map[string]bool)
+		for _, it := range a.Items {
+			name := it.Pod + "/" + it.Container + "/" + it.Image
+			switch {
+			case it.ID == "":
+				return &Illegal{i, fmt.Errorf("call %d, %s: item %s has no ID", e.N, c, it)}
+			case ids[it.ID]:
+				return &Illegal{i, fmt.Errorf("call %d, %s: %s is there twice", e.N, c, it.ID)}
+			case names[name]:
+				return &Illegal{i, fmt.Errorf("call %d, %s: two objects are called %s", e.N, c, strings.Trim(name, "/"))}
+			case c.ID != "" && it.ID != c.ID, c.State != "" && it.State != c.State, c.Pod != "" && it.Pod != c.Pod, c.Sandbox != "" && it.Sandbox != "" && it.Sandbox != c.Sandbox:
+				return &Illegal{i, fmt.Errorf("call %d, %s: item %s does not pass the filter", e.N, c, it)}
+			}
+			names[name], ids[it.ID] = true, true
+		}
+	}
+	return nil
+}

@@ -1,0 +1,85 @@
+package model
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// The histories of testdata are those that a runtime can show, and those that none
+// can: there the line at which it shows is marked with "# illegal".
+func TestHistories(t *testing.T) {
+	files, err := filepath.Glob("testdata/*.txt")
+	if err != nil || len(files) < 2 {
+		t.Fatalf("histories: %v, %v", files, err)
+	}
+	for _, file := range files {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, part := range strings.Split(string(data), "== ")[1:] {
+			name, text, _ := strings.Cut(part, "\n")
+			t.Run(name, func(t *testing.T) { checkHistory(t, text) })
+		}
+	}
+}
+
+func checkHistory(t *testing.T, text string) {
+	h, err := Parse(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, n := -1, 0
+	for line := range strings.Lines(text) {
+		if strings.TrimSpace(line) == "" {
+			continue
+		}
+		if strings.Contains(line, "# illegal") {
+			want = n
+		}
+		n++
+	}
+	var got *Illegal
+	err = Rules{}.Check(h)
+	switch {
+	case want < 0 && err != nil:
+		t.Errorf("a legal history: %v", err)
+	case want < 0:
+	case !errors.As(err, &got):
+		t.Errorf("the history is illegal at %q; Check says %v", h[want], err)
+	case got.At != want:
+		t.Errorf("the history is illegal at %q; Check says at %q: %v", h[want], h[got.At], err)
+	}
+}
+
+// What is printed of a failure can be read again.
+func TestHistoryIsReadAsPrinted(t *testing.T) {
+	text := `0 a> run-pod pod=web variant=1 patience=20
+1 b> list sandbox=1 state=running
+0 a< ok id=1
+1 b< ok web/a:2:running
+2 a> stop pod=web container=a id=2 grace=3
+- crash
+- up
+2 a< lost
+3 a> status pod=web container=a id=2
+3 a< ok state=exited exit=7 value=512
+4 a> list-images
+4 a< ok app:3
+`
+	h, err := Parse(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := h.String(); got != text {
+		t.Errorf("printed:\n%s\nwant:\n%s", got, text)
+	}
+	for _, bad := range []string{"x", "1 a run-pod", "1 a> run-pod color=red", "1 a< ok a:b:c:d", "1 a> stop grace=much"} {
+		if _, err := Parse(bad); err == nil {
+			t.Errorf("%q was read", bad)
+		}
+	}
+}

@@ -1,0 +1,427 @@
+package play
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/test/model"
+)
+
+// A Node is what a script is played on. Its runtime runs when Play gets it.
+type Node interface {
+	Runtime() cri.RuntimeServiceClient
+	Images() cri.ImageServiceClient
+
+	// Ref is what the image of a script is pulled by, and "" the image that the node
+	// has, in which /testbin is.
+	Ref(image string) string
+
+	// Arm makes the runtime die at its n-th step from now, before that takes effect or
+	// right after; false: the node cannot tell. Dead tells whether it has.
+	Arm(n int, after bool) bool
+	Dead() bool
+	// Kill ends the runtime without giving it time, KillExecutor what reaps containers,
+	// and Stop asks the runtime to end. After Kill and Stop no call is answered any more,
+	// and Start starts it again.
+	Kill()
+	KillExecutor()
+	Stop() error
+	Start() error
+	// FailAt makes the n-th step from now fail, Mend none.
+	FailAt(n int)
+	Mend()
+	// Settle waits until all has come to rest. unsettled: there are calls whose clients
+	// have left.
+	Settle(unsettled bool)
+	// Left lists what is there though nothing should be.
+	Left() []string
+}
+
+// patience bounds each call, for a runtime that hangs.
+const patience = 10 * time.Minute
+
+// nobody is an ID of nothing.
+const nobody = "feedfeedfeedfeedfeedfeedfeedfeedfeedfeedfeedfeedfeedfeedfeedfeed"
+
+// A player plays one script.
+type player struct {
+	node  Node
+	rules model.Rules
+
+	mu      sync.Mutex
+	history model.History
+	calls   int
+	alias   map[string]string   // ID → how it is called in the history
+	known   map[string][]string // pod, pod/container → the IDs it has had, as clients learnt of them
+	names   map[string]string   // ref → image
+	up      chan struct{}       // closed while the runtime answers
+	crashes int
+	left    bool         // a client has left in this round
+	again   []model.Call // of which nobody knows what they did in this round
+
+	listens sync.WaitGroup
+}
+
+// Play plays s on the node, removes all it made, and returns what clients saw. The
+// error says what no runtime may do, or what is left behind.
+func Play(ctx context.Context, node Node, s Script, rules model.Rules) (model.History, error) {
+	p := &player{
+		node: node, rules: rules, alias: map[string]string{nobody: "nobody"},
+		known: make(map[string][]string), names: make(map[string]string), up: make(chan struct{}),
+	}
+	close(p.up)
+	ctx, cancel := context.WithCancel(ctx)
+	defer func() {
+		cancel()
+		p.listens.Wait()
+	}()
+	if err := p.listen(ctx); err != nil {
+		return nil, err
+	}
+	for _, name := range images {
+		p.names[node.Ref(name)] = name
+	}
+	for i, r := range s.Rounds {
+		if err := p.round(ctx, r); err != nil {
+			return p.history, fmt.Errorf("round %d: %w", i+1, err)
+		}
+	}
+	if err := p.removeAll(ctx, s); err != nil {
+		return p.history, fmt.Errorf("at the end: %w", err)
+	}
+	return p.history, nil
+}
+
+// round plays one round and looks at everything.
+func (p *player) round(ctx context.Context, r Round) error {
+	over := make(chan struct{})
+	var work, nemesis sync.WaitGroup
+	var failed error
+	troubled := false
+	p.left, p.again = false, nil
+	for _, client := range clients(r) {
+		steps := slices.DeleteFunc(slices.Clone(r), func(s Step) bool { return s.Client != client })
+		if client != Nemesis {
+			work.Go(func() { p.client(ctx, steps) })
+			continue
+		}
+		for _, s := range steps {
+			troubled = troubled || oneOf(s.Act, Executor, Both, Fail)
+		}
+		nemesis.Go(func() {
+			for _, s := range steps {
+				if failed = p.befall(ctx, s, over); failed != nil {
+					return
+				}
+			}
+		})
+	}
+	work.Wait()
+	close(over)
+	nemesis.Wait()
+	if failed != nil {
+		return failed
+	}
+	p.node.Mend()
+	p.node.Settle(p.left)
+	p.note(model.Quiet)
+	if troubled {
+		p.note(model.Mended)
+	}
+	p.look(ctx)
+	// What nobody knows the end of is asked for again, and must come to one now.
+	again := p.again
+	for _, c := range again {
+		c.ID, c.Sandbox, c.Patience = "", "", 0
+		p.call(ctx, "again", c, false)
+	}
+	if len(again) > 0 {
+		p.node.Settle(false)
+		p.note(model.Quiet)
+		p.look(ctx)
+	}
+	return p.rules.Check(p.history)
+}
+
+func oneOf[T comparable](v T, of ...T) bool { return slices.Contains(of, v) }
+
+// client does its steps.
+func (p *player) client(ctx context.Context, steps []Step) {
+	for _, s := range steps {
+		time.Sleep(s.Delay)
+		p.call(ctx, s.Client, s.Call, s.Old)
+	}
+}
+
+// befall does what befalls the node. A death that is to come at a later step than the
+// last of the round comes at its end.
+func (p *player) befall(ctx context.Context, s Step, over chan struct{}) error {
+	select {
+	case <-time.After(s.Delay):
+	case <-over:
+	}
+	switch s.Act {
+	case Fail:
+		p.note(model.Faults)
+		p.node.FailAt(s.Step)
+		return nil
+	case Executor:
+		p.note(model.ExecutorGone)
+		p.mu.Lock()
+		p.left = true // what was under way is asked of the next one
+		p.mu.Unlock()
+		p.node.KillExecutor()
+		return nil
+	}
+	if s.Act != Restart && p.node.Arm(s.Step, s.After) {
+		for waits := true; waits && !p.node.Dead(); {
+			select {
+			case <-time.After(time.Millisecond):
+			case <-over:
+				waits = false
+			}
+		}
+	}
+	p.mu.Lock()
+	p.up = make(chan struct{})
+	p.crashes++
+	p.left = true
+	p.mu.Unlock()
+	p.note(model.Crash)
+	if s.Act == Both {
+		p.note(model.ExecutorGone)
+	}
+	var err error
+	if s.Act == Restart {
+		err = p.node.Stop()
+	} else {
+		p.node.Kill()
+	}
+	if s.Act == Both {
+		p.node.KillExecutor()
+	}
+	if err = errors.Join(err, p.node.Start()); err != nil {
+		return fmt.Errorf("after %s: %w", s.Act, err)
+	}
+	if err := p.listen(ctx); err != nil {
+		return fmt.Errorf("after %s: %w", s.Act, err)
+	}
+	p.note(model.Up)
+	p.mu.Lock()
+	close(p.up)
+	p.mu.Unlock()
+	return nil
+}
+
+// listen subscribes to events, and notes what comes until the runtime ends.
+func (p *player) listen(ctx context.Context) error {
+	stream, err := p.node.Runtime().GetContainerEvents(ctx, &cri.GetEventsRequest{})
+	if err != nil {
+		return fmt.Errorf("subscribe to events: %w", err)
+	}
+	p.note(model.Listening)
+	states := map[cri.ContainerEventType]model.State{
+		cri.ContainerEventType_CONTAINER_CREATED_EVENT: model.Created, cri.ContainerEventType_CONTAINER_STARTED_EVENT: model.Running,
+		cri.ContainerEventType_CONTAINER_STOPPED_EVENT: model.Exited, cri.ContainerEventType_CONTAINER_DELETED_EVENT: model.Gone,
+	}
+	p.mu.Lock()
+	lives := p.crashes
+	p.mu.Unlock()
+	p.listens.Go(func() {
+		for {
+			ev, err := stream.Recv()
+			if err != nil {
+				return
+			}
+			p.mu.Lock()
+			if p.crashes == lives {
+				told := model.Answer{Code: model.OK, ID: p.aliasOf(ev.ContainerId), State: states[ev.ContainerEventType]}
+				p.history = append(p.history, model.Event{Kind: model.Told, Answer: told})
+			}
+			p.mu.Unlock()
+		}
+	})
+	return nil
+}
+
+// note writes down what befell the node.
+func (p *player) note(kind model.Kind) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.history = append(p.history, model.Event{Kind: kind})
+}
+
+// look asks for everything, as one client.
+func (p *player) look(ctx context.Context) {
+	pods := p.call(ctx, "look", model.Call{Verb: model.ListPods}, false)
+	for _, it := range pods.Items {
+		p.call(ctx, "look", model.Call{Verb: model.PodStatus, Pod: it.Pod}, false)
+	}
+	containers := p.call(ctx, "look", model.Call{Verb: model.List}, false)
+	for _, it := range containers.Items {
+		p.call(ctx, "look", model.Call{Verb: model.Status, Pod: it.Pod, Container: it.Container}, false)
+	}
+	p.call(ctx, "look", model.Call{Verb: model.ListImages}, false)
+}
+
+// removeAll removes what there is, as the kubelet would, and looks whether it is gone.
+// What could not be undone, because a step failed for that too, the runtime may keep
+// until it starts again.
+func (p *player) removeAll(ctx context.Context, s Script) error {
+	for _, it := range p.call(ctx, "end", model.Call{Verb: model.ListPods}, false).Items {
+		p.call(ctx, "end", model.Call{Verb: model.StopPod, Pod: it.Pod}, false)
+		p.call(ctx, "end", model.Call{Verb: model.RemovePod, Pod: it.Pod}, false)
+	}
+	for _, name := range images {
+		p.call(ctx, "end", model.Call{Verb: model.RemoveImage, Image: name}, false)
+	}
+	p.node.Settle(false)
+	p.note(model.Quiet)
+	p.look(ctx)
+	if err := p.rules.Check(p.history); err != nil {
+		return err
+	}
+	if failed := func(st Step) bool { return st.Act == Fail }; slices.ContainsFunc(slices.Concat(s.Rounds...), failed) {
+		if err := p.befall(ctx, Step{Act: Restart}, nil); err != nil {
+			return err
+		}
+		p.node.Settle(false)
+	}
+	if left := p.node.Left(); len(left) > 0 {
+		return fmt.Errorf("everything is removed, and there is left:\n  %s", strings.Join(left, "\n  "))
+	}
+	return nil
+}
+
+// call makes a call, once the runtime answers, and writes down what came of it.
+func (p *player) call(ctx context.Context, client string, c model.Call, old bool) model.Answer {
+	p.mu.Lock()
+	up := p.up
+	p.mu.Unlock()
+	<-up
+	p.mu.Lock()
+	id, sandbox := p.resolve(c, old)
+	c.ID, c.Sandbox = p.aliasOf(id), p.aliasOf(sandbox)
+	p.calls++
+	n, crashes := p.calls, p.crashes
+	p.history = append(p.history, model.Event{Kind: model.Begin, N: n, Client: client, Call: c})
+	p.mu.Unlock()
+
+	life := patience
+	if c.Patience > 0 {
+		life = time.Duration(c.Patience) * time.Millisecond
+	}
+	ctx, cancel := context.WithTimeout(ctx, life)
+	defer cancel()
+	a, err := p.ask(ctx, c, id, sandbox)
+	a.Code = codeOf(err)
+
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err != nil {
+		a.Text = status.Convert(err).Message()
+	}
+	switch {
+	case a.Code == model.Trouble && c.Patience > 0 && ctx.Err() != nil:
+		a.Code = model.Left
+		p.left = true
+	case a.Code == model.Trouble && p.crashes != crashes:
+		a.Code = model.Lost
+	}
+	if a.Code.Unsettled() && !oneOf(c.Verb, model.PodStatus, model.ListPods, model.Status, model.List, model.ImageStatus, model.ListImages) {
+		p.again = append(p.again, c)
+	}
+	p.learn(c, &a)
+	p.history = append(p.history, model.Event{Kind: model.End, N: n, Client: client, Answer: a})
+	return a
+}
+
+// resolve returns the ID that the call is about, and that of the sandbox that it
+// creates in.
+func (p *player) resolve(c model.Call, old bool) (id, sandbox string) {
+	best := func(name string) string {
+		ids := p.known[name]
+		if old && len(ids) > 1 {
+			return ids[len(ids)-2]
+		}
+		if len(ids) > 0 {
+			return ids[len(ids)-1]
+		}
+		return nobody
+	}
+	switch c.Verb {
+	case model.RunPod, model.ListPods, model.List, model.Pull, model.RemoveImage, model.ImageStatus, model.ListImages:
+	case model.Create:
+		sandbox = best(c.Pod)
+	case model.StopPod, model.RemovePod, model.PodStatus:
+		id = best(c.Pod)
+	default:
+		id = best(c.Pod + "/" + c.Container)
+	}
+	return id, sandbox
+}
+
+func (p *player) aliasOf(id string) string {
+	if id == "" {
+		return ""
+	}
+	a, ok := p.alias[id]
+	if !ok {
+		a = fmt.Sprint(len(p.alias)) // "nobody" has a place
+		p.alias[id] = a
+	}
+	return a
+}
+
+// learn notes the IDs of an answer, and gives them their aliases.
+func (p *player) learn(c model.Call, a *model.Answer) {
+	note := func(name, id string) {
+		if ids := p.known[name]; !slices.Contains(ids, id) {
+			p.known[name] = append(ids, id)
+		}
+	}
+	switch {
+	case a.ID == "":
+	case c.Verb == model.RunPod:
+		note(c.Pod, a.ID)
+	case c.Verb == model.Create:
+		note(c.Pod+"/"+c.Container, a.ID)
+	}
+	a.ID = p.aliasOf(a.ID)
+	for i := range a.Items {
+		it := &a.Items[i]
+		switch {
+		case it.Container != "":
+			note(it.Pod+"/"+it.Container, it.ID)
+		case it.Pod != "":
+			note(it.Pod, it.ID)
+		}
+		it.ID, it.Sandbox = p.aliasOf(it.ID), p.aliasOf(it.Sandbox)
+	}
+}
+
+// codeOf is what a status code means to the model.
+func codeOf(err error) model.Code {
+	switch status.Code(err) {
+	case codes.OK:
+		return model.OK
+	case codes.NotFound:
+		return model.NotFound
+	case codes.AlreadyExists:
+		return model.Exists
+	case codes.FailedPrecondition:
+		return model.BadState
+	case codes.InvalidArgument:
+		return model.Invalid
+	}
+	return model.Trouble
+}

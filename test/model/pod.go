@@ -1,0 +1,620 @@
+package model
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// maxContainers is how many names of containers a pod of a history may have.
+const maxContainers = 6
+
+// A stage is where a sandbox or a container is in its life.
+type stage uint8
+
+const (
+	none stage = iota
+	created
+	running
+	exited
+
+	ready
+	stopping // nothing new begins in it; shown as ready or not
+	notReady
+
+	gone // of IDs
+)
+
+var stageNames = []string{none: "none", created: "created", running: "running", exited: "exited", ready: "ready", stopping: "stopping", notReady: "not ready", gone: "gone"}
+
+// A podState is a pod with its containers.
+//
+//	sandbox    none ─▶ ready ─▶ stopping ─▶ notReady ─▶ none
+//	container  none ─▶ created ─▶ running ─▶ exited ─▶ none
+//
+// An object is fresh until a client has got to know of it: then lists may leave it
+// out, and it may be taken back, if nobody waits for it.
+type podState struct {
+	box  boxState
+	ctrs [maxContainers]ctrState
+	done uint64    // bits of calls that have done their part
+	gone [2]uint64 // bits of IDs that are no more
+}
+
+type boxState struct {
+	id       uint8 // 0 = not known yet
+	stage    stage
+	variant  uint8
+	fresh    bool
+	removing bool
+}
+
+type ctrState struct {
+	id       uint8
+	stage    stage
+	variant  uint8
+	image    uint8 // index in images.names + 1
+	fresh    bool
+	removing bool
+	ran      bool  // it was started
+	lost     bool  // its end may be seen by nobody
+	code     uint8 // of what has exited
+	value    uint16
+}
+
+// A pod follows one pod.
+type pod struct {
+	name   string
+	ctrs   []string
+	ids    map[string]uint8
+	byID   []string
+	rules  Rules
+	images *images
+}
+
+func (p *pod) id(id string) uint8 {
+	if id == "" {
+		return 0
+	}
+	n, ok := p.ids[id]
+	if !ok {
+		p.byID = append(p.byID, id)
+		n = uint8(len(p.byID))
+		p.ids[id] = n
+	}
+	return n
+}
+
+func (p *pod) known(id string) uint8 { return p.ids[id] }
+
+func (s *podState) isGone(id uint8) bool { return s.gone[id/64]&(1<<(id%64)) != 0 }
+
+func (s *podState) bury(id uint8) {
+	if id != 0 {
+		s.gone[id/64] |= 1 << (id % 64)
+	}
+}
+
+// removeCtr leaves nothing in which two pods could differ that have no such container.
+func (s *podState) removeCtr(k int) {
+	s.bury(s.ctrs[k].id)
+	s.ctrs[k] = ctrState{}
+}
+
+func (s *podState) removeBox() {
+	s.bury(s.box.id)
+	s.box = boxState{}
+}
+
+func (p *pod) clear(s podState, q *pending) podState {
+	s.done &^= q.bit()
+	return s
+}
+
+// moves implements object.
+func (p *pod) moves(s podState, under []*pending, yield func(podState)) {
+	p.byThemselves(s, under, yield)
+	for _, q := range under {
+		if oneOf(q.call.Verb, StopPod, RemovePod, Stop, Remove) {
+			p.teardown(s, q, yield)
+		}
+		if s.done&q.bit() != 0 {
+			continue
+		}
+		p.act(s, q, under, func(to podState) {
+			to.done |= q.bit()
+			yield(to)
+		})
+	}
+}
+
+func oneOf(v Verb, of ...Verb) bool { return slices.Contains(of, v) }
+
+// byThemselves yields what happens without a call.
+func (p *pod) byThemselves(s podState, under []*pending, yield func(podState)) {
+	for k := range p.ctrs {
+		c := s.ctrs[k]
+		if prog := Programs[c.variant]; c.stage == running && prog.Ends {
+			p.exit(s, k, prog.Code, yield)
+		}
+		if c.stage != none && c.fresh && !p.awaited(s, c.id, under) {
+			to := s
+			to.removeCtr(k)
+			yield(to)
+		}
+	}
+	p.goesOn(s, yield)
+	if s.box.stage == none || !s.box.fresh || p.awaited(s, s.box.id, under) {
+		return
+	}
+	// Nobody has it, so nothing is in it.
+	to := s
+	to.removeBox()
+	yield(to)
+	// What made it failed, or died, and somebody has to remove it.
+	to = s
+	to.box.stage = notReady
+	yield(to)
+}
+
+// goesOn yields what becomes of a removal that was begun: whoever asked for it may have
+// left, or have been told of an error, and the runtime finishes it all the same, the next
+// time that it starts, say.
+func (p *pod) goesOn(s podState, yield func(podState)) {
+	empty := true
+	for k := range p.ctrs {
+		if s.ctrs[k].stage != none {
+			empty = false
+		}
+		if s.ctrs[k].removing && s.ctrs[k].stage != running {
+			to := s
+			to.removeCtr(k)
+			yield(to)
+		}
+	}
+	if empty && s.box.removing {
+		s.removeBox()
+		yield(s)
+	}
+}
+
+// awaited tells whether a client will get the object that is called id.
+func (p *pod) awaited(s podState, id uint8, under []*pending) bool {
+	if id == 0 {
+		return false
+	}
+	return slices.ContainsFunc(under, func(q *pending) bool {
+		return q.is(OK) && oneOf(q.call.Verb, RunPod, Create) && p.known(q.answer.ID) == id && s.done&q.bit() != 0
+	})
+}
+
+// exit yields the end of a container.
+func (p *pod) exit(s podState, k, code int, yield func(podState)) {
+	end := func(code int) {
+		to := s
+		to.ctrs[k].stage, to.ctrs[k].code, to.ctrs[k].lost = exited, uint8(code), false
+		yield(to)
+	}
+	end(code)
+	if s.ctrs[k].lost {
+		end(LostCode)
+	}
+}
+
+// find returns the index of the container that the call is about, -1 if it is not
+// there.
+func (p *pod) find(s *podState, q *pending) int {
+	id := p.known(q.call.ID)
+	k := slices.Index(p.ctrs, q.call.Container)
+	if id == 0 || k < 0 || s.ctrs[k].stage == none || s.ctrs[k].id != id {
+		return -1
+	}
+	return k
+}
+
+func (p *pod) isBox(s *podState, id string) bool {
+	n := p.known(id)
+	return n != 0 && s.box.stage != none && s.box.id == n
+}
+
+// teardown yields the steps of the calls that end and remove things. They may be
+// taken whenever such a call is under way, again and again.
+func (p *pod) teardown(s podState, q *pending, yield func(podState)) {
+	switch q.call.Verb {
+	case Stop, Remove:
+		k := p.find(&s, q)
+		if k < 0 {
+			return
+		}
+		c := s.ctrs[k]
+		switch {
+		case c.stage == running && q.call.Verb == Stop && q.call.Grace > 0:
+			p.exit(s, k, Programs[c.variant].Term, yield)
+			if p.rules.LateHandlers || q.early {
+				p.exit(s, k, Killed, yield)
+			}
+		case c.stage == running:
+			p.exit(s, k, Killed, yield)
+		case q.call.Verb == Remove:
+			p.removal(s, k, yield)
+		}
+	case StopPod, RemovePod:
+		if !p.isBox(&s, q.call.ID) {
+			return
+		}
+		to := s
+		switch {
+		case s.box.stage == ready:
+			to.box.stage = stopping
+			yield(to)
+			return
+		case s.box.stage == stopping:
+			to.box.stage = notReady
+			yield(to)
+		}
+		empty := true
+		for k := range p.ctrs {
+			switch st := s.ctrs[k].stage; {
+			case st == none:
+				continue
+			case st == running:
+				p.exit(s, k, Killed, yield)
+			case q.call.Verb == RemovePod:
+				p.removal(s, k, yield)
+			}
+			empty = false
+		}
+		if q.call.Verb != RemovePod || s.box.stage != notReady {
+			return
+		}
+		if to = s; !to.box.removing {
+			to.box.removing = true
+			yield(to)
+		}
+		if empty {
+			to = s
+			to.removeBox()
+			yield(to)
+		}
+	}
+}
+
+// removal yields the steps of a container's removal.
+func (p *pod) removal(s podState, k int, yield func(podState)) {
+	to := s
+	if !to.ctrs[k].removing {
+		to.ctrs[k].removing = true
+		yield(to)
+	}
+	to.removeCtr(k)
+	yield(to)
+}
+
+// act yields s after the call has done its part, if it can do it in s.
+func (p *pod) act(s podState, q *pending, under []*pending, yield func(podState)) {
+	switch q.call.Verb {
+	case RunPod:
+		p.runPod(s, q, yield)
+	case Create:
+		p.create(s, q, yield)
+	case Start:
+		p.start(s, q, under, yield)
+	case Update:
+		p.update(s, q, under, yield)
+	case Stop:
+		if k := p.find(&s, q); k < 0 || s.ctrs[k].stage != running {
+			yield(s)
+		}
+	case Exec, Reopen:
+		p.needsRunning(s, q, yield)
+	case PodStatus:
+		p.seesBox(s, q, yield)
+	case Status:
+		p.seesContainer(s, q, yield)
+	case seesPod, seesContainer:
+		p.sees(s, q, yield)
+	}
+}
+
+func (p *pod) runPod(s podState, q *pending, yield func(podState)) {
+	v := uint8(q.call.Variant)
+	there := s.box.stage != none
+	switch {
+	case q.unsettled():
+		if !there {
+			s.box = boxState{stage: ready, variant: v, fresh: true}
+			yield(s)
+		}
+	case q.is(OK):
+		id := p.id(q.answer.ID)
+		if !there && !s.isGone(id) {
+			s.box = boxState{id: id, stage: ready, variant: v, fresh: true}
+			yield(s)
+			return
+		}
+		// It is the same request again, or joins one under way.
+		if there && s.box.stage == ready && (s.box.variant == v || s.box.fresh) && (s.box.id == id || s.box.id == 0 && !s.isGone(id)) {
+			s.box.id = id
+			yield(s)
+		}
+	case q.is(Exists):
+		if there && (s.box.variant != v || s.box.stage != ready) {
+			yield(s)
+		}
+	}
+}
+
+func (p *pod) create(s podState, q *pending, yield func(podState)) {
+	k, v := slices.Index(p.ctrs, q.call.Container), uint8(q.call.Variant)
+	c, img := s.ctrs[k], uint8(slices.Index(p.images.names, q.call.Image)+1)
+	same := c.variant == v && c.image == img
+	there := c.stage != none
+	mayBegin := p.isBox(&s, q.call.Sandbox) && s.box.stage == ready
+	fresh := ctrState{stage: created, variant: v, image: img, fresh: true, value: uint16(Values[0])}
+	found := p.images.during(q.n, q.call.Image)
+	switch {
+	case q.unsettled():
+		if !there && mayBegin && found.there {
+			s.ctrs[k] = fresh
+			yield(s)
+		}
+	case q.is(OK):
+		id := p.id(q.answer.ID)
+		if !there && mayBegin && found.there && !s.isGone(id) {
+			fresh.id = id
+			s.ctrs[k] = fresh
+			yield(s)
+			return
+		}
+		if there && (c.stage == created || c.stage == running) && (same || c.fresh) && (c.id == id || c.id == 0 && !s.isGone(id)) {
+			s.ctrs[k].id = id
+			yield(s)
+		}
+	case q.is(Exists):
+		if there && (!same || c.stage == exited || c.removing) {
+			yield(s)
+		}
+	case q.is(NotFound):
+		if !p.isBox(&s, q.call.Sandbox) || found.away {
+			yield(s)
+		}
+	case q.is(BadState):
+		if p.isBox(&s, q.call.Sandbox) && s.box.stage != ready {
+			yield(s)
+		}
+	}
+}
+
+func (p *pod) start(s podState, q *pending, under []*pending, yield func(podState)) {
+	k := p.find(&s, q)
+	mayBegin := k >= 0 && s.ctrs[k].stage == created && !s.ctrs[k].removing && s.box.stage == ready
+	switch {
+	case q.is(NotFound):
+		if k < 0 {
+			yield(s)
+		}
+	case q.is(BadState):
+		another := slices.DeleteFunc(slices.Clone(under), func(o *pending) bool { return o == q })
+		if k < 0 || mayBegin && !beingStarted(q.call.ID, another) {
+			return
+		}
+		yield(s)
+		// It had begun, and the pod was stopped meanwhile: then it counts as tried.
+		if s.ctrs[k].stage == created && s.box.stage != ready {
+			s.ctrs[k].stage, s.ctrs[k].code = exited, NeverRan
+			yield(s)
+		}
+	case q.is(OK) || q.unsettled():
+		if !mayBegin {
+			return
+		}
+		to := s
+		to.ctrs[k].stage, to.ctrs[k].ran = running, true
+		yield(to)
+		if q.is(OK) {
+			return
+		}
+		// It could not be executed, or nobody knows whether it was.
+		for _, code := range []int{NeverRan, LostCode} {
+			to = s
+			to.ctrs[k].stage, to.ctrs[k].code = exited, uint8(code)
+			yield(to)
+		}
+	}
+}
+
+func (p *pod) update(s podState, q *pending, under []*pending, yield func(podState)) {
+	k := p.find(&s, q)
+	may := k >= 0 && (s.ctrs[k].stage == created || s.ctrs[k].stage == running)
+	switch {
+	case q.is(NotFound):
+		if k < 0 {
+			yield(s)
+		}
+	case q.is(BadState):
+		if k >= 0 && (!may || s.ctrs[k].removing || beingStarted(q.call.ID, under) || beingStopped(q.call, under)) {
+			yield(s)
+		}
+	case q.is(OK) || q.unsettled():
+		if may {
+			s.ctrs[k].value = uint16(q.call.Value)
+			yield(s)
+		}
+	}
+}
+
+// beingStarted tells whether a start is under way: then the limits of a container may be
+// on their way to the kernel, and cannot be changed.
+func beingStarted(id string, under []*pending) bool {
+	return slices.ContainsFunc(under, func(q *pending) bool { return q.call.Verb == Start && q.call.ID == id })
+}
+
+// beingStopped tells whether somebody is ending the container: its limits are then left
+// alone.
+func beingStopped(c Call, under []*pending) bool {
+	return slices.ContainsFunc(under, func(q *pending) bool {
+		return oneOf(q.call.Verb, Stop, Remove) && q.call.ID == c.ID || oneOf(q.call.Verb, StopPod, RemovePod)
+	})
+}
+
+// needsRunning is for calls that change nothing and need a container that runs.
+func (p *pod) needsRunning(s podState, q *pending, yield func(podState)) {
+	k := p.find(&s, q)
+	runs := k >= 0 && s.ctrs[k].stage == running
+	switch {
+	case q.is(OK) && runs, q.is(NotFound) && k < 0, q.is(BadState) && k >= 0 && !runs:
+		yield(s)
+	}
+}
+
+func (p *pod) seesBox(s podState, q *pending, yield func(podState)) {
+	there := p.isBox(&s, q.call.ID)
+	switch {
+	case q.is(OK):
+		if there && s.box.stage.shows(q.answer.State) {
+			s.box.fresh = false
+			yield(s)
+		}
+	case q.is(NotFound):
+		if !there || s.box.fresh {
+			yield(s)
+		}
+	}
+}
+
+func (p *pod) seesContainer(s podState, q *pending, yield func(podState)) {
+	k := p.find(&s, q)
+	switch {
+	case q.is(OK):
+		if k < 0 {
+			return
+		}
+		c, a := &s.ctrs[k], q.answer
+		if c.shows(a.State) && int(c.value) == a.Value && (a.State != Exited || c.stage != exited || int(c.code) == a.Exit) {
+			c.fresh = false
+			yield(s)
+		}
+	case q.is(NotFound):
+		if k < 0 || s.ctrs[k].fresh {
+			yield(s)
+		}
+	}
+}
+
+// shows tells whether a sandbox can look like that.
+func (st stage) shows(state State) bool {
+	switch state {
+	case Ready:
+		return st == ready || st == stopping
+	case NotReady:
+		return st == stopping || st == notReady
+	}
+	return false
+}
+
+// shows tells whether the container can look like that. One that is being removed
+// cannot be started any more, and may be shown as if it had been.
+func (c *ctrState) shows(state State) bool {
+	switch state {
+	case Created:
+		return c.stage == created
+	case Running:
+		return c.stage == running
+	case Exited:
+		return c.stage == exited || c.removing
+	}
+	return false
+}
+
+// end implements object.
+func (p *pod) end(s podState, q *pending) (podState, bool) {
+	if q.is(Trouble) && !q.troubled { // of Exec: its container was killed while it began
+		k := p.find(&s, q)
+		return s, k < 0 || s.ctrs[k].stage != running
+	}
+	if q.unsettled() {
+		return s, true
+	}
+	done := s.done&q.bit() != 0
+	switch q.call.Verb {
+	case StopPod:
+		if !p.isBox(&s, q.call.ID) {
+			return s, q.is(OK)
+		}
+		quiet := !slices.ContainsFunc(s.ctrs[:], func(c ctrState) bool { return c.stage == running })
+		return s, q.is(OK) && s.box.stage == notReady && quiet
+	case RemovePod:
+		return s, q.is(OK) && !p.isBox(&s, q.call.ID)
+	case Remove:
+		return s, q.is(OK) && p.find(&s, q) < 0
+	case RunPod:
+		if done && q.is(OK) && s.box.id == p.known(q.answer.ID) {
+			s.box.fresh = false
+		}
+	case Create:
+		if k := slices.Index(p.ctrs, q.call.Container); done && q.is(OK) && s.ctrs[k].id == p.known(q.answer.ID) {
+			s.ctrs[k].fresh = false
+		}
+	case Exec:
+		// It was killed: so its container must have been, or nearly.
+		if q.is(OK) && q.answer.Exit != 0 {
+			k := p.find(&s, q)
+			return s, done && q.answer.Exit == Killed && (k < 0 || s.ctrs[k].stage != running)
+		}
+	}
+	return s, done
+}
+
+// event implements object.
+func (p *pod) event(s podState, kind Kind) (podState, bool) {
+	for k := range s.ctrs {
+		c := &s.ctrs[k]
+		switch {
+		case kind == ExecutorGone && (c.stage == created || c.stage == running):
+			c.lost = true
+		case kind == Quiet && c.stage == running && Programs[c.variant].Ends:
+			return s, false
+		case kind == Quiet && c.stage == created:
+			c.lost = false
+		}
+	}
+	return s, true
+}
+
+// text implements object.
+func (p *pod) text(s podState) string {
+	var b strings.Builder
+	name := func(id uint8) string {
+		if id == 0 {
+			return "?"
+		}
+		return p.byID[id-1]
+	}
+	flags := func(of map[string]bool) {
+		for _, f := range []string{"fresh", "removing", "end may be lost"} {
+			if of[f] {
+				b.WriteString(", " + f)
+			}
+		}
+	}
+	fmt.Fprintf(&b, "%s %s", p.name, stageNames[s.box.stage])
+	if s.box.stage != none {
+		fmt.Fprintf(&b, " (%s, variant %d", name(s.box.id), s.box.variant)
+		flags(map[string]bool{"fresh": s.box.fresh, "removing": s.box.removing})
+		b.WriteString(")")
+	}
+	for k, ctr := range p.ctrs {
+		c := s.ctrs[k]
+		if c.stage == none {
+			continue
+		}
+		fmt.Fprintf(&b, "; %s %s", ctr, stageNames[c.stage])
+		if c.stage == exited {
+			fmt.Fprintf(&b, " with %d", c.code)
+		}
+		fmt.Fprintf(&b, " (%s, %s, value %d", name(c.id), Programs[c.variant].Name, c.value)
+		flags(map[string]bool{"fresh": c.fresh, "removing": c.removing, "end may be lost": c.lost})
+		b.WriteString(")")
+	}
+	return b.String()
+}

@@ -1,0 +1,141 @@
+package test
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"path/filepath"
+	"strconv"
+	"syscall"
+	"testing"
+	"time"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/test/model"
+	"github.com/crisp-cri/crisp/test/model/play"
+)
+
+// What server's TestModel does in fake time with a fake machine, on the real programs
+// and this kernel: some clients at once, while crispd and its executor are killed at any
+// moment. MODEL_FOR=1h does so for an hour, MODEL_SEED=7 begins with that history, and
+// MODEL_SCRIPT=FILE plays that script.
+func TestModel(t *testing.T) {
+	n, config := startNode(t)
+	m := &modelNode{t: t, n: n, config: config}
+	if file := os.Getenv("MODEL_SCRIPT"); file != "" {
+		s, err := play.Parse(string(read(t, file)))
+		if err != nil {
+			t.Fatalf("%s: %v", file, err)
+		}
+		m.play(s)
+		return
+	}
+	seed, err := strconv.ParseUint(os.Getenv("MODEL_SEED"), 10, 64)
+	if err != nil {
+		seed = 1 // the same for all, unless somebody looks for more
+	}
+	life, err := time.ParseDuration(os.Getenv("MODEL_FOR"))
+	if err != nil {
+		life = 15 * time.Second
+	}
+	began, histories, events := time.Now(), 0, 0
+	for ; histories == 0 || time.Since(began) < life && !t.Failed(); histories++ {
+		t.Logf("seed %d", seed+uint64(histories))
+		events += len(m.play(play.Generate(seed+uint64(histories), play.Real)))
+	}
+	t.Logf("%d histories of %d events from seed %d on in %v", histories, events, seed, time.Since(began).Round(time.Millisecond))
+}
+
+// A modelNode is a node as scripts see it.
+type modelNode struct {
+	t      *testing.T
+	n      *node
+	config string
+}
+
+// play plays s. There is no shorter script to be looked for: not often does the same
+// happen twice.
+func (m *modelNode) play(s play.Script) model.History {
+	h, err := play.Play(m.t.Context(), m, s, model.Rules{LateHandlers: true, LateEvents: true})
+	if err != nil {
+		m.t.Errorf("%v\n\nscript:\n%v\nhistory:\n%v", err, s, h)
+	}
+	return h
+}
+
+func (m *modelNode) Runtime() cri.RuntimeServiceClient { return m.n.runtime() }
+func (m *modelNode) Images() cri.ImageServiceClient    { return m.n.images() }
+
+func (m *modelNode) Ref(image string) string {
+	if image == "" {
+		return testImage
+	}
+	return "registry.invalid/" + image + ":latest"
+}
+
+func (m *modelNode) Arm(int, bool) bool { return false }
+func (m *modelNode) Dead() bool         { return false }
+func (m *modelNode) FailAt(int)         {}
+func (m *modelNode) Mend()              {}
+
+func (m *modelNode) Kill() {
+	if err := m.n.stopDaemon(syscall.SIGKILL); err != nil {
+		m.t.Error(err)
+	}
+}
+
+func (m *modelNode) KillExecutor() {
+	// It may be just being started again.
+	if pid, err := m.n.executorPid(); err == nil {
+		_ = syscall.Kill(pid, syscall.SIGKILL)
+	}
+}
+
+func (m *modelNode) Stop() error  { return m.n.stopDaemon(syscall.SIGTERM) }
+func (m *modelNode) Start() error { return m.n.start(m.config, nil) }
+
+// Settle waits as long as the longest grace, and until the programs that end have.
+func (m *modelNode) Settle(unsettled bool) {
+	rest := 100 * time.Millisecond
+	if unsettled {
+		rest += time.Duration(play.Real.Grace) * time.Second
+	}
+	time.Sleep(rest)
+	ctx, cancel := context.WithTimeout(m.t.Context(), time.Minute)
+	defer cancel()
+	for {
+		list, err := m.n.runtime().ListContainers(ctx, &cri.ListContainersRequest{Filter: &cri.ContainerFilter{
+			State:         &cri.ContainerStateValue{State: cri.ContainerState_CONTAINER_RUNNING},
+			LabelSelector: map[string]string{play.ProgramLabel: "quits"},
+		}})
+		if err == nil && len(list.Containers) == 0 || ctx.Err() != nil {
+			return // what does not end is for the model to complain of
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+// Left looks below the instance's directories, and at what is mounted there.
+func (m *modelNode) Left() []string {
+	var left []string
+	for _, pattern := range []string{"root/sandboxes/*", "root/containers/*", "run/sandboxes/*", "run/containers/*", "run/netns/*", "run/image/*"} {
+		found, err := filepath.Glob(filepath.Join(m.n.dir, pattern))
+		if err != nil {
+			m.t.Error(err)
+		}
+		left = append(left, found...)
+	}
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		m.t.Error(err)
+	}
+	for line := range bytes.Lines(mounts) {
+		for _, below := range []string{"/sandboxes/", "/netns/crisp-", "/image/"} {
+			if bytes.Contains(line, []byte(m.n.dir+"/run"+below)) {
+				left = append(left, "mount "+string(bytes.TrimSpace(line)))
+			}
+		}
+	}
+	return left
+}
