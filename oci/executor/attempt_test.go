@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -348,4 +349,20 @@ func TestExecThatLeavesAProcess(t *testing.T) {
 	b.exec(wire.ExecRequest{Process: process("spawn", "sleep", "1s")}).wait()
 	n.upgrade() // forgets none of them
 	eventually(t, func() bool { return len(b.execGroups()) == 0 }, "cgroups are left: %v", b.execGroups())
+}
+
+// An upgrade may come between the end of an exec and the answer to its client.
+func TestUpgradeBeforeAnExecIsTold(t *testing.T) {
+	n := start(t)
+	b := n.run([]string{"sleep", "for-ever"})
+	e := b.exec(wire.ExecRequest{Process: process("spawn", "sleep", "300ms")})
+	eventually(t, func() bool {
+		_, err := os.Stat(fmt.Sprintf("/proc/%d", e.Pid))
+		return errors.Is(err, fs.ErrNotExist)
+	}, "the exec runs on")
+	n.upgrade()
+	if code := e.wait(); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+	eventually(t, func() bool { return len(b.execGroups()) == 0 }, "its cgroup is left")
 }

@@ -245,6 +245,11 @@ func (x *Executor) killIf(e *execution, left func() bool) bool {
 	if !is {
 		return false
 	}
+	select {
+	case <-e.ended: // what it left behind lives on, as after an exec.wait
+		return true
+	default:
+	}
 	if err := e.kill(); err != nil {
 		x.log.Warn("abandoned exec could not be killed", "container", e.c.ID, "pid", e.proc.pid, "err", err)
 	}

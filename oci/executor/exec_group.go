@@ -113,7 +113,11 @@ func (x *Executor) removeSpentGroups(c *container) {
 	live := make(map[string]bool)
 	x.mu.Lock()
 	for _, e := range x.execs {
-		live["exec-"+e.id] = true
+		select {
+		case <-e.ended: // only its code waits
+		default:
+			live["exec-"+e.id] = true
+		}
 	}
 	x.mu.Unlock()
 	base := c.ref.Cgroups[groupController(c.ref.Cgroups)]
