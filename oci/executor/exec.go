@@ -122,8 +122,8 @@ func (x *Executor) execWith(ctx context.Context, e *execution, process *libconta
 	defer x.begins()()
 	wires, pid, err := e.c.engine.exec(ctx, process, spec, s, process.SubCgroupPaths)
 	if err != nil {
-		if _, running := x.runs(e.c.ID); running != nil {
-			return nil, running // it ended under our hands
+		if ended := x.endsUnder(e.c); ended != nil {
+			return nil, ended
 		}
 		return nil, err
 	}
@@ -174,12 +174,24 @@ func (x *Executor) startExec(ctx context.Context, e *execution, process *libcont
 		return x.knowProcess(process)
 	})
 	if err != nil {
-		if _, running := x.runs(c.ID); running != nil {
-			return 0, running // it ended under our hands
+		if ended := x.endsUnder(c); ended != nil {
+			return 0, ended
 		}
 		return 0, err
 	}
 	return process.Pid()
+}
+
+// endsUnder is why an exec in c has failed if c ended under our hands. What was being
+// started there is killed before the end of c is known: only then can its init go.
+func (x *Executor) endsUnder(c *container) error {
+	if _, err := x.runs(c.ID); err != nil {
+		return err
+	}
+	if c.proc.ends() {
+		return fault.WrongState.Errorf("container %s is not running: it ended meanwhile", c.ID)
+	}
+	return nil
 }
 
 // register puts a started exec into the table and watches it.
