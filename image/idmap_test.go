@@ -10,6 +10,7 @@ import (
 
 	"github.com/crisp-cri/crisp/image"
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/testenv"
 	"github.com/crisp-cri/crisp/internal/userns"
 	"github.com/moby/sys/mountinfo"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
@@ -30,6 +31,7 @@ func owner(t *testing.T, path ...string) string {
 // as in what is written; the layers themselves, and who else uses them, see no
 // change.
 func TestMountMapped(t *testing.T) {
+	testenv.Need(t, "idmap")
 	reg := newRegistry(t)
 	p := newPlace(t, reg)
 	reg.push("app", "latest", buildOf(t, "gzip", v1.Image{},
@@ -39,7 +41,7 @@ func TestMountMapped(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := p.store.CheckIDMap(); err != nil {
-		t.Skipf("needs a file system that can be ID-mapped: %v", err)
+		t.Fatal(err)
 	}
 	m := image.IDMap{IDs: userns.Map{UID: userns.Range{Host: 200000, Length: 1000}, GID: userns.Range{Host: 300000, Length: 1000}}}
 	ns, err := userns.Open(m.IDs)

@@ -15,6 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/internal/testenv"
 )
 
 // startCareLab is startLab of an agent with these flags, in a cgroup of its own.
@@ -371,6 +373,7 @@ func running(l *lab) bool {
 // A pod without hostUsers has IDs of its own, and the same after the agent was
 // killed.
 func TestAgentUserNamespace(t *testing.T) {
+	testenv.Need(t, "idmap")
 	l := startCareLab(t)
 	l.run(t, "own", `
   terminationGracePeriodSeconds: 1
@@ -378,14 +381,7 @@ func TestAgentUserNamespace(t *testing.T) {
   containers: [{name: app, image: IMAGE, args: [sleep, for-ever], volumeMounts: [{name: d, mountPath: /d}]}]
   volumes: [{name: d, emptyDir: {}}]
 `, func(t *testing.T, l *lab) {
-		l.until(func() bool {
-			for _, e := range l.events() {
-				if strings.Contains(e, "user namespace") {
-					t.Skip("the runtime has no user namespaces here: " + e)
-				}
-			}
-			return l.condition(v1.PodReady) == v1.ConditionTrue
-		}, "the pod is ready")
+		l.awaitReady()
 		ids := strings.Fields(l.exec("app", "cat", "/proc/self/uid_map"))
 		if len(ids) != 3 || ids[0] != "0" || ids[1] == "0" || ids[2] != "65536" {
 			t.Errorf("uid_map %v", ids)

@@ -5,11 +5,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
@@ -21,9 +19,6 @@ import (
 	"google.golang.org/protobuf/proto"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
-
-// criuWorks tells whether CRIU is there and knows this kernel.
-var criuWorks = sync.OnceValue(func() bool { return exec.Command("criu", "check").Run() == nil })
 
 // checkpointCmd is:
 //

@@ -8,10 +8,9 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 
-	"github.com/crisp-cri/crisp/internal/apparmor"
 	"github.com/crisp-cri/crisp/internal/kernel"
 	"github.com/crisp-cri/crisp/internal/noleaks"
-	"github.com/crisp-cri/crisp/server/selinux"
+	"github.com/crisp-cri/crisp/internal/testenv"
 )
 
 // programs are the ones that a script may start and must not leave.
@@ -59,22 +58,10 @@ func TestScript(t *testing.T) {
 			switch cond {
 			case "exit-by-pidfd": // else a crash of the executor costs the exit codes of what it had started
 				return kernel.Probe().PidfdInfo, nil
-			case "cgroup2":
-				return kernel.Probe().CgroupV2, nil
-			case "systemd":
-				return kernel.Probe().Systemd, nil
+			case "apparmor", "cgroup2", "criu", "enforcing", "selinux", "systemd":
+				return testenv.Lacks(cond) == "", nil
 			case "ia32":
 				return kernel.Probe().IA32, nil
-			case "apparmor":
-				return kernel.Probe().AppArmor && apparmor.Parser() != "", nil
-			case "selinux": // with a policy that knows containers
-				p, err := selinux.Open()
-				return p != nil && err == nil, nil
-			case "enforcing":
-				mode, _ := os.ReadFile("/sys/fs/selinux/enforce")
-				return string(mode) == "1", nil
-			case "criu":
-				return criuWorks(), nil
 			}
 			return false, fmt.Errorf("unknown condition %q", cond)
 		},

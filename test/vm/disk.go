@@ -17,7 +17,8 @@ var installed = []string{
 	"systemd", "systemd-sysv", "dbus", "udev", "kmod", "linux-image-cloud-amd64",
 	"apparmor", "ca-certificates", "criu", "crun", "iproute2", "iptables", "libseccomp2", "nftables", "procps", "runc", "zstd",
 	"policycoreutils", "selinux-policy-default", // for the second boot
-	"sudo", // critest loads AppArmor profiles with it
+	"sudo",    // critest loads AppArmor profiles with it
+	"dmsetup", // for the disks that lose what was not flushed
 }
 
 // diskSize is that of the root disk's file system; its file has holes.

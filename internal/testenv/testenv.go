@@ -1,0 +1,227 @@
+// Package testenv tells what the machine that runs the tests has, and which tests may
+// be skipped where.
+//
+// A test must not be skipped because the product says that it cannot do a thing: then
+// a fault of the product is a skip. So what a machine has is probed here once more, by
+// other means than the product's, and skips.txt lists the tests that may be skipped,
+// each with what must be missing. Judge holds that against what go test reports;
+// test/skips does so for make test, test/vm for the tests on the emulated node.
+package testenv
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// Need skips the test where one of these needs is not met.
+func Need(t testing.TB, needs ...string) {
+	t.Helper()
+	for _, need := range needs {
+		if why := Lacks(need); why != "" {
+			t.Skipf("needs %s: %s", need, why)
+		}
+	}
+}
+
+// Lacks says why this machine does not have what need names, "" if it does. "!need" is
+// the contrary of need. "program:NAME" is a program on PATH, "file:PATH" a file, and
+// "linux:6.7" the kernel at least of this version; the others are the keys of probes.
+func Lacks(need string) string {
+	if opposite, ok := strings.CutPrefix(need, "!"); ok {
+		if Lacks(opposite) == "" {
+			return "this machine has " + opposite
+		}
+		return ""
+	}
+	var err error
+	switch kind, arg, _ := strings.Cut(need, ":"); kind {
+	case "program":
+		_, err = exec.LookPath(arg)
+	case "file":
+		_, err = os.Stat(arg)
+	case "linux":
+		err = linux(arg)
+	default:
+		probe, ok := probes[need]
+		if !ok {
+			return "nobody knows how to look for it"
+		}
+		err = probe()
+	}
+	if err != nil {
+		return err.Error()
+	}
+	return ""
+}
+
+// known tells whether Lacks can answer.
+func known(need string) bool {
+	kind, _, typed := strings.Cut(strings.TrimPrefix(need, "!"), ":")
+	if typed {
+		return kind == "program" || kind == "file" || kind == "linux"
+	}
+	return probes[kind] != nil
+}
+
+// probes are asked once each: some start programs.
+var probes = map[string]func() error{
+	"systemd": stat("/run/systemd/system"), // sd_booted(3)
+	"namespaces": func() error {
+		return yes(os.Geteuid() == 0 && stat("/run/systemd/system")() != nil, "the tests run on the machine itself")
+	},
+
+	"cgroup2":          stat("/sys/fs/cgroup/cgroup.controllers"),
+	"cgroup2-anywhere": anyOf("/sys/fs/cgroup/cgroup.controllers", "/sys/fs/cgroup/unified/cgroup.controllers"),
+	"hybrid":           stat("/sys/fs/cgroup/unified/cgroup.controllers"),
+	"hugetlb-mounted":  anyOf("/sys/fs/cgroup/hugetlb/cgroup.procs"),
+	"hugetlb":          func() error { return holds("/proc/cgroups", "hugetlb") },
+
+	"apparmor": func() error {
+		return errors.Join(holds("/sys/module/apparmor/parameters/enabled", "Y"), onPath("apparmor_parser", "/usr/sbin"))
+	},
+	"selinux":   selinux,
+	"enforcing": func() error { return holds("/sys/fs/selinux/enforce", "1") },
+
+	"criu":         sync.OnceValue(criu),
+	"idmap":        sync.OnceValue(idmap),
+	"sys-resource": func() error { return capability(unix.CAP_SYS_RESOURCE) },
+	"kmsg":         open("/dev/kmsg"),
+	"ptmx":         open("/dev/ptmx"),
+	"ipv6":         stat("/proc/sys/net/ipv6/conf/default/dad_transmits"),
+	"disk":         anyOf("/sys/block/*"),
+	"ptrace":       sync.OnceValue(ptrace),
+	"leases":       sync.OnceValue(leases),
+	"labels":       sync.OnceValue(labels),
+	"immutable":    sync.OnceValue(immutable),
+	"fanotify":     sync.OnceValue(fanotify),
+
+	"package": func() error {
+		return yes(os.Getenv("CRISP_DEB") != "" && os.Getenv("CRISP_NEXT_DEB") != "", "no package of crisp is to be installed")
+	},
+	"containerd": containerd,
+}
+
+func yes(is bool, otherwise string) error {
+	if is {
+		return nil
+	}
+	return errors.New(otherwise)
+}
+
+func stat(path string) func() error {
+	return func() error {
+		_, err := os.Stat(path)
+		return err
+	}
+}
+
+func open(path string) func() error {
+	return func() error {
+		f, err := os.Open(path)
+		if err == nil {
+			f.Close()
+		}
+		return err
+	}
+}
+
+// anyOf wants one file that matches one of the patterns.
+func anyOf(patterns ...string) func() error {
+	return func() error {
+		for _, p := range patterns {
+			if found, _ := filepath.Glob(p); len(found) > 0 {
+				return nil
+			}
+		}
+		return fmt.Errorf("there is no %s", strings.Join(patterns, " and no "))
+	}
+}
+
+// holds wants a word in a file.
+func holds(path, word string) error {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	for _, w := range strings.Fields(string(data)) {
+		if w == word {
+			return nil
+		}
+	}
+	return fmt.Errorf("%s has no %s", path, word)
+}
+
+// onPath looks into dirs besides.
+func onPath(program string, dirs ...string) error {
+	_, err := exec.LookPath(program)
+	for _, dir := range dirs {
+		if err != nil {
+			_, err = os.Stat(filepath.Join(dir, program))
+		}
+	}
+	return err
+}
+
+// linux wants a kernel of this version at least: "6.7".
+func linux(want string) error {
+	var uts unix.Utsname
+	if err := unix.Uname(&uts); err != nil {
+		return err
+	}
+	release := unix.ByteSliceToString(uts.Release[:])
+	var major, minor, wantMajor, wantMinor int
+	if _, err := fmt.Sscanf(want, "%d.%d", &wantMajor, &wantMinor); err != nil {
+		return err
+	}
+	if _, err := fmt.Sscanf(release, "%d.%d", &major, &minor); err != nil {
+		return err
+	}
+	return yes(major > wantMajor || major == wantMajor && minor >= wantMinor, "the kernel is "+release)
+}
+
+func capability(bit int) error {
+	data, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		return err
+	}
+	_, rest, _ := strings.Cut(string(data), "CapEff:")
+	text, _, _ := strings.Cut(strings.TrimSpace(rest), "\n")
+	set, err := strconv.ParseUint(text, 16, 64)
+	if err != nil {
+		return err
+	}
+	return yes(set&(1<<bit) != 0, "this process has no such capability")
+}
+
+// criu asks CRIU itself whether it gets along with this kernel.
+func criu() error {
+	path, err := exec.LookPath("criu")
+	if err != nil {
+		path = "/usr/sbin/criu"
+	}
+	out, err := exec.Command(path, "check").CombinedOutput()
+	if err != nil {
+		lines := strings.Split(strings.TrimSpace(string(out)), "\n")
+		return fmt.Errorf("criu check: %w: %s", err, lines[len(lines)-1])
+	}
+	return nil
+}
+
+// containerd is what make test unpacks from Debian's package, or is installed.
+func containerd() error {
+	for dir, err := os.Getwd(); err == nil && dir != "/"; dir = filepath.Dir(dir) {
+		if onPath("ctr", filepath.Join(dir, ".cache/containerd/usr/bin")) == nil {
+			return nil
+		}
+	}
+	return errors.New("it is neither installed nor unpacked in .cache/containerd")
+}
