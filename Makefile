@@ -73,7 +73,8 @@ fuzz: deps ## run every fuzz target for TIME=30s each, to find inputs that fail 
 	$(GO) run ./test/fuzz -tags "$(TAGS)" -time $(or $(TIME),30s) $(ARGS)
 
 critest: all ## run the critest found on PATH against a fresh crispd (root)
-	bash test/conformance/critest.sh bin $(ARGS)
+	@$(GO) build -o .cache/specs ./test/conformance
+	SPECS=.cache/specs bash test/conformance/critest.sh bin $(ARGS)
 
 bench: all ## measure CRI endpoints side by side: make bench ARGS="-endpoint name=unix:///…"
 	$(GO) run -tags "$(TAGS)" ./test/bench $(ARGS)

@@ -6,7 +6,8 @@
 # skip.txt beside this file lists the specs that are left out, each line with its
 # reason. CONTAINERS_REGISTRIES_CONF is passed on to crispd: it may name mirrors
 # for registry.k8s.io, gcr.io and k8s.gcr.io where those cannot be reached.
-# CRISPD_CONFIG may name a configuration file of crispd; without, it has none.
+# specs.txt lists the specs that must pass; the program specs, in BINDIR or named by
+# SPECS, tells which did not. CRISPD_CONFIG may name a configuration file of crispd; without, it has none.
 # Runs of critest share ports 12000 to 12003 of the host.
 set -euo pipefail
 
@@ -45,4 +46,6 @@ until "$bin/crisp" --runtime-endpoint "unix://$dir/s" version >/dev/null 2>&1; d
 	sleep 0.05
 done
 
-critest -runtime-endpoint "unix://$dir/s" -image-endpoint "unix://$dir/s" -nri-socket "$dir/run/nri.sock" ${skip:+-ginkgo.skip="$skip"} "$@"
+critest -runtime-endpoint "unix://$dir/s" -image-endpoint "unix://$dir/s" -nri-socket "$dir/run/nri.sock" \
+	-ginkgo.json-report="$dir/report.json" ${skip:+-ginkgo.skip="$skip"} "$@"
+"${SPECS:-$bin/specs}" "$here/specs.txt" "$dir/report.json"

@@ -17,7 +17,7 @@ import (
 //
 //	vm  plan.json            this program, and what it is to do
 //	crisp.deb  next.deb      the packages
-//	bin/testbin              what the tests' containers run
+//	bin/testbin  bin/specs   what the tests' containers run; what judges critest's report
 //	bin/critest  registry/   if there is one, and its images
 //	bin/kubelet              if make test-kubelet has built one
 //	bin/loopback  src/.cache if Debian's containerd is unpacked there, for its test
@@ -53,7 +53,7 @@ func newPayload(ctx context.Context, o options, dir string) (*payload, error) {
 	}
 	fmt.Println("payload: compiling the tests")
 	static := append(os.Environ(), "CGO_ENABLED=0")
-	for program, to := range map[string]string{"test/vm": "vm", "internal/testbin": "bin/testbin"} {
+	for program, to := range map[string]string{"test/vm": "vm", "internal/testbin": "bin/testbin", "test/conformance": "bin/specs"} {
 		if err := goCommand(ctx, static, "build", "-trimpath", "-ldflags", "-s -w", "-o", filepath.Join(dir, to), module+program); err != nil {
 			return nil, err
 		}
