@@ -130,7 +130,8 @@ func setup() error {
 	// Cgroups that a container of somebody else's shows are no place for this machine's.
 	for _, h := range all {
 		if !strings.HasPrefix(h.dir, "/sys/") {
-			if err := unix.Unmount(h.dir, unix.MNT_DETACH); err != nil {
+			err := unix.Unmount(h.dir, unix.MNT_DETACH)
+			if err != nil && err != unix.ENOENT && err != unix.EINVAL { // it may have ended meanwhile
 				return fmt.Errorf("unmount %s: %w", h.dir, err)
 			}
 		}
