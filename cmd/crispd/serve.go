@@ -86,7 +86,7 @@ func serve(c *config.Config, src config.Source) error {
 	}
 
 	served := make(chan error, 1)
-	go func() { served <- g.Serve(d.kubelets.watch(socket)) }()
+	go func() { served <- g.Serve(sure(d.kubelets.watch(socket))) }()
 	log.Info("crispd serves", "version", version, "socket", c.Socket, "root", c.Root, "state", c.State, "boot", d.records.Boot().String(), "took", time.Since(begin))
 	sdnotify.Notify("READY=1\nSTATUS=" + d.status())
 	if interval := sdnotify.Interval(); interval > 0 {
