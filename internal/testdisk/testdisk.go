@@ -30,7 +30,9 @@ func Mount(t testing.TB, dir string) *Disk {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := unix.Unmount(below, 0); err != nil {
+		// Namespaces that other tests have made meanwhile have a copy of what is mounted
+		// on the loop device, which so keeps hold of its file.
+		if err := unix.Unmount(below, unix.MNT_DETACH); err != nil {
 			t.Error(err)
 		}
 	})
