@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -55,6 +56,8 @@ func TestParse(t *testing.T) {
 
 // scene is a node and what was done to its pods.
 type scene struct {
+	mu sync.Mutex // held by Evict, and by who looks meanwhile
+
 	free      int64
 	disk      int64
 	pods      []Pod
@@ -75,6 +78,8 @@ func (s *scene) manager(t *testing.T, thresholds ...Threshold) (*Manager, *time.
 		Pods:    func(context.Context, bool) ([]Pod, error) { return s.pods, nil },
 		Reclaim: func(context.Context) { s.reclaimed++; s.disk += 50 },
 		Evict: func(p *v1.Pod, v podsync.Verdict) {
+			s.mu.Lock()
+			defer s.mu.Unlock()
 			s.evicted, s.verdict = append(s.evicted, p.Name), v
 			for i := range s.pods {
 				if s.pods[i].Pod == p {
@@ -253,13 +258,16 @@ func TestNextVictimWaits(t *testing.T) {
 		s := &scene{free: 1000, disk: 50, pods: []Pod{pod("a", 0, 0, 20), pod("b", 0, 0, 40), pod("c", 0, 0, 10)}}
 		m, _ := s.manager(t, Threshold{Signal: NodeFS, Amount: Amount{Amount: 100}})
 		m.Reclaim = nil
-		clean := map[string]bool{}
-		m.Clean = func(p *v1.Pod) bool { return clean[p.Name] }
-		go func() {
-			time.Sleep(20 * time.Second)
-			clean["b"] = true
-			s.disk = 90
-		}()
+		begun := time.Now()
+		later := func() bool { return time.Since(begun) >= 20*time.Second }
+		m.Clean = func(p *v1.Pod) bool { return p.Name == "b" && later() }
+		measure := m.Measure
+		m.Measure = func(ctx context.Context) map[Signal]Observation {
+			if later() {
+				s.disk = 90
+			}
+			return measure(ctx)
+		}
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		go m.Run(ctx)
@@ -267,6 +275,8 @@ func TestNextVictimWaits(t *testing.T) {
 			t.Helper()
 			time.Sleep(after)
 			synctest.Wait()
+			s.mu.Lock()
+			defer s.mu.Unlock()
 			if got := strings.Join(s.evicted, " "); got != want {
 				t.Errorf("%v later %q are evicted, want %q", after, got, want)
 			}

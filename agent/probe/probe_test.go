@@ -196,16 +196,24 @@ func TestReadiness(t *testing.T) {
 // succeeded.
 func TestStartup(t *testing.T) {
 	bubble(t, v1.Container{StartupProbe: spec("start", nil), LivenessProbe: spec("live", nil), ReadinessProbe: spec("ready", nil)}, func(l *lab) {
-		asked := map[string]int{}
+		var mu sync.Mutex
+		asked := map[string]int{} // guarded by mu: probes ask at the same time
+		count := func(kind string) int {
+			mu.Lock()
+			defer mu.Unlock()
+			return asked[kind]
+		}
 		l.set(func(kind string) (bool, error) {
+			mu.Lock()
+			defer mu.Unlock()
 			asked[kind]++
 			return asked["start"] > 2, nil
 		})
 		l.run("1")
 		l.m.Add(l.pod)
 		time.Sleep(15 * time.Second)
-		if asked["live"]+asked["ready"] > 0 {
-			t.Errorf("asked before it had started: %v", asked)
+		if live, ready := count("live"), count("ready"); live+ready > 0 {
+			t.Errorf("asked before it had started: %d and %d times", live, ready)
 		}
 		time.Sleep(10 * time.Second)
 		if r := l.results("1"); r.Startup != podsync.Success {
@@ -213,8 +221,8 @@ func TestStartup(t *testing.T) {
 		}
 		l.edit(func(c *v1.ContainerStatus) { c.Started = new(true) })
 		time.Sleep(time.Minute)
-		if asked["start"] != 3 || asked["live"] != 6 || asked["ready"] != 6 {
-			t.Errorf("asked %v", asked)
+		if start, live, ready := count("start"), count("live"), count("ready"); start != 3 || live != 6 || ready != 6 {
+			t.Errorf("asked %d, %d and %d times", start, live, ready)
 		}
 	})
 }
