@@ -198,7 +198,12 @@ func TestPullsTakeTurns(t *testing.T) {
 		return len(regexp.MustCompile(`(?m)^\S+ +Normal +`+reason+` +pod/p\d`).FindAllString(out, -1))
 	}
 	n.await("four sandboxes run", func() bool { return len(n.made("RunPodSandbox")) == 4 })
-	n.await("two are pulled", func() bool { return told("Pulling") == 2 })
+	n.await("two are pulled", func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		return busy == 2
+	})
+	n.await("the events tell of both", func() bool { return told("Pulling") == 2 })
 	for done := range 4 {
 		if pulling := told("Pulling") - told("Pulled"); pulling > 2 {
 			t.Errorf("after %d the events tell of %d at a time", done, pulling)
@@ -207,6 +212,8 @@ func TestPullsTakeTurns(t *testing.T) {
 		n.await("one is there", func() bool { return told("Pulled") == done+1 })
 	}
 	n.until("get pods", `(?s)p0 +1/1 .*p1 +1/1 .*p2 +1/1 .*p3 +1/1 `)
+	mu.Lock()
+	defer mu.Unlock()
 	if most != 2 {
 		t.Errorf("%d at a time, want 2", most)
 	}
