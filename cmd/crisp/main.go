@@ -83,6 +83,10 @@ var commands = []command{
 	{"version", "", "print the versions of crisp and of the runtime", runVersion},
 }
 
+// The libraries of Kubernetes log by klog; what they have to say reaches us as errors.
+// klog has one logger for the process, and none may be using it when it is set.
+func init() { klog.SetSlogLogger(slog.New(slog.DiscardHandler)) }
+
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // a second interrupt ends us at once
@@ -93,9 +97,6 @@ func main() {
 
 // run is main without the process.
 func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
-	// The libraries of Kubernetes log by klog; what they have to say reaches
-	// us as errors.
-	klog.SetSlogLogger(slog.New(slog.DiscardHandler))
 	c := &cli{ctx: ctx, stdin: stdin, stdout: stdout, stderr: stderr}
 	// CONTAINER_RUNTIME_ENDPOINT is crictl's.
 	c.endpoint = cmp.Or(os.Getenv("CRISP_RUNTIME_ENDPOINT"), os.Getenv("CONTAINER_RUNTIME_ENDPOINT"), defaultEndpoint)
