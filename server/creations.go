@@ -40,7 +40,7 @@ var stageLives = map[string]time.Duration{
 // hidden for uncollectedLife, so that a repetition finds it, and is then undone.
 type creations struct {
 	ctx  context.Context // ends with the server
-	work *sync.WaitGroup
+	work *detached
 	log  *slog.Logger
 	what string // for the texts of errors
 
@@ -76,7 +76,7 @@ type creation struct {
 	timer   *time.Timer        // until it is; guarded by creations.mu
 }
 
-func newCreations(ctx context.Context, work *sync.WaitGroup, log *slog.Logger, what string) *creations {
+func newCreations(ctx context.Context, work *detached, log *slog.Logger, what string) *creations {
 	return &creations{
 		ctx: ctx, work: work, log: log, what: what,
 		delivered: func(string) {},
@@ -179,23 +179,31 @@ func (cs *creations) join(ctx context.Context, name string, req proto.Message, b
 		c.waiting++
 		return c, false, nil
 	}
+	stopping := fault.Unavailable.Errorf("%s %s: crispd is stopping", cs.what, name)
 	if cs.ctx.Err() != nil {
-		return nil, false, fault.Unavailable.Errorf("%s %s: crispd is stopping", cs.what, name)
+		return nil, false, stopping
 	}
 	c = &creation{
 		name: name, req: req, id: oci.NewID(), began: time.Now(), stage: "begin",
 		done: make(chan struct{}), gone: make(chan struct{}), waiting: 1,
 	}
+	id := c.id // build may replace it
 	cs.byName[name] = c
-	cs.hidden[c.id] = struct{}{}
+	cs.hidden[id] = struct{}{}
 	ctx, c.stages = stage.Fork(context.WithoutCancel(ctx))
 	ctx, c.cancel = context.WithCancel(ctx)
 	stop := context.AfterFunc(cs.ctx, c.cancel)
-	cs.work.Go(func() {
+	begun := cs.work.run(func() {
 		defer c.cancel()
 		defer stop()
 		cs.run(ctx, c, build)
 	})
+	if !begun {
+		stop()
+		c.cancel()
+		cs.forget(c, id)
+		return nil, false, stopping
+	}
 	return c, true, nil
 }
 

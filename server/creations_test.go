@@ -5,7 +5,6 @@ import (
 	"errors"
 	"log/slog"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -19,7 +18,7 @@ import (
 // A bench is creations with a build step that takes as long as a test wants.
 type bench struct {
 	*creations
-	work   sync.WaitGroup
+	work   detached
 	stop   context.CancelFunc
 	builds int
 	undone []string
@@ -292,7 +291,7 @@ func TestStopEndsBuilds(t *testing.T) {
 		begin := time.Now()
 		first := b.goCall(t.Context(), "a", wants("x"))
 		b.stop()
-		b.work.Wait()
+		b.work.wait()
 		if got := <-first; !errors.Is(got.err, context.Canceled) || time.Since(begin) != 0 {
 			t.Errorf("got %v after %v", got, time.Since(begin))
 		}
@@ -310,10 +309,36 @@ func TestPanicOfABuildIsAnError(t *testing.T) {
 	}
 }
 
+// Calls come in until the very end. What one of them would begin when Close has waited
+// for the rest would use what is closed next, and nobody would wait for it.
+func TestNothingBeginsAfterClose(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		ts := tasks{ctx: context.Background(), work: &b.work}
+		inner := errors.New("not run")
+		b.work.run(func() {
+			time.Sleep(time.Minute)
+			inner = ts.do(context.Background(), "what a removal begins", func(context.Context) error { return nil })
+		})
+		b.work.close()
+		if inner != nil {
+			t.Errorf("what ran was not finished: %v", inner)
+		}
+		ran := false
+		err := ts.do(t.Context(), "stop", func(context.Context) error { ran = true; return nil })
+		if !errors.Is(err, fault.Unavailable) || ran {
+			t.Errorf("task: ran %v, %v", ran, err)
+		}
+		if _, err := b.call(t.Context(), "a", nil); !errors.Is(err, fault.Unavailable) || b.builds > 0 {
+			t.Errorf("creation: %d builds, %v", b.builds, err)
+		}
+	})
+}
+
 // Callers of one thing share one run of it, which outlives them.
 func TestTasks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var work sync.WaitGroup
+		var work detached
 		ts := tasks{ctx: context.Background(), work: &work}
 		runs := 0
 		run := func(context.Context) error {
@@ -334,7 +359,7 @@ func TestTasks(t *testing.T) {
 		}
 		// Updates must not share: each has another thing to do.
 		for range 3 {
-			work.Go(func() {
+			work.run(func() {
 				if err := ts.alone(t.Context(), "update", run); err != nil {
 					t.Error(err)
 				}
@@ -342,7 +367,7 @@ func TestTasks(t *testing.T) {
 		}
 		begin := time.Now()
 		synctest.Wait()
-		work.Wait()
+		work.wait()
 		if runs != 5 || time.Since(begin) != 3*time.Minute {
 			t.Errorf("%d runs in %v, want 3 more, one after the other", runs, time.Since(begin))
 		}
@@ -372,7 +397,7 @@ func TestUndoneBeforeTheAnswer(t *testing.T) {
 				t.Errorf("%d builds, %v", b.builds, err)
 			}
 			b.stop()
-			b.work.Wait()
+			b.work.wait()
 		})
 	}
 }
@@ -410,6 +435,6 @@ func TestUndoneForNobodyElse(t *testing.T) {
 			t.Errorf("%d builds, undone %v: %v", b.builds, b.undone, err)
 		}
 		b.stop()
-		b.work.Wait()
+		b.work.wait()
 	})
 }

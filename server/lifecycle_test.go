@@ -251,7 +251,7 @@ func TestStartFinishesStop(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.restart(t)
-	n.server.work.Wait()
+	n.server.work.wait()
 	resp, err := n.PodSandboxStatus(t.Context(), &cri.PodSandboxStatusRequest{PodSandboxId: sb})
 	if err != nil {
 		t.Fatal(err)
@@ -275,7 +275,7 @@ func TestStartReleasesAddressesAfterReboot(t *testing.T) {
 	n.machine.Reboot()
 	n.rebooted = true
 	n.start(t)
-	n.server.work.Wait()
+	n.server.work.wait()
 	resp, err := n.PodSandboxStatus(t.Context(), &cri.PodSandboxStatusRequest{PodSandboxId: sb})
 	if err != nil {
 		t.Fatal(err)

@@ -240,11 +240,11 @@ type exits struct {
 
 // run runs f and has work wait for it, unless the server is closing: events and
 // plugins may come until the very end.
-func (x *exits) run(work *sync.WaitGroup, f func()) {
+func (x *exits) run(work *detached, f func()) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if !x.shut {
-		work.Go(f)
+		work.run(f)
 	}
 }
 

@@ -55,7 +55,7 @@ func (s *Server) Start(ctx context.Context) error {
 		}
 	}
 	for _, sb := range half {
-		s.work.Go(func() { s.finishStop(sb) })
+		s.work.run(func() { s.finishStop(sb) })
 	}
 	return s.startPlugins()
 }

@@ -72,7 +72,7 @@ func TestUncollectedSandboxIsHidden(t *testing.T) {
 	cancel()
 	<-gone
 	release()
-	n.server.work.Wait() // it is finished now
+	n.server.work.wait() // it is finished now
 	if len(n.net.attached()) != 1 {
 		t.Fatal("the sandbox was not finished")
 	}
@@ -141,7 +141,7 @@ func TestKubeletsSecondRequestGetsItsContainer(t *testing.T) {
 			<-gone
 			if finished {
 				release()
-				n.server.work.Wait()
+				n.server.work.wait()
 			}
 			id := make(chan string, 1)
 			go func() {

@@ -40,7 +40,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"sync"
 	"sync/atomic"
 
 	"google.golang.org/grpc"
@@ -148,7 +147,7 @@ type Server struct {
 
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
-	work   sync.WaitGroup // all that runs detached from a caller
+	work   detached
 }
 
 // New returns a server that listens for streams and for nothing else yet: Start
@@ -196,7 +195,7 @@ func (s *Server) Close() error {
 	s.events.detach()
 	err := s.streaming.Close()
 	s.exits.close()
-	s.work.Wait()
+	s.work.close()
 	s.plugins.Close()
 	s.sandboxes.close()
 	s.containers.close()

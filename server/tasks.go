@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/stage"
 )
 
@@ -18,7 +19,7 @@ const taskLife = 3 * time.Minute
 // because the kubelet was impatient helps nobody.
 type tasks struct {
 	ctx  context.Context // ends with the server
-	work *sync.WaitGroup
+	work *detached
 
 	mu    sync.Mutex
 	byKey map[string]*task // guarded by mu
@@ -32,15 +33,21 @@ type task struct {
 
 // do runs work under key, or waits for the run that there is.
 func (ts *tasks) do(ctx context.Context, key string, work func(context.Context) error) error {
-	t, _ := ts.join(ctx, key, work)
+	t, _, err := ts.join(ctx, key, work)
+	if err != nil {
+		return err
+	}
 	return t.wait(ctx, key)
 }
 
 // alone runs work under key after the run that there is.
 func (ts *tasks) alone(ctx context.Context, key string, work func(context.Context) error) error {
 	for {
-		t, mine := ts.join(ctx, key, work)
-		err := t.wait(ctx, key)
+		t, mine, err := ts.join(ctx, key, work)
+		if err != nil {
+			return err
+		}
+		err = t.wait(ctx, key)
 		if mine || ctx.Err() != nil {
 			return err
 		}
@@ -59,21 +66,20 @@ func (t *task) wait(ctx context.Context, key string) error {
 }
 
 // join returns the task with the key, and whether it was begun by this call.
-func (ts *tasks) join(ctx context.Context, key string, work func(context.Context) error) (t *task, mine bool) {
+func (ts *tasks) join(ctx context.Context, key string, work func(context.Context) error) (t *task, mine bool, err error) {
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
 	if t, ok := ts.byKey[key]; ok {
-		return t, false
+		return t, false, nil
 	}
 	if ts.byKey == nil {
 		ts.byKey = make(map[string]*task)
 	}
 	t = &task{done: make(chan struct{})}
-	ts.byKey[key] = t
 	ctx, t.stages = stage.Fork(context.WithoutCancel(ctx))
 	ctx, cancel := context.WithTimeout(ctx, taskLife)
 	stop := context.AfterFunc(ts.ctx, cancel)
-	ts.work.Go(func() {
+	begun := ts.work.run(func() {
 		defer cancel()
 		defer stop()
 		t.err = protect(func() error { return work(ctx) })
@@ -83,5 +89,11 @@ func (ts *tasks) join(ctx context.Context, key string, work func(context.Context
 		ts.mu.Unlock()
 		close(t.done)
 	})
-	return t, true
+	if !begun {
+		stop()
+		cancel()
+		return nil, false, fault.Unavailable.Errorf("%s: crispd is stopping", key)
+	}
+	ts.byKey[key] = t
+	return t, true, nil
 }
