@@ -161,10 +161,17 @@ func (n *node) trouble() (lines []string) {
 		if err != nil {
 			continue // it was not written
 		}
+		report := false
 		for line := range bytes.Lines(text) {
 			announced := func(r *regexp.Regexp) bool { return r.Match(line) }
+			if report {
+				lines[len(lines)-1] += "\n" + string(bytes.TrimRight(line, "\n"))
+				report = !bytes.HasPrefix(line, []byte("=========="))
+				continue
+			}
 			if trouble.Match(line) && !told.Match(line) && !slices.ContainsFunc(n.expected, announced) {
 				lines = append(lines, fmt.Sprintf("%s: %s", filepath.Base(path), bytes.TrimSpace(line)))
+				report = bytes.Contains(line, []byte("DATA RACE")) // its stacks follow
 			}
 		}
 	}
@@ -221,9 +228,11 @@ func TestWhatIsLeftIsFound(t *testing.T) {
 	}
 	fmt.Fprintln(log, `{"level":"ERROR","msg":"planted"}`)
 	fmt.Fprintln(log, "panic: planted")
+	fmt.Fprintln(log, "==================\nWARNING: DATA RACE planted\nRead at\n==================")
+	fmt.Fprintln(log, `{"level":"ERROR","msg":"planted after it"}`)
 	log.Close()
-	if lines := n.trouble(); len(lines) != 2 {
-		t.Errorf("of two lines these were found: %v", lines)
+	if lines := n.trouble(); len(lines) != 4 || !strings.Contains(lines[2], "Read at") {
+		t.Errorf("of four things these were found: %q", lines)
 	}
 	n.expects("planted")
 }
