@@ -12,8 +12,12 @@ LDFLAGS := -s -w -X main.version=$(VERSION)
 PREFIX ?= /usr/local
 DESTDIR ?=
 BIN     ?= bin
+# How the daemons are built, other than with tags.
+BUILD   := -trimpath
 # Of a version later than this one, to upgrade to in the tests.
 NEXT_BIN := .cache/vm/next
+# With the executor's tags, so that nothing is compiled twice.
+RACE_TAGS := $(TAGS) osusergo netgo
 
 # What the build and the tests need beyond Go and make.
 DEBS := gcc libc6-dev libseccomp-dev pkg-config nftables iproute2 procps runc crun gpg e2fsprogs
@@ -23,16 +27,16 @@ CNI_PLUGINS := main/bridge ipam/host-local meta/portmap meta/bandwidth
 export CGO_ENABLED = 1
 export GO
 
-.PHONY: help all demo test test-vm test-kubelet fuzz critest bench lint vuln install deb clean deps vm-deps
+.PHONY: help all demo test race test-vm test-kubelet fuzz critest bench lint vuln install deb clean deps vm-deps
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 all: deps ## build everything into bin/
 	@mkdir -p $(BIN)/cni
-	$(GO) build -trimpath -tags "$(TAGS)" -ldflags "$(LDFLAGS)" -o $(BIN)/ ./cmd/crispd ./cmd/crisp
+	$(GO) build $(BUILD) -tags "$(TAGS)" -ldflags "$(LDFLAGS)" -o $(BIN)/ ./cmd/crispd ./cmd/crisp
 	# Static: the executor runs itself inside containers, where there is no libc.
-	$(GO) build -trimpath -tags "$(TAGS) osusergo netgo" -ldflags "$(LDFLAGS) -linkmode external -extldflags -static" -o $(BIN)/ ./cmd/crisp-executor
+	$(GO) build $(BUILD) -tags "$(TAGS) osusergo netgo" -ldflags "$(LDFLAGS) -linkmode external -extldflags -static" -o $(BIN)/ ./cmd/crisp-executor
 	gcc -Os -s -static -nostartfiles -o $(BIN)/crisp-podinit oci/podinit/podinit.c
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-s -w" -o $(BIN)/cni/ ./cmd/crisp-bridge
 	$(foreach p,$(CNI_PLUGINS),CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-s -w" -o $(BIN)/cni/ github.com/containernetworking/plugins/plugins/$(p) &&) true
@@ -53,6 +57,12 @@ test: all .cache/containerd ## run every test, those that touch the kernel inclu
 	$(GO) vet -tags "$(TAGS)" ./...
 	@$(GO) build -o .cache/skips ./test/skips
 	CRISP_BIN=$(CURDIR)/bin .cache/skips $(GO) test -tags "$(TAGS)" -count 1 -timeout 20m ./...
+
+race: .cache/containerd ## run the tests with the race detector, on daemons built with it (root; ARGS="./server ./agent/...")
+	@test "$$(id -u)" = 0 || { echo "make race: the kernel tests need root: run sudo make race"; exit 1; }
+	$(MAKE) --no-print-directory all BIN=.cache/race BUILD=-race TAGS="$(RACE_TAGS)"
+	# A second's sleep at the end of each process would be as long as many a test.
+	CRISP_BIN=$(CURDIR)/.cache/race GORACE=atexit_sleep_ms=0 $(GO) test -race -vet=off -count 1 -tags "$(RACE_TAGS)" -timeout 60m $(or $(ARGS),./...)
 
 test-vm: all vm-deps $(if $(QUICK),,.cache/containerd) ## run the tests on a node with systemd, in an emulator (root; QUICK=1: the short form; ARGS="-steps …")
 	packaging/deb.sh $(BIN) "$(VERSION)"
