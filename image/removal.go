@@ -27,7 +27,7 @@ type removals struct {
 
 type removal struct {
 	usage usage
-	over  chan struct{} // closed once it is tried
+	over  chan struct{} // closed once it has been tried
 }
 
 func newRemovals() *removals {
@@ -89,21 +89,40 @@ func (rs *removals) waitSince(ctx context.Context, point int) {
 	}
 }
 
-// removeLater deletes a tree that is in nobody's way, and occupies u. If it cannot be
-// removed it stays in the figures, as it does on the disk, until the next Open tries again.
+// Between two tries to remove a tree pass removeRetry, twice that, and so on up to
+// removeRetryMax.
+const (
+	removeRetry    = time.Second
+	removeRetryMax = 10 * time.Minute
+)
+
+// removeLater deletes a tree that is in nobody's way, and occupies u. While it cannot be
+// removed it stays in the figures, as it does on the disk.
 func (s *Store) removeLater(path string, u usage) {
 	n, r := s.removals.add(u)
 	s.background.Go(func() {
-		defer close(r.over)
-		s.removals.turn <- struct{}{}
-		defer func() { <-s.removals.turn }()
-		err := tree.Remove(s.life, path)
-		if err == nil {
-			s.removals.forget(n)
-		} else if s.life.Err() == nil {
-			s.log.Error("leftover of the image store was not removed", "err", err)
+		err := s.remove(path)
+		close(r.over)
+		if err != nil && s.life.Err() == nil {
+			s.log.Error("leftover of the image store was not removed, and will be tried again", "err", err)
 		}
+		for pause := removeRetry; err != nil; pause = min(2*pause, removeRetryMax) {
+			select {
+			case <-time.After(pause):
+			case <-s.life.Done():
+				return
+			}
+			err = s.remove(path)
+		}
+		s.removals.forget(n)
 	})
+}
+
+// remove deletes a tree when it is its turn.
+func (s *Store) remove(path string) error {
+	s.removals.turn <- struct{}{}
+	defer func() { <-s.removals.turn }()
+	return tree.Remove(s.life, path)
 }
 
 // usageIn is what the layer in dir occupied when it was whole, if it has a record.

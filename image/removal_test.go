@@ -2,6 +2,8 @@ package image
 
 import (
 	"context"
+	"errors"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -11,6 +13,7 @@ import (
 
 	"github.com/crisp-cri/crisp/checkpoint"
 	"github.com/opencontainers/go-digest"
+	"golang.org/x/sys/unix"
 )
 
 // What is removed in the background is in the figures until the disk has the room again:
@@ -115,6 +118,47 @@ func TestWhatIsLeftToBeRemovedIsInUse(t *testing.T) {
 	if got := s.FsInfo(); got != (FsInfo{}) {
 		t.Errorf("used after it was removed is %+v", got)
 	}
+}
+
+// What the disk refuses to give up once is tried again, and does not stay until the next
+// start.
+func TestRemovalIsTriedAgain(t *testing.T) {
+	needRoot(t)
+	dir := t.TempDir()
+	busy := filepath.Join(dir, "gone-x", "busy")
+	if err := os.MkdirAll(busy, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("none", busy, "tmpfs", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Unmount(busy, unix.MNT_DETACH) // it is gone already, or the test has failed
+	synctest.Test(t, func(t *testing.T) {
+		s := &Store{
+			log:      slog.New(slog.NewTextHandler(t.Output(), nil)),
+			layers:   &layers{staging: dir},
+			leases:   &leases{},
+			removals: newRemovals(),
+		}
+		s.life, s.end = context.WithCancel(t.Context())
+		defer s.end()
+		s.removeLater(filepath.Join(dir, "gone-x"), usage{bytes: 4096, inodes: 7})
+		s.removals.waitSince(t.Context(), 0)
+		time.Sleep(time.Hour)
+		if got := s.FsInfo(); got != (FsInfo{UsedBytes: 4096, Inodes: 7}) {
+			t.Errorf("while it cannot be removed, used is %+v", got)
+		}
+		if err := unix.Unmount(busy, 0); err != nil {
+			t.Fatal(err)
+		}
+		s.background.Wait()
+		if _, err := os.Stat(filepath.Join(dir, "gone-x")); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("it is still there: %v", err)
+		}
+		if got := s.FsInfo(); got != (FsInfo{}) {
+			t.Errorf("used after it was removed is %+v", got)
+		}
+	})
 }
 
 // Who removes an image does not wait for a disk without end.
