@@ -64,16 +64,15 @@ func (c *Container) Exec(ctx context.Context, cfg ExecConfig) (*Exec, error) {
 // wait for its output to end. Once it has returned a code it must not be called
 // again. fault.Unavailable: the process was lost with its executor.
 func (e *Exec) Wait(ctx context.Context) (int32, error) {
-	for lost := false; ; {
+	for lost := false; ; lost = true {
 		var reply wire.ExecWaitReply
 		_, err := e.link.call(ctx, wire.MethodExecWait, wire.ExecRef{ExecID: e.id}, &reply)
 		switch {
 		case err == nil:
 			e.waited.Store(true)
 			return reply.Code, nil
-		case errors.Is(err, fault.Unavailable) && !lost:
-			lost = true // an executor that was upgraded knows it still
-		case errors.Is(err, fault.NotFound) && lost:
+		case errors.Is(err, fault.Unavailable) && !lost: // an executor that was upgraded knows it still
+		case errors.Is(err, fault.NotFound): // by another executor than that which started it
 			return 0, fault.Unavailable.Errorf("exec in container %s was lost with its executor", e.container)
 		default:
 			return 0, fmt.Errorf("wait for exec in container %s: %w", e.container, err)
