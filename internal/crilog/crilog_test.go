@@ -137,8 +137,8 @@ func TestReopenWhileWriting(t *testing.T) {
 	for _, stream := range []string{crilog.Stdout, crilog.Stderr} {
 		wg.Go(func() {
 			for range lines {
-				w.Write(stream, []byte("some line\nand a "))
-				w.Write(stream, []byte("half\n"))
+				w.Write(stream, []byte("some line\nand a "), nil)
+				w.Write(stream, []byte("half\n"), nil)
 			}
 		})
 	}
@@ -215,7 +215,7 @@ func TestFullDisk(t *testing.T) {
 	}
 	line := []byte(strings.Repeat("x", 700) + "\n")
 	for range 20 {
-		w.Write(crilog.Stdout, line)
+		w.Write(crilog.Stdout, line, nil)
 	}
 	if !errors.Is(failed, unix.ENOSPC) {
 		t.Fatalf("reported %v, want %v", failed, unix.ENOSPC)
@@ -230,7 +230,7 @@ func TestFullDisk(t *testing.T) {
 	if err := os.Truncate(w.Path(), 0); err != nil {
 		t.Fatal(err)
 	}
-	w.Write(crilog.Stdout, []byte("again\n"))
+	w.Write(crilog.Stdout, []byte("again\n"), nil)
 	data, _ := os.ReadFile(w.Path())
 	if got := string(join(t, data, crilog.Stdout)); got != "again\n" {
 		t.Errorf("log is %q after there was room again", got)
@@ -255,7 +255,7 @@ func TestOpenMendsATornRecord(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		w.Write(crilog.Stdout, []byte("three\n"))
+		w.Write(crilog.Stdout, []byte("three\n"), nil)
 		if err := w.Close(); err != nil {
 			t.Fatal(err)
 		}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"sync"
@@ -110,13 +111,25 @@ func create(path string) (*os.File, error) {
 	return f, nil
 }
 
-// Write appends the records of p with one write(2). It returns no error: see Open.
-func (w *Writer) Write(stream string, p []byte) {
+// A Keeper has what is written until it is in the log, should its writer be killed.
+type Keeper interface {
+	// Writing comes before a write to a file of that inode and size.
+	Writing(inode uint64, size int64)
+	// Written comes after it, and before the next write to the log.
+	Written()
+}
+
+// Write appends the records of p with one write(2), and tells k if that is not nil. It
+// returns no error: see Open.
+func (w *Writer) Write(stream string, p []byte, k Keeper) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if k != nil {
+		defer k.Written()
+	}
 	if len(p) == 0 {
 		return
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
 	// The clock may be set back; a log may not go back (CRI's readers stop at
 	// the first record past what they were asked for).
 	if now := time.Now().UTC().Round(0); now.After(w.last) {
@@ -128,6 +141,9 @@ func (w *Writer) Write(stream string, p []byte) {
 		*buf = data
 	}
 	defer buffers.Put(buf)
+	if k != nil {
+		writing(k, w.file)
+	}
 	n, err := w.file.Write(data)
 	if err != nil {
 		w.drop(data, n, int64(len(p)), err)
@@ -137,6 +153,70 @@ func (w *Writer) Write(stream string, p []byte) {
 		w.tell(nil, w.lost)
 		w.lost = 0
 	}
+}
+
+func writing(k Keeper, f *os.File) {
+	var st unix.Stat_t
+	if unix.Fstat(int(f.Fd()), &st) == nil {
+		k.Writing(st.Ino, st.Size)
+	}
+}
+
+// Complete appends to the log at path the records of p, which a Keeper has of a Writer
+// that was killed. If size is not negative, that was writing them when the file with
+// inode had that size: what it had written stays, up to the end of a record.
+func Complete(path, stream string, p []byte, max int, k Keeper, inode uint64, size int64) error {
+	if max <= 0 {
+		max = MaxLine
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	f, err := create(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return &os.PathError{Op: "stat", Path: path, Err: err}
+	}
+	written := 0
+	if size < 0 || st.Ino != inode || st.Size < size {
+		if err := mend(f); err != nil {
+			return err
+		}
+		writing(k, f)
+	} else if written, err = cutTorn(f, size, st.Size); err != nil {
+		return err
+	}
+	data := Append(nil, time.Now().UTC().Round(0), stream, p, max)
+	for range written {
+		data = data[bytes.IndexByte(data, '\n')+1:]
+	}
+	_, err = f.Write(data)
+	k.Written()
+	return err
+}
+
+// cutTorn removes from f a record that has no end, and returns how many there are after
+// the first size bytes.
+func cutTorn(f *os.File, size, end int64) (records int, err error) {
+	r, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", f.Fd())) // f is only written
+	if err != nil {
+		return 0, err
+	}
+	defer r.Close()
+	tail, err := io.ReadAll(io.NewSectionReader(r, size, end-size))
+	if err != nil {
+		return 0, err
+	}
+	if whole := int64(bytes.LastIndexByte(tail, '\n') + 1); size+whole < end {
+		if err := f.Truncate(size + whole); err != nil {
+			return 0, err
+		}
+	}
+	return bytes.Count(tail, []byte{'\n'}), nil
 }
 
 // drop counts what was lost and takes back the record that was written in part.

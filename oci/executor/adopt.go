@@ -40,6 +40,7 @@ func (x *Executor) adopt(req wire.AdoptRequest, call *wire.Call) (err error) {
 	if c.proc, err = foster(req.Pid, req.StartTime, call.File(wire.FDPid)); err != nil {
 		c.exit = &wire.Exit{ID: c.ID, Code: 255, At: time.Now(), Reason: wire.ReasonUnknown, Message: err.Error()}
 	}
+	x.completeLog(s)
 	log, err := x.openLog(s)
 	if err != nil {
 		// The container runs, whether its output can be kept or not.

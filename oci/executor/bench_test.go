@@ -126,3 +126,24 @@ func quantiles(b *testing.B, took []time.Duration) {
 	b.ReportMetric(float64(took[len(took)/2].Microseconds())/1000, "ms-p50")
 	b.ReportMetric(float64(took[len(took)*9/10].Microseconds())/1000, "ms-p90")
 }
+
+// BenchmarkLog is what the executor does for a line: of a container that prints without
+// end, and of fifty that print now and then. The time means nothing.
+func BenchmarkLog(b *testing.B) {
+	for _, mode := range []struct {
+		name, period string
+		containers   int
+	}{{"quick", "0s", 1}, {"slow", "1ms", 50}} {
+		b.Run(mode.name, func(b *testing.B) {
+			n := start(b)
+			var all []*box
+			for range mode.containers {
+				all = append(all, n.run([]string{"count", fmt.Sprint(b.N/mode.containers + 1), mode.period}))
+			}
+			for _, c := range all {
+				c.wait()
+			}
+			reportCPU(b, n)
+		})
+	}
+}

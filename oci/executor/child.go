@@ -185,19 +185,9 @@ func (p *child) exists() bool {
 	return withFD(p.pidfd, func(fd int) error { return unix.PidfdSendSignal(fd, 0, nil, 0) }) == nil
 }
 
-// pfExiting is PF_EXITING of linux/sched.h: the process is on its way out.
-const pfExiting = 0x4
-
 // ends tells whether the process has ended or is about to: before it has, its PID
 // namespace is emptied.
-func (p *child) ends() bool {
-	flags, err := statField(p.pid, 9)
-	if !p.exists() {
-		return true
-	}
-	n, perr := strconv.ParseUint(flags, 10, 32)
-	return err == nil && perr == nil && n&pfExiting != 0
-}
+func (p *child) ends() bool { return exiting(p.pid) || !p.exists() }
 
 func (p *child) close() { p.pidfd.Close() }
 

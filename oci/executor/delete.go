@@ -67,6 +67,7 @@ func (x *Executor) delete(id string) error {
 	}
 	x.mu.Unlock()
 	if !ok {
+		x.hands.forget(id)
 		return x.sweep(id)
 	}
 	if was != ended {

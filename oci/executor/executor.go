@@ -34,9 +34,8 @@
 // # Crash and upgrade
 //
 // When the executor dies, its containers run on: crispd holds duplicates of their
-// pipes and pidfds and gives them to a new executor (adopt.go). Nothing that was
-// read from a container is kept in memory for longer than it takes to write it to
-// the log. On an upgrade the executor executes the new program in its own place
+// pipes and pidfds and gives them to a new executor (adopt.go). What was read from a
+// container and is not in its log yet, that one finds in a file (inhand.go). On an upgrade the executor executes the new program in its own place
 // (upgrade.go); gate.go brings every goroutine to a point where all it knows is in
 // the tables.
 package executor
@@ -89,6 +88,7 @@ type Executor struct {
 	oom         *oomWatch
 	warmer      *warmer
 	gate        gate
+	hands       *hands
 	creating    atomic.Int32 // see begins
 	serials     atomic.Uint64
 	criu        criuProgram
@@ -155,6 +155,9 @@ func assemble(o Options, lock *os.File, l *net.UnixListener) (*Executor, error) 
 	var err error
 	if x.hierarchies, err = hierarchies(); err != nil {
 		return nil, err
+	}
+	if x.hands, err = openHands(o.State, o.Log); err != nil {
+		o.Log.Warn("what is in hand would be lost with the executor", "err", err)
 	}
 	if x.oom, err = newOOMWatch(x.log, x.oomHappened); err != nil {
 		return nil, err
@@ -293,7 +296,7 @@ func (x *Executor) live(c *container) {
 	if killed { // too late for its start
 		_ = c.proc.signal(unix.SIGKILL)
 	}
-	c.io.start(&x.gate, x.log)
+	c.io.start(&x.gate, x.hands, x.log)
 	if c.oom != nil {
 		if err := x.oom.add(c.ID, c.oom); err != nil {
 			x.log.Warn("memory events cannot be watched", "container", c.ID, "err", err)

@@ -25,7 +25,7 @@ func TestPanicEndsOneStream(t *testing.T) {
 	// A client without a place for what it is owed.
 	broken := &attachment{outs: map[string]*os.File{crilog.Stdout: out}}
 	s.attached = []*attachment{broken}
-	s.start(new(gate), log)
+	s.start(new(gate), nil, log)
 	<-s.outs[0].done
 	if got := strings.Count(said.String(), "work for a container panicked"); got != maxPanics || !strings.Contains(said.String(), `"container":"c1"`) {
 		t.Errorf("it panicked %d times: %s", got, said.String())

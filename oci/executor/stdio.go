@@ -24,6 +24,7 @@ type stdio struct {
 	stdin     *os.File       // nil if the container has none; the pty if it has one
 	stdinOnce bool
 	outs      []*output // stdout and stderr, or the pty alone
+	hands     *hands    // set by start
 
 	mu       sync.Mutex
 	attached []*attachment // that watch; guarded by mu
@@ -44,10 +45,6 @@ type output struct {
 
 // chunk is how much is read from a container at once: the size of a pipe.
 const chunk = 64 << 10
-
-// chunks are lent to streams while they have something to say; a silent container
-// holds none.
-var chunks = sync.Pool{New: func() any { return new([chunk]byte) }}
 
 // lastWords bounds what is still read after the end of a container from a pipe
 // that somebody outside of it goes on writing to.
@@ -70,7 +67,8 @@ func newStdio(s settings, log *crilog.Writer, stdin, stdout, stderr, pty *os.Fil
 }
 
 // start begins to read.
-func (io *stdio) start(g *gate, log *slog.Logger) {
+func (io *stdio) start(g *gate, hs *hands, log *slog.Logger) {
+	io.hands = hs
 	for _, o := range io.outs {
 		go func() {
 			defer close(o.done)
@@ -114,7 +112,7 @@ func (io *stdio) pump(o *output, g *gate) {
 	}
 	if o.cr && io.log != nil {
 		g.enter()
-		io.log.Write(o.stream, []byte{'\r'}) // nothing comes after it
+		io.log.Write(o.stream, []byte{'\r'}, nil) // nothing comes after it
 		g.leave()
 	}
 }
@@ -131,11 +129,10 @@ func (io *stdio) pump(o *output, g *gate) {
 func (io *stdio) copy(fd int, o *output, g *gate) (total int, end bool) {
 	g.enter()
 	defer g.leave()
-	buf := chunks.Get().(*[chunk]byte)
-	defer chunks.Put(buf)
-	held := 0 // bytes at the start of buf that are read but not written
+	h := io.hands.take(io.id, o)
+	defer io.hands.put(h)
 	for total < 16*chunk {
-		n, err := unix.Read(fd, buf[held:])
+		n, err := h.read(fd, total > 0)
 		if err == unix.EINTR {
 			continue
 		}
@@ -144,38 +141,53 @@ func (io *stdio) copy(fd int, o *output, g *gate) (total int, end bool) {
 			break
 		}
 		total += n
-		io.tee(o, buf[held:held+n])
-		have, upto := held+n, held+n
-		if have == len(buf) {
-			if line := bytes.LastIndexByte(buf[:have], '\n') + 1; have-line <= chunk/2 {
+		p := h.held()
+		io.tee(o, p[len(p)-n:])
+		upto := len(p)
+		if h.full() {
+			if line := bytes.LastIndexByte(p, '\n') + 1; upto-line <= handed {
 				upto = line // else the line is too long to be kept together
 			}
 		}
-		io.write(o, buf[:upto])
-		held = copy(buf[:], buf[upto:have])
+		io.write(o, h, upto)
+		h.keep()
 		if io.owes(o) {
 			break
 		}
 	}
-	io.write(o, buf[:held])
+	io.write(o, h, len(h.held()))
 	return total, end
 }
 
-// write appends to the log. A terminal turns \n into \r\n; the log has the \n.
-func (io *stdio) write(o *output, p []byte) {
-	if io.log == nil || len(p) == 0 {
+// write appends the first n bytes of h to the log. A terminal turns \n into \r\n; the
+// log has the \n.
+func (io *stdio) write(o *output, h *hand, n int) {
+	p := h.held()[:n]
+	if h.upto = n; n == 0 {
+		return
+	}
+	if io.log == nil {
+		h.Written()
 		return
 	}
 	if o.tty {
-		if o.cr && p[0] != '\n' {
-			io.log.Write(o.stream, []byte{'\r'})
-		}
-		if o.cr = p[len(p)-1] == '\r'; o.cr {
-			p = p[:len(p)-1] // the \n may come next
-		}
-		p = unwrapCR(p)
+		p, o.cr = cooked(p, o.cr)
 	}
-	io.log.Write(o.stream, p)
+	io.log.Write(o.stream, p, h)
+}
+
+// cooked is what a terminal was given that has written p; cr tells of a \r before it, and
+// then of one that ends it and is not yet written: the \n may come next.
+func cooked(p []byte, cr bool) (_ []byte, last bool) {
+	out := make([]byte, 0, len(p)+1)
+	if cr {
+		out = append(out, '\r')
+	}
+	out = append(out, p...)
+	if last = out[len(out)-1] == '\r'; last {
+		out = out[:len(out)-1]
+	}
+	return unwrapCR(out), last
 }
 
 // unwrapCR removes each \r that stands before a \n, in place.

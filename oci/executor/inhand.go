@@ -1,0 +1,365 @@
+package executor
+
+import (
+	"bytes"
+	"crypto/rand"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/internal/crilog"
+)
+
+// What has been read from a container and is not in its log yet is in hand: nobody else
+// has it, and it would go with us if we were killed that moment. So that memory is a
+// file in the state directory, mapped: whoever adopts the container finds there what we
+// had in hand, and completes the log.
+//
+// The header of a hand says at each moment what is true of it, whichever instruction is
+// our last:
+//
+//	asked         where read(2) is about to put bytes, or has just put them
+//	region        where they are, all of them not in the log
+//	first, size   they are being written, since the log had that size
+//	region        what is left of them
+//	size = 0      nothing is being written any more
+//
+// Whether read(2) came to pass the bytes themselves tell: before, there is a pattern.
+
+// A hand holds output of a container from when it is read until it is logged. Who has
+// taken it is alone with it.
+type hand struct {
+	*handHeader
+	data    []byte // room for handed bytes, and then for chunk bytes of read(2)
+	index   int    // in the file; -1 = it is memory like any other
+	pattern []byte
+	upto    int // how many of its bytes are being written
+}
+
+// A handHeader is in the file. The zero value holds nothing.
+type handHeader struct {
+	region atomic.Uint64 // see span
+	asked  atomic.Uint64 // see span; 0 = read(2) is not being called
+	size   atomic.Uint64 // 1 + that of the log before it is written to; 0 = it is not
+	first  atomic.Uint64 // the beginning of region then
+	inode  atomic.Uint64 // of the log
+	tty    bool
+	stderr bool
+	length uint8 // of id
+	_      [5]byte
+	id     [208]byte // of the container
+}
+
+var _ [headerSize]byte = [unsafe.Sizeof(handHeader{})]byte{}
+
+const (
+	// handed is the longest part of a line that is kept for what follows it.
+	handed = chunk / 2
+	// maxHands is how many hands the file has. Who finds none free has one that does not
+	// outlive us: logs on a disk that hangs must not hold up those on others.
+	maxHands = 64
+	// keptHands is how many of them keep their memory when they are put back.
+	keptHands = 8
+
+	handSize   = handed + chunk // of a hand's data
+	headerSize = 256
+	headersAt  = 4096
+	handsAt    = headersAt + maxHands*headerSize
+	handsSize  = handsAt + maxHands*handSize
+	handsMagic = "crisp in hand 1\n" // with the version
+	patternAt  = 64
+	patternLen = 64
+)
+
+// hands are those of an executor; nil = all are memory like any other.
+type hands struct {
+	log     *slog.Logger
+	file    *os.File
+	memory  []byte // the file, mapped for as long as we live
+	pattern []byte
+
+	mu    sync.Mutex
+	free  []*hand        // the one put back last is taken first; guarded by mu
+	there [maxHands]bool // which have memory; guarded by mu
+	left  []*hand        // of an executor before us; guarded by mu
+}
+
+// openHands opens the file below state, or makes it.
+func openHands(state string, log *slog.Logger) (_ *hands, err error) {
+	path := filepath.Join(state, "executor.inhand")
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			f.Close()
+		}
+	}()
+	if err := f.Truncate(handsSize); err != nil {
+		return nil, err
+	}
+	// To touch a page for which there is no room would be a SIGBUS.
+	if err := unix.Fallocate(int(f.Fd()), 0, 0, handsAt); err != nil {
+		return nil, &os.PathError{Op: "fallocate", Path: path, Err: err}
+	}
+	memory, err := unix.Mmap(int(f.Fd()), 0, handsSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return nil, &os.PathError{Op: "mmap", Path: path, Err: err}
+	}
+	magic, pattern := memory[:len(handsMagic)], memory[patternAt:][:patternLen]
+	if string(magic) != handsMagic {
+		if len(bytes.Trim(magic, "\x00")) > 0 {
+			unix.Munmap(memory)
+			return nil, fmt.Errorf("%s is of another version", path)
+		}
+		rand.Read(pattern)
+		for i := range pattern {
+			pattern[i] |= 0x80 // as text does not end
+		}
+		copy(magic, handsMagic)
+	}
+	hs := &hands{log: log, file: f, memory: memory, pattern: pattern}
+	for i := maxHands - 1; i >= 0; i-- {
+		h := hs.at(i)
+		if h.settle(); len(h.held()) > 0 {
+			hs.left, hs.there[i] = append(hs.left, h), true
+			continue
+		}
+		hs.drop(h)
+	}
+	return hs, nil
+}
+
+// at is the i-th hand of the file.
+func (hs *hands) at(i int) *hand {
+	header := (*handHeader)(unsafe.Pointer(&hs.memory[headersAt+i*headerSize]))
+	return &hand{handHeader: header, data: hs.memory[handsAt+i*handSize:][:handSize:handSize], index: i, pattern: hs.pattern}
+}
+
+// plainHands are hands that do not outlive us.
+var plainHands = sync.Pool{New: func() any { return &hand{handHeader: new(handHeader), data: make([]byte, handSize), index: -1} }}
+
+// take takes a hand for what o of a container writes.
+func (hs *hands) take(id string, o *output) *hand {
+	h := hs.pick(id)
+	h.tty, h.stderr = o.tty, o.stream == crilog.Stderr
+	h.length = uint8(copy(h.id[:], id))
+	h.region.Store(span(handed, handed))
+	return h
+}
+
+func (hs *hands) pick(id string) *hand {
+	if hs == nil || len(id) > len(handHeader{}.id) {
+		return plainHands.Get().(*hand)
+	}
+	hs.mu.Lock()
+	defer hs.mu.Unlock()
+	n := len(hs.free) - 1
+	if n < 0 {
+		return plainHands.Get().(*hand)
+	}
+	h := hs.free[n]
+	if !hs.there[h.index] {
+		if unix.Fallocate(int(hs.file.Fd()), 0, h.at(), handSize) != nil {
+			return plainHands.Get().(*hand)
+		}
+		hs.there[h.index] = true
+	}
+	hs.free = hs.free[:n]
+	return h
+}
+
+// at is where h's data is in the file.
+func (h *hand) at() int64 { return int64(handsAt + h.index*handSize) }
+
+// put puts a hand back; what it holds is dropped.
+func (hs *hands) put(h *hand) {
+	h.region.Store(0)
+	h.asked.Store(0)
+	h.size.Store(0)
+	if h.index < 0 {
+		plainHands.Put(h)
+		return
+	}
+	hs.mu.Lock()
+	defer hs.mu.Unlock()
+	hs.drop(h)
+}
+
+// drop takes a hand that holds nothing among the free ones. The caller holds mu.
+func (hs *hands) drop(h *hand) {
+	if h.index >= keptHands && hs.there[h.index] {
+		const punch = unix.FALLOC_FL_PUNCH_HOLE | unix.FALLOC_FL_KEEP_SIZE
+		hs.there[h.index] = unix.Fallocate(int(hs.file.Fd()), punch, h.at(), handSize) != nil
+	}
+	hs.free = append(hs.free, h)
+}
+
+// leftOf takes what an executor before us had in hand of a container, the one first
+// that it was writing.
+func (hs *hands) leftOf(id string) (of []*hand) {
+	if hs == nil {
+		return nil
+	}
+	hs.mu.Lock()
+	defer hs.mu.Unlock()
+	var others []*hand
+	for _, h := range hs.left {
+		switch {
+		case h.container() != id:
+			others = append(others, h)
+		case h.size.Load() != 0:
+			of = append([]*hand{h}, of...)
+		default:
+			of = append(of, h)
+		}
+	}
+	hs.left = others
+	return of
+}
+
+// forget drops what was in hand of a container that nobody will adopt.
+func (hs *hands) forget(id string) {
+	for _, h := range hs.leftOf(id) {
+		hs.put(h)
+	}
+}
+
+// A span is a part of a hand's data, from and up to an index, in one word.
+func span(from, to int) uint64 { return uint64(from)<<32 | uint64(to) }
+
+func ofSpan(word uint64) (from, to int) { return int(word >> 32), int(uint32(word)) }
+
+func (h *hand) bounds() (from, to int) { return ofSpan(h.region.Load()) }
+
+func (h *hand) held() []byte {
+	from, to := h.bounds()
+	return h.data[from:to]
+}
+
+// full tells whether there is no room for more.
+func (h *hand) full() bool {
+	_, to := h.bounds()
+	return to == len(h.data)
+}
+
+func (h *hand) container() string { return string(h.id[:min(int(h.length), len(h.id))]) }
+
+func (h *hand) stream() string {
+	if h.stderr {
+		return crilog.Stderr
+	}
+	return crilog.Stdout
+}
+
+// read is read(2) of what there is in fd and finds room. It is said beforehand how much
+// that is, as nobody else reads fd; where probably nothing is, one byte is tried first.
+func (h *hand) read(fd int, empty bool) (total int, err error) {
+	for {
+		there := 0
+		if !empty || total > 0 {
+			there, _ = unix.IoctlGetInt(fd, unix.TIOCINQ) // FIONREAD; of errors read(2) tells
+		}
+		if there == 0 && total > 0 {
+			return total, nil
+		}
+		n, err := unix.Read(fd, h.ask(max(there, 1)))
+		h.got(n)
+		if n <= 0 && total == 0 {
+			return n, err
+		}
+		if total += max(n, 0); n <= 0 || there > 0 || h.full() {
+			return total, nil
+		}
+	}
+}
+
+// ask is the place for up to n bytes.
+func (h *hand) ask(n int) []byte {
+	_, end := h.bounds()
+	room := h.data[end:min(end+n, len(h.data))]
+	if h.index >= 0 {
+		for have := copy(room, h.pattern); have < len(room); have *= 2 {
+			copy(room[have:], room[:have])
+		}
+		h.asked.Store(span(end, end+len(room)))
+	}
+	return room
+}
+
+// got says that n bytes are in the place that ask gave.
+func (h *hand) got(n int) {
+	if n > 0 {
+		from, end := h.bounds()
+		h.region.Store(span(from, end+n))
+	}
+	h.asked.Store(0)
+}
+
+// settle finds out what a read(2) did whose caller was killed, and what is true of a
+// header that we have not written.
+func (h *hand) settle() {
+	inside := func(from, to int) bool { return 0 <= from && from <= to && to <= len(h.data) }
+	from, end := h.bounds()
+	at, to := ofSpan(h.asked.Load())
+	if !inside(from, end) || !inside(at, to) {
+		h.region.Store(0)
+		h.asked.Store(0)
+		return
+	}
+	n := 0
+	if at == end { // else got has been there
+		for n = to - at; n > 0 && h.data[at+n-1] == h.pattern[(n-1)%len(h.pattern)]; n-- {
+		}
+	}
+	h.got(n)
+	if int(h.first.Load()) != from {
+		h.size.Store(0) // what was being written is in the log
+	}
+}
+
+// Writing and Written are those of a crilog.Keeper.
+func (h *hand) Writing(inode uint64, size int64) {
+	from, _ := h.bounds()
+	h.inode.Store(inode)
+	h.first.Store(uint64(from))
+	h.size.Store(uint64(size) + 1)
+}
+
+func (h *hand) Written() {
+	from, end := h.bounds()
+	h.region.Store(span(from+h.upto, end))
+	h.size.Store(0)
+}
+
+// keep makes room behind what is left.
+func (h *hand) keep() {
+	left := h.held()
+	copy(h.data[handed-len(left):handed], left) // it is at the end: they do not overlap
+	h.region.Store(span(handed-len(left), handed))
+}
+
+// completeLog writes to a container's log what an executor had in hand that was killed.
+func (x *Executor) completeLog(s settings) {
+	for _, h := range x.hands.leftOf(s.ID) {
+		text := h.held()
+		h.upto = len(text)
+		if h.tty {
+			text, _ = cooked(text, false)
+		}
+		size := int64(h.size.Load()) - 1
+		if s.LogPath != "" {
+			if err := crilog.Complete(s.LogPath, h.stream(), text, s.LogMaxLine, h, h.inode.Load(), size); err != nil {
+				x.log.Warn("container output was lost", "container", s.ID, "bytes", len(text), "err", err)
+			}
+		}
+		x.hands.put(h)
+	}
+}

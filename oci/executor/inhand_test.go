@@ -1,0 +1,217 @@
+package executor
+
+import (
+	"bytes"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/internal/crilog"
+)
+
+// An executor may be killed between any two instructions. Whichever was its last, the
+// next one completes the log: each line is in it once.
+func TestInHand(t *testing.T) {
+	const before, text = "before\n", "one\ntwo\nthree\nand a half"
+	records := func(p string) string { return string(crilog.Append(nil, time.Now(), crilog.Stdout, []byte(p), 100)) }
+	// reads is a read(2) of text of which the first n bytes have arrived.
+	reads := func(h *hand, n int) { copy(h.ask(len(text)), text[:n]) }
+	writing := func(h *hand, log *os.File) {
+		reads(h, len(text))
+		h.got(len(text))
+		h.upto = len(text)
+		var st unix.Stat_t
+		if err := unix.Fstat(int(log.Fd()), &st); err != nil {
+			t.Fatal(err)
+		}
+		h.Writing(st.Ino, st.Size)
+	}
+	for _, last := range []struct {
+		name string
+		do   func(h *hand, log *os.File)
+		want string // after the line before
+		tty  bool
+	}{
+		{name: "taken", do: func(*hand, *os.File) {}},
+		{name: "read(2) was about to begin", do: func(h *hand, _ *os.File) { reads(h, 0) }},
+		{name: "read(2) had not returned", do: func(h *hand, _ *os.File) { reads(h, len(text)) }, want: text},
+		{name: "read(2) of a terminal had not returned", do: func(h *hand, _ *os.File) { reads(h, 8) }, want: "one\ntwo\n", tty: true},
+		{name: "read", do: func(h *hand, _ *os.File) { reads(h, len(text)); h.got(len(text)) }, want: text},
+		{name: "was about to write", do: writing, want: text},
+		{name: "had written a part", do: func(h *hand, log *os.File) { writing(h, log); log.WriteString(records(text)[:60]) }, want: text},
+		{name: "had written some lines", do: func(h *hand, log *os.File) { writing(h, log); log.WriteString(records("one\ntwo\n")) }, want: text},
+		{name: "had written", do: func(h *hand, log *os.File) { writing(h, log); log.WriteString(records(text)) }, want: text},
+		{name: "had said that it had", do: func(h *hand, log *os.File) { writing(h, log); log.WriteString(records(text)); h.Written() }, want: text},
+		{name: "was about to say that all but a line's beginning was written", do: func(h *hand, log *os.File) {
+			writing(h, log)
+			h.upto = len("one\ntwo\nthree\n")
+			log.WriteString(records(text[:h.upto]))
+			h.region.Store(span(handed+h.upto, handed+len(text))) // and not the size, as the last of Written
+		}, want: text},
+		{name: "had kept a line's beginning", do: func(h *hand, log *os.File) {
+			writing(h, log)
+			h.upto = len("one\ntwo\nthree\n")
+			log.WriteString(records(text[:h.upto]))
+			h.Written()
+			h.keep()
+			copy(h.ask(5), " more")
+		}, want: text + " more"},
+		{name: "had put it back", do: func(h *hand, log *os.File) {
+			writing(h, log)
+			log.WriteString(records(text))
+			h.Written()
+			h.put(t)
+		}, want: text},
+		{name: "a terminal's end of line", do: func(h *hand, _ *os.File) { copy(h.ask(9), "one\r\ntwo\r") }, want: "one\ntwo", tty: true},
+	} {
+		t.Run(last.name, func(t *testing.T) {
+			state := t.TempDir()
+			path := filepath.Join(state, "0.log")
+			if err := os.WriteFile(path, []byte(records(before)), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			log, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer log.Close()
+			killed := handsOf(t, state)
+			h := killed.take("c1", &output{stream: crilog.Stdout, tty: last.tty})
+			last.do(h, log)
+			other := killed.take("c2", &output{stream: crilog.Stderr})
+			copy(other.ask(3), "two")
+
+			// The next one may be killed as well before it adopts, and so may the one after.
+			handsOf(t, state)
+			x := &Executor{hands: handsOf(t, state), log: slog.New(slog.DiscardHandler)}
+			x.completeLog(settings{ID: "c1", LogPath: path, LogMaxLine: 100})
+			x.completeLog(settings{ID: "c1", LogPath: path, LogMaxLine: 100})
+			if got := logged(t, path); got != before+last.want {
+				t.Errorf("the log has %q, want %q", got, before+last.want)
+			}
+			if left := handsOf(t, state).left; len(left) != 1 || left[0].container() != "c2" || left[0].stream() != crilog.Stderr || string(left[0].held()) != "two" {
+				t.Errorf("of c2 is left %+v", left)
+			}
+			x.hands.forget("c2")
+			if left := handsOf(t, state).left; len(left) != 0 {
+				t.Errorf("%+v is left", left)
+			}
+		})
+	}
+}
+
+// put is of a hand whose hands do not matter.
+func (h *hand) put(*testing.T) { (&hands{}).put(h) }
+
+func handsOf(t *testing.T, state string) *hands {
+	t.Helper()
+	hs, err := openHands(state, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { hs.file.Close(); unix.Munmap(hs.memory) })
+	return hs
+}
+
+// logged is what a log says was written to stdout.
+func logged(t *testing.T, path string) string {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var text strings.Builder
+	for line := range bytes.Lines(data) {
+		r, err := crilog.Parse(line)
+		if err != nil || !bytes.HasSuffix(line, []byte("\n")) {
+			t.Errorf("line %q: %v", line, err)
+		}
+		text.Write(r.Content)
+		if !r.Partial {
+			text.WriteByte('\n')
+		}
+	}
+	return text.String()
+}
+
+// A log may have been renamed and made anew, by who rotates it, when the executor was killed.
+func TestInHandOfARotatedLog(t *testing.T) {
+	state := t.TempDir()
+	path := filepath.Join(state, "0.log")
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	h := handsOf(t, state).take("c1", &output{stream: crilog.Stdout})
+	copy(h.ask(4), "one\n")
+	h.got(4)
+	h.Writing(1, 0)
+	x := &Executor{hands: handsOf(t, state), log: slog.New(slog.DiscardHandler)}
+	x.completeLog(settings{ID: "c1", LogPath: path})
+	if got := logged(t, path); got != "one\n" {
+		t.Errorf("the log has %q", got)
+	}
+}
+
+// More streams than there are hands are read all the same, and silent ones have no memory.
+func TestManyHands(t *testing.T) {
+	hs := handsOf(t, t.TempDir())
+	var all []*hand
+	for i := range 2 * maxHands {
+		h := hs.take("c1", &output{stream: crilog.Stdout})
+		if lasting := h.index >= 0; lasting != (i < maxHands) {
+			t.Errorf("hand %d outlives us: %v", i, lasting)
+		}
+		copy(h.ask(chunk), bytes.Repeat([]byte{'x'}, chunk))
+		if h.got(chunk); !h.full() || len(h.held()) != chunk {
+			t.Fatalf("hand %d holds %d bytes", i, len(h.held()))
+		}
+		all = append(all, h)
+	}
+	for _, h := range all {
+		hs.put(h)
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(int(hs.file.Fd()), &st); err != nil {
+		t.Fatal(err)
+	}
+	if most := int64(handsAt + (keptHands+1)*handSize); st.Blocks*512 > most {
+		t.Errorf("the file takes %d bytes, want %d at most", st.Blocks*512, most)
+	}
+	if h := hs.take("c1", &output{stream: crilog.Stdout}); h.index < 0 {
+		t.Error("none is free")
+	}
+}
+
+// What an executor of another format has left is left alone, and a damaged file harms nobody.
+func TestHandsOfAnotherVersion(t *testing.T) {
+	state := t.TempDir()
+	path := filepath.Join(state, "executor.inhand")
+	newer := append([]byte("crisp in hand 2\n"), make([]byte, handsSize)...)
+	if err := os.WriteFile(path, newer, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := openHands(state, slog.Default()); err == nil || !strings.Contains(err.Error(), "another version") {
+		t.Errorf("opened with %v", err)
+	}
+	if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got[:100], newer[:100]) {
+		t.Errorf("it was changed: %q, %v", got[:100], err)
+	}
+	damaged := append([]byte(handsMagic), bytes.Repeat([]byte{0xff}, handsSize)...)
+	if err := os.WriteFile(path, damaged, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	hs := handsOf(t, state)
+	if len(hs.left) != 0 {
+		t.Errorf("left is %+v", hs.left)
+	}
+	h := hs.take("c1", &output{stream: crilog.Stdout})
+	copy(h.ask(3), "abc")
+	if h.got(3); string(h.held()) != "abc" {
+		t.Errorf("it holds %q", h.held())
+	}
+}
