@@ -6,6 +6,8 @@
 //	print TEXT       a line to stdout
 //	eprint TEXT      a line to stderr
 //	count N PERIOD   the lines 0, 1, … N-1, one every PERIOD; N < 0: for ever
+//	count-until PATH PERIOD
+//	                 the lines 0, 1, … until there is a file of that name, and "counted N"
 //	sleep DURATION   e.g. 200ms; "for-ever" never ends
 //	exit CODE        end here
 //	kill SIGNAL      end by that signal, given as a number
@@ -76,7 +78,11 @@ func main() {
 		case "eprint":
 			fmt.Fprintln(os.Stderr, next())
 		case "count":
-			count(number(next()), duration(next()))
+			n := number(next())
+			count(func(i int) bool { return n < 0 || i < n }, duration(next()))
+		case "count-until":
+			path := next()
+			fmt.Println("counted", count(func(int) bool { _, err := os.Stat(path); return err != nil }, duration(next())))
 		case "sleep":
 			time.Sleep(duration(next()))
 		case "exit":
@@ -220,13 +226,15 @@ func duration(s string) time.Duration {
 	return d
 }
 
-// count keeps to its schedule: a line that was late does not delay the others.
-func count(n int, period time.Duration) {
+// count keeps to its schedule: a line that was late does not delay the others. It returns
+// how many there are.
+func count(another func(int) bool, period time.Duration) (n int) {
 	begin := time.Now()
-	for i := 0; n < 0 || i < n; i++ {
-		fmt.Println(i)
-		time.Sleep(time.Until(begin.Add(time.Duration(i+1) * period)))
+	for ; another(n); n++ {
+		fmt.Println(n)
+		time.Sleep(time.Until(begin.Add(time.Duration(n+1) * period)))
 	}
+	return n
 }
 
 func eat(mib int) {
