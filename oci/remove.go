@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -44,7 +45,7 @@ func (c *Container) discard(ctx context.Context) error {
 		return fmt.Errorf("remove container %s: %w", c.id, err)
 	}
 	// An executor that took over from a dead one may not know of it.
-	if err := removeCgroups(c.id, c.status.Load().Cgroups); err != nil {
+	if err := c.removeCgroups(); err != nil {
 		return fmt.Errorf("remove container %s: %w", c.id, err)
 	}
 	c.release()
@@ -61,6 +62,29 @@ func (c *Container) discard(ctx context.Context) error {
 		c.emit(ContainerRemoved)
 	}
 	return nil
+}
+
+// removeCgroups removes those that the executor told of, or if its end came before it
+// could tell, those that it was to make.
+func (c *Container) removeCgroups() error {
+	dirs := c.status.Load().Cgroups
+	if spec := c.record.Load().Config.Spec; len(dirs) == 0 && spec != nil && spec.Linux != nil {
+		return c.rt.removeUntold(c.id, spec.Linux.CgroupsPath)
+	}
+	return removeCgroups(c.id, dirs)
+}
+
+// removeUntold removes the cgroup of a process of id that an executor was starting when
+// it died, before there was a record of it. A scope systemd removes by itself.
+func (r *Runtime) removeUntold(id, cgroup string) error {
+	if r.o.SystemdCgroup || !path.IsAbs(cgroup) {
+		return nil
+	}
+	dirs, err := cgroupDirs(cgroup)
+	if err != nil {
+		return err
+	}
+	return removeCgroups(id, dirs)
 }
 
 // awaitTold waits until the end of c was told, if it has ended: who listens hears

@@ -24,7 +24,11 @@ func (sb *Sandbox) Unpin(ctx context.Context) error {
 	var errs []error
 	if sb.Config().SharedPID {
 		// With its first process ends all that is left in the PID namespace.
-		errs = append(errs, sb.rt.expunge(ctx, sb.id))
+		err := sb.rt.expunge(ctx, sb.id)
+		if err == nil && len(sb.status.Load().Cgroups) == 0 {
+			err = sb.rt.removeUntold(sb.id, initCgroup(sb.CgroupParent(), sb.id, false))
+		}
+		errs = append(errs, err)
 		sb.release()
 	}
 	errs = append(errs, sb.rt.host.Unpin(sb.pins()))
