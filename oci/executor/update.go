@@ -65,6 +65,9 @@ func (x *Executor) update(req wire.UpdateRequest) (err error) {
 	steps.Add("unit", func() error { return files.restoreUnit(scopeOf(paths)) }) // after the files
 	steps.Add("limits", files.restore)
 	if err := apply(); err != nil {
+		if ended := x.endsUnder(c); ended != nil {
+			return ended
+		}
 		return fault.Invalid.Errorf("update container %s: %w", c.ID, err)
 	}
 	return nil

@@ -1,0 +1,48 @@
+package executor
+
+import (
+	"errors"
+	"os/exec"
+	"testing"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+)
+
+// What fails because the container's process has just ended is answered so, and not with
+// what libcontainer stumbled upon, before its watch has seen the end as well as after it.
+func TestEndsUnder(t *testing.T) {
+	cmd := exec.Command("cat")
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	proc, err := newChild(cmd.Process.Pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &container{settings: settings{ID: "c"}, phase: running, proc: proc}
+	x := &Executor{containers: map[string]*container{"c": c}}
+	if err := x.endsUnder(c); err != nil {
+		t.Errorf("it runs, and is told to have ended: %v", err)
+	}
+	stdin.Close()
+	if err := proc.wait(); err != nil {
+		t.Fatal(err)
+	}
+	if err := x.endsUnder(c); !errors.Is(err, fault.WrongState) {
+		t.Errorf("before its watch has seen it: %v", err)
+	}
+	c.phase = ended
+	if err := x.endsUnder(c); !errors.Is(err, fault.WrongState) {
+		t.Errorf("after its watch has seen it: %v", err)
+	}
+	delete(x.containers, "c")
+	if err := x.endsUnder(c); !errors.Is(err, fault.NotFound) {
+		t.Errorf("after it was removed: %v", err)
+	}
+	proc.pidfd.Close()
+	cmd.Wait()
+}
