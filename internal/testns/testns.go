@@ -24,6 +24,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -109,8 +110,7 @@ func Main(m *testing.M, o Options) {
 
 // alone tells whether the tests run in this process.
 func alone() bool {
-	switch {
-	case os.Geteuid() != 0, kernel.Probe().Systemd, os.Getenv("CRISP_TEST_NAMESPACES") == "off":
+	if onMachine() {
 		return true
 	}
 	// What is not about tests, or about all of them in one process.
@@ -120,6 +120,11 @@ func alone() bool {
 		}
 	}
 	return false
+}
+
+// onMachine tells whether there are to be no namespaces of a test.
+func onMachine() bool {
+	return os.Geteuid() != 0 || kernel.Probe().Systemd || os.Getenv("CRISP_TEST_NAMESPACES") == "off"
 }
 
 // A job is one process with its tests.
@@ -272,31 +277,13 @@ func (j *job) do(deadline time.Time, stop <-chan struct{}) {
 	if !deadline.IsZero() {
 		args = append([]string{"-test.timeout=" + time.Until(deadline).String()}, args...)
 	}
-	tmp, err := os.MkdirTemp("", "t-")
-	if err != nil {
-		j.err = err
-		return
-	}
-	defer os.RemoveAll(tmp)
-	// Users of user namespaces must get through it.
-	if j.err = os.Chmod(tmp, 0o711); j.err != nil {
-		return
-	}
-	groups, err := makeCgroups(filepath.Base(tmp))
-	if err != nil {
-		j.err = err
-		return
-	}
-	defer func() { j.err = errors.Join(j.err, groups.remove()) }()
-
 	var output bytes.Buffer
-	cmd := exec.Command("/proc/self/exe", args...)
-	cmd.Env = append(os.Environ(), stage+"="+stageJoin, "TMPDIR="+tmp, cgroupsEnv+"="+groups.String())
-	cmd.Stdout, cmd.Stderr = &output, &output
-	cmd.SysProcAttr = &syscall.SysProcAttr{
-		Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNET | unix.CLONE_NEWNS | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS,
-		Setsid:     true, // ^C is for the planner, which ends PID 1 and with it all
+	cmd, done, err := enter(args, &output)
+	if err != nil {
+		j.err = err
+		return
 	}
+	defer func() { j.err = errors.Join(j.err, done()) }()
 	if j.err = cmd.Start(); j.err != nil {
 		return
 	}
@@ -311,6 +298,37 @@ func (j *job) do(deadline time.Time, stop <-chan struct{}) {
 	j.err = cmd.Wait()
 	close(over)
 	j.output = output.Bytes()
+}
+
+// enter makes the command that runs this program, with args, as PID 1 of namespaces of
+// its own, and in cgroups and with a $TMPDIR that done removes.
+func enter(args []string, output io.Writer) (cmd *exec.Cmd, done func() error, err error) {
+	tmp, err := os.MkdirTemp("", "t-")
+	if err != nil {
+		return nil, nil, err
+	}
+	groups := cgroups(nil)
+	done = func() error { return errors.Join(groups.remove(), os.RemoveAll(tmp)) }
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, done())
+		}
+	}()
+	// Users of user namespaces must get through it.
+	if err := os.Chmod(tmp, 0o711); err != nil {
+		return nil, nil, err
+	}
+	if groups, err = makeCgroups(filepath.Base(tmp)); err != nil {
+		return nil, nil, err
+	}
+	cmd = exec.Command("/proc/self/exe", args...)
+	cmd.Env = append(os.Environ(), stage+"="+stageJoin, "TMPDIR="+tmp, cgroupsEnv+"="+groups.String())
+	cmd.Stdout, cmd.Stderr = output, output
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNET | unix.CLONE_NEWNS | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS,
+		Setsid:     true, // ^C is for who waits for it, who ends PID 1 and with it all
+	}
+	return cmd, done, nil
 }
 
 // verboseFlag is the flag that the planner got, or true: skipped tests are to be

@@ -1,0 +1,50 @@
+package testns
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"syscall"
+)
+
+// Program runs work as a test is run, in namespaces of its own, for a main function that
+// has a test's needs. It returns the exit code: that of work, or 1 when something is
+// left of it. Where systemd runs, and without root, work runs on the machine itself.
+func Program(work func() int) int {
+	switch os.Getenv(stage) {
+	case stageRun:
+		return work()
+	case stageJoin:
+		join()
+	case stageInit:
+		return initMain()
+	}
+	if onMachine() {
+		return work()
+	}
+	cmd, done, err := enter(os.Args[1:], os.Stdout)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	ended := make(chan os.Signal, 1)
+	signal.Notify(ended, syscall.SIGINT, syscall.SIGTERM, syscall.SIGQUIT)
+	if err = cmd.Start(); err == nil {
+		go func() {
+			<-ended
+			cmd.Process.Kill()
+		}()
+		err = cmd.Wait()
+	}
+	err = errors.Join(err, done())
+	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) && exit.ExitCode() > 0 {
+		return exit.ExitCode()
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
+}
