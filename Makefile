@@ -27,7 +27,7 @@ CNI_PLUGINS := main/bridge ipam/host-local meta/portmap meta/bandwidth
 export CGO_ENABLED = 1
 export GO
 
-.PHONY: help all demo test race test-vm test-kubelet fuzz critest bench lint vuln install deb clean deps vm-deps
+.PHONY: help all demo test race test-vm test-kubelet fuzz soak critest bench lint vuln install deb clean deps vm-deps
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -81,6 +81,12 @@ test-kubelet: all ## hold the agent against the real kubelet, which is built fir
 
 fuzz: deps ## run every fuzz target for TIME=30s each, to find inputs that fail (root; ARGS="-run image.Fuzz", -keep)
 	$(GO) run ./test/fuzz -tags "$(TAGS)" -time $(or $(TIME),30s) $(ARGS)
+
+soak: all ## run everything at once for TIME=10m, with random kills, and look what is left of it (root; SEED=…; ARGS="-stuck .": beside stuck things)
+	@mkdir -p .cache/soak
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-s -w" -o .cache/soak/testbin ./internal/testbin
+	@$(GO) build -tags "$(TAGS)" -o .cache/soak/soak ./test/soak # and not "go run", which would not pass signals on
+	.cache/soak/soak $(if $(TIME),-time $(TIME)) $(if $(SEED),-seed $(SEED)) $(ARGS)
 
 critest: all ## run the critest found on PATH against a fresh crispd (root)
 	@$(GO) build -o .cache/specs ./test/conformance

@@ -42,6 +42,7 @@
 //	fork VERB...     run the rest as a child process and wait for it
 //	spawn VERB...    run the rest as a child process and do not wait
 //	orphans N        leave N processes behind that have lost their parent, and end soon
+//	bomb             start processes without end, and again when there can be no more
 //	stop-others      stop every process that it sees, again and again
 //
 // Without exit it ends with 0 after the last verb.
@@ -120,6 +121,12 @@ func main() {
 			check(err)
 			for _, e := range entries {
 				fmt.Println(e.Name())
+			}
+		case "bomb":
+			for {
+				if exec.Command("/proc/self/exe", "sleep", "for-ever").Start() != nil {
+					time.Sleep(time.Millisecond)
+				}
 			}
 		case "write":
 			check(os.WriteFile(next(), []byte(next()), 0o644))

@@ -1,0 +1,292 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"text/tabwriter"
+	"time"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// A thing is something that is stuck, and must be nobody's trouble but its own.
+type thing struct {
+	name  string
+	begin func(ctx context.Context, s *stuckNode) error
+}
+
+// A stuckNode is a node beside things that are stuck: each is measured before one begins,
+// and while it is stuck. Then the cause is taken away, everything is removed by CRI, and
+// nobody may have to help.
+type stuckNode struct {
+	*mix
+	stand *pod       // with a container; its status is asked for, and an exec is run in it
+	inner *container // that one
+
+	ends []func() error // of the thing, last first
+	work sync.WaitGroup // calls that hang
+}
+
+// A sample is how long calls took, by name.
+type sample map[string][]time.Duration
+
+func stuck(ctx context.Context, n *node, o options) error {
+	wanted, err := regexp.Compile(o.stuck)
+	if err != nil {
+		return fmt.Errorf("-stuck: %w", err)
+	}
+	var b strings.Builder
+	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
+	fmt.Fprintf(w, "beside\tcall\tmedian\tbeside it\tratio\tp99\tbeside it\tratio\t\n")
+	var errs []error
+	for _, t := range things {
+		if !wanted.MatchString(t.name) {
+			continue
+		}
+		fmt.Println("soak: beside", t.name)
+		before, after, err := beside(ctx, n, o, t)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("beside %s: %w", t.name, err))
+		}
+		for _, call := range slices.Sorted(maps.Keys(after)) {
+			m1, m2 := percentile(before[call], 50), percentile(after[call], 50)
+			p1, p2 := percentile(before[call], 99), percentile(after[call], 99)
+			verdict := ""
+			if ratio(m2, m1) > 2 {
+				verdict = "MORE THAN TWICE"
+			}
+			fmt.Fprintf(w, "%s\t%s\t%v\t%v\t%.1f\t%v\t%v\t%.1f\t%s\n", t.name, call, short(m1), short(m2), ratio(m2, m1), short(p1), short(p2), ratio(p2, p1), verdict)
+		}
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	w.Flush()
+	fmt.Println("\n" + b.String())
+	return errors.Join(append(errs, ctx.Err())...)
+}
+
+func short(d time.Duration) time.Duration { return d.Round(10 * time.Microsecond) }
+
+func ratio(a, b time.Duration) float64 {
+	if b == 0 {
+		return math.NaN()
+	}
+	return float64(a) / float64(b)
+}
+
+// percentile returns the smallest of which p percent are no larger.
+func percentile(all []time.Duration, p float64) time.Duration {
+	if len(all) == 0 {
+		return 0
+	}
+	sorted := slices.Sorted(slices.Values(all))
+	return sorted[max(int(math.Ceil(p/100*float64(len(sorted)))), 1)-1]
+}
+
+// beside measures without and with one thing.
+func beside(ctx context.Context, n *node, o options, t thing) (before, after sample, err error) {
+	ctx = explained(ctx)
+	s := &stuckNode{mix: newMix(n, o)}
+	defer func() { err = errors.Join(err, s.end(ctx)) }()
+	base := &cri.ImageSpec{Image: n.registry.ref("base")}
+	if _, err := n.images.PullImage(ctx, &cri.PullImageRequest{Image: base}); err != nil {
+		return nil, nil, err
+	}
+	if s.stand, s.inner, err = s.podOf(ctx, "stand", nil, nil, "stays"); err != nil {
+		return nil, nil, err
+	}
+	if t.name == manyStops {
+		if err := s.crowd(ctx); err != nil {
+			return nil, nil, err
+		}
+	}
+	if before, err = s.measureCalls(ctx, nil); err != nil {
+		return nil, nil, err
+	}
+	after, err = s.measureCalls(ctx, func() error { return t.begin(ctx, s) })
+	if err != nil || t.name == manyStops { // they are not there again
+		return before, after, err
+	}
+	// A machine's speed drifts: what is usual is measured on both sides.
+	if err := s.over(); err != nil {
+		return nil, nil, err
+	}
+	again, err := s.measureCalls(ctx, nil)
+	for call, took := range again {
+		before[call] = append(before[call], took...)
+	}
+	return before, after, err
+}
+
+// over takes the cause away.
+func (s *stuckNode) over() error {
+	var errs []error
+	for _, end := range slices.Backward(s.ends) {
+		errs = append(errs, end())
+	}
+	s.ends = nil
+	s.work.Wait()
+	return errors.Join(errs...)
+}
+
+// measureCalls asks everything, and then stops pods. They are made before begin, if that
+// is not nil, makes something stuck: on a disk that is full none can be.
+func (s *stuckNode) measureCalls(ctx context.Context, begin func() error) (sample, error) {
+	took := sample{}
+	var toStop []*container
+	for range max(s.o.rounds/5, 1) {
+		s.made++
+		_, c, err := s.podOf(ctx, fmt.Sprintf("to-stop-%d", s.made), nil, nil, "stays")
+		if err != nil {
+			return nil, err
+		}
+		toStop = append(toStop, c)
+	}
+	if begin != nil {
+		if err := begin(); err != nil {
+			return nil, err
+		}
+	}
+	timed := func(name string, call func(ctx context.Context) error) error {
+		ctx, cancel := context.WithTimeout(ctx, patience)
+		defer cancel()
+		began := time.Now()
+		err := call(ctx)
+		took[name] = append(took[name], time.Since(began))
+		if err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		return nil
+	}
+	r, i := s.n.runtime, s.n.images
+	calls := []struct {
+		name string
+		call func(ctx context.Context) error
+	}{
+		{"Status", func(ctx context.Context) error { _, err := r.Status(ctx, &cri.StatusRequest{}); return err }},
+		{"ListPodSandbox", func(ctx context.Context) error {
+			_, err := r.ListPodSandbox(ctx, &cri.ListPodSandboxRequest{})
+			return err
+		}},
+		{"ListContainers", func(ctx context.Context) error {
+			_, err := r.ListContainers(ctx, &cri.ListContainersRequest{})
+			return err
+		}},
+		{"ListContainerStats", func(ctx context.Context) error {
+			_, err := r.ListContainerStats(ctx, &cri.ListContainerStatsRequest{})
+			return err
+		}},
+		{"ListPodSandboxStats", func(ctx context.Context) error {
+			_, err := r.ListPodSandboxStats(ctx, &cri.ListPodSandboxStatsRequest{})
+			return err
+		}},
+		{"ListImages", func(ctx context.Context) error { _, err := i.ListImages(ctx, &cri.ListImagesRequest{}); return err }},
+		{"PodSandboxStatus", func(ctx context.Context) error {
+			_, err := r.PodSandboxStatus(ctx, &cri.PodSandboxStatusRequest{PodSandboxId: s.stand.id})
+			return err
+		}},
+		{"ContainerStatus", func(ctx context.Context) error {
+			_, err := r.ContainerStatus(ctx, &cri.ContainerStatusRequest{ContainerId: s.inner.id})
+			return err
+		}},
+	}
+	for range s.o.rounds {
+		for _, c := range calls {
+			if err := timed(c.name, c.call); err != nil {
+				return took, err
+			}
+		}
+	}
+	for _, c := range toStop {
+		if err := timed("StopContainer", func(ctx context.Context) error {
+			_, err := r.StopContainer(ctx, &cri.StopContainerRequest{ContainerId: c.id, Timeout: 30})
+			return err
+		}); err != nil {
+			return took, err
+		}
+		if err := timed("StopPodSandbox", func(ctx context.Context) error {
+			_, err := r.StopPodSandbox(ctx, &cri.StopPodSandboxRequest{PodSandboxId: c.pod.id})
+			return err
+		}); err != nil {
+			return took, err
+		}
+	}
+	return took, nil
+}
+
+// podOf runs a pod in the node's network, with a container if it is given arguments for
+// one. The configurations may be changed before.
+func (s *stuckNode) podOf(ctx context.Context, name string, ofPod func(*cri.PodSandboxConfig), ofContainer func(*cri.ContainerConfig), program string) (*pod, *container, error) {
+	p := &pod{config: s.sandboxConfig(name)}
+	if ofPod != nil {
+		ofPod(p.config)
+	}
+	if err := os.MkdirAll(p.config.LogDirectory, 0o755); err != nil {
+		return nil, nil, err
+	}
+	resp, err := s.n.runtime.RunPodSandbox(ctx, &cri.RunPodSandboxRequest{Config: p.config})
+	if err != nil {
+		return nil, nil, err
+	}
+	p.id = resp.PodSandboxId
+	c := &container{pod: p, program: program, config: &cri.ContainerConfig{
+		Metadata: &cri.ContainerMetadata{Name: "c"}, Image: &cri.ImageSpec{Image: s.n.registry.ref("base")},
+		Command: []string{"/testbin"}, Args: programs[program], LogPath: "c.log",
+		Linux: &cri.LinuxContainerConfig{
+			Resources:       &cri.LinuxContainerResources{CpuShares: 10},
+			SecurityContext: &cri.LinuxContainerSecurityContext{NamespaceOptions: p.config.Linux.SecurityContext.NamespaceOptions},
+		},
+	}}
+	if ofContainer != nil {
+		ofContainer(c.config)
+	}
+	created, err := s.n.runtime.CreateContainer(ctx, &cri.CreateContainerRequest{PodSandboxId: p.id, Config: c.config, SandboxConfig: p.config})
+	if err != nil {
+		return p, nil, err
+	}
+	c.id = created.ContainerId
+	_, err = s.n.runtime.StartContainer(ctx, &cri.StartContainerRequest{ContainerId: c.id})
+	return p, c, err
+}
+
+func (s *stuckNode) sandboxConfig(name string) *cri.PodSandboxConfig {
+	return &cri.PodSandboxConfig{
+		Metadata:     &cri.PodSandboxMetadata{Name: name, Namespace: "stuck", Uid: "uid-" + name},
+		LogDirectory: filepath.Join(s.n.dir, "logs", name),
+		Linux: &cri.LinuxPodSandboxConfig{
+			CgroupParent: "/crisp-soak",
+			SecurityContext: &cri.LinuxSandboxSecurityContext{NamespaceOptions: &cri.NamespaceOption{
+				Network: cri.NamespaceMode_NODE, Pid: cri.NamespaceMode_CONTAINER,
+			}},
+		},
+	}
+}
+
+// hangs makes a call that is not waited for before the end.
+func (s *stuckNode) hangs(call func()) { s.work.Go(call) }
+
+// end takes the cause away, and removes everything by CRI.
+func (s *stuckNode) end(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*patience)
+	defer cancel()
+	errs := []error{s.over()}
+	// What hung is on its way out; a kubelet asks again, too.
+	var err error
+	for range 20 {
+		if err = s.removeAll(ctx, false); err == nil || ctx.Err() != nil {
+			break
+		}
+		time.Sleep(time.Second)
+	}
+	return errors.Join(append(errs, err)...)
+}

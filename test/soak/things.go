@@ -1,0 +1,365 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/remotecommand"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// several is how many are stuck at once, of things of which one may not be enough.
+const several = 4
+
+// manyStops is the thing whose pods are there before anything is measured.
+const manyStops = "many stops"
+
+var things = []thing{
+	{"nothing", func(context.Context, *stuckNode) error { return nil }}, // how much two measurements differ anyhow
+	{"a process in D state", dState},
+	{"a hung volume", hungVolume},
+	{"a hung network plugin", hungPlugin},
+	{"a stalled registry", stalledRegistry},
+	{"readers that do not read", deafReaders},
+	{"a full log disk", fullLogDisk},
+	{"a fork bomb", forkBomb},
+	{"a frozen cgroup", frozenCgroup},
+	{"a full disk", fullDisk},
+	{manyStops, func(_ context.Context, s *stuckNode) error { return s.stopCrowd() }},
+}
+
+// dState: containers whose processes no signal ends, and who are being stopped.
+func dState(ctx context.Context, s *stuckNode) error {
+	f, err := mountHanging(filepath.Join(s.n.dir, "hanging"))
+	if err != nil {
+		return err
+	}
+	s.ends = append(s.ends, f.end)
+	for i := range several {
+		p, c, err := s.podOf(ctx, fmt.Sprint("d-state-", i), nil, func(c *cri.ContainerConfig) {
+			c.Args = []string{"cat", "/volume/file"}
+			c.Mounts = []*cri.Mount{{HostPath: f.dir, ContainerPath: "/volume"}}
+		}, "")
+		if err != nil {
+			return err
+		}
+		s.hangs(func() {
+			_, _ = s.n.runtime.StopContainer(ctx, &cri.StopContainerRequest{ContainerId: c.id})
+			_, _ = s.n.runtime.StopPodSandbox(ctx, &cri.StopPodSandboxRequest{PodSandboxId: p.id})
+		})
+		if err := asleep(c.id); err != nil { // since it is killed
+			return err
+		}
+	}
+	return nil
+}
+
+// asleep waits until a process of a container sleeps uninterruptibly.
+func asleep(id string) error {
+	for range 500 {
+		for _, pid := range processesOf(id) {
+			stat, _ := os.ReadFile(filepath.Join("/proc", pid, "stat"))
+			if strings.Contains(string(stat), ") D ") {
+				return nil
+			}
+			tasks, _ := filepath.Glob(filepath.Join("/proc", pid, "task", "*", "stat"))
+			for _, task := range tasks {
+				if stat, _ := os.ReadFile(task); strings.Contains(string(stat), ") D ") {
+					return nil
+				}
+			}
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	return errors.New("no process of the container sleeps uninterruptibly: nothing would be measured")
+}
+
+// processesOf lists those whose cgroup names the container.
+func processesOf(id string) (pids []string) {
+	files, _ := filepath.Glob("/proc/[0-9]*/cgroup")
+	for _, file := range files {
+		if text, err := os.ReadFile(file); err == nil && strings.Contains(string(text), id) {
+			pids = append(pids, filepath.Base(filepath.Dir(file)))
+		}
+	}
+	return pids
+}
+
+// hungVolume: containers are created with a volume that does not answer.
+func hungVolume(ctx context.Context, s *stuckNode) error {
+	f, err := mountHanging(filepath.Join(s.n.dir, "hanging"))
+	if err != nil {
+		return err
+	}
+	s.ends = append(s.ends, f.end)
+	f.hangs.Store(true)
+	for i := range several {
+		s.hangs(func() {
+			_, _, _ = s.podOf(ctx, fmt.Sprint("hung-", i), nil, func(c *cri.ContainerConfig) {
+				c.Mounts = []*cri.Mount{{HostPath: filepath.Join(f.dir, "below"), ContainerPath: "/volume"}}
+			}, "stays")
+		})
+	}
+	time.Sleep(time.Second) // until they hang
+	return nil
+}
+
+// hungPlugin: pods of a handler whose network plugin does not come back.
+func hungPlugin(ctx context.Context, s *stuckNode) error {
+	if err := os.WriteFile(s.n.hangs(), nil, 0o644); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	s.ends = append(s.ends, func() error {
+		cancel()
+		return os.Remove(s.n.hangs())
+	})
+	for i := range several {
+		config := s.sandboxConfig(fmt.Sprint("plugged-", i))
+		config.Linux.SecurityContext.NamespaceOptions.Network = cri.NamespaceMode_POD
+		s.abandoned = append(s.abandoned, config)
+		s.hangs(func() {
+			_, _ = s.n.runtime.RunPodSandbox(ctx, &cri.RunPodSandboxRequest{Config: config, RuntimeHandler: "hanging"})
+		})
+	}
+	time.Sleep(time.Second)
+	return nil
+}
+
+// stalledRegistry: pulls that get no data.
+func stalledRegistry(ctx context.Context, s *stuckNode) error {
+	s.n.registry.stall.Store(true)
+	ctx, cancel := context.WithCancel(ctx)
+	s.ends = append(s.ends, func() error {
+		cancel()
+		s.n.registry.stall.Store(false)
+		return nil
+	})
+	for i := range extraImages {
+		s.hangs(func() {
+			_, _ = s.n.images.PullImage(ctx, &cri.PullImageRequest{Image: &cri.ImageSpec{Image: s.n.registry.ref(fmt.Sprintf("extra%d", i))}})
+		})
+	}
+	time.Sleep(time.Second)
+	return nil
+}
+
+// deaf reads nothing until it is told to go on.
+type deaf chan struct{}
+
+func (d deaf) Write(p []byte) (int, error) {
+	<-d
+	return len(p), nil
+}
+
+// deafReaders: a container that writes without end, attached to by who does not read, and
+// execs alike.
+func deafReaders(ctx context.Context, s *stuckNode) error {
+	_, c, err := s.podOf(ctx, "floods", nil, func(c *cri.ContainerConfig) { c.Args = []string{"count", "-1", "1ms"} }, "")
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	ear := make(deaf)
+	s.ends = append(s.ends, func() error {
+		cancel()
+		close(ear)
+		return nil
+	})
+	for i := range 2 * several {
+		address := ""
+		if i%2 == 0 {
+			resp, err := s.n.runtime.Attach(ctx, &cri.AttachRequest{ContainerId: c.id, Stdout: true})
+			if err != nil {
+				return err
+			}
+			address = resp.Url
+		} else {
+			resp, err := s.n.runtime.Exec(ctx, &cri.ExecRequest{ContainerId: c.id, Cmd: []string{"/testbin", "flood", "1000000"}, Stdout: true})
+			if err != nil {
+				return err
+			}
+			address = resp.Url
+		}
+		u, err := url.Parse(address)
+		if err != nil {
+			return err
+		}
+		e, err := remotecommand.NewSPDYExecutor(&rest.Config{}, "POST", u)
+		if err != nil {
+			return err
+		}
+		s.hangs(func() { _ = e.StreamWithContext(ctx, remotecommand.StreamOptions{Stdout: ear}) })
+	}
+	time.Sleep(time.Second)
+	return nil
+}
+
+// fullLogDisk: containers that write to a log for which there is no room.
+func fullLogDisk(ctx context.Context, s *stuckNode) error {
+	dir := filepath.Join(s.n.dir, "full-logs")
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		return err
+	}
+	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=256k"); err != nil {
+		return err
+	}
+	s.ends = append(s.ends, func() error {
+		return errors.Join(syscall.Unmount(dir, syscall.MNT_DETACH), os.Remove(dir))
+	})
+	for i := range several {
+		if _, _, err := s.podOf(ctx, fmt.Sprint("writes-", i), func(p *cri.PodSandboxConfig) { p.LogDirectory = filepath.Join(dir, fmt.Sprint(i)) },
+			func(c *cri.ContainerConfig) { c.Args = []string{"flood", "1", "count", "-1", "1ms"} }, ""); err != nil {
+			return err
+		}
+	}
+	time.Sleep(time.Second)
+	return nil
+}
+
+// forkBomb: a container that starts processes without end, in a pod with a limit of PIDs
+// as the kubelet sets it.
+func forkBomb(ctx context.Context, s *stuckNode) error {
+	const parent = "/crisp-soak-bomb"
+	dir := "/sys/fs/cgroup/pids" + parent
+	if _, err := os.Stat("/sys/fs/cgroup/pids"); err != nil {
+		dir = "/sys/fs/cgroup" + parent
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(dir, "pids.max"), []byte("200"), 0); err != nil {
+		return err
+	}
+	_, _, err := s.podOf(ctx, "bomb", func(p *cri.PodSandboxConfig) { p.Linux.CgroupParent = parent },
+		func(c *cri.ContainerConfig) { c.Args = []string{"bomb"}; c.Linux.Resources.CpuShares = 2 }, "")
+	time.Sleep(time.Second)
+	return err
+}
+
+// frozenCgroup: containers that somebody else froze, with execs in them and being stopped.
+func frozenCgroup(ctx context.Context, s *stuckNode) error {
+	for i := range several {
+		p, c, err := s.podOf(ctx, fmt.Sprint("frozen-", i), nil, nil, "stays")
+		if err != nil {
+			return err
+		}
+		if err := freeze(c.id); err != nil {
+			return err
+		}
+		s.hangs(func() {
+			_, _ = s.n.runtime.ExecSync(ctx, &cri.ExecSyncRequest{ContainerId: c.id, Cmd: []string{"/testbin", "print", "here"}, Timeout: 5})
+			_, _ = s.n.runtime.StopContainer(ctx, &cri.StopContainerRequest{ContainerId: c.id, Timeout: 2})
+			_, _ = s.n.runtime.StopPodSandbox(ctx, &cri.StopPodSandboxRequest{PodSandboxId: p.id})
+		})
+	}
+	return nil
+}
+
+func freeze(id string) error {
+	frozen := false
+	err := filepath.WalkDir("/sys/fs/cgroup", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || !d.IsDir() || !strings.Contains(filepath.Base(path), id) {
+			return nil
+		}
+		for file, word := range map[string]string{"freezer.state": "FROZEN", "cgroup.freeze": "1"} {
+			if os.WriteFile(filepath.Join(path, file), []byte(word), 0) == nil {
+				frozen = true
+			}
+		}
+		return nil
+	})
+	if !frozen {
+		return errors.Join(err, errors.New("the container's cgroup could not be frozen"))
+	}
+	return nil
+}
+
+// fullDisk: neither a block nor an inode is left below root, and crispd is started in it.
+func fullDisk(ctx context.Context, s *stuckNode) error {
+	junk := filepath.Join(s.n.root, "junk")
+	if err := os.Mkdir(junk, 0o700); err != nil {
+		return err
+	}
+	s.ends = append(s.ends, func() error { return os.RemoveAll(junk) })
+	if err := fill(junk); err != nil {
+		return err
+	}
+	if err := s.n.kill(ctx, true, false); err != nil {
+		return err
+	}
+	return fill(junk)
+}
+
+// fill leaves neither a block nor an inode on a tmpfs.
+func fill(dir string) error {
+	data := make([]byte, 1<<20)
+	for i := 0; ; i++ {
+		err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("%d-%d", time.Now().UnixNano(), i)), data, 0o600)
+		var st syscall.Statfs_t
+		if err := syscall.Statfs(dir, &st); err != nil {
+			return err
+		}
+		switch {
+		case st.Ffree == 0 && st.Bavail > 0:
+			return fmt.Errorf("%d blocks are left without an inode", st.Bavail)
+		case st.Bavail == 0 && st.Ffree == 0:
+			return nil
+		case st.Bavail == 0:
+			data = nil
+		}
+		if err != nil && !errors.Is(err, syscall.ENOSPC) {
+			return err
+		}
+	}
+}
+
+// crowd runs as many sandboxes as are to be stopped at once.
+func (s *stuckNode) crowd(ctx context.Context) error {
+	for i := range s.o.pods {
+		config := s.sandboxConfig(fmt.Sprint("crowd-", i))
+		config.Linux.SecurityContext.NamespaceOptions.Network = cri.NamespaceMode_POD
+		resp, err := s.n.runtime.RunPodSandbox(ctx, &cri.RunPodSandboxRequest{Config: config})
+		if err != nil {
+			return err
+		}
+		s.mu.Lock()
+		s.pods = append(s.pods, &pod{config: config, id: resp.PodSandboxId})
+		s.mu.Unlock()
+	}
+	return nil
+}
+
+// stopCrowd stops them all at once, each until it is stopped.
+func (s *stuckNode) stopCrowd() error {
+	began := time.Now()
+	ended := make(chan error, len(s.pods))
+	for _, p := range s.pods {
+		s.hangs(func() {
+			ctx, cancel := context.WithTimeout(explained(context.Background()), patience)
+			defer cancel()
+			_, err := s.n.runtime.StopPodSandbox(ctx, &cri.StopPodSandboxRequest{PodSandboxId: p.id})
+			ended <- err
+		})
+	}
+	s.ends = append(s.ends, func() error {
+		var errs []error
+		for range s.pods {
+			errs = append(errs, <-ended)
+		}
+		fmt.Printf("soak: %d sandboxes were stopped at once within %v, %d failed\n", len(errs), time.Since(began).Round(time.Millisecond),
+			len(slices.DeleteFunc(slices.Clone(errs), func(err error) bool { return err == nil })))
+		return errors.Join(errs...)
+	})
+	return nil
+}
