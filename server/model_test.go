@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -151,7 +152,7 @@ type modelNode struct {
 	images  *modelImages
 	net     *modelNetwork
 
-	conn    *play.Conn
+	conn    atomic.Pointer[play.Conn] // clients ask for it while crispd starts again
 	server  *Server
 	runtime *oci.Runtime
 
@@ -195,8 +196,10 @@ func (n *modelNode) meet(step string) error {
 	return nil
 }
 
-func (n *modelNode) Runtime() cri.RuntimeServiceClient { return cri.NewRuntimeServiceClient(n.conn) }
-func (n *modelNode) Images() cri.ImageServiceClient    { return cri.NewImageServiceClient(n.conn) }
+func (n *modelNode) Runtime() cri.RuntimeServiceClient {
+	return cri.NewRuntimeServiceClient(n.conn.Load())
+}
+func (n *modelNode) Images() cri.ImageServiceClient { return cri.NewImageServiceClient(n.conn.Load()) }
 
 func (n *modelNode) Ref(image string) string {
 	if image == "" {
@@ -218,7 +221,7 @@ func (n *modelNode) Kill() {
 		n.machine.Fuse.Set(1, false)
 		_ = n.machine.Fuse.Step("end", func() error { return nil })
 	}
-	n.conn.Cut()
+	n.conn.Load().Cut()
 	if err := n.Stop(); err != nil {
 		n.log.Info("dead crispd did not close", "err", err)
 	}
@@ -228,9 +231,9 @@ func (n *modelNode) Kill() {
 func (n *modelNode) KillExecutor() { n.machine.Executor.Crash() }
 
 func (n *modelNode) Stop() error {
-	n.conn.Cut()
+	n.conn.Load().Cut()
 	err := n.server.Close()
-	n.conn.Wait()
+	n.conn.Load().Wait()
 	if cerr := n.runtime.Close(); err == nil {
 		err = cerr
 	}
@@ -253,8 +256,9 @@ func (n *modelNode) Start() error {
 	if n.server, err = New(so); err != nil {
 		return err
 	}
-	n.conn = play.NewConn(n.server.unary, n.server.stream, n.Dead)
-	n.server.Register(n.conn)
+	conn := play.NewConn(n.server.unary, n.server.stream, n.Dead)
+	n.server.Register(conn)
+	n.conn.Store(conn)
 	return n.server.Start(n.t.Context())
 }
 

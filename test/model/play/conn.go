@@ -26,8 +26,10 @@ type Conn struct {
 
 	gone chan struct{}
 	cut  func()
-	work sync.WaitGroup
 	dead func() bool
+
+	mu   sync.Mutex // of what begins, and of cut
+	work sync.WaitGroup
 }
 
 // NewConn returns a connection on which the services that are registered with it are
@@ -53,23 +55,43 @@ func (c *Conn) RegisterService(desc *grpc.ServiceDesc, impl any) {
 }
 
 // Cut ends the connection: calls under way get no answer, and none begins.
-func (c *Conn) Cut() { c.cut() }
+func (c *Conn) Cut() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.cut()
+}
 
-// Wait returns when no handler runs any more.
+// Wait returns when no handler runs any more, after Cut.
 func (c *Conn) Wait() { c.work.Wait() }
+
+// run runs f, which Wait waits for, unless the connection has been cut.
+func (c *Conn) run(f func()) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	select {
+	case <-c.gone:
+		return false
+	default:
+		c.work.Go(f)
+		return true
+	}
+}
 
 var errCut = status.Error(codes.Unavailable, "connection lost")
 
 // begin returns the context of a handler: it ends with the caller's, or the connection.
 func (c *Conn) begin(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(ctx)
-	c.work.Go(func() {
+	begun := c.run(func() {
 		select {
 		case <-c.gone:
 			cancel()
 		case <-ctx.Done():
 		}
 	})
+	if !begun {
+		cancel()
+	}
 	return ctx, cancel
 }
 
@@ -79,11 +101,6 @@ func (c *Conn) impl(method string) any {
 
 // Invoke implements grpc.ClientConnInterface.
 func (c *Conn) Invoke(ctx context.Context, method string, args, reply any, _ ...grpc.CallOption) error {
-	select {
-	case <-c.gone:
-		return errCut
-	default:
-	}
 	handle, ok := c.methods[method]
 	if !ok {
 		return status.Errorf(codes.Unimplemented, "no method %s", method)
@@ -94,7 +111,7 @@ func (c *Conn) Invoke(ctx context.Context, method string, args, reply any, _ ...
 		err  error
 	}
 	done := make(chan result, 1)
-	c.work.Go(func() {
+	begun := c.run(func() {
 		defer cancel()
 		decode := func(req any) error {
 			proto.Merge(req.(proto.Message), args.(proto.Message))
@@ -103,6 +120,10 @@ func (c *Conn) Invoke(ctx context.Context, method string, args, reply any, _ ...
 		resp, err := handle(c.impl(method), inner, decode, c.unary)
 		done <- result{resp, err}
 	})
+	if !begun {
+		cancel()
+		return errCut
+	}
 	select {
 	case <-ctx.Done():
 		return status.FromContextError(ctx.Err()).Err()
@@ -128,11 +149,15 @@ func (c *Conn) NewStream(ctx context.Context, _ *grpc.StreamDesc, method string,
 	}
 	inner, cancel := c.begin(ctx)
 	p := &pipe{ctx: inner, to: make(chan proto.Message), request: make(chan proto.Message, 1), over: make(chan struct{})}
-	c.work.Go(func() {
+	begun := c.run(func() {
 		defer cancel()
 		p.err = c.stream(c.impl(method), serverEnd{p}, &grpc.StreamServerInfo{FullMethod: method, IsServerStream: true}, handle)
 		close(p.over)
 	})
+	if !begun {
+		cancel()
+		return nil, errCut
+	}
 	return clientEnd{p}, nil
 }
 
