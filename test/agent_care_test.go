@@ -276,7 +276,7 @@ func TestAgentEviction(t *testing.T) {
 // A pod that fills the disk is evicted, and what it has written goes with it: nobody
 // else has to end.
 func TestAgentFullDisk(t *testing.T) {
-	l := startCareLab(t, "--eviction-hard", "nodefs.available<50%", "--eviction-pressure-transition-period", "1s")
+	l := startCareLab(t) // on the machine's disk, which may be half full
 	program, err := os.Stat(l.n.archive)
 	if err != nil {
 		t.Fatal(err)
@@ -287,6 +287,7 @@ func TestAgentFullDisk(t *testing.T) {
 	if err := unix.Mount("tmpfs", root, "tmpfs", 0, fmt.Sprintf("size=%d", 20*program.Size())); err != nil {
 		t.Fatal(err)
 	}
+	l.flags = append(l.flags, "--eviction-hard", "nodefs.available<50%", "--eviction-pressure-transition-period", "1s")
 	l.start()
 	t.Cleanup(func() {
 		if err := unix.Unmount(root, unix.MNT_DETACH); err != nil { // the agent ends after it
