@@ -61,8 +61,9 @@ test: all .cache/containerd ## run every test, those that touch the kernel inclu
 race: .cache/containerd ## run the tests with the race detector, on daemons built with it (root; ARGS="./server ./agent/...")
 	@test "$$(id -u)" = 0 || { echo "make race: the kernel tests need root: run sudo make race"; exit 1; }
 	$(MAKE) --no-print-directory all BIN=.cache/race BUILD=-race TAGS="$(RACE_TAGS)"
+	@$(GO) build -o .cache/skips ./test/skips
 	# A second's sleep at the end of each process would be as long as many a test.
-	CRISP_BIN=$(CURDIR)/.cache/race GORACE=atexit_sleep_ms=0 $(GO) test -race -vet=off -count 1 -tags "$(RACE_TAGS)" -timeout 60m $(or $(ARGS),./...)
+	CRISP_BIN=$(CURDIR)/.cache/race GORACE=atexit_sleep_ms=0 .cache/skips $(if $(findstring -run,$(ARGS)),-part) $(GO) test -race -vet=off -count 1 -tags "$(RACE_TAGS)" -timeout 60m $(or $(ARGS),./...)
 
 test-vm: all vm-deps $(if $(QUICK),,.cache/containerd) ## run the tests on a node with systemd, in an emulator (root; QUICK=1: the short form; ARGS="-steps …")
 	packaging/deb.sh $(BIN) "$(VERSION)"
