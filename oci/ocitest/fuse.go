@@ -69,8 +69,9 @@ func (f *Fuse) Step(name string, do func() error) error {
 	f.steps++
 	hit := f.at > 0 && f.steps == f.at
 	f.blown = hit
+	after := f.after
 	f.mu.Unlock()
-	if hit && !f.after {
+	if hit && !after {
 		return ErrDead
 	}
 	err := do()
