@@ -199,6 +199,7 @@ func TestUpgrade(t *testing.T) {
 	n := start(t)
 	busy := n.run([]string{"count", "-1", "1ms"})
 	tty := n.run([]string{"print", "up", "echo-stdin"}, withTTY)
+	pipe := n.run([]string{"echo-stdin"}, withStdin)
 	quits := n.run([]string{"sleep", "300ms", "exit", "9"})
 	over := n.run([]string{"exit", "8"})
 	over.wait()
@@ -221,7 +222,7 @@ func TestUpgrade(t *testing.T) {
 	}
 	var all []wire.Info
 	n.call(wire.MethodList, nil, &all)
-	if len(all) != 4 {
+	if len(all) != 5 {
 		t.Errorf("list is %+v", all)
 	}
 	for _, c := range all {
@@ -238,6 +239,14 @@ func TestUpgrade(t *testing.T) {
 	tty.says("typed\ntyped\n")
 	if got := line(t, watched["stdout"]); !strings.Contains(got, "typed") {
 		t.Errorf("attached client got %q", got)
+	}
+	for name, b := range map[string]*box{"a terminal": tty, "a pipe": pipe} { // to which one could attach before
+		if a := b.attach(true); a["stdin"] == nil {
+			t.Errorf("after an upgrade nobody can type into %s", name)
+		} else {
+			a["stdin"].WriteString("again\n")
+			b.says("again\n")
+		}
 	}
 	before := busy.numbered()
 	eventually(t, func() bool { return busy.numbered() > before+20 }, "the log does not go on")

@@ -59,6 +59,7 @@ type savedContainer struct {
 	Attached                        []savedAttachment
 	Typing                          []savedAttachment `json:",omitempty"` // and watch no longer
 	Frozen                          bool              `json:",omitempty"`
+	Types                           bool              `json:",omitempty"` // settings.Stdin, whose name is a descriptor's
 }
 
 type savedAttachment struct {
@@ -246,7 +247,7 @@ func (x *Executor) inherit(on bool) *saved {
 func (c *container) save(fd func(*os.File) int) savedContainer {
 	s := savedContainer{
 		settings: c.settings, Ref: c.ref, Ended: c.phase >= ended, Exit: c.exit,
-		OwnPID: c.ownPID, Frozen: c.frozen != nil, Ours: c.proc.ours, Pidfd: -1,
+		OwnPID: c.ownPID, Frozen: c.frozen != nil, Types: c.settings.Stdin, Ours: c.proc.ours, Pidfd: -1,
 		Stdin: -1, Stdout: -1, Stderr: -1, PTY: -1, Log: -1,
 	}
 	if s.Ended {
@@ -367,6 +368,7 @@ func (x *Executor) resume(s savedContainer) {
 		settings: s.settings, ref: s.Ref, exit: s.Exit, ownPID: s.OwnPID, gone: make(chan struct{}),
 		proc: &child{pid: s.Ref.Pid, pidfd: take(s.Pidfd, wire.FDPid), ours: s.Ours},
 	}
+	c.Stdin = s.Types || s.Stdin >= 0 // of a terminal, older releases did not say it
 	c.engine = x.engineOf(c.ID)
 	x.containers[c.ID] = c
 	if s.Ended {
