@@ -1,0 +1,40 @@
+package formats
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+)
+
+// What a release no longer reads is found, and what only a later one writes is none of it.
+func TestLosses(t *testing.T) {
+	const old = `{"Name": "a", "Ports": [1, 2], "Of": {"Uid": 7, "Gid": 0}}`
+	type same struct {
+		Name  string
+		Ports []int
+		Of    struct{ Uid, Gid int }
+		New   bool
+	}
+	if lost := losses([]byte(old), func(data []byte, v *same) error { return json.Unmarshal(data, v) }); len(lost) > 0 {
+		t.Errorf("nothing is lost, and it says %q", lost)
+	}
+	type renamed struct {
+		Title string
+		Ports [1]int
+		Of    struct{ User int }
+	}
+	lost := strings.Join(losses([]byte(old), func(data []byte, v *renamed) error { return json.Unmarshal(data, v) }), "; ")
+	for _, want := range []string{"Name was a", "Ports[1] was 2", "Of.Uid was 7"} {
+		if !strings.Contains(lost, want) {
+			t.Errorf("it is not said that %s: %s", want, lost)
+		}
+	}
+	strict := func(data []byte, v *same) error {
+		d := json.NewDecoder(strings.NewReader(string(data)))
+		d.DisallowUnknownFields()
+		return d.Decode(v)
+	}
+	if lost := losses([]byte(old), strict); len(lost) == 0 {
+		t.Error("a reader that refuses what is new to it passes")
+	}
+}

@@ -1,0 +1,20 @@
+package executor
+
+import (
+	"bytes"
+	"testing"
+
+	"github.com/crisp-cri/crisp/internal/formats"
+)
+
+// What an executor hands to its successor, of whichever release that is.
+func TestFormats(t *testing.T) {
+	formats.Check(t, "saved", func(data []byte, s *saved) error {
+		read, err := readSaved(bytes.NewReader(data))
+		if err == nil {
+			*s = *read
+		}
+		return err
+	})
+	formats.Check[engine](t, "engine", nil)
+}
