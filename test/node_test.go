@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -252,6 +253,11 @@ func (n *node) executorCmd(ts *testscript.TestScript, args []string) error {
 func (n *node) executorPid() (int, error) {
 	pids := processes(func(args []string) bool {
 		return len(args) > 0 && filepath.Base(args[0]) == "crisp-executor" && strings.Contains(strings.Join(args, "\x00"), n.state) && !slices.Contains(args, "init")
+	})
+	// What it has just forked has its arguments, and outlives it for a moment.
+	pids = slices.DeleteFunc(pids, func(pid int) bool {
+		session, err := unix.Getsid(pid)
+		return err != nil || session != pid
 	})
 	if len(pids) == 0 {
 		return 0, errors.New("no executor runs")
