@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/crisp-cri/crisp/internal/testenv"
 )
 
 // A step that others need comes with them, and a boot with nothing else does not
@@ -18,9 +20,9 @@ func TestChosen(t *testing.T) {
 		boot string
 		want []string
 	}{
-		{options{steps: "^package$"}, "apparmor", []string{"install", "package"}},
+		{options{steps: "^package$"}, "apparmor", []string{"node", "install", "package"}},
 		{options{steps: "^package$"}, "selinux", nil},
-		{options{steps: "^scripts$", boot: "selinux"}, "selinux", []string{"install", "enforce", "scripts"}},
+		{options{steps: "^scripts$", boot: "selinux"}, "selinux", []string{"node", "install", "enforce", "scripts"}},
 		{options{steps: "^scripts$", boot: "selinux"}, "apparmor", nil},
 		{options{steps: "^critest$", quick: true}, "apparmor", nil},
 		{options{quick: true}, "selinux", nil},
@@ -70,6 +72,69 @@ func TestEveryKernelPackage(t *testing.T) {
 	}
 	if len(tested) < 10 {
 		t.Errorf("only %d packages are tested", len(tested))
+	}
+}
+
+// A test that must run on the node is in the tree, under the name that the table has.
+func TestNamedTestsAreThere(t *testing.T) {
+	named := 0
+	for _, b := range boots {
+		for _, s := range b.steps {
+			run, ok := s.do.(tests)
+			if !ok {
+				continue
+			}
+			dir := filepath.Join("../..", run.dir)
+			files, _ := filepath.Glob(filepath.Join(dir, "*_test.go"))
+			var code strings.Builder
+			for _, f := range files {
+				text, err := os.ReadFile(f)
+				if err != nil {
+					t.Fatal(err)
+				}
+				code.Write(text)
+			}
+			for _, name := range run.must {
+				named++
+				script, is := strings.CutPrefix(name, "TestScript/")
+				if is && !exists(filepath.Join(dir, "script", script+".txtar")) || !is && !strings.Contains(code.String(), "\nfunc "+name+"(t *testing.T) {") {
+					t.Errorf("boot %s, step %s: %s has no %s", b.name, s.name, run.dir, name)
+				}
+			}
+		}
+	}
+	if named < 10 {
+		t.Errorf("only %d tests are named", named)
+	}
+}
+
+// A test of the list that is skipped, or not there, fails the step.
+func TestMissing(t *testing.T) {
+	step := exactly("none", "TestA", "TestB")
+	verdict := func(test, action string) testenv.Verdict {
+		return testenv.Verdict{Dir: "none", Test: test, Action: action, Said: "why"}
+	}
+	for _, c := range []struct {
+		verdicts []testenv.Verdict
+		want     string
+	}{
+		{[]testenv.Verdict{verdict("TestA", "pass"), verdict("TestB", "pass")}, ""},
+		{[]testenv.Verdict{verdict("TestA", "pass"), verdict("TestB/x", "pass")}, "none TestB did not run: is it called so?"},
+		{[]testenv.Verdict{verdict("TestA", "pass"), verdict("TestB", "skip")},
+			"none TestB was skipped, and is not in internal/testenv/skips.txt: why\nnone TestB was skipped, and must run on this node: why"},
+	} {
+		got := ""
+		if err := step.missing(c.verdicts, false); err != nil {
+			got = err.Error()
+		}
+		if got != c.want {
+			t.Errorf("%v: %q, want %q", c.verdicts, got, c.want)
+		}
+	}
+	for pattern, step := range map[string]tests{"^(TestA|TestB)$": step, "^TestScript$/^(a|b)$": exactly("none", "TestScript/a", "TestScript/b")} {
+		if step.run != pattern {
+			t.Errorf("-run is %s, want %s", step.run, pattern)
+		}
 	}
 }
 

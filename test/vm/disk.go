@@ -33,7 +33,7 @@ var written = map[string]string{
 	"etc/hosts":                              "127.0.0.1 localhost node\n::1 localhost\n",
 	"etc/fstab":                              "/dev/vda / ext4 defaults 0 1\n",
 	"etc/systemd/system/crisp-tests.service": service,
-	"etc/systemd/journald.conf.d/vm.conf":    "[Journal]\nStorage=volatile\n",
+	"etc/systemd/journald.conf.d/vm.conf":    "[Journal]\nStorage=volatile\nRateLimitIntervalSec=0\n",
 	"etc/systemd/system.conf.d/vm.conf":      "[Manager]\nDefaultTimeoutStopSec=30s\n",
 	// An empty unit cannot be started: a login would take the console from us.
 	"etc/systemd/system/serial-getty@ttyS0.service": "",

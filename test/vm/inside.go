@@ -16,6 +16,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/crisp-cri/crisp/internal/testenv"
 )
 
 // mark begins each line of the console that the outside shows.
@@ -28,6 +30,7 @@ type guest struct {
 	logs    string
 	bin     string // the installed programs, as the tests want them: in one directory
 	run     string // the user's -run
+	boot    boot
 	result  *result
 }
 
@@ -41,9 +44,16 @@ func inside(payload string) {
 		say("%v", err)
 		return
 	}
-	results := runPlan(payload, logs)
-	journal, _ := exec.Command("journalctl", "-b", "-o", "short-precise", "--no-pager").Output()
-	os.WriteFile(filepath.Join(logs, "journal.log"), journal, 0o644)
+	// The environment is what the probes of internal/testenv look at.
+	for name, value := range map[string]string{"CRISP_DEB": payload + "/crisp.deb", "CRISP_NEXT_DEB": payload + "/next.deb"} {
+		if _, err := os.Stat(value); err == nil {
+			os.Setenv(name, value)
+		}
+	}
+	if err := os.Chdir(filepath.Join(payload, "src")); err != nil {
+		say("%v", err)
+	}
+	results := append(runPlan(payload, logs), readJournal(logs))
 	data, err := json.MarshalIndent(results, "", "  ")
 	if err == nil {
 		err = os.WriteFile(filepath.Join(logs, "results.json"), data, 0o644)
@@ -75,7 +85,7 @@ func runPlan(payload, logs string) []result {
 			r := result{Step: s.name}
 			ctx, cancel := context.WithTimeout(context.Background(), s.limit)
 			begin := time.Now()
-			g := &guest{ctx: ctx, payload: payload, logs: logs, bin: "/var/tmp/bin", run: p.Run, result: &r}
+			g := &guest{ctx: ctx, payload: payload, logs: logs, bin: "/var/tmp/bin", run: p.Run, boot: b, result: &r}
 			if err := s.do.do(g); err != nil {
 				r.Err = err.Error()
 				if ctx.Err() != nil {
@@ -209,14 +219,17 @@ func (t tests) do(g *guest) error {
 		args = append(args, "-test.skip", t.skip)
 	}
 	dir := filepath.Join(g.payload, "src", t.dir)
-	env := []string{"CRISP_BIN=" + g.bin, "CRISP_VM=1", "CRISP_DEB=" + g.payload + "/crisp.deb", "CRISP_NEXT_DEB=" + g.payload + "/next.deb", "KUBELET=" + filepath.Join(g.payload, "bin/kubelet")}
+	env := []string{"CRISP_BIN=" + g.bin, "CRISP_VM=1", "KUBELET=" + filepath.Join(g.payload, "bin/kubelet")}
 	var said []string // by the test before its verdict
+	var verdicts []testenv.Verdict
 	err := g.command(dir, env, func(line string) {
 		m := verdict.FindStringSubmatch(line)
 		if m == nil {
 			said = append(said[max(0, len(said)-complaint+1):], line)
 			return
 		}
+		last := strings.TrimSpace(strings.Join(said[max(0, len(said)-1):], ""))
+		verdicts = append(verdicts, testenv.Verdict{Dir: t.dir, Test: m[2], Action: strings.ToLower(m[1]), Said: last})
 		switch m[1] {
 		case "PASS":
 			g.result.Passed++
@@ -226,7 +239,7 @@ func (t tests) do(g *guest) error {
 				say("    %.300s", l)
 			}
 		case "SKIP":
-			g.result.Skipped = append(g.result.Skipped, m[2]+": "+strings.TrimSpace(strings.Join(said[max(0, len(said)-1):], "")))
+			g.result.Skipped = append(g.result.Skipped, m[2]+": "+last)
 		}
 		said = nil
 		say("  %s %s %s", strings.ToLower(m[1]), m[2], m[3])
@@ -237,7 +250,42 @@ func (t tests) do(g *guest) error {
 	if g.result.Passed == 0 {
 		return errors.New("no test ran")
 	}
+	if g.run != "" {
+		t.must = nil
+	}
+	return t.missing(verdicts, run == "" && t.skip == "")
+}
+
+// missing says which tests did not run that must. whole: all of the package were to.
+func (t tests) missing(verdicts []testenv.Verdict, whole bool) error {
+	complaints, err := testenv.Judge(verdicts, whole)
+	if err != nil {
+		return err
+	}
+	for _, name := range t.must {
+		i := slices.IndexFunc(verdicts, func(v testenv.Verdict) bool { return v.Test == name })
+		switch {
+		case i < 0:
+			complaints = append(complaints, fmt.Sprintf("%s %s did not run: is it called so?", t.dir, name))
+		case verdicts[i].Action == "skip":
+			complaints = append(complaints, fmt.Sprintf("%s %s was skipped, and must run on this node: %s", t.dir, name, verdicts[i].Said))
+		}
+	}
+	if len(complaints) > 0 {
+		return errors.New(strings.Join(complaints, "\n"))
+	}
 	return nil
+}
+
+// has looks whether the node is what the tests are to run on.
+func has(g *guest) error {
+	var errs []error
+	for _, need := range g.boot.has {
+		if why := testenv.Lacks(need); why != "" {
+			errs = append(errs, fmt.Errorf("the node has no %s: %s", need, why))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // conformance is critest, or those of its specs that match focus.

@@ -37,5 +37,5 @@ func (comparison) do(g *guest) error {
 		g.result.Skipped = append(g.result.Skipped, "kubelet: it was not built: make test-kubelet")
 		return nil
 	}
-	return tests{kubeletTests, "", ""}.do(g)
+	return all(kubeletTests, "").do(g)
 }
