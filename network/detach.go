@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/network/netns"
@@ -65,8 +66,12 @@ func (n *Network) del(ctx context.Context, a *attachment) error {
 	if err := n.cni.DelNetworkList(ctx, list, rt); err != nil {
 		return fmt.Errorf("network %s: %w", list.Name, err)
 	}
-	if err := os.Remove(n.attachmentPath(a.ID)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
+	// libcni has removed the result, or has failed to and does not tell.
+	result := filepath.Join(n.o.CacheDir, "results", fmt.Sprintf("%s-%s-%s", list.Name, rt.ContainerID, rt.IfName))
+	for _, path := range []string{result, n.attachmentPath(a.ID)} {
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
 	}
 	return nil
 }

@@ -4,11 +4,14 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/internal/fault"
 )
@@ -51,6 +54,30 @@ func TestDetachAfterReboot(t *testing.T) {
 	if got := addressesHeld(o); len(got) != 0 {
 		t.Errorf("addresses %v are not released", got)
 	}
+}
+
+// libcni does not tell that the result of ADD is still there, and nobody else would ever
+// take it away.
+func TestResultThatCannotBeRemoved(t *testing.T) {
+	o := options(t, "")
+	n := open(t, o)
+	p := pod(t, "p")
+	attach(t, n, p)
+	result := filepath.Join(o.CacheDir, "results", "crisp-p-eth0")
+	if err := unix.Mount(result, result, "", unix.MS_BIND, ""); err != nil { // rmdir(2), unlink(2): EBUSY
+		t.Fatal(err)
+	}
+	if err := n.Detach(t.Context(), p); !errors.Is(err, unix.EBUSY) {
+		t.Errorf("detached with %v", err)
+	}
+	if err := unix.Unmount(result, 0); err != nil {
+		t.Fatal(err)
+	}
+	detach(t, n, p)
+	if _, err := os.Stat(result); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the result is left: %v", err)
+	}
+	destroy(t, n)
 }
 
 // What neither the caller nor the kernel knows any more is given back by GC, even
