@@ -67,7 +67,7 @@ func (n *node) measure(ctx context.Context, first bool) error {
 		}
 		if first { // until two are alike
 			n.before = now
-			if last != nil && len(more(last.things, now.things))+len(more(now.things, last.things)) == 0 && last.numbers["crispd goroutines"] == now.numbers["crispd goroutines"] {
+			if last != nil && last.alike(now) {
 				return nil
 			}
 		} else {
@@ -81,6 +81,16 @@ func (n *node) measure(ctx context.Context, first bool) error {
 		}
 		last = now
 	}
+}
+
+// alike tells whether the node is at rest: what is counted one by one is the same.
+func (m *measurement) alike(now *measurement) bool {
+	for _, name := range []string{"crispd descriptors", "crispd goroutines", "executor descriptors"} {
+		if m.numbers[name] != now.numbers[name] {
+			return false
+		}
+	}
+	return len(more(m.things, now.things))+len(more(now.things, m.things)) == 0
 }
 
 // compare prints the table, and returns what has grown.

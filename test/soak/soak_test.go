@@ -1,0 +1,97 @@
+package main
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// What explains an error, and what does not.
+func TestJudge(t *testing.T) {
+	yes, no := func() bool { return true }, func() bool { return false }
+	for _, test := range []struct {
+		code   codes.Code
+		killed bool
+		about  subject
+		want   string
+	}{
+		{codes.OK, true, subject{}, "OK"},
+		{codes.Unavailable, false, subject{}, "! Unavailable"},
+		{codes.Unavailable, true, subject{}, "Unavailable (kill)"},
+		{codes.NotFound, true, subject{}, "! NotFound"}, // what was acknowledged is lost
+		{codes.NotFound, false, subject{gone: yes}, "NotFound (removal)"},
+		{codes.NotFound, false, subject{gone: no}, "! NotFound"},
+		{codes.InvalidArgument, true, subject{gone: yes, cut: yes}, "! InvalidArgument"},
+		{codes.DeadlineExceeded, false, subject{gone: yes}, "! DeadlineExceeded"}, // it hung
+		{codes.DeadlineExceeded, false, subject{cut: yes}, "given up"},
+		{codes.DeadlineExceeded, false, subject{cut: no}, "! DeadlineExceeded"},
+	} {
+		n := &node{calls: newCalls()}
+		began := time.Now()
+		n.downs = []*down{{from: began.Add(-time.Minute), to: began.Add(-again - time.Second)}}
+		if test.killed {
+			n.downs = append(n.downs, &down{from: began})
+		}
+		ctx := context.WithValue(t.Context(), subjectKey{}, test.about)
+		n.calls.judging.Store(true)
+		n.judge(ctx, "Call", began, status.Error(test.code, "told"))
+		if n.calls.byRPC["Call"][test.want] != 1 {
+			t.Errorf("%v, killed %v: %v, want %q", test.code, test.killed, n.calls.byRPC["Call"], test.want)
+		}
+		if failed := n.calls.failed() != nil; failed != strings.HasPrefix(test.want, unexplained) {
+			t.Errorf("%s fails: %v", test.want, failed)
+		}
+	}
+}
+
+// What there is more of is found, and told by what it is.
+func TestTableFindsMore(t *testing.T) {
+	look := func() *measurement {
+		m := &measurement{numbers: map[string]float64{}, things: map[string]int{}, fds: map[string]map[string]int{"crispd": {"/a": 1}}}
+		m.numbers["crispd descriptors"], m.numbers["crispd goroutines"] = 20, 30
+		m.things["link veth1"] = 1
+		m.stacks = map[string]int{"serve": 30}
+		return m
+	}
+	n := &node{before: look(), after: look()}
+	if _, problems := n.table(); len(problems) != 0 {
+		t.Errorf("nothing is new, and there is %q", problems)
+	}
+	n.after.numbers["crispd descriptors"]++
+	n.after.fds["crispd"]["/a"]++
+	n.after.numbers["crispd goroutines"]++
+	n.after.stacks["leaked"] = 1
+	n.after.numbers["root"] = 1.5 // MiB, of which 1 is allowed
+	delete(n.after.things, "link veth1")
+	n.after.things["link veth2"] = 1 // as many, and another
+	_, problems := n.table()
+	told := strings.Join(problems, "\n")
+	for _, want := range []string{"crispd has open /a (2, was 1)", "goroutines leaked (1, was 0)", "root: 1.5 MiB, was 0.0 MiB", "link veth2 (1, was 0)"} {
+		if !strings.Contains(told, want) {
+			t.Errorf("not told: %s\n%s", want, told)
+		}
+	}
+}
+
+// Goroutines are counted by their stacks, but for those that serve the question.
+func TestParseStacks(t *testing.T) {
+	const profile = "goroutine profile: total 4\n3 @ 0x1 0x2\n#\t0x1\tmain.work+0x1\t/a.go:1\n#\t0x2\tmain.main+0x2\t/a.go:2\n\n" +
+		"1 @ 0x3\n#\t0x3\truntime/pprof.write+0x1\t/b.go:1\n\n"
+	got := parseStacks(profile)
+	if len(got) != 1 || got["main.work+0x1 < main.main+0x2"] != 3 {
+		t.Errorf("got %v", got)
+	}
+}
+
+func TestPercentile(t *testing.T) {
+	all := []time.Duration{5, 1, 4, 2, 3}
+	for p, want := range map[float64]time.Duration{0: 1, 50: 3, 99: 5, 100: 5} {
+		if got := percentile(all, p); got != want {
+			t.Errorf("percentile %v is %v, want %v", p, got, want)
+		}
+	}
+}
