@@ -474,7 +474,7 @@ func TestFollowWriter(t *testing.T) {
 		defer close(stopped)
 		defer w.Close()
 		for i := range lines {
-			w.Write(crilog.Stdout, fmt.Appendf(nil, "%d\n", i))
+			w.Write(crilog.Stdout, fmt.Appendf(nil, "%d\n", i), nil)
 			if i%900 == 899 {
 				old := path + "." + noon.Add(time.Duration(i)*time.Second).Format(stampForm)
 				if err := errors.Join(os.Rename(path, old), w.Reopen()); err != nil {
