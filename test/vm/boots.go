@@ -94,6 +94,7 @@ var boots = []boot{
 			{"all-agent", full, 5 * time.Minute, all("agent", "")},
 			{"all-source", full, 5 * time.Minute, all("agent/source", "")},
 			{"all-tree", full, 10 * time.Minute, all("internal/tree", "")},
+			{"all-testdisk", full, 5 * time.Minute, all("internal/testdisk", "")},
 			{"all-checkpoint", full, 5 * time.Minute, all("checkpoint", "")},
 			{"all-server", full, 20 * time.Minute, all("server", "")},
 			{"all-crispd", full, 10 * time.Minute, all("cmd/crispd", "")},
