@@ -31,6 +31,9 @@ type tracer struct {
 	armed   int // the call that is to fail counts down to 1; 0 = none
 	errno   syscall.Errno
 	failure Failure
+
+	fallible map[uint64]*sys // of an Inject, which records nothing
+	hangs    *thread         // at the entry of a call that is not let through
 }
 
 // A thread is stopped at an entry, or runs.
@@ -224,6 +227,9 @@ func (t *tracer) entered(th *thread, nr uint64, args [6]uint64) error {
 		}
 		t.told(string(text))
 		return t.resume(th.id, 0)
+	}
+	if t.fallible != nil {
+		return t.inject(th, nr, args)
 	}
 	s := table()[nr]
 	if s == nil {

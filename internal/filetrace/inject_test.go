@@ -1,0 +1,134 @@
+package filetrace_test
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/internal/filetrace"
+)
+
+// The process that is traced looks at a file ten times for each line it reads, and says
+// how that went.
+func init() {
+	if os.Getenv("CRISP_INJECTED") == "" {
+		return
+	}
+	for s := bufio.NewScanner(os.Stdin); s.Scan(); {
+		var errs []string
+		for i := range 10 {
+			if err := unix.Access("/", unix.F_OK); err != nil {
+				panic(err) // not a call that fails
+			}
+			if _, err := os.Stat("/"); err != nil {
+				errs = append(errs, fmt.Sprintf("%d: %v", i, err))
+			}
+		}
+		fmt.Println(strings.Join(errs, ", "))
+	}
+	os.Exit(0)
+}
+
+func TestInject(t *testing.T) {
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(self)
+	cmd.Env = append(os.Environ(), "CRISP_INJECTED=1")
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer cmd.Wait()
+	defer in.Close()
+	lines := bufio.NewReader(out)
+	ask := func() { io.WriteString(in, "go\n") }
+	answer := func() string {
+		t.Helper()
+		line, err := lines.ReadString('\n')
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.TrimSpace(line)
+	}
+	ask()
+	answer() // it waits for the next line from now on, which is no call to come
+	time.Sleep(100 * time.Millisecond)
+	i := filetrace.Attach(t, cmd.Process.Pid)
+
+	i.Arm(0, unix.EIO)
+	ask()
+	if got := answer(); got != "" {
+		t.Errorf("nothing was to fail: %s", got)
+	}
+	if f, ok := i.Disarm(); !ok || f.Happened || f.Count < 10 {
+		t.Errorf("of calls that were only counted it tells %+v, %v", f, ok)
+	}
+	i.Arm(7, unix.EMFILE)
+	ask()
+	if got := answer(); got != "6: stat /: too many open files" {
+		t.Errorf("of the seventh call came %q", got)
+	}
+	if f, ok := i.Disarm(); !ok || !f.Happened || !strings.Contains(f.What, "EMFILE") {
+		t.Errorf("of the call that failed it tells %+v, %v", f, ok)
+	}
+	i.Arm(3, filetrace.Hang)
+	ask()
+	got := make(chan string)
+	go func() {
+		line, _ := lines.ReadString('\n')
+		got <- line
+	}()
+	select {
+	case line := <-got:
+		t.Errorf("a call was to hang, and there is an answer: %q", line)
+	case <-time.After(200 * time.Millisecond):
+		if f, ok := i.Disarm(); !ok || !f.Happened || !strings.Contains(f.What, "hangs") {
+			t.Errorf("of the call that hung it tells %+v, %v", f, ok)
+		}
+		if line := <-got; line != "\n" {
+			t.Errorf("when it went on the answer was %q", line)
+		}
+	}
+	i.Release()
+	ask()
+	if got := answer(); got != "" {
+		t.Errorf("after the release: %s", got)
+	}
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestInjectIntoWhatEnds(t *testing.T) {
+	cmd := exec.Command("sleep", "3600")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	i := filetrace.Attach(t, cmd.Process.Pid)
+	i.Arm(1, unix.EIO)
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Wait(); err == nil {
+		t.Error("it ended by itself")
+	}
+	if f, ok := i.Disarm(); ok {
+		t.Errorf("of a process that has ended it tells %+v", f)
+	}
+}
