@@ -215,6 +215,8 @@ func mountAllCgroups(t *testing.T) {
 	if !testns.Isolated() {
 		return
 	}
+	pods := func() { removeCgroups("kubepods/burstable", "kubepods/besteffort", "kubepods") } // the agent's, which it keeps
+	t.Cleanup(pods)
 	mine, err := cgroups.ParseCgroupFile("/proc/self/cgroup")
 	if err != nil {
 		t.Fatal(err)
@@ -236,7 +238,7 @@ func mountAllCgroups(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() {
-			removeCgroups("kubepods/burstable", "kubepods/besteffort", "kubepods")
+			pods()
 			if err := errors.Join(syscall.Unmount(dir, 0), os.Remove(dir)); err != nil {
 				t.Error(err)
 			}
