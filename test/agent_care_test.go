@@ -281,9 +281,9 @@ func TestAgentFullDisk(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l.until(func() bool { _, code := l.agentProcess.crisp("", "status"); return code == 0 }, "the agent answers")
-	l.end(syscall.SIGTERM)
 	root := filepath.Join(l.n.dir, "agent")
+	l.until(func() bool { return exists(filepath.Join(root, "agent.sock")) }, "the agent serves")
+	l.end(syscall.SIGTERM)
 	if err := unix.Mount("tmpfs", root, "tmpfs", 0, fmt.Sprintf("size=%d", 20*program.Size())); err != nil {
 		t.Fatal(err)
 	}
