@@ -209,10 +209,29 @@ func (f *failing) files() map[string]int {
 		if err != nil {
 			continue
 		}
-		kind, _, _ := strings.Cut(link, ":[")
+		kind, inode, _ := strings.Cut(link, ":[")
+		if kind == "socket" {
+			kind = f.socket(strings.TrimSuffix(inode, "]"))
+		}
 		m[kind]++
 	}
 	return m
+}
+
+// socket says of which family a socket of the traced daemon is, and where it is bound.
+func (f *failing) socket(inode string) string {
+	for _, family := range []string{"unix", "netlink", "tcp", "tcp6", "udp", "packet"} {
+		data, _ := os.ReadFile(fmt.Sprintf("/proc/%d/net/%s", f.traced, family))
+		for line := range strings.Lines(string(data)) {
+			if fields := strings.Fields(line); slices.Contains(fields, inode) {
+				if last := fields[len(fields)-1]; strings.HasPrefix(last, "/") {
+					return family + " socket " + last
+				}
+				return family + " socket"
+			}
+		}
+	}
+	return "socket of another namespace"
 }
 
 // more says which kinds of files are more than they were, after a while too.

@@ -73,7 +73,11 @@ func Attach(t testing.TB, pid int) *Inject {
 
 // Arm has the n-th call from now on fail with errno, instead of doing anything; n = 0:
 // none, they are only counted. It fails once.
-func (i *Inject) Arm(n int, errno syscall.Errno) { fmt.Fprintf(i.ask, "arm %d %d\n", n, int(errno)) }
+func (i *Inject) Arm(n int, errno syscall.Errno) {
+	fmt.Fprintf(i.ask, "arm %d %d\n", n, int(errno))
+	var m message
+	_ = i.from.Decode(&m) // an end of the process is told by Disarm
+}
 
 // Disarm says what became of Arm. Of a process that has ended nothing is known.
 func (i *Inject) Disarm() (Failure, bool) {
@@ -160,7 +164,11 @@ func runInject(what string, to *gob.Encoder, orders io.Reader) error {
 				return nil
 			}
 			t.told(text)
-			if text == "disarm" {
+			if text != "disarm" {
+				if err := to.Encode(message{Ready: true}); err != nil {
+					return err
+				}
+			} else {
 				if err := to.Encode(<-t.out); err != nil {
 					return err
 				}
@@ -208,7 +216,7 @@ func (t *tracer) unhang() error {
 	return nil
 }
 
-// may tells whether a program can be without this call.
+// may tells whether the kernel ever refuses this call, and a Go program can be without it.
 func (t *tracer) may(th *thread, nr uint64, args [6]uint64) bool {
 	switch nr {
 	case unix.SYS_CLONE:
@@ -216,6 +224,8 @@ func (t *tracer) may(th *thread, nr uint64, args [6]uint64) bool {
 	case unix.SYS_CLONE3:
 		flags, err := t.read(th.id, uintptr(args[0]), 8)
 		return err == nil && binary.NativeEndian.Uint64(flags)&unix.CLONE_THREAD == 0
+	case unix.SYS_FCNTL:
+		return args[1] != unix.F_GETFL && args[1] != unix.F_SETFL && args[1] != unix.F_GETFD && args[1] != unix.F_SETFD
 	case unix.SYS_READ, unix.SYS_WRITE:
 		// The poller is woken by an eventfd.
 		link, _ := os.Readlink(fdLink(th.id, args[0]))
