@@ -83,9 +83,6 @@ spec:
 		out, code := l.agentProcess.crisp("", "get", "deploy")
 		return code == 0 && regexp.MustCompile(`front +2/2 +1 +2 `).MatchString(out)
 	}, "another agent knows where the update is")
-	// A container that began a moment before its agent is not ready until it was asked.
-	pods["front-0"].awaitReady()
-	pods["front-1"].awaitReady()
 	stays("with another agent", "front-0", "front-1")
 	ready("two-front-2")
 	begun("front-0")

@@ -18,7 +18,9 @@
 // A container that was running before the agent was started gets no initial
 // result: it stays what it was until its probe says otherwise.
 //
-// The rules are the kubelet's.
+// The rules are the kubelet's, but for a container that became ready within the ten
+// seconds before the agent was started: the kubelet takes its readiness back until it was
+// asked once more, and here it stays ready.
 package probe
 
 import (

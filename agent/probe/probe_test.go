@@ -256,6 +256,33 @@ func TestFoundRunning(t *testing.T) {
 	})
 }
 
+// A container that was ready for an earlier agent is ready for the next, however short
+// the time since it started: an update that is under way would take it for the one to let
+// go first.
+func TestFoundReady(t *testing.T) {
+	bubble(t, v1.Container{ReadinessProbe: spec("ready", nil)}, func(l *lab) {
+		l.run("1")
+		l.edit(func(c *v1.ContainerStatus) { c.Ready = true })
+		l.set(failing)
+		l.m.Add(l.pod)
+		time.Sleep(15 * time.Second)
+		if r := l.results("1"); r.Readiness != podsync.Unknowable {
+			t.Errorf("after 2 bad answers: %v", r)
+		}
+		time.Sleep(10 * time.Second)
+		if r := l.results("1"); r.Readiness != podsync.Failing {
+			t.Errorf("after 3 bad answers: %v", r)
+		}
+		// Its successor has said nothing yet.
+		l.run("2")
+		l.edit(func(c *v1.ContainerStatus) { c.Ready = true })
+		time.Sleep(10 * time.Second)
+		if r := l.results("2"); r.Readiness != podsync.Failing {
+			t.Errorf("its successor: %v", r)
+		}
+	})
+}
+
 // Answers are counted, by what they were, as long as the probe is there.
 func TestMetrics(t *testing.T) {
 	bubble(t, v1.Container{ReadinessProbe: spec("ready", nil)}, func(l *lab) {

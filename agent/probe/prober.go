@@ -133,11 +133,15 @@ func (p *prober) meet(c *v1.ContainerStatus) {
 	if p.id == c.ContainerID {
 		return
 	}
-	if p.id != "" {
+	first := p.id == ""
+	if !first {
 		p.m.clear(p.at.kind, bare(p.id))
 	}
 	p.id, p.count, p.resting = c.ContainerID, 0, false
 	found := c.State.Running != nil && c.State.Running.StartedAt.Time.Before(p.m.since.Add(-before))
+	if p.at.kind == Readiness && first && c.Ready {
+		found = true // an earlier agent's probe said so, as this one's has said nothing
+	}
 	switch {
 	case !found:
 		p.set(initial[p.at.kind])
