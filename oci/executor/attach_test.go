@@ -81,16 +81,7 @@ func TestTerminalWaitsForItsClient(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(b.root, "tmp/attached"), nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	var before int64
-	for same := 0; same < 100; time.Sleep(10 * time.Millisecond) { // until it waits for us, or is through
-		info, err := os.Stat(b.log)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if same++; info.Size() != before || before == 0 {
-			before, same = info.Size(), 0
-		}
-	}
+	b.staysSilent()
 	n.upgrade()
 	var got strings.Builder
 	a["stdout"].SetReadDeadline(time.Now().Add(4 * time.Minute))
@@ -105,6 +96,67 @@ func TestTerminalWaitsForItsClient(t *testing.T) {
 	b.wait()
 	if log := b.output(crilog.Stdout); log != text {
 		t.Errorf("the log has %d bytes, the client %d", len(log), len(text))
+	}
+}
+
+// What is still in the terminal when its container ends comes too, to the log and to the
+// client that was waited for.
+func TestTerminalThatEndsWhileItsClientIsWaitedFor(t *testing.T) {
+	n := start(t)
+	b := n.run([]string{"echo-stdin"}, withTTY)
+	client := b.attach(true)
+	types := func(text string) {
+		if _, err := client["stdin"].WriteString(text); err != nil {
+			t.Fatal(err)
+		}
+	}
+	size := func() int64 {
+		info, err := os.Stat(b.log)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return info.Size()
+	}
+	for waits := false; !waits; {
+		before := size()
+		types(strings.Repeat("x", 3000) + "\n")
+		for range 200 { // a second
+			if waits = size() < before+3000; !waits {
+				break
+			}
+			time.Sleep(5 * time.Millisecond)
+		}
+	}
+	types("last words\n\x04")
+	eventually(t, func() bool {
+		data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", b.reply.Pid))
+		return err != nil || strings.Contains(string(data), ") Z ")
+	}, "the container does not end")
+	b.staysSilent()
+	text, err := io.ReadAll(client["stdout"])
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.wait()
+	for what, text := range map[string]string{"client": strings.ReplaceAll(string(text), "\r\n", "\n"), "log": b.output(crilog.Stdout)} {
+		if !strings.HasSuffix(text, "\nlast words\n") {
+			t.Errorf("the %s ends with %q", what, text[max(0, len(text)-20):])
+		}
+	}
+}
+
+// staysSilent waits until the log has something and does not grow any more.
+func (b *box) staysSilent() {
+	b.t.Helper()
+	var before int64
+	for same := 0; same < 100; time.Sleep(10 * time.Millisecond) {
+		info, err := os.Stat(b.log)
+		if err != nil {
+			b.t.Fatal(err)
+		}
+		if same++; info.Size() != before || before == 0 {
+			before, same = info.Size(), 0
+		}
 	}
 }
 

@@ -70,6 +70,31 @@ func TestExitDoesNotWaitForForeignWriters(t *testing.T) {
 	}
 }
 
+// A last line without an end of line is in the log, also if it is read together with the
+// end of the output.
+func TestLastWords(t *testing.T) {
+	n := start(t)
+	b := n.run([]string{"print", "x", "sleep", "for-ever"})
+	b.says("x")
+	n.cmd.Process.Signal(unix.SIGSTOP)
+	defer n.cmd.Process.Signal(unix.SIGCONT)
+	hasState(t, n.cmd.Process.Pid, "T")
+	other, err := os.OpenFile(fmt.Sprintf("/proc/%d/fd/1", b.reply.Pid), os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = other.WriteString("last\nwords")
+	if err := errors.Join(err, other.Close(), unix.Kill(b.reply.Pid, unix.SIGKILL)); err != nil {
+		t.Fatal(err)
+	}
+	hasState(t, b.reply.Pid, "Z")
+	n.cmd.Process.Signal(unix.SIGCONT)
+	b.wait()
+	if got := b.output(crilog.Stdout); got != "x\nlast\nwords" {
+		t.Errorf("log is %q", got)
+	}
+}
+
 func TestReopenLog(t *testing.T) {
 	n := start(t)
 	b := n.run([]string{"count", "-1", "1ms"})
