@@ -123,10 +123,16 @@ func Run(ctx context.Context, o Options) error {
 	defer sdnotify.Notify("STOPPING=1")
 	updates := make(chan source.Update)
 	runtime, images, held, err := a.await(ctx, updates)
-	if err != nil || ctx.Err() != nil {
+	switch {
+	case ctx.Err() != nil:
+		return nil
+	case err != nil:
 		return err
 	}
 	if err := a.connected(ctx, runtime, images); err != nil {
+		if ctx.Err() != nil {
+			return nil
+		}
 		return err
 	}
 	c.start(ctx)

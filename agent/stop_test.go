@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"net/netip"
+	"os"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -13,6 +15,8 @@ import (
 	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/agent/probe"
 	"github.com/crisp-cri/crisp/agent/source"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	internalapi "k8s.io/cri-api/pkg/apis"
@@ -76,4 +80,40 @@ func TestStopsWithoutRuntime(t *testing.T) {
 			})
 		})
 	}
+}
+
+// An agent that is to end while it meets its runtime ends as any other, without an error:
+// a unit would be "failed".
+func TestStopsWhileItConnects(t *testing.T) {
+	dir, err := os.MkdirTemp("", "crisp") // short: it is part of a socket's name
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	for name, code := range map[string]error{"by the context": context.Canceled, "by gRPC": status.Error(codes.Canceled, "context canceled")} {
+		t.Run(name, func(t *testing.T) {
+			ctx, cancel := context.WithCancel(t.Context())
+			err := Run(ctx, Options{
+				Manifests: dir, Root: dir, NodeIPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}, Care: Care{NoPodCgroups: true}, Log: slog.New(slog.DiscardHandler),
+				Connect: func(context.Context) (internalapi.RuntimeService, internalapi.ImageManagerService, error) {
+					return hungUp{cancel: cancel, err: code}, nil, nil
+				},
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// hungUp is a runtime that is asked for its version by an agent that is told to end.
+type hungUp struct {
+	internalapi.RuntimeService
+	cancel context.CancelFunc
+	err    error
+}
+
+func (h hungUp) Version(context.Context, string) (*cri.VersionResponse, error) {
+	h.cancel()
+	return nil, h.err
 }
