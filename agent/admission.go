@@ -39,14 +39,35 @@ func (c *care) beside(pod *v1.Pod, others []*v1.Pod) []*v1.Pod {
 		return o.UID == pod.UID || !in
 	})
 	maps.DeleteFunc(c.admitted, func(uid types.UID, _ bool) bool { return !there[uid] })
+	maps.DeleteFunc(c.summed, func(uid types.UID, _ summed) bool { return !there[uid] && uid != pod.UID })
 	return list
+}
+
+// A summed pod is one whose requests are known.
+type summed struct {
+	pod      *v1.Pod
+	requests v1.ResourceList
+}
+
+// requests are those of a pod, with its overhead. They are summed once: each pod that
+// comes is held against all others. Who asks does not change them.
+func (c *care) requests(pod *v1.Pod) v1.ResourceList {
+	if pod.Spec.RuntimeClassName != nil {
+		return c.driver.Requests(pod) // the overhead of its class may change
+	}
+	s := c.summed[pod.UID]
+	if s.pod != pod {
+		s = summed{pod, c.driver.Requests(pod)}
+		c.summed[pod.UID] = s
+	}
+	return s.requests
 }
 
 func (c *care) place() *admit.Node {
 	n := c.node.Node()
 	return &admit.Node{
 		Name: c.NodeName, Labels: n.Labels, Allocatable: n.Status.Allocatable, UnsafeSysctls: c.Care.UnsafeSysctls, NoPrivileged: c.Care.NoPrivileged,
-		Pressure: c.evict.Pressure(), Features: c.gate.Get().Features, Requests: c.driver.Requests, Handler: c.handlerOf,
+		Pressure: c.evict.Pressure(), Features: c.gate.Get().Features, Requests: c.requests, Handler: c.handlerOf,
 	}
 }
 

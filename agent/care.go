@@ -73,7 +73,8 @@ type care struct {
 	// admitted are the pods that were let in and may have no status yet. Only the
 	// loop uses it.
 	admitted map[types.UID]bool
-	pruned   time.Time // when images that are gone were looked for. Only sweep uses it.
+	summed   map[types.UID]summed // of pods that are not changed in place. Only the loop uses it.
+	pruned   time.Time            // when images that are gone were looked for. Only sweep uses it.
 }
 
 // newCare returns what will look after the node, which is described from now on.
@@ -82,7 +83,7 @@ func (a *agent) newCare(events event.Recorder) (*care, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &care{agent: a, events: events, ids: ids, admitted: map[types.UID]bool{}}
+	c := &care{agent: a, events: events, ids: ids, admitted: map[types.UID]bool{}, summed: map[types.UID]summed{}}
 	c.describeNode()
 	return c, nil
 }
