@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"unsafe"
@@ -85,7 +86,7 @@ type hands struct {
 	pattern []byte
 
 	mu    sync.Mutex
-	free  []*hand        // the one put back last is taken first; guarded by mu
+	free  []*hand        // the last is taken first; guarded by mu
 	there [maxHands]bool // which have memory; guarded by mu
 	left  []*hand        // of an executor before us; guarded by mu
 }
@@ -193,13 +194,18 @@ func (hs *hands) put(h *hand) {
 	hs.drop(h)
 }
 
-// drop takes a hand that holds nothing among the free ones. The caller holds mu.
+// drop takes a hand that holds nothing among the free ones: before the others if it keeps
+// its memory, which costs much to give and take. The caller holds mu.
 func (hs *hands) drop(h *hand) {
-	if h.index >= keptHands && hs.there[h.index] {
+	if h.index < keptHands {
+		hs.free = append(hs.free, h)
+		return
+	}
+	if hs.there[h.index] {
 		const punch = unix.FALLOC_FL_PUNCH_HOLE | unix.FALLOC_FL_KEEP_SIZE
 		hs.there[h.index] = unix.Fallocate(int(hs.file.Fd()), punch, h.at(), handSize) != nil
 	}
-	hs.free = append(hs.free, h)
+	hs.free = slices.Insert(hs.free, 0, h)
 }
 
 // leftOf takes what an executor before us had in hand of a container, the one first

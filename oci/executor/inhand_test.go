@@ -187,6 +187,26 @@ func TestManyHands(t *testing.T) {
 	}
 }
 
+// After many have printed at once, one alone does not have memory given and taken for
+// each line that it prints.
+func TestHandsWithMemoryAreTakenFirst(t *testing.T) {
+	hs := handsOf(t, t.TempDir())
+	var all []*hand
+	for range keptHands + 3 {
+		all = append(all, hs.take("c1", &output{stream: crilog.Stdout}))
+	}
+	for _, h := range all {
+		hs.put(h)
+	}
+	for range 2 {
+		h := hs.take("c1", &output{stream: crilog.Stdout})
+		if h.index >= keptHands {
+			t.Errorf("hand %d is taken, which has no memory when it is free", h.index)
+		}
+		hs.put(h)
+	}
+}
+
 // What an executor of another format has left is left alone, and a damaged file harms nobody.
 func TestHandsOfAnotherVersion(t *testing.T) {
 	state := t.TempDir()
