@@ -184,7 +184,7 @@ func (n *kernelNode) noLeaks(t testing.TB) {
 		return slices.ContainsFunc(marks, func(mark string) bool { return strings.Contains(s, mark) })
 	}
 	var left []string
-	for wait := time.Millisecond; wait < 4*time.Second; wait *= 2 {
+	for wait := time.Millisecond; wait < 30*time.Second; wait *= 2 {
 		left = nil
 		data, err := os.ReadFile("/proc/self/mountinfo")
 		if err != nil {

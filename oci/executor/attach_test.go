@@ -163,8 +163,9 @@ func (b *box) staysSilent() {
 // A client that takes nothing at all is dropped after a while; the container goes on.
 func TestTerminalGivesUpItsClient(t *testing.T) {
 	n := start(t)
-	b := n.run([]string{"count", "300000", "0s", "print", "done", "sleep", "for-ever"}, withTTY)
+	b := n.run([]string{"await", "/tmp/attached", "count", "300000", "0s", "print", "done", "sleep", "for-ever"}, withTTY)
 	a := b.attach(true)
+	b.touch("tmp/attached")
 	b.says("done")
 	data, err := io.ReadAll(a["stdout"])
 	if err != nil || len(data) == 0 || strings.Contains(string(data), "done") {

@@ -100,15 +100,7 @@ func (b *box) processes() []string {
 // killed takes a moment to leave it.
 func (b *box) empties() {
 	b.t.Helper()
-	pids := b.processes()
-	for range 200 {
-		if len(pids) == 0 {
-			return
-		}
-		time.Sleep(10 * time.Millisecond)
-		pids = b.processes()
-	}
-	b.t.Errorf("processes %v are left", pids)
+	eventually(b.t, func() bool { return len(b.processes()) == 0 }, "processes are left in %v", b.reply.Cgroups)
 }
 
 func TestSignalAll(t *testing.T) {
@@ -244,11 +236,7 @@ func TestManyOrphansAreReaped(t *testing.T) {
 		return bytes.Count(out, []byte("Z"))
 	}
 	eventually(t, func() bool { return zombies() > 100 }, "no orphans")
-	for deadline := time.Now().Add(20 * time.Second); zombies() > 0; time.Sleep(50 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("%d zombies are left", zombies())
-		}
-	}
+	eventually(t, func() bool { return zombies() == 0 }, "zombies are left")
 	cancel()
 	<-result
 	b.signal(unix.SIGKILL, true)

@@ -187,8 +187,9 @@ func TestStdinOnce(t *testing.T) {
 // A client that does not read is dropped; the container and its log go on.
 func TestSlowAttachedClient(t *testing.T) {
 	n := start(t)
-	b := n.run([]string{"sleep", "100ms", "count", "250000", "0s", "print", "done", "sleep", "for-ever"})
+	b := n.run([]string{"await", "/tmp/attached", "count", "250000", "0s", "print", "done", "sleep", "for-ever"})
 	a := b.attach(false)
+	b.touch("tmp/attached")
 	b.says("done")
 	data, err := io.ReadAll(a["stdout"])
 	if err != nil || len(data) == 0 || strings.Contains(string(data), "done") {
@@ -379,12 +380,13 @@ func TestExecEndsWithItsConnection(t *testing.T) {
 func TestAbandonedWait(t *testing.T) {
 	n := start(t)
 	b := n.run([]string{"sleep", "for-ever"})
-	e := b.exec(wire.ExecRequest{Process: process("sleep", "300ms", "exit", "3")})
+	e := b.exec(wire.ExecRequest{Process: process("await", "/tmp/go", "exit", "3")})
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	if _, err := n.client.Call(ctx, wire.MethodExecWait, wire.ExecRef{ExecID: e.ExecID}, nil); err != ctx.Err() {
 		t.Errorf("abandoned wait: %v", err)
 	}
+	b.touch("tmp/go")
 	if code := e.wait(); code != 3 {
 		t.Errorf("exit code %d", code)
 	}
