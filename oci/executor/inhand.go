@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"crypto/rand"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -103,6 +104,13 @@ func openHands(state string, log *slog.Logger) (_ *hands, err error) {
 			f.Close()
 		}
 	}()
+	version := make([]byte, len(handsMagic))
+	if _, err := f.ReadAt(version, 0); err != nil && err != io.EOF {
+		return nil, err
+	}
+	if string(version) != handsMagic && len(bytes.Trim(version, "\x00")) > 0 {
+		return nil, fmt.Errorf("%s is of another version", path)
+	}
 	if err := f.Truncate(handsSize); err != nil {
 		return nil, err
 	}
@@ -116,10 +124,6 @@ func openHands(state string, log *slog.Logger) (_ *hands, err error) {
 	}
 	magic, pattern := memory[:len(handsMagic)], memory[patternAt:][:patternLen]
 	if string(magic) != handsMagic {
-		if len(bytes.Trim(magic, "\x00")) > 0 {
-			unix.Munmap(memory)
-			return nil, fmt.Errorf("%s is of another version", path)
-		}
 		rand.Read(pattern)
 		for i := range pattern {
 			pattern[i] |= 0x80 // as text does not end

@@ -218,8 +218,8 @@ func TestHandsOfAnotherVersion(t *testing.T) {
 	if _, err := openHands(state, slog.Default()); err == nil || !strings.Contains(err.Error(), "another version") {
 		t.Errorf("opened with %v", err)
 	}
-	if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got[:100], newer[:100]) {
-		t.Errorf("it was changed: %q, %v", got[:100], err)
+	if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, newer) {
+		t.Errorf("it was changed: %d bytes, %.20q, %v; it had %d", len(got), got, err, len(newer))
 	}
 	damaged := append([]byte(handsMagic), bytes.Repeat([]byte{0xff}, handsSize)...)
 	if err := os.WriteFile(path, damaged, 0o600); err != nil {
