@@ -94,7 +94,10 @@ spec:
 	l.until(func() bool { return pods["front-1"].pod() == nil }, "the last old pod is gone")
 	pods["front-0"].awaitReady()
 	l.says(0, `front +2/2 +2 +2 `, "get", "deploy")
-	l.says(0, `^pod/front-0\npod/front-2\n$`, "get", "pods", "-o", "name")
+	l.until(func() bool { // a moment after its files
+		out, _ := l.agentProcess.crisp("", "get", "pods", "-o", "name")
+		return out == "pod/front-0\npod/front-2\n"
+	}, "two pods are left")
 	l.clear()
 }
 

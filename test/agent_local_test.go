@@ -284,7 +284,7 @@ func TestAgentRun(t *testing.T) {
 
 	a.says(0, `^pod/ear created\n$`, "run", "--name", "ear", "--pull", "Never", "-e", "A=b", "-l", "x=y", testImage, "--", "env", "A", "sleep", "for-ever")
 	a.says(0, `Ready`, "wait", "pod/ear")
-	a.says(0, `^b\n$`, "logs", "ear")
+	a.until(func() bool { out, _ := a.crisp("", "logs", "ear"); return out == "b\n" }, "the container has said what it has in its environment")
 	a.says(0, `^pod/ear\n$`, "get", "pods", "-l", "x=y", "-o", "name")
 	// What it exports makes it again.
 	out, code := a.crisp("", "export", "pod/ear")

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -73,8 +74,12 @@ func TestAgentNetworkAndHandlers(t *testing.T) {
 	missing.write("  runtimeClassName: missing" + sleeper)
 	other.awaitEvent(`the runtime has no handler "other"; it has [`)
 	missing.awaitEvent("missing")
-	l.says(0, `nohandler +0/1 +FailedCreatePodSandBox `, "get", "pods")
-	l.says(0, `(?s)noclass +0/1 +FailedCreatePodSandBox `, "get", "pods")
+	for _, name := range []string{"nohandler", "noclass"} { // events come first
+		l.until(func() bool {
+			out, _ := l.agentProcess.crisp("", "get", "pods")
+			return regexp.MustCompile(name + ` +0/1 +FailedCreatePodSandBox `).MatchString(out)
+		}, "the list tells why "+name+" waits")
+	}
 	if other.phase() != v1.PodPending || len(other.sandboxes())+len(missing.sandboxes()) > 0 {
 		t.Errorf("without a handler it is %s", other.phase())
 	}

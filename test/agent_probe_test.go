@@ -83,7 +83,11 @@ func podsHaveHooks(t *testing.T, l *lab) {
       preStop: {exec: {command: [/testbin, write, /d/ends, "1"]}}
     volumeMounts: [{name: d, mountPath: /d}]
   - {name: sleepy, image: IMAGE, args: [catch, sleep, for-ever], lifecycle: {preStop: {sleep: {seconds: 2}}}}
-  - {name: web, image: IMAGE, args: [http, ":80", hello, sleep, for-ever], lifecycle: {postStart: {sleep: {seconds: 1}}, preStop: {httpGet: {path: /bye, port: 80}}}}
+  - name: web
+    image: IMAGE
+    args: [http, ":80", hello, sleep, for-ever]
+    readinessProbe: {tcpSocket: {port: 80}, periodSeconds: 1}
+    lifecycle: {postStart: {sleep: {seconds: 1}}, preStop: {httpGet: {path: /bye, port: 80}}}
   volumes: [{name: d, hostPath: {path: DIR}}]
 `, func(t *testing.T, l *lab) {
 		l.awaitReady()

@@ -127,7 +127,7 @@ func TestBothKilled(t *testing.T) {
 	}
 	u.run(pod)
 	u.begin("p", "writer", nil, "count", "-1", "10ms")
-	_, pid := u.begin("p", "next", nil, "count", "300", "10ms", "exit", "7")
+	_, pid := u.begin("p", "next", nil, "count", "300", "10ms", "await", "/go", "exit", "7")
 	until := func(what string, yes func() bool) {
 		t.Helper()
 		for ; !yes(); time.Sleep(20 * time.Millisecond) {
@@ -172,6 +172,7 @@ func TestBothKilled(t *testing.T) {
 		}
 		return lines
 	}
+	touch(t, fmt.Sprintf("/proc/%d/root/go", pid))
 	was := numbered("writer")
 	until("the log stands still", func() bool { return numbered("writer") > was })
 	var status *cri.ContainerStatus

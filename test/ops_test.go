@@ -133,6 +133,7 @@ func TestSlowPluginIsNamed(t *testing.T) {
 			t.Fatal(err)
 		}
 		done = make(chan error, 1)
+		began := time.Now()
 		go func() { done <- n.tryRun(ctx, name) }()
 		for during := ""; !strings.Contains(during, "cni"); during = n.debug(t, "calls") {
 			select {
@@ -141,6 +142,7 @@ func TestSlowPluginIsNamed(t *testing.T) {
 			default:
 			}
 		}
+		time.Sleep(time.Since(began) / 10) // a line has the stages that took a twentieth of the call
 		return done
 	}
 	release := func() {

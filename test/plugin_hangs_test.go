@@ -98,9 +98,15 @@ func TestCrispdIsKilledWhileAPluginHangs(t *testing.T) {
 	for _, left := range list.Items {
 		remove(left.Id)
 	}
-	// Whose child it is now may leave it a zombie.
-	if data, err := os.ReadFile("/proc/" + pid + "/stat"); err == nil && !strings.Contains(string(data), ") Z ") {
-		t.Errorf("the plugin runs on: %s", data)
+	// It dies when it comes to run, and whose child it is now may leave it a zombie.
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+		data, err := os.ReadFile("/proc/" + pid + "/stat")
+		if err != nil || strings.Contains(string(data), ") Z ") {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("the plugin runs on: %s", data)
+		}
 	}
 	run, err := n.runtime().RunPodSandbox(t.Context(), &cri.RunPodSandboxRequest{Config: sb})
 	if err != nil {
