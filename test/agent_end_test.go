@@ -186,7 +186,7 @@ func podsLeaveNothing(t *testing.T, l *lab, links string) {
 // runtime answers everybody else.
 func podsEndBesideLists(t *testing.T, l *lab) {
 	const many = 20
-	spec := "\n  terminationGracePeriodSeconds: 5\n  containers:\n"
+	spec := "\n  terminationGracePeriodSeconds: 600\n  containers:\n"
 	for i := range many {
 		spec += fmt.Sprintf("  - {name: c%d, image: IMAGE, args: [ignore-term, sleep, for-ever]}\n", i)
 	}
@@ -208,6 +208,11 @@ func podsEndBesideLists(t *testing.T, l *lab) {
 			resp, err := l.n.runtime().ContainerStatus(t.Context(), &cri.ContainerStatusRequest{ContainerId: id})
 			if err != nil || resp.Status.State != cri.ContainerState_CONTAINER_RUNNING {
 				t.Fatalf("status while it is being stopped: %v, %v", resp, err)
+			}
+		}
+		for _, c := range l.containers("") { // nobody waits for their grace
+			if _, err := l.n.runtime().StopContainer(t.Context(), &cri.StopContainerRequest{ContainerId: c.Id}); err != nil {
+				t.Error(err)
 			}
 		}
 	})

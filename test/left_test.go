@@ -57,7 +57,7 @@ func (n *node) withoutPods() error {
 	// has a pod's below it stays, and is found.
 	removeCgroups(append(n.parents, "kubepods/burstable", "kubepods/besteffort", "kubepods")...)
 	var left []string
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
 		now, err := noleaks.TakeAll()
 		if err != nil {
 			return err

@@ -291,9 +291,9 @@ func (n *node) httpCmd(ts *testscript.TestScript, args []string) error {
 	if len(args) != 2 || args[0] != "get" {
 		return errUsage
 	}
-	client := http.Client{Timeout: 2 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	client := http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
 	var last error
-	for range 100 {
+	for range 1000 {
 		resp, err := client.Get(args[1])
 		if err != nil {
 			last = err

@@ -35,15 +35,14 @@ func TestContainerThatStopsItsProbes(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// The probes' own timeouts end them, unless they were quicker.
-	probe := func(name string) (*cri.ExecSyncResponse, error) {
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	probe := func(name string, timeout int64) (*cri.ExecSyncResponse, error) {
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 		defer cancel()
-		return n.runtime().ExecSync(ctx, &cri.ExecSyncRequest{ContainerId: n.ids[name], Cmd: []string{"/testbin", "print", "alive"}, Timeout: 1})
+		return n.runtime().ExecSync(ctx, &cri.ExecSyncRequest{ContainerId: n.ids[name], Cmd: []string{"/testbin", "print", "alive"}, Timeout: timeout})
 	}
 	works := func() {
 		t.Helper()
-		if resp, err := probe("works"); err != nil || string(resp.Stdout) != "alive\n" {
+		if resp, err := probe("works", 60); err != nil || string(resp.Stdout) != "alive\n" {
 			t.Errorf("the neighbour's probe: %q, %v", resp.GetStdout(), err)
 		}
 	}
@@ -51,7 +50,7 @@ func TestContainerThatStopsItsProbes(t *testing.T) {
 	var hung atomic.Int32
 	for range 20 {
 		probes.Go(func() {
-			if _, err := probe("stops"); err != nil {
+			if _, err := probe("stops", 1); err != nil { // its own timeout ends it, unless it was quicker
 				hung.Add(1)
 			}
 		})
@@ -59,7 +58,7 @@ func TestContainerThatStopsItsProbes(t *testing.T) {
 	}
 	probes.Wait()
 	t.Logf("%d of 20 probes were stopped", hung.Load())
-	dead := time.Now().Add(20 * time.Second) // what nobody waits for is ended a little later
+	dead := time.Now().Add(time.Minute) // what nobody waits for is ended a little later
 	for left := stopped(n.ids["stops"]); len(left) > 0; left = stopped(n.ids["stops"]) {
 		if time.Now().After(dead) {
 			t.Fatalf("stopped processes are left: %v", left)
@@ -85,7 +84,7 @@ func TestContainerThatStopsItsProbes(t *testing.T) {
 
 	// A restart amid probes does not wait for them.
 	for range 5 {
-		go probe("stops")
+		go probe("stops", 1)
 	}
 	time.Sleep(300 * time.Millisecond) // for them to be on their way
 	if err := n.stopDaemon(syscall.SIGKILL); err != nil {
