@@ -125,15 +125,21 @@ func TestKillMovedAway(t *testing.T) {
 	n := start(t)
 	b := n.run([]string{"ignore-term", "print", "up", "sleep", "for-ever"})
 	b.says("up")
-	for _, dir := range b.reply.Cgroups {
-		root := strings.TrimSuffix(dir, n.cgroup+"/"+b.id)
-		if err := os.WriteFile(filepath.Join(root, "cgroup.procs"), []byte(fmt.Sprint(b.reply.Pid)), 0); err != nil {
-			t.Fatal(err)
-		}
-	}
+	b.moveAway()
 	b.signal(unix.SIGKILL, true)
 	if e := b.wait(); e.Code != 137 {
 		t.Errorf("exit is %+v", e)
+	}
+}
+
+// moveAway moves the init out of the container's cgroups.
+func (b *box) moveAway() {
+	b.t.Helper()
+	for _, dir := range b.reply.Cgroups {
+		root := strings.TrimSuffix(dir, b.node.cgroup+"/"+b.id)
+		if err := os.WriteFile(filepath.Join(root, "cgroup.procs"), []byte(fmt.Sprint(b.reply.Pid)), 0); err != nil {
+			b.t.Fatal(err)
+		}
 	}
 }
 

@@ -356,8 +356,47 @@ func (x *Executor) sweep(id string) error {
 			return err
 		}
 	}
+	if err := endInit(lc); err != nil {
+		return err
+	}
 	if err := destroy(id, lc); err != nil {
 		return fault.Unavailable.Errorf("remove container %s: %w", id, err)
 	}
 	return nil
+}
+
+// endInit ends the init that an executor before has started, if it lives, and waits for
+// it. One that was moved is no member of the container's cgroup, and one that is about to
+// end is none for a while.
+// fault.Unavailable: it would not go yet.
+func endInit(lc *libcontainer.Container) error {
+	state, err := lc.State()
+	if err != nil || state.InitProcessPid <= 0 {
+		return nil // what is wrong with it is told by who removes it
+	}
+	fd, err := unix.PidfdOpen(state.InitProcessPid, 0)
+	if err != nil {
+		return nil // it has ended
+	}
+	defer unix.Close(fd)
+	// The number is believed only with the start time.
+	if t, err := startTime(state.InitProcessPid); err != nil || t != state.InitProcessStartTime {
+		return nil
+	}
+	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && err != unix.ESRCH {
+		return fmt.Errorf("kill process %d: %w", state.InitProcessPid, err)
+	}
+	ended := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+	for deadline := time.Now().Add(endPatience); ; {
+		n, err := unix.Poll(ended, int(max(0, time.Until(deadline).Milliseconds())))
+		switch {
+		case err == unix.EINTR:
+		case err != nil:
+			return os.NewSyscallError("poll", err)
+		case n == 0:
+			return fault.Unavailable.Errorf("process %d does not end when killed", state.InitProcessPid)
+		default:
+			return nil
+		}
+	}
 }

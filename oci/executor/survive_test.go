@@ -167,6 +167,22 @@ func TestDeleteAfterCrash(t *testing.T) {
 	}
 }
 
+// An init that is in no cgroup of its container's any more, because somebody has moved it
+// or because it is about to end, is ended before another takes its place.
+func TestRunAgainAfterCrash(t *testing.T) {
+	n := start(t)
+	b := n.run([]string{"ignore-term", "print", "up", "sleep", "for-ever"})
+	b.says("up")
+	b.moveAway()
+	old := b.reply.Pid
+	b.drop()
+	n.crash(func() {})
+	b.held = n.call(wire.MethodRun, b.req, &b.reply)
+	if alive(old) {
+		t.Error("it lives")
+	}
+}
+
 // A second executor for the same state must not take the socket from the first.
 func TestOneExecutor(t *testing.T) {
 	n := start(t)
