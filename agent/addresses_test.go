@@ -2,7 +2,6 @@ package agent
 
 import (
 	"net/netip"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -11,6 +10,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/internal/thread"
 )
 
 // The node's addresses are those that it has now: they come after boot, and change.
@@ -42,14 +43,9 @@ func TestAddresses(t *testing.T) {
 // A node has an address also on a network without a default route; that of the pods'
 // bridge is not it.
 func TestNodeIPsWithoutRoute(t *testing.T) {
-	done := make(chan struct{})
-	var refused error
-	go func() {
-		defer close(done)
-		runtime.LockOSThread() // for good: the thread ends with its namespace
+	refused := thread.Spend(func() error {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			refused = err
-			return
+			return err
 		}
 		try := func(err error) {
 			t.Helper()
@@ -76,8 +72,9 @@ func TestNodeIPsWithoutRoute(t *testing.T) {
 		expect("")
 		up(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "lan0"}, PeerName: "lan1"}, "10.1.2.3/24")
 		expect("10.1.2.3")
-	}()
-	if <-done; refused != nil {
+		return nil
+	})
+	if refused != nil {
 		t.Skipf("no network namespace can be made: %v", refused)
 	}
 }

@@ -11,7 +11,6 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"testing"
 
@@ -19,6 +18,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/desired"
 	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/agent/source"
+	"github.com/crisp-cri/crisp/internal/thread"
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -135,18 +135,13 @@ func TestGroupReachesTheSocket(t *testing.T) {
 
 // asUser calls f with the file permissions of a user (setfsuid(2)).
 func asUser(uid, gid int, f func() error) error {
-	result := make(chan error)
-	go func() {
-		runtime.LockOSThread() // and the thread ends with the goroutine
+	return thread.Spend(func() error {
 		if err := unix.Setfsgid(gid); err != nil {
-			result <- err
-			return
+			return err
 		}
 		if err := unix.Setfsuid(uid); err != nil {
-			result <- err
-			return
+			return err
 		}
-		result <- f()
-	}()
-	return <-result
+		return f()
+	})
 }

@@ -6,7 +6,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -14,6 +13,8 @@ import (
 
 	"golang.org/x/sys/unix"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/internal/thread"
 )
 
 // What follows are ways out of a container that runtimes have had, each tried on the
@@ -417,9 +418,7 @@ func mountInside(pid int, source, target string) error {
 		return err
 	}
 	defer ns.Close()
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread() // and never again anybody's: the thread ends with us
+	return thread.Spend(func() error {
 		err := unix.Unshare(unix.CLONE_FS)
 		if err == nil {
 			err = unix.Setns(int(ns.Fd()), unix.CLONE_NEWNS)
@@ -427,9 +426,8 @@ func mountInside(pid int, source, target string) error {
 		if err == nil {
 			err = unix.Mount(source, target, "", unix.MS_BIND, "")
 		}
-		done <- err
-	}()
-	return <-done
+		return err
+	})
 }
 
 // A number is that user and group, whatever the image calls so (CVE-2016-3697).
