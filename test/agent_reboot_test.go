@@ -1,10 +1,8 @@
 package test
 
 import (
-	"encoding/json"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -83,17 +81,5 @@ func reboot(t *testing.T, n *node) {
 	if err := os.Rename(saved, n.root); err != nil {
 		t.Fatal(err)
 	}
-	path := filepath.Join(n.root, "boot.json")
-	var boot map[string]any
-	if err := json.Unmarshal(read(t, path), &boot); err != nil || boot["bootID"] == nil {
-		t.Fatalf("%v: %v", boot, err)
-	}
-	boot["bootID"] = "11111111-2222-4333-8444-555555555555"
-	data, err := json.Marshal(boot)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, data, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	newBoot(t, n.root)
 }

@@ -107,6 +107,7 @@ var probes = map[string]func() error{
 	"package": func() error {
 		return yes(os.Getenv("CRISP_DEB") != "" && os.Getenv("CRISP_NEXT_DEB") != "", "no package of crisp is to be installed")
 	},
+	"power-cuts": func() error { return yes(os.Getenv("CRISP_POWER_CUTS") != "", "CRISP_POWER_CUTS is not set") },
 	"containerd": containerd,
 }
 

@@ -42,6 +42,7 @@ func (f function) do(g *guest) error { return f(g) }
 // and -skip.
 type tests struct {
 	dir, run, skip string
+	env            []string
 	must           []string // pass, or the step fails: else a test that is renamed or skipped would not be missed
 }
 
@@ -58,6 +59,13 @@ func exactly(dir string, names ...string) tests {
 	}
 	return tests{dir: dir, run: "^" + parent + "$/^(" + strings.Join(run, "|") + ")$", must: names}
 }
+
+// powerCuts takes the disk away from crispd, often.
+var powerCuts = func() tests {
+	t := exactly("test", "TestPowerCuts")
+	t.env = []string{"CRISP_POWER_CUTS=50"}
+	return t
+}()
 
 // all tests of a package, but those that match skip.
 func all(dir, skip string) tests { return tests{dir: dir, skip: skip} }
@@ -82,6 +90,7 @@ var boots = []boot{
 			{"scripts", quick, 20 * time.Minute, exactly("test",
 				"TestScript/apparmor", "TestScript/checkpoint_container", "TestScript/checkpoint_pod", "TestScript/handler_crun", "TestScript/pod_runs")},
 			{"unified", quick, 20 * time.Minute, exactly("test", "TestUnifiedNode", "TestAgentCgroups", "TestServiceRestarts")},
+			{"powercuts", full, 60 * time.Minute, powerCuts},
 			{"all-executor", full, 30 * time.Minute, all("oci/executor", "")},
 			{"all-oci", full, 30 * time.Minute, all("oci", "")},
 			{"all-network", full, 20 * time.Minute, all("network", "")},

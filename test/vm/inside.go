@@ -220,6 +220,7 @@ func (t tests) do(g *guest) error {
 	}
 	dir := filepath.Join(g.payload, "src", t.dir)
 	env := []string{"CRISP_BIN=" + g.bin, "CRISP_VM=1", "KUBELET=" + filepath.Join(g.payload, "bin/kubelet")}
+	env = append(env, t.env...)
 	var said []string // by the test before its verdict
 	var verdicts []testenv.Verdict
 	err := g.command(dir, env, func(line string) {
