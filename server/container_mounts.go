@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/cyphar/filepath-securejoin/pathrs-lite"
@@ -132,3 +133,6 @@ func propagationOf(path string) (shared, slave bool, err error) {
 	}
 	return strings.Contains(on.Optional, "shared:"), strings.Contains(on.Optional, "master:"), nil
 }
+
+// volumeKey names the i-th image mount of a container in the image store.
+func volumeKey(id string, i int) string { return id + "-" + strconv.Itoa(i) }

@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
-	"strings"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"google.golang.org/protobuf/proto"
@@ -131,41 +129,6 @@ func (s *Server) fetch(ctx context.Context, cr *creation, sb *oci.Sandbox, h Han
 	return r, s.baseImage(stage, sb, config, r)
 }
 
-func (s *Server) copyCheckpoint(ctx context.Context, id string, sb *oci.Sandbox, config *cri.ContainerConfig, r *restoration) (err error) {
-	limit, err := room(r.dir)
-	if err != nil {
-		return err
-	}
-	switch {
-	case r.from.archive != "":
-		f, err := checkpoint.OpenFile(filepath.Dir(r.from.archive), filepath.Base(r.from.archive))
-		if errors.Is(err, fault.NotFound) {
-			return fault.NotFound.Errorf("there is no checkpoint archive %s", r.from.archive)
-		}
-		if err != nil {
-			return err
-		}
-		defer f.Close()
-		return checkpoint.Unpack(ctx, f, r.dir, limit)
-	case r.from.dir != "":
-		return checkpoint.Copy(ctx, r.from.dir, r.dir, limit)
-	}
-	img, err := s.images.Get(r.from.image)
-	if err != nil {
-		return err
-	}
-	if err := s.allowImage(ctx, sb, config.Image, img); err != nil {
-		return err
-	}
-	key := id + "-checkpoint"
-	dir, err := s.images.MountReadOnly(ctx, key, img.ID)
-	if err != nil {
-		return fmt.Errorf("mount checkpoint image: %w", err)
-	}
-	defer func() { err = errors.Join(err, s.unmount(ctx, key)()) }()
-	return checkpoint.Copy(ctx, dir, r.dir, limit)
-}
-
 // read reads what the checkpoint says of itself.
 func (r *restoration) read() error {
 	if err := checkpoint.Read(r.dir, checkpoint.ConfigDump, &r.was); err != nil {
@@ -187,88 +150,6 @@ func (r *restoration) read() error {
 	}
 	r.mine = true
 	return err
-}
-
-// imageOf is the image of a container that is not restored.
-func (s *Server) imageOf(ctx context.Context, sb *oci.Sandbox, config *cri.ContainerConfig) (image.Image, error) {
-	img, err := s.images.Get(config.Image.Image)
-	if err != nil {
-		return img, fmt.Errorf("image of container %s: %w", config.Metadata.Name, err)
-	}
-	// What it says begins with the reason that the kubelet knows.
-	return img, s.allowImage(ctx, sb, config.Image, img)
-}
-
-// baseImage finds the image of the original, and pulls it if it is not there; for a
-// checkpoint image it asks a registry whether the pod may have it.
-// That of a pod is the one that the request names, and must be the original's.
-func (s *Server) baseImage(ctx context.Context, sb *oci.Sandbox, config *cri.ContainerConfig, r *restoration) (err error) {
-	names := slices.DeleteFunc([]string{r.was.RootfsImageRef, r.was.RootfsImageName, r.was.RootfsImage}, func(n string) bool { return n == "" })
-	if r.from.dir != "" {
-		names = []string{config.Image.Image}
-	}
-	if len(names) == 0 {
-		return fault.Invalid.Errorf("the checkpoint does not say which image its container had")
-	}
-	id := imageID(r.was.RootfsImageRef)
-	for i, name := range names {
-		r.base, err = s.images.Get(name)
-		if err == nil && id != "" && r.base.ID != id && i < len(names)-1 {
-			continue // a tag that stands for another image by now
-		}
-		if err == nil {
-			break
-		}
-	}
-	as := image.Caller{Namespace: s.index.sandbox(sb).config.GetMetadata().GetNamespace()}
-	switch {
-	case errors.Is(err, fault.NotFound):
-		if r.base, err = s.images.Pull(ctx, names[len(names)-1], as); err != nil {
-			return err
-		}
-	case err != nil:
-		return fmt.Errorf("image of the checkpoint: %w", err)
-	case r.from.image != "":
-		if err := s.mayPull(ctx, r.base, as); err != nil {
-			return err
-		}
-	}
-	if id != "" && r.base.ID != id {
-		return fault.Invalid.Errorf("the checkpoint is of a container of image %s, and %s is another one: %s", id, names[len(names)-1], r.base.ID)
-	}
-	r.imaged = config.Image
-	if r.from.dir == "" {
-		r.imaged = &cri.ImageSpec{Image: names[len(names)-1]}
-	}
-	return s.allowImage(ctx, sb, r.imaged, r.base)
-}
-
-// mayPull has a registry say that img, which is on the node, may be had by as: a
-// checkpoint image names whatever it likes, and that somebody else has pulled that
-// gives nobody a right to it. One that never was in a registry the administrator has
-// loaded, for all.
-func (s *Server) mayPull(ctx context.Context, img image.Image, as image.Caller) error {
-	var first error
-	for _, name := range img.Digests {
-		got, err := s.images.Pull(ctx, name, as)
-		if err == nil && got.ID == img.ID {
-			return nil
-		}
-		if err == nil {
-			err = fault.Invalid.Errorf("image of the checkpoint: %s is %s, not %s", name, got.ID, img.ID)
-		}
-		first = cmp.Or(first, err)
-	}
-	return first
-}
-
-// imageID is ref as an ID of ours, "" if it is none.
-func imageID(ref string) string {
-	hex := strings.TrimPrefix(ref, "sha256:")
-	if len(hex) == 64 && strings.Trim(hex, "0123456789abcdef") == "" {
-		return "sha256:" + hex
-	}
-	return ""
 }
 
 // described is the record from which the specification is built: that of the
@@ -298,59 +179,4 @@ func (r *restoration) directory() string {
 		return ""
 	}
 	return r.dir
-}
-
-// change makes the original's changes in the new root file system.
-func (s *Server) change(ctx context.Context, id string, r *restoration) error {
-	limit, err := room(r.dir)
-	if err != nil {
-		return err
-	}
-	removed, err := checkpoint.PlainDiff(ctx, r.dir, limit)
-	if err != nil {
-		return err
-	}
-	if len(removed) > 0 {
-		if err := s.images.Apply(ctx, id, strings.NewReader(""), removed); err != nil {
-			return err
-		}
-	}
-	var deleted []string
-	if err := checkpoint.Read(r.dir, checkpoint.DeletedFiles, &deleted); err != nil && !errors.Is(err, fault.NotFound) {
-		return err
-	}
-	diff, err := checkpoint.OpenFile(r.dir, checkpoint.RootFSDiff)
-	if errors.Is(err, fault.NotFound) {
-		diff, err = os.Open(os.DevNull) // an empty stream
-	}
-	if err != nil {
-		return err
-	}
-	defer diff.Close()
-	if err := s.images.Apply(ctx, id, diff, deleted); err != nil {
-		return err
-	}
-	for _, name := range []string{checkpoint.RootFSDiff, checkpoint.DeletedFiles} {
-		if err := os.Remove(filepath.Join(r.dir, name)); err != nil && !errors.Is(err, os.ErrNotExist) {
-			return err
-		}
-	}
-	return nil
-}
-
-// fillShm puts the files that the original had in /dev/shm into the sandbox's; one
-// that is there already stays.
-func fillShm(ctx context.Context, sb *oci.Sandbox, dir string) error {
-	f, err := checkpoint.OpenFile(dir, checkpoint.DevShm)
-	if errors.Is(err, fault.NotFound) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	if sb.Config().HostIPC {
-		return nil // the host's is not ours to fill
-	}
-	return checkpoint.UnpackFiles(ctx, f, sb.ShmDir())
 }
