@@ -25,7 +25,7 @@ type ContainerConfig struct {
 	Stdin, StdinOnce, TTY bool
 	LogPath               string // absolute; "" = discard
 	Engine                string `json:",omitempty"` // path of the OCI runtime that runs it; "" = libcontainer
-	Restore               string `json:",omitempty"` // directory of a checkpoint that its processes come from; emptied when they run; "" = Spec.Process is executed
+	Restore               string `json:",omitempty"` // the RestoreDir with the checkpoint that its processes come from; removed when they run; "" = Spec.Process is executed
 	Extra                 []byte // the caller's, opaque
 }
 

@@ -22,6 +22,7 @@
 //	<root>/containers/<id>/record.json  durable: what was asked for
 //	<root>/containers/<id>/exit.json    durable: how it ended; by the executor,
 //	                                    or by us for what never ran or was lost
+//	<root>/containers/<id>/restore/     the checkpoint that it comes from, until it runs (restore.go)
 //	<root>/sandboxes/<id>/record.json   durable: what was asked for, is it ready
 //	<root>/freezes/<id>/record.json     durable: containers that must not stay frozen
 //	<state>/containers/<id>/status.json the latest status, written on every move

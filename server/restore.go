@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
@@ -28,7 +27,7 @@ import (
 // Such a container is made like any other, from the image that the original had
 // and what the request says. Then the original's changes are made in its root file
 // system, and oci is told where CRIU's files are: StartContainer restores instead of
-// executing. They lie in the container's directory from CreateContainer on, so that
+// executing. They lie in a directory of oci's from CreateContainer on, so that
 // nobody else's checkpoint is needed later, and a restart of crispd changes nothing.
 //
 // What a restored process is cannot be changed: its user, its capabilities, its
@@ -65,7 +64,7 @@ func (o *origin) blame(config *cri.ContainerConfig, err error) error {
 // A restoration is a checkpoint that a container is being made from.
 type restoration struct {
 	from   *origin
-	dir    string // of our copy
+	dir    string // of our copy, which is oci's to keep
 	was    checkpoint.Container
 	spec   specs.Spec // of the original
 	mine   bool       // crisp has made it
@@ -110,12 +109,12 @@ func (s *Server) fetch(ctx context.Context, cr *creation, sb *oci.Sandbox, h Han
 	if sb.Config().IDs != nil {
 		return nil, fault.Invalid.Errorf("container %s: nothing can be restored into a user namespace", config.Metadata.Name)
 	}
-	own := filepath.Join(s.o.Root, "containers", cr.id)
-	r := &restoration{from: from, dir: filepath.Join(own, "restore")}
-	if err := os.MkdirAll(r.dir, 0o700); err != nil {
+	dir, drop, err := s.runtime.RestoreDir(cr.id)
+	if err != nil {
 		return nil, err
 	}
-	steps.Add("checkpoint", func() error { return os.RemoveAll(own) })
+	steps.Add("checkpoint", drop)
+	r := &restoration{from: from, dir: dir}
 	stage, cancel := cr.enter(ctx, "checkpoint")
 	defer cancel()
 	if err := s.copyCheckpoint(stage, cr.id, sb, config, r); err != nil {
