@@ -130,8 +130,8 @@ func TestCreateFromForeignArchive(t *testing.T) {
 				t.Errorf("mounts are %v", c.Config().Spec.Mounts)
 			}
 			if i >= 0 {
-				if _, err := os.Stat(c.Config().Spec.Mounts[i].Source); err != nil {
-					t.Error(err)
+				if info, err := os.Stat(c.Config().Spec.Mounts[i].Source); err != nil || info.Size() > 0 {
+					t.Errorf("in its place is mounted %v (err %v), want an empty file", info, err)
 				}
 			}
 		})

@@ -160,7 +160,7 @@ func (s *Server) createFrom(ctx context.Context, cr *creation, sb *oci.Sandbox, 
 		return err
 	}
 	if r != nil {
-		if err := errors.Join(r.complete(built), r.fit(built)); err != nil {
+		if err := errors.Join(r.complete(built, sb), r.fit(built)); err != nil {
 			return fmt.Errorf("restore container %s: %w", config.Metadata.Name, err)
 		}
 		if err := fillShm(stage, sb, r.dir); err != nil {

@@ -10,18 +10,20 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/oci"
 )
 
 // standIn is where CRI-O mounts a file of its own into every container. CRIU wants a
-// mount there; that it is empty nobody minds.
+// mount there; an empty file serves.
 const standIn = "/run/.containerenv"
 
-// complete adds what the original had of its runtime and a request cannot know of.
-func (r *restoration) complete(built *specs.Spec) error {
+// complete adds what the original had of its runtime and a request cannot know of. The
+// file for it lies with those that the sandbox gives its containers.
+func (r *restoration) complete(built *specs.Spec, sb *oci.Sandbox) error {
 	if !destinations(&r.spec)[standIn] || destinations(built)[standIn] {
 		return nil
 	}
-	file := filepath.Join(filepath.Dir(r.dir), "containerenv")
+	file := filepath.Join(sb.Dir(), "containerenv")
 	if err := os.WriteFile(file, nil, 0o644); err != nil {
 		return err
 	}

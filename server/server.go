@@ -7,11 +7,15 @@
 //
 // # What is kept where
 //
-// The server has no disk of its own. What CRI wants back verbatim (labels,
+// The server keeps no records of its own. What CRI wants back verbatim (labels,
 // annotations, mounts, namespace options) and what else must survive a restart
 // (addresses, image identifiers) travels as the opaque Extra of oci's records:
 // record.go says in what form, and index.go keeps it decoded. Lists and statuses
 // are built from these snapshots and wait for nobody.
+//
+// Besides what requests name, it writes files only into directories that oci gives
+// it, oci.Sandbox.Dir and oci.Runtime.RestoreDir, and below <root>/checkpoints, where
+// CheckpointContainer works and which Start removes.
 //
 // # Names and retries
 //
@@ -116,7 +120,7 @@ type Options struct {
 	RejectMountSources []string        // a host path of these that is missing is an error; others are made, as users expect of hostPath
 	RestoreFromImages  bool            // CreateContainer may restore from checkpoint images
 	Version            string          // of crisp, semantic; "" means 0.0.0
-	Root, State        string          // directories, for the verbose Status
+	Root, State        string          // directories: checkpoints are made below Root; both are in the verbose Status
 	Log                *slog.Logger
 
 	Telemetry *telemetry.Telemetry // nil = no metrics, no traces
