@@ -137,16 +137,25 @@ func commands(pid int) string {
 // of them are stopped.
 func (n *node) stages() (all, stopped int) {
 	for _, pid := range descendants(strconv.Itoa(n.cmd.Process.Pid)) {
-		line, _ := os.ReadFile("/proc/" + pid + "/cmdline")
-		if !strings.HasPrefix(string(line), "crisp-executor\x00init\x00") {
+		if !isStage(pid) {
 			continue
 		}
 		all++
-		if status, _ := os.ReadFile("/proc/" + pid + "/status"); strings.Contains(string(status), "State:\tT") {
+		if isStopped(pid) {
 			stopped++
 		}
 	}
 	return all, stopped
+}
+
+func isStage(pid string) bool {
+	line, _ := os.ReadFile("/proc/" + pid + "/cmdline")
+	return strings.HasPrefix(string(line), "crisp-executor\x00init\x00")
+}
+
+func isStopped(pid string) bool {
+	status, _ := os.ReadFile("/proc/" + pid + "/status")
+	return strings.Contains(string(status), "State:\tT")
 }
 
 // threads is how many threads a process has.

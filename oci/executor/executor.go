@@ -129,7 +129,12 @@ func New(o Options) (*Executor, error) {
 		lock.Close()
 		return nil, err
 	}
-	return assemble(o, lock, l)
+	x, err := assemble(o, lock, l)
+	if err != nil {
+		return nil, err
+	}
+	x.endStrays()
+	return x, nil
 }
 
 func assemble(o Options, lock *os.File, l *net.UnixListener) (*Executor, error) {

@@ -37,15 +37,28 @@ const (
 
 // newWarmer opens our own cgroup in any hierarchy: the lock is the same for all.
 func newWarmer() *warmer {
+	for _, dir := range ownCgroups() {
+		fd, err := unix.Open(filepath.Join(dir, "cgroup.procs"), unix.O_WRONLY|unix.O_CLOEXEC, 0)
+		if err == nil {
+			return &warmer{procs: os.NewFile(uintptr(fd), "cgroup.procs")}
+		}
+	}
+	return &warmer{}
+}
+
+// ownCgroups are the directories of our own cgroup by controller, in those hierarchies
+// that are mounted as a whole; "" is that of v2.
+func ownCgroups() map[string]string {
 	f, err := os.Open("/proc/self/mountinfo")
 	if err != nil {
-		return &warmer{}
+		return nil
 	}
 	defer f.Close()
 	own, err := cgroups.ParseCgroupFile("/proc/self/cgroup")
 	if err != nil {
-		return &warmer{}
+		return nil
 	}
+	dirs := make(map[string]string)
 	for lines := bufio.NewScanner(f); lines.Scan(); {
 		// proc_pid_mountinfo(5): field 4 is the root, 5 the mount point; the type
 		// and the super options follow the dash.
@@ -54,30 +67,14 @@ func newWarmer() *warmer {
 		if len(fields) < 5 || len(super) < 3 || fields[3] != "/" {
 			continue
 		}
-		switch super[0] {
-		case "cgroup2":
-			if procs := openProcs(fields[4], own[""]); procs != nil {
-				return &warmer{procs: procs}
-			}
-		case "cgroup":
-			for controller, path := range own {
-				if controller != "" && strings.Contains(","+super[2]+",", ","+controller+",") {
-					if procs := openProcs(fields[4], path); procs != nil {
-						return &warmer{procs: procs}
-					}
-				}
+		for controller, path := range own {
+			if super[0] == "cgroup2" && controller == "" ||
+				super[0] == "cgroup" && controller != "" && strings.Contains(","+super[2]+",", ","+controller+",") {
+				dirs[controller] = filepath.Join(fields[4], path)
 			}
 		}
 	}
-	return &warmer{}
-}
-
-func openProcs(mount, path string) *os.File {
-	fd, err := unix.Open(filepath.Join(mount, path, "cgroup.procs"), unix.O_WRONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil
-	}
-	return os.NewFile(uintptr(fd), "cgroup.procs")
+	return dirs
 }
 
 // warm has the lock kept warm for a while from now on. It does not wait.

@@ -1,0 +1,82 @@
+package executor
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Strays. libcontainer makes a process in stages, which begin in the executor's own
+// cgroup; on cgroup v1, those of an exec join the container's last of all. When the
+// executor is killed, the ends of their pipes go with it, and they end. But one that a
+// container has stopped, as it may do to an exec that it sees, waits for ever, and the
+// stage before it for that one: no cgroup of a container tells of either.
+
+// endStrays ends the stages of executors before us. We have none yet.
+func (x *Executor) endStrays() {
+	data, err := os.ReadFile(filepath.Join(strayCgroup(), "cgroup.procs"))
+	if err != nil {
+		return
+	}
+	for _, field := range strings.Fields(string(data)) {
+		pid, err := strconv.Atoi(field)
+		if err != nil || pid <= 0 {
+			continue
+		}
+		fd, err := unix.PidfdOpen(pid, 0)
+		if err != nil {
+			continue
+		}
+		// Looked at when there is a pidfd: if the number is another's by then, the signal
+		// goes to nobody.
+		if x.isStray(pid) {
+			err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
+			x.log.Info("what a killed executor was starting was ended", "pid", pid, "err", err)
+		}
+		unix.Close(fd)
+	}
+}
+
+// strayCgroup is our cgroup in the hierarchy by which the processes of containers are found.
+func strayCgroup() string {
+	own := ownCgroups()
+	for _, controller := range []string{"freezer", "pids", "memory", "devices"} {
+		if dir := own[controller]; dir != "" {
+			return dir
+		}
+	}
+	return own[""]
+}
+
+// isStray tells whether a process of our own cgroup is a stage that no executor waits for.
+func (x *Executor) isStray(pid int) bool {
+	if !x.runsOurProgram(pid) || !isStage(pid) {
+		return false
+	}
+	field, err := statField(pid, 4)
+	if err != nil {
+		return false
+	}
+	// An instance without a cgroup of its own, as a test has, may share ours.
+	parent, err := strconv.Atoi(field)
+	return err == nil && parent > 0 && (!x.runsOurProgram(parent) || isStage(parent))
+}
+
+// runsOurProgram tells whether a process runs from what Seal made, or from a copy that
+// libcontainer has made of that.
+func (x *Executor) runsOurProgram(pid int) bool {
+	exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid))
+	name := strings.TrimSuffix(exe, " (deleted)")
+	return err == nil && (name == "/memfd:"+sealedName || name == "/"+sealedName || strings.HasPrefix(name, x.root+"/"))
+}
+
+// isStage tells whether a process of our program was begun by libcontainer.
+func isStage(pid int) bool {
+	line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+	args := strings.Split(string(line), "\x00")
+	return err == nil && len(args) > 1 && filepath.Base(args[0]) == filepath.Base(os.Args[0]) && args[1] == "init"
+}

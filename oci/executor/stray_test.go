@@ -1,0 +1,144 @@
+package executor_test
+
+import (
+	"fmt"
+	"strconv"
+	"testing"
+
+	"github.com/opencontainers/cgroups"
+	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/oci/wire"
+)
+
+// A stage is one of the processes that libcontainer makes those of containers of.
+type stage struct {
+	pid     int
+	pidfd   int
+	stopped bool
+}
+
+// gone tells whether it has ended and been reaped.
+func (s stage) gone() bool { return unix.PidfdSendSignal(s.pidfd, 0, nil, 0) == unix.ESRCH }
+
+// cgroup is the process's cgroup where containers are told apart; "" if it has ended.
+func cgroup(pid int) string {
+	own, _ := cgroups.ParseCgroupFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+	if path := own["freezer"]; path != "" {
+		return path
+	}
+	return own[""]
+}
+
+// hold takes hold of the stages of this moment.
+func (n *node) hold() (all []stage) {
+	n.t.Helper()
+	for _, name := range descendants(strconv.Itoa(n.cmd.Process.Pid)) {
+		pid, _ := strconv.Atoi(name)
+		fd, err := unix.PidfdOpen(pid, 0)
+		if err != nil {
+			continue
+		}
+		if !isStage(name) {
+			unix.Close(fd)
+			continue
+		}
+		n.t.Cleanup(func() { unix.Close(fd) })
+		all = append(all, stage{pid, fd, isStopped(name)})
+	}
+	return all
+}
+
+// stopped calls begin until a container has stopped what it begins half made, and
+// returns the stages of that.
+func (n *node) stopped(begin func() <-chan error) (_ []stage, over <-chan error) {
+	n.t.Helper()
+	for range 1000 {
+		over := begin()
+		eventually(n.t, func() bool { _, stopped := n.stages(); return stopped > 0 || len(over) > 0 }, "it is neither made nor stopped")
+		if stages := n.hold(); len(over) == 0 && len(stages) > 0 {
+			return stages, over
+		}
+		if err := <-over; err != nil {
+			n.t.Fatal(err)
+		}
+	}
+	n.t.Fatal("nothing is stopped while it is made")
+	return nil, nil
+}
+
+// stopsOthers runs a container that stops every process that it sees.
+func (n *node) stopsOthers() *box {
+	n.t.Helper()
+	b := n.run([]string{"print", "up", "stop-others"})
+	b.says("up")
+	return b
+}
+
+// beginExec begins an exec in b that ends at once.
+func (b *box) beginExec() <-chan error {
+	over := make(chan error, 1)
+	go func() {
+		files, err := b.client.Call(b.t.Context(), wire.MethodExec, wire.ExecRequest{ID: b.id, Process: process("exit", "0")}, nil)
+		for _, f := range files {
+			f.Close()
+		}
+		over <- err
+	}()
+	return over
+}
+
+// The executor is killed while an exec is being made that the container has stopped: on
+// cgroup v1, it is in no cgroup of the container yet. The next executor ends it.
+func TestCrashWhileAnExecIsStopped(t *testing.T) {
+	n := start(t)
+	b := n.stopsOthers()
+	outside := 0
+	for try := 0; try < 3 || outside < 2 && !cgroups.IsCgroup2UnifiedMode(); try++ {
+		if try == 100 {
+			t.Fatalf("of %d execs that were stopped, %d were outside of the container's cgroup", try, outside)
+		}
+		stages, over := n.stopped(b.beginExec)
+		own := cgroup(n.cmd.Process.Pid)
+		n.crash(func() {
+			<-over
+			for _, s := range stages {
+				if cgroup(s.pid) == own {
+					outside++
+				}
+			}
+		})
+		b.adopt()
+		for _, s := range stages {
+			eventually(t, s.gone, "process %d of an exec is left", s.pid)
+		}
+	}
+}
+
+// An executor that shares its cgroup with another's ends nothing of what that one makes.
+func TestStagesOfAnotherExecutor(t *testing.T) {
+	n := start(t)
+	b := n.stopsOthers()
+	stages, over := n.stopped(b.beginExec)
+	other := start(t)
+	if c := other.run([]string{"exit", "3"}); c.wait().Code != 3 {
+		t.Error("the other executor does not work")
+	}
+	held := 0
+	for _, s := range stages { // the others may end by themselves
+		if !s.stopped {
+			continue
+		}
+		held++
+		if s.gone() || !alive(s.pid) {
+			t.Errorf("process %d was ended", s.pid)
+		}
+	}
+	if held == 0 {
+		t.Error("none of the stages was stopped")
+	}
+	b.signal(unix.SIGKILL, true)
+	if err := <-over; err == nil {
+		t.Error("the exec was made in a container that was killed")
+	}
+}
