@@ -92,6 +92,7 @@ func TestResult(t *testing.T) {
 // A plugin's result with a null where an address or an interface should be is the plugin's
 // fault, in every version of CNI, and what it has made is taken away again.
 func TestResultWithANull(t *testing.T) {
+	needsRoot(t) // the library enters the network namespace
 	for _, result := range []string{
 		`{"cniVersion":"1.0.0","ips":[null]}`, `{"cniVersion":"1.0.0","interfaces":[null],"ips":[{"address":"10.0.0.2/24","interface":0}]}`,
 		`{"cniVersion":"0.4.0","interfaces":[null],"ips":[{"version":"4","address":"10.0.0.2/24"}]}`, `{"cniVersion":"0.2.0","ip4":{"ip":"10.0.0.2/24","routes":[null]}}`,

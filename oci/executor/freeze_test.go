@@ -21,6 +21,10 @@ type fakeCgroup struct {
 
 func newFakeCgroup(t *testing.T) fakeCgroup {
 	g := fakeCgroup{t, t.TempDir()}
+	// The kernel makes it. A writer that had to would do so with no permissions.
+	if err := os.WriteFile(filepath.Join(g.dir, "cgroup.freeze"), []byte("0"), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	g.stopped("0")
 	return g
 }
