@@ -2,12 +2,10 @@ package config_test
 
 import (
 	"cmp"
-	"flag"
 	"fmt"
 	"go/ast"
 	"go/parser"
 	"go/token"
-	"os"
 	"reflect"
 	"strconv"
 	"strings"
@@ -15,9 +13,8 @@ import (
 
 	"github.com/crisp-cri/crisp/config"
 	"github.com/crisp-cri/crisp/internal/cli"
+	"github.com/crisp-cri/crisp/internal/golden"
 )
-
-var update = flag.Bool("update", false, "write the man page")
 
 // The man page says what the comments of the keys say, and of each what a reload
 // makes of it: -update writes it.
@@ -46,16 +43,7 @@ func TestManPage(t *testing.T) {
 	writeKeys(t, &b, types, docs, "Config", "")
 	b.WriteString(".SH SEE ALSO\n" + cli.Paragraphs("crispd(8), registries.conf(5), policy.json(5), containers-auth.json(5), oci-hooks(5)"))
 
-	const path = "../docs/man/crispd.toml.5"
-	if *update {
-		if err := os.WriteFile(path, []byte(b.String()), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	have, err := os.ReadFile(path)
-	if err != nil || string(have) != b.String() {
-		t.Errorf("%s is not what the keys are now (%v): go test ./config -run TestManPage -update", path, err)
-	}
+	golden.Check(t, "../docs/man/crispd.toml.5", b.String())
 }
 
 const description = `crispd reads /etc/crisp/config.toml, or the file that --config names, and then config.d/*.toml beside it, in lexical order. None is needed. The format is TOML. A later value replaces an earlier one whole, lists too; a flag of the command line replaces all.

@@ -1,15 +1,13 @@
 package manifest_test
 
 import (
-	"flag"
 	"os"
 	"strings"
 	"testing"
 
 	"github.com/crisp-cri/crisp/agent/manifest"
+	"github.com/crisp-cri/crisp/internal/golden"
 )
-
-var update = flag.Bool("update", false, "write the table of fields into docs/agent.md")
 
 const (
 	document  = "../../docs/agent.md"
@@ -32,7 +30,7 @@ func TestDocument(t *testing.T) {
 	if have == want {
 		return
 	}
-	if !*update {
+	if !golden.Update() {
 		t.Fatalf("the table of fields in %s is not that of the code: go test ./agent/manifest -run TestDocument -update", document)
 	}
 	if err := os.WriteFile(document, []byte(before+tableHead+want+tableEnd+after), 0o644); err != nil {

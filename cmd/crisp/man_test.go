@@ -1,15 +1,12 @@
 package main
 
 import (
-	"flag"
-	"os"
 	"strings"
 	"testing"
 
 	cmdline "github.com/crisp-cri/crisp/internal/cli"
+	"github.com/crisp-cri/crisp/internal/golden"
 )
-
-var update = flag.Bool("update", false, "write the man page")
 
 // The man page is what the table of commands makes of itself: -update writes it.
 func TestManPage(t *testing.T) {
@@ -19,16 +16,7 @@ func TestManPage(t *testing.T) {
 
 CRISP_AGENT_ROOT: the agent's own directory, ` + defaultAgentRoot + ` if it is not set.`},
 		cmdline.Section{Title: "SEE ALSO", Text: "crispd(8), crispd.toml(5)"})
-	const file = "../../docs/man/crisp.1"
-	if *update {
-		if err := os.WriteFile(file, []byte(page), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	have, err := os.ReadFile(file)
-	if err != nil || string(have) != page {
-		t.Errorf("%s is not what the commands are now (%v): go test ./cmd/crisp -run TestManPage -update", file, err)
-	}
+	golden.Check(t, "../../docs/man/crisp.1", page)
 	if !strings.Contains(page, `\fB\-\-manifests\fR`) || !strings.Contains(page, `\fB\-\-tail\fR`) {
 		t.Error("flags of commands are not in the page")
 	}

@@ -1,15 +1,12 @@
 package main
 
 import (
-	"flag"
-	"os"
 	"strings"
 	"testing"
 
 	"github.com/crisp-cri/crisp/internal/cli"
+	"github.com/crisp-cri/crisp/internal/golden"
 )
-
-var update = flag.Bool("update", false, "write the man page")
 
 // The man page is what the table of commands makes of itself: -update writes it.
 func TestManPage(t *testing.T) {
@@ -35,14 +32,5 @@ SIGUSR1: write the stacks of all goroutines to goroutines.txt in the state direc
 
 crispd itself logs to standard error: JSON, or text on a terminal.`},
 		cli.Section{Title: "SEE ALSO", Text: "crispd.toml(5), crisp(1)"})
-	const file = "../../docs/man/crispd.8"
-	if *update {
-		if err := os.WriteFile(file, []byte(page), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	have, err := os.ReadFile(file)
-	if err != nil || string(have) != page {
-		t.Errorf("%s is not what the commands are now (%v): go test ./cmd/crispd -run TestManPage -update", file, err)
-	}
+	golden.Check(t, "../../docs/man/crispd.8", page)
 }

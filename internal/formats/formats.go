@@ -4,7 +4,7 @@
 // read for ever, and the last is what is written today. So a field that is renamed,
 // dropped or added is a diff.
 //
-// After a change that is meant, CRISP_FORMATS=write adds a fixture; none is ever changed.
+// After a change that is meant, -update (internal/golden) adds a fixture; none is ever changed.
 package formats
 
 import (
@@ -17,6 +17,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/crisp-cri/crisp/internal/golden"
 )
 
 // dir is where a package has its fixtures.
@@ -51,7 +53,7 @@ func Check[T any](t *testing.T, name string, read func(data []byte, v *T) error)
 	}
 	switch {
 	case bytes.Equal(today, last):
-	case os.Getenv("CRISP_FORMATS") == "write":
+	case golden.Update():
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -59,7 +61,7 @@ func Check[T any](t *testing.T, name string, read func(data []byte, v *T) error)
 			t.Fatal(err)
 		}
 	default:
-		t.Errorf("%s is written in another form than the last fixture has; if that is meant, and what older releases wrote is read all the same, CRISP_FORMATS=write adds %s:\n%s", name, file(name, n), today)
+		t.Errorf("%s is written in another form than the last fixture has; if that is meant, and what older releases wrote is read all the same, -update adds %s:\n%s", name, file(name, n), today)
 	}
 }
 

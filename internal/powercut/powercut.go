@@ -7,7 +7,7 @@
 //
 //   - Its transcript is a golden file, testdata/powercut/<name>.txt. A sync that is gone,
 //     or a step that is before another, is a difference that a reviewer sees.
-//     With CRISP_POWERCUT=write in the environment it is written anew.
+//     With -update (internal/golden) it is written anew.
 //   - Each disk that a power cut may leave is made, after each operation, and handed to
 //     Check: what was safe has to be there and whole, and the rest is no harm.
 //   - For each sync, all that once more as if that sync had not been: Check has to notice,
@@ -48,6 +48,7 @@ import (
 	"testing"
 
 	"github.com/crisp-cri/crisp/internal/filetrace"
+	"github.com/crisp-cri/crisp/internal/golden"
 )
 
 // A Case is some work on files and what must be left of it.
@@ -122,7 +123,7 @@ func (c Case) Test(t *testing.T) {
 func (c Case) golden(t *testing.T, got string) {
 	t.Helper()
 	path := filepath.Join("testdata", "powercut", c.Name+".txt")
-	if os.Getenv("CRISP_POWERCUT") == "write" {
+	if golden.Update() {
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -133,10 +134,10 @@ func (c Case) golden(t *testing.T, got string) {
 	}
 	want, err := os.ReadFile(path)
 	if err != nil {
-		t.Fatalf("%v (CRISP_POWERCUT=write makes it)", err)
+		t.Fatalf("%v (run with -update to make it)", err)
 	}
 	if string(want) != got {
-		t.Errorf("the file operations are others than in %s:\n%s\nIf that is meant, write it anew with CRISP_POWERCUT=write", path, diff(string(want), got))
+		t.Errorf("the file operations are others than in %s:\n%s\nIf that is meant, run with -update", path, diff(string(want), got))
 	}
 }
 

@@ -2,7 +2,6 @@ package spec_test
 
 import (
 	"encoding/json"
-	"flag"
 	"os"
 	"path/filepath"
 	"strings"
@@ -15,11 +14,10 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crisp-cri/crisp/internal/golden"
 	"github.com/crisp-cri/crisp/internal/userns"
 	"github.com/crisp-cri/crisp/server/spec"
 )
-
-var update = flag.Bool("update", false, "write what Build returns into testdata")
 
 // A golden case is a txtar of container.json and sandbox.json as CRI has them
 // (protojson) and input.json for the rest of spec.Input, then of spec.json or,
@@ -70,7 +68,7 @@ func TestGolden(t *testing.T) {
 				}
 				got.Data = append(got.Data, '\n')
 			}
-			if *update {
+			if golden.Update() {
 				archive.Files = append(archive.Files[:inputs(archive)], got)
 				if err := os.WriteFile(file, txtar.Format(archive), 0o644); err != nil {
 					t.Fatal(err)

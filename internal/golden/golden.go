@@ -1,0 +1,40 @@
+// Package golden has the one flag -update of the tests. A test that compares what it
+// made with a file of the tree writes that file instead when it is given:
+//
+//	go test ./server/spec -update
+//	git diff
+//
+// It is for tests only. docs/hacking.md lists the packages that know the flag.
+package golden
+
+import (
+	"flag"
+	"os"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+var update = flag.Bool("update", false, "write the golden files of the package instead of comparing with them")
+
+// Update reports whether -update was given.
+func Update() bool { return *update }
+
+// Check fails t if the file at path does not hold got. With -update it writes the
+// file, whose directory must be there.
+func Check(t testing.TB, path, got string) {
+	t.Helper()
+	if *update {
+		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatalf("%v (run with -update to make it)", err)
+	}
+	if diff := cmp.Diff(string(want), got); diff != "" {
+		t.Errorf("%s is not what it would be now (-have +now); if the change is meant, run with -update and read git diff:\n%s", path, diff)
+	}
+}

@@ -1,0 +1,45 @@
+package golden
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// A record is a test that only notes whether it failed.
+type record struct {
+	testing.TB
+	failed bool
+}
+
+func (r *record) Helper()               {}
+func (r *record) Errorf(string, ...any) { r.failed = true }
+func (r *record) Fatalf(string, ...any) { r.failed = true; panic(r) }
+
+// A golden file that is missing or differs must fail, and only -update may write it.
+func TestCheck(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "golden")
+	failed := func(got string) bool {
+		r := &record{TB: t}
+		func() {
+			defer func() { recover() }()
+			Check(r, path, got)
+		}()
+		return r.failed
+	}
+	if !failed("a") {
+		t.Error("a missing file is no failure")
+	}
+	*update = true
+	defer func() { *update = false }()
+	if failed("a") {
+		t.Error("-update does not make the file")
+	}
+	*update = false
+	if failed("a") || !failed("b") {
+		t.Error("only another content is a failure")
+	}
+	if data, _ := os.ReadFile(path); string(data) != "a" {
+		t.Errorf("without -update the file was written: %q", data)
+	}
+}
