@@ -71,6 +71,9 @@ func exists(path string) bool {
 var scratch = os.Getenv("CRISP_TEST_SCRATCH")
 
 func TestMain(m *testing.M) {
+	if strings.HasPrefix(os.Getenv("MODEL_PEER"), "/") {
+		os.Setenv("CRISP_TEST_NAMESPACES", "off") // it pulls from this machine's loopback
+	}
 	testns.Main(m, testns.Options{
 		Prepare: func() ([]string, func(), error) {
 			var err error

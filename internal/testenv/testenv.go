@@ -109,6 +109,9 @@ var probes = map[string]func() error{
 	},
 	"power-cuts": func() error { return yes(os.Getenv("CRISP_POWER_CUTS") != "", "CRISP_POWER_CUTS is not set") },
 	"containerd": containerd,
+	"model-peer": func() error {
+		return yes(os.Getenv("MODEL_PEER") != "", "MODEL_PEER names no runtime to be compared with the model")
+	},
 }
 
 func yes(is bool, otherwise string) error {

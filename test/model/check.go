@@ -16,15 +16,28 @@ type pending struct {
 	ended    bool    // nobody waits for it any more, but it may still go on
 	troubled bool    // the node had trouble while it was under way
 	early    bool    // a Stop of what was still being started: its grace may pass before there is anything to signal
+
+	// Of Differences.
+	taken bool            // the answer is taken for true, though it cannot be
+	where map[string]bool // what its object may have been in meanwhile; nil if nobody asks
+}
+
+// part is what the call does about one object, as a call with an answer of its own.
+func (p *pending) part(c Call, a *Answer) *pending {
+	q := &pending{n: p.n, client: p.client, call: c, answer: a, taken: p.taken}
+	if p.where != nil {
+		q.where = make(map[string]bool)
+	}
+	return q
 }
 
 // unsettled tells whether nobody knows what the call has done, or will do.
-func (p *pending) unsettled() bool { return p.answer == nil || p.answer.Code.Unsettled() }
+func (p *pending) unsettled() bool { return p.taken || p.answer == nil || p.answer.Code.Unsettled() }
 
 func (p *pending) bit() uint64 { return 1 << p.slot }
 
 // is tells whether the call ends with the code, for certain.
-func (p *pending) is(code Code) bool { return p.answer != nil && p.answer.Code == code }
+func (p *pending) is(code Code) bool { return !p.taken && p.answer != nil && p.answer.Code == code }
 
 // slots is how many calls may be under way at once about one object.
 const slots = 64
@@ -42,6 +55,11 @@ type object[S comparable] interface {
 	clear(s S, p *pending) S
 	// text describes s, for people.
 	text(s S) string
+
+	// force yields what s must be, or may be, for the call's answer to be true now.
+	force(s S, p *pending, yield func(S))
+	// where is what the object of the call is in, in a few words.
+	where(s S, c Call) string
 }
 
 // A follower is all that may have become of one object.
@@ -71,6 +89,14 @@ func (f *follower[S]) close() error {
 		})
 		if len(f.states) > most {
 			return fmt.Errorf("%s: more than %d states: the history overlaps too much", f.name, most)
+		}
+	}
+	for _, p := range f.under {
+		if p.where == nil || p.ended {
+			continue
+		}
+		for s := range f.states {
+			p.where[f.o.where(s, p.call)] = true
 		}
 	}
 	return nil
@@ -107,6 +133,11 @@ func (f *follower[S]) keep(change func(S) (S, bool)) (none bool) {
 }
 
 func (f *follower[S]) end(p *pending) error {
+	if p.taken {
+		f.force(p)
+		p.ended = true
+		return f.close()
+	}
 	if p.is(Trouble) && !p.troubled && p.call.Verb != Exec {
 		return f.illegal(p, "an error of the node, which had no trouble")
 	}
@@ -134,14 +165,32 @@ func (f *follower[S]) end(p *pending) error {
 	return f.close()
 }
 
-func (f *follower[S]) event(kind Kind) error {
+// force takes the answer for true. If it is so in some states, these remain.
+func (f *follower[S]) force(p *pending) {
+	as, other := make(map[S]struct{}), make(map[S]struct{})
+	for s := range f.states {
+		f.o.force(s, p, func(to S) {
+			if to == s {
+				as[to] = struct{}{}
+			} else {
+				other[to] = struct{}{}
+			}
+		})
+	}
+	if f.states = as; len(as) == 0 {
+		f.states = other
+	}
+}
+
+func (f *follower[S]) event(kind Kind, taken bool) error {
 	if kind == Quiet {
 		for _, p := range f.under {
 			f.keep(func(s S) (S, bool) { return f.o.clear(s, p), true })
 		}
 		f.under = nil
 	}
-	if f.keep(func(s S) (S, bool) { return f.o.event(s, kind) }) {
+	none := f.keep(func(s S) (S, bool) { return f.o.event(s, kind) })
+	if none && !taken {
 		return fmt.Errorf("%s: %s cannot be\nit could be:\n%s", f.name, kind, f.texts())
 	}
 	return f.close()
@@ -151,8 +200,17 @@ func (f *follower[S]) illegal(p *pending, why string) error {
 	if why == "" {
 		why = "no order of the calls explains it"
 	}
-	return fmt.Errorf("call %d of %s, %s: answer %q: %s\n%s could be:\n%s", p.n, p.client, p.call, p.answer, why, f.name, f.texts())
+	text := fmt.Sprintf("call %d of %s, %s: answer %q: %s\n%s could be:\n%s", p.n, p.client, p.call, p.answer, why, f.name, f.texts())
+	return &refusal{p, text}
 }
+
+// A refusal is an answer that cannot be.
+type refusal struct {
+	p    *pending
+	text string
+}
+
+func (r *refusal) Error() string { return r.text }
 
 // texts describes the states, a line each; not all if there are many.
 func (f *follower[S]) texts() string {
@@ -204,46 +262,56 @@ type Rules struct {
 
 // Check follows the history and returns an *Illegal for the first event that cannot
 // be, or nil.
-func (r Rules) Check(h History) error {
-	answers := make(map[int]*Answer)
-	for i := range h {
-		if h[i].Kind == End {
-			answers[h[i].N] = &h[i].Answer
-		}
-	}
-	if err := checkIDs(h); err != nil {
+func (r Rules) Check(h History) error { return r.check(h, nil) }
+
+// check is Check, but what happens at the indices that are true in taken is taken for
+// true. Unless taken is nil, refusals tell where their objects were.
+func (r Rules) check(h History, taken map[int]bool) error {
+	if err := checkIDs(h, taken); err != nil {
 		return err
 	}
 	images, err := newImages(h)
 	if err != nil {
 		return err
 	}
-	if err := run(h, answers, images); err != nil {
+	if err := run(h, taken, images); err != nil {
 		return err
 	}
 	pods, err := newPods(h, r, images)
 	if err != nil {
 		return err
 	}
-	return run(h, answers, pods)
+	return run(h, taken, pods)
 }
 
 // follows is what run tells of a history.
 type follows interface {
 	begin(p *pending, i int) error
 	end(p *pending, i int) error
-	event(e Event) error
+	event(e Event, taken bool) error
 }
 
 // run goes through the history.
-func run(h History, answers map[int]*Answer, f follows) error {
+func run(h History, taken map[int]bool, f follows) error {
+	ends := make(map[int]int) // of calls, by number
+	for i := range h {
+		if h[i].Kind == End {
+			ends[h[i].N] = i
+		}
+	}
 	under := make(map[int]*pending)
 	trouble, down := false, false
 	for i, e := range h {
 		var err error
 		switch e.Kind {
 		case Begin:
-			p := &pending{n: e.N, client: e.Client, call: e.Call, answer: answers[e.N], troubled: trouble || down}
+			p := &pending{n: e.N, client: e.Client, call: e.Call, troubled: trouble || down}
+			if end, ok := ends[e.N]; ok {
+				p.answer, p.taken = &h[end].Answer, taken[end]
+			}
+			if taken != nil {
+				p.where = make(map[string]bool)
+			}
 			if under[e.N] != nil {
 				return &Illegal{i, fmt.Errorf("call %d begins twice", e.N)}
 			}
@@ -277,7 +345,7 @@ func run(h History, answers map[int]*Answer, f follows) error {
 			for _, p := range under {
 				p.troubled = p.troubled || trouble || down
 			}
-			err = f.event(e)
+			err = f.event(e, taken[i])
 		}
 		if err != nil {
 			return &Illegal{i, err}
@@ -287,14 +355,14 @@ func run(h History, answers map[int]*Answer, f follows) error {
 }
 
 // checkIDs looks for what is wrong with an answer by itself.
-func checkIDs(h History) error {
+func checkIDs(h History, taken map[int]bool) error {
 	calls := make(map[int]Call)
 	for i, e := range h {
 		if e.Kind == Begin {
 			calls[e.N] = e.Call
 			continue
 		}
-		if e.Kind != End || e.Answer.Code != OK {
+		if e.Kind != End || e.Answer.Code != OK || taken[i] {
 			continue
 		}
 		c, a := calls[e.N], e.Answer

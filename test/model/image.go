@@ -28,6 +28,21 @@ func (m *image) text(s imageState) string {
 	return "not there"
 }
 
+func (m *image) where(s imageState, _ Call) string { return m.text(s) }
+
+func (m *image) force(s imageState, q *pending, yield func(imageState)) {
+	switch a := q.answer; {
+	case a.Code != OK:
+	case q.call.Verb == Pull:
+		s.there = true
+	case q.call.Verb == RemoveImage:
+		s.there = false
+	default:
+		s.there = a.ID != "" || len(a.Items) > 0
+	}
+	yield(s)
+}
+
 func (m *image) moves(s imageState, under []*pending, yield func(imageState)) {
 	for _, q := range under {
 		to := s
@@ -47,12 +62,12 @@ func (m *image) moves(s imageState, under []*pending, yield func(imageState)) {
 				yield(to)
 			}
 		case ListImages:
-			if s.there == (len(q.answer.Items) > 0) {
+			if !q.taken && s.there == (len(q.answer.Items) > 0) {
 				to.done |= q.bit()
 				yield(to)
 			}
 		case ImageStatus:
-			if s.there == (q.answer != nil && q.answer.ID != "") {
+			if !q.taken && s.there == (q.answer != nil && q.answer.ID != "") {
 				to.done |= q.bit()
 				yield(to)
 			}
@@ -133,7 +148,7 @@ func (is *images) begin(p *pending, _ int) error {
 	case Pull, RemoveImage, ImageStatus:
 		return is.byName[name].begin(p)
 	case ListImages:
-		if p.unsettled() {
+		if p.answer == nil || p.answer.Code.Unsettled() {
 			return nil
 		}
 		for _, name := range is.names {
@@ -146,7 +161,7 @@ func (is *images) begin(p *pending, _ int) error {
 					a.Items = []Item{it}
 				}
 			}
-			q := &pending{n: p.n, client: p.client, call: p.call, answer: &a}
+			q := p.part(p.call, &a)
 			is.under[p.n] = append(is.under[p.n], q)
 			is.lists[p.n] = append(is.lists[p.n], is.byName[name])
 			if err := is.byName[name].begin(q); err != nil {
@@ -160,7 +175,7 @@ func (is *images) begin(p *pending, _ int) error {
 func (is *images) end(p *pending, _ int) error {
 	defer is.look()
 	for _, it := range p.answer.Items {
-		if err := is.sameID(it.Image, it.ID); err != nil {
+		if err := is.sameID(it.Image, it.ID, p.taken); err != nil {
 			return err
 		}
 	}
@@ -171,7 +186,7 @@ func (is *images) end(p *pending, _ int) error {
 			c.over = true
 		}
 	case Pull, ImageStatus:
-		if err := is.sameID(p.call.Image, p.answer.ID); err != nil {
+		if err := is.sameID(p.call.Image, p.answer.ID, p.taken); err != nil {
 			return err
 		}
 		return is.byName[p.call.Image].end(p)
@@ -188,24 +203,24 @@ func (is *images) end(p *pending, _ int) error {
 }
 
 // sameID refuses another ID for an image than it had before.
-func (is *images) sameID(name, id string) error {
+func (is *images) sameID(name, id string, taken bool) error {
 	if name == "" || id == "" {
 		return nil
 	}
-	if before := is.ids[name]; before != "" && before != id {
+	if before := is.ids[name]; before != "" && before != id && !taken {
 		return fmt.Errorf("image %s has the ID %s, and had %s before", name, id, before)
 	}
 	is.ids[name] = id
 	return nil
 }
 
-func (is *images) event(e Event) error {
+func (is *images) event(e Event, taken bool) error {
 	if e.Kind == Listening || e.Kind == Told {
 		return nil
 	}
 	defer is.look()
 	for _, name := range is.names {
-		if err := is.byName[name].event(e.Kind); err != nil {
+		if err := is.byName[name].event(e.Kind, taken); err != nil {
 			return err
 		}
 	}

@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 )
 
 // The histories of testdata are those that a runtime can show, and those that none
@@ -81,5 +83,51 @@ func TestHistoryIsReadAsPrinted(t *testing.T) {
 		if _, err := Parse(bad); err == nil {
 			t.Errorf("%q was read", bad)
 		}
+	}
+}
+
+// What a runtime answers otherwise is listed, and what follows from it is not.
+func TestDifferences(t *testing.T) {
+	h, err := Parse(`
+0 a> run-pod pod=p
+0 a< ok id=1
+1 a> run-pod pod=p
+1 a< trouble
+2 a> create pod=p container=c sandbox=1
+2 a< ok id=2
+3 a> start pod=p container=c id=2
+3 a< ok
+4 a> status pod=p container=c id=2
+4 a< ok state=created value=512
+5 a> status pod=p container=c id=2
+5 a< ok state=created value=512
+6 a> stop-pod pod=p id=1
+6 a< not-found
+7 a> list-pods
+7 a< ok p:1:ready
+8 a> list-images
+8 a< ok app:3
+9 a> image-status image=app
+9 a< ok id=3
+`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, err := Rules{}.Differences(h)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, d := range all {
+		got = append(got, d.Kind())
+	}
+	want := []string{
+		"run-pod in ready: trouble, allowed: ok",
+		"status in running: ok created exit=0 value=512",
+		"stop-pod in not ready|ready|stopping: not-found, allowed: ok",
+		"list-images in not there: ok there",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("differences (-want +got):\n%s", diff)
 	}
 }

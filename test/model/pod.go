@@ -68,6 +68,7 @@ type pod struct {
 	ctrs   []string
 	ids    map[string]uint8
 	byID   []string
+	made   map[uint8]Call // what made each ID
 	rules  Rules
 	images *images
 }

@@ -35,7 +35,7 @@ func newPods(h History, rules Rules, images *images) (*pods, error) {
 		}
 		f := ps.byName[name]
 		if f == nil {
-			o := &pod{name: name, ids: make(map[string]uint8), rules: rules, images: images}
+			o := &pod{name: name, ids: make(map[string]uint8), made: make(map[uint8]Call), rules: rules, images: images}
 			f = &follower[podState]{o: o, name: "pod " + name, states: map[podState]struct{}{{}: {}}}
 			ps.byName[name] = f
 			ps.names = append(ps.names, name)
@@ -77,7 +77,8 @@ func newPods(h History, rules Rules, images *images) (*pods, error) {
 			calls[e.N] = e.Call
 		}
 		if c := calls[e.N]; e.Kind == End && e.Answer.ID != "" && c.Pod != "" {
-			ps.byName[c.Pod].o.(*pod).id(e.Answer.ID)
+			o := ps.byName[c.Pod].o.(*pod)
+			o.made[o.id(e.Answer.ID)] = c
 		}
 	}
 	for _, f := range ps.byName {
@@ -118,18 +119,21 @@ func (ps *pods) end(p *pending, _ int) error {
 	return ps.byName[p.call.Pod].end(p)
 }
 
-func (ps *pods) event(e Event) error {
+func (ps *pods) event(e Event, taken bool) error {
 	switch e.Kind {
 	case Listening:
 		ps.listener.listen()
 		return nil
 	case Told:
-		return ps.listener.hear(e.Answer.ID, e.Answer.State)
+		if err := ps.listener.hear(e.Answer.ID, e.Answer.State); !taken {
+			return err
+		}
+		return nil
 	}
 	now := make(map[string][]stage)
 	for _, name := range ps.names {
 		f := ps.byName[name]
-		if err := f.event(e.Kind); err != nil {
+		if err := f.event(e.Kind, taken); err != nil {
 			return err
 		}
 		if e.Kind == Quiet {
@@ -139,12 +143,15 @@ func (ps *pods) event(e Event) error {
 	if e.Kind != Quiet {
 		return nil
 	}
-	return ps.listener.quiet(now)
+	if err := ps.listener.quiet(now); !taken {
+		return err
+	}
+	return nil
 }
 
 // beginList begins an observation of each object that the list is about.
 func (ps *pods) beginList(p *pending) error {
-	if p.unsettled() {
+	if p.answer == nil || p.answer.Code.Unsettled() {
 		return nil
 	}
 	for _, name := range ps.names {
@@ -168,7 +175,7 @@ func (ps *pods) beginList(p *pending) error {
 					a.Items = []Item{it}
 				}
 			}
-			q := &pending{n: p.n, client: p.client, call: c, answer: &a}
+			q := p.part(c, &a)
 			ps.seen[p.n] = append(ps.seen[p.n], sight{f, q})
 			if err := f.begin(q); err != nil {
 				return err
@@ -180,6 +187,9 @@ func (ps *pods) beginList(p *pending) error {
 
 // sees yields s if the list can show that in it.
 func (p *pod) sees(s podState, q *pending, yield func(podState)) {
+	if q.taken {
+		return
+	}
 	filter, items := q.call, q.answer.Items
 	id, st, fresh := &s.box.id, s.box.stage, &s.box.fresh
 	shows := s.box.stage.shows

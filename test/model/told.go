@@ -34,11 +34,12 @@ func (l *listener) hear(id string, state State) error {
 	if !slices.Contains(stages, state) {
 		return fmt.Errorf("an event of the state %q", state)
 	}
-	if before, ok := l.latest[id]; ok && slices.Index(stages, state) <= slices.Index(stages, before) {
-		return fmt.Errorf("%s was told to be %s after %s", id, state, before)
-	}
+	before, ok := l.latest[id]
 	l.latest[id] = state
 	l.told[id] = append(l.told[id], state)
+	if ok && slices.Index(stages, state) <= slices.Index(stages, before) {
+		return fmt.Errorf("%s was told to be %s after %s", id, state, before)
+	}
 	return nil
 }
 

@@ -17,10 +17,12 @@ type Options struct {
 	Grace                  int           // the longest, in seconds
 }
 
-// Fake is for a node with a clock of its own, Real for one where waiting costs time.
+// Fake is for a node with a clock of its own, Real for one where waiting costs time, and
+// Peer for another runtime, which nothing befalls.
 var (
 	Fake = Options{Rounds: 5, Clients: 4, Steps: 5, Pods: 2, Containers: 2, Images: images, Acts: []string{Crash, Crash, Crash, Both, Executor, Restart, Fail, Fail}, Unit: time.Millisecond, Grace: 30}
 	Real = Options{Rounds: 4, Clients: 3, Steps: 4, Pods: 2, Containers: 2, Acts: []string{Crash, Crash, Both, Executor, Restart}, Unit: 5 * time.Millisecond, Grace: 1}
+	Peer = Options{Rounds: 4, Clients: 3, Steps: 4, Pods: 2, Containers: 2, Images: images, Unit: 10 * time.Millisecond, Grace: 1}
 )
 
 // images are the names of images that scripts may pull, use and remove.

@@ -46,16 +46,20 @@ type Node interface {
 	Left() []string
 }
 
-// patience bounds each call, for a runtime that hangs.
-const patience = 10 * time.Minute
+// patience bounds each call, for a runtime that hangs; patienceOfRecord those of Record.
+const (
+	patience         = 10 * time.Minute
+	patienceOfRecord = time.Minute
+)
 
 // nobody is an ID of nothing.
 const nobody = "feedfeedfeedfeedfeedfeedfeedfeedfeedfeedfeedfeedfeedfeedfeedfeed"
 
 // A player plays one script.
 type player struct {
-	node  Node
-	rules model.Rules
+	node     Node
+	check    func(model.History) error
+	patience time.Duration // of calls, unless they have one
 
 	mu      sync.Mutex
 	history model.History
@@ -74,8 +78,17 @@ type player struct {
 // Play plays s on the node, removes all it made, and returns what clients saw. The
 // error says what no runtime may do, or what is left behind.
 func Play(ctx context.Context, node Node, s Script, rules model.Rules) (model.History, error) {
+	return play(ctx, node, s, rules.Check, patience)
+}
+
+// Record plays s as Play does, and leaves it to the caller to judge what clients saw.
+func Record(ctx context.Context, node Node, s Script) (model.History, error) {
+	return play(ctx, node, s, func(model.History) error { return nil }, patienceOfRecord)
+}
+
+func play(ctx context.Context, node Node, s Script, check func(model.History) error, patience time.Duration) (model.History, error) {
 	p := &player{
-		node: node, rules: rules, alias: map[string]string{nobody: "nobody"},
+		node: node, check: check, patience: patience, alias: map[string]string{nobody: "nobody"},
 		known: make(map[string][]string), names: make(map[string]string), up: make(chan struct{}),
 	}
 	close(p.up)
@@ -149,7 +162,7 @@ func (p *player) round(ctx context.Context, r Round) error {
 		p.note(model.Quiet)
 		p.look(ctx)
 	}
-	return p.rules.Check(p.history)
+	return p.check(p.history)
 }
 
 func oneOf[T comparable](v T, of ...T) bool { return slices.Contains(of, v) }
@@ -287,7 +300,7 @@ func (p *player) removeAll(ctx context.Context, s Script) error {
 	p.node.Settle(false)
 	p.note(model.Quiet)
 	p.look(ctx)
-	if err := p.rules.Check(p.history); err != nil {
+	if err := p.check(p.history); err != nil {
 		return err
 	}
 	if failed := func(st Step) bool { return st.Act == Fail }; slices.ContainsFunc(slices.Concat(s.Rounds...), failed) {
@@ -316,7 +329,7 @@ func (p *player) call(ctx context.Context, client string, c model.Call, old bool
 	p.history = append(p.history, model.Event{Kind: model.Begin, N: n, Client: client, Call: c})
 	p.mu.Unlock()
 
-	life := patience
+	life := p.patience
 	if c.Patience > 0 {
 		life = time.Duration(c.Patience) * time.Millisecond
 	}
@@ -328,7 +341,7 @@ func (p *player) call(ctx context.Context, client string, c model.Call, old bool
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if err != nil {
-		a.Text = status.Convert(err).Message()
+		a.Text = status.Code(err).String() + ": " + status.Convert(err).Message()
 	}
 	switch {
 	case a.Code == model.Trouble && c.Patience > 0 && ctx.Err() != nil:

@@ -1,0 +1,322 @@
+package test
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"os"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/internal/testenv"
+	"github.com/crisp-cri/crisp/internal/testns"
+	"github.com/crisp-cri/crisp/test/model"
+	"github.com/crisp-cri/crisp/test/model/play"
+)
+
+// What other runtimes answer where the model allows something else, the same scripts
+// being played on them, without kills. MODEL_PEER is the path of a CRI socket,
+// "containerd" for Debian's, or "crispd", which differs in nothing. MODEL_FOR, MODEL_SEED
+// and MODEL_SCRIPT are as in TestModel. A difference that is not in knownDifferences
+// fails.
+func TestModelOfPeer(t *testing.T) {
+	testenv.Need(t, "model-peer")
+	p := startPeer(t, os.Getenv("MODEL_PEER"))
+	if file := os.Getenv("MODEL_SCRIPT"); file != "" {
+		s, err := play.Parse(string(read(t, file)))
+		if err != nil {
+			t.Fatalf("%s: %v", file, err)
+		}
+		t.Logf("history:\n%v", p.play(s, 0))
+		p.report()
+		return
+	}
+	seed, err := strconv.ParseUint(os.Getenv("MODEL_SEED"), 10, 64)
+	if err != nil {
+		seed = 1
+	}
+	life, err := time.ParseDuration(os.Getenv("MODEL_FOR"))
+	if err != nil {
+		life = time.Minute
+	}
+	began, histories, events := time.Now(), 0, 0
+	for ; histories == 0 || time.Since(began) < life; histories++ {
+		n := seed + uint64(histories)
+		events += len(p.play(play.Generate(n, play.Peer), n))
+	}
+	t.Logf("%s: %d histories of %d events from seed %d on in %v", p.runtime, histories, events, seed, time.Since(began).Round(time.Millisecond))
+	p.report()
+}
+
+// A peer is another runtime, and how it differs.
+type peer struct {
+	*modelNode
+	runtime string // its name and version
+	kinds   map[string]*kindOfDifference
+}
+
+// A kindOfDifference is what came more than once, probably.
+type kindOfDifference struct {
+	what   string
+	known  *knownDifference // nil if nobody has found the reason
+	count  int
+	first  model.Difference
+	seed   uint64
+	script play.Script // the shortest
+}
+
+func startPeer(t *testing.T, name string) *peer {
+	p := &peer{modelNode: &modelNode{t: t}, kinds: make(map[string]*kindOfDifference)}
+	switch name {
+	case "containerd":
+		p.n = startContainerd(t)
+	case "crispd":
+		p.n, p.config = startNode(t)
+	default:
+		if testns.Isolated() {
+			t.Fatal("its network is not ours: it could not pull our images")
+		}
+		var err error
+		if p.n, err = newNode(t.TempDir(), buildOnce(t)); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { os.RemoveAll(p.n.dir) })
+		p.n.socket = name
+		if p.n.conn, err = grpc.NewClient("unix://"+name, grpc.WithTransportCredentials(insecure.NewCredentials())); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { p.n.conn.Close() })
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	version, err := p.Runtime().Version(ctx, &cri.VersionRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.runtime = version.RuntimeName + " " + version.RuntimeVersion
+	// Scripts end with the removal of all that there is.
+	pods, err := p.Runtime().ListPodSandbox(ctx, &cri.ListPodSandboxRequest{})
+	if err != nil || len(pods.Items) > 0 {
+		t.Fatalf("%s has pods, which are none of ours: %v, %v", p.runtime, pods.GetItems(), err)
+	}
+	p.serveImages()
+	image := &cri.ImageSpec{Image: p.Ref("")}
+	if _, err := p.Images().PullImage(ctx, &cri.PullImageRequest{Image: image}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_, _ = p.Images().RemoveImage(context.WithoutCancel(t.Context()), &cri.RemoveImageRequest{Image: image})
+	})
+	return p
+}
+
+// serveImages serves the images of scripts on loopback, from where runtimes pull without
+// TLS.
+func (p *peer) serveImages() {
+	registry := newRegistry()
+	p.t.Cleanup(registry.close)
+	if err := p.n.useRegistry(registry); err != nil {
+		p.t.Fatal(err)
+	}
+	image, err := testbinImage(p.n.testbin)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	for _, name := range []string{"", "spare"} {
+		config, err := image.ConfigFile()
+		if err != nil {
+			p.t.Fatal(err)
+		}
+		config = config.DeepCopy()
+		config.Config.Labels = map[string]string{"name": name} // an ID of its own
+		if image, err = mutate.ConfigFile(image, config); err != nil {
+			p.t.Fatal(err)
+		}
+		_, ref, _ := strings.Cut(p.Ref(name), "/")
+		if err := p.n.push(ref, image); err != nil {
+			p.t.Fatal(err)
+		}
+	}
+}
+
+func (p *peer) Ref(image string) string {
+	return p.n.registry.host() + "/" + cmp.Or(image, "testbin") + ":latest"
+}
+
+// Left is what lists show: nobody knows what else a runtime keeps.
+func (p *peer) Left() []string { return nil }
+
+// play plays s, and sorts the differences.
+func (p *peer) play(s play.Script, seed uint64) model.History {
+	h, all := p.differences(s)
+	for _, d := range all {
+		known := p.explain(d)
+		what := d.Kind()
+		if known != nil {
+			what = known.String()
+		}
+		k := p.kinds[what]
+		if k == nil {
+			k = &kindOfDifference{what: what, known: known, first: d, seed: seed, script: about(s, d)}
+			p.kinds[what] = k
+		}
+		if k.count++; k.seed != seed && len(about(s, d).String()) < len(k.script.String()) {
+			k.first, k.seed, k.script = d, seed, about(s, d)
+		}
+	}
+	return h
+}
+
+func (p *peer) differences(s play.Script) (model.History, []model.Difference) {
+	p.t.Helper()
+	h, err := play.Record(p.t.Context(), p, s)
+	if err != nil {
+		p.t.Fatalf("%v\n\nscript:\n%v\nhistory:\n%v", err, s, h)
+	}
+	all, err := model.Rules{LateHandlers: true, LateEvents: true}.Differences(h)
+	if err != nil {
+		p.t.Errorf("%v\n\nscript:\n%v\nhistory:\n%v", err, s, h)
+	}
+	p.clean()
+	return h, all
+}
+
+// clean removes what the script could not remove.
+func (p *peer) clean() {
+	ctx, cancel := context.WithTimeout(p.t.Context(), 2*time.Minute)
+	defer cancel()
+	for {
+		pods, err := p.Runtime().ListPodSandbox(ctx, &cri.ListPodSandboxRequest{})
+		if err == nil && len(pods.Items) == 0 {
+			return
+		}
+		for _, sb := range pods.GetItems() {
+			_, _ = p.Runtime().StopPodSandbox(ctx, &cri.StopPodSandboxRequest{PodSandboxId: sb.Id})
+			_, err = p.Runtime().RemovePodSandbox(ctx, &cri.RemovePodSandboxRequest{PodSandboxId: sb.Id})
+		}
+		if ctx.Err() != nil {
+			p.t.Fatalf("pods that cannot be removed: %v, %v", pods.GetItems(), err)
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+}
+
+// about leaves of a script what is done to the pod, or to images, of the difference.
+func about(s play.Script, d model.Difference) play.Script {
+	var short play.Script
+	for _, r := range s.Rounds {
+		r = slices.DeleteFunc(slices.Clone(r), func(st play.Step) bool {
+			return d.Call.Pod != "" && st.Call.Pod != d.Call.Pod || d.Call.Pod == "" && d.Call.Image != "" && st.Call.Image == ""
+		})
+		if len(r) > 0 {
+			short.Rounds = append(short.Rounds, r)
+		}
+	}
+	return short
+}
+
+// report lists the kinds, those without a reason last and with a script that is short.
+func (p *peer) report() {
+	for _, k := range slices.SortedFunc(maps.Values(p.kinds), func(a, b *kindOfDifference) int { return b.count - a.count }) {
+		if k.known != nil {
+			p.t.Logf("%d times, seed %d: %s\n  %s\n  answer: %v\nscript:\n%v", k.count, k.seed, k.what, k.known.reason, k.first.Answer, k.script)
+		}
+	}
+	for _, k := range slices.SortedFunc(maps.Values(p.kinds), func(a, b *kindOfDifference) int { return b.count - a.count }) {
+		if k.known == nil {
+			p.t.Errorf("%d times, seed %d: %s\n%v\nscript:\n%v", k.count, k.seed, k.what, k.first.Why, p.shrink(k))
+		}
+	}
+}
+
+// shrink looks a minute for a shorter script that shows the same.
+func (p *peer) shrink(k *kindOfDifference) play.Script {
+	end := time.Now().Add(time.Minute)
+	shows := func(s play.Script) bool {
+		if time.Now().After(end) {
+			return false
+		}
+		_, all := p.differences(s)
+		return slices.ContainsFunc(all, func(d model.Difference) bool {
+			return p.explain(d) == nil && d.Call.Verb == k.first.Call.Verb && d.Got() == k.first.Got()
+		})
+	}
+	return play.Shrink(k.script, 100, shows)
+}
+
+// A knownDifference is one that somebody has found a reason for.
+type knownDifference struct {
+	runtime string // how its name and version begin
+	verbs   []model.Verb
+	in      []string // what the object may have been in, one of these; none = whatever
+	got     string   // regular expression, of the answer in short
+	text    string   // regular expression, of an error's code and text
+	reason  string
+}
+
+func (k *knownDifference) String() string {
+	verbs := make([]string, len(k.verbs))
+	for i, v := range k.verbs {
+		verbs[i] = string(v)
+	}
+	return fmt.Sprintf("%s in %s: %s %s", strings.Join(verbs, ", "), cmp.Or(strings.Join(k.in, "|"), "any state"), k.got, k.text)
+}
+
+// explain returns the line of the table that is about it, or nil.
+func (p *peer) explain(d model.Difference) *knownDifference {
+	for i := range knownDifferences {
+		k := &knownDifferences[i]
+		if strings.HasPrefix(p.runtime, k.runtime) && slices.Contains(k.verbs, d.Call.Verb) &&
+			(len(k.in) == 0 || slices.ContainsFunc(k.in, func(in string) bool { return slices.Contains(d.In, in) })) &&
+			regexp.MustCompile("^(?:"+k.got+")$").MatchString(d.Got()) && regexp.MustCompile(k.text).MatchString(d.Answer.Text) {
+			return k
+		}
+	}
+	return nil
+}
+
+// codeUnsaid is the reason for errors that are right but have no code of their own.
+const codeUnsaid = "it refuses as the model does, with the code Unknown; the proto names no code for it"
+
+var knownDifferences = []knownDifference{
+	{
+		"containerd 1.6", []model.Verb{model.RunPod, model.Create}, nil, "trouble", "is reserved for",
+		"a request for a name that is taken fails, also if it is the same one again, and with the code Unknown; the proto does not promise more, and the kubelet raises the attempt, which is part of the name",
+	},
+	{
+		"containerd 1.6", []model.Verb{model.StopPod}, []string{"none"}, "not-found", "try to find sandbox",
+		"StopPodSandbox of a sandbox that is gone is an error, though the proto says it \"must not return an error if all relevant resources have already been reclaimed\"",
+	},
+	{
+		"containerd 1.6", []model.Verb{model.Create}, nil, "not-found", "no running task found|task .* not found",
+		"of a sandbox that was stopped it looks for the task, which is gone: the code is wrong, for the sandbox is there, and the refusal is right",
+	},
+	{"containerd 1.6", []model.Verb{model.Start}, nil, "trouble", `is not running|container is in CONTAINER_\w+ state|failed to set starting state`, codeUnsaid},
+	{
+		"containerd 1.6", []model.Verb{model.Start}, nil, "trouble", "failed to create containerd task: .*namespace path: lstat .*no such file",
+		"the pod was stopped meanwhile, and with its pause process its namespaces went; " + codeUnsaid,
+	},
+	{
+		"containerd 1.6", []model.Verb{model.Start}, nil, "trouble", "failed to create shim task: ttrpc: closed",
+		"the pod was stopped meanwhile, and its shim went with it; " + codeUnsaid,
+	},
+	{
+		"containerd 1.6", []model.Verb{model.RemovePod}, nil, "trouble", "container is in starting state, can't be removed",
+		"a start that its client has given up goes on, and nothing of the pod can be removed meanwhile, though the proto says that containers which run \"must be forcibly terminated and removed\"",
+	},
+	{
+		"containerd 1.6", []model.Verb{model.StopPod, model.RemovePod}, nil, "trouble", "failed to destroy network for sandbox .*no such device",
+		"two calls take down the network of one sandbox side by side, and the plugin of one finds it half gone; who tries again succeeds",
+	},
+	{"containerd 1.6", []model.Verb{model.Reopen}, []string{"created", "exited"}, "trouble", "container is not running", codeUnsaid},
+}
