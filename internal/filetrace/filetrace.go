@@ -119,29 +119,10 @@ func Start(t testing.TB, dir string) *Tracer {
 	if err != nil {
 		t.Fatal(err)
 	}
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer w.Close()
-	ask, answer, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer ask.Close()
-	defer answer.Close()
-	tr := &Tracer{t: t, pipe: r, from: gob.NewDecoder(bufio.NewReader(r))}
-	tr.cmd = exec.Command(self)
-	tr.cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d:%s", environment, os.Getpid(), dir))
-	tr.cmd.ExtraFiles = []*os.File{w, ask}
-	tr.cmd.Stderr = os.Stderr
-	if err := tr.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	tr := &Tracer{t: t}
+	var answer *os.File
+	tr.cmd, tr.pipe, answer = launch(t, fmt.Sprintf("%s=%d:%s", environment, os.Getpid(), dir))
+	tr.from = gob.NewDecoder(bufio.NewReader(tr.pipe))
 	// Yama lets only ancestors trace, or whom we name. EINVAL: there is no Yama.
 	_ = unix.Prctl(unix.PR_SET_PTRACER, uintptr(tr.cmd.Process.Pid), 0, 0, 0)
 	answer.Close()
@@ -149,12 +130,47 @@ func Start(t testing.TB, dir string) *Tracer {
 	m := tr.receive()
 	if m.Err != "" {
 		tr.stop()
-		if strings.Contains(m.Err, syscall.EPERM.Error()) || strings.Contains(m.Err, syscall.ENOSYS.Error()) {
-			t.Skipf("the kernel does not let us trace: %s", m.Err)
-		}
-		t.Fatal(m.Err)
+		refused(t, m.Err)
 	}
 	return tr
+}
+
+// launch runs this program once more, as the tracer that variable makes of it. What it
+// sends comes from messages, and what it reads is written to orders.
+func launch(t testing.TB, variable string) (cmd *exec.Cmd, messages, orders *os.File) {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	messages, sent, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sent.Close()
+	heard, orders, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer heard.Close()
+	cmd = exec.Command(self)
+	cmd.Env = append(os.Environ(), variable)
+	cmd.ExtraFiles = []*os.File{sent, heard}
+	cmd.Stderr = os.Stderr
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	return cmd, messages, orders
+}
+
+// refused ends t if the tracer could not begin: skipped where the kernel does not let us
+// trace.
+func refused(t testing.TB, why string) {
+	t.Helper()
+	if strings.Contains(why, syscall.EPERM.Error()) || strings.Contains(why, syscall.ENOSYS.Error()) {
+		t.Skipf("the kernel does not let us trace: %s", why)
+	}
+	t.Fatal(why)
 }
 
 func (tr *Tracer) receive() message {

@@ -36,37 +36,16 @@ type Inject struct {
 // children are not followed. It skips t where the kernel does not let us trace.
 func Attach(t testing.TB, pid int) *Inject {
 	t.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer w.Close()
-	orders, ask, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer orders.Close()
-	i := &Inject{t: t, ask: ask, pipe: r, from: gob.NewDecoder(bufio.NewReader(r))}
-	i.cmd = exec.Command(self)
-	i.cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d", injectEnvironment, pid))
-	i.cmd.ExtraFiles = []*os.File{w, orders}
-	i.cmd.Stderr = os.Stderr
-	if err := i.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	i := &Inject{t: t}
+	i.cmd, i.pipe, i.ask = launch(t, fmt.Sprintf("%s=%d", injectEnvironment, pid))
+	i.from = gob.NewDecoder(bufio.NewReader(i.pipe))
 	t.Cleanup(i.Release)
 	var m message
-	switch err := i.from.Decode(&m); {
-	case err != nil:
+	if err := i.from.Decode(&m); err != nil {
 		t.Fatal(err)
-	case strings.Contains(m.Err, syscall.EPERM.Error()), strings.Contains(m.Err, syscall.ENOSYS.Error()):
-		t.Skipf("the kernel does not let us trace: %s", m.Err)
-	case m.Err != "":
-		t.Fatal(m.Err)
+	}
+	if m.Err != "" {
+		refused(t, m.Err)
 	}
 	return i
 }
