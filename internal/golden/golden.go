@@ -8,8 +8,10 @@
 package golden
 
 import (
+	"errors"
 	"flag"
 	"os"
+	"path/filepath"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -20,12 +22,12 @@ var update = flag.Bool("update", false, "write the golden files of the package i
 // Update reports whether -update was given.
 func Update() bool { return *update }
 
-// Check fails t if the file at path does not hold got. With -update it writes the
-// file, whose directory must be there.
+// Check fails t if the file at path does not hold got. With -update it writes the file,
+// and makes its directory.
 func Check(t testing.TB, path, got string) {
 	t.Helper()
 	if *update {
-		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(got), 0o644)); err != nil {
 			t.Fatal(err)
 		}
 		return

@@ -44,7 +44,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/crisp-cri/crisp/internal/filetrace"
@@ -104,7 +103,7 @@ func (c Case) Test(t *testing.T) {
 		ops = slices.DeleteFunc(ops, c.Ignore)
 	}
 	script := c.transcript(ops)
-	c.golden(t, script.text)
+	golden.Check(t, filepath.Join("testdata", "powercut", c.Name+".txt"), script.text)
 	d, err := newDisk(before, ops)
 	if err != nil {
 		t.Fatal(err)
@@ -118,54 +117,6 @@ func (c Case) Test(t *testing.T) {
 		t.Error(f)
 	}
 	t.Logf("%d operations, %d different disks", len(ops), len(e.known))
-}
-
-func (c Case) golden(t *testing.T, got string) {
-	t.Helper()
-	path := filepath.Join("testdata", "powercut", c.Name+".txt")
-	if golden.Update() {
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
-		return
-	}
-	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatalf("%v (run with -update to make it)", err)
-	}
-	if string(want) != got {
-		t.Errorf("the file operations are others than in %s:\n%s\nIf that is meant, run with -update", path, diff(string(want), got))
-	}
-}
-
-// diff shows the lines that differ, and those around them.
-func diff(want, got string) string {
-	a, b := strings.Split(want, "\n"), strings.Split(got, "\n")
-	head := 0
-	for head < min(len(a), len(b)) && a[head] == b[head] {
-		head++
-	}
-	tail := 0
-	for tail < min(len(a), len(b))-head && a[len(a)-1-tail] == b[len(b)-1-tail] {
-		tail++
-	}
-	var out []string
-	for _, l := range a[max(0, head-3):head] {
-		out = append(out, "  "+l)
-	}
-	for _, l := range a[head : len(a)-tail] {
-		out = append(out, "- "+l)
-	}
-	for _, l := range b[head : len(b)-tail] {
-		out = append(out, "+ "+l)
-	}
-	for _, l := range a[len(a)-tail : min(len(a), len(a)-tail+3)] {
-		out = append(out, "  "+l)
-	}
-	return strings.Join(out, "\n")
 }
 
 // room is where the disks are made: in memory, where a sync costs nothing.
