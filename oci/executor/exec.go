@@ -182,8 +182,9 @@ func (x *Executor) startExec(ctx context.Context, e *execution, process *libcont
 	return process.Pid()
 }
 
-// endsUnder is why an exec in c, or an update of it, has failed if c ended under our hands. What was being
-// started there is killed before the end of c is known: only then can its init go.
+// endsUnder is why an exec in c, or an update of it, has failed if c ended under our
+// hands. What was being started there is killed before the end of c is known: only then
+// can its init go.
 func (x *Executor) endsUnder(c *container) error {
 	if _, err := x.runs(c.ID); err != nil {
 		return err

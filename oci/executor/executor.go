@@ -35,9 +35,9 @@
 //
 // When the executor dies, its containers run on: crispd holds duplicates of their
 // pipes and pidfds and gives them to a new executor (adopt.go). What was read from a
-// container and is not in its log yet, that one finds in a file (inhand.go). On an upgrade the executor executes the new program in its own place
-// (upgrade.go); gate.go brings every goroutine to a point where all it knows is in
-// the tables.
+// container and is not in its log yet, that one finds in a file (inhand.go). On an
+// upgrade the executor executes the new program in its own place (upgrade.go); gate.go
+// brings every goroutine to a point where all it knows is in the tables.
 package executor
 
 import (

@@ -374,29 +374,17 @@ func endInit(lc *libcontainer.Container) error {
 	if err != nil || state.InitProcessPid <= 0 {
 		return nil // what is wrong with it is told by who removes it
 	}
-	fd, err := unix.PidfdOpen(state.InitProcessPid, 0)
+	init, err := foster(state.InitProcessPid, state.InitProcessStartTime, nil)
 	if err != nil {
 		return nil // it has ended
 	}
-	defer unix.Close(fd)
-	// The number is believed only with the start time.
-	if t, err := startTime(state.InitProcessPid); err != nil || t != state.InitProcessStartTime {
-		return nil
+	defer init.close()
+	if err := init.signal(unix.SIGKILL); err != nil {
+		return fmt.Errorf("kill process %d: %w", init.pid, err)
 	}
-	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && err != unix.ESRCH {
-		return fmt.Errorf("kill process %d: %w", state.InitProcessPid, err)
+	init.pidfd.SetReadDeadline(time.Now().Add(endPatience))
+	if err := init.wait(); err != nil {
+		return fault.Unavailable.Errorf("process %d does not end when killed: %w", init.pid, err)
 	}
-	ended := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
-	for deadline := time.Now().Add(endPatience); ; {
-		n, err := unix.Poll(ended, int(max(0, time.Until(deadline).Milliseconds())))
-		switch {
-		case err == unix.EINTR:
-		case err != nil:
-			return os.NewSyscallError("poll", err)
-		case n == 0:
-			return fault.Unavailable.Errorf("process %d does not end when killed", state.InitProcessPid)
-		default:
-			return nil
-		}
-	}
+	return nil
 }

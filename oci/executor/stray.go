@@ -18,27 +18,26 @@ import (
 
 // endStrays ends the stages of executors before us. We have none yet.
 func (x *Executor) endStrays() {
+	if pids, _ := x.strays(); len(pids) > 0 {
+		err := signalEach(x.strays, unix.SIGKILL)
+		x.log.Info("what a killed executor was starting was ended", "pids", pids, "err", err)
+	}
+}
+
+// strays are the processes of our own cgroup that are stages no executor waits for. That
+// the cgroup cannot be read is no error: none could be told there.
+func (x *Executor) strays() ([]int, error) {
 	data, err := os.ReadFile(filepath.Join(strayCgroup(), "cgroup.procs"))
 	if err != nil {
-		return
+		return nil, nil
 	}
+	var pids []int
 	for _, field := range strings.Fields(string(data)) {
-		pid, err := strconv.Atoi(field)
-		if err != nil || pid <= 0 {
-			continue
+		if pid, err := strconv.Atoi(field); err == nil && pid > 0 && x.isStray(pid) {
+			pids = append(pids, pid)
 		}
-		fd, err := unix.PidfdOpen(pid, 0)
-		if err != nil {
-			continue
-		}
-		// Looked at when there is a pidfd: if the number is another's by then, the signal
-		// goes to nobody.
-		if x.isStray(pid) {
-			err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
-			x.log.Info("what a killed executor was starting was ended", "pid", pid, "err", err)
-		}
-		unix.Close(fd)
 	}
+	return pids, nil
 }
 
 // strayCgroup is our cgroup in the hierarchy by which the processes of containers are found.
