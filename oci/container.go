@@ -216,7 +216,7 @@ func (c *Container) keep(files []*os.File) {
 }
 
 // fetch holds what the executor has, for a daemon that came later.
-func (c *Container) fetch(ctx context.Context, conn Engine) {
+func (c *Container) fetch(ctx context.Context, conn ExecutorConn) {
 	files, err := conn.Call(ctx, wire.MethodHold, wire.Ref{ID: c.id}, nil)
 	if err != nil {
 		c.rt.log.Warn("stdio could not be fetched", "container", c.id, "err", err)
@@ -227,7 +227,7 @@ func (c *Container) fetch(ctx context.Context, conn Engine) {
 
 // holdAll fetches what an executor has of all that runs, before anything is known of
 // it. What cannot be had is lost only if that executor dies before reconcile.
-func (r *Runtime) holdAll(ctx context.Context, conn Engine) {
+func (r *Runtime) holdAll(ctx context.Context, conn ExecutorConn) {
 	var infos []wire.Info
 	if _, err := conn.Call(ctx, wire.MethodList, nil, &infos); err != nil {
 		r.log.Warn("stdio could not be fetched", "err", err)

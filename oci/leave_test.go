@@ -17,7 +17,7 @@ import (
 // leaving is the connection to an executor that was told to end: it answers some calls
 // yet, then it is gone.
 type leaving struct {
-	oci.Engine
+	oci.ExecutorConn
 	calls atomic.Int32 // that it still answers
 	gone  func()
 }
@@ -27,7 +27,7 @@ func (l *leaving) Call(ctx context.Context, method string, req, reply any, send 
 		l.gone()
 		return nil, fault.Unavailable.Errorf("executor: connection lost during %s", method)
 	}
-	return l.Engine.Call(ctx, method, req, reply, send...)
+	return l.ExecutorConn.Call(ctx, method, req, reply, send...)
 }
 
 // leave makes the first executors that a Runtime reaches answer so many calls and end.
@@ -35,12 +35,12 @@ func (l *leaving) Call(ctx context.Context, method string, req, reply any, send 
 func (b *bed) leave(o *oci.Options, executors, calls int) (left *atomic.Int32) {
 	left = new(atomic.Int32)
 	var reached atomic.Int32
-	o.Engine = func(ctx context.Context) (oci.Engine, error) {
+	o.Dial = func(ctx context.Context) (oci.ExecutorConn, error) {
 		conn, err := b.m.Dial(ctx)
 		if err != nil || reached.Add(1) > int32(executors) {
 			return conn, err
 		}
-		l := &leaving{Engine: conn, gone: sync.OnceFunc(func() {
+		l := &leaving{ExecutorConn: conn, gone: sync.OnceFunc(func() {
 			left.Add(1)
 			b.m.Executor.Crash()
 		})}

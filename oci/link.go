@@ -23,26 +23,26 @@ const linkWait = 20 * time.Second
 // A link is the connection to the executor that is in force. When one ends, keep
 // makes the next, and calls wait for it.
 type link struct {
-	dial   func(context.Context) (Engine, error)
-	settle func(context.Context, Engine) error // brings our state in line, before anybody may call
-	handle func(wire.Event)                    // must not block
+	dial   func(context.Context) (ExecutorConn, error)
+	settle func(context.Context, ExecutorConn) error // brings our state in line, before anybody may call
+	handle func(wire.Event)                          // must not block
 	log    *slog.Logger
 
 	closed func()        // closes done, once
 	done   chan struct{} // closed when the link is to end
 
 	mu   sync.Mutex
-	conn Engine        // nil while there is none; guarded by mu
+	conn ExecutorConn  // nil while there is none; guarded by mu
 	up   chan struct{} // closed when conn is set; replaced when it is lost; guarded by mu
 
-	connects uint64 // how often conn was set; guarded by mu
-	coming   Engine // is being settled; guarded by mu
-	why      error  // why there is no conn; guarded by mu
+	connects uint64       // how often conn was set; guarded by mu
+	coming   ExecutorConn // is being settled; guarded by mu
+	why      error        // why there is no conn; guarded by mu
 
 	trouble atomic.Pointer[error] // of watch
 }
 
-func newLink(dial func(context.Context) (Engine, error), settle func(context.Context, Engine) error, handle func(wire.Event), log *slog.Logger) *link {
+func newLink(dial func(context.Context) (ExecutorConn, error), settle func(context.Context, ExecutorConn) error, handle func(wire.Event), log *slog.Logger) *link {
 	l := &link{dial: dial, settle: settle, handle: handle, log: log, up: make(chan struct{}), done: make(chan struct{})}
 	l.closed = sync.OnceFunc(func() { close(l.done) })
 	return l
@@ -55,7 +55,7 @@ const connectTries = 5
 // connect dials, settles and puts the new connection in force. An executor that goes
 // away meanwhile is none: dial then finds or starts the next.
 func (l *link) connect(ctx context.Context) error {
-	var conn Engine
+	var conn ExecutorConn
 	for try := 1; ; try++ {
 		var err error
 		if conn, err = l.dial(ctx); err != nil {
@@ -135,7 +135,7 @@ func (l *link) keep(ctx context.Context) {
 }
 
 // get returns the connection in force; it waits a while for one.
-func (l *link) get(ctx context.Context) (Engine, error) {
+func (l *link) get(ctx context.Context) (ExecutorConn, error) {
 	timer := time.NewTimer(linkWait)
 	defer timer.Stop()
 	for {
@@ -161,7 +161,7 @@ func (l *link) get(ctx context.Context) (Engine, error) {
 	}
 }
 
-// call is Engine.Call on the connection in force. Who gets fault.Unavailable may
+// call is ExecutorConn.Call on the connection in force. Who gets fault.Unavailable may
 // try again at once: it comes when the connection is out of force.
 func (l *link) call(ctx context.Context, method string, req, reply any, send ...*os.File) ([]*os.File, error) {
 	conn, err := l.get(ctx)
@@ -171,7 +171,7 @@ func (l *link) call(ctx context.Context, method string, req, reply any, send ...
 	return l.callOn(ctx, conn, method, req, reply, send...)
 }
 
-func (l *link) callOn(ctx context.Context, conn Engine, method string, req, reply any, send ...*os.File) ([]*os.File, error) {
+func (l *link) callOn(ctx context.Context, conn ExecutorConn, method string, req, reply any, send ...*os.File) ([]*os.File, error) {
 	end := stage.Enter(ctx, "executor."+method)
 	files, err := conn.Call(ctx, method, req, reply, send...)
 	end()
@@ -198,7 +198,7 @@ func (l *link) again(ctx context.Context, method string, req any) error {
 }
 
 // gone waits until conn, which just failed, is no longer in force.
-func (l *link) gone(ctx context.Context, conn Engine) {
+func (l *link) gone(ctx context.Context, conn ExecutorConn) {
 	for wait := time.Millisecond; wait < time.Second; wait *= 2 {
 		l.mu.Lock()
 		current := l.conn
@@ -271,7 +271,7 @@ func (l *link) shutdown(ctx context.Context) error {
 
 // drain takes what is left of a connection's events, so that nobody waits to
 // deliver them.
-func drain(conn Engine) {
+func drain(conn ExecutorConn) {
 	for range conn.Events() {
 	}
 }

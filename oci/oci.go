@@ -83,8 +83,8 @@ type Options struct {
 	Store  DescriptorStore
 	Stored map[string]int
 
-	Engine func(context.Context) (Engine, error) // nil = the executor at <state>/executor.sock, started if need be
-	Host   Host                                  // nil = the kernel
+	Dial func(context.Context) (ExecutorConn, error) // nil = the executor at <state>/executor.sock, started if need be
+	Host Host                                        // nil = the kernel
 }
 
 // A Runtime is the containers and sandboxes of one daemon.
@@ -129,7 +129,7 @@ func Open(ctx context.Context, o Options) (_ *Runtime, err error) {
 		return nil, err
 	}
 	r.takeStored(o.Stored)
-	dial := o.Engine
+	dial := o.Dial
 	if dial == nil {
 		dial = r.newSpawner().dial
 	}
@@ -192,7 +192,7 @@ func (r *Runtime) Shutdown(ctx context.Context) error {
 		errs = append(errs, sb.Remove(ctx))
 	}
 	errs = append(errs, r.link.shutdown(ctx), r.host.Close())
-	if r.o.Engine == nil {
+	if r.o.Dial == nil {
 		errs = append(errs, removeExecutorCgroup(r.o.State)) // it could not do so from inside
 	}
 	return errors.Join(errs...)

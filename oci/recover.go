@@ -168,7 +168,7 @@ func (c *Container) readExit() (wire.Exit, bool) {
 // just reached. No call is answered before it is through. fault.Unavailable = the
 // executor went away meanwhile: what was not asked of it is as it was, to be asked of
 // the next one.
-func (r *Runtime) reconcile(ctx context.Context, conn Engine) error {
+func (r *Runtime) reconcile(ctx context.Context, conn ExecutorConn) error {
 	// In this order no exit is missed; one that comes twice is told once.
 	if _, err := conn.Call(ctx, wire.MethodSubscribe, nil, nil); err != nil {
 		return fmt.Errorf("subscribe: %w", err)
@@ -210,7 +210,7 @@ func unanswered(ctx context.Context, err error) bool {
 
 // reconcile takes c to where info says that it is; nil = the executor does not
 // know it.
-func (c *Container) reconcile(ctx context.Context, conn Engine, info *wire.Info) error {
+func (c *Container) reconcile(ctx context.Context, conn ExecutorConn, info *wire.Info) error {
 	switch c.status.Load().State {
 	case Created:
 		// Nothing ran, unless its status was lost.
@@ -256,7 +256,7 @@ func (c *Container) reconcile(ctx context.Context, conn Engine, info *wire.Info)
 }
 
 // settle finds out what became of a start that nobody waits for any more.
-func (c *Container) settle(ctx context.Context, conn Engine, info *wire.Info) error {
+func (c *Container) settle(ctx context.Context, conn ExecutorConn, info *wire.Info) error {
 	if !c.orphan.Swap(false) {
 		return nil
 	}
@@ -308,7 +308,7 @@ func (c *Container) found(info *wire.Info) error {
 
 // handOver gives a container that ran under an executor that is no more to the
 // new one. Its exit, if it has ended meanwhile, is then told by that one.
-func (c *Container) handOver(ctx context.Context, conn Engine) error {
+func (c *Container) handOver(ctx context.Context, conn ExecutorConn) error {
 	if exit, ended := c.readExit(); ended {
 		c.rt.work.Go(func() { c.exit(c.rt.closing, exit) })
 		return nil

@@ -47,7 +47,7 @@ func (r *Runtime) loadSandbox(id string, rec *sandboxRecord) *Sandbox {
 }
 
 // reconcile finds the sandbox's init again, or gives it to a new executor.
-func (sb *Sandbox) reconcile(ctx context.Context, conn Engine, info *wire.Info) error {
+func (sb *Sandbox) reconcile(ctx context.Context, conn ExecutorConn, info *wire.Info) error {
 	st := sb.status.Load()
 	if st.Pid == 0 || st.State >= SandboxNotReady {
 		return nil
@@ -80,7 +80,7 @@ func (sb *Sandbox) reconcile(ctx context.Context, conn Engine, info *wire.Info) 
 }
 
 // fetch holds what the executor has of the sandbox's init.
-func (sb *Sandbox) fetch(ctx context.Context, conn Engine) error {
+func (sb *Sandbox) fetch(ctx context.Context, conn ExecutorConn) error {
 	files, err := conn.Call(ctx, wire.MethodHold, wire.Ref{ID: sb.id}, nil)
 	if err != nil {
 		return fmt.Errorf("fetch pidfd of sandbox %s: %w", sb.id, err)

@@ -35,14 +35,14 @@ type spawner struct {
 
 	// before is called before an executor is asked to become another
 	// program: it may not survive that.
-	before func(context.Context, Engine)
+	before func(context.Context, ExecutorConn)
 }
 
 func (r *Runtime) newSpawner() *spawner {
 	return &spawner{path: r.o.Executor, state: r.o.State, cgroup: executorCgroup(r.o.State), log: r.log, before: r.holdAll}
 }
 
-func (s *spawner) dial(ctx context.Context) (Engine, error) {
+func (s *spawner) dial(ctx context.Context) (ExecutorConn, error) {
 	socket := filepath.Join(s.state, "executor.sock")
 	conn, err := s.answering(ctx, socket)
 	if !errors.Is(err, fault.Unavailable) {
@@ -85,7 +85,7 @@ func (s *spawner) dial(ctx context.Context) (Engine, error) {
 // it is one that runs, or that was started and does not answer yet, perhaps by a
 // crispd that is no more: claim waits for its answer, or its end. So there is no
 // moment at which a second one could be started, or the first be overlooked.
-func (s *spawner) claim(ctx context.Context, socket string) (*os.File, Engine, error) {
+func (s *spawner) claim(ctx context.Context, socket string) (*os.File, ExecutorConn, error) {
 	lock, err := os.OpenFile(filepath.Join(s.state, "executor.lock"), os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
 	if err != nil {
 		return nil, nil, fmt.Errorf("open lock of executor: %w", err)
@@ -115,7 +115,7 @@ func (s *spawner) claim(ctx context.Context, socket string) (*os.File, Engine, e
 
 // answering connects to the executor that runs, and has it be the program that is
 // installed. fault.Unavailable = there is none, or it went away meanwhile.
-func (s *spawner) answering(ctx context.Context, socket string) (Engine, error) {
+func (s *spawner) answering(ctx context.Context, socket string) (ExecutorConn, error) {
 	conn, running, err := s.hello(ctx, socket)
 	if err != nil {
 		return nil, err
@@ -125,7 +125,7 @@ func (s *spawner) answering(ctx context.Context, socket string) (Engine, error) 
 
 // hello connects to the executor, whatever it speaks: hello and upgrade stay as
 // they are in all protocols.
-func (s *spawner) hello(ctx context.Context, socket string) (Engine, wire.HelloReply, error) {
+func (s *spawner) hello(ctx context.Context, socket string) (ExecutorConn, wire.HelloReply, error) {
 	var hello wire.HelloReply
 	conn, err := wire.Dial(ctx, socket)
 	if err != nil {

@@ -20,7 +20,7 @@ const upgradeTries = 3
 // is of another version: an administrator has installed a new one, and started only
 // us again. It is the same process afterwards; containers do not notice. If it
 // cannot be done the old one is good enough as long as we speak the same protocol.
-func (s *spawner) current(ctx context.Context, conn Engine, running wire.HelloReply, socket string) (Engine, error) {
+func (s *spawner) current(ctx context.Context, conn ExecutorConn, running wire.HelloReply, socket string) (ExecutorConn, error) {
 	installed, err := s.installed(ctx)
 	if err != nil {
 		s.log.Warn("version of the installed executor is unknown", "err", err)
@@ -49,7 +49,7 @@ func (s *spawner) current(ctx context.Context, conn Engine, running wire.HelloRe
 }
 
 // upgrade returns when the old program has ended, and with it the connection.
-func (s *spawner) upgrade(ctx context.Context, conn Engine) (err error) {
+func (s *spawner) upgrade(ctx context.Context, conn ExecutorConn) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, spawnTimeout)
 	defer cancel()
 	for range upgradeTries {
@@ -84,7 +84,7 @@ func (s *spawner) installed(ctx context.Context) (string, error) {
 }
 
 // speaking is conn if that executor speaks our protocol.
-func (s *spawner) speaking(conn Engine, hello wire.HelloReply) (Engine, error) {
+func (s *spawner) speaking(conn ExecutorConn, hello wire.HelloReply) (ExecutorConn, error) {
 	if hello.Protocol == wire.Protocol {
 		return conn, nil
 	}

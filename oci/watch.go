@@ -23,7 +23,7 @@ const (
 	hopeless  = 12
 )
 
-// A mortal Engine is a process that can be killed.
+// A mortal connection is one to a process that can be killed.
 type mortal interface {
 	// Kill sends SIGKILL to the process at the other end of the connection.
 	Kill() error
@@ -77,7 +77,7 @@ func (l *link) watch(ctx context.Context) {
 
 // ping asks the executor in force, or the one that is about to be, for an answer. It
 // takes up to pingEvery; any answer is one.
-func (l *link) ping(ctx context.Context) (Engine, error) {
+func (l *link) ping(ctx context.Context) (ExecutorConn, error) {
 	ctx, cancel := context.WithTimeout(ctx, pingEvery)
 	defer cancel()
 	l.mu.Lock()

@@ -167,8 +167,8 @@ func (x *Executor) end() {
 	}
 }
 
-// Dial implements oci.Options.Engine.
-func (x *Executor) Dial(context.Context) (oci.Engine, error) {
+// Dial implements oci.Options.Dial.
+func (x *Executor) Dial(context.Context) (oci.ExecutorConn, error) {
 	c := &conn{x: x, events: make(chan wire.Event, 1024), gone: make(chan struct{})}
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -193,10 +193,10 @@ type conn struct {
 	gone   chan struct{}
 }
 
-// Events implements oci.Engine.
+// Events implements oci.ExecutorConn.
 func (c *conn) Events() <-chan wire.Event { return c.events }
 
-// Close implements oci.Engine.
+// Close implements oci.ExecutorConn.
 func (c *conn) Close() error {
 	c.once.Do(func() {
 		c.x.mu.Lock()
@@ -219,7 +219,7 @@ func (c *conn) Kill() error {
 	return nil
 }
 
-// Call implements oci.Engine.
+// Call implements oci.ExecutorConn.
 func (c *conn) Call(ctx context.Context, method string, req, reply any, send ...*os.File) (recv []*os.File, err error) {
 	select {
 	case <-c.gone:

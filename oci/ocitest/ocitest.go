@@ -1,6 +1,6 @@
 // Package ocitest has what tests of package oci, and of what is built on it,
 // need: a Machine without root and without processes, and the contract that any
-// engine must keep (Suite), which the Machine and the real executor both do.
+// executor must keep (Suite), which the Machine and the real executor both do.
 //
 // A Machine is a fake node. It outlives the Runtimes that are opened on it, as a
 // node outlives its daemon, and its executor can be crashed. The programs of its
@@ -50,7 +50,7 @@ func NewMachine(t testing.TB) *Machine {
 func (m *Machine) Options(t testing.TB) oci.Options {
 	return oci.Options{
 		Root: m.Root, State: m.State, Records: m.Records,
-		Log: slog.New(slog.NewTextHandler(t.Output(), nil)), Engine: m.Executor.Dial, Host: m.Host,
+		Log: slog.New(slog.NewTextHandler(t.Output(), nil)), Dial: m.Executor.Dial, Host: m.Host,
 	}
 }
 

@@ -1,24 +1,10 @@
 package oci
 
 import (
-	"context"
 	"os"
 
 	"github.com/crisp-cri/crisp/internal/userns"
-	"github.com/crisp-cri/crisp/oci/wire"
 )
-
-// An Engine is a connection to what runs containers, in the language of package
-// wire. *wire.Client is one; the other is in ocitest, for tests.
-type Engine interface {
-	// Call asks for method and waits. The files sent stay the caller's, those
-	// received become the caller's. fault.Unavailable = the connection was lost,
-	// and whether the work was done is unknown.
-	Call(ctx context.Context, method string, req, reply any, send ...*os.File) ([]*os.File, error)
-	// Events is closed when the connection has ended.
-	Events() <-chan wire.Event
-	Close() error
-}
 
 // A Host is what we need of the kernel, besides files. The kernel is one; the other
 // is in ocitest, for tests that are not root. All methods may be repeated.
