@@ -2,10 +2,10 @@ package server
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"path/filepath"
 
+	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"google.golang.org/protobuf/proto"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -14,6 +14,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/logctx"
 	"github.com/crisp-cri/crisp/internal/undo"
 	"github.com/crisp-cri/crisp/oci"
+	"github.com/crisp-cri/crisp/server/nri"
+	"github.com/crisp-cri/crisp/server/selinux"
 	"github.com/crisp-cri/crisp/server/spec"
 )
 
@@ -40,8 +42,12 @@ func (s *Server) CreateContainer(ctx context.Context, req *cri.CreateContainerRe
 	s.runtime.Warm()
 	name := containerName(config.Metadata, s.index.sandbox(sb).config.Metadata)
 	same := &cri.CreateContainerRequest{PodSandboxId: sb.ID()}
-	id, err := s.containers.do(ctx, name, same, func(ctx context.Context, c *creation) error {
-		return s.createContainer(ctx, c, sb, config)
+	id, err := s.containers.do(ctx, name, same, func(ctx context.Context, cr *creation) error {
+		from, err := s.originOf(config)
+		if err != nil {
+			return err
+		}
+		return s.newDraft(cr, sb, config, from).create(ctx)
 	})
 	if err != nil {
 		return nil, err
@@ -61,130 +67,176 @@ func (s *Server) sameContainer(cr *creation, c *oci.Container, sb *oci.Sandbox, 
 	return nil
 }
 
-// createFrom makes the container of a creation, from a checkpoint if from is not nil.
-// If a step fails, the ones before it are undone.
-func (s *Server) createFrom(ctx context.Context, cr *creation, sb *oci.Sandbox, config *cri.ContainerConfig, from *origin) (err error) {
-	if c, ok := s.runtime.ContainerByName(cr.name); ok {
-		return s.sameContainer(cr, c, sb, config)
-	}
-	if st := sb.State(); st != oci.SandboxReady {
-		return fault.WrongState.Errorf("sandbox %s is %s: cannot create container %s", sb.ID(), st, config.Metadata.Name)
-	}
-	h, err := s.handlerOf(sb)
-	if err != nil {
-		return err
-	}
-	if err := sameUserNamespace(sb, config.GetLinux().GetSecurityContext().GetNamespaceOptions()); err != nil {
-		return err
-	}
-	ctx = logctx.With(ctx, "container", cr.id, "sandbox", sb.ID())
-	labels, err := s.containerLabels(sb, config)
-	if err != nil {
-		return fmt.Errorf("container %s: %w", config.Metadata.Name, err)
-	}
-	var steps undo.Stack
-	defer steps.RunIf(&err)
+// A containerDraft is a container that is being made. What a step of the making finds
+// or makes, the steps after it find here.
+type containerDraft struct {
+	s      *Server
+	cr     *creation
+	sb     *oci.Sandbox
+	config *cri.ContainerConfig // as the kubelet sent it
 
-	var img image.Image
-	var r *restoration
-	if from == nil {
-		img, err = s.imageOf(ctx, sb, config)
-	} else if r, err = s.fetch(ctx, cr, sb, h, config, from, &steps); err == nil {
-		img = r.base
-	}
-	if err != nil {
-		return err
-	}
-	rec := &containerRecord{config: config, original: r.image(), imageID: img.ID, imageRef: imageRef(img), resources: config.GetLinux().GetResources()}
-	if rec.signal, err = stopSignal(config.StopSignal, img.Config.Config.StopSignal); err != nil {
-		return err
-	}
+	// restored is the checkpoint that the processes come from; nil = they are executed.
+	restored *restoration
 
-	stage, cancel := cr.enter(ctx, "rootfs")
-	defer cancel()
-	root, err := s.mountImage(stage, sb, cr.id, img.ID, false, labels.Mount)
+	undo undo.Stack
+	turn nri.Turn // begins with the stage "plugins"; the zero Turn before
+
+	handler   Handler
+	labels    selinux.Labels
+	image     image.Image
+	root      string // directory of the root file system
+	volumes   []spec.Volume
+	mounts    []spec.Mount
+	described *cri.ContainerConfig // what the specification says: config, unless restored knows better
+	spec      *specs.Spec
+	pidTarget string // ID of the container whose PID namespace is joined; "" = none
+	logPath   string // "" = no log
+	record    *containerRecord
+}
+
+// newDraft begins a container, which comes from a checkpoint if from is not nil.
+func (s *Server) newDraft(cr *creation, sb *oci.Sandbox, config *cri.ContainerConfig, from *origin) *containerDraft {
+	d := &containerDraft{
+		s: s, cr: cr, sb: sb, config: config, described: config,
+		record: &containerRecord{config: config, resources: config.GetLinux().GetResources()},
+	}
+	if from != nil {
+		d.restored = &restoration{from: from}
+	}
+	return d
+}
+
+// A createStep is one step in the making of a container. It begins the stage, whose time
+// (see stageLives) it shares with the steps behind it that name none.
+type createStep struct {
+	stage string
+	do    func(*containerDraft, context.Context) error
+}
+
+// createSteps make a container whose processes are executed; for others there are
+// restoreSteps.
+var createSteps = []createStep{
+	{"", (*containerDraft).check},
+	{"", (*containerDraft).findImage},
+	{"rootfs", (*containerDraft).mountRoot},
+	{"volumes", (*containerDraft).makeVolumes},
+	{"mounts", (*containerDraft).resolveMounts},
+	{"relabel volumes", (*containerDraft).relabel},
+	{"spec", (*containerDraft).specify},
+	{"plugins", (*containerDraft).tellCreate},
+	{"record", (*containerDraft).persist},
+}
+
+// create makes the container. If a step fails, the ones before it are undone.
+func (d *containerDraft) create(ctx context.Context) (err error) {
+	if c, ok := d.s.runtime.ContainerByName(d.cr.name); ok {
+		return d.s.sameContainer(d.cr, c, d.sb, d.config)
+	}
+	ctx = logctx.With(ctx, "container", d.cr.id, "sandbox", d.sb.ID())
+	defer d.undo.RunIf(&err)
+	// Before anything is undone, which has a turn of its own.
+	defer func() { d.turn.End() }()
+
+	steps := createSteps
+	if d.restored != nil {
+		steps = restoreSteps
+	}
+	stage, cancel := ctx, func() {}
+	defer func() { cancel() }()
+	for _, step := range steps {
+		if step.stage != "" {
+			cancel()
+			stage, cancel = d.cr.enter(ctx, step.stage)
+		}
+		if err := step.do(d, stage); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// check refuses what the sandbox has no place for.
+func (d *containerDraft) check(context.Context) (err error) {
+	if st := d.sb.State(); st != oci.SandboxReady {
+		return fault.WrongState.Errorf("sandbox %s is %s: cannot create container %s", d.sb.ID(), st, d.config.Metadata.Name)
+	}
+	if d.handler, err = d.s.handlerOf(d.sb); err != nil {
+		return err
+	}
+	if err := sameUserNamespace(d.sb, d.config.GetLinux().GetSecurityContext().GetNamespaceOptions()); err != nil {
+		return err
+	}
+	if d.labels, err = d.s.containerLabels(d.sb, d.config); err != nil {
+		return fmt.Errorf("container %s: %w", d.config.Metadata.Name, err)
+	}
+	return nil
+}
+
+// findImage takes the image that the request names, which is on the node.
+func (d *containerDraft) findImage(ctx context.Context) error {
+	img, err := d.s.images.Get(d.config.Image.Image)
 	if err != nil {
+		return fmt.Errorf("image of container %s: %w", d.config.Metadata.Name, err)
+	}
+	// What it says begins with the reason that the kubelet knows.
+	if err := d.s.allowImage(ctx, d.sb, d.config.Image, img); err != nil {
+		return err
+	}
+	return d.useImage(img)
+}
+
+// useImage notes which image the container is made from.
+func (d *containerDraft) useImage(img image.Image) (err error) {
+	d.image = img
+	d.record.imageID, d.record.imageRef = img.ID, imageRef(img)
+	d.record.signal, err = stopSignal(d.config.StopSignal, img.Config.Config.StopSignal)
+	return err
+}
+
+// mountRoot makes and mounts the root file system.
+func (d *containerDraft) mountRoot(ctx context.Context) (err error) {
+	if d.root, err = d.s.mountImage(ctx, d.sb, d.cr.id, d.image.ID, false, d.labels.Mount); err != nil {
 		return fmt.Errorf("mount root file system: %w", err)
 	}
-	steps.Add("root file system", s.unmount(ctx, cr.id))
-	if r != nil {
-		if err := s.change(stage, cr.id, r); err != nil {
-			return fmt.Errorf("restore root file system: %w", err)
-		}
-	}
-	stage, cancel = cr.enter(ctx, "volumes")
-	defer cancel()
-	volumes, err := s.makeVolumes(stage, cr.id, sb, config, img.Config.Config, labels)
-	if err != nil {
-		return err
-	}
+	d.undo.Add("root file system", d.s.unmount(ctx, d.cr.id))
+	return nil
+}
 
-	stage, cancel = cr.enter(ctx, "mounts")
-	defer cancel()
-	mounts, err := s.resolveMounts(stage, cr.id, sb, rec, labels, &steps)
-	if err != nil {
+// specify translates all this into the specification, and looks for what that needs.
+func (d *containerDraft) specify(ctx context.Context) (err error) {
+	if d.spec, err = d.buildSpec(); err != nil {
 		return err
 	}
-	// A big volume takes minutes, once: this stage has no end but the sandbox's.
-	_, cancel = cr.enter(ctx, "relabel volumes")
-	defer cancel()
-	if err := relabel(ctx, sb, mounts, labels); err != nil {
+	pod := d.s.index.sandbox(d.sb)
+	annotate(d.spec, d.handler, d.sb, pod, d.record)
+	if err := d.s.checkProfile(ctx, d.spec); err != nil {
 		return err
 	}
+	if d.logPath, err = makeLogDir(pod.config.LogDirectory, d.config.LogPath); err != nil {
+		return err
+	}
+	d.pidTarget, err = d.s.pidTarget(d.sb, d.config)
+	return err
+}
 
-	_, cancel = cr.enter(ctx, "spec")
-	defer cancel()
-	as := r.described(rec)
-	built, err := s.buildSpec(cr.id, h.SpecHost, sb, as, img.Config.Config, root, mounts, volumes, labels)
+// persist puts the container on record and then lets it be seen.
+func (d *containerDraft) persist(ctx context.Context) error {
+	extra, err := d.record.encode()
 	if err != nil {
 		return err
 	}
-	annotate(built, h, sb, s.index.sandbox(sb), rec)
-	rec.imageUser = as.imageUser
-	if err := s.checkProfile(ctx, built); err != nil {
-		return err
-	}
-	logPath, err := makeLogDir(s.index.sandbox(sb).config.LogDirectory, config.LogPath)
-	if err != nil {
-		return err
-	}
-	target, err := s.pidTarget(sb, config)
-	if err != nil {
-		return err
-	}
-	stage, cancel = cr.enter(ctx, "plugins")
-	defer cancel()
-	turn := s.plugins.Turn()
-	defer turn.End()
-	if err := s.tellCreate(stage, turn, sb, cr.id, built, rec, &steps); err != nil {
-		return err
-	}
-	if r != nil {
-		if err := errors.Join(r.complete(built, sb), r.fit(built)); err != nil {
-			return fmt.Errorf("restore container %s: %w", config.Metadata.Name, err)
-		}
-		if err := fillShm(stage, sb, r.dir); err != nil {
-			return fmt.Errorf("restore /dev/shm: %w", err)
-		}
-	}
-	extra, err := rec.encode()
-	if err != nil {
-		return err
-	}
-	_, cancel = cr.enter(ctx, "record")
-	defer cancel()
-	c, err := s.runtime.Create(ctx, oci.ContainerConfig{
-		ID: cr.id, Name: cr.name, SandboxID: sb.ID(),
-		Spec: built, Env: spec.RawEnv(built.Process), PIDTarget: target,
-		Stdin: config.Stdin, StdinOnce: config.StdinOnce, TTY: config.Tty,
-		LogPath: logPath, Engine: h.Engine, Restore: r.directory(), Extra: extra,
+	c, err := d.s.runtime.Create(ctx, oci.ContainerConfig{
+		ID: d.cr.id, Name: d.cr.name, SandboxID: d.sb.ID(),
+		Spec: d.spec, Env: spec.RawEnv(d.spec.Process), PIDTarget: d.pidTarget,
+		Stdin: d.config.Stdin, StdinOnce: d.config.StdinOnce, TTY: d.config.Tty,
+		LogPath: d.logPath, Engine: d.handler.Engine, Restore: d.restored.directory(), Extra: extra,
 	})
 	if err != nil {
 		return err
 	}
-	s.index.containers.Store(c.ID(), rec)
-	s.tellCreated(ctx, turn, c)
-	cr.discard = func(ctx context.Context) error { return s.removeContainer(ctx, c) }
+	d.s.index.containers.Store(c.ID(), d.record)
+	d.s.tellCreated(ctx, d.turn, c)
+	d.cr.discard = func(ctx context.Context) error { return d.s.removeContainer(ctx, c) }
 	return nil
 }
 
@@ -195,16 +247,6 @@ func (s *Server) unmount(ctx context.Context, key string) func() error {
 		defer cancel()
 		return s.images.Unmount(ctx, key, true)
 	}
-}
-
-// imageOf is the image of a container that is not restored.
-func (s *Server) imageOf(ctx context.Context, sb *oci.Sandbox, config *cri.ContainerConfig) (image.Image, error) {
-	img, err := s.images.Get(config.Image.Image)
-	if err != nil {
-		return img, fmt.Errorf("image of container %s: %w", config.Metadata.Name, err)
-	}
-	// What it says begins with the reason that the kubelet knows.
-	return img, s.allowImage(ctx, sb, config.Image, img)
 }
 
 // imageRef is ContainerStatus.image_ref: a digest that the image can be pulled

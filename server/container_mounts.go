@@ -16,46 +16,48 @@ import (
 	crierrors "k8s.io/cri-api/pkg/errors"
 
 	"github.com/crisp-cri/crisp/internal/fault"
-	"github.com/crisp-cri/crisp/internal/undo"
-	"github.com/crisp-cri/crisp/oci"
-	"github.com/crisp-cri/crisp/server/selinux"
 	"github.com/crisp-cri/crisp/server/spec"
 )
 
-// resolveMounts finds the source of each mount of a container. It notes in rec
-// what it mounts itself.
-func (s *Server) resolveMounts(ctx context.Context, id string, sb *oci.Sandbox, rec *containerRecord, labels selinux.Labels, steps *undo.Stack) ([]spec.Mount, error) {
-	var list []spec.Mount
-	for i, m := range rec.config.Mounts {
+// resolveMounts finds the source of each mount. It notes in the record what it mounts
+// itself.
+func (d *containerDraft) resolveMounts(ctx context.Context) error {
+	for i, m := range d.config.Mounts {
 		var err error
 		r := spec.Mount{Mount: m}
-		switch {
-		case m.Image.GetImage() != "":
-			if m.HostPath != "" {
-				return nil, fault.Invalid.Errorf("mount at %s has both an image and the host path %q", m.ContainerPath, m.HostPath)
-			}
-			key := volumeKey(id, i)
-			imageID, source, err := s.mountVolume(ctx, sb, key, m, labels.Mount, steps)
-			if err != nil {
-				// The kubelet knows this error by the word that it begins with.
-				return nil, fmt.Errorf("%w: mount at %s: %w", crierrors.ErrImageVolumeMountFailed, m.ContainerPath, err)
-			}
-			r.Source = source
-			rec.volumes = append(rec.volumes, key)
-			rec.noteMountImage(i, imageID)
-		default:
-			if r.Source, err = s.hostPath(m); err != nil {
-				return nil, err
-			}
+		if m.Image.GetImage() == "" {
+			r.Source, err = d.s.hostPath(m)
+		} else {
+			r.Source, err = d.mountVolume(ctx, i, m)
+		}
+		if err != nil {
+			return err
 		}
 		if m.Propagation != cri.MountPropagation_PROPAGATION_PRIVATE {
 			if r.Shared, r.Slave, err = propagationOf(r.Source); err != nil {
-				return nil, err
+				return err
 			}
 		}
-		list = append(list, r)
+		d.mounts = append(d.mounts, r)
 	}
-	return list, nil
+	return nil
+}
+
+// mountVolume mounts the image of the i-th mount and returns where the part of it that is
+// wanted is.
+func (d *containerDraft) mountVolume(ctx context.Context, i int, m *cri.Mount) (source string, err error) {
+	if m.HostPath != "" {
+		return "", fault.Invalid.Errorf("mount at %s has both an image and the host path %q", m.ContainerPath, m.HostPath)
+	}
+	key := volumeKey(d.cr.id, i)
+	id, source, err := d.mountVolumeImage(ctx, key, m)
+	if err != nil {
+		// The kubelet knows this error by the word that it begins with.
+		return "", fmt.Errorf("%w: mount at %s: %w", crierrors.ErrImageVolumeMountFailed, m.ContainerPath, err)
+	}
+	d.record.volumes = append(d.record.volumes, key)
+	d.record.noteMountImage(i, id)
+	return source, nil
 }
 
 // hostPath is the real path of a mount's source. CRI: "If the hostpath is a
@@ -85,21 +87,21 @@ func (s *Server) hostPath(m *cri.Mount) (string, error) {
 	return filepath.EvalSymlinks(m.HostPath)
 }
 
-// mountVolume mounts an image for a container and returns its ID and where the
-// part of it that is wanted is.
-func (s *Server) mountVolume(ctx context.Context, sb *oci.Sandbox, key string, m *cri.Mount, label string, steps *undo.Stack) (id, source string, err error) {
-	img, err := s.images.Get(m.Image.Image)
+// mountVolumeImage mounts the image of a mount and returns its ID and where the part of
+// it that is wanted is.
+func (d *containerDraft) mountVolumeImage(ctx context.Context, key string, m *cri.Mount) (id, source string, err error) {
+	img, err := d.s.images.Get(m.Image.Image)
 	if err != nil {
 		return "", "", err
 	}
-	if err := s.allowImage(ctx, sb, m.Image, img); err != nil {
+	if err := d.s.allowImage(ctx, d.sb, m.Image, img); err != nil {
 		return "", "", err
 	}
-	dir, err := s.mountImage(ctx, sb, key, img.ID, true, label)
+	dir, err := d.s.mountImage(ctx, d.sb, key, img.ID, true, d.labels.Mount)
 	if err != nil {
 		return "", "", err
 	}
-	steps.Add("image volume", s.unmount(ctx, key))
+	d.undo.Add("image volume", d.s.unmount(ctx, key))
 	if m.ImageSubPath == "" {
 		return img.ID, dir, nil
 	}

@@ -7,42 +7,60 @@ import (
 	"os"
 	"path/filepath"
 
-	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/oci"
-	"github.com/crisp-cri/crisp/server/selinux"
 	"github.com/crisp-cri/crisp/server/spec"
 )
 
-// buildSpec looks up what the translation needs to know and translates. It
-// notes the user in rec.
-func (s *Server) buildSpec(id string, host spec.Host, sb *oci.Sandbox, rec *containerRecord, img v1.ImageConfig, root string, mounts []spec.Mount, volumes []spec.Volume, labels selinux.Labels) (*specs.Spec, error) {
-	sandbox := s.index.sandbox(sb).config
-	sc := rec.config.GetLinux().GetSecurityContext()
-	user, err := lookUpUser(sc, img.User, root)
-	if err != nil {
+// buildSpec looks up what the translation needs to know and translates. It notes the user
+// in the record.
+func (d *containerDraft) buildSpec() (*specs.Spec, error) {
+	sandbox := d.s.index.sandbox(d.sb).config
+	sc := d.described.GetLinux().GetSecurityContext()
+	in := spec.Input{
+		Host:         d.handler.SpecHost,
+		Container:    d.described,
+		Sandbox:      sandbox,
+		Image:        d.image.Config.Config,
+		Root:         d.root,
+		Hostname:     d.sb.Config().Hostname,
+		IDs:          d.sb.Config().IDs,
+		Mounts:       d.mounts,
+		Volumes:      d.volumes,
+		Files:        sandboxFiles(d.sb),
+		CgroupsPath:  spec.CgroupsPath(d.sb.CgroupParent(), d.cr.id, d.s.o.SystemdCgroup),
+		ProcessLabel: d.labels.Process,
+		MountLabel:   d.labels.Mount,
+	}
+	var err error
+	if in.User, err = lookUpUser(sc, in.Image.User, d.root); err != nil {
 		return nil, err
 	}
-	rec.imageUser = containerUser(user)
+	d.record.imageUser = containerUser(in.User)
 	if err := checkNamespaces(sc.GetNamespaceOptions()); err != nil {
 		return nil, err
 	}
-	devices, err := resolveDevices(rec.config.Devices, sc.GetPrivileged())
+	if in.Devices, err = resolveDevices(d.described.Devices, sc.GetPrivileged()); err != nil {
+		return nil, err
+	}
+	if in.SeccompProfile, err = seccompFile(sc); err != nil {
+		return nil, err
+	}
+	if in.Namespaces, err = containerNamespaces(d.sb, sc.GetNamespaceOptions()); err != nil {
+		return nil, err
+	}
+	built, err := spec.Build(in)
 	if err != nil {
 		return nil, err
 	}
-	profile, err := seccompFile(sc)
-	if err != nil {
-		return nil, err
-	}
-	namespaces, err := containerNamespaces(sb, sc.GetNamespaceOptions())
-	if err != nil {
-		return nil, err
-	}
-	hostname := sb.Config().Hostname
+	return built, d.s.inject(built, d.described, sandbox)
+}
+
+// sandboxFiles are the files that a sandbox gives its containers.
+func sandboxFiles(sb *oci.Sandbox) spec.Files {
 	files := spec.Files{
 		Hosts:      filepath.Join(sb.Dir(), "hosts"),
 		Hostname:   filepath.Join(sb.Dir(), "hostname"),
@@ -52,29 +70,7 @@ func (s *Server) buildSpec(id string, host spec.Host, sb *oci.Sandbox, rec *cont
 	if sb.Config().HostIPC {
 		files.Shm = "/dev/shm"
 	}
-	built, err := spec.Build(spec.Input{
-		Host:           host,
-		Container:      rec.config,
-		Sandbox:        sandbox,
-		Image:          img,
-		Root:           root,
-		User:           user,
-		Hostname:       hostname,
-		Namespaces:     namespaces,
-		IDs:            sb.Config().IDs,
-		Mounts:         mounts,
-		Volumes:        volumes,
-		Files:          files,
-		Devices:        devices,
-		CgroupsPath:    spec.CgroupsPath(sb.CgroupParent(), id, s.o.SystemdCgroup),
-		SeccompProfile: profile,
-		ProcessLabel:   labels.Process,
-		MountLabel:     labels.Mount,
-	})
-	if err != nil {
-		return nil, err
-	}
-	return built, s.inject(built, rec.config, sandbox)
+	return files
 }
 
 // containerNamespaces says what the container joins: the sandbox's namespaces,

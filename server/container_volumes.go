@@ -6,11 +6,7 @@ import (
 	"maps"
 	"slices"
 
-	v1 "github.com/opencontainers/image-spec/specs-go/v1"
-	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
-
 	"github.com/crisp-cri/crisp/image"
-	"github.com/crisp-cri/crisp/oci"
 	"github.com/crisp-cri/crisp/server/selinux"
 	"github.com/crisp-cri/crisp/server/spec"
 )
@@ -18,31 +14,31 @@ import (
 // makeVolumes makes the directories that the image wants mounted, but where the request
 // mounts something: what they are made of is on a disk, can be written to though the
 // root file system cannot, and goes with the container.
-func (s *Server) makeVolumes(ctx context.Context, id string, sb *oci.Sandbox, config *cri.ContainerConfig, img v1.ImageConfig, labels selinux.Labels) ([]spec.Volume, error) {
-	if len(img.Volumes) == 0 {
-		return nil, nil
+func (d *containerDraft) makeVolumes(ctx context.Context) error {
+	paths := slices.Collect(maps.Keys(d.image.Config.Config.Volumes))
+	if len(paths) == 0 {
+		return nil
 	}
 	want := image.VolumesWanted{
-		Paths:    slices.Collect(maps.Keys(img.Volumes)),
+		Paths:    paths,
 		Mounted:  []string{"/etc/hosts", "/etc/hostname", "/etc/resolv.conf"},
 		Reserved: []string{"/dev", "/proc", "/sys"}, // the kernel's, in every container
-		IDs:      sb.Config().IDs,
+		IDs:      d.sb.Config().IDs,
 	}
-	for _, m := range config.Mounts {
+	for _, m := range d.config.Mounts {
 		want.Mounted = append(want.Mounted, m.ContainerPath)
 	}
-	made, err := s.images.MakeVolumes(ctx, id, want)
+	made, err := d.s.images.MakeVolumes(ctx, d.cr.id, want)
 	if err != nil {
-		return nil, fmt.Errorf("volumes of container %s: %w", config.Metadata.Name, err)
+		return fmt.Errorf("volumes of container %s: %w", d.config.Metadata.Name, err)
 	}
-	var list []spec.Volume
 	for _, v := range made {
-		if labels.Mount != "" {
-			if err := selinux.Relabel(ctx, v.Source, labels.Mount, stillWanted(sb)); err != nil {
-				return nil, fmt.Errorf("volume %s: %w", v.Path, err)
+		if d.labels.Mount != "" {
+			if err := selinux.Relabel(ctx, v.Source, d.labels.Mount, stillWanted(d.sb)); err != nil {
+				return fmt.Errorf("volume %s: %w", v.Path, err)
 			}
 		}
-		list = append(list, spec.Volume(v))
+		d.volumes = append(d.volumes, spec.Volume(v))
 	}
-	return list, nil
+	return nil
 }

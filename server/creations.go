@@ -29,6 +29,10 @@ var stageLives = map[string]time.Duration{
 	"cni":     4 * time.Minute, // what the kubelet gives RunPodSandbox: plugins wait for clouds and DHCP
 	"image":   0,               // a pull, which has a bound of its own on how long nothing may move
 	"volumes": 0,               // a copy of what the image has there, which is as much as the image is
+
+	"relabel volumes": 0, // a big volume takes minutes, once; a sandbox that is stopped ends it
+	"spec":            0, // reads small files of this machine
+	"record":          0, // what is half on disk must be finished or undone either way
 }
 
 // creations are the objects of one kind that are being made, by name.

@@ -77,6 +77,7 @@ func TestStagesThatTakeLong(t *testing.T) {
 		}{
 			{"cni", 200 * time.Second, true}, {"cni", time.Hour, false},
 			{"image", time.Hour, true}, {"rootfs", time.Hour, false},
+			{"relabel volumes", time.Hour, true}, {"record", time.Hour, true},
 		} {
 			_, err := b.do(t.Context(), test.stage+test.takes.String(), wants("x"), func(ctx context.Context, c *creation) error {
 				ctx, cancel := c.enter(ctx, test.stage)

@@ -11,7 +11,6 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/oci"
 	"github.com/crisp-cri/crisp/server/selinux"
-	"github.com/crisp-cri/crisp/server/spec"
 )
 
 func labelOptions(o *cri.SELinuxOption) selinux.Options {
@@ -55,17 +54,17 @@ func labelFiles(ctx context.Context, sb *oci.Sandbox, labels selinux.Labels) err
 // privileged container (type spc_t) reads what it likes as it is.
 //
 // CRI, Mount: "If set, the mount needs SELinux relabeling."
-func relabel(ctx context.Context, sb *oci.Sandbox, mounts []spec.Mount, labels selinux.Labels) error {
-	if labels.Mount == "" || strings.Contains(labels.Process, ":spc_t:") {
+func (d *containerDraft) relabel(ctx context.Context) error {
+	if d.labels.Mount == "" || strings.Contains(d.labels.Process, ":spc_t:") {
 		return nil
 	}
-	for _, m := range mounts {
+	for _, m := range d.mounts {
 		if !m.SelinuxRelabel || m.Image.GetImage() != "" {
 			continue // an image is mounted with its label
 		}
 		err := selinux.Refuse(m.Source)
 		if err == nil {
-			err = selinux.Relabel(ctx, m.Source, labels.Mount, stillWanted(sb))
+			err = selinux.Relabel(ctx, m.Source, d.labels.Mount, stillWanted(d.sb))
 		}
 		if err != nil {
 			return fmt.Errorf("mount at %s: %w", m.ContainerPath, err)

@@ -138,18 +138,21 @@ func (s *Server) tellPodUpdate(ctx context.Context, p nri.Pod, save func() error
 }
 
 // tellCreate has plugins change the specification of a container that is being
-// created. If the container comes to nothing after that, the step added to steps
-// tells that too.
-func (s *Server) tellCreate(ctx context.Context, turn nri.Turn, sb *oci.Sandbox, id string, built *specs.Spec, rec *containerRecord, steps *undo.Stack) error {
-	if !turn.Heard() {
+// created. If the container comes to nothing after that, undoing it tells that too. The
+// turn goes on until the container is on record: a plugin that joined before would never
+// hear of it.
+func (d *containerDraft) tellCreate(ctx context.Context) error {
+	d.turn = d.s.plugins.Turn()
+	if !d.turn.Heard() {
 		return nil
 	}
-	p := pluginPod(sb, s.index.sandbox(sb))
+	s := d.s
+	p := pluginPod(d.sb, s.index.sandbox(d.sb))
 	c := nri.Container{
-		ID: id, PodID: sb.ID(), Config: rec.config, Spec: built, ImageID: rec.imageID, ImageRef: rec.imageRef,
+		ID: d.cr.id, PodID: d.sb.ID(), Config: d.config, Spec: d.spec, ImageID: d.image.ID, ImageRef: d.record.imageRef,
 		State: nri.Created, CreatedAt: time.Now(),
 	}
-	steps.Add("creation by plugins", func() error {
+	d.undo.Add("creation by plugins", func() error {
 		ctx, cancel := undo.Context(ctx)
 		defer cancel()
 		turn := s.plugins.Turn()
@@ -162,12 +165,12 @@ func (s *Server) tellCreate(ctx context.Context, turn nri.Turn, sb *oci.Sandbox,
 		}
 		return nil
 	})
-	limits, updates, err := turn.CreateContainer(ctx, p, c)
+	limits, updates, err := d.turn.CreateContainer(ctx, p, c)
 	if err != nil {
 		return refused("creation", err)
 	}
 	if change := limitsOf(limits); change != nil {
-		rec.resources = spec.MergeResources(rec.resources, change)
+		d.record.resources = spec.MergeResources(d.record.resources, change)
 	}
 	return unapplied(s.applyUpdates(ctx, updates))
 }

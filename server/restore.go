@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"google.golang.org/protobuf/proto"
@@ -14,8 +15,6 @@ import (
 	"github.com/crisp-cri/crisp/checkpoint"
 	"github.com/crisp-cri/crisp/image"
 	"github.com/crisp-cri/crisp/internal/fault"
-	"github.com/crisp-cri/crisp/internal/undo"
-	"github.com/crisp-cri/crisp/oci"
 )
 
 // This file makes containers whose processes come from a checkpoint:
@@ -72,60 +71,102 @@ type restoration struct {
 	imaged *cri.ImageSpec // the original's
 }
 
-// createContainer makes the container of a creation, executed or restored.
-func (s *Server) createContainer(ctx context.Context, cr *creation, sb *oci.Sandbox, config *cri.ContainerConfig) error {
-	from := s.originOf(config)
-	if from != nil && from.image != "" && !s.live.Load().RestoreFromImages {
-		return fault.WrongState.Errorf("container %s: image %s is the checkpoint of a container, and restore_from_images is off in crispd's configuration",
-			config.Metadata.Name, config.Image.Image)
-	}
-	return s.createFrom(ctx, cr, sb, config, from)
-}
-
-// originOf is the origin that the name of an image stands for.
-func (s *Server) originOf(config *cri.ContainerConfig) *origin {
+// originOf is the origin that the name of an image stands for; nil if that is just an
+// image.
+func (s *Server) originOf(config *cri.ContainerConfig) (*origin, error) {
 	name := config.GetImage().GetImage()
 	if filepath.IsAbs(name) { // which no image's name is
-		return &origin{archive: name}
+		return &origin{archive: name}, nil
 	}
 	img, err := s.images.Get(name)
 	if err != nil {
-		return nil // who looks next says so
+		return nil, nil // findImage says so
 	}
-	for _, key := range checkpointAnnotations {
-		if img.Annotations[key] != "" {
-			return &origin{image: img.ID}
-		}
+	if !slices.ContainsFunc(checkpointAnnotations, func(key string) bool { return img.Annotations[key] != "" }) {
+		return nil, nil
+	}
+	if !s.live.Load().RestoreFromImages {
+		return nil, fault.WrongState.Errorf("container %s: image %s is the checkpoint of a container, and restore_from_images is off in crispd's configuration",
+			config.Metadata.Name, name)
+	}
+	return &origin{image: img.ID}, nil
+}
+
+// restoreSteps are createSteps with what a restoration does besides and instead.
+var restoreSteps = []createStep{
+	{"", (*containerDraft).check},
+	{"", (*containerDraft).checkRestorable},
+	{"checkpoint", (*containerDraft).fetchCheckpoint},
+	{"image", (*containerDraft).findOriginalImage},
+	{"rootfs", (*containerDraft).mountRoot},
+	{"", (*containerDraft).repeatChanges},
+	{"volumes", (*containerDraft).makeVolumes},
+	{"mounts", (*containerDraft).resolveMounts},
+	{"relabel volumes", (*containerDraft).relabel},
+	{"spec", (*containerDraft).specify},
+	{"plugins", (*containerDraft).tellCreate},
+	{"", (*containerDraft).fitCheckpoint},
+	{"record", (*containerDraft).persist},
+}
+
+// checkRestorable refuses containers that nothing can restore.
+func (d *containerDraft) checkRestorable(context.Context) error {
+	if d.handler.Engine != "" {
+		return fault.Invalid.Errorf("container %s: handler runs containers by %s, and only libcontainer can restore", d.config.Metadata.Name, d.handler.Engine)
+	}
+	if d.sb.Config().IDs != nil {
+		return fault.Invalid.Errorf("container %s: nothing can be restored into a user namespace", d.config.Metadata.Name)
 	}
 	return nil
 }
 
-// fetch copies the checkpoint that a container is to be restored from, and finds
-// the image of the original.
-func (s *Server) fetch(ctx context.Context, cr *creation, sb *oci.Sandbox, h Handler, config *cri.ContainerConfig, from *origin, steps *undo.Stack) (*restoration, error) {
-	if h.Engine != "" {
-		return nil, fault.Invalid.Errorf("container %s: handler runs containers by %s, and only libcontainer can restore", config.Metadata.Name, h.Engine)
-	}
-	if sb.Config().IDs != nil {
-		return nil, fault.Invalid.Errorf("container %s: nothing can be restored into a user namespace", config.Metadata.Name)
-	}
-	dir, drop, err := s.runtime.RestoreDir(cr.id)
+// fetchCheckpoint copies the checkpoint and reads what it says of itself.
+func (d *containerDraft) fetchCheckpoint(ctx context.Context) error {
+	r := d.restored
+	dir, drop, err := d.s.runtime.RestoreDir(d.cr.id)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	steps.Add("checkpoint", drop)
-	r := &restoration{from: from, dir: dir}
-	stage, cancel := cr.enter(ctx, "checkpoint")
-	defer cancel()
-	if err := s.copyCheckpoint(stage, cr.id, sb, config, r); err != nil {
-		return nil, from.blame(config, err)
+	d.undo.Add("checkpoint", drop)
+	r.dir = dir
+	if err := d.s.copyCheckpoint(ctx, d.cr.id, d.sb, d.config, r); err != nil {
+		return r.from.blame(d.config, err)
 	}
 	if err := r.read(); err != nil {
-		return nil, from.blame(config, err)
+		return r.from.blame(d.config, err)
 	}
-	stage, cancel = cr.enter(ctx, "image")
-	defer cancel()
-	return r, s.baseImage(stage, sb, config, r)
+	return nil
+}
+
+// findOriginalImage takes the image that the original had.
+func (d *containerDraft) findOriginalImage(ctx context.Context) error {
+	r := d.restored
+	if err := d.s.baseImage(ctx, d.sb, d.config, r); err != nil {
+		return err
+	}
+	d.described, d.record.original = r.describe(d.config), r.imaged
+	return d.useImage(r.base)
+}
+
+// repeatChanges makes the original's changes in the root file system.
+func (d *containerDraft) repeatChanges(ctx context.Context) error {
+	if err := d.s.change(ctx, d.cr.id, d.restored); err != nil {
+		return fmt.Errorf("restore root file system: %w", err)
+	}
+	return nil
+}
+
+// fitCheckpoint adds what no request can say, refuses a container that the original's
+// processes do not fit into, and fills the sandbox's /dev/shm.
+func (d *containerDraft) fitCheckpoint(ctx context.Context) error {
+	r := d.restored
+	if err := errors.Join(r.complete(d.spec, d.sb), r.fit(d.spec)); err != nil {
+		return fmt.Errorf("restore container %s: %w", d.config.Metadata.Name, err)
+	}
+	if err := fillShm(ctx, d.sb, r.dir); err != nil {
+		return fmt.Errorf("restore /dev/shm: %w", err)
+	}
+	return nil
 }
 
 // read reads what the checkpoint says of itself.
@@ -151,25 +192,16 @@ func (r *restoration) read() error {
 	return err
 }
 
-// described is the record from which the specification is built: that of the
+// describe returns the configuration from which the specification is built: that of the
 // request, with the process of the original in it if the request need not say what
 // that was.
-func (r *restoration) described(rec *containerRecord) *containerRecord {
-	if r == nil || r.from.dir != "" {
-		return rec
+func (r *restoration) describe(config *cri.ContainerConfig) *cri.ContainerConfig {
+	if r.from.dir != "" {
+		return config
 	}
-	full := *rec
-	full.config = proto.Clone(rec.config).(*cri.ContainerConfig)
-	full.config.Image, full.config.Command, full.config.Args, full.config.WorkingDir = r.imaged, r.spec.Process.Args, nil, r.spec.Process.Cwd
-	return &full
-}
-
-// image is that of the original, for the status; nil without a checkpoint.
-func (r *restoration) image() *cri.ImageSpec {
-	if r == nil {
-		return nil
-	}
-	return r.imaged
+	full := proto.Clone(config).(*cri.ContainerConfig)
+	full.Image, full.Command, full.Args, full.WorkingDir = r.imaged, r.spec.Process.Args, nil, r.spec.Process.Cwd
+	return full
 }
 
 // directory is where CRIU's files are; "" without a checkpoint.

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"reflect"
 	"testing"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -55,5 +56,26 @@ func TestCheckpointImageGivesNoRightToAnother(t *testing.T) {
 	n.store.mu.Unlock()
 	if err := base(evil); err != nil || asked() != 1 {
 		t.Errorf("an image that was loaded: %v, and registries were asked %d times", err, asked())
+	}
+}
+
+// What a container is made and checked by, one from a checkpoint is, too, in the same order:
+// all but the search for its image, which is the original's.
+func TestRestoreLeavesNoStepOut(t *testing.T) {
+	same := func(a, b createStep) bool {
+		return a.stage == b.stage && reflect.ValueOf(a.do).Pointer() == reflect.ValueOf(b.do).Pointer()
+	}
+	own := createStep{"", (*containerDraft).findImage}
+	rest := restoreSteps
+	for i, step := range createSteps {
+		if same(step, own) {
+			continue
+		}
+		for len(rest) > 0 && !same(rest[0], step) {
+			rest = rest[1:]
+		}
+		if len(rest) == 0 {
+			t.Fatalf("step %d, stage %q, is not among those of a restoration", i, step.stage)
+		}
 	}
 }

@@ -138,7 +138,7 @@ func (s *Server) restorePod(ctx context.Context, cr *creation, run *cri.RunPodSa
 		same := &cri.CreateContainerRequest{PodSandboxId: sb.ID()}
 		from := &origin{dir: dirs[config.Metadata.Name]}
 		_, err := s.containers.must(ctx, containerName(config.Metadata, req.Config.Metadata), same, func(ctx context.Context, c *creation) error {
-			return s.createFrom(ctx, c, sb, config, from)
+			return s.newDraft(c, sb, config, from).create(ctx)
 		})
 		if err != nil {
 			return fmt.Errorf("restore container %s: %w", config.Metadata.Name, err)
