@@ -387,11 +387,13 @@ func (x *Executor) touch(method, id string) error {
 	return nil
 }
 
+// shutdown ends the connections too: whoever asked for it waits for that, a second.
 func (x *Executor) shutdown() error {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if len(x.known) > 0 {
 		return fault.WrongState.Errorf("executor has %d containers", len(x.known))
 	}
+	go x.CutConnections()
 	return nil
 }
