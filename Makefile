@@ -27,7 +27,7 @@ CNI_PLUGINS := main/bridge ipam/host-local meta/portmap meta/bandwidth
 export CGO_ENABLED = 1
 export GO
 
-.PHONY: help all demo test race test-vm test-kubelet fuzz soak critest bench lint vuln install deb clean deps vm-deps
+.PHONY: help all demo unit test race test-vm test-kubelet fuzz soak critest bench lint vuln install deb clean deps vm-deps
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -57,6 +57,11 @@ test: all .cache/containerd ## run every test, those that touch the kernel inclu
 	$(GO) vet -tags "$(TAGS)" ./...
 	@$(GO) build -o .cache/skips ./test/skips
 	CRISP_BIN=$(CURDIR)/bin .cache/skips $(GO) test -tags "$(TAGS)" -count 1 -timeout 20m ./...
+
+# What neither root nor a kernel's facilities are needed for. Most of it waits: more tests
+# run at a time than there are processors.
+unit: ## run the tests that need no root, below a minute (ARGS="./server/... -run Exec")
+	@$(GO) test -tags "$(TAGS)" -short -p 4 -parallel 8 $(or $(ARGS),$$($(GO) list -tags "$(TAGS)" ./... | grep -v '/crisp/test\b'))
 
 race: .cache/containerd ## run the tests with the race detector, on daemons built with it (root; ARGS="./server ./agent/...")
 	@test "$$(id -u)" = 0 || { echo "make race: the kernel tests need root: run sudo make race"; exit 1; }

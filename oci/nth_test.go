@@ -24,7 +24,8 @@ import (
 // first, the second, and so on until there are no more. What fails is done by trying
 // again, a daemon that starts again finds what was there, and in the end nothing is left.
 //
-// Which error it is goes by turns. CRISP_NTH=full tries each error with each call.
+// Which error it is goes by turns. CRISP_NTH=full tries each error with each call; -short
+// takes every seventh call.
 func TestNthCallFails(t *testing.T) {
 	dir := t.TempDir()
 	for _, name := range []string{"root", "state"} {
@@ -38,8 +39,11 @@ func TestNthCallFails(t *testing.T) {
 	}
 	tracer := filetrace.Start(t, dir)
 	errnos := []syscall.Errno{unix.EIO, unix.ENOSPC, unix.EMFILE, unix.ENOMEM}
-	calls := 0
-	for n := 1; !t.Failed(); n++ {
+	calls, step := 0, 1
+	if testing.Short() {
+		step = 7
+	}
+	for n := 1; !t.Failed(); n += step {
 		happened := false
 		for i, errno := range errnos {
 			if i != n%len(errnos) && os.Getenv("CRISP_NTH") != "full" {

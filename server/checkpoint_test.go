@@ -346,6 +346,7 @@ func TestCheckpointPodTooLate(t *testing.T) {
 
 // The same wherever it fails, also when all is written.
 func TestCheckpointPodFailsAnywhere(t *testing.T) {
+	t.Parallel() // it waits for what thaws again
 	n := newNode(t)
 	sandbox := n.run(t, pod("web"))
 	one := n.begin(t, sandbox, forever("one"))

@@ -185,6 +185,7 @@ func TestStopLeavesTheInputOfWhoIsAttached(t *testing.T) {
 
 // Whom the executor has dropped, for not reading, is told that it was not the container's end.
 func TestAttachTellsWhomItDrops(t *testing.T) {
+	t.Parallel() // it waits for the time that a reader has
 	n := newNode(t)
 	config := container("x", "echo-stdin")
 	config.Stdin = true

@@ -173,6 +173,7 @@ spec:
 
 // A Job's pods run one after the other, and stay when it is done.
 func TestJob(t *testing.T) {
+	inRealTime(t)
 	n := newNode(t)
 	n.agent()
 	n.until("status -o json", `"alive": true`)
@@ -188,6 +189,7 @@ func TestJob(t *testing.T) {
 
 // A watch tells what comes, changes and goes.
 func TestWatch(t *testing.T) {
+	inRealTime(t)
 	n := newNode(t)
 	n.agent()
 	n.until("status -o json", `"alive": true`)
@@ -276,6 +278,7 @@ func TestRun(t *testing.T) {
 
 // Who interrupts "run --rm" gets the prompt back and no pod that runs on.
 func TestRunRemovesWhatIsInterrupted(t *testing.T) {
+	inRealTime(t)
 	n := newNode(t)
 	n.agent()
 	n.until("status -o json", `"alive": true`)
@@ -325,6 +328,7 @@ func TestImagePrune(t *testing.T) {
 
 // A file that others are beside may change: nothing else does.
 func TestUnrelatedFile(t *testing.T) {
+	inRealTime(t)
 	n := newNode(t)
 	n.manifest("web.yaml", webPod)
 	n.agent()

@@ -55,6 +55,15 @@ func newNode(t *testing.T) *node {
 	return n
 }
 
+// inRealTime skips, with -short, a test in which a whole agent waits for seconds: for its
+// ticks, or to try again.
+func inRealTime(t *testing.T) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("left out by -short: a whole agent waits for seconds of real time")
+	}
+}
+
 // crisp runs a command line.
 func (n *node) crisp(line string) (stdout, stderr string, code int) {
 	var out, errs bytes.Buffer
@@ -201,6 +210,7 @@ func TestForeignPods(t *testing.T) {
 
 // An image that cannot be had is told by get and logs.
 func TestWhyPodWaits(t *testing.T) {
+	inRealTime(t)
 	n := newNode(t)
 	n.runtime.ImageService.InjectError("PullImage", errors.New("no such image"))
 	n.manifest("web.yaml", strings.Replace(webPod, "web:1", "web:latest", 1))
@@ -215,6 +225,7 @@ func TestWhyPodWaits(t *testing.T) {
 // A pod that cannot have its sandbox is told too, although the runtime does not
 // know it; and it begins when its obstacle is gone.
 func TestWhyPodHasNoSandbox(t *testing.T) {
+	inRealTime(t)
 	n := newNode(t)
 	missing := filepath.Join(n.dir, "missing")
 	n.manifest("web.yaml", webPod+"  volumes: [{name: v, hostPath: {path: "+missing+", type: Directory}}]\n")

@@ -25,6 +25,7 @@ func (n *node) startRuntime() {
 // An agent that is started before its runtime says so to who asks, takes objects,
 // and runs them when the runtime comes, and when it comes back.
 func TestBeforeTheRuntime(t *testing.T) {
+	inRealTime(t)
 	n := newNode(t)
 	n.runtime.Stop()
 	l, err := net.Listen("tcp", "127.0.0.1:0")

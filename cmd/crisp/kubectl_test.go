@@ -142,6 +142,7 @@ func (k *kubectl) want(m map[string]any, path, want string) {
 // What kubectl does, by the requests that it sends for it: get, apply on both sides,
 // create, edit, patch, scale, wait, delete, top.
 func TestKubectl(t *testing.T) {
+	inRealTime(t)
 	n := newNode(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -337,6 +338,7 @@ func TestKubectl(t *testing.T) {
 
 // kubectl itself explains fields, by what the agent says of Kubernetes' types.
 func TestKubectlExplain(t *testing.T) {
+	inRealTime(t)
 	program, err := exec.LookPath("kubectl")
 	if err != nil {
 		t.Skipf("needs kubectl (agent/api TestSchemas goes through the same document): %v", err)

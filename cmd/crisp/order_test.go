@@ -72,6 +72,7 @@ func TestEditedPodWaits(t *testing.T) {
 // A pod that is wanted again while it ends, ends, and then begins anew: it has not
 // failed, whatever its restart policy is. So it is under the next agent.
 func TestManifestPutBack(t *testing.T) {
+	inRealTime(t)
 	once := strings.Replace(webPod, "spec:", "spec:\n  restartPolicy: Never", 1)
 	for name, change := range map[string]func(n *calls, stop func()){
 		"removed": func(n *calls, _ func()) {
@@ -149,6 +150,7 @@ func TestDeletedWhilePulling(t *testing.T) {
 
 // Fifty pods begin side by side: each sandbox waits here until all are asked for.
 func TestPodsBeginTogether(t *testing.T) {
+	inRealTime(t)
 	const pods = 50
 	n := newCalls(t)
 	n.begin()

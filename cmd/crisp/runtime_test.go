@@ -75,6 +75,7 @@ func listen(t *testing.T, path string) net.Listener {
 // on, the node and the health checks say so meanwhile, and nobody has to do
 // anything when it is back.
 func TestRuntimeComesAndGoes(t *testing.T) {
+	inRealTime(t)
 	n := newCalls(t)
 	n.manifest("web.yaml", webPod)
 	n.agent()

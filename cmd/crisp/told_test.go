@@ -37,6 +37,7 @@ func TestRejectedPod(t *testing.T) {
 
 // A pod that did not fit begins as soon as there is room, under the same agent.
 func TestRejectedPodFitsLater(t *testing.T) {
+	inRealTime(t)
 	n := newCalls(t)
 	n.begin()
 	n.flags = []string{"--max-pods", "1"}
@@ -136,6 +137,7 @@ func TestPodIsAPod(t *testing.T) {
 
 // A new agent tells of pods what the old one did.
 func TestStatusIsKept(t *testing.T) {
+	inRealTime(t)
 	n := newNode(t)
 	n.manifest("job.yaml", strings.Replace(strings.Replace(webPod, "name: web}", "name: job}", 1), "spec:\n", "spec:\n  restartPolicy: Never\n", 1))
 	stop := n.agent()

@@ -56,9 +56,14 @@ type Verdict struct {
 // Judge says what is wrong with the tests that were skipped: that no line of skips.txt
 // allows it, or that this machine has all that the line says may be missing. If whole is
 // set, all tests of the packages have been run, and lines about tests that are not among
-// them are wrong too.
-func Judge(verdicts []Verdict, whole bool) (complaints []string, err error) {
-	return judge(listed, verdicts, whole, Lacks)
+// them are wrong too. If short is set, they were run with -short.
+func Judge(verdicts []Verdict, whole, short bool) (complaints []string, err error) {
+	return judge(listed, verdicts, whole, func(need string) string {
+		if need == long && short {
+			return "the tests are run with -short"
+		}
+		return Lacks(need)
+	})
 }
 
 func judge(list string, verdicts []Verdict, whole bool, lacks func(need string) string) (complaints []string, err error) {

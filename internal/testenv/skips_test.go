@@ -71,3 +71,13 @@ func TestBadList(t *testing.T) {
 		}
 	}
 }
+
+// What -short leaves out may be skipped with it, and only then.
+func TestJudgeShort(t *testing.T) {
+	skipped := []Verdict{{Dir: "cmd/crisp", Test: "TestJob", Action: "skip", Said: "left out"}}
+	for short, want := range map[bool]int{true: 0, false: 1} {
+		if got, err := Judge(skipped, false, short); err != nil || len(got) != want {
+			t.Errorf("short %v: %q, %v; want %d complaints", short, got, err, want)
+		}
+	}
+}

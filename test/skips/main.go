@@ -62,7 +62,7 @@ func run(args []string, whole bool) error {
 		return err
 	}
 	r.skips()
-	complaints, err := testenv.Judge(r.verdicts, whole)
+	complaints, err := testenv.Judge(r.verdicts, whole, slices.Contains(args, "-short"))
 	if err != nil {
 		return err
 	}

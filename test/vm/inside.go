@@ -259,7 +259,7 @@ func (t tests) do(g *guest) error {
 
 // missing says which tests did not run that must. whole: all of the package were to.
 func (t tests) missing(verdicts []testenv.Verdict, whole bool) error {
-	complaints, err := testenv.Judge(verdicts, whole)
+	complaints, err := testenv.Judge(verdicts, whole, true)
 	if err != nil {
 		return err
 	}
