@@ -1,10 +1,6 @@
 package image
 
 import (
-	"context"
-	"fmt"
-	"io"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -34,9 +30,9 @@ func isArtifact(config string) bool {
 
 // readArtifact takes the files from an artifact's manifest. A layer without a name
 // cannot be mounted and is left out.
-func (c *choice) readArtifact(m manifest.Manifest) error {
-	c.artifact = true
-	for _, l := range m.LayerInfos() {
+func (m *Manifest) readArtifact(parsed manifest.Manifest) error {
+	m.Artifact = true
+	for _, l := range parsed.LayerInfos() {
 		b := blob{BlobInfo: l.BlobInfo}
 		for _, key := range fileAnnotations {
 			if b.file = l.Annotations[key]; b.file != "" {
@@ -54,15 +50,15 @@ func (c *choice) readArtifact(m manifest.Manifest) error {
 			return fault.Invalid.Errorf("artifact: file %q is encrypted, which is for images only", b.file)
 		}
 		b.file = filepath.Clean(b.file)
-		c.layers = append(c.layers, b)
+		m.Layers = append(m.Layers, b)
 	}
 	switch {
-	case len(c.layers) == 0:
+	case len(m.Layers) == 0:
 		return fault.Invalid.Errorf("it is neither an image nor an artifact with files: no layer has the annotation %s", v1.AnnotationTitle)
-	case len(c.layers) > maxFiles:
-		return fault.Invalid.Errorf("artifact with %d files, more than %d", len(c.layers), maxFiles)
+	case len(m.Layers) > maxFiles:
+		return fault.Invalid.Errorf("artifact with %d files, more than %d", len(m.Layers), maxFiles)
 	}
-	return c.checkBlobs()
+	return m.checkBlobs()
 }
 
 // isPath tells whether Linux has a name for a file such as this: NAME_MAX, and well
@@ -70,37 +66,4 @@ func (c *choice) readArtifact(m manifest.Manifest) error {
 func isPath(name string) bool {
 	tooLong := func(part string) bool { return len(part) > 255 }
 	return len(name) <= 2048 && !strings.Contains(name, "\x00") && !slices.ContainsFunc(strings.Split(name, "/"), tooLong)
-}
-
-// unpackFile fetches a layer that is one file, and puts it into dir under its
-// name.
-func unpackFile(ctx context.Context, from origin, b blob, dir string) (_ shape, err error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	body, err := from.open(ctx, b)
-	if err != nil {
-		return shape{}, err
-	}
-	defer body.Close()
-	checked, err := newVerifier(body, b)
-	if err != nil {
-		return shape{}, err
-	}
-	root, err := os.OpenRoot(dir)
-	if err != nil {
-		return shape{}, err
-	}
-	defer root.Close()
-	if err := root.MkdirAll(filepath.Dir(b.file), 0o755); err != nil {
-		return shape{}, err
-	}
-	f, err := root.OpenFile(b.file, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
-	if err != nil {
-		return shape{}, err
-	}
-	defer f.Close()
-	if _, err := io.CopyBuffer(f, onlyReader{checked}, make([]byte, aheadChunk)); err != nil {
-		return shape{}, fmt.Errorf("file %q: %w", b.file, err)
-	}
-	return shape{}, f.Close()
 }

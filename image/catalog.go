@@ -119,7 +119,7 @@ func (s *Store) Reconfigure(n Settings) {
 		}
 		s.catalog.Store(newCatalog(entries))
 	}
-	for _, text := range slices.Concat(checkPolicies(n), checkAccess(n)) {
+	for _, text := range slices.Concat(checkPolicies(n), checkAccess(n), checkKeys(n.KeysDir)) {
 		s.log.Warn("files about images cannot be used", "err", text)
 	}
 	s.reportHosts(n.HostsDirs)

@@ -1,7 +1,6 @@
 package image
 
 import (
-	"bytes"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
@@ -30,7 +29,7 @@ func Check(o Settings) []string {
 			wrong = append(wrong, fmt.Sprintf("%s: %s", file, p))
 		}
 	}
-	return slices.Concat(checkPolicies(o), checkAccess(o), wrong)
+	return slices.Concat(checkPolicies(o), checkAccess(o), checkKeys(o.KeysDir), wrong)
 }
 
 // checkPolicies tells which policies cannot be read. Then nothing is allowed.
@@ -47,8 +46,7 @@ func checkPolicies(o Settings) []string {
 	return wrong
 }
 
-// checkAccess tells which registries.conf and credentials cannot be read, and which
-// private keys are not private.
+// checkAccess tells which registries.conf and credentials cannot be read.
 func checkAccess(o Settings) []string {
 	var wrong []string
 	if _, err := sysregistriesv2.TryUpdatingCache(&types.SystemContext{SystemRegistriesConfPath: o.RegistriesConf, SystemRegistriesConfDirPath: o.RegistriesConfDir}); err != nil {
@@ -61,15 +59,6 @@ func checkAccess(o Settings) []string {
 	for _, file := range credentials {
 		if err := checkCredentials(file); err != nil {
 			wrong = append(wrong, fmt.Sprintf("no image can be pulled by the credentials in %s: %v", file, err))
-		}
-	}
-	for _, file := range filesIn(o.KeysDir, "*") {
-		info, err := os.Stat(file)
-		if err != nil || !info.Mode().IsRegular() || info.Mode()&0o077 == 0 {
-			continue
-		}
-		if data, err := os.ReadFile(file); err == nil && bytes.Contains(data, []byte("PRIVATE KEY")) {
-			wrong = append(wrong, fmt.Sprintf("others than root may read the private key %s: it has mode %#o", file, info.Mode().Perm()))
 		}
 	}
 	return wrong

@@ -1,12 +1,14 @@
 package image
 
 import (
+	"bytes"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -32,10 +34,11 @@ type layerKey struct {
 // isEncrypted tells whether a layer is (ocicrypt, spec: "+encrypted").
 func isEncrypted(b blob) bool { return strings.HasSuffix(b.MediaType, "+encrypted") }
 
-// unlock finds the keys of encrypted layers among those of the node. Layers that
+// unlock finds the keys of encrypted layers among those of the node, which are the files
+// in dir; "" = there are none. Layers that
 // are in the store already need theirs too: that somebody else could open them
 // says nothing of this caller.
-func (s *Store) unlock(layers []blob) error {
+func unlock(layers []blob, dir string, log *slog.Logger) error {
 	var keys *encconfig.DecryptConfig
 	for i := range layers {
 		b := &layers[i]
@@ -44,13 +47,13 @@ func (s *Store) unlock(layers []blob) error {
 		}
 		if keys == nil {
 			var err error
-			if keys, err = s.privateKeys(); err != nil {
+			if keys, err = privateKeys(dir, log); err != nil {
 				return err
 			}
 		}
 		var err error
 		if b.key, err = unwrapKey(keys, *b); err != nil {
-			return fault.Invalid.Errorf("layer %s is encrypted, and no key in %q opens it: %w", b.Digest, s.now().KeysDir, err)
+			return fault.Invalid.Errorf("layer %s is encrypted, and no key in %q opens it: %w", b.Digest, dir, err)
 		}
 	}
 	return nil
@@ -60,9 +63,8 @@ func (s *Store) unlock(layers []blob) error {
 // certificates beside those for PKCS#7, GPG key rings, PKCS#11 descriptions. What
 // is none of these is passed over. They are read for each pull that needs one, and
 // kept nowhere.
-func (s *Store) privateKeys() (*encconfig.DecryptConfig, error) {
+func privateKeys(dir string, log *slog.Logger) (*encconfig.DecryptConfig, error) {
 	all := &encconfig.DecryptConfig{Parameters: map[string][][]byte{}}
-	dir := s.now().KeysDir
 	if dir == "" {
 		return all, nil
 	}
@@ -81,7 +83,7 @@ func (s *Store) privateKeys() (*encconfig.DecryptConfig, error) {
 		}
 		cc, err := helpers.CreateDecryptCryptoConfig([]string{path}, nil)
 		if err != nil {
-			s.log.Warn("key cannot be used", "path", path, "err", err)
+			log.Warn("key cannot be used", "path", path, "err", err)
 			continue
 		}
 		if cc.DecryptConfig == nil {
@@ -175,4 +177,23 @@ func (d *decrypter) Read(p []byte) (int, error) {
 		return n, d.from.err
 	}
 	return n, fault.Invalid.Errorf("decrypt: it was changed, or its key is another")
+}
+
+// checkKeys tells which of the private keys in dir are not private; "" = there are none.
+func checkKeys(dir string) []string {
+	if dir == "" {
+		return nil
+	}
+	var wrong []string
+	files, _ := filepath.Glob(filepath.Join(dir, "*")) // the only error is of the pattern
+	for _, file := range files {
+		info, err := os.Stat(file)
+		if err != nil || !info.Mode().IsRegular() || info.Mode()&0o077 == 0 {
+			continue
+		}
+		if data, err := os.ReadFile(file); err == nil && bytes.Contains(data, []byte("PRIVATE KEY")) {
+			wrong = append(wrong, fmt.Sprintf("others than root may read the private key %s: it has mode %#o", file, info.Mode().Perm()))
+		}
+	}
+	return wrong
 }

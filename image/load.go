@@ -114,7 +114,7 @@ func (s *Store) loadOCI(ctx context.Context, a *archive) ([]Image, error) {
 	for i, group := range groups {
 		desc := group[0]
 		if len(group) > 1 { // one name, several platforms
-			if desc, err = s.ours(v1.Index{Versioned: index.Versioned, MediaType: v1.MediaTypeImageIndex, Manifests: group}); err != nil {
+			if desc, err = ours(v1.Index{Versioned: index.Versioned, MediaType: v1.MediaTypeImageIndex, Manifests: group}); err != nil {
 				return images, err
 			}
 		}
@@ -158,16 +158,12 @@ func byName(all []v1.Descriptor) (names []reference.Named, groups [][]v1.Descrip
 }
 
 // ours returns what index has for this platform.
-func (s *Store) ours(index v1.Index) (v1.Descriptor, error) {
+func ours(index v1.Index) (v1.Descriptor, error) {
 	data, err := json.Marshal(index)
 	if err != nil {
 		return v1.Descriptor{}, err
 	}
-	sys, err := s.system(nil, Caller{})
-	if err != nil {
-		return v1.Descriptor{}, err
-	}
-	d, err := platform(data, v1.MediaTypeImageIndex, sys)
+	d, err := platform(data, v1.MediaTypeImageIndex, &types.SystemContext{})
 	if err != nil {
 		return v1.Descriptor{}, err
 	}
@@ -192,19 +188,19 @@ func (s *Store) loadManifest(ctx context.Context, a *archive, name reference.Nam
 			if err := json.Unmarshal(data, &index); err != nil {
 				return Image{}, fault.Invalid.Errorf("index %s: %w", desc.Digest, err)
 			}
-			if desc, err = s.ours(index); err != nil {
+			if desc, err = ours(index); err != nil {
 				return Image{}, err
 			}
 			continue
 		}
 		var c choice
-		if err := c.read(data, kind); err != nil {
+		if c.Manifest, err = readManifest(data, kind); err != nil {
 			return Image{}, err
 		}
-		for i := range c.layers {
-			c.layers[i].path = blobPath(c.layers[i].Digest)
+		for i := range c.Layers {
+			c.Layers[i].path = blobPath(c.Layers[i].Digest)
 		}
-		c.config.path = blobPath(c.config.Digest)
+		c.Config.path = blobPath(c.Config.Digest)
 		var tags, digests []string
 		if name != nil {
 			if _, ok := digestOf(name); !ok {

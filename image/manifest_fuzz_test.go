@@ -2,15 +2,11 @@ package image
 
 import (
 	"bytes"
-	"context"
 	"errors"
-	"io"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
-	"github.com/opencontainers/go-digest"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 	"go.podman.io/image/v5/manifest"
 	"go.podman.io/image/v5/types"
@@ -53,10 +49,9 @@ func FuzzManifest(f *testing.F) {
 			}
 			return
 		}
-		var c choice
-		err := c.read(data, kind)
-		if err == nil && !c.artifact {
-			_, err = diffIDs(config, len(c.layers))
+		m, err := readManifest(data, kind)
+		if err == nil && !m.Artifact {
+			_, err = diffIDs(config, len(m.Layers))
 		}
 		if err != nil {
 			if !errors.Is(err, fault.Invalid) && !errors.Is(err, fault.NotFound) {
@@ -64,11 +59,11 @@ func FuzzManifest(f *testing.F) {
 			}
 			return
 		}
-		for _, b := range c.layers {
+		for _, b := range m.Layers {
 			if _, err := newVerifier(bytes.NewReader(nil), b); err != nil || b.Digest == "" || b.Size < 0 {
 				t.Errorf("layer %+v cannot be verified: %v", b, err)
 			}
-			if c.artifact && (!filepath.IsLocal(b.file) || strings.Contains(b.file, "\x00")) {
+			if m.Artifact && (!filepath.IsLocal(b.file) || strings.Contains(b.file, "\x00")) {
 				t.Errorf("file %q of an artifact", b.file)
 			}
 		}
@@ -78,67 +73,4 @@ func FuzzManifest(f *testing.F) {
 			}
 		}
 	})
-}
-
-// texts is an origin whose blobs are texts.
-type texts struct{}
-
-func (texts) open(context.Context, blob) (io.ReadCloser, error) {
-	return io.NopCloser(strings.NewReader("text")), nil
-}
-func (texts) has(context.Context, blob) error { return nil }
-func (texts) repository() string              { return "" }
-
-// FuzzArtifactNames fetches the files of an artifact by any names: each is below the
-// directory, or it is the artifact's fault.
-func FuzzArtifactNames(f *testing.F) {
-	for _, names := range []string{"a", "a/b\na/c", "a\na/b", "../secret", "a/../../secret", "/secret", ".", "a/.", "..", "a//b\na/b", "a\x00b", strings.Repeat("a", 256), strings.Repeat("a/", 2000), ".wh.a", "x\nx"} {
-		f.Add(names)
-	}
-	f.Fuzz(func(t *testing.T, names string) {
-		top := t.TempDir()
-		dir, secret := filepath.Join(top, "dir"), filepath.Join(top, "secret")
-		if err := errors.Join(os.Mkdir(dir, 0o755), os.WriteFile(secret, []byte("secret"), 0o600)); err != nil {
-			t.Fatal(err)
-		}
-		for name := range strings.SplitSeq(names, "\n") {
-			var c choice
-			if err := c.readArtifact(titled{name: name}); err != nil {
-				if !errors.Is(err, fault.Invalid) {
-					t.Errorf("%q: error is %v, of kind %v", name, err, fault.KindOf(err))
-				}
-				continue
-			}
-			b := c.layers[0]
-			b.Size = 4
-			into := filepath.Join(dir, "layer") // each file is a layer of its own
-			if err := os.Mkdir(into, 0o755); err != nil {
-				t.Fatal(err)
-			}
-			if _, err := unpackFile(t.Context(), texts{}, b, into); err != nil {
-				t.Errorf("%q: %v", name, err)
-			} else if got, err := os.ReadFile(filepath.Join(into, b.file)); err != nil || string(got) != "text" {
-				t.Errorf("%q holds %q, %v", name, got, err)
-			}
-			if err := os.RemoveAll(into); err != nil {
-				t.Fatal(err)
-			}
-		}
-		if got, err := os.ReadFile(secret); err != nil || string(got) != "secret" {
-			t.Errorf("the file beside it holds %q, %v", got, err)
-		}
-		if entries, _ := os.ReadDir(top); len(entries) != 2 {
-			t.Errorf("beside the directory there is %v", entries)
-		}
-	})
-}
-
-// titled is the manifest of an artifact with one file.
-type titled struct {
-	manifest.Manifest // the rest is not asked
-	name              string
-}
-
-func (m titled) LayerInfos() []manifest.LayerInfo {
-	return []manifest.LayerInfo{{BlobInfo: types.BlobInfo{Digest: digest.FromString("text"), Annotations: map[string]string{v1.AnnotationTitle: m.name}}}}
 }

@@ -12,17 +12,12 @@ import (
 	"sync"
 
 	"github.com/crisp-cri/crisp/internal/atomicfile"
-	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/stage"
 	"github.com/opencontainers/go-digest"
-	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 	"go.podman.io/image/v5/docker/reference"
 	"go.podman.io/image/v5/pkg/sysregistriesv2"
 	"golang.org/x/sys/unix"
 )
-
-// maxConfig bounds what is read of an image's config.
-const maxConfig = 8 << 20
 
 // Pull brings the image that ref names from its registry, and returns it. The registry
 // is asked for the manifest, with the caller's credentials, whatever is there already:
@@ -118,64 +113,43 @@ func (s *Store) pullOne(ctx context.Context, name reference.Named, as Caller) (_
 	return s.install(ctx, r, c, tags, []string{name.Name() + "@" + top.String()})
 }
 
-// fetchConfig reads and verifies an image's config.
-func fetchConfig(ctx context.Context, from origin, b blob) ([]byte, error) {
-	if b.Size > maxConfig {
-		return nil, fault.Invalid.Errorf("config has %d bytes, more than %d", b.Size, maxConfig)
-	}
-	body, err := from.open(ctx, b)
-	if err != nil {
-		return nil, err
-	}
-	defer body.Close()
-	v, err := newVerifier(body, b)
-	if err != nil {
-		return nil, err
-	}
-	data, err := io.ReadAll(io.LimitReader(v, maxConfig+1))
-	if err == nil && len(data) > maxConfig {
-		err = fault.Invalid.Errorf("config has more than %d bytes", maxConfig)
-	}
-	return data, err
-}
-
 // install brings what was chosen, and makes it known.
 func (s *Store) install(ctx context.Context, from origin, c choice, tags, digests []string) (Image, error) {
-	m := record{Artifact: c.artifact, Tags: tags, Digests: digests, Proofs: c.proofs, Annotations: keptAnnotations(c.manifest)}
+	m := record{Artifact: c.Artifact, Tags: tags, Digests: digests, Proofs: c.proofs, Annotations: keptAnnotations(c.Data)}
 	seen := s.seen(c, digests)
-	for i := range c.layers {
-		c.layers[i].proven = seen != nil
+	for i := range c.Layers {
+		c.Layers[i].proven = seen != nil
 	}
-	if c.artifact {
-		m.Config = c.manifest
-		return s.unpackImage(ctx, from, c.layers, make([]digest.Digest, len(c.layers)), m)
+	if c.Artifact {
+		m.Config = c.Data
+		return s.unpackImage(ctx, from, c.Layers, make([]digest.Digest, len(c.Layers)), m)
 	}
-	if err := s.unlock(c.layers); err != nil {
+	if err := unlock(c.Layers, s.now().KeysDir, s.log); err != nil {
 		return Image{}, err
 	}
-	m.Encrypted = slices.ContainsFunc(c.layers, isEncrypted)
+	m.Encrypted = slices.ContainsFunc(c.Layers, isEncrypted)
 	// Another image's config is not for everybody who knows its digest.
 	if seen != nil {
 		m.Config = seen.record.Config
 	} else {
 		var err error
-		if m.Config, err = fetchConfig(ctx, from, c.config); err != nil {
+		if m.Config, err = fetchConfig(ctx, from, c.Config); err != nil {
 			return Image{}, err
 		}
 	}
-	ids, err := diffIDs(m.Config, len(c.layers))
+	ids, err := diffIDs(m.Config, len(c.Layers))
 	if err != nil {
 		return Image{}, err
 	}
-	return s.unpackImage(ctx, from, c.layers, ids, m)
+	return s.unpackImage(ctx, from, c.Layers, ids, m)
 }
 
 // seen returns what is in the store if it came by the same manifest of the same
 // repository, which digests names.
 func (s *Store) seen(c choice, digests []string) *entry {
-	id := c.config.Digest
-	if c.artifact {
-		id = digest.FromBytes(c.manifest)
+	id := c.Config.Digest
+	if c.Artifact {
+		id = digest.FromBytes(c.Data)
 	}
 	for _, name := range digests {
 		if e := s.catalog.Load().byName[name]; e != nil && e.ID == id.String() {
@@ -209,36 +183,6 @@ func (s *Store) unpackImage(ctx context.Context, from origin, blobs []blob, ids 
 		err = errors.Join(err, s.kept.dropAll())
 	}
 	return Image{}, err
-}
-
-// maxLayers bounds the different layers of an image: an overlay takes 500
-// (OVL_MAX_STACK), of which one may have directories of our own, see inherit.
-const maxLayers = 499
-
-// diffIDs reads the digests of the n unpacked layers from an image's config, if the image
-// can run here.
-func diffIDs(config []byte, n int) ([]digest.Digest, error) {
-	var img v1.Image
-	if err := json.Unmarshal(config, &img); err != nil {
-		return nil, fault.Invalid.Errorf("config: %w", err)
-	}
-	if len(img.RootFS.DiffIDs) != n {
-		return nil, fault.Invalid.Errorf("config speaks of %d layers, the manifest of %d", len(img.RootFS.DiffIDs), n)
-	}
-	if err := checkPlatform(img.Platform); err != nil {
-		return nil, err
-	}
-	different := make(map[digest.Digest]bool)
-	for _, id := range img.RootFS.DiffIDs {
-		if err := id.Validate(); err != nil {
-			return nil, fault.Invalid.Errorf("diff ID %q: %w", id, err)
-		}
-		different[id] = true
-	}
-	if len(different) > maxLayers {
-		return nil, fault.Invalid.Errorf("image of %d layers, more than %d", len(different), maxLayers)
-	}
-	return img.RootFS.DiffIDs, nil
 }
 
 // unpackAll acquires the layers that the blobs unpack to, whose content has the

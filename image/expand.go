@@ -1,0 +1,84 @@
+package image
+
+import (
+	"bufio"
+	"bytes"
+	"io"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/klauspost/compress/gzip"
+	"github.com/klauspost/compress/zstd"
+)
+
+// maxWindow bounds the memory that a zstd stream can ask for: what its own
+// command allows with --long.
+const maxWindow = 128 << 20
+
+// A noted reader remembers the error that ended it, so that it can be told from
+// one that a layer above made of it.
+type noted struct {
+	r   io.Reader
+	err error
+}
+
+// Read implements io.Reader.
+func (n *noted) Read(p []byte) (int, error) {
+	m, err := n.r.Read(p)
+	if err != nil {
+		n.err = err
+	}
+	return m, err
+}
+
+// expand undoes the compression of r, which it finds out by the first bytes: the
+// media types of real images lie. Close it before r is used otherwise.
+func expand(r io.Reader) (io.ReadCloser, error) {
+	from := &noted{r: r}
+	b := bufio.NewReaderSize(from, 64<<10)
+	magic, err := b.Peek(6)
+	if err != nil && err != io.EOF {
+		return nil, err
+	}
+	switch {
+	case bytes.HasPrefix(magic, []byte{0x1f, 0x8b}):
+		z, err := gzip.NewReader(b)
+		if err != nil {
+			return nil, fault.Invalid.Errorf("decompress: %w", err)
+		}
+		return &expander{z, from}, nil
+	case bytes.HasPrefix(magic, []byte{0x28, 0xb5, 0x2f, 0xfd}), isSkippable(magic):
+		z, err := zstd.NewReader(b, zstd.WithDecoderMaxWindow(maxWindow))
+		if err != nil {
+			return nil, fault.Invalid.Errorf("decompress: %w", err)
+		}
+		return &expander{z.IOReadCloser(), from}, nil
+	case bytes.HasPrefix(magic, []byte("BZh")), bytes.HasPrefix(magic, []byte{0xfd, '7', 'z', 'X', 'Z', 0}):
+		return nil, fault.Invalid.Errorf("compression by bzip2 or xz is not supported")
+	}
+	return io.NopCloser(b), nil
+}
+
+// isSkippable tells whether a zstd skippable frame begins (RFC 8878, 3.1.2): a
+// zstd stream may begin with one.
+func isSkippable(magic []byte) bool {
+	return len(magic) >= 4 && magic[0]&0xf0 == 0x50 && bytes.Equal(magic[1:4], []byte{0x2a, 0x4d, 0x18})
+}
+
+// An expander blames the stream for what goes wrong in decompression, unless it
+// was the reading of it.
+type expander struct {
+	io.ReadCloser
+	from *noted
+}
+
+// Read implements io.Reader.
+func (e *expander) Read(p []byte) (int, error) {
+	n, err := e.ReadCloser.Read(p)
+	switch {
+	case err == nil || err == io.EOF:
+		return n, err
+	case e.from.err != nil && e.from.err != io.EOF:
+		return n, e.from.err
+	}
+	return n, fault.Invalid.Errorf("decompress: %w", err)
+}

@@ -1,0 +1,113 @@
+package image
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/stage"
+	"github.com/opencontainers/go-digest"
+	"go.podman.io/image/v5/types"
+)
+
+// A counted reader tells the call that it reads for how much came.
+type counted struct {
+	ctx context.Context
+	r   io.Reader
+}
+
+// Read implements io.Reader.
+func (c counted) Read(p []byte) (int, error) {
+	n, err := c.r.Read(p)
+	stage.Count(c.ctx, "bytes", int64(n))
+	return n, err
+}
+
+// unpackBlob fetches a layer and has it unpacked while it comes. It is verified to
+// the end, compressed and not. Download, decompression and unpacking run at the same
+// time.
+func unpackBlob(ctx context.Context, from origin, b blob, diffID digest.Digest, unpack func(context.Context, io.Reader) (shape, error)) (_ shape, err error) {
+	defer stage.Enter(ctx, "layers.unpack")()
+	ctx, cancel := context.WithCancel(ctx)
+	body, err := from.open(ctx, b)
+	if err != nil {
+		cancel()
+		return shape{}, err
+	}
+	defer body.Close()
+	checked, err := newVerifier(counted{ctx, body}, b)
+	if err != nil {
+		cancel()
+		return shape{}, err
+	}
+	ahead := newReadAhead(ctx, checked)
+	defer ahead.Close()
+	defer cancel() // first: it ends a read from the network
+
+	packed := io.Reader(ahead)
+	if b.key != nil {
+		if packed, err = b.key.decrypt(ahead); err != nil {
+			return shape{}, err
+		}
+	}
+	plain, err := expand(packed)
+	if err != nil {
+		return shape{}, err
+	}
+	defer plain.Close()
+	diff, err := newVerifier(plain, blob{BlobInfo: types.BlobInfo{Digest: diffID, Size: -1}})
+	if err != nil {
+		return shape{}, err
+	}
+	files := newReadAhead(ctx, diff)
+	defer files.Close()
+	defer cancel()
+
+	sh, err := unpack(ctx, files)
+	if errors.Is(err, fault.Invalid) {
+		// Perhaps the layer is fine, and what came is not the layer.
+		files.Close()
+		plain.Close()
+		if _, other := io.Copy(io.Discard, ahead); other != nil {
+			err = other
+		}
+	}
+	return sh, err
+}
+
+// unpackFile fetches a layer that is one file, and puts it into dir under its
+// name.
+func unpackFile(ctx context.Context, from origin, b blob, dir string) (_ shape, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	body, err := from.open(ctx, b)
+	if err != nil {
+		return shape{}, err
+	}
+	defer body.Close()
+	checked, err := newVerifier(body, b)
+	if err != nil {
+		return shape{}, err
+	}
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return shape{}, err
+	}
+	defer root.Close()
+	if err := root.MkdirAll(filepath.Dir(b.file), 0o755); err != nil {
+		return shape{}, err
+	}
+	f, err := root.OpenFile(b.file, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+	if err != nil {
+		return shape{}, err
+	}
+	defer f.Close()
+	if _, err := io.CopyBuffer(f, onlyReader{checked}, make([]byte, aheadChunk)); err != nil {
+		return shape{}, fmt.Errorf("file %q: %w", b.file, err)
+	}
+	return shape{}, f.Close()
+}

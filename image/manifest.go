@@ -1,0 +1,77 @@
+package image
+
+import (
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/opencontainers/go-digest"
+	"go.podman.io/image/v5/manifest"
+	"go.podman.io/image/v5/types"
+)
+
+// maxNesting is how deep an index may lie in an index. Real ones do not.
+const maxNesting = 3
+
+// A Manifest is what one image, or one artifact, consists of.
+type Manifest struct {
+	Data     []byte // as it came
+	Artifact bool   // files, not a system; then Config is of no use
+	Config   blob
+	Layers   []blob // from the lowest; of an artifact those that are files
+}
+
+// platform returns the digest of the manifest for this machine, or that which sys
+// describes, in a list. fault.NotFound: there is none.
+func platform(list []byte, kind string, sys *types.SystemContext) (*digest.Digest, error) {
+	l, err := manifest.ListFromBlob(list, kind)
+	if err != nil {
+		return nil, fault.Invalid.Errorf("list of manifests: %w", err)
+	}
+	d, err := l.ChooseInstance(sys)
+	if err != nil {
+		return nil, fault.NotFound.Errorf("%w", err)
+	}
+	return &d, nil
+}
+
+// readManifest reads the manifest data, whose media type is kind. One that cannot be used
+// is fault.Invalid.
+func readManifest(data []byte, kind string) (Manifest, error) {
+	switch manifest.NormalizedMIMEType(kind) {
+	case manifest.DockerV2Schema1MediaType, manifest.DockerV2Schema1SignedMediaType:
+		return Manifest{}, fault.Invalid.Errorf("manifests of schema 1 are not supported")
+	}
+	parsed, err := manifest.FromBlob(data, kind)
+	if err != nil {
+		return Manifest{}, fault.Invalid.Errorf("manifest: %w", err)
+	}
+	m := Manifest{Data: data}
+	if _, ok := parsed.(*manifest.OCI1); ok && isArtifact(parsed.ConfigInfo().MediaType) {
+		return m, m.readArtifact(parsed)
+	}
+	m.Config = blob{BlobInfo: parsed.ConfigInfo()}
+	if err := m.Config.Digest.Validate(); err != nil {
+		return m, fault.Invalid.Errorf("digest of the config: %w", err)
+	}
+	if m.Config.Digest.Algorithm() != digest.SHA256 {
+		return m, fault.Invalid.Errorf("digest of the config is a %s, not a sha256", m.Config.Digest.Algorithm())
+	}
+	for _, l := range parsed.LayerInfos() {
+		m.Layers = append(m.Layers, blob{BlobInfo: l.BlobInfo})
+	}
+	return m, m.checkBlobs()
+}
+
+// checkBlobs refuses descriptors that nothing could be held against.
+func (m *Manifest) checkBlobs() error {
+	for i, b := range m.Layers {
+		if err := b.Digest.Validate(); err != nil {
+			return fault.Invalid.Errorf("digest %q of layer %d: %w", b.Digest, i, err)
+		}
+		if b.Size < 0 {
+			return fault.Invalid.Errorf("layer %d has a size of %d", i, b.Size)
+		}
+	}
+	if m.Config.Size < 0 {
+		return fault.Invalid.Errorf("the config has a size of %d", m.Config.Size)
+	}
+	return nil
+}
