@@ -34,17 +34,17 @@ func (s *Store) chooseAt(ctx context.Context, r *registry, src types.ImageSource
 	var instance *digest.Digest
 	for range maxNesting {
 		img := image.UnparsedInstance(src, instance)
-		var blob []byte
+		var data []byte
 		var kind string
 		err := r.bounded(ctx, func(ctx context.Context) error {
-			blob, kind, err = img.Manifest(ctx) // verified against the digest asked for
+			data, kind, err = img.Manifest(ctx) // verified against the digest asked for
 			return err
 		})
 		if err != nil {
 			return choice{}, err
 		}
 		if c.top == "" {
-			if c.top, err = manifest.Digest(blob); err != nil {
+			if c.top, err = manifest.Digest(data); err != nil {
 				return choice{}, fault.Invalid.Errorf("manifest: %w", err)
 			}
 		}
@@ -53,10 +53,10 @@ func (s *Store) chooseAt(ctx context.Context, r *registry, src types.ImageSource
 				return choice{}, err
 			}
 			c.proofs = s.prove(ctx, r, img)
-			c.Manifest, err = readManifest(blob, kind)
+			c.Manifest, err = readManifest(data, kind)
 			return c, err
 		}
-		if instance, err = platform(blob, kind, r.sys); err != nil {
+		if instance, err = platform(data, kind, r.sys); err != nil {
 			return choice{}, err
 		}
 	}
