@@ -9,6 +9,7 @@ import (
 	"os"
 	"path"
 
+	"github.com/crisp-cri/crisp/image/blob"
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
@@ -29,7 +30,7 @@ type member struct {
 // spool copies an archive, compressed or not, to a file in dir that has no name
 // any more: it goes with its last descriptor, whatever happens to us.
 func spool(ctx context.Context, r io.Reader, dir string) (_ *os.File, err error) {
-	plain, err := expand(r)
+	plain, err := blob.Decompress(r)
 	if err != nil {
 		return nil, err
 	}
@@ -46,7 +47,7 @@ func spool(ctx context.Context, r io.Reader, dir string) (_ *os.File, err error)
 	if err := os.Remove(f.Name()); err != nil {
 		return nil, err
 	}
-	buf := make([]byte, aheadChunk)
+	buf := make([]byte, blob.ChunkSize)
 	for {
 		if err := ctx.Err(); err != nil {
 			return nil, err
@@ -122,23 +123,23 @@ func (a *archive) content(name string) (*io.SectionReader, error) {
 	return nil, fault.Invalid.Errorf("archive has no file %q", name)
 }
 
-// open implements origin.
-func (a *archive) open(ctx context.Context, b blob) (io.ReadCloser, error) {
-	r, err := a.content(b.path)
+// Open implements blob.Origin.
+func (a *archive) Open(ctx context.Context, b blob.Blob) (io.ReadCloser, error) {
+	r, err := a.content(b.Path)
 	if err != nil {
 		return nil, err
 	}
 	return io.NopCloser(&cancelled{ctx, r}), nil
 }
 
-// has implements origin.
-func (a *archive) has(_ context.Context, b blob) error {
-	_, err := a.content(b.path)
+// Has implements blob.Origin.
+func (a *archive) Has(_ context.Context, b blob.Blob) error {
+	_, err := a.content(b.Path)
 	return err
 }
 
-// repository implements origin.
-func (a *archive) repository() string { return "" }
+// Repository implements blob.Origin.
+func (a *archive) Repository() string { return "" }
 
 // json reads a member that is a JSON document into v.
 func (a *archive) json(name string, v any) error {
@@ -158,8 +159,8 @@ func (a *archive) small(name string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	if r.Size() > maxConfig {
-		return nil, fault.Invalid.Errorf("%s has %d bytes, more than %d", name, r.Size(), maxConfig)
+	if r.Size() > blob.MaxConfig {
+		return nil, fault.Invalid.Errorf("%s has %d bytes, more than %d", name, r.Size(), blob.MaxConfig)
 	}
 	data, err := io.ReadAll(r)
 	if err == nil && int64(len(data)) != r.Size() {

@@ -14,17 +14,18 @@ import (
 	"github.com/opencontainers/image-spec/specs-go"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/crisp-cri/crisp/image/blob"
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
 // texts is an origin whose blobs are texts.
 type texts struct{}
 
-func (texts) open(context.Context, blob) (io.ReadCloser, error) {
+func (texts) Open(context.Context, blob.Blob) (io.ReadCloser, error) {
 	return io.NopCloser(strings.NewReader("text")), nil
 }
-func (texts) has(context.Context, blob) error { return nil }
-func (texts) repository() string              { return "" }
+func (texts) Has(context.Context, blob.Blob) error { return nil }
+func (texts) Repository() string                   { return "" }
 
 // FuzzArtifactNames fetches the files of an artifact by any names: each is below the
 // directory, or it is the artifact's fault.
@@ -39,7 +40,7 @@ func FuzzArtifactNames(f *testing.F) {
 			t.Fatal(err)
 		}
 		for name := range strings.SplitSeq(names, "\n") {
-			m, err := readManifest(titled(t, name), v1.MediaTypeImageManifest)
+			m, err := blob.ReadManifest(titled(t, name), v1.MediaTypeImageManifest)
 			if err != nil {
 				if !errors.Is(err, fault.Invalid) {
 					t.Errorf("%q: error is %v, of kind %v", name, err, fault.KindOf(err))
@@ -53,7 +54,7 @@ func FuzzArtifactNames(f *testing.F) {
 			}
 			if _, err := unpackFile(t.Context(), texts{}, b, into); err != nil {
 				t.Errorf("%q: %v", name, err)
-			} else if got, err := os.ReadFile(filepath.Join(into, b.file)); err != nil || string(got) != "text" {
+			} else if got, err := os.ReadFile(filepath.Join(into, b.File)); err != nil || string(got) != "text" {
 				t.Errorf("%q holds %q, %v", name, got, err)
 			}
 			if err := os.RemoveAll(into); err != nil {

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/crisp-cri/crisp/image/blob"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/opencontainers/go-digest"
 )
@@ -21,7 +22,7 @@ const recordKind = "imagerecords"
 // A record is an image on disk.
 type record struct {
 	Config      []byte            // as it came: its digest is the ID; of an artifact, its manifest
-	Layers      []digest.Digest   // see blob.identity
+	Layers      []digest.Digest   // see blob.Blob.Identity
 	Dirs        []dirAttr         `json:",omitempty"` // see inherit
 	Artifact    bool              `json:",omitempty"`
 	Encrypted   bool              `json:",omitempty"` // it came so, and never otherwise
@@ -119,7 +120,7 @@ func (s *Store) Reconfigure(n Settings) {
 		}
 		s.catalog.Store(newCatalog(entries))
 	}
-	for _, text := range slices.Concat(checkPolicies(n), checkAccess(n), checkKeys(n.KeysDir)) {
+	for _, text := range slices.Concat(checkPolicies(n), checkAccess(n), blob.CheckKeys(n.KeysDir)) {
 		s.log.Warn("files about images cannot be used", "err", text)
 	}
 	s.reportHosts(n.HostsDirs)

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 
+	"github.com/crisp-cri/crisp/image/blob"
 	"go.podman.io/image/v5/pkg/sysregistriesv2"
 	"go.podman.io/image/v5/signature"
 	"go.podman.io/image/v5/types"
@@ -29,7 +30,7 @@ func Check(o Settings) []string {
 			wrong = append(wrong, fmt.Sprintf("%s: %s", file, p))
 		}
 	}
-	return slices.Concat(checkPolicies(o), checkAccess(o), checkKeys(o.KeysDir), wrong)
+	return slices.Concat(checkPolicies(o), checkAccess(o), blob.CheckKeys(o.KeysDir), wrong)
 }
 
 // checkPolicies tells which policies cannot be read. Then nothing is allowed.

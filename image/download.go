@@ -3,6 +3,7 @@ package image
 import (
 	"context"
 	"fmt"
+	"github.com/crisp-cri/crisp/image/blob"
 	"io"
 	"time"
 )
@@ -19,7 +20,7 @@ const (
 // What breaks off goes on where it was, if the registry can do that.
 type download struct {
 	r    *registry
-	blob blob
+	blob blob.Blob
 	ctx  context.Context // of all of it
 
 	body   io.ReadCloser // nil if there is none

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/crisp-cri/crisp/image/blob"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/stage"
 	"github.com/opencontainers/go-digest"
@@ -30,40 +31,40 @@ func (c counted) Read(p []byte) (int, error) {
 // unpackBlob fetches a layer and has it unpacked while it comes. It is verified to
 // the end, compressed and not. Download, decompression and unpacking run at the same
 // time.
-func unpackBlob(ctx context.Context, from origin, b blob, diffID digest.Digest, unpack func(context.Context, io.Reader) (shape, error)) (_ shape, err error) {
+func unpackBlob(ctx context.Context, from blob.Origin, b blob.Blob, diffID digest.Digest, unpack func(context.Context, io.Reader) (shape, error)) (_ shape, err error) {
 	defer stage.Enter(ctx, "layers.unpack")()
 	ctx, cancel := context.WithCancel(ctx)
-	body, err := from.open(ctx, b)
+	body, err := from.Open(ctx, b)
 	if err != nil {
 		cancel()
 		return shape{}, err
 	}
 	defer body.Close()
-	checked, err := newVerifier(counted{ctx, body}, b)
+	checked, err := blob.NewVerifier(counted{ctx, body}, b)
 	if err != nil {
 		cancel()
 		return shape{}, err
 	}
-	ahead := newReadAhead(ctx, checked)
+	ahead := blob.NewReadAhead(ctx, checked)
 	defer ahead.Close()
 	defer cancel() // first: it ends a read from the network
 
 	packed := io.Reader(ahead)
-	if b.key != nil {
-		if packed, err = b.key.decrypt(ahead); err != nil {
+	if b.Key != nil {
+		if packed, err = b.Key.Decrypt(ahead); err != nil {
 			return shape{}, err
 		}
 	}
-	plain, err := expand(packed)
+	plain, err := blob.Decompress(packed)
 	if err != nil {
 		return shape{}, err
 	}
 	defer plain.Close()
-	diff, err := newVerifier(plain, blob{BlobInfo: types.BlobInfo{Digest: diffID, Size: -1}})
+	diff, err := blob.NewVerifier(plain, blob.Blob{BlobInfo: types.BlobInfo{Digest: diffID, Size: -1}})
 	if err != nil {
 		return shape{}, err
 	}
-	files := newReadAhead(ctx, diff)
+	files := blob.NewReadAhead(ctx, diff)
 	defer files.Close()
 	defer cancel()
 
@@ -81,15 +82,15 @@ func unpackBlob(ctx context.Context, from origin, b blob, diffID digest.Digest, 
 
 // unpackFile fetches a layer that is one file, and puts it into dir under its
 // name.
-func unpackFile(ctx context.Context, from origin, b blob, dir string) (_ shape, err error) {
+func unpackFile(ctx context.Context, from blob.Origin, b blob.Blob, dir string) (_ shape, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	body, err := from.open(ctx, b)
+	body, err := from.Open(ctx, b)
 	if err != nil {
 		return shape{}, err
 	}
 	defer body.Close()
-	checked, err := newVerifier(body, b)
+	checked, err := blob.NewVerifier(body, b)
 	if err != nil {
 		return shape{}, err
 	}
@@ -98,16 +99,16 @@ func unpackFile(ctx context.Context, from origin, b blob, dir string) (_ shape, 
 		return shape{}, err
 	}
 	defer root.Close()
-	if err := root.MkdirAll(filepath.Dir(b.file), 0o755); err != nil {
+	if err := root.MkdirAll(filepath.Dir(b.File), 0o755); err != nil {
 		return shape{}, err
 	}
-	f, err := root.OpenFile(b.file, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+	f, err := root.OpenFile(b.File, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
 	if err != nil {
 		return shape{}, err
 	}
 	defer f.Close()
-	if _, err := io.CopyBuffer(f, onlyReader{checked}, make([]byte, aheadChunk)); err != nil {
-		return shape{}, fmt.Errorf("file %q: %w", b.file, err)
+	if _, err := io.CopyBuffer(f, onlyReader{checked}, make([]byte, blob.ChunkSize)); err != nil {
+		return shape{}, fmt.Errorf("file %q: %w", b.File, err)
 	}
 	return shape{}, f.Close()
 }

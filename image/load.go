@@ -8,6 +8,7 @@ import (
 	"io"
 	"slices"
 
+	"github.com/crisp-cri/crisp/image/blob"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/opencontainers/go-digest"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
@@ -71,13 +72,13 @@ func (s *Store) loadDocker(ctx context.Context, a *archive) ([]Image, error) {
 		if err != nil {
 			return images, err
 		}
-		var blobs []blob
+		var blobs []blob.Blob
 		for _, layer := range item.Layers {
 			content, err := a.content(layer)
 			if err != nil {
 				return images, err
 			}
-			blobs = append(blobs, blob{BlobInfo: types.BlobInfo{Size: content.Size()}, path: layer})
+			blobs = append(blobs, blob.Blob{BlobInfo: types.BlobInfo{Size: content.Size()}, Path: layer})
 		}
 		var tags []string
 		for _, tag := range item.RepoTags {
@@ -87,7 +88,7 @@ func (s *Store) loadDocker(ctx context.Context, a *archive) ([]Image, error) {
 			}
 			tags = append(tags, name.String())
 		}
-		ids, err := diffIDs(config, len(blobs))
+		ids, err := blob.DiffIDs(config, len(blobs))
 		if err != nil {
 			return images, err
 		}
@@ -163,7 +164,7 @@ func ours(index v1.Index) (v1.Descriptor, error) {
 	if err != nil {
 		return v1.Descriptor{}, err
 	}
-	d, err := platform(data, v1.MediaTypeImageIndex, &types.SystemContext{})
+	d, err := blob.ChoosePlatform(data, v1.MediaTypeImageIndex, &types.SystemContext{})
 	if err != nil {
 		return v1.Descriptor{}, err
 	}
@@ -174,7 +175,7 @@ func ours(index v1.Index) (v1.Descriptor, error) {
 // loadManifest loads the image that desc leads to.
 func (s *Store) loadManifest(ctx context.Context, a *archive, name reference.Named, desc v1.Descriptor) (Image, error) {
 	top := desc.Digest
-	for range maxNesting {
+	for range blob.MaxNesting {
 		data, err := a.blob(desc)
 		if err != nil {
 			return Image{}, err
@@ -194,13 +195,13 @@ func (s *Store) loadManifest(ctx context.Context, a *archive, name reference.Nam
 			continue
 		}
 		var c choice
-		if c.Manifest, err = readManifest(data, kind); err != nil {
+		if c.Manifest, err = blob.ReadManifest(data, kind); err != nil {
 			return Image{}, err
 		}
 		for i := range c.Layers {
-			c.Layers[i].path = blobPath(c.Layers[i].Digest)
+			c.Layers[i].Path = blobPath(c.Layers[i].Digest)
 		}
-		c.Config.path = blobPath(c.Config.Digest)
+		c.Config.Path = blobPath(c.Config.Digest)
 		var tags, digests []string
 		if name != nil {
 			if _, ok := digestOf(name); !ok {
@@ -210,7 +211,7 @@ func (s *Store) loadManifest(ctx context.Context, a *archive, name reference.Nam
 		}
 		return s.install(ctx, a, c, tags, digests)
 	}
-	return Image{}, fault.Invalid.Errorf("more than %d indexes lie within each other", maxNesting)
+	return Image{}, fault.Invalid.Errorf("more than %d indexes lie within each other", blob.MaxNesting)
 }
 
 // blob reads a manifest or an index of a layout, and verifies it.

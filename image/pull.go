@@ -11,6 +11,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/crisp-cri/crisp/image/blob"
 	"github.com/crisp-cri/crisp/internal/atomicfile"
 	"github.com/crisp-cri/crisp/internal/stage"
 	"github.com/opencontainers/go-digest"
@@ -114,30 +115,30 @@ func (s *Store) pullOne(ctx context.Context, name reference.Named, as Caller) (_
 }
 
 // install brings what was chosen, and makes it known.
-func (s *Store) install(ctx context.Context, from origin, c choice, tags, digests []string) (Image, error) {
-	m := record{Artifact: c.Artifact, Tags: tags, Digests: digests, Proofs: c.proofs, Annotations: keptAnnotations(c.Data)}
+func (s *Store) install(ctx context.Context, from blob.Origin, c choice, tags, digests []string) (Image, error) {
+	m := record{Artifact: c.Artifact, Tags: tags, Digests: digests, Proofs: c.proofs, Annotations: blob.CheckpointAnnotations(c.Data)}
 	seen := s.seen(c, digests)
 	for i := range c.Layers {
-		c.Layers[i].proven = seen != nil
+		c.Layers[i].Proven = seen != nil
 	}
 	if c.Artifact {
 		m.Config = c.Data
 		return s.unpackImage(ctx, from, c.Layers, make([]digest.Digest, len(c.Layers)), m)
 	}
-	if err := unlock(c.Layers, s.now().KeysDir, s.log); err != nil {
+	if err := blob.Unlock(c.Layers, s.now().KeysDir, s.log); err != nil {
 		return Image{}, err
 	}
-	m.Encrypted = slices.ContainsFunc(c.Layers, isEncrypted)
+	m.Encrypted = slices.ContainsFunc(c.Layers, blob.IsEncrypted)
 	// Another image's config is not for everybody who knows its digest.
 	if seen != nil {
 		m.Config = seen.record.Config
 	} else {
 		var err error
-		if m.Config, err = fetchConfig(ctx, from, c.Config); err != nil {
+		if m.Config, err = blob.FetchConfig(ctx, from, c.Config); err != nil {
 			return Image{}, err
 		}
 	}
-	ids, err := diffIDs(m.Config, len(c.Layers))
+	ids, err := blob.DiffIDs(m.Config, len(c.Layers))
 	if err != nil {
 		return Image{}, err
 	}
@@ -161,7 +162,7 @@ func (s *Store) seen(c choice, digests []string) *entry {
 
 // unpackImage unpacks the layers of an image, brings them to the disk, and makes
 // the image known. r says what else is known of it.
-func (s *Store) unpackImage(ctx context.Context, from origin, blobs []blob, ids []digest.Digest, r record) (Image, error) {
+func (s *Store) unpackImage(ctx context.Context, from blob.Origin, blobs []blob.Blob, ids []digest.Digest, r record) (Image, error) {
 	stage.Next(ctx, "layers")
 	held, err := s.unpackAll(ctx, from, blobs, ids)
 	stage.Next(ctx, "sync")
@@ -174,7 +175,7 @@ func (s *Store) unpackImage(ctx context.Context, from origin, blobs []blob, ids 
 	switch {
 	case err == nil:
 		return s.put(r, held)
-	case from.repository() != "" && isWorthKeeping(err):
+	case from.Repository() != "" && isWorthKeeping(err):
 		return Image{}, errors.Join(err, s.kept.keep(held))
 	}
 	err = errors.Join(err, s.layers.releaseAll(held))
@@ -189,7 +190,7 @@ func (s *Store) unpackImage(ctx context.Context, from origin, blobs []blob, ids 
 // digests ids if it is a tar, and returns those
 // that it holds, in order; if there is an error, perhaps not all. The largest is
 // begun first: it takes the longest.
-func (s *Store) unpackAll(ctx context.Context, from origin, blobs []blob, ids []digest.Digest) ([]*layer, error) {
+func (s *Store) unpackAll(ctx context.Context, from blob.Origin, blobs []blob.Blob, ids []digest.Digest) ([]*layer, error) {
 	order := make([]int, len(blobs))
 	for i := range order {
 		order[i] = i
@@ -208,9 +209,9 @@ func (s *Store) unpackAll(ctx context.Context, from origin, blobs []blob, ids []
 		}
 		all.Go(func() {
 			defer func() { <-slots }()
-			id := blobs[i].identity(ids[i])
-			l, mine, err := s.layers.acquire(ctx, id, source{blobs[i].Digest, from.repository()}, func(ctx context.Context, dir string) (shape, error) {
-				if blobs[i].file != "" {
+			id := blobs[i].Identity(ids[i])
+			l, mine, err := s.layers.acquire(ctx, id, source{blobs[i].Digest, from.Repository()}, func(ctx context.Context, dir string) (shape, error) {
+				if blobs[i].File != "" {
 					return unpackFile(ctx, from, blobs[i], dir)
 				}
 				return unpackBlob(ctx, from, blobs[i], ids[i], func(ctx context.Context, r io.Reader) (shape, error) { return unpack(ctx, r, dir) })

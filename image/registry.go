@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/crisp-cri/crisp/image/blob"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"go.podman.io/image/v5/docker/reference"
 	"go.podman.io/image/v5/pkg/blobinfocache/none"
@@ -104,8 +105,8 @@ func (s *Store) badCredentials(sys *types.SystemContext) error {
 	return nil
 }
 
-// open implements origin.
-func (r *registry) open(ctx context.Context, b blob) (io.ReadCloser, error) {
+// Open implements blob.Origin.
+func (r *registry) Open(ctx context.Context, b blob.Blob) (io.ReadCloser, error) {
 	for again := true; ; {
 		src := r.current()
 		d := &download{r: r, blob: b, ctx: ctx}
@@ -130,8 +131,8 @@ func (r *registry) open(ctx context.Context, b blob) (io.ReadCloser, error) {
 	}
 }
 
-// has implements origin.
-func (r *registry) has(ctx context.Context, b blob) error {
+// Has implements blob.Origin.
+func (r *registry) Has(ctx context.Context, b blob.Blob) error {
 	return r.bounded(ctx, func(ctx context.Context) error {
 		ctx, cancel := context.WithCancel(ctx)
 		part, err := openRange(ctx, r.current(), b.BlobInfo, 0, 1)
@@ -143,8 +144,8 @@ func (r *registry) has(ctx context.Context, b blob) error {
 	})
 }
 
-// repository implements origin.
-func (r *registry) repository() string { return r.name }
+// Repository implements blob.Origin.
+func (r *registry) Repository() string { return r.name }
 
 // system is what the library needs to know to find and open name. Credentials are
 // those of the request, else those in the namespace's file, else those of the

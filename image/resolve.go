@@ -3,6 +3,7 @@ package image
 import (
 	"context"
 
+	"github.com/crisp-cri/crisp/image/blob"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/opencontainers/go-digest"
 	"go.podman.io/image/v5/image"
@@ -12,7 +13,7 @@ import (
 
 // A choice is the image of this platform among those that a name stands for.
 type choice struct {
-	Manifest
+	blob.Manifest
 	top    digest.Digest // of what the name stands for: a manifest, or a list of them
 	proofs []proof       // what a policy can be asked with later
 }
@@ -32,7 +33,7 @@ func (s *Store) choose(ctx context.Context, r *registry) (choice, error) {
 // platform, and asks the policy whether the image may be used.
 func (s *Store) chooseAt(ctx context.Context, r *registry, src types.ImageSource) (c choice, err error) {
 	var instance *digest.Digest
-	for range maxNesting {
+	for range blob.MaxNesting {
 		img := image.UnparsedInstance(src, instance)
 		var data []byte
 		var kind string
@@ -53,12 +54,12 @@ func (s *Store) chooseAt(ctx context.Context, r *registry, src types.ImageSource
 				return choice{}, err
 			}
 			c.proofs = s.prove(ctx, r, img)
-			c.Manifest, err = readManifest(data, kind)
+			c.Manifest, err = blob.ReadManifest(data, kind)
 			return c, err
 		}
-		if instance, err = platform(data, kind, r.sys); err != nil {
+		if instance, err = blob.ChoosePlatform(data, kind, r.sys); err != nil {
 			return choice{}, err
 		}
 	}
-	return choice{}, fault.Invalid.Errorf("more than %d lists of manifests lie within each other", maxNesting)
+	return choice{}, fault.Invalid.Errorf("more than %d lists of manifests lie within each other", blob.MaxNesting)
 }

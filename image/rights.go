@@ -5,6 +5,7 @@ import (
 	"io"
 	"slices"
 
+	"github.com/crisp-cri/crisp/image/blob"
 	"github.com/opencontainers/go-digest"
 )
 
@@ -25,17 +26,17 @@ const maxSources = 64
 // What the same repository has given before is known by the manifest. A blob that is
 // known to unpack to the layer must be in the caller's repository: who can put it there
 // has it. Any other blob is fetched, and looked at, but not kept.
-func entitle(ctx context.Context, ls *layers, l *layer, from origin, b blob, diffID digest.Digest) error {
-	here := source{b.Digest, from.repository()}
-	if here.Repository == "" || b.proven { // who loads an archive is the administrator
+func entitle(ctx context.Context, ls *layers, l *layer, from blob.Origin, b blob.Blob, diffID digest.Digest) error {
+	here := source{b.Digest, from.Repository()}
+	if here.Repository == "" || b.Proven { // who loads an archive is the administrator
 		return nil
 	}
 	known, given := ls.knows(l, here)
 	if given {
 		return nil
 	}
-	if known || b.key != nil || b.file != "" { // what the layer goes by says which blob it is
-		if from.has(ctx, b) == nil {
+	if known || b.Key != nil || b.File != "" { // what the layer goes by says which blob it is
+		if from.Has(ctx, b) == nil {
 			ls.learn(l, here)
 			return nil
 		}
@@ -48,20 +49,20 @@ func entitle(ctx context.Context, ls *layers, l *layer, from origin, b blob, dif
 }
 
 // verifyBlob fetches a layer that is there, to see that it is the same.
-func verifyBlob(ctx context.Context, from origin, b blob, diffID digest.Digest) error {
-	if b.file == "" {
+func verifyBlob(ctx context.Context, from blob.Origin, b blob.Blob, diffID digest.Digest) error {
+	if b.File == "" {
 		_, err := unpackBlob(ctx, from, b, diffID, func(_ context.Context, r io.Reader) (shape, error) {
 			_, err := io.Copy(io.Discard, r)
 			return shape{}, err
 		})
 		return err
 	}
-	body, err := from.open(ctx, b)
+	body, err := from.Open(ctx, b)
 	if err != nil {
 		return err
 	}
 	defer body.Close()
-	checked, err := newVerifier(body, b)
+	checked, err := blob.NewVerifier(body, b)
 	if err == nil {
 		_, err = io.Copy(io.Discard, checked)
 	}

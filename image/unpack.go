@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/crisp-cri/crisp/image/blob"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/tree"
 	"golang.org/x/sys/unix"
@@ -128,7 +129,7 @@ func newUnpacker(root int, dir string) *unpacker {
 		dirs:  dirs{root: root, path: filepath.Clean(dir), umask: mask, room: maxNames, open: make(map[string]openDir), made: make(map[string]bool), white: make(map[string]bool)},
 		umask: mask,
 		times: make(map[string][2]unix.Timespec),
-		buf:   make([]byte, aheadChunk),
+		buf:   make([]byte, blob.ChunkSize),
 	}
 }
 

@@ -1,4 +1,4 @@
-package image
+package blob
 
 import (
 	"bufio"
@@ -30,9 +30,9 @@ func (n *noted) Read(p []byte) (int, error) {
 	return m, err
 }
 
-// expand undoes the compression of r, which it finds out by the first bytes: the
+// Decompress undoes the compression of r, which it finds out by the first bytes: the
 // media types of real images lie. Close it before r is used otherwise.
-func expand(r io.Reader) (io.ReadCloser, error) {
+func Decompress(r io.Reader) (io.ReadCloser, error) {
 	from := &noted{r: r}
 	b := bufio.NewReaderSize(from, 64<<10)
 	magic, err := b.Peek(6)
@@ -45,13 +45,13 @@ func expand(r io.Reader) (io.ReadCloser, error) {
 		if err != nil {
 			return nil, fault.Invalid.Errorf("decompress: %w", err)
 		}
-		return &expander{z, from}, nil
+		return &decompressor{z, from}, nil
 	case bytes.HasPrefix(magic, []byte{0x28, 0xb5, 0x2f, 0xfd}), isSkippable(magic):
 		z, err := zstd.NewReader(b, zstd.WithDecoderMaxWindow(maxWindow))
 		if err != nil {
 			return nil, fault.Invalid.Errorf("decompress: %w", err)
 		}
-		return &expander{z.IOReadCloser(), from}, nil
+		return &decompressor{z.IOReadCloser(), from}, nil
 	case bytes.HasPrefix(magic, []byte("BZh")), bytes.HasPrefix(magic, []byte{0xfd, '7', 'z', 'X', 'Z', 0}):
 		return nil, fault.Invalid.Errorf("compression by bzip2 or xz is not supported")
 	}
@@ -64,15 +64,15 @@ func isSkippable(magic []byte) bool {
 	return len(magic) >= 4 && magic[0]&0xf0 == 0x50 && bytes.Equal(magic[1:4], []byte{0x2a, 0x4d, 0x18})
 }
 
-// An expander blames the stream for what goes wrong in decompression, unless it
+// A decompressor blames the stream for what goes wrong in decompression, unless it
 // was the reading of it.
-type expander struct {
+type decompressor struct {
 	io.ReadCloser
 	from *noted
 }
 
 // Read implements io.Reader.
-func (e *expander) Read(p []byte) (int, error) {
+func (e *decompressor) Read(p []byte) (int, error) {
 	n, err := e.ReadCloser.Read(p)
 	switch {
 	case err == nil || err == io.EOF:

@@ -1,4 +1,4 @@
-package image
+package blob
 
 import (
 	"github.com/crisp-cri/crisp/internal/fault"
@@ -7,20 +7,20 @@ import (
 	"go.podman.io/image/v5/types"
 )
 
-// maxNesting is how deep an index may lie in an index. Real ones do not.
-const maxNesting = 3
+// MaxNesting is how deep an index may lie in an index. Real ones do not.
+const MaxNesting = 3
 
 // A Manifest is what one image, or one artifact, consists of.
 type Manifest struct {
 	Data     []byte // as it came
 	Artifact bool   // files, not a system; then Config is of no use
-	Config   blob
-	Layers   []blob // from the lowest; of an artifact those that are files
+	Config   Blob
+	Layers   []Blob // from the lowest; of an artifact those that are files
 }
 
-// platform returns the digest of the manifest for this machine, or that which sys
+// ChoosePlatform returns the digest of the manifest for this machine, or that which sys
 // describes, in a list. fault.NotFound: there is none.
-func platform(list []byte, kind string, sys *types.SystemContext) (*digest.Digest, error) {
+func ChoosePlatform(list []byte, kind string, sys *types.SystemContext) (*digest.Digest, error) {
 	l, err := manifest.ListFromBlob(list, kind)
 	if err != nil {
 		return nil, fault.Invalid.Errorf("list of manifests: %w", err)
@@ -32,9 +32,9 @@ func platform(list []byte, kind string, sys *types.SystemContext) (*digest.Diges
 	return &d, nil
 }
 
-// readManifest reads the manifest data, whose media type is kind. One that cannot be used
+// ReadManifest reads the manifest data, whose media type is kind. One that cannot be used
 // is fault.Invalid.
-func readManifest(data []byte, kind string) (Manifest, error) {
+func ReadManifest(data []byte, kind string) (Manifest, error) {
 	switch manifest.NormalizedMIMEType(kind) {
 	case manifest.DockerV2Schema1MediaType, manifest.DockerV2Schema1SignedMediaType:
 		return Manifest{}, fault.Invalid.Errorf("manifests of schema 1 are not supported")
@@ -47,7 +47,7 @@ func readManifest(data []byte, kind string) (Manifest, error) {
 	if _, ok := parsed.(*manifest.OCI1); ok && isArtifact(parsed.ConfigInfo().MediaType) {
 		return m, m.readArtifact(parsed)
 	}
-	m.Config = blob{BlobInfo: parsed.ConfigInfo()}
+	m.Config = Blob{BlobInfo: parsed.ConfigInfo()}
 	if err := m.Config.Digest.Validate(); err != nil {
 		return m, fault.Invalid.Errorf("digest of the config: %w", err)
 	}
@@ -55,7 +55,7 @@ func readManifest(data []byte, kind string) (Manifest, error) {
 		return m, fault.Invalid.Errorf("digest of the config is a %s, not a sha256", m.Config.Digest.Algorithm())
 	}
 	for _, l := range parsed.LayerInfos() {
-		m.Layers = append(m.Layers, blob{BlobInfo: l.BlobInfo})
+		m.Layers = append(m.Layers, Blob{BlobInfo: l.BlobInfo})
 	}
 	return m, m.checkBlobs()
 }

@@ -1,4 +1,4 @@
-package image
+package blob
 
 import (
 	"encoding/json"
@@ -14,8 +14,9 @@ var annotationPrefixes = []string{"org.criu.checkpoint.", "io.kubernetes.cri-o.a
 // maxAnnotation bounds what is kept of one, in bytes: a manifest may have megabytes.
 const maxAnnotation = 4096
 
-// keptAnnotations are those of a manifest that Image has.
-func keptAnnotations(data []byte) map[string]string {
+// CheckpointAnnotations are those annotations of the manifest data that say of what
+// container it is a checkpoint; nil = none.
+func CheckpointAnnotations(data []byte) map[string]string {
 	var m v1.Manifest
 	if json.Unmarshal(data, &m) != nil {
 		return nil // of another kind

@@ -1,4 +1,4 @@
-package image
+package blob
 
 import (
 	"bytes"
@@ -25,24 +25,24 @@ import (
 // publicOptions is the annotation of an encrypted layer that is for everybody.
 const publicOptions = "org.opencontainers.image.enc.pubopts"
 
-// A layerKey opens one encrypted layer.
-type layerKey struct {
+// A Key opens one encrypted layer.
+type Key struct {
 	options blockcipher.LayerBlockCipherOptions
 	id      digest.Digest // of the layer with this key: who has another key, or none, has another layer
 }
 
-// isEncrypted tells whether a layer is (ocicrypt, spec: "+encrypted").
-func isEncrypted(b blob) bool { return strings.HasSuffix(b.MediaType, "+encrypted") }
+// IsEncrypted tells whether a layer is (ocicrypt, spec: "+encrypted").
+func IsEncrypted(b Blob) bool { return strings.HasSuffix(b.MediaType, "+encrypted") }
 
-// unlock finds the keys of encrypted layers among those of the node, which are the files
+// Unlock finds the keys of encrypted layers among those of the node, which are the files
 // in dir; "" = there are none. Layers that
 // are in the store already need theirs too: that somebody else could open them
 // says nothing of this caller.
-func unlock(layers []blob, dir string, log *slog.Logger) error {
+func Unlock(layers []Blob, dir string, log *slog.Logger) error {
 	var keys *encconfig.DecryptConfig
 	for i := range layers {
 		b := &layers[i]
-		if !isEncrypted(*b) {
+		if !IsEncrypted(*b) {
 			continue
 		}
 		if keys == nil {
@@ -52,7 +52,7 @@ func unlock(layers []blob, dir string, log *slog.Logger) error {
 			}
 		}
 		var err error
-		if b.key, err = unwrapKey(keys, *b); err != nil {
+		if b.Key, err = unwrapKey(keys, *b); err != nil {
 			return fault.Invalid.Errorf("layer %s is encrypted, and no key in %q opens it: %w", b.Digest, dir, err)
 		}
 	}
@@ -98,8 +98,8 @@ func privateKeys(dir string, log *slog.Logger) (*encconfig.DecryptConfig, error)
 
 // unwrapKey opens the key of a layer, which is in its annotations, sealed for one
 // or more recipients.
-func unwrapKey(keys *encconfig.DecryptConfig, b blob) (*layerKey, error) {
-	var k layerKey
+func unwrapKey(keys *encconfig.DecryptConfig, b Blob) (*Key, error) {
+	var k Key
 	if text := b.Annotations[publicOptions]; text != "" {
 		data, err := base64.StdEncoding.DecodeString(text)
 		if err == nil {
@@ -120,7 +120,7 @@ func unwrapKey(keys *encconfig.DecryptConfig, b blob) (*layerKey, error) {
 	return &k, nil
 }
 
-func unwrapAny(keys *encconfig.DecryptConfig, b blob) ([]byte, error) {
+func unwrapAny(keys *encconfig.DecryptConfig, b Blob) ([]byte, error) {
 	var errs []error
 	for scheme, wrapped := range ocicrypt.GetWrappedKeysMap(v1.Descriptor{Annotations: b.Annotations}) {
 		wrapper := ocicrypt.GetKeyWrapper(scheme)
@@ -145,9 +145,9 @@ func unwrapAny(keys *encconfig.DecryptConfig, b blob) ([]byte, error) {
 	return nil, errors.Join(errs...)
 }
 
-// decrypt returns the content of a layer whose key this is. Its end says whether
+// Decrypt returns the content of a layer whose key this is. Its end says whether
 // it was the right one.
-func (k *layerKey) decrypt(r io.Reader) (io.Reader, error) {
+func (k *Key) Decrypt(r io.Reader) (io.Reader, error) {
 	h, err := blockcipher.NewLayerBlockCipherHandler()
 	if err != nil {
 		return nil, err
@@ -179,8 +179,8 @@ func (d *decrypter) Read(p []byte) (int, error) {
 	return n, fault.Invalid.Errorf("decrypt: it was changed, or its key is another")
 }
 
-// checkKeys tells which of the private keys in dir are not private; "" = there are none.
-func checkKeys(dir string) []string {
+// CheckKeys tells which of the private keys in dir are not private; "" = there are none.
+func CheckKeys(dir string) []string {
 	if dir == "" {
 		return nil
 	}

@@ -1,4 +1,4 @@
-package image
+package blob
 
 import (
 	"bytes"
@@ -40,7 +40,7 @@ func FuzzManifest(f *testing.F) {
 			kind = manifest.GuessMIMEType(data)
 		}
 		if manifest.MIMETypeIsMultiImage(kind) {
-			d, err := platform(data, kind, &types.SystemContext{OSChoice: "linux", ArchitectureChoice: "amd64"})
+			d, err := ChoosePlatform(data, kind, &types.SystemContext{OSChoice: "linux", ArchitectureChoice: "amd64"})
 			if err != nil && !errors.Is(err, fault.Invalid) && !errors.Is(err, fault.NotFound) {
 				t.Errorf("list: error is %v, of kind %v", err, fault.KindOf(err))
 			}
@@ -49,9 +49,9 @@ func FuzzManifest(f *testing.F) {
 			}
 			return
 		}
-		m, err := readManifest(data, kind)
+		m, err := ReadManifest(data, kind)
 		if err == nil && !m.Artifact {
-			_, err = diffIDs(config, len(m.Layers))
+			_, err = DiffIDs(config, len(m.Layers))
 		}
 		if err != nil {
 			if !errors.Is(err, fault.Invalid) && !errors.Is(err, fault.NotFound) {
@@ -60,14 +60,14 @@ func FuzzManifest(f *testing.F) {
 			return
 		}
 		for _, b := range m.Layers {
-			if _, err := newVerifier(bytes.NewReader(nil), b); err != nil || b.Digest == "" || b.Size < 0 {
+			if _, err := NewVerifier(bytes.NewReader(nil), b); err != nil || b.Digest == "" || b.Size < 0 {
 				t.Errorf("layer %+v cannot be verified: %v", b, err)
 			}
-			if m.Artifact && (!filepath.IsLocal(b.file) || strings.Contains(b.file, "\x00")) {
-				t.Errorf("file %q of an artifact", b.file)
+			if m.Artifact && (!filepath.IsLocal(b.File) || strings.Contains(b.File, "\x00")) {
+				t.Errorf("file %q of an artifact", b.File)
 			}
 		}
-		for key := range keptAnnotations(data) {
+		for key := range CheckpointAnnotations(data) {
 			if len(key) > maxAnnotation {
 				t.Errorf("an annotation of %d bytes is kept", len(key))
 			}

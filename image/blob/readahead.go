@@ -1,21 +1,22 @@
-package image
+package blob
 
 import (
 	"context"
 	"io"
 )
 
-// Sizes of a readAhead: a few large chunks keep both sides busy without keeping
-// much of the layer in memory (2 MiB for each of the two stages of a layer).
+// Sizes of a ReadAhead: a few large chunks keep both sides busy without keeping
+// much of the layer in memory (2 MiB for each of the two stages of a layer). ChunkSize
+// is in bytes.
 const (
-	aheadChunk  = 256 << 10
+	ChunkSize   = 256 << 10
 	aheadChunks = 8
 )
 
-// A readAhead reads from another reader in a goroutine of its own, some chunks
+// A ReadAhead reads from another reader in a goroutine of its own, some chunks
 // ahead of who reads from it. It lets download, decompression and unpacking of
 // one layer run at the same time.
-type readAhead struct {
+type ReadAhead struct {
 	cancel context.CancelFunc
 	full   chan []byte
 	free   chan []byte
@@ -26,11 +27,11 @@ type readAhead struct {
 	rest  []byte // of chunk, what is still to be read
 }
 
-// newReadAhead starts to read from r. The goroutine ends at the end of r, at an
+// NewReadAhead starts to read from r. The goroutine ends at the end of r, at an
 // error, or after Close; then r is not touched any more.
-func newReadAhead(ctx context.Context, r io.Reader) *readAhead {
+func NewReadAhead(ctx context.Context, r io.Reader) *ReadAhead {
 	ctx, cancel := context.WithCancel(ctx)
-	a := &readAhead{
+	a := &ReadAhead{
 		cancel: cancel,
 		full:   make(chan []byte, aheadChunks),
 		free:   make(chan []byte, aheadChunks),
@@ -43,7 +44,7 @@ func newReadAhead(ctx context.Context, r io.Reader) *readAhead {
 	return a
 }
 
-func (a *readAhead) run(ctx context.Context, r io.Reader) {
+func (a *ReadAhead) run(ctx context.Context, r io.Reader) {
 	defer close(a.ended)
 	defer close(a.full)
 	for {
@@ -55,9 +56,9 @@ func (a *readAhead) run(ctx context.Context, r io.Reader) {
 			return
 		}
 		if buf == nil {
-			buf = make([]byte, aheadChunk)
+			buf = make([]byte, ChunkSize)
 		}
-		n, err := readSome(r, buf[:aheadChunk])
+		n, err := readSome(r, buf[:ChunkSize])
 		if n > 0 {
 			a.full <- buf[:n] // never blocks: there are not more chunks than places
 		}
@@ -80,7 +81,7 @@ func readSome(r io.Reader, buf []byte) (n int, err error) {
 }
 
 // Read implements io.Reader.
-func (a *readAhead) Read(p []byte) (int, error) {
+func (a *ReadAhead) Read(p []byte) (int, error) {
 	if len(a.rest) == 0 {
 		if a.chunk != nil {
 			a.free <- a.chunk
@@ -98,7 +99,7 @@ func (a *readAhead) Read(p []byte) (int, error) {
 }
 
 // Close ends the goroutine and waits for it.
-func (a *readAhead) Close() error {
+func (a *ReadAhead) Close() error {
 	a.cancel()
 	<-a.ended
 	return nil

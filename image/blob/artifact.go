@@ -1,4 +1,4 @@
-package image
+package blob
 
 import (
 	"path/filepath"
@@ -33,23 +33,23 @@ func isArtifact(config string) bool {
 func (m *Manifest) readArtifact(parsed manifest.Manifest) error {
 	m.Artifact = true
 	for _, l := range parsed.LayerInfos() {
-		b := blob{BlobInfo: l.BlobInfo}
+		b := Blob{BlobInfo: l.BlobInfo}
 		for _, key := range fileAnnotations {
-			if b.file = l.Annotations[key]; b.file != "" {
+			if b.File = l.Annotations[key]; b.File != "" {
 				break
 			}
 		}
 		switch {
-		case b.file == "":
+		case b.File == "":
 			continue
-		case !filepath.IsLocal(b.file) || filepath.Clean(b.file) == ".":
-			return fault.Invalid.Errorf("artifact: file name %q leads out of it", b.file)
-		case !isPath(b.file):
-			return fault.Invalid.Errorf("artifact: file name %.300q cannot be one", b.file)
-		case isEncrypted(b):
-			return fault.Invalid.Errorf("artifact: file %q is encrypted, which is for images only", b.file)
+		case !filepath.IsLocal(b.File) || filepath.Clean(b.File) == ".":
+			return fault.Invalid.Errorf("artifact: file name %q leads out of it", b.File)
+		case !isPath(b.File):
+			return fault.Invalid.Errorf("artifact: file name %.300q cannot be one", b.File)
+		case IsEncrypted(b):
+			return fault.Invalid.Errorf("artifact: file %q is encrypted, which is for images only", b.File)
 		}
-		b.file = filepath.Clean(b.file)
+		b.File = filepath.Clean(b.File)
 		m.Layers = append(m.Layers, b)
 	}
 	switch {

@@ -1,4 +1,4 @@
-package image
+package blob
 
 import (
 	"context"
@@ -11,37 +11,39 @@ import (
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// maxConfig bounds what is read of an image's config.
-const maxConfig = 8 << 20
+// MaxConfig bounds what is read of an image's config, in bytes.
+const MaxConfig = 8 << 20
 
-// fetchConfig reads and verifies an image's config.
-func fetchConfig(ctx context.Context, from origin, b blob) ([]byte, error) {
-	if b.Size > maxConfig {
-		return nil, fault.Invalid.Errorf("config has %d bytes, more than %d", b.Size, maxConfig)
+// FetchConfig reads and verifies an image's config. One that is too long is
+// fault.Invalid, one that is not what b describes fault.Unavailable.
+func FetchConfig(ctx context.Context, from Origin, b Blob) ([]byte, error) {
+	if b.Size > MaxConfig {
+		return nil, fault.Invalid.Errorf("config has %d bytes, more than %d", b.Size, MaxConfig)
 	}
-	body, err := from.open(ctx, b)
+	body, err := from.Open(ctx, b)
 	if err != nil {
 		return nil, err
 	}
 	defer body.Close()
-	v, err := newVerifier(body, b)
+	v, err := NewVerifier(body, b)
 	if err != nil {
 		return nil, err
 	}
-	data, err := io.ReadAll(io.LimitReader(v, maxConfig+1))
-	if err == nil && len(data) > maxConfig {
-		err = fault.Invalid.Errorf("config has more than %d bytes", maxConfig)
+	data, err := io.ReadAll(io.LimitReader(v, MaxConfig+1))
+	if err == nil && len(data) > MaxConfig {
+		err = fault.Invalid.Errorf("config has more than %d bytes", MaxConfig)
 	}
 	return data, err
 }
 
 // maxLayers bounds the different layers of an image: an overlay takes 500
-// (OVL_MAX_STACK), of which one may have directories of our own, see inherit.
+// (OVL_MAX_STACK), of which one may have directories of our own.
 const maxLayers = 499
 
-// diffIDs reads the digests of the n unpacked layers from an image's config, if the image
-// can run here.
-func diffIDs(config []byte, n int) ([]digest.Digest, error) {
+// DiffIDs reads the digests of the n unpacked layers from an image's config, if the image
+// can run here. A config that does not fit the manifest is fault.Invalid; an image for
+// another platform, fault.NotFound.
+func DiffIDs(config []byte, n int) ([]digest.Digest, error) {
 	var img v1.Image
 	if err := json.Unmarshal(config, &img); err != nil {
 		return nil, fault.Invalid.Errorf("config: %w", err)

@@ -1,0 +1,95 @@
+// Package blob reads what an image is sent as, wherever it comes from: manifests, configs
+// and layers. None of it is believed. A manifest is refused unless each blob that it names
+// can be held against a digest; a blob is held against its digest and size while it is
+// read, is decrypted with the node's keys and decompressed.
+//
+// It knows neither registries nor archives, which are Origins, nor what becomes of a layer.
+package blob
+
+import (
+	"context"
+	"errors"
+	"io"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/opencontainers/go-digest"
+	"go.podman.io/image/v5/types"
+)
+
+// A Blob is a layer or a config, as its image's manifest describes it.
+type Blob struct {
+	types.BlobInfo        // an empty Digest or a negative Size is not known
+	Path           string // of the member of an archive
+	Key            *Key   // opens it; nil: it is not encrypted
+	File           string // the file that a layer of an artifact is; "": it is a tar
+	Proven         bool   // who pulls it may have what it unpacks to, so it is given without a look at the origin
+}
+
+// Identity is what a layer goes by in the store: its diff ID, if whoever has the
+// unpacked layer may have it. That of an encrypted layer is told by the config,
+// which is not encrypted; the key must be known too. A file is what it is and its
+// name.
+func (b Blob) Identity(diffID digest.Digest) digest.Digest {
+	switch {
+	case b.File != "":
+		return digest.FromString("file\x00" + b.File + "\x00" + b.Digest.String())
+	case b.Key != nil:
+		return b.Key.id
+	}
+	return diffID
+}
+
+// An Origin is where the blobs of an image come from: a registry or an archive.
+type Origin interface {
+	// Open returns the content of a blob. ctx governs reading too.
+	Open(ctx context.Context, b Blob) (io.ReadCloser, error)
+	// Has tells, without fetching it, that a blob is there: then there is no error.
+	Has(ctx context.Context, b Blob) error
+	// Repository is the name that the blobs are of, without tag; "" is an archive.
+	Repository() string
+}
+
+// A Verifier reads a blob and holds it against its descriptor. Until it has
+// returned io.EOF, what it returned is not to be believed.
+type Verifier struct {
+	r     io.Reader
+	blob  Blob
+	left  int64 // of Size
+	check digest.Verifier
+	err   error // set once reading ended
+}
+
+// NewVerifier returns a reader of r, the content of b. A bad digest is fault.Invalid; what
+// is of another size or digest, fault.Unavailable.
+func NewVerifier(r io.Reader, b Blob) (*Verifier, error) {
+	v := &Verifier{r: r, blob: b, left: b.Size}
+	if b.Digest != "" {
+		if err := b.Digest.Validate(); err != nil {
+			return nil, fault.Invalid.Errorf("digest %q: %w", b.Digest, err)
+		}
+		v.check = b.Digest.Verifier()
+	}
+	return v, nil
+}
+
+// Read implements io.Reader.
+func (v *Verifier) Read(p []byte) (int, error) {
+	if v.err != nil {
+		return 0, v.err
+	}
+	n, err := v.r.Read(p)
+	if v.check != nil {
+		v.check.Write(p[:n]) // a hash takes everything
+	}
+	v.left -= int64(n)
+	switch {
+	case v.blob.Size >= 0 && v.left < 0:
+		err = fault.Unavailable.Errorf("blob %s is longer than its %d bytes", v.blob.Digest, v.blob.Size)
+	case err == io.EOF && v.blob.Size >= 0 && v.left > 0, errors.Is(err, io.ErrUnexpectedEOF):
+		err = fault.Unavailable.Errorf("blob %s ends %d bytes early", v.blob.Digest, v.left)
+	case err == io.EOF && v.check != nil && !v.check.Verified():
+		err = fault.Unavailable.Errorf("blob %s has another digest", v.blob.Digest)
+	}
+	v.err = err
+	return n, err
+}
