@@ -44,15 +44,22 @@ func (a *accesses) add(key []byte) {
 	a.m[sha256.Sum256(key)] = struct{}{}
 }
 
+// remember notes that a registry has allowed the pull with this access key; nil notes
+// nothing.
+func (c *client) remember(access []byte) { c.accesses.add(access) }
+
+// remembers tells whether a registry has allowed the pull with this access key.
+func (c *client) remembers(access []byte) bool { return c.accesses.has(access) }
+
 // accessKey is name and all that decides whether it may be pulled for a caller: what
 // the request has of credentials, what the files have that count for him, and what a
 // credential helper says. nil: that cannot be told, or it is for one pull only.
-func (s *Store) accessKey(name reference.Named, as Caller) ([]byte, error) {
-	sys, err := s.system(name, as)
+func (c *client) accessKey(name reference.Named, as Caller) ([]byte, error) {
+	sys, err := c.system(name, as)
 	if err != nil {
 		return nil, err
 	}
-	if path, err := s.providedCredentials(name, as.Namespace); err != nil {
+	if path, err := c.providedCredentials(name, as.Namespace); err != nil {
 		return nil, err
 	} else if path != "" {
 		if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
@@ -76,4 +83,17 @@ func (s *Store) accessKey(name reference.Named, as Caller) ([]byte, error) {
 	return bytes.Join([][]byte{
 		fmt.Appendf(nil, "%q %q %q %q", name, sys.SignaturePolicyPath, sys.AuthFilePath, found), request, file,
 	}, []byte{0}), nil
+}
+
+// pullKey tells pulls apart: by what is pulled and by what the caller may do.
+func (c *client) pullKey(names []reference.Named, as Caller) (string, error) {
+	secret, err := json.Marshal(as.Auth)
+	if err != nil {
+		return "", err
+	}
+	sys, err := c.system(nil, Caller{Namespace: as.Namespace})
+	if err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("%s %q %q %x", names, sys.SignaturePolicyPath, sys.AuthFilePath, sha256.Sum256(secret)), nil
 }

@@ -120,10 +120,10 @@ func (s *Store) Reconfigure(n Settings) {
 		}
 		s.catalog.Store(newCatalog(entries))
 	}
-	for _, text := range slices.Concat(checkPolicies(n), checkAccess(n), blob.CheckKeys(n.KeysDir)) {
+	for _, text := range slices.Concat(checkFiles(n.RegistrySettings), blob.CheckKeys(n.KeysDir)) {
 		s.log.Warn("files about images cannot be used", "err", text)
 	}
-	s.reportHosts(n.HostsDirs)
+	s.registries.reconfigure(n.RegistrySettings)
 }
 
 // now are the settings in force.

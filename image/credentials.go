@@ -15,8 +15,8 @@ import (
 // has left for this one pull: <namespace>-<SHA-256 of the image's name>.json, beside
 // the files of namespaces and before them. It is gone when the pull is; the
 // provider writes it anew for each.
-func (s *Store) takeCredentials(r *registry, name reference.Named, namespace string) error {
-	path, err := s.providedCredentials(name, namespace)
+func (c *client) takeCredentials(r *registry, name reference.Named, namespace string) error {
+	path, err := c.providedCredentials(name, namespace)
 	if err != nil || path == "" {
 		return err
 	}
@@ -30,7 +30,7 @@ func (s *Store) takeCredentials(r *registry, name reference.Named, namespace str
 	if err != nil {
 		return fmt.Errorf("take credentials of namespace %s: %w", namespace, err)
 	}
-	own, err := r.makeFiles(s.layers.staging)
+	own, err := r.makeFiles(c.staging)
 	if err != nil {
 		return err
 	}
@@ -39,8 +39,8 @@ func (s *Store) takeCredentials(r *registry, name reference.Named, namespace str
 }
 
 // providedCredentials is where that file would be; "" = nowhere.
-func (s *Store) providedCredentials(name reference.Named, namespace string) (string, error) {
-	dir := s.now().AuthDir
+func (c *client) providedCredentials(name reference.Named, namespace string) (string, error) {
+	dir := c.now().AuthDir
 	if dir == "" || namespace == "" {
 		return "", nil
 	}

@@ -3,9 +3,10 @@ package image
 import (
 	"context"
 	"fmt"
-	"github.com/crisp-cri/crisp/image/blob"
 	"io"
 	"time"
+
+	"github.com/crisp-cri/crisp/image/blob"
 )
 
 // Bounds of how often a download is taken up again: as long as minProgress bytes came

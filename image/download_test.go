@@ -19,7 +19,7 @@ import (
 func TestDownloadGoesOn(t *testing.T) {
 	reg := newRegistry(t)
 	p := newPlace(t, reg)
-	p.trusting(image.Settings{ProgressTimeout: time.Second})
+	p.trusting(image.Settings{RegistrySettings: image.RegistrySettings{ProgressTimeout: time.Second}})
 	noise := make([]byte, 9<<20)
 	rand.NewChaCha8([32]byte{}).Read(noise)
 	img := buildOf(t, "plain", v1.Image{}, tarOf(t, map[string]string{"noise": string(noise)}))

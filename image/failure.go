@@ -18,6 +18,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// A PullError is a failed pull that the kubelet tells apart by its reason.
+type PullError struct {
+	Reason string // RegistryUnavailable or SignatureValidationFailed
+	Err    error
+}
+
+// The reasons of a PullError, as k8s.io/cri-api/pkg/errors names them.
+const (
+	RegistryUnavailable       = "RegistryUnavailable"
+	SignatureValidationFailed = "SignatureValidationFailed"
+)
+
+// Error starts with the reason and a colon, which is what the kubelet parses.
+func (e *PullError) Error() string { return e.Reason + ": " + e.Err.Error() }
+
+// Unwrap returns the cause.
+func (e *PullError) Unwrap() error { return e.Err }
+
 // pullFailure says of err what a caller can do about it. A PullError stays the
 // outermost, because its text must come first.
 func pullFailure(ctx context.Context, name string, err error) error {
@@ -128,4 +146,13 @@ func told(err error) error {
 		text = strings.ToValidUTF8(text[:maxTold], "") + "…"
 	}
 	return &toldError{text, err}
+}
+
+// isWorthKeeping tells whether what a pull had got before err is likely to be of use: if
+// it was the network, the registry or the caller that ended it. A full disk needs the
+// space, and an image that is bad stays so.
+func isWorthKeeping(err error) bool {
+	code := statusOf(err)
+	return isAway(err) || code == http.StatusTooManyRequests || code >= http.StatusInternalServerError ||
+		errors.Is(err, context.Canceled) || errors.Is(err, fault.Unavailable)
 }

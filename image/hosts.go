@@ -64,8 +64,8 @@ func findHosts(dirs []string, domain string) string {
 
 // translateHosts reads the hosts.toml for a registry, if there is one: nil if not. They
 // are read for each pull.
-func (s *Store) translateHosts(domain string) (*hostsFile, error) {
-	dir := findHosts(s.now().HostsDirs, domain)
+func (c *client) translateHosts(domain string) (*hostsFile, error) {
+	dir := findHosts(c.now().HostsDirs, domain)
 	if dir == "" {
 		return nil, nil
 	}
@@ -368,15 +368,15 @@ func hostsFiles(dirs []string) []string {
 }
 
 // reportHosts says what of the hosts.toml files counts for nothing.
-func (s *Store) reportHosts(dirs []string) {
+func (c *client) reportHosts(dirs []string) {
 	for _, file := range hostsFiles(dirs) {
 		h, err := readHosts(file, filepath.Base(filepath.Dir(file)))
 		if err != nil {
-			s.log.Warn("hosts.toml cannot be used", "err", err)
+			c.log.Warn("hosts.toml cannot be used", "err", err)
 			continue
 		}
 		for _, p := range h.problems {
-			s.log.Warn("hosts.toml says what cannot be translated", "path", file, "key", p)
+			c.log.Warn("hosts.toml says what cannot be translated", "path", file, "key", p)
 		}
 	}
 }

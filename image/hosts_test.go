@@ -27,7 +27,9 @@ func TestHosts(t *testing.T) {
 	t.Cleanup(tls.Close)
 	p := newPlace(t)
 	hosts := filepath.Join(p.dir, "certs.d")
-	open := func() { p.trusting(image.Settings{HostsDirs: []string{filepath.Join(p.dir, "none"), hosts}}) }
+	open := func() {
+		p.trusting(image.Settings{RegistrySettings: image.RegistrySettings{HostsDirs: []string{filepath.Join(p.dir, "none"), hosts}}})
+	}
 	open()
 	hostsFile := func(registry, text string) { t.Helper(); write(t, filepath.Join(hosts, registry, "hosts.toml"), text) }
 	a, b := build(t, "gzip", "a"), build(t, "gzip", "b")
@@ -128,9 +130,9 @@ surprise = 1
 	write(t, filepath.Join(hosts, "b.example", "hosts.toml"), "server = ")
 	var log strings.Builder
 	p.log = slog.New(slog.NewTextHandler(&log, nil))
-	p.trusting(image.Settings{HostsDirs: []string{hosts}})
+	p.trusting(image.Settings{RegistrySettings: image.RegistrySettings{HostsDirs: []string{hosts}}})
 	write(t, filepath.Join(p.dir, "policies", "bad.json"), "{")
-	checked := strings.Join(image.Check(image.Settings{HostsDirs: []string{hosts}, PolicyPath: filepath.Join(p.dir, "nothing"), PolicyDir: filepath.Join(p.dir, "policies")}), "\n")
+	checked := strings.Join(image.Check(image.Settings{RegistrySettings: image.RegistrySettings{HostsDirs: []string{hosts}, PolicyPath: filepath.Join(p.dir, "nothing"), PolicyDir: filepath.Join(p.dir, "policies")}}), "\n")
 	for _, want := range []string{"nothing: no such file", "bad.json", "a.example/hosts.toml: surprise", "b.example/hosts.toml"} {
 		if !strings.Contains(checked, want) {
 			t.Errorf("the check does not say %q: %s", want, checked)

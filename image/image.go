@@ -65,20 +65,11 @@ type Options struct {
 // Settings are the options that Reconfigure can change. The files and
 // directories that they name are read anew for each pull.
 type Settings struct {
-	RegistriesConf    string   // registries.conf(5); "" means $CONTAINERS_REGISTRIES_CONF, then /etc/containers
-	RegistriesConfDir string   // "" means the library's default directories
-	HostsDirs         []string // directories of containerd's hosts.toml, for registries that registries.conf says nothing of
-	RegistriesDir     string   // containers-registries.d(5): where signatures are; "" means the library's default directories
+	RegistrySettings
 
-	PolicyPath string // policy.json(5); "" means $CONTAINERS_POLICY_JSON, then /etc/containers; if there is none, every image is accepted
-	PolicyDir  string // <namespace>.json in it is that namespace's policy, instead of the node's; "" means none has its own
-	AuthFile   string // containers-auth.json(5); "" means $REGISTRY_AUTH_FILE, then /etc/containers/auth.json, then the library's places
-	AuthDir    string // <namespace>.json in it has that namespace's credentials, instead of the node's; "" means none has its own
-	KeysDir    string // private keys that open encrypted layers; "" means none
-
-	Pinned          []string      // names of images that are reported as pinned; * stands for any characters
-	MaxParallel     int           // layers that one pull downloads and unpacks at once; 0 means 4
-	ProgressTimeout time.Duration // a pull that waits so long for a byte is given up; 0 means never
+	KeysDir     string   // private keys that open encrypted layers; "" means none
+	Pinned      []string // names of images that are reported as pinned; * stands for any characters
+	MaxParallel int      // layers that one pull downloads and unpacks at once; 0 means 4
 }
 
 // An Image is one image: one config, whatever names it goes by. It is a plain
@@ -95,43 +86,9 @@ type Image struct {
 	CreatedAt   time.Time         // when it was first pulled or loaded here
 }
 
-// A Caller is for whom an image is pulled. The zero value is the node itself.
-type Caller struct {
-	Namespace string // of Kubernetes: it may have a policy and credentials of its own
-	Auth      *Auth  // nil means none
-}
-
-// Auth is what a caller knows about a registry's account. The zero value means
-// none: then the namespace's or the node's own credentials apply.
-type Auth struct {
-	Username, Password string
-	Auth               string // base64 of "user:password"; used if Username is empty
-	IdentityToken      string // OAuth2 refresh token
-	RegistryToken      string // bearer token, sent as it is
-	ServerAddress      string // if not empty, the rest is for this registry only
-}
-
 // FsInfo tells how much the images and the writable layers occupy.
 type FsInfo struct {
 	Mountpoint string // a directory on the file system that holds them
 	UsedBytes  uint64 // allocated on disk
 	Inodes     uint64
 }
-
-// A PullError is a failed pull that the kubelet tells apart by its reason.
-type PullError struct {
-	Reason string // RegistryUnavailable or SignatureValidationFailed
-	Err    error
-}
-
-// The reasons of a PullError, as k8s.io/cri-api/pkg/errors names them.
-const (
-	RegistryUnavailable       = "RegistryUnavailable"
-	SignatureValidationFailed = "SignatureValidationFailed"
-)
-
-// Error starts with the reason and a colon, which is what the kubelet parses.
-func (e *PullError) Error() string { return e.Reason + ": " + e.Err.Error() }
-
-// Unwrap returns the cause.
-func (e *PullError) Unwrap() error { return e.Err }

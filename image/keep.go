@@ -1,14 +1,9 @@
 package image
 
 import (
-	"context"
-	"errors"
 	"log/slog"
-	"net/http"
 	"sync"
 	"time"
-
-	"github.com/crisp-cri/crisp/internal/fault"
 )
 
 // keepFor is how long the layers of a failed pull are kept: the kubelet tries again
@@ -23,15 +18,6 @@ type keeper struct {
 
 	mu sync.Mutex
 	m  map[*layer]*time.Timer // guarded by mu
-}
-
-// isWorthKeeping tells whether what a pull had got before err is likely to be of use: if
-// it was the network, the registry or the caller that ended it. A full disk needs the
-// space, and an image that is bad stays so.
-func isWorthKeeping(err error) bool {
-	code := statusOf(err)
-	return isAway(err) || code == http.StatusTooManyRequests || code >= http.StatusInternalServerError ||
-		errors.Is(err, context.Canceled) || errors.Is(err, fault.Unavailable)
 }
 
 // keep takes over layers that are held.

@@ -92,7 +92,7 @@ func TestServerOfHostsGetsCredentials(t *testing.T) {
 	server, mirror := newRegistry(t), newRegistry(t)
 	p := newPlace(t)
 	hosts := filepath.Join(p.dir, "certs.d")
-	p.trusting(image.Settings{HostsDirs: []string{hosts}})
+	p.trusting(image.Settings{RegistrySettings: image.RegistrySettings{HostsDirs: []string{hosts}}})
 	write(t, filepath.Join(hosts, "registry.example", "hosts.toml"), fmt.Sprintf("server = \"http://%s\"\n[host.\"http://%s\"]\n", server.host, mirror.host))
 	server.push("private", "v1", build(t, "gzip", "a"))
 	server.guard("private")
@@ -119,7 +119,7 @@ func TestSilentMirrorIsPassedOver(t *testing.T) {
 	mirror, origin := newRegistry(t), newRegistry(t)
 	p := newPlace(t)
 	p.mirrored(origin, mirror)
-	p.trusting(image.Settings{ProgressTimeout: time.Second})
+	p.trusting(image.Settings{RegistrySettings: image.RegistrySettings{ProgressTimeout: time.Second}})
 	origin.push("app", "v1", build(t, "gzip", "a"))
 	origin.push("app", "v2", build(t, "gzip", "b"))
 	var asked atomic.Int32
@@ -152,7 +152,7 @@ func TestLayerComesFromTheNextPlace(t *testing.T) {
 	mirror, origin := newRegistry(t), newRegistry(t)
 	p := newPlace(t)
 	p.mirrored(origin, mirror)
-	p.trusting(image.Settings{ProgressTimeout: time.Second})
+	p.trusting(image.Settings{RegistrySettings: image.RegistrySettings{ProgressTimeout: time.Second}})
 	for name, answer := range map[string]func(w http.ResponseWriter, r *http.Request){
 		"missing": http.NotFound,
 		"broken":  func(w http.ResponseWriter, r *http.Request) { http.Error(w, "", http.StatusBadGateway) },
@@ -180,7 +180,7 @@ func TestLayerComesFromTheNextPlace(t *testing.T) {
 func TestRateLimitIsNamed(t *testing.T) {
 	reg := newRegistry(t)
 	p := newPlace(t, reg)
-	p.trusting(image.Settings{ProgressTimeout: time.Second})
+	p.trusting(image.Settings{RegistrySettings: image.RegistrySettings{ProgressTimeout: time.Second}})
 	img := build(t, "gzip", "a")
 	reg.push("app", "v1", img)
 	for _, part := range []string{"/manifests/", "/blobs/"} {

@@ -36,7 +36,7 @@ type place struct {
 // findPlaces returns the places that may have the image, in the order in which they are
 // to be asked: as registries.conf, or else a hosts.toml, has them. Mirrors that kept us
 // waiting just now come last.
-func (s *Store) findPlaces(r *registry, name reference.Named) ([]place, error) {
+func (c *client) findPlaces(r *registry, name reference.Named) ([]place, error) {
 	ref, err := docker.NewReference(name)
 	if err != nil {
 		return nil, fault.Invalid.Errorf("%w", err)
@@ -50,7 +50,7 @@ func (s *Store) findPlaces(r *registry, name reference.Named) ([]place, error) {
 	var certs map[string]hostCerts
 	translated := false
 	if conf == nil {
-		h, err := s.translateHosts(reference.Domain(name))
+		h, err := c.translateHosts(reference.Domain(name))
 		if err != nil {
 			return nil, err
 		}
@@ -71,7 +71,7 @@ func (s *Store) findPlaces(r *registry, name reference.Named) ([]place, error) {
 	if len(sources) == 1 && !translated {
 		return []place{{own: true, sys: r.sys, ref: ref}}, nil
 	}
-	dir, err := r.makeFiles(s.layers.staging)
+	dir, err := r.makeFiles(c.staging)
 	if err != nil {
 		return nil, err
 	}
@@ -92,7 +92,7 @@ func (s *Store) findPlaces(r *registry, name reference.Named) ([]place, error) {
 		}
 		places = append(places, p)
 	}
-	slices.SortStableFunc(places, func(a, b place) int { return s.quiet.rank(a) - s.quiet.rank(b) })
+	slices.SortStableFunc(places, func(a, b place) int { return c.quiet.rank(a) - c.quiet.rank(b) })
 	return places, nil
 }
 

@@ -7,9 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
-	"strings"
 
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/opencontainers/go-digest"
@@ -101,7 +99,7 @@ func (p proof) digest() digest.Digest { return digest.FromBytes(p.Manifest) }
 // prove takes along the signatures of img. There may be none, and that they
 // cannot be had is no failure: the policy of this pull did not ask for them. An
 // image without them is then not for a namespace whose policy does.
-func (s *Store) prove(ctx context.Context, r *registry, img *image.UnparsedImage) []proof {
+func (r *registry) prove(ctx context.Context, img *image.UnparsedImage) []proof {
 	var p proof
 	err := r.bounded(ctx, func(ctx context.Context) error {
 		sigs, err := img.UntrustedSignatures(ctx)
@@ -118,7 +116,7 @@ func (s *Store) prove(ctx context.Context, r *registry, img *image.UnparsedImage
 		return err
 	})
 	if err != nil {
-		s.log.DebugContext(ctx, "signatures were not fetched", "err", err)
+		r.log.DebugContext(ctx, "signatures were not fetched", "err", err)
 		return nil
 	}
 	if len(p.Signatures) == 0 {
@@ -151,38 +149,21 @@ func signatureBlob(sig any) []byte {
 	return nil
 }
 
-// Allowed asks the policy of namespace whether the image id may be used there
-// under the name that its user knows it by; if that is "", under any of the names
-// that it was pulled or loaded by. It uses the signatures that came with the
-// pull, and no network. An image that the policy does not allow: *PullError.
-func (s *Store) Allowed(ctx context.Context, namespace, name, id string) error {
-	e, err := s.find(id)
+// allowPresent asks the policy of namespace about an image that is there already, under
+// each of names until one is allowed; without names, as an image with this id that none
+// but the default can be meant for. proofs are what came with it. No network is used. What
+// no name is allowed for is a *PullError, of the first.
+func (c *client) allowPresent(ctx context.Context, namespace string, names []string, id string, proofs []proof) error {
+	sys, err := c.system(nil, Caller{Namespace: namespace})
 	if err != nil {
 		return err
-	}
-	sys, err := s.system(nil, Caller{Namespace: namespace})
-	if err != nil {
-		return err
-	}
-	names := e.names()
-	if name != "" {
-		full, err := s.fullNames(name)
-		// Of what a short name stands for it is the one that is this image.
-		i := slices.IndexFunc(full, func(f reference.Named) bool { return slices.Contains(names, f.String()) })
-		switch isID := strings.HasPrefix(e.hex(), strings.TrimPrefix(name, "sha256:")); {
-		case i < 0 && isID: // then it is any of the names
-		case err != nil:
-			return err
-		default:
-			names = []string{full[max(i, 0)].String()}
-		}
 	}
 	refs, err := parseAll(names)
 	if err != nil {
 		return err
 	}
 	if len(refs) == 0 { // loaded without a name: no scope but the default can be meant
-		ref, err := reference.ParseNormalizedNamed("nameless.invalid/image@" + e.ID)
+		ref, err := reference.ParseNormalizedNamed("nameless.invalid/image@" + id)
 		if err != nil {
 			return err
 		}
@@ -190,7 +171,7 @@ func (s *Store) Allowed(ctx context.Context, namespace, name, id string) error {
 	}
 	var first error
 	for _, ref := range refs {
-		err := s.allowPresent(ctx, sys, ref, e.record.Proofs)
+		err := c.allowName(ctx, sys, ref, proofs)
 		if err == nil {
 			return nil
 		}
@@ -204,9 +185,9 @@ func (s *Store) Allowed(ctx context.Context, namespace, name, id string) error {
 	return first
 }
 
-// allowPresent asks the policy about an image in the store, under one name. One of
+// allowName asks the policy about an image under one name. One of
 // its manifests that is allowed is enough: they all lead to the same files.
-func (s *Store) allowPresent(ctx context.Context, sys *types.SystemContext, name reference.Named, proofs []proof) (err error) {
+func (c *client) allowName(ctx context.Context, sys *types.SystemContext, name reference.Named, proofs []proof) (err error) {
 	ref, err := docker.NewReference(name)
 	if err != nil {
 		return fault.Invalid.Errorf("%w", err)
@@ -214,13 +195,13 @@ func (s *Store) allowPresent(ctx context.Context, sys *types.SystemContext, name
 	if len(proofs) == 0 {
 		return allow(ctx, sys, unsigned{ref})
 	}
-	dir, err := os.MkdirTemp(s.layers.staging, "proof-*")
+	dir, err := os.MkdirTemp(c.staging, "proof-*")
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	for _, p := range proofs {
-		if err = s.allowProof(ctx, sys, ref, p, dir); err == nil {
+		if err = c.allowProof(ctx, sys, ref, p, dir); err == nil {
 			break
 		}
 	}
@@ -229,7 +210,7 @@ func (s *Store) allowPresent(ctx context.Context, sys *types.SystemContext, name
 
 // allowProof lays p out as the library's directory transport has it, the only one
 // that reads signatures of each format from files.
-func (s *Store) allowProof(ctx context.Context, sys *types.SystemContext, name types.ImageReference, p proof, dir string) error {
+func (c *client) allowProof(ctx context.Context, sys *types.SystemContext, name types.ImageReference, p proof, dir string) error {
 	d := p.digest()
 	files := map[string][]byte{".manifest.json": p.Manifest}
 	for i, sig := range p.Signatures {

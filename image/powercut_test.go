@@ -29,13 +29,12 @@ import (
 func settingsOf(t testing.TB, registries ...*registry) image.Settings {
 	t.Helper()
 	dir := t.TempDir()
-	s := image.Settings{
+	s := image.Settings{MaxParallel: 1, RegistrySettings: image.RegistrySettings{
 		RegistriesConf:    filepath.Join(dir, "registries.conf"),
 		RegistriesConfDir: filepath.Join(dir, "registries.conf.d"),
 		AuthFile:          filepath.Join(dir, "auth.json"),
 		PolicyPath:        filepath.Join(dir, "policy.json"),
-		MaxParallel:       1,
-	}
+	}}
 	var conf strings.Builder
 	for _, r := range registries {
 		fmt.Fprintf(&conf, "[[registry]]\nlocation = %q\ninsecure = true\n", r.host)

@@ -3,8 +3,6 @@ package image
 import (
 	"cmp"
 	"context"
-	"crypto/sha256"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -35,16 +33,16 @@ import (
 // image.
 func (s *Store) Pull(ctx context.Context, ref string, as Caller) (Image, error) {
 	sysregistriesv2.InvalidateCache() // it says what short names stand for, too
-	names, err := s.fullNames(ref)
+	names, err := s.registries.fullNames(ref)
 	if err != nil {
 		return Image{}, err
 	}
 	var access []byte
 	if len(names) == 1 && isDigested(names[0]) {
-		if access, err = s.accessKey(names[0], as); err != nil {
+		if access, err = s.registries.accessKey(names[0], as); err != nil {
 			return Image{}, fmt.Errorf("pull %s: %w", names[0], err)
 		}
-		if e, ok := s.catalog.Load().byName[names[0].String()]; ok && !e.record.Encrypted && s.let.has(access) {
+		if e, ok := s.catalog.Load().byName[names[0].String()]; ok && !e.record.Encrypted && s.registries.remembers(access) {
 			err := s.Allowed(ctx, as.Namespace, names[0].String(), e.ID)
 			if err == nil {
 				return e.Image, nil
@@ -55,7 +53,7 @@ func (s *Store) Pull(ctx context.Context, ref string, as Caller) (Image, error) 
 			// Perhaps it was signed since.
 		}
 	}
-	key, err := s.pullKey(names, as)
+	key, err := s.registries.pullKey(names, as)
 	if err != nil {
 		return Image{}, err
 	}
@@ -64,7 +62,7 @@ func (s *Store) Pull(ctx context.Context, ref string, as Caller) (Image, error) 
 		for _, name := range names {
 			img, err := s.pullOne(ctx, name, as.forCandidate(ref, name))
 			if err == nil {
-				s.let.add(access)
+				s.registries.remember(access)
 				return img, nil
 			}
 			if first == nil {
@@ -75,33 +73,15 @@ func (s *Store) Pull(ctx context.Context, ref string, as Caller) (Image, error) 
 	})
 }
 
-// pullKey tells pulls apart: by what is pulled and by what the caller may do.
-func (s *Store) pullKey(names []reference.Named, as Caller) (string, error) {
-	secret, err := json.Marshal(as.Auth)
-	if err != nil {
-		return "", err
-	}
-	sys, err := s.system(nil, Caller{Namespace: as.Namespace})
-	if err != nil {
-		return "", err
-	}
-	return fmt.Sprintf("%s %q %q %x", names, sys.SignaturePolicyPath, sys.AuthFilePath, sha256.Sum256(secret)), nil
-}
-
-func isDigested(name reference.Named) bool {
-	_, ok := digestOf(name)
-	return ok
-}
-
 func (s *Store) pullOne(ctx context.Context, name reference.Named, as Caller) (_ Image, err error) {
 	defer func() { err = pullFailure(ctx, name.String(), err) }()
 	stage.Next(ctx, "registry")
-	r, err := s.dial(ctx, name, as)
+	r, err := s.registries.dial(ctx, name, as)
 	if err != nil {
 		return Image{}, err
 	}
 	defer r.close()
-	c, err := s.choose(ctx, r)
+	c, err := r.choose(ctx)
 	if err != nil {
 		return Image{}, err
 	}

@@ -82,7 +82,7 @@ func TestPullFails(t *testing.T) {
 			reg := newRegistry(t)
 			p := newPlace(t, reg)
 			if strings.HasPrefix(c.name, "silence") {
-				p.reopen(image.Options{Settings: image.Settings{ProgressTimeout: time.Second}})
+				p.reopen(image.Options{Settings: image.Settings{RegistrySettings: image.RegistrySettings{ProgressTimeout: time.Second}}})
 			}
 			img := build(t, "gzip", strings.Repeat("good", 1000), "too")
 			reg.push("app", "v1", img)
@@ -115,7 +115,7 @@ func TestPullFails(t *testing.T) {
 		failedWith(t, err, fault.Invalid, "")
 		_, err = p.store.Pull(t.Context(), closed.Addr().String()+"/x", image.Caller{})
 		failedWith(t, err, nil, image.RegistryUnavailable)
-		p.reopen(image.Options{Settings: image.Settings{ProgressTimeout: time.Second}})
+		p.reopen(image.Options{Settings: image.Settings{RegistrySettings: image.RegistrySettings{ProgressTimeout: time.Second}}})
 		reg.intercept(func(w http.ResponseWriter, r *http.Request) bool { <-r.Context().Done(); return true })
 		_, err = p.store.Pull(t.Context(), reg.host+"/nothing:v1", image.Caller{})
 		failedWith(t, err, nil, image.RegistryUnavailable)

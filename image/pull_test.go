@@ -268,7 +268,7 @@ func TestPullAgainstPolicy(t *testing.T) {
 	if err := os.WriteFile(policy, []byte(`{"default":[{"type":"reject"}]}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	p.reopen(image.Options{Settings: image.Settings{PolicyPath: policy}})
+	p.reopen(image.Options{Settings: image.Settings{RegistrySettings: image.RegistrySettings{PolicyPath: policy}}})
 	reg.asked("")
 	_, err := p.store.Pull(t.Context(), reg.host+"/app", image.Caller{})
 	reason, ok := errors.AsType[*image.PullError](err)

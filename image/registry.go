@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"log/slog"
 	"net/url"
 	"os"
 	"strings"
@@ -31,6 +32,7 @@ type registry struct {
 	limit time.Duration        // for a byte to come; 0 means none
 	files string               // directory with what the library must read from files; "" = none
 	quiet *quiet
+	log   *slog.Logger
 
 	mu     sync.Mutex          // held while the next place is asked
 	src    types.ImageSource   // of the place in use; guarded by mu
@@ -56,9 +58,9 @@ func (r *registry) current() types.ImageSource {
 }
 
 // dial finds the image that name stands for.
-func (s *Store) dial(ctx context.Context, name reference.Named, as Caller) (_ *registry, err error) {
-	r := &registry{name: name.Name(), limit: s.now().ProgressTimeout, quiet: &s.quiet}
-	if r.sys, err = s.system(name, as); err != nil {
+func (c *client) dial(ctx context.Context, name reference.Named, as Caller) (_ *registry, err error) {
+	r := &registry{name: name.Name(), limit: c.now().ProgressTimeout, quiet: &c.quiet, log: c.log}
+	if r.sys, err = c.system(name, as); err != nil {
 		return nil, err
 	}
 	defer func() {
@@ -66,24 +68,24 @@ func (s *Store) dial(ctx context.Context, name reference.Named, as Caller) (_ *r
 			r.close()
 		}
 	}()
-	if err := s.takeCredentials(r, name, as.Namespace); err != nil {
+	if err := c.takeCredentials(r, name, as.Namespace); err != nil {
 		return nil, err
 	}
-	if r.places, err = s.findPlaces(r, name); err != nil {
+	if r.places, err = c.findPlaces(r, name); err != nil {
 		return nil, err
 	}
 	if err := r.next(ctx, nil); err != nil {
-		return nil, s.explainDial(r, err)
+		return nil, r.explainDial(err)
 	}
 	return r, nil
 }
 
 // explainDial says more of why no place has given the image.
-func (s *Store) explainDial(r *registry, err error) error {
+func (r *registry) explainDial(err error) error {
 	if fault.KindOf(err) != fault.Internal {
 		return err
 	}
-	if cerr := s.badCredentials(r.sys); cerr != nil {
+	if cerr := badCredentials(r.sys); cerr != nil {
 		return cerr
 	}
 	if _, ok := errors.AsType[*json.SyntaxError](err); ok {
@@ -95,7 +97,7 @@ func (s *Store) explainDial(r *registry, err error) error {
 
 // badCredentials blames the file that credentials are taken from, if it cannot be
 // read: the library's own error need not name it.
-func (s *Store) badCredentials(sys *types.SystemContext) error {
+func badCredentials(sys *types.SystemContext) error {
 	if sys.DockerAuthConfig != nil || sys.DockerBearerRegistryToken != "" || sys.AuthFilePath == "" {
 		return nil
 	}
@@ -150,15 +152,15 @@ func (r *registry) Repository() string { return r.name }
 // system is what the library needs to know to find and open name. Credentials are
 // those of the request, else those in the namespace's file, else those of the
 // node.
-func (s *Store) system(name reference.Named, as Caller) (*types.SystemContext, error) {
-	o := s.now()
+func (c *client) system(name reference.Named, as Caller) (*types.SystemContext, error) {
+	o := c.now()
 	sys := &types.SystemContext{
 		SystemRegistriesConfPath:    o.RegistriesConf,
 		SystemRegistriesConfDirPath: o.RegistriesConfDir,
 		RegistriesDirPath:           o.RegistriesDir,
 		SignaturePolicyPath:         o.PolicyPath,
-		AuthFilePath:                s.authFile(),
-		BigFilesTemporaryDir:        s.layers.staging,
+		AuthFilePath:                c.authFile(),
+		BigFilesTemporaryDir:        c.staging,
 		DockerRegistryUserAgent:     "crisp",
 	}
 	policy, err := ofNamespace(o.PolicyDir, as.Namespace)
@@ -227,8 +229,8 @@ func isHub(host string) bool {
 }
 
 // authFile says where the node's credentials are; "" leaves it to the library.
-func (s *Store) authFile() string {
-	if file := s.now().AuthFile; file != "" {
+func (c *client) authFile() string {
+	if file := c.now().AuthFile; file != "" {
 		return file
 	}
 	if path := os.Getenv("REGISTRY_AUTH_FILE"); path != "" {

@@ -19,10 +19,10 @@ type choice struct {
 }
 
 // choose finds the image of this platform at the first place that gives it.
-func (s *Store) choose(ctx context.Context, r *registry) (choice, error) {
+func (r *registry) choose(ctx context.Context) (choice, error) {
 	for {
 		src := r.current()
-		c, err := s.chooseAt(ctx, r, src)
+		c, err := r.chooseAt(ctx, src)
 		if err == nil || ctx.Err() != nil || !isAway(err) && statusOf(err) == 0 || r.next(ctx, src) != nil {
 			return c, err
 		}
@@ -31,7 +31,7 @@ func (s *Store) choose(ctx context.Context, r *registry) (choice, error) {
 
 // chooseAt reads the manifest, or follows the list of manifests to that of this
 // platform, and asks the policy whether the image may be used.
-func (s *Store) chooseAt(ctx context.Context, r *registry, src types.ImageSource) (c choice, err error) {
+func (r *registry) chooseAt(ctx context.Context, src types.ImageSource) (c choice, err error) {
 	var instance *digest.Digest
 	for range blob.MaxNesting {
 		img := image.UnparsedInstance(src, instance)
@@ -53,7 +53,7 @@ func (s *Store) chooseAt(ctx context.Context, r *registry, src types.ImageSource
 			if err := r.bounded(ctx, func(ctx context.Context) error { return allow(ctx, r.sys, img) }); err != nil {
 				return choice{}, err
 			}
-			c.proofs = s.prove(ctx, r, img)
+			c.proofs = r.prove(ctx, img)
 			c.Manifest, err = blob.ReadManifest(data, kind)
 			return c, err
 		}

@@ -22,14 +22,13 @@ import (
 // A Store is the images and root file systems below one root directory. All its
 // methods may be called at the same time.
 type Store struct {
-	o      Options
-	log    *slog.Logger
-	pulls  flights
-	let    accesses // who has pulled what is pulled by digest
-	quiet  quiet
-	kept   keeper
-	layers *layers
-	leases *leases
+	o          Options
+	log        *slog.Logger
+	pulls      flights
+	registries *client
+	kept       keeper
+	layers     *layers
+	leases     *leases
 
 	catalog atomic.Pointer[catalog] // replaced under mu
 	mu      sync.Mutex              // held while a record is written; readers do not wait for it
@@ -54,6 +53,7 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 	}
 	s := &Store{o: o, log: o.Log, removals: newRemovals()}
 	s.life, s.end = context.WithCancel(context.WithoutCancel(ctx))
+	s.registries = newClient(filepath.Join(o.Root, "staging"), o.Log, o.RegistrySettings)
 	s.Reconfigure(o.Settings)
 	s.private = sync.OnceValue(func() error { return makePrivate(o.State) })
 	s.layers = &layers{

@@ -145,7 +145,7 @@ func TestSignature(t *testing.T) {
 	}
 	policy := filepath.Join(p.dir, "strict.json")
 	write(t, policy, signedOnly(t, ours, reg.host))
-	p.trusting(image.Settings{PolicyPath: policy})
+	p.trusting(image.Settings{RegistrySettings: image.RegistrySettings{PolicyPath: policy}})
 	img := p.pull(reg.host + "/app:signed")
 	for _, tag := range []string{"unsigned", "stranger", "renamed", "replayed"} {
 		_, err := p.store.Pull(t.Context(), reg.host+"/app:"+tag, image.Caller{})
@@ -267,7 +267,7 @@ func TestKeylessSignature(t *testing.T) {
 	policy := filepath.Join(p.dir, "keyless.json")
 	write(t, policy, fmt.Sprintf(`{"default":[{"type":"sigstoreSigned","rekorPublicKeyPath":%q,
 		"fulcio":{"caPath":%q,"oidcIssuer":"https://accounts.example","subjectEmail":"dev@example.com"}}]}`, rekor.path, filepath.Join(p.dir, "fulcio.pem")))
-	p.trusting(image.Settings{PolicyPath: policy})
+	p.trusting(image.Settings{RegistrySettings: image.RegistrySettings{PolicyPath: policy}})
 
 	sign := func(tag, email string, log *ecdsa.PrivateKey) {
 		key := newSigner(t).key
@@ -322,7 +322,7 @@ func TestSignaturesOutOfReach(t *testing.T) {
 	s := newSigner(t)
 	policy := filepath.Join(p.dir, "strict.json")
 	write(t, policy, signedOnly(t, s, reg.host))
-	p.trusting(image.Settings{PolicyPath: policy})
+	p.trusting(image.Settings{RegistrySettings: image.RegistrySettings{PolicyPath: policy}})
 	reg.push("app", "v1", build(t, "gzip", "x"))
 	reg.intercept(func(w http.ResponseWriter, r *http.Request) bool {
 		if strings.HasSuffix(r.URL.Path, ".sig") {
@@ -391,7 +391,7 @@ func TestSimpleSigning(t *testing.T) {
 			key, policy := filepath.Join(p.dir, "key.gpg"), filepath.Join(p.dir, "strict.json")
 			write(t, key, string(run("", "--export", user)))
 			write(t, policy, fmt.Sprintf(`{"default":[{"type":"signedBy","keyType":"GPGKeys","keyPath":%q}]}`, key))
-			p.trusting(image.Settings{PolicyPath: policy})
+			p.trusting(image.Settings{RegistrySettings: image.RegistrySettings{PolicyPath: policy}})
 			write(t, filepath.Join(p.dir, "registries.d", "all.yaml"), "default-docker:\n  lookaside: file://"+p.dir+"/lookaside\n")
 
 			top := reg.push("app", "v1", build(t, "gzip", "x"))

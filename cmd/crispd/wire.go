@@ -148,17 +148,19 @@ func imageOptions(c *config.Config, records *checkpoint.Manager, log *slog.Logge
 // imageSettings are what image.Store.Reconfigure takes.
 func imageSettings(c *config.Config) image.Settings {
 	return image.Settings{
-		RegistriesConf:  c.Image.RegistriesConf,
-		HostsDirs:       c.Image.HostsDirs,
-		RegistriesDir:   c.Image.RegistriesDir,
-		PolicyPath:      c.Image.Policy,
-		PolicyDir:       c.Image.PolicyDir,
-		AuthFile:        c.Image.AuthFile,
-		AuthDir:         c.Image.AuthDir,
-		KeysDir:         c.Image.DecryptionKeysPath,
-		Pinned:          c.Image.Pinned,
-		MaxParallel:     c.Image.MaxParallel,
-		ProgressTimeout: c.Image.ProgressTimeout,
+		RegistrySettings: image.RegistrySettings{
+			RegistriesConf:  c.Image.RegistriesConf,
+			HostsDirs:       c.Image.HostsDirs,
+			RegistriesDir:   c.Image.RegistriesDir,
+			PolicyPath:      c.Image.Policy,
+			PolicyDir:       c.Image.PolicyDir,
+			AuthFile:        c.Image.AuthFile,
+			AuthDir:         c.Image.AuthDir,
+			ProgressTimeout: c.Image.ProgressTimeout,
+		},
+		KeysDir:     c.Image.DecryptionKeysPath,
+		Pinned:      c.Image.Pinned,
+		MaxParallel: c.Image.MaxParallel,
 	}
 }
 

@@ -1,7 +1,6 @@
 package image
 
 import (
-	"regexp"
 	"strings"
 
 	"github.com/crisp-cri/crisp/internal/fault"
@@ -11,17 +10,12 @@ import (
 	"go.podman.io/image/v5/types"
 )
 
-var (
-	hexID   = regexp.MustCompile(`^[0-9a-f]{1,64}$`)
-	shortID = regexp.MustCompile(`^[0-9a-f]{4,63}$`)
-)
-
 // fullNames returns what ref may stand for, in order: with a registry, and with a
 // tag ("latest" if none is given) or a digest; a reference with both means the
 // digest. Only a name without a registry can stand for several: for each registry
 // that registries.conf says to search, or for docker.io. Where short-name-mode is
 // enforcing a name that could stand for several stands for none.
-func (s *Store) fullNames(ref string) ([]reference.Named, error) {
+func (c *client) fullNames(ref string) ([]reference.Named, error) {
 	name, err := reference.ParseDockerRef(ref)
 	if err != nil {
 		return nil, fault.Invalid.Errorf("image name %q: %w", ref, err)
@@ -29,7 +23,7 @@ func (s *Store) fullNames(ref string) ([]reference.Named, error) {
 	if !isShort(ref) {
 		return []reference.Named{name}, nil
 	}
-	sys, err := s.system(nil, Caller{})
+	sys, err := c.system(nil, Caller{})
 	if err != nil {
 		return nil, err
 	}
@@ -79,100 +73,12 @@ func isShort(ref string) bool {
 	return !ok || !strings.ContainsAny(host, ".:") && host != "localhost" && strings.ToLower(host) == host
 }
 
-// Get returns the image that ref names: an ID with or without "sha256:", a tag, a
-// name (its tag "latest" is meant), a name with a digest, or a unique prefix of an
-// ID. There is none: fault.NotFound. An ambiguous prefix or a bad name:
-// fault.Invalid.
-func (s *Store) Get(ref string) (Image, error) {
-	e, err := s.find(ref)
-	if err != nil {
-		return Image{}, err
-	}
-	return e.Image, nil
-}
-
-func (s *Store) find(ref string) (*entry, error) {
-	c := s.catalog.Load()
-	id := strings.TrimPrefix(ref, "sha256:")
-	if e, ok := c.byID[id]; ok {
-		return e, nil
-	}
-	var bad error
-	if !strings.HasPrefix(ref, "sha256:") && !(len(id) == 64 && hexID.MatchString(id)) {
-		names, err := s.fullNames(ref)
-		bad = err // unless it is an ID
-		for _, name := range names {
-			if e, ok := c.byName[name.String()]; ok {
-				return e, nil
-			}
-		}
-	} else if !hexID.MatchString(id) {
-		return nil, fault.Invalid.Errorf("image ID %q is not hexadecimal", ref)
-	}
-	var found *entry
-	if shortID.MatchString(id) {
-		for full, e := range c.byID {
-			if !strings.HasPrefix(full, id) {
-				continue
-			}
-			if found != nil {
-				return nil, fault.Invalid.Errorf("image ID %q is ambiguous", ref)
-			}
-			found = e
-		}
-	}
-	if found == nil && bad != nil {
-		return nil, bad
-	}
-	if found == nil {
-		return nil, fault.NotFound.Errorf("no image %q", ref)
-	}
-	return found, nil
-}
-
 // digestOf returns the digest in name, if it has one.
 func digestOf(name reference.Named) (digest.Digest, bool) {
 	if c, ok := name.(reference.Canonical); ok {
 		return c.Digest(), true
 	}
 	return "", false
-}
-
-// pinning tells which images are pinned.
-type pinning []*regexp.Regexp
-
-func newPinning(patterns []string) pinning {
-	var p pinning
-	for _, pattern := range patterns {
-		if pattern == "" {
-			continue
-		}
-		parts := strings.Split(pattern, "*")
-		for i := range parts {
-			parts[i] = regexp.QuoteMeta(parts[i])
-		}
-		p = append(p, regexp.MustCompile("^"+strings.Join(parts, ".*")+"$"))
-	}
-	return p
-}
-
-// match asks for each name of an image: in full, without tag or digest, and as
-// Docker shortens it.
-func (p pinning) match(names []string) bool {
-	for _, full := range names {
-		forms := []string{full}
-		if name, err := reference.ParseDockerRef(full); err == nil {
-			forms = append(forms, name.Name(), reference.FamiliarString(name), reference.FamiliarName(name))
-		}
-		for _, form := range forms {
-			for _, re := range p {
-				if re.MatchString(form) {
-					return true
-				}
-			}
-		}
-	}
-	return false
 }
 
 // forCandidate is the caller when a short name is taken for name. The kubelet chooses
@@ -183,4 +89,10 @@ func (c Caller) forCandidate(ref string, name reference.Named) Caller {
 		c.Auth = nil
 	}
 	return c
+}
+
+// isDigested tells whether name has a digest.
+func isDigested(name reference.Named) bool {
+	_, ok := digestOf(name)
+	return ok
 }
