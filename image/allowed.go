@@ -19,7 +19,7 @@ func (s *Store) Allowed(ctx context.Context, namespace, name, id string) error {
 	}
 	names := e.names()
 	if name != "" {
-		full, err := s.registries.fullNames(name)
+		full, err := s.registries.Names(name)
 		// Of what a short name stands for it is the one that is this image.
 		i := slices.IndexFunc(full, func(f reference.Named) bool { return slices.Contains(names, f.String()) })
 		switch isID := strings.HasPrefix(e.hex(), strings.TrimPrefix(name, "sha256:")); {
@@ -30,5 +30,5 @@ func (s *Store) Allowed(ctx context.Context, namespace, name, id string) error {
 			names = []string{full[max(i, 0)].String()}
 		}
 	}
-	return s.registries.allowPresent(ctx, namespace, names, e.ID, e.record.Proofs)
+	return s.registries.AllowPresent(ctx, namespace, names, e.ID, e.record.Proofs)
 }

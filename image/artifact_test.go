@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/image/registry"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/specs-go"
@@ -56,14 +57,14 @@ func TestArtifact(t *testing.T) {
 
 	for tag, name := range map[string]string{"up": "../x", "abs": "/etc/x", "dot": ".", "nul": "a\x00b", "long": "a/" + strings.Repeat("x", 256), "deep": strings.Repeat("x/", 1500) + "x"} {
 		reg.pushArtifact("model", tag, name, "x")
-		if _, err := p.store.Pull(t.Context(), reg.host+"/model:"+tag, image.Caller{}); !errors.Is(err, fault.Invalid) {
+		if _, err := p.store.Pull(t.Context(), reg.host+"/model:"+tag, registry.Caller{}); !errors.Is(err, fault.Invalid) {
 			t.Errorf("file %q: %v, want an error of kind %v", name, err, fault.Invalid)
 		}
 	}
 }
 
 // pushArtifact puts files, names and contents by turns, into repo under tag.
-func (r *registry) pushArtifact(repo, tag string, files ...string) digest.Digest {
+func (r *fakeRegistry) pushArtifact(repo, tag string, files ...string) digest.Digest {
 	r.t.Helper()
 	r.pushBlob(repo, []byte("{}"))
 	m := v1.Manifest{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: v1.MediaTypeImageManifest,

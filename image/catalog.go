@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/crisp-cri/crisp/image/blob"
+	"github.com/crisp-cri/crisp/image/registry"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/opencontainers/go-digest"
 )
@@ -26,7 +27,7 @@ type record struct {
 	Dirs        []dirAttr         `json:",omitempty"` // see inherit
 	Artifact    bool              `json:",omitempty"`
 	Encrypted   bool              `json:",omitempty"` // it came so, and never otherwise
-	Proofs      []proof           `json:",omitempty"` // by manifest, those that were signed
+	Proofs      []registry.Proof  `json:",omitempty"` // by manifest, those that were signed
 	Annotations map[string]string `json:",omitempty"` // of the manifest, see Image
 	Tags        []string
 	Digests     []string
@@ -120,10 +121,10 @@ func (s *Store) Reconfigure(n Settings) {
 		}
 		s.catalog.Store(newCatalog(entries))
 	}
-	for _, text := range slices.Concat(checkFiles(n.RegistrySettings), blob.CheckKeys(n.KeysDir)) {
+	for _, text := range slices.Concat(registry.CheckFiles(n.Settings), blob.CheckKeys(n.KeysDir)) {
 		s.log.Warn("files about images cannot be used", "err", text)
 	}
-	s.registries.reconfigure(n.RegistrySettings)
+	s.registries.Reconfigure(n.Settings)
 }
 
 // now are the settings in force.
@@ -196,10 +197,10 @@ const maxSignatures = 64
 
 // mergeProofs returns all signatures of each manifest, the fresh ones first. A
 // manifest can be in several repositories, each with signatures for its name.
-func mergeProofs(old, fresh []proof) []proof {
-	var all []proof
+func mergeProofs(old, fresh []registry.Proof) []registry.Proof {
+	var all []registry.Proof
 	for _, p := range slices.Concat(fresh, old) {
-		i := slices.IndexFunc(all, func(q proof) bool { return q.digest() == p.digest() })
+		i := slices.IndexFunc(all, func(q registry.Proof) bool { return q.Digest() == p.Digest() })
 		if i < 0 {
 			all = append(all, p)
 			continue

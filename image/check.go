@@ -4,10 +4,11 @@ import (
 	"slices"
 
 	"github.com/crisp-cri/crisp/image/blob"
+	"github.com/crisp-cri/crisp/image/registry"
 )
 
 // Check looks at the files that the settings name, as a pull would, and says what
 // is wrong with them, by file.
 func Check(o Settings) []string {
-	return slices.Concat(checkFiles(o.RegistrySettings), blob.CheckKeys(o.KeysDir), checkHosts(o.RegistrySettings))
+	return slices.Concat(registry.CheckFiles(o.Settings), blob.CheckKeys(o.KeysDir), registry.CheckHosts(o.Settings))
 }

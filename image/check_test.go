@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/image/registry"
 )
 
 // Who breaks a file about images hears of it at once, not at the next pull: from
@@ -20,7 +21,7 @@ func TestCheck(t *testing.T) {
 	p.log = slog.New(slog.NewTextHandler(&log, nil))
 	p.reopen(image.Options{})
 	in := func(name string) string { return filepath.Join(p.dir, name) }
-	good := image.Settings{RegistrySettings: image.RegistrySettings{RegistriesConf: in("regs.conf"), RegistriesConfDir: in("none"), PolicyPath: in("p.json"), PolicyDir: in("ps"), AuthFile: in("a.json"), AuthDir: in("as")}, KeysDir: in("ks")}
+	good := image.Settings{Settings: registry.Settings{RegistriesConf: in("regs.conf"), RegistriesConfDir: in("none"), PolicyPath: in("p.json"), PolicyDir: in("ps"), AuthFile: in("a.json"), AuthDir: in("as")}, KeysDir: in("ks")}
 	const accept, pem = `{"default":[{"type":"insecureAcceptAnything"}]}`, "-----BEGIN PRIVATE KEY-----\n"
 	for name, text := range map[string]string{
 		"regs.conf": "", "p.json": accept, "ps/team.json": accept, "a.json": "{}", "as/team.json": `{"auths":{"a.example":{"auth":"YTpi"}}}`, "ks/k.pem": pem, "ks/k.pub": "public",

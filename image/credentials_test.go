@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/image/registry"
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
@@ -37,15 +38,15 @@ func TestNamespaceCredentials(t *testing.T) {
 		}
 		return !ok
 	})
-	request := &image.Auth{Username: "request", Password: "secret"}
+	request := &registry.Auth{Username: "request", Password: "secret"}
 	for _, c := range []struct {
-		as   image.Caller
+		as   registry.Caller
 		want string
 	}{
-		{image.Caller{}, "node"},
-		{image.Caller{Namespace: "other"}, "node"},
-		{image.Caller{Namespace: "team"}, "team"},
-		{image.Caller{Namespace: "team", Auth: request}, "request"},
+		{registry.Caller{}, "node"},
+		{registry.Caller{Namespace: "other"}, "node"},
+		{registry.Caller{Namespace: "team"}, "team"},
+		{registry.Caller{Namespace: "team", Auth: request}, "request"},
 	} {
 		if _, err := p.store.Pull(t.Context(), reg.host+"/app:v1", c.as); err != nil || user != c.want {
 			t.Errorf("%s was asked with the credentials of %q, want %q (err %v)", c.as.Namespace, user, c.want, err)
@@ -55,7 +56,7 @@ func TestNamespaceCredentials(t *testing.T) {
 	once := filepath.Join(p.dir, "auth", fmt.Sprintf("team-%x.json", sha256.Sum256([]byte(reg.host+"/app"))))
 	write(t, once, file("once"))
 	for _, want := range []string{"once", "team"} {
-		if _, err := p.store.Pull(t.Context(), reg.host+"/app:v1", image.Caller{Namespace: "team"}); err != nil || user != want {
+		if _, err := p.store.Pull(t.Context(), reg.host+"/app:v1", registry.Caller{Namespace: "team"}); err != nil || user != want {
 			t.Errorf("asked with the credentials of %q, want %q (err %v)", user, want, err)
 		}
 	}
@@ -79,7 +80,7 @@ func TestBrokenCredentials(t *testing.T) {
 	} {
 		for _, text := range []string{"{", "[]", fmt.Sprintf(`{"auths":{%q:{"auth":"s3cret!"}}}`, reg.host)} {
 			write(t, path, text)
-			_, err := p.store.Pull(t.Context(), reg.host+"/app:v1", image.Caller{Namespace: namespace})
+			_, err := p.store.Pull(t.Context(), reg.host+"/app:v1", registry.Caller{Namespace: namespace})
 			failedWith(t, err, fault.Invalid, "")
 			if err == nil || !strings.Contains(err.Error(), path) || strings.Contains(err.Error(), "s3cret") {
 				t.Errorf("%s: %v", text, err)

@@ -17,6 +17,7 @@ import (
 	"github.com/containers/ocicrypt"
 	encconfig "github.com/containers/ocicrypt/config"
 	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/image/registry"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/opencontainers/go-digest"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
@@ -87,7 +88,7 @@ func TestEncryptedImage(t *testing.T) {
 
 	locked := func(ref string) {
 		t.Helper()
-		_, err := p.store.Pull(t.Context(), ref, image.Caller{})
+		_, err := p.store.Pull(t.Context(), ref, registry.Caller{})
 		if !errors.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "is encrypted, and no key in") || strings.Contains(err.Error(), "PRIVATE") {
 			t.Errorf("pull of %s: error is %v, want one of kind %v that says what is missing", ref, err, fault.Invalid)
 		}
@@ -125,7 +126,7 @@ func TestEncryptedImage(t *testing.T) {
 	m.Config.Digest, m.Config.Size = digest.FromBytes(claim.config), int64(len(claim.config))
 	claim.manifest = mustJSON(t, m)
 	reg.push("app", "claim", claim)
-	if _, err := p.store.Pull(t.Context(), reg.host+"/app:claim", image.Caller{}); err == nil {
+	if _, err := p.store.Pull(t.Context(), reg.host+"/app:claim", registry.Caller{}); err == nil {
 		t.Error("layers were had for their diff IDs alone")
 	}
 
@@ -161,7 +162,7 @@ func TestEncryptedLayerDamaged(t *testing.T) {
 	n.Layers[0].Annotations = m.Layers[0].Annotations
 	other.manifest = mustJSON(t, n)
 	reg.push("app", "mixed", other)
-	if _, err := p.store.Pull(t.Context(), reg.host+"/app:mixed", image.Caller{}); !errors.Is(err, fault.Invalid) {
+	if _, err := p.store.Pull(t.Context(), reg.host+"/app:mixed", registry.Caller{}); !errors.Is(err, fault.Invalid) {
 		t.Errorf("error is %v, want one of kind %v", err, fault.Invalid)
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/image/registry"
 	"github.com/crisp-cri/crisp/internal/testdisk"
 	"github.com/opencontainers/go-digest"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
@@ -65,7 +66,7 @@ func TestLostWritesFailThePull(t *testing.T) {
 		}
 		return false
 	})
-	_, err := p.store.Pull(t.Context(), reg.host+"/app:v1", image.Caller{})
+	_, err := p.store.Pull(t.Context(), reg.host+"/app:v1", registry.Caller{})
 	if !errors.Is(err, unix.EIO) && !errors.Is(err, unix.ENOSPC) {
 		t.Errorf("error is %v, want one of the disk", err)
 	}

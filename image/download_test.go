@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/image/registry"
 	"github.com/opencontainers/go-digest"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 )
@@ -19,7 +20,7 @@ import (
 func TestDownloadGoesOn(t *testing.T) {
 	reg := newRegistry(t)
 	p := newPlace(t, reg)
-	p.trusting(image.Settings{RegistrySettings: image.RegistrySettings{ProgressTimeout: time.Second}})
+	p.trusting(image.Settings{Settings: registry.Settings{ProgressTimeout: time.Second}})
 	noise := make([]byte, 9<<20)
 	rand.NewChaCha8([32]byte{}).Read(noise)
 	img := buildOf(t, "plain", v1.Image{}, tarOf(t, map[string]string{"noise": string(noise)}))

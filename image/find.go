@@ -32,7 +32,7 @@ func (s *Store) find(ref string) (*entry, error) {
 	}
 	var bad error
 	if !strings.HasPrefix(ref, "sha256:") && !(len(id) == 64 && hexID.MatchString(id)) {
-		names, err := s.registries.fullNames(ref)
+		names, err := s.registries.Names(ref)
 		bad = err // unless it is an ID
 		for _, name := range names {
 			if e, ok := c.byName[name.String()]; ok {

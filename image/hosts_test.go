@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/image/registry"
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
@@ -28,7 +29,7 @@ func TestHosts(t *testing.T) {
 	p := newPlace(t)
 	hosts := filepath.Join(p.dir, "certs.d")
 	open := func() {
-		p.trusting(image.Settings{RegistrySettings: image.RegistrySettings{HostsDirs: []string{filepath.Join(p.dir, "none"), hosts}}})
+		p.trusting(image.Settings{Settings: registry.Settings{HostsDirs: []string{filepath.Join(p.dir, "none"), hosts}}})
 	}
 	open()
 	hostsFile := func(registry, text string) { t.Helper(); write(t, filepath.Join(hosts, registry, "hosts.toml"), text) }
@@ -51,29 +52,29 @@ func TestHosts(t *testing.T) {
 	hostsFile("skip.example", fmt.Sprintf("[host.%q]\nskip_verify = true\n", tls.URL))
 	p.pull("skip.example/team/app:v1")
 	hostsFile("strict.example", fmt.Sprintf("server = \"https://127.0.0.1:1\"\n[host.%q]\n", tls.URL))
-	if _, err := p.store.Pull(t.Context(), "strict.example/team/app:v1", image.Caller{}); err == nil {
+	if _, err := p.store.Pull(t.Context(), "strict.example/team/app:v1", registry.Caller{}); err == nil {
 		t.Error("a certificate of nobody was believed")
 	}
 	// Without a hosts.toml, by Docker's names for the files.
 	address := strings.TrimPrefix(tls.URL, "https://")
 	own := filepath.Join(hosts, strings.Replace(address, ":", "_", 1)+"_")
-	if _, err := p.store.Pull(t.Context(), address+"/team/app:v1", image.Caller{}); err == nil {
+	if _, err := p.store.Pull(t.Context(), address+"/team/app:v1", registry.Caller{}); err == nil {
 		t.Error("a certificate of nobody was believed")
 	}
 	write(t, filepath.Join(own, "any.crt"), string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: tls.Certificate().Raw})))
 	p.pull(address + "/team/app:v1")
 	write(t, filepath.Join(own, "me.cert"), "garbage")
-	if _, err := p.store.Pull(t.Context(), address+"/team/app:v2", image.Caller{}); err == nil {
+	if _, err := p.store.Pull(t.Context(), address+"/team/app:v2", registry.Caller{}); err == nil {
 		t.Error("it was pulled with a client certificate of garbage")
 	}
 	// A host that cannot resolve is asked by digest only; one for pushes never.
 	hostsFile("digest.example", fmt.Sprintf("server = \"https://127.0.0.1:1\"\n[host.\"http://%s\"]\ncapabilities = [\"pull\"]\n", mirror.host))
-	if _, err := p.store.Pull(t.Context(), "digest.example/team/app:v2", image.Caller{}); err == nil {
+	if _, err := p.store.Pull(t.Context(), "digest.example/team/app:v2", registry.Caller{}); err == nil {
 		t.Error("a tag was asked of a host that cannot resolve")
 	}
 	p.pull("digest.example/team/app@" + top.String())
 	hostsFile("push.example", fmt.Sprintf("server = \"https://127.0.0.1:1\"\n[host.\"http://%s\"]\ncapabilities = [\"push\"]\n", mirror.host))
-	if _, err := p.store.Pull(t.Context(), "push.example/team/app:v1", image.Caller{}); err == nil {
+	if _, err := p.store.Pull(t.Context(), "push.example/team/app:v1", registry.Caller{}); err == nil {
 		t.Error("a host for pushes was pulled from")
 	}
 	// What has no file of its own.
@@ -81,13 +82,13 @@ func TestHosts(t *testing.T) {
 	p.pull("any.example/team/app:v1")
 	// registries.conf knows better.
 	p.configure("[[registry]]\nlocation = \"plain.example\"\nblocked = true\n")
-	if _, err := p.store.Pull(t.Context(), "plain.example/team/app:v2", image.Caller{}); !errors.Is(err, fault.Invalid) {
+	if _, err := p.store.Pull(t.Context(), "plain.example/team/app:v2", registry.Caller{}); !errors.Is(err, fault.Invalid) {
 		t.Errorf("error is %v, want one of kind %v", err, fault.Invalid)
 	}
 }
 
 // forward is what a proxy in front of r does.
-func (r *registry) forward(w http.ResponseWriter, req *http.Request) {
+func (r *fakeRegistry) forward(w http.ResponseWriter, req *http.Request) {
 	out := req.Clone(req.Context())
 	out.RequestURI = ""
 	resp, err := http.DefaultTransport.RoundTrip(out)
@@ -130,9 +131,9 @@ surprise = 1
 	write(t, filepath.Join(hosts, "b.example", "hosts.toml"), "server = ")
 	var log strings.Builder
 	p.log = slog.New(slog.NewTextHandler(&log, nil))
-	p.trusting(image.Settings{RegistrySettings: image.RegistrySettings{HostsDirs: []string{hosts}}})
+	p.trusting(image.Settings{Settings: registry.Settings{HostsDirs: []string{hosts}}})
 	write(t, filepath.Join(p.dir, "policies", "bad.json"), "{")
-	checked := strings.Join(image.Check(image.Settings{RegistrySettings: image.RegistrySettings{HostsDirs: []string{hosts}, PolicyPath: filepath.Join(p.dir, "nothing"), PolicyDir: filepath.Join(p.dir, "policies")}}), "\n")
+	checked := strings.Join(image.Check(image.Settings{Settings: registry.Settings{HostsDirs: []string{hosts}, PolicyPath: filepath.Join(p.dir, "nothing"), PolicyDir: filepath.Join(p.dir, "policies")}}), "\n")
 	for _, want := range []string{"nothing: no such file", "bad.json", "a.example/hosts.toml: surprise", "b.example/hosts.toml"} {
 		if !strings.Contains(checked, want) {
 			t.Errorf("the check does not say %q: %s", want, checked)
@@ -143,10 +144,10 @@ surprise = 1
 			t.Errorf("the log does not say %q", want)
 		}
 	}
-	if _, err := p.store.Pull(t.Context(), "a.example/app:v1", image.Caller{}); err == nil {
+	if _, err := p.store.Pull(t.Context(), "a.example/app:v1", registry.Caller{}); err == nil {
 		t.Error("a host was asked without its header")
 	}
-	if _, err := p.store.Pull(t.Context(), "b.example/app:v1", image.Caller{}); !errors.Is(err, fault.Invalid) {
+	if _, err := p.store.Pull(t.Context(), "b.example/app:v1", registry.Caller{}); !errors.Is(err, fault.Invalid) {
 		t.Errorf("broken hosts.toml: %v, want an error of kind %v", err, fault.Invalid)
 	}
 	if t.Failed() {
@@ -170,15 +171,15 @@ func TestNotInMirrors(t *testing.T) {
 		location = "%s/cache"
 		insecure = true`, one.host, two.host))
 	one.push("app", "v1", build(t, "gzip", "a"))
-	if _, err := p.store.Pull(t.Context(), "origin.example/app:typo", image.Caller{}); !errors.Is(err, fault.NotFound) {
+	if _, err := p.store.Pull(t.Context(), "origin.example/app:typo", registry.Caller{}); !errors.Is(err, fault.NotFound) {
 		t.Errorf("error is %v, want one of kind %v", err, fault.NotFound)
 	}
 	two.intercept(func(w http.ResponseWriter, r *http.Request) bool {
 		http.Error(w, "", http.StatusBadGateway)
 		return true
 	})
-	_, err := p.store.Pull(t.Context(), "origin.example/app:typo", image.Caller{})
-	if pe, ok := errors.AsType[*image.PullError](err); !ok || pe.Reason != image.RegistryUnavailable {
-		t.Errorf("error is %v, want %s", err, image.RegistryUnavailable)
+	_, err := p.store.Pull(t.Context(), "origin.example/app:typo", registry.Caller{})
+	if pe, ok := errors.AsType[*registry.PullError](err); !ok || pe.Reason != registry.RegistryUnavailable {
+		t.Errorf("error is %v, want %s", err, registry.RegistryUnavailable)
 	}
 }

@@ -35,6 +35,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/crisp-cri/crisp/image/registry"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
@@ -65,7 +66,7 @@ type Options struct {
 // Settings are the options that Reconfigure can change. The files and
 // directories that they name are read anew for each pull.
 type Settings struct {
-	RegistrySettings
+	registry.Settings
 
 	KeysDir     string   // private keys that open encrypted layers; "" means none
 	Pinned      []string // names of images that are reported as pinned; * stands for any characters

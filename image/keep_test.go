@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/image/registry"
 	"github.com/opencontainers/go-digest"
 )
 
@@ -49,8 +49,8 @@ func TestFailedPullKeepsItsLayers(t *testing.T) {
 			}
 		}
 	}()
-	_, err := p.store.Pull(t.Context(), reg.host+"/app:v1", image.Caller{})
-	failedWith(t, err, nil, image.RegistryUnavailable)
+	_, err := p.store.Pull(t.Context(), reg.host+"/app:v1", registry.Caller{})
+	failedWith(t, err, nil, registry.RegistryUnavailable)
 	if len(p.store.List()) != 0 || p.layers() != 0 {
 		t.Errorf("images %v, %d layers", p.store.List(), p.layers())
 	}
@@ -91,8 +91,8 @@ func TestKeptLayersGoWithAnImage(t *testing.T) {
 	if before >= 4 {
 		t.Fatalf("%d inodes before", before)
 	}
-	_, err := p.store.Pull(t.Context(), reg.host+"/app:v1", image.Caller{})
-	failedWith(t, err, nil, image.RegistryUnavailable)
+	_, err := p.store.Pull(t.Context(), reg.host+"/app:v1", registry.Caller{})
+	failedWith(t, err, nil, registry.RegistryUnavailable)
 	if p.store.FsInfo().Inodes <= before {
 		t.Errorf("nothing of %s was kept", one)
 	}

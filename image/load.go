@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"github.com/crisp-cri/crisp/image/blob"
+	"github.com/crisp-cri/crisp/image/registry"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/opencontainers/go-digest"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
@@ -194,7 +195,7 @@ func (s *Store) loadManifest(ctx context.Context, a *archive, name reference.Nam
 			}
 			continue
 		}
-		var c choice
+		var c registry.Choice
 		if c.Manifest, err = blob.ReadManifest(data, kind); err != nil {
 			return Image{}, err
 		}
@@ -204,7 +205,7 @@ func (s *Store) loadManifest(ctx context.Context, a *archive, name reference.Nam
 		c.Config.Path = blobPath(c.Config.Digest)
 		var tags, digests []string
 		if name != nil {
-			if _, ok := digestOf(name); !ok {
+			if _, ok := registry.DigestOf(name); !ok {
 				tags = []string{name.String()}
 			}
 			digests = []string{name.Name() + "@" + top.String()}

@@ -14,12 +14,13 @@ import (
 	"time"
 
 	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/image/registry"
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
 // overhear has the registry ask each client for credentials, and returns what it was
 // then shown.
-func (r *registry) overhear(scheme string) (heard func() string) {
+func (r *fakeRegistry) overhear(scheme string) (heard func() string) {
 	var mu sync.Mutex
 	var all []string
 	r.intercept(func(w http.ResponseWriter, req *http.Request) bool {
@@ -48,7 +49,7 @@ func (r *registry) overhear(scheme string) (heard func() string) {
 }
 
 // mirrored has what is in origin looked for in mirror first.
-func (p *place) mirrored(origin, mirror *registry) {
+func (p *place) mirrored(origin, mirror *fakeRegistry) {
 	p.t.Helper()
 	p.configure(fmt.Sprintf(`
 		[[registry]]
@@ -70,9 +71,9 @@ func TestMirrorSeesNoCredentials(t *testing.T) {
 	encoded := base64.StdEncoding.EncodeToString([]byte("me:pass"))
 	for _, scheme := range []string{"Bearer", "Basic"} {
 		atMirror, atOrigin := mirror.overhear(scheme), origin.overhear(scheme)
-		for _, auth := range []*image.Auth{{RegistryToken: "secret"}, {Username: "me", Password: "pass"}, {Auth: encoded}} {
+		for _, auth := range []*registry.Auth{{RegistryToken: "secret"}, {Username: "me", Password: "pass"}, {Auth: encoded}} {
 			for _, ref := range []string{"/app:v1", "/only/here:v1"} {
-				if _, err := p.store.Pull(t.Context(), origin.host+ref, image.Caller{Auth: auth}); err != nil {
+				if _, err := p.store.Pull(t.Context(), origin.host+ref, registry.Caller{Auth: auth}); err != nil {
 					t.Errorf("%s %+v: %v", scheme, auth, err)
 				}
 			}
@@ -92,15 +93,15 @@ func TestServerOfHostsGetsCredentials(t *testing.T) {
 	server, mirror := newRegistry(t), newRegistry(t)
 	p := newPlace(t)
 	hosts := filepath.Join(p.dir, "certs.d")
-	p.trusting(image.Settings{RegistrySettings: image.RegistrySettings{HostsDirs: []string{hosts}}})
+	p.trusting(image.Settings{Settings: registry.Settings{HostsDirs: []string{hosts}}})
 	write(t, filepath.Join(hosts, "registry.example", "hosts.toml"), fmt.Sprintf("server = \"http://%s\"\n[host.\"http://%s\"]\n", server.host, mirror.host))
 	server.push("private", "v1", build(t, "gzip", "a"))
 	server.guard("private")
-	if _, err := p.store.Pull(t.Context(), "registry.example/private:v1", image.Caller{Auth: somebody}); !errors.Is(err, fault.Invalid) {
+	if _, err := p.store.Pull(t.Context(), "registry.example/private:v1", registry.Caller{Auth: somebody}); !errors.Is(err, fault.Invalid) {
 		t.Errorf("error is %v, want one of kind %v", err, fault.Invalid)
 	}
 	shown := mirror.overhear("Basic")
-	got, err := p.store.Pull(t.Context(), "registry.example/private:v1", image.Caller{Auth: me})
+	got, err := p.store.Pull(t.Context(), "registry.example/private:v1", registry.Caller{Auth: me})
 	if err != nil || got.Tags[0] != "registry.example/private:v1" {
 		t.Errorf("image %+v, error %v", got, err)
 	}
@@ -108,7 +109,7 @@ func TestServerOfHostsGetsCredentials(t *testing.T) {
 		t.Errorf("the mirror was shown %q", s)
 	}
 	seen := server.overhear("Bearer")
-	if _, err := p.store.Pull(t.Context(), "registry.example/private:v1", image.Caller{Auth: &image.Auth{RegistryToken: "secret"}}); err != nil || !strings.Contains(seen(), "Bearer secret") {
+	if _, err := p.store.Pull(t.Context(), "registry.example/private:v1", registry.Caller{Auth: &registry.Auth{RegistryToken: "secret"}}); err != nil || !strings.Contains(seen(), "Bearer secret") {
 		t.Errorf("the token was not shown: %v", err)
 	}
 }
@@ -119,7 +120,7 @@ func TestSilentMirrorIsPassedOver(t *testing.T) {
 	mirror, origin := newRegistry(t), newRegistry(t)
 	p := newPlace(t)
 	p.mirrored(origin, mirror)
-	p.trusting(image.Settings{RegistrySettings: image.RegistrySettings{ProgressTimeout: time.Second}})
+	p.trusting(image.Settings{Settings: registry.Settings{ProgressTimeout: time.Second}})
 	origin.push("app", "v1", build(t, "gzip", "a"))
 	origin.push("app", "v2", build(t, "gzip", "b"))
 	var asked atomic.Int32
@@ -152,7 +153,7 @@ func TestLayerComesFromTheNextPlace(t *testing.T) {
 	mirror, origin := newRegistry(t), newRegistry(t)
 	p := newPlace(t)
 	p.mirrored(origin, mirror)
-	p.trusting(image.Settings{RegistrySettings: image.RegistrySettings{ProgressTimeout: time.Second}})
+	p.trusting(image.Settings{Settings: registry.Settings{ProgressTimeout: time.Second}})
 	for name, answer := range map[string]func(w http.ResponseWriter, r *http.Request){
 		"missing": http.NotFound,
 		"broken":  func(w http.ResponseWriter, r *http.Request) { http.Error(w, "", http.StatusBadGateway) },
@@ -180,7 +181,7 @@ func TestLayerComesFromTheNextPlace(t *testing.T) {
 func TestRateLimitIsNamed(t *testing.T) {
 	reg := newRegistry(t)
 	p := newPlace(t, reg)
-	p.trusting(image.Settings{RegistrySettings: image.RegistrySettings{ProgressTimeout: time.Second}})
+	p.trusting(image.Settings{Settings: registry.Settings{ProgressTimeout: time.Second}})
 	img := build(t, "gzip", "a")
 	reg.push("app", "v1", img)
 	for _, part := range []string{"/manifests/", "/blobs/"} {
@@ -192,8 +193,8 @@ func TestRateLimitIsNamed(t *testing.T) {
 			}
 			return false
 		})
-		_, err := p.store.Pull(t.Context(), reg.host+"/app:v1", image.Caller{})
-		failedWith(t, err, nil, image.RegistryUnavailable)
+		_, err := p.store.Pull(t.Context(), reg.host+"/app:v1", registry.Caller{})
+		failedWith(t, err, nil, registry.RegistryUnavailable)
 		if err == nil || !strings.Contains(err.Error(), "429") {
 			t.Errorf("%s: error is %v", part, err)
 		}
@@ -225,7 +226,7 @@ func TestErrorsAreShortAndKeepSecrets(t *testing.T) {
 			}
 			return false
 		})
-		_, err := p.store.Pull(t.Context(), reg.host+"/app:v1", image.Caller{})
+		_, err := p.store.Pull(t.Context(), reg.host+"/app:v1", registry.Caller{})
 		if err == nil || len(err.Error()) > 2048 || strings.Contains(err.Error(), "secret") {
 			t.Errorf("%s: error of %d bytes: %.3000v", name, len(fmt.Sprint(err)), err)
 		}
@@ -242,7 +243,7 @@ func TestErrorsAreShortAndKeepSecrets(t *testing.T) {
 		}
 		return false
 	})
-	_, err := p.store.Pull(t.Context(), reg.host+"/app:v1", image.Caller{})
+	_, err := p.store.Pull(t.Context(), reg.host+"/app:v1", registry.Caller{})
 	if err == nil || strings.Contains(err.Error(), "secret") {
 		t.Errorf("error is %v", err)
 	}

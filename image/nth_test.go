@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/image/registry"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/filetrace"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
@@ -48,7 +48,7 @@ func TestNthCallFails(t *testing.T) {
 		_ = unix.Unmount(filepath.Join(dir, "state"), unix.MNT_DETACH)
 	})
 	pull := func() error {
-		_, err := s.Pull(t.Context(), ref, image.Caller{})
+		_, err := s.Pull(t.Context(), ref, registry.Caller{})
 		return err
 	}
 	pulled := func() error {
@@ -214,7 +214,7 @@ func TestNthCallOfOpenFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = unix.Unmount(filepath.Join(dir, "state"), unix.MNT_DETACH) })
-	if _, err := s.Pull(t.Context(), ref, image.Caller{}); err != nil {
+	if _, err := s.Pull(t.Context(), ref, registry.Caller{}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := s.Mount(t.Context(), "k", img.id()); err != nil {

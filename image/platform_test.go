@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/image/registry"
 	"github.com/crisp-cri/crisp/internal/fault"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 )
@@ -33,7 +33,7 @@ func TestImageThatCannotRun(t *testing.T) {
 	} {
 		reg.push(name, "v1", c.img)
 		reg.asked("")
-		_, err := p.store.Pull(t.Context(), reg.host+"/"+name+":v1", image.Caller{})
+		_, err := p.store.Pull(t.Context(), reg.host+"/"+name+":v1", registry.Caller{})
 		if c.want == nil && err != nil || c.want != nil && !errors.Is(err, c.want) {
 			t.Errorf("%s: error is %v, want one of kind %v", name, err, c.want)
 		}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/crisp-cri/crisp/checkpoint"
 	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/image/registry"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/filetrace"
 	"github.com/crisp-cri/crisp/internal/powercut"
@@ -26,10 +27,10 @@ import (
 
 // settingsOf are those of a store that pulls from the registries, one layer after the
 // other.
-func settingsOf(t testing.TB, registries ...*registry) image.Settings {
+func settingsOf(t testing.TB, registries ...*fakeRegistry) image.Settings {
 	t.Helper()
 	dir := t.TempDir()
-	s := image.Settings{MaxParallel: 1, RegistrySettings: image.RegistrySettings{
+	s := image.Settings{MaxParallel: 1, Settings: registry.Settings{
 		RegistriesConf:    filepath.Join(dir, "registries.conf"),
 		RegistriesConfDir: filepath.Join(dir, "registries.conf.d"),
 		AuthFile:          filepath.Join(dir, "auth.json"),
@@ -155,12 +156,12 @@ func TestPowerCut(t *testing.T) {
 				}
 				safe(what)
 			}
-			_, err = s.Pull(t.Context(), reg.host+"/app:v1", image.Caller{})
+			_, err = s.Pull(t.Context(), reg.host+"/app:v1", registry.Caller{})
 			ok("pulled v1", err)
-			_, err = s.Pull(t.Context(), reg.host+"/app:v2", image.Caller{})
+			_, err = s.Pull(t.Context(), reg.host+"/app:v2", registry.Caller{})
 			ok("pulled v2", err)
 			reg.push("app", "v1", second)
-			_, err = s.Pull(t.Context(), reg.host+"/app:v1", image.Caller{})
+			_, err = s.Pull(t.Context(), reg.host+"/app:v1", registry.Caller{})
 			ok("v1 moved", err)
 			ok("removed first", s.Remove(t.Context(), first.id()))
 			ok("removed second", s.Remove(t.Context(), second.id()))

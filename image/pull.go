@@ -10,6 +10,7 @@ import (
 	"sync"
 
 	"github.com/crisp-cri/crisp/image/blob"
+	"github.com/crisp-cri/crisp/image/registry"
 	"github.com/crisp-cri/crisp/internal/atomicfile"
 	"github.com/crisp-cri/crisp/internal/stage"
 	"github.com/opencontainers/go-digest"
@@ -31,38 +32,38 @@ import (
 // fault.Unavailable if what came is damaged or the disk is full; a *PullError, if
 // the registry cannot be reached, stops sending, or the policy does not allow the
 // image.
-func (s *Store) Pull(ctx context.Context, ref string, as Caller) (Image, error) {
+func (s *Store) Pull(ctx context.Context, ref string, as registry.Caller) (Image, error) {
 	sysregistriesv2.InvalidateCache() // it says what short names stand for, too
-	names, err := s.registries.fullNames(ref)
+	names, err := s.registries.Names(ref)
 	if err != nil {
 		return Image{}, err
 	}
 	var access []byte
-	if len(names) == 1 && isDigested(names[0]) {
-		if access, err = s.registries.accessKey(names[0], as); err != nil {
+	if len(names) == 1 && registry.IsDigested(names[0]) {
+		if access, err = s.registries.AccessKey(names[0], as); err != nil {
 			return Image{}, fmt.Errorf("pull %s: %w", names[0], err)
 		}
-		if e, ok := s.catalog.Load().byName[names[0].String()]; ok && !e.record.Encrypted && s.registries.remembers(access) {
+		if e, ok := s.catalog.Load().byName[names[0].String()]; ok && !e.record.Encrypted && s.registries.Remembers(access) {
 			err := s.Allowed(ctx, as.Namespace, names[0].String(), e.ID)
 			if err == nil {
 				return e.Image, nil
 			}
-			if _, refused := errors.AsType[*PullError](err); !refused {
+			if _, refused := errors.AsType[*registry.PullError](err); !refused {
 				return Image{}, fmt.Errorf("pull %s: %w", names[0], err)
 			}
 			// Perhaps it was signed since.
 		}
 	}
-	key, err := s.registries.pullKey(names, as)
+	key, err := s.registries.PullKey(names, as)
 	if err != nil {
 		return Image{}, err
 	}
 	return s.pulls.join(ctx, key, func(ctx context.Context) (Image, error) {
 		var first error
 		for _, name := range names {
-			img, err := s.pullOne(ctx, name, as.forCandidate(ref, name))
+			img, err := s.pullOne(ctx, name, as.ForCandidate(ref, name))
 			if err == nil {
-				s.registries.remember(access)
+				s.registries.Remember(access)
 				return img, nil
 			}
 			if first == nil {
@@ -73,30 +74,30 @@ func (s *Store) Pull(ctx context.Context, ref string, as Caller) (Image, error) 
 	})
 }
 
-func (s *Store) pullOne(ctx context.Context, name reference.Named, as Caller) (_ Image, err error) {
-	defer func() { err = pullFailure(ctx, name.String(), err) }()
+func (s *Store) pullOne(ctx context.Context, name reference.Named, as registry.Caller) (_ Image, err error) {
+	defer func() { err = registry.Failure(ctx, name.String(), err) }()
 	stage.Next(ctx, "registry")
-	r, err := s.registries.dial(ctx, name, as)
+	r, err := s.registries.Dial(ctx, name, as)
 	if err != nil {
 		return Image{}, err
 	}
-	defer r.close()
-	c, err := r.choose(ctx)
+	defer r.Close()
+	c, err := r.Choose(ctx)
 	if err != nil {
 		return Image{}, err
 	}
 	var tags []string
-	top, ok := digestOf(name)
+	top, ok := registry.DigestOf(name)
 	if !ok {
-		top = c.top
+		top = c.Top
 		tags = []string{name.String()}
 	}
 	return s.install(ctx, r, c, tags, []string{name.Name() + "@" + top.String()})
 }
 
 // install brings what was chosen, and makes it known.
-func (s *Store) install(ctx context.Context, from blob.Origin, c choice, tags, digests []string) (Image, error) {
-	m := record{Artifact: c.Artifact, Tags: tags, Digests: digests, Proofs: c.proofs, Annotations: blob.CheckpointAnnotations(c.Data)}
+func (s *Store) install(ctx context.Context, from blob.Origin, c registry.Choice, tags, digests []string) (Image, error) {
+	m := record{Artifact: c.Artifact, Tags: tags, Digests: digests, Proofs: c.Proofs, Annotations: blob.CheckpointAnnotations(c.Data)}
 	seen := s.seen(c, digests)
 	for i := range c.Layers {
 		c.Layers[i].Proven = seen != nil
@@ -127,7 +128,7 @@ func (s *Store) install(ctx context.Context, from blob.Origin, c choice, tags, d
 
 // seen returns what is in the store if it came by the same manifest of the same
 // repository, which digests names.
-func (s *Store) seen(c choice, digests []string) *entry {
+func (s *Store) seen(c registry.Choice, digests []string) *entry {
 	id := c.Config.Digest
 	if c.Artifact {
 		id = digest.FromBytes(c.Data)
@@ -155,7 +156,7 @@ func (s *Store) unpackImage(ctx context.Context, from blob.Origin, blobs []blob.
 	switch {
 	case err == nil:
 		return s.put(r, held)
-	case from.Repository() != "" && isWorthKeeping(err):
+	case from.Repository() != "" && registry.Interrupted(err):
 		return Image{}, errors.Join(err, s.kept.keep(held))
 	}
 	err = errors.Join(err, s.layers.releaseAll(held))

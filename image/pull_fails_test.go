@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/image/registry"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/opencontainers/go-digest"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
@@ -62,15 +63,15 @@ func TestPullFails(t *testing.T) {
 			http.NotFound(w, r)
 			return true
 		}},
-		{name: "server error", reason: image.RegistryUnavailable, answer: func(w http.ResponseWriter, r *http.Request, data []byte) bool {
+		{name: "server error", reason: registry.RegistryUnavailable, answer: func(w http.ResponseWriter, r *http.Request, data []byte) bool {
 			w.WriteHeader(http.StatusInternalServerError)
 			return true
 		}},
-		{name: "silence before the layer", reason: image.RegistryUnavailable, answer: func(w http.ResponseWriter, r *http.Request, data []byte) bool {
+		{name: "silence before the layer", reason: registry.RegistryUnavailable, answer: func(w http.ResponseWriter, r *http.Request, data []byte) bool {
 			<-r.Context().Done()
 			return true
 		}},
-		{name: "silence within the layer", reason: image.RegistryUnavailable, answer: func(w http.ResponseWriter, r *http.Request, data []byte) bool {
+		{name: "silence within the layer", reason: registry.RegistryUnavailable, answer: func(w http.ResponseWriter, r *http.Request, data []byte) bool {
 			w.Header().Set("Content-Length", fmt.Sprint(len(data)))
 			w.Write(data[:len(data)/2])
 			w.(http.Flusher).Flush()
@@ -82,7 +83,7 @@ func TestPullFails(t *testing.T) {
 			reg := newRegistry(t)
 			p := newPlace(t, reg)
 			if strings.HasPrefix(c.name, "silence") {
-				p.reopen(image.Options{Settings: image.Settings{RegistrySettings: image.RegistrySettings{ProgressTimeout: time.Second}}})
+				p.reopen(image.Options{Settings: image.Settings{Settings: registry.Settings{ProgressTimeout: time.Second}}})
 			}
 			img := build(t, "gzip", strings.Repeat("good", 1000), "too")
 			reg.push("app", "v1", img)
@@ -90,7 +91,7 @@ func TestPullFails(t *testing.T) {
 			reg.intercept(func(w http.ResponseWriter, r *http.Request) bool {
 				return strings.HasSuffix(r.URL.Path, layer) && c.answer(w, r, img.blobs[1])
 			})
-			_, err := p.store.Pull(t.Context(), reg.host+"/app:v1", image.Caller{})
+			_, err := p.store.Pull(t.Context(), reg.host+"/app:v1", registry.Caller{})
 			failedWith(t, err, c.want, c.reason)
 			if n := p.layers(); n != 0 {
 				t.Errorf("%d layers are left", n)
@@ -109,16 +110,16 @@ func TestPullFails(t *testing.T) {
 	t.Run("manifest", func(t *testing.T) {
 		reg := newRegistry(t)
 		p := newPlace(t, reg)
-		_, err := p.store.Pull(t.Context(), reg.host+"/nothing:v1", image.Caller{})
+		_, err := p.store.Pull(t.Context(), reg.host+"/nothing:v1", registry.Caller{})
 		failedWith(t, err, fault.NotFound, "")
-		_, err = p.store.Pull(t.Context(), "UPPER CASE", image.Caller{})
+		_, err = p.store.Pull(t.Context(), "UPPER CASE", registry.Caller{})
 		failedWith(t, err, fault.Invalid, "")
-		_, err = p.store.Pull(t.Context(), closed.Addr().String()+"/x", image.Caller{})
-		failedWith(t, err, nil, image.RegistryUnavailable)
-		p.reopen(image.Options{Settings: image.Settings{RegistrySettings: image.RegistrySettings{ProgressTimeout: time.Second}}})
+		_, err = p.store.Pull(t.Context(), closed.Addr().String()+"/x", registry.Caller{})
+		failedWith(t, err, nil, registry.RegistryUnavailable)
+		p.reopen(image.Options{Settings: image.Settings{Settings: registry.Settings{ProgressTimeout: time.Second}}})
 		reg.intercept(func(w http.ResponseWriter, r *http.Request) bool { <-r.Context().Done(); return true })
-		_, err = p.store.Pull(t.Context(), reg.host+"/nothing:v1", image.Caller{})
-		failedWith(t, err, nil, image.RegistryUnavailable)
+		_, err = p.store.Pull(t.Context(), reg.host+"/nothing:v1", registry.Caller{})
+		failedWith(t, err, nil, registry.RegistryUnavailable)
 	})
 }
 
@@ -127,7 +128,7 @@ func failedWith(t *testing.T, err, kind error, reason string) {
 	if kind != nil && !errors.Is(err, kind) {
 		t.Errorf("error is %v, want one of kind %v", err, kind)
 	}
-	p, ok := errors.AsType[*image.PullError](err)
+	p, ok := errors.AsType[*registry.PullError](err)
 	if reason != "" && (!ok || p.Reason != reason || !strings.HasPrefix(err.Error(), reason+": ")) {
 		t.Errorf("error is %v, want %s", err, reason)
 	}
@@ -147,7 +148,7 @@ func TestPullOfNonsense(t *testing.T) {
 		img := build(t, "gzip", "a")
 		change(img)
 		reg.push("app", "bad", img)
-		if _, err := p.store.Pull(t.Context(), reg.host+"/app:bad", image.Caller{}); err == nil {
+		if _, err := p.store.Pull(t.Context(), reg.host+"/app:bad", registry.Caller{}); err == nil {
 			t.Errorf("%s: pulled", name)
 		}
 	}
@@ -164,7 +165,7 @@ func TestPullOfNonsense(t *testing.T) {
 		m.Layers = []v1.Descriptor{layer}
 		img.manifest = mustJSON(t, m)
 		reg.push("app", "odd", img)
-		_, err := p.store.Pull(t.Context(), reg.host+"/app:odd", image.Caller{})
+		_, err := p.store.Pull(t.Context(), reg.host+"/app:odd", registry.Caller{})
 		failedWith(t, err, fault.Invalid, "")
 		if err == nil || !strings.Contains(err.Error(), "layer 0") {
 			t.Errorf("%s: %v does not name the layer", name, err)
@@ -177,11 +178,11 @@ func TestPullOfNonsense(t *testing.T) {
 	m.SchemaVersion = 2
 	wrong.manifest = mustJSON(t, m)
 	reg.push("app", "wrong", wrong)
-	_, err := p.store.Pull(t.Context(), reg.host+"/app:wrong", image.Caller{})
+	_, err := p.store.Pull(t.Context(), reg.host+"/app:wrong", registry.Caller{})
 	failedWith(t, err, fault.Unavailable, "")
 	evil := buildOf(t, "gzip", v1.Image{}, tarOf(t, map[string]string{"../../evil": "x"}))
 	reg.push("app", "evil", evil)
-	_, err = p.store.Pull(t.Context(), reg.host+"/app:evil", image.Caller{})
+	_, err = p.store.Pull(t.Context(), reg.host+"/app:evil", registry.Caller{})
 	failedWith(t, err, fault.Invalid, "")
 	if n := p.layers() + len(p.names("staging")); n != 0 {
 		t.Errorf("%d layers are left", n)
@@ -214,7 +215,7 @@ func TestLayerOfFailedPull(t *testing.T) {
 	})
 	failed := make(chan error, 1)
 	go func() {
-		_, err := p.store.Pull(t.Context(), reg.host+"/bad", image.Caller{})
+		_, err := p.store.Pull(t.Context(), reg.host+"/bad", registry.Caller{})
 		failed <- err
 	}()
 	<-badBegun

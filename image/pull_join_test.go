@@ -8,7 +8,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/image/registry"
 	"github.com/opencontainers/go-digest"
 )
 
@@ -46,7 +46,7 @@ func TestPullsJoin(t *testing.T) {
 		ref := reg.host + []string{"/a", "/b"}[i%2]
 		want := []string{a.id(), b.id()}[i%2]
 		all.Go(func() {
-			img, err := p.store.Pull(t.Context(), ref, image.Caller{})
+			img, err := p.store.Pull(t.Context(), ref, registry.Caller{})
 			if err != nil || img.ID != want {
 				t.Errorf("pull of %s: %s (err %v)", ref, img.ID, err)
 			}
@@ -83,7 +83,7 @@ func TestPullAbandoned(t *testing.T) {
 	pull := func(ctx context.Context) chan error {
 		done := make(chan error, 1)
 		go func() {
-			_, err := p.store.Pull(ctx, reg.host+"/app", image.Caller{})
+			_, err := p.store.Pull(ctx, reg.host+"/app", registry.Caller{})
 			done <- err
 		}()
 		return done

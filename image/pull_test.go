@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/image/registry"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/opencontainers/go-digest"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
@@ -139,7 +140,7 @@ func TestPullByDigest(t *testing.T) {
 		r.URL.Path = strings.Replace(r.URL.Path, wrong.String(), "v2", 1)
 		return false
 	})
-	if got, err := p.store.Pull(t.Context(), reg.host+"/app@"+wrong.String(), image.Caller{}); err == nil {
+	if got, err := p.store.Pull(t.Context(), reg.host+"/app@"+wrong.String(), registry.Caller{}); err == nil {
 		t.Errorf("got %+v for another digest", got)
 	}
 }
@@ -157,7 +158,7 @@ func TestPullList(t *testing.T) {
 		t.Errorf("image is %+v", got)
 	}
 	reg.pushIndex("foreign", "latest", other)
-	if _, err := p.store.Pull(t.Context(), reg.host+"/foreign", image.Caller{}); !errors.Is(err, fault.NotFound) {
+	if _, err := p.store.Pull(t.Context(), reg.host+"/foreign", registry.Caller{}); !errors.Is(err, fault.NotFound) {
 		t.Errorf("error is %v, want one of kind %v", err, fault.NotFound)
 	}
 }
@@ -195,7 +196,7 @@ func TestPullFromMirror(t *testing.T) {
 	if len(mirror.asked("/only/here/")) == 0 {
 		t.Error("the mirror was not asked first")
 	}
-	if _, err := p.store.Pull(t.Context(), "blocked.example/x", image.Caller{}); !errors.Is(err, fault.Invalid) {
+	if _, err := p.store.Pull(t.Context(), "blocked.example/x", registry.Caller{}); !errors.Is(err, fault.Invalid) {
 		t.Errorf("error is %v, want one of kind %v", err, fault.Invalid)
 	}
 }
@@ -225,20 +226,20 @@ func TestPullWithCredentials(t *testing.T) {
 	base64d := base64.StdEncoding.EncodeToString([]byte("me:pass"))
 	for _, c := range []struct {
 		name string
-		auth *image.Auth
+		auth *registry.Auth
 		ok   bool
 	}{
 		{"none", nil, false},
-		{"empty", &image.Auth{}, false},
-		{"wrong", &image.Auth{Username: "me", Password: "wrong"}, false},
-		{"user", &image.Auth{Username: "me", Password: "pass"}, true},
-		{"base64", &image.Auth{Auth: base64d}, true},
-		{"token", &image.Auth{RegistryToken: "token"}, true},
-		{"for us", &image.Auth{Username: "me", Password: "pass", ServerAddress: "http://" + reg.host + "/v2/"}, true},
-		{"for another", &image.Auth{Username: "me", Password: "pass", ServerAddress: "other.example"}, false},
+		{"empty", &registry.Auth{}, false},
+		{"wrong", &registry.Auth{Username: "me", Password: "wrong"}, false},
+		{"user", &registry.Auth{Username: "me", Password: "pass"}, true},
+		{"base64", &registry.Auth{Auth: base64d}, true},
+		{"token", &registry.Auth{RegistryToken: "token"}, true},
+		{"for us", &registry.Auth{Username: "me", Password: "pass", ServerAddress: "http://" + reg.host + "/v2/"}, true},
+		{"for another", &registry.Auth{Username: "me", Password: "pass", ServerAddress: "other.example"}, false},
 	} {
 		tokens.Store(c.auth != nil && c.auth.RegistryToken != "")
-		_, err := p.store.Pull(t.Context(), reg.host+"/private", image.Caller{Auth: c.auth})
+		_, err := p.store.Pull(t.Context(), reg.host+"/private", registry.Caller{Auth: c.auth})
 		if c.ok && err != nil {
 			t.Errorf("%s: %v", c.name, err)
 		}
@@ -246,14 +247,14 @@ func TestPullWithCredentials(t *testing.T) {
 			t.Errorf("%s: error is %v, want one of kind %v", c.name, err, fault.Invalid)
 		}
 	}
-	if _, err := p.store.Pull(t.Context(), reg.host+"/private", image.Caller{Auth: &image.Auth{Auth: "no base64!"}}); !errors.Is(err, fault.Invalid) || strings.Contains(err.Error(), "no base64!") {
+	if _, err := p.store.Pull(t.Context(), reg.host+"/private", registry.Caller{Auth: &registry.Auth{Auth: "no base64!"}}); !errors.Is(err, fault.Invalid) || strings.Contains(err.Error(), "no base64!") {
 		t.Errorf("error is %v, want one of kind %v without the secret", err, fault.Invalid)
 	}
 	file := fmt.Sprintf(`{"auths":{%q:{"auth":%q}}}`, reg.host, base64d)
 	if err := os.WriteFile(filepath.Join(p.dir, "auth.json"), []byte(file), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := p.store.Pull(t.Context(), reg.host+"/private", image.Caller{}); err != nil {
+	if _, err := p.store.Pull(t.Context(), reg.host+"/private", registry.Caller{}); err != nil {
 		t.Errorf("from the node's file: %v", err)
 	}
 }
@@ -268,11 +269,11 @@ func TestPullAgainstPolicy(t *testing.T) {
 	if err := os.WriteFile(policy, []byte(`{"default":[{"type":"reject"}]}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	p.reopen(image.Options{Settings: image.Settings{RegistrySettings: image.RegistrySettings{PolicyPath: policy}}})
+	p.reopen(image.Options{Settings: image.Settings{Settings: registry.Settings{PolicyPath: policy}}})
 	reg.asked("")
-	_, err := p.store.Pull(t.Context(), reg.host+"/app", image.Caller{})
-	reason, ok := errors.AsType[*image.PullError](err)
-	if !ok || reason.Reason != image.SignatureValidationFailed || !strings.HasPrefix(err.Error(), "SignatureValidationFailed: ") {
+	_, err := p.store.Pull(t.Context(), reg.host+"/app", registry.Caller{})
+	reason, ok := errors.AsType[*registry.PullError](err)
+	if !ok || reason.Reason != registry.SignatureValidationFailed || !strings.HasPrefix(err.Error(), "SignatureValidationFailed: ") {
 		t.Errorf("error is %v", err)
 	}
 	if got := reg.asked("/blobs/"); len(got) != 0 {

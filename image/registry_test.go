@@ -22,6 +22,7 @@ import (
 
 	"github.com/crisp-cri/crisp/checkpoint"
 	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/image/registry"
 	ggcr "github.com/google/go-containerregistry/pkg/registry"
 	"github.com/klauspost/compress/zstd"
 	"github.com/opencontainers/go-digest"
@@ -37,8 +38,8 @@ func needRoot(t testing.TB) {
 	}
 }
 
-// A registry is a registry in this process that can be made to misbehave.
-type registry struct {
+// A fakeRegistry is a registry in this process that can be made to misbehave.
+type fakeRegistry struct {
 	t    testing.TB
 	host string
 
@@ -48,9 +49,9 @@ type registry struct {
 	before   func(w http.ResponseWriter, r *http.Request) (done bool) // called first for each request
 }
 
-func newRegistry(t testing.TB) *registry {
+func newRegistry(t testing.TB) *fakeRegistry {
 	t.Helper()
-	r := &registry{t: t}
+	r := &fakeRegistry{t: t}
 	inner := ggcr.New(ggcr.Logger(log.New(io.Discard, "", 0)))
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		r.mu.Lock()
@@ -73,21 +74,21 @@ func newRegistry(t testing.TB) *registry {
 }
 
 // pushed tells whether a repository has a blob: the path and its digest in hex.
-func (r *registry) pushed(blob string) bool {
+func (r *fakeRegistry) pushed(blob string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.in[blob]
 }
 
 // intercept has f called for each request, before the registry sees it.
-func (r *registry) intercept(f func(w http.ResponseWriter, req *http.Request) (done bool)) {
+func (r *fakeRegistry) intercept(f func(w http.ResponseWriter, req *http.Request) (done bool)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.before = f
 }
 
 // asked returns the paths that were read since the last call and contain part.
-func (r *registry) asked(part string) []string {
+func (r *fakeRegistry) asked(part string) []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var got []string
@@ -100,7 +101,7 @@ func (r *registry) asked(part string) []string {
 	return got
 }
 
-func (r *registry) put(path, kind string, data []byte) {
+func (r *fakeRegistry) put(path, kind string, data []byte) {
 	r.t.Helper()
 	req, err := http.NewRequest(http.MethodPut, "http://"+r.host+path, bytes.NewReader(data))
 	if err != nil {
@@ -118,7 +119,7 @@ func (r *registry) put(path, kind string, data []byte) {
 }
 
 // pushBlob puts a blob into a repository.
-func (r *registry) pushBlob(repo string, data []byte) {
+func (r *fakeRegistry) pushBlob(repo string, data []byte) {
 	r.t.Helper()
 	resp, err := http.Post("http://"+r.host+"/v2/"+repo+"/blobs/uploads/", "", nil)
 	if err != nil {
@@ -135,7 +136,7 @@ func (r *registry) pushBlob(repo string, data []byte) {
 }
 
 // push puts an image into repo under tag, and returns the manifest's digest.
-func (r *registry) push(repo, tag string, img *built) digest.Digest {
+func (r *fakeRegistry) push(repo, tag string, img *built) digest.Digest {
 	r.t.Helper()
 	for _, data := range append(img.blobs, img.config) {
 		r.pushBlob(repo, data)
@@ -145,7 +146,7 @@ func (r *registry) push(repo, tag string, img *built) digest.Digest {
 }
 
 // pushIndex puts a list of images into repo under tag, and returns its digest.
-func (r *registry) pushIndex(repo, tag string, imgs ...*built) digest.Digest {
+func (r *fakeRegistry) pushIndex(repo, tag string, imgs ...*built) digest.Digest {
 	r.t.Helper()
 	index := v1.Index{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: v1.MediaTypeImageIndex}
 	for _, img := range imgs {
@@ -270,7 +271,7 @@ type place struct {
 
 // newPlace opens a store that pulls from the registries. When the test ends,
 // nothing may be left of it.
-func newPlace(t testing.TB, registries ...*registry) *place {
+func newPlace(t testing.TB, registries ...*fakeRegistry) *place {
 	t.Helper()
 	needRoot(t)
 	p := &place{t: t, dir: t.TempDir()}
@@ -350,7 +351,7 @@ func (p *place) reopen(o image.Options) {
 
 func (p *place) pull(ref string) image.Image {
 	p.t.Helper()
-	img, err := p.store.Pull(p.t.Context(), ref, image.Caller{})
+	img, err := p.store.Pull(p.t.Context(), ref, registry.Caller{})
 	if err != nil {
 		p.t.Fatalf("pull %s: %v", ref, err)
 	}

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/image/registry"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/specs-go"
@@ -17,7 +18,7 @@ import (
 )
 
 // guard has the registry want user "me" with password "pass" for a repository.
-func (r *registry) guard(repo string) {
+func (r *fakeRegistry) guard(repo string) {
 	r.intercept(func(w http.ResponseWriter, req *http.Request) bool {
 		user, password, _ := req.BasicAuth()
 		if user == "me" && password == "pass" || req.URL.Path != "/v2/" && !strings.HasPrefix(req.URL.Path, "/v2/"+repo+"/") {
@@ -34,8 +35,8 @@ func (r *registry) guard(repo string) {
 }
 
 var (
-	me       = &image.Auth{Username: "me", Password: "pass"}
-	somebody = &image.Auth{Username: "somebody", Password: "else"}
+	me       = &registry.Auth{Username: "me", Password: "pass"}
+	somebody = &registry.Auth{Username: "somebody", Password: "else"}
 )
 
 // Kubernetes promises that imagePullPolicy Always has the credentials checked even if
@@ -47,13 +48,13 @@ func TestPullOfPresentDigestNeedsCredentials(t *testing.T) {
 	img := build(t, "gzip", "secret")
 	ref := reg.host + "/private@" + reg.push("private", "v1", img).String()
 	reg.guard("private")
-	if _, err := p.store.Pull(t.Context(), ref, image.Caller{Auth: me}); err != nil {
+	if _, err := p.store.Pull(t.Context(), ref, registry.Caller{Auth: me}); err != nil {
 		t.Fatal(err)
 	}
 	reg.asked("")
-	for name, auth := range map[string]*image.Auth{"none": nil, "empty": {}, "another's": somebody} {
+	for name, auth := range map[string]*registry.Auth{"none": nil, "empty": {}, "another's": somebody} {
 		for _, ref := range []string{ref, strings.Replace(ref, "@", ":v1@", 1)} {
-			if got, err := p.store.Pull(t.Context(), ref, image.Caller{Auth: auth}); !errors.Is(err, fault.Invalid) {
+			if got, err := p.store.Pull(t.Context(), ref, registry.Caller{Auth: auth}); !errors.Is(err, fault.Invalid) {
 				t.Errorf("with credentials %s: image %s, error %v, want one of kind %v", name, got.ID, err, fault.Invalid)
 			}
 		}
@@ -62,7 +63,7 @@ func TestPullOfPresentDigestNeedsCredentials(t *testing.T) {
 	// Who has been let in is not asked again: a registry that is away, or that counts
 	// requests, must not stop what runs.
 	reg.asked("")
-	if _, err := p.store.Pull(t.Context(), ref, image.Caller{Auth: me}); err != nil {
+	if _, err := p.store.Pull(t.Context(), ref, registry.Caller{Auth: me}); err != nil {
 		t.Error(err)
 	}
 	if got := reg.asked(""); len(got) != 0 {
@@ -81,13 +82,13 @@ func TestPullOfPresentDigestNeedsCredentials(t *testing.T) {
 	if err := os.Remove(file); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := p.store.Pull(t.Context(), ref, image.Caller{}); !errors.Is(err, fault.Invalid) {
+	if _, err := p.store.Pull(t.Context(), ref, registry.Caller{}); !errors.Is(err, fault.Invalid) {
 		t.Errorf("without the file: error is %v, want one of kind %v", err, fault.Invalid)
 	}
 	// A restart forgets it.
 	p.reopen(image.Options{})
 	reg.asked("")
-	if _, err := p.store.Pull(t.Context(), ref, image.Caller{Auth: me}); err != nil {
+	if _, err := p.store.Pull(t.Context(), ref, registry.Caller{Auth: me}); err != nil {
 		t.Error(err)
 	}
 	if got := reg.asked("/manifests/"); len(got) == 0 {
@@ -119,7 +120,7 @@ func TestClaimedLayersAreNotGiven(t *testing.T) {
 	private := build(t, "gzip", "base", "secret")
 	reg.push("private", "latest", private)
 	reg.guard("private")
-	if _, err := p.store.Pull(t.Context(), reg.host+"/private", image.Caller{Auth: me}); err != nil {
+	if _, err := p.store.Pull(t.Context(), reg.host+"/private", registry.Caller{Auth: me}); err != nil {
 		t.Fatal(err)
 	}
 	other, _ := compress(t, "gzip", tarOf(t, map[string]string{"x": "y"}))
@@ -143,7 +144,7 @@ func TestClaimedLayersAreNotGiven(t *testing.T) {
 			reg.pushBlob(repo, c.config)
 		}
 		reg.put("/v2/"+repo+"/manifests/latest", fake.desc.MediaType, fake.manifest)
-		if got, err := p.store.Pull(t.Context(), reg.host+"/"+repo, image.Caller{Auth: somebody}); err == nil {
+		if got, err := p.store.Pull(t.Context(), reg.host+"/"+repo, registry.Caller{Auth: somebody}); err == nil {
 			t.Errorf("%s: the files of %v were given as %s", name, private.id(), got.ID)
 		}
 	}
@@ -161,13 +162,13 @@ func TestClaimedConfigIsNotGiven(t *testing.T) {
 	private := buildOf(t, "gzip", v1.Image{Config: v1.ImageConfig{Env: []string{"TOKEN=secret"}}}, public)
 	reg.push("private", "latest", private)
 	reg.guard("private")
-	if _, err := p.store.Pull(t.Context(), reg.host+"/private", image.Caller{Auth: me}); err != nil {
+	if _, err := p.store.Pull(t.Context(), reg.host+"/private", registry.Caller{Auth: me}); err != nil {
 		t.Fatal(err)
 	}
 	fake := claim(t, private.config, private.blobs...)
 	reg.pushBlob("mallory", private.blobs[0])
 	reg.put("/v2/mallory/manifests/latest", fake.desc.MediaType, fake.manifest)
-	if got, err := p.store.Pull(t.Context(), reg.host+"/mallory", image.Caller{Auth: somebody}); err == nil {
+	if got, err := p.store.Pull(t.Context(), reg.host+"/mallory", registry.Caller{Auth: somebody}); err == nil {
 		t.Errorf("the config was given: %+v", got)
 	}
 }

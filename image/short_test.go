@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/image/registry"
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
@@ -28,7 +28,7 @@ func TestShortNameMode(t *testing.T) {
 	shown := []func() string{first.overhear("Basic"), second.overhear("Basic")}
 
 	conf(`short-name-mode = "enforcing"`, first.host, second.host)
-	if got, err := p.store.Pull(t.Context(), "app:v1", image.Caller{}); !errors.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "app") {
+	if got, err := p.store.Pull(t.Context(), "app:v1", registry.Caller{}); !errors.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "app") {
 		t.Errorf("enforcing: %s, error %v, want one of kind %v", got.ID, err, fault.Invalid)
 	}
 	p.pull("alias:v1") // which is one only
@@ -52,7 +52,7 @@ func TestShortNameMode(t *testing.T) {
 	for _, f := range shown {
 		f()
 	}
-	if _, err := p.store.Pull(t.Context(), "app:v1", image.Caller{Auth: me}); err != nil {
+	if _, err := p.store.Pull(t.Context(), "app:v1", registry.Caller{Auth: me}); err != nil {
 		t.Error(err)
 	}
 	for i, f := range shown {
@@ -61,7 +61,7 @@ func TestShortNameMode(t *testing.T) {
 		}
 	}
 	// Credentials that say what they are for go there.
-	if _, err := p.store.Pull(t.Context(), "app:v1", image.Caller{Auth: &image.Auth{Username: "me", Password: "pass", ServerAddress: second.host}}); err != nil {
+	if _, err := p.store.Pull(t.Context(), "app:v1", registry.Caller{Auth: &registry.Auth{Username: "me", Password: "pass", ServerAddress: second.host}}); err != nil {
 		t.Error(err)
 	}
 	if got := shown[0](); strings.Contains(got, secret) {
@@ -71,7 +71,7 @@ func TestShortNameMode(t *testing.T) {
 		t.Errorf("the second was shown %q", got)
 	}
 	write(t, filepath.Join(p.dir, "registries.conf"), "short-name-mode = \"odd\"\n")
-	if _, err := p.store.Pull(t.Context(), "app:v1", image.Caller{}); !errors.Is(err, fault.Invalid) {
+	if _, err := p.store.Pull(t.Context(), "app:v1", registry.Caller{}); !errors.Is(err, fault.Invalid) {
 		t.Errorf("error is %v, want one of kind %v", err, fault.Invalid)
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/crisp-cri/crisp/image/registry"
 	"github.com/crisp-cri/crisp/internal/atomicfile"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/opencontainers/go-digest"
@@ -25,7 +26,7 @@ type Store struct {
 	o          Options
 	log        *slog.Logger
 	pulls      flights
-	registries *client
+	registries *registry.Client
 	kept       keeper
 	layers     *layers
 	leases     *leases
@@ -53,7 +54,7 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 	}
 	s := &Store{o: o, log: o.Log, removals: newRemovals()}
 	s.life, s.end = context.WithCancel(context.WithoutCancel(ctx))
-	s.registries = newClient(filepath.Join(o.Root, "staging"), o.Log, o.RegistrySettings)
+	s.registries = registry.New(filepath.Join(o.Root, "staging"), o.Log, o.Settings.Settings)
 	s.Reconfigure(o.Settings)
 	s.private = sync.OnceValue(func() error { return makePrivate(o.State) })
 	s.layers = &layers{

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/image/registry"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/google/go-cmp/cmp"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
@@ -310,7 +311,7 @@ func TestDiskFull(t *testing.T) {
 			t.Errorf("%d things are left", n)
 		}
 	}
-	_, err := p.store.Pull(t.Context(), reg.host+"/big", image.Caller{})
+	_, err := p.store.Pull(t.Context(), reg.host+"/big", registry.Caller{})
 	full(err)
 	_, err = p.store.Load(t.Context(), bytes.NewReader(ociArchive(t, big, nil)))
 	full(err)

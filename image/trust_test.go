@@ -24,6 +24,7 @@ import (
 	"time"
 
 	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/image/registry"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/specs-go"
@@ -62,13 +63,13 @@ func write(t testing.TB, path, text string) {
 }
 
 // sign pushes a signature of a manifest beside it, for the name that it claims.
-func (r *registry) sign(s *signer, repo string, manifest digest.Digest, claim string) {
+func (r *fakeRegistry) sign(s *signer, repo string, manifest digest.Digest, claim string) {
 	r.t.Helper()
 	r.signWith(s.key, repo, manifest, claim, nil)
 }
 
 // signWith is sign; more, if not nil, returns annotations to go with a signature.
-func (r *registry) signWith(key *ecdsa.PrivateKey, repo string, manifest digest.Digest, claim string, more func(payload, sig []byte) map[string]string) {
+func (r *fakeRegistry) signWith(key *ecdsa.PrivateKey, repo string, manifest digest.Digest, claim string, more func(payload, sig []byte) map[string]string) {
 	r.t.Helper()
 	payload := fmt.Appendf(nil, `{"critical":{"identity":{"docker-reference":%q},"image":{"docker-manifest-digest":%q},"type":"cosign container image signature"},"optional":null}`, claim, manifest)
 	sum := sha256.Sum256(payload)
@@ -122,9 +123,9 @@ func (p *place) trusting(o image.Settings) {
 // refused says that err is what the kubelet takes for a bad signature.
 func refused(t testing.TB, what string, err error) {
 	t.Helper()
-	pe, ok := errors.AsType[*image.PullError](err)
-	if !ok || pe.Reason != image.SignatureValidationFailed || !strings.HasPrefix(err.Error(), "SignatureValidationFailed: ") {
-		t.Errorf("%s: error is %v, want %s", what, err, image.SignatureValidationFailed)
+	pe, ok := errors.AsType[*registry.PullError](err)
+	if !ok || pe.Reason != registry.SignatureValidationFailed || !strings.HasPrefix(err.Error(), "SignatureValidationFailed: ") {
+		t.Errorf("%s: error is %v, want %s", what, err, registry.SignatureValidationFailed)
 	}
 }
 
@@ -145,10 +146,10 @@ func TestSignature(t *testing.T) {
 	}
 	policy := filepath.Join(p.dir, "strict.json")
 	write(t, policy, signedOnly(t, ours, reg.host))
-	p.trusting(image.Settings{RegistrySettings: image.RegistrySettings{PolicyPath: policy}})
+	p.trusting(image.Settings{Settings: registry.Settings{PolicyPath: policy}})
 	img := p.pull(reg.host + "/app:signed")
 	for _, tag := range []string{"unsigned", "stranger", "renamed", "replayed"} {
-		_, err := p.store.Pull(t.Context(), reg.host+"/app:"+tag, image.Caller{})
+		_, err := p.store.Pull(t.Context(), reg.host+"/app:"+tag, registry.Caller{})
 		refused(t, tag, err)
 	}
 	if list := p.store.List(); len(list) != 1 || list[0].ID != img.ID {
@@ -158,7 +159,7 @@ func TestSignature(t *testing.T) {
 	if err := os.Remove(ours.path); err != nil {
 		t.Fatal(err)
 	}
-	_, err := p.store.Pull(t.Context(), reg.host+"/app:signed", image.Caller{})
+	_, err := p.store.Pull(t.Context(), reg.host+"/app:signed", registry.Caller{})
 	refused(t, "without key", err)
 }
 
@@ -171,7 +172,7 @@ func TestNamespacePolicy(t *testing.T) {
 	s := newSigner(t)
 	p.trusting(image.Settings{})
 	write(t, filepath.Join(p.dir, "policies", "strict.json"), signedOnly(t, s, reg.host))
-	strict := image.Caller{Namespace: "strict"}
+	strict := registry.Caller{Namespace: "strict"}
 
 	signed, plain := reg.host+"/app:signed", reg.host+"/app:plain"
 	top := reg.push("app", "signed", build(t, "gzip", "signed"))
@@ -244,11 +245,11 @@ func TestNamespacePolicy(t *testing.T) {
 	allowed(true, "strict", signed, a.ID)
 	allowed(false, "strict", reg.host+"/copy:v1", a.ID)
 
-	if _, err := p.store.Pull(t.Context(), plain, image.Caller{Namespace: "../strict"}); !errors.Is(err, fault.Invalid) {
+	if _, err := p.store.Pull(t.Context(), plain, registry.Caller{Namespace: "../strict"}); !errors.Is(err, fault.Invalid) {
 		t.Errorf("error is %v, want one of kind %v", err, fault.Invalid)
 	}
 	write(t, filepath.Join(p.dir, "policies", "broken.json"), "{")
-	if _, err := p.store.Pull(t.Context(), plain, image.Caller{Namespace: "broken"}); err == nil {
+	if _, err := p.store.Pull(t.Context(), plain, registry.Caller{Namespace: "broken"}); err == nil {
 		t.Error("a broken policy accepts")
 	}
 }
@@ -267,7 +268,7 @@ func TestKeylessSignature(t *testing.T) {
 	policy := filepath.Join(p.dir, "keyless.json")
 	write(t, policy, fmt.Sprintf(`{"default":[{"type":"sigstoreSigned","rekorPublicKeyPath":%q,
 		"fulcio":{"caPath":%q,"oidcIssuer":"https://accounts.example","subjectEmail":"dev@example.com"}}]}`, rekor.path, filepath.Join(p.dir, "fulcio.pem")))
-	p.trusting(image.Settings{RegistrySettings: image.RegistrySettings{PolicyPath: policy}})
+	p.trusting(image.Settings{Settings: registry.Settings{PolicyPath: policy}})
 
 	sign := func(tag, email string, log *ecdsa.PrivateKey) {
 		key := newSigner(t).key
@@ -298,7 +299,7 @@ func TestKeylessSignature(t *testing.T) {
 	sign("unlogged", "dev@example.com", newSigner(t).key)
 	img := p.pull(reg.host + "/app:good")
 	for _, tag := range []string{"stranger", "unlogged"} {
-		_, err := p.store.Pull(t.Context(), reg.host+"/app:"+tag, image.Caller{})
+		_, err := p.store.Pull(t.Context(), reg.host+"/app:"+tag, registry.Caller{})
 		refused(t, tag, err)
 	}
 	if err := p.store.Allowed(t.Context(), "", reg.host+"/app:good", img.ID); err != nil {
@@ -322,7 +323,7 @@ func TestSignaturesOutOfReach(t *testing.T) {
 	s := newSigner(t)
 	policy := filepath.Join(p.dir, "strict.json")
 	write(t, policy, signedOnly(t, s, reg.host))
-	p.trusting(image.Settings{RegistrySettings: image.RegistrySettings{PolicyPath: policy}})
+	p.trusting(image.Settings{Settings: registry.Settings{PolicyPath: policy}})
 	reg.push("app", "v1", build(t, "gzip", "x"))
 	reg.intercept(func(w http.ResponseWriter, r *http.Request) bool {
 		if strings.HasSuffix(r.URL.Path, ".sig") {
@@ -331,9 +332,9 @@ func TestSignaturesOutOfReach(t *testing.T) {
 		}
 		return false
 	})
-	_, err := p.store.Pull(t.Context(), reg.host+"/app:v1", image.Caller{})
-	if pe, ok := errors.AsType[*image.PullError](err); !ok || pe.Reason != image.RegistryUnavailable {
-		t.Errorf("error is %v, want %s", err, image.RegistryUnavailable)
+	_, err := p.store.Pull(t.Context(), reg.host+"/app:v1", registry.Caller{})
+	if pe, ok := errors.AsType[*registry.PullError](err); !ok || pe.Reason != registry.RegistryUnavailable {
+		t.Errorf("error is %v, want %s", err, registry.RegistryUnavailable)
 	}
 }
 
@@ -391,7 +392,7 @@ func TestSimpleSigning(t *testing.T) {
 			key, policy := filepath.Join(p.dir, "key.gpg"), filepath.Join(p.dir, "strict.json")
 			write(t, key, string(run("", "--export", user)))
 			write(t, policy, fmt.Sprintf(`{"default":[{"type":"signedBy","keyType":"GPGKeys","keyPath":%q}]}`, key))
-			p.trusting(image.Settings{RegistrySettings: image.RegistrySettings{PolicyPath: policy}})
+			p.trusting(image.Settings{Settings: registry.Settings{PolicyPath: policy}})
 			write(t, filepath.Join(p.dir, "registries.d", "all.yaml"), "default-docker:\n  lookaside: file://"+p.dir+"/lookaside\n")
 
 			top := reg.push("app", "v1", build(t, "gzip", "x"))
@@ -399,7 +400,7 @@ func TestSimpleSigning(t *testing.T) {
 			claim := fmt.Sprintf(`{"critical":{"type":"atomic container signature","image":{"docker-manifest-digest":%q},"identity":{"docker-reference":%q}},"optional":{"creator":"test","timestamp":1700000000}}`, top, reg.host+"/app:v1")
 			write(t, filepath.Join(p.dir, "lookaside", "app@"+strings.Replace(top.String(), ":", "=", 1), "signature-1"), string(run(claim, "--local-user", user, "--sign")))
 			img := p.pull(reg.host + "/app:v1")
-			_, err := p.store.Pull(t.Context(), reg.host+"/app:v2", image.Caller{})
+			_, err := p.store.Pull(t.Context(), reg.host+"/app:v2", registry.Caller{})
 			refused(t, "unsigned", err)
 			if err := p.store.Allowed(t.Context(), "", reg.host+"/app:v1", img.ID); err != nil {
 				t.Errorf("the signature was not kept: %v", err)

@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/image/registry"
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
@@ -43,7 +43,7 @@ func TestCodes(t *testing.T) {
 // A pull that its caller gave up is not the registry's fault; one in which the
 // registry was silent for too long is.
 func TestCodeOfATimeoutInAPull(t *testing.T) {
-	err := &image.PullError{Reason: image.RegistryUnavailable, Err: context.DeadlineExceeded}
+	err := &registry.PullError{Reason: registry.RegistryUnavailable, Err: context.DeadlineExceeded}
 	if got := codeOf(t.Context(), err).String(); got != "Unknown" {
 		t.Errorf("the store's own limit: code %s, want Unknown", got)
 	}
@@ -144,8 +144,8 @@ func TestPullErrors(t *testing.T) {
 	pull := func() error {
 		return second(n.images.PullImage(t.Context(), &cri.PullImageRequest{Image: &cri.ImageSpec{Image: testImage}}))
 	}
-	for _, reason := range []string{image.RegistryUnavailable, image.SignatureValidationFailed} {
-		n.store.failing("Pull", &image.PullError{Reason: reason, Err: fault.Unavailable.Errorf("details")})
+	for _, reason := range []string{registry.RegistryUnavailable, registry.SignatureValidationFailed} {
+		n.store.failing("Pull", &registry.PullError{Reason: reason, Err: fault.Unavailable.Errorf("details")})
 		if err := pull(); err == nil || !strings.Contains(err.Error(), "code = Unknown desc = "+reason+": details") {
 			t.Errorf("%s: %v", reason, err)
 		}

@@ -15,6 +15,7 @@ import (
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/image/registry"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/network"
 )
@@ -29,7 +30,7 @@ type fakeImages struct {
 	gate   chan struct{}    // if not nil, a mount waits until it is closed
 	held   chan struct{}    // gets one for each mount that waits
 	fail   map[string]error // by method
-	pulled []image.Caller
+	pulled []registry.Caller
 }
 
 func newFakeImages(t testing.TB) *fakeImages {
@@ -62,7 +63,7 @@ func (f *fakeImages) Allowed(context.Context, string, string, string) error {
 	return f.failure("Allowed")
 }
 
-func (f *fakeImages) Pull(ctx context.Context, ref string, as image.Caller) (image.Image, error) {
+func (f *fakeImages) Pull(ctx context.Context, ref string, as registry.Caller) (image.Image, error) {
 	if err := f.failure("Pull"); err != nil {
 		return image.Image{}, err
 	}

@@ -5,7 +5,7 @@ import (
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/image/registry"
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
@@ -18,9 +18,9 @@ func (s *Server) PullImage(ctx context.Context, req *cri.PullImageRequest) (*cri
 	if err := s.checkImage(req.Image); err != nil {
 		return nil, err
 	}
-	as := image.Caller{Namespace: req.GetSandboxConfig().GetMetadata().GetNamespace()}
+	as := registry.Caller{Namespace: req.GetSandboxConfig().GetMetadata().GetNamespace()}
 	if a := req.Auth; a != nil {
-		as.Auth = &image.Auth{
+		as.Auth = &registry.Auth{
 			Username: a.Username, Password: a.Password, Auth: a.Auth,
 			IdentityToken: a.IdentityToken, RegistryToken: a.RegistryToken, ServerAddress: a.ServerAddress,
 		}

@@ -16,7 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/image/registry"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/logctx"
 	"github.com/crisp-cri/crisp/internal/stage"
@@ -125,7 +125,7 @@ func (s *Server) finish(ctx context.Context, c call, result []any, err error) er
 // The caller's own context comes first, whatever it made fail; but a registry
 // that did not answer the store in time is an unavailable registry.
 func codeOf(ctx context.Context, err error) codes.Code {
-	var pull *image.PullError
+	var pull *registry.PullError
 	var st interface{ GRPCStatus() *status.Status }
 	switch mine := ctx.Err() != nil && errors.Is(err, ctx.Err()); {
 	case !mine && errors.As(err, &pull):
@@ -164,7 +164,7 @@ func isFull(err error) bool {
 // promise and Warn that somebody should look today; a request for what is not
 // there, or that its caller gave up, is everyday traffic.
 func failureLevel(code codes.Code, err error) slog.Level {
-	var pull *image.PullError
+	var pull *registry.PullError
 	switch {
 	case code == codes.Unavailable || errors.As(err, &pull):
 		return slog.LevelWarn
@@ -196,7 +196,7 @@ func brief(d time.Duration) time.Duration {
 
 // pullResult says how a pull ended, "" for other calls.
 func pullResult(rpc string, code codes.Code, err error) string {
-	var pull *image.PullError
+	var pull *registry.PullError
 	switch {
 	case rpc != "PullImage":
 		return ""

@@ -21,6 +21,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/image/registry"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/network"
 	"github.com/crisp-cri/crisp/oci"
@@ -299,7 +300,7 @@ type modelImages struct {
 	fuse *ocitest.Fuse
 }
 
-func (f *modelImages) Pull(ctx context.Context, ref string, as image.Caller) (img image.Image, err error) {
+func (f *modelImages) Pull(ctx context.Context, ref string, as registry.Caller) (img image.Image, err error) {
 	err = f.fuse.Step("pull", func() error {
 		if img, err = f.Get(ref); err == nil {
 			return nil

@@ -14,6 +14,7 @@ import (
 
 	"github.com/crisp-cri/crisp/checkpoint"
 	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/image/registry"
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
@@ -54,7 +55,7 @@ type origin struct {
 // blame says of which container and checkpoint an error is. A PullError stays the
 // outermost, because its text must come first.
 func (o *origin) blame(config *cri.ContainerConfig, err error) error {
-	if _, ok := errors.AsType[*image.PullError](err); ok {
+	if _, ok := errors.AsType[*registry.PullError](err); ok {
 		return err
 	}
 	return fmt.Errorf("container %s from checkpoint %s: %w", config.Metadata.Name, cmp.Or(o.archive, o.image, o.dir), err)

@@ -11,6 +11,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/image/registry"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/oci"
 )
@@ -36,7 +37,7 @@ func (s *Server) baseImage(ctx context.Context, sb *oci.Sandbox, config *cri.Con
 			break
 		}
 	}
-	as := image.Caller{Namespace: s.index.sandbox(sb).config.GetMetadata().GetNamespace()}
+	as := registry.Caller{Namespace: s.index.sandbox(sb).config.GetMetadata().GetNamespace()}
 	switch {
 	case errors.Is(err, fault.NotFound):
 		if r.base, err = s.images.Pull(ctx, names[len(names)-1], as); err != nil {
@@ -63,7 +64,7 @@ func (s *Server) baseImage(ctx context.Context, sb *oci.Sandbox, config *cri.Con
 // checkpoint image names whatever it likes, and that somebody else has pulled that
 // gives nobody a right to it. One that never was in a registry the administrator has
 // loaded, for all.
-func (s *Server) mayPull(ctx context.Context, img image.Image, as image.Caller) error {
+func (s *Server) mayPull(ctx context.Context, img image.Image, as registry.Caller) error {
 	var first error
 	for _, name := range img.Digests {
 		got, err := s.images.Pull(ctx, name, as)

@@ -7,7 +7,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crisp-cri/crisp/checkpoint"
-	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/image/registry"
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
@@ -46,7 +46,7 @@ func TestCheckpointImageGivesNoRightToAnother(t *testing.T) {
 		t.Errorf("where the registry allows it: %v", err)
 	}
 	n.store.mu.Lock()
-	want := image.Caller{Namespace: n.server.index.sandbox(sb).config.Metadata.Namespace}
+	want := registry.Caller{Namespace: n.server.index.sandbox(sb).config.Metadata.Namespace}
 	if len(n.store.pulled) != 1 || n.store.pulled[0].Namespace != want.Namespace {
 		t.Errorf("asked for %v, want once for %v", n.store.pulled, want)
 	}

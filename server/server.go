@@ -50,6 +50,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/image/registry"
 	"github.com/crisp-cri/crisp/network"
 	"github.com/crisp-cri/crisp/oci"
 	"github.com/crisp-cri/crisp/server/loaderapi"
@@ -68,7 +69,7 @@ type Images interface {
 
 // A Catalogue is the images there are.
 type Catalogue interface {
-	Pull(ctx context.Context, ref string, as image.Caller) (image.Image, error)
+	Pull(ctx context.Context, ref string, as registry.Caller) (image.Image, error)
 	Allowed(ctx context.Context, namespace, name, id string) error
 	Load(ctx context.Context, r io.Reader) ([]image.Image, error)
 	Get(ref string) (image.Image, error)

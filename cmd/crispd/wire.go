@@ -16,6 +16,7 @@ import (
 	"github.com/crisp-cri/crisp/checkpoint"
 	"github.com/crisp-cri/crisp/config"
 	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/image/registry"
 	"github.com/crisp-cri/crisp/internal/kernel"
 	"github.com/crisp-cri/crisp/internal/sdnotify"
 	"github.com/crisp-cri/crisp/internal/undo"
@@ -148,7 +149,7 @@ func imageOptions(c *config.Config, records *checkpoint.Manager, log *slog.Logge
 // imageSettings are what image.Store.Reconfigure takes.
 func imageSettings(c *config.Config) image.Settings {
 	return image.Settings{
-		RegistrySettings: image.RegistrySettings{
+		Settings: registry.Settings{
 			RegistriesConf:  c.Image.RegistriesConf,
 			HostsDirs:       c.Image.HostsDirs,
 			RegistriesDir:   c.Image.RegistriesDir,

@@ -1,4 +1,4 @@
-package image
+package registry
 
 import (
 	"encoding/base64"
@@ -15,15 +15,15 @@ import (
 	"go.podman.io/image/v5/types"
 )
 
-// checkFiles tells which policies, registries.conf and credentials cannot be read, by
+// CheckFiles tells which policies, registries.conf and credentials cannot be read, by
 // file.
-func checkFiles(o RegistrySettings) []string {
+func CheckFiles(o Settings) []string {
 	return slices.Concat(checkPolicies(o), checkAccess(o))
 }
 
-// checkHosts tells which hosts.toml cannot be used, and what in the others has no
+// CheckHosts tells which hosts.toml cannot be used, and what in the others has no
 // translation.
-func checkHosts(o RegistrySettings) []string {
+func CheckHosts(o Settings) []string {
 	var wrong []string
 	for _, file := range hostsFiles(o.HostsDirs) {
 		h, err := readHosts(file, filepath.Base(filepath.Dir(file)))
@@ -39,7 +39,7 @@ func checkHosts(o RegistrySettings) []string {
 }
 
 // checkPolicies tells which policies cannot be read. Then nothing is allowed.
-func checkPolicies(o RegistrySettings) []string {
+func checkPolicies(o Settings) []string {
 	var wrong []string
 	if _, err := policyOf(&types.SystemContext{SignaturePolicyPath: o.PolicyPath}); err != nil {
 		wrong = append(wrong, fmt.Sprintf("no image can be pulled or run: policy: %v", err))
@@ -53,7 +53,7 @@ func checkPolicies(o RegistrySettings) []string {
 }
 
 // checkAccess tells which registries.conf and credentials cannot be read.
-func checkAccess(o RegistrySettings) []string {
+func checkAccess(o Settings) []string {
 	var wrong []string
 	if _, err := sysregistriesv2.TryUpdatingCache(&types.SystemContext{SystemRegistriesConfPath: o.RegistriesConf, SystemRegistriesConfDirPath: o.RegistriesConfDir}); err != nil {
 		wrong = append(wrong, fmt.Sprintf("no image can be pulled: registries.conf: %v", err))

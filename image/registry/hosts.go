@@ -1,4 +1,4 @@
-package image
+package registry
 
 import (
 	"bytes"
@@ -64,7 +64,7 @@ func findHosts(dirs []string, domain string) string {
 
 // translateHosts reads the hosts.toml for a registry, if there is one: nil if not. They
 // are read for each pull.
-func (c *client) translateHosts(domain string) (*hostsFile, error) {
+func (c *Client) translateHosts(domain string) (*hostsFile, error) {
 	dir := findHosts(c.now().HostsDirs, domain)
 	if dir == "" {
 		return nil, nil
@@ -368,7 +368,7 @@ func hostsFiles(dirs []string) []string {
 }
 
 // reportHosts says what of the hosts.toml files counts for nothing.
-func (c *client) reportHosts(dirs []string) {
+func (c *Client) reportHosts(dirs []string) {
 	for _, file := range hostsFiles(dirs) {
 		h, err := readHosts(file, filepath.Base(filepath.Dir(file)))
 		if err != nil {

@@ -1,4 +1,4 @@
-package image
+package registry
 
 import (
 	"bytes"
@@ -44,17 +44,17 @@ func (a *accesses) add(key []byte) {
 	a.m[sha256.Sum256(key)] = struct{}{}
 }
 
-// remember notes that a registry has allowed the pull with this access key; nil notes
+// Remember notes that a registry has allowed the pull with this access key; nil notes
 // nothing.
-func (c *client) remember(access []byte) { c.accesses.add(access) }
+func (c *Client) Remember(access []byte) { c.accesses.add(access) }
 
-// remembers tells whether a registry has allowed the pull with this access key.
-func (c *client) remembers(access []byte) bool { return c.accesses.has(access) }
+// Remembers tells whether a registry has allowed the pull with this access key.
+func (c *Client) Remembers(access []byte) bool { return c.accesses.has(access) }
 
-// accessKey is name and all that decides whether it may be pulled for a caller: what
+// AccessKey is name and all that decides whether it may be pulled for a caller: what
 // the request has of credentials, what the files have that count for him, and what a
 // credential helper says. nil: that cannot be told, or it is for one pull only.
-func (c *client) accessKey(name reference.Named, as Caller) ([]byte, error) {
+func (c *Client) AccessKey(name reference.Named, as Caller) ([]byte, error) {
 	sys, err := c.system(name, as)
 	if err != nil {
 		return nil, err
@@ -85,8 +85,8 @@ func (c *client) accessKey(name reference.Named, as Caller) ([]byte, error) {
 	}, []byte{0}), nil
 }
 
-// pullKey tells pulls apart: by what is pulled and by what the caller may do.
-func (c *client) pullKey(names []reference.Named, as Caller) (string, error) {
+// PullKey tells pulls apart: by what is pulled and by what the caller may do.
+func (c *Client) PullKey(names []reference.Named, as Caller) (string, error) {
 	secret, err := json.Marshal(as.Auth)
 	if err != nil {
 		return "", err

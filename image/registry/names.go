@@ -1,4 +1,4 @@
-package image
+package registry
 
 import (
 	"strings"
@@ -10,12 +10,12 @@ import (
 	"go.podman.io/image/v5/types"
 )
 
-// fullNames returns what ref may stand for, in order: with a registry, and with a
+// Names returns what ref may stand for, in order: with a registry, and with a
 // tag ("latest" if none is given) or a digest; a reference with both means the
 // digest. Only a name without a registry can stand for several: for each registry
 // that registries.conf says to search, or for docker.io. Where short-name-mode is
 // enforcing a name that could stand for several stands for none.
-func (c *client) fullNames(ref string) ([]reference.Named, error) {
+func (c *Client) Names(ref string) ([]reference.Named, error) {
 	name, err := reference.ParseDockerRef(ref)
 	if err != nil {
 		return nil, fault.Invalid.Errorf("image name %q: %w", ref, err)
@@ -73,26 +73,26 @@ func isShort(ref string) bool {
 	return !ok || !strings.ContainsAny(host, ".:") && host != "localhost" && strings.ToLower(host) == host
 }
 
-// digestOf returns the digest in name, if it has one.
-func digestOf(name reference.Named) (digest.Digest, bool) {
+// DigestOf returns the digest in name, if it has one.
+func DigestOf(name reference.Named) (digest.Digest, bool) {
 	if c, ok := name.(reference.Canonical); ok {
 		return c.Digest(), true
 	}
 	return "", false
 }
 
-// forCandidate is the caller when a short name is taken for name. The kubelet chooses
+// ForCandidate is the caller when a short name is taken for name. The kubelet chooses
 // credentials as if a name without a registry were one of docker.io: then they are for
 // nobody else, unless they say so.
-func (c Caller) forCandidate(ref string, name reference.Named) Caller {
+func (c Caller) ForCandidate(ref string, name reference.Named) Caller {
 	if c.Auth != nil && c.Auth.ServerAddress == "" && isShort(ref) && !isHub(reference.Domain(name)) {
 		c.Auth = nil
 	}
 	return c
 }
 
-// isDigested tells whether name has a digest.
-func isDigested(name reference.Named) bool {
-	_, ok := digestOf(name)
+// IsDigested tells whether name has a digest.
+func IsDigested(name reference.Named) bool {
+	_, ok := DigestOf(name)
 	return ok
 }

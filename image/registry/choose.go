@@ -1,4 +1,4 @@
-package image
+package registry
 
 import (
 	"context"
@@ -11,15 +11,16 @@ import (
 	"go.podman.io/image/v5/types"
 )
 
-// A choice is the image of this platform among those that a name stands for.
-type choice struct {
+// A Choice is the image of this platform among those that a name stands for.
+type Choice struct {
 	blob.Manifest
-	top    digest.Digest // of what the name stands for: a manifest, or a list of them
-	proofs []proof       // what a policy can be asked with later
+	Top    digest.Digest // of what the name stands for: a manifest, or a list of them
+	Proofs []Proof       // what a policy can be asked with later
 }
 
-// choose finds the image of this platform at the first place that gives it.
-func (r *registry) choose(ctx context.Context) (choice, error) {
+// Choose finds the image of this platform at the first place that gives it. One that the
+// policy does not allow is a *PullError; for what other errors mean, see Failure.
+func (r *Source) Choose(ctx context.Context) (Choice, error) {
 	for {
 		src := r.current()
 		c, err := r.chooseAt(ctx, src)
@@ -31,7 +32,7 @@ func (r *registry) choose(ctx context.Context) (choice, error) {
 
 // chooseAt reads the manifest, or follows the list of manifests to that of this
 // platform, and asks the policy whether the image may be used.
-func (r *registry) chooseAt(ctx context.Context, src types.ImageSource) (c choice, err error) {
+func (r *Source) chooseAt(ctx context.Context, src types.ImageSource) (c Choice, err error) {
 	var instance *digest.Digest
 	for range blob.MaxNesting {
 		img := image.UnparsedInstance(src, instance)
@@ -42,24 +43,24 @@ func (r *registry) chooseAt(ctx context.Context, src types.ImageSource) (c choic
 			return err
 		})
 		if err != nil {
-			return choice{}, err
+			return Choice{}, err
 		}
-		if c.top == "" {
-			if c.top, err = manifest.Digest(data); err != nil {
-				return choice{}, fault.Invalid.Errorf("manifest: %w", err)
+		if c.Top == "" {
+			if c.Top, err = manifest.Digest(data); err != nil {
+				return Choice{}, fault.Invalid.Errorf("manifest: %w", err)
 			}
 		}
 		if !manifest.MIMETypeIsMultiImage(kind) {
 			if err := r.bounded(ctx, func(ctx context.Context) error { return allow(ctx, r.sys, img) }); err != nil {
-				return choice{}, err
+				return Choice{}, err
 			}
-			c.proofs = r.prove(ctx, img)
+			c.Proofs = r.prove(ctx, img)
 			c.Manifest, err = blob.ReadManifest(data, kind)
 			return c, err
 		}
 		if instance, err = blob.ChoosePlatform(data, kind, r.sys); err != nil {
-			return choice{}, err
+			return Choice{}, err
 		}
 	}
-	return choice{}, fault.Invalid.Errorf("more than %d lists of manifests lie within each other", blob.MaxNesting)
+	return Choice{}, fault.Invalid.Errorf("more than %d lists of manifests lie within each other", blob.MaxNesting)
 }

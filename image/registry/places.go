@@ -1,4 +1,4 @@
-package image
+package registry
 
 import (
 	"context"
@@ -36,7 +36,7 @@ type place struct {
 // findPlaces returns the places that may have the image, in the order in which they are
 // to be asked: as registries.conf, or else a hosts.toml, has them. Mirrors that kept us
 // waiting just now come last.
-func (c *client) findPlaces(r *registry, name reference.Named) ([]place, error) {
+func (c *Client) findPlaces(r *Source, name reference.Named) ([]place, error) {
 	ref, err := docker.NewReference(name)
 	if err != nil {
 		return nil, fault.Invalid.Errorf("%w", err)
@@ -122,7 +122,7 @@ func readdress(sys *types.SystemContext, dir, host string) error {
 // next asks the places that come after src, one after the other, until one has the
 // image. The error, if none has, is the registry's own, if it was asked; it tells of
 // the others too.
-func (r *registry) next(ctx context.Context, src types.ImageSource) error {
+func (r *Source) next(ctx context.Context, src types.ImageSource) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.src != src {
@@ -152,7 +152,7 @@ func (r *registry) next(ctx context.Context, src types.ImageSource) error {
 }
 
 // ask asks one place for the image. The last that there is gets a second chance.
-func (r *registry) ask(ctx context.Context, p place, last bool) (src types.ImageSource, err error) {
+func (r *Source) ask(ctx context.Context, p place, last bool) (src types.ImageSource, err error) {
 	for again := last; ; again = false {
 		err = r.bounded(ctx, func(ctx context.Context) (err error) {
 			src, err = p.ref.NewImageSource(ctx, p.sys)

@@ -1,4 +1,4 @@
-package image
+package registry
 
 import (
 	"context"
@@ -23,10 +23,10 @@ import (
 // nodeAuthFile is where a node's administrator puts its credentials.
 const nodeAuthFile = "/etc/containers/auth.json"
 
-// A registry is the origin of one image that is pulled. It comes from the first place
+// A Source is the origin of one image that is pulled. It comes from the first place
 // that answers, a mirror or the registry itself; what that one does not give later on,
 // for instance a layer, the next does.
-type registry struct {
+type Source struct {
 	name  string               // the repository, with the registry, that was asked for
 	sys   *types.SystemContext // for the registry itself
 	limit time.Duration        // for a byte to come; 0 means none
@@ -40,8 +40,8 @@ type registry struct {
 	places []place             // that come after it; guarded by mu
 }
 
-// close ends connections.
-func (r *registry) close() {
+// Close ends connections, and removes what was kept in files for the source.
+func (r *Source) Close() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, src := range r.used {
@@ -51,21 +51,23 @@ func (r *registry) close() {
 }
 
 // current is the place in use.
-func (r *registry) current() types.ImageSource {
+func (r *Source) current() types.ImageSource {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.src
 }
 
-// dial finds the image that name stands for.
-func (c *client) dial(ctx context.Context, name reference.Named, as Caller) (_ *registry, err error) {
-	r := &registry{name: name.Name(), limit: c.now().ProgressTimeout, quiet: &c.quiet, log: c.log}
+// Dial finds the image that name stands for, for the caller as, and asks the places that
+// may have it until one answers. Close the source when the image is there. For what an
+// error means, see Failure.
+func (c *Client) Dial(ctx context.Context, name reference.Named, as Caller) (_ *Source, err error) {
+	r := &Source{name: name.Name(), limit: c.now().ProgressTimeout, quiet: &c.quiet, log: c.log}
 	if r.sys, err = c.system(name, as); err != nil {
 		return nil, err
 	}
 	defer func() {
 		if err != nil {
-			r.close()
+			r.Close()
 		}
 	}()
 	if err := c.takeCredentials(r, name, as.Namespace); err != nil {
@@ -81,7 +83,7 @@ func (c *client) dial(ctx context.Context, name reference.Named, as Caller) (_ *
 }
 
 // explainDial says more of why no place has given the image.
-func (r *registry) explainDial(err error) error {
+func (r *Source) explainDial(err error) error {
 	if fault.KindOf(err) != fault.Internal {
 		return err
 	}
@@ -108,7 +110,7 @@ func badCredentials(sys *types.SystemContext) error {
 }
 
 // Open implements blob.Origin.
-func (r *registry) Open(ctx context.Context, b blob.Blob) (io.ReadCloser, error) {
+func (r *Source) Open(ctx context.Context, b blob.Blob) (io.ReadCloser, error) {
 	for again := true; ; {
 		src := r.current()
 		d := &download{r: r, blob: b, ctx: ctx}
@@ -134,7 +136,7 @@ func (r *registry) Open(ctx context.Context, b blob.Blob) (io.ReadCloser, error)
 }
 
 // Has implements blob.Origin.
-func (r *registry) Has(ctx context.Context, b blob.Blob) error {
+func (r *Source) Has(ctx context.Context, b blob.Blob) error {
 	return r.bounded(ctx, func(ctx context.Context) error {
 		ctx, cancel := context.WithCancel(ctx)
 		part, err := openRange(ctx, r.current(), b.BlobInfo, 0, 1)
@@ -147,12 +149,12 @@ func (r *registry) Has(ctx context.Context, b blob.Blob) error {
 }
 
 // Repository implements blob.Origin.
-func (r *registry) Repository() string { return r.name }
+func (r *Source) Repository() string { return r.name }
 
 // system is what the library needs to know to find and open name. Credentials are
 // those of the request, else those in the namespace's file, else those of the
 // node.
-func (c *client) system(name reference.Named, as Caller) (*types.SystemContext, error) {
+func (c *Client) system(name reference.Named, as Caller) (*types.SystemContext, error) {
 	o := c.now()
 	sys := &types.SystemContext{
 		SystemRegistriesConfPath:    o.RegistriesConf,
@@ -229,7 +231,7 @@ func isHub(host string) bool {
 }
 
 // authFile says where the node's credentials are; "" leaves it to the library.
-func (c *client) authFile() string {
+func (c *Client) authFile() string {
 	if file := c.now().AuthFile; file != "" {
 		return file
 	}

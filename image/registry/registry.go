@@ -1,4 +1,16 @@
-package image
+// Package registry finds images in registries and fetches what they consist of.
+//
+// containers/image does transport, authentication, registries.conf(5) and policy.json(5).
+// What is added: containerd's hosts.toml, credentials and policies of a namespace, and
+// patience. A name stands for one or more full names (Names), each of them for places, the
+// mirrors and the registry itself, which are asked one after the other (Dial). The first
+// that answers is the Source; what it does not give later on the next one does. A place
+// that says nothing is given up and asked last for a while; a download that breaks off
+// goes on where it was; a registry that wants us to wait is obeyed, within limits.
+//
+// It says what a failed pull means to who asked for it (Failure), and knows nothing of
+// what becomes of the blobs.
+package registry
 
 import (
 	"log/slog"
@@ -6,9 +18,9 @@ import (
 	"time"
 )
 
-// RegistrySettings say how registries are found and asked, and what is believed of them.
+// Settings say how registries are found and asked, and what is believed of them.
 // The files and directories that they name are read anew for each pull.
-type RegistrySettings struct {
+type Settings struct {
 	RegistriesConf    string   // registries.conf(5); "" means $CONTAINERS_REGISTRIES_CONF, then /etc/containers
 	RegistriesConfDir string   // "" means the library's default directories
 	HostsDirs         []string // directories of containerd's hosts.toml, for registries that registries.conf says nothing of
@@ -38,29 +50,29 @@ type Auth struct {
 	ServerAddress      string // if not empty, the rest is for this registry only
 }
 
-// A client asks registries for images. All its methods may be called at the same time.
-type client struct {
+// A Client asks registries for images. All its methods may be called at the same time.
+type Client struct {
 	staging  string // directory for what the library must read from files
 	log      *slog.Logger
-	settings atomic.Pointer[RegistrySettings]
+	settings atomic.Pointer[Settings]
 	quiet    quiet
 	accesses accesses // who has pulled what is pulled by digest
 }
 
-// newClient returns a client that keeps files for the time of a pull below the directory
+// New returns a client that keeps files for the time of a pull below the directory
 // staging.
-func newClient(staging string, log *slog.Logger, o RegistrySettings) *client {
-	c := &client{staging: staging, log: log}
+func New(staging string, log *slog.Logger, o Settings) *Client {
+	c := &Client{staging: staging, log: log}
 	c.settings.Store(&o)
 	return c
 }
 
-// reconfigure changes the settings, and logs what of the files that they name counts for
+// Reconfigure changes the settings, and logs what of the files that they name counts for
 // nothing. Pulls under way go on with the old ones.
-func (c *client) reconfigure(o RegistrySettings) {
+func (c *Client) Reconfigure(o Settings) {
 	c.settings.Store(&o)
 	c.reportHosts(o.HostsDirs)
 }
 
 // now are the settings in force.
-func (c *client) now() *RegistrySettings { return c.settings.Load() }
+func (c *Client) now() *Settings { return c.settings.Load() }

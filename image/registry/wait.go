@@ -1,4 +1,4 @@
-package image
+package registry
 
 import (
 	"context"
@@ -27,7 +27,7 @@ const longestRest = 61 * time.Second
 var errNoAnswer = errors.New("no answer")
 
 // bounded runs one exchange with the registry.
-func (r *registry) bounded(ctx context.Context, exchange func(context.Context) error) error {
+func (r *Source) bounded(ctx context.Context, exchange func(context.Context) error) error {
 	limit := answerTimeout
 	if r.limit > 0 {
 		limit = min(limit, r.limit)

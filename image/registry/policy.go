@@ -1,4 +1,4 @@
-package image
+package registry
 
 import (
 	"context"
@@ -86,21 +86,22 @@ func isFileName(namespace string) error {
 	return nil
 }
 
-// A proof is a manifest that led to an image, and the signatures that there were
+// A Proof is a manifest that led to an image, and the signatures that there were
 // of it: what a policy is asked with when the image is there already. None of it
 // is believed because it is in the record; a policy verifies it each time.
-type proof struct {
+type Proof struct {
 	Manifest   []byte
 	Signatures [][]byte // as the library's directories keep them
 }
 
-func (p proof) digest() digest.Digest { return digest.FromBytes(p.Manifest) }
+// Digest is that of the manifest.
+func (p Proof) Digest() digest.Digest { return digest.FromBytes(p.Manifest) }
 
 // prove takes along the signatures of img. There may be none, and that they
 // cannot be had is no failure: the policy of this pull did not ask for them. An
 // image without them is then not for a namespace whose policy does.
-func (r *registry) prove(ctx context.Context, img *image.UnparsedImage) []proof {
-	var p proof
+func (r *Source) prove(ctx context.Context, img *image.UnparsedImage) []Proof {
+	var p Proof
 	err := r.bounded(ctx, func(ctx context.Context) error {
 		sigs, err := img.UntrustedSignatures(ctx)
 		if err != nil || len(sigs) == 0 {
@@ -122,7 +123,7 @@ func (r *registry) prove(ctx context.Context, img *image.UnparsedImage) []proof 
 	if len(p.Signatures) == 0 {
 		return nil
 	}
-	return []proof{p}
+	return []Proof{p}
 }
 
 // signatureBlob is a signature as the library's directory transport keeps it:
@@ -149,11 +150,11 @@ func signatureBlob(sig any) []byte {
 	return nil
 }
 
-// allowPresent asks the policy of namespace about an image that is there already, under
+// AllowPresent asks the policy of namespace about an image that is there already, under
 // each of names until one is allowed; without names, as an image with this id that none
 // but the default can be meant for. proofs are what came with it. No network is used. What
 // no name is allowed for is a *PullError, of the first.
-func (c *client) allowPresent(ctx context.Context, namespace string, names []string, id string, proofs []proof) error {
+func (c *Client) AllowPresent(ctx context.Context, namespace string, names []string, id string, proofs []Proof) error {
 	sys, err := c.system(nil, Caller{Namespace: namespace})
 	if err != nil {
 		return err
@@ -187,7 +188,7 @@ func (c *client) allowPresent(ctx context.Context, namespace string, names []str
 
 // allowName asks the policy about an image under one name. One of
 // its manifests that is allowed is enough: they all lead to the same files.
-func (c *client) allowName(ctx context.Context, sys *types.SystemContext, name reference.Named, proofs []proof) (err error) {
+func (c *Client) allowName(ctx context.Context, sys *types.SystemContext, name reference.Named, proofs []Proof) (err error) {
 	ref, err := docker.NewReference(name)
 	if err != nil {
 		return fault.Invalid.Errorf("%w", err)
@@ -210,8 +211,8 @@ func (c *client) allowName(ctx context.Context, sys *types.SystemContext, name r
 
 // allowProof lays p out as the library's directory transport has it, the only one
 // that reads signatures of each format from files.
-func (c *client) allowProof(ctx context.Context, sys *types.SystemContext, name types.ImageReference, p proof, dir string) error {
-	d := p.digest()
+func (c *Client) allowProof(ctx context.Context, sys *types.SystemContext, name types.ImageReference, p Proof, dir string) error {
+	d := p.Digest()
 	files := map[string][]byte{".manifest.json": p.Manifest}
 	for i, sig := range p.Signatures {
 		files[".signature-"+strconv.Itoa(i+1)] = sig

@@ -1,4 +1,4 @@
-package image
+package registry
 
 import (
 	"context"
@@ -36,9 +36,10 @@ func (e *PullError) Error() string { return e.Reason + ": " + e.Err.Error() }
 // Unwrap returns the cause.
 func (e *PullError) Unwrap() error { return e.Err }
 
-// pullFailure says of err what a caller can do about it. A PullError stays the
-// outermost, because its text must come first.
-func pullFailure(ctx context.Context, name string, err error) error {
+// Failure says of err, with which the pull of name ended, what a caller can do about it:
+// fault.NotFound, Invalid, Unavailable, or a *PullError, which stays the outermost, because
+// its text must come first. Of secrets in the text and of its length it takes care.
+func Failure(ctx context.Context, name string, err error) error {
 	if err == nil {
 		return nil
 	}
@@ -148,10 +149,10 @@ func told(err error) error {
 	return &toldError{text, err}
 }
 
-// isWorthKeeping tells whether what a pull had got before err is likely to be of use: if
+// Interrupted tells whether what a pull had got before err is likely to be of use: if
 // it was the network, the registry or the caller that ended it. A full disk needs the
 // space, and an image that is bad stays so.
-func isWorthKeeping(err error) bool {
+func Interrupted(err error) bool {
 	code := statusOf(err)
 	return isAway(err) || code == http.StatusTooManyRequests || code >= http.StatusInternalServerError ||
 		errors.Is(err, context.Canceled) || errors.Is(err, fault.Unavailable)

@@ -1,4 +1,4 @@
-package image
+package registry
 
 import (
 	"crypto/sha256"
@@ -15,7 +15,7 @@ import (
 // has left for this one pull: <namespace>-<SHA-256 of the image's name>.json, beside
 // the files of namespaces and before them. It is gone when the pull is; the
 // provider writes it anew for each.
-func (c *client) takeCredentials(r *registry, name reference.Named, namespace string) error {
+func (c *Client) takeCredentials(r *Source, name reference.Named, namespace string) error {
 	path, err := c.providedCredentials(name, namespace)
 	if err != nil || path == "" {
 		return err
@@ -39,7 +39,7 @@ func (c *client) takeCredentials(r *registry, name reference.Named, namespace st
 }
 
 // providedCredentials is where that file would be; "" = nowhere.
-func (c *client) providedCredentials(name reference.Named, namespace string) (string, error) {
+func (c *Client) providedCredentials(name reference.Named, namespace string) (string, error) {
 	dir := c.now().AuthDir
 	if dir == "" || namespace == "" {
 		return "", nil
@@ -51,7 +51,7 @@ func (c *client) providedCredentials(name reference.Named, namespace string) (st
 }
 
 // makeFiles returns r's own directory for what the library must read from files.
-func (r *registry) makeFiles(staging string) (dir string, err error) {
+func (r *Source) makeFiles(staging string) (dir string, err error) {
 	if r.files == "" {
 		r.files, err = os.MkdirTemp(staging, "pull-*")
 	}
@@ -59,7 +59,7 @@ func (r *registry) makeFiles(staging string) (dir string, err error) {
 }
 
 // forgetFiles removes it.
-func (r *registry) forgetFiles() {
+func (r *Source) forgetFiles() {
 	if r.files != "" {
 		os.RemoveAll(r.files) // what is left of it, Open removes
 		r.files = ""

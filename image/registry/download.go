@@ -1,4 +1,4 @@
-package image
+package registry
 
 import (
 	"context"
@@ -20,7 +20,7 @@ const (
 // too long; the time between reads does not count: then it is the disk that is slow.
 // What breaks off goes on where it was, if the registry can do that.
 type download struct {
-	r    *registry
+	r    *Source
 	blob blob.Blob
 	ctx  context.Context // of all of it
 
