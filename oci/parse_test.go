@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/procstat"
 )
 
 func TestSysctlPath(t *testing.T) {
@@ -83,24 +84,14 @@ func TestCheckCgroup(t *testing.T) {
 	}
 }
 
-func TestParseStat(t *testing.T) {
-	const line = "42 (a) R (b) S 1 42 42 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 123456 1 2 3\n"
-	state, start, err := parseStat([]byte(line))
-	if state != 'S' || start != 123456 || err != nil {
-		t.Errorf("got %c, %d, %v", state, start, err)
-	}
-	for _, bad := range []string{"", "42 (x) S 1", "no parenthesis at all"} {
-		if _, _, err := parseStat([]byte(bad)); err == nil {
-			t.Errorf("took %q", bad)
-		}
-	}
-	data, err := os.ReadFile("/proc/self/stat")
+func TestAlive(t *testing.T) {
+	self, err := procstat.Read(os.Getpid())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, start, err := parseStat(data); err != nil || !alive(os.Getpid(), start) {
-		t.Errorf("we are not alive (err %v)", err)
-	} else if alive(os.Getpid(), start+1) {
+	if !alive(os.Getpid(), self.StartTime) {
+		t.Error("we are not alive")
+	} else if alive(os.Getpid(), self.StartTime+1) {
 		t.Error("took a pid without its start time")
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"log/slog"
 	"os"
 	"slices"
-	"strconv"
 	"sync"
 	"time"
 
@@ -14,6 +13,7 @@ import (
 
 	"github.com/crisp-cri/crisp/internal/crilog"
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/procstat"
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
@@ -305,19 +305,14 @@ func (io *stdio) feed(a *attachment, g *gate) {
 }
 
 // exiting tells whether a process is about to end, or has: what it had open is closed
-// by the kernel then (PF_EXITING among the flags of proc_pid_stat(5); its last thread
-// closes the files, when the first has begun to exit or is a zombie).
+// by the kernel then (its last thread closes the files, when the first has begun to exit
+// or is a zombie).
 func exiting(pid int) bool {
 	if pid == 0 {
 		return false
 	}
-	state, err := statField(pid, 3)
-	if err != nil || state == "Z" || state == "X" {
-		return true
-	}
-	field, err := statField(pid, 9)
-	flags, perr := strconv.ParseUint(field, 10, 32)
-	return err != nil || perr == nil && flags&0x4 != 0
+	stat, err := procstat.Read(pid)
+	return err != nil || stat.Ended() || stat.Exiting()
 }
 
 // resize is "resize".

@@ -1,20 +1,18 @@
 package executor
 
 import (
-	"bytes"
-	"fmt"
-	"os"
 	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/procstat"
 )
 
 // initName is what libcontainer's child calls itself until it executes the
 // container's program.
-const initName = "(runc:[2:INIT])"
+const initName = "runc:[2:INIT]"
 
 // execPatience bounds how long a started container may take to execute its
 // program; after it, it counts as started. Waiting is worth it, because what fails
@@ -27,11 +25,11 @@ const execPatience = 2 * time.Second
 func awaitExec(pid int, w *wires) error {
 	pause := 100 * time.Microsecond
 	for deadline := time.Now().Add(execPatience); time.Now().Before(deadline); pause = min(5*pause/4, 2*time.Millisecond) {
-		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-		if err != nil || !bytes.Contains(stat, []byte(initName)) {
+		stat, err := procstat.Read(pid)
+		if err != nil || stat.Name != initName {
 			return nil // has executed it; or has gone, for its waiter to see
 		}
-		if state, err := cutStat(string(stat), 3); err == nil && (state == "Z" || state == "X") {
+		if stat.Ended() {
 			return fault.Internal.Errorf("%s", w.complaint())
 		}
 		time.Sleep(pause)

@@ -3,14 +3,13 @@ package executor
 import (
 	"fmt"
 	"os"
-	"strconv"
-	"strings"
 	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/procstat"
 )
 
 // A child is a process that is waited for through its pidfd: a container's init
@@ -143,23 +142,11 @@ func (p *child) lookUp() (int32, error) {
 
 // zombieStatus reads the wait status of a zombie from /proc.
 func (p *child) zombieStatus() (unix.WaitStatus, bool) {
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.pid))
-	if err != nil {
+	stat, err := procstat.Read(p.pid)
+	if err != nil || stat.State != 'Z' {
 		return 0, false
 	}
-	if !p.exists() { // the stat may be that of another with the same number
-		return 0, false
-	}
-	state, err := cutStat(string(data), 3)
-	if err != nil || state != "Z" {
-		return 0, false
-	}
-	code, err := cutStat(string(data), 52)
-	if err != nil {
-		return 0, false
-	}
-	n, err := strconv.ParseUint(code, 10, 32)
-	return unix.WaitStatus(n), err == nil
+	return stat.Exit, p.exists() // else the stat may be that of another with the same number
 }
 
 // exitCode is the code as a shell tells it: 128+n for signal n.
@@ -218,25 +205,8 @@ func dup(f *os.File) (*os.File, error) {
 	return d, err
 }
 
-// startTime is field 22 of /proc/<pid>/stat.
+// startTime is when a process began, in the kernel's clock ticks.
 func startTime(pid int) (uint64, error) {
-	s, err := statField(pid, 22)
-	if err != nil {
-		return 0, err
-	}
-	return strconv.ParseUint(s, 10, 64)
-}
-
-// cutStat returns field n, at least 3, of a line of /proc/<pid>/stat. The second
-// is a name that may contain anything.
-func cutStat(stat string, n int) (string, error) {
-	end := strings.LastIndexByte(stat, ')')
-	if end < 0 {
-		return "", fmt.Errorf("stat %.40q has no name", stat)
-	}
-	fields := strings.Fields(stat[end+1:])
-	if len(fields) <= n-3 {
-		return "", fmt.Errorf("stat %.40q has no field %d", stat, n)
-	}
-	return fields[n-3], nil
+	stat, err := procstat.Read(pid)
+	return stat.StartTime, err
 }

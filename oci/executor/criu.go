@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/procstat"
 	"github.com/crisp-cri/crisp/internal/thread"
 )
 
@@ -160,8 +161,8 @@ func isCRIUIn(pid int, dir string) bool {
 	if comm, err := os.ReadFile(filepath.Join(proc, "comm")); err != nil || string(comm) != "criu\n" {
 		return false
 	}
-	state, err := statField(pid, 3)
-	return err == nil && state != "Z"
+	stat, err := procstat.Read(pid)
+	return err == nil && stat.State != 'Z'
 }
 
 // criuUnlock undoes what CRIU has had iptables-restore do.

@@ -42,7 +42,6 @@ package executor
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
 	"maps"
 	"net"
@@ -383,14 +382,4 @@ func exitOf(id string, code int32, oom bool, at time.Time) *wire.Exit {
 		e.Reason = wire.ReasonCompleted
 	}
 	return e
-}
-
-// statField returns a field of /proc/<pid>/stat, counted as proc_pid_stat(5)
-// does, from the third on.
-func statField(pid, n int) (string, error) {
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return "", err
-	}
-	return cutStat(string(data), n)
 }

@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/internal/procstat"
 )
 
 // Strays. libcontainer makes a process in stages, which begin in the executor's own
@@ -56,13 +58,9 @@ func (x *Executor) isStray(pid int) bool {
 	if !x.runsOurProgram(pid) || !isStage(pid) {
 		return false
 	}
-	field, err := statField(pid, 4)
-	if err != nil {
-		return false
-	}
+	stat, err := procstat.Read(pid)
 	// An instance without a cgroup of its own, as a test has, may share ours.
-	parent, err := strconv.Atoi(field)
-	return err == nil && parent > 0 && (!x.runsOurProgram(parent) || isStage(parent))
+	return err == nil && stat.Parent > 0 && (!x.runsOurProgram(stat.Parent) || isStage(stat.Parent))
 }
 
 // runsOurProgram tells whether a process runs from what Seal made, or from a copy that

@@ -1,0 +1,53 @@
+package procstat
+
+import (
+	"os"
+	"os/exec"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// A container chooses the names of its processes.
+func TestParse(t *testing.T) {
+	const rest = " 42 42 0 -1 4194564 1 0 0 0 0 0 0 0 20 0 1 0 123456 1 2 3 1 1 0 0 0 0 0 0 0 0 0 0 17 0 0 0 0 0 0 0 0 0 0 0 0 0 "
+	got, err := Parse([]byte("42 (a) R (b) S 1" + rest + "256\n"))
+	want := Stat{Name: "a) R (b", State: 'S', Parent: 1, Flags: 0x400104, StartTime: 123456, Exit: 256}
+	if err != nil || got != want {
+		t.Errorf("got %+v, %v, want %+v", got, err, want)
+	}
+	if !got.Exiting() || got.Ended() || got.Exit.ExitStatus() != 1 {
+		t.Errorf("%+v: exiting %t, ended %t", got, got.Exiting(), got.Ended())
+	}
+	for _, bad := range []string{"", "42 (x) S 1", "no parenthesis at all", "42 x) S 1" + rest + "256", "42 x S 1" + rest + "256", "42 (x) S one" + rest + "256", "42 (x) S 1" + rest + "many"} {
+		if s, err := Parse([]byte(bad)); err == nil {
+			t.Errorf("took %q for %+v", bad, s)
+		}
+	}
+}
+
+func TestRead(t *testing.T) {
+	self, err := Read(os.Getpid())
+	if err != nil || self.Parent != os.Getppid() || self.StartTime == 0 || self.Ended() || self.Exiting() {
+		t.Fatalf("got %+v of ourselves, %v", self, err)
+	}
+	cmd := exec.Command("sh", "-c", "exit 3")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer cmd.Wait()
+	// It stays a zombie until it is reaped.
+	if err := unix.Waitid(unix.P_PID, cmd.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil); err != nil {
+		t.Fatal(err)
+	}
+	child, err := Read(cmd.Process.Pid)
+	if err != nil || !child.Ended() || child.Parent != os.Getpid() || child.StartTime < self.StartTime {
+		t.Errorf("got %+v of a zombie, %v", child, err)
+	}
+	if os.Geteuid() == 0 && child.Exit.ExitStatus() != 3 { // else only its tracer may know
+		t.Errorf("the zombie's exit status is %d, want 3", child.Exit.ExitStatus())
+	}
+	if s, err := Read(1 << 30); err == nil {
+		t.Errorf("got %+v of nobody", s)
+	}
+}
