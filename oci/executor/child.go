@@ -94,20 +94,21 @@ func (p *child) reap() {
 // cldExited is CLD_EXITED: the status is what the process gave to exit, else a signal.
 const cldExited = 1
 
-// A childInfo is what waitid(2) tells in a siginfo_t about a child.
+// A childInfo is the beginning of a siginfo_t that tells of a child, sigaction(2). Package
+// unix has no fields for what lies in the union.
 type childInfo struct {
-	code        int32
-	pid, status int32
+	signo, errno, code int32
+	_                  [0]uintptr // the union is aligned as a pointer
+	pid                int32
+	uid                uint32
+	status             int32
 }
 
 // waitid is waitid(2). A pid of 0 in the answer means that none has ended (WNOHANG).
 func waitid(kind, id, options int) (childInfo, error) {
 	var info unix.Siginfo
 	err := unix.Waitid(kind, id, &info, options, nil)
-	// The fields of a child, si_pid, si_uid and si_status, come first in the union
-	// behind the three ints, which is aligned as a pointer.
-	fields := (*[3]int32)(unsafe.Add(unsafe.Pointer(&info), 4*unsafe.Sizeof(uintptr(0))/2))
-	return childInfo{info.Code, fields[0], fields[2]}, err
+	return *(*childInfo)(unsafe.Pointer(&info)), err
 }
 
 // adoptedPatience bounds how long the foreign parent of an adopted process may
