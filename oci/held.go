@@ -6,6 +6,8 @@ import (
 	"os"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/oci/wire"
 )
 
 // A held is a descriptor that we keep for the executor's successor and never
@@ -42,7 +44,7 @@ func lend(kept []held) ([]*os.File, error) {
 	for _, h := range kept {
 		fd, err := unix.FcntlInt(uintptr(h.fd), unix.F_DUPFD_CLOEXEC, 3)
 		if err != nil {
-			closeAll(files)
+			wire.CloseAll(files)
 			return nil, fmt.Errorf("duplicate %s: %w", h.name, err)
 		}
 		files = append(files, os.NewFile(uintptr(fd), h.name))
@@ -53,11 +55,5 @@ func lend(kept []held) ([]*os.File, error) {
 func drop(kept []held) {
 	for _, h := range kept {
 		unix.Close(h.fd)
-	}
-}
-
-func closeAll(files []*os.File) {
-	for _, f := range files {
-		f.Close()
 	}
 }

@@ -89,7 +89,7 @@ func (c *Container) store() {
 		return // unstore was there, or will find nothing
 	}
 	files, err := c.lend()
-	defer closeAll(files)
+	defer wire.CloseAll(files)
 	for _, f := range files {
 		name := storeName(c.id, f.Name())
 		if name == "" || slices.Contains(c.stored, name) {

@@ -320,7 +320,7 @@ func (c *Container) handOver(ctx context.Context, conn ExecutorConn) error {
 		// is not, the executor tells as its exit.
 		files = c.rt.find(st.Pid, st.StartTime)
 	}
-	defer closeAll(files)
+	defer wire.CloseAll(files)
 	if err == nil {
 		cfg := c.record.Load().Config
 		_, err = conn.Call(ctx, wire.MethodAdopt, wire.AdoptRequest{

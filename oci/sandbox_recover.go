@@ -63,7 +63,7 @@ func (sb *Sandbox) reconcile(ctx context.Context, conn ExecutorConn, info *wire.
 	if err == nil && len(files) == 0 {
 		files = sb.rt.find(st.Pid, st.StartTime)
 	}
-	defer closeAll(files)
+	defer wire.CloseAll(files)
 	if err == nil {
 		_, err = conn.Call(ctx, wire.MethodAdopt, wire.AdoptRequest{
 			ID: sb.id, RunReply: wire.RunReply{Pid: st.Pid, StartTime: st.StartTime, Cgroups: st.Cgroups},

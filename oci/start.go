@@ -10,10 +10,11 @@ import (
 	"slices"
 	"time"
 
+	"github.com/opencontainers/runtime-spec/specs-go"
+
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/undo"
 	"github.com/crisp-cri/crisp/oci/wire"
-	"github.com/opencontainers/runtime-spec/specs-go"
 )
 
 // startTimeout bounds a start that nobody waits for any more: a root file system
@@ -231,7 +232,7 @@ func (c *Container) joinTarget(cfg ContainerConfig) (*specs.Spec, error) {
 	}
 	st := target.status.Load()
 	found := c.rt.find(st.Pid, st.StartTime)
-	defer closeAll(found)
+	defer wire.CloseAll(found)
 	if st.State != Running || len(found) == 0 {
 		return nil, fault.WrongState.Errorf("target %s of container %s is not running", target.id, c.id)
 	}

@@ -70,7 +70,7 @@ func TestUpgradeThatFailsLosesNoStdio(t *testing.T) {
 		t.Error("an executor that ends at once was reached")
 	}
 	files, err := c.lend()
-	defer closeAll(files)
+	defer wire.CloseAll(files)
 	if err != nil || len(files) != 1 {
 		t.Errorf("crispd holds %v, %v", files, err)
 	}

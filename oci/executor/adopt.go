@@ -49,7 +49,7 @@ func (x *Executor) adopt(req wire.AdoptRequest, call *wire.Call) (err error) {
 	var ends [4]*os.File
 	for i, name := range []string{wire.FDStdin, wire.FDStdout, wire.FDStderr, wire.FDPTY} {
 		if ends[i], err = repoll(call.File(name)); err != nil {
-			closeAll(ends[:])
+			wire.CloseAll(ends[:])
 			c.proc.close()
 			if log != nil {
 				log.Close()

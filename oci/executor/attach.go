@@ -67,7 +67,7 @@ func (x *Executor) attach(from *wire.Conn, req wire.AttachRequest) ([]*os.File, 
 	var theirs []*os.File
 	fail := func(err error) ([]*os.File, error) {
 		a.close()
-		closeAll(theirs)
+		wire.CloseAll(theirs)
 		return nil, err
 	}
 	for _, o := range c.io.outs {

@@ -47,7 +47,7 @@ func (x *Executor) createWith(ctx context.Context, from *wire.Conn, s settings, 
 	if err != nil {
 		return nil, nil, err
 	}
-	defer closeAll(process.ExtraFiles)
+	defer wire.CloseAll(process.ExtraFiles)
 	spec.Process.Args, spec.Process.Env = process.Args, process.Env
 	if c.engine, err = x.newEngine(s.ID, req.Engine, req.SystemdCgroup, config); err != nil {
 		return nil, nil, err

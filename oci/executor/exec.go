@@ -40,7 +40,7 @@ func (x *Executor) exec(ctx context.Context, from *wire.Conn, req wire.ExecReque
 	}
 	files := wires.passed()
 	if ctx.Err() != nil { // nobody will ask for it
-		closeAll(files)
+		wire.CloseAll(files)
 		go x.abandon(e)
 		return nil, nil, givenUp(ctx, "exec in container "+req.ID)
 	}
@@ -86,7 +86,7 @@ func (x *Executor) beginExec(ctx context.Context, from *wire.Conn, req wire.Exec
 	if err != nil {
 		return nil, nil, err
 	}
-	defer closeAll(process.ExtraFiles)
+	defer wire.CloseAll(process.ExtraFiles)
 
 	e := x.newExecution(c, from)
 	if c.engine == nil || c.engine.subgroups() {

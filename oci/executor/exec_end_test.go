@@ -2,7 +2,6 @@ package executor_test
 
 import (
 	"errors"
-	"os"
 	"testing"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -26,7 +25,7 @@ func TestExecBesideTheEnd(t *testing.T) {
 			over := make(chan error, 1)
 			go func() {
 				files, err := n.client.Call(t.Context(), wire.MethodExec, wire.ExecRequest{ID: b.id, Process: process("sleep", "for-ever")}, nil)
-				closeAll(files)
+				wire.CloseAll(files)
 				over <- err
 			}()
 			eventually(t, func() bool { all, _ := n.stages(); return all > 0 || len(over) > 0 }, "an exec neither starts nor has it started")
@@ -40,11 +39,5 @@ func TestExecBesideTheEnd(t *testing.T) {
 			b.wait()
 			b.delete()
 		}
-	}
-}
-
-func closeAll(files []*os.File) {
-	for _, f := range files {
-		f.Close()
 	}
 }

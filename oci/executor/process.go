@@ -145,12 +145,12 @@ func (w *wires) receive() error {
 }
 
 // closeTheirs closes what the process has its own copies of.
-func (w *wires) closeTheirs() { closeAll(w.theirs[:]) }
+func (w *wires) closeTheirs() { wire.CloseAll(w.theirs[:]) }
 
 func (w *wires) closeOurs() error {
-	closeAll(w.theirs[:])
-	closeAll(w.ours[:])
-	closeAll([]*os.File{w.console, w.pty})
+	wire.CloseAll(w.theirs[:])
+	wire.CloseAll(w.ours[:])
+	wire.CloseAll([]*os.File{w.console, w.pty})
 	return nil
 }
 

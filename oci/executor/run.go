@@ -75,7 +75,7 @@ func (x *Executor) create(ctx context.Context, from *wire.Conn, s settings, spec
 	if err != nil {
 		return nil, nil, err
 	}
-	defer closeAll(process.ExtraFiles)
+	defer wire.CloseAll(process.ExtraFiles)
 	process.Init = true
 	c.ownPID = config.Namespaces.IsPrivate(configs.NEWPID)
 
@@ -193,7 +193,7 @@ func (c *container) held() ([]*os.File, error) {
 	}
 	pidfd, err := dup(c.proc.pidfd)
 	if err != nil {
-		closeAll(files)
+		wire.CloseAll(files)
 		return nil, err
 	}
 	return slices.Insert(files, 0, pidfd), nil

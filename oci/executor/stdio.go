@@ -278,18 +278,10 @@ func (io *stdio) duplicates() (files []*os.File, err error) {
 		add(o.file)
 	}
 	if err != nil {
-		closeAll(files)
+		wire.CloseAll(files)
 		return nil, err
 	}
 	return files, nil
-}
-
-func closeAll(files []*os.File) {
-	for _, f := range files {
-		if f != nil {
-			f.Close()
-		}
-	}
 }
 
 // pipes makes the stdio of a process without a terminal. The container's ends are
@@ -297,8 +289,8 @@ func closeAll(files []*os.File) {
 func pipes(wantStdin bool) (theirs [3]*os.File, ours [3]*os.File, err error) {
 	defer func() {
 		if err != nil {
-			closeAll(theirs[:])
-			closeAll(ours[:])
+			wire.CloseAll(theirs[:])
+			wire.CloseAll(ours[:])
 		}
 	}()
 	if wantStdin {

@@ -137,7 +137,7 @@ func newStdio(stdin, tty bool) (_ *stdio, err error) {
 	defer func() {
 		if err != nil {
 			s.close()
-			closeAll(s.theirs)
+			wire.CloseAll(s.theirs)
 		}
 	}()
 	if tty {
@@ -204,11 +204,5 @@ func (s *stdio) close() {
 		if f != nil {
 			f.Close()
 		}
-	}
-}
-
-func closeAll(files []*os.File) {
-	for _, f := range files {
-		f.Close()
 	}
 }

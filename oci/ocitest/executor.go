@@ -265,7 +265,7 @@ func (c *conn) Call(ctx context.Context, method string, req, reply any, send ...
 		return err
 	})
 	if err != nil {
-		closeAll(recv)
+		wire.CloseAll(recv)
 		return nil, err
 	}
 	if reply == nil || answer == nil {

@@ -286,7 +286,7 @@ func (x *Executor) exec(from *conn, req wire.ExecRequest) (any, []*os.File, erro
 	defer x.mu.Unlock()
 	if c.exit != nil || c.init.ended() {
 		s.close()
-		closeAll(s.theirs)
+		wire.CloseAll(s.theirs)
 		return nil, nil, fault.WrongState.Errorf("container %s is not running", req.ID)
 	}
 	x.serial++

@@ -17,6 +17,7 @@ import (
 
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/oci"
+	"github.com/crisp-cri/crisp/oci/wire"
 )
 
 // A Node is what Suite runs on: a Machine, or the kernel with the real executor.
@@ -271,7 +272,7 @@ func attachStdinOnce(f *fixture) {
 	if one, two := <-first, <-second; one != "hello\n" || two != "hello\n" {
 		f.Errorf("attached streams got %q and %q", one, two)
 	}
-	closeAll([]*os.File{a.Stdout, a.Stderr, watch.Stdout, watch.Stderr})
+	wire.CloseAll([]*os.File{a.Stdout, a.Stderr, watch.Stdout, watch.Stderr})
 }
 
 func logFile(f *fixture) {

@@ -252,11 +252,7 @@ func (c *Conn) read(h Handler, log *slog.Logger) {
 func (c *Conn) answer(ctx context.Context, h Handler, f *frame, log *slog.Logger) {
 	call := &Call{Method: f.Method, Files: f.files, body: f.body}
 	reply, files, err := guarded(ctx, h, c, call, log)
-	for _, file := range call.Files {
-		if file != nil {
-			file.Close() // what the handler did not take
-		}
-	}
+	CloseAll(call.Files) // what the handler did not take
 	c.cancel(f.ID)
 	head := header{ID: f.ID, Reply: true}
 	if err != nil {
@@ -266,9 +262,7 @@ func (c *Conn) answer(ctx context.Context, h Handler, f *frame, log *slog.Logger
 	if err != nil {
 		head.Err = newFailure(err)
 		data, _ = encode(head, nil, nil)
-		for _, file := range files {
-			file.Close()
-		}
+		CloseAll(files)
 		files = nil
 	}
 	c.push(outgoing{data: data, files: files})
@@ -333,9 +327,7 @@ func (c *Conn) push(o outgoing) {
 }
 
 func (o outgoing) drop() {
-	for _, file := range o.files {
-		file.Close()
-	}
+	CloseAll(o.files)
 	if o.sent != nil {
 		close(o.sent)
 	}

@@ -74,11 +74,7 @@ type frame struct {
 	files []*os.File
 }
 
-func (f *frame) closeFiles() {
-	for _, file := range f.files {
-		file.Close()
-	}
-}
+func (f *frame) closeFiles() { CloseAll(f.files) }
 
 func newFailure(err error) *failure {
 	return &failure{fault.KindOf(err).String(), err.Error()}
@@ -91,6 +87,13 @@ func (f *failure) err() error {
 		}
 	}
 	return fault.Internal.Errorf("%s", f.Text)
+}
+
+// CloseAll closes files that were sent, or will not be. nil is none.
+func CloseAll(files []*os.File) {
+	for _, f := range files {
+		f.Close()
+	}
 }
 
 // encode returns the bytes of a frame whose body is v; a nil v is an empty body.
