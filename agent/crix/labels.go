@@ -1,8 +1,6 @@
 package crix
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"maps"
 	"strconv"
@@ -45,21 +43,6 @@ const (
 
 	annotationBackoff = "io.crisp.container.backoff" // that preceded its start; a time.Duration
 )
-
-// agentID is the same for each agent on this root directory, and another for
-// every other.
-func agentID(root string) string {
-	sum := sha256.Sum256([]byte(root))
-	return hex.EncodeToString(sum[:6])
-}
-
-// mine selects the pods of this agent.
-func (d *Driver) mine() map[string]string { return map[string]string{labelAgent: d.agent} }
-
-// of selects the pods of this agent with this key, whatever their UID.
-func (d *Driver) of(key podsync.Key) map[string]string {
-	return map[string]string{labelAgent: d.agent, LabelPodNamespace: key.Namespace, LabelPodName: key.Name}
-}
 
 func (d *Driver) sandboxLabels(pod *v1.Pod) map[string]string {
 	labels := map[string]string{}

@@ -113,25 +113,6 @@ func ofPods(name v1.ResourceName) bool {
 	return name == v1.ResourceCPU || name == v1.ResourceMemory || manifest.IsHugePages(name)
 }
 
-// Requests are those of a pod with its overhead.
-func (d *Driver) Requests(pod *v1.Pod) v1.ResourceList {
-	requests, _ := sums(pod)
-	grow(requests, d.Overhead(pod))
-	return requests
-}
-
-// Limits are those of a pod; its overhead adds to those that it has.
-func (d *Driver) Limits(pod *v1.Pod) v1.ResourceList {
-	_, limits := sums(pod)
-	for name, more := range d.Overhead(pod) {
-		if has, ok := limits[name]; ok && !has.IsZero() {
-			has.Add(more)
-			limits[name] = has
-		}
-	}
-	return limits
-}
-
 // Limited reports whether the pod as a whole, or each of its containers, has a limit of
 // the resource.
 func Limited(pod *v1.Pod, name v1.ResourceName) bool {

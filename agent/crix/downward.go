@@ -1,0 +1,106 @@
+package crix
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/crisp-cri/crisp/agent/manifest"
+	"github.com/crisp-cri/crisp/agent/podsync"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+)
+
+// fieldValue is what the downward API shows of the pod. ips are the sandbox's.
+func (d *Driver) fieldValue(pod *v1.Pod, fieldPath string, ips []string) (string, error) {
+	if m, key, ok := manifest.SplitSubscript(fieldPath); ok {
+		if m == "metadata.labels" {
+			return pod.Labels[key], nil
+		}
+		return pod.Annotations[key], nil
+	}
+	if host := strings.HasPrefix(fieldPath, "status.hostIP"); host || pod.Spec.HostNetwork && strings.HasPrefix(fieldPath, "status.podIP") {
+		if ips = d.nodeIPs(); len(ips) == 0 {
+			return "", fmt.Errorf("%s: the node has no address yet", fieldPath)
+		}
+	}
+	switch fieldPath {
+	case "metadata.name":
+		return pod.Name, nil
+	case "metadata.namespace":
+		return pod.Namespace, nil
+	case "metadata.uid":
+		return string(pod.UID), nil
+	case "metadata.labels":
+		return quoted(pod.Labels), nil
+	case "metadata.annotations":
+		return quoted(pod.Annotations), nil
+	case "spec.nodeName":
+		return pod.Spec.NodeName, nil
+	case "spec.serviceAccountName":
+		return pod.Spec.ServiceAccountName, nil
+	case "status.hostIP", "status.podIP":
+		return first(ips), nil
+	case "status.hostIPs", "status.podIPs":
+		return strings.Join(ips, ","), nil
+	}
+	return "", fmt.Errorf("there is no field %s", fieldPath)
+}
+
+// resourceValue is a container's request or limit in units of the divisor,
+// rounded up. Who has no limit can have all that pods can.
+func (d *Driver) resourceValue(pod *v1.Pod, c *v1.Container, ref *v1.ResourceFieldSelector) (string, error) {
+	if ref.ContainerName != "" {
+		if c = podsync.ContainerOf(&pod.Spec, ref.ContainerName); c == nil {
+			return "", fmt.Errorf("pod has no container %s", ref.ContainerName)
+		}
+	}
+	list, name, ok := strings.Cut(ref.Resource, ".")
+	resources := map[string]v1.ResourceList{"limits": c.Resources.Limits, "requests": c.Resources.Requests}[list]
+	if !ok || list != "limits" && list != "requests" {
+		return "", fmt.Errorf("there is no resource %s", ref.Resource)
+	}
+	value := resources[v1.ResourceName(name)]
+	if value.IsZero() && list == "limits" {
+		value = d.allocatable(v1.ResourceName(name))
+	}
+	divisor := ref.Divisor
+	if divisor.IsZero() {
+		divisor = resource.MustParse("1")
+	}
+	up := func(n, by int64) string { return strconv.FormatInt((n+by-1)/by, 10) }
+	if name == string(v1.ResourceCPU) {
+		return up(value.MilliValue(), divisor.MilliValue()), nil
+	}
+	return up(value.Value(), max(divisor.Value(), 1)), nil
+}
+
+// allocatable is what pods can have of a resource without asking for it: none of the
+// huge pages.
+func (d *Driver) allocatable(name v1.ResourceName) resource.Quantity {
+	switch name {
+	case v1.ResourceCPU, v1.ResourceMemory, v1.ResourceEphemeralStorage:
+		if d.Allocatable != nil {
+			return d.Allocatable()[name]
+		}
+	}
+	return resource.Quantity{}
+}
+
+func first(list []string) string {
+	if len(list) == 0 {
+		return ""
+	}
+	return list[0]
+}
+
+// quoted writes a map as key="value" lines, sorted by key.
+func quoted(m map[string]string) string {
+	var lines []string
+	for _, key := range slices.Sorted(maps.Keys(m)) {
+		lines = append(lines, key+"="+strconv.Quote(m[key]))
+	}
+	return strings.Join(lines, "\n")
+}

@@ -1,0 +1,88 @@
+package crix
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	v1 "k8s.io/api/core/v1"
+	nodev1 "k8s.io/api/node/v1"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// handler is what the pod's RuntimeClass names; "" is the runtime's default. A
+// name that the runtime does not know is an error that tells those it does.
+func (d *Driver) handler(pod *v1.Pod) (string, error) {
+	class, err := d.runtimeClass(pod)
+	if err != nil || class == nil {
+		return "", err
+	}
+	if d.Handlers != nil {
+		if known := d.Handlers(); len(known) > 0 && !slices.Contains(known, class.Handler) {
+			return "", fmt.Errorf("runtime class %s: the runtime has no handler %q; it has %q", class.Name, class.Handler, known)
+		}
+	}
+	return class.Handler, nil
+}
+
+func (d *Driver) runtimeClass(pod *v1.Pod) (*nodev1.RuntimeClass, error) {
+	if pod.Spec.RuntimeClassName == nil || *pod.Spec.RuntimeClassName == "" {
+		return nil, nil
+	}
+	return d.Objects.RuntimeClass(*pod.Spec.RuntimeClassName)
+}
+
+// Overhead is what the pod needs besides what its containers do: its own, or its
+// RuntimeClass's.
+func (d *Driver) Overhead(pod *v1.Pod) v1.ResourceList {
+	if pod.Spec.Overhead != nil {
+		return pod.Spec.Overhead
+	}
+	if class, err := d.runtimeClass(pod); err == nil && class != nil && class.Overhead != nil {
+		return class.Overhead.PodFixed
+	}
+	return nil
+}
+
+// Requests are those of a pod with its overhead.
+func (d *Driver) Requests(pod *v1.Pod) v1.ResourceList {
+	requests, _ := sums(pod)
+	grow(requests, d.Overhead(pod))
+	return requests
+}
+
+// Limits are those of a pod; its overhead adds to those that it has.
+func (d *Driver) Limits(pod *v1.Pod) v1.ResourceList {
+	_, limits := sums(pod)
+	for name, more := range d.Overhead(pod) {
+		if has, ok := limits[name]; ok && !has.IsZero() {
+			has.Add(more)
+			limits[name] = has
+		}
+	}
+	return limits
+}
+
+// UserIDs are the IDs of the node that the user namespaces of all sandboxes have, whoever
+// made them.
+func (d *Driver) UserIDs() ([]*cri.IDMapping, error) {
+	ctx := context.Background() // each call has its time limit
+	list, err := d.runtime.ListPodSandbox(ctx, nil)
+	if err != nil {
+		return nil, Fault(err)
+	}
+	var all []*cri.IDMapping
+	for _, sb := range list {
+		resp, err := d.runtime.PodSandboxStatus(ctx, sb.Id, false)
+		if err = Fault(err); errors.Is(err, fault.NotFound) {
+			continue
+		} else if err != nil {
+			return nil, err
+		}
+		ns := resp.GetStatus().GetLinux().GetNamespaces().GetOptions().GetUsernsOptions()
+		all = append(append(all, ns.GetUids()...), ns.GetGids()...)
+	}
+	return all, nil
+}
