@@ -66,25 +66,21 @@ func (d *Driver) runSandbox(ctx context.Context, pod *v1.Pod, a podsync.Action) 
 }
 
 func (d *Driver) runPodSandbox(ctx context.Context, pod *v1.Pod, a podsync.Action, warn func(reason, format string, args ...any)) error {
-	config, err := d.sandboxConfig(pod, a.Attempt)
+	in, err := d.input(pod)
 	if err != nil {
 		return err
 	}
-	_, told, err := d.dnsConfig(pod)
+	config, warnings, err := in.Sandbox(a.Attempt)
 	if err != nil {
 		return err
 	}
-	for _, text := range told {
+	for _, text := range warnings {
 		warn("DNSConfigForming", "%s", text)
 	}
 	if err := os.MkdirAll(config.LogDirectory, 0o755); err != nil {
 		return err
 	}
-	handler, err := d.handler(pod)
-	if err != nil {
-		return err
-	}
-	_, err = d.runtime.RunPodSandbox(ctx, config, handler)
+	_, err = d.runtime.RunPodSandbox(ctx, config, in.Handler)
 	return Fault(err)
 }
 

@@ -115,7 +115,7 @@ func (d *Driver) resize(ctx context.Context, pod *v1.Pod, a podsync.Action) erro
 
 func (d *Driver) resizeSandbox(ctx context.Context, pod *v1.Pod, id string) error {
 	req := &cri.UpdatePodSandboxResourcesRequest{PodSandboxId: id}
-	req.Resources, req.Overhead = d.podResources(pod)
+	req.Resources, req.Overhead = d.sized(pod).PodResources()
 	if _, err := d.runtime.UpdatePodSandboxResources(ctx, req); err != nil && !unimplemented(err) {
 		return Fault(err)
 	}
@@ -137,7 +137,7 @@ func (d *Driver) resizeContainer(ctx context.Context, pod *v1.Pod, c *v1.Contain
 	part.Resources = *was.DeepCopy()
 	set(&part.Resources.Limits, c.Resources.Limits, name)
 	set(&part.Resources.Requests, c.Resources.Requests, name)
-	err = Fault(d.runtime.UpdateContainerResources(ctx, found, &cri.ContainerResources{Linux: d.resources(pod, &part)}))
+	err = Fault(d.runtime.UpdateContainerResources(ctx, found, &cri.ContainerResources{Linux: d.sized(pod).Resources(&part)}))
 	if errors.Is(err, fault.NotFound) {
 		return nil
 	}

@@ -401,7 +401,7 @@ func TestResize(t *testing.T) {
 `)
 	begin(t, d, pod)
 	r.calls = nil
-	d.node = facts{}
+	d.kernel = Kernel{}
 	resized := pod.DeepCopy()
 	set := func(i int, name v1.ResourceName, q string) {
 		resized.Spec.Containers[i].Resources.Limits[name] = resource.MustParse(q)

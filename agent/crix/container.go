@@ -5,37 +5,29 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/crisp-cri/crisp/agent/podsync"
 	v1 "k8s.io/api/core/v1"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// containerConfig translates one container, to be made from image, whose
-// reference is ref. ips are the sandbox's addresses.
-func (d *Driver) containerConfig(pod *v1.Pod, c *v1.Container, a podsync.Action, ref string, image *cri.Image, ips []string) (*cri.ContainerConfig, error) {
-	if err := verifyNonRoot(pod, c, image); err != nil {
+// Container translates one container of the pod.
+func (in *Input) Container(c *Container) (*cri.ContainerConfig, error) {
+	spec := c.Spec
+	if err := verifyNonRoot(in.Pod, spec, c.Image); err != nil {
 		return nil, err
 	}
-	env, err := d.environment(pod, c, ips)
+	mounts, err := in.mounts(c)
 	if err != nil {
 		return nil, err
 	}
-	mounts, err := d.mounts(pod, c, env, ips)
+	annotations, err := containerAnnotations(in.Pod, c)
 	if err != nil {
 		return nil, err
 	}
-	annotations, err := containerAnnotations(pod, c, a)
-	if err != nil {
-		return nil, err
+	ns := in.namespaces()
+	if c.Target != "" && ns.Pid == cri.NamespaceMode_CONTAINER {
+		ns.Pid, ns.TargetId = cri.NamespaceMode_TARGET, c.Target
 	}
-	ns, err := d.namespaces(pod)
-	if err != nil {
-		return nil, err
-	}
-	if a.Target != "" && ns.Pid == cri.NamespaceMode_CONTAINER {
-		ns.Pid, ns.TargetId = cri.NamespaceMode_TARGET, a.Target
-	}
-	security, err := d.securityContext(pod, c, image, ns)
+	security, err := in.securityContext(spec, c.Image, ns)
 	if err != nil {
 		return nil, err
 	}
@@ -45,31 +37,31 @@ func (d *Driver) containerConfig(pod *v1.Pod, c *v1.Container, a podsync.Action,
 	expand := func(list []string) []string {
 		var out []string
 		for _, s := range list {
-			out = append(out, expandVariables(s, lookup(env)))
+			out = append(out, Expand(s, lookup(c.Env)))
 		}
 		return out
 	}
 	config := &cri.ContainerConfig{
-		Metadata:    &cri.ContainerMetadata{Name: c.Name, Attempt: a.Attempt},
-		Image:       &cri.ImageSpec{Image: ref, UserSpecifiedImage: c.Image},
-		Command:     expand(c.Command),
-		Args:        expand(c.Args),
-		WorkingDir:  c.WorkingDir,
-		Envs:        env,
+		Metadata:    &cri.ContainerMetadata{Name: spec.Name, Attempt: c.Attempt},
+		Image:       &cri.ImageSpec{Image: c.ImageRef, UserSpecifiedImage: spec.Image},
+		Command:     expand(spec.Command),
+		Args:        expand(spec.Args),
+		WorkingDir:  spec.WorkingDir,
+		Envs:        c.Env,
 		Mounts:      mounts,
-		Labels:      d.containerLabels(pod, c),
+		Labels:      in.containerLabels(spec),
 		Annotations: annotations,
-		LogPath:     filepath.Join(c.Name, strconv.Itoa(int(a.Attempt))+".log"),
-		Stdin:       c.Stdin,
-		StdinOnce:   c.StdinOnce,
-		Tty:         c.TTY,
+		LogPath:     filepath.Join(spec.Name, strconv.Itoa(int(c.Attempt))+".log"),
+		Stdin:       spec.Stdin,
+		StdinOnce:   spec.StdinOnce,
+		Tty:         spec.TTY,
 		Linux: &cri.LinuxContainerConfig{
-			Resources:       d.resources(pod, c),
+			Resources:       in.Resources(spec),
 			SecurityContext: security,
 		},
 	}
-	if c.Lifecycle != nil && c.Lifecycle.StopSignal != nil {
-		config.StopSignal = stopSignal(*c.Lifecycle.StopSignal)
+	if spec.Lifecycle != nil && spec.Lifecycle.StopSignal != nil {
+		config.StopSignal = stopSignal(*spec.Lifecycle.StopSignal)
 	}
 	return config, nil
 }

@@ -94,8 +94,8 @@ type Driver struct {
 	Options
 	runtime internalapi.RuntimeService
 	images  internalapi.ImageManagerService
-	agent   string // value of labelAgent
-	node    facts
+	agent   string // value of LabelAgent
+	kernel  Kernel
 	pulls   *queue
 	volumes *volume.Maker
 	// resolved is resolvedConf; another one in tests.
@@ -118,13 +118,10 @@ func New(o Options) (*Driver, error) {
 	if o.Objects == nil {
 		o.Objects = none{}
 	}
-	if o.CPUPeriod == 0 {
-		o.CPUPeriod = defaultPeriod
-	}
 	d := &Driver{
 		Options:  o,
 		agent:    agentID(o.Root),
-		node:     readFacts(),
+		kernel:   readKernel(),
 		pulls:    newQueue(o.Pulls),
 		resolved: resolvedConf,
 		files:    map[string]*v1.Pod{},

@@ -10,15 +10,12 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/agent/podsync"
-	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
-	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
 func driver(t *testing.T) *Driver {
@@ -41,7 +38,7 @@ func driver(t *testing.T) *Driver {
 			v1.ResourceEphemeralStorage: resource.MustParse("90Gi"), v1.ResourceHugePagesPrefix + "2Mi": resource.MustParse("1Gi"),
 		}
 	}
-	d.node = facts{memory: 16 << 30, swap: true, hugePages: []string{"2MB"}, masked: maskedPaths}
+	d.kernel = Kernel{Memory: 16 << 30, Swap: true, HugePages: []string{"2MB"}}
 	return d
 }
 
@@ -53,202 +50,6 @@ func read(t *testing.T, spec string) *v1.Pod {
 		t.Fatal(err)
 	}
 	return objects[0].(*v1.Pod)
-}
-
-func TestSandboxConfig(t *testing.T) {
-	d := driver(t)
-	pod := read(t, `
-  hostname: front
-  shareProcessNamespace: true
-  dnsConfig: {nameservers: [192.0.2.54], options: [{name: ndots, value: "5"}]}
-  securityContext: {runAsUser: 7, sysctls: [{name: net/ipv4/ip_forward, value: "1"}]}
-  containers:
-  - {name: a, image: "i:1", ports: [{containerPort: 80, hostPort: 8080, hostIP: 127.0.0.1}, {containerPort: 81}]}
-`)
-	got, err := d.sandboxConfig(pod, 3)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, check := range []struct {
-		what      string
-		got, want any
-	}{
-		{"hostname", got.Hostname, "front"},
-		{"attempt", got.Metadata.Attempt, uint32(3)},
-		{"log directory", got.LogDirectory, filepath.Join(d.LogDir, "default_web_"+string(pod.UID))},
-		{"name servers", got.DnsConfig.Servers, []string{"192.0.2.53", "192.0.2.54"}},
-		{"searches", got.DnsConfig.Searches, []string{"a.example", "b.example"}},
-		{"options", got.DnsConfig.Options, []string{"ndots:5", "rotate"}},
-		{"port mappings", len(got.PortMappings), 2},
-		{"host port", got.PortMappings[0].HostPort, int32(8080)},
-		{"host IP", got.PortMappings[0].HostIp, "127.0.0.1"},
-		{"PID namespace", got.Linux.SecurityContext.NamespaceOptions.Pid, cri.NamespaceMode_POD},
-		{"sysctls", got.Linux.Sysctls, map[string]string{"net.ipv4.ip_forward": "1"}},
-		{"user", got.Linux.SecurityContext.RunAsUser.Value, int64(7)},
-		{"pod label", got.Labels["app"], "w"},
-		{"kubelet's label", got.Labels["io.kubernetes.pod.uid"], string(pod.UID)},
-		{"source", got.Labels[LabelSource], "file"},
-		{"pod annotation", got.Annotations["note"], "hi"},
-		{"containers", got.Annotations[AnnotationContainers], "a"},
-		{"cgroup parent", got.Linux.CgroupParent, ""},
-	} {
-		if diff := cmp.Diff(check.want, check.got); diff != "" {
-			t.Errorf("%s: %s", check.what, diff)
-		}
-	}
-
-	pod.Spec.HostNetwork = true
-	if got, err = d.sandboxConfig(pod, 0); err != nil || got.Hostname != "" {
-		t.Errorf("on the host's network: host name %q, %v", got.Hostname, err)
-	}
-}
-
-func TestContainerConfig(t *testing.T) {
-	d := driver(t)
-	pod := read(t, `
-  terminationGracePeriodSeconds: 5
-  securityContext: {runAsUser: 7, runAsGroup: 8, supplementalGroups: [9]}
-  containers:
-  - name: a
-    image: i:1
-    command: [run, $(WHO), $$(WHO), $(NOBODY)]
-    env:
-    - {name: NAME, valueFrom: {fieldRef: {fieldPath: metadata.name}}}
-    - {name: WHO, value: "pod $(NAME)"}
-    - {name: IP, valueFrom: {fieldRef: {fieldPath: status.podIPs}}}
-    - {name: APP, valueFrom: {fieldRef: {fieldPath: "metadata.labels['app']"}}}
-    - {name: NAME, value: again}
-    resources: {limits: {cpu: 500m, memory: 64Mi}, requests: {cpu: 250m}}
-    securityContext: {runAsUser: 70, readOnlyRootFilesystem: true, allowPrivilegeEscalation: false, capabilities: {add: [net_admin], drop: [CAP_CHOWN]}}
-    volumeMounts: [{name: e, mountPath: /e, readOnly: true}, {name: h, mountPath: h, mountPropagation: HostToContainer}]
-  volumes: [{name: e, emptyDir: {}}, {name: h, hostPath: {path: /srv}}]
-`)
-	if err := d.makeFiles(pod); err != nil {
-		t.Fatal(err)
-	}
-	action := podsync.Action{Verb: podsync.StartContainer, Name: "a", Attempt: 4, Backoff: 20 * time.Second}
-	got, err := d.containerConfig(pod, &pod.Spec.Containers[0], action, "sha256:1", &cri.Image{Id: "sha256:1"}, []string{"10.0.0.2", "fd00::2"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	var env []string
-	for _, kv := range got.Envs {
-		env = append(env, kv.Key+"="+string(kv.Value))
-	}
-	var mounts []string
-	for _, m := range got.Mounts {
-		host := strings.TrimPrefix(m.HostPath, d.podDir(string(pod.UID)))
-		if m.ContainerPath == "/dev/termination-log" {
-			host = filepath.Dir(host) // its name is random
-		}
-		mounts = append(mounts, host+" "+m.ContainerPath+" "+m.Propagation.String())
-	}
-	r, sc := got.Linux.Resources, got.Linux.SecurityContext
-	for _, check := range []struct {
-		what      string
-		got, want any
-	}{
-		{"image", got.Image.Image + " " + got.Image.UserSpecifiedImage, "sha256:1 i:1"},
-		{"command", got.Command, []string{"run", "pod web", "$(WHO)", "$(NOBODY)"}},
-		{"environment", env, []string{"WHO=pod web", "IP=10.0.0.2,fd00::2", "APP=w", "NAME=again"}},
-		{"mounts", mounts, []string{
-			"/volumes/kubernetes.io~empty-dir/e /e PROPAGATION_PRIVATE",
-			"/srv /h PROPAGATION_HOST_TO_CONTAINER",
-			"/etc-hosts /etc/hosts PROPAGATION_PRIVATE",
-			"/containers/a /dev/termination-log PROPAGATION_PRIVATE",
-		}},
-		{"read-only", got.Mounts[0].Readonly, true},
-		{"log", got.LogPath, "a/4.log"},
-		{"cpu", []int64{r.CpuShares, r.CpuQuota, r.CpuPeriod}, []int64{256, 50000, 100000}},
-		{"memory", []int64{r.MemoryLimitInBytes, r.MemorySwapLimitInBytes}, []int64{64 << 20, 64 << 20}},
-		{"OOM score", r.OomScoreAdj, int64(997)}, // 64 MiB of 16 GiB are 3.9 ‰
-		{"user", []int64{sc.RunAsUser.Value, sc.RunAsGroup.Value}, []int64{70, 8}},
-		{"groups", sc.SupplementalGroups, []int64{9}},
-		{"capabilities", [][]string{sc.Capabilities.AddCapabilities, sc.Capabilities.DropCapabilities}, [][]string{{"net_admin"}, {"CAP_CHOWN"}}},
-		{"seccomp", sc.Seccomp.ProfileType, cri.SecurityProfile_RuntimeDefault},
-		{"no new privileges", sc.NoNewPrivs, true},
-		{"read-only root", sc.ReadonlyRootfs, true},
-		{"masked", slices.Contains(sc.MaskedPaths, "/proc/kcore"), true},
-		{"PID namespace", sc.NamespaceOptions.Pid, cri.NamespaceMode_CONTAINER},
-		{"grace, read back", graceOf(got.Annotations), 5 * time.Second},
-		{"back-off, read back", backoffOf(got.Annotations), 20 * time.Second},
-	} {
-		if diff := cmp.Diff(check.want, check.got); diff != "" {
-			t.Errorf("%s: %s", check.what, diff)
-		}
-	}
-	hosts, err := os.ReadFile(d.hostsPath(string(pod.UID)))
-	if err != nil || !strings.Contains(string(hosts), "10.0.0.2\tweb\n") {
-		t.Errorf("hosts file: %q, %v", hosts, err)
-	}
-}
-
-func TestPrivileged(t *testing.T) {
-	d := driver(t)
-	pod := read(t, "  containers: [{name: a, image: i, securityContext: {privileged: true}}]\n")
-	sandbox, err := d.sandboxConfig(pod, 0)
-	if err != nil || !sandbox.Linux.SecurityContext.Privileged {
-		t.Errorf("the sandbox is not privileged: %v", err)
-	}
-	sc, err := d.securityContext(pod, &pod.Spec.Containers[0], &cri.Image{}, &cri.NamespaceOption{})
-	if err != nil || !sc.Privileged {
-		t.Errorf("got %+v, %v", sc, err)
-	}
-}
-
-func TestOOMScore(t *testing.T) {
-	for resources, want := range map[string]int64{
-		"{}":                                1000,
-		"{limits: {cpu: 1, memory: 1Gi}}":   -997,
-		"{requests: {memory: 8Gi}}":         500,
-		"{requests: {memory: 1Ki}}":         999,
-		"{requests: {memory: 1Ti}}":         3,
-		"{limits: {cpu: 1}}":                999,
-		"{requests: {cpu: 1, memory: 4Gi}}": 750,
-	} {
-		pod := read(t, "  containers: [{name: a, image: i, resources: "+resources+"}]\n")
-		if got := oomScoreAdj(pod, &pod.Spec.Containers[0], 16<<30); got != want {
-			t.Errorf("%s: %d, want %d", resources, got, want)
-		}
-	}
-}
-
-func TestNonRoot(t *testing.T) {
-	root, user := &cri.Int64Value{Value: 0}, &cri.Int64Value{Value: 5}
-	for _, test := range []struct {
-		name, context string
-		image         *cri.Image
-		want          string
-	}{
-		{"not asked for", "{}", &cri.Image{Uid: root}, ""},
-		{"image of a user", "{runAsNonRoot: true}", &cri.Image{Uid: user}, ""},
-		{"image of root", "{runAsNonRoot: true}", &cri.Image{Uid: root}, "runs as root"},
-		{"image of nobody in particular", "{runAsNonRoot: true}", &cri.Image{}, "runs as root"},
-		{"image of a name", "{runAsNonRoot: true}", &cri.Image{Username: "www"}, `names the user "www"`},
-		{"set to root", "{runAsNonRoot: true, runAsUser: 0}", &cri.Image{Uid: user}, "runAsUser is 0"},
-		{"set to a user", "{runAsNonRoot: true, runAsUser: 4}", &cri.Image{Uid: root}, ""},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			pod := read(t, "  containers: [{name: a, image: i, securityContext: "+test.context+"}]\n")
-			err := verifyNonRoot(pod, &pod.Spec.Containers[0], test.image)
-			if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
-				t.Errorf("got %v, want %q", err, test.want)
-			}
-		})
-	}
-}
-
-func TestExpandVariables(t *testing.T) {
-	vars := map[string]string{"A": "x", "B_2": "$(A)"}
-	for in, want := range map[string]string{
-		"": "", "plain": "plain", "$(A)": "x", "a$(A)b$(A)": "axbx", "$(NO)": "$(NO)", "$$(A)": "$(A)", "$$$(A)": "$x",
-		"$": "$", "$A": "$A", "$(A": "$(A", "$()": "$()", "$(B_2)": "$(A)", "100$": "100$", "$$": "$", "$($(A))": "$($(A))", "(A)": "(A)",
-	} {
-		got := expandVariables(in, func(name string) (string, bool) { v, ok := vars[name]; return v, ok })
-		if got != want {
-			t.Errorf("%q: %q, want %q", in, got, want)
-		}
-	}
 }
 
 // The files of a pod are found by the next agent, and nothing of them stays.

@@ -2,12 +2,9 @@ package crix
 
 import (
 	"bufio"
-	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"net/netip"
-	"os"
 	"slices"
 	"strings"
 
@@ -23,25 +20,30 @@ const (
 	maxSearch      = 253 // longer ones make some resolvers abort
 )
 
-// resolvedConf is where systemd-resolved names the servers that it asks, behind the
-// stub on a loopback address that its resolv.conf names (systemd-resolved.service(8)).
-const resolvedConf = "/run/systemd/resolve/resolv.conf"
+// A NodeDNS is what the node's resolv.conf says. The zero value is none.
+type NodeDNS struct {
+	Path   string         // of the file, as it is told
+	Own    *cri.DNSConfig // what it says; nil if pods get none of it
+	Behind *cri.DNSConfig // the servers behind a stub that Own names; nil if there is none
+}
+
+// NeedsBehind reports whether a pod that gets the node's name servers needs those
+// behind them: nobody listens on the loopback addresses of a pod that has a network of
+// its own.
+func NeedsBehind(pod *v1.Pod, own *cri.DNSConfig) bool {
+	return !pod.Spec.HostNetwork && len(own.Servers) > 0 && !slices.ContainsFunc(own.Servers, remote)
+}
 
 // dnsConfig makes the pod's resolv.conf. ClusterFirst without cluster DNS means
-// what Default means: the node's own resolv.conf. told says what of it the pod does
+// what Default means: the node's own resolv.conf. warnings say what of it the pod does
 // not get.
-func (d *Driver) dnsConfig(pod *v1.Pod) (dns *cri.DNSConfig, told []string, err error) {
-	dns = &cri.DNSConfig{}
-	dropped := false
-	if pod.Spec.DNSPolicy != v1.DNSNone && d.ResolvConf != "" {
-		if dns, dropped, err = d.nodeDNS(pod.Spec.HostNetwork); err != nil {
-			return nil, nil, err
-		}
-	}
+func (in *Input) dnsConfig() (dns *cri.DNSConfig, warnings []string) {
+	pod := in.Pod
+	dns, dropped := in.nodeDNS()
 	cluster := pod.Spec.DNSPolicy == v1.DNSClusterFirstWithHostNet || pod.Spec.DNSPolicy == v1.DNSClusterFirst && !pod.Spec.HostNetwork
-	if cluster && len(d.ClusterDNS) > 0 {
-		dns.Servers = slices.Clone(d.ClusterDNS)
-		if domain := d.ClusterDomain; domain != "" {
+	if cluster && len(in.Node.ClusterDNS) > 0 {
+		dns.Servers = slices.Clone(in.Node.ClusterDNS)
+		if domain := in.Node.ClusterDomain; domain != "" {
 			dns.Searches = append([]string{pod.Namespace + ".svc." + domain, "svc." + domain, domain}, dns.Searches...)
 		}
 		dns.Options = []string{"ndots:5"}
@@ -53,33 +55,30 @@ func (d *Driver) dnsConfig(pod *v1.Pod) (dns *cri.DNSConfig, told []string, err 
 			dns.Options = setOption(dns.Options, o.Name, o.Value)
 		}
 	}
-	told = limitDNS(dns)
+	warnings = limitDNS(dns)
 	if dropped && len(dns.Servers) == 0 {
-		told = append(told, fmt.Sprintf("the pod has no name server: %s names those of the node's loopback alone; name others with --resolv-conf, --cluster-dns or dnsConfig", d.ResolvConf))
+		warnings = append(warnings, fmt.Sprintf("the pod has no name server: %s names those of the node's loopback alone; name others with --resolv-conf, --cluster-dns or dnsConfig", in.DNS.Path))
 	}
-	return dns, told, nil
+	return dns, warnings
 }
 
-// nodeDNS reads the node's resolv.conf. Nobody listens on the loopback addresses of a
-// pod that has a network of its own: it gets the servers behind a stub of the node's.
-// dropped says that those of the loopback were taken out.
-func (d *Driver) nodeDNS(hostNetwork bool) (dns *cri.DNSConfig, dropped bool, err error) {
-	dns, err = readResolvConf(d.ResolvConf)
-	if err != nil || hostNetwork || !slices.ContainsFunc(dns.Servers, loopback) {
-		return dns, false, err
+// nodeDNS is what of the node's DNS the pod gets: nothing of the node's loopback if it
+// has a network of its own, but the servers behind a stub there. dropped says that some
+// were taken out.
+func (in *Input) nodeDNS() (dns *cri.DNSConfig, dropped bool) {
+	if in.DNS.Own == nil || in.Pod.Spec.DNSPolicy == v1.DNSNone {
+		return &cri.DNSConfig{}, false
 	}
-	if !slices.ContainsFunc(dns.Servers, remote) {
-		behind, err := readResolvConf(d.resolved)
-		switch {
-		case errors.Is(err, fs.ErrNotExist): // something else than systemd-resolved listens there
-		case err != nil:
-			return nil, false, err
-		case slices.ContainsFunc(behind.Servers, remote):
-			dns = behind
-		}
+	from := in.DNS.Own
+	dropped = !in.Pod.Spec.HostNetwork && slices.ContainsFunc(from.Servers, loopback)
+	if NeedsBehind(in.Pod, from) && slices.ContainsFunc(in.DNS.Behind.GetServers(), remote) {
+		from = in.DNS.Behind
 	}
-	dns.Servers = slices.DeleteFunc(dns.Servers, loopback)
-	return dns, true, nil
+	dns = &cri.DNSConfig{Servers: slices.Clone(from.Servers), Searches: slices.Clone(from.Searches), Options: slices.Clone(from.Options)}
+	if dropped {
+		dns.Servers = slices.DeleteFunc(dns.Servers, loopback)
+	}
+	return dns, dropped
 }
 
 func loopback(server string) bool {
@@ -90,11 +89,11 @@ func loopback(server string) bool {
 func remote(server string) bool { return !loopback(server) }
 
 // limitDNS takes out what resolvers cannot use, and says so.
-func limitDNS(dns *cri.DNSConfig) (told []string) {
+func limitDNS(dns *cri.DNSConfig) (warnings []string) {
 	servers, searches := unique(dns.Servers), unique(dns.Searches)
 	dns.Servers = servers[:min(len(servers), maxNameservers)]
 	if len(dns.Servers) < len(servers) {
-		told = append(told, fmt.Sprintf("resolvers use %d name servers, the others are left out; applied: %s", maxNameservers, strings.Join(dns.Servers, " ")))
+		warnings = append(warnings, fmt.Sprintf("resolvers use %d name servers, the others are left out; applied: %s", maxNameservers, strings.Join(dns.Servers, " ")))
 	}
 	dns.Searches = slices.DeleteFunc(slices.Clone(searches), func(s string) bool { return len(s) > maxSearch })
 	dns.Searches = dns.Searches[:min(len(dns.Searches), maxSearches)]
@@ -102,28 +101,15 @@ func limitDNS(dns *cri.DNSConfig) (told []string) {
 		dns.Searches = dns.Searches[:len(dns.Searches)-1]
 	}
 	if len(dns.Searches) < len(searches) {
-		told = append(told, fmt.Sprintf("resolvers use %d search domains of %d bytes each and %d in all, the others are left out; applied: %s",
+		warnings = append(warnings, fmt.Sprintf("resolvers use %d search domains of %d bytes each and %d in all, the others are left out; applied: %s",
 			maxSearches, maxSearch, maxSearchLine, strings.Join(dns.Searches, " ")))
 	}
-	return told
+	return warnings
 }
 
-func readResolvConf(path string) (*cri.DNSConfig, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	dns, err := parseResolvConf(f)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
-	}
-	return dns, nil
-}
-
-// parseResolvConf reads resolv.conf(5): of several search or domain lines the
+// ParseResolvConf reads resolv.conf(5): of several search or domain lines the
 // last counts, options add up.
-func parseResolvConf(r io.Reader) (*cri.DNSConfig, error) {
+func ParseResolvConf(r io.Reader) (*cri.DNSConfig, error) {
 	dns := &cri.DNSConfig{}
 	lines := bufio.NewScanner(r)
 	for lines.Scan() {

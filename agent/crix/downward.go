@@ -13,8 +13,9 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// fieldValue is what the downward API shows of the pod. ips are the sandbox's.
-func (d *Driver) fieldValue(pod *v1.Pod, fieldPath string, ips []string) (string, error) {
+// Field is what the downward API shows of the pod.
+func (in *Input) Field(fieldPath string) (string, error) {
+	pod, ips := in.Pod, in.IPs
 	if m, key, ok := manifest.SplitSubscript(fieldPath); ok {
 		if m == "metadata.labels" {
 			return pod.Labels[key], nil
@@ -22,7 +23,7 @@ func (d *Driver) fieldValue(pod *v1.Pod, fieldPath string, ips []string) (string
 		return pod.Annotations[key], nil
 	}
 	if host := strings.HasPrefix(fieldPath, "status.hostIP"); host || pod.Spec.HostNetwork && strings.HasPrefix(fieldPath, "status.podIP") {
-		if ips = d.nodeIPs(); len(ips) == 0 {
+		if ips = in.Node.IPs; len(ips) == 0 {
 			return "", fmt.Errorf("%s: the node has no address yet", fieldPath)
 		}
 	}
@@ -49,11 +50,11 @@ func (d *Driver) fieldValue(pod *v1.Pod, fieldPath string, ips []string) (string
 	return "", fmt.Errorf("there is no field %s", fieldPath)
 }
 
-// resourceValue is a container's request or limit in units of the divisor,
+// Resource is a container's request or limit in units of the divisor,
 // rounded up. Who has no limit can have all that pods can.
-func (d *Driver) resourceValue(pod *v1.Pod, c *v1.Container, ref *v1.ResourceFieldSelector) (string, error) {
+func (in *Input) Resource(c *v1.Container, ref *v1.ResourceFieldSelector) (string, error) {
 	if ref.ContainerName != "" {
-		if c = podsync.ContainerOf(&pod.Spec, ref.ContainerName); c == nil {
+		if c = podsync.ContainerOf(&in.Pod.Spec, ref.ContainerName); c == nil {
 			return "", fmt.Errorf("pod has no container %s", ref.ContainerName)
 		}
 	}
@@ -64,7 +65,7 @@ func (d *Driver) resourceValue(pod *v1.Pod, c *v1.Container, ref *v1.ResourceFie
 	}
 	value := resources[v1.ResourceName(name)]
 	if value.IsZero() && list == "limits" {
-		value = d.allocatable(v1.ResourceName(name))
+		value = in.Node.allocatable(v1.ResourceName(name))
 	}
 	divisor := ref.Divisor
 	if divisor.IsZero() {
@@ -79,12 +80,10 @@ func (d *Driver) resourceValue(pod *v1.Pod, c *v1.Container, ref *v1.ResourceFie
 
 // allocatable is what pods can have of a resource without asking for it: none of the
 // huge pages.
-func (d *Driver) allocatable(name v1.ResourceName) resource.Quantity {
+func (n *Node) allocatable(name v1.ResourceName) resource.Quantity {
 	switch name {
 	case v1.ResourceCPU, v1.ResourceMemory, v1.ResourceEphemeralStorage:
-		if d.Allocatable != nil {
-			return d.Allocatable()[name]
-		}
+		return n.Allocatable[name]
 	}
 	return resource.Quantity{}
 }

@@ -11,17 +11,17 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// environment is the container's: first what envFrom brings, then env in the order
+// Environment is the container's: first what envFrom brings, then env in the order
 // of the manifest. A name that stands twice has its last value. A value may refer
-// to names before it. ips are the sandbox's.
-func (d *Driver) environment(pod *v1.Pod, c *v1.Container, ips []string) ([]*cri.KeyValue, error) {
+// to names before it.
+func (in *Input) Environment(c *v1.Container, refs References) ([]*cri.KeyValue, error) {
 	var env []*cri.KeyValue
 	set := func(name string, value []byte) {
 		env = slices.DeleteFunc(env, func(kv *cri.KeyValue) bool { return kv.Key == name })
 		env = append(env, &cri.KeyValue{Key: name, Value: value})
 	}
 	for _, from := range c.EnvFrom {
-		data, err := d.envFrom(pod.Namespace, from)
+		data, err := refs.envFrom(in.Pod.Namespace, from)
 		if err != nil {
 			return nil, err
 		}
@@ -31,10 +31,10 @@ func (d *Driver) environment(pod *v1.Pod, c *v1.Container, ips []string) ([]*cri
 	}
 	for _, e := range c.Env {
 		if e.ValueFrom == nil {
-			set(e.Name, []byte(expandVariables(e.Value, lookup(env))))
+			set(e.Name, []byte(Expand(e.Value, lookup(env))))
 			continue
 		}
-		value, there, err := d.valueFrom(pod, c, e.ValueFrom, ips)
+		value, there, err := in.valueFrom(c, e.ValueFrom, refs)
 		if err != nil {
 			return nil, fmt.Errorf("env %s: %w", e.Name, err)
 		}
@@ -47,10 +47,10 @@ func (d *Driver) environment(pod *v1.Pod, c *v1.Container, ips []string) ([]*cri
 
 // envFrom returns all of a Secret, or the text of a ConfigMap, whose binary data is for
 // volumes; nothing if it is optional and does not exist.
-func (d *Driver) envFrom(namespace string, from v1.EnvFromSource) (map[string][]byte, error) {
+func (r References) envFrom(namespace string, from v1.EnvFromSource) (map[string][]byte, error) {
 	switch {
 	case from.ConfigMapRef != nil:
-		c, err := d.Objects.ConfigMap(namespace, from.ConfigMapRef.Name)
+		c, err := r.configMap(namespace, from.ConfigMapRef.Name)
 		if err != nil {
 			return nil, unless(from.ConfigMapRef.Optional, err)
 		}
@@ -60,13 +60,27 @@ func (d *Driver) envFrom(namespace string, from v1.EnvFromSource) (map[string][]
 		}
 		return data, nil
 	case from.SecretRef != nil:
-		s, err := d.Objects.Secret(namespace, from.SecretRef.Name)
+		s, err := r.secret(namespace, from.SecretRef.Name)
 		if err != nil {
 			return nil, unless(from.SecretRef.Optional, err)
 		}
 		return s.Data, nil
 	}
 	return nil, nil
+}
+
+func (r References) configMap(namespace, name string) (*v1.ConfigMap, error) {
+	if c := r.ConfigMaps[name]; c != nil {
+		return c, nil
+	}
+	return nil, fault.NotFound.Errorf("there is no configmap %s/%s", namespace, name)
+}
+
+func (r References) secret(namespace, name string) (*v1.Secret, error) {
+	if s := r.Secrets[name]; s != nil {
+		return s, nil
+	}
+	return nil, fault.NotFound.Errorf("there is no secret %s/%s", namespace, name)
 }
 
 // unless drops the error that an optional object does not exist.
@@ -79,20 +93,21 @@ func unless(optional *bool, err error) error {
 
 // valueFrom returns the value that from refers to; there is none if it is
 // optional and does not exist.
-func (d *Driver) valueFrom(pod *v1.Pod, c *v1.Container, from *v1.EnvVarSource, ips []string) (value []byte, there bool, err error) {
+func (in *Input) valueFrom(c *v1.Container, from *v1.EnvVarSource, refs References) (value []byte, there bool, err error) {
+	pod := in.Pod
 	var ref string
 	var optional *bool
 	switch {
 	case from.FieldRef != nil:
-		text, err := d.fieldValue(pod, from.FieldRef.FieldPath, ips)
+		text, err := in.Field(from.FieldRef.FieldPath)
 		return []byte(text), err == nil, err
 	case from.ResourceFieldRef != nil:
-		text, err := d.resourceValue(pod, c, from.ResourceFieldRef)
+		text, err := in.Resource(c, from.ResourceFieldRef)
 		return []byte(text), err == nil, err
 	case from.ConfigMapKeyRef != nil:
 		r := from.ConfigMapKeyRef
 		ref, optional = fmt.Sprintf("key %s in config map %s/%s", r.Key, pod.Namespace, r.Name), r.Optional
-		object, lookupErr := d.Objects.ConfigMap(pod.Namespace, r.Name)
+		object, lookupErr := refs.configMap(pod.Namespace, r.Name)
 		if err = lookupErr; err == nil {
 			text, ok := object.Data[r.Key]
 			value, there = []byte(text), ok
@@ -100,12 +115,12 @@ func (d *Driver) valueFrom(pod *v1.Pod, c *v1.Container, from *v1.EnvVarSource, 
 	case from.FileKeyRef != nil:
 		r := from.FileKeyRef
 		ref, optional = fmt.Sprintf("key %s in %s of volume %s", r.Key, r.Path, r.VolumeName), r.Optional
-		text, fileErr := d.fileValue(pod, r)
+		text, fileErr := refs.fileValue(pod, r)
 		value, there, err = []byte(text), text != "", fileErr
 	case from.SecretKeyRef != nil:
 		r := from.SecretKeyRef
 		ref, optional = fmt.Sprintf("key %s in secret %s/%s", r.Key, pod.Namespace, r.Name), r.Optional
-		object, lookupErr := d.Objects.Secret(pod.Namespace, r.Name)
+		object, lookupErr := refs.secret(pod.Namespace, r.Name)
 		if err = lookupErr; err == nil {
 			value, there = object.Data[r.Key]
 		}

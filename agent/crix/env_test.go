@@ -4,46 +4,26 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/crisp-cri/crisp/internal/fault"
 	v1 "k8s.io/api/core/v1"
 )
-
-// objects have one ConfigMap "c" and one Secret "s".
-type objects struct{ none }
-
-func (objects) ConfigMap(namespace, name string) (*v1.ConfigMap, error) {
-	if name != "c" {
-		return nil, fault.NotFound.Errorf("there is no configmap %s/%s", namespace, name)
-	}
-	return &v1.ConfigMap{Data: map[string]string{"a": "1", "b": "2"}, BinaryData: map[string][]byte{"bin": {0xff}}}, nil
-}
-
-func (objects) Secret(namespace, name string) (*v1.Secret, error) {
-	if name != "s" {
-		return nil, fault.NotFound.Errorf("there is no secret %s/%s", namespace, name)
-	}
-	return &v1.Secret{Data: map[string][]byte{"password": []byte("geheim"), "a": []byte("s")}}, nil
-}
 
 // A container that asks for the node's address is not started with an empty one: it
 // waits until the node has one.
 func TestNodeWithoutAddress(t *testing.T) {
-	var has []string
-	d := driver(t)
-	d.NodeIPs = func() []string { return has }
 	for _, test := range []struct{ field, spec, want string }{
 		{"status.hostIP", "", "192.0.2.1"},
 		{"status.hostIPs", "", "192.0.2.1,2001:db8::1"},
 		{"status.podIP", "  hostNetwork: true\n", "192.0.2.1"},
 		{"status.podIPs", "  hostNetwork: true\n", "192.0.2.1,2001:db8::1"},
 	} {
-		pod := read(t, "  containers: [{name: a, image: i, env: [{name: IP, valueFrom: {fieldRef: {fieldPath: "+test.field+"}}}]}]\n"+test.spec)
-		has = nil
-		if env, err := d.environment(pod, &pod.Spec.Containers[0], nil); err == nil || !strings.Contains(err.Error(), "env IP: "+test.field+": the node has no address yet") {
+		in := input(t, "  containers: [{name: a, image: i, env: [{name: IP, valueFrom: {fieldRef: {fieldPath: "+test.field+"}}}]}]\n"+test.spec)
+		c := &in.Pod.Spec.Containers[0]
+		in.Node.IPs, in.IPs = nil, nil
+		if env, err := in.Environment(c, References{}); err == nil || !strings.Contains(err.Error(), "env IP: "+test.field+": the node has no address yet") {
 			t.Errorf("%s without an address: %v, %v", test.field, env, err)
 		}
-		has = []string{"192.0.2.1", "2001:db8::1"}
-		if env, err := d.environment(pod, &pod.Spec.Containers[0], nil); err != nil || string(env[0].Value) != test.want {
+		in.Node.IPs = []string{"192.0.2.1", "2001:db8::1"}
+		if env, err := in.Environment(c, References{}); err != nil || string(env[0].Value) != test.want {
 			t.Errorf("%s: %v, %v", test.field, env, err)
 		}
 	}
@@ -51,8 +31,10 @@ func TestNodeWithoutAddress(t *testing.T) {
 
 // The environment is what the manifest says, all sources and their order.
 func TestEnvironment(t *testing.T) {
-	d := driver(t)
-	d.Objects = objects{}
+	refs := References{
+		ConfigMaps: map[string]*v1.ConfigMap{"c": {Data: map[string]string{"a": "1", "b": "2"}, BinaryData: map[string][]byte{"bin": {0xff}}}},
+		Secrets:    map[string]*v1.Secret{"s": {Data: map[string][]byte{"password": []byte("geheim"), "a": []byte("s")}}},
+	}
 	for _, test := range []struct{ name, container, want, err string }{
 		{"values", `env: [{name: A, value: x}, {name: B, value: "$(A)-$$(A)-$(NONE)-$"}]`, "A=x B=x-$(A)-$(NONE)-$", ""},
 		{"twice", `env: [{name: A, value: x}, {name: A, value: "$(A)y"}]`, "A=xy", ""},
@@ -74,8 +56,8 @@ func TestEnvironment(t *testing.T) {
 		{"what is not set and no limit", `env: [{name: A, valueFrom: {resourceFieldRef: {resource: requests.memory}}}, {name: B, valueFrom: {resourceFieldRef: {resource: limits.hugepages-2Mi}}}]`, "A=0 B=0", ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			pod := read(t, "  containers:\n  - name: a\n    image: i:1\n    "+test.container+"\n")
-			env, err := d.environment(pod, &pod.Spec.Containers[0], []string{"10.0.0.2"})
+			in := input(t, "  containers:\n  - name: a\n    image: i:1\n    "+test.container+"\n")
+			env, err := in.Environment(&in.Pod.Spec.Containers[0], refs)
 			var words []string
 			for _, kv := range env {
 				words = append(words, kv.Key+"="+string(kv.Value))

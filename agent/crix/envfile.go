@@ -2,47 +2,37 @@ package crix
 
 import (
 	"bufio"
-	"errors"
+	"bytes"
 	"fmt"
 	"io"
-	"io/fs"
+	"slices"
 	"strings"
 
 	"github.com/crisp-cri/crisp/internal/fault"
-	"github.com/crisp-cri/crisp/internal/regular"
 	v1 "k8s.io/api/core/v1"
 )
 
-// mostEnvFile bounds what is read of a file that containers have written, in bytes.
-const mostEnvFile = 1 << 20
+// MaxEnvFile bounds what is read of a file that containers have written, in bytes.
+const MaxEnvFile = 1 << 20
 
 // fileValue is the value of a key in a file of an emptyDir, which init containers or
 // others have written; "" is a key that is not there, as by the kubelet.
-func (d *Driver) fileValue(pod *v1.Pod, ref *v1.FileKeySelector) (string, error) {
-	dir, ok := d.volumes.EmptyDirs(pod)[ref.VolumeName]
-	if !ok {
+func (r References) fileValue(pod *v1.Pod, ref *v1.FileKeySelector) (string, error) {
+	if !slices.ContainsFunc(pod.Spec.Volumes, func(v v1.Volume) bool { return v.Name == ref.VolumeName && v.EmptyDir != nil }) {
 		return "", fmt.Errorf("volume %s is no emptyDir", ref.VolumeName)
 	}
-	// The file is the containers' own: it may be a link that leads out, or a pipe
-	// that nobody writes to.
-	f, err := regular.OpenBeneath(dir, ref.Path)
-	if err != nil {
-		return "", notThere(fmt.Errorf("volume %s: %w", ref.VolumeName, err))
+	file, ok := r.Files[FileRef{ref.VolumeName, ref.Path}]
+	if !ok {
+		return "", fault.NotFound.Errorf("volume %s: there is no file %s", ref.VolumeName, ref.Path)
 	}
-	defer f.Close()
-	value, err := readEnvFile(io.LimitReader(f, mostEnvFile), ref.Key)
+	if file.Err != nil {
+		return "", file.Err
+	}
+	value, err := readEnvFile(bytes.NewReader(file.Data), ref.Key)
 	if err != nil {
 		return "", fmt.Errorf("%s of volume %s: %w", ref.Path, ref.VolumeName, err)
 	}
 	return value, nil
-}
-
-// notThere is an error of kind fault.NotFound if a file is not there.
-func notThere(err error) error {
-	if errors.Is(err, fs.ErrNotExist) {
-		return fault.NotFound.Errorf("%v", err)
-	}
-	return err
 }
 
 // readEnvFile finds a key among lines of NAME='value'. Values are in single quotes,
@@ -51,7 +41,7 @@ func notThere(err error) error {
 // (Kubernetes' EnvFiles). A blank before the quote makes the value empty.
 func readEnvFile(r io.Reader, key string) (string, error) {
 	lines := bufio.NewScanner(r)
-	lines.Buffer(nil, mostEnvFile)
+	lines.Buffer(nil, MaxEnvFile)
 	for n := 1; lines.Scan(); n++ {
 		line := strings.TrimLeft(lines.Text(), " \t")
 		if line == "" || line[0] == '#' {

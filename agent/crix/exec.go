@@ -23,7 +23,7 @@ func (d *Driver) ProbeExec(ctx context.Context, c *v1.Container, id string, comm
 	}
 	words := make([]string, len(command))
 	for i, word := range command {
-		words[i] = expandVariables(word, func(name string) (string, bool) { v, ok := env[name]; return v, ok })
+		words[i] = Expand(word, func(name string) (string, bool) { v, ok := env[name]; return v, ok })
 	}
 	stdout, stderr, err := d.runtime.ExecSync(ctx, id, words, timeout)
 	output := append(stdout, stderr...)

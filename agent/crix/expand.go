@@ -6,9 +6,9 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// expandVariables replaces $(NAME) by the value of NAME; $$ stands for one $. A
+// Expand replaces $(NAME) by the value of NAME; $$ stands for one $. A
 // name that is not known, and a $ of any other use, stay as they are.
-func expandVariables(s string, value func(string) (string, bool)) string {
+func Expand(s string, value func(string) (string, bool)) string {
 	var b strings.Builder
 	for {
 		before, rest, ok := strings.Cut(s, "$")

@@ -11,33 +11,21 @@ import (
 	"github.com/opencontainers/cgroups"
 )
 
-// facts are what the translation of pods must know of the kernel.
-type facts struct {
-	memory    int64    // of the node, in bytes; 0 if unknown
-	unified   bool     // cgroup v2 alone
-	swap      bool     // swap can be limited
-	selinux   bool     // SELinux is on
-	hugePages []string // sizes, as in the names of the hugetlb cgroup: "2MB"
-	masked    []string // paths that containers do not see
-}
-
-func readFacts() facts {
-	f := facts{memory: memoryCapacity(), hugePages: slices.Sorted(slices.Values(cgroups.HugePageSizes())), masked: slices.Clone(maskedPaths)}
+func readKernel() Kernel {
+	k := Kernel{Memory: memoryCapacity(), HugePages: slices.Sorted(slices.Values(cgroups.HugePageSizes()))}
 	_, err := os.Stat("/sys/fs/cgroup/cgroup.controllers")
-	f.unified = err == nil
+	k.Unified = err == nil
 	swap := "/sys/fs/cgroup/memory/memory.memsw.limit_in_bytes"
-	if f.unified {
+	if k.Unified {
 		swap = filepath.Join("/sys/fs/cgroup", ownCgroup(), "memory.swap.max")
 	}
 	_, err = os.Stat(swap)
-	f.swap = err == nil
+	k.Swap = err == nil
 	_, err = os.Stat("/sys/fs/selinux/enforce")
-	f.selinux = err == nil
-	// Their counters tell what the CPUs of the node are doing.
-	throttles, _ := filepath.Glob("/sys/devices/system/cpu/cpu[0-9]*/thermal_throttle") // the pattern is good
-	slices.SortFunc(throttles, func(a, b string) int { return cpuOf(a) - cpuOf(b) })
-	f.masked = append(f.masked, throttles...)
-	return f
+	k.SELinux = err == nil
+	k.Throttles, _ = filepath.Glob("/sys/devices/system/cpu/cpu[0-9]*/thermal_throttle") // the pattern is good
+	slices.SortFunc(k.Throttles, func(a, b string) int { return cpuOf(a) - cpuOf(b) })
+	return k
 }
 
 func cpuOf(path string) int {

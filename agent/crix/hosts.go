@@ -1,41 +1,24 @@
 package crix
 
 import (
-	"bytes"
-	"errors"
 	"fmt"
-	"io/fs"
-	"os"
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
 )
 
-// makeHosts writes the file that is mounted at /etc/hosts and returns its path, or
-// "" as long as the pod has no address. The text is the kubelet's, which programs
-// read. The file is written in place, so that containers that have it mounted see
-// a change.
-func (d *Driver) makeHosts(pod *v1.Pod, ips []string) (string, error) {
-	var text []byte
+// Hosts is the text of the pod's /etc/hosts, "" as long as the pod has no address. It
+// is the kubelet's, which programs read. node is that of the node, for pods on its
+// network.
+func (in *Input) Hosts(node []byte) string {
 	switch {
-	case pod.Spec.HostNetwork:
-		node, err := os.ReadFile("/etc/hosts")
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return "", err
-		}
-		text = append([]byte("# Kubernetes-managed hosts file (host network).\n"), node...)
-	case len(ips) == 0:
-		return "", nil
-	default:
-		host, domain := d.hostname(pod)
-		text = []byte(podHosts(host, domain, ips))
+	case in.Pod.Spec.HostNetwork:
+		return "# Kubernetes-managed hosts file (host network).\n" + string(node) + aliases(in.Pod)
+	case len(in.IPs) == 0:
+		return ""
 	}
-	text = append(text, aliases(pod)...)
-	path := d.hostsPath(string(pod.UID))
-	if old, err := os.ReadFile(path); err == nil && bytes.Equal(old, text) {
-		return path, nil
-	}
-	return path, os.WriteFile(path, text, 0o644)
+	host, domain := in.hostname()
+	return podHosts(host, domain, in.IPs) + aliases(in.Pod)
 }
 
 func podHosts(host, domain string, ips []string) string {

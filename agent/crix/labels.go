@@ -20,20 +20,20 @@ const (
 	LabelPodUID        = "io.kubernetes.pod.uid"
 	LabelContainerName = "io.kubernetes.container.name"
 
-	annotationHash          = "io.kubernetes.container.hash"
+	AnnotationHash          = "io.kubernetes.container.hash"
 	annotationRestartCount  = "io.kubernetes.container.restartCount"
 	annotationPorts         = "io.kubernetes.container.ports"
 	annotationGrace         = "io.kubernetes.pod.terminationGracePeriod" // seconds
 	annotationDeletion      = "io.kubernetes.pod.deletionGracePeriod"    // seconds; wins
-	annotationMessagePath   = "io.kubernetes.container.terminationMessagePath"
-	annotationMessagePolicy = "io.kubernetes.container.terminationMessagePolicy"
+	AnnotationMessagePath   = "io.kubernetes.container.terminationMessagePath"
+	AnnotationMessagePolicy = "io.kubernetes.container.terminationMessagePolicy"
 	annotationPreStop       = "io.kubernetes.container.preStopHandler"
 
 	// LabelSource says where the pod comes from: "file".
 	LabelSource = "io.crisp.pod.source"
-	// labelAgent keeps the pods of two agents on one runtime apart, and the
+	// LabelAgent keeps the pods of two agents on one runtime apart, and the
 	// kubelet's: an agent sees and ends only what carries its own value.
-	labelAgent = "io.crisp.agent"
+	LabelAgent = "io.crisp.agent"
 
 	// What "crisp get" must know of a pod while no agent runs.
 	AnnotationDir            = "io.crisp.pod.dir"            // directory of status.json
@@ -44,7 +44,8 @@ const (
 	annotationBackoff = "io.crisp.container.backoff" // that preceded its start; a time.Duration
 )
 
-func (d *Driver) sandboxLabels(pod *v1.Pod) map[string]string {
+func (in *Input) sandboxLabels() map[string]string {
+	pod := in.Pod
 	labels := map[string]string{}
 	maps.Copy(labels, pod.Labels)
 	maps.Copy(labels, map[string]string{
@@ -52,15 +53,16 @@ func (d *Driver) sandboxLabels(pod *v1.Pod) map[string]string {
 		LabelPodNamespace: pod.Namespace,
 		LabelPodUID:       string(pod.UID),
 		LabelSource:       pod.Annotations[manifest.AnnotationSource],
-		labelAgent:        d.agent,
+		LabelAgent:        in.Node.Agent,
 	})
 	return labels
 }
 
-func (d *Driver) sandboxAnnotations(pod *v1.Pod) map[string]string {
+func (in *Input) sandboxAnnotations() map[string]string {
+	pod := in.Pod
 	annotations := map[string]string{}
 	maps.Copy(annotations, pod.Annotations)
-	annotations[AnnotationDir] = d.podDir(string(pod.UID))
+	annotations[AnnotationDir] = in.Dir
 	annotations[AnnotationContainers] = names(pod.Spec.Containers)
 	annotations[AnnotationInitContainers] = names(pod.Spec.InitContainers)
 	annotations[AnnotationRestartPolicy] = string(pod.Spec.RestartPolicy)
@@ -75,24 +77,26 @@ func names(containers []v1.Container) string {
 	return strings.Join(list, ",")
 }
 
-func (d *Driver) containerLabels(pod *v1.Pod, c *v1.Container) map[string]string {
+func (in *Input) containerLabels(c *v1.Container) map[string]string {
+	pod := in.Pod
 	return map[string]string{
 		LabelPodName:       pod.Name,
 		LabelPodNamespace:  pod.Namespace,
 		LabelPodUID:        string(pod.UID),
 		LabelContainerName: c.Name,
 		LabelSource:        pod.Annotations[manifest.AnnotationSource],
-		labelAgent:         d.agent,
+		LabelAgent:         in.Node.Agent,
 	}
 }
 
-func containerAnnotations(pod *v1.Pod, c *v1.Container, a podsync.Action) (map[string]string, error) {
+func containerAnnotations(pod *v1.Pod, container *Container) (map[string]string, error) {
+	c := container.Spec
 	annotations := map[string]string{
-		annotationHash:          podsync.Hash(c),
-		annotationRestartCount:  strconv.Itoa(int(a.Attempt)),
-		annotationMessagePath:   c.TerminationMessagePath,
-		annotationMessagePolicy: string(c.TerminationMessagePolicy),
-		annotationBackoff:       a.Backoff.String(),
+		AnnotationHash:          podsync.Hash(c),
+		annotationRestartCount:  strconv.Itoa(int(container.Attempt)),
+		AnnotationMessagePath:   c.TerminationMessagePath,
+		AnnotationMessagePolicy: string(c.TerminationMessagePolicy),
+		annotationBackoff:       container.Backoff.String(),
 	}
 	if grace := pod.DeletionGracePeriodSeconds; grace != nil {
 		annotations[annotationDeletion] = strconv.FormatInt(*grace, 10)
@@ -117,9 +121,9 @@ func containerAnnotations(pod *v1.Pod, c *v1.Container, a podsync.Action) (map[s
 	return annotations, nil
 }
 
-// restored is what a container's labels and annotations tell of it and its pod:
+// Restored is what a container's labels and annotations tell of it and its pod:
 // enough to end it as it was promised when nobody knows the pod any more.
-func restored(labels, annotations map[string]string) (*v1.Pod, *v1.Container) {
+func Restored(labels, annotations map[string]string) (*v1.Pod, *v1.Container) {
 	pod := &v1.Pod{}
 	pod.Name, pod.Namespace, pod.UID = labels[LabelPodName], labels[LabelPodNamespace], types.UID(labels[LabelPodUID])
 	c := &v1.Container{Name: labels[LabelContainerName]}
@@ -133,8 +137,8 @@ func restored(labels, annotations map[string]string) (*v1.Pod, *v1.Container) {
 	return pod, c
 }
 
-// graceOf reads back the grace period that a container was promised.
-func graceOf(annotations map[string]string) time.Duration {
+// GraceOf reads back the grace period that a container was promised.
+func GraceOf(annotations map[string]string) time.Duration {
 	for _, name := range []string{annotationDeletion, annotationGrace} {
 		if seconds, err := strconv.ParseInt(annotations[name], 10, 64); err == nil {
 			return time.Duration(seconds) * time.Second
@@ -143,7 +147,8 @@ func graceOf(annotations map[string]string) time.Duration {
 	return v1.DefaultTerminationGracePeriodSeconds * time.Second
 }
 
-func backoffOf(annotations map[string]string) time.Duration {
+// BackoffOf reads back the back-off that preceded the start of a container.
+func BackoffOf(annotations map[string]string) time.Duration {
 	backoff, err := time.ParseDuration(annotations[annotationBackoff])
 	if err != nil {
 		return 0

@@ -19,90 +19,82 @@ var propagations = map[v1.MountPropagationMode]cri.MountPropagation{
 
 // mounts are those of the volumes, in the order of the manifest, then /etc/hosts,
 // unless a volume is mounted there, then the file for the termination message.
-func (d *Driver) mounts(pod *v1.Pod, c *v1.Container, env []*cri.KeyValue, ips []string) ([]*cri.Mount, error) {
+func (in *Input) mounts(c *Container) ([]*cri.Mount, error) {
 	var mounts []*cri.Mount
 	hostsMounted := false
-	for i := range c.VolumeMounts {
-		mount, err := d.volumeMount(pod, c, i, env)
+	for i := range c.Spec.VolumeMounts {
+		m := &c.Spec.VolumeMounts[i]
+		mount, err := in.volumeMount(m, c.Sources[i], c.Env)
 		if err != nil {
 			return nil, err
 		}
-		hostsMounted = hostsMounted || c.VolumeMounts[i].MountPath == "/etc/hosts"
+		hostsMounted = hostsMounted || m.MountPath == "/etc/hosts"
 		mounts = append(mounts, mount)
 	}
-	if !hostsMounted {
-		hosts, err := d.makeHosts(pod, ips)
-		if err != nil {
-			return nil, err
-		}
-		if hosts != "" {
-			mounts = append(mounts, &cri.Mount{ContainerPath: "/etc/hosts", HostPath: hosts})
-		}
+	if !hostsMounted && c.HostsFile != "" {
+		mounts = append(mounts, &cri.Mount{ContainerPath: "/etc/hosts", HostPath: c.HostsFile})
 	}
-	if c.TerminationMessagePath == "" {
+	if c.Spec.TerminationMessagePath == "" {
 		return mounts, nil
 	}
-	file, err := d.makeMessageFile(pod, c)
-	if err != nil {
-		return nil, err
-	}
-	return append(mounts, &cri.Mount{ContainerPath: absolute(c.TerminationMessagePath), HostPath: file}), nil
+	return append(mounts, &cri.Mount{ContainerPath: Absolute(c.Spec.TerminationMessagePath), HostPath: c.MessageFile}), nil
 }
 
-func absolute(path string) string {
+// Absolute is a path in a container, where those that are relative begin at its root.
+func Absolute(path string) string {
 	if !filepath.IsAbs(path) {
 		return "/" + path
 	}
 	return path
 }
 
-// volumeMount translates the mount i of a container. env is its environment.
-func (d *Driver) volumeMount(pod *v1.Pod, c *v1.Container, i int, env []*cri.KeyValue) (*cri.Mount, error) {
-	m := &c.VolumeMounts[i]
-	v := volumeOf(pod, m.Name)
-	if v == nil {
-		return nil, fmt.Errorf("pod %s has no volume %s", podsync.KeyOf(pod), m.Name)
+// volumeMount translates a mount of a container. env is its environment.
+func (in *Input) volumeMount(m *v1.VolumeMount, from Source, env []*cri.KeyValue) (*cri.Mount, error) {
+	v, err := VolumeOf(in.Pod, m)
+	if err != nil {
+		return nil, err
 	}
-	path := m.SubPath
-	if m.SubPathExpr != "" {
-		var err error
-		if path, err = expandPath(m.SubPathExpr, env); err != nil {
-			return nil, fmt.Errorf("volume %s: %w", m.Name, err)
-		}
-	}
-	mount := &cri.Mount{ContainerPath: absolute(m.MountPath), Readonly: m.ReadOnly || d.volumes.ReadOnly(pod, v)}
+	mount := &cri.Mount{ContainerPath: Absolute(m.MountPath), Readonly: m.ReadOnly || from.ReadOnly}
 	if m.MountPropagation != nil {
 		mount.Propagation = propagations[*m.MountPropagation]
 	}
 	if v.Image != nil {
-		mount.Image, mount.ImageSubPath = &cri.ImageSpec{Image: v.Image.Reference, UserSpecifiedImage: v.Image.Reference}, path
-		return mount, nil
+		mount.Image = &cri.ImageSpec{Image: from.Image, UserSpecifiedImage: v.Image.Reference}
+		mount.ImageSubPath, err = SubPath(m, env)
+		return mount, err
 	}
-	mount.HostPath = d.volumes.Path(pod, v)
-	mount.SelinuxRelabel = d.node.selinux && v.HostPath == nil
-	if path != "" {
-		var err error
-		if mount.HostPath, err = d.volumes.SubPath(pod, v, path, c.Name, i); err != nil {
-			return nil, err
-		}
-	}
-	var err error
-	mount.RecursiveReadOnly, err = d.recursive(pod, m, mount.Readonly)
+	mount.HostPath = from.Path
+	mount.SelinuxRelabel = in.Node.Kernel.SELinux && v.HostPath == nil
+	mount.RecursiveReadOnly, err = in.recursive(m, mount.Readonly)
 	return mount, err
 }
 
-func volumeOf(pod *v1.Pod, name string) *v1.Volume {
-	i := slices.IndexFunc(pod.Spec.Volumes, func(v v1.Volume) bool { return v.Name == name })
+// VolumeOf returns the volume of a pod that a container mounts.
+func VolumeOf(pod *v1.Pod, m *v1.VolumeMount) (*v1.Volume, error) {
+	i := slices.IndexFunc(pod.Spec.Volumes, func(v v1.Volume) bool { return v.Name == m.Name })
 	if i < 0 {
-		return nil
+		return nil, fmt.Errorf("pod %s has no volume %s", podsync.KeyOf(pod), m.Name)
 	}
-	return &pod.Spec.Volumes[i]
+	return &pod.Spec.Volumes[i], nil
+}
+
+// SubPath is what of its volume a container mounts, "" for all of it. env is the
+// container's environment.
+func SubPath(m *v1.VolumeMount, env []*cri.KeyValue) (string, error) {
+	if m.SubPathExpr == "" {
+		return m.SubPath, nil
+	}
+	path, err := expandPath(m.SubPathExpr, env)
+	if err != nil {
+		return "", fmt.Errorf("volume %s: %w", m.Name, err)
+	}
+	return path, nil
 }
 
 // expandPath replaces the variables in a subPathExpr, all of which must be known.
 func expandPath(expr string, env []*cri.KeyValue) (string, error) {
 	var unknown []string
-	path := expandVariables(expr, func(name string) (string, bool) {
+	path := Expand(expr, func(name string) (string, bool) {
 		value, ok := lookup(env)(name)
 		if !ok {
 			unknown = append(unknown, name)
@@ -119,17 +111,12 @@ func expandPath(expr string, env []*cri.KeyValue) (string, error) {
 }
 
 // recursive reports whether what is mounted below a mount is to be read-only too.
-func (d *Driver) recursive(pod *v1.Pod, m *v1.VolumeMount, readOnly bool) (bool, error) {
+func (in *Input) recursive(m *v1.VolumeMount, readOnly bool) (bool, error) {
 	if m.RecursiveReadOnly == nil || *m.RecursiveReadOnly == v1.RecursiveReadOnlyDisabled || !readOnly {
 		return false, nil
 	}
-	handler, err := d.handler(pod)
-	if err != nil {
-		return false, err
+	if !in.RecursiveReadOnly && *m.RecursiveReadOnly == v1.RecursiveReadOnlyEnabled {
+		return false, fmt.Errorf("mount %s: the runtime's handler %q has no recursive read-only mounts", m.MountPath, in.Handler)
 	}
-	can := d.Features != nil && d.Features(handler).GetRecursiveReadOnlyMounts()
-	if !can && *m.RecursiveReadOnly == v1.RecursiveReadOnlyEnabled {
-		return false, fmt.Errorf("mount %s: the runtime's handler %q has no recursive read-only mounts", m.MountPath, handler)
-	}
-	return can, nil
+	return in.RecursiveReadOnly, nil
 }

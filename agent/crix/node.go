@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"slices"
 
+	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/internal/fault"
 	v1 "k8s.io/api/core/v1"
 	nodev1 "k8s.io/api/node/v1"
@@ -47,22 +49,58 @@ func (d *Driver) Overhead(pod *v1.Pod) v1.ResourceList {
 }
 
 // Requests are those of a pod with its overhead.
-func (d *Driver) Requests(pod *v1.Pod) v1.ResourceList {
-	requests, _ := sums(pod)
-	grow(requests, d.Overhead(pod))
-	return requests
-}
+func (d *Driver) Requests(pod *v1.Pod) v1.ResourceList { return Requests(pod, d.Overhead(pod)) }
 
 // Limits are those of a pod; its overhead adds to those that it has.
-func (d *Driver) Limits(pod *v1.Pod) v1.ResourceList {
-	_, limits := sums(pod)
-	for name, more := range d.Overhead(pod) {
-		if has, ok := limits[name]; ok && !has.IsZero() {
-			has.Add(more)
-			limits[name] = has
-		}
+func (d *Driver) Limits(pod *v1.Pod) v1.ResourceList { return Limits(pod, d.Overhead(pod)) }
+
+// node is what is known of the node now.
+func (d *Driver) node() Node {
+	n := Node{
+		Agent:          d.agent,
+		SeccompDir:     filepath.Join(d.Root, "seccomp"),
+		ClusterDNS:     d.ClusterDNS,
+		ClusterDomain:  d.ClusterDomain,
+		SeccompDefault: d.SeccompDefault,
+		NoCPUQuota:     d.NoCPUQuota,
+		CPUPeriod:      d.CPUPeriod,
+		Kernel:         d.kernel,
+		IPs:            d.nodeIPs(),
 	}
-	return limits
+	if d.Allocatable != nil {
+		n.Allocatable = d.Allocatable()
+	}
+	return n
+}
+
+// sized is what a pod's resources depend on.
+func (d *Driver) sized(pod *v1.Pod) *Input {
+	return &Input{Node: d.node(), Pod: pod, Overhead: d.Overhead(pod)}
+}
+
+// input is what a pod's sandbox and its containers depend on, but for their addresses.
+func (d *Driver) input(pod *v1.Pod) (in *Input, err error) {
+	in = d.sized(pod)
+	in.Dir, in.LogDir = d.podDir(string(pod.UID)), d.PodLogs(pod)
+	if in.DNS, err = d.nodeDNS(pod); err != nil {
+		return nil, err
+	}
+	if in.Handler, err = d.handler(pod); err != nil {
+		return nil, err
+	}
+	switch {
+	case d.UserNS != nil:
+		in.UserNamespace, err = d.UserNS(pod, in.Handler)
+	case pod.Spec.HostUsers != nil && !*pod.Spec.HostUsers:
+		err = fmt.Errorf("pod %s: hostUsers is false and this agent gives no user namespaces", podsync.KeyOf(pod))
+	default:
+		in.UserNamespace = &cri.UserNamespace{Mode: cri.NamespaceMode_NODE}
+	}
+	if d.CgroupParent != nil {
+		in.CgroupParent = d.CgroupParent(pod)
+	}
+	in.RecursiveReadOnly = d.Features != nil && d.Features(in.Handler).GetRecursiveReadOnlyMounts()
+	return in, err
 }
 
 // UserIDs are the IDs of the node that the user namespaces of all sandboxes have, whoever

@@ -13,7 +13,6 @@ import (
 	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/internal/fault"
 	v1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
@@ -246,32 +245,12 @@ func ContainerOf(c *cri.Container, status *cri.ContainerStatus) podsync.Containe
 		Image:      image,
 		ImageID:    id,
 		LogPath:    status.GetLogPath(),
-		Hash:       c.GetAnnotations()[annotationHash],
-		Resources:  resourcesOf(status.GetResources().GetLinux()),
+		Hash:       c.GetAnnotations()[AnnotationHash],
+		Resources:  ResourcesOf(status.GetResources().GetLinux()),
 		User:       userOf(status.GetUser().GetLinux()),
-		Grace:      graceOf(c.GetAnnotations()),
-		Backoff:    backoffOf(c.GetAnnotations()),
+		Grace:      GraceOf(c.GetAnnotations()),
+		Backoff:    BackoffOf(c.GetAnnotations()),
 	}
-}
-
-// resourcesOf reads limits and requests back from what the runtime reports; nil
-// if it reports nothing.
-func resourcesOf(r *cri.LinuxContainerResources) *v1.ResourceRequirements {
-	out := &v1.ResourceRequirements{Limits: v1.ResourceList{}, Requests: v1.ResourceList{}}
-	if r.GetCpuPeriod() > 0 && r.GetCpuQuota() > 0 {
-		out.Limits[v1.ResourceCPU] = *resource.NewMilliQuantity(r.CpuQuota*1000/r.CpuPeriod, resource.DecimalSI)
-	}
-	if r.GetCpuShares() > minShares {
-		milli := (r.CpuShares*1000 + 1023) / 1024 // the least that gives these shares
-		out.Requests[v1.ResourceCPU] = *resource.NewMilliQuantity(milli, resource.DecimalSI)
-	}
-	if r.GetMemoryLimitInBytes() > 0 {
-		out.Limits[v1.ResourceMemory] = *resource.NewQuantity(r.MemoryLimitInBytes, resource.BinarySI)
-	}
-	if len(out.Limits)+len(out.Requests) == 0 {
-		return nil
-	}
-	return out
 }
 
 func userOf(u *cri.LinuxContainerUser) *v1.ContainerUser {

@@ -1,6 +1,7 @@
 package crix
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 
@@ -20,9 +21,10 @@ const (
 	maxShares     = 262_144
 )
 
-// resources translates limits and requests as the kubelet does. Swap is not
+// Resources translates limits and requests as the kubelet does. Swap is not
 // given: memory and swap together are limited to the memory limit.
-func (d *Driver) resources(pod *v1.Pod, c *v1.Container) *cri.LinuxContainerResources {
+func (in *Input) Resources(c *v1.Container) *cri.LinuxContainerResources {
+	pod, kernel := in.Pod, &in.Node.Kernel
 	var request *resource.Quantity
 	if q, ok := c.Resources.Requests[v1.ResourceCPU]; ok {
 		request = &q
@@ -36,13 +38,13 @@ func (d *Driver) resources(pod *v1.Pod, c *v1.Container) *cri.LinuxContainerReso
 			memory = *all.Limits.Memory()
 		}
 	}
-	out := d.limits(request, cpu, memory)
-	out.OomScoreAdj = oomScoreAdj(pod, c, d.node.memory)
-	out.HugepageLimits = d.hugePageLimits(pod, c)
+	out := in.Node.limits(request, cpu, memory)
+	out.OomScoreAdj = oomScoreAdj(pod, c, kernel.Memory)
+	out.HugepageLimits = in.hugePageLimits(c)
 	switch {
-	case d.node.swap && d.node.unified:
+	case kernel.Swap && kernel.Unified:
 		out.Unified["memory.swap.max"] = "0"
-	case d.node.swap:
+	case kernel.Swap:
 		out.MemorySwapLimitInBytes = out.MemoryLimitInBytes
 	}
 	return out
@@ -50,35 +52,35 @@ func (d *Driver) resources(pod *v1.Pod, c *v1.Container) *cri.LinuxContainerReso
 
 // limits makes the part that containers and sandboxes have in common. Without a
 // request the limit is the request.
-func (d *Driver) limits(request *resource.Quantity, cpu, memory resource.Quantity) *cri.LinuxContainerResources {
+func (n *Node) limits(request *resource.Quantity, cpu, memory resource.Quantity) *cri.LinuxContainerResources {
 	out := &cri.LinuxContainerResources{MemoryLimitInBytes: memory.Value()}
 	if request == nil {
 		request = &cpu
 	}
 	out.CpuShares = shares(request)
-	if !d.NoCPUQuota {
-		out.CpuPeriod = d.CPUPeriod
-		out.CpuQuota = quota(&cpu, d.CPUPeriod)
+	if !n.NoCPUQuota {
+		out.CpuPeriod = cmp.Or(n.CPUPeriod, defaultPeriod)
+		out.CpuQuota = quota(&cpu, out.CpuPeriod)
 	}
-	if d.node.unified { // what runs out of memory ends as a whole
+	if n.Kernel.Unified { // what runs out of memory ends as a whole
 		out.Unified = map[string]string{"memory.oom.group": "1"}
 	}
 	return out
 }
 
-// podResources are those of all containers together, and the pod's overhead, for
+// PodResources are those of all containers together, and the pod's overhead, for
 // runtimes that size a sandbox by them.
-func (d *Driver) podResources(pod *v1.Pod) (resources, overhead *cri.LinuxContainerResources) {
-	requests, limits := sums(pod)
+func (in *Input) PodResources() (resources, overhead *cri.LinuxContainerResources) {
+	requests, limits := sums(in.Pod)
 	var request *resource.Quantity
 	if q, ok := requests[v1.ResourceCPU]; ok {
 		request = &q
 	}
-	resources = d.limits(request, limits[v1.ResourceCPU], limits[v1.ResourceMemory])
+	resources = in.Node.limits(request, limits[v1.ResourceCPU], limits[v1.ResourceMemory])
 	overhead = &cri.LinuxContainerResources{}
-	if o := d.Overhead(pod); o != nil {
+	if o := in.Overhead; o != nil {
 		cpu := *o.Cpu()
-		overhead = d.limits(&cpu, cpu, *o.Memory())
+		overhead = in.Node.limits(&cpu, cpu, *o.Memory())
 	}
 	return resources, overhead
 }
@@ -111,6 +113,25 @@ func sums(pod *v1.Pod) (requests, limits v1.ResourceList) {
 // ofPods tells which resources a pod may ask for as a whole.
 func ofPods(name v1.ResourceName) bool {
 	return name == v1.ResourceCPU || name == v1.ResourceMemory || manifest.IsHugePages(name)
+}
+
+// Requests are those of a pod with its overhead.
+func Requests(pod *v1.Pod, overhead v1.ResourceList) v1.ResourceList {
+	requests, _ := sums(pod)
+	grow(requests, overhead)
+	return requests
+}
+
+// Limits are those of a pod; its overhead adds to those that it has.
+func Limits(pod *v1.Pod, overhead v1.ResourceList) v1.ResourceList {
+	_, limits := sums(pod)
+	for name, more := range overhead {
+		if has, ok := limits[name]; ok && !has.IsZero() {
+			has.Add(more)
+			limits[name] = has
+		}
+	}
+	return limits
 }
 
 // Limited reports whether the pod as a whole, or each of its containers, has a limit of
@@ -166,14 +187,14 @@ func raise(into, to v1.ResourceList) {
 
 // hugePageLimits has one limit for each size that the kernel knows; what is not
 // asked for is 0.
-func (d *Driver) hugePageLimits(pod *v1.Pod, c *v1.Container) []*cri.HugepageLimit {
+func (in *Input) hugePageLimits(c *v1.Container) []*cri.HugepageLimit {
 	asked := cgroup.Pages{}
-	if pod.Spec.Resources != nil {
-		asked = cgroup.HugePages(pod.Spec.Resources.Limits)
+	if in.Pod.Spec.Resources != nil {
+		asked = cgroup.HugePages(in.Pod.Spec.Resources.Limits)
 	}
 	maps.Copy(asked, cgroup.HugePages(c.Resources.Limits))
 	var out []*cri.HugepageLimit
-	for _, size := range d.node.hugePages {
+	for _, size := range in.Node.Kernel.HugePages {
 		out = append(out, &cri.HugepageLimit{PageSize: size, Limit: asked[size]})
 	}
 	return out
@@ -243,4 +264,34 @@ func unreserved(pod *v1.Pod) int64 {
 	total := sum(pod, func(c *v1.Container) v1.ResourceList { return c.Resources.Requests })
 	left := pod.Spec.Resources.Requests.Memory().Value() - total.Memory().Value()
 	return max(left, 0) / int64(len(pod.Spec.Containers)+len(pod.Spec.InitContainers))
+}
+
+// MostMemory is how much memory a pod can have, in bytes: its limit, and else what all
+// pods can; 0 if that is not known.
+func (in *Input) MostMemory() int64 {
+	most := in.Node.allocatable(v1.ResourceMemory)
+	if limit := Limits(in.Pod, in.Overhead)[v1.ResourceMemory]; Limited(in.Pod, v1.ResourceMemory) && (most.IsZero() || limit.Cmp(most) < 0) {
+		most = limit
+	}
+	return most.Value()
+}
+
+// ResourcesOf reads limits and requests back from what the runtime reports; nil
+// if it reports nothing.
+func ResourcesOf(r *cri.LinuxContainerResources) *v1.ResourceRequirements {
+	out := &v1.ResourceRequirements{Limits: v1.ResourceList{}, Requests: v1.ResourceList{}}
+	if r.GetCpuPeriod() > 0 && r.GetCpuQuota() > 0 {
+		out.Limits[v1.ResourceCPU] = *resource.NewMilliQuantity(r.CpuQuota*1000/r.CpuPeriod, resource.DecimalSI)
+	}
+	if r.GetCpuShares() > minShares {
+		milli := (r.CpuShares*1000 + 1023) / 1024 // the least that gives these shares
+		out.Requests[v1.ResourceCPU] = *resource.NewMilliQuantity(milli, resource.DecimalSI)
+	}
+	if r.GetMemoryLimitInBytes() > 0 {
+		out.Limits[v1.ResourceMemory] = *resource.NewQuantity(r.MemoryLimitInBytes, resource.BinarySI)
+	}
+	if len(out.Limits)+len(out.Requests) == 0 {
+		return nil
+	}
+	return out
 }

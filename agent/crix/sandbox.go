@@ -10,24 +10,19 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// sandboxConfig translates the pod. Its containers are created with the same
-// config, so it depends on nothing but the pod, the attempt and the node.
-func (d *Driver) sandboxConfig(pod *v1.Pod, attempt uint32) (*cri.PodSandboxConfig, error) {
-	dns, _, err := d.dnsConfig(pod)
+// Sandbox translates the pod. Its containers are created with the same config, so it
+// depends on nothing but the pod, the attempt and the node. warnings say what of its DNS
+// the pod does not get.
+func (in *Input) Sandbox(attempt uint32) (config *cri.PodSandboxConfig, warnings []string, err error) {
+	pod := in.Pod
+	dns, warnings := in.dnsConfig()
+	host, err := in.kernelHostname()
 	if err != nil {
-		return nil, err
-	}
-	host, err := d.kernelHostname(pod)
-	if err != nil {
-		return nil, err
-	}
-	ns, err := d.namespaces(pod)
-	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	_, above := contexts(pod, &v1.Container{})
 	security := &cri.LinuxSandboxSecurityContext{
-		NamespaceOptions: ns,
+		NamespaceOptions: in.namespaces(),
 		RunAsUser:        int64Value(above.RunAsUser),
 		RunAsGroup:       int64Value(above.RunAsGroup),
 		SelinuxOptions:   selinux(above.SELinuxOptions),
@@ -35,32 +30,30 @@ func (d *Driver) sandboxConfig(pod *v1.Pod, attempt uint32) (*cri.PodSandboxConf
 		Seccomp:          &cri.SecurityProfile{ProfileType: cri.SecurityProfile_RuntimeDefault},
 	}
 	if security.SupplementalGroups, security.SupplementalGroupsPolicy, err = groups(above); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	sysctls := map[string]string{}
 	for _, s := range above.Sysctls {
 		sysctls[strings.ReplaceAll(s.Name, "/", ".")] = s.Value
 	}
-	linux := &cri.LinuxPodSandboxConfig{SecurityContext: security, Sysctls: sysctls}
-	if d.CgroupParent != nil {
-		linux.CgroupParent = d.CgroupParent(pod)
-	}
-	linux.Resources, linux.Overhead = d.podResources(pod)
+	linux := &cri.LinuxPodSandboxConfig{CgroupParent: in.CgroupParent, SecurityContext: security, Sysctls: sysctls}
+	linux.Resources, linux.Overhead = in.PodResources()
 	return &cri.PodSandboxConfig{
 		Metadata:     &cri.PodSandboxMetadata{Name: pod.Name, Namespace: pod.Namespace, Uid: string(pod.UID), Attempt: attempt},
 		Hostname:     host,
-		LogDirectory: d.PodLogs(pod),
+		LogDirectory: in.LogDir,
 		DnsConfig:    dns,
 		PortMappings: portMappings(pod),
-		Labels:       d.sandboxLabels(pod),
-		Annotations:  d.sandboxAnnotations(pod),
+		Labels:       in.sandboxLabels(),
+		Annotations:  in.sandboxAnnotations(),
 		Linux:        linux,
-	}, nil
+	}, warnings, nil
 }
 
 // hostname returns a pod's host name and the domain that its subdomain makes.
 // gethostname(2) promises 63 bytes, so the name has no more.
-func (d *Driver) hostname(pod *v1.Pod) (host, domain string) {
+func (in *Input) hostname() (host, domain string) {
+	pod := in.Pod
 	host = pod.Name
 	switch {
 	case pod.Spec.HostnameOverride != nil:
@@ -69,7 +62,7 @@ func (d *Driver) hostname(pod *v1.Pod) (host, domain string) {
 		host = pod.Spec.Hostname
 	}
 	if pod.Spec.Subdomain != "" {
-		domain = fmt.Sprintf("%s.%s.svc.%s", pod.Spec.Subdomain, pod.Namespace, d.ClusterDomain)
+		domain = fmt.Sprintf("%s.%s.svc.%s", pod.Spec.Subdomain, pod.Namespace, in.Node.ClusterDomain)
 	}
 	return short(host), domain
 }
@@ -84,11 +77,12 @@ func short(name string) string {
 // kernelHostname is the name that the pod's kernel tells: the short one, or, if
 // the pod wants that, the long one. It is empty on the host's network, where the
 // host's own name stays.
-func (d *Driver) kernelHostname(pod *v1.Pod) (string, error) {
+func (in *Input) kernelHostname() (string, error) {
+	pod := in.Pod
 	if pod.Spec.HostNetwork {
 		return "", nil
 	}
-	host, domain := d.hostname(pod)
+	host, domain := in.hostname()
 	if pod.Spec.SetHostnameAsFQDN == nil || !*pod.Spec.SetHostnameAsFQDN || domain == "" {
 		return host, nil
 	}
@@ -99,8 +93,9 @@ func (d *Driver) kernelHostname(pod *v1.Pod) (string, error) {
 	return host, nil
 }
 
-func (d *Driver) namespaces(pod *v1.Pod) (*cri.NamespaceOption, error) {
-	o := &cri.NamespaceOption{Pid: cri.NamespaceMode_CONTAINER}
+func (in *Input) namespaces() *cri.NamespaceOption {
+	pod := in.Pod
+	o := &cri.NamespaceOption{Pid: cri.NamespaceMode_CONTAINER, UsernsOptions: in.UserNamespace}
 	switch {
 	case pod.Spec.HostPID:
 		o.Pid = cri.NamespaceMode_NODE
@@ -113,19 +108,7 @@ func (d *Driver) namespaces(pod *v1.Pod) (*cri.NamespaceOption, error) {
 	if pod.Spec.HostIPC {
 		o.Ipc = cri.NamespaceMode_NODE
 	}
-	handler, err := d.handler(pod)
-	if err != nil {
-		return nil, err
-	}
-	switch {
-	case d.UserNS != nil:
-		o.UsernsOptions, err = d.UserNS(pod, handler)
-	case pod.Spec.HostUsers != nil && !*pod.Spec.HostUsers:
-		err = fmt.Errorf("pod %s: hostUsers is false and this agent gives no user namespaces", podsync.KeyOf(pod))
-	default:
-		o.UsernsOptions = &cri.UserNamespace{Mode: cri.NamespaceMode_NODE}
-	}
-	return o, err
+	return o
 }
 
 // portMappings are all ports of the containers, with a host port or without: the

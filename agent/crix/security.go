@@ -27,8 +27,8 @@ func privileged(c v1.Container) bool {
 
 // securityContext merges the container's context over the pod's. The image says
 // who runs where neither does.
-func (d *Driver) securityContext(pod *v1.Pod, c *v1.Container, image *cri.Image, ns *cri.NamespaceOption) (*cri.LinuxContainerSecurityContext, error) {
-	of, above := contexts(pod, c)
+func (in *Input) securityContext(c *v1.Container, image *cri.Image, ns *cri.NamespaceOption) (*cri.LinuxContainerSecurityContext, error) {
+	of, above := contexts(in.Pod, c)
 	out := &cri.LinuxContainerSecurityContext{
 		Privileged:       privileged(*c),
 		NamespaceOptions: ns,
@@ -36,7 +36,7 @@ func (d *Driver) securityContext(pod *v1.Pod, c *v1.Container, image *cri.Image,
 		RunAsGroup:       int64Value(either(of.RunAsGroup, above.RunAsGroup)),
 		ReadonlyRootfs:   of.ReadOnlyRootFilesystem != nil && *of.ReadOnlyRootFilesystem,
 		NoNewPrivs:       of.AllowPrivilegeEscalation != nil && !*of.AllowPrivilegeEscalation,
-		Seccomp:          d.seccomp(either(of.SeccompProfile, above.SeccompProfile)),
+		Seccomp:          in.Node.seccomp(either(of.SeccompProfile, above.SeccompProfile)),
 		SelinuxOptions:   selinux(either(of.SELinuxOptions, above.SELinuxOptions)),
 	}
 	if out.RunAsUser == nil {
@@ -54,7 +54,7 @@ func (d *Driver) securityContext(pod *v1.Pod, c *v1.Container, image *cri.Image,
 		}
 	}
 	if of.ProcMount == nil || *of.ProcMount != v1.UnmaskedProcMount {
-		out.MaskedPaths = slices.Clone(d.node.masked)
+		out.MaskedPaths = slices.Concat(maskedPaths, in.Node.Kernel.Throttles)
 		out.ReadonlyPaths = slices.Clone(readonlyPaths)
 	}
 	return out, nil
@@ -139,14 +139,14 @@ func appArmor(p *v1.AppArmorProfile) (*cri.SecurityProfile, string) {
 	return &cri.SecurityProfile{ProfileType: cri.SecurityProfile_Unconfined}, v1.DeprecatedAppArmorBetaProfileNameUnconfined
 }
 
-func (d *Driver) seccomp(p *v1.SeccompProfile) *cri.SecurityProfile {
+func (n *Node) seccomp(p *v1.SeccompProfile) *cri.SecurityProfile {
 	switch {
-	case p == nil && d.SeccompDefault, p != nil && p.Type == v1.SeccompProfileTypeRuntimeDefault:
+	case p == nil && n.SeccompDefault, p != nil && p.Type == v1.SeccompProfileTypeRuntimeDefault:
 		return &cri.SecurityProfile{ProfileType: cri.SecurityProfile_RuntimeDefault}
 	case p != nil && p.Type == v1.SeccompProfileTypeLocalhost && p.LocalhostProfile != nil:
 		return &cri.SecurityProfile{
 			ProfileType:  cri.SecurityProfile_Localhost,
-			LocalhostRef: filepath.Join(d.Root, "seccomp", *p.LocalhostProfile),
+			LocalhostRef: filepath.Join(n.SeccompDir, *p.LocalhostProfile),
 		}
 	}
 	return &cri.SecurityProfile{ProfileType: cri.SecurityProfile_Unconfined}

@@ -15,9 +15,9 @@ func agentID(root string) string {
 }
 
 // mine selects the pods of this agent.
-func (d *Driver) mine() map[string]string { return map[string]string{labelAgent: d.agent} }
+func (d *Driver) mine() map[string]string { return map[string]string{LabelAgent: d.agent} }
 
 // of selects the pods of this agent with this key, whatever their UID.
 func (d *Driver) of(key podsync.Key) map[string]string {
-	return map[string]string{labelAgent: d.agent, LabelPodNamespace: key.Namespace, LabelPodName: key.Name}
+	return map[string]string{LabelAgent: d.agent, LabelPodNamespace: key.Namespace, LabelPodName: key.Name}
 }

@@ -31,7 +31,11 @@ func (d *Driver) startContainer(ctx, interrupt context.Context, pod *v1.Pod, a p
 	if err != nil {
 		return Fault(err)
 	}
-	sandbox, err := d.sandboxConfig(pod, status.GetStatus().GetMetadata().GetAttempt())
+	in, err := d.input(pod)
+	if err != nil {
+		return fail("CreateContainerConfigError", err)
+	}
+	sandbox, _, err := in.Sandbox(status.GetStatus().GetMetadata().GetAttempt())
 	if err != nil {
 		return fail("CreateContainerConfigError", err)
 	}
@@ -46,18 +50,15 @@ func (d *Driver) startContainer(ctx, interrupt context.Context, pod *v1.Pod, a p
 	if err != nil {
 		return err
 	}
-	ips := IPs(status.GetStatus())
+	in.IPs = IPs(status.GetStatus())
 	if pod.Spec.HostNetwork {
-		ips = d.nodeIPs()
+		in.IPs = d.nodeIPs()
 	}
-	config, err := d.containerConfig(pod, c, a, ref, image, ips)
+	config, err := d.containerConfig(in, &Container{
+		Spec: c, Attempt: a.Attempt, Backoff: a.Backoff, Target: a.Target, Image: image, ImageRef: ref,
+	}, mounted)
 	if err != nil {
 		return fail("CreateContainerConfigError", err)
-	}
-	for _, m := range config.Mounts {
-		if m.Image != nil {
-			m.Image.Image = mounted[m.Image.UserSpecifiedImage]
-		}
 	}
 	if err := os.MkdirAll(filepath.Join(sandbox.LogDirectory, c.Name), 0o755); err != nil {
 		return fail("CreateContainerConfigError", err)

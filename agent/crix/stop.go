@@ -60,7 +60,7 @@ func (d *Driver) owner(ctx context.Context, pod *v1.Pod, a podsync.Action) (*v1.
 	if err = Fault(err); err != nil {
 		return nil, nil, err
 	}
-	pod, c := restored(resp.GetStatus().GetLabels(), resp.GetStatus().GetAnnotations())
+	pod, c := Restored(resp.GetStatus().GetLabels(), resp.GetStatus().GetAnnotations())
 	return pod, c, nil
 }
 

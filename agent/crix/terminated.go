@@ -21,29 +21,31 @@ const (
 	maxLogLines = 80
 )
 
-// makeMessageFile makes the file that is mounted at terminationMessagePath. Each
+// newMessageFile is the path of a file that is mounted at terminationMessagePath. Each
 // run of a container has its own.
-func (d *Driver) makeMessageFile(pod *v1.Pod, c *v1.Container) (string, error) {
-	dir := filepath.Join(d.podDir(string(pod.UID)), "containers", c.Name)
-	if err := os.MkdirAll(dir, 0o750); err != nil {
-		return "", err
+func (d *Driver) newMessageFile(uid, container string) string {
+	return filepath.Join(d.podDir(uid), "containers", container, fmt.Sprintf("%08x", rand.Uint32()))
+}
+
+func makeMessageFile(path string) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
+		return err
 	}
-	path := filepath.Join(dir, fmt.Sprintf("%08x", rand.Uint32()))
 	if err := os.WriteFile(path, nil, 0o666); err != nil {
-		return "", err
+		return err
 	}
-	return path, os.Chmod(path, 0o666) // whatever the umask
+	return os.Chmod(path, 0o666) // whatever the umask
 }
 
 // addMessage adds to the status of a container that has exited what it has left:
 // the end of the file, or, if it failed and wants that, of its log.
 func (d *Driver) addMessage(ctx context.Context, s *cri.ContainerStatus) {
-	fallback := v1.TerminationMessagePolicy(s.GetAnnotations()[annotationMessagePolicy]) == v1.TerminationMessageFallbackToLogsOnError &&
+	fallback := v1.TerminationMessagePolicy(s.GetAnnotations()[AnnotationMessagePolicy]) == v1.TerminationMessageFallbackToLogsOnError &&
 		s.ExitCode != 0 && s.Reason != "ContainerCannotRun"
 	text := ""
-	if path := s.GetAnnotations()[annotationMessagePath]; path != "" {
+	if path := s.GetAnnotations()[AnnotationMessagePath]; path != "" {
 		for _, m := range s.GetMounts() {
-			if m.ContainerPath == absolute(path) {
+			if m.ContainerPath == Absolute(path) {
 				var err error
 				if text, err = tail(m.HostPath, maxMessage); err != nil && !os.IsNotExist(err) {
 					text = fmt.Sprintf("Error on reading termination log %s: %v", m.HostPath, err)

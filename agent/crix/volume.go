@@ -15,10 +15,10 @@ func (d *Driver) Volumes() *volume.Maker { return d.volumes }
 // what to mount by the names of the volumes.
 func (d *Driver) imageVolumes(ctx, interrupt context.Context, pod *v1.Pod, c *v1.Container, sandbox *cri.PodSandboxConfig) (map[string]string, error) {
 	refs := map[string]string{}
-	for _, m := range c.VolumeMounts {
-		v := volumeOf(pod, m.Name)
-		if v == nil || v.Image == nil || refs[v.Image.Reference] != "" {
-			continue
+	for i := range c.VolumeMounts {
+		v, err := VolumeOf(pod, &c.VolumeMounts[i])
+		if err != nil || v.Image == nil || refs[v.Image.Reference] != "" {
+			continue // one that is not there is told of when it is mounted
 		}
 		ref, _, err := d.ensureImage(ctx, interrupt, pod, &v1.Container{Name: c.Name, Image: v.Image.Reference, ImagePullPolicy: v.Image.PullPolicy}, sandbox)
 		if err != nil {
@@ -33,16 +33,12 @@ func (d *Driver) imageVolumes(ctx, interrupt context.Context, pod *v1.Pod, c *v1
 // none of it.
 type shown struct{ *Driver }
 
-func (s shown) Field(pod *v1.Pod, path string) (string, error) { return s.fieldValue(pod, path, nil) }
+func (s shown) Field(pod *v1.Pod, path string) (string, error) {
+	return (&Input{Node: s.node(), Pod: pod}).Field(path)
+}
 
 func (s shown) Resource(pod *v1.Pod, ref *v1.ResourceFieldSelector) (string, error) {
-	return s.resourceValue(pod, nil, ref)
+	return (&Input{Node: s.node(), Pod: pod}).Resource(nil, ref)
 }
 
-func (s shown) Memory(pod *v1.Pod) int64 {
-	most := s.allocatable(v1.ResourceMemory)
-	if limit := s.Limits(pod)[v1.ResourceMemory]; Limited(pod, v1.ResourceMemory) && (most.IsZero() || limit.Cmp(most) < 0) {
-		most = limit
-	}
-	return most.Value()
-}
+func (s shown) Memory(pod *v1.Pod) int64 { return s.sized(pod).MostMemory() }
