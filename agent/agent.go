@@ -9,7 +9,7 @@
 //	                                            │      observe → compute → act
 //	                    podsync (pure) ◀────────┤
 //	                                            ▼
-//	 pleg ◀── lists, events ── runtime ◀── CRI ── crix
+//	 pleg ◀── lists, events ── runtime ◀── CRI ── crix ◀── podspec (pure)
 //	  │                           ▲             │
 //	  │   gate ── is it ready? ───┤             │
 //	  │   probe ── exec ──────────┘             ▼

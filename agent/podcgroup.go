@@ -8,6 +8,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/cgroup"
 	"github.com/crisp-cri/crisp/agent/crix"
 	"github.com/crisp-cri/crisp/agent/event"
+	"github.com/crisp-cri/crisp/agent/podspec"
 	"github.com/crisp-cri/crisp/agent/status"
 	v1 "k8s.io/api/core/v1"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -56,13 +57,13 @@ func (c *care) limit(pod *v1.Pod) error {
 	class := status.QOS(pod)
 	if class != v1.PodQOSBestEffort {
 		l.Shares = cgroup.Shares(requests.Cpu().MilliValue())
-		if class == v1.PodQOSGuaranteed || crix.Limited(pod, v1.ResourceCPU) {
+		if class == v1.PodQOSGuaranteed || podspec.Limited(pod, v1.ResourceCPU) {
 			if !c.NoCPUQuota {
 				l.Period = cgroup.DefaultPeriod
 				l.Quota = cgroup.Quota(limits.Cpu().MilliValue(), cgroup.DefaultPeriod)
 			}
 		}
-		if class == v1.PodQOSGuaranteed || crix.Limited(pod, v1.ResourceMemory) {
+		if class == v1.PodQOSGuaranteed || podspec.Limited(pod, v1.ResourceMemory) {
 			l.Memory = limits.Memory().Value()
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/crix"
 	"github.com/crisp-cri/crisp/agent/evict"
 	"github.com/crisp-cri/crisp/agent/node"
+	"github.com/crisp-cri/crisp/agent/podspec"
 	"github.com/crisp-cri/crisp/agent/volume"
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
@@ -122,7 +123,7 @@ func (c *care) usage(ctx context.Context, all bool) ([]evict.Pod, error) {
 	}
 	by := map[string]*cri.PodSandboxStats{}
 	for _, s := range stats {
-		by[s.GetAttributes().GetLabels()[crix.LabelPodUID]] = s
+		by[s.GetAttributes().GetLabels()[podspec.LabelPodUID]] = s
 	}
 	for i := range pods {
 		c.measurePod(&pods[i], by[string(pods[i].UID)])

@@ -4,7 +4,7 @@ import (
 	"context"
 	"time"
 
-	"github.com/crisp-cri/crisp/agent/crix"
+	"github.com/crisp-cri/crisp/agent/podspec"
 	"github.com/crisp-cri/crisp/agent/podsync"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -71,7 +71,7 @@ func (c *care) anyLeft(ctx context.Context, pods map[string]podsync.Key) bool {
 		return false
 	}
 	for _, container := range list {
-		if _, ok := pods[container.GetLabels()[crix.LabelPodUID]]; ok {
+		if _, ok := pods[container.GetLabels()[podspec.LabelPodUID]]; ok {
 			return true
 		}
 	}

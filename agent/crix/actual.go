@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 
+	"github.com/crisp-cri/crisp/agent/podspec"
 	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/internal/atomicfile"
 	"github.com/crisp-cri/crisp/internal/fault"
@@ -162,7 +163,7 @@ func set(into *v1.ResourceList, from v1.ResourceList, name v1.ResourceName) {
 // running returns the ID of the pod's container of this name that runs, or "".
 func (d *Driver) running(ctx context.Context, pod *v1.Pod, name string) (string, error) {
 	selector := d.of(podsync.KeyOf(pod))
-	selector[LabelPodUID], selector[LabelContainerName] = string(pod.UID), name
+	selector[podspec.LabelPodUID], selector[podspec.LabelContainerName] = string(pod.UID), name
 	list, err := d.runtime.ListContainers(ctx, &cri.ContainerFilter{
 		LabelSelector: selector,
 		State:         &cri.ContainerStateValue{State: cri.ContainerState_CONTAINER_RUNNING},

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/crisp-cri/crisp/agent/manifest"
+	"github.com/crisp-cri/crisp/agent/podspec"
 	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/agent/pulled"
 	"github.com/crisp-cri/crisp/internal/fault"
@@ -401,7 +402,7 @@ func TestResize(t *testing.T) {
 `)
 	begin(t, d, pod)
 	r.calls = nil
-	d.kernel = Kernel{}
+	d.kernel = podspec.Kernel{}
 	resized := pod.DeepCopy()
 	set := func(i int, name v1.ResourceName, q string) {
 		resized.Spec.Containers[i].Resources.Limits[name] = resource.MustParse(q)

@@ -6,6 +6,7 @@ import (
 	"io"
 	"io/fs"
 
+	"github.com/crisp-cri/crisp/agent/podspec"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/regular"
 	v1 "k8s.io/api/core/v1"
@@ -14,7 +15,7 @@ import (
 
 // containerConfig translates one container, reads what it refers to, and makes what it
 // mounts. images are the references of the images that it mounts, by their names.
-func (d *Driver) containerConfig(in *Input, c *Container, images map[string]string) (*cri.ContainerConfig, error) {
+func (d *Driver) containerConfig(in *podspec.Input, c *podspec.Container, images map[string]string) (*cri.ContainerConfig, error) {
 	refs, err := d.references(in.Pod, c.Spec)
 	if err != nil {
 		return nil, err
@@ -56,8 +57,8 @@ func (d *Driver) containerConfig(in *Input, c *Container, images map[string]stri
 }
 
 // references are what the environment of a container refers to.
-func (d *Driver) references(pod *v1.Pod, c *v1.Container) (References, error) {
-	refs := References{ConfigMaps: map[string]*v1.ConfigMap{}, Secrets: map[string]*v1.Secret{}, Files: map[FileRef]EnvFile{}}
+func (d *Driver) references(pod *v1.Pod, c *v1.Container) (podspec.References, error) {
+	refs := podspec.References{ConfigMaps: map[string]*v1.ConfigMap{}, Secrets: map[string]*v1.Secret{}, Files: map[podspec.FileRef]podspec.EnvFile{}}
 	var problems []error
 	configMap := func(name string) {
 		o, err := d.Objects.ConfigMap(pod.Namespace, name)
@@ -85,9 +86,9 @@ func (d *Driver) references(pod *v1.Pod, c *v1.Container) (References, error) {
 		case from.SecretKeyRef != nil:
 			secret(from.SecretKeyRef.Name)
 		case from.FileKeyRef != nil:
-			file := FileRef{Volume: from.FileKeyRef.VolumeName, Path: from.FileKeyRef.Path}
+			file := podspec.FileRef{Volume: from.FileKeyRef.VolumeName, Path: from.FileKeyRef.Path}
 			data, err := d.envFile(pod, file)
-			refs.Files[file] = EnvFile{Data: data, Err: err}
+			refs.Files[file] = podspec.EnvFile{Data: data, Err: err}
 		}
 	}
 	return refs, errors.Join(problems...)
@@ -103,7 +104,7 @@ func unlessNotFound(err error) error {
 
 // envFile reads a file of an emptyDir. It is the containers' own: it may be a link that
 // leads out, or a pipe that nobody writes to.
-func (d *Driver) envFile(pod *v1.Pod, file FileRef) ([]byte, error) {
+func (d *Driver) envFile(pod *v1.Pod, file podspec.FileRef) ([]byte, error) {
 	dir, ok := d.volumes.EmptyDirs(pod)[file.Volume]
 	if !ok {
 		return nil, fmt.Errorf("volume %s is no emptyDir", file.Volume)
@@ -116,7 +117,7 @@ func (d *Driver) envFile(pod *v1.Pod, file FileRef) ([]byte, error) {
 		return nil, fmt.Errorf("volume %s: %w", file.Volume, err)
 	}
 	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, MaxEnvFile))
+	data, err := io.ReadAll(io.LimitReader(f, podspec.MaxEnvFile))
 	if err != nil {
 		return nil, fmt.Errorf("%s of volume %s: %w", file.Path, file.Volume, err)
 	}
@@ -124,19 +125,19 @@ func (d *Driver) envFile(pod *v1.Pod, file FileRef) ([]byte, error) {
 }
 
 // sources are what the mounts of a container show.
-func (d *Driver) sources(pod *v1.Pod, c *Container, images map[string]string) ([]Source, error) {
-	var list []Source
+func (d *Driver) sources(pod *v1.Pod, c *podspec.Container, images map[string]string) ([]podspec.Source, error) {
+	var list []podspec.Source
 	for i := range c.Spec.VolumeMounts {
 		m := &c.Spec.VolumeMounts[i]
-		v, err := VolumeOf(pod, m)
+		v, err := podspec.VolumeOf(pod, m)
 		if err != nil {
 			return nil, err
 		}
-		path, err := SubPath(m, c.Env)
+		path, err := podspec.SubPath(m, c.Env)
 		if err != nil {
 			return nil, err
 		}
-		source := Source{ReadOnly: d.volumes.ReadOnly(pod, v)}
+		source := podspec.Source{ReadOnly: d.volumes.ReadOnly(pod, v)}
 		switch {
 		case v.Image != nil:
 			source.Image = images[v.Image.Reference]

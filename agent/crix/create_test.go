@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/crisp-cri/crisp/agent/podspec"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
@@ -29,7 +30,7 @@ func TestFileKeyRef(t *testing.T) {
 		if err != nil {
 			return "", err
 		}
-		list, err := (&Input{Pod: pod}).Environment(c, refs)
+		list, err := (&podspec.Input{Pod: pod}).Environment(c, refs)
 		var words []string
 		for _, kv := range list {
 			words = append(words, kv.Key+"="+string(kv.Value))
@@ -85,7 +86,7 @@ func TestFilesOfContainer(t *testing.T) {
 		user int64
 		want int
 	}{{0, 0}, {7, 1}, {7, 2}} {
-		c := &Container{Spec: &pod.Spec.Containers[0], Image: &cri.Image{Uid: &cri.Int64Value{Value: test.user}}}
+		c := &podspec.Container{Spec: &pod.Spec.Containers[0], Image: &cri.Image{Uid: &cri.Int64Value{Value: test.user}}}
 		if _, err := d.containerConfig(in, c, nil); (err == nil) != (test.user != 0) {
 			t.Errorf("user %d: %v", test.user, err)
 		}

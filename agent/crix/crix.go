@@ -4,7 +4,7 @@
 //
 // The runtime is the ground truth for what runs; the labels and annotations that
 // crix puts on sandboxes and containers are how it finds its own again
-// (labels.go). On disk it keeps, below the agent's root,
+// (agent/podspec). On disk it keeps, below the agent's root,
 //
 //	pods/<uid>/pod.json     the pod as it was accepted; written first, removed last
 //	pods/<uid>/status.json  what the agent last knew of it, for the command line
@@ -36,6 +36,7 @@ import (
 
 	"github.com/crisp-cri/crisp/agent/event"
 	"github.com/crisp-cri/crisp/agent/keyring"
+	"github.com/crisp-cri/crisp/agent/podspec"
 	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/agent/pulled"
 	"github.com/crisp-cri/crisp/agent/volume"
@@ -95,7 +96,7 @@ type Driver struct {
 	runtime internalapi.RuntimeService
 	images  internalapi.ImageManagerService
 	agent   string // value of LabelAgent
-	kernel  Kernel
+	kernel  podspec.Kernel
 	pulls   *queue
 	volumes *volume.Maker
 	// resolved is resolvedConf; another one in tests.

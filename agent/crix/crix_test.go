@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/crisp-cri/crisp/agent/manifest"
+	"github.com/crisp-cri/crisp/agent/podspec"
 	"github.com/crisp-cri/crisp/agent/podsync"
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
@@ -38,7 +39,7 @@ func driver(t *testing.T) *Driver {
 			v1.ResourceEphemeralStorage: resource.MustParse("90Gi"), v1.ResourceHugePagesPrefix + "2Mi": resource.MustParse("1Gi"),
 		}
 	}
-	d.kernel = Kernel{Memory: 16 << 30, Swap: true, HugePages: []string{"2MB"}}
+	d.kernel = podspec.Kernel{Memory: 16 << 30, Swap: true, HugePages: []string{"2MB"}}
 	return d
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/crisp-cri/crisp/agent/podspec"
 	"github.com/crisp-cri/crisp/agent/probe"
 	v1 "k8s.io/api/core/v1"
 	criclient "k8s.io/cri-client/pkg"
@@ -23,7 +24,7 @@ func (d *Driver) ProbeExec(ctx context.Context, c *v1.Container, id string, comm
 	}
 	words := make([]string, len(command))
 	for i, word := range command {
-		words[i] = Expand(word, func(name string) (string, bool) { v, ok := env[name]; return v, ok })
+		words[i] = podspec.Expand(word, func(name string) (string, bool) { v, ok := env[name]; return v, ok })
 	}
 	stdout, stderr, err := d.runtime.ExecSync(ctx, id, words, timeout)
 	output := append(stdout, stderr...)

@@ -8,11 +8,12 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/crisp-cri/crisp/agent/podspec"
 	"github.com/opencontainers/cgroups"
 )
 
-func readKernel() Kernel {
-	k := Kernel{Memory: memoryCapacity(), HugePages: slices.Sorted(slices.Values(cgroups.HugePageSizes()))}
+func readKernel() podspec.Kernel {
+	k := podspec.Kernel{Memory: memoryCapacity(), HugePages: slices.Sorted(slices.Values(cgroups.HugePageSizes()))}
 	_, err := os.Stat("/sys/fs/cgroup/cgroup.controllers")
 	k.Unified = err == nil
 	swap := "/sys/fs/cgroup/memory/memory.memsw.limit_in_bytes"

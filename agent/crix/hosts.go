@@ -1,49 +1,31 @@
 package crix
 
 import (
-	"fmt"
-	"strings"
+	"errors"
+	"io/fs"
+	"os"
 
-	v1 "k8s.io/api/core/v1"
+	"github.com/crisp-cri/crisp/agent/podspec"
 )
 
-// Hosts is the text of the pod's /etc/hosts, "" as long as the pod has no address. It
-// is the kubelet's, which programs read. node is that of the node, for pods on its
-// network.
-func (in *Input) Hosts(node []byte) string {
-	switch {
-	case in.Pod.Spec.HostNetwork:
-		return "# Kubernetes-managed hosts file (host network).\n" + string(node) + aliases(in.Pod)
-	case len(in.IPs) == 0:
-		return ""
+// hosts is what the pod has in its /etc/hosts.
+func hosts(in *podspec.Input) (string, error) {
+	if !in.Pod.Spec.HostNetwork {
+		return in.Hosts(nil), nil
 	}
-	host, domain := in.hostname()
-	return podHosts(host, domain, in.IPs) + aliases(in.Pod)
+	node, err := os.ReadFile("/etc/hosts")
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return "", err
+	}
+	return in.Hosts(node), nil
 }
 
-func podHosts(host, domain string, ips []string) string {
-	var b strings.Builder
-	b.WriteString("# Kubernetes-managed hosts file.\n")
-	b.WriteString("127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n")
-	b.WriteString("fe00::0\tip6-localnet\nfe00::0\tip6-mcastprefix\nfe00::1\tip6-allnodes\nfe00::2\tip6-allrouters\n")
-	for _, ip := range ips {
-		if domain != "" {
-			fmt.Fprintf(&b, "%s\t%s.%s\t%s\n", ip, host, domain, host)
-		} else {
-			fmt.Fprintf(&b, "%s\t%s\n", ip, host)
-		}
+// writeHosts writes the file that is mounted at /etc/hosts. It is written in place, so
+// that containers that have it mounted see a change.
+func (d *Driver) writeHosts(uid, text string) error {
+	path := d.hostsPath(uid)
+	if old, err := os.ReadFile(path); err == nil && string(old) == text {
+		return nil
 	}
-	return b.String()
-}
-
-func aliases(pod *v1.Pod) string {
-	if len(pod.Spec.HostAliases) == 0 {
-		return ""
-	}
-	var b strings.Builder
-	b.WriteString("\n# Entries added by HostAliases.\n")
-	for _, a := range pod.Spec.HostAliases {
-		fmt.Fprintf(&b, "%s\t%s\n", a.IP, strings.Join(a.Hostnames, "\t"))
-	}
-	return b.String()
+	return os.WriteFile(path, []byte(text), 0o644)
 }

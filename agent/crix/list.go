@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/crisp-cri/crisp/agent/podspec"
 	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/agent/status"
 	"github.com/crisp-cri/crisp/internal/fault"
@@ -95,7 +96,7 @@ func podOf(sb *cri.PodSandbox) *v1.Pod {
 			Labels:      sb.Labels,
 			Annotations: sb.Annotations,
 		},
-		Spec: v1.PodSpec{RestartPolicy: v1.RestartPolicy(sb.Annotations[AnnotationRestartPolicy])},
+		Spec: v1.PodSpec{RestartPolicy: v1.RestartPolicy(sb.Annotations[podspec.AnnotationRestartPolicy])},
 	}
 	split := func(list string) (out []v1.Container) {
 		for name := range strings.SplitSeq(list, ",") {
@@ -105,8 +106,8 @@ func podOf(sb *cri.PodSandbox) *v1.Pod {
 		}
 		return out
 	}
-	pod.Spec.Containers = split(sb.Annotations[AnnotationContainers])
-	pod.Spec.InitContainers = split(sb.Annotations[AnnotationInitContainers])
+	pod.Spec.Containers = split(sb.Annotations[podspec.AnnotationContainers])
+	pod.Spec.InitContainers = split(sb.Annotations[podspec.AnnotationInitContainers])
 	return pod
 }
 
@@ -136,7 +137,7 @@ func (f *Found) complete(node status.Node) {
 // the pod is being ended, and why containers wait. It is shown as far as it fits
 // what the runtime has.
 func (f *Found) explain() {
-	dir := f.Pod.Annotations[AnnotationDir]
+	dir := f.Pod.Annotations[podspec.AnnotationDir]
 	if dir == "" || filepath.Base(dir) != string(f.Pod.UID) {
 		return
 	}

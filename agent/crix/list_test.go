@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/crisp-cri/crisp/agent/podspec"
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 )
@@ -37,7 +38,7 @@ func TestKeptStatusOfAStrangersPod(t *testing.T) {
 				t.Fatal(err)
 			}
 			f := &Found{Pod: &v1.Pod{}}
-			f.Pod.UID, f.Pod.Annotations = "u1", map[string]string{AnnotationDir: dir}
+			f.Pod.UID, f.Pod.Annotations = "u1", map[string]string{podspec.AnnotationDir: dir}
 			f.explain()
 			if got := f.Pod.Status.HostIP; got != test.want {
 				t.Errorf("host IP is %q, want %q", got, test.want)

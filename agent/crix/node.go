@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 
+	"github.com/crisp-cri/crisp/agent/podspec"
 	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/internal/fault"
 	v1 "k8s.io/api/core/v1"
@@ -49,14 +50,14 @@ func (d *Driver) Overhead(pod *v1.Pod) v1.ResourceList {
 }
 
 // Requests are those of a pod with its overhead.
-func (d *Driver) Requests(pod *v1.Pod) v1.ResourceList { return Requests(pod, d.Overhead(pod)) }
+func (d *Driver) Requests(pod *v1.Pod) v1.ResourceList { return podspec.Requests(pod, d.Overhead(pod)) }
 
 // Limits are those of a pod; its overhead adds to those that it has.
-func (d *Driver) Limits(pod *v1.Pod) v1.ResourceList { return Limits(pod, d.Overhead(pod)) }
+func (d *Driver) Limits(pod *v1.Pod) v1.ResourceList { return podspec.Limits(pod, d.Overhead(pod)) }
 
 // node is what is known of the node now.
-func (d *Driver) node() Node {
-	n := Node{
+func (d *Driver) node() podspec.Node {
+	n := podspec.Node{
 		Agent:          d.agent,
 		SeccompDir:     filepath.Join(d.Root, "seccomp"),
 		ClusterDNS:     d.ClusterDNS,
@@ -74,12 +75,12 @@ func (d *Driver) node() Node {
 }
 
 // sized is what a pod's resources depend on.
-func (d *Driver) sized(pod *v1.Pod) *Input {
-	return &Input{Node: d.node(), Pod: pod, Overhead: d.Overhead(pod)}
+func (d *Driver) sized(pod *v1.Pod) *podspec.Input {
+	return &podspec.Input{Node: d.node(), Pod: pod, Overhead: d.Overhead(pod)}
 }
 
 // input is what a pod's sandbox and its containers depend on, but for their addresses.
-func (d *Driver) input(pod *v1.Pod) (in *Input, err error) {
+func (d *Driver) input(pod *v1.Pod) (in *podspec.Input, err error) {
 	in = d.sized(pod)
 	in.Dir, in.LogDir = d.podDir(string(pod.UID)), d.PodLogs(pod)
 	if in.DNS, err = d.nodeDNS(pod); err != nil {

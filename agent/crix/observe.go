@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/crisp-cri/crisp/agent/podspec"
 	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/internal/fault"
 	v1 "k8s.io/api/core/v1"
@@ -231,7 +232,7 @@ func ContainerOf(c *cri.Container, status *cri.ContainerStatus) podsync.Containe
 	}
 	return podsync.Container{
 		ID:         c.Id,
-		UID:        c.GetLabels()[LabelPodUID],
+		UID:        c.GetLabels()[podspec.LabelPodUID],
 		SandboxID:  c.PodSandboxId,
 		Name:       c.GetMetadata().GetName(),
 		Attempt:    c.GetMetadata().GetAttempt(),
@@ -245,11 +246,11 @@ func ContainerOf(c *cri.Container, status *cri.ContainerStatus) podsync.Containe
 		Image:      image,
 		ImageID:    id,
 		LogPath:    status.GetLogPath(),
-		Hash:       c.GetAnnotations()[AnnotationHash],
-		Resources:  ResourcesOf(status.GetResources().GetLinux()),
+		Hash:       c.GetAnnotations()[podspec.AnnotationHash],
+		Resources:  podspec.ResourcesOf(status.GetResources().GetLinux()),
 		User:       userOf(status.GetUser().GetLinux()),
-		Grace:      GraceOf(c.GetAnnotations()),
-		Backoff:    BackoffOf(c.GetAnnotations()),
+		Grace:      podspec.GraceOf(c.GetAnnotations()),
+		Backoff:    podspec.BackoffOf(c.GetAnnotations()),
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 
+	"github.com/crisp-cri/crisp/agent/podspec"
 	v1 "k8s.io/api/core/v1"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
@@ -15,12 +16,12 @@ import (
 const resolvedConf = "/run/systemd/resolve/resolv.conf"
 
 // nodeDNS reads what of the node's DNS the pod needs.
-func (d *Driver) nodeDNS(pod *v1.Pod) (dns NodeDNS, err error) {
+func (d *Driver) nodeDNS(pod *v1.Pod) (dns podspec.NodeDNS, err error) {
 	if pod.Spec.DNSPolicy == v1.DNSNone || d.ResolvConf == "" {
 		return dns, nil
 	}
 	dns.Path = d.ResolvConf
-	if dns.Own, err = readResolvConf(d.ResolvConf); err != nil || !NeedsBehind(pod, dns.Own) {
+	if dns.Own, err = readResolvConf(d.ResolvConf); err != nil || !podspec.NeedsBehind(pod, dns.Own) {
 		return dns, err
 	}
 	dns.Behind, err = readResolvConf(d.resolved)
@@ -36,7 +37,7 @@ func readResolvConf(path string) (*cri.DNSConfig, error) {
 		return nil, err
 	}
 	defer f.Close()
-	dns, err := ParseResolvConf(f)
+	dns, err := podspec.ParseResolvConf(f)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}

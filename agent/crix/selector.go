@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 
+	"github.com/crisp-cri/crisp/agent/podspec"
 	"github.com/crisp-cri/crisp/agent/podsync"
 )
 
@@ -15,9 +16,9 @@ func agentID(root string) string {
 }
 
 // mine selects the pods of this agent.
-func (d *Driver) mine() map[string]string { return map[string]string{LabelAgent: d.agent} }
+func (d *Driver) mine() map[string]string { return map[string]string{podspec.LabelAgent: d.agent} }
 
 // of selects the pods of this agent with this key, whatever their UID.
 func (d *Driver) of(key podsync.Key) map[string]string {
-	return map[string]string{LabelAgent: d.agent, LabelPodNamespace: key.Namespace, LabelPodName: key.Name}
+	return map[string]string{podspec.LabelAgent: d.agent, podspec.LabelPodNamespace: key.Namespace, podspec.LabelPodName: key.Name}
 }

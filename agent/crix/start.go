@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/crisp-cri/crisp/agent/podspec"
 	"github.com/crisp-cri/crisp/agent/podsync"
 	v1 "k8s.io/api/core/v1"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -54,7 +55,7 @@ func (d *Driver) startContainer(ctx, interrupt context.Context, pod *v1.Pod, a p
 	if pod.Spec.HostNetwork {
 		in.IPs = d.nodeIPs()
 	}
-	config, err := d.containerConfig(in, &Container{
+	config, err := d.containerConfig(in, &podspec.Container{
 		Spec: c, Attempt: a.Attempt, Backoff: a.Backoff, Target: a.Target, Image: image, ImageRef: ref,
 	}, mounted)
 	if err != nil {

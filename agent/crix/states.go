@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/crisp-cri/crisp/agent/pleg"
+	"github.com/crisp-cri/crisp/agent/podspec"
 	"github.com/crisp-cri/crisp/agent/podsync"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
@@ -20,7 +21,7 @@ func (d *Driver) States(ctx context.Context) (map[podsync.Key]pleg.States, error
 	}
 	all := map[podsync.Key]pleg.States{}
 	note := func(labels map[string]string, id string, state int32) {
-		key := podsync.Key{Namespace: labels[LabelPodNamespace], Name: labels[LabelPodName]}
+		key := podsync.Key{Namespace: labels[podspec.LabelPodNamespace], Name: labels[podspec.LabelPodName]}
 		if all[key] == nil {
 			all[key] = pleg.States{}
 		}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/crisp-cri/crisp/agent/podspec"
 	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/internal/fault"
 	v1 "k8s.io/api/core/v1"
@@ -60,7 +61,7 @@ func (d *Driver) owner(ctx context.Context, pod *v1.Pod, a podsync.Action) (*v1.
 	if err = Fault(err); err != nil {
 		return nil, nil, err
 	}
-	pod, c := Restored(resp.GetStatus().GetLabels(), resp.GetStatus().GetAnnotations())
+	pod, c := podspec.Restored(resp.GetStatus().GetLabels(), resp.GetStatus().GetAnnotations())
 	return pod, c, nil
 }
 

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/crisp-cri/crisp/agent/podspec"
 	"github.com/crisp-cri/crisp/internal/logread"
 	"github.com/crisp-cri/crisp/internal/regular"
 	v1 "k8s.io/api/core/v1"
@@ -40,12 +41,12 @@ func makeMessageFile(path string) error {
 // addMessage adds to the status of a container that has exited what it has left:
 // the end of the file, or, if it failed and wants that, of its log.
 func (d *Driver) addMessage(ctx context.Context, s *cri.ContainerStatus) {
-	fallback := v1.TerminationMessagePolicy(s.GetAnnotations()[AnnotationMessagePolicy]) == v1.TerminationMessageFallbackToLogsOnError &&
+	fallback := v1.TerminationMessagePolicy(s.GetAnnotations()[podspec.AnnotationMessagePolicy]) == v1.TerminationMessageFallbackToLogsOnError &&
 		s.ExitCode != 0 && s.Reason != "ContainerCannotRun"
 	text := ""
-	if path := s.GetAnnotations()[AnnotationMessagePath]; path != "" {
+	if path := s.GetAnnotations()[podspec.AnnotationMessagePath]; path != "" {
 		for _, m := range s.GetMounts() {
-			if m.ContainerPath == Absolute(path) {
+			if m.ContainerPath == podspec.Absolute(path) {
 				var err error
 				if text, err = tail(m.HostPath, maxMessage); err != nil && !os.IsNotExist(err) {
 					text = fmt.Sprintf("Error on reading termination log %s: %v", m.HostPath, err)

@@ -3,6 +3,7 @@ package crix
 import (
 	"context"
 
+	"github.com/crisp-cri/crisp/agent/podspec"
 	"github.com/crisp-cri/crisp/agent/volume"
 	v1 "k8s.io/api/core/v1"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -16,7 +17,7 @@ func (d *Driver) Volumes() *volume.Maker { return d.volumes }
 func (d *Driver) imageVolumes(ctx, interrupt context.Context, pod *v1.Pod, c *v1.Container, sandbox *cri.PodSandboxConfig) (map[string]string, error) {
 	refs := map[string]string{}
 	for i := range c.VolumeMounts {
-		v, err := VolumeOf(pod, &c.VolumeMounts[i])
+		v, err := podspec.VolumeOf(pod, &c.VolumeMounts[i])
 		if err != nil || v.Image == nil || refs[v.Image.Reference] != "" {
 			continue // one that is not there is told of when it is mounted
 		}
@@ -34,11 +35,11 @@ func (d *Driver) imageVolumes(ctx, interrupt context.Context, pod *v1.Pod, c *v1
 type shown struct{ *Driver }
 
 func (s shown) Field(pod *v1.Pod, path string) (string, error) {
-	return (&Input{Node: s.node(), Pod: pod}).Field(path)
+	return (&podspec.Input{Node: s.node(), Pod: pod}).Field(path)
 }
 
 func (s shown) Resource(pod *v1.Pod, ref *v1.ResourceFieldSelector) (string, error) {
-	return (&Input{Node: s.node(), Pod: pod}).Resource(nil, ref)
+	return (&podspec.Input{Node: s.node(), Pod: pod}).Resource(nil, ref)
 }
 
 func (s shown) Memory(pod *v1.Pod) int64 { return s.sized(pod).MostMemory() }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/crisp-cri/crisp/agent/crix"
 	"github.com/crisp-cri/crisp/agent/manifest"
+	"github.com/crisp-cri/crisp/agent/podspec"
 	"github.com/crisp-cri/crisp/agent/status"
 	"github.com/crisp-cri/crisp/internal/fault"
 	v1 "k8s.io/api/core/v1"
@@ -164,7 +165,7 @@ func cellsOf(pod *v1.Pod, now time.Time) []string {
 }
 
 func source(pod *v1.Pod) string {
-	return or(or(pod.Labels[crix.LabelSource], pod.Annotations[manifest.AnnotationSource]), "<none>")
+	return or(or(pod.Labels[podspec.LabelSource], pod.Annotations[manifest.AnnotationSource]), "<none>")
 }
 
 func sandbox(f crix.Found) string {

@@ -1,4 +1,13 @@
-package crix
+// Package podspec translates pods into what CRI wants: the configurations of sandboxes
+// and containers, their labels, resources, environment and /etc/hosts. It is pure: it
+// reads no disk, asks no runtime and knows no clock. What the translation depends on
+// besides the pod is in an Input, which the package crix gathers.
+//
+// What a runtime keeps of it is read back here as well: the labels and annotations by
+// which an agent finds its own pods again and ends them as it was promised (labels.go).
+//
+// The golden files in testdata show what becomes of each field of a pod.
+package podspec
 
 import (
 	"time"

@@ -1,4 +1,4 @@
-package crix
+package podspec
 
 import (
 	"strings"
