@@ -3,35 +3,7 @@ package podspec
 import (
 	"strings"
 	"testing"
-
-	"github.com/google/go-cmp/cmp"
 )
-
-// Each DNS policy, with a cluster's name server and without.
-func TestDNSPolicies(t *testing.T) {
-	node := []string{"192.0.2.53"}
-	for _, test := range []struct {
-		spec     string
-		cluster  []string
-		servers  []string
-		searches string
-		options  string
-	}{
-		{"", nil, node, "a.example b.example", "ndots:2 rotate"},
-		{"", []string{"10.9.0.10"}, []string{"10.9.0.10"}, "default.svc.c.test svc.c.test c.test a.example b.example", "ndots:5"},
-		{"  dnsPolicy: Default\n", []string{"10.9.0.10"}, node, "a.example b.example", "ndots:2 rotate"},
-		{"  hostNetwork: true\n", []string{"10.9.0.10"}, node, "a.example b.example", "ndots:2 rotate"},
-		{"  hostNetwork: true\n  dnsPolicy: ClusterFirstWithHostNet\n", []string{"10.9.0.10"}, []string{"10.9.0.10"}, "default.svc.c.test svc.c.test c.test a.example b.example", "ndots:5"},
-		{"  dnsPolicy: None\n  dnsConfig: {nameservers: [192.0.2.1], searches: [x.example]}\n", nil, []string{"192.0.2.1"}, "x.example", ""},
-	} {
-		in := input(t, "  containers: [{name: a, image: i}]\n"+test.spec)
-		in.Node.ClusterDNS, in.Node.ClusterDomain = test.cluster, "c.test"
-		dns, _ := in.dnsConfig()
-		if diff := cmp.Diff(test.servers, dns.Servers); diff != "" || strings.Join(dns.Searches, " ") != test.searches || strings.Join(dns.Options, " ") != test.options {
-			t.Errorf("%s, cluster %v: %v", test.spec, test.cluster, dns)
-		}
-	}
-}
 
 // What resolvers cannot use is left out.
 func TestDNSLimits(t *testing.T) {
