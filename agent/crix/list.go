@@ -3,9 +3,7 @@ package crix
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -15,8 +13,6 @@ import (
 	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/agent/status"
 	"github.com/crisp-cri/crisp/internal/fault"
-	"github.com/crisp-cri/crisp/internal/regular"
-	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -162,40 +158,6 @@ func (f *Found) explain() {
 	if f.Pod.Spec.HostNetwork && f.Have.Sandboxes[0].Ready {
 		f.Pod.Status.PodIP, f.Pod.Status.PodIPs = kept.PodIP, kept.PodIPs
 	}
-}
-
-// kept reads the status in a pod's directory, and whether the pod is being ended.
-func (f *Found) kept(dir string) (status v1.PodStatus, ok bool) {
-	if info, err := os.Stat(filepath.Join(dir, endingFile)); err == nil {
-		f.Pod.DeletionTimestamp = &metav1.Time{Time: info.ModTime()}
-	}
-	data, err := readKept(filepath.Join(dir, "status.json"))
-	if err != nil {
-		return status, false
-	}
-	return status, json.Unmarshal(data, &status) == nil
-}
-
-// maxStatus is more bytes than the status of any pod has.
-const maxStatus = 4 << 20
-
-// readKept reads a file of the agent's. The path comes from an annotation, which under
-// a kubelet is whatever a user says: nothing else than a regular file of ours is opened,
-// and no more is read than a status can have.
-func readKept(path string) ([]byte, error) {
-	f, err := regular.OpenNoLink(path)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	var st unix.Stat_t
-	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
-		return nil, err
-	}
-	if st.Uid != 0 && int(st.Uid) != os.Geteuid() {
-		return nil, fault.Invalid.Errorf("%s is not a file of the agent", path)
-	}
-	return regular.ReadAll(f, maxStatus)
 }
 
 // SortFound sorts by namespace and name.

@@ -3,11 +3,7 @@ package crix
 import (
 	"context"
 	"errors"
-	"os"
-	"path/filepath"
 	"slices"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/crisp-cri/crisp/agent/podspec"
@@ -93,33 +89,6 @@ func (d *Driver) observeSandboxes(ctx context.Context, pod *v1.Pod) ([]podsync.S
 	}
 	Sort(&have)
 	return have.Sandboxes, nil
-}
-
-// logsOf counts the attempts that have left a log, of containers that the runtime
-// does not have: it may have lost them.
-func (d *Driver) logsOf(pod *v1.Pod, have podsync.Have) map[string]uint32 {
-	counts := map[string]uint32{}
-	dir := d.PodLogs(pod)
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return counts
-	}
-	for _, e := range entries {
-		if _, ok := have.Newest(string(pod.UID), e.Name()); ok {
-			continue
-		}
-		logs, err := os.ReadDir(filepath.Join(dir, e.Name()))
-		if err != nil {
-			continue
-		}
-		for _, log := range logs { // 3.log, or rotated: 3.log.20261101-120000.gz
-			number, _, ok := strings.Cut(log.Name(), ".log")
-			if n, err := strconv.ParseUint(number, 10, 32); ok && err == nil {
-				counts[e.Name()] = max(counts[e.Name()], uint32(n)+1)
-			}
-		}
-	}
-	return counts
 }
 
 func (d *Driver) sandboxStatus(ctx context.Context, sb *cri.PodSandbox, last *cri.PodSandboxStatus) (*cri.PodSandboxStatus, error) {

@@ -3,14 +3,9 @@ package crix
 import (
 	"context"
 	"fmt"
-	"io"
-	"math/rand/v2"
 	"os"
-	"path/filepath"
 
 	"github.com/crisp-cri/crisp/agent/podspec"
-	"github.com/crisp-cri/crisp/internal/logread"
-	"github.com/crisp-cri/crisp/internal/regular"
 	v1 "k8s.io/api/core/v1"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
@@ -21,22 +16,6 @@ const (
 	maxLogTail  = 2048 // bytes of the log
 	maxLogLines = 80
 )
-
-// newMessageFile is the path of a file that is mounted at terminationMessagePath. Each
-// run of a container has its own.
-func (d *Driver) newMessageFile(uid, container string) string {
-	return filepath.Join(d.podDir(uid), "containers", container, fmt.Sprintf("%08x", rand.Uint32()))
-}
-
-func makeMessageFile(path string) error {
-	if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
-		return err
-	}
-	if err := os.WriteFile(path, nil, 0o666); err != nil {
-		return err
-	}
-	return os.Chmod(path, 0o666) // whatever the umask
-}
 
 // addMessage adds to the status of a container that has exited what it has left:
 // the end of the file, or, if it failed and wants that, of its log.
@@ -65,42 +44,4 @@ func (d *Driver) addMessage(ctx context.Context, s *cri.ContainerStatus) {
 	default:
 		s.Message += ": " + text
 	}
-}
-
-// tail returns the last most bytes of a file.
-func tail(path string, most int64) (string, error) {
-	f, err := regular.Open(path) // a container may have put anything there
-	if err != nil {
-		return "", err
-	}
-	defer f.Close()
-	info, err := f.Stat()
-	if err != nil {
-		return "", err
-	}
-	data, err := io.ReadAll(io.NewSectionReader(f, max(0, info.Size()-most), most))
-	return string(data), err
-}
-
-func logTail(ctx context.Context, path string) string {
-	lines := int64(maxLogLines)
-	var text end
-	l, err := logread.Open(path)
-	if err == nil {
-		defer l.Close()
-		err = l.Copy(ctx, logread.Options{Tail: &lines, Stdout: &text, Stderr: &text})
-	}
-	if err != nil {
-		return fmt.Sprintf("Error on reading termination message from logs: %v", err)
-	}
-	return string(text)
-}
-
-// end keeps the last of what is written to it.
-type end []byte
-
-func (e *end) Write(p []byte) (int, error) {
-	all := append(*e, p...)
-	*e = append(all[:0], all[max(0, len(all)-maxLogTail):]...)
-	return len(p), nil
 }

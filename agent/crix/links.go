@@ -1,0 +1,52 @@
+package crix
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+
+	v1 "k8s.io/api/core/v1"
+)
+
+// The kernel limits a file name to 255 bytes; the suffix ".log" is one of them.
+const linkName = 251
+
+// logLink is where log shippers look for the log of a container.
+func (d *Driver) logLink(pod *v1.Pod, container, id string) string {
+	name := fmt.Sprintf("%s_%s_%s-%s", pod.Name, pod.Namespace, container, id)
+	return filepath.Join(d.LogLinks, name[:min(len(name), linkName)]+".log")
+}
+
+func (d *Driver) linkLog(pod *v1.Pod, container, id, log string) error {
+	if d.LogLinks == "" {
+		return nil
+	}
+	if _, err := os.Stat(log); err != nil {
+		return nil // there is nothing to be linked
+	}
+	if err := os.MkdirAll(d.LogLinks, 0o755); err != nil {
+		return err
+	}
+	link := d.logLink(pod, container, id)
+	if err := os.Symlink(log, link); err != nil && !os.IsExist(err) {
+		return err
+	}
+	return nil
+}
+
+// unlinkLog removes the link of the container id, whose pod need not be known.
+func (d *Driver) unlinkLog(id string) error {
+	if d.LogLinks == "" {
+		return nil
+	}
+	links, err := filepath.Glob(filepath.Join(d.LogLinks, "*-"+id+".log"))
+	if err != nil {
+		return err
+	}
+	for _, link := range links {
+		if err := os.Remove(link); err != nil && !os.IsNotExist(err) {
+			return err
+		}
+	}
+	return nil
+}

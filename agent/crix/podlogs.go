@@ -1,0 +1,48 @@
+package crix
+
+import (
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/crisp-cri/crisp/agent/podsync"
+	v1 "k8s.io/api/core/v1"
+)
+
+// PodLogs is the directory of a pod's logs; each container has one in it, by its name.
+func (d *Driver) PodLogs(pod *v1.Pod) string {
+	return d.podLogDir(pod.Namespace, pod.Name, string(pod.UID))
+}
+
+// podLogDir is the kubelet's layout, which log shippers know.
+func (d *Driver) podLogDir(namespace, name, uid string) string {
+	return filepath.Join(d.LogDir, namespace+"_"+name+"_"+uid)
+}
+
+// logsOf counts the attempts that have left a log, of containers that the runtime
+// does not have: it may have lost them.
+func (d *Driver) logsOf(pod *v1.Pod, have podsync.Have) map[string]uint32 {
+	counts := map[string]uint32{}
+	dir := d.PodLogs(pod)
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return counts
+	}
+	for _, e := range entries {
+		if _, ok := have.Newest(string(pod.UID), e.Name()); ok {
+			continue
+		}
+		logs, err := os.ReadDir(filepath.Join(dir, e.Name()))
+		if err != nil {
+			continue
+		}
+		for _, log := range logs { // 3.log, or rotated: 3.log.20261101-120000.gz
+			number, _, ok := strings.Cut(log.Name(), ".log")
+			if n, err := strconv.ParseUint(number, 10, 32); ok && err == nil {
+				counts[e.Name()] = max(counts[e.Name()], uint32(n)+1)
+			}
+		}
+	}
+	return counts
+}

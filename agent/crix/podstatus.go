@@ -1,0 +1,53 @@
+package crix
+
+import (
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/crisp-cri/crisp/agent/podsync"
+	"github.com/crisp-cri/crisp/internal/atomicfile"
+	v1 "k8s.io/api/core/v1"
+)
+
+// SaveStatus keeps the status of a pod: for the next agent, and for a command
+// line that finds none running.
+func (d *Driver) SaveStatus(pod *v1.Pod, status *v1.PodStatus) error {
+	// A pod that has not begun has a status too: it may have been rejected.
+	if err := d.accept(pod); err != nil {
+		return err
+	}
+	return atomicfile.WriteJSON(filepath.Join(d.podDir(string(pod.UID)), "status.json"), status)
+}
+
+// DropStatus has the status of a pod forgotten.
+func (d *Driver) DropStatus(pod *v1.Pod) error {
+	err := os.Remove(filepath.Join(d.podDir(string(pod.UID)), "status.json"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// LoadStatus returns the status that was saved last, nil if there is none. What is being
+// ended has none: it may be wanted again, and then begins anew.
+func (d *Driver) LoadStatus(pod *v1.Pod) *v1.PodStatus {
+	if d.Ending(pod.UID) {
+		return nil
+	}
+	data, err := os.ReadFile(filepath.Join(d.podDir(string(pod.UID)), "status.json"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	var status v1.PodStatus
+	if err == nil {
+		err = json.Unmarshal(data, &status)
+	}
+	if err != nil {
+		d.Log.Warn("status of a pod not known", "pod", podsync.KeyOf(pod).String(), "err", err)
+		return nil
+	}
+	return &status
+}
