@@ -155,22 +155,24 @@ func newAgent(ctx context.Context, o Options, events *event.Store) (*agent, erro
 			return nil, fault.Invalid.Errorf("%v", err)
 		}
 	}
-	driver, err := crix.New(crix.Options{
-		Plugins: plugins, Pulled: ledger,
-		Objects: wanted, Events: events,
-		Root: o.Root, LogDir: o.LogDir, NodeName: o.NodeName, NodeIPs: ips.get,
-		ResolvConf: o.ResolvConf, ClusterDNS: o.ClusterDNS, ClusterDomain: o.ClusterDomain,
-		SeccompDefault: o.SeccompDefault, NoCPUQuota: o.NoCPUQuota, Pulls: o.Pulls, MaxBackoff: o.MaxBackoff, LogLinks: o.LogLinks, Log: o.Log,
-	})
+	files, err := crix.Open(crix.StoreOptions{Root: o.Root, LogDir: o.LogDir, LogLinks: o.LogLinks, Log: o.Log})
 	if err != nil {
 		return nil, err
 	}
+	driver := crix.New(crix.Options{
+		Plugins: plugins, Pulled: ledger,
+		Objects: wanted, Events: events,
+		Root: o.Root, Files: files, NodeName: o.NodeName, NodeIPs: ips.get,
+		ResolvConf: o.ResolvConf, ClusterDNS: o.ClusterDNS, ClusterDomain: o.ClusterDomain,
+		SeccompDefault: o.SeccompDefault, NoCPUQuota: o.NoCPUQuota, Pulls: o.Pulls, MaxBackoff: o.MaxBackoff, Log: o.Log,
+	})
 	if err := crix.RecordEndpoint(o.Root, o.Endpoint); err != nil {
 		return nil, err
 	}
-	wanted.Resume(driver.Accepted(), driver.LoadStatus)
+	wanted.Resume(files.Accepted(), files.LoadStatus)
 	a := &agent{
 		Options:    o,
+		files:      files,
 		driver:     driver,
 		wanted:     wanted,
 		addresses:  ips,
@@ -180,8 +182,8 @@ func newAgent(ctx context.Context, o Options, events *event.Store) (*agent, erro
 		gate:       &gate.Gate{Log: o.Log},
 		status: &status.Store{
 			HostIPs: ips.get,
-			Load:    driver.LoadStatus,
-			Save:    driver.SaveStatus,
+			Load:    files.LoadStatus,
+			Save:    files.SaveStatus,
 			Log:     o.Log,
 		},
 	}

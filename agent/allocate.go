@@ -54,7 +54,7 @@ func (a *agent) allocate(pod *v1.Pod) *v1.Pod {
 	if pod == nil {
 		return nil
 	}
-	was := a.driver.AcceptedPod(pod.UID)
+	was := a.files.Pod(pod.UID)
 	if was == nil || sameResources(pod, was) {
 		a.resizes.set(pod.UID, nil)
 		return pod
@@ -79,7 +79,7 @@ func (a *agent) allocated() []*v1.Pod {
 		if _, ok := pending[pod.UID]; !ok {
 			continue
 		}
-		if was := a.driver.AcceptedPod(pod.UID); was != nil {
+		if was := a.files.Pod(pod.UID); was != nil {
 			pods[i] = holding(pod, was)
 		}
 	}

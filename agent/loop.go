@@ -28,6 +28,7 @@ import (
 
 type agent struct {
 	Options
+	files  *crix.Store
 	driver *crix.Driver
 	wanted *desired.Manager
 	status *status.Store
@@ -189,7 +190,7 @@ func (a *agent) update(ctx context.Context, pool *worker.Pool, u source.Update) 
 // ready has what is not wanted ended from now on: what only has files, and what the
 // runtime has told of. All sources have reported.
 func (a *agent) ready(pool *worker.Pool) {
-	for _, pod := range a.driver.Accepted() {
+	for _, pod := range a.files.Accepted() {
 		a.early = append(a.early, podsync.KeyOf(pod))
 	}
 	for _, key := range a.early {
@@ -201,7 +202,7 @@ func (a *agent) ready(pool *worker.Pool) {
 // apply tells the workers what has changed.
 func (a *agent) apply(ctx context.Context, pool *worker.Pool, changes []desired.Change) {
 	for _, c := range changes { // new ones are let in beside what these may have
-		if c.Pod != nil && a.driver.AcceptedPod(c.Pod.UID) != nil {
+		if c.Pod != nil && a.files.Pod(c.Pod.UID) != nil {
 			a.allocate(c.Pod)
 		}
 	}
@@ -209,7 +210,7 @@ func (a *agent) apply(ctx context.Context, pool *worker.Pool, changes []desired.
 		a.Log.InfoContext(ctx, "pod changed", "pod", c.Key.String(), "op", c.Op.String())
 		if c.Pod == nil {
 			a.status.Forget(c.Key)
-		} else if a.driver.Ending(c.Pod.UID) {
+		} else if a.files.Ending(c.Pod.UID) {
 			a.status.Drop(c.Pod.UID) // what was told of it is told of what ends
 		}
 		if v := a.judge(c); v != nil {
@@ -228,7 +229,7 @@ func (a *agent) judge(c desired.Change) *podsync.Verdict {
 	if c.Op != desired.Add || a.admit == nil {
 		return nil
 	}
-	if s := a.driver.LoadStatus(c.Pod); s != nil {
+	if s := a.files.LoadStatus(c.Pod); s != nil {
 		if !mayRetry(c.Pod, s) || !a.dropStatus(c.Pod) {
 			return nil
 		}
@@ -244,7 +245,7 @@ func mayRetry(pod *v1.Pod, s *v1.PodStatus) bool {
 
 // dropStatus has the status of a rejected pod forgotten.
 func (a *agent) dropStatus(pod *v1.Pod) bool {
-	if err := a.driver.DropStatus(pod); err != nil {
+	if err := a.files.DropStatus(pod); err != nil {
 		a.Log.Error("pod stays rejected", "pod", podsync.KeyOf(pod).String(), "err", err)
 		return false
 	}
@@ -289,7 +290,7 @@ func (b backend) Observe(ctx context.Context, key podsync.Key, pod *v1.Pod) (pod
 }
 
 func (b backend) Report(pod *v1.Pod, have podsync.Have) *v1.PodStatus {
-	have.Ending = b.MarkEnding(pod, have)
+	have.Ending = b.a.files.MarkEnding(pod, have)
 	for _, uid := range have.Ending {
 		if pod == nil || string(pod.UID) != uid {
 			b.a.status.Drop(types.UID(uid))
@@ -305,7 +306,7 @@ func (b backend) Report(pod *v1.Pod, have podsync.Have) *v1.PodStatus {
 	now := b.a.status.Report(pod, have)
 	if now != nil {
 		tellBackoffs(b.Events, pod, old, now)
-		if err := b.Accept(pod); err != nil {
+		if err := b.a.files.Change(pod); err != nil {
 			b.a.Log.Warn("pod not kept", "pod", podsync.KeyOf(pod).String(), "err", err)
 		}
 		b.a.tellStatus(pod, now)

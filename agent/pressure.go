@@ -158,7 +158,7 @@ func (c *care) measurePod(p *evict.Pod, s *cri.PodSandboxStats) {
 		inodes += int64(layer.GetInodesUsed().GetValue())
 	}
 	layerFiles := inodes
-	logs := c.driver.PodLogs(p.Pod)
+	logs := c.files.LogDir(p.Pod)
 	for i := range p.Spec.Containers {
 		name := p.Spec.Containers[i].Name
 		used, _ := volume.Usage(filepath.Join(logs, name))

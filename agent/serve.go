@@ -50,7 +50,7 @@ func SocketOf(root string) string { return filepath.Join(root, "agent.sock") }
 // serve opens the store of the local API's objects and serves them. The returned
 // function ends serving.
 func (a *agent) serve(ctx context.Context, events *event.Store) (stop func(), err error) {
-	if a.store, err = store.Open(filepath.Join(a.Root, "objects"), a.NodeName, a.driver.AcceptedPod, a.Log); err != nil {
+	if a.store, err = store.Open(filepath.Join(a.Root, "objects"), a.NodeName, a.files.Pod, a.Log); err != nil {
 		return nil, err
 	}
 	a.loadDebugged()
@@ -58,7 +58,7 @@ func (a *agent) serve(ctx context.Context, events *event.Store) (stop func(), er
 	a.gate.Changed = a.runtimeChanged
 	a.api = api.New(api.Options{
 		Version: a.Serve.Version, Wanted: a.wanted, Store: a.store, Events: events, Node: a.node,
-		Status: a.status.Get, Accepted: a.driver.Accepted, Volumes: a.driver.Volumes().Measured, PodLogs: a.driver.PodLogs, LoopHealth: a.LoopHealth, ListHealth: a.pleg.Health,
+		Status: a.status.Get, Accepted: a.files.Accepted, Volumes: a.driver.Volumes().Measured, PodLogs: a.files.LogDir, LoopHealth: a.LoopHealth, ListHealth: a.pleg.Health,
 		Config: a.kubeletConfig, Checkpoints: filepath.Join(a.Root, "checkpoints"), Metrics: a.counts.Write, ProbeMetrics: a.probes.Metrics, Restart: a.restart, Debug: a.debug, Log: a.Log,
 	})
 	a.node.OnChange(a.api.Poke)
@@ -341,7 +341,7 @@ func (a *agent) loadDebugged() {
 		warn(a.debugDir(), err)
 	}
 	there := map[string]bool{}
-	for _, pod := range a.driver.Accepted() {
+	for _, pod := range a.files.Accepted() {
 		there[string(pod.UID)] = true
 	}
 	for _, e := range entries {

@@ -63,11 +63,11 @@ func TestDamagedEphemeral(t *testing.T) {
 		}
 	}
 	var log bytes.Buffer
-	driver, err := crix.New(crix.Options{Root: root, Log: slog.New(slog.DiscardHandler)})
+	files, err := crix.Open(crix.StoreOptions{Root: root, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
-	a := &agent{Options: Options{Root: root, Log: slog.New(slog.NewTextHandler(&log, nil))}, driver: driver, wanted: desired.New([]string{manifest.SourceFile})}
+	a := &agent{Options: Options{Root: root, Log: slog.New(slog.NewTextHandler(&log, nil))}, files: files, wanted: desired.New([]string{manifest.SourceFile})}
 	a.loadDebugged()
 	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "good", Namespace: "default", UID: "good"}}
 	changes, _, _ := a.wanted.Update(source.Update{Source: manifest.SourceFile, Files: []source.File{{Path: "f", Objects: []manifest.Object{pod}}}})

@@ -62,12 +62,13 @@ func TestStopsWithoutRuntime(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			root := t.TempDir()
 			synctest.Test(t, func(t *testing.T) {
-				driver, err := crix.New(crix.Options{Root: root, Log: slog.New(slog.DiscardHandler)})
+				files, err := crix.Open(crix.StoreOptions{Root: root, Log: slog.New(slog.DiscardHandler)})
 				if err != nil {
 					t.Fatal(err)
 				}
+				driver := crix.New(crix.Options{Root: root, Files: files, Log: slog.New(slog.DiscardHandler)})
 				driver.Connect(runtime, nil)
-				a := &agent{Options: Options{Root: root, Log: slog.New(slog.DiscardHandler)}, driver: driver, runtime: runtime, wanted: desired.New([]string{manifest.SourceFile})}
+				a := &agent{Options: Options{Root: root, Log: slog.New(slog.DiscardHandler)}, files: files, driver: driver, runtime: runtime, wanted: desired.New([]string{manifest.SourceFile})}
 				a.probes = probe.New(t.Context(), probe.Options{Log: a.Log})
 				pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "web", Namespace: "default", UID: "u"}}
 				a.wanted.Update(source.Update{Source: manifest.SourceFile, Files: []source.File{{Path: "f", Objects: []manifest.Object{pod}}}})

@@ -39,7 +39,7 @@ func (d *Driver) removeContainer(ctx context.Context, id string) error {
 	if err := gone(d.runtime.RemoveContainer(ctx, id)); err != nil {
 		return err
 	}
-	return d.unlinkLog(id)
+	return d.files.UnlinkLog(id)
 }
 
 // runSandbox prepares the pod's files and runs its sandbox.

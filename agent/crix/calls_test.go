@@ -163,13 +163,10 @@ func record(t *testing.T, spec string) (*Driver, *recorder, *v1.Pod) {
 	r := &recorder{FakeRuntimeService: fake.NewFakeRuntimeService(), FakeImageService: fake.NewFakeImageService(), begun: time.Now()}
 	r.FakeStatus = &cri.RuntimeStatus{Conditions: []*cri.RuntimeCondition{{Type: cri.RuntimeReady, Status: true}, {Type: cri.NetworkReady, Status: true}}}
 	root := t.TempDir()
-	d, err := New(Options{
-		Root: root, LogDir: filepath.Join(root, "logs"), NodeName: "n1", ClusterDomain: "cluster.local",
+	d := New(Options{
+		Root: root, Files: files(t, root), NodeName: "n1", ClusterDomain: "cluster.local",
 		Objects: shelf{}, Events: r, Handlers: func() []string { return []string{"", "alt"} }, Log: slog.New(slog.DiscardHandler),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	d.Connect(r, r)
 	list, _, err := manifest.Read("web.yaml", []byte("apiVersion: v1\nkind: Pod\nmetadata: {name: web}\nspec:\n"+spec), manifest.Options{NodeName: "n1"})
 	if err != nil {
@@ -298,13 +295,10 @@ func TestStopOrphan(t *testing.T) {
 	id := begin(t, d, pod)["a"]
 	r.calls = nil
 	r.exec = func() error { return errors.New("secret") }
-	if err := os.RemoveAll(d.podsDir()); err != nil {
+	if err := os.RemoveAll(d.files.dir()); err != nil {
 		t.Fatal(err)
 	}
-	next, err := New(d.Options)
-	if err != nil {
-		t.Fatal(err)
-	}
+	next := again(t, d)
 	next.Connect(r, r)
 	have, err := next.Observe(t.Context(), podsync.KeyOf(pod), nil)
 	if err != nil {
@@ -421,10 +415,7 @@ func TestResize(t *testing.T) {
 	r.expect(t)
 
 	// What was told is known to the next agent.
-	next, err := New(d.Options)
-	if err != nil {
-		t.Fatal(err)
-	}
+	next := again(t, d)
 	next.Connect(r, r)
 	begin(t, next, resized)
 	r.expect(t)

@@ -32,10 +32,10 @@ func (d *Driver) containerConfig(in *podspec.Input, c *podspec.Container, images
 		return nil, err
 	}
 	if text != "" {
-		c.HostsFile = d.hostsPath(uid)
+		c.HostsFile = d.files.HostsFile(uid)
 	}
 	if c.Spec.TerminationMessagePath != "" {
-		c.MessageFile = d.newMessageFile(uid, c.Spec.Name)
+		c.MessageFile = d.files.NewMessageFile(uid, c.Spec.Name)
 	}
 	config, err := in.Container(c)
 	if err != nil {
@@ -45,9 +45,9 @@ func (d *Driver) containerConfig(in *podspec.Input, c *podspec.Container, images
 		switch m.HostPath {
 		case "":
 		case c.HostsFile:
-			err = d.writeHosts(uid, text)
+			err = d.files.WriteHosts(uid, text)
 		case c.MessageFile:
-			err = makeMessageFile(m.HostPath)
+			err = MakeMessageFile(m.HostPath)
 		}
 		if err != nil {
 			return nil, err

@@ -81,7 +81,7 @@ func TestFilesOfContainer(t *testing.T) {
 		t.Fatal(err)
 	}
 	in.IPs = []string{"10.0.0.2"}
-	messages := filepath.Join(d.podDir(string(pod.UID)), "containers", "a", "*")
+	messages := filepath.Join(d.files.Dir(string(pod.UID)), "containers", "a", "*")
 	for _, test := range []struct {
 		user int64
 		want int
@@ -94,7 +94,7 @@ func TestFilesOfContainer(t *testing.T) {
 			t.Errorf("user %d: message files %q, want %d", test.user, got, test.want)
 		}
 	}
-	if text, err := os.ReadFile(d.hostsPath(string(pod.UID))); err != nil || !strings.Contains(string(text), "10.0.0.2\tweb\n") {
+	if text, err := os.ReadFile(d.files.HostsFile(string(pod.UID))); err != nil || !strings.Contains(string(text), "10.0.0.2\tweb\n") {
 		t.Errorf("hosts file: %q, %v", text, err)
 	}
 }

@@ -28,7 +28,6 @@ package crix
 import (
 	"context"
 	"log/slog"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -48,7 +47,7 @@ import (
 // Options are the facts of the node.
 type Options struct {
 	Root           string // the agent's directory, absolute
-	LogDir         string // of the pods' logs, absolute
+	Files          *Store
 	NodeName       string
 	NodeIPs        func() []string // addresses of the node now, primary first; nil is none
 	ResolvConf     string          // of the node; what pods get for dnsPolicy Default
@@ -59,7 +58,6 @@ type Options struct {
 	CPUPeriod      int64           // µs in which a CPU quota holds; 0 is 100000
 	Pulls          Pulls
 	MaxBackoff     time.Duration // of containers that exit again and again; 0 is 300 s
-	LogLinks       string        // directory of links to the containers' logs, for log shippers; "" for none
 
 	Plugins *keyring.Plugins // know more credentials; may be nil
 	Pulled  *pulled.Ledger   // who may use which image; nil: everybody all of them
@@ -93,6 +91,7 @@ type Options struct {
 // A Driver carries out actions. It implements worker.Runtime but for Report.
 type Driver struct {
 	Options
+	files   *Store
 	runtime internalapi.RuntimeService
 	images  internalapi.ImageManagerService
 	agent   string // value of LabelAgent
@@ -102,17 +101,13 @@ type Driver struct {
 	// resolved is resolvedConf; another one in tests.
 	resolved string
 
-	mu     sync.Mutex
-	files  map[string]*v1.Pod                            // each pod with files, by UID; guarded by mu
-	seen   map[podsync.Key]seen                          // as of the last Observe; guarded by mu
-	actual map[string]map[string]v1.ResourceRequirements // by UID and container; guarded by mu
-	clean  map[string]bool                               // pods that hold nothing any more, by UID; guarded by mu
-	ending map[string]bool                               // pods whose end has begun, by UID; guarded by mu
+	mu    sync.Mutex
+	seen  map[podsync.Key]seen // as of the last Observe; guarded by mu
+	clean map[string]bool      // pods that hold nothing any more, by UID; guarded by mu
 }
 
-// New returns a Driver and finds the files that an earlier agent has left below
-// o.Root. Only those can be asked for before Connect.
-func New(o Options) (*Driver, error) {
+// New returns a Driver. It acts once it has a runtime, by Connect.
+func New(o Options) *Driver {
 	if o.Events == nil {
 		o.Events = event.Discard
 	}
@@ -125,24 +120,18 @@ func New(o Options) (*Driver, error) {
 		kernel:   readKernel(),
 		pulls:    newQueue(o.Pulls),
 		resolved: resolvedConf,
-		files:    map[string]*v1.Pod{},
+		files:    o.Files,
 		seen:     map[podsync.Key]seen{},
-		actual:   map[string]map[string]v1.ResourceRequirements{},
 		clean:    map[string]bool{},
-		ending:   map[string]bool{},
 	}
 	d.volumes = volume.New(o.Root, o.Objects, shown{d})
-	return d, d.findFiles()
+	return d
 }
 
 // Connect gives the driver its runtime, before its first action.
 func (d *Driver) Connect(runtime internalapi.RuntimeService, images internalapi.ImageManagerService) {
 	d.runtime, d.images = runtime, images
 }
-
-func (d *Driver) podsDir() string             { return filepath.Join(d.Root, "pods") }
-func (d *Driver) podDir(uid string) string    { return filepath.Join(d.podsDir(), uid) }
-func (d *Driver) hostsPath(uid string) string { return filepath.Join(d.podDir(uid), "etc-hosts") }
 
 // tell records an event of a container. Its message names the container and not
 // the ID, or no two events would be the same.

@@ -26,13 +26,10 @@ func driver(t *testing.T) *Driver {
 	if err := os.WriteFile(resolv, []byte("search a.example b.example\nnameserver 192.0.2.53\noptions ndots:2 rotate\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	d, err := New(Options{
-		Root: root, LogDir: filepath.Join(root, "logs"), NodeName: "n1", NodeIPs: func() []string { return []string{"192.0.2.1"} },
+	d := New(Options{
+		Root: root, Files: files(t, root), NodeName: "n1", NodeIPs: func() []string { return []string{"192.0.2.1"} },
 		ResolvConf: resolv, SeccompDefault: true, Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	d.Allocatable = func() v1.ResourceList {
 		return v1.ResourceList{
 			v1.ResourceCPU: resource.MustParse("1750m"), v1.ResourceMemory: resource.MustParse("14Gi"),
@@ -41,6 +38,24 @@ func driver(t *testing.T) *Driver {
 	}
 	d.kernel = podspec.Kernel{Memory: 16 << 30, Swap: true, HugePages: []string{"2MB"}}
 	return d
+}
+
+// files opens the store of the pods' files below root.
+func files(t *testing.T, root string) *Store {
+	t.Helper()
+	s, err := Open(StoreOptions{Root: root, LogDir: filepath.Join(root, "logs"), Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// again is the driver of the next agent.
+func again(t *testing.T, d *Driver) *Driver {
+	t.Helper()
+	o := d.Options
+	o.Files = files(t, o.Root)
+	return New(o)
 }
 
 // read makes the pod of a manifest whose spec is given.
@@ -67,72 +82,33 @@ func TestFiles(t *testing.T) {
 	if err != nil || info.Mode().Perm() != 0o777 {
 		t.Errorf("emptyDir: %v, %v", info, err)
 	}
-	if err := os.MkdirAll(filepath.Join(d.podsDir(), "half-made"), 0o755); err != nil {
+	if err := os.MkdirAll(filepath.Join(d.files.dir(), "half-made"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(d.podsDir(), "half-made", ".pod.json.1.tmp"), nil, 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(d.files.dir(), "half-made", ".pod.json.1.tmp"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
 
-	next, err := New(d.Options)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got := next.filesOf(key); !slices.Equal(got, []string{uid}) {
+	next := again(t, d)
+	if got := next.files.Of(key); !slices.Equal(got, []string{uid}) {
 		t.Errorf("found %v, want %s", got, uid)
 	}
-	if got := next.Accepted(); len(got) != 1 || got[0].UID != pod.UID {
+	if got := next.files.Accepted(); len(got) != 1 || got[0].UID != pod.UID {
 		t.Errorf("accepted %v", got)
 	}
 	if err := next.forgetFiles(uid); err != nil {
 		t.Fatal(err)
 	}
-	for _, dir := range []string{next.podsDir(), next.LogDir} {
+	for _, dir := range []string{next.files.dir(), next.files.o.LogDir} {
 		if entries, err := os.ReadDir(dir); err != nil || len(entries) > 0 {
 			t.Errorf("%s has %v, %v", dir, entries, err)
 		}
 	}
-	if got := next.filesOf(key); got != nil {
+	if got := next.files.Of(key); got != nil {
 		t.Errorf("still has the files of %v", got)
 	}
 	if err := next.forgetFiles(uid); err != nil {
 		t.Errorf("a second time: %v", err)
-	}
-}
-
-// The next agent knows which pods were being ended, and takes nothing of their statuses
-// for that of a pod that is wanted again.
-func TestEndIsNoted(t *testing.T) {
-	d := driver(t)
-	a, b := read(t, "  containers: [{name: a, image: i}]\n"), read(t, "  containers: [{name: b, image: i}]\n")
-	for _, pod := range []*v1.Pod{a, b} {
-		if err := d.SaveStatus(pod, &v1.PodStatus{Phase: v1.PodFailed}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	have := podsync.Have{Files: d.filesOf(podsync.KeyOf(a))}
-	for range 2 { // as in each round
-		if got := d.MarkEnding(b, have); !slices.Equal(got, []string{string(a.UID)}) {
-			t.Errorf("%v end, want %s", got, a.UID)
-		}
-	}
-	next, err := New(d.Options)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, d := range []*Driver{d, next} {
-		if !d.Ending(a.UID) || d.LoadStatus(a) != nil {
-			t.Error("the pod that is not wanted goes on")
-		}
-		if d.Ending(b.UID) || d.LoadStatus(b) == nil {
-			t.Error("the pod that is wanted is forgotten")
-		}
-	}
-	if err := next.forgetFiles(string(a.UID)); err != nil {
-		t.Fatal(err)
-	}
-	if next.Ending(a.UID) {
-		t.Error("the pod that has ended does not end")
 	}
 }
 
@@ -149,7 +125,7 @@ func TestFinishedPodKeepsNoVolumes(t *testing.T) {
 	if err := d.makeFiles(pod); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.SaveStatus(pod, &v1.PodStatus{Phase: v1.PodSucceeded}); err != nil {
+	if err := d.files.SaveStatus(pod, &v1.PodStatus{Phase: v1.PodSucceeded}); err != nil {
 		t.Fatal(err)
 	}
 	if d.Clean(pod.UID) {
@@ -163,11 +139,11 @@ func TestFinishedPodKeepsNoVolumes(t *testing.T) {
 	if _, err := os.Stat(disk); !errors.Is(err, fs.ErrNotExist) || !d.Clean(pod.UID) || !slices.Equal(released, []string{uid, uid}) {
 		t.Errorf("volume: %v, clean %v, released %v", err, d.Clean(pod.UID), released)
 	}
-	if _, err := os.Stat(d.PodLogs(pod)); err != nil || d.LoadStatus(pod) == nil || len(d.Accepted()) != 1 {
-		t.Errorf("logs: %v, status %v, %d pods", err, d.LoadStatus(pod), len(d.Accepted()))
+	if _, err := os.Stat(d.files.LogDir(pod)); err != nil || d.files.LoadStatus(pod) == nil || len(d.files.Accepted()) != 1 {
+		t.Errorf("logs: %v, status %v, %d pods", err, d.files.LoadStatus(pod), len(d.files.Accepted()))
 	}
-	if next, err := New(d.Options); err != nil || next.Clean(pod.UID) {
-		t.Errorf("the next agent does not look: %v", err)
+	if again(t, d).Clean(pod.UID) {
+		t.Error("the next agent does not look")
 	}
 	if err := d.makeFiles(pod); err != nil || d.Clean(pod.UID) {
 		t.Errorf("again: %v, clean %v", err, d.Clean(pod.UID))
@@ -186,7 +162,7 @@ func TestUnknownFilesStay(t *testing.T) {
 		t.Fatal(err)
 	}
 	data := filepath.Join(d.volumes.Path(pod, &pod.Spec.Volumes[0]), "data")
-	kubelets := filepath.Join(d.podsDir(), "4a5d7f0c", "volumes", "kubernetes.io~empty-dir", "v", "data")
+	kubelets := filepath.Join(d.files.dir(), "4a5d7f0c", "volumes", "kubernetes.io~empty-dir", "v", "data")
 	if err := os.MkdirAll(filepath.Dir(kubelets), 0o750); err != nil {
 		t.Fatal(err)
 	}
@@ -195,16 +171,13 @@ func TestUnknownFilesStay(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	record := filepath.Join(d.podDir(string(pod.UID)), "pod.json")
+	record := filepath.Join(d.files.Dir(string(pod.UID)), "pod.json")
 	accepted, err := os.ReadFile(record)
 	if err != nil {
 		t.Fatal(err)
 	}
 	start := func() *Driver {
-		next, err := New(d.Options)
-		if err != nil {
-			t.Fatal(err)
-		}
+		next := again(t, d)
 		for _, path := range []string{data, kubelets} {
 			if got, err := os.ReadFile(path); string(got) != "precious" {
 				t.Errorf("%s: %q, %v", path, got, err)
@@ -215,13 +188,13 @@ func TestUnknownFilesStay(t *testing.T) {
 	if err := os.WriteFile(record, []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if got := start().Accepted(); len(got) != 0 {
+	if got := start().files.Accepted(); len(got) != 0 {
 		t.Errorf("accepted %v", got)
 	}
 	if err := os.WriteFile(record, accepted, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if got := start().Accepted(); len(got) != 1 || got[0].UID != pod.UID {
+	if got := start().files.Accepted(); len(got) != 1 || got[0].UID != pod.UID {
 		t.Errorf("accepted %v", got)
 	}
 }
@@ -240,7 +213,7 @@ func TestMemoryVolume(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return strings.Count(string(data), d.podDir(uid))
+		return strings.Count(string(data), d.files.Dir(uid))
 	}
 	t.Cleanup(func() {
 		if n := mounted(); n > 0 {
@@ -259,7 +232,7 @@ func TestMemoryVolume(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(d.volumes.Path(pod, &pod.Spec.Volumes[0]), "x"), full, 0o644); err == nil {
 		t.Error("the volume takes more than its limit")
 	}
-	other := filepath.Join(d.podDir(uid), "other")
+	other := filepath.Join(d.files.Dir(uid), "other")
 	if err := os.Mkdir(other, 0o755); err != nil {
 		t.Fatal(err)
 	}

@@ -16,34 +16,35 @@ const endingFile = "ending"
 // MarkEnding notes which pods are being ended: those under the key of pod that it is
 // not, or all if it is nil. The next agent knows it too, and a command line. It returns
 // all that have been noted of these.
-func (d *Driver) MarkEnding(pod *v1.Pod, have podsync.Have) []string {
+func (s *Store) MarkEnding(pod *v1.Pod, have podsync.Have) []string {
 	for _, uid := range have.Files {
-		if pod != nil && string(pod.UID) == uid || d.Ending(types.UID(uid)) {
+		if pod != nil && string(pod.UID) == uid || s.Ending(types.UID(uid)) {
 			continue
 		}
-		f, err := os.OpenFile(filepath.Join(d.podDir(uid), endingFile), os.O_CREATE|os.O_WRONLY, 0o600)
+		f, err := os.OpenFile(filepath.Join(s.Dir(uid), endingFile), os.O_CREATE|os.O_WRONLY, 0o600)
 		if err == nil {
 			err = f.Close()
 		}
 		if err != nil {
-			d.Log.Warn("end of a pod not noted", "uid", uid, "err", err)
+			s.o.Log.Warn("end of a pod not noted", "uid", uid, "err", err)
 		}
-		d.mu.Lock()
-		d.ending[uid] = true
-		d.mu.Unlock()
+		s.mu.Lock()
+		s.ending[uid] = true
+		s.mu.Unlock()
 	}
-	return d.endingOf(have.Files)
+	return s.EndingOf(have.Files)
 }
 
 // Ending reports whether the end of a pod has begun because it was not wanted.
-func (d *Driver) Ending(uid types.UID) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.ending[string(uid)]
+func (s *Store) Ending(uid types.UID) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.ending[string(uid)]
 }
 
-func (d *Driver) endingOf(uids []string) []string {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return slices.DeleteFunc(slices.Clone(uids), func(uid string) bool { return !d.ending[uid] })
+// EndingOf returns those of the pods whose end has begun.
+func (s *Store) EndingOf(uids []string) []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(uids), func(uid string) bool { return !s.ending[uid] })
 }

@@ -1,13 +1,19 @@
 package crix
 
-import "os"
+import (
+	"os"
+	"path/filepath"
+)
 
-// writeHosts writes the file that is mounted at /etc/hosts. It is written in place, so
+// WriteHosts writes the file that is mounted at /etc/hosts. It is written in place, so
 // that containers that have it mounted see a change.
-func (d *Driver) writeHosts(uid, text string) error {
-	path := d.hostsPath(uid)
+func (s *Store) WriteHosts(uid, text string) error {
+	path := s.HostsFile(uid)
 	if old, err := os.ReadFile(path); err == nil && string(old) == text {
 		return nil
 	}
 	return os.WriteFile(path, []byte(text), 0o644)
 }
+
+// HostsFile is the path of what a pod has at /etc/hosts.
+func (s *Store) HostsFile(uid string) string { return filepath.Join(s.Dir(uid), "etc-hosts") }

@@ -1,8 +1,6 @@
 package crix
 
 import (
-	"os"
-
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
@@ -10,12 +8,11 @@ import (
 // makeFiles makes what the pod needs on disk before its sandbox runs. It is safe
 // to repeat.
 func (d *Driver) makeFiles(pod *v1.Pod) error {
-	uid := string(pod.UID)
-	d.setClean(uid, false)
-	if err := d.accept(pod); err != nil {
+	d.setClean(string(pod.UID), false)
+	if err := d.files.Accept(pod); err != nil {
 		return err
 	}
-	if err := os.MkdirAll(d.podLogDir(pod.Namespace, pod.Name, uid), 0o755); err != nil {
+	if err := d.files.MakeLogDir(pod); err != nil {
 		return err
 	}
 	return d.volumes.Make(pod)
@@ -23,25 +20,16 @@ func (d *Driver) makeFiles(pod *v1.Pod) error {
 
 // forgetFiles removes the files and the logs of a pod of which nothing runs.
 func (d *Driver) forgetFiles(uid string) error {
-	pod := d.accepted(uid)
-	if pod == nil {
+	if d.files.Pod(types.UID(uid)) == nil {
 		return nil
 	}
 	if err := d.release(uid); err != nil {
 		return err
 	}
-	if err := os.RemoveAll(d.podLogDir(pod.Namespace, pod.Name, uid)); err != nil {
+	if err := d.files.Remove(types.UID(uid)); err != nil {
 		return err
 	}
-	if err := d.removeFiles(uid); err != nil {
-		return err
-	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	delete(d.files, uid)
-	delete(d.actual, uid)
-	delete(d.clean, uid)
-	delete(d.ending, uid)
+	d.setClean(uid, false)
 	return nil
 }
 
@@ -73,6 +61,7 @@ func (d *Driver) setClean(uid string, is bool) {
 // Clean reports whether a pod holds nothing any more that only a pod that runs needs.
 func (d *Driver) Clean(uid types.UID) bool {
 	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.clean[string(uid)] || d.files[string(uid)] == nil
+	clean := d.clean[string(uid)]
+	d.mu.Unlock()
+	return clean || d.files.Pod(uid) == nil
 }

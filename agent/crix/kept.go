@@ -12,16 +12,21 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// kept reads the status in a pod's directory, and whether the pod is being ended.
-func (f *Found) kept(dir string) (status v1.PodStatus, ok bool) {
+// Kept reads what an agent has left of a pod in its directory: the status that it knew
+// last, and when the pod's end began, nil if it has not.
+func Kept(dir string) (status *v1.PodStatus, ending *metav1.Time) {
 	if info, err := os.Stat(filepath.Join(dir, endingFile)); err == nil {
-		f.Pod.DeletionTimestamp = &metav1.Time{Time: info.ModTime()}
+		ending = &metav1.Time{Time: info.ModTime()}
 	}
 	data, err := readKept(filepath.Join(dir, "status.json"))
 	if err != nil {
-		return status, false
+		return nil, ending
 	}
-	return status, json.Unmarshal(data, &status) == nil
+	status = &v1.PodStatus{}
+	if json.Unmarshal(data, status) != nil {
+		return nil, ending
+	}
+	return status, ending
 }
 
 // maxStatus is more bytes than the status of any pod has.

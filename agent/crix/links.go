@@ -12,34 +12,35 @@ import (
 const linkName = 251
 
 // logLink is where log shippers look for the log of a container.
-func (d *Driver) logLink(pod *v1.Pod, container, id string) string {
+func (s *Store) logLink(pod *v1.Pod, container, id string) string {
 	name := fmt.Sprintf("%s_%s_%s-%s", pod.Name, pod.Namespace, container, id)
-	return filepath.Join(d.LogLinks, name[:min(len(name), linkName)]+".log")
+	return filepath.Join(s.o.LogLinks, name[:min(len(name), linkName)]+".log")
 }
 
-func (d *Driver) linkLog(pod *v1.Pod, container, id, log string) error {
-	if d.LogLinks == "" {
+// LinkLog links the log of a container for log shippers, if there is one.
+func (s *Store) LinkLog(pod *v1.Pod, container, id, log string) error {
+	if s.o.LogLinks == "" {
 		return nil
 	}
 	if _, err := os.Stat(log); err != nil {
 		return nil // there is nothing to be linked
 	}
-	if err := os.MkdirAll(d.LogLinks, 0o755); err != nil {
+	if err := os.MkdirAll(s.o.LogLinks, 0o755); err != nil {
 		return err
 	}
-	link := d.logLink(pod, container, id)
+	link := s.logLink(pod, container, id)
 	if err := os.Symlink(log, link); err != nil && !os.IsExist(err) {
 		return err
 	}
 	return nil
 }
 
-// unlinkLog removes the link of the container id, whose pod need not be known.
-func (d *Driver) unlinkLog(id string) error {
-	if d.LogLinks == "" {
+// UnlinkLog removes the link of the container id, whose pod need not be known.
+func (s *Store) UnlinkLog(id string) error {
+	if s.o.LogLinks == "" {
 		return nil
 	}
-	links, err := filepath.Glob(filepath.Join(d.LogLinks, "*-"+id+".log"))
+	links, err := filepath.Glob(filepath.Join(s.o.LogLinks, "*-"+id+".log"))
 	if err != nil {
 		return err
 	}

@@ -137,8 +137,11 @@ func (f *Found) explain() {
 	if dir == "" || filepath.Base(dir) != string(f.Pod.UID) {
 		return
 	}
-	kept, ok := f.kept(dir)
-	if !ok {
+	kept, ending := Kept(dir)
+	if ending != nil {
+		f.Pod.DeletionTimestamp = ending
+	}
+	if kept == nil {
 		return
 	}
 	reasons := func(have, kept []v1.ContainerStatus) {

@@ -12,13 +12,21 @@ import (
 	"github.com/crisp-cri/crisp/internal/regular"
 )
 
-// newMessageFile is the path of a file that is mounted at terminationMessagePath. Each
+// How much of what a container has left behind is its termination message.
+const (
+	maxMessage  = 4096 // bytes of the file
+	maxLogTail  = 2048 // bytes of the log
+	maxLogLines = 80
+)
+
+// NewMessageFile is the path of a file that is mounted at terminationMessagePath. Each
 // run of a container has its own.
-func (d *Driver) newMessageFile(uid, container string) string {
-	return filepath.Join(d.podDir(uid), "containers", container, fmt.Sprintf("%08x", rand.Uint32()))
+func (s *Store) NewMessageFile(uid, container string) string {
+	return filepath.Join(s.Dir(uid), "containers", container, fmt.Sprintf("%08x", rand.Uint32()))
 }
 
-func makeMessageFile(path string) error {
+// MakeMessageFile makes a file of that path, which any user of a container can write to.
+func MakeMessageFile(path string) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
 		return err
 	}
@@ -28,8 +36,8 @@ func makeMessageFile(path string) error {
 	return os.Chmod(path, 0o666) // whatever the umask
 }
 
-// tail returns the last most bytes of a file.
-func tail(path string, most int64) (string, error) {
+// Message returns what a container has left in its file: the end of it.
+func Message(path string) (string, error) {
 	f, err := regular.Open(path) // a container may have put anything there
 	if err != nil {
 		return "", err
@@ -39,11 +47,13 @@ func tail(path string, most int64) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	data, err := io.ReadAll(io.NewSectionReader(f, max(0, info.Size()-most), most))
+	data, err := io.ReadAll(io.NewSectionReader(f, max(0, info.Size()-maxMessage), maxMessage))
 	return string(data), err
 }
 
-func logTail(ctx context.Context, path string) string {
+// LogTail returns what stands in for a message: the end of the container's log, or why
+// that cannot be read.
+func LogTail(ctx context.Context, path string) string {
 	lines := int64(maxLogLines)
 	var text end
 	l, err := logread.Open(path)

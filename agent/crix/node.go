@@ -82,7 +82,7 @@ func (d *Driver) sized(pod *v1.Pod) *podspec.Input {
 // input is what a pod's sandbox and its containers depend on, but for their addresses.
 func (d *Driver) input(pod *v1.Pod) (in *podspec.Input, err error) {
 	in = d.sized(pod)
-	in.Dir, in.LogDir = d.podDir(string(pod.UID)), d.PodLogs(pod)
+	in.Dir, in.LogDir = d.files.Dir(string(pod.UID)), d.files.LogDir(pod)
 	if in.DNS, err = d.nodeDNS(pod); err != nil {
 		return nil, err
 	}

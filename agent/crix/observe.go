@@ -10,6 +10,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/internal/fault"
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
@@ -31,10 +32,10 @@ func (d *Driver) Observe(ctx context.Context, key podsync.Key, pod *v1.Pod) (pod
 	if err != nil {
 		return podsync.Have{}, Fault(err)
 	}
-	have := podsync.Have{Files: d.filesOf(key), Accepted: map[string]*v1.Pod{}}
-	have.Ending = d.endingOf(have.Files)
+	have := podsync.Have{Files: d.files.Of(key), Accepted: map[string]*v1.Pod{}}
+	have.Ending = d.files.EndingOf(have.Files)
 	for _, uid := range have.Files {
-		have.Accepted[uid] = d.accepted(uid)
+		have.Accepted[uid] = d.files.Pod(types.UID(uid))
 	}
 	last := d.recall(key)
 	now := seen{map[string]*cri.PodSandboxStatus{}, map[string]*cri.ContainerStatus{}}
@@ -66,8 +67,8 @@ func (d *Driver) Observe(ctx context.Context, key podsync.Key, pod *v1.Pod) (pod
 	Sort(&have)
 	if pod != nil {
 		have.Holds = !d.Clean(pod.UID)
-		have.Actual = d.actualResources(string(pod.UID))
-		have.Logs = d.logsOf(pod, have)
+		have.Actual = d.files.Actual(string(pod.UID))
+		have.Logs = d.files.Attempts(pod, have)
 	}
 	return have, nil
 }

@@ -47,34 +47,3 @@ func TestLoopbackNameServers(t *testing.T) {
 		})
 	}
 }
-
-// A log shipper finds the log of each container by its pod's name, and finds
-// nothing of one that is gone.
-func TestLogLinks(t *testing.T) {
-	d, _, pod := record(t, "  containers: [{name: a, image: \"i:1\"}]\n")
-	d.LogLinks = filepath.Join(d.Root, "links")
-	log := filepath.Join(d.podLogDir("default", "web", string(pod.UID)), "a", "0.log")
-	if err := os.MkdirAll(filepath.Dir(log), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(log, []byte("hello"), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	if err := d.linkLog(pod, "a", "1234", log); err != nil {
-		t.Fatal(err)
-	}
-	link := filepath.Join(d.LogLinks, "web_default_a-1234.log")
-	if data, err := os.ReadFile(link); err != nil || string(data) != "hello" {
-		t.Errorf("by its link: %q, %v", data, err)
-	}
-	if err := d.unlinkLog("1234"); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := os.Lstat(link); !os.IsNotExist(err) {
-		t.Errorf("the link is left: %v", err)
-	}
-	pod.Name = strings.Repeat("n", 253)
-	if name := filepath.Base(d.logLink(pod, "a", "1234")); len(name) != 255 {
-		t.Errorf("a name of %d bytes", len(name))
-	}
-}

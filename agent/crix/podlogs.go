@@ -10,21 +10,21 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// PodLogs is the directory of a pod's logs; each container has one in it, by its name.
-func (d *Driver) PodLogs(pod *v1.Pod) string {
-	return d.podLogDir(pod.Namespace, pod.Name, string(pod.UID))
+// LogDir is the directory of a pod's logs; each container has one in it, by its name.
+func (s *Store) LogDir(pod *v1.Pod) string {
+	return s.logDir(pod.Namespace, pod.Name, string(pod.UID))
 }
 
-// podLogDir is the kubelet's layout, which log shippers know.
-func (d *Driver) podLogDir(namespace, name, uid string) string {
-	return filepath.Join(d.LogDir, namespace+"_"+name+"_"+uid)
+// logDir is the kubelet's layout, which log shippers know.
+func (s *Store) logDir(namespace, name, uid string) string {
+	return filepath.Join(s.o.LogDir, namespace+"_"+name+"_"+uid)
 }
 
-// logsOf counts the attempts that have left a log, of containers that the runtime
+// Attempts counts the attempts that have left a log, of containers that the runtime
 // does not have: it may have lost them.
-func (d *Driver) logsOf(pod *v1.Pod, have podsync.Have) map[string]uint32 {
+func (s *Store) Attempts(pod *v1.Pod, have podsync.Have) map[string]uint32 {
 	counts := map[string]uint32{}
-	dir := d.PodLogs(pod)
+	dir := s.LogDir(pod)
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return counts

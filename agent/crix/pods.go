@@ -16,36 +16,36 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// findFiles learns which pods have files. A directory without a readable pod.json
+// find learns which pods have files. A directory without a readable pod.json
 // stays as it is: another version wrote it, the disk had a bad moment, or it is the
 // kubelet's. Of what this package makes and removes only an empty one has none.
-func (d *Driver) findFiles() error {
-	if err := atomicfile.MakeDirs(d.podsDir(), 0o750); err != nil {
+func (s *Store) find() error {
+	if err := atomicfile.MakeDirs(s.dir(), 0o750); err != nil {
 		return err
 	}
-	entries, err := os.ReadDir(d.podsDir())
+	entries, err := os.ReadDir(s.dir())
 	if err != nil {
 		return err
 	}
 	for _, e := range entries {
-		pod, err := d.readPod(e.Name())
+		pod, err := s.readPod(e.Name())
 		switch {
 		case err == nil:
-			d.files[e.Name()] = pod
-			if _, err := os.Lstat(filepath.Join(d.podDir(e.Name()), endingFile)); err == nil {
-				d.ending[e.Name()] = true
+			s.pods[e.Name()] = pod
+			if _, err := os.Lstat(filepath.Join(s.Dir(e.Name()), endingFile)); err == nil {
+				s.ending[e.Name()] = true
 			}
-		case errors.Is(err, fs.ErrNotExist) && d.removeEmpty(e.Name()) == nil:
+		case errors.Is(err, fs.ErrNotExist) && s.removeEmpty(e.Name()) == nil:
 		default:
-			d.Log.Error("files of an unknown pod stay", "uid", e.Name(), "err", err)
+			s.o.Log.Error("files of an unknown pod stay", "uid", e.Name(), "err", err)
 		}
 	}
 	return nil
 }
 
 // removeEmpty removes the directory of a pod whose making or removing was cut short.
-func (d *Driver) removeEmpty(uid string) error {
-	unfinished, err := filepath.Glob(filepath.Join(d.podDir(uid), ".pod.json.*.tmp"))
+func (s *Store) removeEmpty(uid string) error {
+	unfinished, err := filepath.Glob(filepath.Join(s.Dir(uid), ".pod.json.*.tmp"))
 	if err != nil {
 		return err
 	}
@@ -54,11 +54,11 @@ func (d *Driver) removeEmpty(uid string) error {
 			return err
 		}
 	}
-	return os.Remove(d.podDir(uid))
+	return os.Remove(s.Dir(uid))
 }
 
-func (d *Driver) readPod(uid string) (*v1.Pod, error) {
-	data, err := os.ReadFile(filepath.Join(d.podDir(uid), "pod.json"))
+func (s *Store) readPod(uid string) (*v1.Pod, error) {
+	data, err := os.ReadFile(filepath.Join(s.Dir(uid), "pod.json"))
 	if err != nil {
 		return nil, err
 	}
@@ -73,28 +73,22 @@ func (d *Driver) readPod(uid string) (*v1.Pod, error) {
 }
 
 // Accepted returns the pods that have files, as they were accepted.
-func (d *Driver) Accepted() []*v1.Pod {
-	d.mu.Lock()
-	defer d.mu.Unlock()
+func (s *Store) Accepted() []*v1.Pod {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	var pods []*v1.Pod
-	for _, uid := range slices.Sorted(maps.Keys(d.files)) {
-		pods = append(pods, d.files[uid])
+	for _, uid := range slices.Sorted(maps.Keys(s.pods)) {
+		pods = append(pods, s.pods[uid])
 	}
 	return pods
 }
 
-// accepted returns the pod with files of this UID, or nil.
-func (d *Driver) accepted(uid string) *v1.Pod {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.files[uid]
-}
-
-func (d *Driver) filesOf(key podsync.Key) []string {
-	d.mu.Lock()
-	defer d.mu.Unlock()
+// Of returns the UIDs of the pods with this key that have files.
+func (s *Store) Of(key podsync.Key) []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	var uids []string
-	for uid, pod := range d.files {
+	for uid, pod := range s.pods {
 		if podsync.KeyOf(pod) == key {
 			uids = append(uids, uid)
 		}
@@ -103,14 +97,14 @@ func (d *Driver) filesOf(key podsync.Key) []string {
 	return uids
 }
 
-// accept writes pod.json, unless it says the same already.
-func (d *Driver) accept(pod *v1.Pod) error {
+// Accept writes pod.json, unless it says the same already.
+func (s *Store) Accept(pod *v1.Pod) error {
 	uid := string(pod.UID)
-	old := d.accepted(uid)
+	old := s.Pod(pod.UID)
 	if old == pod {
 		return nil
 	}
-	dir := d.podDir(uid)
+	dir := s.Dir(uid)
 	makeDirs := os.MkdirAll
 	if old == nil {
 		makeDirs = atomicfile.MakeDirs
@@ -125,15 +119,15 @@ func (d *Driver) accept(pod *v1.Pod) error {
 	if err := atomicfile.Write(filepath.Join(dir, "pod.json"), data, 0o600); err != nil {
 		return err
 	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.files[uid] = pod
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.pods[uid] = pod
 	return nil
 }
 
-// removeFiles removes the pod's directory, pod.json last.
-func (d *Driver) removeFiles(uid string) error {
-	dir := d.podDir(uid)
+// removeDir removes the pod's directory, pod.json last.
+func (s *Store) removeDir(uid string) error {
+	dir := s.Dir(uid)
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -149,15 +143,19 @@ func (d *Driver) removeFiles(uid string) error {
 	return os.RemoveAll(dir)
 }
 
-// AcceptedPod returns the pod of this UID as it was accepted, with the resources
-// that it has, or nil.
-func (d *Driver) AcceptedPod(uid types.UID) *v1.Pod { return d.accepted(string(uid)) }
+// Pod returns the pod of this UID as it was accepted, with the resources that it has, or
+// nil.
+func (s *Store) Pod(uid types.UID) *v1.Pod {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.pods[string(uid)]
+}
 
-// Accept records a pod that has changed in place. One without files is recorded
+// Change records a pod that has changed in place. One without files is recorded
 // when it gets them.
-func (d *Driver) Accept(pod *v1.Pod) error {
-	if d.accepted(string(pod.UID)) == nil {
+func (s *Store) Change(pod *v1.Pod) error {
+	if s.Pod(pod.UID) == nil {
 		return nil
 	}
-	return d.accept(pod)
+	return s.Accept(pod)
 }

@@ -14,17 +14,17 @@ import (
 
 // SaveStatus keeps the status of a pod: for the next agent, and for a command
 // line that finds none running.
-func (d *Driver) SaveStatus(pod *v1.Pod, status *v1.PodStatus) error {
+func (s *Store) SaveStatus(pod *v1.Pod, status *v1.PodStatus) error {
 	// A pod that has not begun has a status too: it may have been rejected.
-	if err := d.accept(pod); err != nil {
+	if err := s.Accept(pod); err != nil {
 		return err
 	}
-	return atomicfile.WriteJSON(filepath.Join(d.podDir(string(pod.UID)), "status.json"), status)
+	return atomicfile.WriteJSON(filepath.Join(s.Dir(string(pod.UID)), "status.json"), status)
 }
 
 // DropStatus has the status of a pod forgotten.
-func (d *Driver) DropStatus(pod *v1.Pod) error {
-	err := os.Remove(filepath.Join(d.podDir(string(pod.UID)), "status.json"))
+func (s *Store) DropStatus(pod *v1.Pod) error {
+	err := os.Remove(filepath.Join(s.Dir(string(pod.UID)), "status.json"))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -33,11 +33,11 @@ func (d *Driver) DropStatus(pod *v1.Pod) error {
 
 // LoadStatus returns the status that was saved last, nil if there is none. What is being
 // ended has none: it may be wanted again, and then begins anew.
-func (d *Driver) LoadStatus(pod *v1.Pod) *v1.PodStatus {
-	if d.Ending(pod.UID) {
+func (s *Store) LoadStatus(pod *v1.Pod) *v1.PodStatus {
+	if s.Ending(pod.UID) {
 		return nil
 	}
-	data, err := os.ReadFile(filepath.Join(d.podDir(string(pod.UID)), "status.json"))
+	data, err := os.ReadFile(filepath.Join(s.Dir(string(pod.UID)), "status.json"))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -46,7 +46,7 @@ func (d *Driver) LoadStatus(pod *v1.Pod) *v1.PodStatus {
 		err = json.Unmarshal(data, &status)
 	}
 	if err != nil {
-		d.Log.Warn("status of a pod not known", "pod", podsync.KeyOf(pod).String(), "err", err)
+		s.o.Log.Warn("status of a pod not known", "pod", podsync.KeyOf(pod).String(), "err", err)
 		return nil
 	}
 	return &status

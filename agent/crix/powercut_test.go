@@ -18,27 +18,16 @@ import (
 // A pod that was accepted is known after a power cut, as it was accepted; and of one that
 // was being accepted or removed nothing is left that nobody would ever remove.
 func TestPowerCut(t *testing.T) {
-	pod := func(uid string, containers ...string) *v1.Pod {
-		p := &v1.Pod{}
-		p.Namespace, p.Name, p.UID = "default", "web-"+uid, types.UID(uid)
-		for _, name := range containers {
-			p.Spec.Containers = append(p.Spec.Containers, v1.Container{Name: name})
-		}
-		return p
-	}
-	openAt := func(dir string) (*Driver, string, error) {
+	openAt := func(dir string) (*Store, string, error) {
 		var said bytes.Buffer
-		d, err := New(Options{
-			Root: filepath.Join(dir, "root"), LogDir: filepath.Join(dir, "logs"), NodeName: "n1",
-			NodeIPs: func() []string { return nil }, Log: slog.New(slog.NewTextHandler(&said, nil)),
-		})
-		return d, said.String(), err
+		s, err := Open(StoreOptions{Root: filepath.Join(dir, "root"), LogDir: filepath.Join(dir, "logs"), Log: slog.New(slog.NewTextHandler(&said, nil))})
+		return s, said.String(), err
 	}
 	first, changed, second := pod("1", "app"), pod("1", "app", "debugger"), pod("2", "app")
 	powercut.Case{
 		Name: "pods",
 		Run: func(dir string, safe func(string)) {
-			d, _, err := openAt(dir)
+			s, _, err := openAt(dir)
 			if err != nil {
 				t.Error(err)
 				return
@@ -49,19 +38,19 @@ func TestPowerCut(t *testing.T) {
 				}
 				safe(what)
 			}
-			ok("first", d.accept(first))
-			ok("status", d.SaveStatus(first, &v1.PodStatus{Phase: v1.PodRunning}))
-			ok("second", d.accept(second))
-			ok("changed", d.Accept(changed))
-			ok("removed", d.removeFiles("1"))
+			ok("first", s.Accept(first))
+			ok("status", s.SaveStatus(first, &v1.PodStatus{Phase: v1.PodRunning}))
+			ok("second", s.Accept(second))
+			ok("changed", s.Change(changed))
+			ok("removed", s.removeDir("1"))
 		},
 		Check: func(dir string, safe []string) error {
-			d, said, err := openAt(dir)
+			s, said, err := openAt(dir)
 			if err != nil || said != "" {
 				return fmt.Errorf("%v, %s", err, said)
 			}
 			is := func(what string) bool { return slices.Contains(safe, what) }
-			got := d.accepted("1")
+			got := s.Pod("1")
 			switch {
 			case got == nil && (!is("first") || is("changed")):
 			case cmp.Equal(got, first) && !is("changed"), cmp.Equal(got, changed) && is("second"):
@@ -69,15 +58,15 @@ func TestPowerCut(t *testing.T) {
 				return fmt.Errorf("the first is %v", got)
 			}
 			if got != nil {
-				_ = d.LoadStatus(got)
+				_ = s.LoadStatus(got)
 			}
-			if got := d.accepted("2"); is("second") && !cmp.Equal(got, second) {
+			if got := s.Pod("2"); is("second") && !cmp.Equal(got, second) {
 				return fmt.Errorf("the second is %v", got)
 			}
 			// Whatever else there is belongs to a pod, and goes with it.
-			entries, err := os.ReadDir(d.podsDir())
+			entries, err := os.ReadDir(s.dir())
 			for _, e := range entries {
-				if d.accepted(e.Name()) == nil {
+				if s.Pod(types.UID(e.Name())) == nil {
 					return fmt.Errorf("%s is nobody's", e.Name())
 				}
 			}

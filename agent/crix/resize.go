@@ -17,7 +17,7 @@ import (
 // before its containers when the pod as a whole gets more.
 func (d *Driver) resize(ctx context.Context, pod *v1.Pod, a podsync.Action) error {
 	uid := string(pod.UID)
-	actual := d.actualResources(uid)
+	actual := d.files.Actual(uid)
 	changed := false
 	for _, name := range []v1.ResourceName{v1.ResourceMemory, v1.ResourceCPU} {
 		var list []*v1.Container
@@ -81,7 +81,7 @@ func (d *Driver) resizeContainer(ctx context.Context, pod *v1.Pod, c *v1.Contain
 		return err
 	}
 	part := *c
-	was := d.actualResources(string(pod.UID))[c.Name]
+	was := d.files.Actual(string(pod.UID))[c.Name]
 	part.Resources = *was.DeepCopy()
 	set(&part.Resources.Limits, c.Resources.Limits, name)
 	set(&part.Resources.Requests, c.Resources.Requests, name)
@@ -92,7 +92,7 @@ func (d *Driver) resizeContainer(ctx context.Context, pod *v1.Pod, c *v1.Contain
 	if err != nil {
 		return reasoned("ResizeError", err)
 	}
-	return d.setActual(string(pod.UID), c.Name, part.Resources)
+	return d.files.SetActual(string(pod.UID), c.Name, part.Resources)
 }
 
 func set(into *v1.ResourceList, from v1.ResourceList, name v1.ResourceName) {

@@ -64,7 +64,7 @@ func (d *Driver) startContainer(ctx, interrupt context.Context, pod *v1.Pod, a p
 	if err := os.MkdirAll(filepath.Join(sandbox.LogDirectory, c.Name), 0o755); err != nil {
 		return fail("CreateContainerConfigError", err)
 	}
-	if err := d.setActual(string(pod.UID), c.Name, c.Resources); err != nil {
+	if err := d.files.SetActual(string(pod.UID), c.Name, c.Resources); err != nil {
 		return fail("CreateContainerConfigError", err)
 	}
 	return d.run(ctx, interrupt, pod, c, a, config, sandbox)
@@ -83,7 +83,7 @@ func (d *Driver) run(ctx, interrupt context.Context, pod *v1.Pod, c *v1.Containe
 		return reasoned("RunContainerError", err)
 	}
 	d.tell(pod, c.Name, id, v1.EventTypeNormal, "Started", "Container started")
-	if err := d.linkLog(pod, c.Name, id, filepath.Join(sandbox.LogDirectory, config.LogPath)); err != nil {
+	if err := d.files.LinkLog(pod, c.Name, id, filepath.Join(sandbox.LogDirectory, config.LogPath)); err != nil {
 		d.Log.WarnContext(ctx, "log not linked", "container", c.Name, "err", err)
 	}
 	if c.Lifecycle == nil || c.Lifecycle.PostStart == nil {

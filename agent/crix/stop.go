@@ -9,6 +9,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/internal/fault"
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // leastGrace is what a container always gets between SIGTERM and SIGKILL: no
@@ -50,7 +51,7 @@ func because(a podsync.Action, name string) string {
 // if the container does not exist.
 func (d *Driver) owner(ctx context.Context, pod *v1.Pod, a podsync.Action) (*v1.Pod, *v1.Container, error) {
 	if pod == nil || string(pod.UID) != a.UID {
-		pod = d.accepted(a.UID)
+		pod = d.files.Pod(types.UID(a.UID))
 	}
 	if pod != nil {
 		if c := podsync.ContainerOf(&pod.Spec, a.Name); c != nil {

@@ -10,13 +10,6 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// How much of what a container has left behind is its termination message.
-const (
-	maxMessage  = 4096 // bytes of the file
-	maxLogTail  = 2048 // bytes of the log
-	maxLogLines = 80
-)
-
 // addMessage adds to the status of a container that has exited what it has left:
 // the end of the file, or, if it failed and wants that, of its log.
 func (d *Driver) addMessage(ctx context.Context, s *cri.ContainerStatus) {
@@ -27,7 +20,7 @@ func (d *Driver) addMessage(ctx context.Context, s *cri.ContainerStatus) {
 		for _, m := range s.GetMounts() {
 			if m.ContainerPath == podspec.Absolute(path) {
 				var err error
-				if text, err = tail(m.HostPath, maxMessage); err != nil && !os.IsNotExist(err) {
+				if text, err = Message(m.HostPath); err != nil && !os.IsNotExist(err) {
 					text = fmt.Sprintf("Error on reading termination log %s: %v", m.HostPath, err)
 				}
 				break
@@ -35,7 +28,7 @@ func (d *Driver) addMessage(ctx context.Context, s *cri.ContainerStatus) {
 		}
 	}
 	if text == "" && fallback {
-		text = logTail(ctx, s.GetLogPath())
+		text = LogTail(ctx, s.GetLogPath())
 	}
 	switch {
 	case text == "":

@@ -27,7 +27,7 @@ func RecordEndpoint(root, endpoint string) error {
 // network is not ready. known are the UIDs of those that it knows. An agent of
 // another runtime has nothing to say here, nor has one whose files we may not
 // read.
-func Waiting(root, endpoint string, known map[string]bool) []Found {
+func Waiting(root, endpoint string, known map[string]bool) []*v1.Pod {
 	var record agentRecord
 	data, err := os.ReadFile(filepath.Join(root, agentFile))
 	if err != nil || json.Unmarshal(data, &record) != nil || record.Endpoint != endpoint {
@@ -37,7 +37,7 @@ func Waiting(root, endpoint string, known map[string]bool) []Found {
 	if err != nil {
 		return nil
 	}
-	var list []Found
+	var list []*v1.Pod
 	for _, e := range entries {
 		if known[e.Name()] {
 			continue
@@ -52,13 +52,16 @@ func Waiting(root, endpoint string, known map[string]bool) []Found {
 		if err != nil || json.Unmarshal(data, pod) != nil {
 			continue
 		}
-		f := Found{Pod: pod}
 		pod.CreationTimestamp = metav1.Time{Time: info.ModTime()}
 		pod.Status.Phase = v1.PodPending
-		if status, ok := f.kept(dir); ok {
-			pod.Status = status
+		status, ending := Kept(dir)
+		if status != nil {
+			pod.Status = *status
 		}
-		list = append(list, f)
+		if ending != nil {
+			pod.DeletionTimestamp = ending
+		}
+		list = append(list, pod)
 	}
 	return list
 }

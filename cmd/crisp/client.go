@@ -39,7 +39,9 @@ func (c *cli) pods(runtime internalapi.RuntimeService) ([]crix.Found, error) {
 	if told, ok := c.podsOfAgent(); ok {
 		list = merge(list, told)
 	} else {
-		list = append(list, crix.Waiting(c.agentRoot, c.endpoint, known)...)
+		for _, pod := range crix.Waiting(c.agentRoot, c.endpoint, known) {
+			list = append(list, crix.Found{Pod: pod})
+		}
 	}
 	crix.SortFound(list)
 	return list, nil
