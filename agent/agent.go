@@ -43,6 +43,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/keyring"
 	"github.com/crisp-cri/crisp/agent/measure"
 	"github.com/crisp-cri/crisp/agent/pleg"
+	"github.com/crisp-cri/crisp/agent/podfiles"
 	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/agent/probe"
 	"github.com/crisp-cri/crisp/agent/pulled"
@@ -155,7 +156,7 @@ func newAgent(ctx context.Context, o Options, events *event.Store) (*agent, erro
 			return nil, fault.Invalid.Errorf("%v", err)
 		}
 	}
-	files, err := crix.Open(crix.StoreOptions{Root: o.Root, LogDir: o.LogDir, LogLinks: o.LogLinks, Log: o.Log})
+	files, err := podfiles.Open(podfiles.Options{Root: o.Root, LogDir: o.LogDir, LogLinks: o.LogLinks, Log: o.Log})
 	if err != nil {
 		return nil, err
 	}
@@ -166,7 +167,7 @@ func newAgent(ctx context.Context, o Options, events *event.Store) (*agent, erro
 		ResolvConf: o.ResolvConf, ClusterDNS: o.ClusterDNS, ClusterDomain: o.ClusterDomain,
 		SeccompDefault: o.SeccompDefault, NoCPUQuota: o.NoCPUQuota, Pulls: o.Pulls, MaxBackoff: o.MaxBackoff, Log: o.Log,
 	})
-	if err := crix.RecordEndpoint(o.Root, o.Endpoint); err != nil {
+	if err := podfiles.RecordEndpoint(o.Root, o.Endpoint); err != nil {
 		return nil, err
 	}
 	wanted.Resume(files.Accepted(), files.LoadStatus)

@@ -14,6 +14,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/measure"
 	"github.com/crisp-cri/crisp/agent/node"
 	"github.com/crisp-cri/crisp/agent/pleg"
+	"github.com/crisp-cri/crisp/agent/podfiles"
 	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/agent/probe"
 	"github.com/crisp-cri/crisp/agent/source"
@@ -28,7 +29,7 @@ import (
 
 type agent struct {
 	Options
-	files  *crix.Store
+	files  *podfiles.Store
 	driver *crix.Driver
 	wanted *desired.Manager
 	status *status.Store

@@ -14,9 +14,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/crisp-cri/crisp/agent/crix"
 	"github.com/crisp-cri/crisp/agent/desired"
 	"github.com/crisp-cri/crisp/agent/manifest"
+	"github.com/crisp-cri/crisp/agent/podfiles"
 	"github.com/crisp-cri/crisp/agent/source"
 	"github.com/crisp-cri/crisp/internal/thread"
 	"golang.org/x/sys/unix"
@@ -63,7 +63,7 @@ func TestDamagedEphemeral(t *testing.T) {
 		}
 	}
 	var log bytes.Buffer
-	files, err := crix.Open(crix.StoreOptions{Root: root, Log: slog.New(slog.DiscardHandler)})
+	files, err := podfiles.Open(podfiles.Options{Root: root, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}

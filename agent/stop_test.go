@@ -13,6 +13,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/crix"
 	"github.com/crisp-cri/crisp/agent/desired"
 	"github.com/crisp-cri/crisp/agent/manifest"
+	"github.com/crisp-cri/crisp/agent/podfiles"
 	"github.com/crisp-cri/crisp/agent/probe"
 	"github.com/crisp-cri/crisp/agent/source"
 	"google.golang.org/grpc/codes"
@@ -62,7 +63,7 @@ func TestStopsWithoutRuntime(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			root := t.TempDir()
 			synctest.Test(t, func(t *testing.T) {
-				files, err := crix.Open(crix.StoreOptions{Root: root, Log: slog.New(slog.DiscardHandler)})
+				files, err := podfiles.Open(podfiles.Options{Root: root, Log: slog.New(slog.DiscardHandler)})
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -295,7 +295,7 @@ func TestStopOrphan(t *testing.T) {
 	id := begin(t, d, pod)["a"]
 	r.calls = nil
 	r.exec = func() error { return errors.New("secret") }
-	if err := os.RemoveAll(d.files.dir()); err != nil {
+	if err := os.RemoveAll(filepath.Join(d.Root, "pods")); err != nil {
 		t.Fatal(err)
 	}
 	next := again(t, d)

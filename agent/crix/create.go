@@ -6,6 +6,7 @@ import (
 	"io"
 	"io/fs"
 
+	"github.com/crisp-cri/crisp/agent/podfiles"
 	"github.com/crisp-cri/crisp/agent/podspec"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/regular"
@@ -47,7 +48,7 @@ func (d *Driver) containerConfig(in *podspec.Input, c *podspec.Container, images
 		case c.HostsFile:
 			err = d.files.WriteHosts(uid, text)
 		case c.MessageFile:
-			err = MakeMessageFile(m.HostPath)
+			err = podfiles.MakeMessageFile(m.HostPath)
 		}
 		if err != nil {
 			return nil, err

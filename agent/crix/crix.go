@@ -4,25 +4,15 @@
 //
 // The runtime is the ground truth for what runs; the labels and annotations that
 // crix puts on sandboxes and containers are how it finds its own again
-// (agent/podspec). On disk it keeps, below the agent's root,
-//
-//	pods/<uid>/pod.json     the pod as it was accepted; written first, removed last
-//	pods/<uid>/status.json  what the agent last knew of it, for the command line
-//	pods/<uid>/ending       is there while the pod is being ended; also for the next agent
-//	pods/<uid>/actual.json  the resources that the runtime was last told of, by container
-//	pods/<uid>/containers/  the files behind terminationMessagePath
-//	pods/<uid>/etc-hosts    mounted at /etc/hosts
-//	pods/<uid>/volumes/     and volume-subpaths, plugins: see the package volume
+// (agent/podspec). What pods become is translated there, and their files are kept
+// by agent/podfiles: the driver gathers what the translation depends on, observes
+// and acts. It reads, below the agent's root,
 //
 //	config.json             credentials of the node for registries, as docker writes it
 //	images/                 with whose credentials images were pulled: see the package pulled
 //	seccomp/                the profiles of type Localhost
 //
-// and logs in <logs>/<namespace>_<name>_<uid>/<container>/<attempt>.log. All of
-// a pod's files follow from its UID, so they are found without a record.
-//
-// A Driver is used by all workers at once. Each pod has one worker, so the files
-// of a pod have one writer.
+// A Driver is used by all workers at once.
 package crix
 
 import (
@@ -35,6 +25,7 @@ import (
 
 	"github.com/crisp-cri/crisp/agent/event"
 	"github.com/crisp-cri/crisp/agent/keyring"
+	"github.com/crisp-cri/crisp/agent/podfiles"
 	"github.com/crisp-cri/crisp/agent/podspec"
 	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/agent/pulled"
@@ -47,7 +38,7 @@ import (
 // Options are the facts of the node.
 type Options struct {
 	Root           string // the agent's directory, absolute
-	Files          *Store
+	Files          *podfiles.Store
 	NodeName       string
 	NodeIPs        func() []string // addresses of the node now, primary first; nil is none
 	ResolvConf     string          // of the node; what pods get for dnsPolicy Default
@@ -91,7 +82,7 @@ type Options struct {
 // A Driver carries out actions. It implements worker.Runtime but for Report.
 type Driver struct {
 	Options
-	files   *Store
+	files   *podfiles.Store
 	runtime internalapi.RuntimeService
 	images  internalapi.ImageManagerService
 	agent   string // value of LabelAgent

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/crisp-cri/crisp/agent/manifest"
+	"github.com/crisp-cri/crisp/agent/podfiles"
 	"github.com/crisp-cri/crisp/agent/podspec"
 	"github.com/crisp-cri/crisp/agent/podsync"
 	"golang.org/x/sys/unix"
@@ -41,9 +42,9 @@ func driver(t *testing.T) *Driver {
 }
 
 // files opens the store of the pods' files below root.
-func files(t *testing.T, root string) *Store {
+func files(t *testing.T, root string) *podfiles.Store {
 	t.Helper()
-	s, err := Open(StoreOptions{Root: root, LogDir: filepath.Join(root, "logs"), Log: slog.New(slog.DiscardHandler)})
+	s, err := podfiles.Open(podfiles.Options{Root: root, LogDir: filepath.Join(root, "logs"), Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -82,10 +83,10 @@ func TestFiles(t *testing.T) {
 	if err != nil || info.Mode().Perm() != 0o777 {
 		t.Errorf("emptyDir: %v, %v", info, err)
 	}
-	if err := os.MkdirAll(filepath.Join(d.files.dir(), "half-made"), 0o755); err != nil {
+	if err := os.MkdirAll(filepath.Join(filepath.Join(d.Root, "pods"), "half-made"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(d.files.dir(), "half-made", ".pod.json.1.tmp"), nil, 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(filepath.Join(d.Root, "pods"), "half-made", ".pod.json.1.tmp"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
 
@@ -99,7 +100,7 @@ func TestFiles(t *testing.T) {
 	if err := next.forgetFiles(uid); err != nil {
 		t.Fatal(err)
 	}
-	for _, dir := range []string{next.files.dir(), next.files.o.LogDir} {
+	for _, dir := range []string{filepath.Join(d.Root, "pods"), filepath.Join(d.Root, "logs")} {
 		if entries, err := os.ReadDir(dir); err != nil || len(entries) > 0 {
 			t.Errorf("%s has %v, %v", dir, entries, err)
 		}
@@ -162,7 +163,7 @@ func TestUnknownFilesStay(t *testing.T) {
 		t.Fatal(err)
 	}
 	data := filepath.Join(d.volumes.Path(pod, &pod.Spec.Volumes[0]), "data")
-	kubelets := filepath.Join(d.files.dir(), "4a5d7f0c", "volumes", "kubernetes.io~empty-dir", "v", "data")
+	kubelets := filepath.Join(filepath.Join(d.Root, "pods"), "4a5d7f0c", "volumes", "kubernetes.io~empty-dir", "v", "data")
 	if err := os.MkdirAll(filepath.Dir(kubelets), 0o750); err != nil {
 		t.Fatal(err)
 	}

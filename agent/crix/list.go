@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/crisp-cri/crisp/agent/podfiles"
 	"github.com/crisp-cri/crisp/agent/podspec"
 	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/agent/status"
@@ -137,7 +138,7 @@ func (f *Found) explain() {
 	if dir == "" || filepath.Base(dir) != string(f.Pod.UID) {
 		return
 	}
-	kept, ending := Kept(dir)
+	kept, ending := podfiles.Kept(dir)
 	if ending != nil {
 		f.Pod.DeletionTimestamp = ending
 	}

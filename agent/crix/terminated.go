@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 
+	"github.com/crisp-cri/crisp/agent/podfiles"
 	"github.com/crisp-cri/crisp/agent/podspec"
 	v1 "k8s.io/api/core/v1"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -20,7 +21,7 @@ func (d *Driver) addMessage(ctx context.Context, s *cri.ContainerStatus) {
 		for _, m := range s.GetMounts() {
 			if m.ContainerPath == podspec.Absolute(path) {
 				var err error
-				if text, err = Message(m.HostPath); err != nil && !os.IsNotExist(err) {
+				if text, err = podfiles.Message(m.HostPath); err != nil && !os.IsNotExist(err) {
 					text = fmt.Sprintf("Error on reading termination log %s: %v", m.HostPath, err)
 				}
 				break
@@ -28,7 +29,7 @@ func (d *Driver) addMessage(ctx context.Context, s *cri.ContainerStatus) {
 		}
 	}
 	if text == "" && fallback {
-		text = LogTail(ctx, s.GetLogPath())
+		text = podfiles.LogTail(ctx, s.GetLogPath())
 	}
 	switch {
 	case text == "":

@@ -8,6 +8,7 @@ import (
 
 	"github.com/crisp-cri/crisp/agent"
 	"github.com/crisp-cri/crisp/agent/crix"
+	"github.com/crisp-cri/crisp/agent/podfiles"
 	"github.com/crisp-cri/crisp/agent/status"
 	"github.com/crisp-cri/crisp/internal/fault"
 	v1 "k8s.io/api/core/v1"
@@ -39,7 +40,7 @@ func (c *cli) pods(runtime internalapi.RuntimeService) ([]crix.Found, error) {
 	if told, ok := c.podsOfAgent(); ok {
 		list = merge(list, told)
 	} else {
-		for _, pod := range crix.Waiting(c.agentRoot, c.endpoint, known) {
+		for _, pod := range podfiles.Waiting(c.agentRoot, c.endpoint, known) {
 			list = append(list, crix.Found{Pod: pod})
 		}
 	}

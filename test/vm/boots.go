@@ -99,6 +99,7 @@ var boots = []boot{
 			{"all-crilog", full, 5 * time.Minute, all("internal/crilog", "")},
 			{"all-cgroup", full, 5 * time.Minute, all("agent/cgroup", "")},
 			{"all-crix", full, 5 * time.Minute, all("agent/crix", "")},
+			{"all-podfiles", full, 5 * time.Minute, all("agent/podfiles", "")},
 			{"all-volume", full, 5 * time.Minute, all("agent/volume", "")},
 			{"all-agent", full, 5 * time.Minute, all("agent", "")},
 			{"all-source", full, 5 * time.Minute, all("agent/source", "")},

@@ -1,4 +1,19 @@
-package crix
+// Package podfiles keeps what the agent has on disk of its pods. It knows no runtime.
+// Below the agent's root lies
+//
+//	pods/<uid>/pod.json     the pod as it was accepted; written first, removed last
+//	pods/<uid>/status.json  what the agent last knew of it, for the command line
+//	pods/<uid>/ending       is there while the pod is being ended; also for the next agent
+//	pods/<uid>/actual.json  the resources that the runtime was last told of, by container
+//	pods/<uid>/containers/  the files behind terminationMessagePath
+//	pods/<uid>/etc-hosts    mounted at /etc/hosts
+//	pods/<uid>/volumes/     and volume-subpaths, plugins: see the package volume
+//
+// and logs in <logs>/<namespace>_<name>_<uid>/<container>/<attempt>.log. All of
+// a pod's files follow from its UID, so they are found without a record.
+//
+// Each pod has one worker, so the files of a pod have one writer.
+package podfiles
 
 import (
 	"log/slog"
@@ -11,7 +26,7 @@ import (
 )
 
 // Options say where the files are.
-type StoreOptions struct {
+type Options struct {
 	Root     string // the agent's directory, absolute
 	LogDir   string // of the pods' logs, absolute
 	LogLinks string // directory of links to the containers' logs, for log shippers; "" for none
@@ -21,7 +36,7 @@ type StoreOptions struct {
 // A Store keeps the files of pods. It is safe for use by all goroutines, but the files of
 // one pod have one writer.
 type Store struct {
-	o StoreOptions
+	o Options
 
 	mu     sync.Mutex
 	pods   map[string]*v1.Pod                            // each pod with files, by UID; guarded by mu
@@ -30,7 +45,7 @@ type Store struct {
 }
 
 // Open returns a Store and finds the files that an earlier agent has left below o.Root.
-func Open(o StoreOptions) (*Store, error) {
+func Open(o Options) (*Store, error) {
 	s := &Store{o: o, pods: map[string]*v1.Pod{}, actual: map[string]map[string]v1.ResourceRequirements{}, ending: map[string]bool{}}
 	return s, s.find()
 }

@@ -1,4 +1,4 @@
-package crix
+package podfiles
 
 import (
 	"log/slog"
@@ -25,7 +25,7 @@ func pod(uid string, containers ...string) *v1.Pod {
 
 func open(t *testing.T, root string) *Store {
 	t.Helper()
-	s, err := Open(StoreOptions{Root: root, LogDir: filepath.Join(root, "logs"), LogLinks: filepath.Join(root, "links"), Log: slog.New(slog.DiscardHandler)})
+	s, err := Open(Options{Root: root, LogDir: filepath.Join(root, "logs"), LogLinks: filepath.Join(root, "links"), Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,4 +1,4 @@
-package crix
+package podfiles
 
 import (
 	"fmt"

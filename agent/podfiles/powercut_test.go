@@ -1,4 +1,4 @@
-package crix
+package podfiles
 
 import (
 	"bytes"
@@ -20,7 +20,7 @@ import (
 func TestPowerCut(t *testing.T) {
 	openAt := func(dir string) (*Store, string, error) {
 		var said bytes.Buffer
-		s, err := Open(StoreOptions{Root: filepath.Join(dir, "root"), LogDir: filepath.Join(dir, "logs"), Log: slog.New(slog.NewTextHandler(&said, nil))})
+		s, err := Open(Options{Root: filepath.Join(dir, "root"), LogDir: filepath.Join(dir, "logs"), Log: slog.New(slog.NewTextHandler(&said, nil))})
 		return s, said.String(), err
 	}
 	first, changed, second := pod("1", "app"), pod("1", "app", "debugger"), pod("2", "app")
