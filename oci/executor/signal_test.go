@@ -130,3 +130,29 @@ func TestUnlockIsBounded(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 }
+
+// The network of an init that has ended is not looked for: its number may be another's
+// by then, whose network would be opened.
+func TestUnlockAfterTheEnd(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root: enters a network namespace")
+	}
+	cmd := sleeping(t)
+	ended, err := newChild(cmd.Process.Pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ended.close()
+	cmd.Process.Kill()
+	cmd.Wait()
+	other := sleeping(t)
+	fakeIPTables(t, "")
+	for name, pid := range map[string]int{"nobody's": ended.pid, "another's": other.Process.Pid} {
+		if err := unlock(&child{pid: pid, pidfd: ended.pidfd}, time.Minute); err != nil {
+			t.Errorf("the number is %s: %v", name, err)
+		}
+		if calls, _ := os.ReadFile(os.Getenv("CALLS")); len(calls) > 0 {
+			t.Errorf("the number is %s, calls:\n%s", name, calls)
+		}
+	}
+}

@@ -1,0 +1,56 @@
+package executor_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/oci/wire"
+)
+
+// An adopt that fails leaves nothing open: crispd tries it again for as long as it fails.
+func TestAdoptThatFailsLeavesNothingOpen(t *testing.T) {
+	n := start(t)
+	b := n.run([]string{"count", "-1", "1ms"})
+	n.crash(func() {})
+	open := func() int {
+		entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", n.cmd.Process.Pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(entries)
+	}
+	// A descriptor that cannot be read from takes no O_NONBLOCK, open(2).
+	fd, err := unix.Open(b.log, unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	bad := os.NewFile(uintptr(fd), wire.FDStderr)
+	defer bad.Close()
+	var send []*os.File
+	for _, f := range b.held {
+		if f.Name() != wire.FDStderr {
+			send = append(send, f)
+		}
+	}
+	req := wire.AdoptRequest{ID: b.id, RunReply: b.reply, LogPath: b.log, ExitPath: b.exit}
+	before := 0
+	for try := range 20 {
+		_, err := n.client.Call(t.Context(), wire.MethodAdopt, req, nil, append(send, bad)...)
+		if !errors.Is(err, unix.EBADF) && !errors.Is(err, fault.Internal) {
+			t.Fatalf("adopted with a descriptor that cannot be read: %v", err)
+		}
+		if try == 0 {
+			before = open() // what the first one needed for good is there
+		}
+	}
+	if after := open(); after > before {
+		t.Errorf("the executor had %d descriptors, and has %d", before, after)
+	}
+	b.adopt()
+	b.says("5\n")
+}
