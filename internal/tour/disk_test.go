@@ -1,0 +1,139 @@
+package tour
+
+import (
+	"bytes"
+	"cmp"
+	"fmt"
+	"go/ast"
+	"go/constant"
+	"os"
+	"path"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// places are where the directories called root or state of a package are, by the package
+// and that field or variable, in lower case. What is not here is crispd's own.
+var places = map[string]string{
+	"root": "/var/lib/crisp", "state": "/run/crisp",
+	"image root": "/var/lib/crisp/images", "image state": "/run/crisp/image",
+	"agent root": "/var/lib/crisp-agent",
+}
+
+// A file is a path below one of the places, and the functions that name it.
+type file struct {
+	path string
+	in   []*function
+}
+
+// files are the paths that the tree makes of a place and names, and the kinds of records.
+func (g *graph) files() []file {
+	found := map[string][]*function{}
+	for _, f := range g.funcs {
+		ast.Inspect(f.decl.Body, func(n ast.Node) bool {
+			call, ok := n.(*ast.CallExpr)
+			if !ok {
+				return true
+			}
+			if p := f.path(call); p != "" && !slices.Contains(found[p], f) {
+				found[p] = append(found[p], f)
+			}
+			return true
+		})
+	}
+	var list []file
+	for p, in := range found {
+		list = append(list, file{p, in})
+	}
+	slices.SortFunc(list, func(a, b file) int { return cmp.Compare(a.path, b.path) })
+	return list
+}
+
+// path is what filepath.Join(o.Root, "a", "b") makes, or where Records.Save("a", …) writes.
+func (f *function) path(call *ast.CallExpr) string {
+	sel, ok := call.Fun.(*ast.SelectorExpr)
+	if !ok || len(call.Args) < 2 {
+		return ""
+	}
+	word := func(e ast.Expr) string {
+		if v := f.pkg.info.Types[e].Value; v != nil && v.Kind() == constant.String {
+			return constant.StringVal(v)
+		}
+		return ""
+	}
+	switch called := f.pkg.info.Uses[sel.Sel]; {
+	case called == nil || called.Pkg() == nil:
+	case called.Pkg().Path() == "path/filepath" && called.Name() == "Join":
+		place := f.place(call.Args[0])
+		if place == "" || word(call.Args[1]) == "" {
+			return ""
+		}
+		for _, arg := range call.Args[1:] {
+			if word(arg) == "" {
+				return path.Join(place, "…")
+			}
+			place = path.Join(place, word(arg))
+		}
+		return place
+	case called.Name() == "Save" && word(call.Args[0]) != "":
+		return path.Join(places["root"], word(call.Args[0]), "<id>", "record.json")
+	}
+	return ""
+}
+
+// place is where the directory is that an expression such as o.Root names, "" if none.
+func (f *function) place(e ast.Expr) string {
+	name := ""
+	switch e := e.(type) {
+	case *ast.SelectorExpr: // o.Root
+		if e.Sel.IsExported() {
+			name = e.Sel.Name
+		}
+	case *ast.StarExpr: // *state, a flag
+		if id, ok := e.X.(*ast.Ident); ok {
+			name = id.Name
+		}
+	}
+	name = strings.ToLower(name)
+	top, _, _ := strings.Cut(f.pkg.dir, "/")
+	return cmp.Or(places[top+" "+name], places[name])
+}
+
+// table is the table of all files.
+func table(files []file) string {
+	var b strings.Builder
+	b.WriteString("| path | named in |\n|---|---|\n")
+	for _, f := range files {
+		var in []string
+		for _, f := range f.in {
+			in = append(in, f.link())
+		}
+		fmt.Fprintf(&b, "| `%s` | %s |\n", f.path, strings.Join(in, ", "))
+	}
+	return b.String()
+}
+
+// docs/hacking.md tells of everything that a daemon names below its directories.
+func TestDiskIsTold(t *testing.T) {
+	doc, err := os.ReadFile(root + "/docs/hacking.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, told, ok := bytes.Cut(doc, []byte("## Where things are on disk"))
+	if !ok {
+		t.Fatal("docs/hacking.md has no such section")
+	}
+	files := tree(t).files()
+	if len(files) < 20 {
+		t.Fatalf("only %d paths found", len(files))
+	}
+	for _, f := range files {
+		for name := range strings.SplitSeq(f.path, "/") {
+			if !bytes.Contains(told, []byte(name)) {
+				t.Errorf("docs/hacking.md does not tell of %s, which %s names", f.path, names(f.in))
+				break
+			}
+		}
+	}
+}
