@@ -321,7 +321,8 @@ func (cs *creations) forget(c *creation, id string) {
 	close(c.gone)
 }
 
-// isHidden reports whether the object has an owner who knows of it.
+// isHidden reports whether the object is still being made, or finished and with no caller
+// who has got it.
 func (cs *creations) isHidden(id string) bool {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
