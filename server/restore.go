@@ -200,9 +200,9 @@ func (r *restoration) describe(config *cri.ContainerConfig) *cri.ContainerConfig
 	if r.from.dir != "" {
 		return config
 	}
-	full := proto.Clone(config).(*cri.ContainerConfig)
-	full.Image, full.Command, full.Args, full.WorkingDir = r.imaged, r.spec.Process.Args, nil, r.spec.Process.Cwd
-	return full
+	original := proto.Clone(config).(*cri.ContainerConfig)
+	original.Image, original.Command, original.Args, original.WorkingDir = r.imaged, r.spec.Process.Args, nil, r.spec.Process.Cwd
+	return original
 }
 
 // directory is where CRIU's files are; "" without a checkpoint.

@@ -120,13 +120,13 @@ func devicePaths(spec *specs.Spec) []string {
 // namespaceKinds are the namespaces that are made, and with a + those that are
 // joined.
 func namespaceKinds(spec *specs.Spec) []string {
-	var kinds []string
+	var list []string
 	for _, n := range spec.Linux.Namespaces {
 		kind := string(n.Type)
 		if n.Path != "" {
 			kind += "+"
 		}
-		kinds = append(kinds, kind)
+		list = append(list, kind)
 	}
-	return slices.Sorted(slices.Values(kinds))
+	return slices.Sorted(slices.Values(list))
 }

@@ -132,16 +132,15 @@ func bind(m Mount, h Host) (specs.Mount, error) {
 	if !path.IsAbs(m.Source) {
 		return specs.Mount{}, fault.Invalid.Errorf("mount at %s: host path %q is not absolute", dest, m.HostPath)
 	}
-	propagation, err := propagation(m, dest)
+	spread, err := propagation(m, dest)
 	if err != nil {
 		return specs.Mount{}, err
 	}
-	options := []string{"rbind", propagation}
-	access, err := access(m, h, dest)
+	mode, err := access(m, h, dest)
 	if err != nil {
 		return specs.Mount{}, err
 	}
-	options = append(options, access)
+	options := []string{"rbind", spread, mode}
 	for _, o := range m.MountOptions {
 		if !slices.Contains(mountOptions, o) {
 			return specs.Mount{}, fault.Invalid.Errorf("mount at %s: option %q is not one of %s", dest, o, strings.Join(mountOptions, ", "))

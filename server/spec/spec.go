@@ -129,19 +129,19 @@ func Build(in Input) (*specs.Spec, error) {
 	if err != nil {
 		return nil, err
 	}
-	process, err := process(in, caps)
+	proc, err := process(in, caps)
 	if err != nil {
 		return nil, err
 	}
-	mounts, rootfsPropagation, err := mounts(in)
+	mountList, rootfsPropagation, err := mounts(in)
 	if err != nil {
 		return nil, err
 	}
-	namespaces, err := namespaces(in)
+	namespaceList, err := namespaces(in)
 	if err != nil {
 		return nil, err
 	}
-	seccomp, err := seccomp(in, caps.Bounding)
+	filter, err := seccomp(in, caps.Bounding)
 	if err != nil {
 		return nil, err
 	}
@@ -158,9 +158,9 @@ func Build(in Input) (*specs.Spec, error) {
 	linux := &specs.Linux{
 		Resources:         resources,
 		CgroupsPath:       in.CgroupsPath,
-		Namespaces:        namespaces,
+		Namespaces:        namespaceList,
 		Devices:           nodes,
-		Seccomp:           seccomp,
+		Seccomp:           filter,
 		RootfsPropagation: rootfsPropagation,
 		MountLabel:        in.MountLabel,
 	}
@@ -172,9 +172,9 @@ func Build(in Input) (*specs.Spec, error) {
 	}
 	return &specs.Spec{
 		Version: specs.Version,
-		Process: process,
+		Process: proc,
 		Root:    &specs.Root{Path: in.Root, Readonly: sc.GetReadonlyRootfs()},
-		Mounts:  mounts,
+		Mounts:  mountList,
 		Linux:   linux,
 	}, nil
 }
