@@ -123,14 +123,6 @@ func (c *Container) Done() <-chan struct{} { return c.done }
 // Extra returns what the caller keeps with the container.
 func (c *Container) Extra() []byte { return c.record.Load().Config.Extra }
 
-// SetExtra replaces that, durably.
-func (c *Container) SetExtra(extra []byte) error {
-	return c.edit(func(cfg *ContainerConfig) error {
-		cfg.Extra = extra
-		return nil
-	})
-}
-
 // edit replaces the container's record, on disk first.
 func (c *Container) edit(change func(*ContainerConfig) error) error {
 	c.mu.Lock()

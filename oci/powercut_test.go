@@ -94,7 +94,7 @@ func aLife(t *testing.T, dir string, records oci.Records, safe func(string)) {
 	safe("first ended")
 	other, err := r.Create(ctx, oci.ContainerConfig{ID: second, Name: "second", SandboxID: sandbox, Spec: ocitest.Spec("exit", "0")})
 	ok("second", err)
-	ok("second changed", other.SetExtra([]byte("note")))
+	ok("second changed", other.Apply(ctx, oci.Change{Extra: []byte("note")}))
 	ok("first removed", c.Remove(ctx))
 	ok("second removed", other.Remove(ctx))
 	if err := errors.Join(sb.BeginStop(), sb.Unpin(ctx), sb.Stopped()); err != nil {

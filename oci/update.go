@@ -18,7 +18,7 @@ import (
 type Change struct {
 	Resources   *specs.LinuxResources // what is nil in it stays, too
 	OOMScoreAdj *int                  // of all its processes
-	Extra       []byte                // as by SetExtra
+	Extra       []byte                // what Extra returns
 }
 
 // Update changes the resources of a container, as Apply does.

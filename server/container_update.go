@@ -56,12 +56,5 @@ func (s *Server) updateContainer(ctx context.Context, c *oci.Container, change *
 		adj := max(int(change.OomScoreAdj), s.o.SpecHost.MinOOMScoreAdj)
 		apply.OOMScoreAdj = &adj
 	}
-	if apply.Extra, err = rec.encode(); err != nil {
-		return err
-	}
-	if err := c.Apply(ctx, apply); err != nil {
-		return err
-	}
-	s.index.containers.Store(c.ID(), &rec)
-	return nil
+	return s.index.applyContainer(ctx, c, apply, &rec)
 }

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"strings"
 	"sync"
 
@@ -73,13 +74,13 @@ func (x *index) saveSandbox(sb *oci.Sandbox, r *sandboxRecord) error {
 	return nil
 }
 
-// saveContainer replaces what we keep about c, on disk first.
-func (x *index) saveContainer(c *oci.Container, r *containerRecord) error {
-	extra, err := r.encode()
-	if err != nil {
+// applyContainer changes c and replaces what we keep about it, both or neither, on disk
+// first.
+func (x *index) applyContainer(ctx context.Context, c *oci.Container, change oci.Change, r *containerRecord) (err error) {
+	if change.Extra, err = r.encode(); err != nil {
 		return err
 	}
-	if err := c.SetExtra(extra); err != nil {
+	if err := c.Apply(ctx, change); err != nil {
 		return err
 	}
 	x.containers.Store(c.ID(), r)

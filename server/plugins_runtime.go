@@ -99,15 +99,7 @@ func (s *Server) applyUpdate(ctx context.Context, u nri.Update) error {
 		if change := limitsOf(u.Resources); change != nil {
 			rec.resources = spec.MergeResources(rec.resources, change)
 		}
-		extra, err := rec.encode()
-		if err != nil {
-			return err
-		}
-		if err := c.Apply(ctx, oci.Change{Resources: u.Resources, Extra: extra}); err != nil {
-			return err
-		}
-		s.index.containers.Store(c.ID(), &rec)
-		return nil
+		return s.index.applyContainer(ctx, c, oci.Change{Resources: u.Resources}, &rec)
 	})
 }
 
