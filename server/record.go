@@ -27,8 +27,7 @@ type sandboxRecord struct {
 	labels    selinux.Labels                        // the pod's; a container may have others
 }
 
-// sandboxExtra is a sandboxRecord on disk. Messages are in protobuf's own
-// encoding, which keeps what a newer kubelet sent and we do not know.
+// sandboxExtra is a sandboxRecord on disk.
 type sandboxExtra struct {
 	Version   int
 	Config    []byte
@@ -38,16 +37,18 @@ type sandboxExtra struct {
 	Labels    selinux.Labels
 }
 
+// messages are those of r, each with its place in e.
+func (r *sandboxRecord) messages(e *sandboxExtra) []storedMessage {
+	return []storedMessage{
+		stored("sandbox config", &r.config, &e.Config),
+		stored("sandbox resources", &r.resources, &e.Resources),
+	}
+}
+
 func (r *sandboxRecord) encode() ([]byte, error) {
 	e := sandboxExtra{Version: extraVersion, Handler: r.handler, IPs: r.ips, Labels: r.labels}
-	var err error
-	if e.Config, err = proto.Marshal(r.config); err != nil {
-		return nil, fmt.Errorf("encode sandbox config: %w", err)
-	}
-	if r.resources != nil {
-		if e.Resources, err = proto.Marshal(r.resources); err != nil {
-			return nil, fmt.Errorf("encode sandbox resources: %w", err)
-		}
+	if err := encodeMessages(r.messages(&e)); err != nil {
+		return nil, err
 	}
 	return json.Marshal(e)
 }
@@ -58,16 +59,7 @@ func decodeSandbox(extra []byte) (*sandboxRecord, error) {
 		return nil, err
 	}
 	r := &sandboxRecord{config: new(cri.PodSandboxConfig), handler: e.Handler, ips: e.IPs, labels: e.Labels}
-	if err := proto.Unmarshal(e.Config, r.config); err != nil {
-		return nil, fmt.Errorf("decode sandbox config: %w", err)
-	}
-	if e.Resources != nil {
-		r.resources = new(cri.UpdatePodSandboxResourcesRequest)
-		if err := proto.Unmarshal(e.Resources, r.resources); err != nil {
-			return nil, fmt.Errorf("decode sandbox resources: %w", err)
-		}
-	}
-	return r, nil
+	return r, decodeMessages(r.messages(&e))
 }
 
 // A containerRecord is what the server keeps about a container, decoded. It is a
@@ -100,24 +92,20 @@ type containerExtra struct {
 	Original    []byte         `json:",omitempty"`
 }
 
+// messages are those of r, each with its place in e.
+func (r *containerRecord) messages(e *containerExtra) []storedMessage {
+	return []storedMessage{
+		stored("container config", &r.config, &e.Config),
+		stored("container user", &r.imageUser, &e.User),
+		stored("container resources", &r.resources, &e.Resources),
+		stored("original image", &r.original, &e.Original),
+	}
+}
+
 func (r *containerRecord) encode() ([]byte, error) {
 	e := containerExtra{Version: extraVersion, ImageID: r.imageID, ImageRef: r.imageRef, Signal: int32(r.signal), Volumes: r.volumes, MountImages: r.mountImages}
-	var err error
-	if e.Config, err = proto.Marshal(r.config); err != nil {
-		return nil, fmt.Errorf("encode container config: %w", err)
-	}
-	if e.User, err = proto.Marshal(r.imageUser); err != nil {
-		return nil, fmt.Errorf("encode container user: %w", err)
-	}
-	if r.resources != nil {
-		if e.Resources, err = proto.Marshal(r.resources); err != nil {
-			return nil, fmt.Errorf("encode container resources: %w", err)
-		}
-	}
-	if r.original != nil {
-		if e.Original, err = proto.Marshal(r.original); err != nil {
-			return nil, fmt.Errorf("encode original image: %w", err)
-		}
+	if err := encodeMessages(r.messages(&e)); err != nil {
+		return nil, err
 	}
 	return json.Marshal(e)
 }
@@ -131,27 +119,12 @@ func decodeContainer(extra []byte) (*containerRecord, error) {
 		config: new(cri.ContainerConfig), imageID: e.ImageID, imageRef: e.ImageRef, imageUser: new(cri.ContainerUser),
 		signal: cri.Signal(e.Signal), volumes: e.Volumes, mountImages: e.MountImages,
 	}
-	if err := proto.Unmarshal(e.Config, r.config); err != nil {
-		return nil, fmt.Errorf("decode container config: %w", err)
-	}
-	if err := proto.Unmarshal(e.User, r.imageUser); err != nil {
-		return nil, fmt.Errorf("decode container user: %w", err)
+	if err := decodeMessages(r.messages(&e)); err != nil {
+		return nil, err
 	}
 	for i := range e.MountImages {
 		if i < 0 || i >= len(r.config.Mounts) || r.config.Mounts[i].Image == nil {
 			return nil, fmt.Errorf("decode record: mount %d is of no image", i)
-		}
-	}
-	if e.Resources != nil {
-		r.resources = new(cri.LinuxContainerResources)
-		if err := proto.Unmarshal(e.Resources, r.resources); err != nil {
-			return nil, fmt.Errorf("decode container resources: %w", err)
-		}
-	}
-	if e.Original != nil {
-		r.original = new(cri.ImageSpec)
-		if err := proto.Unmarshal(e.Original, r.original); err != nil {
-			return nil, fmt.Errorf("decode original image: %w", err)
 		}
 	}
 	return r, nil
@@ -187,6 +160,44 @@ func (r *containerRecord) mounts() []*cri.Mount {
 		list[i].Image.ImageRef = id
 	}
 	return list
+}
+
+// A storedMessage is a message of a record with its place on disk, where it is in
+// protobuf's own encoding: that keeps what a newer kubelet sent and we do not know.
+type storedMessage struct {
+	what    string
+	message proto.Message
+	fresh   func() proto.Message // puts an empty message into the record
+	bytes   *[]byte              // nil = there is no message
+}
+
+func stored[T any, M interface {
+	*T
+	proto.Message
+}](what string, message *M, bytes *[]byte) storedMessage {
+	return storedMessage{what, *message, func() proto.Message { *message = new(T); return *message }, bytes}
+}
+
+func encodeMessages(list []storedMessage) (err error) {
+	for _, m := range list {
+		if *m.bytes, err = proto.Marshal(m.message); err != nil {
+			return fmt.Errorf("encode %s: %w", m.what, err)
+		}
+	}
+	return nil
+}
+
+// decodeMessages leaves a message that is not on disk as it is in the record.
+func decodeMessages(list []storedMessage) error {
+	for _, m := range list {
+		if *m.bytes == nil {
+			continue
+		}
+		if err := proto.Unmarshal(*m.bytes, m.fresh()); err != nil {
+			return fmt.Errorf("decode %s: %w", m.what, err)
+		}
+	}
+	return nil
 }
 
 func unmarshalExtra(extra []byte, v any, version *int) error {
