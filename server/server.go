@@ -14,8 +14,9 @@
 // are built from these snapshots and wait for nobody.
 //
 // Besides what requests name, it writes files only into directories that oci gives
-// it, oci.Sandbox.Dir and oci.Runtime.RestoreDir, and below <root>/checkpoints, where
-// CheckpointContainer works and which Start removes.
+// it (oci.Sandbox.Dir and ShmDir, oci.Runtime.RestoreDir) and below <root>/checkpoints,
+// where CheckpointContainer works and which Start removes. Plugins of NRI connect to a
+// socket whose path comes with Options.NRI.
 //
 // # Names and retries
 //
