@@ -3,7 +3,6 @@ package server
 import (
 	"context"
 	"fmt"
-	"path/filepath"
 	"strings"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -36,9 +35,10 @@ func labelFiles(ctx context.Context, sb *oci.Sandbox, labels selinux.Labels) err
 	if labels.Mount == "" {
 		return nil
 	}
-	paths := []string{filepath.Join(sb.Dir(), "hosts"), filepath.Join(sb.Dir(), "hostname"), filepath.Join(sb.Dir(), "resolv.conf")}
+	files := sandboxFiles(sb)
+	paths := []string{files.Hosts, files.Hostname, files.ResolvConf}
 	if !sb.Config().HostIPC {
-		paths = append(paths, sb.ShmDir())
+		paths = append(paths, files.Shm)
 	}
 	for _, path := range paths {
 		if err := selinux.Relabel(ctx, path, labels.Mount, stillWanted(sb)); err != nil {
