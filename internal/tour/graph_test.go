@@ -2,6 +2,7 @@ package tour
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"go/ast"
@@ -117,6 +118,7 @@ var load = sync.OnceValues(func() (*graph, error) {
 	if g.cri, err = foreign.Import(criAPI + "/runtime/v1"); err != nil {
 		return nil, err
 	}
+	slices.SortFunc(g.pkgs, func(a, b *pkg) int { return cmp.Compare(a.dir, b.dir) })
 	for _, p := range g.pkgs {
 		g.declare(p)
 	}
