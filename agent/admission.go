@@ -53,11 +53,11 @@ type summed struct {
 // comes is held against all others. Who asks does not change them.
 func (c *care) requests(pod *v1.Pod) v1.ResourceList {
 	if pod.Spec.RuntimeClassName != nil {
-		return c.driver.Requests(pod) // the overhead of its class may change
+		return c.sum(pod) // the overhead of its class may change
 	}
 	s := c.summed[pod.UID]
 	if s.pod != pod {
-		s = summed{pod, c.driver.Requests(pod)}
+		s = summed{pod, c.sum(pod)}
 		c.summed[pod.UID] = s
 	}
 	return s.requests

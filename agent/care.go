@@ -74,7 +74,8 @@ type care struct {
 	// loop uses it.
 	admitted map[types.UID]bool
 	summed   map[types.UID]summed // of pods that are not changed in place. Only the loop uses it.
-	pruned   time.Time            // when images that are gone were looked for. Only sweep uses it.
+	sum      func(*v1.Pod) v1.ResourceList
+	pruned   time.Time // when images that are gone were looked for. Only sweep uses it.
 }
 
 // newCare returns what will look after the node, which is described from now on.
@@ -83,9 +84,16 @@ func (a *agent) newCare(events event.Recorder) (*care, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &care{agent: a, events: events, ids: ids, admitted: map[types.UID]bool{}, summed: map[types.UID]summed{}}
+	c := &care{agent: a, events: events, ids: ids, admitted: map[types.UID]bool{}, summed: map[types.UID]summed{}, sum: a.driver.Requests}
 	c.describeNode()
 	return c, nil
+}
+
+// tellSwap tells whoever trusts the node with Secrets that they may come to lie on a disk.
+func (c *care) tellSwap(may bool) {
+	if may {
+		c.events.Event(event.Node(c.NodeName), v1.EventTypeWarning, "PossibleMemoryBackedVolumesOnDisk", "Secrets and other volumes in memory may be written to a disk: the node swaps, and its kernel has no tmpfs that does not (Linux 6.4 has)")
+	}
 }
 
 // start begins to look after the node, until ctx ends. It is called when the runtime
@@ -93,9 +101,7 @@ func (a *agent) newCare(events event.Recorder) (*care, error) {
 func (c *care) start(ctx context.Context) {
 	a, events := c.agent, c.events
 	c.openCgroups(ctx)
-	if volume.MaySwap() {
-		events.Event(event.Node(a.NodeName), v1.EventTypeWarning, "PossibleMemoryBackedVolumesOnDisk", "Secrets and other volumes in memory may be written to a disk: the node swaps, and its kernel has no tmpfs that does not (Linux 6.4 has)")
-	}
+	c.tellSwap(volume.MaySwap())
 	d := a.driver
 	d.Allocatable = func() v1.ResourceList { return a.node.Node().Status.Allocatable }
 	d.Features = func(handler string) *cri.RuntimeHandlerFeatures { return a.gate.Get().Handler(handler).GetFeatures() }

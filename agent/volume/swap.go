@@ -13,10 +13,12 @@ const noSwap = "noswap"
 // MaySwap reports whether what volumes hold in memory, Secrets among it, may be written
 // to a disk: the node swaps, and its kernel knows no tmpfs that does not.
 func MaySwap() bool {
-	// The first line of the table is its heading (proc_swaps(5)).
 	table, err := os.ReadFile("/proc/swaps")
-	return err == nil && bytes.Count(table, []byte("\n")) > 1 && !knows(noSwap)
+	return err == nil && swaps(table) && !knows(noSwap)
 }
+
+// swaps reports whether anything stands in proc_swaps(5) below its heading.
+func swaps(table []byte) bool { return bytes.Count(table, []byte("\n")) > 1 }
 
 // knows reports whether the kernel knows this option of a tmpfs (fsconfig(2)).
 func knows(option string) bool {

@@ -240,3 +240,33 @@ func TestStopsByPriority(t *testing.T) {
 		t.Errorf("the order is %q\nwant %q", made, want)
 	}
 }
+
+// What an agent has stopped when it ended, the next one starts again, except for a pod
+// that is never restarted: its program was ended, and another run would be a restart.
+func TestStartsAgainWhatItStopped(t *testing.T) {
+	n := newCalls(t)
+	n.begin()
+	n.flags = []string{"--stop-pods-on-exit"}
+	for _, policy := range []string{"Always", "OnFailure", "Never"} {
+		n.manifest(policy+".yaml", fmt.Sprintf("{apiVersion: v1, kind: Pod, metadata: {name: p-%s}, spec: {restartPolicy: %s, containers: [{name: a, image: i}]}}", strings.ToLower(policy), policy))
+	}
+	stop := n.agent()
+	n.until("get pods", `(?s)p-always +1/1 .*p-never +1/1 .*p-onfailure +1/1 `)
+	n.onCall(func(call string) { // a program that is ended by a signal
+		if strings.HasPrefix(call, "StopContainer ") {
+			n.exit(143)
+		}
+	})
+	stop()
+	n.flags = nil
+	n.onCall(nil)
+	n.forget()
+	n.agent()
+	n.until("get pods", `(?s)p-always +1/1 +Running.*p-never +0/1 +Error.*p-onfailure +1/1 +Running`)
+	if out, _, _ := n.crisp("get pod p-never -o yaml"); !strings.Contains(out, "phase: Failed") {
+		t.Errorf("a pod that is never restarted:\n%s", out)
+	}
+	if made := n.made("StartContainer"); len(made) != 2 {
+		t.Errorf("the next agent started %q", made)
+	}
+}
