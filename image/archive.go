@@ -62,7 +62,7 @@ func spool(ctx context.Context, r io.Reader, dir string) (_ *os.File, err error)
 			return f, nil
 		}
 		if err != nil {
-			return nil, badStream(err)
+			return nil, blob.ArchiveError(err)
 		}
 	}
 }
@@ -83,7 +83,7 @@ func readArchive(ctx context.Context, f *os.File) (*archive, error) {
 			return a, nil
 		}
 		if err != nil {
-			return nil, badStream(err)
+			return nil, blob.ArchiveError(err)
 		}
 		name := path.Clean("/" + hdr.Name)[1:]
 		switch hdr.Typeflag {

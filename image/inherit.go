@@ -6,9 +6,9 @@ import (
 	"maps"
 	"os"
 	"path"
-	"path/filepath"
 	"slices"
 
+	"github.com/opencontainers/go-digest"
 	"golang.org/x/sys/unix"
 )
 
@@ -26,7 +26,7 @@ type dirAttr struct {
 // instead of the one in the layer below. What is found here is put on top of the
 // layers in each mount, as directories and nothing else. The layers themselves
 // cannot be mended: another image may have them over another base.
-func (s *Store) inherit(held []*layer) ([]dirAttr, error) {
+func (ls *layers) inherit(held []*layer) ([]dirAttr, error) {
 	first := slices.IndexFunc(held, func(l *layer) bool { return len(l.record.Shape.Implied) > 0 })
 	if first < 0 || len(held) < 2 {
 		return nil, nil
@@ -34,7 +34,7 @@ func (s *Store) inherit(held []*layer) ([]dirAttr, error) {
 	var st stack
 	defer st.close()
 	for _, l := range held {
-		if err := st.push(s.layers.files(l.diffID), l.record.Shape); err != nil {
+		if err := st.push(ls.files(l.diffID), l.record.Shape); err != nil {
 			return nil, err
 		}
 	}
@@ -146,27 +146,21 @@ func (st stack) look(i int, p string) (attr dirAttr, ok bool, err error) {
 	return attr, ok, nil
 }
 
-// makeDirs makes these directories, parents first, in a fresh directory dir that
-// looks as root.
-func makeDirs(dir string, root rootAttr, dirs []dirAttr) error {
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		return err
-	}
-	fd, err := unix.Open(filepath.Clean(dir), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return &fs.PathError{Op: "open", Path: dir, Err: err}
-	}
-	defer unix.Close(fd)
-	for _, d := range dirs {
-		if err := unix.Mkdirat(fd, d.Path, 0o700); err != nil {
-			return os.NewSyscallError("mkdirat", err)
-		}
-		if err := unix.Fchownat(fd, d.Path, int(d.UID), int(d.GID), unix.AT_SYMLINK_NOFOLLOW); err != nil {
-			return os.NewSyscallError("fchownat", err)
-		}
-		if err := unix.Fchmodat(fd, d.Path, d.Mode, 0); err != nil {
-			return os.NewSyscallError("fchmodat", err)
+// lowers returns the layers that shine through, from the highest. A layer that
+// occurs twice is left out where it is lower: the higher one covers all of it, and
+// overlayfs refuses one directory twice.
+func lowers(held []*layer) []digest.Digest {
+	var ids []digest.Digest
+	seen := make(map[digest.Digest]bool)
+	for i := len(held) - 1; i >= 0; i-- {
+		if l := held[i]; !seen[l.diffID] {
+			seen[l.diffID] = true
+			ids = append(ids, l.diffID)
+			// overlayfs does not look for the mark on a root directory.
+			if slices.Contains(l.record.Shape.Opaque, ".") {
+				break
+			}
 		}
 	}
-	return root.give(dir)
+	return ids
 }

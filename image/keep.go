@@ -55,6 +55,12 @@ func (k *keeper) drop(l *layer) error {
 	return k.layers.release(l)
 }
 
+// keep takes over layers that are held, for the next try of a pull that failed.
+func (ls *layers) keep(held []*layer) error { return ls.kept.keep(held) }
+
+// dropKept lets go of the layers that are kept for a next try: somebody needs the space.
+func (ls *layers) dropKept() error { return ls.kept.dropAll() }
+
 // dropAll lets go of all layers: somebody needs the space, or the store closes.
 func (k *keeper) dropAll() error {
 	k.mu.Lock()

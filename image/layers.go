@@ -59,15 +59,19 @@ type layer struct {
 
 // layers are the layers on disk and those on their way there, by diff ID.
 type layers struct {
-	dir     string // where committed layers are
-	staging string
-	disk    *disk
-	later   func(path string, u usage) // removes a tree in the background, that occupies u
-	log     *slog.Logger
+	dir      string // where committed layers are
+	staging  string
+	unclean  bool
+	disk     *disk
+	removals *removals
+	end      context.CancelFunc // of work in the background
+	log      *slog.Logger
 
 	mu      sync.Mutex
 	m       map[digest.Digest]*layer // guarded by mu
 	running sync.WaitGroup           // unpacking
+
+	kept keeper
 }
 
 // path is the directory of a committed layer.
@@ -299,7 +303,7 @@ func (ls *layers) discard(path string, u usage) (whole bool, err error) {
 	err = os.Rename(path, to)
 	switch {
 	case err == nil:
-		ls.later(to, u)
+		ls.removals.later(to, u)
 		return false, nil
 	case errors.Is(err, fs.ErrNotExist):
 		if _, is := os.Lstat(path); is == nil {
@@ -357,8 +361,10 @@ func (ls *layers) releaseAll(held []*layer) error {
 	return errors.Join(errs...)
 }
 
-// used adds up what the layers occupy.
+// used tells what the layers occupy, with what is still to be removed. It walks nothing on
+// disk.
 func (ls *layers) used() (bytes, inodes uint64) {
+	bytes, inodes = ls.removals.used()
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	for _, l := range ls.m {

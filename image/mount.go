@@ -7,11 +7,9 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/undo"
-	"github.com/opencontainers/go-digest"
 )
 
 // Mount mounts a writable root file system of the image id for key, and returns
@@ -174,25 +172,6 @@ func (s *Store) overlay(key string, l *lease, ids *IDMap, label, target string) 
 		o.userns = ns
 	}
 	return o.mount(target)
-}
-
-// lowers returns the layers that shine through, from the highest. A layer that
-// occurs twice is left out where it is lower: the higher one covers all of it, and
-// overlayfs refuses one directory twice.
-func lowers(held []*layer) []digest.Digest {
-	var ids []digest.Digest
-	seen := make(map[digest.Digest]bool)
-	for i := len(held) - 1; i >= 0; i-- {
-		if l := held[i]; !seen[l.diffID] {
-			seen[l.diffID] = true
-			ids = append(ids, l.diffID)
-			// overlayfs does not look for the mark on a root directory.
-			if slices.Contains(l.record.Shape.Opaque, ".") {
-				break
-			}
-		}
-	}
-	return ids
 }
 
 // Unmount takes down what Mount or MountReadOnly put up for key; remove also

@@ -1,17 +1,13 @@
 package image
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"slices"
-	"sync"
 
 	"github.com/crisp-cri/crisp/image/blob"
 	"github.com/crisp-cri/crisp/image/registry"
-	"github.com/crisp-cri/crisp/internal/atomicfile"
 	"github.com/crisp-cri/crisp/internal/stage"
 	"github.com/opencontainers/go-digest"
 	"go.podman.io/image/v5/docker/reference"
@@ -145,91 +141,24 @@ func (s *Store) seen(c registry.Choice, digests []string) *entry {
 // the image known. r says what else is known of it.
 func (s *Store) unpackImage(ctx context.Context, from blob.Origin, blobs []blob.Blob, ids []digest.Digest, r record) (Image, error) {
 	stage.Next(ctx, "layers")
-	held, err := s.unpackAll(ctx, from, blobs, ids)
+	held, err := s.layers.acquireAll(ctx, from, blobs, ids, s.now().MaxParallel)
 	stage.Next(ctx, "sync")
 	if err == nil {
-		err = s.commit(held)
+		err = s.layers.commitAll(held)
 	}
 	if err == nil {
-		r.Dirs, err = s.inherit(held)
+		r.Dirs, err = s.layers.inherit(held)
 	}
 	switch {
 	case err == nil:
 		return s.put(r, held)
 	case from.Repository() != "" && registry.Interrupted(err):
-		return Image{}, errors.Join(err, s.kept.keep(held))
+		return Image{}, errors.Join(err, s.layers.keep(held))
 	}
 	err = errors.Join(err, s.layers.releaseAll(held))
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || errors.Is(err, unix.EIO) {
 		// What is kept takes up room, or may not be whole either.
-		err = errors.Join(err, s.kept.dropAll())
+		err = errors.Join(err, s.layers.dropKept())
 	}
 	return Image{}, err
-}
-
-// unpackAll acquires the layers that the blobs unpack to, whose content has the
-// digests ids if it is a tar, and returns those
-// that it holds, in order; if there is an error, perhaps not all. The largest is
-// begun first: it takes the longest.
-func (s *Store) unpackAll(ctx context.Context, from blob.Origin, blobs []blob.Blob, ids []digest.Digest) ([]*layer, error) {
-	order := make([]int, len(blobs))
-	for i := range order {
-		order[i] = i
-	}
-	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(blobs[b].Size, blobs[a].Size) })
-
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	held := make([]*layer, len(blobs))
-	slots := make(chan struct{}, s.now().MaxParallel)
-	var all sync.WaitGroup
-	for _, i := range order {
-		slots <- struct{}{}
-		if ctx.Err() != nil {
-			break
-		}
-		all.Go(func() {
-			defer func() { <-slots }()
-			id := blobs[i].Identity(ids[i])
-			l, mine, err := s.layers.acquire(ctx, id, source{blobs[i].Digest, from.Repository()}, func(ctx context.Context, dir string) (shape, error) {
-				if blobs[i].File != "" {
-					return unpackFile(ctx, from, blobs[i], dir)
-				}
-				return unpackBlob(ctx, from, blobs[i], ids[i], func(ctx context.Context, r io.Reader) (shape, error) { return unpack(ctx, r, dir) })
-			})
-			held[i] = l
-			if err == nil && !mine {
-				err = entitle(ctx, s.layers, l, from, blobs[i], ids[i])
-			}
-			if err != nil {
-				cancel(fmt.Errorf("layer %s: %w", id, err)) // the first one is why
-			}
-		})
-	}
-	all.Wait()
-	held = slices.DeleteFunc(held, func(l *layer) bool { return l == nil })
-	return held, context.Cause(ctx)
-}
-
-// commit brings held layers to the disk and gives them their names.
-func (s *Store) commit(held []*layer) error {
-	var fresh []*layer
-	for _, l := range held {
-		if !l.committed.Load() {
-			fresh = append(fresh, l)
-		}
-	}
-	if len(fresh) == 0 {
-		return nil
-	}
-	first := slices.MinFunc(fresh, func(a, b *layer) int { return cmp.Compare(a.losses, b.losses) })
-	if err := s.layers.disk.sync(first.losses); err != nil {
-		return err
-	}
-	for _, l := range held {
-		if err := s.layers.settle(l); err != nil {
-			return fmt.Errorf("commit layer %s: %w", l.diffID, err)
-		}
-	}
-	return atomicfile.SyncDir(s.layers.dir)
 }

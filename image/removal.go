@@ -3,6 +3,7 @@ package image
 import (
 	"context"
 	"encoding/json"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"sync"
@@ -18,7 +19,10 @@ const removeWait = 20 * time.Second
 // removals are the trees that are in nobody's way and are being removed, or wait for
 // their turn. What they occupy is in use still.
 type removals struct {
-	turn chan struct{} // holds one while a tree is removed: the disk would not be faster with two
+	life       context.Context // that of the work
+	log        *slog.Logger
+	background sync.WaitGroup
+	turn       chan struct{} // holds one while a tree is removed: the disk would not be faster with two
 
 	mu   sync.Mutex
 	last int              // guarded by mu
@@ -30,8 +34,8 @@ type removal struct {
 	over  chan struct{} // closed once it has been tried
 }
 
-func newRemovals() *removals {
-	return &removals{turn: make(chan struct{}, 1), m: make(map[int]*removal)}
+func newRemovals(life context.Context, log *slog.Logger) *removals {
+	return &removals{life: life, log: log, turn: make(chan struct{}, 1), m: make(map[int]*removal)}
 }
 
 func (rs *removals) add(u usage) (n int, r *removal) {
@@ -59,6 +63,13 @@ func (rs *removals) used() (bytes, inodes uint64) {
 	}
 	return bytes, inodes
 }
+
+// lastRemoval is a point in time for waitRemoved.
+func (ls *layers) lastRemoval() int { return ls.removals.now() }
+
+// waitRemoved waits until what is to be removed since that point in time is, but not
+// longer than removeWait, or ctx.
+func (ls *layers) waitRemoved(ctx context.Context, since int) { ls.removals.waitSince(ctx, since) }
 
 // now is a point in time for waitSince.
 func (rs *removals) now() int {
@@ -96,33 +107,33 @@ const (
 	removeRetryMax = 10 * time.Minute
 )
 
-// removeLater deletes a tree that is in nobody's way, and occupies u. While it cannot be
+// later deletes a tree that is in nobody's way, and occupies u, in the background. While it cannot be
 // removed it stays in the figures, as it does on the disk.
-func (s *Store) removeLater(path string, u usage) {
-	n, r := s.removals.add(u)
-	s.background.Go(func() {
-		err := s.remove(path)
+func (rs *removals) later(path string, u usage) {
+	n, r := rs.add(u)
+	rs.background.Go(func() {
+		err := rs.remove(path)
 		close(r.over)
-		if err != nil && s.life.Err() == nil {
-			s.log.Error("leftover of the image store was not removed, and will be tried again", "err", err)
+		if err != nil && rs.life.Err() == nil {
+			rs.log.Error("leftover of the image store was not removed, and will be tried again", "err", err)
 		}
 		for pause := removeRetry; err != nil; pause = min(2*pause, removeRetryMax) {
 			select {
 			case <-time.After(pause):
-			case <-s.life.Done():
+			case <-rs.life.Done():
 				return
 			}
-			err = s.remove(path)
+			err = rs.remove(path)
 		}
-		s.removals.forget(n)
+		rs.forget(n)
 	})
 }
 
 // remove deletes a tree when it is its turn.
-func (s *Store) remove(path string) error {
-	s.removals.turn <- struct{}{}
-	defer func() { <-s.removals.turn }()
-	return tree.Remove(s.life, path)
+func (rs *removals) remove(path string) error {
+	rs.turn <- struct{}{}
+	defer func() { <-rs.turn }()
+	return tree.Remove(rs.life, path)
 }
 
 // usageIn is what the layer in dir occupied when it was whole, if it has a record.

@@ -42,7 +42,7 @@ func TestWhatWaitsToBeRemovedIsInUse(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := s.commit([]*layer{l}); err != nil {
+	if err := s.layers.commitAll([]*layer{l}); err != nil {
 		t.Fatal(err)
 	}
 	lease, _, err := s.leases.begin("k")
@@ -66,8 +66,8 @@ func TestWhatWaitsToBeRemovedIsInUse(t *testing.T) {
 		t.Fatalf("used before is %+v, want 2 MiB", before)
 	}
 
-	begin := s.removals.now()
-	s.removals.turn <- struct{}{} // the disk is busy
+	begin := s.layers.removals.now()
+	s.layers.removals.turn <- struct{}{} // the disk is busy
 	if err := s.layers.release(l); err != nil {
 		t.Fatal(err)
 	}
@@ -84,8 +84,8 @@ func TestWhatWaitsToBeRemovedIsInUse(t *testing.T) {
 	if err != nil || len(left) != 2 {
 		t.Fatalf("waiting are %v (err %v), want both", left, err)
 	}
-	<-s.removals.turn
-	s.removals.waitSince(t.Context(), begin)
+	<-s.layers.removals.turn
+	s.layers.removals.waitSince(t.Context(), begin)
 	if got := s.FsInfo(); got != (FsInfo{Mountpoint: before.Mountpoint}) {
 		t.Errorf("used after all is %+v", got)
 	}
@@ -93,30 +93,26 @@ func TestWhatWaitsToBeRemovedIsInUse(t *testing.T) {
 
 // What the last process had not got to is in use, too.
 func TestWhatIsLeftToBeRemovedIsInUse(t *testing.T) {
-	s := &Store{
-		log:      slog.New(slog.NewTextHandler(t.Output(), nil)),
-		layers:   &layers{staging: t.TempDir()},
-		leases:   &leases{},
-		removals: newRemovals(),
-	}
-	s.life, s.end = context.WithCancel(t.Context())
-	defer s.end()
-	gone := filepath.Join(s.layers.staging, "gone-x")
+	ctx, end := context.WithCancel(t.Context())
+	defer end()
+	log := slog.New(slog.NewTextHandler(t.Output(), nil))
+	ls := &layers{staging: t.TempDir(), removals: newRemovals(ctx, log), log: log}
+	gone := filepath.Join(ls.staging, "gone-x")
 	if err := os.Mkdir(gone, 0o700); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.WriteFile(filepath.Join(gone, "layer.json"), []byte(`{"Sum":{"Disk":4096,"Inodes":7}}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	s.removals.turn <- struct{}{}
-	s.sweepStaging()
-	if got := s.FsInfo(); got != (FsInfo{UsedBytes: 4096, Inodes: 7}) {
-		t.Errorf("used is %+v", got)
+	ls.removals.turn <- struct{}{}
+	ls.sweepStaging()
+	if bytes, inodes := ls.used(); bytes != 4096 || inodes != 7 {
+		t.Errorf("used is %d bytes, %d inodes", bytes, inodes)
 	}
-	<-s.removals.turn
-	s.background.Wait()
-	if got := s.FsInfo(); got != (FsInfo{}) {
-		t.Errorf("used after it was removed is %+v", got)
+	<-ls.removals.turn
+	ls.removals.background.Wait()
+	if bytes, inodes := ls.used(); bytes != 0 || inodes != 0 {
+		t.Errorf("used after it was removed is %d bytes, %d inodes", bytes, inodes)
 	}
 }
 
@@ -134,29 +130,24 @@ func TestRemovalIsTriedAgain(t *testing.T) {
 	}
 	defer unix.Unmount(busy, unix.MNT_DETACH) // it is gone already, or the test has failed
 	synctest.Test(t, func(t *testing.T) {
-		s := &Store{
-			log:      slog.New(slog.NewTextHandler(t.Output(), nil)),
-			layers:   &layers{staging: dir},
-			leases:   &leases{},
-			removals: newRemovals(),
-		}
-		s.life, s.end = context.WithCancel(t.Context())
-		defer s.end()
-		s.removeLater(filepath.Join(dir, "gone-x"), usage{bytes: 4096, inodes: 7})
-		s.removals.waitSince(t.Context(), 0)
+		ctx, end := context.WithCancel(t.Context())
+		defer end()
+		rs := newRemovals(ctx, slog.New(slog.NewTextHandler(t.Output(), nil)))
+		rs.later(filepath.Join(dir, "gone-x"), usage{bytes: 4096, inodes: 7})
+		rs.waitSince(t.Context(), 0)
 		time.Sleep(time.Hour)
-		if got := s.FsInfo(); got != (FsInfo{UsedBytes: 4096, Inodes: 7}) {
-			t.Errorf("while it cannot be removed, used is %+v", got)
+		if bytes, inodes := rs.used(); bytes != 4096 || inodes != 7 {
+			t.Errorf("while it cannot be removed, used is %d bytes, %d inodes", bytes, inodes)
 		}
 		if err := unix.Unmount(busy, 0); err != nil {
 			t.Fatal(err)
 		}
-		s.background.Wait()
+		rs.background.Wait()
 		if _, err := os.Stat(filepath.Join(dir, "gone-x")); !errors.Is(err, fs.ErrNotExist) {
 			t.Errorf("it is still there: %v", err)
 		}
-		if got := s.FsInfo(); got != (FsInfo{}) {
-			t.Errorf("used after it was removed is %+v", got)
+		if bytes, inodes := rs.used(); bytes != 0 || inodes != 0 {
+			t.Errorf("used after it was removed is %d bytes, %d inodes", bytes, inodes)
 		}
 	})
 }
@@ -164,7 +155,7 @@ func TestRemovalIsTriedAgain(t *testing.T) {
 // Who removes an image does not wait for a disk without end.
 func TestWaitForTheDiskIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		rs := newRemovals()
+		rs := newRemovals(t.Context(), slog.New(slog.DiscardHandler))
 		rs.add(usage{})
 		begin, now := rs.now(), time.Now()
 		rs.waitSince(t.Context(), begin) // that was before

@@ -2,7 +2,6 @@ package image
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -15,7 +14,6 @@ import (
 	"sync/atomic"
 
 	"github.com/crisp-cri/crisp/image/registry"
-	"github.com/crisp-cri/crisp/internal/atomicfile"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/opencontainers/go-digest"
 )
@@ -27,7 +25,6 @@ type Store struct {
 	log        *slog.Logger
 	pulls      flights
 	registries *registry.Client
-	kept       keeper
 	layers     *layers
 	leases     *leases
 
@@ -38,8 +35,7 @@ type Store struct {
 	settings atomic.Pointer[Settings]
 
 	private    func() error   // makes State private, once
-	background sync.WaitGroup // removals, and walks
-	removals   *removals
+	background sync.WaitGroup // walks
 
 	life context.Context // of background work
 	end  context.CancelFunc
@@ -52,26 +48,18 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 	if o.Log == nil {
 		o.Log = slog.Default()
 	}
-	s := &Store{o: o, log: o.Log, removals: newRemovals()}
+	s := &Store{o: o, log: o.Log}
 	s.life, s.end = context.WithCancel(context.WithoutCancel(ctx))
 	s.registries = registry.New(filepath.Join(o.Root, "staging"), o.Log, o.Settings.Settings)
 	s.Reconfigure(o.Settings)
 	s.private = sync.OnceValue(func() error { return makePrivate(o.State) })
-	s.layers = &layers{
-		dir:     filepath.Join(o.Root, "layers"),
-		staging: filepath.Join(o.Root, "staging"),
-		later:   s.removeLater,
-		log:     o.Log,
-		m:       make(map[digest.Digest]*layer),
-	}
-	s.kept = keeper{layers: s.layers, log: o.Log}
 	s.leases = &leases{dir: filepath.Join(o.Root, "rw"), m: make(map[string]*lease)}
 	for _, d := range []struct {
 		path string
 		mode fs.FileMode
 	}{
 		{o.Root, 0o700}, // before what is in it, which others may see
-		{s.layers.dir, 0o700}, {s.layers.staging, 0o700}, {s.leases.dir, 0o700},
+		{filepath.Join(o.Root, "layers"), 0o700}, {filepath.Join(o.Root, "staging"), 0o700}, {s.leases.dir, 0o700},
 		{filepath.Join(o.Root, "empty"), 0o755}, // a layer without files
 		{o.State, 0o711},                        // user namespaces reach their root through it
 	} {
@@ -79,27 +67,27 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 			return nil, fmt.Errorf("make image store: %w", err)
 		}
 	}
-	if s.layers.disk, err = openDisk(o.Root); err != nil {
+	defer func() {
+		if err != nil {
+			s.end()
+		}
+	}()
+	if s.layers, err = openLayers(ctx, layersOptions{Root: o.Root, Unclean: o.Unclean, Life: s.life, Log: o.Log}); err != nil {
 		return nil, err
 	}
 	defer func() {
 		if err != nil {
 			s.end()
-			s.background.Wait()
-			err = errors.Join(err, s.layers.disk.close())
+			err = errors.Join(err, s.layers.close())
 		}
 	}()
-	s.sweepStaging()
-	if err := s.findLayers(ctx); err != nil {
-		return nil, err
-	}
 	if err := s.findImages(); err != nil {
 		return nil, err
 	}
 	if err := s.findLeases(); err != nil {
 		return nil, err
 	}
-	s.dropUnheld()
+	s.layers.dropUnheld()
 	s.background.Go(s.refreshAll)
 	return s, nil
 }
@@ -109,85 +97,8 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 func (s *Store) Close() error {
 	s.end()
 	s.pulls.stop()
-	err := s.kept.dropAll()
-	s.layers.running.Wait()
 	s.background.Wait()
-	return errors.Join(err, s.layers.disk.close())
-}
-
-// sweepStaging removes unfinished work. Names in staging are never used again, so
-// that nobody need wait for it.
-func (s *Store) sweepStaging() {
-	left, err := os.ReadDir(s.layers.staging)
-	if err != nil {
-		s.log.Error("staging was not swept", "err", err)
-		return
-	}
-	for _, d := range left {
-		path := filepath.Join(s.layers.staging, d.Name())
-		s.removeLater(path, usageIn(path))
-	}
-}
-
-// findLayers reads what is known of the layers on disk. What has no record is no
-// layer.
-func (s *Store) findLayers(ctx context.Context) error {
-	dirs, err := os.ReadDir(s.layers.dir)
-	if err != nil {
-		return fmt.Errorf("list layers: %w", err)
-	}
-	var found []*layer
-	for _, d := range dirs {
-		l, err := readLayer(filepath.Join(s.layers.dir, d.Name()))
-		if err != nil && !atomicfile.Damaged(err) && !errors.Is(err, fault.Invalid) {
-			return fmt.Errorf("read layer %s: %w", d.Name(), err)
-		}
-		if err != nil {
-			s.log.Warn("broken layer was dropped", "layer", d.Name(), "err", err)
-			s.discardLayer(d.Name())
-			continue
-		}
-		found = append(found, l)
-	}
-	if s.o.Unclean {
-		if found, err = s.verifyLatest(ctx, found); err != nil {
-			return err
-		}
-	}
-	for _, l := range found {
-		s.layers.m[l.diffID] = l
-	}
-	return nil
-}
-
-// discardLayer drops what is no good as a layer. If that cannot be done it is in the
-// way of nothing but its own next pull, which tries again.
-func (s *Store) discardLayer(name string) {
-	path := filepath.Join(s.layers.dir, name)
-	if _, err := s.layers.discard(path, usageIn(path)); err != nil {
-		s.log.Error("broken layer was not removed", "layer", name, "err", err)
-	}
-}
-
-func readLayer(dir string) (*layer, error) {
-	data, err := atomicfile.Read(filepath.Join(dir, "layer.json"))
-	if err != nil {
-		return nil, err
-	}
-	l := &layer{ready: make(chan struct{})}
-	if err := json.Unmarshal(data, &l.record); err != nil {
-		return nil, fault.Invalid.Errorf("record: %w", err)
-	}
-	l.diffID = l.record.DiffID
-	if l.record.From.Blob != "" {
-		l.sources = []source{l.record.From}
-	}
-	l.committed.Store(true)
-	if l.diffID.Validate() != nil || l.diffID.Encoded() != filepath.Base(dir) {
-		return nil, fault.Invalid.Errorf("record is of layer %q", l.diffID)
-	}
-	close(l.ready)
-	return l, nil
+	return s.layers.close()
 }
 
 // findImages reads the records of images. One that has lost a layer is dropped.
@@ -245,22 +156,11 @@ func (s *Store) dropRecord(id string) {
 	}
 }
 
-// dropUnheld removes the layers that neither an image nor a root file system
-// stands on.
-func (s *Store) dropUnheld() {
-	for _, l := range s.layers.m {
-		l.stuck = l.holders == 0
-	}
-	if err := s.layers.retry(); err != nil {
-		s.log.Error("unused layers were not removed", "err", err)
-	}
-}
-
 // FsInfo tells what the store occupies, with what is still to be removed. It walks
 // nothing on disk.
 func (s *Store) FsInfo() FsInfo {
 	info := FsInfo{Mountpoint: s.o.Root}
-	for _, used := range []func() (bytes, inodes uint64){s.layers.used, s.leases.used, s.removals.used} {
+	for _, used := range []func() (bytes, inodes uint64){s.layers.used, s.leases.used} {
 		bytes, inodes := used()
 		info.UsedBytes += bytes
 		info.Inodes += inodes
@@ -272,7 +172,7 @@ func (s *Store) FsInfo() FsInfo {
 // ref is. Layers that a root file system stands on stay until that goes. The space of
 // the others is free when it returns, or a little later if it is much. There is no such image: fault.NotFound.
 func (s *Store) Remove(ctx context.Context, ref string) error {
-	begin := s.removals.now()
+	begin := s.layers.lastRemoval()
 	// Whoever removes images wants room.
 	if err := s.layers.retry(); err != nil {
 		s.log.WarnContext(ctx, "unused layers were not removed", "err", err)
@@ -282,7 +182,7 @@ func (s *Store) Remove(ctx context.Context, ref string) error {
 		return err
 	}
 	// Who removes images wants space.
-	if err := s.kept.dropAll(); err != nil {
+	if err := s.layers.dropKept(); err != nil {
 		s.log.Warn("layer of a failed pull was not removed", "err", err)
 	}
 	if e, err = s.forget(e.hex()); err != nil || e == nil {
@@ -291,7 +191,7 @@ func (s *Store) Remove(ctx context.Context, ref string) error {
 	if err := s.layers.releaseAll(e.held); err != nil {
 		return fmt.Errorf("remove layers of image %s: %w", e.ID, err)
 	}
-	s.removals.waitSince(ctx, begin)
+	s.layers.waitRemoved(ctx, begin)
 	return nil
 }
 

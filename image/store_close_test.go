@@ -19,27 +19,27 @@ func TestCloseLeavesWhatIsToBeRemoved(t *testing.T) {
 		}
 		trees = append(trees, tree)
 	}
-	s := &Store{log: slog.New(slog.NewTextHandler(t.Output(), nil)), removals: newRemovals()}
-	s.life, s.end = context.WithCancel(t.Context())
-	s.removals.turn <- struct{}{} // as if another tree was being removed
+	log := slog.New(slog.NewTextHandler(t.Output(), nil))
+	ctx, end := context.WithCancel(t.Context())
+	rs := newRemovals(ctx, log)
+	rs.turn <- struct{}{} // as if another tree was being removed
 	for _, tree := range trees {
-		s.removeLater(tree, usage{})
+		rs.later(tree, usage{})
 	}
-	s.end()
-	<-s.removals.turn
-	s.background.Wait()
+	end()
+	<-rs.turn
+	rs.background.Wait()
 	for _, tree := range trees {
 		if _, err := os.Lstat(tree); err != nil {
 			t.Errorf("after the end: %v", err)
 		}
 	}
 
-	s.life, s.end = context.WithCancel(t.Context()) // as the next Open does
-	defer s.end()
+	rs = newRemovals(t.Context(), log) // as the next Open does
 	for _, tree := range trees {
-		s.removeLater(tree, usage{})
+		rs.later(tree, usage{})
 	}
-	s.background.Wait()
+	rs.background.Wait()
 	for _, tree := range trees {
 		if _, err := os.Lstat(tree); !os.IsNotExist(err) {
 			t.Errorf("%s was not removed (err %v)", tree, err)

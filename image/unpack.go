@@ -89,7 +89,7 @@ func unpackInto(ctx context.Context, r io.Reader, dir string, plain bool) (shape
 			break
 		}
 		if err != nil {
-			return shape{}, badStream(err)
+			return shape{}, blob.ArchiveError(err)
 		}
 		if err := u.entry(ctx, hdr, tr); err != nil {
 			return shape{}, fmt.Errorf("entry %q: %w", hdr.Name, err)
@@ -103,7 +103,7 @@ func unpackInto(ctx context.Context, r io.Reader, dir string, plain bool) (shape
 	}
 	// What follows the end mark belongs to the layer's digests.
 	if _, err := io.Copy(io.Discard, onlyReader{r}); err != nil {
-		return shape{}, badStream(err)
+		return shape{}, blob.ArchiveError(err)
 	}
 	return u.shape, nil
 }
@@ -136,15 +136,6 @@ func newUnpacker(root int, dir string) *unpacker {
 // onlyReader hides what else a reader can do, so that io.Copy reads in its own
 // buffer.
 type onlyReader struct{ io.Reader }
-
-// badStream gives an error of reading its kind: what the archive or its
-// compression is to blame for is Invalid.
-func badStream(err error) error {
-	if errors.Is(err, tar.ErrHeader) || errors.Is(err, tar.ErrFieldTooLong) || errors.Is(err, io.ErrUnexpectedEOF) {
-		return fault.Invalid.Errorf("read archive: %w", err)
-	}
-	return err
-}
 
 // inside returns name as a clean path relative to the root, "." being the root
 // itself. Absolute names are taken as relative to it, as every tar does.
@@ -305,7 +296,7 @@ func (u *unpacker) fill(ctx context.Context, fd int, content io.Reader, size int
 	for left := size; left > 0; {
 		n, err := io.ReadFull(content, u.buf[:min(left, int64(len(u.buf)))])
 		if err != nil {
-			return badStream(err)
+			return blob.ArchiveError(err)
 		}
 		left -= int64(n)
 		if sparse && isZero(u.buf[:n]) {

@@ -19,9 +19,9 @@ const suspectFor = 10 * time.Minute
 // verifyLatest holds the layers committed last against the metadata that they had
 // then, drops those that differ, and returns the rest. Older ones are believed:
 // reading them all would keep a node from coming up.
-func (s *Store) verifyLatest(ctx context.Context, found []*layer) ([]*layer, error) {
+func (ls *layers) verifyLatest(ctx context.Context, found []*layer) ([]*layer, error) {
 	var good []*layer
-	suspects := latest(s.commits(found), time.Now())
+	suspects := latest(ls.commits(found), time.Now())
 	for i, l := range found {
 		if err := ctx.Err(); err != nil {
 			return nil, err
@@ -30,7 +30,7 @@ func (s *Store) verifyLatest(ctx context.Context, found []*layer) ([]*layer, err
 			good = append(good, l)
 			continue
 		}
-		files := filepath.Join(s.layers.path(l.diffID), "fs")
+		files := filepath.Join(ls.path(l.diffID), "fs")
 		got, err := measure(ctx, files)
 		if err != nil {
 			got, err = measure(ctx, files) // an error that passes is none of the layer's
@@ -42,8 +42,8 @@ func (s *Store) verifyLatest(ctx context.Context, found []*layer) ([]*layer, err
 			good = append(good, l)
 			continue
 		}
-		s.log.Warn("layer damaged by the power cut was dropped", "layer", l.diffID, "err", err)
-		s.discardLayer(l.diffID.Encoded())
+		ls.log.Warn("layer damaged by the power cut was dropped", "layer", l.diffID, "err", err)
+		ls.discardLayer(l.diffID.Encoded())
 	}
 	return good, nil
 }
@@ -51,12 +51,12 @@ func (s *Store) verifyLatest(ctx context.Context, found []*layer) ([]*layer, err
 // commits tells when each layer was committed: rename(2) sets the status change time
 // of what it moves. That is later than when the layer was unpacked, by as long as the
 // rest of its image took.
-func (s *Store) commits(found []*layer) []time.Time {
+func (ls *layers) commits(found []*layer) []time.Time {
 	at := make([]time.Time, len(found))
 	for i, l := range found {
 		var st unix.Stat_t
-		if err := unix.Lstat(s.layers.path(l.diffID), &st); err != nil {
-			s.log.Warn("it is not known when a layer was committed", "layer", l.diffID, "err", os.NewSyscallError("lstat", err))
+		if err := unix.Lstat(ls.path(l.diffID), &st); err != nil {
+			ls.log.Warn("it is not known when a layer was committed", "layer", l.diffID, "err", os.NewSyscallError("lstat", err))
 			continue
 		}
 		at[i] = time.Unix(st.Ctim.Unix())

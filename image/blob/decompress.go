@@ -1,8 +1,10 @@
 package blob
 
 import (
+	"archive/tar"
 	"bufio"
 	"bytes"
+	"errors"
 	"io"
 
 	"github.com/crisp-cri/crisp/internal/fault"
@@ -81,4 +83,13 @@ func (e *decompressor) Read(p []byte) (int, error) {
 		return n, e.from.err
 	}
 	return n, fault.Invalid.Errorf("decompress: %w", err)
+}
+
+// ArchiveError gives an error of reading a tar archive its kind: what the archive or its
+// compression is to blame for is Invalid.
+func ArchiveError(err error) error {
+	if errors.Is(err, tar.ErrHeader) || errors.Is(err, tar.ErrFieldTooLong) || errors.Is(err, io.ErrUnexpectedEOF) {
+		return fault.Invalid.Errorf("read archive: %w", err)
+	}
+	return err
 }

@@ -1,0 +1,81 @@
+package image
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"sync"
+
+	"github.com/crisp-cri/crisp/image/blob"
+	"github.com/crisp-cri/crisp/internal/atomicfile"
+	"github.com/opencontainers/go-digest"
+)
+
+// acquireAll acquires the layers that the blobs unpack to, whose content has the
+// digests ids if it is a tar, and returns those
+// that it holds, in order; if there is an error, perhaps not all. The largest is
+// begun first: it takes the longest. At most parallel are under way at once.
+func (ls *layers) acquireAll(ctx context.Context, from blob.Origin, blobs []blob.Blob, ids []digest.Digest, parallel int) ([]*layer, error) {
+	order := make([]int, len(blobs))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(blobs[b].Size, blobs[a].Size) })
+
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	held := make([]*layer, len(blobs))
+	slots := make(chan struct{}, parallel)
+	var all sync.WaitGroup
+	for _, i := range order {
+		slots <- struct{}{}
+		if ctx.Err() != nil {
+			break
+		}
+		all.Go(func() {
+			defer func() { <-slots }()
+			id := blobs[i].Identity(ids[i])
+			l, mine, err := ls.acquire(ctx, id, source{blobs[i].Digest, from.Repository()}, func(ctx context.Context, dir string) (shape, error) {
+				if blobs[i].File != "" {
+					return unpackFile(ctx, from, blobs[i], dir)
+				}
+				return unpackBlob(ctx, from, blobs[i], ids[i], func(ctx context.Context, r io.Reader) (shape, error) { return unpack(ctx, r, dir) })
+			})
+			held[i] = l
+			if err == nil && !mine {
+				err = entitle(ctx, ls, l, from, blobs[i], ids[i])
+			}
+			if err != nil {
+				cancel(fmt.Errorf("layer %s: %w", id, err)) // the first one is why
+			}
+		})
+	}
+	all.Wait()
+	held = slices.DeleteFunc(held, func(l *layer) bool { return l == nil })
+	return held, context.Cause(ctx)
+}
+
+// commitAll brings held layers to the disk and gives them their names.
+func (ls *layers) commitAll(held []*layer) error {
+	var fresh []*layer
+	for _, l := range held {
+		if !l.committed.Load() {
+			fresh = append(fresh, l)
+		}
+	}
+	if len(fresh) == 0 {
+		return nil
+	}
+	first := slices.MinFunc(fresh, func(a, b *layer) int { return cmp.Compare(a.losses, b.losses) })
+	if err := ls.disk.sync(first.losses); err != nil {
+		return err
+	}
+	for _, l := range held {
+		if err := ls.settle(l); err != nil {
+			return fmt.Errorf("commit layer %s: %w", l.diffID, err)
+		}
+	}
+	return atomicfile.SyncDir(ls.dir)
+}

@@ -1,0 +1,143 @@
+package image
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+
+	"github.com/crisp-cri/crisp/internal/atomicfile"
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/opencontainers/go-digest"
+)
+
+// layersOptions say where layers are kept.
+type layersOptions struct {
+	Root    string          // on the disk that holds them; the directories layers and staging in it are there
+	Unclean bool            // the machine went down without a clean stop: verify the layers committed last
+	Life    context.Context // of work in the background, which ends with it
+	Log     *slog.Logger
+}
+
+// openLayers finds the layers on disk. What is left of unfinished work, or is damaged, is
+// removed. None of the layers is held: see dropUnheld.
+func openLayers(ctx context.Context, o layersOptions) (_ *layers, err error) {
+	life, end := context.WithCancel(o.Life)
+	ls := &layers{
+		dir:      filepath.Join(o.Root, "layers"),
+		staging:  filepath.Join(o.Root, "staging"),
+		unclean:  o.Unclean,
+		removals: newRemovals(life, o.Log),
+		end:      end,
+		log:      o.Log,
+		m:        make(map[digest.Digest]*layer),
+	}
+	ls.kept = keeper{layers: ls, log: o.Log}
+	if ls.disk, err = openDisk(o.Root); err != nil {
+		end()
+		return nil, err
+	}
+	ls.sweepStaging()
+	if err := ls.findLayers(ctx); err != nil {
+		return nil, errors.Join(err, ls.close())
+	}
+	return ls, nil
+}
+
+// close lets go of what failed pulls have left, and ends the work in the background.
+func (ls *layers) close() error {
+	ls.end()
+	err := ls.kept.dropAll()
+	ls.running.Wait()
+	ls.removals.background.Wait()
+	return errors.Join(err, ls.disk.close())
+}
+
+// sweepStaging removes unfinished work. Names in staging are never used again, so
+// that nobody need wait for it.
+func (ls *layers) sweepStaging() {
+	left, err := os.ReadDir(ls.staging)
+	if err != nil {
+		ls.log.Error("staging was not swept", "err", err)
+		return
+	}
+	for _, d := range left {
+		path := filepath.Join(ls.staging, d.Name())
+		ls.removals.later(path, usageIn(path))
+	}
+}
+
+// findLayers reads what is known of the layers on disk. What has no record is no
+// layer.
+func (ls *layers) findLayers(ctx context.Context) error {
+	dirs, err := os.ReadDir(ls.dir)
+	if err != nil {
+		return fmt.Errorf("list layers: %w", err)
+	}
+	var found []*layer
+	for _, d := range dirs {
+		l, err := readLayer(filepath.Join(ls.dir, d.Name()))
+		if err != nil && !atomicfile.Damaged(err) && !errors.Is(err, fault.Invalid) {
+			return fmt.Errorf("read layer %s: %w", d.Name(), err)
+		}
+		if err != nil {
+			ls.log.Warn("broken layer was dropped", "layer", d.Name(), "err", err)
+			ls.discardLayer(d.Name())
+			continue
+		}
+		found = append(found, l)
+	}
+	if ls.unclean {
+		if found, err = ls.verifyLatest(ctx, found); err != nil {
+			return err
+		}
+	}
+	for _, l := range found {
+		ls.m[l.diffID] = l
+	}
+	return nil
+}
+
+// discardLayer drops what is no good as a layer. If that cannot be done it is in the
+// way of nothing but its own next pull, which tries again.
+func (ls *layers) discardLayer(name string) {
+	path := filepath.Join(ls.dir, name)
+	if _, err := ls.discard(path, usageIn(path)); err != nil {
+		ls.log.Error("broken layer was not removed", "layer", name, "err", err)
+	}
+}
+
+func readLayer(dir string) (*layer, error) {
+	data, err := atomicfile.Read(filepath.Join(dir, "layer.json"))
+	if err != nil {
+		return nil, err
+	}
+	l := &layer{ready: make(chan struct{})}
+	if err := json.Unmarshal(data, &l.record); err != nil {
+		return nil, fault.Invalid.Errorf("record: %w", err)
+	}
+	l.diffID = l.record.DiffID
+	if l.record.From.Blob != "" {
+		l.sources = []source{l.record.From}
+	}
+	l.committed.Store(true)
+	if l.diffID.Validate() != nil || l.diffID.Encoded() != filepath.Base(dir) {
+		return nil, fault.Invalid.Errorf("record is of layer %q", l.diffID)
+	}
+	close(l.ready)
+	return l, nil
+}
+
+// dropUnheld removes the layers that neither an image nor a root file system
+// stands on.
+func (ls *layers) dropUnheld() {
+	for _, l := range ls.m {
+		l.stuck = l.holders == 0
+	}
+	if err := ls.retry(); err != nil {
+		ls.log.Error("unused layers were not removed", "err", err)
+	}
+}
