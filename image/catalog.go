@@ -97,7 +97,7 @@ func (s *Store) newEntry(id string, r record, held []*layer) (*entry, error) {
 	}
 	e.Size = uint64(len(r.Config))
 	for _, l := range held {
-		e.Size += l.record.Sum.Bytes
+		e.Size += l.size()
 	}
 	e.Pinned = s.pinned.match(append(e.names(), e.ID))
 	return e, nil

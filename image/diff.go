@@ -277,47 +277,10 @@ func (s *Store) Apply(ctx context.Context, key string, r io.Reader, deleted []st
 		return fault.NotFound.Errorf("no writable root file system %q", key)
 	}
 	root := s.mountPoint(key)
-	if err := applyDiff(ctx, root, r, deleted); err != nil {
+	if err := applyChanges(ctx, root, r, deleted); err != nil {
 		return fmt.Errorf("change root file system %s: %w", key, err)
 	}
 	return nil
 }
 
-func applyDiff(ctx context.Context, root string, r io.Reader, deleted []string) error {
-	if _, err := unpackInto(ctx, r, root, true); err != nil {
-		return err
-	}
-	fd, err := unix.Open(root, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return &fs.PathError{Op: "open", Path: root, Err: err}
-	}
-	u := newUnpacker(fd, root)
-	defer u.dirs.close()
-	for _, name := range deleted {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		clean, err := inside(name)
-		if err != nil {
-			return err
-		}
-		if clean == "." {
-			return fault.Invalid.Errorf("the root directory cannot have been removed")
-		}
-		parent, base := path.Split(clean)
-		dir, err := u.dirs.find(path.Clean(parent))
-		if err == unix.ENOENT || err == unix.ENOTDIR {
-			continue // it was removed with its parent
-		}
-		if err != nil {
-			return fault.Invalid.Errorf("removed file %q: %w", name, err)
-		}
-		err = u.clear(dir, clean, base)
-		unix.Close(dir)
-		if err != nil {
-			return fmt.Errorf("remove %q: %w", name, err)
-		}
-	}
-	return nil
-}
 func timeOf(ts unix.Timespec) time.Time { return time.Unix(ts.Sec, ts.Nsec) }

@@ -37,7 +37,7 @@ func (s *Store) CheckIDMap() (err error) {
 	if err := s.checkReach(); err != nil {
 		return err
 	}
-	dir, err := os.MkdirTemp(s.layers.staging, "idmap-*")
+	dir, err := os.MkdirTemp(s.staging(), "idmap-*")
 	if err != nil {
 		return fmt.Errorf("make staging directory: %w", err)
 	}

@@ -375,3 +375,7 @@ func (ls *layers) used() (bytes, inodes uint64) {
 	}
 	return bytes, inodes
 }
+
+// size is the bytes in the files of a layer that is ready; a file with several names
+// counts once.
+func (l *layer) size() uint64 { return l.record.Sum.Bytes }

@@ -40,9 +40,6 @@ type lease struct {
 	next  time.Time // before that it is not read again; guarded by leases.mu
 }
 
-// usage is what a writable layer occupies.
-type usage struct{ bytes, inodes uint64 }
-
 // leases are the root file systems, by key.
 type leases struct {
 	dir string
@@ -196,13 +193,13 @@ func (s *Store) refresh(key string, l *lease) {
 	begin := time.Now()
 	got, err := occupied(s.life, filepath.Join(s.leases.path(key), "fs"))
 	if err == nil {
-		var more sum
+		var more usage
 		more, err = occupied(s.life, s.leases.volumes(key))
 		if errors.Is(err, fs.ErrNotExist) {
-			more, err = sum{}, nil
+			more, err = usage{}, nil
 		}
-		got.Disk += more.Disk
-		got.Inodes += more.Inodes
+		got.bytes += more.bytes
+		got.inodes += more.inodes
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) && s.life.Err() == nil {
 		s.log.Warn("writable layer was not measured", "rootfs", key, "err", err)
@@ -211,7 +208,7 @@ func (s *Store) refresh(key string, l *lease) {
 	s.leases.mu.Lock()
 	defer s.leases.mu.Unlock()
 	if err == nil {
-		l.usage = usage{got.Disk, got.Inodes}
+		l.usage = got
 	}
 	l.next = time.Now().Add(max(minFresh, restFor*took))
 }

@@ -39,7 +39,7 @@ func (s *Store) Load(ctx context.Context, r io.Reader) (_ []Image, err error) {
 			err = fmt.Errorf("load archive: %w", err)
 		}
 	}()
-	f, err := spool(ctx, r, s.layers.staging)
+	f, err := spool(ctx, r, s.staging())
 	if err != nil {
 		return nil, err
 	}

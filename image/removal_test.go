@@ -11,7 +11,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/crisp-cri/crisp/checkpoint"
 	"github.com/opencontainers/go-digest"
 	"golang.org/x/sys/unix"
 )
@@ -19,74 +18,64 @@ import (
 // What is removed in the background is in the figures until the disk has the room again:
 // a collector that believed it was free would find the disk as full as before.
 func TestWhatWaitsToBeRemovedIsInUse(t *testing.T) {
-	needRoot(t)
 	dir := t.TempDir()
-	log := slog.New(slog.NewTextHandler(t.Output(), nil))
-	records, err := checkpoint.Open(filepath.Join(dir, "records"), log)
-	if err != nil {
-		t.Fatal(err)
+	for _, name := range []string{"layers", "staging"} {
+		if err := os.Mkdir(filepath.Join(dir, name), 0o700); err != nil {
+			t.Fatal(err)
+		}
 	}
-	o := Options{Root: filepath.Join(dir, "store"), State: filepath.Join(dir, "state"), Records: records, Log: log}
-	s, err := Open(t.Context(), o)
+	ls, err := openLayers(t.Context(), layersOptions{Root: dir, Life: t.Context(), Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() {
-		if err := s.Close(); err != nil {
+		if err := ls.close(); err != nil {
 			t.Error(err)
 		}
 	}()
-	l, _, err := s.layers.acquire(t.Context(), digest.FromString("a"), source{}, func(_ context.Context, dir string) (shape, error) {
+	l, _, err := ls.acquire(t.Context(), digest.FromString("a"), source{}, func(_ context.Context, dir string) (shape, error) {
 		return shape{}, os.WriteFile(filepath.Join(dir, "file"), make([]byte, 1<<20), 0o600)
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := s.layers.commitAll([]*layer{l}); err != nil {
+	if err := ls.commitAll([]*layer{l}); err != nil {
 		t.Fatal(err)
 	}
-	lease, _, err := s.leases.begin("k")
-	if err != nil {
+	written := filepath.Join(dir, "written") // by a container
+	if err := os.Mkdir(written, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.leases.save("k", leaseRecord{}); err != nil {
-		t.Fatal(err)
+	used := func() usage {
+		bytes, inodes := ls.used()
+		return usage{bytes, inodes}
 	}
-	upper := filepath.Join(s.leases.path("k"), "fs")
-	if err := os.Mkdir(upper, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(upper, "log"), make([]byte, 1<<20), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	s.refresh("k", lease)
-	s.leases.end("k", false)
-	before := s.FsInfo()
-	if before.UsedBytes < 2<<20 {
-		t.Fatalf("used before is %+v, want 2 MiB", before)
+	before := used()
+	if before.bytes < 1<<20 {
+		t.Fatalf("used before is %+v, want 1 MiB", before)
 	}
 
-	begin := s.layers.removals.now()
-	s.layers.removals.turn <- struct{}{} // the disk is busy
-	if err := s.layers.release(l); err != nil {
+	begin := ls.lastRemoval()
+	ls.removals.turn <- struct{}{} // the disk is busy
+	if err := ls.release(l); err != nil {
 		t.Fatal(err)
 	}
-	if got := s.FsInfo(); got != before {
+	if got := used(); got != before {
 		t.Errorf("while a layer waits to be removed, used is %+v, want %+v", got, before)
 	}
-	if err := s.Unmount(t.Context(), "k", true); err != nil {
+	if _, err := ls.discard(written, usage{1 << 20, 3}); err != nil {
 		t.Fatal(err)
 	}
-	if got := s.FsInfo(); got != before {
-		t.Errorf("while a container's files wait to be removed, used is %+v, want %+v", got, before)
+	if got, want := used(), (usage{before.bytes + 1<<20, before.inodes + 3}); got != want {
+		t.Errorf("while a container's files wait to be removed, used is %+v, want %+v", got, want)
 	}
-	left, err := os.ReadDir(s.layers.staging)
+	left, err := os.ReadDir(ls.staging)
 	if err != nil || len(left) != 2 {
 		t.Fatalf("waiting are %v (err %v), want both", left, err)
 	}
-	<-s.layers.removals.turn
-	s.layers.removals.waitSince(t.Context(), begin)
-	if got := s.FsInfo(); got != (FsInfo{Mountpoint: before.Mountpoint}) {
+	<-ls.removals.turn
+	ls.waitRemoved(t.Context(), begin)
+	if got := used(); got != (usage{}) {
 		t.Errorf("used after all is %+v", got)
 	}
 }

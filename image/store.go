@@ -101,6 +101,9 @@ func (s *Store) Close() error {
 	return s.layers.close()
 }
 
+// staging is the directory of unfinished work.
+func (s *Store) staging() string { return filepath.Join(s.o.Root, "staging") }
+
 // findImages reads the records of images. One that has lost a layer is dropped.
 func (s *Store) findImages() error {
 	ids, err := s.o.Records.IDs(recordKind)

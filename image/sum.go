@@ -13,6 +13,9 @@ import (
 	"github.com/crisp-cri/crisp/internal/tree"
 )
 
+// usage is what a directory tree occupies: bytes allocated on disk, and inodes.
+type usage struct{ bytes, inodes uint64 }
+
 // A sum is what can be said of a directory tree from its metadata alone.
 type sum struct {
 	Bytes  uint64 // in files; a file with several names counts once
@@ -53,11 +56,11 @@ func measure(ctx context.Context, dir string) (sum, error) {
 
 // occupied is measure without the digest, of a tree that a container is changing:
 // what vanishes meanwhile is left out.
-func occupied(ctx context.Context, dir string) (sum, error) {
+func occupied(ctx context.Context, dir string) (usage, error) {
 	c := &count{linked: make(map[uint64]uint64)}
 	err := tree.Walk(ctx, dir, tree.Options{}, c.visit)
 	c.sum.Inodes += uint64(c.shares)
-	return c.sum, err
+	return usage{c.sum.Disk, c.sum.Inodes}, err
 }
 
 func (c *count) visit(f *tree.File) error {

@@ -195,7 +195,7 @@ func copyTree(ctx context.Context, from, to string) error {
 		}
 		w.CloseWithError(err)
 	}()
-	_, err := unpackInto(ctx, r, to, true)
+	err := extract(ctx, r, to)
 	r.CloseWithError(err)
 	<-done
 	return err
