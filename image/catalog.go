@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/crisp-cri/crisp/image/blob"
+	"github.com/crisp-cri/crisp/image/layer"
 	"github.com/crisp-cri/crisp/image/registry"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/opencontainers/go-digest"
@@ -24,7 +25,7 @@ const recordKind = "imagerecords"
 type record struct {
 	Config      []byte            // as it came: its digest is the ID; of an artifact, its manifest
 	Layers      []digest.Digest   // see blob.Blob.Identity
-	Dirs        []dirAttr         `json:",omitempty"` // see inherit
+	Dirs        []layer.DirAttr   `json:",omitempty"` // see layer.Store.Inherit
 	Artifact    bool              `json:",omitempty"`
 	Encrypted   bool              `json:",omitempty"` // it came so, and never otherwise
 	Proofs      []registry.Proof  `json:",omitempty"` // by manifest, those that were signed
@@ -45,7 +46,7 @@ func (r record) same(s record) bool {
 type entry struct {
 	Image
 	record record
-	held   []*layer
+	held   []*layer.Layer
 }
 
 // A catalog is all images at one moment. It never changes either, so that it is
@@ -85,7 +86,7 @@ func (e *entry) hex() string { return strings.TrimPrefix(e.ID, "sha256:") }
 func (e *entry) names() []string { return slices.Concat(e.Tags, e.Digests) }
 
 // newEntry makes an entry of what is on disk. held are its layers.
-func (s *Store) newEntry(id string, r record, held []*layer) (*entry, error) {
+func (s *Store) newEntry(id string, r record, held []*layer.Layer) (*entry, error) {
 	e := &entry{record: r, held: held}
 	e.ID = "sha256:" + id
 	e.Tags, e.Digests, e.CreatedAt = r.Tags, r.Digests, r.Created
@@ -97,7 +98,7 @@ func (s *Store) newEntry(id string, r record, held []*layer) (*entry, error) {
 	}
 	e.Size = uint64(len(r.Config))
 	for _, l := range held {
-		e.Size += l.size()
+		e.Size += l.Size()
 	}
 	e.Pinned = s.pinned.match(append(e.names(), e.ID))
 	return e, nil
@@ -143,10 +144,10 @@ func (s *Store) List() []Image {
 // put makes the image n known, by its tags and digests too, of which there may be
 // none. An older image loses the tag. The layers are committed and held for put,
 // which takes them over or lets go of them.
-func (s *Store) put(n record, held []*layer) (_ Image, err error) {
+func (s *Store) put(n record, held []*layer.Layer) (_ Image, err error) {
 	spare := held
 	defer func() {
-		if rerr := s.layers.releaseAll(spare); err == nil && rerr != nil {
+		if rerr := s.layers.ReleaseAll(spare); err == nil && rerr != nil {
 			s.log.Warn("unneeded layer was not removed", "err", rerr)
 		}
 	}()
@@ -162,7 +163,7 @@ func (s *Store) put(n record, held []*layer) (_ Image, err error) {
 	case !ok:
 		r.Created = r.Updated
 		for _, l := range held {
-			r.Layers = append(r.Layers, l.diffID)
+			r.Layers = append(r.Layers, l.DiffID)
 		}
 	case old.Artifact != n.Artifact:
 		return Image{}, fault.Invalid.Errorf("image %s was an artifact and an image", id)

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/crisp-cri/crisp/image/layer"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/tree"
 	"golang.org/x/sys/unix"
@@ -39,8 +40,8 @@ func (s *Store) Diff(ctx context.Context, key string, w io.Writer) (deleted []st
 		upper:  filepath.Join(s.leases.path(key), "fs"),
 		merged: s.mountPoint(key),
 	}
-	for _, id := range lowers(l.held) {
-		d.lower = append(d.lower, s.layers.files(id))
+	for _, id := range layer.Visible(l.held) {
+		d.lower = append(d.lower, s.layers.Files(id))
 	}
 	if err := tree.Walk(ctx, d.upper, tree.Options{Sorted: true}, d.visit); err != nil {
 		return nil, fmt.Errorf("changes of root file system %s: %w", key, err)
@@ -82,7 +83,7 @@ func (d *differ) visit(f *tree.File) error {
 			}
 			return fs.SkipDir
 		}
-		if has(file, overlayOpaque) {
+		if has(file, layer.OverlayOpaque) {
 			if err := d.hidden(name, f.FD); err != nil {
 				return err
 			}
@@ -94,7 +95,7 @@ func (d *differ) visit(f *tree.File) error {
 // nameOf is the path of f in the root file system. Nobody could unpack one that is
 // longer than those of layers may be.
 func nameOf(f *tree.File) (string, error) {
-	if f.PathLen() > maxPath {
+	if f.PathLen() > layer.MaxPath {
 		return "", fault.Invalid.Errorf("a path of %d bytes is too long for an archive", f.PathLen())
 	}
 	return f.Path(), nil
@@ -105,7 +106,7 @@ func filePath(f *tree.File, top string) string {
 	if f.IsTop() {
 		return top
 	}
-	return fdPath(f.Dir) + "/" + f.Name
+	return layer.FDPath(f.Dir) + "/" + f.Name
 }
 
 // whole adds all that is seen at name.
@@ -247,7 +248,7 @@ func attributesOf(file string) (map[string]string, error) {
 	attrs := make(map[string]string)
 	value := make([]byte, 64<<10) // XATTR_SIZE_MAX
 	for key := range strings.SplitSeq(strings.TrimSuffix(string(buf[:n]), "\x00"), "\x00") {
-		if !isOfImages(key) {
+		if !layer.IsKept(key) {
 			continue
 		}
 		n, err := unix.Lgetxattr(file, key, value)
@@ -277,7 +278,7 @@ func (s *Store) Apply(ctx context.Context, key string, r io.Reader, deleted []st
 		return fault.NotFound.Errorf("no writable root file system %q", key)
 	}
 	root := s.mountPoint(key)
-	if err := applyChanges(ctx, root, r, deleted); err != nil {
+	if err := layer.ApplyChanges(ctx, root, r, deleted); err != nil {
 		return fmt.Errorf("change root file system %s: %w", key, err)
 	}
 	return nil

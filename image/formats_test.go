@@ -6,9 +6,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/formats"
 )
 
-// What is written of images, of their layers and of containers' root file systems.
+// What is written of images and of containers' root file systems.
 func TestFormats(t *testing.T) {
 	formats.Check[record](t, "image", nil)
-	formats.Check[layerRecord](t, "layer", nil)
 	formats.Check[leaseRecord](t, "lease", nil)
 }

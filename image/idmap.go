@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strconv"
 
+	"github.com/crisp-cri/crisp/image/layer"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/thread"
 	"github.com/crisp-cri/crisp/internal/userns"
@@ -90,7 +91,7 @@ func (s *Store) checkReach() error {
 
 // shift is the owner that a file of an image has outside of the user namespace.
 // One that is not mapped becomes its root.
-func (m *IDMap) shift(attr rootAttr) rootAttr {
+func (m *IDMap) shift(attr layer.RootAttr) layer.RootAttr {
 	for _, id := range []struct {
 		in *uint32
 		by userns.Range

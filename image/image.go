@@ -1,34 +1,26 @@
 // Package image pulls images and mounts root file systems from them. It knows
 // nothing of containers' states, CRI or sandboxes.
 //
-// containers/image does transport, authentication, registries.conf(5) and
-// policy.json(5). What it fetches goes into a store of our own: each layer is
-// unpacked once, while it downloads, into a directory named by its diff ID, in
-// overlayfs's own format. Layers do not depend on each other, so those of one
-// image unpack in parallel, and those of two images that are pulled at once are
-// unpacked by one of them. Compressed blobs are not kept.
+// What makes an image is in three packages: registry finds it and fetches its blobs, blob
+// reads them, layer unpacks them and keeps what they unpack to. The Store here has the
+// images, pulls them, and mounts root file systems.
 //
 // On disk:
 //
-//	<root>/layers/<diff ID>/fs/         the files, whiteouts as 0:0 devices
-//	<root>/layers/<diff ID>/layer.json  what is known of them, written once
+//	<root>/layers/, staging/            see package layer
 //	<root>/rw/<key>/{fs,work}/          a writable layer
-//	<root>/rw/<key>/dirs/               directories on top of the layers, see inherit
+//	<root>/rw/<key>/dirs/               directories on top of the layers, see layer.Store.Inherit
 //	<root>/rw/<key>/lease.json          the layers that a root file system stands on
-//	<root>/staging/                     unfinished work; emptied by Open
 //	<state>/<key>                       a mounted root file system
 //
 // An image is a record (Records) with its config, names and diff IDs. It comes
-// into being in this order: the layers are unpacked in staging, one syncfs(2)
-// brings all of them to the disk, they are renamed into layers, the record is
+// into being in this order: the layers are committed, then the record is
 // saved. A power cut leaves the whole image or a layer that nobody refers to,
 // which Open removes. The record is what makes an image exist: Open drops one
 // whose layers are not there, and a pull heals it.
 //
 // A layer lives as long as somebody holds it: an image, a root file system (its
 // lease is on disk, so that it outlives the daemon), or a pull under way.
-//
-// Every path in a layer is hostile. See unpacker.
 package image
 
 import (

@@ -5,12 +5,13 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/crisp-cri/crisp/image/layer"
 	"golang.org/x/sys/unix"
 )
 
 // makeDirs makes these directories, parents first, in a fresh directory dir that
 // looks as root.
-func makeDirs(dir string, root rootAttr, dirs []dirAttr) error {
+func makeDirs(dir string, root layer.RootAttr, dirs []layer.DirAttr) error {
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		return err
 	}
@@ -30,5 +31,5 @@ func makeDirs(dir string, root rootAttr, dirs []dirAttr) error {
 			return os.NewSyscallError("fchmodat", err)
 		}
 	}
-	return root.give(dir)
+	return root.Give(dir)
 }

@@ -13,6 +13,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/crisp-cri/crisp/image/layer"
 	"github.com/crisp-cri/crisp/internal/atomicfile"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/opencontainers/go-digest"
@@ -24,7 +25,7 @@ import (
 type leaseRecord struct {
 	Image    string
 	Layers   []digest.Digest // of the image, from the lowest
-	Inherits bool            `json:",omitempty"` // on top of them are directories of their own, see inherit and rootOf
+	Inherits bool            `json:",omitempty"` // on top of them are directories of their own, see layer.Store.Inherit and layer.RootOf
 	ReadOnly bool
 	Volumes  []string `json:",omitempty"` // where they are mounted; see MakeVolumes
 }
@@ -32,12 +33,12 @@ type leaseRecord struct {
 // A lease is one root file system, mounted or not. It is busy while one
 // goroutine mounts or unmounts it; that one alone changes record and held.
 type lease struct {
-	record leaseRecord // guarded by leases.mu
-	held   []*layer    // guarded by leases.mu
+	record leaseRecord    // guarded by leases.mu
+	held   []*layer.Layer // guarded by leases.mu
 
-	busy  bool      // guarded by leases.mu
-	usage usage     // guarded by leases.mu
-	next  time.Time // before that it is not read again; guarded by leases.mu
+	busy  bool        // guarded by leases.mu
+	usage layer.Usage // guarded by leases.mu
+	next  time.Time   // before that it is not read again; guarded by leases.mu
 }
 
 // leases are the root file systems, by key.
@@ -79,7 +80,7 @@ func (ls *leases) begin(key string) (l *lease, fresh bool, err error) {
 }
 
 // set says what l, which the caller has begun, stands on.
-func (ls *leases) set(l *lease, r leaseRecord, held []*layer) {
+func (ls *leases) set(l *lease, r leaseRecord, held []*layer.Layer) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	l.record, l.held = r, held
@@ -129,7 +130,7 @@ func (s *Store) findLeases() error {
 			err = json.Unmarshal(data, &l.record)
 		}
 		if err == nil {
-			l.held, err = s.layers.holdAll(l.record.Layers)
+			l.held, err = s.layers.HoldAll(l.record.Layers)
 		}
 		if err != nil {
 			s.log.Warn("root file system has lost its layers", "rootfs", d.Name(), "err", err)
@@ -147,7 +148,7 @@ func (s *Store) Mounts() []string {
 }
 
 // usage is what l occupied when it was last walked.
-func (ls *leases) usage(l *lease) usage {
+func (ls *leases) usage(l *lease) layer.Usage {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	return l.usage
@@ -157,8 +158,8 @@ func (ls *leases) used() (bytes, inodes uint64) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	for _, l := range ls.m {
-		bytes += l.usage.bytes
-		inodes += l.usage.inodes
+		bytes += l.usage.Bytes
+		inodes += l.usage.Inodes
 	}
 	return bytes, inodes
 }
@@ -185,21 +186,21 @@ func (s *Store) Usage(key string) (bytes, inodes uint64, err error) {
 		l.next = now.Add(24 * time.Hour) // until the walk has ended
 		s.background.Go(func() { s.refresh(key, l) })
 	}
-	return l.usage.bytes, l.usage.inodes, nil
+	return l.usage.Bytes, l.usage.Inodes, nil
 }
 
 // refresh walks the writable layer of l, its volumes included.
 func (s *Store) refresh(key string, l *lease) {
 	begin := time.Now()
-	got, err := occupied(s.life, filepath.Join(s.leases.path(key), "fs"))
+	got, err := layer.Occupied(s.life, filepath.Join(s.leases.path(key), "fs"))
 	if err == nil {
-		var more usage
-		more, err = occupied(s.life, s.leases.volumes(key))
+		var more layer.Usage
+		more, err = layer.Occupied(s.life, s.leases.volumes(key))
 		if errors.Is(err, fs.ErrNotExist) {
-			more, err = usage{}, nil
+			more, err = layer.Usage{}, nil
 		}
-		got.bytes += more.bytes
-		got.inodes += more.inodes
+		got.Bytes += more.Bytes
+		got.Inodes += more.Inodes
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) && s.life.Err() == nil {
 		s.log.Warn("writable layer was not measured", "rootfs", key, "err", err)

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/crisp-cri/crisp/image/layer"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/undo"
 )
@@ -106,14 +107,14 @@ func (s *Store) lease(l *lease, key, id string, readOnly bool, ids *IDMap, steps
 	if e.Artifact && !readOnly {
 		return fault.Invalid.Errorf("image %s is an artifact: its files can be a volume, but not a root file system", e.ID)
 	}
-	held, err := s.layers.holdAll(e.record.Layers)
+	held, err := s.layers.HoldAll(e.record.Layers)
 	if err != nil {
 		return err
 	}
-	steps.Add("layers", func() error { return s.layers.releaseAll(held) })
-	root := rootOf(held)
+	steps.Add("layers", func() error { return s.layers.ReleaseAll(held) })
+	root := layer.RootOf(held)
 	r := leaseRecord{Image: e.ID, Layers: e.record.Layers, Inherits: len(e.record.Dirs) > 0, ReadOnly: readOnly}
-	if readOnly && root != topRoot(held) {
+	if readOnly && root != layer.TopRoot(held) {
 		r.Inherits = true
 	}
 	s.leases.set(l, r, held)
@@ -140,7 +141,7 @@ func (s *Store) lease(l *lease, key, id string, readOnly bool, ids *IDMap, steps
 	if ids != nil {
 		root = ids.shift(root)
 	}
-	if err := root.give(upper); err != nil {
+	if err := root.Give(upper); err != nil {
 		return err
 	}
 	s.refresh(key, l) // it is empty yet
@@ -156,8 +157,8 @@ func (s *Store) overlay(key string, l *lease, ids *IDMap, label, target string) 
 	if l.record.Inherits {
 		o.lower = append(o.lower, filepath.Join(s.leases.path(key), "dirs"))
 	}
-	for _, id := range lowers(l.held) {
-		o.lower = append(o.lower, s.layers.files(id))
+	for _, id := range layer.Visible(l.held) {
+		o.lower = append(o.lower, s.layers.Files(id))
 	}
 	if !l.record.ReadOnly {
 		o.upper = filepath.Join(s.leases.path(key), "fs")
@@ -191,11 +192,11 @@ func (s *Store) Unmount(ctx context.Context, key string, remove bool) error {
 	if fresh || !remove {
 		return nil
 	}
-	if _, err := s.layers.discard(s.leases.path(key), s.leases.usage(l)); err != nil {
+	if _, err := s.layers.Discard(s.leases.path(key), s.leases.usage(l)); err != nil {
 		return fmt.Errorf("remove root file system %s: %w", key, err)
 	}
 	gone = true
-	if err := s.layers.releaseAll(l.held); err != nil {
+	if err := s.layers.ReleaseAll(l.held); err != nil {
 		return fmt.Errorf("remove layers of root file system %s: %w", key, err)
 	}
 	return nil

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/crisp-cri/crisp/image/layer"
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 )
@@ -206,7 +207,7 @@ func (p *openPaths) short(path string, must bool) (string, error) {
 		return "", &fs.PathError{Op: "open", Path: path, Err: err}
 	}
 	*p = append(*p, fd)
-	return fdPath(fd), nil
+	return layer.FDPath(fd), nil
 }
 
 func (p *openPaths) close() {

@@ -141,24 +141,24 @@ func (s *Store) seen(c registry.Choice, digests []string) *entry {
 // the image known. r says what else is known of it.
 func (s *Store) unpackImage(ctx context.Context, from blob.Origin, blobs []blob.Blob, ids []digest.Digest, r record) (Image, error) {
 	stage.Next(ctx, "layers")
-	held, err := s.layers.acquireAll(ctx, from, blobs, ids, s.now().MaxParallel)
+	held, err := s.layers.AcquireAll(ctx, from, blobs, ids, s.now().MaxParallel)
 	stage.Next(ctx, "sync")
 	if err == nil {
-		err = s.layers.commitAll(held)
+		err = s.layers.CommitAll(held)
 	}
 	if err == nil {
-		r.Dirs, err = s.layers.inherit(held)
+		r.Dirs, err = s.layers.Inherit(held)
 	}
 	switch {
 	case err == nil:
 		return s.put(r, held)
 	case from.Repository() != "" && registry.Interrupted(err):
-		return Image{}, errors.Join(err, s.layers.keep(held))
+		return Image{}, errors.Join(err, s.layers.Keep(held))
 	}
-	err = errors.Join(err, s.layers.releaseAll(held))
+	err = errors.Join(err, s.layers.ReleaseAll(held))
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || errors.Is(err, unix.EIO) {
 		// What is kept takes up room, or may not be whole either.
-		err = errors.Join(err, s.layers.dropKept())
+		err = errors.Join(err, s.layers.DropKept())
 	}
 	return Image{}, err
 }

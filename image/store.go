@@ -13,6 +13,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/crisp-cri/crisp/image/layer"
 	"github.com/crisp-cri/crisp/image/registry"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/opencontainers/go-digest"
@@ -25,7 +26,7 @@ type Store struct {
 	log        *slog.Logger
 	pulls      flights
 	registries *registry.Client
-	layers     *layers
+	layers     *layer.Store
 	leases     *leases
 
 	catalog atomic.Pointer[catalog] // replaced under mu
@@ -72,13 +73,13 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 			s.end()
 		}
 	}()
-	if s.layers, err = openLayers(ctx, layersOptions{Root: o.Root, Unclean: o.Unclean, Life: s.life, Log: o.Log}); err != nil {
+	if s.layers, err = layer.Open(ctx, layer.Options{Root: o.Root, Unclean: o.Unclean, Life: s.life, Log: o.Log}); err != nil {
 		return nil, err
 	}
 	defer func() {
 		if err != nil {
 			s.end()
-			err = errors.Join(err, s.layers.close())
+			err = errors.Join(err, s.layers.Close())
 		}
 	}()
 	if err := s.findImages(); err != nil {
@@ -87,7 +88,7 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 	if err := s.findLeases(); err != nil {
 		return nil, err
 	}
-	s.layers.dropUnheld()
+	s.layers.DropUnheld()
 	s.background.Go(s.refreshAll)
 	return s, nil
 }
@@ -98,7 +99,7 @@ func (s *Store) Close() error {
 	s.end()
 	s.pulls.stop()
 	s.background.Wait()
-	return s.layers.close()
+	return s.layers.Close()
 }
 
 // staging is the directory of unfinished work.
@@ -139,7 +140,7 @@ func (s *Store) findImages() error {
 	entries := make(map[string]*entry)
 	for id, r := range records {
 		r.Tags = slices.DeleteFunc(r.Tags, func(tag string) bool { return latest[tag] != id })
-		held, err := s.layers.holdAll(r.Layers)
+		held, err := s.layers.HoldAll(r.Layers)
 		if err == nil {
 			entries[id], err = s.newEntry(id, r, held)
 		}
@@ -163,7 +164,7 @@ func (s *Store) dropRecord(id string) {
 // nothing on disk.
 func (s *Store) FsInfo() FsInfo {
 	info := FsInfo{Mountpoint: s.o.Root}
-	for _, used := range []func() (bytes, inodes uint64){s.layers.used, s.leases.used} {
+	for _, used := range []func() (bytes, inodes uint64){s.layers.Used, s.leases.used} {
 		bytes, inodes := used()
 		info.UsedBytes += bytes
 		info.Inodes += inodes
@@ -175,9 +176,9 @@ func (s *Store) FsInfo() FsInfo {
 // ref is. Layers that a root file system stands on stay until that goes. The space of
 // the others is free when it returns, or a little later if it is much. There is no such image: fault.NotFound.
 func (s *Store) Remove(ctx context.Context, ref string) error {
-	begin := s.layers.lastRemoval()
+	begin := s.layers.LastRemoval()
 	// Whoever removes images wants room.
-	if err := s.layers.retry(); err != nil {
+	if err := s.layers.Retry(); err != nil {
 		s.log.WarnContext(ctx, "unused layers were not removed", "err", err)
 	}
 	e, err := s.find(ref)
@@ -185,16 +186,16 @@ func (s *Store) Remove(ctx context.Context, ref string) error {
 		return err
 	}
 	// Who removes images wants space.
-	if err := s.layers.dropKept(); err != nil {
+	if err := s.layers.DropKept(); err != nil {
 		s.log.Warn("layer of a failed pull was not removed", "err", err)
 	}
 	if e, err = s.forget(e.hex()); err != nil || e == nil {
 		return err
 	}
-	if err := s.layers.releaseAll(e.held); err != nil {
+	if err := s.layers.ReleaseAll(e.held); err != nil {
 		return fmt.Errorf("remove layers of image %s: %w", e.ID, err)
 	}
-	s.layers.waitRemoved(ctx, begin)
+	s.layers.WaitRemoved(ctx, begin)
 	return nil
 }
 

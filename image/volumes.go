@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/crisp-cri/crisp/image/layer"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/tree"
 	"github.com/crisp-cri/crisp/internal/userns"
@@ -143,7 +144,7 @@ func resolve(root, name string) (string, error) {
 		return "", unix.EINVAL
 	}
 	clean := path.Clean("/" + name)
-	if len(clean) > maxPath {
+	if len(clean) > layer.MaxPath {
 		return "", unix.ENAMETOOLONG
 	}
 	full, err := securejoin.SecureJoin(root, clean)
@@ -151,7 +152,7 @@ func resolve(root, name string) (string, error) {
 		return "", err
 	}
 	at := path.Clean("/" + strings.TrimPrefix(full, root))
-	if len(at) > maxPath {
+	if len(at) > layer.MaxPath {
 		return "", unix.ENAMETOOLONG
 	}
 	return at, nil
@@ -171,7 +172,7 @@ func makeVolume(ctx context.Context, from, to string, ids *userns.Map) error {
 	case !errors.Is(err, fs.ErrNotExist):
 		return fault.Invalid.Errorf("%w", err)
 	}
-	attr := rootAttr{Mode: 0o755}
+	attr := layer.RootAttr{Mode: 0o755}
 	if ids != nil {
 		attr = (&IDMap{IDs: *ids}).shift(attr)
 	}
@@ -195,7 +196,7 @@ func copyTree(ctx context.Context, from, to string) error {
 		}
 		w.CloseWithError(err)
 	}()
-	err := extract(ctx, r, to)
+	err := layer.Extract(ctx, r, to)
 	r.CloseWithError(err)
 	<-done
 	return err

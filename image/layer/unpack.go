@@ -1,4 +1,4 @@
-package image
+package layer
 
 import (
 	"archive/tar"
@@ -30,7 +30,7 @@ const flushSize = 256 << 10
 
 // shape is what a layer says about more than its own files.
 type shape struct {
-	Root    *rootAttr `json:",omitempty"` // nil: the layer has no entry for the root directory
+	Root    *RootAttr `json:",omitempty"` // nil: the layer has no entry for the root directory
 	Opaque  []string  `json:",omitempty"` // directories that hide what the layers below have in them
 	Implied []string  `json:",omitempty"` // directories that had to be made although the layer has no entry for them
 }
@@ -416,7 +416,7 @@ func (u *unpacker) rootEntry(hdr *tar.Header, attrs map[string]string) error {
 	if hdr.Typeflag != tar.TypeDir {
 		return fault.Invalid.Errorf("the root of the layer is no directory")
 	}
-	u.shape.Root = &rootAttr{Mode: mode(hdr), UID: uint32(hdr.Uid), GID: uint32(hdr.Gid)}
+	u.shape.Root = &RootAttr{Mode: mode(hdr), UID: uint32(hdr.Uid), GID: uint32(hdr.Gid)}
 	u.times["."] = times(hdr)
 	return u.owner(u.dirs.root, ".", hdr, attrs)
 }

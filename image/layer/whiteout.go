@@ -1,4 +1,4 @@
-package image
+package layer
 
 import (
 	"os"
@@ -16,7 +16,7 @@ const (
 	whiteoutMeta   = ".wh..wh."         // of aufs itself; not files
 	whiteoutOpaque = ".wh..wh..opq"     // nothing below shines through this directory
 	overlayPrefix  = "trusted.overlay." // refused from a layer
-	overlayOpaque  = "trusted.overlay.opaque"
+	OverlayOpaque  = "trusted.overlay.opaque"
 )
 
 // isMeta tells whether an entry is what aufs kept for itself in its layers.
@@ -56,7 +56,7 @@ func (u *unpacker) whiteout(dir int, parent, hidden string) error {
 // hide has the directory base, which is name from the root, hide what the layers
 // below have in it.
 func (d *dirs) hide(dir int, base, name string) error {
-	if err := unix.Lsetxattr(fdPath(dir)+"/"+base, overlayOpaque, []byte("y"), 0); err != nil {
+	if err := unix.Lsetxattr(FDPath(dir)+"/"+base, OverlayOpaque, []byte("y"), 0); err != nil {
 		return os.NewSyscallError("setxattr", err)
 	}
 	d.opaque = append(d.opaque, name)

@@ -1,4 +1,4 @@
-package image
+package layer
 
 import (
 	"context"
@@ -24,7 +24,7 @@ func TestCloseLeavesWhatIsToBeRemoved(t *testing.T) {
 	rs := newRemovals(ctx, log)
 	rs.turn <- struct{}{} // as if another tree was being removed
 	for _, tree := range trees {
-		rs.later(tree, usage{})
+		rs.later(tree, Usage{})
 	}
 	end()
 	<-rs.turn
@@ -37,7 +37,7 @@ func TestCloseLeavesWhatIsToBeRemoved(t *testing.T) {
 
 	rs = newRemovals(t.Context(), log) // as the next Open does
 	for _, tree := range trees {
-		rs.later(tree, usage{})
+		rs.later(tree, Usage{})
 	}
 	rs.background.Wait()
 	for _, tree := range trees {

@@ -1,4 +1,4 @@
-package image
+package layer
 
 import (
 	"fmt"
@@ -12,29 +12,29 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A dirAttr is how a directory of an image looks.
-type dirAttr struct {
+// A DirAttr is how a directory of an image looks.
+type DirAttr struct {
 	Path     string
 	Mode     uint32 // permissions with the special bits
 	UID, GID uint32
 }
 
-// inherit finds the directories that would lose their mode or owner in a mount.
+// Inherit finds, for layers that are held, from the lowest, the directories that would lose their mode or owner in a mount.
 //
 // Some tools write "tmp/x" into a layer and no entry for "tmp". Unpacking has to
 // make the directory, and overlayfs then shows that one, plain and owned by root,
 // instead of the one in the layer below. What is found here is put on top of the
 // layers in each mount, as directories and nothing else. The layers themselves
 // cannot be mended: another image may have them over another base.
-func (ls *layers) inherit(held []*layer) ([]dirAttr, error) {
-	first := slices.IndexFunc(held, func(l *layer) bool { return len(l.record.Shape.Implied) > 0 })
+func (ls *Store) Inherit(held []*Layer) ([]DirAttr, error) {
+	first := slices.IndexFunc(held, func(l *Layer) bool { return len(l.record.Shape.Implied) > 0 })
 	if first < 0 || len(held) < 2 {
 		return nil, nil
 	}
 	var st stack
 	defer st.close()
 	for _, l := range held {
-		if err := st.push(ls.files(l.diffID), l.record.Shape); err != nil {
+		if err := st.push(ls.Files(l.DiffID), l.record.Shape); err != nil {
 			return nil, err
 		}
 	}
@@ -52,14 +52,14 @@ func (ls *layers) inherit(held []*layer) ([]dirAttr, error) {
 			}
 			if !ok {
 				missing[p] = true
-			} else if attr != (dirAttr{Path: p, Mode: 0o755}) {
+			} else if attr != (DirAttr{Path: p, Mode: 0o755}) {
 				for ; p != "."; p = path.Dir(p) {
 					wanted[p] = true
 				}
 			}
 		}
 	}
-	var dirs []dirAttr
+	var dirs []DirAttr
 	gone := make(map[string]bool)
 	for _, p := range slices.Sorted(maps.Keys(wanted)) { // parents come first
 		attr, ok, err := st.look(len(held)-1, p)
@@ -108,8 +108,8 @@ func (st *stack) close() {
 
 // look returns how the directory p is meant to look, seen from layer i: as the
 // highest layer says that has an entry for it. ok is false if there is none.
-func (st stack) look(i int, p string) (attr dirAttr, ok bool, err error) {
-	attr = dirAttr{Path: p, Mode: 0o755}
+func (st stack) look(i int, p string) (attr DirAttr, ok bool, err error) {
+	attr = DirAttr{Path: p, Mode: 0o755}
 	for ; i >= 0; i-- {
 		// Layers are hostile: no link in them is followed.
 		fd, err := unix.Openat2(st[i].fd, p, &unix.OpenHow{
@@ -129,7 +129,7 @@ func (st stack) look(i int, p string) (attr dirAttr, ok bool, err error) {
 			}
 			ok = true
 			if !st[i].implied[p] {
-				return dirAttr{p, stat.Mode & 0o7777, stat.Uid, stat.Gid}, true, nil
+				return DirAttr{p, stat.Mode & 0o7777, stat.Uid, stat.Gid}, true, nil
 			}
 		case unix.ENOENT:
 		case unix.ENOTDIR, unix.ELOOP:
@@ -146,16 +146,16 @@ func (st stack) look(i int, p string) (attr dirAttr, ok bool, err error) {
 	return attr, ok, nil
 }
 
-// lowers returns the layers that shine through, from the highest. A layer that
+// Visible returns the layers that shine through, from the highest. A layer that
 // occurs twice is left out where it is lower: the higher one covers all of it, and
 // overlayfs refuses one directory twice.
-func lowers(held []*layer) []digest.Digest {
+func Visible(held []*Layer) []digest.Digest {
 	var ids []digest.Digest
 	seen := make(map[digest.Digest]bool)
 	for i := len(held) - 1; i >= 0; i-- {
-		if l := held[i]; !seen[l.diffID] {
-			seen[l.diffID] = true
-			ids = append(ids, l.diffID)
+		if l := held[i]; !seen[l.DiffID] {
+			seen[l.DiffID] = true
+			ids = append(ids, l.DiffID)
 			// overlayfs does not look for the mark on a root directory.
 			if slices.Contains(l.record.Shape.Opaque, ".") {
 				break

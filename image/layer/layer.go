@@ -1,4 +1,23 @@
-package image
+// Package layer keeps the unpacked layers of images.
+//
+// Each layer is unpacked once, while it downloads, into a directory named by its diff ID,
+// in overlayfs's own format. Layers do not depend on each other, so those of one image
+// unpack in parallel, and those of two images that are pulled at once are unpacked by one
+// of them. Compressed blobs are not kept. Who asks for a layer that is there must show that
+// he could have fetched it, see entitle.
+//
+// On disk:
+//
+//	<root>/layers/<diff ID>/fs/         the files, whiteouts as 0:0 devices
+//	<root>/layers/<diff ID>/layer.json  what is known of them, written once
+//	<root>/staging/                     unfinished work; emptied by Open
+//
+// The layers of an image are unpacked in staging, one syncfs(2) brings all of them to the
+// disk, and they are renamed into layers. A layer lives as long as somebody holds it: an
+// image, a root file system, or a pull under way.
+//
+// Every path in a layer is hostile. See unpacker.
+package layer
 
 import (
 	"context"
@@ -19,16 +38,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A layerRecord is what is known of an unpacked layer: the content of its
+// A record is what is known of an unpacked layer: the content of its
 // layer.json, written before the layer's directory gets its name.
-type layerRecord struct {
+type record struct {
 	DiffID digest.Digest
 	Sum    sum
 	Shape  shape
 	From   source `json:",omitzero"` // what it was unpacked from
 }
 
-// A layer is one unpacked layer, or one that is being unpacked.
+// A Layer is one unpacked layer, or one that is being unpacked.
 //
 //	acquire ──▶ unpacking ──▶ staged ──▶ committed ──▶ going
 //	                │  cancel    │                       ▲
@@ -38,10 +57,10 @@ type layerRecord struct {
 // It is going when the last holder has let go; then its directory is deleted,
 // and who wants the layer waits for that and begins anew. If it cannot be deleted it
 // is committed again, and stuck.
-type layer struct {
-	diffID digest.Digest
+type Layer struct {
+	DiffID digest.Digest // what it goes by, see blob.Blob.Identity
 	ready  chan struct{} // closed once record or err is set
-	record layerRecord
+	record record
 	err    error
 
 	losses    int64     // of the disk before the first byte was written
@@ -50,15 +69,16 @@ type layer struct {
 	failed    error     // of commit
 	committed atomic.Bool
 
-	sources []source           // guarded by layers.mu
-	holders int                // guarded by layers.mu
+	sources []source           // guarded by Store.mu
+	holders int                // guarded by Store.mu
 	cancel  context.CancelFunc // ends the unpacking
-	gone    chan struct{}      // guarded by layers.mu; not nil while going, closed at the end
-	stuck   bool               // guarded by layers.mu; it should have been deleted
+	gone    chan struct{}      // guarded by Store.mu; not nil while going, closed at the end
+	stuck   bool               // guarded by Store.mu; it should have been deleted
 }
 
-// layers are the layers on disk and those on their way there, by diff ID.
-type layers struct {
+// A Store is the layers on disk and those on their way there, by diff ID. All its methods
+// may be called at the same time.
+type Store struct {
 	dir      string // where committed layers are
 	staging  string
 	unclean  bool
@@ -68,17 +88,17 @@ type layers struct {
 	log      *slog.Logger
 
 	mu      sync.Mutex
-	m       map[digest.Digest]*layer // guarded by mu
+	m       map[digest.Digest]*Layer // guarded by mu
 	running sync.WaitGroup           // unpacking
 
 	kept keeper
 }
 
 // path is the directory of a committed layer.
-func (ls *layers) path(id digest.Digest) string { return filepath.Join(ls.dir, id.Encoded()) }
+func (ls *Store) path(id digest.Digest) string { return filepath.Join(ls.dir, id.Encoded()) }
 
-// files is the directory with a committed layer's files.
-func (ls *layers) files(id digest.Digest) string { return filepath.Join(ls.path(id), "fs") }
+// Files is the directory with a committed layer's files. Nobody may write to it.
+func (ls *Store) Files(id digest.Digest) string { return filepath.Join(ls.path(id), "fs") }
 
 // An unpackFunc unpacks a layer into an empty directory.
 type unpackFunc func(ctx context.Context, dir string) (shape, error)
@@ -87,7 +107,7 @@ type unpackFunc func(ctx context.Context, dir string) (shape, error)
 // call, from the blob that from names. If the layer is not there, unpack is called, unless the same layer is being unpacked for somebody else: then
 // that is waited for. unpack's context ends when nobody waits any more; acquire
 // does not return before unpack has, even if ctx is done and others still wait.
-func (ls *layers) acquire(ctx context.Context, id digest.Digest, from source, unpack unpackFunc) (l *layer, mine bool, err error) {
+func (ls *Store) acquire(ctx context.Context, id digest.Digest, from source, unpack unpackFunc) (l *Layer, mine bool, err error) {
 	for {
 		l, mine, err := ls.hold(ctx, id, from, unpack)
 		if err != nil {
@@ -119,7 +139,7 @@ func (ls *layers) acquire(ctx context.Context, id digest.Digest, from source, un
 
 // hold finds the layer id or begins to unpack it; mine tells which. A layer that
 // is going is waited for.
-func (ls *layers) hold(ctx context.Context, id digest.Digest, from source, unpack unpackFunc) (l *layer, mine bool, err error) {
+func (ls *Store) hold(ctx context.Context, id digest.Digest, from source, unpack unpackFunc) (l *Layer, mine bool, err error) {
 	for {
 		ls.mu.Lock()
 		l = ls.m[id]
@@ -137,7 +157,7 @@ func (ls *layers) hold(ctx context.Context, id digest.Digest, from source, unpac
 	defer ls.mu.Unlock()
 	if l == nil {
 		own, cancel := context.WithCancel(context.WithoutCancel(ctx))
-		l = &layer{diffID: id, ready: make(chan struct{}), cancel: cancel}
+		l = &Layer{DiffID: id, ready: make(chan struct{}), cancel: cancel}
 		ls.m[id] = l
 		mine = true
 		ls.running.Go(func() {
@@ -151,14 +171,14 @@ func (ls *layers) hold(ctx context.Context, id digest.Digest, from source, unpac
 }
 
 // unpack makes l ready.
-func (ls *layers) unpack(ctx context.Context, l *layer, from source, unpack unpackFunc) {
+func (ls *Store) unpack(ctx context.Context, l *Layer, from source, unpack unpackFunc) {
 	l.err = ls.stage(ctx, l, from, unpack)
 	ls.learn(l, from)
 	ls.mu.Lock()
 	going := l.gone // everybody left
 	if l.err != nil {
-		if ls.m[l.diffID] == l {
-			delete(ls.m, l.diffID)
+		if ls.m[l.DiffID] == l {
+			delete(ls.m, l.DiffID)
 		}
 		if going != nil {
 			close(going)
@@ -168,13 +188,13 @@ func (ls *layers) unpack(ctx context.Context, l *layer, from source, unpack unpa
 	ls.mu.Unlock()
 	if l.err == nil && going != nil {
 		if err := ls.drop(l); err != nil {
-			ls.log.Error("unpacked layer nobody wants was not removed", "layer", l.diffID, "err", err)
+			ls.log.Error("unpacked layer nobody wants was not removed", "layer", l.DiffID, "err", err)
 		}
 	}
 }
 
 // stage unpacks l into a directory of its own in staging.
-func (ls *layers) stage(ctx context.Context, l *layer, from source, unpack unpackFunc) (err error) {
+func (ls *Store) stage(ctx context.Context, l *Layer, from source, unpack unpackFunc) (err error) {
 	l.losses = ls.disk.losses.Load()
 	dir, err := os.MkdirTemp(ls.staging, "layer-*")
 	if err != nil {
@@ -200,7 +220,7 @@ func (ls *layers) stage(ctx context.Context, l *layer, from source, unpack unpac
 	if err != nil {
 		return err
 	}
-	l.record = layerRecord{DiffID: l.diffID, Sum: s, Shape: shape, From: from}
+	l.record = record{DiffID: l.DiffID, Sum: s, Shape: shape, From: from}
 	data, err := json.Marshal(l.record)
 	if err != nil {
 		return err
@@ -210,16 +230,16 @@ func (ls *layers) stage(ctx context.Context, l *layer, from source, unpack unpac
 }
 
 // settle gives a layer that is held, ready and synced its name in the store.
-func (ls *layers) settle(l *layer) error {
+func (ls *Store) settle(l *Layer) error {
 	l.commit.Do(func() {
 		if l.committed.Load() {
 			return // it was found on disk
 		}
-		l.failed = os.Rename(l.staged, ls.path(l.diffID))
+		l.failed = os.Rename(l.staged, ls.path(l.DiffID))
 		if errors.Is(l.failed, unix.ENOTEMPTY) || errors.Is(l.failed, unix.EEXIST) {
 			// What is left of one that could not be deleted whole.
-			if _, l.failed = ls.discard(ls.path(l.diffID), usageIn(ls.path(l.diffID))); l.failed == nil {
-				l.failed = os.Rename(l.staged, ls.path(l.diffID))
+			if _, l.failed = ls.Discard(ls.path(l.DiffID), usageIn(ls.path(l.DiffID))); l.failed == nil {
+				l.failed = os.Rename(l.staged, ls.path(l.DiffID))
 			}
 		}
 		l.committed.Store(l.failed == nil)
@@ -228,10 +248,10 @@ func (ls *layers) settle(l *layer) error {
 }
 
 // release lets go of l. The last to do so has it deleted.
-func (ls *layers) release(l *layer) error {
+func (ls *Store) release(l *Layer) error {
 	ls.mu.Lock()
 	l.holders--
-	if l.holders > 0 || ls.m[l.diffID] != l {
+	if l.holders > 0 || ls.m[l.DiffID] != l {
 		ls.mu.Unlock()
 		return nil
 	}
@@ -252,31 +272,31 @@ func (ls *layers) release(l *layer) error {
 // nobody need wait for it. What a failed pull leaves goes at once.
 //
 // A layer that cannot be deleted now stays, for who wants it, and retry tries again.
-func (ls *layers) drop(l *layer) error {
+func (ls *Store) drop(l *Layer) error {
 	var whole bool
 	var err error
 	if l.committed.Load() {
-		whole, err = ls.discard(ls.path(l.diffID), l.record.usage())
+		whole, err = ls.Discard(ls.path(l.DiffID), l.record.usage())
 	} else {
 		err = tree.Remove(context.Background(), l.staged)
 	}
 	ls.mu.Lock()
 	if l.stuck = err != nil && whole; !l.stuck {
-		delete(ls.m, l.diffID)
+		delete(ls.m, l.DiffID)
 	}
 	close(l.gone)
 	l.gone = nil
 	ls.mu.Unlock()
 	if err != nil {
-		return fmt.Errorf("remove layer %s: %w", l.diffID, err)
+		return fmt.Errorf("remove layer %s: %w", l.DiffID, err)
 	}
 	return nil
 }
 
-// retry deletes the layers that nobody holds and that could not be deleted.
-func (ls *layers) retry() error {
+// Retry deletes the layers that nobody holds and that could not be deleted.
+func (ls *Store) Retry() error {
 	ls.mu.Lock()
-	var again []*layer
+	var again []*Layer
 	for _, l := range ls.m {
 		if l.stuck && l.holders == 0 && l.gone == nil {
 			l.gone = make(chan struct{})
@@ -291,14 +311,14 @@ func (ls *layers) retry() error {
 	return errors.Join(errs...)
 }
 
-// discard takes the directory at path, which occupies u, away, to be removed in the
+// Discard takes the directory at path, which occupies u, away, to be removed in the
 // background: half a layer must never be found under a layer's name. A path that is not
 // there is no error. After an error, whole tells whether it is still there with all that
 // is in it.
 //
 // It is how room is made on a full disk, so it must not need any: there is no
 // directory to make, and if staging is full, what is at path is removed in its place.
-func (ls *layers) discard(path string, u usage) (whole bool, err error) {
+func (ls *Store) Discard(path string, u Usage) (whole bool, err error) {
 	to := filepath.Join(ls.staging, "gone-"+rand.Text())
 	err = os.Rename(path, to)
 	switch {
@@ -322,11 +342,11 @@ func (ls *layers) discard(path string, u usage) (whole bool, err error) {
 	return false, tree.Remove(context.Background(), path)
 }
 
-// holdAll holds layers that are on disk: all of them or none.
-func (ls *layers) holdAll(ids []digest.Digest) ([]*layer, error) {
+// HoldAll holds layers that are on disk: all of them or none.
+func (ls *Store) HoldAll(ids []digest.Digest) ([]*Layer, error) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
-	var held []*layer
+	var held []*Layer
 	for _, id := range ids {
 		l := ls.m[id]
 		if l == nil || l.gone != nil || !l.isReady() {
@@ -343,7 +363,7 @@ func (ls *layers) holdAll(ids []digest.Digest) ([]*layer, error) {
 	return held, nil
 }
 
-func (l *layer) isReady() bool {
+func (l *Layer) isReady() bool {
 	select {
 	case <-l.ready:
 		return l.err == nil
@@ -352,8 +372,8 @@ func (l *layer) isReady() bool {
 	}
 }
 
-// releaseAll lets go of each.
-func (ls *layers) releaseAll(held []*layer) error {
+// ReleaseAll lets go of each. What nobody holds any more is removed.
+func (ls *Store) ReleaseAll(held []*Layer) error {
 	var errs []error
 	for _, l := range held {
 		errs = append(errs, ls.release(l))
@@ -361,9 +381,9 @@ func (ls *layers) releaseAll(held []*layer) error {
 	return errors.Join(errs...)
 }
 
-// used tells what the layers occupy, with what is still to be removed. It walks nothing on
+// Used tells what the layers occupy, with what is still to be removed. It walks nothing on
 // disk.
-func (ls *layers) used() (bytes, inodes uint64) {
+func (ls *Store) Used() (bytes, inodes uint64) {
 	bytes, inodes = ls.removals.used()
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
@@ -376,6 +396,6 @@ func (ls *layers) used() (bytes, inodes uint64) {
 	return bytes, inodes
 }
 
-// size is the bytes in the files of a layer that is ready; a file with several names
+// Size is the bytes in the files of a layer that is ready; a file with several names
 // counts once.
-func (l *layer) size() uint64 { return l.record.Sum.Bytes }
+func (l *Layer) Size() uint64 { return l.record.Sum.Bytes }

@@ -1,4 +1,4 @@
-package image
+package layer
 
 import (
 	"cmp"
@@ -13,11 +13,11 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// acquireAll acquires the layers that the blobs unpack to, whose content has the
+// AcquireAll acquires the layers that the blobs unpack to, whose content has the
 // digests ids if it is a tar, and returns those
 // that it holds, in order; if there is an error, perhaps not all. The largest is
 // begun first: it takes the longest. At most parallel are under way at once.
-func (ls *layers) acquireAll(ctx context.Context, from blob.Origin, blobs []blob.Blob, ids []digest.Digest, parallel int) ([]*layer, error) {
+func (ls *Store) AcquireAll(ctx context.Context, from blob.Origin, blobs []blob.Blob, ids []digest.Digest, parallel int) ([]*Layer, error) {
 	order := make([]int, len(blobs))
 	for i := range order {
 		order[i] = i
@@ -26,7 +26,7 @@ func (ls *layers) acquireAll(ctx context.Context, from blob.Origin, blobs []blob
 
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	held := make([]*layer, len(blobs))
+	held := make([]*Layer, len(blobs))
 	slots := make(chan struct{}, parallel)
 	var all sync.WaitGroup
 	for _, i := range order {
@@ -53,13 +53,14 @@ func (ls *layers) acquireAll(ctx context.Context, from blob.Origin, blobs []blob
 		})
 	}
 	all.Wait()
-	held = slices.DeleteFunc(held, func(l *layer) bool { return l == nil })
+	held = slices.DeleteFunc(held, func(l *Layer) bool { return l == nil })
 	return held, context.Cause(ctx)
 }
 
-// commitAll brings held layers to the disk and gives them their names.
-func (ls *layers) commitAll(held []*layer) error {
-	var fresh []*layer
+// CommitAll brings held layers to the disk and gives them their names. It fails, too, if
+// the disk has lost anything that was written since the first of them was begun.
+func (ls *Store) CommitAll(held []*Layer) error {
+	var fresh []*Layer
 	for _, l := range held {
 		if !l.committed.Load() {
 			fresh = append(fresh, l)
@@ -68,13 +69,13 @@ func (ls *layers) commitAll(held []*layer) error {
 	if len(fresh) == 0 {
 		return nil
 	}
-	first := slices.MinFunc(fresh, func(a, b *layer) int { return cmp.Compare(a.losses, b.losses) })
+	first := slices.MinFunc(fresh, func(a, b *Layer) int { return cmp.Compare(a.losses, b.losses) })
 	if err := ls.disk.sync(first.losses); err != nil {
 		return err
 	}
 	for _, l := range held {
 		if err := ls.settle(l); err != nil {
-			return fmt.Errorf("commit layer %s: %w", l.diffID, err)
+			return fmt.Errorf("commit layer %s: %w", l.DiffID, err)
 		}
 	}
 	return atomicfile.SyncDir(ls.dir)

@@ -1,4 +1,4 @@
-package image
+package layer
 
 import (
 	"context"
@@ -13,8 +13,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/tree"
 )
 
-// usage is what a directory tree occupies: bytes allocated on disk, and inodes.
-type usage struct{ bytes, inodes uint64 }
+// Usage is what a directory tree occupies: bytes allocated on disk, and inodes.
+type Usage struct{ Bytes, Inodes uint64 }
 
 // A sum is what can be said of a directory tree from its metadata alone.
 type sum struct {
@@ -54,13 +54,13 @@ func measure(ctx context.Context, dir string) (sum, error) {
 	return c.sum, nil
 }
 
-// occupied is measure without the digest, of a tree that a container is changing:
+// Occupied tells what the tree at dir occupies, which a container is changing:
 // what vanishes meanwhile is left out.
-func occupied(ctx context.Context, dir string) (usage, error) {
+func Occupied(ctx context.Context, dir string) (Usage, error) {
 	c := &count{linked: make(map[uint64]uint64)}
 	err := tree.Walk(ctx, dir, tree.Options{}, c.visit)
 	c.sum.Inodes += uint64(c.shares)
-	return usage{c.sum.Disk, c.sum.Inodes}, err
+	return Usage{c.sum.Disk, c.sum.Inodes}, err
 }
 
 func (c *count) visit(f *tree.File) error {

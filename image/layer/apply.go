@@ -1,4 +1,4 @@
-package image
+package layer
 
 import (
 	"context"
@@ -11,18 +11,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// extract reads a plain tar stream to its end and puts its entries into the directory dir:
+// Extract reads a plain tar stream to its end and puts its entries into the directory dir:
 // names that begin as whiteouts do are those of files, and dir need not be empty.
-func extract(ctx context.Context, r io.Reader, dir string) error {
+func Extract(ctx context.Context, r io.Reader, dir string) error {
 	_, err := unpackInto(ctx, r, dir, true)
 	return err
 }
 
-// applyChanges makes the changes of a diff in the directory root: it extracts the tar
+// ApplyChanges makes the changes of a diff in the directory root: it extracts the tar
 // stream r, and removes the paths deleted, which are absolute. Whoever made the diff is
 // hostile: fault.Invalid blames it. Nobody else works in the directory meanwhile.
-func applyChanges(ctx context.Context, root string, r io.Reader, deleted []string) error {
-	if err := extract(ctx, r, root); err != nil {
+func ApplyChanges(ctx context.Context, root string, r io.Reader, deleted []string) error {
+	if err := Extract(ctx, r, root); err != nil {
 		return err
 	}
 	fd, err := unix.Open(root, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)

@@ -1,4 +1,4 @@
-package image
+package layer
 
 import (
 	"errors"
@@ -17,10 +17,10 @@ import (
 // directory, so that few are needed at a time.
 const maxDirs = 128
 
-// maxPath bounds the path of a directory in the layer, in bytes. Going from
+// MaxPath bounds the path of a directory in the layer, in bytes. Going from
 // descriptor to descriptor there would be no bound but the size of the archive,
 // and nobody could list or remove such a tree any more.
-const maxPath = 3800
+const MaxPath = 3800
 
 // maxLookups bounds the steps that are taken in one layer to work out where dangling
 // links lead: each link may have as many as its target has parts.
@@ -75,7 +75,7 @@ func (d *dirs) get(name string) (int, error) {
 	if len(d.open) >= maxDirs {
 		d.flush()
 	}
-	if len(name) > maxPath {
+	if len(name) > MaxPath {
 		return -1, fault.Invalid.Errorf("directory name has %d bytes", len(name))
 	}
 	dir, err := d.walk(name)
@@ -117,7 +117,7 @@ func (d *dirs) walk(name string) (openDir, error) {
 	}
 	const flags = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC
 	dir := openDir{length: parent.length + 1 + len(base)}
-	if dir.length > maxPath {
+	if dir.length > MaxPath {
 		return openDir{}, unix.ENAMETOOLONG
 	}
 	var err error
@@ -246,8 +246,8 @@ func (d *dirs) follow(name string) (openDir, error) {
 // measured is the directory fd, found by links, with the length of its own path. If
 // that is too long, it closes fd.
 func (d *dirs) measured(fd int) (openDir, error) {
-	real, err := os.Readlink(fdPath(fd))
-	if err != nil || len(real)-len(d.path) > maxPath {
+	real, err := os.Readlink(FDPath(fd))
+	if err != nil || len(real)-len(d.path) > MaxPath {
 		unix.Close(fd)
 		return openDir{}, unix.ENAMETOOLONG
 	}

@@ -1,4 +1,4 @@
-package image
+package layer
 
 import (
 	"context"
@@ -19,8 +19,8 @@ const suspectFor = 10 * time.Minute
 // verifyLatest holds the layers committed last against the metadata that they had
 // then, drops those that differ, and returns the rest. Older ones are believed:
 // reading them all would keep a node from coming up.
-func (ls *layers) verifyLatest(ctx context.Context, found []*layer) ([]*layer, error) {
-	var good []*layer
+func (ls *Store) verifyLatest(ctx context.Context, found []*Layer) ([]*Layer, error) {
+	var good []*Layer
 	suspects := latest(ls.commits(found), time.Now())
 	for i, l := range found {
 		if err := ctx.Err(); err != nil {
@@ -30,20 +30,20 @@ func (ls *layers) verifyLatest(ctx context.Context, found []*layer) ([]*layer, e
 			good = append(good, l)
 			continue
 		}
-		files := filepath.Join(ls.path(l.diffID), "fs")
+		files := filepath.Join(ls.path(l.DiffID), "fs")
 		got, err := measure(ctx, files)
 		if err != nil {
 			got, err = measure(ctx, files) // an error that passes is none of the layer's
 		}
 		if err != nil && !atomicfile.Damaged(err) {
-			return nil, fmt.Errorf("verify layer %s: %w", l.diffID, err)
+			return nil, fmt.Errorf("verify layer %s: %w", l.DiffID, err)
 		}
 		if err == nil && got.Digest == l.record.Sum.Digest {
 			good = append(good, l)
 			continue
 		}
-		ls.log.Warn("layer damaged by the power cut was dropped", "layer", l.diffID, "err", err)
-		ls.discardLayer(l.diffID.Encoded())
+		ls.log.Warn("layer damaged by the power cut was dropped", "layer", l.DiffID, "err", err)
+		ls.discardLayer(l.DiffID.Encoded())
 	}
 	return good, nil
 }
@@ -51,12 +51,12 @@ func (ls *layers) verifyLatest(ctx context.Context, found []*layer) ([]*layer, e
 // commits tells when each layer was committed: rename(2) sets the status change time
 // of what it moves. That is later than when the layer was unpacked, by as long as the
 // rest of its image took.
-func (ls *layers) commits(found []*layer) []time.Time {
+func (ls *Store) commits(found []*Layer) []time.Time {
 	at := make([]time.Time, len(found))
 	for i, l := range found {
 		var st unix.Stat_t
-		if err := unix.Lstat(ls.path(l.diffID), &st); err != nil {
-			ls.log.Warn("it is not known when a layer was committed", "layer", l.diffID, "err", os.NewSyscallError("lstat", err))
+		if err := unix.Lstat(ls.path(l.DiffID), &st); err != nil {
+			ls.log.Warn("it is not known when a layer was committed", "layer", l.DiffID, "err", os.NewSyscallError("lstat", err))
 			continue
 		}
 		at[i] = time.Unix(st.Ctim.Unix())

@@ -1,4 +1,4 @@
-package image
+package layer
 
 import (
 	"context"
@@ -24,12 +24,12 @@ func TestWhatWaitsToBeRemovedIsInUse(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	ls, err := openLayers(t.Context(), layersOptions{Root: dir, Life: t.Context(), Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
+	ls, err := Open(t.Context(), Options{Root: dir, Life: t.Context(), Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() {
-		if err := ls.close(); err != nil {
+		if err := ls.Close(); err != nil {
 			t.Error(err)
 		}
 	}()
@@ -39,23 +39,23 @@ func TestWhatWaitsToBeRemovedIsInUse(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := ls.commitAll([]*layer{l}); err != nil {
+	if err := ls.CommitAll([]*Layer{l}); err != nil {
 		t.Fatal(err)
 	}
 	written := filepath.Join(dir, "written") // by a container
 	if err := os.Mkdir(written, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	used := func() usage {
-		bytes, inodes := ls.used()
-		return usage{bytes, inodes}
+	used := func() Usage {
+		bytes, inodes := ls.Used()
+		return Usage{bytes, inodes}
 	}
 	before := used()
-	if before.bytes < 1<<20 {
+	if before.Bytes < 1<<20 {
 		t.Fatalf("used before is %+v, want 1 MiB", before)
 	}
 
-	begin := ls.lastRemoval()
+	begin := ls.LastRemoval()
 	ls.removals.turn <- struct{}{} // the disk is busy
 	if err := ls.release(l); err != nil {
 		t.Fatal(err)
@@ -63,10 +63,10 @@ func TestWhatWaitsToBeRemovedIsInUse(t *testing.T) {
 	if got := used(); got != before {
 		t.Errorf("while a layer waits to be removed, used is %+v, want %+v", got, before)
 	}
-	if _, err := ls.discard(written, usage{1 << 20, 3}); err != nil {
+	if _, err := ls.Discard(written, Usage{1 << 20, 3}); err != nil {
 		t.Fatal(err)
 	}
-	if got, want := used(), (usage{before.bytes + 1<<20, before.inodes + 3}); got != want {
+	if got, want := used(), (Usage{before.Bytes + 1<<20, before.Inodes + 3}); got != want {
 		t.Errorf("while a container's files wait to be removed, used is %+v, want %+v", got, want)
 	}
 	left, err := os.ReadDir(ls.staging)
@@ -74,8 +74,8 @@ func TestWhatWaitsToBeRemovedIsInUse(t *testing.T) {
 		t.Fatalf("waiting are %v (err %v), want both", left, err)
 	}
 	<-ls.removals.turn
-	ls.waitRemoved(t.Context(), begin)
-	if got := used(); got != (usage{}) {
+	ls.WaitRemoved(t.Context(), begin)
+	if got := used(); got != (Usage{}) {
 		t.Errorf("used after all is %+v", got)
 	}
 }
@@ -85,7 +85,7 @@ func TestWhatIsLeftToBeRemovedIsInUse(t *testing.T) {
 	ctx, end := context.WithCancel(t.Context())
 	defer end()
 	log := slog.New(slog.NewTextHandler(t.Output(), nil))
-	ls := &layers{staging: t.TempDir(), removals: newRemovals(ctx, log), log: log}
+	ls := &Store{staging: t.TempDir(), removals: newRemovals(ctx, log), log: log}
 	gone := filepath.Join(ls.staging, "gone-x")
 	if err := os.Mkdir(gone, 0o700); err != nil {
 		t.Fatal(err)
@@ -95,12 +95,12 @@ func TestWhatIsLeftToBeRemovedIsInUse(t *testing.T) {
 	}
 	ls.removals.turn <- struct{}{}
 	ls.sweepStaging()
-	if bytes, inodes := ls.used(); bytes != 4096 || inodes != 7 {
+	if bytes, inodes := ls.Used(); bytes != 4096 || inodes != 7 {
 		t.Errorf("used is %d bytes, %d inodes", bytes, inodes)
 	}
 	<-ls.removals.turn
 	ls.removals.background.Wait()
-	if bytes, inodes := ls.used(); bytes != 0 || inodes != 0 {
+	if bytes, inodes := ls.Used(); bytes != 0 || inodes != 0 {
 		t.Errorf("used after it was removed is %d bytes, %d inodes", bytes, inodes)
 	}
 }
@@ -122,7 +122,7 @@ func TestRemovalIsTriedAgain(t *testing.T) {
 		ctx, end := context.WithCancel(t.Context())
 		defer end()
 		rs := newRemovals(ctx, slog.New(slog.NewTextHandler(t.Output(), nil)))
-		rs.later(filepath.Join(dir, "gone-x"), usage{bytes: 4096, inodes: 7})
+		rs.later(filepath.Join(dir, "gone-x"), Usage{Bytes: 4096, Inodes: 7})
 		rs.waitSince(t.Context(), 0)
 		time.Sleep(time.Hour)
 		if bytes, inodes := rs.used(); bytes != 4096 || inodes != 7 {
@@ -145,13 +145,13 @@ func TestRemovalIsTriedAgain(t *testing.T) {
 func TestWaitForTheDiskIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		rs := newRemovals(t.Context(), slog.New(slog.DiscardHandler))
-		rs.add(usage{})
+		rs.add(Usage{})
 		begin, now := rs.now(), time.Now()
 		rs.waitSince(t.Context(), begin) // that was before
 		if took := time.Since(now); took != 0 {
 			t.Errorf("waited %v for what somebody else removes", took)
 		}
-		rs.add(usage{})
+		rs.add(Usage{})
 		rs.waitSince(t.Context(), begin)
 		if took := time.Since(now); took != removeWait {
 			t.Errorf("waited %v, want %v", took, removeWait)

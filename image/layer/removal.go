@@ -1,4 +1,4 @@
-package image
+package layer
 
 import (
 	"context"
@@ -30,7 +30,7 @@ type removals struct {
 }
 
 type removal struct {
-	usage usage
+	usage Usage
 	over  chan struct{} // closed once it has been tried
 }
 
@@ -38,7 +38,7 @@ func newRemovals(life context.Context, log *slog.Logger) *removals {
 	return &removals{life: life, log: log, turn: make(chan struct{}, 1), m: make(map[int]*removal)}
 }
 
-func (rs *removals) add(u usage) (n int, r *removal) {
+func (rs *removals) add(u Usage) (n int, r *removal) {
 	rs.mu.Lock()
 	defer rs.mu.Unlock()
 	rs.last++
@@ -58,18 +58,18 @@ func (rs *removals) used() (bytes, inodes uint64) {
 	rs.mu.Lock()
 	defer rs.mu.Unlock()
 	for _, r := range rs.m {
-		bytes += r.usage.bytes
-		inodes += r.usage.inodes
+		bytes += r.usage.Bytes
+		inodes += r.usage.Inodes
 	}
 	return bytes, inodes
 }
 
-// lastRemoval is a point in time for waitRemoved.
-func (ls *layers) lastRemoval() int { return ls.removals.now() }
+// LastRemoval is a point in time for WaitRemoved.
+func (ls *Store) LastRemoval() int { return ls.removals.now() }
 
-// waitRemoved waits until what is to be removed since that point in time is, but not
+// WaitRemoved waits until what is to be removed since that point in time is, but not
 // longer than removeWait, or ctx.
-func (ls *layers) waitRemoved(ctx context.Context, since int) { ls.removals.waitSince(ctx, since) }
+func (ls *Store) WaitRemoved(ctx context.Context, since int) { ls.removals.waitSince(ctx, since) }
 
 // now is a point in time for waitSince.
 func (rs *removals) now() int {
@@ -109,7 +109,7 @@ const (
 
 // later deletes a tree that is in nobody's way, and occupies u, in the background. While it cannot be
 // removed it stays in the figures, as it does on the disk.
-func (rs *removals) later(path string, u usage) {
+func (rs *removals) later(path string, u Usage) {
 	n, r := rs.add(u)
 	rs.background.Go(func() {
 		err := rs.remove(path)
@@ -137,13 +137,13 @@ func (rs *removals) remove(path string) error {
 }
 
 // usageIn is what the layer in dir occupied when it was whole, if it has a record.
-func usageIn(dir string) usage {
-	var r layerRecord
+func usageIn(dir string) Usage {
+	var r record
 	data, err := os.ReadFile(filepath.Join(dir, "layer.json"))
 	if err != nil || json.Unmarshal(data, &r) != nil {
-		return usage{}
+		return Usage{}
 	}
 	return r.usage()
 }
 
-func (r layerRecord) usage() usage { return usage{r.Sum.Disk, r.Sum.Inodes} }
+func (r record) usage() Usage { return Usage{r.Sum.Disk, r.Sum.Inodes} }

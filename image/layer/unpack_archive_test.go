@@ -1,4 +1,4 @@
-package image
+package layer
 
 import (
 	"archive/tar"
@@ -108,7 +108,7 @@ func listing(t testing.TB, dir string) string {
 		case unix.S_IFDIR:
 			line = "d " + line
 			buf := make([]byte, 10)
-			if n, err := unix.Lgetxattr(path, overlayOpaque, buf); err == nil {
+			if n, err := unix.Lgetxattr(path, OverlayOpaque, buf); err == nil {
 				line += " opaque=" + string(buf[:n])
 			}
 		case unix.S_IFLNK:

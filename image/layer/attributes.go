@@ -1,4 +1,4 @@
-package image
+package layer
 
 import (
 	"archive/tar"
@@ -42,7 +42,7 @@ func xattrs(hdr *tar.Header) (map[string]string, error) {
 		if strings.HasPrefix(key, overlayPrefix) {
 			return nil, fault.Invalid.Errorf("attribute %s is overlayfs's own", key)
 		}
-		if !isOfImages(key) {
+		if !IsKept(key) {
 			continue
 		}
 		if attrs == nil {
@@ -53,10 +53,10 @@ func xattrs(hdr *tar.Header) (map[string]string, error) {
 	return attrs, nil
 }
 
-// isOfImages tells whether the files of an image may have this extended attribute.
+// IsKept tells whether the files of an image may have this extended attribute.
 // Labels, ACLs and trusted attributes are the host's, and security.evm holds for the
 // file system on which it was computed.
-func isOfImages(key string) bool {
+func IsKept(key string) bool {
 	return key == "security.capability" || key == imaSignature || strings.HasPrefix(key, "user.")
 }
 
@@ -102,7 +102,7 @@ func (u *unpacker) owner(dir int, base string, hdr *tar.Header, attrs map[string
 		}
 	}
 	for key, value := range attrs {
-		err := unix.Lsetxattr(fdPath(dir)+"/"+base, key, []byte(value), 0)
+		err := unix.Lsetxattr(FDPath(dir)+"/"+base, key, []byte(value), 0)
 		if err != nil && !mayLack(key, err) {
 			return fmt.Errorf("set attribute %s: %w", key, err)
 		}
@@ -118,6 +118,6 @@ func (u *unpacker) attributes(dir int, base string, hdr *tar.Header, attrs map[s
 	return setTime(dir, base, times(hdr))
 }
 
-// fdPath names an open file by its descriptor; the kernel goes straight to it,
+// FDPath names the open file fd by its descriptor; the kernel goes straight to it,
 // whatever its path is.
-func fdPath(fd int) string { return "/proc/self/fd/" + strconv.Itoa(fd) }
+func FDPath(fd int) string { return "/proc/self/fd/" + strconv.Itoa(fd) }

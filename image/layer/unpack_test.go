@@ -1,4 +1,4 @@
-package image
+package layer
 
 import (
 	"archive/tar"

@@ -1,4 +1,4 @@
-package image
+package layer
 
 import (
 	"context"
@@ -14,26 +14,26 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// layersOptions say where layers are kept.
-type layersOptions struct {
+// Options say where layers are kept.
+type Options struct {
 	Root    string          // on the disk that holds them; the directories layers and staging in it are there
 	Unclean bool            // the machine went down without a clean stop: verify the layers committed last
 	Life    context.Context // of work in the background, which ends with it
 	Log     *slog.Logger
 }
 
-// openLayers finds the layers on disk. What is left of unfinished work, or is damaged, is
-// removed. None of the layers is held: see dropUnheld.
-func openLayers(ctx context.Context, o layersOptions) (_ *layers, err error) {
+// Open finds the layers on disk. What is left of unfinished work, or is damaged, is
+// removed. None of the layers is held: see DropUnheld.
+func Open(ctx context.Context, o Options) (_ *Store, err error) {
 	life, end := context.WithCancel(o.Life)
-	ls := &layers{
+	ls := &Store{
 		dir:      filepath.Join(o.Root, "layers"),
 		staging:  filepath.Join(o.Root, "staging"),
 		unclean:  o.Unclean,
 		removals: newRemovals(life, o.Log),
 		end:      end,
 		log:      o.Log,
-		m:        make(map[digest.Digest]*layer),
+		m:        make(map[digest.Digest]*Layer),
 	}
 	ls.kept = keeper{layers: ls, log: o.Log}
 	if ls.disk, err = openDisk(o.Root); err != nil {
@@ -42,13 +42,13 @@ func openLayers(ctx context.Context, o layersOptions) (_ *layers, err error) {
 	}
 	ls.sweepStaging()
 	if err := ls.findLayers(ctx); err != nil {
-		return nil, errors.Join(err, ls.close())
+		return nil, errors.Join(err, ls.Close())
 	}
 	return ls, nil
 }
 
-// close lets go of what failed pulls have left, and ends the work in the background.
-func (ls *layers) close() error {
+// Close lets go of what failed pulls have left, and ends the work in the background.
+func (ls *Store) Close() error {
 	ls.end()
 	err := ls.kept.dropAll()
 	ls.running.Wait()
@@ -58,7 +58,7 @@ func (ls *layers) close() error {
 
 // sweepStaging removes unfinished work. Names in staging are never used again, so
 // that nobody need wait for it.
-func (ls *layers) sweepStaging() {
+func (ls *Store) sweepStaging() {
 	left, err := os.ReadDir(ls.staging)
 	if err != nil {
 		ls.log.Error("staging was not swept", "err", err)
@@ -72,12 +72,12 @@ func (ls *layers) sweepStaging() {
 
 // findLayers reads what is known of the layers on disk. What has no record is no
 // layer.
-func (ls *layers) findLayers(ctx context.Context) error {
+func (ls *Store) findLayers(ctx context.Context) error {
 	dirs, err := os.ReadDir(ls.dir)
 	if err != nil {
 		return fmt.Errorf("list layers: %w", err)
 	}
-	var found []*layer
+	var found []*Layer
 	for _, d := range dirs {
 		l, err := readLayer(filepath.Join(ls.dir, d.Name()))
 		if err != nil && !atomicfile.Damaged(err) && !errors.Is(err, fault.Invalid) {
@@ -96,48 +96,48 @@ func (ls *layers) findLayers(ctx context.Context) error {
 		}
 	}
 	for _, l := range found {
-		ls.m[l.diffID] = l
+		ls.m[l.DiffID] = l
 	}
 	return nil
 }
 
 // discardLayer drops what is no good as a layer. If that cannot be done it is in the
 // way of nothing but its own next pull, which tries again.
-func (ls *layers) discardLayer(name string) {
+func (ls *Store) discardLayer(name string) {
 	path := filepath.Join(ls.dir, name)
-	if _, err := ls.discard(path, usageIn(path)); err != nil {
+	if _, err := ls.Discard(path, usageIn(path)); err != nil {
 		ls.log.Error("broken layer was not removed", "layer", name, "err", err)
 	}
 }
 
-func readLayer(dir string) (*layer, error) {
+func readLayer(dir string) (*Layer, error) {
 	data, err := atomicfile.Read(filepath.Join(dir, "layer.json"))
 	if err != nil {
 		return nil, err
 	}
-	l := &layer{ready: make(chan struct{})}
+	l := &Layer{ready: make(chan struct{})}
 	if err := json.Unmarshal(data, &l.record); err != nil {
 		return nil, fault.Invalid.Errorf("record: %w", err)
 	}
-	l.diffID = l.record.DiffID
+	l.DiffID = l.record.DiffID
 	if l.record.From.Blob != "" {
 		l.sources = []source{l.record.From}
 	}
 	l.committed.Store(true)
-	if l.diffID.Validate() != nil || l.diffID.Encoded() != filepath.Base(dir) {
-		return nil, fault.Invalid.Errorf("record is of layer %q", l.diffID)
+	if l.DiffID.Validate() != nil || l.DiffID.Encoded() != filepath.Base(dir) {
+		return nil, fault.Invalid.Errorf("record is of layer %q", l.DiffID)
 	}
 	close(l.ready)
 	return l, nil
 }
 
-// dropUnheld removes the layers that neither an image nor a root file system
+// DropUnheld removes the layers that neither an image nor a root file system
 // stands on.
-func (ls *layers) dropUnheld() {
+func (ls *Store) DropUnheld() {
 	for _, l := range ls.m {
 		l.stuck = l.holders == 0
 	}
-	if err := ls.retry(); err != nil {
+	if err := ls.Retry(); err != nil {
 		ls.log.Error("unused layers were not removed", "err", err)
 	}
 }

@@ -1,4 +1,4 @@
-package image
+package layer
 
 import (
 	"context"
@@ -26,7 +26,7 @@ const maxSources = 64
 // What the same repository has given before is known by the manifest. A blob that is
 // known to unpack to the layer must be in the caller's repository: who can put it there
 // has it. Any other blob is fetched, and looked at, but not kept.
-func entitle(ctx context.Context, ls *layers, l *layer, from blob.Origin, b blob.Blob, diffID digest.Digest) error {
+func entitle(ctx context.Context, ls *Store, l *Layer, from blob.Origin, b blob.Blob, diffID digest.Digest) error {
 	here := source{b.Digest, from.Repository()}
 	if here.Repository == "" || b.Proven { // who loads an archive is the administrator
 		return nil
@@ -71,14 +71,14 @@ func verifyBlob(ctx context.Context, from blob.Origin, b blob.Blob, diffID diges
 
 // knows tells whether the blob of src is known to unpack to l, and whether its
 // repository is known to have it.
-func (ls *layers) knows(l *layer, src source) (blob, given bool) {
+func (ls *Store) knows(l *Layer, src source) (blob, given bool) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	return slices.ContainsFunc(l.sources, func(s source) bool { return s.Blob == src.Blob }), slices.Contains(l.sources, src)
 }
 
 // learn adds a source to those of l, for as long as this process lives.
-func (ls *layers) learn(l *layer, src source) {
+func (ls *Store) learn(l *Layer, src source) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	switch {

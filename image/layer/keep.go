@@ -1,4 +1,4 @@
-package image
+package layer
 
 import (
 	"log/slog"
@@ -13,19 +13,19 @@ const keepFor = 10 * time.Minute
 // A keeper holds layers that were ready when the pull that wanted them failed. They are
 // in staging, and in no image.
 type keeper struct {
-	layers *layers
+	layers *Store
 	log    *slog.Logger
 
 	mu sync.Mutex
-	m  map[*layer]*time.Timer // guarded by mu
+	m  map[*Layer]*time.Timer // guarded by mu
 }
 
 // keep takes over layers that are held.
-func (k *keeper) keep(held []*layer) error {
-	var spare []*layer
+func (k *keeper) keep(held []*Layer) error {
+	var spare []*Layer
 	k.mu.Lock()
 	if k.m == nil {
-		k.m = make(map[*layer]*time.Timer)
+		k.m = make(map[*Layer]*time.Timer)
 	}
 	for _, l := range held {
 		if timer, ok := k.m[l]; ok {
@@ -35,15 +35,15 @@ func (k *keeper) keep(held []*layer) error {
 		}
 		k.m[l] = time.AfterFunc(keepFor, func() {
 			if err := k.drop(l); err != nil {
-				k.log.Error("layer of a failed pull was not removed", "layer", l.diffID, "err", err)
+				k.log.Error("layer of a failed pull was not removed", "layer", l.DiffID, "err", err)
 			}
 		})
 	}
 	k.mu.Unlock()
-	return k.layers.releaseAll(spare)
+	return k.layers.ReleaseAll(spare)
 }
 
-func (k *keeper) drop(l *layer) error {
+func (k *keeper) drop(l *Layer) error {
 	k.mu.Lock()
 	timer, ok := k.m[l]
 	delete(k.m, l)
@@ -55,21 +55,21 @@ func (k *keeper) drop(l *layer) error {
 	return k.layers.release(l)
 }
 
-// keep takes over layers that are held, for the next try of a pull that failed.
-func (ls *layers) keep(held []*layer) error { return ls.kept.keep(held) }
+// Keep takes over layers that are held, for the next try of a pull that failed.
+func (ls *Store) Keep(held []*Layer) error { return ls.kept.keep(held) }
 
-// dropKept lets go of the layers that are kept for a next try: somebody needs the space.
-func (ls *layers) dropKept() error { return ls.kept.dropAll() }
+// DropKept lets go of the layers that are kept for a next try: somebody needs the space.
+func (ls *Store) DropKept() error { return ls.kept.dropAll() }
 
 // dropAll lets go of all layers: somebody needs the space, or the store closes.
 func (k *keeper) dropAll() error {
 	k.mu.Lock()
-	var all []*layer
+	var all []*Layer
 	for l, timer := range k.m {
 		timer.Stop()
 		all = append(all, l)
 	}
 	clear(k.m)
 	k.mu.Unlock()
-	return k.layers.releaseAll(all)
+	return k.layers.ReleaseAll(all)
 }
