@@ -17,4 +17,7 @@
 //
 // The five siblings never import each other: what one produces and another
 // needs travels through server as plain data.
+//
+// order_test.go has the order of packages inside of agent, image, oci and server,
+// which of them are pure, and that a file of server holds one RPC.
 package archtest

@@ -146,8 +146,8 @@ func tree(t *testing.T) *graph {
 
 // declare takes in the functions and the types of a package.
 func (g *graph) declare(p *pkg) {
-	for _, obj := range p.info.Defs {
-		t, ok := obj.(*types.TypeName)
+	for _, name := range p.types.Scope().Names() {
+		t, ok := p.types.Scope().Lookup(name).(*types.TypeName)
 		if !ok || t.IsAlias() {
 			continue
 		}

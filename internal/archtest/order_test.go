@@ -1,0 +1,148 @@
+package archtest
+
+import (
+	"go/ast"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// layers are the packages of a directory, from the lowest to the highest: a package imports
+// those of lower layers only. A new package gets the lowest layer that its imports allow.
+var layers = map[string][][]string{
+	"agent": {
+		// What is known of one thing, and of no other package.
+		{"cgroup", "event", "gate", "httpget", "idrange", "imagegc", "keyring", "logrotate", "manifest", "measure", "node", "podsync", "volume"},
+		// What goes by the plan of a pod, or by a manifest.
+		{"evict", "pleg", "podfiles", "probe", "pulled", "source", "status", "worker", "workload"},
+		// What is wanted, and what is made of it.
+		{"admit", "desired", "podspec", "store"},
+		// The runtime.
+		{"crix"},
+		// Who asks and shows.
+		{"api"},
+		// What puts them together.
+		{"."},
+	},
+	"image": {
+		{"blob"},
+		{"layer", "registry"},
+		{"."},
+	},
+	"oci": {
+		{"wire"},
+		{".", "executor"},
+		{"ocitest"},
+	},
+	"server": {
+		{"cdi", "hooks", "loaderapi", "nri", "selinux", "spec", "telemetry"},
+		{"."},
+	},
+}
+
+func TestLayers(t *testing.T) {
+	for top, order := range layers {
+		at := map[string]int{} // directory → layer
+		for i, layer := range order {
+			for _, name := range layer {
+				at[filepath.Join(top, name)] = i
+			}
+		}
+		seen := map[string]bool{}
+		for _, f := range tree(t) {
+			if f.test || !below(f.dir, top) {
+				continue
+			}
+			own, ok := at[f.dir]
+			if !ok && !seen[f.dir] {
+				t.Errorf("%s is in no layer of %s", f.dir, top)
+			}
+			seen[f.dir] = true
+			if !ok {
+				continue
+			}
+			for _, path := range imports(f.ast) {
+				dir, ours := strings.CutPrefix(path, module+"/")
+				if ours && below(dir, top) && at[dir] >= own {
+					t.Errorf("%s imports %s, which is in no lower layer of %s", f.path, dir, top)
+				}
+			}
+		}
+		for dir := range at {
+			if !seen[dir] {
+				t.Errorf("there is no package %s, which is in a layer of %s", dir, top)
+			}
+		}
+	}
+}
+
+// pure are the packages that only translate: what they say depends on what they are given,
+// not on the machine.
+var pure = []string{"server/spec", "agent/podspec", "agent/podsync"}
+
+// A pure package imports nothing that reaches a file, a process or the network, and uses of
+// what could do both only what does not.
+func TestPurePackages(t *testing.T) {
+	never := []string{"os", "io/ioutil", "io/fs", "syscall", "net", "net/http", module + "/internal/atomicfile", module + "/internal/kernel"}
+	for _, f := range tree(t) {
+		if f.test || !slices.Contains(pure, f.dir) {
+			continue
+		}
+		for _, path := range imports(f.ast) {
+			if path != "net/netip" && belowAny(path, never) {
+				t.Errorf("%s imports %s: the package is pure", f.path, path)
+			}
+		}
+		ast.Inspect(f.ast, func(n ast.Node) bool {
+			sel, ok := n.(*ast.SelectorExpr)
+			if !ok {
+				return true
+			}
+			name := sel.Sel.Name
+			switch pkg, _ := sel.X.(*ast.Ident); {
+			case pkg == nil:
+			case pkg.Name == "unix" && name != strings.ToUpper(name), // not a constant
+				pkg.Name == "filepath" && slices.Contains([]string{"Abs", "EvalSymlinks", "Glob", "Walk", "WalkDir"}, name),
+				pkg.Name == "time" && name == "Now":
+				t.Errorf("%s uses %s.%s: the package is pure", fset.Position(n.Pos()), pkg.Name, name)
+			}
+			return true
+		})
+	}
+}
+
+// One file of server holds one RPC, so that the directory lists them.
+func TestOneRPCPerFile(t *testing.T) {
+	rpcs := map[string][]string{} // by file
+	for _, f := range tree(t) {
+		if f.test || f.dir != "server" {
+			continue
+		}
+		for _, d := range f.ast.Decls {
+			if decl, ok := d.(*ast.FuncDecl); ok && decl.Recv != nil && decl.Name.IsExported() && takesRequest(decl) {
+				rpcs[f.path] = append(rpcs[f.path], decl.Name.Name)
+			}
+		}
+	}
+	if len(rpcs) < 40 {
+		t.Errorf("only %d files with RPCs", len(rpcs))
+	}
+	for path, names := range rpcs {
+		if len(names) > 1 {
+			t.Errorf("%s holds %s: one RPC a file", path, strings.Join(names, ", "))
+		}
+	}
+}
+
+// takesRequest reports whether a parameter of a method is a request of CRI.
+func takesRequest(decl *ast.FuncDecl) bool {
+	return slices.ContainsFunc(decl.Type.Params.List, func(p *ast.Field) bool {
+		star, ok := p.Type.(*ast.StarExpr)
+		if !ok {
+			return false
+		}
+		sel, ok := star.X.(*ast.SelectorExpr)
+		return ok && sel.X.(*ast.Ident).Name == "cri" && strings.HasSuffix(sel.Sel.Name, "Request")
+	})
+}
