@@ -68,6 +68,7 @@ type containerStatus struct {
 	Status
 	StartTime uint64            // of Pid: field 22 of /proc/<pid>/stat
 	Cgroups   map[string]string // controller → absolute directory; "" = the v2 one
+	OOMKills  int64             `json:",omitempty"` // of which an executor has told
 }
 
 // Status is the part of a container that changes. It is a plain value: a copy
@@ -162,7 +163,7 @@ func (c *Container) move(e event, edit func(*containerStatus)) error {
 	if same {
 		return nil // Stop, Remove: again
 	}
-	if err := atomicfile.WriteJSON(filepath.Join(c.runDir, "status.json"), st); err != nil {
+	if err := c.save(st); err != nil {
 		if e != exited && e != started {
 			return fmt.Errorf("save status of container %s: %w", c.id, err)
 		}
@@ -175,6 +176,11 @@ func (c *Container) move(e event, edit func(*containerStatus)) error {
 		close(c.done)
 	}
 	return nil
+}
+
+// save writes the status down. The caller holds mu.
+func (c *Container) save(st containerStatus) error {
+	return atomicfile.WriteJSON(filepath.Join(c.runDir, "status.json"), st)
 }
 
 func (c *Container) exitPath() string {

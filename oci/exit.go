@@ -23,10 +23,27 @@ func (r *Runtime) handle(e wire.Event) {
 	}
 	switch {
 	case e.Kind == wire.EventOOM:
+		c.killed(e.Kills)
 		c.emit(ContainerOOM)
 	case e.Kind == wire.EventExit && e.Exit != nil:
 		r.work.Go(func() { c.exit(r.closing, *e.Exit) })
 	}
+}
+
+// killed notes how many processes the container has lost to the OOM killer, so that the
+// next executor tells of others only.
+func (c *Container) killed(kills int64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	st := *c.status.Load()
+	if st.State >= Exited || st.OOMKills >= kills {
+		return
+	}
+	st.OOMKills = kills
+	if err := c.save(st); err != nil { // at worst it is told again
+		c.rt.log.Warn("status could not be saved", "container", c.id, "err", err)
+	}
+	c.status.Store(&st)
 }
 
 // exit takes the container to Exited, once: it may be told by an event, by a

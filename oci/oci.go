@@ -25,7 +25,7 @@
 //	<root>/containers/<id>/restore/     the checkpoint that it comes from, until it runs (restore.go)
 //	<root>/sandboxes/<id>/record.json   durable: what was asked for, is it ready
 //	<root>/freezes/<id>/record.json     durable: containers that must not stay frozen
-//	<state>/containers/<id>/status.json the latest status, written on every move
+//	<state>/containers/<id>/status.json the latest status, written on every move and for each kill for memory
 //	<state>/sandboxes/<id>/status.json  the latest state
 //	<state>/sandboxes/<id>/ns/*, shm    the pins and the tmpfs of /dev/shm
 //	<netns>/crisp-<id>                  the pin of the network namespace (netns.go)

@@ -328,6 +328,7 @@ func (c *Container) handOver(ctx context.Context, conn ExecutorConn) error {
 			RunReply: wire.RunReply{Pid: st.Pid, StartTime: st.StartTime, StartedAt: st.StartedAt, Cgroups: st.Cgroups},
 			Stdin:    cfg.Stdin, StdinOnce: cfg.StdinOnce, TTY: cfg.TTY,
 			LogPath: cfg.LogPath, LogMaxLine: c.rt.o.LogMaxLine, ExitPath: c.exitPath(),
+			OOMKills: st.OOMKills,
 		}, nil, files...)
 	}
 	if err == nil {

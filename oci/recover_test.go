@@ -444,3 +444,40 @@ func TestDriverChanged(t *testing.T) {
 		})
 	}
 }
+
+// A kill for want of memory is told once, by whichever executor the container has then:
+// each knows what those before it have told. One that nobody has told is not lost.
+func TestKillsAreToldOnce(t *testing.T) {
+	inBubble(t, func(b *bed) {
+		b.ok(b.r.Close())
+		o, told := b.m.Options(b.T), 0
+		o.OnEvent = func(e oci.Event) {
+			if e.Kind == oci.ContainerOOM {
+				told++
+			}
+		}
+		b.r = ocitest.Open(b.T, o)
+		b.sb = b.sandbox("")
+		c := b.start("sleep", "for-ever")
+		is := func(want int, when string) {
+			b.Helper()
+			if synctest.Wait(); told != want {
+				b.Errorf("%s: %d kills were told, want %d", when, told, want)
+			}
+		}
+		b.m.KillForMemory(c.ID())
+		is(1, "a kill")
+		b.m.Executor.Crash()
+		time.Sleep(time.Minute)
+		is(1, "the executor died")
+		b.ok(b.r.Close())
+		b.m.Executor.Crash()
+		b.r = ocitest.Open(b.T, o)
+		is(1, "both died")
+		b.ok(b.r.Close())
+		b.m.Executor.Crash()
+		b.m.KillForMemory(c.ID())
+		b.r = ocitest.Open(b.T, o)
+		is(2, "a kill while both were dead")
+	})
+}

@@ -63,6 +63,8 @@ func (x *Executor) adopt(req wire.AdoptRequest, call *wire.Call) (err error) {
 	c.io = newStdio(s, log, ends[0], ends[1], ends[2], ends[3])
 	if c.oom, err = newOOMCounter(c.ref); err != nil {
 		x.log.Warn("memory events cannot be read", "container", c.ID, "err", err)
+	} else if c.oom != nil {
+		c.oom.told.Store(req.OOMKills)
 	}
 	if err := x.endForeignExecs(c); err != nil {
 		x.log.Warn("execs of the executor before could not be ended", "container", c.ID, "err", err)

@@ -54,3 +54,43 @@ func TestAdoptThatFailsLeavesNothingOpen(t *testing.T) {
 	b.adopt()
 	b.says("5\n")
 }
+
+// A kill for want of memory that the executor before has told is not told again. One that
+// came while there was none is.
+func TestAdoptTellsEachKillOnce(t *testing.T) {
+	n := start(t)
+	eats := func(first ...string) wire.ExecRequest {
+		return wire.ExecRequest{Process: process(append(first, "eat", "200")...)}
+	}
+	told, between := n.run([]string{"sleep", "for-ever"}, withMemory(32<<20)), n.run([]string{"sleep", "for-ever"}, withMemory(32<<20))
+	for _, b := range []*box{told, between} {
+		if code := b.exec(eats()).wait(); code != 137 {
+			t.Errorf("exec ended with %d", code)
+		}
+		if b.isTold(); b.kills != 1 {
+			t.Errorf("%d kills were told", b.kills)
+		}
+	}
+	e := between.exec(eats("await", "/tmp/go"))
+	n.crash(func() {
+		between.touch("tmp/go")
+		eventually(t, func() bool { return !alive(e.Pid) }, "it is not killed")
+	})
+	for _, b := range []*box{told, between} {
+		b.adopt()
+		b.signal(unix.SIGKILL, true)
+		if e := b.wait(); !e.OOMKilled {
+			t.Errorf("exit is %+v", e)
+		}
+	}
+	for len(n.ooms) > 0 { // told before the exits
+		if e := <-n.ooms; e.ID != between.id || e.Kills != 2 {
+			t.Errorf("%+v was told", e)
+		} else {
+			between.kills = e.Kills
+		}
+	}
+	if between.kills != 2 {
+		t.Error("the kill that nobody had told is not told")
+	}
+}

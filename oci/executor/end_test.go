@@ -64,8 +64,9 @@ func (b *box) isTold() {
 	b.t.Helper()
 	for {
 		select {
-		case id := <-b.ooms:
-			if id == b.id {
+		case e := <-b.ooms:
+			if e.ID == b.id {
+				b.kills = e.Kills
 				return
 			}
 		case <-time.After(2 * time.Minute):

@@ -155,7 +155,7 @@ type node struct {
 	client *wire.Client
 	exits  chan wire.Exit
 	ended  map[string]wire.Exit // from exits, not yet waited for
-	ooms   chan string
+	ooms   chan wire.Event
 	next   int
 	cgroup string
 }
@@ -214,7 +214,7 @@ func (n *node) connect() {
 		}
 		time.Sleep(5 * time.Millisecond)
 	}
-	exits, ooms := make(chan wire.Exit, 100), make(chan string, 100)
+	exits, ooms := make(chan wire.Exit, 100), make(chan wire.Event, 100)
 	n.exits, n.ooms = exits, ooms
 	events := n.client.Events()
 	go func() {
@@ -223,7 +223,7 @@ func (n *node) connect() {
 			case wire.EventExit:
 				exits <- *e.Exit
 			case wire.EventOOM:
-				ooms <- e.ID
+				ooms <- e
 			}
 		}
 	}()
@@ -323,6 +323,7 @@ type box struct {
 	req   wire.RunRequest
 	reply wire.RunReply
 	held  []*os.File
+	kills int64 // that an executor has told of
 }
 
 // request makes the request for a container that runs testbin with args.

@@ -153,7 +153,7 @@ func (o *oomCounter) close() {
 type oomWatch struct {
 	log    *slog.Logger
 	epoll  *os.File
-	happen func(id string)
+	happen func(id string, kills int64)
 
 	mu       sync.Mutex
 	last     int32
@@ -165,7 +165,7 @@ type watched struct {
 	*oomCounter
 }
 
-func newOOMWatch(log *slog.Logger, happen func(id string)) (*oomWatch, error) {
+func newOOMWatch(log *slog.Logger, happen func(id string, kills int64)) (*oomWatch, error) {
 	fd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	if err != nil {
 		return nil, os.NewSyscallError("epoll_create1", err)
@@ -251,7 +251,7 @@ func (w *oomWatch) check(key int32) (told bool) {
 	if n <= c.told.Swap(n) {
 		return false
 	}
-	w.happen(c.id)
+	w.happen(c.id, n)
 	return true
 }
 

@@ -33,7 +33,7 @@ func (b *box) adopt() {
 	b.t.Helper()
 	b.call(wire.MethodAdopt, wire.AdoptRequest{
 		ID: b.id, RunReply: b.reply, Stdin: b.req.Stdin, StdinOnce: b.req.StdinOnce, TTY: b.req.TTY,
-		LogPath: b.log, LogMaxLine: b.req.LogMaxLine, ExitPath: b.exit,
+		LogPath: b.log, LogMaxLine: b.req.LogMaxLine, ExitPath: b.exit, OOMKills: b.kills,
 	}, nil, b.held...)
 }
 

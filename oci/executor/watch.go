@@ -103,8 +103,9 @@ func record(path string, e *wire.Exit) error {
 	return atomicfile.Write(path, data, 0o600)
 }
 
-// oomHappened is called when a container has lost a process.
-func (x *Executor) oomHappened(id string) {
+// oomHappened is called when a container has lost a process; kills are all that it has
+// lost.
+func (x *Executor) oomHappened(id string, kills int64) {
 	x.log.Info("container lost a process to the OOM killer", "container", id)
-	x.tell(wire.Event{Kind: wire.EventOOM, ID: id})
+	x.tell(wire.Event{Kind: wire.EventOOM, ID: id, Kills: kills})
 }

@@ -23,6 +23,7 @@ type container struct {
 	exit    *wire.Exit // what the executor has recorded
 	endedAt time.Time  // of init
 	lost    bool       // nobody can tell its exit code
+	kills   int64      // for want of memory, as the kernel counts them
 	stdin   *io.PipeWriter
 	input   *io.PipeReader
 

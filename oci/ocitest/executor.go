@@ -111,6 +111,17 @@ func (x *Executor) Detach(id string) {
 	}
 }
 
+// KillForMemory has the kernel kill a process of a container for want of memory, but not its init.
+func (x *Executor) KillForMemory(id string) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	c := x.forked[id]
+	c.kills++
+	if x.known[id] == c {
+		x.tell(wire.Event{Kind: wire.EventOOM, ID: id, Kills: c.kills})
+	}
+}
+
 // Known lists what the executor has not been told to delete.
 func (x *Executor) Known() []string {
 	x.mu.Lock()

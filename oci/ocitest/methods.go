@@ -207,6 +207,9 @@ func (x *Executor) adopt(req wire.AdoptRequest, files []*os.File) error {
 		return fault.NotFound.Errorf("adopt %s: no process %d", req.ID, req.Pid)
 	}
 	x.known[req.ID] = c
+	if c.kills > req.OOMKills {
+		x.tell(wire.Event{Kind: wire.EventOOM, ID: req.ID, Kills: c.kills})
+	}
 	if c.init.ended() {
 		if !slices.ContainsFunc(files, func(f *os.File) bool { return f.Name() == wire.FDPid }) {
 			c.lost = true

@@ -132,6 +132,9 @@ type Event struct {
 	Kind string
 	ID   string
 	Exit *Exit
+	// Kills is how many of its processes have been killed for memory so far; 0 with
+	// EventOOM means that the executor is older than this field.
+	Kills int64 `json:",omitempty"`
 }
 
 // PodInitRequest starts the static pod init as the first process of a new PID
@@ -237,6 +240,7 @@ type AdoptRequest struct {
 	LogPath               string
 	LogMaxLine            int
 	ExitPath              string
+	OOMKills              int64 `json:",omitempty"` // those of which an EventOOM has told
 }
 
 // UpgradeRequest has the executor execute the program at Path in its own place:
