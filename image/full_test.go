@@ -180,7 +180,7 @@ func TestMountFailsOnFullDisk(t *testing.T) {
 	if err := unix.Mount("tmpfs", rw, "tmpfs", 0, "nr_inodes=7"); err != nil { // too few for overlayfs's work
 		t.Fatal(err)
 	}
-	_, err := p.store.Mount(t.Context(), "k", img.ID)
+	_, err := p.store.Mount(t.Context(), "k", img.ID, image.MountOptions{})
 	if !errors.Is(err, unix.ENOSPC) {
 		t.Errorf("error is %v, want %v", err, unix.ENOSPC)
 	}

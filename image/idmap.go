@@ -1,7 +1,6 @@
 package image
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -26,13 +25,7 @@ type IDMap struct {
 	IDs    userns.Map
 }
 
-// MountMapped is Mount, or with readOnly MountReadOnly, with the owners of files
-// as m has them. Keys are shared with both.
-func (s *Store) MountMapped(ctx context.Context, key, id string, readOnly bool, m IDMap) (root string, err error) {
-	return s.mount(ctx, key, id, readOnly, &m, "")
-}
-
-// CheckIDMap tries MountMapped on the file systems that the store is on. The error
+// CheckIDMap tries a mount with an IDMap on the file systems that the store is on. The error
 // says why it cannot be used.
 func (s *Store) CheckIDMap() (err error) {
 	if err := s.checkReach(); err != nil {

@@ -52,7 +52,7 @@ func TestMountMapped(t *testing.T) {
 	m.UserNS = fmt.Sprintf("/proc/self/fd/%d", ns.Fd())
 	mount := func(key string, readOnly bool) string {
 		t.Helper()
-		dir, err := p.store.MountMapped(t.Context(), key, id, readOnly, m)
+		dir, err := p.store.Mount(t.Context(), key, id, image.MountOptions{ReadOnly: readOnly, IDs: &m})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -100,11 +100,11 @@ func TestMountMapped(t *testing.T) {
 	}
 
 	m.UserNS = filepath.Join(p.dir, "no such namespace")
-	if _, err := p.store.MountMapped(t.Context(), "four", id, false, m); !errors.Is(err, os.ErrNotExist) {
+	if _, err := p.store.Mount(t.Context(), "four", id, image.MountOptions{IDs: &m}); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("without the user namespace: %v", err)
 	}
 	m.UserNS = "/proc/self/ns/net"
-	if _, err := p.store.MountMapped(t.Context(), "four", id, false, m); err == nil {
+	if _, err := p.store.Mount(t.Context(), "four", id, image.MountOptions{IDs: &m}); err == nil {
 		t.Error("a network namespace was taken for a user namespace")
 	}
 	if got := fmt.Sprint(p.store.Mounts()); got != "[one three two]" {

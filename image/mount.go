@@ -13,28 +13,20 @@ import (
 	"github.com/crisp-cri/crisp/internal/undo"
 )
 
-// Mount mounts a writable root file system of the image id for key, and returns
+// MountOptions say how a root file system is mounted. The zero value is a writable one
+// whose files have the owners and labels that they have in the layers.
+type MountOptions struct {
+	ReadOnly bool   // nobody can write to it; an artifact can be mounted only so
+	IDs      *IDMap // shifts the owners of files; nil = nobody's
+	Label    string // SELinux: every file has it, also what is written: the option context= of mount(8); "" = each keeps its own
+}
+
+// Mount mounts a root file system of the image id for key, and returns
 // where. It is one overlay mount. One that is mounted already is returned as it
 // is; one that was unmounted, or lost its mount in a reboot, comes back with what
-// was written, from the layers it had then.
-func (s *Store) Mount(ctx context.Context, key, id string) (root string, err error) {
-	return s.mount(ctx, key, id, false, nil, "")
-}
-
-// MountReadOnly mounts the files of the image id for key, so that nobody can
-// write to them, and returns where. Keys are shared with Mount.
-func (s *Store) MountReadOnly(ctx context.Context, key, id string) (dir string, err error) {
-	return s.mount(ctx, key, id, true, nil, "")
-}
-
-// MountLabelled is Mount, MountReadOnly or, with m, MountMapped, on which every
-// file has the SELinux label label, whatever it has in the layers: the mount option
-// context= (mount(8)). What is written gets it too. Keys are shared with all of them.
-func (s *Store) MountLabelled(ctx context.Context, key, id string, readOnly bool, m *IDMap, label string) (dir string, err error) {
-	return s.mount(ctx, key, id, readOnly, m, label)
-}
-
-func (s *Store) mount(_ context.Context, key, id string, readOnly bool, ids *IDMap, label string) (_ string, err error) {
+// was written, from the layers it had then. One that was writable and shall be read-only,
+// or the other way round, is fault.WrongState.
+func (s *Store) Mount(_ context.Context, key, id string, o MountOptions) (root string, err error) {
 	l, fresh, err := s.leases.begin(key)
 	if err != nil {
 		return "", err
@@ -45,15 +37,15 @@ func (s *Store) mount(_ context.Context, key, id string, readOnly bool, ids *IDM
 	var steps undo.Stack
 	defer steps.RunIf(&err)
 	if fresh {
-		if err := s.lease(l, key, id, readOnly, ids, &steps); err != nil {
+		if err := s.lease(l, key, id, o, &steps); err != nil {
 			return "", err
 		}
 	}
-	if l.record.ReadOnly != readOnly || len(l.held) != len(l.record.Layers) {
+	if l.record.ReadOnly != o.ReadOnly || len(l.held) != len(l.record.Layers) {
 		return "", fault.WrongState.Errorf("root file system %s is of another kind, or has lost its layers", key)
 	}
 	target := s.mountPoint(key)
-	if err := makeMountPoint(target, ids); err != nil {
+	if err := makeMountPoint(target, o.IDs); err != nil {
 		return "", fmt.Errorf("make mount point: %w", err)
 	}
 	steps.Add("mount point", func() error { return errors.Join(os.Remove(target), os.Remove(filepath.Dir(target))) })
@@ -62,7 +54,7 @@ func (s *Store) mount(_ context.Context, key, id string, readOnly bool, ids *IDM
 		return "", err
 	}
 	if !mounted {
-		if err := s.overlay(key, l, ids, label, target); err != nil {
+		if err := s.overlay(key, l, o, target); err != nil {
 			return "", fmt.Errorf("mount root file system %s: %w", key, err)
 		}
 	}
@@ -99,12 +91,12 @@ func makeMountPoint(target string, ids *IDMap) error {
 }
 
 // lease makes a lease of the image id and its directories.
-func (s *Store) lease(l *lease, key, id string, readOnly bool, ids *IDMap, steps *undo.Stack) error {
+func (s *Store) lease(l *lease, key, id string, o MountOptions, steps *undo.Stack) error {
 	e, err := s.find(id)
 	if err != nil {
 		return err
 	}
-	if e.Artifact && !readOnly {
+	if e.Artifact && !o.ReadOnly {
 		return fault.Invalid.Errorf("image %s is an artifact: its files can be a volume, but not a root file system", e.ID)
 	}
 	held, err := s.layers.HoldAll(e.record.Layers)
@@ -113,8 +105,8 @@ func (s *Store) lease(l *lease, key, id string, readOnly bool, ids *IDMap, steps
 	}
 	steps.Add("layers", func() error { return s.layers.ReleaseAll(held) })
 	root := layer.RootOf(held)
-	r := leaseRecord{Image: e.ID, Layers: e.record.Layers, Inherits: len(e.record.Dirs) > 0, ReadOnly: readOnly}
-	if readOnly && root != layer.TopRoot(held) {
+	r := leaseRecord{Image: e.ID, Layers: e.record.Layers, Inherits: len(e.record.Dirs) > 0, ReadOnly: o.ReadOnly}
+	if o.ReadOnly && root != layer.TopRoot(held) {
 		r.Inherits = true
 	}
 	s.leases.set(l, r, held)
@@ -128,7 +120,7 @@ func (s *Store) lease(l *lease, key, id string, readOnly bool, ids *IDMap, steps
 			return fmt.Errorf("make directories of image %s: %w", e.ID, err)
 		}
 	}
-	if readOnly {
+	if o.ReadOnly {
 		return nil
 	}
 	upper := filepath.Join(dir, "fs")
@@ -138,8 +130,8 @@ func (s *Store) lease(l *lease, key, id string, readOnly bool, ids *IDMap, steps
 	if err := os.Mkdir(filepath.Join(dir, "work"), 0o700); err != nil {
 		return err
 	}
-	if ids != nil {
-		root = ids.shift(root)
+	if o.IDs != nil {
+		root = o.IDs.shift(root)
 	}
 	if err := root.Give(upper); err != nil {
 		return err
@@ -149,11 +141,11 @@ func (s *Store) lease(l *lease, key, id string, readOnly bool, ids *IDMap, steps
 }
 
 // overlay mounts l at target.
-func (s *Store) overlay(key string, l *lease, ids *IDMap, label, target string) error {
+func (s *Store) overlay(key string, l *lease, options MountOptions, target string) error {
 	if err := s.private(); err != nil {
 		return fmt.Errorf("keep mounts private: %w", err)
 	}
-	o := overlay{empty: filepath.Join(s.o.Root, "empty"), label: label}
+	o := overlay{empty: filepath.Join(s.o.Root, "empty"), label: options.Label}
 	if l.record.Inherits {
 		o.lower = append(o.lower, filepath.Join(s.leases.path(key), "dirs"))
 	}
@@ -164,8 +156,8 @@ func (s *Store) overlay(key string, l *lease, ids *IDMap, label, target string) 
 		o.upper = filepath.Join(s.leases.path(key), "fs")
 		o.work = filepath.Join(s.leases.path(key), "work")
 	}
-	if ids != nil {
-		ns, err := os.Open(ids.UserNS)
+	if options.IDs != nil {
+		ns, err := os.Open(options.IDs.UserNS)
 		if err != nil {
 			return err
 		}
@@ -175,7 +167,7 @@ func (s *Store) overlay(key string, l *lease, ids *IDMap, label, target string) 
 	return o.mount(target)
 }
 
-// Unmount takes down what Mount or MountReadOnly put up for key; remove also
+// Unmount takes down what Mount put up for key; remove also
 // deletes what was written and lets go of the layers. What is not mounted, or not
 // there at all, is no error. Processes that are still in it keep it alive for
 // themselves.

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/crisp-cri/crisp/image"
 	"github.com/crisp-cri/crisp/image/registry"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/filetrace"
@@ -59,7 +60,7 @@ func TestNthCallFails(t *testing.T) {
 		return whole(dir, got, want)
 	}
 	mount := func() error {
-		_, err := s.Mount(t.Context(), "k", img.id())
+		_, err := s.Mount(t.Context(), "k", img.id(), image.MountOptions{})
 		return err
 	}
 	mounted := func() error {
@@ -217,7 +218,7 @@ func TestNthCallOfOpenFails(t *testing.T) {
 	if _, err := s.Pull(t.Context(), ref, registry.Caller{}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Mount(t.Context(), "k", img.id()); err != nil {
+	if _, err := s.Mount(t.Context(), "k", img.id(), image.MountOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	if err := errors.Join(s.Unmount(t.Context(), "k", false), s.Close()); err != nil {
@@ -245,7 +246,7 @@ func TestNthCallOfOpenFails(t *testing.T) {
 			}
 			if err == nil {
 				// It stands on its layers still.
-				_, err = s.Mount(t.Context(), "k", img.id())
+				_, err = s.Mount(t.Context(), "k", img.id(), image.MountOptions{})
 			}
 			if err := errors.Join(err, s.Unmount(t.Context(), "k", false), s.Close()); err != nil {
 				t.Errorf("after %s: %v", f.What, err)

@@ -361,7 +361,7 @@ func (p *place) pull(ref string) image.Image {
 // mount mounts an image and returns the root.
 func (p *place) mount(key, id string) string {
 	p.t.Helper()
-	root, err := p.store.Mount(p.t.Context(), key, id)
+	root, err := p.store.Mount(p.t.Context(), key, id, image.MountOptions{})
 	if err != nil {
 		p.t.Fatal(err)
 	}

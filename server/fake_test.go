@@ -116,22 +116,6 @@ func (f *fakeImages) Remove(_ context.Context, ref string) error {
 	return nil
 }
 
-func (f *fakeImages) Mount(_ context.Context, key, _ string) (string, error) {
-	return f.mount("Mount", key)
-}
-
-func (f *fakeImages) MountReadOnly(_ context.Context, key, _ string) (string, error) {
-	return f.mount("MountReadOnly", key)
-}
-
-func (f *fakeImages) MountLabelled(_ context.Context, key, _ string, _ bool, _ *image.IDMap, _ string) (string, error) {
-	return f.mount("MountLabelled", key)
-}
-
-func (f *fakeImages) MountMapped(_ context.Context, key, _ string, _ bool, _ image.IDMap) (string, error) {
-	return f.mount("MountMapped", key)
-}
-
 // hold lets mounts wait until release is called; waiting tells of each.
 func (f *fakeImages) hold() (waiting <-chan struct{}, release func()) {
 	f.mu.Lock()
@@ -146,7 +130,12 @@ func (f *fakeImages) hold() (waiting <-chan struct{}, release func()) {
 	})
 }
 
-func (f *fakeImages) mount(method, key string) (string, error) {
+// Mount fails as the method MountReadOnly if it is told to be that.
+func (f *fakeImages) Mount(_ context.Context, key, _ string, o image.MountOptions) (string, error) {
+	method := "Mount"
+	if o.ReadOnly {
+		method = "MountReadOnly"
+	}
 	f.mu.Lock()
 	gate, held := f.gate, f.held
 	f.mu.Unlock()

@@ -325,9 +325,9 @@ func (f *modelImages) Remove(ctx context.Context, ref string) error {
 	})
 }
 
-func (f *modelImages) MountLabelled(ctx context.Context, key, id string, readOnly bool, m *image.IDMap, label string) (dir string, err error) {
+func (f *modelImages) Mount(ctx context.Context, key, id string, o image.MountOptions) (dir string, err error) {
 	err = f.fuse.Step("mount", func() error {
-		dir, err = f.fakeImages.MountLabelled(ctx, key, id, readOnly, m, label)
+		dir, err = f.fakeImages.Mount(ctx, key, id, o)
 		return err
 	})
 	return dir, err

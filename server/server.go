@@ -80,10 +80,7 @@ type Catalogue interface {
 
 // RootFS is the file systems made from images, by the key of their user.
 type RootFS interface {
-	Mount(ctx context.Context, key, id string) (root string, err error)
-	MountReadOnly(ctx context.Context, key, id string) (dir string, err error)
-	MountLabelled(ctx context.Context, key, id string, readOnly bool, m *image.IDMap, label string) (dir string, err error)
-	MountMapped(ctx context.Context, key, id string, readOnly bool, m image.IDMap) (dir string, err error)
+	Mount(ctx context.Context, key, id string, o image.MountOptions) (root string, err error)
 	Unmount(ctx context.Context, key string, remove bool) error
 	Mounts() []string
 	Usage(key string) (bytes, inodes uint64, err error)

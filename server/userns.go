@@ -91,18 +91,9 @@ func describe(m *userns.Map) string {
 // mountImage mounts an image for a container of sb, with the owners that its
 // user namespace has and the container's SELinux label, if any.
 func (s *Server) mountImage(ctx context.Context, sb *oci.Sandbox, key, id string, readOnly bool, label string) (string, error) {
-	ids := sb.Config().IDs
-	switch {
-	case label != "":
-		var m *image.IDMap
-		if ids != nil {
-			m = &image.IDMap{UserNS: sb.NamespacePath("user"), IDs: *ids}
-		}
-		return s.images.MountLabelled(ctx, key, id, readOnly, m, label)
-	case ids != nil:
-		return s.images.MountMapped(ctx, key, id, readOnly, image.IDMap{UserNS: sb.NamespacePath("user"), IDs: *ids})
-	case readOnly:
-		return s.images.MountReadOnly(ctx, key, id)
+	o := image.MountOptions{ReadOnly: readOnly, Label: label}
+	if ids := sb.Config().IDs; ids != nil {
+		o.IDs = &image.IDMap{UserNS: sb.NamespacePath("user"), IDs: *ids}
 	}
-	return s.images.Mount(ctx, key, id)
+	return s.images.Mount(ctx, key, id, o)
 }
