@@ -26,7 +26,7 @@ func TestArtifact(t *testing.T) {
 	if !img.Artifact || img.ID != top.String() || img.Size == 0 || img.Tags[0] != ref {
 		t.Errorf("image is %+v", img)
 	}
-	dir, err := p.store.Mount(t.Context(), "volume", img.ID, image.MountOptions{ReadOnly: true})
+	dir, err := p.store.RootFS().Mount(t.Context(), "volume", img.ID, image.MountOptions{ReadOnly: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -38,7 +38,7 @@ func TestArtifact(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "x"), nil, 0o600); err == nil {
 		t.Error("the volume can be written to")
 	}
-	if _, err := p.store.Mount(t.Context(), "root", img.ID, image.MountOptions{}); !errors.Is(err, fault.Invalid) {
+	if _, err := p.store.RootFS().Mount(t.Context(), "root", img.ID, image.MountOptions{}); !errors.Is(err, fault.Invalid) {
 		t.Errorf("as a root file system: %v, want an error of kind %v", err, fault.Invalid)
 	}
 

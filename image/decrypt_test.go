@@ -136,7 +136,7 @@ func TestEncryptedImage(t *testing.T) {
 	}
 	locked(ref)
 	locked(reg.host + "/app@" + top.String())
-	if err := p.store.Unmount(t.Context(), "c", true); err != nil {
+	if err := p.store.RootFS().Unmount(t.Context(), "c", true); err != nil {
 		t.Fatal(err)
 	}
 }

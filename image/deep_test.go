@@ -24,7 +24,7 @@ func TestContainersDeepTreeIsMeasuredAndRemoved(t *testing.T) {
 	fewDescriptors(t, 200)
 	p.reopen(image.Options{}) // everything is measured after a start
 	for wait := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
-		_, inodes, err := p.store.Usage("k")
+		_, inodes, err := p.store.RootFS().Usage("k")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -35,7 +35,7 @@ func TestContainersDeepTreeIsMeasuredAndRemoved(t *testing.T) {
 			t.Fatalf("%d inodes are said to be used, want %d", inodes, 2*deep+1)
 		}
 	}
-	if err := p.store.Unmount(t.Context(), "k", true); err != nil {
+	if err := p.store.RootFS().Unmount(t.Context(), "k", true); err != nil {
 		t.Fatal(err)
 	}
 	p.swept("")

@@ -26,28 +26,28 @@ import (
 // Diff writes the changes in the root file system of key as a tar stream, with all
 // that is in its volumes, and returns the paths that were removed, absolute and sorted. Nobody may write to it
 // meanwhile. Sockets are left out: who listened on them makes them anew.
-func (s *Store) Diff(ctx context.Context, key string, w io.Writer) (deleted []string, err error) {
-	l, fresh, err := s.leases.begin(key)
+func (ls *leases) Diff(ctx context.Context, key string, w io.Writer) (deleted []string, err error) {
+	l, fresh, err := ls.begin(key)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { s.leases.end(key, fresh) }()
+	defer func() { ls.end(key, fresh) }()
 	if fresh || l.record.ReadOnly {
 		return nil, fault.NotFound.Errorf("no writable root file system %q", key)
 	}
 	d := &differ{
 		ctx: ctx, tar: tar.NewWriter(w), links: make(map[uint64]string),
-		upper:  filepath.Join(s.leases.path(key), "fs"),
-		merged: s.mountPoint(key),
+		upper:  filepath.Join(ls.path(key), "fs"),
+		merged: ls.mountPoint(key),
 	}
 	for _, id := range layer.Visible(l.held) {
-		d.lower = append(d.lower, s.layers.Files(id))
+		d.lower = append(d.lower, ls.layers.Files(id))
 	}
 	if err := tree.Walk(ctx, d.upper, tree.Options{Sorted: true}, d.visit); err != nil {
 		return nil, fmt.Errorf("changes of root file system %s: %w", key, err)
 	}
 	for i, at := range l.record.Volumes {
-		if err := d.volume(s.leases.volume(key, i), at); err != nil {
+		if err := d.volume(ls.volume(key, i), at); err != nil {
 			return nil, fmt.Errorf("volume %s of root file system %s: %w", at, key, err)
 		}
 	}
@@ -268,16 +268,16 @@ func has(file, attribute string) bool {
 // Apply makes the changes of a diff in the mounted root file system of key, in
 // which nothing may run yet. Whoever made the diff is hostile, as with a layer:
 // fault.Invalid blames it.
-func (s *Store) Apply(ctx context.Context, key string, r io.Reader, deleted []string) error {
-	l, fresh, err := s.leases.begin(key)
+func (ls *leases) Apply(ctx context.Context, key string, r io.Reader, deleted []string) error {
+	l, fresh, err := ls.begin(key)
 	if err != nil {
 		return err
 	}
-	defer func() { s.leases.end(key, fresh) }()
+	defer func() { ls.end(key, fresh) }()
 	if fresh || l.record.ReadOnly {
 		return fault.NotFound.Errorf("no writable root file system %q", key)
 	}
-	root := s.mountPoint(key)
+	root := ls.mountPoint(key)
 	if err := layer.ApplyChanges(ctx, root, r, deleted); err != nil {
 		return fmt.Errorf("change root file system %s: %w", key, err)
 	}

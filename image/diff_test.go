@@ -51,12 +51,12 @@ func TestDiffAndApply(t *testing.T) {
 	do(unix.Setxattr(in("one"), "user.note", []byte("hello"), 0))
 
 	var diff bytes.Buffer
-	deleted, err := p.store.Diff(t.Context(), "from", &diff)
+	deleted, err := p.store.RootFS().Diff(t.Context(), "from", &diff)
 	do(err)
 	if want := []string{"/a", "/gone", "/new/high", "/new/old"}; !slices.Equal(deleted, want) {
 		t.Errorf("removed were %v, want %v", deleted, want)
 	}
-	do(p.store.Apply(t.Context(), "to", &diff, deleted))
+	do(p.store.RootFS().Apply(t.Context(), "to", &diff, deleted))
 	if got, want := describe(t, to), describe(t, from); got != want {
 		t.Errorf("the tree is\n%s\nwant\n%s", got, want)
 	}
@@ -68,7 +68,7 @@ func TestDiffAndApply(t *testing.T) {
 		t.Errorf("attribute is %q (err %v)", value[:max(n, 0)], err)
 	}
 	for _, key := range []string{"from", "to"} {
-		do(p.store.Unmount(t.Context(), key, true))
+		do(p.store.RootFS().Unmount(t.Context(), key, true))
 	}
 }
 
@@ -99,7 +99,7 @@ func TestDiffFollowsNoLinkOfTheImage(t *testing.T) {
 		}
 	}
 	var diff bytes.Buffer
-	deleted, err := p.store.Diff(t.Context(), "k", &diff)
+	deleted, err := p.store.RootFS().Diff(t.Context(), "k", &diff)
 	if err != nil || len(deleted) != 0 {
 		t.Errorf("removed were %v, want nothing (err %v)", deleted, err)
 	}
@@ -111,7 +111,7 @@ func TestDiffOfDeepTree(t *testing.T) {
 	p := newPlace(t, reg)
 	reg.push("app", "latest", build(t, "gzip", "x"))
 	treetest.Deep(t, p.mount("k", p.pull(reg.host+"/app").ID), "d", 3000)
-	_, err := p.store.Diff(t.Context(), "k", io.Discard)
+	_, err := p.store.RootFS().Diff(t.Context(), "k", io.Discard)
 	if !errors.Is(err, fault.Invalid) || len(err.Error()) > 400 {
 		t.Errorf("error is %.500v", err)
 	}
@@ -153,14 +153,14 @@ func TestApplyHostile(t *testing.T) {
 	}
 	empty := func() *bytes.Buffer { return new(bytes.Buffer) }
 	for _, name := range []string{"../" + victim, "/../../..", "/", "."} {
-		err := p.store.Apply(t.Context(), "c", empty(), []string{name})
+		err := p.store.RootFS().Apply(t.Context(), "c", empty(), []string{name})
 		if !errors.Is(err, fault.Invalid) && name != "/../../.." {
 			t.Errorf("removal of %q: error is %v, want one of kind %v", name, err, fault.Invalid)
 		}
 	}
 	// Below a link that leads out, and by the victim's own path: both are looked up
 	// in the root file system, where they are not.
-	if err := p.store.Apply(t.Context(), "c", empty(), []string{"/out/victim", victim}); err != nil {
+	if err := p.store.RootFS().Apply(t.Context(), "c", empty(), []string{"/out/victim", victim}); err != nil {
 		t.Error(err)
 	}
 	for _, entry := range []tar.Header{
@@ -172,7 +172,7 @@ func TestApplyHostile(t *testing.T) {
 		if err := errors.Join(w.WriteHeader(&entry), w.Close()); err != nil {
 			t.Fatal(err)
 		}
-		if err := p.store.Apply(t.Context(), "c", &b, nil); !errors.Is(err, fault.Invalid) {
+		if err := p.store.RootFS().Apply(t.Context(), "c", &b, nil); !errors.Is(err, fault.Invalid) {
 			t.Errorf("entry %q: error is %v, want one of kind %v", entry.Name, err, fault.Invalid)
 		}
 	}
@@ -182,7 +182,7 @@ func TestApplyHostile(t *testing.T) {
 	if got := tree(t, root); !strings.HasPrefix(got, "a") {
 		t.Errorf("tree is %s", got)
 	}
-	if err := p.store.Unmount(t.Context(), "c", true); err != nil {
+	if err := p.store.RootFS().Unmount(t.Context(), "c", true); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -81,7 +81,7 @@ func TestLostWritesFailThePull(t *testing.T) {
 	if got, err := os.ReadFile(filepath.Join(root, "big")); err != nil || !bytes.Equal(got, data) {
 		t.Errorf("the file has other content (err %v)", err)
 	}
-	if err := p.store.Unmount(t.Context(), "k", true); err != nil {
+	if err := p.store.RootFS().Unmount(t.Context(), "k", true); err != nil {
 		t.Error(err)
 	}
 }

@@ -48,7 +48,7 @@ func TestDownloadGoesOn(t *testing.T) {
 		if n := sent.Load(); n > int64(len(data))+2<<20 {
 			t.Errorf("%s: %d bytes were sent for %d", name, n, len(data))
 		}
-		if err := p.store.Unmount(t.Context(), name, true); err != nil {
+		if err := p.store.RootFS().Unmount(t.Context(), name, true); err != nil {
 			t.Error(err)
 		}
 		if err := p.store.Remove(t.Context(), got.ID); err != nil {

@@ -47,7 +47,7 @@ func TestRemovingWorksOnFullDisk(t *testing.T) {
 				p.mount("other", img.ID)
 				fill(t, root)
 				p.reopen(image.Options{})
-				if err := p.store.Unmount(t.Context(), "other", true); err != nil {
+				if err := p.store.RootFS().Unmount(t.Context(), "other", true); err != nil {
 					t.Errorf("remove a container's files: %v", err)
 				}
 				p.swept("")
@@ -55,7 +55,7 @@ func TestRemovingWorksOnFullDisk(t *testing.T) {
 				if err := p.store.Remove(t.Context(), ref); err != nil {
 					t.Errorf("remove an image: %v", err)
 				}
-				if err := p.store.Unmount(t.Context(), "k", true); err != nil {
+				if err := p.store.RootFS().Unmount(t.Context(), "k", true); err != nil {
 					t.Errorf("remove a container's files: %v", err)
 				}
 				p.swept("")
@@ -180,7 +180,7 @@ func TestMountFailsOnFullDisk(t *testing.T) {
 	if err := unix.Mount("tmpfs", rw, "tmpfs", 0, "nr_inodes=7"); err != nil { // too few for overlayfs's work
 		t.Fatal(err)
 	}
-	_, err := p.store.Mount(t.Context(), "k", img.ID, image.MountOptions{})
+	_, err := p.store.RootFS().Mount(t.Context(), "k", img.ID, image.MountOptions{})
 	if !errors.Is(err, unix.ENOSPC) {
 		t.Errorf("error is %v, want %v", err, unix.ENOSPC)
 	}

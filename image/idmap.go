@@ -27,11 +27,11 @@ type IDMap struct {
 
 // CheckIDMap tries a mount with an IDMap on the file systems that the store is on. The error
 // says why it cannot be used.
-func (s *Store) CheckIDMap() (err error) {
-	if err := s.checkReach(); err != nil {
+func (ls *leases) CheckIDMap() (err error) {
+	if err := ls.checkReach(); err != nil {
 		return err
 	}
-	dir, err := os.MkdirTemp(s.staging(), "idmap-*")
+	dir, err := os.MkdirTemp(ls.staging, "idmap-*")
 	if err != nil {
 		return fmt.Errorf("make staging directory: %w", err)
 	}
@@ -48,7 +48,7 @@ func (s *Store) CheckIDMap() (err error) {
 	}
 	defer ns.Close()
 	o := overlay{
-		lower: []string{filepath.Join(dir, "lower")}, empty: filepath.Join(s.o.Root, "empty"),
+		lower: []string{filepath.Join(dir, "lower")}, empty: ls.empty,
 		upper: filepath.Join(dir, "upper"), work: filepath.Join(dir, "work"), userns: ns,
 	}
 	mnt, err := o.mapped()
@@ -65,8 +65,8 @@ func (s *Store) CheckIDMap() (err error) {
 
 // checkReach looks whether the users of a user namespace, who are nobody outside,
 // can reach root file systems at all.
-func (s *Store) checkReach() error {
-	dir, err := filepath.EvalSymlinks(s.o.State)
+func (ls *leases) checkReach() error {
+	dir, err := filepath.EvalSymlinks(ls.state)
 	if err != nil {
 		return err
 	}

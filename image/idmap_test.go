@@ -40,7 +40,7 @@ func TestMountMapped(t *testing.T) {
 	if err := os.Chmod(filepath.Dir(p.dir), 0o711); err != nil { // the test's own
 		t.Fatal(err)
 	}
-	if err := p.store.CheckIDMap(); err != nil {
+	if err := p.store.RootFS().CheckIDMap(); err != nil {
 		t.Fatal(err)
 	}
 	m := image.IDMap{IDs: userns.Map{UID: userns.Range{Host: 200000, Length: 1000}, GID: userns.Range{Host: 300000, Length: 1000}}}
@@ -52,7 +52,7 @@ func TestMountMapped(t *testing.T) {
 	m.UserNS = fmt.Sprintf("/proc/self/fd/%d", ns.Fd())
 	mount := func(key string, readOnly bool) string {
 		t.Helper()
-		dir, err := p.store.Mount(t.Context(), key, id, image.MountOptions{ReadOnly: readOnly, IDs: &m})
+		dir, err := p.store.RootFS().Mount(t.Context(), key, id, image.MountOptions{ReadOnly: readOnly, IDs: &m})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -87,7 +87,7 @@ func TestMountMapped(t *testing.T) {
 	}
 
 	// As after a restart and a lost mount.
-	if err := p.store.Unmount(t.Context(), "one", false); err != nil {
+	if err := p.store.RootFS().Unmount(t.Context(), "one", false); err != nil {
 		t.Fatal(err)
 	}
 	p.reopen(image.Options{})
@@ -100,14 +100,14 @@ func TestMountMapped(t *testing.T) {
 	}
 
 	m.UserNS = filepath.Join(p.dir, "no such namespace")
-	if _, err := p.store.Mount(t.Context(), "four", id, image.MountOptions{IDs: &m}); !errors.Is(err, os.ErrNotExist) {
+	if _, err := p.store.RootFS().Mount(t.Context(), "four", id, image.MountOptions{IDs: &m}); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("without the user namespace: %v", err)
 	}
 	m.UserNS = "/proc/self/ns/net"
-	if _, err := p.store.Mount(t.Context(), "four", id, image.MountOptions{IDs: &m}); err == nil {
+	if _, err := p.store.RootFS().Mount(t.Context(), "four", id, image.MountOptions{IDs: &m}); err == nil {
 		t.Error("a network namespace was taken for a user namespace")
 	}
-	if got := fmt.Sprint(p.store.Mounts()); got != "[one three two]" {
+	if got := fmt.Sprint(p.store.RootFS().Mounts()); got != "[one three two]" {
 		t.Errorf("keys are %s", got)
 	}
 }
@@ -118,7 +118,7 @@ func TestCheckIDMap(t *testing.T) {
 	if err := os.Chmod(filepath.Dir(p.dir), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := p.store.CheckIDMap(); !errors.Is(err, fault.WrongState) || !strings.Contains(err.Error(), filepath.Dir(p.dir)) {
+	if err := p.store.RootFS().CheckIDMap(); !errors.Is(err, fault.WrongState) || !strings.Contains(err.Error(), filepath.Dir(p.dir)) {
 		t.Errorf("behind a directory that is root's alone: %v", err)
 	}
 	if left := p.names("staging"); len(left) > 0 {

@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/crisp-cri/crisp/image/layer"
@@ -39,14 +38,6 @@ type lease struct {
 	busy  bool        // guarded by leases.mu
 	usage layer.Usage // guarded by leases.mu
 	next  time.Time   // before that it is not read again; guarded by leases.mu
-}
-
-// leases are the root file systems, by key.
-type leases struct {
-	dir string
-
-	mu sync.Mutex
-	m  map[string]*lease // guarded by mu
 }
 
 func (ls *leases) path(key string) string { return filepath.Join(ls.dir, key) }
@@ -113,38 +104,11 @@ func (ls *leases) write(key string, r leaseRecord) error {
 	return atomicfile.WriteVolatile(filepath.Join(ls.path(key), "lease.json"), data, 0o600)
 }
 
-// findLeases reads the leases on disk. One that cannot be read, or whose layers
-// are not there, is kept as a key, for its owner to remove.
-func (s *Store) findLeases() error {
-	dirs, err := os.ReadDir(s.leases.dir)
-	if err != nil {
-		return fmt.Errorf("list root file systems: %w", err)
-	}
-	for _, d := range dirs {
-		l := &lease{}
-		data, err := atomicfile.Read(filepath.Join(s.leases.path(d.Name()), "lease.json"))
-		if err != nil && !atomicfile.Damaged(err) {
-			return fmt.Errorf("read lease %s: %w", d.Name(), err) // its layers would be dropped
-		}
-		if err == nil {
-			err = json.Unmarshal(data, &l.record)
-		}
-		if err == nil {
-			l.held, err = s.layers.HoldAll(l.record.Layers)
-		}
-		if err != nil {
-			s.log.Warn("root file system has lost its layers", "rootfs", d.Name(), "err", err)
-		}
-		s.leases.m[d.Name()] = l
-	}
-	return nil
-}
-
 // Mounts lists the keys of all root file systems on disk, mounted or not.
-func (s *Store) Mounts() []string {
-	s.leases.mu.Lock()
-	defer s.leases.mu.Unlock()
-	return slices.Sorted(maps.Keys(s.leases.m))
+func (ls *leases) Mounts() []string {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	return slices.Sorted(maps.Keys(ls.m))
 }
 
 // usage is what l occupied when it was last walked.
@@ -174,40 +138,40 @@ const (
 // Usage tells what the writable layer of key occupies: bytes allocated on disk,
 // and inodes. It answers from memory, and has the layer walked in the background
 // if the answer is getting old.
-func (s *Store) Usage(key string) (bytes, inodes uint64, err error) {
-	s.leases.mu.Lock()
-	defer s.leases.mu.Unlock()
-	l, ok := s.leases.m[key]
+func (ls *leases) Usage(key string) (bytes, inodes uint64, err error) {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	l, ok := ls.m[key]
 	if !ok {
 		return 0, 0, fault.NotFound.Errorf("no root file system %q", key)
 	}
 	now := time.Now()
 	if !l.record.ReadOnly && !now.Before(l.next) {
 		l.next = now.Add(24 * time.Hour) // until the walk has ended
-		s.background.Go(func() { s.refresh(key, l) })
+		ls.background.Go(func() { ls.refresh(key, l) })
 	}
 	return l.usage.Bytes, l.usage.Inodes, nil
 }
 
 // refresh walks the writable layer of l, its volumes included.
-func (s *Store) refresh(key string, l *lease) {
+func (ls *leases) refresh(key string, l *lease) {
 	begin := time.Now()
-	got, err := layer.Occupied(s.life, filepath.Join(s.leases.path(key), "fs"))
+	got, err := layer.Occupied(ls.life, filepath.Join(ls.path(key), "fs"))
 	if err == nil {
 		var more layer.Usage
-		more, err = layer.Occupied(s.life, s.leases.volumes(key))
+		more, err = layer.Occupied(ls.life, ls.volumes(key))
 		if errors.Is(err, fs.ErrNotExist) {
 			more, err = layer.Usage{}, nil
 		}
 		got.Bytes += more.Bytes
 		got.Inodes += more.Inodes
 	}
-	if err != nil && !errors.Is(err, fs.ErrNotExist) && s.life.Err() == nil {
-		s.log.Warn("writable layer was not measured", "rootfs", key, "err", err)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) && ls.life.Err() == nil {
+		ls.log.Warn("writable layer was not measured", "rootfs", key, "err", err)
 	}
 	took := time.Since(begin)
-	s.leases.mu.Lock()
-	defer s.leases.mu.Unlock()
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
 	if err == nil {
 		l.usage = got
 	}
@@ -216,14 +180,14 @@ func (s *Store) refresh(key string, l *lease) {
 
 // refreshAll walks all writable layers, one after the other, so that what they
 // occupy is known soon after a start.
-func (s *Store) refreshAll() {
-	s.leases.mu.Lock()
-	all := maps.Clone(s.leases.m)
-	s.leases.mu.Unlock()
+func (ls *leases) refreshAll() {
+	ls.mu.Lock()
+	all := maps.Clone(ls.m)
+	ls.mu.Unlock()
 	for key, l := range all {
-		if s.life.Err() != nil {
+		if ls.life.Err() != nil {
 			return
 		}
-		s.refresh(key, l)
+		ls.refresh(key, l)
 	}
 }

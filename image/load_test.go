@@ -68,7 +68,7 @@ func TestLoadOCI(t *testing.T) {
 			if top := read(t, p.mount("k", got[0].ID), "top"); top != "b "+c.tag {
 				t.Errorf("%v: top is %q", c.annotations, top)
 			}
-			if err := p.store.Unmount(t.Context(), "k", true); err != nil {
+			if err := p.store.RootFS().Unmount(t.Context(), "k", true); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -26,25 +26,25 @@ type MountOptions struct {
 // is; one that was unmounted, or lost its mount in a reboot, comes back with what
 // was written, from the layers it had then. One that was writable and shall be read-only,
 // or the other way round, is fault.WrongState.
-func (s *Store) Mount(_ context.Context, key, id string, o MountOptions) (root string, err error) {
-	l, fresh, err := s.leases.begin(key)
+func (ls *leases) Mount(_ context.Context, key, id string, o MountOptions) (root string, err error) {
+	l, fresh, err := ls.begin(key)
 	if err != nil {
 		return "", err
 	}
 	gone := fresh
-	defer func() { s.leases.end(key, gone) }()
+	defer func() { ls.end(key, gone) }()
 
 	var steps undo.Stack
 	defer steps.RunIf(&err)
 	if fresh {
-		if err := s.lease(l, key, id, o, &steps); err != nil {
+		if err := ls.lease(l, key, id, o, &steps); err != nil {
 			return "", err
 		}
 	}
 	if l.record.ReadOnly != o.ReadOnly || len(l.held) != len(l.record.Layers) {
 		return "", fault.WrongState.Errorf("root file system %s is of another kind, or has lost its layers", key)
 	}
-	target := s.mountPoint(key)
+	target := ls.mountPoint(key)
 	if err := makeMountPoint(target, o.IDs); err != nil {
 		return "", fmt.Errorf("make mount point: %w", err)
 	}
@@ -54,7 +54,7 @@ func (s *Store) Mount(_ context.Context, key, id string, o MountOptions) (root s
 		return "", err
 	}
 	if !mounted {
-		if err := s.overlay(key, l, o, target); err != nil {
+		if err := ls.overlay(key, l, o, target); err != nil {
 			return "", fmt.Errorf("mount root file system %s: %w", key, err)
 		}
 	}
@@ -63,7 +63,7 @@ func (s *Store) Mount(_ context.Context, key, id string, o MountOptions) (root s
 }
 
 // mountPoint is where the root file system of key is mounted.
-func (s *Store) mountPoint(key string) string { return filepath.Join(s.o.State, key, "root") }
+func (ls *leases) mountPoint(key string) string { return filepath.Join(ls.state, key, "root") }
 
 // makeMountPoint makes target, in a directory of its own that keeps the host's other
 // users out: what a container writes may be set-user-ID, a device, or readable by
@@ -91,33 +91,33 @@ func makeMountPoint(target string, ids *IDMap) error {
 }
 
 // lease makes a lease of the image id and its directories.
-func (s *Store) lease(l *lease, key, id string, o MountOptions, steps *undo.Stack) error {
-	e, err := s.find(id)
+func (ls *leases) lease(l *lease, key, id string, o MountOptions, steps *undo.Stack) error {
+	img, err := ls.image(id)
 	if err != nil {
 		return err
 	}
-	if e.Artifact && !o.ReadOnly {
-		return fault.Invalid.Errorf("image %s is an artifact: its files can be a volume, but not a root file system", e.ID)
+	if img.Artifact && !o.ReadOnly {
+		return fault.Invalid.Errorf("image %s is an artifact: its files can be a volume, but not a root file system", img.ID)
 	}
-	held, err := s.layers.HoldAll(e.record.Layers)
+	held, err := ls.layers.HoldAll(img.Layers)
 	if err != nil {
 		return err
 	}
-	steps.Add("layers", func() error { return s.layers.ReleaseAll(held) })
+	steps.Add("layers", func() error { return ls.layers.ReleaseAll(held) })
 	root := layer.RootOf(held)
-	r := leaseRecord{Image: e.ID, Layers: e.record.Layers, Inherits: len(e.record.Dirs) > 0, ReadOnly: o.ReadOnly}
+	r := leaseRecord{Image: img.ID, Layers: img.Layers, Inherits: len(img.Dirs) > 0, ReadOnly: o.ReadOnly}
 	if o.ReadOnly && root != layer.TopRoot(held) {
 		r.Inherits = true
 	}
-	s.leases.set(l, r, held)
-	dir := s.leases.path(key)
+	ls.set(l, r, held)
+	dir := ls.path(key)
 	steps.Add("lease", func() error { return os.RemoveAll(dir) })
-	if err := s.leases.save(key, r); err != nil {
+	if err := ls.save(key, r); err != nil {
 		return err
 	}
 	if r.Inherits {
-		if err := makeDirs(filepath.Join(dir, "dirs"), root, e.record.Dirs); err != nil {
-			return fmt.Errorf("make directories of image %s: %w", e.ID, err)
+		if err := makeDirs(filepath.Join(dir, "dirs"), root, img.Dirs); err != nil {
+			return fmt.Errorf("make directories of image %s: %w", img.ID, err)
 		}
 	}
 	if o.ReadOnly {
@@ -136,25 +136,25 @@ func (s *Store) lease(l *lease, key, id string, o MountOptions, steps *undo.Stac
 	if err := root.Give(upper); err != nil {
 		return err
 	}
-	s.refresh(key, l) // it is empty yet
+	ls.refresh(key, l) // it is empty yet
 	return nil
 }
 
 // overlay mounts l at target.
-func (s *Store) overlay(key string, l *lease, options MountOptions, target string) error {
-	if err := s.private(); err != nil {
+func (ls *leases) overlay(key string, l *lease, options MountOptions, target string) error {
+	if err := ls.private(); err != nil {
 		return fmt.Errorf("keep mounts private: %w", err)
 	}
-	o := overlay{empty: filepath.Join(s.o.Root, "empty"), label: options.Label}
+	o := overlay{empty: ls.empty, label: options.Label}
 	if l.record.Inherits {
-		o.lower = append(o.lower, filepath.Join(s.leases.path(key), "dirs"))
+		o.lower = append(o.lower, filepath.Join(ls.path(key), "dirs"))
 	}
 	for _, id := range layer.Visible(l.held) {
-		o.lower = append(o.lower, s.layers.Files(id))
+		o.lower = append(o.lower, ls.layers.Files(id))
 	}
 	if !l.record.ReadOnly {
-		o.upper = filepath.Join(s.leases.path(key), "fs")
-		o.work = filepath.Join(s.leases.path(key), "work")
+		o.upper = filepath.Join(ls.path(key), "fs")
+		o.work = filepath.Join(ls.path(key), "work")
 	}
 	if options.IDs != nil {
 		ns, err := os.Open(options.IDs.UserNS)
@@ -171,24 +171,24 @@ func (s *Store) overlay(key string, l *lease, options MountOptions, target strin
 // deletes what was written and lets go of the layers. What is not mounted, or not
 // there at all, is no error. Processes that are still in it keep it alive for
 // themselves.
-func (s *Store) Unmount(ctx context.Context, key string, remove bool) error {
-	l, fresh, err := s.leases.begin(key)
+func (ls *leases) Unmount(ctx context.Context, key string, remove bool) error {
+	l, fresh, err := ls.begin(key)
 	if err != nil {
 		return err
 	}
 	gone := fresh
-	defer func() { s.leases.end(key, gone) }()
-	if err := detach(s.mountPoint(key)); err != nil {
+	defer func() { ls.end(key, gone) }()
+	if err := detach(ls.mountPoint(key)); err != nil {
 		return fmt.Errorf("unmount root file system %s: %w", key, err)
 	}
 	if fresh || !remove {
 		return nil
 	}
-	if _, err := s.layers.Discard(s.leases.path(key), s.leases.usage(l)); err != nil {
+	if _, err := ls.layers.Discard(ls.path(key), ls.usage(l)); err != nil {
 		return fmt.Errorf("remove root file system %s: %w", key, err)
 	}
 	gone = true
-	if err := s.layers.ReleaseAll(l.held); err != nil {
+	if err := ls.layers.ReleaseAll(l.held); err != nil {
 		return fmt.Errorf("remove layers of root file system %s: %w", key, err)
 	}
 	return nil

@@ -52,14 +52,14 @@ func TestMount(t *testing.T) {
 		t.Errorf("the other tree is %s", got)
 	}
 
-	if err := p.store.Unmount(t.Context(), "one", false); err != nil {
+	if err := p.store.RootFS().Unmount(t.Context(), "one", false); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(root); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("mount point is still there (err %v)", err)
 	}
 	p.reopen(image.Options{})
-	if got := p.store.Mounts(); !slices.Equal(got, []string{"one", "two"}) {
+	if got := p.store.RootFS().Mounts(); !slices.Equal(got, []string{"one", "two"}) {
 		t.Errorf("keys are %v", got)
 	}
 	root = p.mount("one", id)
@@ -68,22 +68,22 @@ func TestMount(t *testing.T) {
 	}
 	for range 2 { // the second finds nothing
 		for _, key := range []string{"one", "two"} {
-			if err := p.store.Unmount(t.Context(), key, true); err != nil {
+			if err := p.store.RootFS().Unmount(t.Context(), key, true); err != nil {
 				t.Fatal(err)
 			}
 		}
 	}
-	if got := p.store.Mounts(); len(got) != 0 {
+	if got := p.store.RootFS().Mounts(); len(got) != 0 {
 		t.Errorf("keys are %v", got)
 	}
-	if _, _, err := p.store.Usage("one"); !errors.Is(err, fault.NotFound) {
+	if _, _, err := p.store.RootFS().Usage("one"); !errors.Is(err, fault.NotFound) {
 		t.Errorf("error is %v, want one of kind %v", err, fault.NotFound)
 	}
-	if _, err := p.store.Mount(t.Context(), "x", "sha256:"+strings.Repeat("0", 64), image.MountOptions{}); !errors.Is(err, fault.NotFound) {
+	if _, err := p.store.RootFS().Mount(t.Context(), "x", "sha256:"+strings.Repeat("0", 64), image.MountOptions{}); !errors.Is(err, fault.NotFound) {
 		t.Errorf("error is %v, want one of kind %v", err, fault.NotFound)
 	}
 	for _, key := range []string{"", "..", "a/b"} {
-		if _, err := p.store.Mount(t.Context(), key, id, image.MountOptions{}); !errors.Is(err, fault.Invalid) {
+		if _, err := p.store.RootFS().Mount(t.Context(), key, id, image.MountOptions{}); !errors.Is(err, fault.Invalid) {
 			t.Errorf("key %q: error is %v, want one of kind %v", key, err, fault.Invalid)
 		}
 	}
@@ -126,7 +126,7 @@ func TestLeases(t *testing.T) {
 	if _, err := p.store.Get(id); !errors.Is(err, fault.NotFound) {
 		t.Errorf("error is %v, want one of kind %v", err, fault.NotFound)
 	}
-	if err := p.store.Unmount(t.Context(), "one", false); err != nil {
+	if err := p.store.RootFS().Unmount(t.Context(), "one", false); err != nil {
 		t.Fatal(err)
 	}
 	root = p.mount("one", id) // the image is gone; the lease is not
@@ -142,7 +142,7 @@ func TestLeases(t *testing.T) {
 	if err := p.store.Remove(t.Context(), id); err != nil {
 		t.Fatal(err)
 	}
-	if err := p.store.Unmount(t.Context(), "one", true); err != nil {
+	if err := p.store.RootFS().Unmount(t.Context(), "one", true); err != nil {
 		t.Fatal(err)
 	}
 	if n := p.layers(); n != 0 {
@@ -211,7 +211,7 @@ func TestRootOfLowerLayer(t *testing.T) {
 	} {
 		reg.push(name, "latest", buildOf(t, "gzip", v1.Image{}, append([][]byte{base.Bytes()}, above...)...))
 		id := p.pull(reg.host + "/" + name).ID
-		volume, err := p.store.Mount(t.Context(), name+"-ro", id, image.MountOptions{ReadOnly: true})
+		volume, err := p.store.RootFS().Mount(t.Context(), name+"-ro", id, image.MountOptions{ReadOnly: true})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -257,7 +257,7 @@ func TestMountInheritsDirectories(t *testing.T) {
 		dirs(nil, "new/x", "plain/x"))
 	reg.push("app", "latest", img)
 	id := p.pull(reg.host + "/app").ID
-	dir, err := p.store.Mount(t.Context(), "ro", id, image.MountOptions{ReadOnly: true})
+	dir, err := p.store.RootFS().Mount(t.Context(), "ro", id, image.MountOptions{ReadOnly: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -290,7 +290,7 @@ func TestMountReadOnly(t *testing.T) {
 		}
 		tag := fmt.Sprint("v", n)
 		reg.push("app", tag, build(t, "gzip", texts...))
-		dir, err := p.store.Mount(t.Context(), tag, p.pull(reg.host+"/app:"+tag).ID, image.MountOptions{ReadOnly: true})
+		dir, err := p.store.RootFS().Mount(t.Context(), tag, p.pull(reg.host+"/app:"+tag).ID, image.MountOptions{ReadOnly: true})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -301,7 +301,7 @@ func TestMountReadOnly(t *testing.T) {
 			t.Errorf("%d layers: error is %v, want %v", n, err, unix.EROFS)
 		}
 	}
-	if _, err := p.store.Mount(t.Context(), "v1", p.store.List()[0].ID, image.MountOptions{}); !errors.Is(err, fault.WrongState) {
+	if _, err := p.store.RootFS().Mount(t.Context(), "v1", p.store.List()[0].ID, image.MountOptions{}); !errors.Is(err, fault.WrongState) {
 		t.Errorf("error is %v, want one of kind %v", err, fault.WrongState)
 	}
 }
@@ -312,7 +312,7 @@ func TestUsage(t *testing.T) {
 	p := newPlace(t, reg)
 	reg.push("app", "latest", build(t, "gzip", "x"))
 	root := p.mount("k", p.pull(reg.host+"/app").ID)
-	size, inodes, err := p.store.Usage("k")
+	size, inodes, err := p.store.RootFS().Usage("k")
 	if err != nil || inodes != 1 {
 		t.Errorf("fresh layer has %d bytes, %d inodes (err %v)", size, inodes, err)
 	}
@@ -321,7 +321,7 @@ func TestUsage(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 200 {
-		if size, inodes, err = p.store.Usage("k"); err != nil || inodes > 1 {
+		if size, inodes, err = p.store.RootFS().Usage("k"); err != nil || inodes > 1 {
 			break
 		}
 		time.Sleep(50 * time.Millisecond)

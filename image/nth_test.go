@@ -60,7 +60,7 @@ func TestNthCallFails(t *testing.T) {
 		return whole(dir, got, want)
 	}
 	mount := func() error {
-		_, err := s.Mount(t.Context(), "k", img.id(), image.MountOptions{})
+		_, err := s.RootFS().Mount(t.Context(), "k", img.id(), image.MountOptions{})
 		return err
 	}
 	mounted := func() error {
@@ -81,7 +81,7 @@ func TestNthCallFails(t *testing.T) {
 		}
 		return errors.New("staging is not swept")
 	}
-	unmount := func() error { return s.Unmount(t.Context(), "k", true) }
+	unmount := func() error { return s.RootFS().Unmount(t.Context(), "k", true) }
 	remove := func() error {
 		err := s.Remove(t.Context(), ref)
 		if errors.Is(err, fault.NotFound) {
@@ -218,10 +218,10 @@ func TestNthCallOfOpenFails(t *testing.T) {
 	if _, err := s.Pull(t.Context(), ref, registry.Caller{}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Mount(t.Context(), "k", img.id(), image.MountOptions{}); err != nil {
+	if _, err := s.RootFS().Mount(t.Context(), "k", img.id(), image.MountOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(s.Unmount(t.Context(), "k", false), s.Close()); err != nil {
+	if err := errors.Join(s.RootFS().Unmount(t.Context(), "k", false), s.Close()); err != nil {
 		t.Fatal(err)
 	}
 	tracer := filetrace.Start(t, dir)
@@ -246,9 +246,9 @@ func TestNthCallOfOpenFails(t *testing.T) {
 			}
 			if err == nil {
 				// It stands on its layers still.
-				_, err = s.Mount(t.Context(), "k", img.id(), image.MountOptions{})
+				_, err = s.RootFS().Mount(t.Context(), "k", img.id(), image.MountOptions{})
 			}
-			if err := errors.Join(err, s.Unmount(t.Context(), "k", false), s.Close()); err != nil {
+			if err := errors.Join(err, s.RootFS().Unmount(t.Context(), "k", false), s.Close()); err != nil {
 				t.Errorf("after %s: %v", f.What, err)
 			}
 			if !f.Happened {

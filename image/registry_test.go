@@ -282,8 +282,8 @@ func newPlace(t testing.TB, registries ...*fakeRegistry) *place {
 	p.configure(conf)
 	t.Cleanup(func() {
 		if p.store != nil {
-			for _, key := range p.store.Mounts() {
-				if err := p.store.Unmount(t.Context(), key, true); err != nil {
+			for _, key := range p.store.RootFS().Mounts() {
+				if err := p.store.RootFS().Unmount(t.Context(), key, true); err != nil {
 					t.Error(err)
 				}
 			}
@@ -361,7 +361,7 @@ func (p *place) pull(ref string) image.Image {
 // mount mounts an image and returns the root.
 func (p *place) mount(key, id string) string {
 	p.t.Helper()
-	root, err := p.store.Mount(p.t.Context(), key, id, image.MountOptions{})
+	root, err := p.store.RootFS().Mount(p.t.Context(), key, id, image.MountOptions{})
 	if err != nil {
 		p.t.Fatal(err)
 	}

@@ -27,16 +27,13 @@ type Store struct {
 	pulls      flights
 	registries *registry.Client
 	layers     *layer.Store
-	leases     *leases
+	rootfs     *leases
 
 	catalog atomic.Pointer[catalog] // replaced under mu
 	mu      sync.Mutex              // held while a record is written; readers do not wait for it
 	pinned  pinning                 // guarded by mu
 
 	settings atomic.Pointer[Settings]
-
-	private    func() error   // makes State private, once
-	background sync.WaitGroup // walks
 
 	life context.Context // of background work
 	end  context.CancelFunc
@@ -53,14 +50,12 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 	s.life, s.end = context.WithCancel(context.WithoutCancel(ctx))
 	s.registries = registry.New(filepath.Join(o.Root, "staging"), o.Log, o.Settings.Settings)
 	s.Reconfigure(o.Settings)
-	s.private = sync.OnceValue(func() error { return makePrivate(o.State) })
-	s.leases = &leases{dir: filepath.Join(o.Root, "rw"), m: make(map[string]*lease)}
 	for _, d := range []struct {
 		path string
 		mode fs.FileMode
 	}{
 		{o.Root, 0o700}, // before what is in it, which others may see
-		{filepath.Join(o.Root, "layers"), 0o700}, {filepath.Join(o.Root, "staging"), 0o700}, {s.leases.dir, 0o700},
+		{filepath.Join(o.Root, "layers"), 0o700}, {filepath.Join(o.Root, "staging"), 0o700}, {filepath.Join(o.Root, "rw"), 0o700},
 		{filepath.Join(o.Root, "empty"), 0o755}, // a layer without files
 		{o.State, 0o711},                        // user namespaces reach their root through it
 	} {
@@ -85,11 +80,11 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 	if err := s.findImages(); err != nil {
 		return nil, err
 	}
-	if err := s.findLeases(); err != nil {
+	if s.rootfs, err = openLeases(rootfsOptions{Root: o.Root, State: o.State, Layers: s.layers, Image: s.rootImage, Life: s.life, Log: o.Log}); err != nil {
 		return nil, err
 	}
 	s.layers.DropUnheld()
-	s.background.Go(s.refreshAll)
+	s.rootfs.measureAll()
 	return s, nil
 }
 
@@ -98,8 +93,20 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 func (s *Store) Close() error {
 	s.end()
 	s.pulls.stop()
-	s.background.Wait()
+	s.rootfs.close()
 	return s.layers.Close()
+}
+
+// RootFS is the root file systems that are made from the images.
+func (s *Store) RootFS() *leases { return s.rootfs }
+
+// rootImage finds what is mounted of an image.
+func (s *Store) rootImage(ref string) (RootImage, error) {
+	e, err := s.find(ref)
+	if err != nil {
+		return RootImage{}, err
+	}
+	return RootImage{ID: e.ID, Layers: e.record.Layers, Dirs: e.record.Dirs, Artifact: e.Artifact}, nil
 }
 
 // staging is the directory of unfinished work.
@@ -164,7 +171,7 @@ func (s *Store) dropRecord(id string) {
 // nothing on disk.
 func (s *Store) FsInfo() FsInfo {
 	info := FsInfo{Mountpoint: s.o.Root}
-	for _, used := range []func() (bytes, inodes uint64){s.layers.Used, s.leases.used} {
+	for _, used := range []func() (bytes, inodes uint64){s.layers.Used, s.rootfs.used} {
 		bytes, inodes := used()
 		info.UsedBytes += bytes
 		info.Inodes += inodes

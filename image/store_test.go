@@ -230,7 +230,7 @@ func TestUnclean(t *testing.T) {
 		if got := read(t, p.mount("k", healed.ID), "top"); got != "hurt" {
 			t.Errorf("%s: file holds %q after the pull", name, got)
 		}
-		if err := p.store.Unmount(t.Context(), "k", true); err != nil {
+		if err := p.store.RootFS().Unmount(t.Context(), "k", true); err != nil {
 			t.Fatal(err)
 		}
 	}

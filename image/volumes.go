@@ -54,38 +54,38 @@ type VolumesWanted struct {
 // Links in a path lead where they lead in a container, and never out of the root file
 // system. A volume that lies in another one is part of that. A path that is no
 // directory is fault.Invalid.
-func (s *Store) MakeVolumes(ctx context.Context, key string, want VolumesWanted) ([]Volume, error) {
-	l, fresh, err := s.leases.begin(key)
+func (ls *leases) MakeVolumes(ctx context.Context, key string, want VolumesWanted) ([]Volume, error) {
+	l, fresh, err := ls.begin(key)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { s.leases.end(key, fresh) }()
+	defer func() { ls.end(key, fresh) }()
 	if fresh || l.record.ReadOnly || len(l.record.Volumes) > 0 {
 		return nil, fault.NotFound.Errorf("no writable root file system %q without volumes", key)
 	}
-	root := s.mountPoint(key)
+	root := ls.mountPoint(key)
 	paths, err := want.places(root)
 	if err != nil || len(paths) == 0 {
 		return nil, err
 	}
 	r := l.record
 	r.Volumes = paths
-	if err := s.leases.write(key, r); err != nil {
+	if err := ls.write(key, r); err != nil {
 		return nil, err
 	}
-	s.leases.set(l, r, l.held)
-	if err := os.Mkdir(s.leases.volumes(key), 0o700); err != nil {
+	ls.set(l, r, l.held)
+	if err := os.Mkdir(ls.volumes(key), 0o700); err != nil {
 		return nil, err
 	}
 	var list []Volume
 	for i, at := range paths {
-		v := Volume{Path: at, Source: s.leases.volume(key, i)}
+		v := Volume{Path: at, Source: ls.volume(key, i)}
 		if err := makeVolume(ctx, filepath.Join(root, at), v.Source, want.IDs); err != nil {
 			return nil, fmt.Errorf("volume %s: %w", at, err)
 		}
 		list = append(list, v)
 	}
-	s.refresh(key, l)
+	ls.refresh(key, l)
 	return list, nil
 }
 

@@ -42,7 +42,7 @@ func TestVolumeIsACopy(t *testing.T) {
 	do(os.WriteFile(in("sparse"), []byte("x"), 0o600))
 	do(os.Truncate(in("sparse"), 64<<20))
 
-	made, err := p.store.MakeVolumes(t.Context(), "c", image.VolumesWanted{Paths: []string{"/d"}})
+	made, err := p.store.RootFS().MakeVolumes(t.Context(), "c", image.VolumesWanted{Paths: []string{"/d"}})
 	do(err)
 	if len(made) != 1 || made[0].Path != "/d" {
 		t.Fatalf("volumes are %v", made)
@@ -66,13 +66,13 @@ func TestVolumeIsACopy(t *testing.T) {
 		t.Errorf("a sparse file of %d bytes occupies %d", one.Size, one.Blocks*512)
 	}
 	// What is in it counts, and goes with the root file system.
-	before, _, err := p.store.Usage("c")
+	before, _, err := p.store.RootFS().Usage("c")
 	do(err)
 	if before < uint64(one.Blocks*512) {
 		t.Errorf("%d bytes are used, and the volume has more", before)
 	}
 	p.reopen(image.Options{})
-	do(p.store.Unmount(t.Context(), "c", true))
+	do(p.store.RootFS().Unmount(t.Context(), "c", true))
 	if got := p.names("rw"); len(got) != 0 {
 		t.Errorf("writable layers %v are left", got)
 	}
@@ -125,7 +125,7 @@ func TestVolumePaths(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			made, err := p.store.MakeVolumes(t.Context(), key, image.VolumesWanted{Paths: test.paths, Mounted: test.mounted, Reserved: test.reserved})
+			made, err := p.store.RootFS().MakeVolumes(t.Context(), key, image.VolumesWanted{Paths: test.paths, Mounted: test.mounted, Reserved: test.reserved})
 			if test.want == "" {
 				if !errors.Is(err, fault.Invalid) {
 					t.Errorf("error is %v, want one of kind %v", err, fault.Invalid)
@@ -143,7 +143,7 @@ func TestVolumePaths(t *testing.T) {
 			if strings.Join(got, " ") != test.want {
 				t.Errorf("volumes are %v, want %s", got, test.want)
 			}
-			if err := p.store.Unmount(t.Context(), key, true); err != nil {
+			if err := p.store.RootFS().Unmount(t.Context(), key, true); err != nil {
 				t.Error(err)
 			}
 		})
@@ -165,7 +165,7 @@ func TestDiffOfVolumes(t *testing.T) {
 	want := image.VolumesWanted{Paths: []string{"/data", "/new"}}
 	volumes := func(key string) []image.Volume {
 		t.Helper()
-		made, err := p.store.MakeVolumes(t.Context(), key, want)
+		made, err := p.store.RootFS().MakeVolumes(t.Context(), key, want)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -188,7 +188,7 @@ func TestDiffOfVolumes(t *testing.T) {
 		}
 	}
 	var diff bytes.Buffer
-	deleted, err := p.store.Diff(t.Context(), "from", &diff)
+	deleted, err := p.store.RootFS().Diff(t.Context(), "from", &diff)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -196,7 +196,7 @@ func TestDiffOfVolumes(t *testing.T) {
 		t.Errorf("removed were %v, want %v", deleted, want)
 	}
 	p.mount("to", id)
-	if err := p.store.Apply(t.Context(), "to", &diff, deleted); err != nil {
+	if err := p.store.RootFS().Apply(t.Context(), "to", &diff, deleted); err != nil {
 		t.Fatal(err)
 	}
 	to := volumes("to")

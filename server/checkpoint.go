@@ -83,7 +83,7 @@ func (s *Server) dumpFiles(ctx context.Context, c *oci.Container, dir string) er
 	if err != nil {
 		return err
 	}
-	deleted, err := s.images.Diff(ctx, c.ID(), diff)
+	deleted, err := s.rootfs.Diff(ctx, c.ID(), diff)
 	if cerr := diff.Close(); err == nil {
 		err = cerr
 	}

@@ -245,7 +245,7 @@ func (s *Server) unmount(ctx context.Context, key string) func() error {
 	return func() error {
 		ctx, cancel := undo.Context(ctx)
 		defer cancel()
-		return s.images.Unmount(ctx, key, true)
+		return s.rootfs.Unmount(ctx, key, true)
 	}
 }
 

@@ -51,7 +51,7 @@ func (s *Server) writableLayer(id string) *cri.FilesystemUsage {
 		Timestamp: time.Now().UnixNano(),
 		FsId:      &cri.FilesystemIdentifier{Mountpoint: s.images.FsInfo().Mountpoint},
 	}
-	if bytes, inodes, err := s.images.Usage(id); err == nil {
+	if bytes, inodes, err := s.rootfs.Usage(id); err == nil {
 		usage.UsedBytes, usage.InodesUsed = value(bytes), value(inodes)
 	}
 	return usage

@@ -28,7 +28,7 @@ func (d *containerDraft) makeVolumes(ctx context.Context) error {
 	for _, m := range d.config.Mounts {
 		want.Mounted = append(want.Mounted, m.ContainerPath)
 	}
-	made, err := d.s.images.MakeVolumes(ctx, d.cr.id, want)
+	made, err := d.s.rootfs.MakeVolumes(ctx, d.cr.id, want)
 	if err != nil {
 		return fmt.Errorf("volumes of container %s: %w", d.config.Metadata.Name, err)
 	}

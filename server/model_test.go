@@ -250,7 +250,7 @@ func (n *modelNode) Start() error {
 		return err
 	}
 	so := Options{
-		Runtime: n.runtime, Images: n.images, Network: n.net, Events: events, Log: o.Log, Version: "1.2.3",
+		Runtime: n.runtime, Images: n.images, RootFS: n.images, Network: n.net, Events: events, Log: o.Log, Version: "1.2.3",
 		Root: n.machine.Root, State: n.machine.State,
 	}
 	so.Streaming.Listener = newDeafListener()

@@ -80,7 +80,7 @@ func (n *node) start(t testing.TB) {
 		t.Fatal(err)
 	}
 	n.server, err = New(Options{
-		Runtime: n.runtime, Images: n.store, Network: n.net, Events: events, Log: o.Log, Version: "1.2.3",
+		Runtime: n.runtime, Images: n.store, RootFS: n.store, Network: n.net, Events: events, Log: o.Log, Version: "1.2.3",
 		CDISpecDirs: []string{n.cdiDir()}, HooksDirs: []string{n.hooksDir()}, NRI: n.plugins, Handlers: n.handlers, AppArmor: n.apparmor, SELinux: n.selinux,
 		RejectMountSources: []string{"/must/be/there"}, Root: n.machine.Root, State: n.machine.State,
 	})

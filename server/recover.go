@@ -63,12 +63,12 @@ func (s *Server) Start(ctx context.Context) error {
 // releaseFileSystems releases the mounts that no container owns. A key is a
 // container's ID, or one with the number of an image mount behind it.
 func (s *Server) releaseFileSystems(ctx context.Context) {
-	for _, key := range s.images.Mounts() {
+	for _, key := range s.rootfs.Mounts() {
 		id, _, _ := strings.Cut(key, "-")
 		if _, err := s.runtime.Container(id); err == nil {
 			continue
 		}
-		if err := s.images.Unmount(ctx, key, true); err != nil {
+		if err := s.rootfs.Unmount(ctx, key, true); err != nil {
 			s.log.WarnContext(ctx, "leftover file system not released", "container", id, "err", err)
 		}
 	}

@@ -43,7 +43,7 @@ func (s *Server) copyCheckpoint(ctx context.Context, id string, sb *oci.Sandbox,
 		return err
 	}
 	key := id + "-checkpoint"
-	dir, err := s.images.Mount(ctx, key, img.ID, image.MountOptions{ReadOnly: true})
+	dir, err := s.rootfs.Mount(ctx, key, img.ID, image.MountOptions{ReadOnly: true})
 	if err != nil {
 		return fmt.Errorf("mount checkpoint image: %w", err)
 	}
@@ -62,7 +62,7 @@ func (s *Server) change(ctx context.Context, id string, r *restoration) error {
 		return err
 	}
 	if len(removed) > 0 {
-		if err := s.images.Apply(ctx, id, strings.NewReader(""), removed); err != nil {
+		if err := s.rootfs.Apply(ctx, id, strings.NewReader(""), removed); err != nil {
 			return err
 		}
 	}
@@ -78,7 +78,7 @@ func (s *Server) change(ctx context.Context, id string, r *restoration) error {
 		return err
 	}
 	defer diff.Close()
-	if err := s.images.Apply(ctx, id, diff, deleted); err != nil {
+	if err := s.rootfs.Apply(ctx, id, diff, deleted); err != nil {
 		return err
 	}
 	for _, name := range []string{checkpoint.RootFSDiff, checkpoint.DeletedFiles} {

@@ -55,7 +55,7 @@ func (s *Server) sample(c *oci.Container, rec *containerRecord, stats oci.Stats)
 	m := &sample{stats: stats, status: c.Status(), limits: rec.resources, ooms: s.ooms.count(c.ID())}
 	m.processes = countProcesses(m.status.Pid)
 	m.disks = disks(sysBlock, stats.IO.Devices)
-	m.used, _, _ = s.images.Usage(c.ID())                // 0 if it is not known yet
+	m.used, _, _ = s.rootfs.Usage(c.ID())                // 0 if it is not known yet
 	_ = unix.Statfs(s.images.FsInfo().Mountpoint, &m.fs) // likewise
 	return m
 }

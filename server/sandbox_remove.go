@@ -58,7 +58,7 @@ func (s *Server) removeContainer(ctx context.Context, c *oci.Container) error {
 	}
 	stage.Next(ctx, "rootfs")
 	for _, key := range append([]string{c.ID()}, rec.volumes...) {
-		if err := s.images.Unmount(ctx, key, true); err != nil {
+		if err := s.rootfs.Unmount(ctx, key, true); err != nil {
 			return fmt.Errorf("release file system %s: %w", key, err)
 		}
 	}

@@ -65,29 +65,33 @@ import (
 // Images is what the server needs of *image.Store.
 type Images interface {
 	Catalogue
-	RootFS
+	Pull(ctx context.Context, ref string, as registry.Caller) (image.Image, error)
+	Load(ctx context.Context, r io.Reader) ([]image.Image, error)
 }
 
 // A Catalogue is the images there are.
 type Catalogue interface {
-	Pull(ctx context.Context, ref string, as registry.Caller) (image.Image, error)
-	Allowed(ctx context.Context, namespace, name, id string) error
-	Load(ctx context.Context, r io.Reader) ([]image.Image, error)
 	Get(ref string) (image.Image, error)
 	List() []image.Image
+	Allowed(ctx context.Context, namespace, name, id string) error
 	Remove(ctx context.Context, ref string) error
+	FsInfo() image.FsInfo
 }
 
 // RootFS is the file systems made from images, by the key of their user.
 type RootFS interface {
+	Changes
 	Mount(ctx context.Context, key, id string, o image.MountOptions) (root string, err error)
+	MakeVolumes(ctx context.Context, key string, want image.VolumesWanted) ([]image.Volume, error)
 	Unmount(ctx context.Context, key string, remove bool) error
 	Mounts() []string
 	Usage(key string) (bytes, inodes uint64, err error)
+}
+
+// Changes are what containers have written to root file systems.
+type Changes interface {
 	Diff(ctx context.Context, key string, w io.Writer) (deleted []string, err error)
 	Apply(ctx context.Context, key string, r io.Reader, deleted []string) error
-	MakeVolumes(ctx context.Context, key string, want image.VolumesWanted) ([]image.Volume, error)
-	FsInfo() image.FsInfo
 }
 
 // Network is what the server needs of *network.Network.
@@ -98,11 +102,12 @@ type Network interface {
 	GC(ctx context.Context, keep []string) error
 }
 
-// Options is what a Server is made of. Runtime, Images, Network and Events are
+// Options is what a Server is made of. Runtime, Images, RootFS, Network and Events are
 // required.
 type Options struct {
 	Runtime   *oci.Runtime
 	Images    Images
+	RootFS    RootFS
 	Network   Network
 	Events    *Events // the same whose Publish the Runtime calls
 	Streaming streaming.Options
@@ -133,6 +138,7 @@ type Server struct {
 	o         Options
 	runtime   *oci.Runtime
 	images    Images
+	rootfs    RootFS
 	network   Network
 	events    *Events
 	streaming *streaming.Server
@@ -162,7 +168,7 @@ func New(o Options) (*Server, error) {
 	if o.Version == "" {
 		o.Version = "0.0.0"
 	}
-	s := &Server{o: o, runtime: o.Runtime, images: o.Images, network: o.Network, events: o.Events, log: o.Log}
+	s := &Server{o: o, runtime: o.Runtime, images: o.Images, rootfs: o.RootFS, network: o.Network, events: o.Events, log: o.Log}
 	s.Reconfigure(o)
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.sandboxes = newCreations(s.ctx, &s.work, s.log, "sandbox")

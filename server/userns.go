@@ -95,5 +95,5 @@ func (s *Server) mountImage(ctx context.Context, sb *oci.Sandbox, key, id string
 	if ids := sb.Config().IDs; ids != nil {
 		o.IDs = &image.IDMap{UserNS: sb.NamespacePath("user"), IDs: *ids}
 	}
-	return s.images.Mount(ctx, key, id, o)
+	return s.rootfs.Mount(ctx, key, id, o)
 }

@@ -16,7 +16,7 @@ func noUserNS(host kernel.Features, images *image.Store, log *slog.Logger) error
 	case !host.UserNS:
 		err = errors.New("the kernel or its administrator allows none")
 	default:
-		err = images.CheckIDMap()
+		err = images.RootFS().CheckIDMap()
 	}
 	if err != nil {
 		log.Info("user namespaces are not to be had", "err", err)

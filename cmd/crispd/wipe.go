@@ -130,9 +130,9 @@ func (w *wiping) runtime(ctx context.Context, r *oci.Runtime) {
 }
 
 func (w *wiping) images(ctx context.Context, s *image.Store) {
-	for _, key := range s.Mounts() {
+	for _, key := range s.RootFS().Mounts() {
 		fmt.Fprintf(w.out, "root file system %s\n", key)
-		w.note("root file system "+key, s.Unmount(ctx, key, true))
+		w.note("root file system "+key, s.RootFS().Unmount(ctx, key, true))
 	}
 	w.note("images", s.Close())
 }

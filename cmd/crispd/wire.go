@@ -106,6 +106,7 @@ func wire(ctx context.Context, c *config.Config, stored map[string]int, log *slo
 	d.server, err = server.New(server.Options{
 		Runtime:            d.runtime,
 		Images:             d.images,
+		RootFS:             d.images.RootFS(),
 		Network:            d.network.Network,
 		Events:             events,
 		Streaming:          streaming.Options{Addr: c.Streaming.Address, IdleTimeout: c.Streaming.IdleTimeout, Log: log},
