@@ -10,6 +10,7 @@ import (
 
 	"github.com/crisp-cri/crisp/image"
 	"github.com/crisp-cri/crisp/image/registry"
+	"github.com/crisp-cri/crisp/image/rootfs"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/specs-go"
@@ -26,7 +27,7 @@ func TestArtifact(t *testing.T) {
 	if !img.Artifact || img.ID != top.String() || img.Size == 0 || img.Tags[0] != ref {
 		t.Errorf("image is %+v", img)
 	}
-	dir, err := p.store.RootFS().Mount(t.Context(), "volume", img.ID, image.MountOptions{ReadOnly: true})
+	dir, err := p.store.RootFS().Mount(t.Context(), "volume", img.ID, rootfs.MountOptions{ReadOnly: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -38,7 +39,7 @@ func TestArtifact(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "x"), nil, 0o600); err == nil {
 		t.Error("the volume can be written to")
 	}
-	if _, err := p.store.RootFS().Mount(t.Context(), "root", img.ID, image.MountOptions{}); !errors.Is(err, fault.Invalid) {
+	if _, err := p.store.RootFS().Mount(t.Context(), "root", img.ID, rootfs.MountOptions{}); !errors.Is(err, fault.Invalid) {
 		t.Errorf("as a root file system: %v, want an error of kind %v", err, fault.Invalid)
 	}
 

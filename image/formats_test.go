@@ -6,8 +6,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/formats"
 )
 
-// What is written of images and of containers' root file systems.
+// What is written of images.
 func TestFormats(t *testing.T) {
 	formats.Check[record](t, "image", nil)
-	formats.Check[leaseRecord](t, "lease", nil)
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/image/rootfs"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"golang.org/x/sys/unix"
 )
@@ -180,7 +181,7 @@ func TestMountFailsOnFullDisk(t *testing.T) {
 	if err := unix.Mount("tmpfs", rw, "tmpfs", 0, "nr_inodes=7"); err != nil { // too few for overlayfs's work
 		t.Fatal(err)
 	}
-	_, err := p.store.RootFS().Mount(t.Context(), "k", img.ID, image.MountOptions{})
+	_, err := p.store.RootFS().Mount(t.Context(), "k", img.ID, rootfs.MountOptions{})
 	if !errors.Is(err, unix.ENOSPC) {
 		t.Errorf("error is %v, want %v", err, unix.ENOSPC)
 	}

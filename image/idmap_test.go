@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/image/rootfs"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/testenv"
 	"github.com/crisp-cri/crisp/internal/userns"
@@ -43,7 +44,7 @@ func TestMountMapped(t *testing.T) {
 	if err := p.store.RootFS().CheckIDMap(); err != nil {
 		t.Fatal(err)
 	}
-	m := image.IDMap{IDs: userns.Map{UID: userns.Range{Host: 200000, Length: 1000}, GID: userns.Range{Host: 300000, Length: 1000}}}
+	m := rootfs.IDMap{IDs: userns.Map{UID: userns.Range{Host: 200000, Length: 1000}, GID: userns.Range{Host: 300000, Length: 1000}}}
 	ns, err := userns.Open(m.IDs)
 	if err != nil {
 		t.Fatal(err)
@@ -52,7 +53,7 @@ func TestMountMapped(t *testing.T) {
 	m.UserNS = fmt.Sprintf("/proc/self/fd/%d", ns.Fd())
 	mount := func(key string, readOnly bool) string {
 		t.Helper()
-		dir, err := p.store.RootFS().Mount(t.Context(), key, id, image.MountOptions{ReadOnly: readOnly, IDs: &m})
+		dir, err := p.store.RootFS().Mount(t.Context(), key, id, rootfs.MountOptions{ReadOnly: readOnly, IDs: &m})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -100,11 +101,11 @@ func TestMountMapped(t *testing.T) {
 	}
 
 	m.UserNS = filepath.Join(p.dir, "no such namespace")
-	if _, err := p.store.RootFS().Mount(t.Context(), "four", id, image.MountOptions{IDs: &m}); !errors.Is(err, os.ErrNotExist) {
+	if _, err := p.store.RootFS().Mount(t.Context(), "four", id, rootfs.MountOptions{IDs: &m}); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("without the user namespace: %v", err)
 	}
 	m.UserNS = "/proc/self/ns/net"
-	if _, err := p.store.RootFS().Mount(t.Context(), "four", id, image.MountOptions{IDs: &m}); err == nil {
+	if _, err := p.store.RootFS().Mount(t.Context(), "four", id, rootfs.MountOptions{IDs: &m}); err == nil {
 		t.Error("a network namespace was taken for a user namespace")
 	}
 	if got := fmt.Sprint(p.store.RootFS().Mounts()); got != "[one three two]" {

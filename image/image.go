@@ -1,17 +1,9 @@
-// Package image pulls images and mounts root file systems from them. It knows
+// Package image pulls images, keeps them, and has root file systems mounted from them. It knows
 // nothing of containers' states, CRI or sandboxes.
 //
-// What makes an image is in three packages: registry finds it and fetches its blobs, blob
-// reads them, layer unpacks them and keeps what they unpack to. The Store here has the
-// images, pulls them, and mounts root file systems.
-//
-// On disk:
-//
-//	<root>/layers/, staging/            see package layer
-//	<root>/rw/<key>/{fs,work}/          a writable layer
-//	<root>/rw/<key>/dirs/               directories on top of the layers, see layer.Store.Inherit
-//	<root>/rw/<key>/lease.json          the layers that a root file system stands on
-//	<state>/<key>                       a mounted root file system
+// What makes an image is in packages of their own: registry finds it and fetches its blobs,
+// blob reads them, layer unpacks them and keeps what they unpack to, rootfs mounts that.
+// Each says what it has on disk. The Store here has the images, and pulls them.
 //
 // An image is a record (Records) with its config, names and diff IDs. It comes
 // into being in this order: the layers are committed, then the record is

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/image/rootfs"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/opencontainers/go-digest"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
@@ -79,11 +80,11 @@ func TestMount(t *testing.T) {
 	if _, _, err := p.store.RootFS().Usage("one"); !errors.Is(err, fault.NotFound) {
 		t.Errorf("error is %v, want one of kind %v", err, fault.NotFound)
 	}
-	if _, err := p.store.RootFS().Mount(t.Context(), "x", "sha256:"+strings.Repeat("0", 64), image.MountOptions{}); !errors.Is(err, fault.NotFound) {
+	if _, err := p.store.RootFS().Mount(t.Context(), "x", "sha256:"+strings.Repeat("0", 64), rootfs.MountOptions{}); !errors.Is(err, fault.NotFound) {
 		t.Errorf("error is %v, want one of kind %v", err, fault.NotFound)
 	}
 	for _, key := range []string{"", "..", "a/b"} {
-		if _, err := p.store.RootFS().Mount(t.Context(), key, id, image.MountOptions{}); !errors.Is(err, fault.Invalid) {
+		if _, err := p.store.RootFS().Mount(t.Context(), key, id, rootfs.MountOptions{}); !errors.Is(err, fault.Invalid) {
 			t.Errorf("key %q: error is %v, want one of kind %v", key, err, fault.Invalid)
 		}
 	}
@@ -211,7 +212,7 @@ func TestRootOfLowerLayer(t *testing.T) {
 	} {
 		reg.push(name, "latest", buildOf(t, "gzip", v1.Image{}, append([][]byte{base.Bytes()}, above...)...))
 		id := p.pull(reg.host + "/" + name).ID
-		volume, err := p.store.RootFS().Mount(t.Context(), name+"-ro", id, image.MountOptions{ReadOnly: true})
+		volume, err := p.store.RootFS().Mount(t.Context(), name+"-ro", id, rootfs.MountOptions{ReadOnly: true})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -257,7 +258,7 @@ func TestMountInheritsDirectories(t *testing.T) {
 		dirs(nil, "new/x", "plain/x"))
 	reg.push("app", "latest", img)
 	id := p.pull(reg.host + "/app").ID
-	dir, err := p.store.RootFS().Mount(t.Context(), "ro", id, image.MountOptions{ReadOnly: true})
+	dir, err := p.store.RootFS().Mount(t.Context(), "ro", id, rootfs.MountOptions{ReadOnly: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -290,7 +291,7 @@ func TestMountReadOnly(t *testing.T) {
 		}
 		tag := fmt.Sprint("v", n)
 		reg.push("app", tag, build(t, "gzip", texts...))
-		dir, err := p.store.RootFS().Mount(t.Context(), tag, p.pull(reg.host+"/app:"+tag).ID, image.MountOptions{ReadOnly: true})
+		dir, err := p.store.RootFS().Mount(t.Context(), tag, p.pull(reg.host+"/app:"+tag).ID, rootfs.MountOptions{ReadOnly: true})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -301,7 +302,7 @@ func TestMountReadOnly(t *testing.T) {
 			t.Errorf("%d layers: error is %v, want %v", n, err, unix.EROFS)
 		}
 	}
-	if _, err := p.store.RootFS().Mount(t.Context(), "v1", p.store.List()[0].ID, image.MountOptions{}); !errors.Is(err, fault.WrongState) {
+	if _, err := p.store.RootFS().Mount(t.Context(), "v1", p.store.List()[0].ID, rootfs.MountOptions{}); !errors.Is(err, fault.WrongState) {
 		t.Errorf("error is %v, want one of kind %v", err, fault.WrongState)
 	}
 }

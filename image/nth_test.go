@@ -11,8 +11,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/crisp-cri/crisp/image"
 	"github.com/crisp-cri/crisp/image/registry"
+	"github.com/crisp-cri/crisp/image/rootfs"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/filetrace"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
@@ -60,7 +60,7 @@ func TestNthCallFails(t *testing.T) {
 		return whole(dir, got, want)
 	}
 	mount := func() error {
-		_, err := s.RootFS().Mount(t.Context(), "k", img.id(), image.MountOptions{})
+		_, err := s.RootFS().Mount(t.Context(), "k", img.id(), rootfs.MountOptions{})
 		return err
 	}
 	mounted := func() error {
@@ -218,7 +218,7 @@ func TestNthCallOfOpenFails(t *testing.T) {
 	if _, err := s.Pull(t.Context(), ref, registry.Caller{}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.RootFS().Mount(t.Context(), "k", img.id(), image.MountOptions{}); err != nil {
+	if _, err := s.RootFS().Mount(t.Context(), "k", img.id(), rootfs.MountOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	if err := errors.Join(s.RootFS().Unmount(t.Context(), "k", false), s.Close()); err != nil {
@@ -246,7 +246,7 @@ func TestNthCallOfOpenFails(t *testing.T) {
 			}
 			if err == nil {
 				// It stands on its layers still.
-				_, err = s.RootFS().Mount(t.Context(), "k", img.id(), image.MountOptions{})
+				_, err = s.RootFS().Mount(t.Context(), "k", img.id(), rootfs.MountOptions{})
 			}
 			if err := errors.Join(err, s.RootFS().Unmount(t.Context(), "k", false), s.Close()); err != nil {
 				t.Errorf("after %s: %v", f.What, err)

@@ -23,6 +23,7 @@ import (
 	"github.com/crisp-cri/crisp/checkpoint"
 	"github.com/crisp-cri/crisp/image"
 	"github.com/crisp-cri/crisp/image/registry"
+	"github.com/crisp-cri/crisp/image/rootfs"
 	ggcr "github.com/google/go-containerregistry/pkg/registry"
 	"github.com/klauspost/compress/zstd"
 	"github.com/opencontainers/go-digest"
@@ -361,7 +362,7 @@ func (p *place) pull(ref string) image.Image {
 // mount mounts an image and returns the root.
 func (p *place) mount(key, id string) string {
 	p.t.Helper()
-	root, err := p.store.RootFS().Mount(p.t.Context(), key, id, image.MountOptions{})
+	root, err := p.store.RootFS().Mount(p.t.Context(), key, id, rootfs.MountOptions{})
 	if err != nil {
 		p.t.Fatal(err)
 	}

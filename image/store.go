@@ -15,11 +15,12 @@ import (
 
 	"github.com/crisp-cri/crisp/image/layer"
 	"github.com/crisp-cri/crisp/image/registry"
+	"github.com/crisp-cri/crisp/image/rootfs"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/opencontainers/go-digest"
 )
 
-// A Store is the images and root file systems below one root directory. All its
+// A Store is the images below one root directory, with the root file systems of them. All its
 // methods may be called at the same time.
 type Store struct {
 	o          Options
@@ -27,7 +28,7 @@ type Store struct {
 	pulls      flights
 	registries *registry.Client
 	layers     *layer.Store
-	rootfs     *leases
+	rootfs     *rootfs.Store
 
 	catalog atomic.Pointer[catalog] // replaced under mu
 	mu      sync.Mutex              // held while a record is written; readers do not wait for it
@@ -80,11 +81,11 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 	if err := s.findImages(); err != nil {
 		return nil, err
 	}
-	if s.rootfs, err = openLeases(rootfsOptions{Root: o.Root, State: o.State, Layers: s.layers, Image: s.rootImage, Life: s.life, Log: o.Log}); err != nil {
+	if s.rootfs, err = rootfs.Open(rootfs.Options{Root: o.Root, State: o.State, Layers: s.layers, Image: s.rootImage, Life: s.life, Log: o.Log}); err != nil {
 		return nil, err
 	}
 	s.layers.DropUnheld()
-	s.rootfs.measureAll()
+	s.rootfs.MeasureAll()
 	return s, nil
 }
 
@@ -93,20 +94,20 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 func (s *Store) Close() error {
 	s.end()
 	s.pulls.stop()
-	s.rootfs.close()
+	s.rootfs.Close()
 	return s.layers.Close()
 }
 
 // RootFS is the root file systems that are made from the images.
-func (s *Store) RootFS() *leases { return s.rootfs }
+func (s *Store) RootFS() *rootfs.Store { return s.rootfs }
 
 // rootImage finds what is mounted of an image.
-func (s *Store) rootImage(ref string) (RootImage, error) {
+func (s *Store) rootImage(ref string) (rootfs.Image, error) {
 	e, err := s.find(ref)
 	if err != nil {
-		return RootImage{}, err
+		return rootfs.Image{}, err
 	}
-	return RootImage{ID: e.ID, Layers: e.record.Layers, Dirs: e.record.Dirs, Artifact: e.Artifact}, nil
+	return rootfs.Image{ID: e.ID, Layers: e.record.Layers, Dirs: e.record.Dirs, Artifact: e.Artifact}, nil
 }
 
 // staging is the directory of unfinished work.
@@ -171,7 +172,7 @@ func (s *Store) dropRecord(id string) {
 // nothing on disk.
 func (s *Store) FsInfo() FsInfo {
 	info := FsInfo{Mountpoint: s.o.Root}
-	for _, used := range []func() (bytes, inodes uint64){s.layers.Used, s.rootfs.used} {
+	for _, used := range []func() (bytes, inodes uint64){s.layers.Used, s.rootfs.Used} {
 		bytes, inodes := used()
 		info.UsedBytes += bytes
 		info.Inodes += inodes

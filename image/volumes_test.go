@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/image/rootfs"
 	"github.com/crisp-cri/crisp/internal/fault"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sys/unix"
@@ -42,7 +43,7 @@ func TestVolumeIsACopy(t *testing.T) {
 	do(os.WriteFile(in("sparse"), []byte("x"), 0o600))
 	do(os.Truncate(in("sparse"), 64<<20))
 
-	made, err := p.store.RootFS().MakeVolumes(t.Context(), "c", image.VolumesWanted{Paths: []string{"/d"}})
+	made, err := p.store.RootFS().MakeVolumes(t.Context(), "c", rootfs.VolumesWanted{Paths: []string{"/d"}})
 	do(err)
 	if len(made) != 1 || made[0].Path != "/d" {
 		t.Fatalf("volumes are %v", made)
@@ -125,7 +126,7 @@ func TestVolumePaths(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			made, err := p.store.RootFS().MakeVolumes(t.Context(), key, image.VolumesWanted{Paths: test.paths, Mounted: test.mounted, Reserved: test.reserved})
+			made, err := p.store.RootFS().MakeVolumes(t.Context(), key, rootfs.VolumesWanted{Paths: test.paths, Mounted: test.mounted, Reserved: test.reserved})
 			if test.want == "" {
 				if !errors.Is(err, fault.Invalid) {
 					t.Errorf("error is %v, want one of kind %v", err, fault.Invalid)
@@ -162,8 +163,8 @@ func TestDiffOfVolumes(t *testing.T) {
 		tarOf(t, map[string]string{"data/kept": "1", "data/gone": "1", "data/dir/x": "1", "data/turned/x": "1", "data/was/x": "1"})))
 	id := p.pull(reg.host + "/app").ID
 	p.mount("from", id)
-	want := image.VolumesWanted{Paths: []string{"/data", "/new"}}
-	volumes := func(key string) []image.Volume {
+	want := rootfs.VolumesWanted{Paths: []string{"/data", "/new"}}
+	volumes := func(key string) []rootfs.Volume {
 		t.Helper()
 		made, err := p.store.RootFS().MakeVolumes(t.Context(), key, want)
 		if err != nil {

@@ -6,7 +6,7 @@ import (
 	"maps"
 	"slices"
 
-	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/image/rootfs"
 	"github.com/crisp-cri/crisp/server/selinux"
 	"github.com/crisp-cri/crisp/server/spec"
 )
@@ -19,7 +19,7 @@ func (d *containerDraft) makeVolumes(ctx context.Context) error {
 	if len(paths) == 0 {
 		return nil
 	}
-	want := image.VolumesWanted{
+	want := rootfs.VolumesWanted{
 		Paths:    paths,
 		Mounted:  []string{"/etc/hosts", "/etc/hostname", "/etc/resolv.conf"},
 		Reserved: []string{"/dev", "/proc", "/sys"}, // the kernel's, in every container

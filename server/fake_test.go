@@ -16,6 +16,7 @@ import (
 
 	"github.com/crisp-cri/crisp/image"
 	"github.com/crisp-cri/crisp/image/registry"
+	"github.com/crisp-cri/crisp/image/rootfs"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/network"
 )
@@ -131,7 +132,7 @@ func (f *fakeImages) hold() (waiting <-chan struct{}, release func()) {
 }
 
 // Mount fails as the method MountReadOnly if it is told to be that.
-func (f *fakeImages) Mount(_ context.Context, key, _ string, o image.MountOptions) (string, error) {
+func (f *fakeImages) Mount(_ context.Context, key, _ string, o rootfs.MountOptions) (string, error) {
 	method := "Mount"
 	if o.ReadOnly {
 		method = "MountReadOnly"
@@ -316,6 +317,6 @@ func (f *fakeNetwork) GC(_ context.Context, keep []string) error {
 	return nil
 }
 
-func (f *fakeImages) MakeVolumes(context.Context, string, image.VolumesWanted) ([]image.Volume, error) {
+func (f *fakeImages) MakeVolumes(context.Context, string, rootfs.VolumesWanted) ([]rootfs.Volume, error) {
 	return nil, f.failure("MakeVolumes")
 }

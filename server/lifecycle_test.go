@@ -6,7 +6,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/image/rootfs"
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/testing/protocmp"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -219,10 +219,10 @@ func TestStartReleasesLeftovers(t *testing.T) {
 	sb := n.run(t, pod("web"))
 	id := n.create(t, sb, forever("a"))
 	n.stop()
-	if _, err := n.store.Mount(t.Context(), "0123", testID, image.MountOptions{}); err != nil {
+	if _, err := n.store.Mount(t.Context(), "0123", testID, rootfs.MountOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := n.store.Mount(t.Context(), "0123-1", testID, image.MountOptions{}); err != nil {
+	if _, err := n.store.Mount(t.Context(), "0123-1", testID, rootfs.MountOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	p := n.net.pod(sb)

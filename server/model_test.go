@@ -22,6 +22,7 @@ import (
 
 	"github.com/crisp-cri/crisp/image"
 	"github.com/crisp-cri/crisp/image/registry"
+	"github.com/crisp-cri/crisp/image/rootfs"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/network"
 	"github.com/crisp-cri/crisp/oci"
@@ -325,7 +326,7 @@ func (f *modelImages) Remove(ctx context.Context, ref string) error {
 	})
 }
 
-func (f *modelImages) Mount(ctx context.Context, key, id string, o image.MountOptions) (dir string, err error) {
+func (f *modelImages) Mount(ctx context.Context, key, id string, o rootfs.MountOptions) (dir string, err error) {
 	err = f.fuse.Step("mount", func() error {
 		dir, err = f.fakeImages.Mount(ctx, key, id, o)
 		return err

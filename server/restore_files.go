@@ -11,7 +11,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crisp-cri/crisp/checkpoint"
-	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/image/rootfs"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/oci"
 )
@@ -43,7 +43,7 @@ func (s *Server) copyCheckpoint(ctx context.Context, id string, sb *oci.Sandbox,
 		return err
 	}
 	key := id + "-checkpoint"
-	dir, err := s.rootfs.Mount(ctx, key, img.ID, image.MountOptions{ReadOnly: true})
+	dir, err := s.rootfs.Mount(ctx, key, img.ID, rootfs.MountOptions{ReadOnly: true})
 	if err != nil {
 		return fmt.Errorf("mount checkpoint image: %w", err)
 	}

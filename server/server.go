@@ -52,6 +52,7 @@ import (
 
 	"github.com/crisp-cri/crisp/image"
 	"github.com/crisp-cri/crisp/image/registry"
+	"github.com/crisp-cri/crisp/image/rootfs"
 	"github.com/crisp-cri/crisp/network"
 	"github.com/crisp-cri/crisp/oci"
 	"github.com/crisp-cri/crisp/server/loaderapi"
@@ -81,8 +82,8 @@ type Catalogue interface {
 // RootFS is the file systems made from images, by the key of their user.
 type RootFS interface {
 	Changes
-	Mount(ctx context.Context, key, id string, o image.MountOptions) (root string, err error)
-	MakeVolumes(ctx context.Context, key string, want image.VolumesWanted) ([]image.Volume, error)
+	Mount(ctx context.Context, key, id string, o rootfs.MountOptions) (root string, err error)
+	MakeVolumes(ctx context.Context, key string, want rootfs.VolumesWanted) ([]rootfs.Volume, error)
 	Unmount(ctx context.Context, key string, remove bool) error
 	Mounts() []string
 	Usage(key string) (bytes, inodes uint64, err error)

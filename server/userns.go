@@ -7,7 +7,7 @@ import (
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/image/rootfs"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/userns"
 	"github.com/crisp-cri/crisp/oci"
@@ -91,9 +91,9 @@ func describe(m *userns.Map) string {
 // mountImage mounts an image for a container of sb, with the owners that its
 // user namespace has and the container's SELinux label, if any.
 func (s *Server) mountImage(ctx context.Context, sb *oci.Sandbox, key, id string, readOnly bool, label string) (string, error) {
-	o := image.MountOptions{ReadOnly: readOnly, Label: label}
+	o := rootfs.MountOptions{ReadOnly: readOnly, Label: label}
 	if ids := sb.Config().IDs; ids != nil {
-		o.IDs = &image.IDMap{UserNS: sb.NamespacePath("user"), IDs: *ids}
+		o.IDs = &rootfs.IDMap{UserNS: sb.NamespacePath("user"), IDs: *ids}
 	}
 	return s.rootfs.Mount(ctx, key, id, o)
 }

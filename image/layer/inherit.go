@@ -19,7 +19,8 @@ type DirAttr struct {
 	UID, GID uint32
 }
 
-// Inherit finds, for layers that are held, from the lowest, the directories that would lose their mode or owner in a mount.
+// Inherit finds the directories that would lose their mode or owner in a mount of these
+// layers, which are held, from the lowest.
 //
 // Some tools write "tmp/x" into a layer and no entry for "tmp". Unpacking has to
 // make the directory, and overlayfs then shows that one, plain and owned by root,

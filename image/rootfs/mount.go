@@ -1,4 +1,4 @@
-package image
+package rootfs
 
 import (
 	"context"
@@ -26,7 +26,7 @@ type MountOptions struct {
 // is; one that was unmounted, or lost its mount in a reboot, comes back with what
 // was written, from the layers it had then. One that was writable and shall be read-only,
 // or the other way round, is fault.WrongState.
-func (ls *leases) Mount(_ context.Context, key, id string, o MountOptions) (root string, err error) {
+func (ls *Store) Mount(_ context.Context, key, id string, o MountOptions) (root string, err error) {
 	l, fresh, err := ls.begin(key)
 	if err != nil {
 		return "", err
@@ -63,7 +63,7 @@ func (ls *leases) Mount(_ context.Context, key, id string, o MountOptions) (root
 }
 
 // mountPoint is where the root file system of key is mounted.
-func (ls *leases) mountPoint(key string) string { return filepath.Join(ls.state, key, "root") }
+func (ls *Store) mountPoint(key string) string { return filepath.Join(ls.state, key, "root") }
 
 // makeMountPoint makes target, in a directory of its own that keeps the host's other
 // users out: what a container writes may be set-user-ID, a device, or readable by
@@ -91,7 +91,7 @@ func makeMountPoint(target string, ids *IDMap) error {
 }
 
 // lease makes a lease of the image id and its directories.
-func (ls *leases) lease(l *lease, key, id string, o MountOptions, steps *undo.Stack) error {
+func (ls *Store) lease(l *lease, key, id string, o MountOptions, steps *undo.Stack) error {
 	img, err := ls.image(id)
 	if err != nil {
 		return err
@@ -141,7 +141,7 @@ func (ls *leases) lease(l *lease, key, id string, o MountOptions, steps *undo.St
 }
 
 // overlay mounts l at target.
-func (ls *leases) overlay(key string, l *lease, options MountOptions, target string) error {
+func (ls *Store) overlay(key string, l *lease, options MountOptions, target string) error {
 	if err := ls.private(); err != nil {
 		return fmt.Errorf("keep mounts private: %w", err)
 	}
@@ -171,7 +171,7 @@ func (ls *leases) overlay(key string, l *lease, options MountOptions, target str
 // deletes what was written and lets go of the layers. What is not mounted, or not
 // there at all, is no error. Processes that are still in it keep it alive for
 // themselves.
-func (ls *leases) Unmount(ctx context.Context, key string, remove bool) error {
+func (ls *Store) Unmount(ctx context.Context, key string, remove bool) error {
 	l, fresh, err := ls.begin(key)
 	if err != nil {
 		return err

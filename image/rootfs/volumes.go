@@ -1,4 +1,4 @@
-package image
+package rootfs
 
 import (
 	"archive/tar"
@@ -54,7 +54,7 @@ type VolumesWanted struct {
 // Links in a path lead where they lead in a container, and never out of the root file
 // system. A volume that lies in another one is part of that. A path that is no
 // directory is fault.Invalid.
-func (ls *leases) MakeVolumes(ctx context.Context, key string, want VolumesWanted) ([]Volume, error) {
+func (ls *Store) MakeVolumes(ctx context.Context, key string, want VolumesWanted) ([]Volume, error) {
 	l, fresh, err := ls.begin(key)
 	if err != nil {
 		return nil, err
@@ -90,10 +90,10 @@ func (ls *leases) MakeVolumes(ctx context.Context, key string, want VolumesWante
 }
 
 // volumes is the directory of the volumes of key.
-func (ls *leases) volumes(key string) string { return filepath.Join(ls.path(key), "volumes") }
+func (ls *Store) volumes(key string) string { return filepath.Join(ls.path(key), "volumes") }
 
 // volume is the i-th of leaseRecord.Volumes.
-func (ls *leases) volume(key string, i int) string {
+func (ls *Store) volume(key string, i int) string {
 	return filepath.Join(ls.volumes(key), strconv.Itoa(i))
 }
 

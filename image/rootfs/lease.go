@@ -1,4 +1,4 @@
-package image
+package rootfs
 
 import (
 	"encoding/json"
@@ -40,7 +40,7 @@ type lease struct {
 	next  time.Time   // before that it is not read again; guarded by leases.mu
 }
 
-func (ls *leases) path(key string) string { return filepath.Join(ls.dir, key) }
+func (ls *Store) path(key string) string { return filepath.Join(ls.dir, key) }
 
 // checkKey keeps keys from being paths.
 func checkKey(key string) error {
@@ -52,7 +52,7 @@ func checkKey(key string) error {
 
 // begin takes key for work on it. There is nothing under it: a new lease, with
 // fresh set.
-func (ls *leases) begin(key string) (l *lease, fresh bool, err error) {
+func (ls *Store) begin(key string) (l *lease, fresh bool, err error) {
 	if err := checkKey(key); err != nil {
 		return nil, false, err
 	}
@@ -71,14 +71,14 @@ func (ls *leases) begin(key string) (l *lease, fresh bool, err error) {
 }
 
 // set says what l, which the caller has begun, stands on.
-func (ls *leases) set(l *lease, r leaseRecord, held []*layer.Layer) {
+func (ls *Store) set(l *lease, r leaseRecord, held []*layer.Layer) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	l.record, l.held = r, held
 }
 
 // end gives key back; gone forgets it.
-func (ls *leases) end(key string, gone bool) {
+func (ls *Store) end(key string, gone bool) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	ls.m[key].busy = false
@@ -88,14 +88,14 @@ func (ls *leases) end(key string, gone bool) {
 }
 
 // save makes the lease's directory and writes the lease.
-func (ls *leases) save(key string, r leaseRecord) error {
+func (ls *Store) save(key string, r leaseRecord) error {
 	if err := os.Mkdir(ls.path(key), 0o700); err != nil {
 		return fmt.Errorf("make lease: %w", err)
 	}
 	return ls.write(key, r)
 }
 
-func (ls *leases) write(key string, r leaseRecord) error {
+func (ls *Store) write(key string, r leaseRecord) error {
 	data, err := json.Marshal(r)
 	if err != nil {
 		return err
@@ -105,20 +105,20 @@ func (ls *leases) write(key string, r leaseRecord) error {
 }
 
 // Mounts lists the keys of all root file systems on disk, mounted or not.
-func (ls *leases) Mounts() []string {
+func (ls *Store) Mounts() []string {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	return slices.Sorted(maps.Keys(ls.m))
 }
 
 // usage is what l occupied when it was last walked.
-func (ls *leases) usage(l *lease) layer.Usage {
+func (ls *Store) usage(l *lease) layer.Usage {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	return l.usage
 }
 
-func (ls *leases) used() (bytes, inodes uint64) {
+func (ls *Store) Used() (bytes, inodes uint64) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	for _, l := range ls.m {
@@ -138,7 +138,7 @@ const (
 // Usage tells what the writable layer of key occupies: bytes allocated on disk,
 // and inodes. It answers from memory, and has the layer walked in the background
 // if the answer is getting old.
-func (ls *leases) Usage(key string) (bytes, inodes uint64, err error) {
+func (ls *Store) Usage(key string) (bytes, inodes uint64, err error) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	l, ok := ls.m[key]
@@ -154,7 +154,7 @@ func (ls *leases) Usage(key string) (bytes, inodes uint64, err error) {
 }
 
 // refresh walks the writable layer of l, its volumes included.
-func (ls *leases) refresh(key string, l *lease) {
+func (ls *Store) refresh(key string, l *lease) {
 	begin := time.Now()
 	got, err := layer.Occupied(ls.life, filepath.Join(ls.path(key), "fs"))
 	if err == nil {
@@ -180,7 +180,7 @@ func (ls *leases) refresh(key string, l *lease) {
 
 // refreshAll walks all writable layers, one after the other, so that what they
 // occupy is known soon after a start.
-func (ls *leases) refreshAll() {
+func (ls *Store) refreshAll() {
 	ls.mu.Lock()
 	all := maps.Clone(ls.m)
 	ls.mu.Unlock()

@@ -1,4 +1,4 @@
-package image
+package rootfs
 
 import (
 	"errors"
@@ -27,7 +27,7 @@ type IDMap struct {
 
 // CheckIDMap tries a mount with an IDMap on the file systems that the store is on. The error
 // says why it cannot be used.
-func (ls *leases) CheckIDMap() (err error) {
+func (ls *Store) CheckIDMap() (err error) {
 	if err := ls.checkReach(); err != nil {
 		return err
 	}
@@ -65,7 +65,7 @@ func (ls *leases) CheckIDMap() (err error) {
 
 // checkReach looks whether the users of a user namespace, who are nobody outside,
 // can reach root file systems at all.
-func (ls *leases) checkReach() error {
+func (ls *Store) checkReach() error {
 	dir, err := filepath.EvalSymlinks(ls.state)
 	if err != nil {
 		return err

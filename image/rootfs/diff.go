@@ -1,4 +1,4 @@
-package image
+package rootfs
 
 import (
 	"archive/tar"
@@ -26,7 +26,7 @@ import (
 // Diff writes the changes in the root file system of key as a tar stream, with all
 // that is in its volumes, and returns the paths that were removed, absolute and sorted. Nobody may write to it
 // meanwhile. Sockets are left out: who listened on them makes them anew.
-func (ls *leases) Diff(ctx context.Context, key string, w io.Writer) (deleted []string, err error) {
+func (ls *Store) Diff(ctx context.Context, key string, w io.Writer) (deleted []string, err error) {
 	l, fresh, err := ls.begin(key)
 	if err != nil {
 		return nil, err
@@ -268,7 +268,7 @@ func has(file, attribute string) bool {
 // Apply makes the changes of a diff in the mounted root file system of key, in
 // which nothing may run yet. Whoever made the diff is hostile, as with a layer:
 // fault.Invalid blames it.
-func (ls *leases) Apply(ctx context.Context, key string, r io.Reader, deleted []string) error {
+func (ls *Store) Apply(ctx context.Context, key string, r io.Reader, deleted []string) error {
 	l, fresh, err := ls.begin(key)
 	if err != nil {
 		return err
