@@ -85,7 +85,7 @@ test-kubelet: all ## hold the agent against the real kubelet, which is built fir
 	cd test/kubelet && $(GO) build -ldflags "-s -w" -o ../../.cache/kubelet k8s.io/kubernetes/cmd/kubelet
 	cd test/kubelet && CRISP_BIN=$(CURDIR)/bin $(GO) test -count 1 -timeout 20m -v $(ARGS) .
 
-fuzz: deps ## run every fuzz target for TIME=30s each, to find inputs that fail (root; ARGS="-run image.Fuzz", -keep)
+fuzz: deps ## run every fuzz target for TIME=30s each, to find inputs that fail (root; ARGS="-run ^image/", -keep)
 	$(GO) run ./test/fuzz -tags "$(TAGS)" -time $(or $(TIME),30s) $(ARGS)
 
 soak: all ## run everything at once for TIME=10m, with random kills, and look what is left of it (root; SEED=…; ARGS="-stuck .": beside stuck things)

@@ -32,12 +32,12 @@ type leaseRecord struct {
 // A lease is one root file system, mounted or not. It is busy while one
 // goroutine mounts or unmounts it; that one alone changes record and held.
 type lease struct {
-	record leaseRecord    // guarded by leases.mu
-	held   []*layer.Layer // guarded by leases.mu
+	record leaseRecord    // guarded by Store.mu
+	held   []*layer.Layer // guarded by Store.mu
 
-	busy  bool        // guarded by leases.mu
-	usage layer.Usage // guarded by leases.mu
-	next  time.Time   // before that it is not read again; guarded by leases.mu
+	busy  bool        // guarded by Store.mu
+	usage layer.Usage // guarded by Store.mu
+	next  time.Time   // before that it is not read again; guarded by Store.mu
 }
 
 func (ls *Store) path(key string) string { return filepath.Join(ls.dir, key) }

@@ -28,6 +28,7 @@ var layers = map[string][][]string{
 	"image": {
 		{"blob"},
 		{"layer", "registry"},
+		{"rootfs"},
 		{"."},
 	},
 	"oci": {

@@ -37,7 +37,7 @@ const module = "github.com/crisp-cri/crisp"
 
 func main() {
 	each := flag.Duration("time", 30*time.Second, "how long each target runs")
-	only := flag.String("run", "", "only targets whose package and name match the `regexp`, as in \"image.FuzzUnpack$\"")
+	only := flag.String("run", "", "only targets whose package and name match the `regexp`, as in \"layer.FuzzUnpack$\"")
 	keep := flag.Bool("keep", false, "fuzz nothing, but take what was found into testdata/fuzz")
 	tags := flag.String("tags", "", "build `tags`")
 	flag.Parse()
