@@ -118,6 +118,8 @@ func (ls *Store) usage(l *lease) layer.Usage {
 	return l.usage
 }
 
+// Used adds up what all writable layers occupied when they were last walked: bytes
+// allocated on disk, and inodes.
 func (ls *Store) Used() (bytes, inodes uint64) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
