@@ -107,14 +107,20 @@ const (
 	removeRetryMax = 10 * time.Minute
 )
 
-// later deletes a tree that is in nobody's way, and occupies u, in the background. While it cannot be
-// removed it stays in the figures, as it does on the disk.
+// later deletes a tree that is in nobody's way, and occupies u, in the background. While it
+// cannot be removed it stays in the figures, as it does on the disk.
 func (rs *removals) later(path string, u Usage) {
 	n, r := rs.add(u)
 	rs.background.Go(func() {
 		err := rs.remove(path)
+		if err == nil {
+			rs.forget(n) // before anybody who waits for it looks at the figures
+		}
 		close(r.over)
-		if err != nil && rs.life.Err() == nil {
+		if err == nil {
+			return
+		}
+		if rs.life.Err() == nil {
 			rs.log.Error("leftover of the image store was not removed, and will be tried again", "err", err)
 		}
 		for pause := removeRetry; err != nil; pause = min(2*pause, removeRetryMax) {
