@@ -36,8 +36,7 @@ type Store struct {
 
 	settings atomic.Pointer[Settings]
 
-	life context.Context // of background work
-	end  context.CancelFunc
+	end context.CancelFunc // of background work
 }
 
 // Open opens the store below o.Root, and makes it if it is not there. It removes
@@ -47,16 +46,21 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 	if o.Log == nil {
 		o.Log = slog.Default()
 	}
-	s := &Store{o: o, log: o.Log}
-	s.life, s.end = context.WithCancel(context.WithoutCancel(ctx))
-	s.registries = registry.New(filepath.Join(o.Root, "staging"), o.Log, o.Settings.Settings)
+	life, end := context.WithCancel(context.WithoutCancel(ctx))
+	defer func() {
+		if err != nil {
+			end()
+		}
+	}()
+	s := &Store{o: o, log: o.Log, end: end}
+	s.registries = registry.New(s.staging(), o.Log, o.Settings.Settings)
 	s.Reconfigure(o.Settings)
 	for _, d := range []struct {
 		path string
 		mode fs.FileMode
 	}{
 		{o.Root, 0o700}, // before what is in it, which others may see
-		{filepath.Join(o.Root, "layers"), 0o700}, {filepath.Join(o.Root, "staging"), 0o700}, {filepath.Join(o.Root, "rw"), 0o700},
+		{filepath.Join(o.Root, "layers"), 0o700}, {s.staging(), 0o700}, {filepath.Join(o.Root, "rw"), 0o700},
 		{filepath.Join(o.Root, "empty"), 0o755}, // a layer without files
 		{o.State, 0o711},                        // user namespaces reach their root through it
 	} {
@@ -64,24 +68,18 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 			return nil, fmt.Errorf("make image store: %w", err)
 		}
 	}
-	defer func() {
-		if err != nil {
-			s.end()
-		}
-	}()
-	if s.layers, err = layer.Open(ctx, layer.Options{Root: o.Root, Unclean: o.Unclean, Life: s.life, Log: o.Log}); err != nil {
+	if s.layers, err = layer.Open(ctx, layer.Options{Root: o.Root, Unclean: o.Unclean, Life: life, Log: o.Log}); err != nil {
 		return nil, err
 	}
 	defer func() {
 		if err != nil {
-			s.end()
 			err = errors.Join(err, s.layers.Close())
 		}
 	}()
 	if err := s.findImages(); err != nil {
 		return nil, err
 	}
-	if s.rootfs, err = rootfs.Open(rootfs.Options{Root: o.Root, State: o.State, Layers: s.layers, Image: s.rootImage, Life: s.life, Log: o.Log}); err != nil {
+	if s.rootfs, err = rootfs.Open(rootfs.Options{Root: o.Root, State: o.State, Layers: s.layers, Image: s.rootImage, Life: life, Log: o.Log}); err != nil {
 		return nil, err
 	}
 	s.layers.DropUnheld()
