@@ -163,8 +163,8 @@ func (c *cli) besides(path, key string) ([]string, error) {
 	return others, nil
 }
 
-// runStop ends pods and, unlike delete, does nothing else: it is the word that
-// people try first.
+// runStop is delete, by the word that people try first. A pod that is wanted is started
+// again when it ends, so that nothing less would stop it.
 func runStop(c *cli, args []string) error {
 	return runDelete(c, args)
 }

@@ -64,7 +64,7 @@ var commands = []command{
 	{"port-forward", "POD [LOCAL:]PORT...", "serve ports of a pod on this machine", runPortForward},
 	{"debug", "POD --image IMAGE [--target CONTAINER] [-i] [-t] [-- COMMAND...]", "add a container to a pod that runs", runDebug},
 	{"delete", "pod/NAME|TYPE/NAME | -f FILE [--grace-period N] [--force] [--remove-manifest]", "delete objects", runDelete},
-	{"stop", "pod/NAME", "the same for pods", runStop},
+	{"stop", "pod/NAME", "delete a pod, as delete does: what was applied or run is gone for good, what comes from a manifest is only ended with --remove-manifest", runStop},
 	{"restart", "POD [-c CONTAINER]", "end the containers of a pod, which start again", runRestart},
 	{"wait", "pod/NAME --for=Ready|delete|phase=PHASE [--timeout 30s]", "wait for what a pod is to be", runWait},
 	{"events", "[--for pod/NAME] [-w]", "tell what has happened", runEvents},

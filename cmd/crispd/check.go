@@ -72,7 +72,7 @@ func checkKernel(f kernel.Features) []finding {
 		{"overlayfs", f.Overlay, "the root file system of every container is an overlay mount", true},
 		{"pidfd_open(2)", f.AtLeast(5, 3), "containers are waited for and signalled by pidfd", true},
 		{"recursive read-only mounts (mount_setattr, 5.12)", f.RecursiveRO, "recursive_read_only is refused and not advertised", false},
-		{"exit codes by pidfd (PIDFD_GET_INFO, 6.15)", f.PidfdInfo, "if the executor itself crashes, containers that end before a new one has them are reported as 255, Unknown", false},
+		{"exit codes by pidfd (PIDFD_GET_INFO, 6.15)", f.PidfdInfo, "if the executor itself crashes, each container that runs then is reported as 255, Unknown, whenever it ends", false},
 		{"ID-mapped layers (5.19) and user namespaces", f.IDMap, "pods with user namespaces are not possible", false},
 		{"seccomp filters", f.Seccomp, "RuntimeDefault confines nothing, Localhost profiles are refused", false},
 	}
