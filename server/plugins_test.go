@@ -3,10 +3,12 @@ package server
 import (
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/containerd/nri/pkg/api"
 	"github.com/google/go-cmp/cmp"
@@ -316,6 +318,31 @@ func TestPluginJoins(t *testing.T) {
 	if diff := cmp.Diff(want, learned); diff != "" {
 		t.Errorf("how often the plugin learned of each (-want +got):\n%s", diff)
 	}
+}
+
+// A plugin that joins waits for a creation to end. When that is undone, the plugins that
+// have heard of it are told, and must not wait for the one that joins.
+func TestPluginJoinsWhileUndone(t *testing.T) {
+	n := pluginNode(t)
+	wait, reached, open := gate()
+	n.join(t, "00", map[string]func() error{"CreateContainer": func() error { wait(); return errors.New("not this one") }})
+	sb := n.run(t, pod("web"))
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		// No error where this takes longer than a plugin may.
+		_, _ = n.CreateContainer(t.Context(), &cri.CreateContainerRequest{PodSandboxId: sb, Config: forever("refused")})
+	}()
+	<-reached
+	late := n.join(t, "10", map[string]func() error{"Synchronize": func() error { return nil }})
+	for stacks := make([]byte, 1<<20); !strings.Contains(string(stacks[:runtime.Stack(stacks, true)]), ".requestPluginSync("); {
+		time.Sleep(time.Millisecond)
+	}
+	open()
+	<-ended
+	<-late.ready
+	n.stopAndRemove(t, sb)
+	n.wantNothingLeft(t)
 }
 
 // A plugin that does not answer is dropped, and what it was asked about goes on.
