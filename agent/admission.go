@@ -12,28 +12,10 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// active are the pods that have not ended. One that has failed is active as long as a
-// container of it still has its grace: it holds its ports and its memory.
-func (c *care) active(pods []*v1.Pod) []*v1.Pod {
-	return slices.DeleteFunc(slices.Clone(pods), func(pod *v1.Pod) bool { return c.finished(pod) && !runs(c.status.Last(pod)) })
-}
-
-// runs reports whether a container of the pod runs.
-func runs(s *v1.PodStatus) bool {
-	return slices.ContainsFunc(slices.Concat(s.InitContainerStatuses, s.ContainerStatuses, s.EphemeralContainerStatuses), func(c v1.ContainerStatus) bool {
-		return c.State.Running != nil
-	})
-}
-
-// finished reports whether the pod has Failed or Succeeded.
-func (c *care) finished(pod *v1.Pod) bool {
-	return podsync.Terminal(c.status.Last(pod))
-}
-
 // beside are the pods that were let in before this one and have not ended.
 func (c *care) beside(pod *v1.Pod, others []*v1.Pod) []*v1.Pod {
 	there := map[types.UID]bool{}
-	list := slices.DeleteFunc(c.active(others), func(o *v1.Pod) bool {
+	list := slices.DeleteFunc(c.roster.active(others), func(o *v1.Pod) bool {
 		there[o.UID] = true
 		in := c.admitted[o.UID] || c.status.Last(o) != nil
 		return o.UID == pod.UID || !in
@@ -80,7 +62,7 @@ func (c *care) handlerOf(pod *v1.Pod) *cri.RuntimeHandlerFeatures {
 		}
 		handler = class.Handler
 	}
-	return c.driver.Features(handler)
+	return c.host.Features(handler)
 }
 
 // admit decides whether a new pod may run; others may have to go for it.

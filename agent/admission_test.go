@@ -21,9 +21,9 @@ import (
 func TestManyPodsAreAdmitted(t *testing.T) {
 	const many = 1000
 	loads, sums := 0, 0
-	a := &agent{node: node.New("n1", "", nil), gate: &gate.Gate{}, status: &status.Store{
-		Load: func(*v1.Pod) *v1.PodStatus { loads++; return nil },
-	}}
+	h := host{node: node.New("n1", "", nil), gate: &gate.Gate{}}
+	statuses := &status.Store{Load: func(*v1.Pod) *v1.PodStatus { loads++; return nil }}
+	a := &agent{node: h.node, gate: h.gate, host: h, status: statuses, roster: &roster{status: statuses}}
 	a.node.Edit(func(n *v1.Node) { n.Status.Allocatable[v1.ResourcePods] = resource.MustParse("2000") })
 	c := &care{
 		agent: a, events: event.Discard, evict: evict.New(evict.Options{Log: slog.New(slog.DiscardHandler)}),

@@ -40,8 +40,10 @@ import (
 	"github.com/crisp-cri/crisp/agent/desired"
 	"github.com/crisp-cri/crisp/agent/event"
 	"github.com/crisp-cri/crisp/agent/gate"
+	"github.com/crisp-cri/crisp/agent/idrange"
 	"github.com/crisp-cri/crisp/agent/keyring"
 	"github.com/crisp-cri/crisp/agent/measure"
+	"github.com/crisp-cri/crisp/agent/node"
 	"github.com/crisp-cri/crisp/agent/pleg"
 	"github.com/crisp-cri/crisp/agent/podfiles"
 	"github.com/crisp-cri/crisp/agent/podsync"
@@ -116,10 +118,7 @@ func Run(ctx context.Context, o Options) error {
 		return err
 	}
 	defer stop()
-	c, err := a.newCare(events)
-	if err != nil {
-		return err
-	}
+	c := a.newCare(events)
 	a.tellManager(ctx)
 	defer sdnotify.Notify("STOPPING=1")
 	updates := make(chan source.Update)
@@ -160,38 +159,44 @@ func newAgent(ctx context.Context, o Options, events *event.Store) (*agent, erro
 	if err != nil {
 		return nil, err
 	}
-	driver := crix.New(crix.Options{
-		Plugins: plugins, Pulled: ledger,
-		Objects: wanted, Events: events,
-		Root: o.Root, Files: files, NodeName: o.NodeName, NodeIPs: ips.get,
-		ResolvConf: o.ResolvConf, ClusterDNS: o.ClusterDNS, ClusterDomain: o.ClusterDomain,
-		SeccompDefault: o.SeccompDefault, NoCPUQuota: o.NoCPUQuota, Pulls: o.Pulls, MaxBackoff: o.MaxBackoff, Log: o.Log,
-	})
 	if err := podfiles.RecordEndpoint(o.Root, o.Endpoint); err != nil {
 		return nil, err
 	}
+	ids, err := idrange.Open(filepath.Join(o.Root, "pods"), o.Log)
+	if err != nil {
+		return nil, err
+	}
 	wanted.Resume(files.Accepted(), files.LoadStatus)
+	statuses := &status.Store{HostIPs: ips.get, Load: files.LoadStatus, Save: files.SaveStatus, Log: o.Log}
+	r := &roster{wanted: wanted, files: files, status: statuses}
+	h := host{addresses: ips, node: node.New(o.NodeName, o.Serve.Version, ips.get()), gate: &gate.Gate{Log: o.Log}}
+	g := &grants{care: o.Care, noQuota: o.NoCPUQuota, host: h, roster: r, ids: ids}
+	driver := crix.New(crix.Options{
+		Root: o.Root, Files: files, NodeName: o.NodeName, Host: h, Grants: g, Objects: wanted, Plugins: plugins, Pulled: ledger,
+		ResolvConf: o.ResolvConf, ClusterDNS: o.ClusterDNS, ClusterDomain: o.ClusterDomain,
+		SeccompDefault: o.SeccompDefault, NoCPUQuota: o.NoCPUQuota, Pulls: o.Pulls, MaxBackoff: o.MaxBackoff, Events: events, Log: o.Log,
+	})
 	a := &agent{
 		Options:    o,
 		files:      files,
+		roster:     r,
+		host:       h,
+		grants:     g,
+		pulled:     ledger,
+		events:     events,
 		driver:     driver,
 		wanted:     wanted,
+		node:       h.node,
 		addresses:  ips,
 		shownIPs:   ips.get(),
 		counts:     measure.New(o.Log),
 		volumesDue: make(chan struct{}, 1),
-		gate:       &gate.Gate{Log: o.Log},
-		status: &status.Store{
-			HostIPs: ips.get,
-			Load:    files.LoadStatus,
-			Save:    files.SaveStatus,
-			Log:     o.Log,
-		},
+		gate:       h.gate,
+		status:     statuses,
 	}
 	a.status.Probes = a.probeResults
 	a.pleg = &pleg.Generator{Runtime: driver, Log: o.Log}
 	a.gate.Lists = a.pleg.Health
-	driver.Handlers = func() []string { return a.gate.Get().HandlerNames() }
 	a.probes = probe.New(ctx, probe.Options{
 		Ask:     probe.Prober{Exec: driver.ProbeExec},
 		Status:  a.status.Get,

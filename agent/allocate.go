@@ -2,8 +2,6 @@ package agent
 
 import (
 	"fmt"
-	"maps"
-	"sync"
 
 	"github.com/crisp-cri/crisp/agent/podsync"
 	v1 "k8s.io/api/core/v1"
@@ -11,41 +9,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
 )
-
-// resizes are those that a pod asks for and cannot have, now or ever.
-type resizes struct {
-	mu  sync.Mutex
-	why map[types.UID]podsync.Pending // guarded by mu
-}
-
-func (r *resizes) pending(uid types.UID) *podsync.Pending {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if p, ok := r.why[uid]; ok {
-		return &p
-	}
-	return nil
-}
-
-func (r *resizes) set(uid types.UID, p *podsync.Pending) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if p == nil {
-		delete(r.why, uid)
-		return
-	}
-	if r.why == nil {
-		r.why = map[types.UID]podsync.Pending{}
-	}
-	r.why[uid] = *p
-}
-
-// all returns the UIDs, to be looked at without the lock.
-func (r *resizes) all() map[types.UID]podsync.Pending {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return maps.Clone(r.why)
-}
 
 // allocate returns the pod with the resources that it may have: those it asks for,
 // or, if it asks for others than it was accepted with and they are not to be had,
@@ -56,47 +19,18 @@ func (a *agent) allocate(pod *v1.Pod) *v1.Pod {
 	}
 	was := a.files.Pod(pod.UID)
 	if was == nil || sameResources(pod, was) {
-		a.resizes.set(pod.UID, nil)
+		a.roster.resizes.set(pod.UID, nil)
 		return pod
 	}
 	why := a.infeasible(pod)
 	if why == nil && a.fits != nil {
-		why = a.fits(pod, a.allocated())
+		why = a.fits(pod, a.roster.allocated())
 	}
-	a.resizes.set(pod.UID, why)
+	a.roster.resizes.set(pod.UID, why)
 	if why == nil {
 		return pod
 	}
 	return holding(pod, was)
-}
-
-// allocated are the wanted pods with the resources that they may have: what one only
-// asks for takes no room.
-func (a *agent) allocated() []*v1.Pod {
-	pods := a.wanted.Pods()
-	pending := a.resizes.all()
-	for i, pod := range pods {
-		if _, ok := pending[pod.UID]; !ok {
-			continue
-		}
-		if was := a.files.Pod(pod.UID); was != nil {
-			pods[i] = holding(pod, was)
-		}
-	}
-	return pods
-}
-
-// holding returns the pod with the resources of was, which has the same containers.
-func holding(pod, was *v1.Pod) *v1.Pod {
-	kept := pod.DeepCopy()
-	for i := range kept.Spec.Containers {
-		kept.Spec.Containers[i].Resources = was.Spec.Containers[i].Resources
-	}
-	for i := range kept.Spec.InitContainers {
-		kept.Spec.InitContainers[i].Resources = was.Spec.InitContainers[i].Resources
-	}
-	kept.Spec.Resources = was.Spec.Resources
-	return kept
 }
 
 // sameResources reports whether both pods, which have the same containers, ask
@@ -118,7 +52,7 @@ func sameResources(a, b *v1.Pod) bool {
 // for all pods together. The words are the kubelet's of v1.35; since v1.36 the API
 // server, which there is none of here, refuses such a resize before a kubelet sees it.
 func (a *agent) infeasible(pod *v1.Pod) *podsync.Pending {
-	requests, allocatable := a.driver.Requests(pod), a.node.Node().Status.Allocatable
+	requests, allocatable := a.roster.requests(pod), a.node.Node().Status.Allocatable
 	for _, name := range []v1.ResourceName{v1.ResourceMemory, v1.ResourceCPU} {
 		has, known := allocatable[name]
 		if wants := requests[name]; known && wants.Cmp(has) > 0 {
@@ -134,9 +68,9 @@ func (a *agent) infeasible(pod *v1.Pod) *podsync.Pending {
 
 // retryResizes looks again at resizes that may have become possible.
 func (a *agent) retryResizes(wanted map[types.UID]bool) {
-	for uid, p := range a.resizes.all() {
+	for uid, p := range a.roster.resizes.all() {
 		if !wanted[uid] {
-			a.resizes.set(uid, nil)
+			a.roster.resizes.set(uid, nil)
 			continue
 		}
 		if p.Reason != v1.PodReasonDeferred {

@@ -4,18 +4,14 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"path/filepath"
 	"strings"
 	"time"
 
 	"github.com/crisp-cri/crisp/agent/admit"
-	"github.com/crisp-cri/crisp/agent/cgroup"
 	"github.com/crisp-cri/crisp/agent/event"
 	"github.com/crisp-cri/crisp/agent/evict"
-	"github.com/crisp-cri/crisp/agent/idrange"
 	"github.com/crisp-cri/crisp/agent/imagegc"
 	"github.com/crisp-cri/crisp/agent/logrotate"
-	"github.com/crisp-cri/crisp/agent/status"
 	"github.com/crisp-cri/crisp/agent/volume"
 	"github.com/crisp-cri/crisp/internal/periodic"
 	v1 "k8s.io/api/core/v1"
@@ -66,8 +62,6 @@ func (o *Care) reserved() v1.ResourceList {
 type care struct {
 	*agent
 	events  event.Recorder
-	cgroups *cgroup.Tree // nil: the runtime's
-	ids     *idrange.Pool
 	evict   *evict.Manager
 	collect *imagegc.Collector
 	// admitted are the pods that were let in and may have no status yet. Only the
@@ -79,14 +73,10 @@ type care struct {
 }
 
 // newCare returns what will look after the node, which is described from now on.
-func (a *agent) newCare(events event.Recorder) (*care, error) {
-	ids, err := idrange.Open(filepath.Join(a.Root, "pods"), a.Log)
-	if err != nil {
-		return nil, err
-	}
-	c := &care{agent: a, events: events, ids: ids, admitted: map[types.UID]bool{}, summed: map[types.UID]summed{}, sum: a.driver.Requests}
+func (a *agent) newCare(events event.Recorder) *care {
+	c := &care{agent: a, events: events, admitted: map[types.UID]bool{}, summed: map[types.UID]summed{}, sum: a.roster.requests}
 	c.describeNode()
-	return c, nil
+	return c
 }
 
 // tellSwap tells whoever trusts the node with Secrets that they may come to lie on a disk.
@@ -102,14 +92,6 @@ func (c *care) start(ctx context.Context) {
 	a, events := c.agent, c.events
 	c.openCgroups(ctx)
 	c.tellSwap(volume.MaySwap())
-	d := a.driver
-	d.Allocatable = func() v1.ResourceList { return a.node.Node().Status.Allocatable }
-	d.Features = func(handler string) *cri.RuntimeHandlerFeatures { return a.gate.Get().Handler(handler).GetFeatures() }
-	d.UserNS, d.Prepare, d.Release = c.userNS, c.prepare, c.release
-	if c.cgroups != nil {
-		d.CgroupParent = func(pod *v1.Pod) string { return c.cgroups.Parent(string(pod.UID), status.QOS(pod)) }
-		d.PodCgroup = c.limit
-	}
 	a.admit, a.room, a.fits = c.admit, c.room, c.fits
 	c.collect = imagegc.New(imagegc.Options{
 		Images: a.images, InUse: c.imagesInUse, Space: c.imageSpace,
@@ -127,13 +109,27 @@ func (c *care) start(ctx context.Context) {
 	})
 	go c.evict.Run(ctx)
 	if a.Care.LogSize > 0 {
-		go (&logrotate.Rotator{Runtime: d, Size: a.Care.LogSize, Files: a.Care.LogFiles, Period: a.Care.LogPeriod, Log: a.Log}).Run(ctx)
+		go (&logrotate.Rotator{Runtime: a.driver, Size: a.Care.LogSize, Files: a.Care.LogFiles, Period: a.Care.LogPeriod, Log: a.Log}).Run(ctx)
 	}
 	go c.keepVolumes(ctx)
 	go periodic.Run(ctx, sweeping, c.sweep)
 	go watchOOM(ctx, a.Log, func(text string) {
 		events.Event(event.Node(a.NodeName), v1.EventTypeWarning, "SystemOOM", text)
 	})
+}
+
+// openCgroups makes the cgroups above those of pods, as the runtime's cgroup driver
+// wants them.
+func (c *care) openCgroups(ctx context.Context) {
+	driver := "cgroupfs"
+	if resp, err := c.runtime.RuntimeConfig(ctx); err == nil && resp.GetLinux().GetCgroupDriver() == cri.CgroupDriver_SYSTEMD {
+		driver = "systemd"
+	}
+	c.cgroupDriver.Store(&driver)
+	if err := c.grants.open(c.runtime, driver == "systemd", c.node.Node().Status.Capacity.DeepCopy()); err != nil {
+		c.Log.WarnContext(ctx, "pods have no cgroups of their own", "err", err)
+		c.events.Event(event.Node(c.NodeName), v1.EventTypeWarning, "CgroupsUnavailable", err.Error())
+	}
 }
 
 func (c *care) describeNode() {

@@ -45,8 +45,8 @@ func (c *care) imagesInUse(ctx context.Context) (map[string]bool, error) {
 			used[name] = true
 		}
 	}
-	accepted := slices.DeleteFunc(c.files.Accepted(), func(pod *v1.Pod) bool { return c.finished(pod) && c.driver.Clean(pod.UID) })
-	for _, pod := range slices.Concat(c.active(c.wanted.Pods()), accepted) {
+	accepted := slices.DeleteFunc(c.files.Accepted(), func(pod *v1.Pod) bool { return c.roster.finished(pod) && c.driver.Clean(pod.UID) })
+	for _, pod := range slices.Concat(c.roster.active(c.wanted.Pods()), accepted) {
 		for i := range pod.Spec.Volumes {
 			if image := pod.Spec.Volumes[i].Image; image != nil {
 				if resp, err := c.images.ImageStatus(ctx, &cri.ImageSpec{Image: image.Reference}, false); err == nil {

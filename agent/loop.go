@@ -10,6 +10,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/api"
 	"github.com/crisp-cri/crisp/agent/crix"
 	"github.com/crisp-cri/crisp/agent/desired"
+	"github.com/crisp-cri/crisp/agent/event"
 	"github.com/crisp-cri/crisp/agent/gate"
 	"github.com/crisp-cri/crisp/agent/measure"
 	"github.com/crisp-cri/crisp/agent/node"
@@ -17,6 +18,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/podfiles"
 	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/agent/probe"
+	"github.com/crisp-cri/crisp/agent/pulled"
 	"github.com/crisp-cri/crisp/agent/source"
 	"github.com/crisp-cri/crisp/agent/status"
 	"github.com/crisp-cri/crisp/agent/store"
@@ -30,6 +32,11 @@ import (
 type agent struct {
 	Options
 	files  *podfiles.Store
+	roster *roster
+	host   host
+	grants *grants
+	pulled *pulled.Ledger
+	events event.Recorder
 	driver *crix.Driver
 	wanted *desired.Manager
 	status *status.Store
@@ -59,7 +66,6 @@ type agent struct {
 	// resources; nil is yes.
 	fits func(pod *v1.Pod, others []*v1.Pod) *podsync.Pending
 
-	resizes resizes
 	// volumesDue tells that objects have changed which volumes may show.
 	volumesDue chan struct{}
 	pool       atomic.Pointer[worker.Pool]
@@ -235,7 +241,7 @@ func (a *agent) judge(c desired.Change) *podsync.Verdict {
 			return nil
 		}
 	}
-	return a.admit(c.Pod, a.allocated())
+	return a.admit(c.Pod, a.roster.allocated())
 }
 
 // mayRetry reports whether a pod was rejected and may be asked about again: it has no
@@ -262,10 +268,10 @@ func (a *agent) retryRejected() {
 		return
 	}
 	for _, pod := range a.wanted.Pods() {
-		if s := a.status.Get(pod.UID); s == nil || !mayRetry(pod, s) || !a.room(pod, a.allocated()) {
+		if s := a.status.Get(pod.UID); s == nil || !mayRetry(pod, s) || !a.room(pod, a.roster.allocated()) {
 			continue
 		}
-		if v := a.admit(pod, a.allocated()); v == nil && a.dropStatus(pod) {
+		if v := a.admit(pod, a.roster.allocated()); v == nil && a.dropStatus(pod) {
 			a.Log.Info("rejected pod fits now", "pod", podsync.KeyOf(pod).String())
 			pool.Admit(podsync.KeyOf(pod), a.allocate(pod))
 		}
@@ -286,7 +292,7 @@ func (b backend) Observe(ctx context.Context, key podsync.Key, pod *v1.Pod) (pod
 	}
 	have.Probes = b.a.probeResults(pod, have)
 	have.Scarce = b.a.scarce.Load()
-	have.Pending = b.a.resizes.pending(pod.UID)
+	have.Pending = b.a.roster.resizes.pending(pod.UID)
 	return have, nil
 }
 
@@ -306,7 +312,7 @@ func (b backend) Report(pod *v1.Pod, have podsync.Have) *v1.PodStatus {
 	}
 	now := b.a.status.Report(pod, have)
 	if now != nil {
-		tellBackoffs(b.Events, pod, old, now)
+		tellBackoffs(b.a.events, pod, old, now)
 		if err := b.a.files.Change(pod); err != nil {
 			b.a.Log.Warn("pod not kept", "pod", podsync.KeyOf(pod).String(), "err", err)
 		}

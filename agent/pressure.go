@@ -104,13 +104,13 @@ func pidsNow() (o evict.Observation, ok bool) {
 // usage is evict.Options.Pods.
 func (c *care) usage(ctx context.Context, all bool) ([]evict.Pod, error) {
 	var pods []evict.Pod
-	for _, pod := range c.active(c.allocated()) {
-		if c.finished(pod) {
+	for _, pod := range c.roster.active(c.roster.allocated()) {
+		if c.roster.finished(pod) {
 			continue // it is ending already
 		}
 		if all || bounded(pod) {
 			pods = append(pods, evict.Pod{
-				Pod: pod, Requests: c.driver.Requests(pod), Use: map[v1.ResourceName]int64{}, Containers: map[string]int64{}, Volumes: map[string]int64{},
+				Pod: pod, Requests: c.roster.requests(pod), Use: map[v1.ResourceName]int64{}, Containers: map[string]int64{}, Volumes: map[string]int64{},
 			})
 		}
 	}

@@ -38,7 +38,7 @@ func (c *care) removeDead(ctx context.Context) {
 	defer c.scarce.Store(false)
 	finished := map[string]podsync.Key{}
 	for _, pod := range c.wanted.Pods() {
-		if c.finished(pod) {
+		if c.roster.finished(pod) {
 			finished[string(pod.UID)] = podsync.KeyOf(pod)
 		}
 	}

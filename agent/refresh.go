@@ -25,7 +25,7 @@ func (c *care) keepVolumes(ctx context.Context) {
 		case <-tick.C:
 		case <-c.volumesDue:
 		}
-		for _, pod := range c.active(c.wanted.Pods()) {
+		for _, pod := range c.roster.active(c.wanted.Pods()) {
 			err := c.driver.Volumes().Refresh(pod)
 			if err == nil {
 				delete(told, pod.UID)

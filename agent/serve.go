@@ -24,7 +24,6 @@ import (
 	"github.com/crisp-cri/crisp/agent/event"
 	"github.com/crisp-cri/crisp/agent/gate"
 	"github.com/crisp-cri/crisp/agent/manifest"
-	"github.com/crisp-cri/crisp/agent/node"
 	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/agent/store"
 	"github.com/crisp-cri/crisp/internal/atomicfile"
@@ -54,7 +53,6 @@ func (a *agent) serve(ctx context.Context, events *event.Store) (stop func(), er
 		return nil, err
 	}
 	a.loadDebugged()
-	a.node = node.New(a.NodeName, a.Serve.Version, a.shownIPs)
 	a.gate.Changed = a.runtimeChanged
 	a.api = api.New(api.Options{
 		Version: a.Serve.Version, Wanted: a.wanted, Store: a.store, Events: events, Node: a.node,

@@ -36,10 +36,7 @@ func (c *care) sweep(ctx context.Context) {
 	for _, dir := range dirs {
 		known[dir.Name()] = true
 	}
-	if c.cgroups != nil {
-		err = errors.Join(c.weigh(), c.cgroups.Sweep(func(uid string) bool { return known[uid] }))
-	}
-	if err = errors.Join(err, c.sweepLogs(known), c.sweepLinks(), c.prunePulled(ctx)); err != nil {
+	if err = errors.Join(c.grants.sweep(known), c.sweepLogs(known), c.sweepLinks(), c.prunePulled(ctx)); err != nil {
 		c.Log.WarnContext(ctx, "not all that was left behind could be removed", "err", err)
 	}
 }
@@ -81,7 +78,7 @@ func (c *care) prunePulled(ctx context.Context) error {
 	for _, image := range images {
 		there[image.Id] = true
 	}
-	return c.driver.Pulled.Prune(func(id string) bool { return there[id] }, c.pruned)
+	return c.pulled.Prune(func(id string) bool { return there[id] }, c.pruned)
 }
 
 // sweepLinks removes links to logs of this agent's pods that are gone.

@@ -45,10 +45,10 @@ func (d *Driver) removeContainer(ctx context.Context, id string) error {
 // runSandbox prepares the pod's files and runs its sandbox.
 func (d *Driver) runSandbox(ctx context.Context, pod *v1.Pod, a podsync.Action) error {
 	warn := func(reason, format string, args ...any) {
-		d.Events.Event(event.Pod(pod), v1.EventTypeWarning, reason, fmt.Sprintf(format, args...))
+		d.o.Events.Event(event.Pod(pod), v1.EventTypeWarning, reason, fmt.Sprintf(format, args...))
 	}
 	if a.Attempt > 0 {
-		d.Events.Event(event.Pod(pod), v1.EventTypeNormal, "SandboxChanged", "Pod sandbox changed, it will be killed and re-created.")
+		d.o.Events.Event(event.Pod(pod), v1.EventTypeNormal, "SandboxChanged", "Pod sandbox changed, it will be killed and re-created.")
 	}
 	if err := d.ready(ctx, pod.Spec.HostNetwork); err != nil {
 		warn(reasonOf(err), "%v", err)
@@ -90,10 +90,7 @@ func (d *Driver) prepare(ctx context.Context, pod *v1.Pod) error {
 	if err := d.makeFiles(pod); err != nil {
 		return reasoned("FailedMount", fmt.Errorf("pod %s: %w", podsync.KeyOf(pod), err))
 	}
-	if d.Prepare == nil {
-		return nil
-	}
-	err := d.Prepare(ctx, pod)
+	err := d.o.Grants.Prepare(ctx, pod)
 	if reasonOf(err) == "" {
 		err = reasoned("FailedMount", err)
 	}

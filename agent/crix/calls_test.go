@@ -165,7 +165,7 @@ func record(t *testing.T, spec string) (*Driver, *recorder, *v1.Pod) {
 	root := t.TempDir()
 	d := New(Options{
 		Root: root, Files: files(t, root), NodeName: "n1", ClusterDomain: "cluster.local",
-		Objects: shelf{}, Events: r, Handlers: func() []string { return []string{"", "alt"} }, Log: slog.New(slog.DiscardHandler),
+		Objects: shelf{}, Events: r, Host: host{handlers: []string{"", "alt"}}, Log: slog.New(slog.DiscardHandler),
 	})
 	d.Connect(r, r)
 	list, _, err := manifest.Read("web.yaml", []byte("apiVersion: v1\nkind: Pod\nmetadata: {name: web}\nspec:\n"+spec), manifest.Options{NodeName: "n1"})
@@ -295,7 +295,7 @@ func TestStopOrphan(t *testing.T) {
 	id := begin(t, d, pod)["a"]
 	r.calls = nil
 	r.exec = func() error { return errors.New("secret") }
-	if err := os.RemoveAll(filepath.Join(d.Root, "pods")); err != nil {
+	if err := os.RemoveAll(filepath.Join(d.o.Root, "pods")); err != nil {
 		t.Fatal(err)
 	}
 	next := again(t, d)
@@ -377,7 +377,7 @@ func TestPullSecrets(t *testing.T) {
 	}
 	r.refuse = "new"
 	pod.Spec.ImagePullSecrets = pod.Spec.ImagePullSecrets[:1]
-	if err := os.WriteFile(filepath.Join(d.Root, "config.json"), []byte(`{"auths": {"reg.example": {"username": "node", "password": "new"}}}`), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(d.o.Root, "config.json"), []byte(`{"auths": {"reg.example": {"username": "node", "password": "new"}}}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	_, _, err := d.pull(t.Context(), pod, &pod.Spec.Containers[0], &cri.ImageSpec{Image: "reg.example/app"}, nil)
@@ -425,11 +425,11 @@ func TestResize(t *testing.T) {
 // pull it itself, and the registry decides.
 func TestPulledWithASecret(t *testing.T) {
 	d, r, with := record(t, "  imagePullSecrets: [{name: pull}]\n  containers: [{name: a, image: reg.example/app, imagePullPolicy: IfNotPresent}]\n")
-	ledger, err := pulled.Open(d.Root, pulled.NeverVerifyPreloaded, nil)
+	ledger, err := pulled.Open(d.o.Root, pulled.NeverVerifyPreloaded, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	d.Pulled = ledger
+	d.o.Pulled = ledger
 	begin(t, d, with)
 	r.expect(t, `0 run web "" overhead 0`, "0 pull reg.example/app:latest near", "0 create a 0", "0 start")
 

@@ -62,12 +62,12 @@ func (d *Driver) references(pod *v1.Pod, c *v1.Container) (podspec.References, e
 	refs := podspec.References{ConfigMaps: map[string]*v1.ConfigMap{}, Secrets: map[string]*v1.Secret{}, Files: map[podspec.FileRef]podspec.EnvFile{}}
 	var problems []error
 	configMap := func(name string) {
-		o, err := d.Objects.ConfigMap(pod.Namespace, name)
+		o, err := d.o.Objects.ConfigMap(pod.Namespace, name)
 		refs.ConfigMaps[name] = o
 		problems = append(problems, unlessNotFound(err))
 	}
 	secret := func(name string) {
-		o, err := d.Objects.Secret(pod.Namespace, name)
+		o, err := d.o.Objects.Secret(pod.Namespace, name)
 		refs.Secrets[name] = o
 		problems = append(problems, unlessNotFound(err))
 	}

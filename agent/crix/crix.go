@@ -16,7 +16,6 @@
 package crix
 
 import (
-	"context"
 	"log/slog"
 	"slices"
 	"strings"
@@ -32,56 +31,35 @@ import (
 	"github.com/crisp-cri/crisp/agent/volume"
 	v1 "k8s.io/api/core/v1"
 	internalapi "k8s.io/cri-api/pkg/apis"
-	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// Options are the facts of the node.
+// Options are what a Driver works with.
 type Options struct {
 	Root           string // the agent's directory, absolute
 	Files          *podfiles.Store
 	NodeName       string
-	NodeIPs        func() []string // addresses of the node now, primary first; nil is none
-	ResolvConf     string          // of the node; what pods get for dnsPolicy Default
-	ClusterDNS     []string        // name servers for dnsPolicy ClusterFirst; none: as Default
-	ClusterDomain  string          // what the names of pods with a subdomain end in
-	SeccompDefault bool            // RuntimeDefault for containers that name no profile
-	NoCPUQuota     bool            // do not enforce CPU limits
-	CPUPeriod      int64           // µs in which a CPU quota holds; 0 is 100000
+	ResolvConf     string   // of the node; what pods get for dnsPolicy Default
+	ClusterDNS     []string // name servers for dnsPolicy ClusterFirst; none: as Default
+	ClusterDomain  string   // what the names of pods with a subdomain end in
+	SeccompDefault bool     // RuntimeDefault for containers that name no profile
+	NoCPUQuota     bool     // do not enforce CPU limits
+	CPUPeriod      int64    // µs in which a CPU quota holds; 0 is 100000
 	Pulls          Pulls
 	MaxBackoff     time.Duration // of containers that exit again and again; 0 is 300 s
 
 	Plugins *keyring.Plugins // know more credentials; may be nil
 	Pulled  *pulled.Ledger   // who may use which image; nil: everybody all of them
 
+	Host    Host           // may be nil: nothing is known of it
+	Grants  Grants         // may be nil: none but the node's own IDs
 	Objects Objects        // may be nil: there are none
 	Events  event.Recorder // nil: they are not recorded
 	Log     *slog.Logger
-
-	// Allocatable is what the pods of the node can have together. May be nil: it is not
-	// known.
-	Allocatable func() v1.ResourceList
-	// Handlers are the names of the runtime's handlers, for a RuntimeClass to be
-	// checked against; none: it is not checked. May be nil.
-	Handlers func() []string
-	// Features are what a handler of the runtime can do; nil is nothing. May be nil.
-	Features func(handler string) *cri.RuntimeHandlerFeatures
-	// CgroupParent and UserNS say where a pod's cgroup is and which IDs it has.
-	// If nil, the runtime makes the cgroup and pods have the node's IDs.
-	CgroupParent func(*v1.Pod) string
-	UserNS       func(pod *v1.Pod, handler string) (*cri.UserNamespace, error)
-	// Prepare makes what a pod needs on this node besides its files, before its
-	// sandbox runs and before each of its containers starts; Release undoes it
-	// when nothing of the pod runs any more. Both may be repeated; may be nil.
-	Prepare func(context.Context, *v1.Pod) error
-	Release func(uid string) error
-	// PodCgroup is told of resources that have changed: after the runtime was,
-	// before the containers get more and after they got less. May be nil.
-	PodCgroup func(*v1.Pod) error
 }
 
 // A Driver carries out actions. It implements worker.Runtime but for Report.
 type Driver struct {
-	Options
+	o       Options
 	files   *podfiles.Store
 	runtime internalapi.RuntimeService
 	images  internalapi.ImageManagerService
@@ -105,8 +83,14 @@ func New(o Options) *Driver {
 	if o.Objects == nil {
 		o.Objects = none{}
 	}
+	if o.Host == nil {
+		o.Host = unknown{}
+	}
+	if o.Grants == nil {
+		o.Grants = ungranted{}
+	}
 	d := &Driver{
-		Options:  o,
+		o:        o,
 		agent:    agentID(o.Root),
 		kernel:   readKernel(),
 		pulls:    newQueue(o.Pulls),
@@ -137,5 +121,5 @@ func (d *Driver) tell(pod *v1.Pod, container, id, kind, reason, message string) 
 	case slices.ContainsFunc(pod.Spec.EphemeralContainers, func(c v1.EphemeralContainer) bool { return c.Name == container }):
 		list = "ephemeralContainers"
 	}
-	d.Events.Event(event.Container(pod, list, container), kind, reason, message)
+	d.o.Events.Event(event.Container(pod, list, container), kind, reason, message)
 }

@@ -17,7 +17,6 @@ import (
 	"github.com/crisp-cri/crisp/agent/podsync"
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 )
 
 func driver(t *testing.T) *Driver {
@@ -28,18 +27,21 @@ func driver(t *testing.T) *Driver {
 		t.Fatal(err)
 	}
 	d := New(Options{
-		Root: root, Files: files(t, root), NodeName: "n1", NodeIPs: func() []string { return []string{"192.0.2.1"} },
+		Root: root, Files: files(t, root), NodeName: "n1", Host: host{ips: []string{"192.0.2.1"}},
 		ResolvConf: resolv, SeccompDefault: true, Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
 	})
-	d.Allocatable = func() v1.ResourceList {
-		return v1.ResourceList{
-			v1.ResourceCPU: resource.MustParse("1750m"), v1.ResourceMemory: resource.MustParse("14Gi"),
-			v1.ResourceEphemeralStorage: resource.MustParse("90Gi"), v1.ResourceHugePagesPrefix + "2Mi": resource.MustParse("1Gi"),
-		}
-	}
 	d.kernel = podspec.Kernel{Memory: 16 << 30, Swap: true, HugePages: []string{"2MB"}}
 	return d
 }
+
+// A host is one of which this much is known.
+type host struct {
+	unknown
+	ips, handlers []string
+}
+
+func (h host) IPs() []string      { return h.ips }
+func (h host) Handlers() []string { return h.handlers }
 
 // files opens the store of the pods' files below root.
 func files(t *testing.T, root string) *podfiles.Store {
@@ -54,7 +56,7 @@ func files(t *testing.T, root string) *podfiles.Store {
 // again is the driver of the next agent.
 func again(t *testing.T, d *Driver) *Driver {
 	t.Helper()
-	o := d.Options
+	o := d.o
 	o.Files = files(t, o.Root)
 	return New(o)
 }
@@ -83,10 +85,10 @@ func TestFiles(t *testing.T) {
 	if err != nil || info.Mode().Perm() != 0o777 {
 		t.Errorf("emptyDir: %v, %v", info, err)
 	}
-	if err := os.MkdirAll(filepath.Join(filepath.Join(d.Root, "pods"), "half-made"), 0o755); err != nil {
+	if err := os.MkdirAll(filepath.Join(filepath.Join(d.o.Root, "pods"), "half-made"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(filepath.Join(d.Root, "pods"), "half-made", ".pod.json.1.tmp"), nil, 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(filepath.Join(d.o.Root, "pods"), "half-made", ".pod.json.1.tmp"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
 
@@ -100,7 +102,7 @@ func TestFiles(t *testing.T) {
 	if err := next.forgetFiles(uid); err != nil {
 		t.Fatal(err)
 	}
-	for _, dir := range []string{filepath.Join(d.Root, "pods"), filepath.Join(d.Root, "logs")} {
+	for _, dir := range []string{filepath.Join(d.o.Root, "pods"), filepath.Join(d.o.Root, "logs")} {
 		if entries, err := os.ReadDir(dir); err != nil || len(entries) > 0 {
 			t.Errorf("%s has %v, %v", dir, entries, err)
 		}
@@ -113,13 +115,24 @@ func TestFiles(t *testing.T) {
 	}
 }
 
+// releases notes who gives back what it was granted.
+type releases struct {
+	ungranted
+	released []string
+}
+
+func (r *releases) Release(uid string) error {
+	r.released = append(r.released, uid)
+	return nil
+}
+
 // A pod that has finished gives back its volumes and what else it was given on this
 // node. What is known of it stays, with its logs. It may be asked to twice, and by the
 // next agent; what begins again has its volumes again.
 func TestFinishedPodKeepsNoVolumes(t *testing.T) {
 	d := driver(t)
-	var released []string
-	d.Release = func(uid string) error { released = append(released, uid); return nil }
+	grants := &releases{}
+	d.o.Grants = grants
 	pod := read(t, "  containers: [{name: a, image: i}]\n  volumes: [{name: e, emptyDir: {}}]\n")
 	uid := string(pod.UID)
 	disk := d.volumes.Path(pod, &pod.Spec.Volumes[0])
@@ -137,8 +150,8 @@ func TestFinishedPodKeepsNoVolumes(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := os.Stat(disk); !errors.Is(err, fs.ErrNotExist) || !d.Clean(pod.UID) || !slices.Equal(released, []string{uid, uid}) {
-		t.Errorf("volume: %v, clean %v, released %v", err, d.Clean(pod.UID), released)
+	if _, err := os.Stat(disk); !errors.Is(err, fs.ErrNotExist) || !d.Clean(pod.UID) || !slices.Equal(grants.released, []string{uid, uid}) {
+		t.Errorf("volume: %v, clean %v, released %v", err, d.Clean(pod.UID), grants.released)
 	}
 	if _, err := os.Stat(d.files.LogDir(pod)); err != nil || d.files.LoadStatus(pod) == nil || len(d.files.Accepted()) != 1 {
 		t.Errorf("logs: %v, status %v, %d pods", err, d.files.LoadStatus(pod), len(d.files.Accepted()))
@@ -163,7 +176,7 @@ func TestUnknownFilesStay(t *testing.T) {
 		t.Fatal(err)
 	}
 	data := filepath.Join(d.volumes.Path(pod, &pod.Spec.Volumes[0]), "data")
-	kubelets := filepath.Join(filepath.Join(d.Root, "pods"), "4a5d7f0c", "volumes", "kubernetes.io~empty-dir", "v", "data")
+	kubelets := filepath.Join(filepath.Join(d.o.Root, "pods"), "4a5d7f0c", "volumes", "kubernetes.io~empty-dir", "v", "data")
 	if err := os.MkdirAll(filepath.Dir(kubelets), 0o750); err != nil {
 		t.Fatal(err)
 	}

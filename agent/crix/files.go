@@ -39,10 +39,8 @@ func (d *Driver) release(uid string) error {
 	if err := d.volumes.Remove(types.UID(uid)); err != nil {
 		return err
 	}
-	if d.Release != nil {
-		if err := d.Release(uid); err != nil {
-			return err
-		}
+	if err := d.o.Grants.Release(uid); err != nil {
+		return err
 	}
 	d.setClean(uid, true)
 	return nil

@@ -57,9 +57,9 @@ func (d *Driver) ensureImage(ctx, interrupt context.Context, pod *v1.Pod, c *v1.
 	if image, err = d.image(ctx, &cri.ImageSpec{Image: ref, RuntimeHandler: handler}); err == nil && image == nil {
 		err = reasoned("ImageInspectError", fmt.Errorf("image %s vanished after it was pulled", c.Image))
 	}
-	if err == nil && d.Pulled != nil {
-		if err := d.Pulled.Done(spec.Image, image.Id, by); err != nil { // others will have to pull it again
-			d.Log.WarnContext(ctx, "pull not noted", "err", err)
+	if err == nil && d.o.Pulled != nil {
+		if err := d.o.Pulled.Done(spec.Image, image.Id, by); err != nil { // others will have to pull it again
+			d.o.Log.WarnContext(ctx, "pull not noted", "err", err)
 		}
 	}
 	return ref, image, err
@@ -67,7 +67,7 @@ func (d *Driver) ensureImage(ctx, interrupt context.Context, pod *v1.Pod, c *v1.
 
 // mayUse reports whether a pod may use an image that is here: it could pull it.
 func (d *Driver) mayUse(pod *v1.Pod, name string, image *cri.Image) (bool, error) {
-	if d.Pulled == nil {
+	if d.o.Pulled == nil {
 		return true, nil
 	}
 	ring, _, err := d.ring(pod)
@@ -80,7 +80,7 @@ func (d *Driver) mayUse(pod *v1.Pod, name string, image *cri.Image) (bool, error
 			secrets = append(secrets, *c.Source)
 		}
 	}
-	return d.Pulled.MayUse(name, image.Id, secrets)
+	return d.o.Pulled.MayUse(name, image.Id, secrets)
 }
 
 // image asks for an image; nil is one that is not there.
@@ -117,16 +117,16 @@ func (d *Driver) pull(ctx context.Context, pod *v1.Pod, c *v1.Container, spec *c
 		return "", nil, err
 	}
 	defer done()
-	if d.Pulled != nil {
-		if err := d.Pulled.Begin(spec.Image); err != nil {
+	if d.o.Pulled != nil {
+		if err := d.o.Pulled.Begin(spec.Image); err != nil {
 			return "", nil, reasoned("ErrImagePull", err)
 		}
 		defer func() {
 			if err == nil {
 				return
 			}
-			if noteErr := d.Pulled.Failed(spec.Image); noteErr != nil { // others will have to pull it, if it came
-				d.Log.WarnContext(ctx, "end of a pull not noted", "err", noteErr)
+			if noteErr := d.o.Pulled.Failed(spec.Image); noteErr != nil { // others will have to pull it, if it came
+				d.o.Log.WarnContext(ctx, "end of a pull not noted", "err", noteErr)
 			}
 		}()
 	}
@@ -178,7 +178,7 @@ func (d *Driver) credentials(ctx context.Context, pod *v1.Pod, image string) ([]
 		return nil, err
 	}
 	if len(missing) > 0 {
-		d.Events.Event(event.Pod(pod), v1.EventTypeWarning, "FailedToRetrieveImagePullSecret",
+		d.o.Events.Event(event.Pod(pod), v1.EventTypeWarning, "FailedToRetrieveImagePullSecret",
 			fmt.Sprintf("Unable to retrieve some image pull secrets (%s); attempting to pull the image may not succeed.", strings.Join(missing, ", ")))
 	}
 	found := ring.Lookup(image)
@@ -186,13 +186,13 @@ func (d *Driver) credentials(ctx context.Context, pod *v1.Pod, image string) ([]
 	if node < 0 {
 		node = len(found)
 	}
-	return slices.Insert(found, node, d.Plugins.Lookup(ctx, image)...), nil
+	return slices.Insert(found, node, d.o.Plugins.Lookup(ctx, image)...), nil
 }
 
 // ring has the pod's pull secrets, but for those that are missing, and the node's own
 // credentials.
 func (d *Driver) ring(pod *v1.Pod) (ring *keyring.Ring, missing []string, err error) {
-	if ring, err = keyring.Load(filepath.Join(d.Root, "config.json")); err != nil {
+	if ring, err = keyring.Load(filepath.Join(d.o.Root, "config.json")); err != nil {
 		return nil, nil, err
 	}
 	var secrets []*v1.Secret
@@ -200,7 +200,7 @@ func (d *Driver) ring(pod *v1.Pod) (ring *keyring.Ring, missing []string, err er
 		if ref.Name == "" {
 			continue
 		}
-		s, err := d.Objects.Secret(pod.Namespace, ref.Name)
+		s, err := d.o.Objects.Secret(pod.Namespace, ref.Name)
 		if err != nil {
 			missing = append(missing, ref.Name)
 			continue

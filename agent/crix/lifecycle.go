@@ -83,16 +83,9 @@ func (d *Driver) addresses(ctx context.Context, pod *v1.Pod) ([]string, error) {
 			continue
 		}
 		if sb.HostNetwork {
-			return d.nodeIPs(), nil
+			return d.o.Host.IPs(), nil
 		}
 		return sb.IPs, nil
 	}
 	return nil, nil
-}
-
-func (d *Driver) nodeIPs() []string {
-	if d.NodeIPs == nil {
-		return nil
-	}
-	return d.NodeIPs()
 }

@@ -48,7 +48,7 @@ func (d *Driver) Reopen(ctx context.Context, id string) error {
 	return Fault(d.runtime.ReopenContainerLog(ctx, id))
 }
 
-// Running is logread.Options.Running of a container. One that the runtime does not
+// Running is logread.o.Running of a container. One that the runtime does not
 // know has ended; while the runtime is away, what ran goes on.
 func Running(runtime internalapi.RuntimeService, id string) func(context.Context) (bool, error) {
 	return func(ctx context.Context) (bool, error) {

@@ -60,7 +60,7 @@ func (d *Driver) Observe(ctx context.Context, key podsync.Key, pod *v1.Pod) (pod
 		}
 		now.containers[c.Id] = status
 		container := ContainerOf(c, status)
-		container.MaxBackoff = d.MaxBackoff
+		container.MaxBackoff = d.o.MaxBackoff
 		have.Containers = append(have.Containers, container)
 	}
 	d.remember(key, now)

@@ -27,8 +27,8 @@ func TestLoopbackNameServers(t *testing.T) {
 	} {
 		t.Run(test.what, func(t *testing.T) {
 			d, r, pod := record(t, "  containers: [{name: a, image: \"i:1\"}]\n"+test.spec)
-			d.ResolvConf, d.resolved = filepath.Join(t.TempDir(), "resolv.conf"), filepath.Join(t.TempDir(), "resolv.conf")
-			for path, text := range map[string]string{d.ResolvConf: test.node, d.resolved: test.behind} {
+			d.o.ResolvConf, d.resolved = filepath.Join(t.TempDir(), "resolv.conf"), filepath.Join(t.TempDir(), "resolv.conf")
+			for path, text := range map[string]string{d.o.ResolvConf: test.node, d.resolved: test.behind} {
 				if text == "" {
 					continue
 				}

@@ -67,10 +67,7 @@ func (d *Driver) resizeSandbox(ctx context.Context, pod *v1.Pod, id string) erro
 	if _, err := d.runtime.UpdatePodSandboxResources(ctx, req); err != nil && !unimplemented(err) {
 		return Fault(err)
 	}
-	if d.PodCgroup == nil {
-		return nil
-	}
-	return d.PodCgroup(pod)
+	return d.o.Grants.Resize(pod)
 }
 
 // resizeContainer changes one resource of a container that runs and leaves the

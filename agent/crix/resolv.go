@@ -17,11 +17,11 @@ const resolvedConf = "/run/systemd/resolve/resolv.conf"
 
 // nodeDNS reads what of the node's DNS the pod needs.
 func (d *Driver) nodeDNS(pod *v1.Pod) (dns podspec.NodeDNS, err error) {
-	if pod.Spec.DNSPolicy == v1.DNSNone || d.ResolvConf == "" {
+	if pod.Spec.DNSPolicy == v1.DNSNone || d.o.ResolvConf == "" {
 		return dns, nil
 	}
-	dns.Path = d.ResolvConf
-	if dns.Own, err = readResolvConf(d.ResolvConf); err != nil || !podspec.NeedsBehind(pod, dns.Own) {
+	dns.Path = d.o.ResolvConf
+	if dns.Own, err = readResolvConf(d.o.ResolvConf); err != nil || !podspec.NeedsBehind(pod, dns.Own) {
 		return dns, err
 	}
 	dns.Behind, err = readResolvConf(d.resolved)

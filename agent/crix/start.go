@@ -53,7 +53,7 @@ func (d *Driver) startContainer(ctx, interrupt context.Context, pod *v1.Pod, a p
 	}
 	in.IPs = IPs(status.GetStatus())
 	if pod.Spec.HostNetwork {
-		in.IPs = d.nodeIPs()
+		in.IPs = d.o.Host.IPs()
 	}
 	config, err := d.containerConfig(in, &podspec.Container{
 		Spec: c, Attempt: a.Attempt, Backoff: a.Backoff, Target: a.Target, Image: image, ImageRef: ref,
@@ -84,7 +84,7 @@ func (d *Driver) run(ctx, interrupt context.Context, pod *v1.Pod, c *v1.Containe
 	}
 	d.tell(pod, c.Name, id, v1.EventTypeNormal, "Started", "Container started")
 	if err := d.files.LinkLog(pod, c.Name, id, filepath.Join(sandbox.LogDirectory, config.LogPath)); err != nil {
-		d.Log.WarnContext(ctx, "log not linked", "container", c.Name, "err", err)
+		d.o.Log.WarnContext(ctx, "log not linked", "container", c.Name, "err", err)
 	}
 	if c.Lifecycle == nil || c.Lifecycle.PostStart == nil {
 		return nil
@@ -94,7 +94,7 @@ func (d *Driver) run(ctx, interrupt context.Context, pod *v1.Pod, c *v1.Containe
 		return nil // in the latter case the container is about to be stopped
 	}
 	// What the hook said is in no event and no status: it may be secret.
-	d.Log.WarnContext(ctx, "hook after the start failed", "container", c.Name, "err", err)
+	d.o.Log.WarnContext(ctx, "hook after the start failed", "container", c.Name, "err", err)
 	d.tell(pod, c.Name, id, v1.EventTypeWarning, "FailedPostStartHook", "PostStartHook failed")
 	now := make(chan struct{})
 	close(now)
@@ -103,7 +103,7 @@ func (d *Driver) run(ctx, interrupt context.Context, pod *v1.Pod, c *v1.Containe
 		kill.Grace = time.Duration(*grace) * time.Second
 	}
 	if err := d.Stop(interrupt, now, pod, kill); err != nil {
-		d.Log.WarnContext(ctx, "container whose hook failed runs on", "container", c.Name, "err", err)
+		d.o.Log.WarnContext(ctx, "container whose hook failed runs on", "container", c.Name, "err", err)
 	}
 	return reasoned("PostStartHookError", fmt.Errorf("hook after the start of container %s failed", c.Name))
 }

@@ -74,7 +74,7 @@ func (d *Driver) preStop(ctx context.Context, pod *v1.Pod, c *v1.Container, id s
 	limited, cancel := context.WithTimeout(ctx, time.Duration(left)*time.Second)
 	defer cancel()
 	if err := d.hook(limited, pod, c, id, c.Lifecycle.PreStop); err != nil && limited.Err() == nil {
-		d.Log.WarnContext(ctx, "hook before the end failed", "container", c.Name, "err", err)
+		d.o.Log.WarnContext(ctx, "hook before the end failed", "container", c.Name, "err", err)
 		d.tell(pod, c.Name, id, v1.EventTypeWarning, "FailedPreStopHook", "PreStopHook failed")
 	}
 	return int64(time.Since(begin) / time.Second)

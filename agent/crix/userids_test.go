@@ -50,9 +50,7 @@ func TestUserIDs(t *testing.T) {
 		"b": {Mode: cri.NamespaceMode_NODE},
 		"d": {Mode: cri.NamespaceMode_POD, Uids: ids(196608), Gids: ids(196608)},
 	}}
-	d, _, _ := record(t, "  containers: [{name: a, image: i}]\n")
-	d.Connect(runtime, nil)
-	got, err := d.UserIDs()
+	got, err := UserIDs(runtime)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -61,8 +59,7 @@ func TestUserIDs(t *testing.T) {
 		t.Errorf("IDs in use (-want +got):\n%s", diff)
 	}
 	runtime.err = status.Error(codes.Unavailable, "away")
-	d.Connect(runtime, nil)
-	if got, err := d.UserIDs(); err == nil {
+	if got, err := UserIDs(runtime); err == nil {
 		t.Errorf("of a runtime that does not answer: %v, %v", got, err)
 	}
 }

@@ -1,0 +1,25 @@
+package agent
+
+import (
+	"github.com/crisp-cri/crisp/agent/gate"
+	"github.com/crisp-cri/crisp/agent/node"
+	v1 "k8s.io/api/core/v1"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// A host is what the driver may know of this node. It is crix.Host.
+type host struct {
+	addresses *addresses
+	node      *node.State
+	gate      *gate.Gate
+}
+
+func (h host) IPs() []string { return h.addresses.get() }
+
+func (h host) Allocatable() v1.ResourceList { return h.node.Node().Status.Allocatable }
+
+func (h host) Handlers() []string { return h.gate.Get().HandlerNames() }
+
+func (h host) Features(handler string) *cri.RuntimeHandlerFeatures {
+	return h.gate.Get().Handler(handler).GetFeatures()
+}
