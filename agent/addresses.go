@@ -134,7 +134,7 @@ func (a *agent) showAddresses() {
 	a.Log.Info("addresses of the node changed", "from", a.shownIPs, "to", now)
 	a.shownIPs = now
 	a.node.SetAddresses(now)
-	if pool := a.pool.Load(); pool != nil {
+	if pool := a.workers.pool.Load(); pool != nil {
 		pool.WakeAll()
 	}
 }

@@ -6,22 +6,38 @@ import (
 
 	"github.com/crisp-cri/crisp/agent/admit"
 	"github.com/crisp-cri/crisp/agent/event"
+	"github.com/crisp-cri/crisp/agent/evict"
 	"github.com/crisp-cri/crisp/agent/podsync"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
+// An admission lets pods in. Only the loop uses it.
+type admission struct {
+	care    *Care
+	name    string // of the node
+	host    host
+	roster  *roster
+	workers *workers
+	evict   *evict.Manager
+	events  event.Recorder
+
+	admitted map[types.UID]bool   // pods that were let in and may have no status yet
+	summed   map[types.UID]summed // of pods that are not changed in place
+	sum      func(*v1.Pod) v1.ResourceList
+}
+
 // beside are the pods that were let in before this one and have not ended.
-func (c *care) beside(pod *v1.Pod, others []*v1.Pod) []*v1.Pod {
+func (d *admission) beside(pod *v1.Pod, others []*v1.Pod) []*v1.Pod {
 	there := map[types.UID]bool{}
-	list := slices.DeleteFunc(c.roster.active(others), func(o *v1.Pod) bool {
+	list := slices.DeleteFunc(d.roster.active(others), func(o *v1.Pod) bool {
 		there[o.UID] = true
-		in := c.admitted[o.UID] || c.status.Last(o) != nil
+		in := d.admitted[o.UID] || d.roster.status.Last(o) != nil
 		return o.UID == pod.UID || !in
 	})
-	maps.DeleteFunc(c.admitted, func(uid types.UID, _ bool) bool { return !there[uid] })
-	maps.DeleteFunc(c.summed, func(uid types.UID, _ summed) bool { return !there[uid] && uid != pod.UID })
+	maps.DeleteFunc(d.admitted, func(uid types.UID, _ bool) bool { return !there[uid] })
+	maps.DeleteFunc(d.summed, func(uid types.UID, _ summed) bool { return !there[uid] && uid != pod.UID })
 	return list
 }
 
@@ -33,69 +49,61 @@ type summed struct {
 
 // requests are those of a pod, with its overhead. They are summed once: each pod that
 // comes is held against all others. Who asks does not change them.
-func (c *care) requests(pod *v1.Pod) v1.ResourceList {
+func (d *admission) requests(pod *v1.Pod) v1.ResourceList {
 	if pod.Spec.RuntimeClassName != nil {
-		return c.sum(pod) // the overhead of its class may change
+		return d.sum(pod) // the overhead of its class may change
 	}
-	s := c.summed[pod.UID]
+	s := d.summed[pod.UID]
 	if s.pod != pod {
-		s = summed{pod, c.sum(pod)}
-		c.summed[pod.UID] = s
+		s = summed{pod, d.sum(pod)}
+		d.summed[pod.UID] = s
 	}
 	return s.requests
 }
 
-func (c *care) place() *admit.Node {
-	n := c.node.Node()
+func (d *admission) place() *admit.Node {
+	n := d.host.node.Node()
 	return &admit.Node{
-		Name: c.NodeName, Labels: n.Labels, Allocatable: n.Status.Allocatable, UnsafeSysctls: c.Care.UnsafeSysctls, NoPrivileged: c.Care.NoPrivileged,
-		Pressure: c.evict.Pressure(), Features: c.gate.Get().Features, Requests: c.requests, Handler: c.handlerOf,
+		Name: d.name, Labels: n.Labels, Allocatable: n.Status.Allocatable, UnsafeSysctls: d.care.UnsafeSysctls, NoPrivileged: d.care.NoPrivileged,
+		Pressure: d.evict.Pressure(), Features: d.host.gate.Get().Features, Requests: d.requests, Handler: d.handlerOf,
 	}
 }
 
-func (c *care) handlerOf(pod *v1.Pod) *cri.RuntimeHandlerFeatures {
+func (d *admission) handlerOf(pod *v1.Pod) *cri.RuntimeHandlerFeatures {
 	handler := ""
 	if pod.Spec.RuntimeClassName != nil {
-		class, err := c.wanted.RuntimeClass(*pod.Spec.RuntimeClassName)
+		class, err := d.roster.wanted.RuntimeClass(*pod.Spec.RuntimeClassName)
 		if err != nil {
 			return nil // it may come yet; the sandbox waits for it
 		}
 		handler = class.Handler
 	}
-	return c.host.Features(handler)
+	return d.host.Features(handler)
 }
 
 // admit decides whether a new pod may run; others may have to go for it.
-func (c *care) admit(pod *v1.Pod, others []*v1.Pod) *podsync.Verdict {
-	v, victims := admit.Check(pod, c.beside(pod, others), c.place())
+func (d *admission) admit(pod *v1.Pod, others []*v1.Pod) *podsync.Verdict {
+	v, victims := admit.Check(pod, d.beside(pod, others), d.place())
 	if v != nil {
-		c.events.Event(event.Pod(pod), v1.EventTypeWarning, v.Reason, v.Message)
+		d.events.Event(event.Pod(pod), v1.EventTypeWarning, v.Reason, v.Message)
 		return v
 	}
-	c.admitted[pod.UID] = true
+	d.admitted[pod.UID] = true
 	for _, victim := range victims {
-		c.end(victim, admit.Preempted())
+		d.workers.end(victim, admit.Preempted())
 	}
 	return nil
 }
 
 // room reports whether admit would let the pod in now.
-func (c *care) room(pod *v1.Pod, others []*v1.Pod) bool {
-	v, _ := admit.Check(pod, c.beside(pod, others), c.place())
+func (d *admission) room(pod *v1.Pod, others []*v1.Pod) bool {
+	v, _ := admit.Check(pod, d.beside(pod, others), d.place())
 	return v == nil
 }
 
-func (c *care) fits(pod *v1.Pod, others []*v1.Pod) *podsync.Pending {
-	if v := admit.Fits(pod, c.beside(pod, others), c.place()); v != nil {
+func (d *admission) fits(pod *v1.Pod, others []*v1.Pod) *podsync.Pending {
+	if v := admit.Fits(pod, d.beside(pod, others), d.place()); v != nil {
 		return &podsync.Pending{Reason: v1.PodReasonDeferred, Message: v.Message}
 	}
 	return nil
-}
-
-// end ends a pod for good.
-func (c *care) end(pod *v1.Pod, v podsync.Verdict) {
-	c.events.Event(event.Pod(pod), v1.EventTypeWarning, v.Reason, v.Message)
-	if pool := c.pool.Load(); pool != nil {
-		pool.Fail(podsync.KeyOf(pod), pod.UID, v)
-	}
 }

@@ -22,11 +22,10 @@ func TestManyPodsAreAdmitted(t *testing.T) {
 	const many = 1000
 	loads, sums := 0, 0
 	h := host{node: node.New("n1", "", nil), gate: &gate.Gate{}}
-	statuses := &status.Store{Load: func(*v1.Pod) *v1.PodStatus { loads++; return nil }}
-	a := &agent{node: h.node, gate: h.gate, host: h, status: statuses, roster: &roster{status: statuses}}
-	a.node.Edit(func(n *v1.Node) { n.Status.Allocatable[v1.ResourcePods] = resource.MustParse("2000") })
-	c := &care{
-		agent: a, events: event.Discard, evict: evict.New(evict.Options{Log: slog.New(slog.DiscardHandler)}),
+	h.node.Edit(func(n *v1.Node) { n.Status.Allocatable[v1.ResourcePods] = resource.MustParse("2000") })
+	d := &admission{
+		care: &Care{}, host: h, events: event.Discard, evict: evict.New(evict.Options{Log: slog.New(slog.DiscardHandler)}),
+		roster:   &roster{status: &status.Store{Load: func(*v1.Pod) *v1.PodStatus { loads++; return nil }}},
 		admitted: map[types.UID]bool{}, summed: map[types.UID]summed{},
 		sum: func(*v1.Pod) v1.ResourceList { sums++; return v1.ResourceList{} },
 	}
@@ -35,7 +34,7 @@ func TestManyPodsAreAdmitted(t *testing.T) {
 		pods = append(pods, &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("p", i), UID: types.UID(fmt.Sprint("u", i))}})
 	}
 	for _, pod := range pods {
-		if v := c.admit(pod, pods); v != nil {
+		if v := d.admit(pod, pods); v != nil {
 			t.Fatalf("%s: %+v", pod.Name, v)
 		}
 	}
@@ -44,7 +43,7 @@ func TestManyPodsAreAdmitted(t *testing.T) {
 	}
 	// One that has changed is summed anew.
 	changed := pods[0].DeepCopy()
-	if c.requests(changed); sums != many+1 {
+	if d.requests(changed); sums != many+1 {
 		t.Errorf("%d requests were summed after a change", sums)
 	}
 }

@@ -54,6 +54,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/sdnotify"
 	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/types"
 	internalapi "k8s.io/cri-api/pkg/apis"
 )
 
@@ -109,7 +110,7 @@ func Run(ctx context.Context, o Options) error {
 		return err
 	}
 	defer events.Close()
-	a, err := newAgent(ctx, o, events)
+	a, c, err := newAgent(ctx, o, events)
 	if err != nil {
 		return err
 	}
@@ -118,7 +119,6 @@ func Run(ctx context.Context, o Options) error {
 		return err
 	}
 	defer stop()
-	c := a.newCare(events)
 	a.tellManager(ctx)
 	defer sdnotify.Notify("STOPPING=1")
 	updates := make(chan source.Update)
@@ -135,36 +135,36 @@ func Run(ctx context.Context, o Options) error {
 		}
 		return err
 	}
-	c.start(ctx)
+	c.start(ctx, a.runtime, a.images)
 	a.loop(ctx, updates, held)
 	o.Log.Info("agent ended", "pods_stopped", o.StopPods)
 	return nil
 }
 
 // newAgent returns an agent that knows what an earlier one has left on disk, and no
-// runtime.
-func newAgent(ctx context.Context, o Options, events *event.Store) (*agent, error) {
+// runtime, and what will look after its node.
+func newAgent(ctx context.Context, o Options, events *event.Store) (*agent, *care, error) {
 	wanted, ips := desired.New(o.sources()), newAddresses(o.NodeIPs)
 	ledger, err := pulled.Open(o.Root, cmp.Or(o.PullPolicy, pulled.NeverVerifyPreloaded), o.PullUnasked)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	var plugins *keyring.Plugins
 	if o.Plugins != "" {
 		if plugins, err = keyring.LoadPlugins(o.Plugins, o.PluginDir, o.Log); err != nil {
-			return nil, fault.Invalid.Errorf("%v", err)
+			return nil, nil, fault.Invalid.Errorf("%v", err)
 		}
 	}
 	files, err := podfiles.Open(podfiles.Options{Root: o.Root, LogDir: o.LogDir, LogLinks: o.LogLinks, Log: o.Log})
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if err := podfiles.RecordEndpoint(o.Root, o.Endpoint); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	ids, err := idrange.Open(filepath.Join(o.Root, "pods"), o.Log)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	wanted.Resume(files.Accepted(), files.LoadStatus)
 	statuses := &status.Store{HostIPs: ips.get, Load: files.LoadStatus, Save: files.SaveStatus, Log: o.Log}
@@ -176,13 +176,16 @@ func newAgent(ctx context.Context, o Options, events *event.Store) (*agent, erro
 		ResolvConf: o.ResolvConf, ClusterDNS: o.ClusterDNS, ClusterDomain: o.ClusterDomain,
 		SeccompDefault: o.SeccompDefault, NoCPUQuota: o.NoCPUQuota, Pulls: o.Pulls, MaxBackoff: o.MaxBackoff, Events: events, Log: o.Log,
 	})
+	w := &workers{events: events}
+	c := newCare(care{
+		o: o, host: h, wanted: wanted, files: files, roster: r, grants: g, driver: driver, pulled: ledger, workers: w, events: events, volumesDue: make(chan struct{}, 1),
+	})
 	a := &agent{
 		Options:    o,
 		files:      files,
 		roster:     r,
 		host:       h,
 		grants:     g,
-		pulled:     ledger,
 		events:     events,
 		driver:     driver,
 		wanted:     wanted,
@@ -190,9 +193,14 @@ func newAgent(ctx context.Context, o Options, events *event.Store) (*agent, erro
 		addresses:  ips,
 		shownIPs:   ips.get(),
 		counts:     measure.New(o.Log),
-		volumesDue: make(chan struct{}, 1),
+		volumesDue: c.volumesDue,
+		workers:    w,
 		gate:       h.gate,
 		status:     statuses,
+		admission: &admission{
+			care: &o.Care, name: o.NodeName, host: h, roster: r, workers: w, evict: c.evict, events: events,
+			admitted: map[types.UID]bool{}, summed: map[types.UID]summed{}, sum: r.requests,
+		},
 	}
 	a.status.Probes = a.probeResults
 	a.pleg = &pleg.Generator{Runtime: driver, Log: o.Log}
@@ -204,7 +212,7 @@ func newAgent(ctx context.Context, o Options, events *event.Store) (*agent, erro
 		Events:  events,
 		Log:     o.Log,
 	})
-	return a, nil
+	return a, c, nil
 }
 
 // connected takes in the runtime, which has answered.

@@ -23,8 +23,8 @@ func (a *agent) allocate(pod *v1.Pod) *v1.Pod {
 		return pod
 	}
 	why := a.infeasible(pod)
-	if why == nil && a.fits != nil {
-		why = a.fits(pod, a.roster.allocated())
+	if why == nil {
+		why = a.admission.fits(pod, a.roster.allocated())
 	}
 	a.roster.resizes.set(pod.UID, why)
 	if why == nil {
@@ -77,7 +77,7 @@ func (a *agent) retryResizes(wanted map[types.UID]bool) {
 			continue
 		}
 		for _, pod := range a.wanted.Pods() {
-			if pool := a.pool.Load(); pod.UID == uid && pool != nil {
+			if pool := a.workers.pool.Load(); pod.UID == uid && pool != nil {
 				pool.Set(podsync.KeyOf(pod), a.allocate(pod))
 			}
 		}

@@ -22,7 +22,7 @@ func (l *told) Event(on v1.ObjectReference, _, reason, _ string) {
 func TestSwapIsTold(t *testing.T) {
 	for _, may := range []bool{true, false} {
 		var events told
-		c := &care{agent: &agent{Options: Options{NodeName: "n1"}}, events: &events}
+		c := &care{o: Options{NodeName: "n1"}, events: &events}
 		c.tellSwap(may)
 		if got := slices.Equal(events, []string{"Node n1 PossibleMemoryBackedVolumesOnDisk"}); got != may || len(events) > 1 {
 			t.Errorf("it may swap: %v, told %q", may, events)

@@ -54,7 +54,7 @@ func (a *agent) kubeletConfig() map[string]any {
 	}
 	config["evictionHard"], config["evictionSoft"], config["evictionSoftGracePeriod"] = hard, soft, graces
 	config["evictionMinimumReclaim"] = evict.Texts(c.EvictReclaim)
-	if driver := a.cgroupDriver.Load(); driver != nil {
+	if driver := a.grants.driver.Load(); driver != nil {
 		config["cgroupDriver"] = *driver
 	}
 	for key, address := range map[string]string{"readOnlyPort": a.Serve.ReadOnly, "healthzPort": a.Serve.Health} {

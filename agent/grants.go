@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 
 	"github.com/crisp-cri/crisp/agent/admit"
 	"github.com/crisp-cri/crisp/agent/cgroup"
@@ -29,17 +30,23 @@ type grants struct {
 	// where the runtime puts them.
 	runtime internalapi.RuntimeService
 	cgroups *cgroup.Tree
+	driver  atomic.Pointer[string] // the runtime's cgroup driver, by the kubelet's name; nil until it is known
 }
 
-// open makes the cgroups above those of pods, before the first pod is given anything.
-// Without them pods run all the same.
-func (g *grants) open(runtime internalapi.RuntimeService, systemd bool, capacity v1.ResourceList) (err error) {
+// open makes the cgroups above those of pods, as the runtime's cgroup driver wants them,
+// before the first pod is given anything. Without them pods run all the same.
+func (g *grants) open(ctx context.Context, runtime internalapi.RuntimeService) (err error) {
 	g.runtime = runtime
+	driver := "cgroupfs"
+	if resp, err := runtime.RuntimeConfig(ctx); err == nil && resp.GetLinux().GetCgroupDriver() == cri.CgroupDriver_SYSTEMD {
+		driver = "systemd"
+	}
+	g.driver.Store(&driver)
 	if g.care.NoPodCgroups {
 		return nil
 	}
-	all := admit.Allocatable(capacity, g.care.reserved())
-	g.cgroups, err = cgroup.Open(g.care.CgroupRoot, systemd, cgroup.Limits{Shares: cgroup.Shares(all.Cpu().MilliValue()), Memory: all.Memory().Value()})
+	all := admit.Allocatable(g.host.node.Node().Status.Capacity.DeepCopy(), g.care.reserved())
+	g.cgroups, err = cgroup.Open(g.care.CgroupRoot, driver == "systemd", cgroup.Limits{Shares: cgroup.Shares(all.Cpu().MilliValue()), Memory: all.Memory().Value()})
 	return err
 }
 

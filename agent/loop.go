@@ -18,7 +18,6 @@ import (
 	"github.com/crisp-cri/crisp/agent/podfiles"
 	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/agent/probe"
-	"github.com/crisp-cri/crisp/agent/pulled"
 	"github.com/crisp-cri/crisp/agent/source"
 	"github.com/crisp-cri/crisp/agent/status"
 	"github.com/crisp-cri/crisp/agent/store"
@@ -35,7 +34,6 @@ type agent struct {
 	roster *roster
 	host   host
 	grants *grants
-	pulled *pulled.Ledger
 	events event.Recorder
 	driver *crix.Driver
 	wanted *desired.Manager
@@ -51,25 +49,14 @@ type agent struct {
 	shownIPs  []string // addresses that the node shows; only the loop uses it
 
 	// The runtime, once it has answered; nil before.
-	runtime      internalapi.RuntimeService
-	images       internalapi.ImageManagerService
-	cgroupDriver atomic.Pointer[string] // by the kubelet's name; nil until it is known
-	counts       *measure.Counts        // of what is asked of the runtime
-	// admit, if not nil, is asked about each pod that is new on this node. A
-	// verdict rejects it.
-	admit func(pod *v1.Pod, others []*v1.Pod) *podsync.Verdict
-
-	// room, if not nil, is asked whether a pod that was rejected would be let in now.
-	room func(pod *v1.Pod, others []*v1.Pod) bool
-
-	// fits, if not nil, is asked whether a pod that runs may have other
-	// resources; nil is yes.
-	fits func(pod *v1.Pod, others []*v1.Pod) *podsync.Pending
-
+	runtime internalapi.RuntimeService
+	images  internalapi.ImageManagerService
+	counts  *measure.Counts // of what is asked of the runtime
+	// admission decides which pods may run here.
+	admission *admission
 	// volumesDue tells that objects have changed which volumes may show.
 	volumesDue chan struct{}
-	pool       atomic.Pointer[worker.Pool]
-	scarce     atomic.Bool   // there is too little disk: workers remove dead containers
+	workers    *workers
 	early      []podsync.Key // in the runtime before the source has reported
 	beat       atomic.Int64  // when the loop last began a turn; Unix ns
 }
@@ -92,7 +79,7 @@ func (a *agent) loop(ctx context.Context, updates <-chan source.Update, held []d
 	changes := make(chan pleg.Change)
 	pool := worker.NewPool(ctx, backend{a.driver, a}, a.Log)
 	pool.Ended = a.ended
-	a.pool.Store(pool)
+	a.workers.pool.Store(pool)
 	a.apply(ctx, pool, held)
 	if a.wanted.Ready() {
 		a.ready(pool)
@@ -140,13 +127,6 @@ func (a *agent) LoopHealth() error {
 		return fmt.Errorf("the loop has stood still for %s", still.Round(time.Second))
 	}
 	return nil
-}
-
-// wake has the worker of key look at its pod.
-func (a *agent) wake(key podsync.Key) {
-	if pool := a.pool.Load(); pool != nil {
-		pool.Wake(key)
-	}
 }
 
 // housekeep ends the probes of pods that are not wanted any more, and looks after
@@ -233,7 +213,7 @@ func (a *agent) apply(ctx context.Context, pool *worker.Pool, changes []desired.
 // is not asked about again: it runs. One that was rejected is, for there may be room
 // now; but not that of a workload, which has another in its place.
 func (a *agent) judge(c desired.Change) *podsync.Verdict {
-	if c.Op != desired.Add || a.admit == nil {
+	if c.Op != desired.Add {
 		return nil
 	}
 	if s := a.files.LoadStatus(c.Pod); s != nil {
@@ -241,7 +221,7 @@ func (a *agent) judge(c desired.Change) *podsync.Verdict {
 			return nil
 		}
 	}
-	return a.admit(c.Pod, a.roster.allocated())
+	return a.admission.admit(c.Pod, a.roster.allocated())
 }
 
 // mayRetry reports whether a pod was rejected and may be asked about again: it has no
@@ -263,15 +243,15 @@ func (a *agent) dropStatus(pod *v1.Pod) bool {
 // retryRejected lets in the rejected pods that fit now: others have gone or changed, or
 // the pressure is over. As long as they do not, nothing is told again.
 func (a *agent) retryRejected() {
-	pool := a.pool.Load()
-	if a.room == nil || pool == nil {
+	pool := a.workers.pool.Load()
+	if pool == nil {
 		return
 	}
 	for _, pod := range a.wanted.Pods() {
-		if s := a.status.Get(pod.UID); s == nil || !mayRetry(pod, s) || !a.room(pod, a.roster.allocated()) {
+		if s := a.status.Get(pod.UID); s == nil || !mayRetry(pod, s) || !a.admission.room(pod, a.roster.allocated()) {
 			continue
 		}
-		if v := a.admit(pod, a.roster.allocated()); v == nil && a.dropStatus(pod) {
+		if v := a.admission.admit(pod, a.roster.allocated()); v == nil && a.dropStatus(pod) {
 			a.Log.Info("rejected pod fits now", "pod", podsync.KeyOf(pod).String())
 			pool.Admit(podsync.KeyOf(pod), a.allocate(pod))
 		}
@@ -291,7 +271,7 @@ func (b backend) Observe(ctx context.Context, key podsync.Key, pod *v1.Pod) (pod
 		return have, err
 	}
 	have.Probes = b.a.probeResults(pod, have)
-	have.Scarce = b.a.scarce.Load()
+	have.Scarce = b.a.workers.scarce.Load()
 	have.Pending = b.a.roster.resizes.pending(pod.UID)
 	return have, nil
 }
@@ -347,7 +327,7 @@ func (a *agent) probed(key podsync.Key) {
 			a.api.Poke()
 		}
 	}
-	a.wake(key)
+	a.workers.wake(key)
 }
 
 // probe has the pod probed as its status wants it. While it ends only readiness

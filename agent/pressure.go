@@ -27,7 +27,7 @@ func (c *care) measure(ctx context.Context) map[evict.Signal]evict.Observation {
 	if o, ok := pidsNow(); ok {
 		now[evict.PIDs] = o
 	}
-	if bytes, inodes, err := space(c.Root); err == nil {
+	if bytes, inodes, err := space(c.o.Root); err == nil {
 		now[evict.NodeFS] = bytes
 		if inodes.Capacity > 0 { // some file systems have no fixed number
 			now[evict.NodeInodes] = inodes
@@ -62,7 +62,7 @@ func (c *care) apart() bool {
 		return false
 	}
 	var node, images unix.Stat_t
-	if unix.Stat(c.Root, &node) != nil || unix.Stat(dir, &images) != nil {
+	if unix.Stat(c.o.Root, &node) != nil || unix.Stat(dir, &images) != nil {
 		return false
 	}
 	return node.Dev != images.Dev

@@ -15,10 +15,10 @@ func (c *care) reclaim(ctx context.Context) {
 	c.removeDead(ctx)
 	freed, err := c.collect.FreeAll(ctx)
 	if err != nil {
-		c.Log.WarnContext(ctx, "unused images not removed", "err", err)
+		c.o.Log.WarnContext(ctx, "unused images not removed", "err", err)
 		return
 	}
-	c.Log.InfoContext(ctx, "unused images removed for want of space", "bytes", freed)
+	c.o.Log.InfoContext(ctx, "unused images removed for want of space", "bytes", freed)
 }
 
 const (
@@ -30,12 +30,12 @@ const (
 // removeDead has the workers remove the dead containers of pods that have finished,
 // whose images then have no user, and what was run before in the others.
 func (c *care) removeDead(ctx context.Context) {
-	pool := c.pool.Load()
+	pool := c.workers.pool.Load()
 	if pool == nil {
 		return
 	}
-	c.scarce.Store(true)
-	defer c.scarce.Store(false)
+	c.workers.scarce.Store(true)
+	defer c.workers.scarce.Store(false)
 	finished := map[string]podsync.Key{}
 	for _, pod := range c.wanted.Pods() {
 		if c.roster.finished(pod) {

@@ -301,7 +301,7 @@ func isLocal(hostport string) bool {
 
 // restart has the worker of a pod stop containers of it.
 func (a *agent) restart(pod *v1.Pod, ids []string, grace *time.Duration) bool {
-	pool := a.pool.Load()
+	pool := a.workers.pool.Load()
 	return pool != nil && pool.Restart(podsync.KeyOf(pod), pod.UID, ids, grace)
 }
 

@@ -28,26 +28,26 @@ func (c *care) sweep(ctx context.Context) {
 	for _, pod := range c.wanted.Pods() {
 		known[string(pod.UID)] = true
 	}
-	dirs, err := os.ReadDir(filepath.Join(c.Root, "pods")) // also of pods whose record cannot be read
+	dirs, err := os.ReadDir(filepath.Join(c.o.Root, "pods")) // also of pods whose record cannot be read
 	if err != nil {
-		c.Log.WarnContext(ctx, "what was left behind is not known", "err", err)
+		c.o.Log.WarnContext(ctx, "what was left behind is not known", "err", err)
 		return
 	}
 	for _, dir := range dirs {
 		known[dir.Name()] = true
 	}
 	if err = errors.Join(c.grants.sweep(known), c.sweepLogs(known), c.sweepLinks(), c.prunePulled(ctx)); err != nil {
-		c.Log.WarnContext(ctx, "not all that was left behind could be removed", "err", err)
+		c.o.Log.WarnContext(ctx, "not all that was left behind could be removed", "err", err)
 	}
 }
 
 // sweepLogs removes the logs of pods that are not known, if all logs there are
 // this agent's.
 func (c *care) sweepLogs(known map[string]bool) error {
-	if rest, err := filepath.Rel(c.Root, c.LogDir); err != nil || !filepath.IsLocal(rest) {
+	if rest, err := filepath.Rel(c.o.Root, c.o.LogDir); err != nil || !filepath.IsLocal(rest) {
 		return nil
 	}
-	entries, err := os.ReadDir(c.LogDir)
+	entries, err := os.ReadDir(c.o.LogDir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -59,7 +59,7 @@ func (c *care) sweepLogs(known map[string]bool) error {
 		if info, infoErr := e.Info(); infoErr != nil || time.Since(info.ModTime()) < sweeping {
 			continue // its pod may be about to be accepted
 		}
-		err = errors.Join(err, os.RemoveAll(filepath.Join(c.LogDir, e.Name())))
+		err = errors.Join(err, os.RemoveAll(filepath.Join(c.o.LogDir, e.Name())))
 	}
 	return err
 }
@@ -83,17 +83,17 @@ func (c *care) prunePulled(ctx context.Context) error {
 
 // sweepLinks removes links to logs of this agent's pods that are gone.
 func (c *care) sweepLinks() error {
-	if c.LogLinks == "" {
+	if c.o.LogLinks == "" {
 		return nil
 	}
-	entries, err := os.ReadDir(c.LogLinks)
+	entries, err := os.ReadDir(c.o.LogLinks)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	for _, e := range entries {
-		link := filepath.Join(c.LogLinks, e.Name())
+		link := filepath.Join(c.o.LogLinks, e.Name())
 		target, readErr := os.Readlink(link)
-		if rest, relErr := filepath.Rel(c.LogDir, target); readErr != nil || relErr != nil || !filepath.IsLocal(rest) {
+		if rest, relErr := filepath.Rel(c.o.LogDir, target); readErr != nil || relErr != nil || !filepath.IsLocal(rest) {
 			continue
 		}
 		if _, statErr := os.Stat(target); errors.Is(statErr, fs.ErrNotExist) {

@@ -1,0 +1,32 @@
+package agent
+
+import (
+	"sync/atomic"
+
+	"github.com/crisp-cri/crisp/agent/event"
+	"github.com/crisp-cri/crisp/agent/podsync"
+	"github.com/crisp-cri/crisp/agent/worker"
+	v1 "k8s.io/api/core/v1"
+)
+
+// workers are those of all pods. There are none before the loop begins.
+type workers struct {
+	events event.Recorder
+	pool   atomic.Pointer[worker.Pool]
+	scarce atomic.Bool // there is too little disk: dead containers are removed
+}
+
+// wake has the worker of key look at its pod.
+func (w *workers) wake(key podsync.Key) {
+	if pool := w.pool.Load(); pool != nil {
+		pool.Wake(key)
+	}
+}
+
+// end ends a pod for good.
+func (w *workers) end(pod *v1.Pod, v podsync.Verdict) {
+	w.events.Event(event.Pod(pod), v1.EventTypeWarning, v.Reason, v.Message)
+	if pool := w.pool.Load(); pool != nil {
+		pool.Fail(podsync.KeyOf(pod), pod.UID, v)
+	}
+}
