@@ -11,7 +11,6 @@ import (
 
 	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/agent/status"
-	"github.com/crisp-cri/crisp/internal/fault"
 	v1 "k8s.io/api/core/v1"
 )
 
@@ -259,48 +258,4 @@ func (c *cli) describeEvents(namespace string, t target) error {
 		fmt.Fprintln(w, "  "+strings.Join(eventCells(e), "\t"))
 	}
 	return w.Flush()
-}
-
-// runExport prints an object as a manifest that makes it again.
-func runExport(c *cli, args []string) error {
-	var namespace, output string
-	fs := c.flags("export")
-	namespaceFlag(fs, &namespace)
-	fs.StringVar(&output, "o", "yaml", "`form`: yaml or json")
-	rest, err := c.parse(fs, args)
-	if err != nil {
-		return err
-	}
-	what, err := targets(rest, true)
-	if err != nil || len(what) != 1 || what[0].name == "" {
-		return usageError("export takes one object: pod/NAME")
-	}
-	items, _, err := c.collect(what, getOptions{namespace: namespace})
-	if err != nil {
-		return err
-	}
-	if len(items) == 0 {
-		return fault.NotFound.Errorf("there is no %s", what[0])
-	}
-	o := items[0].Object
-	delete(o, "status")
-	meta, _ := o["metadata"].(map[string]any)
-	for _, key := range []string{"uid", "resourceVersion", "generation", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds"} {
-		delete(meta, key)
-	}
-	annotations, _ := meta["annotations"].(map[string]any)
-	for key := range annotations {
-		if strings.HasPrefix(key, "io.crisp.") || strings.HasPrefix(key, "kubernetes.io/config.") {
-			delete(annotations, key)
-		}
-	}
-	if len(annotations) == 0 {
-		delete(meta, "annotations")
-	}
-	if spec, ok := o["spec"].(map[string]any); ok {
-		for _, key := range []string{"nodeName", "ephemeralContainers"} {
-			delete(spec, key)
-		}
-	}
-	return c.printValue(o, output)
 }

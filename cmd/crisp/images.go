@@ -8,7 +8,6 @@ import (
 	"text/tabwriter"
 
 	"github.com/crisp-cri/crisp/agent/crix"
-	"github.com/crisp-cri/crisp/internal/fault"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
@@ -68,52 +67,4 @@ func size(bytes uint64) string {
 		f, units = f/1000, units[1:]
 	}
 	return strings.TrimSuffix(fmt.Sprintf("%.1f", f), ".0") + units[0]
-}
-
-func runPull(c *cli, args []string) error {
-	rest, err := c.parse(c.flags("pull"), args)
-	if err != nil {
-		return err
-	}
-	if len(rest) != 1 {
-		return usageError("pull takes one image")
-	}
-	_, service, err := c.connect()
-	if err != nil {
-		return err
-	}
-	ref, err := service.PullImage(c.ctx, &cri.ImageSpec{Image: rest[0], UserSpecifiedImage: rest[0]}, nil, nil)
-	if err != nil {
-		return fmt.Errorf("pull %s: %w", rest[0], crix.Fault(err))
-	}
-	fmt.Fprintln(c.stdout, ref)
-	return nil
-}
-
-func runRemoveImages(c *cli, args []string) error {
-	rest, err := c.parse(c.flags("rmi"), args)
-	if err != nil {
-		return err
-	}
-	if len(rest) == 0 {
-		return usageError("rmi takes the images to remove")
-	}
-	_, service, err := c.connect()
-	if err != nil {
-		return err
-	}
-	for _, name := range rest {
-		resp, err := service.ImageStatus(c.ctx, &cri.ImageSpec{Image: name}, false)
-		if err != nil {
-			return crix.Fault(err)
-		}
-		if resp.GetImage() == nil { // CRI's RemoveImage would say nothing
-			return fault.NotFound.Errorf("there is no image %s", name)
-		}
-		if err := service.RemoveImage(c.ctx, &cri.ImageSpec{Image: name}); err != nil {
-			return fmt.Errorf("remove image %s: %w", name, crix.Fault(err))
-		}
-		fmt.Fprintln(c.stdout, name)
-	}
-	return nil
 }

@@ -1,0 +1,71 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/crisp-cri/crisp/agent/desired"
+	"github.com/crisp-cri/crisp/agent/status"
+	v1 "k8s.io/api/core/v1"
+)
+
+// runSources shows each manifest, what it defines, how that is, and what is wrong.
+func runSources(c *cli, args []string) error {
+	var output string
+	fs := c.flags("sources")
+	fs.StringVar(&output, "o", "", "`form`: json or yaml")
+	rest, err := c.parse(fs, args)
+	if err != nil {
+		return err
+	}
+	if len(rest) > 0 || !slices.Contains([]string{"", "json", "yaml"}, output) {
+		return usageError("sources takes no argument but -o json or yaml")
+	}
+	var sources []desired.SourceState
+	if err := c.fetch("/crisp/v1/sources", nil, &sources); err != nil {
+		return err
+	}
+	if output != "" {
+		return c.printValue(sources, output)
+	}
+	var pods v1.PodList
+	if err := c.fetch("/pods", nil, &pods); err != nil {
+		return err
+	}
+	states := map[string]string{}
+	for i := range pods.Items {
+		p := &pods.Items[i]
+		states["pod "+p.Namespace+"/"+p.Name] = status.Word(p)
+	}
+	t := tabwriter.NewWriter(c.stdout, 0, 0, 3, ' ', 0)
+	fmt.Fprintln(t, "SOURCE\tMANIFEST\tOBJECT\tSTATE")
+	for _, s := range sources {
+		if !s.Reported {
+			fmt.Fprintf(t, "%s\t\t\tnot read yet\n", s.Name)
+		}
+		for _, f := range s.Files {
+			if f.Error != "" || len(f.Objects) == 0 {
+				fmt.Fprintf(t, "%s\t%s\t\t%s\n", s.Name, f.Path, or(strings.ReplaceAll(f.Error, "\n", "; "), "empty"))
+			}
+			for _, o := range f.Objects {
+				fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", s.Name, f.Path, o, or(states[o], "known"))
+			}
+			for _, w := range f.Warnings {
+				fmt.Fprintf(t, "%s\t%s\t\twarning: %s\n", s.Name, f.Path, w)
+			}
+		}
+	}
+	return t.Flush()
+}
+
+func sourceWord(s desired.SourceState, bad int) string {
+	switch {
+	case !s.Reported:
+		return "has not been read yet"
+	case bad > 0:
+		return fmt.Sprintf("%d manifests, %d of them broken: see crisp sources", len(s.Files), bad)
+	}
+	return fmt.Sprintf("%d manifests", len(s.Files))
+}
