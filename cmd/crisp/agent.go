@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"io"
 	"log/slog"
@@ -15,23 +16,25 @@ import (
 	"github.com/crisp-cri/crisp/agent"
 	"github.com/crisp-cri/crisp/agent/pulled"
 	"github.com/crisp-cri/crisp/internal/logctx"
+	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 	internalapi "k8s.io/cri-api/pkg/apis"
 )
 
-func runAgent(c *cli, args []string) error {
+func agentCommand(c *cli) *cobra.Command {
 	o := agent.Options{}
 	var headers list
 	var nodeIP, clusterDNS, config, level, pullPolicy, pullUnasked string
-	fs := c.flags("agent")
+	cmd := &cobra.Command{Use: "agent --manifests DIR [flags]", Short: "run the pods of a directory of manifests"}
+	fs := cmd.Flags()
 	alias := func(p *string, value, about string, names ...string) {
 		fs.StringVar(p, names[0], value, about)
 		for _, name := range names[1:] {
-			fs.StringVar(p, name, value, "the same as --"+names[0]+", by the kubelet's name")
+			fs.StringVar(p, name, value, "the same `value` as --"+names[0]+", by the kubelet's name")
 		}
 	}
 	alias(&o.Manifests, "/etc/crisp/pods", "`directory` of the manifests", "manifests", "pod-manifest-path")
-	alias(&o.Root, c.agentRoot, "the agent's own `directory`", "root", "root-dir")
+	alias(&o.Root, "", "the agent's own `directory` (default: that of --agent-root)", "root", "root-dir")
 	alias(&o.LogDir, "", "`directory` of the pods' logs (default ROOT/logs)", "log-dir", "pod-logs-dir")
 	alias(&o.NodeName, "", "`name` of this node (default: the host name)", "node-name", "hostname-override")
 	fs.StringVar(&nodeIP, "node-ip", "", "`addresses` of this node, with a comma between them (default: found out)")
@@ -59,78 +62,79 @@ func runAgent(c *cli, args []string) error {
 	takeCare := careFlags(fs, &o.Care)
 	c.kubeletFlags(fs)
 	fs.StringVar(&level, "log-level", "info", "debug, info, warn or error")
-	fs.Func("v", "a kubelet's `number`: from 4 on it is --log-level debug", func(text string) error {
+	fs.FuncP("v", "v", "a kubelet's `number`: from 4 on it is --log-level debug", func(text string) error {
 		n, err := strconv.Atoi(text)
 		if err == nil && n >= 4 {
 			level = "debug"
 		}
 		return err
 	})
-	rest, err := c.parse(fs, c.dropUnknown(fs, args))
-	if err != nil {
-		return err
-	}
-	if len(rest) > 0 {
-		return usageError("agent takes no argument %q", rest[0])
-	}
-	if config != "" {
-		if err := c.readKubeletConfig(fs, config); err != nil {
+	cmd.RunE = func(_ *cobra.Command, rest []string) error {
+		if len(rest) > 0 {
+			return usageError("agent takes no argument %q", rest[0])
+		}
+		if config != "" {
+			if err := c.readKubeletConfig(fs, config); err != nil {
+				return err
+			}
+		}
+		if err := takeCare(); err != nil {
 			return err
 		}
-	}
-	if err := takeCare(); err != nil {
-		return err
-	}
-	if o.PullPolicy = pulled.Policy(pullPolicy); !slices.Contains(pulled.Policies, o.PullPolicy) {
-		return usageError("--image-pull-credentials-verification-policy %s: want one of %v", pullPolicy, pulled.Policies)
-	}
-	if pullUnasked != "" {
-		o.PullUnasked = strings.Split(pullUnasked, ",")
-	}
-	if (o.Plugins == "") != (o.PluginDir == "") {
-		return usageError("--image-credential-provider-config and --image-credential-provider-bin-dir need each other")
-	}
-	for ip := range strings.SplitSeq(nodeIP, ",") {
-		if ip == "" {
-			continue
+		o.Root = cmp.Or(o.Root, c.agentRoot)
+		if o.PullPolicy = pulled.Policy(pullPolicy); !slices.Contains(pulled.Policies, o.PullPolicy) {
+			return usageError("--image-pull-credentials-verification-policy %s: want one of %v", pullPolicy, pulled.Policies)
 		}
-		addr, err := netip.ParseAddr(ip)
-		if err != nil {
-			return usageError("--node-ip %s: not an IP address", ip)
+		if pullUnasked != "" {
+			o.PullUnasked = strings.Split(pullUnasked, ",")
 		}
-		o.NodeIPs = append(o.NodeIPs, addr)
-	}
-	for ip := range strings.SplitSeq(clusterDNS, ",") {
-		if ip == "" {
-			continue
+		if (o.Plugins == "") != (o.PluginDir == "") {
+			return usageError("--image-credential-provider-config and --image-credential-provider-bin-dir need each other")
 		}
-		if _, err := netip.ParseAddr(ip); err != nil {
-			return usageError("--cluster-dns %s: not an IP address", ip)
+		for ip := range strings.SplitSeq(nodeIP, ",") {
+			if ip == "" {
+				continue
+			}
+			addr, err := netip.ParseAddr(ip)
+			if err != nil {
+				return usageError("--node-ip %s: not an IP address", ip)
+			}
+			o.NodeIPs = append(o.NodeIPs, addr)
 		}
-		o.ClusterDNS = append(o.ClusterDNS, ip)
-	}
-	if o.LogLinks == "" && o.LogDir == "/var/log/pods" {
-		o.LogLinks = "/var/log/containers"
-	}
-	for _, text := range headers {
-		name, value, ok := strings.Cut(text, ":")
-		if !ok {
-			return usageError("--manifest-url-header %s: want NAME:VALUE", text)
+		for ip := range strings.SplitSeq(clusterDNS, ",") {
+			if ip == "" {
+				continue
+			}
+			if _, err := netip.ParseAddr(ip); err != nil {
+				return usageError("--cluster-dns %s: not an IP address", ip)
+			}
+			o.ClusterDNS = append(o.ClusterDNS, ip)
 		}
-		if o.URLHeader == nil {
-			o.URLHeader = http.Header{}
+		if o.LogLinks == "" && o.LogDir == "/var/log/pods" {
+			o.LogLinks = "/var/log/containers"
 		}
-		o.URLHeader.Add(strings.TrimSpace(name), strings.TrimSpace(value))
+		for _, text := range headers {
+			name, value, ok := strings.Cut(text, ":")
+			if !ok {
+				return usageError("--manifest-url-header %s: want NAME:VALUE", text)
+			}
+			if o.URLHeader == nil {
+				o.URLHeader = http.Header{}
+			}
+			o.URLHeader.Add(strings.TrimSpace(name), strings.TrimSpace(value))
+		}
+		o.Serve.Version = crispVersion()
+		var err error
+		if o.Log, err = newLog(c.stderr, level); err != nil {
+			return err
+		}
+		o.Endpoint = c.endpoint
+		o.Connect = func(ctx context.Context) (internalapi.RuntimeService, internalapi.ImageManagerService, error) {
+			return agent.Dial(ctx, o.Endpoint, patience)
+		}
+		return agent.Run(c.ctx, o)
 	}
-	o.Serve.Version = crispVersion()
-	if o.Log, err = newLog(c.stderr, level); err != nil {
-		return err
-	}
-	o.Endpoint = c.endpoint
-	o.Connect = func(ctx context.Context) (internalapi.RuntimeService, internalapi.ImageManagerService, error) {
-		return agent.Dial(ctx, o.Endpoint, patience)
-	}
-	return agent.Run(c.ctx, o)
+	return cmd
 }
 
 // newLog logs text to a terminal and JSON to everything else.

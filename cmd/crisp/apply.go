@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"flag"
 	"fmt"
 	"io"
 	"net/http"
@@ -16,6 +15,8 @@ import (
 
 	"github.com/crisp-cri/crisp/agent/api"
 	"github.com/crisp-cri/crisp/agent/manifest"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 )
@@ -105,15 +106,15 @@ type list []string
 
 func (l *list) String() string     { return strings.Join(*l, ",") }
 func (l *list) Set(s string) error { *l = append(*l, s); return nil }
+func (l *list) Type() string       { return "list" }
 
-func fileFlag(fs *flag.FlagSet, files *list) {
-	fs.Var(files, "f", "`file`, directory or URL of manifests; - is standard input")
-	fs.Var(files, "filename", "the same")
+func fileFlag(fs *pflag.FlagSet, files *list) {
+	fs.VarP(files, "filename", "f", "`file`, directory or URL of manifests; - is standard input")
 }
 
 var validations = map[string]manifest.Unknown{"strict": manifest.Strict, "warn": manifest.Warn, "ignore": manifest.Ignore}
 
-func validateFlag(fs *flag.FlagSet, mode *string) {
+func validateFlag(fs *pflag.FlagSet, mode *string) {
 	fs.StringVar(mode, "validate", "strict", "what unknown fields are: strict (errors), warn or ignore")
 }
 
@@ -183,67 +184,68 @@ func rank(k api.Kind) int {
 // absolute paths and URLs that were named, or the set.
 const pruneAnnotation = "crisp/applied-from"
 
-func runApply(c *cli, args []string) error {
+func applyCommand(c *cli) *cobra.Command {
 	var files list
 	var namespace, mode, output, dryRun, set string
 	var wait, prune bool
 	var timeout time.Duration
-	fs := c.flags("apply")
+	cmd := &cobra.Command{Use: "apply -f FILE... [--wait] [--prune]", Short: "have the agent run what manifests say"}
+	fs := cmd.Flags()
 	fileFlag(fs, &files)
 	namespaceFlag(fs, &namespace)
 	validateFlag(fs, &mode)
 	fs.StringVar(&dryRun, "dry-run", "", "only say what would be done: `server`, or client, which only checks")
-	fs.StringVar(&output, "o", "", "`form`: json, yaml or name")
+	fs.StringVarP(&output, "output", "o", "", "`form`: json, yaml or name")
 	fs.BoolVar(&wait, "wait", false, "wait until the pods are ready")
 	fs.BoolVar(&prune, "prune", false, "delete what was applied from here with --prune before and is not there any more")
 	fs.StringVar(&set, "applyset", "", "with --prune, the `name` of the set that these manifests are, wherever they come from")
 	fs.DurationVar(&timeout, "timeout", time.Minute, "how long to wait")
-	rest, err := c.parse(fs, args)
-	if err != nil {
-		return err
-	}
-	if len(files) == 0 || len(rest) > 0 {
-		return usageError("apply needs -f FILE")
-	}
-	origin := ""
-	if prune {
-		if origin, err = originOf(files, set); err != nil {
-			return err
+	cmd.RunE = func(_ *cobra.Command, rest []string) error {
+		if len(files) == 0 || len(rest) > 0 {
+			return usageError("apply needs -f FILE")
 		}
-	}
-	docs, err := c.inputs(files)
-	if err != nil {
-		return err
-	}
-	objects, err := c.read(docs, namespace, mode)
-	if err != nil {
-		return err
-	}
-	if dryRun == "client" {
-		for _, g := range objects {
-			fmt.Fprintln(c.stdout, g, "is valid")
-		}
-		return nil
-	}
-	for i := range objects {
+		origin := ""
 		if prune {
-			if err := annotate(&objects[i], pruneAnnotation, origin); err != nil {
+			var err error
+			if origin, err = originOf(files, set); err != nil {
 				return err
 			}
 		}
-		if err := c.put(objects[i], mode, dryRun == "server", output); err != nil {
+		docs, err := c.inputs(files)
+		if err != nil {
 			return err
 		}
-	}
-	if prune && dryRun == "" {
-		if err := c.prune(objects, origin); err != nil {
+		objects, err := c.read(docs, namespace, mode)
+		if err != nil {
 			return err
 		}
+		if dryRun == "client" {
+			for _, g := range objects {
+				fmt.Fprintln(c.stdout, g, "is valid")
+			}
+			return nil
+		}
+		for i := range objects {
+			if prune {
+				if err := annotate(&objects[i], pruneAnnotation, origin); err != nil {
+					return err
+				}
+			}
+			if err := c.put(objects[i], mode, dryRun == "server", output); err != nil {
+				return err
+			}
+		}
+		if prune && dryRun == "" {
+			if err := c.prune(objects, origin); err != nil {
+				return err
+			}
+		}
+		if !wait || dryRun != "" {
+			return nil
+		}
+		return c.waitReady(objects, timeout)
 	}
-	if !wait || dryRun != "" {
-		return nil
-	}
-	return c.waitReady(objects, timeout)
+	return cmd
 }
 
 // originOf says where manifests are from, so that two who prune never take each

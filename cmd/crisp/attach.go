@@ -2,28 +2,29 @@ package main
 
 import (
 	"github.com/crisp-cri/crisp/agent/crix"
+	"github.com/spf13/cobra"
 	v1 "k8s.io/api/core/v1"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-func runAttach(c *cli, args []string) error {
+func attachCommand(c *cli) *cobra.Command {
 	var namespace, container string
 	var interactive, tty bool
-	fs := c.flags("attach")
+	cmd := &cobra.Command{Use: "attach [-i] [-t] [-c CONTAINER] POD", Short: "connect with a container that runs"}
+	fs := cmd.Flags()
 	namespaceFlag(fs, &namespace)
 	containerFlag(fs, &container)
 	streamFlags(fs, &interactive, &tty, "give the container our standard input", "the container has a terminal")
-	rest, err := c.parse(fs, args)
-	if err != nil {
-		return err
+	cmd.RunE = func(_ *cobra.Command, rest []string) error {
+		if len(rest) != 1 {
+			return usageError("attach takes the name of one pod")
+		}
+		if err := c.attach(namespace, rest[0], container, interactive, tty); err != nil {
+			return execError(err)
+		}
+		return nil
 	}
-	if len(rest) != 1 {
-		return usageError("attach takes the name of one pod")
-	}
-	if err := c.attach(namespace, rest[0], container, interactive, tty); err != nil {
-		return execError(err)
-	}
-	return nil
+	return cmd
 }
 
 // attach connects our streams with a container's.

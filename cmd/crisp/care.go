@@ -1,7 +1,6 @@
 package main
 
 import (
-	"flag"
 	"maps"
 	"slices"
 	"strings"
@@ -10,13 +9,14 @@ import (
 	"github.com/crisp-cri/crisp/agent/evict"
 	"github.com/crisp-cri/crisp/agent/imagegc"
 	"github.com/crisp-cri/crisp/agent/logrotate"
+	"github.com/spf13/pflag"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
 // careFlags are those of how the agent looks after the node, by the kubelet's
 // names. The returned function takes in what was given.
-func careFlags(fs *flag.FlagSet, o *agent.Care) func() error {
+func careFlags(fs *pflag.FlagSet, o *agent.Care) func() error {
 	var labels, sysctls, system, kube, logSize, hard, soft, graces, reclaim string
 	var allowPrivileged, perQOS bool
 	fs.StringVar(&o.CgroupRoot, "cgroup-root", "", "`cgroup` that kubepods is made in (default: the kernel's root)")

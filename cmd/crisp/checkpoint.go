@@ -5,40 +5,42 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+
+	"github.com/spf13/cobra"
 )
 
-// runCheckpoint has the runtime write a checkpoint archive of a container.
-func runCheckpoint(c *cli, args []string) error {
+// checkpointCommand has the runtime write a checkpoint archive of a container.
+func checkpointCommand(c *cli) *cobra.Command {
 	var namespace, container string
-	fs := c.flags("checkpoint")
+	cmd := &cobra.Command{Use: "checkpoint POD [-c CONTAINER]", Short: "write a checkpoint archive of a container"}
+	fs := cmd.Flags()
 	namespaceFlag(fs, &namespace)
 	containerFlag(fs, &container)
-	rest, err := c.parse(fs, args)
-	if err != nil {
-		return err
+	cmd.RunE = func(_ *cobra.Command, rest []string) error {
+		if len(rest) != 1 {
+			return usageError("checkpoint takes the name of one pod")
+		}
+		_, f, err := c.connectToPod(namespace, rest[0])
+		if err != nil {
+			return err
+		}
+		status, err := c.container(f, container)
+		if err != nil {
+			return err
+		}
+		resp, err := c.ask(http.MethodPost, "/checkpoint/"+f.Pod.Namespace+"/"+f.Pod.Name+"/"+status.Name, nil, nil, nil)
+		if err != nil {
+			return err
+		}
+		defer resp.Body.Close()
+		var answer struct{ Items []string }
+		if err := json.NewDecoder(io.LimitReader(resp.Body, 1<<20)).Decode(&answer); err != nil {
+			return err
+		}
+		for _, path := range answer.Items {
+			fmt.Fprintln(c.stdout, path)
+		}
+		return nil
 	}
-	if len(rest) != 1 {
-		return usageError("checkpoint takes the name of one pod")
-	}
-	_, f, err := c.connectToPod(namespace, rest[0])
-	if err != nil {
-		return err
-	}
-	status, err := c.container(f, container)
-	if err != nil {
-		return err
-	}
-	resp, err := c.ask(http.MethodPost, "/checkpoint/"+f.Pod.Namespace+"/"+f.Pod.Name+"/"+status.Name, nil, nil, nil)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	var answer struct{ Items []string }
-	if err := json.NewDecoder(io.LimitReader(resp.Body, 1<<20)).Decode(&answer); err != nil {
-		return err
-	}
-	for _, path := range answer.Items {
-		fmt.Fprintln(c.stdout, path)
-	}
-	return nil
+	return cmd
 }

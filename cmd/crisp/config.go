@@ -1,24 +1,26 @@
 package main
 
+import "github.com/spf13/cobra"
+
 import ()
 
-// runConfig shows how the agent is configured, in the kubelet's words.
-func runConfig(c *cli, args []string) error {
+// configCommand shows how the agent is configured, in the kubelet's words.
+func configCommand(c *cli) *cobra.Command {
 	var output string
-	fs := c.flags("config")
-	fs.StringVar(&output, "o", "yaml", "`form`: yaml or json")
-	rest, err := c.parse(fs, args)
-	if err != nil {
-		return err
+	cmd := &cobra.Command{Use: "config view", Short: "show how the agent is configured"}
+	fs := cmd.Flags()
+	fs.StringVarP(&output, "output", "o", "yaml", "`form`: yaml or json")
+	cmd.RunE = func(_ *cobra.Command, rest []string) error {
+		if len(rest) != 1 || rest[0] != "view" {
+			return usageError("config takes: view")
+		}
+		var config struct {
+			Kubelet map[string]any `json:"kubeletconfig"`
+		}
+		if err := c.fetch("/configz", nil, &config); err != nil {
+			return err
+		}
+		return c.printValue(config.Kubelet, output)
 	}
-	if len(rest) != 1 || rest[0] != "view" {
-		return usageError("config takes: view")
-	}
-	var config struct {
-		Kubelet map[string]any `json:"kubeletconfig"`
-	}
-	if err := c.fetch("/configz", nil, &config); err != nil {
-		return err
-	}
-	return c.printValue(config.Kubelet, output)
+	return cmd
 }

@@ -14,33 +14,34 @@ import (
 	"time"
 
 	"github.com/crisp-cri/crisp/agent/crix"
+	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 	"k8s.io/client-go/tools/remotecommand"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// runCopy copies files by tar(1), which the container must have, as kubectl does.
-func runCopy(c *cli, args []string) error {
+// cpCommand copies files by tar(1), which the container must have, as kubectl does.
+func cpCommand(c *cli) *cobra.Command {
 	var namespace, container string
-	fs := c.flags("cp")
+	cmd := &cobra.Command{Use: "cp POD:PATH FILE | FILE POD:PATH", Short: "copy files from or to a container"}
+	fs := cmd.Flags()
 	namespaceFlag(fs, &namespace)
 	containerFlag(fs, &container)
-	rest, err := c.parse(fs, args)
-	if err != nil {
-		return err
+	cmd.RunE = func(_ *cobra.Command, rest []string) error {
+		if len(rest) != 2 {
+			return usageError("cp takes from where and to where: POD:PATH FILE, or FILE POD:PATH")
+		}
+		from, fromPath, remoteFrom := strings.Cut(rest[0], ":")
+		to, toPath, remoteTo := strings.Cut(rest[1], ":")
+		switch {
+		case remoteFrom && !remoteTo:
+			return c.copyOut(namespace, from, container, fromPath, rest[1])
+		case remoteTo && !remoteFrom:
+			return c.copyIn(namespace, to, container, rest[0], toPath)
+		}
+		return usageError("cp: one of the two must be POD:PATH")
 	}
-	if len(rest) != 2 {
-		return usageError("cp takes from where and to where: POD:PATH FILE, or FILE POD:PATH")
-	}
-	from, fromPath, remoteFrom := strings.Cut(rest[0], ":")
-	to, toPath, remoteTo := strings.Cut(rest[1], ":")
-	switch {
-	case remoteFrom && !remoteTo:
-		return c.copyOut(namespace, from, container, fromPath, rest[1])
-	case remoteTo && !remoteFrom:
-		return c.copyIn(namespace, to, container, rest[0], toPath)
-	}
-	return usageError("cp: one of the two must be POD:PATH")
+	return cmd
 }
 
 // tar runs tar in a container.

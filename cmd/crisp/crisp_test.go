@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"github.com/spf13/cobra"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -254,7 +255,7 @@ func TestCommandLine(t *testing.T) {
 		stderr string
 	}{
 		{"help", 0, `(?s)usage: crisp .*  exec +run a command`, `^$`},
-		{"help exec", 0, `(?s)usage: crisp exec .*  --container string +the same`, `^$`},
+		{"help exec", 0, `(?s)usage: crisp exec .*  -c, --container name +name of`, `^$`},
 		{"exec -h", 0, `usage: crisp exec`, `^$`},
 		{"", 0, `usage: crisp`, `^$`},
 		{"frobnicate", 2, `^$`, `there is no command "frobnicate"`},
@@ -269,7 +270,7 @@ func TestCommandLine(t *testing.T) {
 		{"get pods -o yaml", 0, `items: \[\]`, `^$`},
 		{"logs", 2, `^$`, `(?s)one pod.*usage: crisp logs POD`},
 		{"logs web", 3, `^$`, `there is no pod web`},
-		{"logs web --tail x", 2, `^$`, `invalid value "x" for flag -tail`},
+		{"logs web --tail x", 2, `^$`, `invalid argument "x" for "--tail" flag`},
 		{"exec web ls", 2, `^$`, `put -- before the command: crisp exec web -- ls`},
 		{"exec web", 2, `^$`, `exec takes`},
 		{"exec web -- ls -l", 125, `^$`, `there is no pod web`},
@@ -302,21 +303,27 @@ func TestCommandLine(t *testing.T) {
 // Flags may stand anywhere before "--", and switches may be joined.
 func TestParse(t *testing.T) {
 	for _, test := range []struct{ line, want string }{
-		{"", "i=false t=false c= []"},
-		{"web -it", "i=true t=true c= [web]"},
-		{"-ti web -c app", "i=true t=true c=app [web]"},
-		{"-i -c=app web x", "i=true t=false c=app [web x]"},
-		{"--c app web -- -i x", "i=false t=false c=app [web -i x]"},
-		{"-i -- web", "i=true t=false c= [web]"},
-		{"web -", "i=false t=false c= [web -]"},
-		{"-ix web", "flag provided but not defined: -ix"},
+		{"", "i=false t=false c= [] behind []"},
+		{"web -it", "i=true t=true c= [web] behind []"},
+		{"-ti web -c app", "i=true t=true c=app [web] behind []"},
+		{"-i -c=app web x", "i=true t=false c=app [web x] behind []"},
+		{"--container app web -- -i x", "i=false t=false c=app [web] behind [-i x]"},
+		{"-i -- web", "i=true t=false c= [] behind [web]"},
+		{"web -", "i=false t=false c= [web -] behind []"},
+		{"-ix web", "unknown shorthand flag: 'x' in -x"},
 	} {
-		c := &cli{}
-		fs := c.flags("test")
-		i, tty, name := fs.Bool("i", false, ""), fs.Bool("t", false, ""), fs.String("c", "", "")
-		rest, err := c.parse(fs, strings.Fields(test.line))
-		got := fmt.Sprintf("i=%v t=%v c=%s %v", *i, *tty, *name, rest)
-		if err != nil {
+		var interactive, tty bool
+		var name, got string
+		cmd := &cobra.Command{Use: "test", SilenceErrors: true, SilenceUsage: true}
+		streamFlags(cmd.Flags(), &interactive, &tty, "", "")
+		containerFlag(cmd.Flags(), &name)
+		cmd.RunE = func(_ *cobra.Command, args []string) error {
+			before, behind := behindDash(cmd, args)
+			got = fmt.Sprintf("i=%v t=%v c=%s %v behind %v", interactive, tty, name, before, behind)
+			return nil
+		}
+		cmd.SetArgs(strings.Fields(test.line))
+		if err := cmd.Execute(); err != nil {
 			got = err.Error()
 		}
 		if got != test.want {

@@ -14,6 +14,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/desired"
 	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/spf13/cobra"
 	v1 "k8s.io/api/core/v1"
 )
 
@@ -33,13 +34,14 @@ func (c *cli) remove(t target, namespace string, grace *int64, force bool) error
 	return resp.Body.Close()
 }
 
-func runDelete(c *cli, args []string) error {
+func deleteCommand(c *cli) *cobra.Command {
 	var files list
 	var namespace string
 	var grace int64
 	var force, manifests, ignore, wait bool
 	var timeout time.Duration
-	fs := c.flags("delete")
+	cmd := &cobra.Command{Use: "delete pod/NAME|TYPE/NAME | -f FILE [--grace-period N] [--force] [--remove-manifest]", Short: "delete objects"}
+	fs := cmd.Flags()
 	fileFlag(fs, &files)
 	namespaceFlag(fs, &namespace)
 	fs.Int64Var(&grace, "grace-period", -1, "`seconds` that pods have to end; less than 0 is what each says itself")
@@ -48,39 +50,38 @@ func runDelete(c *cli, args []string) error {
 	fs.BoolVar(&ignore, "ignore-not-found", false, "what is not there is no failure")
 	fs.BoolVar(&wait, "wait", true, "wait until it is gone")
 	fs.DurationVar(&timeout, "timeout", 2*time.Minute, "how long to wait")
-	rest, err := c.parse(fs, args)
-	if err != nil {
-		return err
-	}
-	what, err := targets(rest, true)
-	if err != nil {
-		return err
-	}
-	if len(files) > 0 {
-		docs, err := c.inputs(files)
+	cmd.RunE = func(_ *cobra.Command, rest []string) error {
+		what, err := targets(rest, true)
 		if err != nil {
 			return err
 		}
-		objects, err := c.read(docs, namespace, "ignore")
-		if err != nil {
-			return err
+		if len(files) > 0 {
+			docs, err := c.inputs(files)
+			if err != nil {
+				return err
+			}
+			objects, err := c.read(docs, namespace, "ignore")
+			if err != nil {
+				return err
+			}
+			slices.Reverse(objects) // pods before what they refer to
+			for _, g := range objects {
+				if err := c.deleteOne(target{g.kind, g.name}, g.namespace, deletion{grace, force, manifests, true, wait, timeout}); err != nil {
+					return err
+				}
+			}
 		}
-		slices.Reverse(objects) // pods before what they refer to
-		for _, g := range objects {
-			if err := c.deleteOne(target{g.kind, g.name}, g.namespace, deletion{grace, force, manifests, true, wait, timeout}); err != nil {
+		if len(files) == 0 && (len(what) == 0 || what[0].name == "") {
+			return usageError("delete takes what to delete: pod/NAME, or -f FILE")
+		}
+		for _, t := range what {
+			if err := c.deleteOne(t, namespace, deletion{grace, force, manifests, ignore, wait, timeout}); err != nil {
 				return err
 			}
 		}
+		return nil
 	}
-	if len(files) == 0 && (len(what) == 0 || what[0].name == "") {
-		return usageError("delete takes what to delete: pod/NAME, or -f FILE")
-	}
-	for _, t := range what {
-		if err := c.deleteOne(t, namespace, deletion{grace, force, manifests, ignore, wait, timeout}); err != nil {
-			return err
-		}
-	}
-	return nil
+	return cmd
 }
 
 // A deletion is how to delete.

@@ -11,32 +11,33 @@ import (
 
 	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/agent/status"
+	"github.com/spf13/cobra"
 	v1 "k8s.io/api/core/v1"
 )
 
-func runDescribe(c *cli, args []string) error {
+func describeCommand(c *cli) *cobra.Command {
 	var namespace string
-	fs := c.flags("describe")
+	cmd := &cobra.Command{Use: "describe pod/NAME|TYPE/NAME", Short: "tell all that is known of an object"}
+	fs := cmd.Flags()
 	namespaceFlag(fs, &namespace)
-	rest, err := c.parse(fs, args)
-	if err != nil {
-		return err
-	}
-	what, err := targets(rest, true)
-	if err != nil || len(what) == 0 {
-		return usageError("describe takes what to describe: pod/NAME")
-	}
-	for _, t := range what {
-		if t.kind.Name == "Pod" && t.name != "" {
-			err = c.describePod(namespace, t.name)
-		} else {
-			err = c.describeObject(t, namespace)
+	cmd.RunE = func(_ *cobra.Command, rest []string) error {
+		what, err := targets(rest, true)
+		if err != nil || len(what) == 0 {
+			return usageError("describe takes what to describe: pod/NAME")
 		}
-		if err != nil {
-			return err
+		for _, t := range what {
+			if t.kind.Name == "Pod" && t.name != "" {
+				err = c.describePod(namespace, t.name)
+			} else {
+				err = c.describeObject(t, namespace)
+			}
+			if err != nil {
+				return err
+			}
 		}
+		return nil
 	}
-	return nil
+	return cmd
 }
 
 // describeObject shows an object as it is, and its events.

@@ -12,6 +12,7 @@ import (
 
 	"github.com/crisp-cri/crisp/agent/api"
 	"github.com/crisp-cri/crisp/agent/event"
+	"github.com/spf13/cobra"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/duration"
 )
@@ -32,66 +33,64 @@ func (c *cli) events(namespace string, on target) ([]v1.Event, error) {
 	}), nil
 }
 
-func runEvents(c *cli, args []string) error {
+func eventsCommand(c *cli) *cobra.Command {
 	o := getOptions{}
 	var of string
-	fs := c.flags("events")
+	cmd := &cobra.Command{Use: "events [--for pod/NAME] [-w]", Short: "tell what has happened"}
+	fs := cmd.Flags()
 	namespaceFlag(fs, &o.namespace)
-	fs.BoolVar(&o.all, "A", false, "of all namespaces")
-	fs.BoolVar(&o.all, "all-namespaces", false, "the same")
+	fs.BoolVarP(&o.all, "all-namespaces", "A", false, "of all namespaces")
 	fs.StringVar(&of, "for", "", "only of this `object`, such as pod/web")
-	fs.StringVar(&o.output, "o", "", "`form`: json, yaml or name")
-	fs.BoolVar(&o.watch, "w", false, "go on with what happens")
-	fs.BoolVar(&o.watch, "watch", false, "the same")
-	rest, err := c.parse(fs, args)
-	if err != nil {
-		return err
-	}
-	if len(rest) > 0 || !slices.Contains([]string{"", "json", "yaml", "name"}, o.output) {
-		return usageError("events takes no argument but flags")
-	}
-	var on target
-	if of != "" {
-		list, err := targets([]string{of}, true)
+	fs.StringVarP(&o.output, "output", "o", "", "`form`: json, yaml or name")
+	fs.BoolVarP(&o.watch, "watch", "w", false, "go on with what happens")
+	cmd.RunE = func(_ *cobra.Command, rest []string) error {
+		if len(rest) > 0 || !slices.Contains([]string{"", "json", "yaml", "name"}, o.output) {
+			return usageError("events takes no argument but flags")
+		}
+		var on target
+		if of != "" {
+			list, err := targets([]string{of}, true)
+			if err != nil {
+				return err
+			}
+			on = list[0]
+		}
+		if o.watch {
+			if on.name != "" {
+				return c.watchEvents(o, on)
+			}
+			kind, _ := api.KindOf("event")
+			return c.watch([]target{{kind, ""}}, o)
+		}
+		namespace := o.namespace
+		if o.all {
+			namespace = ""
+		}
+		list, err := c.events(namespace, on)
 		if err != nil {
 			return err
 		}
-		on = list[0]
-	}
-	if o.watch {
-		if on.name != "" {
-			return c.watchEvents(o, on)
+		switch o.output {
+		case "json", "yaml":
+			return c.printValue(map[string]any{"apiVersion": "v1", "kind": "List", "items": list}, o.output)
+		case "name":
+			for _, e := range list {
+				fmt.Fprintln(c.stdout, "event/"+e.Name)
+			}
+			return nil
 		}
-		kind, _ := api.KindOf("event")
-		return c.watch([]target{{kind, ""}}, o)
-	}
-	namespace := o.namespace
-	if o.all {
-		namespace = ""
-	}
-	list, err := c.events(namespace, on)
-	if err != nil {
-		return err
-	}
-	switch o.output {
-	case "json", "yaml":
-		return c.printValue(map[string]any{"apiVersion": "v1", "kind": "List", "items": list}, o.output)
-	case "name":
+		if len(list) == 0 {
+			fmt.Fprintln(c.stderr, "crisp: no events")
+			return nil
+		}
+		t := tabwriter.NewWriter(c.stdout, 0, 0, 3, ' ', 0)
+		fmt.Fprintln(t, "LAST SEEN\tTYPE\tREASON\tOBJECT\tMESSAGE")
 		for _, e := range list {
-			fmt.Fprintln(c.stdout, "event/"+e.Name)
+			fmt.Fprintln(t, strings.Join(eventCells(e), "\t"))
 		}
-		return nil
+		return t.Flush()
 	}
-	if len(list) == 0 {
-		fmt.Fprintln(c.stderr, "crisp: no events")
-		return nil
-	}
-	t := tabwriter.NewWriter(c.stdout, 0, 0, 3, ' ', 0)
-	fmt.Fprintln(t, "LAST SEEN\tTYPE\tREASON\tOBJECT\tMESSAGE")
-	for _, e := range list {
-		fmt.Fprintln(t, strings.Join(eventCells(e), "\t"))
-	}
-	return t.Flush()
+	return cmd
 }
 
 func eventCells(e v1.Event) []string {

@@ -3,49 +3,43 @@ package main
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"net/url"
 	"os"
 	"strings"
 
 	"github.com/crisp-cri/crisp/agent/crix"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/remotecommand"
 	utilexec "k8s.io/client-go/util/exec"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-func runExec(c *cli, args []string) error {
+func execCommand(c *cli) *cobra.Command {
 	var namespace, container string
 	var interactive, tty bool
-	fs := c.flags("exec")
+	cmd := &cobra.Command{Use: "exec [-i] [-t] [-c CONTAINER] POD -- COMMAND [ARG...]", Short: "run a command in a container"}
+	fs := cmd.Flags()
 	namespaceFlag(fs, &namespace)
 	containerFlag(fs, &container)
 	streamFlags(fs, &interactive, &tty, "give the command our standard input", "give the command a terminal")
-	// The command's own flags are not ours: without "--" it begins behind the
-	// pod's name.
-	own, cmd := args, []string(nil)
-	for i, arg := range args {
-		if arg == "--" {
-			own, cmd = args[:i], args[i+1:]
-			break
+	cmd.RunE = func(_ *cobra.Command, args []string) error {
+		// The command's own flags are not ours.
+		rest, command := behindDash(cmd, args)
+		if len(rest) > 1 && command == nil {
+			return usageError("put -- before the command: crisp exec %s -- %s", rest[0], strings.Join(rest[1:], " "))
 		}
+		if len(rest) != 1 || len(command) == 0 {
+			return usageError("exec takes the name of a pod and a command")
+		}
+		if err := c.exec(namespace, rest[0], container, command, interactive, tty); err != nil {
+			return execError(err)
+		}
+		return nil
 	}
-	rest, err := c.parse(fs, own)
-	if err != nil {
-		return err
-	}
-	if len(rest) > 1 && cmd == nil {
-		return usageError("put -- before the command: crisp exec %s -- %s", rest[0], strings.Join(rest[1:], " "))
-	}
-	if len(rest) != 1 || len(cmd) == 0 {
-		return usageError("exec takes the name of a pod and a command")
-	}
-	if err := c.exec(namespace, rest[0], container, cmd, interactive, tty); err != nil {
-		return execError(err)
-	}
-	return nil
+	return cmd
 }
 
 func (c *cli) exec(namespace, name, container string, cmd []string, interactive, tty bool) error {
@@ -63,11 +57,9 @@ func (c *cli) exec(namespace, name, container string, cmd []string, interactive,
 }
 
 // streamFlags are -i and -t, of a command or a container.
-func streamFlags(fs *flag.FlagSet, interactive, tty *bool, stdinUsage, ttyUsage string) {
-	fs.BoolVar(interactive, "i", false, stdinUsage)
-	fs.BoolVar(interactive, "stdin", false, "the same")
-	fs.BoolVar(tty, "t", false, ttyUsage)
-	fs.BoolVar(tty, "tty", false, "the same")
+func streamFlags(fs *pflag.FlagSet, interactive, tty *bool, stdinUsage, ttyUsage string) {
+	fs.BoolVarP(interactive, "stdin", "i", false, stdinUsage)
+	fs.BoolVarP(tty, "tty", "t", false, ttyUsage)
 }
 
 // streams are ours, as far as the container is to have them.

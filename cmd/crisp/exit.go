@@ -29,9 +29,6 @@ time, 6 runtime or agent not reachable. exec ends with the command's own code (1
 if it could not be run, 126 if it is not executable, 127 if it does not exist.
 `
 
-// errHelp ends a command that has printed its help.
-var errHelp = errors.New("help")
-
 // An exitError ends crisp with a code of its own; without text it is silent.
 type exitError struct {
 	code int
@@ -45,7 +42,7 @@ func usageError(format string, args ...any) error {
 }
 
 func exitCode(err error) int {
-	if err == nil || errors.Is(err, errHelp) {
+	if err == nil {
 		return exitOK
 	}
 	if e, ok := errors.AsType[*exitError](err); ok {

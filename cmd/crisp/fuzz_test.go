@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/crisp-cri/crisp/agent"
+	"github.com/spf13/pflag"
 )
 
 // FuzzKubeletConfig reads any file as a KubeletConfiguration, into flags of every kind.
@@ -30,7 +31,7 @@ func FuzzKubeletConfig(f *testing.F) {
 			t.Fatal(err)
 		}
 		c := &cli{stdout: io.Discard, stderr: io.Discard}
-		flags := c.flags("agent")
+		flags := pflag.NewFlagSet("agent", pflag.ContinueOnError)
 		var o agent.Options
 		takeCare := careFlags(flags, &o.Care)
 		for _, name := range kubeletKeys {

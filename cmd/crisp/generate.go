@@ -5,31 +5,31 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"github.com/spf13/cobra"
 )
 
-// runGenerate prints a unit that keeps the agent running, or runs it for one
+// generateCommand prints a unit that keeps the agent running, or runs it for one
 // manifest directory.
-func runGenerate(c *cli, args []string) error {
+func generateCommand(c *cli) *cobra.Command {
 	var manifests string
-	fs := c.flags("generate")
+	cmd := &cobra.Command{Use: "generate systemd", Short: "print a unit for the agent"}
+	fs := cmd.Flags()
 	fs.StringVar(&manifests, "manifests", "/etc/crisp/pods", "`directory` of the manifests")
-	rest, err := c.parse(fs, args)
-	if err != nil {
-		return err
-	}
-	if len(rest) != 1 || rest[0] != "systemd" {
-		return usageError("generate takes: systemd")
-	}
-	program, err := os.Executable()
-	if err != nil {
-		return err
-	}
-	for _, path := range []string{manifests, program, c.agentRoot} {
-		if !filepath.IsAbs(path) || strings.ContainsAny(path, " \"\\%") {
-			return usageError("%q cannot stand in a unit: want an absolute path without blanks", path)
+	cmd.RunE = func(_ *cobra.Command, rest []string) error {
+		if len(rest) != 1 || rest[0] != "systemd" {
+			return usageError("generate takes: systemd")
 		}
-	}
-	_, err = fmt.Fprintf(c.stdout, `[Unit]
+		program, err := os.Executable()
+		if err != nil {
+			return err
+		}
+		for _, path := range []string{manifests, program, c.agentRoot} {
+			if !filepath.IsAbs(path) || strings.ContainsAny(path, " \"\\%") {
+				return usageError("%q cannot stand in a unit: want an absolute path without blanks", path)
+			}
+		}
+		_, err = fmt.Fprintf(c.stdout, `[Unit]
 Description=crisp agent: runs the pods of %[2]s
 Wants=crisp.service network-online.target
 After=crisp.service network-online.target
@@ -47,5 +47,7 @@ Delegate=yes
 [Install]
 WantedBy=multi-user.target
 `, program, manifests, c.agentRoot, c.endpoint)
-	return err
+		return err
+	}
+	return cmd
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/podspec"
 	"github.com/crisp-cri/crisp/agent/status"
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/spf13/cobra"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -20,43 +21,39 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-func runGet(c *cli, args []string) error {
+func getCommand(c *cli) *cobra.Command {
 	o := getOptions{}
-	fs := c.flags("get")
+	cmd := &cobra.Command{Use: "get pods|TYPE [NAME...] [-n NAMESPACE | -A] [-o wide|json|yaml|name|jsonpath=…] [-w]", Short: "list pods and other objects"}
+	fs := cmd.Flags()
 	namespaceFlag(fs, &o.namespace)
-	fs.BoolVar(&o.all, "A", false, "of all namespaces")
-	fs.BoolVar(&o.all, "all-namespaces", false, "the same")
-	fs.StringVar(&o.output, "o", "", "`form`: wide, json, yaml, name, jsonpath=TEMPLATE or go-template=TEMPLATE")
-	fs.StringVar(&o.output, "output", "", "the same")
-	fs.StringVar(&o.selector, "l", "", "only those whose labels fit the `selector`, such as app=web")
-	fs.StringVar(&o.selector, "selector", "", "the same")
-	fs.BoolVar(&o.watch, "w", false, "go on with what changes")
-	fs.BoolVar(&o.watch, "watch", false, "the same")
-	rest, err := c.parse(fs, args)
-	if err != nil {
-		return err
+	fs.BoolVarP(&o.all, "all-namespaces", "A", false, "of all namespaces")
+	fs.StringVarP(&o.output, "output", "o", "", "`form`: wide, json, yaml, name, jsonpath=TEMPLATE or go-template=TEMPLATE")
+	fs.StringVarP(&o.selector, "selector", "l", "", "only those whose labels fit the `selector`, such as app=web")
+	fs.BoolVarP(&o.watch, "watch", "w", false, "go on with what changes")
+	cmd.RunE = func(_ *cobra.Command, rest []string) error {
+		if len(rest) == 0 {
+			return usageError("get what? pods")
+		}
+		what, err := targets(rest, false)
+		if err != nil {
+			return err
+		}
+		kind, template, _ := strings.Cut(o.output, "=")
+		if kind == "jsonpath" || kind == "go-template" {
+			return c.getTemplate(what, o, kind, template)
+		}
+		if _, ok := printers[o.output]; !ok {
+			return usageError("-o %s: want wide, json, yaml, name, jsonpath=TEMPLATE or go-template=TEMPLATE", o.output)
+		}
+		if o.watch {
+			return c.watch(what, o)
+		}
+		if what[0].kind.Name != "Pod" {
+			return c.getObjects(what, o)
+		}
+		return c.getPods(what, o)
 	}
-	if len(rest) == 0 {
-		return usageError("get what? pods")
-	}
-	what, err := targets(rest, false)
-	if err != nil {
-		return err
-	}
-	kind, template, _ := strings.Cut(o.output, "=")
-	if kind == "jsonpath" || kind == "go-template" {
-		return c.getTemplate(what, o, kind, template)
-	}
-	if _, ok := printers[o.output]; !ok {
-		return usageError("-o %s: want wide, json, yaml, name, jsonpath=TEMPLATE or go-template=TEMPLATE", o.output)
-	}
-	if o.watch {
-		return c.watch(what, o)
-	}
-	if what[0].kind.Name != "Pod" {
-		return c.getObjects(what, o)
-	}
-	return c.getPods(what, o)
+	return cmd
 }
 
 // getOptions are the flags of get.

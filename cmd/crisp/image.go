@@ -8,45 +8,45 @@ import (
 
 	"github.com/crisp-cri/crisp/agent/crix"
 	"github.com/crisp-cri/crisp/server/loaderapi"
+	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// runImage does "image load" and "image prune". An archive goes to crispd by a
+// imageCommand does "image load" and "image prune". An archive goes to crispd by a
 // service of crispd's own, since CRI has none for it.
-func runImage(c *cli, args []string) error {
+func imageCommand(c *cli) *cobra.Command {
 	var input string
-	fs := c.flags("image")
-	fs.StringVar(&input, "i", "", "`file` to load, an OCI or docker archive, plain or gzipped; - is standard input")
-	fs.StringVar(&input, "input", "", "the same")
-	rest, err := c.parse(fs, args)
-	if err != nil {
-		return err
-	}
-	if len(rest) == 1 && rest[0] == "prune" && input == "" {
-		return c.pruneImages()
-	}
-	if len(rest) != 1 || rest[0] != "load" && rest[0] != "import" || input == "" {
-		return usageError("image takes load, which needs -i FILE, or prune")
-	}
-	archive := c.stdin
-	if input != "-" {
-		f, err := os.Open(input)
-		if err != nil {
-			return err
+	cmd := &cobra.Command{Use: "image load -i FILE | prune", Short: "bring an image archive into the runtime, without a registry, or remove what nobody uses"}
+	fs := cmd.Flags()
+	fs.StringVarP(&input, "input", "i", "", "`file` to load, an OCI or docker archive, plain or gzipped; - is standard input")
+	cmd.RunE = func(_ *cobra.Command, rest []string) error {
+		if len(rest) == 1 && rest[0] == "prune" && input == "" {
+			return c.pruneImages()
 		}
-		defer f.Close()
-		archive = f
+		if len(rest) != 1 || rest[0] != "load" && rest[0] != "import" || input == "" {
+			return usageError("image takes load, which needs -i FILE, or prune")
+		}
+		archive := c.stdin
+		if input != "-" {
+			f, err := os.Open(input)
+			if err != nil {
+				return err
+			}
+			defer f.Close()
+			archive = f
+		}
+		names, err := c.load(archive)
+		if err != nil {
+			return fmt.Errorf("load %s: %w", input, crix.Fault(err))
+		}
+		for _, name := range names {
+			fmt.Fprintln(c.stdout, name)
+		}
+		return nil
 	}
-	names, err := c.load(archive)
-	if err != nil {
-		return fmt.Errorf("load %s: %w", input, crix.Fault(err))
-	}
-	for _, name := range names {
-		fmt.Fprintln(c.stdout, name)
-	}
-	return nil
+	return cmd
 }
 
 // pruneImages removes the images that no container uses and nobody has pinned.

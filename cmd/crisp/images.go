@@ -8,46 +8,47 @@ import (
 	"text/tabwriter"
 
 	"github.com/crisp-cri/crisp/agent/crix"
+	"github.com/spf13/cobra"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-func runImages(c *cli, args []string) error {
+func imagesCommand(c *cli) *cobra.Command {
 	var output string
-	fs := c.flags("images")
-	fs.StringVar(&output, "o", "", "`form`: json")
-	rest, err := c.parse(fs, args)
-	if err != nil {
-		return err
-	}
-	if len(rest) > 0 || output != "" && output != "json" {
-		return usageError("images takes no argument but -o json")
-	}
-	_, service, err := c.connect()
-	if err != nil {
-		return err
-	}
-	list, err := service.ListImages(c.ctx, nil)
-	if err != nil {
-		return crix.Fault(err)
-	}
-	if output == "json" {
-		e := json.NewEncoder(c.stdout)
-		e.SetIndent("", "    ")
-		return e.Encode(map[string]any{"images": list})
-	}
-	var rows []string
-	for _, image := range list {
-		for _, name := range imageNames(image) {
-			rows = append(rows, fmt.Sprintf("%s\t%s\t%s", name, short(image.Id), size(image.Size)))
+	cmd := &cobra.Command{Use: "images [-o json]", Short: "list images"}
+	fs := cmd.Flags()
+	fs.StringVarP(&output, "output", "o", "", "`form`: json")
+	cmd.RunE = func(_ *cobra.Command, rest []string) error {
+		if len(rest) > 0 || output != "" && output != "json" {
+			return usageError("images takes no argument but -o json")
 		}
+		_, service, err := c.connect()
+		if err != nil {
+			return err
+		}
+		list, err := service.ListImages(c.ctx, nil)
+		if err != nil {
+			return crix.Fault(err)
+		}
+		if output == "json" {
+			e := json.NewEncoder(c.stdout)
+			e.SetIndent("", "    ")
+			return e.Encode(map[string]any{"images": list})
+		}
+		var rows []string
+		for _, image := range list {
+			for _, name := range imageNames(image) {
+				rows = append(rows, fmt.Sprintf("%s\t%s\t%s", name, short(image.Id), size(image.Size)))
+			}
+		}
+		slices.Sort(rows)
+		t := tabwriter.NewWriter(c.stdout, 0, 0, 3, ' ', 0)
+		fmt.Fprintln(t, "IMAGE\tID\tSIZE")
+		for _, row := range rows {
+			fmt.Fprintln(t, row)
+		}
+		return t.Flush()
 	}
-	slices.Sort(rows)
-	t := tabwriter.NewWriter(c.stdout, 0, 0, 3, ' ', 0)
-	fmt.Fprintln(t, "IMAGE\tID\tSIZE")
-	for _, row := range rows {
-		fmt.Fprintln(t, row)
-	}
-	return t.Flush()
+	return cmd
 }
 
 // imageNames are the tags; an image without any goes by its digest.

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"flag"
 	"fmt"
 	"maps"
 	"os"
@@ -9,12 +8,14 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"sigs.k8s.io/yaml"
 )
 
 // kubeletFlags has the agent take the kubelet's flags that tools start a kubelet
 // with and that mean nothing to it; it says so.
-func (c *cli) kubeletFlags(fs *flag.FlagSet) {
+func (c *cli) kubeletFlags(fs *pflag.FlagSet) {
 	const about = "a kubelet's; without effect"
 	told := func(name string) func(string) error {
 		return func(string) error {
@@ -30,10 +31,20 @@ func (c *cli) kubeletFlags(fs *flag.FlagSet) {
 	}
 }
 
-// dropUnknown takes out the flags that the agent does not have, and says so: tools
-// start a kubelet with flags of all versions. The agent takes no arguments, so a
-// word behind such a flag is its value.
-func (c *cli) dropUnknown(fs *flag.FlagSet, args []string) []string {
+// withoutUnknown takes out of the arguments of crisp the flags that agent does not have,
+// and says so: tools start a kubelet with flags of all versions.
+func (c *cli) withoutUnknown(root *cobra.Command, args []string) []string {
+	cmd, rest, err := root.Find(args)
+	if err != nil || cmd.Name() != "agent" {
+		return args
+	}
+	cmd.InheritedFlags() // makes them flags of the command
+	return append([]string{cmd.Name()}, c.dropUnknown(cmd.Flags(), rest)...)
+}
+
+// dropUnknown takes out the flags that are not in fs. The agent takes no arguments, so
+// a word behind such a flag is its value.
+func (c *cli) dropUnknown(fs *pflag.FlagSet, args []string) []string {
 	var kept []string
 	for i := 0; i < len(args); i++ {
 		arg := args[i]
@@ -48,11 +59,7 @@ func (c *cli) dropUnknown(fs *flag.FlagSet, args []string) []string {
 		} else {
 			kept = append(kept, arg)
 		}
-		switched := false
-		if f != nil {
-			b, ok := f.Value.(interface{ IsBoolFlag() bool })
-			switched = ok && b.IsBoolFlag()
-		}
+		switched := f != nil && f.NoOptDefVal != ""
 		if value := i + 1; !assigned && !switched && value < len(args) && (f != nil || !strings.HasPrefix(args[value], "-")) {
 			if i++; f != nil {
 				kept = append(kept, args[i])
@@ -81,7 +88,7 @@ var always = map[string]any{
 // readKubeletConfig sets the flags that were not given from a file with a
 // KubeletConfiguration (kubelet.config.k8s.io/v1beta1), and tells of keys that
 // have no effect.
-func (c *cli) readKubeletConfig(fs *flag.FlagSet, path string) error {
+func (c *cli) readKubeletConfig(fs *pflag.FlagSet, path string) error {
 	data, err := os.ReadFile(path)
 	if err != nil {
 		return err
@@ -94,7 +101,7 @@ func (c *cli) readKubeletConfig(fs *flag.FlagSet, path string) error {
 		return usageError("%s: kind is %v, want KubeletConfiguration", path, kind)
 	}
 	given := map[string]bool{}
-	fs.Visit(func(f *flag.Flag) { given[f.Name] = true })
+	fs.Visit(func(f *pflag.Flag) { given[f.Name] = true })
 	for _, key := range slices.Sorted(maps.Keys(config)) {
 		if value, ok := always[key]; config[key] == nil || ok && config[key] == value {
 			continue

@@ -33,7 +33,7 @@ evictionHard: {memory.available: 1Mi}
 	)
 	stop()
 	n.expect(
-		expectation{"agent --v many", 2, `invalid value "many" for flag -v`},
+		expectation{"agent --v many", 2, `invalid argument "many" for "-v, --v" flag`},
 		expectation{"agent --config " + n.file("other.yaml", "kind: Pod\n"), 2, `kind is Pod, want KubeletConfiguration`},
 		expectation{"agent --config " + n.file("odd.yaml", "kind: KubeletConfiguration\nregistryPullQPS: many\ncpuManagerPolicy: none\n"), 2, `(?s)cpuManagerPolicy has no effect.*registryPullQPS`},
 	)

@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"slices"
@@ -13,18 +12,18 @@ import (
 	"github.com/crisp-cri/crisp/agent/crix"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/logread"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	v1 "k8s.io/api/core/v1"
 	internalapi "k8s.io/cri-api/pkg/apis"
 )
 
-func namespaceFlag(fs *flag.FlagSet, namespace *string) {
-	fs.StringVar(namespace, "n", "default", "`namespace` of the pod")
-	fs.StringVar(namespace, "namespace", "default", "the same")
+func namespaceFlag(fs *pflag.FlagSet, namespace *string) {
+	fs.StringVarP(namespace, "namespace", "n", "default", "`namespace` of the pod")
 }
 
-func containerFlag(fs *flag.FlagSet, container *string) {
-	fs.StringVar(container, "c", "", "`name` of the container; without it, the first")
-	fs.StringVar(container, "container", "", "the same")
+func containerFlag(fs *pflag.FlagSet, container *string) {
+	fs.StringVarP(container, "container", "c", "", "`name` of the container; without it, the first")
 }
 
 // logFlags are the flags of logs.
@@ -34,29 +33,32 @@ type logFlags struct {
 	since                                     time.Duration
 }
 
-func runLogs(c *cli, args []string) error {
+func logsCommand(c *cli) *cobra.Command {
 	var namespace, container string
 	var o logFlags
-	fs := c.flags("logs")
+	cmd := &cobra.Command{Use: "logs POD [-c CONTAINER] [-f] [-p] [--tail N] [--since 5m] [--timestamps] [--all-containers]", Short: "print what a container wrote"}
+	fs := cmd.Flags()
 	namespaceFlag(fs, &namespace)
 	containerFlag(fs, &container)
-	fs.BoolVar(&o.follow, "f", false, "go on with what the container writes, until it ends")
-	fs.BoolVar(&o.follow, "follow", false, "the same")
-	fs.BoolVar(&o.previous, "p", false, "of the container's run before this one")
-	fs.BoolVar(&o.previous, "previous", false, "the same")
+	fs.BoolVarP(&o.follow, "follow", "f", false, "go on with what the container writes, until it ends")
+	fs.BoolVarP(&o.previous, "previous", "p", false, "of the container's run before this one")
 	fs.BoolVar(&o.timestamps, "timestamps", false, "begin each line with its time")
 	fs.BoolVar(&o.all, "all-containers", false, "of all containers of the pod")
 	fs.BoolVar(&o.prefix, "prefix", false, "begin each line with the names of pod and container")
 	fs.Int64Var(&o.tail, "tail", -1, "only the last `N` lines")
 	fs.DurationVar(&o.since, "since", 0, "only what is younger than this `duration`, such as 10s or 5m")
-	rest, err := c.parse(fs, args)
-	if err != nil {
-		return err
+	cmd.RunE = func(_ *cobra.Command, rest []string) error {
+		if len(rest) != 1 {
+			return usageError("logs takes the name of one pod")
+		}
+		return c.logs(namespace, rest[0], container, o)
 	}
-	if len(rest) != 1 {
-		return usageError("logs takes the name of one pod")
-	}
-	runtime, f, err := c.connectToPod(namespace, rest[0])
+	return cmd
+}
+
+// logs prints the logs of a pod's container, or of all.
+func (c *cli) logs(namespace, pod, container string, o logFlags) error {
+	runtime, f, err := c.connectToPod(namespace, pod)
 	if err != nil {
 		return err
 	}

@@ -10,7 +10,7 @@ import (
 
 // The man page is what the table of commands makes of itself: -update writes it.
 func TestManPage(t *testing.T) {
-	page := cmdline.Man(commandLine(), 1,
+	page := cmdline.Man((&cli{}).root(), 1,
 		cmdline.Section{Title: "EXIT STATUS", Text: exitCodes},
 		cmdline.Section{Title: "ENVIRONMENT", Text: `CRISP_RUNTIME_ENDPOINT, then CONTAINER_RUNTIME_ENDPOINT, which is crictl's: the socket of the runtime, ` + defaultEndpoint + ` if neither is set.
 
@@ -22,10 +22,10 @@ CRISP_AGENT_ROOT: the agent's own directory, ` + defaultAgentRoot + ` if it is n
 	}
 }
 
-// A shell gets a script that knows the flags of commands.
+// A shell is told the flags of commands.
 func TestCompletion(t *testing.T) {
 	var out, errOut strings.Builder
-	if code := run(t.Context(), []string{"completion", "bash"}, nil, &out, &errOut); code != exitOK || !strings.Contains(out.String(), "--manifests") {
+	if code := run(t.Context(), []string{"__complete", "agent", "--mani"}, nil, &out, &errOut); code != exitOK || !strings.Contains(out.String(), "--manifests") {
 		t.Errorf("exit code %d, %s", code, errOut.String())
 	}
 	if code := run(t.Context(), []string{"completion", "csh"}, nil, &out, &errOut); code != exitUsage {

@@ -7,36 +7,37 @@ import (
 
 	"github.com/crisp-cri/crisp/agent/crix"
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/spf13/cobra"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/portforward"
 	"k8s.io/client-go/transport/spdy"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-func runPortForward(c *cli, args []string) error {
+func portForwardCommand(c *cli) *cobra.Command {
 	var namespace, address string
-	fs := c.flags("port-forward")
+	cmd := &cobra.Command{Use: "port-forward POD [LOCAL:]PORT...", Short: "serve ports of a pod on this machine"}
+	fs := cmd.Flags()
 	namespaceFlag(fs, &namespace)
 	fs.StringVar(&address, "address", "localhost", "`addresses` to listen at, with a comma between them")
-	rest, err := c.parse(fs, args)
-	if err != nil {
-		return err
+	cmd.RunE = func(_ *cobra.Command, rest []string) error {
+		if len(rest) < 2 {
+			return usageError("port-forward takes the name of a pod and ports: web 8080:80")
+		}
+		runtime, f, err := c.connectToPod(namespace, rest[0])
+		if err != nil {
+			return err
+		}
+		if len(f.Have.Sandboxes) == 0 || !f.Have.Sandboxes[0].Ready {
+			return fault.WrongState.Errorf("pod %s does not run", f.Pod.Name)
+		}
+		resp, err := runtime.PortForward(c.ctx, &cri.PortForwardRequest{PodSandboxId: f.Have.Sandboxes[0].ID})
+		if err != nil {
+			return crix.Fault(err)
+		}
+		return c.forward(resp.Url, strings.Split(address, ","), rest[1:])
 	}
-	if len(rest) < 2 {
-		return usageError("port-forward takes the name of a pod and ports: web 8080:80")
-	}
-	runtime, f, err := c.connectToPod(namespace, rest[0])
-	if err != nil {
-		return err
-	}
-	if len(f.Have.Sandboxes) == 0 || !f.Have.Sandboxes[0].Ready {
-		return fault.WrongState.Errorf("pod %s does not run", f.Pod.Name)
-	}
-	resp, err := runtime.PortForward(c.ctx, &cri.PortForwardRequest{PodSandboxId: f.Have.Sandboxes[0].ID})
-	if err != nil {
-		return crix.Fault(err)
-	}
-	return c.forward(resp.Url, strings.Split(address, ","), rest[1:])
+	return cmd
 }
 
 // forward serves ports of ours until it is interrupted.

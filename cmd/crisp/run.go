@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net/http"
 	"net/netip"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -15,6 +14,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/api"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/undo"
+	"github.com/spf13/cobra"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -27,68 +27,64 @@ type request struct {
 	timeout                                               time.Duration
 }
 
-// runRun makes a pod of one container from flags, as docker run does.
-func runRun(c *cli, args []string) error {
+// runCommand makes a pod of one container from flags, as docker run does.
+func runCommand(c *cli) *cobra.Command {
 	var r request
-	fs := c.flags("run")
+	cmd := &cobra.Command{Use: "run [-i] [-t] [--rm] [-p 8080:80] [-v /h:/c] [-e K=V] IMAGE [-- ARG...]", Short: "run a pod of one container"}
+	fs := cmd.Flags()
 	namespaceFlag(fs, &r.namespace)
 	fs.StringVar(&r.name, "name", "", "`name` of the pod (default: made up)")
-	fs.Var(&r.ports, "p", "publish a `port`: [IP:]HOST:CONTAINER[/udp]")
-	fs.Var(&r.volumes, "v", "mount a host `path`: HOST:CONTAINER[:ro]")
-	fs.Var(&r.env, "e", "set an environment `variable`: NAME=VALUE")
-	fs.Var(&r.labels, "l", "set a `label`: KEY=VALUE")
+	fs.VarP(&r.ports, "publish", "p", "publish a `port`: [IP:]HOST:CONTAINER[/udp]")
+	fs.VarP(&r.volumes, "volume", "v", "mount a host `path`: HOST:CONTAINER[:ro]")
+	fs.VarP(&r.env, "env", "e", "set an environment `variable`: NAME=VALUE")
+	fs.VarP(&r.labels, "labels", "l", "set a `label`: KEY=VALUE")
 	fs.StringVar(&r.restart, "restart", "", "`policy`: Always, OnFailure or Never (default: Never with -i, else Always)")
 	fs.StringVar(&r.class, "runtime-class", "", "`name` of the RuntimeClass")
 	fs.StringVar(&r.pull, "pull", "", "`policy`: Always, IfNotPresent or Never")
-	fs.BoolVar(&r.interactive, "i", false, "give the container our standard input")
-	fs.BoolVar(&r.tty, "t", false, "give the container a terminal")
+	fs.BoolVarP(&r.interactive, "stdin", "i", false, "give the container our standard input")
+	fs.BoolVarP(&r.tty, "tty", "t", false, "give the container a terminal")
 	fs.BoolVar(&r.remove, "rm", false, "wait for its end and delete the pod")
 	fs.BoolVar(&r.hostNetwork, "host-network", false, "use the node's network")
 	fs.StringVar(&r.dryRun, "dry-run", "", "client: only print the pod")
-	fs.StringVar(&r.output, "o", "", "`form`: yaml, json or name")
+	fs.StringVarP(&r.output, "output", "o", "", "`form`: yaml, json or name")
 	fs.DurationVar(&r.timeout, "timeout", 5*time.Minute, "how long the container may take to start")
-	own, cmd, cut := args, []string(nil), slices.Index(args, "--")
-	if cut >= 0 {
-		own, cmd = args[:cut], args[cut+1:]
-	}
-	rest, err := c.parse(fs, own)
-	if err != nil {
-		return err
-	}
-	if len(rest) == 0 {
-		return usageError("run takes an image")
-	}
-	pod, err := r.pod(rest[0], append(rest[1:], cmd...))
-	if err != nil {
-		return err
-	}
-	text, err := json.Marshal(pod)
-	if err != nil {
-		return err
-	}
-	if r.dryRun != "" {
-		return c.printPod(text, or(r.output, "yaml"))
-	}
-	kind, _ := api.KindOf("pod")
-	resp, err := c.ask(http.MethodPost, pathOf(kind, r.namespace, ""), nil, text, nil)
-	if err != nil {
-		return err
-	}
-	resp.Body.Close()
-	if !r.interactive && !r.tty && !r.remove {
-		if r.output == "yaml" || r.output == "json" {
-			return c.printPod(text, r.output)
+	cmd.RunE = func(_ *cobra.Command, rest []string) error {
+		if len(rest) == 0 {
+			return usageError("run takes an image")
 		}
-		fmt.Fprintf(c.stdout, "pod/%s created\n", pod.Name)
-		return nil
-	}
-	err = c.accompany(kind, pod, r)
-	if r.remove {
-		if removeErr := c.runOut(target{kind, pod.Name}, pod.Namespace); err == nil {
-			err = removeErr
+		pod, err := r.pod(rest[0], rest[1:])
+		if err != nil {
+			return err
 		}
+		text, err := json.Marshal(pod)
+		if err != nil {
+			return err
+		}
+		if r.dryRun != "" {
+			return c.printPod(text, or(r.output, "yaml"))
+		}
+		kind, _ := api.KindOf("pod")
+		resp, err := c.ask(http.MethodPost, pathOf(kind, r.namespace, ""), nil, text, nil)
+		if err != nil {
+			return err
+		}
+		resp.Body.Close()
+		if !r.interactive && !r.tty && !r.remove {
+			if r.output == "yaml" || r.output == "json" {
+				return c.printPod(text, r.output)
+			}
+			fmt.Fprintf(c.stdout, "pod/%s created\n", pod.Name)
+			return nil
+		}
+		err = c.accompany(kind, pod, r)
+		if r.remove {
+			if removeErr := c.runOut(target{kind, pod.Name}, pod.Namespace); err == nil {
+				err = removeErr
+			}
+		}
+		return err
 	}
-	return err
+	return cmd
 }
 
 // interruptedGrace is how many seconds a container has to end that is interrupted,
@@ -237,7 +233,7 @@ func (c *cli) accompany(kind api.Kind, pod *v1.Pod, r request) error {
 		if err := c.attach(pod.Namespace, pod.Name, "main", r.interactive, r.tty); err != nil && exitCode(err) == exitExecFailed {
 			return err
 		}
-	} else if err := runLogs(c, []string{"-n", pod.Namespace, "-f", pod.Name}); err != nil {
+	} else if err := c.logs(pod.Namespace, pod.Name, "", logFlags{follow: true, tail: -1}); err != nil {
 		return err
 	}
 	err = c.until(time.Minute, "pod "+pod.Name+" has not ended", func() (bool, error) {

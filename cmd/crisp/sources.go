@@ -8,56 +8,57 @@ import (
 
 	"github.com/crisp-cri/crisp/agent/desired"
 	"github.com/crisp-cri/crisp/agent/status"
+	"github.com/spf13/cobra"
 	v1 "k8s.io/api/core/v1"
 )
 
-// runSources shows each manifest, what it defines, how that is, and what is wrong.
-func runSources(c *cli, args []string) error {
+// sourcesCommand shows each manifest, what it defines, how that is, and what is wrong.
+func sourcesCommand(c *cli) *cobra.Command {
 	var output string
-	fs := c.flags("sources")
-	fs.StringVar(&output, "o", "", "`form`: json or yaml")
-	rest, err := c.parse(fs, args)
-	if err != nil {
-		return err
-	}
-	if len(rest) > 0 || !slices.Contains([]string{"", "json", "yaml"}, output) {
-		return usageError("sources takes no argument but -o json or yaml")
-	}
-	var sources []desired.SourceState
-	if err := c.fetch("/crisp/v1/sources", nil, &sources); err != nil {
-		return err
-	}
-	if output != "" {
-		return c.printValue(sources, output)
-	}
-	var pods v1.PodList
-	if err := c.fetch("/pods", nil, &pods); err != nil {
-		return err
-	}
-	states := map[string]string{}
-	for i := range pods.Items {
-		p := &pods.Items[i]
-		states["pod "+p.Namespace+"/"+p.Name] = status.Word(p)
-	}
-	t := tabwriter.NewWriter(c.stdout, 0, 0, 3, ' ', 0)
-	fmt.Fprintln(t, "SOURCE\tMANIFEST\tOBJECT\tSTATE")
-	for _, s := range sources {
-		if !s.Reported {
-			fmt.Fprintf(t, "%s\t\t\tnot read yet\n", s.Name)
+	cmd := &cobra.Command{Use: "sources", Short: "show each manifest: what it defines, and what is wrong with it"}
+	fs := cmd.Flags()
+	fs.StringVarP(&output, "output", "o", "", "`form`: json or yaml")
+	cmd.RunE = func(_ *cobra.Command, rest []string) error {
+		if len(rest) > 0 || !slices.Contains([]string{"", "json", "yaml"}, output) {
+			return usageError("sources takes no argument but -o json or yaml")
 		}
-		for _, f := range s.Files {
-			if f.Error != "" || len(f.Objects) == 0 {
-				fmt.Fprintf(t, "%s\t%s\t\t%s\n", s.Name, f.Path, or(strings.ReplaceAll(f.Error, "\n", "; "), "empty"))
+		var sources []desired.SourceState
+		if err := c.fetch("/crisp/v1/sources", nil, &sources); err != nil {
+			return err
+		}
+		if output != "" {
+			return c.printValue(sources, output)
+		}
+		var pods v1.PodList
+		if err := c.fetch("/pods", nil, &pods); err != nil {
+			return err
+		}
+		states := map[string]string{}
+		for i := range pods.Items {
+			p := &pods.Items[i]
+			states["pod "+p.Namespace+"/"+p.Name] = status.Word(p)
+		}
+		t := tabwriter.NewWriter(c.stdout, 0, 0, 3, ' ', 0)
+		fmt.Fprintln(t, "SOURCE\tMANIFEST\tOBJECT\tSTATE")
+		for _, s := range sources {
+			if !s.Reported {
+				fmt.Fprintf(t, "%s\t\t\tnot read yet\n", s.Name)
 			}
-			for _, o := range f.Objects {
-				fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", s.Name, f.Path, o, or(states[o], "known"))
-			}
-			for _, w := range f.Warnings {
-				fmt.Fprintf(t, "%s\t%s\t\twarning: %s\n", s.Name, f.Path, w)
+			for _, f := range s.Files {
+				if f.Error != "" || len(f.Objects) == 0 {
+					fmt.Fprintf(t, "%s\t%s\t\t%s\n", s.Name, f.Path, or(strings.ReplaceAll(f.Error, "\n", "; "), "empty"))
+				}
+				for _, o := range f.Objects {
+					fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", s.Name, f.Path, o, or(states[o], "known"))
+				}
+				for _, w := range f.Warnings {
+					fmt.Fprintf(t, "%s\t%s\t\twarning: %s\n", s.Name, f.Path, w)
+				}
 			}
 		}
+		return t.Flush()
 	}
-	return t.Flush()
+	return cmd
 }
 
 func sourceWord(s desired.SourceState, bad int) string {

@@ -12,6 +12,7 @@ import (
 	"github.com/crisp-cri/crisp/agent"
 	"github.com/crisp-cri/crisp/agent/crix"
 	"github.com/crisp-cri/crisp/agent/desired"
+	"github.com/spf13/cobra"
 	v1 "k8s.io/api/core/v1"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
@@ -79,62 +80,62 @@ func (c *cli) report() *statusReport {
 	return r
 }
 
-func runStatus(c *cli, args []string) error {
+func statusCommand(c *cli) *cobra.Command {
 	var output string
-	fs := c.flags("status")
-	fs.StringVar(&output, "o", "", "`form`: json or yaml")
-	rest, err := c.parse(fs, args)
-	if err != nil {
-		return err
-	}
-	if len(rest) > 0 || !slices.Contains([]string{"", "json", "yaml"}, output) {
-		return usageError("status takes no argument but -o json or yaml")
-	}
-	r := c.report()
-	if output != "" {
-		data, err := json.Marshal(r)
-		if err != nil {
-			return err
+	cmd := &cobra.Command{Use: "status [-o json]", Short: "show the agent, its runtime, the node and the sources"}
+	fs := cmd.Flags()
+	fs.StringVarP(&output, "output", "o", "", "`form`: json or yaml")
+	cmd.RunE = func(_ *cobra.Command, rest []string) error {
+		if len(rest) > 0 || !slices.Contains([]string{"", "json", "yaml"}, output) {
+			return usageError("status takes no argument but -o json or yaml")
 		}
-		var v any
-		if err := json.Unmarshal(data, &v); err != nil {
-			return err
+		r := c.report()
+		if output != "" {
+			data, err := json.Marshal(r)
+			if err != nil {
+				return err
+			}
+			var v any
+			if err := json.Unmarshal(data, &v); err != nil {
+				return err
+			}
+			return c.printValue(v, output)
 		}
-		return c.printValue(v, output)
-	}
-	t := tabwriter.NewWriter(c.stdout, 0, 0, 2, ' ', 0)
-	line := func(key, format string, args ...any) { fmt.Fprintf(t, "%s\t%s\n", key, fmt.Sprintf(format, args...)) }
-	line("agent", "%s: %s", r.Agent.Socket, or(r.Agent.Health, "unknown"))
-	line("runtime", "%s %s at %s", r.Runtime.Name, r.Runtime.Version, r.Runtime.Endpoint)
-	if r.Runtime.Error != "" {
-		line("", "%s", r.Runtime.Error)
-	}
-	for _, cond := range r.Runtime.Conditions {
-		line("", "%s=%v %s", cond.Type, cond.Status, strings.TrimSpace(cond.Reason+" "+cond.Message))
-	}
-	line("cgroups", "%s", or(r.Runtime.Cgroups, "<unknown>"))
-	var handlers []string
-	for _, h := range r.Runtime.Handlers {
-		handlers = append(handlers, or(h.Name, "(default)"))
-	}
-	line("handlers", "%s", strings.Join(handlers, ", "))
-	if n := r.Node; n != nil {
-		line("capacity", "%s", resources(n.Capacity))
-		line("allocatable", "%s", resources(n.Allocatable))
-		for _, cond := range n.Conditions {
-			line("node", "%s=%s %s", cond.Type, cond.Status, strings.TrimSpace(cond.Reason+" "+cond.Message))
+		t := tabwriter.NewWriter(c.stdout, 0, 0, 2, ' ', 0)
+		line := func(key, format string, args ...any) { fmt.Fprintf(t, "%s\t%s\n", key, fmt.Sprintf(format, args...)) }
+		line("agent", "%s: %s", r.Agent.Socket, or(r.Agent.Health, "unknown"))
+		line("runtime", "%s %s at %s", r.Runtime.Name, r.Runtime.Version, r.Runtime.Endpoint)
+		if r.Runtime.Error != "" {
+			line("", "%s", r.Runtime.Error)
 		}
-	}
-	for _, s := range r.Sources {
-		bad := 0
-		for _, f := range s.Files {
-			if f.Error != "" {
-				bad++
+		for _, cond := range r.Runtime.Conditions {
+			line("", "%s=%v %s", cond.Type, cond.Status, strings.TrimSpace(cond.Reason+" "+cond.Message))
+		}
+		line("cgroups", "%s", or(r.Runtime.Cgroups, "<unknown>"))
+		var handlers []string
+		for _, h := range r.Runtime.Handlers {
+			handlers = append(handlers, or(h.Name, "(default)"))
+		}
+		line("handlers", "%s", strings.Join(handlers, ", "))
+		if n := r.Node; n != nil {
+			line("capacity", "%s", resources(n.Capacity))
+			line("allocatable", "%s", resources(n.Allocatable))
+			for _, cond := range n.Conditions {
+				line("node", "%s=%s %s", cond.Type, cond.Status, strings.TrimSpace(cond.Reason+" "+cond.Message))
 			}
 		}
-		line("source "+s.Name, "%s", sourceWord(s, bad))
+		for _, s := range r.Sources {
+			bad := 0
+			for _, f := range s.Files {
+				if f.Error != "" {
+					bad++
+				}
+			}
+			line("source "+s.Name, "%s", sourceWord(s, bad))
+		}
+		return t.Flush()
 	}
-	return t.Flush()
+	return cmd
 }
 
 // resources tells of each that there is any of.

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/crisp-cri/crisp/agent/crix"
+	"github.com/spf13/cobra"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
@@ -18,58 +19,57 @@ type load struct {
 	memory                    uint64 // bytes
 }
 
-// runTop shows what pods use, as the runtime has it: it needs no agent.
-func runTop(c *cli, args []string) error {
+// topCommand shows what pods use, as the runtime has it: it needs no agent.
+func topCommand(c *cli) *cobra.Command {
 	var namespace string
 	var all, containers bool
-	fs := c.flags("top")
+	cmd := &cobra.Command{Use: "top pods [NAME] [--containers]", Short: "show what pods use"}
+	fs := cmd.Flags()
 	namespaceFlag(fs, &namespace)
-	fs.BoolVar(&all, "A", false, "pods of all namespaces")
-	fs.BoolVar(&all, "all-namespaces", false, "the same")
+	fs.BoolVarP(&all, "all-namespaces", "A", false, "pods of all namespaces")
 	fs.BoolVar(&containers, "containers", false, "show each container")
-	rest, err := c.parse(fs, args)
-	if err != nil {
-		return err
-	}
-	if len(rest) > 2 || len(rest) > 0 && rest[0] != "pods" && rest[0] != "pod" {
-		return usageError("top takes: pods [NAME]")
-	}
-	runtime, _, err := c.connect()
-	if err != nil {
-		return err
-	}
-	first, err := crix.PodStats(c.ctx, runtime)
-	if err != nil {
-		return err
-	}
-	// The runtime may not know a rate yet: then two looks make one.
-	second := first
-	if needsRate(first) {
-		time.Sleep(500 * time.Millisecond)
-		if second, err = crix.PodStats(c.ctx, runtime); err != nil {
+	cmd.RunE = func(_ *cobra.Command, rest []string) error {
+		if len(rest) > 2 || len(rest) > 0 && rest[0] != "pods" && rest[0] != "pod" {
+			return usageError("top takes: pods [NAME]")
+		}
+		runtime, _, err := c.connect()
+		if err != nil {
 			return err
 		}
-	}
-	var loads []load
-	for _, l := range loadsOf(first, second, containers) {
-		if (all || l.namespace == namespace) && (len(rest) < 2 || l.pod == rest[1]) {
-			loads = append(loads, l)
+		first, err := crix.PodStats(c.ctx, runtime)
+		if err != nil {
+			return err
 		}
-	}
-	t := tabwriter.NewWriter(c.stdout, 0, 0, 3, ' ', 0)
-	heads := []string{"POD"}
-	if containers {
-		heads = append(heads, "NAME")
-	}
-	row(t, all, "NAMESPACE", append(heads, "CPU(cores)", "MEMORY(bytes)"))
-	for _, l := range loads {
-		cells := []string{l.pod}
+		// The runtime may not know a rate yet: then two looks make one.
+		second := first
+		if needsRate(first) {
+			time.Sleep(500 * time.Millisecond)
+			if second, err = crix.PodStats(c.ctx, runtime); err != nil {
+				return err
+			}
+		}
+		var loads []load
+		for _, l := range loadsOf(first, second, containers) {
+			if (all || l.namespace == namespace) && (len(rest) < 2 || l.pod == rest[1]) {
+				loads = append(loads, l)
+			}
+		}
+		t := tabwriter.NewWriter(c.stdout, 0, 0, 3, ' ', 0)
+		heads := []string{"POD"}
 		if containers {
-			cells = append(cells, l.container)
+			heads = append(heads, "NAME")
 		}
-		row(t, all, l.namespace, append(cells, fmt.Sprintf("%dm", (l.cores+999_999)/1_000_000), fmt.Sprintf("%dMi", l.memory>>20)))
+		row(t, all, "NAMESPACE", append(heads, "CPU(cores)", "MEMORY(bytes)"))
+		for _, l := range loads {
+			cells := []string{l.pod}
+			if containers {
+				cells = append(cells, l.container)
+			}
+			row(t, all, l.namespace, append(cells, fmt.Sprintf("%dm", (l.cores+999_999)/1_000_000), fmt.Sprintf("%dMi", l.memory>>20)))
+		}
+		return t.Flush()
 	}
-	return t.Flush()
+	return cmd
 }
 
 func needsRate(list []*cri.PodSandboxStats) bool {

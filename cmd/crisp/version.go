@@ -6,6 +6,7 @@ import (
 	"runtime/debug"
 
 	"github.com/crisp-cri/crisp/agent/crix"
+	"github.com/spf13/cobra"
 )
 
 // version is set by the linker; a plain "go build" leaves it to build info.
@@ -21,37 +22,37 @@ func crispVersion() string {
 	return "unknown"
 }
 
-// runVersion prints our own version even if no runtime answers, which is then
+// versionCommand prints our own version even if no runtime answers, which is then
 // the failure.
-func runVersion(c *cli, args []string) error {
+func versionCommand(c *cli) *cobra.Command {
 	var output string
-	fs := c.flags("version")
-	fs.StringVar(&output, "o", "", "`form`: json")
-	rest, err := c.parse(fs, args)
-	if err != nil {
-		return err
-	}
-	if len(rest) > 0 || output != "" && output != "json" {
-		return usageError("version takes no argument but -o json")
-	}
-	versions := map[string]string{"crisp": crispVersion()}
-	service, _, err := c.connect()
-	if err == nil {
-		v, rpcErr := service.Version(c.ctx, "")
-		err = crix.Fault(rpcErr)
-		versions["runtime"], versions["runtimeVersion"], versions["cri"] = v.GetRuntimeName(), v.GetRuntimeVersion(), v.GetRuntimeApiVersion()
-	}
-	if output == "json" {
-		data, jsonErr := json.MarshalIndent(versions, "", "    ")
-		if jsonErr != nil {
-			return jsonErr
+	cmd := &cobra.Command{Use: "version", Short: "print the versions of crisp and of the runtime"}
+	fs := cmd.Flags()
+	fs.StringVarP(&output, "output", "o", "", "`form`: json")
+	cmd.RunE = func(_ *cobra.Command, rest []string) error {
+		if len(rest) > 0 || output != "" && output != "json" {
+			return usageError("version takes no argument but -o json")
 		}
-		fmt.Fprintln(c.stdout, string(data))
+		versions := map[string]string{"crisp": crispVersion()}
+		service, _, err := c.connect()
+		if err == nil {
+			v, rpcErr := service.Version(c.ctx, "")
+			err = crix.Fault(rpcErr)
+			versions["runtime"], versions["runtimeVersion"], versions["cri"] = v.GetRuntimeName(), v.GetRuntimeVersion(), v.GetRuntimeApiVersion()
+		}
+		if output == "json" {
+			data, jsonErr := json.MarshalIndent(versions, "", "    ")
+			if jsonErr != nil {
+				return jsonErr
+			}
+			fmt.Fprintln(c.stdout, string(data))
+			return err
+		}
+		fmt.Fprintf(c.stdout, "crisp    %s\n", versions["crisp"])
+		if err == nil {
+			fmt.Fprintf(c.stdout, "runtime  %s %s (CRI %s)\n", versions["runtime"], versions["runtimeVersion"], versions["cri"])
+		}
 		return err
 	}
-	fmt.Fprintf(c.stdout, "crisp    %s\n", versions["crisp"])
-	if err == nil {
-		fmt.Fprintf(c.stdout, "runtime  %s %s (CRI %s)\n", versions["runtime"], versions["runtimeVersion"], versions["cri"])
-	}
-	return err
+	return cmd
 }

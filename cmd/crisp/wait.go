@@ -10,6 +10,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/status"
 	"github.com/crisp-cri/crisp/agent/workload"
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/spf13/cobra"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
@@ -109,33 +110,33 @@ func (c *cli) settled(g given) (ok bool, word string, err error) {
 	return ready(&pod), status.Word(&pod), nil
 }
 
-func runWait(c *cli, args []string) error {
+func waitCommand(c *cli) *cobra.Command {
 	var namespace, condition string
 	var timeout time.Duration
-	fs := c.flags("wait")
+	cmd := &cobra.Command{Use: "wait pod/NAME --for=Ready|delete|phase=PHASE [--timeout 30s]", Short: "wait for what a pod is to be"}
+	fs := cmd.Flags()
 	namespaceFlag(fs, &namespace)
 	fs.StringVar(&condition, "for", "Ready", "`what` to wait for: Ready or another condition, phase=PHASE, delete")
 	fs.DurationVar(&timeout, "timeout", 30*time.Second, "how long; less than 0 is for ever")
-	rest, err := c.parse(fs, args)
-	if err != nil {
-		return err
-	}
-	what, err := targets(rest, true)
-	if err != nil || len(what) == 0 {
-		return usageError("wait takes the pods to wait for")
-	}
-	begin := time.Now()
-	for _, t := range what {
-		left := timeout
-		if timeout >= 0 {
-			left = max(timeout-time.Since(begin), 0)
+	cmd.RunE = func(_ *cobra.Command, rest []string) error {
+		what, err := targets(rest, true)
+		if err != nil || len(what) == 0 {
+			return usageError("wait takes the pods to wait for")
 		}
-		if err := c.until(left, fmt.Sprintf("%s: %s", t, condition), func() (bool, error) { return c.is(t, namespace, condition) }); err != nil {
-			return err
+		begin := time.Now()
+		for _, t := range what {
+			left := timeout
+			if timeout >= 0 {
+				left = max(timeout-time.Since(begin), 0)
+			}
+			if err := c.until(left, fmt.Sprintf("%s: %s", t, condition), func() (bool, error) { return c.is(t, namespace, condition) }); err != nil {
+				return err
+			}
+			fmt.Fprintf(c.stdout, "%s: %s\n", t, condition)
 		}
-		fmt.Fprintf(c.stdout, "%s: %s\n", t, condition)
+		return nil
 	}
-	return nil
+	return cmd
 }
 
 // is reports whether the condition holds for the object.

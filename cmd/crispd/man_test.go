@@ -1,6 +1,7 @@
 package main
 
 import (
+	"io"
 	"strings"
 	"testing"
 
@@ -14,7 +15,7 @@ func TestManPage(t *testing.T) {
 	for _, v := range views {
 		seen = append(seen, " "+v.name+": "+v.about)
 	}
-	page := cli.Man(commandLine(), 8,
+	page := cli.Man(commandLine(io.Discard), 8,
 		cli.Section{Title: "DEBUG", Text: "What crispd debug can show of the crispd that runs:\n\n" + strings.Join(seen, "\n")},
 		cli.Section{Title: "SIGNALS", Text: `SIGTERM, SIGINT: end. Containers run on, and the next crispd finds them.
 

@@ -1,204 +1,153 @@
-// Package cli makes what goes with a command line, of the table that the program
-// itself has of its commands: completion for shells, and a man page. So neither
-// forgets a flag.
+// Package cli gives crisp and crispd, whose commands are cobra's, what both have: help
+// in one form, completion for shells, and a man page (man.go). All three are made of
+// the table of commands itself, so none of them forgets a flag.
 package cli
 
 import (
-	"flag"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
-// A Program is a command line.
-type Program struct {
-	Name     string
-	About    string // one line, without a full stop
-	Flags    []Flag // of all commands
-	Commands []Command
-}
+func init() { cobra.EnableCommandSorting = false } // people read them in their order
 
-// A Command is one verb of a program; "" is what it does without one.
-type Command struct {
-	Name  string
-	Usage string // what follows the name
-	About string // one line
-	Flags []Flag
-	Words []string // what may stand as its argument, if that is known
-	Bare  bool     // it takes none of the program's flags
-}
+// Shells are those that there is completion for.
+var Shells = []string{"bash", "zsh", "fish"}
 
-// A Flag is one flag of a command.
-type Flag struct {
-	Name  string
-	Value string // what kind of value follows; "" if none does
-	About string
-}
-
-// FlagsOf lists the flags of a set.
-func FlagsOf(set *flag.FlagSet) []Flag {
-	var list []Flag
-	set.VisitAll(func(f *flag.Flag) {
-		value, about := flag.UnquoteUsage(f)
-		list = append(list, Flag{f.Name, value, about})
+// Complete adds to root, which has all its commands and its output, the command
+// "completion" and help. It ends with what notes says. A mistake in the command line is
+// the error that usage makes; root prints none itself.
+func Complete(root *cobra.Command, usage func(format string, args ...any) error, notes string) {
+	root.SilenceErrors, root.SilenceUsage = true, true
+	root.DisableFlagsInUseLine = true
+	for _, cmd := range root.Commands() {
+		cmd.DisableFlagsInUseLine = true
+	}
+	root.AddCommand(&cobra.Command{
+		Use:       "completion SHELL",
+		Short:     "print a script that completes this command line in " + strings.Join(Shells, ", "),
+		ValidArgs: Shells,
+		RunE: func(_ *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return usage("completion needs one shell: %s", strings.Join(Shells, ", "))
+			}
+			switch out := root.OutOrStdout(); args[0] {
+			case "bash":
+				return root.GenBashCompletionV2(out, true)
+			case "zsh":
+				return root.GenZshCompletion(out)
+			case "fish":
+				return root.GenFishCompletion(out, true)
+			}
+			return usage("there is completion for %s, not for %q", strings.Join(Shells, ", "), args[0])
+		},
 	})
-	return list
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usage("%v", err) })
+	root.SetHelpFunc(func(cmd *cobra.Command, _ []string) { help(root, cmd, notes) })
+	root.SetHelpCommand(&cobra.Command{
+		Use:   "help [COMMAND]",
+		Short: "tell more of a command",
+		RunE: func(_ *cobra.Command, args []string) error {
+			cmd, rest, err := root.Find(args)
+			if err != nil || len(rest) > 0 {
+				return usage("there is no command %q: see %s help", strings.Join(args, " "), root.Name())
+			}
+			return cmd.Help()
+		},
+	})
+	serve := root.RunE
+	root.Args = cobra.ArbitraryArgs
+	root.RunE = func(cmd *cobra.Command, args []string) error {
+		switch {
+		case len(args) > 0:
+			return usage("there is no command %q: see %s help", args[0], root.Name())
+		case serve != nil:
+			return serve(cmd, args)
+		}
+		return root.Help()
+	}
+}
+
+// DoubleDashes writes --name where args has -name, up to "--", if that is a flag of a
+// command of root: units and scripts may have it so, for it was right once.
+func DoubleDashes(root *cobra.Command, args []string) []string {
+	known := make(map[string]bool)
+	for _, cmd := range append(root.Commands(), root) {
+		cmd.LocalFlags().VisitAll(func(f *pflag.Flag) { known[f.Name] = len(f.Name) > 1 })
+	}
+	args = slices.Clone(args)
+	for i, arg := range args {
+		if arg == "--" {
+			break
+		}
+		name, _, _ := strings.Cut(strings.TrimPrefix(arg, "-"), "=")
+		if strings.HasPrefix(arg, "-") && known[name] {
+			args[i] = "-" + arg
+		}
+	}
+	return args
+}
+
+func help(root, cmd *cobra.Command, notes string) {
+	out := cmd.OutOrStdout()
+	fmt.Fprintf(out, "%s: %s\n\nusage: %s\n", cmd.CommandPath(), cmd.Short, cmd.UseLine())
+	if cmd == root {
+		fmt.Fprintln(out)
+		for _, c := range commands(root) {
+			fmt.Fprintf(out, "  %-12s %s\n", c.Name(), c.Short)
+		}
+	}
+	if own := flagsOf(cmd.NonInheritedFlags()); len(own) > 0 {
+		fmt.Fprintln(out)
+		printFlags(out, own)
+	}
+	if inherited := flagsOf(cmd.InheritedFlags()); len(inherited) > 0 {
+		fmt.Fprintln(out, "\nas every command:")
+		printFlags(out, inherited)
+	}
+	if cmd == root && notes != "" {
+		fmt.Fprintf(out, "\n%s\n", notes)
+	}
+}
+
+func printFlags(out io.Writer, flags []*pflag.Flag) {
+	for _, f := range flags {
+		value, about := pflag.UnquoteUsage(f)
+		fmt.Fprintf(out, "  %-34s %s", strings.TrimSpace(dashed(f)+" "+value), about)
+		if !slices.Contains([]string{"", "false", "0", "0s", "[]"}, f.DefValue) {
+			fmt.Fprintf(out, " (default %s)", f.DefValue)
+		}
+		fmt.Fprintln(out)
+	}
 }
 
 // dashed is a flag as people write it.
-func (f Flag) dashed() string {
-	if len(f.Name) == 1 {
+func dashed(f *pflag.Flag) string {
+	switch {
+	case f.Shorthand == f.Name:
 		return "-" + f.Name
+	case f.Shorthand != "":
+		return "-" + f.Shorthand + ", --" + f.Name
 	}
 	return "--" + f.Name
 }
 
-// all are the flags that may follow a command.
-func (p Program) all(c Command) []Flag {
-	list := slices.Clone(c.Flags)
-	if !c.Bare {
-		list = append(list, p.Flags...)
-	}
-	slices.SortStableFunc(list, func(a, b Flag) int { return strings.Compare(a.Name, b.Name) })
-	return slices.CompactFunc(list, func(a, b Flag) bool { return a.Name == b.Name })
+// commands are those of root that help shows.
+func commands(root *cobra.Command) []*cobra.Command {
+	return slices.DeleteFunc(slices.Clone(root.Commands()), func(c *cobra.Command) bool { return !c.IsAvailableCommand() })
 }
 
-// Shells are those that Completion knows.
-var Shells = []string{"bash", "zsh", "fish"}
-
-// Completion returns a script that completes p's commands, flags and known words in
-// a shell.
-func Completion(p Program, shell string) (string, error) {
-	switch shell {
-	case "bash":
-		return bash(p), nil
-	case "zsh":
-		return zsh(p), nil
-	case "fish":
-		return fish(p), nil
-	}
-	return "", fmt.Errorf("there is completion for %s, not for %q", strings.Join(Shells, ", "), shell)
-}
-
-func bash(p Program) string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "# bash completion for %s: made by \"%[1]s completion bash\"\n_%[1]s() {\n", p.Name)
-	b.WriteString("\tlocal cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]} command= word i\n")
-	b.WriteString("\tfor ((i = 1; i < COMP_CWORD; i++)); do\n\t\tcase ${COMP_WORDS[i]} in\n\t\t-*) ;;\n")
-	fmt.Fprintf(&b, "\t\t%s) command=${COMP_WORDS[i]}; break ;;\n\t\tesac\n\tdone\n", strings.Join(names(p), " | "))
-	b.WriteString("\tcase $prev in\n")
-	if files := valued(p, true); len(files) > 0 {
-		fmt.Fprintf(&b, "\t%s) COMPREPLY=($(compgen -f -- \"$cur\")); return ;;\n", strings.Join(files, " | "))
-	}
-	if others := valued(p, false); len(others) > 0 {
-		fmt.Fprintf(&b, "\t%s) return ;;\n", strings.Join(others, " | "))
-	}
-	b.WriteString("\tesac\n\tcase $command in\n")
-	for _, c := range p.Commands {
-		words := slices.Clone(c.Words)
-		for _, f := range p.all(c) {
-			words = append(words, f.dashed())
+// flagsOf lists a set in order, without those that are hidden and the one for help.
+func flagsOf(set *pflag.FlagSet) []*pflag.Flag {
+	var list []*pflag.Flag
+	set.VisitAll(func(f *pflag.Flag) {
+		if !f.Hidden && f.Name != "help" {
+			list = append(list, f)
 		}
-		if c.Name == "" {
-			words = append(words, names(p)...)
-			fmt.Fprintf(&b, "\t\"\") word=%s ;;\n", shellQuote(strings.Join(words, " ")))
-			continue
-		}
-		fmt.Fprintf(&b, "\t%s) word=%s ;;\n", c.Name, shellQuote(strings.Join(words, " ")))
-	}
-	fmt.Fprintf(&b, "\tesac\n\tCOMPREPLY=($(compgen -W \"$word\" -- \"$cur\"))\n}\ncomplete -o default -F _%s %[1]s\n", p.Name)
-	return b.String()
-}
-
-func zsh(p Program) string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "#compdef %s\n# made by \"%[1]s completion zsh\"\n_%[1]s() {\n\tlocal -a commands flags words\n\tlocal command= i\n\tcommands=(\n", p.Name)
-	for _, c := range p.Commands {
-		if c.Name != "" {
-			fmt.Fprintf(&b, "\t\t%s\n", shellQuote(c.Name+":"+c.About))
-		}
-	}
-	b.WriteString("\t)\n\tfor ((i = 2; i < CURRENT; i++)); do\n\t\tcase $words[i] in\n\t\t-*) ;;\n")
-	fmt.Fprintf(&b, "\t\t%s) command=$words[i]; break ;;\n\t\tesac\n\tdone\n\tcase $command in\n", strings.Join(names(p), "|"))
-	for _, c := range p.Commands {
-		name := c.Name
-		if name == "" {
-			name = `""`
-		}
-		fmt.Fprintf(&b, "\t%s) flags=(", name)
-		for _, f := range p.all(c) {
-			fmt.Fprintf(&b, " %s", shellQuote(f.dashed()+":"+f.About))
-		}
-		b.WriteString(" )")
-		if len(c.Words) > 0 {
-			fmt.Fprintf(&b, "; arguments=(%s)", strings.Join(c.Words, " "))
-		}
-		b.WriteString(" ;;\n")
-	}
-	b.WriteString("\tesac\n\tif [[ $PREFIX = -* ]]; then\n\t\t_describe flag flags\n\telif [[ -z $command ]]; then\n\t\t_describe command commands\n" +
-		"\telif (( $#arguments )); then\n\t\tcompadd -a arguments\n\telse\n\t\t_files\n\tfi\n}\n")
-	s := strings.Replace(b.String(), "local -a commands flags words\n", "local -a commands flags arguments\n", 1)
-	return s + fmt.Sprintf("_%s \"$@\"\n", p.Name)
-}
-
-func fish(p Program) string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "# fish completion for %s: made by \"%[1]s completion fish\"\n", p.Name)
-	all := strings.Join(names(p), " ")
-	for _, c := range p.Commands {
-		on := "__fish_seen_subcommand_from " + c.Name
-		if c.Name == "" {
-			on = "not __fish_seen_subcommand_from " + all
-		} else {
-			fmt.Fprintf(&b, "complete -c %s -f -n %s -a %s -d %s\n", p.Name, shellQuote("not __fish_seen_subcommand_from "+all), c.Name, shellQuote(c.About))
-		}
-		if len(c.Words) > 0 {
-			fmt.Fprintf(&b, "complete -c %s -f -n %s -a %s\n", p.Name, shellQuote(on), shellQuote(strings.Join(c.Words, " ")))
-		}
-		for _, f := range p.all(c) {
-			kind := "-l"
-			if len(f.Name) == 1 {
-				kind = "-s"
-			}
-			value := ""
-			switch {
-			case f.isFile():
-				value = " -r -F"
-			case f.Value != "":
-				value = " -x"
-			}
-			fmt.Fprintf(&b, "complete -c %s -n %s %s %s%s -d %s\n", p.Name, shellQuote(on), kind, f.Name, value, shellQuote(f.About))
-		}
-	}
-	return b.String()
-}
-
-func names(p Program) []string {
-	var list []string
-	for _, c := range p.Commands {
-		if c.Name != "" {
-			list = append(list, c.Name)
-		}
-	}
+	})
 	return list
 }
-
-// isFile tells whether the shell's own completion of paths serves.
-func (f Flag) isFile() bool {
-	return slices.Contains([]string{"file", "directory", "path", "socket"}, f.Value)
-}
-
-// valued are the flags, of any command, that a value follows.
-func valued(p Program, files bool) []string {
-	var list []string
-	for _, c := range p.Commands {
-		for _, f := range p.all(c) {
-			if f.Value != "" && f.isFile() == files && !slices.Contains(list, f.dashed()) {
-				list = append(list, f.dashed())
-			}
-		}
-	}
-	return list
-}
-
-func shellQuote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }

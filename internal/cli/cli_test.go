@@ -1,6 +1,8 @@
 package cli_test
 
 import (
+	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -8,66 +10,106 @@ import (
 	"testing"
 
 	"github.com/crisp-cri/crisp/internal/cli"
+	"github.com/spf13/cobra"
 )
 
-var program = cli.Program{
-	Name: "prog", About: "a program",
-	Flags: []cli.Flag{{Name: "socket", Value: "socket", About: "where it is"}},
-	Commands: []cli.Command{
-		{Name: "get", Usage: "pods", About: "list pods", Words: []string{"pods", "nodes"}, Flags: []cli.Flag{{Name: "o", Value: "format", About: "how"}, {Name: "all", About: "don't choose"}}},
-		{Name: "rm", About: "remove"},
-		{Name: "version", About: "tell it", Bare: true},
-	},
+var errUsage = errors.New("usage")
+
+// program runs one command line and returns what it printed.
+func program(args ...string) (string, error) {
+	root := &cobra.Command{Use: "prog COMMAND", Short: "a program"}
+	root.PersistentFlags().String("socket", "/s", "where the `socket` is")
+	get := &cobra.Command{Use: "get pods", Short: "list pods", ValidArgs: []string{"pods", "nodes"}, RunE: func(*cobra.Command, []string) error {
+		fmt.Fprintln(root.OutOrStdout(), "got")
+		return nil
+	}}
+	get.Flags().StringP("output", "o", "", "how, as `format`")
+	get.Flags().Bool("all", false, "don't choose")
+	root.AddCommand(get)
+	var out strings.Builder
+	root.SetOut(&out)
+	cli.Complete(root, func(format string, args ...any) error {
+		return fmt.Errorf("%w: %s", errUsage, fmt.Sprintf(format, args...))
+	}, "that is all")
+	root.SetArgs(cli.DoubleDashes(root, args))
+	err := root.Execute()
+	return out.String(), err
 }
 
-// What bash itself makes of the script: commands first, then the command's own words
-// and flags; nothing of another command.
-func TestBash(t *testing.T) {
-	if _, err := exec.LookPath("bash"); err != nil {
-		t.Skip("needs bash")
-	}
-	script, err := cli.Completion(program, "bash")
-	if err != nil {
-		t.Fatal(err)
-	}
-	file := filepath.Join(t.TempDir(), "prog.bash")
-	if err := os.WriteFile(file, []byte(script), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	for line, want := range map[string]string{
-		"prog get ":      "pods nodes --all -o --socket",
-		"prog get --a":   "--all",
-		"prog rm --":     "--socket",
-		"prog get -o ":   "",
-		"prog version -": "",
+// Help of all and of one command says what there is.
+func TestHelp(t *testing.T) {
+	for _, test := range []struct {
+		line string
+		want []string
+		not  string
+	}{
+		{"", []string{"prog: a program", "  get          list pods", "  completion", "--socket socket", "(default /s)", "that is all"}, "--all"},
+		{"--help", []string{"  get          list pods"}, "--all"},
+		{"help get", []string{"prog get: list pods", "usage: prog get pods", "-o, --output format", "--all ", "as every command:\n  --socket"}, "that is all"},
+		{"get -h", []string{"prog get: list pods"}, "that is all"},
+		{"-socket z get -all x -output=y", []string{"got"}, "usage"},
+		{"get x --all -o y --socket z", []string{"got"}, "usage"},
 	} {
-		words := strings.Split(line, " ")
-		var quoted []string
-		for _, w := range words {
-			quoted = append(quoted, "'"+w+"'")
-		}
-		cmd := exec.Command("bash", "-c", `. "$1"; eval "COMP_WORDS=($2)"; COMP_CWORD=$((${#COMP_WORDS[@]}-1)); _prog; echo "${COMPREPLY[@]}"`, "-", file, strings.Join(quoted, " "))
-		out, err := cmd.CombinedOutput()
+		out, err := program(strings.Fields(test.line)...)
 		if err != nil {
-			t.Fatalf("%s: %v\n%s", line, err, out)
+			t.Errorf("%q: %v", test.line, err)
 		}
-		if got := strings.TrimSpace(string(out)); got != want {
-			t.Errorf("%q completes to %q, want %q", line, got, want)
+		for _, want := range test.want {
+			if !strings.Contains(out, want) {
+				t.Errorf("%q: no %q in\n%s", test.line, want, out)
+			}
+		}
+		if strings.Contains(out, test.not) {
+			t.Errorf("%q: %q is in\n%s", test.line, test.not, out)
 		}
 	}
 }
 
-// The other shells are asked whether they can read the script at all.
+// A mistake is the caller's error for mistakes, and is printed by nobody else.
+func TestMistakes(t *testing.T) {
+	for line, want := range map[string]string{
+		"put":            `there is no command "put": see prog help`,
+		"help put":       `there is no command "put": see prog help`,
+		"get --colour":   "unknown flag: --colour",
+		"get -ax":        "unknown shorthand flag: 'a' in -ax",
+		"--colour":       "unknown flag: --colour",
+		"completion":     "completion needs one shell: bash, zsh, fish",
+		"completion csh": `there is completion for bash, zsh, fish, not for "csh"`,
+	} {
+		out, err := program(strings.Fields(line)...)
+		if !errors.Is(err, errUsage) || !strings.Contains(err.Error(), want) || out != "" {
+			t.Errorf("%q: %v, printed %q, want %q", line, err, out, want)
+		}
+	}
+}
+
+// The scripts ask the program itself what fits.
+func TestCompletes(t *testing.T) {
+	for line, want := range map[string][]string{
+		"get ":      {"pods", "nodes"},
+		"get pods ": nil,
+		"get --a":   {"--all"},
+		"get --s":   {"--socket"},
+		"g":         {"get"},
+	} {
+		out, err := program(append([]string{cobra.ShellCompNoDescRequestCmd}, strings.Split(line, " ")...)...)
+		if err != nil {
+			t.Errorf("%q: %v", line, err)
+		}
+		for _, word := range want {
+			if !strings.Contains(out, word+"\n") {
+				t.Errorf("%q: no %s in\n%s", line, word, out)
+			}
+		}
+	}
+}
+
+// The shells are asked whether they can read the scripts at all.
 func TestScriptsParse(t *testing.T) {
 	for _, shell := range cli.Shells {
-		script, err := cli.Completion(program, shell)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, want := range []string{"get", "nodes", "socket"} {
-			if !strings.Contains(script, want) {
-				t.Errorf("%s: no %s in\n%s", shell, want, script)
-			}
+		script, err := program("completion", shell)
+		if err != nil || !strings.Contains(script, "prog") {
+			t.Fatalf("%v\n%s", err, script)
 		}
 		if _, err := exec.LookPath(shell); err != nil {
 			t.Logf("%s is not here: its script was not parsed", shell)
@@ -81,14 +123,18 @@ func TestScriptsParse(t *testing.T) {
 			t.Errorf("%s: %v\n%s\n%s", shell, err, out, script)
 		}
 	}
-	if _, err := cli.Completion(program, "csh"); err == nil {
-		t.Error("csh has completion")
-	}
 }
 
 func TestMan(t *testing.T) {
-	page := cli.Man(program, 8, cli.Section{Title: "FILES", Text: ".hidden is no macro\n\n  shown - as it is"})
-	for _, want := range []string{`.TH PROG 8`, `\fB\-\-all\fR`, "\n\\&.hidden is no macro\n", ".nf\n  shown \\- as it is\n.fi\n"} {
+	root := &cobra.Command{Use: "prog", Short: "a program"}
+	remove := &cobra.Command{Use: "rm [-a] NAME", Short: "remove it", ValidArgs: []string{"x", "y"}, Run: func(*cobra.Command, []string) {}}
+	remove.Flags().BoolP("all", "a", false, "don't choose")
+	root.AddCommand(remove)
+	page := cli.Man(root, 8, cli.Section{Title: "FILES", Text: ".hidden is no macro\n\n  shown - as it is"})
+	for _, want := range []string{
+		`.TH PROG 8`, ".B prog\nrm [\\-a] NAME\n", ".SS rm\nRemove it.\nArguments: x, y.\n", `\fB\-a, \-\-all\fR`,
+		"\n\\&.hidden is no macro\n", ".nf\n  shown \\- as it is\n.fi\n",
+	} {
 		if !strings.Contains(page, want) {
 			t.Errorf("no %q in\n%s", want, page)
 		}

@@ -3,36 +3,34 @@ package cli
 import (
 	"fmt"
 	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
 // A Section is a section of a man page that is written by hand: paragraphs with an
 // empty line between them.
 type Section struct{ Title, Text string }
 
-// Man returns the man page of p, in the man(7) format.
-func Man(p Program, chapter int, more ...Section) string {
+// Man returns the man page of a program, in the man(7) format.
+func Man(root *cobra.Command, chapter int, more ...Section) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, ".\\\" Made from the program's own tables; see internal/cli.\n")
-	fmt.Fprintf(&b, ".TH %s %d \"\" crisp\n.SH NAME\n%s \\- %s\n.SH SYNOPSIS\n", strings.ToUpper(p.Name), chapter, p.Name, roff(p.About))
-	for _, c := range p.Commands {
-		line := strings.TrimSpace(c.Name + " " + c.Usage)
-		fmt.Fprintf(&b, ".B %s\n%s\n.br\n", p.Name, roff(line))
+	fmt.Fprintf(&b, ".TH %s %d \"\" crisp\n.SH NAME\n%s \\- %s\n.SH SYNOPSIS\n", strings.ToUpper(root.Name()), chapter, root.Name(), roff(root.Short))
+	for _, c := range commands(root) {
+		fmt.Fprintf(&b, ".B %s\n%s\n.br\n", root.Name(), roff(c.Use))
 	}
 	b.WriteString(".SH COMMANDS\n")
-	for _, c := range p.Commands {
-		name := c.Name
-		if name == "" {
-			name = "(none)"
+	for _, c := range commands(root) {
+		fmt.Fprintf(&b, ".SS %s\n%s.\n", roff(c.Name()), roff(upper(c.Short)))
+		if len(c.ValidArgs) > 0 {
+			fmt.Fprintf(&b, "Arguments: %s.\n", roff(strings.Join(c.ValidArgs, ", ")))
 		}
-		fmt.Fprintf(&b, ".SS %s\n%s.\n", roff(name), roff(upper(c.About)))
-		if len(c.Words) > 0 {
-			fmt.Fprintf(&b, "Arguments: %s.\n", roff(strings.Join(c.Words, ", ")))
-		}
-		writeFlags(&b, c.Flags)
+		writeFlags(&b, flagsOf(c.NonInheritedFlags()))
 	}
-	if len(p.Flags) > 0 {
+	if all := flagsOf(root.PersistentFlags()); len(all) > 0 {
 		b.WriteString(".SH OPTIONS OF ALL COMMANDS\n")
-		writeFlags(&b, p.Flags)
+		writeFlags(&b, all)
 	}
 	for _, s := range more {
 		fmt.Fprintf(&b, ".SH %s\n%s", s.Title, Paragraphs(s.Text))
@@ -40,13 +38,14 @@ func Man(p Program, chapter int, more ...Section) string {
 	return b.String()
 }
 
-func writeFlags(b *strings.Builder, flags []Flag) {
+func writeFlags(b *strings.Builder, flags []*pflag.Flag) {
 	for _, f := range flags {
-		fmt.Fprintf(b, ".TP\n\\fB%s\\fR", roff(f.dashed()))
-		if f.Value != "" {
-			fmt.Fprintf(b, " \\fI%s\\fR", roff(f.Value))
+		value, about := pflag.UnquoteUsage(f)
+		fmt.Fprintf(b, ".TP\n\\fB%s\\fR", roff(dashed(f)))
+		if value != "" {
+			fmt.Fprintf(b, " \\fI%s\\fR", roff(value))
 		}
-		fmt.Fprintf(b, "\n%s\n", roff(f.About))
+		fmt.Fprintf(b, "\n%s\n", roff(about))
 	}
 }
 
