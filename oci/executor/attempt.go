@@ -168,7 +168,7 @@ func endChildren(list string, spared []int) {
 
 // reapChildren ends and reaps the processes in a list of children, for which nobody
 // waits: libcontainer does not, for those of its stages that it had not heard of. One
-// that takes longer to end is left to reapOrphans.
+// that takes longer to end is left to the reaper.
 func reapChildren(list string, spared []int) {
 	for deadline := time.Now().Add(endPatience); ; time.Sleep(time.Millisecond) {
 		left := slices.DeleteFunc(childrenIn(list), func(pid int) bool { return slices.Contains(spared, pid) })

@@ -109,7 +109,7 @@ func (e *engine) put(name string, v any) (path string, err error) {
 // call runs the engine to its end. Its stdio is that of w, if not nil, which a
 // process that it starts inherits; extra become descriptors 3 and on.
 func (e *engine) call(ctx context.Context, w *wires, extra []*os.File, args ...string) error {
-	defer e.x.begins()()
+	defer e.x.reaper.begins()()
 	ctx, cancel := context.WithTimeout(ctx, engineTime)
 	defer cancel()
 	log := filepath.Join(e.dir, "log."+args[0]+"."+e.x.serial())
@@ -167,7 +167,7 @@ func (e *engine) pidOf(file string) (int, error) {
 	if err != nil || pid <= 0 {
 		return 0, fault.Internal.Errorf("%s told process %q", e.Path, data)
 	}
-	e.x.know(pid)
+	e.x.reaper.know(pid)
 	return pid, nil
 }
 

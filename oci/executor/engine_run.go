@@ -27,7 +27,7 @@ const noSubgroup = "run.oci.systemd.subgroup"
 
 // createWith is create by an engine.
 func (x *Executor) createWith(ctx context.Context, from *wire.Conn, s settings, spec *specs.Spec, req wire.RunRequest) (_ *wire.RunReply, files []*os.File, err error) {
-	defer x.begins()()
+	defer x.reaper.begins()()
 	x.gate.begin()
 	defer x.gate.end() // not before what failed is undone
 	var steps undo.Stack
@@ -75,7 +75,7 @@ func (x *Executor) createWith(ctx context.Context, from *wire.Conn, s settings, 
 		return nil, nil, err
 	}
 	steps.Add("stdio", wires.closeOurs)
-	steps.Add("process", func() error { x.forgetPid(pid); return nil })
+	steps.Add("process", func() error { x.reaper.forget(pid); return nil })
 	if err := c.engine.call(ctx, nil, nil, "start", s.ID); err != nil {
 		return nil, nil, err
 	}

@@ -107,7 +107,7 @@ func (x *Executor) beginExec(ctx context.Context, from *wire.Conn, req wire.Exec
 	if err != nil {
 		return nil, nil, err
 	}
-	steps.Add("process", func() error { return x.kill(process) })
+	steps.Add("process", func() error { return x.reaper.end(process) })
 	if err := wires.receive(); err != nil {
 		return nil, nil, err
 	}
@@ -119,7 +119,7 @@ func (x *Executor) beginExec(ctx context.Context, from *wire.Conn, req wire.Exec
 
 // execWith is the start of an exec by the container's engine.
 func (x *Executor) execWith(ctx context.Context, e *execution, process *libcontainer.Process, spec *specs.Process, s settings) (*wires, error) {
-	defer x.begins()()
+	defer x.reaper.begins()()
 	wires, pid, err := e.c.engine.exec(ctx, process, spec, s, process.SubCgroupPaths)
 	if err != nil {
 		if ended := x.endsUnder(e.c); ended != nil {
@@ -129,7 +129,7 @@ func (x *Executor) execWith(ctx context.Context, e *execution, process *libconta
 	}
 	if e.proc, err = newChild(pid); err != nil {
 		unix.Kill(pid, unix.SIGKILL) // our child, and not reaped
-		x.forgetPid(pid)
+		x.reaper.forget(pid)
 		wires.closeOurs()
 		return nil, err
 	}
@@ -171,7 +171,7 @@ func (x *Executor) startExec(ctx context.Context, e *execution, process *libcont
 		if err != nil {
 			return short(err)
 		}
-		return x.knowProcess(process)
+		return x.reaper.knowProcess(process)
 	})
 	if err != nil {
 		if ended := x.endsUnder(c); ended != nil {
@@ -197,9 +197,9 @@ func (x *Executor) endsUnder(c *container) error {
 
 // register puts a started exec into the table and watches it.
 func (x *Executor) register(e *execution) {
+	x.reaper.know(e.proc.pid)
 	x.mu.Lock()
 	x.execs[e.id] = e
-	x.known[e.proc.pid] = struct{}{}
 	owner := e.owner
 	x.mu.Unlock()
 	go insist(x.log, "exec", e.c.ID, func() { x.watchExec(e) })
@@ -220,9 +220,7 @@ func (x *Executor) watchExec(e *execution) {
 	if err != nil {
 		x.log.Error("exit code of exec is lost", "container", e.c.ID, "pid", e.proc.pid, "err", err)
 	}
-	x.mu.Lock()
-	delete(x.known, e.proc.pid)
-	x.mu.Unlock()
+	x.reaper.forget(e.proc.pid)
 	e.code = code
 	close(e.ended)
 	e.removeGroup()

@@ -88,7 +88,7 @@ type Executor struct {
 	warmer      *warmer
 	gate        gate
 	hands       *hands
-	creating    atomic.Int32 // see begins
+	reaper      *reaper
 	serials     atomic.Uint64
 	criu        criuProgram
 	noCRIU      atomic.Bool   // it was looked for when we began, and is not there or does not work
@@ -100,7 +100,6 @@ type Executor struct {
 	containers  map[string]*container         // guarded by mu
 	execs       map[string]*execution         // guarded by mu
 	subscribers map[*wire.Conn]struct{}       // guarded by mu
-	known       map[int]struct{}              // pids that somebody waits for; guarded by mu
 	lastExec    uint64                        // guarded by mu
 	interned    map[[32]byte]*configs.Seccomp // guarded by mu, see intern.go
 }
@@ -152,9 +151,9 @@ func assemble(o Options, lock *os.File, l *net.UnixListener) (*Executor, error) 
 		containers:  make(map[string]*container),
 		execs:       make(map[string]*execution),
 		subscribers: make(map[*wire.Conn]struct{}),
-		known:       make(map[int]struct{}),
 		interned:    make(map[[32]byte]*configs.Seccomp),
 	}
+	x.reaper = newReaper(&x.gate)
 	x.limits = readLimits(o.Log)
 	var err error
 	if x.hierarchies, err = hierarchies(); err != nil {
@@ -190,7 +189,7 @@ func listen(path string) (*net.UnixListener, error) {
 // goroutine, locked to the main thread since before anything was forked, so that the
 // children of that thread are orphans (orphan.go).
 func (x *Executor) Serve() {
-	go x.reapOrphans()
+	go x.reaper.run(x.quit)
 	go x.lookForCRIU()
 	wire.Serve(x.listener, x, x.log)
 }
@@ -292,9 +291,9 @@ func (x *Executor) runs(id string) (*container, error) {
 
 // live moves a container to running and starts to watch it.
 func (x *Executor) live(c *container) {
+	x.reaper.know(c.proc.pid)
 	x.mu.Lock()
 	c.phase = running
-	x.known[c.proc.pid] = struct{}{}
 	killed := c.toKill
 	x.mu.Unlock()
 	if killed { // too late for its start
@@ -307,19 +306,6 @@ func (x *Executor) live(c *container) {
 		}
 	}
 	go insist(x.log, "exit", c.ID, func() { x.watch(c) })
-}
-
-// know keeps a child from being reaped as nobody's, until forgetPid.
-func (x *Executor) know(pid int) {
-	x.mu.Lock()
-	x.known[pid] = struct{}{}
-	x.mu.Unlock()
-}
-
-func (x *Executor) forgetPid(pid int) {
-	x.mu.Lock()
-	delete(x.known, pid)
-	x.mu.Unlock()
 }
 
 // list is "list": what is running or has ended.

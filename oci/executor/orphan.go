@@ -5,9 +5,14 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"sync"
+	"sync/atomic"
 	"time"
 
+	"github.com/opencontainers/runc/libcontainer"
 	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/internal/fault"
 )
 
 // The executor is a child subreaper: processes whose parent in a container is gone
@@ -34,15 +39,77 @@ const (
 	doubtPause  = time.Second
 )
 
-// begins notes that an engine makes a process, until begun is called: when that is
-// known, or has been reaped.
-func (x *Executor) begins() (begun func()) {
-	x.creating.Add(1)
-	return func() { x.creating.Add(-1) }
+// A reaper reaps the orphans among the executor's children.
+type reaper struct {
+	gate     *gate
+	creating atomic.Int32 // see begins
+
+	mu    sync.Mutex
+	known map[int]struct{} // pids that somebody waits for; guarded by mu
 }
 
-// reapOrphans runs for as long as the executor does.
-func (x *Executor) reapOrphans() {
+func newReaper(g *gate) *reaper { return &reaper{gate: g, known: make(map[int]struct{})} }
+
+// know keeps a child from being reaped as an orphan, until forget.
+func (r *reaper) know(pid int) {
+	r.mu.Lock()
+	r.known[pid] = struct{}{}
+	r.mu.Unlock()
+}
+
+func (r *reaper) forget(pid int) {
+	r.mu.Lock()
+	delete(r.known, pid)
+	r.mu.Unlock()
+}
+
+// isKnown tells whether somebody waits for a child.
+func (r *reaper) isKnown(pid int) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	_, known := r.known[pid]
+	return known
+}
+
+// knowProcess is know of a process that has been started.
+func (r *reaper) knowProcess(process *libcontainer.Process) error {
+	pid, err := process.Pid()
+	if err == nil {
+		r.know(pid)
+	}
+	return err
+}
+
+// end ends a process that could not be taken into service, and reaps it.
+func (r *reaper) end(process *libcontainer.Process) error {
+	pid, err := process.Pid()
+	if err != nil {
+		return err
+	}
+	reaped := make(chan struct{})
+	go func() {
+		defer close(reaped)
+		process.Signal(unix.SIGKILL)
+		process.Wait()
+		r.forget(pid)
+	}()
+	select {
+	case <-reaped:
+		return nil
+	case <-time.After(endPatience):
+		return fault.Unavailable.Errorf("process %d does not end when killed", pid)
+	}
+}
+
+// begins notes that an engine makes a process, until begun is called: when that is
+// known, or has been reaped.
+func (r *reaper) begins() (begun func()) {
+	r.creating.Add(1)
+	return func() { r.creating.Add(-1) }
+}
+
+// run reaps until quit is closed.
+func (r *reaper) run(quit <-chan struct{}) {
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, unix.SIGCHLD)
 	defer signal.Stop(signals)
@@ -61,20 +128,20 @@ func (x *Executor) reapOrphans() {
 			continue
 		case <-soon:
 			age := orphanAge
-			if x.creating.Load() > 0 {
+			if r.creating.Load() > 0 {
 				age = doubtAge
 			}
 			soon = nil
-			if orphans = x.reapOld(orphans, main, age); len(orphans) > 0 {
+			if orphans = r.reapOld(orphans, main, age); len(orphans) > 0 {
 				soon = time.After(orphanPause)
 			}
 		case <-later:
 			lists, _ := filepath.Glob("/proc/self/task/*/children")
 			later = nil
-			if doubtful = x.reapOld(doubtful, lists, doubtAge); len(doubtful) > 0 {
+			if doubtful = r.reapOld(doubtful, lists, doubtAge); len(doubtful) > 0 {
 				later = time.After(doubtPause)
 			}
-		case <-x.quit:
+		case <-quit:
 			return
 		}
 	}
@@ -85,13 +152,13 @@ type zombies map[int]time.Time
 
 // reapOld reaps the zombies in the lists of children that nobody is known to wait for
 // and that have been seen for age. It returns those that remain.
-func (x *Executor) reapOld(seen zombies, lists []string, age time.Duration) zombies {
+func (r *reaper) reapOld(seen zombies, lists []string, age time.Duration) zombies {
 	remain, now := make(zombies), time.Now()
-	x.gate.enter()
-	defer x.gate.leave()
+	r.gate.enter()
+	defer r.gate.leave()
 	for _, list := range lists {
 		for _, pid := range childrenIn(list) {
-			if x.isKnown(pid) || !isZombie(pid) {
+			if r.isKnown(pid) || !isZombie(pid) {
 				continue
 			}
 			since, ok := seen[pid]
@@ -106,14 +173,6 @@ func (x *Executor) reapOld(seen zombies, lists []string, age time.Duration) zomb
 		}
 	}
 	return remain
-}
-
-// isKnown tells whether somebody waits for a child.
-func (x *Executor) isKnown(pid int) bool {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	_, known := x.known[pid]
-	return known
 }
 
 // isZombie tells whether a child has ended; it is not reaped.

@@ -37,11 +37,11 @@ func TestZombieOfAnotherThreadIsLeftAlone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	x := &Executor{quit: make(chan struct{}), known: make(map[int]struct{})}
+	quit := make(chan struct{})
 	reaped := make(chan struct{})
-	go func() { x.reapOrphans(); close(reaped) }()
+	go func() { newReaper(new(gate)).run(quit); close(reaped) }()
 	eventually(t, func() bool { return unix.Kill(orphan, 0) == unix.ESRCH })
-	close(x.quit)
+	close(quit)
 	<-reaped
 	if cmd.Wait(); cmd.ProcessState == nil || cmd.ProcessState.ExitCode() != 7 {
 		t.Errorf("of what is waited for, this is known: %v", cmd.ProcessState)

@@ -45,7 +45,6 @@ const blocked = 200 * time.Millisecond
 // container for nobody.
 func TestExitDoesNotWaitForWhoTypes(t *testing.T) {
 	x := newExecutor(t)
-	x.known = make(map[int]struct{})
 	cmd := exec.Command("sleep", "1000")
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)

@@ -114,7 +114,7 @@ func (x *Executor) create(ctx context.Context, from *wire.Conn, s settings, spec
 		if err := begin(lc, process); err != nil {
 			return short(err)
 		}
-		return x.knowProcess(process)
+		return x.reaper.knowProcess(process)
 	})
 	wires.closeTheirs()
 	if stuck := new(stuckError); errors.As(err, &stuck) {
@@ -125,7 +125,7 @@ func (x *Executor) create(ctx context.Context, from *wire.Conn, s settings, spec
 	if err != nil {
 		return nil, nil, err
 	}
-	steps.Add("process", func() error { return x.kill(process) })
+	steps.Add("process", func() error { return x.reaper.end(process) })
 	if err := wires.receive(); err != nil {
 		return nil, nil, err
 	}
@@ -277,36 +277,6 @@ func destroy(id string, lc *libcontainer.Container) error {
 		}
 		return lc.Destroy()
 	})
-}
-
-// knowProcess is know of a process that has been started.
-func (x *Executor) knowProcess(process *libcontainer.Process) error {
-	pid, err := process.Pid()
-	if err == nil {
-		x.know(pid)
-	}
-	return err
-}
-
-// kill ends a process that could not be taken into service, and reaps it.
-func (x *Executor) kill(process *libcontainer.Process) error {
-	pid, err := process.Pid()
-	if err != nil {
-		return err
-	}
-	reaped := make(chan struct{})
-	go func() {
-		defer close(reaped)
-		process.Signal(unix.SIGKILL)
-		process.Wait()
-		x.forgetPid(pid)
-	}()
-	select {
-	case <-reaped:
-		return nil
-	case <-time.After(endPatience):
-		return fault.Unavailable.Errorf("process %d does not end when killed", pid)
-	}
 }
 
 // short cuts the stages of libcontainer's start off its errors: users see them, and

@@ -82,12 +82,12 @@ func (x *Executor) finish(c *container) {
 		}
 	}
 	c.proc.reap()
+	x.reaper.forget(c.proc.pid)
 	x.oom.flush(c.oom)
 	c.oom.close()
 	c.io.end()
 	c.proc.close()
 	x.mu.Lock()
-	delete(x.known, c.proc.pid)
 	c.exit, c.phase = e, ended
 	x.mu.Unlock()
 	close(c.gone)
