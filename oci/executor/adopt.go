@@ -40,8 +40,8 @@ func (x *Executor) adopt(req wire.AdoptRequest, call *wire.Call) (err error) {
 	if c.proc, err = foster(req.Pid, req.StartTime, call.File(wire.FDPid)); err != nil {
 		c.exit = &wire.Exit{ID: c.ID, Code: 255, At: time.Now(), Reason: wire.ReasonUnknown, Message: err.Error()}
 	}
-	x.completeLog(s)
-	log, err := x.openLog(s)
+	x.hands.complete(s)
+	log, err := openLog(s, x.log)
 	if err != nil {
 		// The container runs, whether its output can be kept or not.
 		x.log.Warn("container output is being lost", "container", c.ID, "err", err)

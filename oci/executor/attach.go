@@ -346,11 +346,11 @@ func (x *Executor) reopenLog(id string) error {
 }
 
 // openLog opens a container's log, or returns nil if it has none.
-func (x *Executor) openLog(s settings) (*crilog.Writer, error) {
+func openLog(s settings, log *slog.Logger) (*crilog.Writer, error) {
 	if s.LogPath == "" {
 		return nil, nil
 	}
-	w, err := crilog.Open(s.LogPath, s.LogMaxLine, x.logTrouble(s.ID))
+	w, err := crilog.Open(s.LogPath, s.LogMaxLine, logTrouble(s.ID, log))
 	if err != nil {
 		return nil, err
 	}
@@ -358,12 +358,12 @@ func (x *Executor) openLog(s settings) (*crilog.Writer, error) {
 }
 
 // logTrouble is what a container's log reports to.
-func (x *Executor) logTrouble(id string) func(error, int64) {
+func logTrouble(id string, log *slog.Logger) func(error, int64) {
 	return func(err error, lost int64) {
 		if err != nil {
-			x.log.Warn("container output is being lost", "container", id, "err", err)
+			log.Warn("container output is being lost", "container", id, "err", err)
 			return
 		}
-		x.log.Warn("container output was lost", "container", id, "bytes", lost)
+		log.Warn("container output was lost", "container", id, "bytes", lost)
 	}
 }

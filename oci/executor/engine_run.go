@@ -63,7 +63,7 @@ func (x *Executor) createWith(ctx context.Context, from *wire.Conn, s settings, 
 		return nil, nil, err
 	}
 
-	log, err := x.openLog(s)
+	log, err := openLog(s, x.log)
 	if err != nil {
 		return nil, nil, fmt.Errorf("log of container %s: %w", s.ID, err)
 	}

@@ -90,18 +90,18 @@ type Executor struct {
 	hands       *hands
 	reaper      *reaper
 	serials     atomic.Uint64
+	subscribers subscribers
 	criu        criuProgram
 	noCRIU      atomic.Bool   // it was looked for when we began, and is not there or does not work
 	subgroup    sync.Map      // path of an engine → whether it has engine.subgroups
 	session     string        // distinguishes its execs from those of other executors
 	quit        chan struct{} // closed, with mu held, when it is to end: see leave.go
 
-	mu          sync.Mutex
-	containers  map[string]*container         // guarded by mu
-	execs       map[string]*execution         // guarded by mu
-	subscribers map[*wire.Conn]struct{}       // guarded by mu
-	lastExec    uint64                        // guarded by mu
-	interned    map[[32]byte]*configs.Seccomp // guarded by mu, see intern.go
+	mu         sync.Mutex
+	containers map[string]*container         // guarded by mu
+	execs      map[string]*execution         // guarded by mu
+	lastExec   uint64                        // guarded by mu
+	interned   map[[32]byte]*configs.Seccomp // guarded by mu, see intern.go
 }
 
 // New makes the executor of a state directory and listens. A second one for the
@@ -131,7 +131,7 @@ func New(o Options) (*Executor, error) {
 	if err != nil {
 		return nil, err
 	}
-	x.endStrays()
+	endStrays(x.root, x.log)
 	return x, nil
 }
 
@@ -140,18 +140,17 @@ func assemble(o Options, lock *os.File, l *net.UnixListener) (*Executor, error) 
 	// quicker with it. Go has read ours already.
 	os.Setenv(processorsEnv, "1")
 	x := &Executor{
-		opts:        o,
-		log:         o.Log,
-		root:        filepath.Join(o.State, "executor"),
-		lock:        lock,
-		listener:    l,
-		warmer:      newWarmer(),
-		session:     strconv.FormatInt(time.Now().UnixMicro(), 36),
-		quit:        make(chan struct{}),
-		containers:  make(map[string]*container),
-		execs:       make(map[string]*execution),
-		subscribers: make(map[*wire.Conn]struct{}),
-		interned:    make(map[[32]byte]*configs.Seccomp),
+		opts:       o,
+		log:        o.Log,
+		root:       filepath.Join(o.State, "executor"),
+		lock:       lock,
+		listener:   l,
+		warmer:     newWarmer(),
+		session:    strconv.FormatInt(time.Now().UnixMicro(), 36),
+		quit:       make(chan struct{}),
+		containers: make(map[string]*container),
+		execs:      make(map[string]*execution),
+		interned:   make(map[[32]byte]*configs.Seccomp),
 	}
 	x.reaper = newReaper(&x.gate)
 	x.limits = readLimits(o.Log)
@@ -331,31 +330,6 @@ func (c *container) reply() wire.RunReply {
 	r := c.ref
 	r.Cgroups = maps.Clone(r.Cgroups)
 	return r
-}
-
-// tell sends an event to everybody who asked for them.
-func (x *Executor) tell(e wire.Event) {
-	x.mu.Lock()
-	to := make([]*wire.Conn, 0, len(x.subscribers))
-	for c := range x.subscribers {
-		to = append(to, c)
-	}
-	x.mu.Unlock()
-	for _, c := range to {
-		c.Emit(e)
-	}
-}
-
-func (x *Executor) subscribe(c *wire.Conn) {
-	x.mu.Lock()
-	x.subscribers[c] = struct{}{}
-	x.mu.Unlock()
-	go func() {
-		<-c.Done()
-		x.mu.Lock()
-		delete(x.subscribers, c)
-		x.mu.Unlock()
-	}()
 }
 
 // exitOf makes the Exit of a container from what is known about its end.

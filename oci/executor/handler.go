@@ -34,7 +34,7 @@ func (x *Executor) Call(ctx context.Context, from *wire.Conn, call *wire.Call) (
 		from.Settle(ctx)
 		return x.list(), nil, nil
 	case wire.MethodSubscribe:
-		x.subscribe(from)
+		x.subscribers.add(from)
 		return nil, nil, nil
 	case wire.MethodWarm:
 		x.warmer.warm()

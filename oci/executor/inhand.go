@@ -356,9 +356,9 @@ func (h *hand) keep() {
 	h.region.Store(span(handed-len(left), handed))
 }
 
-// completeLog writes to a container's log what an executor had in hand that was killed.
-func (x *Executor) completeLog(s settings) {
-	for _, h := range x.hands.leftOf(s.ID) {
+// complete writes to a container's log what an executor had in hand that was killed.
+func (hs *hands) complete(s settings) {
+	for _, h := range hs.leftOf(s.ID) {
 		text := h.held()
 		h.upto = len(text)
 		if h.tty {
@@ -367,9 +367,9 @@ func (x *Executor) completeLog(s settings) {
 		size := int64(h.size.Load()) - 1
 		if s.LogPath != "" {
 			if err := crilog.Complete(s.LogPath, h.stream(), text, s.LogMaxLine, h, h.inode.Load(), size); err != nil {
-				x.log.Warn("container output was lost", "container", s.ID, "bytes", len(text), "err", err)
+				hs.log.Warn("container output was lost", "container", s.ID, "bytes", len(text), "err", err)
 			}
 		}
-		x.hands.put(h)
+		hs.put(h)
 	}
 }

@@ -88,16 +88,16 @@ func TestInHand(t *testing.T) {
 
 			// The next one may be killed as well before it adopts, and so may the one after.
 			handsOf(t, state)
-			x := &Executor{hands: handsOf(t, state), log: slog.New(slog.DiscardHandler)}
-			x.completeLog(settings{ID: "c1", LogPath: path, LogMaxLine: 100})
-			x.completeLog(settings{ID: "c1", LogPath: path, LogMaxLine: 100})
+			hs := handsOf(t, state)
+			hs.complete(settings{ID: "c1", LogPath: path, LogMaxLine: 100})
+			hs.complete(settings{ID: "c1", LogPath: path, LogMaxLine: 100})
 			if got := logged(t, path); got != before+last.want {
 				t.Errorf("the log has %q, want %q", got, before+last.want)
 			}
 			if left := handsOf(t, state).left; len(left) != 1 || left[0].container() != "c2" || left[0].stream() != crilog.Stderr || string(left[0].held()) != "two" {
 				t.Errorf("of c2 is left %+v", left)
 			}
-			x.hands.forget("c2")
+			hs.forget("c2")
 			if left := handsOf(t, state).left; len(left) != 0 {
 				t.Errorf("%+v is left", left)
 			}
@@ -150,8 +150,7 @@ func TestInHandOfARotatedLog(t *testing.T) {
 	copy(h.ask(4), "one\n")
 	h.got(4)
 	h.Writing(1, 0)
-	x := &Executor{hands: handsOf(t, state), log: slog.New(slog.DiscardHandler)}
-	x.completeLog(settings{ID: "c1", LogPath: path})
+	handsOf(t, state).complete(settings{ID: "c1", LogPath: path})
 	if got := logged(t, path); got != "one\n" {
 		t.Errorf("the log has %q", got)
 	}

@@ -22,8 +22,8 @@ import (
 // the pod can see its root through /proc/1/root.
 func (x *Executor) podInit(ctx context.Context, from *wire.Conn, req wire.PodInitRequest) (*wire.RunReply, []*os.File, error) {
 	x.warmer.warm()
-	root, err := x.podRoot(req.Path, req.FileLabel)
-	if err != nil {
+	root := filepath.Join(x.opts.State, "podinit")
+	if err := podRoot(root, req.Path, req.FileLabel); err != nil {
 		return nil, nil, fmt.Errorf("root of a pod's init: %w", err)
 	}
 	user := req.User
@@ -76,28 +76,27 @@ func (x *Executor) podInit(ctx context.Context, from *wire.Conn, req wire.PodIni
 
 const nobody = 65534
 
-// podRoot makes the directory that is every pod init's root, with a copy of the
+// podRoot makes root, the directory that is every pod init's root, with a copy of the
 // program at path in it, and renews the copy if the program has changed. Both get
 // the SELinux label fileLabel, unless it is "".
-func (x *Executor) podRoot(path, fileLabel string) (string, error) {
-	root := filepath.Join(x.opts.State, "podinit")
+func podRoot(root, path, fileLabel string) error {
 	want, err := os.ReadFile(path)
 	if err != nil {
-		return "", err
+		return err
 	}
 	init := filepath.Join(root, "init")
 	if have, err := os.ReadFile(init); err == nil && bytes.Equal(have, want) {
-		return root, label.SetFileLabel(init, fileLabel)
+		return label.SetFileLabel(init, fileLabel)
 	}
 	for _, dir := range []string{root, filepath.Join(root, "proc"), filepath.Join(root, "dev")} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
-			return "", err
+			return err
 		}
 	}
 	// Renamed into place: the old one may be running.
 	f, err := os.CreateTemp(root, ".init.*.tmp")
 	if err != nil {
-		return "", err
+		return err
 	}
 	defer os.Remove(f.Name())
 	_, err = io.Copy(f, bytes.NewReader(want))
@@ -111,7 +110,7 @@ func (x *Executor) podRoot(path, fileLabel string) (string, error) {
 		err = cerr
 	}
 	if err != nil {
-		return "", err
+		return err
 	}
-	return root, os.Rename(f.Name(), init)
+	return os.Rename(f.Name(), init)
 }

@@ -92,7 +92,7 @@ func (x *Executor) create(ctx context.Context, from *wire.Conn, s settings, spec
 	trees := x.staged(lc, config, req)
 	steps.Add("staged mounts", trees.detach)
 
-	log, err := x.openLog(s)
+	log, err := openLog(s, x.log)
 	if err != nil {
 		return nil, nil, fmt.Errorf("log of container %s: %w", s.ID, err)
 	}

@@ -2,6 +2,7 @@ package executor
 
 import (
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -18,28 +19,26 @@ import (
 // container has stopped, as it may do to an exec that it sees, waits for ever, and the
 // stage before it for that one: no cgroup of a container tells of either.
 
-// endStrays ends the stages of executors before us. We have none yet.
-func (x *Executor) endStrays() {
-	if pids, _ := x.strays(); len(pids) > 0 {
-		err := signalEach(x.strays, unix.SIGKILL)
-		x.log.Info("what a killed executor was starting was ended", "pids", pids, "err", err)
+// endStrays ends the stages of executors before us, of libcontainer's state directory
+// root. We have none yet.
+func endStrays(root string, log *slog.Logger) {
+	list := func() ([]int, error) { return strays(root), nil }
+	if pids := strays(root); len(pids) > 0 {
+		err := signalEach(list, unix.SIGKILL)
+		log.Info("what a killed executor was starting was ended", "pids", pids, "err", err)
 	}
 }
 
-// strays are the processes of our own cgroup that are stages no executor waits for. That
+// strays returns the processes of our own cgroup that are stages no executor waits for. That
 // the cgroup cannot be read is no error: none could be told there.
-func (x *Executor) strays() ([]int, error) {
-	data, err := os.ReadFile(filepath.Join(strayCgroup(), "cgroup.procs"))
-	if err != nil {
-		return nil, nil
-	}
-	var pids []int
+func strays(root string) (pids []int) {
+	data, _ := os.ReadFile(filepath.Join(strayCgroup(), "cgroup.procs"))
 	for _, field := range strings.Fields(string(data)) {
-		if pid, err := strconv.Atoi(field); err == nil && pid > 0 && x.isStray(pid) {
+		if pid, err := strconv.Atoi(field); err == nil && pid > 0 && isStray(pid, root) {
 			pids = append(pids, pid)
 		}
 	}
-	return pids, nil
+	return pids
 }
 
 // strayCgroup is our cgroup in the hierarchy by which the processes of containers are found.
@@ -54,21 +53,21 @@ func strayCgroup() string {
 }
 
 // isStray tells whether a process of our own cgroup is a stage that no executor waits for.
-func (x *Executor) isStray(pid int) bool {
-	if !x.runsOurProgram(pid) || !isStage(pid) {
+func isStray(pid int, root string) bool {
+	if !runsOurProgram(pid, root) || !isStage(pid) {
 		return false
 	}
 	stat, err := procstat.Read(pid)
 	// An instance without a cgroup of its own, as a test has, may share ours.
-	return err == nil && stat.Parent > 0 && (!x.runsOurProgram(stat.Parent) || isStage(stat.Parent))
+	return err == nil && stat.Parent > 0 && (!runsOurProgram(stat.Parent, root) || isStage(stat.Parent))
 }
 
 // runsOurProgram tells whether a process runs from what Seal made, or from a copy that
 // libcontainer has made of that.
-func (x *Executor) runsOurProgram(pid int) bool {
+func runsOurProgram(pid int, root string) bool {
 	exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid))
 	name := strings.TrimSuffix(exe, " (deleted)")
-	return err == nil && (name == "/memfd:"+sealedName || name == "/"+sealedName || strings.HasPrefix(name, x.root+"/"))
+	return err == nil && (name == "/memfd:"+sealedName || name == "/"+sealedName || strings.HasPrefix(name, root+"/"))
 }
 
 // isStage tells whether a process of our program was begun by libcontainer.

@@ -378,7 +378,7 @@ func (x *Executor) resume(s savedContainer) {
 	}
 	var log *crilog.Writer
 	if s.Log >= 0 {
-		log = crilog.Resume(take(s.Log, c.LogPath), c.LogPath, c.LogMaxLine, x.logTrouble(c.ID))
+		log = crilog.Resume(take(s.Log, c.LogPath), c.LogPath, c.LogMaxLine, logTrouble(c.ID, x.log))
 	}
 	c.io = newStdio(s.settings, log, take(s.Stdin, wire.FDStdin), take(s.Stdout, wire.FDStdout),
 		take(s.Stderr, wire.FDStderr), take(s.PTY, wire.FDPTY))

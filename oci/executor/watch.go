@@ -92,7 +92,7 @@ func (x *Executor) finish(c *container) {
 	x.mu.Unlock()
 	close(c.gone)
 	x.log.Info("container exited", "container", c.ID, "pid", c.ref.Pid, "code", e.Code, "reason", e.Reason)
-	x.tell(wire.Event{Kind: wire.EventExit, ID: c.ID, Exit: e})
+	x.subscribers.tell(wire.Event{Kind: wire.EventExit, ID: c.ID, Exit: e})
 }
 
 func record(path string, e *wire.Exit) error {
@@ -107,5 +107,5 @@ func record(path string, e *wire.Exit) error {
 // lost.
 func (x *Executor) oomHappened(id string, kills int64) {
 	x.log.Info("container lost a process to the OOM killer", "container", id)
-	x.tell(wire.Event{Kind: wire.EventOOM, ID: id, Kills: kills})
+	x.subscribers.tell(wire.Event{Kind: wire.EventOOM, ID: id, Kills: kills})
 }

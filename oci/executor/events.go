@@ -1,0 +1,42 @@
+package executor
+
+import (
+	"sync"
+
+	"github.com/crisp-cri/crisp/oci/wire"
+)
+
+// A subscribers is the clients that want events.
+type subscribers struct {
+	mu  sync.Mutex
+	all map[*wire.Conn]struct{} // guarded by mu
+}
+
+// tell sends an event to everybody who asked for them.
+func (s *subscribers) tell(e wire.Event) {
+	s.mu.Lock()
+	to := make([]*wire.Conn, 0, len(s.all))
+	for c := range s.all {
+		to = append(to, c)
+	}
+	s.mu.Unlock()
+	for _, c := range to {
+		c.Emit(e)
+	}
+}
+
+// add has c told of events until it ends.
+func (s *subscribers) add(c *wire.Conn) {
+	s.mu.Lock()
+	if s.all == nil {
+		s.all = make(map[*wire.Conn]struct{})
+	}
+	s.all[c] = struct{}{}
+	s.mu.Unlock()
+	go func() {
+		<-c.Done()
+		s.mu.Lock()
+		delete(s.all, c)
+		s.mu.Unlock()
+	}()
+}
