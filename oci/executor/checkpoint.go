@@ -41,7 +41,7 @@ func (x *Executor) checkpoint(ctx context.Context, req wire.CheckpointRequest) e
 	if c.engine != nil {
 		return fault.WrongState.Errorf("container %s is run by %s: only libcontainer's can be checkpointed", c.ID, c.engine.Path)
 	}
-	if err := x.readyCRIU(ctx); err != nil {
+	if err := x.criu.ready(ctx); err != nil {
 		return err
 	}
 	x.gate.begin()
@@ -61,7 +61,7 @@ func (x *Executor) checkpoint(ctx context.Context, req wire.CheckpointRequest) e
 	}) {
 		return fault.WrongState.Errorf("container %s was started when there was no CRIU here", c.ID)
 	}
-	stop := x.endingCRIU(ctx, req.Dir)
+	stop := endingCRIU(ctx, req.Dir)
 	err = lc.Checkpoint(criuOpts(req.Dir))
 	stop()
 	if err == nil {
@@ -86,13 +86,13 @@ func (x *Executor) restore(ctx context.Context, from *wire.Conn, req wire.Restor
 	case req.Engine != "":
 		return nil, nil, fault.Invalid.Errorf("container %s is for %s: only libcontainer can restore", req.ID, req.Engine)
 	}
-	if err := x.readyCRIU(ctx); err != nil {
+	if err := x.criu.ready(ctx); err != nil {
 		return nil, nil, err
 	}
 	spec.Process.Terminal = req.TTY
 	s := settings{req.ID, req.Stdin, req.StdinOnce, req.TTY, req.LogPath, req.LogMaxLine, req.ExitPath, false}
 	reply, files, err := x.create(ctx, from, s, &spec, req.RunRequest, func(lc *libcontainer.Container, process *libcontainer.Process) error {
-		defer x.endingCRIU(ctx, req.Dir)()
+		defer endingCRIU(ctx, req.Dir)()
 		if err := lc.Restore(process, criuOpts(req.Dir)); err != nil {
 			return criuFailure(ctx, "restore container "+req.ID, filepath.Join(req.Dir, "restore.log"), err)
 		}

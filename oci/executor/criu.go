@@ -5,12 +5,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -29,8 +31,6 @@ const criuLabel = "org.criu.config="
 
 func isCRIULabel(label string) bool { return strings.HasPrefix(label, criuLabel) }
 
-func (x *Executor) criuConfig() string { return filepath.Join(x.opts.State, "criu.conf") }
-
 // criuOptions are for every call. Connections of a pod end with its address, so
 // they are restored closed, and not touched by a dump. How the network is locked
 // meanwhile cannot be chosen here: CRIU up to 4.2 crashes over that option when it
@@ -39,16 +39,21 @@ const criuOptions = `tcp-close
 ghost-limit 268435456
 `
 
-// A criuProgram is the criu that was found to work.
-type criuProgram struct {
+// A criu is the CRIU of this host.
+type criu struct {
+	log    *slog.Logger
+	config string      // the configuration file
+	absent atomic.Bool // it was looked for when we began, and is not there or does not work
+
+	// Of what was found to work:
 	mu   sync.Mutex
 	path string    // guarded by mu; "" = none yet
 	mod  time.Time // guarded by mu
 }
 
-// readyCRIU returns nil if CRIU is there and says that it can work on this kernel.
+// ready returns nil if CRIU is there and says that it can work on this kernel.
 // That is asked once for each criu that there is.
-func (x *Executor) readyCRIU(ctx context.Context) error {
+func (p *criu) ready(ctx context.Context) error {
 	path, err := exec.LookPath("criu")
 	if err != nil {
 		return fault.WrongState.Errorf("CRIU is not installed: there is no program criu in %s", os.Getenv("PATH"))
@@ -57,36 +62,36 @@ func (x *Executor) readyCRIU(ctx context.Context) error {
 	if err != nil {
 		return fault.WrongState.Errorf("CRIU: %w", err)
 	}
-	x.criu.mu.Lock()
-	defer x.criu.mu.Unlock()
-	if x.criu.path == path && x.criu.mod.Equal(info.ModTime()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.path == path && p.mod.Equal(info.ModTime()) {
 		return nil
 	}
 	out, err := exec.CommandContext(ctx, path, "check").CombinedOutput()
 	if err != nil {
 		return fault.WrongState.Errorf("CRIU does not work on this host: criu check: %w: %s", err, lastLines(out, 3))
 	}
-	if err := os.WriteFile(x.criuConfig(), []byte(criuOptions), 0o600); err != nil {
+	if err := os.WriteFile(p.config, []byte(criuOptions), 0o600); err != nil {
 		return err
 	}
-	x.criu.path, x.criu.mod = path, info.ModTime()
-	x.noCRIU.Store(false) // it may have come later
+	p.path, p.mod = path, info.ModTime()
+	p.absent.Store(false) // it may have come later
 	return nil
 }
 
-// lookForCRIU finds out once whether containers can be checkpointed here.
-func (x *Executor) lookForCRIU() {
+// look finds out once whether containers can be checkpointed here.
+func (p *criu) look() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	if err := x.readyCRIU(ctx); err != nil {
-		x.log.Debug("containers cannot be checkpointed", "err", err)
-		x.noCRIU.Store(true)
+	if err := p.ready(ctx); err != nil {
+		p.log.Debug("containers cannot be checkpointed", "err", err)
+		p.absent.Store(true)
 	}
 }
 
 // endingCRIU ends the CRIU that works in dir when ctx is done, until the returned
 // function is called.
-func (x *Executor) endingCRIU(ctx context.Context, dir string) (stop func()) {
+func endingCRIU(ctx context.Context, dir string) (stop func()) {
 	over, stopped := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(stopped)

@@ -91,8 +91,7 @@ type Executor struct {
 	reaper      *reaper
 	serials     atomic.Uint64
 	subscribers subscribers
-	criu        criuProgram
-	noCRIU      atomic.Bool   // it was looked for when we began, and is not there or does not work
+	criu        *criu
 	subgroup    sync.Map      // path of an engine → whether it has engine.subgroups
 	session     string        // distinguishes its execs from those of other executors
 	quit        chan struct{} // closed, with mu held, when it is to end: see leave.go
@@ -146,6 +145,7 @@ func assemble(o Options, lock *os.File, l *net.UnixListener) (*Executor, error) 
 		lock:       lock,
 		listener:   l,
 		warmer:     newWarmer(),
+		criu:       &criu{log: o.Log, config: filepath.Join(o.State, "criu.conf")},
 		session:    strconv.FormatInt(time.Now().UnixMicro(), 36),
 		quit:       make(chan struct{}),
 		containers: make(map[string]*container),
@@ -189,7 +189,7 @@ func listen(path string) (*net.UnixListener, error) {
 // children of that thread are orphans (orphan.go).
 func (x *Executor) Serve() {
 	go x.reaper.run(x.quit)
-	go x.lookForCRIU()
+	go x.criu.look()
 	wire.Serve(x.listener, x, x.log)
 }
 

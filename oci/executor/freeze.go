@@ -20,7 +20,7 @@ type hold struct {
 
 // freeze is "freeze", see wire.FreezeRequest.
 func (x *Executor) freeze(ctx context.Context, from *wire.Conn, req wire.FreezeRequest) error {
-	if err := x.readyCRIU(ctx); err != nil {
+	if err := x.criu.ready(ctx); err != nil {
 		return err
 	}
 	h, err := x.freezeAll(ctx, req.IDs)

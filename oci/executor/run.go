@@ -230,7 +230,7 @@ func (x *Executor) config(id string, spec *specs.Spec, systemd bool) (*configs.C
 	if err != nil {
 		return nil, fault.Invalid.Errorf("spec of container %s: %w", id, err)
 	}
-	config.Labels = append(slices.DeleteFunc(config.Labels, isCRIULabel), criuLabel+x.criuConfig())
+	config.Labels = append(slices.DeleteFunc(config.Labels, isCRIULabel), criuLabel+x.criu.config)
 	x.intern(config.Seccomp)
 	return config, nil
 }

@@ -60,7 +60,7 @@ func hierarchies() ([]hierarchy, error) {
 
 // staged makes what it can for a container; what goes wrong is libcontainer's to do.
 func (x *Executor) staged(lc *libcontainer.Container, config *configs.Config, req wire.RunRequest) *staged {
-	if !x.noCRIU.Load() {
+	if !x.criu.absent.Load() {
 		return &staged{}
 	}
 	var paths map[string]string
