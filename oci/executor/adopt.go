@@ -66,7 +66,7 @@ func (x *Executor) adopt(req wire.AdoptRequest, call *wire.Call) (err error) {
 	} else if c.oom != nil {
 		c.oom.told.Store(req.OOMKills)
 	}
-	if err := x.endForeignExecs(c); err != nil {
+	if err := x.execs.endForeign(c); err != nil {
 		x.log.Warn("execs of the executor before could not be ended", "container", c.ID, "err", err)
 	}
 	x.live(c)

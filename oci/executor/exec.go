@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
-	"strconv"
 
 	"github.com/opencontainers/runc/libcontainer"
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -25,7 +24,7 @@ type execution struct {
 	c     *container
 	proc  *child
 	group map[string]string // its sub-cgroup by hierarchy; nil if it has none
-	owner *wire.Conn        // guarded by Executor.mu; nil after an upgrade until claimed
+	owner *wire.Conn        // guarded by execs.mu; nil after an upgrade until claimed
 	ended chan struct{}     // closed when code is known
 	code  int32
 }
@@ -41,7 +40,7 @@ func (x *Executor) exec(ctx context.Context, from *wire.Conn, req wire.ExecReque
 	files := wires.passed()
 	if ctx.Err() != nil { // nobody will ask for it
 		wire.CloseAll(files)
-		go x.abandon(e)
+		go x.execs.abandon(e)
 		return nil, nil, givenUp(ctx, "exec in container "+req.ID)
 	}
 	return &wire.ExecReply{ExecID: e.id, Pid: e.proc.pid}, files, nil
@@ -55,7 +54,7 @@ func (x *Executor) newExec(ctx context.Context, from *wire.Conn, req wire.ExecRe
 	if err != nil {
 		return nil, nil, err
 	}
-	x.register(e)
+	x.execs.register(e)
 	return e, wires, nil
 }
 
@@ -88,7 +87,7 @@ func (x *Executor) beginExec(ctx context.Context, from *wire.Conn, req wire.Exec
 	}
 	defer wire.CloseAll(process.ExtraFiles)
 
-	e := x.newExecution(c, from)
+	e := x.execs.open(c, from)
 	if c.engine == nil || c.engine.subgroups() {
 		process.SubCgroupPaths = e.makeGroup()
 	}
@@ -146,13 +145,6 @@ func (w *wires) passed() (files []*os.File) {
 	return files
 }
 
-func (x *Executor) newExecution(c *container, from *wire.Conn) *execution {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	x.lastExec++
-	return &execution{id: x.session + "-" + strconv.FormatUint(x.lastExec, 10), c: c, owner: from, ended: make(chan struct{})}
-}
-
 // startExec has libcontainer start the process.
 func (x *Executor) startExec(ctx context.Context, e *execution, process *libcontainer.Process) (pid int, err error) {
 	c := e.c
@@ -193,123 +185,6 @@ func (x *Executor) endsUnder(c *container) error {
 		return fault.WrongState.Errorf("container %s is not running: it ended meanwhile", c.ID)
 	}
 	return nil
-}
-
-// register puts a started exec into the table and watches it.
-func (x *Executor) register(e *execution) {
-	x.reaper.know(e.proc.pid)
-	x.mu.Lock()
-	x.execs[e.id] = e
-	owner := e.owner
-	x.mu.Unlock()
-	go insist(x.log, "exec", e.c.ID, func() { x.watchExec(e) })
-	if owner != nil {
-		go x.guard(e, owner)
-	}
-}
-
-// watchExec waits for the process and keeps its exit code for exec.wait.
-func (x *Executor) watchExec(e *execution) {
-	if err := e.proc.wait(); err != nil {
-		x.log.Error("exec cannot be waited for", "container", e.c.ID, "pid", e.proc.pid, "err", err)
-	}
-	x.gate.enter()
-	defer x.gate.leave()
-	code, err := e.proc.look()
-	e.proc.reap()
-	if err != nil {
-		x.log.Error("exit code of exec is lost", "container", e.c.ID, "pid", e.proc.pid, "err", err)
-	}
-	x.reaper.forget(e.proc.pid)
-	e.code = code
-	close(e.ended)
-	e.removeGroup()
-}
-
-// guard kills the exec when the connection that owns it ends, and forgets it. All
-// connections end with an upgrade, and that means nothing: it waits behind the gate, and
-// goes on only if the upgrade fails.
-func (x *Executor) guard(e *execution, owner *wire.Conn) {
-	<-owner.Done()
-	x.abandonIf(e, func() bool { return e.owner == owner })
-}
-
-// abandon ends an exec for which nobody will ask.
-func (x *Executor) abandon(e *execution) { x.abandonIf(e, func() bool { return true }) }
-
-// abandonIf is abandon if the exec is still in the table and left, called with mu held,
-// says so.
-func (x *Executor) abandonIf(e *execution, left func() bool) {
-	if !x.killIf(e, left) {
-		return
-	}
-	<-e.ended
-	x.forget(e)
-}
-
-func (x *Executor) killIf(e *execution, left func() bool) bool {
-	x.gate.enter()
-	defer x.gate.leave()
-	x.mu.Lock()
-	is := x.execs[e.id] == e && left()
-	x.mu.Unlock()
-	if !is {
-		return false
-	}
-	select {
-	case <-e.ended: // what it left behind lives on, as after an exec.wait
-		return true
-	default:
-	}
-	if err := e.kill(); err != nil {
-		x.log.Warn("abandoned exec could not be killed", "container", e.c.ID, "pid", e.proc.pid, "err", err)
-	}
-	return true
-}
-
-func (x *Executor) forget(e *execution) {
-	x.mu.Lock()
-	if x.execs[e.id] == e {
-		delete(x.execs, e.id)
-		e.proc.close()
-	}
-	x.mu.Unlock()
-}
-
-// waitExec is "exec.wait", call. The exec is not forgotten before the answer is out:
-// nobody else knows the code.
-func (x *Executor) waitExec(ctx context.Context, from *wire.Conn, call *wire.Call, id string) (*wire.ExecWaitReply, error) {
-	x.mu.Lock()
-	e, ok := x.execs[id]
-	claimed := ok && e.owner == nil
-	if claimed {
-		e.owner = from
-	}
-	x.mu.Unlock()
-	if !ok {
-		return nil, fault.NotFound.Errorf("no exec %q", id)
-	}
-	if claimed {
-		go x.guard(e, from)
-	}
-	select {
-	case <-e.ended:
-		call.Then = func() { x.forget(e) } // an upgrade before that hands the code over
-		return &wire.ExecWaitReply{Code: e.code}, nil
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
-}
-
-// killExec is "exec.kill".
-func (x *Executor) killExec(id string) error {
-	x.mu.Lock()
-	e, ok := x.execs[id]
-	x.mu.Unlock()
-	if !ok {
-		return nil
-	}
-	return e.kill()
 }
 
 // kill ends the process and all that it started. Those have no place to hide: they

@@ -82,10 +82,10 @@ func removeEmpty(dir string, wait time.Duration, gone <-chan struct{}) {
 // execGroup is the name of an exec's cgroup: of a session, and a number.
 var execGroup = regexp.MustCompile(`^exec-([0-9a-z]+)-[0-9a-z]+$`)
 
-// endForeignExecs kills the execs in c of an executor that died: nobody has their stdio,
+// endForeign kills the execs in c of an executor that died: nobody has their stdio,
 // asks for their exit codes or ends them when their time is over. Those of an engine
 // that knows no sub-cgroups cannot be found.
-func (x *Executor) endForeignExecs(c *container) error {
+func (t *execs) endForeign(c *container) error {
 	controller := groupController(c.ref.Cgroups)
 	base := c.ref.Cgroups[controller]
 	if base == "" {
@@ -98,7 +98,7 @@ func (x *Executor) endForeignExecs(c *container) error {
 	var errs []error
 	for _, entry := range entries {
 		m := execGroup.FindStringSubmatch(entry.Name())
-		if m == nil || !entry.IsDir() || m[1] == x.session {
+		if m == nil || !entry.IsDir() || m[1] == t.session {
 			continue
 		}
 		dir := filepath.Join(base, entry.Name())
@@ -109,17 +109,17 @@ func (x *Executor) endForeignExecs(c *container) error {
 }
 
 // removeSpentGroups is removeGroup for the execs of c that ended before an upgrade.
-func (x *Executor) removeSpentGroups(c *container) {
+func (t *execs) removeSpentGroups(c *container) {
 	live := make(map[string]bool)
-	x.mu.Lock()
-	for _, e := range x.execs {
+	t.mu.Lock()
+	for _, e := range t.all {
 		select {
 		case <-e.ended: // only its code waits
 		default:
 			live["exec-"+e.id] = true
 		}
 	}
-	x.mu.Unlock()
+	t.mu.Unlock()
 	base := c.ref.Cgroups[groupController(c.ref.Cgroups)]
 	entries, _ := os.ReadDir(base)
 	for _, entry := range entries {

@@ -47,7 +47,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -89,17 +88,15 @@ type Executor struct {
 	gate        gate
 	hands       *hands
 	reaper      *reaper
+	execs       *execs
 	serials     atomic.Uint64
 	subscribers subscribers
 	criu        *criu
 	subgroup    sync.Map      // path of an engine → whether it has engine.subgroups
-	session     string        // distinguishes its execs from those of other executors
 	quit        chan struct{} // closed, with mu held, when it is to end: see leave.go
 
 	mu         sync.Mutex
 	containers map[string]*container         // guarded by mu
-	execs      map[string]*execution         // guarded by mu
-	lastExec   uint64                        // guarded by mu
 	interned   map[[32]byte]*configs.Seccomp // guarded by mu, see intern.go
 }
 
@@ -146,13 +143,12 @@ func assemble(o Options, lock *os.File, l *net.UnixListener) (*Executor, error) 
 		listener:   l,
 		warmer:     newWarmer(),
 		criu:       &criu{log: o.Log, config: filepath.Join(o.State, "criu.conf")},
-		session:    strconv.FormatInt(time.Now().UnixMicro(), 36),
 		quit:       make(chan struct{}),
 		containers: make(map[string]*container),
-		execs:      make(map[string]*execution),
 		interned:   make(map[[32]byte]*configs.Seccomp),
 	}
 	x.reaper = newReaper(&x.gate)
+	x.execs = newExecs(o.Log, &x.gate, x.reaper)
 	x.limits = readLimits(o.Log)
 	var err error
 	if x.hierarchies, err = hierarchies(); err != nil {

@@ -52,9 +52,9 @@ func (x *Executor) Call(ctx context.Context, from *wire.Conn, call *wire.Call) (
 	case wire.MethodExec:
 		return withFiles(call, func(req wire.ExecRequest) (*wire.ExecReply, []*os.File, error) { return x.exec(ctx, from, req) })
 	case wire.MethodExecWait:
-		return withReply(call, func(req wire.ExecRef) (*wire.ExecWaitReply, error) { return x.waitExec(ctx, from, call, req.ExecID) })
+		return withReply(call, func(req wire.ExecRef) (*wire.ExecWaitReply, error) { return x.execs.wait(ctx, from, call, req.ExecID) })
 	case wire.MethodExecKill:
-		return plain(call, func(req wire.ExecRef) error { return x.killExec(req.ExecID) })
+		return plain(call, func(req wire.ExecRef) error { return x.execs.kill(req.ExecID) })
 	case wire.MethodSignal:
 		return plain(call, x.signal)
 	case wire.MethodDelete:

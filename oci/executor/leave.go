@@ -27,6 +27,7 @@ func (x *Executor) Close() error {
 // prevent it, and execs whose code was not told. How the others ended is on disk, for
 // whoever wants to know.
 func (x *Executor) CloseIdle() error {
+	n := x.execs.count()
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for id, c := range x.containers {
@@ -34,7 +35,7 @@ func (x *Executor) CloseIdle() error {
 			return fault.WrongState.Errorf("container %s is alive", id)
 		}
 	}
-	if n := len(x.execs); n > 0 { // which end with their container, or their client
+	if n > 0 { // which end with their container, or their client
 		return fault.WrongState.Errorf("executor has %d execs", n)
 	}
 	x.leave()

@@ -70,12 +70,12 @@ func TestLeavingTellsExecCodes(t *testing.T) {
 	x := newExecutor(t)
 	e := &execution{id: "e", c: &container{}, proc: &child{}, code: 7, owner: new(wire.Conn), ended: make(chan struct{})}
 	close(e.ended)
-	x.execs[e.id] = e
+	x.execs.all[e.id] = e
 	if err := x.CloseIdle(); !errors.Is(err, fault.WrongState) {
 		t.Fatalf("left with a code that nobody has asked for: %v", err)
 	}
 	var call wire.Call
-	reply, err := x.waitExec(t.Context(), e.owner, &call, e.id)
+	reply, err := x.execs.wait(t.Context(), e.owner, &call, e.id)
 	if err != nil || reply.Code != 7 {
 		t.Fatalf("got %v, %v", reply, err)
 	}
@@ -153,11 +153,11 @@ func TestUpgradeThatFailsEndsLeftExecs(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer cmd.Process.Kill() // reaped already, or it is too late for that
-	e := x.newExecution(&container{settings: settings{ID: "a"}}, owner)
+	e := x.execs.open(&container{settings: settings{ID: "a"}}, owner)
 	if e.proc, err = newChild(cmd.Process.Pid); err != nil {
 		t.Fatal(err)
 	}
-	x.register(e)
+	x.execs.register(e)
 	var call wire.Call
 	if err := x.upgrade(wire.UpgradeRequest{Path: "/proc/self/exe"}, &call); err != nil {
 		t.Fatal(err)
@@ -180,8 +180,6 @@ func TestUpgradeThatFailsEndsLeftExecs(t *testing.T) {
 		t.Fatal("the exec runs on, and nobody will ask for it")
 	}
 	for n := 1; n > 0; time.Sleep(time.Millisecond) {
-		x.mu.Lock()
-		n = len(x.execs)
-		x.mu.Unlock()
+		n = x.execs.count()
 	}
 }

@@ -229,19 +229,26 @@ func (x *Executor) inherit(on bool) *saved {
 			unix.FcntlInt(n, unix.F_SETFD, flag)
 		})
 	}
+	x.execs.save(s, fd)
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	s.Session, s.LastExec = x.session, x.lastExec
 	for _, c := range x.containers {
 		if c.stuck {
 			continue // what is left of it, whoever deletes it finds
 		}
 		s.Containers = append(s.Containers, c.save(fd))
 	}
-	for _, e := range x.execs {
+	return s
+}
+
+// save puts the execs into s.
+func (t *execs) save(s *saved, fd func(*os.File) int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	s.Session, s.LastExec = t.session, t.last
+	for _, e := range t.all {
 		s.Execs = append(s.Execs, e.save(fd))
 	}
-	return s
 }
 
 func (c *container) save(fd func(*os.File) int) savedContainer {
@@ -338,16 +345,18 @@ func Resume(o Options) (*Executor, error) {
 	if err != nil {
 		return nil, err
 	}
-	x.session, x.lastExec = s.Session, s.LastExec
+	x.execs.session, x.execs.last = s.Session, s.LastExec
 	for _, sc := range s.Containers {
 		x.resume(sc)
 	}
 	for _, se := range s.Execs {
-		x.resumeExec(se)
+		if c := x.containers[se.Container]; c != nil {
+			x.execs.resume(se, c)
+		}
 	}
 	for _, sc := range s.Containers {
 		if c := x.containers[sc.ID]; c != nil && !sc.Ended {
-			x.removeSpentGroups(c)
+			x.execs.removeSpentGroups(c)
 			x.thawSaved(c, sc)
 		}
 	}
@@ -413,19 +422,18 @@ func (x *Executor) thawSaved(c *container, s savedContainer) {
 // unclaimed is how long after an upgrade an exec waits for an exec.wait.
 const unclaimed = 30 * time.Second
 
-func (x *Executor) resumeExec(s savedExec) {
-	c := x.containers[s.Container]
-	if c == nil {
-		return
-	}
+// resume carries on with an exec that was saved.
+func (t *execs) resume(s savedExec, c *container) {
 	e := &execution{id: s.ID, c: c, group: s.Group, ended: make(chan struct{}),
 		proc: &child{pid: s.Pid, pidfd: take(s.Pidfd, wire.FDPid), ours: true}}
 	if s.Ended {
 		e.code = s.Code
 		close(e.ended)
-		x.execs[e.id] = e
+		t.mu.Lock()
+		t.all[e.id] = e
+		t.mu.Unlock()
 	} else {
-		x.register(e)
+		t.register(e)
 	}
-	time.AfterFunc(unclaimed, func() { x.abandonIf(e, func() bool { return e.owner == nil }) })
+	time.AfterFunc(unclaimed, func() { t.abandonIf(e, func() bool { return e.owner == nil }) })
 }
