@@ -21,11 +21,11 @@ func (x *Executor) adopt(req wire.AdoptRequest, call *wire.Call) (err error) {
 	defer steps.RunIf(&err)
 
 	s := settings{req.ID, req.Stdin, req.StdinOnce, req.TTY, req.LogPath, req.LogMaxLine, req.ExitPath, false}
-	c, err := x.reserve(s, nil, nil)
+	c, err := x.table.reserve(s, nil, nil)
 	if err != nil {
 		return err
 	}
-	steps.Add("reservation", func() error { x.release(c); return nil })
+	steps.Add("reservation", func() error { x.table.release(c); return nil })
 	c.ref = req.RunReply
 	if c.engine = x.engineOf(req.ID); c.engine != nil {
 		c.ownPID, c.ref.Cgroups = c.engine.OwnPID, c.engine.Cgroups

@@ -58,7 +58,7 @@ const attachRoom = 1 << 20 // bytes
 
 // attach is "attach".
 func (x *Executor) attach(from *wire.Conn, req wire.AttachRequest) ([]*os.File, error) {
-	c, err := x.runs(req.ID)
+	c, err := x.table.runs(req.ID)
 	if err != nil {
 		return nil, err
 	}
@@ -317,7 +317,7 @@ func exiting(pid int) bool {
 
 // resize is "resize".
 func (x *Executor) resize(req wire.ResizeRequest) error {
-	c, err := x.runs(req.ID)
+	c, err := x.table.runs(req.ID)
 	if err != nil {
 		return err
 	}
@@ -333,7 +333,7 @@ func (x *Executor) resize(req wire.ResizeRequest) error {
 // reopenLog is "reopenlog". It waits for no stop in progress: a stopping container
 // runs until it has ended.
 func (x *Executor) reopenLog(id string) error {
-	c, err := x.runs(id)
+	c, err := x.table.runs(id)
 	if err != nil {
 		return err
 	}

@@ -34,7 +34,7 @@ func criuOpts(dir string) *libcontainer.CriuOpts {
 
 // checkpoint is "checkpoint", see wire.CheckpointRequest.
 func (x *Executor) checkpoint(ctx context.Context, req wire.CheckpointRequest) error {
-	c, err := x.runs(req.ID)
+	c, err := x.table.runs(req.ID)
 	if err != nil {
 		return err
 	}
@@ -48,7 +48,7 @@ func (x *Executor) checkpoint(ctx context.Context, req wire.CheckpointRequest) e
 	defer x.gate.end()
 	c.dumping.Lock()
 	defer c.dumping.Unlock()
-	if req.Frozen && !x.isFrozen(c) {
+	if req.Frozen && !x.table.isFrozen(c) {
 		return fault.WrongState.Errorf("container %s is not frozen any more", c.ID)
 	}
 	// A view of our own: libcontainer locks it for as long as CRIU runs.

@@ -14,30 +14,19 @@ import (
 func (x *Executor) delete(id string) error {
 	x.gate.begin()
 	defer x.gate.end()
-	x.mu.Lock()
-	c, ok := x.containers[id]
-	was := starting
-	if ok {
-		was = c.phase
-		if was == ended {
-			c.phase = deleting
-		}
+	c, err := x.table.beginDelete(id)
+	if err != nil {
+		return err
 	}
-	x.mu.Unlock()
-	if !ok {
+	if c == nil {
 		x.hands.forget(id)
 		return x.sweep(id)
 	}
-	if was != ended {
-		return fault.WrongState.Errorf("container %s has not ended", id)
-	}
 	if err := x.remove(c); err != nil {
-		x.mu.Lock()
-		c.phase = ended
-		x.mu.Unlock()
+		x.table.cancelDelete(c)
 		return err
 	}
-	x.release(c)
+	x.table.release(c)
 	return nil
 }
 

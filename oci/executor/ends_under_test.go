@@ -24,23 +24,24 @@ func TestEndsUnder(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := &container{settings: settings{ID: "c"}, phase: running, proc: proc}
-	x := &Executor{containers: map[string]*container{"c": c}}
-	if err := x.endsUnder(c); err != nil {
+	x := &Executor{table: newTable()}
+	x.table.containers["c"] = c
+	if err := x.table.endsUnder(c); err != nil {
 		t.Errorf("it runs, and is told to have ended: %v", err)
 	}
 	stdin.Close()
 	if err := proc.wait(); err != nil {
 		t.Fatal(err)
 	}
-	if err := x.endsUnder(c); !errors.Is(err, fault.WrongState) {
+	if err := x.table.endsUnder(c); !errors.Is(err, fault.WrongState) {
 		t.Errorf("before its watch has seen it: %v", err)
 	}
 	c.phase = ended
-	if err := x.endsUnder(c); !errors.Is(err, fault.WrongState) {
+	if err := x.table.endsUnder(c); !errors.Is(err, fault.WrongState) {
 		t.Errorf("after its watch has seen it: %v", err)
 	}
-	delete(x.containers, "c")
-	if err := x.endsUnder(c); !errors.Is(err, fault.NotFound) {
+	delete(x.table.containers, "c")
+	if err := x.table.endsUnder(c); !errors.Is(err, fault.NotFound) {
 		t.Errorf("after it was removed: %v", err)
 	}
 	proc.pidfd.Close()

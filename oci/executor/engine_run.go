@@ -35,11 +35,11 @@ func (x *Executor) createWith(ctx context.Context, from *wire.Conn, s settings, 
 
 	ctx, cancel := outliving(ctx, startBound)
 	defer cancel(nil)
-	c, err := x.reserve(s, from, cancel)
+	c, err := x.table.reserve(s, from, cancel)
 	if err != nil {
 		return nil, nil, err
 	}
-	steps.Add("reservation", func() error { x.release(c); return nil })
+	steps.Add("reservation", func() error { x.table.release(c); return nil })
 	if err := x.sweep(s.ID); err != nil { // what a crash may have left under the same ID
 		return nil, nil, err
 	}

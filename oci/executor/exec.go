@@ -63,11 +63,11 @@ func (x *Executor) beginExec(ctx context.Context, from *wire.Conn, req wire.Exec
 	var steps undo.Stack
 	defer steps.RunIf(&err)
 
-	c, err := x.runs(req.ID)
+	c, err := x.table.runs(req.ID)
 	if err != nil {
 		return nil, nil, err
 	}
-	if err := x.awaitThawed(ctx, c); err != nil {
+	if err := x.table.awaitThawed(ctx, c); err != nil {
 		return nil, nil, err
 	}
 	if !cgroups.IsCgroup2UnifiedMode() {
@@ -121,7 +121,7 @@ func (x *Executor) execWith(ctx context.Context, e *execution, process *libconta
 	defer x.reaper.begins()()
 	wires, pid, err := e.c.engine.exec(ctx, process, spec, s, process.SubCgroupPaths)
 	if err != nil {
-		if ended := x.endsUnder(e.c); ended != nil {
+		if ended := x.table.endsUnder(e.c); ended != nil {
 			return nil, ended
 		}
 		return nil, err
@@ -166,25 +166,12 @@ func (x *Executor) startExec(ctx context.Context, e *execution, process *libcont
 		return x.reaper.knowProcess(process)
 	})
 	if err != nil {
-		if ended := x.endsUnder(c); ended != nil {
+		if ended := x.table.endsUnder(c); ended != nil {
 			return 0, ended
 		}
 		return 0, err
 	}
 	return process.Pid()
-}
-
-// endsUnder is why an exec in c, or an update of it, has failed if c ended under our
-// hands. What was being started there is killed before the end of c is known: only then
-// can its init go.
-func (x *Executor) endsUnder(c *container) error {
-	if _, err := x.runs(c.ID); err != nil {
-		return err
-	}
-	if c.proc.ends() {
-		return fault.WrongState.Errorf("container %s is not running: it ended meanwhile", c.ID)
-	}
-	return nil
 }
 
 // kill ends the process and all that it started. Those have no place to hide: they

@@ -19,7 +19,7 @@
 //
 // # Locks
 //
-// Executor.mu guards the tables and the phase of what is in them, and is never
+// table.mu guards the containers and their phases, execs.mu the execs; neither is ever
 // held over a system call that can block. libcontainer's own mutex is held
 // through a whole exec, so each exec borrows a libcontainer.Container of its own
 // (lease.go). A process in uninterruptible sleep thus blocks those that asked for
@@ -88,16 +88,15 @@ type Executor struct {
 	gate        gate
 	hands       *hands
 	reaper      *reaper
+	table       *table
 	execs       *execs
 	serials     atomic.Uint64
 	subscribers subscribers
 	criu        *criu
-	subgroup    sync.Map      // path of an engine → whether it has engine.subgroups
-	quit        chan struct{} // closed, with mu held, when it is to end: see leave.go
+	subgroup    sync.Map // path of an engine → whether it has engine.subgroups
 
-	mu         sync.Mutex
-	containers map[string]*container         // guarded by mu
-	interned   map[[32]byte]*configs.Seccomp // guarded by mu, see intern.go
+	mu       sync.Mutex
+	interned map[[32]byte]*configs.Seccomp // guarded by mu, see intern.go
 }
 
 // New makes the executor of a state directory and listens. A second one for the
@@ -136,16 +135,15 @@ func assemble(o Options, lock *os.File, l *net.UnixListener) (*Executor, error) 
 	// quicker with it. Go has read ours already.
 	os.Setenv(processorsEnv, "1")
 	x := &Executor{
-		opts:       o,
-		log:        o.Log,
-		root:       filepath.Join(o.State, "executor"),
-		lock:       lock,
-		listener:   l,
-		warmer:     newWarmer(),
-		criu:       &criu{log: o.Log, config: filepath.Join(o.State, "criu.conf")},
-		quit:       make(chan struct{}),
-		containers: make(map[string]*container),
-		interned:   make(map[[32]byte]*configs.Seccomp),
+		opts:     o,
+		log:      o.Log,
+		root:     filepath.Join(o.State, "executor"),
+		lock:     lock,
+		listener: l,
+		warmer:   newWarmer(),
+		criu:     &criu{log: o.Log, config: filepath.Join(o.State, "criu.conf")},
+		table:    newTable(),
+		interned: make(map[[32]byte]*configs.Seccomp),
 	}
 	x.reaper = newReaper(&x.gate)
 	x.execs = newExecs(o.Log, &x.gate, x.reaper)
@@ -184,7 +182,7 @@ func listen(path string) (*net.UnixListener, error) {
 // goroutine, locked to the main thread since before anything was forked, so that the
 // children of that thread are orphans (orphan.go).
 func (x *Executor) Serve() {
-	go x.reaper.run(x.quit)
+	go x.reaper.run(x.table.quit)
 	go x.criu.look()
 	wire.Serve(x.listener, x, x.log)
 }
@@ -205,8 +203,8 @@ type container struct {
 	settings
 	ref wire.RunReply // Cgroups has all hierarchies, see cgroupPaths
 
-	phase phase      // guarded by Executor.mu
-	exit  *wire.Exit // set when it has been reaped, final from ended on; guarded by Executor.mu
+	phase phase      // guarded by table.mu
+	exit  *wire.Exit // set when it has been reaped, final from ended on; guarded by table.mu
 
 	ownPID bool // it has a PID namespace to itself: its init's end is everybody's
 	proc   *child
@@ -218,14 +216,14 @@ type container struct {
 	updating sync.Mutex // one update after the other
 	dumping  sync.Mutex // held while CRIU looks at it, and to thaw it
 	freezing sync.Mutex // held to freeze and to thaw it; taken after dumping
-	frozen   *hold      // that keeps it frozen; guarded by Executor.mu
+	frozen   *hold      // that keeps it frozen; guarded by table.mu
 
 	gone chan struct{} // closed when phase becomes ended
 
 	giveUp context.CancelCauseFunc // ends its start; nil if it was adopted
 	from   *wire.Conn              // that asked for its start; nil likewise
-	toKill bool                    // giveUp was called by a kill; guarded by Executor.mu
-	stuck  bool                    // its start cannot be ended; guarded by Executor.mu
+	toKill bool                    // giveUp was called by a kill; guarded by table.mu
+	stuck  bool                    // its start cannot be ended; guarded by table.mu
 }
 
 // settings are the parts of a RunRequest that matter after the start.
@@ -238,60 +236,10 @@ type settings struct {
 	Silent                bool // all three are /dev/null: a pod's init
 }
 
-// reserve puts a new container in the table; errLeaving if the executor is about to
-// end. If it is to be started, from has asked for that, and giveUp ends it.
-func (x *Executor) reserve(s settings, from *wire.Conn, giveUp context.CancelCauseFunc) (*container, error) {
-	if s.ID == "" {
-		return nil, fault.Invalid.Errorf("container without an ID")
-	}
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	if x.left() {
-		return nil, errLeaving
-	}
-	if from != nil && from.Passed() { // the next client takes it for one that never ran
-		return nil, fault.WrongState.Errorf("container %s: %w", s.ID, wire.ErrGone)
-	}
-	if _, ok := x.containers[s.ID]; ok {
-		return nil, fault.Exists.Errorf("container %s is already there", s.ID)
-	}
-	c := &container{settings: s, gone: make(chan struct{}), from: from, giveUp: giveUp}
-	x.containers[s.ID] = c
-	return c, nil
-}
-
-// release takes back a reserve.
-func (x *Executor) release(c *container) {
-	x.mu.Lock()
-	delete(x.containers, c.ID)
-	x.mu.Unlock()
-}
-
-// runs returns a container that is running.
-func (x *Executor) runs(id string) (*container, error) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	c, ok := x.containers[id]
-	if !ok {
-		return nil, fault.NotFound.Errorf("no container %q", id)
-	}
-	switch c.phase {
-	case running:
-		return c, nil
-	case starting:
-		return nil, fault.WrongState.Errorf("container %s is starting", id)
-	}
-	return nil, fault.WrongState.Errorf("container %s is not running", id)
-}
-
 // live moves a container to running and starts to watch it.
 func (x *Executor) live(c *container) {
 	x.reaper.know(c.proc.pid)
-	x.mu.Lock()
-	c.phase = running
-	killed := c.toKill
-	x.mu.Unlock()
-	if killed { // too late for its start
+	if killed := x.table.begin(c); killed { // too late for its start
 		_ = c.proc.signal(unix.SIGKILL)
 	}
 	c.io.start(&x.gate, x.hands, x.log)
@@ -301,24 +249,6 @@ func (x *Executor) live(c *container) {
 		}
 	}
 	go insist(x.log, "exit", c.ID, func() { x.watch(c) })
-}
-
-// list is "list": what is running or has ended.
-func (x *Executor) list() []wire.Info {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	all := make([]wire.Info, 0, len(x.containers))
-	for _, c := range x.containers {
-		if c.phase == starting {
-			continue
-		}
-		info := wire.Info{ID: c.ID, RunReply: c.reply()}
-		if c.phase >= ended {
-			info.Exit = c.exit
-		}
-		all = append(all, info)
-	}
-	return all
 }
 
 // reply is what clients are told about c.

@@ -23,14 +23,14 @@ func (x *Executor) freeze(ctx context.Context, from *wire.Conn, req wire.FreezeR
 	if err := x.criu.ready(ctx); err != nil {
 		return err
 	}
-	h, err := x.freezeAll(ctx, req.IDs)
+	h, err := x.table.freezeAll(ctx, req.IDs)
 	if err != nil {
 		return err
 	}
 	go func() {
 		select {
 		case <-from.Done():
-			if err := x.thawHeld(req.IDs, h); err != nil {
+			if err := x.table.thawHeld(req.IDs, h); err != nil {
 				x.log.Error("containers could not be thawed", "err", err)
 			}
 		case <-h.over:
@@ -41,31 +41,31 @@ func (x *Executor) freeze(ctx context.Context, from *wire.Conn, req wire.FreezeR
 
 // freezeAll freezes the containers, all or none. If ctx ends first, or they are
 // thawed meanwhile, that is an error, and none stays frozen.
-func (x *Executor) freezeAll(ctx context.Context, ids []string) (*hold, error) {
+func (t *table) freezeAll(ctx context.Context, ids []string) (*hold, error) {
 	var all []*container
 	for _, id := range ids {
-		c, err := x.runs(id)
+		c, err := t.runs(id)
 		if err != nil {
 			return nil, err
 		}
 		all = append(all, c)
 	}
 	h := &hold{over: make(chan struct{})}
-	if err := x.take(h, all); err != nil {
+	if err := t.take(h, all); err != nil {
 		return nil, err
 	}
 	for _, c := range all {
-		if err := x.freezeWhole(ctx, h, c); err != nil {
-			return nil, errors.Join(fmt.Errorf("freeze container %s: %w", c.ID, err), x.thawHeld(ids, h))
+		if err := t.freezeWhole(ctx, h, c); err != nil {
+			return nil, errors.Join(fmt.Errorf("freeze container %s: %w", c.ID, err), t.thawHeld(ids, h))
 		}
 	}
 	return h, nil
 }
 
 // take notes that h freezes the containers: all of them, or none.
-func (x *Executor) take(h *hold, all []*container) error {
-	x.mu.Lock()
-	defer x.mu.Unlock()
+func (t *table) take(h *hold, all []*container) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	for _, c := range all {
 		if c.frozen != nil {
 			return fault.WrongState.Errorf("container %s is frozen already", c.ID)
@@ -78,12 +78,12 @@ func (x *Executor) take(h *hold, all []*container) error {
 }
 
 // isFrozen tells whether somebody keeps c frozen.
-func (x *Executor) isFrozen(c *container) bool { return x.holder(c) != nil }
+func (t *table) isFrozen(c *container) bool { return t.holder(c) != nil }
 
 // holder is the hold that keeps c frozen, or nil.
-func (x *Executor) holder(c *container) *hold {
-	x.mu.Lock()
-	defer x.mu.Unlock()
+func (t *table) holder(c *container) *hold {
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	return c.frozen
 }
 
@@ -96,26 +96,24 @@ func (x *Executor) thaw(req wire.ThawRequest) error {
 	}
 	errs := []error{err}
 	for _, id := range req.IDs {
-		errs = append(errs, x.thawOne(id, nil, ended))
+		errs = append(errs, x.table.thawOne(id, nil, ended))
 	}
 	return errors.Join(errs...)
 }
 
 // thawHeld thaws those of the containers that h, and nobody since, keeps frozen.
-func (x *Executor) thawHeld(ids []string, h *hold) error {
+func (t *table) thawHeld(ids []string, h *hold) error {
 	var errs []error
 	for _, id := range ids {
-		errs = append(errs, x.thawOne(id, h, false))
+		errs = append(errs, t.thawOne(id, h, false))
 	}
 	return errors.Join(errs...)
 }
 
 // thawOne thaws a container, unless only is not nil and does not hold it. criu is
 // set if a CRIU that was at work was ended.
-func (x *Executor) thawOne(id string, only *hold, criu bool) error {
-	x.mu.Lock()
-	c := x.containers[id]
-	x.mu.Unlock()
+func (t *table) thawOne(id string, only *hold, criu bool) error {
+	c := t.get(id)
 	if c == nil || c.proc == nil {
 		return nil // gone; or starting, and never frozen
 	}
@@ -123,7 +121,7 @@ func (x *Executor) thawOne(id string, only *hold, criu bool) error {
 	defer c.dumping.Unlock()
 	c.freezing.Lock()
 	defer c.freezing.Unlock()
-	h := x.holder(c)
+	h := t.holder(c)
 	if only != nil && h != only {
 		return nil
 	}
@@ -134,7 +132,7 @@ func (x *Executor) thawOne(id string, only *hold, criu bool) error {
 	if criu {
 		errs = append(errs, unlock(c.proc, unlockTime))
 	}
-	x.mu.Lock()
+	t.mu.Lock()
 	c.frozen = nil
 	if h != nil {
 		select {
@@ -143,7 +141,7 @@ func (x *Executor) thawOne(id string, only *hold, criu bool) error {
 			close(h.over)
 		}
 	}
-	x.mu.Unlock()
+	t.mu.Unlock()
 	return errors.Join(errs...)
 }
 
@@ -153,11 +151,11 @@ const freezePatience = 10 * time.Second
 
 // freezeWhole freezes c's cgroup for h and returns when all in it have stopped. It
 // touches nothing once h is over.
-func (x *Executor) freezeWhole(ctx context.Context, h *hold, c *container) error {
+func (t *table) freezeWhole(ctx context.Context, h *hold, c *container) error {
 	try := func() (frozen bool, err error) {
 		c.freezing.Lock()
 		defer c.freezing.Unlock()
-		if x.holder(c) != h {
+		if t.holder(c) != h {
 			return false, fault.WrongState.Errorf("it was thawed meanwhile")
 		}
 		freeze(c.ref.Cgroups, true)
@@ -200,9 +198,9 @@ const thawSoon = time.Second
 
 // awaitThawed is fault.WrongState if c is frozen: a process that enters it would stand
 // still before it is what it is to be.
-func (x *Executor) awaitThawed(ctx context.Context, c *container) error {
+func (t *table) awaitThawed(ctx context.Context, c *container) error {
 	for deadline := time.Now().Add(thawSoon); ; time.Sleep(5 * time.Millisecond) {
-		frozen := x.isFrozen(c)
+		frozen := t.isFrozen(c)
 		switch {
 		case !frozen && !freezing(c.ref.Cgroups):
 			return nil

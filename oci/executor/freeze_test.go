@@ -53,16 +53,16 @@ func TestFreezeGivenUp(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			a, b := newFakeCgroup(t), newFakeCgroup(t)
 			b.stopped("1")
-			x := &Executor{containers: map[string]*container{}}
+			x := &Executor{table: newTable()}
 			for id, g := range map[string]fakeCgroup{"a": a, "b": b} {
-				x.containers[id] = &container{phase: running, proc: &child{}, settings: settings{ID: id},
+				x.table.containers[id] = &container{phase: running, proc: &child{}, settings: settings{ID: id},
 					ref: wire.RunReply{Cgroups: map[string]string{"": g.dir}}}
 			}
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			ended := make(chan error, 1)
 			go func() {
-				_, err := x.freezeAll(ctx, []string{"a", "b"})
+				_, err := x.table.freezeAll(ctx, []string{"a", "b"})
 				ended <- err
 			}()
 			for a.asked() != "1" {
@@ -76,21 +76,21 @@ func TestFreezeGivenUp(t *testing.T) {
 			if got := a.asked() + b.asked(); got != "00" && got != "0" {
 				t.Errorf("the cgroups were last told %q", got)
 			}
-			if x.isFrozen(x.containers["a"]) || x.isFrozen(x.containers["b"]) {
+			if x.table.isFrozen(x.table.containers["a"]) || x.table.isFrozen(x.table.containers["b"]) {
 				t.Error("they count as frozen")
 			}
 			a.stopped("1")
 			b.stopped("1")
-			h, err := x.freezeAll(t.Context(), []string{"a", "b"})
+			h, err := x.table.freezeAll(t.Context(), []string{"a", "b"})
 			if err != nil {
 				t.Fatalf("the next freeze: %v", err)
 			}
-			if err := x.thawHeld([]string{"a", "b"}, &hold{}); err != nil || !x.isFrozen(x.containers["a"]) {
+			if err := x.table.thawHeld([]string{"a", "b"}, &hold{}); err != nil || !x.table.isFrozen(x.table.containers["a"]) {
 				t.Errorf("what another had frozen is thawed: %v", err)
 			}
 			a.stopped("0")
 			b.stopped("0")
-			if err := x.thawHeld([]string{"a", "b"}, h); err != nil || a.asked() != "0" || x.isFrozen(x.containers["a"]) {
+			if err := x.table.thawHeld([]string{"a", "b"}, h); err != nil || a.asked() != "0" || x.table.isFrozen(x.table.containers["a"]) {
 				t.Errorf("it is not thawed: %v", err)
 			}
 		})

@@ -32,7 +32,7 @@ func (x *Executor) Call(ctx context.Context, from *wire.Conn, call *wire.Call) (
 		ctx, cancel := context.WithTimeout(ctx, settleLife)
 		defer cancel()
 		from.Settle(ctx)
-		return x.list(), nil, nil
+		return x.table.list(), nil, nil
 	case wire.MethodSubscribe:
 		x.subscribers.add(from)
 		return nil, nil, nil
@@ -121,7 +121,7 @@ func plain[Req any](call *wire.Call, f func(Req) error) (any, []*os.File, error)
 
 // hold is "hold".
 func (x *Executor) hold(ref wire.Ref) ([]*os.File, error) {
-	c, err := x.runs(ref.ID)
+	c, err := x.table.runs(ref.ID)
 	if err != nil {
 		return nil, err
 	}
@@ -130,10 +130,7 @@ func (x *Executor) hold(ref wire.Ref) ([]*os.File, error) {
 
 // shutdown is "shutdown". The answer is on its way before the process ends.
 func (x *Executor) shutdown(call *wire.Call) error {
-	x.mu.Lock()
-	n := len(x.containers)
-	x.mu.Unlock()
-	if n > 0 {
+	if n := x.table.count(); n > 0 {
 		return fault.WrongState.Errorf("executor has %d containers", n)
 	}
 	call.Then = func() {

@@ -36,22 +36,22 @@ func TestLeavingTakesNoContainer(t *testing.T) {
 	for name, end := range map[string]func(*Executor) error{"close": (*Executor).Close, "idle": (*Executor).CloseIdle} {
 		t.Run(name, func(t *testing.T) {
 			x := newExecutor(t)
-			c, err := x.reserve(settings{ID: "first"}, nil, nil)
+			c, err := x.table.reserve(settings{ID: "first"}, nil, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
 			if err := end(x); !errors.Is(err, fault.WrongState) {
 				t.Fatalf("left with a container that is starting: %v", err)
 			}
-			if _, err := x.reserve(settings{ID: "second"}, nil, nil); err != nil {
+			if _, err := x.table.reserve(settings{ID: "second"}, nil, nil); err != nil {
 				t.Fatalf("stays, and refuses: %v", err)
 			}
-			x.release(c)
-			x.release(x.containers["second"])
+			x.table.release(c)
+			x.table.release(x.table.containers["second"])
 			if err := end(x); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := x.reserve(settings{ID: "third"}, nil, nil); !errors.Is(err, fault.Unavailable) {
+			if _, err := x.table.reserve(settings{ID: "third"}, nil, nil); !errors.Is(err, fault.Unavailable) {
 				t.Errorf("got %v", err)
 			}
 			if err := x.become(os.Stdin, nil); !errors.Is(err, fault.Unavailable) {
@@ -98,7 +98,7 @@ func TestLeavingTellsExecCodes(t *testing.T) {
 // gate shut: no container's output would be read from then on, and no exit taken.
 func TestUpgradeRefusesAStartOnItsWay(t *testing.T) {
 	x := newExecutor(t)
-	c, err := x.reserve(settings{ID: "a"}, nil, nil)
+	c, err := x.table.reserve(settings{ID: "a"}, nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -117,7 +117,7 @@ func TestUpgradeRefusesAStartOnItsWay(t *testing.T) {
 	case <-time.After(time.Minute):
 		t.Fatal("the gate is shut")
 	}
-	x.release(c)
+	x.table.release(c)
 	if err := x.upgrade(wire.UpgradeRequest{Path: "/proc/self/exe"}, &call); err != nil {
 		t.Errorf("the retry: %v", err)
 	}

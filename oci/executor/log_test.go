@@ -22,7 +22,8 @@ func TestReopenLogWaitsForTheUpgrade(t *testing.T) {
 		}
 		defer log.Close()
 		s := settings{ID: "a"}
-		x := &Executor{containers: map[string]*container{"a": {settings: s, phase: running, io: newStdio(s, log, nil, nil, nil, nil)}}}
+		x := &Executor{table: newTable()}
+		x.table.add(&container{settings: s, phase: running, io: newStdio(s, log, nil, nil, nil, nil)})
 		if !x.gate.close(time.Minute, time.Minute) {
 			t.Fatal("the gate does not shut")
 		}

@@ -65,11 +65,11 @@ func (x *Executor) create(ctx context.Context, from *wire.Conn, s settings, spec
 
 	ctx, cancel := outliving(ctx, startBound)
 	defer cancel(nil)
-	c, err := x.reserve(s, from, cancel)
+	c, err := x.table.reserve(s, from, cancel)
 	if err != nil {
 		return nil, nil, err
 	}
-	steps.Add("reservation", func() error { x.release(c); return nil })
+	steps.Add("reservation", func() error { x.table.release(c); return nil })
 
 	config, process, err := x.plan(s, spec, req)
 	if err != nil {
@@ -251,9 +251,7 @@ func (x *Executor) libcontainer(id string, config *configs.Config) (*libcontaine
 // awaitStuck keeps the place of a container whose start cannot be ended until it has
 // ended after all. Nothing of it can be taken away before.
 func (x *Executor) awaitStuck(c *container, lc *libcontainer.Container, stuck *stuckError, release func()) {
-	x.mu.Lock()
-	c.stuck = true
-	x.mu.Unlock()
+	x.table.strand(c)
 	x.log.Error("start of a container cannot be ended", "container", c.ID, "err", stuck)
 	<-stuck.over
 	x.gate.begin()
@@ -262,7 +260,7 @@ func (x *Executor) awaitStuck(c *container, lc *libcontainer.Container, stuck *s
 	if err := destroy(c.ID, lc); err != nil {
 		x.log.Warn("container was not removed", "container", c.ID, "err", err)
 	}
-	x.release(c)
+	x.table.release(c)
 }
 
 // destroy removes the cgroup and the state of a container that has no process.

@@ -11,23 +11,12 @@ import (
 
 // signal is "signal", see wire.SignalRequest.
 func (x *Executor) signal(req wire.SignalRequest) error {
-	x.mu.Lock()
-	c, ok := x.containers[req.ID]
-	ready := ok && c.phase != starting
-	over := ok && c.phase >= ended
 	sig := unix.Signal(req.Signal)
-	if ok && !ready && sig == unix.SIGKILL && c.giveUp != nil {
-		c.toKill = true
-		c.giveUp(errKilled)
-		x.mu.Unlock()
-		return nil
+	c, over, err := x.table.toSignal(req.ID, sig)
+	if c == nil {
+		return err
 	}
-	x.mu.Unlock()
 	switch {
-	case !ok:
-		return fault.NotFound.Errorf("no container %q", req.ID)
-	case !ready:
-		return fault.WrongState.Errorf("container %s is starting", req.ID)
 	case req.All:
 		err := signalAll(c.ref.Cgroups, sig)
 		if sig == unix.SIGKILL && !over {
@@ -45,4 +34,23 @@ func (x *Executor) signal(req wire.SignalRequest) error {
 		freeze(c.ref.Cgroups, false) // in v1, what is frozen does not die
 	}
 	return nil
+}
+
+// toSignal finds the container that a signal is for, and whether it has ended. nil, without
+// an error, means that it is starting and was given up.
+func (t *table) toSignal(id string, sig unix.Signal) (c *container, over bool, err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	c, ok := t.containers[id]
+	switch {
+	case !ok:
+		return nil, false, fault.NotFound.Errorf("no container %q", id)
+	case c.phase != starting:
+		return c, c.phase >= ended, nil
+	case sig == unix.SIGKILL && c.giveUp != nil:
+		c.toKill = true
+		c.giveUp(errKilled)
+		return nil, false, nil
+	}
+	return nil, false, fault.WrongState.Errorf("container %s is starting", id)
 }

@@ -24,7 +24,7 @@ func (x *Executor) update(req wire.UpdateRequest) (err error) {
 			return fault.Invalid.Errorf("resources: %w", err)
 		}
 	}
-	c, err := x.runs(req.ID)
+	c, err := x.table.runs(req.ID)
 	if err != nil {
 		return err
 	}
@@ -65,7 +65,7 @@ func (x *Executor) update(req wire.UpdateRequest) (err error) {
 	steps.Add("unit", func() error { return files.restoreUnit(scopeOf(paths)) }) // after the files
 	steps.Add("limits", files.restore)
 	if err := apply(); err != nil {
-		if ended := x.endsUnder(c); ended != nil {
+		if ended := x.table.endsUnder(c); ended != nil {
 			return ended
 		}
 		return fault.Invalid.Errorf("update container %s: %w", c.ID, err)

@@ -89,7 +89,7 @@ func (x *Executor) upgrade(req wire.UpgradeRequest, call *wire.Call) error {
 		program.Close()
 		return fault.Invalid.Errorf("upgrade: %s is not a program", req.Path)
 	}
-	if !x.gate.close(quiet, shutFor) && !(x.endLeft() && x.gate.close(2*endPatience, shutFor)) {
+	if !x.gate.close(quiet, shutFor) && !(x.table.endLeft() && x.gate.close(2*endPatience, shutFor)) {
 		program.Close()
 		return fault.Unavailable.Errorf("upgrade: a start or an exit takes too long, try again")
 	}
@@ -118,12 +118,8 @@ func (x *Executor) upgrade(req wire.UpgradeRequest, call *wire.Call) error {
 
 // become executes program in our place, unless we are about to end.
 func (x *Executor) become(program *os.File, env []string) error {
-	x.mu.Lock() // whatever is decided later, the new program decides
-	defer x.mu.Unlock()
-	if x.left() {
-		return errLeaving
-	}
-	return Execute(program, os.Args, env)
+	// What is decided later, the new program decides.
+	return x.table.unlessLeft(func() error { return Execute(program, os.Args, env) })
 }
 
 func isELF(f *os.File) bool {
@@ -145,7 +141,7 @@ func withoutVars(env []string, names ...string) []string {
 // The gate is shut, so that no container can be on its way to running: one that is has
 // nothing that could be handed over.
 func (x *Executor) save(program *os.File) (*os.File, error) {
-	if id, found := x.startingOne(); found {
+	if id, found := x.table.startingOne(); found {
 		return nil, fault.Unavailable.Errorf("upgrade: container %s is starting, try again", id)
 	}
 	data, err := json.Marshal(x.inherit(false))
@@ -170,38 +166,6 @@ func (x *Executor) save(program *os.File) (*os.File, error) {
 		return nil, err
 	}
 	return f, nil
-}
-
-// startingOne finds a container that is starting.
-func (x *Executor) startingOne() (id string, found bool) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	for id, c := range x.containers {
-		if c.phase == starting && !c.stuck {
-			return id, true
-		}
-	}
-	return "", false
-}
-
-// endLeft gives up the starts whose clients have ended, and tells whether there are any:
-// one that hangs must not keep a node from its new executor.
-func (x *Executor) endLeft() bool {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	found := false
-	for _, c := range x.containers {
-		if c.phase != starting || c.stuck || c.giveUp == nil {
-			continue
-		}
-		select {
-		case <-c.from.Done():
-			c.giveUp(errLeft)
-			found = true
-		default:
-		}
-	}
-	return found
 }
 
 // inherit sets or clears, on every descriptor that matters, whether it survives
@@ -230,15 +194,19 @@ func (x *Executor) inherit(on bool) *saved {
 		})
 	}
 	x.execs.save(s, fd)
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	for _, c := range x.containers {
-		if c.stuck {
-			continue // what is left of it, whoever deletes it finds
-		}
-		s.Containers = append(s.Containers, c.save(fd))
-	}
+	x.table.save(s, fd)
 	return s
+}
+
+// save puts the containers into s.
+func (t *table) save(s *saved, fd func(*os.File) int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, c := range t.containers {
+		if !c.stuck { // what is left of it, whoever deletes it finds
+			s.Containers = append(s.Containers, c.save(fd))
+		}
+	}
 }
 
 // save puts the execs into s.
@@ -350,12 +318,12 @@ func Resume(o Options) (*Executor, error) {
 		x.resume(sc)
 	}
 	for _, se := range s.Execs {
-		if c := x.containers[se.Container]; c != nil {
+		if c := x.table.get(se.Container); c != nil {
 			x.execs.resume(se, c)
 		}
 	}
 	for _, sc := range s.Containers {
-		if c := x.containers[sc.ID]; c != nil && !sc.Ended {
+		if c := x.table.get(sc.ID); c != nil && !sc.Ended {
 			x.execs.removeSpentGroups(c)
 			x.thawSaved(c, sc)
 		}
@@ -379,7 +347,7 @@ func (x *Executor) resume(s savedContainer) {
 	}
 	c.Stdin = s.Types || s.Stdin >= 0 // of a terminal, older releases did not say it
 	c.engine = x.engineOf(c.ID)
-	x.containers[c.ID] = c
+	x.table.add(c)
 	if s.Ended {
 		c.phase = ended
 		close(c.gone)

@@ -13,7 +13,7 @@ import (
 // init is reaped when its exit is on disk: until then whoever comes after us finds
 // its code. After an upgrade it is entered again with what was known before.
 func (x *Executor) watch(c *container) {
-	if x.ending(c) == nil {
+	if x.table.ending(c) == nil {
 		if err := c.proc.wait(); err != nil {
 			x.log.Error("container cannot be waited for", "container", c.ID, "err", err)
 		}
@@ -40,9 +40,7 @@ func (x *Executor) learnExit(c *container, killed bool) {
 	if err != nil {
 		e.Reason, e.Message = wire.ReasonUnknown, err.Error()
 	}
-	x.mu.Lock()
-	c.exit = e // not told before the phase changes
-	x.mu.Unlock()
+	x.table.reaped(c, e)
 }
 
 // killed tells whether the OOM killer took a process of c, whose init has ended. With
@@ -54,13 +52,6 @@ func (c *container) killed() bool {
 	return c.oom.lost()
 }
 
-// ending is the exit of a container that has been reaped.
-func (x *Executor) ending(c *container) *wire.Exit {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	return c.exit
-}
-
 // finish records and tells an exit, once.
 func (x *Executor) finish(c *container) {
 	x.gate.enter()
@@ -70,7 +61,7 @@ func (x *Executor) finish(c *container) {
 		return
 	default:
 	}
-	e := x.ending(c)
+	e := x.table.ending(c)
 	// A process in the cgroup may have been the last thing to be killed for
 	// memory, after the init was gone.
 	if !e.OOMKilled && e.Reason != wire.ReasonUnknown && c.oom.lostAll() {
@@ -87,9 +78,7 @@ func (x *Executor) finish(c *container) {
 	c.oom.close()
 	c.io.end()
 	c.proc.close()
-	x.mu.Lock()
-	c.exit, c.phase = e, ended
-	x.mu.Unlock()
+	x.table.end(c, e)
 	close(c.gone)
 	x.log.Info("container exited", "container", c.ID, "pid", c.ref.Pid, "code", e.Code, "reason", e.Reason)
 	x.subscribers.tell(wire.Event{Kind: wire.EventExit, ID: c.ID, Exit: e})

@@ -1,0 +1,209 @@
+package executor
+
+import (
+	"context"
+	"sync"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/oci/wire"
+)
+
+// A table is the containers of an executor. Leaving is decided under its lock, see leave.go.
+type table struct {
+	quit chan struct{} // closed, with mu held, when the executor is to end
+
+	mu         sync.Mutex
+	containers map[string]*container // guarded by mu
+}
+
+func newTable() *table {
+	return &table{quit: make(chan struct{}), containers: make(map[string]*container)}
+}
+
+// get finds a container, whatever its phase; nil = there is none.
+func (t *table) get(id string) *container {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.containers[id]
+}
+
+// count is how many there are.
+func (t *table) count() int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.containers)
+}
+
+// reserve puts a new container in the table; errLeaving if the executor is about to
+// end. If it is to be started, from has asked for that, and giveUp ends it.
+func (t *table) reserve(s settings, from *wire.Conn, giveUp context.CancelCauseFunc) (*container, error) {
+	if s.ID == "" {
+		return nil, fault.Invalid.Errorf("container without an ID")
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.left() {
+		return nil, errLeaving
+	}
+	if from != nil && from.Passed() { // the next client takes it for one that never ran
+		return nil, fault.WrongState.Errorf("container %s: %w", s.ID, wire.ErrGone)
+	}
+	if _, ok := t.containers[s.ID]; ok {
+		return nil, fault.Exists.Errorf("container %s is already there", s.ID)
+	}
+	c := &container{settings: s, gone: make(chan struct{}), from: from, giveUp: giveUp}
+	t.containers[s.ID] = c
+	return c, nil
+}
+
+// add puts a container into the table that another executor has begun.
+func (t *table) add(c *container) {
+	t.mu.Lock()
+	t.containers[c.ID] = c
+	t.mu.Unlock()
+}
+
+// release takes back a reserve.
+func (t *table) release(c *container) {
+	t.mu.Lock()
+	delete(t.containers, c.ID)
+	t.mu.Unlock()
+}
+
+// runs returns a container that is running.
+func (t *table) runs(id string) (*container, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	c, ok := t.containers[id]
+	if !ok {
+		return nil, fault.NotFound.Errorf("no container %q", id)
+	}
+	switch c.phase {
+	case running:
+		return c, nil
+	case starting:
+		return nil, fault.WrongState.Errorf("container %s is starting", id)
+	}
+	return nil, fault.WrongState.Errorf("container %s is not running", id)
+}
+
+// begin moves a container to running. It returns whether it was killed meanwhile.
+func (t *table) begin(c *container) (killed bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	c.phase = running
+	return c.toKill
+}
+
+// strand notes that the start of a container cannot be ended.
+func (t *table) strand(c *container) {
+	t.mu.Lock()
+	c.stuck = true
+	t.mu.Unlock()
+}
+
+// reaped notes how a container has ended, which is not told before the phase changes.
+func (t *table) reaped(c *container, e *wire.Exit) {
+	t.mu.Lock()
+	c.exit = e
+	t.mu.Unlock()
+}
+
+// end moves a container to ended.
+func (t *table) end(c *container, e *wire.Exit) {
+	t.mu.Lock()
+	c.exit, c.phase = e, ended
+	t.mu.Unlock()
+}
+
+// beginDelete moves a container to deleting; nil = there is none of that ID.
+func (t *table) beginDelete(id string) (*container, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	c, ok := t.containers[id]
+	if !ok {
+		return nil, nil
+	}
+	if c.phase != ended {
+		return nil, fault.WrongState.Errorf("container %s has not ended", id)
+	}
+	c.phase = deleting
+	return c, nil
+}
+
+// cancelDelete takes beginDelete back.
+func (t *table) cancelDelete(c *container) {
+	t.mu.Lock()
+	c.phase = ended
+	t.mu.Unlock()
+}
+
+// list is "list": what is running or has ended.
+func (t *table) list() []wire.Info {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	all := make([]wire.Info, 0, len(t.containers))
+	for _, c := range t.containers {
+		if c.phase == starting {
+			continue
+		}
+		info := wire.Info{ID: c.ID, RunReply: c.reply()}
+		if c.phase >= ended {
+			info.Exit = c.exit
+		}
+		all = append(all, info)
+	}
+	return all
+}
+
+// ending is the exit of a container that has been reaped.
+func (t *table) ending(c *container) *wire.Exit {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return c.exit
+}
+
+// endsUnder is why an exec in c, or an update of it, has failed if c ended under our
+// hands. What was being started there is killed before the end of c is known: only then
+// can its init go.
+func (t *table) endsUnder(c *container) error {
+	if _, err := t.runs(c.ID); err != nil {
+		return err
+	}
+	if c.proc.ends() {
+		return fault.WrongState.Errorf("container %s is not running: it ended meanwhile", c.ID)
+	}
+	return nil
+}
+
+// startingOne finds a container that is starting.
+func (t *table) startingOne() (id string, found bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for id, c := range t.containers {
+		if c.phase == starting && !c.stuck {
+			return id, true
+		}
+	}
+	return "", false
+}
+
+// endLeft gives up the starts whose clients have ended, and tells whether there are any:
+// one that hangs must not keep a node from its new executor.
+func (t *table) endLeft() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	found := false
+	for _, c := range t.containers {
+		if c.phase != starting || c.stuck || c.giveUp == nil {
+			continue
+		}
+		select {
+		case <-c.from.Done():
+			c.giveUp(errLeft)
+			found = true
+		default:
+		}
+	}
+	return found
+}
