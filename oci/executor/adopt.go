@@ -5,7 +5,6 @@ import (
 	"os"
 	"time"
 
-	"github.com/opencontainers/runc/libcontainer/configs"
 	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/internal/undo"
@@ -27,15 +26,10 @@ func (x *Executor) adopt(req wire.AdoptRequest, call *wire.Call) (err error) {
 	}
 	steps.Add("reservation", func() error { x.table.release(c); return nil })
 	c.ref = req.RunReply
-	if c.engine = x.engineOf(req.ID); c.engine != nil {
-		c.ownPID, c.ref.Cgroups = c.engine.OwnPID, c.engine.Cgroups
-	} else if lc, err := x.load(req.ID); err == nil {
-		config := lc.Config()
-		c.ownPID = config.Namespaces.IsPrivate(configs.NEWPID)
-		if paths, err := cgroupPaths(lc); err == nil {
-			c.ref.Cgroups = paths
-		}
-		c.lease.put(lc)
+	c.runtime = x.runtimeOf(req.ID)
+	ownPID, paths, err := c.runtime.facts()
+	if c.ownPID = ownPID; err == nil {
+		c.ref.Cgroups = paths
 	}
 	if c.proc, err = foster(req.Pid, req.StartTime, call.File(wire.FDPid)); err != nil {
 		c.exit = &wire.Exit{ID: c.ID, Code: 255, At: time.Now(), Reason: wire.ReasonUnknown, Message: err.Error()}

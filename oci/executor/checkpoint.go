@@ -3,14 +3,10 @@ package executor
 import (
 	"context"
 	"encoding/json"
-	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
-	"strings"
 
 	"github.com/opencontainers/runc/libcontainer"
-	"github.com/opencontainers/runc/libcontainer/configs"
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/crisp-cri/crisp/internal/fault"
@@ -38,9 +34,6 @@ func (x *Executor) checkpoint(ctx context.Context, req wire.CheckpointRequest) e
 	if err != nil {
 		return err
 	}
-	if c.engine != nil {
-		return fault.WrongState.Errorf("container %s is run by %s: only libcontainer's can be checkpointed", c.ID, c.engine.Path)
-	}
 	if err := x.criu.ready(ctx); err != nil {
 		return err
 	}
@@ -51,27 +44,7 @@ func (x *Executor) checkpoint(ctx context.Context, req wire.CheckpointRequest) e
 	if req.Frozen && !x.table.isFrozen(c) {
 		return fault.WrongState.Errorf("container %s is not frozen any more", c.ID)
 	}
-	// A view of our own: libcontainer locks it for as long as CRIU runs.
-	lc, err := libcontainer.Load(x.root, c.ID)
-	if err != nil {
-		return fmt.Errorf("load container %s: %w", c.ID, err)
-	}
-	if slices.ContainsFunc(lc.Config().Mounts, func(m *configs.Mount) bool {
-		return m.Destination == "/dev" && m.IsBind() && strings.HasPrefix(m.Source, x.opts.State)
-	}) {
-		return fault.WrongState.Errorf("container %s was started when there was no CRIU here", c.ID)
-	}
-	stop := endingCRIU(ctx, req.Dir)
-	err = lc.Checkpoint(criuOpts(req.Dir))
-	stop()
-	if err == nil {
-		return nil
-	}
-	err = criuFailure(ctx, "checkpoint container "+c.ID, filepath.Join(req.Dir, "dump.log"), err)
-	if lerr := unlock(c.proc, unlockTime); lerr != nil {
-		x.log.Warn("network of a container may be locked", "container", c.ID, "err", lerr)
-	}
-	return err
+	return c.runtime.checkpoint(ctx, req.Dir, c.proc)
 }
 
 // restore is "restore", see wire.RestoreRequest.
@@ -90,8 +63,7 @@ func (x *Executor) restore(ctx context.Context, from *wire.Conn, req wire.Restor
 		return nil, nil, err
 	}
 	spec.Process.Terminal = req.TTY
-	s := settings{req.ID, req.Stdin, req.StdinOnce, req.TTY, req.LogPath, req.LogMaxLine, req.ExitPath, false}
-	reply, files, err := x.create(ctx, from, s, &spec, req.RunRequest, func(lc *libcontainer.Container, process *libcontainer.Process) error {
+	reply, files, err := x.create(ctx, from, settingsOf(req.RunRequest), &spec, req.RunRequest, func(lc *libcontainer.Container, process *libcontainer.Process) error {
 		defer endingCRIU(ctx, req.Dir)()
 		if err := lc.Restore(process, criuOpts(req.Dir)); err != nil {
 			return criuFailure(ctx, "restore container "+req.ID, filepath.Join(req.Dir, "restore.log"), err)

@@ -1,11 +1,5 @@
 package executor
 
-import (
-	"github.com/opencontainers/runc/libcontainer"
-
-	"github.com/crisp-cri/crisp/internal/fault"
-)
-
 // delete is "delete": it removes the cgroup and libcontainer's state of a
 // container that has ended, after killing what it left. A container that is not
 // known is no error, but what a crash left of it is removed too.
@@ -34,19 +28,5 @@ func (x *Executor) remove(c *container) error {
 	if err := endAll(c.ref.Cgroups); err != nil {
 		return err
 	}
-	if c.engine != nil {
-		return c.engine.remove()
-	}
-	lc, err := x.borrow(c)
-	if err == libcontainer.ErrNotExist {
-		return nil // removed before, but then not to the end
-	}
-	if err != nil {
-		return err
-	}
-	if err := destroy(c.ID, lc); err != nil {
-		c.lease.put(lc)
-		return fault.Unavailable.Errorf("remove container %s: %w", c.ID, err)
-	}
-	return nil
+	return c.runtime.remove()
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"os"
 	"os/exec"
@@ -13,6 +14,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/opencontainers/cgroups"
@@ -37,19 +40,29 @@ type engine struct {
 	OwnPID  bool              // as container.ownPID
 	Cgroups map[string]string // as container.ref.Cgroups
 
-	x   *Executor
+	all *engines
 	id  string
 	dir string // the bundle
+}
+
+// An engines is what the containers of OCI runtimes share.
+type engines struct {
+	root     string // libcontainer's state directory
+	state    string // Options.State
+	log      *slog.Logger
+	reaper   *reaper
+	serials  atomic.Uint64
+	subgroup sync.Map // path of an engine → whether it has engine.subgroups
 }
 
 // engineTime bounds one call of an engine. What takes longer hangs.
 const engineTime = time.Minute
 
 // bundle is the directory of container id, if an engine runs it.
-func (x *Executor) bundle(id string) string { return filepath.Join(x.root, "bundles", id) }
+func (a *engines) bundle(id string) string { return filepath.Join(a.root, "bundles", id) }
 
-// newEngine makes the bundle of a container.
-func (x *Executor) newEngine(id, path string, systemd bool, config *configs.Config) (*engine, error) {
+// create makes the bundle of a container.
+func (a *engines) create(id, path string, systemd bool, config *configs.Config) (*engine, error) {
 	if !filepath.IsAbs(path) || filepath.Base(id) != id {
 		return nil, fault.Invalid.Errorf("engine %q of container %q is not an absolute path", path, id)
 	}
@@ -59,7 +72,7 @@ func (x *Executor) newEngine(id, path string, systemd bool, config *configs.Conf
 	}
 	e := &engine{
 		Path: path, Systemd: systemd, OwnPID: config.Namespaces.IsPrivate(configs.NEWPID),
-		Cgroups: groups.GetPaths(), x: x, id: id, dir: x.bundle(id),
+		Cgroups: groups.GetPaths(), all: a, id: id, dir: a.bundle(id),
 	}
 	if err := os.MkdirAll(e.dir, 0o700); err != nil {
 		return nil, err
@@ -67,9 +80,9 @@ func (x *Executor) newEngine(id, path string, systemd bool, config *configs.Conf
 	return e, e.save()
 }
 
-// engineOf finds the engine of a container in its bundle; nil = libcontainer's.
-func (x *Executor) engineOf(id string) *engine {
-	e := &engine{x: x, id: id, dir: x.bundle(id)}
+// find finds the engine of a container in its bundle; nil = libcontainer's.
+func (a *engines) find(id string) *engine {
+	e := &engine{all: a, id: id, dir: a.bundle(id)}
 	data, err := os.ReadFile(filepath.Join(e.dir, "engine.json"))
 	if err != nil || json.Unmarshal(data, e) != nil {
 		return nil
@@ -109,10 +122,10 @@ func (e *engine) put(name string, v any) (path string, err error) {
 // call runs the engine to its end. Its stdio is that of w, if not nil, which a
 // process that it starts inherits; extra become descriptors 3 and on.
 func (e *engine) call(ctx context.Context, w *wires, extra []*os.File, args ...string) error {
-	defer e.x.reaper.begins()()
+	defer e.all.reaper.begins()()
 	ctx, cancel := context.WithTimeout(ctx, engineTime)
 	defer cancel()
-	log := filepath.Join(e.dir, "log."+args[0]+"."+e.x.serial())
+	log := filepath.Join(e.dir, "log."+args[0]+"."+e.all.serial())
 	defer os.Remove(log)
 	all := []string{"--root", e.root(), "--log", log, "--log-format", "json"}
 	if e.Systemd {
@@ -154,7 +167,7 @@ func lastError(log string) string {
 }
 
 // serial is a number that this executor gives once.
-func (x *Executor) serial() string { return strconv.FormatUint(x.serials.Add(1), 36) }
+func (a *engines) serial() string { return strconv.FormatUint(a.serials.Add(1), 36) }
 
 // pidOf reads what the engine wrote to --pid-file, and keeps the process from being
 // reaped as nobody's.
@@ -167,20 +180,23 @@ func (e *engine) pidOf(file string) (int, error) {
 	if err != nil || pid <= 0 {
 		return 0, fault.Internal.Errorf("%s told process %q", e.Path, data)
 	}
-	e.x.reaper.know(pid)
+	e.all.reaper.know(pid)
 	return pid, nil
 }
 
-// update has the engine change limits; what r leaves out stays.
+// update implements ociRuntime.
 func (e *engine) update(r *specs.LinuxResources) error {
 	file, err := e.put("resources.json", r)
 	if err != nil {
 		return err
 	}
-	return e.call(context.Background(), nil, nil, "update", "--resources", file, e.id)
+	if err := e.call(context.Background(), nil, nil, "update", "--resources", file, e.id); err != nil {
+		return fault.Invalid.Errorf("%w", err)
+	}
+	return nil
 }
 
-// remove has the engine forget the container, and kill it if it still runs. If it
+// remove implements ociRuntime: it has the engine forget the container, and kill it if it still runs. If it
 // cannot, it is done without it: an engine that is not installed any more must not
 // keep a container for ever.
 func (e *engine) remove() error {
@@ -188,7 +204,7 @@ func (e *engine) remove() error {
 		if err := endAll(e.Cgroups); err != nil {
 			return fault.Unavailable.Errorf("remove container %s: %w", e.id, err)
 		}
-		e.x.log.Warn("engine did not delete the container", "container", e.id, "err", err)
+		e.all.log.Warn("engine did not delete the container", "container", e.id, "err", err)
 		if err := cgroups.RemovePaths(maps.Clone(e.Cgroups)); err != nil {
 			return fault.Unavailable.Errorf("remove cgroup of container %s: %w", e.id, err)
 		}
@@ -199,16 +215,33 @@ func (e *engine) remove() error {
 	return os.RemoveAll(e.dir)
 }
 
-// root is the engine's own state directory.
-func (e *engine) root() string {
-	return filepath.Join(e.x.root, "engines", strings.ReplaceAll(strings.Trim(e.Path, "/"), "/", "-"))
+// sweep implements ociRuntime.
+func (e *engine) sweep() error {
+	if err := endAll(e.Cgroups); err != nil {
+		return err
+	}
+	return e.remove()
 }
 
-// subgroups tells whether the engine can start an exec in a cgroup below the
-// container's: a flag that runc has had since 1.1 and crun since 1.6, there for
+// facts implements ociRuntime.
+func (e *engine) facts() (ownPID bool, cgroups map[string]string, err error) {
+	return e.OwnPID, e.Cgroups, nil
+}
+
+// checkpoint implements ociRuntime.
+func (e *engine) checkpoint(context.Context, string, *child) error {
+	return fault.WrongState.Errorf("container %s is run by %s: only libcontainer's can be checkpointed", e.id, e.Path)
+}
+
+// root is the engine's own state directory.
+func (e *engine) root() string {
+	return filepath.Join(e.all.root, "engines", strings.ReplaceAll(strings.Trim(e.Path, "/"), "/", "-"))
+}
+
+// subgroups implements ociRuntime, by a flag that runc has had since 1.1 and crun since 1.6, there for
 // cgroup v2 only.
 func (e *engine) subgroups() bool {
-	if known, ok := e.x.subgroup.Load(e.Path); ok {
+	if known, ok := e.all.subgroup.Load(e.Path); ok {
 		return known.(bool)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), engineTime)
@@ -218,7 +251,7 @@ func (e *engine) subgroups() bool {
 	can := err == nil && strings.Contains(text, "--cgroup") &&
 		(cgroups.IsCgroup2UnifiedMode() || strings.Contains(text, "<controller>"))
 	if err == nil { // else it may have been a bad moment
-		e.x.subgroup.Store(e.Path, can)
+		e.all.subgroup.Store(e.Path, can)
 	}
 	return can
 }

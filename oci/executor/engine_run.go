@@ -13,7 +13,6 @@ import (
 
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/undo"
-	"github.com/crisp-cri/crisp/oci/wire"
 )
 
 // engineVersion is the version of the runtime specification that a bundle claims. By
@@ -25,76 +24,33 @@ const engineVersion = "1.0.2"
 // not look for the container's processes and counters: crun(1).
 const noSubgroup = "run.oci.systemd.subgroup"
 
-// createWith is create by an engine.
-func (x *Executor) createWith(ctx context.Context, from *wire.Conn, s settings, spec *specs.Spec, req wire.RunRequest) (_ *wire.RunReply, files []*os.File, err error) {
-	defer x.reaper.begins()()
-	x.gate.begin()
-	defer x.gate.end() // not before what failed is undone
+// start implements ociRuntime.
+func (e *engine) start(ctx context.Context, p *plan) (_ *started, err error) {
 	var steps undo.Stack
 	defer steps.RunIf(&err)
-
-	ctx, cancel := outliving(ctx, startBound)
-	defer cancel(nil)
-	c, err := x.table.reserve(s, from, cancel)
-	if err != nil {
-		return nil, nil, err
-	}
-	steps.Add("reservation", func() error { x.table.release(c); return nil })
-	if err := x.sweep(s.ID); err != nil { // what a crash may have left under the same ID
-		return nil, nil, err
-	}
-	config, process, err := x.plan(s, spec, req)
-	if err != nil {
-		return nil, nil, err
-	}
-	defer wire.CloseAll(process.ExtraFiles)
-	spec.Process.Args, spec.Process.Env = process.Args, process.Env
-	if c.engine, err = x.newEngine(s.ID, req.Engine, req.SystemdCgroup, config); err != nil {
-		return nil, nil, err
-	}
-	c.ownPID = c.engine.OwnPID
-	steps.Add("container", c.engine.remove)
+	begun := e.all.reaper.begins()
+	steps.Add("beginning", func() error { begun(); return nil })
+	spec := p.spec
+	spec.Process.Args, spec.Process.Env = p.process.Args, p.process.Env
 	spec.Version = engineVersion
 	if spec.Annotations == nil {
 		spec.Annotations = make(map[string]string)
 	}
 	spec.Annotations[noSubgroup] = ""
-	if _, err := c.engine.put("config.json", spec); err != nil {
-		return nil, nil, err
+	if _, err := e.put("config.json", spec); err != nil {
+		return nil, err
 	}
-
-	log, err := openLog(s, x.log)
+	wires, pid, err := e.create(ctx, p.process, p.settings)
 	if err != nil {
-		return nil, nil, fmt.Errorf("log of container %s: %w", s.ID, err)
-	}
-	if log != nil {
-		steps.Add("log", log.Close)
-	}
-	wires, pid, err := c.engine.create(ctx, process, s)
-	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	steps.Add("stdio", wires.closeOurs)
-	steps.Add("process", func() error { x.reaper.forget(pid); return nil })
-	if err := c.engine.call(ctx, nil, nil, "start", s.ID); err != nil {
-		return nil, nil, err
+	forget := func() error { e.all.reaper.forget(pid); return nil }
+	steps.Add("process", forget)
+	if err := e.call(ctx, nil, nil, "start", e.id); err != nil {
+		return nil, err
 	}
-	if err := awaitExec(pid, wires); err != nil {
-		return nil, nil, err
-	}
-	c.ref.StartedAt = time.Now()
-	if c.proc, err = newChild(pid); err != nil {
-		return nil, nil, err
-	}
-	steps.Add("pidfd", c.proc.pidfd.Close)
-	if c.ref.StartTime, err = startTime(pid); err != nil {
-		return nil, nil, err
-	}
-	c.ref.Pid, c.ref.Cgroups = pid, c.engine.Cgroups
-	if ctx.Err() != nil {
-		return nil, nil, givenUp(ctx, "start of container "+s.ID)
-	}
-	return x.serve(c, log, wires)
+	return &started{pid: pid, wires: wires, served: begun, end: func() error { begun(); return forget() }}, nil
 }
 
 // create has the engine create the container's init, which waits for "start".
@@ -116,10 +72,25 @@ func (e *engine) create(ctx context.Context, process *libcontainer.Process, s se
 	return w, pid, nil
 }
 
-// exec has the engine start another process in the container.
-func (e *engine) exec(ctx context.Context, process *libcontainer.Process, spec *specs.Process, s settings, group map[string]string) (_ *wires, pid int, err error) {
+// exec implements ociRuntime.
+func (e *engine) exec(ctx context.Context, _ *execution, p *plan) (_ *started, err error) {
+	begun := e.all.reaper.begins()
+	wires, pid, err := e.execProcess(ctx, p.process, p.spec.Process, p.settings)
+	if err != nil {
+		begun()
+		return nil, err
+	}
+	return &started{pid: pid, wires: wires, served: begun, end: func() error {
+		defer begun()
+		defer e.all.reaper.forget(pid)
+		return unix.Kill(pid, unix.SIGKILL) // our child, and not reaped
+	}}, nil
+}
+
+// execProcess has the engine start another process in the container.
+func (e *engine) execProcess(ctx context.Context, process *libcontainer.Process, spec *specs.Process, s settings) (_ *wires, pid int, err error) {
 	spec.Args, spec.Env, spec.Terminal = process.Args, process.Env, s.TTY
-	serial := e.x.serial()
+	serial := e.all.serial()
 	file, err := e.put("process."+serial, spec)
 	if err != nil {
 		return nil, 0, err
@@ -128,7 +99,7 @@ func (e *engine) exec(ctx context.Context, process *libcontainer.Process, spec *
 	pidFile := filepath.Join(e.dir, "pid."+serial)
 	defer os.Remove(pidFile)
 	args := []string{"exec", "--detach", "--process", file, "--pid-file", pidFile}
-	args = append(append(args, groupFlag(group)...), preserve(len(process.ExtraFiles))...)
+	args = append(append(args, groupFlag(process.SubCgroupPaths)...), preserve(len(process.ExtraFiles))...)
 	w, err := e.callWired(ctx, process, s, args)
 	if err != nil {
 		return nil, 0, err
@@ -167,7 +138,7 @@ func (e *engine) callWired(ctx context.Context, process *libcontainer.Process, s
 // sends to the socket that it is told of.
 func (e *engine) callConsole(ctx context.Context, process *libcontainer.Process, args []string) (*wires, error) {
 	// Not in the bundle: a socket's path has 108 bytes at most (unix(7)).
-	socket := filepath.Join(e.x.opts.State, "tty."+e.x.serial())
+	socket := filepath.Join(e.all.state, "tty."+e.all.serial())
 	l, err := listen(socket) // an executor that died may have left one of that number
 	if err != nil {
 		return nil, fmt.Errorf("socket for a terminal: %w", err)

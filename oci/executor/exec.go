@@ -3,10 +3,8 @@ package executor
 import (
 	"context"
 	"encoding/json"
-	"fmt"
 	"os"
 
-	"github.com/opencontainers/runc/libcontainer"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
@@ -88,51 +86,25 @@ func (x *Executor) beginExec(ctx context.Context, from *wire.Conn, req wire.Exec
 	defer wire.CloseAll(process.ExtraFiles)
 
 	e := x.execs.open(c, from)
-	if c.engine == nil || c.engine.subgroups() {
+	if c.runtime.subgroups() {
 		process.SubCgroupPaths = e.makeGroup()
 	}
 	steps.Add("cgroup of exec", e.endGroup)
-	if c.engine != nil {
-		wires, err := x.execWith(ctx, e, process, &spec, settings{TTY: req.TTY, Stdin: req.Stdin})
-		return e, wires, err
-	}
-	wires, err := connect(process, settings{TTY: req.TTY, Stdin: req.Stdin})
+	p := &plan{settings: settings{TTY: req.TTY, Stdin: req.Stdin}, process: process, spec: &specs.Spec{Process: &spec}}
+	begun, err := c.runtime.exec(ctx, e, p)
 	if err != nil {
-		return nil, nil, err
-	}
-	steps.Add("stdio", wires.closeOurs)
-	pid, err := x.startExec(ctx, e, process)
-	wires.closeTheirs()
-	if err != nil {
-		return nil, nil, err
-	}
-	steps.Add("process", func() error { return x.reaper.end(process) })
-	if err := wires.receive(); err != nil {
-		return nil, nil, err
-	}
-	if e.proc, err = newChild(pid); err != nil {
-		return nil, nil, err
-	}
-	return e, wires, nil
-}
-
-// execWith is the start of an exec by the container's engine.
-func (x *Executor) execWith(ctx context.Context, e *execution, process *libcontainer.Process, spec *specs.Process, s settings) (*wires, error) {
-	defer x.reaper.begins()()
-	wires, pid, err := e.c.engine.exec(ctx, process, spec, s, process.SubCgroupPaths)
-	if err != nil {
-		if ended := x.table.endsUnder(e.c); ended != nil {
-			return nil, ended
+		if ended := x.table.endsUnder(c); ended != nil {
+			return nil, nil, ended
 		}
-		return nil, err
+		return nil, nil, err
 	}
-	if e.proc, err = newChild(pid); err != nil {
-		unix.Kill(pid, unix.SIGKILL) // our child, and not reaped
-		x.reaper.forget(pid)
-		wires.closeOurs()
-		return nil, err
+	steps.Add("stdio", begun.wires.closeOurs)
+	steps.Add("process", begun.end)
+	if e.proc, err = newChild(begun.pid); err != nil {
+		return nil, nil, err
 	}
-	return wires, nil
+	begun.served()
+	return e, begun.wires, nil
 }
 
 // passed are the ends that the caller gets.
@@ -143,35 +115,6 @@ func (w *wires) passed() (files []*os.File) {
 		}
 	}
 	return files
-}
-
-// startExec has libcontainer start the process.
-func (x *Executor) startExec(ctx context.Context, e *execution, process *libcontainer.Process) (pid int, err error) {
-	c := e.c
-	lc, err := x.borrow(c)
-	if err != nil {
-		return 0, fmt.Errorf("container %s: %w", c.ID, err)
-	}
-	config := lc.Config()
-	if err := giveStdio(process, &config); err != nil {
-		c.lease.put(lc)
-		return 0, err
-	}
-	err = attempt(ctx, "exec in container "+c.ID, e.group, func() error {
-		err := lc.Start(process)
-		c.lease.put(lc)
-		if err != nil {
-			return short(err)
-		}
-		return x.reaper.knowProcess(process)
-	})
-	if err != nil {
-		if ended := x.table.endsUnder(c); ended != nil {
-			return 0, ended
-		}
-		return 0, err
-	}
-	return process.Pid()
 }
 
 // kill ends the process and all that it started. Those have no place to hide: they

@@ -29,7 +29,7 @@
 //
 // A container may have an OCI runtime, a program on disk, in libcontainer's place
 // (engine.go). It is called and ends; the container's parent is the executor all the
-// same, and what follows the start is the same code.
+// same, and what follows the start is the same code. What differs is ociRuntime.
 //
 // # Crash and upgrade
 //
@@ -48,10 +48,8 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
-	"sync/atomic"
 	"time"
 
-	"github.com/opencontainers/runc/libcontainer/configs"
 	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/internal/fault"
@@ -75,14 +73,11 @@ const processorsEnv = "GOMAXPROCS"
 
 // An Executor runs containers.
 type Executor struct {
-	opts     Options
-	log      *slog.Logger
-	root     string // libcontainer's state directory
-	lock     *os.File
-	listener *net.UnixListener
-	limits   limits
-	// hierarchies are the host's cgroup v1 mounts
-	hierarchies []hierarchy
+	opts        Options
+	log         *slog.Logger
+	lock        *os.File
+	listener    *net.UnixListener
+	limits      limits
 	oom         *oomWatch
 	warmer      *warmer
 	gate        gate
@@ -90,13 +85,10 @@ type Executor struct {
 	reaper      *reaper
 	table       *table
 	execs       *execs
-	serials     atomic.Uint64
+	builtins    *builtins
+	engines     *engines
 	subscribers subscribers
 	criu        *criu
-	subgroup    sync.Map // path of an engine → whether it has engine.subgroups
-
-	mu       sync.Mutex
-	interned map[[32]byte]*configs.Seccomp // guarded by mu, see intern.go
 }
 
 // New makes the executor of a state directory and listens. A second one for the
@@ -126,7 +118,7 @@ func New(o Options) (*Executor, error) {
 	if err != nil {
 		return nil, err
 	}
-	endStrays(x.root, x.log)
+	endStrays(x.builtins.root, x.log)
 	return x, nil
 }
 
@@ -137,19 +129,19 @@ func assemble(o Options, lock *os.File, l *net.UnixListener) (*Executor, error) 
 	x := &Executor{
 		opts:     o,
 		log:      o.Log,
-		root:     filepath.Join(o.State, "executor"),
 		lock:     lock,
 		listener: l,
 		warmer:   newWarmer(),
 		criu:     &criu{log: o.Log, config: filepath.Join(o.State, "criu.conf")},
 		table:    newTable(),
-		interned: make(map[[32]byte]*configs.Seccomp),
 	}
 	x.reaper = newReaper(&x.gate)
 	x.execs = newExecs(o.Log, &x.gate, x.reaper)
 	x.limits = readLimits(o.Log)
 	var err error
-	if x.hierarchies, err = hierarchies(); err != nil {
+	root := filepath.Join(o.State, "executor")
+	x.engines = &engines{root: root, state: o.State, log: o.Log, reaper: x.reaper}
+	if x.builtins, err = newBuiltins(root, o, x.reaper, x.criu); err != nil {
 		return nil, err
 	}
 	if x.hands, err = openHands(o.State, o.Log); err != nil {
@@ -206,12 +198,11 @@ type container struct {
 	phase phase      // guarded by table.mu
 	exit  *wire.Exit // set when it has been reaped, final from ended on; guarded by table.mu
 
-	ownPID bool // it has a PID namespace to itself: its init's end is everybody's
-	proc   *child
-	io     *stdio
-	oom    *oomCounter // nil if there is no memory controller
-	lease  lease
-	engine *engine // nil = libcontainer
+	ownPID  bool // it has a PID namespace to itself: its init's end is everybody's
+	proc    *child
+	io      *stdio
+	oom     *oomCounter // nil if there is no memory controller
+	runtime ociRuntime
 
 	updating sync.Mutex // one update after the other
 	dumping  sync.Mutex // held while CRIU looks at it, and to thaw it
@@ -256,6 +247,14 @@ func (c *container) reply() wire.RunReply {
 	r := c.ref
 	r.Cgroups = maps.Clone(r.Cgroups)
 	return r
+}
+
+// settingsOf are those of a new container.
+func settingsOf(req wire.RunRequest) settings {
+	return settings{
+		ID: req.ID, Stdin: req.Stdin, StdinOnce: req.StdinOnce, TTY: req.TTY,
+		LogPath: req.LogPath, LogMaxLine: req.LogMaxLine, ExitPath: req.ExitPath,
+	}
 }
 
 // exitOf makes the Exit of a container from what is known about its end.

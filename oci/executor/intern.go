@@ -14,7 +14,7 @@ const maxInterned = 64
 // intern lets containers share their seccomp profile: it is most of a container's
 // configuration, and nearly always the same. libcontainer does not change it. profile
 // becomes a copy of the one that is shared, and is not used by anybody else yet.
-func (x *Executor) intern(profile *configs.Seccomp) {
+func (b *builtins) intern(profile *configs.Seccomp) {
 	if profile == nil {
 		return
 	}
@@ -23,26 +23,26 @@ func (x *Executor) intern(profile *configs.Seccomp) {
 		return
 	}
 	key := sha256.Sum256(data)
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	if shared, ok := x.interned[key]; ok {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if shared, ok := b.interned[key]; ok {
 		*profile = *shared
 		return
 	}
-	if len(x.interned) >= maxInterned {
-		clear(x.interned)
+	if len(b.interned) >= maxInterned {
+		clear(b.interned)
 	}
-	x.interned[key] = profile
+	b.interned[key] = profile
 }
 
 // load makes a view of a container from libcontainer's state. It may be kept for as long
 // as the container runs (lease), with the profile that others have as well.
-func (x *Executor) load(id string) (*libcontainer.Container, error) {
-	lc, err := libcontainer.Load(x.root, id)
+func (b *builtins) load(id string) (*libcontainer.Container, error) {
+	lc, err := libcontainer.Load(b.root, id)
 	if err != nil {
 		return nil, err
 	}
 	config := lc.Config()
-	x.intern(config.Seccomp)
+	b.intern(config.Seccomp)
 	return lc, nil
 }

@@ -15,7 +15,7 @@ import (
 // that have it: also for those that an upgrade or a crash had forgotten, which are read
 // from disk for their next exec.
 func TestContainersShareTheirProfile(t *testing.T) {
-	x := newExecutor(t)
+	x := newExecutor(t).builtins
 	profile := func() *configs.Seccomp {
 		return &configs.Seccomp{DefaultAction: configs.Errno, Architectures: []string{"amd64"}, Syscalls: []*configs.Syscall{
 			{Name: "read", Action: configs.Allow},
@@ -42,8 +42,7 @@ func TestContainersShareTheirProfile(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(x.root, id, "state.json"), data, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		c := &container{settings: settings{ID: id}}
-		view, err := x.borrow(c)
+		view, err := x.of(id).borrow()
 		if err != nil {
 			t.Fatal(err)
 		}

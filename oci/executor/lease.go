@@ -42,7 +42,7 @@ func (l *lease) drop() {
 	l.mu.Unlock()
 }
 
-// borrow lends a view of c.
-func (x *Executor) borrow(c *container) (*libcontainer.Container, error) {
-	return c.lease.take(func() (*libcontainer.Container, error) { return x.load(c.ID) })
+// borrow lends a view of the container.
+func (b *builtin) borrow() (*libcontainer.Container, error) {
+	return b.lease.take(func() (*libcontainer.Container, error) { return b.all.load(b.id) })
 }

@@ -4,8 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/opencontainers/runc/libcontainer"
@@ -15,10 +19,42 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/undo"
 )
 
+// A builtins is what the containers of libcontainer share.
+type builtins struct {
+	root   string // libcontainer's state directory
+	state  string // Options.State
+	log    *slog.Logger
+	reaper *reaper
+	criu   *criu
+	// hierarchies are the host's cgroup v1 mounts
+	hierarchies []hierarchy
+
+	mu       sync.Mutex
+	interned map[[32]byte]*configs.Seccomp // guarded by mu, see intern.go
+}
+
+// A builtin is libcontainer for one container.
+type builtin struct {
+	all   *builtins
+	id    string
+	lease lease
+}
+
+func newBuiltins(root string, o Options, r *reaper, p *criu) (*builtins, error) {
+	list, err := hierarchies()
+	return &builtins{
+		root: root, state: o.State, log: o.Log, reaper: r, criu: p,
+		hierarchies: list, interned: make(map[[32]byte]*configs.Seccomp),
+	}, err
+}
+
+func (b *builtins) of(id string) *builtin { return &builtin{all: b, id: id} }
+
 // config translates a spec for libcontainer.
-func (x *Executor) config(id string, spec *specs.Spec, systemd bool) (*configs.Config, error) {
+func (b *builtins) config(id string, spec *specs.Spec, systemd bool) (*configs.Config, error) {
 	if spec.Linux.CgroupsPath == "" {
 		return nil, fault.Invalid.Errorf("spec of container %s has no cgroups path", id)
 	}
@@ -33,22 +69,242 @@ func (x *Executor) config(id string, spec *specs.Spec, systemd bool) (*configs.C
 	if err != nil {
 		return nil, fault.Invalid.Errorf("spec of container %s: %w", id, err)
 	}
-	config.Labels = append(slices.DeleteFunc(config.Labels, isCRIULabel), criuLabel+x.criu.config)
-	x.intern(config.Seccomp)
+	config.Labels = append(slices.DeleteFunc(config.Labels, isCRIULabel), criuLabel+b.criu.config)
+	b.intern(config.Seccomp)
 	return config, nil
 }
 
-// libcontainer makes the container, after removing what a crash may have left
-// under the same ID.
-func (x *Executor) libcontainer(id string, config *configs.Config) (*libcontainer.Container, error) {
-	lc, err := libcontainer.Create(x.root, id, config)
-	if !errors.Is(err, libcontainer.ErrExist) {
-		return lc, err
+// create makes the container. If there is one of that ID, sweep has to remove it.
+func (b *builtins) create(id string, config *configs.Config, sweep func(id string) error) (*builtin, error) {
+	lc, err := libcontainer.Create(b.root, id, config)
+	if errors.Is(err, libcontainer.ErrExist) {
+		if err := sweep(id); err != nil {
+			return nil, short(err)
+		}
+		lc, err = libcontainer.Create(b.root, id, config)
 	}
-	if err := x.sweep(id); err != nil {
+	if err != nil {
+		return nil, short(err)
+	}
+	c := b.of(id)
+	c.lease.put(lc)
+	return c, nil
+}
+
+// start implements ociRuntime.
+func (b *builtin) start(ctx context.Context, p *plan) (_ *started, err error) {
+	var steps undo.Stack
+	defer steps.RunIf(&err)
+	lc, err := b.borrow()
+	if err != nil {
 		return nil, err
 	}
-	return libcontainer.Create(x.root, id, config)
+	defer b.lease.put(lc)
+	process := p.process
+	process.Init = true
+	group, err := cgroupPaths(lc)
+	if err != nil {
+		return nil, err
+	}
+	trees := b.all.staged(lc, p.config, p.req)
+	steps.Add("staged mounts", trees.detach)
+	wires, err := connect(process, p.settings)
+	if err != nil {
+		return nil, err
+	}
+	steps.Add("stdio", wires.closeOurs)
+	if err := trees.null(process, wires); err != nil {
+		return nil, err
+	}
+	if err := giveStdio(process, p.config); err != nil {
+		return nil, err
+	}
+	err = attempt(ctx, "start of container "+b.id, group, func() error {
+		if err := p.begin(lc, process); err != nil {
+			return short(err)
+		}
+		return b.all.reaper.knowProcess(process)
+	})
+	wires.closeTheirs()
+	if stuck := new(stuckError); errors.As(err, &stuck) {
+		steps = undo.Stack{} // libcontainer holds all of it
+		return nil, &heldError{stuck, func() error {
+			wires.closeOurs()
+			trees.detach()
+			return destroy(b.id, lc)
+		}}
+	}
+	if err != nil {
+		return nil, err
+	}
+	end := func() error { return b.all.reaper.end(process) }
+	steps.Add("process", end)
+	if err := wires.receive(); err != nil {
+		return nil, err
+	}
+	pid, err := process.Pid()
+	if err != nil {
+		return nil, err
+	}
+	return &started{
+		pid: pid, wires: wires,
+		served: func() { go trees.detach() }, // 2 ms; what an upgrade cuts short goes with the sandbox
+		end:    func() error { return errors.Join(end(), trees.detach()) },
+	}, nil
+}
+
+// execute is how most containers begin.
+func (b *builtins) execute(lc *libcontainer.Container, process *libcontainer.Process) error {
+	if err := lc.Start(process); err != nil {
+		return err
+	}
+	pid, err := process.Pid()
+	if err != nil {
+		return err
+	}
+	return letRun(filepath.Join(b.root, lc.ID(), "exec.fifo"), pid)
+}
+
+// exec implements ociRuntime.
+func (b *builtin) exec(ctx context.Context, e *execution, p *plan) (_ *started, err error) {
+	var steps undo.Stack
+	defer steps.RunIf(&err)
+	wires, err := connect(p.process, p.settings)
+	if err != nil {
+		return nil, err
+	}
+	steps.Add("stdio", wires.closeOurs)
+	pid, err := b.startExec(ctx, e, p.process)
+	wires.closeTheirs()
+	if err != nil {
+		return nil, err
+	}
+	end := func() error { return b.all.reaper.end(p.process) }
+	steps.Add("process", end)
+	if err := wires.receive(); err != nil {
+		return nil, err
+	}
+	return &started{pid: pid, wires: wires, served: func() {}, end: end}, nil
+}
+
+// startExec has libcontainer start the process of an exec.
+func (b *builtin) startExec(ctx context.Context, e *execution, process *libcontainer.Process) (pid int, err error) {
+	lc, err := b.borrow()
+	if err != nil {
+		return 0, fmt.Errorf("container %s: %w", b.id, err)
+	}
+	config := lc.Config()
+	if err := giveStdio(process, &config); err != nil {
+		b.lease.put(lc)
+		return 0, err
+	}
+	err = attempt(ctx, "exec in container "+b.id, e.group, func() error {
+		err := lc.Start(process)
+		b.lease.put(lc)
+		if err != nil {
+			return short(err)
+		}
+		return b.all.reaper.knowProcess(process)
+	})
+	if err != nil {
+		return 0, err
+	}
+	return process.Pid()
+}
+
+// subgroups implements ociRuntime.
+func (b *builtin) subgroups() bool { return true }
+
+// facts implements ociRuntime.
+func (b *builtin) facts() (ownPID bool, cgroups map[string]string, err error) {
+	lc, err := b.borrow()
+	if err != nil {
+		return false, nil, err
+	}
+	defer b.lease.put(lc)
+	config := lc.Config()
+	cgroups, err = cgroupPaths(lc)
+	return config.Namespaces.IsPrivate(configs.NEWPID), cgroups, err
+}
+
+// update implements ociRuntime.
+func (b *builtin) update(r *specs.LinuxResources) error {
+	lc, err := b.borrow()
+	if err != nil {
+		return err
+	}
+	// Set puts SkipDevices into the view, with which nothing can be started; the
+	// state that it saves does not have it.
+	defer b.lease.drop()
+	if err := lc.Set(overlaid(lc.Config(), r)); err != nil {
+		return fault.Invalid.Errorf("%w", err)
+	}
+	return nil
+}
+
+// checkpoint implements ociRuntime.
+func (b *builtin) checkpoint(ctx context.Context, dir string, init *child) error {
+	// A view of our own: libcontainer locks it for as long as CRIU runs.
+	lc, err := libcontainer.Load(b.all.root, b.id)
+	if err != nil {
+		return fmt.Errorf("load container %s: %w", b.id, err)
+	}
+	if slices.ContainsFunc(lc.Config().Mounts, func(m *configs.Mount) bool {
+		return m.Destination == "/dev" && m.IsBind() && strings.HasPrefix(m.Source, b.all.state)
+	}) {
+		return fault.WrongState.Errorf("container %s was started when there was no CRIU here", b.id)
+	}
+	stop := endingCRIU(ctx, dir)
+	err = lc.Checkpoint(criuOpts(dir))
+	stop()
+	if err == nil {
+		return nil
+	}
+	err = criuFailure(ctx, "checkpoint container "+b.id, filepath.Join(dir, "dump.log"), err)
+	if lerr := unlock(init, unlockTime); lerr != nil {
+		b.all.log.Warn("network of a container may be locked", "container", b.id, "err", lerr)
+	}
+	return err
+}
+
+// remove implements ociRuntime.
+func (b *builtin) remove() error {
+	lc, err := b.borrow()
+	if err == libcontainer.ErrNotExist {
+		return nil // removed before, but then not to the end
+	}
+	if err != nil {
+		return err
+	}
+	if err := destroy(b.id, lc); err != nil {
+		b.lease.put(lc)
+		return fault.Unavailable.Errorf("remove container %s: %w", b.id, err)
+	}
+	return nil
+}
+
+// sweep implements ociRuntime.
+func (b *builtin) sweep() error {
+	dir := filepath.Join(b.all.root, b.id)
+	if _, err := os.Stat(dir); errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	lc, err := libcontainer.Load(b.all.root, b.id)
+	if err != nil { // it died before its state was written
+		return os.RemoveAll(dir)
+	}
+	if paths, err := cgroupPaths(lc); err == nil {
+		if err := endAll(paths); err != nil {
+			return err
+		}
+	}
+	if err := endInit(lc); err != nil {
+		return err
+	}
+	if err := destroy(b.id, lc); err != nil {
+		return fault.Unavailable.Errorf("remove container %s: %w", b.id, err)
+	}
+	return nil
 }
 
 // destroy removes the cgroup and the state of a container that has no process.

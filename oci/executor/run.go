@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/opencontainers/runc/libcontainer"
-	"github.com/opencontainers/runc/libcontainer/configs"
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/crisp-cri/crisp/internal/crilog"
@@ -30,28 +29,13 @@ func (x *Executor) run(ctx context.Context, from *wire.Conn, req wire.RunRequest
 	if spec.Process == nil || spec.Root == nil || spec.Linux == nil {
 		return nil, nil, fault.Invalid.Errorf("spec of container %s has no process, root or linux", req.ID)
 	}
-	s := settings{req.ID, req.Stdin, req.StdinOnce, req.TTY, req.LogPath, req.LogMaxLine, req.ExitPath, false}
+	s := settingsOf(req)
 	spec.Process.Terminal = req.TTY
-	if req.Engine != "" {
-		return x.createWith(ctx, from, s, &spec, req)
-	}
-	return x.create(ctx, from, s, &spec, req, x.execute)
+	return x.create(ctx, from, s, &spec, req, x.builtins.execute)
 }
 
 // A beginning gives a new container its first process.
 type beginning func(*libcontainer.Container, *libcontainer.Process) error
-
-// execute is how most containers begin.
-func (x *Executor) execute(lc *libcontainer.Container, process *libcontainer.Process) error {
-	if err := lc.Start(process); err != nil {
-		return err
-	}
-	pid, err := process.Pid()
-	if err != nil {
-		return err
-	}
-	return letRun(filepath.Join(x.root, lc.ID(), "exec.fifo"), pid)
-}
 
 // create starts a container and leaves nothing behind if it cannot.
 func (x *Executor) create(ctx context.Context, from *wire.Conn, s settings, spec *specs.Spec, req wire.RunRequest, begin beginning) (_ *wire.RunReply, files []*os.File, err error) {
@@ -67,28 +51,16 @@ func (x *Executor) create(ctx context.Context, from *wire.Conn, s settings, spec
 		return nil, nil, err
 	}
 	steps.Add("reservation", func() error { x.table.release(c); return nil })
-
-	config, process, err := x.plan(s, spec, req)
+	p, err := x.plan(s, spec, req)
 	if err != nil {
 		return nil, nil, err
 	}
-	defer wire.CloseAll(process.ExtraFiles)
-	process.Init = true
-	c.ownPID = config.Namespaces.IsPrivate(configs.NEWPID)
-
-	lc, err := x.libcontainer(s.ID, config)
-	if err != nil {
-		return nil, nil, short(err)
-	}
-	steps.Add("container", func() error { return destroy(s.ID, lc) })
-	group, err := cgroupPaths(lc)
-	if err != nil {
+	p.begin = begin
+	defer wire.CloseAll(p.process.ExtraFiles)
+	if c.runtime, err = x.newRuntime(p); err != nil {
 		return nil, nil, err
 	}
-
-	trees := x.staged(lc, config, req)
-	steps.Add("staged mounts", trees.detach)
-
+	steps.Add("container", c.runtime.remove)
 	log, err := openLog(s, x.log)
 	if err != nil {
 		return nil, nil, fmt.Errorf("log of container %s: %w", s.ID, err)
@@ -96,52 +68,34 @@ func (x *Executor) create(ctx context.Context, from *wire.Conn, s settings, spec
 	if log != nil {
 		steps.Add("log", log.Close)
 	}
-	wires, err := connect(process, s)
-	if err != nil {
-		return nil, nil, err
-	}
-	steps.Add("stdio", wires.closeOurs)
-	if err := trees.null(process, wires); err != nil {
-		return nil, nil, err
-	}
-	if err := giveStdio(process, config); err != nil {
-		return nil, nil, err
-	}
-	err = attempt(ctx, "start of container "+s.ID, group, func() error {
-		if err := begin(lc, process); err != nil {
-			return short(err)
-		}
-		return x.reaper.knowProcess(process)
-	})
-	wires.closeTheirs()
-	if stuck := new(stuckError); errors.As(err, &stuck) {
-		steps = undo.Stack{} // libcontainer holds all of it
-		go x.awaitStuck(c, lc, stuck, func() { wires.closeOurs(); trees.detach() })
+	init, err := c.runtime.start(ctx, p)
+	if held := new(heldError); errors.As(err, &held) {
+		steps = undo.Stack{}
+		go x.awaitHeld(c, held)
 		return nil, nil, err
 	}
 	if err != nil {
 		return nil, nil, err
 	}
-	steps.Add("process", func() error { return x.reaper.end(process) })
-	if err := wires.receive(); err != nil {
-		return nil, nil, err
-	}
-	if pid, err := process.Pid(); err != nil {
-		return nil, nil, err
-	} else if err := awaitExec(pid, wires); err != nil {
+	steps.Add("stdio", init.wires.closeOurs)
+	steps.Add("process", init.end)
+	if err := awaitExec(init.pid, init.wires); err != nil {
 		return nil, nil, err
 	}
 	c.ref.StartedAt = time.Now()
-	if err := c.started(process, lc); err != nil {
+	if c.proc, err = newChild(init.pid); err != nil {
 		return nil, nil, err
 	}
 	steps.Add("pidfd", c.proc.pidfd.Close)
+	if err := c.learn(); err != nil {
+		return nil, nil, err
+	}
 	if ctx.Err() != nil {
 		return nil, nil, givenUp(ctx, "start of container "+s.ID)
 	}
-	reply, files, err := x.serve(c, log, wires)
+	reply, files, err := x.serve(c, log, init.wires)
 	if err == nil {
-		go trees.detach() // 2 ms; what an upgrade cuts short goes with the sandbox
+		init.served()
 	}
 	return reply, files, err
 }
@@ -162,24 +116,14 @@ func (x *Executor) serve(c *container, log *crilog.Writer, wires *wires) (*wire.
 	return &reply, files, nil
 }
 
-// started learns who the new process is.
-func (c *container) started(process *libcontainer.Process, lc *libcontainer.Container) error {
-	pid, err := process.Pid()
-	if err != nil {
+// learn finds out what clients are told of a new process and its container.
+func (c *container) learn() (err error) {
+	c.ref.Pid = c.proc.pid
+	if c.ref.StartTime, err = startTime(c.ref.Pid); err != nil {
 		return err
 	}
-	if c.proc, err = newChild(pid); err != nil {
-		return err
-	}
-	if c.ref.StartTime, err = startTime(pid); err != nil {
-		return err
-	}
-	c.ref.Pid = pid
-	if c.ref.Cgroups, err = cgroupPaths(lc); err != nil {
-		return err
-	}
-	c.lease.put(lc)
-	return nil
+	c.ownPID, c.ref.Cgroups, err = c.runtime.facts()
+	return err
 }
 
 // held are the descriptors of "run" and "hold".
@@ -197,30 +141,29 @@ func (c *container) held() ([]*os.File, error) {
 }
 
 // plan says what a container and its first process are to be, whoever makes them.
-func (x *Executor) plan(s settings, spec *specs.Spec, req wire.RunRequest) (*configs.Config, *libcontainer.Process, error) {
+func (x *Executor) plan(s settings, spec *specs.Spec, req wire.RunRequest) (*plan, error) {
 	if spec.Process.OOMScoreAdj == nil {
 		spec.Process.OOMScoreAdj = new(int) // else it would inherit ours, and be spared
 	}
 	x.limits.clamp(spec.Process)
 	boundHooks(spec.Hooks)
-	config, err := x.config(s.ID, spec, req.SystemdCgroup)
+	config, err := x.builtins.config(s.ID, spec, req.SystemdCgroup)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	process, err := newProcess(spec.Process, req.Env)
-	return config, process, err
+	return &plan{settings: s, process: process, spec: spec, config: config, req: req}, err
 }
 
-// awaitStuck keeps the place of a container whose start cannot be ended until it has
-// ended after all. Nothing of it can be taken away before.
-func (x *Executor) awaitStuck(c *container, lc *libcontainer.Container, stuck *stuckError, release func()) {
+// awaitHeld keeps the place of a container whose start cannot be ended until it has
+// ended after all.
+func (x *Executor) awaitHeld(c *container, held *heldError) {
 	x.table.strand(c)
-	x.log.Error("start of a container cannot be ended", "container", c.ID, "err", stuck)
-	<-stuck.over
+	x.log.Error("start of a container cannot be ended", "container", c.ID, "err", held)
+	<-held.over
 	x.gate.begin()
 	defer x.gate.end()
-	release()
-	if err := destroy(c.ID, lc); err != nil {
+	if err := held.release(); err != nil {
 		x.log.Warn("container was not removed", "container", c.ID, "err", err)
 	}
 	x.table.release(c)
@@ -232,30 +175,5 @@ func (x *Executor) sweep(id string) error {
 	if filepath.Base(id) != id {
 		return fault.Invalid.Errorf("container ID %q", id)
 	}
-	if e := x.engineOf(id); e != nil {
-		if err := endAll(e.Cgroups); err != nil {
-			return err
-		}
-		return e.remove()
-	}
-	dir := filepath.Join(x.root, id)
-	if _, err := os.Stat(dir); errors.Is(err, os.ErrNotExist) {
-		return nil
-	}
-	lc, err := libcontainer.Load(x.root, id)
-	if err != nil { // it died before its state was written
-		return os.RemoveAll(dir)
-	}
-	if paths, err := cgroupPaths(lc); err == nil {
-		if err := endAll(paths); err != nil {
-			return err
-		}
-	}
-	if err := endInit(lc); err != nil {
-		return err
-	}
-	if err := destroy(id, lc); err != nil {
-		return fault.Unavailable.Errorf("remove container %s: %w", id, err)
-	}
-	return nil
+	return x.runtimeOf(id).sweep()
 }

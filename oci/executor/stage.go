@@ -59,24 +59,24 @@ func hierarchies() ([]hierarchy, error) {
 }
 
 // staged makes what it can for a container; what goes wrong is libcontainer's to do.
-func (x *Executor) staged(lc *libcontainer.Container, config *configs.Config, req wire.RunRequest) *staged {
-	if !x.criu.absent.Load() {
+func (b *builtins) staged(lc *libcontainer.Container, config *configs.Config, req wire.RunRequest) *staged {
+	if !b.criu.absent.Load() {
 		return &staged{}
 	}
 	var paths map[string]string
-	if len(x.hierarchies) > 0 && !req.SystemdCgroup { // systemd makes its cgroups itself
+	if len(b.hierarchies) > 0 && !req.SystemdCgroup { // systemd makes its cgroups itself
 		paths, _ = cgroupPaths(lc)
 	}
-	s, err := x.stage(req.Stage, config, paths)
+	s, err := b.stage(req.Stage, config, paths)
 	if err != nil {
-		x.log.Warn("mounts are left to libcontainer", "container", req.ID, "err", err)
+		b.log.Warn("mounts are left to libcontainer", "container", req.ID, "err", err)
 		return &staged{}
 	}
 	return s
 }
 
 // stage makes what it can of config's mounts in dir, and has config bind it.
-func (x *Executor) stage(dir string, config *configs.Config, paths map[string]string) (_ *staged, err error) {
+func (b *builtins) stage(dir string, config *configs.Config, paths map[string]string) (_ *staged, err error) {
 	dev, ok := stageable(config)
 	if dir == "" || !ok {
 		return &staged{}, nil
@@ -107,8 +107,8 @@ func (x *Executor) stage(dir string, config *configs.Config, paths map[string]st
 		}
 		list = slices.Delete(list, i, i+1)
 	}
-	if i := slices.IndexFunc(list, isCgroupV1); i >= 0 && !config.Namespaces.Contains(configs.NEWCGROUP) && x.covers(paths) {
-		if err := x.stageCgroups(s, list[i], paths); err != nil {
+	if i := slices.IndexFunc(list, isCgroupV1); i >= 0 && !config.Namespaces.Contains(configs.NEWCGROUP) && b.covers(paths) {
+		if err := b.stageCgroups(s, list[i], paths); err != nil {
 			return nil, err
 		}
 		list[i] = bindOf(filepath.Join(dir, "cgroup"), list[i])
@@ -248,13 +248,13 @@ func makeNode(path string, d *devices.Device) error {
 }
 
 // covers tells whether the container has a cgroup in each hierarchy of the host.
-func (x *Executor) covers(paths map[string]string) bool {
-	for _, h := range x.hierarchies {
+func (b *builtins) covers(paths map[string]string) bool {
+	for _, h := range b.hierarchies {
 		if h.dir(paths) == "" {
 			return false
 		}
 	}
-	return len(x.hierarchies) > 0
+	return len(b.hierarchies) > 0
 }
 
 // dir is where paths, of libcontainer's keys, leads in h; "" = nowhere.
@@ -269,12 +269,12 @@ func (h hierarchy) dir(paths map[string]string) string {
 
 // stageCgroups binds the container's cgroup of each hierarchy. libcontainer makes
 // them too, later, and is content to find them.
-func (x *Executor) stageCgroups(s *staged, m *configs.Mount, paths map[string]string) error {
+func (b *builtins) stageCgroups(s *staged, m *configs.Mount, paths map[string]string) error {
 	if err := s.mount("cgroup", &configs.Mount{Flags: m.Flags &^ unix.MS_RDONLY, Data: "mode=755"}); err != nil {
 		return err
 	}
 	root := filepath.Join(s.dir, "cgroup")
-	for _, h := range x.hierarchies {
+	for _, h := range b.hierarchies {
 		source, target := h.dir(paths), filepath.Join(root, h.name)
 		if err := os.MkdirAll(source, 0o755); err != nil {
 			return err

@@ -2,6 +2,7 @@ package executor
 
 import (
 	"encoding/json"
+	"fmt"
 	"maps"
 	"slices"
 
@@ -33,20 +34,6 @@ func (x *Executor) update(req wire.UpdateRequest) (err error) {
 	c.updating.Lock()
 	defer c.updating.Unlock()
 	paths := c.ref.Cgroups
-	apply := func() error { return c.engine.update(&r) }
-	if c.engine == nil {
-		lc, err := x.borrow(c)
-		if err != nil {
-			return err
-		}
-		// Set puts SkipDevices into the view, with which nothing can be started; the
-		// state that it saves does not have it.
-		defer c.lease.drop()
-		if paths, err = cgroupPaths(lc); err != nil {
-			return err
-		}
-		apply = func() error { return lc.Set(overlaid(lc.Config(), &r)) }
-	}
 	if err := fits(c.ID, paths, r.Memory); err != nil {
 		return err
 	}
@@ -64,11 +51,11 @@ func (x *Executor) update(req wire.UpdateRequest) (err error) {
 	files := readLimitFiles(paths, r.Unified)
 	steps.Add("unit", func() error { return files.restoreUnit(scopeOf(paths)) }) // after the files
 	steps.Add("limits", files.restore)
-	if err := apply(); err != nil {
+	if err := c.runtime.update(&r); err != nil {
 		if ended := x.table.endsUnder(c); ended != nil {
 			return ended
 		}
-		return fault.Invalid.Errorf("update container %s: %w", c.ID, err)
+		return fmt.Errorf("update container %s: %w", c.ID, err)
 	}
 	return nil
 }

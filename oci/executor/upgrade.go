@@ -346,7 +346,7 @@ func (x *Executor) resume(s savedContainer) {
 		proc: &child{pid: s.Ref.Pid, pidfd: take(s.Pidfd, wire.FDPid), ours: s.Ours},
 	}
 	c.Stdin = s.Types || s.Stdin >= 0 // of a terminal, older releases did not say it
-	c.engine = x.engineOf(c.ID)
+	c.runtime = x.runtimeOf(c.ID)
 	x.table.add(c)
 	if s.Ended {
 		c.phase = ended

@@ -1,0 +1,81 @@
+package executor
+
+import (
+	"context"
+
+	"github.com/opencontainers/runc/libcontainer"
+	"github.com/opencontainers/runc/libcontainer/configs"
+	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/crisp-cri/crisp/oci/wire"
+)
+
+// An ociRuntime makes one container and its processes, changes it and removes it: builtin,
+// which is libcontainer, or engine, which is a program. What is between a start and an end
+// is the executor's, whoever started it.
+type ociRuntime interface {
+	// start starts the container's init, or leaves nothing of it. Of a heldError there is
+	// something left.
+	start(ctx context.Context, p *plan) (*started, error)
+	// exec starts a process beside the init, or leaves nothing of it but e's cgroup.
+	exec(ctx context.Context, e *execution, p *plan) (*started, error)
+	// subgroups tells whether exec can use a cgroup below the container's.
+	subgroups() bool
+	// facts tells whether the container has a PID namespace to itself, also with an error,
+	// and where its cgroups are, by controller.
+	facts() (ownPID bool, cgroups map[string]string, err error)
+	// update lays r over the limits in force. fault.Invalid: they are refused.
+	update(r *specs.LinuxResources) error
+	// checkpoint has CRIU write the container, whose init is init, to dir.
+	checkpoint(ctx context.Context, dir string, init *child) error
+	// remove removes a container that has no process. It may be repeated.
+	remove() error
+	// sweep is remove of what an executor before us has left, whose processes it kills.
+	sweep() error
+}
+
+// A plan is what a process is to be, with which stdio. That of an init is what its container
+// is to be as well; an exec has no config and no request.
+type plan struct {
+	settings
+	process *libcontainer.Process
+	spec    *specs.Spec // of an exec, only the process is there
+	config  *configs.Config
+	req     wire.RunRequest
+	begin   beginning
+}
+
+// A started is a process that was started. One of the functions is called, once.
+type started struct {
+	pid    int
+	wires  *wires
+	served func()       // it is known by its pidfd
+	end    func() error // it cannot be taken into service
+}
+
+// A heldError is a start that cannot be ended. Nothing of it can be taken away before it
+// has ended after all; release does that then.
+type heldError struct {
+	*stuckError
+	release func() error
+}
+
+// newRuntime makes the container that p describes, after removing what a crash may have
+// left under the same ID.
+func (x *Executor) newRuntime(p *plan) (ociRuntime, error) {
+	if p.req.Engine == "" {
+		return x.builtins.create(p.ID, p.config, x.sweep)
+	}
+	if err := x.sweep(p.ID); err != nil {
+		return nil, err
+	}
+	return x.engines.create(p.ID, p.req.Engine, p.req.SystemdCgroup, p.config)
+}
+
+// runtimeOf finds the runtime of a container that there was before us.
+func (x *Executor) runtimeOf(id string) ociRuntime {
+	if e := x.engines.find(id); e != nil {
+		return e
+	}
+	return x.builtins.of(id)
+}
