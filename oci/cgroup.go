@@ -15,12 +15,12 @@ import (
 	"sync"
 	"time"
 
-	"github.com/moby/sys/mountinfo"
 	"github.com/opencontainers/cgroups"
 	"github.com/opencontainers/cgroups/systemd"
 	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/internal/fault"
+	hostkernel "github.com/crisp-cri/crisp/internal/kernel"
 )
 
 // cgroupBase is the parent of the cgroups that we make ourselves. It may be
@@ -181,30 +181,14 @@ func sliceOf(parent, name string, present bool) error {
 // hierarchies maps each controller to where its cgroups are mounted, "" to the
 // v2 hierarchy. Named v1 hierarchies without controllers, systemd's, count too.
 var hierarchies = sync.OnceValues(func() (map[string]string, error) {
-	mounts, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) {
-		return m.FSType != "cgroup" && m.FSType != "cgroup2", false
-	})
-	if err != nil {
-		return nil, fmt.Errorf("find cgroups: %w", err)
-	}
+	all, err := hostkernel.Hierarchies()
 	found := make(map[string]string)
-	for _, m := range mounts {
-		if m.FSType == "cgroup2" {
-			if _, ok := found[""]; !ok {
-				found[""] = m.Mountpoint
-			}
-			continue
-		}
-		for _, opt := range strings.Split(m.VFSOptions, ",") {
-			if opt == "rw" || opt == "ro" || opt == "xattr" || strings.Contains(opt, "=") && !strings.HasPrefix(opt, "name=") {
-				continue
-			}
-			if _, ok := found[opt]; !ok {
-				found[opt] = m.Mountpoint
-			}
+	for _, h := range all {
+		for _, controller := range h.Controllers {
+			found[controller] = h.Dir
 		}
 	}
-	return found, nil
+	return found, err
 })
 
 // cgroupDirs returns the directories of a cgroup in all hierarchies, by

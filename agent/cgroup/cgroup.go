@@ -27,6 +27,8 @@ import (
 	"github.com/opencontainers/cgroups"
 	"github.com/opencontainers/cgroups/manager"
 	v1 "k8s.io/api/core/v1"
+
+	"github.com/crisp-cri/crisp/internal/kernel"
 )
 
 // Limits are what a cgroup may have.
@@ -236,16 +238,10 @@ func (t *Tree) dirs(names []string) []string {
 			path = filepath.Join(path, slice(names[:i+1]))
 		}
 	}
-	if cgroups.IsCgroup2UnifiedMode() {
-		return []string{filepath.Join("/sys/fs/cgroup", path)}
-	}
-	all, err := cgroups.GetCgroupMounts(true)
-	if err != nil {
-		return nil
-	}
+	all, _ := kernel.Hierarchies()
 	var dirs []string
-	for _, m := range all {
-		dirs = append(dirs, filepath.Join(m.Mountpoint, path))
+	for _, h := range all {
+		dirs = append(dirs, filepath.Join(h.Dir, path))
 	}
 	return dirs
 }

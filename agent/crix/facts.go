@@ -8,8 +8,10 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/crisp-cri/crisp/agent/podspec"
 	"github.com/opencontainers/cgroups"
+
+	"github.com/crisp-cri/crisp/agent/podspec"
+	"github.com/crisp-cri/crisp/internal/kernel"
 )
 
 func readKernel() podspec.Kernel {
@@ -18,7 +20,7 @@ func readKernel() podspec.Kernel {
 	k.Unified = err == nil
 	swap := "/sys/fs/cgroup/memory/memory.memsw.limit_in_bytes"
 	if k.Unified {
-		swap = filepath.Join("/sys/fs/cgroup", ownCgroup(), "memory.swap.max")
+		swap = filepath.Join(ownCgroup(), "memory.swap.max")
 	}
 	_, err = os.Stat(swap)
 	k.Swap = err == nil
@@ -36,13 +38,10 @@ func cpuOf(path string) int {
 
 // ownCgroup is the agent's own in the unified hierarchy; the root has no limits.
 func ownCgroup() string {
-	data, err := os.ReadFile("/proc/self/cgroup")
-	if err != nil {
-		return ""
-	}
-	for line := range strings.Lines(string(data)) {
-		if path, ok := strings.CutPrefix(strings.TrimSpace(line), "0::"); ok {
-			return path
+	all, _ := kernel.Hierarchies()
+	for _, h := range all {
+		if h.V2() {
+			return h.Own()
 		}
 	}
 	return ""

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"errors"
 	"os"
 	"path/filepath"
@@ -12,6 +11,8 @@ import (
 	"github.com/opencontainers/cgroups"
 	"github.com/opencontainers/cgroups/systemd"
 	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/internal/kernel"
 )
 
 // settle puts this process where the end of crispd's service is not its end. Where
@@ -87,25 +88,13 @@ func leave(name string) {
 	}
 }
 
-// hierarchies returns where the cgroup hierarchies are mounted
-// (proc_pid_mountinfo(5)).
-func hierarchies() ([]string, error) {
-	f, err := os.Open("/proc/self/mountinfo")
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	var dirs []string
-	seen := make(map[string]bool) // by device: a hierarchy may be mounted twice
-	for lines := bufio.NewScanner(f); lines.Scan(); {
-		left, right, _ := strings.Cut(lines.Text(), " - ")
-		fields := strings.Fields(left)
-		kind, _, _ := strings.Cut(right, " ")
-		if len(fields) < 5 || kind != "cgroup" && kind != "cgroup2" || fields[3] != "/" || seen[fields[2]] {
-			continue
+// hierarchies returns where the cgroup hierarchies are mounted.
+func hierarchies() (dirs []string, err error) {
+	all, err := kernel.Hierarchies()
+	for _, h := range all {
+		if h.Whole {
+			dirs = append(dirs, h.Dir)
 		}
-		seen[fields[2]] = true
-		dirs = append(dirs, fields[4])
 	}
-	return dirs, nil
+	return dirs, err
 }

@@ -20,9 +20,12 @@ func (f *Features) probeCgroups(root string) {
 	}
 	f.Controllers = strings.Fields(read(filepath.Join(root, "cgroup.controllers")))
 	// The root cgroup has neither file; our own, or the first one below, does.
-	own := filepath.Join(root, ownV2(read("/proc/self/cgroup")))
 	dirs, _ := filepath.Glob(filepath.Join(root, "*/"))
-	for _, dir := range append([]string{own}, dirs...) {
+	all, _ := Hierarchies()
+	for _, h := range all {
+		dirs = append(dirs, h.Own())
+	}
+	for _, dir := range dirs {
 		f.SwapLimit = f.SwapLimit || exists(filepath.Join(dir, "memory.swap.max"))
 		f.CgroupKill = f.CgroupKill || exists(filepath.Join(dir, "cgroup.kill"))
 	}
@@ -39,16 +42,6 @@ func enabledV1(table string, mounted func(string) bool) []string {
 	}
 	slices.Sort(list)
 	return list
-}
-
-// ownV2 is our cgroup in the unified hierarchy by a /proc/self/cgroup, "/" if none is named.
-func ownV2(table string) string {
-	for line := range strings.Lines(table) {
-		if path, ok := strings.CutPrefix(strings.TrimSpace(line), "0::"); ok {
-			return path
-		}
-	}
-	return "/"
 }
 
 // Has tells whether a cgroup controller can be used.

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/kernel"
 	"github.com/crisp-cri/crisp/internal/undo"
 )
 
@@ -30,7 +31,7 @@ type builtins struct {
 	reaper *reaper
 	criu   *criu
 	// hierarchies are the host's cgroup v1 mounts
-	hierarchies []hierarchy
+	hierarchies []kernel.Hierarchy
 
 	mu       sync.Mutex
 	interned map[[32]byte]*configs.Seccomp // guarded by mu, see intern.go
@@ -44,7 +45,7 @@ type builtin struct {
 }
 
 func newBuiltins(root string, o Options, r *reaper, p *criu) (*builtins, error) {
-	list, err := hierarchies()
+	list, err := v1Hierarchies()
 	return &builtins{
 		root: root, state: o.State, log: o.Log, reaper: r, criu: p,
 		hierarchies: list, interned: make(map[[32]byte]*configs.Seccomp),

@@ -16,6 +16,7 @@ import (
 	"github.com/opencontainers/runc/libcontainer/configs"
 	"golang.org/x/sys/unix"
 
+	"github.com/crisp-cri/crisp/internal/kernel"
 	"github.com/crisp-cri/crisp/internal/undo"
 	"github.com/crisp-cri/crisp/oci/wire"
 )
@@ -39,23 +40,10 @@ type staged struct {
 	names []string
 }
 
-// hierarchy is a cgroup v1 mount of the host.
-type hierarchy struct {
-	name        string   // of the mount point's last element: cpu,cpuacct
-	controllers []string // cpu, cpuacct; systemd for name=systemd
-}
-
-// hierarchies are those of the host; none on cgroup v2.
-func hierarchies() ([]hierarchy, error) {
-	mounts, err := cgroups.GetCgroupMounts(false)
-	if err != nil {
-		return nil, err
-	}
-	var list []hierarchy
-	for _, m := range mounts {
-		list = append(list, hierarchy{filepath.Base(m.Mountpoint), m.Subsystems})
-	}
-	return list, nil
+// v1Hierarchies are the host's of cgroup v1; none on v2.
+func v1Hierarchies() ([]kernel.Hierarchy, error) {
+	all, err := kernel.Hierarchies()
+	return slices.DeleteFunc(all, kernel.Hierarchy.V2), err
 }
 
 // staged makes what it can for a container; what goes wrong is libcontainer's to do.
@@ -250,17 +238,17 @@ func makeNode(path string, d *devices.Device) error {
 // covers tells whether the container has a cgroup in each hierarchy of the host.
 func (b *builtins) covers(paths map[string]string) bool {
 	for _, h := range b.hierarchies {
-		if h.dir(paths) == "" {
+		if dirIn(h, paths) == "" {
 			return false
 		}
 	}
 	return len(b.hierarchies) > 0
 }
 
-// dir is where paths, of libcontainer's keys, leads in h; "" = nowhere.
-func (h hierarchy) dir(paths map[string]string) string {
-	for _, c := range h.controllers {
-		if dir := cmp.Or(paths[c], paths["name="+c]); dir != "" {
+// dirIn is where paths, of libcontainer's keys, leads in h; "" = nowhere.
+func dirIn(h kernel.Hierarchy, paths map[string]string) string {
+	for _, c := range h.Controllers {
+		if dir := cmp.Or(paths[c], paths[strings.TrimPrefix(c, "name=")]); dir != "" {
 			return dir
 		}
 	}
@@ -275,7 +263,8 @@ func (b *builtins) stageCgroups(s *staged, m *configs.Mount, paths map[string]st
 	}
 	root := filepath.Join(s.dir, "cgroup")
 	for _, h := range b.hierarchies {
-		source, target := h.dir(paths), filepath.Join(root, h.name)
+		name := filepath.Base(h.Dir) // cpu,cpuacct
+		source, target := dirIn(h, paths), filepath.Join(root, name)
 		if err := os.MkdirAll(source, 0o755); err != nil {
 			return err
 		}
@@ -285,11 +274,11 @@ func (b *builtins) stageCgroups(s *staged, m *configs.Mount, paths map[string]st
 		if err := unix.Mount(source, target, "", unix.MS_BIND, ""); err != nil {
 			return &os.PathError{Op: "bind", Path: source, Err: err}
 		}
-		for _, c := range strings.Split(h.name, ",") {
-			if c == h.name {
+		for _, c := range strings.Split(name, ",") {
+			if c == name {
 				break
 			}
-			if err := os.Symlink(h.name, filepath.Join(root, c)); err != nil {
+			if err := os.Symlink(name, filepath.Join(root, c)); err != nil {
 				return err
 			}
 		}

@@ -1,16 +1,14 @@
 package executor
 
 import (
-	"bufio"
 	"os"
 	"path/filepath"
-	"strings"
 	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/opencontainers/cgroups"
+	"github.com/crisp-cri/crisp/internal/kernel"
 )
 
 // Moving a process between cgroups takes a lock whose first taker waits for an RCU
@@ -49,28 +47,12 @@ func newWarmer() *warmer {
 // ownCgroups are the directories of our own cgroup by controller, in those hierarchies
 // that are mounted as a whole; "" is that of v2.
 func ownCgroups() map[string]string {
-	f, err := os.Open("/proc/self/mountinfo")
-	if err != nil {
-		return nil
-	}
-	defer f.Close()
-	own, err := cgroups.ParseCgroupFile("/proc/self/cgroup")
-	if err != nil {
-		return nil
-	}
+	all, _ := kernel.Hierarchies()
 	dirs := make(map[string]string)
-	for lines := bufio.NewScanner(f); lines.Scan(); {
-		// proc_pid_mountinfo(5): field 4 is the root, 5 the mount point; the type
-		// and the super options follow the dash.
-		left, right, _ := strings.Cut(lines.Text(), " - ")
-		fields, super := strings.Fields(left), strings.Fields(right)
-		if len(fields) < 5 || len(super) < 3 || fields[3] != "/" {
-			continue
-		}
-		for controller, path := range own {
-			if super[0] == "cgroup2" && controller == "" ||
-				super[0] == "cgroup" && controller != "" && strings.Contains(","+super[2]+",", ","+controller+",") {
-				dirs[controller] = filepath.Join(fields[4], path)
+	for _, h := range all {
+		if h.Whole {
+			for _, controller := range h.Controllers {
+				dirs[controller] = h.Own()
 			}
 		}
 	}
