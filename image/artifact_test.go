@@ -1,7 +1,6 @@
 package image_test
 
 import (
-	"encoding/json"
 	"errors"
 	"os"
 	"path/filepath"
@@ -12,9 +11,6 @@ import (
 	"github.com/crisp-cri/crisp/image/registry"
 	"github.com/crisp-cri/crisp/image/rootfs"
 	"github.com/crisp-cri/crisp/internal/fault"
-	"github.com/opencontainers/go-digest"
-	"github.com/opencontainers/image-spec/specs-go"
-	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
 // An artifact is files by name, which can be a volume and nothing else.
@@ -62,27 +58,4 @@ func TestArtifact(t *testing.T) {
 			t.Errorf("file %q: %v, want an error of kind %v", name, err, fault.Invalid)
 		}
 	}
-}
-
-// pushArtifact puts files, names and contents by turns, into repo under tag.
-func (r *fakeRegistry) pushArtifact(repo, tag string, files ...string) digest.Digest {
-	r.t.Helper()
-	r.pushBlob(repo, []byte("{}"))
-	m := v1.Manifest{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: v1.MediaTypeImageManifest,
-		ArtifactType: "application/vnd.example", Config: v1.DescriptorEmptyJSON}
-	for i := 0; i < len(files); i += 2 {
-		data := []byte(files[i+1])
-		r.pushBlob(repo, data)
-		l := v1.Descriptor{MediaType: "application/octet-stream", Digest: digest.FromBytes(data), Size: int64(len(data))}
-		if files[i] != "" {
-			l.Annotations = map[string]string{v1.AnnotationTitle: files[i]}
-		}
-		m.Layers = append(m.Layers, l)
-	}
-	data, err := json.Marshal(m)
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	r.put("/v2/"+repo+"/manifests/"+tag, m.MediaType, data)
-	return digest.FromBytes(data)
 }

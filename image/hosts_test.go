@@ -4,7 +4,6 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -84,25 +83,6 @@ func TestHosts(t *testing.T) {
 	p.configure("[[registry]]\nlocation = \"plain.example\"\nblocked = true\n")
 	if _, err := p.store.Pull(t.Context(), "plain.example/team/app:v2", registry.Caller{}); !errors.Is(err, fault.Invalid) {
 		t.Errorf("error is %v, want one of kind %v", err, fault.Invalid)
-	}
-}
-
-// forward is what a proxy in front of r does.
-func (r *fakeRegistry) forward(w http.ResponseWriter, req *http.Request) {
-	out := req.Clone(req.Context())
-	out.RequestURI = ""
-	resp, err := http.DefaultTransport.RoundTrip(out)
-	if err != nil {
-		http.Error(w, err.Error(), http.StatusBadGateway)
-		return
-	}
-	defer resp.Body.Close()
-	for k, v := range resp.Header {
-		w.Header()[k] = v
-	}
-	w.WriteHeader(resp.StatusCode)
-	if _, err := io.Copy(w, resp.Body); err != nil {
-		r.t.Error(err)
 	}
 }
 

@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"path/filepath"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -17,48 +16,6 @@ import (
 	"github.com/crisp-cri/crisp/image/registry"
 	"github.com/crisp-cri/crisp/internal/fault"
 )
-
-// overhear has the registry ask each client for credentials, and returns what it was
-// then shown.
-func (r *fakeRegistry) overhear(scheme string) (heard func() string) {
-	var mu sync.Mutex
-	var all []string
-	r.intercept(func(w http.ResponseWriter, req *http.Request) bool {
-		mu.Lock()
-		defer mu.Unlock()
-		if h := req.Header.Get("Authorization"); h != "" {
-			all = append(all, h)
-		}
-		if req.URL.Path == "/token" {
-			io.WriteString(w, `{"token":"anybody's"}`)
-			return true
-		}
-		if req.URL.Path == "/v2/" {
-			w.Header().Set("WWW-Authenticate", fmt.Sprintf(`%s realm="http://%s/token"`, scheme, r.host))
-			w.WriteHeader(http.StatusUnauthorized)
-			return true
-		}
-		return false
-	})
-	return func() string {
-		mu.Lock()
-		defer mu.Unlock()
-		defer func() { all = nil }()
-		return strings.Join(all, "\n")
-	}
-}
-
-// mirrored has what is in origin looked for in mirror first.
-func (p *place) mirrored(origin, mirror *fakeRegistry) {
-	p.t.Helper()
-	p.configure(fmt.Sprintf(`
-		[[registry]]
-		location = %q
-		insecure = true
-		[[registry.mirror]]
-		location = %q
-		insecure = true`, origin.host, mirror.host))
-}
 
 // A mirror is somebody else's host. What the request has for the registry is not for
 // it, in whichever form it comes.

@@ -16,12 +16,9 @@ import (
 	"github.com/crisp-cri/crisp/image"
 	"github.com/crisp-cri/crisp/image/rootfs"
 	"github.com/crisp-cri/crisp/internal/fault"
-	"github.com/opencontainers/go-digest"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sys/unix"
 )
-
-func digestOf(data []byte) string { return digest.FromBytes(data).Encoded() }
 
 // A root file system shows the layers merged, takes writes for itself alone, and
 // keeps them over an unmount and a restart, until it is removed.

@@ -17,23 +17,6 @@ import (
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// guard has the registry want user "me" with password "pass" for a repository.
-func (r *fakeRegistry) guard(repo string) {
-	r.intercept(func(w http.ResponseWriter, req *http.Request) bool {
-		user, password, _ := req.BasicAuth()
-		if user == "me" && password == "pass" || req.URL.Path != "/v2/" && !strings.HasPrefix(req.URL.Path, "/v2/"+repo+"/") {
-			return false
-		}
-		w.Header().Set("WWW-Authenticate", `Basic realm="x"`)
-		if req.URL.Path != "/v2/" || user != "" || password != "" { // without credentials the library sends empty ones
-			http.Error(w, "", http.StatusUnauthorized)
-			return true
-		}
-		w.WriteHeader(http.StatusUnauthorized)
-		return true
-	})
-}
-
 var (
 	me       = &registry.Auth{Username: "me", Password: "pass"}
 	somebody = &registry.Auth{Username: "somebody", Password: "else"}
