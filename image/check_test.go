@@ -9,24 +9,25 @@ import (
 	"testing"
 
 	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/image/imagetest"
 	"github.com/crisp-cri/crisp/image/registry"
 )
 
 // Who breaks a file about images hears of it at once, not at the next pull: from
 // crispd check, and from the log at each start and reload.
 func TestCheck(t *testing.T) {
-	reg := newRegistry(t)
-	p := newPlace(t, reg)
+	reg := imagetest.NewRegistry(t)
+	p := imagetest.NewPlace(t, reg)
 	var log bytes.Buffer
-	p.log = slog.New(slog.NewTextHandler(&log, nil))
-	p.reopen(image.Options{})
-	in := func(name string) string { return filepath.Join(p.dir, name) }
+	p.Log = slog.New(slog.NewTextHandler(&log, nil))
+	p.Reopen(image.Options{})
+	in := func(name string) string { return filepath.Join(p.Dir, name) }
 	good := image.Settings{Settings: registry.Settings{RegistriesConf: in("regs.conf"), RegistriesConfDir: in("none"), PolicyPath: in("p.json"), PolicyDir: in("ps"), AuthFile: in("a.json"), AuthDir: in("as")}, KeysDir: in("ks")}
 	const accept, pem = `{"default":[{"type":"insecureAcceptAnything"}]}`, "-----BEGIN PRIVATE KEY-----\n"
 	for name, text := range map[string]string{
 		"regs.conf": "", "p.json": accept, "ps/team.json": accept, "a.json": "{}", "as/team.json": `{"auths":{"a.example":{"auth":"YTpi"}}}`, "ks/k.pem": pem, "ks/k.pub": "public",
 	} {
-		write(t, in(name), text)
+		imagetest.WriteFile(t, in(name), text)
 	}
 	if err := os.Chmod(in("ks/k.pub"), 0o644); err != nil {
 		t.Fatal(err)
@@ -41,7 +42,7 @@ func TestCheck(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		write(t, in(name), text)
+		imagetest.WriteFile(t, in(name), text)
 		if name == "ks/k.pem" {
 			if err := os.Chmod(in(name), 0o640); err != nil {
 				t.Fatal(err)
@@ -51,14 +52,14 @@ func TestCheck(t *testing.T) {
 			t.Errorf("%s: it says %q", name, wrong)
 		}
 		log.Reset()
-		p.store.Reconfigure(good)
+		p.Store.Reconfigure(good)
 		if !strings.Contains(log.String(), in(name)) || !strings.Contains(log.String(), "level=WARN") {
 			t.Errorf("%s: the log has %q", name, log.String())
 		}
-		write(t, in(name), string(before))
+		imagetest.WriteFile(t, in(name), string(before))
 		if err := os.Chmod(in(name), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
-	p.reopen(image.Options{})
+	p.Reopen(image.Options{})
 }

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/image/imagetest"
 	"github.com/crisp-cri/crisp/image/registry"
 	"github.com/crisp-cri/crisp/internal/fault"
 )
@@ -19,18 +20,18 @@ import (
 // A namespace's credentials count instead of the node's, those of the request
 // before both.
 func TestNamespaceCredentials(t *testing.T) {
-	reg := newRegistry(t)
-	p := newPlace(t, reg)
+	reg := imagetest.NewRegistry(t)
+	p := imagetest.NewPlace(t, reg)
 	file := func(user string) string {
 		auth := base64.StdEncoding.EncodeToString([]byte(user + ":secret"))
-		return fmt.Sprintf(`{"auths":{%q:{"auth":%q}}}`, reg.host, auth)
+		return fmt.Sprintf(`{"auths":{%q:{"auth":%q}}}`, reg.Host, auth)
 	}
-	write(t, filepath.Join(p.dir, "auth.json"), file("node"))
-	write(t, filepath.Join(p.dir, "auth", "team.json"), file("team"))
-	p.trusting(image.Settings{})
-	reg.push("app", "v1", build(t, "gzip", "x"))
+	imagetest.WriteFile(t, filepath.Join(p.Dir, "auth.json"), file("node"))
+	imagetest.WriteFile(t, filepath.Join(p.Dir, "auth", "team.json"), file("team"))
+	p.Trusting(image.Settings{})
+	reg.Push("app", "v1", imagetest.Build(t, "gzip", "x"))
 	var user string
-	reg.intercept(func(w http.ResponseWriter, r *http.Request) bool {
+	reg.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
 		name, _, ok := r.BasicAuth()
 		if user = name; !ok {
 			w.Header().Set("WWW-Authenticate", `Basic realm="test"`)
@@ -48,39 +49,39 @@ func TestNamespaceCredentials(t *testing.T) {
 		{registry.Caller{Namespace: "team"}, "team"},
 		{registry.Caller{Namespace: "team", Auth: request}, "request"},
 	} {
-		if _, err := p.store.Pull(t.Context(), reg.host+"/app:v1", c.as); err != nil || user != c.want {
+		if _, err := p.Store.Pull(t.Context(), reg.Host+"/app:v1", c.as); err != nil || user != c.want {
 			t.Errorf("%s was asked with the credentials of %q, want %q (err %v)", c.as.Namespace, user, c.want, err)
 		}
 	}
 	// What CRI-O's credential provider writes is for one pull.
-	once := filepath.Join(p.dir, "auth", fmt.Sprintf("team-%x.json", sha256.Sum256([]byte(reg.host+"/app"))))
-	write(t, once, file("once"))
+	once := filepath.Join(p.Dir, "auth", fmt.Sprintf("team-%x.json", sha256.Sum256([]byte(reg.Host+"/app"))))
+	imagetest.WriteFile(t, once, file("once"))
 	for _, want := range []string{"once", "team"} {
-		if _, err := p.store.Pull(t.Context(), reg.host+"/app:v1", registry.Caller{Namespace: "team"}); err != nil || user != want {
+		if _, err := p.Store.Pull(t.Context(), reg.Host+"/app:v1", registry.Caller{Namespace: "team"}); err != nil || user != want {
 			t.Errorf("asked with the credentials of %q, want %q (err %v)", user, want, err)
 		}
 	}
 	if _, err := os.Stat(once); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the file is still there (err %v)", err)
 	}
-	if left := p.names("staging"); len(left) != 0 {
+	if left := p.Names("staging"); len(left) != 0 {
 		t.Errorf("staging has %v", left)
 	}
 }
 
 // Credentials that cannot be read are told by their file, and secrets are not.
 func TestBrokenCredentials(t *testing.T) {
-	reg := newRegistry(t)
-	p := newPlace(t, reg)
-	p.trusting(image.Settings{})
-	reg.push("app", "v1", build(t, "gzip", "x"))
+	reg := imagetest.NewRegistry(t)
+	p := imagetest.NewPlace(t, reg)
+	p.Trusting(image.Settings{})
+	reg.Push("app", "v1", imagetest.Build(t, "gzip", "x"))
 	for path, namespace := range map[string]string{
-		filepath.Join(p.dir, "auth.json"):         "",
-		filepath.Join(p.dir, "auth", "team.json"): "team",
+		filepath.Join(p.Dir, "auth.json"):         "",
+		filepath.Join(p.Dir, "auth", "team.json"): "team",
 	} {
-		for _, text := range []string{"{", "[]", fmt.Sprintf(`{"auths":{%q:{"auth":"s3cret!"}}}`, reg.host)} {
-			write(t, path, text)
-			_, err := p.store.Pull(t.Context(), reg.host+"/app:v1", registry.Caller{Namespace: namespace})
+		for _, text := range []string{"{", "[]", fmt.Sprintf(`{"auths":{%q:{"auth":"s3cret!"}}}`, reg.Host)} {
+			imagetest.WriteFile(t, path, text)
+			_, err := p.Store.Pull(t.Context(), reg.Host+"/app:v1", registry.Caller{Namespace: namespace})
 			failedWith(t, err, fault.Invalid, "")
 			if err == nil || !strings.Contains(err.Error(), path) || strings.Contains(err.Error(), "s3cret") {
 				t.Errorf("%s: %v", text, err)
@@ -90,5 +91,5 @@ func TestBrokenCredentials(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	p.pull(reg.host + "/app:v1")
+	p.Pull(reg.Host + "/app:v1")
 }

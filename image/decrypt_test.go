@@ -17,6 +17,7 @@ import (
 	"github.com/containers/ocicrypt"
 	encconfig "github.com/containers/ocicrypt/config"
 	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/image/imagetest"
 	"github.com/crisp-cri/crisp/image/registry"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/opencontainers/go-digest"
@@ -39,19 +40,19 @@ func newKeyPair(t testing.TB) (private, public string) {
 }
 
 // encrypted is img with its layers encrypted for a public key.
-func encrypted(t testing.TB, img *built, public string) *built {
+func encrypted(t testing.TB, img *imagetest.Built, public string) *imagetest.Built {
 	t.Helper()
 	cc, err := encconfig.EncryptWithJwe([][]byte{[]byte(public)})
 	if err != nil {
 		t.Fatal(err)
 	}
-	e := &built{config: img.config, plain: img.plain}
+	e := &imagetest.Built{Config: img.Config, Plain: img.Plain}
 	var m v1.Manifest
-	if err := json.Unmarshal(img.manifest, &m); err != nil {
+	if err := json.Unmarshal(img.Manifest, &m); err != nil {
 		t.Fatal(err)
 	}
 	for i, l := range m.Layers {
-		r, finish, err := ocicrypt.EncryptLayer(cc.EncryptConfig, bytes.NewReader(img.blobs[i]), l)
+		r, finish, err := ocicrypt.EncryptLayer(cc.EncryptConfig, bytes.NewReader(img.Blobs[i]), l)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -65,68 +66,68 @@ func encrypted(t testing.TB, img *built, public string) *built {
 		l.MediaType += "+encrypted"
 		l.Digest, l.Size = digest.FromBytes(data), int64(len(data))
 		m.Layers[i] = l
-		e.blobs = append(e.blobs, data)
+		e.Blobs = append(e.Blobs, data)
 	}
-	e.manifest = mustJSON(t, m)
-	e.desc = v1.Descriptor{MediaType: m.MediaType, Digest: digest.FromBytes(e.manifest), Size: int64(len(e.manifest))}
+	e.Manifest = imagetest.MustJSON(t, m)
+	e.Desc = v1.Descriptor{MediaType: m.MediaType, Digest: digest.FromBytes(e.Manifest), Size: int64(len(e.Manifest))}
 	return e
 }
 
 // An encrypted image is for a node that has its key, and only as long as it has
 // it: that its layers are in the store does not make them everybody's.
 func TestEncryptedImage(t *testing.T) {
-	reg := newRegistry(t)
-	p := newPlace(t, reg)
+	reg := imagetest.NewRegistry(t)
+	p := imagetest.NewPlace(t, reg)
 	private, public := newKeyPair(t)
 	other, _ := newKeyPair(t)
-	keys := filepath.Join(p.dir, "keys")
-	p.trusting(image.Settings{KeysDir: keys})
-	plain := build(t, "gzip", "base", "secret")
+	keys := filepath.Join(p.Dir, "keys")
+	p.Trusting(image.Settings{KeysDir: keys})
+	plain := imagetest.Build(t, "gzip", "base", "secret")
 	img := encrypted(t, plain, public)
-	top := reg.push("app", "sealed", img)
-	ref := reg.host + "/app:sealed"
+	top := reg.Push("app", "sealed", img)
+	ref := reg.Host + "/app:sealed"
 
 	locked := func(ref string) {
 		t.Helper()
-		_, err := p.store.Pull(t.Context(), ref, registry.Caller{})
+		_, err := p.Store.Pull(t.Context(), ref, registry.Caller{})
 		if !errors.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "is encrypted, and no key in") || strings.Contains(err.Error(), "PRIVATE") {
 			t.Errorf("pull of %s: error is %v, want one of kind %v that says what is missing", ref, err, fault.Invalid)
 		}
 	}
 	locked(ref) // no directory
-	write(t, filepath.Join(keys, "notes.txt"), "not a key")
-	write(t, filepath.Join(keys, "other.pem"), other)
+	imagetest.WriteFile(t, filepath.Join(keys, "notes.txt"), "not a key")
+	imagetest.WriteFile(t, filepath.Join(keys, "other.pem"), other)
 	locked(ref)
-	if n := p.layers(); n != 0 {
+	if n := p.Layers(); n != 0 {
 		t.Errorf("%d layers on disk", n)
 	}
 
-	write(t, filepath.Join(keys, "ours.pem"), private)
-	got := p.pull(ref)
-	if got.ID != plain.id() {
-		t.Errorf("image is %s, want the one that was encrypted, %s", got.ID, plain.id())
+	imagetest.WriteFile(t, filepath.Join(keys, "ours.pem"), private)
+	got := p.Pull(ref)
+	if got.ID != plain.ID() {
+		t.Errorf("image is %s, want the one that was encrypted, %s", got.ID, plain.ID())
 	}
-	root := p.mount("c", got.ID)
-	if text := read(t, root, "layer0") + read(t, root, "top"); text != "basesecret" {
+	root := p.Mount("c", got.ID)
+	if text := imagetest.ReadFile(t, root, "layer0") + imagetest.ReadFile(t, root, "top"); text != "basesecret" {
 		t.Errorf("files hold %q", text)
 	}
 
 	// A manifest that merely claims the layers does not get them.
-	claim := buildOf(t, "gzip", v1.Image{}, tarOf(t, map[string]string{"x": "junk"}), tarOf(t, map[string]string{"y": "junk"}))
+	claim := imagetest.BuildOf(t, "gzip", v1.Image{}, imagetest.TarOf(t, map[string]string{"x": "junk"}), imagetest.TarOf(t, map[string]string{"y": "junk"}))
 	var m v1.Manifest
-	if err := json.Unmarshal(claim.manifest, &m); err != nil {
+	if err := json.Unmarshal(claim.Manifest, &m); err != nil {
 		t.Fatal(err)
 	}
 	var cfg v1.Image
-	if err := json.Unmarshal(plain.config, &cfg); err != nil {
+	if err := json.Unmarshal(plain.Config, &cfg); err != nil {
 		t.Fatal(err)
 	}
 	cfg.Author = "thief"
-	claim.config = mustJSON(t, cfg)
-	m.Config.Digest, m.Config.Size = digest.FromBytes(claim.config), int64(len(claim.config))
-	claim.manifest = mustJSON(t, m)
-	reg.push("app", "claim", claim)
-	if _, err := p.store.Pull(t.Context(), reg.host+"/app:claim", registry.Caller{}); err == nil {
+	claim.Config = imagetest.MustJSON(t, cfg)
+	m.Config.Digest, m.Config.Size = digest.FromBytes(claim.Config), int64(len(claim.Config))
+	claim.Manifest = imagetest.MustJSON(t, m)
+	reg.Push("app", "claim", claim)
+	if _, err := p.Store.Pull(t.Context(), reg.Host+"/app:claim", registry.Caller{}); err == nil {
 		t.Error("layers were had for their diff IDs alone")
 	}
 
@@ -135,34 +136,34 @@ func TestEncryptedImage(t *testing.T) {
 		t.Fatal(err)
 	}
 	locked(ref)
-	locked(reg.host + "/app@" + top.String())
-	if err := p.store.RootFS().Unmount(t.Context(), "c", true); err != nil {
+	locked(reg.Host + "/app@" + top.String())
+	if err := p.Store.RootFS().Unmount(t.Context(), "c", true); err != nil {
 		t.Fatal(err)
 	}
 }
 
 // What is encrypted for the right key and is not what the config says is no image.
 func TestEncryptedLayerDamaged(t *testing.T) {
-	reg := newRegistry(t)
-	p := newPlace(t, reg)
+	reg := imagetest.NewRegistry(t)
+	p := imagetest.NewPlace(t, reg)
 	private, public := newKeyPair(t)
-	write(t, filepath.Join(p.dir, "keys", "key.pem"), private)
-	p.trusting(image.Settings{})
-	a, b := build(t, "gzip", "one"), build(t, "gzip", "two")
+	imagetest.WriteFile(t, filepath.Join(p.Dir, "keys", "key.pem"), private)
+	p.Trusting(image.Settings{})
+	a, b := imagetest.Build(t, "gzip", "one"), imagetest.Build(t, "gzip", "two")
 	sealed := encrypted(t, a, public)
 	other := encrypted(t, b, public)
 	// The key of one layer on the other.
 	var m, n v1.Manifest
-	if err := json.Unmarshal(sealed.manifest, &m); err != nil {
+	if err := json.Unmarshal(sealed.Manifest, &m); err != nil {
 		t.Fatal(err)
 	}
-	if err := json.Unmarshal(other.manifest, &n); err != nil {
+	if err := json.Unmarshal(other.Manifest, &n); err != nil {
 		t.Fatal(err)
 	}
 	n.Layers[0].Annotations = m.Layers[0].Annotations
-	other.manifest = mustJSON(t, n)
-	reg.push("app", "mixed", other)
-	if _, err := p.store.Pull(t.Context(), reg.host+"/app:mixed", registry.Caller{}); !errors.Is(err, fault.Invalid) {
+	other.Manifest = imagetest.MustJSON(t, n)
+	reg.Push("app", "mixed", other)
+	if _, err := p.Store.Pull(t.Context(), reg.Host+"/app:mixed", registry.Caller{}); !errors.Is(err, fault.Invalid) {
 		t.Errorf("error is %v, want one of kind %v", err, fault.Invalid)
 	}
 }

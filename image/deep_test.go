@@ -9,22 +9,23 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/image/imagetest"
 	"github.com/crisp-cri/crisp/internal/tree/treetest"
 )
 
 // Any container may nest directories as deep as it likes: mkdir and chdir, again and
 // again. That must not cost crispd its descriptors, and must go with the container.
 func TestContainersDeepTreeIsMeasuredAndRemoved(t *testing.T) {
-	reg := newRegistry(t)
-	p := newPlace(t, reg)
-	reg.push("app", "latest", build(t, "gzip", "x"))
-	img := p.pull(reg.host + "/app")
+	reg := imagetest.NewRegistry(t)
+	p := imagetest.NewPlace(t, reg)
+	reg.Push("app", "latest", imagetest.Build(t, "gzip", "x"))
+	img := p.Pull(reg.Host + "/app")
 	const deep = 5000
-	treetest.Deep(t, p.mount("k", img.ID), "d", deep)
+	treetest.Deep(t, p.Mount("k", img.ID), "d", deep)
 	fewDescriptors(t, 200)
-	p.reopen(image.Options{}) // everything is measured after a start
+	p.Reopen(image.Options{}) // everything is measured after a start
 	for wait := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
-		_, inodes, err := p.store.RootFS().Usage("k")
+		_, inodes, err := p.Store.RootFS().Usage("k")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -35,11 +36,11 @@ func TestContainersDeepTreeIsMeasuredAndRemoved(t *testing.T) {
 			t.Fatalf("%d inodes are said to be used, want %d", inodes, 2*deep+1)
 		}
 	}
-	if err := p.store.RootFS().Unmount(t.Context(), "k", true); err != nil {
+	if err := p.Store.RootFS().Unmount(t.Context(), "k", true); err != nil {
 		t.Fatal(err)
 	}
-	p.swept("")
-	if left, err := os.ReadDir(filepath.Join(p.root(), "rw")); err != nil || len(left) != 0 {
+	p.Swept("")
+	if left, err := os.ReadDir(filepath.Join(p.Root(), "rw")); err != nil || len(left) != 0 {
 		t.Errorf("left %v, err %v", left, err)
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/image/imagetest"
 	"github.com/crisp-cri/crisp/image/registry"
 	"github.com/crisp-cri/crisp/internal/testdisk"
 	"github.com/opencontainers/go-digest"
@@ -22,36 +23,36 @@ import (
 // A page that could not be written back is lost, and the kernel says so once. If somebody
 // else was told, by a sync of his own, the image must not be taken for whole still.
 func TestLostWritesFailThePull(t *testing.T) {
-	reg := newRegistry(t)
-	p := newPlace(t, reg)
-	p.close()
-	if err := os.RemoveAll(p.root()); err != nil {
+	reg := imagetest.NewRegistry(t)
+	p := imagetest.NewPlace(t, reg)
+	p.Close()
+	if err := os.RemoveAll(p.Root()); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Mkdir(p.root(), 0o700); err != nil {
+	if err := os.Mkdir(p.Root(), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	disk := testdisk.Mount(t, p.root())
+	disk := testdisk.Mount(t, p.Root())
 	t.Cleanup(func() {
-		if p.store != nil {
-			p.close()
+		if p.Store != nil {
+			p.Close()
 		}
-		if err := unix.Unmount(p.root(), 0); err != nil {
+		if err := unix.Unmount(p.Root(), 0); err != nil {
 			t.Error(err)
 		}
-		p.open(image.Options{}) // what the end of the test looks at
+		p.Open(image.Options{}) // what the end of the test looks at
 	})
-	p.open(image.Options{})
+	p.Open(image.Options{})
 	data := make([]byte, 16<<20)
 	rand.NewChaCha8([32]byte{}).Read(data)
-	img := buildOf(t, "plain", v1.Image{}, tarOf(t, map[string]string{"big": string(data)}), tarOf(t, map[string]string{"last": "x"}))
-	reg.push("app", "v1", img)
-	big := filepath.Join(p.root(), "staging", "*", "layer.json")
-	last := digest.FromBytes(img.blobs[1]).String()
+	img := imagetest.BuildOf(t, "plain", v1.Image{}, imagetest.TarOf(t, map[string]string{"big": string(data)}), imagetest.TarOf(t, map[string]string{"last": "x"}))
+	reg.Push("app", "v1", img)
+	big := filepath.Join(p.Root(), "staging", "*", "layer.json")
+	last := digest.FromBytes(img.Blobs[1]).String()
 	if err := errors.Join(disk.Sync(), disk.Break()); err != nil {
 		t.Fatal(err)
 	}
-	reg.intercept(func(w http.ResponseWriter, r *http.Request) bool {
+	reg.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
 		if !strings.HasSuffix(r.URL.Path, last) {
 			return false
 		}
@@ -66,22 +67,22 @@ func TestLostWritesFailThePull(t *testing.T) {
 		}
 		return false
 	})
-	_, err := p.store.Pull(t.Context(), reg.host+"/app:v1", registry.Caller{})
+	_, err := p.Store.Pull(t.Context(), reg.Host+"/app:v1", registry.Caller{})
 	if !errors.Is(err, unix.EIO) && !errors.Is(err, unix.ENOSPC) {
 		t.Errorf("error is %v, want one of the disk", err)
 	}
-	if n := p.layers() + len(p.store.List()); n != 0 {
+	if n := p.Layers() + len(p.Store.List()); n != 0 {
 		t.Errorf("%d images and layers are left", n)
 	}
-	reg.intercept(nil)
-	root := p.mount("k", p.pull(reg.host+"/app:v1").ID)
+	reg.Intercept(nil)
+	root := p.Mount("k", p.Pull(reg.Host+"/app:v1").ID)
 	if err := errors.Join(disk.Sync(), os.WriteFile("/proc/sys/vm/drop_caches", []byte("1"), 0)); err != nil {
 		t.Fatal(err)
 	}
 	if got, err := os.ReadFile(filepath.Join(root, "big")); err != nil || !bytes.Equal(got, data) {
 		t.Errorf("the file has other content (err %v)", err)
 	}
-	if err := p.store.RootFS().Unmount(t.Context(), "k", true); err != nil {
+	if err := p.Store.RootFS().Unmount(t.Context(), "k", true); err != nil {
 		t.Error(err)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/image/imagetest"
 	"github.com/crisp-cri/crisp/image/registry"
 	"github.com/opencontainers/go-digest"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
@@ -18,14 +19,14 @@ import (
 // A link that breaks, or falls silent, every few megabytes must not keep a large layer
 // from coming: what has come counts.
 func TestDownloadGoesOn(t *testing.T) {
-	reg := newRegistry(t)
-	p := newPlace(t, reg)
-	p.trusting(image.Settings{Settings: registry.Settings{ProgressTimeout: time.Second}})
+	reg := imagetest.NewRegistry(t)
+	p := imagetest.NewPlace(t, reg)
+	p.Trusting(image.Settings{Settings: registry.Settings{ProgressTimeout: time.Second}})
 	noise := make([]byte, 9<<20)
 	rand.NewChaCha8([32]byte{}).Read(noise)
-	img := buildOf(t, "plain", v1.Image{}, tarOf(t, map[string]string{"noise": string(noise)}))
-	reg.push("app", "v1", img)
-	data := img.blobs[0]
+	img := imagetest.BuildOf(t, "plain", v1.Image{}, imagetest.TarOf(t, map[string]string{"noise": string(noise)}))
+	reg.Push("app", "v1", img)
+	data := img.Blobs[0]
 	for name, test := range map[string]struct {
 		after int // bytes
 		stop  func(r *http.Request)
@@ -34,24 +35,24 @@ func TestDownloadGoesOn(t *testing.T) {
 		"break":   {2 << 20, func(*http.Request) { panic(http.ErrAbortHandler) }}, // more often than it may without progress
 	} {
 		var sent atomic.Int64
-		reg.intercept(func(w http.ResponseWriter, r *http.Request) bool {
+		reg.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
 			if !strings.HasSuffix(r.URL.Path, digest.FromBytes(data).String()) {
 				return false
 			}
 			http.ServeContent(&shortWriter{ResponseWriter: w, left: test.after, sent: &sent, stop: func() { test.stop(r) }}, r, "", time.Time{}, bytes.NewReader(data))
 			return true
 		})
-		got := p.pull(reg.host + "/app:v1")
-		if root := p.mount(name, got.ID); read(t, root, "noise") != string(noise) {
+		got := p.Pull(reg.Host + "/app:v1")
+		if root := p.Mount(name, got.ID); imagetest.ReadFile(t, root, "noise") != string(noise) {
 			t.Errorf("%s: other content came", name)
 		}
 		if n := sent.Load(); n > int64(len(data))+2<<20 {
 			t.Errorf("%s: %d bytes were sent for %d", name, n, len(data))
 		}
-		if err := p.store.RootFS().Unmount(t.Context(), name, true); err != nil {
+		if err := p.Store.RootFS().Unmount(t.Context(), name, true); err != nil {
 			t.Error(err)
 		}
-		if err := p.store.Remove(t.Context(), got.ID); err != nil {
+		if err := p.Store.Remove(t.Context(), got.ID); err != nil {
 			t.Error(err)
 		}
 	}
@@ -80,13 +81,13 @@ func (w *shortWriter) Write(p []byte) (int, error) {
 
 // A registry that is being restarted, or is overloaded for a moment, is asked once more.
 func TestPassingFailureIsTriedAgain(t *testing.T) {
-	reg := newRegistry(t)
-	p := newPlace(t, reg)
-	img := build(t, "gzip", "a")
-	reg.push("app", "v1", img)
-	parts := []string{"/manifests/", "/blobs/" + digest.FromBytes(img.config).String(), "/blobs/" + digest.FromBytes(img.blobs[0]).String()}
+	reg := imagetest.NewRegistry(t)
+	p := imagetest.NewPlace(t, reg)
+	img := imagetest.Build(t, "gzip", "a")
+	reg.Push("app", "v1", img)
+	parts := []string{"/manifests/", "/blobs/" + digest.FromBytes(img.Config).String(), "/blobs/" + digest.FromBytes(img.Blobs[0]).String()}
 	var failed [3]atomic.Bool
-	reg.intercept(func(w http.ResponseWriter, r *http.Request) bool {
+	reg.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
 		for i, part := range parts {
 			if strings.Contains(r.URL.Path, part) && failed[i].CompareAndSwap(false, true) {
 				http.Error(w, "a moment", http.StatusServiceUnavailable)
@@ -95,7 +96,7 @@ func TestPassingFailureIsTriedAgain(t *testing.T) {
 		}
 		return false
 	})
-	p.pull(reg.host + "/app:v1")
+	p.Pull(reg.Host + "/app:v1")
 	for i, part := range parts {
 		if !failed[i].Load() {
 			t.Errorf("%s: nothing failed", part)

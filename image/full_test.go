@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/image/imagetest"
 	"github.com/crisp-cri/crisp/image/rootfs"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"golang.org/x/sys/unix"
@@ -18,11 +19,11 @@ import (
 func TestRemovingWorksOnFullDisk(t *testing.T) {
 	for what, options := range map[string]string{"inodes": "size=64m,nr_inodes=600", "blocks": "size=4m"} {
 		t.Run(what, func(t *testing.T) {
-			reg := newRegistry(t)
-			p := newPlace(t, reg)
-			p.close()
-			disk := p.root()
-			for _, name := range p.names(".") {
+			reg := imagetest.NewRegistry(t)
+			p := imagetest.NewPlace(t, reg)
+			p.Close()
+			disk := p.Root()
+			for _, name := range p.Names(".") {
 				if err := os.RemoveAll(filepath.Join(disk, name)); err != nil {
 					t.Fatal(err)
 				}
@@ -31,36 +32,36 @@ func TestRemovingWorksOnFullDisk(t *testing.T) {
 				t.Fatal(err)
 			}
 			t.Cleanup(func() {
-				if p.store != nil {
-					p.close()
+				if p.Store != nil {
+					p.Close()
 				}
 				if err := unix.Unmount(disk, 0); err != nil {
 					t.Error(err)
 				}
-				p.open(image.Options{}) // what the end of the test looks at
+				p.Open(image.Options{}) // what the end of the test looks at
 			})
-			p.open(image.Options{})
-			reg.push("app", "latest", build(t, "gzip", "a", "b", "c"))
-			ref := reg.host + "/app"
+			p.Open(image.Options{})
+			reg.Push("app", "latest", imagetest.Build(t, "gzip", "a", "b", "c"))
+			ref := reg.Host + "/app"
 			for range 2 { // and when there is room again, all is as before
-				img := p.pull(ref)
-				root := p.mount("k", img.ID)
-				p.mount("other", img.ID)
+				img := p.Pull(ref)
+				root := p.Mount("k", img.ID)
+				p.Mount("other", img.ID)
 				fill(t, root)
-				p.reopen(image.Options{})
-				if err := p.store.RootFS().Unmount(t.Context(), "other", true); err != nil {
+				p.Reopen(image.Options{})
+				if err := p.Store.RootFS().Unmount(t.Context(), "other", true); err != nil {
 					t.Errorf("remove a container's files: %v", err)
 				}
-				p.swept("")
+				p.Swept("")
 				fill(t, root)
-				if err := p.store.Remove(t.Context(), ref); err != nil {
+				if err := p.Store.Remove(t.Context(), ref); err != nil {
 					t.Errorf("remove an image: %v", err)
 				}
-				if err := p.store.RootFS().Unmount(t.Context(), "k", true); err != nil {
+				if err := p.Store.RootFS().Unmount(t.Context(), "k", true); err != nil {
 					t.Errorf("remove a container's files: %v", err)
 				}
-				p.swept("")
-				if n := p.layers(); n != 0 {
+				p.Swept("")
+				if n := p.Layers(); n != 0 {
 					t.Errorf("%d layers are left", n)
 				}
 			}
@@ -97,91 +98,91 @@ func fill(t *testing.T, dir string) {
 // A layer that could not be removed is no reason not to pull its image again, and
 // its room is still accounted for.
 func TestLayerThatCouldNotBeRemoved(t *testing.T) {
-	reg := newRegistry(t)
-	p := newPlace(t, reg)
-	reg.push("app", "latest", build(t, "gzip", "a", "b"))
-	reg.push("other", "latest", build(t, "gzip", "c"))
-	ref := reg.host + "/app"
-	p.pull(ref)
-	p.pull(reg.host + "/other")
-	before := p.store.FsInfo()
-	staging := filepath.Join(p.root(), "staging")
-	p.swept("")
+	reg := imagetest.NewRegistry(t)
+	p := imagetest.NewPlace(t, reg)
+	reg.Push("app", "latest", imagetest.Build(t, "gzip", "a", "b"))
+	reg.Push("other", "latest", imagetest.Build(t, "gzip", "c"))
+	ref := reg.Host + "/app"
+	p.Pull(ref)
+	p.Pull(reg.Host + "/other")
+	before := p.Store.FsInfo()
+	staging := filepath.Join(p.Root(), "staging")
+	p.Swept("")
 	if err := errors.Join(os.Remove(staging), os.WriteFile(staging, nil, 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	if err := p.store.Remove(t.Context(), ref); err == nil {
+	if err := p.Store.Remove(t.Context(), ref); err == nil {
 		t.Error("removing into a file was no error")
 	}
-	if got := p.store.FsInfo(); got != before {
+	if got := p.Store.FsInfo(); got != before {
 		t.Errorf("the store has %+v, want %+v still", got, before)
 	}
 	if err := errors.Join(os.Remove(staging), os.Mkdir(staging, 0o700)); err != nil {
 		t.Fatal(err)
 	}
-	p.pull(ref)
+	p.Pull(ref)
 	if err := os.RemoveAll(filepath.Join(staging, "x")); err != nil {
 		t.Fatal(err)
 	}
-	if err := p.store.Remove(t.Context(), ref); err != nil {
+	if err := p.Store.Remove(t.Context(), ref); err != nil {
 		t.Error(err)
 	}
-	p.swept("")
-	if n := p.layers(); n != 1 {
+	p.Swept("")
+	if n := p.Layers(); n != 1 {
 		t.Errorf("%d layers, want that of the other image", n)
 	}
 
 	// What is left goes when the next image does.
-	p.pull(ref)
+	p.Pull(ref)
 	if err := errors.Join(os.Remove(staging), os.WriteFile(staging, nil, 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	if err := p.store.Remove(t.Context(), ref); err == nil {
+	if err := p.Store.Remove(t.Context(), ref); err == nil {
 		t.Error("removing into a file was no error")
 	}
 	if err := errors.Join(os.Remove(staging), os.Mkdir(staging, 0o700)); err != nil {
 		t.Fatal(err)
 	}
-	if err := p.store.Remove(t.Context(), ref); !errors.Is(err, fault.NotFound) {
+	if err := p.Store.Remove(t.Context(), ref); !errors.Is(err, fault.NotFound) {
 		t.Errorf("the image is there still: %v", err)
 	}
-	p.swept("")
-	if n := p.layers(); n != 1 {
+	p.Swept("")
+	if n := p.Layers(); n != 1 {
 		t.Errorf("%d layers, want that of the other image", n)
 	}
 }
 
 // What a crash has left in a layer's place makes way for the layer.
 func TestHalfRemovedLayerIsReplaced(t *testing.T) {
-	reg := newRegistry(t)
-	p := newPlace(t, reg)
-	reg.push("app", "latest", build(t, "gzip", "a"))
-	img := p.pull(reg.host + "/app")
-	names := p.names("layers")
-	if err := p.store.Remove(t.Context(), img.ID); err != nil {
+	reg := imagetest.NewRegistry(t)
+	p := imagetest.NewPlace(t, reg)
+	reg.Push("app", "latest", imagetest.Build(t, "gzip", "a"))
+	img := p.Pull(reg.Host + "/app")
+	names := p.Names("layers")
+	if err := p.Store.Remove(t.Context(), img.ID); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.MkdirAll(filepath.Join(p.root(), "layers", names[0], "fs", "half"), 0o700); err != nil {
+	if err := os.MkdirAll(filepath.Join(p.Root(), "layers", names[0], "fs", "half"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	p.pull(reg.host + "/app")
-	if _, err := os.Stat(filepath.Join(p.root(), "layers", names[0], "fs", "half")); !errors.Is(err, os.ErrNotExist) {
+	p.Pull(reg.Host + "/app")
+	if _, err := os.Stat(filepath.Join(p.Root(), "layers", names[0], "fs", "half")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the layer has what was there before: %v", err)
 	}
 }
 
 // A mount that fails for want of room leaves no mount point.
 func TestMountFailsOnFullDisk(t *testing.T) {
-	reg := newRegistry(t)
-	p := newPlace(t, reg)
-	reg.push("app", "latest", build(t, "gzip", "a"))
-	img := p.pull(reg.host + "/app")
-	state := filepath.Join(p.dir, "state")
-	rw := filepath.Join(p.root(), "rw")
+	reg := imagetest.NewRegistry(t)
+	p := imagetest.NewPlace(t, reg)
+	reg.Push("app", "latest", imagetest.Build(t, "gzip", "a"))
+	img := p.Pull(reg.Host + "/app")
+	state := filepath.Join(p.Dir, "state")
+	rw := filepath.Join(p.Root(), "rw")
 	if err := unix.Mount("tmpfs", rw, "tmpfs", 0, "nr_inodes=7"); err != nil { // too few for overlayfs's work
 		t.Fatal(err)
 	}
-	_, err := p.store.RootFS().Mount(t.Context(), "k", img.ID, rootfs.MountOptions{})
+	_, err := p.Store.RootFS().Mount(t.Context(), "k", img.ID, rootfs.MountOptions{})
 	if !errors.Is(err, unix.ENOSPC) {
 		t.Errorf("error is %v, want %v", err, unix.ENOSPC)
 	}
@@ -191,5 +192,5 @@ func TestMountFailsOnFullDisk(t *testing.T) {
 	if err := unix.Unmount(rw, 0); err != nil {
 		t.Fatal(err)
 	}
-	p.mount("k", img.ID)
+	p.Mount("k", img.ID)
 }

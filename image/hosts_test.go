@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/image/imagetest"
 	"github.com/crisp-cri/crisp/image/registry"
 	"github.com/crisp-cri/crisp/internal/fault"
 )
@@ -19,80 +20,83 @@ import (
 // The hosts.toml of a registry names mirrors for it, in order, as containerd takes
 // them; registries.conf goes before.
 func TestHosts(t *testing.T) {
-	mirror, proxy := newRegistry(t), newRegistry(t)
+	mirror, proxy := imagetest.NewRegistry(t), imagetest.NewRegistry(t)
 	tls := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		r.URL.Host, r.URL.Scheme = mirror.host, "http"
-		mirror.forward(w, r)
+		r.URL.Host, r.URL.Scheme = mirror.Host, "http"
+		mirror.Forward(w, r)
 	}))
 	t.Cleanup(tls.Close)
-	p := newPlace(t)
-	hosts := filepath.Join(p.dir, "certs.d")
+	p := imagetest.NewPlace(t)
+	hosts := filepath.Join(p.Dir, "certs.d")
 	open := func() {
-		p.trusting(image.Settings{Settings: registry.Settings{HostsDirs: []string{filepath.Join(p.dir, "none"), hosts}}})
+		p.Trusting(image.Settings{Settings: registry.Settings{HostsDirs: []string{filepath.Join(p.Dir, "none"), hosts}}})
 	}
 	open()
-	hostsFile := func(registry, text string) { t.Helper(); write(t, filepath.Join(hosts, registry, "hosts.toml"), text) }
-	a, b := build(t, "gzip", "a"), build(t, "gzip", "b")
-	mirror.push("team/app", "v1", a)
-	top := mirror.push("team/app", "v2", b)
-	proxy.push("cache/team/app", "v1", a)
+	hostsFile := func(registry, text string) {
+		t.Helper()
+		imagetest.WriteFile(t, filepath.Join(hosts, registry, "hosts.toml"), text)
+	}
+	a, b := imagetest.Build(t, "gzip", "a"), imagetest.Build(t, "gzip", "b")
+	mirror.Push("team/app", "v1", a)
+	top := mirror.Push("team/app", "v2", b)
+	proxy.Push("cache/team/app", "v1", a)
 
-	hostsFile("plain.example", fmt.Sprintf("server = \"https://127.0.0.1:1\"\n[host.\"http://127.0.0.1:2\"]\n[host.\"http://%s\"]\ncapabilities = [\"pull\", \"resolve\"]\n", mirror.host))
-	if img := p.pull("plain.example/team/app:v1"); img.ID != a.id() || img.Tags[0] != "plain.example/team/app:v1" {
+	hostsFile("plain.example", fmt.Sprintf("server = \"https://127.0.0.1:1\"\n[host.\"http://127.0.0.1:2\"]\n[host.\"http://%s\"]\ncapabilities = [\"pull\", \"resolve\"]\n", mirror.Host))
+	if img := p.Pull("plain.example/team/app:v1"); img.ID != a.ID() || img.Tags[0] != "plain.example/team/app:v1" {
 		t.Errorf("image is %+v", img)
 	}
 	// Below a path, with the registry's name as a parameter.
-	hostsFile("path.example", fmt.Sprintf("[host.\"http://%s/v2/cache\"]\noverride_path = true\n", proxy.host))
-	p.pull("path.example/team/app:v1")
+	hostsFile("path.example", fmt.Sprintf("[host.\"http://%s/v2/cache\"]\noverride_path = true\n", proxy.Host))
+	p.Pull("path.example/team/app:v1")
 	// With a CA of its own, named relative to the file; and with none.
 	hostsFile("tls.example_5000_", fmt.Sprintf("[host.%q]\nca = \"ca.pem\"\n", tls.URL))
-	write(t, filepath.Join(hosts, "tls.example_5000_", "ca.pem"), string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: tls.Certificate().Raw})))
-	p.pull("tls.example:5000/team/app:v1")
+	imagetest.WriteFile(t, filepath.Join(hosts, "tls.example_5000_", "ca.pem"), string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: tls.Certificate().Raw})))
+	p.Pull("tls.example:5000/team/app:v1")
 	hostsFile("skip.example", fmt.Sprintf("[host.%q]\nskip_verify = true\n", tls.URL))
-	p.pull("skip.example/team/app:v1")
+	p.Pull("skip.example/team/app:v1")
 	hostsFile("strict.example", fmt.Sprintf("server = \"https://127.0.0.1:1\"\n[host.%q]\n", tls.URL))
-	if _, err := p.store.Pull(t.Context(), "strict.example/team/app:v1", registry.Caller{}); err == nil {
+	if _, err := p.Store.Pull(t.Context(), "strict.example/team/app:v1", registry.Caller{}); err == nil {
 		t.Error("a certificate of nobody was believed")
 	}
 	// Without a hosts.toml, by Docker's names for the files.
 	address := strings.TrimPrefix(tls.URL, "https://")
 	own := filepath.Join(hosts, strings.Replace(address, ":", "_", 1)+"_")
-	if _, err := p.store.Pull(t.Context(), address+"/team/app:v1", registry.Caller{}); err == nil {
+	if _, err := p.Store.Pull(t.Context(), address+"/team/app:v1", registry.Caller{}); err == nil {
 		t.Error("a certificate of nobody was believed")
 	}
-	write(t, filepath.Join(own, "any.crt"), string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: tls.Certificate().Raw})))
-	p.pull(address + "/team/app:v1")
-	write(t, filepath.Join(own, "me.cert"), "garbage")
-	if _, err := p.store.Pull(t.Context(), address+"/team/app:v2", registry.Caller{}); err == nil {
+	imagetest.WriteFile(t, filepath.Join(own, "any.crt"), string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: tls.Certificate().Raw})))
+	p.Pull(address + "/team/app:v1")
+	imagetest.WriteFile(t, filepath.Join(own, "me.cert"), "garbage")
+	if _, err := p.Store.Pull(t.Context(), address+"/team/app:v2", registry.Caller{}); err == nil {
 		t.Error("it was pulled with a client certificate of garbage")
 	}
 	// A host that cannot resolve is asked by digest only; one for pushes never.
-	hostsFile("digest.example", fmt.Sprintf("server = \"https://127.0.0.1:1\"\n[host.\"http://%s\"]\ncapabilities = [\"pull\"]\n", mirror.host))
-	if _, err := p.store.Pull(t.Context(), "digest.example/team/app:v2", registry.Caller{}); err == nil {
+	hostsFile("digest.example", fmt.Sprintf("server = \"https://127.0.0.1:1\"\n[host.\"http://%s\"]\ncapabilities = [\"pull\"]\n", mirror.Host))
+	if _, err := p.Store.Pull(t.Context(), "digest.example/team/app:v2", registry.Caller{}); err == nil {
 		t.Error("a tag was asked of a host that cannot resolve")
 	}
-	p.pull("digest.example/team/app@" + top.String())
-	hostsFile("push.example", fmt.Sprintf("server = \"https://127.0.0.1:1\"\n[host.\"http://%s\"]\ncapabilities = [\"push\"]\n", mirror.host))
-	if _, err := p.store.Pull(t.Context(), "push.example/team/app:v1", registry.Caller{}); err == nil {
+	p.Pull("digest.example/team/app@" + top.String())
+	hostsFile("push.example", fmt.Sprintf("server = \"https://127.0.0.1:1\"\n[host.\"http://%s\"]\ncapabilities = [\"push\"]\n", mirror.Host))
+	if _, err := p.Store.Pull(t.Context(), "push.example/team/app:v1", registry.Caller{}); err == nil {
 		t.Error("a host for pushes was pulled from")
 	}
 	// What has no file of its own.
-	hostsFile("_default", fmt.Sprintf("[host.\"http://%s\"]\n", mirror.host))
-	p.pull("any.example/team/app:v1")
+	hostsFile("_default", fmt.Sprintf("[host.\"http://%s\"]\n", mirror.Host))
+	p.Pull("any.example/team/app:v1")
 	// registries.conf knows better.
-	p.configure("[[registry]]\nlocation = \"plain.example\"\nblocked = true\n")
-	if _, err := p.store.Pull(t.Context(), "plain.example/team/app:v2", registry.Caller{}); !errors.Is(err, fault.Invalid) {
+	p.Configure("[[registry]]\nlocation = \"plain.example\"\nblocked = true\n")
+	if _, err := p.Store.Pull(t.Context(), "plain.example/team/app:v2", registry.Caller{}); !errors.Is(err, fault.Invalid) {
 		t.Errorf("error is %v, want one of kind %v", err, fault.Invalid)
 	}
 }
 
 // What cannot be translated is said by file and key, and such a host is not asked.
 func TestHostsUntranslated(t *testing.T) {
-	mirror := newRegistry(t)
-	p := newPlace(t)
-	mirror.push("app", "v1", build(t, "gzip", "a"))
-	hosts := filepath.Join(p.dir, "certs.d")
-	write(t, filepath.Join(hosts, "a.example", "hosts.toml"), fmt.Sprintf(`
+	mirror := imagetest.NewRegistry(t)
+	p := imagetest.NewPlace(t)
+	mirror.Push("app", "v1", imagetest.Build(t, "gzip", "a"))
+	hosts := filepath.Join(p.Dir, "certs.d")
+	imagetest.WriteFile(t, filepath.Join(hosts, "a.example", "hosts.toml"), fmt.Sprintf(`
 server = "https://127.0.0.1:1"
 surprise = 1
 [host."http://%s"]
@@ -107,13 +111,13 @@ surprise = 1
   client = 3
 [host."https://z"]
   capabilities = ["resolve"]
-`, mirror.host))
-	write(t, filepath.Join(hosts, "b.example", "hosts.toml"), "server = ")
+`, mirror.Host))
+	imagetest.WriteFile(t, filepath.Join(hosts, "b.example", "hosts.toml"), "server = ")
 	var log strings.Builder
-	p.log = slog.New(slog.NewTextHandler(&log, nil))
-	p.trusting(image.Settings{Settings: registry.Settings{HostsDirs: []string{hosts}}})
-	write(t, filepath.Join(p.dir, "policies", "bad.json"), "{")
-	checked := strings.Join(image.Check(image.Settings{Settings: registry.Settings{HostsDirs: []string{hosts}, PolicyPath: filepath.Join(p.dir, "nothing"), PolicyDir: filepath.Join(p.dir, "policies")}}), "\n")
+	p.Log = slog.New(slog.NewTextHandler(&log, nil))
+	p.Trusting(image.Settings{Settings: registry.Settings{HostsDirs: []string{hosts}}})
+	imagetest.WriteFile(t, filepath.Join(p.Dir, "policies", "bad.json"), "{")
+	checked := strings.Join(image.Check(image.Settings{Settings: registry.Settings{HostsDirs: []string{hosts}, PolicyPath: filepath.Join(p.Dir, "nothing"), PolicyDir: filepath.Join(p.Dir, "policies")}}), "\n")
 	for _, want := range []string{"nothing: no such file", "bad.json", "a.example/hosts.toml: surprise", "b.example/hosts.toml"} {
 		if !strings.Contains(checked, want) {
 			t.Errorf("the check does not say %q: %s", want, checked)
@@ -124,10 +128,10 @@ surprise = 1
 			t.Errorf("the log does not say %q", want)
 		}
 	}
-	if _, err := p.store.Pull(t.Context(), "a.example/app:v1", registry.Caller{}); err == nil {
+	if _, err := p.Store.Pull(t.Context(), "a.example/app:v1", registry.Caller{}); err == nil {
 		t.Error("a host was asked without its header")
 	}
-	if _, err := p.store.Pull(t.Context(), "b.example/app:v1", registry.Caller{}); !errors.Is(err, fault.Invalid) {
+	if _, err := p.Store.Pull(t.Context(), "b.example/app:v1", registry.Caller{}); !errors.Is(err, fault.Invalid) {
 		t.Errorf("broken hosts.toml: %v, want an error of kind %v", err, fault.Invalid)
 	}
 	if t.Failed() {
@@ -138,9 +142,9 @@ surprise = 1
 // On a node that reaches its mirrors only, an image that none of them has is not
 // there; if one of them cannot say, nobody knows.
 func TestNotInMirrors(t *testing.T) {
-	one, two := newRegistry(t), newRegistry(t)
-	p := newPlace(t)
-	p.configure(fmt.Sprintf(`
+	one, two := imagetest.NewRegistry(t), imagetest.NewRegistry(t)
+	p := imagetest.NewPlace(t)
+	p.Configure(fmt.Sprintf(`
 		[[registry]]
 		prefix = "origin.example"
 		location = "127.0.0.1:1"
@@ -149,16 +153,16 @@ func TestNotInMirrors(t *testing.T) {
 		insecure = true
 		[[registry.mirror]]
 		location = "%s/cache"
-		insecure = true`, one.host, two.host))
-	one.push("app", "v1", build(t, "gzip", "a"))
-	if _, err := p.store.Pull(t.Context(), "origin.example/app:typo", registry.Caller{}); !errors.Is(err, fault.NotFound) {
+		insecure = true`, one.Host, two.Host))
+	one.Push("app", "v1", imagetest.Build(t, "gzip", "a"))
+	if _, err := p.Store.Pull(t.Context(), "origin.example/app:typo", registry.Caller{}); !errors.Is(err, fault.NotFound) {
 		t.Errorf("error is %v, want one of kind %v", err, fault.NotFound)
 	}
-	two.intercept(func(w http.ResponseWriter, r *http.Request) bool {
+	two.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
 		http.Error(w, "", http.StatusBadGateway)
 		return true
 	})
-	_, err := p.store.Pull(t.Context(), "origin.example/app:typo", registry.Caller{})
+	_, err := p.Store.Pull(t.Context(), "origin.example/app:typo", registry.Caller{})
 	if pe, ok := errors.AsType[*registry.PullError](err); !ok || pe.Reason != registry.RegistryUnavailable {
 		t.Errorf("error is %v, want %s", err, registry.RegistryUnavailable)
 	}

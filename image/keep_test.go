@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/crisp-cri/crisp/image/imagetest"
 	"github.com/crisp-cri/crisp/image/registry"
 	"github.com/opencontainers/go-digest"
 )
@@ -15,16 +16,16 @@ import (
 // A large image over a bad link comes bit by bit: the layers that a failed pull had
 // finished are there for the next.
 func TestFailedPullKeepsItsLayers(t *testing.T) {
-	reg := newRegistry(t)
-	p := newPlace(t, reg)
-	img := build(t, "gzip", "one", "two", "three")
-	reg.push("app", "v1", img)
+	reg := imagetest.NewRegistry(t)
+	p := imagetest.NewPlace(t, reg)
+	img := imagetest.Build(t, "gzip", "one", "two", "three")
+	reg.Push("app", "v1", img)
 	var mu sync.Mutex
 	fetched := make(map[string]int)
 	broken := true
 	others := make(chan struct{}) // closed when the others were sent
-	last := digest.FromBytes(img.blobs[2]).String()
-	reg.intercept(func(w http.ResponseWriter, r *http.Request) bool {
+	last := digest.FromBytes(img.Blobs[2]).String()
+	reg.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
 		_, blob, ok := strings.Cut(r.URL.Path, "/blobs/")
 		if !ok {
 			return false
@@ -42,26 +43,26 @@ func TestFailedPullKeepsItsLayers(t *testing.T) {
 	go func() {
 		for { // each of the others is unpacked when its record is written
 			time.Sleep(time.Millisecond)
-			done, _ := filepath.Glob(filepath.Join(p.root(), "staging", "*", "layer.json"))
+			done, _ := filepath.Glob(filepath.Join(p.Root(), "staging", "*", "layer.json"))
 			if len(done) == 2 || t.Context().Err() != nil {
 				close(others)
 				return
 			}
 		}
 	}()
-	_, err := p.store.Pull(t.Context(), reg.host+"/app:v1", registry.Caller{})
+	_, err := p.Store.Pull(t.Context(), reg.Host+"/app:v1", registry.Caller{})
 	failedWith(t, err, nil, registry.RegistryUnavailable)
-	if len(p.store.List()) != 0 || p.layers() != 0 {
-		t.Errorf("images %v, %d layers", p.store.List(), p.layers())
+	if len(p.Store.List()) != 0 || p.Layers() != 0 {
+		t.Errorf("images %v, %d layers", p.Store.List(), p.Layers())
 	}
 	mu.Lock()
 	broken = false
 	mu.Unlock()
-	got := p.pull(reg.host + "/app:v1")
-	if s := read(t, p.mount("k", got.ID), "top"); s != "three" {
+	got := p.Pull(reg.Host + "/app:v1")
+	if s := imagetest.ReadFile(t, p.Mount("k", got.ID), "top"); s != "three" {
 		t.Errorf("file holds %q", s)
 	}
-	for i, data := range img.blobs[:2] {
+	for i, data := range img.Blobs[:2] {
 		if n := fetched[digest.FromBytes(data).String()]; n != 1 {
 			t.Errorf("layer %d was fetched %d times", i, n)
 		}
@@ -70,38 +71,38 @@ func TestFailedPullKeepsItsLayers(t *testing.T) {
 
 // What is kept is the first to go when somebody wants space.
 func TestKeptLayersGoWithAnImage(t *testing.T) {
-	reg := newRegistry(t)
-	p := newPlace(t, reg)
-	small, img := build(t, "gzip", "small"), build(t, "gzip", "one", "two")
-	reg.push("small", "v1", small)
-	reg.push("app", "v1", img)
-	id := p.pull(reg.host + "/small:v1").ID
-	one := digest.FromBytes(img.blobs[0]).String()
-	reg.intercept(func(w http.ResponseWriter, r *http.Request) bool {
-		if !strings.HasSuffix(r.URL.Path, digest.FromBytes(img.blobs[1]).String()) {
+	reg := imagetest.NewRegistry(t)
+	p := imagetest.NewPlace(t, reg)
+	small, img := imagetest.Build(t, "gzip", "small"), imagetest.Build(t, "gzip", "one", "two")
+	reg.Push("small", "v1", small)
+	reg.Push("app", "v1", img)
+	id := p.Pull(reg.Host + "/small:v1").ID
+	one := digest.FromBytes(img.Blobs[0]).String()
+	reg.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
+		if !strings.HasSuffix(r.URL.Path, digest.FromBytes(img.Blobs[1]).String()) {
 			return false
 		}
-		for p.store.FsInfo().Inodes < 4 && r.Context().Err() == nil { // until the other is there
+		for p.Store.FsInfo().Inodes < 4 && r.Context().Err() == nil { // until the other is there
 			time.Sleep(time.Millisecond)
 		}
 		http.Error(w, "", http.StatusBadGateway)
 		return true
 	})
-	before := p.store.FsInfo().Inodes
+	before := p.Store.FsInfo().Inodes
 	if before >= 4 {
 		t.Fatalf("%d inodes before", before)
 	}
-	_, err := p.store.Pull(t.Context(), reg.host+"/app:v1", registry.Caller{})
+	_, err := p.Store.Pull(t.Context(), reg.Host+"/app:v1", registry.Caller{})
 	failedWith(t, err, nil, registry.RegistryUnavailable)
-	if p.store.FsInfo().Inodes <= before {
+	if p.Store.FsInfo().Inodes <= before {
 		t.Errorf("nothing of %s was kept", one)
 	}
-	if err := p.store.Remove(t.Context(), id); err != nil {
+	if err := p.Store.Remove(t.Context(), id); err != nil {
 		t.Fatal(err)
 	}
-	if left := p.store.FsInfo(); left.Inodes != 0 || left.UsedBytes != 0 {
+	if left := p.Store.FsInfo(); left.Inodes != 0 || left.UsedBytes != 0 {
 		t.Errorf("left is %+v", left)
 	}
-	reg.intercept(nil)
-	p.pull(reg.host + "/app:v1")
+	reg.Intercept(nil)
+	p.Pull(reg.Host + "/app:v1")
 }

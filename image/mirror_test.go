@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/image/imagetest"
 	"github.com/crisp-cri/crisp/image/registry"
 	"github.com/crisp-cri/crisp/internal/fault"
 )
@@ -20,17 +21,17 @@ import (
 // A mirror is somebody else's host. What the request has for the registry is not for
 // it, in whichever form it comes.
 func TestMirrorSeesNoCredentials(t *testing.T) {
-	mirror, origin := newRegistry(t), newRegistry(t)
-	p := newPlace(t)
-	p.mirrored(origin, mirror)
-	mirror.push("app", "v1", build(t, "gzip", "a"))
-	origin.push("only/here", "v1", build(t, "gzip", "b"))
+	mirror, origin := imagetest.NewRegistry(t), imagetest.NewRegistry(t)
+	p := imagetest.NewPlace(t)
+	p.Mirrored(origin, mirror)
+	mirror.Push("app", "v1", imagetest.Build(t, "gzip", "a"))
+	origin.Push("only/here", "v1", imagetest.Build(t, "gzip", "b"))
 	encoded := base64.StdEncoding.EncodeToString([]byte("me:pass"))
 	for _, scheme := range []string{"Bearer", "Basic"} {
-		atMirror, atOrigin := mirror.overhear(scheme), origin.overhear(scheme)
+		atMirror, atOrigin := mirror.Overhear(scheme), origin.Overhear(scheme)
 		for _, auth := range []*registry.Auth{{RegistryToken: "secret"}, {Username: "me", Password: "pass"}, {Auth: encoded}} {
 			for _, ref := range []string{"/app:v1", "/only/here:v1"} {
-				if _, err := p.store.Pull(t.Context(), origin.host+ref, registry.Caller{Auth: auth}); err != nil {
+				if _, err := p.Store.Pull(t.Context(), origin.Host+ref, registry.Caller{Auth: auth}); err != nil {
 					t.Errorf("%s %+v: %v", scheme, auth, err)
 				}
 			}
@@ -47,26 +48,26 @@ func TestMirrorSeesNoCredentials(t *testing.T) {
 // In hosts.toml server is the registry itself, wherever it is: the pod's secret is for
 // it.
 func TestServerOfHostsGetsCredentials(t *testing.T) {
-	server, mirror := newRegistry(t), newRegistry(t)
-	p := newPlace(t)
-	hosts := filepath.Join(p.dir, "certs.d")
-	p.trusting(image.Settings{Settings: registry.Settings{HostsDirs: []string{hosts}}})
-	write(t, filepath.Join(hosts, "registry.example", "hosts.toml"), fmt.Sprintf("server = \"http://%s\"\n[host.\"http://%s\"]\n", server.host, mirror.host))
-	server.push("private", "v1", build(t, "gzip", "a"))
-	server.guard("private")
-	if _, err := p.store.Pull(t.Context(), "registry.example/private:v1", registry.Caller{Auth: somebody}); !errors.Is(err, fault.Invalid) {
+	server, mirror := imagetest.NewRegistry(t), imagetest.NewRegistry(t)
+	p := imagetest.NewPlace(t)
+	hosts := filepath.Join(p.Dir, "certs.d")
+	p.Trusting(image.Settings{Settings: registry.Settings{HostsDirs: []string{hosts}}})
+	imagetest.WriteFile(t, filepath.Join(hosts, "registry.example", "hosts.toml"), fmt.Sprintf("server = \"http://%s\"\n[host.\"http://%s\"]\n", server.Host, mirror.Host))
+	server.Push("private", "v1", imagetest.Build(t, "gzip", "a"))
+	server.Guard("private")
+	if _, err := p.Store.Pull(t.Context(), "registry.example/private:v1", registry.Caller{Auth: somebody}); !errors.Is(err, fault.Invalid) {
 		t.Errorf("error is %v, want one of kind %v", err, fault.Invalid)
 	}
-	shown := mirror.overhear("Basic")
-	got, err := p.store.Pull(t.Context(), "registry.example/private:v1", registry.Caller{Auth: me})
+	shown := mirror.Overhear("Basic")
+	got, err := p.Store.Pull(t.Context(), "registry.example/private:v1", registry.Caller{Auth: me})
 	if err != nil || got.Tags[0] != "registry.example/private:v1" {
 		t.Errorf("image %+v, error %v", got, err)
 	}
 	if s := shown(); strings.Contains(s, base64.StdEncoding.EncodeToString([]byte("me:pass"))) {
 		t.Errorf("the mirror was shown %q", s)
 	}
-	seen := server.overhear("Bearer")
-	if _, err := p.store.Pull(t.Context(), "registry.example/private:v1", registry.Caller{Auth: &registry.Auth{RegistryToken: "secret"}}); err != nil || !strings.Contains(seen(), "Bearer secret") {
+	seen := server.Overhear("Bearer")
+	if _, err := p.Store.Pull(t.Context(), "registry.example/private:v1", registry.Caller{Auth: &registry.Auth{RegistryToken: "secret"}}); err != nil || !strings.Contains(seen(), "Bearer secret") {
 		t.Errorf("the token was not shown: %v", err)
 	}
 }
@@ -74,75 +75,75 @@ func TestServerOfHostsGetsCredentials(t *testing.T) {
 // A mirror that takes connections and says nothing must not keep the image from
 // coming: the next place gets time of its own, and the mirror some rest.
 func TestSilentMirrorIsPassedOver(t *testing.T) {
-	mirror, origin := newRegistry(t), newRegistry(t)
-	p := newPlace(t)
-	p.mirrored(origin, mirror)
-	p.trusting(image.Settings{Settings: registry.Settings{ProgressTimeout: time.Second}})
-	origin.push("app", "v1", build(t, "gzip", "a"))
-	origin.push("app", "v2", build(t, "gzip", "b"))
+	mirror, origin := imagetest.NewRegistry(t), imagetest.NewRegistry(t)
+	p := imagetest.NewPlace(t)
+	p.Mirrored(origin, mirror)
+	p.Trusting(image.Settings{Settings: registry.Settings{ProgressTimeout: time.Second}})
+	origin.Push("app", "v1", imagetest.Build(t, "gzip", "a"))
+	origin.Push("app", "v2", imagetest.Build(t, "gzip", "b"))
 	var asked atomic.Int32
-	mirror.intercept(func(w http.ResponseWriter, r *http.Request) bool {
+	mirror.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
 		asked.Add(1)
 		<-r.Context().Done()
 		return true
 	})
-	p.pull(origin.host + "/app:v1")
+	p.Pull(origin.Host + "/app:v1")
 	n := asked.Load()
 	if n == 0 {
 		t.Error("the mirror was not asked")
 	}
-	p.pull(origin.host + "/app:v2")
+	p.Pull(origin.Host + "/app:v2")
 	if asked.Load() != n {
 		t.Error("the mirror was asked again at once")
 	}
 	// It is better than nothing.
-	origin.intercept(func(w http.ResponseWriter, r *http.Request) bool {
+	origin.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
 		http.Error(w, "", http.StatusBadGateway)
 		return true
 	})
-	mirror.intercept(nil)
-	mirror.push("app", "v3", build(t, "gzip", "c"))
-	p.pull(origin.host + "/app:v3")
+	mirror.Intercept(nil)
+	mirror.Push("app", "v3", imagetest.Build(t, "gzip", "c"))
+	p.Pull(origin.Host + "/app:v3")
 }
 
 // A mirror may know an image and not have, or not give, a layer.
 func TestLayerComesFromTheNextPlace(t *testing.T) {
-	mirror, origin := newRegistry(t), newRegistry(t)
-	p := newPlace(t)
-	p.mirrored(origin, mirror)
-	p.trusting(image.Settings{Settings: registry.Settings{ProgressTimeout: time.Second}})
+	mirror, origin := imagetest.NewRegistry(t), imagetest.NewRegistry(t)
+	p := imagetest.NewPlace(t)
+	p.Mirrored(origin, mirror)
+	p.Trusting(image.Settings{Settings: registry.Settings{ProgressTimeout: time.Second}})
 	for name, answer := range map[string]func(w http.ResponseWriter, r *http.Request){
 		"missing": http.NotFound,
 		"broken":  func(w http.ResponseWriter, r *http.Request) { http.Error(w, "", http.StatusBadGateway) },
 		"silent":  func(w http.ResponseWriter, r *http.Request) { <-r.Context().Done() },
 	} {
-		img := build(t, "gzip", "a of "+name, "b of "+name)
-		mirror.push(name, "v1", img)
-		origin.push(name, "v1", img)
-		mirror.intercept(func(w http.ResponseWriter, r *http.Request) bool {
+		img := imagetest.Build(t, "gzip", "a of "+name, "b of "+name)
+		mirror.Push(name, "v1", img)
+		origin.Push(name, "v1", img)
+		mirror.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
 			if strings.Contains(r.URL.Path, "/blobs/") {
 				answer(w, r)
 				return true
 			}
 			return false
 		})
-		if got := p.pull(origin.host + "/" + name + ":v1"); got.ID != img.id() {
+		if got := p.Pull(origin.Host + "/" + name + ":v1"); got.ID != img.ID() {
 			t.Errorf("%s: image is %s", name, got.ID)
 		}
-		mirror.intercept(nil)
+		mirror.Intercept(nil)
 	}
 }
 
 // Who is told to come back later must be told why: an unlucky registry and one that
 // counts requests want different cures.
 func TestRateLimitIsNamed(t *testing.T) {
-	reg := newRegistry(t)
-	p := newPlace(t, reg)
-	p.trusting(image.Settings{Settings: registry.Settings{ProgressTimeout: time.Second}})
-	img := build(t, "gzip", "a")
-	reg.push("app", "v1", img)
+	reg := imagetest.NewRegistry(t)
+	p := imagetest.NewPlace(t, reg)
+	p.Trusting(image.Settings{Settings: registry.Settings{ProgressTimeout: time.Second}})
+	img := imagetest.Build(t, "gzip", "a")
+	reg.Push("app", "v1", img)
 	for _, part := range []string{"/manifests/", "/blobs/"} {
-		reg.intercept(func(w http.ResponseWriter, r *http.Request) bool {
+		reg.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
 			if strings.Contains(r.URL.Path, part) {
 				w.Header().Set("Retry-After", "2")
 				http.Error(w, "slowly", http.StatusTooManyRequests)
@@ -150,23 +151,23 @@ func TestRateLimitIsNamed(t *testing.T) {
 			}
 			return false
 		})
-		_, err := p.store.Pull(t.Context(), reg.host+"/app:v1", registry.Caller{})
+		_, err := p.Store.Pull(t.Context(), reg.Host+"/app:v1", registry.Caller{})
 		failedWith(t, err, nil, registry.RegistryUnavailable)
 		if err == nil || !strings.Contains(err.Error(), "429") {
 			t.Errorf("%s: error is %v", part, err)
 		}
 	}
-	reg.intercept(nil)
-	p.pull(reg.host + "/app:v1")
+	reg.Intercept(nil)
+	p.Pull(reg.Host + "/app:v1")
 }
 
 // What a registry says ends in events and logs, which others read: it must not be a
 // book, nor have what opens its store in it, nor what some host answered that the
 // registry has sent us to.
 func TestErrorsAreShortAndKeepSecrets(t *testing.T) {
-	reg := newRegistry(t)
-	p := newPlace(t, reg)
-	reg.push("app", "v1", build(t, "gzip", "a"))
+	reg := imagetest.NewRegistry(t)
+	p := imagetest.NewPlace(t, reg)
+	reg.Push("app", "v1", imagetest.Build(t, "gzip", "a"))
 	for name, answer := range map[string]func(w http.ResponseWriter, r *http.Request){
 		"long": func(w http.ResponseWriter, r *http.Request) {
 			w.WriteHeader(http.StatusForbidden)
@@ -176,22 +177,22 @@ func TestErrorsAreShortAndKeepSecrets(t *testing.T) {
 			http.Redirect(w, r, "http://127.0.0.1:1/blob?X-Signature=secret", http.StatusTemporaryRedirect)
 		},
 	} {
-		reg.intercept(func(w http.ResponseWriter, r *http.Request) bool {
+		reg.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
 			if strings.Contains(r.URL.Path, "/manifests/") {
 				answer(w, r)
 				return true
 			}
 			return false
 		})
-		_, err := p.store.Pull(t.Context(), reg.host+"/app:v1", registry.Caller{})
+		_, err := p.Store.Pull(t.Context(), reg.Host+"/app:v1", registry.Caller{})
 		if err == nil || len(err.Error()) > 2048 || strings.Contains(err.Error(), "secret") {
 			t.Errorf("%s: error of %d bytes: %.3000v", name, len(fmt.Sprint(err)), err)
 		}
 	}
-	reg.intercept(func(w http.ResponseWriter, r *http.Request) bool {
+	reg.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
 		switch r.URL.Path {
 		case "/v2/":
-			w.Header().Set("WWW-Authenticate", fmt.Sprintf(`Bearer realm="http://%s/metadata"`, reg.host))
+			w.Header().Set("WWW-Authenticate", fmt.Sprintf(`Bearer realm="http://%s/metadata"`, reg.Host))
 			w.WriteHeader(http.StatusUnauthorized)
 			return true
 		case "/metadata":
@@ -200,10 +201,10 @@ func TestErrorsAreShortAndKeepSecrets(t *testing.T) {
 		}
 		return false
 	})
-	_, err := p.store.Pull(t.Context(), reg.host+"/app:v1", registry.Caller{})
+	_, err := p.Store.Pull(t.Context(), reg.Host+"/app:v1", registry.Caller{})
 	if err == nil || strings.Contains(err.Error(), "secret") {
 		t.Errorf("error is %v", err)
 	}
-	reg.intercept(nil)
-	p.pull(reg.host + "/app:v1")
+	reg.Intercept(nil)
+	p.Pull(reg.Host + "/app:v1")
 }

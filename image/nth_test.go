@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/crisp-cri/crisp/image/imagetest"
 	"github.com/crisp-cri/crisp/image/registry"
 	"github.com/crisp-cri/crisp/image/rootfs"
 	"github.com/crisp-cri/crisp/internal/fault"
@@ -25,13 +26,13 @@ import (
 //
 // Which error it is goes by turns. CRISP_NTH=full tries each error with each call.
 func TestNthCallFails(t *testing.T) {
-	needRoot(t)
-	reg := newRegistry(t)
-	img := buildOf(t, "gzip", v1.Image{},
-		tarOf(t, map[string]string{"bin/": "", "bin/sh": strings.Repeat("program", 3000)}),
-		tarOf(t, map[string]string{"etc/": "", "etc/conf": "two"}))
-	reg.push("app", "v1", img)
-	ref := reg.host + "/app:v1"
+	imagetest.NeedRoot(t)
+	reg := imagetest.NewRegistry(t)
+	img := imagetest.BuildOf(t, "gzip", v1.Image{},
+		imagetest.TarOf(t, map[string]string{"bin/": "", "bin/sh": strings.Repeat("program", 3000)}),
+		imagetest.TarOf(t, map[string]string{"etc/": "", "etc/conf": "two"}))
+	reg.Push("app", "v1", img)
+	ref := reg.Host + "/app:v1"
 	want := contents(t, img)
 	dir := t.TempDir()
 	records, err := openRecords(dir)
@@ -60,7 +61,7 @@ func TestNthCallFails(t *testing.T) {
 		return whole(dir, got, want)
 	}
 	mount := func() error {
-		_, err := s.RootFS().Mount(t.Context(), "k", img.id(), rootfs.MountOptions{})
+		_, err := s.RootFS().Mount(t.Context(), "k", img.ID(), rootfs.MountOptions{})
 		return err
 	}
 	mounted := func() error {
@@ -198,11 +199,11 @@ func TestNthCallFails(t *testing.T) {
 // A store that is opened while a call fails has all that it had, or does not open: what
 // it cannot read for want of a descriptor it must not take for broken, and remove.
 func TestNthCallOfOpenFails(t *testing.T) {
-	needRoot(t)
-	reg := newRegistry(t)
-	img := build(t, "gzip", "base", "top")
-	reg.push("app", "v1", img)
-	ref := reg.host + "/app:v1"
+	imagetest.NeedRoot(t)
+	reg := imagetest.NewRegistry(t)
+	img := imagetest.Build(t, "gzip", "base", "top")
+	reg.Push("app", "v1", img)
+	ref := reg.Host + "/app:v1"
 	want := contents(t, img)
 	dir := t.TempDir()
 	settings := settingsOf(t, reg)
@@ -218,7 +219,7 @@ func TestNthCallOfOpenFails(t *testing.T) {
 	if _, err := s.Pull(t.Context(), ref, registry.Caller{}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.RootFS().Mount(t.Context(), "k", img.id(), rootfs.MountOptions{}); err != nil {
+	if _, err := s.RootFS().Mount(t.Context(), "k", img.ID(), rootfs.MountOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	if err := errors.Join(s.RootFS().Unmount(t.Context(), "k", false), s.Close()); err != nil {
@@ -246,7 +247,7 @@ func TestNthCallOfOpenFails(t *testing.T) {
 			}
 			if err == nil {
 				// It stands on its layers still.
-				_, err = s.RootFS().Mount(t.Context(), "k", img.id(), rootfs.MountOptions{})
+				_, err = s.RootFS().Mount(t.Context(), "k", img.ID(), rootfs.MountOptions{})
 			}
 			if err := errors.Join(err, s.RootFS().Unmount(t.Context(), "k", false), s.Close()); err != nil {
 				t.Errorf("after %s: %v", f.What, err)

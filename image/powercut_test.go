@@ -16,6 +16,7 @@ import (
 
 	"github.com/crisp-cri/crisp/checkpoint"
 	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/image/imagetest"
 	"github.com/crisp-cri/crisp/image/registry"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/filetrace"
@@ -27,7 +28,7 @@ import (
 
 // settingsOf are those of a store that pulls from the registries, one layer after the
 // other.
-func settingsOf(t testing.TB, registries ...*fakeRegistry) image.Settings {
+func settingsOf(t testing.TB, registries ...*imagetest.Registry) image.Settings {
 	t.Helper()
 	dir := t.TempDir()
 	s := image.Settings{MaxParallel: 1, Settings: registry.Settings{
@@ -38,7 +39,7 @@ func settingsOf(t testing.TB, registries ...*fakeRegistry) image.Settings {
 	}}
 	var conf strings.Builder
 	for _, r := range registries {
-		fmt.Fprintf(&conf, "[[registry]]\nlocation = %q\ninsecure = true\n", r.host)
+		fmt.Fprintf(&conf, "[[registry]]\nlocation = %q\ninsecure = true\n", r.Host)
 	}
 	for path, text := range map[string]string{
 		s.RegistriesConf: conf.String(), s.PolicyPath: `{"default":[{"type":"insecureAcceptAnything"}]}`,
@@ -67,11 +68,11 @@ func openBelow(t testing.TB, dir string, s image.Settings, records image.Records
 // A content is the files of a layer, by name.
 type content map[string]string
 
-func contents(t testing.TB, imgs ...*built) map[digest.Digest]content {
+func contents(t testing.TB, imgs ...*imagetest.Built) map[digest.Digest]content {
 	t.Helper()
 	all := map[digest.Digest]content{}
 	for _, img := range imgs {
-		for _, plain := range img.plain {
+		for _, plain := range img.Plain {
 			c := content{}
 			tr := tar.NewReader(bytes.NewReader(plain))
 			for {
@@ -126,14 +127,14 @@ func whole(dir string, img image.Image, want map[digest.Digest]content) error {
 // being pulled is there and whole, or not at all. Nothing else is served, and what is left
 // over goes.
 func TestPowerCut(t *testing.T) {
-	needRoot(t)
-	reg := newRegistry(t)
+	imagetest.NeedRoot(t)
+	reg := imagetest.NewRegistry(t)
 	big := strings.Repeat("program", 3000)
-	base := tarOf(t, map[string]string{"bin/": "", "bin/sh": big, "etc/": "", "etc/conf": "base"})
-	first := buildOf(t, "gzip", v1.Image{}, base, tarOf(t, map[string]string{"app/": "", "app/run": "one"}))
-	second := buildOf(t, "gzip", v1.Image{}, base, tarOf(t, map[string]string{"etc/conf": "two"}))
-	reg.push("app", "v1", first)
-	reg.push("app", "v2", second)
+	base := imagetest.TarOf(t, map[string]string{"bin/": "", "bin/sh": big, "etc/": "", "etc/conf": "base"})
+	first := imagetest.BuildOf(t, "gzip", v1.Image{}, base, imagetest.TarOf(t, map[string]string{"app/": "", "app/run": "one"}))
+	second := imagetest.BuildOf(t, "gzip", v1.Image{}, base, imagetest.TarOf(t, map[string]string{"etc/conf": "two"}))
+	reg.Push("app", "v1", first)
+	reg.Push("app", "v2", second)
 	want := contents(t, first, second)
 	settings := settingsOf(t, reg)
 	dir := t.TempDir()
@@ -156,15 +157,15 @@ func TestPowerCut(t *testing.T) {
 				}
 				safe(what)
 			}
-			_, err = s.Pull(t.Context(), reg.host+"/app:v1", registry.Caller{})
+			_, err = s.Pull(t.Context(), reg.Host+"/app:v1", registry.Caller{})
 			ok("pulled v1", err)
-			_, err = s.Pull(t.Context(), reg.host+"/app:v2", registry.Caller{})
+			_, err = s.Pull(t.Context(), reg.Host+"/app:v2", registry.Caller{})
 			ok("pulled v2", err)
-			reg.push("app", "v1", second)
-			_, err = s.Pull(t.Context(), reg.host+"/app:v1", registry.Caller{})
+			reg.Push("app", "v1", second)
+			_, err = s.Pull(t.Context(), reg.Host+"/app:v1", registry.Caller{})
 			ok("v1 moved", err)
-			ok("removed first", s.Remove(t.Context(), first.id()))
-			ok("removed second", s.Remove(t.Context(), second.id()))
+			ok("removed first", s.Remove(t.Context(), first.ID()))
+			ok("removed second", s.Remove(t.Context(), second.ID()))
 			if err := s.Close(); err != nil {
 				t.Error(err)
 			}
@@ -184,13 +185,13 @@ func TestPowerCut(t *testing.T) {
 				may  []string
 				must bool
 			}
-			one, two, both := []string{first.id()}, []string{second.id()}, []string{first.id(), second.id()}
+			one, two, both := []string{first.ID()}, []string{second.ID()}, []string{first.ID(), second.ID()}
 			n := len(safe)
 			for ref, want := range map[string]images{
-				first.id():           {one, n == 1 || n == 2},
-				second.id():          {two, n == 2 || n == 3},
-				reg.host + "/app:v1": [...]images{{one, false}, {one, true}, {both, true}, {two, true}, {two, false}, {two, false}}[n],
-				reg.host + "/app:v2": {two, n == 2 || n == 3},
+				first.ID():           {one, n == 1 || n == 2},
+				second.ID():          {two, n == 2 || n == 3},
+				reg.Host + "/app:v1": [...]images{{one, false}, {one, true}, {both, true}, {two, true}, {two, false}, {two, false}}[n],
+				reg.Host + "/app:v2": {two, n == 2 || n == 3},
 			} {
 				img, err := s.Get(ref)
 				switch {

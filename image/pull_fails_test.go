@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/image/imagetest"
 	"github.com/crisp-cri/crisp/image/registry"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/opencontainers/go-digest"
@@ -42,7 +43,7 @@ func TestPullFails(t *testing.T) {
 			return true
 		}},
 		{name: "another layer", want: fault.Unavailable, answer: func(w http.ResponseWriter, r *http.Request, data []byte) bool {
-			other, _ := compress(t, "gzip", tarOf(t, map[string]string{"evil": "x"}))
+			other, _ := imagetest.Compress(t, "gzip", imagetest.TarOf(t, map[string]string{"evil": "x"}))
 			w.Write(other)
 			return true
 		}},
@@ -80,45 +81,45 @@ func TestPullFails(t *testing.T) {
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			reg := newRegistry(t)
-			p := newPlace(t, reg)
+			reg := imagetest.NewRegistry(t)
+			p := imagetest.NewPlace(t, reg)
 			if strings.HasPrefix(c.name, "silence") {
-				p.reopen(image.Options{Settings: image.Settings{Settings: registry.Settings{ProgressTimeout: time.Second}}})
+				p.Reopen(image.Options{Settings: image.Settings{Settings: registry.Settings{ProgressTimeout: time.Second}}})
 			}
-			img := build(t, "gzip", strings.Repeat("good", 1000), "too")
-			reg.push("app", "v1", img)
-			layer = "/blobs/" + digest.FromBytes(img.blobs[1]).String()
-			reg.intercept(func(w http.ResponseWriter, r *http.Request) bool {
-				return strings.HasSuffix(r.URL.Path, layer) && c.answer(w, r, img.blobs[1])
+			img := imagetest.Build(t, "gzip", strings.Repeat("good", 1000), "too")
+			reg.Push("app", "v1", img)
+			layer = "/blobs/" + digest.FromBytes(img.Blobs[1]).String()
+			reg.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
+				return strings.HasSuffix(r.URL.Path, layer) && c.answer(w, r, img.Blobs[1])
 			})
-			_, err := p.store.Pull(t.Context(), reg.host+"/app:v1", registry.Caller{})
+			_, err := p.Store.Pull(t.Context(), reg.Host+"/app:v1", registry.Caller{})
 			failedWith(t, err, c.want, c.reason)
-			if n := p.layers(); n != 0 {
+			if n := p.Layers(); n != 0 {
 				t.Errorf("%d layers are left", n)
 			}
-			if images := p.store.List(); len(images) != 0 {
+			if images := p.Store.List(); len(images) != 0 {
 				t.Errorf("images are %v", images)
 			}
-			reg.intercept(nil)
-			p.reopen(image.Options{})
-			got := p.pull(reg.host + "/app:v1")
-			if s := read(t, p.mount("k", got.ID), "top"); s != "too" {
+			reg.Intercept(nil)
+			p.Reopen(image.Options{})
+			got := p.Pull(reg.Host + "/app:v1")
+			if s := imagetest.ReadFile(t, p.Mount("k", got.ID), "top"); s != "too" {
 				t.Errorf("file holds %q", s)
 			}
 		})
 	}
 	t.Run("manifest", func(t *testing.T) {
-		reg := newRegistry(t)
-		p := newPlace(t, reg)
-		_, err := p.store.Pull(t.Context(), reg.host+"/nothing:v1", registry.Caller{})
+		reg := imagetest.NewRegistry(t)
+		p := imagetest.NewPlace(t, reg)
+		_, err := p.Store.Pull(t.Context(), reg.Host+"/nothing:v1", registry.Caller{})
 		failedWith(t, err, fault.NotFound, "")
-		_, err = p.store.Pull(t.Context(), "UPPER CASE", registry.Caller{})
+		_, err = p.Store.Pull(t.Context(), "UPPER CASE", registry.Caller{})
 		failedWith(t, err, fault.Invalid, "")
-		_, err = p.store.Pull(t.Context(), closed.Addr().String()+"/x", registry.Caller{})
+		_, err = p.Store.Pull(t.Context(), closed.Addr().String()+"/x", registry.Caller{})
 		failedWith(t, err, nil, registry.RegistryUnavailable)
-		p.reopen(image.Options{Settings: image.Settings{Settings: registry.Settings{ProgressTimeout: time.Second}}})
-		reg.intercept(func(w http.ResponseWriter, r *http.Request) bool { <-r.Context().Done(); return true })
-		_, err = p.store.Pull(t.Context(), reg.host+"/nothing:v1", registry.Caller{})
+		p.Reopen(image.Options{Settings: image.Settings{Settings: registry.Settings{ProgressTimeout: time.Second}}})
+		reg.Intercept(func(w http.ResponseWriter, r *http.Request) bool { <-r.Context().Done(); return true })
+		_, err = p.Store.Pull(t.Context(), reg.Host+"/nothing:v1", registry.Caller{})
 		failedWith(t, err, nil, registry.RegistryUnavailable)
 	})
 }
@@ -136,19 +137,19 @@ func failedWith(t *testing.T, err, kind error, reason string) {
 
 // A manifest that does not fit its config is refused before anything is unpacked.
 func TestPullOfNonsense(t *testing.T) {
-	reg := newRegistry(t)
-	p := newPlace(t, reg)
-	for name, change := range map[string]func(b *built){
-		"fewer layers": func(b *built) {
-			b.manifest = []byte(strings.Replace(string(b.manifest), `"layers":[`, `"layers":[{"mediaType":"x","digest":"`+b.desc.Digest.String()+`","size":3},`, 1))
+	reg := imagetest.NewRegistry(t)
+	p := imagetest.NewPlace(t, reg)
+	for name, change := range map[string]func(b *imagetest.Built){
+		"fewer layers": func(b *imagetest.Built) {
+			b.Manifest = []byte(strings.Replace(string(b.Manifest), `"layers":[`, `"layers":[{"mediaType":"x","digest":"`+b.Desc.Digest.String()+`","size":3},`, 1))
 		},
-		"schema 1": func(b *built) { b.desc.MediaType = "application/vnd.docker.distribution.manifest.v1+json" },
-		"no JSON":  func(b *built) { b.manifest = []byte("{") },
+		"schema 1": func(b *imagetest.Built) { b.Desc.MediaType = "application/vnd.docker.distribution.manifest.v1+json" },
+		"no JSON":  func(b *imagetest.Built) { b.Manifest = []byte("{") },
 	} {
-		img := build(t, "gzip", "a")
+		img := imagetest.Build(t, "gzip", "a")
 		change(img)
-		reg.push("app", "bad", img)
-		if _, err := p.store.Pull(t.Context(), reg.host+"/app:bad", registry.Caller{}); err == nil {
+		reg.Push("app", "bad", img)
+		if _, err := p.Store.Pull(t.Context(), reg.Host+"/app:bad", registry.Caller{}); err == nil {
 			t.Errorf("%s: pulled", name)
 		}
 	}
@@ -158,33 +159,33 @@ func TestPullOfNonsense(t *testing.T) {
 		"unknown digest": {Digest: "md5:0123456789abcdef0123456789abcdef", Size: 3},
 		"no end":         {Digest: digest.FromString("x"), Size: -1},
 	} {
-		img := build(t, "gzip", "a")
-		m := v1.Manifest{MediaType: v1.MediaTypeImageManifest, Config: v1.Descriptor{MediaType: v1.MediaTypeImageConfig, Digest: digest.FromBytes(img.config), Size: int64(len(img.config))}}
+		img := imagetest.Build(t, "gzip", "a")
+		m := v1.Manifest{MediaType: v1.MediaTypeImageManifest, Config: v1.Descriptor{MediaType: v1.MediaTypeImageConfig, Digest: digest.FromBytes(img.Config), Size: int64(len(img.Config))}}
 		m.SchemaVersion = 2
 		layer.MediaType = v1.MediaTypeImageLayerGzip
 		m.Layers = []v1.Descriptor{layer}
-		img.manifest = mustJSON(t, m)
-		reg.push("app", "odd", img)
-		_, err := p.store.Pull(t.Context(), reg.host+"/app:odd", registry.Caller{})
+		img.Manifest = imagetest.MustJSON(t, m)
+		reg.Push("app", "odd", img)
+		_, err := p.Store.Pull(t.Context(), reg.Host+"/app:odd", registry.Caller{})
 		failedWith(t, err, fault.Invalid, "")
 		if err == nil || !strings.Contains(err.Error(), "layer 0") {
 			t.Errorf("%s: %v does not name the layer", name, err)
 		}
 	}
-	wrong := build(t, "gzip", "a")
-	wrong.config = []byte(strings.Replace(string(wrong.config), digest.FromBytes(wrong.plain[0]).String(), digest.FromString("other").String(), 1))
-	m := v1.Manifest{MediaType: v1.MediaTypeImageManifest, Config: v1.Descriptor{MediaType: v1.MediaTypeImageConfig, Digest: digest.FromBytes(wrong.config), Size: int64(len(wrong.config))},
-		Layers: []v1.Descriptor{{MediaType: v1.MediaTypeImageLayerGzip, Digest: digest.FromBytes(wrong.blobs[0]), Size: int64(len(wrong.blobs[0]))}}}
+	wrong := imagetest.Build(t, "gzip", "a")
+	wrong.Config = []byte(strings.Replace(string(wrong.Config), digest.FromBytes(wrong.Plain[0]).String(), digest.FromString("other").String(), 1))
+	m := v1.Manifest{MediaType: v1.MediaTypeImageManifest, Config: v1.Descriptor{MediaType: v1.MediaTypeImageConfig, Digest: digest.FromBytes(wrong.Config), Size: int64(len(wrong.Config))},
+		Layers: []v1.Descriptor{{MediaType: v1.MediaTypeImageLayerGzip, Digest: digest.FromBytes(wrong.Blobs[0]), Size: int64(len(wrong.Blobs[0]))}}}
 	m.SchemaVersion = 2
-	wrong.manifest = mustJSON(t, m)
-	reg.push("app", "wrong", wrong)
-	_, err := p.store.Pull(t.Context(), reg.host+"/app:wrong", registry.Caller{})
+	wrong.Manifest = imagetest.MustJSON(t, m)
+	reg.Push("app", "wrong", wrong)
+	_, err := p.Store.Pull(t.Context(), reg.Host+"/app:wrong", registry.Caller{})
 	failedWith(t, err, fault.Unavailable, "")
-	evil := buildOf(t, "gzip", v1.Image{}, tarOf(t, map[string]string{"../../evil": "x"}))
-	reg.push("app", "evil", evil)
-	_, err = p.store.Pull(t.Context(), reg.host+"/app:evil", registry.Caller{})
+	evil := imagetest.BuildOf(t, "gzip", v1.Image{}, imagetest.TarOf(t, map[string]string{"../../evil": "x"}))
+	reg.Push("app", "evil", evil)
+	_, err = p.Store.Pull(t.Context(), reg.Host+"/app:evil", registry.Caller{})
 	failedWith(t, err, fault.Invalid, "")
-	if n := p.layers() + len(p.names("staging")); n != 0 {
+	if n := p.Layers() + len(p.Names("staging")); n != 0 {
 		t.Errorf("%d layers are left", n)
 	}
 }
@@ -192,34 +193,34 @@ func TestPullOfNonsense(t *testing.T) {
 // A layer that another pull unpacks is waited for; if that pull fails for reasons
 // of its own, this one does the work.
 func TestLayerOfFailedPull(t *testing.T) {
-	reg := newRegistry(t)
-	p := newPlace(t, reg)
-	shared := tarOf(t, map[string]string{"shared": strings.Repeat("s", 5000)})
-	bad := buildOf(t, "gzip", v1.Image{}, shared, tarOf(t, map[string]string{"a": "bad"}))
-	good := buildOf(t, "gzip", v1.Image{}, shared, tarOf(t, map[string]string{"a": "good"}))
-	reg.push("bad", "latest", bad)
-	reg.push("good", "latest", good)
+	reg := imagetest.NewRegistry(t)
+	p := imagetest.NewPlace(t, reg)
+	shared := imagetest.TarOf(t, map[string]string{"shared": strings.Repeat("s", 5000)})
+	bad := imagetest.BuildOf(t, "gzip", v1.Image{}, shared, imagetest.TarOf(t, map[string]string{"a": "bad"}))
+	good := imagetest.BuildOf(t, "gzip", v1.Image{}, shared, imagetest.TarOf(t, map[string]string{"a": "good"}))
+	reg.Push("bad", "latest", bad)
+	reg.Push("good", "latest", good)
 	badBegun, goodWaits := make(chan struct{}), make(chan struct{})
 	var badOnce, goodOnce sync.Once
-	reg.intercept(func(w http.ResponseWriter, r *http.Request) bool {
+	reg.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
 		switch {
-		case strings.HasPrefix(r.URL.Path, "/v2/bad/") && strings.HasSuffix(r.URL.Path, digest.FromBytes(bad.blobs[0]).String()):
+		case strings.HasPrefix(r.URL.Path, "/v2/bad/") && strings.HasSuffix(r.URL.Path, digest.FromBytes(bad.Blobs[0]).String()):
 			badOnce.Do(func() { close(badBegun) })
 			<-goodWaits
 			io.WriteString(w, "not the layer")
 			return true
-		case strings.HasPrefix(r.URL.Path, "/v2/good/") && strings.HasSuffix(r.URL.Path, digest.FromBytes(good.blobs[1]).String()):
+		case strings.HasPrefix(r.URL.Path, "/v2/good/") && strings.HasSuffix(r.URL.Path, digest.FromBytes(good.Blobs[1]).String()):
 			goodOnce.Do(func() { close(goodWaits) })
 		}
 		return false
 	})
 	failed := make(chan error, 1)
 	go func() {
-		_, err := p.store.Pull(t.Context(), reg.host+"/bad", registry.Caller{})
+		_, err := p.Store.Pull(t.Context(), reg.Host+"/bad", registry.Caller{})
 		failed <- err
 	}()
 	<-badBegun
-	if img := p.pull(reg.host + "/good"); img.ID != good.id() {
+	if img := p.Pull(reg.Host + "/good"); img.ID != good.ID() {
 		t.Errorf("image is %s", img.ID)
 	}
 	failedWith(t, <-failed, fault.Unavailable, "")

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/crisp-cri/crisp/image/imagetest"
 	"github.com/crisp-cri/crisp/image/registry"
 	"github.com/opencontainers/go-digest"
 )
@@ -15,24 +16,24 @@ import (
 // Pulls of one image at once are one pull; so are the layers that two images have
 // in common.
 func TestPullsJoin(t *testing.T) {
-	reg := newRegistry(t)
-	p := newPlace(t, reg)
+	reg := imagetest.NewRegistry(t)
+	p := imagetest.NewPlace(t, reg)
 	base := strings.Repeat("base", 10)
-	a, b := build(t, "gzip", base, "a"), build(t, "gzip", base, "b")
-	reg.push("a", "latest", a)
-	reg.push("b", "latest", b)
-	reg.asked("")
+	a, b := imagetest.Build(t, "gzip", base, "a"), imagetest.Build(t, "gzip", base, "b")
+	reg.Push("a", "latest", a)
+	reg.Push("b", "latest", b)
+	reg.Asked("")
 
 	// The layer in common is held back until both pulls are under way.
-	common := "/blobs/" + digest.FromBytes(a.blobs[0]).String()
+	common := "/blobs/" + digest.FromBytes(a.Blobs[0]).String()
 	both := make(chan struct{})
 	var others sync.WaitGroup
 	others.Add(2)
 	go func() { others.Wait(); close(both) }()
 	var once [2]sync.Once
-	reg.intercept(func(w http.ResponseWriter, r *http.Request) bool {
-		for i, img := range []*built{a, b} {
-			if strings.HasSuffix(r.URL.Path, digest.FromBytes(img.blobs[1]).String()) {
+	reg.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
+		for i, img := range []*imagetest.Built{a, b} {
+			if strings.HasSuffix(r.URL.Path, digest.FromBytes(img.Blobs[1]).String()) {
 				once[i].Do(others.Done)
 			}
 		}
@@ -43,17 +44,17 @@ func TestPullsJoin(t *testing.T) {
 	})
 	var all sync.WaitGroup
 	for i := range 12 {
-		ref := reg.host + []string{"/a", "/b"}[i%2]
-		want := []string{a.id(), b.id()}[i%2]
+		ref := reg.Host + []string{"/a", "/b"}[i%2]
+		want := []string{a.ID(), b.ID()}[i%2]
 		all.Go(func() {
-			img, err := p.store.Pull(t.Context(), ref, registry.Caller{})
+			img, err := p.Store.Pull(t.Context(), ref, registry.Caller{})
 			if err != nil || img.ID != want {
 				t.Errorf("pull of %s: %s (err %v)", ref, img.ID, err)
 			}
 		})
 	}
 	all.Wait()
-	if got := reg.asked("/blobs/"); len(got) != 6 { // two configs, three layers, and whether the other repository has the one in common
+	if got := reg.Asked("/blobs/"); len(got) != 6 { // two configs, three layers, and whether the other repository has the one in common
 		t.Errorf("fetched %v", got)
 	}
 }
@@ -61,14 +62,14 @@ func TestPullsJoin(t *testing.T) {
 // A caller that leaves takes nothing from the others; the last one to leave ends
 // the pull.
 func TestPullAbandoned(t *testing.T) {
-	reg := newRegistry(t)
-	p := newPlace(t, reg)
-	img := build(t, "gzip", strings.Repeat("x", 1000), "y")
-	reg.push("app", "latest", img)
+	reg := imagetest.NewRegistry(t)
+	p := imagetest.NewPlace(t, reg)
+	img := imagetest.Build(t, "gzip", strings.Repeat("x", 1000), "y")
+	reg.Push("app", "latest", img)
 	begun, goOn := make(chan struct{}, 10), make(chan struct{})
 	ended := make(chan struct{}, 10)
-	reg.intercept(func(w http.ResponseWriter, r *http.Request) bool {
-		if !strings.HasSuffix(r.URL.Path, digest.FromBytes(img.blobs[0]).String()) {
+	reg.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
+		if !strings.HasSuffix(r.URL.Path, digest.FromBytes(img.Blobs[0]).String()) {
 			return false
 		}
 		begun <- struct{}{}
@@ -83,7 +84,7 @@ func TestPullAbandoned(t *testing.T) {
 	pull := func(ctx context.Context) chan error {
 		done := make(chan error, 1)
 		go func() {
-			_, err := p.store.Pull(ctx, reg.host+"/app", registry.Caller{})
+			_, err := p.Store.Pull(ctx, reg.Host+"/app", registry.Caller{})
 			done <- err
 		}()
 		return done

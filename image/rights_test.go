@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/image/imagetest"
 	"github.com/crisp-cri/crisp/image/registry"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/opencontainers/go-digest"
@@ -26,18 +27,18 @@ var (
 // the image is there, and takes a pull without any for a sign that none are needed. A
 // digest says what an image is, not who may have it.
 func TestPullOfPresentDigestNeedsCredentials(t *testing.T) {
-	reg := newRegistry(t)
-	p := newPlace(t, reg)
-	img := build(t, "gzip", "secret")
-	ref := reg.host + "/private@" + reg.push("private", "v1", img).String()
-	reg.guard("private")
-	if _, err := p.store.Pull(t.Context(), ref, registry.Caller{Auth: me}); err != nil {
+	reg := imagetest.NewRegistry(t)
+	p := imagetest.NewPlace(t, reg)
+	img := imagetest.Build(t, "gzip", "secret")
+	ref := reg.Host + "/private@" + reg.Push("private", "v1", img).String()
+	reg.Guard("private")
+	if _, err := p.Store.Pull(t.Context(), ref, registry.Caller{Auth: me}); err != nil {
 		t.Fatal(err)
 	}
-	reg.asked("")
+	reg.Asked("")
 	for name, auth := range map[string]*registry.Auth{"none": nil, "empty": {}, "another's": somebody} {
 		for _, ref := range []string{ref, strings.Replace(ref, "@", ":v1@", 1)} {
-			if got, err := p.store.Pull(t.Context(), ref, registry.Caller{Auth: auth}); !errors.Is(err, fault.Invalid) {
+			if got, err := p.Store.Pull(t.Context(), ref, registry.Caller{Auth: auth}); !errors.Is(err, fault.Invalid) {
 				t.Errorf("with credentials %s: image %s, error %v, want one of kind %v", name, got.ID, err, fault.Invalid)
 			}
 		}
@@ -45,52 +46,52 @@ func TestPullOfPresentDigestNeedsCredentials(t *testing.T) {
 
 	// Who has been let in is not asked again: a registry that is away, or that counts
 	// requests, must not stop what runs.
-	reg.asked("")
-	if _, err := p.store.Pull(t.Context(), ref, registry.Caller{Auth: me}); err != nil {
+	reg.Asked("")
+	if _, err := p.Store.Pull(t.Context(), ref, registry.Caller{Auth: me}); err != nil {
 		t.Error(err)
 	}
-	if got := reg.asked(""); len(got) != 0 {
+	if got := reg.Asked(""); len(got) != 0 {
 		t.Errorf("asked for %v", got)
 	}
 	// Nor are layers fetched when somebody else is let in, here by the node's own file.
-	file := filepath.Join(p.dir, "auth.json")
-	if err := os.WriteFile(file, []byte(`{"auths":{"`+reg.host+`":{"auth":"bWU6cGFzcw=="}}}`), 0o600); err != nil {
+	file := filepath.Join(p.Dir, "auth.json")
+	if err := os.WriteFile(file, []byte(`{"auths":{"`+reg.Host+`":{"auth":"bWU6cGFzcw=="}}}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	p.pull(ref)
-	if got := reg.asked(""); !slices.ContainsFunc(got, func(s string) bool { return strings.Contains(s, "/manifests/") }) || slices.ContainsFunc(got, func(s string) bool { return strings.Contains(s, "/blobs/") }) {
+	p.Pull(ref)
+	if got := reg.Asked(""); !slices.ContainsFunc(got, func(s string) bool { return strings.Contains(s, "/manifests/") }) || slices.ContainsFunc(got, func(s string) bool { return strings.Contains(s, "/blobs/") }) {
 		t.Errorf("asked for %v, want the manifest and no blob", got)
 	}
 	// The file is part of who asks.
 	if err := os.Remove(file); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := p.store.Pull(t.Context(), ref, registry.Caller{}); !errors.Is(err, fault.Invalid) {
+	if _, err := p.Store.Pull(t.Context(), ref, registry.Caller{}); !errors.Is(err, fault.Invalid) {
 		t.Errorf("without the file: error is %v, want one of kind %v", err, fault.Invalid)
 	}
 	// A restart forgets it.
-	p.reopen(image.Options{})
-	reg.asked("")
-	if _, err := p.store.Pull(t.Context(), ref, registry.Caller{Auth: me}); err != nil {
+	p.Reopen(image.Options{})
+	reg.Asked("")
+	if _, err := p.Store.Pull(t.Context(), ref, registry.Caller{Auth: me}); err != nil {
 		t.Error(err)
 	}
-	if got := reg.asked("/manifests/"); len(got) == 0 {
+	if got := reg.Asked("/manifests/"); len(got) == 0 {
 		t.Error("a new process has not asked")
 	}
 }
 
 // claim makes an image that says of itself what it likes: config and layers are only
 // named.
-func claim(t testing.TB, config []byte, blobs ...[]byte) *built {
+func claim(t testing.TB, config []byte, blobs ...[]byte) *imagetest.Built {
 	t.Helper()
-	b := &built{config: config}
+	b := &imagetest.Built{Config: config}
 	m := v1.Manifest{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: v1.MediaTypeImageManifest,
 		Config: v1.Descriptor{MediaType: v1.MediaTypeImageConfig, Digest: digest.FromBytes(config), Size: int64(len(config))}}
 	for _, data := range blobs {
 		m.Layers = append(m.Layers, v1.Descriptor{MediaType: v1.MediaTypeImageLayerGzip, Digest: digest.FromBytes(data), Size: int64(len(data))})
 	}
-	b.manifest = mustJSON(t, m)
-	b.desc = v1.Descriptor{MediaType: m.MediaType, Digest: digest.FromBytes(b.manifest), Size: int64(len(b.manifest))}
+	b.Manifest = imagetest.MustJSON(t, m)
+	b.Desc = v1.Descriptor{MediaType: m.MediaType, Digest: digest.FromBytes(b.Manifest), Size: int64(len(b.Manifest))}
 	return b
 }
 
@@ -98,40 +99,40 @@ func claim(t testing.TB, config []byte, blobs ...[]byte) *built {
 // container sees those of its own image. An image that merely names them does not get
 // the files.
 func TestClaimedLayersAreNotGiven(t *testing.T) {
-	reg := newRegistry(t)
-	p := newPlace(t, reg)
-	private := build(t, "gzip", "base", "secret")
-	reg.push("private", "latest", private)
-	reg.guard("private")
-	if _, err := p.store.Pull(t.Context(), reg.host+"/private", registry.Caller{Auth: me}); err != nil {
+	reg := imagetest.NewRegistry(t)
+	p := imagetest.NewPlace(t, reg)
+	private := imagetest.Build(t, "gzip", "base", "secret")
+	reg.Push("private", "latest", private)
+	reg.Guard("private")
+	if _, err := p.Store.Pull(t.Context(), reg.Host+"/private", registry.Caller{Auth: me}); err != nil {
 		t.Fatal(err)
 	}
-	other, _ := compress(t, "gzip", tarOf(t, map[string]string{"x": "y"}))
-	config := []byte(strings.Replace(string(private.config), "amd64", "amd64\",\"author\":\"mallory", 1))
+	other, _ := imagetest.Compress(t, "gzip", imagetest.TarOf(t, map[string]string{"x": "y"}))
+	config := []byte(strings.Replace(string(private.Config), "amd64", "amd64\",\"author\":\"mallory", 1))
 	for name, c := range map[string]struct {
 		config []byte
 		layers [][]byte
 		pushed [][]byte // besides the config
 	}{
-		"another blob":       {config, [][]byte{private.blobs[0], other}, [][]byte{private.blobs[0], other}},
-		"a blob not there":   {config, [][]byte{private.blobs[0], other}, [][]byte{private.blobs[0]}},
-		"the private blob":   {config, private.blobs, private.blobs[:1]},
-		"the private config": {private.config, private.blobs, nil},
+		"another blob":       {config, [][]byte{private.Blobs[0], other}, [][]byte{private.Blobs[0], other}},
+		"a blob not there":   {config, [][]byte{private.Blobs[0], other}, [][]byte{private.Blobs[0]}},
+		"the private blob":   {config, private.Blobs, private.Blobs[:1]},
+		"the private config": {private.Config, private.Blobs, nil},
 	} {
 		fake := claim(t, c.config, c.layers...)
 		repo := "mallory/" + strings.ReplaceAll(name, " ", "-")
 		for _, data := range c.pushed {
-			reg.pushBlob(repo, data)
+			reg.PushBlob(repo, data)
 		}
 		if name != "the private config" {
-			reg.pushBlob(repo, c.config)
+			reg.PushBlob(repo, c.config)
 		}
-		reg.put("/v2/"+repo+"/manifests/latest", fake.desc.MediaType, fake.manifest)
-		if got, err := p.store.Pull(t.Context(), reg.host+"/"+repo, registry.Caller{Auth: somebody}); err == nil {
-			t.Errorf("%s: the files of %v were given as %s", name, private.id(), got.ID)
+		reg.Put("/v2/"+repo+"/manifests/latest", fake.Desc.MediaType, fake.Manifest)
+		if got, err := p.Store.Pull(t.Context(), reg.Host+"/"+repo, registry.Caller{Auth: somebody}); err == nil {
+			t.Errorf("%s: the files of %v were given as %s", name, private.ID(), got.ID)
 		}
 	}
-	if images := p.store.List(); len(images) != 1 || len(images[0].Tags) != 1 {
+	if images := p.Store.List(); len(images) != 1 || len(images[0].Tags) != 1 {
 		t.Errorf("images are %+v", images)
 	}
 }
@@ -139,19 +140,19 @@ func TestClaimedLayersAreNotGiven(t *testing.T) {
 // The environment in a config can be a secret too, and a config is known by its digest,
 // which each pod's status shows.
 func TestClaimedConfigIsNotGiven(t *testing.T) {
-	reg := newRegistry(t)
-	p := newPlace(t, reg)
-	public := tarOf(t, map[string]string{"base": "public"})
-	private := buildOf(t, "gzip", v1.Image{Config: v1.ImageConfig{Env: []string{"TOKEN=secret"}}}, public)
-	reg.push("private", "latest", private)
-	reg.guard("private")
-	if _, err := p.store.Pull(t.Context(), reg.host+"/private", registry.Caller{Auth: me}); err != nil {
+	reg := imagetest.NewRegistry(t)
+	p := imagetest.NewPlace(t, reg)
+	public := imagetest.TarOf(t, map[string]string{"base": "public"})
+	private := imagetest.BuildOf(t, "gzip", v1.Image{Config: v1.ImageConfig{Env: []string{"TOKEN=secret"}}}, public)
+	reg.Push("private", "latest", private)
+	reg.Guard("private")
+	if _, err := p.Store.Pull(t.Context(), reg.Host+"/private", registry.Caller{Auth: me}); err != nil {
 		t.Fatal(err)
 	}
-	fake := claim(t, private.config, private.blobs...)
-	reg.pushBlob("mallory", private.blobs[0])
-	reg.put("/v2/mallory/manifests/latest", fake.desc.MediaType, fake.manifest)
-	if got, err := p.store.Pull(t.Context(), reg.host+"/mallory", registry.Caller{Auth: somebody}); err == nil {
+	fake := claim(t, private.Config, private.Blobs...)
+	reg.PushBlob("mallory", private.Blobs[0])
+	reg.Put("/v2/mallory/manifests/latest", fake.Desc.MediaType, fake.Manifest)
+	if got, err := p.Store.Pull(t.Context(), reg.Host+"/mallory", registry.Caller{Auth: somebody}); err == nil {
 		t.Errorf("the config was given: %+v", got)
 	}
 }
@@ -159,29 +160,29 @@ func TestClaimedConfigIsNotGiven(t *testing.T) {
 // A layer that several images have in common is fetched once, whoever they belong to:
 // that the blob is in the other's repository too is enough.
 func TestSharedLayerIsFetchedOnce(t *testing.T) {
-	reg := newRegistry(t)
-	p := newPlace(t, reg)
-	a, b := build(t, "gzip", "base", "a"), build(t, "gzip", "base", "b")
-	reg.push("a", "latest", a)
-	reg.push("b", "latest", b)
+	reg := imagetest.NewRegistry(t)
+	p := imagetest.NewPlace(t, reg)
+	a, b := imagetest.Build(t, "gzip", "base", "a"), imagetest.Build(t, "gzip", "base", "b")
+	reg.Push("a", "latest", a)
+	reg.Push("b", "latest", b)
 	whole := 0
-	reg.intercept(func(w http.ResponseWriter, req *http.Request) bool {
-		if strings.HasSuffix(req.URL.Path, digest.FromBytes(a.blobs[0]).String()) && req.Header.Get("Range") == "" {
+	reg.Intercept(func(w http.ResponseWriter, req *http.Request) bool {
+		if strings.HasSuffix(req.URL.Path, digest.FromBytes(a.Blobs[0]).String()) && req.Header.Get("Range") == "" {
 			whole++
 		}
 		return false
 	})
-	p.pull(reg.host + "/a")
-	p.pull(reg.host + "/b")
-	p.reopen(image.Options{})
-	p.pull(reg.host + "/b")
+	p.Pull(reg.Host + "/a")
+	p.Pull(reg.Host + "/b")
+	p.Reopen(image.Options{})
+	p.Pull(reg.Host + "/b")
 	if whole != 1 {
 		t.Errorf("the layer was fetched %d times", whole)
 	}
 	// Compressed otherwise it must be seen to be the same.
-	z := build(t, "zstd", "base", "a")
-	reg.push("z", "latest", z)
-	if got := p.pull(reg.host + "/z"); got.ID != a.id() || p.layers() != 3 {
-		t.Errorf("image %s, %d layers, want %s and 3", got.ID, p.layers(), a.id())
+	z := imagetest.Build(t, "zstd", "base", "a")
+	reg.Push("z", "latest", z)
+	if got := p.Pull(reg.Host + "/z"); got.ID != a.ID() || p.Layers() != 3 {
+		t.Errorf("image %s, %d layers, want %s and 3", got.ID, p.Layers(), a.ID())
 	}
 }

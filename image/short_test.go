@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/crisp-cri/crisp/image/imagetest"
 	"github.com/crisp-cri/crisp/image/registry"
 	"github.com/crisp-cri/crisp/internal/fault"
 )
@@ -16,43 +17,43 @@ import (
 // registries.conf names several registries; and the kubelet has chosen the credentials
 // as if the name were one of docker.io's.
 func TestShortNameMode(t *testing.T) {
-	first, second := newRegistry(t), newRegistry(t)
-	p := newPlace(t)
+	first, second := imagetest.NewRegistry(t), imagetest.NewRegistry(t)
+	p := imagetest.NewPlace(t)
 	conf := func(mode string, search ...string) {
-		p.configure(fmt.Sprintf("%s\nunqualified-search-registries = [\"%s\"]\n", mode, strings.Join(search, `", "`)) +
-			fmt.Sprintf("[[registry]]\nlocation = %q\ninsecure = true\n[[registry]]\nlocation = %q\ninsecure = true\n[aliases]\n\"alias\" = \"%s/app\"\n", first.host, second.host, second.host))
+		p.Configure(fmt.Sprintf("%s\nunqualified-search-registries = [\"%s\"]\n", mode, strings.Join(search, `", "`)) +
+			fmt.Sprintf("[[registry]]\nlocation = %q\ninsecure = true\n[[registry]]\nlocation = %q\ninsecure = true\n[aliases]\n\"alias\" = \"%s/app\"\n", first.Host, second.Host, second.Host))
 	}
-	img := build(t, "gzip", "a")
-	second.push("app", "v1", img)
-	second.push("library/app", "v1", build(t, "gzip", "b"))
-	shown := []func() string{first.overhear("Basic"), second.overhear("Basic")}
+	img := imagetest.Build(t, "gzip", "a")
+	second.Push("app", "v1", img)
+	second.Push("library/app", "v1", imagetest.Build(t, "gzip", "b"))
+	shown := []func() string{first.Overhear("Basic"), second.Overhear("Basic")}
 
-	conf(`short-name-mode = "enforcing"`, first.host, second.host)
-	if got, err := p.store.Pull(t.Context(), "app:v1", registry.Caller{}); !errors.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "app") {
+	conf(`short-name-mode = "enforcing"`, first.Host, second.Host)
+	if got, err := p.Store.Pull(t.Context(), "app:v1", registry.Caller{}); !errors.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "app") {
 		t.Errorf("enforcing: %s, error %v, want one of kind %v", got.ID, err, fault.Invalid)
 	}
-	p.pull("alias:v1") // which is one only
-	id := p.store.List()[0].ID
-	if got, err := p.store.Get(strings.TrimPrefix(id, "sha256:")[:12]); err != nil || got.ID != id {
+	p.Pull("alias:v1") // which is one only
+	id := p.Store.List()[0].ID
+	if got, err := p.Store.Get(strings.TrimPrefix(id, "sha256:")[:12]); err != nil || got.ID != id {
 		t.Errorf("a short ID is none: %v", err)
 	}
-	if _, err := p.store.Get("app:v1"); !errors.Is(err, fault.Invalid) {
+	if _, err := p.Store.Get("app:v1"); !errors.Is(err, fault.Invalid) {
 		t.Errorf("enforcing: error is %v, want one of kind %v", err, fault.Invalid)
 	}
-	conf(`short-name-mode = "enforcing"`, second.host)
-	p.pull("app:v1")
-	conf(`short-name-mode = "permissive"`, first.host, second.host)
-	p.pull("app:v1")
+	conf(`short-name-mode = "enforcing"`, second.Host)
+	p.Pull("app:v1")
+	conf(`short-name-mode = "permissive"`, first.Host, second.Host)
+	p.Pull("app:v1")
 
 	// What is written is what is asked for.
-	if got := p.pull("library/app:v1"); got.ID == img.id() {
+	if got := p.Pull("library/app:v1"); got.ID == img.ID() {
 		t.Errorf("library/app is %v", got.Tags)
 	}
 	secret := base64.StdEncoding.EncodeToString([]byte("me:pass"))
 	for _, f := range shown {
 		f()
 	}
-	if _, err := p.store.Pull(t.Context(), "app:v1", registry.Caller{Auth: me}); err != nil {
+	if _, err := p.Store.Pull(t.Context(), "app:v1", registry.Caller{Auth: me}); err != nil {
 		t.Error(err)
 	}
 	for i, f := range shown {
@@ -61,7 +62,7 @@ func TestShortNameMode(t *testing.T) {
 		}
 	}
 	// Credentials that say what they are for go there.
-	if _, err := p.store.Pull(t.Context(), "app:v1", registry.Caller{Auth: &registry.Auth{Username: "me", Password: "pass", ServerAddress: second.host}}); err != nil {
+	if _, err := p.Store.Pull(t.Context(), "app:v1", registry.Caller{Auth: &registry.Auth{Username: "me", Password: "pass", ServerAddress: second.Host}}); err != nil {
 		t.Error(err)
 	}
 	if got := shown[0](); strings.Contains(got, secret) {
@@ -70,8 +71,8 @@ func TestShortNameMode(t *testing.T) {
 	if got := shown[1](); !strings.Contains(got, secret) {
 		t.Errorf("the second was shown %q", got)
 	}
-	write(t, filepath.Join(p.dir, "registries.conf"), "short-name-mode = \"odd\"\n")
-	if _, err := p.store.Pull(t.Context(), "app:v1", registry.Caller{}); !errors.Is(err, fault.Invalid) {
+	imagetest.WriteFile(t, filepath.Join(p.Dir, "registries.conf"), "short-name-mode = \"odd\"\n")
+	if _, err := p.Store.Pull(t.Context(), "app:v1", registry.Caller{}); !errors.Is(err, fault.Invalid) {
 		t.Errorf("error is %v, want one of kind %v", err, fault.Invalid)
 	}
 }

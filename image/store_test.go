@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/image/imagetest"
 	"github.com/crisp-cri/crisp/image/registry"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/google/go-cmp/cmp"
@@ -24,33 +25,33 @@ import (
 // One image has one ID, whatever names it goes by, and each of them finds the
 // same object (critest: "status by all kinds of references").
 func TestNames(t *testing.T) {
-	reg, other := newRegistry(t), newRegistry(t)
-	p := newPlace(t, reg, other)
-	img := build(t, "gzip", "x")
-	top := reg.push("team/app", "latest", img)
-	reg.push("team/app", "v1", img)
-	other.push("mirrored", "v2", img)
-	for _, ref := range []string{reg.host + "/team/app", reg.host + "/team/app:v1", other.host + "/mirrored:v2"} {
-		if got := p.pull(ref); got.ID != img.id() {
+	reg, other := imagetest.NewRegistry(t), imagetest.NewRegistry(t)
+	p := imagetest.NewPlace(t, reg, other)
+	img := imagetest.Build(t, "gzip", "x")
+	top := reg.Push("team/app", "latest", img)
+	reg.Push("team/app", "v1", img)
+	other.Push("mirrored", "v2", img)
+	for _, ref := range []string{reg.Host + "/team/app", reg.Host + "/team/app:v1", other.Host + "/mirrored:v2"} {
+		if got := p.Pull(ref); got.ID != img.ID() {
 			t.Errorf("pull of %s gave %s", ref, got.ID)
 		}
 	}
-	list := p.store.List()
+	list := p.Store.List()
 	if len(list) != 1 {
 		t.Fatalf("list is %v", list)
 	}
 	want := list[0]
-	tags := []string{reg.host + "/team/app:latest", reg.host + "/team/app:v1", other.host + "/mirrored:v2"}
+	tags := []string{reg.Host + "/team/app:latest", reg.Host + "/team/app:v1", other.Host + "/mirrored:v2"}
 	slices.Sort(tags)
 	if diff := cmp.Diff(tags, want.Tags); diff != "" {
 		t.Errorf("tags (-want +got):\n%s", diff)
 	}
-	hex := strings.TrimPrefix(img.id(), "sha256:")
+	hex := strings.TrimPrefix(img.ID(), "sha256:")
 	for _, ref := range []string{
-		img.id(), hex, hex[:12], "sha256:" + hex[:8], reg.host + "/team/app", reg.host + "/team/app:v1",
-		reg.host + "/team/app@" + top.String(), reg.host + "/team/app:anything@" + top.String(), other.host + "/mirrored:v2",
+		img.ID(), hex, hex[:12], "sha256:" + hex[:8], reg.Host + "/team/app", reg.Host + "/team/app:v1",
+		reg.Host + "/team/app@" + top.String(), reg.Host + "/team/app:anything@" + top.String(), other.Host + "/mirrored:v2",
 	} {
-		got, err := p.store.Get(ref)
+		got, err := p.Store.Get(ref)
 		if err != nil {
 			t.Errorf("%s: %v", ref, err)
 		} else if diff := cmp.Diff(want, got); diff != "" {
@@ -58,7 +59,7 @@ func TestNames(t *testing.T) {
 		}
 	}
 	for ref, kind := range map[string]fault.Kind{
-		reg.host + "/team/app:v3": fault.NotFound,
+		reg.Host + "/team/app:v3": fault.NotFound,
 		"team/app":                fault.NotFound,
 		"sha256:0000":             fault.NotFound,
 		"busybox":                 fault.NotFound,
@@ -67,12 +68,12 @@ func TestNames(t *testing.T) {
 		"":                        fault.Invalid,
 		"a b":                     fault.Invalid,
 	} {
-		if _, err := p.store.Get(ref); !errors.Is(err, kind) {
+		if _, err := p.Store.Get(ref); !errors.Is(err, kind) {
 			t.Errorf("%q: error is %v, want one of kind %v", ref, err, kind)
 		}
 	}
-	p.reopen(image.Options{Settings: image.Settings{Pinned: []string{"*/team/app:v1"}}})
-	got, err := p.store.Get(hex)
+	p.Reopen(image.Options{Settings: image.Settings{Pinned: []string{"*/team/app:v1"}}})
+	got, err := p.Store.Get(hex)
 	want.Pinned = true
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("after a restart (-want +got, err %v):\n%s", err, diff)
@@ -81,12 +82,12 @@ func TestNames(t *testing.T) {
 
 // A name without a registry is looked for where registries.conf says.
 func TestShortNames(t *testing.T) {
-	reg := newRegistry(t)
-	p := newPlace(t)
-	if _, err := p.store.Get("app"); err == nil { // reads the configuration as it was
+	reg := imagetest.NewRegistry(t)
+	p := imagetest.NewPlace(t)
+	if _, err := p.Store.Get("app"); err == nil { // reads the configuration as it was
 		t.Error("there is an image before it was pulled")
 	}
-	p.configure(fmt.Sprintf(`
+	p.Configure(fmt.Sprintf(`
 		unqualified-search-registries = ["nowhere.invalid", %q]
 		[aliases]
 		"nick" = "%s/long/name"
@@ -95,17 +96,17 @@ func TestShortNames(t *testing.T) {
 		blocked = true
 		[[registry]]
 		location = %q
-		insecure = true`, reg.host, reg.host, reg.host))
-	img := build(t, "gzip", "x")
-	reg.push("app", "latest", img)
-	reg.push("long/name", "v1", img)
-	p.pull("app")
-	got := p.pull("nick:v1")
-	if want := []string{reg.host + "/app:latest", reg.host + "/long/name:v1"}; !slices.Equal(got.Tags, want) {
+		insecure = true`, reg.Host, reg.Host, reg.Host))
+	img := imagetest.Build(t, "gzip", "x")
+	reg.Push("app", "latest", img)
+	reg.Push("long/name", "v1", img)
+	p.Pull("app")
+	got := p.Pull("nick:v1")
+	if want := []string{reg.Host + "/app:latest", reg.Host + "/long/name:v1"}; !slices.Equal(got.Tags, want) {
 		t.Errorf("tags are %v, want %v", got.Tags, want)
 	}
 	for _, ref := range []string{"app", "nick:v1", "app:latest"} {
-		if _, err := p.store.Get(ref); err != nil {
+		if _, err := p.Store.Get(ref); err != nil {
 			t.Error(err)
 		}
 	}
@@ -114,41 +115,41 @@ func TestShortNames(t *testing.T) {
 // CRI: "RemoveImage removes the image": all of its names, by whichever it is
 // asked, and twice at once.
 func TestRemove(t *testing.T) {
-	reg := newRegistry(t)
-	p := newPlace(t, reg)
-	img := build(t, "gzip", "base", "x")
-	keep := build(t, "gzip", "base", "y")
-	reg.push("app", "v1", img)
-	reg.push("app", "v2", img)
-	reg.push("app", "keep", keep)
-	kept := p.pull(reg.host + "/app:keep")
-	for _, ref := range []string{reg.host + "/app:v2", img.id(), img.id()[7:20]} {
-		p.pull(reg.host + "/app:v1")
-		p.pull(reg.host + "/app:v2")
-		used := p.store.FsInfo()
+	reg := imagetest.NewRegistry(t)
+	p := imagetest.NewPlace(t, reg)
+	img := imagetest.Build(t, "gzip", "base", "x")
+	keep := imagetest.Build(t, "gzip", "base", "y")
+	reg.Push("app", "v1", img)
+	reg.Push("app", "v2", img)
+	reg.Push("app", "keep", keep)
+	kept := p.Pull(reg.Host + "/app:keep")
+	for _, ref := range []string{reg.Host + "/app:v2", img.ID(), img.ID()[7:20]} {
+		p.Pull(reg.Host + "/app:v1")
+		p.Pull(reg.Host + "/app:v2")
+		used := p.Store.FsInfo()
 		var all sync.WaitGroup
 		for range 4 {
 			all.Go(func() {
-				if err := p.store.Remove(t.Context(), ref); err != nil && !errors.Is(err, fault.NotFound) {
+				if err := p.Store.Remove(t.Context(), ref); err != nil && !errors.Is(err, fault.NotFound) {
 					t.Error(err)
 				}
 			})
 		}
 		all.Wait()
-		if _, err := p.store.Get(reg.host + "/app:v1"); !errors.Is(err, fault.NotFound) {
+		if _, err := p.Store.Get(reg.Host + "/app:v1"); !errors.Is(err, fault.NotFound) {
 			t.Errorf("error is %v, want one of kind %v", err, fault.NotFound)
 		}
-		if list := p.store.List(); len(list) != 1 || list[0].ID != kept.ID {
+		if list := p.Store.List(); len(list) != 1 || list[0].ID != kept.ID {
 			t.Errorf("list is %v", list)
 		}
-		if n := p.layers(); n != 2 {
+		if n := p.Layers(); n != 2 {
 			t.Errorf("%d layers on disk, want 2", n)
 		}
-		if now := p.store.FsInfo(); now.UsedBytes >= used.UsedBytes || now.Inodes >= used.Inodes || now.UsedBytes == 0 {
+		if now := p.Store.FsInfo(); now.UsedBytes >= used.UsedBytes || now.Inodes >= used.Inodes || now.UsedBytes == 0 {
 			t.Errorf("used %+v, and %+v before", now, used)
 		}
 	}
-	if err := p.store.Remove(t.Context(), "no/such:image"); !errors.Is(err, fault.NotFound) {
+	if err := p.Store.Remove(t.Context(), "no/such:image"); !errors.Is(err, fault.NotFound) {
 		t.Errorf("error is %v, want one of kind %v", err, fault.NotFound)
 	}
 }
@@ -156,18 +157,18 @@ func TestRemove(t *testing.T) {
 // The kubelet looks at the disk as soon as the images that it had removed are gone, and
 // evicts pods if that is not enough: there must be room by then.
 func TestRemovedImageHasFreedItsRoom(t *testing.T) {
-	reg := newRegistry(t)
-	p := newPlace(t, reg)
+	reg := imagetest.NewRegistry(t)
+	p := imagetest.NewPlace(t, reg)
 	files := make(map[string]string)
 	for i := range 3000 {
 		files[fmt.Sprintf("file%d", i)] = "x"
 	}
-	reg.push("app", "v1", buildOf(t, "gzip", v1.Image{}, tarOf(t, files)))
-	img := p.pull(reg.host + "/app:v1")
-	if err := p.store.Remove(t.Context(), img.ID); err != nil {
+	reg.Push("app", "v1", imagetest.BuildOf(t, "gzip", v1.Image{}, imagetest.TarOf(t, files)))
+	img := p.Pull(reg.Host + "/app:v1")
+	if err := p.Store.Remove(t.Context(), img.ID); err != nil {
 		t.Fatal(err)
 	}
-	if left := p.names("staging"); len(left) != 0 {
+	if left := p.Names("staging"); len(left) != 0 {
 		t.Errorf("still on the disk: %v", left)
 	}
 }
@@ -175,34 +176,34 @@ func TestRemovedImageHasFreedItsRoom(t *testing.T) {
 // What a crash leaves is gone at the next start: unfinished work, and layers that
 // no image got to.
 func TestOpenSweeps(t *testing.T) {
-	reg := newRegistry(t)
-	p := newPlace(t, reg)
-	reg.push("app", "latest", build(t, "gzip", "a", "b"))
-	img := p.pull(reg.host + "/app")
-	p.close()
+	reg := imagetest.NewRegistry(t)
+	p := imagetest.NewPlace(t, reg)
+	reg.Push("app", "latest", imagetest.Build(t, "gzip", "a", "b"))
+	img := p.Pull(reg.Host + "/app")
+	p.Close()
 	for _, dir := range []string{"staging/layer-1/fs/d", "staging/gone-2/x", "layers/" + strings.Repeat("ab", 32) + "/fs"} {
-		if err := os.MkdirAll(filepath.Join(p.root(), dir), 0o700); err != nil {
+		if err := os.MkdirAll(filepath.Join(p.Root(), dir), 0o700); err != nil {
 			t.Fatal(err)
 		}
 	}
-	p.open(image.Options{})
-	if n := p.layers(); n != 2 {
+	p.Open(image.Options{})
+	if n := p.Layers(); n != 2 {
 		t.Errorf("%d layers, want 2", n)
 	}
-	if _, err := p.store.Get(img.ID); err != nil {
+	if _, err := p.Store.Get(img.ID); err != nil {
 		t.Error(err)
 	}
-	p.swept("")
+	p.Swept("")
 }
 
 // After a power cut the layers committed last are verified. What is damaged goes,
 // with the images that need it, and nothing else; a pull heals.
 func TestUnclean(t *testing.T) {
-	reg := newRegistry(t)
-	p := newPlace(t, reg)
-	whole, hurt := build(t, "gzip", "whole"), build(t, "gzip", "base", "hurt")
-	reg.push("whole", "latest", whole)
-	reg.push("hurt", "latest", hurt)
+	reg := imagetest.NewRegistry(t)
+	p := imagetest.NewPlace(t, reg)
+	whole, hurt := imagetest.Build(t, "gzip", "whole"), imagetest.Build(t, "gzip", "base", "hurt")
+	reg.Push("whole", "latest", whole)
+	reg.Push("hurt", "latest", hurt)
 	for name, damage := range map[string]func(fs string) error{
 		"truncated file":   func(fs string) error { return os.Truncate(filepath.Join(fs, "top"), 0) },
 		"missing file":     func(fs string) error { return os.Remove(filepath.Join(fs, "top")) },
@@ -210,27 +211,27 @@ func TestUnclean(t *testing.T) {
 		"missing record":   func(fs string) error { return os.Remove(filepath.Join(filepath.Dir(fs), "layer.json")) },
 		"truncated record": func(fs string) error { return os.Truncate(filepath.Join(filepath.Dir(fs), "layer.json"), 10) },
 	} {
-		p.pull(reg.host + "/whole")
-		p.pull(reg.host + "/hurt")
-		top := digestOf(hurt.plain[1])
-		if err := damage(filepath.Join(p.root(), "layers", top, "fs")); err != nil {
+		p.Pull(reg.Host + "/whole")
+		p.Pull(reg.Host + "/hurt")
+		top := imagetest.DigestOf(hurt.Plain[1])
+		if err := damage(filepath.Join(p.Root(), "layers", top, "fs")); err != nil {
 			t.Fatal(err)
 		}
-		p.reopen(image.Options{Unclean: true})
-		if _, err := p.store.Get(whole.id()); err != nil {
+		p.Reopen(image.Options{Unclean: true})
+		if _, err := p.Store.Get(whole.ID()); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
-		if _, err := p.store.Get(hurt.id()); !errors.Is(err, fault.NotFound) {
+		if _, err := p.Store.Get(hurt.ID()); !errors.Is(err, fault.NotFound) {
 			t.Errorf("%s: the image is still there (err %v)", name, err)
 		}
-		if n := p.layers(); n != 1 {
+		if n := p.Layers(); n != 1 {
 			t.Errorf("%s: %d layers, want that of the whole image", name, n)
 		}
-		healed := p.pull(reg.host + "/hurt")
-		if got := read(t, p.mount("k", healed.ID), "top"); got != "hurt" {
+		healed := p.Pull(reg.Host + "/hurt")
+		if got := imagetest.ReadFile(t, p.Mount("k", healed.ID), "top"); got != "hurt" {
 			t.Errorf("%s: file holds %q after the pull", name, got)
 		}
-		if err := p.store.RootFS().Unmount(t.Context(), "k", true); err != nil {
+		if err := p.Store.RootFS().Unmount(t.Context(), "k", true); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -239,12 +240,12 @@ func TestUnclean(t *testing.T) {
 // Of a pull that took long the layers that were done first are verified, too: they were
 // committed with the rest.
 func TestUncleanAfterLongPull(t *testing.T) {
-	reg := newRegistry(t)
-	p := newPlace(t, reg)
-	hurt := build(t, "gzip", "first", "last")
-	reg.push("hurt", "latest", hurt)
-	p.pull(reg.host + "/hurt")
-	dir := filepath.Join(p.root(), "layers", digestOf(hurt.plain[0]))
+	reg := imagetest.NewRegistry(t)
+	p := imagetest.NewPlace(t, reg)
+	hurt := imagetest.Build(t, "gzip", "first", "last")
+	reg.Push("hurt", "latest", hurt)
+	p.Pull(reg.Host + "/hurt")
+	dir := filepath.Join(p.Root(), "layers", imagetest.DigestOf(hurt.Plain[0]))
 	if err := os.Truncate(filepath.Join(dir, "fs", "layer0"), 0); err != nil {
 		t.Fatal(err)
 	}
@@ -271,12 +272,12 @@ func TestUncleanAfterLongPull(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	p.reopen(image.Options{Unclean: true})
-	if _, err := p.store.Get(hurt.id()); !errors.Is(err, fault.NotFound) {
+	p.Reopen(image.Options{Unclean: true})
+	if _, err := p.Store.Get(hurt.ID()); !errors.Is(err, fault.NotFound) {
 		t.Errorf("the image is still there (err %v)", err)
 	}
-	healed := p.pull(reg.host + "/hurt")
-	if got := read(t, p.mount("k", healed.ID), "layer0"); got != "first" {
+	healed := p.Pull(reg.Host + "/hurt")
+	if got := imagetest.ReadFile(t, p.Mount("k", healed.ID), "layer0"); got != "first" {
 		t.Errorf("file holds %q after the pull", got)
 	}
 }
@@ -284,41 +285,41 @@ func TestUncleanAfterLongPull(t *testing.T) {
 // A disk that fills up during a pull, or a load, gives one clean error. Nothing is
 // left, and with room the same call succeeds.
 func TestDiskFull(t *testing.T) {
-	needRoot(t)
-	reg := newRegistry(t)
-	p := newPlace(t, reg)
-	p.close()
-	if err := unix.Mount("none", p.root(), "tmpfs", 0, "size=4m"); err != nil {
+	imagetest.NeedRoot(t)
+	reg := imagetest.NewRegistry(t)
+	p := imagetest.NewPlace(t, reg)
+	p.Close()
+	if err := unix.Mount("none", p.Root(), "tmpfs", 0, "size=4m"); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { // before the place looks for leaks: no overlay can stand on it then
-		if p.store != nil {
-			p.close()
+		if p.Store != nil {
+			p.Close()
 		}
-		if err := unix.Unmount(p.root(), 0); err != nil {
+		if err := unix.Unmount(p.Root(), 0); err != nil {
 			t.Error(err)
 		}
 	})
-	p.open(image.Options{})
-	big := buildOf(t, "gzip", v1.Image{}, tarOf(t, map[string]string{"a": "small"}), tarOf(t, map[string]string{"b": strings.Repeat("x", 6<<20)}))
-	reg.push("big", "latest", big)
+	p.Open(image.Options{})
+	big := imagetest.BuildOf(t, "gzip", v1.Image{}, imagetest.TarOf(t, map[string]string{"a": "small"}), imagetest.TarOf(t, map[string]string{"b": strings.Repeat("x", 6<<20)}))
+	reg.Push("big", "latest", big)
 	full := func(err error) {
 		t.Helper()
 		if !errors.Is(err, unix.ENOSPC) || !errors.Is(err, fault.Unavailable) {
 			t.Errorf("error is %v", err)
 		}
-		if n := p.layers() + len(p.names("staging")) + len(p.store.List()); n != 0 {
+		if n := p.Layers() + len(p.Names("staging")) + len(p.Store.List()); n != 0 {
 			t.Errorf("%d things are left", n)
 		}
 	}
-	_, err := p.store.Pull(t.Context(), reg.host+"/big", registry.Caller{})
+	_, err := p.Store.Pull(t.Context(), reg.Host+"/big", registry.Caller{})
 	full(err)
-	_, err = p.store.Load(t.Context(), bytes.NewReader(ociArchive(t, big, nil)))
+	_, err = p.Store.Load(t.Context(), bytes.NewReader(ociArchive(t, big, nil)))
 	full(err)
-	if err := unix.Mount("none", p.root(), "", unix.MS_REMOUNT, "size=40m"); err != nil {
+	if err := unix.Mount("none", p.Root(), "", unix.MS_REMOUNT, "size=40m"); err != nil {
 		t.Fatal(err)
 	}
-	if img := p.pull(reg.host + "/big"); img.ID != big.id() {
+	if img := p.Pull(reg.Host + "/big"); img.ID != big.ID() {
 		t.Errorf("image is %s", img.ID)
 	}
 }
@@ -327,7 +328,7 @@ func TestDiskFull(t *testing.T) {
 // directories happen to be made.
 func TestNewStoreIsPrivate(t *testing.T) {
 	for range 20 {
-		st, err := os.Stat(newPlace(t).root())
+		st, err := os.Stat(imagetest.NewPlace(t).Root())
 		if err != nil || st.Mode().Perm() != 0o700 {
 			t.Fatalf("%v, %v; want mode 0700", st, err)
 		}

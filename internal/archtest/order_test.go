@@ -30,6 +30,7 @@ var layers = map[string][][]string{
 		{"layer", "registry"},
 		{"rootfs"},
 		{"."},
+		{"imagetest"},
 	},
 	"oci": {
 		{"wire"},

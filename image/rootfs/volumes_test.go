@@ -1,4 +1,4 @@
-package image_test
+package rootfs_test
 
 import (
 	"bytes"
@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/image/imagetest"
 	"github.com/crisp-cri/crisp/image/rootfs"
 	"github.com/crisp-cri/crisp/internal/fault"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
@@ -19,11 +20,11 @@ import (
 
 // A volume is a copy of what the image has there, whatever kinds of files those are.
 func TestVolumeIsACopy(t *testing.T) {
-	reg := newRegistry(t)
-	p := newPlace(t, reg)
-	reg.push("app", "latest", buildOf(t, "gzip", v1.Image{}, tarOf(t, map[string]string{"d/a": "1", "d/e/x": "1"}), tarOf(t, map[string]string{"d/b": "2", "d/.wh.a": ""})))
-	id := p.pull(reg.host + "/app").ID
-	root := p.mount("c", id)
+	reg := imagetest.NewRegistry(t)
+	p := imagetest.NewPlace(t, reg)
+	reg.Push("app", "latest", imagetest.BuildOf(t, "gzip", v1.Image{}, imagetest.TarOf(t, map[string]string{"d/a": "1", "d/e/x": "1"}), imagetest.TarOf(t, map[string]string{"d/b": "2", "d/.wh.a": ""})))
+	id := p.Pull(reg.Host + "/app").ID
+	root := p.Mount("c", id)
 	in := func(name string) string { return filepath.Join(root, "d", name) }
 	do := func(err error) {
 		t.Helper()
@@ -43,7 +44,7 @@ func TestVolumeIsACopy(t *testing.T) {
 	do(os.WriteFile(in("sparse"), []byte("x"), 0o600))
 	do(os.Truncate(in("sparse"), 64<<20))
 
-	made, err := p.store.RootFS().MakeVolumes(t.Context(), "c", rootfs.VolumesWanted{Paths: []string{"/d"}})
+	made, err := p.Store.RootFS().MakeVolumes(t.Context(), "c", rootfs.VolumesWanted{Paths: []string{"/d"}})
 	do(err)
 	if len(made) != 1 || made[0].Path != "/d" {
 		t.Fatalf("volumes are %v", made)
@@ -67,24 +68,24 @@ func TestVolumeIsACopy(t *testing.T) {
 		t.Errorf("a sparse file of %d bytes occupies %d", one.Size, one.Blocks*512)
 	}
 	// What is in it counts, and goes with the root file system.
-	before, _, err := p.store.RootFS().Usage("c")
+	before, _, err := p.Store.RootFS().Usage("c")
 	do(err)
 	if before < uint64(one.Blocks*512) {
 		t.Errorf("%d bytes are used, and the volume has more", before)
 	}
-	p.reopen(image.Options{})
-	do(p.store.RootFS().Unmount(t.Context(), "c", true))
-	if got := p.names("rw"); len(got) != 0 {
+	p.Reopen(image.Options{})
+	do(p.Store.RootFS().Unmount(t.Context(), "c", true))
+	if got := p.Names("rw"); len(got) != 0 {
 		t.Errorf("writable layers %v are left", got)
 	}
 }
 
 // Where a volume is, links of the image decide, and none of them leads out.
 func TestVolumePaths(t *testing.T) {
-	reg := newRegistry(t)
-	p := newPlace(t, reg)
-	reg.push("app", "latest", buildOf(t, "gzip", v1.Image{}, tarOf(t, map[string]string{"var/lib/db/x": "1", "file": "1"})))
-	id := p.pull(reg.host + "/app").ID
+	reg := imagetest.NewRegistry(t)
+	p := imagetest.NewPlace(t, reg)
+	reg.Push("app", "latest", imagetest.BuildOf(t, "gzip", v1.Image{}, imagetest.TarOf(t, map[string]string{"var/lib/db/x": "1", "file": "1"})))
+	id := p.Pull(reg.Host + "/app").ID
 	outside := t.TempDir()
 	many := make([]string, 129)
 	for i := range many {
@@ -120,13 +121,13 @@ func TestVolumePaths(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			key := fmt.Sprintf("c%d", i)
-			root := p.mount(key, id)
+			root := p.Mount(key, id)
 			for name, to := range map[string]string{"short": "var/lib", "out": outside, "up": "../../..", "link-to-proc": "/proc", "loop": "loop"} {
 				if err := os.Symlink(to, filepath.Join(root, name)); err != nil {
 					t.Fatal(err)
 				}
 			}
-			made, err := p.store.RootFS().MakeVolumes(t.Context(), key, rootfs.VolumesWanted{Paths: test.paths, Mounted: test.mounted, Reserved: test.reserved})
+			made, err := p.Store.RootFS().MakeVolumes(t.Context(), key, rootfs.VolumesWanted{Paths: test.paths, Mounted: test.mounted, Reserved: test.reserved})
 			if test.want == "" {
 				if !errors.Is(err, fault.Invalid) {
 					t.Errorf("error is %v, want one of kind %v", err, fault.Invalid)
@@ -137,14 +138,14 @@ func TestVolumePaths(t *testing.T) {
 			var got []string
 			for _, v := range made {
 				got = append(got, v.Path)
-				if filepath.Dir(filepath.Dir(v.Source)) != filepath.Join(p.root(), "rw", key) {
+				if filepath.Dir(filepath.Dir(v.Source)) != filepath.Join(p.Root(), "rw", key) {
 					t.Errorf("source is %s", v.Source)
 				}
 			}
 			if strings.Join(got, " ") != test.want {
 				t.Errorf("volumes are %v, want %s", got, test.want)
 			}
-			if err := p.store.RootFS().Unmount(t.Context(), key, true); err != nil {
+			if err := p.Store.RootFS().Unmount(t.Context(), key, true); err != nil {
 				t.Error(err)
 			}
 		})
@@ -157,23 +158,23 @@ func TestVolumePaths(t *testing.T) {
 // What a container wrote to its volumes, and removed there, is part of its changes: in
 // a container made from them the volume is what it was.
 func TestDiffOfVolumes(t *testing.T) {
-	reg := newRegistry(t)
-	p := newPlace(t, reg)
-	reg.push("app", "latest", buildOf(t, "gzip", v1.Image{},
-		tarOf(t, map[string]string{"data/kept": "1", "data/gone": "1", "data/dir/x": "1", "data/turned/x": "1", "data/was/x": "1"})))
-	id := p.pull(reg.host + "/app").ID
-	p.mount("from", id)
+	reg := imagetest.NewRegistry(t)
+	p := imagetest.NewPlace(t, reg)
+	reg.Push("app", "latest", imagetest.BuildOf(t, "gzip", v1.Image{},
+		imagetest.TarOf(t, map[string]string{"data/kept": "1", "data/gone": "1", "data/dir/x": "1", "data/turned/x": "1", "data/was/x": "1"})))
+	id := p.Pull(reg.Host + "/app").ID
+	p.Mount("from", id)
 	want := rootfs.VolumesWanted{Paths: []string{"/data", "/new"}}
 	volumes := func(key string) []rootfs.Volume {
 		t.Helper()
-		made, err := p.store.RootFS().MakeVolumes(t.Context(), key, want)
+		made, err := p.Store.RootFS().MakeVolumes(t.Context(), key, want)
 		if err != nil {
 			t.Fatal(err)
 		}
 		return made
 	}
 	from := volumes("from")
-	p.reopen(image.Options{}) // which must know of them
+	p.Reopen(image.Options{}) // which must know of them
 	data := func(name string) string { return filepath.Join(from[0].Source, name) }
 	for _, err := range []error{
 		os.WriteFile(data("kept"), []byte("changed"), 0o600),
@@ -189,15 +190,15 @@ func TestDiffOfVolumes(t *testing.T) {
 		}
 	}
 	var diff bytes.Buffer
-	deleted, err := p.store.RootFS().Diff(t.Context(), "from", &diff)
+	deleted, err := p.Store.RootFS().Diff(t.Context(), "from", &diff)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if want := []string{"/data/dir", "/data/gone"}; !slices.Equal(deleted, want) {
 		t.Errorf("removed were %v, want %v", deleted, want)
 	}
-	p.mount("to", id)
-	if err := p.store.RootFS().Apply(t.Context(), "to", &diff, deleted); err != nil {
+	p.Mount("to", id)
+	if err := p.Store.RootFS().Apply(t.Context(), "to", &diff, deleted); err != nil {
 		t.Fatal(err)
 	}
 	to := volumes("to")
@@ -206,7 +207,7 @@ func TestDiffOfVolumes(t *testing.T) {
 			t.Errorf("volume %s has\n%swant\n%s", to[i].Path, got, want)
 		}
 	}
-	if got := read(t, to[0].Source, "kept") + read(t, to[1].Source, "x"); got != "changednew" {
+	if got := imagetest.ReadFile(t, to[0].Source, "kept") + imagetest.ReadFile(t, to[1].Source, "x"); got != "changednew" {
 		t.Errorf("files hold %q", got)
 	}
 }

@@ -1,4 +1,4 @@
-package image_test
+package rootfs_test
 
 import (
 	"archive/tar"
@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/image/imagetest"
 	"github.com/crisp-cri/crisp/image/rootfs"
 	"github.com/crisp-cri/crisp/internal/fault"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
@@ -23,21 +24,21 @@ import (
 // A root file system shows the layers merged, takes writes for itself alone, and
 // keeps them over an unmount and a restart, until it is removed.
 func TestMount(t *testing.T) {
-	reg := newRegistry(t)
-	p := newPlace(t, reg)
-	img := buildOf(t, "gzip", v1.Image{},
-		tarOf(t, map[string]string{"a": "1", "b": "1", "d/x": "1", "e/x": "1"}),
-		tarOf(t, map[string]string{"b": "2", ".wh.a": "", "d/.wh..wh..opq": "", "d/y": "2", "e/y": "2"}))
-	reg.push("app", "latest", img)
-	id := p.pull(reg.host + "/app").ID
-	root, second := p.mount("one", id), p.mount("two", id)
-	if again := p.mount("one", id); again != root {
+	reg := imagetest.NewRegistry(t)
+	p := imagetest.NewPlace(t, reg)
+	img := imagetest.BuildOf(t, "gzip", v1.Image{},
+		imagetest.TarOf(t, map[string]string{"a": "1", "b": "1", "d/x": "1", "e/x": "1"}),
+		imagetest.TarOf(t, map[string]string{"b": "2", ".wh.a": "", "d/.wh..wh..opq": "", "d/y": "2", "e/y": "2"}))
+	reg.Push("app", "latest", img)
+	id := p.Pull(reg.Host + "/app").ID
+	root, second := p.Mount("one", id), p.Mount("two", id)
+	if again := p.Mount("one", id); again != root {
 		t.Errorf("second mount is at %s, the first at %s", again, root)
 	}
 	if got := tree(t, root); got != "b d d/y e e/x e/y" {
 		t.Errorf("tree is %s", got)
 	}
-	if got := read(t, root, "b"); got != "2" {
+	if got := imagetest.ReadFile(t, root, "b"); got != "2" {
 		t.Errorf("b holds %q", got)
 	}
 	if err := os.WriteFile(filepath.Join(root, "b"), []byte("mine"), 0o600); err != nil {
@@ -50,42 +51,42 @@ func TestMount(t *testing.T) {
 		t.Errorf("the other tree is %s", got)
 	}
 
-	if err := p.store.RootFS().Unmount(t.Context(), "one", false); err != nil {
+	if err := p.Store.RootFS().Unmount(t.Context(), "one", false); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(root); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("mount point is still there (err %v)", err)
 	}
-	p.reopen(image.Options{})
-	if got := p.store.RootFS().Mounts(); !slices.Equal(got, []string{"one", "two"}) {
+	p.Reopen(image.Options{})
+	if got := p.Store.RootFS().Mounts(); !slices.Equal(got, []string{"one", "two"}) {
 		t.Errorf("keys are %v", got)
 	}
-	root = p.mount("one", id)
-	if got := tree(t, root) + " " + read(t, root, "b"); got != "b d d/y mine" {
+	root = p.Mount("one", id)
+	if got := tree(t, root) + " " + imagetest.ReadFile(t, root, "b"); got != "b d d/y mine" {
 		t.Errorf("after a restart there is %s", got)
 	}
 	for range 2 { // the second finds nothing
 		for _, key := range []string{"one", "two"} {
-			if err := p.store.RootFS().Unmount(t.Context(), key, true); err != nil {
+			if err := p.Store.RootFS().Unmount(t.Context(), key, true); err != nil {
 				t.Fatal(err)
 			}
 		}
 	}
-	if got := p.store.RootFS().Mounts(); len(got) != 0 {
+	if got := p.Store.RootFS().Mounts(); len(got) != 0 {
 		t.Errorf("keys are %v", got)
 	}
-	if _, _, err := p.store.RootFS().Usage("one"); !errors.Is(err, fault.NotFound) {
+	if _, _, err := p.Store.RootFS().Usage("one"); !errors.Is(err, fault.NotFound) {
 		t.Errorf("error is %v, want one of kind %v", err, fault.NotFound)
 	}
-	if _, err := p.store.RootFS().Mount(t.Context(), "x", "sha256:"+strings.Repeat("0", 64), rootfs.MountOptions{}); !errors.Is(err, fault.NotFound) {
+	if _, err := p.Store.RootFS().Mount(t.Context(), "x", "sha256:"+strings.Repeat("0", 64), rootfs.MountOptions{}); !errors.Is(err, fault.NotFound) {
 		t.Errorf("error is %v, want one of kind %v", err, fault.NotFound)
 	}
 	for _, key := range []string{"", "..", "a/b"} {
-		if _, err := p.store.RootFS().Mount(t.Context(), key, id, rootfs.MountOptions{}); !errors.Is(err, fault.Invalid) {
+		if _, err := p.Store.RootFS().Mount(t.Context(), key, id, rootfs.MountOptions{}); !errors.Is(err, fault.Invalid) {
 			t.Errorf("key %q: error is %v, want one of kind %v", key, err, fault.Invalid)
 		}
 	}
-	if got := p.names("rw"); len(got) != 0 {
+	if got := p.Names("rw"); len(got) != 0 {
 		t.Errorf("writable layers %v are left", got)
 	}
 }
@@ -108,61 +109,61 @@ func tree(t *testing.T, root string) string {
 // The layers of a removed image stay as long as a root file system stands on
 // them, over a restart too, and go with the last.
 func TestLeases(t *testing.T) {
-	reg := newRegistry(t)
-	p := newPlace(t, reg)
-	img := build(t, "gzip", "base", "x")
-	reg.push("app", "latest", img)
-	id := p.pull(reg.host + "/app").ID
-	root := p.mount("one", id)
-	if err := p.store.Remove(t.Context(), id); err != nil {
+	reg := imagetest.NewRegistry(t)
+	p := imagetest.NewPlace(t, reg)
+	img := imagetest.Build(t, "gzip", "base", "x")
+	reg.Push("app", "latest", img)
+	id := p.Pull(reg.Host + "/app").ID
+	root := p.Mount("one", id)
+	if err := p.Store.Remove(t.Context(), id); err != nil {
 		t.Fatal(err)
 	}
-	if got := read(t, root, "top"); got != "x" || p.layers() != 2 {
-		t.Errorf("file holds %q, on %d layers", got, p.layers())
+	if got := imagetest.ReadFile(t, root, "top"); got != "x" || p.Layers() != 2 {
+		t.Errorf("file holds %q, on %d layers", got, p.Layers())
 	}
-	p.reopen(image.Options{})
-	if _, err := p.store.Get(id); !errors.Is(err, fault.NotFound) {
+	p.Reopen(image.Options{})
+	if _, err := p.Store.Get(id); !errors.Is(err, fault.NotFound) {
 		t.Errorf("error is %v, want one of kind %v", err, fault.NotFound)
 	}
-	if err := p.store.RootFS().Unmount(t.Context(), "one", false); err != nil {
+	if err := p.Store.RootFS().Unmount(t.Context(), "one", false); err != nil {
 		t.Fatal(err)
 	}
-	root = p.mount("one", id) // the image is gone; the lease is not
-	if got := read(t, root, "top"); got != "x" {
+	root = p.Mount("one", id) // the image is gone; the lease is not
+	if got := imagetest.ReadFile(t, root, "top"); got != "x" {
 		t.Errorf("file holds %q", got)
 	}
 	// A pull of the image finds its layers.
-	reg.asked("")
-	p.pull(reg.host + "/app")
-	if got := reg.asked("/blobs/"); len(got) != 1 { // the config
+	reg.Asked("")
+	p.Pull(reg.Host + "/app")
+	if got := reg.Asked("/blobs/"); len(got) != 1 { // the config
 		t.Errorf("fetched %v", got)
 	}
-	if err := p.store.Remove(t.Context(), id); err != nil {
+	if err := p.Store.Remove(t.Context(), id); err != nil {
 		t.Fatal(err)
 	}
-	if err := p.store.RootFS().Unmount(t.Context(), "one", true); err != nil {
+	if err := p.Store.RootFS().Unmount(t.Context(), "one", true); err != nil {
 		t.Fatal(err)
 	}
-	if n := p.layers(); n != 0 {
+	if n := p.Layers(); n != 0 {
 		t.Errorf("%d layers are left", n)
 	}
 }
 
 // More layers than fit on a page of mount options, one of them twice.
 func TestManyLayers(t *testing.T) {
-	reg := newRegistry(t)
-	p := newPlace(t, reg)
+	reg := imagetest.NewRegistry(t)
+	p := imagetest.NewPlace(t, reg)
 	var layers [][]byte
 	for i := range 150 {
-		layers = append(layers, tarOf(t, map[string]string{fmt.Sprintf("f%d", i): "x", "last": fmt.Sprint(i)}))
+		layers = append(layers, imagetest.TarOf(t, map[string]string{fmt.Sprintf("f%d", i): "x", "last": fmt.Sprint(i)}))
 	}
 	layers = append(layers, layers[70])
-	reg.push("deep", "latest", buildOf(t, "plain", v1.Image{}, layers...))
-	root := p.mount("k", p.pull(reg.host+"/deep").ID)
+	reg.Push("deep", "latest", imagetest.BuildOf(t, "plain", v1.Image{}, layers...))
+	root := p.Mount("k", p.Pull(reg.Host+"/deep").ID)
 	if entries, err := os.ReadDir(root); err != nil || len(entries) != 151 {
 		t.Errorf("%d entries (err %v)", len(entries), err)
 	}
-	if got := read(t, root, "last"); got != "70" {
+	if got := imagetest.ReadFile(t, root, "last"); got != "70" {
 		t.Errorf("last is %s", got)
 	}
 }
@@ -170,14 +171,14 @@ func TestManyLayers(t *testing.T) {
 // The root directory has the mode and owner that the image gives it, and an
 // opaque one hides the layers below as a whole.
 func TestMountRoot(t *testing.T) {
-	reg := newRegistry(t)
-	p := newPlace(t, reg)
-	img := buildOf(t, "gzip", v1.Image{},
-		tarOf(t, map[string]string{"hidden": "1"}),
-		tarOf(t, map[string]string{"./": "", ".wh..wh..opq": "", "shown": "1"}),
-		tarOf(t, map[string]string{"above": "1"}))
-	reg.push("app", "latest", img)
-	root := p.mount("k", p.pull(reg.host+"/app").ID)
+	reg := imagetest.NewRegistry(t)
+	p := imagetest.NewPlace(t, reg)
+	img := imagetest.BuildOf(t, "gzip", v1.Image{},
+		imagetest.TarOf(t, map[string]string{"hidden": "1"}),
+		imagetest.TarOf(t, map[string]string{"./": "", ".wh..wh..opq": "", "shown": "1"}),
+		imagetest.TarOf(t, map[string]string{"above": "1"}))
+	reg.Push("app", "latest", img)
+	root := p.Mount("k", p.Pull(reg.Host+"/app").ID)
 	if got := tree(t, root); got != "above shown" {
 		t.Errorf("tree is %s", got)
 	}
@@ -189,8 +190,8 @@ func TestMountRoot(t *testing.T) {
 // The root directory of a volume looks as the image's layers say, too: also if only a
 // lower one does, and if the layers above have directories of their own.
 func TestRootOfLowerLayer(t *testing.T) {
-	reg := newRegistry(t)
-	p := newPlace(t, reg)
+	reg := imagetest.NewRegistry(t)
+	p := imagetest.NewPlace(t, reg)
 	var base bytes.Buffer
 	tw := tar.NewWriter(&base)
 	for _, h := range []tar.Header{{Name: "./", Mode: 0o2711, Uid: 7, Gid: 8}, {Name: "d", Mode: 0o700}} {
@@ -204,16 +205,16 @@ func TestRootOfLowerLayer(t *testing.T) {
 	}
 	for name, above := range map[string][][]byte{
 		"alone":    nil,
-		"file":     {tarOf(t, map[string]string{"f": "1"})},
-		"inherits": {tarOf(t, map[string]string{"d/f": "1"}), tarOf(t, map[string]string{"g": "1"})},
+		"file":     {imagetest.TarOf(t, map[string]string{"f": "1"})},
+		"inherits": {imagetest.TarOf(t, map[string]string{"d/f": "1"}), imagetest.TarOf(t, map[string]string{"g": "1"})},
 	} {
-		reg.push(name, "latest", buildOf(t, "gzip", v1.Image{}, append([][]byte{base.Bytes()}, above...)...))
-		id := p.pull(reg.host + "/" + name).ID
-		volume, err := p.store.RootFS().Mount(t.Context(), name+"-ro", id, rootfs.MountOptions{ReadOnly: true})
+		reg.Push(name, "latest", imagetest.BuildOf(t, "gzip", v1.Image{}, append([][]byte{base.Bytes()}, above...)...))
+		id := p.Pull(reg.Host + "/" + name).ID
+		volume, err := p.Store.RootFS().Mount(t.Context(), name+"-ro", id, rootfs.MountOptions{ReadOnly: true})
 		if err != nil {
 			t.Fatal(err)
 		}
-		for kind, dir := range map[string]string{"volume": volume, "root file system": p.mount(name+"-rw", id)} {
+		for kind, dir := range map[string]string{"volume": volume, "root file system": p.Mount(name+"-rw", id)} {
 			var st unix.Stat_t
 			if err := unix.Lstat(dir, &st); err != nil {
 				t.Fatal(err)
@@ -228,8 +229,8 @@ func TestRootOfLowerLayer(t *testing.T) {
 // A directory that a layer has no entry for looks as the layer below has it, or
 // as a layer above says; one that is hidden below does not come back.
 func TestMountInheritsDirectories(t *testing.T) {
-	reg := newRegistry(t)
-	p := newPlace(t, reg)
+	reg := imagetest.NewRegistry(t)
+	p := imagetest.NewPlace(t, reg)
 	dirs := func(modes map[string]int64, files ...string) []byte {
 		var buf bytes.Buffer
 		tw := tar.NewWriter(&buf)
@@ -248,18 +249,18 @@ func TestMountInheritsDirectories(t *testing.T) {
 		}
 		return buf.Bytes()
 	}
-	img := buildOf(t, "gzip", v1.Image{},
+	img := imagetest.BuildOf(t, "gzip", v1.Image{},
 		dirs(map[string]int64{"tmp": 0o1777, "a": 0o711, "a/b": 0o700, "new": 0o700, "opaque": 0o750, "opaque/in": 0o700, "gone": 0o700}),
 		dirs(nil, "tmp/x", "a/b/c/x", "gone/x"),
 		dirs(map[string]int64{"new": 0o705}, "opaque/.wh..wh..opq", "opaque/in/x", ".wh.gone"),
 		dirs(nil, "new/x", "plain/x"))
-	reg.push("app", "latest", img)
-	id := p.pull(reg.host + "/app").ID
-	dir, err := p.store.RootFS().Mount(t.Context(), "ro", id, rootfs.MountOptions{ReadOnly: true})
+	reg.Push("app", "latest", img)
+	id := p.Pull(reg.Host + "/app").ID
+	dir, err := p.Store.RootFS().Mount(t.Context(), "ro", id, rootfs.MountOptions{ReadOnly: true})
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, root := range []string{p.mount("rw", id), dir} {
+	for _, root := range []string{p.Mount("rw", id), dir} {
 		for name, want := range map[string]string{
 			"tmp": "1777 7:8", "a": "711 7:8", "a/b": "700 7:8", "a/b/c": "755 0:0", "new": "705 7:8",
 			"opaque": "750 7:8", "opaque/in": "755 0:0", "plain": "755 0:0", "tmp/x": "600 0:0", "a/b/c/x": "600 0:0",
@@ -279,47 +280,47 @@ func TestMountInheritsDirectories(t *testing.T) {
 
 // Nobody writes to a read-only mount, however many layers it has.
 func TestMountReadOnly(t *testing.T) {
-	reg := newRegistry(t)
-	p := newPlace(t, reg)
+	reg := imagetest.NewRegistry(t)
+	p := imagetest.NewPlace(t, reg)
 	for n := range 3 {
 		var texts []string
 		for i := range n {
 			texts = append(texts, fmt.Sprint(i))
 		}
 		tag := fmt.Sprint("v", n)
-		reg.push("app", tag, build(t, "gzip", texts...))
-		dir, err := p.store.RootFS().Mount(t.Context(), tag, p.pull(reg.host+"/app:"+tag).ID, rootfs.MountOptions{ReadOnly: true})
+		reg.Push("app", tag, imagetest.Build(t, "gzip", texts...))
+		dir, err := p.Store.RootFS().Mount(t.Context(), tag, p.Pull(reg.Host+"/app:"+tag).ID, rootfs.MountOptions{ReadOnly: true})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if n > 0 && read(t, dir, "top") != fmt.Sprint(n-1) {
-			t.Errorf("%d layers: top is %s", n, read(t, dir, "top"))
+		if n > 0 && imagetest.ReadFile(t, dir, "top") != fmt.Sprint(n-1) {
+			t.Errorf("%d layers: top is %s", n, imagetest.ReadFile(t, dir, "top"))
 		}
 		if err := os.WriteFile(filepath.Join(dir, "top"), nil, 0o600); !errors.Is(err, unix.EROFS) {
 			t.Errorf("%d layers: error is %v, want %v", n, err, unix.EROFS)
 		}
 	}
-	if _, err := p.store.RootFS().Mount(t.Context(), "v1", p.store.List()[0].ID, rootfs.MountOptions{}); !errors.Is(err, fault.WrongState) {
+	if _, err := p.Store.RootFS().Mount(t.Context(), "v1", p.Store.List()[0].ID, rootfs.MountOptions{}); !errors.Is(err, fault.WrongState) {
 		t.Errorf("error is %v, want one of kind %v", err, fault.WrongState)
 	}
 }
 
 // The usage of a writable layer follows what is written, a little later.
 func TestUsage(t *testing.T) {
-	reg := newRegistry(t)
-	p := newPlace(t, reg)
-	reg.push("app", "latest", build(t, "gzip", "x"))
-	root := p.mount("k", p.pull(reg.host+"/app").ID)
-	size, inodes, err := p.store.RootFS().Usage("k")
+	reg := imagetest.NewRegistry(t)
+	p := imagetest.NewPlace(t, reg)
+	reg.Push("app", "latest", imagetest.Build(t, "gzip", "x"))
+	root := p.Mount("k", p.Pull(reg.Host+"/app").ID)
+	size, inodes, err := p.Store.RootFS().Usage("k")
 	if err != nil || inodes != 1 {
 		t.Errorf("fresh layer has %d bytes, %d inodes (err %v)", size, inodes, err)
 	}
-	before := p.store.FsInfo()
+	before := p.Store.FsInfo()
 	if err := os.WriteFile(filepath.Join(root, "new"), make([]byte, 1<<20), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	for range 200 {
-		if size, inodes, err = p.store.RootFS().Usage("k"); err != nil || inodes > 1 {
+		if size, inodes, err = p.Store.RootFS().Usage("k"); err != nil || inodes > 1 {
 			break
 		}
 		time.Sleep(50 * time.Millisecond)
@@ -327,7 +328,7 @@ func TestUsage(t *testing.T) {
 	if err != nil || inodes != 2 || size < 1<<20 {
 		t.Errorf("layer has %d bytes, %d inodes (err %v)", size, inodes, err)
 	}
-	if after := p.store.FsInfo(); after.UsedBytes < before.UsedBytes+1<<20 || after.Inodes != before.Inodes+1 {
+	if after := p.Store.FsInfo(); after.UsedBytes < before.UsedBytes+1<<20 || after.Inodes != before.Inodes+1 {
 		t.Errorf("store has %+v, and %+v before", after, before)
 	}
 }

@@ -1,4 +1,4 @@
-package image_test
+package rootfs_test
 
 import (
 	"errors"
@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/image/imagetest"
 	"github.com/crisp-cri/crisp/image/rootfs"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/testenv"
@@ -33,15 +34,15 @@ func owner(t *testing.T, path ...string) string {
 // change.
 func TestMountMapped(t *testing.T) {
 	testenv.Need(t, "idmap")
-	reg := newRegistry(t)
-	p := newPlace(t, reg)
-	reg.push("app", "latest", buildOf(t, "gzip", v1.Image{},
-		tarOf(t, map[string]string{"a": "1", "d/": "", "d/x": "1"}), tarOf(t, map[string]string{"b": "2"})))
-	id := p.pull(reg.host + "/app").ID
-	if err := os.Chmod(filepath.Dir(p.dir), 0o711); err != nil { // the test's own
+	reg := imagetest.NewRegistry(t)
+	p := imagetest.NewPlace(t, reg)
+	reg.Push("app", "latest", imagetest.BuildOf(t, "gzip", v1.Image{},
+		imagetest.TarOf(t, map[string]string{"a": "1", "d/": "", "d/x": "1"}), imagetest.TarOf(t, map[string]string{"b": "2"})))
+	id := p.Pull(reg.Host + "/app").ID
+	if err := os.Chmod(filepath.Dir(p.Dir), 0o711); err != nil { // the test's own
 		t.Fatal(err)
 	}
-	if err := p.store.RootFS().CheckIDMap(); err != nil {
+	if err := p.Store.RootFS().CheckIDMap(); err != nil {
 		t.Fatal(err)
 	}
 	m := rootfs.IDMap{IDs: userns.Map{UID: userns.Range{Host: 200000, Length: 1000}, GID: userns.Range{Host: 300000, Length: 1000}}}
@@ -53,14 +54,14 @@ func TestMountMapped(t *testing.T) {
 	m.UserNS = fmt.Sprintf("/proc/self/fd/%d", ns.Fd())
 	mount := func(key string, readOnly bool) string {
 		t.Helper()
-		dir, err := p.store.RootFS().Mount(t.Context(), key, id, rootfs.MountOptions{ReadOnly: readOnly, IDs: &m})
+		dir, err := p.Store.RootFS().Mount(t.Context(), key, id, rootfs.MountOptions{ReadOnly: readOnly, IDs: &m})
 		if err != nil {
 			t.Fatal(err)
 		}
 		return dir
 	}
 
-	root, plain, volume := mount("one", false), p.mount("two", id), mount("three", true)
+	root, plain, volume := mount("one", false), p.Mount("two", id), mount("three", true)
 	for _, dir := range []string{root, volume} {
 		for _, name := range []string{"a", "b", "d", "d/x"} {
 			if got := owner(t, dir, name); got != "200000:300000" {
@@ -75,7 +76,7 @@ func TestMountMapped(t *testing.T) {
 	if err := os.Chmod(filepath.Join(root, "d/x"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for _, path := range []string{filepath.Join(root, "d/x"), filepath.Join(p.root(), "rw", "one", "fs", "d/x")} {
+	for _, path := range []string{filepath.Join(root, "d/x"), filepath.Join(p.Root(), "rw", "one", "fs", "d/x")} {
 		if got := owner(t, path); got != "200000:300000" {
 			t.Errorf("after a change %s belongs to %s", path, got)
 		}
@@ -88,41 +89,41 @@ func TestMountMapped(t *testing.T) {
 	}
 
 	// As after a restart and a lost mount.
-	if err := p.store.RootFS().Unmount(t.Context(), "one", false); err != nil {
+	if err := p.Store.RootFS().Unmount(t.Context(), "one", false); err != nil {
 		t.Fatal(err)
 	}
-	p.reopen(image.Options{})
+	p.Reopen(image.Options{})
 	if root = mount("one", false); owner(t, root, "b") != "200000:300000" {
 		t.Errorf("after a restart b belongs to %s", owner(t, root, "b"))
 	}
-	left, err := mountinfo.GetMounts(mountinfo.PrefixFilter(p.root()))
+	left, err := mountinfo.GetMounts(mountinfo.PrefixFilter(p.Root()))
 	if err != nil || len(left) > 0 {
 		t.Errorf("%d mounts that the overlay was made of are left, %v", len(left), err)
 	}
 
-	m.UserNS = filepath.Join(p.dir, "no such namespace")
-	if _, err := p.store.RootFS().Mount(t.Context(), "four", id, rootfs.MountOptions{IDs: &m}); !errors.Is(err, os.ErrNotExist) {
+	m.UserNS = filepath.Join(p.Dir, "no such namespace")
+	if _, err := p.Store.RootFS().Mount(t.Context(), "four", id, rootfs.MountOptions{IDs: &m}); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("without the user namespace: %v", err)
 	}
 	m.UserNS = "/proc/self/ns/net"
-	if _, err := p.store.RootFS().Mount(t.Context(), "four", id, rootfs.MountOptions{IDs: &m}); err == nil {
+	if _, err := p.Store.RootFS().Mount(t.Context(), "four", id, rootfs.MountOptions{IDs: &m}); err == nil {
 		t.Error("a network namespace was taken for a user namespace")
 	}
-	if got := fmt.Sprint(p.store.RootFS().Mounts()); got != "[one three two]" {
+	if got := fmt.Sprint(p.Store.RootFS().Mounts()); got != "[one three two]" {
 		t.Errorf("keys are %s", got)
 	}
 }
 
 // Whether maps can be used is found out by trying, and why not is told.
 func TestCheckIDMap(t *testing.T) {
-	p := newPlace(t)
-	if err := os.Chmod(filepath.Dir(p.dir), 0o700); err != nil {
+	p := imagetest.NewPlace(t)
+	if err := os.Chmod(filepath.Dir(p.Dir), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := p.store.RootFS().CheckIDMap(); !errors.Is(err, fault.WrongState) || !strings.Contains(err.Error(), filepath.Dir(p.dir)) {
+	if err := p.Store.RootFS().CheckIDMap(); !errors.Is(err, fault.WrongState) || !strings.Contains(err.Error(), filepath.Dir(p.Dir)) {
 		t.Errorf("behind a directory that is root's alone: %v", err)
 	}
-	if left := p.names("staging"); len(left) > 0 {
+	if left := p.Names("staging"); len(left) > 0 {
 		t.Errorf("%v is left", left)
 	}
 }

@@ -1,4 +1,4 @@
-package image_test
+package rootfs_test
 
 import (
 	"archive/tar"
@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/crisp-cri/crisp/image/imagetest"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/tree/treetest"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
@@ -21,13 +22,13 @@ import (
 // What one container did to its root file system can be done to another's: files
 // written, changed, linked and removed, whole directories replaced.
 func TestDiffAndApply(t *testing.T) {
-	reg := newRegistry(t)
-	p := newPlace(t, reg)
-	reg.push("app", "latest", buildOf(t, "gzip", v1.Image{},
-		tarOf(t, map[string]string{"a": "1", "b": "1", "gone/x": "1", "new/old": "1", "new/kept": "1", "d/x": "1"}),
-		tarOf(t, map[string]string{"new/high": "2"})))
-	id := p.pull(reg.host + "/app").ID
-	from, to := p.mount("from", id), p.mount("to", id)
+	reg := imagetest.NewRegistry(t)
+	p := imagetest.NewPlace(t, reg)
+	reg.Push("app", "latest", imagetest.BuildOf(t, "gzip", v1.Image{},
+		imagetest.TarOf(t, map[string]string{"a": "1", "b": "1", "gone/x": "1", "new/old": "1", "new/kept": "1", "d/x": "1"}),
+		imagetest.TarOf(t, map[string]string{"new/high": "2"})))
+	id := p.Pull(reg.Host + "/app").ID
+	from, to := p.Mount("from", id), p.Mount("to", id)
 
 	do := func(err error) {
 		t.Helper()
@@ -51,16 +52,16 @@ func TestDiffAndApply(t *testing.T) {
 	do(unix.Setxattr(in("one"), "user.note", []byte("hello"), 0))
 
 	var diff bytes.Buffer
-	deleted, err := p.store.RootFS().Diff(t.Context(), "from", &diff)
+	deleted, err := p.Store.RootFS().Diff(t.Context(), "from", &diff)
 	do(err)
 	if want := []string{"/a", "/gone", "/new/high", "/new/old"}; !slices.Equal(deleted, want) {
 		t.Errorf("removed were %v, want %v", deleted, want)
 	}
-	do(p.store.RootFS().Apply(t.Context(), "to", &diff, deleted))
+	do(p.Store.RootFS().Apply(t.Context(), "to", &diff, deleted))
 	if got, want := describe(t, to), describe(t, from); got != want {
 		t.Errorf("the tree is\n%s\nwant\n%s", got, want)
 	}
-	if got := read(t, to, "new/kept") + read(t, to, "b") + read(t, to, "d/.wh.x"); got != "againchangedno whiteout" {
+	if got := imagetest.ReadFile(t, to, "new/kept") + imagetest.ReadFile(t, to, "b") + imagetest.ReadFile(t, to, "d/.wh.x"); got != "againchangedno whiteout" {
 		t.Errorf("files hold %q", got)
 	}
 	value := make([]byte, 8)
@@ -68,7 +69,7 @@ func TestDiffAndApply(t *testing.T) {
 		t.Errorf("attribute is %q (err %v)", value[:max(n, 0)], err)
 	}
 	for _, key := range []string{"from", "to"} {
-		do(p.store.RootFS().Unmount(t.Context(), key, true))
+		do(p.Store.RootFS().Unmount(t.Context(), key, true))
 	}
 }
 
@@ -89,17 +90,17 @@ func TestDiffFollowsNoLinkOfTheImage(t *testing.T) {
 	if err := tw.Close(); err != nil {
 		t.Fatal(err)
 	}
-	reg := newRegistry(t)
-	p := newPlace(t, reg)
-	reg.push("app", "latest", buildOf(t, "gzip", v1.Image{}, buf.Bytes()))
-	root := p.mount("k", p.pull(reg.host+"/app").ID)
+	reg := imagetest.NewRegistry(t)
+	p := imagetest.NewPlace(t, reg)
+	reg.Push("app", "latest", imagetest.BuildOf(t, "gzip", v1.Image{}, buf.Bytes()))
+	root := p.Mount("k", p.Pull(reg.Host+"/app").ID)
 	for _, dir := range []string{"a", "up"} {
 		if err := errors.Join(os.Remove(filepath.Join(root, dir)), os.Mkdir(filepath.Join(root, dir), 0o755)); err != nil {
 			t.Fatal(err)
 		}
 	}
 	var diff bytes.Buffer
-	deleted, err := p.store.RootFS().Diff(t.Context(), "k", &diff)
+	deleted, err := p.Store.RootFS().Diff(t.Context(), "k", &diff)
 	if err != nil || len(deleted) != 0 {
 		t.Errorf("removed were %v, want nothing (err %v)", deleted, err)
 	}
@@ -107,11 +108,11 @@ func TestDiffFollowsNoLinkOfTheImage(t *testing.T) {
 
 // A tree that no path reaches is told shortly.
 func TestDiffOfDeepTree(t *testing.T) {
-	reg := newRegistry(t)
-	p := newPlace(t, reg)
-	reg.push("app", "latest", build(t, "gzip", "x"))
-	treetest.Deep(t, p.mount("k", p.pull(reg.host+"/app").ID), "d", 3000)
-	_, err := p.store.RootFS().Diff(t.Context(), "k", io.Discard)
+	reg := imagetest.NewRegistry(t)
+	p := imagetest.NewPlace(t, reg)
+	reg.Push("app", "latest", imagetest.Build(t, "gzip", "x"))
+	treetest.Deep(t, p.Mount("k", p.Pull(reg.Host+"/app").ID), "d", 3000)
+	_, err := p.Store.RootFS().Diff(t.Context(), "k", io.Discard)
 	if !errors.Is(err, fault.Invalid) || len(err.Error()) > 400 {
 		t.Errorf("error is %.500v", err)
 	}
@@ -138,11 +139,11 @@ func describe(t *testing.T, root string) string {
 
 // A diff from somebody's archive reaches nothing outside of the root file system.
 func TestApplyHostile(t *testing.T) {
-	reg := newRegistry(t)
-	p := newPlace(t, reg)
-	reg.push("app", "latest", buildOf(t, "gzip", v1.Image{}, tarOf(t, map[string]string{"a": "1"})))
-	id := p.pull(reg.host + "/app").ID
-	root := p.mount("c", id)
+	reg := imagetest.NewRegistry(t)
+	p := imagetest.NewPlace(t, reg)
+	reg.Push("app", "latest", imagetest.BuildOf(t, "gzip", v1.Image{}, imagetest.TarOf(t, map[string]string{"a": "1"})))
+	id := p.Pull(reg.Host + "/app").ID
+	root := p.Mount("c", id)
 	outside := t.TempDir()
 	victim := filepath.Join(outside, "victim")
 	if err := os.WriteFile(victim, []byte("mine"), 0o600); err != nil {
@@ -153,14 +154,14 @@ func TestApplyHostile(t *testing.T) {
 	}
 	empty := func() *bytes.Buffer { return new(bytes.Buffer) }
 	for _, name := range []string{"../" + victim, "/../../..", "/", "."} {
-		err := p.store.RootFS().Apply(t.Context(), "c", empty(), []string{name})
+		err := p.Store.RootFS().Apply(t.Context(), "c", empty(), []string{name})
 		if !errors.Is(err, fault.Invalid) && name != "/../../.." {
 			t.Errorf("removal of %q: error is %v, want one of kind %v", name, err, fault.Invalid)
 		}
 	}
 	// Below a link that leads out, and by the victim's own path: both are looked up
 	// in the root file system, where they are not.
-	if err := p.store.RootFS().Apply(t.Context(), "c", empty(), []string{"/out/victim", victim}); err != nil {
+	if err := p.Store.RootFS().Apply(t.Context(), "c", empty(), []string{"/out/victim", victim}); err != nil {
 		t.Error(err)
 	}
 	for _, entry := range []tar.Header{
@@ -172,7 +173,7 @@ func TestApplyHostile(t *testing.T) {
 		if err := errors.Join(w.WriteHeader(&entry), w.Close()); err != nil {
 			t.Fatal(err)
 		}
-		if err := p.store.RootFS().Apply(t.Context(), "c", &b, nil); !errors.Is(err, fault.Invalid) {
+		if err := p.Store.RootFS().Apply(t.Context(), "c", &b, nil); !errors.Is(err, fault.Invalid) {
 			t.Errorf("entry %q: error is %v, want one of kind %v", entry.Name, err, fault.Invalid)
 		}
 	}
@@ -182,7 +183,7 @@ func TestApplyHostile(t *testing.T) {
 	if got := tree(t, root); !strings.HasPrefix(got, "a") {
 		t.Errorf("tree is %s", got)
 	}
-	if err := p.store.RootFS().Unmount(t.Context(), "c", true); err != nil {
+	if err := p.Store.RootFS().Unmount(t.Context(), "c", true); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -1,4 +1,4 @@
-package image_test
+package imagetest
 
 import (
 	"crypto/ecdsa"
@@ -19,13 +19,14 @@ import (
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// A signer makes signatures as cosign does, with a key of its own.
-type signer struct {
-	key  *ecdsa.PrivateKey
-	path string // of the public key
+// A Signer makes signatures as cosign does, with a key of its own.
+type Signer struct {
+	Key  *ecdsa.PrivateKey
+	Path string // of the public key
 }
 
-func newSigner(t testing.TB) *signer {
+// NewSigner makes a key.
+func NewSigner(t testing.TB) *Signer {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -35,19 +36,19 @@ func newSigner(t testing.TB) *signer {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &signer{key, filepath.Join(t.TempDir(), "cosign.pub")}
-	write(t, s.path, string(pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der})))
+	s := &Signer{key, filepath.Join(t.TempDir(), "cosign.pub")}
+	WriteFile(t, s.Path, string(pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der})))
 	return s
 }
 
-// sign pushes a signature of a manifest beside it, for the name that it claims.
-func (r *fakeRegistry) sign(s *signer, repo string, manifest digest.Digest, claim string) {
+// Sign pushes a signature of a manifest beside it, for the name that it claims.
+func (r *Registry) Sign(s *Signer, repo string, manifest digest.Digest, claim string) {
 	r.t.Helper()
-	r.signWith(s.key, repo, manifest, claim, nil)
+	r.SignWith(s.Key, repo, manifest, claim, nil)
 }
 
-// signWith is sign; more, if not nil, returns annotations to go with a signature.
-func (r *fakeRegistry) signWith(key *ecdsa.PrivateKey, repo string, manifest digest.Digest, claim string, more func(payload, sig []byte) map[string]string) {
+// SignWith is sign; more, if not nil, returns annotations to go with a signature.
+func (r *Registry) SignWith(key *ecdsa.PrivateKey, repo string, manifest digest.Digest, claim string, more func(payload, sig []byte) map[string]string) {
 	r.t.Helper()
 	payload := fmt.Appendf(nil, `{"critical":{"identity":{"docker-reference":%q},"image":{"docker-manifest-digest":%q},"type":"cosign container image signature"},"optional":null}`, claim, manifest)
 	sum := sha256.Sum256(payload)
@@ -61,18 +62,19 @@ func (r *fakeRegistry) signWith(key *ecdsa.PrivateKey, repo string, manifest dig
 	}
 	notes["dev.cosignproject.cosign/signature"] = base64.StdEncoding.EncodeToString(sig)
 	config := []byte(`{"architecture":"","os":"","rootfs":{"type":"layers","diff_ids":[]}}`)
-	r.pushBlob(repo, config)
-	r.pushBlob(repo, payload)
+	r.PushBlob(repo, config)
+	r.PushBlob(repo, payload)
 	m := v1.Manifest{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: v1.MediaTypeImageManifest,
 		Config: v1.Descriptor{MediaType: v1.MediaTypeImageConfig, Digest: digest.FromBytes(config), Size: int64(len(config))},
 		Layers: []v1.Descriptor{{
 			MediaType: "application/vnd.dev.cosign.simplesigning.v1+json", Digest: digest.FromBytes(payload), Size: int64(len(payload)),
 			Annotations: notes,
 		}}}
-	r.put("/v2/"+repo+"/manifests/"+strings.Replace(manifest.String(), ":", "-", 1)+".sig", m.MediaType, mustJSON(r.t, m))
+	r.Put("/v2/"+repo+"/manifests/"+strings.Replace(manifest.String(), ":", "-", 1)+".sig", m.MediaType, MustJSON(r.t, m))
 }
 
-func write(t testing.TB, path, text string) {
+// WriteFile writes a file, and the directories on its way.
+func WriteFile(t testing.TB, path, text string) {
 	t.Helper()
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		t.Fatal(err)

@@ -1,4 +1,4 @@
-package image_test
+package imagetest
 
 import (
 	"bytes"
@@ -18,10 +18,10 @@ import (
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// A fakeRegistry is a registry in this process that can be made to misbehave.
-type fakeRegistry struct {
+// A Registry is a registry in this process that can be made to misbehave.
+type Registry struct {
 	t    testing.TB
-	host string
+	Host string
 
 	mu       sync.Mutex
 	in       map[string]bool                                          // repository and digest of what was pushed
@@ -29,9 +29,10 @@ type fakeRegistry struct {
 	before   func(w http.ResponseWriter, r *http.Request) (done bool) // called first for each request
 }
 
-func newRegistry(t testing.TB) *fakeRegistry {
+// NewRegistry starts a registry on loopback, without TLS, for as long as the test.
+func NewRegistry(t testing.TB) *Registry {
 	t.Helper()
-	r := &fakeRegistry{t: t}
+	r := &Registry{t: t}
 	inner := ggcr.New(ggcr.Logger(log.New(io.Discard, "", 0)))
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		r.mu.Lock()
@@ -49,26 +50,26 @@ func newRegistry(t testing.TB) *fakeRegistry {
 		inner.ServeHTTP(w, req)
 	}))
 	t.Cleanup(srv.Close)
-	r.host = strings.TrimPrefix(srv.URL, "http://")
+	r.Host = strings.TrimPrefix(srv.URL, "http://")
 	return r
 }
 
 // pushed tells whether a repository has a blob: the path and its digest in hex.
-func (r *fakeRegistry) pushed(blob string) bool {
+func (r *Registry) pushed(blob string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.in[blob]
 }
 
-// intercept has f called for each request, before the registry sees it.
-func (r *fakeRegistry) intercept(f func(w http.ResponseWriter, req *http.Request) (done bool)) {
+// Intercept has f called for each request, before the registry sees it.
+func (r *Registry) Intercept(f func(w http.ResponseWriter, req *http.Request) (done bool)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.before = f
 }
 
-// asked returns the paths that were read since the last call and contain part.
-func (r *fakeRegistry) asked(part string) []string {
+// Asked returns the paths that were read since the last call and contain part.
+func (r *Registry) Asked(part string) []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var got []string
@@ -81,9 +82,10 @@ func (r *fakeRegistry) asked(part string) []string {
 	return got
 }
 
-func (r *fakeRegistry) put(path, kind string, data []byte) {
+// Put uploads data of the media type kind to a path below /v2.
+func (r *Registry) Put(path, kind string, data []byte) {
 	r.t.Helper()
-	req, err := http.NewRequest(http.MethodPut, "http://"+r.host+path, bytes.NewReader(data))
+	req, err := http.NewRequest(http.MethodPut, "http://"+r.Host+path, bytes.NewReader(data))
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -98,10 +100,10 @@ func (r *fakeRegistry) put(path, kind string, data []byte) {
 	}
 }
 
-// pushBlob puts a blob into a repository.
-func (r *fakeRegistry) pushBlob(repo string, data []byte) {
+// PushBlob puts a blob into a repository.
+func (r *Registry) PushBlob(repo string, data []byte) {
 	r.t.Helper()
-	resp, err := http.Post("http://"+r.host+"/v2/"+repo+"/blobs/uploads/", "", nil)
+	resp, err := http.Post("http://"+r.Host+"/v2/"+repo+"/blobs/uploads/", "", nil)
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -112,41 +114,41 @@ func (r *fakeRegistry) pushBlob(repo string, data []byte) {
 	}
 	r.in["/v2/"+repo+digest.FromBytes(data).Encoded()] = true
 	r.mu.Unlock()
-	r.put(resp.Header.Get("Location")+"?digest="+digest.FromBytes(data).String(), "application/octet-stream", data)
+	r.Put(resp.Header.Get("Location")+"?digest="+digest.FromBytes(data).String(), "application/octet-stream", data)
 }
 
-// push puts an image into repo under tag, and returns the manifest's digest.
-func (r *fakeRegistry) push(repo, tag string, img *built) digest.Digest {
+// Push puts an image into repo under tag, and returns the manifest's digest.
+func (r *Registry) Push(repo, tag string, img *Built) digest.Digest {
 	r.t.Helper()
-	for _, data := range append(img.blobs, img.config) {
-		r.pushBlob(repo, data)
+	for _, data := range append(img.Blobs, img.Config) {
+		r.PushBlob(repo, data)
 	}
-	r.put("/v2/"+repo+"/manifests/"+tag, img.desc.MediaType, img.manifest)
-	return img.desc.Digest
+	r.Put("/v2/"+repo+"/manifests/"+tag, img.Desc.MediaType, img.Manifest)
+	return img.Desc.Digest
 }
 
-// pushIndex puts a list of images into repo under tag, and returns its digest.
-func (r *fakeRegistry) pushIndex(repo, tag string, imgs ...*built) digest.Digest {
+// PushIndex puts a list of images into repo under tag, and returns its digest.
+func (r *Registry) PushIndex(repo, tag string, imgs ...*Built) digest.Digest {
 	r.t.Helper()
 	index := v1.Index{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: v1.MediaTypeImageIndex}
 	for _, img := range imgs {
-		r.push(repo, img.desc.Digest.String(), img)
-		index.Manifests = append(index.Manifests, img.desc)
+		r.Push(repo, img.Desc.Digest.String(), img)
+		index.Manifests = append(index.Manifests, img.Desc)
 	}
-	data := mustJSON(r.t, index)
-	r.put("/v2/"+repo+"/manifests/"+tag, v1.MediaTypeImageIndex, data)
+	data := MustJSON(r.t, index)
+	r.Put("/v2/"+repo+"/manifests/"+tag, v1.MediaTypeImageIndex, data)
 	return digest.FromBytes(data)
 }
 
-// pushArtifact puts files, names and contents by turns, into repo under tag.
-func (r *fakeRegistry) pushArtifact(repo, tag string, files ...string) digest.Digest {
+// PushArtifact puts files, names and contents by turns, into repo under tag.
+func (r *Registry) PushArtifact(repo, tag string, files ...string) digest.Digest {
 	r.t.Helper()
-	r.pushBlob(repo, []byte("{}"))
+	r.PushBlob(repo, []byte("{}"))
 	m := v1.Manifest{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: v1.MediaTypeImageManifest,
 		ArtifactType: "application/vnd.example", Config: v1.DescriptorEmptyJSON}
 	for i := 0; i < len(files); i += 2 {
 		data := []byte(files[i+1])
-		r.pushBlob(repo, data)
+		r.PushBlob(repo, data)
 		l := v1.Descriptor{MediaType: "application/octet-stream", Digest: digest.FromBytes(data), Size: int64(len(data))}
 		if files[i] != "" {
 			l.Annotations = map[string]string{v1.AnnotationTitle: files[i]}
@@ -157,12 +159,12 @@ func (r *fakeRegistry) pushArtifact(repo, tag string, files ...string) digest.Di
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	r.put("/v2/"+repo+"/manifests/"+tag, m.MediaType, data)
+	r.Put("/v2/"+repo+"/manifests/"+tag, m.MediaType, data)
 	return digest.FromBytes(data)
 }
 
-// forward is what a proxy in front of r does.
-func (r *fakeRegistry) forward(w http.ResponseWriter, req *http.Request) {
+// Forward is what a proxy in front of r does.
+func (r *Registry) Forward(w http.ResponseWriter, req *http.Request) {
 	out := req.Clone(req.Context())
 	out.RequestURI = ""
 	resp, err := http.DefaultTransport.RoundTrip(out)
@@ -180,12 +182,12 @@ func (r *fakeRegistry) forward(w http.ResponseWriter, req *http.Request) {
 	}
 }
 
-// overhear has the registry ask each client for credentials, and returns what it was
+// Overhear has the registry ask each client for credentials, and returns what it was
 // then shown.
-func (r *fakeRegistry) overhear(scheme string) (heard func() string) {
+func (r *Registry) Overhear(scheme string) (heard func() string) {
 	var mu sync.Mutex
 	var all []string
-	r.intercept(func(w http.ResponseWriter, req *http.Request) bool {
+	r.Intercept(func(w http.ResponseWriter, req *http.Request) bool {
 		mu.Lock()
 		defer mu.Unlock()
 		if h := req.Header.Get("Authorization"); h != "" {
@@ -196,7 +198,7 @@ func (r *fakeRegistry) overhear(scheme string) (heard func() string) {
 			return true
 		}
 		if req.URL.Path == "/v2/" {
-			w.Header().Set("WWW-Authenticate", fmt.Sprintf(`%s realm="http://%s/token"`, scheme, r.host))
+			w.Header().Set("WWW-Authenticate", fmt.Sprintf(`%s realm="http://%s/token"`, scheme, r.Host))
 			w.WriteHeader(http.StatusUnauthorized)
 			return true
 		}
@@ -210,9 +212,9 @@ func (r *fakeRegistry) overhear(scheme string) (heard func() string) {
 	}
 }
 
-// guard has the registry want user "me" with password "pass" for a repository.
-func (r *fakeRegistry) guard(repo string) {
-	r.intercept(func(w http.ResponseWriter, req *http.Request) bool {
+// Guard has the registry want user "me" with password "pass" for a repository.
+func (r *Registry) Guard(repo string) {
+	r.Intercept(func(w http.ResponseWriter, req *http.Request) bool {
 		user, password, _ := req.BasicAuth()
 		if user == "me" && password == "pass" || req.URL.Path != "/v2/" && !strings.HasPrefix(req.URL.Path, "/v2/"+repo+"/") {
 			return false

@@ -1,4 +1,4 @@
-package image_test
+package imagetest
 
 import (
 	"archive/tar"
@@ -19,52 +19,55 @@ import (
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// A built image is one that a test made.
-type built struct {
-	config   []byte
-	blobs    [][]byte // of the layers, compressed
-	plain    [][]byte
-	manifest []byte
-	desc     v1.Descriptor
+// A Built image is one that a test made.
+type Built struct {
+	Config   []byte
+	Blobs    [][]byte // of the layers, compressed
+	Plain    [][]byte
+	Manifest []byte
+	Desc     v1.Descriptor
 }
 
-func (b *built) id() string { return digest.FromBytes(b.config).String() }
+// ID is the ID that the image has in a store.
+func (b *Built) ID() string { return digest.FromBytes(b.Config).String() }
 
-// build makes an image with one layer for each text, which is the content of the
+// Build makes an image with one layer for each text, which is the content of the
 // file "layer<n>" in it and of the file "top".
-func build(t testing.TB, compression string, texts ...string) *built {
+func Build(t testing.TB, compression string, texts ...string) *Built {
 	t.Helper()
 	var layers [][]byte
 	for i, text := range texts {
-		layers = append(layers, tarOf(t, map[string]string{fmt.Sprintf("layer%d", i): text, "top": text}))
+		layers = append(layers, TarOf(t, map[string]string{fmt.Sprintf("layer%d", i): text, "top": text}))
 	}
-	return buildOf(t, compression, v1.Image{}, layers...)
+	return BuildOf(t, compression, v1.Image{}, layers...)
 }
 
-// buildOf makes an image with these layers.
-func buildOf(t testing.TB, compression string, cfg v1.Image, layers ...[]byte) *built {
+// BuildOf makes an image with these layers.
+func BuildOf(t testing.TB, compression string, cfg v1.Image, layers ...[]byte) *Built {
 	t.Helper()
-	b := &built{plain: layers}
+	b := &Built{Plain: layers}
 	if cfg.OS == "" {
 		cfg.OS, cfg.Architecture = "linux", "amd64"
 	}
 	cfg.RootFS.Type = "layers"
 	m := v1.Manifest{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: v1.MediaTypeImageManifest}
 	for _, layer := range layers {
-		data, kind := compress(t, compression, layer)
-		b.blobs = append(b.blobs, data)
+		data, kind := Compress(t, compression, layer)
+		b.Blobs = append(b.Blobs, data)
 		cfg.RootFS.DiffIDs = append(cfg.RootFS.DiffIDs, digest.FromBytes(layer))
 		m.Layers = append(m.Layers, v1.Descriptor{MediaType: kind, Digest: digest.FromBytes(data), Size: int64(len(data))})
 	}
-	b.config = mustJSON(t, cfg)
-	m.Config = v1.Descriptor{MediaType: v1.MediaTypeImageConfig, Digest: digest.FromBytes(b.config), Size: int64(len(b.config))}
-	b.manifest = mustJSON(t, m)
-	b.desc = v1.Descriptor{MediaType: m.MediaType, Digest: digest.FromBytes(b.manifest), Size: int64(len(b.manifest)),
+	b.Config = MustJSON(t, cfg)
+	m.Config = v1.Descriptor{MediaType: v1.MediaTypeImageConfig, Digest: digest.FromBytes(b.Config), Size: int64(len(b.Config))}
+	b.Manifest = MustJSON(t, m)
+	b.Desc = v1.Descriptor{MediaType: m.MediaType, Digest: digest.FromBytes(b.Manifest), Size: int64(len(b.Manifest)),
 		Platform: &v1.Platform{OS: cfg.OS, Architecture: cfg.Architecture}}
 	return b
 }
 
-func compress(t testing.TB, compression string, data []byte) ([]byte, string) {
+// Compress returns data compressed by gzip, zstd, or "plain", not at all, and the media
+// type of a layer that is.
+func Compress(t testing.TB, compression string, data []byte) ([]byte, string) {
 	t.Helper()
 	var buf bytes.Buffer
 	var w io.WriteCloser
@@ -90,7 +93,8 @@ func compress(t testing.TB, compression string, data []byte) ([]byte, string) {
 	return buf.Bytes(), kind
 }
 
-func tarOf(t testing.TB, files map[string]string) []byte {
+// TarOf makes a tar stream of files, by name.
+func TarOf(t testing.TB, files map[string]string) []byte {
 	t.Helper()
 	var buf bytes.Buffer
 	tw := tar.NewWriter(&buf)
@@ -113,7 +117,8 @@ func tarOf(t testing.TB, files map[string]string) []byte {
 	return buf.Bytes()
 }
 
-func mustJSON(t testing.TB, v any) []byte {
+// MustJSON is v as JSON.
+func MustJSON(t testing.TB, v any) []byte {
 	t.Helper()
 	data, err := json.Marshal(v)
 	if err != nil {
@@ -122,5 +127,5 @@ func mustJSON(t testing.TB, v any) []byte {
 	return data
 }
 
-// digestOf is the SHA-256 of data, in hex.
-func digestOf(data []byte) string { return digest.FromBytes(data).Encoded() }
+// DigestOf is the SHA-256 of data, in hex.
+func DigestOf(data []byte) string { return digest.FromBytes(data).Encoded() }
