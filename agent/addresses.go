@@ -131,7 +131,7 @@ func (a *agent) showAddresses() {
 	if slices.Equal(now, a.shownIPs) {
 		return
 	}
-	a.Log.Info("addresses of the node changed", "from", a.shownIPs, "to", now)
+	a.o.Log.Info("addresses of the node changed", "from", a.shownIPs, "to", now)
 	a.shownIPs = now
 	a.node.SetAddresses(now)
 	if pool := a.workers.pool.Load(); pool != nil {

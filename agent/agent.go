@@ -181,7 +181,7 @@ func newAgent(ctx context.Context, o Options, events *event.Store) (*agent, *car
 		o: o, host: h, wanted: wanted, files: files, roster: r, grants: g, driver: driver, pulled: ledger, workers: w, events: events, volumesDue: make(chan struct{}, 1),
 	})
 	a := &agent{
-		Options:    o,
+		o:          o,
 		files:      files,
 		roster:     r,
 		host:       h,
@@ -226,7 +226,7 @@ func (a *agent) connected(ctx context.Context, runtime internalapi.RuntimeServic
 	a.gate.Runtime = a.runtime
 	a.driver.Connect(a.runtime, a.images)
 	a.api.Connect(a.runtime, a.images)
-	a.Log.InfoContext(ctx, "runtime connected", "runtime", version.RuntimeName, "version", version.RuntimeVersion)
+	a.o.Log.InfoContext(ctx, "runtime connected", "runtime", version.RuntimeName, "version", version.RuntimeVersion)
 	return nil
 }
 

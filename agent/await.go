@@ -25,10 +25,10 @@ func (a *agent) await(ctx context.Context, updates chan source.Update) (runtime 
 	answered, tried := make(chan struct{}), make(chan struct{}, 1)
 	go func() {
 		defer close(answered)
-		runtime, images, err = connect(ctx, a.Options, tried)
+		runtime, images, err = connect(ctx, a.o, tried)
 	}()
 	begin := sync.OnceFunc(func() {
-		a.Log.InfoContext(ctx, "agent started", "node", a.NodeName, "manifests", a.Manifests)
+		a.o.Log.InfoContext(ctx, "agent started", "node", a.o.NodeName, "manifests", a.o.Manifests)
 		a.startSources(ctx, updates)
 	})
 	pulse := time.NewTicker(tick)
@@ -47,7 +47,7 @@ func (a *agent) await(ctx context.Context, updates chan source.Update) (runtime 
 		case u := <-updates:
 			changes, _, problems := a.wanted.Update(u)
 			for _, err := range problems {
-				a.Log.ErrorContext(ctx, "manifest rejected", "err", err)
+				a.o.Log.ErrorContext(ctx, "manifest rejected", "err", err)
 			}
 			held = hold(held, changes)
 			a.api.Poke()

@@ -19,13 +19,13 @@ import (
 // KubeletConfiguration (kubelet.config.k8s.io/v1beta1). What it has no key for is
 // not in it.
 func (a *agent) kubeletConfig() map[string]any {
-	c := &a.Care
+	c := &a.o.Care
 	config := map[string]any{
 		"kind": "KubeletConfiguration", "apiVersion": "kubelet.config.k8s.io/v1beta1",
-		"staticPodPath": a.Manifests, "staticPodURL": a.URL, "fileCheckFrequency": "20s", "httpCheckFrequency": "20s",
-		"containerRuntimeEndpoint": a.Endpoint, "imageServiceEndpoint": a.Endpoint, "runtimeRequestTimeout": rpcTimeout.String(),
-		"podLogsDir": a.LogDir, "resolvConf": a.ResolvConf, "clusterDNS": a.ClusterDNS, "clusterDomain": a.ClusterDomain,
-		"seccompDefault": a.SeccompDefault, "cpuCFSQuota": !a.NoCPUQuota, "cpuCFSQuotaPeriod": "100ms",
+		"staticPodPath": a.o.Manifests, "staticPodURL": a.o.URL, "fileCheckFrequency": "20s", "httpCheckFrequency": "20s",
+		"containerRuntimeEndpoint": a.o.Endpoint, "imageServiceEndpoint": a.o.Endpoint, "runtimeRequestTimeout": rpcTimeout.String(),
+		"podLogsDir": a.o.LogDir, "resolvConf": a.o.ResolvConf, "clusterDNS": a.o.ClusterDNS, "clusterDomain": a.o.ClusterDomain,
+		"seccompDefault": a.o.SeccompDefault, "cpuCFSQuota": !a.o.NoCPUQuota, "cpuCFSQuotaPeriod": "100ms",
 		"enableServer": true, "enableDebuggingHandlers": true, "failSwapOn": false, "failCgroupV1": false,
 		"maxPods": orDefault(c.MaxPods, node.DefaultPods), "podPidsLimit": orDefault(c.PodPIDs, -1),
 		"cgroupRoot": c.CgroupRoot, "cgroupsPerQOS": !c.NoPodCgroups, "allowedUnsafeSysctls": c.UnsafeSysctls,
@@ -34,15 +34,15 @@ func (a *agent) kubeletConfig() map[string]any {
 		"imageMinimumGCAge": c.ImageMin.String(), "imageMaximumGCAge": c.ImageMax.String(),
 		"containerLogMaxSize": resource.NewQuantity(c.LogSize, resource.BinarySI).String(), "containerLogMaxFiles": c.LogFiles,
 		"containerLogMonitorInterval": c.LogPeriod.String(),
-		"registryPullQPS":             a.Pulls.PerSec, "registryBurst": a.Pulls.Burst,
-		"serializeImagePulls": a.Pulls.Parallel == 1, "maxParallelImagePulls": a.Pulls.Parallel,
-		"crashLoopBackOff":                 map[string]string{"maxContainerRestartPeriod": orDefault(a.MaxBackoff, 300*time.Second).String()},
+		"registryPullQPS":             a.o.Pulls.PerSec, "registryBurst": a.o.Pulls.Burst,
+		"serializeImagePulls": a.o.Pulls.Parallel == 1, "maxParallelImagePulls": a.o.Pulls.Parallel,
+		"crashLoopBackOff":                 map[string]string{"maxContainerRestartPeriod": orDefault(a.o.MaxBackoff, 300*time.Second).String()},
 		"evictionMaxPodGracePeriod":        c.EvictGrace,
 		"evictionPressureTransitionPeriod": c.EvictTransition.String(),
 	}
-	config["imagePullCredentialsVerificationPolicy"] = string(cmp.Or(a.PullPolicy, pulled.NeverVerifyPreloaded))
-	if len(a.PullUnasked) > 0 {
-		config["preloadedImagesVerificationAllowlist"] = a.PullUnasked
+	config["imagePullCredentialsVerificationPolicy"] = string(cmp.Or(a.o.PullPolicy, pulled.NeverVerifyPreloaded))
+	if len(a.o.PullUnasked) > 0 {
+		config["preloadedImagesVerificationAllowlist"] = a.o.PullUnasked
 	}
 	hard, soft, graces := map[string]string{}, map[string]string{}, map[string]string{}
 	for _, t := range c.Evict {
@@ -57,7 +57,7 @@ func (a *agent) kubeletConfig() map[string]any {
 	if driver := a.grants.driver.Load(); driver != nil {
 		config["cgroupDriver"] = *driver
 	}
-	for key, address := range map[string]string{"readOnlyPort": a.Serve.ReadOnly, "healthzPort": a.Serve.Health} {
+	for key, address := range map[string]string{"readOnlyPort": a.o.Serve.ReadOnly, "healthzPort": a.o.Serve.Health} {
 		host, port, err := net.SplitHostPort(address)
 		number, numErr := strconv.Atoi(port)
 		if err != nil || numErr != nil { // it is not served
@@ -69,10 +69,10 @@ func (a *agent) kubeletConfig() map[string]any {
 			config["healthzBindAddress"] = host
 		}
 	}
-	if len(a.URLHeader) > 0 {
+	if len(a.o.URLHeader) > 0 {
 		// Its values may be secrets.
 		names := map[string][]string{}
-		for name := range maps.Keys(a.URLHeader) {
+		for name := range maps.Keys(a.o.URLHeader) {
 			names[name] = []string{"<masked>"}
 		}
 		config["staticPodURLHeader"] = names

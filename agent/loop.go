@@ -29,7 +29,7 @@ import (
 )
 
 type agent struct {
-	Options
+	o      Options
 	files  *podfiles.Store
 	roster *roster
 	host   host
@@ -77,7 +77,7 @@ var stalled = 2 * time.Minute
 // the pod's status and wakes its worker itself.
 func (a *agent) loop(ctx context.Context, updates <-chan source.Update, held []desired.Change) {
 	changes := make(chan pleg.Change)
-	pool := worker.NewPool(ctx, backend{a.driver, a}, a.Log)
+	pool := worker.NewPool(ctx, backend{a.driver, a}, a.o.Log)
 	pool.Ended = a.ended
 	a.workers.pool.Store(pool)
 	a.apply(ctx, pool, held)
@@ -95,7 +95,7 @@ func (a *agent) loop(ctx context.Context, updates <-chan source.Update, held []d
 		case <-ctx.Done():
 			pool.Wait()
 			a.probes.Wait()
-			if a.StopPods {
+			if a.o.StopPods {
 				a.stopPods(context.WithoutCancel(ctx))
 			}
 			return
@@ -160,7 +160,7 @@ func (a *agent) update(ctx context.Context, pool *worker.Pool, u source.Update) 
 	first := !a.wanted.Ready()
 	changes, refers, problems := a.wanted.Update(u)
 	for _, err := range problems {
-		a.Log.ErrorContext(ctx, "manifest rejected", "err", err)
+		a.o.Log.ErrorContext(ctx, "manifest rejected", "err", err)
 	}
 	a.apply(ctx, pool, changes)
 	a.refreshVolumes()
@@ -194,7 +194,7 @@ func (a *agent) apply(ctx context.Context, pool *worker.Pool, changes []desired.
 		}
 	}
 	for _, c := range changes {
-		a.Log.InfoContext(ctx, "pod changed", "pod", c.Key.String(), "op", c.Op.String())
+		a.o.Log.InfoContext(ctx, "pod changed", "pod", c.Key.String(), "op", c.Op.String())
 		if c.Pod == nil {
 			a.status.Forget(c.Key)
 		} else if a.files.Ending(c.Pod.UID) {
@@ -233,7 +233,7 @@ func mayRetry(pod *v1.Pod, s *v1.PodStatus) bool {
 // dropStatus has the status of a rejected pod forgotten.
 func (a *agent) dropStatus(pod *v1.Pod) bool {
 	if err := a.files.DropStatus(pod); err != nil {
-		a.Log.Error("pod stays rejected", "pod", podsync.KeyOf(pod).String(), "err", err)
+		a.o.Log.Error("pod stays rejected", "pod", podsync.KeyOf(pod).String(), "err", err)
 		return false
 	}
 	a.status.Drop(pod.UID)
@@ -252,7 +252,7 @@ func (a *agent) retryRejected() {
 			continue
 		}
 		if v := a.admission.admit(pod, a.roster.allocated()); v == nil && a.dropStatus(pod) {
-			a.Log.Info("rejected pod fits now", "pod", podsync.KeyOf(pod).String())
+			a.o.Log.Info("rejected pod fits now", "pod", podsync.KeyOf(pod).String())
 			pool.Admit(podsync.KeyOf(pod), a.allocate(pod))
 		}
 	}
@@ -294,7 +294,7 @@ func (b backend) Report(pod *v1.Pod, have podsync.Have) *v1.PodStatus {
 	if now != nil {
 		tellBackoffs(b.a.events, pod, old, now)
 		if err := b.a.files.Change(pod); err != nil {
-			b.a.Log.Warn("pod not kept", "pod", podsync.KeyOf(pod).String(), "err", err)
+			b.a.o.Log.Warn("pod not kept", "pod", podsync.KeyOf(pod).String(), "err", err)
 		}
 		b.a.tellStatus(pod, now)
 	}

@@ -15,7 +15,7 @@ func (a *agent) tellManager(ctx context.Context) {
 	sdnotify.Notify("READY=1\nSTATUS=" + a.line(gate.State{}))
 	if interval := sdnotify.Interval(); interval > 0 {
 		alive := func(context.Context) error { return a.LoopHealth() }
-		go sdnotify.Watchdog(ctx, interval, alive, func() string { return a.line(a.gate.Get()) }, a.Log)
+		go sdnotify.Watchdog(ctx, interval, alive, func() string { return a.line(a.gate.Get()) }, a.o.Log)
 	}
 }
 
@@ -23,7 +23,7 @@ func (a *agent) tellManager(ctx context.Context) {
 func (a *agent) line(s gate.State) string {
 	switch pods := len(a.wanted.Pods()); {
 	case !s.Answers:
-		return fmt.Sprintf("%d pods; the runtime at %s does not answer", pods, a.Endpoint)
+		return fmt.Sprintf("%d pods; the runtime at %s does not answer", pods, a.o.Endpoint)
 	case !s.Ready(false):
 		return fmt.Sprintf("%d pods; %s: %s", pods, s.Reason, s.Message)
 	default:

@@ -49,18 +49,18 @@ func SocketOf(root string) string { return filepath.Join(root, "agent.sock") }
 // serve opens the store of the local API's objects and serves them. The returned
 // function ends serving.
 func (a *agent) serve(ctx context.Context, events *event.Store) (stop func(), err error) {
-	if a.store, err = store.Open(filepath.Join(a.Root, "objects"), a.NodeName, a.files.Pod, a.Log); err != nil {
+	if a.store, err = store.Open(filepath.Join(a.o.Root, "objects"), a.o.NodeName, a.files.Pod, a.o.Log); err != nil {
 		return nil, err
 	}
 	a.loadDebugged()
 	a.gate.Changed = a.runtimeChanged
 	a.api = api.New(api.Options{
-		Version: a.Serve.Version, Wanted: a.wanted, Store: a.store, Events: events, Node: a.node,
+		Version: a.o.Serve.Version, Wanted: a.wanted, Store: a.store, Events: events, Node: a.node,
 		Status: a.status.Get, Accepted: a.files.Accepted, Volumes: a.driver.Volumes().Measured, PodLogs: a.files.LogDir, LoopHealth: a.LoopHealth, ListHealth: a.pleg.Health,
-		Config: a.kubeletConfig, Checkpoints: filepath.Join(a.Root, "checkpoints"), Metrics: a.counts.Write, ProbeMetrics: a.probes.Metrics, Restart: a.restart, Debug: a.debug, Log: a.Log,
+		Config: a.kubeletConfig, Checkpoints: filepath.Join(a.o.Root, "checkpoints"), Metrics: a.counts.Write, ProbeMetrics: a.probes.Metrics, Restart: a.restart, Debug: a.debug, Log: a.o.Log,
 	})
 	a.node.OnChange(a.api.Poke)
-	a.runtimeChanged(gate.State{Reason: "RuntimeDoesNotAnswer", Message: "runtime at " + a.Endpoint + " has not answered yet"})
+	a.runtimeChanged(gate.State{Reason: "RuntimeDoesNotAnswer", Message: "runtime at " + a.o.Endpoint + " has not answered yet"})
 	go a.pokeForEvents(ctx, events)
 	return a.listen(ctx)
 }
@@ -128,17 +128,17 @@ func (a *agent) listen(ctx context.Context) (stop func(), err error) {
 	begin := func(l net.Listener, h http.Handler) {
 		s := &http.Server{
 			Handler: h, ReadHeaderTimeout: 30 * time.Second, BaseContext: func(net.Listener) context.Context { return ctx },
-			ErrorLog: slog.NewLogLogger(a.Log.Handler(), slog.LevelDebug),
+			ErrorLog: slog.NewLogLogger(a.o.Log.Handler(), slog.LevelDebug),
 		}
 		servers = append(servers, s)
 		go s.Serve(l)
 	}
-	l, err := listenUnix(a.Serve.Socket)
+	l, err := listenUnix(a.o.Serve.Socket)
 	if err != nil {
 		return nil, err
 	}
 	if gid, ok := groupID(socketGroup); ok {
-		if err := letGroup(gid, a.Root, a.Serve.Socket); err != nil {
+		if err := letGroup(gid, a.o.Root, a.o.Serve.Socket); err != nil {
 			return nil, errors.Join(err, l.Close())
 		}
 	}
@@ -147,9 +147,9 @@ func (a *agent) listen(ctx context.Context) (stop func(), err error) {
 		address string
 		handler func() (http.Handler, error)
 	}{
-		{a.Serve.Listen, a.withToken},
-		{a.Serve.ReadOnly, func() (http.Handler, error) { return readOnly(a.api), nil }},
-		{a.Serve.Health, func() (http.Handler, error) { return a.api.Health(), nil }},
+		{a.o.Serve.Listen, a.withToken},
+		{a.o.Serve.ReadOnly, func() (http.Handler, error) { return readOnly(a.api), nil }},
+		{a.o.Serve.Health, func() (http.Handler, error) { return a.api.Health(), nil }},
 	} {
 		if at.address == "" {
 			continue
@@ -162,7 +162,7 @@ func (a *agent) listen(ctx context.Context) (stop func(), err error) {
 		if err != nil {
 			return nil, err
 		}
-		if at.address == a.Serve.Listen {
+		if at.address == a.o.Serve.Listen {
 			if l, err = a.secure(l); err != nil {
 				return nil, err
 			}
@@ -228,8 +228,8 @@ func (a *agent) secure(l net.Listener) (net.Listener, error) {
 	if err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
-	kept := &keptCertificate{root: a.Root, log: a.Log, renewed: func(text []byte) error {
-		return writeKubeconfig(a.Root, l.Addr().String(), token, text)
+	kept := &keptCertificate{root: a.o.Root, log: a.o.Log, renewed: func(text []byte) error {
+		return writeKubeconfig(a.o.Root, l.Addr().String(), token, text)
 	}}
 	if err := kept.renew(); err != nil {
 		return nil, errors.Join(err, l.Close())
@@ -240,7 +240,7 @@ func (a *agent) secure(l net.Listener) (net.Listener, error) {
 
 // token is the one in <Root>/token, which is made if there is none.
 func (a *agent) token() (string, error) {
-	path := filepath.Join(a.Root, "token")
+	path := filepath.Join(a.o.Root, "token")
 	token, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		raw := make([]byte, 16)
@@ -260,7 +260,7 @@ func (a *agent) withToken() (http.Handler, error) {
 	want := []byte("Bearer " + token)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if subtle.ConstantTimeCompare([]byte(r.Header.Get("Authorization")), want) != 1 {
-			http.Error(w, "the token of the agent is needed: "+filepath.Join(a.Root, "token"), http.StatusUnauthorized)
+			http.Error(w, "the token of the agent is needed: "+filepath.Join(a.o.Root, "token"), http.StatusUnauthorized)
 			return
 		}
 		a.api.ServeHTTP(w, r)
@@ -325,14 +325,14 @@ func (a *agent) debug(pod *v1.Pod, containers []v1.EphemeralContainer) error {
 	return nil
 }
 
-func (a *agent) debugDir() string { return filepath.Join(a.Root, "ephemeral") }
+func (a *agent) debugDir() string { return filepath.Join(a.o.Root, "ephemeral") }
 
 // loadDebugged takes in the ephemeral containers that pods were given earlier; those of
 // pods without files are forgotten. What cannot be read stays as it is: such a container
 // runs on and is not shown, and all else goes on.
 func (a *agent) loadDebugged() {
 	warn := func(path string, err error) {
-		a.Log.Warn("ephemeral containers of a pod not known", "path", path, "err", err)
+		a.o.Log.Warn("ephemeral containers of a pod not known", "path", path, "err", err)
 	}
 	entries, err := os.ReadDir(a.debugDir())
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -67,7 +67,7 @@ func TestDamagedEphemeral(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	a := &agent{Options: Options{Root: root, Log: slog.New(slog.NewTextHandler(&log, nil))}, files: files, wanted: desired.New([]string{manifest.SourceFile})}
+	a := &agent{o: Options{Root: root, Log: slog.New(slog.NewTextHandler(&log, nil))}, files: files, wanted: desired.New([]string{manifest.SourceFile})}
 	a.loadDebugged()
 	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "good", Namespace: "default", UID: "good"}}
 	changes, _, _ := a.wanted.Update(source.Update{Source: manifest.SourceFile, Files: []source.File{{Path: "f", Objects: []manifest.Object{pod}}}})

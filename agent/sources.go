@@ -24,12 +24,12 @@ func (o *Options) sources() []string {
 // startSources has all sources send their updates until ctx ends.
 func (a *agent) startSources(ctx context.Context, updates chan<- source.Update) {
 	copies := func(name string) source.Copies {
-		return source.Copies(filepath.Join(a.Root, "copies", name))
+		return source.Copies(filepath.Join(a.o.Root, "copies", name))
 	}
-	dir := &source.Dir{Path: a.Manifests, Log: a.Log, Copies: copies(manifest.SourceFile), Decode: a.decode(manifest.SourceFile)}
+	dir := &source.Dir{Path: a.o.Manifests, Log: a.o.Log, Copies: copies(manifest.SourceFile), Decode: a.decode(manifest.SourceFile)}
 	go dir.Run(ctx, updates)
-	if a.URL != "" {
-		url := &source.URL{URL: a.URL, Header: a.URLHeader, Log: a.Log, Copies: copies(manifest.SourceHTTP), Decode: a.decode(manifest.SourceHTTP)}
+	if a.o.URL != "" {
+		url := &source.URL{URL: a.o.URL, Header: a.o.URLHeader, Log: a.o.Log, Copies: copies(manifest.SourceHTTP), Decode: a.decode(manifest.SourceHTTP)}
 		go url.Run(ctx, updates)
 	}
 	go func() {
@@ -51,7 +51,7 @@ func (a *agent) startSources(ctx context.Context, updates chan<- source.Update) 
 // ended has the object of a pod go that was deleted and of which nothing is left.
 func (a *agent) ended(key podsync.Key, uid types.UID) {
 	if err := a.store.Ended(key.Namespace, key.Name, uid); err != nil {
-		a.Log.Error("object of an ended pod stays", "pod", key.String(), "err", err)
+		a.o.Log.Error("object of an ended pod stays", "pod", key.String(), "err", err)
 	}
 }
 
@@ -59,7 +59,7 @@ func (a *agent) ended(key podsync.Key, uid types.UID) {
 func (a *agent) expire() {
 	for _, o := range a.wanted.Expired() {
 		if _, err := a.store.Delete(manifest.Key(o), o.GetUID(), nil, false); err != nil && !errors.Is(err, fault.NotFound) {
-			a.Log.Error("job stays", "object", manifest.Key(o), "err", err)
+			a.o.Log.Error("job stays", "object", manifest.Key(o), "err", err)
 		}
 	}
 }
@@ -67,6 +67,6 @@ func (a *agent) expire() {
 // decode reads manifests of one source.
 func (a *agent) decode(name string) source.Decode {
 	return func(path string, data []byte) ([]manifest.Object, manifest.Errors, error) {
-		return manifest.Read(path, data, manifest.Options{NodeName: a.NodeName, Source: name})
+		return manifest.Read(path, data, manifest.Options{NodeName: a.o.NodeName, Source: name})
 	}
 }

@@ -42,8 +42,8 @@ func (a *agent) stopPods(ctx context.Context) {
 		by[priority] = append(by[priority], pod)
 	}
 	for _, priority := range slices.Sorted(maps.Keys(by)) {
-		a.Log.InfoContext(ctx, "pods are being stopped", "priority", priority, "pods", len(by[priority]))
-		pool := worker.NewPool(ctx, stopper{backend{a.driver, a}}, a.Log)
+		a.o.Log.InfoContext(ctx, "pods are being stopped", "priority", priority, "pods", len(by[priority]))
+		pool := worker.NewPool(ctx, stopper{backend{a.driver, a}}, a.o.Log)
 		for _, pod := range by[priority] {
 			stopped := pod.DeepCopy()
 			stopped.DeletionTimestamp = &metav1.Time{}
@@ -51,7 +51,7 @@ func (a *agent) stopPods(ctx context.Context) {
 		}
 		pool.Wait()
 		if ctx.Err() != nil {
-			a.Log.Error("pods run on: the runtime does not answer", "priority", priority)
+			a.o.Log.Error("pods run on: the runtime does not answer", "priority", priority)
 			return
 		}
 	}

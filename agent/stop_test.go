@@ -69,8 +69,8 @@ func TestStopsWithoutRuntime(t *testing.T) {
 				}
 				driver := crix.New(crix.Options{Root: root, Files: files, Log: slog.New(slog.DiscardHandler)})
 				driver.Connect(runtime, nil)
-				a := &agent{Options: Options{Root: root, Log: slog.New(slog.DiscardHandler)}, files: files, roster: &roster{files: files}, workers: &workers{}, driver: driver, runtime: runtime, wanted: desired.New([]string{manifest.SourceFile})}
-				a.probes = probe.New(t.Context(), probe.Options{Log: a.Log})
+				a := &agent{o: Options{Root: root, Log: slog.New(slog.DiscardHandler)}, files: files, roster: &roster{files: files}, workers: &workers{}, driver: driver, runtime: runtime, wanted: desired.New([]string{manifest.SourceFile})}
+				a.probes = probe.New(t.Context(), probe.Options{Log: a.o.Log})
 				pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "web", Namespace: "default", UID: "u"}}
 				a.wanted.Update(source.Update{Source: manifest.SourceFile, Files: []source.File{{Path: "f", Objects: []manifest.Object{pod}}}})
 				begun := time.Now()
