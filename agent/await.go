@@ -45,10 +45,7 @@ func (a *agent) await(ctx context.Context, updates chan source.Update) (runtime 
 			begin()
 		case <-pulse.C:
 		case u := <-updates:
-			changes, _, problems := a.wanted.Update(u)
-			for _, err := range problems {
-				a.o.Log.ErrorContext(ctx, "manifest rejected", "err", err)
-			}
+			changes, _ := a.read(ctx, u)
 			held = hold(held, changes)
 			a.api.Poke()
 		case <-a.wanted.Due():

@@ -155,13 +155,20 @@ func (a *agent) changed(pool *worker.Pool, key podsync.Key) {
 	}
 }
 
-// update takes in what a source says now.
-func (a *agent) update(ctx context.Context, pool *worker.Pool, u source.Update) {
-	first := !a.wanted.Ready()
+// read takes in what a source says now. refers says that objects have changed which pods
+// may refer to.
+func (a *agent) read(ctx context.Context, u source.Update) (changes []desired.Change, refers bool) {
 	changes, refers, problems := a.wanted.Update(u)
 	for _, err := range problems {
 		a.o.Log.ErrorContext(ctx, "manifest rejected", "err", err)
 	}
+	return changes, refers
+}
+
+// update has the workers follow what a source says now.
+func (a *agent) update(ctx context.Context, pool *worker.Pool, u source.Update) {
+	first := !a.wanted.Ready()
+	changes, refers := a.read(ctx, u)
 	a.apply(ctx, pool, changes)
 	a.refreshVolumes()
 	if refers {
