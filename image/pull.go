@@ -144,7 +144,7 @@ func (s *Store) unpackImage(ctx context.Context, from blob.Origin, blobs []blob.
 	held, err := s.layers.AcquireAll(ctx, from, blobs, ids, s.now().MaxParallel)
 	stage.Next(ctx, "sync")
 	if err == nil {
-		err = s.layers.CommitAll(held)
+		err = s.layers.CommitAll(ctx, held)
 	}
 	if err == nil {
 		r.Dirs, err = s.layers.Inherit(held)

@@ -37,11 +37,11 @@ func (ls *Store) AcquireAll(ctx context.Context, from blob.Origin, blobs []blob.
 		all.Go(func() {
 			defer func() { <-slots }()
 			id := blobs[i].Identity(ids[i])
-			l, mine, err := ls.acquire(ctx, id, source{blobs[i].Digest, from.Repository()}, func(ctx context.Context, dir string) (shape, error) {
+			l, mine, err := ls.acquire(ctx, id, source{blobs[i].Digest, from.Repository()}, func(ctx context.Context, dir string, g *growth) (shape, error) {
 				if blobs[i].File != "" {
-					return unpackFile(ctx, from, blobs[i], dir)
+					return unpackFile(ctx, from, blobs[i], dir, g)
 				}
-				return unpackBlob(ctx, from, blobs[i], ids[i], func(ctx context.Context, r io.Reader) (shape, error) { return unpack(ctx, r, dir) })
+				return unpackBlob(ctx, from, blobs[i], ids[i], func(ctx context.Context, r io.Reader) (shape, error) { return unpack(ctx, r, dir, g) })
 			})
 			held[i] = l
 			if err == nil && !mine {
@@ -59,7 +59,7 @@ func (ls *Store) AcquireAll(ctx context.Context, from blob.Origin, blobs []blob.
 
 // CommitAll brings held layers to the disk and gives them their names. It fails, too, if
 // the disk has lost anything that was written since the first of them was begun.
-func (ls *Store) CommitAll(held []*Layer) error {
+func (ls *Store) CommitAll(ctx context.Context, held []*Layer) error {
 	var fresh []*Layer
 	for _, l := range held {
 		if !l.committed.Load() {
@@ -70,7 +70,7 @@ func (ls *Store) CommitAll(held []*Layer) error {
 		return nil
 	}
 	first := slices.MinFunc(fresh, func(a, b *Layer) int { return cmp.Compare(a.losses, b.losses) })
-	if err := ls.disk.sync(first.losses); err != nil {
+	if err := ls.disk.sync(ctx, first.losses); err != nil {
 		return err
 	}
 	for _, l := range held {

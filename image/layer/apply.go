@@ -14,7 +14,7 @@ import (
 // Extract reads a plain tar stream to its end and puts its entries into the directory dir:
 // names that begin as whiteouts do are those of files, and dir need not be empty.
 func Extract(ctx context.Context, r io.Reader, dir string) error {
-	_, err := unpackInto(ctx, r, dir, true)
+	_, err := unpackInto(ctx, r, dir, true, new(growth))
 	return err
 }
 

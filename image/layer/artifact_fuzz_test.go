@@ -52,7 +52,7 @@ func FuzzArtifactNames(f *testing.F) {
 			if err := os.Mkdir(into, 0o755); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := unpackFile(t.Context(), texts{}, b, into); err != nil {
+			if _, err := unpackFile(t.Context(), texts{}, b, into, new(growth)); err != nil {
 				t.Errorf("%q: %v", name, err)
 			} else if got, err := os.ReadFile(filepath.Join(into, b.File)); err != nil || string(got) != "text" {
 				t.Errorf("%q holds %q, %v", name, got, err)

@@ -67,7 +67,7 @@ func TestDanglingLinksWithoutEnd(t *testing.T) {
 	for i := range maxLookups/200 + 2 {
 		fmt.Fprintf(&lines, "l 777 l%d %sx%d\n- 600 l%d/f 1\n", i, target, i, i)
 	}
-	_, err := unpack(t.Context(), bytes.NewReader(archiveOf(t, lines.String())), t.TempDir())
+	_, err := unpack(t.Context(), bytes.NewReader(archiveOf(t, lines.String())), t.TempDir(), new(growth))
 	if !errors.Is(err, fault.Invalid) || !strings.Contains(fmt.Sprint(err), "steps") {
 		t.Errorf("error is %v, want one that blames the layer", err)
 	}
@@ -115,7 +115,7 @@ func TestRecordOfLayerIsBounded(t *testing.T) {
 	for i := range maxShape/len(deep) + 1 {
 		fmt.Fprintf(&lines, "- 600 %s%d/f\n", deep, i)
 	}
-	_, err := unpack(t.Context(), bytes.NewReader(archiveOf(t, lines.String())), t.TempDir())
+	_, err := unpack(t.Context(), bytes.NewReader(archiveOf(t, lines.String())), t.TempDir(), new(growth))
 	if !errors.Is(err, fault.Invalid) {
 		t.Errorf("error is %v, want one that blames the layer", err)
 	}

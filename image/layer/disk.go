@@ -1,6 +1,7 @@
 package layer
 
 import (
+	"context"
 	"fmt"
 	"io/fs"
 	"os"
@@ -17,12 +18,21 @@ import (
 // has been told yet. One that is opened after a layer was written, only to sync it,
 // learns nothing of what somebody else's sync was told. So there is one for the
 // store's life, and what it learns is counted.
+//
+// A sync waits for the pages of everybody who writes to that disk, and cannot be ended.
+// So it is nobody's: who gives up leaves it behind, and all who come while one is under
+// way share the next.
 type disk struct {
-	fd int
+	fd     int
+	syncfs func(fd int) error // unix.Syncfs
 
-	losses atomic.Int64
-	mu     sync.Mutex // held while the disk is synced: who comes second must know what the first was told
-	last   error      // of the last loss; guarded by mu
+	losses  atomic.Int64
+	syncing sync.WaitGroup
+
+	mu   sync.Mutex
+	busy bool          // a sync is under way; guarded by mu
+	next chan struct{} // closed at the end of the one that begins next; nil: nobody waits for it; guarded by mu
+	last error         // of the last loss; guarded by mu
 }
 
 // openDisk opens the file system of the directory dir.
@@ -31,22 +41,61 @@ func openDisk(dir string) (*disk, error) {
 	if err != nil {
 		return nil, &fs.PathError{Op: "open", Path: dir, Err: err}
 	}
-	return &disk{fd: fd}, nil
+	return &disk{fd: fd, syncfs: unix.Syncfs}, nil
 }
 
-func (d *disk) close() error { return os.NewSyscallError("close", unix.Close(d.fd)) }
+// close waits for the syncs under way: their number would be another's descriptor.
+func (d *disk) close() error {
+	d.syncing.Wait()
+	return os.NewSyscallError("close", unix.Close(d.fd))
+}
 
 // sync writes everything to the disk: cheaper by far than an fsync of each file. It
-// fails, too, if something was lost since there were before losses.
-func (d *disk) sync(before int64) error {
+// fails, too, if something was lost since there were before losses, and when ctx ends.
+func (d *disk) sync(ctx context.Context, before int64) error {
+	select {
+	case <-d.join():
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if err := unix.Syncfs(d.fd); err != nil {
-		d.losses.Add(1)
-		d.last = err
-	}
 	if d.losses.Load() > before {
 		return fmt.Errorf("the disk has lost what was written to it: %w", os.NewSyscallError("syncfs", d.last))
 	}
 	return nil
+}
+
+// join returns a channel that is closed when a sync has ended which begins from now on:
+// one that is under way may have passed what was written last.
+func (d *disk) join() <-chan struct{} {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.next == nil {
+		d.next = make(chan struct{})
+	}
+	if !d.busy {
+		d.busy = true
+		d.syncing.Go(d.run)
+	}
+	return d.next
+}
+
+// run syncs as long as anybody has asked for it.
+func (d *disk) run() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for d.next != nil {
+		over := d.next
+		d.next = nil
+		d.mu.Unlock()
+		err := d.syncfs(d.fd)
+		d.mu.Lock()
+		if err != nil {
+			d.losses.Add(1)
+			d.last = err
+		}
+		close(over)
+	}
+	d.busy = false
 }

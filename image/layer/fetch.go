@@ -82,7 +82,7 @@ func unpackBlob(ctx context.Context, from blob.Origin, b blob.Blob, diffID diges
 
 // unpackFile fetches a layer that is one file, and puts it into dir under its
 // name.
-func unpackFile(ctx context.Context, from blob.Origin, b blob.Blob, dir string) (_ shape, err error) {
+func unpackFile(ctx context.Context, from blob.Origin, b blob.Blob, dir string, g *growth) (_ shape, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	body, err := from.Open(ctx, b)
@@ -107,7 +107,8 @@ func unpackFile(ctx context.Context, from blob.Origin, b blob.Blob, dir string) 
 		return shape{}, err
 	}
 	defer f.Close()
-	if _, err := io.CopyBuffer(f, onlyReader{checked}, make([]byte, blob.ChunkSize)); err != nil {
+	g.made()
+	if _, err := io.CopyBuffer(growing{f, g}, onlyReader{checked}, make([]byte, blob.ChunkSize)); err != nil {
 		return shape{}, fmt.Errorf("file %q: %w", b.File, err)
 	}
 	return shape{}, f.Close()

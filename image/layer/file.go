@@ -92,6 +92,7 @@ func (u *unpacker) fill(ctx context.Context, fd int, content io.Reader, size int
 			if err != nil {
 				return os.NewSyscallError("write", err)
 			}
+			u.growth.wrote(m)
 			b = b[m:]
 		}
 	}
@@ -99,6 +100,8 @@ func (u *unpacker) fill(ctx context.Context, fd int, content io.Reader, size int
 		if err := unix.Ftruncate(fd, size); err != nil {
 			return os.NewSyscallError("ftruncate", err)
 		}
+	} else {
+		u.growth.ended(size)
 	}
 	if size >= flushSize {
 		_ = unix.SyncFileRange(fd, 0, 0, unix.SYNC_FILE_RANGE_WRITE) // a hint; syncfs tells of errors

@@ -63,6 +63,7 @@ type Layer struct {
 	record record
 	err    error
 
+	growth    growth    // until it is ready
 	losses    int64     // of the disk before the first byte was written
 	staged    string    // its directory in staging, until it is committed
 	commit    sync.Once // renames staged to where layers are
@@ -100,8 +101,8 @@ func (ls *Store) path(id digest.Digest) string { return filepath.Join(ls.dir, id
 // Files is the directory with a committed layer's files. Nobody may write to it.
 func (ls *Store) Files(id digest.Digest) string { return filepath.Join(ls.path(id), "fs") }
 
-// An unpackFunc unpacks a layer into an empty directory.
-type unpackFunc func(ctx context.Context, dir string) (shape, error)
+// An unpackFunc unpacks a layer into an empty directory, and tells g what it makes.
+type unpackFunc func(ctx context.Context, dir string, g *growth) (shape, error)
 
 // acquire returns the layer id and holds it; mine tells that it was unpacked for this
 // call, from the blob that from names. If the layer is not there, unpack is called, unless the same layer is being unpacked for somebody else: then
@@ -212,7 +213,7 @@ func (ls *Store) stage(ctx context.Context, l *Layer, from source, unpack unpack
 	if err := os.Chmod(files, 0o755); err != nil { // whatever the umask
 		return err
 	}
-	shape, err := unpack(ctx, files)
+	shape, err := unpack(ctx, files, &l.growth)
 	if err != nil {
 		return err
 	}
@@ -381,17 +382,18 @@ func (ls *Store) ReleaseAll(held []*Layer) error {
 	return errors.Join(errs...)
 }
 
-// Used tells what the layers occupy, with what is still to be removed. It walks nothing on
-// disk.
+// Used tells what the layers occupy, with those that are being unpacked and what is still
+// to be removed. It walks nothing on disk.
 func (ls *Store) Used() (bytes, inodes uint64) {
 	bytes, inodes = ls.removals.used()
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	for _, l := range ls.m {
+		u := l.growth.usage()
 		if l.isReady() {
-			bytes += l.record.Sum.Disk
-			inodes += l.record.Sum.Inodes
+			u = l.record.usage()
 		}
+		bytes, inodes = bytes+u.Bytes, inodes+u.Inodes
 	}
 	return bytes, inodes
 }

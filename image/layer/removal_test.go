@@ -33,13 +33,13 @@ func TestWhatWaitsToBeRemovedIsInUse(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	l, _, err := ls.acquire(t.Context(), digest.FromString("a"), source{}, func(_ context.Context, dir string) (shape, error) {
+	l, _, err := ls.acquire(t.Context(), digest.FromString("a"), source{}, func(_ context.Context, dir string, _ *growth) (shape, error) {
 		return shape{}, os.WriteFile(filepath.Join(dir, "file"), make([]byte, 1<<20), 0o600)
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := ls.CommitAll([]*Layer{l}); err != nil {
+	if err := ls.CommitAll(t.Context(), []*Layer{l}); err != nil {
 		t.Fatal(err)
 	}
 	written := filepath.Join(dir, "written") // by a container

@@ -51,23 +51,24 @@ type unpacker struct {
 	sparse int64 // bytes claimed by sparse files so far
 	buf    []byte
 	plain  bool // there are no whiteouts
+	growth *growth
 }
 
 // unpack reads a tar stream to its end and puts its entries into the directory
 // dir, which is empty. Errors of kind fault.Invalid blame the stream.
-func unpack(ctx context.Context, r io.Reader, dir string) (shape, error) {
-	return unpackInto(ctx, r, dir, false)
+func unpack(ctx context.Context, r io.Reader, dir string, g *growth) (shape, error) {
+	return unpackInto(ctx, r, dir, false, g)
 }
 
 // unpackInto is unpack; plain = names that begin as whiteouts do are those of files,
 // and the directory need not be empty.
-func unpackInto(ctx context.Context, r io.Reader, dir string, plain bool) (shape, error) {
+func unpackInto(ctx context.Context, r io.Reader, dir string, plain bool, g *growth) (shape, error) {
 	root, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return shape{}, &os.PathError{Op: "open", Path: dir, Err: err}
 	}
 	u := newUnpacker(root, dir)
-	u.plain = plain
+	u.plain, u.growth = plain, g
 	defer u.dirs.close()
 
 	tr := tar.NewReader(r)
@@ -117,10 +118,11 @@ func (u *unpacker) tell() error {
 func newUnpacker(root int, dir string) *unpacker {
 	mask := umask()
 	return &unpacker{
-		dirs:  dirs{root: root, path: filepath.Clean(dir), umask: mask, room: maxNames, open: make(map[string]openDir), made: make(map[string]bool), white: make(map[string]bool)},
-		umask: mask,
-		times: make(map[string][2]unix.Timespec),
-		buf:   make([]byte, blob.ChunkSize),
+		dirs:   dirs{root: root, path: filepath.Clean(dir), umask: mask, room: maxNames, open: make(map[string]openDir), made: make(map[string]bool), white: make(map[string]bool)},
+		umask:  mask,
+		times:  make(map[string][2]unix.Timespec),
+		growth: new(growth),
+		buf:    make([]byte, blob.ChunkSize),
 	}
 }
 
@@ -167,6 +169,9 @@ func (u *unpacker) entry(ctx context.Context, hdr *tar.Header, content io.Reader
 	}
 	if hidden, ok := strings.CutPrefix(base, whiteoutPrefix); ok && !u.plain {
 		return u.whiteout(dir, parent, hidden)
+	}
+	if hdr.Typeflag != tar.TypeLink {
+		u.growth.made()
 	}
 	if hdr.Typeflag == tar.TypeDir {
 		return u.directory(dir, name, base, hdr, attrs)

@@ -117,7 +117,7 @@ func TestUnpack(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			dir := t.TempDir()
-			if _, err := unpack(t.Context(), bytes.NewReader(archiveOf(t, c.tar)), dir); err != nil {
+			if _, err := unpack(t.Context(), bytes.NewReader(archiveOf(t, c.tar)), dir, new(growth)); err != nil {
 				t.Fatal(err)
 			}
 			if diff := cmp.Diff(trim(c.want), listing(t, dir)); diff != "" {
@@ -140,7 +140,7 @@ func TestUnpackAttributes(t *testing.T) {
 		- 644 d/t;trusted.other=x data
 		- 755 d/s;security.ima=signature data
 		- 755 d/e;security.evm=signature data
-		l 777 d/l f`)), dir)
+		l 777 d/l f`)), dir, new(growth))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -191,7 +191,7 @@ func TestUnpackIntoSetGroupIDDirectory(t *testing.T) {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	if _, err := unpack(t.Context(), &buf, dir); err != nil {
+	if _, err := unpack(t.Context(), &buf, dir, new(growth)); err != nil {
 		t.Fatal(err)
 	}
 	for name, mode := range map[string]uint32{"srv/key": 0o100640, "srv/dir": 0o40755, "srv/implied": 0o40755, "srv/implied/file": 0o100640} {
@@ -216,7 +216,7 @@ func TestUnpackReplacesLinkToDirectory(t *testing.T) {
 		- 644 a file now
 		- 644 x/y/z deep
 		- 644 x file now
-		d 700 x`)), dir)
+		d 700 x`)), dir, new(growth))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -256,7 +256,7 @@ func TestUnpackSparse(t *testing.T) {
 	records := paxRecord("GNU.sparse.major", "1") + paxRecord("GNU.sparse.minor", "0") +
 		paxRecord("GNU.sparse.name", "f") + paxRecord("GNU.sparse.realsize", fmt.Sprint(size))
 	dir := t.TempDir()
-	if _, err := unpack(t.Context(), io.MultiReader(paxHeader(t, records), &buf), dir); err != nil {
+	if _, err := unpack(t.Context(), io.MultiReader(paxHeader(t, records), &buf), dir, new(growth)); err != nil {
 		t.Fatal(err)
 	}
 	var st unix.Stat_t
@@ -390,7 +390,7 @@ func unpackBeside(t testing.TB, lines string, want fault.Kind) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = unpack(t.Context(), bytes.NewReader(archiveOf(t, strings.ReplaceAll(lines, "OUTSIDE", outside))), layer)
+	_, err = unpack(t.Context(), bytes.NewReader(archiveOf(t, strings.ReplaceAll(lines, "OUTSIDE", outside))), layer, new(growth))
 	if want != fault.Internal && !errors.Is(err, want) {
 		t.Errorf("error is %v, want one of kind %v", err, want)
 	}
@@ -467,7 +467,7 @@ func streamBeside(t *testing.T, data []byte, plain bool) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := unpackInto(t.Context(), bytes.NewReader(data), layer, plain); err == nil {
+	if _, err := unpackInto(t.Context(), bytes.NewReader(data), layer, plain, new(growth)); err == nil {
 		if _, err := measure(t.Context(), layer); err != nil {
 			t.Errorf("unpacked tree cannot be walked: %v", err)
 		}

@@ -1,0 +1,89 @@
+package layer
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+
+	"golang.org/x/sys/unix"
+)
+
+// A slowDisk syncs when it is told to, with an error or none.
+func slowDisk() (d *disk, begun chan int, end chan error) {
+	begun, end = make(chan int, 100), make(chan error)
+	syncs := 0
+	return &disk{syncfs: func(int) error {
+		syncs++
+		begun <- syncs
+		return <-end
+	}}, begun, end
+}
+
+// Whoever gives a pull up waits for no disk that others keep busy. Those that come
+// meanwhile share the next sync: the one under way may have passed what they wrote.
+func TestSyncIsSharedAndGivenUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d, begun, end := slowDisk()
+		first, cancel := context.WithCancel(t.Context())
+		results := make(chan error, 100)
+		go func() { results <- d.sync(first, 0) }()
+		synctest.Wait()
+		for range 10 {
+			go func() { results <- d.sync(t.Context(), 0) }()
+		}
+		synctest.Wait()
+		if n := len(begun); n != 1 {
+			t.Fatalf("%d syncs have begun, want 1", n)
+		}
+		cancel()
+		synctest.Wait()
+		if len(results) != 1 {
+			t.Fatalf("%d of them have ended, want the one that was given up", len(results))
+		}
+		if err := <-results; !errors.Is(err, context.Canceled) {
+			t.Errorf("the one that was given up ended with %v", err)
+		}
+		end <- nil // it has gone on
+		synctest.Wait()
+		if len(results) != 0 {
+			t.Errorf("%d of them took a sync for theirs that had begun before they came", len(results))
+		}
+		end <- nil
+		synctest.Wait()
+		if n := len(begun); n != 2 || len(results) != 10 {
+			t.Errorf("%d syncs for %d of 10 that wait, want 2 for all", n, len(results))
+		}
+		for range len(results) {
+			if err := <-results; err != nil {
+				t.Error(err)
+			}
+		}
+		d.syncing.Wait()
+	})
+}
+
+// An error that nobody waited for any more is told to all whose files it may be about.
+func TestLossOfASyncThatWasGivenUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d, _, end := slowDisk()
+		ctx, cancel := context.WithCancel(t.Context())
+		result := make(chan error)
+		go func() { result <- d.sync(ctx, 0) }()
+		synctest.Wait()
+		cancel()
+		<-result
+		end <- unix.EIO
+		for _, c := range []struct {
+			before int64
+			want   error
+		}{{0, unix.EIO}, {1, nil}} {
+			go func() { result <- d.sync(t.Context(), c.before) }()
+			end <- nil
+			if err := <-result; !errors.Is(err, c.want) {
+				t.Errorf("written when %d were lost: %v, want %v", c.before, err, c.want)
+			}
+		}
+		d.syncing.Wait()
+	})
+}

@@ -1,0 +1,37 @@
+package layer
+
+import (
+	"io"
+	"sync/atomic"
+)
+
+// A growth is what a layer occupies that is still being unpacked, roughly: what later
+// entries replace counts until all of it is measured.
+type growth struct{ bytes, inodes atomic.Uint64 }
+
+// block is what a file's size is rounded up to, on most disks.
+const block = 4096
+
+// wrote counts bytes of a file.
+func (g *growth) wrote(n int) { g.bytes.Add(uint64(n)) }
+
+// ended counts what is left over in the last block of a file.
+func (g *growth) ended(size int64) { g.bytes.Add(uint64(-size & (block - 1))) }
+
+// made counts an inode.
+func (g *growth) made() { g.inodes.Add(1) }
+
+func (g *growth) usage() Usage { return Usage{g.bytes.Load(), g.inodes.Load()} }
+
+// growing counts what is written to a file.
+type growing struct {
+	w io.Writer
+	g *growth
+}
+
+// Write implements io.Writer.
+func (g growing) Write(p []byte) (int, error) {
+	n, err := g.w.Write(p)
+	g.g.wrote(n)
+	return n, err
+}

@@ -1,0 +1,78 @@
+package layer
+
+import (
+	"archive/tar"
+	"context"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/opencontainers/go-digest"
+)
+
+// A layer that is being unpacked is in the figures while it grows, and when it is staged:
+// the disk has it, though no image does yet. What it comes to is close to what is measured.
+func TestWhatIsUnpackedIsInUse(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{"layers", "staging"} {
+		if err := os.Mkdir(filepath.Join(dir, name), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ls, err := Open(t.Context(), Options{Root: dir, Life: t.Context(), Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := ls.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	used := func() Usage {
+		bytes, inodes := ls.Used()
+		return Usage{bytes, inodes}
+	}
+	var grown []Usage
+	l, _, err := ls.acquire(t.Context(), digest.FromString("a"), source{}, func(ctx context.Context, dir string, g *growth) (shape, error) {
+		r, w := io.Pipe()
+		go func() {
+			tw := tar.NewWriter(w)
+			for _, size := range []int64{1 << 20, 10} {
+				name := "file" + string(rune('0'+len(grown)))
+				if err := tw.WriteHeader(&tar.Header{Name: name, Typeflag: tar.TypeReg, Size: size, Mode: 0o644}); err != nil {
+					t.Error(err)
+				}
+				if _, err := tw.Write(make([]byte, size)); err != nil {
+					t.Error(err)
+				}
+				// The next header is read when the file is made.
+				if err := tw.WriteHeader(&tar.Header{Name: name + ".link", Typeflag: tar.TypeLink, Linkname: name}); err != nil {
+					t.Error(err)
+				}
+				grown = append(grown, used())
+			}
+			w.CloseWithError(tw.Close())
+		}()
+		return unpack(ctx, r, dir, g)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range []Usage{{1 << 20, 1}, {1<<20 + block, 2}} {
+		if i >= len(grown) || grown[i] != want {
+			t.Errorf("while it is unpacked, used is %+v, then %+v is wanted", grown, want)
+		}
+	}
+	staged := used()
+	if staged.Bytes < 1<<20+block || staged.Inodes != 3 { // with its directory
+		t.Errorf("while it is staged, used is %+v", staged)
+	}
+	if err := ls.CommitAll(t.Context(), []*Layer{l}); err != nil {
+		t.Fatal(err)
+	}
+	if got := used(); got != staged {
+		t.Errorf("when it is committed, used is %+v, before %+v", got, staged)
+	}
+}
