@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/crisp-cri/crisp/internal/fault"
 	"golang.org/x/sys/unix"
@@ -54,6 +55,46 @@ func TestDeepDirectoriesInTurns(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// A layer that makes a name a directory and a file in turns has nothing looked for among
+// all other names of the layer: what no longer counts is found out once, at the end. So
+// each name is kept, and paid for, once, however often it is replaced.
+func TestDirectoryAndFileInTurns(t *testing.T) {
+	needRoot(t)
+	const turns, many = 100, 1000
+	u := newDirs(t)
+	add := func(kind byte, format string, args ...any) {
+		t.Helper()
+		hdr := &tar.Header{Name: fmt.Sprintf(format, args...), Typeflag: kind, Mode: 0o755, ModTime: time.Unix(1, 0)}
+		if err := u.entry(t.Context(), hdr, strings.NewReader("")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range many {
+		add(tar.TypeDir, "other/%d", i)
+	}
+	var opens, room int
+	for turn := range turns {
+		add(tar.TypeDir, "x")
+		add(tar.TypeDir, "x/y")
+		add(tar.TypeReg, "x")
+		if turn == 0 {
+			opens, room = u.dirs.opens, u.dirs.room
+		}
+	}
+	if got := len(u.times); got != many+2 || u.dirs.room != room {
+		t.Errorf("%d names are kept, want %d; the last turns took %d bytes for names that were known", got, many+2, room-u.dirs.room)
+	}
+	if per := float64(u.dirs.opens-opens) / (turns - 1); per > 3 {
+		t.Errorf("%.1f opens for each turn, want a few", per)
+	}
+	if err := u.setTimes(); err != nil {
+		t.Fatal(err)
+	}
+	if err := u.tell(); err != nil || len(u.shape.Implied) != 1 { // "other"
+		t.Errorf("implied are %v, %v", u.shape.Implied, err)
 	}
 }
 
