@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 )
 
@@ -31,9 +32,20 @@ var fset = token.NewFileSet()
 
 func tree(t *testing.T) []file {
 	t.Helper()
-	var files []file
+	files, err := parsed()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(files) < 20 {
+		t.Fatalf("only %d Go files found: is this the tree?", len(files))
+	}
+	return files
+}
+
+// parsed are the files of the tree, parsed once for all tests.
+var parsed = sync.OnceValues(func() (files []file, err error) {
 	root := filepath.Join("..", "..")
-	err := filepath.WalkDir(root, func(path string, d os.DirEntry, err error) error {
+	err = filepath.WalkDir(root, func(path string, d os.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
@@ -60,14 +72,8 @@ func tree(t *testing.T) []file {
 		files = append(files, file{rel, filepath.Dir(rel), strings.HasSuffix(rel, "_test.go"), f})
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if len(files) < 20 {
-		t.Fatalf("only %d Go files found: is this the tree?", len(files))
-	}
-	return files
-}
+	return files, err
+})
 
 func imports(f *ast.File) []string {
 	var paths []string
