@@ -159,7 +159,7 @@ func TestTagOf(t *testing.T) {
 	tags := []string{"docker.io/library/nginx:1.25", "docker.io/library/nginx:latest", "reg.example/my-nginx:1"}
 	for asked, want := range map[string]string{
 		"nginx": tags[1], "nginx:latest": tags[1], "docker.io/library/nginx:1.25": tags[0], "reg.example/my-nginx:1": tags[2],
-		"": tags[0], "nginx@sha256:00": tags[0], "gone:1": tags[0],
+		"": tags[0], "nginx@sha256:00": tags[0], "gone:1": tags[0], "nginx:1": tags[0],
 	} {
 		if got := tagOf(tags, asked); got != want {
 			t.Errorf("%q is shown as %s, want %s", asked, got, want)

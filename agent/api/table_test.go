@@ -25,7 +25,7 @@ func TestTableOfPods(t *testing.T) {
 	wanted.Update(source.Update{Source: manifest.SourceFile, Files: []source.File{{Path: "web.yaml", Objects: objects}}})
 	s := serverOf(wanted)
 	s.Status = func(types.UID) *v1.PodStatus {
-		ended := &v1.ContainerStateTerminated{FinishedAt: metav1.NewTime(time.Now().Add(-5*time.Minute - time.Second))}
+		ended := &v1.ContainerStateTerminated{FinishedAt: metav1.NewTime(time.Now().Add(-100*time.Hour - 30*time.Minute))}
 		return &v1.PodStatus{
 			Phase:             v1.PodRunning,
 			Conditions:        []v1.PodCondition{{Type: v1.PodInitialized, Status: v1.ConditionTrue}},
@@ -40,7 +40,7 @@ func TestTableOfPods(t *testing.T) {
 	if err := json.Unmarshal(w.Body.Bytes(), &table); err != nil || len(table.Rows) != 1 {
 		t.Fatalf("%d rows, %v: %s", len(table.Rows), err, w.Body)
 	}
-	want := map[string]any{"Name": "web", "Ready": "1/1", "Status": "Running", "Restarts": "3 (5m1s ago)"}
+	want := map[string]any{"Name": "web", "Ready": "1/1", "Status": "Running", "Restarts": "3 (4d4h ago)"}
 	for i, c := range table.ColumnDefinitions {
 		if text, ok := want[c.Name]; ok && (table.Rows[0].Cells[i] != text || c.Type != "string") {
 			t.Errorf("%s is the %s %v, want %v", c.Name, c.Type, table.Rows[0].Cells[i], text)
