@@ -1,6 +1,7 @@
 package oci
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -19,6 +20,7 @@ import (
 	"github.com/opencontainers/cgroups/systemd"
 	"golang.org/x/sys/unix"
 
+	"github.com/crisp-cri/crisp/internal/backoff"
 	"github.com/crisp-cri/crisp/internal/fault"
 	hostkernel "github.com/crisp-cri/crisp/internal/kernel"
 )
@@ -53,11 +55,13 @@ func executorCgroup(state string) string {
 // systemd does, in a moment.
 func removeExecutorCgroup(state string) error {
 	name := executorCgroup(state)
-	for wait := time.Millisecond; wait < 4*time.Second; wait *= 2 {
-		if scopes, _ := cgroupDirs("/system.slice" + name + ".scope"); !anyExists(scopes) {
+	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Second)
+	defer cancel()
+	for pause := backoff.New(time.Millisecond, time.Second); ; {
+		scopes, _ := cgroupDirs("/system.slice" + name + ".scope")
+		if !anyExists(scopes) || pause.Wait(ctx) != nil {
 			break
 		}
-		time.Sleep(wait)
 	}
 	dirs, err := cgroupDirs(name)
 	if err != nil {
@@ -305,8 +309,9 @@ func removeCgroup(dir string) error {
 	// Rmdir first: it fails with ENOENT or does all there is to do, but for
 	// cgroups that were abandoned with processes in them.
 	err := unix.Rmdir(dir)
-	for wait := time.Millisecond; errors.Is(err, unix.EBUSY) || errors.Is(err, unix.ENOTEMPTY); wait *= 2 {
-		if wait > 2*time.Second {
+	deadline := time.Now().Add(2 * time.Second)
+	for pause := backoff.New(time.Millisecond, time.Second); errors.Is(err, unix.EBUSY) || errors.Is(err, unix.ENOTEMPTY); {
+		if time.Now().After(deadline) {
 			break
 		}
 		killCgroup(dir)
@@ -319,7 +324,7 @@ func removeCgroup(dir string) error {
 		if err = unix.Rmdir(dir); err == nil {
 			return nil
 		}
-		time.Sleep(wait) // the dead are still on their way out
+		time.Sleep(pause.Next()) // the dead are still on their way out
 		err = unix.Rmdir(dir)
 	}
 	if err == nil || errors.Is(err, unix.ENOENT) {

@@ -7,6 +7,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/crisp-cri/crisp/internal/backoff"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/undo"
 	"github.com/crisp-cri/crisp/oci/wire"
@@ -94,12 +95,7 @@ func (r *Runtime) thaw(ctx context.Context, rec freezeRecord) error {
 // thawLater thaws until that has been done, or the daemon ends: then the next one
 // does it.
 func (r *Runtime) thawLater(id string, rec freezeRecord) {
-	for wait := 10 * time.Millisecond; ; wait = min(2*wait, time.Second) {
-		select {
-		case <-r.closing.Done():
-			return
-		case <-time.After(wait):
-		}
+	for pause := backoff.New(10*time.Millisecond, time.Second); pause.Wait(r.closing) == nil; {
 		err := r.thaw(r.closing, rec)
 		if err == nil {
 			err = r.forget(id, rec)

@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/crisp-cri/crisp/internal/backoff"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/stage"
 	"github.com/crisp-cri/crisp/oci/wire"
@@ -110,7 +111,7 @@ func (l *link) keep(ctx context.Context) {
 		default:
 		}
 		l.log.Warn("executor was lost")
-		for wait := 10 * time.Millisecond; ; wait = min(2*wait, 5*time.Second) {
+		for pause := backoff.New(10*time.Millisecond, 5*time.Second); ; {
 			err := l.connect(ctx)
 			if err == nil {
 				l.log.Info("executor was found again")
@@ -128,7 +129,7 @@ func (l *link) keep(ctx context.Context) {
 			select {
 			case <-l.done:
 				return
-			case <-time.After(wait):
+			case <-time.After(pause.Next()):
 			}
 		}
 	}
@@ -199,17 +200,14 @@ func (l *link) again(ctx context.Context, method string, req any) error {
 
 // gone waits until conn, which just failed, is no longer in force.
 func (l *link) gone(ctx context.Context, conn ExecutorConn) {
-	for wait := time.Millisecond; wait < time.Second; wait *= 2 {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	for pause := backoff.New(time.Millisecond, time.Second); ; {
 		l.mu.Lock()
 		current := l.conn
 		l.mu.Unlock()
-		if current != conn {
+		if current != conn || pause.Wait(ctx) != nil {
 			return
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(wait):
 		}
 	}
 }

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/crisp-cri/crisp/internal/backoff"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/undo"
 	"github.com/crisp-cri/crisp/oci/wire"
@@ -100,7 +101,7 @@ func (c *Container) awaitTold() {
 // expunge has the executor forget what it keeps under id, killing it if it still
 // runs. What the executor does not know is no error.
 func (r *Runtime) expunge(ctx context.Context, id string) error {
-	for wait := time.Millisecond; ; wait *= 2 {
+	for pause := backoff.New(time.Millisecond, time.Minute); ; {
 		err := r.link.again(ctx, wire.MethodDelete, wire.Ref{ID: id})
 		if !errors.Is(err, fault.WrongState) {
 			return err
@@ -109,9 +110,7 @@ func (r *Runtime) expunge(ctx context.Context, id string) error {
 		if kerr := r.link.again(ctx, wire.MethodSignal, kill); kerr != nil && !errors.Is(kerr, fault.NotFound) {
 			err = errors.Join(err, kerr)
 		}
-		select {
-		case <-time.After(wait): // it is on its way out
-		case <-ctx.Done():
+		if pause.Wait(ctx) != nil { // it is on its way out
 			return err
 		}
 	}

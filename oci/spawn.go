@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/crisp-cri/crisp/internal/backoff"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/oci/wire"
 )
@@ -63,7 +64,7 @@ func (s *spawner) dial(ctx context.Context) (ExecutorConn, error) {
 	if err != nil {
 		return nil, err
 	}
-	for wait := time.Millisecond; ; wait = min(2*wait, 20*time.Millisecond) {
+	for pause := backoff.New(time.Millisecond, 20*time.Millisecond); ; {
 		conn, running, err := s.hello(ctx, socket)
 		if err == nil {
 			return s.speaking(conn, running)
@@ -76,7 +77,7 @@ func (s *spawner) dial(ctx context.Context) (ExecutorConn, error) {
 			return nil, fault.Unavailable.Errorf("executor ended at once (%v): %s", eerr, lastWords(s.logPath(), before))
 		case <-ctx.Done():
 			return nil, fault.Unavailable.Errorf("executor does not answer: %w", err)
-		case <-time.After(wait):
+		case <-time.After(pause.Next()):
 		}
 	}
 }
@@ -90,7 +91,7 @@ func (s *spawner) claim(ctx context.Context, socket string) (*os.File, ExecutorC
 	if err != nil {
 		return nil, nil, fmt.Errorf("open lock of executor: %w", err)
 	}
-	for wait := time.Millisecond; ; wait = min(2*wait, 20*time.Millisecond) {
+	for pause := backoff.New(time.Millisecond, 20*time.Millisecond); ; {
 		err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if err == nil {
 			return lock, nil, nil
@@ -104,11 +105,9 @@ func (s *spawner) claim(ctx context.Context, socket string) (*os.File, ExecutorC
 			lock.Close()
 			return nil, conn, err
 		}
-		select {
-		case <-ctx.Done():
+		if pause.Wait(ctx) != nil {
 			lock.Close()
 			return nil, nil, fault.Unavailable.Errorf("executor holds its lock and does not answer: %w", err)
-		case <-time.After(wait):
 		}
 	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
+	"github.com/crisp-cri/crisp/internal/backoff"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/undo"
 	"github.com/crisp-cri/crisp/oci/wire"
@@ -138,7 +139,7 @@ func (c *Container) begin(ctx context.Context, req wire.RunRequest, reply *wire.
 // but not for the end of a slow start. Without either a container could run twice.
 // The only error is errUnsettled.
 func (c *Container) outcome(ctx context.Context) (*wire.Info, error) {
-	for wait := time.Millisecond; ; wait = min(2*wait, time.Second) {
+	for pause := backoff.New(time.Millisecond, time.Second); ; {
 		infos, err := c.rt.link.list(ctx)
 		if i := slices.IndexFunc(infos, func(info wire.Info) bool { return info.ID == c.id }); err == nil && i >= 0 {
 			return &infos[i], nil
@@ -157,9 +158,7 @@ func (c *Container) outcome(ctx context.Context) (*wire.Info, error) {
 			return nil, nil
 		}
 		c.rt.log.Info("start could not be settled yet", "container", c.id, "err", err)
-		select {
-		case <-time.After(wait):
-		case <-ctx.Done():
+		if pause.Wait(ctx) != nil {
 			return nil, errUnsettled
 		}
 	}

@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/crisp-cri/crisp/internal/backoff"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/oci/wire"
 )
@@ -77,7 +78,7 @@ func (c *Container) terminate(ctx context.Context, sig unix.Signal) {
 			return
 		}
 	}
-	for wait := killRetry; ; wait = min(2*wait, killRetryMax) {
+	for pause := backoff.New(killRetry, killRetryMax); ; {
 		c.signal(ctx, unix.SIGKILL, true)
 		select {
 		case <-c.hurry: // who stops it again need not wait for the next time
@@ -85,7 +86,7 @@ func (c *Container) terminate(ctx context.Context, sig unix.Signal) {
 			return
 		case <-ctx.Done():
 			return
-		case <-time.After(wait):
+		case <-time.After(pause.Next()):
 		}
 	}
 }

@@ -15,8 +15,10 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/crisp-cri/crisp/agent/podsync"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/agent/podsync"
+	"github.com/crisp-cri/crisp/internal/backoff"
 )
 
 const (
@@ -129,27 +131,27 @@ func differ(a, b map[podsync.Key]States) []podsync.Key {
 
 // listen turns events into hints, and opens the stream again when it ends.
 func (g *Generator) listen(ctx context.Context, hints chan<- struct{}) {
-	wait := reconnect
+	wait := backoff.New(reconnect, reconnectMax)
 	for ctx.Err() == nil {
 		events := make(chan *cri.ContainerEventResponse, 64)
 		ended := make(chan error, 1)
 		go func() { ended <- g.Runtime.Stream(ctx, events) }()
+		var retry time.Duration
 		open := true
 		for open {
 			select {
 			case <-events:
-				wait = reconnect
+				wait = backoff.New(reconnect, reconnectMax)
 				select {
 				case hints <- struct{}{}:
 				default:
 				}
 			case err := <-ended:
-				open = false
-				g.Log.DebugContext(ctx, "event stream ended", "err", err, "retry", wait)
+				open, retry = false, wait.Next()
+				g.Log.DebugContext(ctx, "event stream ended", "err", err, "retry", retry)
 			}
 		}
-		pause(ctx, wait)
-		wait = min(2*wait, reconnectMax)
+		pause(ctx, retry)
 	}
 }
 

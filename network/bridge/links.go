@@ -17,6 +17,7 @@ import (
 	vns "github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"github.com/crisp-cri/crisp/internal/backoff"
 	"github.com/crisp-cri/crisp/network/netns"
 )
 
@@ -206,7 +207,8 @@ func prepare(ifName string, addr netip.Addr) error {
 // bridge of a new port's carrier from a work queue; until then packets are dropped.
 func waitUp(ctx context.Context, h *netlink.Handle, index int) (netlink.Link, error) {
 	const longest = time.Second
-	for begin, wait := time.Now(), 100*time.Microsecond; ; wait *= 2 {
+	pause := backoff.New(100*time.Microsecond, longest)
+	for begin := time.Now(); ; {
 		link, err := h.LinkByIndex(index)
 		if err != nil {
 			return nil, fmt.Errorf("device %d: %w", index, err)
@@ -217,10 +219,8 @@ func waitUp(ctx context.Context, h *netlink.Handle, index int) (netlink.Link, er
 		if time.Since(begin) > longest {
 			return nil, fmt.Errorf("device %s has no carrier after %v", link.Attrs().Name, longest)
 		}
-		select {
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		case <-time.After(wait):
+		if err := pause.Wait(ctx); err != nil {
+			return nil, err
 		}
 	}
 }

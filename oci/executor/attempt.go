@@ -15,6 +15,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
+	"github.com/crisp-cri/crisp/internal/backoff"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/oci/wire"
 )
@@ -108,7 +109,7 @@ func attempt(ctx context.Context, what string, group map[string]string, f func()
 	case <-ctx.Done():
 	}
 	patience := time.After(endPatience)
-	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
+	for pause := backoff.New(time.Millisecond, 50*time.Millisecond); ; {
 		endChildren(ours, before)
 		if group != nil {
 			_ = signalAll(group, unix.SIGKILL) // it may not be there yet
@@ -121,7 +122,7 @@ func attempt(ctx context.Context, what string, group map[string]string, f func()
 			return givenUp(ctx, what)
 		case <-patience:
 			return &stuckError{givenUp(ctx, what), over}
-		case <-time.After(pause):
+		case <-time.After(pause.Next()):
 		}
 	}
 }

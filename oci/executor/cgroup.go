@@ -14,6 +14,7 @@ import (
 	"github.com/opencontainers/cgroups"
 	"github.com/opencontainers/runc/libcontainer"
 
+	"github.com/crisp-cri/crisp/internal/backoff"
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
@@ -137,7 +138,7 @@ const endPatience = 2 * time.Second
 // fault.Unavailable: some would not go yet.
 func endAll(paths map[string]string) error {
 	deadline := time.Now().Add(endPatience)
-	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
+	for pause := backoff.New(time.Millisecond, 50*time.Millisecond); ; {
 		pids, err := members(paths)
 		if err != nil || len(pids) == 0 {
 			return err
@@ -148,6 +149,6 @@ func endAll(paths map[string]string) error {
 		if err := signalAll(paths, unix.SIGKILL); err != nil {
 			return err
 		}
-		time.Sleep(pause)
+		time.Sleep(pause.Next())
 	}
 }

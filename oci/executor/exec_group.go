@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/internal/backoff"
 )
 
 // makeGroup makes the sub-cgroup, in v1's freezer or in the v2 hierarchy, and
@@ -52,7 +54,7 @@ const (
 // removeGroup removes the cgroup of an exec that has ended as soon as it is empty.
 func (e *execution) removeGroup() {
 	for _, dir := range e.group {
-		removeEmpty(dir, groupRetry, e.c.gone)
+		removeEmpty(dir, backoff.New(groupRetry, groupRetryMax), e.c.gone)
 	}
 }
 
@@ -67,7 +69,7 @@ func (e *execution) endGroup() error {
 }
 
 // removeEmpty removes a cgroup, now or when it is empty, until its container has gone.
-func removeEmpty(dir string, wait time.Duration, gone <-chan struct{}) {
+func removeEmpty(dir string, pause *backoff.Backoff, gone <-chan struct{}) {
 	if err := unix.Rmdir(dir); err != unix.EBUSY && err != unix.ENOTEMPTY {
 		return
 	}
@@ -76,7 +78,7 @@ func removeEmpty(dir string, wait time.Duration, gone <-chan struct{}) {
 		return
 	default:
 	}
-	time.AfterFunc(wait, func() { removeEmpty(dir, min(2*wait, groupRetryMax), gone) })
+	time.AfterFunc(pause.Next(), func() { removeEmpty(dir, pause, gone) })
 }
 
 // execGroup is the name of an exec's cgroup: of a session, and a number.
@@ -103,7 +105,7 @@ func (t *execs) endForeign(c *container) error {
 		}
 		dir := filepath.Join(base, entry.Name())
 		errs = append(errs, signalAll(map[string]string{controller: dir}, unix.SIGKILL))
-		removeEmpty(dir, groupRetry, c.gone)
+		removeEmpty(dir, backoff.New(groupRetry, groupRetryMax), c.gone)
 	}
 	return errors.Join(errs...)
 }
@@ -124,7 +126,7 @@ func (t *execs) removeSpentGroups(c *container) {
 	entries, _ := os.ReadDir(base)
 	for _, entry := range entries {
 		if base != "" && entry.IsDir() && execGroup.MatchString(entry.Name()) && !live[entry.Name()] {
-			removeEmpty(filepath.Join(base, entry.Name()), groupRetry, c.gone)
+			removeEmpty(filepath.Join(base, entry.Name()), backoff.New(groupRetry, groupRetryMax), c.gone)
 		}
 	}
 }

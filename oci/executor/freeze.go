@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/crisp-cri/crisp/internal/backoff"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/oci/wire"
 )
@@ -163,7 +164,7 @@ func (t *table) freezeWhole(ctx context.Context, h *hold, c *container) error {
 	}
 	deadline := time.NewTimer(freezePatience)
 	defer deadline.Stop()
-	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
+	for pause := backoff.New(time.Millisecond, 50*time.Millisecond); ; {
 		frozen, err := try()
 		if err != nil || frozen {
 			return err
@@ -173,7 +174,7 @@ func (t *table) freezeWhole(ctx context.Context, h *hold, c *container) error {
 			return ctx.Err()
 		case <-deadline.C:
 			return fault.Unavailable.Errorf("its processes have not stopped within %v", freezePatience)
-		case <-time.After(pause):
+		case <-time.After(pause.Next()):
 		}
 	}
 }

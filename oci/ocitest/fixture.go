@@ -10,6 +10,7 @@ import (
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
+	"github.com/crisp-cri/crisp/internal/backoff"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/oci"
 )
@@ -159,4 +160,15 @@ func without(spec *specs.Spec, kind specs.LinuxNamespaceType) []specs.LinuxNames
 		}
 	}
 	return rest
+}
+
+// until waits until it is so; otherwise is what is wrong if it never is.
+func (f *fixture) until(otherwise string, so func() bool) {
+	f.Helper()
+	ctx := f.ctx()
+	for pause := backoff.New(time.Millisecond, time.Second); !so(); {
+		if pause.Wait(ctx) != nil {
+			f.Fatal(otherwise)
+		}
+	}
 }

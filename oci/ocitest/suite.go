@@ -126,15 +126,10 @@ func stopByForce(f *fixture) {
 	path := filepath.Join(f.TempDir(), "log")
 	c := f.start(sb, func(cfg *oci.ContainerConfig) { cfg.LogPath = path },
 		"ignore-term", "print", "ready", "sleep", "for-ever")
-	for wait := time.Millisecond; ; wait *= 2 {
-		if data, _ := os.ReadFile(path); strings.Contains(string(data), "ready") {
-			break
-		}
-		if wait > patience {
-			f.Fatal("container is never ready")
-		}
-		time.Sleep(wait)
-	}
+	f.until("container is never ready", func() bool {
+		data, _ := os.ReadFile(path)
+		return strings.Contains(string(data), "ready")
+	})
 	f.ok(c.Stop(f.ctx(), unix.SIGTERM, 50*time.Millisecond))
 	f.exited(c, 137, "Error")
 	c = f.start(sb, nil, "sleep", "for-ever")
@@ -150,12 +145,8 @@ func nothingOutlivesInit(f *fixture) {
 	for _, edit := range []func(*oci.ContainerConfig){nil, hostPIDs} {
 		c := f.start(sb, edit, "spawn", "sleep", "for-ever")
 		f.exited(c, 0, "Completed")
-		for wait := time.Millisecond; f.node.Processes(f.T, c) > 0; wait *= 2 {
-			if wait > patience {
-				f.Fatalf("%d processes are left", f.node.Processes(f.T, c))
-			}
-			time.Sleep(wait) // they were killed, and are on their way out
-		}
+		// They were killed, and are on their way out.
+		f.until("processes are left", func() bool { return f.node.Processes(f.T, c) == 0 })
 	}
 }
 
@@ -358,12 +349,7 @@ func daemonAway(f *fixture) {
 	sb := f.sandbox(nil)
 	c := f.start(sb, func(cfg *oci.ContainerConfig) { cfg.Stdin = true }, "sleep", "200ms", "exit", "7")
 	f.ok(f.r.Close())
-	for wait := time.Millisecond; f.node.Processes(f.T, c) > 0; wait *= 2 {
-		if wait > patience {
-			f.Fatal("container does not end")
-		}
-		time.Sleep(wait)
-	}
+	f.until("container does not end", func() bool { return f.node.Processes(f.T, c) == 0 })
 	f.r = f.node.Open(f.T)
 	f.exited(f.again(c), 7, "Error")
 }
