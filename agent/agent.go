@@ -29,12 +29,16 @@ package agent
 import (
 	"cmp"
 	"context"
+	"errors"
 	"log/slog"
 	"net/http"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	internalapi "k8s.io/cri-api/pkg/apis"
 
 	"github.com/crisp-cri/crisp/agent/crix"
 	"github.com/crisp-cri/crisp/agent/desired"
@@ -52,10 +56,8 @@ import (
 	"github.com/crisp-cri/crisp/agent/source"
 	"github.com/crisp-cri/crisp/agent/status"
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/flock"
 	"github.com/crisp-cri/crisp/internal/sdnotify"
-	"golang.org/x/sys/unix"
-	"k8s.io/apimachinery/pkg/types"
-	internalapi "k8s.io/cri-api/pkg/apis"
 )
 
 // Options are what an agent is started with.
@@ -262,13 +264,12 @@ func lockRoot(root string) (unlock func(), err error) {
 	if err := os.MkdirAll(root, 0o750); err != nil {
 		return nil, err
 	}
-	f, err := os.OpenFile(filepath.Join(root, "agent.lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	f, err := flock.Take(filepath.Join(root, "agent.lock"))
+	if errors.Is(err, flock.ErrHeld) {
+		return nil, fault.Exists.Errorf("agent: another agent works on %s", root)
+	}
 	if err != nil {
 		return nil, err
-	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		f.Close()
-		return nil, fault.Exists.Errorf("agent: another agent works on %s", root)
 	}
 	return func() { f.Close() }, nil
 }

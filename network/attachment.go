@@ -15,7 +15,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/internal/atomicfile"
+	"github.com/crisp-cri/crisp/internal/backoff"
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/flock"
 )
 
 const (
@@ -134,7 +136,7 @@ func (n *Network) lock(ctx context.Context, id string) (_ context.Context, relea
 		if err != nil {
 			return nil, nil, err
 		}
-		if err := n.flock(ctx, f); err != nil {
+		if err := n.lockFile(ctx, f); err != nil {
 			f.Close()
 			return nil, nil, fmt.Errorf("wait for the plugins at work on %s: %w", id, err)
 		}
@@ -159,12 +161,11 @@ func (n *Network) openLock(id string) (*os.File, error) {
 	return f, err
 }
 
-// flock polls, so that it can be given up, and ends plugins that nobody else will.
-func (n *Network) flock(ctx context.Context, f *os.File) error {
+// lockFile polls, so that it can be given up, and ends plugins that nobody else will.
+func (n *Network) lockFile(ctx context.Context, f *os.File) error {
 	patience := time.Now().Add(n.orphanLife)
-	for wait := time.Millisecond; ; wait = min(2*wait, 50*time.Millisecond) {
-		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if !errors.Is(err, unix.EWOULDBLOCK) {
+	for pause := backoff.New(time.Millisecond, 50*time.Millisecond); ; {
+		if err := flock.Try(f); !errors.Is(err, flock.ErrHeld) {
 			return err
 		}
 		if time.Now().After(patience) {
@@ -176,10 +177,8 @@ func (n *Network) flock(ctx context.Context, f *os.File) error {
 			}
 			patience = time.Now().Add(n.orphanLife)
 		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(wait):
+		if err := pause.Wait(ctx); err != nil {
+			return err
 		}
 	}
 }
@@ -205,7 +204,7 @@ func (n *Network) unlock(f *os.File, id string) {
 	if _, err := os.Stat(n.attachmentPath(id)); errors.Is(err, fs.ErrNotExist) {
 		os.Remove(f.Name())
 	}
-	unix.Flock(int(f.Fd()), unix.LOCK_UN)
+	flock.Unlock(f)
 	f.Close()
 }
 
@@ -235,10 +234,10 @@ func (n *Network) dropLocks() error {
 // dropLock removes a lock that nobody holds. Its last holder may have done so since f
 // was opened, and somebody else hold a new file of that name.
 func dropLock(f *os.File) error {
-	if unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil {
+	if flock.Try(f) != nil {
 		return nil
 	}
-	defer unix.Flock(int(f.Fd()), unix.LOCK_UN)
+	defer flock.Unlock(f)
 	if !named(f) {
 		return nil
 	}

@@ -1,7 +1,7 @@
 package oci
 
 import (
-	"errors"
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -11,6 +11,8 @@ import (
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/internal/flock"
 )
 
 // Network namespaces are pinned apart from the others: CNI plugins do part of their
@@ -124,12 +126,9 @@ func lockDir(dir string) (unlock func()) {
 	if err != nil {
 		return func() {}
 	}
-	for range 100 {
-		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); !errors.Is(err, unix.EWOULDBLOCK) {
-			break
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	_ = flock.Lock(ctx, f)
 	return func() { f.Close() }
 }
 

@@ -17,6 +17,7 @@ import (
 
 	"github.com/crisp-cri/crisp/internal/backoff"
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/flock"
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
@@ -92,11 +93,11 @@ func (s *spawner) claim(ctx context.Context, socket string) (*os.File, ExecutorC
 		return nil, nil, fmt.Errorf("open lock of executor: %w", err)
 	}
 	for pause := backoff.New(time.Millisecond, 20*time.Millisecond); ; {
-		err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		err := flock.Try(lock)
 		if err == nil {
 			return lock, nil, nil
 		}
-		if !errors.Is(err, unix.EWOULDBLOCK) {
+		if !errors.Is(err, flock.ErrHeld) {
 			lock.Close()
 			return nil, nil, fmt.Errorf("lock %s: %w", lock.Name(), err)
 		}

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/crisp-cri/crisp/internal/flock"
 	"github.com/crisp-cri/crisp/internal/thread"
 )
 
@@ -52,18 +53,11 @@ func listen(path string) (net.Listener, error) {
 // A lock keeps a second crispd away from a directory for as long as this process
 // lives; the kernel lets go of it when it dies (flock(2)).
 func lock(dir string) (*os.File, error) {
-	f, err := os.OpenFile(filepath.Join(dir, "crispd.lock"), os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
-	if err != nil {
-		return nil, err
+	f, err := flock.Take(filepath.Join(dir, "crispd.lock"))
+	if errors.Is(err, flock.ErrHeld) {
+		return nil, fmt.Errorf("another crispd uses %s", dir)
 	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		f.Close()
-		if errors.Is(err, unix.EWOULDBLOCK) {
-			return nil, fmt.Errorf("another crispd uses %s", dir)
-		}
-		return nil, fmt.Errorf("lock %s: %w", f.Name(), err)
-	}
-	return f, nil
+	return f, err
 }
 
 // makeDirs makes root and state and takes both for this process. Others may pass

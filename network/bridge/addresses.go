@@ -10,9 +10,8 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/crisp-cri/crisp/internal/flock"
 )
 
 // The directory of a network is laid out as host-local has it, so that its users
@@ -28,7 +27,7 @@ const (
 )
 
 // lock makes the directory and returns when the caller alone holds one of its
-// locks. It polls, so that it can be given up: who has the lock may wait for nft.
+// locks. It can be given up: who has the lock may wait for nft.
 func (n *Net) lock(ctx context.Context, name string) (unlock func(), err error) {
 	if err := os.MkdirAll(n.dir(), 0o755); err != nil {
 		return nil, err
@@ -37,22 +36,11 @@ func (n *Net) lock(ctx context.Context, name string) (unlock func(), err error) 
 	if err != nil {
 		return nil, err
 	}
-	for wait := 100 * time.Microsecond; ; wait = min(2*wait, 20*time.Millisecond) {
-		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if err == nil {
-			return func() { f.Close() }, nil
-		}
-		if errors.Is(err, unix.EWOULDBLOCK) {
-			select {
-			case <-time.After(wait):
-				continue
-			case <-ctx.Done():
-				err = ctx.Err()
-			}
-		}
+	if err := flock.Lock(ctx, f); err != nil {
 		f.Close()
 		return nil, fmt.Errorf("lock %s: %w", f.Name(), err)
 	}
+	return func() { f.Close() }, nil
 }
 
 // allocate reserves an address of each subnet, in their order. Addresses are

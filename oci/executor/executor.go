@@ -53,6 +53,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/flock"
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
@@ -105,7 +106,7 @@ func New(o Options) (*Executor, error) {
 		return nil, err
 	}
 	// One that was handed over is ours already: a lock belongs to the open file.
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+	if err := flock.Try(lock); err != nil {
 		lock.Close()
 		return nil, fault.Exists.Errorf("another executor runs for %s: %w", o.State, err)
 	}

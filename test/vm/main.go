@@ -29,6 +29,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/internal/flock"
 )
 
 func main() {
@@ -101,7 +103,7 @@ func lock(cache string) (unlock func() error, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := unix.Flock(int(dir.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+	if err := flock.Try(dir); err != nil {
 		dir.Close()
 		return nil, fmt.Errorf("another run uses %s: %w", cache, err)
 	}

@@ -1,0 +1,56 @@
+// Package flock locks files, flock(2). A lock belongs to the open file, and to what has
+// inherited it: it ends when all of them are closed, at the latest with their processes.
+package flock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/internal/backoff"
+)
+
+// ErrHeld means that somebody else holds the lock.
+var ErrHeld = errors.New("the lock is held")
+
+// Try locks f, or returns ErrHeld at once.
+func Try(f *os.File) error {
+	err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return ErrHeld
+	}
+	return os.NewSyscallError("flock", err)
+}
+
+// Unlock gives the lock back, while f stays open, here or in what has inherited it.
+func Unlock(f *os.File) { _ = unix.Flock(int(f.Fd()), unix.LOCK_UN) }
+
+// Take opens a file, which is made with mode 0600 if need be, and tries to lock it.
+func Take(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := Try(f); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("lock %s: %w", path, err)
+	}
+	return f, nil
+}
+
+// Lock locks f as soon as nobody else holds it. It polls, so that it can be given up.
+func Lock(ctx context.Context, f *os.File) error {
+	pause := backoff.New(100*time.Microsecond, 20*time.Millisecond)
+	for {
+		if err := Try(f); !errors.Is(err, ErrHeld) {
+			return err
+		}
+		if err := pause.Wait(ctx); err != nil {
+			return err
+		}
+	}
+}
