@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/crisp-cri/crisp/internal/backoff"
 	"github.com/crisp-cri/crisp/internal/tree"
 )
 
@@ -123,13 +124,10 @@ func (rs *removals) later(path string, u Usage) {
 		if rs.life.Err() == nil {
 			rs.log.Error("leftover of the image store was not removed, and will be tried again", "err", err)
 		}
-		for pause := removeRetry; err != nil; pause = min(2*pause, removeRetryMax) {
-			select {
-			case <-time.After(pause):
-			case <-rs.life.Done():
+		for pause := backoff.New(removeRetry, removeRetryMax); err != nil; err = rs.remove(path) {
+			if pause.Wait(rs.life) != nil {
 				return
 			}
-			err = rs.remove(path)
 		}
 		rs.forget(n)
 	})
