@@ -7,10 +7,12 @@ import (
 	"sync"
 	"time"
 
+	internalapi "k8s.io/cri-api/pkg/apis"
+
 	"github.com/crisp-cri/crisp/agent/desired"
 	"github.com/crisp-cri/crisp/agent/source"
 	"github.com/crisp-cri/crisp/internal/fault"
-	internalapi "k8s.io/cri-api/pkg/apis"
+	"github.com/crisp-cri/crisp/internal/poke"
 )
 
 // connectRetry is how long the agent waits before it tries to connect again. It
@@ -88,10 +90,7 @@ func connect(ctx context.Context, o Options, tried chan<- struct{}) (internalapi
 			o.Log.WarnContext(ctx, "runtime is not there yet", "err", err)
 			complaint = text
 		}
-		select {
-		case tried <- struct{}{}:
-		default:
-		}
+		poke.Wake(tried)
 		select {
 		case <-ctx.Done():
 		case <-time.After(connectRetry):

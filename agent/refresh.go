@@ -4,9 +4,11 @@ import (
 	"context"
 	"time"
 
-	"github.com/crisp-cri/crisp/agent/event"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/crisp-cri/crisp/agent/event"
+	"github.com/crisp-cri/crisp/internal/poke"
 )
 
 // refresh is how often volumes are brought up to date besides when an object
@@ -39,8 +41,5 @@ func (c *care) keepVolumes(ctx context.Context) {
 
 // refreshVolumes has volumes brought up to date soon.
 func (a *agent) refreshVolumes() {
-	select {
-	case a.volumesDue <- struct{}{}:
-	default: // it is due already
-	}
+	poke.Wake(a.volumesDue)
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/crisp-cri/crisp/internal/backoff"
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/poke"
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
@@ -42,10 +43,7 @@ func (c *Container) Stop(ctx context.Context, sig unix.Signal, grace time.Durati
 	if first {
 		c.rt.work.Go(func() { c.terminate(c.rt.closing, sig) })
 	} else {
-		select {
-		case c.hurry <- struct{}{}:
-		default: // it is told already
-		}
+		poke.Wake(c.hurry)
 	}
 	select {
 	case <-c.done:

@@ -8,13 +8,15 @@ import (
 	"sync"
 	"time"
 
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/types"
+
 	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/agent/source"
 	"github.com/crisp-cri/crisp/agent/workload"
-	v1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
-	"k8s.io/apimachinery/pkg/types"
+	"github.com/crisp-cri/crisp/internal/poke"
 )
 
 // precedence is the order in which sources win.
@@ -162,12 +164,7 @@ func (m *Manager) Reconcile() []Change {
 // Due tells when to call Reconcile.
 func (m *Manager) Due() <-chan struct{} { return m.due }
 
-func (m *Manager) poke() {
-	select {
-	case m.due <- struct{}{}:
-	default:
-	}
-}
+func (m *Manager) poke() { poke.Wake(m.due) }
 
 // Observe takes in the status of a pod: workloads go by it.
 func (m *Manager) Observe(pod *v1.Pod, status v1.PodStatus) {

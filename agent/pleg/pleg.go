@@ -19,6 +19,7 @@ import (
 
 	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/internal/backoff"
+	"github.com/crisp-cri/crisp/internal/poke"
 )
 
 const (
@@ -142,10 +143,7 @@ func (g *Generator) listen(ctx context.Context, hints chan<- struct{}) {
 			select {
 			case <-events:
 				wait = backoff.New(reconnect, reconnectMax)
-				select {
-				case hints <- struct{}{}:
-				default:
-				}
+				poke.Wake(hints)
 			case err := <-ended:
 				open, retry = false, wait.Next()
 				g.Log.DebugContext(ctx, "event stream ended", "err", err, "retry", retry)

@@ -29,10 +29,12 @@ import (
 	"sync"
 	"time"
 
-	"github.com/crisp-cri/crisp/agent/event"
-	"github.com/crisp-cri/crisp/agent/podsync"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/crisp-cri/crisp/agent/event"
+	"github.com/crisp-cri/crisp/agent/podsync"
+	"github.com/crisp-cri/crisp/internal/poke"
 )
 
 // A Kind is what a probe is for.
@@ -181,10 +183,7 @@ func (m *Manager) Hurry(uid types.UID, container string) {
 	if p == nil {
 		return
 	}
-	select {
-	case p.now <- struct{}{}:
-	default:
-	}
+	poke.Wake(p.now)
 }
 
 // Wait returns when all probes have ended.

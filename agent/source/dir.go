@@ -10,8 +10,10 @@ import (
 	"strings"
 	"time"
 
-	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/fsnotify/fsnotify"
+
+	"github.com/crisp-cri/crisp/agent/manifest"
+	"github.com/crisp-cri/crisp/internal/poke"
 )
 
 const (
@@ -100,14 +102,8 @@ func quiet(ctx context.Context, changed <-chan struct{}) {
 // watch pokes changed when inotify tells of something. What it misses, and a
 // directory that is not there yet, the rescan finds.
 func (d *Dir) watch(ctx context.Context, changed chan<- struct{}) {
-	poke := func() {
-		select {
-		case changed <- struct{}{}:
-		default:
-		}
-	}
 	for ctx.Err() == nil {
-		if err := d.watchOnce(ctx, poke); err != nil {
+		if err := d.watchOnce(ctx, changed); err != nil {
 			d.Log.DebugContext(ctx, "manifest directory is not watched", "err", err)
 		}
 		select {
@@ -118,7 +114,7 @@ func (d *Dir) watch(ctx context.Context, changed chan<- struct{}) {
 }
 
 // watchOnce watches until the directory goes away.
-func (d *Dir) watchOnce(ctx context.Context, poke func()) error {
+func (d *Dir) watchOnce(ctx context.Context, changed chan<- struct{}) error {
 	w, err := fsnotify.NewWatcher()
 	if err != nil {
 		return err
@@ -127,24 +123,24 @@ func (d *Dir) watchOnce(ctx context.Context, poke func()) error {
 	if err := w.Add(d.Path); err != nil {
 		return err
 	}
-	poke() // for what happened before
+	poke.Wake(changed) // for what happened before
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case err := <-w.Errors:
-			poke() // an overflow: something was missed
+			poke.Wake(changed) // an overflow: something was missed
 			d.Log.DebugContext(ctx, "manifest directory watch complained", "err", err)
 		case e, ok := <-w.Events:
 			if !ok {
 				return errors.New("watch ended")
 			}
 			if e.Name == d.Path && e.Has(fsnotify.Remove|fsnotify.Rename) {
-				poke()
+				poke.Wake(changed)
 				return fmt.Errorf("%s went away", d.Path)
 			}
 			if isManifest(filepath.Base(e.Name)) && e.Op != fsnotify.Chmod {
-				poke()
+				poke.Wake(changed)
 			}
 		}
 	}

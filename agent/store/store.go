@@ -20,12 +20,14 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/crisp-cri/crisp/agent/manifest"
-	"github.com/crisp-cri/crisp/agent/source"
-	"github.com/crisp-cri/crisp/internal/fault"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/crisp-cri/crisp/agent/manifest"
+	"github.com/crisp-cri/crisp/agent/source"
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/poke"
 )
 
 // A record is an object as it is on disk.
@@ -62,12 +64,7 @@ type Store struct {
 // Changed tells that Update has something new.
 func (s *Store) Changed() <-chan struct{} { return s.changed }
 
-func (s *Store) poke() {
-	select {
-	case s.changed <- struct{}{}:
-	default:
-	}
-}
+func (s *Store) poke() { poke.Wake(s.changed) }
 
 // Update returns all objects as a source does, each as a file of its own.
 func (s *Store) Update() source.Update {

@@ -16,10 +16,12 @@ import (
 	"sync"
 	"time"
 
-	"github.com/crisp-cri/crisp/agent/podsync"
-	"github.com/crisp-cri/crisp/internal/fault"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/crisp-cri/crisp/agent/podsync"
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/poke"
 )
 
 // A Runtime is what a worker needs of the world. crix implements it over CRI.
@@ -119,12 +121,7 @@ func uidOf(pod *v1.Pod) types.UID {
 	return pod.UID
 }
 
-func (w *worker) poke() {
-	select {
-	case w.wake <- struct{}{}:
-	default: // it is awake already
-	}
-}
+func (w *worker) poke() { poke.Wake(w.wake) }
 
 // A round is what the loop goes by once.
 type round struct {

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/poke"
 )
 
 // A Client is one connection to the executor. Its methods may be called from any
@@ -219,10 +220,7 @@ func (c *Client) receive() {
 			if unmarshal(f.body, &e) == nil {
 				c.queue = append(c.queue, e)
 			}
-			select {
-			case c.wake <- struct{}{}:
-			default:
-			}
+			poke.Wake(c.wake)
 		case f.Reply && c.calls[f.ID] != nil:
 			c.calls[f.ID] <- f
 			delete(c.calls, f.ID)

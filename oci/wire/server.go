@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/poke"
 )
 
 // ErrGone is the cause (context.Cause) of a call's ctx that ended with its connection;
@@ -320,10 +321,7 @@ func (c *Conn) push(o outgoing) {
 	if full {
 		c.conn.Close()
 	}
-	select {
-	case c.wake <- struct{}{}:
-	default:
-	}
+	poke.Wake(c.wake)
 }
 
 func (o outgoing) drop() {
