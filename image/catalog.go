@@ -36,7 +36,7 @@ type record struct {
 	Updated     time.Time // when it last got a name
 }
 
-// same tells whether r says of the same image what s says, at whatever time.
+// same tells whether r and s say the same of an image, apart from the time.
 func (r record) same(s record) bool {
 	s.Updated = r.Updated
 	return reflect.DeepEqual(r, s)
@@ -66,7 +66,7 @@ func newCatalog(entries map[string]*entry) *catalog {
 	return c
 }
 
-// with returns the catalog in which e replaces what had its ID.
+// with returns the catalog in which e replaces the entries with the same IDs.
 func (c *catalog) with(e ...*entry) *catalog {
 	entries := maps.Clone(c.byID)
 	for _, e := range e {
@@ -85,7 +85,7 @@ func (e *entry) hex() string { return strings.TrimPrefix(e.ID, "sha256:") }
 
 func (e *entry) names() []string { return slices.Concat(e.Tags, e.Digests) }
 
-// newEntry makes an entry of what is on disk. held are its layers.
+// newEntry makes an entry of the record r, which is on disk. held are its layers.
 func (s *Store) newEntry(id string, r record, held []*layer.Layer) (*entry, error) {
 	e := &entry{record: r, held: held}
 	e.ID = "sha256:" + id
@@ -141,9 +141,9 @@ func (s *Store) List() []Image {
 	return images
 }
 
-// put makes the image n known, by its tags and digests too, of which there may be
-// none. An older image loses the tag. The layers are committed and held for put,
-// which takes them over or lets go of them.
+// put makes the image n known, by its tags and digests too, of which there may be none. An
+// older image that has one of the tags loses it. The layers are committed, and held for put,
+// which takes them over or releases them.
 func (s *Store) put(n record, held []*layer.Layer) (_ Image, err error) {
 	spare := held
 	defer func() {
@@ -193,7 +193,7 @@ func (s *Store) put(n record, held []*layer.Layer) (_ Image, err error) {
 	return e.Image, s.untag(c, e, n.Tags)
 }
 
-// maxSignatures bounds what is kept for one manifest; the newest are.
+// maxSignatures bounds the signatures that are kept for one manifest; the newest are kept.
 const maxSignatures = 64
 
 // mergeProofs returns all signatures of each manifest, the fresh ones first. A

@@ -7,8 +7,8 @@ import (
 	"github.com/crisp-cri/crisp/image/registry"
 )
 
-// Check looks at the files that the settings name, as a pull would, and says what
-// is wrong with them, by file.
+// Check reads the files that the settings name, as a pull would, and returns their problems, by
+// file.
 func Check(o Settings) []string {
 	return slices.Concat(registry.CheckFiles(o.Settings), blob.CheckKeys(o.KeysDir), registry.CheckHosts(o.Settings))
 }

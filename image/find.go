@@ -12,10 +12,9 @@ var (
 	shortID = regexp.MustCompile(`^[0-9a-f]{4,63}$`)
 )
 
-// Get returns the image that ref names: an ID with or without "sha256:", a tag, a
-// name (its tag "latest" is meant), a name with a digest, or a unique prefix of an
-// ID. There is none: fault.NotFound. An ambiguous prefix or a bad name:
-// fault.Invalid.
+// Get returns the image that ref names: an ID with or without "sha256:", a tag, a name (meaning
+// its tag "latest"), a name with a digest, or a unique prefix of an ID. If there is no such
+// image: fault.NotFound. An ambiguous prefix or a bad name: fault.Invalid.
 func (s *Store) Get(ref string) (Image, error) {
 	e, err := s.find(ref)
 	if err != nil {

@@ -7,9 +7,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/stage"
 )
 
-// A flight is work that several callers wait for. It runs on a context of its
-// own, so that it survives the caller that began it, and is cancelled when the
-// last one has left.
+// A flight is work that several callers wait for. It has its own context, so that it survives
+// the caller that began it, and is cancelled when the last caller has left.
 type flight struct {
 	done    chan struct{} // closed once img and err are set
 	img     Image
@@ -60,8 +59,8 @@ func (fs *flights) join(ctx context.Context, key string, work func(context.Conte
 	}
 }
 
-// leave takes a waiter off f. Work that nobody waits for is cancelled, and a
-// later caller does not join it.
+// leave takes a waiter off f. Work without waiters is cancelled, and a later caller does not
+// join it.
 func (fs *flights) leave(key string, f *flight) {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()

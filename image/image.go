@@ -1,9 +1,9 @@
 // Package image pulls images, keeps them, and has root file systems mounted from them. It knows
 // nothing of containers' states, CRI or sandboxes.
 //
-// What makes an image is in packages of their own: registry finds it and fetches its blobs,
-// blob reads them, layer unpacks them and keeps what they unpack to, rootfs mounts that.
-// Each says what it has on disk. The Store here has the images, and pulls them.
+// The parts of an image have their own packages: registry finds it and fetches its blobs, blob
+// reads them, layer unpacks them and keeps the result, rootfs mounts it. Each package documents
+// its files on disk. The Store here has the images, and pulls them.
 //
 // An image is a record (Records) with its config, names and diff IDs. It comes
 // into being in this order: the layers are committed, then the record is
@@ -27,12 +27,12 @@ import (
 // do not overlap.
 type Records interface {
 	Save(kind, id string, v any) error
-	// Load reads into v what Save wrote; the error of a record that is not there
-	// is of kind fault.NotFound, of one that a newer crispd wrote fault.WrongState.
+	// Load reads into v what Save wrote. If there is no such record the error is of kind
+	// fault.NotFound; if a newer crispd wrote it, fault.WrongState.
 	Load(kind, id string, v any) error
 	// IDs lists the records of a kind. Corrupt ones are left out.
 	IDs(kind string) ([]string, error)
-	// Remove forgets a record; one that is not there is no error.
+	// Remove forgets a record; it is no error if there is none.
 	Remove(kind, id string) error
 }
 
@@ -64,14 +64,14 @@ type Image struct {
 	Tags        []string          // full names with their tag, sorted: "docker.io/library/busybox:latest"
 	Digests     []string          // full names with the digest that was pulled, sorted: "docker.io/library/busybox@sha256:…"
 	Size        uint64            // bytes in the unpacked layers and the config; never 0
-	Annotations map[string]string // of the manifest it first came with, those that say of what it is a checkpoint; nil = none
+	Annotations map[string]string // those of the manifest it first came with that tell what it is a checkpoint of; nil = none
 	Config      v1.Image          // as it came; empty if it is an artifact
 	Artifact    bool              // not an image of a system but files, which can be a volume; its ID is the digest of its manifest
 	Pinned      bool              // not to be collected
 	CreatedAt   time.Time         // when it was first pulled or loaded here
 }
 
-// FsInfo tells how much the images and the writable layers occupy.
+// FsInfo tells how much space the images and the writable layers occupy.
 type FsInfo struct {
 	Mountpoint string // a directory on the file system that holds them
 	UsedBytes  uint64 // allocated on disk

@@ -7,15 +7,16 @@ import (
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// annotationPrefixes are of what is kept: by them an image says that it is the
-// checkpoint of a container, and which.
+// annotationPrefixes are the prefixes of the annotations that are kept: they tell that an image
+// is the checkpoint of a container, and of which one.
 var annotationPrefixes = []string{"org.criu.checkpoint.", "io.kubernetes.cri-o.annotations.checkpoint."}
 
-// maxAnnotation bounds what is kept of one, in bytes: a manifest may have megabytes.
+// maxAnnotation bounds the value that is kept of one annotation, in bytes: a manifest may have
+// megabytes.
 const maxAnnotation = 4096
 
-// CheckpointAnnotations are those annotations of the manifest data that say of what
-// container it is a checkpoint; nil = none.
+// CheckpointAnnotations returns the annotations in the manifest data that tell which container
+// it is a checkpoint of; nil = none.
 func CheckpointAnnotations(data []byte) map[string]string {
 	var m v1.Manifest
 	if json.Unmarshal(data, &m) != nil {

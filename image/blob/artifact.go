@@ -10,16 +10,16 @@ import (
 	"go.podman.io/image/v5/manifest"
 )
 
-// fileAnnotations name the file that a layer of an artifact is: what oras writes,
-// and what the model specification of CNCF does.
+// fileAnnotations are the annotations by which a layer of an artifact names its file: the one
+// that oras writes, and the one of CNCF's model specification.
 var fileAnnotations = []string{v1.AnnotationTitle, "org.cncf.model.filepath"}
 
 // maxFiles bounds the files of an artifact: each is a layer of an overlay, which
 // takes 500 (OVL_MAX_STACK).
 const maxFiles = 400
 
-// isArtifact tells an OCI manifest that is no image by the type of its config. An
-// artifactType does not: an image may have one.
+// isArtifact tells by the type of its config that an OCI manifest is not an image. An
+// artifactType would not tell: an image may have one.
 func isArtifact(config string) bool {
 	switch config {
 	case "", v1.MediaTypeImageConfig, manifest.DockerV2Schema2ConfigMediaType:
@@ -61,8 +61,8 @@ func (m *Manifest) readArtifact(parsed manifest.Manifest) error {
 	return m.checkBlobs()
 }
 
-// isPath tells whether Linux has a name for a file such as this: NAME_MAX, and well
-// below PATH_MAX, for a directory comes before it.
+// isPath tells whether name can be a file name on Linux: within NAME_MAX, and well below
+// PATH_MAX, because a directory comes before it.
 func isPath(name string) bool {
 	tooLong := func(part string) bool { return len(part) > 255 }
 	return len(name) <= 2048 && !strings.Contains(name, "\x00") && !slices.ContainsFunc(strings.Split(name, "/"), tooLong)

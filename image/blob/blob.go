@@ -1,9 +1,10 @@
-// Package blob reads what an image is sent as, wherever it comes from: manifests, configs
-// and layers. None of it is believed. A manifest is refused unless each blob that it names
-// can be held against a digest; a blob is held against its digest and size while it is
-// read, is decrypted with the node's keys and decompressed.
+// Package blob reads the parts of an image, wherever they come from: manifests, configs and
+// layers. It trusts none of them. A manifest is refused unless each blob that it names can be
+// verified against a digest; a blob is verified against its digest and size while it is read,
+// is decrypted with the node's keys and decompressed.
 //
-// It knows neither registries nor archives, which are Origins, nor what becomes of a layer.
+// It knows neither registries nor archives, which are Origins, nor what happens to a layer
+// afterwards.
 package blob
 
 import (
@@ -22,13 +23,12 @@ type Blob struct {
 	Path           string // of the member of an archive
 	Key            *Key   // opens it; nil: it is not encrypted
 	File           string // the file that a layer of an artifact is; "": it is a tar
-	Proven         bool   // who pulls it may have what it unpacks to, so it is given without a look at the origin
+	Proven         bool   // whoever pulls it may have the unpacked layer, so it is given without asking the origin
 }
 
-// Identity is what a layer goes by in the store: its diff ID, if whoever has the
-// unpacked layer may have it. That of an encrypted layer is told by the config,
-// which is not encrypted; the key must be known too. A file is what it is and its
-// name.
+// Identity is the name of a layer in the store: its diff ID, if whoever has the unpacked layer
+// may have it. The diff ID of an encrypted layer is in the config, which is not encrypted; so
+// the key is part of its identity. The identity of a file is made of its content and its name.
 func (b Blob) Identity(diffID digest.Digest) digest.Digest {
 	switch {
 	case b.File != "":
@@ -49,8 +49,8 @@ type Origin interface {
 	Repository() string
 }
 
-// A Verifier reads a blob and holds it against its descriptor. Until it has
-// returned io.EOF, what it returned is not to be believed.
+// A Verifier reads a blob and verifies it against its descriptor. Until it has returned io.EOF,
+// the data that it returned must not be trusted.
 type Verifier struct {
 	r     io.Reader
 	blob  Blob
@@ -59,8 +59,8 @@ type Verifier struct {
 	err   error // set once reading ended
 }
 
-// NewVerifier returns a reader of r, the content of b. A bad digest is fault.Invalid; what
-// is of another size or digest, fault.Unavailable.
+// NewVerifier returns a reader of r, the content of b. A bad digest is fault.Invalid; content
+// of another size or digest is fault.Unavailable.
 func NewVerifier(r io.Reader, b Blob) (*Verifier, error) {
 	v := &Verifier{r: r, blob: b, left: b.Size}
 	if b.Digest != "" {

@@ -14,8 +14,8 @@ import (
 // MaxConfig bounds what is read of an image's config, in bytes.
 const MaxConfig = 8 << 20
 
-// FetchConfig reads and verifies an image's config. One that is too long is
-// fault.Invalid, one that is not what b describes fault.Unavailable.
+// FetchConfig reads and verifies an image's config. A config that is too long is fault.Invalid;
+// one that does not match b's description is fault.Unavailable.
 func FetchConfig(ctx context.Context, from Origin, b Blob) ([]byte, error) {
 	if b.Size > MaxConfig {
 		return nil, fault.Invalid.Errorf("config has %d bytes, more than %d", b.Size, MaxConfig)
@@ -36,8 +36,8 @@ func FetchConfig(ctx context.Context, from Origin, b Blob) ([]byte, error) {
 	return data, err
 }
 
-// maxLayers bounds the different layers of an image: an overlay takes 500
-// (OVL_MAX_STACK), of which one may have directories of our own.
+// maxLayers bounds the distinct layers of an image: an overlay takes 500 (OVL_MAX_STACK), one
+// of which may be our own layer of directories.
 const maxLayers = 499
 
 // DiffIDs reads the digests of the n unpacked layers from an image's config, if the image
@@ -67,12 +67,11 @@ func DiffIDs(config []byte, n int) ([]digest.Digest, error) {
 	return img.RootFS.DiffIDs, nil
 }
 
-// runsAlso are the architectures of other programs that a machine can run.
+// runsAlso maps an architecture to the other one whose programs such a machine can run.
 var runsAlso = map[string]string{"amd64": "386", "arm64": "arm"}
 
-// checkPlatform refuses the image of another machine. Only a list of manifests says of
-// what it is; a single one does not, so its config is asked. One that says nothing is
-// believed to fit.
+// checkPlatform refuses an image for another machine. Only a list of manifests names platforms;
+// a single manifest does not, so its config is asked. A config that names none is taken to fit.
 func checkPlatform(p v1.Platform) error {
 	os := p.OS == "" || p.OS == "linux"
 	arch := p.Architecture == "" || p.Architecture == runtime.GOARCH || p.Architecture == runsAlso[runtime.GOARCH]

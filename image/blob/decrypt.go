@@ -22,22 +22,21 @@ import (
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// publicOptions is the annotation of an encrypted layer that is for everybody.
+// publicOptions is the annotation with the unsealed options of an encrypted layer.
 const publicOptions = "org.opencontainers.image.enc.pubopts"
 
 // A Key opens one encrypted layer.
 type Key struct {
 	options blockcipher.LayerBlockCipherOptions
-	id      digest.Digest // of the layer with this key: who has another key, or none, has another layer
+	id      digest.Digest // of the layer with this key: with another key, or none, it is another layer
 }
 
-// IsEncrypted tells whether a layer is (ocicrypt, spec: "+encrypted").
+// IsEncrypted tells whether a layer is encrypted (ocicrypt, spec: "+encrypted").
 func IsEncrypted(b Blob) bool { return strings.HasSuffix(b.MediaType, "+encrypted") }
 
-// Unlock finds the keys of encrypted layers among those of the node, which are the files
-// in dir; "" = there are none. Layers that
-// are in the store already need theirs too: that somebody else could open them
-// says nothing of this caller.
+// Unlock finds the keys of encrypted layers among those of the node, which are the files in
+// dir; "" = there are none. Layers that are already in the store need their keys too: that
+// another caller could open them does not entitle this one.
 func Unlock(layers []Blob, dir string, log *slog.Logger) error {
 	var keys *encconfig.DecryptConfig
 	for i := range layers {
@@ -59,10 +58,9 @@ func Unlock(layers []Blob, dir string, log *slog.Logger) error {
 	return nil
 }
 
-// privateKeys reads the node's keys: PEM, DER or JWK private keys, X.509
-// certificates beside those for PKCS#7, GPG key rings, PKCS#11 descriptions. What
-// is none of these is passed over. They are read for each pull that needs one, and
-// kept nowhere.
+// privateKeys reads the node's keys: PEM, DER or JWK private keys, X.509 certificates beside
+// those for PKCS#7, GPG key rings, PKCS#11 descriptions. Other files are skipped. The keys are
+// read for each pull that needs one, and kept nowhere.
 func privateKeys(dir string, log *slog.Logger) (*encconfig.DecryptConfig, error) {
 	all := &encconfig.DecryptConfig{Parameters: map[string][][]byte{}}
 	if dir == "" {
@@ -145,8 +143,8 @@ func unwrapAny(keys *encconfig.DecryptConfig, b Blob) ([]byte, error) {
 	return nil, errors.Join(errs...)
 }
 
-// Decrypt returns the content of a layer whose key this is. Its end says whether
-// it was the right one.
+// Decrypt returns the content of a layer whose key this is. Only at the end of the content is
+// it known whether the key was the right one.
 func (k *Key) Decrypt(r io.Reader) (io.Reader, error) {
 	h, err := blockcipher.NewLayerBlockCipherHandler()
 	if err != nil {
@@ -160,8 +158,8 @@ func (k *Key) Decrypt(r io.Reader) (io.Reader, error) {
 	return &decrypter{plain, from}, nil
 }
 
-// A decrypter blames the stream or the key for what goes wrong, unless it was the
-// reading. The library's own words for it have bytes of the key's in them.
+// A decrypter blames the stream or the key for an error, unless reading the stream failed. It
+// does not pass on the library's text, which contains bytes of the key.
 type decrypter struct {
 	io.Reader
 	from *noted
@@ -179,7 +177,7 @@ func (d *decrypter) Read(p []byte) (int, error) {
 	return n, fault.Invalid.Errorf("decrypt: it was changed, or its key is another")
 }
 
-// CheckKeys tells which of the private keys in dir are not private; "" = there are none.
+// CheckKeys tells which of the private keys in dir other users can read; "" = there are none.
 func CheckKeys(dir string) []string {
 	if dir == "" {
 		return nil

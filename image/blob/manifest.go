@@ -7,7 +7,7 @@ import (
 	"go.podman.io/image/v5/types"
 )
 
-// MaxNesting is how deep an index may lie in an index. Real ones do not.
+// MaxNesting is how deep an index may be nested in an index. Real ones are not nested.
 const MaxNesting = 3
 
 // A Manifest is what one image, or one artifact, consists of.
@@ -15,11 +15,11 @@ type Manifest struct {
 	Data     []byte // as it came
 	Artifact bool   // files, not a system; then Config is of no use
 	Config   Blob
-	Layers   []Blob // from the lowest; of an artifact those that are files
+	Layers   []Blob // from the lowest; of an artifact, those that are files
 }
 
-// ChoosePlatform returns the digest of the manifest for this machine, or that which sys
-// describes, in a list. fault.NotFound: there is none.
+// ChoosePlatform returns the digest of the manifest in a list that is for this machine, or for
+// the platform that sys describes. If there is none: fault.NotFound.
 func ChoosePlatform(list []byte, kind string, sys *types.SystemContext) (*digest.Digest, error) {
 	l, err := manifest.ListFromBlob(list, kind)
 	if err != nil {
@@ -32,8 +32,8 @@ func ChoosePlatform(list []byte, kind string, sys *types.SystemContext) (*digest
 	return &d, nil
 }
 
-// ReadManifest reads the manifest data, whose media type is kind. One that cannot be used
-// is fault.Invalid.
+// ReadManifest reads the manifest data, whose media type is kind. A manifest that cannot be
+// used is fault.Invalid.
 func ReadManifest(data []byte, kind string) (Manifest, error) {
 	switch manifest.NormalizedMIMEType(kind) {
 	case manifest.DockerV2Schema1MediaType, manifest.DockerV2Schema1SignedMediaType:
@@ -60,7 +60,7 @@ func ReadManifest(data []byte, kind string) (Manifest, error) {
 	return m, m.checkBlobs()
 }
 
-// checkBlobs refuses descriptors that nothing could be held against.
+// checkBlobs refuses descriptors against which no content could be verified.
 func (m *Manifest) checkBlobs() error {
 	for i, b := range m.Layers {
 		if err := b.Digest.Validate(); err != nil {

@@ -13,9 +13,8 @@ const (
 	aheadChunks = 8
 )
 
-// A ReadAhead reads from another reader in a goroutine of its own, some chunks
-// ahead of who reads from it. It lets download, decompression and unpacking of
-// one layer run at the same time.
+// A ReadAhead reads from another reader in its own goroutine, some chunks ahead of its own
+// reader. It lets download, decompression and unpacking of one layer run at the same time.
 type ReadAhead struct {
 	cancel context.CancelFunc
 	full   chan []byte
@@ -27,8 +26,8 @@ type ReadAhead struct {
 	rest  []byte // of chunk, what is still to be read
 }
 
-// NewReadAhead starts to read from r. The goroutine ends at the end of r, at an
-// error, or after Close; then r is not touched any more.
+// NewReadAhead starts to read from r. The goroutine ends at the end of r, at an error, or after
+// Close; from then on r is left alone.
 func NewReadAhead(ctx context.Context, r io.Reader) *ReadAhead {
 	ctx, cancel := context.WithCancel(ctx)
 	a := &ReadAhead{
@@ -69,8 +68,8 @@ func (a *ReadAhead) run(ctx context.Context, r io.Reader) {
 	}
 }
 
-// readSome reads until buf is half full: a chunk that is passed on has its
-// price, however little is in it.
+// readSome reads until buf is half full: passing a chunk on has its price, however little is in
+// it.
 func readSome(r io.Reader, buf []byte) (n int, err error) {
 	for n < len(buf)/2 && err == nil {
 		var m int
