@@ -32,7 +32,7 @@ func (s *Server) delete(w http.ResponseWriter, r *http.Request, k Kind) error {
 	}
 	dry := slices.Contains(o.DryRun, metav1.DryRunAll) || q.Get("dryRun") == metav1.DryRunAll
 	found, err := s.shown(r, k)
-	if errors.Is(err, fault.NotFound) && s.Store.Rejected(key(r, k)) {
+	if errors.Is(err, fault.NotFound) && s.o.Store.Rejected(key(r, k)) {
 		return s.deleteRejected(w, r, k, o.Preconditions, dry)
 	}
 	if err == nil {
@@ -54,12 +54,12 @@ func (s *Server) delete(w http.ResponseWriter, r *http.Request, k Kind) error {
 		answer(w, r, k, http.StatusOK, found)
 		return nil
 	}
-	object, err := s.Store.Delete(key(r, k), uid, o.GracePeriodSeconds, truth(q, "force"))
+	object, err := s.o.Store.Delete(key(r, k), uid, o.GracePeriodSeconds, truth(q, "force"))
 	if err != nil {
 		return err
 	}
 	s.settle(r.Context(), func() bool {
-		for _, now := range s.Wanted.List(k.Name) {
+		for _, now := range s.o.Wanted.List(k.Name) {
 			if manifest.Key(now) == manifest.Key(object) {
 				// Only a pod stays for a while, being deleted.
 				return now.GetUID() != object.GetUID() || object.GetDeletionTimestamp() != nil && now.GetResourceVersion() == object.GetResourceVersion()
@@ -82,7 +82,7 @@ func (s *Server) deleteRejected(w http.ResponseWriter, r *http.Request, k Kind, 
 		uid = *p.UID
 	}
 	if !dry {
-		if _, err := s.Store.Delete(key(r, k), uid, nil, true); err != nil {
+		if _, err := s.o.Store.Delete(key(r, k), uid, nil, true); err != nil {
 			return err
 		}
 	}

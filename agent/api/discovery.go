@@ -30,7 +30,7 @@ func (s *Server) routeDiscovery() {
 		})
 	}
 	s.handle("GET /version", func(w http.ResponseWriter, r *http.Request) error {
-		write(w, http.StatusOK, map[string]string{"major": "1", "minor": "36", "gitVersion": "v1.36.0+crisp", "platform": "linux", "crisp": s.Version})
+		write(w, http.StatusOK, map[string]string{"major": "1", "minor": "36", "gitVersion": "v1.36.0+crisp", "platform": "linux", "crisp": s.o.Version})
 		return nil
 	})
 }

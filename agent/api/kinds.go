@@ -76,16 +76,16 @@ func (s *Server) list(kind string) []manifest.Object {
 	case "Pod":
 		return s.named()
 	case "Event":
-		for _, e := range s.Events.List() {
+		for _, e := range s.o.Events.List() {
 			list = append(list, &e)
 		}
 		return list
 	case "Node":
-		return []manifest.Object{s.Node.Node()}
+		return []manifest.Object{s.o.Node.Node()}
 	case "Namespace":
 		return s.namespaces()
 	}
-	return s.Wanted.List(kind)
+	return s.o.Wanted.List(kind)
 }
 
 // named returns one pod of each name: clients tell objects apart by their names. While
@@ -112,7 +112,7 @@ func (s *Server) pods() []manifest.Object {
 		seen[string(pod.UID)] = true
 		pod = pod.DeepCopy()
 		pod.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"}
-		if status := s.Status(pod.UID); status != nil {
+		if status := s.o.Status(pod.UID); status != nil {
 			pod.Status = *status.DeepCopy()
 		} else {
 			pod.Status.Phase = v1.PodPending
@@ -127,11 +127,11 @@ func (s *Server) pods() []manifest.Object {
 		}
 		list = append(list, pod)
 	}
-	for _, pod := range s.Wanted.Pods() {
+	for _, pod := range s.o.Wanted.Pods() {
 		add(pod, false)
 	}
-	if s.Wanted.Ready() {
-		for _, pod := range s.Accepted() {
+	if s.o.Wanted.Ready() {
+		for _, pod := range s.o.Accepted() {
 			add(pod, true)
 		}
 	}
@@ -176,7 +176,7 @@ func (s *Server) usedNamespaces() []string {
 	var names []string
 	for _, k := range Kinds {
 		if k.Namespaced && k.Writable {
-			for _, o := range s.Wanted.List(k.Name) {
+			for _, o := range s.o.Wanted.List(k.Name) {
 				names = append(names, o.GetNamespace())
 			}
 		}

@@ -21,7 +21,7 @@ func (s *Server) routeKubelet() {
 	s.handle("GET /runningpods/", s.runningPods)
 	s.handle("GET /runningpods", s.runningPods)
 	s.handle("GET /configz", func(w http.ResponseWriter, r *http.Request) error {
-		write(w, http.StatusOK, map[string]any{"kubeletconfig": s.Config()})
+		write(w, http.StatusOK, map[string]any{"kubeletconfig": s.o.Config()})
 		return nil
 	})
 	s.handle("GET /stats/summary", s.summary)
@@ -31,7 +31,7 @@ func (s *Server) routeKubelet() {
 	s.handle("GET /metrics/cadvisor", s.cadvisorMetrics)
 	// What no Kubernetes API has.
 	s.handle("GET /crisp/v1/sources", func(w http.ResponseWriter, r *http.Request) error {
-		write(w, http.StatusOK, s.Wanted.Sources())
+		write(w, http.StatusOK, s.o.Wanted.Sources())
 		return nil
 	})
 }
@@ -53,8 +53,8 @@ func (s *Server) routeHealth(mux *http.ServeMux) {
 	checks := map[string]func(*http.Request) error{
 		"ping":     func(*http.Request) error { return nil },
 		"log":      func(*http.Request) error { return nil },
-		"syncloop": func(*http.Request) error { return s.LoopHealth() },
-		"pleg":     func(*http.Request) error { return s.ListHealth() },
+		"syncloop": func(*http.Request) error { return s.o.LoopHealth() },
+		"pleg":     func(*http.Request) error { return s.o.ListHealth() },
 		"runtime": func(r *http.Request) error {
 			runtime, _, err := s.runtime()
 			if err != nil {

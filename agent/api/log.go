@@ -58,7 +58,7 @@ func (s *Server) log(w http.ResponseWriter, r *http.Request) error {
 	}
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	if err := l.Copy(r.Context(), o); err != nil && r.Context().Err() == nil {
-		s.Log.DebugContext(r.Context(), "log ended early", "err", err) // some of it is written
+		s.o.Log.DebugContext(r.Context(), "log ended early", "err", err) // some of it is written
 	}
 	return nil
 }

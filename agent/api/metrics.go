@@ -92,7 +92,7 @@ func (s *Server) metrics(w http.ResponseWriter, r *http.Request) error {
 		p.add("kubelet_running_containers", "gauge", "Containers by state.", map[string]string{"container_state": state}, float64(containers[state]))
 	}
 	broken := 0
-	for _, source := range s.Wanted.Sources() {
+	for _, source := range s.o.Wanted.Sources() {
 		for _, f := range source.Files {
 			if f.Error != "" {
 				broken++
@@ -108,16 +108,16 @@ func (s *Server) metrics(w http.ResponseWriter, r *http.Request) error {
 			}
 		}
 	}
-	if s.Metrics != nil {
-		s.Metrics(p.add)
+	if s.o.Metrics != nil {
+		s.o.Metrics(p.add)
 	}
 	return p.write(w, r)
 }
 
 func (s *Server) probeMetrics(w http.ResponseWriter, r *http.Request) error {
 	p := &page{}
-	if s.ProbeMetrics != nil {
-		s.ProbeMetrics(p.add)
+	if s.o.ProbeMetrics != nil {
+		s.o.ProbeMetrics(p.add)
 	}
 	return p.write(w, r)
 }

@@ -13,7 +13,7 @@ import (
 
 // nodeStats are what /proc tells of the whole machine.
 func (s *Server) nodeStats() stats.NodeStats {
-	n := stats.NodeStats{NodeName: s.Node.Node().Name}
+	n := stats.NodeStats{NodeName: s.o.Node.Node().Name}
 	now := metav1.Now()
 	if data, err := os.ReadFile("/proc/stat"); err == nil {
 		for line := range strings.Lines(string(data)) {

@@ -76,7 +76,7 @@ func (s *Server) reading(k Kind) func(pattern string, f func(http.ResponseWriter
 	}
 	return func(pattern string, f func(http.ResponseWriter, *http.Request) error) {
 		s.handle(pattern, func(w http.ResponseWriter, r *http.Request) error {
-			s.settle(r.Context(), s.Wanted.Local)
+			s.settle(r.Context(), s.o.Wanted.Local)
 			return f(w, r)
 		})
 	}
@@ -278,13 +278,13 @@ func (s *Server) putText(w http.ResponseWriter, r *http.Request, k Kind, name st
 	if text, err = unversioned(text); err != nil {
 		return err
 	}
-	object, outcome, warnings, err := s.Store.Put(text, o)
+	object, outcome, warnings, err := s.o.Store.Put(text, o)
 	if err != nil {
 		return err
 	}
 	if !o.DryRun {
 		s.settle(r.Context(), func() bool {
-			for _, now := range s.Wanted.List(k.Name) {
+			for _, now := range s.o.Wanted.List(k.Name) {
 				if manifest.Key(now) == manifest.Key(object) {
 					return now.GetResourceVersion() == object.GetResourceVersion()
 				}

@@ -53,7 +53,7 @@ func (s *Server) openAPI(gv string) map[string]any {
 		paths[path] = map[string]any{"post": operation("post"), "parameters": parameters[1:]}
 		paths[path+"/{name}"] = map[string]any{"put": operation("put"), "patch": operation("patch"), "parameters": parameters}
 	}
-	return map[string]any{"openapi": "3.0.0", "info": map[string]string{"title": "crisp", "version": s.Version}, "paths": paths,
+	return map[string]any{"openapi": "3.0.0", "info": map[string]string{"title": "crisp", "version": s.o.Version}, "paths": paths,
 		"components": map[string]any{"schemas": schemasOf(gv)}}
 }
 

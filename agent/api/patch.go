@@ -32,7 +32,7 @@ func (s *Server) patch(w http.ResponseWriter, r *http.Request, k Kind) error {
 	if err != nil {
 		return err
 	}
-	given, err := s.Store.Given(key(r, k))
+	given, err := s.o.Store.Given(key(r, k))
 	if err != nil {
 		return err
 	}
@@ -65,8 +65,8 @@ func (s *Server) apply(w http.ResponseWriter, r *http.Request, k Kind, text []by
 	if err != nil {
 		return fault.Invalid.Errorf("%v", err)
 	}
-	given, err := s.Store.Given(key(r, k))
-	lasts := s.Store.Applied(key(r, k))
+	given, err := s.o.Store.Given(key(r, k))
+	lasts := s.o.Store.Applied(key(r, k))
 	o := store.PutOptions{Update: true}
 	if errors.Is(err, fault.NotFound) {
 		given, o, err = []byte(`{}`), store.PutOptions{Create: true}, nil

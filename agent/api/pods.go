@@ -196,7 +196,7 @@ func (s *Server) pass(w http.ResponseWriter, r *http.Request, to string) error {
 		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
 			s.fail(w, r, fault.Unavailable.Errorf("streaming server of the runtime: %v", err))
 		},
-		ErrorLog: slog.NewLogLogger(s.Log.Handler(), slog.LevelDebug),
+		ErrorLog: slog.NewLogLogger(s.o.Log.Handler(), slog.LevelDebug),
 	}
 	p.ServeHTTP(w, r)
 	return nil
@@ -235,7 +235,7 @@ func (s *Server) checkpoint(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	dir := s.Checkpoints
+	dir := s.o.Checkpoints
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
@@ -261,7 +261,7 @@ func (s *Server) resize(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	given, err := s.Store.Given(key(r, podKind))
+	given, err := s.o.Store.Given(key(r, podKind))
 	if err != nil {
 		return err
 	}
@@ -313,7 +313,7 @@ func (s *Server) ephemeral(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	if s.Debug == nil {
+	if s.o.Debug == nil {
 		return fault.Invalid.Errorf("ephemeral containers are not supported")
 	}
 	pod := o.(*v1.Pod)
@@ -321,7 +321,7 @@ func (s *Server) ephemeral(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	if err := s.Debug(pod, asked.Spec.EphemeralContainers); err != nil {
+	if err := s.o.Debug(pod, asked.Spec.EphemeralContainers); err != nil {
 		return err
 	}
 	pod.Spec.EphemeralContainers = asked.Spec.EphemeralContainers

@@ -73,7 +73,7 @@ func (s *Server) setScale(w http.ResponseWriter, r *http.Request) error {
 	if v := asked.ResourceVersion; v != "" && v != scale.ResourceVersion {
 		return fault.WrongState.Errorf("deployment %s/%s has been changed: read it again", d.Namespace, d.Name)
 	}
-	given, err := s.Store.Given(key(r, deploymentKind))
+	given, err := s.o.Store.Given(key(r, deploymentKind))
 	if err != nil {
 		return err
 	}

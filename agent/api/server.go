@@ -69,7 +69,7 @@ type Options struct {
 
 // A Server answers requests.
 type Server struct {
-	Options
+	o    Options
 	mux  *http.ServeMux
 	view view
 	cri  atomic.Pointer[services] // nil before Connect
@@ -87,7 +87,7 @@ type services struct {
 
 // New returns a Server.
 func New(o Options) *Server {
-	s := &Server{Options: o, mux: http.NewServeMux(), ending: map[types.UID]metav1.Time{}}
+	s := &Server{o: o, mux: http.NewServeMux(), ending: map[types.UID]metav1.Time{}}
 	s.view.server = s
 	s.routeObjects()
 	s.routePods()
@@ -170,7 +170,7 @@ func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 		status.Reason, status.Code = metav1.StatusReasonExpired, http.StatusGone
 	}
 	if status.Code == http.StatusInternalServerError {
-		s.Log.WarnContext(r.Context(), "request failed", "path", r.URL.Path, "err", err)
+		s.o.Log.WarnContext(r.Context(), "request failed", "path", r.URL.Path, "err", err)
 	}
 	write(w, int(status.Code), status)
 }

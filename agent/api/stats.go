@@ -57,7 +57,7 @@ func (s *Server) addNodeFiles(ctx context.Context, n *stats.NodeStats) {
 // addFiles measures the logs and volumes of pods.
 func (s *Server) addFiles(list []stats.PodStats) {
 	pods := map[string]*v1.Pod{}
-	for _, pod := range s.Wanted.Pods() {
+	for _, pod := range s.o.Wanted.Pods() {
 		pods[string(pod.UID)] = pod
 	}
 	for i := range list {
@@ -66,10 +66,10 @@ func (s *Server) addFiles(list []stats.PodStats) {
 			continue
 		}
 		var dirs map[string]string
-		if s.Volumes != nil {
-			dirs = s.Volumes(pod)
+		if s.o.Volumes != nil {
+			dirs = s.o.Volumes(pod)
 		}
-		s.disk.addFiles(&list[i], pod, dirs, s.PodLogs(pod))
+		s.disk.addFiles(&list[i], pod, dirs, s.o.PodLogs(pod))
 	}
 }
 

@@ -24,7 +24,7 @@ func TestTableOfPods(t *testing.T) {
 	}
 	wanted.Update(source.Update{Source: manifest.SourceFile, Files: []source.File{{Path: "web.yaml", Objects: objects}}})
 	s := serverOf(wanted)
-	s.Status = func(types.UID) *v1.PodStatus {
+	s.o.Status = func(types.UID) *v1.PodStatus {
 		ended := &v1.ContainerStateTerminated{FinishedAt: metav1.NewTime(time.Now().Add(-100*time.Hour - 30*time.Minute))}
 		return &v1.PodStatus{
 			Phase:             v1.PodRunning,

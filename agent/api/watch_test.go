@@ -53,7 +53,7 @@ func TestListsAtOnceTellNoEnd(t *testing.T) {
 	s := serverOf(wanted)
 	listed, going := make(chan struct{}), make(chan struct{})
 	var busy atomic.Bool
-	s.Accepted = func() []*v1.Pod { // within the first list of pods: those that are wanted have been listed
+	s.o.Accepted = func() []*v1.Pod { // within the first list of pods: those that are wanted have been listed
 		if busy.CompareAndSwap(false, true) {
 			close(listed)
 			<-going
@@ -144,7 +144,7 @@ func TestReplacedPodIsListedOnce(t *testing.T) {
 	before, now := read("i:1"), read("i:2")
 	wanted.Update(source.Update{Source: manifest.SourceFile, Files: []source.File{{Path: "web.yaml", Objects: now}}})
 	s := serverOf(wanted)
-	s.Accepted = func() []*v1.Pod { return []*v1.Pod{before[0].(*v1.Pod), now[0].(*v1.Pod)} }
+	s.o.Accepted = func() []*v1.Pod { return []*v1.Pod{before[0].(*v1.Pod), now[0].(*v1.Pod)} }
 	if list, _ := s.view.list("Pod"); len(list) != 1 || list[0].GetUID() != now[0].GetUID() || list[0].GetDeletionTimestamp() != nil {
 		t.Errorf("listed %v", list)
 	}
@@ -152,7 +152,7 @@ func TestReplacedPodIsListedOnce(t *testing.T) {
 		t.Errorf("there are %v", all)
 	}
 	wanted.Update(source.Update{Source: manifest.SourceFile})
-	s.Accepted = func() []*v1.Pod { return []*v1.Pod{before[0].(*v1.Pod)} }
+	s.o.Accepted = func() []*v1.Pod { return []*v1.Pod{before[0].(*v1.Pod)} }
 	if list, _ := s.view.list("Pod"); len(list) != 1 || list[0].GetDeletionTimestamp() == nil {
 		t.Errorf("a pod that ends: %v", list)
 	}
@@ -248,7 +248,7 @@ func TestEndingPodIsNoChange(t *testing.T) {
 	wanted.Update(source.Update{Source: manifest.SourceFile})
 	ending := &v1.Pod{}
 	ending.Name, ending.Namespace, ending.UID = "web", "default", "u1"
-	s.Accepted = func() []*v1.Pod { return []*v1.Pod{ending} }
+	s.o.Accepted = func() []*v1.Pod { return []*v1.Pod{ending} }
 	first := s.pods()[0].GetDeletionTimestamp()
 	s.ending["u1"] = s.ending["u1"].Rfc3339Copy()
 	old := s.ending["u1"]
@@ -257,7 +257,7 @@ func TestEndingPodIsNoChange(t *testing.T) {
 	if again := s.pods()[0].GetDeletionTimestamp(); !again.Equal(&old) || first == nil {
 		t.Errorf("deletionTimestamp is %v, want that of the first look, %v", again, old)
 	}
-	s.Accepted = func() []*v1.Pod { return nil }
+	s.o.Accepted = func() []*v1.Pod { return nil }
 	s.pods()
 	if len(s.ending) != 0 {
 		t.Errorf("%v is remembered of pods that are gone", s.ending)

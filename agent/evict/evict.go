@@ -99,7 +99,7 @@ const (
 
 // A Manager keeps this node out of need.
 type Manager struct {
-	Options
+	o    Options
 	now  func() time.Time
 	met  map[Threshold]time.Time            // since when
 	last map[v1.NodeConditionType]time.Time // when its cause was last there
@@ -112,7 +112,7 @@ type Manager struct {
 // New returns a Manager that has seen nothing yet.
 func New(o Options) *Manager {
 	return &Manager{
-		Options: o, now: time.Now, met: map[Threshold]time.Time{}, last: map[v1.NodeConditionType]time.Time{}, told: map[v1.NodeConditionType]bool{},
+		o: o, now: time.Now, met: map[Threshold]time.Time{}, last: map[v1.NodeConditionType]time.Time{}, told: map[v1.NodeConditionType]bool{},
 	}
 }
 
@@ -120,7 +120,7 @@ func New(o Options) *Manager {
 func (m *Manager) Run(ctx context.Context) {
 	look := func(ctx context.Context) {
 		if err := m.Look(ctx); err != nil && ctx.Err() == nil {
-			m.Log.DebugContext(ctx, "what pods use is not known", "err", err)
+			m.o.Log.DebugContext(ctx, "what pods use is not known", "err", err)
 		}
 	}
 	look(ctx)
@@ -136,16 +136,16 @@ func (m *Manager) Pressure() []v1.NodeConditionType {
 
 // Look looks once and does at most one thing about the node as a whole.
 func (m *Manager) Look(ctx context.Context) error {
-	due := m.due(m.Measure(ctx))
-	pods, err := m.Pods(ctx, len(due) > 0)
+	due := m.due(m.o.Measure(ctx))
+	pods, err := m.o.Pods(ctx, len(due) > 0)
 	if err != nil {
 		return err
 	}
 	var gone []*v1.Pod
 	for _, p := range pods {
 		if v := overLimit(p); v != nil {
-			m.Log.WarnContext(ctx, "pod evicted", "pod", podsync.KeyOf(p.Pod).String(), "why", v.Message)
-			m.Evict(p.Pod, *v)
+			m.o.Log.WarnContext(ctx, "pod evicted", "pod", podsync.KeyOf(p.Pod).String(), "why", v.Message)
+			m.o.Evict(p.Pod, *v)
 			gone = append(gone, p.Pod)
 		}
 	}
@@ -153,10 +153,10 @@ func (m *Manager) Look(ctx context.Context) error {
 		m.await(ctx, gone)
 		return nil
 	}
-	apart := m.Apart != nil && m.Apart()
-	if conditions[due[0].Signal] == v1.NodeDiskPressure && m.Reclaim != nil && !(apart && onNode(due[0].Signal)) {
-		m.Reclaim(ctx)
-		if due = m.due(m.Measure(ctx)); len(due) == 0 {
+	apart := m.o.Apart != nil && m.o.Apart()
+	if conditions[due[0].Signal] == v1.NodeDiskPressure && m.o.Reclaim != nil && !(apart && onNode(due[0].Signal)) {
+		m.o.Reclaim(ctx)
+		if due = m.due(m.o.Measure(ctx)); len(due) == 0 {
 			return nil
 		}
 	}
@@ -169,12 +169,12 @@ func (m *Manager) Look(ctx context.Context) error {
 // await returns when all of these pods have given back what they held, or after
 // cleaning.
 func (m *Manager) await(ctx context.Context, pods []*v1.Pod) {
-	if m.Clean == nil {
+	if m.o.Clean == nil {
 		return
 	}
 	deadline, tick := time.After(cleaning), time.NewTicker(cleaningPeriod)
 	defer tick.Stop()
-	for slices.ContainsFunc(pods, func(p *v1.Pod) bool { return !m.Clean(p) }) {
+	for slices.ContainsFunc(pods, func(p *v1.Pod) bool { return !m.o.Clean(p) }) {
 		select {
 		case <-tick.C:
 		case <-deadline:
@@ -210,14 +210,14 @@ type need struct {
 func (m *Manager) due(now map[Signal]Observation) []need {
 	var list []need
 	for _, s := range order {
-		for _, t := range m.Thresholds {
+		for _, t := range m.o.Thresholds {
 			o, known := now[s]
 			if t.Signal != s || !known {
 				continue
 			}
 			enough := t.of(o.Capacity)
 			if _, ok := m.met[t]; ok {
-				enough += m.MinReclaim[s].of(o.Capacity)
+				enough += m.o.MinReclaim[s].of(o.Capacity)
 			}
 			if o.Available >= enough {
 				delete(m.met, t)
@@ -247,7 +247,7 @@ func (m *Manager) tell() {
 	var pressure []v1.NodeConditionType
 	for _, kind := range []v1.NodeConditionType{v1.NodeMemoryPressure, v1.NodeDiskPressure, v1.NodePIDPressure} {
 		last, ever := m.last[kind]
-		is := ever && (m.now().Equal(last) || m.now().Sub(last) < m.Transition)
+		is := ever && (m.now().Equal(last) || m.now().Sub(last) < m.o.Transition)
 		if is {
 			pressure = append(pressure, kind)
 		}
@@ -257,7 +257,7 @@ func (m *Manager) tell() {
 			if is {
 				text = messages[kind][1]
 			}
-			m.Condition(kind, is, text[0], text[1])
+			m.o.Condition(kind, is, text[0], text[1])
 		}
 	}
 	m.mu.Lock()
@@ -316,13 +316,13 @@ func (m *Manager) evictFor(ctx context.Context, n need, pods []Pod, apart bool) 
 	}
 	grace := int64(0)
 	if n.Grace > 0 {
-		grace = m.MaxGrace
+		grace = m.o.MaxGrace
 		if own := p.Spec.TerminationGracePeriodSeconds; own != nil {
 			grace = min(grace, *own)
 		}
 	}
-	m.Log.WarnContext(ctx, "pod evicted", "pod", podsync.KeyOf(p.Pod).String(), "why", text)
-	m.Evict(p.Pod, verdict(text, grace))
+	m.o.Log.WarnContext(ctx, "pod evicted", "pod", podsync.KeyOf(p.Pod).String(), "why", text)
+	m.o.Evict(p.Pod, verdict(text, grace))
 	return p.Pod
 }
 

@@ -193,7 +193,7 @@ func TestMinReclaim(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m.MinReclaim = reclaim
+	m.o.MinReclaim = reclaim
 	for range 3 { // 130 is not enough, 160 is
 		if err := m.Look(t.Context()); err != nil {
 			t.Fatal(err)
@@ -221,7 +221,7 @@ func TestDisksApart(t *testing.T) {
 	logs.Use[LayersDisk], logs.Use[NodeDisk] = 0, 100
 	s := &scene{free: 1000, disk: 10, pods: []Pod{layers, logs}}
 	m, _ := s.manager(t, Threshold{Signal: NodeFS, Amount: Amount{Percent: 10}})
-	m.Apart = func() bool { return true }
+	m.o.Apart = func() bool { return true }
 	if err := m.Look(t.Context()); err != nil || s.reclaimed != 0 || len(s.evicted) != 1 || s.evicted[0] != "logs" {
 		t.Errorf("reclaimed %d times, evicted %v, %v", s.reclaimed, s.evicted, err)
 	}
@@ -257,12 +257,12 @@ func TestNextVictimWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &scene{free: 1000, disk: 50, pods: []Pod{pod("a", 0, 0, 20), pod("b", 0, 0, 40), pod("c", 0, 0, 10)}}
 		m, _ := s.manager(t, Threshold{Signal: NodeFS, Amount: Amount{Amount: 100}})
-		m.Reclaim = nil
+		m.o.Reclaim = nil
 		begun := time.Now()
 		later := func() bool { return time.Since(begun) >= 20*time.Second }
-		m.Clean = func(p *v1.Pod) bool { return p.Name == "b" && later() }
-		measure := m.Measure
-		m.Measure = func(ctx context.Context) map[Signal]Observation {
+		m.o.Clean = func(p *v1.Pod) bool { return p.Name == "b" && later() }
+		measure := m.o.Measure
+		m.o.Measure = func(ctx context.Context) map[Signal]Observation {
 			if later() {
 				s.disk = 90
 			}

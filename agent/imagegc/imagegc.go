@@ -50,7 +50,7 @@ const (
 
 // A Collector removes images.
 type Collector struct {
-	Options
+	o   Options
 	now func() time.Time
 
 	mu   sync.Mutex
@@ -64,14 +64,14 @@ type times struct {
 
 // New returns a Collector that has seen no image yet.
 func New(o Options) *Collector {
-	return &Collector{Options: o, now: time.Now}
+	return &Collector{o: o, now: time.Now}
 }
 
 // Run looks after images until ctx ends.
 func (c *Collector) Run(ctx context.Context) {
 	collect := func(ctx context.Context) {
 		if err := c.Collect(ctx); err != nil && ctx.Err() == nil {
-			c.Log.WarnContext(ctx, "images not collected", "err", err)
+			c.o.Log.WarnContext(ctx, "images not collected", "err", err)
 		}
 	}
 	collect(ctx)
@@ -86,11 +86,11 @@ type candidate struct {
 // detect notes which images there are and which are in use now, and returns those
 // that may go, the least recently used first.
 func (c *Collector) detect(ctx context.Context) ([]candidate, error) {
-	used, err := c.InUse(ctx)
+	used, err := c.o.InUse(ctx)
 	if err != nil {
 		return nil, err
 	}
-	list, err := c.Images.ListImages(ctx, nil)
+	list, err := c.o.Images.ListImages(ctx, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -128,28 +128,28 @@ func (c *Collector) Collect(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if c.Max > 0 {
+	if c.o.Max > 0 {
 		free = slices.DeleteFunc(free, func(f candidate) bool {
 			last := f.first
 			if f.used.After(last) {
 				last = f.used
 			}
-			return c.now().Sub(last) > c.Max && c.remove(ctx, f, "it was not used for long")
+			return c.now().Sub(last) > c.o.Max && c.remove(ctx, f, "it was not used for long")
 		})
 	}
-	capacity, available, err := c.Space(ctx)
+	capacity, available, err := c.o.Space(ctx)
 	if err != nil || capacity <= 0 {
 		return err
 	}
-	if used := 100 - int(available*100/capacity); used < c.High || c.High >= 100 {
+	if used := 100 - int(available*100/capacity); used < c.o.High || c.o.High >= 100 {
 		return nil
 	}
-	need := capacity*int64(100-c.Low)/100 - available
+	need := capacity*int64(100-c.o.Low)/100 - available
 	if freed := c.free(ctx, free, need); freed < need {
 		text := fmt.Sprintf("Insufficient free disk space on the node's image filesystem (%d%% of %d bytes used). Failed to free sufficient space by deleting unused images (freed %d bytes).",
 			100-available*100/capacity, capacity, freed)
-		if c.Full != nil {
-			c.Full(text)
+		if c.o.Full != nil {
+			c.o.Full(text)
 		}
 		return fmt.Errorf("%d bytes were to be freed and only %d could be", need, freed)
 	}
@@ -173,7 +173,7 @@ func (c *Collector) free(ctx context.Context, free []candidate, need int64) (fre
 		if freed >= need {
 			break
 		}
-		if !f.earlier && c.now().Sub(f.first) < c.Min {
+		if !f.earlier && c.now().Sub(f.first) < c.o.Min {
 			continue // it was just pulled, and is about to be used
 		}
 		if c.remove(ctx, f, "space is needed") {
@@ -184,11 +184,11 @@ func (c *Collector) free(ctx context.Context, free []candidate, need int64) (fre
 }
 
 func (c *Collector) remove(ctx context.Context, f candidate, why string) bool {
-	if err := c.Images.RemoveImage(ctx, &cri.ImageSpec{Image: f.image.Id}); err != nil {
-		c.Log.WarnContext(ctx, "unused image not removed", "image", f.image.Id, "err", err)
+	if err := c.o.Images.RemoveImage(ctx, &cri.ImageSpec{Image: f.image.Id}); err != nil {
+		c.o.Log.WarnContext(ctx, "unused image not removed", "image", f.image.Id, "err", err)
 		return false
 	}
-	c.Log.InfoContext(ctx, "unused image removed", "image", f.image.Id, "tags", f.image.RepoTags, "size", f.image.Size, "why", why)
+	c.o.Log.InfoContext(ctx, "unused image removed", "image", f.image.Id, "tags", f.image.RepoTags, "size", f.image.Size, "why", why)
 	delete(c.seen, f.image.Id)
 	return true
 }

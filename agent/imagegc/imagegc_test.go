@@ -79,7 +79,7 @@ func TestCollect(t *testing.T) {
 	if freed, err := c.FreeAll(t.Context()); err != nil || freed != 300 || d.ids() != "a b c" {
 		t.Errorf("all: %d, %s, %v", freed, d.ids(), err)
 	}
-	c.Max = time.Hour
+	c.o.Max = time.Hour
 	delete(used, "b")
 	now = now.Add(59 * time.Minute)
 	if err := c.Collect(t.Context()); err != nil || d.ids() != "a b c" {

@@ -76,7 +76,7 @@ type Options struct {
 
 // A Manager has the probes of all pods.
 type Manager struct {
-	Options
+	o     Options
 	ctx   context.Context
 	since time.Time // when the agent was started
 
@@ -97,7 +97,7 @@ type place struct {
 // New returns a Manager whose probes run until ctx ends.
 func New(ctx context.Context, o Options) *Manager {
 	return &Manager{
-		Options: o, ctx: ctx, since: time.Now(),
+		o: o, ctx: ctx, since: time.Now(),
 		probes: map[place]*prober{}, results: map[string]podsync.Probes{}, counts: map[place]map[string]int{},
 	}
 }
@@ -199,7 +199,7 @@ func (m *Manager) set(p *prober, id string, r podsync.Result) {
 	m.results[id] = now
 	m.mu.Unlock()
 	if changed {
-		m.Changed(podsync.KeyOf(p.pod), p.at.kind)
+		m.o.Changed(podsync.KeyOf(p.pod), p.at.kind)
 	}
 }
 

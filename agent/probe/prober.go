@@ -89,7 +89,7 @@ func bare(id string) string {
 
 // once asks once, if it is time, and reports whether to go on.
 func (p *prober) once(ctx context.Context) bool {
-	status := p.m.Status(p.at.uid)
+	status := p.m.o.Status(p.at.uid)
 	if status == nil {
 		return true
 	}
@@ -157,7 +157,7 @@ func (p *prober) ask(ctx context.Context, status *v1.PodStatus) (ok, said bool) 
 	var a Answer
 	var err error
 	for range tries {
-		if a, err = p.m.Ask.Ask(ctx, p.pod, status, p.c, bare(p.id), p.spec); err == nil || ctx.Err() != nil {
+		if a, err = p.m.o.Ask.Ask(ctx, p.pod, status, p.c, bare(p.id), p.spec); err == nil || ctx.Err() != nil {
 			break
 		}
 	}
@@ -181,7 +181,7 @@ func (p *prober) tell(reason, message string) {
 	if slices.ContainsFunc(p.pod.Spec.InitContainers, func(c v1.Container) bool { return c.Name == p.c.Name }) {
 		list = "initContainers"
 	}
-	p.m.Events.Event(event.Container(p.pod, list, p.c.Name), v1.EventTypeWarning, reason, message)
+	p.m.o.Events.Event(event.Container(p.pod, list, p.c.Name), v1.EventTypeWarning, reason, message)
 }
 
 // hear counts an answer and publishes a result when there were enough like it.
