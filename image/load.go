@@ -23,11 +23,10 @@ import (
 // containerd and docker write, always in full.
 var nameAnnotations = []string{"io.containerd.image.name", v1.AnnotationRefName}
 
-// Load brings the images of an archive in, and returns them. It may be an OCI
-// layout or what docker save writes, as a tar, plain or compressed. Of an image
-// for several platforms, that for ours is taken. An archive is no registry:
-// policy.json(5) does not apply to Load itself. It has no signatures: where a policy
-// asks for some, Allowed refuses it.
+// Load imports the images of an archive, and returns them. It may be an OCI layout or the
+// output of docker save, as a tar, plain or compressed. Of an image for several platforms, the
+// one for ours is taken. An archive is no registry: policy.json(5) does not apply to Load
+// itself. It has no signatures: where a policy asks for some, Allowed refuses it.
 //
 // With an error come the images that were loaded before it.
 func (s *Store) Load(ctx context.Context, r io.Reader) (_ []Image, err error) {
@@ -57,7 +56,7 @@ func (s *Store) Load(ctx context.Context, r io.Reader) (_ []Image, err error) {
 	return nil, fault.Invalid.Errorf("it has neither an %s nor a manifest.json", v1.ImageLayoutFile)
 }
 
-// loadDocker loads what docker save wrote.
+// loadDocker loads the output of docker save.
 func (s *Store) loadDocker(ctx context.Context, a *archive) ([]Image, error) {
 	var list []struct {
 		Config   string
@@ -129,9 +128,9 @@ func (s *Store) loadOCI(ctx context.Context, a *archive) ([]Image, error) {
 	return images, nil
 }
 
-// byName groups the manifests of a layout by the name that they are annotated
-// with; each without a name is a group of its own. What is for no platform at all
-// (docker's attestations) is left out.
+// byName groups the manifests of a layout by the name that they are annotated with; each
+// without a name is a group by itself. Manifests for no platform at all (docker's attestations)
+// are left out.
 func byName(all []v1.Descriptor) (names []reference.Named, groups [][]v1.Descriptor, err error) {
 	for _, desc := range all {
 		if desc.Platform != nil && desc.Platform.OS == "unknown" {
@@ -159,7 +158,7 @@ func byName(all []v1.Descriptor) (names []reference.Named, groups [][]v1.Descrip
 	return names, groups, nil
 }
 
-// ours returns what index has for this platform.
+// ours returns the descriptor in index for this platform.
 func ours(index v1.Index) (v1.Descriptor, error) {
 	data, err := json.Marshal(index)
 	if err != nil {

@@ -25,8 +25,8 @@ func newPinning(patterns []string) pinning {
 	return p
 }
 
-// match asks for each name of an image: in full, without tag or digest, and as
-// Docker shortens it.
+// match looks for each name of an image: in full, without tag or digest, and as Docker shortens
+// it.
 func (p pinning) match(names []string) bool {
 	for _, full := range names {
 		forms := []string{full}

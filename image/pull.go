@@ -15,19 +15,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Pull brings the image that ref names from its registry, and returns it. The registry
-// is asked for the manifest, with the caller's credentials, whatever is there already:
-// that an image is on the node says nothing of who may have it. Only a digest that the
-// registry has let the same credentials have since Open is not asked for again, if the
-// policy allows the image with the signatures that it came with. An encrypted image is
-// always asked for, because its key must be there each time.
+// Pull brings the image that ref names from its registry, and returns it. The registry is asked
+// for the manifest, with the caller's credentials, whatever is there already: that an image is
+// on the node does not entitle the caller to it. Only a digest that the registry has let the
+// same credentials have since Open is not asked for again, if the policy allows the image with
+// the signatures that it came with. An encrypted image is always asked for, because its key
+// must be there each time.
 //
-// Pulls of one name for the same caller are joined, and cancelled when the last
-// one has left. Errors: fault.NotFound if the registry does not know the
-// image; fault.Invalid if the name, the credentials or the image are bad;
-// fault.Unavailable if what came is damaged or the disk is full; a *PullError, if
-// the registry cannot be reached, stops sending, or the policy does not allow the
-// image.
+// Pulls of one name for the same caller are joined, and cancelled when the last caller has
+// left. Errors: fault.NotFound if the registry does not know the image; fault.Invalid if the
+// name, the credentials or the image are bad; fault.Unavailable if the content that came is
+// damaged or the disk is full; a *PullError, if the registry cannot be reached, stops sending,
+// or the policy does not allow the image.
 func (s *Store) Pull(ctx context.Context, ref string, as registry.Caller) (Image, error) {
 	sysregistriesv2.InvalidateCache() // it says what short names stand for, too
 	names, err := s.registries.Names(ref)
@@ -91,7 +90,7 @@ func (s *Store) pullOne(ctx context.Context, name reference.Named, as registry.C
 	return s.install(ctx, r, c, tags, []string{name.Name() + "@" + top.String()})
 }
 
-// install brings what was chosen, and makes it known.
+// install fetches the chosen image, and makes it known.
 func (s *Store) install(ctx context.Context, from blob.Origin, c registry.Choice, tags, digests []string) (Image, error) {
 	m := record{Artifact: c.Artifact, Tags: tags, Digests: digests, Proofs: c.Proofs, Annotations: blob.CheckpointAnnotations(c.Data)}
 	seen := s.seen(c, digests)
@@ -106,7 +105,7 @@ func (s *Store) install(ctx context.Context, from blob.Origin, c registry.Choice
 		return Image{}, err
 	}
 	m.Encrypted = slices.ContainsFunc(c.Layers, blob.IsEncrypted)
-	// Another image's config is not for everybody who knows its digest.
+	// Another image's config must not be given to everybody who knows its digest.
 	if seen != nil {
 		m.Config = seen.record.Config
 	} else {
@@ -122,8 +121,8 @@ func (s *Store) install(ctx context.Context, from blob.Origin, c registry.Choice
 	return s.unpackImage(ctx, from, c.Layers, ids, m)
 }
 
-// seen returns what is in the store if it came by the same manifest of the same
-// repository, which digests names.
+// seen returns the image in the store, if it came by the same manifest of the same repository,
+// which digests names.
 func (s *Store) seen(c registry.Choice, digests []string) *entry {
 	id := c.Config.Digest
 	if c.Artifact {
@@ -137,8 +136,8 @@ func (s *Store) seen(c registry.Choice, digests []string) *entry {
 	return nil
 }
 
-// unpackImage unpacks the layers of an image, brings them to the disk, and makes
-// the image known. r says what else is known of it.
+// unpackImage unpacks the layers of an image, brings them to the disk, and makes the image
+// known. r is the rest of its record.
 func (s *Store) unpackImage(ctx context.Context, from blob.Origin, blobs []blob.Blob, ids []digest.Digest, r record) (Image, error) {
 	stage.Next(ctx, "layers")
 	held, err := s.layers.AcquireAll(ctx, from, blobs, ids, s.now().MaxParallel)
@@ -157,7 +156,7 @@ func (s *Store) unpackImage(ctx context.Context, from blob.Origin, blobs []blob.
 	}
 	err = errors.Join(err, s.layers.ReleaseAll(held))
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || errors.Is(err, unix.EIO) {
-		// What is kept takes up room, or may not be whole either.
+		// The layers kept take up space, or may not be whole either.
 		err = errors.Join(err, s.layers.DropKept())
 	}
 	return Image{}, err

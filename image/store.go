@@ -20,8 +20,8 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// A Store is the images below one root directory, with the root file systems of them. All its
-// methods may be called at the same time.
+// A Store is the images below one root directory, with their root file systems. All its methods
+// may be called at the same time.
 type Store struct {
 	o          Options
 	log        *slog.Logger
@@ -39,9 +39,8 @@ type Store struct {
 	end context.CancelFunc // of background work
 }
 
-// Open opens the store below o.Root, and makes it if it is not there. It removes
-// what a crash left behind, and images that are not whole: they can be pulled
-// again.
+// Open opens the store below o.Root, and makes it if there is none. It removes leftovers of a
+// crash, and images that are not whole: they can be pulled again.
 func Open(ctx context.Context, o Options) (_ *Store, err error) {
 	if o.Log == nil {
 		o.Log = slog.Default()
@@ -87,8 +86,8 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 	return s, nil
 }
 
-// Close ends pulls and background work. Mounts stay. What is still to be removed is
-// removed after the next Open.
+// Close ends pulls and background work. Mounts stay. Removals that are still pending go on
+// after the next Open.
 func (s *Store) Close() error {
 	s.end()
 	s.pulls.stop()

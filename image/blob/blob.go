@@ -26,9 +26,9 @@ type Blob struct {
 	Proven         bool   // whoever pulls it may have the unpacked layer, so it is given without asking the origin
 }
 
-// Identity is the name of a layer in the store: its diff ID, if whoever has the unpacked layer
-// may have it. The diff ID of an encrypted layer is in the config, which is not encrypted; so
-// the key is part of its identity. The identity of a file is made of its content and its name.
+// Identity is the name of a layer in the store: its diff ID, if it is not encrypted. The diff
+// ID of an encrypted layer is in the config, which is not encrypted; so whoever asks for it
+// must know the key too. The identity of a file is made of its content and its name.
 func (b Blob) Identity(diffID digest.Digest) digest.Digest {
 	switch {
 	case b.File != "":

@@ -13,10 +13,10 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// AcquireAll acquires the layers that the blobs unpack to, whose content has the
-// digests ids if it is a tar, and returns those
-// that it holds, in order; if there is an error, perhaps not all. The largest is
-// begun first: it takes the longest. At most parallel are under way at once.
+// AcquireAll acquires the layers that the blobs unpack to; ids are the digests of their content
+// if it is a tar. It returns the layers that it holds, in order; if there is an error, perhaps
+// not all. The largest is begun first, because it takes the longest. At most parallel are under
+// way at once.
 func (ls *Store) AcquireAll(ctx context.Context, from blob.Origin, blobs []blob.Blob, ids []digest.Digest, parallel int) ([]*Layer, error) {
 	order := make([]int, len(blobs))
 	for i := range order {
@@ -57,8 +57,8 @@ func (ls *Store) AcquireAll(ctx context.Context, from blob.Origin, blobs []blob.
 	return held, context.Cause(ctx)
 }
 
-// CommitAll brings held layers to the disk and gives them their names. It fails, too, if
-// the disk has lost anything that was written since the first of them was begun.
+// CommitAll syncs held layers to the disk and gives them their names. It also fails if the disk
+// has lost anything that was written since the first of them was begun.
 func (ls *Store) CommitAll(ctx context.Context, held []*Layer) error {
 	var fresh []*Layer
 	for _, l := range held {

@@ -64,9 +64,9 @@ func IsKept(key string) bool {
 // that it may run.
 const imaSignature = "security.ima"
 
-// mayLack tells whether a file may go without the attribute that could not be
-// set: user attributes are for regular files and directories only, and not every
-// file system has them, or signatures. A program without its capabilities would not work.
+// mayLack tells whether a file may do without the attribute that could not be set: user
+// attributes are for regular files and directories only, and not every file system has them, or
+// signatures. A program would not work without its capabilities.
 func mayLack(key string, err error) bool {
 	return key != "security.capability" && (err == unix.ENOTSUP || err == unix.EPERM)
 }
@@ -90,8 +90,8 @@ func setTime(dir int, base string, at [2]unix.Timespec) error {
 	return os.NewSyscallError("utimensat", unix.UtimesNanoAt(dir, base, at[:], unix.AT_SYMLINK_NOFOLLOW))
 }
 
-// owner gives what is at base, and is no symlink, its owner, mode and extended
-// attributes, in the order in which none undoes another.
+// owner sets owner, mode and extended attributes of what is at base, which is no symlink, in an
+// order in which none undoes another.
 func (u *unpacker) owner(dir int, base string, hdr *tar.Header, attrs map[string]string) error {
 	if err := unix.Fchownat(dir, base, hdr.Uid, hdr.Gid, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 		return os.NewSyscallError("fchownat", err)
@@ -110,7 +110,7 @@ func (u *unpacker) owner(dir int, base string, hdr *tar.Header, attrs map[string
 	return nil
 }
 
-// attributes is owner, and the times.
+// attributes is like owner, and sets the times too.
 func (u *unpacker) attributes(dir int, base string, hdr *tar.Header, attrs map[string]string) error {
 	if err := u.owner(dir, base, hdr, attrs); err != nil {
 		return err

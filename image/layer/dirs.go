@@ -17,17 +17,17 @@ import (
 // directory, so that few are needed at a time.
 const maxDirs = 128
 
-// MaxPath bounds the path of a directory in the layer, in bytes. Going from
-// descriptor to descriptor there would be no bound but the size of the archive,
-// and nobody could list or remove such a tree any more.
+// MaxPath bounds the path of a directory in the layer, in bytes. Since directories are opened
+// relative to descriptors, the only other bound would be the size of the archive, and such a
+// tree could not be listed or removed any more.
 const MaxPath = 3800
 
 // maxLookups bounds the steps that are taken in one layer to work out where dangling
 // links lead: each link may have as many as its target has parts.
 const maxLookups = 1 << 16
 
-// Bounds of what is kept of a layer's names. A name can have 4 KB, of which nothing is
-// left in a compressed layer, and all of a pull's layers are unpacked at the same time.
+// Bounds of what is kept of a layer's names. A name can have 4 KB, which compress to almost
+// nothing, and all layers of a pull are unpacked at the same time.
 const (
 	maxNames = 512 << 20 // in memory while it is unpacked: some 3 million directories
 	maxShape = 16 << 20  // in its record, which is in memory as long as the layer is there
@@ -89,9 +89,9 @@ func (d *dirs) get(name string) (int, error) {
 	return dir.fd, nil
 }
 
-// walk opens or makes the directory name in its parent. Unless that is open, it is
-// walked to only if something is to be made: an archive may go to and fro between
-// directories as deep as they may be, and must not have each level opened each time.
+// walk opens or makes the directory name in its parent. If the parent is not open, it is walked
+// to only if something is to be made: an archive may go to and fro between directories of the
+// greatest depth, and must not cause each level to be opened each time.
 func (d *dirs) walk(name string) (openDir, error) {
 	if dir, ok := d.open[name]; ok {
 		return dir, nil
@@ -163,7 +163,7 @@ func (d *dirs) mkdir(parent int, base, name string) error {
 	if err := unix.Mkdirat(parent, base, 0o755); err != nil {
 		return os.NewSyscallError("mkdirat", err)
 	}
-	// A set-group-ID directory has given it that bit and its group.
+	// In a set-group-ID directory it has inherited that bit and the group.
 	if err := unix.Fchownat(parent, base, 0, 0, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 		return os.NewSyscallError("fchownat", err)
 	}
@@ -174,7 +174,7 @@ func (d *dirs) mkdir(parent int, base, name string) error {
 	return d.keep(name)
 }
 
-// keep accounts for a name that is kept until the end.
+// keep accounts for a name that is kept until the layer is unpacked.
 func (d *dirs) keep(name string) error {
 	if d.room -= len(name) + nameCost; d.room < 0 {
 		return fault.Invalid.Errorf("names of the layer's directories and whiteouts take more than %d bytes", maxNames)
@@ -182,8 +182,8 @@ func (d *dirs) keep(name string) error {
 	return nil
 }
 
-// reveal makes a directory where the layer has a whiteout of its own: what was
-// below stays hidden.
+// reveal makes a directory where the layer itself has a whiteout: the contents below stay
+// hidden.
 func (d *dirs) reveal(parent int, base, name string) (int, error) {
 	delete(d.white, name)
 	if err := unix.Unlinkat(parent, base, 0); err != nil {
@@ -216,9 +216,9 @@ func (d *dirs) find(name string) (int, error) {
 	}
 }
 
-// follow is find, for a name that is a link. What a dangling link leads to is
-// made, inside the root. Nobody else changes the layer meanwhile, so that working
-// out the path first is no race.
+// follow is find for a name that is a link. The target of a dangling link is made, inside the
+// root. Nothing else changes the layer meanwhile, so that working out the path first is no
+// race.
 func (d *dirs) follow(name string) (openDir, error) {
 	fd, err := d.find(name)
 	if err == unix.ENOENT {
@@ -243,7 +243,7 @@ func (d *dirs) follow(name string) (openDir, error) {
 	return d.measured(fd)
 }
 
-// measured is the directory fd, found by links, with the length of its own path. If
+// measured returns the directory fd, found through links, with the length of its own path. If
 // that is too long, it closes fd.
 func (d *dirs) measured(fd int) (openDir, error) {
 	real, err := os.Readlink(FDPath(fd))
@@ -269,8 +269,8 @@ func (l lookups) Readlink(name string) (string, error) { return os.Readlink(name
 // explicit notes that the layer has an entry for the directory name after all.
 func (d *dirs) explicit(name string) { delete(d.made, name) }
 
-// implied returns the directories that were made for want of an entry, sorted. What
-// later entries have removed is not among them.
+// implied returns the directories that were made for want of an entry, sorted, without those
+// that later entries have removed.
 func (d *dirs) implied() []string {
 	var names []string
 	for name := range d.made {

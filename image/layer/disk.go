@@ -13,15 +13,15 @@ import (
 
 // A disk is the file system that the store is on.
 //
-// A page that could not be written in the background is lost, and syncfs(2) tells of
-// that once for each open file description, if it was there before the error or nobody
-// has been told yet. One that is opened after a layer was written, only to sync it,
-// learns nothing of what somebody else's sync was told. So there is one for the
-// store's life, and what it learns is counted.
+// A page that could not be written in the background is lost, and syncfs(2) reports that once
+// for each open file description, if that was open before the error or nothing has reported the
+// error yet. A description that is opened after a layer was written, only to sync it, misses an
+// error that another sync was told of. So one is kept open for the store's life, and the errors
+// that it reports are counted.
 //
-// A sync waits for the pages of everybody who writes to that disk, and cannot be ended.
-// So it is nobody's: who gives up leaves it behind, and all who come while one is under
-// way share the next.
+// A sync waits for the pages of everybody who writes to that disk, and cannot be interrupted.
+// So no caller owns it: a caller who gives up leaves it running, and all who come while one is
+// under way share the next.
 type disk struct {
 	fd     int
 	syncfs func(fd int) error // unix.Syncfs
@@ -44,14 +44,14 @@ func openDisk(dir string) (*disk, error) {
 	return &disk{fd: fd, syncfs: unix.Syncfs}, nil
 }
 
-// close waits for the syncs under way: their number would be another's descriptor.
+// close waits for the syncs under way: once closed, their descriptor's number could be reused.
 func (d *disk) close() error {
 	d.syncing.Wait()
 	return os.NewSyscallError("close", unix.Close(d.fd))
 }
 
-// sync writes everything to the disk: cheaper by far than an fsync of each file. It
-// fails, too, if something was lost since there were before losses, and when ctx ends.
+// sync writes everything to the disk: cheaper by far than an fsync of each file. It also fails
+// if something was lost after the count of losses was before, and when ctx ends.
 func (d *disk) sync(ctx context.Context, before int64) error {
 	select {
 	case <-d.join():
@@ -66,8 +66,8 @@ func (d *disk) sync(ctx context.Context, before int64) error {
 	return nil
 }
 
-// join returns a channel that is closed when a sync has ended which begins from now on:
-// one that is under way may have passed what was written last.
+// join returns a channel that is closed when a sync has ended that began after the call: one
+// that is under way may have missed the latest writes.
 func (d *disk) join() <-chan struct{} {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -81,7 +81,7 @@ func (d *disk) join() <-chan struct{} {
 	return d.next
 }
 
-// run syncs as long as anybody has asked for it.
+// run syncs until no caller waits for another sync.
 func (d *disk) run() {
 	d.mu.Lock()
 	defer d.mu.Unlock()

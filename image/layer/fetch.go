@@ -15,7 +15,7 @@ import (
 	"go.podman.io/image/v5/types"
 )
 
-// A counted reader tells the call that it reads for how much came.
+// A counted reader tells the call on whose behalf it reads how many bytes came.
 type counted struct {
 	ctx context.Context
 	r   io.Reader
@@ -28,9 +28,8 @@ func (c counted) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// unpackBlob fetches a layer and has it unpacked while it comes. It is verified to
-// the end, compressed and not. Download, decompression and unpacking run at the same
-// time.
+// unpackBlob fetches a layer and has it unpacked while it arrives. It is verified to the end,
+// both compressed and uncompressed. Download, decompression and unpacking run at the same time.
 func unpackBlob(ctx context.Context, from blob.Origin, b blob.Blob, diffID digest.Digest, unpack func(context.Context, io.Reader) (shape, error)) (_ shape, err error) {
 	defer stage.Enter(ctx, "layers.unpack")()
 	ctx, cancel := context.WithCancel(ctx)
@@ -70,7 +69,7 @@ func unpackBlob(ctx context.Context, from blob.Origin, b blob.Blob, diffID diges
 
 	sh, err := unpack(ctx, files)
 	if errors.Is(err, fault.Invalid) {
-		// Perhaps the layer is fine, and what came is not the layer.
+		// Perhaps the layer is fine, and the data that arrived is not the layer.
 		files.Close()
 		plain.Close()
 		if _, other := io.Copy(io.Discard, ahead); other != nil {

@@ -5,17 +5,17 @@ import (
 	"sync/atomic"
 )
 
-// A growth is what a layer occupies that is still being unpacked, roughly: what later
-// entries replace counts until all of it is measured.
+// A growth is roughly the space that a layer occupies while it is being unpacked: files that
+// later entries replace count until the whole layer is measured.
 type growth struct{ bytes, inodes atomic.Uint64 }
 
-// block is what a file's size is rounded up to, on most disks.
+// block is the block size of most disks, to which the size of a file is rounded up.
 const block = 4096
 
 // wrote counts bytes of a file.
 func (g *growth) wrote(n int) { g.bytes.Add(uint64(n)) }
 
-// ended counts what is left over in the last block of a file.
+// ended counts the unused rest of a file's last block.
 func (g *growth) ended(size int64) { g.bytes.Add(uint64(-size & (block - 1))) }
 
 // made counts an inode.

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A DirAttr is how a directory of an image looks.
+// A DirAttr is the owner and mode of a directory of an image.
 type DirAttr struct {
 	Path     string
 	Mode     uint32 // permissions with the special bits
@@ -22,11 +22,11 @@ type DirAttr struct {
 // Inherit finds the directories that would lose their mode or owner in a mount of these
 // layers, which are held, from the lowest.
 //
-// Some tools write "tmp/x" into a layer and no entry for "tmp". Unpacking has to
-// make the directory, and overlayfs then shows that one, plain and owned by root,
-// instead of the one in the layer below. What is found here is put on top of the
-// layers in each mount, as directories and nothing else. The layers themselves
-// cannot be mended: another image may have them over another base.
+// Some tools write "tmp/x" into a layer and no entry for "tmp". Unpacking has to make the
+// directory, and overlayfs then shows that one, plain and owned by root, instead of the one in
+// the layer below. Such directories are put on top of the layers in each mount, as directories
+// and nothing else. The layers themselves cannot be corrected: another image may have them over
+// another base.
 func (ls *Store) Inherit(held []*Layer) ([]DirAttr, error) {
 	first := slices.IndexFunc(held, func(l *Layer) bool { return len(l.record.Shape.Implied) > 0 })
 	if first < 0 || len(held) < 2 {
@@ -76,7 +76,7 @@ func (ls *Store) Inherit(held []*Layer) ([]DirAttr, error) {
 	return dirs, nil
 }
 
-// A stack is the layers of an image, to look into as overlayfs would.
+// A stack is the layers of an image, in which paths are looked up as overlayfs would.
 type stack []stacked
 
 type stacked struct {
@@ -107,8 +107,8 @@ func (st *stack) close() {
 	}
 }
 
-// look returns how the directory p is meant to look, seen from layer i: as the
-// highest layer says that has an entry for it. ok is false if there is none.
+// look returns the attributes that the directory p should have, seen from layer i: those of the
+// highest layer that has an entry for it. ok is false if there is none.
 func (st stack) look(i int, p string) (attr DirAttr, ok bool, err error) {
 	attr = DirAttr{Path: p, Mode: 0o755}
 	for ; i >= 0; i-- {
@@ -147,9 +147,9 @@ func (st stack) look(i int, p string) (attr DirAttr, ok bool, err error) {
 	return attr, ok, nil
 }
 
-// Visible returns the layers that shine through, from the highest. A layer that
-// occurs twice is left out where it is lower: the higher one covers all of it, and
-// overlayfs refuses one directory twice.
+// Visible returns the layers of which something can be visible, from the highest. A layer that
+// occurs twice is left out where it is lower: the higher one covers all of it, and overlayfs
+// refuses one directory twice.
 func Visible(held []*Layer) []digest.Digest {
 	var ids []digest.Digest
 	seen := make(map[digest.Digest]bool)

@@ -58,10 +58,10 @@ func (k *keeper) drop(l *Layer) error {
 // Keep takes over layers that are held, for the next try of a pull that failed.
 func (ls *Store) Keep(held []*Layer) error { return ls.kept.keep(held) }
 
-// DropKept lets go of the layers that are kept for a next try: somebody needs the space.
+// DropKept lets go of the layers that are kept for a next try, because their space is needed.
 func (ls *Store) DropKept() error { return ls.kept.dropAll() }
 
-// dropAll lets go of all layers: somebody needs the space, or the store closes.
+// dropAll lets go of all layers, because the space is needed or the store closes.
 func (k *keeper) dropAll() error {
 	k.mu.Lock()
 	var all []*Layer

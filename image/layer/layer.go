@@ -1,10 +1,10 @@
 // Package layer keeps the unpacked layers of images.
 //
-// Each layer is unpacked once, while it downloads, into a directory named by its diff ID,
-// in overlayfs's own format. Layers do not depend on each other, so those of one image
-// unpack in parallel, and those of two images that are pulled at once are unpacked by one
-// of them. Compressed blobs are not kept. Who asks for a layer that is there must show that
-// he could have fetched it, see entitle.
+// Each layer is unpacked once, while it downloads, into a directory named by its diff ID, in
+// overlayfs's own format. Layers do not depend on each other, so those of one image unpack in
+// parallel, and a layer that two concurrent pulls share is unpacked by one of them. Compressed
+// blobs are not kept. A caller who asks for a layer that is there must show that he could have
+// fetched it, see entitle.
 //
 // On disk:
 //
@@ -12,11 +12,11 @@
 //	<root>/layers/<diff ID>/layer.json  what is known of them, written once
 //	<root>/staging/                     unfinished work; emptied by Open
 //
-// The layers of an image are unpacked in staging, one syncfs(2) brings all of them to the
-// disk, and they are renamed into layers. A layer lives as long as somebody holds it: an
-// image, a root file system, or a pull under way.
+// The layers of an image are unpacked in staging, one syncfs(2) brings all of them to the disk,
+// and they are renamed into layers. A layer lives as long as it has a holder: an image, a root
+// file system, or a pull under way.
 //
-// Every path in a layer is hostile. See unpacker.
+// Every path in a layer is untrusted. See unpacker.
 package layer
 
 import (
@@ -38,8 +38,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A record is what is known of an unpacked layer: the content of its
-// layer.json, written before the layer's directory gets its name.
+// A record is what is stored about an unpacked layer: the content of its layer.json, written
+// before the layer's directory gets its name.
 type record struct {
 	DiffID digest.Digest
 	Sum    sum
@@ -54,11 +54,11 @@ type record struct {
 //	                ▼            └───────────────────────┘
 //	              going
 //
-// It is going when the last holder has let go; then its directory is deleted,
-// and who wants the layer waits for that and begins anew. If it cannot be deleted it
-// is committed again, and stuck.
+// It is going when the last holder has let go; then its directory is deleted, and a caller who
+// wants the layer waits for that and begins anew. If it cannot be deleted it is committed
+// again, and stuck.
 type Layer struct {
-	DiffID digest.Digest // what it goes by, see blob.Blob.Identity
+	DiffID digest.Digest // its name in the store, see blob.Blob.Identity
 	ready  chan struct{} // closed once record or err is set
 	record record
 	err    error
@@ -98,16 +98,17 @@ type Store struct {
 // path is the directory of a committed layer.
 func (ls *Store) path(id digest.Digest) string { return filepath.Join(ls.dir, id.Encoded()) }
 
-// Files is the directory with a committed layer's files. Nobody may write to it.
+// Files is the directory with a committed layer's files. It is read-only and shared.
 func (ls *Store) Files(id digest.Digest) string { return filepath.Join(ls.path(id), "fs") }
 
-// An unpackFunc unpacks a layer into an empty directory, and tells g what it makes.
+// An unpackFunc unpacks a layer into an empty directory, and counts in g what it writes.
 type unpackFunc func(ctx context.Context, dir string, g *growth) (shape, error)
 
-// acquire returns the layer id and holds it; mine tells that it was unpacked for this
-// call, from the blob that from names. If the layer is not there, unpack is called, unless the same layer is being unpacked for somebody else: then
-// that is waited for. unpack's context ends when nobody waits any more; acquire
-// does not return before unpack has, even if ctx is done and others still wait.
+// acquire returns the layer id and holds it; mine tells that it was unpacked for this call,
+// from the blob that from names. If the layer is not there, unpack is called, unless another
+// caller is unpacking the same layer: then acquire waits for that. unpack's context ends when
+// no caller waits any more; acquire does not return before its own unpack has, even if ctx is
+// done and others still wait.
 func (ls *Store) acquire(ctx context.Context, id digest.Digest, from source, unpack unpackFunc) (l *Layer, mine bool, err error) {
 	for {
 		l, mine, err := ls.hold(ctx, id, from, unpack)
@@ -121,7 +122,7 @@ func (ls *Store) acquire(ctx context.Context, id digest.Digest, from source, unp
 				return nil, false, err
 			}
 			if mine {
-				<-l.ready // unpack uses what is the caller's
+				<-l.ready // unpack uses what belongs to the caller
 			}
 			return nil, false, ctx.Err()
 		}
@@ -131,15 +132,15 @@ func (ls *Store) acquire(ctx context.Context, id digest.Digest, from source, unp
 		if err := ls.release(l); err != nil {
 			return nil, false, err
 		}
-		// Somebody else's failure need not be ours: he may lack credentials.
+		// Another caller's failure need not be ours: he may lack credentials.
 		if mine || ctx.Err() != nil {
 			return nil, false, l.err
 		}
 	}
 }
 
-// hold finds the layer id or begins to unpack it; mine tells which. A layer that
-// is going is waited for.
+// hold finds the layer id or begins to unpack it; mine tells which. It waits for a layer that
+// is going.
 func (ls *Store) hold(ctx context.Context, id digest.Digest, from source, unpack unpackFunc) (l *Layer, mine bool, err error) {
 	for {
 		ls.mu.Lock()
@@ -176,7 +177,7 @@ func (ls *Store) unpack(ctx context.Context, l *Layer, from source, unpack unpac
 	l.err = ls.stage(ctx, l, from, unpack)
 	ls.learn(l, from)
 	ls.mu.Lock()
-	going := l.gone // everybody left
+	going := l.gone // every caller has left
 	if l.err != nil {
 		if ls.m[l.DiffID] == l {
 			delete(ls.m, l.DiffID)
@@ -194,7 +195,7 @@ func (ls *Store) unpack(ctx context.Context, l *Layer, from source, unpack unpac
 	}
 }
 
-// stage unpacks l into a directory of its own in staging.
+// stage unpacks l into its own directory in staging.
 func (ls *Store) stage(ctx context.Context, l *Layer, from source, unpack unpackFunc) (err error) {
 	l.losses = ls.disk.losses.Load()
 	dir, err := os.MkdirTemp(ls.staging, "layer-*")
@@ -238,7 +239,7 @@ func (ls *Store) settle(l *Layer) error {
 		}
 		l.failed = os.Rename(l.staged, ls.path(l.DiffID))
 		if errors.Is(l.failed, unix.ENOTEMPTY) || errors.Is(l.failed, unix.EEXIST) {
-			// What is left of one that could not be deleted whole.
+			// The rest of one that could not be deleted completely.
 			if _, l.failed = ls.Discard(ls.path(l.DiffID), usageIn(ls.path(l.DiffID))); l.failed == nil {
 				l.failed = os.Rename(l.staged, ls.path(l.DiffID))
 			}
@@ -268,11 +269,11 @@ func (ls *Store) release(l *Layer) error {
 	return nil
 }
 
-// drop deletes a layer that is going. The files of one that was part of an image
-// go later: that can take long (a disk mounted with discard is told of each), and
-// nobody need wait for it. What a failed pull leaves goes at once.
+// drop deletes a layer that is going. The files of one that was part of an image are deleted
+// later: that can take long (a disk mounted with discard is told of each), and no caller need
+// wait for it. The layers of a failed pull are deleted at once.
 //
-// A layer that cannot be deleted now stays, for who wants it, and retry tries again.
+// A layer that cannot be deleted now stays, can be used again, and is deleted by Retry.
 func (ls *Store) drop(l *Layer) error {
 	var whole bool
 	var err error
@@ -294,7 +295,7 @@ func (ls *Store) drop(l *Layer) error {
 	return nil
 }
 
-// Retry deletes the layers that nobody holds and that could not be deleted.
+// Retry deletes the layers without holders that could not be deleted before.
 func (ls *Store) Retry() error {
 	ls.mu.Lock()
 	var again []*Layer
@@ -312,13 +313,13 @@ func (ls *Store) Retry() error {
 	return errors.Join(errs...)
 }
 
-// Discard takes the directory at path, which occupies u, away, to be removed in the
-// background: half a layer must never be found under a layer's name. A path that is not
-// there is no error. After an error, whole tells whether it is still there with all that
-// is in it.
+// Discard takes away the directory at path, which occupies u, to be removed in the background:
+// half a layer must never be found under a layer's name. A path that does not exist is no
+// error. After an error, whole tells whether the directory is still there with all its
+// contents.
 //
-// It is how room is made on a full disk, so it must not need any: there is no
-// directory to make, and if staging is full, what is at path is removed in its place.
+// Discard is how space is made on a full disk, so it must not need any: it makes no directory,
+// and if staging is full, the directory is removed in place.
 func (ls *Store) Discard(path string, u Usage) (whole bool, err error) {
 	to := filepath.Join(ls.staging, "gone-"+rand.Text())
 	err = os.Rename(path, to)
@@ -328,7 +329,7 @@ func (ls *Store) Discard(path string, u Usage) (whole bool, err error) {
 		return false, nil
 	case errors.Is(err, fs.ErrNotExist):
 		if _, is := os.Lstat(path); is == nil {
-			return true, err // it is staging that is not there
+			return true, err // staging is missing, not the path
 		}
 		return false, nil
 	case !errors.Is(err, unix.ENOSPC) && !errors.Is(err, unix.EDQUOT):
@@ -353,7 +354,7 @@ func (ls *Store) HoldAll(ids []digest.Digest) ([]*Layer, error) {
 		if l == nil || l.gone != nil || !l.isReady() {
 			for _, l := range held {
 				l.holders--
-				l.stuck = l.holders == 0 // it was before
+				l.stuck = l.holders == 0 // it was stuck before
 			}
 			return nil, fault.NotFound.Errorf("layer %s is not there", id)
 		}
@@ -373,7 +374,7 @@ func (l *Layer) isReady() bool {
 	}
 }
 
-// ReleaseAll lets go of each. What nobody holds any more is removed.
+// ReleaseAll lets go of each layer. Those that then have no holder are removed.
 func (ls *Store) ReleaseAll(held []*Layer) error {
 	var errs []error
 	for _, l := range held {
@@ -382,8 +383,8 @@ func (ls *Store) ReleaseAll(held []*Layer) error {
 	return errors.Join(errs...)
 }
 
-// Used tells what the layers occupy, with those that are being unpacked and what is still
-// to be removed. It walks nothing on disk.
+// Used returns the space that the layers occupy, including those that are being unpacked and
+// the trees still to be removed. It walks nothing on disk.
 func (ls *Store) Used() (bytes, inodes uint64) {
 	bytes, inodes = ls.removals.used()
 	ls.mu.Lock()

@@ -13,26 +13,26 @@ import (
 	"github.com/crisp-cri/crisp/internal/tree"
 )
 
-// removeWait is how long Remove waits for the disk. The kubelet measures it at once, and
-// evicts pods if the images that it had removed did not help.
+// removeWait is how long Remove waits for the disk. The kubelet measures the disk at once, and
+// evicts pods if removing images did not help.
 const removeWait = 20 * time.Second
 
-// removals are the trees that are in nobody's way and are being removed, or wait for
-// their turn. What they occupy is in use still.
+// removals are the trees that are already out of the way and are being removed, or wait for
+// their turn. Their space is still in use.
 type removals struct {
-	life       context.Context // that of the work
+	life       context.Context // of the background work
 	log        *slog.Logger
 	background sync.WaitGroup
 	turn       chan struct{} // holds one while a tree is removed: the disk would not be faster with two
 
 	mu   sync.Mutex
 	last int              // guarded by mu
-	m    map[int]*removal // by when they came; guarded by mu
+	m    map[int]*removal // by order of arrival; guarded by mu
 }
 
 type removal struct {
 	usage Usage
-	over  chan struct{} // closed once it has been tried
+	over  chan struct{} // closed once removal has been tried
 }
 
 func newRemovals(life context.Context, log *slog.Logger) *removals {
@@ -68,8 +68,8 @@ func (rs *removals) used() (bytes, inodes uint64) {
 // LastRemoval is a point in time for WaitRemoved.
 func (ls *Store) LastRemoval() int { return ls.removals.now() }
 
-// WaitRemoved waits until what is to be removed since that point in time is, but not
-// longer than removeWait, or ctx.
+// WaitRemoved waits until everything that is to be removed since that point in time is removed,
+// but no longer than removeWait, or until ctx ends.
 func (ls *Store) WaitRemoved(ctx context.Context, since int) { ls.removals.waitSince(ctx, since) }
 
 // now is a point in time for waitSince.
@@ -79,8 +79,8 @@ func (rs *removals) now() int {
 	return rs.last
 }
 
-// waitSince waits until what came after the point in time is removed, or removeWait is
-// over, or ctx.
+// waitSince waits until everything that came after the point in time is removed, but no longer
+// than removeWait, or until ctx ends.
 func (rs *removals) waitSince(ctx context.Context, point int) {
 	ctx, cancel := context.WithTimeout(ctx, removeWait)
 	defer cancel()
@@ -101,21 +101,21 @@ func (rs *removals) waitSince(ctx context.Context, point int) {
 	}
 }
 
-// Between two tries to remove a tree pass removeRetry, twice that, and so on up to
+// A tree that cannot be removed is tried again after removeRetry, twice that, and so on up to
 // removeRetryMax.
 const (
 	removeRetry    = time.Second
 	removeRetryMax = 10 * time.Minute
 )
 
-// later deletes a tree that is in nobody's way, and occupies u, in the background. While it
+// later deletes a tree that is out of the way, and occupies u, in the background. While it
 // cannot be removed it stays in the figures, as it does on the disk.
 func (rs *removals) later(path string, u Usage) {
 	n, r := rs.add(u)
 	rs.background.Go(func() {
 		err := rs.remove(path)
 		if err == nil {
-			rs.forget(n) // before anybody who waits for it looks at the figures
+			rs.forget(n) // before those who wait for it look at the figures
 		}
 		close(r.over)
 		if err == nil {

@@ -16,16 +16,16 @@ type source struct {
 	Repository string `json:",omitempty"`
 }
 
-// maxSources bounds what is remembered of one layer.
+// maxSources bounds the sources that are remembered of one layer.
 const maxSources = 64
 
-// entitle sees to it that a layer that is in the store already is given only to those
-// who could have fetched it. That an image names its diff ID says nothing: those of
-// private images are no secret, and an image says of itself what it likes.
+// entitle gives a layer that is already in the store only to callers who could have fetched it.
+// That an image names its diff ID proves nothing: the diff IDs of private images are no secret,
+// and an image can claim whatever it likes.
 //
-// What the same repository has given before is known by the manifest. A blob that is
-// known to unpack to the layer must be in the caller's repository: who can put it there
-// has it. Any other blob is fetched, and looked at, but not kept.
+// If the same repository has given the blob before, its manifest is proof enough. A blob that
+// is known to unpack to the layer must be in the caller's repository: a caller who can put it
+// there has it. Any other blob is fetched and verified, but not kept.
 func entitle(ctx context.Context, ls *Store, l *Layer, from blob.Origin, b blob.Blob, diffID digest.Digest) error {
 	here := source{b.Digest, from.Repository()}
 	if here.Repository == "" || b.Proven { // who loads an archive is the administrator
@@ -48,7 +48,7 @@ func entitle(ctx context.Context, ls *Store, l *Layer, from blob.Origin, b blob.
 	return nil
 }
 
-// verifyBlob fetches a layer that is there, to see that it is the same.
+// verifyBlob fetches a layer that is already in the store, to verify that it is the same.
 func verifyBlob(ctx context.Context, from blob.Origin, b blob.Blob, diffID digest.Digest) error {
 	if b.File == "" {
 		_, err := unpackBlob(ctx, from, b, diffID, func(_ context.Context, r io.Reader) (shape, error) {
@@ -86,6 +86,6 @@ func (ls *Store) learn(l *Layer, src source) {
 	case len(l.sources) < maxSources:
 		l.sources = append(l.sources, src)
 	default:
-		l.sources = append(slices.Delete(l.sources, 1, 2), src) // the first is that on disk
+		l.sources = append(slices.Delete(l.sources, 1, 2), src) // the first is the one on disk
 	}
 }

@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// RootAttr is how a layer wants the root directory to be.
+// RootAttr is the owner and mode that a layer wants the root directory to have.
 type RootAttr struct {
 	Mode     uint32 // permissions with the special bits
 	UID, GID uint32
@@ -16,7 +16,7 @@ type RootAttr struct {
 // plainRoot is the root directory of a layer that has no entry for it.
 var plainRoot = RootAttr{Mode: 0o755}
 
-// Give makes the directory dir look so.
+// Give gives the directory dir these attributes.
 func (r RootAttr) Give(dir string) error {
 	if err := os.Lchown(dir, int(r.UID), int(r.GID)); err != nil {
 		return err
@@ -24,9 +24,9 @@ func (r RootAttr) Give(dir string) error {
 	return os.NewSyscallError("chmod", unix.Chmod(dir, r.Mode)) // chown(2) clears bits of the mode
 }
 
-// RootOf is how the root directory of these layers, from the lowest, is to look: as
-// the highest says that says so. The root of an overlay looks as its highest directory
-// does.
+// RootOf returns the attributes that the root directory of these layers, from the lowest,
+// should have: those of the highest layer that has an entry for it. The root of an overlay has
+// the attributes of its highest directory.
 func RootOf(held []*Layer) RootAttr {
 	for _, l := range slices.Backward(held) {
 		if r := l.record.Shape.Root; r != nil {
@@ -36,7 +36,7 @@ func RootOf(held []*Layer) RootAttr {
 	return plainRoot
 }
 
-// TopRoot is how the root directory of the highest of these layers looks.
+// TopRoot returns the attributes of the root directory of the highest of these layers.
 func TopRoot(held []*Layer) RootAttr {
 	if len(held) == 0 {
 		return plainRoot

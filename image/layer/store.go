@@ -22,8 +22,8 @@ type Options struct {
 	Log     *slog.Logger
 }
 
-// Open finds the layers on disk. What is left of unfinished work, or is damaged, is
-// removed. None of the layers is held: see DropUnheld.
+// Open finds the layers on disk. It removes unfinished work and damaged layers. None of the
+// layers is held: see DropUnheld.
 func Open(ctx context.Context, o Options) (_ *Store, err error) {
 	life, end := context.WithCancel(o.Life)
 	ls := &Store{
@@ -47,7 +47,7 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 	return ls, nil
 }
 
-// Close lets go of what failed pulls have left, and ends the work in the background.
+// Close lets go of the layers kept from failed pulls, and ends the work in the background.
 func (ls *Store) Close() error {
 	ls.end()
 	err := ls.kept.dropAll()
@@ -56,8 +56,8 @@ func (ls *Store) Close() error {
 	return errors.Join(err, ls.disk.close())
 }
 
-// sweepStaging removes unfinished work. Names in staging are never used again, so
-// that nobody need wait for it.
+// sweepStaging removes unfinished work. Names in staging are never used again, so that no
+// caller need wait for it.
 func (ls *Store) sweepStaging() {
 	left, err := os.ReadDir(ls.staging)
 	if err != nil {
@@ -70,8 +70,7 @@ func (ls *Store) sweepStaging() {
 	}
 }
 
-// findLayers reads what is known of the layers on disk. What has no record is no
-// layer.
+// findLayers reads the records of the layers on disk. A directory without a record is no layer.
 func (ls *Store) findLayers(ctx context.Context) error {
 	dirs, err := os.ReadDir(ls.dir)
 	if err != nil {
@@ -101,8 +100,8 @@ func (ls *Store) findLayers(ctx context.Context) error {
 	return nil
 }
 
-// discardLayer drops what is no good as a layer. If that cannot be done it is in the
-// way of nothing but its own next pull, which tries again.
+// discardLayer drops a directory that cannot be used as a layer. If that cannot be done, it is
+// in the way of its own next pull only, which tries again.
 func (ls *Store) discardLayer(name string) {
 	path := filepath.Join(ls.dir, name)
 	if _, err := ls.Discard(path, usageIn(path)); err != nil {
@@ -131,8 +130,7 @@ func readLayer(dir string) (*Layer, error) {
 	return l, nil
 }
 
-// DropUnheld removes the layers that neither an image nor a root file system
-// stands on.
+// DropUnheld removes the layers that neither an image nor a root file system uses.
 func (ls *Store) DropUnheld() {
 	for _, l := range ls.m {
 		l.stuck = l.holders == 0

@@ -13,10 +13,10 @@ import (
 	"github.com/crisp-cri/crisp/internal/tree"
 )
 
-// Usage is what a directory tree occupies: bytes allocated on disk, and inodes.
+// Usage is the space that a directory tree occupies: bytes allocated on disk, and inodes.
 type Usage struct{ Bytes, Inodes uint64 }
 
-// A sum is what can be said of a directory tree from its metadata alone.
+// A sum is the summary of a directory tree from its metadata alone.
 type sum struct {
 	Bytes  uint64 // in files; a file with several names counts once
 	Disk   uint64 // allocated
@@ -24,8 +24,8 @@ type sum struct {
 	Digest string `json:",omitempty"` // of the metadata, see describe; hex
 }
 
-// maxLinked bounds the inodes with several names that a walk remembers. Past that a
-// name counts for its share of the inode.
+// maxLinked bounds the inodes with several names that a walk remembers. Beyond that a name
+// counts for its share of the inode.
 const maxLinked = 1 << 18
 
 // A count adds up a tree.
@@ -38,7 +38,7 @@ type count struct {
 	target [unix.PathMax]byte
 }
 
-// measure walks the tree at dir, which nobody changes, and digests it. It reads no file.
+// measure walks the tree at dir, which must not change, and digests it. It reads no file.
 //
 // A walk of a fresh layer finds all of it in memory, at a few µs a file.
 func measure(ctx context.Context, dir string) (sum, error) {
@@ -54,8 +54,8 @@ func measure(ctx context.Context, dir string) (sum, error) {
 	return c.sum, nil
 }
 
-// Occupied tells what the tree at dir occupies, which a container is changing:
-// what vanishes meanwhile is left out.
+// Occupied returns the usage of the tree at dir, which a container is changing: files that
+// vanish meanwhile are left out.
 func Occupied(ctx context.Context, dir string) (Usage, error) {
 	c := &count{linked: make(map[uint64]uint64)}
 	err := tree.Walk(ctx, dir, tree.Options{}, c.visit)
@@ -82,9 +82,9 @@ func (c *count) visit(f *tree.File) error {
 	return nil
 }
 
-// describe adds to the digest what a power cut would damage and no use changes:
-// name, mode, owner, device, and, unless it is a directory, size, number of names,
-// time and target.
+// describe adds to the digest the metadata that a power cut would damage and use does not
+// change: name, mode, owner, device, and, unless it is a directory, size, number of names, time
+// and target.
 func (c *count) describe(name string, st *unix.Stat_t, target []byte) {
 	r := binary.AppendUvarint(c.record[:0], uint64(len(name)+1))
 	r = append(r, name...)

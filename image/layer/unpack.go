@@ -28,7 +28,7 @@ type shape struct {
 
 // An unpacker turns a tar stream into a directory of overlayfs's format.
 //
-// Whoever made the stream is hostile. Nothing outside the directory is touched:
+// The stream is untrusted. Nothing outside the directory is touched:
 //
 //   - The parent of each entry is opened with openat2(2) and RESOLVE_IN_ROOT, so
 //     that symlinks of the layer, "..", and absolute targets end inside. All else
@@ -42,7 +42,7 @@ type shape struct {
 //     root directory and of those that hold the mount points, which also keep
 //     set-user-ID files out of reach.
 //
-// Nobody else works in the directory meanwhile.
+// Nothing else may change the directory meanwhile.
 type unpacker struct {
 	dirs   dirs
 	umask  uint32
@@ -60,8 +60,8 @@ func unpack(ctx context.Context, r io.Reader, dir string, g *growth) (shape, err
 	return unpackInto(ctx, r, dir, false, g)
 }
 
-// unpackInto is unpack; plain = names that begin as whiteouts do are those of files,
-// and the directory need not be empty.
+// unpackInto is unpack; if plain is set, names that look like whiteouts are ordinary files, and
+// the directory need not be empty.
 func unpackInto(ctx context.Context, r io.Reader, dir string, plain bool, g *growth) (shape, error) {
 	root, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -100,7 +100,7 @@ func unpackInto(ctx context.Context, r io.Reader, dir string, plain bool, g *gro
 	return u.shape, nil
 }
 
-// tell puts into shape what the directories say of other layers.
+// tell puts into shape what the directories mean for other layers.
 func (u *unpacker) tell() error {
 	slices.Sort(u.dirs.opaque)
 	u.shape.Implied, u.shape.Opaque = u.dirs.implied(), slices.Compact(u.dirs.opaque)
@@ -114,7 +114,7 @@ func (u *unpacker) tell() error {
 	return nil
 }
 
-// newUnpacker takes root over, a descriptor of the directory dir.
+// newUnpacker returns an unpacker that owns root, a descriptor of the directory dir.
 func newUnpacker(root int, dir string) *unpacker {
 	mask := umask()
 	return &unpacker{
@@ -126,8 +126,7 @@ func newUnpacker(root int, dir string) *unpacker {
 	}
 }
 
-// onlyReader hides what else a reader can do, so that io.Copy reads in its own
-// buffer.
+// onlyReader hides the reader's other methods, so that io.Copy reads in its own buffer.
 type onlyReader struct{ io.Reader }
 
 // inside returns name as a clean path relative to the root, "." being the root
@@ -143,7 +142,7 @@ func inside(name string) (string, error) {
 // entry makes what hdr describes.
 func (u *unpacker) entry(ctx context.Context, hdr *tar.Header, content io.Reader) error {
 	if hdr.Typeflag == tar.TypeXGlobalHeader {
-		return nil // speaks of no file: git writes its commit there
+		return nil // not about a file: git writes its commit there
 	}
 	name, err := inside(hdr.Name)
 	if err != nil {
@@ -232,7 +231,7 @@ func (u *unpacker) madeErr(err error) error {
 // clear removes what is at base, whatever it is.
 func (u *unpacker) clear(dir int, name, base string) error {
 	delete(u.dirs.white, name)
-	u.dirs.flush() // what a name stands for changes: it may be a symlink to elsewhere
+	u.dirs.flush() // names change their meaning: this one may be a symlink to elsewhere
 	err := unix.Unlinkat(dir, base, 0)
 	if err == unix.EISDIR {
 		return tree.RemoveAt(context.Background(), dir, base)
@@ -310,8 +309,8 @@ func (u *unpacker) rootEntry(hdr *tar.Header, attrs map[string]string) error {
 	return u.owner(u.dirs.root, ".", hdr, attrs)
 }
 
-// setTimes sets the times of the directories that are there still: later entries may
-// have replaced them, or a link on the way to them.
+// setTimes sets the times of the directories that still exist: later entries may have replaced
+// them, or a link on the way to them.
 func (u *unpacker) setTimes() error {
 	for name, at := range u.times {
 		parent, base := path.Split(name)

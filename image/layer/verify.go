@@ -11,14 +11,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// suspectFor is how long before the last layer was committed a layer is suspect
-// after the power was cut. syncfs(2) had returned before any of them got its
-// name; what is feared is a disk that said so too early.
+// suspectFor is how long before the last layer was committed a layer is suspect after the power
+// was cut. syncfs(2) had returned before any of them got its name; the risk is a disk that
+// reported success too early.
 const suspectFor = 10 * time.Minute
 
-// verifyLatest holds the layers committed last against the metadata that they had
-// then, drops those that differ, and returns the rest. Older ones are believed:
-// reading them all would keep a node from coming up.
+// verifyLatest compares the layers committed last with the metadata that they had then, drops
+// those that differ, and returns the rest. Older ones are trusted: reading them all would keep
+// a node from coming up.
 func (ls *Store) verifyLatest(ctx context.Context, found []*Layer) ([]*Layer, error) {
 	var good []*Layer
 	suspects := latest(ls.commits(found), time.Now())
@@ -33,7 +33,7 @@ func (ls *Store) verifyLatest(ctx context.Context, found []*Layer) ([]*Layer, er
 		files := filepath.Join(ls.path(l.DiffID), "fs")
 		got, err := measure(ctx, files)
 		if err != nil {
-			got, err = measure(ctx, files) // an error that passes is none of the layer's
+			got, err = measure(ctx, files) // an error that may pass is not the layer's
 		}
 		if err != nil && !atomicfile.Damaged(err) {
 			return nil, fmt.Errorf("verify layer %s: %w", l.DiffID, err)
@@ -48,9 +48,9 @@ func (ls *Store) verifyLatest(ctx context.Context, found []*Layer) ([]*Layer, er
 	return good, nil
 }
 
-// commits tells when each layer was committed: rename(2) sets the status change time
-// of what it moves. That is later than when the layer was unpacked, by as long as the
-// rest of its image took.
+// commits returns the time at which each layer was committed: rename(2) sets the status change
+// time of what it moves. That is later than when the layer was unpacked, by as long as the rest
+// of its image took.
 func (ls *Store) commits(found []*Layer) []time.Time {
 	at := make([]time.Time, len(found))
 	for i, l := range found {
@@ -64,9 +64,9 @@ func (ls *Store) commits(found []*Layer) []time.Time {
 	return at
 }
 
-// latest tells which of the times are at most suspectFor before the last one. A clock
-// that was once ahead must not make all later times old: so are those that are at most
-// that long before the last one that is not in the future.
+// latest tells which of the times are at most suspectFor before the last one. A clock that was
+// once ahead must not make all later times old: so the times that are at most that long before
+// the last one that is not in the future count too.
 func latest(at []time.Time, now time.Time) []bool {
 	var last, past time.Time
 	for _, t := range at {

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The names by which a layer says what of the layers below is gone (OCI image
-// spec, layer.md), and the attributes by which overlayfs says it.
+// The names by which a layer marks files of the layers below as gone (OCI image spec,
+// layer.md), and the attributes by which overlayfs marks them.
 const (
 	whiteoutPrefix = ".wh."             // .wh.x: there is no x
 	whiteoutMeta   = ".wh..wh."         // of aufs itself; not files
@@ -19,7 +19,7 @@ const (
 	OverlayOpaque  = "trusted.overlay.opaque"
 )
 
-// isMeta tells whether an entry is what aufs kept for itself in its layers.
+// isMeta tells whether an entry is one of the files that aufs kept for itself in its layers.
 func isMeta(parent, base string) bool {
 	return strings.HasPrefix(base, whiteoutMeta) && base != whiteoutOpaque ||
 		strings.HasPrefix(parent, whiteoutMeta) || strings.Contains(parent, "/"+whiteoutMeta)
@@ -53,8 +53,8 @@ func (u *unpacker) whiteout(dir int, parent, hidden string) error {
 	return u.dirs.keep(parent + hidden)
 }
 
-// hide has the directory base, which is name from the root, hide what the layers
-// below have in it.
+// hide makes the directory base, which is name from the root, hide the contents that it has in
+// the layers below.
 func (d *dirs) hide(dir int, base, name string) error {
 	if err := unix.Lsetxattr(FDPath(dir)+"/"+base, OverlayOpaque, []byte("y"), 0); err != nil {
 		return os.NewSyscallError("setxattr", err)

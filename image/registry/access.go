@@ -14,7 +14,7 @@ import (
 	"go.podman.io/image/v5/pkg/docker/config"
 )
 
-// maxAccesses bounds what is remembered of the pulls by digest. Who is forgotten is
+// maxAccesses bounds the pulls by digest that are remembered. A caller who is forgotten is
 // asked for his credentials again.
 const maxAccesses = 10_000
 
@@ -51,9 +51,9 @@ func (c *Client) Remember(access []byte) { c.accesses.add(access) }
 // Remembers tells whether a registry has allowed the pull with this access key.
 func (c *Client) Remembers(access []byte) bool { return c.accesses.has(access) }
 
-// AccessKey is name and all that decides whether it may be pulled for a caller: what
-// the request has of credentials, what the files have that count for him, and what a
-// credential helper says. nil: that cannot be told, or it is for one pull only.
+// AccessKey returns name and all that decides whether it may be pulled for a caller: the
+// credentials in the request, those in files that apply to him, and the answer of a credential
+// helper. nil: that cannot be told, or it is for one pull only.
 func (c *Client) AccessKey(name reference.Named, as Caller) ([]byte, error) {
 	sys, err := c.system(name, as)
 	if err != nil {
@@ -73,7 +73,7 @@ func (c *Client) AccessKey(name reference.Named, as Caller) ([]byte, error) {
 	var file []byte
 	if sys.AuthFilePath != "" {
 		if file, err = os.ReadFile(sys.AuthFilePath); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return nil, nil // the pull says what is wrong with it
+			return nil, nil // the pull reports what is wrong with it
 		}
 	}
 	found, err := config.GetCredentialsForRef(sys, name)
@@ -85,7 +85,7 @@ func (c *Client) AccessKey(name reference.Named, as Caller) ([]byte, error) {
 	}, []byte{0}), nil
 }
 
-// PullKey tells pulls apart: by what is pulled and by what the caller may do.
+// PullKey distinguishes pulls: by the image that is pulled and by the rights of the caller.
 func (c *Client) PullKey(names []reference.Named, as Caller) (string, error) {
 	secret, err := json.Marshal(as.Auth)
 	if err != nil {

@@ -21,7 +21,7 @@ func CheckFiles(o Settings) []string {
 	return slices.Concat(checkPolicies(o), checkAccess(o))
 }
 
-// CheckHosts tells which hosts.toml cannot be used, and what in the others has no
+// CheckHosts tells which hosts.toml cannot be used, and which settings in the others have no
 // translation.
 func CheckHosts(o Settings) []string {
 	var wrong []string
@@ -38,7 +38,7 @@ func CheckHosts(o Settings) []string {
 	return wrong
 }
 
-// checkPolicies tells which policies cannot be read. Then nothing is allowed.
+// checkPolicies tells which policies cannot be read: they allow nothing.
 func checkPolicies(o Settings) []string {
 	var wrong []string
 	if _, err := policyOf(&types.SystemContext{SignaturePolicyPath: o.PolicyPath}); err != nil {
@@ -70,8 +70,8 @@ func checkAccess(o Settings) []string {
 	return wrong
 }
 
-// checkCredentials reads a containers-auth.json(5) as far as it needs no helper
-// program. One that is not there has no credentials.
+// checkCredentials reads a containers-auth.json(5) as far as it needs no helper program. A file
+// that does not exist has no credentials.
 func checkCredentials(file string) error {
 	data, err := os.ReadFile(file)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -15,11 +15,11 @@ import (
 type Choice struct {
 	blob.Manifest
 	Top    digest.Digest // of what the name stands for: a manifest, or a list of them
-	Proofs []Proof       // what a policy can be asked with later
+	Proofs []Proof       // for asking a policy later
 }
 
-// Choose finds the image of this platform at the first place that gives it. One that the
-// policy does not allow is a *PullError; for what other errors mean, see Failure.
+// Choose finds the image of this platform at the first place that gives it. An image that the
+// policy does not allow is a *PullError; for other errors, see Failure.
 func (r *Source) Choose(ctx context.Context) (Choice, error) {
 	for {
 		src := r.current()
@@ -30,8 +30,8 @@ func (r *Source) Choose(ctx context.Context) (Choice, error) {
 	}
 }
 
-// chooseAt reads the manifest, or follows the list of manifests to that of this
-// platform, and asks the policy whether the image may be used.
+// chooseAt reads the manifest, or the one for this platform if it is a list, and asks the
+// policy whether the image may be used.
 func (r *Source) chooseAt(ctx context.Context, src types.ImageSource) (c Choice, err error) {
 	var instance *digest.Digest
 	for range blob.MaxNesting {

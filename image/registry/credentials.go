@@ -11,10 +11,10 @@ import (
 	"go.podman.io/image/v5/docker/reference"
 )
 
-// takeCredentials takes what CRI-O's credential provider, a plugin of the kubelet,
-// has left for this one pull: <namespace>-<SHA-256 of the image's name>.json, beside
-// the files of namespaces and before them. It is gone when the pull is; the
-// provider writes it anew for each.
+// takeCredentials takes the credentials that CRI-O's credential provider, a plugin of the
+// kubelet, has left for this one pull: <namespace>-<SHA-256 of the image's name>.json, beside
+// the files of namespaces, over which it has precedence. The file is removed with the pull; the
+// provider writes a new one for each.
 func (c *Client) takeCredentials(r *Source, name reference.Named, namespace string) error {
 	path, err := c.providedCredentials(name, namespace)
 	if err != nil || path == "" {
@@ -38,7 +38,7 @@ func (c *Client) takeCredentials(r *Source, name reference.Named, namespace stri
 	return os.WriteFile(r.sys.AuthFilePath, data, 0o600)
 }
 
-// providedCredentials is where that file would be; "" = nowhere.
+// providedCredentials returns the path of that file; "" = there can be none.
 func (c *Client) providedCredentials(name reference.Named, namespace string) (string, error) {
 	dir := c.now().AuthDir
 	if dir == "" || namespace == "" {
@@ -50,7 +50,7 @@ func (c *Client) providedCredentials(name reference.Named, namespace string) (st
 	return filepath.Join(dir, fmt.Sprintf("%s-%x.json", namespace, sha256.Sum256([]byte(name.Name())))), nil
 }
 
-// makeFiles returns r's own directory for what the library must read from files.
+// makeFiles returns r's own directory for files that the library must read.
 func (r *Source) makeFiles(staging string) (dir string, err error) {
 	if r.files == "" {
 		r.files, err = os.MkdirTemp(staging, "pull-*")
@@ -58,10 +58,10 @@ func (r *Source) makeFiles(staging string) (dir string, err error) {
 	return r.files, err
 }
 
-// forgetFiles removes it.
+// forgetFiles removes the directory of makeFiles.
 func (r *Source) forgetFiles() {
 	if r.files != "" {
-		os.RemoveAll(r.files) // what is left of it, Open removes
+		os.RemoveAll(r.files) // Open removes leftovers
 		r.files = ""
 	}
 }

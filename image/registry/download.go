@@ -9,16 +9,16 @@ import (
 	"github.com/crisp-cri/crisp/image/blob"
 )
 
-// Bounds of how often a download is taken up again: as long as minProgress bytes came
-// since the last time, else maxResumes times.
+// Bounds of how often a download is resumed: as long as minProgress bytes came since the last
+// time, else maxResumes times.
 const (
 	minProgress = 1 << 20
 	maxResumes  = 3
 )
 
-// A download is a blob on its way. It gives up a connection on which no byte comes for
-// too long; the time between reads does not count: then it is the disk that is slow.
-// What breaks off goes on where it was, if the registry can do that.
+// A download is a blob on its way. It gives up a connection on which no byte comes for too
+// long; the time between reads does not count: then the disk is slow. A download that breaks
+// off is resumed where it was, if the registry can do that.
 type download struct {
 	r    *Source
 	blob blob.Blob
@@ -31,7 +31,7 @@ type download struct {
 
 	offset int64 // bytes that came
 	begun  int64 // offset at which body begins
-	broken error // that ended body
+	broken error // the error that ended body
 	tries  int   // since there was progress
 }
 

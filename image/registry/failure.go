@@ -36,9 +36,9 @@ func (e *PullError) Error() string { return e.Reason + ": " + e.Err.Error() }
 // Unwrap returns the cause.
 func (e *PullError) Unwrap() error { return e.Err }
 
-// Failure says of err, with which the pull of name ended, what a caller can do about it:
-// fault.NotFound, Invalid, Unavailable, or a *PullError, which stays the outermost, because
-// its text must come first. Of secrets in the text and of its length it takes care.
+// Failure gives err, with which the pull of name ended, the kind that tells a caller what to do
+// about it: fault.NotFound, Invalid, Unavailable, or a *PullError, which stays the outermost,
+// because its text must come first. It removes secrets from the text and bounds its length.
 func Failure(ctx context.Context, name string, err error) error {
 	if err == nil {
 		return nil
@@ -88,9 +88,8 @@ func statusOf(err error) int {
 	return statusField(err)
 }
 
-// statusField returns the field StatusCode of the first error in the tree that
-// has one, or 0: an answer without JSON is of a type that the library does not
-// export.
+// statusField returns the field StatusCode of the first error in the tree that has one, or 0:
+// the error for an answer without JSON is of a type that the library does not export.
 func statusField(err error) int {
 	if v := reflect.Indirect(reflect.ValueOf(err)); v.Kind() == reflect.Struct {
 		if code := v.FieldByName("StatusCode"); code.IsValid() && code.CanInt() {
@@ -120,12 +119,12 @@ func isNetwork(err error) bool {
 	return ok || errors.Is(err, io.EOF)
 }
 
-// maxTold bounds what is told of an error, in bytes. It becomes an event, and a registry
-// can say what it likes, as long as it likes.
+// maxTold bounds the text of an error, in bytes. It becomes an event, and a registry can send
+// any text of any length.
 const maxTold = 1024
 
-// queries finds the queries of URLs: where a registry has its blobs elsewhere, the
-// signature in it opens them to everybody.
+// queries finds the queries of URLs: where a registry stores its blobs elsewhere, the signature
+// in the query gives everybody access to them.
 var queries = regexp.MustCompile(`(https?://[^\s"?]*)\?[^\s"]*`)
 
 // A toldError is an error with a text that can be shown to everybody.
@@ -140,7 +139,7 @@ func (e *toldError) Error() string { return e.text }
 // Unwrap returns the error as it is.
 func (e *toldError) Unwrap() error { return e.err }
 
-// told shortens the text of err, and takes out of it what is secret.
+// told shortens the text of err, and removes secrets from it.
 func told(err error) error {
 	text := queries.ReplaceAllString(err.Error(), "$1")
 	if len(text) > maxTold {
@@ -149,9 +148,9 @@ func told(err error) error {
 	return &toldError{text, err}
 }
 
-// Interrupted tells whether what a pull had got before err is likely to be of use: if
-// it was the network, the registry or the caller that ended it. A full disk needs the
-// space, and an image that is bad stays so.
+// Interrupted tells whether the layers that a pull had got before err are likely to be of use:
+// if the network, the registry or the caller ended it. A full disk needs the space, and an
+// image that is bad stays so.
 func Interrupted(err error) bool {
 	code := statusOf(err)
 	return isAway(err) || code == http.StatusTooManyRequests || code >= http.StatusInternalServerError ||

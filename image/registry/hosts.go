@@ -18,22 +18,22 @@ import (
 	"go.podman.io/image/v5/types"
 )
 
-// A hostsFile is what containerd's hosts.toml says of a registry, as
-// registries.conf(5) would.
+// A hostsFile is the content of containerd's hosts.toml for a registry, in the terms of
+// registries.conf(5).
 type hostsFile struct {
 	conf     sysregistriesv2.Registry // without its prefix
 	certs    map[string]hostCerts     // by host:port
-	problems []string                 // what has no translation, by key
+	problems []string                 // settings without a translation, by key
 }
 
-// hostCerts are the files that make up TLS with one host.
+// hostCerts are the files for TLS with one host.
 type hostCerts struct {
 	ca     []string
 	client [][2]string // certificate and key, which may be one file
 }
 
-// A hostTable is a table of hosts.toml: the top one, which is about the registry
-// itself, or a [host."URL"]. What is not here is found by toml.MetaData.Undecoded.
+// A hostTable is a table of hosts.toml: the top one, which is about the registry itself, or a
+// [host."URL"]. toml.MetaData.Undecoded finds the keys that are not here.
 type hostTable struct {
 	Capabilities []string       `toml:"capabilities"`
 	CA           any            `toml:"ca"`
@@ -44,8 +44,8 @@ type hostTable struct {
 	DialTimeout  string         `toml:"dial_timeout"`
 }
 
-// findHosts returns the directory for a registry: as containerd does, that of its
-// host and port, or _default.
+// findHosts returns the directory for a registry: as in containerd, the one for its host and
+// port, or _default.
 func findHosts(dirs []string, domain string) string {
 	names := []string{domain}
 	if host, port, err := net.SplitHostPort(domain); err == nil {
@@ -62,8 +62,8 @@ func findHosts(dirs []string, domain string) string {
 	return ""
 }
 
-// translateHosts reads the hosts.toml for a registry, if there is one: nil if not. They
-// are read for each pull.
+// translateHosts reads the hosts.toml for a registry; it returns nil if there is none. They are
+// read for each pull.
 func (c *Client) translateHosts(domain string) (*hostsFile, error) {
 	dir := findHosts(c.now().HostsDirs, domain)
 	if dir == "" {
@@ -104,7 +104,7 @@ func readHosts(path, domain string) (*hostsFile, error) {
 		h.problem(key.String(), "it is not known")
 	}
 	dir := filepath.Dir(path)
-	// The tables are asked in the order in which they stand.
+	// The hosts are asked in the order of their tables.
 	seen := map[string]bool{}
 	for _, key := range meta.Keys() {
 		if len(key) < 2 || key[0] != "host" || seen[key[1]] {
@@ -132,8 +132,8 @@ func (h *hostsFile) problem(key, format string, args ...any) {
 	h.problems = append(h.problems, key+": "+fmt.Sprintf(format, args...))
 }
 
-// endpoint translates one table. A mirror that cannot be asked as its table wants
-// is not asked at all; the registry itself (own) is, in its usual way.
+// endpoint translates one table. A mirror that cannot be asked as its table wants is not asked
+// at all; the registry itself (own) is asked in the usual way.
 func (h *hostsFile) endpoint(domain, key, address string, t hostTable, dir string, own bool) (e sysregistriesv2.Endpoint, ok bool) {
 	at := func(name string) string {
 		if own {
@@ -150,7 +150,7 @@ func (h *hostsFile) endpoint(domain, key, address string, t hostTable, dir strin
 		h.problem(key, "%v", err)
 	}
 	if isHub(location) && isHub(domain) {
-		location = domain // the library has a name of its own for where that is
+		location = domain // the library has its own name for where that is
 	}
 	certs, err := certsOf(t, dir)
 	if err != nil {
@@ -169,7 +169,7 @@ func (h *hostsFile) endpoint(domain, key, address string, t hostTable, dir strin
 		h.problem(at("capabilities"), "a host that resolves must also pull; it is not asked")
 		failed = true
 	case !own && !pull:
-		return e, false // for pushes: none of ours
+		return e, false // for pushes: not used
 	case !own && !resolve:
 		e.PullFromMirror = sysregistriesv2.MirrorByDigestOnly
 	}
@@ -184,9 +184,9 @@ func (h *hostsFile) endpoint(domain, key, address string, t hostTable, dir strin
 	return e, true
 }
 
-// locationOf is the address of a host as registries.conf(5) has it. There the API
-// is always below /v2 of the host, and what follows is part of the names. plain is
-// for one without TLS.
+// locationOf returns the address of a host in the form of registries.conf(5). There the API is
+// always below /v2 of the host, and what follows is part of the names. plain is for a host
+// without TLS.
 func locationOf(address string, override bool) (location string, plain bool, err error) {
 	if !strings.Contains(address, "://") {
 		address = "https://" + address
@@ -261,9 +261,9 @@ func certsOf(t hostTable, dir string) (c hostCerts, err error) {
 	return c, nil
 }
 
-// certFiles finds the files of a registry's TLS in a directory without a hosts.toml,
-// by the names that Docker has for them, as containerd does: authorities are *.crt,
-// certificates *.cert, and their keys *.key, or in the same file.
+// certFiles finds the files of a registry's TLS in a directory without a hosts.toml, by
+// Docker's names for them, as containerd does: authorities are *.crt, certificates *.cert, and
+// their keys *.key, or in the same file.
 func certFiles(dir string) (c hostCerts, err error) {
 	files, err := os.ReadDir(dir)
 	if err != nil {
@@ -286,12 +286,12 @@ func certFiles(dir string) (c hostCerts, err error) {
 	return c, nil
 }
 
-// usualCerts are where the library looks for the files of a host's TLS, if it is
-// not told of a directory.
+// usualCerts are the directories in which the library looks for the TLS files of a host, unless
+// it is given one.
 var usualCerts = []string{"/etc/containers/certs.d", "/etc/docker/certs.d"}
 
-// configure makes sys use conf for what lies below its prefix. The library takes it from
-// files only: they are put into dir.
+// configure makes sys use conf for names below its prefix. The library takes it from files
+// only: they are put into dir.
 func configure(sys *types.SystemContext, dir string, conf sysregistriesv2.Registry, certs map[string]hostCerts) error {
 	helpers, err := sysregistriesv2.CredentialHelpers(sys)
 	if err != nil {
@@ -317,8 +317,8 @@ func configure(sys *types.SystemContext, dir string, conf sysregistriesv2.Regist
 	return linkCerts(filepath.Join(sys.DockerPerHostCertDirPath, host), host, certs[host])
 }
 
-// linkCerts makes the directory of a host's files as the library wants it: links,
-// to c or to where the host's files usually are.
+// linkCerts makes the directory of a host's files as the library expects it: links, to c or to
+// the host's usual files.
 func linkCerts(dir, host string, c hostCerts) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
@@ -367,7 +367,7 @@ func hostsFiles(dirs []string) []string {
 	return all
 }
 
-// reportHosts says what of the hosts.toml files counts for nothing.
+// reportHosts logs the settings in hosts.toml files that have no effect.
 func (c *Client) reportHosts(dirs []string) {
 	for _, file := range hostsFiles(dirs) {
 		h, err := readHosts(file, filepath.Base(filepath.Dir(file)))

@@ -10,11 +10,11 @@ import (
 	"go.podman.io/image/v5/types"
 )
 
-// Names returns what ref may stand for, in order: with a registry, and with a
-// tag ("latest" if none is given) or a digest; a reference with both means the
-// digest. Only a name without a registry can stand for several: for each registry
-// that registries.conf says to search, or for docker.io. Where short-name-mode is
-// enforcing a name that could stand for several stands for none.
+// Names returns the full names that ref may stand for, in order: with a registry, and with a
+// tag ("latest" if none is given) or a digest; a reference with both means the digest. Only a
+// name without a registry can stand for several: for each registry that registries.conf says to
+// search, or for docker.io. Where short-name-mode is enforcing, a name that could stand for
+// several stands for none.
 func (c *Client) Names(ref string) ([]reference.Named, error) {
 	name, err := reference.ParseDockerRef(ref)
 	if err != nil {
@@ -38,7 +38,7 @@ func (c *Client) Names(ref string) ([]reference.Named, error) {
 	}
 	registries, err := sysregistriesv2.UnqualifiedSearchRegistries(sys)
 	if err != nil || len(registries) == 0 {
-		return []reference.Named{name}, nil // what is wrong with the file, a pull will tell
+		return []reference.Named{name}, nil // the pull reports what is wrong with the file
 	}
 	mode, err := sysregistriesv2.GetShortNameMode(sys)
 	if err != nil {
@@ -81,9 +81,9 @@ func DigestOf(name reference.Named) (digest.Digest, bool) {
 	return "", false
 }
 
-// ForCandidate is the caller when a short name is taken for name. The kubelet chooses
-// credentials as if a name without a registry were one of docker.io: then they are for
-// nobody else, unless they say so.
+// ForCandidate returns the caller to use when a short name is taken for name. The kubelet
+// chooses credentials as if a name without a registry were one of docker.io: such credentials
+// are for no other registry, unless they say so.
 func (c Caller) ForCandidate(ref string, name reference.Named) Caller {
 	if c.Auth != nil && c.Auth.ServerAddress == "" && isShort(ref) && !isHub(reference.Domain(name)) {
 		c.Auth = nil

@@ -24,8 +24,8 @@ import (
 
 // A place is where an image may be: a mirror, or the registry itself.
 //
-// The library would ask all places of registries.conf in one call. Each is asked by
-// itself, so that one that does not answer has no share in the time of the others.
+// The library would ask all places of registries.conf in one call. Here each is asked
+// separately, so that one that does not answer takes no time from the others.
 type place struct {
 	location string // "" = as the library finds it by the image's name
 	own      bool   // the registry itself
@@ -33,9 +33,9 @@ type place struct {
 	ref      types.ImageReference
 }
 
-// findPlaces returns the places that may have the image, in the order in which they are
-// to be asked: as registries.conf, or else a hosts.toml, has them. Mirrors that kept us
-// waiting just now come last.
+// findPlaces returns the places that may have the image, in the order in which they are to be
+// asked: that of registries.conf, or else of a hosts.toml. Mirrors that did not answer in time
+// lately come last.
 func (c *Client) findPlaces(r *Source, name reference.Named) ([]place, error) {
 	ref, err := docker.NewReference(name)
 	if err != nil {
@@ -96,8 +96,8 @@ func (c *Client) findPlaces(r *Source, name reference.Named) ([]place, error) {
 	return places, nil
 }
 
-// readdress has what the request gave for a registry sent to host, which is the same
-// registry. The library takes what it is given without a host for the name's own only.
+// readdress makes the credentials of the request go to host, which is the same registry. The
+// library uses credentials without a host for the host in the name only.
 func readdress(sys *types.SystemContext, dir, host string) error {
 	auth := sys.DockerAuthConfig
 	if auth == nil {
@@ -119,14 +119,13 @@ func readdress(sys *types.SystemContext, dir, host string) error {
 	return os.WriteFile(sys.AuthFilePath, data, 0o600)
 }
 
-// next asks the places that come after src, one after the other, until one has the
-// image. The error, if none has, is the registry's own, if it was asked; it tells of
-// the others too.
+// next asks the places that come after src, one after the other, until one has the image. If
+// none has, the error is the registry's own, if it was asked; it mentions the others too.
 func (r *Source) next(ctx context.Context, src types.ImageSource) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.src != src {
-		return nil // somebody else was here
+		return nil // another caller was here first
 	}
 	var own error
 	var failed []error
@@ -151,7 +150,7 @@ func (r *Source) next(ctx context.Context, src types.ImageSource) error {
 	return sumUp(own, failed)
 }
 
-// ask asks one place for the image. The last that there is gets a second chance.
+// ask asks one place for the image. The last one left gets a second chance.
 func (r *Source) ask(ctx context.Context, p place, last bool) (src types.ImageSource, err error) {
 	for again := last; ; again = false {
 		err = r.bounded(ctx, func(ctx context.Context) (err error) {
@@ -168,7 +167,7 @@ func (r *Source) ask(ctx context.Context, p place, last bool) (src types.ImageSo
 	}
 }
 
-// A mirrorError is why a mirror has not given the image.
+// A mirrorError tells why a mirror has not given the image.
 type mirrorError struct {
 	location string
 	err      error
@@ -180,9 +179,8 @@ func (e *mirrorError) Error() string { return fmt.Sprintf("[%s: %v]", e.location
 // errNowhere is the error of a pull for which no place is left.
 var errNowhere = errors.New("there is no other place to ask")
 
-// sumUp makes one error of those of all places. On a node that reaches only its
-// mirrors, an image that none of them has is not there, whatever the registry says: it
-// never will answer.
+// sumUp makes one error of those of all places. On a node that reaches only its mirrors, an
+// image that none of them has does not exist, whatever the registry says: it will never answer.
 func sumUp(own error, mirrors []error) error {
 	if own == nil {
 		return errors.Join(append(mirrors, errNowhere)...)
@@ -205,7 +203,7 @@ func sumUp(own error, mirrors []error) error {
 	return fmt.Errorf("%w (%s)", own, text)
 }
 
-// isAway tells an error of a registry that cannot be reached from an answer.
+// isAway tells whether err means that a registry cannot be reached, as opposed to an answer.
 func isAway(err error) bool {
 	p, ok := errors.AsType[*PullError](err)
 	return ok && p.Reason == RegistryUnavailable || statusOf(err) == 0 && isNetwork(err)
@@ -234,7 +232,7 @@ func (q *quiet) note(p place, was bool) {
 	}
 }
 
-// rank is by what a place is put in order: 0, or 1 if it is to come last.
+// rank is the sort key of a place: 0, or 1 if it is to come last.
 func (q *quiet) rank(p place) int {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -20,11 +20,10 @@ import (
 	"go.podman.io/storage/pkg/configfile"
 )
 
-// allow asks policy.json(5) whether img may be used. Of an image for several
-// platforms it is the manifest of ours whose signature counts, as for everybody
-// who uses the library.
+// allow asks policy.json(5) whether img may be used. Of an image for several platforms, the
+// signature of our platform's manifest counts, as in every program that uses the library.
 //
-// What the policy does not accept is a PullError; that a signature could not be
+// An image that the policy does not accept is a PullError; a signature that could not be
 // fetched is not: it says nothing about the image.
 func allow(ctx context.Context, sys *types.SystemContext, img types.UnparsedImage) error {
 	policy, err := policyOf(sys)
@@ -48,8 +47,8 @@ func allow(ctx context.Context, sys *types.SystemContext, img types.UnparsedImag
 	return &PullError{SignatureValidationFailed, err}
 }
 
-// policyOf reads the policy. On a node without one every image is accepted, as a
-// runtime without signatures would: a policy is somebody's decision.
+// policyOf reads the policy. On a node without one every image is accepted, as a runtime
+// without signatures would: having a policy is a deliberate choice.
 func policyOf(sys *types.SystemContext) (*signature.Policy, error) {
 	policy, err := signature.DefaultPolicy(sys)
 	if sys.SignaturePolicyPath == "" && errors.Is(err, configfile.ErrConfigFileNotFound) {
@@ -58,9 +57,9 @@ func policyOf(sys *types.SystemContext) (*signature.Policy, error) {
 	return policy, err
 }
 
-// ofNamespace returns the file of namespace in dir, or "" if it has none there.
-// The error is for a file that may be there and cannot be looked at: then nobody
-// may act as if there were none.
+// ofNamespace returns the file of namespace in dir, or "" if it has none there. It fails if the
+// file may exist but cannot be looked at: then the namespace must not be treated as if it had
+// none.
 func ofNamespace(dir, namespace string) (string, error) {
 	if dir == "" || namespace == "" {
 		return "", nil
@@ -77,8 +76,8 @@ func ofNamespace(dir, namespace string) (string, error) {
 	return path, nil
 }
 
-// isFileName refuses a namespace that would lead out of a directory or that, with
-// what is added to it, is longer than a file's name may be (NAME_MAX, 255 bytes).
+// isFileName refuses a namespace that would lead out of a directory or that, with the suffix
+// added to it, is longer than a file's name may be (NAME_MAX, 255 bytes).
 func isFileName(namespace string) error {
 	if namespace != filepath.Base(namespace) || namespace == "." || namespace == ".." || len(namespace) > 180 {
 		return fault.Invalid.Errorf("namespace %.200q is no file name", namespace)
@@ -86,20 +85,20 @@ func isFileName(namespace string) error {
 	return nil
 }
 
-// A Proof is a manifest that led to an image, and the signatures that there were
-// of it: what a policy is asked with when the image is there already. None of it
-// is believed because it is in the record; a policy verifies it each time.
+// A Proof is a manifest that led to an image, and the signatures that there were of it: the
+// input for a policy when the image is there already. It is not trusted because it is in the
+// record; a policy verifies it each time.
 type Proof struct {
 	Manifest   []byte
 	Signatures [][]byte // as the library's directories keep them
 }
 
-// Digest is that of the manifest.
+// Digest returns the digest of the manifest.
 func (p Proof) Digest() digest.Digest { return digest.FromBytes(p.Manifest) }
 
-// prove takes along the signatures of img. There may be none, and that they
-// cannot be had is no failure: the policy of this pull did not ask for them. An
-// image without them is then not for a namespace whose policy does.
+// prove fetches the signatures of img. There may be none, and a failure to get them is no
+// error: the policy of this pull did not ask for them. An image without them is then refused to
+// a namespace whose policy does.
 func (r *Source) prove(ctx context.Context, img *image.UnparsedImage) []Proof {
 	var p Proof
 	err := r.bounded(ctx, func(ctx context.Context) error {
@@ -108,7 +107,7 @@ func (r *Source) prove(ctx context.Context, img *image.UnparsedImage) []Proof {
 			return err
 		}
 		for _, sig := range sigs {
-			// The type is internal to the library, what it is made of is not.
+			// The type is internal to the library, its parts are not.
 			if blob := signatureBlob(sig); blob != nil {
 				p.Signatures = append(p.Signatures, blob)
 			}
@@ -150,10 +149,10 @@ func signatureBlob(sig any) []byte {
 	return nil
 }
 
-// AllowPresent asks the policy of namespace about an image that is there already, under
-// each of names until one is allowed; without names, as an image with this id that none
-// but the default can be meant for. proofs are what came with it. No network is used. What
-// no name is allowed for is a *PullError, of the first.
+// AllowPresent asks the policy of namespace about an image that is there already, under each of
+// names until one is allowed; without names, as an image with this id, to which only the
+// default of the policy can apply. proofs are those that came with it. No network is used. If
+// no name is allowed, the error is the *PullError of the first.
 func (c *Client) AllowPresent(ctx context.Context, namespace string, names []string, id string, proofs []Proof) error {
 	sys, err := c.system(nil, Caller{Namespace: namespace})
 	if err != nil {
@@ -209,8 +208,8 @@ func (c *Client) allowName(ctx context.Context, sys *types.SystemContext, name r
 	return err
 }
 
-// allowProof lays p out as the library's directory transport has it, the only one
-// that reads signatures of each format from files.
+// allowProof lays p out as the library's directory transport expects it, the only one that
+// reads signatures of each format from files.
 func (c *Client) allowProof(ctx context.Context, sys *types.SystemContext, name types.ImageReference, p Proof, dir string) error {
 	d := p.Digest()
 	files := map[string][]byte{".manifest.json": p.Manifest}

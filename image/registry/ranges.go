@@ -10,12 +10,12 @@ import (
 	"go.podman.io/image/v5/types"
 )
 
-// toEnd is a length that means all that follows.
+// toEnd is the length for everything that follows.
 const toEnd = math.MaxUint64
 
-// openRange opens a part of a blob, in bytes. A registry that does not know of ranges
-// has what is before it read and thrown away. Cancel ctx before the part is closed, or
-// closing reads the rest.
+// openRange opens a part of a blob, in bytes. If a registry does not support ranges, the bytes
+// before the part are read and thrown away. Cancel ctx before the part is closed, or closing
+// reads the rest.
 //
 // The library has a method for this (GetBlobAt of its source of docker images) whose
 // parameter is of a type that only the library can name: struct{Offset, Length uint64}.

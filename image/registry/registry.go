@@ -1,15 +1,15 @@
-// Package registry finds images in registries and fetches what they consist of.
+// Package registry finds images in registries and fetches their blobs.
 //
-// containers/image does transport, authentication, registries.conf(5) and policy.json(5).
-// What is added: containerd's hosts.toml, credentials and policies of a namespace, and
-// patience. A name stands for one or more full names (Names), each of them for places, the
-// mirrors and the registry itself, which are asked one after the other (Dial). The first
-// that answers is the Source; what it does not give later on the next one does. A place
-// that says nothing is given up and asked last for a while; a download that breaks off
-// goes on where it was; a registry that wants us to wait is obeyed, within limits.
+// containers/image does transport, authentication, registries.conf(5) and policy.json(5). This
+// package adds containerd's hosts.toml, credentials and policies of a namespace, and patience.
+// A name stands for one or more full names (Names), each of them for places, the mirrors and
+// the registry itself, which are asked one after the other (Dial). The first that answers is
+// the Source; what it does not give later on, the next one does. A place that does not answer
+// is given up and asked last for a while; a download that breaks off is resumed where it was; a
+// registry that asks us to wait is obeyed, within limits.
 //
-// It says what a failed pull means to who asked for it (Failure), and knows nothing of
-// what becomes of the blobs.
+// The package tells the caller what a failed pull means (Failure), and knows nothing of what
+// happens to the blobs.
 package registry
 
 import (
@@ -18,12 +18,12 @@ import (
 	"time"
 )
 
-// Settings say how registries are found and asked, and what is believed of them.
-// The files and directories that they name are read anew for each pull.
+// Settings say how registries are found and asked, and which images are trusted. The files and
+// directories that they name are read anew for each pull.
 type Settings struct {
 	RegistriesConf    string   // registries.conf(5); "" means $CONTAINERS_REGISTRIES_CONF, then /etc/containers
 	RegistriesConfDir string   // "" means the library's default directories
-	HostsDirs         []string // directories of containerd's hosts.toml, for registries that registries.conf says nothing of
+	HostsDirs         []string // directories of containerd's hosts.toml, for registries that registries.conf does not mention
 	RegistriesDir     string   // containers-registries.d(5): where signatures are; "" means the library's default directories
 
 	PolicyPath string // policy.json(5); "" means $CONTAINERS_POLICY_JSON, then /etc/containers; if there is none, every image is accepted
@@ -31,10 +31,10 @@ type Settings struct {
 	AuthFile   string // containers-auth.json(5); "" means $REGISTRY_AUTH_FILE, then /etc/containers/auth.json, then the library's places
 	AuthDir    string // <namespace>.json in it has that namespace's credentials, instead of the node's; "" means none has its own
 
-	ProgressTimeout time.Duration // a pull that waits so long for a byte is given up; 0 means never
+	ProgressTimeout time.Duration // a pull that waits this long for a byte is given up; 0 means never
 }
 
-// A Caller is for whom an image is pulled. The zero value is the node itself.
+// A Caller is the one for whom an image is pulled. The zero value is the node itself.
 type Caller struct {
 	Namespace string // of Kubernetes: it may have a policy and credentials of its own
 	Auth      *Auth  // nil means none
@@ -56,19 +56,18 @@ type Client struct {
 	log      *slog.Logger
 	settings atomic.Pointer[Settings]
 	quiet    quiet
-	accesses accesses // who has pulled what is pulled by digest
+	accesses accesses // pulls by digest that a registry has allowed
 }
 
-// New returns a client that keeps files for the time of a pull below the directory
-// staging.
+// New returns a client that keeps the files of a running pull below the directory staging.
 func New(staging string, log *slog.Logger, o Settings) *Client {
 	c := &Client{staging: staging, log: log}
 	c.settings.Store(&o)
 	return c
 }
 
-// Reconfigure changes the settings, and logs what of the files that they name counts for
-// nothing. Pulls under way go on with the old ones.
+// Reconfigure changes the settings, and logs which entries of the files that they name have no
+// effect. Pulls under way go on with the old ones.
 func (c *Client) Reconfigure(o Settings) {
 	c.settings.Store(&o)
 	c.reportHosts(o.HostsDirs)

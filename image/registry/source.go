@@ -23,9 +23,9 @@ import (
 // nodeAuthFile is where a node's administrator puts its credentials.
 const nodeAuthFile = "/etc/containers/auth.json"
 
-// A Source is the origin of one image that is pulled. It comes from the first place
-// that answers, a mirror or the registry itself; what that one does not give later on,
-// for instance a layer, the next does.
+// A Source is the origin of one image that is pulled. It is the first place that answers, a
+// mirror or the registry itself; what that place does not give later on, for instance a layer,
+// the next one does.
 type Source struct {
 	name  string               // the repository, with the registry, that was asked for
 	sys   *types.SystemContext // for the registry itself
@@ -36,11 +36,11 @@ type Source struct {
 
 	mu     sync.Mutex          // held while the next place is asked
 	src    types.ImageSource   // of the place in use; guarded by mu
-	used   []types.ImageSource // guarded by mu; readers may still be at them
+	used   []types.ImageSource // guarded by mu; readers may still use them
 	places []place             // that come after it; guarded by mu
 }
 
-// Close ends connections, and removes what was kept in files for the source.
+// Close ends connections, and removes the files that were kept for the source.
 func (r *Source) Close() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -57,9 +57,9 @@ func (r *Source) current() types.ImageSource {
 	return r.src
 }
 
-// Dial finds the image that name stands for, for the caller as, and asks the places that
-// may have it until one answers. Close the source when the image is there. For what an
-// error means, see Failure.
+// Dial finds the image that name stands for, for the caller as, and asks the places that may
+// have it until one answers. Close the source when the image is there. For its errors, see
+// Failure.
 func (c *Client) Dial(ctx context.Context, name reference.Named, as Caller) (_ *Source, err error) {
 	r := &Source{name: name.Name(), limit: c.now().ProgressTimeout, quiet: &c.quiet, log: c.log}
 	if r.sys, err = c.system(name, as); err != nil {
@@ -82,7 +82,7 @@ func (c *Client) Dial(ctx context.Context, name reference.Named, as Caller) (_ *
 	return r, nil
 }
 
-// explainDial says more of why no place has given the image.
+// explainDial adds to the reason why no place has given the image.
 func (r *Source) explainDial(err error) error {
 	if fault.KindOf(err) != fault.Internal {
 		return err
@@ -91,14 +91,14 @@ func (r *Source) explainDial(err error) error {
 		return cerr
 	}
 	if _, ok := errors.AsType[*json.SyntaxError](err); ok {
-		// Of a host that the registry has named: what it says is not for everybody.
+		// From a host that the registry has named: its answer must not be shown to everybody.
 		return &PullError{RegistryUnavailable, errors.New("what was sent for a token is no JSON")}
 	}
 	return err
 }
 
-// badCredentials blames the file that credentials are taken from, if it cannot be
-// read: the library's own error need not name it.
+// badCredentials blames the credentials file, if it cannot be read: the library's own error may
+// not name it.
 func badCredentials(sys *types.SystemContext) error {
 	if sys.DockerAuthConfig != nil || sys.DockerBearerRegistryToken != "" || sys.AuthFilePath == "" {
 		return nil
@@ -151,9 +151,8 @@ func (r *Source) Has(ctx context.Context, b blob.Blob) error {
 // Repository implements blob.Origin.
 func (r *Source) Repository() string { return r.name }
 
-// system is what the library needs to know to find and open name. Credentials are
-// those of the request, else those in the namespace's file, else those of the
-// node.
+// system returns the settings with which the library finds and opens name. The credentials are
+// those of the request, else those in the namespace's file, else those of the node.
 func (c *Client) system(name reference.Named, as Caller) (*types.SystemContext, error) {
 	o := c.now()
 	sys := &types.SystemContext{

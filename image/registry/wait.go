@@ -22,8 +22,8 @@ const answerTimeout = 40 * time.Second
 // (60 s) before it asks again.
 const longestRest = 61 * time.Second
 
-// errNoAnswer is the error of a place that takes requests, or does not even that, and
-// says nothing.
+// errNoAnswer is the error of a place that accepts requests, or not even that, and does not
+// answer.
 var errNoAnswer = errors.New("no answer")
 
 // bounded runs one exchange with the registry.
@@ -45,13 +45,14 @@ func (r *Source) bounded(ctx context.Context, exchange func(context.Context) err
 
 // A watch cancels an exchange that takes too long.
 //
-// A registry that limits requests does answer, with 429 and a Retry-After, which the
-// library obeys without a word. So after the time is up, an exchange whose last request
-// was answered is given time until the library sends another. That it does is the sign.
+// A registry that limits requests does answer, with 429 and a Retry-After, which the library
+// obeys without reporting it. So after the time is up, an exchange whose last request was
+// answered gets more time until the library sends another: a new request is the sign that it
+// was waiting.
 type watch struct {
 	limit  time.Duration
 	cancel context.CancelCauseFunc
-	why    error // what it is cancelled with
+	why    error // the cause of the cancellation
 
 	mu       sync.Mutex
 	timer    *time.Timer
@@ -111,7 +112,7 @@ func (w *watch) stop() {
 	w.timer.Stop()
 }
 
-// isPassing tells an error that a second attempt a moment later may not meet: of a
+// isPassing tells whether err may be gone in a second attempt a moment later: that of a
 // registry that is overloaded, or that is being restarted.
 func isPassing(err error) bool {
 	if statusOf(err) >= http.StatusInternalServerError {
