@@ -7,9 +7,9 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// An Attachment is a view on a container's stdio from now on. Its files are the
-// caller's: the outputs end when the container does, or when they are read too
-// slowly (wire.AttachRequest says what that is); closing all of them detaches.
+// An Attachment is a view on a container's stdio from now on. Its files are the caller's: the
+// outputs end when the container does, or when they are read too slowly (see
+// wire.AttachRequest); closing all of them detaches.
 type Attachment struct {
 	Stdin, Stdout, Stderr *os.File // Stdin nil unless asked for and there; Stderr nil with a terminal
 }

@@ -51,8 +51,8 @@ func executorCgroup(state string) string {
 	return "/crisp-executor-" + hex.EncodeToString(sum[:6])
 }
 
-// removeExecutorCgroup removes that of an executor that has ended. If it is a scope,
-// systemd does, in a moment.
+// removeExecutorCgroup removes the cgroup of an executor that has ended. If it is a scope,
+// systemd removes it in a moment.
 func removeExecutorCgroup(state string) error {
 	name := executorCgroup(state)
 	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Second)
@@ -79,7 +79,7 @@ func anyExists(dirs map[string]string) bool {
 	return false
 }
 
-// checkCgroup refuses a parent that is not of the driver's kind.
+// checkCgroup refuses a parent of the other driver's kind.
 func checkCgroup(parent string, viaSystemd bool) error {
 	switch {
 	case parent == "":
@@ -133,8 +133,8 @@ func isSlice(name string) bool {
 // leaves it there after the last.
 const sliceBase = "crisp.slice"
 
-// removeSliceBase stops it if nothing is in it. Stopping a slice stops all that is
-// in it, so this looks first.
+// removeSliceBase stops crisp.slice if it is empty. Stopping a slice stops everything in it, so
+// this looks first.
 func removeSliceBase() error {
 	dirs, err := cgroupDirs(sliceBase)
 	if err != nil {
@@ -349,7 +349,7 @@ func killCgroup(dir string) {
 		if err != nil {
 			continue
 		}
-		if slices.Contains(cgroupProcs(dir), pid) { // else the number is another's by now
+		if slices.Contains(cgroupProcs(dir), pid) { // else the number now belongs to another process
 			_ = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
 		}
 		unix.Close(fd)

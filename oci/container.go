@@ -20,7 +20,7 @@ import (
 type ContainerConfig struct {
 	ID, Name, SandboxID   string // ID "" = a new one; Name "" = none
 	Spec                  *specs.Spec
-	Env                   [][]byte // if not nil, replaces Spec.Process.Env: may hold what is not UTF-8
+	Env                   [][]byte // if not nil, replaces Spec.Process.Env: may hold values that are not UTF-8
 	PIDTarget             string   // ID of the container whose PID namespace is joined; looked at in Start
 	Stdin, StdinOnce, TTY bool
 	LogPath               string // absolute; "" = discard
@@ -31,8 +31,8 @@ type ContainerConfig struct {
 
 // A Container is one container, from Create until Remove returns.
 //
-// What is above mu is set before the container can be found. The record and the
-// status are replaced under mu and read as snapshots without it.
+// The fields above mu are set before the container can be found. The record and the status are
+// replaced under mu and read as snapshots without it.
 type Container struct {
 	rt      *Runtime
 	sandbox *Sandbox // nil if its record was lost
@@ -40,9 +40,9 @@ type Container struct {
 	created time.Time
 	runDir  string
 
-	settled  chan struct{} // closed when it is known what became of Start
+	settled  chan struct{} // closed when the outcome of Start is known
 	done     chan struct{} // closed by the move to Exited
-	told     chan struct{} // closed when whoever listens has heard of that
+	told     chan struct{} // closed when listeners have been told of that
 	hurry    chan struct{} // tells terminate of another Stop
 	applying chan struct{} // full while a change is being made
 	orphan   atomic.Bool   // loaded from disk: no Start of ours will settle it
@@ -63,7 +63,7 @@ type containerRecord struct {
 	Config    ContainerConfig
 }
 
-// containerStatus is Status with what only we need, as it stands in status.json.
+// containerStatus is Status with the fields that only we need, as it stands in status.json.
 type containerStatus struct {
 	Status
 	StartTime uint64            // of Pid: field 22 of /proc/<pid>/stat
@@ -103,8 +103,8 @@ func (c *Container) ID() string { return c.id }
 
 func (c *Container) name() string { return c.record.Load().Config.Name }
 
-// Config returns what the container was made from, with the updates since. What
-// it points at is shared and must not be changed.
+// Config returns what the container was made from, with the updates since. It points at shared
+// data, which is read-only.
 func (c *Container) Config() ContainerConfig { return c.record.Load().Config }
 
 // SandboxID returns the ID of the sandbox that the container was created in.
@@ -187,13 +187,13 @@ func (c *Container) exitPath() string {
 	return filepath.Join(c.rt.o.Root, containerKind, c.id, "exit.json")
 }
 
-// emit tells the event to whoever listens.
+// emit tells the event to the listener.
 func (c *Container) emit(kind EventKind) {
 	c.rt.emit(Event{Kind: kind, Sandbox: c.sandbox, Container: c, At: time.Now()})
 }
 
-// keep holds what came with the answer to "run" or "hold". Doing without costs
-// the container its stdio if the executor dies, and nothing before.
+// keep holds the descriptors that came with the answer to "run" or "hold". Without them the
+// container loses its stdio if the executor dies, and nothing before.
 func (c *Container) keep(files []*os.File) {
 	kept, err := hold(files)
 	if err != nil {
@@ -213,7 +213,7 @@ func (c *Container) keep(files []*os.File) {
 	}
 }
 
-// fetch holds what the executor has, for a daemon that came later.
+// fetch holds the descriptors that the executor has, for a daemon that came later.
 func (c *Container) fetch(ctx context.Context, conn ExecutorConn) {
 	files, err := conn.Call(ctx, wire.MethodHold, wire.Ref{ID: c.id}, nil)
 	if err != nil {
@@ -223,8 +223,8 @@ func (c *Container) fetch(ctx context.Context, conn ExecutorConn) {
 	c.keep(files)
 }
 
-// holdAll fetches what an executor has of all that runs, before anything is known of
-// it. What cannot be had is lost only if that executor dies before reconcile.
+// holdAll fetches an executor's descriptors of all that runs, before anything is known of it. A
+// descriptor that cannot be had is lost only if that executor dies before reconcile.
 func (r *Runtime) holdAll(ctx context.Context, conn ExecutorConn) {
 	var infos []wire.Info
 	if _, err := conn.Call(ctx, wire.MethodList, nil, &infos); err != nil {
@@ -245,7 +245,7 @@ func (r *Runtime) holdAll(ctx context.Context, conn ExecutorConn) {
 	}
 }
 
-// release closes what is held.
+// release closes the held descriptors.
 func (c *Container) release() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -253,7 +253,7 @@ func (c *Container) release() {
 	c.held = nil
 }
 
-// lend returns duplicates of what is held, to be sent and closed.
+// lend returns duplicates of the held descriptors, to be sent and closed.
 func (c *Container) lend() ([]*os.File, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -56,9 +56,9 @@ func (r *Runtime) Create(ctx context.Context, cfg ContainerConfig) (_ *Container
 	return c, nil
 }
 
-// Warm tells the executor that a start will follow, which is then quicker: what
-// the kernel must be waited for is waited for while the container is still being
-// created. Nobody waits for the answer, and an executor that cannot do it is as good.
+// Warm tells the executor that a start will follow, which is then quicker: the waits for the
+// kernel happen while the container is still being created. The answer is not waited for, and
+// it does no harm if an executor cannot do it.
 func (r *Runtime) Warm() {
 	r.work.Go(func() {
 		ctx, cancel := context.WithTimeout(r.closing, 5*time.Second)

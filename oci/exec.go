@@ -88,8 +88,8 @@ func (e *Exec) Kill() error {
 	return e.link.again(ctx, wire.MethodExecKill, wire.ExecRef{ExecID: e.id})
 }
 
-// Close closes the files. If nobody has seen the process end, it is killed and
-// waited for.
+// Close closes the files. If the end of the process has not been seen, the process is killed
+// and waited for.
 func (e *Exec) Close() error {
 	for _, f := range []*os.File{e.Stdin, e.Stdout, e.Stderr, e.PTY} {
 		if f != nil {
@@ -119,9 +119,9 @@ func (c *Container) mustRun(what string) error {
 	return nil
 }
 
-// notRunning is mustRun for an error of the executor that it does not know the container:
-// not yet, if it is stopped while it is still being started, or no more. NotFound would
-// tell a client that there is no such container, and what it has to be told is that.
+// notRunning is mustRun for an error of the executor that it does not know the container: not
+// yet, if it is stopped while it is still being started, or no longer. NotFound would tell a
+// client that the container does not exist, so the error says that it is not running.
 func (c *Container) notRunning(what string, err error) error {
 	if errors.Is(err, fault.NotFound) {
 		return fault.WrongState.Errorf("container %s does not run: cannot %s it: %v", c.id, what, err)

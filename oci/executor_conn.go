@@ -7,8 +7,8 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// An ExecutorConn is a connection to what runs containers, in the language of package
-// wire. *wire.Client is one; the other is in ocitest, for tests.
+// An ExecutorConn is a connection to the executor, in the language of package wire.
+// *wire.Client is one; the other is in ocitest, for tests.
 type ExecutorConn interface {
 	// Call asks for method and waits. The files sent stay the caller's, those
 	// received become the caller's. fault.Unavailable = the connection was lost,

@@ -30,8 +30,8 @@ func (r *Runtime) handle(e wire.Event) {
 	}
 }
 
-// killed notes how many processes the container has lost to the OOM killer, so that the
-// next executor tells of others only.
+// killed notes how many processes the container has lost to the OOM killer, so that the next
+// executor reports only later kills.
 func (c *Container) killed(kills int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -46,11 +46,10 @@ func (c *Container) killed(kills int64) {
 	c.status.Store(&st)
 }
 
-// exit takes the container to Exited, once: it may be told by an event, by a
-// list, and by exit.json. It waits for the start to be settled, so that a
-// container which ended at once has been Running for everybody to see. The
-// executor tells an exit when nothing is left of the container, and its log is
-// written.
+// exit takes the container to Exited, once: an event, a list and exit.json may all tell of it.
+// It waits for the start to be settled, so that a container which ended at once has been
+// Running for everybody to see. The executor tells an exit when nothing is left of the
+// container, and its log is written.
 func (c *Container) exit(ctx context.Context, e wire.Exit) {
 	select {
 	case <-c.settled:
@@ -68,8 +67,8 @@ func (c *Container) exit(ctx context.Context, e wire.Exit) {
 	}
 }
 
-// end moves the container to Exited. The executor has written exit.json, unless
-// write is set: nobody else knows of this end.
+// end moves the container to Exited. The executor has written exit.json, unless write is set:
+// then only we know of this end.
 func (c *Container) end(exit wire.Exit, write bool) error {
 	if write {
 		data, err := json.Marshal(exit)
@@ -77,7 +76,7 @@ func (c *Container) end(exit wire.Exit, write bool) error {
 			err = atomicfile.Write(c.exitPath(), data, 0o600)
 		}
 		if err != nil {
-			// The end is no less true for it; a reboot will forget it.
+			// It has ended all the same; a reboot will forget that.
 			c.rt.log.Error("exit could not be recorded", "container", c.id, "err", err)
 		}
 	}
@@ -102,7 +101,7 @@ func (st *containerStatus) apply(exit wire.Exit) {
 	}
 }
 
-// lost ends a container of which nobody knows how it ended.
+// lost ends a container whose end was not observed.
 func (c *Container) lost(reason, message string) error {
 	return c.end(wire.Exit{ID: c.id, Code: 255, At: time.Now(), Reason: reason, Message: message}, true)
 }

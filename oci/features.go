@@ -14,14 +14,14 @@ import (
 // featuresTimeout bounds how long an OCI runtime may take to tell its features.
 const featuresTimeout = 10 * time.Second
 
-// Features are what an OCI runtime can do that not all can.
+// Features are the optional abilities of an OCI runtime.
 type Features struct {
 	RecursiveRO bool // the mount option "rro"
 	IDMap       bool // mounts that are mapped to a user namespace
 }
 
-// AskFeatures has the OCI runtime at path tell its features, by the command that the
-// runtime specification has for that ("features.md") since 1.1.
+// AskFeatures asks the OCI runtime at path for its features, by the command that the runtime
+// specification has for that ("features.md") since 1.1.
 func AskFeatures(ctx context.Context, path string) (Features, error) {
 	ctx, cancel := context.WithTimeout(ctx, featuresTimeout)
 	defer cancel()

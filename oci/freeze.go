@@ -18,17 +18,17 @@ const freezeKind = "freezes"
 
 // A Freeze keeps containers from running, to be checkpointed at one point in time.
 //
-// It never outlives the daemon: the executor thaws what a connection that has
-// ended had frozen, and if that one died too, the record that is written before
-// anything is frozen has the next Open do it.
+// It never outlives the daemon: when a connection ends, the executor thaws what it had frozen,
+// and if the executor died too, the next Open does so by the record that is written before
+// anything is frozen.
 type Freeze struct {
 	rt   *Runtime
 	id   string
 	rec  freezeRecord
-	late bool // thawLater is at it
+	late bool // thawLater is trying
 }
 
-// A freezeRecord is what a freeze leaves to be undone.
+// A freezeRecord is what must be undone after a freeze.
 type freezeRecord struct {
 	Containers []string
 	Scratch    string // of no worth without the daemon that was at work; "" = none
@@ -55,9 +55,9 @@ func (r *Runtime) Freeze(ctx context.Context, containers []*Container, scratch s
 	return f, nil
 }
 
-// Checkpoint writes one of the containers to an empty directory below the scratch
-// directory; the container stays frozen. What CRIU cannot do without is
-// fault.WrongState: the program, and a kernel that it knows.
+// Checkpoint writes one of the containers to an empty directory below the scratch directory;
+// the container stays frozen. If CRIU, or the kernel support that it needs, is missing:
+// fault.WrongState.
 func (f *Freeze) Checkpoint(ctx context.Context, c *Container, dir string) error {
 	_, err := f.rt.link.call(ctx, wire.MethodCheckpoint, wire.CheckpointRequest{ID: c.id, Dir: dir, Frozen: true}, nil)
 	return err
@@ -76,7 +76,7 @@ func (f *Freeze) Thaw(ctx context.Context) error {
 	return nil
 }
 
-// Close ends what Freeze began: the scratch directory is the caller's.
+// Close ends the freeze; the scratch directory is the caller's again.
 func (f *Freeze) Close() error {
 	if f.late {
 		return nil // thawLater does
@@ -107,7 +107,7 @@ func (r *Runtime) thawLater(id string, rec freezeRecord) {
 	}
 }
 
-// forget removes what a freeze that its daemon did not end has left.
+// forget removes the leftovers of a freeze that its daemon did not end.
 func (r *Runtime) forget(id string, rec freezeRecord) error {
 	if rec.Scratch != "" {
 		if err := os.RemoveAll(rec.Scratch); err != nil {

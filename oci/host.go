@@ -6,7 +6,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/userns"
 )
 
-// A Host is what we need of the kernel, besides files. The kernel is one; the other
+// A Host is what we need of the kernel, besides files. Package oci has the real one; the other
 // is in ocitest, for tests that are not root. All methods may be repeated.
 type Host interface {
 	// Pin makes the namespaces of p and mounts them below its directory.

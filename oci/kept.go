@@ -17,7 +17,7 @@ import (
 type DescriptorStore interface {
 	// Keep keeps a duplicate of f.
 	Keep(name string, f *os.File) error
-	// Forget closes what is kept under name. That there is nothing is no error.
+	// Forget closes the descriptor that is kept under name. It is no error if there is none.
 	Forget(name string) error
 }
 
@@ -28,7 +28,7 @@ const storedID = 12
 
 var storeLetters = map[string]string{wire.FDPid: "p", wire.FDStdin: "i", wire.FDStdout: "o", wire.FDStderr: "e", wire.FDPTY: "t"}
 
-// storeName is what a descriptor of a container is kept under, "" = it is not.
+// storeName is the name under which a descriptor of a container is kept, "" = it is not kept.
 func storeName(id, name string) string {
 	letter := storeLetters[name]
 	if letter == "" || len(id) < storedID {
@@ -37,8 +37,8 @@ func storeName(id, name string) string {
 	return id[:storedID] + "." + letter
 }
 
-// takeStored gives the containers what the store has kept for them, and has it forget
-// the rest. It takes over what is in stored.
+// takeStored gives the containers the descriptors that the store has kept for them, and has it
+// forget the rest. It takes over the descriptors in stored.
 func (r *Runtime) takeStored(stored map[string]int) {
 	for _, name := range slices.Sorted(maps.Keys(stored)) {
 		if c, what := r.storedFor(name); c != nil {
@@ -55,8 +55,8 @@ func (r *Runtime) takeStored(stored map[string]int) {
 	}
 }
 
-// storedFor returns the container that is alive, as far as is known, whose descriptor
-// has that name in the store, and the descriptor's own name.
+// storedFor returns the container, alive as far as is known, whose descriptor has that name in
+// the store, and the descriptor's own name.
 func (r *Runtime) storedFor(name string) (*Container, string) {
 	id, letter, _ := strings.Cut(name, ".")
 	for what, l := range storeLetters {
@@ -79,9 +79,9 @@ func (r *Runtime) forgetStored(name string) {
 	}
 }
 
-// store has the store keep what c holds, unless it does. The descriptors are the same
-// for as long as the container runs, whoever is its executor. It runs beside the start,
-// which need not wait for a service manager.
+// store has the store keep the descriptors that c holds, unless it does already. They stay the
+// same for as long as the container runs, whichever executor it has. store runs beside the
+// start, which need not wait for a service manager.
 func (c *Container) store() {
 	c.storing.Lock()
 	defer c.storing.Unlock()
@@ -105,7 +105,7 @@ func (c *Container) store() {
 	}
 }
 
-// unstore has the store forget what it keeps of c, which has ended.
+// unstore has the store forget the descriptors of c, which has ended.
 func (c *Container) unstore() {
 	c.storing.Lock()
 	defer c.storing.Unlock()

@@ -15,12 +15,11 @@ import (
 	"github.com/crisp-cri/crisp/internal/userns"
 )
 
-// A kernel is the Host that is real.
+// A kernel is the Host that is the real kernel.
 //
 // All pins but those of network namespaces (netns.go) lie below one directory that is
-// bind-mounted onto itself and made private: what is mounted there shows up in no
-// other mount namespace that shares its mounts with ours, and cannot be kept busy
-// from there.
+// bind-mounted onto itself and made private: mounts there show up in no other mount namespace
+// that shares its mounts with ours, and cannot be kept busy from there.
 type kernel struct {
 	base    string // <state>/sandboxes
 	netNS   string // directory of network namespaces; "" = below base
@@ -97,7 +96,7 @@ func (k *kernel) Unpin(p Pins) error {
 // that is being started (wire.RunRequest.Stage).
 const stageDir = "staged"
 
-// unstage removes what an executor that was killed meanwhile has left there.
+// unstage removes the leftovers of an executor that was killed meanwhile.
 func unstage(dir string) error {
 	left, err := filepath.Glob(filepath.Join(dir, "*", "*"))
 	if err != nil {
@@ -108,7 +107,7 @@ func unstage(dir string) error {
 		errs = append(errs, unmount(path))
 	}
 	if err := errors.Join(errs...); err != nil {
-		return err // what is still mounted there is a pod's, and not ours to remove
+		return err // a remaining mount is a pod's, and not ours to remove
 	}
 	return os.RemoveAll(dir)
 }
@@ -125,8 +124,8 @@ func (k *kernel) Close() error {
 	return errors.Join(errs...)
 }
 
-// prepare makes base a private mount of its own, and the directory of network
-// namespaces a shared one, once.
+// prepare makes base a private mount, and the directory of network namespaces a shared one,
+// once.
 func (k *kernel) prepare() error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -176,8 +175,8 @@ func isNamespace(path string) bool {
 	return unix.Statfs(path, &st) == nil && st.Type == unix.NSFS_MAGIC
 }
 
-// makeShm mounts what becomes /dev/shm in the containers, with the size that
-// other runtimes have made programs used to. It belongs to root, inside.
+// makeShm mounts the file system that becomes /dev/shm in the containers, with the size that
+// programs are used to from other runtimes. It belongs to root, inside.
 func makeShm(path string, ids *userns.Map) error {
 	if err := os.MkdirAll(path, 0o700); err != nil {
 		return fmt.Errorf("make shm: %w", err)

@@ -17,8 +17,8 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// linkWait is how long a call waits for an executor that is being replaced. It
-// takes some 50 ms; who waited this long had better hear of it.
+// linkWait is how long a call waits for an executor that is being replaced, which takes some 50
+// ms; a caller that has waited this long should be told.
 const linkWait = 20 * time.Second
 
 // A link is the connection to the executor that is in force. When one ends, keep
@@ -49,8 +49,8 @@ func newLink(dial func(context.Context) (ExecutorConn, error), settle func(conte
 	return l
 }
 
-// connectTries is how many executors are tried that go away before they have
-// answered. One does so that was told to end; a second one hardly ever.
+// connectTries is how many executors are tried that go away before they have answered. An
+// executor that was told to end does so; a second one hardly ever.
 const connectTries = 5
 
 // connect dials, settles and puts the new connection in force. An executor that goes

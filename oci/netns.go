@@ -31,8 +31,8 @@ func netNSName(id string) string { return "crisp-" + id }
 
 var netNSPattern = regexp.MustCompile(`^crisp-([0-9a-f]{64})$`)
 
-// NetNSOwner returns the ID of the sandbox that a file in Options.NetNSDir belongs
-// to, "" if it is none of ours.
+// NetNSOwner returns the ID of the sandbox that a file in Options.NetNSDir belongs to, "" if it
+// is not ours.
 func NetNSOwner(name string) string {
 	if m := netNSPattern.FindStringSubmatch(name); m != nil {
 		return m[1]
@@ -48,7 +48,7 @@ func (r *Runtime) netNSPath(id string) string {
 	return filepath.Join(r.o.NetNSDir, netNSName(id))
 }
 
-// strayNetNS lists the owners of network namespaces whom nobody knows.
+// strayNetNS lists the unknown owners of network namespaces.
 func (r *Runtime) strayNetNS() []string {
 	if r.o.NetNSDir == "" {
 		return nil
@@ -95,9 +95,9 @@ func (p Pins) link() error {
 	return nil
 }
 
-// share makes dir, and makes it a mount of its own that is shared unless it lies in
-// one that is (ip-netns(8) does the same, under the same lock; MS_REC keeps what
-// others have pinned there).
+// share makes dir, and mounts it on itself as a shared mount unless it lies in one that is
+// shared (ip-netns(8) does the same, under the same lock; MS_REC keeps what others have pinned
+// there).
 func share(dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return fmt.Errorf("make directory of network namespaces: %w", err)

@@ -32,8 +32,8 @@
 //
 // The life of both kinds of object is a table in state.go; a long operation is a
 // state, not a held lock. What each state means after a crash is in recover.go.
-// Each Container, each Sandbox and each store has one lock, and no goroutine
-// holds two. All reads are of snapshots and wait for nobody.
+// Each Container, each Sandbox and each store has one lock, and no goroutine holds two. All
+// reads are of snapshots and never wait.
 package oci
 
 import (
@@ -64,8 +64,7 @@ const (
 	sandboxKind   = "sandboxes"
 )
 
-// Options is what a Runtime is made of. Root, State, Records and Log are
-// required.
+// Options are the parts and settings of a Runtime. Root, State, Records and Log are required.
 type Options struct {
 	Root, State   string // the Root of Records is the same
 	Records       Records

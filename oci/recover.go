@@ -114,8 +114,8 @@ func (r *Runtime) loadContainer(id string, rec *containerRecord) (*Container, er
 		st.State = Exited
 		close(c.settled)
 	case r.o.Rebooted:
-		// Whether it was ever started, nobody knows. It cannot be started any
-		// more: its sandbox and its root are gone.
+		// It is unknown whether it was ever started. It cannot be started any more: its sandbox
+		// and its root are gone.
 		close(c.settled)
 		c.status.Store(&containerStatus{Status: Status{State: Starting, StartedAt: rec.CreatedAt}})
 		return c, c.lost(reasonReboot, "the machine was restarted while the container was there")
@@ -164,10 +164,10 @@ func (c *Container) readExit() (wire.Exit, bool) {
 	return e, err == nil
 }
 
-// reconcile brings all objects in line with what an executor says that we have
-// just reached. No call is answered before it is through. fault.Unavailable = the
-// executor went away meanwhile: what was not asked of it is as it was, to be asked of
-// the next one.
+// reconcile brings all objects in line with the answers of an executor that we have just
+// reached. No call is answered before it is through. fault.Unavailable = the executor went away
+// meanwhile: objects that it was not asked about are unchanged, and the next one is asked about
+// them.
 func (r *Runtime) reconcile(ctx context.Context, conn ExecutorConn) error {
 	// In this order no exit is missed; one that comes twice is told once.
 	if _, err := conn.Call(ctx, wire.MethodSubscribe, nil, nil); err != nil {
@@ -202,8 +202,8 @@ func (r *Runtime) reconcile(ctx context.Context, conn ExecutorConn) error {
 	return nil
 }
 
-// unanswered tells whether err says nothing of what was asked for: the executor went
-// away, or we did not wait.
+// unanswered tells whether err says nothing about the question: the executor went away, or we
+// did not wait.
 func unanswered(ctx context.Context, err error) bool {
 	return err != nil && (errors.Is(err, fault.Unavailable) || ctx.Err() != nil)
 }
@@ -222,7 +222,7 @@ func (c *Container) reconcile(ctx context.Context, conn ExecutorConn, info *wire
 		}
 		return c.settle(ctx, conn, info)
 	case Starting:
-		// Who started it asks for itself, unless that was a daemon before us.
+		// Its starter asks for itself, unless that was a daemon before us.
 		if !c.orphan.Load() {
 			return nil
 		}
@@ -255,13 +255,13 @@ func (c *Container) reconcile(ctx context.Context, conn ExecutorConn, info *wire
 	return nil
 }
 
-// settle finds out what became of a start that nobody waits for any more.
+// settle finds out the outcome of a start that has no waiting caller any more.
 func (c *Container) settle(ctx context.Context, conn ExecutorConn, info *wire.Info) error {
 	if !c.orphan.Swap(false) {
 		return nil
 	}
 	if info == nil {
-		// The executor may be at it still, for the daemon that died.
+		// The executor may still be busy with it, for the daemon that died.
 		c.rt.work.Go(func() {
 			if err := c.settleLate(c.rt.closing); err != nil {
 				c.rt.log.Error("start could not be settled", "container", c.id, "err", err)
@@ -306,8 +306,8 @@ func (c *Container) found(info *wire.Info) error {
 	return nil
 }
 
-// handOver gives a container that ran under an executor that is no more to the
-// new one. Its exit, if it has ended meanwhile, is then told by that one.
+// handOver gives a container whose executor is gone to the new one. If it has ended meanwhile,
+// the new executor tells its exit.
 func (c *Container) handOver(ctx context.Context, conn ExecutorConn) error {
 	if exit, ended := c.readExit(); ended {
 		c.rt.work.Go(func() { c.exit(c.rt.closing, exit) })
@@ -338,7 +338,7 @@ func (c *Container) handOver(ctx context.Context, conn ExecutorConn) error {
 	if unanswered(ctx, err) {
 		return fmt.Errorf("hand over container %s: %w", c.id, err)
 	}
-	// Nobody can be its parent: what is left of it must not run unseen.
+	// It can have no parent: its remaining processes must not run unseen.
 	for _, f := range files {
 		if f.Name() == wire.FDPid {
 			_ = unix.PidfdSendSignal(int(f.Fd()), unix.SIGKILL, nil, 0)

@@ -65,7 +65,7 @@ func (c *Container) discard(ctx context.Context) error {
 	return nil
 }
 
-// removeCgroups removes those that the executor told of, or if its end came before it
+// removeCgroups removes the cgroups that the executor told of, or, if its end came before it
 // could tell, those that it was to make.
 func (c *Container) removeCgroups() error {
 	dirs := c.status.Load().Cgroups
@@ -88,8 +88,8 @@ func (r *Runtime) removeUntold(id, cgroup string) error {
 	return removeCgroups(id, dirs)
 }
 
-// awaitTold waits until the end of c was told, if it has ended: who listens hears
-// of an object's steps in order, and finds it where it was when it looks at it.
+// awaitTold waits until the end of c was told, if it has ended: a listener is told of an
+// object's steps in order, and must find the object in the state that it was told of.
 func (c *Container) awaitTold() {
 	select {
 	case <-c.done:
@@ -98,8 +98,8 @@ func (c *Container) awaitTold() {
 	}
 }
 
-// expunge has the executor forget what it keeps under id, killing it if it still
-// runs. What the executor does not know is no error.
+// expunge has the executor forget id, and kill it if it still runs. It is no error if the
+// executor does not know it.
 func (r *Runtime) expunge(ctx context.Context, id string) error {
 	for pause := backoff.New(time.Millisecond, time.Minute); ; {
 		err := r.link.again(ctx, wire.MethodDelete, wire.Ref{ID: id})

@@ -11,11 +11,10 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// Resources returns the limits that the kernel enforces on the container, read
-// from its cgroup; nil if it is not alive, or its cgroup has just gone. Limits
-// that were neither asked for nor set by somebody else are left out. What the
-// kernel keeps coarser than it was asked for (whole pages, weights instead of
-// shares) is told as it was asked for: it is what was asked for.
+// Resources returns the limits that the kernel enforces on the container, read from its cgroup;
+// nil if it is not alive, or its cgroup has just gone. Limits that were neither requested nor
+// set from elsewhere are left out. Where the kernel keeps a value coarser than it was requested
+// (whole pages, weights instead of shares), the requested value is returned.
 func (c *Container) Resources() *specs.LinuxResources {
 	st := c.status.Load()
 	if st.Pid == 0 || len(st.Cgroups) == 0 {
@@ -133,8 +132,8 @@ func sharesOf(weight uint64) uint64 {
 	return least
 }
 
-// setQuota notes quota (-1 = none) and period, unless they are the defaults that
-// nobody asked for.
+// setQuota notes quota (-1 = none) and period, unless they are defaults that were not
+// requested.
 func setQuota(cpu *specs.LinuxCPU, quota int64, period uint64) {
 	if cpu.Quota != nil || quota != -1 {
 		cpu.Quota = &quota

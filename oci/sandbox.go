@@ -41,8 +41,8 @@ type SandboxConfig struct {
 
 // A Sandbox is a set of pinned namespaces, a cgroup, and the containers in it.
 //
-// What is above mu is set before the sandbox can be found. The record and the
-// status are replaced under mu and read as snapshots without it.
+// The fields above mu are set before the sandbox can be found. The record and the status are
+// replaced under mu and read as snapshots without it.
 type Sandbox struct {
 	rt      *Runtime
 	id      string
@@ -91,8 +91,7 @@ func (sb *Sandbox) ID() string { return sb.id }
 
 func (sb *Sandbox) name() string { return sb.record.Load().Config.Name }
 
-// Config returns what the sandbox was made from. What it points at is shared and
-// must not be changed.
+// Config returns what the sandbox was made from. It points at shared data, which is read-only.
 func (sb *Sandbox) Config() SandboxConfig { return sb.record.Load().Config }
 
 // CreatedAt returns when the sandbox was created. No two objects of a Runtime
@@ -109,8 +108,8 @@ func (sb *Sandbox) RunDir() string { return sb.runDir }
 // path stays the same after the namespace is gone.
 func (sb *Sandbox) NetNS() string { return sb.NamespacePath("net") }
 
-// NamespacePath returns the path of the sandbox's namespace of that kind, "net",
-// "uts", "ipc", "pid" or "user"; "" if it has none of its own.
+// NamespacePath returns the path of the sandbox's namespace of that kind, "net", "uts", "ipc",
+// "pid" or "user"; "" if the sandbox has none.
 func (sb *Sandbox) NamespacePath(kind string) string {
 	cfg, pins := sb.record.Load().Config, sb.pins()
 	own := map[string]bool{"net": pins.Net, "uts": pins.UTS, "ipc": pins.IPC, "pid": cfg.SharedPID, "user": pins.IDs != nil}
@@ -197,9 +196,9 @@ func (sb *Sandbox) disown(c *Container) {
 	delete(sb.containers, c.id)
 }
 
-// move takes sb along event e; edit, if not nil, is called under the lock if e
-// is legal. The new status is on disk before anyone can see it. changed reports
-// whether the state is another one now.
+// move takes sb along event e; edit, if not nil, is called under the lock if e is legal. The
+// new status is on disk before anyone can see it. changed reports whether the state is
+// different now.
 func (sb *Sandbox) move(e sandboxEvent, edit func(*sandboxStatus)) (changed bool, err error) {
 	sb.mu.Lock()
 	defer sb.mu.Unlock()

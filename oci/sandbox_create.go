@@ -15,8 +15,8 @@ import (
 // stays Creating until Ready is called: it can be found by ID and name, and is
 // not listed.
 //
-// If a step fails everything is undone. What cannot be undone stays as a
-// NotReady sandbox, for somebody to stop and remove again.
+// If a step fails everything is undone. If that fails too, a NotReady sandbox stays, which can
+// be stopped and removed again.
 func (r *Runtime) CreateSandbox(ctx context.Context, cfg SandboxConfig) (_ *Sandbox, err error) {
 	var steps undo.Stack
 	defer steps.RunIf(&err)
@@ -57,7 +57,7 @@ func (r *Runtime) CreateSandbox(ctx context.Context, cfg SandboxConfig) (_ *Sand
 	return sb, nil
 }
 
-// checkSandbox refuses what no kernel could make.
+// checkSandbox refuses a sandbox that no kernel could make.
 func (r *Runtime) checkSandbox(cfg SandboxConfig) error {
 	if len(cfg.Hostname) > 64 { // HOST_NAME_MAX, sethostname(2)
 		return fault.Invalid.Errorf("hostname %q is longer than 64 bytes", cfg.Hostname)
@@ -132,8 +132,8 @@ func (sb *Sandbox) startInit(ctx context.Context) error {
 	return nil
 }
 
-// nobody is who the sandbox's init runs as, an ID of its user namespace: the one
-// that is called so everywhere, or the last one if there are fewer.
+// nobody is the user of the sandbox's init, an ID of its user namespace: the usual one of that
+// name, or the last one if there are fewer.
 func (sb *Sandbox) nobody() uint32 {
 	const nobody = 65534
 	ids := sb.Config().IDs
@@ -148,7 +148,7 @@ func (sb *Sandbox) nobody() uint32 {
 func (sb *Sandbox) rollBack(ctx context.Context) error {
 	ctx, cancel := undo.Context(ctx)
 	defer cancel()
-	_, serr := sb.move(sandboxStop, nil) // the init's end is now nobody's surprise
+	_, serr := sb.move(sandboxStop, nil) // the init's end is now expected
 	err := sb.discard(ctx)
 	if err == nil {
 		return nil

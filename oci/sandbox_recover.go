@@ -89,13 +89,13 @@ func (sb *Sandbox) fetch(ctx context.Context, conn ExecutorConn) error {
 	return nil
 }
 
-// finishPatience is how long Open waits for removals: some seconds for what a disk that
-// hangs keeps, times the number of those, would be longer than a service may take to start.
+// finishPatience is how long Open waits for removals: a disk that hangs delays each by some
+// seconds, and all of them together would take longer than a service may take to start.
 const finishPatience = 10 * time.Second
 
-// finish does, after Open has reached the executor, what a dead daemon left
-// half done, and sweeps what belongs to nobody. What fails is logged: the next
-// Open tries again, and nothing of it keeps the daemon from serving.
+// finish completes, after Open has reached the executor, the work that a dead daemon left half
+// done, and sweeps files without an owner. Failures are logged: the next Open tries again, and
+// none of them keeps the daemon from serving.
 func (r *Runtime) finish(ctx context.Context) {
 	removed := make(chan struct{})
 	r.work.Go(func() {

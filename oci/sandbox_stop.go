@@ -47,11 +47,12 @@ func (sb *Sandbox) Stopped() error {
 	return err
 }
 
-// podInitEnded: without its first process a PID namespace takes no other. The
-// sandbox cannot be Ready any more; whoever sees that stops and replaces it.
+// podInitEnded notes that the sandbox's init has ended: without its first process a PID
+// namespace takes no other. The sandbox cannot be Ready any more; the caller who sees that
+// stops and replaces it.
 func (sb *Sandbox) podInitEnded() {
 	if sb.State() > SandboxReady {
-		return // it was meant to
+		return // the end was intended
 	}
 	sb.rt.log.Warn("init of sandbox ended", "sandbox", sb.id)
 	if err := sb.BeginStop(); err != nil {

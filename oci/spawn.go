@@ -24,11 +24,11 @@ import (
 // spawnTimeout bounds how long a new executor may take until it answers.
 const spawnTimeout = time.Minute
 
-// helloTimeout bounds how long an executor that is there may take to say who it is, for
-// which it needs nothing: one that does not stands still.
+// helloTimeout bounds how long an executor that is there may take to say who it is. It needs
+// nothing for that: one that takes longer hangs.
 const helloTimeout = 30 * time.Second
 
-// A spawner connects to the executor, and starts it if nobody answers.
+// A spawner connects to the executor, and starts it if none answers.
 type spawner struct {
 	path   string // of the program
 	state  string
@@ -83,10 +83,10 @@ func (s *spawner) dial(ctx context.Context) (ExecutorConn, error) {
 	}
 }
 
-// claim takes the lock of executors, for the one that is to be started. Whoever holds
-// it is one that runs, or that was started and does not answer yet, perhaps by a
-// crispd that is no more: claim waits for its answer, or its end. So there is no
-// moment at which a second one could be started, or the first be overlooked.
+// claim takes the lock of executors, for the one that is to be started. Its holder is an
+// executor that runs, or that was started and does not answer yet, perhaps by a crispd that has
+// ended: claim waits for its answer, or its end. So there is no moment at which a second one
+// could be started, or the first be overlooked.
 func (s *spawner) claim(ctx context.Context, socket string) (*os.File, ExecutorConn, error) {
 	lock, err := os.OpenFile(filepath.Join(s.state, "executor.lock"), os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
 	if err != nil {
@@ -123,8 +123,8 @@ func (s *spawner) answering(ctx context.Context, socket string) (ExecutorConn, e
 	return s.current(ctx, conn, running, socket)
 }
 
-// hello connects to the executor, whatever it speaks: hello and upgrade stay as
-// they are in all protocols.
+// hello connects to the executor, whatever protocol it speaks: hello and upgrade are the same
+// in all protocols.
 func (s *spawner) hello(ctx context.Context, socket string) (ExecutorConn, wire.HelloReply, error) {
 	var hello wire.HelloReply
 	conn, err := wire.Dial(ctx, socket)
@@ -148,8 +148,8 @@ func (s *spawner) hello(ctx context.Context, socket string) (ExecutorConn, wire.
 // maxLastWords bounds the part of a log that an error has, in bytes.
 const maxLastWords = 1024
 
-// lastWords quotes the last line of a log, of what was written after its first from
-// bytes: the file may be gone before anybody can look at it.
+// lastWords quotes the last line of a log that was written after its first from bytes: the file
+// may be gone before anybody can look at it.
 func lastWords(path string, from int64) string {
 	f, err := os.Open(path)
 	if err != nil {

@@ -18,8 +18,8 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// startTimeout bounds a start that nobody waits for any more: a root file system
-// that does not answer must not keep a container Starting for ever.
+// startTimeout bounds a start whose caller has given up: a root file system that does not
+// answer must not keep a container Starting for ever.
 const startTimeout = 4 * time.Minute
 
 // reasonStartError is the reason, and 128 the exit code, of a container whose
@@ -60,8 +60,8 @@ func (c *Container) mayStart() error {
 	return nil
 }
 
-// run does the work of Start. What it cannot settle, because we are closed before
-// the executor has answered, the next Open does.
+// run does the work of Start. If we are closed before the executor has answered, the next Open
+// settles the start.
 func (c *Container) run(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
@@ -86,9 +86,8 @@ func (c *Container) run(ctx context.Context) error {
 // errUnsettled: the Runtime was closed and the container is left Starting.
 var errUnsettled = fault.Unavailable.Errorf("closed during a start")
 
-// launch has the executor run the container. If the answer is lost with the
-// executor, its successor is asked what became of it, and to run it if that is
-// nothing.
+// launch has the executor run the container. If the answer is lost with the executor, its
+// successor is asked for the outcome, and to run the container if nothing has happened.
 func (c *Container) launch(ctx context.Context) (reply wire.RunReply, err error) {
 	req, err := c.runRequest()
 	if err != nil {
@@ -132,12 +131,11 @@ func (c *Container) begin(ctx context.Context, req wire.RunRequest, reply *wire.
 	return c.rt.link.call(ctx, wire.MethodRestore, wire.RestoreRequest{RunRequest: req, Dir: dir}, reply)
 }
 
-// outcome finds out what became of a start whose answer never came; nil =
-// nothing, nor will it. The executor lists a container once its program runs,
-// and deletes none that is still on its way there, however long that takes; its
-// list waits for calls of a dead daemon that it has yet to read (wire.Conn.Settle),
-// but not for the end of a slow start. Without either a container could run twice.
-// The only error is errUnsettled.
+// outcome finds out what became of a start whose answer never came; nil = nothing happened, and
+// nothing will. The executor lists a container once its program runs, and deletes none that is
+// still being started, however long that takes; its list waits for calls of a dead daemon that
+// it has yet to read (wire.Conn.Settle), but not for the end of a slow start. Without either a
+// container could run twice. The only error is errUnsettled.
 func (c *Container) outcome(ctx context.Context) (*wire.Info, error) {
 	for pause := backoff.New(time.Millisecond, time.Second); ; {
 		infos, err := c.rt.link.list(ctx)
@@ -164,8 +162,8 @@ func (c *Container) outcome(ctx context.Context) (*wire.Info, error) {
 	}
 }
 
-// ran notes that the program runs. A Stop that came first has won: then the
-// container stays Stopping, and who stops it goes on from here.
+// ran notes that the program runs. A Stop that came first has won: then the container stays
+// Stopping, and the stopper goes on from here.
 func (c *Container) ran(reply wire.RunReply) error {
 	err := c.move(started, func(st *containerStatus) {
 		st.Pid, st.StartTime = reply.Pid, reply.StartTime
@@ -196,7 +194,7 @@ func (c *Container) failed(ctx context.Context, why error) error {
 	}, true))
 }
 
-// runRequest is what the executor is asked for.
+// runRequest returns the request to the executor.
 func (c *Container) runRequest() (wire.RunRequest, error) {
 	cfg := c.record.Load().Config
 	spec, err := c.joinTarget(cfg)

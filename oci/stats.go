@@ -13,8 +13,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// Stats is what the kernel counted for a cgroup and all below it, read in one
-// go. What a kernel or a cgroup version does not count is 0 or nil.
+// Stats are the kernel's counters for a cgroup and all below it, read in one go. Counters that
+// a kernel or a cgroup version lacks are 0 or nil.
 type Stats struct {
 	At        time.Time
 	CPU       CPUStats
@@ -41,7 +41,7 @@ type MemoryStats struct {
 	MappedFile                  uint64
 	Kernel                      uint64
 	Limit                       uint64 // 0 = none
-	Reservation                 uint64 // what is spared when memory is short; 0 = none
+	Reservation                 uint64 // memory that is spared when memory is short; 0 = none
 	Available                   uint64 // Limit less WorkingSet; 0 without a limit
 	Peak                        uint64 // highest Usage; since Linux 5.19 on cgroup v2
 	FailCount                   uint64 // how often Limit was hit
@@ -213,7 +213,7 @@ func (s *Stats) readV1(dirs map[string]string) {
 	s.readPids(dirs["pids"])
 }
 
-// readPids reads what both versions call the same.
+// readPids reads the files that have the same names in both versions.
 func (s *Stats) readPids(dir string) {
 	s.Pids = PidStats{
 		Current: readNumber(filepath.Join(dir, "pids.current")),

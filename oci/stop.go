@@ -13,8 +13,8 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// Between two SIGKILLs for a container that does not die (its processes wait
-// for a disk, say) pass killRetry, twice that, and so on up to killRetryMax.
+// A container that does not die (its processes wait for a disk, say) is sent SIGKILL again
+// after killRetry, twice that, and so on up to killRetryMax.
 const (
 	killRetry    = 500 * time.Millisecond
 	killRetryMax = 30 * time.Second
@@ -79,7 +79,7 @@ func (c *Container) terminate(ctx context.Context, sig unix.Signal) {
 	for pause := backoff.New(killRetry, killRetryMax); ; {
 		c.signal(ctx, unix.SIGKILL, true)
 		select {
-		case <-c.hurry: // who stops it again need not wait for the next time
+		case <-c.hurry: // whoever stops it again need not wait for the next time
 		case <-c.done:
 			return
 		case <-ctx.Done():
@@ -89,8 +89,8 @@ func (c *Container) terminate(ctx context.Context, sig unix.Signal) {
 	}
 }
 
-// signal signals the container's init, or all of its processes. Nobody waits
-// for the answer, so an error is logged.
+// signal signals the container's init, or all of its processes. The answer is not waited for,
+// so an error is logged.
 func (c *Container) signal(ctx context.Context, sig unix.Signal, all bool) {
 	select {
 	case <-c.done:

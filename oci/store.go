@@ -10,15 +10,15 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// An object is what a store holds. What it tells never changes.
+// An object is an entry of a store. Its ID, name and creation time never change.
 type object interface {
 	ID() string
 	CreatedAt() time.Time
 	name() string
 }
 
-// A store finds objects by ID and by name. It does no I/O and calls nobody.
-// The zero store of an object is ready for use once what is set.
+// A store finds objects by ID and by name. It does no I/O and calls nothing outside. The zero
+// store of an object is ready for use once what is set.
 type store[T object] struct {
 	what string // "container", for errors
 

@@ -10,10 +10,9 @@ import (
 	"github.com/crisp-cri/crisp/internal/undo"
 )
 
-// sweep takes away what no record owns: creations that died before their record
-// was there, and what a record pointed at that was corrupt. It looks only below
-// our own directories and at our own executor, never at what others may have
-// made.
+// sweep removes objects without a record: those whose creation died before the record was
+// written, and those whose record was corrupt. It looks only below our own directories and at
+// our own executor, never at what others may have made.
 func (r *Runtime) sweep(ctx context.Context) {
 	ctx, cancel := undo.Context(ctx)
 	defer cancel()

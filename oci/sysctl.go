@@ -6,8 +6,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// checkSysctls refuses parameters of the whole machine, and those of a namespace
-// that the sandbox shares with it: set there, they would be everybody's.
+// checkSysctls refuses parameters of the whole machine, and those of a namespace that the
+// sandbox shares with it: setting them there would change them for everybody.
 func checkSysctls(cfg SandboxConfig) error {
 	for name := range cfg.Sysctls {
 		path := sysctlPath(name)

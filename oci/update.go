@@ -14,9 +14,9 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// A Change is what Apply changes of a container. What is nil stays as it is.
+// A Change is what Apply changes of a container. Fields that are nil stay as they are.
 type Change struct {
-	Resources   *specs.LinuxResources // what is nil in it stays, too
+	Resources   *specs.LinuxResources // its nil fields stay, too
 	OOMScoreAdj *int                  // of all its processes
 	Extra       []byte                // what Extra returns
 }
@@ -60,11 +60,11 @@ func (c *Container) Apply(ctx context.Context, ch Change) error {
 	}
 }
 
-// apply is Apply for who comes alone.
+// apply does the work of Apply, one call at a time.
 //
-// The record is first: a crash before the kernel has heard of the change leaves
-// one that Resources sees through, while a change that nobody remembers would
-// come undone by the next.
+// The record is written first: a crash before the kernel has heard of the change leaves a
+// record that Resources corrects by what the kernel has, while an unrecorded change would be
+// undone by the next.
 func (c *Container) apply(ctx context.Context, ch Change) (err error) {
 	st := c.status.Load().State
 	if st != Created && st != Running {

@@ -12,8 +12,8 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// upgradeTries is how often an executor is asked that is busy. It waits some
-// seconds by itself before it says so.
+// upgradeTries is how often a busy executor is asked. It waits some seconds by itself before it
+// says that it is busy.
 const upgradeTries = 3
 
 // current has the executor at conn become the program that is installed, if that

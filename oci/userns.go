@@ -54,8 +54,8 @@ func makeOwned(p Pins, flags int, kinds []string) error {
 	return nil
 }
 
-// dropOrphans takes away what an interrupted Pin has left of namespaces whose
-// owner was not pinned any more: the next one would not be theirs.
+// dropOrphans removes the namespaces of an interrupted Pin whose owner is not pinned any more:
+// they would not belong to the next owner.
 func dropOrphans(p Pins) error {
 	if isNamespace(p.path("user")) {
 		return nil

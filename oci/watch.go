@@ -10,10 +10,10 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// An executor that dies is replaced in a moment. One that stands still would be for
-// ever: no pod starts, no exit is taken, no output read. So it is asked every pingEvery
-// for an answer for which it must be able to work. troubled times without one in a row
-// are told by Trouble; after hopeless it is killed, and with that replaced.
+// An executor that dies is replaced in a moment. One that hangs would do so for ever: no pod
+// starts, no exit is taken, no output read. So every pingEvery it is asked for an answer that
+// takes a working executor. After troubled unanswered pings in a row Trouble reports it; after
+// hopeless it is killed, and with that replaced.
 //
 // An upgrade may keep it busy for its own quiet time, 10 s, and a machine without
 // memory to spare for longer than that.
@@ -75,8 +75,8 @@ func (l *link) watch(ctx context.Context) {
 	}
 }
 
-// ping asks the executor in force, or the one that is about to be, for an answer. It
-// takes up to pingEvery; any answer is one.
+// ping asks the executor in force, or the one that is about to be, for an answer. It takes up
+// to pingEvery; any answer will do.
 func (l *link) ping(ctx context.Context) (ExecutorConn, error) {
 	ctx, cancel := context.WithTimeout(ctx, pingEvery)
 	defer cancel()
@@ -102,7 +102,7 @@ func (l *link) ping(ctx context.Context) (ExecutorConn, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.conn == nil {
-		// Killing what answers would only begin it anew.
+		// Killing an executor that answers would only begin it anew.
 		return nil, fault.Unavailable.Errorf("executor answers, but the containers are not settled yet")
 	}
 	return conn, nil

@@ -19,7 +19,7 @@ type Client struct {
 	conn   *net.UnixConn
 	events chan Event
 	gone   chan struct{} // closed when the connection has ended
-	unread chan struct{} // closed by Close: nobody reads events any more
+	unread chan struct{} // closed by Close: events have no reader any more
 	once   sync.Once     // of Close
 
 	sending sync.Mutex // serialises frames
@@ -32,8 +32,7 @@ type Client struct {
 	wake  chan struct{}          // there is something in queue; capacity 1
 }
 
-// Dial connects to the executor that listens at path. Nobody there is
-// fault.Unavailable.
+// Dial connects to the executor that listens at path. If none does: fault.Unavailable.
 func Dial(ctx context.Context, path string) (*Client, error) {
 	var d net.Dialer
 	conn, err := d.DialContext(ctx, "unix", path)
@@ -170,8 +169,8 @@ func (c *Client) enter() (uint64, chan *frame, error) {
 	return c.last, answer, nil
 }
 
-// giveUp is leave by a caller that no longer waits. What an exec has started all the
-// same is ended when its answer comes: the process would run without anybody.
+// giveUp is leave for a caller that no longer waits. If an exec has started a process all the
+// same, it is ended when the answer comes: it would have no owner.
 func (c *Client) giveUp(id uint64, exec bool) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
