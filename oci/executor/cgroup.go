@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -27,6 +28,35 @@ func cgroupPaths(lc *libcontainer.Container) (map[string]string, error) {
 		return nil, err
 	}
 	return maps.Clone(st.CgroupPaths), nil // the cgroup manager changes its own
+}
+
+// joinAll puts processes into those cgroups of their container in which libcontainer has
+// not put them: where a hierarchy has no controllers, as that of v2 on a hybrid host, it
+// passes over what fails. Nothing could be executed in such a container, and what is left
+// of it when it ends would not be found.
+func joinAll(lc *libcontainer.Container, pids ...int) error {
+	paths, err := cgroupPaths(lc)
+	if err != nil {
+		return err
+	}
+	for _, pid := range pids {
+		in, err := cgroups.ParseCgroupFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+		if err != nil {
+			return fmt.Errorf("look for cgroups: %w", err)
+		}
+		for key, dir := range paths {
+			if own, ok := in[key]; !ok || own != "/" && strings.HasSuffix(dir, own) {
+				continue
+			}
+			if err := os.MkdirAll(dir, 0o755); err != nil {
+				return fmt.Errorf("make cgroup: %w", err)
+			}
+			if err := cgroups.WriteCgroupProc(dir, pid); err != nil {
+				return fmt.Errorf("join cgroup: %w", err)
+			}
+		}
+	}
+	return nil
 }
 
 // members returns the processes of the cgroup and of those below it.

@@ -68,7 +68,19 @@ func (x *Executor) restore(ctx context.Context, from *wire.Conn, req wire.Restor
 		if err := lc.Restore(process, criuOpts(req.Dir)); err != nil {
 			return criuFailure(ctx, "restore container "+req.ID, filepath.Join(req.Dir, "restore.log"), err)
 		}
-		return nil
+		paths, err := cgroupPaths(lc)
+		if err != nil {
+			return err
+		}
+		delete(paths, "")
+		if len(paths) == 0 {
+			return nil // on v2 alone, they are where all of them are
+		}
+		pids, err := members(paths)
+		if err != nil {
+			return err
+		}
+		return joinAll(lc, pids...)
 	})
 	if err != nil || spec.Process.OOMScoreAdj == nil {
 		return reply, files, err

@@ -163,6 +163,9 @@ func (b *builtins) execute(lc *libcontainer.Container, process *libcontainer.Pro
 	if err != nil {
 		return err
 	}
+	if err := joinAll(lc, pid); err != nil {
+		return err
+	}
 	return letRun(filepath.Join(b.root, lc.ID(), "exec.fifo"), pid)
 }
 
