@@ -138,7 +138,6 @@ func TestStagesOfAnotherExecutor(t *testing.T) {
 		t.Error("none of the stages was stopped")
 	}
 	b.signal(unix.SIGKILL, true)
-	if err := <-over; err == nil {
-		t.Error("the exec was made in a container that was killed")
-	}
+	// The exec fails, or was made just before it was stopped.
+	eventually(t, func() bool { return len(over) > 0 }, "the exec goes on in a container that was killed")
 }
