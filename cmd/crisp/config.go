@@ -7,7 +7,7 @@ import ()
 // configCommand shows how the agent is configured, in the kubelet's words.
 func configCommand(c *cli) *cobra.Command {
 	var output string
-	cmd := &cobra.Command{Use: "config view", Short: "show how the agent is configured"}
+	cmd := &cobra.Command{Use: "config view", Short: "show how the agent is configured", ValidArgs: []string{"view"}}
 	fs := cmd.Flags()
 	fs.StringVarP(&output, "output", "o", "yaml", "`form`: yaml or json")
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {

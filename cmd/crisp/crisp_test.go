@@ -180,6 +180,13 @@ func TestAgent(t *testing.T) {
 	n.manifest("web.yaml", "x: [")
 	n.manifest("other.yaml", strings.Replace(webPod, "name: web}", "name: other}", 1))
 	n.until("get pods", `(?s)other +2/2 .*web +2/2 `)
+	// A shell is told the names of pods, and of what there can be besides.
+	n.expect(
+		expectation{"__complete logs w", 0, `^web\n`},
+		expectation{"__complete describe pod/", 0, `^pod/other\npod/web\n`},
+		expectation{"__complete logs -n kube-system w", 0, `^:4\n`},
+		expectation{"__complete get pods", 0, `^pods\n`},
+	)
 	stop()
 	stop = n.agent()
 	n.manifest("other.yaml", "")

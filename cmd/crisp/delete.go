@@ -40,7 +40,7 @@ func deleteCommand(c *cli) *cobra.Command {
 	var grace int64
 	var force, manifests, ignore, wait bool
 	var timeout time.Duration
-	cmd := &cobra.Command{Use: "delete pod/NAME|TYPE/NAME | -f FILE [--grace-period N] [--force] [--remove-manifest]", Short: "delete objects"}
+	cmd := &cobra.Command{Use: "delete pod/NAME|TYPE/NAME | -f FILE [--grace-period N] [--force] [--remove-manifest]", Short: "delete objects", ValidArgsFunction: c.podNames("pod/")}
 	fs := cmd.Flags()
 	fileFlag(fs, &files)
 	namespaceFlag(fs, &namespace)

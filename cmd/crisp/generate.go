@@ -13,7 +13,7 @@ import (
 // manifest directory.
 func generateCommand(c *cli) *cobra.Command {
 	var manifests string
-	cmd := &cobra.Command{Use: "generate systemd", Short: "print a unit for the agent"}
+	cmd := &cobra.Command{Use: "generate systemd", Short: "print a unit for the agent", ValidArgs: []string{"systemd"}}
 	fs := cmd.Flags()
 	fs.StringVar(&manifests, "manifests", "/etc/crisp/pods", "`directory` of the manifests")
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {

@@ -8,6 +8,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/crisp-cri/crisp/agent/api"
 	"github.com/crisp-cri/crisp/agent/crix"
 	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/agent/podspec"
@@ -25,6 +26,9 @@ func getCommand(c *cli) *cobra.Command {
 	o := getOptions{}
 	cmd := &cobra.Command{Use: "get pods|TYPE [NAME...] [-n NAMESPACE | -A] [-o wide|json|yaml|name|jsonpath=…] [-w]", Short: "list pods and other objects"}
 	fs := cmd.Flags()
+	for _, k := range api.Kinds {
+		cmd.ValidArgs = append(cmd.ValidArgs, k.Plural)
+	}
 	namespaceFlag(fs, &o.namespace)
 	fs.BoolVarP(&o.all, "all-namespaces", "A", false, "of all namespaces")
 	fs.StringVarP(&o.output, "output", "o", "", "`form`: wide, json, yaml, name, jsonpath=TEMPLATE or go-template=TEMPLATE")

@@ -23,7 +23,7 @@ type load struct {
 func topCommand(c *cli) *cobra.Command {
 	var namespace string
 	var all, containers bool
-	cmd := &cobra.Command{Use: "top pods [NAME] [--containers]", Short: "show what pods use"}
+	cmd := &cobra.Command{Use: "top pods [NAME] [--containers]", Short: "show what pods use", ValidArgs: []string{"pods"}}
 	fs := cmd.Flags()
 	namespaceFlag(fs, &namespace)
 	fs.BoolVarP(&all, "all-namespaces", "A", false, "pods of all namespaces")
