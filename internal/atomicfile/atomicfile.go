@@ -72,8 +72,8 @@ func replace(path string, data []byte, perm os.FileMode, sync bool) (err error) 
 	return nil
 }
 
-// Read is os.ReadFile that tries again if the disk gave an error: one that passes is none
-// of the file's.
+// Read is os.ReadFile that tries again if the disk gave an error: an error that passes is not
+// the file's.
 func Read(path string) ([]byte, error) {
 	data, err := os.ReadFile(path)
 	if errors.Is(err, unix.EIO) {
@@ -82,10 +82,10 @@ func Read(path string) ([]byte, error) {
 	return data, err
 }
 
-// Damaged tells of an error that what it is about cannot be read, now or later: it is not
-// there, or the disk does not give it back (EUCLEAN and EBADMSG are ext4's and xfs's words
-// for metadata that make no sense). Another error, such as EMFILE or ENOMEM, is none of
-// the file's, and nobody may take the file for lost because of it.
+// Damaged tells whether err means that its file cannot be read, now or later: it does not
+// exist, or the disk does not give it back (EUCLEAN and EBADMSG are what ext4 and xfs return
+// for metadata that make no sense). Other errors, such as EMFILE or ENOMEM, are not the file's,
+// and the file must not be taken for lost because of them.
 func Damaged(err error) bool {
 	for _, errno := range []error{fs.ErrNotExist, unix.ENOTDIR, unix.EIO, unix.EUCLEAN, unix.EBADMSG} {
 		if errors.Is(err, errno) {

@@ -1,4 +1,4 @@
-// Package backoff paces tries of what cannot be waited for otherwise.
+// Package backoff paces repeated tries at something that cannot be waited for otherwise.
 package backoff
 
 import (
@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// A Backoff is the pauses between tries, each twice as long as the one before it.
+// A Backoff is a series of pauses between tries, each twice as long as the one before it.
 type Backoff struct{ next, most time.Duration }
 
 // New begins with first; most bounds the pauses.

@@ -21,8 +21,7 @@ import (
 	"time"
 )
 
-// MaxLine is the number of bytes after which a line is split, if nobody says
-// otherwise.
+// MaxLine is the number of bytes after which a line is split by default.
 const MaxLine = 16384
 
 // Stream names. A terminal has only stdout.

@@ -10,8 +10,8 @@ import (
 	"fmt"
 )
 
-// A Kind says what the caller can do about an error. The zero Kind is Internal:
-// an error that nobody classified is our bug.
+// A Kind says what the caller can do about an error. The zero Kind is Internal: an unclassified
+// error is our bug.
 type Kind uint8
 
 const (

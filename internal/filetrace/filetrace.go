@@ -2,9 +2,9 @@
 // directory, in the order in which the kernel did it, and makes one of these calls fail.
 // It is for tests only.
 //
-// What is recorded are system calls, libraries' included, so the code under test needs
-// no seam. A helper process, which is the test binary once more, seizes all threads of
-// the test (ptrace(2)) and follows them from call to call:
+// It records system calls, libraries' included, so the code under test needs no seam. A helper
+// process, which is the test binary once more, seizes all threads of the test (ptrace(2)) and
+// follows them from call to call:
 //
 //	test process                           tracer (the same binary, see init)
 //	  Start ─────────────── spawn ───────────▶ PTRACE_SEIZE each thread
@@ -12,9 +12,9 @@
 //	  Mark("saved"), Arm(3, EIO), …  ──────▶  a write to a file that cannot be
 //	  Stop ◀────────── gob over a pipe ─────── the Ops
 //
-// Calls that change files below the directory are let through one at a time, each from
-// entry to return. So there is one order, which is the one that is recorded, and the
-// content of what was written can be read back after each of them.
+// Calls that change files below the directory are let through one at a time, each from entry to
+// return. So there is one order, which is the recorded one, and the written content can be read
+// back after each of them.
 //
 // Children of the process are not followed. Shared writable mappings, io_uring and files
 // opened with O_SYNC or O_DSYNC are not modelled: Stop reports them.

@@ -24,9 +24,9 @@ import (
 // dir is where a package has its fixtures.
 const dir = "testdata/formats"
 
-// Check fails t if T, with every field set, is written otherwise than in the last
-// fixture of name, or if read, nil for json.Unmarshal, loses something of any fixture.
-// What a later release adds is passed over.
+// Check fails t if T, with every field set, is written differently from the last fixture of
+// name, or if read, nil for json.Unmarshal, loses something of any fixture. Fields that a later
+// release adds are ignored.
 func Check[T any](t *testing.T, name string, read func(data []byte, v *T) error) {
 	t.Helper()
 	if read == nil {

@@ -7,13 +7,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// HasWriter reports whether anybody has f, which is open for reading, open for
-// writing. That is not known if its file system has no leases, or f is somebody
-// else's.
+// HasWriter reports whether any process has f, which is open for reading, open for writing.
+// That is not known if its file system has no leases, or f belongs to another user.
 //
-// "A read lease can be placed only on a file descriptor that is opened read-only" and,
-// since the kernel must tell of the first writer, only while there is none: fcntl(2),
-// F_SETLEASE. It is given back at once; who opens the file meanwhile waits so long.
+// "A read lease can be placed only on a file descriptor that is opened read-only" and, since
+// the kernel must tell of the first writer, only while there is none: fcntl(2), F_SETLEASE. It
+// is given back at once; a process that opens the file meanwhile waits that long.
 func HasWriter(f *os.File) (has, known bool) {
 	_, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_RDLCK)
 	if err == unix.EAGAIN {

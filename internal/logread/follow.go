@@ -113,7 +113,7 @@ func (f *follower) read(ctx context.Context) error {
 	return f.p.flush()
 }
 
-// complete reports whether nobody will write to the held file any more.
+// complete reports whether the held file will not be written any more.
 func (f *follower) complete(there bool, next file) bool {
 	if f.held.packed {
 		return true

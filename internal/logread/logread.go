@@ -19,12 +19,12 @@
 //	          │ there is none, and the container has ended:
 //	          └──────▶ the end
 //
-// That the new file is there does not mean that the old one is complete: the
-// runtime may be in the middle of a write. Whether somebody has a file open for
-// writing, the kernel tells to who asks for a read lease of it (fcntl(2)).
+// That the new file is there does not mean that the old one is complete: the runtime may be in
+// the middle of a write. Whether a file is open for writing, the kernel tells when asked for a
+// read lease of it (fcntl(2)).
 //
-// What was rotated is a part of the log as long as it is kept. The kubelet's
-// reader knows only the file that is written.
+// Rotated files are a part of the log as long as they are kept. The kubelet's reader knows only
+// the file that is being written.
 package logread
 
 import (
@@ -200,8 +200,8 @@ func (l *Log) openOlder() (older []file, err error) {
 	return older, nil
 }
 
-// awaitWriter waits until nobody writes to a rotated file any more: it may have been
-// renamed just now.
+// awaitWriter waits until a rotated file has no writer any more: it may have been renamed just
+// now.
 func (l *Log) awaitWriter(ctx context.Context, f file) error {
 	for begun := time.Now(); !f.packed && time.Since(begun) < linger; {
 		l.between()

@@ -25,12 +25,12 @@ type printer struct {
 	to   int // which stream buf is of
 }
 
-// wanted says of each stream whether it is asked for.
+// wanted tells for each stream whether it is requested.
 func (p *printer) wanted() [2]bool { return [2]bool{p.Stdout != nil, p.Stderr != nil} }
 
-// tooOld reports whether all in a file that nobody writes any more is older than
-// what is asked for. The kernel's time of a file may lie some milliseconds before
-// that of the record that was written then.
+// tooOld reports whether everything in a file that is no longer written is older than the time
+// asked for. The kernel's time of a file may lie some milliseconds before that of the record
+// that was written then.
 func (p *printer) tooOld(f *os.File) (bool, error) {
 	if p.Since.IsZero() {
 		return false, nil

@@ -127,8 +127,7 @@ func (s *scan) truncated() (bool, error) {
 	return true, nil
 }
 
-// finish passes on a last record that nobody has ended, in a file to which nobody
-// will write any more.
+// finish passes on an unterminated last record, in a file that will not be written any more.
 func (s *scan) finish(p *printer) error {
 	n, err := s.f.ReadAt(s.buf, s.at)
 	if err != nil && err != io.EOF {
@@ -141,7 +140,7 @@ func (s *scan) finish(p *printer) error {
 	return s.begin(p, s.buf[:n])
 }
 
-// all passes on all of a file to which nobody writes any more.
+// all passes on all of a file that is no longer written.
 func (s *scan) all(ctx context.Context, p *printer) error {
 	if _, err := s.read(ctx, p, -1); err != nil {
 		return err

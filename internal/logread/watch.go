@@ -22,8 +22,8 @@ type watch struct {
 	buf   [4096]byte
 }
 
-// newWatch returns a watch of what appears in dir. Instances and watches of inotify
-// are few on some machines (fs.inotify.max_user_*): without, there is an error.
+// newWatch returns a watch for files that appear in dir. Instances and watches of inotify are
+// few on some machines (fs.inotify.max_user_*): when they are used up, there is an error.
 func newWatch(dir string) (*watch, error) {
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	if err != nil {

@@ -24,8 +24,8 @@ type Snapshot map[string]bool
 
 // Take lists what is there now.
 //
-// Processes are listed by the name of their executable, and only if programs
-// names it; a process that is being started by somebody else is nobody's leak.
+// Processes are listed by the name of their executable, and only if programs names it; a
+// process that somebody else is starting is no leak.
 func Take(programs ...string) (Snapshot, error) {
 	s := Snapshot{}
 	for _, take := range []func(Snapshot) error{mounts, cgroups, links, tables} {

@@ -1,4 +1,4 @@
-// Package periodic has the loop of what is done again and again.
+// Package periodic has the loop for work that is repeated.
 package periodic
 
 import (
@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// Run calls f each time a period has passed, until ctx ends. What takes longer than
-// a period is not caught up with.
+// Run calls f each time a period has passed, until ctx ends. Periods that pass while f runs are
+// not made up for.
 func Run(ctx context.Context, period time.Duration, f func(context.Context)) {
 	tick := time.NewTicker(period)
 	defer tick.Stop()

@@ -70,12 +70,12 @@ type Case struct {
 	// transcript, with " #2" and so on from its second time on.
 	Redundant map[string]string
 
-	// Lane tells apart what Run does at the same time: the transcript has one lane after
-	// the other. "": what is before it is done before, and what is after it later.
+	// Lane separates the concurrent operations of Run: the transcript has one lane after the
+	// other. "": operations before such a one are done before it, and those after it later.
 	Lane func(op filetrace.Op) string
 
-	// Ignore leaves out what is nobody's, for instance what others write in the
-	// directory, and what Run does in the background and is not waited for.
+	// Ignore leaves out operations that do not matter, for instance what others write in the
+	// directory, and what Run does in the background without waiting for it.
 	Ignore func(op filetrace.Op) bool
 
 	// Rename gives paths the form that they have in the transcript, if there is something

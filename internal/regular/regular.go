@@ -63,7 +63,7 @@ func open(fd int, path string, err error) (*os.File, error) {
 	if st.Mode&unix.S_IFMT != unix.S_IFREG {
 		return nil, wrong(ErrOther)
 	}
-	// Who holds a lease on the file is not waited for either.
+	// The holder of a lease on the file is not waited for either.
 	file, err := retry(func() (int, error) {
 		return unix.Open(fmt.Sprintf("/proc/self/fd/%d", fd), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	})

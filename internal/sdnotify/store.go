@@ -26,9 +26,9 @@ func NewStore() *Store {
 	return nil
 }
 
-// Keep gives the manager a duplicate of f. The manager does not close it when its other
-// end is closed (FDPOLL=0, systemd 246): what is in a pipe then is still to be read.
-// That it has no room left it tells nobody but its log.
+// Keep gives the manager a duplicate of f. The manager does not close it when its other end is
+// closed (FDPOLL=0, systemd 246): the data in a pipe then is still to be read. If the manager
+// has no room left, only its own log says so.
 func (s *Store) Keep(name string, f *os.File) error {
 	raw, err := f.SyscallConn()
 	if err != nil {

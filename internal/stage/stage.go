@@ -1,12 +1,12 @@
-// Package stage notes what a call spends its time on, wherever below it that is,
-// so that one place can tell it: in the call's log line, as metrics, as spans.
+// Package stage notes what a call spends its time on, wherever below it that is, so that one
+// place can report it: in the call's log line, as metrics, as spans.
 //
 //	RunPodSandbox ├─ namespaces ─┤├─ cni ──────────────────┤├─ plugins ─┤
 //	                               ├─ cni.portmap ─┤
 //
-// The stages of a call follow each other: Next ends the one before. Within a stage
-// there may be parts, also side by side: Enter begins one, and what it returns ends
-// it. Where no call is recorded, both cost a look into the context and do nothing.
+// The stages of a call follow each other: Next ends the one before. Within a stage there may be
+// parts, also side by side: Enter begins one, and returns the function that ends it. Where no
+// call is recorded, both cost a look into the context and do nothing.
 //
 // Names are short and few, for they become keys of log lines and labels of metrics:
 // a noun, and for parts the stage's noun, a dot and what part. They never hold what
@@ -53,9 +53,9 @@ func With(ctx context.Context, o Observer) (context.Context, *Log) {
 	return context.WithValue(ctx, key{}, l), l
 }
 
-// Fork is for work that outlives its caller, or that several wait for: it gets a
-// log of its own, with the observer of the one of ctx. Who waits for it calls
-// Follow. The log is nil, and ctx as it was, if ctx has none.
+// Fork is for work that outlives its caller, or that several callers wait for: it gets its own
+// log, with the observer of the one of ctx. A caller that waits for it calls Follow. The log is
+// nil, and ctx as it was, if ctx has none.
 func Fork(ctx context.Context) (context.Context, *Log) {
 	l, _ := ctx.Value(key{}).(*Log)
 	if l == nil {
@@ -156,8 +156,8 @@ func (l *Log) end(i int) {
 	}
 }
 
-// Spans returns what was recorded so far, with the spans of what was waited for, in
-// the order of their beginning within each.
+// Spans returns the spans recorded so far, with those of the work that was waited for, in the
+// order of their beginning within each.
 func (l *Log) Spans() []Span {
 	l.mu.Lock()
 	all := append([]Span(nil), l.spans...)

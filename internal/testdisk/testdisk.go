@@ -30,8 +30,8 @@ func Mount(t testing.TB, dir string) *Disk {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		// Namespaces that other tests have made meanwhile have a copy of what is mounted
-		// on the loop device, which so keeps hold of its file.
+		// Namespaces that other tests have made meanwhile have a copy of the mount of the loop
+		// device, which keeps its file in use.
 		if err := unix.Unmount(below, unix.MNT_DETACH); err != nil {
 			t.Error(err)
 		}
@@ -71,7 +71,7 @@ func (d *Disk) Break() (err error) {
 // Mend undoes Break; what is lost stays lost.
 func (d *Disk) Mend() error { return os.Remove(d.ballast) }
 
-// Sync syncs the disk as somebody does who has nothing to do with who wrote.
+// Sync syncs the disk on behalf of somebody who has nothing to do with the writer.
 func (d *Disk) Sync() error {
 	fd, err := unix.Open(d.dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -1,13 +1,12 @@
 // Package testns runs the tests of a package in namespaces of their own.
 //
-// A test that starts containers changes what all processes of a machine share:
-// network interfaces, nftables, mounts, cgroups, the process table. Two such tests
-// at once see each other, and what one of them leaves cannot be told from what
-// another still needs. Here each top-level test gets PID, network, mount, IPC, UTS
-// and cgroup namespaces: a machine with a loopback device, an uplink that leads
-// nowhere, an empty /run, and nobody else. So several run at once, and whatever is
-// there when a test has ended and was not when it began is a leak; no name or mark
-// has to tell whose it is.
+// A test that starts containers changes state that all processes of a machine share: network
+// interfaces, nftables, mounts, cgroups, the process table. Two such tests at once see each
+// other, and what one of them leaves cannot be told from what another still needs. Here each
+// top-level test gets PID, network, mount, IPC, UTS and cgroup namespaces: a machine with a
+// loopback device, an uplink that leads nowhere, an empty /run, and no other users. So several
+// run at once, and anything that is there when a test has ended and was not when it began is a
+// leak; no name or mark has to tell whose it is.
 //
 // TestMain calls Main. The process that `go test` started only plans: it asks for
 // the list of tests and starts this program again for each. That program is PID 1

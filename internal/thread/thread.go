@@ -8,13 +8,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Spend calls f on a thread that ends with it, and waits. What f changes of its
-// thread with system calls (unshare(2), setns(2), setresuid(2)) nobody else
-// ever sees.
+// Spend calls f on a thread that ends with it, and waits. The changes that f makes to its
+// thread with system calls (unshare(2), setns(2), setresuid(2)) are never seen by other
+// goroutines.
 //
-// A goroutine that ends locked takes its thread with it. The main thread does
-// not end so: the runtime parks it for good, as it is, and it would be what
-// /proc/self shows of us. It is kept out of the way meanwhile.
+// A goroutine that ends locked takes its thread with it. The main thread is an exception: the
+// runtime parks it for good, in its changed state, which /proc/self would then show as ours. It
+// is kept out of the way meanwhile.
 func Spend(f func() error) error {
 	result := make(chan error, 1)
 	go spend(func() { result <- f() })
