@@ -27,8 +27,9 @@ import (
 // What other runtimes answer where the model allows something else, the same scripts
 // being played on them, without kills. MODEL_PEER is the path of a CRI socket,
 // "containerd" for Debian's, or "crispd", which differs in nothing. MODEL_FOR, MODEL_SEED
-// and MODEL_SCRIPT are as in TestModel. A difference that is not in knownDifferences
-// fails.
+// and MODEL_SCRIPT are as in TestModel. MODEL_REGISTRY is the address, on loopback, from
+// which the peer pulls, for one that must be told which registries have no TLS. A
+// difference that is not in knownDifferences fails.
 func TestModelOfPeer(t *testing.T) {
 	testenv.Need(t, "model-peer")
 	p := startPeer(t, os.Getenv("MODEL_PEER"))
@@ -50,7 +51,7 @@ func TestModelOfPeer(t *testing.T) {
 		life = time.Minute
 	}
 	began, histories, events := time.Now(), 0, 0
-	for ; histories == 0 || time.Since(began) < life; histories++ {
+	for ; p.stuck == nil && (histories == 0 || time.Since(began) < life); histories++ {
 		n := seed + uint64(histories)
 		events += len(p.play(play.Generate(n, play.Peer), n))
 	}
@@ -63,6 +64,7 @@ type peer struct {
 	*modelNode
 	runtime string // its name and version
 	kinds   map[string]*kindOfDifference
+	stuck   error // why it has pods that it does not remove: no more can be played
 }
 
 // A kindOfDifference is what came more than once, probably.
@@ -123,7 +125,10 @@ func startPeer(t *testing.T, name string) *peer {
 // serveImages serves the images of scripts on loopback, from where runtimes pull without
 // TLS.
 func (p *peer) serveImages() {
-	registry := newRegistry()
+	registry, err := newRegistryAt(cmp.Or(os.Getenv("MODEL_REGISTRY"), "127.0.0.1:0"))
+	if err != nil {
+		p.t.Fatal(err)
+	}
 	p.t.Cleanup(registry.close)
 	if err := p.n.useRegistry(registry); err != nil {
 		p.t.Fatal(err)
@@ -198,14 +203,18 @@ func (p *peer) clean() {
 	for {
 		pods, err := p.Runtime().ListPodSandbox(ctx, &cri.ListPodSandboxRequest{})
 		if err == nil && len(pods.Items) == 0 {
+			p.stuck = nil
 			return
 		}
 		for _, sb := range pods.GetItems() {
 			_, _ = p.Runtime().StopPodSandbox(ctx, &cri.StopPodSandboxRequest{PodSandboxId: sb.Id})
-			_, err = p.Runtime().RemovePodSandbox(ctx, &cri.RemovePodSandboxRequest{PodSandboxId: sb.Id})
+			if _, err := p.Runtime().RemovePodSandbox(ctx, &cri.RemovePodSandboxRequest{PodSandboxId: sb.Id}); err != nil && ctx.Err() == nil {
+				p.stuck = fmt.Errorf("sandbox %s cannot be removed: %w", sb.Id, err)
+			}
 		}
 		if ctx.Err() != nil {
-			p.t.Fatalf("pods that cannot be removed: %v, %v", pods.GetItems(), err)
+			p.stuck = cmp.Or(p.stuck, err)
+			return
 		}
 		time.Sleep(100 * time.Millisecond)
 	}
@@ -227,6 +236,13 @@ func about(s play.Script, d model.Difference) play.Script {
 
 // report lists the kinds, those without a reason last and with a script that is short.
 func (p *peer) report() {
+	if p.stuck != nil {
+		told := p.t.Errorf
+		if p.explain(model.Difference{Call: model.Call{Verb: model.RemovePod}, Answer: model.Answer{Code: model.Trouble, Text: p.stuck.Error()}}) != nil {
+			told = p.t.Logf
+		}
+		told("no more was played: %v", p.stuck)
+	}
 	for _, k := range slices.SortedFunc(maps.Values(p.kinds), func(a, b *kindOfDifference) int { return b.count - a.count }) {
 		if k.known != nil {
 			p.t.Logf("%d times, seed %d: %s\n  %s\n  answer: %v\nscript:\n%v", k.count, k.seed, k.what, k.known.reason, k.first.Answer, k.script)
@@ -243,7 +259,7 @@ func (p *peer) report() {
 func (p *peer) shrink(k *kindOfDifference) play.Script {
 	end := time.Now().Add(time.Minute)
 	shows := func(s play.Script) bool {
-		if time.Now().After(end) {
+		if p.stuck != nil || time.Now().After(end) {
 			return false
 		}
 		_, all := p.differences(s)
@@ -319,4 +335,47 @@ var knownDifferences = []knownDifference{
 		"two calls take down the network of one sandbox side by side, and the plugin of one finds it half gone; who tries again succeeds",
 	},
 	{"containerd 1.6", []model.Verb{model.Reopen}, []string{"created", "exited"}, "trouble", "container is not running", codeUnsaid},
+	{"cri-o 1.", []model.Verb{model.Create, model.Update, model.Reopen}, nil, "trouble", "not found: ID does not exist", codeUnsaid},
+	{
+		"cri-o 1.", []model.Verb{model.StopPod, model.RemovePod}, nil, "trouble", "from index: no such id",
+		"a sandbox whose removal its client has given up is half removed: it is listed for good, and each further removal fails; only a restart of the runtime helps",
+	},
+	{
+		"cri-o 1.", []model.Verb{model.Reopen}, []string{"created"}, "ok", "",
+		"its monitor opens the log when the container is created, and can open it anew from then on",
+	},
+	{
+		"cri-o 1.", []model.Verb{model.Start, model.Update, model.Reopen}, []string{"exited"}, "trouble",
+		"is not in created state|is not running or created state|container is not running", codeUnsaid,
+	},
+	{
+		"cri-o 1.", []model.Verb{model.Update}, nil, "trouble", "cgroup controller `cpu` is not available",
+		"the cgroup v2 hierarchy that it was given has no controllers, as on a hybrid host",
+	},
+	{
+		"cri-o 1.", []model.Verb{model.StopPod, model.RemovePod}, nil, "trouble", "context deadline exceeded",
+		"it waits for what another call holds of the sandbox until its own deadline; the proto does not promise more",
+	},
+	{"cri-o 1.", []model.Verb{model.Create}, nil, "trouble", "does not resolve to an image ID", codeUnsaid},
+	{
+		"cri-o 1.", []model.Verb{model.Create}, nil, "trouble", "userdata/shm.: No such file",
+		"a sandbox whose removal its client has given up takes containers, for which it has no files any more",
+	},
+	{"cri-o 1.", []model.Verb{model.Create}, nil, "trouble", "CreateContainer failed as the sandbox was stopped", codeUnsaid},
+	{
+		"cri-o 1.", []model.Verb{model.RunPod}, []string{"not ready", "not ready, of another request"}, "ok", "",
+		"it takes a request for a name that is taken for a repeated one, and answers with the sandbox of that name though that has been stopped; the kubelet raises the attempt, which is part of the name",
+	},
+	{
+		"cri-o 1.", []model.Verb{model.PodStatus, model.SeesPod}, []string{"ready"}, "ok not-ready", "",
+		"the sandbox that RunPodSandbox answered with had been stopped, as above",
+	},
+	{
+		"cri-o 1.", []model.Verb{model.RunPod, model.Create}, nil, "trouble", "name is reserved|context deadline exceeded",
+		"a request for a name that another call holds, as of a sandbox that is being removed, waits for that until its own deadline; the proto does not promise more",
+	},
+	{
+		"cri-o 1.", []model.Verb{model.SeesContainer, model.Status}, []string{"created"}, "ok exited", "",
+		"a container that was created and never started has exited once its pod is stopped, for its first process was killed; the proto does not say",
+	},
 }

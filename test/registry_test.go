@@ -8,6 +8,7 @@ import (
 	"io"
 	"log"
 	"maps"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -43,9 +44,28 @@ type fakeRegistry struct {
 }
 
 func newRegistry() *fakeRegistry {
+	r := unstartedRegistry()
+	r.server.Start()
+	return r
+}
+
+// newRegistryAt has the address host:port.
+func newRegistryAt(address string) (*fakeRegistry, error) {
+	l, err := net.Listen("tcp", address)
+	if err != nil {
+		return nil, err
+	}
+	r := unstartedRegistry()
+	r.server.Listener.Close()
+	r.server.Listener = l
+	r.server.Start()
+	return r, nil
+}
+
+func unstartedRegistry() *fakeRegistry {
 	r := &fakeRegistry{sent: map[string]int{}}
 	inner := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
-	r.server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+	r.server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		r.mu.Lock()
 		fault, auth, gate := r.fault, r.auth, r.gate
 		if req.Method == http.MethodGet && req.Header.Get("Range") == "" {

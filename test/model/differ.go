@@ -59,7 +59,7 @@ func (d Difference) Got() string {
 
 // looks tells whether the calls change nothing.
 func looks(v Verb) bool {
-	return oneOf(v, PodStatus, ListPods, Status, List, ImageStatus, ListImages, seesPod, seesContainer)
+	return oneOf(v, PodStatus, ListPods, Status, List, ImageStatus, ListImages, SeesPod, SeesContainer)
 }
 
 // Differences are all that Check would refuse. After each of them what was answered is
@@ -188,7 +188,7 @@ func (p *pod) force(s podState, q *pending, yield func(podState)) {
 	case PodStatus:
 		p.seen(s, q, p.known(c.ID), k, a.State, yield)
 		return
-	case seesPod, seesContainer:
+	case SeesPod, SeesContainer:
 		id, state := uint8(0), State("")
 		switch filtered := c.ID != "" || c.State != "" || c.Sandbox != ""; {
 		case len(a.Items) > 0:

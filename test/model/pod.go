@@ -312,7 +312,7 @@ func (p *pod) act(s podState, q *pending, under []*pending, yield func(podState)
 		p.seesBox(s, q, yield)
 	case Status:
 		p.seesContainer(s, q, yield)
-	case seesPod, seesContainer:
+	case SeesPod, SeesContainer:
 		p.sees(s, q, yield)
 	}
 }

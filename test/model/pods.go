@@ -6,10 +6,11 @@ import (
 	"slices"
 )
 
-// Lists are taken apart: what they show of each object is one observation.
+// Lists are taken apart: what they show of each object is one observation, a call of
+// these in a Difference.
 const (
-	seesPod       Verb = "sees-pod"
-	seesContainer Verb = "sees-container"
+	SeesPod       Verb = "sees-pod"
+	SeesContainer Verb = "sees-container"
 )
 
 // pods follows all pods of a history.
@@ -165,9 +166,9 @@ func (ps *pods) beginList(p *pending) error {
 		}
 		for _, container := range of {
 			c := p.call
-			c.Verb, c.Pod, c.Container = seesPod, name, container
+			c.Verb, c.Pod, c.Container = SeesPod, name, container
 			if container != "" {
-				c.Verb = seesContainer
+				c.Verb = SeesContainer
 			}
 			a := Answer{Code: OK}
 			for _, it := range p.answer.Items {
@@ -194,7 +195,7 @@ func (p *pod) sees(s podState, q *pending, yield func(podState)) {
 	id, st, fresh := &s.box.id, s.box.stage, &s.box.fresh
 	shows := s.box.stage.shows
 	inSandbox := true
-	if q.call.Verb == seesContainer {
+	if q.call.Verb == SeesContainer {
 		k := slices.Index(p.ctrs, q.call.Container)
 		id, st, fresh = &s.ctrs[k].id, s.ctrs[k].stage, &s.ctrs[k].fresh
 		shows = s.ctrs[k].shows

@@ -140,7 +140,7 @@ func podConfig(c model.Call) *cri.PodSandboxConfig {
 func (p *player) containerConfig(c model.Call) *cri.ContainerConfig {
 	return &cri.ContainerConfig{
 		Metadata: &cri.ContainerMetadata{Name: c.Container},
-		Image:    &cri.ImageSpec{Image: p.node.Ref(c.Image)},
+		Image:    &cri.ImageSpec{Image: p.node.Ref(c.Image), UserSpecifiedImage: p.node.Ref(c.Image)}, // as kubelets fill it in
 		Command:  []string{"/testbin"},
 		Args:     commands[model.Programs[c.Variant].Name],
 		Labels:   map[string]string{"pod": c.Pod, ProgramLabel: model.Programs[c.Variant].Name},
