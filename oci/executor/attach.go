@@ -130,8 +130,8 @@ func (io *stdio) attach(a *attachment, g *gate, log *slog.Logger) bool {
 	return true
 }
 
-// detach has a watch no longer. Its input, if open, goes on: `echo x | attach` must not
-// lose the x because nobody reads the output. It is called outside the gate.
+// detach ends a client's output. Its input, if open, goes on: `echo x | attach` must not lose
+// the x because the output is not read. It is called outside the gate.
 func (io *stdio) detach(a *attachment) {
 	io.forget(a)
 	a.closeOuts()

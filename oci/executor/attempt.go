@@ -38,8 +38,8 @@ const (
 	hookBound = time.Minute
 )
 
-// errKilled is a kill that came while a container was being started, errLeft an upgrade
-// that came when nobody waited for the start any more.
+// errKilled is a kill that came while a container was being started, errLeft an upgrade that
+// came when the start had no waiting caller any more.
 var (
 	errKilled = errors.New("it was killed before its program ran")
 	errLeft   = errors.New("it kept the executor from being upgraded, and the daemon that began it has ended")
@@ -167,9 +167,9 @@ func endChildren(list string, spared []int) {
 	}
 }
 
-// reapChildren ends and reaps the processes in a list of children, for which nobody
-// waits: libcontainer does not, for those of its stages that it had not heard of. One
-// that takes longer to end is left to the reaper.
+// reapChildren ends and reaps the processes in a list of children, for which there is no
+// waiter: libcontainer does not wait for those of its stages that it had not heard of. One that
+// takes longer to end is left to the reaper.
 func reapChildren(list string, spared []int) {
 	for deadline := time.Now().Add(endPatience); ; time.Sleep(time.Millisecond) {
 		left := slices.DeleteFunc(childrenIn(list), func(pid int) bool { return slices.Contains(spared, pid) })

@@ -12,9 +12,9 @@ import (
 	"github.com/crisp-cri/crisp/internal/procstat"
 )
 
-// A child is a process that is waited for through its pidfd: a container's init
-// or an exec. Normally it is our own child; one adopted from an executor that
-// died is somebody else's, who reaps it.
+// A child is a process that is waited for through its pidfd: a container's init or an exec.
+// Normally it is our own child; one adopted from an executor that died has another parent,
+// which reaps it.
 type child struct {
 	pid   int
 	pidfd *os.File // in the poller

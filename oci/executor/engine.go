@@ -32,8 +32,8 @@ import (
 // ended, the container's processes are the executor's children, because the
 // executor is a subreaper, and all else is as with libcontainer.
 //
-// What must outlive the executor is in the container's bundle: whoever finds one
-// knows whose container it is.
+// The data that must outlive the executor are in the container's bundle: a process that finds
+// one knows whose container it is.
 type engine struct {
 	Path    string            // of the program
 	Systemd bool              // it has cgroups made by systemd

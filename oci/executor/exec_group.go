@@ -58,8 +58,8 @@ func (e *execution) removeGroup() {
 	}
 }
 
-// endGroup is removeGroup for an exec that failed. An engine can have failed when it had
-// started the process already, which is nobody's then.
+// endGroup is removeGroup for an exec that failed. An engine may have started the process
+// before it failed; that process then has no owner.
 func (e *execution) endGroup() error {
 	defer e.removeGroup()
 	if e.group == nil {
@@ -84,9 +84,9 @@ func removeEmpty(dir string, pause *backoff.Backoff, gone <-chan struct{}) {
 // execGroup is the name of an exec's cgroup: of a session, and a number.
 var execGroup = regexp.MustCompile(`^exec-([0-9a-z]+)-[0-9a-z]+$`)
 
-// endForeign kills the execs in c of an executor that died: nobody has their stdio,
-// asks for their exit codes or ends them when their time is over. Those of an engine
-// that knows no sub-cgroups cannot be found.
+// endForeign kills the execs in c of an executor that died: they have lost their stdio, their
+// exit codes will not be asked for, and no timeout would end them. Those of an engine that
+// knows no sub-cgroups cannot be found.
 func (t *execs) endForeign(c *container) error {
 	controller := groupController(c.ref.Cgroups)
 	base := c.ref.Cgroups[controller]

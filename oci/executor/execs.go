@@ -81,7 +81,7 @@ func (t *execs) guard(e *execution, owner *wire.Conn) {
 	t.abandonIf(e, func() bool { return e.owner == owner })
 }
 
-// abandon ends an exec for which nobody will ask.
+// abandon ends an exec whose exit code will not be asked for.
 func (t *execs) abandon(e *execution) { t.abandonIf(e, func() bool { return true }) }
 
 // abandonIf is abandon if the exec is still in the table and left, called with mu held,
@@ -123,8 +123,8 @@ func (t *execs) forget(e *execution) {
 	t.mu.Unlock()
 }
 
-// wait is "exec.wait", call. The exec is not forgotten before the answer is out:
-// nobody else knows the code.
+// wait is "exec.wait", call. The exec is not forgotten before the answer is out: only the
+// executor knows the code.
 func (t *execs) wait(ctx context.Context, from *wire.Conn, call *wire.Call, id string) (*wire.ExecWaitReply, error) {
 	t.mu.Lock()
 	e, ok := t.all[id]

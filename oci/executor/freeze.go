@@ -102,7 +102,7 @@ func (x *Executor) thaw(req wire.ThawRequest) error {
 	return errors.Join(errs...)
 }
 
-// thawHeld thaws those of the containers that h, and nobody since, keeps frozen.
+// thawHeld thaws those of the containers that h keeps frozen and no other hold has taken over.
 func (t *table) thawHeld(ids []string, h *hold) error {
 	var errs []error
 	for _, id := range ids {
@@ -197,8 +197,8 @@ func thawWhole(paths map[string]string) error {
 // of limits does so, for milliseconds (cgroup v1).
 const thawSoon = time.Second
 
-// awaitThawed is fault.WrongState if c is frozen: a process that enters it would stand
-// still before it is what it is to be.
+// awaitThawed returns fault.WrongState if c is frozen: a process that enters it would stand still
+// before its setup is complete.
 func (t *table) awaitThawed(ctx context.Context, c *container) error {
 	for deadline := time.Now().Add(thawSoon); ; time.Sleep(5 * time.Millisecond) {
 		frozen := t.isFrozen(c)

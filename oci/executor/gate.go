@@ -10,12 +10,12 @@ import (
 // somewhere else is done inside; waiting is done outside. So while the gate is
 // shut, whatever there is to know is in the kernel or in the Executor's tables.
 //
-// What fails inside is undone inside, too: outside there is nothing that is half done.
+// Work that fails inside is undone inside, too: outside there is nothing that is half done.
 //
-// Nobody may wait, inside, for somebody who has yet to enter.
+// No goroutine may wait, inside, for one that has yet to enter.
 //
-// What may take long (a start, a dump) is begun and ended instead: close waits for it
-// before it shuts the gate, so that nobody's output stands still meanwhile.
+// Work that may take long (a start, a dump) is begun and ended instead: close waits for it
+// before it shuts the gate, so that no container's output stands still meanwhile.
 type gate struct {
 	mu      sync.Mutex
 	in      int           // guarded by mu
@@ -76,8 +76,8 @@ func (g *gate) leave() {
 	g.mu.Unlock()
 }
 
-// close waits until nothing is begun, shuts the gate and waits until nobody is inside.
-// When one of the two takes longer than its patience it gives up and returns false,
+// close waits until no long work is under way, shuts the gate and waits until no goroutine is
+// inside. When one of the two takes longer than its patience it gives up and returns false,
 // with the gate as it was.
 func (g *gate) close(long, short time.Duration) bool {
 	g.mu.Lock()

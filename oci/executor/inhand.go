@@ -18,13 +18,12 @@ import (
 	"github.com/crisp-cri/crisp/internal/crilog"
 )
 
-// What has been read from a container and is not in its log yet is in hand: nobody else
-// has it, and it would go with us if we were killed that moment. So that memory is a
-// file in the state directory, mapped: whoever adopts the container finds there what we
+// Output that has been read from a container and is not in its log yet is in hand: there is no
+// other copy, and it would be lost if we were killed at that moment. So that memory is a file
+// in the state directory, mapped: the executor that adopts the container finds there what we
 // had in hand, and completes the log.
 //
-// The header of a hand says at each moment what is true of it, whichever instruction is
-// our last:
+// The header of a hand is true at each moment, whichever instruction is our last:
 //
 //	asked         where read(2) is about to put bytes, or has just put them
 //	region        where they are, all of them not in the log
@@ -32,7 +31,7 @@ import (
 //	region        what is left of them
 //	size = 0      nothing is being written any more
 //
-// Whether read(2) came to pass the bytes themselves tell: before, there is a pattern.
+// The bytes themselves tell whether read(2) has passed them: before, there is a pattern.
 
 // A hand holds output of a container from when it is read until it is logged. Who has
 // taken it is alone with it.
@@ -313,8 +312,8 @@ func (h *hand) got(n int) {
 	h.asked.Store(0)
 }
 
-// settle finds out what a read(2) did whose caller was killed, and what is true of a
-// header that we have not written.
+// settle finds out the outcome of a read(2) whose caller was killed, and checks a header that
+// we have not written.
 func (h *hand) settle() {
 	inside := func(from, to int) bool { return 0 <= from && from <= to && to <= len(h.data) }
 	from, end := h.bounds()

@@ -13,8 +13,8 @@ import (
 // kernelLog is dev-kmsg: Documentation/ABI/testing/dev-kmsg.
 const kernelLog = "/dev/kmsg"
 
-// logBound is how many records of the kernel's log are read at most: more than its
-// largest buffer holds, so that one who writes to it all the time holds up nobody.
+// logBound is how many records of the kernel's log are read at most: more than its largest
+// buffer holds, so that a process that writes to it all the time delays no reader.
 const logBound = 1 << 18
 
 // A victim is what the OOM killer may have taken: a process of the cgroup whose

@@ -35,7 +35,7 @@ func (l *lease) put(lc *libcontainer.Container) {
 	l.mu.Unlock()
 }
 
-// drop forgets the view that is kept: it no longer says what is so.
+// drop forgets the view that is kept: it is out of date.
 func (l *lease) drop() {
 	l.mu.Lock()
 	l.free = nil

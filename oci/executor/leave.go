@@ -7,8 +7,8 @@ import "github.com/crisp-cri/crisp/internal/fault"
 // on none is accepted. Clients see their connections end (wire.Serve) and go to the
 // next executor, which cannot begin before this process has ended: it holds the lock.
 
-// errLeaving is what is said to who comes after the decision. The kind is that of a
-// connection lost, and as there nothing was done.
+// errLeaving is the error of calls that come after the decision. Its kind is that of a lost
+// connection, and as with that nothing was done.
 var errLeaving = fault.Unavailable.Errorf("executor is about to end")
 
 // Close ends the executor if it has no containers, else it is fault.WrongState:

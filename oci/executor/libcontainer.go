@@ -347,10 +347,9 @@ func short(err error) error {
 	return fault.Internal.Errorf("%s", strings.ReplaceAll(text, " set in config.json", ""))
 }
 
-// endInit ends the init that an executor before has started, if it lives, and waits for
-// it. One that was moved is no member of the container's cgroup, and one that is about to
-// end is none for a while.
-// fault.Unavailable: it would not go yet.
+// endInit ends the init that an earlier executor has started, if it lives, and waits for its
+// end. An init that was moved is not in the container's cgroup, and one that is about to end is
+// in none for a while. fault.Unavailable: it has not ended yet.
 func endInit(lc *libcontainer.Container) error {
 	state, err := lc.State()
 	if err != nil || state.InitProcessPid <= 0 {

@@ -57,8 +57,8 @@ func (s limitFiles) read(file string) {
 	}
 }
 
-// restore writes back what is no longer as it was. It goes round twice: one
-// limit may not go above or below another that is put back after it.
+// restore writes back the files that have changed. It goes round twice: one limit may not go
+// above or below another that is put back after it.
 func (s limitFiles) restore() error {
 	var errs []error
 	for range 2 {

@@ -18,12 +18,11 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// An oomCounter reads how many processes of a container the OOM killer has taken,
-// through a descriptor that stays open. It is read in vain once the cgroup is gone,
-// which is the moment that the last process is: systemd removes empty scopes. The
-// kernel wakes nobody in time who waits for the counter, because it tells of changes
-// once in 10 ms (CGROUP_FILE_NOTIFY_MIN_INTV). Then the kernel's log is asked, unless
-// a last look was in time.
+// An oomCounter reads how many processes of a container the OOM killer has taken, through a
+// descriptor that stays open. Reading fails once the cgroup is gone, which is the moment that
+// the last process is: systemd removes empty scopes. The kernel does not wake a waiter for the
+// counter in time, because it reports changes once in 10 ms (CGROUP_FILE_NOTIFY_MIN_INTV). Then
+// the kernel's log is asked, unless a last look was in time.
 type oomCounter struct {
 	victim
 	events *os.File // memory.events (v2) or memory.oom_control (v1, Linux 4.13); nil: the cgroup was gone before
@@ -124,8 +123,8 @@ func (o *oomCounter) learn(n int64) {
 // none.
 func (o *oomCounter) lost() bool { return o != nil && o.count() > 0 }
 
-// lostAll is lost for when no process of the container is left: what is read now is
-// read for the last time.
+// lostAll is lost for when no process of the container is left: this is the last time that the
+// counter is read.
 func (o *oomCounter) lostAll() bool {
 	if o == nil {
 		return false

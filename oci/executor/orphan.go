@@ -150,8 +150,8 @@ func (r *reaper) run(quit <-chan struct{}) {
 // zombies says since when each has been seen.
 type zombies map[int]time.Time
 
-// reapOld reaps the zombies in the lists of children that nobody is known to wait for
-// and that have been seen for age. It returns those that remain.
+// reapOld reaps the zombies in the lists of children that have no known waiter and that have
+// been seen for age. It returns those that remain.
 func (r *reaper) reapOld(seen zombies, lists []string, age time.Duration) zombies {
 	remain, now := make(zombies), time.Now()
 	r.gate.enter()

@@ -54,8 +54,8 @@ func (x *Executor) podInit(ctx context.Context, from *wire.Conn, req wire.PodIni
 		},
 	}
 	if req.MountLabel != "" {
-		// Whoever looks for the pod's mount label in /proc/1/mountinfo, as critest
-		// does, finds it: a bind mount cannot have one.
+		// A search for the pod's mount label in /proc/1/mountinfo, as critest does, finds it
+		// here: a bind mount cannot have one.
 		spec.Linux.MountLabel = req.MountLabel
 		spec.Mounts = append(spec.Mounts, specs.Mount{
 			Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "noexec", "nodev", "ro", "mode=555", "size=4k"},

@@ -169,8 +169,8 @@ func (x *Executor) awaitHeld(c *container, held *heldError) {
 	x.table.release(c)
 }
 
-// sweep removes what is left of a container that is not in the table: its executor
-// died and nobody gave it to us. Processes of it that still run are killed.
+// sweep removes the remains of a container that is not in the table: its executor died and it
+// was not handed to us. Its processes that still run are killed.
 func (x *Executor) sweep(id string) error {
 	if filepath.Base(id) != id {
 		return fault.Invalid.Errorf("container ID %q", id)

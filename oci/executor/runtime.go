@@ -34,8 +34,8 @@ type ociRuntime interface {
 	sweep() error
 }
 
-// A plan is what a process is to be, with which stdio. That of an init is what its container
-// is to be as well; an exec has no config and no request.
+// A plan describes a process to be made, and its stdio. The plan of an init describes its
+// container as well; an exec has no config and no request.
 type plan struct {
 	settings
 	process *libcontainer.Process

@@ -33,9 +33,8 @@ func Sealed() bool {
 	return err == nil && seals&baseSeals == baseSeals || isReadOnlyCopy(f)
 }
 
-// Seal returns a copy of the program at path that nobody can change any more,
-// close-on-exec: a sealed memfd, or what does as well where the system forbids programs
-// in those.
+// Seal returns a copy of the program at path that cannot be changed any more, close-on-exec: a
+// sealed memfd, or an equivalent where the system forbids programs in those.
 func Seal(path string) (*os.File, error) {
 	src, err := os.Open(path)
 	if err != nil {

@@ -31,8 +31,8 @@ import (
 // CRIU wants a container's mounts, and the /dev/null that is its stdin, as
 // libcontainer makes them: where there is a CRIU that works, nothing is staged.
 //
-// What cannot be staged is left to libcontainer: a user namespace (its devpts must
-// belong to it), a read-only /dev, a mount label, devices outside of /dev.
+// The rest is left to libcontainer, because it cannot be staged: a user namespace (its devpts
+// must belong to it), a read-only /dev, a mount label, devices outside of /dev.
 
 // staged says which trees a container was given.
 type staged struct {
@@ -40,13 +40,14 @@ type staged struct {
 	names []string
 }
 
-// v1Hierarchies are the host's of cgroup v1; none on v2.
+// v1Hierarchies returns the host's hierarchies of cgroup v1; none on v2.
 func v1Hierarchies() ([]kernel.Hierarchy, error) {
 	all, err := kernel.Hierarchies()
 	return slices.DeleteFunc(all, kernel.Hierarchy.V2), err
 }
 
-// staged makes what it can for a container; what goes wrong is libcontainer's to do.
+// staged makes the mounts that it can for a container; those that fail are left to
+// libcontainer.
 func (b *builtins) staged(lc *libcontainer.Container, config *configs.Config, req wire.RunRequest) *staged {
 	if !b.criu.absent.Load() {
 		return &staged{}

@@ -120,9 +120,9 @@ func (io *stdio) pump(o *output, g *gate) {
 // copy reads fd until it is dry or has ended, but no more than some buffers full,
 // and returns how much that was and whether it has ended.
 //
-// A terminal's EIO says that nobody in the container has it open at the moment: an
-// init that has closed its stdio may open /dev/console again. It is the end only once
-// the container has ended.
+// A terminal's EIO says that no process in the container has it open at the moment: an init
+// that has closed its stdio may open /dev/console again. It is the end only once the container
+// has ended.
 //
 // A line that is cut by the end of the buffer, while more is there to be read, is
 // joined with what follows; one that just has not gone on yet is written as it is.
@@ -202,9 +202,8 @@ func unwrapCR(p []byte) []byte {
 	return out
 }
 
-// drain takes what is left in the pipes after the container's end, and returns
-// when the pumps have stopped. A process elsewhere that holds a pipe open delays
-// nothing.
+// drain reads the rest of the pipes after the container's end, and returns when the pumps have
+// stopped. A process elsewhere that holds a pipe open delays nothing.
 func (io *stdio) drain() {
 	for _, o := range io.outs {
 		o.last.Store(true)

@@ -16,9 +16,9 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// withoutTasksMax asks for no limit of processes if none is asked for: systemd has
-// one for every scope (DefaultTasksMax=), which would be nobody's wish. The
-// kubelet limits the pod.
+// withoutTasksMax asks for no limit of processes if none was requested: systemd has a default
+// for every scope (DefaultTasksMax=), which was not asked for either. The kubelet limits the
+// pod.
 func withoutTasksMax(linux *specs.Linux) {
 	if linux.Resources == nil {
 		linux.Resources = &specs.LinuxResources{}
@@ -32,8 +32,8 @@ func withoutTasksMax(linux *specs.Linux) {
 // unitTime bounds a call of systemd.
 const unitTime = 30 * time.Second
 
-// scopeOf returns the name of the scope that systemd made a container's cgroup for,
-// "" if it is none of v2.
+// scopeOf returns the name of the scope that systemd made a container's cgroup for, "" if it is
+// not a scope on v2.
 func scopeOf(paths map[string]string) string {
 	if unit := filepath.Base(paths[""]); strings.HasSuffix(unit, ".scope") && cgroups.IsCgroup2UnifiedMode() {
 		return unit

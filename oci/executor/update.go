@@ -16,8 +16,8 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// update is "update": what the request sets is laid over what is in force and
-// applied at once; if part of it is refused, all of it is taken back.
+// update is "update": the limits in the request are laid over those in force and applied at
+// once; if part of it is refused, all of it is taken back.
 func (x *Executor) update(req wire.UpdateRequest) (err error) {
 	var r specs.LinuxResources
 	if len(req.Resources) > 0 {
@@ -46,8 +46,8 @@ func (x *Executor) update(req wire.UpdateRequest) (err error) {
 			return fault.Invalid.Errorf("update container %s: %w", c.ID, err)
 		}
 	}
-	// libcontainer puts back what it was told once; that leaves in force what was
-	// never set before.
+	// libcontainer puts back the limits that it was given once; limits that were never set
+	// before stay in force.
 	files := readLimitFiles(paths, r.Unified)
 	steps.Add("unit", func() error { return files.restoreUnit(scopeOf(paths)) }) // after the files
 	steps.Add("limits", files.restore)
