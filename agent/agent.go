@@ -9,7 +9,7 @@
 //	                                            │      observe → compute → act
 //	                    podsync (pure) ◀────────┤
 //	                                            ▼
-//	 pleg ◀── lists, events ── runtime ◀── CRI ── crix ◀── podspec (pure)
+//	 pleg ◀── lists, events ── runtime ◀── CRI ── criruntime ◀── podspec (pure)
 //	  │                           ▲             │
 //	  │   gate ── is it ready? ───┤             │
 //	  │   probe ── exec ──────────┘             ▼
@@ -40,7 +40,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	internalapi "k8s.io/cri-api/pkg/apis"
 
-	"github.com/crisp-cri/crisp/agent/crix"
+	"github.com/crisp-cri/crisp/agent/criruntime"
 	"github.com/crisp-cri/crisp/agent/desired"
 	"github.com/crisp-cri/crisp/agent/event"
 	"github.com/crisp-cri/crisp/agent/gate"
@@ -62,27 +62,27 @@ import (
 
 // Options are what an agent is started with.
 type Options struct {
-	Manifests      string        // directory of the manifest files
-	URL            string        // of one more manifest; "" is none
-	URLHeader      http.Header   // of the requests for it
-	Root           string        // the agent's own directory
-	Serve          Serve         // where it is spoken to
-	LogDir         string        // of the pods' logs; "" is <Root>/logs
-	NodeName       string        // "" is the host name
-	NodeIPs        []netip.Addr  // nil: found out, again and again
-	ResolvConf     string        // of the node; "" gives pods the runtime's choice
-	ClusterDNS     []string      // name servers for dnsPolicy ClusterFirst; none: as Default
-	ClusterDomain  string        // what the names of pods with a subdomain end in
-	SeccompDefault bool          // RuntimeDefault for containers that name no profile
-	NoCPUQuota     bool          // do not enforce CPU limits
-	Pulls          crix.Pulls    // limits of pulling images
-	PullPolicy     pulled.Policy // for which images that are here credentials are asked for; "" is the kubelet's default
-	PullUnasked    []string      // images that they are not asked for, with the policy NeverVerifyAllowlisted
-	Plugins        string        // file with a CredentialProviderConfig; "" for none
-	PluginDir      string        // of its programs
-	LogLinks       string        // directory of links to the containers' logs; "" for none
-	StopPods       bool          // stop the pods when the agent ends; else they run on
-	Care           Care          // of the node
+	Manifests      string           // directory of the manifest files
+	URL            string           // of one more manifest; "" is none
+	URLHeader      http.Header      // of the requests for it
+	Root           string           // the agent's own directory
+	Serve          Serve            // where it is spoken to
+	LogDir         string           // of the pods' logs; "" is <Root>/logs
+	NodeName       string           // "" is the host name
+	NodeIPs        []netip.Addr     // nil: found out, again and again
+	ResolvConf     string           // of the node; "" gives pods the runtime's choice
+	ClusterDNS     []string         // name servers for dnsPolicy ClusterFirst; none: as Default
+	ClusterDomain  string           // what the names of pods with a subdomain end in
+	SeccompDefault bool             // RuntimeDefault for containers that name no profile
+	NoCPUQuota     bool             // do not enforce CPU limits
+	Pulls          criruntime.Pulls // limits of pulling images
+	PullPolicy     pulled.Policy    // for which images that are here credentials are asked for; "" is the kubelet's default
+	PullUnasked    []string         // images that they are not asked for, with the policy NeverVerifyAllowlisted
+	Plugins        string           // file with a CredentialProviderConfig; "" for none
+	PluginDir      string           // of its programs
+	LogLinks       string           // directory of links to the containers' logs; "" for none
+	StopPods       bool             // stop the pods when the agent ends; else they run on
+	Care           Care             // of the node
 	Log            *slog.Logger
 
 	MaxBackoff time.Duration // of containers that exit again and again; 0 is 300 s
@@ -173,7 +173,7 @@ func newAgent(ctx context.Context, o Options, events *event.Store) (*agent, *car
 	r := &roster{wanted: wanted, files: files, status: statuses}
 	h := host{addresses: ips, node: node.New(o.NodeName, o.Serve.Version, ips.get()), gate: &gate.Gate{Log: o.Log}}
 	g := &grants{care: o.Care, noQuota: o.NoCPUQuota, host: h, roster: r, ids: ids}
-	driver := crix.New(crix.Options{
+	driver := criruntime.New(criruntime.Options{
 		Root: o.Root, Files: files, NodeName: o.NodeName, Host: h, Grants: g, Objects: wanted, Plugins: plugins, Pulled: ledger,
 		ResolvConf: o.ResolvConf, ClusterDNS: o.ClusterDNS, ClusterDomain: o.ClusterDomain,
 		SeccompDefault: o.SeccompDefault, NoCPUQuota: o.NoCPUQuota, Pulls: o.Pulls, MaxBackoff: o.MaxBackoff, Events: events, Log: o.Log,
@@ -222,7 +222,7 @@ func (a *agent) connected(ctx context.Context, runtime internalapi.RuntimeServic
 	a.runtime, a.images = a.counts.Wrap(runtime, images)
 	version, err := a.runtime.Version(ctx, "")
 	if err != nil {
-		return crix.Fault(err)
+		return criruntime.Fault(err)
 	}
 	a.status.Node.Runtime = version.RuntimeName
 	a.gate.Runtime = a.runtime

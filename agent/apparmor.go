@@ -8,7 +8,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/crisp-cri/crisp/agent/crix"
+	"github.com/crisp-cri/crisp/agent/criruntime"
 	v1 "k8s.io/api/core/v1"
 )
 
@@ -36,10 +36,10 @@ func checkAppArmor(pod *v1.Pod) error {
 	}
 	data, err := os.ReadFile(profiles)
 	if errors.Is(err, fs.ErrNotExist) {
-		return crix.Reasoned("AppArmor", errors.New("Cannot enforce AppArmor: AppArmor is not enabled on the host"))
+		return criruntime.Reasoned("AppArmor", errors.New("Cannot enforce AppArmor: AppArmor is not enabled on the host"))
 	}
 	if err != nil {
-		return crix.Reasoned("AppArmor", fmt.Errorf("Cannot enforce AppArmor: %w", err))
+		return criruntime.Reasoned("AppArmor", fmt.Errorf("Cannot enforce AppArmor: %w", err))
 	}
 	for line := range strings.Lines(string(data)) { // NAME (MODE)
 		if i := strings.LastIndex(line, " ("); i > 0 {
@@ -47,7 +47,7 @@ func checkAppArmor(pod *v1.Pod) error {
 		}
 	}
 	for name := range want {
-		return crix.Reasoned("AppArmor", fmt.Errorf("Cannot enforce AppArmor: profile %q is not loaded", name))
+		return criruntime.Reasoned("AppArmor", fmt.Errorf("Cannot enforce AppArmor: profile %q is not loaded", name))
 	}
 	return nil
 }

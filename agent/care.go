@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/crisp-cri/crisp/agent/admit"
-	"github.com/crisp-cri/crisp/agent/crix"
+	"github.com/crisp-cri/crisp/agent/criruntime"
 	"github.com/crisp-cri/crisp/agent/desired"
 	"github.com/crisp-cri/crisp/agent/event"
 	"github.com/crisp-cri/crisp/agent/evict"
@@ -69,7 +69,7 @@ type care struct {
 	files   *podfiles.Store
 	roster  *roster
 	grants  *grants
-	driver  *crix.Driver
+	driver  *criruntime.Driver
 	pulled  *pulled.Ledger
 	workers *workers
 	events  event.Recorder

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/crisp-cri/crisp/agent/crix"
+	"github.com/crisp-cri/crisp/agent/criruntime"
 	"github.com/crisp-cri/crisp/internal/fault"
 	internalapi "k8s.io/cri-api/pkg/apis"
 	criclient "k8s.io/cri-client/pkg"
@@ -51,8 +51,8 @@ func unreachable(endpoint string, err error) error {
 		}
 		err = inner
 	}
-	if text := crix.Fault(err); errors.Is(text, fault.Unavailable) {
+	if text := criruntime.Fault(err); errors.Is(text, fault.Unavailable) {
 		return text
 	}
-	return fault.Unavailable.Errorf("runtime at %s is not reachable: %s", endpoint, fmt.Sprint(crix.Fault(err)))
+	return fault.Unavailable.Errorf("runtime at %s is not reachable: %s", endpoint, fmt.Sprint(criruntime.Fault(err)))
 }

@@ -8,7 +8,7 @@ import (
 
 	"github.com/crisp-cri/crisp/agent/admit"
 	"github.com/crisp-cri/crisp/agent/cgroup"
-	"github.com/crisp-cri/crisp/agent/crix"
+	"github.com/crisp-cri/crisp/agent/criruntime"
 	"github.com/crisp-cri/crisp/agent/idrange"
 	"github.com/crisp-cri/crisp/agent/podspec"
 	"github.com/crisp-cri/crisp/agent/status"
@@ -18,7 +18,7 @@ import (
 )
 
 // grants give pods what they need on this node besides files: a cgroup, and IDs of the
-// node for their user namespaces. It is crix.Grants.
+// node for their user namespaces. It is criruntime.Grants.
 type grants struct {
 	care    Care
 	noQuota bool // CPU limits are not enforced
@@ -50,7 +50,7 @@ func (g *grants) open(ctx context.Context, runtime internalapi.RuntimeService) (
 	return err
 }
 
-// CgroupParent is as crix.Grants says.
+// CgroupParent is as criruntime.Grants says.
 func (g *grants) CgroupParent(pod *v1.Pod) string {
 	if g.cgroups == nil {
 		return ""
@@ -58,7 +58,7 @@ func (g *grants) CgroupParent(pod *v1.Pod) string {
 	return g.cgroups.Parent(string(pod.UID), status.QOS(pod))
 }
 
-// Resize is as crix.Grants says.
+// Resize is as criruntime.Grants says.
 func (g *grants) Resize(pod *v1.Pod) error {
 	if g.cgroups == nil {
 		return nil
@@ -74,7 +74,7 @@ func (g *grants) sweep(known map[string]bool) error {
 	return errors.Join(g.weigh(), g.cgroups.Sweep(func(uid string) bool { return known[uid] }))
 }
 
-// Prepare is as crix.Grants says.
+// Prepare is as criruntime.Grants says.
 func (g *grants) Prepare(_ context.Context, pod *v1.Pod) error {
 	if err := checkAppArmor(pod); err != nil {
 		return err
@@ -83,7 +83,7 @@ func (g *grants) Prepare(_ context.Context, pod *v1.Pod) error {
 		return nil
 	}
 	if err := g.limit(pod); err != nil {
-		return crix.Reasoned("FailedCreatePodContainer", err)
+		return criruntime.Reasoned("FailedCreatePodContainer", err)
 	}
 	return nil
 }
@@ -126,7 +126,7 @@ func (g *grants) weigh() error {
 	return g.cgroups.Weigh(milli)
 }
 
-// Release is as crix.Grants says.
+// Release is as criruntime.Grants says.
 func (g *grants) Release(uid string) error {
 	if g.cgroups != nil {
 		if err := g.cgroups.Remove(uid); err != nil {
@@ -136,7 +136,7 @@ func (g *grants) Release(uid string) error {
 	return g.ids.Free(uid)
 }
 
-// UserNamespace is as crix.Grants says.
+// UserNamespace is as criruntime.Grants says.
 func (g *grants) UserNamespace(pod *v1.Pod, handler string) (*cri.UserNamespace, error) {
 	if pod.Spec.HostUsers == nil || *pod.Spec.HostUsers {
 		return &cri.UserNamespace{Mode: cri.NamespaceMode_NODE}, nil
@@ -144,5 +144,5 @@ func (g *grants) UserNamespace(pod *v1.Pod, handler string) (*cri.UserNamespace,
 	if f := g.host.Features(handler); f != nil && !f.UserNamespaces {
 		return nil, fmt.Errorf("the runtime's handler %q has no user namespaces", handler)
 	}
-	return g.ids.Of(string(pod.UID), func() ([]*cri.IDMapping, error) { return crix.UserIDs(g.runtime) })
+	return g.ids.Of(string(pod.UID), func() ([]*cri.IDMapping, error) { return criruntime.UserIDs(g.runtime) })
 }

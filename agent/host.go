@@ -7,7 +7,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// A host is what the driver may know of this node. It is crix.Host.
+// A host is what the driver may know of this node. It is criruntime.Host.
 type host struct {
 	addresses *addresses
 	node      *node.State

@@ -5,7 +5,7 @@ import (
 	"errors"
 	"slices"
 
-	"github.com/crisp-cri/crisp/agent/crix"
+	"github.com/crisp-cri/crisp/agent/criruntime"
 	v1 "k8s.io/api/core/v1"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
@@ -13,7 +13,7 @@ import (
 func (c *care) imagesDir(ctx context.Context) (string, error) {
 	resp, err := c.images.ImageFsInfo(ctx)
 	if err != nil {
-		return "", crix.Fault(err)
+		return "", criruntime.Fault(err)
 	}
 	for _, f := range resp.GetImageFilesystems() {
 		if dir := f.GetFsId().GetMountpoint(); dir != "" {
@@ -37,7 +37,7 @@ func (c *care) imageSpace(ctx context.Context) (capacity, available int64, err e
 func (c *care) imagesInUse(ctx context.Context) (map[string]bool, error) {
 	list, err := c.runtime.ListContainers(ctx, nil)
 	if err != nil {
-		return nil, crix.Fault(err)
+		return nil, criruntime.Fault(err)
 	}
 	used := map[string]bool{}
 	for _, container := range list {

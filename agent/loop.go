@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/crisp-cri/crisp/agent/api"
-	"github.com/crisp-cri/crisp/agent/crix"
+	"github.com/crisp-cri/crisp/agent/criruntime"
 	"github.com/crisp-cri/crisp/agent/desired"
 	"github.com/crisp-cri/crisp/agent/event"
 	"github.com/crisp-cri/crisp/agent/gate"
@@ -35,7 +35,7 @@ type agent struct {
 	host   host
 	grants *grants
 	events event.Recorder
-	driver *crix.Driver
+	driver *criruntime.Driver
 	wanted *desired.Manager
 	status *status.Store
 	probes *probe.Manager
@@ -268,7 +268,7 @@ func (a *agent) retryRejected() {
 // backend is the Runtime of the workers: the driver, and what else is known of
 // pods.
 type backend struct {
-	*crix.Driver
+	*criruntime.Driver
 	a *agent
 }
 

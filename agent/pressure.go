@@ -8,7 +8,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/crisp-cri/crisp/agent/crix"
+	"github.com/crisp-cri/crisp/agent/criruntime"
 	"github.com/crisp-cri/crisp/agent/evict"
 	"github.com/crisp-cri/crisp/agent/node"
 	"github.com/crisp-cri/crisp/agent/podspec"
@@ -117,7 +117,7 @@ func (c *care) usage(ctx context.Context, all bool) ([]evict.Pod, error) {
 	if len(pods) == 0 {
 		return nil, nil
 	}
-	stats, err := crix.PodStats(ctx, c.runtime)
+	stats, err := criruntime.PodStats(ctx, c.runtime)
 	if err != nil {
 		return nil, err
 	}

@@ -5,7 +5,7 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/crisp-cri/crisp/agent/crix"
+	"github.com/crisp-cri/crisp/agent/criruntime"
 	"github.com/crisp-cri/crisp/agent/desired"
 	"github.com/crisp-cri/crisp/agent/podfiles"
 	"github.com/crisp-cri/crisp/agent/podspec"
@@ -25,12 +25,12 @@ type roster struct {
 
 // requests are those of a pod with its overhead.
 func (r *roster) requests(pod *v1.Pod) v1.ResourceList {
-	return podspec.Requests(pod, crix.Overhead(pod, r.wanted))
+	return podspec.Requests(pod, criruntime.Overhead(pod, r.wanted))
 }
 
 // limits are those of a pod; its overhead adds to those that it has.
 func (r *roster) limits(pod *v1.Pod) v1.ResourceList {
-	return podspec.Limits(pod, crix.Overhead(pod, r.wanted))
+	return podspec.Limits(pod, criruntime.Overhead(pod, r.wanted))
 }
 
 // allocated are the wanted pods with the resources that they may have: what one only

@@ -10,7 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/crisp-cri/crisp/agent/crix"
+	"github.com/crisp-cri/crisp/agent/criruntime"
 	"github.com/crisp-cri/crisp/agent/desired"
 	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/agent/podfiles"
@@ -67,7 +67,7 @@ func TestStopsWithoutRuntime(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				driver := crix.New(crix.Options{Root: root, Files: files, Log: slog.New(slog.DiscardHandler)})
+				driver := criruntime.New(criruntime.Options{Root: root, Files: files, Log: slog.New(slog.DiscardHandler)})
 				driver.Connect(runtime, nil)
 				a := &agent{o: Options{Root: root, Log: slog.New(slog.DiscardHandler)}, files: files, roster: &roster{files: files}, workers: &workers{}, driver: driver, runtime: runtime, wanted: desired.New([]string{manifest.SourceFile})}
 				a.probes = probe.New(t.Context(), probe.Options{Log: a.o.Log})

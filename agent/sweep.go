@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/crisp-cri/crisp/agent/crix"
+	"github.com/crisp-cri/crisp/agent/criruntime"
 )
 
 const (
@@ -72,7 +72,7 @@ func (c *care) prunePulled(ctx context.Context) error {
 	c.pruned = time.Now()
 	images, err := c.images.ListImages(ctx, nil)
 	if err != nil {
-		return crix.Fault(err)
+		return criruntime.Fault(err)
 	}
 	there := map[string]bool{}
 	for _, image := range images {

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/crisp-cri/crisp/agent/crix"
+	"github.com/crisp-cri/crisp/agent/criruntime"
 	"github.com/crisp-cri/crisp/agent/status"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -63,7 +63,7 @@ func (s *Server) routeHealth(mux *http.ServeMux) {
 			ctx, cancel := context.WithTimeout(r.Context(), runtimePatience)
 			defer cancel()
 			_, err = runtime.Version(ctx, "")
-			return crix.Fault(err)
+			return criruntime.Fault(err)
 		},
 	}
 	answer := func(w http.ResponseWriter, r *http.Request, names ...string) {
@@ -103,7 +103,7 @@ func (s *Server) runningPods(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	found, err := crix.List(r.Context(), runtime, status.Node{})
+	found, err := criruntime.List(r.Context(), runtime, status.Node{})
 	if err != nil {
 		return err
 	}

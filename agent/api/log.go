@@ -6,7 +6,7 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/crisp-cri/crisp/agent/crix"
+	"github.com/crisp-cri/crisp/agent/criruntime"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/logread"
 )
@@ -54,7 +54,7 @@ func (s *Server) log(w http.ResponseWriter, r *http.Request) error {
 		o.Stdout, o.Stderr = flusher{w}, flusher{w}
 	}
 	if truth(q, "follow") && !truth(q, "previous") {
-		o.Running = crix.Running(runtime, runtimeID(id))
+		o.Running = criruntime.Running(runtime, runtimeID(id))
 	}
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	if err := l.Copy(r.Context(), o); err != nil && r.Context().Err() == nil {

@@ -21,7 +21,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/crisp-cri/crisp/agent/crix"
+	"github.com/crisp-cri/crisp/agent/criruntime"
 	"github.com/crisp-cri/crisp/agent/desired"
 	"github.com/crisp-cri/crisp/agent/event"
 	"github.com/crisp-cri/crisp/agent/node"
@@ -157,7 +157,7 @@ func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}, Status: metav1.StatusFailure,
 		Message: err.Error(), Reason: metav1.StatusReasonInternalError, Code: http.StatusInternalServerError,
 	}
-	err = crix.Fault(err)
+	err = criruntime.Fault(err)
 	for _, c := range codes {
 		if errors.Is(err, c.kind) {
 			status.Reason, status.Code, status.Message = c.reason, int32(c.code), err.Error()

@@ -7,7 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 
-	"github.com/crisp-cri/crisp/agent/crix"
+	"github.com/crisp-cri/crisp/agent/criruntime"
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -126,7 +126,7 @@ func (s *Server) podStats(ctx context.Context) (*stats.Summary, error) {
 	if err != nil {
 		return nil, err
 	}
-	sandboxes, err := crix.PodStats(ctx, runtime)
+	sandboxes, err := criruntime.PodStats(ctx, runtime)
 	if err != nil {
 		return nil, err
 	}

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/crisp-cri/crisp/agent/crix"
+	"github.com/crisp-cri/crisp/agent/criruntime"
 	"github.com/crisp-cri/crisp/internal/fault"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -84,12 +84,12 @@ func (s *Server) podUsage(ctx context.Context) ([]metrics.PodMetrics, error) {
 	if err != nil {
 		return nil, err
 	}
-	first, err := crix.PodStats(ctx, runtime)
+	first, err := criruntime.PodStats(ctx, runtime)
 	if err != nil {
 		return nil, err
 	}
 	time.Sleep(between)
-	second, err := crix.PodStats(ctx, runtime)
+	second, err := criruntime.PodStats(ctx, runtime)
 	if err != nil {
 		return nil, err
 	}

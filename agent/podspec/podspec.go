@@ -1,7 +1,7 @@
 // Package podspec translates pods into what CRI wants: the configurations of sandboxes
 // and containers, their labels, resources, environment and /etc/hosts. It is pure: it
 // reads no disk, asks no runtime and knows no clock. What the translation depends on
-// besides the pod is in an Input, which the package crix gathers.
+// besides the pod is in an Input, which the package criruntime gathers.
 //
 // What a runtime keeps of it is read back here as well: the labels and annotations by
 // which an agent finds its own pods again and ends them as it was promised (labels.go).

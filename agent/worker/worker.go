@@ -24,7 +24,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/poke"
 )
 
-// A Runtime is what a worker needs of the world. crix implements it over CRI.
+// A Runtime is what a worker needs of the world. criruntime implements it over CRI.
 type Runtime interface {
 	// Observe returns what exists under key; pod is what is wanted there, or nil.
 	// What is the worker's own it does not fill in.

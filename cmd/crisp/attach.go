@@ -1,7 +1,7 @@
 package main
 
 import (
-	"github.com/crisp-cri/crisp/agent/crix"
+	"github.com/crisp-cri/crisp/agent/criruntime"
 	"github.com/spf13/cobra"
 	v1 "k8s.io/api/core/v1"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -37,7 +37,7 @@ func (c *cli) attach(namespace, name, container string, interactive, tty bool) e
 		ContainerId: id, Tty: tty, Stdin: interactive, Stdout: true, Stderr: !tty,
 	})
 	if err != nil {
-		return crix.Fault(err)
+		return criruntime.Fault(err)
 	}
 	return c.stream(resp.Url, c.streams(interactive, tty), tty)
 }

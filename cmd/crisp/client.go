@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/crisp-cri/crisp/agent"
-	"github.com/crisp-cri/crisp/agent/crix"
+	"github.com/crisp-cri/crisp/agent/criruntime"
 	"github.com/crisp-cri/crisp/agent/podfiles"
 	"github.com/crisp-cri/crisp/agent/status"
 	"github.com/crisp-cri/crisp/internal/fault"
@@ -24,12 +24,12 @@ func (c *cli) connect() (internalapi.RuntimeService, internalapi.ImageManagerSer
 
 // pods lists the pods of the runtime, and those that the agent has accepted for
 // it and that wait for their sandbox.
-func (c *cli) pods(runtime internalapi.RuntimeService) ([]crix.Found, error) {
+func (c *cli) pods(runtime internalapi.RuntimeService) ([]criruntime.Found, error) {
 	version, err := runtime.Version(c.ctx, "")
 	if err != nil {
-		return nil, crix.Fault(err)
+		return nil, criruntime.Fault(err)
 	}
-	list, err := crix.List(c.ctx, runtime, status.Node{Runtime: version.RuntimeName})
+	list, err := criruntime.List(c.ctx, runtime, status.Node{Runtime: version.RuntimeName})
 	if err != nil {
 		return nil, err
 	}
@@ -41,10 +41,10 @@ func (c *cli) pods(runtime internalapi.RuntimeService) ([]crix.Found, error) {
 		list = merge(list, told)
 	} else {
 		for _, pod := range podfiles.Waiting(c.agentRoot, c.endpoint, known) {
-			list = append(list, crix.Found{Pod: pod})
+			list = append(list, criruntime.Found{Pod: pod})
 		}
 	}
-	crix.SortFound(list)
+	criruntime.SortFound(list)
 	return list, nil
 }
 
@@ -62,12 +62,12 @@ func (c *cli) podsOfAgent() ([]v1.Pod, bool) {
 
 // merge takes the agent's word for its own pods. The runtime has others besides:
 // of a kubelet, or of crictl.
-func merge(found []crix.Found, told []v1.Pod) []crix.Found {
+func merge(found []criruntime.Found, told []v1.Pod) []criruntime.Found {
 	for i := range told {
 		pod := &told[i]
-		j := slices.IndexFunc(found, func(f crix.Found) bool { return f.Pod.UID == pod.UID })
+		j := slices.IndexFunc(found, func(f criruntime.Found) bool { return f.Pod.UID == pod.UID })
 		if j < 0 {
-			found = append(found, crix.Found{Pod: pod})
+			found = append(found, criruntime.Found{Pod: pod})
 			continue
 		}
 		if pod.CreationTimestamp.IsZero() {
@@ -79,10 +79,10 @@ func merge(found []crix.Found, told []v1.Pod) []crix.Found {
 }
 
 // connectToPod finds one pod on the runtime that it connects to.
-func (c *cli) connectToPod(namespace, name string) (internalapi.RuntimeService, crix.Found, error) {
+func (c *cli) connectToPod(namespace, name string) (internalapi.RuntimeService, criruntime.Found, error) {
 	runtime, _, err := c.connect()
 	if err != nil {
-		return nil, crix.Found{}, err
+		return nil, criruntime.Found{}, err
 	}
 	f, err := c.pod(runtime, namespace, name)
 	return runtime, f, err
@@ -90,13 +90,13 @@ func (c *cli) connectToPod(namespace, name string) (internalapi.RuntimeService, 
 
 // pod finds the pod called name; of several, as while one replaces another, the
 // youngest. "pod/web" is "web".
-func (c *cli) pod(runtime internalapi.RuntimeService, namespace, name string) (crix.Found, error) {
+func (c *cli) pod(runtime internalapi.RuntimeService, namespace, name string) (criruntime.Found, error) {
 	name = podName(name)
 	all, err := c.pods(runtime)
 	if err != nil {
-		return crix.Found{}, err
+		return criruntime.Found{}, err
 	}
-	var found *crix.Found
+	var found *criruntime.Found
 	for i := range all {
 		p := all[i].Pod
 		if p.Namespace == namespace && p.Name == name && (found == nil || found.Pod.CreationTimestamp.Before(&p.CreationTimestamp)) {
@@ -104,7 +104,7 @@ func (c *cli) pod(runtime internalapi.RuntimeService, namespace, name string) (c
 		}
 	}
 	if found == nil {
-		return crix.Found{}, fault.NotFound.Errorf("there is no pod %s in namespace %s", name, namespace)
+		return criruntime.Found{}, fault.NotFound.Errorf("there is no pod %s in namespace %s", name, namespace)
 	}
 	return *found, nil
 }
@@ -120,7 +120,7 @@ func podName(arg string) string {
 
 // container finds the status of the container called name. Without a name it is
 // the first, and a word on stderr if there are more.
-func (c *cli) container(f crix.Found, name string) (v1.ContainerStatus, error) {
+func (c *cli) container(f criruntime.Found, name string) (v1.ContainerStatus, error) {
 	containers := f.Pod.Status.ContainerStatuses
 	all := slices.Concat(containers, f.Pod.Status.InitContainerStatuses, f.Pod.Status.EphemeralContainerStatuses)
 	if name == "" && len(containers) > 0 {

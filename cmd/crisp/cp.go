@@ -13,7 +13,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/crisp-cri/crisp/agent/crix"
+	"github.com/crisp-cri/crisp/agent/criruntime"
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 	"k8s.io/client-go/tools/remotecommand"
@@ -52,7 +52,7 @@ func (c *cli) tar(namespace, name, container string, cmd []string, in io.Reader,
 	}
 	resp, err := runtime.Exec(c.ctx, &cri.ExecRequest{ContainerId: id, Cmd: cmd, Stdin: in != nil, Stdout: out != nil, Stderr: true})
 	if err != nil {
-		return crix.Fault(err)
+		return criruntime.Fault(err)
 	}
 	return c.stream(resp.Url, remotecommand.StreamOptions{Stdin: in, Stdout: out, Stderr: c.stderr}, false)
 }

@@ -8,7 +8,7 @@ import (
 	"os"
 	"strings"
 
-	"github.com/crisp-cri/crisp/agent/crix"
+	"github.com/crisp-cri/crisp/agent/criruntime"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"k8s.io/client-go/rest"
@@ -51,7 +51,7 @@ func (c *cli) exec(namespace, name, container string, cmd []string, interactive,
 		ContainerId: id, Cmd: cmd, Tty: tty, Stdin: interactive, Stdout: true, Stderr: !tty,
 	})
 	if err != nil {
-		return crix.Fault(err)
+		return criruntime.Fault(err)
 	}
 	return c.stream(resp.Url, c.streams(interactive, tty), tty)
 }

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/crisp-cri/crisp/agent/api"
-	"github.com/crisp-cri/crisp/agent/crix"
+	"github.com/crisp-cri/crisp/agent/criruntime"
 	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/agent/podspec"
 	"github.com/crisp-cri/crisp/agent/status"
@@ -78,7 +78,7 @@ func (c *cli) getPods(what []target, o getOptions) error {
 	if err != nil {
 		return err
 	}
-	var list []crix.Found
+	var list []criruntime.Found
 	for _, t := range what {
 		n := len(list)
 		for _, f := range pods {
@@ -96,7 +96,7 @@ func (c *cli) getPods(what []target, o getOptions) error {
 	return printers[o.output](c.stdout, list, view{all: o.all, one: what[0].name != "" && len(list) == 1, now: time.Now()})
 }
 
-func (c *cli) anyPods() ([]crix.Found, error) {
+func (c *cli) anyPods() ([]criruntime.Found, error) {
 	runtime, _, err := c.connect()
 	if err == nil {
 		return c.pods(runtime)
@@ -107,7 +107,7 @@ func (c *cli) anyPods() ([]crix.Found, error) {
 	}
 	fmt.Fprintf(c.stderr, "crisp: %v\n", err)
 	list := merge(nil, told)
-	crix.SortFound(list)
+	criruntime.SortFound(list)
 	return list, nil
 }
 
@@ -118,15 +118,15 @@ type view struct {
 	now time.Time
 }
 
-var printers = map[string]func(io.Writer, []crix.Found, view) error{
-	"":     func(w io.Writer, pods []crix.Found, v view) error { return printTable(w, pods, v, false) },
-	"wide": func(w io.Writer, pods []crix.Found, v view) error { return printTable(w, pods, v, true) },
+var printers = map[string]func(io.Writer, []criruntime.Found, view) error{
+	"":     func(w io.Writer, pods []criruntime.Found, v view) error { return printTable(w, pods, v, false) },
+	"wide": func(w io.Writer, pods []criruntime.Found, v view) error { return printTable(w, pods, v, true) },
 	"name": printNames,
 	"json": printJSON,
 	"yaml": printYAML,
 }
 
-func printTable(w io.Writer, pods []crix.Found, v view, wide bool) error {
+func printTable(w io.Writer, pods []criruntime.Found, v view, wide bool) error {
 	if len(pods) == 0 {
 		return nil
 	}
@@ -169,7 +169,7 @@ func source(pod *v1.Pod) string {
 	return or(or(pod.Labels[podspec.LabelSource], pod.Annotations[manifest.AnnotationSource]), "<none>")
 }
 
-func sandbox(f crix.Found) string {
+func sandbox(f criruntime.Found) string {
 	if len(f.Have.Sandboxes) == 0 {
 		return "<none>"
 	}
@@ -184,7 +184,7 @@ func images(pod *v1.Pod) string {
 	return or(strings.Join(list, ","), "<none>")
 }
 
-func printNames(w io.Writer, pods []crix.Found, _ view) error {
+func printNames(w io.Writer, pods []criruntime.Found, _ view) error {
 	for _, f := range pods {
 		fmt.Fprintln(w, "pod/"+f.Pod.Name)
 	}
@@ -192,7 +192,7 @@ func printNames(w io.Writer, pods []crix.Found, _ view) error {
 }
 
 // object is one pod or a list of them, as kubectl writes it.
-func object(pods []crix.Found, v view) any {
+func object(pods []criruntime.Found, v view) any {
 	if v.one {
 		return pods[0].Pod
 	}
@@ -203,13 +203,13 @@ func object(pods []crix.Found, v view) any {
 	return list
 }
 
-func printJSON(w io.Writer, pods []crix.Found, v view) error {
+func printJSON(w io.Writer, pods []criruntime.Found, v view) error {
 	e := json.NewEncoder(w)
 	e.SetIndent("", "    ")
 	return e.Encode(object(pods, v))
 }
 
-func printYAML(w io.Writer, pods []crix.Found, v view) error {
+func printYAML(w io.Writer, pods []criruntime.Found, v view) error {
 	data, err := yaml.Marshal(object(pods, v))
 	if err != nil {
 		return err

@@ -6,7 +6,7 @@ import (
 	"os"
 	"slices"
 
-	"github.com/crisp-cri/crisp/agent/crix"
+	"github.com/crisp-cri/crisp/agent/criruntime"
 	"github.com/crisp-cri/crisp/server/loaderapi"
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
@@ -39,7 +39,7 @@ func imageCommand(c *cli) *cobra.Command {
 		}
 		names, err := c.load(archive)
 		if err != nil {
-			return fmt.Errorf("load %s: %w", input, crix.Fault(err))
+			return fmt.Errorf("load %s: %w", input, criruntime.Fault(err))
 		}
 		for _, name := range names {
 			fmt.Fprintln(c.stdout, name)
@@ -57,11 +57,11 @@ func (c *cli) pruneImages() error {
 	}
 	list, err := images.ListImages(c.ctx, nil)
 	if err != nil {
-		return crix.Fault(err)
+		return criruntime.Fault(err)
 	}
 	containers, err := runtime.ListContainers(c.ctx, nil)
 	if err != nil {
-		return crix.Fault(err)
+		return criruntime.Fault(err)
 	}
 	used := map[string]bool{}
 	for _, box := range containers {
@@ -82,7 +82,7 @@ func (c *cli) pruneImages() error {
 			continue
 		}
 		if err := images.RemoveImage(c.ctx, &cri.ImageSpec{Image: image.Id}); err != nil {
-			return fmt.Errorf("remove image %s: %w", image.Id, crix.Fault(err))
+			return fmt.Errorf("remove image %s: %w", image.Id, criruntime.Fault(err))
 		}
 		for _, name := range imageNames(image) {
 			fmt.Fprintln(c.stdout, name)

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"text/tabwriter"
 
-	"github.com/crisp-cri/crisp/agent/crix"
+	"github.com/crisp-cri/crisp/agent/criruntime"
 	"github.com/spf13/cobra"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
@@ -27,7 +27,7 @@ func imagesCommand(c *cli) *cobra.Command {
 		}
 		list, err := service.ListImages(c.ctx, nil)
 		if err != nil {
-			return crix.Fault(err)
+			return criruntime.Fault(err)
 		}
 		if output == "json" {
 			e := json.NewEncoder(c.stdout)

@@ -9,7 +9,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/crisp-cri/crisp/agent/crix"
+	"github.com/crisp-cri/crisp/agent/criruntime"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/logread"
 	"github.com/spf13/cobra"
@@ -92,14 +92,14 @@ func (c *cli) logs(namespace, pod, container string, o logFlags) error {
 }
 
 // logsOf prints the log of one container.
-func (c *cli) logsOf(runtime internalapi.RuntimeService, f crix.Found, status v1.ContainerStatus, flags logFlags, stdout, stderr io.Writer) error {
+func (c *cli) logsOf(runtime internalapi.RuntimeService, f criruntime.Found, status v1.ContainerStatus, flags logFlags, stdout, stderr io.Writer) error {
 	id, err := runOf(f, status, flags.previous)
 	if err != nil {
 		return err
 	}
 	resp, err := runtime.ContainerStatus(c.ctx, id, false)
 	if err != nil {
-		return crix.Fault(err)
+		return criruntime.Fault(err)
 	}
 	path := resp.GetStatus().GetLogPath()
 	if path == "" {
@@ -122,7 +122,7 @@ func (c *cli) logsOf(runtime internalapi.RuntimeService, f crix.Found, status v1
 		o.Since = time.Now().Add(-flags.since)
 	}
 	if flags.follow && !flags.previous {
-		o.Running = crix.Running(runtime, id)
+		o.Running = criruntime.Running(runtime, id)
 	}
 	damaged := 0
 	o.Damaged = func(error) { damaged++ }
@@ -165,7 +165,7 @@ func (l *lines) Write(p []byte) (int, error) {
 }
 
 // runOf returns the ID of the container's last run, or of the one before it.
-func runOf(f crix.Found, s v1.ContainerStatus, previous bool) (string, error) {
+func runOf(f criruntime.Found, s v1.ContainerStatus, previous bool) (string, error) {
 	if previous {
 		t := s.LastTerminationState.Terminated
 		if t == nil {

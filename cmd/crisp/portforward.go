@@ -5,7 +5,7 @@ import (
 	"net/url"
 	"strings"
 
-	"github.com/crisp-cri/crisp/agent/crix"
+	"github.com/crisp-cri/crisp/agent/criruntime"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/spf13/cobra"
 	"k8s.io/client-go/rest"
@@ -33,7 +33,7 @@ func portForwardCommand(c *cli) *cobra.Command {
 		}
 		resp, err := runtime.PortForward(c.ctx, &cri.PortForwardRequest{PodSandboxId: f.Have.Sandboxes[0].ID})
 		if err != nil {
-			return crix.Fault(err)
+			return criruntime.Fault(err)
 		}
 		return c.forward(resp.Url, strings.Split(address, ","), rest[1:])
 	}

@@ -3,7 +3,7 @@ package main
 import (
 	"fmt"
 
-	"github.com/crisp-cri/crisp/agent/crix"
+	"github.com/crisp-cri/crisp/agent/criruntime"
 	"github.com/spf13/cobra"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
@@ -20,7 +20,7 @@ func pullCommand(c *cli) *cobra.Command {
 		}
 		ref, err := service.PullImage(c.ctx, &cri.ImageSpec{Image: rest[0], UserSpecifiedImage: rest[0]}, nil, nil)
 		if err != nil {
-			return fmt.Errorf("pull %s: %w", rest[0], crix.Fault(err))
+			return fmt.Errorf("pull %s: %w", rest[0], criruntime.Fault(err))
 		}
 		fmt.Fprintln(c.stdout, ref)
 		return nil

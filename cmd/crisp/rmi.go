@@ -3,7 +3,7 @@ package main
 import (
 	"fmt"
 
-	"github.com/crisp-cri/crisp/agent/crix"
+	"github.com/crisp-cri/crisp/agent/criruntime"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/spf13/cobra"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -22,13 +22,13 @@ func rmiCommand(c *cli) *cobra.Command {
 		for _, name := range rest {
 			resp, err := service.ImageStatus(c.ctx, &cri.ImageSpec{Image: name}, false)
 			if err != nil {
-				return crix.Fault(err)
+				return criruntime.Fault(err)
 			}
 			if resp.GetImage() == nil { // CRI's RemoveImage would say nothing
 				return fault.NotFound.Errorf("there is no image %s", name)
 			}
 			if err := service.RemoveImage(c.ctx, &cri.ImageSpec{Image: name}); err != nil {
-				return fmt.Errorf("remove image %s: %w", name, crix.Fault(err))
+				return fmt.Errorf("remove image %s: %w", name, criruntime.Fault(err))
 			}
 			fmt.Fprintln(c.stdout, name)
 		}

@@ -10,7 +10,7 @@ import (
 	"text/tabwriter"
 
 	"github.com/crisp-cri/crisp/agent"
-	"github.com/crisp-cri/crisp/agent/crix"
+	"github.com/crisp-cri/crisp/agent/criruntime"
 	"github.com/crisp-cri/crisp/agent/desired"
 	"github.com/spf13/cobra"
 	v1 "k8s.io/api/core/v1"
@@ -70,7 +70,7 @@ func (c *cli) report() *statusReport {
 	}
 	status, err := runtime.Status(c.ctx, false)
 	if err != nil {
-		r.Runtime.Error = crix.Fault(err).Error()
+		r.Runtime.Error = criruntime.Fault(err).Error()
 		return r
 	}
 	r.Runtime.Conditions, r.Runtime.Handlers, r.Runtime.Features = status.GetStatus().GetConditions(), status.GetRuntimeHandlers(), status.GetFeatures()

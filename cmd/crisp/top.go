@@ -7,7 +7,7 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"github.com/crisp-cri/crisp/agent/crix"
+	"github.com/crisp-cri/crisp/agent/criruntime"
 	"github.com/spf13/cobra"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
@@ -36,7 +36,7 @@ func topCommand(c *cli) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		first, err := crix.PodStats(c.ctx, runtime)
+		first, err := criruntime.PodStats(c.ctx, runtime)
 		if err != nil {
 			return err
 		}
@@ -44,7 +44,7 @@ func topCommand(c *cli) *cobra.Command {
 		second := first
 		if needsRate(first) {
 			time.Sleep(500 * time.Millisecond)
-			if second, err = crix.PodStats(c.ctx, runtime); err != nil {
+			if second, err = criruntime.PodStats(c.ctx, runtime); err != nil {
 				return err
 			}
 		}

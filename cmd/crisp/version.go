@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"runtime/debug"
 
-	"github.com/crisp-cri/crisp/agent/crix"
+	"github.com/crisp-cri/crisp/agent/criruntime"
 	"github.com/spf13/cobra"
 )
 
@@ -37,7 +37,7 @@ func versionCommand(c *cli) *cobra.Command {
 		service, _, err := c.connect()
 		if err == nil {
 			v, rpcErr := service.Version(c.ctx, "")
-			err = crix.Fault(rpcErr)
+			err = criruntime.Fault(rpcErr)
 			versions["runtime"], versions["runtimeVersion"], versions["cri"] = v.GetRuntimeName(), v.GetRuntimeVersion(), v.GetRuntimeApiVersion()
 		}
 		if output == "json" {

@@ -19,7 +19,7 @@ var layers = map[string][][]string{
 		// What is wanted, and what is made of it.
 		{"admit", "desired", "podspec", "store"},
 		// The runtime.
-		{"crix"},
+		{"criruntime"},
 		// Who asks and shows.
 		{"api"},
 		// What puts them together.

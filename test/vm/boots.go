@@ -101,7 +101,7 @@ var boots = []boot{
 			{"all-userns", full, 5 * time.Minute, all("internal/userns", "")},
 			{"all-crilog", full, 5 * time.Minute, all("internal/crilog", "")},
 			{"all-cgroup", full, 5 * time.Minute, all("agent/cgroup", "")},
-			{"all-crix", full, 5 * time.Minute, all("agent/crix", "")},
+			{"all-criruntime", full, 5 * time.Minute, all("agent/criruntime", "")},
 			{"all-podfiles", full, 5 * time.Minute, all("agent/podfiles", "")},
 			{"all-volume", full, 5 * time.Minute, all("agent/volume", "")},
 			{"all-agent", full, 5 * time.Minute, all("agent", "")},

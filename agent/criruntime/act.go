@@ -1,0 +1,116 @@
+package criruntime
+
+import (
+	"context"
+	"fmt"
+	"os"
+
+	"github.com/crisp-cri/crisp/agent/event"
+	"github.com/crisp-cri/crisp/agent/podsync"
+	v1 "k8s.io/api/core/v1"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// Act does one action, as worker.Runtime says. Containers are stopped by Stop.
+func (d *Driver) Act(ctx, interrupt context.Context, pod *v1.Pod, a podsync.Action) error {
+	switch a.Verb {
+	case podsync.RemoveContainer:
+		return d.removeContainer(ctx, a.ID)
+	case podsync.StopSandbox:
+		return gone(d.runtime.StopPodSandbox(ctx, a.ID))
+	case podsync.RemoveSandbox:
+		return gone(d.runtime.RemovePodSandbox(ctx, a.ID))
+	case podsync.ForgetFiles:
+		return d.forgetFiles(a.UID)
+	case podsync.Release:
+		return d.release(a.UID)
+	case podsync.RunSandbox:
+		return d.runSandbox(ctx, pod, a)
+	case podsync.StartContainer:
+		return d.startContainer(ctx, interrupt, pod, a)
+	case podsync.Resize:
+		return d.resize(ctx, pod, a)
+	}
+	return fmt.Errorf("no such action: %s", a.Verb)
+}
+
+// removeContainer also removes the link to its log.
+func (d *Driver) removeContainer(ctx context.Context, id string) error {
+	if err := gone(d.runtime.RemoveContainer(ctx, id)); err != nil {
+		return err
+	}
+	return d.files.UnlinkLog(id)
+}
+
+// runSandbox prepares the pod's files and runs its sandbox.
+func (d *Driver) runSandbox(ctx context.Context, pod *v1.Pod, a podsync.Action) error {
+	warn := func(reason, format string, args ...any) {
+		d.o.Events.Event(event.Pod(pod), v1.EventTypeWarning, reason, fmt.Sprintf(format, args...))
+	}
+	if a.Attempt > 0 {
+		d.o.Events.Event(event.Pod(pod), v1.EventTypeNormal, "SandboxChanged", "Pod sandbox changed, it will be killed and re-created.")
+	}
+	if err := d.ready(ctx, pod.Spec.HostNetwork); err != nil {
+		warn(reasonOf(err), "%v", err)
+		return err
+	}
+	if err := d.prepare(ctx, pod); err != nil {
+		warn(reasonOf(err), "%v", err)
+		return err
+	}
+	err := d.runPodSandbox(ctx, pod, a, warn)
+	if err != nil {
+		warn("FailedCreatePodSandBox", "Failed to create pod sandbox: %v", err)
+	}
+	return reasoned("FailedCreatePodSandBox", err)
+}
+
+func (d *Driver) runPodSandbox(ctx context.Context, pod *v1.Pod, a podsync.Action, warn func(reason, format string, args ...any)) error {
+	in, err := d.input(pod)
+	if err != nil {
+		return err
+	}
+	config, warnings, err := in.Sandbox(a.Attempt)
+	if err != nil {
+		return err
+	}
+	for _, text := range warnings {
+		warn("DNSConfigForming", "%s", text)
+	}
+	if err := os.MkdirAll(config.LogDirectory, 0o755); err != nil {
+		return err
+	}
+	_, err = d.runtime.RunPodSandbox(ctx, config, in.Handler)
+	return Fault(err)
+}
+
+// prepare makes what the pod needs on this node. It is done before each start of
+// a container too: what a volume shows may have been lost or may have changed.
+func (d *Driver) prepare(ctx context.Context, pod *v1.Pod) error {
+	if err := d.makeFiles(pod); err != nil {
+		return reasoned("FailedMount", fmt.Errorf("pod %s: %w", podsync.KeyOf(pod), err))
+	}
+	err := d.o.Grants.Prepare(ctx, pod)
+	if reasonOf(err) == "" {
+		err = reasoned("FailedMount", err)
+	}
+	return err
+}
+
+// ready asks whether the runtime can run a sandbox now.
+func (d *Driver) ready(ctx context.Context, hostNetwork bool) error {
+	resp, err := d.runtime.Status(ctx, false)
+	if err != nil {
+		return Fault(err)
+	}
+	for _, c := range resp.GetStatus().GetConditions() {
+		switch {
+		case c.Status:
+		case c.Type == cri.RuntimeReady:
+			return reasoned("RuntimeNotReady", fmt.Errorf("runtime is not ready: %s: %s", c.Reason, c.Message))
+		case c.Type == cri.NetworkReady && !hostNetwork:
+			return reasoned("NetworkNotReady", fmt.Errorf("network is not ready: %s: %s", c.Reason, c.Message))
+		}
+	}
+	return nil
+}

@@ -1,0 +1,125 @@
+// Package criruntime drives a container runtime for the agent's workers: it observes
+// pods and does the actions of a plan, all through CRI and nothing else. The
+// same driver runs against crispd, containerd or a fake.
+//
+// The runtime is the ground truth for what runs; the labels and annotations that
+// criruntime puts on sandboxes and containers are how it finds its own again
+// (agent/podspec). What pods become is translated there, and their files are kept
+// by agent/podfiles: the driver gathers what the translation depends on, observes
+// and acts. It reads, below the agent's root,
+//
+//	config.json             credentials of the node for registries, as docker writes it
+//	images/                 with whose credentials images were pulled: see the package pulled
+//	seccomp/                the profiles of type Localhost
+//
+// A Driver is used by all workers at once.
+package criruntime
+
+import (
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/crisp-cri/crisp/agent/event"
+	"github.com/crisp-cri/crisp/agent/keyring"
+	"github.com/crisp-cri/crisp/agent/podfiles"
+	"github.com/crisp-cri/crisp/agent/podspec"
+	"github.com/crisp-cri/crisp/agent/podsync"
+	"github.com/crisp-cri/crisp/agent/pulled"
+	"github.com/crisp-cri/crisp/agent/volume"
+	v1 "k8s.io/api/core/v1"
+	internalapi "k8s.io/cri-api/pkg/apis"
+)
+
+// Options are what a Driver works with.
+type Options struct {
+	Root           string // the agent's directory, absolute
+	Files          *podfiles.Store
+	NodeName       string
+	ResolvConf     string   // of the node; what pods get for dnsPolicy Default
+	ClusterDNS     []string // name servers for dnsPolicy ClusterFirst; none: as Default
+	ClusterDomain  string   // what the names of pods with a subdomain end in
+	SeccompDefault bool     // RuntimeDefault for containers that name no profile
+	NoCPUQuota     bool     // do not enforce CPU limits
+	CPUPeriod      int64    // µs in which a CPU quota holds; 0 is 100000
+	Pulls          Pulls
+	MaxBackoff     time.Duration // of containers that exit again and again; 0 is 300 s
+
+	Plugins *keyring.Plugins // know more credentials; may be nil
+	Pulled  *pulled.Ledger   // who may use which image; nil: everybody all of them
+
+	Host    Host           // may be nil: nothing is known of it
+	Grants  Grants         // may be nil: none but the node's own IDs
+	Objects Objects        // may be nil: there are none
+	Events  event.Recorder // nil: they are not recorded
+	Log     *slog.Logger
+}
+
+// A Driver carries out actions. It implements worker.Runtime but for Report.
+type Driver struct {
+	o       Options
+	files   *podfiles.Store
+	runtime internalapi.RuntimeService
+	images  internalapi.ImageManagerService
+	agent   string // value of LabelAgent
+	kernel  podspec.Kernel
+	pulls   *queue
+	volumes *volume.Maker
+	// resolved is resolvedConf; another one in tests.
+	resolved string
+
+	mu    sync.Mutex
+	seen  map[podsync.Key]seen // as of the last Observe; guarded by mu
+	clean map[string]bool      // pods that hold nothing any more, by UID; guarded by mu
+}
+
+// New returns a Driver. It acts once it has a runtime, by Connect.
+func New(o Options) *Driver {
+	if o.Events == nil {
+		o.Events = event.Discard
+	}
+	if o.Objects == nil {
+		o.Objects = none{}
+	}
+	if o.Host == nil {
+		o.Host = unknown{}
+	}
+	if o.Grants == nil {
+		o.Grants = ungranted{}
+	}
+	d := &Driver{
+		o:        o,
+		agent:    agentID(o.Root),
+		kernel:   readKernel(),
+		pulls:    newQueue(o.Pulls),
+		resolved: resolvedConf,
+		files:    o.Files,
+		seen:     map[podsync.Key]seen{},
+		clean:    map[string]bool{},
+	}
+	d.volumes = volume.New(o.Root, o.Objects, shown{d})
+	return d
+}
+
+// Connect gives the driver its runtime, before its first action.
+func (d *Driver) Connect(runtime internalapi.RuntimeService, images internalapi.ImageManagerService) {
+	d.runtime, d.images = runtime, images
+}
+
+// tell records an event of a container. Its message names the container and not
+// the ID, or no two events would be the same.
+func (d *Driver) tell(pod *v1.Pod, container, id, kind, reason, message string) {
+	if id != "" {
+		message = strings.ReplaceAll(message, id, container)
+	}
+	list := "containers"
+	switch {
+	case slices.ContainsFunc(pod.Spec.InitContainers, func(c v1.Container) bool { return c.Name == container }):
+		list = "initContainers"
+	case slices.ContainsFunc(pod.Spec.EphemeralContainers, func(c v1.EphemeralContainer) bool { return c.Name == container }):
+		list = "ephemeralContainers"
+	}
+	d.o.Events.Event(event.Container(pod, list, container), kind, reason, message)
+}

@@ -1,0 +1,115 @@
+package criruntime
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+
+	"github.com/crisp-cri/crisp/agent/podspec"
+	"github.com/crisp-cri/crisp/internal/fault"
+	v1 "k8s.io/api/core/v1"
+	nodev1 "k8s.io/api/node/v1"
+	internalapi "k8s.io/cri-api/pkg/apis"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// handler is what the pod's RuntimeClass names; "" is the runtime's default. A
+// name that the runtime does not know is an error that tells those it does.
+func (d *Driver) handler(pod *v1.Pod) (string, error) {
+	class, err := classOf(pod, d.o.Objects)
+	if err != nil || class == nil {
+		return "", err
+	}
+	if known := d.o.Host.Handlers(); len(known) > 0 && !slices.Contains(known, class.Handler) {
+		return "", fmt.Errorf("runtime class %s: the runtime has no handler %q; it has %q", class.Name, class.Handler, known)
+	}
+	return class.Handler, nil
+}
+
+// Classes are RuntimeClasses by name.
+type Classes interface {
+	RuntimeClass(name string) (*nodev1.RuntimeClass, error)
+}
+
+// classOf is the RuntimeClass that a pod names; nil if it names none.
+func classOf(pod *v1.Pod, classes Classes) (*nodev1.RuntimeClass, error) {
+	if pod.Spec.RuntimeClassName == nil || *pod.Spec.RuntimeClassName == "" {
+		return nil, nil
+	}
+	return classes.RuntimeClass(*pod.Spec.RuntimeClassName)
+}
+
+// Overhead is what the pod needs besides what its containers do: its own, or its
+// RuntimeClass's.
+func Overhead(pod *v1.Pod, classes Classes) v1.ResourceList {
+	if pod.Spec.Overhead != nil {
+		return pod.Spec.Overhead
+	}
+	if class, err := classOf(pod, classes); err == nil && class != nil && class.Overhead != nil {
+		return class.Overhead.PodFixed
+	}
+	return nil
+}
+
+// node is what is known of the node now.
+func (d *Driver) node() podspec.Node {
+	return podspec.Node{
+		Agent:          d.agent,
+		SeccompDir:     filepath.Join(d.o.Root, "seccomp"),
+		ClusterDNS:     d.o.ClusterDNS,
+		ClusterDomain:  d.o.ClusterDomain,
+		SeccompDefault: d.o.SeccompDefault,
+		NoCPUQuota:     d.o.NoCPUQuota,
+		CPUPeriod:      d.o.CPUPeriod,
+		Kernel:         d.kernel,
+		IPs:            d.o.Host.IPs(),
+		Allocatable:    d.o.Host.Allocatable(),
+	}
+}
+
+// sized is what a pod's resources depend on.
+func (d *Driver) sized(pod *v1.Pod) *podspec.Input {
+	return &podspec.Input{Node: d.node(), Pod: pod, Overhead: Overhead(pod, d.o.Objects)}
+}
+
+// input is what a pod's sandbox and its containers depend on, but for their addresses.
+func (d *Driver) input(pod *v1.Pod) (in *podspec.Input, err error) {
+	in = d.sized(pod)
+	in.Dir, in.LogDir = d.files.Dir(string(pod.UID)), d.files.LogDir(pod)
+	if in.DNS, err = d.nodeDNS(pod); err != nil {
+		return nil, err
+	}
+	if in.Handler, err = d.handler(pod); err != nil {
+		return nil, err
+	}
+	if in.UserNamespace, err = d.o.Grants.UserNamespace(pod, in.Handler); err != nil {
+		return nil, err
+	}
+	in.CgroupParent = d.o.Grants.CgroupParent(pod)
+	in.RecursiveReadOnly = d.o.Host.Features(in.Handler).GetRecursiveReadOnlyMounts()
+	return in, nil
+}
+
+// UserIDs are the IDs of the node that the user namespaces of all sandboxes have, whoever
+// made them.
+func UserIDs(runtime internalapi.RuntimeService) ([]*cri.IDMapping, error) {
+	ctx := context.Background() // each call has its time limit
+	list, err := runtime.ListPodSandbox(ctx, nil)
+	if err != nil {
+		return nil, Fault(err)
+	}
+	var all []*cri.IDMapping
+	for _, sb := range list {
+		resp, err := runtime.PodSandboxStatus(ctx, sb.Id, false)
+		if err = Fault(err); errors.Is(err, fault.NotFound) {
+			continue
+		} else if err != nil {
+			return nil, err
+		}
+		ns := resp.GetStatus().GetLinux().GetNamespaces().GetOptions().GetUsernsOptions()
+		all = append(append(all, ns.GetUids()...), ns.GetGids()...)
+	}
+	return all, nil
+}

@@ -1,0 +1,24 @@
+package criruntime
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+
+	"github.com/crisp-cri/crisp/agent/podspec"
+	"github.com/crisp-cri/crisp/agent/podsync"
+)
+
+// agentID is the same for each agent on this root directory, and another for
+// every other.
+func agentID(root string) string {
+	sum := sha256.Sum256([]byte(root))
+	return hex.EncodeToString(sum[:6])
+}
+
+// mine selects the pods of this agent.
+func (d *Driver) mine() map[string]string { return map[string]string{podspec.LabelAgent: d.agent} }
+
+// of selects the pods of this agent with this key, whatever their UID.
+func (d *Driver) of(key podsync.Key) map[string]string {
+	return map[string]string{podspec.LabelAgent: d.agent, podspec.LabelPodNamespace: key.Namespace, podspec.LabelPodName: key.Name}
+}

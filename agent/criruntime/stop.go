@@ -1,0 +1,103 @@
+package criruntime
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/crisp-cri/crisp/agent/podspec"
+	"github.com/crisp-cri/crisp/agent/podsync"
+	"github.com/crisp-cri/crisp/internal/fault"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// leastGrace is what a container always gets between SIGTERM and SIGKILL: no
+// program could use less.
+const leastGrace = 2 // seconds
+
+// Stop ends a container, as worker.Runtime says: its hook runs at once, then it
+// waits for its turn, and what is left of the grace period is for its processes.
+func (d *Driver) Stop(ctx context.Context, turn <-chan struct{}, pod *v1.Pod, a podsync.Action) error {
+	owner, c, err := d.owner(ctx, pod, a)
+	if err != nil || c == nil {
+		return gone(err)
+	}
+	d.tell(owner, c.Name, a.ID, v1.EventTypeNormal, "Killing", because(a, c.Name))
+	left := int64(a.Grace / time.Second)
+	if c.Lifecycle != nil && c.Lifecycle.PreStop != nil && left > 0 {
+		left -= d.preStop(ctx, owner, c, a.ID, left)
+	}
+	if left > 0 {
+		left -= await(ctx, turn, left)
+	}
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return gone(d.runtime.StopContainer(ctx, a.ID, max(left, leastGrace)))
+}
+
+// because is what the event says. A pod's containers that end together need no
+// reason but the pod's.
+func because(a podsync.Action, name string) string {
+	if a.Restart {
+		return a.Why
+	}
+	return "Stopping container " + name
+}
+
+// owner finds out whose the container is: the pod that is wanted, or one that was
+// accepted once, or, when nobody knows it any more, what its labels say. c is nil
+// if the container does not exist.
+func (d *Driver) owner(ctx context.Context, pod *v1.Pod, a podsync.Action) (*v1.Pod, *v1.Container, error) {
+	if pod == nil || string(pod.UID) != a.UID {
+		pod = d.files.Pod(types.UID(a.UID))
+	}
+	if pod != nil {
+		if c := podsync.ContainerOf(&pod.Spec, a.Name); c != nil {
+			return pod, c, nil
+		}
+	}
+	resp, err := d.runtime.ContainerStatus(ctx, a.ID, false)
+	if err = Fault(err); err != nil {
+		return nil, nil, err
+	}
+	pod, c := podspec.Restored(resp.GetStatus().GetLabels(), resp.GetStatus().GetAnnotations())
+	return pod, c, nil
+}
+
+// preStop runs the hook, for left seconds at most, and returns how many it took.
+// One that fails does not save the container. What it said is in no event: it may
+// be secret.
+func (d *Driver) preStop(ctx context.Context, pod *v1.Pod, c *v1.Container, id string, left int64) int64 {
+	begin := time.Now()
+	limited, cancel := context.WithTimeout(ctx, time.Duration(left)*time.Second)
+	defer cancel()
+	if err := d.hook(limited, pod, c, id, c.Lifecycle.PreStop); err != nil && limited.Err() == nil {
+		d.o.Log.WarnContext(ctx, "hook before the end failed", "container", c.Name, "err", err)
+		d.tell(pod, c.Name, id, v1.EventTypeWarning, "FailedPreStopHook", "PreStopHook failed")
+	}
+	return int64(time.Since(begin) / time.Second)
+}
+
+// await waits for the turn, for left seconds at most, and returns how many it
+// took.
+func await(ctx context.Context, turn <-chan struct{}, left int64) int64 {
+	begin := time.Now()
+	alarm := time.NewTimer(time.Duration(left) * time.Second)
+	defer alarm.Stop()
+	select {
+	case <-turn:
+	case <-alarm.C:
+	case <-ctx.Done():
+	}
+	return int64(time.Since(begin) / time.Second)
+}
+
+// gone takes for done what was to be ended and does not exist.
+func gone(err error) error {
+	if err = Fault(err); errors.Is(err, fault.NotFound) {
+		return nil
+	}
+	return err
+}
