@@ -15,8 +15,9 @@ type Confiner interface {
 	Check(ctx context.Context, profile string) error
 }
 
-// checkProfile refuses a container whose AppArmor profile is not there, before it
-// exists: its start would fail with what the kernel says to a name it does not know.
+// checkProfile refuses a container whose AppArmor profile does not exist, before the
+// container is made: its start would fail with the kernel's error for an unknown
+// name.
 func (s *Server) checkProfile(ctx context.Context, built *specs.Spec) error {
 	profile := built.Process.ApparmorProfile
 	switch {

@@ -21,29 +21,30 @@ import (
 	"github.com/crisp-cri/crisp/oci"
 )
 
-// This file is what a checkpoint of a container, alone or of a pod, is made of.
-// The form of the archive is in package checkpoint.
+// This file writes the parts of a container's checkpoint, taken alone or with its
+// pod's. Package checkpoint defines the format of the archive.
 //
 // A container is frozen from before CRIU looks at its memory until its files have
-// been copied: both are of the same moment. Freezing and its undoing, whatever
-// happens, is oci's.
+// been copied: both are of the same moment. oci does the freezing, and its
+// undoing whatever happens.
 
-// A containerDump is crisp.dump, which says what no other file of a checkpoint
-// does. Others' checkpoints have none.
+// A containerDump is crisp.dump: what no other file of a checkpoint says.
+// Checkpoints of other runtimes have no such file.
 type containerDump struct {
 	Version int
 	Config  []byte // cri.ContainerConfig, as the kubelet sent it
 	ImageID string
 }
 
-// dumpVersion is that of containerDump and podDump.
+// dumpVersion is the version of containerDump and podDump.
 const dumpVersion = 1
 
 // checkpointDir is where CheckpointContainer works. What a crash leaves there is
 // removed by Start.
 func (s *Server) checkpointDir() string { return filepath.Join(s.o.Root, "checkpoints") }
 
-// mayCheckpoint refuses what CRIU cannot do, or we cannot with it.
+// mayCheckpoint refuses containers that CRIU cannot checkpoint, or that we
+// cannot with it.
 func (s *Server) mayCheckpoint(c *oci.Container) error {
 	if st := c.Status().State; st != oci.Running {
 		return fault.WrongState.Errorf("container %s is %s: only a running one can be checkpointed", c.ID(), st)
@@ -61,7 +62,8 @@ func (s *Server) mayCheckpoint(c *oci.Container) error {
 	return nil
 }
 
-// dump writes all of a frozen container's checkpoint into dir, which is empty.
+// dump writes the whole checkpoint of a frozen container into dir, which is
+// empty.
 func (s *Server) dump(ctx context.Context, f *oci.Freeze, c *oci.Container, dir string) error {
 	stage.Next(ctx, "dump")
 	if err := f.Checkpoint(ctx, c, dir); err != nil {
@@ -98,8 +100,8 @@ func (s *Server) dumpFiles(ctx context.Context, c *oci.Container, dir string) er
 	return copyLog(c.Config().LogPath, filepath.Join(dir, checkpoint.ContainerLog))
 }
 
-// copyLog copies a log, if there is one. It follows no link: a pod that may write to the
-// log directory could have it read any file of the host into the archive.
+// copyLog copies a log, if there is one. It follows no symlinks: a pod that may write
+// to the log directory could otherwise have any file of the host read into the archive.
 func copyLog(from, to string) error {
 	if from == "" {
 		return nil
@@ -123,8 +125,8 @@ func copyLog(from, to string) error {
 	return errors.Join(err, out.Close())
 }
 
-// describe writes what is known about the container. The annotations of its spec
-// are those by which checkpointctl finds names.
+// describe writes what is known about the container. checkpointctl finds names
+// by the annotations in the spec.
 func (s *Server) describe(c *oci.Container, dir string) error {
 	rec := s.index.container(c)
 	sb, err := s.runtime.Sandbox(c.SandboxID())
@@ -164,8 +166,8 @@ func (s *Server) describe(c *oci.Container, dir string) error {
 	return checkpoint.Write(dir, checkpoint.CrispDump, containerDump{Version: dumpVersion, Config: config, ImageID: rec.imageID})
 }
 
-// dumpShm writes what is in the pod's /dev/shm, if anything is: CRIU takes the
-// mount for somebody else's, and the files in it for given.
+// dumpShm writes the content of the pod's /dev/shm, if there is any: CRIU takes
+// the mount for external, and the files in it for given.
 func dumpShm(ctx context.Context, sb *oci.Sandbox, dir string) error {
 	if sb.Config().HostIPC {
 		return nil
@@ -185,8 +187,8 @@ func dumpShm(ctx context.Context, sb *oci.Sandbox, dir string) error {
 	return errors.Join(err, f.Close())
 }
 
-// room is how many bytes may be written to the file system of dir: a checkpoint is
-// as large as its maker likes, and the node must go on.
+// room returns how many bytes may be written to the file system of dir: a
+// checkpoint can be of any size, and the node must go on.
 func room(dir string) (int64, error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(dir, &st); err != nil {
@@ -195,7 +197,8 @@ func room(dir string) (int64, error) {
 	return int64(st.Bavail) * st.Bsize / 10 * 9, nil
 }
 
-// isEmptyDir refuses what is no empty directory by an absolute path.
+// isEmptyDir refuses anything but an empty directory, given by an absolute
+// path.
 func isEmptyDir(dir string) error {
 	if !filepath.IsAbs(dir) {
 		return fault.Invalid.Errorf("output path %q is not absolute", dir)
@@ -210,8 +213,9 @@ func isEmptyDir(dir string) error {
 	return nil
 }
 
-// noOptions refuses options: there are none yet. CRI: "The runtime must reject
-// unsupported or invalid keys and values rather than silently ignore them."
+// noOptions refuses all options, as none are defined yet. CRI: "The runtime
+// must reject unsupported or invalid keys and values rather than silently
+// ignore them."
 func noOptions(options map[string]string) error {
 	for key := range options {
 		return fault.Invalid.Errorf("option %q is not known", key)
@@ -219,7 +223,7 @@ func noOptions(options map[string]string) error {
 	return nil
 }
 
-// destinations are the mount points of a container.
+// destinations returns the mount points of a container.
 func destinations(spec *specs.Spec) map[string]bool {
 	set := make(map[string]bool)
 	for _, m := range spec.Mounts {

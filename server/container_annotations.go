@@ -10,11 +10,12 @@ import (
 	"github.com/crisp-cri/crisp/oci"
 )
 
-// annotate gives a specification its annotations: for an OCI runtime of a handler what
-// containerd and CRI-O tell theirs, and of the pod's and the container's those that the
-// handler lets through, because there they change how a container is run; for hooks, in
-// the state that they read, all of both. Without either there are none: they may be
-// 256 KiB. The container's win.
+// annotate gives a specification its annotations. A handler's OCI runtime gets those
+// that containerd and CRI-O give theirs, and of the pod's and the container's own those
+// that the handler lets through, because there they change how a container is run.
+// Hooks get all of these, in the state that they read. With neither a runtime nor hooks
+// there are none, as they may take 256 KiB. The container's annotations win over the
+// pod's.
 func annotate(built *specs.Spec, h Handler, sb *oci.Sandbox, pod *sandboxRecord, rec *containerRecord) {
 	asked := map[string]string{}
 	maps.Copy(asked, pod.config.GetAnnotations())
@@ -32,16 +33,17 @@ func annotate(built *specs.Spec, h Handler, sb *oci.Sandbox, pod *sandboxRecord,
 	case built.Hooks == nil:
 		return
 	default:
-		// libcontainer would set properties of the container's scope by them.
+		// libcontainer would set properties of the container's scope from
+		// these.
 		maps.DeleteFunc(asked, func(key, _ string) bool { return strings.HasPrefix(key, "org.systemd.property.") })
 	}
 	built.Annotations = asked
 }
 
-// letsThrough tells whether the handler's OCI runtime may see an annotation.
+// letsThrough reports whether the handler's OCI runtime may see an annotation.
 func (h Handler) letsThrough(key string) bool {
 	for _, pattern := range h.Annotations {
-		// "*" stands for any characters but "/", as path.Match has it.
+		// As in path.Match, "*" matches any characters but "/".
 		if ok, err := path.Match(pattern, key); ok && err == nil {
 			return true
 		}

@@ -15,8 +15,8 @@ import (
 	"github.com/crisp-cri/crisp/streaming"
 )
 
-// Attach returns a URL at which the container's own streams can be had, from the
-// time of the connection on.
+// Attach returns a URL that serves the streams of the container's own process,
+// from the time of the connection on.
 func (s *Server) Attach(_ context.Context, req *cri.AttachRequest) (*cri.AttachResponse, error) {
 	c, err := s.runningContainer(req.ContainerId)
 	if err != nil {
@@ -31,8 +31,8 @@ func (s *Server) Attach(_ context.Context, req *cri.AttachRequest) (*cri.AttachR
 	})
 }
 
-// AttachStream connects a client of streaming with a container until the
-// container ends or the client leaves. The container goes on without it.
+// AttachStream connects a streaming client to a container until the container
+// ends or the client leaves. The container outlives the client.
 func (s *Server) AttachStream(ctx context.Context, container string, st streaming.Streams) error {
 	c, err := s.runningContainer(container)
 	if err != nil {
@@ -80,9 +80,9 @@ func (s *Server) AttachStream(ctx context.Context, container string, st streamin
 	return s.detached(ctx, c)
 }
 
-// leaveOpen keeps what f stands for open until the process ends: the client of a crispd
-// that is stopped has not closed its input, and may attach again to the next one. The
-// executor tells the end of a process from that of a client.
+// leaveOpen keeps what f refers to open until crispd exits: when crispd is stopped its
+// client has not closed its input, and may attach again to the next crispd. The
+// executor can tell the end of crispd from the end of a client.
 func leaveOpen(f *os.File) {
 	raw, err := f.SyscallConn()
 	if err != nil {
@@ -91,11 +91,11 @@ func leaveOpen(f *os.File) {
 	raw.Control(func(fd uintptr) { unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 3) })
 }
 
-// endTime is how long the end of a container may take to be told after that of its
-// output.
+// endTime is how long crispd waits to hear of the end of a container after the end
+// of its output.
 const endTime = 5 * time.Second
 
-// detached says why the output has ended, if the container has not.
+// detached returns why the output has ended, if the container has not.
 func (s *Server) detached(ctx context.Context, c *oci.Container) error {
 	timer := time.NewTimer(endTime)
 	defer timer.Stop()

@@ -19,11 +19,11 @@ import (
 	"github.com/crisp-cri/crisp/server/spec"
 )
 
-// CreateContainer prepares a container in a ready sandbox. The work survives the
-// caller; a repetition joins it (see creations).
+// CreateContainer prepares a container in a ready sandbox. The work goes on
+// without the caller; a repeated request joins it (see creations).
 //
-// The sandbox's configuration is the one it was made with: the copy that comes
-// with the request is the same in what a container may depend on.
+// The sandbox's configuration is the one that it was made with; the copy in the
+// request says the same in all that a container may depend on.
 func (s *Server) CreateContainer(ctx context.Context, req *cri.CreateContainerRequest) (*cri.CreateContainerResponse, error) {
 	sb, err := s.runtime.Sandbox(req.PodSandboxId)
 	if err != nil {
@@ -55,7 +55,8 @@ func (s *Server) CreateContainer(ctx context.Context, req *cri.CreateContainerRe
 	return &cri.CreateContainerResponse{ContainerId: id}, nil
 }
 
-// sameContainer answers a repetition of a request that was answered before.
+// sameContainer answers a repeated request from the container that the first
+// one made.
 func (s *Server) sameContainer(cr *creation, c *oci.Container, sb *oci.Sandbox, config *cri.ContainerConfig) error {
 	switch {
 	case c.SandboxID() != sb.ID() || !proto.Equal(s.index.container(c).config, config):
@@ -67,8 +68,8 @@ func (s *Server) sameContainer(cr *creation, c *oci.Container, sb *oci.Sandbox, 
 	return nil
 }
 
-// A containerDraft is a container that is being made. What a step of the making finds
-// or makes, the steps after it find here.
+// A containerDraft is a container that is being made. Each step leaves what it finds
+// or makes here for the steps after it.
 type containerDraft struct {
 	s      *Server
 	cr     *creation
@@ -94,7 +95,8 @@ type containerDraft struct {
 	record    *containerRecord
 }
 
-// newDraft begins a container, which comes from a checkpoint if from is not nil.
+// newDraft begins a container, which is restored from a checkpoint if from is
+// not nil.
 func (s *Server) newDraft(cr *creation, sb *oci.Sandbox, config *cri.ContainerConfig, from *origin) *containerDraft {
 	d := &containerDraft{
 		s: s, cr: cr, sb: sb, config: config, described: config,
@@ -106,15 +108,15 @@ func (s *Server) newDraft(cr *creation, sb *oci.Sandbox, config *cri.ContainerCo
 	return d
 }
 
-// A createStep is one step in the making of a container. It begins the stage, whose time
-// (see stageLives) it shares with the steps behind it that name none.
+// A createStep is one step in the making of a container. It begins the stage that it
+// names; the steps after it that name none share that stage's time (see stageLives).
 type createStep struct {
 	stage string
 	do    func(*containerDraft, context.Context) error
 }
 
-// createSteps make a container whose processes are executed; for others there are
-// restoreSteps.
+// createSteps make a container whose processes are executed; restoreSteps are for
+// the others.
 var createSteps = []createStep{
 	{"", (*containerDraft).check},
 	{"", (*containerDraft).findImage},
@@ -127,14 +129,14 @@ var createSteps = []createStep{
 	{"record", (*containerDraft).persist},
 }
 
-// create makes the container. If a step fails, the ones before it are undone.
+// create makes the container. If a step fails, the steps before it are undone.
 func (d *containerDraft) create(ctx context.Context) (err error) {
 	if c, ok := d.s.runtime.ContainerByName(d.cr.name); ok {
 		return d.s.sameContainer(d.cr, c, d.sb, d.config)
 	}
 	ctx = logctx.With(ctx, "container", d.cr.id, "sandbox", d.sb.ID())
 	defer d.undo.RunIf(&err)
-	// Before anything is undone, which has a turn of its own.
+	// The turn ends before anything is undone: undoing takes a turn itself.
 	defer func() { d.turn.End() }()
 
 	steps := createSteps
@@ -155,7 +157,7 @@ func (d *containerDraft) create(ctx context.Context) (err error) {
 	return nil
 }
 
-// check refuses what the sandbox has no place for.
+// check refuses a container that does not fit the sandbox.
 func (d *containerDraft) check(context.Context) (err error) {
 	if st := d.sb.State(); st != oci.SandboxReady {
 		return fault.WrongState.Errorf("sandbox %s is %s: cannot create container %s", d.sb.ID(), st, d.config.Metadata.Name)
@@ -172,20 +174,20 @@ func (d *containerDraft) check(context.Context) (err error) {
 	return nil
 }
 
-// findImage takes the image that the request names, which is on the node.
+// findImage finds the image that the request names, which must be on the node.
 func (d *containerDraft) findImage(ctx context.Context) error {
 	img, err := d.s.images.Get(d.config.Image.Image)
 	if err != nil {
 		return fmt.Errorf("image of container %s: %w", d.config.Metadata.Name, err)
 	}
-	// What it says begins with the reason that the kubelet knows.
+	// The error begins with the reason, which the kubelet knows.
 	if err := d.s.allowImage(ctx, d.sb, d.config.Image, img); err != nil {
 		return err
 	}
 	return d.useImage(img)
 }
 
-// useImage notes which image the container is made from.
+// useImage records which image the container is made from.
 func (d *containerDraft) useImage(img image.Image) (err error) {
 	d.image = img
 	d.record.imageID, d.record.imageRef = img.ID, imageRef(img)
@@ -202,7 +204,7 @@ func (d *containerDraft) mountRoot(ctx context.Context) (err error) {
 	return nil
 }
 
-// specify translates all this into the specification, and looks for what that needs.
+// specify builds the OCI specification from all this, and looks up what that needs.
 func (d *containerDraft) specify(ctx context.Context) (err error) {
 	if d.spec, err = d.buildSpec(); err != nil {
 		return err
@@ -219,7 +221,7 @@ func (d *containerDraft) specify(ctx context.Context) (err error) {
 	return err
 }
 
-// persist puts the container on record and then lets it be seen.
+// persist writes the container's record and then makes the container visible.
 func (d *containerDraft) persist(ctx context.Context) error {
 	extra, err := d.record.encode()
 	if err != nil {
@@ -249,8 +251,8 @@ func (s *Server) unmount(ctx context.Context, key string) func() error {
 	}
 }
 
-// imageRef is ContainerStatus.image_ref: a digest that the image can be pulled
-// by again, or the ID of one that was never in a registry.
+// imageRef returns ContainerStatus.image_ref: a digest that the image can be
+// pulled by again, or the ID of an image that was never in a registry.
 func imageRef(img image.Image) string {
 	if len(img.Digests) > 0 {
 		return img.Digests[0]
@@ -258,8 +260,8 @@ func imageRef(img image.Image) string {
 	return img.ID
 }
 
-// pidTarget is the container whose PID namespace the new one joins. It is looked
-// at once more when the container starts.
+// pidTarget returns the container whose PID namespace the new one joins. It is
+// checked once more when the container starts.
 //
 // CRI: "This container must have been previously created in the same pod."
 func (s *Server) pidTarget(sb *oci.Sandbox, config *cri.ContainerConfig) (string, error) {
@@ -280,7 +282,7 @@ func (s *Server) pidTarget(sb *oci.Sandbox, config *cri.ContainerConfig) (string
 	return target.ID(), nil
 }
 
-// makeLogDir returns the absolute path of a log, whose directory it makes.
+// makeLogDir returns the absolute path of a log, and makes its directory.
 func makeLogDir(dir, file string) (string, error) {
 	if dir == "" || file == "" {
 		return "", nil // not wanted

@@ -17,11 +17,11 @@ import (
 	"github.com/crisp-cri/crisp/server/spec"
 )
 
-// notDevices are the directories and names below /dev that are no devices of the
-// host's, or that every container gets its own of.
+// notDevices are the directories and names below /dev that are not devices of
+// the host, or that every container gets its own of.
 var notDevices = []string{"/dev/pts", "/dev/shm", "/dev/fd", "/dev/mqueue", "/dev/hugepages", "/dev/console", "/dev/ptmx", "/dev/.udev"}
 
-// resolveDevices looks up the nodes that a container asks for. CRI: with
+// resolveDevices looks up the device nodes that a container asks for. CRI: with
 // privilege, "all devices from the host's /dev are available within the
 // container."
 func resolveDevices(asked []*cri.Device, privileged bool) ([]spec.Device, error) {
@@ -77,7 +77,8 @@ func resolveDevice(d *cri.Device) ([]spec.Device, error) {
 	return []spec.Device{node}, nil
 }
 
-// devicesBelow are the nodes in dir and below, as they shall be at to.
+// devicesBelow returns the nodes in and below dir, each with its path in the
+// container, below to.
 func devicesBelow(dir, to, access string) ([]spec.Device, error) {
 	var list []spec.Device
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
@@ -115,7 +116,8 @@ func devicesBelow(dir, to, access string) ([]spec.Device, error) {
 	return list, nil
 }
 
-// deviceAt reads the node at path; false means that there is another kind of file.
+// deviceAt reads the node at path; false means that the file there is not a
+// device.
 func deviceAt(path, to, access string) (spec.Device, bool, error) {
 	var st unix.Stat_t
 	if err := unix.Lstat(path, &st); err != nil {

@@ -14,7 +14,7 @@ import (
 	"github.com/crisp-cri/crisp/streaming"
 )
 
-// Exec returns a URL at which a command can be run in the container.
+// Exec returns a URL that runs a command in the container when connected to.
 func (s *Server) Exec(_ context.Context, req *cri.ExecRequest) (*cri.ExecResponse, error) {
 	c, err := s.runningContainer(req.ContainerId)
 	if err != nil {
@@ -39,7 +39,8 @@ func (s *Server) runningContainer(id string) (*oci.Container, error) {
 	return c, nil
 }
 
-// startExec runs a command with all that the container's own process has.
+// startExec runs a command with the same settings as the container's own
+// process.
 func (s *Server) startExec(ctx context.Context, id string, cmd []string, stdin, tty bool) (*oci.Exec, error) {
 	c, err := s.runningContainer(id)
 	if err != nil {
@@ -50,7 +51,7 @@ func (s *Server) startExec(ctx context.Context, id string, cmd []string, stdin, 
 	return c.Exec(ctx, oci.ExecConfig{Process: process, Env: config.Env, Stdin: stdin, TTY: tty})
 }
 
-// ExecStream runs a command for a client of streaming. If ctx ends first, the
+// ExecStream runs a command for a streaming client. If ctx ends first, the
 // command and all that it started are killed.
 func (s *Server) ExecStream(ctx context.Context, container string, cmd []string, st streaming.Streams) (int32, error) {
 	x, err := s.startExec(ctx, container, cmd, st.Stdin != nil, st.TTY)

@@ -18,15 +18,15 @@ import (
 // be discarded, and the command should proceed with no error."
 const maxOutput = 16 << 20
 
-// maxAnswer is how much of both together: what does not fit in a message with
-// its frame, the client cannot receive at all.
+// maxAnswer is how much of both streams together is kept, in bytes: a client
+// cannot receive an answer that exceeds a message with its frame.
 const maxAnswer = maxMessage - 1<<10
 
-// ExecSync runs a command and returns what it printed and its exit code.
+// ExecSync runs a command and returns its output and exit code.
 //
 // When the timeout has passed, the command and all that it started are killed,
-// and the error is DeadlineExceeded, which alone tells the kubelet that a probe
-// has failed. The same happens when the caller leaves.
+// and the error is DeadlineExceeded: only by that code does the kubelet know
+// that a probe has failed. The same happens when the caller leaves.
 func (s *Server) ExecSync(ctx context.Context, req *cri.ExecSyncRequest) (*cri.ExecSyncResponse, error) {
 	if len(req.Cmd) == 0 {
 		return nil, fault.Invalid.Errorf("exec in container %s names no command", req.ContainerId)

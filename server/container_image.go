@@ -10,12 +10,13 @@ import (
 )
 
 // allowImage asks the policy of the pod's namespace about an image that is in the
-// store. Who pulled it may have had another policy, and the kubelet asks for a
-// pull only if the image is not there. The signatures that count are those that
-// came with the pull.
+// store. The image may have been pulled under another policy, and the kubelet
+// asks for a pull only if the image is not there. The signatures that count are
+// those that came with the pull.
 //
-// The kubelet sends the ID, and beside it what the pod says; crictl sends what it
-// was told. An ID alone is asked for by each of the image's names.
+// The kubelet sends the image's ID together with the name in the pod; crictl
+// sends what its user typed. If there is only an ID, the policy is asked about
+// each of the image's names.
 func (s *Server) allowImage(ctx context.Context, sb *oci.Sandbox, spec *cri.ImageSpec, img image.Image) error {
 	name := spec.UserSpecifiedImage
 	if name == "" {

@@ -11,8 +11,9 @@ import (
 	"github.com/crisp-cri/crisp/server/hooks"
 )
 
-// inject adds what files on this node say: CDI devices, then the hooks of the
-// hooks directories, which so see the container as it will be.
+// inject adds what files on this node configure: CDI devices, then the hooks of
+// the hooks directories, in this order so that hooks see the container as it
+// will be.
 func (s *Server) inject(built *specs.Spec, config *cri.ContainerConfig, sandbox *cri.PodSandboxConfig) error {
 	var asked []string
 	for _, d := range config.CDIDevices {

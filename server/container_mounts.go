@@ -19,8 +19,8 @@ import (
 	"github.com/crisp-cri/crisp/server/spec"
 )
 
-// resolveMounts finds the source of each mount. It notes in the record what it mounts
-// itself.
+// resolveMounts finds the source of each mount, and records the image volumes that it
+// mounts itself.
 func (d *containerDraft) resolveMounts(ctx context.Context) error {
 	for i, m := range d.config.Mounts {
 		var err error
@@ -43,8 +43,8 @@ func (d *containerDraft) resolveMounts(ctx context.Context) error {
 	return nil
 }
 
-// mountVolume mounts the image of the i-th mount and returns where the part of it that is
-// wanted is.
+// mountVolume mounts the image of the i-th mount and returns the path of the part of it
+// that is wanted.
 func (d *containerDraft) mountVolume(ctx context.Context, i int, m *cri.Mount) (source string, err error) {
 	if m.HostPath != "" {
 		return "", fault.Invalid.Errorf("mount at %s has both an image and the host path %q", m.ContainerPath, m.HostPath)
@@ -52,7 +52,7 @@ func (d *containerDraft) mountVolume(ctx context.Context, i int, m *cri.Mount) (
 	key := volumeKey(d.cr.id, i)
 	id, source, err := d.mountVolumeImage(ctx, key, m)
 	if err != nil {
-		// The kubelet knows this error by the word that it begins with.
+		// The kubelet recognizes this error by its first word.
 		return "", fmt.Errorf("%w: mount at %s: %w", crierrors.ErrImageVolumeMountFailed, m.ContainerPath, err)
 	}
 	d.record.volumes = append(d.record.volumes, key)
@@ -60,12 +60,12 @@ func (d *containerDraft) mountVolume(ctx context.Context, i int, m *cri.Mount) (
 	return source, nil
 }
 
-// hostPath is the real path of a mount's source. CRI: "If the hostpath is a
+// hostPath returns the real path of a mount's source. CRI: "If the hostpath is a
 // symbolic link, runtimes should follow the symlink and mount the real
 // destination to container."
 //
-// A missing source CRI calls an error, but pods with a hostPath of no type rely
-// on its being made, as every runtime does; Options.RejectMountSources names the
+// CRI calls a missing source an error, but pods with an untyped hostPath rely on
+// its being made, as every runtime does; Options.RejectMountSources names the
 // paths for which an administrator wants the error.
 func (s *Server) hostPath(m *cri.Mount) (string, error) {
 	if !filepath.IsAbs(m.HostPath) {
@@ -87,8 +87,8 @@ func (s *Server) hostPath(m *cri.Mount) (string, error) {
 	return filepath.EvalSymlinks(m.HostPath)
 }
 
-// mountVolumeImage mounts the image of a mount and returns its ID and where the part of
-// it that is wanted is.
+// mountVolumeImage mounts the image of a mount and returns its ID and the path of the
+// part of it that is wanted.
 func (d *containerDraft) mountVolumeImage(ctx context.Context, key string, m *cri.Mount) (id, source string, err error) {
 	img, err := d.s.images.Get(m.Image.Image)
 	if err != nil {
@@ -105,8 +105,8 @@ func (d *containerDraft) mountVolumeImage(ctx context.Context, key string, m *cr
 	if m.ImageSubPath == "" {
 		return img.ID, dir, nil
 	}
-	// The mount is read-only, so what the path resolves to inside of it is what
-	// it stays.
+	// The mount is read-only, so what the path resolves to inside it cannot
+	// change.
 	handle, err := pathrs.OpenInRoot(dir, m.ImageSubPath)
 	if err != nil {
 		return "", "", fault.Invalid.Errorf("sub path %q of image %s: %w", m.ImageSubPath, m.Image.Image, err)
@@ -116,7 +116,7 @@ func (d *containerDraft) mountVolumeImage(ctx context.Context, key string, m *cr
 	return img.ID, source, err
 }
 
-// propagationOf reads how the mount that path is on propagates
+// propagationOf returns how the mount that contains path propagates
 // (proc_pid_mountinfo(5), the optional fields).
 func propagationOf(path string) (shared, slave bool, err error) {
 	mounts, err := mountinfo.GetMounts(mountinfo.ParentsFilter(path))
@@ -125,7 +125,7 @@ func propagationOf(path string) (shared, slave bool, err error) {
 	}
 	var on *mountinfo.Info
 	for _, m := range mounts {
-		// Of two at the same place the later one is on top.
+		// Of two mounts at the same place the later one is on top.
 		if on == nil || len(m.Mountpoint) >= len(on.Mountpoint) {
 			on = m
 		}

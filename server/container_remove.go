@@ -11,7 +11,7 @@ import (
 )
 
 // RemoveContainer removes a container, its writable layer included. Its log
-// stays: that is the kubelet's.
+// stays, as the kubelet owns it.
 //
 // CRI: "If the container is running, the container must be forcibly removed. This
 // call is idempotent, and must not return an error if the container has already

@@ -15,8 +15,8 @@ import (
 	"github.com/crisp-cri/crisp/server/spec"
 )
 
-// buildSpec looks up what the translation needs to know and translates. It notes the user
-// in the record.
+// buildSpec builds the OCI specification, after looking up what that needs. It records
+// the user.
 func (d *containerDraft) buildSpec() (*specs.Spec, error) {
 	sandbox := d.s.index.sandbox(d.sb).config
 	sc := d.described.GetLinux().GetSecurityContext()
@@ -59,7 +59,7 @@ func (d *containerDraft) buildSpec() (*specs.Spec, error) {
 	return built, d.s.inject(built, d.described, sandbox)
 }
 
-// sandboxFiles are the files that a sandbox gives its containers.
+// sandboxFiles returns the files that a sandbox gives its containers.
 func sandboxFiles(sb *oci.Sandbox) spec.Files {
 	files := spec.Files{
 		Hosts:      filepath.Join(sb.Dir(), "hosts"),
@@ -73,8 +73,9 @@ func sandboxFiles(sb *oci.Sandbox) spec.Files {
 	return files
 }
 
-// containerNamespaces says what the container joins: the sandbox's namespaces,
-// and its PID namespace if that is shared and the container wants it.
+// containerNamespaces returns the namespaces that the container joins: the
+// sandbox's, and its PID namespace if that is shared and the container wants
+// it.
 func containerNamespaces(sb *oci.Sandbox, o *cri.NamespaceOption) (map[string]string, error) {
 	const host = "host"
 	ns := map[string]string{"network": host, "uts": host, "ipc": host}
@@ -95,7 +96,8 @@ func containerNamespaces(sb *oci.Sandbox, o *cri.NamespaceOption) (map[string]st
 		case sb.Config().HostPID:
 			ns["pid"] = host
 		case o == nil:
-			// POD is the zero value: who says nothing has not asked for it.
+			// POD is the zero value: a client that says nothing has not asked
+			// for it.
 		default:
 			return nil, fault.Invalid.Errorf("the container wants the PID namespace of sandbox %s, which has none", sb.ID())
 		}
@@ -103,10 +105,11 @@ func containerNamespaces(sb *oci.Sandbox, o *cri.NamespaceOption) (map[string]st
 	return ns, nil
 }
 
-// maxProfile bounds a seccomp profile, in bytes; real ones have some 20 KiB.
+// maxProfile limits the size of a seccomp profile, in bytes; real ones have
+// some 20 KiB.
 const maxProfile = 4 << 20
 
-// seccompFile reads the Localhost profile that sc names, if it does.
+// seccompFile reads the Localhost profile that sc names, if it names one.
 func seccompFile(sc *cri.LinuxContainerSecurityContext) ([]byte, error) {
 	kind, file, err := spec.SeccompOf(sc)
 	if err != nil || kind != cri.SecurityProfile_Localhost {
@@ -127,7 +130,8 @@ func seccompFile(sc *cri.LinuxContainerSecurityContext) ([]byte, error) {
 	return b, nil
 }
 
-// containerUser is who the first process runs as, as CRI's status has it.
+// containerUser returns the user of the first process in the form of CRI's
+// status.
 func containerUser(u spec.User) *cri.ContainerUser {
 	linux := &cri.LinuxContainerUser{Uid: int64(u.UID), Gid: int64(u.GID)}
 	for _, g := range u.Groups {

@@ -9,8 +9,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/stage"
 )
 
-// StartContainer runs a container's program. One that cannot be run leaves the
-// container exited with code 128 and reason StartError, for the kubelet to show
+// StartContainer runs a container's program. If the program cannot be run, the
+// container exits with code 128 and reason StartError, for the kubelet to show
 // and count.
 func (s *Server) StartContainer(ctx context.Context, req *cri.StartContainerRequest) (*cri.StartContainerResponse, error) {
 	c, err := s.runtime.Container(req.ContainerId)

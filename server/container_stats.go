@@ -10,7 +10,7 @@ import (
 	"github.com/crisp-cri/crisp/oci"
 )
 
-// ContainerStats tells what a container uses.
+// ContainerStats returns what a container uses.
 //
 // CRI: "If the container does not exist, the call returns an error."
 func (s *Server) ContainerStats(_ context.Context, req *cri.ContainerStatsRequest) (*cri.ContainerStatsResponse, error) {
@@ -21,8 +21,8 @@ func (s *Server) ContainerStats(_ context.Context, req *cri.ContainerStatsReques
 	return &cri.ContainerStatsResponse{Stats: s.containerStats(c)}, nil
 }
 
-// containerStats reads the cgroup of c. One that does not run has none any more:
-// then there is only its writable layer to tell of.
+// containerStats reads the cgroup of c. A container that does not run has no
+// cgroup any more: then only its writable layer is reported.
 func (s *Server) containerStats(c *oci.Container) *cri.ContainerStats {
 	rec := s.index.container(c)
 	out := &cri.ContainerStats{
@@ -93,11 +93,11 @@ func pressure(p *oci.PSI) *cri.PsiStats {
 	return &cri.PsiStats{Full: line(p.Full), Some: line(p.Some)}
 }
 
-// cpuWindow is the least time over which a rate says something.
+// cpuWindow is the shortest time over which a rate is meaningful.
 const cpuWindow = time.Second
 
-// cpuRates remembers for each cgroup when it was last looked at, to tell how
-// much CPU it used since. The zero value remembers nothing.
+// cpuRates keeps, for each cgroup, the last sample of its CPU usage, to compute
+// the rate since. The zero value is ready and empty.
 type cpuRates struct {
 	mu   sync.Mutex
 	seen map[string]*cpuSeen // guarded by mu; by ID of container or sandbox
@@ -109,8 +109,9 @@ type cpuSeen struct {
 	rate  uint64 // nanocores, between the sample before this one and this one
 }
 
-// rate returns the nanocores used between two looks that are at least cpuWindow
-// apart. The first look is compared with the start, when nothing was used yet.
+// rate returns the nanocores used between two samples that are at least
+// cpuWindow apart. The first sample is compared with the start, when the usage
+// was zero.
 func (r *cpuRates) rate(id string, at time.Time, usage uint64, since time.Time) uint64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -10,12 +10,13 @@ import (
 	"github.com/crisp-cri/crisp/oci"
 )
 
-// ListContainerStats tells what the running containers use that pass the filter.
+// ListContainerStats returns what the running containers use that pass the
+// filter.
 func (s *Server) ListContainerStats(_ context.Context, req *cri.ListContainerStatsRequest) (*cri.ListContainerStatsResponse, error) {
 	return &cri.ListContainerStatsResponse{Stats: s.listContainerStats(req.Filter)}, nil
 }
 
-// listContainerStats reads the cgroups side by side. CRI: "returns stats of all
+// listContainerStats reads the cgroups in parallel. CRI: "returns stats of all
 // running containers."
 func (s *Server) listContainerStats(f *cri.ContainerStatsFilter) []*cri.ContainerStats {
 	var list []*oci.Container
@@ -29,7 +30,8 @@ func (s *Server) listContainerStats(f *cri.ContainerStatsFilter) []*cri.Containe
 	return sideBySide(list, s.containerStats)
 }
 
-// sideBySide is f of each, computed by as many goroutines as there are CPUs.
+// sideBySide returns f of each element, computed by as many goroutines as there
+// are CPUs.
 func sideBySide[A, B any](list []A, f func(A) B) []B {
 	out := make([]B, len(list))
 	n := max(1, min(runtime.GOMAXPROCS(0), len(list)))

@@ -12,10 +12,10 @@ import (
 	"github.com/crisp-cri/crisp/oci"
 )
 
-// ContainerStatus tells all about a container.
+// ContainerStatus returns all that CRI tells of a container.
 //
-// CRI: "If the container is not present, returns an error": NotFound, which is
-// the only one that the kubelet takes for that.
+// CRI: "If the container is not present, returns an error": NotFound, the only
+// code by which the kubelet takes the container for absent.
 func (s *Server) ContainerStatus(_ context.Context, req *cri.ContainerStatusRequest) (*cri.ContainerStatusResponse, error) {
 	c, err := s.runtime.Container(req.ContainerId)
 	if err != nil {
@@ -41,8 +41,9 @@ func (s *Server) ContainerStatus(_ context.Context, req *cri.ContainerStatusRequ
 	return resp, nil
 }
 
-// containerStatus is the CRI status of c, from one snapshot. Mounts are the ones
-// of the request, unchanged: the kubelet finds the termination log by them.
+// containerStatus returns the CRI status of c, from one snapshot. Mounts are
+// those of the request, unchanged: the kubelet finds the termination log by
+// them.
 func (s *Server) containerStatus(c *oci.Container) *cri.ContainerStatus {
 	rec, st := s.index.container(c), c.Status()
 	status := &cri.ContainerStatus{
@@ -72,7 +73,7 @@ func (s *Server) containerStatus(c *oci.Container) *cri.ContainerStatus {
 	return status
 }
 
-// nanos is CRI's form of a time; CRI has 0 for none.
+// nanos converts a time to CRI's nanoseconds, where 0 stands for no time.
 func nanos(t time.Time) int64 {
 	if t.IsZero() {
 		return 0
@@ -80,8 +81,8 @@ func nanos(t time.Time) int64 {
 	return t.UnixNano()
 }
 
-// tagOf is the one of an image's tags that the user's name for it stands for, else the
-// first.
+// tagOf returns the tag of the image that the user's name for it means, else the first
+// tag.
 func tagOf(tags []string, name string) string {
 	for _, full := range []string{name, name + ":latest"} {
 		for _, tag := range tags {
@@ -93,8 +94,8 @@ func tagOf(tags []string, name string) string {
 	return tags[0]
 }
 
-// containerImage is the image by the name that people know: a tag that it has
-// now, else what the user wrote, else what the kubelet asked for. It is never
+// containerImage names the image as people know it: by a tag that it has now,
+// else by what the user wrote, else by what the kubelet asked for. It is never
 // empty, not even when the image is gone.
 func (s *Server) containerImage(rec *containerRecord) *cri.ImageSpec {
 	asked := rec.image()

@@ -16,7 +16,7 @@ import (
 // StopContainer stops a container within a grace period.
 //
 // CRI: "This call is idempotent, and must not return an error if the container
-// has already been stopped." A container we have never heard of counts.
+// has already been stopped." An unknown container counts as stopped.
 func (s *Server) StopContainer(ctx context.Context, req *cri.StopContainerRequest) (*cri.StopContainerResponse, error) {
 	c, err := s.runtime.Container(req.ContainerId)
 	if errors.Is(err, fault.NotFound) {
@@ -38,7 +38,8 @@ func (s *Server) StopContainer(ctx context.Context, req *cri.StopContainerReques
 	return &cri.StopContainerResponse{}, nil
 }
 
-// seconds converts CRI's timeouts; one that a Duration cannot hold never ends.
+// seconds converts CRI's timeouts; a timeout too long for a Duration never
+// ends.
 func seconds(n int64) time.Duration {
 	return time.Duration(min(n, int64(time.Duration(1<<63-1)/time.Second))) * time.Second
 }

@@ -11,12 +11,12 @@ import (
 	"github.com/crisp-cri/crisp/server/spec"
 )
 
-// UpdateContainerResources changes the limits of a container that has not
-// exited. What is zero in the request stays as it is; the status shows what is in
-// force. A memory limit below what the container uses is refused.
+// UpdateContainerResources changes the limits of a container that has not exited. A
+// field that is zero in the request leaves its limit unchanged; the status shows
+// the limits in force. A memory limit below the container's usage is refused.
 //
 // CRI: "If runtime fails to transactionally update the requested resources, an
-// error is returned": then the old limits are in force again, as oci.Apply does it.
+// error is returned": then oci.Apply has put the old limits back in force.
 func (s *Server) UpdateContainerResources(ctx context.Context, req *cri.UpdateContainerResourcesRequest) (*cri.UpdateContainerResourcesResponse, error) {
 	c, err := s.runtime.Container(req.ContainerId)
 	if err != nil {
@@ -29,7 +29,8 @@ func (s *Server) UpdateContainerResources(ctx context.Context, req *cri.UpdateCo
 	if err != nil {
 		return nil, fmt.Errorf("update container %s: %w", c.ID(), err)
 	}
-	// One after the other: each must see what the one before it made.
+	// One after the other: each update must see the result of the one before
+	// it.
 	err = s.tasks.alone(ctx, "update of container "+c.ID(), func(ctx context.Context) error { return s.updateContainer(ctx, c, change) })
 	if err != nil {
 		return nil, err

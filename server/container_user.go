@@ -15,12 +15,12 @@ import (
 	"github.com/crisp-cri/crisp/server/spec"
 )
 
-// maxAccounts bounds /etc/passwd and /etc/group of an image, in bytes. They are read
-// line by line.
+// maxAccounts limits the size of an image's /etc/passwd and /etc/group, in bytes.
+// They are read line by line.
 const maxAccounts = 10 << 20
 
-// lookUpUser finds out who a container runs as, by the account files of its root
-// file system.
+// lookUpUser finds out which user a container runs as, from the account files of
+// its root file system.
 func lookUpUser(sc *cri.LinuxContainerSecurityContext, imageUser, root string) (spec.User, error) {
 	passwd, err := openInRoot(root, "/etc/passwd")
 	if err != nil {
@@ -35,9 +35,9 @@ func lookUpUser(sc *cri.LinuxContainerSecurityContext, imageUser, root string) (
 	return spec.ResolveUser(sc, imageUser, passwd, group)
 }
 
-// openInRoot opens a file of an image: symlinks lead nowhere outside of root,
-// and what is not a regular file (a pipe would keep us waiting) is no file. One
-// that is not there is empty.
+// openInRoot opens a file of an image. Symlinks cannot lead outside of root,
+// and anything but a regular file (a pipe would make us wait) is an error. A
+// missing file reads as empty.
 func openInRoot(root, name string) (io.ReadCloser, error) {
 	handle, err := pathrs.OpenInRoot(root, name)
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {

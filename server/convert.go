@@ -10,8 +10,8 @@ import (
 	"github.com/crisp-cri/crisp/oci"
 )
 
-// sandboxState is how CRI sees a state. A sandbox that is being torn down is not
-// ready any more, and stays in lists until it is gone.
+// sandboxState converts a state to CRI's. A sandbox that is being torn down is
+// not ready any more, and stays in lists until it is gone.
 func sandboxState(st oci.SandboxState) cri.PodSandboxState {
 	if st == oci.SandboxReady {
 		return cri.PodSandboxState_SANDBOX_READY
@@ -19,7 +19,7 @@ func sandboxState(st oci.SandboxState) cri.PodSandboxState {
 	return cri.PodSandboxState_SANDBOX_NOTREADY
 }
 
-// containerState is how CRI sees a state.
+// containerState converts a state to CRI's.
 func containerState(st oci.State) cri.ContainerState {
 	switch st {
 	case oci.Created, oci.Starting:
@@ -30,7 +30,7 @@ func containerState(st oci.State) cri.ContainerState {
 	return cri.ContainerState_CONTAINER_EXITED
 }
 
-// selects reports whether labels has all that selector asks for.
+// selects reports whether labels contain all that selector asks for.
 func selects(selector, labels map[string]string) bool {
 	for k, v := range selector {
 		if got, ok := labels[k]; !ok || got != v {
@@ -40,26 +40,26 @@ func selects(selector, labels map[string]string) bool {
 	return true
 }
 
-// visibleSandboxes are the sandboxes that a list shows, oldest first.
+// visibleSandboxes returns the sandboxes that a list shows, oldest first.
 func (s *Server) visibleSandboxes() []*oci.Sandbox {
 	return slices.DeleteFunc(s.runtime.Sandboxes(), func(sb *oci.Sandbox) bool {
 		return sb.State() == oci.SandboxCreating || s.sandboxes.isHidden(sb.ID())
 	})
 }
 
-// visibleContainers are the containers that a list shows, oldest first. Those of a
-// pod that is being restored are seen with the pod.
+// visibleContainers returns the containers that a list shows, oldest first. Those
+// of a pod that is being restored become visible with the pod.
 func (s *Server) visibleContainers() []*oci.Container {
 	return slices.DeleteFunc(s.runtime.Containers(), s.isHidden)
 }
 
-// isHidden reports whether nobody may know of c yet: because of itself, or because its
-// pod is being restored.
+// isHidden reports whether c is still hidden from clients: by itself (see creations),
+// or with its pod, which is being restored.
 func (s *Server) isHidden(c *oci.Container) bool {
 	return s.containers.isHidden(c.ID()) || s.sandboxes.isHidden(c.SandboxID())
 }
 
-// containerStatuses are the statuses of a sandbox's visible containers.
+// containerStatuses returns the statuses of a sandbox's visible containers.
 func (s *Server) containerStatuses(sb *oci.Sandbox) []*cri.ContainerStatus {
 	var list []*cri.ContainerStatus
 	for _, c := range sb.Containers() {
@@ -70,18 +70,18 @@ func (s *Server) containerStatuses(sb *oci.Sandbox) []*cri.ContainerStatus {
 	return list
 }
 
-// hasPrefix matches an ID filter: IDs may be cut short everywhere.
+// hasPrefix matches an ID filter: a client may shorten IDs everywhere.
 func hasPrefix(id, filter string) bool { return strings.HasPrefix(id, filter) }
 
 // A message of a streamed list holds up to batchItems items and about batchBytes
-// of them: annotations may be 256 KiB each, and a message at most 16 MiB.
+// bytes: annotations may be 256 KiB each, and a message at most 16 MiB.
 const (
 	batchItems = 256
 	batchBytes = 1 << 20
 )
 
-// inBatches sends items, each once, in messages of at least one. Without items
-// nothing is sent: the end of the stream says it all.
+// inBatches sends items, each once, in messages of at least one item. If there
+// are no items nothing is sent: the end of the stream is the answer.
 func inBatches[T proto.Message](items []T, send func([]T) error) error {
 	var begin, size int
 	for i, item := range items {

@@ -17,20 +17,20 @@ import (
 )
 
 // uncollectedLife is how long a finished object waits for a caller to come back
-// for it. The kubelet repeats within seconds after its own timeout.
+// for it. The kubelet repeats a request within seconds of its own timeout.
 const uncollectedLife = 2 * time.Minute
 
-// stageLife bounds each stage of a creation. None takes a second unless
+// stageLife limits each stage of a creation. No stage takes a second unless
 // something hangs, and then the kubelet waits four minutes for the whole.
 const stageLife = 90 * time.Second
 
-// stageLives are those of stages that may rightly take longer; 0 = as long as they like.
+// stageLives are the limits of stages that may rightly take longer; 0 = no limit.
 var stageLives = map[string]time.Duration{
-	"cni":     4 * time.Minute, // what the kubelet gives RunPodSandbox: plugins wait for clouds and DHCP
-	"image":   0,               // a pull, which has a bound of its own on how long nothing may move
-	"volumes": 0,               // a copy of what the image has there, which is as much as the image is
+	"cni":     4 * time.Minute, // the kubelet's timeout of RunPodSandbox: plugins wait for clouds and DHCP
+	"image":   0,               // a pull, which limits by itself how long it may make no progress
+	"volumes": 0,               // copies what the image has there, which can be as much as the whole image
 
-	"relabel volumes": 0, // a big volume takes minutes, once; a sandbox that is stopped ends it
+	"relabel volumes": 0, // a big volume takes minutes, once; stopping the sandbox ends it
 	"spec":            0, // reads small files of this machine
 	"record":          0, // what is half on disk must be finished or undone either way
 }
@@ -38,46 +38,48 @@ var stageLives = map[string]time.Duration{
 // creations are the objects of one kind that are being made, by name.
 //
 // A creation belongs to its name and not to the caller who began it. Callers who ask
-// for the same wait for the same creation; each may leave when its context
-// ends. The first that is still there at the end takes the object, which then is
-// delivered: listed, and no longer known here. An object that nobody takes stays
-// hidden for uncollectedLife, so that a repetition finds it, and is then undone.
+// for the same object wait for the same creation; each may leave when its context
+// ends. The first caller that is still there at the end takes the object, which is
+// delivered by that: it is listed, and no longer known here. An object that no
+// caller takes stays hidden for uncollectedLife, so that a repeated request finds
+// it, and is then undone.
 type creations struct {
-	ctx  context.Context // ends with the server
+	ctx  context.Context // ends when the server closes
 	work *detached
 	log  *slog.Logger
-	what string // for the texts of errors
+	what string // kind of object, for error messages
 
 	delivered func(id string) // called once per new object; set before use
 
 	mu     sync.Mutex
 	byName map[string]*creation // guarded by mu
-	hidden map[string]struct{}  // IDs of objects that no caller has got yet; guarded by mu
+	hidden map[string]struct{}  // IDs of objects that no caller has received yet; guarded by mu
 }
 
 // A creation is one object being made.
 type creation struct {
 	name   string
-	req    proto.Message // what must be the same in a repetition
+	req    proto.Message // must be equal in a repeated request
 	began  time.Time
 	stages *stage.Log    // nil if nobody records
 	done   chan struct{} // closed when the work has ended
 	gone   chan struct{} // closed when the name is free again
 
-	// id is the object's, chosen before there is one; err is how the work ended.
-	// discard undoes the finished work. They are written before done is closed.
+	// id is the object's ID, chosen before the object exists; err is how the
+	// work ended. discard undoes the finished work. All are written before done
+	// is closed.
 	id      string
 	err     error
-	found   bool // the object was there already and delivered
+	found   bool // the object already existed and was delivered
 	discard func(context.Context) error
 
 	mu    sync.Mutex
 	stage string // guarded by mu
 
-	cancel  context.CancelFunc // of the work
-	waiting int                // callers; guarded by creations.mu
-	dropped bool               // being undone, or to be; guarded by creations.mu
-	timer   *time.Timer        // until it is; guarded by creations.mu
+	cancel  context.CancelFunc // cancels the work
+	waiting int                // number of callers; guarded by creations.mu
+	dropped bool               // being undone, or about to be; guarded by creations.mu
+	timer   *time.Timer        // undoes an uncollected object; guarded by creations.mu
 }
 
 func newCreations(ctx context.Context, work *detached, log *slog.Logger, what string) *creations {
@@ -89,13 +91,13 @@ func newCreations(ctx context.Context, work *detached, log *slog.Logger, what st
 	}
 }
 
-// do returns the ID of the object called name that build makes, whether this call
-// begins it or joins another that did. req is what must be the same for that, and
-// not all that was asked for: two requests of the kubelet for one object are never
-// equal (the order of variables, the name of a termination message's file, what CNI has
-// annotated meanwhile). The object is what the first asked for, and its status says
-// so. build runs once, with a
-// context that no caller can cancel; it sets discard if it succeeds.
+// do returns the ID of the object called name, which build makes, whether this call
+// begins the creation or joins one in flight. req holds what must be equal for two
+// calls to share a creation, which is not all that was asked for: two requests of the
+// kubelet for one object are never equal (the order of variables, the name of a
+// termination message's file, what CNI has annotated meanwhile). The object is what the
+// first caller asked for, and its status says so. build runs once, with a context that
+// no caller can cancel; it sets discard if it succeeds.
 func (cs *creations) do(ctx context.Context, name string, req proto.Message, build func(context.Context, *creation) error) (id string, err error) {
 	for {
 		c, mine, err := cs.join(ctx, name, req, build)
@@ -110,8 +112,8 @@ func (cs *creations) do(ctx context.Context, name string, req proto.Message, bui
 			return "", fmt.Errorf("%s %s: %s: %w", cs.what, name, c.progress(), ctx.Err())
 		}
 		if !mine && (c.found || errors.Is(c.err, fault.Exists)) {
-			// Nothing was made: the object was there, and was or was not what the other
-			// caller had asked for. That says nothing of what this one asks for.
+			// Nothing was made: the object existed, and was or was not what the other
+			// caller had asked for. That says nothing about the request of this caller.
 			continue
 		}
 		switch taken, err := cs.take(ctx, c); {
@@ -120,7 +122,7 @@ func (cs *creations) do(ctx context.Context, name string, req proto.Message, bui
 		case taken:
 			return c.id, nil
 		}
-		// It is being undone: begin again when that has ended.
+		// The object is being undone: begin again when that is done.
 		select {
 		case <-c.gone:
 		case <-ctx.Done():
@@ -129,8 +131,9 @@ func (cs *creations) do(ctx context.Context, name string, req proto.Message, bui
 	}
 }
 
-// must is do for a caller to whom an error says that there is nothing: if ctx ends
-// first, and nobody else waits, the work is cut short and undone before must returns.
+// must is do for a caller to whom an error means that nothing was made: if ctx ends
+// first, and no other caller waits, the work is cut short and undone before must
+// returns.
 func (cs *creations) must(ctx context.Context, name string, req proto.Message, build func(context.Context, *creation) error) (id string, err error) {
 	id, err = cs.do(ctx, name, req, build)
 	if err != nil && ctx.Err() != nil {
@@ -139,8 +142,8 @@ func (cs *creations) must(ctx context.Context, name string, req proto.Message, b
 	return id, err
 }
 
-// abandon undoes what must is about. What hangs is not waited for for ever: it is
-// undone when it has ended.
+// abandon undoes the creation that must began or joined. It does not wait for
+// ever for work that hangs: that is undone when it ends.
 func (cs *creations) abandon(ctx context.Context, name string, req proto.Message) {
 	cs.mu.Lock()
 	c, ok := cs.byName[name]
@@ -164,15 +167,15 @@ func (cs *creations) abandon(ctx context.Context, name string, req proto.Message
 	}
 }
 
-// leave forgets a caller of c.
+// leave removes a caller from c.
 func (cs *creations) leave(c *creation) {
 	cs.mu.Lock()
 	c.waiting--
 	cs.mu.Unlock()
 }
 
-// join returns the creation called name, and whether this call began it, for want of
-// one. The caller leaves it.
+// join returns the creation called name, and whether this call began it because
+// there was none. The caller must leave it.
 func (cs *creations) join(ctx context.Context, name string, req proto.Message, build func(context.Context, *creation) error) (c *creation, mine bool, err error) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
@@ -222,7 +225,8 @@ func (cs *creations) run(ctx context.Context, c *creation, build func(context.Co
 	}
 }
 
-// ended notes that the work of c has; true = what it made is to be undone.
+// ended records that the work of c has ended; true = its result is to be
+// undone.
 func (cs *creations) ended(ctx context.Context, c *creation, hiddenID string) bool {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
@@ -238,8 +242,8 @@ func (cs *creations) ended(ctx context.Context, c *creation, hiddenID string) bo
 	return false
 }
 
-// protect turns a panic of work, which runs outside of any RPC's safety net,
-// into its error.
+// protect turns a panic of work, which runs outside the safety net of an RPC,
+// into an error.
 func protect(work func() error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -249,13 +253,13 @@ func protect(work func() error) (err error) {
 	return work()
 }
 
-// take gives the finished object of c to a caller, if that one is still there.
+// take gives the finished object of c to a caller that is still there.
 func (cs *creations) take(ctx context.Context, c *creation) (bool, error) {
 	if c.err != nil {
 		cs.mu.Lock()
 		defer cs.mu.Unlock()
 		if c.dropped {
-			return false, nil // the error is that of another caller, who gave up
+			return false, nil // the error belongs to another caller, who gave up
 		}
 		return false, c.err
 	}
@@ -275,7 +279,7 @@ func (cs *creations) takeOnce(ctx context.Context, c *creation) (first, taken bo
 	case c.dropped:
 		return false, false, nil
 	case cs.byName[c.name] != c:
-		return false, true, nil // another caller of the same creation was first
+		return false, true, nil // another caller of the same creation took it first
 	}
 	if c.timer != nil {
 		c.timer.Stop()
@@ -284,7 +288,7 @@ func (cs *creations) takeOnce(ctx context.Context, c *creation) (first, taken bo
 	return true, true, nil
 }
 
-// expire undoes a finished object that nobody came for.
+// expire undoes a finished object that no caller came back for.
 func (cs *creations) expire(ctx context.Context, c *creation) {
 	if cs.drop(c) {
 		cs.undo(ctx, c)
@@ -296,7 +300,8 @@ func (cs *creations) undo(ctx context.Context, c *creation) {
 	ctx, cancel := undo.Context(ctx)
 	defer cancel()
 	if err := protect(func() error { return c.discard(ctx) }); err != nil {
-		// It shows up in lists now, and the kubelet removes what it did not want.
+		// The object is listed from now on, and the kubelet removes objects it
+		// did not want.
 		cs.log.WarnContext(ctx, "uncollected object not undone", cs.what, c.id, "err", err)
 	}
 	cs.mu.Lock()
@@ -314,15 +319,16 @@ func (cs *creations) drop(c *creation) bool {
 	return true
 }
 
-// forget frees the name and shows the object, if there is one; cs.mu is held.
+// forget frees the name and makes the object, if there is one, visible; the
+// caller holds cs.mu.
 func (cs *creations) forget(c *creation, id string) {
 	delete(cs.byName, c.name)
 	delete(cs.hidden, id)
 	close(c.gone)
 }
 
-// isHidden reports whether the object is still being made, or finished and with no caller
-// who has got it.
+// isHidden reports whether the object is still being made, or is finished and no caller
+// has received it yet.
 func (cs *creations) isHidden(id string) bool {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
@@ -330,8 +336,8 @@ func (cs *creations) isHidden(id string) bool {
 	return ok
 }
 
-// close stops the timers. What waits uncollected is found by the next crispd as
-// an ordinary object.
+// close stops the timers. The next crispd finds uncollected objects as ordinary
+// ones.
 func (cs *creations) close() {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
@@ -342,7 +348,7 @@ func (cs *creations) close() {
 	}
 }
 
-// enter says what the creation does next, and returns the context for it.
+// enter begins the named stage of the creation, and returns the context for it.
 func (c *creation) enter(ctx context.Context, name string) (context.Context, context.CancelFunc) {
 	stage.Next(ctx, name)
 	c.mu.Lock()
@@ -358,7 +364,8 @@ func (c *creation) enter(ctx context.Context, name string) (context.Context, con
 	return context.WithTimeout(ctx, life)
 }
 
-// progress says how far a creation is, for people who wait for it.
+// progress says how far a creation has come, for messages to people who wait
+// for it.
 func (c *creation) progress() string {
 	select {
 	case <-c.done:

@@ -2,19 +2,19 @@ package server
 
 import "sync"
 
-// A detached is what runs without a caller who waits for it. Close waits for all of it,
-// while calls still come in, which a sync.WaitGroup does not allow: one that is idle
-// must not be added to while somebody waits.
+// A detached is the set of functions that run without a caller waiting for them. Close
+// waits for all of them while calls still come in, which a sync.WaitGroup does not
+// allow: nothing may be added to an idle one while somebody waits.
 type detached struct {
 	mu      sync.Mutex
 	running int           // guarded by mu
 	closing bool          // guarded by mu
-	idle    chan struct{} // closed when nothing runs; nil = nobody waits; guarded by mu
+	idle    chan struct{} // closed when nothing runs; nil = no waiter; guarded by mu
 }
 
-// run runs f and returns true, unless close has returned, or is about to: what began
-// then would use what is closed next. What runs may begin more until the last of it has
-// ended.
+// run runs f and returns true, unless close has returned or is about to: f would then
+// use what is closed next. A running function may begin more of them until the last one
+// has ended.
 func (d *detached) run(f func()) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -39,7 +39,7 @@ func (d *detached) end() {
 	}
 }
 
-// wait returns when nothing runs.
+// wait returns when no function runs.
 func (d *detached) wait() {
 	d.mu.Lock()
 	if d.running == 0 {
@@ -54,7 +54,7 @@ func (d *detached) wait() {
 	<-idle
 }
 
-// close is wait, after which nothing begins any more.
+// close is wait, and no function can begin after it.
 func (d *detached) close() {
 	d.mu.Lock()
 	d.closing = true

@@ -10,26 +10,26 @@ import (
 	"github.com/crisp-cri/crisp/oci"
 )
 
-// eventQueue is how many events a subscriber may be behind: a node with 500 pods
-// that all end at once makes some thousand.
+// eventQueue is how many events a subscriber may lag behind: a node with 500
+// pods that all end at once makes some thousand.
 const eventQueue = 4096
 
-// Events carries what the runtime tells to the subscribers of
-// GetContainerEvents. It is made before the runtime, which needs somebody to
-// tell, and before the server, which needs the runtime to answer.
+// Events carries the runtime's events to the subscribers of GetContainerEvents.
+// It is made before the runtime, which needs a receiver, and before the server,
+// which needs the runtime to answer.
 type Events struct {
 	hub    notify.Hub[*cri.ContainerEventResponse]
 	server atomic.Pointer[Server]
 }
 
-// NewEvents returns an Events that drops what it is told until there is a server.
+// NewEvents returns an Events that drops every event until there is a server.
 func NewEvents() *Events { return new(Events) }
 
 func (e *Events) attach(s *Server) { e.server.Store(s) }
 func (e *Events) detach()          { e.server.Store(nil) }
 
-// eventType translates what CRI knows. It has no event for an OOM kill, which
-// shows in the status of the exit.
+// eventType translates the events that CRI knows. CRI has none for an OOM kill,
+// which shows in the exit status.
 var eventType = map[oci.EventKind]cri.ContainerEventType{
 	oci.SandboxCreated:   cri.ContainerEventType_CONTAINER_CREATED_EVENT,
 	oci.SandboxStopped:   cri.ContainerEventType_CONTAINER_STOPPED_EVENT,
@@ -40,8 +40,8 @@ var eventType = map[oci.EventKind]cri.ContainerEventType{
 	oci.ContainerRemoved: cri.ContainerEventType_CONTAINER_DELETED_EVENT,
 }
 
-// Publish is oci.Options.OnEvent. What is still hidden makes no events: whoever
-// gets an object learns of it by the answer first.
+// Publish is oci.Options.OnEvent. Hidden objects cause no events: a client
+// learns of its object from the answer first.
 func (e *Events) Publish(ev oci.Event) {
 	s := e.server.Load()
 	if s == nil {
@@ -80,7 +80,7 @@ func (e *Events) Publish(ev oci.Event) {
 	}
 }
 
-// publish sends one event with the statuses of the whole pod, as they are now:
+// publish sends one event with the current statuses of the whole pod, which are
 // never older than the event.
 func (s *Server) publish(typ cri.ContainerEventType, id string, sb *oci.Sandbox, at time.Time) {
 	if !s.events.hub.Heard() {
@@ -94,8 +94,8 @@ func (s *Server) publish(typ cri.ContainerEventType, id string, sb *oci.Sandbox,
 	s.events.hub.Publish(ev)
 }
 
-// sandboxDelivered tells of a sandbox that is no longer hidden. Its creation and
-// its start are one. A restored one comes with containers.
+// sandboxDelivered publishes that a sandbox is no longer hidden. Its creation
+// and its start are one event. A restored sandbox comes with containers.
 func (s *Server) sandboxDelivered(id string) {
 	sb, err := s.runtime.Sandbox(id)
 	if err != nil {
@@ -110,8 +110,8 @@ func (s *Server) sandboxDelivered(id string) {
 	}
 }
 
-// containerDelivered tells of a container that is no longer hidden, unless its sandbox
-// still is: then it is told of with that.
+// containerDelivered publishes that a container is no longer hidden, unless its
+// sandbox still is: then it is published with the sandbox.
 func (s *Server) containerDelivered(id string) {
 	c, err := s.runtime.Container(id)
 	if err != nil || s.isHidden(c) {

@@ -7,9 +7,10 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// GetContainerEvents streams what happens to sandboxes and containers, each
-// event with the statuses of its whole pod, until the caller leaves. A caller
-// that does not keep up is cut off with Unavailable: it lists and starts over.
+// GetContainerEvents streams the events of sandboxes and containers, each with
+// the statuses of the whole pod, until the caller leaves. A caller that does
+// not keep up is cut off with Unavailable: it has to list everything and start
+// over.
 func (s *Server) GetContainerEvents(_ *cri.GetEventsRequest, stream grpc.ServerStreamingServer[cri.ContainerEventResponse]) error {
 	sub := s.events.hub.Subscribe(eventQueue)
 	defer sub.Close()

@@ -13,21 +13,22 @@ import (
 // A Handler is what a RuntimeClass chooses by its name.
 type Handler struct {
 	Engine   string    // path of the OCI runtime that runs the containers; "" = libcontainer
-	SpecHost spec.Host // what is translated for it
+	SpecHost spec.Host // the host for which specs are built
 
-	// Annotations are patterns of path.Match for the keys of annotations, of pod and
-	// container, that the OCI runtime gets.
+	// Annotations are patterns (see path.Match) for keys of pod and container
+	// annotations; the OCI runtime gets those that match.
 	Annotations []string
 
 	NoUserNS error   // why its pods cannot have user namespaces; nil = they can
-	Network  Network // of its pods; nil = that of all others
+	Network  Network // network of its pods; nil = the default handler's
 }
 
-// defaultHandler is the name by which a RuntimeClass can choose what a pod without one
-// gets.
+// defaultHandler is the name by which a RuntimeClass can choose the handler that pods
+// without a RuntimeClass get.
 const defaultHandler = "crisp"
 
-// allHandlers adds the default one, under both of its names, to the configured ones.
+// allHandlers returns the configured handlers and the default one, under both of its
+// names.
 func allHandlers(o Options) map[string]Handler {
 	all := maps.Clone(o.Handlers)
 	if all == nil {
@@ -44,8 +45,8 @@ func allHandlers(o Options) map[string]Handler {
 	return all
 }
 
-// handlerNames are the handlers that there are, sorted: the kubelet publishes them in
-// this order, and a change is an update of its node.
+// handlerNames returns the names of all handlers, sorted: the kubelet publishes them
+// in this order, and every change is an update of its node object.
 func (s *Server) handlerNames() []string { return slices.Sorted(maps.Keys(s.live.Load().Handlers)) }
 
 // handler finds a handler. CRI: "If the runtime handler is unknown, this request
@@ -57,15 +58,15 @@ func (s *Server) handler(name string) (Handler, error) {
 	return Handler{}, fault.Invalid.Errorf("runtime handler %q is not known, only %s", name, strings.Join(s.handlerNames()[1:], ", "))
 }
 
-// handlerOf is the handler of a sandbox. One that was configured when the sandbox was
-// made, and is no more, runs no further containers.
+// handlerOf returns the handler of a sandbox. A sandbox whose handler has been
+// removed from the configuration runs no further containers.
 func (s *Server) handlerOf(sb *oci.Sandbox) (Handler, error) {
 	return s.handler(s.index.sandbox(sb).handler)
 }
 
-// networkOf is the network of a handler's pods. What is attached is detached by
-// what was written down when it was attached, so that any network can do it for a
-// handler that is no more.
+// networkOf returns the network of a handler's pods. A detach goes by what was
+// recorded at the attach, so any network can do it for a handler that no longer
+// exists.
 func (s *Server) networkOf(handler string) Network {
 	if h, ok := s.live.Load().Handlers[handler]; ok {
 		return h.Network
@@ -73,7 +74,7 @@ func (s *Server) networkOf(handler string) Network {
 	return s.network
 }
 
-// networks are all there are, that of the default handler first.
+// networks returns all networks, that of the default handler first.
 func (s *Server) networks() []Network {
 	list := []Network{s.network}
 	for _, h := range s.live.Load().Handlers {

@@ -7,8 +7,8 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// ImageFsInfo tells what images and writable layers occupy. Both are on one file
-// system; the kubelet finds that out by the equal mount points.
+// ImageFsInfo returns what images and writable layers occupy. Both are on one
+// file system, which the kubelet learns from the equal mount points.
 func (s *Server) ImageFsInfo(context.Context, *cri.ImageFsInfoRequest) (*cri.ImageFsInfoResponse, error) {
 	info := s.images.FsInfo()
 	usage := func() []*cri.FilesystemUsage {

@@ -9,11 +9,11 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// PullImage brings an image from its registry and returns its ID, which is the
-// identifier that Image.id and ContainerStatus.image_id have too.
+// PullImage brings an image from its registry and returns its ID, which is also
+// the identifier in Image.id and ContainerStatus.image_id.
 //
-// The error is the store's own, with nothing before it: the kubelet knows two by
-// the word that they begin with.
+// The error is the store's own, with nothing before it: the kubelet recognizes
+// two errors by their first word.
 func (s *Server) PullImage(ctx context.Context, req *cri.PullImageRequest) (*cri.PullImageResponse, error) {
 	if err := s.checkImage(req.Image); err != nil {
 		return nil, err
@@ -32,7 +32,7 @@ func (s *Server) PullImage(ctx context.Context, req *cri.PullImageRequest) (*cri
 	return &cri.PullImageResponse{ImageRef: img.ID}, nil
 }
 
-// checkImage refuses a request that names no image, or a handler that there is not.
+// checkImage refuses a request that names no image, or an unknown handler.
 func (s *Server) checkImage(spec *cri.ImageSpec) error {
 	if spec.GetImage() == "" {
 		return fault.Invalid.Errorf("the request names no image")

@@ -13,7 +13,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// ImageStatus tells about one image, by any of its names.
+// ImageStatus returns one image, found by any of its names.
 //
 // CRI: "If the image is not present, returns a response with
 // ImageStatusResponse.Image set to nil."
@@ -39,8 +39,8 @@ func (s *Server) ImageStatus(_ context.Context, req *cri.ImageStatusRequest) (*c
 	return resp, nil
 }
 
-// criImage is an image as CRI sees it. Of the image's user there is a number or
-// a name, never both, and no group.
+// criImage converts an image to CRI's form. The image's user is a number or a
+// name, never both, and has no group.
 func criImage(img image.Image) *cri.Image {
 	out := &cri.Image{
 		Id:          img.ID,

@@ -10,16 +10,17 @@ import (
 	"github.com/crisp-cri/crisp/oci"
 )
 
-// index is the decoded records, by ID, so that a list decodes nothing. It is
-// only a cache: what it does not have, it decodes from oci's.
+// index holds the decoded records, by ID, so that a list decodes nothing. It is
+// only a cache: what is missing is decoded from oci's records.
 type index struct {
 	sandboxes  sync.Map // string → *sandboxRecord
 	containers sync.Map // string → *containerRecord
 }
 
-// sandbox returns what we keep about sb. A record that cannot be decoded (it
-// passed its checksum, so a newer crispd wrote it) leaves the sandbox with no
-// more than its name: it must still be listed, or nobody would ever remove it.
+// sandbox returns the server's record of sb. A record that cannot be decoded
+// (it passed its checksum, so a newer crispd wrote it) leaves the sandbox with
+// no more than its name: it must still be listed, or no client would ever
+// remove it.
 func (x *index) sandbox(sb *oci.Sandbox) *sandboxRecord {
 	if r, ok := x.sandboxes.Load(sb.ID()); ok {
 		return r.(*sandboxRecord)
@@ -33,13 +34,13 @@ func (x *index) sandbox(sb *oci.Sandbox) *sandboxRecord {
 		r = &sandboxRecord{config: &cri.PodSandboxConfig{Metadata: m}}
 	}
 	if sb.State() == oci.SandboxRemoving {
-		return r // or it would stay here for ever
+		return r // caching it now would keep it for ever
 	}
 	got, _ := x.sandboxes.LoadOrStore(sb.ID(), r)
 	return got.(*sandboxRecord)
 }
 
-// container returns what we keep about c.
+// container returns the server's record of c.
 func (x *index) container(c *oci.Container) *containerRecord {
 	if r, ok := x.containers.Load(c.ID()); ok {
 		return r.(*containerRecord)
@@ -61,7 +62,7 @@ func (x *index) container(c *oci.Container) *containerRecord {
 	return got.(*containerRecord)
 }
 
-// saveSandbox replaces what we keep about sb, on disk first.
+// saveSandbox replaces the record of sb, on disk first.
 func (x *index) saveSandbox(sb *oci.Sandbox, r *sandboxRecord) error {
 	extra, err := r.encode()
 	if err != nil {
@@ -74,8 +75,7 @@ func (x *index) saveSandbox(sb *oci.Sandbox, r *sandboxRecord) error {
 	return nil
 }
 
-// applyContainer changes c and replaces what we keep about it, both or neither, on disk
-// first.
+// applyContainer changes c and replaces its record, both or neither, on disk first.
 func (x *index) applyContainer(ctx context.Context, c *oci.Container, change oci.Change, r *containerRecord) (err error) {
 	if change.Extra, err = r.encode(); err != nil {
 		return err

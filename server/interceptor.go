@@ -23,11 +23,12 @@ import (
 	"github.com/crisp-cri/crisp/server/telemetry"
 )
 
-// maxMessage is what cri-client accepts and sends, in bytes.
+// maxMessage is the largest message that cri-client accepts and sends, in
+// bytes.
 const maxMessage = 16 << 20
 
-// Interceptors are the options of the gRPC server that s is registered with.
-// Here a request gets its log attributes, its one log line, its metrics and its span,
+// Interceptors returns the options of the gRPC server that s is registered with. They
+// give each request its log attributes, its one log line, its metrics and its span,
 // its status code and its safety net, so that no handler needs any of them.
 func (s *Server) Interceptors() []grpc.ServerOption {
 	return []grpc.ServerOption{
@@ -76,7 +77,7 @@ func (s *Server) panicked(ctx context.Context, p any) error {
 	return fault.Internal.Errorf("internal error: %v", p)
 }
 
-// A call is an RPC under way, and what it is about.
+// A call is an RPC under way, and the object it is about.
 type call struct {
 	*telemetry.Call
 	subject []any
@@ -92,8 +93,8 @@ func (s *Server) begin(ctx context.Context, method string, subject []any) (conte
 	return logctx.With(ctx, attrs...), call{c, subject}
 }
 
-// finish writes the log line, with what took the time and the IDs that the answer
-// brought, and gives the error its code.
+// finish gives the error its code and writes the log line, with the stages that
+// took the time and the IDs in the answer.
 func (s *Server) finish(ctx context.Context, c call, result []any, err error) error {
 	code := codes.OK
 	if err != nil {
@@ -101,7 +102,7 @@ func (s *Server) finish(ctx context.Context, c call, result []any, err error) er
 	}
 	took, shares := c.End(telemetry.Outcome{
 		Code: code.String(), Err: err, Attrs: append(slices.Clip(c.subject), result...), Result: pullResult(c.RPC, code, err),
-		Left: ctx.Err() != nil && c.RPC != "GetContainerEvents", // which ends in no other way
+		Left: ctx.Err() != nil && c.RPC != "GetContainerEvents", // whose calls end in no other way
 	})
 	args := append(append([]any{"took", brief(took)}, slow(took, shares)...), result...)
 	if n := c.Counted(telemetry.Bytes); n > 0 {
@@ -113,17 +114,17 @@ func (s *Server) finish(ctx context.Context, c call, result []any, err error) er
 	}
 	s.log.Log(ctx, failureLevel(code, err), "rpc failed", append(args, "kind", code.String(), "err", err)...)
 	if _, ok := err.(interface{ GRPCStatus() *status.Status }); ok {
-		return err // it is one already
+		return err // it is a status already
 	}
 	return status.Error(code, err.Error())
 }
 
 // codeOf is the one place where an error becomes a status code. The kubelet
-// tells some apart: NotFound of a status, DeadlineExceeded of ExecSync, and
-// Unknown of PullImage, of which it reads the text.
+// acts on some of them: NotFound of a status call, DeadlineExceeded of
+// ExecSync, and Unknown of PullImage, whose text it reads.
 //
-// The caller's own context comes first, whatever it made fail; but a registry
-// that did not answer the store in time is an unavailable registry.
+// The end of the caller's own context comes first, whatever it made fail; but a
+// registry that did not answer the store in time is an unavailable registry.
 func codeOf(ctx context.Context, err error) codes.Code {
 	var pull *registry.PullError
 	var st interface{ GRPCStatus() *status.Status }
@@ -134,7 +135,7 @@ func codeOf(ctx context.Context, err error) codes.Code {
 		return codes.DeadlineExceeded
 	case errors.Is(err, context.Canceled):
 		return codes.Canceled
-	case errors.As(err, &st): // of the generated code: Unimplemented
+	case errors.As(err, &st): // from the generated code: Unimplemented
 		return st.GRPCStatus().Code()
 	}
 	switch fault.KindOf(err) {
@@ -150,19 +151,20 @@ func codeOf(ctx context.Context, err error) codes.Code {
 		return codes.Unavailable
 	}
 	if isFull(err) {
-		return codes.Unavailable // with room, the same call succeeds
+		return codes.Unavailable // once there is room, the same call succeeds
 	}
 	return codes.Unknown
 }
 
-// isFull tells whether the disk, or a quota on it, has no room left.
+// isFull reports whether the error means that the disk, or a quota on it, is
+// full.
 func isFull(err error) bool {
 	return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT)
 }
 
-// failureLevel is how bad it is that an RPC failed. Error means that we broke a
-// promise and Warn that somebody should look today; a request for what is not
-// there, or that its caller gave up, is everyday traffic.
+// failureLevel returns the log level of a failed RPC. Error means that we broke
+// a promise, and Warn that somebody should look today; a request for an object
+// that does not exist, or that its caller gave up, is everyday traffic.
 func failureLevel(code codes.Code, err error) slog.Level {
 	var pull *registry.PullError
 	switch {
@@ -174,8 +176,8 @@ func failureLevel(code codes.Code, err error) slog.Level {
 	return slog.LevelInfo
 }
 
-// slow are the stages, and their parts, without which the call would have been a
-// twentieth quicker: they answer where the time went, and there are few of them.
+// slow returns the few stages and parts of stages that took at least a twentieth
+// of the call's time: they show where the time went.
 func slow(took time.Duration, shares []stage.Share) []any {
 	var attrs []any
 	for _, sh := range shares {
@@ -186,7 +188,7 @@ func slow(took time.Duration, shares []stage.Share) []any {
 	return attrs
 }
 
-// brief leaves a duration what people read of it.
+// brief rounds a duration to the digits that people read.
 func brief(d time.Duration) time.Duration {
 	if d > time.Second {
 		return d.Round(time.Millisecond)
@@ -194,7 +196,7 @@ func brief(d time.Duration) time.Duration {
 	return d.Round(10 * time.Microsecond)
 }
 
-// pullResult says how a pull ended, "" for other calls.
+// pullResult says how a pull ended; "" for other calls.
 func pullResult(rpc string, code codes.Code, err error) string {
 	var pull *registry.PullError
 	switch {
@@ -208,8 +210,8 @@ func pullResult(rpc string, code codes.Code, err error) string {
 	return code.String()
 }
 
-// successLevel is the level of an RPC that went well: one that took much longer than
-// it should is worth a look.
+// successLevel returns the log level of an RPC that succeeded: one that took much
+// longer than it should is worth a look.
 func successLevel(rpc string, took time.Duration) slog.Level {
 	if most := patience(rpc); most > 0 && took > most {
 		return slog.LevelWarn
@@ -217,21 +219,21 @@ func successLevel(rpc string, took time.Duration) slog.Level {
 	return level(rpc)
 }
 
-// patience is how long an RPC may take. 0 is as long as it likes: where an image, a
-// container's grace, a command or the client's reading decides.
+// patience returns how long an RPC may take. 0 = no limit, where the time depends
+// on an image, a container's grace period, a command or the client's reading.
 func patience(rpc string) time.Duration {
 	switch {
 	case slices.Contains([]string{"PullImage", "StopContainer", "ExecSync", "GetContainerEvents", "Load"}, rpc),
 		strings.HasPrefix(rpc, "Stream"), strings.HasPrefix(rpc, "Checkpoint"), strings.HasPrefix(rpc, "Restore"):
 		return 0
 	case level(rpc) == slog.LevelDebug:
-		return time.Second // they read memory
+		return time.Second // these only read memory
 	}
 	return 10 * time.Second
 }
 
-// level is how interesting it is that an RPC went well: the ones that change
-// something are, the many that only look are not.
+// level returns the log level of a successful RPC: calls that change something
+// are interesting, the many that only look are not.
 func level(rpc string) slog.Level {
 	for _, prefix := range []string{"List", "Stream", "Version", "Status", "RuntimeConfig"} {
 		if strings.HasPrefix(rpc, prefix) {
@@ -246,7 +248,7 @@ func level(rpc string) slog.Level {
 	return slog.LevelInfo
 }
 
-// subject says which object a request is about, as log attributes.
+// subject returns the object that a request is about, as log attributes.
 func subject(req any) []any {
 	var attrs []any
 	if r, ok := req.(interface{ GetPodSandboxId() string }); ok && r.GetPodSandboxId() != "" {
@@ -271,8 +273,8 @@ func subject(req any) []any {
 	return attrs
 }
 
-// result is the ID that an answer brings, as log attributes. After an error the
-// answer is a nil of its type.
+// result returns the ID in an answer, as log attributes. After an error the
+// answer is a nil pointer of its type.
 func result(resp any) []any {
 	var key, id string
 	switch r := resp.(type) {

@@ -16,7 +16,8 @@ func labelOptions(o *cri.SELinuxOption) selinux.Options {
 	return selinux.Options{User: o.GetUser(), Role: o.GetRole(), Type: o.GetType(), Level: o.GetLevel()}
 }
 
-// podLabels gives a sandbox its SELinux labels, and a level, until its release.
+// podLabels gives a sandbox its SELinux labels, with a level that is its own
+// until it is released.
 func (s *Server) podLabels(id string, config *cri.PodSandboxConfig) (selinux.Labels, error) {
 	sc := config.GetLinux().GetSecurityContext()
 	ns := sc.GetNamespaceOptions()
@@ -24,13 +25,13 @@ func (s *Server) podLabels(id string, config *cri.PodSandboxConfig) (selinux.Lab
 	return s.o.SELinux.Pod(id, labelOptions(sc.GetSelinuxOptions()), host)
 }
 
-// containerLabels are the SELinux labels of a container of sb.
+// containerLabels returns the SELinux labels of a container of sb.
 func (s *Server) containerLabels(sb *oci.Sandbox, config *cri.ContainerConfig) (selinux.Labels, error) {
 	sc := config.GetLinux().GetSecurityContext()
 	return s.o.SELinux.Container(s.index.sandbox(sb).labels, labelOptions(sc.GetSelinuxOptions()), sc.GetPrivileged())
 }
 
-// labelFiles labels what a sandbox gives its containers, as theirs.
+// labelFiles labels the files that a sandbox gives its containers as theirs.
 func labelFiles(ctx context.Context, sb *oci.Sandbox, labels selinux.Labels) error {
 	if labels.Mount == "" {
 		return nil
@@ -49,9 +50,9 @@ func labelFiles(ctx context.Context, sb *oci.Sandbox, labels selinux.Labels) err
 }
 
 // relabel gives the volumes of a container its mount label, where CRI asks for it.
-// The label is the pod's, so that its containers share them and no other pod does;
-// for volumes of several pods these have one level by their options. A super
-// privileged container (type spc_t) reads what it likes as it is.
+// The label is the pod's, so its containers share the volumes and no other pod
+// does; for volumes of several pods, their options give all of these pods the same
+// level. A super privileged container (type spc_t) can read everything anyway.
 //
 // CRI, Mount: "If set, the mount needs SELinux relabeling."
 func (d *containerDraft) relabel(ctx context.Context) error {
@@ -73,7 +74,8 @@ func (d *containerDraft) relabel(ctx context.Context) error {
 	return nil
 }
 
-// stillWanted ends a long relabelling when its sandbox is stopped.
+// stillWanted returns a function that ends a long relabelling when the sandbox
+// is stopped.
 func stillWanted(sb *oci.Sandbox) func() error {
 	return func() error {
 		if st := sb.State(); st != oci.SandboxReady && st != oci.SandboxCreating {

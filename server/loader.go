@@ -7,7 +7,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// Load takes the images of an archive in. It is for loaderapi.Loader.
+// Load imports the images of an archive. It is for loaderapi.Loader.
 func (s *Server) Load(ctx context.Context, archive io.Reader) ([]string, error) {
 	list, err := s.images.Load(ctx, archive)
 	if err != nil {

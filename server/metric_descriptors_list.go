@@ -7,8 +7,8 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// ListMetricDescriptors describes what ListPodSandboxMetrics tells. CRI: "This
-// list should be static at startup."
+// ListMetricDescriptors describes the metrics of ListPodSandboxMetrics. CRI:
+// "This list should be static at startup."
 func (s *Server) ListMetricDescriptors(context.Context, *cri.ListMetricDescriptorsRequest) (*cri.ListMetricDescriptorsResponse, error) {
 	resp := new(cri.ListMetricDescriptorsResponse)
 	for _, m := range slices.Concat(containerMetrics, sandboxMetrics) {

@@ -9,8 +9,8 @@ import (
 )
 
 // A metric is one of those that the kubelet used to take from cadvisor, under
-// the names that dashboards know. CRI carries whole numbers only: what is in
-// seconds by its name loses its fraction.
+// the names that dashboards know. CRI carries whole numbers only: a metric
+// whose name says seconds loses its fraction.
 type metric struct {
 	name, help string
 	labels     []string // beyond baseLabels
@@ -24,22 +24,22 @@ type point struct {
 	value  uint64
 }
 
-// A sample is what is known about a container at one time, or for the metrics
-// of the network about a sandbox.
+// A sample is the measurements of a container at one time, or, for network
+// metrics, those of a sandbox.
 type sample struct {
 	stats     oci.Stats
 	status    oci.Status
 	limits    *cri.LinuxContainerResources
 	processes processCount
-	fs        unix.Statfs_t // that the writable layer is on
+	fs        unix.Statfs_t // the file system of the writable layer
 	used      uint64        // bytes of the writable layer
 	ooms      uint64
 	disks     []disk
 	net       []network.InterfaceStats
 }
 
-// baseLabels are on every metric; a metric of a whole pod leaves empty what
-// concerns a container.
+// baseLabels are on every metric; on a metric of a whole pod, those about a
+// container are empty.
 var baseLabels = []string{"container", "id", "image", "name", "namespace", "pod"}
 
 const (
@@ -47,18 +47,18 @@ const (
 	gauge   = cri.MetricType_GAUGE
 )
 
-// one is the function of a metric without labels of its own.
+// one returns the function of a metric without labels of its own.
 func one(value func(*sample) uint64) func(*sample) []point {
 	return func(s *sample) []point { return []point{{value: value(s)}} }
 }
 
-// total is the function of a metric that cadvisor splits up and we do not: its
-// label says so.
+// total returns the function of a metric that cadvisor splits up and we do not,
+// as its label says.
 func total(label string, value func(*sample) uint64) func(*sample) []point {
 	return func(s *sample) []point { return []point{{[]string{label}, value(s)}} }
 }
 
-// perInterface is the function of a metric of the network.
+// perInterface returns the function of a network metric.
 func perInterface(value func(network.InterfaceStats) uint64) func(*sample) []point {
 	return func(s *sample) []point {
 		var list []point
@@ -69,7 +69,7 @@ func perInterface(value func(network.InterfaceStats) uint64) func(*sample) []poi
 	}
 }
 
-// stalled is the function of a metric of pressure; the kernel counts
+// stalled returns the function of a pressure metric; the kernel counts
 // microseconds.
 func stalled(psi func(*sample) *oci.PSI, line func(*oci.PSI) oci.PSIData) func(*sample) []point {
 	return func(s *sample) []point {
@@ -86,10 +86,10 @@ func full(p *oci.PSI) oci.PSIData { return p.Full }
 
 const nano = 1e9
 
-// limit is a limit of memory as cadvisor shows it: 0 for none.
+// limit converts a memory limit to cadvisor's form, where 0 is no limit.
 func limit(v int64) uint64 { return uint64(max(v, 0)) }
 
-// perPageSize is the function of a metric of huge pages.
+// perPageSize returns the function of a huge page metric.
 func perPageSize(value func(oci.HugePageStats) uint64) func(*sample) []point {
 	return func(s *sample) []point {
 		var list []point
@@ -100,9 +100,9 @@ func perPageSize(value func(oci.HugePageStats) uint64) func(*sample) []point {
 	}
 }
 
-// containerMetrics are the metrics of each container. One that the kernel does
-// not count has no values: pressure without PSI, huge pages without their
-// controller, a quota of a container that has none.
+// containerMetrics are the metrics of each container. A metric has no values
+// where the kernel does not count it: pressure without PSI, huge pages without
+// their controller, a quota of a container that has none.
 var containerMetrics = []metric{
 	{"container_cpu_user_seconds_total", "CPU time spent in user mode, in seconds.", nil, counter,
 		one(func(s *sample) uint64 { return s.stats.CPU.UserNs / nano })},
@@ -138,7 +138,7 @@ var containerMetrics = []metric{
 	{"container_memory_failures_total", "Page faults.", []string{"failure_type", "scope"}, counter,
 		func(s *sample) []point {
 			return []point{
-				// Nothing of a container or a pod is counted apart from what is below it.
+				// No counter of a container or a pod excludes what is below it.
 				{[]string{"pgfault", "container"}, s.stats.Memory.PageFaults},
 				{[]string{"pgmajfault", "container"}, s.stats.Memory.MajorPageFaults},
 				{[]string{"pgfault", "hierarchy"}, s.stats.Memory.PageFaults},

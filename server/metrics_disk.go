@@ -14,12 +14,13 @@ type disk struct {
 	name string // "/dev/sda", as cadvisor calls it
 }
 
-// sysBlock has a directory for each block device, by its number.
+// sysBlock has a directory for each block device, named by its number.
 const sysBlock = "/sys/dev/block"
 
-// disks names devices after the uevents in a directory such as sysBlock. A device that is
-// not there, as it has been taken out, keeps its number for a name. One entry without a name or
-// counts stands for none: a counter is best there from the start.
+// disks names devices after the uevents in a directory such as sysBlock. A device that
+// is not there, because it was removed, has its number for a name. A single entry
+// without name and counts stands for no devices, because a counter should exist from
+// the start.
 func disks(dir string, devices []oci.DeviceIO) []disk {
 	if len(devices) == 0 {
 		return []disk{{}}
@@ -27,7 +28,7 @@ func disks(dir string, devices []oci.DeviceIO) []disk {
 	list := make([]disk, len(devices))
 	for i, d := range devices {
 		list[i] = disk{d, d.Device}
-		uevent, _ := os.ReadFile(filepath.Join(dir, d.Device, "uevent")) // not there: no lines
+		uevent, _ := os.ReadFile(filepath.Join(dir, d.Device, "uevent")) // missing file: no lines
 		for line := range strings.Lines(string(uevent)) {
 			if name, ok := strings.CutPrefix(strings.TrimSpace(line), "DEVNAME="); ok {
 				list[i].name = "/dev/" + name
@@ -37,7 +38,7 @@ func disks(dir string, devices []oci.DeviceIO) []disk {
 	return list
 }
 
-// perDisk is the function of a metric of block devices.
+// perDisk returns the function of a block device metric.
 func perDisk(value func(disk) uint64) func(*sample) []point {
 	return func(s *sample) []point {
 		var list []point

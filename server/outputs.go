@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// drainTime is for how long output is still waited for once a command has ended. It
-// is only used up if something the command left behind holds its pipes open.
+// drainTime is how long to wait for more output once a command has ended. All of it
+// passes only if something the command left behind holds its pipes open.
 const drainTime = 2 * time.Second
 
 // outputs are the streams of a command on their way to its client. The zero value is
@@ -20,10 +20,10 @@ const drainTime = 2 * time.Second
 type outputs struct {
 	copying sync.WaitGroup
 	from    []*os.File
-	until   atomic.Pointer[time.Time] // when nothing more is waited for; nil: the command runs
+	until   atomic.Pointer[time.Time] // when to stop waiting for more; nil: the command runs
 }
 
-// copy copies from a stream of a command until it ends. Without a reader it is read
+// copy copies from a stream of a command until it ends. Without a client it reads
 // all the same, or the command would block.
 func (o *outputs) copy(to io.Writer, from *os.File) {
 	if from == nil {
@@ -35,14 +35,14 @@ func (o *outputs) copy(to io.Writer, from *os.File) {
 	o.from = append(o.from, from)
 	o.copying.Go(func() {
 		buf := make([]byte, 32<<10)
-		owed := 0 // bytes of the command's that are still to be read; known once it has ended
+		owed := 0 // bytes of the command's own that are still unread; known once it has ended
 		for ended := false; ; {
 			until := o.until.Load()
 			if until != nil && !ended {
 				ended, owed = true, pending(from)
 			}
 			switch {
-			case owed > 0: // it has them: however long the client took for those before
+			case owed > 0: // they are there, however long the client took for those before
 				from.SetReadDeadline(time.Time{})
 			case ended:
 				from.SetReadDeadline(*until)
@@ -62,8 +62,8 @@ func (o *outputs) copy(to io.Writer, from *os.File) {
 	})
 }
 
-// read reads from a stream. A terminal says EIO while nobody has it open: that is its
-// end only once the command has ended, which may open it again before.
+// read reads from a stream. A terminal returns EIO while no process has it open: that
+// is its end only once the command has ended, which may open it again until then.
 func (o *outputs) read(from *os.File, buf []byte) (n int, err error) {
 	raw, err := from.SyscallConn()
 	if err != nil {
@@ -88,7 +88,8 @@ func (o *outputs) read(from *os.File, buf []byte) (n int, err error) {
 	return n, nil
 }
 
-// pending is how many bytes are in a pipe or terminal (FIONREAD, which is TIOCINQ: ioctl_tty(2), pipe(7)).
+// pending returns how many bytes are in a pipe or terminal (FIONREAD, which is TIOCINQ:
+// ioctl_tty(2), pipe(7)).
 func pending(f *os.File) (n int) {
 	raw, err := f.SyscallConn()
 	if err != nil {
@@ -102,8 +103,8 @@ func pending(f *os.File) (n int) {
 }
 
 // drain waits for the output of a command that has ended: for all that it has written,
-// as slow as the client may be. Something it left behind may hold the pipes; what that
-// writes is waited for no longer than drainTime.
+// however slow the client is. A process it left behind may hold the pipes open; output
+// of that is waited for no longer than drainTime.
 func (o *outputs) drain() {
 	until := time.Now().Add(drainTime)
 	o.until.Store(&until)

@@ -9,9 +9,9 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// Ping asks the server behind a unix socket what a client would: it tells whether
-// connections are accepted, calls answered, and the tables that all calls need not
-// locked for good.
+// Ping calls the server behind a unix socket as a client would: it shows that
+// connections are accepted and calls answered, and that the tables that all calls
+// need are not locked for good.
 func Ping(ctx context.Context, socket string) error {
 	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
@@ -22,7 +22,7 @@ func Ping(ctx context.Context, socket string) error {
 	if _, err := client.Version(ctx, &cri.VersionRequest{}); err != nil {
 		return fmt.Errorf("ask for the version: %w", err)
 	}
-	// No ID is so short and not hexadecimal: the answer is empty.
+	// No ID is this short or not hexadecimal, so the answer is empty.
 	nothing := &cri.ContainerFilter{Id: "watchdog"}
 	if _, err := client.ListContainers(ctx, &cri.ListContainersRequest{Filter: nothing}); err != nil {
 		return fmt.Errorf("list containers: %w", err)

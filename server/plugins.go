@@ -32,7 +32,7 @@ import (
 // What cannot be undone (a stop, a removal, anything "post") is told, and a
 // plugin that is not content with it is logged.
 
-// pluginPod is a sandbox as plugins see it.
+// pluginPod returns a sandbox as plugins see it.
 func pluginPod(sb *oci.Sandbox, rec *sandboxRecord) nri.Pod {
 	p := nri.Pod{ID: sb.ID(), Config: rec.config, Handler: rec.handler, IPs: rec.ips, NetNS: sb.NetNS()}
 	if r := rec.resources; r != nil {
@@ -41,7 +41,8 @@ func pluginPod(sb *oci.Sandbox, rec *sandboxRecord) nri.Pod {
 	return p
 }
 
-// podOf is the pod of a container; one whose record was lost has only an ID.
+// podOf returns the pod of a container; a pod whose record was lost has only an
+// ID.
 func (s *Server) podOf(c *oci.Container) nri.Pod {
 	sb, err := s.runtime.Sandbox(c.SandboxID())
 	if err != nil {
@@ -50,7 +51,7 @@ func (s *Server) podOf(c *oci.Container) nri.Pod {
 	return pluginPod(sb, s.index.sandbox(sb))
 }
 
-// pluginContainer is a container as plugins see it.
+// pluginContainer returns a container as plugins see it.
 func (s *Server) pluginContainer(c *oci.Container) nri.Container {
 	rec, st := s.index.container(c), c.Status()
 	out := nri.Container{
@@ -69,16 +70,16 @@ func (s *Server) pluginContainer(c *oci.Container) nri.Container {
 	return out
 }
 
-// told logs what a plugin has against something that stays as it is.
+// told logs a plugin's objection to something that cannot be undone.
 func (s *Server) told(ctx context.Context, what string, err error) {
 	if err != nil {
 		s.log.WarnContext(ctx, "plugin refused what cannot be undone", "kind", what, "err", err)
 	}
 }
 
-// refused is the error for what plugins do not allow. That is no fault of ours:
-// another time they may. The status code that a plugin chose is not for
-// the kubelet, to which NotFound means something.
+// refused returns the error for what plugins do not allow. It is not an
+// internal error, and a retry may succeed. The status code that a plugin chose
+// does not reach the kubelet, which acts on NotFound.
 func refused(what string, err error) error {
 	if fault.KindOf(err) != fault.Internal {
 		return fmt.Errorf("%s by plugins: %w", what, err)
@@ -86,13 +87,14 @@ func refused(what string, err error) error {
 	return fault.Unavailable.Errorf("%s by plugins: %v", what, err)
 }
 
-// tellRun tells of a sandbox before it is ready. If the sandbox comes to nothing
-// after that, the step added to steps tells that too.
+// tellRun tells plugins of a sandbox before it is ready. If the sandbox fails
+// after that, the step added to steps tells them that too.
 func (s *Server) tellRun(ctx context.Context, turn nri.Turn, p nri.Pod, steps *undo.Stack) error {
 	if !turn.Heard() {
 		return nil
 	}
-	// Also if the hook fails: plugins before the one that refused have heard it.
+	// Also if the hook fails: plugins before the one that refused have been
+	// told.
 	steps.Add("run by plugins", func() error {
 		ctx, cancel := undo.Context(ctx)
 		defer cancel()
@@ -110,7 +112,7 @@ func (s *Server) tellRun(ctx context.Context, turn nri.Turn, p nri.Pod, steps *u
 	return nil
 }
 
-// tellStop tells of a sandbox that is being stopped.
+// tellStop tells plugins of a sandbox that is being stopped.
 func (s *Server) tellStop(ctx context.Context, sb *oci.Sandbox) {
 	turn := s.plugins.Turn()
 	defer turn.End()
@@ -119,8 +121,8 @@ func (s *Server) tellStop(ctx context.Context, sb *oci.Sandbox) {
 	}
 }
 
-// tellPodUpdate tells of new resources of a sandbox, saves them in between, and
-// tells that.
+// tellPodUpdate tells plugins of new resources of a sandbox, saves the
+// resources, and tells plugins that they are saved.
 func (s *Server) tellPodUpdate(ctx context.Context, p nri.Pod, save func() error) error {
 	turn := s.plugins.Turn()
 	defer turn.End()
@@ -137,10 +139,10 @@ func (s *Server) tellPodUpdate(ctx context.Context, p nri.Pod, save func() error
 	return nil
 }
 
-// tellCreate has plugins change the specification of a container that is being
-// created. If the container comes to nothing after that, undoing it tells that too. The
-// turn goes on until the container is on record: a plugin that joined before would never
-// hear of it.
+// tellCreate lets plugins change the specification of a container that is being
+// created. If the container fails after that, undoing it tells them that too. The turn
+// lasts until the container is on record: a plugin that joined before would never hear
+// of it.
 func (d *containerDraft) tellCreate(ctx context.Context) error {
 	d.turn = d.s.plugins.Turn()
 	if !d.turn.Heard() {
@@ -175,19 +177,19 @@ func (d *containerDraft) tellCreate(ctx context.Context) error {
 	return unapplied(s.applyUpdates(ctx, updates))
 }
 
-// tellCreated tells of a container that is on record.
+// tellCreated tells plugins of a container that is on record.
 func (s *Server) tellCreated(ctx context.Context, turn nri.Turn, c *oci.Container) {
 	if turn.Heard() {
 		s.told(ctx, "PostCreateContainer", turn.PostCreateContainer(ctx, s.podOf(c), s.pluginContainer(c)))
 	}
 }
 
-// tellStart tells of a container that is to be started.
+// tellStart tells plugins of a container that is to be started.
 func (s *Server) tellStart(ctx context.Context, c *oci.Container) error {
 	turn := s.plugins.Turn()
 	defer turn.End()
 	if !turn.Heard() || c.Status().State != oci.Created {
-		return nil // Start says what is wrong
+		return nil // Start reports what is wrong
 	}
 	if err := turn.StartContainer(ctx, s.podOf(c), s.pluginContainer(c)); err != nil {
 		return refused("start", err)
@@ -195,7 +197,7 @@ func (s *Server) tellStart(ctx context.Context, c *oci.Container) error {
 	return nil
 }
 
-// tellStarted tells of a container that was started.
+// tellStarted tells plugins of a container that was started.
 func (s *Server) tellStarted(ctx context.Context, c *oci.Container) {
 	turn := s.plugins.Turn()
 	defer turn.End()
@@ -204,8 +206,8 @@ func (s *Server) tellStarted(ctx context.Context, c *oci.Container) {
 	}
 }
 
-// tellUpdate asks plugins what an update is to be instead. It returns that, and
-// what to say when it is done.
+// tellUpdate asks plugins to change an update. It returns the changed update,
+// and what to tell them when it is done.
 func (s *Server) tellUpdate(ctx context.Context, c *oci.Container, change *cri.LinuxContainerResources) (*cri.LinuxContainerResources, func(), error) {
 	turn := s.plugins.Turn()
 	defer turn.End()
@@ -232,9 +234,9 @@ func (s *Server) tellUpdate(ctx context.Context, c *oci.Container, change *cri.L
 	}, nil
 }
 
-// An exits is the containers whose end plugins were told of, or are being told
-// of, by ID. An end is told by whoever comes first: the event of it, or the call
-// that must not return before.
+// An exits is the set of containers, by ID, whose end plugins were told of or
+// are being told of. Whoever comes first tells the end: the handler of its
+// event, or a call that must not return before.
 type exits struct {
 	mu   sync.Mutex
 	told map[string]chan struct{} // closed when plugins have heard it; guarded by mu
@@ -242,7 +244,7 @@ type exits struct {
 }
 
 // run runs f and has work wait for it, unless the server is closing: events and
-// plugins may come until the very end.
+// plugins' calls may come until the very end.
 func (x *exits) run(work *detached, f func()) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -257,8 +259,8 @@ func (x *exits) close() {
 	x.shut = true
 }
 
-// claim returns what is closed when the end of c was told, and whether the caller
-// is the one to tell it; nil if there is no end to tell.
+// claim returns a channel that is closed when plugins were told of the end of c,
+// and whether the caller is the one to tell them; nil if there is no end to tell.
 func (x *exits) claim(c *oci.Container) (done chan struct{}, mine bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -267,7 +269,7 @@ func (x *exits) claim(c *oci.Container) (done chan struct{}, mine bool) {
 		return done, false
 	}
 	if c.Status().State != oci.Exited {
-		return nil, false // not started, not ended, or being removed and told before that
+		return nil, false // not started, not ended, or being removed after plugins were told
 	}
 	if x.told == nil {
 		x.told = map[string]chan struct{}{}
@@ -283,7 +285,8 @@ func (x *exits) forget(id string) {
 	delete(x.told, id)
 }
 
-// tellExit tells of the end of a container, once, and returns when that is done.
+// tellExit tells plugins of the end of a container, once, and returns when they
+// were told.
 func (s *Server) tellExit(ctx context.Context, c *oci.Container) {
 	if s.plugins == nil {
 		return
@@ -300,7 +303,7 @@ func (s *Server) tellExit(ctx context.Context, c *oci.Container) {
 		return
 	}
 	defer close(done)
-	ctx = context.WithoutCancel(ctx) // nobody will tell it again
+	ctx = context.WithoutCancel(ctx) // no later call will tell it
 	turn := s.plugins.Turn()
 	defer turn.End()
 	if !turn.Heard() {
@@ -311,7 +314,7 @@ func (s *Server) tellExit(ctx context.Context, c *oci.Container) {
 	s.told(ctx, "StopContainer", unapplied(s.applyUpdates(ctx, updates)))
 }
 
-// exited is tellExit for the event of an end, which nobody waits for.
+// exited is tellExit for the event of an end, for which no caller waits.
 func (s *Server) exited(c *oci.Container) {
 	if s.plugins == nil {
 		return
@@ -334,7 +337,7 @@ func (s *Server) removeTold(ctx context.Context, c *oci.Container) error {
 	return nil
 }
 
-// removePodTold is the same for a sandbox.
+// removePodTold is removeTold for a sandbox.
 func (s *Server) removePodTold(ctx context.Context, sb *oci.Sandbox) (err error) {
 	defer func() {
 		if err == nil {
@@ -354,7 +357,7 @@ func (s *Server) removePodTold(ctx context.Context, sb *oci.Sandbox) (err error)
 	return nil
 }
 
-// unapplied is the error for updates that plugins insist on.
+// unapplied returns the error for failed updates that plugins insist on.
 func unapplied(failed []nri.Update) error {
 	for _, u := range failed {
 		if !u.IgnoreFailure {
@@ -364,8 +367,8 @@ func unapplied(failed []nri.Update) error {
 	return nil
 }
 
-// limitsOf is those of OCI's resources that CRI has a field for; nil if there
-// are none.
+// limitsOf returns those of OCI's resources that CRI has a field for; nil if
+// there are none.
 func limitsOf(r *specs.LinuxResources) *cri.LinuxContainerResources {
 	if r == nil {
 		return nil

@@ -14,13 +14,14 @@ import (
 	"github.com/crisp-cri/crisp/server/spec"
 )
 
-// evictGrace is how long a container that a plugin evicts has to end by itself.
+// evictGrace is how long a container that a plugin evicts may take to end by
+// itself.
 const evictGrace = 10 * time.Second
 
 var _ nri.Runtime = (*pluginRuntime)(nil)
 
-// pluginRuntime is the Server as nri.Runtime: it keeps what plugins may call
-// apart from CRI.
+// pluginRuntime is the Server as nri.Runtime: it keeps the methods for plugins
+// apart from those of CRI.
 type pluginRuntime struct{ *Server }
 
 // newPlugins sets up NRI, if it is wanted.
@@ -36,8 +37,8 @@ func (s *Server) newPlugins() (*nri.Plugins, error) {
 	return nri.New(o, pluginRuntime{s})
 }
 
-// startPlugins lets plugins in. They see the containers that have ended so far as
-// ended: that is not told once more.
+// startPlugins lets plugins connect. They see the containers that have ended so
+// far as ended, and are not told of those ends again.
 func (s *Server) startPlugins() error {
 	if s.plugins == nil {
 		return nil
@@ -50,8 +51,8 @@ func (s *Server) startPlugins() error {
 	return s.plugins.Start()
 }
 
-// Snapshot returns all there is but what is still being made, which plugins are
-// told of when it is.
+// Snapshot returns all pods and containers except those still being made, of
+// which plugins are told when they are made.
 func (s pluginRuntime) Snapshot() ([]nri.Pod, []nri.Container) {
 	var pods []nri.Pod
 	for _, sb := range s.runtime.Sandboxes() {
@@ -68,7 +69,7 @@ func (s pluginRuntime) Snapshot() ([]nri.Pod, []nri.Container) {
 	return pods, containers
 }
 
-// Update changes limits as plugins want it.
+// Update changes limits at a plugin's request.
 func (s pluginRuntime) Update(ctx context.Context, updates []nri.Update) []nri.Update {
 	return s.applyUpdates(ctx, updates)
 }

@@ -10,14 +10,14 @@ import (
 	"sync"
 )
 
-// A processCount is what the processes of a container have open.
+// A processCount counts the processes of a container and what they have open.
 type processCount struct {
 	processes, files, sockets uint64
 	maxFiles                  uint64 // RLIMIT_NOFILE of the first process, soft; 0 if unknown
 }
 
-// countProcesses counts the process pid and all that descend from it
-// (proc_pid_task_tid_children(5)). What ends while it is looked at is not counted.
+// countProcesses counts the process pid and all its descendants
+// (proc_pid_task_tid_children(5)). A process that ends meanwhile is not counted.
 func countProcesses(pid int) processCount {
 	var n processCount
 	if pid <= 0 {
@@ -72,7 +72,7 @@ func maxFiles(pid int) uint64 {
 	return 0
 }
 
-// oomCount counts the OOM kills of each container, as the executor tells them.
+// oomCount counts the OOM kills of each container that the executor reports.
 // The zero value has counted none.
 type oomCount struct {
 	mu   sync.Mutex

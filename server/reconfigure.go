@@ -1,8 +1,9 @@
 package server
 
-// Reconfigure takes from o what may change while the server runs, for what is made
-// from then on: Handlers, SpecHost, CDISpecDirs, HooksDirs, RejectMountSources,
-// RestoreFromImages and the idle timeout of Streaming. The rest of o is not looked at.
+// Reconfigure takes from o the options that may change while the server runs, for what
+// is made from then on: Handlers, SpecHost, CDISpecDirs, HooksDirs,
+// RejectMountSources, RestoreFromImages and the idle timeout of Streaming. It ignores
+// the rest of o.
 func (s *Server) Reconfigure(o Options) {
 	next := s.o
 	next.SpecHost, next.Handlers = o.SpecHost, o.Handlers

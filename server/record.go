@@ -12,18 +12,18 @@ import (
 	"github.com/crisp-cri/crisp/server/selinux"
 )
 
-// extraVersion is the version of the documents below. A field may be added
-// without changing it; what an old crispd would misread needs a new one.
+// extraVersion is the version of the documents below. A new field needs no new
+// version; a change that an old crispd would misread does.
 const extraVersion = 1
 
 // A sandboxRecord is what the server keeps about a sandbox, decoded. It is a
-// snapshot: it is replaced whole and never changed.
+// snapshot: it is replaced as a whole and never changed.
 type sandboxRecord struct {
 	config  *cri.PodSandboxConfig // as the kubelet sent it
 	handler string
 	ips     []string // primary first; nil with the host's network, before ADD and after DEL
 
-	resources *cri.UpdatePodSandboxResourcesRequest // what the kubelet last told; may be nil
+	resources *cri.UpdatePodSandboxResourcesRequest // what the kubelet last sent; may be nil
 	labels    selinux.Labels                        // the pod's; a container may have others
 }
 
@@ -37,7 +37,7 @@ type sandboxExtra struct {
 	Labels    selinux.Labels
 }
 
-// messages are those of r, each with its place in e.
+// messages returns the messages of r, each with its place in e.
 func (r *sandboxRecord) messages(e *sandboxExtra) []storedMessage {
 	return []storedMessage{
 		stored("sandbox config", &r.config, &e.Config),
@@ -68,9 +68,9 @@ type containerRecord struct {
 	config    *cri.ContainerConfig // as the kubelet sent it
 	imageID   string               // of the image it was created from
 	imageRef  string               // a digest of it, or its ID; never empty
-	original  *cri.ImageSpec       // of a restored container: what the first one was made from; else nil
+	original  *cri.ImageSpec       // of a restored container: the image that the original was made from; else nil
 	imageUser *cri.ContainerUser
-	signal    cri.Signal                   // that Stop sends
+	signal    cri.Signal                   // sent by Stop
 	resources *cri.LinuxContainerResources // in force; may be nil
 	volumes   []string                     // keys of the image mounts
 
@@ -92,7 +92,7 @@ type containerExtra struct {
 	Original    []byte         `json:",omitempty"`
 }
 
-// messages are those of r, each with its place in e.
+// messages returns the messages of r, each with its place in e.
 func (r *containerRecord) messages(e *containerExtra) []storedMessage {
 	return []storedMessage{
 		stored("container config", &r.config, &e.Config),
@@ -130,8 +130,8 @@ func decodeContainer(extra []byte) (*containerRecord, error) {
 	return r, nil
 }
 
-// image is what the container was made from: of a restored one what the original
-// was, not the checkpoint.
+// image returns the image that the container was made from; of a restored
+// container it is the original's, not the checkpoint.
 func (r *containerRecord) image() *cri.ImageSpec {
 	if r.original != nil {
 		return r.original
@@ -139,7 +139,7 @@ func (r *containerRecord) image() *cri.ImageSpec {
 	return r.config.GetImage()
 }
 
-// noteMountImage keeps which image the i-th mount turned out to be.
+// noteMountImage records which image the i-th mount turned out to be.
 func (r *containerRecord) noteMountImage(i int, id string) {
 	if r.mountImages == nil {
 		r.mountImages = map[int]string{}
@@ -147,9 +147,9 @@ func (r *containerRecord) noteMountImage(i int, id string) {
 	r.mountImages[i] = id
 }
 
-// mounts are the container's mounts for its status: as they were asked for, and
-// of each image which one it is. CRI: ImageSpec.image_ref is "the digest of the
-// image used for this volume", similar to the status's image ID.
+// mounts returns the container's mounts for its status: as they were asked for,
+// with the ID of each mounted image. CRI: ImageSpec.image_ref is "the digest of
+// the image used for this volume", similar to the status's image ID.
 func (r *containerRecord) mounts() []*cri.Mount {
 	if len(r.mountImages) == 0 {
 		return r.config.Mounts
@@ -162,8 +162,9 @@ func (r *containerRecord) mounts() []*cri.Mount {
 	return list
 }
 
-// A storedMessage is a message of a record with its place on disk, where it is in
-// protobuf's own encoding: that keeps what a newer kubelet sent and we do not know.
+// A storedMessage is a message of a record with its place on disk, where it has
+// protobuf's own encoding: that keeps fields that a newer kubelet sent and we do
+// not know.
 type storedMessage struct {
 	what    string
 	message proto.Message
@@ -187,7 +188,8 @@ func encodeMessages(list []storedMessage) (err error) {
 	return nil
 }
 
-// decodeMessages leaves a message that is not on disk as it is in the record.
+// decodeMessages decodes each message into the record. A message that is not on
+// disk leaves the record as it is.
 func decodeMessages(list []storedMessage) error {
 	for _, m := range list {
 		if *m.bytes == nil {
@@ -210,13 +212,14 @@ func unmarshalExtra(extra []byte, v any, version *int) error {
 	return nil
 }
 
-// sandboxName is what a sandbox is known by before it has an ID. The kubelet
-// repeats it after a timeout and raises attempt only after it saw the sandbox.
+// sandboxName returns the name of a sandbox before it has an ID. The kubelet
+// repeats it after a timeout, and raises attempt only after it has seen the
+// sandbox.
 func sandboxName(m *cri.PodSandboxMetadata) string {
 	return strings.Join([]string{m.GetName(), m.GetNamespace(), m.GetUid(), fmt.Sprint(m.GetAttempt())}, "_")
 }
 
-// containerName is the same for a container.
+// containerName is sandboxName for a container.
 func containerName(m *cri.ContainerMetadata, sandbox *cri.PodSandboxMetadata) string {
 	return strings.Join([]string{m.GetName(), sandbox.GetName(), sandbox.GetNamespace(), sandbox.GetUid(), fmt.Sprint(m.GetAttempt())}, "_")
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/crisp-cri/crisp/oci"
 )
 
-// gcTime bounds how long leftovers of the network may keep us from serving.
+// gcTime limits how long network leftovers may delay the first request.
 const gcTime = 10 * time.Second
 
 // Start puts right what the crispd before this one left half done. It must have
@@ -43,7 +43,7 @@ func (s *Server) Start(ctx context.Context) error {
 		case sb.State() == oci.SandboxReady:
 			keep = append(keep, sb.ID())
 		case stopping:
-			keep = append(keep, sb.ID()) // its own stop detaches it, and tells if it cannot
+			keep = append(keep, sb.ID()) // its own stop detaches it, and reports if it cannot
 			half = append(half, sb)
 		}
 	}
@@ -61,7 +61,7 @@ func (s *Server) Start(ctx context.Context) error {
 }
 
 // releaseFileSystems releases the mounts that no container owns. A key is a
-// container's ID, or one with the number of an image mount behind it.
+// container's ID, with the number of an image mount appended or not.
 func (s *Server) releaseFileSystems(ctx context.Context) {
 	for _, key := range s.rootfs.Mounts() {
 		id, _, _ := strings.Cut(key, "-")
@@ -74,8 +74,8 @@ func (s *Server) releaseFileSystems(ctx context.Context) {
 	}
 }
 
-// finishStop stops a sandbox whose stop was interrupted. Once is enough: the
-// kubelet repeats it as long as it sees the sandbox.
+// finishStop stops a sandbox whose stop was interrupted. It tries once: the
+// kubelet repeats the stop as long as it sees the sandbox.
 func (s *Server) finishStop(sb *oci.Sandbox) {
 	ctx := logctx.With(s.ctx, "sandbox", sb.ID())
 	if err := s.tasks.do(ctx, "stop of sandbox "+sb.ID(), func(ctx context.Context) error { return s.stopSandbox(ctx, sb) }); err != nil {

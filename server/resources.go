@@ -7,9 +7,9 @@ import (
 	"github.com/crisp-cri/crisp/server/spec"
 )
 
-// resourcesNow are the limits of c for its status: of one that is alive those
-// that its cgroup has, else those that it was given. The kubelet takes a resize
-// for done when it sees them.
+// resourcesNow returns the limits of c for its status: those of its cgroup
+// while it is alive, else those that it was given. The kubelet takes a resize
+// as done when it sees them.
 func resourcesNow(c *oci.Container, rec *containerRecord) *cri.ContainerResources {
 	given := rec.resources
 	now := limitsOf(c.Resources())
@@ -20,7 +20,7 @@ func resourcesNow(c *oci.Container, rec *containerRecord) *cri.ContainerResource
 		return &cri.ContainerResources{Linux: given}
 	}
 	if given.GetMemorySwapLimitInBytes() == 0 && now.MemorySwapLimitInBytes == now.MemoryLimitInBytes {
-		now.MemorySwapLimitInBytes = 0 // nobody asked for swap, and there is none
+		now.MemorySwapLimitInBytes = 0 // there is no swap, and nobody asked for it
 	}
 	return &cri.ContainerResources{Linux: spec.MergeResources(given, now)}
 }

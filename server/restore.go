@@ -37,8 +37,8 @@ import (
 // Options.RestoreFromImages says so. Paths and directories come from those alone who can use
 // crispd's socket: the kubelet takes no path for an image.
 
-// checkpointAnnotations are those of a manifest by which Podman, CRI-O and
-// checkpointctl say that an image is a container's checkpoint.
+// checkpointAnnotations are the manifest annotations by which Podman, CRI-O and
+// checkpointctl mark an image as a container's checkpoint.
 var checkpointAnnotations = []string{
 	"org.criu.checkpoint.container.name",
 	"io.kubernetes.cri-o.annotations.checkpoint.name",
@@ -49,11 +49,11 @@ var checkpointAnnotations = []string{
 type origin struct {
 	archive string // path
 	image   string // ID of a checkpoint image
-	dir     string // of a pod's checkpoint
+	dir     string // directory of a container in a pod's checkpoint
 }
 
-// blame says of which container and checkpoint an error is. A PullError stays the
-// outermost, because its text must come first.
+// blame adds to an error the container and the checkpoint that it is about. A
+// PullError stays the outermost, because its text must come first.
 func (o *origin) blame(config *cri.ContainerConfig, err error) error {
 	if _, ok := errors.AsType[*registry.PullError](err); ok {
 		return err
@@ -64,24 +64,24 @@ func (o *origin) blame(config *cri.ContainerConfig, err error) error {
 // A restoration is a checkpoint that a container is being made from.
 type restoration struct {
 	from   *origin
-	dir    string // of our copy, which is oci's to keep
+	dir    string // of our copy, which belongs to oci
 	was    checkpoint.Container
-	spec   specs.Spec // of the original
-	mine   bool       // crisp has made it
+	spec   specs.Spec // the original's
+	mine   bool       // made by crisp
 	base   image.Image
 	imaged *cri.ImageSpec // the original's
 }
 
-// originOf is the origin that the name of an image stands for; nil if that is just an
-// image.
+// originOf returns the origin that the name of an image stands for; nil if it is an
+// ordinary image.
 func (s *Server) originOf(config *cri.ContainerConfig) (*origin, error) {
 	name := config.GetImage().GetImage()
-	if filepath.IsAbs(name) { // which no image's name is
+	if filepath.IsAbs(name) { // no image's name is an absolute path
 		return &origin{archive: name}, nil
 	}
 	img, err := s.images.Get(name)
 	if err != nil {
-		return nil, nil // findImage says so
+		return nil, nil // findImage reports the error
 	}
 	if !slices.ContainsFunc(checkpointAnnotations, func(key string) bool { return img.Annotations[key] != "" }) {
 		return nil, nil
@@ -93,7 +93,8 @@ func (s *Server) originOf(config *cri.ContainerConfig) (*origin, error) {
 	return &origin{image: img.ID}, nil
 }
 
-// restoreSteps are createSteps with what a restoration does besides and instead.
+// restoreSteps are createSteps with the additions and replacements for a
+// restoration.
 var restoreSteps = []createStep{
 	{"", (*containerDraft).check},
 	{"", (*containerDraft).checkRestorable},
@@ -121,7 +122,7 @@ func (d *containerDraft) checkRestorable(context.Context) error {
 	return nil
 }
 
-// fetchCheckpoint copies the checkpoint and reads what it says of itself.
+// fetchCheckpoint copies the checkpoint and reads its description of itself.
 func (d *containerDraft) fetchCheckpoint(ctx context.Context) error {
 	r := d.restored
 	dir, drop, err := d.s.runtime.RestoreDir(d.cr.id)
@@ -139,7 +140,7 @@ func (d *containerDraft) fetchCheckpoint(ctx context.Context) error {
 	return nil
 }
 
-// findOriginalImage takes the image that the original had.
+// findOriginalImage finds the image that the original was made from.
 func (d *containerDraft) findOriginalImage(ctx context.Context) error {
 	r := d.restored
 	if err := d.s.baseImage(ctx, d.sb, d.config, r); err != nil {
@@ -149,7 +150,7 @@ func (d *containerDraft) findOriginalImage(ctx context.Context) error {
 	return d.useImage(r.base)
 }
 
-// repeatChanges makes the original's changes in the root file system.
+// repeatChanges applies the original's changes to the root file system.
 func (d *containerDraft) repeatChanges(ctx context.Context) error {
 	if err := d.s.change(ctx, d.cr.id, d.restored); err != nil {
 		return fmt.Errorf("restore root file system: %w", err)
@@ -157,8 +158,9 @@ func (d *containerDraft) repeatChanges(ctx context.Context) error {
 	return nil
 }
 
-// fitCheckpoint adds what no request can say, refuses a container that the original's
-// processes do not fit into, and fills the sandbox's /dev/shm.
+// fitCheckpoint adds to the specification what no request can say, refuses a
+// container that the original's processes do not fit into, and fills the sandbox's
+// /dev/shm.
 func (d *containerDraft) fitCheckpoint(ctx context.Context) error {
 	r := d.restored
 	if err := errors.Join(r.complete(d.spec, d.sb), r.fit(d.spec)); err != nil {
@@ -170,7 +172,7 @@ func (d *containerDraft) fitCheckpoint(ctx context.Context) error {
 	return nil
 }
 
-// read reads what the checkpoint says of itself.
+// read reads the checkpoint's description of itself.
 func (r *restoration) read() error {
 	if err := checkpoint.Read(r.dir, checkpoint.ConfigDump, &r.was); err != nil {
 		return fault.Invalid.Errorf("%v", err)
@@ -193,9 +195,8 @@ func (r *restoration) read() error {
 	return err
 }
 
-// describe returns the configuration from which the specification is built: that of the
-// request, with the process of the original in it if the request need not say what
-// that was.
+// describe returns the configuration that the specification is built from: the
+// request's, with the original's process in it if the request need not name one.
 func (r *restoration) describe(config *cri.ContainerConfig) *cri.ContainerConfig {
 	if r.from.dir != "" {
 		return config
@@ -205,7 +206,7 @@ func (r *restoration) describe(config *cri.ContainerConfig) *cri.ContainerConfig
 	return original
 }
 
-// directory is where CRIU's files are; "" without a checkpoint.
+// directory returns where CRIU's files are; "" without a checkpoint.
 func (r *restoration) directory() string {
 	if r == nil {
 		return ""

@@ -51,7 +51,7 @@ func (s *Server) copyCheckpoint(ctx context.Context, id string, sb *oci.Sandbox,
 	return checkpoint.Copy(ctx, dir, r.dir, limit)
 }
 
-// change makes the original's changes in the new root file system.
+// change applies the original's changes to the new root file system.
 func (s *Server) change(ctx context.Context, id string, r *restoration) error {
 	limit, err := room(r.dir)
 	if err != nil {
@@ -89,8 +89,8 @@ func (s *Server) change(ctx context.Context, id string, r *restoration) error {
 	return nil
 }
 
-// fillShm puts the files that the original had in /dev/shm into the sandbox's; one
-// that is there already stays.
+// fillShm copies the files that the original had in /dev/shm to the sandbox's; it
+// keeps files that are already there.
 func fillShm(ctx context.Context, sb *oci.Sandbox, dir string) error {
 	f, err := checkpoint.OpenFile(dir, checkpoint.DevShm)
 	if errors.Is(err, fault.NotFound) {

@@ -14,11 +14,11 @@ import (
 )
 
 // standIn is where CRI-O mounts a file of its own into every container. CRIU wants a
-// mount there; an empty file serves.
+// mount there; an empty file will do.
 const standIn = "/run/.containerenv"
 
-// complete adds what the original had of its runtime and a request cannot know of. The
-// file for it lies with those that the sandbox gives its containers.
+// complete adds the mount that the original got from its runtime and that no request
+// can name. Its file lies with those that the sandbox gives its containers.
 func (r *restoration) complete(built *specs.Spec, sb *oci.Sandbox) error {
 	if !destinations(&r.spec)[standIn] || destinations(built)[standIn] {
 		return nil
@@ -34,9 +34,9 @@ func (r *restoration) complete(built *specs.Spec, sb *oci.Sandbox) error {
 	return nil
 }
 
-// fit compares what was built with what the original was, refuses what cannot be,
-// and gives built the process that will be there: an exec takes its environment
-// from it.
+// fit compares what was built with the original, and refuses differences that a
+// restore cannot bridge. It also gives built the process that will be restored:
+// an exec takes its environment from there.
 func (r *restoration) fit(built *specs.Spec) error {
 	have, want := destinations(&r.spec), destinations(built)
 	for dest := range have {
@@ -84,7 +84,7 @@ func (r *restoration) fit(built *specs.Spec) error {
 	return nil
 }
 
-// A check compares one thing, by how it is written down.
+// A check compares one property, in its text form.
 type check struct {
 	what    string
 	is, was any
@@ -102,7 +102,7 @@ func (c check) run() error {
 	if bytes.Equal(is, was) {
 		return nil
 	}
-	const most = 200 // a seccomp profile has pages
+	const most = 200 // a seccomp profile would fill pages
 	if len(is) > most || len(was) > most {
 		return fault.Invalid.Errorf("the %s of the container is not what it was checkpointed with", c.what)
 	}
@@ -117,8 +117,8 @@ func devicePaths(spec *specs.Spec) []string {
 	return slices.Sorted(slices.Values(paths))
 }
 
-// namespaceKinds are the namespaces that are made, and with a + those that are
-// joined.
+// namespaceKinds returns the namespaces that are made, and with a + those that
+// are joined.
 func namespaceKinds(spec *specs.Spec) []string {
 	var list []string
 	for _, n := range spec.Linux.Namespaces {

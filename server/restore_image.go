@@ -16,9 +16,9 @@ import (
 	"github.com/crisp-cri/crisp/oci"
 )
 
-// baseImage finds the image of the original, and pulls it if it is not there; for a
-// checkpoint image it asks a registry whether the pod may have it.
-// That of a pod is the one that the request names, and must be the original's.
+// baseImage finds the image of the original, and pulls it if it is missing; for a
+// checkpoint image it asks a registry whether the pod may have it. For a pod's
+// checkpoint it is the image that the request names, which must be the original's.
 func (s *Server) baseImage(ctx context.Context, sb *oci.Sandbox, config *cri.ContainerConfig, r *restoration) (err error) {
 	names := slices.DeleteFunc([]string{r.was.RootfsImageRef, r.was.RootfsImageName, r.was.RootfsImage}, func(n string) bool { return n == "" })
 	if r.from.dir != "" {
@@ -31,7 +31,7 @@ func (s *Server) baseImage(ctx context.Context, sb *oci.Sandbox, config *cri.Con
 	for i, name := range names {
 		r.base, err = s.images.Get(name)
 		if err == nil && id != "" && r.base.ID != id && i < len(names)-1 {
-			continue // a tag that stands for another image by now
+			continue // the tag stands for another image by now
 		}
 		if err == nil {
 			break
@@ -60,10 +60,10 @@ func (s *Server) baseImage(ctx context.Context, sb *oci.Sandbox, config *cri.Con
 	return s.allowImage(ctx, sb, r.imaged, r.base)
 }
 
-// mayPull has a registry say that img, which is on the node, may be had by as: a
-// checkpoint image names whatever it likes, and that somebody else has pulled that
-// gives nobody a right to it. One that never was in a registry the administrator has
-// loaded, for all.
+// mayPull asks a registry whether as may have img, which is on the node: a
+// checkpoint image can name any image, and a pull by somebody else gives its pod no
+// right to it. An image that was never in a registry was loaded by the
+// administrator, for all pods.
 func (s *Server) mayPull(ctx context.Context, img image.Image, as registry.Caller) error {
 	var first error
 	for _, name := range img.Digests {
@@ -79,7 +79,7 @@ func (s *Server) mayPull(ctx context.Context, img image.Image, as registry.Calle
 	return first
 }
 
-// imageID is ref as an ID of ours, "" if it is none.
+// imageID returns ref if it is an image ID of ours, else "".
 func imageID(ref string) string {
 	hex := strings.TrimPrefix(ref, "sha256:")
 	if len(hex) == 64 && strings.Trim(hex, "0123456789abcdef") == "" {

@@ -9,9 +9,9 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// noMore refuses a checkpoint of a container that was allowed more than the request
-// allows. Other runtimes have other defaults, so theirs need not be equal to what
-// crisp would have made: they may be less.
+// noMore refuses a checkpoint of a container that had more rights than the request
+// grants. Other runtimes have other defaults, so the rights need not be equal to
+// what crisp would have given: they may be fewer.
 func (r *restoration) noMore(built *specs.Spec) error {
 	is, was := built.Process, r.spec.Process
 	if is.User.UID != was.User.UID || is.User.GID != was.User.GID {
@@ -33,7 +33,8 @@ func (r *restoration) noMore(built *specs.Spec) error {
 	return r.noLessConfined(built)
 }
 
-// extraCapability is one that was has in a set and is has not there; "" if there is none.
+// extraCapability returns a capability that a set of was has and the same set of is
+// lacks; "" if there is none.
 func extraCapability(is, was *specs.LinuxCapabilities) string {
 	if was == nil {
 		return ""
@@ -54,9 +55,9 @@ func extraCapability(is, was *specs.LinuxCapabilities) string {
 	return ""
 }
 
-// noLessConfined refuses a checkpoint without what the request confines a container
-// by. Filters and profiles of other runtimes have other names and other content: that
-// there is one is all that can be asked of them.
+// noLessConfined refuses a checkpoint that lacks a confinement that the request asks
+// for. Filters and profiles of other runtimes have other names and other content, so
+// their presence is all that can be required.
 func (r *restoration) noLessConfined(built *specs.Spec) error {
 	is, was := built.Process, r.spec.Process
 	for _, c := range []struct {
@@ -96,7 +97,7 @@ func confines(profile string) bool { return profile != "" && profile != "unconfi
 // filters reports whether a seccomp profile allows only what it lists.
 func filters(p *specs.LinuxSeccomp) bool { return p != nil && p.DefaultAction != specs.ActAllow }
 
-// readOnly are the destinations of read-only mounts.
+// readOnly returns the destinations of read-only mounts.
 func readOnly(spec *specs.Spec) []string {
 	var list []string
 	for _, m := range spec.Mounts {
@@ -108,7 +109,7 @@ func readOnly(spec *specs.Spec) []string {
 	return list
 }
 
-// kinds are the namespaces that are not the host's.
+// kinds returns the namespaces that are not the host's.
 func kinds(spec *specs.Spec) []string {
 	var list []string
 	for _, n := range spec.Linux.Namespaces {

@@ -10,10 +10,10 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// Status tells whether pods can run: whether there is an executor, and one that
-// answers. The network's condition is what the network
-// finds now. It is the node's: a handler whose own network is not ready does not
-// keep the others' pods away, and is told of in the verbose answer.
+// Status reports whether pods can run: whether there is an executor, and whether
+// it answers. The network condition is the current state of the node's network.
+// A handler whose own network is not ready does not keep other handlers' pods
+// away; only the verbose answer reports it.
 func (s *Server) Status(_ context.Context, req *cri.StatusRequest) (*cri.StatusResponse, error) {
 	net := &cri.RuntimeCondition{Type: cri.NetworkReady, Status: true}
 	if err := s.network.Status(); err != nil {

@@ -7,8 +7,9 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// Version says who answers. The kubelet wants all four fields; the first is the
-// version of its own API, which has been this one for ever.
+// Version returns the name and version of the runtime. The kubelet wants all
+// four fields; the first is the version of the kubelet's own API, which has
+// never changed.
 func (s *Server) Version(context.Context, *cri.VersionRequest) (*cri.VersionResponse, error) {
 	return &cri.VersionResponse{Version: "0.1.0", RuntimeName: "crisp", RuntimeVersion: numbered(s.o.Version), RuntimeApiVersion: "v1"}, nil
 }
@@ -18,9 +19,9 @@ var (
 	noSemver = regexp.MustCompile(`[^0-9A-Za-z-]+`)
 )
 
-// numbered makes the name of a build that no tag is on, such as git's 58dadf3, the
-// build metadata (semver.org, 10) of version 0.0.0: the kubelet tells the version
-// only if it begins with numbers, and "Unknown" otherwise.
+// numbered turns the name of an untagged build, such as git's 58dadf3, into the
+// build metadata (semver.org, 10) of version 0.0.0: the kubelet reports the
+// version only if it begins with numbers, and "Unknown" otherwise.
 func numbered(version string) string {
 	if numbers.MatchString(version) {
 		return version
