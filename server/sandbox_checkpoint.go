@@ -32,7 +32,7 @@ const (
 	podFile    = "pod.dump"
 )
 
-// A podDump says what was checkpointed.
+// A podDump records what was checkpointed.
 type podDump struct {
 	Version    int
 	Config     []byte // cri.PodSandboxConfig
@@ -42,7 +42,7 @@ type podDump struct {
 
 type podContainer struct{ Name, ID string }
 
-// CheckpointPod writes the state of containers of a pod, all of the same moment,
+// CheckpointPod writes the state of containers of a pod, all as of the same moment,
 // into a directory.
 //
 // CRI: "The runtime must pause every selected container before capturing any of
@@ -73,7 +73,7 @@ func (s *Server) CheckpointPod(ctx context.Context, req *cri.CheckpointPodReques
 	return &cri.CheckpointPodResponse{}, nil
 }
 
-// selected are the containers that a checkpoint is asked of. CRI: "The list must be
+// selected returns the containers that the request names. CRI: "The list must be
 // non-empty, must not contain duplicates […]. Every container must belong to
 // pod_sandbox_id and be running".
 func (s *Server) selected(sb *oci.Sandbox, ids []string) ([]*oci.Container, error) {
@@ -116,8 +116,9 @@ func (s *Server) checkpointPod(ctx context.Context, sb *oci.Sandbox, containers 
 			err = errors.Join(err, os.RemoveAll(dir))
 		}
 	}()
-	// The kernel tells a descriptor only of writes that were lost since it was opened
-	// (syncfs(2)): one that is opened after the dump may hear nothing of them.
+	// The kernel reports on a descriptor only those lost writes that happened since
+	// it was opened (syncfs(2)): a descriptor opened after the dump might report
+	// none.
 	disk, err := os.Open(dir)
 	if err != nil {
 		return err
@@ -172,7 +173,7 @@ func (s *Server) dumpPod(ctx context.Context, f *oci.Freeze, sb *oci.Sandbox, co
 	return checkpoint.Write(dir, podFile, pod)
 }
 
-// readPod reads what a pod's checkpoint says of itself.
+// readPod reads the description in a pod's checkpoint.
 func readPod(checkpointPath string) (*podDump, *cri.PodSandboxConfig, error) {
 	if !filepath.IsAbs(checkpointPath) {
 		return nil, nil, fault.Invalid.Errorf("checkpoint path %q is not absolute", checkpointPath)

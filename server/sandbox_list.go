@@ -12,7 +12,8 @@ func (s *Server) ListPodSandbox(_ context.Context, req *cri.ListPodSandboxReques
 	return &cri.ListPodSandboxResponse{Items: s.listSandboxes(req.Filter)}, nil
 }
 
-// listSandboxes is a snapshot. CRI: "All those fields are combined with 'AND'."
+// listSandboxes returns a snapshot. CRI: "All those fields are combined with
+// 'AND'."
 func (s *Server) listSandboxes(f *cri.PodSandboxFilter) []*cri.PodSandbox {
 	var list []*cri.PodSandbox
 	for _, sb := range s.visibleSandboxes() {

@@ -11,8 +11,8 @@ import (
 	"github.com/crisp-cri/crisp/oci"
 )
 
-// ListPodSandboxMetrics tells what the ready sandboxes and their containers use,
-// in numbers for people's dashboards.
+// ListPodSandboxMetrics returns what the ready sandboxes and their containers
+// use, as metrics for dashboards.
 func (s *Server) ListPodSandboxMetrics(context.Context, *cri.ListPodSandboxMetricsRequest) (*cri.ListPodSandboxMetricsResponse, error) {
 	return &cri.ListPodSandboxMetricsResponse{PodMetrics: s.listSandboxMetrics()}, nil
 }
@@ -55,8 +55,8 @@ func (s *Server) sample(c *oci.Container, rec *containerRecord, stats oci.Stats)
 	m := &sample{stats: stats, status: c.Status(), limits: rec.resources, ooms: s.ooms.count(c.ID())}
 	m.processes = countProcesses(m.status.Pid)
 	m.disks = disks(sysBlock, stats.IO.Devices)
-	m.used, _, _ = s.rootfs.Usage(c.ID())                // 0 if it is not known yet
-	_ = unix.Statfs(s.images.FsInfo().Mountpoint, &m.fs) // likewise
+	m.used, _, _ = s.rootfs.Usage(c.ID())                // 0 while it is unknown
+	_ = unix.Statfs(s.images.FsInfo().Mountpoint, &m.fs) // zero while it is unknown
 	return m
 }
 

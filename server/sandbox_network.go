@@ -11,10 +11,11 @@ import (
 	"github.com/crisp-cri/crisp/oci"
 )
 
-// networkPod is what network is told about a sandbox, the same at ADD and at DEL.
+// networkPod returns the description of a sandbox for package network, the same
+// at ADD and at DEL.
 func networkPod(sb *oci.Sandbox, rec *sandboxRecord) network.Pod {
 	m := rec.config.GetMetadata()
-	// RunPodSandbox has refused what cannot be read.
+	// RunPodSandbox has refused annotations that cannot be read.
 	ingress, _ := bandwidth(rec.config.Annotations, ingressAnnotation)
 	egress, _ := bandwidth(rec.config.Annotations, egressAnnotation)
 	p := network.Pod{
@@ -42,19 +43,19 @@ func networkPod(sb *oci.Sandbox, rec *sandboxRecord) network.Pod {
 	return p
 }
 
-// The annotations that limit a pod's network. No API server looks at them.
+// The annotations that limit a pod's bandwidth. No API server validates them.
 const (
 	ingressAnnotation = "kubernetes.io/ingress-bandwidth"
 	egressAnnotation  = "kubernetes.io/egress-bandwidth"
 )
 
-// Bounds of a limit in bits per second, those of the kubelet's own parser of old and
-// of containerd: what is outside is a mistake in the unit.
+// Bounds of a limit in bits per second, the same as in the kubelet's former parser
+// and in containerd: a value outside them is a mistake in the unit.
 const minBandwidth, maxBandwidth = 1e3, 1e15
 
-// bandwidth reads one of the annotations: bits per second, as a quantity of Kubernetes
-// such as "10M". 0 = there is no such annotation, and no limit; one that is no
-// quantity from 1k to 1P is fault.Invalid.
+// bandwidth reads one of the annotations: bits per second, as a Kubernetes quantity
+// such as "10M". 0 = there is no such annotation, hence no limit; a value that is not
+// a quantity from 1k to 1P is fault.Invalid.
 func bandwidth(annotations map[string]string, name string) (int64, error) {
 	text, ok := annotations[name]
 	if !ok {
@@ -70,8 +71,8 @@ func bandwidth(annotations map[string]string, name string) (int64, error) {
 	return q.Value(), nil
 }
 
-// checkBandwidth refuses a limit that could not be kept: a pod without the limit that
-// it was to have is nothing that anybody would notice.
+// checkBandwidth refuses a limit that cannot be enforced: nobody would notice that a
+// pod lacks the limit it was to have.
 func checkBandwidth(config *cri.PodSandboxConfig) error {
 	_, err := bandwidth(config.GetAnnotations(), ingressAnnotation)
 	if err == nil {
@@ -80,7 +81,7 @@ func checkBandwidth(config *cri.PodSandboxConfig) error {
 	return err
 }
 
-// networkStatus is a sandbox's addresses as CRI wants them.
+// networkStatus returns a sandbox's addresses in CRI's form.
 func networkStatus(rec *sandboxRecord) *cri.PodSandboxNetworkStatus {
 	st := new(cri.PodSandboxNetworkStatus)
 	for i, ip := range rec.ips {

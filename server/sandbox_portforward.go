@@ -14,12 +14,12 @@ import (
 	"github.com/crisp-cri/crisp/oci"
 )
 
-// forwardGrace is how long the other direction may still deliver once one side
-// has closed the connection for good.
+// forwardGrace is how long the other direction may still deliver data once one
+// side has closed the connection for good.
 const forwardGrace = time.Second
 
-// PortForward returns a URL at which connections to ports of the sandbox can be
-// made.
+// PortForward returns a URL through which ports of the sandbox can be connected
+// to.
 func (s *Server) PortForward(_ context.Context, req *cri.PortForwardRequest) (*cri.PortForwardResponse, error) {
 	sb, err := s.readySandbox(req.PodSandboxId)
 	if err != nil {
@@ -57,7 +57,7 @@ func (s *Server) ForwardStream(ctx context.Context, sandbox string, port int32, 
 	sent := make(chan error, 1)
 	go func() {
 		_, err := io.Copy(conn, rw)
-		// The pod's end may go on answering a client that has nothing more to say.
+		// The pod may go on answering a client that sends nothing more.
 		if half, ok := conn.(interface{ CloseWrite() error }); ok {
 			err = errors.Join(err, half.CloseWrite())
 		}

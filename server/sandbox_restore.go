@@ -15,7 +15,8 @@ import (
 
 // RestorePod makes a sandbox and containers from what CheckpointPod has written.
 // The containers are created; StartContainer of each restores its processes. A
-// caller who gives up gets his error when all is undone; a repetition begins anew.
+// caller that gives up gets its error when all is undone; a repeated request
+// begins anew.
 //
 // CRI: "The checkpoint is authoritative for filesystem and process state. Image,
 // command, args, working directory, environment, and process credentials describe
@@ -54,8 +55,9 @@ func (s *Server) RestorePod(ctx context.Context, req *cri.RestorePodRequest) (*c
 	return &cri.RestorePodResponse{PodSandboxId: id, RestoredContainers: made}, nil
 }
 
-// matchPod reads a pod's checkpoint and compares it with what is asked for. It
-// returns the directory of each container's checkpoint, by its name.
+// matchPod reads a pod's checkpoint and compares it with the request. It
+// returns the directory of each container's checkpoint, by the container's
+// name.
 func (s *Server) matchPod(req *cri.RestorePodRequest) (map[string]string, error) {
 	h, err := s.handler(req.RuntimeHandler)
 	if err != nil {
@@ -102,7 +104,7 @@ func (s *Server) matchPod(req *cri.RestorePodRequest) (map[string]string, error)
 	return dirs, nil
 }
 
-// podNamespaces are those that a pod has to itself.
+// podNamespaces returns the namespaces that a pod does not share with the host.
 func podNamespaces(config *cri.PodSandboxConfig) map[string]string {
 	o := config.GetLinux().GetSecurityContext().GetNamespaceOptions()
 	return map[string]string{
@@ -147,7 +149,7 @@ func (s *Server) restorePod(ctx context.Context, cr *creation, run *cri.RunPodSa
 	return nil
 }
 
-// samePod answers a repetition of a request that was answered before.
+// samePod answers a repeated request from the pod that the first one made.
 func (s *Server) samePod(cr *creation, sb *oci.Sandbox, run *cri.RunPodSandboxRequest, req *cri.RestorePodRequest) error {
 	if err := s.sameSandbox(cr, sb, run); err != nil {
 		return err

@@ -23,7 +23,7 @@ import (
 // RunPodSandbox makes a sandbox and returns its ID when it is ready.
 //
 // CRI: "Runtimes must ensure the sandbox is in the ready state on success." The
-// work survives the caller; a repetition joins it (see creations).
+// work goes on without the caller; a repeated request joins it (see creations).
 func (s *Server) RunPodSandbox(ctx context.Context, req *cri.RunPodSandboxRequest) (*cri.RunPodSandboxResponse, error) {
 	if err := s.checkSandbox(req); err != nil {
 		return nil, err
@@ -39,7 +39,7 @@ func (s *Server) RunPodSandbox(ctx context.Context, req *cri.RunPodSandboxReques
 	return &cri.RunPodSandboxResponse{PodSandboxId: id}, nil
 }
 
-// checkSandbox refuses what no sandbox can be made from.
+// checkSandbox refuses requests that no sandbox can be made from.
 func (s *Server) checkSandbox(req *cri.RunPodSandboxRequest) error {
 	m := req.GetConfig().GetMetadata()
 	if m.GetName() == "" || m.GetNamespace() == "" || m.GetUid() == "" {
@@ -65,7 +65,7 @@ func (s *Server) checkSandbox(req *cri.RunPodSandboxRequest) error {
 	if opt := sc.GetNamespaceOptions(); opt.GetPid() == cri.NamespaceMode_TARGET {
 		return fault.Invalid.Errorf("sandbox %s: its PID namespace cannot be another container's", m.Name)
 	}
-	if sc.GetNamespaceOptions().GetNetwork() == cri.NamespaceMode_POD { // the node's has no limits
+	if sc.GetNamespaceOptions().GetNetwork() == cri.NamespaceMode_POD { // the node's network has no limits
 		if err := checkBandwidth(req.Config); err != nil {
 			return fmt.Errorf("sandbox %s: %w", m.Name, err)
 		}
@@ -98,7 +98,7 @@ func checkText(config *cri.PodSandboxConfig) error {
 	return nil
 }
 
-// checkNamespaces refuses the namespaces that there are not.
+// checkNamespaces refuses namespace modes that are not supported.
 func checkNamespaces(o *cri.NamespaceOption) error {
 	if o.GetNetwork() != cri.NamespaceMode_POD && o.GetNetwork() != cri.NamespaceMode_NODE {
 		return fault.Invalid.Errorf("network namespace mode %s is neither POD nor NODE", o.GetNetwork())
@@ -113,7 +113,8 @@ func checkNamespaces(o *cri.NamespaceOption) error {
 	return err
 }
 
-// sameSandbox answers a repetition of a request that was answered before.
+// sameSandbox answers a repeated request from the sandbox that the first one
+// made.
 func (s *Server) sameSandbox(c *creation, sb *oci.Sandbox, req *cri.RunPodSandboxRequest) error {
 	rec := s.index.sandbox(sb)
 	switch {
@@ -127,8 +128,8 @@ func (s *Server) sameSandbox(c *creation, sb *oci.Sandbox, req *cri.RunPodSandbo
 }
 
 // runSandbox makes the sandbox of a creation. If a step fails, what was made is
-// stopped and removed; what resists stays, as not ready, for the kubelet to
-// remove.
+// stopped and removed; what cannot be removed stays, as not ready, for the
+// kubelet to remove.
 func (s *Server) runSandbox(ctx context.Context, c *creation, req *cri.RunPodSandboxRequest) (err error) {
 	if sb, ok := s.runtime.SandboxByName(c.name); ok {
 		return s.sameSandbox(c, sb, req)
@@ -175,8 +176,8 @@ func (s *Server) runSandbox(ctx context.Context, c *creation, req *cri.RunPodSan
 		defer cancel()
 		result, err := s.networkOf(rec.handler).Attach(stage, networkPod(sb, rec))
 		if errors.Is(err, fault.Exists) {
-			// A host port that another pod has, say. AlreadyExists would say that
-			// this sandbox is what there is already.
+			// Another pod may have the host port, say. With AlreadyExists the
+			// caller would take this sandbox for made.
 			return fault.Unavailable.Errorf("attach network: %v", err)
 		}
 		if err != nil {
@@ -202,7 +203,7 @@ func (s *Server) runSandbox(ctx context.Context, c *creation, req *cri.RunPodSan
 	return nil
 }
 
-// sandboxConfig translates the request for oci.
+// sandboxConfig translates the request into oci's terms.
 func (s *Server) sandboxConfig(c *creation, rec *sandboxRecord) (oci.SandboxConfig, error) {
 	linux := rec.config.GetLinux()
 	ns := linux.GetSecurityContext().GetNamespaceOptions()
@@ -226,7 +227,7 @@ func (s *Server) sandboxConfig(c *creation, rec *sandboxRecord) (oci.SandboxConf
 		return config, err
 	}
 	// CRI: "Hostname could only be empty when the pod network namespace is NODE."
-	// crictl's users leave it out all the same; they get the node's.
+	// Users of crictl leave it out all the same; they get the node's.
 	if config.Hostname == "" || config.HostNetwork {
 		if config.Hostname, err = os.Hostname(); err != nil {
 			return config, fmt.Errorf("read host name: %w", err)
@@ -236,13 +237,14 @@ func (s *Server) sandboxConfig(c *creation, rec *sandboxRecord) (oci.SandboxConf
 	return config, err
 }
 
-// cgroupParent translates CRI's, which is in cgroupfs syntax: an absolute path,
-// or with the systemd driver the name of the slice, which is its last element.
+// cgroupParent translates CRI's cgroup parent, which is in cgroupfs syntax:
+// into an absolute path, or with the systemd driver into the name of the slice,
+// its last element.
 func cgroupParent(parent string, systemd bool) (string, error) {
 	if parent == "" {
 		return "", nil
 	}
-	if strings.Contains(parent, "\n") { // cgroups(7): no name has one
+	if strings.Contains(parent, "\n") { // cgroups(7): a name cannot contain one
 		return "", fault.Invalid.Errorf("cgroup_parent %q has a line feed", parent)
 	}
 	if err := checkPath("cgroup_parent", parent); err != nil {
@@ -260,22 +262,23 @@ func cgroupParent(parent string, systemd bool) (string, error) {
 	return path.Join("/", parent), nil
 }
 
-// discardSandbox takes down a sandbox that nobody is to get.
+// discardSandbox takes down a sandbox that no caller will get.
 func (s *Server) discardSandbox(ctx context.Context, sb *oci.Sandbox) error {
 	ready := sb.State() != oci.SandboxCreating
 	if err := s.stopSandbox(ctx, sb); err != nil {
 		return err
 	}
 	if !ready {
-		return sb.Remove(ctx) // it has no containers, and plugins do not know it any more
+		return sb.Remove(ctx) // it has no containers, and plugins have forgotten it
 	}
 	return s.removeSandbox(ctx, sb)
 }
 
 // writeFiles writes the files that the sandbox gives its containers.
 //
-// Without a DNS configuration they get the node's, see remoteResolvConf; one that is empty is
-// obeyed: the kubelet names the node's servers itself when it wants them.
+// Without a DNS configuration they get the node's, see remoteResolvConf. An empty
+// configuration is obeyed: the kubelet names the node's servers itself when it wants
+// them.
 func writeFiles(dir string, config *cri.PodSandboxConfig, hostname string) error {
 	host := config.GetLinux().GetSecurityContext().GetNamespaceOptions().GetNetwork() == cri.NamespaceMode_NODE
 	resolv, err := resolvConf(config.DnsConfig, host)
@@ -293,7 +296,7 @@ func writeFiles(dir string, config *cri.PodSandboxConfig, hostname string) error
 		if err := os.WriteFile(file, content, 0o644); err != nil {
 			return err
 		}
-		// The image's user must be able to read it, whatever our umask is.
+		// The image's user must be able to read it, whatever crispd's umask is.
 		if err := os.Chmod(file, 0o644); err != nil {
 			return err
 		}
@@ -321,10 +324,10 @@ func resolvConf(dns *cri.DNSConfig, hostNetwork bool) ([]byte, error) {
 	return []byte(b.String()), nil
 }
 
-// remoteResolvConf is the content of the file node for a pod that has a network of its
-// own. If node names the stub of systemd-resolved on the node's loopback, where nobody
-// would answer the pod, it is that of the file behind, in which resolved has the servers
-// that it asks (systemd-resolved.service(8)).
+// remoteResolvConf returns the content of the file node for a pod that has its own
+// network. If node names the stub of systemd-resolved on the node's loopback, where no
+// server would answer the pod, it is the content of the file behind, which lists the
+// servers that resolved asks (systemd-resolved.service(8)).
 func remoteResolvConf(node, behind string) ([]byte, error) {
 	own, err := readIfThere(node)
 	if err != nil || !namesLoopbackAlone(own) {
@@ -337,8 +340,8 @@ func remoteResolvConf(node, behind string) ([]byte, error) {
 	return upstream, nil
 }
 
-// namesLoopbackAlone tells whether a resolv.conf(5) has name servers, and all of them are
-// of the loopback.
+// namesLoopbackAlone reports whether a resolv.conf(5) has name servers, all of them on
+// the loopback.
 func namesLoopbackAlone(resolv []byte) bool {
 	some := false
 	for line := range strings.Lines(string(resolv)) {

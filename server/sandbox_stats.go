@@ -10,7 +10,7 @@ import (
 	"github.com/crisp-cri/crisp/oci"
 )
 
-// PodSandboxStats tells what a pod uses.
+// PodSandboxStats returns what a pod uses.
 //
 // CRI: "If the pod sandbox does not exist, the call returns an error."
 func (s *Server) PodSandboxStats(_ context.Context, req *cri.PodSandboxStatsRequest) (*cri.PodSandboxStatsResponse, error) {
@@ -21,8 +21,8 @@ func (s *Server) PodSandboxStats(_ context.Context, req *cri.PodSandboxStatsRequ
 	return &cri.PodSandboxStatsResponse{Stats: s.sandboxStats(sb)}, nil
 }
 
-// sandboxStats reads the pod's cgroup, its network's counters and its containers.
-// What cannot be read (the sandbox is just being stopped) is left out.
+// sandboxStats reads the pod's cgroup, its network counters and its containers.
+// What cannot be read, because the sandbox is just being stopped, is left out.
 func (s *Server) sandboxStats(sb *oci.Sandbox) *cri.PodSandboxStats {
 	rec := s.index.sandbox(sb)
 	linux := &cri.LinuxPodSandboxStats{
@@ -43,11 +43,11 @@ func (s *Server) sandboxStats(sb *oci.Sandbox) *cri.PodSandboxStats {
 	}
 }
 
-// defaultInterface is the name that network gives the interface of a pod.
+// defaultInterface is the name that package network gives a pod's interface.
 const defaultInterface = "eth0"
 
-// networkUsage are the counters of the pod's own interfaces; a pod on the host's
-// network has none.
+// networkUsage returns the counters of the pod's own interfaces; a pod on the
+// host's network has none.
 func networkUsage(sb *oci.Sandbox) *cri.NetworkUsage {
 	if sb.Config().HostNetwork || sb.State() != oci.SandboxReady {
 		return nil

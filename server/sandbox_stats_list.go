@@ -8,7 +8,8 @@ import (
 	"github.com/crisp-cri/crisp/oci"
 )
 
-// ListPodSandboxStats tells what the ready sandboxes use that pass the filter.
+// ListPodSandboxStats returns what the ready sandboxes use that pass the
+// filter.
 func (s *Server) ListPodSandboxStats(_ context.Context, req *cri.ListPodSandboxStatsRequest) (*cri.ListPodSandboxStatsResponse, error) {
 	return &cri.ListPodSandboxStatsResponse{Stats: s.listSandboxStats(req.Filter)}, nil
 }

@@ -11,10 +11,11 @@ import (
 	"github.com/crisp-cri/crisp/oci"
 )
 
-// PodSandboxStatus tells all about a sandbox and its containers, as of one time.
+// PodSandboxStatus returns all that CRI tells of a sandbox and its containers,
+// as of one time.
 //
-// CRI: "If the PodSandbox is not present, returns an error": NotFound, which is
-// the only one that the kubelet takes for that.
+// CRI: "If the PodSandbox is not present, returns an error": NotFound, the only
+// code by which the kubelet takes the sandbox for absent.
 func (s *Server) PodSandboxStatus(_ context.Context, req *cri.PodSandboxStatusRequest) (*cri.PodSandboxStatusResponse, error) {
 	sb, err := s.runtime.Sandbox(req.PodSandboxId)
 	if err != nil {
@@ -23,7 +24,7 @@ func (s *Server) PodSandboxStatus(_ context.Context, req *cri.PodSandboxStatusRe
 	if s.sandboxes.isHidden(sb.ID()) {
 		return nil, fault.NotFound.Errorf("no sandbox %q", req.PodSandboxId)
 	}
-	// The time is taken first: what changes meanwhile is told by a later one.
+	// The time is taken first: a change after it is in a later status.
 	resp := &cri.PodSandboxStatusResponse{Timestamp: time.Now().UnixNano()}
 	resp.Status = s.sandboxStatus(sb)
 	resp.ContainersStatuses = s.containerStatuses(sb)
@@ -46,8 +47,9 @@ func (s *Server) PodSandboxStatus(_ context.Context, req *cri.PodSandboxStatusRe
 	return resp, nil
 }
 
-// sandboxStatus is the CRI status of sb. The namespace options come back as they
-// were given: the kubelet makes the pod anew if the network's mode differs.
+// sandboxStatus returns the CRI status of sb. The namespace options are returned
+// as they were requested: the kubelet makes the pod anew if the network mode
+// differs.
 func (s *Server) sandboxStatus(sb *oci.Sandbox) *cri.PodSandboxStatus {
 	rec := s.index.sandbox(sb)
 	ns := rec.config.GetLinux().GetSecurityContext().GetNamespaceOptions()

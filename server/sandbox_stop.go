@@ -15,10 +15,10 @@ import (
 	"github.com/crisp-cri/crisp/oci"
 )
 
-// StopPodSandbox kills what runs in a sandbox and gives its network back.
+// StopPodSandbox kills what runs in a sandbox and releases its network.
 //
 // CRI: "This call is idempotent, and must not return an error if all relevant
-// resources have already been reclaimed." A sandbox we have never heard of counts.
+// resources have already been reclaimed." An unknown sandbox counts as stopped.
 func (s *Server) StopPodSandbox(ctx context.Context, req *cri.StopPodSandboxRequest) (*cri.StopPodSandboxResponse, error) {
 	sb, err := s.runtime.Sandbox(req.PodSandboxId)
 	if errors.Is(err, fault.NotFound) {
@@ -34,15 +34,16 @@ func (s *Server) StopPodSandbox(ctx context.Context, req *cri.StopPodSandboxRequ
 }
 
 // stopSandbox takes sb to NotReady. Each step may have been done before: by a
-// call that failed at a later one, or by the crispd before this one.
+// call that failed at a later step, or by a crispd before this one.
 func (s *Server) stopSandbox(ctx context.Context, sb *oci.Sandbox) error {
 	ctx = logctx.With(ctx, "sandbox", sb.ID())
 	known := sb.State() == oci.SandboxReady || sb.State() == oci.SandboxStopping
 	if err := sb.BeginStop(); err != nil && !errors.Is(err, fault.WrongState) {
-		return err // WrongState: it is being removed, and that stops it too
+		return err // WrongState: it is being removed, which stops it too
 	}
 	stage.Next(ctx, "kill")
-	// The kubelet has stopped the containers, with grace; who has not, meant it.
+	// The kubelet has stopped the containers, with grace; another client that
+	// has not, wanted no grace.
 	if err := s.killAll(ctx, sb.Containers()); err != nil {
 		return err
 	}
@@ -70,8 +71,9 @@ func (s *Server) stopSandbox(ctx context.Context, sb *oci.Sandbox) error {
 		err := s.index.saveSandbox(sb, &gone)
 		switch {
 		case isFull(err):
-			// It must stop all the same, or nobody could remove it and make room. The
-			// addresses are told on; after a restart the stop is done once more.
+			// The sandbox must be stopped all the same, or it could not be removed to
+			// make room. Its status keeps the addresses; after a restart the stop is
+			// done once more.
 			s.log.WarnContext(ctx, "addresses of a stopped sandbox were not struck out", "err", err)
 		case err != nil:
 			return err
@@ -80,8 +82,8 @@ func (s *Server) stopSandbox(ctx context.Context, sb *oci.Sandbox) error {
 	return sb.Stopped()
 }
 
-// killAll kills containers side by side and returns when all have exited and
-// plugins know it.
+// killAll kills containers in parallel and returns when all have exited and
+// plugins were told.
 func (s *Server) killAll(ctx context.Context, list []*oci.Container) error {
 	errs := make([]error, len(list))
 	var wg sync.WaitGroup

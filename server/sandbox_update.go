@@ -7,9 +7,9 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// UpdatePodSandboxResources notes what the kubelet has set on the pod's cgroup,
-// which is the kubelet's own: there is nothing to apply. It shows in the verbose
-// status.
+// UpdatePodSandboxResources records what the kubelet has set on the pod's
+// cgroup, which the kubelet owns: there is nothing to apply. The verbose status
+// shows it.
 func (s *Server) UpdatePodSandboxResources(ctx context.Context, req *cri.UpdatePodSandboxResourcesRequest) (*cri.UpdatePodSandboxResourcesResponse, error) {
 	sb, err := s.runtime.Sandbox(req.PodSandboxId)
 	if err != nil {

@@ -53,8 +53,8 @@ var signals = map[cri.Signal]unix.Signal{
 	cri.Signal_SIGNAL_SIGXFSZ:   unix.SIGXFSZ,
 }
 
-// linuxSignal is the signal that CRI's number stands for. Numbers 35 to 65 are
-// the real-time ones, in order: SIGRTMIN to SIGRTMAX.
+// linuxSignal returns the signal for CRI's number. Numbers 35 to 65 are the
+// real-time ones, in order: SIGRTMIN to SIGRTMAX.
 func linuxSignal(s cri.Signal) (unix.Signal, bool) {
 	if s >= cri.Signal_SIGNAL_SIGRTMIN && s <= cri.Signal_SIGNAL_SIGRTMAX {
 		return sigRTMin + unix.Signal(s-cri.Signal_SIGNAL_SIGRTMIN), true
@@ -63,8 +63,8 @@ func linuxSignal(s cri.Signal) (unix.Signal, bool) {
 	return sig, ok
 }
 
-// criSignal is the inverse of linuxSignal. Where CRI has two names for one signal
-// it is the one that Linux calls it by.
+// criSignal is the inverse of linuxSignal. Where CRI has two names for one
+// signal, it returns the one that Linux uses.
 func criSignal(sig unix.Signal) (cri.Signal, bool) {
 	if sig >= sigRTMin && sig <= sigRTMax {
 		return cri.Signal_SIGNAL_SIGRTMIN + cri.Signal(sig-sigRTMin), true
@@ -74,8 +74,8 @@ func criSignal(sig unix.Signal) (cri.Signal, bool) {
 	return cri.Signal(s), ok && s != 0
 }
 
-// stopSignal is the signal that stops a container: the request's, else the
-// image's (its config's StopSignal, a name or a number), else SIGTERM.
+// stopSignal returns the signal that stops a container: the request's, else the
+// image's (StopSignal of its config, a name or a number), else SIGTERM.
 func stopSignal(request cri.Signal, image string) (cri.Signal, error) {
 	if request != cri.Signal_SIGNAL_RUNTIME_DEFAULT {
 		if _, ok := linuxSignal(request); !ok {

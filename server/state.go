@@ -5,8 +5,9 @@ import (
 	"github.com/crisp-cri/crisp/server/telemetry"
 )
 
-// state is what there is now, for the metrics. States that nothing is in are told
-// too: a series that comes and goes makes no sums.
+// state returns how many objects are in each state now, for the metrics. It
+// includes states with no objects, because a series that comes and goes cannot be
+// summed.
 func (s *Server) state() telemetry.State {
 	st := telemetry.State{
 		Containers: map[string]int{}, Sandboxes: map[string]int{},

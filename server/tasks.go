@@ -10,15 +10,15 @@ import (
 	"github.com/crisp-cri/crisp/internal/stage"
 )
 
-// taskLife bounds one run of a task. A process that cannot be killed (state D)
-// makes it end with an error; the next call tries again.
+// taskLife limits one run of a task. A process that cannot be killed (state D)
+// makes the run end with an error; the next call tries again.
 const taskLife = 3 * time.Minute
 
-// tasks are stops and removals that are under way, by key. Calls with the same
-// key share one run, which goes on when its callers leave: half a teardown
+// tasks are the stops and removals under way, by key. Calls with the same key
+// share one run, which goes on when its callers leave: a teardown cut in half
 // because the kubelet was impatient helps nobody.
 type tasks struct {
-	ctx  context.Context // ends with the server
+	ctx  context.Context // ends when the server closes
 	work *detached
 
 	mu    sync.Mutex
@@ -31,7 +31,7 @@ type task struct {
 	err    error // written before done is closed
 }
 
-// do runs work under key, or waits for the run that there is.
+// do runs work under key, or waits for the run already under way.
 func (ts *tasks) do(ctx context.Context, key string, work func(context.Context) error) error {
 	t, _, err := ts.join(ctx, key, work)
 	if err != nil {
@@ -40,7 +40,7 @@ func (ts *tasks) do(ctx context.Context, key string, work func(context.Context) 
 	return t.wait(ctx, key)
 }
 
-// alone runs work under key after the run that there is.
+// alone runs work under key, after any run already under way.
 func (ts *tasks) alone(ctx context.Context, key string, work func(context.Context) error) error {
 	for {
 		t, mine, err := ts.join(ctx, key, work)
@@ -54,7 +54,7 @@ func (ts *tasks) alone(ctx context.Context, key string, work func(context.Contex
 	}
 }
 
-// wait returns how t ended, or that the caller did not wait for it.
+// wait returns how t ended, or an error if the caller stopped waiting.
 func (t *task) wait(ctx context.Context, key string) error {
 	stage.Follow(ctx, t.stages)
 	select {
@@ -65,7 +65,7 @@ func (t *task) wait(ctx context.Context, key string) error {
 	}
 }
 
-// join returns the task with the key, and whether it was begun by this call.
+// join returns the task for the key, and whether this call began it.
 func (ts *tasks) join(ctx context.Context, key string, work func(context.Context) error) (t *task, mine bool, err error) {
 	ts.mu.Lock()
 	defer ts.mu.Unlock()

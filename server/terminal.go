@@ -6,7 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// setSize gives a terminal the size of the client's, in characters.
+// setSize sets the size of a terminal, in characters.
 func setSize(pty *os.File, width, height uint16) error {
 	raw, err := pty.SyscallConn()
 	if err != nil {

@@ -13,8 +13,9 @@ import (
 	"github.com/crisp-cri/crisp/oci"
 )
 
-// userNamespace is the user namespace that options ask for, nil for the host's:
-// that is what no options mean, mode NODE, and mode POD without mappings.
+// userNamespace returns the user namespace that options ask for. It is nil for
+// the host's, which is meant by missing options, by mode NODE, and by mode POD
+// without mappings.
 func userNamespace(o *cri.NamespaceOption) (*userns.Map, error) {
 	u := o.GetUsernsOptions()
 	switch {
@@ -36,8 +37,8 @@ func userNamespace(o *cri.NamespaceOption) (*userns.Map, error) {
 	return &m, nil
 }
 
-// idRange reads a mapping, of which there must be one, from ID 0 on. CRI leaves
-// room for more; the kubelet asks for this, and the root of a pod must be mapped.
+// idRange reads a list that must be one mapping, from ID 0 on. CRI allows more;
+// the kubelet asks for just this, and the root of a pod must be mapped.
 func idRange(field string, list []*cri.IDMapping) (r userns.Range, err error) {
 	if len(list) != 1 {
 		return r, fault.Invalid.Errorf("user namespace: %s has %d mappings, not one", field, len(list))
@@ -52,7 +53,8 @@ func idRange(field string, list []*cri.IDMapping) (r userns.Range, err error) {
 	return userns.Range{Host: m.HostId, Length: m.Length}, nil
 }
 
-// sandboxUserNamespace is that of a new sandbox, if this node can make it.
+// sandboxUserNamespace returns the user namespace of a new sandbox, if this
+// node can make it.
 func (s *Server) sandboxUserNamespace(o *cri.NamespaceOption) (*userns.Map, error) {
 	m, err := userNamespace(o)
 	if err != nil || m == nil {
@@ -88,8 +90,8 @@ func describe(m *userns.Map) string {
 	return fmt.Sprintf("a user namespace of the host's %d users from %d and %d groups from %d", m.UID.Length, m.UID.Host, m.GID.Length, m.GID.Host)
 }
 
-// mountImage mounts an image for a container of sb, with the owners that its
-// user namespace has and the container's SELinux label, if any.
+// mountImage mounts an image for a container of sb, with file owners mapped for
+// its user namespace and with the container's SELinux label, if any.
 func (s *Server) mountImage(ctx context.Context, sb *oci.Sandbox, key, id string, readOnly bool, label string) (string, error) {
 	o := rootfs.MountOptions{ReadOnly: readOnly, Label: label}
 	if ids := sb.Config().IDs; ids != nil {
