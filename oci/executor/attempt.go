@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -85,10 +86,17 @@ func attempt(ctx context.Context, what string, group map[string]string, f func()
 	var ours string  // the file with the children of f's thread
 	var before []int // those that it had before
 	begun, over := make(chan struct{}), make(chan struct{})
-	var err error // set before over is closed
+	var err error     // set before over is closed
+	var mu sync.Mutex // guards free
+	free := false     // the thread may be another attempt's by now, and so its children
 	go func() {
 		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
+		defer func() {
+			mu.Lock()
+			free = true
+			mu.Unlock()
+			runtime.UnlockOSThread()
+		}()
 		defer close(over)
 		defer func() {
 			if p := recover(); p != nil {
@@ -110,7 +118,11 @@ func attempt(ctx context.Context, what string, group map[string]string, f func()
 	}
 	patience := time.After(endPatience)
 	for pause := backoff.New(time.Millisecond, 50*time.Millisecond); ; {
-		endChildren(ours, before)
+		mu.Lock()
+		if !free {
+			endChildren(ours, before)
+		}
+		mu.Unlock()
 		if group != nil {
 			_ = signalAll(group, unix.SIGKILL) // it may not be there yet
 		}
