@@ -42,6 +42,8 @@ package executor
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"log/slog"
 	"maps"
 	"net"
@@ -92,6 +94,9 @@ type Executor struct {
 	criu        *criu
 }
 
+// lockTime is how long a new executor waits for the lock of its directory.
+const lockTime = time.Second
+
 // New makes the executor of a state directory and listens. A second one for the
 // same directory is fault.Exists.
 func New(o Options) (*Executor, error) {
@@ -105,10 +110,17 @@ func New(o Options) (*Executor, error) {
 	if err != nil {
 		return nil, err
 	}
-	// One that was handed over is ours already: a lock belongs to the open file.
-	if err := flock.Try(lock); err != nil {
+	// A lock that was handed over is ours already: it belongs to the open file. That of an
+	// executor that was killed is held for a moment by what it had forked and not executed.
+	ctx, cancel := context.WithTimeout(context.Background(), lockTime)
+	defer cancel()
+	switch err := flock.Lock(ctx, lock); {
+	case errors.Is(err, context.DeadlineExceeded):
 		lock.Close()
-		return nil, fault.Exists.Errorf("another executor runs for %s: %w", o.State, err)
+		return nil, fault.Exists.Errorf("another executor runs for %s: %w", o.State, flock.ErrHeld)
+	case err != nil:
+		lock.Close()
+		return nil, fmt.Errorf("lock %s: %w", lock.Name(), err)
 	}
 	l, err := listen(o.Socket)
 	if err != nil {
