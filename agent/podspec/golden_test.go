@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -14,7 +13,6 @@ import (
 
 	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/internal/golden"
-	"github.com/google/go-cmp/cmp"
 	"github.com/rogpeppe/go-internal/txtar"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
@@ -39,29 +37,10 @@ type goldenInput struct {
 // TestGolden pins the translation: whoever changes it sees every pod that becomes
 // something else. Its comment at the top says what each case is about.
 func TestGolden(t *testing.T) {
-	files, err := filepath.Glob("testdata/*.txtar")
-	if err != nil || len(files) < 10 {
-		t.Fatalf("%d cases in testdata, %v", len(files), err)
-	}
-	for _, file := range files {
-		t.Run(strings.TrimSuffix(filepath.Base(file), ".txtar"), func(t *testing.T) {
-			archive, err := txtar.ParseFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			given := slices.DeleteFunc(slices.Clone(archive.Files), func(f txtar.File) bool { return f.Name != "pod.yaml" && f.Name != "input.yaml" })
-			got := &txtar.Archive{Comment: archive.Comment, Files: append(given, translate(t, given)...)}
-			if golden.Update() {
-				if err := os.WriteFile(file, txtar.Format(got), 0o644); err != nil {
-					t.Fatal(err)
-				}
-				return
-			}
-			if diff := cmp.Diff(string(txtar.Format(archive)), string(txtar.Format(got))); diff != "" {
-				t.Errorf("it differs (-want +got); if it should, run with -update and read git diff:\n%s", diff)
-			}
-		})
-	}
+	golden.Cases(t, func(t *testing.T, archive *txtar.Archive) *txtar.Archive {
+		given := slices.DeleteFunc(slices.Clone(archive.Files), func(f txtar.File) bool { return f.Name != "pod.yaml" && f.Name != "input.yaml" })
+		return &txtar.Archive{Comment: archive.Comment, Files: append(given, translate(t, given)...)}
+	})
 }
 
 // translate returns all that becomes of a case.

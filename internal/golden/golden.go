@@ -12,15 +12,37 @@ import (
 	"flag"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/rogpeppe/go-internal/txtar"
 )
 
 var update = flag.Bool("update", false, "write the golden files of the package instead of comparing with them")
 
 // Update reports whether -update was given.
 func Update() bool { return *update }
+
+// Cases runs a subtest for each testdata/*.txtar of the package, of which there are at least
+// ten. The file holds what is given, and what is made of it; made returns the file as it
+// would be now.
+func Cases(t *testing.T, made func(t *testing.T, archive *txtar.Archive) *txtar.Archive) {
+	t.Helper()
+	files, err := filepath.Glob("testdata/*.txtar")
+	if err != nil || len(files) < 10 {
+		t.Fatalf("%d cases in testdata, %v", len(files), err)
+	}
+	for _, file := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".txtar"), func(t *testing.T) {
+			archive, err := txtar.ParseFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			Check(t, file, string(txtar.Format(made(t, archive))))
+		})
+	}
+}
 
 // Check fails t if the file at path does not hold got. With -update it writes the file,
 // and makes its directory.

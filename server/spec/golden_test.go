@@ -2,12 +2,10 @@ package spec_test
 
 import (
 	"encoding/json"
-	"os"
-	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"github.com/rogpeppe/go-internal/txtar"
@@ -43,43 +41,24 @@ type goldenDevice struct {
 // TestGolden pins the translation: whoever changes it sees every container that
 // comes out otherwise. Its comment at the top says what each case is about.
 func TestGolden(t *testing.T) {
-	files, err := filepath.Glob("testdata/*.txtar")
-	if err != nil || len(files) < 10 {
-		t.Fatalf("%d cases in testdata, %v", len(files), err)
-	}
-	for _, file := range files {
-		t.Run(strings.TrimSuffix(filepath.Base(file), ".txtar"), func(t *testing.T) {
-			archive, err := txtar.ParseFile(file)
+	golden.Cases(t, func(t *testing.T, archive *txtar.Archive) *txtar.Archive {
+		part := map[string][]byte{}
+		for _, f := range archive.Files {
+			part[f.Name] = f.Data
+		}
+		in := read(t, part)
+		got := txtar.File{Name: "spec.json"}
+		if s, err := spec.Build(in); err != nil {
+			got = txtar.File{Name: "error", Data: []byte(err.Error() + "\n")}
+		} else {
+			got.Data, err = json.MarshalIndent(s, "", "  ")
 			if err != nil {
 				t.Fatal(err)
 			}
-			part := map[string][]byte{}
-			for _, f := range archive.Files {
-				part[f.Name] = f.Data
-			}
-			in := read(t, part)
-			got := txtar.File{Name: "spec.json"}
-			if s, err := spec.Build(in); err != nil {
-				got = txtar.File{Name: "error", Data: []byte(err.Error() + "\n")}
-			} else {
-				got.Data, err = json.MarshalIndent(s, "", "  ")
-				if err != nil {
-					t.Fatal(err)
-				}
-				got.Data = append(got.Data, '\n')
-			}
-			if golden.Update() {
-				archive.Files = append(archive.Files[:inputs(archive)], got)
-				if err := os.WriteFile(file, txtar.Format(archive), 0o644); err != nil {
-					t.Fatal(err)
-				}
-				return
-			}
-			if diff := cmp.Diff(string(part[got.Name]), string(got.Data)); diff != "" {
-				t.Errorf("%s differs (-want +got); if it should, run with -update and read git diff:\n%s", got.Name, diff)
-			}
-		})
-	}
+			got.Data = append(got.Data, '\n')
+		}
+		return &txtar.Archive{Comment: archive.Comment, Files: append(slices.Clone(archive.Files[:inputs(archive)]), got)}
+	})
 }
 
 // inputs is how many files of the archive are not Build's answer.
