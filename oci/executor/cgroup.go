@@ -30,15 +30,11 @@ func cgroupPaths(lc *libcontainer.Container) (map[string]string, error) {
 	return maps.Clone(st.CgroupPaths), nil // the cgroup manager changes its own
 }
 
-// joinAll puts processes into those cgroups of their container in which libcontainer has
-// not put them: where a hierarchy has no controllers, as that of v2 on a hybrid host, it
-// passes over what fails. Nothing could be executed in such a container, and what is left
-// of it when it ends would not be found.
-func joinAll(lc *libcontainer.Container, pids ...int) error {
-	paths, err := cgroupPaths(lc)
-	if err != nil {
-		return err
-	}
+// joinAll puts processes into those of their container's cgroups, paths, in which
+// libcontainer has not put them: where a hierarchy has no controllers, as that of v2 on a
+// hybrid host, it passes over what fails. Nothing could be executed in such a container,
+// and what is left of it when it ends would not be found.
+func joinAll(paths map[string]string, pids ...int) error {
 	for _, pid := range pids {
 		in, err := cgroups.ParseCgroupFile(fmt.Sprintf("/proc/%d/cgroup", pid))
 		if err != nil {

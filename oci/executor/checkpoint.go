@@ -3,6 +3,7 @@ package executor
 import (
 	"context"
 	"encoding/json"
+	"maps"
 	"os"
 	"path/filepath"
 
@@ -63,24 +64,21 @@ func (x *Executor) restore(ctx context.Context, from *wire.Conn, req wire.Restor
 		return nil, nil, err
 	}
 	spec.Process.Terminal = req.TTY
-	reply, files, err := x.create(ctx, from, settingsOf(req.RunRequest), &spec, req.RunRequest, func(lc *libcontainer.Container, process *libcontainer.Process) error {
+	reply, files, err := x.create(ctx, from, settingsOf(req.RunRequest), &spec, req.RunRequest, func(lc *libcontainer.Container, process *libcontainer.Process, group map[string]string) error {
 		defer endingCRIU(ctx, req.Dir)()
 		if err := lc.Restore(process, criuOpts(req.Dir)); err != nil {
 			return criuFailure(ctx, "restore container "+req.ID, filepath.Join(req.Dir, "restore.log"), err)
 		}
-		paths, err := cgroupPaths(lc)
-		if err != nil {
-			return err
-		}
-		delete(paths, "")
-		if len(paths) == 0 {
+		with := maps.Clone(group)
+		delete(with, "")
+		if len(with) == 0 {
 			return nil // on v2 alone, they are where all of them are
 		}
-		pids, err := members(paths)
+		pids, err := members(with)
 		if err != nil {
 			return err
 		}
-		return joinAll(lc, pids...)
+		return joinAll(group, pids...)
 	})
 	if err != nil || spec.Process.OOMScoreAdj == nil {
 		return reply, files, err

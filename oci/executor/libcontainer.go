@@ -121,7 +121,7 @@ func (b *builtin) start(ctx context.Context, p *plan) (_ *started, err error) {
 		return nil, err
 	}
 	err = attempt(ctx, "start of container "+b.id, group, func() error {
-		if err := p.begin(lc, process); err != nil {
+		if err := p.begin(lc, process, group); err != nil {
 			return short(err)
 		}
 		return b.all.reaper.knowProcess(process)
@@ -155,7 +155,7 @@ func (b *builtin) start(ctx context.Context, p *plan) (_ *started, err error) {
 }
 
 // execute is how most containers begin.
-func (b *builtins) execute(lc *libcontainer.Container, process *libcontainer.Process) error {
+func (b *builtins) execute(lc *libcontainer.Container, process *libcontainer.Process, group map[string]string) error {
 	if err := lc.Start(process); err != nil {
 		return err
 	}
@@ -163,7 +163,7 @@ func (b *builtins) execute(lc *libcontainer.Container, process *libcontainer.Pro
 	if err != nil {
 		return err
 	}
-	if err := joinAll(lc, pid); err != nil {
+	if err := joinAll(group, pid); err != nil {
 		return err
 	}
 	return letRun(filepath.Join(b.root, lc.ID(), "exec.fifo"), pid)

@@ -34,8 +34,8 @@ func (x *Executor) run(ctx context.Context, from *wire.Conn, req wire.RunRequest
 	return x.create(ctx, from, s, &spec, req, x.builtins.execute)
 }
 
-// A beginning gives a new container its first process.
-type beginning func(*libcontainer.Container, *libcontainer.Process) error
+// A beginning gives a new container, whose cgroups are to be at group, its first process.
+type beginning func(lc *libcontainer.Container, process *libcontainer.Process, group map[string]string) error
 
 // create starts a container and leaves nothing behind if it cannot.
 func (x *Executor) create(ctx context.Context, from *wire.Conn, s settings, spec *specs.Spec, req wire.RunRequest, begin beginning) (_ *wire.RunReply, files []*os.File, err error) {
