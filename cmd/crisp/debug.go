@@ -25,8 +25,7 @@ func debugCommand(c *cli) *cobra.Command {
 	fs.StringVar(&target, "target", "", "see the processes of this `container`")
 	fs.StringVarP(&name, "container", "c", "", "`name` of the new container (default: made up)")
 	fs.StringVar(&pull, "pull", "", "`policy`: Always, IfNotPresent or Never")
-	fs.BoolVarP(&interactive, "stdin", "i", false, "give it our standard input and attach to it")
-	fs.BoolVarP(&tty, "tty", "t", false, "give it a terminal")
+	streamFlags(fs, &interactive, &tty, "give it our standard input and attach to it", "give it a terminal")
 	cmd.RunE = func(_ *cobra.Command, args []string) error {
 		rest, command := behindDash(cmd, args)
 		if len(rest) != 1 || image == "" {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"maps"
@@ -195,7 +196,7 @@ func stateText(s v1.ContainerState) string {
 		return "running since " + when(s.Running.StartedAt.Time)
 	case s.Terminated != nil:
 		t := s.Terminated
-		text := fmt.Sprintf("ended with code %d (%s), %s", t.ExitCode, or(t.Reason, "no reason"), when(t.FinishedAt.Time))
+		text := fmt.Sprintf("ended with code %d (%s), %s", t.ExitCode, cmp.Or(t.Reason, "no reason"), when(t.FinishedAt.Time))
 		if t.Message != "" {
 			text += ": " + strings.TrimSpace(t.Message)
 		}

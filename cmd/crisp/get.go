@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -146,7 +147,7 @@ func printTable(w io.Writer, pods []criruntime.Found, v view, wide bool) error {
 			cells = append([]string{f.Pod.Namespace}, cells...)
 		}
 		if wide {
-			cells = append(cells, or(f.Pod.Spec.NodeName, "<none>"), source(f.Pod), images(f.Pod), sandbox(f))
+			cells = append(cells, cmp.Or(f.Pod.Spec.NodeName, "<none>"), source(f.Pod), images(f.Pod), sandbox(f))
 		}
 		row(cells...)
 	}
@@ -161,12 +162,12 @@ func cellsOf(pod *v1.Pod, now time.Time) []string {
 		status.Word(pod),
 		status.Restarts(pod, now),
 		duration.HumanDuration(now.Sub(pod.CreationTimestamp.Time)),
-		or(pod.Status.PodIP, "<none>"),
+		cmp.Or(pod.Status.PodIP, "<none>"),
 	}
 }
 
 func source(pod *v1.Pod) string {
-	return or(or(pod.Labels[podspec.LabelSource], pod.Annotations[manifest.AnnotationSource]), "<none>")
+	return cmp.Or(pod.Labels[podspec.LabelSource], pod.Annotations[manifest.AnnotationSource], "<none>")
 }
 
 func sandbox(f criruntime.Found) string {
@@ -181,7 +182,7 @@ func images(pod *v1.Pod) string {
 	for _, c := range pod.Spec.Containers {
 		list = append(list, c.Image)
 	}
-	return or(strings.Join(list, ","), "<none>")
+	return cmp.Or(strings.Join(list, ","), "<none>")
 }
 
 func printNames(w io.Writer, pods []criruntime.Found, _ view) error {
@@ -216,13 +217,6 @@ func printYAML(w io.Writer, pods []criruntime.Found, v view) error {
 	}
 	_, err = w.Write(data)
 	return err
-}
-
-func or(a, b string) string {
-	if a != "" {
-		return a
-	}
-	return b
 }
 
 // short is as much of an ID as tells it from others.

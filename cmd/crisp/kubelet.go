@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"os"
@@ -106,7 +107,7 @@ func (c *cli) readKubeletConfig(fs *pflag.FlagSet, path string) error {
 		if value, ok := always[key]; config[key] == nil || ok && config[key] == value {
 			continue
 		}
-		name, value := or(kubeletKeys[key], careKeys[key]), textOf(config[key])
+		name, value := cmp.Or(kubeletKeys[key], careKeys[key]), textOf(config[key])
 		if m, ok := config[key].(map[string]any); ok {
 			value = keyed(key, m)
 		}
@@ -124,7 +125,7 @@ func (c *cli) readKubeletConfig(fs *pflag.FlagSet, path string) error {
 			name, value = "read-only-address", addressOf("127.0.0.1", value)
 		case "healthzPort":
 			host, _ := config["healthzBindAddress"].(string)
-			name, value = "healthz-address", addressOf(or(host, "127.0.0.1"), value)
+			name, value = "healthz-address", addressOf(cmp.Or(host, "127.0.0.1"), value)
 		}
 		switch {
 		case name == "":

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -179,7 +180,7 @@ func columnsOf(k api.Kind, wide bool) []column {
 	columns := append(append([]column{name}, own...), column{"AGE", age})
 	if wide {
 		columns = append(columns, column{"SOURCE", func(u unstructured.Unstructured) string {
-			return or(u.GetAnnotations()["io.crisp.config.file"], or(u.GetAnnotations()["kubernetes.io/config.source"], "<none>"))
+			return cmp.Or(u.GetAnnotations()["io.crisp.config.file"], u.GetAnnotations()["kubernetes.io/config.source"], "<none>")
 		}})
 	}
 	return columns

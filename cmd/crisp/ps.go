@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -42,7 +43,7 @@ func psCommand(c *cli) *cobra.Command {
 				if s.State.Running == nil && !exited {
 					continue
 				}
-				row(t, all, f.Pod.Namespace, []string{f.Pod.Name, s.Name, stateShort(s.State), fmt.Sprint(s.RestartCount), s.Image, or(short(runtimeID(s.ContainerID)), "<none>")})
+				row(t, all, f.Pod.Namespace, []string{f.Pod.Name, s.Name, stateShort(s.State), fmt.Sprint(s.RestartCount), s.Image, cmp.Or(short(runtimeID(s.ContainerID)), "<none>")})
 			}
 		}
 		return t.Flush()
@@ -55,7 +56,7 @@ func stateShort(s v1.ContainerState) string {
 	case s.Running != nil:
 		return "Running"
 	case s.Terminated != nil:
-		return or(s.Terminated.Reason, "Exited")
+		return cmp.Or(s.Terminated.Reason, "Exited")
 	case s.Waiting != nil:
 		return s.Waiting.Reason
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"crypto/rand"
 	"encoding/json"
 	"errors"
@@ -41,8 +42,7 @@ func runCommand(c *cli) *cobra.Command {
 	fs.StringVar(&r.restart, "restart", "", "`policy`: Always, OnFailure or Never (default: Never with -i, else Always)")
 	fs.StringVar(&r.class, "runtime-class", "", "`name` of the RuntimeClass")
 	fs.StringVar(&r.pull, "pull", "", "`policy`: Always, IfNotPresent or Never")
-	fs.BoolVarP(&r.interactive, "stdin", "i", false, "give the container our standard input")
-	fs.BoolVarP(&r.tty, "tty", "t", false, "give the container a terminal")
+	streamFlags(fs, &r.interactive, &r.tty, "give the container our standard input", "give the container a terminal")
 	fs.BoolVar(&r.remove, "rm", false, "wait for its end and delete the pod")
 	fs.BoolVar(&r.hostNetwork, "host-network", false, "use the node's network")
 	fs.StringVar(&r.dryRun, "dry-run", "", "client: only print the pod")
@@ -61,7 +61,7 @@ func runCommand(c *cli) *cobra.Command {
 			return err
 		}
 		if r.dryRun != "" {
-			return c.printPod(text, or(r.output, "yaml"))
+			return c.printPod(text, cmp.Or(r.output, "yaml"))
 		}
 		kind, _ := api.KindOf("pod")
 		resp, err := c.ask(http.MethodPost, pathOf(kind, r.namespace, ""), nil, text, nil)

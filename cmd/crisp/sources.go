@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -46,10 +47,10 @@ func sourcesCommand(c *cli) *cobra.Command {
 			}
 			for _, f := range s.Files {
 				if f.Error != "" || len(f.Objects) == 0 {
-					fmt.Fprintf(t, "%s\t%s\t\t%s\n", s.Name, f.Path, or(strings.ReplaceAll(f.Error, "\n", "; "), "empty"))
+					fmt.Fprintf(t, "%s\t%s\t\t%s\n", s.Name, f.Path, cmp.Or(strings.ReplaceAll(f.Error, "\n", "; "), "empty"))
 				}
 				for _, o := range f.Objects {
-					fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", s.Name, f.Path, o, or(states[o], "known"))
+					fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", s.Name, f.Path, o, cmp.Or(states[o], "known"))
 				}
 				for _, w := range f.Warnings {
 					fmt.Fprintf(t, "%s\t%s\t\twarning: %s\n", s.Name, f.Path, w)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -103,7 +104,7 @@ func statusCommand(c *cli) *cobra.Command {
 		}
 		t := tabwriter.NewWriter(c.stdout, 0, 0, 2, ' ', 0)
 		line := func(key, format string, args ...any) { fmt.Fprintf(t, "%s\t%s\n", key, fmt.Sprintf(format, args...)) }
-		line("agent", "%s: %s", r.Agent.Socket, or(r.Agent.Health, "unknown"))
+		line("agent", "%s: %s", r.Agent.Socket, cmp.Or(r.Agent.Health, "unknown"))
 		line("runtime", "%s %s at %s", r.Runtime.Name, r.Runtime.Version, r.Runtime.Endpoint)
 		if r.Runtime.Error != "" {
 			line("", "%s", r.Runtime.Error)
@@ -111,10 +112,10 @@ func statusCommand(c *cli) *cobra.Command {
 		for _, cond := range r.Runtime.Conditions {
 			line("", "%s=%v %s", cond.Type, cond.Status, strings.TrimSpace(cond.Reason+" "+cond.Message))
 		}
-		line("cgroups", "%s", or(r.Runtime.Cgroups, "<unknown>"))
+		line("cgroups", "%s", cmp.Or(r.Runtime.Cgroups, "<unknown>"))
 		var handlers []string
 		for _, h := range r.Runtime.Handlers {
-			handlers = append(handlers, or(h.Name, "(default)"))
+			handlers = append(handlers, cmp.Or(h.Name, "(default)"))
 		}
 		line("handlers", "%s", strings.Join(handlers, ", "))
 		if n := r.Node; n != nil {
