@@ -4,9 +4,6 @@ import (
 	"archive/tar"
 	"context"
 	"io"
-	"log/slog"
-	"os"
-	"path/filepath"
 	"testing"
 
 	"github.com/opencontainers/go-digest"
@@ -15,21 +12,7 @@ import (
 // A layer that is being unpacked is in the figures while it grows, and when it is staged:
 // the disk has it, though no image does yet. What it comes to is close to what is measured.
 func TestWhatIsUnpackedIsInUse(t *testing.T) {
-	dir := t.TempDir()
-	for _, name := range []string{"layers", "staging"} {
-		if err := os.Mkdir(filepath.Join(dir, name), 0o700); err != nil {
-			t.Fatal(err)
-		}
-	}
-	ls, err := Open(t.Context(), Options{Root: dir, Life: t.Context(), Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		if err := ls.Close(); err != nil {
-			t.Error(err)
-		}
-	}()
+	_, ls := openEmpty(t)
 	used := func() Usage {
 		bytes, inodes := ls.Used()
 		return Usage{bytes, inodes}

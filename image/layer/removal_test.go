@@ -15,24 +15,33 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What is removed in the background is in the figures until the disk has the room again:
-// a collector that believed it was free would find the disk as full as before.
-func TestWhatWaitsToBeRemovedIsInUse(t *testing.T) {
-	dir := t.TempDir()
+// openEmpty opens a store without layers, and closes it at the end of the test.
+func openEmpty(t *testing.T) (dir string, ls *Store) {
+	t.Helper()
+	dir = t.TempDir()
 	for _, name := range []string{"layers", "staging"} {
 		if err := os.Mkdir(filepath.Join(dir, name), 0o700); err != nil {
 			t.Fatal(err)
 		}
 	}
-	ls, err := Open(t.Context(), Options{Root: dir, Life: t.Context(), Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
+	life, end := context.WithCancel(context.WithoutCancel(t.Context()))
+	ls, err := Open(t.Context(), Options{Root: dir, Life: life, Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() {
+	t.Cleanup(func() {
+		defer end()
 		if err := ls.Close(); err != nil {
 			t.Error(err)
 		}
-	}()
+	})
+	return dir, ls
+}
+
+// What is removed in the background is in the figures until the disk has the room again:
+// a collector that believed it was free would find the disk as full as before.
+func TestWhatWaitsToBeRemovedIsInUse(t *testing.T) {
+	dir, ls := openEmpty(t)
 	l, _, err := ls.acquire(t.Context(), digest.FromString("a"), source{}, func(_ context.Context, dir string, _ *growth) (shape, error) {
 		return shape{}, os.WriteFile(filepath.Join(dir, "file"), make([]byte, 1<<20), 0o600)
 	})
