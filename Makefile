@@ -60,7 +60,7 @@ test: all .cache/containerd ## run every test, those that touch the kernel inclu
 
 # What neither root nor a kernel's facilities are needed for. Most of it waits: more tests
 # run at a time than there are processors.
-unit: ## run the tests that need no root, below a minute (ARGS="./server/... -run Exec")
+unit: ## run the tests that need no root, in a minute or two (ARGS="./server/... -run Exec")
 	@$(GO) test -tags "$(TAGS)" -short -p 4 -parallel 8 $(or $(ARGS),$$($(GO) list -tags "$(TAGS)" ./... | grep -v '/crisp/test\b'))
 
 race: .cache/containerd ## run the tests with the race detector, on daemons built with it (root; ARGS="./server ./agent/...")
