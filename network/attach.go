@@ -10,12 +10,12 @@ import (
 	"github.com/crisp-cri/crisp/internal/undo"
 )
 
-// Attach brings up the loopback device in p.NetNS and adds p to the network.
-// If that fails, or ctx ends, what was done is undone with DEL on a context of
-// its own; should DEL fail too, p stays known as attached and Detach tries again.
+// Attach brings up the loopback device in p.NetNS and adds p to the network. If
+// that fails, or ctx ends, it undoes its work by DEL, on a context of its own.
+// Should DEL fail too, p stays recorded as attached, and Detach tries again.
 //
-// It is fault.Unavailable if there is no network to attach to, and fault.Exists
-// if p is attached: CNI allows one ADD for each DEL.
+// The error is fault.Unavailable if there is no network to attach to, and
+// fault.Exists if p is attached: CNI allows one ADD for each DEL.
 func (n *Network) Attach(ctx context.Context, p Pod) (_ Result, err error) {
 	if p.ID == "" || p.NetNS == "" {
 		return Result{}, fault.Invalid.Errorf("attach sandbox %q: it has no ID or no network namespace", p.ID)

@@ -24,14 +24,14 @@ const (
 	attachedDir = "attached" // below CacheDir
 	ifName      = "eth0"     // in every pod, as the kubelet and its users expect
 
-	// attachmentVersion is raised when an older release could not detach what a newer
-	// one has attached.
+	// Raise attachmentVersion when an older release could not detach what a newer one
+	// has attached.
 	attachmentVersion = 1
 )
 
-// An attachment is what DEL and CHECK need of ADD. It is on disk before ADD
-// runs, because libcni's own cache is written only after it: a daemon that died
-// in between would leave an address and a device behind that nobody knows of.
+// An attachment records what DEL and CHECK need to know of ADD. It is on disk before
+// ADD runs, because libcni writes its own cache only afterwards: a daemon that died
+// in between would leak an address and a device.
 type attachment struct {
 	Version      int             `json:"version"` // attachmentVersion
 	ID           string          `json:"id"`
@@ -64,8 +64,8 @@ func (n *Network) attachmentPath(id string) string {
 	return filepath.Join(n.o.CacheDir, attachedDir, id+".json")
 }
 
-// saveAttachment does not wait for the disk: after a power cut the files of
-// host-local and its like are as likely to be missing, and GC finds the rest.
+// saveAttachment does not sync: after a power cut the files of host-local and similar
+// plugins are as likely to be missing, and GC finds the rest.
 func (n *Network) saveAttachment(a *attachment) error {
 	return atomicfile.WriteJSON(n.attachmentPath(a.ID), a)
 }
@@ -91,7 +91,7 @@ func (n *Network) loadAttachment(id string) (*attachment, error) {
 	return a, nil
 }
 
-// attached returns the IDs of all that is attached.
+// attached returns the IDs of all attached pods.
 func (n *Network) attached() ([]string, error) {
 	entries, err := os.ReadDir(filepath.Join(n.o.CacheDir, attachedDir))
 	if err != nil {
@@ -106,8 +106,8 @@ func (n *Network) attached() ([]string, error) {
 	return ids, nil
 }
 
-// refuseNewer fails if a newer release has attached a pod. Such an attachment is not
-// damaged, and the best guess that Detach makes for one that is would be wrong.
+// refuseNewer fails if a newer release has attached a pod. Detach's fallback for a
+// damaged attachment would be wrong for such a one.
 func (n *Network) refuseNewer() error {
 	ids, err := n.attached()
 	if err != nil {
@@ -123,13 +123,13 @@ func (n *Network) refuseNewer() error {
 
 type lockKey struct{}
 
-// lock makes the caller the only one that works on id's attachment. The context
-// it returns is for running plugins with.
+// lock gives the caller exclusive use of id's attachment. The plugins must be run
+// with the context it returns.
 //
 // It is a file lock (flock(2)) that plugins inherit. When the daemon dies in the
-// middle of ADD, the plugin runs on; the next daemon's DEL then waits for it
-// instead of deleting what is about to be made, and ends it if it does not end by
-// itself (orphan.go).
+// middle of ADD, the plugin runs on; the next daemon's DEL then waits for it instead
+// of deleting what is about to be made, and kills it if it does not exit in time
+// (orphan.go).
 func (n *Network) lock(ctx context.Context, id string) (_ context.Context, release func(), err error) {
 	for {
 		f, err := n.openLock(id)
@@ -144,13 +144,13 @@ func (n *Network) lock(ctx context.Context, id string) (_ context.Context, relea
 			working.Store(f.Name(), true)
 			return context.WithValue(ctx, lockKey{}, f), func() { n.unlock(f, id) }, nil
 		}
-		f.Close() // its last holder has removed the file: there may be a new one
+		f.Close() // its last holder has removed the file: there may be a new one of that name
 	}
 }
 
-// openLock opens the file that is locked. It is made before ADD and stays until
-// after DEL. For what an earlier release has attached it has to be made now: if the
-// disk is full, nobody holds it, and the attachment itself serves.
+// openLock opens the lock file, which exists from before ADD until after DEL. For an
+// attachment of an earlier release it has to be created now. If the disk is full,
+// nobody can hold it, and the attachment itself is locked instead.
 func (n *Network) openLock(id string) (*os.File, error) {
 	f, err := os.OpenFile(filepath.Join(n.o.CacheDir, attachedDir, id+".lock"), os.O_CREATE|os.O_RDWR, 0o600)
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
@@ -161,7 +161,7 @@ func (n *Network) openLock(id string) (*os.File, error) {
 	return f, err
 }
 
-// lockFile polls, so that it can be given up, and ends plugins that nobody else will.
+// lockFile polls, so that ctx can end the wait, and kills orphaned plugins.
 func (n *Network) lockFile(ctx context.Context, f *os.File) error {
 	patience := time.Now().Add(n.orphanLife)
 	for pause := backoff.New(time.Millisecond, 50*time.Millisecond); ; {
@@ -183,22 +183,22 @@ func (n *Network) lockFile(ctx context.Context, f *os.File) error {
 	}
 }
 
-// named says whether f is what has its name now.
+// named reports whether f is still the file of its name.
 func named(f *os.File) bool {
 	mine, err1 := f.Stat()
 	now, err2 := os.Stat(f.Name())
 	return err1 == nil && err2 == nil && os.SameFile(mine, now)
 }
 
-// gone says whether f has no name any more, so that its lock keeps nobody.
+// gone reports whether f has been removed, so that its lock keeps nobody out.
 func gone(f *os.File) bool {
 	var st unix.Stat_t
 	return unix.Fstat(int(f.Fd()), &st) == nil && st.Nlink == 0
 }
 
-// unlock unlocks by name, because closing alone would leave the lock to any daemon
-// that a plugin has started. While id is attached the file stays: to make it anew for
-// DEL, on a full disk, may be impossible.
+// unlock unlocks explicitly, because closing f would leave the lock to any daemon
+// that a plugin has started. While id is attached the file stays: on a full disk it
+// might be impossible to create again for DEL.
 func (n *Network) unlock(f *os.File, id string) {
 	working.Delete(f.Name())
 	if _, err := os.Stat(n.attachmentPath(id)); errors.Is(err, fs.ErrNotExist) {
@@ -208,8 +208,8 @@ func (n *Network) unlock(f *os.File, id string) {
 	f.Close()
 }
 
-// dropLocks removes the locks that nobody holds and whose attachments are not there
-// any more. No Attach is under way.
+// dropLocks removes the locks that nobody holds and whose attachments no longer
+// exist. No Attach may be under way.
 func (n *Network) dropLocks() error {
 	paths, err := filepath.Glob(filepath.Join(n.o.CacheDir, attachedDir, "*.lock"))
 	if err != nil {
@@ -223,7 +223,7 @@ func (n *Network) dropLocks() error {
 		}
 		f, err := os.OpenFile(path, os.O_RDWR, 0)
 		if err != nil {
-			continue // it has gone by itself
+			continue // its holder has removed it
 		}
 		errs = append(errs, dropLock(f))
 		f.Close()
@@ -231,8 +231,8 @@ func (n *Network) dropLocks() error {
 	return errors.Join(errs...)
 }
 
-// dropLock removes a lock that nobody holds. Its last holder may have done so since f
-// was opened, and somebody else hold a new file of that name.
+// dropLock removes a lock that nobody holds. Since f was opened, its last holder may
+// have removed it, and somebody else may hold a new file of that name.
 func dropLock(f *os.File) error {
 	if flock.Try(f) != nil {
 		return nil

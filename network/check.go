@@ -13,7 +13,7 @@ import (
 
 // Check asks the plugins whether p is still attached as it was, with the
 // configuration and the result of ADD. A network older than CHECK (CNI 0.4) is
-// taken to be well. It is fault.NotFound if p is not attached.
+// assumed to be well. The error is fault.NotFound if p is not attached.
 func (n *Network) Check(ctx context.Context, p Pod) error {
 	ctx, unlock, err := n.lock(ctx, p.ID)
 	if err != nil {

@@ -18,16 +18,16 @@ import (
 	"github.com/crisp-cri/crisp/network/bridge"
 )
 
-// A conf is what the configuration directory said at one time. It does not
-// change once it is published.
+// A conf is what the configuration directory held at one time. It does not change once
+// it is published.
 type conf struct {
 	list *libcni.NetworkConfigList // nil if there is none to use
 	file string
 	ours *bridge.Net // not nil if list is the default network
-	bad  []badFile   // passed over, in lexical order
+	bad  []badFile   // skipped, in lexical order
 	err  error       // why list is nil
 
-	plugins *health // what the plugins say of themselves; nil if they are not to be asked
+	plugins *health // the plugins' answers to STATUS; nil if they are not to be asked
 }
 
 type badFile struct {
@@ -35,7 +35,7 @@ type badFile struct {
 	err  error
 }
 
-// same says whether c and d lead to the same attachments and the same messages.
+// same reports whether c and d lead to the same attachments and the same messages.
 func (c *conf) same(d *conf) bool {
 	if (c.list == nil) != (d.list == nil) || c.file != d.file || fmt.Sprint(c.err) != fmt.Sprint(d.err) {
 		return false
@@ -48,7 +48,7 @@ func (c *conf) same(d *conf) bool {
 	})
 }
 
-// read looks for the network to use.
+// read chooses the network to use.
 func (n *Network) read() *conf {
 	files, err := libcni.ConfFiles(n.o.ConfDir, []string{".conflist", ".conf", ".json"})
 	if err != nil {
@@ -93,7 +93,8 @@ func (n *Network) read() *conf {
 	return c
 }
 
-// awaited says why no pod is to be attached to the default network now; "" if they are.
+// awaited returns why no pod may be attached to the default network now; "" if they
+// may.
 func (n *Network) awaited() string {
 	if n.o.Awaited == nil {
 		return ""
@@ -101,10 +102,9 @@ func (n *Network) awaited() string {
 	return n.o.Awaited()
 }
 
-// parse reads one configuration file. A file with a single plugin becomes a list
-// of one, and plugins that stand in files of their own (CNI 1.1,
-// loadOnlyInlinedPlugins) become part of the list, so that the list's bytes say
-// all that DEL will need.
+// parse reads one configuration file. A file with a single plugin becomes a list of
+// one, and plugins in files of their own (CNI 1.1, loadOnlyInlinedPlugins) become part
+// of the list, so that the list's bytes are all that DEL will need.
 func parse(file string) (*libcni.NetworkConfigList, error) {
 	list, err := parseFile(file)
 	if err != nil {
@@ -113,7 +113,7 @@ func parse(file string) (*libcni.NetworkConfigList, error) {
 	if err := utils.ValidateNetworkName(list.Name); err != nil {
 		return nil, errors.New(err.Msg + ": " + err.Details)
 	}
-	// A list without a version is of CNI 0.1.0.
+	// A list without a version is CNI 0.1.0.
 	if v := list.CNIVersion; v != "" && !slices.Contains(version.All.SupportedVersions(), v) {
 		return nil, fmt.Errorf("cniVersion %q is not supported", v)
 	}

@@ -21,20 +21,20 @@ import (
 	"github.com/crisp-cri/crisp/network/bridge"
 )
 
-// defaultFile comes after everything that an administrator would write.
+// defaultFile sorts after any name that an administrator would choose.
 const defaultFile = "99-crisp-default.conflist"
 
 // The default network is the plugin of package bridge: a bridge, an address per
-// family, host ports and bandwidth limits, and masquerading for what leaves the
-// node.
+// family, host ports and bandwidth limits, and masquerading of traffic that leaves
+// the node.
 //
-// Names and subnets follow from the instance, so that several daemons on one node
-// do not meet. Its file is ours: it is written anew when it differs from what
+// Names and subnets are derived from the instance, so that several daemons on one
+// node do not collide. We own its file: it is rewritten when it differs from what
 // this version would write, but keeps its subnets. While IPv6 is off on the host, the
-// IPv6 subnet is kept aside there. To have it otherwise, put a configuration of your own
-// into the configuration directory.
+// file keeps the IPv6 subnet in subnetsAside. To change the network, put a
+// configuration of your own into the configuration directory.
 
-// defaultList is what we write of a configuration, and read of it.
+// defaultList is the part of a configuration that we write and read back.
 type defaultList struct {
 	CNIVersion string          `json:"cniVersion"`
 	Name       string          `json:"name"`
@@ -62,9 +62,9 @@ func names(instance string) (network, device string) {
 }
 
 // candidate returns the nth choice of subnets for instance. The default instance
-// has 10.86.0.0/16 first. The others share 10.192.0.0/11 in pieces of /20, and
-// the default one goes there too if its subnet is in use. The IPv6 subnets are
-// unique local addresses (RFC 4193) with a hash as global ID.
+// tries 10.86.0.0/16 first. The others share 10.192.0.0/11 in pieces of /20, and so
+// does the default one if its subnet is in use. The IPv6 subnets are unique local
+// addresses (RFC 4193) with a hash as global ID.
 func candidate(instance string, nth int) []netip.Prefix {
 	sum := sha256.Sum256([]byte("subnet of crisp " + instance))
 	v4 := netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 86, 0, 0}), 16)
@@ -78,10 +78,10 @@ func candidate(instance string, nth int) []netip.Prefix {
 	return []netip.Prefix{v4, netip.PrefixFrom(netip.AddrFrom16(v6), 64)}
 }
 
-// chooseSubnets returns subnets for the default network that nothing on the host
-// has a route to. Where all overlap a wide route, such as one to 10.0.0.0/8, it
-// is enough that no route is as narrow as ours: ours then wins. IPv6 is left out
-// on a host without it.
+// chooseSubnets returns subnets for the default network that no route of the host
+// overlaps. Where a wide route, such as one to 10.0.0.0/8, overlaps them all, it is
+// enough that no route is as narrow as ours, which then wins. IPv6 is left out on a
+// host without it.
 func (n *Network) chooseSubnets() ([]netip.Prefix, error) {
 	if n.o.PodCIDRs != nil {
 		return arrange(n.o.PodCIDRs)
@@ -106,8 +106,8 @@ func (n *Network) chooseSubnets() ([]netip.Prefix, error) {
 	return nil, errors.New("every subnet that was tried is in use on this host")
 }
 
-// taken says whether subnet overlaps one of routes, of the wide ones only if
-// strict.
+// taken reports whether subnet overlaps one of routes; a route that is wider than
+// subnet counts only if strict.
 func taken(subnet netip.Prefix, routes []netip.Prefix, strict bool) bool {
 	return slices.ContainsFunc(routes, func(r netip.Prefix) bool {
 		return subnet.Overlaps(r) && (strict || r.Bits() >= subnet.Bits())
@@ -126,8 +126,8 @@ func arrange(cidrs []netip.Prefix) ([]netip.Prefix, error) {
 	return list, nil
 }
 
-// routed returns what the host has routes to, but for the default route and what
-// goes through the device called but.
+// routed returns the destinations of the host's routes, without the default route and
+// those through the device called but.
 func routed(but string) ([]netip.Prefix, error) {
 	routes, err := netlink.RouteList(nil, netlink.FAMILY_ALL)
 	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
@@ -151,14 +151,13 @@ func routed(but string) ([]netip.Prefix, error) {
 	return all, nil
 }
 
-// hostHasIPv6 says whether new devices of this host have IPv6.
+// hostHasIPv6 reports whether new devices of this host have IPv6.
 func hostHasIPv6() bool {
 	off, err := os.ReadFile("/proc/sys/net/ipv6/conf/default/disable_ipv6")
 	return err == nil && strings.TrimSpace(string(off)) == "0"
 }
 
-// writeDefault makes sure that the configuration of the default network is at
-// path.
+// writeDefault makes sure that the configuration of the default network is at path.
 func (n *Network) writeDefault(path string) (*bridge.Net, error) {
 	there, err := os.ReadFile(path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -12,9 +12,9 @@ import (
 	"github.com/crisp-cri/crisp/network/bridge"
 )
 
-// Destroy removes the bridge and the nftables table of the default network. It is
-// fault.WrongState while a pod is attached. The next Attach makes all of it anew.
-// net.ipv4.ip_forward stays as it is: others may have come to need it.
+// Destroy removes the bridge and the nftables table of the default network. The
+// error is fault.WrongState while a pod is attached. The next Attach makes them
+// again. net.ipv4.ip_forward stays as it is: others may depend on it by now.
 func (n *Network) Destroy() error {
 	ids, err := n.attached()
 	if err != nil {
@@ -31,16 +31,15 @@ func (n *Network) Destroy() error {
 	return nil
 }
 
-// patience is how long a detached pod's device may wait for its namespace to take
-// it along, which costs the kernel less than deleting it by itself, and us
-// nothing.
+// patience is how long a detached pod's device may wait to be destroyed with its
+// namespace, which costs the kernel less than deleting it alone, and us nothing.
 const patience = 2 * time.Second
 
-// A reaper deletes devices after a while. What it has not come to when the
-// process ends is left to GC. The zero reaper is ready for use.
+// A reaper deletes devices after a while. It leaves those that remain when the
+// process ends to GC. The zero reaper is ready for use.
 type reaper struct {
 	mu      sync.Mutex
-	waiting map[int]*doomed // by the device's index, which the kernel does not use again
+	waiting map[int]*doomed // by the device's index, which the kernel does not reuse
 }
 
 type doomed struct {
@@ -59,7 +58,7 @@ func (r *reaper) add(index int) {
 	}
 	d := &doomed{done: make(chan struct{})}
 	r.waiting[index] = d
-	d.timer = time.AfterFunc(patience, func() { r.reap(index, d) }) // an error is found again by GC
+	d.timer = time.AfterFunc(patience, func() { r.reap(index, d) }) // after an error GC finds it again
 }
 
 func (r *reaper) reap(index int, d *doomed) error {
@@ -71,12 +70,12 @@ func (r *reaper) reap(index int, d *doomed) error {
 	return err
 }
 
-// finish deletes what is waiting, and returns when it is gone.
+// finish deletes the waiting devices and returns when they are gone.
 func (r *reaper) finish() error {
 	r.mu.Lock()
 	waiting := maps.Clone(r.waiting)
 	r.mu.Unlock()
-	// All at once: each waits out a grace period of the kernel.
+	// All at once: each deletion waits for a grace period of the kernel.
 	results := make(chan error)
 	for index, d := range waiting {
 		go func() {

@@ -9,8 +9,8 @@ import (
 	"github.com/crisp-cri/crisp/network/netns"
 )
 
-// Dial connects to port of localhost in the network namespace at path, ""
-// for the host's: to 127.0.0.1 and, if nobody listens there, to ::1. The
+// Dial connects to port of localhost in the network namespace at path ("" means
+// the host's): to 127.0.0.1 and, if nothing listens there, to ::1. The
 // connection stays in that namespace; the caller may use it anywhere.
 func Dial(ctx context.Context, path string, port int32) (net.Conn, error) {
 	var conn net.Conn

@@ -27,8 +27,8 @@ import (
 )
 
 // A runner runs plugins for libcni: the one of package bridge in this process, all
-// others as processes. libcni's own way kills only the plugin when the context
-// ends, and then waits for whatever the plugin had started.
+// others as processes. libcni's own exec kills only the plugin when the context ends,
+// and then waits for whatever the plugin has started.
 type runner struct {
 	version.PluginDecoder
 	log    *slog.Logger
@@ -37,7 +37,7 @@ type runner struct {
 
 var _ invoke.Exec = (*runner)(nil)
 
-// FindInPath returns the file of a plugin, or the name of the one that has none.
+// FindInPath returns the path of a plugin, or bridge.Type for the one without a file.
 func (r *runner) FindInPath(plugin string, dirs []string) (string, error) {
 	if plugin == bridge.Type {
 		return plugin, nil
@@ -53,7 +53,7 @@ func (r *runner) ExecPlugin(ctx context.Context, path string, stdin []byte, env 
 	}
 	for try := 0; ; try++ {
 		out, err := r.run(ctx, path, stdin, env)
-		// ETXTBSY: somebody is installing the plugin just now.
+		// ETXTBSY: the plugin is just being installed.
 		if !errors.Is(err, unix.ETXTBSY) || try == 10 {
 			return out, err
 		}
@@ -65,8 +65,7 @@ func (r *runner) ExecPlugin(ctx context.Context, path string, stdin []byte, env 
 	}
 }
 
-// call hands the plugin in this process what a process would find in its
-// environment.
+// call passes the plugin in this process what a process would get in its environment.
 func (r *runner) call(ctx context.Context, stdin []byte, env []string) ([]byte, error) {
 	value := make(map[string]string)
 	for _, kv := range env {
@@ -126,12 +125,12 @@ func (r *runner) run(ctx context.Context, path string, stdin []byte, env []strin
 	return nil, pluginError(name, err, stdout.Bytes(), stderr.String())
 }
 
-// refuseNull refuses a result with a null in a list, "ips": [null] say, which libcni and
-// its types take for an element.
+// refuseNull refuses a result with a null in a list, such as "ips": [null], which libcni
+// and its types would take for an element.
 func refuseNull(name string, stdout []byte) error {
 	var v any
 	if json.Unmarshal(stdout, &v) != nil || !nullIn(v) {
-		return nil // what else it is, libcni says
+		return nil // libcni reports any other fault
 	}
 	return fmt.Errorf("plugin %s: there is a null in a list of its result: %.1000q", name, stdout)
 }
@@ -150,7 +149,7 @@ func nullIn(v any) bool {
 	return false
 }
 
-// pluginError makes an error of what a plugin that failed left. CNI: "error: A
+// pluginError returns the error of a failed plugin from its output. CNI: "error: A
 // non-zero exit code and … JSON" on stdout; not all plugins get that far.
 func pluginError(name string, err error, stdout []byte, stderr string) error {
 	var said types.Error

@@ -10,12 +10,13 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 )
 
-// GC detaches whatever is attached and not in keep, a list of Pod.ID, and has the
-// plugins of the network in use drop what they hold for others (CNI 1.1: also what
-// another runtime on this node has attached to a network of that name; so not before
-// a pod of ours has been in it). Call it
-// when no Attach is under way, as at the start of the daemon: what is being
-// attached and is not in keep would be taken away.
+// GC detaches every attached pod that is not in keep, a list of Pod.ID, and has the
+// plugins of the network in use release what they hold for others. By CNI 1.1 that
+// includes pods that another runtime of this node has attached to a network of the
+// same name, so it is left out until a pod of ours has used the network.
+//
+// Call it when no Attach is under way, as at the start of the daemon: a pod that is
+// being attached and is not in keep would be detached.
 func (n *Network) GC(ctx context.Context, keep []string) error {
 	ids, err := n.attached()
 	if err != nil {
@@ -41,7 +42,7 @@ func (n *Network) GC(ctx context.Context, keep []string) error {
 	if !ours {
 		return errors.Join(errs...)
 	}
-	valid := []types.GCAttachment{} // not null: CNI wants the key
+	valid := []types.GCAttachment{} // not null: CNI requires the key
 	for _, id := range keep {
 		valid = append(valid, types.GCAttachment{ContainerID: id, IfName: ifName})
 	}

@@ -8,7 +8,7 @@ import (
 	"github.com/crisp-cri/crisp/network/netns"
 )
 
-// loopbackUp does the work of the loopback plugin without a process; the kernel
+// loopbackUp does what the loopback plugin would, without a process; the kernel
 // gives the device its addresses.
 func loopbackUp(path string) error {
 	return netns.Enter(path, func() error {

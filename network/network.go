@@ -1,34 +1,32 @@
-// Package network attaches the network namespaces of pods to a network with CNI
-// plugins, and looks into such namespaces. It knows nothing of CRI, of containers
-// and of retries.
+// Package network attaches the network namespaces of pods to a network through CNI
+// plugins, and reads such namespaces. It knows nothing of CRI, containers or retries.
 //
-// Which network. The first usable file of Options.ConfDir in lexical order
-// (*.conflist, *.conf, *.json), as with the other runtimes. A file that cannot be
-// used is logged and passed over, as CRI-O does: the node is ready if a good
-// file comes after it; if none does, Status names the bad ones. Only if there is
-// no configuration file at all does the network of our own apply (default.go): a
-// bad file means that somebody wants another network, and pods must not come up
-// in the wrong one. Nor does it while Options.Awaited tells of another one to come. The directory is watched, and may come, go and come again. The
-// file in use stays so for ten seconds when it cannot be parsed any more: somebody may be
-// writing it.
+// Choice of the network: the first usable file of Options.ConfDir in lexical order
+// (*.conflist, *.conf, *.json), as with the other runtimes. A file that cannot be used is
+// logged and skipped, as CRI-O does: the node is ready if a good file comes after it; if
+// none does, Status names the bad ones. The default network (default.go) is used only if
+// there is no configuration file at all: a bad file means that somebody wants another
+// network, and pods must not come up in the wrong one. Nor is it used while
+// Options.Awaited announces another one. The directory is watched; it may be missing, and
+// be removed and made again. A file in use that can no longer be parsed stays in use for
+// ten seconds, as it may be in the middle of being written.
 //
-// What is kept. An attachment is written down before ADD and struck out after
-// DEL (attachment.go), with the configuration that ADD used. So DEL uses that
-// configuration even if the file has changed or gone since, and happens even if
-// the daemon died in the middle of ADD or the node was rebooted:
+// Records: an attachment is written to disk before ADD and removed after DEL
+// (attachment.go), with the configuration that ADD used. So DEL uses that configuration
+// even if the file has changed or gone since, and runs even if the daemon died in the
+// middle of ADD or the node was rebooted:
 //
 //	<CacheDir>/attached/<id>.json  by us: configuration, arguments, capabilities
 //	<CacheDir>/attached/<id>.lock  locked while a plugin works on <id>
 //	<CacheDir>/results/…           by libcni: the result of ADD
-//	<CacheDir>/used/<network>      a pod of ours has been in it
+//	<CacheDir>/used/<network>      exists once a pod of ours has used the network
 //
 // The default network's plugin (package bridge) is called in this process; all
 // others are executed.
 //
-// Failure. A plugin runs in a process group of its own and is killed with all
-// its children when the caller's context ends. DEL after a failed ADD runs on
-// undo.Context. No lock of this package is held while a plugin runs, but for the
-// one of that attachment.
+// Failure: a plugin runs in a process group of its own and is killed with all its
+// children when the caller's context ends. DEL after a failed ADD runs on undo.Context.
+// While a plugin runs, this package holds no lock but that attachment's.
 package network
 
 import (
@@ -48,17 +46,17 @@ import (
 	"github.com/crisp-cri/crisp/network/bridge"
 )
 
-// Options says where a Network finds its configuration and keeps its files. All
-// directories may be missing; those that are ours are made when needed.
+// Options says where a Network finds its configuration and keeps its files. Any of the
+// directories may be missing; those that we write are made when needed.
 type Options struct {
 	ConfDir    string         // configurations (*.conflist, *.conf, *.json), watched
-	DefaultDir string         // where the default configuration is written if ConfDir has none; "" means never
-	Awaited    func() string  // says why another network is to come, for which pods wait instead of using the default one; "" = none is. May be nil
+	DefaultDir string         // where the default configuration is written if ConfDir has none; "" = nowhere: no default network
+	Awaited    func() string  // returns why pods must wait for another network instead of using the default one; "" = they need not. May be nil
 	BinDirs    []string       // plugins, searched in this order
-	CacheDir   string         // what is attached; must survive a reboot
+	CacheDir   string         // attachments; must survive a reboot
 	DataDir    string         // address allocations of the default network; must survive a reboot
-	Instance   string         // "" for the default instance, else what tells it from others: names and subnets follow from it
-	PodCIDRs   []netip.Prefix // passed on as capability ipRanges, and the default network's subnets; nil: those follow from Instance
+	Instance   string         // "" for the default instance, else its name, from which names and subnets are derived
+	PodCIDRs   []netip.Prefix // passed on as capability ipRanges, and the default network's subnets; nil: derive those from Instance
 	Log        *slog.Logger   // nil means slog.Default()
 }
 
@@ -69,26 +67,26 @@ type Network struct {
 	exec *runner
 	log  *slog.Logger
 
-	current atomic.Pointer[conf] // what the directory says; never nil
+	current atomic.Pointer[conf] // the configuration in use; never nil
 	loading sync.Mutex           // one load at a time; guards watched and badSince
 	watched watched
 
-	badSince time.Time // when the file in use became unreadable; zero = it is not
+	badSince time.Time // since when the file in use cannot be read; zero = it can
 
 	reaper reaper
 
 	orphanLife time.Duration
-	hasIPv6    func() bool // of the host's new devices
+	hasIPv6    func() bool // whether the host's new devices have it
 
 	cancel context.CancelFunc
 	ended  chan struct{}
 }
 
-// Open reads the configuration and starts to watch its directory. It needs no
-// valid configuration and changes nothing of the host's network: the default
-// network's bridge and nftables table are made when the first pod is attached,
-// which also sets net.ipv4.ip_forward, as a bridge that is a gateway needs and
-// users of the standard bridge plugin are used to.
+// Open reads the configuration and starts to watch its directory. It does not need a
+// valid configuration and changes nothing in the host's network: the default network's
+// bridge and nftables table are made when the first pod is attached. That also sets
+// net.ipv4.ip_forward, as a bridge that is a gateway needs, and as the standard bridge
+// plugin does.
 func Open(o Options) (*Network, error) {
 	if o.ConfDir == "" || o.CacheDir == "" {
 		return nil, fmt.Errorf("network needs a configuration and a cache directory")
@@ -121,7 +119,7 @@ func Open(o Options) (*Network, error) {
 	return n, nil
 }
 
-// Close ends the watch. Pods stay attached.
+// Close stops watching. Pods stay attached.
 func (n *Network) Close() error {
 	n.cancel()
 	<-n.ended

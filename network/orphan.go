@@ -16,17 +16,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The lock of an attachment outlives the daemon that took it, with the plugin that
-// has inherited it. What a plugin of a dead daemon still does is of no use: nobody
-// waits for its result, and DEL follows. So it gets a moment to end by itself, and is
-// killed then, as it would have been at the end of its caller's patience. Who it is
-// tells the lock itself: its processes are those that have the file open, which
-// needs nothing written down, and no number of a process that may be another's by now.
+// An attachment's lock outlives the daemon that took it, through the plugin that has
+// inherited it. A dead daemon's plugin works for nothing: nobody waits for its result,
+// and DEL follows. So it is given a moment to exit, and then killed, as it would have
+// been when its caller's context ended. The lock itself identifies it: its processes
+// are those that have the file open. That needs no record, and no PID that may have
+// been reused.
 
-// orphanLife is how long a plugin may go on whose daemon has died.
+// orphanLife is how long the plugin of a dead daemon may go on.
 const orphanLife = 5 * time.Second
 
-// working has the paths of the locks that this process holds. Their plugins end with
+// working holds the paths of the locks that this process holds. Their plugins end with
 // their callers' contexts.
 var working sync.Map
 
@@ -36,10 +36,10 @@ type holder struct {
 	name                string
 }
 
-// endOrphans ends the plugins that hold the lock f and that this process knows
-// nothing of, each with its process group. A daemon that a plugin has left behind, in
-// a session of its own, lives: if only such ones have the lock, nobody is at work, and
-// the file is removed, for the next one to be locked.
+// endOrphans kills the plugins that hold the lock f and were not started by this
+// process, each with its process group. A daemon that a plugin has left behind, in a
+// session of its own, is not killed: if only such ones have the lock, no plugin is at
+// work, and the file is removed, so that the next caller locks a new one.
 func endOrphans(ctx context.Context, log *slog.Logger, f *os.File) error {
 	if _, ok := working.Load(f.Name()); ok {
 		return nil
@@ -51,7 +51,7 @@ func endOrphans(ctx context.Context, log *slog.Logger, f *os.File) error {
 	atWork := slices.DeleteFunc(slices.Clone(all), func(h holder) bool { return h.group == h.session })
 	if len(atWork) == 0 {
 		if !named(f) {
-			return nil // it was removed meanwhile, and what has its name now is another
+			return nil // removed meanwhile; the file of that name is another one
 		}
 		log.WarnContext(ctx, "lock was left to daemons of a plugin", "path", f.Name(), "plugin", all[0].name)
 		return os.Remove(f.Name())
@@ -78,9 +78,9 @@ func (h holder) kill(f *os.File) error {
 	if now, ok := h.again(f); !ok || now != h {
 		return nil
 	}
-	// Its children are in its group, also those that have closed what they inherited.
-	// It is one that a daemon of ours made for a plugin, and the pidfd's process is
-	// still in it: the number is not another group's.
+	// Its group also has the children that have closed what they inherited. A daemon
+	// of ours made the group for a plugin, and the process of the pidfd is still in
+	// it, so the number cannot be another group's.
 	if h.group > 1 && h.group != unix.Getpgrp() {
 		unix.Kill(-h.group, unix.SIGKILL)
 	}
@@ -98,8 +98,8 @@ func (h holder) again(f *os.File) (holder, bool) {
 	return holds(h.pid, path)
 }
 
-// holders lists the other processes that have f open. Links in /proc/<pid>/fd are
-// read and not followed: what they lead to may not answer.
+// holders lists the other processes that have f open. Links in /proc/<pid>/fd are read
+// but not followed: their targets may not respond.
 func holders(f *os.File) ([]holder, error) {
 	path, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
 	if err != nil {
@@ -122,7 +122,7 @@ func holders(f *os.File) ([]holder, error) {
 	return all, nil
 }
 
-// holds says who the process pid is, if it has path open.
+// holds returns the process pid, if it has path open.
 func holds(pid int, path string) (holder, bool) {
 	dir := fmt.Sprintf("/proc/%d", pid)
 	fds, err := os.ReadDir(filepath.Join(dir, "fd"))
@@ -139,7 +139,8 @@ func holds(pid int, path string) (holder, bool) {
 	if err != nil {
 		return holder{}, false
 	}
-	// proc_pid_stat(5): pid (comm) state ppid pgrp session …; comm may have anything in it.
+	// proc_pid_stat(5): pid (comm) state ppid pgrp session …; comm may contain
+	// anything.
 	text := string(data)
 	begin, end := strings.IndexByte(text, '('), strings.LastIndexByte(text, ')')
 	if begin < 0 || end < begin {

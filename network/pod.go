@@ -5,7 +5,7 @@ import (
 	"net/netip"
 )
 
-// A Pod is what a plugin is told about a sandbox.
+// A Pod is a sandbox as plugins see it.
 type Pod struct {
 	ID, Name, Namespace, UID string // ID is the sandbox's
 
@@ -18,20 +18,20 @@ type Pod struct {
 	DNS                   DNS
 }
 
-// A Port is one port of the host that leads to the pod. One with HostPort 0 is
-// ignored, as CRI's PortMapping has it.
+// A Port is one port of the host that is forwarded to the pod. One with
+// HostPort 0 is ignored, as CRI says of PortMapping.
 type Port struct {
 	Protocol                string // tcp, udp or sctp
 	ContainerPort, HostPort int32
 	HostIP                  string // "" means all addresses
 }
 
-// DNS is what goes to the plugins with the capability dns.
+// DNS is passed to the plugins as the capability dns.
 type DNS struct {
 	Servers, Searches, Options []string
 }
 
-// A Result is what an attached pod has got.
+// A Result is what a pod has after ADD.
 type Result struct {
 	IPs       []netip.Addr    // of Interface, in the order of the plugins' result: the first is the primary one
 	Interface string          // in the pod, "eth0"

@@ -9,11 +9,11 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 )
 
-// resultOf reads from the plugins' result what the pod's interface has got. No
-// address at all is an error: the kubelet makes a pod without one anew, over and
-// over.
+// resultOf reads the interface and addresses of the pod from the plugins'
+// result. A result without an address is an error: the kubelet would recreate
+// such a pod again and again.
 func resultOf(r types.Result) (Result, error) {
-	// The newest type is what all versions of the result convert to.
+	// Every version of the result converts to the newest type.
 	full, err := types100.NewResultFromResult(r)
 	if err != nil {
 		return Result{}, fmt.Errorf("result of the plugins: %w", err)
@@ -38,8 +38,9 @@ func resultOf(r types.Result) (Result, error) {
 	return res, nil
 }
 
-// ofPod says whether an address belongs to the pod's interface. CNI: the index
-// "interface" of an address is optional; without it, the address is the pod's.
+// ofPod reports whether an address belongs to the pod's interface. CNI: the
+// index "interface" of an address is optional; without it, the address is the
+// pod's.
 func ofPod(all []*types100.Interface, index *int) bool {
 	if index == nil || *index < 0 || *index >= len(all) {
 		return true

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// cniArgs is what the other runtimes pass in CNI_ARGS.
+// cniArgs returns what the other runtimes pass in CNI_ARGS.
 func cniArgs(p Pod) [][2]string {
 	return [][2]string{
 		{"IgnoreUnknown", "1"},
@@ -17,7 +17,7 @@ func cniArgs(p Pod) [][2]string {
 	}
 }
 
-// The shapes of the capability arguments are those of CNI's CONVENTIONS.md;
+// The capability arguments have the form that CNI's CONVENTIONS.md gives them;
 // libcni passes each plugin those that its configuration asks for.
 type (
 	portMapping struct {
@@ -67,7 +67,7 @@ func capabilities(p Pod, cidrs []netip.Prefix) map[string]any {
 	if d := p.DNS; len(d.Servers)+len(d.Searches)+len(d.Options) > 0 {
 		caps["dns"] = dnsSettings(d)
 	}
-	var ranges [][]ipRange // one set per family, of which one address each
+	var ranges [][]ipRange // one set per family; the pod gets one address of each
 	for _, cidr := range cidrs {
 		ranges = append(ranges, []ipRange{{cidr.Masked().String()}})
 	}
@@ -83,11 +83,11 @@ func capabilities(p Pod, cidrs []netip.Prefix) map[string]any {
 	return caps
 }
 
-// burst returns the token bucket for a rate in bits per second: what flows in an
-// eighth of a second, and room for a few packets of the greatest size (64 KiB
-// with segmentation offload). The other runtimes take the 4 GB that the
-// bandwidth plugin takes at most, with which a limit of 10 Mbit/s does not
-// limit the first hour.
+// burst returns the size in bits of the token bucket for a rate in bits per
+// second: an eighth of a second's traffic, but at least a few packets of the
+// greatest size (64 KiB with segmentation offload). The other runtimes pass the
+// bandwidth plugin's maximum of 4 GB, with which a limit of 10 Mbit/s has no
+// effect for the first hour.
 func burst(rate int64) uint64 {
 	const least, most = 256 << 10 * 8, math.MaxUint32 * 7
 	return min(max(uint64(rate)/8, least), most)

@@ -8,7 +8,7 @@ import (
 	"github.com/crisp-cri/crisp/network/netns"
 )
 
-// InterfaceStats counts what went through one interface since it was made.
+// InterfaceStats has the counters of one interface since it was made.
 type InterfaceStats struct {
 	Name                                       string
 	RxBytes, RxErrors, TxBytes, TxErrors       uint64
@@ -16,8 +16,8 @@ type InterfaceStats struct {
 }
 
 // Stats reads the counters of all interfaces but loopback in the network
-// namespace at path, "" for the host's. It is fault.NotFound if the
-// namespace is not there.
+// namespace at path ("" means the host's). The error is fault.NotFound if the
+// namespace does not exist.
 func Stats(path string) ([]InterfaceStats, error) {
 	var all []InterfaceStats
 	err := netns.Enter(path, func() error {

@@ -17,16 +17,16 @@ import (
 // statusTimeout bounds the STATUS of all plugins of a network together.
 const statusTimeout = 5 * time.Second
 
-// statusGrace is how long plugins that were well may answer otherwise before the node
-// is not ready: their agents are restarted and upgraded.
+// statusGrace is how long plugins that were well may answer with an error before the
+// node is not ready: their agents are restarted and upgraded.
 const statusGrace = 30 * time.Second
 
-// health is what the plugins of one configuration answered to STATUS.
+// health keeps the answers of one configuration's plugins to STATUS.
 type health struct {
 	last  atomic.Pointer[answer]
 	first chan struct{} // closed when last has a value
 
-	failing time.Time // since when the answer is an error, of plugins that were well; of askPlugins
+	failing time.Time // since when plugins that were well answer with an error; used by askPlugins only
 }
 
 type answer struct{ err error }
@@ -40,8 +40,8 @@ func newHealth(list *libcni.NetworkConfigList) *health {
 	return &health{first: make(chan struct{})}
 }
 
-// Status is nil if pods can be attached (CRI's condition NetworkReady). The text
-// of the error is made for the message of that condition.
+// Status returns nil if pods can be attached (CRI's condition NetworkReady). The text
+// of the error is meant for that condition's message.
 //
 // It waits for no plugin: those that know STATUS are asked in the background,
 // and only their first answer is awaited, for a second.
@@ -86,7 +86,8 @@ func (n *Network) askPlugins(ctx context.Context) {
 	c.plugins.note(ctx, n.log, err)
 }
 
-// note keeps an answer. An error of plugins that were well counts when it has lasted.
+// note keeps an answer. An error of plugins that were well counts once it has lasted
+// for statusGrace.
 func (h *health) note(ctx context.Context, log *slog.Logger, err error) {
 	before := h.last.Load()
 	if err != nil && before != nil && before.err == nil {

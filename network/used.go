@@ -7,11 +7,11 @@ import (
 	"path/filepath"
 )
 
-// usedDir, below CacheDir, has an empty file for each network that a pod of ours was
-// ever attached to, by its name.
+// usedDir, below CacheDir, has an empty file, by name, for each network that a pod of
+// ours was ever attached to.
 const usedDir = "used"
 
-// markUsed notes that a pod is about to be attached to the network called name.
+// markUsed records that a pod is about to be attached to the network called name.
 func (n *Network) markUsed(name string) error {
 	path := filepath.Join(n.o.CacheDir, usedDir, name)
 	if _, err := os.Stat(path); err == nil {
@@ -27,10 +27,10 @@ func (n *Network) markUsed(name string) error {
 	return f.Close()
 }
 
-// used says whether the network of c was ever ours to clean up: CNI's GC takes from a
-// network what its caller does not claim, and another runtime of this node may have
-// pods in it. Of ids, all that is attached, some may come from a release that has not
-// noted it.
+// used reports whether a pod of ours has ever used the network of c: CNI's GC removes
+// from a network whatever its caller does not claim, and another runtime of this node
+// may have pods in it. ids are all attached pods; an older release attached some
+// without recording it here.
 func (n *Network) used(c *conf, ids []string) (bool, error) {
 	if c.ours != nil {
 		return true, nil // nobody else has a network of that name
@@ -45,7 +45,7 @@ func (n *Network) used(c *conf, ids []string) (bool, error) {
 	for _, id := range ids {
 		a, err := n.loadAttachment(id)
 		if err != nil {
-			continue // Detach tells of it
+			continue // Detach reports it
 		}
 		if list, err := a.list(); err == nil && list.Name == c.list.Name {
 			return true, nil

@@ -16,15 +16,16 @@ const (
 	// settle is how long the directory must have been quiet before it is read:
 	// installers write a file in several steps.
 	settle = 50 * time.Millisecond
-	// poll finds what no event tells of: a watch that could not be had, a
-	// symbolic link to a directory that was exchanged. It is also how often the
-	// plugins are asked for their STATUS, and the default network's rules looked for.
+	// poll is how often to look for changes without an event: where there is no
+	// watch, or a symbolic link to a directory was exchanged. It is also how often
+	// the plugins are asked for their STATUS and the default network's rules are
+	// checked.
 	poll = 10 * time.Second
 )
 
 // watched is the set of watches on the configuration directory and its parent.
-// inotify(7) watches inodes: a directory that is removed and made again needs a
-// new watch, and one that is not there can only be seen by watching above it.
+// inotify(7) watches inodes: a directory that is removed and made again needs a new
+// watch, and the appearance of a missing one is only seen by watching above it.
 type watched struct {
 	fs   *fsnotify.Watcher // nil if the kernel gives no inotify instance
 	dirs map[string]os.FileInfo
@@ -71,7 +72,7 @@ func (w *watched) arm(dir string) {
 		if old := w.dirs[path]; err == nil && old != nil && os.SameFile(old, now) {
 			continue
 		}
-		w.fs.Remove(path) // of the inode that was there; an error says that it is gone
+		w.fs.Remove(path) // of the former inode; an error means that it is gone
 		delete(w.dirs, path)
 		if err == nil && w.fs.Add(path) == nil {
 			w.dirs[path] = now
@@ -79,7 +80,7 @@ func (w *watched) arm(dir string) {
 	}
 }
 
-// watch reads the configuration again whenever something happens to it.
+// watch reads the configuration again after every change.
 func (n *Network) watch(ctx context.Context) {
 	defer close(n.ended)
 	var events chan fsnotify.Event
@@ -115,8 +116,8 @@ func (n *Network) watch(ctx context.Context) {
 	}
 }
 
-// heal looks whether the default network's rules are still there. Somebody who flushes
-// the ruleset of the host (`systemctl restart nftables` does) means his own.
+// heal restores the default network's rules if they are gone. Somebody who flushes
+// the host's ruleset (`systemctl restart nftables` does) means only his own rules.
 func (n *Network) heal(ctx context.Context) {
 	c := n.current.Load()
 	if c.ours == nil {
@@ -135,7 +136,7 @@ func (n *Network) heal(ctx context.Context) {
 func (n *Network) load() *conf {
 	n.loading.Lock()
 	defer n.loading.Unlock()
-	// Watch first, read afterwards: what changes in between is seen.
+	// Watch first, then read, so that no change in between is missed.
 	n.watched.arm(n.o.ConfDir)
 	old, c := n.current.Load(), n.read()
 	if old.same(c) || n.beingWritten(old, c) {
@@ -146,7 +147,7 @@ func (n *Network) load() *conf {
 	}
 	if c.list != nil {
 		n.log.Info("network chosen", "network", c.list.Name, "path", c.file)
-		if c.ours == nil { // the default network's plugin is asked by a call
+		if c.ours == nil { // the default network's plugin needs no STATUS; see Status
 			c.plugins = newHealth(c.list)
 		}
 	} else {
@@ -156,12 +157,12 @@ func (n *Network) load() *conf {
 	return c
 }
 
-// writeGrace is how long a file that was good may be what it is not.
+// writeGrace is how long a file that was good stays in use while it cannot be parsed.
 const writeGrace = 10 * time.Second
 
-// beingWritten says whether the file of the configuration in use cannot be read just
-// now, and that is new: installers write in place, and a pod that got the network of
-// the next file meanwhile would keep it for good. n.loading is held.
+// beingWritten reports whether the file in use has become unreadable only just now:
+// installers write in place, and a pod that got the network of the next file
+// meanwhile would keep it for good. The caller holds n.loading.
 func (n *Network) beingWritten(old, c *conf) bool {
 	bad := slices.ContainsFunc(c.bad, func(b badFile) bool { return b.path == old.file })
 	if old.list == nil || !bad {
@@ -174,9 +175,9 @@ func (n *Network) beingWritten(old, c *conf) bool {
 	return time.Since(n.badSince) < writeGrace
 }
 
-// usable returns the configuration, or says why there is none. If there was none
-// it looks again, so that a file is found even where no event can tell of it; and so
-// it does if the default network may have had its time.
+// usable returns the configuration, or the reason why there is none. If there was
+// none it reads the directory again, so that a file is found even where there are no
+// events; likewise if the default network is in use but another one is awaited.
 func (n *Network) usable() (*conf, error) {
 	c := n.current.Load()
 	if c.list == nil || c.ours != nil && n.awaited() != "" {

@@ -14,20 +14,20 @@ import (
 	"github.com/crisp-cri/crisp/internal/flock"
 )
 
-// The directory of a network is laid out as host-local has it, so that its users
-// find their way and a change of plugin hands out no address twice: a file for
-// each address that is in use, whose content is "<id>\r\n<interface>", a file
-// last_reserved_ip.<n> for the nth subnet, and a file lock for flock(2). Ours are
-// the directory ports and table.lock, for what runs nft: addresses do not wait
-// for processes.
+// A network's directory has the layout of host-local, so that users of that find
+// their way and a change of plugin allocates no address twice: a file for each
+// address in use, whose content is "<id>\r\n<interface>", a file
+// last_reserved_ip.<n> for the nth subnet, and a lock file for flock(2). We add
+// the directory ports, and table.lock for whatever runs nft, so that allocating an
+// address does not wait for a process.
 const (
 	eol           = "\r\n"
 	addressesLock = "lock"
 	tableLock     = "table.lock"
 )
 
-// lock makes the directory and returns when the caller alone holds one of its
-// locks. It can be given up: who has the lock may wait for nft.
+// lock makes the directory and acquires one of its locks. ctx can end the wait:
+// the holder of the lock may be waiting for nft.
 func (n *Net) lock(ctx context.Context, name string) (unlock func(), err error) {
 	if err := os.MkdirAll(n.dir(), 0o755); err != nil {
 		return nil, err
@@ -43,8 +43,8 @@ func (n *Net) lock(ctx context.Context, name string) (unlock func(), err error) 
 	return func() { f.Close() }, nil
 }
 
-// allocate reserves an address of each subnet, in their order. Addresses are
-// handed out in turn, so that one comes back as late as possible.
+// allocate reserves an address of each subnet, in their order. It goes round each
+// subnet, so that a released address is reused as late as possible.
 func (n *Net) allocate(ctx context.Context, id, ifName string) (addrs []netip.Addr, err error) {
 	unlock, err := n.lock(ctx, addressesLock)
 	if err != nil {
@@ -57,10 +57,11 @@ func (n *Net) allocate(ctx context.Context, id, ifName string) (addrs []netip.Ad
 			addrs = nil
 		}
 	}()
-	// The file appears with its content: linked, not written in place.
+	// The file is linked, not written in place, so that it appears with its
+	// content.
 	owner := filepath.Join(n.dir(), ".owner.tmp")
-	// One that a daemon left when it was killed may be an address by now: what is written
-	// to it would change whose that is.
+	// A file that a killed daemon left may be linked as an address by now: writing
+	// to it would change the owner of that address.
 	if err := os.Remove(owner); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
@@ -123,8 +124,8 @@ func (n *Net) reserve(subnet netip.Prefix, last, owner string) (netip.Addr, erro
 	}
 }
 
-// usable says whether a pod may have addr: neither the network's address nor the
-// gateway's nor, for IPv4, the broadcast address.
+// usable reports whether a pod may have addr, which must not be the network's
+// address, the gateway's or, for IPv4, the broadcast address.
 func usable(addr netip.Addr, subnet netip.Prefix) bool {
 	if !addr.IsValid() || !subnet.Contains(addr) || addr == subnet.Addr() || addr == subnet.Addr().Next() {
 		return false
@@ -132,8 +133,8 @@ func usable(addr netip.Addr, subnet netip.Prefix) bool {
 	return addr.Is6() || subnet.Contains(addr.Next())
 }
 
-// release gives back the addresses of id: those that it is known to have, or, with
-// none known, whatever it has.
+// release releases the addresses of id: those in known or, if that is nil, all
+// that it has.
 func (n *Net) release(ctx context.Context, id string, known []netip.Addr) error {
 	unlock, err := n.lock(ctx, addressesLock)
 	if err != nil {
@@ -155,7 +156,7 @@ func (n *Net) releaseLocked(id string, known []netip.Addr) error {
 	return n.releaseAll(func(owner string) bool { return owner == id })
 }
 
-// releaseAll gives back all addresses whose owner is not wanted any more.
+// releaseAll releases all addresses whose owner is gone.
 func (n *Net) releaseAll(gone func(owner string) bool) error {
 	entries, err := os.ReadDir(n.dir())
 	if err != nil {
@@ -184,7 +185,7 @@ func (n *Net) releaseOne(addr netip.Addr, gone func(owner string) bool) error {
 	return err
 }
 
-// owner returns the ID that has addr.
+// owner returns the ID of the pod that has addr.
 func (n *Net) owner(addr netip.Addr) (string, error) {
 	data, err := os.ReadFile(filepath.Join(n.dir(), addr.String()))
 	owner, _, _ := strings.Cut(string(data), eol)

@@ -24,10 +24,11 @@ const latency = 0.025
 
 func (n *Net) ifbName(id string) string { return n.deviceName("ifb-", id) }
 
-// limit puts token buckets (tc-tbf(8)) in both ways of a pod. What goes to the
-// pod leaves the host's end of its veth pair, where a queue can be; what comes
-// from the pod is sent through an ifb device for that. A queue inside the pod
-// would do without one, but a pod with NET_ADMIN could remove it.
+// limit puts token buckets (tc-tbf(8)) on both directions of a pod's traffic.
+// Traffic to the pod leaves the host's end of its veth pair, which can have a
+// queue; traffic from the pod is redirected through an ifb device to get one. A
+// queue inside the pod would need no such device, but a pod with NET_ADMIN
+// could remove it.
 func (n *Net) limit(id string, host netlink.Link, b *Bandwidth) error {
 	if b.IngressRate > 0 {
 		if err := bucket(host, b.IngressRate, b.IngressBurst); err != nil {
@@ -47,7 +48,8 @@ func (n *Net) limit(id string, host netlink.Link, b *Bandwidth) error {
 	if err != nil {
 		return fmt.Errorf("ifb device %s: %w", attrs.Name, err)
 	}
-	// The alias tells Sweep whose it is: an ifb device is not on the bridge.
+	// By the alias Sweep finds the network's ifb devices, which are not on the
+	// bridge.
 	if err := netlink.LinkSetAlias(ifb, n.Name); err != nil {
 		return fmt.Errorf("alias of %s: %w", attrs.Name, err)
 	}

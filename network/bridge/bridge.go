@@ -1,25 +1,25 @@
 // Package bridge is the CNI plugin crisp-bridge: a bridge for the pods of a node
-// with addresses, host ports and bandwidth limits, all by netlink. libcni calls
-// it inside the daemon (package network), and cmd/crisp-bridge is the same as an
-// ordinary plugin. It stands for bridge, host-local, portmap and bandwidth in a
-// row, which take 30 to 60 ms for ADD and as much for DEL; this takes a few.
+// with addresses, host ports and bandwidth limits, all by netlink. libcni calls it
+// inside the daemon (package network); cmd/crisp-bridge is the same as an ordinary
+// plugin. It replaces the chain of bridge, host-local, portmap and bandwidth, which
+// takes 30 to 60 ms for ADD and as long for DEL; this plugin takes a few.
 //
-// What is per node and what per pod:
+// What exists once per node, and what per pod:
 //
 //	bridge          with the gateway addresses            once
 //	nftables table  masquerade, host ports (nftables.go)  once; one element per host port
 //	veth pair       one end on the bridge, eth0 in the pod
 //	ifb device      for pods with an egress limit (bandwidth.go)
-//	<dir>/<addr>    its content is who has the address (addresses.go)
+//	<dir>/<addr>    names the pod that has the address (addresses.go)
 //	<dir>/ports/<id> the pod's elements of the table (ports.go)
 //
-// Everything per node is made again by ADD if it is missing or from another
-// version, so nothing has to be started; a flushed firewall heals by then, or by Heal.
+// ADD makes whatever is per node again if it is missing or from another version, so
+// nothing has to be started; a flushed firewall is restored then, or by Heal.
 //
 // DEL does not wait for the kernel to destroy the veth pair, which takes a grace
-// period (tens of milliseconds): it takes the addresses from the pod's device,
-// which cuts the pod off, and leaves the device to Remove or to the namespace's
-// own end.
+// period (tens of milliseconds): it removes the addresses from the pod's device,
+// which cuts the pod off, and leaves the device to Remove or to the end of the
+// namespace.
 package bridge
 
 import (
@@ -43,10 +43,10 @@ import (
 	"github.com/crisp-cri/crisp/network/netns"
 )
 
-// Type is what "type" says in a configuration.
+// Type is the plugin's "type" in a configuration.
 const Type = "crisp-bridge"
 
-// A Net is one network: all that a configuration says but the pod.
+// A Net is one network: the part of a configuration that is the same for all pods.
 type Net struct {
 	Name    string         `json:"name"`    // of the network and of its nftables table
 	Bridge  string         `json:"bridge"`  // device, at most 15 bytes (IFNAMSIZ)
@@ -68,8 +68,8 @@ type config struct {
 
 // A Plugin carries out CNI commands. The zero Plugin is ready for use.
 type Plugin struct {
-	// Remove is told of host devices that are no longer of use, by index. Nil
-	// means to delete them at once, and wait.
+	// Remove is given the indexes of host devices that are no longer needed. If it
+	// is nil, they are deleted at once, which waits for the kernel.
 	Remove func(index int)
 }
 
@@ -113,8 +113,8 @@ func (p *Plugin) Call(ctx context.Context, command string, a *skel.CmdArgs) ([]b
 	return nil, fault.Invalid.Errorf("unknown CNI command %q", command)
 }
 
-// device is what a device may be called: IFNAMSIZ, and nothing that nft would take
-// for something else.
+// device matches valid device names: at most IFNAMSIZ-1 bytes, and nothing that nft
+// would parse as something else.
 var device = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,14}$`)
 
 func parse(stdin []byte) (*config, error) {
@@ -146,12 +146,12 @@ func parse(stdin []byte) (*config, error) {
 	return c, nil
 }
 
-// Fits says whether a subnet has room for a gateway and a pod, and for the network's
-// address and, for IPv4, the broadcast address: /30 and /126 have.
+// Fits reports whether a subnet has room for a gateway and a pod besides the
+// network's address and, for IPv4, the broadcast address: /30 and /126 do.
 func Fits(subnet netip.Prefix) bool { return subnet.Addr().BitLen()-subnet.Bits() >= 2 }
 
-// previous returns the addresses of the result of ADD, which CHECK and DEL are
-// given; nil if DEL is not.
+// previous returns the addresses of ADD's result, which CHECK and DEL are given; nil
+// if DEL is not.
 func (c *config) previous() ([]netip.Addr, error) {
 	if c.base.PrevResult == nil {
 		return nil, nil
@@ -231,7 +231,7 @@ func (p *Plugin) add(ctx context.Context, c *config, a *skel.CmdArgs) (_ *types1
 	return c.result(interfaces, addrs), nil
 }
 
-// result says what a pod with addrs has got; eth0 is the last of interfaces.
+// result returns the CNI result of a pod with addrs; eth0 is the last of interfaces.
 func (c *config) result(interfaces []*types100.Interface, addrs []netip.Addr) *types100.Result {
 	r := &types100.Result{CNIVersion: types100.ImplementedSpecVersion, Interfaces: interfaces, DNS: c.base.DNS}
 	for i, addr := range addrs {
@@ -270,7 +270,7 @@ func (p *Plugin) del(ctx context.Context, c *config, a *skel.CmdArgs) error {
 	return c.release(ctx, a.ContainerID, addrs)
 }
 
-// Ready says what the host lacks for ADD to succeed.
+// Ready returns what the host lacks for ADD to succeed, or nil.
 func Ready() error {
 	if _, err := exec.LookPath("nft"); err != nil {
 		return fault.Unavailable.Errorf("%s needs the nft command (package nftables): %w", Type, err)

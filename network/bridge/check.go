@@ -10,7 +10,7 @@ import (
 	"github.com/crisp-cri/crisp/network/netns"
 )
 
-// check tells what of ADD's work is not there any more.
+// check returns which part of ADD's work is missing.
 func (c *config) check(a *skel.CmdArgs) error {
 	addrs, err := c.previous()
 	if err != nil {

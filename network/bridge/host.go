@@ -13,7 +13,7 @@ import (
 )
 
 // ensureBridge makes whatever the bridge lacks: the device, its MTU and addresses, and
-// the host's forwarding. The link that it returns has the MTU for the pods' devices.
+// the host's forwarding. The returned link has the MTU for the pods' devices.
 func (n *Net) ensureBridge(h *netlink.Handle) (netlink.Link, error) {
 	link, err := h.LinkByName(n.Bridge)
 	var absent netlink.LinkNotFoundError
@@ -39,7 +39,7 @@ func (n *Net) ensureBridge(h *netlink.Handle) (netlink.Link, error) {
 	for _, s := range n.Subnets {
 		addr := &netlink.Addr{IPNet: ipNet(s.Addr().Next(), s.Bits())}
 		if s.Addr().Is6() {
-			addr.Flags = unix.IFA_F_NODAD // or pods would have no gateway for a second
+			addr.Flags = unix.IFA_F_NODAD // else pods would have no gateway for a second
 			if err := n.enableIPv6(); err != nil {
 				return nil, err
 			}
@@ -59,11 +59,12 @@ func (n *Net) ensureBridge(h *netlink.Handle) (netlink.Link, error) {
 	return link, n.forward()
 }
 
-// enableIPv6 gives the bridge IPv6, which it has not if it was made while that was off on
-// the host. Its link-local address is not looked for elsewhere (accept_dad): that takes
-// two seconds, more on a busy host, in which the kernel asks for no neighbour on behalf
-// of others (ndisc_solicit), and after three it drops what it should forward to the
-// first pod. The address follows from the bridge's own hardware address.
+// enableIPv6 enables IPv6 on the bridge, which is off if the bridge was made while it
+// was off on the host. It disables duplicate address detection (accept_dad) for the
+// bridge's link-local address, which follows from the bridge's own random hardware
+// address. Detection takes two seconds, more on a busy host; meanwhile the kernel
+// solicits no neighbours for forwarded packets (ndisc_solicit), and after three seconds
+// it drops those for the first pod.
 func (n *Net) enableIPv6() error {
 	for _, key := range []string{"accept_dad", "disable_ipv6"} {
 		if err := sysctl("ipv6/conf/"+n.Bridge+"/"+key, "0"); err != nil {
@@ -73,9 +74,9 @@ func (n *Net) enableIPv6() error {
 	return nil
 }
 
-// fitMTU gives the bridge the MTU of the uplink. The kernel takes a bridge's MTU back to
-// 1500 when its last port goes, unless it was set by itself (BROPT_MTU_SET_BY_USER); the
-// uplink's may change, and may not be known when the bridge is made.
+// fitMTU gives the bridge the MTU of the uplink. The kernel resets a bridge's MTU to
+// 1500 when its last port goes, unless it was set explicitly (BROPT_MTU_SET_BY_USER);
+// the uplink's may change, and may be unknown when the bridge is made.
 func (n *Net) fitMTU(h *netlink.Handle, link netlink.Link) error {
 	mtu := uplinkMTU()
 	if mtu == 0 || mtu == link.Attrs().MTU {
@@ -101,7 +102,7 @@ func (n *Net) makeBridge() error {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = n.Bridge
 	// A bridge without an address of its own takes the least of its ports', which
-	// changes as pods come and go, and with it what the pods have in their ARP cache.
+	// changes as pods come and go, and the pods' ARP caches become stale.
 	attrs.HardwareAddr = make(net.HardwareAddr, 6)
 	if _, err := rand.Read(attrs.HardwareAddr); err != nil {
 		return err
@@ -113,9 +114,9 @@ func (n *Net) makeBridge() error {
 	return nil
 }
 
-// uplinkMTU returns the MTU of the device that the default route goes through, the
-// least one if it goes through several, so that a pod does not send what the host
-// cannot forward whole; 0 without one.
+// uplinkMTU returns the MTU of the device that the default route goes through, the least
+// one if there are several, so that a pod does not send packets that the host cannot
+// forward unfragmented; 0 without a default route.
 func uplinkMTU() int {
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
 		routes, err := netlink.RouteList(nil, family)
@@ -134,7 +135,7 @@ func uplinkMTU() int {
 	return 0
 }
 
-// leastMTU is that of the devices that a route goes through; 0 = there are none.
+// leastMTU returns the least MTU of the devices that a route goes through; 0 = none.
 func leastMTU(r netlink.Route) int {
 	devices := []int{r.LinkIndex}
 	for _, hop := range r.MultiPath {
@@ -149,14 +150,14 @@ func leastMTU(r netlink.Route) int {
 	return least
 }
 
-// forward has the host forward between the bridge and the world, as isGateway of
-// the bridge plugin does: for the whole host, by net.ipv4.ip_forward and
-// net.ipv6.conf.all.forwarding. It stays so when the network is gone.
+// forward enables forwarding between the bridge and other networks, as isGateway of the
+// bridge plugin does: for the whole host, by net.ipv4.ip_forward and
+// net.ipv6.conf.all.forwarding. These stay on when the network is gone.
 func (n *Net) forward() error {
 	for _, s := range n.Subnets {
 		if s.Addr().Is4() {
-			// For host ports on 127.0.0.1: what comes from there may leave by the
-			// bridge. nftables.go keeps pods from using it the other way round.
+			// For host ports on 127.0.0.1: packets from there may leave through the
+			// bridge. nftables.go keeps pods from using it in the other direction.
 			if err := sysctl("ipv4/conf/"+n.Bridge+"/route_localnet", "1"); err != nil {
 				return err
 			}
@@ -178,10 +179,9 @@ func (n *Net) forward() error {
 	return nil
 }
 
-// keepRouterAdvertisements keeps the host's own IPv6 default route: once the
-// kernel forwards, it listens to router advertisements only where accept_ra is 2
-// (ip-sysctl.rst), and a host that has its route from them would be cut off when
-// the route expires.
+// keepRouterAdvertisements keeps the host's own IPv6 default route: once the kernel
+// forwards, it accepts router advertisements only where accept_ra is 2 (ip-sysctl.rst),
+// and a host that has its route from them would be cut off when the route expires.
 func keepRouterAdvertisements() error {
 	if on, err := os.ReadFile("/proc/sys/net/ipv6/conf/all/forwarding"); err == nil && strings.TrimSpace(string(on)) == "1" {
 		return nil
@@ -196,7 +196,7 @@ func keepRouterAdvertisements() error {
 		}
 		link, err := netlink.LinkByIndex(r.LinkIndex)
 		if err != nil {
-			continue // it went away, and its route with it
+			continue // the device is gone, and its route with it
 		}
 		key := "ipv6/conf/" + link.Attrs().Name + "/accept_ra"
 		if v, err := os.ReadFile("/proc/sys/net/" + key); err != nil || strings.TrimSpace(string(v)) != "1" {
@@ -209,8 +209,8 @@ func keepRouterAdvertisements() error {
 	return nil
 }
 
-// sysctl sets net.<key> in the namespace of this thread. A value that is there
-// already is not written: /proc/sys may be read-only.
+// sysctl sets net.<key> in the network namespace of this thread. It writes only a value
+// that differs, as /proc/sys may be read-only.
 func sysctl(key, value string) error {
 	now, err := os.ReadFile("/proc/sys/net/" + key)
 	if err == nil && strings.TrimSpace(string(now)) == value {

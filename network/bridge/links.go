@@ -34,8 +34,8 @@ func defaultOf(addr netip.Addr) *net.IPNet {
 	return ipNet(zero, 0)
 }
 
-// deviceName returns a name of 15 bytes (IFNAMSIZ) for a device of id in this
-// network, so that it can be found without any record.
+// deviceName returns a name of 15 bytes (IFNAMSIZ-1) for a device of id in this
+// network. It is a hash, so that the device can be found without a record.
 func (n *Net) deviceName(prefix, id string) string {
 	sum := sha256.Sum256([]byte(n.Name + "/" + id))
 	return prefix + hex.EncodeToString(sum[:])[:15-len(prefix)]
@@ -51,8 +51,8 @@ func linkIndex(name string) (int, bool) {
 	return link.Attrs().Index, true
 }
 
-// DeleteLink deletes a device and waits until the kernel has let it go. A device
-// that is not there is no error.
+// DeleteLink deletes a device and waits until the kernel has released it. A
+// missing device is no error.
 func DeleteLink(index int) error {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Index = index
@@ -63,8 +63,8 @@ func DeleteLink(index int) error {
 	return nil
 }
 
-// addVeth makes the pair, one end as a port of the bridge, the other as a.IfName
-// in the pod, and returns the index of the first.
+// addVeth makes a veth pair, one end as a port of the bridge, the other as
+// a.IfName in the pod, and returns the index of the bridge's end.
 func (n *Net) addVeth(h *netlink.Handle, bridge netlink.Link, a *skel.CmdArgs) (index int, err error) {
 	pod, err := vns.GetFromPath(a.Netns)
 	if err != nil {
@@ -97,10 +97,9 @@ func (n *Net) addVeth(h *netlink.Handle, bridge netlink.Link, a *skel.CmdArgs) (
 	return host.Attrs().Index, nil
 }
 
-// clear deletes what is in the way of a new pair: the host's end of an earlier ADD
-// for the same pod, and a device in the namespace that DEL has taken the
-// addresses of and that waits to be deleted. What has an address is in use and
-// stays.
+// clear deletes what would prevent a new pair: the host's end from an earlier ADD
+// for the same pod, and a device in the namespace whose addresses DEL has removed
+// and that waits to be deleted. A device that has an address is in use and stays.
 func (n *Net) clear(host string, a *skel.CmdArgs) error {
 	if index, ok := linkIndex(host); ok {
 		if err := DeleteLink(index); err != nil {
@@ -110,7 +109,7 @@ func (n *Net) clear(host string, a *skel.CmdArgs) error {
 	return netns.Enter(a.Netns, func() error {
 		link, err := netlink.LinkByName(a.IfName)
 		if err != nil || link.Type() != "veth" {
-			return nil // LinkAdd will tell
+			return nil // LinkAdd will return the error
 		}
 		addrs, err := netlink.AddrList(link, netlink.FAMILY_ALL)
 		if err != nil || slices.ContainsFunc(addrs, global) {
@@ -120,15 +119,15 @@ func (n *Net) clear(host string, a *skel.CmdArgs) error {
 	})
 }
 
-// global says whether an address is more than link-local.
+// global reports whether an address is more than link-local.
 func global(a netlink.Addr) bool { return a.Scope != unix.RT_SCOPE_LINK }
 
-// plug makes a device a port of the bridge. A port may send back where a packet
-// came from (hairpin): a pod may reach itself by the address of a service.
+// plug makes a device a port of the bridge, in hairpin mode: a pod may reach
+// itself through the address of a service.
 func (n *Net) plug(h *netlink.Handle, bridge, host netlink.Link) error {
 	name := host.Attrs().Name
-	// The port needs no address of its own, and must not believe what pods
-	// advertise.
+	// The port needs no address of its own, and must not accept router
+	// advertisements from pods.
 	err := sysctl("ipv6/conf/"+name+"/disable_ipv6", "1")
 	if err != nil && !errors.Is(err, fs.ErrNotExist) { // no IPv6 in the kernel
 		return err
@@ -162,7 +161,7 @@ func (n *Net) configurePod(a *skel.CmdArgs, addrs []netip.Addr) (link netlink.Li
 			}
 			config := &netlink.Addr{IPNet: ipNet(addr, n.Subnets[i].Bits())}
 			if addr.Is6() {
-				config.Flags = unix.IFA_F_NODAD // we hand out each address once
+				config.Flags = unix.IFA_F_NODAD // we allocate each address once
 			}
 			if err := h.AddrAdd(link, config); err != nil {
 				return fmt.Errorf("address %v: %w", addr, err)
@@ -185,26 +184,27 @@ func (n *Net) configurePod(a *skel.CmdArgs, addrs []netip.Addr) (link netlink.Li
 	return link, nil
 }
 
-// prepare sets what the pod's device needs before it is given addr.
+// prepare sets the sysctls that the pod's device needs before it gets addr.
 func prepare(ifName string, addr netip.Addr) error {
-	// Neighbours may still know the last owner of the address: tell them.
+	// Neighbours may still have the address's last owner in their caches.
 	if addr.Is4() {
 		return write("ipv4/conf/"+ifName+"/arp_notify", "1")
 	}
-	// A pod's sysctls may have switched IPv6 off for all devices, and with it an
-	// address would be refused.
+	// A pod's sysctls may have turned IPv6 off for all devices: the address would
+	// be refused.
 	if err := sysctl("ipv6/conf/"+ifName+"/disable_ipv6", "0"); err != nil {
 		return err
 	}
-	// Advertisements would come from other pods.
+	// Any advertisements would be those of other pods.
 	if err := write("ipv6/conf/"+ifName+"/accept_ra", "0"); err != nil {
 		return err
 	}
 	return write("ipv6/conf/"+ifName+"/ndisc_notify", "1")
 }
 
-// waitUp returns the device once the bridge forwards for it. The kernel tells the
-// bridge of a new port's carrier from a work queue; until then packets are dropped.
+// waitUp returns the device once the bridge forwards for it. The kernel notifies
+// the bridge of a new port's carrier from a work queue; until then packets are
+// dropped.
 func waitUp(ctx context.Context, h *netlink.Handle, index int) (netlink.Link, error) {
 	const longest = time.Second
 	pause := backoff.New(100*time.Microsecond, longest)
@@ -225,9 +225,8 @@ func waitUp(ctx context.Context, h *netlink.Handle, index int) (netlink.Link, er
 	}
 }
 
-// dropAddresses takes all addresses but link-local ones from a pod's device, if
-// it is there: nobody can reach the pod any more, and another may get its
-// addresses.
+// dropAddresses removes all addresses but link-local ones from a pod's device, if
+// it exists: nobody can reach the pod any more, and another may get its addresses.
 func dropAddresses(path, ifName string) error {
 	return netns.Enter(path, func() error {
 		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)

@@ -14,23 +14,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// hairpinMark marks packets of pods to a host port, between the hooks of one
-// packet. It is the bit that the portmap plugin takes for this; Kubernetes has
-// the two above it.
+// hairpinMark marks the packets of pods to a host port, from one hook to the next.
+// It is the bit that the portmap plugin uses for this; Kubernetes uses the two above
+// it.
 const hairpinMark = "0x2000"
 
-// rules returns the nftables table of the network without host ports. The marker
-// chain that names the version of these rules is not in it.
+// rules returns the network's nftables table without host ports, and without the
+// marker chain that names the version of these rules.
 //
-// A host port is an element of a map: any4 and any6 for all addresses of the
-// host, one4 and one6 for a certain one. What a pod sends to a host port leaves
-// with the bridge's address, or the answer would go straight to the pod and be
-// strange to it. ::1 is left alone: Linux has no route_localnet for IPv6.
+// A host port is an element of a map: of any4 and any6 for all addresses of the
+// host, of one4 and one6 for a certain one. Packets of a pod to a host port are
+// masqueraded with the bridge's address; otherwise the answer would go straight to
+// the pod, which would not recognize it. There are no rules for ::1: Linux has no
+// route_localnet for IPv6.
 //
-// Traffic that stays in the subnet is not masqueraded, or pods would see each
-// other with the bridge's address where bridged packets pass these hooks
-// (net.bridge.bridge-nf-call-iptables); nor is multicast. The chain raw keeps the
-// host's 127.0.0.0/8 from pods, which route_localnet would let in.
+// Traffic within the subnet is not masqueraded: where bridged packets pass these
+// hooks (net.bridge.bridge-nf-call-iptables), pods would see each other with the
+// bridge's address. Nor is multicast. The chain raw keeps pods out of the host's
+// 127.0.0.0/8, which route_localnet would let them reach.
 func (n *Net) rules() string {
 	var mark, masquerade strings.Builder
 	for _, s := range n.Subnets {
@@ -74,13 +75,14 @@ func (n *Net) rules() string {
 `
 }
 
-// marker is the name of an empty chain that tells which rules the table has.
+// marker returns the name of an empty chain by which the version of the rules is
+// known.
 func (n *Net) marker() string {
 	sum := sha256.Sum256([]byte(n.rules()))
 	return "rules-" + hex.EncodeToString(sum[:6])
 }
 
-// ensureTable writes the table unless it is there as this version would write it.
+// ensureTable writes the table unless it exists as this version would write it.
 func (n *Net) ensureTable(ctx context.Context) error {
 	if chainExists(n.Name, n.marker()) {
 		return nil
@@ -96,9 +98,9 @@ func (n *Net) ensureTable(ctx context.Context) error {
 	return n.writeTable(ctx)
 }
 
-// Heal writes the table again if it is not there as this version would write it, but
-// the bridge is: somebody has flushed the ruleset, and the pods have neither a way out
-// nor host ports. healed says whether there was something to do.
+// Heal writes the table again if the bridge exists but not the table as this version
+// would write it: somebody has flushed the ruleset, and the pods have neither a way
+// out nor host ports. It reports whether it was missing.
 func (n *Net) Heal(ctx context.Context) (healed bool, err error) {
 	if _, ok := linkIndex(n.Bridge); !ok || chainExists(n.Name, n.marker()) {
 		return false, nil
@@ -106,8 +108,8 @@ func (n *Net) Heal(ctx context.Context) (healed bool, err error) {
 	return true, n.ensureTable(ctx)
 }
 
-// writeTable replaces the table, with the host ports of all pods. nft applies one
-// file as one transaction: there is no moment without it.
+// writeTable replaces the table, with the host ports of all pods. nft applies its
+// input as one transaction, so there is no moment without a table.
 func (n *Net) writeTable(ctx context.Context) error {
 	ports, err := n.allElements()
 	if err != nil {
@@ -117,13 +119,13 @@ func (n *Net) writeTable(ctx context.Context) error {
 		n.Name, n.marker(), n.rules(), strings.Join(ports, "")))
 }
 
-// nftLife bounds one nft, also for callers without a deadline of their own: it waits
-// while others load large rulesets, which takes seconds at most.
+// nftLife bounds one run of nft, for callers without a deadline too: it waits while
+// others load large rulesets, which takes seconds at most.
 const nftLife = time.Minute
 
-// nft runs commands in nft(8), whose text has a stable form; the netlink messages
-// behind it have not. If it is killed at the end of ctx, the kernel may have carried
-// out the commands or not.
+// nft runs commands of nft(8), whose syntax is stable, unlike the netlink messages
+// behind it. If nft is killed because ctx ends, the kernel may or may not have
+// carried out the commands.
 func nft(ctx context.Context, commands string) error {
 	ctx, cancel := context.WithTimeout(ctx, nftLife)
 	defer cancel()
@@ -143,8 +145,8 @@ func nft(ctx context.Context, commands string) error {
 	return nil
 }
 
-// chainExists says whether the kernel has a chain in the table of family inet
-// (NFT_MSG_GETCHAIN): a question of microseconds, asked at each ADD.
+// chainExists reports whether the kernel has a chain in the table of family inet
+// (NFT_MSG_GETCHAIN). It takes microseconds, as every ADD asks it.
 func chainExists(table, chain string) bool {
 	req := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETCHAIN, 0)
 	req.AddData(&nl.Nfgenmsg{NfgenFamily: unix.NFPROTO_INET, Version: nl.NFNETLINK_V0})

@@ -29,8 +29,8 @@ type PortMapping struct {
 	HostIP        string `json:"hostIP"`
 }
 
-// An element is one entry of one of the table's maps. The pod's elements are also
-// kept in a file, from which the table can be made again.
+// An element is one entry of one of the table's maps. The pod's elements are also kept
+// in a file, from which the table can be rewritten.
 type element struct {
 	Map   string `json:"map"`
 	Key   string `json:"key"`
@@ -40,7 +40,7 @@ type element struct {
 func (n *Net) portsDir() string           { return filepath.Join(n.dir(), "ports") }
 func (n *Net) portsPath(id string) string { return filepath.Join(n.portsDir(), id) }
 
-// command returns the nft command that does verb (add, create, delete) to e.
+// command returns the nft command that applies verb (add, create, delete) to e.
 func (n *Net) command(verb string, e element) string {
 	entry := e.Key
 	if verb != "delete" {
@@ -49,9 +49,9 @@ func (n *Net) command(verb string, e element) string {
 	return fmt.Sprintf("%s element inet %s %s { %s }\n", verb, n.Name, e.Map, entry)
 }
 
-// elements returns the entries that lead ports to a pod with addrs. A port of one
-// host address concerns that address's family only, and 0.0.0.0 and :: stand for
-// all addresses of theirs.
+// elements returns the entries that forward ports to a pod with addrs. A port with one
+// host address concerns the family of that address only; 0.0.0.0 and :: stand for all
+// addresses of their family.
 func elements(ports []PortMapping, addrs []netip.Addr) ([]element, error) {
 	var all []element
 	for _, p := range ports {
@@ -92,8 +92,8 @@ func elements(ports []PortMapping, addrs []netip.Addr) ([]element, error) {
 	return all, nil
 }
 
-// openPorts leads ports to a pod with addrs. A port that another pod has is
-// fault.Exists: the kubelet tries again, and the other may be on its way out.
+// openPorts forwards ports to a pod with addrs. The error is fault.Exists if another
+// pod has one of them: the kubelet tries again, and the other pod may be about to go.
 func (n *Net) openPorts(ctx context.Context, id string, ports []PortMapping, addrs []netip.Addr) (err error) {
 	own, err := elements(ports, addrs)
 	if err != nil || len(own) == 0 {
@@ -107,7 +107,7 @@ func (n *Net) openPorts(ctx context.Context, id string, ports []PortMapping, add
 	if err := n.taken(id, own); err != nil {
 		return err
 	}
-	// The file comes first: an element without a file would be nobody's.
+	// The file comes first: an element without a file would be leaked.
 	if err := os.MkdirAll(n.portsDir(), 0o755); err != nil {
 		return err
 	}
@@ -119,7 +119,7 @@ func (n *Net) openPorts(ctx context.Context, id string, ports []PortMapping, add
 		commands.WriteString(n.command("create", e))
 	}
 	if err := nft(ctx, commands.String()); err != nil {
-		// The table has gone since ensureTable, or has what no file tells of.
+		// The table has gone since ensureTable, or has elements that no file records.
 		if again := n.writeTable(ctx); again != nil {
 			ctx, cancel := undo.Context(ctx)
 			defer cancel()
@@ -130,7 +130,7 @@ func (n *Net) openPorts(ctx context.Context, id string, ports []PortMapping, add
 	return nil
 }
 
-// taken says who has one of the ports of id.
+// taken returns an error if another pod has one of the ports of id.
 func (n *Net) taken(id string, own []element) error {
 	ids, err := n.portOwners()
 	if err != nil {
@@ -159,7 +159,7 @@ func (n *Net) taken(id string, own []element) error {
 	return nil
 }
 
-// closePorts takes back what openPorts has done; with no ports it does nothing.
+// closePorts undoes openPorts; for a pod without ports it does nothing.
 func (n *Net) closePorts(ctx context.Context, id string) error {
 	if _, err := os.Stat(n.portsPath(id)); errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -172,10 +172,10 @@ func (n *Net) closePorts(ctx context.Context, id string) error {
 	return n.takeBack(ctx, id)
 }
 
-// takeBack removes the pod's elements from the table and then its file, which is there
-// as long as the table may have one of them: addresses go round, and an element that
-// nobody knows of would lead its port to whichever pod gets the address next.
-// The table's lock is held.
+// takeBack removes the pod's elements from the table and then its file, which must
+// exist as long as the table may have one of them: addresses are reused, and a leaked
+// element would forward its port to the next pod with the address. The caller holds
+// the table's lock.
 func (n *Net) takeBack(ctx context.Context, id string) error {
 	own, err := n.loadPorts(id)
 	if err != nil {
@@ -185,7 +185,7 @@ func (n *Net) takeBack(ctx context.Context, id string) error {
 	for _, e := range own {
 		commands.WriteString(n.command("delete", e))
 	}
-	// A file without elements is what is left of a try that failed.
+	// An empty file is left by an attempt that failed.
 	if len(own) == 0 || nft(ctx, commands.String()) != nil {
 		if err := n.rewriteWithout(ctx, id); err != nil {
 			return err
@@ -197,9 +197,9 @@ func (n *Net) takeBack(ctx context.Context, id string) error {
 	return nil
 }
 
-// rewriteWithout writes the table anew without the pod's elements: what it has is not
-// as the pod's file says. Without a table, as after a reboot, there is nothing to take
-// back. The file is emptied first, not removed, and so needs no space on the disk.
+// rewriteWithout rewrites the table without the pod's elements, because the table is
+// not as the pod's file says. Without a table, as after a reboot, there is nothing to
+// remove. The file is truncated first, not removed, which needs no space on the disk.
 func (n *Net) rewriteWithout(ctx context.Context, id string) error {
 	if err := os.Truncate(n.portsPath(id), 0); err != nil {
 		return err
@@ -210,9 +210,9 @@ func (n *Net) rewriteWithout(ctx context.Context, id string) error {
 	return n.writeTable(ctx)
 }
 
-// loadPorts returns the elements of id. A file that a power cut has damaged says
-// nothing of ports, because it says that the table is gone too; one that is empty is
-// of a pod whose elements are to go.
+// loadPorts returns the elements of id: none if a power cut has damaged the file, as
+// then the table is gone too, and none if it is empty, as then the pod's elements are
+// to be removed.
 func (n *Net) loadPorts(id string) ([]element, error) {
 	data, err := os.ReadFile(n.portsPath(id))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -265,7 +265,7 @@ func (n *Net) allElements() ([]string, error) {
 	return commands, nil
 }
 
-// sweepPorts takes back the host ports of those who are gone.
+// sweepPorts removes the host ports of pods that are gone.
 func (n *Net) sweepPorts(ctx context.Context, gone func(id string) bool) error {
 	unlock, err := n.lock(ctx, tableLock)
 	if err != nil {
@@ -299,9 +299,9 @@ func (n *Net) sweepPorts(ctx context.Context, gone func(id string) bool) error {
 	return nil
 }
 
-// forgetFlows drops what conntrack knows of UDP to these host ports: a client that
-// kept sending before the port was open would keep hitting the host. It is a
-// courtesy, and not every kernel can (nf_conntrack_netlink).
+// forgetFlows drops conntrack's UDP entries for these host ports: a client that kept
+// sending before the port was open would keep reaching the host. Errors are ignored,
+// as not every kernel supports it (nf_conntrack_netlink).
 func forgetFlows(ports []PortMapping) {
 	for _, p := range ports {
 		if !strings.EqualFold(p.Protocol, "udp") {
