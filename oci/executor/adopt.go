@@ -19,7 +19,10 @@ func (x *Executor) adopt(req wire.AdoptRequest, call *wire.Call) (err error) {
 	var steps undo.Stack
 	defer steps.RunIf(&err)
 
-	s := settings{req.ID, req.Stdin, req.StdinOnce, req.TTY, req.LogPath, req.LogMaxLine, req.ExitPath, false}
+	s := settings{
+		ID: req.ID, Stdin: req.Stdin, StdinOnce: req.StdinOnce, TTY: req.TTY,
+		LogPath: req.LogPath, LogMaxLine: req.LogMaxLine, ExitPath: req.ExitPath,
+	}
 	c, err := x.table.reserve(s, nil, nil)
 	if err != nil {
 		return err
