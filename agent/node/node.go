@@ -5,8 +5,6 @@
 package node
 
 import (
-	"bufio"
-	"bytes"
 	"maps"
 	"os"
 	"runtime"
@@ -17,6 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/crisp-cri/crisp/internal/kernel"
 )
 
 // DefaultPods is the kubelet's maxPods.
@@ -40,7 +40,7 @@ func New(name, agentVersion string, ips []string) *State {
 	}
 	n.Status.Capacity = v1.ResourceList{
 		v1.ResourceCPU:    *resource.NewQuantity(int64(runtime.NumCPU()), resource.DecimalSI),
-		v1.ResourceMemory: *resource.NewQuantity(memory(), resource.BinarySI),
+		v1.ResourceMemory: *resource.NewQuantity(kernel.TotalMemory(), resource.BinarySI),
 		v1.ResourcePods:   *resource.NewQuantity(DefaultPods, resource.DecimalSI),
 	}
 	maps.Copy(n.Status.Capacity, hugePages("/sys/kernel/mm/hugepages"))
@@ -69,31 +69,12 @@ func osImage() string {
 	if err != nil {
 		return ""
 	}
-	for lines := bufio.NewScanner(bytes.NewReader(data)); lines.Scan(); {
-		if name, ok := strings.CutPrefix(lines.Text(), "PRETTY_NAME="); ok {
+	for line := range strings.Lines(string(data)) {
+		if name, ok := strings.CutPrefix(strings.TrimSpace(line), "PRETTY_NAME="); ok {
 			return strings.Trim(name, `"`)
 		}
 	}
 	return ""
-}
-
-// memory is MemTotal of proc_meminfo(5), in bytes; 0 if it is not known.
-func memory() int64 {
-	data, err := os.ReadFile("/proc/meminfo")
-	if err != nil {
-		return 0
-	}
-	for lines := bufio.NewScanner(bytes.NewReader(data)); lines.Scan(); {
-		words := strings.Fields(lines.Text())
-		if len(words) == 3 && words[0] == "MemTotal:" {
-			q, err := resource.ParseQuantity(words[1] + "Ki")
-			if err != nil {
-				return 0
-			}
-			return q.Value()
-		}
-	}
-	return 0
 }
 
 // OnChange has f called after each change. f must not block.

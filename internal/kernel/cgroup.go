@@ -8,28 +8,39 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+const cgroupRoot = "/sys/fs/cgroup"
+
 // probeCgroups looks at the hierarchy mounted at root. On a hybrid host, where
 // v1 controllers are at root and an empty v2 in root/unified, v1 is what is used.
 func (f *Features) probeCgroups(root string) {
 	var fs unix.Statfs_t
 	f.CgroupV2 = unix.Statfs(root, &fs) == nil && fs.Type == unix.CGROUP2_SUPER_MAGIC
+	f.SwapLimit = swapLimit(root)
 	if !f.CgroupV2 {
 		f.Controllers = enabledV1(read("/proc/cgroups"), func(name string) bool { return exists(filepath.Join(root, name)) })
-		f.SwapLimit = exists(filepath.Join(root, "memory", "memory.memsw.limit_in_bytes"))
 		return
 	}
 	f.Controllers = strings.Fields(read(filepath.Join(root, "cgroup.controllers")))
-	// The root cgroup has neither file; our own, or the first one below, does.
+	f.CgroupKill = belowRoot(root, "cgroup.kill") || f.AtLeast(5, 14)
+}
+
+// SwapLimit reports whether the swap of a cgroup can be limited: v1 limits memory and
+// swap together, v2 swap alone.
+func SwapLimit() bool { return swapLimit(cgroupRoot) }
+
+func swapLimit(root string) bool {
+	return exists(filepath.Join(root, "memory", "memory.memsw.limit_in_bytes")) || belowRoot(root, "memory.swap.max")
+}
+
+// belowRoot reports whether cgroups of the unified hierarchy have a file of this name.
+// The root cgroup has none of the files that limit; our own, or one below the root, does.
+func belowRoot(root, name string) bool {
 	dirs, _ := filepath.Glob(filepath.Join(root, "*/"))
 	all, _ := Hierarchies()
 	for _, h := range all {
 		dirs = append(dirs, h.Own())
 	}
-	for _, dir := range dirs {
-		f.SwapLimit = f.SwapLimit || exists(filepath.Join(dir, "memory.swap.max"))
-		f.CgroupKill = f.CgroupKill || exists(filepath.Join(dir, "cgroup.kill"))
-	}
-	f.CgroupKill = f.CgroupKill || f.AtLeast(5, 14)
+	return slices.ContainsFunc(dirs, func(dir string) bool { return exists(filepath.Join(dir, name)) })
 }
 
 // enabledV1 lists the controllers of a /proc/cgroups that are enabled and mounted.

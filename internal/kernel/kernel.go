@@ -22,7 +22,7 @@ type Features struct {
 	Minor       int
 	CgroupV2    bool     // the unified hierarchy is at /sys/fs/cgroup
 	Controllers []string // cgroup controllers that can be used
-	SwapLimit   bool     // memory and swap together can be limited
+	SwapLimit   bool     // swap can be limited
 	CgroupKill  bool     // cgroup.kill, 5.14, v2 only
 
 	Capabilities uint64 // bit n = capability n of capabilities(7): bounding and permitted
@@ -49,7 +49,7 @@ func Probe() Features {
 		f.Release = unix.ByteSliceToString(uts.Release[:])
 		f.Major, f.Minor = version(f.Release)
 	}
-	f.probeCgroups("/sys/fs/cgroup")
+	f.probeCgroups(cgroupRoot)
 	f.Capabilities = capabilities(read("/proc/self/status"))
 	f.OOMScoreAdj, _ = strconv.Atoi(strings.TrimSpace(read("/proc/self/oom_score_adj")))
 
