@@ -13,18 +13,18 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// A checkpoint of a container is a directory, or a tar archive of one, in the form
-// that Podman, CRI-O and containerd write and checkpointctl reads:
+// A checkpoint of a container is a directory, or a tar archive of one, in the
+// format that Podman, CRI-O and containerd write and checkpointctl reads:
 //
 //	config.dump            which container it was, see Container
 //	spec.dump              its OCI configuration
-//	checkpoint/            what CRIU wrote
-//	dump.log, stats-dump   CRIU's log and figures
+//	checkpoint/            CRIU's images
+//	dump.log, stats-dump   CRIU's log and statistics
 //	rootfs-diff.tar        files that it wrote in its root file system
 //	deleted.files          paths that it removed there: a JSON list
 //	devshm-checkpoint.tar  files in /dev/shm
-//	container.log          its log, as it was
-//	crisp.dump             what only crisp reads, see the server
+//	container.log          its log at that time
+//	crisp.dump             read by crisp only, see the server
 const (
 	ConfigDump   = "config.dump"
 	SpecDump     = "spec.dump"
@@ -38,18 +38,18 @@ const (
 	CrispDump    = "crisp.dump"
 )
 
-// known are the files of a checkpoint, besides those below Images, that are taken
-// from somebody's archive. Others write more, for themselves.
+// known are the files of a checkpoint, besides those below Images, that are read
+// from an archive. Other runtimes write more, for themselves.
 var known = []string{ConfigDump, SpecDump, RootFSDiff, DeletedFiles, DevShm, CrispDump}
 
-// A Container is the content of config.dump: the fields that all who write it
-// agree on, by the names that checkpointctl has for them.
+// A Container is the content of config.dump: the fields that all runtimes which
+// write it agree on, by checkpointctl's names.
 type Container struct {
 	ID              string    `json:"id"`
 	Name            string    `json:"name"`
 	RootfsImage     string    `json:"rootfsImage,omitempty"`     // as the user wrote it
 	RootfsImageRef  string    `json:"rootfsImageRef,omitempty"`  // its ID; others write a reference by digest
-	RootfsImageName string    `json:"rootfsImageName,omitempty"` // by which it can be pulled
+	RootfsImageName string    `json:"rootfsImageName,omitempty"` // for pulling it
 	Runtime         string    `json:"runtime,omitempty"`
 	CreatedTime     time.Time `json:"createdTime"`
 	CheckpointedAt  time.Time `json:"checkpointedTime"`
@@ -66,11 +66,11 @@ func Write(dir, name string, v any) error {
 	return os.WriteFile(filepath.Join(dir, name), data, 0o600)
 }
 
-// maxDocument bounds what is read of one of the JSON files, in bytes.
+// maxDocument bounds the size of a JSON file, in bytes.
 const maxDocument = 32 << 20
 
-// Read reads a JSON file of a checkpoint's directory. One that is missing is
-// fault.NotFound, one that cannot be understood fault.Invalid.
+// Read reads a JSON file of a checkpoint's directory. The error is fault.NotFound
+// if it is missing, and fault.Invalid if it cannot be decoded.
 func Read(dir, name string, v any) error {
 	f, err := OpenFile(dir, name)
 	if err != nil {
@@ -90,8 +90,8 @@ func Read(dir, name string, v any) error {
 	return nil
 }
 
-// OpenFile opens a regular file of a checkpoint's directory. The directory may be
-// somebody's image: no link is followed in it.
+// OpenFile opens a regular file of a checkpoint's directory. The directory may
+// come from an untrusted image: no symlink in it is followed.
 func OpenFile(dir, name string) (*os.File, error) {
 	f, err := openIn(dir, name, unix.O_NONBLOCK)
 	if err != nil {

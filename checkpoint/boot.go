@@ -14,7 +14,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/atomicfile"
 )
 
-// A Boot says what happened between the last Open of a directory and this one.
+// A Boot is what happened between the last Open of a directory and this one.
 type Boot uint8
 
 const (
@@ -35,8 +35,8 @@ func (b Boot) Rebooted() bool { return b == Reboot || b == Unclean }
 // Boot returns what Open found.
 func (m *Manager) Boot() Boot { return m.boot }
 
-// MarkClean says, durably, that the daemon ends and has nothing in flight. The
-// next Open takes the mark away.
+// MarkClean records, durably, that the daemon is about to exit with nothing in flight.
+// The next Open removes the mark.
 func (m *Manager) MarkClean() error {
 	return m.writeBoot(bootFile{BootID: m.bootID, Clean: true})
 }
@@ -57,8 +57,8 @@ func (m *Manager) readBoot() error {
 	case err != nil:
 		return fmt.Errorf("read boot mark: %w", err)
 	case json.Unmarshal(data, &old) != nil || old.BootID == "":
-		// We replace the file whole, so it takes a damaged disk to get here:
-		// believe nothing.
+		// The file is replaced whole, so it takes a damaged disk to get here: assume the
+		// worst.
 		m.log.Warn("boot mark was unreadable")
 		m.boot = Unclean
 	case old.BootID == m.bootID:
@@ -79,8 +79,8 @@ func (m *Manager) writeBoot(b bootFile) error {
 	path := filepath.Join(m.dir, "boot.json")
 	err = atomicfile.Write(path, data, 0o600)
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
-		// A daemon that did not start could not make room. A mark that the power cuts in
-		// two is taken for that of an unclean end.
+		// A daemon that did not start could not free any space. A mark that a power cut
+		// leaves half written counts as an unclean end.
 		if again := overwrite(path, data); again == nil {
 			return nil
 		}
@@ -91,8 +91,8 @@ func (m *Manager) writeBoot(b bootFile) error {
 	return nil
 }
 
-// overwrite changes a file in its place, which needs no room on the disk if it stays
-// as long as it is, or nearly.
+// overwrite changes a file in place, which needs no free space if the size stays about
+// the same.
 func overwrite(path string, data []byte) (err error) {
 	f, err := os.OpenFile(path, os.O_WRONLY, 0)
 	if err != nil {

@@ -5,19 +5,18 @@
 //	<dir>/quarantine/               records that did not decode, moved aside
 //	<dir>/boot.json                 boot id and clean-shutdown mark
 //
-// A record that fails its checksum is moved aside, logged, and never stops the
-// daemon: whoever owns the kind finds what it pointed at by sweeping. The
+// A record that fails its checksum is moved aside and logged, and never stops the
+// daemon: the owner of the kind finds what it referred to by sweeping. The
 // directory of a record is shared with its owner, which keeps files of its own
-// there; Remove takes all of them.
+// there; Remove removes all of them.
 //
-// A record that is intact and of a later version is another matter: Open fails, and
-// nothing is touched, because the way back from a newer crispd must not look like
-// damage (version.go).
+// A record that is intact and of a later version is another matter: Open fails and
+// changes nothing, because going back from a newer crispd must not look like damage
+// (version.go).
 //
-// A Save that was interrupted leaves the old record, or a directory without
-// one. A Remove that was interrupted by a power cut may leave the record: what
-// is removed is not synced, because removing it again costs less than waiting
-// for the disk each time.
+// An interrupted Save leaves the old record, or a directory without one. A Remove
+// interrupted by a power cut may leave the record: removals are not synced, because
+// removing it again costs less than waiting for the disk each time.
 package checkpoint
 
 import (
@@ -29,18 +28,19 @@ import (
 )
 
 // A Manager keeps the records below one directory. Its methods may be called
-// at the same time; calls for one record must not overlap.
+// concurrently, but not for the same record.
 type Manager struct {
 	dir    string
 	bootID string
 	boot   Boot
 	log    *slog.Logger
-	kinds  sync.Map // directories of kinds whose names are on disk
+	kinds  sync.Map // directories of kinds whose entries have been synced
 }
 
-// Open makes dir if it is not there (mode 0700) and tells from <dir>/boot.json
-// what happened since the last Open. It is fault.WrongState if a newer crispd has
-// written one of the records; then nothing is changed, boot.json neither.
+// Open makes dir if it does not exist (mode 0700) and determines from
+// <dir>/boot.json what happened since the last Open. The error is fault.WrongState
+// if a newer crispd has written one of the records; then nothing is changed, not
+// even boot.json.
 func Open(dir string, log *slog.Logger) (*Manager, error) {
 	bootID, err := currentBootID()
 	if err != nil {

@@ -13,11 +13,11 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// PlainDiff turns RootFSDiff of a checkpoint's directory into a tar archive of files,
-// and returns what is to be removed before these are written. containerd writes a
-// layer there: compressed, and with whiteouts for what was removed. Others write
-// plain archives, which stay as they are, and DeletedFiles. A layer may have max
-// bytes of files; it is hostile.
+// PlainDiff turns RootFSDiff of a checkpoint's directory into a plain tar archive of
+// files, and returns the paths to be removed before they are written. containerd
+// stores a layer there: compressed, and with whiteouts for removed files. Others
+// store plain archives, which are left as they are, and DeletedFiles. The files of a
+// layer may have max bytes in total; the layer is hostile.
 func PlainDiff(ctx context.Context, dir string, max int64) (removed []string, err error) {
 	in, err := OpenFile(dir, RootFSDiff)
 	if errors.Is(err, fault.NotFound) {
@@ -29,7 +29,7 @@ func PlainDiff(ctx context.Context, dir string, max int64) (removed []string, er
 	defer in.Close()
 	magic := make([]byte, 4)
 	if _, err := io.ReadFull(in, magic); err != nil || !compressed(magic) {
-		return nil, nil // what it is, and whether it is that, its reader says
+		return nil, nil // not a layer; its reader reports what is wrong with it, if anything
 	}
 	if _, err := in.Seek(0, io.SeekStart); err != nil {
 		return nil, err
@@ -52,7 +52,7 @@ func PlainDiff(ctx context.Context, dir string, max int64) (removed []string, er
 	return removed, err
 }
 
-// Names in a layer that stand for what was removed: "Whiteouts" of the OCI image
+// Names in a layer that mark removed files: "Whiteouts" of the OCI image
 // specification, layer.md.
 const (
 	whiteout = ".wh."

@@ -18,9 +18,9 @@ import (
 	"github.com/crisp-cri/crisp/internal/tree"
 )
 
-// Pack writes the directory dir as an archive to the path file, whose directory is
-// there. It has mode 0600, because it has the memory of processes in it, and
-// appears whole or not at all; one that was there is replaced.
+// Pack writes the directory dir as an archive to the path file, whose directory
+// exists. The archive has mode 0600, because it holds the memory of processes. It
+// appears complete or not at all; an existing one is replaced.
 func Pack(ctx context.Context, dir, file string) (err error) {
 	parent := filepath.Dir(file)
 	out, err := createNameless(file)
@@ -56,11 +56,12 @@ func pack(ctx context.Context, dir string, out io.Writer) error {
 	return buffered.Flush()
 }
 
-// maxPath bounds the paths in an archive: of longer ones nobody could make use.
+// maxPath bounds the paths in an archive: nobody could use longer ones.
 const maxPath = unix.PathMax - 1
 
-// add writes one file to the archive. Sockets of CRIU's and their like are left out,
-// and what somebody else removes meanwhile.
+// add writes one file to the archive. It leaves out anything that is neither a
+// directory nor a regular file, such as CRIU's sockets, and files that are removed
+// meanwhile.
 func add(tw *tar.Writer, file *tree.File) error {
 	kind := file.Stat.Mode & unix.S_IFMT
 	if file.IsTop() || kind != unix.S_IFDIR && kind != unix.S_IFREG {
@@ -75,7 +76,7 @@ func add(tw *tar.Writer, file *tree.File) error {
 		hdr.Mode, hdr.ModTime = int64(file.Stat.Mode&0o7777), time.Unix(file.Stat.Mtim.Unix())
 		return tw.WriteHeader(hdr)
 	}
-	// By now it may be a link to elsewhere, or a pipe.
+	// By now the name may be a symlink to elsewhere, or a pipe.
 	fd, err := unix.Openat(file.Dir, file.Name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err == unix.ENOENT || err == unix.ELOOP || err == unix.ENXIO {
 		return nil

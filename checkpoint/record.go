@@ -24,7 +24,7 @@ const (
 )
 
 // Save writes v, as JSON, as the record id of kind and returns once it is on
-// disk. A kind or id that is no plain file name is fault.Invalid.
+// disk. The error is fault.Invalid if kind or id is not a plain file name.
 func (m *Manager) Save(kind, id string, v any) error {
 	dir, err := m.recordDir(kind, id)
 	if err != nil {
@@ -36,13 +36,13 @@ func (m *Manager) Save(kind, id string, v any) error {
 	}
 	path := filepath.Join(dir, recordFile)
 	_, err = os.Stat(path)
-	first := err != nil // or for all we know
+	first := err != nil // or it cannot be told
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return fmt.Errorf("save record %s/%s: %w", kind, id, err)
 	}
 	named := make(chan error, 1)
 	if first {
-		go func() { named <- m.syncNames(dir) }() // beside the record's own syncs
+		go func() { named <- m.syncNames(dir) }() // while the record itself is synced
 	} else {
 		named <- nil
 	}
@@ -53,8 +53,8 @@ func (m *Manager) Save(kind, id string, v any) error {
 	return nil
 }
 
-// syncNames makes the directory of a first record durable, and once the kind's, be
-// they made by us or by their owner.
+// syncNames syncs the directory of a new record and, once, that of its kind, whoever
+// has made them.
 func (m *Manager) syncNames(dir string) error {
 	kind := filepath.Dir(dir)
 	if err := atomicfile.SyncDir(kind); err != nil {
@@ -70,9 +70,9 @@ func (m *Manager) syncNames(dir string) error {
 	return nil
 }
 
-// Load decodes the record id of kind into v. fault.NotFound: there is none, or
-// it was corrupt and is now in quarantine. fault.WrongState: a newer crispd wrote
-// it. Fields that v does not have are passed over.
+// Load decodes the record id of kind into v, ignoring fields that v does not have.
+// The error is fault.NotFound if there is none, or it was corrupt and is now in
+// quarantine, and fault.WrongState if a newer crispd wrote it.
 func (m *Manager) Load(kind, id string, v any) error {
 	dir, err := m.recordDir(kind, id)
 	if err != nil {
@@ -103,10 +103,10 @@ func (m *Manager) Load(kind, id string, v any) error {
 	return nil
 }
 
-// IDs lists the records of kind in ascending order. It removes what interrupted
-// Saves left, moves corrupt records aside, logs those and leaves them out. A record
-// of a newer crispd is fault.WrongState. One that cannot be read for want of something
-// else than the record is an error: it is not corrupt.
+// IDs lists the records of kind in ascending order. It removes the leftovers of
+// interrupted Saves, and moves corrupt records aside, logs them and leaves them out.
+// The error is fault.WrongState for a record of a newer crispd. A record that cannot
+// be read for reasons of the machine is an error too: it is not corrupt.
 func (m *Manager) IDs(kind string) ([]string, error) {
 	if err := plain(kind); err != nil {
 		return nil, err
@@ -148,9 +148,9 @@ func (m *Manager) IDs(kind string) ([]string, error) {
 	return ids, nil
 }
 
-// Remove deletes the record id of kind and its directory, the record first: a
-// crash in between leaves a directory without a record. Removing a record that
-// is not there is no error.
+// Remove deletes the record id of kind and its directory, the record first: a crash
+// in between leaves a directory without a record. Removing a record that does not
+// exist is no error.
 func (m *Manager) Remove(kind, id string) error {
 	dir, err := m.recordDir(kind, id)
 	if err != nil {
@@ -165,7 +165,7 @@ func (m *Manager) Remove(kind, id string) error {
 	return nil
 }
 
-// setAside moves a corrupt record to quarantine, for somebody to look at.
+// setAside moves a corrupt record to quarantine, where somebody may look at it.
 func (m *Manager) setAside(kind, id, path string, why error) {
 	to := filepath.Join(m.dir, quarantine, fmt.Sprintf("%s-%s.%d.json", kind, id, time.Now().UnixNano()))
 	err := os.MkdirAll(filepath.Dir(to), 0o700)
@@ -205,7 +205,7 @@ func plain(name string) error {
 // envelope is the content of a record file. A newer one may have more fields.
 type envelope struct {
 	Version  int             `json:"version"`
-	Checksum string          `json:"checksum"` // of the payload's bytes as they stand in the file
+	Checksum string          `json:"checksum"` // of the payload's bytes as they are in the file
 	Payload  json.RawMessage `json:"payload"`
 }
 
@@ -217,9 +217,9 @@ func encode(v any) ([]byte, error) {
 	return json.Marshal(envelope{version, checksum(payload), payload})
 }
 
-// decode returns the payload of a record, or says why there is none to trust: a
-// newerError, or what is wrong with it. The checksum is looked at first: only what is
-// intact can be believed about its version.
+// decode returns the payload of a record. The error is a newerError, or what is wrong
+// with it. The checksum is verified first: only an intact record can be believed
+// about its version.
 func decode(data []byte) (json.RawMessage, error) {
 	d := json.NewDecoder(bytes.NewReader(data))
 	var e envelope

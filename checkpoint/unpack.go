@@ -21,15 +21,15 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// maxEntries bounds how many entries of an archive are looked at. CRIU writes some
-// five files for each process.
+// maxEntries bounds the number of entries that are read of an archive. CRIU writes
+// about five files per process.
 const maxEntries = 1 << 20
 
-// Unpack reads an archive, plain or compressed by gzip or zstd, and writes what
-// belongs to a checkpoint below dir, which is empty; what else is in it is passed
-// over. The archive is hostile: only regular files are taken, by names that are
-// known beforehand or lie directly below Images, and no more than max bytes of them.
-// fault.Invalid blames the archive.
+// Unpack reads an archive, plain or compressed by gzip or zstd, and writes the files
+// of a checkpoint below dir, which is empty; other entries are skipped. The archive
+// is hostile: only regular files are taken, of names that are known beforehand or
+// lie directly below Images, with at most max bytes in total. The error is
+// fault.Invalid if the archive is to blame.
 func Unpack(ctx context.Context, archive io.Reader, dir string, max int64) error {
 	plain, err := decompress(archive)
 	if err != nil {
@@ -71,8 +71,8 @@ func Unpack(ctx context.Context, archive io.Reader, dir string, max int64) error
 	return fault.Invalid.Errorf("the checkpoint archive has more than %d entries", maxEntries)
 }
 
-// An interruptible reader ends with its context. What is passed over is read too,
-// and a few bytes may unpack to very many.
+// An interruptible reader ends with its context. Skipped entries are read too, and a
+// few compressed bytes may expand to very many.
 type interruptible struct {
 	ctx context.Context
 	r   io.Reader
@@ -86,9 +86,9 @@ func (i interruptible) Read(p []byte) (int, error) {
 	return i.r.Read(p)
 }
 
-// A blaming reader says that the archive is damaged, where neither the disk nor the
-// caller is why it cannot be read on: what is in the middle of a file is read when the
-// file is written.
+// A blaming reader turns an error into fault.Invalid, of a damaged archive, unless
+// the disk or the caller is its cause: a fault in the middle of a file is only found
+// while the file is written.
 type blaming struct{ r io.Reader }
 
 func (b blaming) Read(p []byte) (int, error) {
@@ -100,12 +100,12 @@ func (b blaming) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// entryName is where an entry of an archive belongs; false = nowhere.
+// entryName returns where an entry of an archive is written to; false = skip it.
 func entryName(hdr *tar.Header) (string, bool) {
 	if hdr.Typeflag == tar.TypeDir || hdr.Typeflag == tar.TypeXGlobalHeader {
 		return "", false
 	}
-	// "checkpoint/../x" is not to be understood, but left alone.
+	// "checkpoint/../x" is not resolved, but skipped.
 	name := strings.TrimPrefix(strings.TrimPrefix(hdr.Name, "./"), "/")
 	if slices.Contains(known, name) {
 		return name, true
@@ -115,7 +115,7 @@ func entryName(hdr *tar.Header) (string, bool) {
 }
 
 func extract(ctx context.Context, r io.Reader, file string, size int64) error {
-	// O_EXCL: a name that comes twice is a trick.
+	// O_EXCL: a duplicate name is an attack.
 	f, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		if errors.Is(err, fs.ErrExist) || errors.Is(err, unix.ENAMETOOLONG) || errors.Is(err, unix.EINVAL) {
@@ -140,15 +140,15 @@ func extract(ctx context.Context, r io.Reader, file string, size int64) error {
 	return err
 }
 
-// The first bytes of what is compressed: RFC 1952, RFC 8878.
+// The magic numbers of compressed files: RFC 1952, RFC 8878.
 var gzipMagic, zstdMagic = []byte{0x1f, 0x8b}, []byte{0x28, 0xb5, 0x2f, 0xfd}
 
-// compressed tells by the first four bytes.
+// compressed decides by the first four bytes.
 func compressed(magic []byte) bool {
 	return bytes.HasPrefix(magic, gzipMagic) || bytes.Equal(magic, zstdMagic)
 }
 
-// decompress looks at the first bytes.
+// decompress detects the compression by the first bytes.
 func decompress(r io.Reader) (io.ReadCloser, error) {
 	b := bufio.NewReaderSize(r, 1<<20)
 	magic, err := b.Peek(4)
@@ -172,8 +172,8 @@ func decompress(r io.Reader) (io.ReadCloser, error) {
 	return io.NopCloser(b), nil
 }
 
-// Copy copies a checkpoint's directory, which stays as it is, to dir, which is
-// empty. What Unpack would not take of an archive it does not take either.
+// Copy copies a checkpoint's directory, which is not changed, to dir, which is
+// empty. It leaves out what Unpack would not take from an archive.
 func Copy(ctx context.Context, from, dir string, max int64) error {
 	if err := os.Mkdir(filepath.Join(dir, Images), 0o700); err != nil {
 		return err

@@ -17,10 +17,10 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// UnpackFiles is the reverse: it makes those of the directories and regular files in
-// the stream below dir that are not there. The stream is hostile.
+// UnpackFiles is the inverse of PackFiles: it writes those directories and regular files
+// of the stream below dir that do not exist there. The stream is hostile.
 func UnpackFiles(ctx context.Context, r io.Reader, dir string) error {
-	root, err := os.OpenRoot(dir) // which nothing leads out of
+	root, err := os.OpenRoot(dir) // confines all paths to dir
 	if err != nil {
 		return err
 	}
@@ -41,14 +41,14 @@ func UnpackFiles(ctx context.Context, r io.Reader, dir string) error {
 		case err == nil || errors.Is(err, fs.ErrExist):
 		case isOurs(err):
 			return fmt.Errorf("file %.300q of the checkpoint: %w", hdr.Name, err)
-		default: // a name that cannot be, a file where a directory should be, an end too early
+		default: // an impossible name, a file in place of a directory, a truncated stream
 			return fault.Invalid.Errorf("file %.300q of the checkpoint: %w", hdr.Name, err)
 		}
 	}
 	return fault.Invalid.Errorf("the checkpoint has more than %d files", maxEntries)
 }
 
-// isOurs tells whether an error is the disk's or the machine's, whatever the stream says.
+// isOurs reports whether an error is the disk's or the machine's, not the stream's.
 func isOurs(err error) bool {
 	return slices.ContainsFunc([]error{unix.ENOSPC, unix.EDQUOT, unix.EIO, unix.EROFS, unix.EMFILE, unix.ENFILE, unix.ENOMEM}, func(is error) bool { return errors.Is(err, is) })
 }

@@ -10,23 +10,23 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// version is that of the records this program writes, and the newest that it reads.
-// A release raises it when an older one, which drops the fields that it does not
-// know when it saves a record again, would lose something by that. Whatever the
-// version, a record has the envelope's three fields, and the checksum is that of the
-// payload's bytes: so every release can tell a newer record from a damaged one.
+// version is the version of the records that this program writes, and the newest
+// that it reads. A release raises it when an older one would lose something by
+// saving a record again, without the fields that it does not know. Whatever the
+// version, a record has the envelope's three fields, and the checksum covers the
+// payload's bytes, so every release can tell a newer record from a damaged one.
 const version = 1
 
 // A newerError is about a record that is intact and of a later version. It is not
-// corrupt, and what it owns is alive: who reads it must neither move it nor sweep.
+// corrupt, and its object is alive: the reader must neither move it nor sweep.
 type newerError struct{ version int }
 
 func (e *newerError) Error() string {
 	return fmt.Sprintf("it has version %d and was written by a newer crispd; this one reads up to version %d", e.version, version)
 }
 
-// newer returns the error about a newer record at path, or nil if err is about
-// something else.
+// newer returns the error about a newer record at path, or nil if err is any other
+// error.
 func newer(path string, err error) error {
 	var n *newerError
 	if !errors.As(err, &n) {
@@ -36,7 +36,7 @@ func newer(path string, err error) error {
 }
 
 // refuseNewer fails if any record of any kind is newer than this program. The daemon
-// must not start then: to it the record's containers would be nobody's.
+// must not start then: it would take the record's containers for leaked ones.
 func (m *Manager) refuseNewer() error {
 	paths, err := filepath.Glob(filepath.Join(m.dir, "*", "*", recordFile))
 	if err != nil {

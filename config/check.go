@@ -14,10 +14,10 @@ import (
 	"strings"
 )
 
-// maxSocketPath is what fits into sun_path with its zero byte (unix(7)).
+// maxSocketPath is the length of sun_path without its null byte (unix(7)).
 const maxSocketPath = 107
 
-// check refuses values that have the right type and make no sense.
+// check refuses values of the right type that make no sense.
 func (c *Config) check() error {
 	for _, f := range []struct{ key, path string }{{"root", c.Root}, {"state", c.State}, {"socket", c.Socket}, {"cni.conf_dir", c.CNI.ConfDir}, {"nri.socket", c.NRI.Socket}} {
 		if !filepath.IsAbs(f.path) {
@@ -68,7 +68,7 @@ func (c *Config) check() error {
 	return c.checkLists()
 }
 
-// handlerName is a DNS label: what a RuntimeClass may name.
+// handlerName matches DNS labels, which are what a RuntimeClass may name.
 var handlerName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
 
 func (c *Config) checkHandlers() error {
@@ -136,14 +136,14 @@ func (c *Config) checkLists() error {
 	return nil
 }
 
-// wrong is the error for the value of key: it says where that value stands.
+// wrong returns an error for the value of key, with the place where that value is set.
 func (c *Config) wrong(key, format string, args ...any) error {
 	return fmt.Errorf("%s: %s: %s", c.Origin(key), key, fmt.Sprintf(format, args...))
 }
 
 func within(p, dir string) bool { return p == dir || strings.HasPrefix(p, dir+"/") }
 
-// isAddress tells whether s is host:port, or unix:// and an absolute path.
+// isAddress reports whether s is host:port, or unix:// and an absolute path.
 func isAddress(s string) bool {
 	if p, ok := strings.CutPrefix(s, "unix://"); ok {
 		return filepath.IsAbs(p) && len(p) <= maxSocketPath
@@ -152,8 +152,8 @@ func isAddress(s string) bool {
 	return err == nil && isPort(port)
 }
 
-// isEndpoint tells whether s is an address, before which there may be http:// or
-// https:// if it is host:port.
+// isEndpoint reports whether s is an address; host:port may have http:// or https://
+// before it.
 func isEndpoint(s string) bool {
 	host := strings.TrimPrefix(strings.TrimPrefix(s, "https://"), "http://")
 	return isAddress(host) && (host == s || !strings.Contains(host, "://"))
@@ -164,7 +164,7 @@ func isPort(s string) bool {
 	return err == nil
 }
 
-// Prefixes is CNI.PodCIDRs parsed: at most one IPv4 and one IPv6 subnet.
+// Prefixes parses CNI.PodCIDRs: at most one IPv4 and one IPv6 subnet.
 func (c *Config) Prefixes() ([]netip.Prefix, error) {
 	var list []netip.Prefix
 	for _, s := range c.CNI.PodCIDRs {
@@ -172,7 +172,8 @@ func (c *Config) Prefixes() ([]netip.Prefix, error) {
 		if err != nil || p != p.Masked() {
 			return nil, fmt.Errorf("%q is not a subnet such as 10.88.0.0/16", s)
 		}
-		// A gateway, a pod, the network's address and, for IPv4, the broadcast address.
+		// Room for a gateway, a pod, the network's address and, for IPv4, the broadcast
+		// address.
 		if p.Bits() == 0 || p.Addr().BitLen()-p.Bits() < 2 {
 			return nil, fmt.Errorf("%q has no room for pods: /30 is the smallest IPv4 subnet, /126 the smallest IPv6 one", s)
 		}
@@ -184,7 +185,7 @@ func (c *Config) Prefixes() ([]netip.Prefix, error) {
 	return list, nil
 }
 
-// An Rlimit is a limit as setrlimit(2) takes it.
+// An Rlimit is a resource limit as in setrlimit(2).
 type Rlimit struct {
 	Type       string // RLIMIT_NOFILE
 	Soft, Hard uint64
@@ -192,7 +193,7 @@ type Rlimit struct {
 
 var rlimitNames = []string{"as", "core", "cpu", "data", "fsize", "locks", "memlock", "msgqueue", "nice", "nofile", "nproc", "rss", "rtprio", "rttime", "sigpending", "stack"}
 
-// ParsedRlimits is Rlimits parsed.
+// ParsedRlimits parses Rlimits.
 func (c *Config) ParsedRlimits() ([]Rlimit, error) {
 	var list []Rlimit
 	for _, s := range c.Rlimits {

@@ -16,7 +16,7 @@ type key struct {
 	value reflect.Value
 }
 
-// Auto is true, false, or what follows from how things are.
+// Auto is true, false, or decided by the circumstances.
 type Auto string
 
 // The values of an Auto.
@@ -55,7 +55,8 @@ func keys(c *Config) []key {
 	return list
 }
 
-// assign sets the key to a value as TOML has it. The error says what is wanted.
+// assign sets the key to a decoded TOML value. The error says what type is
+// wanted.
 func (k key) assign(v any) error {
 	switch k.value.Interface().(type) {
 	case string:
@@ -119,7 +120,7 @@ func (k key) assign(v any) error {
 	panic("config: a field of type " + k.value.Type().String())
 }
 
-// kind is what a TOML value is, for people.
+// kind describes the type of a TOML value in messages.
 func kind(v any) string {
 	switch v.(type) {
 	case string:

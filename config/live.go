@@ -7,9 +7,9 @@ import (
 	"strings"
 )
 
-// live are the keys whose change is taken at a reload, and by whom it is felt. A
-// change of any other needs a restart of crispd, which no container notices.
-// A name that ends with a dot stands for all keys below it.
+// live are the keys that a reload changes, with what their change affects. Any other
+// change takes a restart of crispd, which containers do not notice. A name that ends
+// with a dot stands for all keys below it.
 var live = map[string]string{
 	"apparmor_profile":                       "containers made from then on",
 	"cdi.spec_dirs":                          "containers made from then on",
@@ -29,7 +29,7 @@ var live = map[string]string{
 	"tracing.samples_per_million":            "calls that begin from then on",
 }
 
-// Takes says by whom a change of key is felt without a restart, "" if it needs one.
+// Takes returns what a change of key affects without a restart; "" if it takes one.
 func Takes(key string) string {
 	if effect, ok := live[key]; ok {
 		return effect
@@ -42,20 +42,20 @@ func Takes(key string) string {
 	return ""
 }
 
-// ownNetwork ends the key of a handler's own network, which is opened at the start.
+// ownNetwork ends the key of a handler's own network, which is opened at startup.
 const ownNetwork = ".cni_conf_dir"
 
-// A Change is a key with another value than before.
+// A Change is a key whose value has changed.
 type Change struct {
 	Key      string
-	Old, New string // as in a file; "" if there was or is no such handler
-	At       string // where the new value comes from, as Origin has it
-	Takes    string // by whom it is felt now; "" = nobody before a restart
+	Old, New string // in TOML; "" if the handler did not or does not exist
+	At       string // where the new value is set, as Origin returns it
+	Takes    string // what it affects now; "" = nothing before a restart
 }
 
-// Reload reads the configuration again and tells what is different in it. The
-// Config that it returns is c with the changes that are taken; c stays as it is. An
-// error, which names file and line, means that nothing is.
+// Reload reads the configuration again and returns its changes. The returned Config
+// is c with those changes that take effect at once; c itself stays as it is. After
+// an error, which names file and line, nothing has changed.
 func (c *Config) Reload(src Source) (*Config, []Change, error) {
 	next, err := Load(src)
 	if err != nil {
@@ -72,7 +72,7 @@ func (c *Config) Reload(src Source) (*Config, []Change, error) {
 			continue
 		}
 		if was != is && (was && old.value.IsZero() || is && now.value.IsZero()) {
-			continue // a handler came or went, and this says nothing of it
+			continue // a handler came or went, and does not set this key
 		}
 		ch := Change{Key: name, At: next.Origin(name), Takes: Takes(name)}
 		if was {
@@ -86,9 +86,9 @@ func (c *Config) Reload(src Source) (*Config, []Change, error) {
 			now.value.Set(old.value)
 			next.setOrigin(name, c)
 		case was && !is:
-			ch.Takes = Takes(handlersTable + ".") // it goes whole, its network too
+			ch.Takes = Takes(handlersTable + ".") // the whole handler is removed, with its network
 		case !was && ch.Takes == "":
-			// A handler whose network is not open would give its pods another one.
+			// Without its network open, the handler's pods would get another one.
 			delete(next.Handlers, strings.TrimSuffix(strings.TrimPrefix(name, handlersTable+"."), ownNetwork))
 		}
 		changes = append(changes, ch)
@@ -96,7 +96,7 @@ func (c *Config) Reload(src Source) (*Config, []Change, error) {
 	return next, withoutAbsent(changes, next), nil
 }
 
-// withoutAbsent says of all keys of a handler that waits for a restart that they do.
+// withoutAbsent marks all keys of a handler that takes a restart as taking one.
 func withoutAbsent(changes []Change, next *Config) []Change {
 	for i, ch := range changes {
 		name, ok := strings.CutPrefix(ch.Key, handlersTable+".")
@@ -116,7 +116,7 @@ func (c *Config) byName() map[string]key {
 	return all
 }
 
-// Keep gives a key the value that it has in from, and where that came from.
+// Keep sets a key to its value in from, with its origin.
 func (c *Config) Keep(from *Config, key string) {
 	to, is := c.byName()[key]
 	value, was := from.byName()[key]

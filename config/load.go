@@ -14,10 +14,10 @@ import (
 	"github.com/BurntSushi/toml"
 )
 
-// A Source says where a configuration comes from.
+// A Source is where a configuration comes from.
 type Source struct {
 	File   string            // "" = DefaultFile, which need not exist; any other must
-	Flags  map[string]string // key → value, of those that were given
+	Flags  map[string]string // key → value, of the given ones
 	OwnCNI string            // the directory of crisp's own plugins, for the default of cni.bin_dirs; "" = none
 }
 
@@ -37,7 +37,7 @@ func Load(src Source) (*Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Glob sorts its answer, and knows no error but a bad pattern.
+	// Glob sorts its result, and fails only for a bad pattern.
 	dropIns, _ := filepath.Glob(filepath.Join(filepath.Dir(file), "config.d", "*.toml"))
 	for _, f := range dropIns {
 		if err := c.read(f); err != nil {
@@ -46,7 +46,7 @@ func Load(src Source) (*Config, error) {
 	}
 	for _, k := range keys(c) {
 		if v, ok := src.Flags[k.name]; ok {
-			k.value.SetString(v) // flags exist for strings only
+			k.value.SetString(v) // only strings have flags
 			c.origin[k.name] = "flag --" + flagOf(k.name)
 		}
 	}
@@ -57,7 +57,7 @@ func Load(src Source) (*Config, error) {
 	return c, nil
 }
 
-// flagOf is the name of a key's flag: log.level is --log-level.
+// flagOf returns the name of a key's flag: log.level is --log-level.
 func flagOf(name string) string {
 	b := []byte(name)
 	for i, ch := range b {
@@ -90,7 +90,7 @@ func (c *Config) setDefaults(src Source) {
 	c.Image.ProgressTimeout = time.Minute
 }
 
-// setDerived fills in the defaults that follow from other values.
+// setDerived sets the defaults that depend on other values.
 func (c *Config) setDerived() {
 	if c.Socket == "" {
 		c.Socket = filepath.Join(c.State, "crisp.sock")
@@ -117,7 +117,7 @@ func (c *Config) setDerived() {
 	}
 }
 
-// read applies one file on top of what is there.
+// read applies one file to the values set so far.
 func (c *Config) read(file string) error {
 	data, err := os.ReadFile(file)
 	if err != nil {
@@ -166,7 +166,7 @@ func (c *Config) read(file string) error {
 	return nil
 }
 
-// handlersTable is the table whose tables anybody may name.
+// handlersTable is the table whose tables have free names.
 const handlersTable = "handlers"
 
 func lookup(tree map[string]any, name toml.Key) any {
@@ -181,9 +181,9 @@ func lookup(tree map[string]any, name toml.Key) any {
 	return v
 }
 
-// position is where name stands in a file, as file:line. The decoder knows, but
-// tells only with an error: so decode into a struct that has this one field, and
-// whose field refuses.
+// position returns where name is in a file, as file:line. The decoder gives
+// positions only in errors: so decode into a struct that has only this field,
+// whose decoding fails.
 func position(file string, data []byte, name toml.Key) string {
 	t := reflect.TypeFor[refusing]()
 	for _, part := range slices.Backward(name) {
@@ -199,5 +199,5 @@ func position(file string, data []byte, name toml.Key) string {
 
 type refusing struct{}
 
-// UnmarshalTOML makes the decoder say where it is.
+// UnmarshalTOML makes the decoder return its position.
 func (*refusing) UnmarshalTOML(any) error { return errors.New("here") }

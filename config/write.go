@@ -46,7 +46,7 @@ func literal(v any) string {
 	return fmt.Sprint(v)
 }
 
-// quote writes a basic string of TOML, whose escapes are JSON's.
+// quote writes a basic string of TOML, which has JSON's escapes.
 func quote(s string) string {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// listener hands out connections that know when they are gone.
+// listener accepts connections that notice when they are closed.
 type listener struct{ net.Listener }
 
 func (l listener) Accept() (net.Conn, error) {
@@ -23,10 +23,10 @@ func (l listener) Accept() (net.Conn, error) {
 	return &conn{Conn: c, gone: make(chan struct{})}, nil
 }
 
-// conn is a connection whose gone is closed when either side has closed it.
-// After the upgrade somebody always reads from it (both protocols need that for
-// their control frames), so a client that goes away is noticed at once, even if
-// the command at our end neither reads nor writes.
+// conn is a connection whose channel gone is closed once either side has closed it.
+// After the upgrade somebody always reads from it (both protocols need that for their
+// control frames), so a client that disconnects is noticed at once, even if the
+// command at our end neither reads nor writes.
 type conn struct {
 	net.Conn
 	once   sync.Once
@@ -44,22 +44,21 @@ func (c *conn) Read(p []byte) (int, error) {
 		return 0, net.ErrClosed
 	}
 	n, err := c.Conn.Read(p)
-	// A deadline that passed is net/http's way to stop its own reading.
+	// A deadline that passed is how net/http stops its own reading.
 	if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
 		c.leave()
 	}
 	return n, err
 }
 
-// lingerTime bounds for how long a client may take to notice the end of what it was
-// sent.
+// lingerTime bounds how long a client may take to notice the end of what it was sent.
 const lingerTime = time.Minute
 
-// Close ends the connection for us. What was written is still delivered, the end of a
-// stream and an exit code perhaps: a close(2) with bytes unread, which a client that
-// goes on sending always has underway, would throw it away (RFC 1122, 4.2.2.13: "it
-// SHOULD send a RST to show that data was lost"). So only our half is closed, and the
-// rest is read until the client closes its own.
+// Close closes our end of the connection. Data already written is still delivered,
+// perhaps the end of a stream and an exit code: a close(2) with unread data, which a
+// client that keeps sending always has in flight, would discard it (RFC 1122,
+// 4.2.2.13: "it SHOULD send a RST to show that data was lost"). So Close closes only
+// the sending direction, and reads the rest until the client closes its end.
 func (c *conn) Close() error {
 	c.leave()
 	half, ok := c.Conn.(interface{ CloseWrite() error })
@@ -72,7 +71,7 @@ func (c *conn) Close() error {
 	if err := half.CloseWrite(); err != nil {
 		return errors.Join(err, c.Conn.Close())
 	}
-	c.Conn.SetReadDeadline(time.Now()) // who reads now is to stop
+	c.Conn.SetReadDeadline(time.Now()) // interrupts a Read that is under way
 	go func() {
 		defer c.Conn.Close()
 		c.reading.Lock()
@@ -87,8 +86,8 @@ func (c *conn) leave() { c.once.Do(func() { close(c.gone) }) }
 
 type connKey struct{}
 
-// connContext makes the context of a connection's requests end with it, and a
-// connection that was taken over from net/http end with the server.
+// connContext makes the context of a connection's requests end with the connection,
+// and closes a connection that was hijacked from net/http when the server is closed.
 func connContext(ctx context.Context, nc net.Conn) context.Context {
 	c, ok := nc.(*conn)
 	if !ok {
@@ -112,7 +111,7 @@ func connState(nc net.Conn, state http.ConnState) {
 	}
 }
 
-// closeTaken closes the connection of a request's context if it was taken over.
+// closeTaken closes the connection of a request's context if it was hijacked.
 func closeTaken(ctx context.Context) {
 	if c, ok := ctx.Value(connKey{}).(*conn); ok && c.taken.Load() {
 		c.Close()

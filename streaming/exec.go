@@ -15,8 +15,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// Exec returns the URL at which req will be served, once. req.ContainerId is
-// given to the Runtime as it is.
+// Exec returns the URL at which req will be served, once. req.ContainerId is passed to
+// the Runtime unchanged.
 func (s *Server) Exec(req *cri.ExecRequest) (*cri.ExecResponse, error) {
 	o := remotecommand.Options{Stdin: req.Stdin, Stdout: req.Stdout, Stderr: req.Stderr, TTY: req.Tty}
 	if err := check(o); err != nil {
@@ -30,10 +30,10 @@ func (s *Server) Exec(req *cri.ExecRequest) (*cri.ExecResponse, error) {
 			})
 			return
 		}
-		// Over SPDY, and WebSocket protocols before v5, the library reads sizes of the
-		// terminal (handleResizeEvents) and keeps one value whole, however long it is.
-		// It makes the streams itself, from the connection that it takes over: there is
-		// no place to bound one of them short of reading SPDY's frames before it does.
+		// Over SPDY, and WebSocket protocols before v5, the library decodes terminal
+		// sizes (handleResizeEvents) and buffers each value whole, however long it is.
+		// It makes the streams itself, from the connection that it hijacks: short of
+		// parsing SPDY's frames before it does, there is no place to bound one.
 		remotecommand.ServeExec(w, r, a, "", "", req.ContainerId, req.Cmd, &o,
 			s.idle(), creationTimeout, remotecommand.SupportedStreamingProtocols)
 	})
@@ -78,14 +78,14 @@ func check(o remotecommand.Options) error {
 	return nil
 }
 
-// adapter makes a Runtime of ours what cri-streaming calls.
+// adapter implements cri-streaming's interfaces with our Runtime.
 type adapter struct {
 	ctx     context.Context // of the connection
 	runtime Runtime
 }
 
-// ExecInContainer runs a command. The library tells the client the exit code if
-// the error is an utilexec.ExitError, as NonZeroExitCode of metav1.Status.
+// ExecInContainer runs a command. If the error is a utilexec.ExitError, the library
+// sends the client the exit code, as NonZeroExitCode of metav1.Status.
 func (a *adapter) ExecInContainer(ctx context.Context, _, _, container string, cmd []string, in io.Reader, out, errw io.WriteCloser, tty bool, resize <-chan remotecommand.TerminalSize, _ time.Duration) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -111,7 +111,7 @@ func (a *adapter) PortForward(_ context.Context, sandbox, _ string, port int32, 
 	return a.runtime.ForwardStream(a.ctx, sandbox, port, stream)
 }
 
-// streams translates what the library hands over.
+// streams converts the library's streams.
 func streams(ctx context.Context, in io.Reader, out, errw io.WriteCloser, tty bool, resize <-chan remotecommand.TerminalSize) Streams {
 	s := Streams{Stdin: in, Stdout: out, Stderr: errw, TTY: tty}
 	if tty {

@@ -1,22 +1,22 @@
-// Package streaming serves Exec, Attach and PortForward: the CRI calls that
-// answer with a URL, at which the real work then happens over SPDY or WebSocket.
+// Package streaming serves Exec, Attach and PortForward: the CRI calls that return a
+// URL, at which the streams are then served over SPDY or WebSocket.
 //
 //	kubelet ── Exec ──▶ crispd ── URL with token ──▶ kubelet
 //	kubelet ══ HTTP upgrade at that URL ══▶ Server ── Runtime.Exec ──▶ container
 //
-// A URL is good for one connection and one minute (token.go). Its token is all
-// the authentication there is, therefore the server listens on the loopback
-// device unless told otherwise: the kubelet proxies.
+// A URL is valid for one connection and one minute (token.go). Its token is all the
+// authentication there is, so by default the server listens on the loopback device:
+// the kubelet proxies.
 //
-// SPDY and the older WebSocket protocols are k8s.io/cri-streaming's. What that
-// library lacks is done here:
+// SPDY and the older WebSocket protocols are implemented by k8s.io/cri-streaming.
+// This package adds what that library lacks:
 //
 //	v5.channel.k8s.io for Exec and Attach, the WebSocket protocol that can close
 //	    stdin and the only one that client-go speaks by itself (websocket.go);
 //	SPDY/3.1+portforward.k8s.io, SPDY in a WebSocket, for PortForward (tunnel.go);
-//	noticing that the client went away while a command is silent. The library's
-//	    context never ends, because the connection was taken over from net/http,
-//	    and the command would run for ever: each connection tells (conn.go).
+//	noticing that the client disconnected while a command is silent. The library's
+//	    context never ends, because the connection was hijacked from net/http, and
+//	    the command would run for ever: each connection reports its end (conn.go).
 package streaming
 
 import (
@@ -30,21 +30,21 @@ import (
 	"time"
 )
 
-// A Runtime is what the server needs to do the work. The contexts end when the
-// client is gone or the server is closed.
+// A Runtime does the work for the server. The contexts end when the client has
+// disconnected or the server is closed.
 type Runtime interface {
 	// ExecStream runs cmd in a container and returns its exit code once it has
 	// ended and its output has been written.
 	ExecStream(ctx context.Context, container string, cmd []string, s Streams) (code int32, err error)
 	// AttachStream connects to a container's own streams until it ends or ctx does.
 	AttachStream(ctx context.Context, container string, s Streams) error
-	// ForwardStream connects rw with a port of a sandbox until both sides are done.
+	// ForwardStream connects rw to a port of a sandbox until both sides are done.
 	ForwardStream(ctx context.Context, sandbox string, port int32, rw io.ReadWriteCloser) error
 }
 
-// Streams are the client's ends. One that the client did not ask for is nil. With
-// TTY, Stderr is nil and Resize carries the sizes of the client's terminal; it is
-// closed when no more will come, and may be nil.
+// Streams are the client's ends. A stream that the client did not ask for is nil.
+// With TTY, Stderr is nil and Resize carries the sizes of the client's terminal; it
+// is closed when no more will come, and may be nil.
 type Streams struct {
 	Stdin          io.Reader
 	Stdout, Stderr io.WriteCloser
@@ -52,14 +52,14 @@ type Streams struct {
 	Resize         <-chan Size
 }
 
-// A Size is a terminal's, in characters.
+// A Size is the size of a terminal, in characters.
 type Size struct{ Width, Height uint16 }
 
 // Options say where and how a Server listens.
 type Options struct {
 	Addr        string        // host:port; "" means 127.0.0.1:0
-	Listener    net.Listener  // if not nil, instead of one on Addr
-	IdleTimeout time.Duration // a connection on which nothing moves for so long is closed; 0 means 4 hours, as the kubelet has it
+	Listener    net.Listener  // used instead of Addr if not nil
+	IdleTimeout time.Duration // after which an idle connection is closed; 0 means 4 hours, the kubelet's default
 	Log         *slog.Logger  // nil means slog.Default()
 }
 
@@ -69,8 +69,8 @@ const (
 	idleTimeout   = 4 * time.Hour
 )
 
-// creationTimeout bounds how long a client may take to open its streams after that, one
-// that has gone too. Tests replace it.
+// creationTimeout bounds how long a client may take after that to open its streams;
+// it may have gone away. Tests replace it.
 var creationTimeout = 30 * time.Second
 
 // A Server serves the streams of one crispd.
@@ -86,7 +86,7 @@ type Server struct {
 	sessions atomic.Int64
 }
 
-// SetIdleTimeout replaces Options.IdleTimeout for connections that begin from now on.
+// SetIdleTimeout replaces Options.IdleTimeout for new connections.
 func (s *Server) SetIdleTimeout(d time.Duration) {
 	if d <= 0 {
 		d = idleTimeout
@@ -96,10 +96,10 @@ func (s *Server) SetIdleTimeout(d time.Duration) {
 
 func (s *Server) idle() time.Duration { return time.Duration(s.idleFor.Load()) }
 
-// Sessions is how many clients are being served.
+// Sessions returns how many clients are being served.
 func (s *Server) Sessions() int { return int(s.sessions.Load()) }
 
-// New listens and serves until Close. A server knows no URL of the one before it.
+// New listens and serves until Close. URLs of an earlier server are not valid.
 func New(o Options, r Runtime) (*Server, error) {
 	if o.Listener != nil {
 		return serveOn(o.Listener, o, r), nil
@@ -131,7 +131,7 @@ func serveOn(l net.Listener, o Options, r Runtime) *Server {
 	s.http = &http.Server{
 		Handler:           mux,
 		ReadHeaderTimeout: headerTimeout,
-		IdleTimeout:       headerTimeout, // of connections that no request is on; they have shown no token yet
+		IdleTimeout:       headerTimeout, // of connections without a request, which have not shown a token yet
 		BaseContext:       func(net.Listener) context.Context { return ctx },
 		ConnContext:       connContext,
 		ConnState:         connState,
@@ -146,23 +146,23 @@ func serveOn(l net.Listener, o Options, r Runtime) *Server {
 	return s
 }
 
-// Close ends the server and every connection, and with them their work.
+// Close closes the server and every connection, which ends their work.
 func (s *Server) Close() error {
-	s.cancel() // closes the connections that were taken over: Close does not know them
+	s.cancel() // closes the hijacked connections, which http.Server.Close does not know
 	err := s.http.Close()
 	<-s.served
 	return err
 }
 
-// serve does what the token in the URL stands for.
+// serve runs the job of the token in the URL.
 func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	job, ok := s.tokens.take(r.PathValue("kind"), r.PathValue("token"))
 	if !ok {
 		http.NotFound(w, r)
 		return
 	}
-	// The library leaves a connection open on which a client did not create its
-	// streams in time.
+	// If a client did not create its streams in time, the library leaves its
+	// connection open.
 	defer closeTaken(r.Context())
 	s.sessions.Add(1)
 	defer s.sessions.Add(-1)

@@ -9,17 +9,17 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// A token is good for tokenLife; at most maxTokens wait for their connection, so
-// that a caller who never connects cannot fill the memory.
+// A token is valid for tokenLife; at most maxTokens wait for their connection,
+// so that a caller who never connects cannot fill the memory.
 const (
 	tokenLife = time.Minute
 	maxTokens = 1000
 )
 
-// A job serves the one connection that a token is good for.
+// A job serves the one connection that a token admits.
 type job func(http.ResponseWriter, *http.Request)
 
-// tokens are the URLs that wait for their connection. The zero value has none.
+// tokens are the URLs that wait for their connection. The zero value is empty.
 type tokens struct {
 	mu      sync.Mutex
 	waiting map[string]ticket // guarded by mu; by token
@@ -54,7 +54,7 @@ func (t *tokens) add(kind string, job job) (path string, err error) {
 	return "/" + kind + "/" + token, nil
 }
 
-// take returns the job of a token and forgets it.
+// take removes a token and returns its job.
 func (t *tokens) take(kind, token string) (job, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -15,8 +15,9 @@ import (
 )
 
 // tunnel serves a SPDY connection whose bytes travel in binary messages of a
-// WebSocket, for clients behind proxies that know no SPDY. handle sees the
-// request for a SPDY upgrade that stands at the inner end of the tunnel.
+// WebSocket, for clients behind proxies that do not support SPDY. handle gets
+// the request for a SPDY upgrade as if it came from the inner end of the
+// tunnel.
 func tunnel(w http.ResponseWriter, r *http.Request, handle http.HandlerFunc) {
 	inner := r.Clone(r.Context())
 	server := websocket.Server{
@@ -45,8 +46,8 @@ func tunnel(w http.ResponseWriter, r *http.Request, handle http.HandlerFunc) {
 	server.ServeHTTP(w, r)
 }
 
-// tunnelEnd is the response of an upgrade that has already happened: it has
-// nothing to say, and gives the tunnel to whoever takes the connection over.
+// tunnelEnd is the response to an upgrade that has already happened: it sends
+// nothing, and hands the tunnel to whoever hijacks the connection.
 type tunnelEnd struct {
 	conn   net.Conn
 	header http.Header

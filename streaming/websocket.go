@@ -13,9 +13,9 @@ import (
 	"k8s.io/streaming/pkg/httpstream/wsstream"
 )
 
-// The channels of v5.channel.k8s.io: each message starts with the number of one.
-// A message of 255 and a number closes that channel, which the library's
-// connection does by itself once the protocol is agreed.
+// The channels of v5.channel.k8s.io: each message starts with the number of its
+// channel. A message of 255 and a number closes that channel; the library's
+// connection handles it once the protocol is agreed.
 const (
 	stdinChannel = iota
 	stdoutChannel
@@ -46,13 +46,13 @@ func (s *Server) serveV5(w http.ResponseWriter, r *http.Request, o remotecommand
 	conn.SetIdleTimeout(s.idle())
 	_, open, err := conn.Open(w, r)
 	if err != nil {
-		return // Open has answered
+		return // Open has sent the response
 	}
 	defer conn.Close()
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
 
-	// An empty message tells the client that the connection stands.
+	// An empty message tells the client that the connection is up.
 	open[errorChannel].Write(nil)
 
 	sizes := make(chan remotecommand.TerminalSize)
@@ -72,11 +72,12 @@ func (s *Server) serveV5(w http.ResponseWriter, r *http.Request, o remotecommand
 	open[errorChannel].Write(status(code, err))
 }
 
-// maxSize is how long one size of a terminal may be, in bytes of JSON.
+// maxSize bounds one terminal size, in bytes of JSON.
 const maxSize = 1024
 
-// readSizes decodes the sizes that the client sends; it must read on even if
-// nobody wants them or can understand them, or the connection's other channels stop.
+// readSizes decodes the terminal sizes that the client sends. It must read on even
+// if they are not wanted or malformed, or the connection's other channels would
+// block.
 func readSizes(ctx context.Context, r io.Reader, sizes chan<- remotecommand.TerminalSize) {
 	defer close(sizes)
 	bounded := &io.LimitedReader{R: r}
@@ -96,7 +97,7 @@ func readSizes(ctx context.Context, r io.Reader, sizes chan<- remotecommand.Term
 	}
 }
 
-// status is how a command ended, as clients read it from the error channel.
+// status encodes how a command ended, as clients read it from the error channel.
 func status(code int32, err error) []byte {
 	st := metav1.Status{Status: metav1.StatusSuccess}
 	switch {
