@@ -15,10 +15,10 @@ import (
 	"github.com/crisp-cri/crisp/internal/kernel"
 )
 
-// settle puts this process where the end of crispd's service is not its end. Where
-// systemd runs a host of cgroup v2, all cgroups are its own, but for what it gives
-// away: there it is a scope, systemd's way to keep a process that is no service's.
-// Else it is a cgroup below the root of every hierarchy.
+// settle moves this process to a cgroup that outlives crispd's service. Where
+// systemd runs the host on cgroup v2, it owns all cgroups that it has not delegated:
+// there it is a scope, systemd's unit for a process that belongs to no service.
+// Elsewhere it is a cgroup below the root of every hierarchy.
 func settle(name string) error {
 	if !cgroups.IsCgroup2UnifiedMode() || !systemd.IsRunningSystemd() {
 		return move(name)
@@ -30,7 +30,7 @@ func settle(name string) error {
 	return errors.Join(err, move(name))
 }
 
-// moveToScope has systemd make a scope of that name for this process.
+// moveToScope has systemd make a scope of that name with this process in it.
 func moveToScope(name string) error {
 	own, err := cgroups.ParseCgroupFile("/proc/self/cgroup")
 	if err != nil {
@@ -38,7 +38,7 @@ func moveToScope(name string) error {
 	}
 	name = filepath.Base(name)
 	if filepath.Base(own[""]) == name+".scope" {
-		return nil // we were there before we executed ourselves anew
+		return nil // we were there before we re-executed ourselves
 	}
 	prefix, rest, ok := strings.Cut(name, "-")
 	if !ok {
@@ -49,7 +49,7 @@ func moveToScope(name string) error {
 		Resources: &cgroups.Resources{SkipDevices: true},
 		SystemdProps: []systemdDbus.Property{
 			systemdDbus.PropDescription("crisp's executor, parent of all containers"),
-			// It forks for every start: no default is to be in the way.
+			// It forks for every start: no default limit may get in the way.
 			{Name: "TasksMax", Value: dbus.MakeVariant(^uint64(0))},
 		},
 	}, "")
@@ -69,7 +69,7 @@ func move(name string) error {
 			continue
 		}
 		e := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte("0"), 0)
-		if errors.Is(e, unix.ENOSPC) { // a v1 cpuset without CPUs can hold nobody; nothing is gained by one
+		if errors.Is(e, unix.ENOSPC) { // a v1 cpuset without CPUs admits no process, and is not needed
 			e = os.Remove(dir)
 		}
 		err = errors.Join(err, e)
@@ -77,7 +77,8 @@ func move(name string) error {
 	return err
 }
 
-// leave undoes move, as far as others do not live there too. A scope goes by itself.
+// leave undoes move, except for cgroups that are not empty. systemd removes a scope
+// itself.
 func leave(name string) {
 	dirs, _ := hierarchies()
 	for _, root := range dirs {

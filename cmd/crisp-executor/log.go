@@ -7,13 +7,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxLog is how large the log may become, in bytes. It lies on a tmpfs, and nobody
-// rotates it: at this size it becomes executor.log.1, in the place of the one before.
+// maxLog is the maximum size of the log, in bytes. It is on a tmpfs without log
+// rotation: at this size it is renamed to executor.log.1, replacing the previous one.
 const maxLog = 1 << 20
 
-// A logFile is standard error, where that is the file at path; any other standard
-// error is left alone. What the runtime of Go itself writes when it dies goes to the
-// same file.
+// A logFile rotates the file at path if that is standard error; any other standard
+// error is left alone. What Go's runtime writes when it dies goes to the same file.
 type logFile struct {
 	path string
 	mu   sync.Mutex
@@ -29,8 +28,8 @@ func (l *logFile) Write(p []byte) (int, error) {
 	return os.Stderr.Write(p)
 }
 
-// rotate begins a new file if the present one has no room for n bytes. If it cannot,
-// the log goes on as it is: to lose lines would be worse.
+// rotate begins a new file if the current one has no room for n bytes. If it cannot,
+// the log goes on in the current file, as losing lines would be worse.
 func (l *logFile) rotate(n int) {
 	var out, at unix.Stat_t
 	if unix.Fstat(2, &out) != nil || out.Size+int64(n) <= maxLog ||

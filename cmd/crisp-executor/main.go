@@ -3,7 +3,7 @@
 // socket. It logs JSON lines to stderr.
 //
 // The same program is libcontainer's "init", which becomes the container's first
-// process: it is executed once for each container and each exec, so nothing here
+// process. As it is executed once for each container and each exec, nothing here
 // may be slow to load.
 package main
 
@@ -39,7 +39,7 @@ func init() {
 	}
 	switch os.Args[1] {
 	case "init":
-		debug.SetGCPercent(-1) // it lives for some milliseconds
+		debug.SetGCPercent(-1) // it lives for a few milliseconds
 		libcontainer.Init()
 	case executor.BounceArg:
 		executor.Bounce(os.Args[2:])
@@ -65,7 +65,7 @@ func main() {
 	}
 	log := slog.New(slog.NewJSONHandler(newLogFile(filepath.Join(*state, "executor.log")), nil))
 	o := executor.Options{Socket: *socket, State: *state, Version: version, Log: log}
-	// After an upgrade the number stands for something else.
+	// After an upgrade the descriptor of that number is another one.
 	if *lockFD >= 0 && executor.Sealed() && !executor.Resuming() {
 		unix.CloseOnExec(*lockFD)
 		o.Lock = os.NewFile(uintptr(*lockFD), "executor.lock")
@@ -84,7 +84,7 @@ func run(o executor.Options, cgroup string, log *slog.Logger) error {
 		}
 		return executor.Execute(self, os.Args, os.Environ())
 	}
-	debug.SetGCPercent(50) // what it keeps is small, what a start throws away is not
+	debug.SetGCPercent(50) // it keeps little, but allocates much during a start
 	bridge(log)
 	prepare(cgroup, log)
 	open := executor.New
@@ -104,8 +104,8 @@ func run(o executor.Options, cgroup string, log *slog.Logger) error {
 	return nil
 }
 
-// prepare gives the process what it needs to be everybody's parent. What is not
-// allowed is done without.
+// prepare makes the process fit to be the parent of all containers. It logs what
+// is not permitted, and does without.
 func prepare(cgroup string, log *slog.Logger) {
 	unix.Umask(0o022)
 	if err := os.Chdir("/"); err != nil {
@@ -115,8 +115,8 @@ func prepare(cgroup string, log *slog.Logger) {
 		log.Error("orphans of containers go to another process", "err", err)
 	}
 	rename("crisp-executor")
-	// The last process of the node to be killed for memory, but for the kernel's
-	// own exceptions.
+	// The last process of the node that the OOM killer would choose, but for those
+	// that it never does.
 	if err := os.WriteFile("/proc/self/oom_score_adj", []byte("-999"), 0); err != nil {
 		log.Info("oom score kept", "err", err)
 	}
@@ -127,9 +127,9 @@ func prepare(cgroup string, log *slog.Logger) {
 	}
 }
 
-// rename gives this process the name that ps and pgrep show; as the program was
-// executed from a memfd, it would be a descriptor's number. Threads have names of
-// their own, and hand them on to the threads that they begin.
+// rename sets the name that ps and pgrep show; executed from a memfd, the process
+// would be named after a descriptor. Threads have names of their own, which new
+// threads inherit.
 func rename(name string) {
 	tasks, _ := filepath.Glob("/proc/self/task/*/comm")
 	for _, comm := range tasks {
@@ -137,10 +137,10 @@ func rename(name string) {
 	}
 }
 
-// onTerm ends the executor on SIGTERM if it has no containers. With containers it
-// stays: it is not what anybody stops a container with. But when the machine goes
-// down all processes get the signal, and systemd waits for the last of them: so it
-// goes as soon as none of its containers is alive.
+// onTerm ends the executor on SIGTERM once no container is alive. The signal is
+// not meant to stop containers. But at a shutdown of the machine all processes get
+// it, and systemd waits for the last of them: so the executor exits when its last
+// container has ended.
 func onTerm(x *executor.Executor, log *slog.Logger) {
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, unix.SIGTERM, unix.SIGINT)
@@ -156,7 +156,7 @@ func onTerm(x *executor.Executor, log *slog.Logger) {
 	}
 }
 
-// bridge turns what libcontainer logs into lines of ours.
+// bridge sends libcontainer's log to ours.
 func bridge(log *slog.Logger) {
 	logrus.SetOutput(io.Discard)
 	logrus.AddHook(hook{log})

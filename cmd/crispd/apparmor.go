@@ -9,8 +9,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/kernel"
 )
 
-// ownProfile is the name of the AppArmor profile that this crispd brings. Instances
-// do not share it: each replaces its own, and wipes it.
+// ownProfile returns the name of this crispd's AppArmor profile. Instances do not
+// share it: each replaces its own, and wipes it.
 func ownProfile(c *config.Config) string {
 	if name := instance(c); name != "" {
 		return apparmor.DefaultName + "-" + name
@@ -18,11 +18,11 @@ func ownProfile(c *config.Config) string {
 	return apparmor.DefaultName
 }
 
-// appArmor makes sure of the default profile, and returns the host's profiles and
-// the name of the default one; nil and "" where AppArmor is off.
+// appArmor makes sure that the default profile is loaded, and returns the host's
+// profiles and the name of the default one; nil and "" where AppArmor is off.
 //
-// What cannot be loaded does not keep crispd from running: pods that insist on
-// RuntimeDefault are then refused, the others not confined.
+// A profile that cannot be loaded does not keep crispd from running: pods that
+// require RuntimeDefault are then refused, the others not confined.
 func appArmor(ctx context.Context, c *config.Config, host kernel.Features, log *slog.Logger) (*apparmor.Profiles, string) {
 	if !host.AppArmor {
 		return nil, ""
@@ -41,7 +41,7 @@ func appArmor(ctx context.Context, c *config.Config, host kernel.Features, log *
 	return p, ownProfile(c)
 }
 
-// checkAppArmor tells whether containers will be confined.
+// checkAppArmor reports whether containers will be confined.
 func checkAppArmor(c *config.Config, host kernel.Features) []finding {
 	list := []finding{{"AppArmor", host.AppArmor, "containers are not confined by AppArmor; Localhost profiles are refused", false}}
 	switch {

@@ -20,8 +20,8 @@ import (
 	"github.com/crisp-cri/crisp/server/hooks"
 )
 
-// A finding is one thing that crispd wants of a host. What follows from its
-// absence is said only where it is absent.
+// A finding is one thing that crispd needs on a host. The consequence of its
+// absence is printed only where it is absent.
 type finding struct {
 	what    string
 	ok      bool
@@ -30,7 +30,7 @@ type finding struct {
 }
 
 // check prints what this host has and lacks. It fails (status 1) only if crispd
-// could not run here; what merely costs a feature is told and is no failure.
+// could not run here; the lack of a mere feature is printed and is no failure.
 func check(c *config.Config, out io.Writer) error {
 	f := kernel.Probe()
 	facts, err := hostFacts(c, f)
@@ -118,7 +118,8 @@ func checkCapabilities(f kernel.Features) []finding {
 	return list
 }
 
-// checkFiles looks for programs: our own are needed, others serve one feature.
+// checkFiles looks for programs: our own are required, each of the others serves
+// one feature.
 func checkFiles(c *config.Config) []finding {
 	executor, podinit := beside("crisp-executor"), beside("crisp-podinit")
 	return []finding{
@@ -132,14 +133,14 @@ func checkFiles(c *config.Config) []finding {
 	}
 }
 
-// imageFiles tells what is broken or not there, and what of hosts.toml counts for
-// nothing.
+// imageFiles reports files that are broken or missing, and settings in hosts.toml
+// that have no effect.
 func imageFiles(c *config.Config) finding {
 	wrong := append(missing(c), image.Check(imageSettings(c))...)
 	return finding{"files about images", len(wrong) == 0, strings.Join(wrong, "\n         "), false}
 }
 
-// hookFiles tells about broken ones before the first container does.
+// hookFiles reports broken hook files before the first container runs into them.
 func hookFiles(c *config.Config) finding {
 	f := finding{"hooks in " + strings.Join(c.HooksDirs, ", "), true, "", true}
 	if err := hooks.Check(c.HooksDirs); err != nil {
@@ -156,8 +157,8 @@ func program(name, follows string) finding {
 	return finding{"program " + path, true, "", false}
 }
 
-// checkpoints asks CRIU whether it can work here: it knows the kernels that there
-// were when it was made. Only root can be told.
+// checkpoints asks CRIU whether it works here: it knows only kernels older than
+// itself. It can check only as root.
 func checkpoints() finding {
 	const follows = "containers and pods cannot be checkpointed or restored"
 	f := program("criu", follows)

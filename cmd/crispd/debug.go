@@ -18,11 +18,11 @@ import (
 	"github.com/crisp-cri/crisp/server/telemetry"
 )
 
-// debugPath is the socket where crispd tells about its own insides. Only root can
-// use it: profiles hold whatever is in memory.
+// debugPath is the socket that serves crispd's internals. Only root can use it:
+// profiles contain whatever is in memory.
 func debugPath(state string) string { return filepath.Join(state, "debug.sock") }
 
-// views are what the debug socket has to show.
+// views are what the debug socket serves.
 var views = []struct{ name, path, about string }{
 	{"calls", "/calls", "the calls under way, and the stage that each is in"},
 	{"goroutines", "/debug/pprof/goroutine?debug=2", "the stacks of all goroutines, as text"},
@@ -34,7 +34,7 @@ var views = []struct{ name, path, about string }{
 	{"config", "/config", "the configuration that the running crispd uses"},
 }
 
-// viewNames are the words that follow "crispd debug".
+// viewNames returns the arguments that "crispd debug" takes.
 func viewNames() []string {
 	var names []string
 	for _, v := range views {
@@ -43,7 +43,7 @@ func viewNames() []string {
 	return names
 }
 
-// look fetches a view from the crispd that runs.
+// look fetches a view from the running crispd.
 func look(c *config.Config, name string, seconds int, out io.Writer) error {
 	for _, v := range views {
 		if v.name != name {
@@ -80,7 +80,7 @@ func fetch(socket, path string, out io.Writer) error {
 	return err
 }
 
-// serveDebug serves the debug socket until the function that it returns is called.
+// serveDebug serves the debug socket until stop is called.
 func serveDebug(state string, tel *telemetry.Telemetry, current *atomic.Pointer[config.Config], log *slog.Logger) (stop func(), err error) {
 	l, err := listen(debugPath(state))
 	if err != nil {
@@ -100,7 +100,7 @@ func serveDebug(state string, tel *telemetry.Telemetry, current *atomic.Pointer[
 	return serveHTTP(l, mux, log), nil
 }
 
-// serveHTTP serves h on l until the function that it returns is called.
+// serveHTTP serves h on l until stop is called.
 func serveHTTP(l net.Listener, h http.Handler, log *slog.Logger) (stop func()) {
 	s := &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug)}
 	go func() {
@@ -110,6 +110,6 @@ func serveHTTP(l net.Listener, h http.Handler, log *slog.Logger) (stop func()) {
 	}()
 	return func() {
 		s.Close()
-		l.Close() // which Close knows of once it is being served
+		l.Close() // Close does so only once l is being served
 	}
 }

@@ -6,11 +6,11 @@ import (
 	"github.com/crisp-cri/crisp/config"
 )
 
-// missing tells which files about images the configuration names and the host does
-// not have, and what follows. Those that it does not name need not be there.
+// missing returns the files about images that the configuration names and the host
+// lacks, and the consequences. Files that it does not name need not exist.
 //
-// None keeps crispd from running: a provider may bring them later. But a typing error
-// must not be silent: a policy that nobody finds accepts everything.
+// None keeps crispd from running: provisioning may add them later. But a typing error
+// must not go unnoticed: without its policy the node accepts every image.
 func missing(c *config.Config) []string {
 	type file struct{ key, path, follows string }
 	files := []file{

@@ -14,11 +14,11 @@ import (
 	"github.com/crisp-cri/crisp/server/spec"
 )
 
-// errNoIDMap is why an engine's pods have the host's user namespace.
+// errNoIDMap is why pods of an OCI runtime use the host's user namespace.
 var errNoIDMap = errors.New("its OCI runtime does not map mounts")
 
-// handlers are the configured runtime handlers. Each is the node's default with what
-// it says itself, and can do no more than its engine.
+// handlers returns the configured runtime handlers. Each is the node's default with
+// its own settings on top, limited to what its OCI runtime supports.
 func handlers(ctx context.Context, c *config.Config, host spec.Host, log *slog.Logger) (map[string]server.Handler, error) {
 	all := map[string]server.Handler{}
 	for name, hc := range c.Handlers {
@@ -52,7 +52,7 @@ func handlers(ctx context.Context, c *config.Config, host spec.Host, log *slog.L
 	return all, nil
 }
 
-// seccompDefault reads a profile that replaces the built-in one; "" is none.
+// seccompDefault reads a profile that replaces the built-in one; "" means none.
 func seccompDefault(path string) ([]byte, error) {
 	if path == "" {
 		return nil, nil

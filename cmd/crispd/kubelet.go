@@ -11,21 +11,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The kubelets of clusters that are connected to the CRI's socket. A node that joins a
-// cluster has crisp running before the cluster's network is there: pods that came up in
-// the default network meanwhile would reach no other node, and stay so.
+// kubelets are the kubelets of clusters that are connected to the CRI socket. A node
+// that joins a cluster runs crisp before the cluster's network is there: pods started in
+// the default network meanwhile would reach no other node, for as long as they live.
 //
-// Who is connected is asked of the kernel, not looked for on the node: so it is known
-// before the first call, and other instances' kubelets do not count.
+// The kernel says who is connected; we do not search the node for kubelets. So the
+// answer is known before the first call, and other instances' kubelets do not count.
 type kubelets struct {
 	mu   sync.Mutex
-	open map[*kubeletConn]string // its process, for people
+	open map[*kubeletConn]string // its process, for messages
 }
 
-// watch returns a listener that notes the kubelets among those who connect.
+// watch returns a listener that records which clients are kubelets.
 func (k *kubelets) watch(l net.Listener) net.Listener { return &kubeletListener{l, k} }
 
-// awaited is empty unless a kubelet of a cluster is connected.
+// awaited returns "" unless a kubelet of a cluster is connected.
 func (k *kubelets) awaited() string {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -72,8 +72,8 @@ func (c *kubeletConn) Close() error {
 	return c.Conn.Close()
 }
 
-// peer returns the process that has connected (SO_PEERCRED, unix(7)), or 0: it may be in
-// a PID namespace that is none of ours.
+// peer returns the PID of the connected process (SO_PEERCRED, unix(7)), or 0: it may be
+// in a PID namespace that we cannot see.
 func peer(conn net.Conn) int {
 	u, ok := conn.(*net.UnixConn)
 	if !ok {
@@ -84,7 +84,7 @@ func peer(conn net.Conn) int {
 		return 0
 	}
 	pid := 0
-	_ = raw.Control(func(fd uintptr) { // 0 says that it is not known
+	_ = raw.Control(func(fd uintptr) { // 0 means unknown
 		if cred, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
 			pid = int(cred.Pid)
 		}
@@ -92,7 +92,7 @@ func peer(conn net.Conn) int {
 	return pid
 }
 
-// commandOf returns a process's name and arguments; none of one that is not there.
+// commandOf returns a process's name and arguments, none if it does not exist.
 func commandOf(pid int) (name string, args []string) {
 	comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
 	if err != nil {
@@ -102,10 +102,10 @@ func commandOf(pid int) (name string, args []string) {
 	return strings.TrimSpace(string(comm)), strings.Split(string(line), "\x00")
 }
 
-// ofCluster says whether a process of that name and arguments is the kubelet of a
-// cluster. A kubelet that is told of no API server runs pods of its own node
-// (standalone), which no cluster will bring a network. K3s and MicroK8s have the kubelet
-// in their own process.
+// ofCluster reports whether a process with that name and those arguments is the kubelet
+// of a cluster. A kubelet without an API server runs pods of its own node (standalone),
+// which no cluster will give a network. K3s and MicroK8s run the kubelet in their own
+// process.
 func ofCluster(name string, args []string) bool {
 	switch name {
 	case "kubelet":

@@ -14,8 +14,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/logctx"
 )
 
-// newLog makes the one logger of this process and hands it to the libraries that
-// bring loggers of their own.
+// newLog makes the one logger of this process and passes it to the libraries that
+// have loggers of their own.
 func newLog(c config.Log) *slog.Logger {
 	setLevel(c.Level)
 	options := &slog.HandlerOptions{Level: &logLevel, ReplaceAttr: readable}
@@ -42,9 +42,9 @@ func setLevel(name string) {
 	logLevel.Set(level)
 }
 
-// demoted makes every line one for debugging. What the libraries of Kubernetes call
-// errors are clients of exec and port-forward that left; what matters of it is in the
-// line of the RPC.
+// demoted logs every line at level debug. What the libraries of Kubernetes log as
+// errors are clients of exec and port-forward that disconnected; the line of the RPC
+// has what matters.
 type demoted struct{ slog.Handler }
 
 func (h demoted) Enabled(ctx context.Context, _ slog.Level) bool {
@@ -62,7 +62,7 @@ func (h demoted) WithAttrs(attrs []slog.Attr) slog.Handler {
 
 func (h demoted) WithGroup(name string) slog.Handler { return demoted{h.Handler.WithGroup(name)} }
 
-// readable writes durations as people read them; JSON would have nanoseconds.
+// readable formats durations for people; in JSON they would be nanoseconds.
 func readable(_ []string, a slog.Attr) slog.Attr {
 	if a.Value.Kind() == slog.KindDuration {
 		a.Value = slog.StringValue(a.Value.Duration().String())
@@ -70,8 +70,8 @@ func readable(_ []string, a slog.Attr) slog.Attr {
 	return a
 }
 
-// A bridge carries logrus lines to slog. Libraries write variables into their
-// messages; that is theirs.
+// A bridge sends logrus' lines to slog. The messages are the libraries' own, with
+// variables in them.
 type bridge struct{ log *slog.Logger }
 
 func (bridge) Levels() []logrus.Level { return logrus.AllLevels }

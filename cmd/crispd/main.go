@@ -36,7 +36,7 @@ type exitStatus int
 
 func (e exitStatus) Error() string { return fmt.Sprintf("exit status %d", int(e)) }
 
-// A usageError is a mistake in the command line.
+// A usageError is an error in the command line.
 type usageError struct{ error }
 
 func main() {
@@ -60,14 +60,14 @@ func run(args []string, out io.Writer) error {
 	return root.Execute()
 }
 
-// commandLine is the root of all commands, which print to out.
+// commandLine returns the root command, whose commands print to out.
 func commandLine(out io.Writer) *cobra.Command {
 	source := config.Source{Flags: map[string]string{}}
 	load := func() (*config.Config, error) {
 		source.OwnCNI = beside("cni")
 		return config.Load(source)
 	}
-	// with is a command that has a configuration and no argument.
+	// with returns a command that takes a configuration and no arguments.
 	with := func(use, about string, do func(*config.Config) error) *cobra.Command {
 		return &cobra.Command{Use: use, Short: about, Args: none, RunE: func(*cobra.Command, []string) error {
 			c, err := load()
@@ -117,7 +117,7 @@ func commandLine(out io.Writer) *cobra.Command {
 	return root
 }
 
-// debugCommand looks into the crispd that the configuration is of.
+// debugCommand queries the running crispd of the configuration.
 func debugCommand(load func() (*config.Config, error), out io.Writer) *cobra.Command {
 	var seconds int
 	cmd := &cobra.Command{Use: "debug WHAT [--seconds N] [flags]", Short: "look into the crispd that runs, by its debug socket", ValidArgs: viewNames()}

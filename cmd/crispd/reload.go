@@ -13,9 +13,9 @@ import (
 	"github.com/crisp-cri/crisp/streaming"
 )
 
-// reload reads the configuration again and puts in force what can be without a
-// restart. It writes a line for each key that is different. What cannot be read or
-// makes no sense changes nothing, and is told with its file and line.
+// reload reads the configuration again, applies the changes that take no restart,
+// and logs each changed key. A configuration that is invalid or cannot be read
+// changes nothing; the error is logged with file and line.
 func (d *daemon) reload(ctx context.Context, src config.Source, log *slog.Logger) {
 	old := d.config.Load()
 	next, changes, err := old.Reload(src)
@@ -33,7 +33,7 @@ func (d *daemon) reload(ctx context.Context, src config.Source, log *slog.Logger
 	}
 	d.images.Reconfigure(imageSettings(next))
 	d.server.Reconfigure(o)
-	// What could not be done is not in force, and is tried again at the next reload.
+	// Changes that failed are not in force, and are tried again at the next reload.
 	failed := map[string]error{}
 	if next.Metrics != old.Metrics {
 		if e := d.scrape.serve(next.Metrics.Address); e != nil {
@@ -67,7 +67,7 @@ func (d *daemon) reload(ctx context.Context, src config.Source, log *slog.Logger
 	log.Info("configuration reloaded", "changes", len(changes))
 }
 
-// liveOptions are the server's options that follow from c and may change while it
+// liveOptions returns the server's options that depend on c and may change while it
 // runs.
 func (d *daemon) liveOptions(ctx context.Context, c *config.Config, log *slog.Logger) (server.Options, error) {
 	host := kernel.Probe()
@@ -94,7 +94,7 @@ func (d *daemon) liveOptions(ctx context.Context, c *config.Config, log *slog.Lo
 	}, nil
 }
 
-// complete gives handlers what does not follow from the configuration alone.
+// complete sets in handlers what depends on more than the configuration.
 func (d *daemon) complete(all map[string]server.Handler, c *config.Config) {
 	for name, h := range all {
 		if h.NoUserNS == nil {

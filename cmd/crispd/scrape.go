@@ -18,7 +18,7 @@ import (
 	"github.com/crisp-cri/crisp/server/telemetry"
 )
 
-// A scrape is where metrics are served besides the debug socket.
+// A scrape is the listener that serves metrics besides the debug socket.
 type scrape struct {
 	log   *slog.Logger
 	tel   *telemetry.Telemetry
@@ -32,9 +32,9 @@ type scrape struct {
 
 const retryScrape = 10 * time.Second
 
-// await serves the metrics at address as soon as it can, which may be later: an
-// address that the host is still to get, or that a dead process's connections hold,
-// is no reason not to run pods. A serve that succeeds takes its place.
+// await serves the metrics at address as soon as it can, which may be later: that
+// the host does not have the address yet, or a dead process's connections still use
+// it, is no reason not to run pods. A later serve that succeeds replaces it.
 func (m *scrape) await(ctx context.Context, address string) {
 	err := m.serve(address)
 	if err == nil {
@@ -55,8 +55,8 @@ func (m *scrape) await(ctx context.Context, address string) {
 	})
 }
 
-// serve serves the metrics at address from now on, and nowhere else; "" is nowhere.
-// If it cannot, nothing changes.
+// serve serves the metrics at address from now on, and at no other; "" means
+// nowhere. If it fails, nothing changes.
 func (m *scrape) serve(address string) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -66,7 +66,7 @@ func (m *scrape) serve(address string) error {
 func (m *scrape) serveLocked(address string) error {
 	l, err := listenAt(address)
 	if errors.Is(err, unix.EADDRINUSE) && m.stop != nil {
-		// The one in the way may be ours: 127.0.0.1:9090 becomes :9090.
+		// Our own listener may be in the way, as when 127.0.0.1:9090 becomes :9090.
 		old := m.at
 		m.endLocked()
 		if l, err = listenAt(address); err != nil {
@@ -89,7 +89,7 @@ func (m *scrape) serveLocked(address string) error {
 	return nil
 }
 
-// listenAt listens at a metrics.address; nil = nowhere.
+// listenAt listens at a metrics.address; it returns nil if that is "".
 func listenAt(address string) (net.Listener, error) {
 	path, isUnix := strings.CutPrefix(address, "unix://")
 	switch {
@@ -110,7 +110,7 @@ func (m *scrape) begin(address string, l net.Listener) {
 	m.at, m.stop = address, serveHTTP(l, mux, m.log)
 }
 
-// end serves the metrics nowhere.
+// end stops serving the metrics.
 func (m *scrape) end() {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -8,8 +8,8 @@ import (
 	"github.com/crisp-cri/crisp/server/selinux"
 )
 
-// seLinux is the SELinux policy that labels pods; nil where SELinux is off, here or
-// on the whole host.
+// seLinux returns the SELinux policy that labels pods; nil where SELinux is off, in
+// the configuration or on the whole host.
 func seLinux(c *config.Config, log *slog.Logger) *selinux.Policy {
 	if !c.SELinux {
 		return nil
@@ -21,10 +21,10 @@ func seLinux(c *config.Config, log *slog.Logger) *selinux.Policy {
 	return p
 }
 
-// labelImages gives the directory of images, and what is in it from before, the label
-// of files that containers may run; what is unpacked there later gets it from its
-// directory. Mounts show the pod's label whatever files have, but for mprotect(2), of
-// which the dynamic loader makes use, the kernel looks at the file below overlayfs.
+// labelImages labels the directory of images, and the files already in it, as files
+// that containers may run; files unpacked later inherit the label. Mounts show the
+// pod's label whatever the files have, but mprotect(2), which the dynamic loader
+// calls, is checked against the file below overlayfs.
 func labelImages(ctx context.Context, p *selinux.Policy, dir string, log *slog.Logger) {
 	label := p.ReadOnly()
 	if label == "" {
@@ -35,7 +35,7 @@ func labelImages(ctx context.Context, p *selinux.Policy, dir string, log *slog.L
 	}
 }
 
-// checkSELinux tells whether pods will be labelled.
+// checkSELinux reports whether pods will be labelled.
 func checkSELinux(c *config.Config) []finding {
 	p, err := selinux.Open()
 	switch {

@@ -21,17 +21,17 @@ import (
 )
 
 const (
-	// stopGrace is how long calls under way get to end when crispd is told to.
+	// stopGrace is how long calls in flight may take to finish when crispd stops.
 	stopGrace = 5 * time.Second
-	// gcPercent makes crispd smaller than Go's default at the cost of CPU that it
-	// hardly uses: its heap is a few MiB and its work is waiting.
+	// gcPercent makes crispd's heap smaller than by Go's default, at the cost of CPU
+	// time that it hardly uses: its heap is a few MiB and it mostly waits.
 	gcPercent = 50
 )
 
-// serve runs crispd until it is told to end.
+// serve runs crispd until it is told to stop.
 //
-// The socket is there first: a client that comes early waits for its answer
-// instead of being refused. The manager is told READY when calls are answered.
+// The socket comes first: an early client waits for its answer instead of being
+// refused. The service manager gets READY when calls are answered.
 func serve(c *config.Config, src config.Source) error {
 	debug.SetGCPercent(gcPercent)
 	unix.Umask(0o022)
@@ -44,11 +44,12 @@ func serve(c *config.Config, src config.Source) error {
 
 	ctx, cancel := signal.NotifyContext(context.Background(), unix.SIGTERM, unix.SIGINT)
 	defer cancel()
-	// From here on, or one that comes while crispd looks at what runs would end it.
+	// Before the containers are examined, or a SIGHUP meanwhile would kill crispd.
 	hangups := make(chan os.Signal, 1)
 	signal.Notify(hangups, unix.SIGHUP)
 	defer signal.Stop(hangups)
-	// Who reads the log may end: journald, a pipe's other side. That is no reason to.
+	// The reader of the log, journald or a pipe, may go away: that must not kill
+	// crispd.
 	signal.Notify(make(chan os.Signal, 1), unix.SIGPIPE)
 
 	locks, err := makeDirs(c.Root, c.State)
@@ -111,12 +112,12 @@ func serve(c *config.Config, src config.Source) error {
 	return d.stop(g)
 }
 
-// status is a line for the service manager to show.
+// status returns a line for the service manager to show.
 func (d *daemon) status() string {
 	return fmt.Sprintf("%d sandboxes, %d containers", len(d.runtime.Sandboxes()), len(d.runtime.Containers()))
 }
 
-// stop ends calls and then the packages, and notes that this was a clean end.
+// stop ends the calls and closes the packages, and then records a clean shutdown.
 func (d *daemon) stop(g *grpc.Server) error {
 	ended := make(chan struct{})
 	go func() {
@@ -156,7 +157,7 @@ func dumpOnSignal(path string, log *slog.Logger) (stop func()) {
 	}
 }
 
-// stacks is the text of all goroutines' stacks, whole.
+// stacks returns the complete stacks of all goroutines as text.
 func stacks() []byte {
 	for size := 1 << 20; ; size *= 2 {
 		buf := make([]byte, size)

@@ -15,8 +15,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/thread"
 )
 
-// listen makes the unix socket at path, mode 0660. A socket that nobody answers
-// at is one that a dead crispd left, and is replaced; one that lives is refused.
+// listen makes the unix socket at path, mode 0660. A socket left by a dead crispd is
+// replaced; one that somebody listens at is an error.
 func listen(path string) (net.Listener, error) {
 	if c, err := net.DialTimeout("unix", path, time.Second); err == nil {
 		c.Close()
@@ -33,8 +33,9 @@ func listen(path string) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, err
 	}
-	// Nobody may connect between bind and chmod. The umask is the whole process's,
-	// which makes files meanwhile: a reload comes by here too.
+	// Nobody may connect between bind and chmod, so a umask sets the mode, on a
+	// thread with one of its own: the process makes files meanwhile, as a reload
+	// calls listen too.
 	var l net.Listener
 	err := thread.Spend(func() (err error) {
 		if err := unix.Unshare(unix.CLONE_FS); err != nil {
@@ -50,8 +51,8 @@ func listen(path string) (net.Listener, error) {
 	return l, nil
 }
 
-// A lock keeps a second crispd away from a directory for as long as this process
-// lives; the kernel lets go of it when it dies (flock(2)).
+// lock keeps any other crispd out of a directory for as long as this process lives;
+// the kernel releases the lock when it dies (flock(2)).
 func lock(dir string) (*os.File, error) {
 	f, err := flock.Take(filepath.Join(dir, "crispd.lock"))
 	if errors.Is(err, flock.ErrHeld) {
@@ -60,9 +61,9 @@ func lock(dir string) (*os.File, error) {
 	return f, err
 }
 
-// makeDirs makes root and state and takes both for this process. Others may pass
-// through them (0711): the users of a user namespace must reach its root file system.
-// What is in them has modes of its own.
+// makeDirs makes root and state and locks both. Others may pass through them (0711):
+// the users of a user namespace must reach its root file system. The content has
+// modes of its own.
 func makeDirs(dirs ...string) (locks []*os.File, err error) {
 	for _, dir := range dirs {
 		if err := os.MkdirAll(dir, 0o711); err != nil {

@@ -8,8 +8,9 @@ import (
 	"github.com/crisp-cri/crisp/internal/kernel"
 )
 
-// noUserNS says why this node cannot give pods user namespaces, nil if it can.
-// It is tried once: the scheduler goes by the answer, which must not flap.
+// noUserNS returns why this node cannot give pods user namespaces; nil if it
+// can. It is decided once: the scheduler relies on the answer, which must not
+// flap.
 func noUserNS(host kernel.Features, images *image.Store, log *slog.Logger) error {
 	var err error
 	switch {

@@ -24,14 +24,14 @@ import (
 	"github.com/crisp-cri/crisp/oci"
 )
 
-// wipeTimeout bounds the whole of a wipe: plugins and processes may hang.
+// wipeTimeout bounds a whole wipe: plugins and processes may hang.
 const wipeTimeout = 5 * time.Minute
 
-// wipe ends every container and sandbox of this instance and removes what it
-// made on the host: processes, cgroups, mounts, namespaces, network, the state
-// directory, and with all the root directory too. It refuses while a crispd
-// runs. It may be repeated, and goes on after an error where that does no harm: without
-// an executor, which alone ends containers, both directories stay.
+// wipe ends every container and sandbox of this instance and removes what it made on
+// the host: processes, cgroups, mounts, namespaces, network, the state directory, and
+// with all the root directory too. It refuses while a crispd runs. It may be repeated.
+// After an error it goes on where that does no harm; without an executor, which alone
+// can end containers, both directories stay.
 func wipe(c *config.Config, all bool, out io.Writer) error {
 	if !exists(c.Root) && !exists(c.State) {
 		fmt.Fprintf(out, "nothing to wipe: neither %s nor %s exists\n", c.Root, c.State)
@@ -60,11 +60,11 @@ func wipe(c *config.Config, all bool, out io.Writer) error {
 	case err == nil:
 		w.runtime(ctx, runtime)
 	case answers(filepath.Join(c.State, "executor.sock")):
-		// Containers run on, and only the executor can end them.
+		// Containers are running, and only the executor can end them.
 		return err
 	default:
-		// Containers may run on, but for a reboot, which has emptied the state directory.
-		// What is on record of them is for a wipe that can end them.
+		// Containers may be running, unless a reboot has emptied the state directory.
+		// Their records are kept for a wipe that can end them.
 		w.note("runtime", err)
 		left, _ := os.ReadDir(filepath.Join(c.State, "sandboxes")) // what is not there has none
 		w.keep = len(left) > 0
@@ -93,8 +93,8 @@ func wipe(c *config.Config, all bool, out io.Writer) error {
 	return errors.Join(w.errs...)
 }
 
-// takeDirs is makeDirs for who comes right after the crispd before: one that was
-// killed lets go of its directories a moment later.
+// takeDirs is makeDirs right after the previous crispd: one that was killed releases
+// its directories a moment later.
 func takeDirs(dirs ...string) (locks []*os.File, err error) {
 	for range 30 {
 		if locks, err = makeDirs(dirs...); err == nil {
@@ -105,12 +105,12 @@ func takeDirs(dirs ...string) (locks []*os.File, err error) {
 	return locks, err
 }
 
-// A wiping is a wipe under way: what could not be done is kept for its end.
+// A wiping is a wipe under way; it collects the errors.
 type wiping struct {
 	c    *config.Config
 	out  io.Writer
 	errs []error
-	keep bool // the directories, for a repetition
+	keep bool // keep the directories, for a repeated wipe
 }
 
 func (w *wiping) note(what string, err error) {
@@ -137,8 +137,7 @@ func (w *wiping) images(ctx context.Context, s *image.Store) {
 	w.note("images", s.Close())
 }
 
-// unmount takes away what is still mounted below our directories, the last
-// mounted first.
+// unmount unmounts what is still mounted below our directories, the last mounted first.
 func (w *wiping) unmount() {
 	mounts, err := w.mounts()
 	w.note("mounts", err)
@@ -161,8 +160,8 @@ func (w *wiping) mounts() ([]*mountinfo.Info, error) {
 	})
 }
 
-// namespaces removes the files that network namespaces were pinned on, from a
-// directory that others use too.
+// namespaces removes the files that network namespaces were pinned on, from a directory
+// that others use too.
 func (w *wiping) namespaces() {
 	entries, err := os.ReadDir(netNSDir(w.c))
 	if err != nil {
@@ -187,7 +186,7 @@ func (w *wiping) remove(ctx context.Context, dir string) {
 	if err == nil {
 		err = tree.Remove(ctx, dir)
 	}
-	// A file system of its own, mounted there: it is empty now, and the mount stays.
+	// A file system mounted on dir itself: it is empty now, and the mount stays.
 	var path *fs.PathError
 	if errors.Is(err, unix.EBUSY) && errors.As(err, &path) && filepath.Clean(path.Path) == filepath.Clean(dir) {
 		err = nil
@@ -199,8 +198,8 @@ func (w *wiping) remove(ctx context.Context, dir string) {
 	fmt.Fprintf(w.out, "directory %s\n", dir)
 }
 
-// below tells whether path is strictly below dir: the directory itself may be a
-// mount of the administrator's.
+// below reports whether path is strictly below dir: the directory itself may be a mount
+// of the administrator's.
 func below(path, dir string) bool {
 	rel, err := filepath.Rel(dir, path)
 	return err == nil && rel != "." && filepath.IsLocal(rel)

@@ -28,7 +28,7 @@ import (
 	"github.com/crisp-cri/crisp/streaming"
 )
 
-// A daemon is what crispd is made of.
+// A daemon holds the parts of crispd.
 type daemon struct {
 	records *checkpoint.Manager
 	runtime *oci.Runtime
@@ -43,8 +43,9 @@ type daemon struct {
 	noUserNS  error // why pods cannot have user namespaces; nil = they can
 }
 
-// wire makes all parts out of the configuration, and of what the service manager has
-// stored. Each takes plain options; none knows another but through the server.
+// wire makes all parts from the configuration and the descriptors that the service
+// manager has stored. Each part takes plain options; they know one another only through
+// the server.
 func wire(ctx context.Context, c *config.Config, stored map[string]int, log *slog.Logger) (_ *daemon, err error) {
 	var steps undo.Stack
 	defer steps.RunIf(&err)
@@ -130,7 +131,7 @@ func wire(ctx context.Context, c *config.Config, stored map[string]int, log *slo
 	return d, err
 }
 
-// close ends the parts, the ones on top first. Containers run on.
+// close closes the parts, top ones first. Containers keep running.
 func (d *daemon) close() error {
 	d.scrape.end()
 	return errors.Join(d.runtime.Close(), d.network.Close(), d.images.Close(), d.telemetry.Close())
@@ -147,7 +148,7 @@ func imageOptions(c *config.Config, records *checkpoint.Manager, log *slog.Logge
 	}
 }
 
-// imageSettings are what image.Store.Reconfigure takes.
+// imageSettings returns the argument of image.Store.Reconfigure.
 func imageSettings(c *config.Config) image.Settings {
 	return image.Settings{
 		Settings: registry.Settings{
@@ -182,9 +183,9 @@ func ociOptions(c *config.Config, records *checkpoint.Manager, systemd bool, pub
 	}
 }
 
-// netNSDir is where the pods' network namespaces are. The agents of CNI plugins that
-// open them from a pod of their own have this directory mounted: it is where ip-netns(8)
-// and the other runtimes have theirs. Another instance keeps to its state.
+// netNSDir returns where the pods' network namespaces are. Agents of CNI plugins that
+// open them from a pod of their own mount this directory, which ip-netns(8) and the
+// other runtimes use too. Any other instance uses its state directory.
 func netNSDir(c *config.Config) string {
 	if c.DefaultInstance() {
 		return "/var/run/netns"
@@ -192,8 +193,8 @@ func netNSDir(c *config.Config) string {
 	return filepath.Join(c.State, "netns")
 }
 
-// nriOptions leaves the plugins that the machine has installed to the default
-// instance: it would be odd if each instance started them.
+// nriOptions starts the plugins that are installed on the machine in the default
+// instance only, as there may be several instances.
 func nriOptions(c *config.Config) *nri.Options {
 	if !c.NRI.Enabled {
 		return nil
@@ -205,8 +206,8 @@ func nriOptions(c *config.Config) *nri.Options {
 	return o
 }
 
-// instance tells this instance's names on the host from those of others: "" for
-// the default one, else a hash of the directories that make it another.
+// instance distinguishes this instance's names on the host from those of others: "" for
+// the default one, else a hash of its directories.
 func instance(c *config.Config) string {
 	if c.DefaultInstance() {
 		return ""
@@ -215,8 +216,8 @@ func instance(c *config.Config) string {
 	return hex.EncodeToString(sum[:8])
 }
 
-// usesSystemd decides the cgroup driver. It stays the same as long as crispd
-// runs: the kubelet asks once.
+// usesSystemd decides the cgroup driver, which stays the same while crispd runs: the
+// kubelet asks once.
 func usesSystemd(c *config.Config, host kernel.Features) bool {
 	if c.CgroupDriver == "auto" {
 		return host.Systemd && host.CgroupV2
@@ -224,7 +225,7 @@ func usesSystemd(c *config.Config, host kernel.Features) bool {
 	return c.CgroupDriver == "systemd"
 }
 
-// hostFacts gathers what the translation of containers must know of this node.
+// hostFacts gathers what package spec needs to know of this node.
 func hostFacts(c *config.Config, host kernel.Features) (spec.Host, error) {
 	h := spec.Host{
 		CgroupV2:        host.CgroupV2,
