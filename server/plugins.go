@@ -18,7 +18,7 @@ import (
 	"github.com/crisp-cri/crisp/server/spec"
 )
 
-// This file is what the handlers say to NRI plugins, and when:
+// This file notifies NRI plugins, on these occasions:
 //
 //	RunPodSandbox     before the sandbox is ready; an error undoes it
 //	StopPodSandbox    when its containers have ended and its network is there
@@ -29,8 +29,8 @@ import (
 //	StopContainer     when it has ended, however that came about, once
 //	RemoveContainer   when it is gone
 //
-// What cannot be undone (a stop, a removal, anything "post") is told, and a
-// plugin that is not content with it is logged.
+// Of what cannot be undone (a stop, a removal, anything "post") plugins are only
+// notified; their errors are logged.
 
 // pluginPod returns a sandbox as plugins see it.
 func pluginPod(sb *oci.Sandbox, rec *sandboxRecord) nri.Pod {
@@ -93,8 +93,8 @@ func (s *Server) tellRun(ctx context.Context, turn nri.Turn, p nri.Pod, steps *u
 	if !turn.Heard() {
 		return nil
 	}
-	// Also if the hook fails: plugins before the one that refused have been
-	// told.
+	// Also if the hook fails, as the plugins before the one that refused were
+	// notified.
 	steps.Add("run by plugins", func() error {
 		ctx, cancel := undo.Context(ctx)
 		defer cancel()

@@ -13,11 +13,11 @@ import (
 // gcTime limits how long network leftovers may delay the first request.
 const gcTime = 10 * time.Second
 
-// Start puts right what the crispd before this one left half done. It must have
-// returned before the first request is served.
+// Start cleans up after the previous crispd. It must have returned before the
+// first request is served.
 //
-// What the records say was settled by oci.Open. Here is what only the server
-// knows to be connected:
+// oci.Open has dealt with its own records. Start deals with what only the
+// server can relate to one another:
 //
 //	found                              means                     Start does
 //	file system without its container  a creation or a removal   release it
@@ -27,8 +27,8 @@ const gcTime = 10 * time.Second
 //	sandbox being stopped, or not      a stop was cut short, or  stop it again, in the
 //	ready and with an address          a reboot stopped it       background: a plugin may hang
 //
-// A sandbox that was being created is not ready by now. The kubelet removes it,
-// as it does with one whose roll-back failed.
+// A sandbox that was being created is not ready now. The kubelet removes it, as
+// it does with one whose rollback failed.
 func (s *Server) Start(ctx context.Context) error {
 	s.releaseFileSystems(ctx)
 	if err := os.RemoveAll(s.checkpointDir()); err != nil {

@@ -18,23 +18,26 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// This file makes containers whose processes come from a checkpoint:
+// This file makes containers from checkpoints of processes:
 //
 //	CreateContainer, image is a path              an archive, ours or another runtime's
 //	CreateContainer, image is a checkpoint image  the same, as the only layer of an image
 //	RestorePod                                    ours
 //
-// Such a container is made like any other, from the image that the original had
-// and what the request says. Then the original's changes are made in its root file
-// system, and oci is told where CRIU's files are: StartContainer restores instead of
-// executing. They lie in a directory of oci's from CreateContainer on, so that
-// nobody else's checkpoint is needed later, and a restart of crispd changes nothing.
+// Such a container is made like any other, from the original's image and the
+// request. Then the original's changes are applied to its root file system, and oci
+// is given the directory of CRIU's files: StartContainer restores instead of
+// executing. From CreateContainer on the files are in a directory of oci's, so that
+// the caller's checkpoint is no longer needed, and a restart of crispd changes
+// nothing.
 //
-// What a restored process is cannot be changed: its user, its capabilities, its
-// seccomp filter, its mounts. A request that says something else is refused, by what
-// the checkpoint says of itself; CRIU's own files, which decide, can say anything.
-// So images, which whoever makes a pod chooses, are restored only where
-// Options.RestoreFromImages says so. Paths and directories come from those alone who can use
+// The properties of a restored process cannot be changed: its user, its
+// capabilities, its seccomp filter, its mounts. A request that differs is refused,
+// judged by the checkpoint's description; but CRIU's own files decide, and they can
+// contain anything. So images, which anybody who may create a pod can choose, are
+// restored only if Options.RestoreFromImages is set. Paths and directories come only
+// from those who can use crispd's socket: the kubelet does not take a path for an
+// image.
 // crispd's socket: the kubelet takes no path for an image.
 
 // checkpointAnnotations are the manifest annotations by which Podman, CRI-O and

@@ -1,32 +1,31 @@
-// Package server is CRI v1: it answers the kubelet with what oci, image, network
-// and streaming can do.
+// Package server implements CRI v1: it answers the kubelet's calls with oci, image,
+// network and streaming.
 //
-// One file holds one RPC. A handler translates: it finds the object, converts
-// the request, calls, and answers. It contains no logging, no status codes and
-// no locks; those are in interceptor.go, once.
+// Each RPC has a file. A handler finds the object, converts the request, calls, and
+// converts the result. It contains no logging, no status codes and no locks;
+// interceptor.go has those, once.
 //
-// # What is kept where
+// # State
 //
 // The server keeps no records of its own. What CRI wants back verbatim (labels,
-// annotations, mounts, namespace options) and what else must survive a restart
-// (addresses, image identifiers) travels as the opaque Extra of oci's records:
-// record.go says in what form, and index.go keeps it decoded. Lists and statuses
-// are built from these snapshots and wait for nobody.
+// annotations, mounts, namespace options) and whatever else must survive a restart
+// (addresses, image identifiers) is the opaque Extra of oci's records: record.go
+// defines its format, and index.go keeps it decoded. Lists and statuses are built from
+// these snapshots and wait for nobody.
 //
-// Besides what requests name, it writes files only into directories that oci gives
-// it (oci.Sandbox.Dir and ShmDir, oci.Runtime.RestoreDir) and below <root>/checkpoints,
-// where CheckpointContainer works and which Start removes. Plugins of NRI connect to a
-// socket whose path comes with Options.NRI.
+// Besides paths that requests name, it writes files only in directories that oci gives
+// it (oci.Sandbox.Dir and ShmDir, oci.Runtime.RestoreDir) and below
+// <root>/checkpoints, where CheckpointContainer works and which Start removes. NRI
+// plugins connect to the socket of Options.NRI.
 //
 // # Names and retries
 //
-// The kubelet repeats a request whose answer it did not get, under the same
-// name, and gives the name up only for an object that it has seen in a list. So
-// RunPodSandbox and CreateContainer do not belong to the caller who started
-// them: they run on a context of their own, a repetition joins them, and what
-// nobody has collected is not listed and after a while undone (creations.go).
-// Stopping and removing are repeated too; there it is enough that the callers
-// of one thing share one run of it (tasks.go).
+// The kubelet repeats a request to which it got no answer, under the same name, and
+// gives the name up only for an object that it has seen in a list. So RunPodSandbox
+// and CreateContainer run on a context of their own and not on their caller's. A
+// repeated request joins the work; a result that no request has collected is not
+// listed, and undone after a while (creations.go). Stops and removals are repeated
+// too; for these it is enough that concurrent callers share one run (tasks.go).
 //
 //	        RunPodSandbox, CreateContainer
 //	                     │ name
@@ -36,7 +35,7 @@
 //	└─────▼─────────────────────▼─────────────┘
 //	    undone                undone
 //
-// What half-finished things mean after a restart is in recover.go.
+// recover.go says what half-finished work means after a restart.
 package server
 
 import (
@@ -70,7 +69,7 @@ type Images interface {
 	Load(ctx context.Context, r io.Reader) ([]image.Image, error)
 }
 
-// A Catalogue is the images there are.
+// A Catalogue is the set of images on the node.
 type Catalogue interface {
 	Get(ref string) (image.Image, error)
 	List() []image.Image
@@ -79,7 +78,7 @@ type Catalogue interface {
 	FsInfo() image.FsInfo
 }
 
-// RootFS is the file systems made from images, by the key of their user.
+// RootFS manages the root file systems made from images, each under its user's key.
 type RootFS interface {
 	Changes
 	Mount(ctx context.Context, key, id string, o rootfs.MountOptions) (root string, err error)
@@ -103,7 +102,7 @@ type Network interface {
 	GC(ctx context.Context, keep []string) error
 }
 
-// Options is what a Server is made of. Runtime, Images, RootFS, Network and Events are
+// Options are the arguments of New. Runtime, Images, RootFS, Network and Events are
 // required.
 type Options struct {
 	Runtime   *oci.Runtime

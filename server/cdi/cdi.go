@@ -1,14 +1,14 @@
 // Package cdi gives containers the devices that their vendors describe: the
 // Container Device Interface, CNCF TAG runtime, version 1.1.
 //
-// A file in one of the directories (JSON or YAML) says what must be added to a
-// container so that a device works in it: nodes, mounts, variables, hooks. A
+// A file in one of the directories (JSON or YAML) says what a container needs
+// for a device to work in it: device nodes, mounts, variables, hooks. A
 // container names devices as vendor.com/class=name, in CRI's field or, as device
 // plugins older than the field do, in annotations below cdi.k8s.io/.
 //
-// The directories are read when a container asks for a device and at no other
-// time. What a vendor's tool wrote a moment ago is seen, nothing has to be
-// watched, and a node without such devices pays nothing.
+// The directories are read whenever a container asks for a device, and only
+// then. So a file that a vendor's tool has just written is found, there is
+// nothing to watch, and a node without such devices pays nothing.
 package cdi
 
 import (
@@ -26,8 +26,9 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// Names are the devices a container asks for, each once: those of CRI's field in
-// their order, then those of the annotations in the order of their keys.
+// Names returns the devices that a container asks for, each once: those of CRI's
+// field in their order, then those of the annotations in the order of their
+// keys.
 func Names(field []string, annotations map[string]string) ([]string, error) {
 	names := slices.Clone(field)
 	for _, key := range slices.Sorted(maps.Keys(annotations)) {
@@ -47,21 +48,21 @@ func Names(field []string, annotations map[string]string) ([]string, error) {
 	return list, nil
 }
 
-// Inject adds the devices to s, as the files in dirs say. A file in a later
-// directory wins over the same device in an earlier one. A device that no file
-// has is fault.Invalid, and the error tells which files could not be read: the
-// device may be in one of them.
+// Inject adds the devices to s, as the files in dirs describe them. A file in a
+// later directory takes precedence over an earlier one with the same device. The
+// error is fault.Invalid if no file has a device; it names the files that could
+// not be read, as the device may be in one of them.
 func Inject(s *specs.Spec, dirs, names []string) (err error) {
 	if len(names) == 0 {
 		return nil
 	}
-	// The library trips over a null in a list, and does not say in which file.
+	// The library panics at a null in a list, without naming the file.
 	defer func() {
 		if p := recover(); p != nil {
 			err = fault.Invalid.Errorf("CDI device %s: %s: %v", strings.Join(names, ", "), culprits(dirs), p)
 		}
 	}()
-	// Its error is always nil, by its comment.
+	// The error is always nil, as NewCache documents.
 	cache, _ := cdi.NewCache(cdi.WithSpecDirs(dirs...), cdi.WithAutoRefresh(false))
 	missing, err := cache.InjectDevices(s, names...)
 	if len(missing) > 0 {
@@ -73,14 +74,13 @@ func Inject(s *specs.Spec, dirs, names []string) (err error) {
 	return nil
 }
 
-// broken names the files that are of no use, and why.
-// culprits names the files in dirs that cannot be read without a panic.
+// culprits names the files in dirs that make the library panic.
 func culprits(dirs []string) string {
 	var list []string
 	for _, dir := range dirs {
 		entries, err := os.ReadDir(dir)
 		if err != nil {
-			continue // it has no files then
+			continue // no files in it then
 		}
 		for _, e := range entries {
 			path := filepath.Join(dir, e.Name())
@@ -101,6 +101,7 @@ func panics(path string) (is bool) {
 	return false
 }
 
+// broken lists the files that could not be read, and why.
 func broken(cache *cdi.Cache) string {
 	var b strings.Builder
 	errs := cache.GetErrors()

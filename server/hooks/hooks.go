@@ -10,15 +10,15 @@
 //	  "stages": ["createRuntime", "poststop"]
 //	}
 //
-// A hook applies if all conditions of "when" that are given hold, and at least
-// one is given. A list of patterns holds if one of them matches. Patterns are
-// regular expressions of RE2 that may match anywhere in the text.
+// A hook applies if all conditions given in "when" hold, and at least one is
+// given. A list of patterns holds if one of them matches. Patterns are regular
+// expressions (RE2) that may match anywhere in the text.
 //
-// Files of a later directory replace those of the same name in an earlier one;
-// hooks are added in the order of the names in lower case.
+// A file of a later directory replaces that of the same name in an earlier one;
+// hooks are added in the order of the file names in lower case.
 //
-// A file that is broken is an error for every container: a hook may be what
-// keeps containers in their bounds, and to run one without would go unseen.
+// A broken file is an error for every container: a hook may be what confines
+// containers, and nobody would notice that one runs without it.
 package hooks
 
 import (
@@ -40,17 +40,17 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// version is the only one of the format that there is.
+// version is the only version of the format.
 const version = "1.0.0"
 
-// A Container is what conditions look at.
+// A Container is what conditions are evaluated against.
 type Container struct {
 	Annotations map[string]string // the sandbox's and the container's
 	Command     string            // argv[0]
 	BindMounts  bool              // it has a mount of a host path
 }
 
-// A hook is one file.
+// A hook is the content of one file.
 type hook struct {
 	Version string     `json:"version"`
 	Hook    specs.Hook `json:"hook"`
@@ -65,8 +65,7 @@ type when struct {
 	HasBindMounts *bool             `json:"hasBindMounts"`
 }
 
-// Inject adds to s the hooks that apply to c. A directory that is not there has
-// no hooks.
+// Inject adds to s the hooks that apply to c. A missing directory has no hooks.
 func Inject(s *specs.Spec, dirs []string, c Container) error {
 	files, err := list(dirs)
 	if err != nil {
@@ -111,7 +110,7 @@ func Check(dirs []string) error {
 	return errors.Join(errs...)
 }
 
-// list is the files of dirs in the order of their hooks.
+// list returns the files of dirs in the order of their hooks.
 func list(dirs []string) ([]string, error) {
 	byName := map[string]string{}
 	for _, dir := range dirs {
@@ -144,7 +143,7 @@ func read(file string) (*hook, error) {
 	}
 	h := new(hook)
 	d := json.NewDecoder(bytes.NewReader(data))
-	// An unknown condition must not be taken for one that is not given.
+	// An unknown condition must not be mistaken for an absent one.
 	d.DisallowUnknownFields()
 	if err := d.Decode(h); err != nil {
 		return nil, fault.Internal.Errorf("%v", err)
@@ -177,7 +176,7 @@ func (h *hook) check() error {
 	return nil
 }
 
-// stage is the list of the hooks of a stage, nil if there is no such stage.
+// stage returns the list of a stage's hooks, nil if there is no such stage.
 func stage(h *specs.Hooks, name string) *[]specs.Hook {
 	switch name {
 	case "prestart":
@@ -196,8 +195,8 @@ func stage(h *specs.Hooks, name string) *[]specs.Hook {
 	return nil
 }
 
-// match tells whether all conditions that are given hold. Every pattern is
-// compiled, so that a broken one is found whatever the container.
+// match reports whether all given conditions hold. Every pattern is compiled,
+// so that a broken one is found whatever the container.
 func (w when) match(c Container) (bool, error) {
 	given, holds := 0, true
 	condition := func(ok bool) { given, holds = given+1, holds && ok }

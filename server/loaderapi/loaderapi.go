@@ -1,14 +1,14 @@
-// Package loaderapi is the service crisp.v1.Loader: it carries an image archive
-// into a running crispd, so that an image can arrive without any registry.
+// Package loaderapi is the service crisp.v1.Loader: it loads an image archive into a
+// running crispd, for images that come from no registry.
 //
 // It has one method, a client stream:
 //
 //	rpc Load(stream google.protobuf.BytesValue) returns (google.protobuf.ListValue);
 //
-// The messages are the archive, cut anywhere; the answer is the list of the
-// names (strings) that the images got, or their IDs where they have no name.
-// The service is too small for a generator: its description is written here by
-// hand, for the server as for the client, and both sides import this package.
+// The messages are the archive, split anywhere; the response is the list of the names
+// (strings) of the images, or the IDs of those without a name. The service is too small
+// for a code generator: its description is written by hand for both sides, which import
+// this package.
 package loaderapi
 
 import (
@@ -25,11 +25,11 @@ import (
 // Method is the full name of the one method.
 const Method = "/crisp.v1.Loader/Load"
 
-// chunk is how much of an archive goes into one message, in bytes: large enough
-// that the messages cost nothing, small enough for any message limit.
+// chunk is how much of an archive one message carries, in bytes: enough to make the
+// messages' overhead negligible, and below any message limit.
 const chunk = 1 << 20
 
-// A Loader takes an archive in and returns the names of the images in it.
+// A Loader stores the images of an archive and returns their names.
 type Loader interface {
 	Load(ctx context.Context, archive io.Reader) (names []string, err error)
 }
@@ -42,11 +42,11 @@ var desc = grpc.ServiceDesc{
 	Metadata:    "crisp/v1/loader",
 }
 
-// Register makes l answer to the service on g.
+// Register registers l as the service on g.
 func Register(g grpc.ServiceRegistrar, l Loader) { g.RegisterService(&desc, l) }
 
-// Load sends the OCI or docker archive (tar, plain or gzip) that r holds over
-// cc and returns the names of the images that crispd made of it.
+// Load sends the OCI or docker archive (tar, plain or gzip) from r over cc and returns
+// the names of the images that crispd made of it.
 func Load(ctx context.Context, cc grpc.ClientConnInterface, r io.Reader) ([]string, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel() // ends the stream when reading r fails
@@ -58,7 +58,8 @@ func Load(ctx context.Context, cc grpc.ClientConnInterface, r io.Reader) ([]stri
 	for {
 		n, err := io.ReadFull(r, buf)
 		if n > 0 {
-			// Send says io.EOF when the server has ended the stream; why, RecvMsg says.
+			// Send returns io.EOF when the server has ended the stream; RecvMsg returns
+			// the reason.
 			if sendErr := stream.SendMsg(wrapperspb.Bytes(buf[:n])); errors.Is(sendErr, io.EOF) {
 				break
 			} else if sendErr != nil {
@@ -86,8 +87,8 @@ func Load(ctx context.Context, cc grpc.ClientConnInterface, r io.Reader) ([]stri
 	return names, nil
 }
 
-// serve is the server's side of Load: it gives the messages to the Loader as
-// one reader, so that nothing of the archive is ever kept in memory.
+// serve is the server's side of Load. It passes the messages to the Loader as one
+// reader, so that the archive is never in memory as a whole.
 func serve(srv any, stream grpc.ServerStream) error {
 	names, err := srv.(Loader).Load(stream.Context(), &reader{stream: stream})
 	if err != nil {
@@ -100,7 +101,7 @@ func serve(srv any, stream grpc.ServerStream) error {
 	return stream.SendMsg(list)
 }
 
-// reader is the archive as it arrives.
+// reader reads the archive from the stream.
 type reader struct {
 	stream grpc.ServerStream
 	rest   []byte

@@ -18,12 +18,12 @@ type Pod struct {
 	IPs     []string
 	NetNS   string // path; "" = the host's
 
-	// Overhead and Resources are what the kubelet last said; they replace the
+	// Overhead and Resources are the kubelet's latest values; they replace the
 	// ones in Config unless they are nil.
 	Overhead, Resources *cri.LinuxContainerResources
 }
 
-// A State is how far a container is.
+// A State is the state of a container as plugins know it.
 type State uint8
 
 // The states that plugins know.
@@ -49,11 +49,12 @@ type Container struct {
 	Reason, Message                  string
 }
 
-// An Update changes the limits of a container. What is unset stays as it is.
+// An Update changes the limits of a container. Unset fields leave theirs
+// unchanged.
 type Update struct {
 	Container     string
 	Resources     *specs.LinuxResources
-	IgnoreFailure bool // the one who wants it does not insist
+	IgnoreFailure bool // the plugin does not require it
 }
 
 func podsOf(list []Pod) []*api.PodSandbox {
@@ -134,7 +135,7 @@ func containerOf(c Container) *api.Container {
 	return out
 }
 
-// describe fills in what the specification says.
+// describe sets the fields that come from the specification.
 func describe(out *api.Container, spec *specs.Spec) {
 	if spec == nil {
 		return
@@ -173,8 +174,8 @@ func resourcesOf(r *specs.LinuxResources) *api.LinuxResources {
 	return api.FromOCILinuxResources(r, nil)
 }
 
-// limitsOf is the resources of a pod. They are a sum that nobody applies, and
-// zero in it is not set.
+// limitsOf converts the resources of a pod. They are a sum that is not applied
+// to anything, and zero in it means not set.
 func limitsOf(r *cri.LinuxContainerResources) *api.LinuxResources {
 	if r == nil {
 		return nil
@@ -201,15 +202,15 @@ func limitsOf(r *cri.LinuxContainerResources) *api.LinuxResources {
 func updatesOf(list []*api.ContainerUpdate) []Update {
 	var out []Update
 	for _, u := range list {
-		if r := u.GetLinux().GetResources().ToOCI(); r != nil { // the library puts nil for an update that nobody changed
+		if r := u.GetLinux().GetResources().ToOCI(); r != nil { // the library has nil for an update that no plugin changed
 			out = append(out, Update{Container: u.ContainerId, Resources: compact(r), IgnoreFailure: u.IgnoreFailure})
 		}
 	}
 	return out
 }
 
-// compact leaves out the groups in which nothing is set: the library fills them
-// in empty.
+// compact removes the groups in which nothing is set: the library adds them
+// empty.
 func compact(r *specs.LinuxResources) *specs.LinuxResources {
 	if r.Memory != nil && *r.Memory == (specs.LinuxMemory{}) {
 		r.Memory = nil
@@ -227,8 +228,8 @@ func nanoseconds(t time.Time) int64 {
 	return t.UnixNano()
 }
 
-// validEnv is an environment as protobuf can carry it. What is no UTF-8 shows
-// with replacement characters; in the container it stays what it is.
+// validEnv returns an environment that protobuf can carry. Bytes that are not
+// UTF-8 become replacement characters; in the container they stay as they are.
 func validEnv(env []string) []string {
 	out := make([]string, len(env))
 	for i, kv := range env {

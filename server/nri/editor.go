@@ -8,8 +8,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// An editor is the small part of an OCI specification generator that the
-// library's adjustments are written in terms of.
+// An editor implements the small part of an OCI specification generator that
+// the library makes its adjustments with.
 type editor struct{ spec *specs.Spec }
 
 func (e *editor) Spec() *specs.Spec { return e.spec }
@@ -112,7 +112,8 @@ func (e *editor) hooks() *specs.Hooks {
 	return e.spec.Hooks
 }
 
-// AddPreStartHook adds to a list that OCI has deprecated; plugins still may.
+// AddPreStartHook adds to a list that OCI has deprecated; plugins still may use
+// it.
 func (e *editor) AddPreStartHook(h specs.Hook) {
 	e.hooks().Prestart = append(e.hooks().Prestart, h)
 }
@@ -171,8 +172,8 @@ func (e *editor) AddLinuxResourcesDevice(allow bool, typ string, major, minor *i
 	r.Devices = append(r.Devices, specs.LinuxDeviceCgroup{Allow: allow, Type: typ, Major: major, Minor: minor, Access: access})
 }
 
-// without is a copy of list without what drop selects: plugins are shown the
-// original.
+// without returns a copy of list without the items that drop selects: plugins
+// are shown the original.
 func without[T any](list []T, drop func(T) bool) []T {
 	return slices.DeleteFunc(slices.Clone(list), drop)
 }

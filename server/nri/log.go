@@ -10,14 +10,14 @@ import (
 	nrilog "github.com/containerd/nri/pkg/log"
 )
 
-// lines is where the library's log goes, which it has one of in a process; nil
-// is nowhere.
+// lines is the destination of the library's log, of which a process has only
+// one; nil discards it.
 var lines atomic.Pointer[slog.Logger]
 
 var route = sync.OnceFunc(func() { nrilog.Set(logger{}) })
 
-// A logger leads the library's lines to slog. It writes variables into its
-// messages; that is its own.
+// A logger sends the library's log to slog. The messages are the library's own,
+// with variables in them.
 type logger struct{}
 
 func (logger) line(ctx context.Context, level slog.Level, format string, args []any) {
@@ -30,8 +30,8 @@ func (l logger) Debugf(ctx context.Context, format string, args ...any) {
 	l.line(ctx, slog.LevelDebug, format, args)
 }
 
-// What the library has to say at Info (each connection, in several lines) is
-// for who looks for a fault.
+// What the library logs at Info (several lines for each connection) is of use
+// for debugging only.
 func (l logger) Infof(ctx context.Context, format string, args ...any) {
 	l.line(ctx, slog.LevelDebug, format, args)
 }

@@ -1,7 +1,7 @@
 // Package nri is the runtime's side of the Node Resource Interface: plugins that
-// watch pods and containers and have a say in what those get. The protocol, the
-// order of the plugins and the merging of what they want are the adaptation
-// library's; here is what lies between it and the server.
+// watch pods and containers and may change their configuration. The adaptation
+// library implements the protocol, the order of the plugins and the merging of
+// their adjustments; this package connects it to the server.
 //
 //	server ──Turn──▶ Plugins ──▶ adaptation ══socket══▶ plugin
 //	   ▲                            │
@@ -9,28 +9,30 @@
 //
 // # Exactly once
 //
-// A plugin that joins is told of all there is (Synchronize) and after that of
-// each change. So that it learns of every object once, telling of a change and
-// making it visible happen within one Turn, during which no plugin can join:
+// A plugin that joins is sent all existing objects (Synchronize) and after that
+// each change. So that it learns of every object once, notifying plugins of a
+// change and making it visible happen within one Turn, during which no plugin
+// can join:
 //
 //	Turn ─▶ CreateContainer hook ─▶ container on record ─▶ End
 //	        ─────────────────── no Synchronize ──────────────
 //
-// A Turn must be short and must not be taken by who has one: a plugin that waits
-// to join makes new Turns wait, and with them creations, but nothing that only
-// reads.
+// A Turn must be short, and its holder must not begin another: a plugin that
+// waits to join makes new Turns wait, and with them creations, but nothing that
+// only reads.
 //
-// # Nobody there
+// # Without plugins
 //
 // Without a plugin a Turn is a read lock, Heard is false, and nothing is
-// converted. One that went away is noticed in the first Turn after that.
+// converted. A plugin that has disconnected is noticed in the first Turn after
+// that.
 //
 // # Trust
 //
-// A plugin that does not answer within its time is dropped and the call goes on,
-// unless it asked to be waited for (the library's FailurePolicy). One that
-// answers with an error fails the creation, the update or the start: what was
-// done is undone. Nothing a plugin says keeps a pod from being stopped.
+// A plugin that does not answer in time is dropped and the call goes on, unless
+// the plugin asked to be waited for (the library's FailurePolicy). One that
+// answers with an error fails the creation, the update or the start, which is
+// rolled back. No plugin can keep a pod from being stopped.
 package nri
 
 import (
@@ -47,17 +49,17 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// runtimeName is what plugins are told they run in.
+// runtimeName is the name of the runtime that plugins are sent.
 const runtimeName = "crisp"
 
-// The time a plugin has: to register and be told of all there is, and for each
-// request after that. They are the library's defaults, which plugins expect.
+// The time that a plugin has to register and synchronize, and for each request
+// after that. They are the library's defaults, which plugins expect.
 const (
 	registrationTime = adaptation.DefaultPluginRegistrationTimeout
 	requestTime      = adaptation.DefaultPluginRequestTimeout
 )
 
-// Options is what Plugins are made of.
+// Options are the arguments of New.
 type Options struct {
 	Socket    string // where plugins connect; its directory is made
 	PluginDir string // plugins in it are started; "" = none
@@ -70,11 +72,12 @@ type Options struct {
 	InjectCDI func(spec *specs.Spec, names []string) error
 }
 
-// A Runtime is what plugins look at and change outside of any call of ours.
+// A Runtime is what plugins read and change outside of any call of ours.
 type Runtime interface {
-	// Snapshot returns all pods and containers that there are.
+	// Snapshot returns all existing pods and containers.
 	Snapshot() ([]Pod, []Container)
-	// Update changes the limits of containers, and returns what it could not.
+	// Update changes the limits of containers, and returns the updates that
+	// failed.
 	Update(ctx context.Context, updates []Update) (failed []Update)
 	// Evict begins to stop a container.
 	Evict(ctx context.Context, id, reason string) error
@@ -85,7 +88,7 @@ type Plugins struct {
 	o       Options
 	runtime Runtime
 	nri     *adaptation.Adaptation
-	count   atomic.Int32 // of plugins that joined and have not been found gone
+	count   atomic.Int32 // of plugins that have joined and are not known to be gone
 }
 
 // New returns Plugins to which nobody can connect yet.
@@ -103,7 +106,7 @@ func New(o Options, runtime Runtime) (*Plugins, error) {
 		options = append(options, adaptation.WithPluginPath("/nonexistent"))
 	}
 	if inUse(o.Socket) {
-		// The library would take it away from them.
+		// The library would take the socket away from that runtime.
 		o.Log.Warn("another runtime serves the NRI socket: plugins cannot connect", "socket", o.Socket)
 		options = append(options, adaptation.WithDisabledExternalConnections())
 	}
@@ -115,7 +118,7 @@ func New(o Options, runtime Runtime) (*Plugins, error) {
 	return p, nil
 }
 
-// inUse reports whether somebody listens at a socket.
+// inUse reports whether anybody listens on a socket.
 func inUse(path string) bool {
 	c, err := net.DialTimeout("unix", path, time.Second)
 	if err != nil {
@@ -136,7 +139,7 @@ func (p *Plugins) Start() error {
 	return nil
 }
 
-// Close stops listening and ends the plugins that Start started.
+// Close stops listening and stops the plugins that Start started.
 func (p *Plugins) Close() {
 	if p != nil {
 		p.nri.Stop()
@@ -144,10 +147,10 @@ func (p *Plugins) Close() {
 	}
 }
 
-// synchronize tells plugins that join of all there is. The library makes sure
-// that there is no Turn, so what follows is the only thing that plugins are
-// asked: its time is that of a registration, because a plugin may have a node's
-// worth of containers to look at.
+// synchronize sends plugins that join all existing objects. The library makes
+// sure that there is no Turn, so this is the only request under way. Its time is
+// that of a registration, because a plugin may have a whole node's containers to
+// look at.
 func (p *Plugins) synchronize(ctx context.Context, tell adaptation.SyncCB) error {
 	adaptation.SetPluginRequestTimeout(registrationTime)
 	defer adaptation.SetPluginRequestTimeout(requestTime)
@@ -162,7 +165,7 @@ func (p *Plugins) synchronize(ctx context.Context, tell adaptation.SyncCB) error
 	return nil
 }
 
-// update applies what a plugin wants of its own accord.
+// update applies the updates that a plugin asks for on its own.
 func (p *Plugins) update(ctx context.Context, list []*adaptation.ContainerUpdate) ([]*adaptation.ContainerUpdate, error) {
 	failed := map[string]bool{}
 	for _, u := range p.runtime.Update(ctx, updatesOf(list)) {
@@ -177,8 +180,8 @@ func (p *Plugins) update(ctx context.Context, list []*adaptation.ContainerUpdate
 	return back, nil
 }
 
-// evictions is around each call of a plugin: the library reads no evictions out
-// of the request for updates that they come with.
+// evictions wraps each call of a plugin: the library ignores the evictions in a
+// plugin's request for updates.
 func (p *Plugins) evictions(ctx context.Context, unmarshal ttrpc.Unmarshaler, _ *ttrpc.UnaryServerInfo, method ttrpc.Method) (any, error) {
 	var evict []*adaptation.ContainerEviction
 	answer, err := method(ctx, func(v any) error {
@@ -197,8 +200,8 @@ func (p *Plugins) evictions(ctx context.Context, unmarshal ttrpc.Unmarshaler, _ 
 	return answer, errors.Join(errs...)
 }
 
-// A counter is told how many plugins there are; the rest of the library's
-// metrics is not ours.
+// A counter receives the number of plugins; we ignore the library's other
+// metrics.
 type counter struct{ p *Plugins }
 
 func (c counter) UpdatePluginCount(n int) { c.p.count.Store(int32(n)) }

@@ -7,15 +7,15 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// A Turn is a stretch of time in which no plugin joins, and the calls that tell
-// plugins what happens in it. The zero Turn is one of no Plugins.
+// A Turn is a period in which no plugin can join, with the calls that notify
+// plugins of what happens in it. The zero Turn notifies nobody.
 type Turn struct {
 	p     *Plugins
 	block *adaptation.PluginSyncBlock
 }
 
-// Turn begins a Turn, which must be Ended. It waits while a plugin joins. Who has
-// one must not begin another.
+// Turn begins a Turn, which must be ended. It waits while a plugin joins. The
+// holder of a Turn must not begin another.
 func (p *Plugins) Turn() Turn {
 	if p == nil {
 		return Turn{}
@@ -26,16 +26,17 @@ func (p *Plugins) Turn() Turn {
 // End ends the Turn. Ending it twice is no error.
 func (t Turn) End() { t.block.Unblock() }
 
-// Heard reports whether there is anybody to tell. The calls below need it to be
+// Heard reports whether there are plugins. The calls below require it to be
 // true: without plugins there is nothing to convert.
 func (t Turn) Heard() bool { return t.p != nil && t.p.count.Load() > 0 }
 
-// RunPodSandbox tells of a pod that is about to be ready.
+// RunPodSandbox notifies plugins of a pod that is about to be ready.
 func (t Turn) RunPodSandbox(ctx context.Context, pod Pod) error {
 	return t.p.nri.RunPodSandbox(ctx, &adaptation.RunPodSandboxRequest{Pod: podOf(pod)})
 }
 
-// UpdatePodSandbox tells of new resources of a pod, which are in it already.
+// UpdatePodSandbox notifies plugins of a pod's new resources, which it already
+// has.
 func (t Turn) UpdatePodSandbox(ctx context.Context, pod Pod) error {
 	req := &adaptation.UpdatePodSandboxRequest{Pod: podOf(pod)}
 	req.OverheadLinuxResources, req.LinuxResources = req.Pod.Linux.PodOverhead, req.Pod.Linux.PodResources
@@ -43,23 +44,23 @@ func (t Turn) UpdatePodSandbox(ctx context.Context, pod Pod) error {
 	return err
 }
 
-// PostUpdatePodSandbox tells of a pod that was updated.
+// PostUpdatePodSandbox notifies plugins of a pod that was updated.
 func (t Turn) PostUpdatePodSandbox(ctx context.Context, pod Pod) error {
 	return t.p.nri.PostUpdatePodSandbox(ctx, &adaptation.PostUpdatePodSandboxRequest{Pod: podOf(pod)})
 }
 
-// StopPodSandbox tells of a pod whose containers have ended.
+// StopPodSandbox notifies plugins of a pod whose containers have ended.
 func (t Turn) StopPodSandbox(ctx context.Context, pod Pod) error {
 	return t.p.nri.StopPodSandbox(ctx, &adaptation.StopPodSandboxRequest{Pod: podOf(pod)})
 }
 
-// RemovePodSandbox tells of a pod that is gone.
+// RemovePodSandbox notifies plugins of a pod that is gone.
 func (t Turn) RemovePodSandbox(ctx context.Context, pod Pod) error {
 	return t.p.nri.RemovePodSandbox(ctx, &adaptation.RemovePodSandboxRequest{Pod: podOf(pod)})
 }
 
-// CreateContainer asks what is to be different in a container, changes its Spec
-// accordingly, and returns the limits that plugins have set and the updates that
+// CreateContainer asks plugins for adjustments of a container, applies them to
+// its Spec, and returns the limits that plugins have set and the updates that
 // they want of other containers.
 func (t Turn) CreateContainer(ctx context.Context, pod Pod, c Container) (*specs.LinuxResources, []Update, error) {
 	answer, err := t.p.nri.CreateContainer(ctx, &adaptation.CreateContainerRequest{Pod: podOf(pod), Container: containerOf(c)})
@@ -72,23 +73,23 @@ func (t Turn) CreateContainer(ctx context.Context, pod Pod, c Container) (*specs
 	return answer.GetAdjust().GetLinux().GetResources().ToOCI(), updatesOf(answer.GetUpdate()), nil
 }
 
-// PostCreateContainer tells of a container that was created.
+// PostCreateContainer notifies plugins of a container that was created.
 func (t Turn) PostCreateContainer(ctx context.Context, pod Pod, c Container) error {
 	return t.p.nri.PostCreateContainer(ctx, &adaptation.PostCreateContainerRequest{Pod: podOf(pod), Container: containerOf(c)})
 }
 
-// StartContainer tells of a container that is about to be started.
+// StartContainer notifies plugins of a container that is about to be started.
 func (t Turn) StartContainer(ctx context.Context, pod Pod, c Container) error {
 	return t.p.nri.StartContainer(ctx, &adaptation.StartContainerRequest{Pod: podOf(pod), Container: containerOf(c)})
 }
 
-// PostStartContainer tells of a container that was started.
+// PostStartContainer notifies plugins of a container that was started.
 func (t Turn) PostStartContainer(ctx context.Context, pod Pod, c Container) error {
 	return t.p.nri.PostStartContainer(ctx, &adaptation.PostStartContainerRequest{Pod: podOf(pod), Container: containerOf(c)})
 }
 
-// UpdateContainer asks what an update of c's limits to change is to be instead,
-// and which other containers are to be updated.
+// UpdateContainer asks plugins to revise an update of c's limits. It returns the
+// revised update, and the updates that they want of other containers.
 func (t Turn) UpdateContainer(ctx context.Context, pod Pod, c Container, change *specs.LinuxResources) (own *specs.LinuxResources, others []Update, err error) {
 	answer, err := t.p.nri.UpdateContainer(ctx, &adaptation.UpdateContainerRequest{
 		Pod: podOf(pod), Container: containerOf(c), LinuxResources: resourcesOf(change),
@@ -107,19 +108,19 @@ func (t Turn) UpdateContainer(ctx context.Context, pod Pod, c Container, change 
 	return own, others, nil
 }
 
-// PostUpdateContainer tells of a container that was updated.
+// PostUpdateContainer notifies plugins of a container that was updated.
 func (t Turn) PostUpdateContainer(ctx context.Context, pod Pod, c Container) error {
 	return t.p.nri.PostUpdateContainer(ctx, &adaptation.PostUpdateContainerRequest{Pod: podOf(pod), Container: containerOf(c)})
 }
 
-// StopContainer tells of a container that has ended, and returns the updates
-// that plugins want of those that have not.
+// StopContainer notifies plugins of a container that has ended, and returns the
+// updates that they want of others.
 func (t Turn) StopContainer(ctx context.Context, pod Pod, c Container) ([]Update, error) {
 	answer, err := t.p.nri.StopContainer(ctx, &adaptation.StopContainerRequest{Pod: podOf(pod), Container: containerOf(c)})
 	return updatesOf(answer.GetUpdate()), err
 }
 
-// RemoveContainer tells of a container that is gone.
+// RemoveContainer notifies plugins of a container that is gone.
 func (t Turn) RemoveContainer(ctx context.Context, pod Pod, c Container) error {
 	return t.p.nri.RemoveContainer(ctx, &adaptation.RemoveContainerRequest{Pod: podOf(pod), Container: containerOf(c)})
 }

@@ -10,8 +10,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// Options are what CRI lets a pod or a container choose: the parts of a label,
-// "" = not chosen.
+// Options are the parts of a label that a pod or a container may choose by CRI; ""
+// = not chosen.
 type Options struct {
 	User, Role, Type, Level string
 }
@@ -24,12 +24,12 @@ func (o Options) apply(c selinux.Context) {
 	}
 }
 
-// categories is how many there are by convention, c0 to c1023.
+// categories is the conventional number of categories, c0 to c1023.
 const categories = 1024
 
-// Pod returns the labels of a pod and keeps its level, for it alone unless the
-// options name one, until Release. host says that it uses the host's PID or IPC
-// namespace. What the policy does not know is fault.Invalid.
+// Pod returns the labels of a pod. Its level is reserved, exclusively unless the
+// options name it, until Release. host says that the pod uses the host's PID or IPC
+// namespace. The error is fault.Invalid for labels that the policy does not know.
 func (p *Policy) Pod(id string, o Options, host bool) (Labels, error) {
 	if p == nil || o == (Options{}) && (host || p.process == nil) {
 		return Labels{}, nil
@@ -50,7 +50,7 @@ func (p *Policy) Pod(id string, o Options, host bool) (Labels, error) {
 	return l, nil
 }
 
-// Container returns the labels of a container in a pod that has the labels pod.
+// Container returns the labels of a container in a pod with the labels pod.
 func (p *Policy) Container(pod Labels, o Options, privileged bool) (l Labels, err error) {
 	if p == nil {
 		return Labels{}, nil
@@ -61,16 +61,16 @@ func (p *Policy) Container(pod Labels, o Options, privileged bool) (l Labels, er
 			return Labels{}, err
 		}
 	}
-	// CRI, of privileged mode: "SELinux restrictions are not applied". Options that
-	// make no sense are an error even so.
+	// CRI, of privileged mode: "SELinux restrictions are not applied". Invalid
+	// options are an error all the same.
 	if privileged {
 		l.Process = ""
 	}
 	return l, nil
 }
 
-// compose changes base, or where it is empty the policy's labels, as options say.
-// The type is the process's: files keep the one that all containers may use.
+// compose applies options to base or, where that is empty, to the policy's labels.
+// The type is that of the process: files keep the one that all containers may use.
 func (p *Policy) compose(base Labels, o Options) (Labels, error) {
 	process, file := maps.Clone(p.process), maps.Clone(p.file)
 	for _, b := range []struct {
@@ -101,7 +101,7 @@ func (p *Policy) compose(base Labels, o Options) (Labels, error) {
 	return p.check(l)
 }
 
-// reserve gives a pod a level that no other one has.
+// reserve gives a pod a level that no other pod has.
 func (p *Policy) reserve(id string) (string, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -112,7 +112,7 @@ func (p *Policy) reserve(id string) (string, error) {
 	for _, level := range p.levels {
 		used[level] = true
 	}
-	// Half a million pairs: the first try is free, but for a wonder.
+	// Out of half a million pairs, the first is almost always free.
 	for range 1000 {
 		a, b := rand.IntN(categories), rand.IntN(categories)
 		if a == b {
@@ -127,7 +127,7 @@ func (p *Policy) reserve(id string) (string, error) {
 	return "", fault.Unavailable.Errorf("no SELinux level is free for sandbox %s: %d are in use", id, len(used))
 }
 
-// Keep keeps the level of a pod that has labels already.
+// Keep reserves the level of a pod that already has labels.
 func (p *Policy) Keep(id string, l Labels) {
 	if p == nil || l.Process == "" {
 		return
@@ -141,7 +141,7 @@ func (p *Policy) Keep(id string, l Labels) {
 	p.levels[id] = c["level"]
 }
 
-// Release lets others have the pod's level. Repeating it does no harm.
+// Release frees the pod's level. Repeating it does no harm.
 func (p *Policy) Release(id string) {
 	if p == nil {
 		return

@@ -16,11 +16,11 @@ import (
 	"github.com/crisp-cri/crisp/internal/tree"
 )
 
-// xattr is where a file's label is (selinux(8)).
+// xattr is the extended attribute with a file's label (selinux(8)).
 const xattr = "security.selinux"
 
-// system are directories whose files are not a pod's to relabel: others could not
-// read them any more. What lies in them is another matter.
+// system are the directories that must not be relabelled for a pod: others could no
+// longer read them. What they contain is another matter.
 var system = []string{
 	"/", "/bin", "/boot", "/dev", "/etc", "/home", "/lib", "/lib32", "/lib64", "/libx32", "/media", "/mnt", "/opt", "/proc",
 	"/root", "/run", "/sbin", "/srv", "/sys", "/tmp", "/usr", "/usr/bin", "/usr/lib", "/usr/lib64", "/usr/libexec", "/usr/local",
@@ -37,16 +37,16 @@ func Refuse(path string) error {
 	return nil
 }
 
-// Relabel gives label to what is at path and all below it. Symlinks get it and are
+// Relabel labels the file at path and everything below it. Symlinks are labelled and
 // not followed, not even one that somebody puts in place of a directory meanwhile.
 //
-// The top gets it last. If it has it already, all below does, or has got from its
-// directory what it should have since; so that is all that is looked at: a volume
-// is walked through once, not at each start of each container. An interrupted
-// walk leaves the top as it was, and the next one begins again.
+// The top is labelled last. If it already has the label, so does everything below,
+// or it has inherited the right one since; so only the top is examined: a volume is
+// walked once, not at each start of each container. An interrupted walk leaves the
+// top as it was, and the next one starts over.
 //
-// still is asked before each directory; its error, and the context's, ends the
-// walk. A file system that has no labels is left as it is.
+// still is called before each directory; its error, and the context's, ends the
+// walk. A file system without labels is left as it is.
 func Relabel(ctx context.Context, path, label string, still func() error) error {
 	f, err := os.OpenFile(path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -66,7 +66,7 @@ func Relabel(ctx context.Context, path, label string, still func() error) error 
 		}
 		return nil
 	}
-	// What is mounted below is the volume's too: its container will see it.
+	// File systems mounted below belong to the volume: its container will see them.
 	o := tree.Options{Mounts: true, Leave: func(d *tree.File) error { return set(d.FD, label) }}
 	err = tree.WalkAt(ctx, int(f.Fd()), ".", o, func(f *tree.File) error {
 		if f.IsDir() {
@@ -88,8 +88,8 @@ func Relabel(ctx context.Context, path, label string, still func() error) error 
 	return nil
 }
 
-// set labels the file that fd stands for. A descriptor of O_PATH stands for the file
-// itself, a symlink too.
+// set labels the file of a descriptor. A descriptor of O_PATH refers to the file
+// itself, even if it is a symlink.
 func set(fd int, label string) error {
 	if have, err := get(fd); err == nil && have == label {
 		return nil
@@ -105,7 +105,7 @@ func get(fd int) (string, error) {
 	buf := make([]byte, 256)
 	n, err := unix.Getxattr(fdPath(fd), xattr, buf)
 	if err == unix.ERANGE {
-		return "", nil // nothing of ours is so long
+		return "", nil // none of our labels is that long
 	}
 	if err != nil {
 		return "", err

@@ -1,11 +1,11 @@
 // Package selinux gives pods and containers their SELinux labels, and relabels
 // what is mounted into them.
 //
-// A label is user:role:type:level. Which user, role and type containers have is
-// the policy's business: its file lxc_contexts says so for every runtime
-// (selinux_lxc_contexts(5)). The level is ours: two categories that no other pod
-// of the node has, so that pods are kept apart though their types are the same.
-// All containers of a pod share it, and so the pod's files.
+// A label is user:role:type:level. The policy decides which user, role and type
+// containers have: its file lxc_contexts says so for every runtime
+// (selinux_lxc_contexts(5)). We choose the level: two categories that no other pod
+// of the node has, which separates pods of the same type. All containers of a pod
+// share it, and so the pod's files.
 //
 //	container        process label                       mount label
 //	plain            the pod's                           the pod's: context= of the root file system
@@ -14,13 +14,13 @@
 //	host PID or IPC  none, and no mount label, unless the pod's options name one
 //
 // None means that the kernel decides, from crisp-executor's own label: a policy
-// made for containers makes spc_t of it. The processes of such a pod share with
-// the host what labels would keep apart.
+// for containers makes it spc_t. The processes of such a pod share with the host
+// what labels would separate.
 //
-// Images have one label for all, of files that containers may run: ReadOnly.
+// All images have one label, for files that containers may run: ReadOnly.
 //
-// On a host without SELinux there is no Policy: its methods do nothing on nil, and
-// options have no effect.
+// On a host without SELinux there is no Policy: the methods of a nil Policy do
+// nothing, and options have no effect.
 package selinux
 
 import (
@@ -34,13 +34,13 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// Labels are what a pod or a container gets; "" leaves it to the policy.
+// Labels are the labels of a pod or a container; "" leaves one to the policy.
 type Labels struct {
 	Process string `json:",omitempty"` // of its processes
 	Mount   string `json:",omitempty"` // of its root file system and of the files it may change
 }
 
-// A Policy is the loaded SELinux policy, and the levels that are given out.
+// A Policy is the loaded SELinux policy, and the levels in use.
 type Policy struct {
 	process, file selinux.Context // of containers, level and all; nil = the policy has none
 	readOnly      string          // see ReadOnly
@@ -61,7 +61,7 @@ func Open() (*Policy, error) {
 	if err != nil {
 		return New("", "", selinux.CanonicalizeContext), err
 	}
-	selinux.ReleaseLabel(process) // levels are given out here, not by the library
+	selinux.ReleaseLabel(process) // levels are assigned here, not by the library
 	p := New(process, file, selinux.CanonicalizeContext)
 	if p.process == nil {
 		return p, fault.Unavailable.Errorf("the SELinux policy has no labels for containers in its lxc_contexts")
@@ -80,8 +80,8 @@ func Open() (*Policy, error) {
 	return p, nil
 }
 
-// New is Open for labels and a kernel of the caller's choice: canonical returns a
-// label as the kernel writes it, or an error. Labels that are "" are not there.
+// New is Open with labels and a kernel of the caller's choice: canonical returns a
+// label as the kernel writes it, or an error. A label that is "" is missing.
 func New(process, file string, canonical func(string) (string, error)) *Policy {
 	p := &Policy{canonical: canonical, levels: map[string]string{}}
 	if process != "" && file != "" {
@@ -90,7 +90,7 @@ func New(process, file string, canonical func(string) (string, error)) *Policy {
 	return p
 }
 
-// bare is a label without categories.
+// bare returns a label without its categories.
 func bare(label string) selinux.Context {
 	c, err := selinux.NewContext(label)
 	if err != nil {
@@ -100,7 +100,8 @@ func bare(label string) selinux.Context {
 	return c
 }
 
-// Shared is the label of files that all containers may read; "" without a policy.
+// Shared returns the label of files that all containers may read; "" without a
+// policy.
 func (p *Policy) Shared() string {
 	if p == nil || p.file == nil {
 		return ""
@@ -108,8 +109,8 @@ func (p *Policy) Shared() string {
 	return p.file.Get()
 }
 
-// ReadOnly is the label of files that all containers may read and run, but not
-// change: those of images. "" without a policy, or if it has none.
+// ReadOnly returns the label of image files, which all containers may read and
+// run, but not change; "" without a policy, or if the policy has none.
 func (p *Policy) ReadOnly() string {
 	if p == nil {
 		return ""
@@ -117,7 +118,7 @@ func (p *Policy) ReadOnly() string {
 	return p.readOnly
 }
 
-// check returns the labels as the kernel writes them, so that they can be compared.
+// check returns the labels as the kernel writes them, for comparing them.
 func (p *Policy) check(l Labels) (Labels, error) {
 	for _, s := range []*string{&l.Process, &l.Mount} {
 		if *s == "" {
@@ -132,7 +133,7 @@ func (p *Policy) check(l Labels) (Labels, error) {
 	return l, nil
 }
 
-// describe writes a label's parts for an error.
+// describe formats a label's parts for an error.
 func describe(c selinux.Context) string {
 	return fmt.Sprintf("user %q, role %q, type %q, level %q", c["user"], c["role"], c["type"], c["level"])
 }

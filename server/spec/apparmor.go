@@ -7,11 +7,12 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// appArmor is the profile to confine the container with, "" = none. The new
-// field wins over the deprecated string. RuntimeDefault, and nothing asked for,
-// are the node's default profile. A host without AppArmor confines nobody, as CRI
-// has it; but what asks for a profile by name is refused there, and so is what asks
-// for RuntimeDefault where the kernel could confine it and we have no profile.
+// appArmor returns the profile that confines the container, "" = none. The new
+// field takes precedence over the deprecated string. RuntimeDefault, or no profile,
+// means the node's default profile. A host without AppArmor confines no container,
+// as CRI allows; but a profile requested by name is refused there, and so is
+// RuntimeDefault where the kernel could confine the container but our profile is
+// missing.
 func appArmor(sc *cri.LinuxContainerSecurityContext, h Host) (string, error) {
 	if sc.GetPrivileged() {
 		return "", nil

@@ -9,7 +9,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// allCapabilities is capabilities(7) in the order of their numbers, as of Linux
+// allCapabilities are those of capabilities(7) in numeric order, as of Linux
 // 5.9; none has been added since.
 var allCapabilities = []string{
 	"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_DAC_READ_SEARCH", "CAP_FOWNER", "CAP_FSETID",
@@ -23,8 +23,8 @@ var allCapabilities = []string{
 	"CAP_CHECKPOINT_RESTORE",
 }
 
-// DefaultCapabilities is what a container gets unasked where the node's
-// configuration says nothing else.
+// DefaultCapabilities are the capabilities of a container that asks for none,
+// unless the node's configuration sets others.
 func DefaultCapabilities() []string {
 	return []string{
 		"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL", "CAP_SETGID", "CAP_SETUID",
@@ -32,11 +32,12 @@ func DefaultCapabilities() []string {
 	}
 }
 
-// capabilities applies the CRI's additions and removals. "ALL" comes first,
-// whichever list it is in: to drop ALL and add X leaves X.
+// capabilities applies CRI's additions and removals. "ALL" is applied first, in
+// whichever list it is: dropping ALL and adding X leaves X.
 //
-// The inheritable set is empty but for what is ambient: a set-user-ID-less file
-// with inheritable capabilities must not raise them (CVE-2022-24769).
+// The inheritable set has only the ambient capabilities: a file without the
+// set-user-ID bit but with inheritable capabilities must not raise them
+// (CVE-2022-24769).
 func capabilities(sc *cri.LinuxContainerSecurityContext, h Host) (*specs.LinuxCapabilities, error) {
 	have := h.Capabilities
 	if have == nil {
@@ -55,7 +56,7 @@ func capabilities(sc *cri.LinuxContainerSecurityContext, h Host) (*specs.LinuxCa
 		return nil, err
 	}
 	if sc.GetPrivileged() {
-		// CRI: "All capabilities are added"; what is dropped MAY have no effect.
+		// CRI: "All capabilities are added"; removals MAY have no effect.
 		add, drop, addAll, dropAll = nil, nil, true, false
 	}
 
@@ -92,7 +93,7 @@ func capabilitySets(set, ambient []string) *specs.LinuxCapabilities {
 	return &specs.LinuxCapabilities{Bounding: set, Effective: set, Permitted: set, Inheritable: ambient, Ambient: ambient}
 }
 
-// ordered lists a set in the order of the capabilities' numbers.
+// ordered lists a set in numeric order.
 func ordered(set map[string]bool) []string {
 	list := []string{}
 	for _, c := range allCapabilities {
@@ -103,7 +104,8 @@ func ordered(set map[string]bool) []string {
 	return list
 }
 
-// CapabilitiesOf names the capabilities of a set in which bit n is number n.
+// CapabilitiesOf returns the names of a set in which bit n is capability number
+// n.
 func CapabilitiesOf(mask uint64) []string {
 	list := []string{}
 	for n, c := range allCapabilities {
@@ -114,8 +116,8 @@ func CapabilitiesOf(mask uint64) []string {
 	return list
 }
 
-// CapabilityNames checks names and gives them as CAP_…: CRI and people write
-// them without that prefix and in any case.
+// CapabilityNames checks names and returns them as CAP_…: in CRI and in
+// configurations they lack that prefix and are in any case.
 func CapabilityNames(names []string) ([]string, error) {
 	list, all, err := capabilityNames(names)
 	if all {

@@ -7,9 +7,9 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// devices are the nodes to make and the rules of the device cgroup. The nodes
-// that every container has (null, zero, tty, …) and their rules are added by
-// libcontainer.
+// devices returns the device nodes to make and the rules of the device cgroup.
+// libcontainer adds the nodes that every container has (null, zero, tty, …),
+// and their rules.
 func devices(in Input) ([]specs.LinuxDevice, []specs.LinuxDeviceCgroup, error) {
 	var nodes []specs.LinuxDevice
 	rules := []specs.LinuxDeviceCgroup{{Allow: privileged(in), Access: "rwm"}}
@@ -28,7 +28,7 @@ func devices(in Input) ([]specs.LinuxDevice, []specs.LinuxDeviceCgroup, error) {
 		}
 		if in.IDs == nil || d.Source == "" || d.Source == d.Path {
 			nodes = append(nodes, node)
-		} // else it is among deviceMounts
+		} // else deviceMounts has it
 		if !privileged(in) {
 			major, minor := d.Major, d.Minor
 			rules = append(rules, specs.LinuxDeviceCgroup{Allow: true, Type: d.Type, Major: &major, Minor: &minor, Access: access})

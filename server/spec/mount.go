@@ -10,13 +10,13 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// errRROUnsupported begins the text of the error for a recursive read-only mount
-// that this host cannot make: the kubelet knows it by that word.
+// errRROUnsupported begins the error for a recursive read-only mount that this host cannot make:
+// the kubelet recognizes it by that word.
 const errRROUnsupported = "RROUnsupported"
 
-// mounts are the file systems every container has, the sandbox's files, the image's
-// volumes and the CRI's mounts, parents before children. A CRI mount replaces the default one at
-// the same path, and one at /dev replaces everything below it too.
+// mounts returns the file systems that every container has, the sandbox's files, the image's
+// volumes and CRI's mounts, parents before children. A CRI mount replaces the default one at the
+// same path, and one at /dev replaces everything below it too.
 func mounts(in Input) (list []specs.Mount, rootfsPropagation string, err error) {
 	taken := map[string]bool{}
 	var asked []specs.Mount
@@ -57,8 +57,8 @@ func depth(p string) int {
 	return strings.Count(p, "/")
 }
 
-// kernelMounts are the ones without a source. CRI: with privilege, "any sysfs
-// and procfs mounts are mounted RW."
+// kernelMounts returns the mounts without a source. CRI: with privilege, "any sysfs and procfs
+// mounts are mounted RW."
 func kernelMounts(in Input) []specs.Mount {
 	access := "ro"
 	if privileged(in) {
@@ -81,7 +81,7 @@ func kernelMounts(in Input) []specs.Mount {
 	return list
 }
 
-// fileMounts are the sandbox's files. They are as writable as the root file
+// fileMounts returns the mounts of the sandbox's files. They are writable if the root file
 // system is; /dev/shm always is.
 func fileMounts(in Input) []specs.Mount {
 	access := "rw"
@@ -105,14 +105,14 @@ func fileMounts(in Input) []specs.Mount {
 	return list
 }
 
-// bind translates one CRI mount.
+// bind converts one CRI mount.
 func bind(m Mount, h Host) (specs.Mount, error) {
 	dest := path.Clean(m.ContainerPath)
 	switch {
 	case m.ContainerPath == "":
 		return specs.Mount{}, fault.Invalid.Errorf("mount of %q has no container path", m.HostPath)
 	case !path.IsAbs(dest):
-		// Docker's users write such paths; they mean the root directory.
+		// Docker's users write such paths, relative to the root directory.
 		dest = path.Join("/", dest)
 	case dest == "/":
 		return specs.Mount{}, fault.Invalid.Errorf("mount of %q: the container path is the root directory", m.HostPath)
@@ -152,8 +152,8 @@ func bind(m Mount, h Host) (specs.Mount, error) {
 	return specs.Mount{Destination: dest, Type: "bind", Source: m.Source, Options: options, UIDMappings: uids, GIDMappings: gids}, nil
 }
 
-// mountOptions are the options of a bind mount that CRI's mount_options may
-// name: those that take something away, and the access times.
+// mountOptions are the options of a bind mount that CRI's mount_options may have: those that
+// restrict it, and those for access times.
 var mountOptions = []string{"noexec", "nodev", "nosuid", "ro", "noatime", "nodiratime", "relatime", "strictatime", "nosymfollow"}
 
 func propagation(m Mount, dest string) (string, error) {
@@ -174,7 +174,7 @@ func propagation(m Mount, dest string) (string, error) {
 	return "", fault.Invalid.Errorf("mount at %s: propagation %d is not known", dest, m.Propagation)
 }
 
-// access is how a mount is made read-only. CRI: with recursive_read_only,
+// access returns the option that makes a mount read-only. CRI: with recursive_read_only,
 // "readonly must be explicitly set to true, and propagation must be PRIVATE".
 func access(m Mount, h Host, dest string) (string, error) {
 	switch {

@@ -26,10 +26,10 @@ func namespaces(in Input) ([]specs.LinuxNamespace, error) {
 		if !filepath.IsAbs(path) {
 			return nil, fault.Internal.Errorf("user namespace %q is no absolute path", path)
 		}
-		// Its map is not repeated: libcontainer reads it from the namespace.
+		// Its mappings are not repeated: libcontainer reads them from the namespace.
 		list = append(list, specs.LinuxNamespace{Type: specs.UserNamespace, Path: path})
 	}
-	// With the unified hierarchy a container sees its own cgroup as the root.
+	// On cgroup v2 a container sees its own cgroup as the root.
 	private := in.Host.CgroupNamespace == "private" || in.Host.CgroupNamespace == "" && in.Host.CgroupV2
 	if private && !privileged(in) {
 		list = append(list, specs.LinuxNamespace{Type: specs.CgroupNamespace})

@@ -9,7 +9,7 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// defaultPath is $PATH where neither image nor CRI set one.
+// defaultPath is $PATH if neither image nor CRI sets it.
 const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 func process(in Input, caps *specs.LinuxCapabilities) (*specs.Process, error) {
@@ -36,8 +36,8 @@ func process(in Input, caps *specs.LinuxCapabilities) (*specs.Process, error) {
 	if err != nil {
 		return nil, err
 	}
-	// An oom_score_adj of 0 is a value: the executor's own, which is low, must
-	// not be inherited.
+	// An oom_score_adj of 0 is a value too: the executor's own, which is low,
+	// must not be inherited.
 	adj := max(int(in.Container.GetLinux().GetResources().GetOomScoreAdj()), in.Host.MinOOMScoreAdj)
 	return &specs.Process{
 		Terminal:        in.Container.GetTty(),
@@ -54,7 +54,7 @@ func process(in Input, caps *specs.LinuxCapabilities) (*specs.Process, error) {
 	}, nil
 }
 
-// args joins the CRI's command and args with the image's entrypoint and cmd: a
+// args combines CRI's command and args with the image's entrypoint and cmd: a
 // command replaces both of the image's, args alone replace cmd.
 func args(in Input) ([]string, error) {
 	command, args := in.Container.GetCommand(), in.Container.GetArgs()
@@ -71,8 +71,8 @@ func args(in Input) ([]string, error) {
 	return argv, nil
 }
 
-// env is, from weakest to strongest: ours, the image's, the CRI's. A variable
-// stays where it was first set and has the value it was last given.
+// env combines, from lowest to highest precedence, our variables, the image's
+// and CRI's. A variable keeps its first position and has its last value.
 func env(in Input) ([]string, error) {
 	var e environ
 	e.set("PATH", defaultPath)
@@ -86,7 +86,7 @@ func env(in Input) ([]string, error) {
 		e.set("HOME", in.User.Home)
 	}
 	for _, kv := range in.Image.Env {
-		// An image may list a name without a value; it has none to give.
+		// An image may list a name without a value: ignored.
 		if k, v, ok := strings.Cut(kv, "="); ok && k != "" {
 			e.set(k, v)
 		}
@@ -100,7 +100,7 @@ func env(in Input) ([]string, error) {
 	return e.list, nil
 }
 
-// An environ is a list of KEY=value without a key twice.
+// An environ is a list of KEY=value without duplicate keys.
 type environ struct {
 	list []string
 	at   map[string]int
@@ -118,8 +118,9 @@ func (e *environ) set(key, value string) {
 	e.list = append(e.list, key+"="+value)
 }
 
-// ExecProcess is the process of an exec in a container whose own process is p:
-// the same user, capabilities, environment and limits, with other arguments.
+// ExecProcess returns the process of an exec in a container whose own process
+// is p: it has the same user, capabilities, environment and limits, but other
+// arguments.
 func ExecProcess(p *specs.Process, args []string, tty bool) *specs.Process {
 	exec := *p
 	exec.Args = args

@@ -12,9 +12,9 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// Resources translates limits; r may be nil. Zero means not set, but for
-// oom_score_adj, which is no cgroup limit and not in here. Shares stay shares:
-// libcontainer turns them into the weight of the unified hierarchy.
+// Resources converts limits; r may be nil. Zero means not set. oom_score_adj,
+// for which zero is a value, is no cgroup limit and not included. CPU shares
+// stay shares: libcontainer converts them to the weight of cgroup v2.
 func Resources(r *cri.LinuxContainerResources, h Host) (*specs.LinuxResources, error) {
 	out := &specs.LinuxResources{}
 	if r == nil {
@@ -38,8 +38,8 @@ func Resources(r *cri.LinuxContainerResources, h Host) (*specs.LinuxResources, e
 	}
 	for _, l := range r.HugepageLimits {
 		if !h.Hugetlb {
-			// The kubelet lists every page size with 0; only a limit that is
-			// one needs the controller.
+			// The kubelet lists every page size with 0; only a real limit needs
+			// the controller.
 			if l.Limit == 0 {
 				continue
 			}
@@ -61,9 +61,9 @@ func Resources(r *cri.LinuxContainerResources, h Host) (*specs.LinuxResources, e
 	return out, nil
 }
 
-// memory sets limit and swap. Memory and swap together are limited to the
-// memory limit if the CRI names no limit for them: a container does not swap
-// unless it is allowed to.
+// memory sets the memory and swap limits. Without a limit for memory and swap
+// together in CRI, that is the memory limit: a container does not swap unless it
+// is allowed to.
 func memory(out *specs.LinuxResources, r *cri.LinuxContainerResources, h Host) error {
 	limit, swap := r.MemoryLimitInBytes, r.MemorySwapLimitInBytes
 	if limit == 0 && swap == 0 {
@@ -91,8 +91,8 @@ func set[T int64 | uint64](v T) *T {
 	return &v
 }
 
-// MergeResources is old with what change sets in it; both may be nil. CRI's
-// UpdateContainerResources leaves alone what is zero.
+// MergeResources returns old with the fields set that are set in change; both
+// may be nil. CRI's UpdateContainerResources leaves zero fields unchanged.
 func MergeResources(old, change *cri.LinuxContainerResources) *cri.LinuxContainerResources {
 	out := &cri.LinuxContainerResources{}
 	if old != nil {
@@ -130,9 +130,9 @@ func merge[T comparable](old *T, change T) {
 	}
 }
 
-// CgroupsPath names a container's cgroup below the sandbox's parent: a path with
-// the cgroupfs driver; "slice:prefix:name" with systemd's, which becomes the
-// scope <prefix>-<name>.scope in that slice.
+// CgroupsPath returns the name of a container's cgroup below the sandbox's
+// parent: a path with the cgroupfs driver; "slice:prefix:name" with systemd's,
+// which becomes the scope <prefix>-<name>.scope in that slice.
 func CgroupsPath(parent, id string, systemd bool) string {
 	if systemd {
 		return path.Base(parent) + ":crisp:" + id

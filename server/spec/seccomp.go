@@ -12,10 +12,9 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// SeccompOf says which seccomp profile sc asks for, the deprecated string
-// included, and for Localhost the file it is in. Nothing asked for, and
-// anything asked for with privilege, is Unconfined. CRI: "Default: "", which is
-// identical with unconfined."
+// SeccompOf returns which seccomp profile sc asks for, by the deprecated string
+// too, and the file of a Localhost one. Without a profile, or with privilege, it
+// is Unconfined. CRI: "Default: "", which is identical with unconfined."
 func SeccompOf(sc *cri.LinuxContainerSecurityContext) (kind cri.SecurityProfile_ProfileType, file string, err error) {
 	kind = cri.SecurityProfile_Unconfined
 	switch p, old := sc.GetSeccomp(), sc.GetSeccompProfilePath(); {
@@ -43,7 +42,7 @@ func SeccompOf(sc *cri.LinuxContainerSecurityContext) (kind cri.SecurityProfile_
 	return 0, "", fault.Invalid.Errorf("seccomp profile type %d is not known", kind)
 }
 
-// seccomp is the filter of one container with the capabilities caps.
+// seccomp returns the filter of a container with the capabilities caps.
 func seccomp(in Input, caps []string) (*specs.LinuxSeccomp, error) {
 	kind, file, err := SeccompOf(in.Container.GetLinux().GetSecurityContext())
 	if err != nil {
@@ -68,7 +67,8 @@ func seccomp(in Input, caps []string) (*specs.LinuxSeccomp, error) {
 		}
 		profile := DefaultSeccomp(caps, runtime.GOARCH)
 		// Each further architecture makes the filter a third longer and the start
-		// of a container some milliseconds, for programs that could not run.
+		// of a container some milliseconds, for programs that could not run
+		// anyway.
 		if in.Host.Arches != nil {
 			profile.Architectures = in.Host.Arches
 		}
@@ -77,8 +77,8 @@ func seccomp(in Input, caps []string) (*specs.LinuxSeccomp, error) {
 	return nil, nil
 }
 
-// A profileFile is a profile as people write them: OCI's linux.seccomp, or the
-// form that container engines ship, whose rules say themselves when they apply.
+// A profileFile is a profile file: OCI's linux.seccomp, or the format that
+// container engines ship, whose rules have conditions.
 type profileFile struct {
 	specs.LinuxSeccomp
 	ArchMap []struct {
@@ -93,16 +93,16 @@ type profileFile struct {
 	} `json:"syscalls"`
 }
 
-// A ruleFilter is when a rule applies. Kernel versions ("minKernel") are not
-// looked at: those in use are all older than what crisp needs.
+// A ruleFilter is the condition of a rule. Kernel versions ("minKernel") are
+// ignored: those in use are all older than what crisp requires.
 type ruleFilter struct {
 	Caps   []string `json:"caps"`
 	Arches []string `json:"arches"`
 }
 
-// ParseSeccomp reads a profile file: OCI's own form, or the one of the field
-// with "archMap" and rules that include or exclude capabilities and
-// architectures. caps are as CAP_…, arch is as runtime.GOARCH.
+// ParseSeccomp parses a profile file: OCI's own format, or the common one with
+// "archMap" and rules that include or exclude capabilities and architectures.
+// caps are written as CAP_…, arch as runtime.GOARCH.
 func ParseSeccomp(profile []byte, caps []string, arch string) (*specs.LinuxSeccomp, error) {
 	var f profileFile
 	if err := json.Unmarshal(profile, &f); err != nil {
@@ -135,9 +135,9 @@ func ParseSeccomp(profile []byte, caps []string, arch string) (*specs.LinuxSecco
 	return &out, nil
 }
 
-// applies tells whether the filter holds. An include needs all capabilities and
-// one of the architectures; an exclude any one of either. An empty list says
-// nothing.
+// applies reports whether the filter matches. An include needs all capabilities
+// and one of the architectures; an exclude any one of either. An empty list is no
+// condition.
 func (f ruleFilter) applies(caps []string, arch string, include bool) bool {
 	isMissing := func(c string) bool { return !slices.Contains(caps, c) }
 	if include {

@@ -1,26 +1,25 @@
 // Package spec translates a CRI container into an OCI runtime specification.
 //
-// It is pure: it reads no disk, asks no kernel and knows no time. Whatever has
-// to be looked up (where a mount's source really is, which node a device has,
-// what /etc/passwd of the image says, the bytes of a seccomp profile) is looked
-// up by the caller and handed in with Input, so that every rule in here can be
-// tested by a pair of JSON documents.
+// It is pure: it does not read the disk, the kernel's state or the clock. The
+// caller looks up what is needed (where a mount's source really is, which node a
+// device has, what the image's /etc/passwd says, the bytes of a seccomp profile)
+// and passes it in Input, so that a pair of JSON documents can test every rule.
 //
-// The order of a container's creation is:
+// The steps of a container's creation are:
 //
 //	ResolveUser   passwd and group of the root file system → User
 //	SeccompOf     which profile the CRI asks for, and which file that means
 //	Build         Input → specs.Spec
-//	RawEnv        the environment again, if JSON could not carry it
+//	RawEnv        the environment as bytes, if JSON cannot carry it
 //
-// and later, for its life:
+// and later, during its life:
 //
 //	ExecProcess      the container's process, with other arguments
-//	MergeResources   what an update changes; Resources turns it into OCI's
+//	MergeResources   the limits after an update; Resources converts them to OCI's
 //
-// Everything here concerns Linux only. A namespace that the sandbox made is
-// joined by its path; the host's name and sysctls were set when it was made, so
-// the specification carries neither.
+// Everything here is for Linux only. A namespace of the sandbox is joined by its
+// path; the host's name and the sysctls were set when it was made, so the
+// specification has neither.
 package spec
 
 import (
@@ -33,28 +32,28 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// A Host is what does not change from one container to the next: the facts of
-// this machine and the node's own defaults.
+// A Host has what is the same for all containers: the facts of this machine and
+// the node's defaults.
 type Host struct {
 	CgroupV2       bool         // the unified hierarchy; "unified" resources need it
 	SwapLimit      bool         // the kernel accounts and limits swap
-	Hugetlb        bool         // the hugetlb controller is there
+	Hugetlb        bool         // the hugetlb controller is available
 	RecursiveRO    bool         // mount_setattr(2) with AT_RECURSIVE, Linux ≥ 5.12
 	Seccomp        bool         // seccomp filters are compiled into the kernel
 	AppArmor       bool         // AppArmor is enabled
-	Arches         []specs.Arch // whose programs this kernel runs, for the built-in seccomp profile; nil = all that it could
+	Arches         []specs.Arch // whose programs this kernel runs, for the built-in seccomp profile; nil = all possible ones
 	MinOOMScoreAdj int          // the lowest oom_score_adj we may give; -1000 with CAP_SYS_RESOURCE
 
 	AppArmorDefault     string              // profile for RuntimeDefault; "" = it could not be loaded
-	Capabilities        []string            // what the executor has to give, as CAP_…; nil = all known
-	DefaultCapabilities []string            // what a container gets unasked; nil = DefaultCapabilities()
+	Capabilities        []string            // that the executor can give, as CAP_…; nil = all known
+	DefaultCapabilities []string            // of a container that asks for none; nil = DefaultCapabilities()
 	SeccompDefault      []byte              // JSON that replaces the built-in default profile; nil = built in
-	Rlimits             []specs.POSIXRlimit // what every container gets
-	CgroupNamespace     string              // "private", "host"; "" = private on cgroup v2. What is privileged has the host's
+	Rlimits             []specs.POSIXRlimit // of every container
+	CgroupNamespace     string              // "private", "host"; "" = private on cgroup v2. Privileged containers always have the host's
 	DevicesFromUser     bool                // devices belong to the container's user instead of the host's owner
 }
 
-// An Input is all that Build needs. Container, Sandbox and Root are required.
+// An Input is the argument of Build. Container, Sandbox and Root are required.
 type Input struct {
 	Host      Host
 	Container *cri.ContainerConfig
@@ -64,20 +63,21 @@ type Input struct {
 	User      User           // from ResolveUser
 	Hostname  string         // the value of $HOSTNAME
 
-	// IDs is the map of the sandbox's user namespace; nil = the host's. The root
-	// file system and the image mounts have owners that are mapped already.
+	// IDs are the mappings of the sandbox's user namespace; nil = the host's. The
+	// owners in the root file system and the image mounts are mapped already.
 	IDs *userns.Map
 
-	// Namespaces says for each of "network", "uts", "ipc", "pid" what the
-	// container joins: a path, "host" for none, "" or missing for one of its own.
-	// Mount namespaces are always its own; the cgroup namespace follows from
-	// Host and privilege. "user" is a path, and counts with IDs only.
+	// Namespaces says, for each of "network", "uts", "ipc", "pid", which
+	// namespace the container joins: a path, "host" for the host's, "" or missing
+	// for a new one. The mount namespace is always a new one; the cgroup
+	// namespace depends on Host and privilege. "user" is a path, and is used only
+	// with IDs.
 	Namespaces map[string]string
 
 	Mounts  []Mount  // one for each of Container.Mounts, in their order
 	Volumes []Volume // the image's
-	Files   Files    // the sandbox's files, mounted where no CRI mount is
-	Devices []Device // Container.Devices resolved; with privilege also all of the host's
+	Files   Files    // the sandbox's files, mounted unless a CRI mount has the same path
+	Devices []Device // Container.Devices resolved; with privilege all of the host's too
 
 	CgroupsPath string // from CgroupsPath
 
@@ -86,26 +86,26 @@ type Input struct {
 	MountLabel     string // SELinux; "" = none
 }
 
-// Files are the host paths of the files that a sandbox gives its containers.
-// One that is "" is not mounted.
+// Files are the host paths of the files that a sandbox gives its containers. A
+// file whose path is "" is not mounted.
 type Files struct {
 	Hosts, Hostname, ResolvConf string
 	Shm                         string // a directory: the sandbox's tmpfs, or the host's /dev/shm
 }
 
-// A Mount is a mount the CRI asks for with what its source turned out to be.
+// A Mount is a mount that CRI asks for, with its source resolved.
 type Mount struct {
 	*cri.Mount
-	// Source is the absolute path on the host, symlinks followed: of host_path,
-	// or of the mounted image (image_sub_path included).
+	// Source is the absolute path on the host, with symlinks resolved: of
+	// host_path, or of the mounted image (including image_sub_path).
 	Source string
 	// Shared and Slave are the propagation of the mount that Source is on
 	// ("shared:" and "master:" of proc_pid_mountinfo(5)).
 	Shared, Slave bool
 }
 
-// A Volume is a directory of the container's own, mounted because its image asks for
-// it. Its owners are mapped already.
+// A Volume is a directory of the container's own, mounted because its image
+// declares it. The owners in it are mapped already.
 type Volume struct {
 	Path   string // in the root file system: absolute, without links
 	Source string // absolute path on the host
@@ -114,12 +114,12 @@ type Volume struct {
 // A Device is a device node and what the container may do with it.
 type Device struct {
 	specs.LinuxDevice
-	Source string // absolute path on the host; only a user namespace needs it, in which no node can be made
+	Source string // absolute path on the host; needed only in a user namespace, where no node can be made
 	Access string // of "rwm"; "" = "rwm"
 }
 
-// Build returns the specification of one container. An error that the request
-// is to blame for is fault.Invalid.
+// Build returns the specification of one container. The error is fault.Invalid if
+// the request is to blame.
 func Build(in Input) (*specs.Spec, error) {
 	sc := in.Container.GetLinux().GetSecurityContext()
 	if err := check(in); err != nil {
@@ -164,8 +164,8 @@ func Build(in Input) (*specs.Spec, error) {
 		RootfsPropagation: rootfsPropagation,
 		MountLabel:        in.MountLabel,
 	}
-	// The lists are taken as they are: an empty one means none, which is how the
-	// kubelet says procMount: Unmasked.
+	// The lists are used as they are: an empty one means none, by which the
+	// kubelet expresses procMount: Unmasked.
 	if !sc.GetPrivileged() {
 		linux.MaskedPaths = sc.GetMaskedPaths()
 		linux.ReadonlyPaths = sc.GetReadonlyPaths()
@@ -179,7 +179,7 @@ func Build(in Input) (*specs.Spec, error) {
 	}, nil
 }
 
-// check refuses what no translation can make right.
+// check refuses requests that cannot be translated.
 func check(in Input) error {
 	name := in.Container.GetMetadata().GetName()
 	if len(in.Mounts) != len(in.Container.GetMounts()) {

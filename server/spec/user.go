@@ -13,38 +13,39 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// A User is who a container runs as, in numbers.
+// A User is the user of a container, in numbers.
 type User struct {
 	UID, GID uint32
 	Groups   []uint32 // supplementary and the primary one, without duplicates, ascending
 	Home     string   // from passwd; "/" if the user has no entry
 }
 
-// maxID is the largest ID that is one: the kernel keeps (uid_t)-1 for "no change".
+// maxID is the largest ID: for the kernel (uid_t)-1 means "no change".
 const maxID = math.MaxUint32 - 1
 
-// maxGroups is how many supplementary groups a process can have: NGROUPS_MAX of
-// setgroups(2), since Linux 2.6.4.
+// maxGroups is the maximum number of supplementary groups of a process: NGROUPS_MAX
+// of setgroups(2), since Linux 2.6.4.
 const maxGroups = 65536
 
-// maxMemberships is how many groups an image can put its user into. Each is kept for
-// as long as the container is, and told with every status.
+// maxMemberships is the maximum number of groups that an image can put its user
+// into. They are kept as long as the container, and returned with every status.
 const maxMemberships = 4096
 
-// ResolveUser answers who a container runs as. The CRI's user wins over the
-// image's ("user", "uid", "user:group", …, as in the image's config). passwd and
-// group are the files of the container's root file system; nil = there is none.
+// ResolveUser returns the user that a container runs as. CRI's user takes
+// precedence over the image's ("user", "uid", "user:group", …, as in the image's
+// config). passwd and group are the files of the container's root file system; nil
+// = there is none.
 //
 // CRI: "run_as_group should only be specified when run_as_user or
 // run_as_username is specified; otherwise, the runtime MUST error." and "the
 // user MUST exist in the container image". A number need not.
 //
-// A number is that UID or GID, whatever the image's files call by such a name:
-// Kubernetes has judged the number (runAsNonRoot), and an image must not give it
+// A number is always that UID or GID, even if the image's files have it as a name:
+// Kubernetes has checked the number (runAsNonRoot), and an image must not give it
 // another meaning.
 //
 // The primary group is always among the supplementary ones: a file that denies
-// access to a group must not be opened by dropping the primary group.
+// access to a group must not become accessible by dropping the primary group.
 func ResolveUser(sc *cri.LinuxContainerSecurityContext, imageUser string, passwd, group io.Reader) (User, error) {
 	wanted, wantedGroup, err := userWanted(sc, imageUser)
 	if err != nil {
@@ -95,15 +96,15 @@ func ResolveUser(sc *cri.LinuxContainerSecurityContext, imageUser string, passwd
 	return u, nil
 }
 
-// An account is a user or a group as it is asked for: a name, or a number, which is
-// never looked up as a name.
+// An account is a user or a group as requested: a name, or a number, which is never
+// looked up as a name.
 type account struct {
-	name    string // as it was written
-	id      uint32 // of a number
+	name    string // as requested
+	id      uint32 // if numeric
 	numeric bool
 }
 
-// userWanted is the user and the group asked for; group nil = the user's own.
+// userWanted returns the requested user and group; group nil = the user's own.
 func userWanted(sc *cri.LinuxContainerSecurityContext, imageUser string) (user account, group *account, err error) {
 	uid, gid := sc.GetRunAsUser(), sc.GetRunAsGroup()
 	name, groupName := sc.GetRunAsUsername(), ""
@@ -142,8 +143,8 @@ func number(field string, v *cri.Int64Value) (account, error) {
 	return account{name: strconv.FormatInt(v.Value, 10), id: uint32(v.Value), numeric: true}, nil
 }
 
-// written reads an account as an image has it. All that looks like a number is one,
-// also what is too large: a name that is a number must have no meaning.
+// written parses an account of an image's config. Whatever looks like a number is
+// one, even out of range: a name that is a number must have no meaning.
 func written(kind, s string) (account, error) {
 	n, err := strconv.ParseInt(s, 10, 64)
 	if errors.Is(err, strconv.ErrRange) || (err == nil && (n < 0 || n > maxID)) {
@@ -163,7 +164,7 @@ type passwdEntry struct {
 	home     string
 }
 
-// findUser looks up who is wanted in a passwd(5) file: the first entry with that
+// findUser finds the requested user in a passwd(5) file: the first entry with that
 // name, or with that number.
 func findUser(passwd io.Reader, wanted account) (e passwdEntry, found bool, err error) {
 	err = eachLine(passwd, func(field []string) bool {
@@ -187,7 +188,7 @@ func findUser(passwd io.Reader, wanted account) (e passwdEntry, found bool, err 
 	return e, found, nil
 }
 
-// is reports whether an entry of an account file is the one asked for.
+// is reports whether an entry of an account file is the requested one.
 func (a account) is(name string, id uint32) bool {
 	if a.numeric {
 		return id == a.id
@@ -195,8 +196,8 @@ func (a account) is(name string, id uint32) bool {
 	return name == a.name
 }
 
-// findGroups looks in a group(5) file for the group wanted (a name, or a number
-// that need not be there) and for the groups that user, if not "", is a member of.
+// findGroups finds in a group(5) file the requested group (a name, or a number that
+// need not be in it) and the groups that user, if not "", is a member of.
 func findGroups(group io.Reader, wanted *account, user string) (gid uint32, member []uint32, err error) {
 	found := wanted == nil || wanted.numeric
 	if wanted != nil {
@@ -229,7 +230,7 @@ func findGroups(group io.Reader, wanted *account, user string) (gid uint32, memb
 	return gid, member, nil
 }
 
-// isMember reports whether user is in a list of names with commas between them.
+// isMember reports whether user is in a comma-separated list of names.
 func isMember(list, user string) bool {
 	for name := range strings.SplitSeq(list, ",") {
 		if name == user {
@@ -240,7 +241,7 @@ func isMember(list, user string) bool {
 }
 
 // eachLine calls f with the fields of each line until f returns false. The files
-// come from an image: a line longer than 1 MiB is an error, not memory.
+// come from an image, so a line longer than 1 MiB is an error.
 func eachLine(r io.Reader, f func(field []string) bool) error {
 	if r == nil {
 		return nil

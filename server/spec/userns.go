@@ -12,7 +12,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/userns"
 )
 
-// checkMapped refuses a user that the sandbox's user namespace does not have.
+// checkMapped refuses a user that is not mapped in the sandbox's user namespace.
 func checkMapped(in Input) error {
 	if in.IDs == nil {
 		return nil
@@ -28,18 +28,18 @@ func checkMapped(in Input) error {
 	return nil
 }
 
-// inUserNamespace changes the mounts that cannot be made as they are from within
-// a user namespace.
+// inUserNamespace replaces the mounts that cannot be made in a user namespace.
 func inUserNamespace(in Input, list []specs.Mount) []specs.Mount {
 	for i := range list {
 		switch m := &list[i]; m.Destination {
 		case "/sys":
-			// A sysfs shows a network namespace, and can be mounted by the owner
-			// of that only: with the host's network it is the host's /sys.
+			// A sysfs shows a network namespace, and only the owner of that can
+			// mount one: with the host's network /sys is a bind mount of the
+			// host's.
 			if in.Namespaces[string(specs.NetworkNamespace)] != hostNamespace {
 				continue
 			}
-			access := "rro" // the host's file systems below it too
+			access := "rro" // the file systems mounted below it too
 			if privileged(in) {
 				access = "rw"
 			}
@@ -53,8 +53,9 @@ func inUserNamespace(in Input, list []specs.Mount) []specs.Mount {
 	return list
 }
 
-// deviceMounts are the devices that have another name in the container. In a user
-// namespace no node can be made, and libcontainer binds the host's by its name.
+// deviceMounts returns the devices that have another name in the container. In a
+// user namespace no node can be made, and libcontainer binds the host's node of
+// the same name.
 func deviceMounts(in Input) []specs.Mount {
 	if in.IDs == nil {
 		return nil
@@ -68,7 +69,7 @@ func deviceMounts(in Input) []specs.Mount {
 	return list
 }
 
-// sandboxMappings give the sandbox's files, which belong to root, to root inside.
+// sandboxMappings map the owner of the sandbox's files, root, to root inside.
 func sandboxMappings(in Input) (uids, gids []specs.LinuxIDMapping) {
 	if in.IDs == nil {
 		return nil, nil
@@ -79,9 +80,10 @@ func sandboxMappings(in Input) (uids, gids []specs.LinuxIDMapping) {
 	return one(in.IDs.UID), one(in.IDs.GID)
 }
 
-// mappings are those that a CRI mount asks for. It is ID-mapped itself, and not
-// what is mounted below it: that need not be able to. CRI has the IDs of the
-// container and of the host; on disk are those of the container.
+// mappings returns the ID mappings that a CRI mount asks for. Only the mount
+// itself is ID-mapped, not the file systems mounted below it, which may not
+// support it. CRI has the IDs of the container and of the host; those on disk are
+// the container's.
 func mappings(m Mount, dest string) (uids, gids []specs.LinuxIDMapping, err error) {
 	if m.Image.GetImage() != "" {
 		return nil, nil, nil // it has the sandbox's

@@ -11,8 +11,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/stage"
 )
 
-// ServeCalls answers with the calls under way, the oldest first, and the stage that
-// each is in: where a node hangs, this is the first thing to look at.
+// ServeCalls serves the list of calls in flight, the oldest first, with the stage
+// that each is in: the first thing to look at when a node hangs.
 func (t *Telemetry) ServeCalls(w http.ResponseWriter, _ *http.Request) {
 	var list []*Call
 	t.calls.Range(func(c, _ any) bool {
@@ -25,5 +25,5 @@ func (t *Telemetry) ServeCalls(w http.ResponseWriter, _ *http.Request) {
 	for _, c := range list {
 		fmt.Fprintf(out, "%s\t%s\t%s\n", c.RPC, time.Since(c.Begin).Round(time.Millisecond), cmp.Or(stage.Open(c.stages.Spans()), "-"))
 	}
-	_ = out.Flush() // the client has gone, or not
+	_ = out.Flush() // the client may have disconnected
 }

@@ -2,7 +2,7 @@ package telemetry
 
 import "github.com/prometheus/client_golang/prometheus"
 
-// A State is what there is at the time of a scrape.
+// A State is what a scrape finds.
 type State struct {
 	Containers, Sandboxes map[string]int // by state
 	Images                int
@@ -11,14 +11,14 @@ type State struct {
 	EventsDropped         uint64 // subscribers of events that were too slow
 }
 
-// Watch makes each scrape ask state; it is called once.
+// Watch makes each scrape call state; it must be called once.
 func (t *Telemetry) Watch(state func() State) {
 	if t != nil {
 		t.registry.MustRegister(states(state))
 	}
 }
 
-// states is a collector.
+// states is a prometheus.Collector.
 type states func() State
 
 var (

@@ -1,11 +1,13 @@
-// Package telemetry is what crispd tells of its own work: metrics for Prometheus and
-// traces for a collector that speaks OTLP.
+// Package telemetry reports on crispd's own work: metrics for Prometheus and traces
+// for a collector that speaks OTLP.
 //
 // Both are made where a call begins and ends, in the server's interceptor, from what
-// package stage recorded of the call; nothing below the server knows of either. What
-// is a state and no event (how many containers run) is asked for at each scrape.
+// package stage recorded of the call; nothing below the server knows of either.
+// States, as opposed to events (such as how many containers run), are collected at
+// each scrape.
 //
-// The names follow Prometheus' habits: seconds, bytes, _total. Labels have few
+// The names follow Prometheus' conventions: seconds, bytes, _total. Labels have few
+// values: a method, a status code, a stage; never a name or an ID.
 // values: a method, a status code, a stage; never a name or an ID.
 package telemetry
 
@@ -28,15 +30,15 @@ import (
 // milliseconds, a pull minutes.
 var buckets = []float64{.001, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120}
 
-// Options is what a Telemetry is made of.
+// Options are the arguments of New.
 type Options struct {
 	Version string
 	Traces  Traces
 	Log     *slog.Logger
 }
 
-// A Telemetry is the metrics and traces of one crispd. A nil one records stages for
-// the log, and tells nobody else.
+// A Telemetry has the metrics and traces of one crispd. A nil one only records
+// stages for the log.
 type Telemetry struct {
 	log      *slog.Logger
 	version  string
@@ -53,8 +55,8 @@ type Telemetry struct {
 	ooms      prometheus.Counter
 }
 
-// New makes the metrics, and connects to the collector if there is one; that one may
-// be away, or come later.
+// New makes the metrics, and connects to the collector if one is configured; it need
+// not be up yet.
 func New(o Options) (*Telemetry, error) {
 	t := &Telemetry{log: o.Log, version: o.Version, registry: prometheus.NewRegistry()}
 	t.rpcs = histogram("crisp_rpc_duration_seconds", "How long calls of CRI took, by method and status code.", "rpc", "code")
@@ -85,19 +87,19 @@ func counters(name, help string, labels ...string) *prometheus.CounterVec {
 	return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
 }
 
-// Handler answers scrapes.
+// Handler serves scrapes.
 func (t *Telemetry) Handler() http.Handler {
 	return promhttp.HandlerFor(t.registry, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError})
 }
 
-// OOM counts one kill for want of memory.
+// OOM counts one kill by the OOM killer.
 func (t *Telemetry) OOM() {
 	if t != nil {
 		t.ooms.Inc()
 	}
 }
 
-// Close sends what spans are left.
+// Close sends the remaining spans.
 func (t *Telemetry) Close() error {
 	if t == nil {
 		return nil
@@ -105,7 +107,7 @@ func (t *Telemetry) Close() error {
 	return t.Trace(Traces{})
 }
 
-// A Call is one RPC under way.
+// A Call is one RPC in flight.
 type Call struct {
 	RPC   string
 	Begin time.Time
@@ -115,8 +117,8 @@ type Call struct {
 	span   *span // nil = not traced
 }
 
-// Begin is called when an RPC begins. The stages that it enters with the context are
-// the call's.
+// Begin begins the call of an RPC. Stages entered with the returned context belong
+// to it.
 func (t *Telemetry) Begin(ctx context.Context, rpc string) (context.Context, *Call) {
 	c := &Call{RPC: rpc, Begin: time.Now(), t: t}
 	var observe stage.Observer
@@ -134,7 +136,8 @@ func (t *Telemetry) Begin(ctx context.Context, rpc string) (context.Context, *Ca
 	return ctx, c
 }
 
-// TraceID is the trace that the call belongs to, "" if it is not recorded.
+// TraceID returns the ID of the trace that the call belongs to, "" if it is not
+// recorded.
 func (c *Call) TraceID() string { return c.span.traceID() }
 
 // An Outcome is how a call ended.
@@ -146,11 +149,11 @@ type Outcome struct {
 	Left   bool   // the client did not wait for the end
 }
 
-// End is called when the RPC has ended; it returns what took the time.
+// End ends the call; it returns how long it took, and each stage's share of that.
 func (c *Call) End(o Outcome) (took time.Duration, shares []stage.Share) {
 	end := time.Now()
 	took = end.Sub(c.Begin)
-	open := stage.Open(c.stages.Spans()) // before Stop: it is where the caller left
+	open := stage.Open(c.stages.Spans()) // before Stop: this is where the caller gave up
 	c.stages.Stop()
 	spans := c.stages.Spans()
 	shares = stage.Shares(spans, c.Begin, end)
@@ -173,8 +176,8 @@ func (c *Call) End(o Outcome) (took time.Duration, shares []stage.Share) {
 	return took, shares
 }
 
-// Bytes is what a pull counts.
+// Bytes is the name of the count of bytes in a pull.
 const Bytes = "bytes"
 
-// Counted is how many bytes, say, the call has counted.
+// Counted returns what the call has counted under name, such as bytes.
 func (c *Call) Counted(name string) int64 { return c.stages.Counted(name) }

@@ -22,19 +22,20 @@ import (
 	"github.com/crisp-cri/crisp/internal/stage"
 )
 
-// flushTime bounds how long an ending crispd waits for the collector.
+// flushTime bounds how long crispd waits for the collector when it exits.
 const flushTime = 2 * time.Second
 
-// complaintEvery is how often it is said that the collector does not answer.
+// complaintEvery is how often crispd logs that the collector does not respond.
 const complaintEvery = 10 * time.Minute
 
-// Traces says which calls are traced and where to.
+// Traces says which calls are traced, and where the spans are sent.
 type Traces struct {
-	// Endpoint is the collector: "host:port" or "http://host:port" for gRPC in the
-	// clear, "https://host:port", or "unix:///path". "" is none: nothing is traced.
+	// Endpoint is the collector: "host:port" or "http://host:port" for unencrypted
+	// gRPC, "https://host:port", or "unix:///path". "" means none: nothing is
+	// traced.
 	Endpoint string
-	// PerMillion is how many calls of a million begin a trace. One that belongs to
-	// its caller's trace does as its caller: the kubelet decides for its own.
+	// PerMillion is how many calls of a million begin a trace. A call that belongs
+	// to its caller's trace is sampled if that is: the kubelet decides for its own.
 	PerMillion int
 }
 
@@ -44,7 +45,7 @@ type tracing struct {
 	tracer   trace.Tracer
 }
 
-// Trace makes the traces go where o says from now on.
+// Trace replaces the configuration of the traces.
 func (t *Telemetry) Trace(o Traces) error {
 	var next *tracing
 	if o.Endpoint != "" {
@@ -68,8 +69,8 @@ func (t *Telemetry) Trace(o Traces) error {
 func newTracing(o Traces, version string, log *slog.Logger) (*tracing, error) {
 	url := o.Endpoint
 	if strings.HasPrefix(url, "unix:") {
-		// OTLP's own URLs know no unix sockets; the option for host:port hands its
-		// text to gRPC, which does.
+		// OTLP's URLs cannot name unix sockets; the option for host:port passes its
+		// text to gRPC, which can.
 		return tracingTo(o, version, log, otlptracegrpc.WithEndpoint(url), otlptracegrpc.WithInsecure())
 	}
 	if !strings.Contains(url, "://") {
@@ -93,7 +94,7 @@ func tracingTo(o Traces, version string, log *slog.Logger, where ...otlptracegrp
 	return &tracing{provider, provider.Tracer("github.com/crisp-cri/crisp")}, nil
 }
 
-// complain makes a line of what goes wrong with the collector, and not of each time.
+// complain logs the collector's failures, but at most one in complaintEvery.
 func complain(log *slog.Logger) otel.ErrorHandlerFunc {
 	var last atomic.Int64
 	return func(err error) {
@@ -104,15 +105,15 @@ func complain(log *slog.Logger) otel.ErrorHandlerFunc {
 	}
 }
 
-// span is the span of one call. A nil one is none.
+// span is the span of one call. It is nil if the call is not recorded.
 type span struct {
 	tracer trace.Tracer
 	ctx    context.Context
 	span   trace.Span
 }
 
-// begin begins the span of a call, which belongs to the trace of its caller if the
-// caller says so, as W3C Trace Context has it.
+// begin begins the span of a call, which belongs to its caller's trace if the
+// request says so by W3C Trace Context.
 func (t *tracing) begin(ctx context.Context, rpc string) (context.Context, *span) {
 	if t == nil {
 		return ctx, nil
@@ -133,7 +134,7 @@ func (s *span) traceID() string {
 	return s.span.SpanContext().TraceID().String()
 }
 
-// end gives the span its stages as children, their parts as grandchildren.
+// end ends the span, with its stages as children and their parts as grandchildren.
 func (s *span) end(o Outcome, spans []stage.Span, begin, end time.Time) {
 	if s == nil {
 		return
@@ -162,7 +163,7 @@ func (s *span) end(o Outcome, spans []stage.Span, begin, end time.Time) {
 	s.span.End(trace.WithTimestamp(end))
 }
 
-// attributes makes the log's pairs attributes of a span.
+// attributes converts slog's key-value pairs to attributes of a span.
 func attributes(pairs []any) []attribute.KeyValue {
 	var list []attribute.KeyValue
 	for i := 0; i+1 < len(pairs); i += 2 {
@@ -175,7 +176,7 @@ func attributes(pairs []any) []attribute.KeyValue {
 	return list
 }
 
-// carrier reads the trace context from the metadata of a call.
+// carrier reads the trace context from a call's metadata.
 type carrier metadata.MD
 
 // Get implements propagation.TextMapCarrier.
