@@ -19,6 +19,7 @@ import (
 
 	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/internal/backoff"
+	"github.com/crisp-cri/crisp/internal/periodic"
 	"github.com/crisp-cri/crisp/internal/poke"
 )
 
@@ -109,7 +110,7 @@ func (g *Generator) Run(ctx context.Context, out chan<- Change) {
 		case <-ctx.Done():
 		case <-ticker.C:
 		case <-hints:
-			pause(ctx, gather)
+			periodic.Pause(ctx, gather)
 		}
 	}
 }
@@ -149,13 +150,6 @@ func (g *Generator) listen(ctx context.Context, hints chan<- struct{}) {
 				g.Log.DebugContext(ctx, "event stream ended", "err", err, "retry", retry)
 			}
 		}
-		pause(ctx, retry)
-	}
-}
-
-func pause(ctx context.Context, d time.Duration) {
-	select {
-	case <-ctx.Done():
-	case <-time.After(d):
+		periodic.Pause(ctx, retry)
 	}
 }

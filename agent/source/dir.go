@@ -13,6 +13,7 @@ import (
 	"github.com/fsnotify/fsnotify"
 
 	"github.com/crisp-cri/crisp/agent/manifest"
+	"github.com/crisp-cri/crisp/internal/periodic"
 	"github.com/crisp-cri/crisp/internal/poke"
 )
 
@@ -106,10 +107,7 @@ func (d *Dir) watch(ctx context.Context, changed chan<- struct{}) {
 		if err := d.watchOnce(ctx, changed); err != nil {
 			d.Log.DebugContext(ctx, "manifest directory is not watched", "err", err)
 		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(time.Second):
-		}
+		periodic.Pause(ctx, time.Second)
 	}
 }
 

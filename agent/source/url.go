@@ -1,6 +1,7 @@
 package source
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"github.com/crisp-cri/crisp/agent/manifest"
+	"github.com/crisp-cri/crisp/internal/periodic"
 )
 
 // pollEvery is the kubelet's --http-check-frequency.
@@ -38,10 +40,6 @@ const requestTimeout = 30 * time.Second
 // last good answer is reported. If there has never been one, nothing is, so that
 // nothing is ended for not being in it.
 func (u *URL) Run(ctx context.Context, out chan<- Update) {
-	every := u.Every
-	if every == 0 {
-		every = pollEvery
-	}
 	for ctx.Err() == nil {
 		if f, differs := u.poll(ctx); differs && ctx.Err() == nil {
 			u.last = &f
@@ -50,10 +48,7 @@ func (u *URL) Run(ctx context.Context, out chan<- Update) {
 			case <-ctx.Done():
 			}
 		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(every):
-		}
+		periodic.Pause(ctx, cmp.Or(u.Every, pollEvery))
 	}
 }
 

@@ -1,4 +1,4 @@
-// Package periodic has the loop for work that is repeated.
+// Package periodic has the loop for work that is repeated, and the pause between two tries.
 package periodic
 
 import (
@@ -18,5 +18,17 @@ func Run(ctx context.Context, period time.Duration, f func(context.Context)) {
 		case <-tick.C:
 			f(ctx)
 		}
+	}
+}
+
+// Pause returns after d, or when ctx ends. It reports whether all of d has passed.
+func Pause(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-t.C:
+		return true
 	}
 }
