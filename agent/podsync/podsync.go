@@ -23,6 +23,7 @@
 package podsync
 
 import (
+	"cmp"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -33,6 +34,11 @@ import (
 type Key struct{ Namespace, Name string }
 
 func (k Key) String() string { return k.Namespace + "/" + k.Name }
+
+// Compare orders keys by namespace, then by name.
+func (k Key) Compare(other Key) int {
+	return cmp.Or(cmp.Compare(k.Namespace, other.Namespace), cmp.Compare(k.Name, other.Name))
+}
 
 // KeyOf returns the Key of a pod.
 func KeyOf(pod *v1.Pod) Key { return Key{pod.Namespace, pod.Name} }
@@ -109,12 +115,8 @@ const (
 	Failing
 )
 
-// Probes are the results of one container's probes. Has… says whether the probe
-// is at work: a container without a readiness probe is ready at once.
-type Probes struct {
-	Startup, Liveness, Readiness Result
-	HasStartup, HasReadiness     bool
-}
+// Probes are the results of one container's probes.
+type Probes struct{ Startup, Liveness, Readiness Result }
 
 // A Sandbox is one sandbox of the pod.
 type Sandbox struct {

@@ -11,11 +11,6 @@ import (
 	"k8s.io/utils/dump"
 )
 
-// IsSidecar reports whether an init container is to run as long as the pod does.
-func IsSidecar(c *v1.Container) bool {
-	return c.RestartPolicy != nil && *c.RestartPolicy == v1.ContainerRestartPolicyAlways
-}
-
 // rule returns the first of the container's own rules that fits an exit code, or nil.
 func rule(c *v1.Container, code int32) *v1.ContainerRestartRule {
 	if c.RestartPolicy == nil {
@@ -74,26 +69,4 @@ func Hash(c *v1.Container) string {
 	}
 	fmt.Fprintf(h, "%v", dump.ForHash(text)) // the kubelet hashes a dump of the JSON's bytes
 	return strconv.FormatUint(uint64(h.Sum32()), 16)
-}
-
-// EphemeralContainer returns an ephemeral container as a container.
-func EphemeralContainer(e *v1.EphemeralContainer) *v1.Container {
-	return (*v1.Container)(&e.EphemeralContainerCommon)
-}
-
-// ContainerOf returns the container of this name, of whatever kind, or nil.
-func ContainerOf(spec *v1.PodSpec, name string) *v1.Container {
-	for _, list := range [][]v1.Container{spec.InitContainers, spec.Containers} {
-		for i := range list {
-			if list[i].Name == name {
-				return &list[i]
-			}
-		}
-	}
-	for i := range spec.EphemeralContainers {
-		if spec.EphemeralContainers[i].Name == name {
-			return EphemeralContainer(&spec.EphemeralContainers[i])
-		}
-	}
-	return nil
 }

@@ -11,10 +11,12 @@ import (
 // of. It stays so until the last of them has been removed; who has caused it goes
 // last, so that an agent that is killed meanwhile goes on.
 func RestartsAll(pod *v1.Pod, have Have) bool {
-	return slices.ContainsFunc(slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers), func(spec v1.Container) bool {
-		c, ok := have.Newest(string(pod.UID), spec.Name)
-		return ok && causesAll(&spec, c)
-	})
+	for spec := range Containers(&pod.Spec) {
+		if c, ok := have.Newest(string(pod.UID), spec.Name); ok && causesAll(spec, c) {
+			return true
+		}
+	}
+	return false
 }
 
 func causesAll(spec *v1.Container, c Container) bool {
@@ -27,11 +29,15 @@ func causesAll(spec *v1.Container, c Container) bool {
 
 // MayRestartAll reports whether the pod has such a rule at all.
 func MayRestartAll(spec *v1.PodSpec) bool {
-	return slices.ContainsFunc(slices.Concat(spec.InitContainers, spec.Containers), func(c v1.Container) bool {
-		return slices.ContainsFunc(c.RestartPolicyRules, func(r v1.ContainerRestartRule) bool {
-			return r.Action == v1.ContainerRestartRuleActionRestartAllContainers
-		})
-	})
+	asks := func(r v1.ContainerRestartRule) bool {
+		return r.Action == v1.ContainerRestartRuleActionRestartAllContainers
+	}
+	for c := range Containers(spec) {
+		if slices.ContainsFunc(c.RestartPolicyRules, asks) {
+			return true
+		}
+	}
+	return false
 }
 
 // restartAll plans the next stage of beginning again in the same sandbox and reports
@@ -68,16 +74,4 @@ func (p *planner) restartAll() bool {
 		}
 	}
 	return false
-}
-
-// containerOf returns the init or regular container of this name, or nil.
-func containerOf(spec *v1.PodSpec, name string) *v1.Container {
-	for _, list := range [][]v1.Container{spec.InitContainers, spec.Containers} {
-		for i := range list {
-			if list[i].Name == name {
-				return &list[i]
-			}
-		}
-	}
-	return nil
 }

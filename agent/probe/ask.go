@@ -1,6 +1,7 @@
 package probe
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,6 +18,7 @@ import (
 	"google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/utils/ptr"
 )
 
 // maxBody is how much of an answer is read.
@@ -49,17 +51,10 @@ func (p Prober) Ask(ctx context.Context, pod *v1.Pod, s *v1.PodStatus, c *v1.Con
 		if err != nil {
 			return Answer{}, err
 		}
-		host := spec.TCPSocket.Host
-		if host == "" {
-			host = s.PodIP
-		}
-		return dial(limited, net.JoinHostPort(host, strconv.Itoa(port)))
+		return dial(limited, net.JoinHostPort(cmp.Or(spec.TCPSocket.Host, s.PodIP), strconv.Itoa(port)))
 	case spec.GRPC != nil:
-		service := ""
-		if spec.GRPC.Service != nil {
-			service = *spec.GRPC.Service
-		}
-		return check(limited, net.JoinHostPort(s.PodIP, strconv.Itoa(int(spec.GRPC.Port))), service, timeout)
+		addr := net.JoinHostPort(s.PodIP, strconv.Itoa(int(spec.GRPC.Port)))
+		return check(limited, addr, ptr.Deref(spec.GRPC.Service, ""), timeout)
 	}
 	return Answer{}, errors.New("probe names no action")
 }

@@ -26,6 +26,7 @@ package probe
 import (
 	"context"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -108,13 +109,8 @@ func New(ctx context.Context, o Options) *Manager {
 func (m *Manager) Add(pod *v1.Pod) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for i := range pod.Spec.InitContainers {
-		if c := &pod.Spec.InitContainers[i]; podsync.IsSidecar(c) {
-			m.addLocked(pod, c)
-		}
-	}
-	for i := range pod.Spec.Containers {
-		m.addLocked(pod, &pod.Spec.Containers[i])
+	for c := range podsync.Lasting(&pod.Spec) {
+		m.addLocked(pod, c)
 	}
 }
 
@@ -136,16 +132,8 @@ func (m *Manager) Remove(uid types.UID, kinds ...Kind) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for at, p := range m.probes {
-		if at.uid != uid {
-			continue
-		}
-		if len(kinds) == 0 {
+		if at.uid == uid && (len(kinds) == 0 || slices.Contains(kinds, at.kind)) {
 			p.stop()
-		}
-		for _, k := range kinds {
-			if k == at.kind {
-				p.stop()
-			}
 		}
 	}
 }
@@ -180,10 +168,9 @@ func (m *Manager) Hurry(uid types.UID, container string) {
 	m.mu.Lock()
 	p := m.probes[place{uid, container, Readiness}]
 	m.mu.Unlock()
-	if p == nil {
-		return
+	if p != nil {
+		poke.Wake(p.now)
 	}
-	poke.Wake(p.now)
 }
 
 // Wait returns when all probes have ended.

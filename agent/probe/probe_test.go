@@ -139,14 +139,14 @@ func TestLiveness(t *testing.T) {
 		l.run("1")
 		l.set(failing)
 		l.m.Add(l.pod)
-		l.expect("0 Liveness {0 1 0 false false} {0 0 0 false false}")
+		l.expect("0 Liveness {0 1 0} {0 0 0}")
 		time.Sleep(5 * time.Minute)
 		l.expect("20 Unhealthy: Liveness probe failed: no", "30 Unhealthy: Liveness probe failed: no", "40 Unhealthy: Liveness probe failed: no",
-			"40 Liveness {0 2 0 false false} {0 0 0 false false}")
+			"40 Liveness {0 2 0} {0 0 0}")
 		l.run("2")
 		l.set(func(string) (bool, error) { return true, nil })
 		time.Sleep(time.Minute)
-		l.expect("310 Liveness {0 0 0 false false} {0 1 0 false false}")
+		l.expect("310 Liveness {0 0 0} {0 1 0}")
 	})
 }
 
@@ -180,11 +180,11 @@ func TestReadiness(t *testing.T) {
 		l.run("1")
 		l.m.Add(l.pod)
 		time.Sleep(time.Minute + time.Second)
-		l.expect("0 Readiness {0 0 2 false false} {0 0 0 false false}", "5 Readiness {0 0 1 false false} {0 0 0 false false}")
+		l.expect("0 Readiness {0 0 2} {0 0 0}", "5 Readiness {0 0 1} {0 0 0}")
 		l.set(failing)
 		time.Sleep(20 * time.Second)
 		l.expect("65 Unhealthy: Readiness probe failed: no", "70 Unhealthy: Readiness probe failed: no", "75 Unhealthy: Readiness probe failed: no",
-			"75 Readiness {0 0 2 false false} {0 0 0 false false}", "80 Unhealthy: Readiness probe failed: no")
+			"75 Readiness {0 0 2} {0 0 0}", "80 Unhealthy: Readiness probe failed: no")
 		// It is ended: it is not ready at once, however it answered.
 		l.edit(func(c *v1.ContainerStatus) { c.State = v1.ContainerState{Terminated: &v1.ContainerStateTerminated{}} })
 		time.Sleep(time.Minute)
@@ -234,7 +234,7 @@ func TestStartupFails(t *testing.T) {
 		l.run("1")
 		l.m.Add(l.pod)
 		time.Sleep(time.Hour)
-		l.expect("0 Unhealthy: Startup probe failed: no", "10 Unhealthy: Startup probe failed: no", "10 Startup {2 0 0 false false} {0 0 0 false false}")
+		l.expect("0 Unhealthy: Startup probe failed: no", "10 Unhealthy: Startup probe failed: no", "10 Startup {2 0 0} {0 0 0}")
 	})
 }
 

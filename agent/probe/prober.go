@@ -10,7 +10,9 @@ import (
 
 	"github.com/crisp-cri/crisp/agent/event"
 	"github.com/crisp-cri/crisp/agent/podsync"
+	"github.com/crisp-cri/crisp/internal/periodic"
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/utils/ptr"
 )
 
 // A prober is one probe of one container. All but the first block is its
@@ -46,7 +48,7 @@ func (p *prober) run(ctx context.Context) {
 	if time.Since(p.m.since) < period {
 		// The agent has just begun, and all probes with it: let them not ask
 		// in step for ever.
-		if !pause(ctx, rand.N(period)) {
+		if !periodic.Pause(ctx, rand.N(period)) {
 			return
 		}
 	}
@@ -65,17 +67,6 @@ func (p *prober) run(ctx context.Context) {
 	}
 	if p.id != "" {
 		p.m.clear(p.at.kind, bare(p.id))
-	}
-}
-
-func pause(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-t.C:
-		return true
 	}
 }
 
@@ -110,7 +101,7 @@ func (p *prober) once(ctx context.Context) bool {
 	case time.Since(c.State.Running.StartedAt.Time) < time.Duration(p.spec.InitialDelaySeconds)*time.Second:
 		return true
 	}
-	if started := c.Started != nil && *c.Started; started == (p.at.kind == Startup) {
+	if started := ptr.Deref(c.Started, false); started == (p.at.kind == Startup) {
 		return true // a startup probe has done its part, the others wait for it
 	}
 	if ok, said := p.ask(ctx, status); said {
@@ -120,10 +111,9 @@ func (p *prober) once(ctx context.Context) bool {
 }
 
 func find(status *v1.PodStatus, name string) *v1.ContainerStatus {
-	for _, list := range [][]v1.ContainerStatus{status.ContainerStatuses, status.InitContainerStatuses} {
-		if i := slices.IndexFunc(list, func(c v1.ContainerStatus) bool { return c.Name == name }); i >= 0 {
-			return &list[i]
-		}
+	all := slices.Concat(status.ContainerStatuses, status.InitContainerStatuses)
+	if i := slices.IndexFunc(all, func(c v1.ContainerStatus) bool { return c.Name == name }); i >= 0 {
+		return &all[i]
 	}
 	return nil
 }
@@ -145,7 +135,7 @@ func (p *prober) meet(c *v1.ContainerStatus) {
 	switch {
 	case !found:
 		p.set(initial[p.at.kind])
-	case p.at.kind == Startup && c.Started != nil && *c.Started:
+	case p.at.kind == Startup && ptr.Deref(c.Started, false):
 		p.set(podsync.Success)
 	}
 }

@@ -63,6 +63,11 @@ func (g *generator) allRestarting(phase v1.PodPhase) v1.PodCondition {
 	return condition(v1.AllContainersRestarting, false, "", "")
 }
 
+// isTrue reports whether a condition is in the list, and its status is true.
+func isTrue(list []v1.PodCondition, kind v1.PodConditionType) bool {
+	return slices.ContainsFunc(list, func(c v1.PodCondition) bool { return c.Type == kind && c.Status == v1.ConditionTrue })
+}
+
 func condition(kind v1.PodConditionType, met bool, reason, message string) v1.PodCondition {
 	c := v1.PodCondition{Type: kind, Status: v1.ConditionFalse, Reason: reason, Message: message}
 	if met {
@@ -156,14 +161,12 @@ func (g *generator) resizeConditions() []v1.PodCondition {
 	if f, ok := g.have.Failures[podsync.ResizeSubject]; ok {
 		return []v1.PodCondition{condition(v1.PodResizeInProgress, true, v1.PodReasonError, f.Message)}
 	}
-	for _, list := range [][]v1.Container{g.pod.Spec.InitContainers, g.pod.Spec.Containers} {
-		for i := range list {
-			actual, known := g.have.Actual[list[i].Name]
-			c, there := g.have.Newest(string(g.pod.UID), list[i].Name)
-			if known && there && c.State == podsync.Running &&
-				!(podsync.SameResource(v1.ResourceCPU, list[i].Resources, actual) && podsync.SameResource(v1.ResourceMemory, list[i].Resources, actual)) {
-				return []v1.PodCondition{condition(v1.PodResizeInProgress, true, "", "")}
-			}
+	for spec := range podsync.Containers(&g.pod.Spec) {
+		actual, known := g.have.Actual[spec.Name]
+		c, there := g.have.Newest(string(g.pod.UID), spec.Name)
+		if known && there && c.State == podsync.Running &&
+			!(podsync.SameResource(v1.ResourceCPU, spec.Resources, actual) && podsync.SameResource(v1.ResourceMemory, spec.Resources, actual)) {
+			return []v1.PodCondition{condition(v1.PodResizeInProgress, true, "", "")}
 		}
 	}
 	return nil

@@ -6,6 +6,7 @@ import (
 
 	"github.com/crisp-cri/crisp/agent/podsync"
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/utils/ptr"
 )
 
 // setPhase sums the containers up. A phase that is final stays, with its reason;
@@ -109,7 +110,7 @@ func (t *tally) sidecar(s *v1.ContainerStatus) {
 	switch {
 	case s.State.Running != nil:
 		t.running++
-		if s.Started == nil || !*s.Started {
+		if !ptr.Deref(s.Started, false) {
 			t.unstarted++
 		}
 	case s.State.Waiting != nil && s.LastTerminationState.Terminated == nil:

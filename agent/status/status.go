@@ -34,27 +34,19 @@ func Of(pod *v1.Pod, have podsync.Have, old *v1.PodStatus, node Node, now time.T
 		old = &v1.PodStatus{}
 	}
 	g := generator{pod: pod, have: have, old: old, node: node, now: now}
-	g.restarting = !g.ending() && (podsync.RestartsAll(pod, have) || slices.ContainsFunc(old.Conditions, func(c v1.PodCondition) bool {
-		// Those that have caused it may have gone since.
-		return c.Type == v1.AllContainersRestarting && c.Status == v1.ConditionTrue
-	}))
-	if g.rejected() {
-		s := v1.PodStatus{ObservedGeneration: pod.Generation, QOSClass: QOS(pod), StartTime: g.startTime()}
-		g.addresses(&s)
-		g.setPhase(&s)
-		return s
-	}
-	s := v1.PodStatus{
-		ObservedGeneration:         pod.Generation,
-		QOSClass:                   QOS(pod),
-		InitContainerStatuses:      g.containers(pod.Spec.InitContainers, old.InitContainerStatuses, initKind),
-		ContainerStatuses:          g.containers(pod.Spec.Containers, old.ContainerStatuses, regularKind),
-		EphemeralContainerStatuses: g.containers(ephemeral(pod), old.EphemeralContainerStatuses, ephemeralKind),
-		StartTime:                  g.startTime(),
+	// The containers that have caused it may have gone since: then the condition tells.
+	g.restarting = !g.ending() && (podsync.RestartsAll(pod, have) || isTrue(old.Conditions, v1.AllContainersRestarting))
+	s := v1.PodStatus{ObservedGeneration: pod.Generation, QOSClass: QOS(pod), StartTime: g.startTime()}
+	if !g.rejected() {
+		s.InitContainerStatuses = g.containers(pod.Spec.InitContainers, old.InitContainerStatuses, initKind)
+		s.ContainerStatuses = g.containers(pod.Spec.Containers, old.ContainerStatuses, regularKind)
+		s.EphemeralContainerStatuses = g.containers(ephemeral(pod), old.EphemeralContainerStatuses, ephemeralKind)
 	}
 	g.addresses(&s)
 	g.setPhase(&s)
-	s.Conditions = g.conditions(s)
+	if !g.rejected() {
+		s.Conditions = g.conditions(s)
+	}
 	return s
 }
 
@@ -145,10 +137,8 @@ func (g *generator) ending() bool {
 // rejected reports whether the pod was never let in: there is nothing to be said of
 // its containers.
 func (g *generator) rejected() bool {
-	if v := g.have.Verdict; v != nil && v.Rejected {
-		return true
-	}
-	return Rejected(g.old)
+	v := g.have.Verdict
+	return v != nil && v.Rejected || Rejected(g.old)
 }
 
 // Rejected reports whether a pod with this status was never let in.
@@ -168,10 +158,8 @@ func QOS(pod *v1.Pod) v1.PodQOSClass {
 		return qos([]*v1.ResourceRequirements{r})
 	}
 	var all []*v1.ResourceRequirements
-	for _, list := range [][]v1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
-		for i := range list {
-			all = append(all, &list[i].Resources)
-		}
+	for c := range podsync.Containers(&pod.Spec) {
+		all = append(all, &c.Resources)
 	}
 	return qos(all)
 }

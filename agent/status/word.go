@@ -3,7 +3,6 @@ package status
 import (
 	"cmp"
 	"fmt"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -50,10 +49,8 @@ func Word(pod *v1.Pod) string {
 	}
 	if running && word == "Completed" {
 		word = "NotReady"
-		for _, c := range pod.Status.Conditions {
-			if c.Type == v1.PodReady && c.Status == v1.ConditionTrue {
-				word = "Running"
-			}
+		if isTrue(pod.Status.Conditions, v1.PodReady) {
+			word = "Running"
 		}
 	}
 	return word
@@ -95,9 +92,7 @@ func Restarts(pod *v1.Pod, now time.Time) string {
 			last = t.FinishedAt
 		}
 	}
-	initialized := slices.ContainsFunc(pod.Status.Conditions, func(c v1.PodCondition) bool {
-		return c.Type == v1.PodInitialized && c.Status == v1.ConditionTrue
-	})
+	initialized := isTrue(pod.Status.Conditions, v1.PodInitialized)
 	for i, s := range pod.Status.InitContainerStatuses {
 		if !initialized || sidecar(pod, i) {
 			add(s)

@@ -22,11 +22,11 @@ func deployment(d *appsv1.Deployment, pods []Pod, now time.Time) Plan {
 		Replicas:           int32(len(plan.Pods)), UpdatedReplicas: r.updated, ReadyReplicas: r.ready,
 		AvailableReplicas: r.available, UnavailableReplicas: int32(len(plan.Pods)) - r.available,
 	}
-	available := v1.ConditionFalse
+	available := appsv1.DeploymentCondition{Type: appsv1.DeploymentAvailable, Status: v1.ConditionFalse, Reason: "MinimumReplicasUnavailable"}
 	if r.available >= int32(r.replicas-r.unavailable) {
-		available = v1.ConditionTrue
+		available.Status, available.Reason = v1.ConditionTrue, "MinimumReplicasAvailable"
 	}
-	with.Status.Conditions = []appsv1.DeploymentCondition{{Type: appsv1.DeploymentAvailable, Status: available, Reason: "MinimumReplicas" + map[v1.ConditionStatus]string{v1.ConditionTrue: "Available", v1.ConditionFalse: "Unavailable"}[available]}}
+	with.Status.Conditions = []appsv1.DeploymentCondition{available}
 	plan.Status = with
 	return plan
 }

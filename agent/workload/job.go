@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/crisp-cri/crisp/agent/manifest"
+	"github.com/crisp-cri/crisp/agent/podsync"
 	batchv1 "k8s.io/api/batch/v1"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -102,10 +103,8 @@ func observeJob(j *batchv1.Job, pods []Pod, now time.Time) jobState {
 		default:
 			s.active = append(s.active, p)
 			if p.Spec.RestartPolicy == v1.RestartPolicyOnFailure {
-				for _, list := range [][]v1.ContainerStatus{p.Status.InitContainerStatuses, p.Status.ContainerStatuses} {
-					for _, c := range list {
-						s.failed += int(c.RestartCount)
-					}
+				for _, c := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses) {
+					s.failed += int(c.RestartCount)
 				}
 			}
 		}
@@ -213,10 +212,8 @@ func (s *jobState) pod(name, index string) *v1.Pod {
 		return pod
 	}
 	pod.Annotations[batchv1.JobCompletionIndexAnnotation] = index
-	for _, list := range [][]v1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
-		for i := range list {
-			list[i].Env = append(list[i].Env, v1.EnvVar{Name: "JOB_COMPLETION_INDEX", Value: index})
-		}
+	for c := range podsync.Containers(&pod.Spec) {
+		c.Env = append(c.Env, v1.EnvVar{Name: "JOB_COMPLETION_INDEX", Value: index})
 	}
 	return pod
 }

@@ -1,0 +1,77 @@
+package podsync
+
+import (
+	"iter"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/utils/ptr"
+)
+
+// SystemCritical is the priority from which a pod may drive others away and is never
+// evicted: system-cluster-critical.
+const SystemCritical = 2_000_000_000
+
+// Priority is the priority of a pod, 0 if it names none.
+func Priority(pod *v1.Pod) int32 { return ptr.Deref(pod.Spec.Priority, 0) }
+
+// IsSidecar reports whether an init container is to run as long as the pod does.
+func IsSidecar(c *v1.Container) bool {
+	return c.RestartPolicy != nil && *c.RestartPolicy == v1.ContainerRestartPolicyAlways
+}
+
+// Containers yields a pod's init containers, then its containers.
+func Containers(spec *v1.PodSpec) iter.Seq[*v1.Container] {
+	return func(yield func(*v1.Container) bool) {
+		for _, list := range [][]v1.Container{spec.InitContainers, spec.Containers} {
+			for i := range list {
+				if !yield(&list[i]) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// Lasting yields the sidecars of a pod, then its containers: what runs while the pod does.
+func Lasting(spec *v1.PodSpec) iter.Seq[*v1.Container] {
+	return func(yield func(*v1.Container) bool) {
+		for i := range spec.InitContainers {
+			if c := &spec.InitContainers[i]; IsSidecar(c) && !yield(c) {
+				return
+			}
+		}
+		for i := range spec.Containers {
+			if !yield(&spec.Containers[i]) {
+				return
+			}
+		}
+	}
+}
+
+// EphemeralContainer returns an ephemeral container as a container.
+func EphemeralContainer(e *v1.EphemeralContainer) *v1.Container {
+	return (*v1.Container)(&e.EphemeralContainerCommon)
+}
+
+// ContainerOf returns the container of this name, of whatever kind, or nil.
+func ContainerOf(spec *v1.PodSpec, name string) *v1.Container {
+	if c := containerOf(spec, name); c != nil {
+		return c
+	}
+	for i := range spec.EphemeralContainers {
+		if spec.EphemeralContainers[i].Name == name {
+			return EphemeralContainer(&spec.EphemeralContainers[i])
+		}
+	}
+	return nil
+}
+
+// containerOf returns the init container or container of this name, or nil.
+func containerOf(spec *v1.PodSpec, name string) *v1.Container {
+	for c := range Containers(spec) {
+		if c.Name == name {
+			return c
+		}
+	}
+	return nil
+}
