@@ -4,7 +4,9 @@
 package admit
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -14,10 +16,9 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/ptr"
 )
-
-// Critical is the priority from which a pod may drive others away.
-const Critical = 2_000_000_000
 
 // A Node is what pods are admitted to.
 type Node struct {
@@ -46,7 +47,7 @@ func Check(pod *v1.Pod, others []*v1.Pod, n *Node) (v *podsync.Verdict, victims 
 	left := others
 	v, holders := ports(pod, left)
 	if v != nil {
-		if !all(holders, func(o *v1.Pod) bool { return yields(o, pod) }) {
+		if slices.ContainsFunc(holders, func(o *v1.Pod) bool { return !yields(o, pod) }) {
 			return v, nil
 		}
 		victims = append(victims, holders...)
@@ -73,16 +74,9 @@ func reject(reason, format string, args ...any) *podsync.Verdict {
 	return &podsync.Verdict{Reason: reason, Message: rejected + fmt.Sprintf(format, args...)}
 }
 
-func priority(pod *v1.Pod) int32 {
-	if pod.Spec.Priority == nil {
-		return 0
-	}
-	return *pod.Spec.Priority
-}
-
 // pressure keeps out what would be the first to be evicted.
 func pressure(pod *v1.Pod, n *Node) *podsync.Verdict {
-	if len(n.Pressure) == 0 || priority(pod) >= Critical {
+	if len(n.Pressure) == 0 || podsync.Priority(pod) >= podsync.SystemCritical {
 		return nil
 	}
 	if len(n.Pressure) == 1 && n.Pressure[0] == v1.NodeMemoryPressure {
@@ -90,24 +84,11 @@ func pressure(pod *v1.Pod, n *Node) *podsync.Verdict {
 			return nil
 		}
 		taint := v1.Taint{Key: v1.TaintNodeMemoryPressure, Effect: v1.TaintEffectNoSchedule}
-		if slices.ContainsFunc(pod.Spec.Tolerations, func(t v1.Toleration) bool { return tolerates(t, taint) }) {
+		if slices.ContainsFunc(pod.Spec.Tolerations, func(t v1.Toleration) bool { return t.ToleratesTaint(klog.Background(), &taint, false) }) {
 			return nil
 		}
 	}
 	return &podsync.Verdict{Reason: "Evicted", Message: fmt.Sprintf("The node had condition: %v. ", n.Pressure)}
-}
-
-func tolerates(t v1.Toleration, taint v1.Taint) bool {
-	if t.Effect != "" && t.Effect != taint.Effect {
-		return false
-	}
-	switch t.Operator {
-	case v1.TolerationOpExists:
-		return t.Key == "" || t.Key == taint.Key
-	case "", v1.TolerationOpEqual:
-		return t.Key == taint.Key && t.Value == taint.Value
-	}
-	return false
 }
 
 func system(pod *v1.Pod, n *Node) *podsync.Verdict {
@@ -139,19 +120,11 @@ func ports(pod *v1.Pod, others []*v1.Pod) (*podsync.Verdict, []*v1.Pod) {
 
 func hostPorts(pod *v1.Pod) []v1.ContainerPort {
 	var ports []v1.ContainerPort
-	add := func(c *v1.Container) {
+	for c := range podsync.Lasting(&pod.Spec) {
 		for _, p := range c.Ports {
 			if p.HostPort > 0 {
 				ports = append(ports, p)
 			}
-		}
-	}
-	for i := range pod.Spec.Containers {
-		add(&pod.Spec.Containers[i])
-	}
-	for i := range pod.Spec.InitContainers {
-		if podsync.IsSidecar(&pod.Spec.InitContainers[i]) {
-			add(&pod.Spec.InitContainers[i])
 		}
 	}
 	return ports
@@ -209,7 +182,9 @@ func Fits(pod *v1.Pod, others []*v1.Pod, n *Node) *podsync.Verdict {
 }
 
 // yields reports whether o goes when a critical pod needs its place.
-func yields(o, pod *v1.Pod) bool { return priority(pod) >= Critical && priority(o) < Critical }
+func yields(o, pod *v1.Pod) bool {
+	return podsync.Priority(pod) >= podsync.SystemCritical && podsync.Priority(o) < podsync.SystemCritical
+}
 
 // classes are in the order in which pods go.
 var classes = []v1.PodQOSClass{v1.PodQOSBestEffort, v1.PodQOSBurstable, v1.PodQOSGuaranteed}
@@ -224,13 +199,11 @@ func choose(name v1.ResourceName, missing int64, pod *v1.Pod, others []*v1.Pod, 
 		}
 	}
 	slices.SortStableFunc(candidates, func(a, b *v1.Pod) int {
-		if c := slices.Index(classes, status.QOS(a)) - slices.Index(classes, status.QOS(b)); c != 0 {
-			return c
-		}
-		if priority(a) != priority(b) {
-			return int(priority(a)) - int(priority(b))
-		}
-		return int(min(max(requests(name, b, n)-requests(name, a, n), -1), 1)) // the largest first
+		return cmp.Or(
+			cmp.Compare(slices.Index(classes, status.QOS(a)), slices.Index(classes, status.QOS(b))),
+			cmp.Compare(podsync.Priority(a), podsync.Priority(b)),
+			cmp.Compare(requests(name, b, n), requests(name, a, n)), // the largest first
+		)
 	})
 	for _, o := range candidates {
 		if missing <= 0 {
@@ -262,23 +235,14 @@ func Preempted() podsync.Verdict {
 	}
 }
 
-func all(pods []*v1.Pod, yes func(*v1.Pod) bool) bool {
-	return !slices.ContainsFunc(pods, func(p *v1.Pod) bool { return !yes(p) })
-}
-
 func without(pods, gone []*v1.Pod) []*v1.Pod {
 	return slices.DeleteFunc(slices.Clone(pods), func(p *v1.Pod) bool { return slices.Contains(gone, p) })
 }
 
 // hugePages are the names of those in a list.
 func hugePages(list v1.ResourceList) []v1.ResourceName {
-	return slices.Sorted(func(yield func(v1.ResourceName) bool) {
-		for name := range list {
-			if manifest.IsHugePages(name) && !yield(name) {
-				return
-			}
-		}
-	})
+	names := slices.Sorted(maps.Keys(list))
+	return slices.DeleteFunc(names, func(name v1.ResourceName) bool { return !manifest.IsHugePages(name) })
 }
 
 // Pooled is the memory that pods cannot have since it is in pools of huge pages.
@@ -294,19 +258,16 @@ func Pooled(capacity v1.ResourceList) v1.ResourceList {
 // withheld.
 func Allocatable(capacity v1.ResourceList, withheld ...v1.ResourceList) v1.ResourceList {
 	out := capacity.DeepCopy()
-	sub := func(name v1.ResourceName, by resource.Quantity) {
-		q, ok := out[name]
-		if !ok {
-			return
-		}
-		if q.Sub(by); q.Sign() < 0 {
-			q = *resource.NewQuantity(0, q.Format)
-		}
-		out[name] = q
-	}
 	for _, list := range withheld {
 		for name, by := range list {
-			sub(name, by)
+			q, ok := out[name]
+			if !ok {
+				continue
+			}
+			if q.Sub(by); q.Sign() < 0 {
+				q = *resource.NewQuantity(0, q.Format)
+			}
+			out[name] = q
 		}
 	}
 	return out
@@ -347,26 +308,26 @@ func matches(pattern, name string) bool {
 
 // security keeps out what this node or its runtime would not do as promised.
 func security(pod *v1.Pod, n *Node) *podsync.Verdict {
-	own := pod.Spec.HostUsers != nil && !*pod.Spec.HostUsers
+	own := !ptr.Deref(pod.Spec.HostUsers, true)
 	if own {
 		if f := n.Handler(pod); f != nil && !f.UserNamespaces {
 			return reject("UserNamespacesNotSupported", "hostUsers is false and the runtime's handler has no user namespaces")
 		}
 	}
-	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
+	for c := range podsync.Containers(&pod.Spec) {
 		sc := c.SecurityContext
 		if sc == nil {
 			continue
 		}
-		if n.NoPrivileged && sc.Privileged != nil && *sc.Privileged {
+		if n.NoPrivileged && ptr.Deref(sc.Privileged, false) {
 			return reject("PrivilegedForbidden", "container %s is privileged, which this node does not allow", c.Name)
 		}
-		if sc.ProcMount != nil && *sc.ProcMount == v1.UnmaskedProcMount && !own {
+		if ptr.Deref(sc.ProcMount, "") == v1.UnmaskedProcMount && !own {
 			return reject("ProcMountForbidden", "container %s has procMount Unmasked, which needs hostUsers false", c.Name)
 		}
 	}
 	sc := pod.Spec.SecurityContext
-	if sc != nil && sc.SupplementalGroupsPolicy != nil && *sc.SupplementalGroupsPolicy == v1.SupplementalGroupsPolicyStrict &&
+	if sc != nil && ptr.Deref(sc.SupplementalGroupsPolicy, "") == v1.SupplementalGroupsPolicyStrict &&
 		n.Features != nil && !n.Features.SupplementalGroupsPolicy {
 		return reject("SupplementalGroupsPolicyNotSupported", "supplementalGroupsPolicy Strict is not supported by the runtime")
 	}

@@ -11,7 +11,6 @@
 package desired
 
 import (
-	"cmp"
 	"maps"
 	"reflect"
 	"slices"
@@ -62,9 +61,7 @@ func diff(old, now map[podsync.Key]*v1.Pod) []Change {
 			changes = append(changes, Change{Remove, key, nil})
 		}
 	}
-	slices.SortFunc(changes, func(a, b Change) int {
-		return cmp.Or(cmp.Compare(a.Key.Namespace, b.Key.Namespace), cmp.Compare(a.Key.Name, b.Key.Name))
-	})
+	slices.SortFunc(changes, func(a, b Change) int { return a.Key.Compare(b.Key) })
 	return changes
 }
 

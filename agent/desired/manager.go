@@ -101,9 +101,7 @@ func (m *Manager) Pod(key podsync.Key) *v1.Pod {
 func (m *Manager) Pods() []*v1.Pod {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return slices.SortedFunc(maps.Values(m.pods), func(a, b *v1.Pod) int {
-		return strings.Compare(podsync.KeyOf(a).String(), podsync.KeyOf(b).String())
-	})
+	return slices.SortedFunc(maps.Values(m.pods), func(a, b *v1.Pod) int { return podsync.KeyOf(a).Compare(podsync.KeyOf(b)) })
 }
 
 // Update takes in all that a source has now. problems are the errors that were

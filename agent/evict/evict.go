@@ -10,6 +10,7 @@
 package evict
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -36,18 +37,24 @@ const (
 	PIDs        Signal = "pid.available"
 )
 
-// order is the order in which signals are seen to; conditions are what they mean
-// for the node.
+// order is the order in which signals are looked at.
 var order = []Signal{Memory, NodeFS, NodeInodes, ImageFS, ImageInodes, PIDs}
 
-var conditions = map[Signal]v1.NodeConditionType{
-	Memory: v1.NodeMemoryPressure, PIDs: v1.NodePIDPressure, NodeFS: v1.NodeDiskPressure,
-	NodeInodes: v1.NodeDiskPressure, ImageFS: v1.NodeDiskPressure, ImageInodes: v1.NodeDiskPressure,
+// A meaning is what a signal says: the condition of a node that has too little, and the
+// resource that pods use. disk is that resource where images have a file system of their
+// own.
+type meaning struct {
+	condition      v1.NodeConditionType
+	resource, disk v1.ResourceName
 }
 
-var resources = map[Signal]v1.ResourceName{
-	Memory: v1.ResourceMemory, PIDs: "pids", NodeFS: v1.ResourceEphemeralStorage,
-	NodeInodes: "inodes", ImageFS: v1.ResourceEphemeralStorage, ImageInodes: "inodes",
+var meanings = map[Signal]meaning{
+	Memory:      {v1.NodeMemoryPressure, v1.ResourceMemory, v1.ResourceMemory},
+	NodeFS:      {v1.NodeDiskPressure, v1.ResourceEphemeralStorage, NodeDisk},
+	NodeInodes:  {v1.NodeDiskPressure, "inodes", NodeFiles},
+	ImageFS:     {v1.NodeDiskPressure, v1.ResourceEphemeralStorage, LayersDisk},
+	ImageInodes: {v1.NodeDiskPressure, "inodes", LayersFiles},
+	PIDs:        {v1.NodePIDPressure, "pids", "pids"},
 }
 
 // An Observation is how much there is of something.
@@ -154,7 +161,7 @@ func (m *Manager) Look(ctx context.Context) error {
 		return nil
 	}
 	apart := m.o.Apart != nil && m.o.Apart()
-	if conditions[due[0].Signal] == v1.NodeDiskPressure && m.o.Reclaim != nil && !(apart && onNode(due[0].Signal)) {
+	if meanings[due[0].Signal].condition == v1.NodeDiskPressure && m.o.Reclaim != nil && !(apart && onNode(due[0].Signal)) {
 		m.o.Reclaim(ctx)
 		if due = m.due(m.o.Measure(ctx)); len(due) == 0 {
 			return nil
@@ -197,8 +204,6 @@ const (
 	LayersFiles v1.ResourceName = "imagefs-inodes"
 )
 
-var disks = map[Signal]v1.ResourceName{NodeFS: NodeDisk, NodeInodes: NodeFiles, ImageFS: LayersDisk, ImageInodes: LayersFiles}
-
 // A need is a threshold that has been undercut for as long as it may be.
 type need struct {
 	Threshold
@@ -226,7 +231,7 @@ func (m *Manager) due(now map[Signal]Observation) []need {
 			if _, ok := m.met[t]; !ok {
 				m.met[t] = m.now()
 			}
-			m.last[conditions[s]] = m.now()
+			m.last[meanings[s].condition] = m.now()
 			if m.now().Sub(m.met[t]) >= t.Grace {
 				list = append(list, need{t, o})
 			}
@@ -265,16 +270,6 @@ func (m *Manager) tell() {
 	m.pressure = pressure
 }
 
-// critical pods are never ended for want of anything.
-const critical = 2_000_000_000
-
-func priority(p *v1.Pod) int32 {
-	if p.Spec.Priority == nil {
-		return 0
-	}
-	return *p.Spec.Priority
-}
-
 // Rank sorts pods by who goes first when there is too little of a resource, which
 // they use as much of as Use has under use.
 func Rank(pods []Pod, name, use v1.ResourceName) {
@@ -282,28 +277,29 @@ func Rank(pods []Pod, name, use v1.ResourceName) {
 		q := p.Requests[name]
 		return p.Use[use] - q.Value()
 	}
+	within := func(p Pod) int {
+		if over(p) > 0 {
+			return 0
+		}
+		return 1
+	}
 	slices.SortStableFunc(pods, func(a, b Pod) int {
-		if x, y := over(a) > 0, over(b) > 0; x != y {
-			if x {
-				return -1
-			}
-			return 1
-		}
-		if x, y := priority(a.Pod), priority(b.Pod); x != y {
-			return int(min(max(int64(x)-int64(y), -1), 1))
-		}
-		return int(min(max(over(b)-over(a), -1), 1))
+		return cmp.Or(
+			cmp.Compare(within(a), within(b)),
+			cmp.Compare(podsync.Priority(a.Pod), podsync.Priority(b.Pod)),
+			cmp.Compare(over(b), over(a)),
+		)
 	})
 }
 
 // evictFor ends the pod that goes first and returns it, nil if none may go.
 func (m *Manager) evictFor(ctx context.Context, n need, pods []Pod, apart bool) *v1.Pod {
-	name := resources[n.Signal]
+	name := meanings[n.Signal].resource
 	use := name
-	if disk, ok := disks[n.Signal]; ok && apart {
-		use = disk
+	if apart {
+		use = meanings[n.Signal].disk
 	}
-	candidates := slices.DeleteFunc(slices.Clone(pods), func(p Pod) bool { return priority(p.Pod) >= critical })
+	candidates := slices.DeleteFunc(slices.Clone(pods), func(p Pod) bool { return podsync.Priority(p.Pod) >= podsync.SystemCritical })
 	if len(candidates) == 0 {
 		return nil
 	}

@@ -2,7 +2,6 @@ package evict
 
 import (
 	"fmt"
-	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -142,7 +141,7 @@ func split(text, sign string) (map[Signal]Amount, []Signal, error) {
 // Texts writes amounts by signal as a KubeletConfiguration has them.
 func Texts(amounts map[Signal]Amount) map[string]string {
 	texts := map[string]string{}
-	for signal, a := range maps.All(amounts) {
+	for signal, a := range amounts {
 		texts[string(signal)] = a.String()
 	}
 	return texts
