@@ -31,7 +31,7 @@ func (s *Server) delete(w http.ResponseWriter, r *http.Request, k Kind) error {
 		o.GracePeriodSeconds = &seconds
 	}
 	dry := slices.Contains(o.DryRun, metav1.DryRunAll) || q.Get("dryRun") == metav1.DryRunAll
-	found, err := s.shown(r, k)
+	found, err := s.find(r, k)
 	if errors.Is(err, fault.NotFound) && s.o.Store.Rejected(key(r, k)) {
 		return s.deleteRejected(w, r, k, o.Preconditions, dry)
 	}
@@ -59,15 +59,11 @@ func (s *Server) delete(w http.ResponseWriter, r *http.Request, k Kind) error {
 		return err
 	}
 	s.settle(r.Context(), func() bool {
-		for _, now := range s.o.Wanted.List(k.Name) {
-			if manifest.Key(now) == manifest.Key(object) {
-				// Only a pod stays for a while, being deleted.
-				return now.GetUID() != object.GetUID() || object.GetDeletionTimestamp() != nil && now.GetResourceVersion() == object.GetResourceVersion()
-			}
-		}
-		return true
+		now := s.o.Wanted.Object(manifest.Key(object))
+		// Only a pod stays for a while, being deleted.
+		return now == nil || now.GetUID() != object.GetUID() || object.GetDeletionTimestamp() != nil && now.GetResourceVersion() == object.GetResourceVersion()
 	})
-	if now, err := s.shown(r, k); err == nil && now.GetUID() == object.GetUID() {
+	if now, err := s.find(r, k); err == nil && now.GetUID() == object.GetUID() {
 		object = now
 	}
 	answer(w, r, k, http.StatusOK, object)

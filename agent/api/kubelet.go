@@ -89,7 +89,8 @@ func (s *Server) routeHealth(mux *http.ServeMux) {
 // podList is the kubelet's /pods: the pods of this node with their statuses.
 func (s *Server) podList(w http.ResponseWriter, r *http.Request) error {
 	list := v1.PodList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "PodList"}, Items: []v1.Pod{}}
-	for _, o := range s.named() {
+	pods, _ := s.cache.List("Pod")
+	for _, o := range pods {
 		list.Items = append(list.Items, *o.(*v1.Pod))
 	}
 	write(w, http.StatusOK, list)

@@ -70,10 +70,10 @@ func (p *page) write(w http.ResponseWriter, r *http.Request) error {
 func (s *Server) metrics(w http.ResponseWriter, r *http.Request) error {
 	p := &page{}
 	phases, containers := map[v1.PodPhase]int{}, map[string]int{}
-	for _, o := range s.pods() {
-		pod := o.(*v1.Pod)
-		phases[pod.Status.Phase]++
-		for _, c := range pod.Status.ContainerStatuses {
+	for _, p := range s.sources.pods() {
+		now := p.currentStatus()
+		phases[now.Phase]++
+		for _, c := range now.ContainerStatuses {
 			switch {
 			case c.State.Running != nil:
 				containers["running"]++

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -61,10 +60,15 @@ func (s *Server) routeObjects() {
 
 // key is that of the object a request names.
 func key(r *http.Request, k Kind) string {
-	if !k.Namespaced {
-		return strings.ToLower(k.Name) + " " + r.PathValue("name")
+	return keyOf(k, r.PathValue("namespace"), r.PathValue("name"))
+}
+
+// keyOf is the manifest.Key of an object of a kind.
+func keyOf(k Kind, namespace, name string) string {
+	if k.Namespaced {
+		name = namespace + "/" + name
 	}
-	return strings.ToLower(k.Name) + " " + r.PathValue("namespace") + "/" + r.PathValue("name")
+	return strings.ToLower(k.Name) + " " + name
 }
 
 // reading is handle for requests about objects of a kind. They wait until the agent has
@@ -82,12 +86,10 @@ func (s *Server) reading(k Kind) func(pattern string, f func(http.ResponseWriter
 	}
 }
 
-// find returns the object a request names.
+// find returns the object a request names. It is read-only.
 func (s *Server) find(r *http.Request, k Kind) (manifest.Object, error) {
-	for _, o := range s.list(k.Name) {
-		if o.GetName() == r.PathValue("name") && (!k.Namespaced || o.GetNamespace() == r.PathValue("namespace")) {
-			return o, nil
-		}
+	if o := s.cache.Get(k.Name, key(r, k)); o != nil {
+		return o, nil
 	}
 	if k.Name == "Namespace" { // every one is there
 		return namespace(r.PathValue("name")), nil
@@ -96,27 +98,12 @@ func (s *Server) find(r *http.Request, k Kind) (manifest.Object, error) {
 }
 
 func (s *Server) getOne(w http.ResponseWriter, r *http.Request, k Kind) error {
-	o, err := s.shown(r, k)
+	o, err := s.find(r, k)
 	if err != nil {
 		return err
 	}
 	answer(w, r, k, http.StatusOK, o)
 	return nil
-}
-
-// shown is the object a request names, with its resource version.
-func (s *Server) shown(r *http.Request, k Kind) (manifest.Object, error) {
-	o, err := s.find(r, k)
-	if err != nil {
-		return nil, err
-	}
-	objects, _ := s.view.list(k.Name)
-	for _, now := range objects {
-		if entryKey(now) == entryKey(o) {
-			return now, nil
-		}
-	}
-	return o, nil
 }
 
 // answer answers with one object, in the form that the client asks for.
@@ -184,7 +171,7 @@ func (s *Server) getList(w http.ResponseWriter, r *http.Request, k Kind) error {
 	if truth(r.URL.Query(), "watch") {
 		return s.watch(w, r, k, sel)
 	}
-	objects, seq := s.view.list(k.Name)
+	objects, seq := s.cache.List(k.Name)
 	items := []manifest.Object{}
 	for _, o := range objects {
 		if sel.takes(o) {
@@ -260,37 +247,27 @@ func (s *Server) putText(w http.ResponseWriter, r *http.Request, k Kind, name st
 	if head.Kind != k.Name || head.Namespace != r.PathValue("namespace") || name != "" && head.Name != name {
 		return fault.Invalid.Errorf("the object is %s %s/%s, the request for %s %s/%s", head.Kind, head.Namespace, head.Name, k.Name, r.PathValue("namespace"), name)
 	}
-	current, _ := s.view.list(k.Name)
-	is := func(o manifest.Object) bool {
-		return o.GetName() == head.Name && (!k.Namespaced || o.GetNamespace() == head.Namespace)
-	}
-	for _, there := range current {
-		if !is(there) {
-			continue
-		}
+	id := keyOf(k, head.Namespace, head.Name)
+	base := s.o.Wanted.Object(id) // read before there: a change after that fails in the store
+	there := s.cache.Get(k.Name, id)
+	version := ""
+	if there != nil {
 		if err := owner(there); err != nil {
 			return err
 		}
 		if v := head.ResourceVersion; v != "" && v != there.GetResourceVersion() {
-			return fault.WrongState.Errorf("%s has been changed: read it again", manifest.Key(there))
+			return fault.WrongState.Errorf("%s has been changed: read it again", id)
+		}
+		if head.ResourceVersion != "" && base != nil {
+			version = base.GetResourceVersion()
 		}
 	}
-	if text, err = unversioned(text); err != nil {
+	if text, err = inVersion(text, version); err != nil {
 		return err
 	}
 	object, outcome, warnings, err := s.o.Store.Put(text, o)
 	if err != nil {
 		return err
-	}
-	if !o.DryRun {
-		s.settle(r.Context(), func() bool {
-			for _, now := range s.o.Wanted.List(k.Name) {
-				if manifest.Key(now) == manifest.Key(object) {
-					return now.GetResourceVersion() == object.GetResourceVersion()
-				}
-			}
-			return false
-		})
 	}
 	for _, warning := range warnings {
 		w.Header().Add("Warning", fmt.Sprintf("299 - %q", warning.Field+": "+warning.Text))
@@ -300,32 +277,48 @@ func (s *Server) putText(w http.ResponseWriter, r *http.Request, k Kind, name st
 	if outcome == store.Created {
 		code = http.StatusCreated
 	}
-	if !o.DryRun {
-		current, _ = s.view.list(k.Name)
-	}
-	if i := slices.IndexFunc(current, is); i >= 0 && o.DryRun {
-		object.SetResourceVersion(current[i].GetResourceVersion())
+	if o.DryRun && there != nil {
+		object = object.DeepCopyObject().(manifest.Object)
+		object.SetResourceVersion(there.GetResourceVersion())
 	}
 	if !o.DryRun {
-		if i := slices.IndexFunc(current, func(now manifest.Object) bool { return is(now) && now.GetUID() == object.GetUID() }); i >= 0 {
-			object = current[i]
-		}
+		object = s.taken(r.Context(), k, object)
 	}
 	answer(w, r, k, code, object)
 	return nil
 }
 
+// taken waits until the agent has taken in an object of the store, and returns it as it is
+// shown.
+func (s *Server) taken(ctx context.Context, k Kind, object manifest.Object) manifest.Object {
+	id := manifest.Key(object)
+	s.settle(ctx, func() bool {
+		now := s.o.Wanted.Object(id)
+		return now != nil && now.GetResourceVersion() == object.GetResourceVersion()
+	})
+	if now := s.cache.Get(k.Name, id); now != nil && now.GetUID() == object.GetUID() {
+		return now
+	}
+	return object
+}
+
+// settleTime is how long a loop that does not come around is waited for.
+const settleTime = 2 * time.Second
+
 // settle waits until the agent's loop has taken a change in, so that who asks next
-// finds it. A loop that does not come around is waited for no longer than this.
+// finds it. The loop pokes when it has.
 func (s *Server) settle(ctx context.Context, done func() bool) {
-	for range 400 {
+	ctx, cancel := context.WithTimeout(ctx, settleTime)
+	defer cancel()
+	for {
+		poked := s.cache.Poked()
 		if done() {
 			return
 		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(5 * time.Millisecond):
+		case <-poked:
 		}
 	}
 }
@@ -334,9 +327,10 @@ func inNamespace(text []byte, namespace string) ([]byte, error) {
 	return editMetadata(text, func(m map[string]any) { m["namespace"] = namespace })
 }
 
-// unversioned takes out the resource version: it is the view's, and checked.
-func unversioned(text []byte) ([]byte, error) {
-	return editMetadata(text, func(m map[string]any) { delete(m, "resourceVersion") })
+// inVersion replaces the resource version, which is that of the object as it is shown, by the
+// store's, which does not change with a status.
+func inVersion(text []byte, version string) ([]byte, error) {
+	return editMetadata(text, func(m map[string]any) { m["resourceVersion"] = version })
 }
 
 func editMetadata(text []byte, edit func(map[string]any)) ([]byte, error) {

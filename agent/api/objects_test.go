@@ -1,6 +1,7 @@
 package api
 
 import (
+	"encoding/json"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -12,6 +13,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/desired"
 	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/agent/source"
+	"github.com/crisp-cri/crisp/agent/store"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
@@ -62,5 +64,54 @@ func TestAnswersWhenRead(t *testing.T) {
 				synctest.Wait()
 			})
 		})
+	}
+}
+
+// Who writes what it has read is refused if somebody has written since, also while the agent's
+// loop has not taken that in: two who read the same cannot both write.
+func TestPutOfStale(t *testing.T) {
+	objects, err := store.Open(t.TempDir(), "n1", func(types.UID) *v1.Pod { return nil }, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	put := func(value string) {
+		t.Helper()
+		text := `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"c"},"data":{"v":"` + value + `"}}`
+		if _, _, _, err := objects.Put([]byte(text), store.PutOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put("1")
+	wanted := desired.New([]string{manifest.SourceAPI})
+	wanted.Update(objects.Update())
+	s := serverOf(wanted)
+	s.o.Store = objects
+	const path = "/api/v1/namespaces/default/configmaps/c"
+	read := httptest.NewRecorder()
+	s.ServeHTTP(read, httptest.NewRequest(http.MethodGet, path, nil))
+	var c v1.ConfigMap
+	if err := json.Unmarshal(read.Body.Bytes(), &c); err != nil {
+		t.Fatal(err)
+	}
+	c.Data["v"] = "mine"
+	text, err := json.Marshal(&c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	write := func() int {
+		w := httptest.NewRecorder()
+		s.ServeHTTP(w, httptest.NewRequest(http.MethodPut, path+"?dryRun=All", strings.NewReader(string(text))))
+		return w.Code
+	}
+	if code := write(); code != http.StatusOK {
+		t.Errorf("what was read just now: %d", code)
+	}
+	put("2")
+	if code := write(); code != http.StatusConflict {
+		t.Errorf("before the loop has it: %d", code)
+	}
+	wanted.Update(objects.Update())
+	if code := write(); code != http.StatusConflict {
+		t.Errorf("after: %d", code)
 	}
 }

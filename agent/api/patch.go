@@ -25,7 +25,7 @@ func (s *Server) patch(w http.ResponseWriter, r *http.Request, k Kind) error {
 	if types.PatchType(kind) == types.ApplyYAMLPatchType {
 		return s.apply(w, r, k, patch)
 	}
-	found, err := s.shown(r, k)
+	found, err := s.find(r, k)
 	if err == nil {
 		err = owner(found)
 	}

@@ -316,7 +316,7 @@ func (s *Server) ephemeral(w http.ResponseWriter, r *http.Request) error {
 	if s.o.Debug == nil {
 		return fault.Invalid.Errorf("ephemeral containers are not supported")
 	}
-	pod := o.(*v1.Pod)
+	pod := o.(*v1.Pod).DeepCopy()
 	asked, err := s.asked(r, pod)
 	if err != nil {
 		return err

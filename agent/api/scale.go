@@ -24,7 +24,7 @@ func (s *Server) routeScale() {
 var deploymentKind, _ = KindOf("Deployment")
 
 func (s *Server) scale(r *http.Request) (*appsv1.Deployment, *autoscalingv1.Scale, error) {
-	o, err := s.shown(r, deploymentKind)
+	o, err := s.find(r, deploymentKind)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -17,7 +17,6 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -26,6 +25,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/event"
 	"github.com/crisp-cri/crisp/agent/node"
 	"github.com/crisp-cri/crisp/agent/store"
+	"github.com/crisp-cri/crisp/agent/watchcache"
 	"github.com/crisp-cri/crisp/internal/fault"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -69,14 +69,12 @@ type Options struct {
 
 // A Server answers requests.
 type Server struct {
-	o    Options
-	mux  *http.ServeMux
-	view view
-	cri  atomic.Pointer[services] // nil before Connect
-	disk diskUse
-
-	endingMu sync.Mutex
-	ending   map[types.UID]metav1.Time // when a pod was first seen unwanted; guarded by endingMu
+	o       Options
+	mux     *http.ServeMux
+	sources *sources
+	cache   *watchcache.Cache
+	cri     atomic.Pointer[services] // nil before Connect
+	disk    diskUse
 }
 
 // services are the runtime's.
@@ -87,8 +85,9 @@ type services struct {
 
 // New returns a Server.
 func New(o Options) *Server {
-	s := &Server{o: o, mux: http.NewServeMux(), ending: map[types.UID]metav1.Time{}}
-	s.view.server = s
+	s := &Server{o: o, mux: http.NewServeMux()}
+	s.sources = &sources{o: &s.o, ending: map[types.UID]metav1.Time{}}
+	s.cache = watchcache.New(s.sources)
 	s.routeObjects()
 	s.routePods()
 	s.routeKubelet()
@@ -115,7 +114,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) { s.mux.Serve
 // Poke tells watchers that something may have changed. It does not block.
 func (s *Server) Poke() {
 	if s != nil {
-		s.view.poke()
+		s.cache.Poke()
 	}
 }
 
@@ -146,9 +145,6 @@ type forbidden string
 
 func (f forbidden) Error() string { return string(f) }
 
-// expired is Kubernetes' answer to a watch from too long ago.
-var errExpired = errors.New("too old resource version")
-
 func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 	if errors.Is(err, context.Canceled) {
 		return // nobody listens any more
@@ -166,7 +162,7 @@ func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 	if _, ok := errors.AsType[forbidden](err); ok {
 		status.Reason, status.Code = metav1.StatusReasonForbidden, http.StatusForbidden
 	}
-	if errors.Is(err, errExpired) {
+	if errors.Is(err, watchcache.ErrExpired) {
 		status.Reason, status.Code = metav1.StatusReasonExpired, http.StatusGone
 	}
 	if status.Code == http.StatusInternalServerError {

@@ -150,12 +150,12 @@ func (s *Server) podStats(ctx context.Context) (*stats.Summary, error) {
 // pod's UID and its name.
 func (s *Server) starts() map[string]metav1.Time {
 	starts := map[string]metav1.Time{}
-	for _, o := range s.pods() {
-		pod := o.(*v1.Pod)
-		if at := pod.Status.StartTime; at != nil {
+	for _, p := range s.sources.pods() {
+		pod, now := p.pod, p.currentStatus()
+		if at := now.StartTime; at != nil {
 			starts[string(pod.UID)] = *at
 		}
-		for _, list := range [][]v1.ContainerStatus{pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses, pod.Status.EphemeralContainerStatuses} {
+		for _, list := range [][]v1.ContainerStatus{now.InitContainerStatuses, now.ContainerStatuses, now.EphemeralContainerStatuses} {
 			for _, c := range list {
 				if c.State.Running != nil {
 					starts[string(pod.UID)+"/"+c.Name] = c.State.Running.StartedAt

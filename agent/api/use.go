@@ -62,15 +62,21 @@ func (s *Server) routeUsage() {
 	s.handle("GET "+path+"/namespaces/{namespace}/pods", pods)
 	s.handle("GET "+path+"/namespaces/{namespace}/pods/{name}", pods)
 	s.handle("GET "+path+"/nodes", func(w http.ResponseWriter, r *http.Request) error {
-		write(w, http.StatusOK, metrics.NodeMetricsList{TypeMeta: usageType("NodeMetricsList"), Items: []metrics.NodeMetrics{s.nodeUsage()}})
-		return nil
+		n, err := s.nodeUsage(r.Context())
+		if err == nil {
+			write(w, http.StatusOK, metrics.NodeMetricsList{TypeMeta: usageType("NodeMetricsList"), Items: []metrics.NodeMetrics{n}})
+		}
+		return err
 	})
 	s.handle("GET "+path+"/nodes/{name}", func(w http.ResponseWriter, r *http.Request) error {
-		if n := s.nodeUsage(); n.Name == r.PathValue("name") {
-			write(w, http.StatusOK, n)
-			return nil
+		if name := r.PathValue("name"); name != s.o.Node.Node().Name {
+			return fault.NotFound.Errorf("there is no node %s", name)
 		}
-		return fault.NotFound.Errorf("there is no node %s", r.PathValue("name"))
+		n, err := s.nodeUsage(r.Context())
+		if err == nil {
+			write(w, http.StatusOK, n)
+		}
+		return err
 	})
 }
 
@@ -88,7 +94,9 @@ func (s *Server) podUsage(ctx context.Context) ([]metrics.PodMetrics, error) {
 	if err != nil {
 		return nil, err
 	}
-	time.Sleep(between)
+	if err := wait(ctx, between); err != nil {
+		return nil, err
+	}
 	second, err := criruntime.PodStats(ctx, runtime)
 	if err != nil {
 		return nil, err
@@ -133,9 +141,21 @@ func nanocores(was, now *cri.CpuUsage) uint64 {
 	return uint64(float64(used-usedBefore) / float64(passed) * 1e9)
 }
 
-func (s *Server) nodeUsage() metrics.NodeMetrics {
+// wait waits for that long, or until the client has left.
+func wait(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(d):
+		return nil
+	}
+}
+
+func (s *Server) nodeUsage(ctx context.Context) (metrics.NodeMetrics, error) {
 	first := s.nodeStats()
-	time.Sleep(between)
+	if err := wait(ctx, between); err != nil {
+		return metrics.NodeMetrics{}, err
+	}
 	second := s.nodeStats()
 	n := metrics.NodeMetrics{TypeMeta: usageType("NodeMetrics"), Timestamp: metav1.Now(), Window: metav1.Duration{Duration: between}}
 	n.Name = second.NodeName
@@ -147,5 +167,5 @@ func (s *Server) nodeUsage() metrics.NodeMetrics {
 		memory = *m.WorkingSetBytes
 	}
 	n.Usage = amountsUsed(cores, memory)
-	return n
+	return n, nil
 }

@@ -7,9 +7,13 @@ import (
 	"time"
 
 	"github.com/crisp-cri/crisp/agent/manifest"
+	"github.com/crisp-cri/crisp/agent/watchcache"
 	"github.com/crisp-cri/crisp/internal/fault"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
+
+// burst is how long changes are gathered before watchers are told of them.
+const burst = 20 * time.Millisecond
 
 // watch writes a line for each change until the client leaves or its
 // timeoutSeconds are over. Without a resource version it begins with what is
@@ -29,18 +33,17 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, k Kind, sel selec
 	if seconds, err := strconv.Atoi(q.Get("timeoutSeconds")); err == nil && seconds > 0 {
 		timeout = time.After(time.Duration(seconds) * time.Second)
 	}
-	sub := s.view.hub.Subscribe(64)
-	defer sub.Close()
 	fresh, tables := seq == 0, wantsTable(r)
 	told := newTold(sel)
 	if !fresh {
-		objects, _ := s.view.list(k.Name)
+		objects, _ := s.cache.List(k.Name)
 		told.seed(objects, seq)
 	}
 	w.Header().Set("Content-Type", "application/json")
 	out := json.NewEncoder(w)
 	for first := true; ; first = false {
-		changes, now, err := s.view.since(k.Name, seq)
+		poked := s.cache.Poked()
+		changes, now, err := s.cache.Since(k.Name, seq)
 		if err != nil && first && !fresh {
 			return err
 		}
@@ -48,16 +51,16 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, k Kind, sel selec
 			return nil // it fell behind: the client lists again
 		}
 		for _, c := range changes {
-			if c.deleted && fresh && first {
+			if c.Deleted && fresh && first {
 				continue
 			}
 			kind := told.event(c)
 			if kind == "" {
 				continue
 			}
-			var object any = c.object
+			var object any = c.Object
 			if tables {
-				object = table(r, k, []manifest.Object{c.object}, c.object.GetResourceVersion())
+				object = table(r, k, []manifest.Object{c.Object}, c.Object.GetResourceVersion())
 			}
 			if err := out.Encode(map[string]any{"type": kind, "object": object}); err != nil {
 				return nil
@@ -75,15 +78,10 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, k Kind, sel selec
 			return nil
 		case <-timeout:
 			return nil
-		case _, ok := <-sub.C():
-			if !ok {
-				return nil
-			}
-			// What comes at once is looked at once.
-			time.Sleep(20 * time.Millisecond)
-			for len(sub.C()) > 0 {
-				<-sub.C()
-			}
+		case <-poked:
+		}
+		if wait(ctx, burst) != nil { // what comes at once is looked at once
+			return nil
 		}
 	}
 }
@@ -94,6 +92,10 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, k Kind, sel selec
 type told struct {
 	sel    selection
 	wanted map[string]bool // by entryKey: whether the client knows the object
+}
+
+func entryKey(o manifest.Object) string {
+	return o.GetNamespace() + "/" + o.GetName() + "/" + string(o.GetUID())
 }
 
 func newTold(sel selection) told { return told{sel, map[string]bool{}} }
@@ -111,14 +113,15 @@ func (t told) seed(objects []manifest.Object, seq uint64) {
 // event is the type of the event for a change, "" for none. Of an object that
 // changed between the list and the watch it is not known whether the list had it: it
 // counts as told, since a client ignores the end of what it does not know.
-func (t told) event(c change) string {
-	before, known := t.wanted[c.key]
-	before = before || !known && !c.came
-	now := !c.deleted && t.sel.takes(c.object)
-	t.wanted[c.key] = now
-	if c.deleted {
-		delete(t.wanted, c.key)
-		before = before && (known || t.sel.takes(c.object))
+func (t told) event(c watchcache.Change) string {
+	key := entryKey(c.Object)
+	before, known := t.wanted[key]
+	before = before || !known && !c.New
+	now := !c.Deleted && t.sel.takes(c.Object)
+	t.wanted[key] = now
+	if c.Deleted {
+		delete(t.wanted, key)
+		before = before && (known || t.sel.takes(c.Object))
 	}
 	switch {
 	case now && before:

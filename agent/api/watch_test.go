@@ -73,10 +73,11 @@ func TestListsAtOnceTellNoEnd(t *testing.T) {
 	}
 	pods("first")
 	var slow, fast sync.WaitGroup
-	slow.Go(func() { s.view.since("Pod", 0) })
+	_, before := s.cache.List("ConfigMap")
+	slow.Go(func() { s.cache.List("Pod") })
 	<-listed
 	pods("first", "second")
-	fast.Go(func() { s.view.since("Pod", 0) })
+	fast.Go(func() { s.cache.List("Pod") })
 	done := make(chan struct{})
 	go func() { fast.Wait(); close(done) }()
 	select {
@@ -86,16 +87,16 @@ func TestListsAtOnceTellNoEnd(t *testing.T) {
 	close(going)
 	slow.Wait()
 	fast.Wait()
-	changes, _, err := s.view.since("Pod", s.view.floor)
+	changes, _, err := s.cache.Since("Pod", before)
 	if err != nil {
 		t.Fatal(err)
 	}
 	var names []string
 	for _, c := range changes {
-		if c.deleted {
-			t.Errorf("pod %s is told as deleted, and it is there", c.object.GetName())
+		if c.Deleted {
+			t.Errorf("pod %s is told as deleted, and it is there", c.Object.GetName())
 		}
-		names = append(names, c.object.GetName())
+		names = append(names, c.Object.GetName())
 	}
 	if slices.Sort(names); !slices.Equal(names, []string{"first", "second"}) {
 		t.Errorf("told of %v, want first and second", names)
@@ -107,18 +108,20 @@ func TestListsAtOnceTellNoEnd(t *testing.T) {
 func TestWatchOfReplaced(t *testing.T) {
 	wanted := desired.New([]string{manifest.SourceFile})
 	s := serverOf(wanted)
+	_, seq := s.cache.List("ConfigMap")
 	for round, uid := range []types.UID{"1", "2", "3"} {
-		seq := s.view.seq
 		u := configMaps(t, [2]string{"web", "a"})
 		u.Files[0].Objects[0].SetUID(uid)
 		wanted.Update(u)
-		changes, _, err := s.view.since("ConfigMap", seq)
+		s.Poke()
+		changes, now, err := s.cache.Since("ConfigMap", seq)
 		if err != nil {
 			t.Fatal(err)
 		}
+		seq = now
 		var got []string
 		for _, c := range changes {
-			got = append(got, fmt.Sprint(c.object.GetUID(), " ", c.deleted))
+			got = append(got, fmt.Sprint(c.Object.GetUID(), " ", c.Deleted))
 		}
 		want := []string{fmt.Sprint(uid, " ", false)}
 		if round > 0 {
@@ -145,15 +148,15 @@ func TestReplacedPodIsListedOnce(t *testing.T) {
 	wanted.Update(source.Update{Source: manifest.SourceFile, Files: []source.File{{Path: "web.yaml", Objects: now}}})
 	s := serverOf(wanted)
 	s.o.Accepted = func() []*v1.Pod { return []*v1.Pod{before[0].(*v1.Pod), now[0].(*v1.Pod)} }
-	if list, _ := s.view.list("Pod"); len(list) != 1 || list[0].GetUID() != now[0].GetUID() || list[0].GetDeletionTimestamp() != nil {
+	if list, _ := s.cache.List("Pod"); len(list) != 1 || list[0].GetUID() != now[0].GetUID() || list[0].GetDeletionTimestamp() != nil {
 		t.Errorf("listed %v", list)
 	}
-	if all := s.pods(); len(all) != 2 || all[1].GetUID() != before[0].GetUID() || all[1].GetDeletionTimestamp() == nil {
+	if all := s.sources.pods(); len(all) != 2 || all[1].pod.UID != before[0].GetUID() || all[1].object().GetDeletionTimestamp() == nil {
 		t.Errorf("there are %v", all)
 	}
 	wanted.Update(source.Update{Source: manifest.SourceFile})
 	s.o.Accepted = func() []*v1.Pod { return []*v1.Pod{before[0].(*v1.Pod)} }
-	if list, _ := s.view.list("Pod"); len(list) != 1 || list[0].GetDeletionTimestamp() == nil {
+	if list, _ := s.cache.List("Pod"); len(list) != 1 || list[0].GetDeletionTimestamp() == nil {
 		t.Errorf("a pod that ends: %v", list)
 	}
 }
@@ -186,7 +189,7 @@ func TestWatchWithSelector(t *testing.T) {
 				defer web.Close()
 				query := "?watch=true&labelSelector=tier+in+(a,x)"
 				if !fresh {
-					_, seq := s.view.list("ConfigMap")
+					_, seq := s.cache.List("ConfigMap")
 					query += fmt.Sprintf("&resourceVersion=%d", seq)
 				}
 				resp, err := http.Get(web.URL + "/api/v1/configmaps" + query)
@@ -249,17 +252,17 @@ func TestEndingPodIsNoChange(t *testing.T) {
 	ending := &v1.Pod{}
 	ending.Name, ending.Namespace, ending.UID = "web", "default", "u1"
 	s.o.Accepted = func() []*v1.Pod { return []*v1.Pod{ending} }
-	first := s.pods()[0].GetDeletionTimestamp()
-	s.ending["u1"] = s.ending["u1"].Rfc3339Copy()
-	old := s.ending["u1"]
+	first := s.sources.pods()[0].object().GetDeletionTimestamp()
+	s.sources.ending["u1"] = s.sources.ending["u1"].Rfc3339Copy()
+	old := s.sources.ending["u1"]
 	old.Time = old.Add(-time.Hour)
-	s.ending["u1"] = old
-	if again := s.pods()[0].GetDeletionTimestamp(); !again.Equal(&old) || first == nil {
+	s.sources.ending["u1"] = old
+	if again := s.sources.pods()[0].object().GetDeletionTimestamp(); !again.Equal(&old) || first == nil {
 		t.Errorf("deletionTimestamp is %v, want that of the first look, %v", again, old)
 	}
 	s.o.Accepted = func() []*v1.Pod { return nil }
-	s.pods()
-	if len(s.ending) != 0 {
-		t.Errorf("%v is remembered of pods that are gone", s.ending)
+	s.sources.pods()
+	if len(s.sources.ending) != 0 {
+		t.Errorf("%v is remembered of pods that are gone", s.sources.ending)
 	}
 }

@@ -3,8 +3,10 @@ package desired
 import (
 	"maps"
 	"slices"
+	"strings"
 
 	"github.com/crisp-cri/crisp/agent/manifest"
+	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/agent/source"
 	"github.com/crisp-cri/crisp/agent/workload"
 	"github.com/crisp-cri/crisp/internal/fault"
@@ -59,16 +61,33 @@ func (m *Manager) List(kind string) []manifest.Object {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, key := range slices.Sorted(maps.Keys(m.objects)) {
-		o := m.objects[key]
-		if manifest.KindOf(o) != kind {
-			continue
+		if manifest.KindOf(m.objects[key]) == kind {
+			list = append(list, m.shownLocked(key))
 		}
-		if plan, ok := m.expanded[key]; ok && plan.Status != nil {
-			o = plan.Status
-		}
-		list = append(list, o)
 	}
 	return list
+}
+
+// Object returns the object of List that has this manifest.Key, nil if there is none.
+func (m *Manager) Object(key string) manifest.Object {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	rest, isPod := strings.CutPrefix(key, "pod ")
+	if !isPod {
+		return m.shownLocked(key)
+	}
+	namespace, name, _ := strings.Cut(rest, "/")
+	if pod := m.pods[podsync.Key{Namespace: namespace, Name: name}]; pod != nil {
+		return pod
+	}
+	return nil
+}
+
+func (m *Manager) shownLocked(key string) manifest.Object {
+	if plan, ok := m.expanded[key]; ok && plan.Status != nil {
+		return plan.Status
+	}
+	return m.objects[key]
 }
 
 // Expired returns the keys of the workloads that are to be deleted.

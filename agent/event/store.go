@@ -220,20 +220,21 @@ func (s *Store) compactLocked() error {
 	return nil
 }
 
-// List returns all events, those that happened last at the end.
-func (s *Store) List() []v1.Event {
+// List returns all events, those that happened last at the end. They are read-only: what
+// happens again is another v1.Event.
+func (s *Store) List() []*v1.Event {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	list := make([]v1.Event, 0, len(s.order))
+	list := make([]*v1.Event, 0, len(s.order))
 	for _, key := range s.order {
-		list = append(list, *s.events[key])
+		list = append(list, s.events[key])
 	}
 	return list
 }
 
 // Watch returns all events so far and those that come; one that comes now may be
 // in both. The caller must Close the subscription.
-func (s *Store) Watch() ([]v1.Event, *notify.Subscription[v1.Event]) {
+func (s *Store) Watch() ([]*v1.Event, *notify.Subscription[v1.Event]) {
 	sub := s.hub.Subscribe(256)
 	return s.List(), sub
 }
@@ -245,7 +246,11 @@ func Read(dir string) ([]v1.Event, error) {
 	if err := s.load(); err != nil {
 		return nil, err
 	}
-	return s.List(), nil
+	var list []v1.Event
+	for _, e := range s.List() {
+		list = append(list, *e)
+	}
+	return list, nil
 }
 
 // Close closes the file; what happens later is not remembered.

@@ -1,0 +1,187 @@
+package api
+
+import (
+	"maps"
+	"strings"
+	"sync"
+
+	"github.com/crisp-cri/crisp/agent/manifest"
+	"github.com/crisp-cri/crisp/agent/podsync"
+	"github.com/crisp-cri/crisp/agent/watchcache"
+	"github.com/crisp-cri/crisp/agent/workload"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// sources are what the objects come from: a watchcache.Source.
+type sources struct {
+	o *Options
+
+	mu     sync.Mutex
+	ending map[types.UID]metav1.Time // when a pod was first seen unwanted; guarded by mu
+}
+
+// Items returns all objects of a kind.
+func (s *sources) Items(kind string) []watchcache.Item {
+	var items []watchcache.Item
+	switch kind {
+	case "Pod":
+		// Clients tell objects apart by their names. While one pod replaces another, the
+		// one that is wanted is shown, and waits.
+		seen := map[string]bool{}
+		for _, p := range s.pods() {
+			if item := p.item(); !seen[item.Key] {
+				seen[item.Key] = true
+				items = append(items, item)
+			}
+		}
+	case "Event":
+		for _, e := range s.o.Events.List() {
+			items = append(items, itemOf(e))
+		}
+	case "Node":
+		items = append(items, itemOf(s.o.Node.Node()))
+	case "Namespace":
+		return s.namespaces()
+	default:
+		for _, o := range s.o.Wanted.List(kind) {
+			items = append(items, itemOf(o))
+		}
+	}
+	return items
+}
+
+// Item returns one object.
+func (s *sources) Item(kind, key string) (watchcache.Item, bool) {
+	switch kind {
+	case "Pod":
+		return s.pod(key)
+	case "Event", "Node", "Namespace": // few of these are asked for by name
+		for _, item := range s.Items(kind) {
+			if item.Key == key {
+				return item, true
+			}
+		}
+		return watchcache.Item{}, false
+	}
+	o := s.o.Wanted.Object(key)
+	if o == nil {
+		return watchcache.Item{}, false
+	}
+	return itemOf(o), true
+}
+
+func itemOf(o manifest.Object) watchcache.Item {
+	return watchcache.Item{Key: manifest.Key(o), Parts: [3]any{o}, Make: func() manifest.Object { return o.DeepCopyObject().(manifest.Object) }}
+}
+
+// A shownPod is what a pod is made of.
+type shownPod struct {
+	pod    *v1.Pod
+	status *v1.PodStatus // nil if nothing is known
+	ending metav1.Time   // since when it is not wanted; zero: it is
+}
+
+func (p shownPod) item() watchcache.Item {
+	return watchcache.Item{Key: "pod " + podsync.KeyOf(p.pod).String(), Parts: [3]any{p.pod, p.status, p.ending.Time}, Make: p.object}
+}
+
+func (p shownPod) object() manifest.Object {
+	pod := p.pod.DeepCopy()
+	pod.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"}
+	if p.status != nil {
+		pod.Status = *p.status.DeepCopy()
+	} else {
+		pod.Status.Phase = v1.PodPending
+	}
+	// A file's pod has no such time, and one of a workload its workload's.
+	if of := pod.Annotations[workload.AnnotationWorkload]; (pod.CreationTimestamp.IsZero() || of != "") && pod.Status.StartTime != nil {
+		pod.CreationTimestamp = *pod.Status.StartTime
+	}
+	if !p.ending.IsZero() && pod.DeletionTimestamp == nil {
+		pod.DeletionTimestamp = &p.ending
+	}
+	return pod
+}
+
+// currentStatus is that of a pending pod while nothing is known of it.
+func (p shownPod) currentStatus() v1.PodStatus {
+	if p.status == nil {
+		return v1.PodStatus{Phase: v1.PodPending}
+	}
+	return *p.status
+}
+
+// pods returns the wanted pods, and after them those that are being ended.
+func (s *sources) pods() []shownPod {
+	var list []shownPod
+	seen := map[types.UID]bool{}
+	for _, pod := range s.o.Wanted.Pods() {
+		seen[pod.UID] = true
+		list = append(list, shownPod{pod: pod, status: s.o.Status(pod.UID)})
+	}
+	if s.o.Wanted.Ready() {
+		for _, pod := range s.o.Accepted() {
+			if !seen[pod.UID] {
+				seen[pod.UID] = true
+				list = append(list, s.endingPod(pod))
+			}
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	maps.DeleteFunc(s.ending, func(uid types.UID, _ metav1.Time) bool { return !seen[uid] })
+	return list
+}
+
+// pod returns the pod that is shown under a key.
+func (s *sources) pod(key string) (watchcache.Item, bool) {
+	namespace, name, _ := strings.Cut(strings.TrimPrefix(key, "pod "), "/")
+	at := podsync.Key{Namespace: namespace, Name: name}
+	if pod := s.o.Wanted.Pod(at); pod != nil {
+		return shownPod{pod: pod, status: s.o.Status(pod.UID)}.item(), true
+	}
+	if s.o.Wanted.Ready() {
+		for _, pod := range s.o.Accepted() {
+			if podsync.KeyOf(pod) == at {
+				return s.endingPod(pod).item(), true
+			}
+		}
+	}
+	return watchcache.Item{}, false
+}
+
+// endingPod is a pod that nobody wants any more. It says since when it was first seen so: a
+// time that moved with each look would be a change each time.
+func (s *sources) endingPod(pod *v1.Pod) shownPod {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	since, ok := s.ending[pod.UID]
+	if !ok {
+		since = metav1.Now().Rfc3339Copy()
+		s.ending[pod.UID] = since
+	}
+	return shownPod{pod, s.o.Status(pod.UID), since}
+}
+
+// namespaces are "default" and those of the objects.
+func (s *sources) namespaces() []watchcache.Item {
+	names := []string{"default"}
+	for _, k := range Kinds {
+		if k.Namespaced && k.Writable {
+			for _, o := range s.o.Wanted.List(k.Name) {
+				names = append(names, o.GetNamespace())
+			}
+		}
+	}
+	var items []watchcache.Item
+	seen := map[string]bool{}
+	for _, name := range names {
+		if !seen[name] {
+			seen[name] = true
+			items = append(items, watchcache.Item{Key: "namespace " + name, Parts: [3]any{name}, Make: func() manifest.Object { return namespace(name) }})
+		}
+	}
+	return items
+}

@@ -1,0 +1,255 @@
+// Package watchcache numbers the changes of the objects that the agent shows, as the watch
+// cache of an API server does, so that reads, lists, watches and preconditions fit together.
+// There is one counter for the node; an object's resource version is the number of its last
+// change.
+//
+// Nobody has to report changes. A source replaces what has changed and never modifies it, so
+// the cache compares the parts that an object is made of with those it saw last: pointers. An
+// object is copied when one of its parts is another one, and looked at by its text only then.
+//
+//	sources ── Item{Key, Parts} ──▶ entries in the order of their last change ──▶ watchers
+//
+// A watcher reads the entries from the end back to the version that it has seen: what it costs
+// is what has changed. Several changes of an object between two looks are one. What is gone stays
+// as a tombstone, the last maxGone of each kind; a watcher from before that gets ErrExpired and
+// has to list again. So has one that comes from an earlier agent: versions begin with the time.
+package watchcache
+
+import (
+	"bytes"
+	"container/list"
+	"encoding/json"
+	"errors"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/crisp-cri/crisp/agent/manifest"
+)
+
+// maxGone is how many objects of a kind that are gone are remembered for watchers.
+const maxGone = 500
+
+// ErrExpired is Kubernetes' answer to a watch from too long ago.
+var ErrExpired = errors.New("too old resource version")
+
+// An Item is an object as its source has it.
+type Item struct {
+	Key string // manifest.Key
+	// Parts are what the object is made of, pointers and other comparable values: as long as
+	// they are the same, it is.
+	Parts [3]any
+	// Make makes the object, which is the cache's from then on.
+	Make func() manifest.Object
+}
+
+// A Source knows the objects. The cache calls it under its lock.
+type Source interface {
+	Items(kind string) []Item // all of a kind, each key once
+	Item(kind, key string) (Item, bool)
+}
+
+// A Cache is safe for use by all goroutines. Its objects are shared and read-only.
+type Cache struct {
+	source Source
+
+	mu      sync.Mutex // also held while the source is read: an older list must not be compared after a newer one
+	version uint64     // of the last change; guarded by mu
+	epoch   uint64     // the version that the cache began with
+	kinds   map[string]*kind
+
+	pokeMu sync.Mutex
+	pokes  uint64        // guarded by pokeMu
+	poked  chan struct{} // closed by the next poke; nil if nobody waits; guarded by pokeMu
+}
+
+// A kind has the objects of one kind.
+type kind struct {
+	entries map[string]*list.Element // of *entry, by key; without tombstones
+	changes list.List                // of *entry, by version
+	gone    []*list.Element          // the tombstones in changes, oldest first
+	floor   uint64                   // changes up to here may be forgotten
+	read    uint64                   // pokes when all of the kind was read last, plus one; 0: never
+}
+
+// An entry is one object, or the tombstone of one.
+type entry struct {
+	version uint64 // of the last change
+	created uint64 // version when it came
+	gone    bool
+	parts   [3]any
+	object  manifest.Object // with version as its resource version
+}
+
+// A Change is what became of an object since a version.
+type Change struct {
+	New     bool // it was not there at that version
+	Deleted bool
+	Object  manifest.Object // as it was last, if it is gone
+}
+
+// New returns a Cache whose versions are greater than those of any earlier one: no node makes a
+// change a microsecond.
+func New(source Source) *Cache {
+	now := uint64(time.Now().UnixMicro())
+	return &Cache{source: source, version: now, epoch: now, kinds: map[string]*kind{}}
+}
+
+// Poke says that something may have changed. It does not block.
+func (c *Cache) Poke() {
+	c.pokeMu.Lock()
+	defer c.pokeMu.Unlock()
+	c.pokes++
+	if c.poked != nil {
+		close(c.poked)
+		c.poked = nil
+	}
+}
+
+// Poked returns a channel that the next Poke closes.
+func (c *Cache) Poked() <-chan struct{} {
+	c.pokeMu.Lock()
+	defer c.pokeMu.Unlock()
+	if c.poked == nil {
+		c.poked = make(chan struct{})
+	}
+	return c.poked
+}
+
+func (c *Cache) countPokes() uint64 {
+	c.pokeMu.Lock()
+	defer c.pokeMu.Unlock()
+	return c.pokes
+}
+
+// Get returns an object, nil if there is none.
+func (c *Cache) Get(kind, key string) manifest.Object {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	k := c.kindLocked(kind)
+	item, ok := c.source.Item(kind, key)
+	if !ok {
+		if el := k.entries[key]; el != nil {
+			c.buryLocked(k, key, el)
+		}
+		return nil
+	}
+	return c.setLocked(k, item)
+}
+
+// List returns the objects of a kind, in the source's order, and the version of the list.
+func (c *Cache) List(kind string) ([]manifest.Object, uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.readLocked(c.kindLocked(kind), kind), c.version
+}
+
+// Since returns the changes of a kind after a version, in order, and the version that they lead
+// to. The source is read if there was a poke since it was.
+func (c *Cache) Since(kind string, version uint64) ([]Change, uint64, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	k := c.kindLocked(kind)
+	if k.read <= c.countPokes() {
+		c.readLocked(k, kind)
+	}
+	if version != 0 && version < k.floor || version > c.version {
+		return nil, 0, ErrExpired
+	}
+	var changes []Change
+	for el := k.changes.Back(); el != nil; el = el.Prev() {
+		e := el.Value.(*entry)
+		if e.version <= version {
+			break
+		}
+		changes = append(changes, Change{New: e.created > version, Deleted: e.gone, Object: e.object})
+	}
+	slices.Reverse(changes)
+	return changes, c.version, nil
+}
+
+func (c *Cache) kindLocked(name string) *kind {
+	k := c.kinds[name]
+	if k == nil {
+		k = &kind{entries: map[string]*list.Element{}, floor: c.epoch}
+		c.kinds[name] = k
+	}
+	return k
+}
+
+// readLocked reads all objects of a kind.
+func (c *Cache) readLocked(k *kind, name string) []manifest.Object {
+	k.read = c.countPokes() + 1 // before: what is poked meanwhile is read again
+	items := c.source.Items(name)
+	there := make(map[string]bool, len(items))
+	for _, item := range items {
+		there[item.Key] = true
+	}
+	for key, el := range k.entries {
+		if !there[key] {
+			c.buryLocked(k, key, el)
+		}
+	}
+	objects := make([]manifest.Object, len(items))
+	for i, item := range items {
+		objects[i] = c.setLocked(k, item)
+	}
+	return objects
+}
+
+// setLocked takes an object in and returns it with its version.
+func (c *Cache) setLocked(k *kind, item Item) manifest.Object {
+	el := k.entries[item.Key]
+	if el != nil && el.Value.(*entry).parts == item.Parts {
+		return el.Value.(*entry).object
+	}
+	object := item.Make()
+	if el != nil {
+		e := el.Value.(*entry)
+		if e.object.GetUID() != object.GetUID() {
+			// Clients know objects by their names: the end of the one comes before the other.
+			c.buryLocked(k, item.Key, el)
+			el = nil
+		} else if object.SetResourceVersion(e.object.GetResourceVersion()); sameText(e.object, object) {
+			e.parts = item.Parts
+			return e.object
+		}
+	}
+	c.version++
+	object.SetResourceVersion(strconv.FormatUint(c.version, 10))
+	next := &entry{version: c.version, created: c.version, parts: item.Parts, object: object}
+	if el == nil {
+		k.entries[item.Key] = k.changes.PushBack(next)
+		return object
+	}
+	next.created = el.Value.(*entry).created
+	el.Value = next
+	k.changes.MoveToBack(el)
+	return object
+}
+
+// buryLocked makes an entry a tombstone.
+func (c *Cache) buryLocked(k *kind, key string, el *list.Element) {
+	e := el.Value.(*entry)
+	c.version++
+	last := e.object.DeepCopyObject().(manifest.Object)
+	last.SetResourceVersion(strconv.FormatUint(c.version, 10))
+	el.Value = &entry{version: c.version, created: e.created, gone: true, object: last}
+	k.changes.MoveToBack(el)
+	delete(k.entries, key)
+	if k.gone = append(k.gone, el); len(k.gone) > maxGone {
+		k.floor = k.changes.Remove(k.gone[0]).(*entry).version
+		k.gone = slices.Delete(k.gone, 0, 1)
+	}
+}
+
+// sameText reports whether clients see no difference between two objects.
+func sameText(a, b manifest.Object) bool {
+	x, err := json.Marshal(a)
+	if err != nil {
+		return false
+	}
+	y, err := json.Marshal(b)
+	return err == nil && bytes.Equal(x, y)
+}
