@@ -42,14 +42,17 @@ type Limits struct {
 
 // The kernel's and the kubelet's bounds.
 const (
-	minShares     = 2
+	MinShares     = 2 // the least that the kernel takes
 	maxShares     = 262_144
-	minQuota      = 1_000
-	DefaultPeriod = 100_000
+	minQuota      = 1_000   // µs; the least that the kernel takes (sched-bwc.rst)
+	DefaultPeriod = 100_000 // µs
 )
 
+// classes are those that have a cgroup above their pods'.
+var classes = []v1.PodQOSClass{v1.PodQOSGuaranteed, v1.PodQOSBurstable, v1.PodQOSBestEffort}
+
 // Shares are what thousandths of a CPU weigh.
-func Shares(milli int64) uint64 { return uint64(min(max(milli*1024/1000, minShares), maxShares)) }
+func Shares(milli int64) uint64 { return uint64(min(max(milli*1024/1000, MinShares), maxShares)) }
 
 // Quota is how much of a period thousandths of a CPU are; no CPU is no limit.
 func Quota(milli, period int64) int64 {
@@ -82,15 +85,14 @@ func Open(root string, systemd bool, limits Limits) (*Tree, error) {
 	for _, size := range cgroups.HugePageSizes() {
 		all[size] = unbounded
 	}
-	for class, l := range map[v1.PodQOSClass]Limits{
-		v1.PodQOSGuaranteed: limits, v1.PodQOSBurstable: {Shares: minShares}, v1.PodQOSBestEffort: {Shares: minShares},
-	} {
-		if err := t.set(t.class(class), l); err != nil {
+	for _, class := range classes {
+		if err := t.set(t.class(class), limits); err != nil {
 			return nil, err
 		}
 		if err := t.setPages(t.class(class), all); err != nil {
 			return nil, err
 		}
+		limits = Limits{Shares: MinShares} // of the classes below the first
 	}
 	return t, nil
 }
@@ -111,13 +113,17 @@ func (t *Tree) pod(uid string, class v1.PodQOSClass) []string {
 // Parent is what CRI calls the parent of a pod's containers. Of a slice the kubelet
 // gives the path, with those above it, though its name says the same.
 func (t *Tree) Parent(uid string, class v1.PodQOSClass) string {
-	names := t.pod(uid, class)
-	if !t.systemd {
-		return "/" + strings.Join(names, "/")
-	}
-	var path string
-	for i := range names {
-		path += "/" + slice(names[:i+1])
+	return t.path(t.pod(uid, class))
+}
+
+// path is where a cgroup is below the root of a hierarchy.
+func (t *Tree) path(names []string) string {
+	path := "/"
+	for i, name := range names {
+		if t.systemd {
+			name = slice(names[:i+1])
+		}
+		path = filepath.Join(path, name)
 	}
 	return path
 }
@@ -143,7 +149,7 @@ func (t *Tree) manager(names []string, l Limits) (cgroups.Manager, error) {
 	}
 	c := &cgroups.Cgroup{Resources: r, Systemd: t.systemd}
 	if !t.systemd {
-		c.Path = "/" + strings.Join(names, "/")
+		c.Path = t.path(names)
 		return manager.New(c)
 	}
 	c.Name, c.Parent = slice(names), "-.slice"
@@ -201,7 +207,7 @@ func (t *Tree) Weigh(milli int64) error {
 // Remove removes a pod's cgroup, in which nothing runs any more.
 func (t *Tree) Remove(uid string) error {
 	var problems []error
-	for _, class := range []v1.PodQOSClass{v1.PodQOSGuaranteed, v1.PodQOSBurstable, v1.PodQOSBestEffort} {
+	for _, class := range classes {
 		names := t.pod(uid, class)
 		m, err := t.manager(names, Limits{})
 		if err != nil {
@@ -221,27 +227,15 @@ func (t *Tree) Remove(uid string) error {
 }
 
 func (t *Tree) exists(names []string) bool {
-	for _, dir := range t.dirs(names) {
-		if _, err := os.Stat(dir); err == nil {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(t.dirs(names), func(dir string) bool { _, err := os.Stat(dir); return err == nil })
 }
 
 // dirs are where a cgroup is, in each hierarchy.
 func (t *Tree) dirs(names []string) []string {
-	path := strings.Join(names, "/")
-	if t.systemd {
-		path = ""
-		for i := range names {
-			path = filepath.Join(path, slice(names[:i+1]))
-		}
-	}
 	all, _ := kernel.Hierarchies()
 	var dirs []string
 	for _, h := range all {
-		dirs = append(dirs, filepath.Join(h.Dir, path))
+		dirs = append(dirs, filepath.Join(h.Dir, t.path(names)))
 	}
 	return dirs
 }
@@ -266,7 +260,7 @@ func (t *Tree) Sweep(known func(uid string) bool) error {
 // them are not as they were, which no UID of the agent's has.
 func (t *Tree) uids() []string {
 	var uids []string
-	for _, class := range []v1.PodQOSClass{v1.PodQOSGuaranteed, v1.PodQOSBurstable, v1.PodQOSBestEffort} {
+	for _, class := range classes {
 		for _, dir := range t.dirs(t.class(class)) {
 			entries, err := os.ReadDir(dir)
 			if err != nil {
@@ -287,7 +281,7 @@ func (t *Tree) uids() []string {
 }
 
 func (t *Tree) inUse(uid string) bool {
-	for _, class := range []v1.PodQOSClass{v1.PodQOSGuaranteed, v1.PodQOSBurstable, v1.PodQOSBestEffort} {
+	for _, class := range classes {
 		for _, dir := range t.dirs(t.pod(uid, class)) {
 			info, err := os.Stat(dir)
 			if err != nil {

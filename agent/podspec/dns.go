@@ -10,6 +10,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"k8s.io/utils/ptr"
 )
 
 // The most that resolvers use (resolv.conf(5): MAXNS) and that Kubernetes allows.
@@ -52,7 +53,7 @@ func (in *Input) dnsConfig() (dns *cri.DNSConfig, warnings []string) {
 		dns.Servers = append(dns.Servers, c.Nameservers...)
 		dns.Searches = append(dns.Searches, c.Searches...)
 		for _, o := range c.Options {
-			dns.Options = setOption(dns.Options, o.Name, o.Value)
+			dns.Options = setOption(dns.Options, o.Name, ptr.Deref(o.Value, ""))
 		}
 	}
 	warnings = limitDNS(dns)
@@ -131,12 +132,8 @@ func ParseResolvConf(r io.Reader) (*cri.DNSConfig, error) {
 			dns.Searches = words[1:2]
 		case "options":
 			for _, option := range words[1:] {
-				name, value, ok := strings.Cut(option, ":")
-				if ok {
-					dns.Options = setOption(dns.Options, name, &value)
-				} else {
-					dns.Options = setOption(dns.Options, name, nil)
-				}
+				name, value, _ := strings.Cut(option, ":")
+				dns.Options = setOption(dns.Options, name, value)
 			}
 		}
 	}
@@ -145,10 +142,10 @@ func ParseResolvConf(r io.Reader) (*cri.DNSConfig, error) {
 
 // setOption adds an option; one of the same name is replaced, as the manifest's
 // replace the node's.
-func setOption(options []string, name string, value *string) []string {
+func setOption(options []string, name, value string) []string {
 	text := name
-	if value != nil && *value != "" {
-		text += ":" + *value
+	if value != "" {
+		text += ":" + value
 	}
 	for i, o := range options {
 		if old, _, _ := strings.Cut(o, ":"); old == name {

@@ -1,6 +1,7 @@
 package podspec
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -43,7 +44,7 @@ func (in *Input) Field(fieldPath string) (string, error) {
 	case "spec.serviceAccountName":
 		return pod.Spec.ServiceAccountName, nil
 	case "status.hostIP", "status.podIP":
-		return first(ips), nil
+		return cmp.Or(ips...), nil
 	case "status.hostIPs", "status.podIPs":
 		return strings.Join(ips, ","), nil
 	}
@@ -86,13 +87,6 @@ func (n *Node) allocatable(name v1.ResourceName) resource.Quantity {
 		return n.Allocatable[name]
 	}
 	return resource.Quantity{}
-}
-
-func first(list []string) string {
-	if len(list) == 0 {
-		return ""
-	}
-	return list[0]
 }
 
 // quoted writes a map as key="value" lines, sorted by key.

@@ -9,6 +9,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 	v1 "k8s.io/api/core/v1"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"k8s.io/utils/ptr"
 )
 
 // Environment is the container's: first what envFrom brings, then env in the order
@@ -85,7 +86,7 @@ func (r References) secret(namespace, name string) (*v1.Secret, error) {
 
 // unless drops the error that an optional object does not exist.
 func unless(optional *bool, err error) error {
-	if optional != nil && *optional && errors.Is(err, fault.NotFound) {
+	if ptr.Deref(optional, false) && errors.Is(err, fault.NotFound) {
 		return nil
 	}
 	return err

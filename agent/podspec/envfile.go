@@ -54,20 +54,17 @@ func readEnvFile(r io.Reader, key string) (string, error) {
 		case name == "" || strings.ContainsAny(name, " \t"):
 			return "", fmt.Errorf("line %d: there is no name right before the =", n)
 		}
-		if rest == "" || rest[0] == ' ' || rest[0] == '\t' {
-			if rest == "" {
-				return "", fmt.Errorf("line %d: the value is not in single quotes", n)
-			}
+		if strings.HasPrefix(rest, " ") || strings.HasPrefix(rest, "\t") {
 			if name == key {
 				return "", nil
 			}
 			continue
 		}
-		if rest[0] != '\'' {
+		rest, quoted := strings.CutPrefix(rest, "'")
+		if !quoted {
 			return "", fmt.Errorf("line %d: the value is not in single quotes", n)
 		}
 		begin, value := n, ""
-		rest = rest[1:]
 		for {
 			inside, behind, closed := strings.Cut(rest, "'")
 			value += inside

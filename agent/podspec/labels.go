@@ -45,17 +45,22 @@ const (
 )
 
 func (in *Input) sandboxLabels() map[string]string {
-	pod := in.Pod
 	labels := map[string]string{}
-	maps.Copy(labels, pod.Labels)
-	maps.Copy(labels, map[string]string{
+	maps.Copy(labels, in.Pod.Labels)
+	maps.Copy(labels, in.labels())
+	return labels
+}
+
+// labels are those by which an agent finds what is its own.
+func (in *Input) labels() map[string]string {
+	pod := in.Pod
+	return map[string]string{
 		LabelPodName:      pod.Name,
 		LabelPodNamespace: pod.Namespace,
 		LabelPodUID:       string(pod.UID),
 		LabelSource:       pod.Annotations[manifest.AnnotationSource],
 		LabelAgent:        in.Node.Agent,
-	})
-	return labels
+	}
 }
 
 func (in *Input) sandboxAnnotations() map[string]string {
@@ -78,15 +83,9 @@ func names(containers []v1.Container) string {
 }
 
 func (in *Input) containerLabels(c *v1.Container) map[string]string {
-	pod := in.Pod
-	return map[string]string{
-		LabelPodName:       pod.Name,
-		LabelPodNamespace:  pod.Namespace,
-		LabelPodUID:        string(pod.UID),
-		LabelContainerName: c.Name,
-		LabelSource:        pod.Annotations[manifest.AnnotationSource],
-		LabelAgent:         in.Node.Agent,
-	}
+	labels := in.labels()
+	labels[LabelContainerName] = c.Name
+	return labels
 }
 
 func containerAnnotations(pod *v1.Pod, container *Container) (map[string]string, error) {

@@ -9,6 +9,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/podsync"
 	v1 "k8s.io/api/core/v1"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"k8s.io/utils/ptr"
 )
 
 var propagations = map[v1.MountPropagationMode]cri.MountPropagation{
@@ -112,7 +113,7 @@ func expandPath(expr string, env []*cri.KeyValue) (string, error) {
 
 // recursive reports whether what is mounted below a mount is to be read-only too.
 func (in *Input) recursive(m *v1.VolumeMount, readOnly bool) (bool, error) {
-	if m.RecursiveReadOnly == nil || *m.RecursiveReadOnly == v1.RecursiveReadOnlyDisabled || !readOnly {
+	if ptr.Deref(m.RecursiveReadOnly, v1.RecursiveReadOnlyDisabled) == v1.RecursiveReadOnlyDisabled || !readOnly {
 		return false, nil
 	}
 	if !in.RecursiveReadOnly && *m.RecursiveReadOnly == v1.RecursiveReadOnlyEnabled {

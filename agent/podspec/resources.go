@@ -14,13 +14,6 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-const (
-	defaultPeriod = 100_000 // µs; the kernel's and the kubelet's default
-	minQuota      = 1_000   // µs; the least the kernel takes (sched-bwc.rst)
-	minShares     = 2       // the least the kernel takes
-	maxShares     = 262_144
-)
-
 // Resources translates limits and requests as the kubelet does. Swap is not
 // given: memory and swap together are limited to the memory limit.
 func (in *Input) Resources(c *v1.Container) *cri.LinuxContainerResources {
@@ -54,13 +47,10 @@ func (in *Input) Resources(c *v1.Container) *cri.LinuxContainerResources {
 // request the limit is the request.
 func (n *Node) limits(request *resource.Quantity, cpu, memory resource.Quantity) *cri.LinuxContainerResources {
 	out := &cri.LinuxContainerResources{MemoryLimitInBytes: memory.Value()}
-	if request == nil {
-		request = &cpu
-	}
-	out.CpuShares = shares(request)
+	out.CpuShares = int64(cgroup.Shares(cmp.Or(request, &cpu).MilliValue()))
 	if !n.NoCPUQuota {
-		out.CpuPeriod = cmp.Or(n.CPUPeriod, defaultPeriod)
-		out.CpuQuota = quota(&cpu, out.CpuPeriod)
+		out.CpuPeriod = cmp.Or(n.CPUPeriod, cgroup.DefaultPeriod)
+		out.CpuQuota = cgroup.Quota(cpu.MilliValue(), out.CpuPeriod)
 	}
 	if n.Kernel.Unified { // what runs out of memory ends as a whole
 		out.Unified = map[string]string{"memory.oom.group": "1"}
@@ -142,10 +132,12 @@ func Limited(pod *v1.Pod, name v1.ResourceName) bool {
 			return !q.IsZero()
 		}
 	}
-	return !slices.ContainsFunc(slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers), func(c v1.Container) bool {
-		q := c.Resources.Limits[name]
-		return q.IsZero()
-	})
+	for c := range podsync.Containers(&pod.Spec) {
+		if q := c.Resources.Limits[name]; q.IsZero() {
+			return false
+		}
+	}
+	return true
 }
 
 func sum(pod *v1.Pod, of func(*v1.Container) v1.ResourceList) v1.ResourceList {
@@ -200,18 +192,6 @@ func (in *Input) hugePageLimits(c *v1.Container) []*cri.HugepageLimit {
 	return out
 }
 
-func shares(cpu *resource.Quantity) int64 {
-	return min(max(cpu.MilliValue()*1024/1000, minShares), maxShares)
-}
-
-// quota is in µs for each period; 0 leaves the CPU unlimited.
-func quota(cpu *resource.Quantity, period int64) int64 {
-	if cpu.MilliValue() == 0 {
-		return 0
-	}
-	return max(cpu.MilliValue()*period/1000, minQuota)
-}
-
 // nodeCritical is the priority from which a pod is the node's own affair:
 // system-node-critical.
 const nodeCritical = 2_000_001_000
@@ -222,7 +202,7 @@ const nodeCritical = 2_000_001_000
 // containers it serves.
 func oomScoreAdj(pod *v1.Pod, c *v1.Container, capacity int64) int64 {
 	const guaranteed, bestEffort = -997, 1000
-	if pod.Spec.Priority != nil && *pod.Spec.Priority >= nodeCritical {
+	if podsync.Priority(pod) >= nodeCritical {
 		return guaranteed
 	}
 	switch status.QOS(pod) {
@@ -246,13 +226,7 @@ func oomScoreAdj(pod *v1.Pod, c *v1.Container, capacity int64) int64 {
 		}
 		adj = min(adj, score(max(least, 0)))
 	}
-	if adj < 1000+guaranteed {
-		return 1000 + guaranteed
-	}
-	if adj == bestEffort {
-		return bestEffort - 1
-	}
-	return adj
+	return min(max(adj, 1000+guaranteed), bestEffort-1)
 }
 
 // unreserved is each container's part of the memory that the pod as a whole has
@@ -283,7 +257,7 @@ func ResourcesOf(r *cri.LinuxContainerResources) *v1.ResourceRequirements {
 	if r.GetCpuPeriod() > 0 && r.GetCpuQuota() > 0 {
 		out.Limits[v1.ResourceCPU] = *resource.NewMilliQuantity(r.CpuQuota*1000/r.CpuPeriod, resource.DecimalSI)
 	}
-	if r.GetCpuShares() > minShares {
+	if r.GetCpuShares() > cgroup.MinShares {
 		milli := (r.CpuShares*1000 + 1023) / 1024 // the least that gives these shares
 		out.Requests[v1.ResourceCPU] = *resource.NewMilliQuantity(milli, resource.DecimalSI)
 	}

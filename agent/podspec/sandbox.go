@@ -1,13 +1,14 @@
 package podspec
 
 import (
+	"cmp"
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/crisp-cri/crisp/agent/podsync"
 	v1 "k8s.io/api/core/v1"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"k8s.io/utils/ptr"
 )
 
 // Sandbox translates the pod. Its containers are created with the same config, so it
@@ -26,7 +27,7 @@ func (in *Input) Sandbox(attempt uint32) (config *cri.PodSandboxConfig, warnings
 		RunAsUser:        int64Value(above.RunAsUser),
 		RunAsGroup:       int64Value(above.RunAsGroup),
 		SelinuxOptions:   selinux(above.SELinuxOptions),
-		Privileged:       slices.ContainsFunc(slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers), privileged),
+		Privileged:       anyPrivileged(pod),
 		Seccomp:          &cri.SecurityProfile{ProfileType: cri.SecurityProfile_RuntimeDefault},
 	}
 	if security.SupplementalGroups, security.SupplementalGroupsPolicy, err = groups(above); err != nil {
@@ -54,17 +55,13 @@ func (in *Input) Sandbox(attempt uint32) (config *cri.PodSandboxConfig, warnings
 // gethostname(2) promises 63 bytes, so the name has no more.
 func (in *Input) hostname() (host, domain string) {
 	pod := in.Pod
-	host = pod.Name
-	switch {
-	case pod.Spec.HostnameOverride != nil:
+	if pod.Spec.HostnameOverride != nil {
 		return short(*pod.Spec.HostnameOverride), ""
-	case pod.Spec.Hostname != "":
-		host = pod.Spec.Hostname
 	}
 	if pod.Spec.Subdomain != "" {
 		domain = fmt.Sprintf("%s.%s.svc.%s", pod.Spec.Subdomain, pod.Namespace, in.Node.ClusterDomain)
 	}
-	return short(host), domain
+	return short(cmp.Or(pod.Spec.Hostname, pod.Name)), domain
 }
 
 func short(name string) string {
@@ -83,7 +80,7 @@ func (in *Input) kernelHostname() (string, error) {
 		return "", nil
 	}
 	host, domain := in.hostname()
-	if pod.Spec.SetHostnameAsFQDN == nil || !*pod.Spec.SetHostnameAsFQDN || domain == "" {
+	if !ptr.Deref(pod.Spec.SetHostnameAsFQDN, false) || domain == "" {
 		return host, nil
 	}
 	host += "." + domain
@@ -99,7 +96,7 @@ func (in *Input) namespaces() *cri.NamespaceOption {
 	switch {
 	case pod.Spec.HostPID:
 		o.Pid = cri.NamespaceMode_NODE
-	case pod.Spec.ShareProcessNamespace != nil && *pod.Spec.ShareProcessNamespace:
+	case ptr.Deref(pod.Spec.ShareProcessNamespace, false):
 		o.Pid = cri.NamespaceMode_POD
 	}
 	if pod.Spec.HostNetwork {
@@ -118,10 +115,7 @@ func portMappings(pod *v1.Pod) []*cri.PortMapping {
 	for _, c := range pod.Spec.Containers {
 		seen := map[string]bool{}
 		for _, p := range c.Ports {
-			name := p.Name
-			if name == "" {
-				name = fmt.Sprintf("%s %s:%d:%d", p.Protocol, p.HostIP, p.ContainerPort, p.HostPort)
-			}
+			name := cmp.Or(p.Name, fmt.Sprintf("%s %s:%d:%d", p.Protocol, p.HostIP, p.ContainerPort, p.HostPort))
 			if seen[name] {
 				continue
 			}

@@ -1,12 +1,15 @@
 package podspec
 
 import (
+	"cmp"
 	"fmt"
 	"path/filepath"
 	"slices"
 
+	"github.com/crisp-cri/crisp/agent/podsync"
 	v1 "k8s.io/api/core/v1"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"k8s.io/utils/ptr"
 )
 
 // The paths of /proc and /sys that containers do not see or may not write,
@@ -21,8 +24,18 @@ var (
 	readonlyPaths = []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"}
 )
 
-func privileged(c v1.Container) bool {
-	return c.SecurityContext != nil && c.SecurityContext.Privileged != nil && *c.SecurityContext.Privileged
+func privileged(c *v1.Container) bool {
+	return c.SecurityContext != nil && ptr.Deref(c.SecurityContext.Privileged, false)
+}
+
+// anyPrivileged reports whether a container of the pod is privileged.
+func anyPrivileged(pod *v1.Pod) bool {
+	for c := range podsync.Containers(&pod.Spec) {
+		if privileged(c) {
+			return true
+		}
+	}
+	return false
 }
 
 // securityContext merges the container's context over the pod's. The image says
@@ -30,19 +43,19 @@ func privileged(c v1.Container) bool {
 func (in *Input) securityContext(c *v1.Container, image *cri.Image, ns *cri.NamespaceOption) (*cri.LinuxContainerSecurityContext, error) {
 	of, above := contexts(in.Pod, c)
 	out := &cri.LinuxContainerSecurityContext{
-		Privileged:       privileged(*c),
+		Privileged:       privileged(c),
 		NamespaceOptions: ns,
-		RunAsUser:        int64Value(either(of.RunAsUser, above.RunAsUser)),
-		RunAsGroup:       int64Value(either(of.RunAsGroup, above.RunAsGroup)),
-		ReadonlyRootfs:   of.ReadOnlyRootFilesystem != nil && *of.ReadOnlyRootFilesystem,
-		NoNewPrivs:       of.AllowPrivilegeEscalation != nil && !*of.AllowPrivilegeEscalation,
-		Seccomp:          in.Node.seccomp(either(of.SeccompProfile, above.SeccompProfile)),
-		SelinuxOptions:   selinux(either(of.SELinuxOptions, above.SELinuxOptions)),
+		RunAsUser:        int64Value(cmp.Or(of.RunAsUser, above.RunAsUser)),
+		RunAsGroup:       int64Value(cmp.Or(of.RunAsGroup, above.RunAsGroup)),
+		ReadonlyRootfs:   ptr.Deref(of.ReadOnlyRootFilesystem, false),
+		NoNewPrivs:       !ptr.Deref(of.AllowPrivilegeEscalation, true),
+		Seccomp:          in.Node.seccomp(cmp.Or(of.SeccompProfile, above.SeccompProfile)),
+		SelinuxOptions:   selinux(cmp.Or(of.SELinuxOptions, above.SELinuxOptions)),
 	}
 	if out.RunAsUser == nil {
 		out.RunAsUser, out.RunAsUsername = imageUser(image)
 	}
-	out.Apparmor, out.ApparmorProfile = appArmor(either(of.AppArmorProfile, above.AppArmorProfile))
+	out.Apparmor, out.ApparmorProfile = appArmor(cmp.Or(of.AppArmorProfile, above.AppArmorProfile))
 	var err error
 	if out.SupplementalGroups, out.SupplementalGroupsPolicy, err = groups(above); err != nil {
 		return nil, err
@@ -53,7 +66,7 @@ func (in *Input) securityContext(c *v1.Container, image *cri.Image, ns *cri.Name
 			DropCapabilities: capabilities(of.Capabilities.Drop),
 		}
 	}
-	if of.ProcMount == nil || *of.ProcMount != v1.UnmaskedProcMount {
+	if ptr.Deref(of.ProcMount, v1.DefaultProcMount) != v1.UnmaskedProcMount {
 		out.MaskedPaths = slices.Concat(maskedPaths, in.Node.Kernel.Throttles)
 		out.ReadonlyPaths = slices.Clone(readonlyPaths)
 	}
@@ -63,14 +76,7 @@ func (in *Input) securityContext(c *v1.Container, image *cri.Image, ns *cri.Name
 // contexts returns the security contexts of a container and of its pod, neither
 // nil.
 func contexts(pod *v1.Pod, c *v1.Container) (*v1.SecurityContext, *v1.PodSecurityContext) {
-	of, above := c.SecurityContext, pod.Spec.SecurityContext
-	if of == nil {
-		of = &v1.SecurityContext{}
-	}
-	if above == nil {
-		above = &v1.PodSecurityContext{}
-	}
-	return of, above
+	return cmp.Or(c.SecurityContext, &v1.SecurityContext{}), cmp.Or(pod.Spec.SecurityContext, &v1.PodSecurityContext{})
 }
 
 // imageUser is who an image runs as: a number, or a name that only the image can
@@ -100,13 +106,6 @@ func groups(of *v1.PodSecurityContext) ([]int64, cri.SupplementalGroupsPolicy, e
 		return nil, 0, fmt.Errorf("unsupported supplementalGroupsPolicy: %s", *of.SupplementalGroupsPolicy)
 	}
 	return list, cri.SupplementalGroupsPolicy(policy), nil
-}
-
-func either[T any](a, b *T) *T {
-	if a != nil {
-		return a
-	}
-	return b
 }
 
 func capabilities(list []v1.Capability) []string {
@@ -156,10 +155,10 @@ func (n *Node) seccomp(p *v1.SeccompProfile) *cri.SecurityProfile {
 // what a user name of the image means is known to the image alone.
 func verifyNonRoot(pod *v1.Pod, c *v1.Container, image *cri.Image) error {
 	of, above := contexts(pod, c)
-	if must := either(of.RunAsNonRoot, above.RunAsNonRoot); must == nil || !*must {
+	if !ptr.Deref(cmp.Or(of.RunAsNonRoot, above.RunAsNonRoot), false) {
 		return nil
 	}
-	if uid := either(of.RunAsUser, above.RunAsUser); uid != nil {
+	if uid := cmp.Or(of.RunAsUser, above.RunAsUser); uid != nil {
 		if *uid == 0 {
 			return fmt.Errorf("container %s: runAsNonRoot is true and runAsUser is 0", c.Name)
 		}
