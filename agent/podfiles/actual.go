@@ -1,11 +1,9 @@
 package podfiles
 
 import (
-	"encoding/json"
 	"errors"
 	"io/fs"
 	"maps"
-	"os"
 	"path/filepath"
 
 	"github.com/crisp-cri/crisp/internal/atomicfile"
@@ -21,11 +19,7 @@ func (s *Store) Actual(uid string) map[string]v1.ResourceRequirements {
 		return known
 	}
 	known := map[string]v1.ResourceRequirements{}
-	data, err := os.ReadFile(filepath.Join(s.Dir(uid), "actual.json"))
-	if err == nil {
-		err = json.Unmarshal(data, &known)
-	}
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := readJSON(filepath.Join(s.Dir(uid), actualFile), &known); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		s.o.Log.Warn("resources of a pod not known", "uid", uid, "err", err)
 	}
 	s.actual[uid] = known
@@ -36,7 +30,7 @@ func (s *Store) Actual(uid string) map[string]v1.ResourceRequirements {
 func (s *Store) SetActual(uid, container string, r v1.ResourceRequirements) error {
 	all := maps.Clone(s.Actual(uid))
 	all[container] = *r.DeepCopy()
-	if err := atomicfile.WriteJSON(filepath.Join(s.Dir(uid), "actual.json"), all); err != nil {
+	if err := atomicfile.WriteJSON(filepath.Join(s.Dir(uid), actualFile), all); err != nil {
 		return err
 	}
 	s.mu.Lock()

@@ -10,9 +10,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// endingFile is as old as the end of its pod.
-const endingFile = "ending"
-
 // MarkEnding notes which pods are being ended: those under the key of pod that it is
 // not, or all if it is nil. The next agent knows it too, and a command line. It returns
 // all that have been noted of these.

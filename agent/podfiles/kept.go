@@ -18,12 +18,11 @@ func Kept(dir string) (status *v1.PodStatus, ending *metav1.Time) {
 	if info, err := os.Stat(filepath.Join(dir, endingFile)); err == nil {
 		ending = &metav1.Time{Time: info.ModTime()}
 	}
-	data, err := readKept(filepath.Join(dir, "status.json"))
-	if err != nil {
-		return nil, ending
+	data, err := readKept(filepath.Join(dir, statusFile))
+	if err == nil {
+		err = json.Unmarshal(data, &status)
 	}
-	status = &v1.PodStatus{}
-	if json.Unmarshal(data, status) != nil {
+	if err != nil {
 		return nil, ending
 	}
 	return status, ending

@@ -16,6 +16,7 @@
 package podfiles
 
 import (
+	"encoding/json"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -54,6 +55,23 @@ func (s *Store) dir() string { return filepath.Join(s.o.Root, "pods") }
 
 // Dir is the directory of a pod's files.
 func (s *Store) Dir(uid string) string { return filepath.Join(s.dir(), uid) }
+
+// The files of a pod, in its directory.
+const (
+	podFile    = "pod.json"
+	statusFile = "status.json"
+	actualFile = "actual.json"
+	endingFile = "ending" // as old as the end of its pod
+)
+
+// readJSON decodes a file of JSON.
+func readJSON(path string, into any) error {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal(data, into)
+}
 
 // MakeLogDir makes the directory of a pod's logs.
 func (s *Store) MakeLogDir(pod *v1.Pod) error { return os.MkdirAll(s.LogDir(pod), 0o755) }

@@ -1,6 +1,7 @@
 package podfiles
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -45,7 +46,7 @@ func (s *Store) find() error {
 
 // removeEmpty removes the directory of a pod whose making or removing was cut short.
 func (s *Store) removeEmpty(uid string) error {
-	unfinished, err := filepath.Glob(filepath.Join(s.Dir(uid), ".pod.json.*.tmp"))
+	unfinished, err := filepath.Glob(filepath.Join(s.Dir(uid), "."+podFile+".*.tmp"))
 	if err != nil {
 		return err
 	}
@@ -58,16 +59,12 @@ func (s *Store) removeEmpty(uid string) error {
 }
 
 func (s *Store) readPod(uid string) (*v1.Pod, error) {
-	data, err := os.ReadFile(filepath.Join(s.Dir(uid), "pod.json"))
-	if err != nil {
-		return nil, err
-	}
 	pod := &v1.Pod{}
-	if err := json.Unmarshal(data, pod); err != nil {
-		return nil, fmt.Errorf("pod.json: %w", err)
+	if err := readJSON(filepath.Join(s.Dir(uid), podFile), pod); err != nil {
+		return nil, fmt.Errorf("%s: %w", podFile, err)
 	}
 	if string(pod.UID) != uid || pod.Name == "" || pod.Namespace == "" {
-		return nil, errors.New("pod.json: is of another pod")
+		return nil, errors.New(podFile + ": is of another pod")
 	}
 	return pod, nil
 }
@@ -76,11 +73,7 @@ func (s *Store) readPod(uid string) (*v1.Pod, error) {
 func (s *Store) Accepted() []*v1.Pod {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	var pods []*v1.Pod
-	for _, uid := range slices.Sorted(maps.Keys(s.pods)) {
-		pods = append(pods, s.pods[uid])
-	}
-	return pods
+	return slices.SortedFunc(maps.Values(s.pods), func(a, b *v1.Pod) int { return cmp.Compare(a.UID, b.UID) })
 }
 
 // Of returns the UIDs of the pods with this key that have files.
@@ -116,7 +109,7 @@ func (s *Store) Accept(pod *v1.Pod) error {
 	if err != nil {
 		return err
 	}
-	if err := atomicfile.Write(filepath.Join(dir, "pod.json"), data, 0o600); err != nil {
+	if err := atomicfile.Write(filepath.Join(dir, podFile), data, 0o600); err != nil {
 		return err
 	}
 	s.mu.Lock()
@@ -133,7 +126,7 @@ func (s *Store) removeDir(uid string) error {
 		return err
 	}
 	for _, e := range entries {
-		if e.Name() == "pod.json" {
+		if e.Name() == podFile {
 			continue
 		}
 		if err := os.RemoveAll(filepath.Join(dir, e.Name())); err != nil {

@@ -1,7 +1,6 @@
 package podfiles
 
 import (
-	"encoding/json"
 	"errors"
 	"io/fs"
 	"os"
@@ -19,12 +18,16 @@ func (s *Store) SaveStatus(pod *v1.Pod, status *v1.PodStatus) error {
 	if err := s.Accept(pod); err != nil {
 		return err
 	}
-	return atomicfile.WriteJSON(filepath.Join(s.Dir(string(pod.UID)), "status.json"), status)
+	return atomicfile.WriteJSON(s.statusPath(pod), status)
+}
+
+func (s *Store) statusPath(pod *v1.Pod) string {
+	return filepath.Join(s.Dir(string(pod.UID)), statusFile)
 }
 
 // DropStatus has the status of a pod forgotten.
 func (s *Store) DropStatus(pod *v1.Pod) error {
-	err := os.Remove(filepath.Join(s.Dir(string(pod.UID)), "status.json"))
+	err := os.Remove(s.statusPath(pod))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -37,17 +40,12 @@ func (s *Store) LoadStatus(pod *v1.Pod) *v1.PodStatus {
 	if s.Ending(pod.UID) {
 		return nil
 	}
-	data, err := os.ReadFile(filepath.Join(s.Dir(string(pod.UID)), "status.json"))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
 	var status v1.PodStatus
-	if err == nil {
-		err = json.Unmarshal(data, &status)
-	}
-	if err != nil {
+	switch err := readJSON(s.statusPath(pod), &status); {
+	case err == nil:
+		return &status
+	case !errors.Is(err, fs.ErrNotExist):
 		s.o.Log.Warn("status of a pod not known", "pod", podsync.KeyOf(pod).String(), "err", err)
-		return nil
 	}
-	return &status
+	return nil
 }

@@ -1,7 +1,6 @@
 package podfiles
 
 import (
-	"encoding/json"
 	"os"
 	"path/filepath"
 
@@ -29,8 +28,7 @@ func RecordEndpoint(root, endpoint string) error {
 // read.
 func Waiting(root, endpoint string, known map[string]bool) []*v1.Pod {
 	var record agentRecord
-	data, err := os.ReadFile(filepath.Join(root, agentFile))
-	if err != nil || json.Unmarshal(data, &record) != nil || record.Endpoint != endpoint {
+	if readJSON(filepath.Join(root, agentFile), &record) != nil || record.Endpoint != endpoint {
 		return nil
 	}
 	entries, err := os.ReadDir(filepath.Join(root, "pods"))
@@ -43,13 +41,9 @@ func Waiting(root, endpoint string, known map[string]bool) []*v1.Pod {
 			continue
 		}
 		dir := filepath.Join(root, "pods", e.Name())
-		info, err := os.Stat(filepath.Join(dir, "pod.json"))
-		if err != nil {
-			continue
-		}
-		data, err := os.ReadFile(filepath.Join(dir, "pod.json"))
+		info, err := os.Stat(filepath.Join(dir, podFile))
 		pod := &v1.Pod{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"}}
-		if err != nil || json.Unmarshal(data, pod) != nil {
+		if err != nil || readJSON(filepath.Join(dir, podFile), pod) != nil {
 			continue
 		}
 		pod.CreationTimestamp = metav1.Time{Time: info.ModTime()}
