@@ -102,17 +102,6 @@ func mountHugePages(path, page string, pod *v1.Pod) error {
 	return nil
 }
 
-// EmptyDirs are the directories of a pod's emptyDir volumes.
-func (m *Maker) EmptyDirs(pod *v1.Pod) map[string]string {
-	dirs := map[string]string{}
-	for i := range pod.Spec.Volumes {
-		if v := &pod.Spec.Volumes[i]; v.EmptyDir != nil {
-			dirs[v.Name] = m.Path(pod, v)
-		}
-	}
-	return dirs
-}
-
 // Usage is how much is used of the disk, or of the memory, below a directory, in
 // bytes and in inodes. What is removed meanwhile does not count.
 func Usage(dir string) (bytes, inodes int64) {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/crisp-cri/crisp/internal/fault"
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/utils/ptr"
 )
 
 // files are what the volume shows now, by their path in it.
@@ -16,25 +17,25 @@ func (m *Maker) files(pod *v1.Pod, v *v1.Volume) (map[string]file, error) {
 	switch {
 	case v.ConfigMap != nil:
 		c := v.ConfigMap
-		return m.configMap(pod, c.Name, c.Items, mode(c.DefaultMode), optional(c.Optional))
+		return m.configMap(pod, c.Name, c.Items, mode(c.DefaultMode, defaultMode), c.Optional)
 	case v.Secret != nil:
 		s := v.Secret
-		return m.secret(pod, s.SecretName, s.Items, mode(s.DefaultMode), optional(s.Optional))
+		return m.secret(pod, s.SecretName, s.Items, mode(s.DefaultMode, defaultMode), s.Optional)
 	case v.DownwardAPI != nil:
-		return m.downward(pod, v.DownwardAPI.Items, mode(v.DownwardAPI.DefaultMode))
+		return m.downward(pod, v.DownwardAPI.Items, mode(v.DownwardAPI.DefaultMode, defaultMode))
 	}
 	all := map[string]file{}
 	for _, source := range v.Projected.Sources {
 		var files map[string]file
 		var err error
-		def := mode(v.Projected.DefaultMode)
-		switch {
-		case source.ConfigMap != nil:
-			files, err = m.configMap(pod, source.ConfigMap.Name, source.ConfigMap.Items, def, optional(source.ConfigMap.Optional))
-		case source.Secret != nil:
-			files, err = m.secret(pod, source.Secret.Name, source.Secret.Items, def, optional(source.Secret.Optional))
-		case source.DownwardAPI != nil:
-			files, err = m.downward(pod, source.DownwardAPI.Items, def)
+		def := mode(v.Projected.DefaultMode, defaultMode)
+		switch c, s, d := source.ConfigMap, source.Secret, source.DownwardAPI; {
+		case c != nil:
+			files, err = m.configMap(pod, c.Name, c.Items, def, c.Optional)
+		case s != nil:
+			files, err = m.secret(pod, s.Name, s.Items, def, s.Optional)
+		case d != nil:
+			files, err = m.downward(pod, d.Items, def)
 		default:
 			err = errors.New("a projected source of this kind is not supported")
 		}
@@ -46,9 +47,12 @@ func (m *Maker) files(pod *v1.Pod, v *v1.Volume) (map[string]file, error) {
 	return all, nil
 }
 
-func mode(m *int32) fs.FileMode {
+const defaultMode = fs.FileMode(0o644)
+
+// mode is that of a file, def if none is given.
+func mode(m *int32, def fs.FileMode) fs.FileMode {
 	if m == nil {
-		return 0o644
+		return def
 	}
 	return permissions(*m)
 }
@@ -65,15 +69,18 @@ func permissions(m int32) fs.FileMode {
 	return out
 }
 
-func optional(o *bool) bool { return o != nil && *o }
+// unless drops the error that an optional object does not exist.
+func unless(optional *bool, err error) error {
+	if ptr.Deref(optional, false) && errors.Is(err, fault.NotFound) {
+		return nil
+	}
+	return err
+}
 
-func (m *Maker) configMap(pod *v1.Pod, name string, items []v1.KeyToPath, def fs.FileMode, optional bool) (map[string]file, error) {
+func (m *Maker) configMap(pod *v1.Pod, name string, items []v1.KeyToPath, def fs.FileMode, optional *bool) (map[string]file, error) {
 	c, err := m.objects.ConfigMap(pod.Namespace, name)
 	if err != nil {
-		if optional && errors.Is(err, fault.NotFound) {
-			return nil, nil
-		}
-		return nil, err
+		return nil, unless(optional, err)
 	}
 	data := maps.Clone(c.BinaryData)
 	if data == nil {
@@ -85,19 +92,16 @@ func (m *Maker) configMap(pod *v1.Pod, name string, items []v1.KeyToPath, def fs
 	return project(data, items, def, optional, "config map "+pod.Namespace+"/"+name)
 }
 
-func (m *Maker) secret(pod *v1.Pod, name string, items []v1.KeyToPath, def fs.FileMode, optional bool) (map[string]file, error) {
+func (m *Maker) secret(pod *v1.Pod, name string, items []v1.KeyToPath, def fs.FileMode, optional *bool) (map[string]file, error) {
 	s, err := m.objects.Secret(pod.Namespace, name)
 	if err != nil {
-		if optional && errors.Is(err, fault.NotFound) {
-			return nil, nil
-		}
-		return nil, err
+		return nil, unless(optional, err)
 	}
 	return project(s.Data, items, def, optional, "secret "+pod.Namespace+"/"+name)
 }
 
 // project chooses the items of data, or all of it if none are named.
-func project(data map[string][]byte, items []v1.KeyToPath, def fs.FileMode, optional bool, where string) (map[string]file, error) {
+func project(data map[string][]byte, items []v1.KeyToPath, def fs.FileMode, optional *bool, where string) (map[string]file, error) {
 	files := map[string]file{}
 	if len(items) == 0 {
 		for key, content := range data {
@@ -108,16 +112,12 @@ func project(data map[string][]byte, items []v1.KeyToPath, def fs.FileMode, opti
 	for _, item := range items {
 		content, ok := data[item.Key]
 		if !ok {
-			if optional {
-				continue
+			if err := unless(optional, fault.NotFound.Errorf("there is no key %s in %s", item.Key, where)); err != nil {
+				return nil, err
 			}
-			return nil, fault.NotFound.Errorf("there is no key %s in %s", item.Key, where)
+			continue
 		}
-		f := file{content, def}
-		if item.Mode != nil {
-			f.mode = permissions(*item.Mode)
-		}
-		files[path.Clean(item.Path)] = f
+		files[path.Clean(item.Path)] = file{content, mode(item.Mode, def)}
 	}
 	return files, nil
 }
@@ -137,11 +137,7 @@ func (m *Maker) downward(pod *v1.Pod, items []v1.DownwardAPIVolumeFile, def fs.F
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", item.Path, err)
 		}
-		f := file{[]byte(text), def}
-		if item.Mode != nil {
-			f.mode = permissions(*item.Mode)
-		}
-		files[path.Clean(item.Path)] = f
+		files[path.Clean(item.Path)] = file{[]byte(text), mode(item.Mode, def)}
 	}
 	return files, nil
 }

@@ -24,6 +24,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/crisp-cri/crisp/internal/tree"
@@ -31,6 +32,7 @@ import (
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 )
 
 // Objects are what volumes show. One that does not exist is an error of kind
@@ -118,10 +120,19 @@ func (m *Maker) Path(pod *v1.Pod, v *v1.Volume) string {
 // Measured are the directories of a pod's volumes whose size is of interest: those that
 // the agent has made, by name.
 func (m *Maker) Measured(pod *v1.Pod) map[string]string {
+	return m.dirs(pod, func(v *v1.Volume) bool { return plugin(v) != "" || v.PersistentVolumeClaim != nil })
+}
+
+// EmptyDirs are the directories of a pod's emptyDir volumes, by name.
+func (m *Maker) EmptyDirs(pod *v1.Pod) map[string]string {
+	return m.dirs(pod, func(v *v1.Volume) bool { return v.EmptyDir != nil })
+}
+
+// dirs are the directories of those of a pod's volumes that are of interest, by name.
+func (m *Maker) dirs(pod *v1.Pod, of func(*v1.Volume) bool) map[string]string {
 	dirs := map[string]string{}
 	for i := range pod.Spec.Volumes {
-		v := &pod.Spec.Volumes[i]
-		if v.EmptyDir != nil || v.ConfigMap != nil || v.Secret != nil || v.DownwardAPI != nil || v.Projected != nil || v.PersistentVolumeClaim != nil {
+		if v := &pod.Spec.Volumes[i]; of(v) {
 			dirs[v.Name] = m.Path(pod, v)
 		}
 	}
@@ -175,16 +186,13 @@ func (m *Maker) Refresh(pod *v1.Pod) error {
 	return errors.Join(problems...)
 }
 
-func showsObjects(v *v1.Volume) bool {
-	return v.ConfigMap != nil || v.Secret != nil || v.DownwardAPI != nil || v.Projected != nil
-}
+func showsObjects(v *v1.Volume) bool { return plugin(v) != "" && v.EmptyDir == nil }
 
 // Remove removes the volumes of a pod of which nothing runs. It unmounts what
 // this package has mounted and refuses as long as anything else is mounted below:
 // what is behind a mount is not the agent's. Claims stay.
 func (m *Maker) Remove(uid types.UID) error {
-	unlock := m.lock(uid)
-	defer unlock()
+	defer m.lock(uid)()
 	dir := m.podDir(uid)
 	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
 	if err != nil {
@@ -226,13 +234,7 @@ func depth(path string) int {
 	if !filepath.IsLocal(path) || path == "." {
 		return 0
 	}
-	n := 1
-	for _, r := range path {
-		if r == '/' {
-			n++
-		}
-	}
-	return n
+	return strings.Count(path, "/") + 1
 }
 
 // first calls once, unless it was done for this volume already, as far back as
@@ -263,7 +265,7 @@ func (m *Maker) makeClaim(pod *v1.Pod, v *v1.Volume) error {
 	if err != nil {
 		return err
 	}
-	if mode := claim.Spec.VolumeMode; mode != nil && *mode == v1.PersistentVolumeBlock {
+	if ptr.Deref(claim.Spec.VolumeMode, "") == v1.PersistentVolumeBlock {
 		return fmt.Errorf("claim %s wants a block device, and every claim is a directory here", name)
 	}
 	dir := m.claimDir(pod.Namespace, name)
