@@ -75,27 +75,30 @@ func Load(path string) (*Ring, error) {
 func (r *Ring) With(secrets ...*v1.Secret) (*Ring, error) {
 	all := &Ring{}
 	for _, s := range secrets {
-		name := "secret " + s.Namespace + "/" + s.Name
-		switch {
-		case s.Type == v1.SecretTypeDockerConfigJson || s.Data[v1.DockerConfigJsonKey] != nil:
-			if err := all.addJSON(name, s.Data[v1.DockerConfigJsonKey]); err != nil {
-				return nil, err
-			}
-			all.mark(s)
-		case s.Type == v1.SecretTypeDockercfg || s.Data[v1.DockerConfigKey] != nil:
-			var auths map[string]auth
-			if err := json.Unmarshal(s.Data[v1.DockerConfigKey], &auths); err != nil {
-				return nil, fmt.Errorf("%s: it is no .dockercfg", name) // the text may hold the secret
-			}
-			if err := all.add(name, auths); err != nil {
-				return nil, err
-			}
-			all.mark(s)
+		if err := all.addSecret(s); err != nil {
+			return nil, err
 		}
+		all.mark(s)
 	}
 	all.entries = append(all.entries, r.entries...)
 	all.sort()
 	return all, nil
+}
+
+// addSecret adds the credentials of a pull secret; one of another type has none.
+func (r *Ring) addSecret(s *v1.Secret) error {
+	name := "secret " + s.Namespace + "/" + s.Name
+	switch {
+	case s.Type == v1.SecretTypeDockerConfigJson || s.Data[v1.DockerConfigJsonKey] != nil:
+		return r.addJSON(name, s.Data[v1.DockerConfigJsonKey])
+	case s.Type == v1.SecretTypeDockercfg || s.Data[v1.DockerConfigKey] != nil:
+		var auths map[string]auth
+		if err := json.Unmarshal(s.Data[v1.DockerConfigKey], &auths); err != nil {
+			return fmt.Errorf("%s: it is no .dockercfg", name) // the text may hold the secret
+		}
+		return r.add(name, auths)
+	}
+	return nil
 }
 
 // mark notes that the entries without a source are a secret's.
@@ -163,17 +166,18 @@ const defaultHost = "index.docker.io"
 // Lookup returns the credentials for an image, the most specific first.
 func (r *Ring) Lookup(image string) []Credential {
 	repository := Repository(image)
+	found := r.of(func(place string) bool { return matches(place, repository) })
+	if len(found) == 0 && strings.HasPrefix(repository, "docker.io/") {
+		found = r.of(func(place string) bool { return place == defaultHost })
+	}
+	return found
+}
+
+// of returns the credentials for the places that fit.
+func (r *Ring) of(fits func(place string) bool) []Credential {
 	var found []Credential
 	for _, e := range r.entries {
-		if matches(e.place, repository) {
-			found = append(found, e.Credential)
-		}
-	}
-	if len(found) > 0 || !strings.HasPrefix(repository, "docker.io/") {
-		return found
-	}
-	for _, e := range r.entries {
-		if e.place == defaultHost {
+		if fits(e.place) {
 			found = append(found, e.Credential)
 		}
 	}
