@@ -150,19 +150,8 @@ func (p *Pool) take(uid string, inUse func() ([]*cri.IDMapping, error)) (uint32,
 		used[n] = true
 	}
 	if p.lost[uid] {
-		n, err := p.read(uid)
-		switch {
-		case errors.Is(err, fs.ErrNotExist): // somebody has given it up
-			delete(p.lost, uid)
-		case err == nil && used[n]:
-			err = fmt.Errorf("another pod has them now")
-			fallthrough
-		case err != nil:
-			return 0, fmt.Errorf("the pod's user IDs are not known: %s: %w", p.file(uid), err)
-		default:
-			delete(p.lost, uid)
-			p.taken[uid] = n
-			return n, nil
+		if n, found, err := p.regain(uid, used); found || err != nil {
+			return n, err
 		}
 	}
 	if inUse != nil {
@@ -170,14 +159,7 @@ func (p *Pool) take(uid string, inUse func() ([]*cri.IDMapping, error)) (uint32,
 		if err != nil {
 			return 0, err
 		}
-		for _, m := range foreign {
-			if m.Length == 0 {
-				continue
-			}
-			for n := uint64(m.HostId) / Length; n <= (uint64(m.HostId)+uint64(m.Length)-1)/Length; n++ {
-				used[uint32(n)] = true
-			}
-		}
+		mark(used, foreign)
 	}
 	for n := p.first; n <= p.last; n++ {
 		if used[n] {
@@ -195,6 +177,37 @@ func (p *Pool) take(uid string, inUse func() ([]*cri.IDMapping, error)) (uint32,
 		return n, nil
 	}
 	return 0, fmt.Errorf("all %d ranges of user IDs are taken", p.last-p.first+1)
+}
+
+// regain reads the record of a pod again that could not be read when the agent started.
+// There is none if somebody has removed it since.
+func (p *Pool) regain(uid string, used map[uint32]bool) (n uint32, found bool, err error) {
+	n, err = p.read(uid)
+	if errors.Is(err, fs.ErrNotExist) {
+		delete(p.lost, uid)
+		return 0, false, nil
+	}
+	if err == nil && used[n] {
+		err = errors.New("another pod has them now")
+	}
+	if err != nil {
+		return 0, false, fmt.Errorf("the pod's user IDs are not known: %s: %w", p.file(uid), err)
+	}
+	delete(p.lost, uid)
+	p.taken[uid] = n
+	return n, true, nil
+}
+
+// mark marks the ranges that mappings reach into as used.
+func mark(used map[uint32]bool, mappings []*cri.IDMapping) {
+	for _, m := range mappings {
+		if m.Length == 0 {
+			continue
+		}
+		for n := uint64(m.HostId) / Length; n <= (uint64(m.HostId)+uint64(m.Length)-1)/Length; n++ {
+			used[uint32(n)] = true
+		}
+	}
 }
 
 // Free takes the IDs of a pod back, of which nothing runs any more.
