@@ -22,19 +22,19 @@ import (
 	"github.com/crisp-cri/crisp/internal/thread"
 )
 
-// CRIU is a program that libcontainer calls, one process for each dump and each
-// restore. What libcontainer has no option for is in a configuration file, whose
-// name is in each container's labels. An annotation of that name is for its author
-// to say what CRIU does as root, so it is dropped.
+// CRIU is a program that libcontainer runs, one process for each dump and each restore.
+// Settings that libcontainer has no option for are in a configuration file, named by one
+// of the container's labels. An annotation of that name would let its author choose what
+// CRIU does as root, so it is dropped.
 
 const criuLabel = "org.criu.config="
 
 func isCRIULabel(label string) bool { return strings.HasPrefix(label, criuLabel) }
 
-// criuOptions are for every call. Connections of a pod end with its address, so
-// they are restored closed, and not touched by a dump. How the network is locked
-// meanwhile cannot be chosen here: CRIU up to 4.2 crashes over that option when it
-// comes by such a file.
+// criuOptions apply to every call. Connections of a pod end with its address, so they
+// are restored closed, and a dump does not touch them. How the network is locked
+// meanwhile cannot be set here: CRIU up to 4.2 crashes if that option comes from such a
+// file.
 const criuOptions = `tcp-close
 ghost-limit 268435456
 `
@@ -43,7 +43,7 @@ ghost-limit 268435456
 type criu struct {
 	log    *slog.Logger
 	config string      // the configuration file
-	absent atomic.Bool // it was looked for when we began, and is not there or does not work
+	absent atomic.Bool // at startup it was missing or did not work
 
 	// Of what was found to work:
 	mu   sync.Mutex
@@ -51,8 +51,8 @@ type criu struct {
 	mod  time.Time // guarded by mu
 }
 
-// ready returns nil if CRIU is there and says that it can work on this kernel.
-// That is asked once for each criu that there is.
+// ready returns nil if CRIU is installed and reports that it works on this kernel. It
+// asks each version of the program once.
 func (p *criu) ready(ctx context.Context) error {
 	path, err := exec.LookPath("criu")
 	if err != nil {
@@ -75,11 +75,11 @@ func (p *criu) ready(ctx context.Context) error {
 		return err
 	}
 	p.path, p.mod = path, info.ModTime()
-	p.absent.Store(false) // it may have come later
+	p.absent.Store(false) // it may have been installed since
 	return nil
 }
 
-// look finds out once whether containers can be checkpointed here.
+// look checks once whether containers can be checkpointed here.
 func (p *criu) look() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -89,8 +89,7 @@ func (p *criu) look() {
 	}
 }
 
-// endingCRIU ends the CRIU that works in dir when ctx is done, until the returned
-// function is called.
+// endingCRIU kills the CRIU that works in dir when ctx is done, until stop is called.
 func endingCRIU(ctx context.Context, dir string) (stop func()) {
 	over, stopped := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -100,7 +99,7 @@ func endingCRIU(ctx context.Context, dir string) (stop func()) {
 			return
 		case <-ctx.Done():
 		}
-		// It may not have gone into its directory yet.
+		// It may not be in its directory yet.
 		for {
 			killIn(dir)
 			select {
@@ -113,9 +112,9 @@ func endingCRIU(ctx context.Context, dir string) (stop func()) {
 	return func() { close(over); <-stopped }
 }
 
-// endCRIU ends every CRIU that works in dir or below, waits until they have gone,
-// and tells whether there were any. They are found by their working directory, so
-// that those of an executor that died are found as well.
+// endCRIU kills every CRIU that works in dir or below, waits until they have exited, and
+// reports whether there were any. It goes by their working directories, so that it finds
+// those of an executor that died, too.
 func endCRIU(dir string) (found bool, err error) {
 	for range 500 {
 		if killIn(dir) == 0 {
@@ -146,7 +145,7 @@ func killIn(dir string) (n int) {
 		if err != nil {
 			continue
 		}
-		if isCRIUIn(pid, dir) { // still, or it is another process that has a pidfd
+		if isCRIUIn(pid, dir) { // still the same process
 			n++
 			_ = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
 		}
@@ -155,8 +154,7 @@ func killIn(dir string) (n int) {
 	return n
 }
 
-// isCRIUIn tells whether a process that has not ended is named criu and works in dir or
-// below.
+// isCRIUIn reports whether a process is alive, is named criu and works in dir or below.
 func isCRIUIn(pid int, dir string) bool {
 	proc := filepath.Join("/proc", strconv.Itoa(pid))
 	cwd, err := os.Readlink(filepath.Join(proc, "cwd"))
@@ -170,7 +168,7 @@ func isCRIUIn(pid int, dir string) bool {
 	return err == nil && stat.State != 'Z'
 }
 
-// criuUnlock undoes what CRIU has had iptables-restore do.
+// criuUnlock undoes what CRIU did with iptables-restore.
 const criuUnlock = `*filter
 :CRIU - [0:0]
 -D INPUT -j CRIU
@@ -180,14 +178,13 @@ const criuUnlock = `*filter
 COMMIT
 `
 
-// unlockTime is how long each program may take that unlocks the network. They wait for each
-// other, by a lock file that a process of the host may hold: iptables(8), --wait.
+// unlockTime bounds each program that unlocks the network. They wait for one another by
+// a lock file that a process of the host may hold: iptables(8), --wait.
 const unlockTime = 10 * time.Second
 
-// unlock takes away what a CRIU that was killed may have left in the network
-// namespace of the container's init: rules that let no packet through, by
-// whichever way it makes them. What is not there is no error. Each program that it calls
-// may take bound.
+// unlock removes what a killed CRIU may have left in the network namespace of the
+// container's init: rules that drop all packets, however they were made. It is no error
+// if there are none. Each program that it runs may take bound.
 func unlock(init *child, bound time.Duration) error {
 	call := func(stdin, name string, args ...string) ([]byte, error) {
 		ctx, cancel := context.WithTimeout(context.Background(), bound)
@@ -207,7 +204,7 @@ func unlock(init *child, bound time.Duration) error {
 		}
 		defer ns.Close()
 		if !init.exists() {
-			return nil // and what was opened may be another's
+			return nil // and ns may be another process's
 		}
 		if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET); err != nil {
 			return os.NewSyscallError("setns", err)
@@ -219,7 +216,7 @@ func unlock(init *child, bound time.Duration) error {
 				errs = append(errs, fmt.Errorf("look for locks of the network: %w: %s", err, lastLines(out, 1)))
 				continue
 			case err != nil:
-				continue // there are none
+				continue // no such rules
 			}
 			if out, err := call(criuUnlock, iptables+"-restore", "--noflush"); err != nil {
 				errs = append(errs, fmt.Errorf("unlock the network: %w: %s", err, lastLines(out, 1)))
@@ -231,7 +228,7 @@ func unlock(init *child, bound time.Duration) error {
 	})
 }
 
-// criuFailure is the error of a CRIU that failed: what its log ends with.
+// criuFailure returns the error of a failed CRIU: the errors at the end of its log.
 func criuFailure(ctx context.Context, what, log string, err error) error {
 	if ctx.Err() != nil {
 		return fault.Unavailable.Errorf("%s was given up: %w", what, ctx.Err())
@@ -239,17 +236,17 @@ func criuFailure(ctx context.Context, what, log string, err error) error {
 	if said := complaints(log); said != "" {
 		kind := fault.Internal
 		if strings.Contains(said, "No space left on device") { // strerror(ENOSPC)
-			kind = fault.Unavailable // with room it can be done
+			kind = fault.Unavailable // it can succeed once there is room
 		}
 		return kind.Errorf("%s: %w: %s (%s)", what, err, said, log)
 	}
 	return fault.Internal.Errorf("%s: %w", what, err)
 }
 
-// maxComplaints is how many lines of CRIU's log an error has.
+// maxComplaints is the number of lines of CRIU's log in an error.
 const maxComplaints = 5
 
-// complaints are the last errors in CRIU's log, or its last lines.
+// complaints returns the last errors in CRIU's log, or its last lines if it has none.
 func complaints(log string) string {
 	f, err := os.Open(log)
 	if err != nil {

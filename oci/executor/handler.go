@@ -9,11 +9,12 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// settleLife bounds how long a list waits for what a killed crispd had begun.
+// settleLife bounds how long a list waits for calls that a killed crispd left
+// behind.
 const settleLife = time.Second
 
-// Call answers one call; it is the wire.Handler. What each does is said at its
-// request in package wire.
+// Call serves one call; it implements wire.Handler. Package wire describes each call
+// at its request.
 func (x *Executor) Call(ctx context.Context, from *wire.Conn, call *wire.Call) (any, []*os.File, error) {
 	switch call.Method {
 	case wire.MethodHello:
@@ -23,12 +24,12 @@ func (x *Executor) Call(ctx context.Context, from *wire.Conn, call *wire.Call) (
 		x.gate.leave()
 		return nil, nil, nil
 	case wire.MethodList:
-		// A container that a killed crispd was just starting must not be
-		// taken for one that never ran, or it would run twice. Its call may
-		// not even have been read: neither our table nor "delete" knows of it
-		// then, so that what crispd does about starts (oci's outcome) is not
-		// enough. Nor is this: a start may take longer than anybody who asks
-		// for the list should wait. What has not begun by then never does (reserve).
+		// A container that a killed crispd was just starting must not be mistaken
+		// for one that never ran, or it would run twice. Its call may not even have
+		// been read: then neither our table nor "delete" knows of it, so that
+		// crispd's handling of interrupted starts (oci's outcome) is not enough. Nor
+		// is this: a start may take longer than the caller of list should wait. A
+		// start that has not begun by then never will (reserve).
 		ctx, cancel := context.WithTimeout(ctx, settleLife)
 		defer cancel()
 		from.Settle(ctx)
@@ -119,7 +120,7 @@ func plain[Req any](call *wire.Call, f func(Req) error) (any, []*os.File, error)
 	return nil, nil, f(req)
 }
 
-// hold is "hold".
+// hold serves MethodHold.
 func (x *Executor) hold(ref wire.Ref) ([]*os.File, error) {
 	c, err := x.table.runs(ref.ID)
 	if err != nil {
@@ -128,14 +129,14 @@ func (x *Executor) hold(ref wire.Ref) ([]*os.File, error) {
 	return c.held()
 }
 
-// shutdown is "shutdown". The answer is on its way before the process ends.
+// shutdown serves MethodShutdown. The answer is on its way before the process exits.
 func (x *Executor) shutdown(call *wire.Call) error {
 	if n := x.table.count(); n > 0 {
 		return fault.WrongState.Errorf("executor has %d containers", n)
 	}
 	call.Then = func() {
 		if err := x.Close(); err != nil {
-			x.log.Warn("executor did not shut down", "err", err) // a container came in between
+			x.log.Warn("executor did not shut down", "err", err) // a container was started meanwhile
 		}
 	}
 	return nil

@@ -18,37 +18,37 @@ import (
 	"github.com/crisp-cri/crisp/internal/crilog"
 )
 
-// Output that has been read from a container and is not in its log yet is in hand: there is no
-// other copy, and it would be lost if we were killed at that moment. So that memory is a file
-// in the state directory, mapped: the executor that adopts the container finds there what we
-// had in hand, and completes the log.
+// Output that has been read from a container but is not in its log yet is in hand. There is
+// no other copy, so it would be lost if we were killed at that moment. Therefore this memory
+// is a mapped file in the state directory: the executor that adopts the container finds there
+// what we had in hand, and completes the log.
 //
-// The header of a hand is true at each moment, whichever instruction is our last:
+// The header of a hand is valid at any moment, whichever instruction is our last:
 //
 //	asked         where read(2) is about to put bytes, or has just put them
-//	region        where they are, all of them not in the log
+//	region        where unlogged bytes are
 //	first, size   they are being written, since the log had that size
-//	region        what is left of them
+//	region        the bytes that remain
 //	size = 0      nothing is being written any more
 //
-// The bytes themselves tell whether read(2) has passed them: before, there is a pattern.
+// The bytes themselves show how far read(2) got: before it, they have a pattern.
 
-// A hand holds output of a container from when it is read until it is logged. Who has
-// taken it is alone with it.
+// A hand holds output of a container from when it is read until it is logged. It is used by
+// whoever has taken it, and nobody else.
 type hand struct {
 	*handHeader
-	data    []byte // room for handed bytes, and then for chunk bytes of read(2)
-	index   int    // in the file; -1 = it is memory like any other
+	data    []byte // room for handed bytes, then for chunk bytes of read(2)
+	index   int    // in the file; -1 = it is plain memory
 	pattern []byte
 	upto    int // how many of its bytes are being written
 }
 
-// A handHeader is in the file. The zero value holds nothing.
+// A handHeader is the header of a hand in the file. The zero value holds nothing.
 type handHeader struct {
 	region atomic.Uint64 // see span
 	asked  atomic.Uint64 // see span; 0 = read(2) is not being called
-	size   atomic.Uint64 // 1 + that of the log before it is written to; 0 = it is not
-	first  atomic.Uint64 // the beginning of region then
+	size   atomic.Uint64 // 1 + the log's size before the write; 0 = no write
+	first  atomic.Uint64 // the start of region then
 	inode  atomic.Uint64 // of the log
 	tty    bool
 	stderr bool
@@ -60,10 +60,10 @@ type handHeader struct {
 var _ [headerSize]byte = [unsafe.Sizeof(handHeader{})]byte{}
 
 const (
-	// handed is the longest part of a line that is kept for what follows it.
+	// handed is the longest part of a line that is kept until the rest of it arrives.
 	handed = chunk / 2
-	// maxHands is how many hands the file has. Who finds none free has one that does not
-	// outlive us: logs on a disk that hangs must not hold up those on others.
+	// maxHands is the number of hands in the file. When none is free, a hand of plain memory
+	// is used: logs on a disk that hangs must not hold up those on others.
 	maxHands = 64
 	// keptHands is how many of them keep their memory when they are put back.
 	keptHands = 8
@@ -78,7 +78,7 @@ const (
 	patternLen = 64
 )
 
-// hands are those of an executor; nil = all are memory like any other.
+// hands are the hands of an executor; nil = all are plain memory.
 type hands struct {
 	log     *slog.Logger
 	file    *os.File
@@ -87,11 +87,11 @@ type hands struct {
 
 	mu    sync.Mutex
 	free  []*hand        // the last is taken first; guarded by mu
-	there [maxHands]bool // which have memory; guarded by mu
-	left  []*hand        // of an executor before us; guarded by mu
+	there [maxHands]bool // whether each has memory; guarded by mu
+	left  []*hand        // of an earlier executor; guarded by mu
 }
 
-// openHands opens the file below state, or makes it.
+// openHands opens or makes the file below state.
 func openHands(state string, log *slog.Logger) (_ *hands, err error) {
 	path := filepath.Join(state, "executor.inhand")
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
@@ -113,7 +113,7 @@ func openHands(state string, log *slog.Logger) (_ *hands, err error) {
 	if err := f.Truncate(handsSize); err != nil {
 		return nil, err
 	}
-	// To touch a page for which there is no room would be a SIGBUS.
+	// Touching a page without room for it on the disk would raise SIGBUS.
 	if err := unix.Fallocate(int(f.Fd()), 0, 0, handsAt); err != nil {
 		return nil, &os.PathError{Op: "fallocate", Path: path, Err: err}
 	}
@@ -125,7 +125,7 @@ func openHands(state string, log *slog.Logger) (_ *hands, err error) {
 	if string(magic) != handsMagic {
 		rand.Read(pattern)
 		for i := range pattern {
-			pattern[i] |= 0x80 // as text does not end
+			pattern[i] |= 0x80 // text does not end like that
 		}
 		copy(magic, handsMagic)
 	}
@@ -141,16 +141,16 @@ func openHands(state string, log *slog.Logger) (_ *hands, err error) {
 	return hs, nil
 }
 
-// at is the i-th hand of the file.
+// at returns the i-th hand of the file.
 func (hs *hands) at(i int) *hand {
 	header := (*handHeader)(unsafe.Pointer(&hs.memory[headersAt+i*headerSize]))
 	return &hand{handHeader: header, data: hs.memory[handsAt+i*handSize:][:handSize:handSize], index: i, pattern: hs.pattern}
 }
 
-// plainHands are hands that do not outlive us.
+// plainHands are hands in plain memory, which do not outlive us.
 var plainHands = sync.Pool{New: func() any { return &hand{handHeader: new(handHeader), data: make([]byte, handSize), index: -1} }}
 
-// take takes a hand for what o of a container writes.
+// take takes a hand for the output o of a container.
 func (hs *hands) take(id string, o *output) *hand {
 	h := hs.pick(id)
 	h.tty, h.stderr = o.tty, o.stream == crilog.Stderr
@@ -180,10 +180,10 @@ func (hs *hands) pick(id string) *hand {
 	return h
 }
 
-// at is where h's data is in the file.
+// at returns the offset of h's data in the file.
 func (h *hand) at() int64 { return int64(handsAt + h.index*handSize) }
 
-// put puts a hand back; what it holds is dropped.
+// put puts a hand back and drops what it holds.
 func (hs *hands) put(h *hand) {
 	h.region.Store(0)
 	h.asked.Store(0)
@@ -197,8 +197,8 @@ func (hs *hands) put(h *hand) {
 	hs.drop(h)
 }
 
-// drop takes a hand that holds nothing among the free ones: before the others if it keeps
-// its memory, which costs much to give and take. The caller holds mu.
+// drop adds an empty hand to the free ones: at the end, from which they are taken, if it
+// keeps its memory, which is expensive to allocate and free. The caller holds mu.
 func (hs *hands) drop(h *hand) {
 	if h.index < keptHands {
 		hs.free = append(hs.free, h)
@@ -211,8 +211,8 @@ func (hs *hands) drop(h *hand) {
 	hs.free = slices.Insert(hs.free, 0, h)
 }
 
-// leftOf takes what an executor before us had in hand of a container, the one first
-// that it was writing.
+// leftOf takes the hands that an earlier executor left for a container, the one that it was
+// writing first.
 func (hs *hands) leftOf(id string) (of []*hand) {
 	if hs == nil {
 		return nil
@@ -234,14 +234,14 @@ func (hs *hands) leftOf(id string) (of []*hand) {
 	return of
 }
 
-// forget drops what was in hand of a container that nobody will adopt.
+// forget drops the hands of a container that nobody will adopt.
 func (hs *hands) forget(id string) {
 	for _, h := range hs.leftOf(id) {
 		hs.put(h)
 	}
 }
 
-// A span is a part of a hand's data, from and up to an index, in one word.
+// A span is a part of a hand's data, as two indexes in one word.
 func span(from, to int) uint64 { return uint64(from)<<32 | uint64(to) }
 
 func ofSpan(word uint64) (from, to int) { return int(word >> 32), int(uint32(word)) }
@@ -253,7 +253,7 @@ func (h *hand) held() []byte {
 	return h.data[from:to]
 }
 
-// full tells whether there is no room for more.
+// full reports whether there is no room for more.
 func (h *hand) full() bool {
 	_, to := h.bounds()
 	return to == len(h.data)
@@ -268,13 +268,13 @@ func (h *hand) stream() string {
 	return crilog.Stdout
 }
 
-// read is read(2) of what there is in fd and finds room. It is said beforehand how much
-// that is, as nobody else reads fd; where probably nothing is, one byte is tried first.
+// read reads what is available from fd and fits. It announces the size beforehand, which
+// works as nobody else reads fd; if fd is probably empty, it tries one byte first.
 func (h *hand) read(fd int, empty bool) (total int, err error) {
 	for {
 		there := 0
 		if !empty || total > 0 {
-			there, _ = unix.IoctlGetInt(fd, unix.TIOCINQ) // FIONREAD; of errors read(2) tells
+			there, _ = unix.IoctlGetInt(fd, unix.TIOCINQ) // FIONREAD; read(2) will report any error
 		}
 		if there == 0 && total > 0 {
 			return total, nil
@@ -290,7 +290,7 @@ func (h *hand) read(fd int, empty bool) (total int, err error) {
 	}
 }
 
-// ask is the place for up to n bytes.
+// ask returns the place for up to n bytes, and announces the read(2).
 func (h *hand) ask(n int) []byte {
 	_, end := h.bounds()
 	room := h.data[end:min(end+n, len(h.data))]
@@ -303,7 +303,7 @@ func (h *hand) ask(n int) []byte {
 	return room
 }
 
-// got says that n bytes are in the place that ask gave.
+// got records that n bytes were read into the place that ask returned.
 func (h *hand) got(n int) {
 	if n > 0 {
 		from, end := h.bounds()
@@ -312,8 +312,8 @@ func (h *hand) got(n int) {
 	h.asked.Store(0)
 }
 
-// settle finds out the outcome of a read(2) whose caller was killed, and checks a header that
-// we have not written.
+// settle finds the outcome of a read(2) whose caller was killed, and checks a header that we
+// have not written.
 func (h *hand) settle() {
 	inside := func(from, to int) bool { return 0 <= from && from <= to && to <= len(h.data) }
 	from, end := h.bounds()
@@ -324,17 +324,17 @@ func (h *hand) settle() {
 		return
 	}
 	n := 0
-	if at == end { // else got has been there
+	if at == end { // else got was called
 		for n = to - at; n > 0 && h.data[at+n-1] == h.pattern[(n-1)%len(h.pattern)]; n-- {
 		}
 	}
 	h.got(n)
 	if int(h.first.Load()) != from {
-		h.size.Store(0) // what was being written is in the log
+		h.size.Store(0) // the write had finished
 	}
 }
 
-// Writing and Written are those of a crilog.Keeper.
+// Writing and Written implement crilog.Keeper.
 func (h *hand) Writing(inode uint64, size int64) {
 	from, _ := h.bounds()
 	h.inode.Store(inode)
@@ -348,14 +348,14 @@ func (h *hand) Written() {
 	h.size.Store(0)
 }
 
-// keep makes room behind what is left.
+// keep moves what is left to make room behind it.
 func (h *hand) keep() {
 	left := h.held()
-	copy(h.data[handed-len(left):handed], left) // it is at the end: they do not overlap
+	copy(h.data[handed-len(left):handed], left) // it is at the end, so the two do not overlap
 	h.region.Store(span(handed-len(left), handed))
 }
 
-// complete writes to a container's log what an executor had in hand that was killed.
+// complete writes to a container's log what a killed executor had in hand of it.
 func (hs *hands) complete(s settings) {
 	for _, h := range hs.leftOf(s.ID) {
 		text := h.held()

@@ -23,18 +23,18 @@ import (
 
 // Staging. libcontainer's child makes a container's /dev, and on cgroup v1 its
 // /sys/fs/cgroup, entry by entry in a root that it must not trust: each of some
-// thirty mounts, nodes and links costs it about forty system calls, together a
-// third of a start. The executor makes the same two trees beforehand, where nobody
-// else can reach them and plain calls are safe (0.3 ms), and libcontainer binds each
-// with one recursive mount. Ours are detached as soon as the container has its own.
+// thirty mounts, nodes and links takes about forty system calls, together a third of
+// a start. The executor makes the same two trees beforehand, where nobody else can
+// reach them and plain calls are safe (0.3 ms), and libcontainer bind-mounts each of
+// them recursively. Our mounts are detached as soon as the container has its own.
 //
-// CRIU wants a container's mounts, and the /dev/null that is its stdin, as
-// libcontainer makes them: where there is a CRIU that works, nothing is staged.
+// CRIU needs a container's mounts, and the /dev/null that is its stdin, as
+// libcontainer makes them: where a working CRIU is installed, nothing is staged.
 //
-// The rest is left to libcontainer, because it cannot be staged: a user namespace (its devpts
-// must belong to it), a read-only /dev, a mount label, devices outside of /dev.
+// What cannot be staged is left to libcontainer: a user namespace (which must own
+// its devpts), a read-only /dev, a mount label, devices outside of /dev.
 
-// staged says which trees a container was given.
+// staged records which trees were staged for a container.
 type staged struct {
 	dir   string // wire.RunRequest.Stage
 	names []string
@@ -46,8 +46,8 @@ func v1Hierarchies() ([]kernel.Hierarchy, error) {
 	return slices.DeleteFunc(all, kernel.Hierarchy.V2), err
 }
 
-// staged makes the mounts that it can for a container; those that fail are left to
-// libcontainer.
+// staged stages the mounts of a container that it can; libcontainer makes those that
+// fail.
 func (b *builtins) staged(lc *libcontainer.Container, config *configs.Config, req wire.RunRequest) *staged {
 	if !b.criu.absent.Load() {
 		return &staged{}
@@ -64,7 +64,8 @@ func (b *builtins) staged(lc *libcontainer.Container, config *configs.Config, re
 	return s
 }
 
-// stage makes what it can of config's mounts in dir, and has config bind it.
+// stage makes what it can of config's mounts in dir, and changes config to
+// bind-mount it.
 func (b *builtins) stage(dir string, config *configs.Config, paths map[string]string) (_ *staged, err error) {
 	dev, ok := stageable(config)
 	if dir == "" || !ok {
@@ -106,7 +107,7 @@ func (b *builtins) stage(dir string, config *configs.Config, paths map[string]st
 	return s, nil
 }
 
-// stageable returns where /dev is in config's mounts, if it can be staged.
+// stageable returns the index of /dev in config's mounts, if it can be staged.
 func stageable(config *configs.Config) (int, bool) {
 	if config.Namespaces.Contains(configs.NEWUSER) || config.MountLabel != "" {
 		return 0, false
@@ -126,7 +127,7 @@ func isDevpts(m *configs.Mount) bool {
 	return m.Destination == "/dev/pts" && m.Device == "devpts"
 }
 
-// isShm finds the sandbox's /dev/shm.
+// isShm reports whether m is the sandbox's /dev/shm.
 func isShm(m *configs.Mount) bool {
 	return m.Destination == "/dev/shm" && m.Device == "bind" && m.Flags == shmFlags
 }
@@ -156,7 +157,7 @@ func bindShm(m *configs.Mount, target string) error {
 	return restrict(target, dataOnly)
 }
 
-// restrict sets attributes of all mounts at path, and cuts their propagation.
+// restrict sets attributes of all mounts below path, and makes them private.
 func restrict(path string, attr uint64) error {
 	err := unix.MountSetattr(-1, path, unix.AT_RECURSIVE, &unix.MountAttr{Attr_set: attr, Propagation: unix.MS_PRIVATE})
 	return os.NewSyscallError("mount_setattr", err)
@@ -166,7 +167,8 @@ func isCgroupV1(m *configs.Mount) bool {
 	return m.Device == "cgroup" && !cgroups.IsCgroup2UnifiedMode()
 }
 
-// bindOf takes over a staged tree with its flags and all that is mounted in it.
+// bindOf returns the bind mount of a staged tree, with its flags and everything
+// mounted in it.
 func bindOf(source string, m *configs.Mount) *configs.Mount {
 	return &configs.Mount{
 		Source: source, Destination: m.Destination, Device: "bind",
@@ -174,7 +176,7 @@ func bindOf(source string, m *configs.Mount) *configs.Mount {
 	}
 }
 
-// mount makes a file system in s.
+// mount mounts a tmpfs in s.
 func (s *staged) mount(name string, m *configs.Mount) error {
 	path := filepath.Join(s.dir, name)
 	if err := os.MkdirAll(path, 0o700); err != nil {
@@ -187,12 +189,12 @@ func (s *staged) mount(name string, m *configs.Mount) error {
 	return nil
 }
 
-// populateDev makes what the runtime-spec wants in /dev (config-linux.md, "Default
-// Devices", and runtime-linux.md, "Dev symbolic links").
+// populateDev makes what the runtime-spec requires in /dev (config-linux.md,
+// "Default Devices", and runtime-linux.md, "Dev symbolic links").
 func populateDev(root string, nodes []*devices.Device) error {
 	for _, d := range nodes {
 		if d.Path == "" || d.Path == "/dev/ptmx" {
-			continue // there for its cgroup rule only; a link
+			continue // for its cgroup rule only, or a link
 		}
 		if err := makeNode(filepath.Join(root, strings.TrimPrefix(d.Path, "/dev")), d); err != nil {
 			return err
@@ -213,7 +215,7 @@ func populateDev(root string, nodes []*devices.Device) error {
 	return nil
 }
 
-// makeNode makes one device, whatever the umask.
+// makeNode makes one device node, whatever the umask.
 func makeNode(path string, d *devices.Device) error {
 	kinds := map[devices.Type]uint32{devices.CharDevice: unix.S_IFCHR, devices.BlockDevice: unix.S_IFBLK, devices.FifoDevice: unix.S_IFIFO, 'u': unix.S_IFCHR}
 	kind, ok := kinds[d.Type]
@@ -236,7 +238,7 @@ func makeNode(path string, d *devices.Device) error {
 	return nil
 }
 
-// covers tells whether the container has a cgroup in each hierarchy of the host.
+// covers reports whether the container has a cgroup in each hierarchy of the host.
 func (b *builtins) covers(paths map[string]string) bool {
 	for _, h := range b.hierarchies {
 		if dirIn(h, paths) == "" {
@@ -246,7 +248,7 @@ func (b *builtins) covers(paths map[string]string) bool {
 	return len(b.hierarchies) > 0
 }
 
-// dirIn is where paths, of libcontainer's keys, leads in h; "" = nowhere.
+// dirIn returns the directory in h among paths, by libcontainer's keys; "" = none.
 func dirIn(h kernel.Hierarchy, paths map[string]string) string {
 	for _, c := range h.Controllers {
 		if dir := cmp.Or(paths[c], paths[strings.TrimPrefix(c, "name=")]); dir != "" {
@@ -257,7 +259,7 @@ func dirIn(h kernel.Hierarchy, paths map[string]string) string {
 }
 
 // stageCgroups binds the container's cgroup of each hierarchy. libcontainer makes
-// them too, later, and is content to find them.
+// the cgroups later and accepts that they exist.
 func (b *builtins) stageCgroups(s *staged, m *configs.Mount, paths map[string]string) error {
 	if err := s.mount("cgroup", &configs.Mount{Flags: m.Flags &^ unix.MS_RDONLY, Data: "mode=755"}); err != nil {
 		return err
@@ -291,12 +293,13 @@ func (b *builtins) stageCgroups(s *staged, m *configs.Mount, paths map[string]st
 	if err := restrict(root, set); err != nil {
 		return err
 	}
-	// As libcontainer has it, the directory above them is writable.
+	// As with libcontainer, the directory above them is writable.
 	return os.NewSyscallError("mount_setattr", unix.MountSetattr(-1, root, 0, &unix.MountAttr{Attr_clr: unix.MOUNT_ATTR_RDONLY}))
 }
 
-// null exchanges the /dev/null that is a process's stdin for its own /dev's: else
-// it is the host's, which libcontainer exchanges only in a /dev that it has made.
+// null replaces the /dev/null that is a process's stdin by the one of its own /dev.
+// Otherwise it would be the host's, which libcontainer replaces only in a /dev that
+// it has made itself.
 func (s *staged) null(p *libcontainer.Process, w *wires) error {
 	if w.ours[0] != nil || w.console != nil || !slices.Contains(s.names, "dev") {
 		return nil

@@ -18,27 +18,26 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// An upgrade replaces the program and keeps the process: its children stay its
-// children, its descriptors stay open. The tables go over as JSON in a memfd, whose
-// number is in the environment.
+// An upgrade replaces the program and keeps the process, with its children and its
+// open descriptors. The tables are passed as JSON in a memfd, whose number is in the
+// environment.
 
-// resumeEnv names the variable with the number of the memfd.
+// resumeEnv is the variable with the number of the memfd.
 const resumeEnv = "_CRISP_EXECUTOR_RESUME"
 
 const (
-	// quiet bounds how long an upgrade waits for what is in progress and may take long,
+	// quiet bounds how long an upgrade waits for operations that may take long,
 	// shutFor how long for the rest, while the output of all containers waits for us.
 	quiet   = 10 * time.Second
 	shutFor = 3 * time.Second
 )
 
-// savedVersion is that of a saved, and the newest that this program can carry on
-// with; raised when an older program would misread or lose something. A state
-// without one is of version 1.
+// savedVersion is the version of a saved, and the newest that this program can resume;
+// raise it when an older program would misread or lose something. A state without a
+// version is of version 1.
 const savedVersion = 1
 
-// A saved is everything that an executor knows. Numbers are descriptors; absent
-// ones are -1.
+// A saved is the whole state of an executor. Numbers are descriptors; -1 = none.
 type saved struct {
 	Version        int
 	Listener, Lock int
@@ -57,9 +56,9 @@ type savedContainer struct {
 	Pidfd                           int
 	Stdin, Stdout, Stderr, PTY, Log int
 	Attached                        []savedAttachment
-	Typing                          []savedAttachment `json:",omitempty"` // and watch no longer
+	Typing                          []savedAttachment `json:",omitempty"` // and no longer watch
 	Frozen                          bool              `json:",omitempty"`
-	Types                           bool              `json:",omitempty"` // settings.Stdin, whose name is a descriptor's
+	Types                           bool              `json:",omitempty"` // settings.Stdin, whose name is taken by a descriptor
 }
 
 type savedAttachment struct {
@@ -79,7 +78,7 @@ type savedExec struct {
 	Code          int32
 }
 
-// upgrade is "upgrade". If the program cannot be executed, this one goes on.
+// upgrade serves MethodUpgrade. If the program cannot be executed, this one goes on.
 func (x *Executor) upgrade(req wire.UpgradeRequest, call *wire.Call) error {
 	program, err := Seal(req.Path)
 	if err != nil {
@@ -93,7 +92,7 @@ func (x *Executor) upgrade(req wire.UpgradeRequest, call *wire.Call) error {
 		program.Close()
 		return fault.Unavailable.Errorf("upgrade: a start or an exit takes too long, try again")
 	}
-	defer func() { // whatever happens: behind a gate that is shut, all containers stand still
+	defer func() { // in any case: while the gate is shut, all containers stand still
 		if call.Then == nil {
 			program.Close()
 			x.gate.open()
@@ -116,9 +115,9 @@ func (x *Executor) upgrade(req wire.UpgradeRequest, call *wire.Call) error {
 	return nil
 }
 
-// become executes program in our place, unless we are about to end.
+// become executes program in place of this one, unless we are about to exit.
 func (x *Executor) become(program *os.File, env []string) error {
-	// What is decided later, the new program decides.
+	// Later requests are the new program's to handle.
 	return x.table.unlessLeft(func() error { return Execute(program, os.Args, env) })
 }
 
@@ -128,7 +127,7 @@ func isELF(f *os.File) bool {
 	return err == nil && string(magic) == "\x7fELF"
 }
 
-// withoutVars returns env without the variables of those names.
+// withoutVars returns env without the named variables.
 func withoutVars(env []string, names ...string) []string {
 	return slices.DeleteFunc(env, func(kv string) bool {
 		name, _, _ := strings.Cut(kv, "=")
@@ -136,10 +135,10 @@ func withoutVars(env []string, names ...string) []string {
 	})
 }
 
-// save writes the tables into a memfd and lets all that they name be inherited, if
-// program understands them.
-// The gate is shut, so that no container can be on its way to running: one that is has
-// nothing that could be handed over.
+// save writes the tables into a memfd and makes all descriptors that they name
+// inheritable, if program understands the tables. The gate is shut, so that no
+// container can start meanwhile; one that is starting already has nothing yet that
+// could be handed over.
 func (x *Executor) save(program *os.File) (*os.File, error) {
 	if id, found := x.table.startingOne(); found {
 		return nil, fault.Unavailable.Errorf("upgrade: container %s is starting, try again", id)
@@ -168,8 +167,8 @@ func (x *Executor) save(program *os.File) (*os.File, error) {
 	return f, nil
 }
 
-// inherit sets or clears, on every descriptor that matters, whether it survives
-// execve, and returns the tables with their numbers.
+// inherit sets or clears, on every descriptor in the tables, whether it survives
+// execve, and returns the tables with the descriptors' numbers.
 func (x *Executor) inherit(on bool) *saved {
 	flag := unix.FD_CLOEXEC
 	if on {
@@ -198,18 +197,18 @@ func (x *Executor) inherit(on bool) *saved {
 	return s
 }
 
-// save puts the containers into s.
+// save adds the containers to s.
 func (t *table) save(s *saved, fd func(*os.File) int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, c := range t.containers {
-		if !c.stuck { // what is left of it, whoever deletes it finds
+		if !c.stuck { // delete will find what is left of a stuck one
 			s.Containers = append(s.Containers, c.save(fd))
 		}
 	}
 }
 
-// save puts the execs into s.
+// save adds the execs to s.
 func (t *execs) save(s *saved, fd func(*os.File) int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -262,7 +261,7 @@ func (c *container) save(fd func(*os.File) int) savedContainer {
 	return s
 }
 
-// save is what a types; what it watches is up to the caller.
+// save returns the input side of a; the caller adds its outputs.
 func (a *attachment) save(fd func(*os.File) int) savedAttachment {
 	return savedAttachment{Outs: make(map[string]int), Stdin: fd(a.stdin), Typed: a.typed,
 		Client: a.client, Waits: a.waits, Owed: make(map[string][]byte)}
@@ -271,7 +270,7 @@ func (a *attachment) save(fd func(*os.File) int) savedAttachment {
 func (e *execution) save(fd func(*os.File) int) savedExec {
 	s := savedExec{ID: e.id, Container: e.c.ID, Pid: e.proc.pid, Pidfd: -1, Group: e.group}
 	select {
-	case <-e.ended: // its descriptor may be closed any moment, and the number another's then
+	case <-e.ended: // its descriptor may be closed any moment, and the number be reused
 		s.Ended, s.Code = true, e.code
 	default:
 		s.Pidfd = fd(e.proc.pidfd)
@@ -279,12 +278,12 @@ func (e *execution) save(fd func(*os.File) int) savedExec {
 	return s
 }
 
-// Resuming tells whether this process carries on the work of an executor that has
+// Resuming reports whether this process continues the work of an executor that
 // executed it.
 func Resuming() bool { return os.Getenv(resumeEnv) != "" }
 
-// Resume is New in a process that is Resuming. A state that a newer executor saved is
-// fault.WrongState, before anything is taken from it: the containers then run on
+// Resume is New in a process that is Resuming. The error is fault.WrongState, before
+// anything is taken over, if a newer executor saved the state: the containers then run
 // without an executor until crispd hands them to one, as after a crash.
 func Resume(o Options) (*Executor, error) {
 	n, err := strconv.Atoi(os.Getenv(resumeEnv))
@@ -308,7 +307,7 @@ func Resume(o Options) (*Executor, error) {
 	}
 	lf.Close()
 	listener := l.(*net.UnixListener)
-	listener.SetUnlinkOnClose(true) // it is ours as it was theirs
+	listener.SetUnlinkOnClose(true) // ours as it was the old program's
 	x, err := assemble(o, take(s.Lock, "lock"), listener)
 	if err != nil {
 		return nil, err
@@ -331,13 +330,13 @@ func Resume(o Options) (*Executor, error) {
 	return x, nil
 }
 
-// take makes a file of an inherited descriptor; -1 gives nil.
+// take makes a file of an inherited descriptor; nil for -1.
 func take(fd int, name string) *os.File {
 	if fd < 0 {
 		return nil
 	}
 	unix.CloseOnExec(fd)
-	return os.NewFile(uintptr(fd), name) // the poller takes it if it is non-blocking
+	return os.NewFile(uintptr(fd), name) // non-blocking descriptors are put into the poller
 }
 
 func (x *Executor) resume(s savedContainer) {
@@ -345,7 +344,7 @@ func (x *Executor) resume(s savedContainer) {
 		settings: s.settings, ref: s.Ref, exit: s.Exit, ownPID: s.OwnPID, gone: make(chan struct{}),
 		proc: &child{pid: s.Ref.Pid, pidfd: take(s.Pidfd, wire.FDPid), ours: s.Ours},
 	}
-	c.Stdin = s.Types || s.Stdin >= 0 // of a terminal, older releases did not say it
+	c.Stdin = s.Types || s.Stdin >= 0 // older releases did not save it for a terminal
 	c.runtime = x.runtimeOf(c.ID)
 	x.table.add(c)
 	if s.Ended {
@@ -376,8 +375,8 @@ func (x *Executor) resume(s savedContainer) {
 	x.live(c)
 }
 
-// thawSaved ends what kept c frozen before the upgrade: it lasts until the connection
-// ends that has asked for it, and all have.
+// thawSaved thaws c if it was frozen before the upgrade: a freeze lasts as long as the
+// connection that asked for it, and all connections have ended.
 func (x *Executor) thawSaved(c *container, s savedContainer) {
 	if !s.Frozen {
 		return
@@ -387,10 +386,10 @@ func (x *Executor) thawSaved(c *container, s savedContainer) {
 	}
 }
 
-// unclaimed is how long after an upgrade an exec waits for an exec.wait.
+// unclaimed is how long an exec waits for an exec.wait after an upgrade.
 const unclaimed = 30 * time.Second
 
-// resume carries on with an exec that was saved.
+// resume continues with an exec that was saved.
 func (t *execs) resume(s savedExec, c *container) {
 	e := &execution{id: s.ID, c: c, group: s.Group, ended: make(chan struct{}),
 		proc: &child{pid: s.Pid, pidfd: take(s.Pidfd, wire.FDPid), ours: true}}

@@ -12,14 +12,13 @@ import (
 )
 
 // Moving a process between cgroups takes a lock whose first taker waits for an RCU
-// grace period, some 10 ms: more than all the rest of a start. Those who come within
-// the next few milliseconds find it open (cgroup_threadgroup_rwsem is a per-CPU
-// semaphore; kernel/rcu/sync.c). The mount option favordynmods keeps it open for
-// good, at the cost of every fork on the machine. A warmer keeps it open only
-// while containers are being started, by moving the executor to where it already
-// is, which takes some 20 µs when the lock is warm. The first wait thus overlaps
-// with what precedes libcontainer's move, or with crispd's preparations
-// (wire.MethodWarm).
+// grace period, about 10 ms: more than all the rest of a start. Takers in the next few
+// milliseconds need not wait (cgroup_threadgroup_rwsem is a per-CPU semaphore;
+// kernel/rcu/sync.c). The mount option favordynmods keeps the lock warm for good, at
+// the cost of every fork on the machine. A warmer keeps it warm only while containers
+// are being started, by moving the executor to the cgroup that it is in already, which
+// takes about 20 µs when the lock is warm. The first wait thus overlaps with what
+// precedes libcontainer's move, or with crispd's preparations (wire.MethodWarm).
 type warmer struct {
 	procs *os.File // cgroup.procs of our own cgroup; nil if there is none
 
@@ -30,7 +29,7 @@ type warmer struct {
 
 const (
 	warmFor   = 300 * time.Millisecond // after the latest start
-	warmEvery = 4 * time.Millisecond   // well within what the kernel stays warm
+	warmEvery = 4 * time.Millisecond   // well within the time that the kernel stays warm
 )
 
 // newWarmer opens our own cgroup in any hierarchy: the lock is the same for all.
@@ -44,8 +43,8 @@ func newWarmer() *warmer {
 	return &warmer{}
 }
 
-// ownCgroups are the directories of our own cgroup by controller, in those hierarchies
-// that are mounted as a whole; "" is that of v2.
+// ownCgroups returns the directories of our own cgroup by controller, in the
+// hierarchies that are mounted as a whole; the key "" is v2's.
 func ownCgroups() map[string]string {
 	all, _ := kernel.Hierarchies()
 	dirs := make(map[string]string)
@@ -59,7 +58,7 @@ func ownCgroups() map[string]string {
 	return dirs
 }
 
-// warm has the lock kept warm for a while from now on. It does not wait.
+// warm keeps the lock warm for a while. It does not wait.
 func (w *warmer) warm() {
 	if w.procs == nil {
 		return

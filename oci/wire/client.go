@@ -22,17 +22,18 @@ type Client struct {
 	unread chan struct{} // closed by Close: events have no reader any more
 	once   sync.Once     // of Close
 
-	sending sync.Mutex // serialises frames
+	sending sync.Mutex // serializes frames
 
 	mu    sync.Mutex
 	last  uint64                 // ID of the latest call; guarded by mu
 	calls map[uint64]chan *frame // waiting for an answer; guarded by mu, nil when gone
-	given map[uint64]bool        // execs that were given up, not answered yet; guarded by mu
+	given map[uint64]bool        // abandoned execs that are not answered yet; guarded by mu
 	queue []Event                // not yet taken by a reader of events; guarded by mu
-	wake  chan struct{}          // there is something in queue; capacity 1
+	wake  chan struct{}          // queue is not empty; capacity 1
 }
 
-// Dial connects to the executor that listens at path. If none does: fault.Unavailable.
+// Dial connects to the executor that listens at path. The error is fault.Unavailable if none
+// does.
 func Dial(ctx context.Context, path string) (*Client, error) {
 	var d net.Dialer
 	conn, err := d.DialContext(ctx, "unix", path)
@@ -53,12 +54,13 @@ func Dial(ctx context.Context, path string) (*Client, error) {
 	return c, nil
 }
 
-// Call asks the executor and waits for its answer, which it stores in reply
-// unless that is nil. The files in send go along and stay the caller's; those in
-// recv become the caller's and carry the names that the method gives them.
+// Call calls the executor and waits for its answer, which it stores in reply unless that is
+// nil. The files in send are passed along and stay the caller's; those in recv become the
+// caller's and have the names that the method gives them.
 //
-// If ctx ends first, so does the call, with ctx's error: whether its work was
-// done is then unknown, but for an exec, which leaves no process. A connection that ended is fault.Unavailable.
+// If ctx ends first, so does the call, with ctx's error: whether its work was done is then
+// unknown, except that an exec leaves no process. The error is fault.Unavailable if the
+// connection ended.
 func (c *Client) Call(ctx context.Context, method string, req, reply any, send ...*os.File) (recv []*os.File, err error) {
 	id, answer, err := c.enter()
 	if err != nil {
@@ -76,7 +78,7 @@ func (c *Client) Call(ctx context.Context, method string, req, reply any, send .
 	select {
 	case f = <-answer:
 	case <-ctx.Done():
-		if c.giveUp(id, method == MethodExec) { // else the answer is already there
+		if c.giveUp(id, method == MethodExec) { // else the answer is here already
 			if data, err := encode(header{ID: id, Cancel: true}, nil, nil); err == nil {
 				c.send(data, nil) // best effort: a dead connection cancels by itself
 			}
@@ -98,19 +100,19 @@ func (c *Client) Call(ctx context.Context, method string, req, reply any, send .
 	return f.files, nil
 }
 
-// Events returns the events that follow MethodSubscribe. None is dropped, however
-// slowly they are read. The channel is closed when the connection has ended and
-// all that came before is read, or on Close.
+// Events returns the events that follow MethodSubscribe. None is dropped, however slowly they
+// are read. The channel is closed once the connection has ended and all earlier events have
+// been read, or on Close.
 func (c *Client) Events() <-chan Event { return c.events }
 
-// Close ends the connection and the calls in flight.
+// Close closes the connection, which ends the calls in flight.
 func (c *Client) Close() error {
 	c.once.Do(func() { close(c.unread) })
 	return c.conn.Close()
 }
 
-// Kill sends SIGKILL to the process that listens at the other end. If it has ended,
-// that is no error.
+// Kill sends SIGKILL to the process that listens at the other end. It is no error if that has
+// ended.
 func (c *Client) Kill() error {
 	raw, err := c.conn.SyscallConn()
 	if err != nil {
@@ -134,7 +136,7 @@ func (c *Client) Kill() error {
 		return fmt.Errorf("pidfd of executor: %w", err)
 	}
 	defer unix.Close(pidfd)
-	// While the connection is there, so is the process, and the number is its own.
+	// As long as the connection exists, so does the process, and the PID is its own.
 	select {
 	case <-c.gone:
 		return nil
@@ -150,7 +152,7 @@ func (c *Client) send(data []byte, files []*os.File) error {
 	c.sending.Lock()
 	defer c.sending.Unlock()
 	if err := send(c.conn, data, files); err != nil {
-		c.conn.Close() // part of a frame may be out
+		c.conn.Close() // part of a frame may have been sent
 		return fault.Unavailable.Errorf("%w", err)
 	}
 	return nil
@@ -169,8 +171,8 @@ func (c *Client) enter() (uint64, chan *frame, error) {
 	return c.last, answer, nil
 }
 
-// giveUp is leave for a caller that no longer waits. If an exec has started a process all the
-// same, it is ended when the answer comes: it would have no owner.
+// giveUp is leave for a caller that no longer waits. If an exec has started a process after
+// all, the process is killed when the answer comes, as it would have no owner.
 func (c *Client) giveUp(id uint64, exec bool) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -182,7 +184,7 @@ func (c *Client) giveUp(id uint64, exec bool) bool {
 	return ok
 }
 
-// endExec ends an exec whose caller is gone, and has it forgotten.
+// endExec kills an exec whose caller is gone, and has the executor forget it.
 func (c *Client) endExec(f *frame) {
 	var e ExecReply
 	if f.Err != nil || unmarshal(f.body, &e) != nil {
@@ -195,7 +197,7 @@ func (c *Client) endExec(f *frame) {
 	}
 }
 
-// leave forgets a call and reports whether it was still waiting.
+// leave removes a call and reports whether it was still waiting.
 func (c *Client) leave(id uint64) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -204,7 +206,7 @@ func (c *Client) leave(id uint64) bool {
 	return ok
 }
 
-// receive sorts what comes in until the connection ends.
+// receive dispatches frames until the connection ends.
 func (c *Client) receive() {
 	r := reader{conn: c.conn}
 	for {
@@ -243,8 +245,8 @@ func (c *Client) receive() {
 	close(c.gone)
 }
 
-// deliver moves events from the queue to the channel, so that a slow reader of
-// events holds up no answer.
+// deliver moves events from the queue to the channel, so that a slow reader of events does
+// not delay answers.
 func (c *Client) deliver() {
 	defer close(c.events)
 	for {

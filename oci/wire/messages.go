@@ -5,11 +5,11 @@ import (
 	"time"
 )
 
-// The methods of the executor. What each takes and gives is said at its request.
+// The methods of the executor. Each request's type has the description.
 const (
 	MethodHello      = "hello"      // nil → HelloReply
 	MethodPing       = "ping"       // nil → nil, from an executor that can work: one that is busy with an upgrade, or stands still, does not answer
-	MethodWarm       = "warm"       // nil → nil: a run will follow within some 100 ms; it will be quicker
+	MethodWarm       = "warm"       // nil → nil: a run follows within about 100 ms; this makes it faster
 	MethodRun        = "run"        // RunRequest → RunReply + descriptors
 	MethodPodInit    = "podinit"    // PodInitRequest → RunReply + pidfd
 	MethodExec       = "exec"       // ExecRequest → ExecReply + descriptors
@@ -22,7 +22,7 @@ const (
 	MethodReopenLog  = "reopenlog"  // Ref → nil
 	MethodUpdate     = "update"     // UpdateRequest → nil
 	MethodList       = "list"       // nil → []Info
-	MethodHold       = "hold"       // Ref → nil + the descriptors of MethodRun, for a crispd that came later
+	MethodHold       = "hold"       // Ref → nil + the descriptors of MethodRun, for a later crispd
 	MethodFreeze     = "freeze"     // FreezeRequest → nil; undone when the connection ends
 	MethodThaw       = "thaw"       // ThawRequest → nil
 	MethodCheckpoint = "checkpoint" // CheckpointRequest → nil
@@ -33,8 +33,8 @@ const (
 	MethodShutdown   = "shutdown"   // nil → nil, then the executor exits; fault.WrongState while it has containers
 )
 
-// Names of descriptors. Those of stdio are the executor's ends: the reading ends
-// of stdout and stderr, the writing end of stdin, the master of the pty.
+// Names of descriptors. Those of stdio are the executor's ends: the read ends of
+// stdout and stderr, the write end of stdin, the master of the pty.
 const (
 	FDPid    = "pidfd"
 	FDStdin  = "stdin"
@@ -43,7 +43,7 @@ const (
 	FDPTY    = "pty"
 )
 
-// HelloReply says who answers.
+// HelloReply identifies the executor.
 type HelloReply struct {
 	Version  string // of the program
 	Protocol int
@@ -53,34 +53,33 @@ type HelloReply struct {
 // A Ref names a container.
 type Ref struct{ ID string }
 
-// RunRequest creates a container and starts its program. The answer comes when
-// the program has been executed; an error says which file could not be, and
-// leaves nothing behind. A call that is given up is an error; if its client's
-// connection ends, the start goes on. It may take 5 minutes, a hook 1 unless it has a
-// timeout.
+// RunRequest creates a container and starts its program. The answer comes when the
+// program has been executed; an error names the file that could not be, and leaves
+// nothing behind. A call that is cancelled fails; if its client's connection ends,
+// the start goes on. It may take 5 minutes, a hook 1 unless it has a timeout.
 //
-// With the answer come a pidfd of the container's init and duplicates of the
+// The answer carries a pidfd of the container's init and duplicates of the
 // executor's ends of its stdio, for MethodAdopt. stdin is not among them if
-// StdinOnce is set: whoever held it would keep the container from ever seeing
-// its end.
+// StdinOnce is set: whoever held it would keep the container from ever seeing end of
+// file.
 type RunRequest struct {
 	ID   string
 	Spec json.RawMessage // specs.Spec; its rootfs is mounted, its linux.cgroupsPath set
 	// Env, if not nil, replaces spec.process.env. Values need not be UTF-8.
 	Env [][]byte
 
-	Stdin     bool // the container gets a pipe, else /dev/null
-	StdinOnce bool // its end follows the first attached stdin's
+	Stdin     bool // the container gets a pipe; else /dev/null
+	StdinOnce bool // it is closed with the first attached stdin
 	TTY       bool
 
-	LogPath    string // absolute; "" = output is thrown away
-	LogMaxLine int    // bytes of a line in one log record; 0 = 16384
-	ExitPath   string // where the Exit is written, and synced, before it is told
-	// SystemdCgroup has cgroups made by systemd: linux.cgroupsPath is then
+	LogPath    string // absolute; "" = output is discarded
+	LogMaxLine int    // per log record, in bytes; 0 = 16384
+	ExitPath   string // where the Exit is written, and synced, before it is an event
+	// SystemdCgroup lets systemd make the cgroups: linux.cgroupsPath is then
 	// "slice:prefix:name".
 	SystemdCgroup bool
 	// Stage is a directory in which the executor may mount what the container will
-	// bind; it need not exist. It lies on a mount of private propagation. "" = none.
+	// bind-mount; it need not exist. Its mount has private propagation. "" = none.
 	Stage string `json:",omitempty"`
 	// Engine is the path of the OCI runtime that runs it; "" = libcontainer.
 	Engine string `json:",omitempty"`
@@ -96,12 +95,12 @@ type RunReply struct {
 	Cgroups map[string]string
 }
 
-// An Exit is how a container ended: told as an event and written to ExitPath.
+// An Exit is how a container ended. It is sent as an event and written to ExitPath.
 type Exit struct {
 	ID        string
 	Code      int32 // 128+n if ended by signal n; 255 if lost
 	At        time.Time
-	OOMKilled bool   // the kernel's OOM killer took a process of its cgroup
+	OOMKilled bool   // the kernel's OOM killer killed a process of its cgroup
 	Reason    string // Completed, Error, OOMKilled or Unknown
 	Message   string // why the reason is Unknown
 }
@@ -114,7 +113,7 @@ const (
 	ReasonUnknown   = "Unknown"
 )
 
-// Info is one container as MethodList tells it. Exit is nil while it runs.
+// Info is one container in the reply of MethodList. Exit is nil while it runs.
 type Info struct {
 	ID string
 	RunReply
@@ -124,7 +123,7 @@ type Info struct {
 // Event kinds.
 const (
 	EventExit = "exit" // Exit is set
-	EventOOM  = "oom"  // a process of the container was killed for memory; it may run on
+	EventOOM  = "oom"  // a process of the container was OOM-killed; the container may run on
 )
 
 // An Event is something that happened to a container.
@@ -132,14 +131,14 @@ type Event struct {
 	Kind string
 	ID   string
 	Exit *Exit
-	// Kills is how many of its processes have been killed for memory so far; 0 with
+	// Kills is how many of its processes have been OOM-killed so far; 0 with
 	// EventOOM means that the executor is older than this field.
 	Kills int64 `json:",omitempty"`
 }
 
 // PodInitRequest starts the static pod init as the first process of a new PID
-// namespace, in an empty root of its own. It ends on SIGTERM. Its exit is an
-// Event like a container's, and signal, delete, hold, list and adopt apply to it.
+// namespace, in an empty root of its own. It exits on SIGTERM. Its exit is an Event
+// like a container's, and signal, delete, hold, list and adopt apply to it.
 type PodInitRequest struct {
 	ID         string
 	Path       string            // of crisp-podinit, a static program
@@ -148,29 +147,28 @@ type PodInitRequest struct {
 	Label      string            // SELinux, of the process; "" = the policy's choice
 	FileLabel  string            // SELinux, of the program; it is one for all pods
 	MountLabel string            // SELinux, of the pod's files; "" = it has none
-	// Cgroup is where it runs, written as linux.cgroupsPath is.
+	// Cgroup is its cgroup, in the format of linux.cgroupsPath.
 	Cgroup        string
 	SystemdCgroup bool
-	ExitPath      string // as RunRequest's; "" = the exit is only told
+	ExitPath      string // as in RunRequest; "" = the exit is only an event
 }
 
-// ExecRequest starts another process in a running container. With the answer
-// come stdin (if Stdin), stdout and stderr, or pty: the other ends of the
-// process's own stdio, which the executor does not keep. If TTY is set, Stdin
-// means nothing.
+// ExecRequest starts another process in a running container. The answer carries
+// stdin (if Stdin), stdout and stderr, or pty: the other ends of the process's
+// stdio, which the executor does not keep. If TTY is set, Stdin is ignored.
 //
-// The process is killed, with all that it started, when the connection that
-// asked for it ends, and when the call is given up before its answer. In a container
-// that is frozen it is fault.WrongState.
+// The process is killed, with everything that it started, when the connection that
+// asked for it ends, or the call is cancelled before its answer. The error is
+// fault.WrongState if the container is frozen.
 type ExecRequest struct {
 	ID            string          // of the container
 	Process       json.RawMessage // specs.Process
-	Env           [][]byte        // as RunRequest's
+	Env           [][]byte        // as in RunRequest
 	Stdin, TTY    bool
-	Width, Height uint16 // characters, of the pty; 0 = as the kernel makes it
+	Width, Height uint16 // of the pty, in characters; 0 = the kernel's default
 }
 
-// ExecReply names the new process.
+// ExecReply identifies the new process.
 type ExecReply struct {
 	ExecID string
 	Pid    int
@@ -178,37 +176,39 @@ type ExecReply struct {
 
 // ExecRef names an exec.
 //
-// exec.wait answers when the process has ended and forgets it; asking again is
-// fault.NotFound. After an upgrade of the executor, the first exec.wait makes the
-// exec its connection's.
+// exec.wait answers when the process has ended, and forgets it: calling it again is
+// fault.NotFound. After an upgrade of the executor, the exec belongs to the
+// connection of the first exec.wait.
 //
-// exec.kill ends the process and everything it started; one that has ended, or
-// is not known, is no error.
+// exec.kill kills the process and everything it started. It is no error if that has
+// ended or is unknown.
 type ExecRef struct{ ExecID string }
 
-// ExecWaitReply is how an exec ended; Code is 128+n for signal n.
+// ExecWaitReply is the exit code of an exec, 128+n for signal n.
 type ExecWaitReply struct{ Code int32 }
 
-// SignalRequest signals a container's init, or with All every process of its
-// cgroup: SIGKILL then misses none, whatever forks. A container that has exited
-// is no error; with All, what it left in its cgroup is signalled. One that is being
-// started is fault.WrongState, but SIGKILL makes its start fail.
+// SignalRequest signals a container's init, or with All every process of its cgroup:
+// SIGKILL then misses none, even if they fork. A container that has exited is no
+// error; with All, processes left in its cgroup are signalled. For one that is being
+// started the error is fault.WrongState, but SIGKILL makes its start fail.
 type SignalRequest struct {
 	ID     string
 	Signal int
 	All    bool
 }
 
-// AttachRequest asks for what a container writes from now on, as the reading
-// ends of new pipes: stdout and, without a tty, stderr; and with Stdin, if the
-// container has one, for the writing end of a pipe that feeds it.
+// AttachRequest asks for the output of a container from now on, as the read ends of
+// new pipes: stdout and, without a tty, stderr; and with Stdin, if the container has
+// one, for the write end of a pipe that feeds it.
 //
-// The output ends when the container has, or when its reader is so far behind
-// that its pipe is full: the container does not wait for who only looks on. For who
-// types, or has a terminal, it waits as long as something is read every 10 s.
+// The output ends when the container has ended, or when its reader is so far behind
+// that its pipe is full: the container does not wait for a client that only watches.
+// For one that may type, or has a terminal, it waits as long as something is read
+// every 10 s.
 //
-// Closing all descriptors is how to detach; with RunRequest.StdinOnce the container's
-// stdin closes with the first attached one that its client closes. The end of the
+// A client detaches by closing all descriptors; with RunRequest.StdinOnce the
+// container's stdin is closed with the first attached one that its client closes.
+// The exit of the client's process closes nothing: its successor may attach again.
 // client's process closes nothing: the next one may attach again.
 type AttachRequest struct {
 	ID    string
@@ -221,8 +221,8 @@ type ResizeRequest struct {
 	Width, Height uint16
 }
 
-// UpdateRequest changes the resources of a running container. What is not set
-// stays as it is, and an error means that all of it does.
+// UpdateRequest changes the resources of a running container. Unset fields leave
+// theirs unchanged, and after an error all are unchanged.
 type UpdateRequest struct {
 	ID          string
 	Resources   json.RawMessage // specs.LinuxResources
@@ -230,9 +230,9 @@ type UpdateRequest struct {
 }
 
 // AdoptRequest hands a container of an executor that died to its successor. The
-// descriptors are those that came with the answer to its run. If the process has
-// ended meanwhile, its exit follows as an event at once. Its exit code can be
-// had since Linux 6.15 (PIDFD_GET_INFO); else it is 255, Unknown.
+// descriptors are those of the answer to its run. If the process has ended
+// meanwhile, its exit follows as an event at once. Its exit code is available since
+// Linux 6.15 (PIDFD_GET_INFO); on older kernels it is 255, Unknown.
 type AdoptRequest struct {
 	ID string
 	RunReply
@@ -240,30 +240,30 @@ type AdoptRequest struct {
 	LogPath               string
 	LogMaxLine            int
 	ExitPath              string
-	OOMKills              int64 `json:",omitempty"` // those of which an EventOOM has told
+	OOMKills              int64 `json:",omitempty"` // how many EventOOM has reported
 }
 
-// UpgradeRequest has the executor execute the program at Path in its own place:
-// same process, same children. Clients connect again.
+// UpgradeRequest has the executor execute the program at Path in its place: same
+// process, same children. Clients must reconnect.
 type UpgradeRequest struct{ Path string }
 
-// FreezeRequest stops every process of some running containers, all or none, to be
-// checkpointed. They stay stopped until MethodThaw, or until the connection that
-// asked for it ends: who froze them may not be there any more. Without a usable
-// CRIU the answer is fault.WrongState.
+// FreezeRequest freezes every process of some running containers, all or none, for a
+// checkpoint. They stay frozen until MethodThaw, or until the connection that asked
+// for it ends, as that client may have died. The error is fault.WrongState without a
+// usable CRIU.
 type FreezeRequest struct{ IDs []string }
 
-// ThawRequest lets containers run on, frozen or not; one that is not known is no
-// error. A CRIU that works below Dir, for this executor or one that died, is ended
-// first: it would freeze them again when it is through. Dir "" = there is none.
+// ThawRequest thaws containers, frozen or not; an unknown one is no error. A CRIU
+// that works below Dir, for this executor or one that died, is killed first: it
+// would freeze them again when it finishes. Dir "" = there is none.
 type ThawRequest struct {
 	IDs []string
 	Dir string
 }
 
-// CheckpointRequest writes the processes of a running container to files, by
-// CRIU, and leaves them as they are. If Frozen is set the container must be so by
-// MethodFreeze, else the answer is fault.WrongState. A call that is given up ends
+// CheckpointRequest writes the processes of a running container to files, by CRIU,
+// and leaves them as they are. If Frozen is set the container must have been frozen
+// by MethodFreeze, else the error is fault.WrongState. Cancelling the call kills
 // CRIU.
 type CheckpointRequest struct {
 	ID string
@@ -273,11 +273,11 @@ type CheckpointRequest struct {
 	Frozen bool
 }
 
-// RestoreRequest is a RunRequest whose first process is not executed but comes, with
-// all that it had started, from what CheckpointRequest has written. The processes
-// have the arguments, environment, users and limits that they had then; what
-// surrounds them (namespaces, mounts, cgroup, stdio) is what Spec says. CRIU writes
-// its restore.log into Dir.
+// RestoreRequest is a RunRequest whose first process is not executed but restored,
+// with all that it had started, from what CheckpointRequest has written. The
+// processes have the arguments, environment, users and limits that they had then;
+// their surroundings (namespaces, mounts, cgroup, stdio) are those of Spec. CRIU
+// writes its restore.log into Dir.
 type RestoreRequest struct {
 	RunRequest
 	Dir string

@@ -18,11 +18,11 @@ import (
 )
 
 // ErrGone is the cause (context.Cause) of a call's ctx that ended with its connection;
-// a caller that gave up has none of its own.
+// a cancelled call has no such cause.
 var ErrGone = errors.New("the client's connection has ended")
 
-// A Handler answers calls. Each call has a goroutine of its own; ctx ends when
-// the caller gives up or its connection ends (ErrGone). The handler owns the files of the
+// A Handler answers calls. Each call has a goroutine of its own; ctx ends when the
+// caller cancels or its connection ends (ErrGone). The handler owns the files of the
 // call; those that it returns are closed once they are sent.
 type Handler interface {
 	Call(ctx context.Context, from *Conn, call *Call) (reply any, send []*os.File, err error)
@@ -33,12 +33,12 @@ type Call struct {
 	Method string
 	Files  []*os.File
 	// Then, if the handler sets it, is called once the answer has been written, or
-	// could not be.
+	// writing it has failed.
 	Then func()
 	body []byte
 }
 
-// Decode stores the request in v. What cannot be is fault.Invalid.
+// Decode stores the request in v. The error is fault.Invalid if it cannot be decoded.
 func (c *Call) Decode(v any) error {
 	if err := unmarshal(c.body, v); err != nil {
 		return fault.Invalid.Errorf("%s: %w", c.Method, err)
@@ -46,7 +46,7 @@ func (c *Call) Decode(v any) error {
 	return nil
 }
 
-// File takes the file of that name out of the call, or returns nil.
+// File removes the file of that name from the call and returns it, or nil.
 func (c *Call) File(name string) *os.File {
 	for i, f := range c.Files {
 		if f != nil && f.Name() == name {
@@ -57,25 +57,25 @@ func (c *Call) File(name string) *os.File {
 	return nil
 }
 
-// maxQueue bounds what waits for a client that does not read. It is then cut
-// off, connects again and asks for a list.
+// maxQueue bounds the queue of a client that does not read. Its connection is then
+// closed, and it reconnects and asks for a list.
 const maxQueue = 16384 // frames
 
 // A Conn is one client's connection, on the server's side.
 type Conn struct {
 	conn    *net.UnixConn
-	pid     int // of the client; 0 = it is in no PID namespace that we see
+	pid     int // of the client; 0 = not visible in our PID namespace
 	others  *connections
 	done    chan struct{}  // closed when the connection has ended
-	calling sync.WaitGroup // calls that have come in and are not answered
-	settled chan struct{}  // closed when it has ended and none is calling
+	calling sync.WaitGroup // calls that have come in and are not answered yet
+	settled chan struct{}  // closed when the connection has ended and calling is empty
 	passed  atomic.Bool    // see Passed
 
 	mu    sync.Mutex
 	calls map[uint64]context.CancelCauseFunc // guarded by mu
 	queue []outgoing                         // guarded by mu
 	ended bool                               // guarded by mu
-	wake  chan struct{}                      // there is something in queue; capacity 1
+	wake  chan struct{}                      // queue is not empty; capacity 1
 }
 
 type outgoing struct {
@@ -84,13 +84,13 @@ type outgoing struct {
 	sent  chan struct{} // closed when written or given up, unless nil
 }
 
-// connections are those of one server that are not settled.
+// connections are the connections of one server that are not settled.
 type connections struct {
 	mu  sync.Mutex
 	all map[*Conn]struct{} // guarded by mu
 }
 
-// close ends all connections.
+// close closes all connections.
 func (cs *connections) close() {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
@@ -99,14 +99,14 @@ func (cs *connections) close() {
 	}
 }
 
-// endGrace is how long the end of a killed client may take to arrive here.
+// endGrace is how long it may take until we see that a client was killed.
 const endGrace = 200 * time.Millisecond
 
-// Settle waits until the calls of the clients that were here before c have had
-// their effect: a client that was killed leaves calls behind, and its successor
-// must not look before they are done, and cannot see those that were not read yet.
-// Clients that still live are not waited for longer than a moment. Dead ones whose
-// calls are not done when ctx ends have been Passed.
+// Settle waits until the calls of the clients that connected before c have had their
+// effect: a client that was killed leaves calls behind, and its successor must not
+// look before they are done, and cannot see those that were not read yet. Settle waits
+// only a moment for clients that are alive. If ctx ends before the calls of a dead one
+// are done, that one has been Passed.
 func (c *Conn) Settle(ctx context.Context) {
 	c.others.mu.Lock()
 	others := make([]*Conn, 0, len(c.others.all))
@@ -142,14 +142,14 @@ func (c *Conn) Settle(ctx context.Context) {
 	}
 }
 
-// Passed tells that c has ended with calls that are not done, and that a later client
-// no longer waits for them: what has not begun yet must not begin.
+// Passed reports whether c has ended with calls that are not done, and a later client
+// no longer waits for them: calls that have not begun yet must not begin.
 func (c *Conn) Passed() bool { return c.passed.Load() }
 
-// Done is closed when the connection has ended.
+// Done returns a channel that is closed when the connection has ended.
 func (c *Conn) Done() <-chan struct{} { return c.done }
 
-// Pid is the client's process; 0 if that cannot be seen from here.
+// Pid returns the client's process; 0 if it is not visible from here.
 func (c *Conn) Pid() int { return c.pid }
 
 // Emit sends an event. It does not wait for the client.
@@ -159,9 +159,8 @@ func (c *Conn) Emit(e Event) {
 	}
 }
 
-// Serve answers the connections of l with h until l is closed; then it ends them,
-// with the calls that they carry. Only root, and the user that the server itself
-// runs as, may connect.
+// Serve answers the connections of l with h until l is closed; then it closes them,
+// which ends their calls. Only root, and the user of the server itself, may connect.
 func Serve(l *net.UnixListener, h Handler, log *slog.Logger) {
 	conns := &connections{all: make(map[*Conn]struct{})}
 	for {
@@ -170,7 +169,7 @@ func Serve(l *net.UnixListener, h Handler, log *slog.Logger) {
 			conns.close()
 			return
 		}
-		if err != nil { // e.g. out of descriptors: no reason to leave the others alone
+		if err != nil { // e.g. out of descriptors, which must not end the server
 			log.Error("connection not accepted", "err", err)
 			time.Sleep(100 * time.Millisecond)
 			continue
@@ -198,7 +197,8 @@ func Serve(l *net.UnixListener, h Handler, log *slog.Logger) {
 	}
 }
 
-// allowed checks who has connected, and returns its process (SO_PEERCRED, unix(7)).
+// allowed checks who has connected, and returns the client's process (SO_PEERCRED,
+// unix(7)).
 func allowed(conn *net.UnixConn) (pid int, err error) {
 	raw, err := conn.SyscallConn()
 	if err != nil {
@@ -220,7 +220,7 @@ func allowed(conn *net.UnixConn) (pid int, err error) {
 	return int(cred.Pid), nil
 }
 
-// read starts a goroutine for each call that comes in.
+// read starts a goroutine for each incoming call.
 func (c *Conn) read(h Handler, log *slog.Logger) {
 	r := reader{conn: c.conn}
 	for {
@@ -253,7 +253,7 @@ func (c *Conn) read(h Handler, log *slog.Logger) {
 func (c *Conn) answer(ctx context.Context, h Handler, f *frame, log *slog.Logger) {
 	call := &Call{Method: f.Method, Files: f.files, body: f.body}
 	reply, files, err := guarded(ctx, h, c, call, log)
-	CloseAll(call.Files) // what the handler did not take
+	CloseAll(call.Files) // those that the handler did not take
 	c.cancel(f.ID)
 	head := header{ID: f.ID, Reply: true}
 	if err != nil {
@@ -274,7 +274,7 @@ func (c *Conn) answer(ctx context.Context, h Handler, f *frame, log *slog.Logger
 }
 
 // guarded turns a panic of one call into its error: every container of the node
-// hangs on this process.
+// depends on this process.
 func guarded(ctx context.Context, h Handler, c *Conn, call *Call, log *slog.Logger) (reply any, files []*os.File, err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -295,8 +295,8 @@ func (c *Conn) cancel(id uint64) {
 	}
 }
 
-// flush waits until everything pushed so far has been written, or the connection
-// has ended.
+// flush waits until everything pushed so far has been written, or the connection has
+// ended.
 func (c *Conn) flush() {
 	sent := make(chan struct{})
 	c.push(outgoing{sent: sent})
@@ -348,7 +348,7 @@ func (c *Conn) write() {
 				broken = true
 				c.conn.Close()
 			}
-			o.drop() // sent or not, the files are ours to close
+			o.drop() // sent or not, we must close the files
 		}
 	}
 }

@@ -1,10 +1,10 @@
 // Package wire is the protocol between crispd and crisp-executor: calls, answers,
 // events and file descriptors over one unix stream socket.
 //
-// It is our own because it needs two things at once that the usual libraries do
-// not offer together: passing descriptors, and staying small. The executor is
-// executed anew for each container and each exec, so every package it
-// initialises is paid for on every start. Only the standard library, x/sys and
+// We have a protocol of our own because it needs two things that the usual
+// libraries do not offer together: passing descriptors, and staying small. The
+// executor's program is executed for each container and each exec, so every start
+// pays for each package that it initializes. Only the standard library, x/sys and
 // internal/fault are used.
 //
 // A frame is
@@ -15,13 +15,14 @@
 //	body     JSON: the request, the reply or the event
 //
 // Descriptors travel with the first byte of the frame that names them
-// (SCM_RIGHTS, unix(7)); the kernel never hands over two frames' descriptors in
-// one read, so their order is the frames' order. A descriptor is known by the
-// Name of its os.File on both sides: "pidfd", "stdin", "stdout", "stderr", "pty".
+// (SCM_RIGHTS, unix(7)); the kernel never returns two frames' descriptors in one
+// read, so they arrive in the order of their frames. A descriptor is identified
+// by the Name of its os.File on both sides: "pidfd", "stdin", "stdout", "stderr",
+// "pty".
 //
 // A connection carries any number of calls at once, answered in any order. A call
-// whose caller gave up is cancelled on the other side and its answer, with its
-// descriptors, thrown away. Events go to connections that asked for them with
+// whose caller gives up is cancelled on the other side, and its answer discarded,
+// with its descriptors. Events go to connections that asked for them with
 // MethodSubscribe.
 //
 // The kind of an error (internal/fault) survives the wire; its chain does not.
@@ -40,8 +41,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// Protocol is the version of the protocol that this package speaks, as "hello"
-// tells it. It grows when an old peer would misunderstand a new one.
+// Protocol is the version of the protocol that this package speaks, which "hello"
+// returns. It is raised when an old peer would misunderstand a new one.
 const Protocol = 1
 
 const (
@@ -49,8 +50,8 @@ const (
 	maxFiles = 16       // descriptors in one frame
 )
 
-// A header says what a frame is. Exactly one of Method, Reply, Cancel and Event
-// is set.
+// A header describes a frame. Exactly one of Method, Reply, Cancel and Event is
+// set.
 type header struct {
 	ID     uint64   `json:"id,omitempty"`     // of the call; chosen by the client
 	Method string   `json:"method,omitempty"` // a call
@@ -89,7 +90,7 @@ func (f *failure) err() error {
 	return fault.Internal.Errorf("%s", f.Text)
 }
 
-// CloseAll closes files that were sent, or will not be. nil is none.
+// CloseAll closes files that were sent, or will not be.
 func CloseAll(files []*os.File) {
 	for _, f := range files {
 		f.Close()
@@ -123,13 +124,13 @@ func encode(h header, v any, files []*os.File) ([]byte, error) {
 	return append(append(out, head...), body...), nil
 }
 
-// send writes one frame. The caller serialises calls and keeps files open until
+// send writes one frame. The caller serializes calls and keeps files open until
 // it returns.
 func send(c *net.UnixConn, data []byte, files []*os.File) error {
 	if len(files) > 0 {
 		fds := make([]int, len(files))
 		for i, f := range files {
-			// Not Fd: that would make a file of the poller blocking.
+			// Not Fd, which would make a file of the poller blocking.
 			raw, err := f.SyscallConn()
 			if err != nil {
 				return err
@@ -154,7 +155,8 @@ type reader struct {
 	files []int // received, not yet claimed by a frame
 }
 
-// Read is the io.Reader that keeps the descriptors which arrive with the bytes.
+// Read implements io.Reader, and keeps the descriptors that arrive with the
+// bytes.
 func (r *reader) Read(p []byte) (int, error) {
 	oob := make([]byte, unix.CmsgSpace(4*maxFiles))
 	n, oobn, _, _, err := r.conn.ReadMsgUnix(p, oob) // descriptors come with close-on-exec
@@ -203,7 +205,7 @@ func (r *reader) next() (*frame, error) {
 	return f, nil
 }
 
-// close gives back what no frame claimed.
+// close closes descriptors that no frame claimed.
 func (r *reader) close() {
 	for _, fd := range r.files {
 		unix.Close(fd)
