@@ -25,7 +25,7 @@ func (c *Container) Attach(ctx context.Context, stdin bool) (*Attachment, error)
 		return nil, c.notRunning("attach to", err)
 	}
 	a := &Attachment{}
-	sort(files, map[string]**os.File{wire.FDStdin: &a.Stdin, wire.FDStdout: &a.Stdout, wire.FDStderr: &a.Stderr})
+	assignFiles(files, map[string]**os.File{wire.FDStdin: &a.Stdin, wire.FDStdout: &a.Stdout, wire.FDStderr: &a.Stderr})
 	return a, nil
 }
 

@@ -54,7 +54,7 @@ func (c *Container) Exec(ctx context.Context, cfg ExecConfig) (*Exec, error) {
 		return nil, c.notRunning("exec in", err)
 	}
 	e := &Exec{container: c.id, id: reply.ExecID, link: c.rt.link}
-	sort(files, map[string]**os.File{
+	assignFiles(files, map[string]**os.File{
 		wire.FDStdin: &e.Stdin, wire.FDStdout: &e.Stdout, wire.FDStderr: &e.Stderr, wire.FDPTY: &e.PTY,
 	})
 	return e, nil
@@ -129,8 +129,8 @@ func (c *Container) notRunning(what string, err error) error {
 	return err
 }
 
-// sort puts each file where its name belongs and closes those that nobody wants.
-func sort(files []*os.File, where map[string]**os.File) {
+// assignFiles stores each file at the place for its name, and closes those without one.
+func assignFiles(files []*os.File, where map[string]**os.File) {
 	for _, f := range files {
 		if to := where[f.Name()]; to != nil && *to == nil {
 			*to = f
