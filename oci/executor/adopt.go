@@ -34,7 +34,7 @@ func (x *Executor) adopt(req wire.AdoptRequest, call *wire.Call) (err error) {
 	if c.ownPID = ownPID; err == nil {
 		c.ref.Cgroups = paths
 	}
-	if c.proc, err = foster(req.Pid, req.StartTime, call.File(wire.FDPid)); err != nil {
+	if c.proc, err = adoptChild(req.Pid, req.StartTime, call.File(wire.FDPid)); err != nil {
 		c.exit = &wire.Exit{ID: c.ID, Code: 255, At: time.Now(), Reason: wire.ReasonUnknown, Message: err.Error()}
 	}
 	x.hands.complete(s)
@@ -66,12 +66,12 @@ func (x *Executor) adopt(req wire.AdoptRequest, call *wire.Call) (err error) {
 	if err := x.execs.endForeign(c); err != nil {
 		x.log.Warn("execs of the executor before could not be ended", "container", c.ID, "err", err)
 	}
-	x.live(c)
+	x.setRunning(c)
 	return nil
 }
 
-// foster makes the child of a process that another executor has started.
-func foster(pid int, start uint64, pidfd *os.File) (*child, error) {
+// adoptChild makes the child of a process that another executor has started.
+func adoptChild(pid int, start uint64, pidfd *os.File) (*child, error) {
 	lost := &child{pid: pid}
 	if pidfd != nil {
 		f, err := repoll(pidfd)

@@ -26,20 +26,20 @@ type attachment struct {
 
 	client int // process that has attached; 0 = it cannot be seen from here
 	// waits is set if the container waits for a client that is slow: it is who types,
-	// not somebody who looks on. owed is then, by stream, what was read and logged and
+	// not somebody who looks on. backlog is then, by stream, what was read and logged and
 	// has yet to be written: only changed by the stream's pump, inside the gate.
-	waits bool
-	owed  map[string]*[]byte
+	waits   bool
+	backlog map[string]*[]byte
 }
 
 // attaches makes an attachment without streams.
 func attaches(client int, waits bool) *attachment {
-	return &attachment{outs: make(map[string]*os.File), owed: make(map[string]*[]byte), client: client, waits: waits}
+	return &attachment{outs: make(map[string]*os.File), backlog: make(map[string]*[]byte), client: client, waits: waits}
 }
 
 // add gives a an output stream.
-func (a *attachment) add(stream string, f *os.File, owed []byte) {
-	a.outs[stream], a.owed[stream] = f, &owed
+func (a *attachment) add(stream string, f *os.File, backlog []byte) {
+	a.outs[stream], a.backlog[stream] = f, &backlog
 }
 
 func (a *attachment) close() {
@@ -158,15 +158,15 @@ func without(list []*attachment, one *attachment) []*attachment {
 	return slices.DeleteFunc(slices.Clone(list), func(a *attachment) bool { return a == one })
 }
 
-// tee sends p to all that are attached. Those that are too far behind are dropped, or
-// owed the rest.
+// tee sends p to all attachments. One whose pipe is full is dropped or, if the container
+// waits for it, keeps the rest of p as its backlog.
 func (io *stdio) tee(o *output, p []byte) {
 	for _, a := range io.attachments() {
 		rest, err := a.write(o.stream, p)
 		switch {
 		case err == nil:
 		case err == unix.EAGAIN && a.waits:
-			*a.owed[o.stream] = bytes.Clone(rest)
+			*a.backlog[o.stream] = bytes.Clone(rest)
 		default:
 			io.forget(a)
 			go a.closeOuts()
@@ -203,27 +203,27 @@ func writeOut(fd int, p []byte) (rest []byte, err error) {
 	return nil, nil
 }
 
-// owes tells whether a client has to take something of o before more is read.
-func (io *stdio) owes(o *output) bool {
+// hasBacklog reports whether a client must read some of o before more of o is read.
+func (io *stdio) hasBacklog(o *output) bool {
 	for _, a := range io.attachments() {
-		if len(*a.owed[o.stream]) > 0 {
+		if len(*a.backlog[o.stream]) > 0 {
 			return true
 		}
 	}
 	return false
 }
 
-// attachPatience is how long the container waits for a client that types and takes
-// nothing; once the container has ended, for as long in all.
+// attachPatience is how long the container waits for a client that types and reads
+// nothing; once the container has ended, it is the limit for all of it together.
 const attachPatience = 10 * time.Second
 
-// settle waits, outside the gate, until the clients have taken what o owes them. Who
-// takes nothing is dropped.
+// settle waits, outside the gate, until the clients have read their backlogs of o. It drops
+// clients that read nothing.
 func (io *stdio) settle(o *output, g *gate) {
 	for _, a := range io.attachments() {
-		owed, f := a.owed[o.stream], a.outs[o.stream]
+		backlog, f := a.backlog[o.stream], a.outs[o.stream]
 		raw, err := f.SyscallConn()
-		for err == nil && len(*owed) > 0 {
+		for err == nil && len(*backlog) > 0 {
 			until := time.Now().Add(attachPatience)
 			if o.last.Load() {
 				if o.late.IsZero() {
@@ -236,9 +236,9 @@ func (io *stdio) settle(o *output, g *gate) {
 			err = raw.Write(func(fd uintptr) bool {
 				g.enter()
 				defer g.leave()
-				before := len(*owed)
-				*owed, werr = writeOut(int(fd), *owed)
-				return werr != unix.EAGAIN || len(*owed) < before
+				before := len(*backlog)
+				*backlog, werr = writeOut(int(fd), *backlog)
+				return werr != unix.EAGAIN || len(*backlog) < before
 			})
 			if werr != unix.EAGAIN {
 				err = errors.Join(err, werr)

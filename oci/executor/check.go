@@ -52,7 +52,7 @@ func readSaved(r io.Reader) (*saved, error) {
 
 // understands asks the program whether it can carry on with the state.
 func (x *Executor) understands(program *os.File, state []byte) error {
-	defer x.reaper.begins()()
+	defer x.reaper.expectChild()()
 	ctx, cancel := context.WithTimeout(context.Background(), checkTime)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, fmt.Sprintf("/proc/self/fd/%d", program.Fd()), CheckArg)

@@ -122,7 +122,7 @@ func (e *engine) put(name string, v any) (path string, err error) {
 // call runs the engine to its end. Its stdio is that of w, if not nil, which a
 // process that it starts inherits; extra become descriptors 3 and on.
 func (e *engine) call(ctx context.Context, w *wires, extra []*os.File, args ...string) error {
-	defer e.all.reaper.begins()()
+	defer e.all.reaper.expectChild()()
 	ctx, cancel := context.WithTimeout(ctx, engineTime)
 	defer cancel()
 	log := filepath.Join(e.dir, "log."+args[0]+"."+e.all.serial())
@@ -143,7 +143,7 @@ func (e *engine) call(ctx context.Context, w *wires, extra []*os.File, args ...s
 		return err
 	}
 	if text := lastError(log); text != "" {
-		return short(errors.New(text))
+		return shortError(errors.New(text))
 	}
 	return fault.Internal.Errorf("%s: %w", what, err)
 }

@@ -28,8 +28,8 @@ const noSubgroup = "run.oci.systemd.subgroup"
 func (e *engine) start(ctx context.Context, p *plan) (_ *started, err error) {
 	var steps undo.Stack
 	defer steps.RunIf(&err)
-	begun := e.all.reaper.begins()
-	steps.Add("beginning", func() error { begun(); return nil })
+	done := e.all.reaper.expectChild()
+	steps.Add("expected child", func() error { done(); return nil })
 	spec := p.spec
 	spec.Process.Args, spec.Process.Env = p.process.Args, p.process.Env
 	spec.Version = engineVersion
@@ -50,7 +50,7 @@ func (e *engine) start(ctx context.Context, p *plan) (_ *started, err error) {
 	if err := e.call(ctx, nil, nil, "start", e.id); err != nil {
 		return nil, err
 	}
-	return &started{pid: pid, wires: wires, served: begun, end: func() error { begun(); return forget() }}, nil
+	return &started{pid: pid, wires: wires, served: done, end: func() error { done(); return forget() }}, nil
 }
 
 // create has the engine create the container's init, which waits for "start".
@@ -74,14 +74,14 @@ func (e *engine) create(ctx context.Context, process *libcontainer.Process, s se
 
 // exec implements ociRuntime.
 func (e *engine) exec(ctx context.Context, _ *execution, p *plan) (_ *started, err error) {
-	begun := e.all.reaper.begins()
+	done := e.all.reaper.expectChild()
 	wires, pid, err := e.execProcess(ctx, p.process, p.spec.Process, p.settings)
 	if err != nil {
-		begun()
+		done()
 		return nil, err
 	}
-	return &started{pid: pid, wires: wires, served: begun, end: func() error {
-		defer begun()
+	return &started{pid: pid, wires: wires, served: done, end: func() error {
+		defer done()
 		defer e.all.reaper.forget(pid)
 		return unix.Kill(pid, unix.SIGKILL) // our child, and not reaped
 	}}, nil

@@ -240,8 +240,8 @@ type settings struct {
 	Silent                bool // all three are /dev/null: a pod's init
 }
 
-// live moves a container to running and starts to watch it.
-func (x *Executor) live(c *container) {
+// setRunning moves a container to running and starts to watch it.
+func (x *Executor) setRunning(c *container) {
 	x.reaper.know(c.proc.pid)
 	if killed := x.table.begin(c); killed { // too late for its start
 		_ = c.proc.signal(unix.SIGKILL)

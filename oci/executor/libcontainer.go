@@ -80,12 +80,12 @@ func (b *builtins) create(id string, config *configs.Config, sweep func(id strin
 	lc, err := libcontainer.Create(b.root, id, config)
 	if errors.Is(err, libcontainer.ErrExist) {
 		if err := sweep(id); err != nil {
-			return nil, short(err)
+			return nil, shortError(err)
 		}
 		lc, err = libcontainer.Create(b.root, id, config)
 	}
 	if err != nil {
-		return nil, short(err)
+		return nil, shortError(err)
 	}
 	c := b.of(id)
 	c.lease.put(lc)
@@ -121,8 +121,8 @@ func (b *builtin) start(ctx context.Context, p *plan) (_ *started, err error) {
 		return nil, err
 	}
 	err = attempt(ctx, "start of container "+b.id, group, func() error {
-		if err := p.begin(lc, process, group); err != nil {
-			return short(err)
+		if err := p.start(lc, process, group); err != nil {
+			return shortError(err)
 		}
 		return b.all.reaper.knowProcess(process)
 	})
@@ -206,7 +206,7 @@ func (b *builtin) startExec(ctx context.Context, e *execution, process *libconta
 		err := lc.Start(process)
 		b.lease.put(lc)
 		if err != nil {
-			return short(err)
+			return shortError(err)
 		}
 		return b.all.reaper.knowProcess(process)
 	})
@@ -325,9 +325,9 @@ func destroy(id string, lc *libcontainer.Container) error {
 	})
 }
 
-// short cuts the stages of libcontainer's start off its errors: users see them, and
+// shortError cuts the stages of libcontainer's start off its errors: users see them, and
 // the last part is what they can act on.
-func short(err error) error {
+func shortError(err error) error {
 	text := err.Error()
 	for cut := true; cut; {
 		cut = false
@@ -355,7 +355,7 @@ func endInit(lc *libcontainer.Container) error {
 	if err != nil || state.InitProcessPid <= 0 {
 		return nil // what is wrong with it is told by who removes it
 	}
-	init, err := foster(state.InitProcessPid, state.InitProcessStartTime, nil)
+	init, err := adoptChild(state.InitProcessPid, state.InitProcessStartTime, nil)
 	if err != nil {
 		return nil // it has ended
 	}

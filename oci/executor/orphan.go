@@ -42,7 +42,7 @@ const (
 // A reaper reaps the orphans among the executor's children.
 type reaper struct {
 	gate     *gate
-	creating atomic.Int32 // see begins
+	creating atomic.Int32 // see expectChild
 
 	mu    sync.Mutex
 	known map[int]struct{} // pids that somebody waits for; guarded by mu
@@ -101,9 +101,9 @@ func (r *reaper) end(process *libcontainer.Process) error {
 	}
 }
 
-// begins notes that an engine makes a process, until begun is called: when that is
-// known, or has been reaped.
-func (r *reaper) begins() (begun func()) {
+// expectChild notes that an OCI runtime is about to make a process, until done is called:
+// when the process is known, or has been reaped.
+func (r *reaper) expectChild() (done func()) {
 	r.creating.Add(1)
 	return func() { r.creating.Add(-1) }
 }

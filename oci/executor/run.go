@@ -34,11 +34,11 @@ func (x *Executor) run(ctx context.Context, from *wire.Conn, req wire.RunRequest
 	return x.create(ctx, from, s, &spec, req, x.builtins.execute)
 }
 
-// A beginning gives a new container, whose cgroups are to be at group, its first process.
-type beginning func(lc *libcontainer.Container, process *libcontainer.Process, group map[string]string) error
+// A startFunc gives a new container, whose cgroups are to be at group, its first process.
+type startFunc func(lc *libcontainer.Container, process *libcontainer.Process, group map[string]string) error
 
 // create starts a container and leaves nothing behind if it cannot.
-func (x *Executor) create(ctx context.Context, from *wire.Conn, s settings, spec *specs.Spec, req wire.RunRequest, begin beginning) (_ *wire.RunReply, files []*os.File, err error) {
+func (x *Executor) create(ctx context.Context, from *wire.Conn, s settings, spec *specs.Spec, req wire.RunRequest, start startFunc) (_ *wire.RunReply, files []*os.File, err error) {
 	x.gate.begin()
 	defer x.gate.end() // not before what failed is undone
 	var steps undo.Stack
@@ -55,7 +55,7 @@ func (x *Executor) create(ctx context.Context, from *wire.Conn, s settings, spec
 	if err != nil {
 		return nil, nil, err
 	}
-	p.begin = begin
+	p.start = start
 	defer wire.CloseAll(p.process.ExtraFiles)
 	if c.runtime, err = x.newRuntime(p); err != nil {
 		return nil, nil, err
@@ -111,7 +111,7 @@ func (x *Executor) serve(c *container, log *crilog.Writer, wires *wires) (*wire.
 	if err != nil {
 		return nil, nil, err
 	}
-	x.live(c)
+	x.setRunning(c)
 	reply := c.reply()
 	return &reply, files, nil
 }

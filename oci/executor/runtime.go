@@ -42,7 +42,7 @@ type plan struct {
 	spec    *specs.Spec // of an exec, only the process is there
 	config  *configs.Config
 	req     wire.RunRequest
-	begin   beginning
+	start   startFunc
 }
 
 // A started is a process that was started. One of the functions is called, once.

@@ -80,22 +80,22 @@ func (io *stdio) start(g *gate, hs *hands, log *slog.Logger) {
 }
 
 // pump reads o until its end, or until drain is called and nothing is left. It reads
-// nothing while it owes something to a client that it waits for.
+// nothing while a client that it waits for has a backlog.
 func (io *stdio) pump(o *output, g *gate) {
 	raw, err := o.file.SyscallConn()
 	if err != nil {
 		return
 	}
-	last, owes := 0, false
+	last, backlog := 0, false
 	step := func(fd uintptr) bool {
 		for {
 			n, end := io.copy(int(fd), o, g)
 			if o.last.Load() {
 				last += n
 			}
-			owes = io.owes(o) && last <= lastWords
+			backlog = io.hasBacklog(o) && last <= lastWords
 			switch {
-			case end || owes || last > lastWords:
+			case end || backlog || last > lastWords:
 				return true
 			case n == 0:
 				return false
@@ -103,8 +103,8 @@ func (io *stdio) pump(o *output, g *gate) {
 		}
 	}
 	io.settle(o, g) // what an upgrade has left
-	for owes = true; owes; io.settle(o, g) {
-		owes = false
+	for backlog = true; backlog; io.settle(o, g) {
+		backlog = false
 		// Read calls step when there is something, and returns when step says so.
 		if errors.Is(raw.Read(step), os.ErrDeadlineExceeded) {
 			raw.Control(func(fd uintptr) { step(fd) })
@@ -151,7 +151,7 @@ func (io *stdio) copy(fd int, o *output, g *gate) (total int, end bool) {
 		}
 		io.write(o, h, upto)
 		h.keep()
-		if io.owes(o) {
+		if io.hasBacklog(o) {
 			break
 		}
 	}

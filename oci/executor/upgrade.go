@@ -249,7 +249,7 @@ func (c *container) save(fd func(*os.File) int) savedContainer {
 	for _, a := range c.io.attached {
 		sa := a.save(fd)
 		for stream, f := range a.outs {
-			sa.Outs[stream], sa.Owed[stream] = fd(f), *a.owed[stream]
+			sa.Outs[stream], sa.Owed[stream] = fd(f), *a.backlog[stream]
 		}
 		s.Attached = append(s.Attached, sa)
 	}
@@ -372,7 +372,7 @@ func (x *Executor) resume(s savedContainer) {
 	} else if c.oom != nil {
 		c.oom.told.Store(c.oom.count()) // before the upgrade
 	}
-	x.live(c)
+	x.setRunning(c)
 }
 
 // thawSaved thaws c if it was frozen before the upgrade: a freeze lasts as long as the
