@@ -43,7 +43,7 @@ func TestAddresses(t *testing.T) {
 // A node has an address also on a network without a default route; that of the pods'
 // bridge is not it.
 func TestNodeIPsWithoutRoute(t *testing.T) {
-	refused := thread.Spend(func() error {
+	refused := thread.Run(func() error {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			return err
 		}

@@ -135,7 +135,7 @@ func TestGroupReachesTheSocket(t *testing.T) {
 
 // asUser calls f with the file permissions of a user (setfsuid(2)).
 func asUser(uid, gid int, f func() error) error {
-	return thread.Spend(func() error {
+	return thread.Run(func() error {
 		if err := unix.Setfsgid(gid); err != nil {
 			return err
 		}

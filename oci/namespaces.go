@@ -46,7 +46,7 @@ func makeNamespaces(p Pins) error {
 	if p.IDs != nil {
 		return makeOwned(p, flags, kinds)
 	}
-	return thread.Spend(func() error { return unshare(p, flags, kinds) })
+	return thread.Run(func() error { return unshare(p, flags, kinds) })
 }
 
 // unshare does the work on the thread that is thrown away.

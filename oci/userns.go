@@ -42,7 +42,7 @@ func checkIDs(cfg SandboxConfig) error {
 // them needs the capabilities of its root.
 func makeOwned(p Pins, flags int, kinds []string) error {
 	err := userns.Make(*p.IDs, uintptr(flags)&^unix.CLONE_NEWUSER, func(ns string) error {
-		if err := thread.Spend(func() error { return setUp(p, kinds, ns) }); err != nil {
+		if err := thread.Run(func() error { return setUp(p, kinds, ns) }); err != nil {
 			return err
 		}
 		// The user namespace goes last: it stands for all.

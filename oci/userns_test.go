@@ -82,7 +82,7 @@ func TestPinUserNamespace(t *testing.T) {
 		}
 		checkOwned(t, dir)
 	}
-	err := thread.Spend(func() error {
+	err := thread.Run(func() error {
 		for _, kind := range []string{"net", "uts", "ipc"} {
 			if err := enter(filepath.Join(dir, "ns", kind)); err != nil {
 				return err

@@ -418,7 +418,7 @@ func mountInside(pid int, source, target string) error {
 		return err
 	}
 	defer ns.Close()
-	return thread.Spend(func() error {
+	return thread.Run(func() error {
 		err := unix.Unshare(unix.CLONE_FS)
 		if err == nil {
 			err = unix.Setns(int(ns.Fd()), unix.CLONE_NEWNS)

@@ -20,7 +20,7 @@ const nobody = 65534
 
 // asNobody runs f with the rights of that user.
 func asNobody(f func() error) error {
-	return thread.Spend(func() error {
+	return thread.Run(func() error {
 		// Of this thread alone: the functions of syscall change the whole process.
 		for _, call := range [][4]uintptr{
 			{unix.SYS_SETGROUPS, 0, 0, 0},

@@ -37,7 +37,7 @@ func listen(path string) (net.Listener, error) {
 	// thread with one of its own: the process makes files meanwhile, as a reload
 	// calls listen too.
 	var l net.Listener
-	err := thread.Spend(func() (err error) {
+	err := thread.Run(func() (err error) {
 		if err := unix.Unshare(unix.CLONE_FS); err != nil {
 			return os.NewSyscallError("unshare", err)
 		}

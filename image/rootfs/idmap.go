@@ -115,14 +115,14 @@ func (o *overlay) mountMapped(target string) error {
 // caller's mount namespace. So the mapped layers are mounted in a namespace that
 // ends with the thread: whatever happens, none of them stays.
 func (o *overlay) mapped() (mnt int, err error) {
-	err = thread.Spend(func() error {
+	err = thread.Run(func() error {
 		mnt, err = o.assemble()
 		return err
 	})
 	return mnt, err
 }
 
-// assemble does the work on the thread that is spent.
+// assemble does the work of mapped on the thread of thread.Run.
 func (o *overlay) assemble() (mnt int, err error) {
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 		return -1, os.NewSyscallError("unshare", err)

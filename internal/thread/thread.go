@@ -8,20 +8,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Spend calls f on a thread that ends with it, and waits. The changes that f makes to its
+// Run calls f on a thread that ends with it, and waits. The changes that f makes to its
 // thread with system calls (unshare(2), setns(2), setresuid(2)) are never seen by other
 // goroutines.
 //
 // A goroutine that ends locked takes its thread with it. The main thread is an exception: the
 // runtime parks it for good, in its changed state, which /proc/self would then show as ours. It
 // is kept out of the way meanwhile.
-func Spend(f func() error) error {
+func Run(f func() error) error {
 	result := make(chan error, 1)
-	go spend(func() { result <- f() })
+	go run(func() { result <- f() })
 	return <-result
 }
 
-func spend(f func()) {
+func run(f func()) {
 	runtime.LockOSThread() // never unlocked, but on the main thread
 	if unix.Gettid() != unix.Getpid() {
 		f()
@@ -30,7 +30,7 @@ func spend(f func()) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		spend(f)
+		run(f)
 	}()
 	<-done
 	runtime.UnlockOSThread()

@@ -20,7 +20,7 @@ func init() { runtime.LockOSThread() }
 
 func TestMain(m *testing.M) {
 	var main int
-	err := thread.Spend(func() error { main = unix.Gettid(); return nil })
+	err := thread.Run(func() error { main = unix.Gettid(); return nil })
 	runtime.UnlockOSThread()
 	if err != nil || main == unix.Getpid() {
 		fmt.Fprintf(os.Stderr, "work from the main thread ran on thread %d of process %d (%v)\n", main, unix.Getpid(), err)
@@ -31,14 +31,14 @@ func TestMain(m *testing.M) {
 
 // What work does to its thread nobody else ever sees: the thread is not the main one,
 // and it is gone, or it is never used again.
-func TestSpend(t *testing.T) {
+func TestRun(t *testing.T) {
 	failed := errors.New("failed")
 	var mu sync.Mutex
 	var all sync.WaitGroup
 	spoilt := map[int]bool{} // threads
 	for range 50 {
 		all.Go(func() {
-			err := thread.Spend(func() error {
+			err := thread.Run(func() error {
 				if unix.Gettid() == unix.Getpid() {
 					t.Error("it ran on the main thread")
 				}
@@ -60,9 +60,9 @@ func TestSpend(t *testing.T) {
 		})
 	}
 	all.Wait()
-	for end := time.Now().Add(30 * time.Second); spent(t) > 0; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(30 * time.Second); leftThreads(t) > 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("%d threads that were spent are there still, for anybody's work", spent(t))
+			t.Fatalf("%d threads are left, for anybody's work", leftThreads(t))
 		}
 	}
 	if len(spoilt) == 0 {
@@ -70,8 +70,8 @@ func TestSpend(t *testing.T) {
 	}
 }
 
-// spent counts the threads that are where TestSpend's work has gone.
-func spent(t *testing.T) (n int) {
+// leftThreads counts the threads that are where TestRun's work has gone.
+func leftThreads(t *testing.T) (n int) {
 	t.Helper()
 	threads, err := filepath.Glob("/proc/self/task/*/cwd")
 	if err != nil || len(threads) == 0 {

@@ -197,7 +197,7 @@ func unlock(init *child, bound time.Duration) error {
 		}
 		return out, err
 	}
-	return thread.Spend(func() error {
+	return thread.Run(func() error {
 		ns, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", init.pid))
 		if err != nil {
 			return nil // it has ended
