@@ -20,6 +20,9 @@
 // period (tens of milliseconds): it removes the addresses from the pod's device,
 // which cuts the pod off, and leaves the device to Remove or to the end of the
 // namespace.
+//
+// The tests of package network try it on the kernel, by way of libcni; those here
+// need none.
 package bridge
 
 import (
