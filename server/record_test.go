@@ -1,6 +1,7 @@
 package server
 
 import (
+	"reflect"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -10,12 +11,14 @@ import (
 	"github.com/crisp-cri/crisp/server/selinux"
 )
 
-// A record comes back as it was, unknown fields of newer kubelets included.
+// A record comes back as it was, unknown fields of newer kubelets included. Here every
+// field is set: encode or decode could forget an unset one, and nobody would see it.
 func TestRecords(t *testing.T) {
 	config := pod("web")
 	config.ProtoReflect().SetUnknown([]byte{0xf8, 0x7f, 0x01}) // field 2047, varint 1
 	sb := &sandboxRecord{config: config, handler: "crisp", labels: selinux.Labels{Process: "u:r:t:s0:c1,c2", Mount: "u:r:f:s0:c1,c2"}, ips: []string{"10.0.0.1", "fd00::1"},
 		resources: &cri.UpdatePodSandboxResourcesRequest{Overhead: &cri.LinuxContainerResources{CpuShares: 2}}}
+	allSet(t, sb)
 	extra, err := sb.encode()
 	if err != nil {
 		t.Fatal(err)
@@ -30,8 +33,11 @@ func TestRecords(t *testing.T) {
 	c := &containerRecord{
 		config: forever("a"), imageID: testID, imageRef: testDigest, signal: cri.Signal_SIGNAL_SIGHUP, volumes: []string{"x-0"},
 		imageUser: &cri.ContainerUser{Linux: &cri.LinuxContainerUser{Uid: 7}}, resources: &cri.LinuxContainerResources{CpuShares: 2},
+		original: &cri.ImageSpec{Image: "original"}, mountImages: map[int]string{0: testID},
 	}
+	c.config.Mounts = []*cri.Mount{{ContainerPath: "/i", Image: &cri.ImageSpec{Image: testImage}}}
 	c.config.Envs = []*cri.KeyValue{{Key: "K", Value: []byte{0xff, 0xfe}}} // no UTF-8
+	allSet(t, c)
 	if extra, err = c.encode(); err != nil {
 		t.Fatal(err)
 	}
@@ -44,5 +50,15 @@ func TestRecords(t *testing.T) {
 	}
 	if _, err := decodeContainer([]byte(`{"Version":2}`)); err == nil {
 		t.Error("a record of another version was read")
+	}
+}
+
+func allSet(t *testing.T, record any) {
+	t.Helper()
+	v := reflect.ValueOf(record).Elem()
+	for i := range v.NumField() {
+		if v.Field(i).IsZero() {
+			t.Errorf("%s.%s is not set", v.Type().Name(), v.Type().Field(i).Name)
+		}
 	}
 }
