@@ -127,13 +127,13 @@ func texts(ips []netip.Addr) []string {
 // showAddresses shows the node's addresses, and has pods that show them looked at
 // when they have changed. Only the loop calls it.
 func (a *agent) showAddresses() {
-	now := a.addresses.get()
+	now := a.host.addresses.get()
 	if slices.Equal(now, a.shownIPs) {
 		return
 	}
 	a.o.Log.Info("addresses of the node changed", "from", a.shownIPs, "to", now)
 	a.shownIPs = now
-	a.node.SetAddresses(now)
+	a.conditions.node.SetAddresses(now)
 	if pool := a.workers.pool.Load(); pool != nil {
 		pool.WakeAll()
 	}

@@ -25,7 +25,12 @@ type admission struct {
 
 	admitted map[types.UID]bool   // pods that were let in and may have no status yet
 	summed   map[types.UID]summed // of pods that are not changed in place
-	sum      func(*v1.Pod) v1.ResourceList
+	sum      summer
+}
+
+// A summer knows what pods request, with their overhead.
+type summer interface {
+	requests(*v1.Pod) v1.ResourceList
 }
 
 // beside are the pods that were let in before this one and have not ended.
@@ -47,15 +52,15 @@ type summed struct {
 	requests v1.ResourceList
 }
 
-// requests are those of a pod, with its overhead. They are summed once: each pod that
-// comes is held against all others. Who asks does not change them.
-func (d *admission) requests(pod *v1.Pod) v1.ResourceList {
+// Requests is as admit.Pods says. They are summed once: each pod that comes is held
+// against all others. They are read-only; shared.
+func (d *admission) Requests(pod *v1.Pod) v1.ResourceList {
 	if pod.Spec.RuntimeClassName != nil {
-		return d.sum(pod) // the overhead of its class may change
+		return d.sum.requests(pod) // the overhead of its class may change
 	}
 	s := d.summed[pod.UID]
 	if s.pod != pod {
-		s = summed{pod, d.sum(pod)}
+		s = summed{pod, d.sum.requests(pod)}
 		d.summed[pod.UID] = s
 	}
 	return s.requests
@@ -65,11 +70,12 @@ func (d *admission) place() *admit.Node {
 	n := d.host.node.Node()
 	return &admit.Node{
 		Name: d.name, Labels: n.Labels, Allocatable: n.Status.Allocatable, UnsafeSysctls: d.care.UnsafeSysctls, NoPrivileged: d.care.NoPrivileged,
-		Pressure: d.evict.Pressure(), Features: d.host.gate.Get().Features, Requests: d.requests, Handler: d.handlerOf,
+		Pressure: d.evict.Pressure(), Features: d.host.gate.Get().Features, Pods: d,
 	}
 }
 
-func (d *admission) handlerOf(pod *v1.Pod) *cri.RuntimeHandlerFeatures {
+// Handler is as admit.Pods says.
+func (d *admission) Handler(pod *v1.Pod) *cri.RuntimeHandlerFeatures {
 	handler := ""
 	if pod.Spec.RuntimeClassName != nil {
 		class, err := d.roster.wanted.RuntimeClass(*pod.Spec.RuntimeClassName)

@@ -16,18 +16,33 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
+// counted are how often a status was read and the requests of a pod summed.
+type counted struct{ loads, sums int }
+
+func (k *counted) LoadStatus(*v1.Pod) *v1.PodStatus {
+	k.loads++
+	return nil
+}
+
+func (k *counted) SaveStatus(*v1.Pod, *v1.PodStatus) error { return nil }
+
+func (k *counted) requests(*v1.Pod) v1.ResourceList {
+	k.sums++
+	return v1.ResourceList{}
+}
+
 // An agent that begins with many pods holds each against all others, while nothing else
 // happens. What has to be read or summed for that is so once for each pod.
 func TestManyPodsAreAdmitted(t *testing.T) {
 	const many = 1000
-	loads, sums := 0, 0
-	h := host{node: node.New("n1", "", nil), gate: &gate.Gate{}}
+	k := &counted{}
+	h := host{node: node.New("n1", "", nil), gate: gate.New(nil, nil, nil), addresses: newAddresses(nil)}
 	h.node.Edit(func(n *v1.Node) { n.Status.Allocatable[v1.ResourcePods] = resource.MustParse("2000") })
 	d := &admission{
 		care: &Care{}, host: h, events: event.Discard, evict: evict.New(evict.Options{Log: slog.New(slog.DiscardHandler)}),
-		roster:   &roster{status: &status.Store{Load: func(*v1.Pod) *v1.PodStatus { loads++; return nil }}},
+		roster:   &roster{status: status.NewStore(h, k, nil, nil)},
 		admitted: map[types.UID]bool{}, summed: map[types.UID]summed{},
-		sum: func(*v1.Pod) v1.ResourceList { sums++; return v1.ResourceList{} },
+		sum: k,
 	}
 	var pods []*v1.Pod
 	for i := range many {
@@ -38,12 +53,12 @@ func TestManyPodsAreAdmitted(t *testing.T) {
 			t.Fatalf("%s: %+v", pod.Name, v)
 		}
 	}
-	if loads > many || sums > many {
-		t.Errorf("%d statuses were read, %d requests summed, of %d pods", loads, sums, many)
+	if k.loads > many || k.sums > many {
+		t.Errorf("%d statuses were read, %d requests summed, of %d pods", k.loads, k.sums, many)
 	}
 	// One that has changed is summed anew.
 	changed := pods[0].DeepCopy()
-	if d.requests(changed); sums != many+1 {
-		t.Errorf("%d requests were summed after a change", sums)
+	if d.Requests(changed); k.sums != many+1 {
+		t.Errorf("%d requests were summed after a change", k.sums)
 	}
 }

@@ -40,6 +40,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	internalapi "k8s.io/cri-api/pkg/apis"
 
+	"github.com/crisp-cri/crisp/agent/api"
 	"github.com/crisp-cri/crisp/agent/criruntime"
 	"github.com/crisp-cri/crisp/agent/desired"
 	"github.com/crisp-cri/crisp/agent/event"
@@ -50,11 +51,10 @@ import (
 	"github.com/crisp-cri/crisp/agent/node"
 	"github.com/crisp-cri/crisp/agent/pleg"
 	"github.com/crisp-cri/crisp/agent/podfiles"
-	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/agent/probe"
 	"github.com/crisp-cri/crisp/agent/pulled"
-	"github.com/crisp-cri/crisp/agent/source"
 	"github.com/crisp-cri/crisp/agent/status"
+	"github.com/crisp-cri/crisp/agent/store"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/flock"
 	"github.com/crisp-cri/crisp/internal/sdnotify"
@@ -112,7 +112,7 @@ func Run(ctx context.Context, o Options) error {
 		return err
 	}
 	defer events.Close()
-	a, c, err := newAgent(ctx, o, events)
+	a, err := newAgent(ctx, o, events)
 	if err != nil {
 		return err
 	}
@@ -123,113 +123,90 @@ func Run(ctx context.Context, o Options) error {
 	defer stop()
 	a.tellManager(ctx)
 	defer sdnotify.Notify("STOPPING=1")
-	updates := make(chan source.Update)
-	runtime, images, held, err := a.await(ctx, updates)
-	switch {
-	case ctx.Err() != nil:
-		return nil
-	case err != nil:
-		return err
-	}
-	if err := a.connected(ctx, runtime, images); err != nil {
-		if ctx.Err() != nil {
-			return nil
-		}
-		return err
-	}
-	c.start(ctx, a.runtime, a.images)
-	a.loop(ctx, updates, held)
-	o.Log.Info("agent ended", "pods_stopped", o.StopPods)
-	return nil
+	return a.loop(ctx)
 }
 
-// newAgent returns an agent that knows what an earlier one has left on disk, and no
-// runtime, and what will look after its node.
-func newAgent(ctx context.Context, o Options, events *event.Store) (*agent, *care, error) {
-	wanted, ips := desired.New(o.sources()), newAddresses(o.NodeIPs)
-	ledger, err := pulled.Open(o.Root, cmp.Or(o.PullPolicy, pulled.NeverVerifyPreloaded), o.PullUnasked)
-	if err != nil {
-		return nil, nil, err
+// disk is what there is on disk.
+type disk struct {
+	files   *podfiles.Store
+	objects *store.Store
+	ids     *idrange.Pool
+	pulled  *pulled.Ledger
+	plugins *keyring.Plugins // nil: none
+}
+
+func openDisk(o *Options) (d disk, err error) {
+	if d.pulled, err = pulled.Open(o.Root, cmp.Or(o.PullPolicy, pulled.NeverVerifyPreloaded), o.PullUnasked); err != nil {
+		return d, err
 	}
-	var plugins *keyring.Plugins
 	if o.Plugins != "" {
-		if plugins, err = keyring.LoadPlugins(o.Plugins, o.PluginDir, o.Log); err != nil {
-			return nil, nil, fault.Invalid.Errorf("%v", err)
+		if d.plugins, err = keyring.LoadPlugins(o.Plugins, o.PluginDir, o.Log); err != nil {
+			return d, fault.Invalid.Errorf("%v", err)
 		}
 	}
-	files, err := podfiles.Open(podfiles.Options{Root: o.Root, LogDir: o.LogDir, LogLinks: o.LogLinks, Log: o.Log})
+	if d.files, err = podfiles.Open(podfiles.Options{Root: o.Root, LogDir: o.LogDir, LogLinks: o.LogLinks, Log: o.Log}); err != nil {
+		return d, err
+	}
+	if err = podfiles.RecordEndpoint(o.Root, o.Endpoint); err != nil {
+		return d, err
+	}
+	if d.ids, err = idrange.Open(filepath.Join(o.Root, "pods"), o.Log); err != nil {
+		return d, err
+	}
+	d.objects, err = store.Open(filepath.Join(o.Root, "objects"), o.NodeName, d.files, o.Log)
+	return d, err
+}
+
+// newAgent puts an agent together that knows what an earlier one has left on disk. Each
+// part gets those that it needs; the runtime has yet to be connected.
+func newAgent(ctx context.Context, o Options, events *event.Store) (*agent, error) {
+	d, err := openDisk(&o)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	if err := podfiles.RecordEndpoint(o.Root, o.Endpoint); err != nil {
-		return nil, nil, err
-	}
-	ids, err := idrange.Open(filepath.Join(o.Root, "pods"), o.Log)
-	if err != nil {
-		return nil, nil, err
-	}
+	files := d.files
+
+	// What is wanted, and what is known of it.
+	wanted := desired.New(o.sources())
 	wanted.Resume(files.Accepted(), files.LoadStatus)
-	statuses := &status.Store{HostIPs: ips.get, Load: files.LoadStatus, Save: files.SaveStatus, Log: o.Log}
+	debugged := &debugged{dir: filepath.Join(o.Root, "ephemeral"), wanted: wanted, log: o.Log}
+	debugged.load(files.Accepted())
+	ips, runtime := newAddresses(o.NodeIPs), measure.New(o.Log)
+	shown := conditions{node: node.New(o.NodeName, o.Serve.Version, ips.get()), wanted: wanted, endpoint: o.Endpoint}
+	h := host{addresses: ips, node: shown.node, gate: gate.New(runtime.Runtime(), shown, o.Log), runtime: runtime}
+	results := &probe.Results{}
+	statuses := status.NewStore(h, files, results, o.Log)
 	r := &roster{wanted: wanted, files: files, status: statuses}
-	h := host{addresses: ips, node: node.New(o.NodeName, o.Serve.Version, ips.get()), gate: &gate.Gate{Log: o.Log}}
-	g := &grants{care: o.Care, noQuota: o.NoCPUQuota, host: h, roster: r, ids: ids}
+
+	// What acts.
+	g := &grants{care: o.Care, noQuota: o.NoCPUQuota, host: h, roster: r, ids: d.ids, runtime: runtime.Runtime()}
 	driver := criruntime.New(criruntime.Options{
-		Root: o.Root, Files: files, NodeName: o.NodeName, Host: h, Grants: g, Objects: wanted, Plugins: plugins, Pulled: ledger,
+		Runtime: runtime.Runtime(), Images: runtime.Images(),
+		Root: o.Root, Files: files, NodeName: o.NodeName, Host: h, Grants: g, Objects: wanted, Plugins: d.plugins, Pulled: d.pulled,
 		ResolvConf: o.ResolvConf, ClusterDNS: o.ClusterDNS, ClusterDomain: o.ClusterDomain,
 		SeccompDefault: o.SeccompDefault, NoCPUQuota: o.NoCPUQuota, Pulls: o.Pulls, MaxBackoff: o.MaxBackoff, Events: events, Log: o.Log,
 	})
+	lists := pleg.New(driver, o.Log)
+	probes := probe.New(ctx, probe.Options{Ask: probe.Prober{Runtime: driver}, Statuses: statuses, Results: results, Events: events, Log: o.Log})
 	w := &workers{events: events}
 	c := newCare(care{
-		o: o, host: h, wanted: wanted, files: files, roster: r, grants: g, driver: driver, pulled: ledger, workers: w, events: events, volumesDue: make(chan struct{}, 1),
+		o: o, host: h, wanted: wanted, files: files, roster: r, grants: g, driver: driver, runtime: runtime.Runtime(), images: runtime.Images(),
+		pulled: d.pulled, workers: w, events: events, volumesDue: make(chan struct{}, 1),
 	})
-	a := &agent{
-		o:          o,
-		files:      files,
-		roster:     r,
-		host:       h,
-		grants:     g,
-		events:     events,
-		driver:     driver,
-		wanted:     wanted,
-		node:       h.node,
-		addresses:  ips,
-		shownIPs:   ips.get(),
-		counts:     measure.New(o.Log),
-		volumesDue: c.volumesDue,
-		workers:    w,
-		gate:       h.gate,
-		status:     statuses,
+	alive := &heartbeat{}
+	return &agent{
+		o: o, files: files, roster: r, host: h, conditions: shown, events: events, runtime: runtime, driver: driver, wanted: wanted, status: statuses,
+		results: results, probes: probes, pleg: lists, store: d.objects, care: c, workers: w, heartbeat: alive, shownIPs: ips.get(),
+		api: api.New(api.Options{
+			Version: o.Serve.Version, Wanted: wanted, Store: d.objects, Events: events, Node: shown.node,
+			Status: statuses.Get, Accepted: files.Accepted, Volumes: driver.Volumes().Measured, PodLogs: files.LogDir, LoopHealth: alive.health, ListHealth: lists.Health,
+			Config: configz{o, g}.show, Checkpoints: filepath.Join(o.Root, "checkpoints"), Metrics: runtime.Write, ProbeMetrics: probes.Metrics, Restart: w.restart, Debug: debugged.set, Log: o.Log,
+		}),
 		admission: &admission{
 			care: &o.Care, name: o.NodeName, host: h, roster: r, workers: w, evict: c.evict, events: events,
-			admitted: map[types.UID]bool{}, summed: map[types.UID]summed{}, sum: r.requests,
+			admitted: map[types.UID]bool{}, summed: map[types.UID]summed{}, sum: r,
 		},
-	}
-	a.status.Probes = a.probeResults
-	a.pleg = &pleg.Generator{Runtime: driver, Log: o.Log}
-	a.gate.Lists = a.pleg.Health
-	a.probes = probe.New(ctx, probe.Options{
-		Ask:     probe.Prober{Exec: driver.ProbeExec},
-		Status:  a.status.Get,
-		Changed: func(key podsync.Key, _ probe.Kind) { a.probed(key) },
-		Events:  events,
-		Log:     o.Log,
-	})
-	return a, c, nil
-}
-
-// connected takes in the runtime, which has answered.
-func (a *agent) connected(ctx context.Context, runtime internalapi.RuntimeService, images internalapi.ImageManagerService) error {
-	a.runtime, a.images = a.counts.Wrap(runtime, images)
-	version, err := a.runtime.Version(ctx, "")
-	if err != nil {
-		return criruntime.Fault(err)
-	}
-	a.status.Node.Runtime = version.RuntimeName
-	a.gate.Runtime = a.runtime
-	a.driver.Connect(a.runtime, a.images)
-	a.api.Connect(a.runtime, a.images)
-	a.o.Log.InfoContext(ctx, "runtime connected", "runtime", version.RuntimeName, "version", version.RuntimeVersion)
-	return nil
+	}, nil
 }
 
 func (o *Options) complete() error {

@@ -77,11 +77,9 @@ type care struct {
 	// volumesDue tells that objects have changed which volumes may show.
 	volumesDue chan struct{}
 	pruned     time.Time // when images that are gone were looked for. Only sweep uses it.
-
-	// By start.
-	runtime internalapi.RuntimeService
-	images  internalapi.ImageManagerService
-	collect *imagegc.Collector
+	runtime    internalapi.RuntimeService
+	images     internalapi.ImageManagerService
+	collect    *imagegc.Collector
 }
 
 // newCare returns what will look after the node with these parts. The node is described
@@ -90,9 +88,11 @@ func newCare(with care) *care {
 	c := &with
 	c.describeNode()
 	c.evict = evict.New(evict.Options{
-		Thresholds: c.o.Care.Evict, MinReclaim: c.o.Care.EvictReclaim, Apart: c.apart, MaxGrace: c.o.Care.EvictGrace, Transition: c.o.Care.EvictTransition, Log: c.o.Log,
-		Measure: c.measure, Pods: c.usage, Reclaim: c.reclaim, Evict: c.workers.end, Clean: c.clean, Condition: c.condition,
+		Thresholds: c.o.Care.Evict, MinReclaim: c.o.Care.EvictReclaim, MaxGrace: c.o.Care.EvictGrace, Transition: c.o.Care.EvictTransition,
+		Node: c, Pods: c, Log: c.o.Log,
 	})
+	o := &c.o.Care
+	c.collect = imagegc.New(imagegc.Options{Images: c.images, Node: c, High: o.ImageHigh, Low: o.ImageLow, Min: o.ImageMin, Max: o.ImageMax, Log: c.o.Log})
 	return c
 }
 
@@ -105,21 +105,13 @@ func (c *care) tellSwap(may bool) {
 
 // start begins to look after the node, until ctx ends. It is called when the runtime
 // has answered and before the loop begins.
-func (c *care) start(ctx context.Context, runtime internalapi.RuntimeService, images internalapi.ImageManagerService) {
-	c.runtime, c.images = runtime, images
-	if err := c.grants.open(ctx, runtime); err != nil {
+func (c *care) start(ctx context.Context) {
+	if err := c.grants.open(ctx); err != nil {
 		c.o.Log.WarnContext(ctx, "pods have no cgroups of their own", "err", err)
 		c.events.Event(event.Node(c.o.NodeName), v1.EventTypeWarning, "CgroupsUnavailable", err.Error())
 	}
 	c.tellSwap(volume.MaySwap())
 	o := &c.o.Care
-	c.collect = imagegc.New(imagegc.Options{
-		Images: images, InUse: c.imagesInUse, Space: c.imageSpace,
-		High: o.ImageHigh, Low: o.ImageLow, Min: o.ImageMin, Max: o.ImageMax, Log: c.o.Log,
-		Full: func(text string) {
-			c.events.Event(event.Node(c.o.NodeName), v1.EventTypeWarning, "FreeDiskSpaceFailed", text)
-		},
-	})
 	if o.ImageHigh > 0 {
 		go c.collect.Run(ctx)
 	}
@@ -149,7 +141,13 @@ func (c *care) describeNode() {
 	})
 }
 
-func (c *care) condition(kind v1.NodeConditionType, is bool, reason, message string) {
+// ImagesFull is as imagegc.Node says.
+func (c *care) ImagesFull(text string) {
+	c.events.Event(event.Node(c.o.NodeName), v1.EventTypeWarning, "FreeDiskSpaceFailed", text)
+}
+
+// SetPressure is as evict.Node says.
+func (c *care) SetPressure(kind v1.NodeConditionType, is bool, reason, message string) {
 	s := v1.ConditionFalse
 	if is {
 		s = v1.ConditionTrue

@@ -33,10 +33,10 @@ func TestSwapIsTold(t *testing.T) {
 // Of a runtime that was replaced by a newer one, the node shows the newer one; while it
 // does not answer, the last one that did.
 func TestVersionOfTheNode(t *testing.T) {
-	a := &agent{wanted: desired.New([]string{manifest.SourceFile}), node: node.New("n1", "", nil)}
+	shown := conditions{node: node.New("n1", "", nil), wanted: desired.New([]string{manifest.SourceFile})}
 	for _, c := range []struct{ told, want string }{{"", ""}, {"crisp://1", "crisp://1"}, {"crisp://2", "crisp://2"}, {"", "crisp://2"}} {
-		a.runtimeChanged(gate.State{Version: c.told})
-		if got := a.node.Node().Status.NodeInfo.ContainerRuntimeVersion; got != c.want {
+		shown.RuntimeChanged(gate.State{Version: c.told})
+		if got := shown.node.Node().Status.NodeInfo.ContainerRuntimeVersion; got != c.want {
 			t.Errorf("the runtime is %q, the node shows %q", c.told, got)
 		}
 	}

@@ -15,17 +15,22 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// kubeletConfig is what /configz shows: what the agent runs with, in the words of a
-// KubeletConfiguration (kubelet.config.k8s.io/v1beta1). What it has no key for is
-// not in it.
-func (a *agent) kubeletConfig() map[string]any {
-	c := &a.o.Care
+// configz is what the agent runs with.
+type configz struct {
+	o      Options
+	grants *grants
+}
+
+// show returns what /configz shows, in the words of a KubeletConfiguration
+// (kubelet.config.k8s.io/v1beta1). What that has no key for is not in it.
+func (z configz) show() map[string]any {
+	c := &z.o.Care
 	config := map[string]any{
 		"kind": "KubeletConfiguration", "apiVersion": "kubelet.config.k8s.io/v1beta1",
-		"staticPodPath": a.o.Manifests, "staticPodURL": a.o.URL, "fileCheckFrequency": "20s", "httpCheckFrequency": "20s",
-		"containerRuntimeEndpoint": a.o.Endpoint, "imageServiceEndpoint": a.o.Endpoint, "runtimeRequestTimeout": rpcTimeout.String(),
-		"podLogsDir": a.o.LogDir, "resolvConf": a.o.ResolvConf, "clusterDNS": a.o.ClusterDNS, "clusterDomain": a.o.ClusterDomain,
-		"seccompDefault": a.o.SeccompDefault, "cpuCFSQuota": !a.o.NoCPUQuota, "cpuCFSQuotaPeriod": "100ms",
+		"staticPodPath": z.o.Manifests, "staticPodURL": z.o.URL, "fileCheckFrequency": "20s", "httpCheckFrequency": "20s",
+		"containerRuntimeEndpoint": z.o.Endpoint, "imageServiceEndpoint": z.o.Endpoint, "runtimeRequestTimeout": rpcTimeout.String(),
+		"podLogsDir": z.o.LogDir, "resolvConf": z.o.ResolvConf, "clusterDNS": z.o.ClusterDNS, "clusterDomain": z.o.ClusterDomain,
+		"seccompDefault": z.o.SeccompDefault, "cpuCFSQuota": !z.o.NoCPUQuota, "cpuCFSQuotaPeriod": "100ms",
 		"enableServer": true, "enableDebuggingHandlers": true, "failSwapOn": false, "failCgroupV1": false,
 		"maxPods": orDefault(c.MaxPods, node.DefaultPods), "podPidsLimit": orDefault(c.PodPIDs, -1),
 		"cgroupRoot": c.CgroupRoot, "cgroupsPerQOS": !c.NoPodCgroups, "allowedUnsafeSysctls": c.UnsafeSysctls,
@@ -34,15 +39,15 @@ func (a *agent) kubeletConfig() map[string]any {
 		"imageMinimumGCAge": c.ImageMin.String(), "imageMaximumGCAge": c.ImageMax.String(),
 		"containerLogMaxSize": resource.NewQuantity(c.LogSize, resource.BinarySI).String(), "containerLogMaxFiles": c.LogFiles,
 		"containerLogMonitorInterval": c.LogPeriod.String(),
-		"registryPullQPS":             a.o.Pulls.PerSec, "registryBurst": a.o.Pulls.Burst,
-		"serializeImagePulls": a.o.Pulls.Parallel == 1, "maxParallelImagePulls": a.o.Pulls.Parallel,
-		"crashLoopBackOff":                 map[string]string{"maxContainerRestartPeriod": orDefault(a.o.MaxBackoff, 300*time.Second).String()},
+		"registryPullQPS":             z.o.Pulls.PerSec, "registryBurst": z.o.Pulls.Burst,
+		"serializeImagePulls": z.o.Pulls.Parallel == 1, "maxParallelImagePulls": z.o.Pulls.Parallel,
+		"crashLoopBackOff":                 map[string]string{"maxContainerRestartPeriod": orDefault(z.o.MaxBackoff, 300*time.Second).String()},
 		"evictionMaxPodGracePeriod":        c.EvictGrace,
 		"evictionPressureTransitionPeriod": c.EvictTransition.String(),
 	}
-	config["imagePullCredentialsVerificationPolicy"] = string(cmp.Or(a.o.PullPolicy, pulled.NeverVerifyPreloaded))
-	if len(a.o.PullUnasked) > 0 {
-		config["preloadedImagesVerificationAllowlist"] = a.o.PullUnasked
+	config["imagePullCredentialsVerificationPolicy"] = string(cmp.Or(z.o.PullPolicy, pulled.NeverVerifyPreloaded))
+	if len(z.o.PullUnasked) > 0 {
+		config["preloadedImagesVerificationAllowlist"] = z.o.PullUnasked
 	}
 	hard, soft, graces := map[string]string{}, map[string]string{}, map[string]string{}
 	for _, t := range c.Evict {
@@ -54,10 +59,10 @@ func (a *agent) kubeletConfig() map[string]any {
 	}
 	config["evictionHard"], config["evictionSoft"], config["evictionSoftGracePeriod"] = hard, soft, graces
 	config["evictionMinimumReclaim"] = evict.Texts(c.EvictReclaim)
-	if driver := a.grants.driver.Load(); driver != nil {
+	if driver := z.grants.driver.Load(); driver != nil {
 		config["cgroupDriver"] = *driver
 	}
-	for key, address := range map[string]string{"readOnlyPort": a.o.Serve.ReadOnly, "healthzPort": a.o.Serve.Health} {
+	for key, address := range map[string]string{"readOnlyPort": z.o.Serve.ReadOnly, "healthzPort": z.o.Serve.Health} {
 		host, port, err := net.SplitHostPort(address)
 		number, numErr := strconv.Atoi(port)
 		if err != nil || numErr != nil { // it is not served
@@ -69,10 +74,10 @@ func (a *agent) kubeletConfig() map[string]any {
 			config["healthzBindAddress"] = host
 		}
 	}
-	if len(a.o.URLHeader) > 0 {
+	if len(z.o.URLHeader) > 0 {
 		// Its values may be secrets.
 		names := map[string][]string{}
-		for name := range maps.Keys(a.o.URLHeader) {
+		for name := range maps.Keys(z.o.URLHeader) {
 			names[name] = []string{"<masked>"}
 		}
 		config["staticPodURLHeader"] = names

@@ -25,20 +25,19 @@ type grants struct {
 	host    host
 	roster  *roster
 	ids     *idrange.Pool
-
-	// The runtime and the cgroups above those of pods, by open; no cgroups: pods run
-	// where the runtime puts them.
 	runtime internalapi.RuntimeService
+
+	// The cgroups above those of pods, by open; none: pods run where the runtime puts
+	// them.
 	cgroups *cgroup.Tree
 	driver  atomic.Pointer[string] // the runtime's cgroup driver, by the kubelet's name; nil until it is known
 }
 
 // open makes the cgroups above those of pods, as the runtime's cgroup driver wants them,
 // before the first pod is given anything. Without them pods run all the same.
-func (g *grants) open(ctx context.Context, runtime internalapi.RuntimeService) (err error) {
-	g.runtime = runtime
+func (g *grants) open(ctx context.Context) (err error) {
 	driver := "cgroupfs"
-	if resp, err := runtime.RuntimeConfig(ctx); err == nil && resp.GetLinux().GetCgroupDriver() == cri.CgroupDriver_SYSTEMD {
+	if resp, err := g.runtime.RuntimeConfig(ctx); err == nil && resp.GetLinux().GetCgroupDriver() == cri.CgroupDriver_SYSTEMD {
 		driver = "systemd"
 	}
 	g.driver.Store(&driver)

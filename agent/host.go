@@ -2,19 +2,24 @@ package agent
 
 import (
 	"github.com/crisp-cri/crisp/agent/gate"
+	"github.com/crisp-cri/crisp/agent/measure"
 	"github.com/crisp-cri/crisp/agent/node"
 	v1 "k8s.io/api/core/v1"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// A host is what the driver may know of this node. It is criruntime.Host.
+// A host is what is known of this node. It is criruntime.Host and status.Host.
 type host struct {
 	addresses *addresses
 	node      *node.State
 	gate      *gate.Gate
+	runtime   *measure.Connection
 }
 
 func (h host) IPs() []string { return h.addresses.get() }
+
+// RuntimeName is as status.Host says.
+func (h host) RuntimeName() string { return h.runtime.RuntimeName() }
 
 func (h host) Allocatable() v1.ResourceList { return h.node.Node().Status.Allocatable }
 

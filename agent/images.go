@@ -23,7 +23,8 @@ func (c *care) imagesDir(ctx context.Context) (string, error) {
 	return "", errors.New("the runtime does not tell where its images are")
 }
 
-func (c *care) imageSpace(ctx context.Context) (capacity, available int64, err error) {
+// ImageSpace is as imagegc.Node says.
+func (c *care) ImageSpace(ctx context.Context) (capacity, available int64, err error) {
 	dir, err := c.imagesDir(ctx)
 	if err != nil {
 		return 0, 0, err
@@ -32,9 +33,9 @@ func (c *care) imageSpace(ctx context.Context) (capacity, available int64, err e
 	return bytes.Capacity, bytes.Available, err
 }
 
-// imagesInUse are those of all containers, dead ones too, and those that pods
+// ImagesInUse is as imagegc.Node says: those of all containers, dead ones too, and those that pods
 // mount.
-func (c *care) imagesInUse(ctx context.Context) (map[string]bool, error) {
+func (c *care) ImagesInUse(ctx context.Context) (map[string]bool, error) {
 	list, err := c.runtime.ListContainers(ctx, nil)
 	if err != nil {
 		return nil, criruntime.Fault(err)

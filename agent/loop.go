@@ -2,18 +2,14 @@ package agent
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"sync/atomic"
+	"sync"
 	"time"
 
 	"github.com/crisp-cri/crisp/agent/api"
 	"github.com/crisp-cri/crisp/agent/criruntime"
 	"github.com/crisp-cri/crisp/agent/desired"
 	"github.com/crisp-cri/crisp/agent/event"
-	"github.com/crisp-cri/crisp/agent/gate"
 	"github.com/crisp-cri/crisp/agent/measure"
-	"github.com/crisp-cri/crisp/agent/node"
 	"github.com/crisp-cri/crisp/agent/pleg"
 	"github.com/crisp-cri/crisp/agent/podfiles"
 	"github.com/crisp-cri/crisp/agent/podsync"
@@ -25,40 +21,33 @@ import (
 	"github.com/crisp-cri/crisp/agent/workload"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
-	internalapi "k8s.io/cri-api/pkg/apis"
 )
 
 type agent struct {
-	o      Options
-	files  *podfiles.Store
-	roster *roster
-	host   host
-	grants *grants
-	events event.Recorder
-	driver *criruntime.Driver
-	wanted *desired.Manager
-	status *status.Store
-	probes *probe.Manager
-	gate   *gate.Gate
-	pleg   *pleg.Generator
-	store  *store.Store
-	api    *api.Server
-	node   *node.State
-
-	addresses *addresses
-	shownIPs  []string // addresses that the node shows; only the loop uses it
-
-	// The runtime, once it has answered; nil before.
-	runtime internalapi.RuntimeService
-	images  internalapi.ImageManagerService
-	counts  *measure.Counts // of what is asked of the runtime
-	// admission decides which pods may run here.
-	admission *admission
-	// volumesDue tells that objects have changed which volumes may show.
-	volumesDue chan struct{}
+	o          Options
+	files      *podfiles.Store
+	roster     *roster
+	host       host
+	conditions conditions
+	events     event.Recorder
+	runtime    *measure.Connection
+	driver     *criruntime.Driver
+	wanted     *desired.Manager
+	status     *status.Store
+	results    *probe.Results
+	probes     *probe.Manager
+	pleg       *pleg.Generator
+	store      *store.Store
+	api        *api.Server
+	admission  *admission // which pods may run here
+	care       *care
 	workers    *workers
-	early      []podsync.Key // in the runtime before the source has reported
-	beat       atomic.Int64  // when the loop last began a turn; Unix ns
+	heartbeat  *heartbeat
+
+	// Only the loop uses these.
+	shownIPs []string         // addresses that the node shows
+	held     []desired.Change // before the runtime has answered
+	early    []podsync.Key    // in the runtime before the source has reported
 }
 
 const (
@@ -68,40 +57,48 @@ const (
 	housekeeping = 2 * time.Second
 )
 
-// stalled is how long a turn may take before something is wrong. It varies in
-// tests only.
-var stalled = 2 * time.Minute
-
-// loop hands on what the sources and the runtime tell, beginning with the changes
-// that were held. Nothing in it blocks. Probes are not in it: what they find changes
-// the pod's status and wakes its worker itself.
-func (a *agent) loop(ctx context.Context, updates <-chan source.Update, held []desired.Change) {
-	changes := make(chan pleg.Change)
-	pool := worker.NewPool(ctx, backend{a.driver, a}, a.o.Log)
-	pool.Ended = a.ended
-	a.workers.pool.Store(pool)
-	a.apply(ctx, pool, held)
-	if a.wanted.Ready() {
-		a.ready(pool)
-	}
-	go a.gate.Run(ctx)
-	go a.pleg.Run(ctx, changes)
+// loop hands on what the sources and the runtime tell, until ctx ends. Before the runtime
+// has answered it only notes what is wanted; sources report and objects are served
+// meanwhile. An error means that no runtime will ever answer there: then nothing has been
+// begun. Nothing in it blocks. Probes are not in it: what they find changes the pod's
+// status and wakes its worker itself.
+func (a *agent) loop(ctx context.Context) error {
+	updates, changes := make(chan source.Update), make(chan pleg.Change)
+	answered, tried := make(chan answer, 1), make(chan struct{}, 1)
+	go func() { answered <- connect(ctx, a.o, tried) }()
+	begin := sync.OnceFunc(func() {
+		a.o.Log.InfoContext(ctx, "agent started", "node", a.o.NodeName, "manifests", a.o.Manifests)
+		a.startSources(ctx, updates)
+	})
+	var pool *worker.Pool // nil before the runtime has answered
 	pulse, keep := time.NewTicker(tick), time.NewTicker(housekeeping)
 	defer pulse.Stop()
 	defer keep.Stop()
 	for {
-		a.beat.Store(time.Now().UnixNano())
+		a.heartbeat.beat()
 		select {
 		case <-ctx.Done():
-			pool.Wait()
-			a.probes.Wait()
-			if a.o.StopPods {
-				a.stopPods(context.WithoutCancel(ctx))
+			a.end(ctx, pool)
+			return nil
+		case <-tried:
+			begin()
+		case r := <-answered:
+			err := r.err
+			if err == nil {
+				begin()
+				pool, err = a.connected(ctx, r, changes)
 			}
-			return
+			if ctx.Err() != nil {
+				continue
+			}
+			if err != nil {
+				return err
+			}
 		case <-pulse.C:
 		case <-keep.C:
-			a.housekeep()
+			if pool != nil {
+				a.housekeep()
+			}
 		case u := <-updates:
 			a.update(ctx, pool, u)
 		case <-a.wanted.Due():
@@ -117,16 +114,37 @@ func (a *agent) loop(ctx context.Context, updates <-chan source.Update, held []d
 	}
 }
 
-// LoopHealth says what is wrong with the loop: that it has stood still.
-func (a *agent) LoopHealth() error {
-	beat := a.beat.Load()
-	if beat == 0 {
-		return errors.New("the loop has not begun")
+// connected begins to run pods: the runtime has answered.
+func (a *agent) connected(ctx context.Context, r answer, changes chan<- pleg.Change) (*worker.Pool, error) {
+	version, err := a.runtime.Connect(ctx, r.runtime, r.images)
+	if err != nil {
+		return nil, criruntime.Fault(err)
 	}
-	if still := time.Since(time.Unix(0, beat)); still > stalled {
-		return fmt.Errorf("the loop has stood still for %s", still.Round(time.Second))
+	a.api.Connect(a.runtime.Runtime(), a.runtime.Images())
+	a.o.Log.InfoContext(ctx, "runtime connected", "runtime", version.RuntimeName, "version", version.RuntimeVersion)
+	a.care.start(ctx)
+	pool := worker.NewPool(ctx, backend{a.driver, a}, a.o.Log)
+	a.workers.pool.Store(pool)
+	a.apply(ctx, pool, a.held)
+	if a.wanted.Ready() {
+		a.ready(pool)
 	}
-	return nil
+	go a.host.gate.Run(ctx, a.pleg)
+	go a.pleg.Run(ctx, changes)
+	return pool, nil
+}
+
+// end waits for what has begun.
+func (a *agent) end(ctx context.Context, pool *worker.Pool) {
+	if pool == nil {
+		return
+	}
+	pool.Wait()
+	a.probes.Wait()
+	if a.o.StopPods {
+		a.stopPods(context.WithoutCancel(ctx))
+	}
+	a.o.Log.Info("agent ended", "pods_stopped", a.o.StopPods)
 }
 
 // housekeep ends the probes of pods that are not wanted any more, and looks after
@@ -155,23 +173,19 @@ func (a *agent) changed(pool *worker.Pool, key podsync.Key) {
 	}
 }
 
-// read takes in what a source says now. refers says that objects have changed which pods
-// may refer to.
-func (a *agent) read(ctx context.Context, u source.Update) (changes []desired.Change, refers bool) {
+// update has the workers follow what a source says now.
+func (a *agent) update(ctx context.Context, pool *worker.Pool, u source.Update) {
+	first := !a.wanted.Ready()
 	changes, refers, problems := a.wanted.Update(u)
 	for _, err := range problems {
 		a.o.Log.ErrorContext(ctx, "manifest rejected", "err", err)
 	}
-	return changes, refers
-}
-
-// update has the workers follow what a source says now.
-func (a *agent) update(ctx context.Context, pool *worker.Pool, u source.Update) {
-	first := !a.wanted.Ready()
-	changes, refers := a.read(ctx, u)
 	a.apply(ctx, pool, changes)
+	if pool == nil {
+		return
+	}
 	a.refreshVolumes()
-	if refers {
+	if refers { // pods refer to objects that have changed
 		for _, pod := range a.wanted.Pods() {
 			pool.Again(podsync.KeyOf(pod))
 		}
@@ -193,8 +207,13 @@ func (a *agent) ready(pool *worker.Pool) {
 	a.early = nil
 }
 
-// apply tells the workers what has changed.
+// apply tells the workers what has changed; if there are none yet, when there are.
 func (a *agent) apply(ctx context.Context, pool *worker.Pool, changes []desired.Change) {
+	if pool == nil {
+		a.held = hold(a.held, changes)
+		a.api.Poke()
+		return
+	}
 	for _, c := range changes { // new ones are let in beside what these may have
 		if c.Pod != nil && a.files.Pod(c.Pod.UID) != nil {
 			a.allocate(c.Pod)
@@ -262,100 +281,5 @@ func (a *agent) retryRejected() {
 			a.o.Log.Info("rejected pod fits now", "pod", podsync.KeyOf(pod).String())
 			pool.Admit(podsync.KeyOf(pod), a.allocate(pod))
 		}
-	}
-}
-
-// backend is the Runtime of the workers: the driver, and what else is known of
-// pods.
-type backend struct {
-	*criruntime.Driver
-	a *agent
-}
-
-func (b backend) Observe(ctx context.Context, key podsync.Key, pod *v1.Pod) (podsync.Have, error) {
-	have, err := b.Driver.Observe(ctx, key, pod)
-	if err != nil || pod == nil {
-		return have, err
-	}
-	have.Probes = b.a.probeResults(pod, have)
-	have.Scarce = b.a.workers.scarce.Load()
-	have.Pending = b.a.roster.resizes.pending(pod.UID)
-	return have, nil
-}
-
-func (b backend) Report(pod *v1.Pod, have podsync.Have) *v1.PodStatus {
-	have.Ending = b.a.files.MarkEnding(pod, have)
-	for _, uid := range have.Ending {
-		if pod == nil || string(pod.UID) != uid {
-			b.a.status.Drop(types.UID(uid))
-		}
-	}
-	if have.Ends(pod) { // nothing that is there is of the pod that is to begin
-		have = podsync.Have{Files: have.Files, Ending: have.Ending}
-	}
-	var old *v1.PodStatus
-	if pod != nil {
-		old = b.a.status.Get(pod.UID)
-	}
-	now := b.a.status.Report(pod, have)
-	if now != nil {
-		tellBackoffs(b.a.events, pod, old, now)
-		if err := b.a.files.Change(pod); err != nil {
-			b.a.o.Log.Warn("pod not kept", "pod", podsync.KeyOf(pod).String(), "err", err)
-		}
-		b.a.tellStatus(pod, now)
-	}
-	b.a.api.Poke()
-	return now
-}
-
-// tellStatus tells workloads and probes of a pod's status.
-func (a *agent) tellStatus(pod *v1.Pod, now *v1.PodStatus) {
-	a.wanted.Observe(pod, *now)
-	a.probe(pod, now)
-}
-
-func (a *agent) probeResults(pod *v1.Pod, have podsync.Have) map[string]podsync.Probes {
-	var ids []string
-	for _, c := range have.Containers {
-		if c.UID == string(pod.UID) {
-			ids = append(ids, c.ID)
-		}
-	}
-	return a.probes.Results(pod, ids)
-}
-
-// probed shows what a probe has found, and has the pod's worker look at it as soon as
-// it can: it may be pulling an image, or waiting for a container to end.
-func (a *agent) probed(key podsync.Key) {
-	if pod := a.wanted.Pod(key); pod != nil {
-		if pod, now := a.status.Probed(pod.UID); now != nil {
-			a.tellStatus(pod, now)
-			a.api.Poke()
-		}
-	}
-	a.workers.wake(key)
-}
-
-// probe has the pod probed as its status wants it. While it ends only readiness
-// is of interest: whether a container lives makes no difference any more.
-func (a *agent) probe(pod *v1.Pod, now *v1.PodStatus) {
-	running := false
-	for _, list := range [][]v1.ContainerStatus{now.InitContainerStatuses, now.ContainerStatuses} {
-		for i := range list {
-			running = running || list[i].State.Running != nil
-			if started := list[i].Started; started != nil && *started && !list[i].Ready {
-				a.probes.Hurry(pod.UID, list[i].Name)
-			}
-		}
-	}
-	over := podsync.Terminal(now) || pod.DeletionTimestamp != nil
-	switch {
-	case !over:
-		a.probes.Add(pod)
-	case running:
-		a.probes.Remove(pod.UID, probe.Startup, probe.Liveness)
-	default:
-		a.probes.Remove(pod.UID)
 	}
 }

@@ -22,17 +22,17 @@ import (
 // does not stand still.
 func TestLoopHealth(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		a := &agent{}
-		if a.LoopHealth() == nil {
+		h := &heartbeat{}
+		if h.health() == nil {
 			t.Error("well before it has begun")
 		}
-		a.beat.Store(time.Now().UnixNano())
+		h.beat()
 		time.Sleep(stalled)
-		if err := a.LoopHealth(); err != nil {
+		if err := h.health(); err != nil {
 			t.Error(err)
 		}
 		time.Sleep(time.Second)
-		if a.LoopHealth() == nil {
+		if h.health() == nil {
 			t.Error("well after two minutes of nothing")
 		}
 	})

@@ -12,18 +12,18 @@ import (
 // it lives, if it cares: as long as the loop goes round. A runtime that is away is no
 // reason to start the agent again.
 func (a *agent) tellManager(ctx context.Context) {
-	sdnotify.Notify("READY=1\nSTATUS=" + a.line(gate.State{}))
+	sdnotify.Notify("READY=1\nSTATUS=" + a.conditions.line(gate.State{}))
 	if interval := sdnotify.Interval(); interval > 0 {
-		alive := func(context.Context) error { return a.LoopHealth() }
-		go sdnotify.Watchdog(ctx, interval, alive, func() string { return a.line(a.gate.Get()) }, a.o.Log)
+		alive := func(context.Context) error { return a.heartbeat.health() }
+		go sdnotify.Watchdog(ctx, interval, alive, func() string { return a.conditions.line(a.host.gate.Get()) }, a.o.Log)
 	}
 }
 
 // line is what the service manager shows.
-func (a *agent) line(s gate.State) string {
-	switch pods := len(a.wanted.Pods()); {
+func (c conditions) line(s gate.State) string {
+	switch pods := len(c.wanted.Pods()); {
 	case !s.Answers:
-		return fmt.Sprintf("%d pods; the runtime at %s does not answer", pods, a.o.Endpoint)
+		return fmt.Sprintf("%d pods; the runtime at %s does not answer", pods, c.endpoint)
 	case !s.Ready(false):
 		return fmt.Sprintf("%d pods; %s: %s", pods, s.Reason, s.Message)
 	default:

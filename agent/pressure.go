@@ -18,8 +18,8 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// measure is evict.Options.Measure.
-func (c *care) measure(ctx context.Context) map[evict.Signal]evict.Observation {
+// Measure is as evict.Node says.
+func (c *care) Measure(ctx context.Context) map[evict.Signal]evict.Observation {
 	now := map[evict.Signal]evict.Observation{}
 	if m, ok := node.ReadMemory(); ok {
 		now[evict.Memory] = evict.Observation{Available: int64(m.Available()), Capacity: int64(m.Total)}
@@ -55,8 +55,8 @@ func space(path string) (bytes, inodes evict.Observation, err error) {
 		evict.Observation{Available: int64(s.Ffree), Capacity: int64(s.Files)}, nil
 }
 
-// apart is evict.Options.Apart.
-func (c *care) apart() bool {
+// ImagesApart is as evict.Node says.
+func (c *care) ImagesApart() bool {
 	dir, err := c.imagesDir(context.Background())
 	if err != nil {
 		return false
@@ -101,8 +101,8 @@ func pidsNow() (o evict.Observation, ok bool) {
 	return o, true
 }
 
-// usage is evict.Options.Pods.
-func (c *care) usage(ctx context.Context, all bool) ([]evict.Pod, error) {
+// Usage is as evict.Pods says.
+func (c *care) Usage(ctx context.Context, all bool) ([]evict.Pod, error) {
 	var pods []evict.Pod
 	for _, pod := range c.roster.active(c.roster.allocated()) {
 		if c.roster.finished(pod) {

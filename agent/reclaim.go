@@ -10,8 +10,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// reclaim is evict.Options.Reclaim.
-func (c *care) reclaim(ctx context.Context) {
+// Reclaim is as evict.Node says.
+func (c *care) Reclaim(ctx context.Context) {
 	c.removeDead(ctx)
 	freed, err := c.collect.FreeAll(ctx)
 	if err != nil {
@@ -78,5 +78,8 @@ func (c *care) anyLeft(ctx context.Context, pods map[string]podsync.Key) bool {
 	return false
 }
 
-// clean is evict.Options.Clean.
-func (c *care) clean(pod *v1.Pod) bool { return c.driver.Clean(pod.UID) }
+// Evict is as evict.Pods says.
+func (c *care) Evict(pod *v1.Pod, v podsync.Verdict) { c.workers.end(pod, v) }
+
+// Clean is as evict.Pods says.
+func (c *care) Clean(pod *v1.Pod) bool { return c.driver.Clean(pod.UID) }

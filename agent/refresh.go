@@ -41,5 +41,5 @@ func (c *care) keepVolumes(ctx context.Context) {
 
 // refreshVolumes has volumes brought up to date soon.
 func (a *agent) refreshVolumes() {
-	poke.Wake(a.volumesDue)
+	poke.Wake(a.care.volumesDue)
 }

@@ -6,7 +6,6 @@ import (
 	"crypto/subtle"
 	"crypto/tls"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"io/fs"
 	"log/slog"
@@ -20,17 +19,10 @@ import (
 	"strings"
 	"time"
 
-	"github.com/crisp-cri/crisp/agent/api"
 	"github.com/crisp-cri/crisp/agent/event"
 	"github.com/crisp-cri/crisp/agent/gate"
-	"github.com/crisp-cri/crisp/agent/manifest"
-	"github.com/crisp-cri/crisp/agent/podsync"
-	"github.com/crisp-cri/crisp/agent/store"
 	"github.com/crisp-cri/crisp/internal/atomicfile"
 	"github.com/crisp-cri/crisp/internal/fault"
-	"github.com/crisp-cri/crisp/internal/sdnotify"
-	v1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/types"
 )
 
 // Serve says where the agent is spoken to. Its Unix socket, <Root>/agent.sock
@@ -46,21 +38,10 @@ type Serve struct {
 // SocketOf is where the agent of this root is spoken to.
 func SocketOf(root string) string { return filepath.Join(root, "agent.sock") }
 
-// serve opens the store of the local API's objects and serves them. The returned
-// function ends serving.
+// serve serves the local API. The returned function ends serving.
 func (a *agent) serve(ctx context.Context, events *event.Store) (stop func(), err error) {
-	if a.store, err = store.Open(filepath.Join(a.o.Root, "objects"), a.o.NodeName, a.files.Pod, a.o.Log); err != nil {
-		return nil, err
-	}
-	a.loadDebugged()
-	a.gate.Changed = a.runtimeChanged
-	a.api = api.New(api.Options{
-		Version: a.o.Serve.Version, Wanted: a.wanted, Store: a.store, Events: events, Node: a.node,
-		Status: a.status.Get, Accepted: a.files.Accepted, Volumes: a.driver.Volumes().Measured, PodLogs: a.files.LogDir, LoopHealth: a.LoopHealth, ListHealth: a.pleg.Health,
-		Config: a.kubeletConfig, Checkpoints: filepath.Join(a.o.Root, "checkpoints"), Metrics: a.counts.Write, ProbeMetrics: a.probes.Metrics, Restart: a.restart, Debug: a.debug, Log: a.o.Log,
-	})
-	a.node.OnChange(a.api.Poke)
-	a.runtimeChanged(gate.State{Reason: "RuntimeDoesNotAnswer", Message: "runtime at " + a.o.Endpoint + " has not answered yet"})
+	a.conditions.node.OnChange(a.api.Poke)
+	a.conditions.RuntimeChanged(gate.State{Reason: "RuntimeDoesNotAnswer", Message: "runtime at " + a.o.Endpoint + " has not answered yet"})
 	go a.pokeForEvents(ctx, events)
 	return a.listen(ctx)
 }
@@ -80,36 +61,6 @@ func (a *agent) pokeForEvents(ctx context.Context, events *event.Store) {
 			a.api.Poke()
 		}
 	}
-}
-
-// runtimeChanged shows the runtime's state as conditions of the node.
-func (a *agent) runtimeChanged(s gate.State) {
-	status := func(ok bool) v1.ConditionStatus {
-		if ok {
-			return v1.ConditionTrue
-		}
-		return v1.ConditionFalse
-	}
-	reason, message := "KubeletReady", "the runtime is ready"
-	if !s.Ready(false) {
-		reason, message = "KubeletNotReady", strings.TrimPrefix(s.Reason+": "+s.Message, ": ")
-	}
-	sdnotify.Notify("STATUS=" + a.line(s))
-	a.node.SetCondition(v1.NodeReady, status(s.Ready(false)), reason, message)
-	a.node.SetCondition(v1.NodeNetworkUnavailable, status(!s.NetworkReady), s.Reason, s.Message)
-	a.node.Edit(func(n *v1.Node) {
-		n.Status.RuntimeHandlers = nil
-		for _, h := range s.Handlers {
-			handler := v1.NodeRuntimeHandler{Name: h.Name, Features: &v1.NodeRuntimeHandlerFeatures{}}
-			if f := h.Features; f != nil {
-				handler.Features.RecursiveReadOnlyMounts, handler.Features.UserNamespaces = &f.RecursiveReadOnlyMounts, &f.UserNamespaces
-			}
-			n.Status.RuntimeHandlers = append(n.Status.RuntimeHandlers, handler)
-		}
-		if s.Version != "" {
-			n.Status.NodeInfo.ContainerRuntimeVersion = s.Version
-		}
-	})
 }
 
 // listen serves at all addresses.
@@ -297,69 +248,4 @@ func isLocal(hostport string) bool {
 	}
 	ip, err := netip.ParseAddr(host)
 	return err == nil && ip.IsLoopback() || strings.EqualFold(host, "localhost")
-}
-
-// restart has the worker of a pod stop containers of it.
-func (a *agent) restart(pod *v1.Pod, ids []string, grace *time.Duration) bool {
-	pool := a.workers.pool.Load()
-	return pool != nil && pool.Restart(podsync.KeyOf(pod), pod.UID, ids, grace)
-}
-
-// debug makes these the ephemeral containers of a pod, for as long as it lives.
-func (a *agent) debug(pod *v1.Pod, containers []v1.EphemeralContainer) error {
-	list, err := manifest.Ephemeral(pod, containers)
-	if err != nil {
-		return fault.Invalid.Errorf("%v", err)
-	}
-	data, err := json.Marshal(list)
-	if err != nil {
-		return err
-	}
-	if err := os.MkdirAll(a.debugDir(), 0o700); err != nil {
-		return err
-	}
-	if err := atomicfile.Write(filepath.Join(a.debugDir(), string(pod.UID)+".json"), data, 0o600); err != nil {
-		return err
-	}
-	a.wanted.SetEphemeral(pod.UID, list)
-	return nil
-}
-
-func (a *agent) debugDir() string { return filepath.Join(a.o.Root, "ephemeral") }
-
-// loadDebugged takes in the ephemeral containers that pods were given earlier; those of
-// pods without files are forgotten. What cannot be read stays as it is: such a container
-// runs on and is not shown, and all else goes on.
-func (a *agent) loadDebugged() {
-	warn := func(path string, err error) {
-		a.o.Log.Warn("ephemeral containers of a pod not known", "path", path, "err", err)
-	}
-	entries, err := os.ReadDir(a.debugDir())
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		warn(a.debugDir(), err)
-	}
-	there := map[string]bool{}
-	for _, pod := range a.files.Accepted() {
-		there[string(pod.UID)] = true
-	}
-	for _, e := range entries {
-		path := filepath.Join(a.debugDir(), e.Name())
-		uid := strings.TrimSuffix(e.Name(), ".json")
-		if !there[uid] {
-			if err := os.Remove(path); err != nil {
-				warn(path, err)
-			}
-			continue
-		}
-		data, err := os.ReadFile(path)
-		var list []v1.EphemeralContainer
-		if err == nil {
-			err = json.Unmarshal(data, &list)
-		}
-		if err != nil {
-			warn(path, err)
-			continue
-		}
-		a.wanted.SetEphemeral(types.UID(uid), list)
-	}
 }

@@ -67,10 +67,11 @@ func TestDamagedEphemeral(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	a := &agent{o: Options{Root: root, Log: slog.New(slog.NewTextHandler(&log, nil))}, files: files, wanted: desired.New([]string{manifest.SourceFile})}
-	a.loadDebugged()
+	wanted := desired.New([]string{manifest.SourceFile})
+	d := &debugged{dir: filepath.Join(root, "ephemeral"), wanted: wanted, log: slog.New(slog.NewTextHandler(&log, nil))}
+	d.load(files.Accepted())
 	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "good", Namespace: "default", UID: "good"}}
-	changes, _, _ := a.wanted.Update(source.Update{Source: manifest.SourceFile, Files: []source.File{{Path: "f", Objects: []manifest.Object{pod}}}})
+	changes, _, _ := wanted.Update(source.Update{Source: manifest.SourceFile, Files: []source.File{{Path: "f", Objects: []manifest.Object{pod}}}})
 	if len(changes) != 1 || len(changes[0].Pod.Spec.EphemeralContainers) != 1 {
 		t.Errorf("wanted %+v", changes)
 	}

@@ -6,10 +6,8 @@ import (
 	"path/filepath"
 
 	"github.com/crisp-cri/crisp/agent/manifest"
-	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/agent/source"
 	"github.com/crisp-cri/crisp/internal/fault"
-	"k8s.io/apimachinery/pkg/types"
 )
 
 // sources are those that must have reported before anything is ended.
@@ -46,13 +44,6 @@ func (a *agent) startSources(ctx context.Context, updates chan<- source.Update) 
 			}
 		}
 	}()
-}
-
-// ended has the object of a pod go that was deleted and of which nothing is left.
-func (a *agent) ended(key podsync.Key, uid types.UID) {
-	if err := a.store.Ended(key.Namespace, key.Name, uid); err != nil {
-		a.o.Log.Error("object of an ended pod stays", "pod", key.String(), "err", err)
-	}
 }
 
 // expire deletes the jobs whose time after their end is over.

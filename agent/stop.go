@@ -11,6 +11,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/periodic"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // stopPatience is for how long the runtime may say nothing until it is not waited for any
@@ -29,7 +30,7 @@ func (a *agent) stopPods(ctx context.Context) {
 	go periodic.Run(ctx, stopPatience/6, func(ctx context.Context) {
 		limited, cancel := context.WithTimeout(ctx, stopPatience/6)
 		defer cancel()
-		if _, err := a.runtime.Version(limited, ""); err == nil {
+		if _, err := a.runtime.Runtime().Version(limited, ""); err == nil {
 			giveUp.Reset(stopPatience)
 		}
 	})
@@ -72,3 +73,6 @@ func (s stopper) Observe(ctx context.Context, key podsync.Key, pod *v1.Pod) (pod
 
 // Report keeps nothing: that the agent was ended is nothing about the pod.
 func (s stopper) Report(*v1.Pod, podsync.Have) *v1.PodStatus { return nil }
+
+// Ended does nothing: the pod is wanted still.
+func (s stopper) Ended(podsync.Key, types.UID) {}

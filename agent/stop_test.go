@@ -13,6 +13,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/criruntime"
 	"github.com/crisp-cri/crisp/agent/desired"
 	"github.com/crisp-cri/crisp/agent/manifest"
+	"github.com/crisp-cri/crisp/agent/measure"
 	"github.com/crisp-cri/crisp/agent/podfiles"
 	"github.com/crisp-cri/crisp/agent/probe"
 	"github.com/crisp-cri/crisp/agent/source"
@@ -67,10 +68,15 @@ func TestStopsWithoutRuntime(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				driver := criruntime.New(criruntime.Options{Root: root, Files: files, Log: slog.New(slog.DiscardHandler)})
-				driver.Connect(runtime, nil)
-				a := &agent{o: Options{Root: root, Log: slog.New(slog.DiscardHandler)}, files: files, roster: &roster{files: files}, workers: &workers{}, driver: driver, runtime: runtime, wanted: desired.New([]string{manifest.SourceFile})}
-				a.probes = probe.New(t.Context(), probe.Options{Log: a.o.Log})
+				log, conn := slog.New(slog.DiscardHandler), measure.New(slog.New(slog.DiscardHandler))
+				away := runtime.away
+				runtime.away = false // it has answered once
+				if _, err := conn.Connect(t.Context(), runtime, nil); err != nil {
+					t.Fatal(err)
+				}
+				runtime.away = away
+				driver := criruntime.New(criruntime.Options{Runtime: conn.Runtime(), Root: root, Files: files, Log: log})
+				a := &agent{o: Options{Root: root, Log: log}, files: files, roster: &roster{files: files}, workers: &workers{}, driver: driver, runtime: conn, results: &probe.Results{}, wanted: desired.New([]string{manifest.SourceFile})}
 				pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "web", Namespace: "default", UID: "u"}}
 				a.wanted.Update(source.Update{Source: manifest.SourceFile, Files: []source.File{{Path: "f", Objects: []manifest.Object{pod}}}})
 				begun := time.Now()

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"sync/atomic"
+	"time"
 
 	"github.com/crisp-cri/crisp/agent/event"
 	"github.com/crisp-cri/crisp/agent/podsync"
@@ -21,6 +22,12 @@ func (w *workers) wake(key podsync.Key) {
 	if pool := w.pool.Load(); pool != nil {
 		pool.Wake(key)
 	}
+}
+
+// restart stops containers of a pod, which start again as its restart policy says.
+func (w *workers) restart(pod *v1.Pod, ids []string, grace *time.Duration) bool {
+	pool := w.pool.Load()
+	return pool != nil && pool.Restart(podsync.KeyOf(pod), pod.UID, ids, grace)
 }
 
 // end ends a pod for good.

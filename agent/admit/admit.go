@@ -29,11 +29,16 @@ type Node struct {
 	NoPrivileged  bool
 	Pressure      []v1.NodeConditionType // that there is now
 	Features      *cri.RuntimeFeatures   // of the runtime; nil if it does not tell
+	Pods          Pods
+}
+
+// Pods are known by their RuntimeClasses, too.
+type Pods interface {
 	// Handler returns what the handler of a pod's RuntimeClass can do; nil if that
 	// is not known.
-	Handler func(*v1.Pod) *cri.RuntimeHandlerFeatures
+	Handler(*v1.Pod) *cri.RuntimeHandlerFeatures
 	// Requests are those of a pod, with its overhead.
-	Requests func(*v1.Pod) v1.ResourceList
+	Requests(*v1.Pod) v1.ResourceList
 }
 
 // Check returns why pod may not run beside the others, or nil. victims are those
@@ -53,7 +58,7 @@ func Check(pod *v1.Pod, others []*v1.Pod, n *Node) (v *podsync.Verdict, victims 
 		victims = append(victims, holders...)
 		left = without(left, holders)
 	}
-	for _, name := range append([]v1.ResourceName{v1.ResourcePods, v1.ResourceCPU, v1.ResourceMemory, v1.ResourceEphemeralStorage}, hugePages(n.Requests(pod))...) {
+	for _, name := range append([]v1.ResourceName{v1.ResourcePods, v1.ResourceCPU, v1.ResourceMemory, v1.ResourceEphemeralStorage}, hugePages(n.Pods.Requests(pod))...) {
 		v, missing := lacks(name, pod, left, n)
 		if v == nil {
 			continue
@@ -140,7 +145,7 @@ func requests(name v1.ResourceName, pod *v1.Pod, n *Node) int64 {
 	if name == v1.ResourcePods {
 		return 1
 	}
-	return amount(name, n.Requests(pod))
+	return amount(name, n.Pods.Requests(pod))
 }
 
 func amount(name v1.ResourceName, list v1.ResourceList) int64 {
@@ -310,7 +315,7 @@ func matches(pattern, name string) bool {
 func security(pod *v1.Pod, n *Node) *podsync.Verdict {
 	own := !ptr.Deref(pod.Spec.HostUsers, true)
 	if own {
-		if f := n.Handler(pod); f != nil && !f.UserNamespaces {
+		if f := n.Pods.Handler(pod); f != nil && !f.UserNamespaces {
 			return reject("UserNamespacesNotSupported", "hostUsers is false and the runtime's handler has no user namespaces")
 		}
 	}

@@ -28,13 +28,19 @@ func with(requests string) string {
 	return "containers: [{name: a, image: i, resources: {requests: {" + requests + "}}}]"
 }
 
+// plain pods have no RuntimeClass, and one container.
+type plain struct{}
+
+func (plain) Handler(*v1.Pod) *cri.RuntimeHandlerFeatures { return &cri.RuntimeHandlerFeatures{} }
+
+func (plain) Requests(p *v1.Pod) v1.ResourceList { return p.Spec.Containers[0].Resources.Requests }
+
 func testNode() *Node {
 	return &Node{
 		Name: "n1", Labels: map[string]string{"disk": "ssd", "size": "5", v1.LabelOSStable: "linux"},
 		Allocatable: v1.ResourceList{"cpu": resource.MustParse("2"), "memory": resource.MustParse("1Gi"), "pods": resource.MustParse("4"), "ephemeral-storage": resource.MustParse("1Gi"), "hugepages-2Mi": resource.MustParse("8Mi")},
-		Handler:     func(*v1.Pod) *cri.RuntimeHandlerFeatures { return &cri.RuntimeHandlerFeatures{} },
 		Features:    &cri.RuntimeFeatures{},
-		Requests:    func(p *v1.Pod) v1.ResourceList { return p.Spec.Containers[0].Resources.Requests },
+		Pods:        plain{},
 	}
 }
 

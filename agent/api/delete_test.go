@@ -16,6 +16,11 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
+// none has no pods.
+type none struct{}
+
+func (none) Pod(types.UID) *v1.Pod { return nil }
+
 // An object that this agent rejects is in no list, but "crisp sources" tells of it: it
 // can be deleted by its name.
 func TestDeleteRejected(t *testing.T) {
@@ -27,7 +32,7 @@ func TestDeleteRejected(t *testing.T) {
 	if err := os.WriteFile(file, []byte(`{"uid":"u1","object":{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"c"},"data":7}}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	objects, err := store.Open(dir, "n1", func(types.UID) *v1.Pod { return nil }, slog.New(slog.DiscardHandler))
+	objects, err := store.Open(dir, "n1", none{}, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

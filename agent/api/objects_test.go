@@ -70,7 +70,7 @@ func TestAnswersWhenRead(t *testing.T) {
 // Who writes what it has read is refused if somebody has written since, also while the agent's
 // loop has not taken that in: two who read the same cannot both write.
 func TestPutOfStale(t *testing.T) {
-	objects, err := store.Open(t.TempDir(), "n1", func(types.UID) *v1.Pod { return nil }, slog.New(slog.DiscardHandler))
+	objects, err := store.Open(t.TempDir(), "n1", none{}, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

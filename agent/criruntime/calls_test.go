@@ -164,10 +164,9 @@ func record(t *testing.T, spec string) (*Driver, *recorder, *v1.Pod) {
 	r.FakeStatus = &cri.RuntimeStatus{Conditions: []*cri.RuntimeCondition{{Type: cri.RuntimeReady, Status: true}, {Type: cri.NetworkReady, Status: true}}}
 	root := t.TempDir()
 	d := New(Options{
-		Root: root, Files: files(t, root), NodeName: "n1", ClusterDomain: "cluster.local",
+		Root: root, Runtime: r, Images: r, Files: files(t, root), NodeName: "n1", ClusterDomain: "cluster.local",
 		Objects: shelf{}, Events: r, Host: host{handlers: []string{"", "alt"}}, Log: slog.New(slog.DiscardHandler),
 	})
-	d.Connect(r, r)
 	list, _, err := manifest.Read("web.yaml", []byte("apiVersion: v1\nkind: Pod\nmetadata: {name: web}\nspec:\n"+spec), manifest.Options{NodeName: "n1"})
 	if err != nil {
 		t.Fatal(err)
@@ -299,7 +298,6 @@ func TestStopOrphan(t *testing.T) {
 		t.Fatal(err)
 	}
 	next := again(t, d)
-	next.Connect(r, r)
 	have, err := next.Observe(t.Context(), podsync.KeyOf(pod), nil)
 	if err != nil {
 		t.Fatal(err)
@@ -416,7 +414,6 @@ func TestResize(t *testing.T) {
 
 	// What was told is known to the next agent.
 	next := again(t, d)
-	next.Connect(r, r)
 	begin(t, next, resized)
 	r.expect(t)
 }

@@ -36,6 +36,8 @@ import (
 // Options are what a Driver works with.
 type Options struct {
 	Root           string // the agent's directory, absolute
+	Runtime        internalapi.RuntimeService
+	Images         internalapi.ImageManagerService
 	Files          *podfiles.Store
 	NodeName       string
 	ResolvConf     string   // of the node; what pods get for dnsPolicy Default
@@ -75,7 +77,7 @@ type Driver struct {
 	clean map[string]bool      // pods that hold nothing any more, by UID; guarded by mu
 }
 
-// New returns a Driver. It acts once it has a runtime, by Connect.
+// New returns a Driver.
 func New(o Options) *Driver {
 	if o.Events == nil {
 		o.Events = event.Discard
@@ -91,6 +93,8 @@ func New(o Options) *Driver {
 	}
 	d := &Driver{
 		o:        o,
+		runtime:  o.Runtime,
+		images:   o.Images,
 		agent:    agentID(o.Root),
 		kernel:   readKernel(),
 		pulls:    newQueue(o.Pulls),
@@ -101,11 +105,6 @@ func New(o Options) *Driver {
 	}
 	d.volumes = volume.New(o.Root, o.Objects, shown{d})
 	return d
-}
-
-// Connect gives the driver its runtime, before its first action.
-func (d *Driver) Connect(runtime internalapi.RuntimeService, images internalapi.ImageManagerService) {
-	d.runtime, d.images = runtime, images
 }
 
 // tell records an event of a container. Its message names the container and not

@@ -78,21 +78,31 @@ type Options struct {
 	MinReclaim map[Signal]Amount
 	MaxGrace   int64         // seconds that a pod gets at most at a soft threshold
 	Transition time.Duration // how long a condition stays when its cause has gone
-	Measure    func(context.Context) map[Signal]Observation
-	// Pods returns all pods that run, or only those with limits of their own.
-	Pods func(ctx context.Context, all bool) ([]Pod, error)
-	// Reclaim gives back the containers and images that nobody needs; it may be nil. Apart reports
-	// whether they have a file system of their own, of which writable layers are a
-	// part too; nil is no.
-	Apart   func() bool
-	Reclaim func(context.Context)
-	Evict   func(*v1.Pod, podsync.Verdict)
-	// Clean reports whether a pod that was evicted has given back what it held. nil:
-	// nobody waits for it.
-	Clean func(*v1.Pod) bool
-	// Condition is told the state of each condition when it changes, and at first.
-	Condition func(kind v1.NodeConditionType, status bool, reason, message string)
-	Log       *slog.Logger
+	Node       Node
+	Pods       Pods
+	Log        *slog.Logger
+}
+
+// A Node is what may run out of something.
+type Node interface {
+	// Measure returns what there is of what can be measured.
+	Measure(context.Context) map[Signal]Observation
+	// ImagesApart reports whether images have a file system of their own, of which
+	// writable layers are a part too.
+	ImagesApart() bool
+	// Reclaim gives back the containers and images that are not needed.
+	Reclaim(context.Context)
+	// SetPressure is called when a condition changes, and at first.
+	SetPressure(kind v1.NodeConditionType, is bool, reason, message string)
+}
+
+// Pods are those of the node.
+type Pods interface {
+	// Usage returns all pods that run, or only those with limits of their own.
+	Usage(ctx context.Context, all bool) ([]Pod, error)
+	Evict(*v1.Pod, podsync.Verdict)
+	// Clean reports whether a pod that was evicted has given back what it held.
+	Clean(*v1.Pod) bool
 }
 
 const (
@@ -143,8 +153,8 @@ func (m *Manager) Pressure() []v1.NodeConditionType {
 
 // Look looks once and does at most one thing about the node as a whole.
 func (m *Manager) Look(ctx context.Context) error {
-	due := m.due(m.o.Measure(ctx))
-	pods, err := m.o.Pods(ctx, len(due) > 0)
+	due := m.due(m.o.Node.Measure(ctx))
+	pods, err := m.o.Pods.Usage(ctx, len(due) > 0)
 	if err != nil {
 		return err
 	}
@@ -152,7 +162,7 @@ func (m *Manager) Look(ctx context.Context) error {
 	for _, p := range pods {
 		if v := overLimit(p); v != nil {
 			m.o.Log.WarnContext(ctx, "pod evicted", "pod", podsync.KeyOf(p.Pod).String(), "why", v.Message)
-			m.o.Evict(p.Pod, *v)
+			m.o.Pods.Evict(p.Pod, *v)
 			gone = append(gone, p.Pod)
 		}
 	}
@@ -160,10 +170,10 @@ func (m *Manager) Look(ctx context.Context) error {
 		m.await(ctx, gone)
 		return nil
 	}
-	apart := m.o.Apart != nil && m.o.Apart()
-	if meanings[due[0].Signal].condition == v1.NodeDiskPressure && m.o.Reclaim != nil && !(apart && onNode(due[0].Signal)) {
-		m.o.Reclaim(ctx)
-		if due = m.due(m.o.Measure(ctx)); len(due) == 0 {
+	apart := m.o.Node.ImagesApart()
+	if meanings[due[0].Signal].condition == v1.NodeDiskPressure && !(apart && onNode(due[0].Signal)) {
+		m.o.Node.Reclaim(ctx)
+		if due = m.due(m.o.Node.Measure(ctx)); len(due) == 0 {
 			return nil
 		}
 	}
@@ -176,12 +186,9 @@ func (m *Manager) Look(ctx context.Context) error {
 // await returns when all of these pods have given back what they held, or after
 // cleaning.
 func (m *Manager) await(ctx context.Context, pods []*v1.Pod) {
-	if m.o.Clean == nil {
-		return
-	}
 	deadline, tick := time.After(cleaning), time.NewTicker(cleaningPeriod)
 	defer tick.Stop()
-	for slices.ContainsFunc(pods, func(p *v1.Pod) bool { return !m.o.Clean(p) }) {
+	for slices.ContainsFunc(pods, func(p *v1.Pod) bool { return !m.o.Pods.Clean(p) }) {
 		select {
 		case <-tick.C:
 		case <-deadline:
@@ -262,7 +269,7 @@ func (m *Manager) tell() {
 			if is {
 				text = messages[kind][1]
 			}
-			m.o.Condition(kind, is, text[0], text[1])
+			m.o.Node.SetPressure(kind, is, text[0], text[1])
 		}
 	}
 	m.mu.Lock()
@@ -318,7 +325,7 @@ func (m *Manager) evictFor(ctx context.Context, n need, pods []Pod, apart bool) 
 		}
 	}
 	m.o.Log.WarnContext(ctx, "pod evicted", "pod", podsync.KeyOf(p.Pod).String(), "why", text)
-	m.o.Evict(p.Pod, verdict(text, grace))
+	m.o.Pods.Evict(p.Pod, verdict(text, grace))
 	return p.Pod
 }
 

@@ -54,9 +54,13 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// scene is a node and what was done to its pods.
+// A scene is a node and what was done to its pods.
 type scene struct {
 	mu sync.Mutex // held by Evict, and by who looks meanwhile
+
+	apart bool
+	begun time.Time                      // of a scene whose disk fills later
+	clean func(s *scene, p *v1.Pod) bool // nil: all are, at once
 
 	free      int64
 	disk      int64
@@ -65,33 +69,54 @@ type scene struct {
 	verdict   podsync.Verdict
 	condition map[v1.NodeConditionType]bool
 	reclaimed int
+	nothing   bool // to reclaim
 }
+
+func (s *scene) Measure(context.Context) map[Signal]Observation {
+	if s.late() {
+		s.disk = 90
+	}
+	return map[Signal]Observation{Memory: {s.free, 1000}, NodeFS: {s.disk, 1000}}
+}
+
+// late reports whether twenty seconds of a scene that has begun are over.
+func (s *scene) late() bool {
+	return !s.begun.IsZero() && time.Since(s.begun) >= 20*time.Second
+}
+
+func (s *scene) ImagesApart() bool { return s.apart }
+
+func (s *scene) Reclaim(context.Context) {
+	if s.nothing {
+		return
+	}
+	s.reclaimed++
+	s.disk += 50
+}
+
+func (s *scene) SetPressure(kind v1.NodeConditionType, is bool, _, _ string) { s.condition[kind] = is }
+
+func (s *scene) Usage(context.Context, bool) ([]Pod, error) { return s.pods, nil }
+
+func (s *scene) Evict(p *v1.Pod, v podsync.Verdict) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.evicted, s.verdict = append(s.evicted, p.Name), v
+	for i := range s.pods {
+		if s.pods[i].Pod == p {
+			s.free += s.pods[i].Use[v1.ResourceMemory]
+			s.pods = append(s.pods[:i:i], s.pods[i+1:]...)
+			break
+		}
+	}
+}
+
+func (s *scene) Clean(p *v1.Pod) bool { return s.clean == nil || s.clean(s, p) }
 
 func (s *scene) manager(t *testing.T, thresholds ...Threshold) (*Manager, *time.Time) {
 	s.condition = map[v1.NodeConditionType]bool{}
 	now := time.Unix(1000, 0)
-	m := New(Options{
-		Thresholds: thresholds, MaxGrace: 20, Transition: time.Minute,
-		Measure: func(context.Context) map[Signal]Observation {
-			return map[Signal]Observation{Memory: {s.free, 1000}, NodeFS: {s.disk, 1000}}
-		},
-		Pods:    func(context.Context, bool) ([]Pod, error) { return s.pods, nil },
-		Reclaim: func(context.Context) { s.reclaimed++; s.disk += 50 },
-		Evict: func(p *v1.Pod, v podsync.Verdict) {
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			s.evicted, s.verdict = append(s.evicted, p.Name), v
-			for i := range s.pods {
-				if s.pods[i].Pod == p {
-					s.free += s.pods[i].Use[v1.ResourceMemory]
-					s.pods = append(s.pods[:i:i], s.pods[i+1:]...)
-					break
-				}
-			}
-		},
-		Condition: func(kind v1.NodeConditionType, is bool, _, _ string) { s.condition[kind] = is },
-		Log:       slog.New(slog.DiscardHandler),
-	})
+	m := New(Options{Thresholds: thresholds, MaxGrace: 20, Transition: time.Minute, Node: s, Pods: s, Log: slog.New(slog.DiscardHandler)})
 	m.now = func() time.Time { return now }
 	return m, &now
 }
@@ -219,9 +244,8 @@ func TestDisksApart(t *testing.T) {
 	layers, logs := pod("layers", 0, 0, 500), pod("logs", 0, 0, 100)
 	layers.Use[LayersDisk], layers.Use[NodeDisk] = 490, 10
 	logs.Use[LayersDisk], logs.Use[NodeDisk] = 0, 100
-	s := &scene{free: 1000, disk: 10, pods: []Pod{layers, logs}}
+	s := &scene{free: 1000, disk: 10, apart: true, pods: []Pod{layers, logs}}
 	m, _ := s.manager(t, Threshold{Signal: NodeFS, Amount: Amount{Percent: 10}})
-	m.o.Apart = func() bool { return true }
 	if err := m.Look(t.Context()); err != nil || s.reclaimed != 0 || len(s.evicted) != 1 || s.evicted[0] != "logs" {
 		t.Errorf("reclaimed %d times, evicted %v, %v", s.reclaimed, s.evicted, err)
 	}
@@ -257,17 +281,8 @@ func TestNextVictimWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &scene{free: 1000, disk: 50, pods: []Pod{pod("a", 0, 0, 20), pod("b", 0, 0, 40), pod("c", 0, 0, 10)}}
 		m, _ := s.manager(t, Threshold{Signal: NodeFS, Amount: Amount{Amount: 100}})
-		m.o.Reclaim = nil
-		begun := time.Now()
-		later := func() bool { return time.Since(begun) >= 20*time.Second }
-		m.o.Clean = func(p *v1.Pod) bool { return p.Name == "b" && later() }
-		measure := m.o.Measure
-		m.o.Measure = func(ctx context.Context) map[Signal]Observation {
-			if later() {
-				s.disk = 90
-			}
-			return measure(ctx)
-		}
+		s.nothing, s.begun = true, time.Now()
+		s.clean = func(s *scene, p *v1.Pod) bool { return p.Name == "b" && s.late() }
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		go m.Run(ctx)

@@ -66,18 +66,27 @@ func (s State) same(o State) bool {
 		s.Reason == o.Reason && s.Message == o.Message && slices.Equal(s.HandlerNames(), o.HandlerNames())
 }
 
+// A Lister knows the lists that the runtime gives.
+type Lister interface {
+	Health() error // what is wrong with them
+}
+
+// A Watcher is told of a new state. It must not block.
+type Watcher interface{ RuntimeChanged(State) }
+
 // A Gate asks one runtime.
 type Gate struct {
-	Runtime Runtime
-	Log     *slog.Logger
-	// Lists says what is wrong with the lists that the runtime gives; nil: it is not
-	// asked.
-	Lists func() error
-	// Changed is told of a new state. It must not block. May be nil.
-	Changed func(State)
+	runtime Runtime
+	watcher Watcher
+	log     *slog.Logger
 
 	mu   sync.Mutex
 	last State // guarded by mu
+}
+
+// New returns a Gate of a runtime that was not asked yet.
+func New(runtime Runtime, watcher Watcher, log *slog.Logger) *Gate {
+	return &Gate{runtime: runtime, watcher: watcher, log: log}
 }
 
 // Get returns the last state; before the first answer nothing is ready.
@@ -87,12 +96,12 @@ func (g *Gate) Get() State {
 	return g.last
 }
 
-// Run asks until ctx ends.
-func (g *Gate) Run(ctx context.Context) {
+// Run asks until ctx ends, the runtime and who has its lists.
+func (g *Gate) Run(ctx context.Context, lists Lister) {
 	ticker := time.NewTicker(period)
 	defer ticker.Stop()
 	for first := true; ctx.Err() == nil; first = false {
-		g.ask(ctx, first)
+		g.ask(ctx, lists, first)
 		select {
 		case <-ctx.Done():
 		case <-ticker.C:
@@ -100,26 +109,22 @@ func (g *Gate) Run(ctx context.Context) {
 	}
 }
 
-func (g *Gate) ask(ctx context.Context, first bool) {
+func (g *Gate) ask(ctx context.Context, lists Lister, first bool) {
 	limited, cancel := context.WithTimeout(ctx, period)
 	defer cancel()
-	resp, err := g.Runtime.Status(limited, false)
+	resp, err := g.runtime.Status(limited, false)
 	if ctx.Err() != nil {
 		return
 	}
 	now := read(resp, err)
-	if now.Lists = true; g.Lists != nil {
-		if err := g.Lists(); err != nil {
-			now.Lists = false
-			if now.Reason == "" {
-				now.Reason, now.Message = "RuntimeDoesNotList", err.Error()
-			}
-		}
+	err = lists.Health()
+	if now.Lists = err == nil; !now.Lists && now.Reason == "" {
+		now.Reason, now.Message = "RuntimeDoesNotList", err.Error()
 	}
 	was := g.Get()
 	now.Version = was.Version
 	if now.Answers { // it may have been replaced by a newer one in the meantime
-		if v, err := g.Runtime.Version(limited, ""); err == nil {
+		if v, err := g.runtime.Version(limited, ""); err == nil {
 			now.Version = v.RuntimeName + "://" + v.RuntimeVersion
 		}
 	}
@@ -129,11 +134,9 @@ func (g *Gate) ask(ctx context.Context, first bool) {
 	if !first && now.same(was) {
 		return
 	}
-	g.Log.InfoContext(ctx, "runtime status", "answers", now.Answers, "runtime_ready", now.RuntimeReady, "network_ready", now.NetworkReady,
+	g.log.InfoContext(ctx, "runtime status", "answers", now.Answers, "runtime_ready", now.RuntimeReady, "network_ready", now.NetworkReady,
 		"reason", now.Reason, "message", now.Message, "handlers", strings.Join(now.HandlerNames(), ","), "version", now.Version)
-	if g.Changed != nil {
-		g.Changed(now)
-	}
+	g.watcher.RuntimeChanged(now)
 }
 
 func read(resp *cri.StatusResponse, err error) State {

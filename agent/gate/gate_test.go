@@ -43,6 +43,28 @@ func (r *runtime) Version(context.Context, string) (*cri.VersionResponse, error)
 	return &cri.VersionResponse{RuntimeName: "crisp", RuntimeVersion: r.version}, nil
 }
 
+// lists are whole unless there is something wrong.
+type lists struct {
+	mu    sync.Mutex
+	wrong error
+}
+
+func (l *lists) Health() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.wrong
+}
+
+func (l *lists) set(err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.wrong = err
+}
+
+type watcher func(gate.State)
+
+func (w watcher) RuntimeChanged(s gate.State) { w(s) }
+
 func (r *runtime) set(down, network bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -55,9 +77,9 @@ func TestUpgrade(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var told []string
 		r := &runtime{network: true, version: "1"}
-		g := &gate.Gate{Runtime: r, Log: slog.New(slog.DiscardHandler), Changed: func(s gate.State) { told = append(told, s.Version) }}
+		g := gate.New(r, watcher(func(s gate.State) { told = append(told, s.Version) }), slog.New(slog.DiscardHandler))
 		ctx, cancel := context.WithCancel(t.Context())
-		go g.Run(ctx)
+		go g.Run(ctx, &lists{})
 		time.Sleep(time.Minute)
 		r.mu.Lock()
 		r.version = "2"
@@ -77,14 +99,14 @@ func TestGate(t *testing.T) {
 		var log []string
 		begun := time.Now()
 		r := &runtime{}
-		g := &gate.Gate{Runtime: r, Log: slog.New(slog.DiscardHandler), Changed: func(s gate.State) {
+		g := gate.New(r, watcher(func(s gate.State) {
 			log = append(log, fmt.Sprintf("%.0f %v %v host=%v pod=%v %s", time.Since(begun).Seconds(), s.Answers, s.NetworkReady, s.Ready(true), s.Ready(false), s.Reason))
-		}}
+		}), slog.New(slog.DiscardHandler))
 		if g.Get().Ready(true) {
 			t.Error("ready before the first answer")
 		}
 		ctx, cancel := context.WithCancel(t.Context())
-		go g.Run(ctx)
+		go g.Run(ctx, &lists{})
 		for _, step := range []struct{ down, network bool }{{false, false}, {false, true}, {true, false}, {false, true}} {
 			r.set(step.down, step.network)
 			time.Sleep(21 * time.Second)
@@ -104,22 +126,12 @@ func TestGate(t *testing.T) {
 // A runtime that answers and lists nothing is not ready, and says why.
 func TestNoLists(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var mu sync.Mutex
-		var wrong error
-		set := func(err error) {
-			mu.Lock()
-			defer mu.Unlock()
-			wrong = err
-		}
-		g := &gate.Gate{Runtime: &runtime{network: true}, Log: slog.New(slog.DiscardHandler), Lists: func() error {
-			mu.Lock()
-			defer mu.Unlock()
-			return wrong
-		}}
+		told := &lists{}
+		g := gate.New(&runtime{network: true}, watcher(func(gate.State) {}), slog.New(slog.DiscardHandler))
 		ctx, cancel := context.WithCancel(t.Context())
-		go g.Run(ctx)
+		go g.Run(ctx, told)
 		for _, err := range []error{nil, errors.New("no lists"), nil} {
-			set(err)
+			told.set(err)
 			time.Sleep(6 * time.Second)
 			if s := g.Get(); s.Ready(false) != (err == nil) || err != nil && s.Message != "no lists" {
 				t.Errorf("%v: ready %v: %s: %s", err, s.Ready(false), s.Reason, s.Message)

@@ -26,18 +26,23 @@ type Images interface {
 // Options say when images go.
 type Options struct {
 	Images Images
-	// InUse returns the IDs and the names of the images that containers are made
+	Node   Node
+	High   int           // percent used from which images are removed; 100 is never
+	Low    int           // percent down to which
+	Min    time.Duration // an image stays at least so long after it came
+	Max    time.Duration // an image that nobody used for so long goes; 0 is never
+	Log    *slog.Logger
+}
+
+// A Node is where the images are.
+type Node interface {
+	// ImagesInUse returns the IDs and the names of the images that containers are made
 	// of or have mounted.
-	InUse func(ctx context.Context) (map[string]bool, error)
-	// Space is that of the file system of the images, in bytes.
-	Space func(ctx context.Context) (capacity, available int64, err error)
-	High  int           // percent used from which images are removed; 100 is never
-	Low   int           // percent down to which
-	Min   time.Duration // an image stays at least so long after it came
-	Max   time.Duration // an image that nobody used for so long goes; 0 is never
-	// Full is told that there is not enough that could be removed; may be nil.
-	Full func(message string)
-	Log  *slog.Logger
+	ImagesInUse(ctx context.Context) (map[string]bool, error)
+	// ImageSpace is that of the file system of the images, in bytes.
+	ImageSpace(ctx context.Context) (capacity, available int64, err error)
+	// ImagesFull is told that there is not enough that could be removed.
+	ImagesFull(message string)
 }
 
 // The kubelet's defaults.
@@ -86,7 +91,7 @@ type candidate struct {
 // detect notes which images there are and which are in use now, and returns those
 // that may go, the least recently used first.
 func (c *Collector) detect(ctx context.Context) ([]candidate, error) {
-	used, err := c.o.InUse(ctx)
+	used, err := c.o.Node.ImagesInUse(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -137,7 +142,7 @@ func (c *Collector) Collect(ctx context.Context) error {
 			return c.now().Sub(last) > c.o.Max && c.remove(ctx, f, "it was not used for long")
 		})
 	}
-	capacity, available, err := c.o.Space(ctx)
+	capacity, available, err := c.o.Node.ImageSpace(ctx)
 	if err != nil || capacity <= 0 {
 		return err
 	}
@@ -148,9 +153,7 @@ func (c *Collector) Collect(ctx context.Context) error {
 	if freed := c.free(ctx, free, need); freed < need {
 		text := fmt.Sprintf("Insufficient free disk space on the node's image filesystem (%d%% of %d bytes used). Failed to free sufficient space by deleting unused images (freed %d bytes).",
 			100-available*100/capacity, capacity, freed)
-		if c.o.Full != nil {
-			c.o.Full(text)
-		}
+		c.o.Node.ImagesFull(text)
 		return fmt.Errorf("%d bytes were to be freed and only %d could be", need, freed)
 	}
 	return nil

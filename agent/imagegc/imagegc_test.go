@@ -12,7 +12,11 @@ import (
 )
 
 // disk has images of 100 bytes each on 1000 bytes.
-type disk struct{ images []*cri.Image }
+type disk struct {
+	images []*cri.Image
+	used   map[string]bool
+	full   string // what was told
+}
 
 func (d *disk) ListImages(context.Context, *cri.ImageFilter) ([]*cri.Image, error) {
 	return d.images, nil
@@ -23,9 +27,13 @@ func (d *disk) RemoveImage(_ context.Context, spec *cri.ImageSpec) error {
 	return nil
 }
 
-func (d *disk) space(context.Context) (int64, int64, error) {
+func (d *disk) ImageSpace(context.Context) (int64, int64, error) {
 	return 1000, 1000 - 100*int64(len(d.images)), nil
 }
+
+func (d *disk) ImagesInUse(context.Context) (map[string]bool, error) { return d.used, nil }
+
+func (d *disk) ImagesFull(message string) { d.full = message }
 
 func (d *disk) ids() string {
 	var ids []string
@@ -36,14 +44,10 @@ func (d *disk) ids() string {
 }
 
 func TestCollect(t *testing.T) {
-	d := &disk{}
 	used := map[string]bool{"b": true, "c:1": true}
-	full := ""
+	d := &disk{used: used}
 	now := time.Unix(1000, 0)
-	c := New(Options{
-		Images: d, Space: d.space, InUse: func(context.Context) (map[string]bool, error) { return used, nil },
-		High: 85, Low: 60, Min: time.Minute, Full: func(m string) { full = m }, Log: slog.New(slog.DiscardHandler),
-	})
+	c := New(Options{Images: d, Node: d, High: 85, Low: 60, Min: time.Minute, Log: slog.New(slog.DiscardHandler)})
 	c.now = func() time.Time { return now }
 	if err := c.Collect(t.Context()); err != nil {
 		t.Error(err)
@@ -51,7 +55,7 @@ func TestCollect(t *testing.T) {
 	for _, id := range strings.Fields("a b c d e f g h i") {
 		d.images = append(d.images, &cri.Image{Id: id, RepoTags: []string{id + ":1"}, Size: 100, Pinned: id == "a"})
 	}
-	if err := c.Collect(t.Context()); err == nil || full == "" || len(d.images) != 9 {
+	if err := c.Collect(t.Context()); err == nil || d.full == "" || len(d.images) != 9 {
 		t.Errorf("images that had just come: %s, %v", d.ids(), err)
 	}
 	now = now.Add(time.Hour)
@@ -94,10 +98,7 @@ func TestCollect(t *testing.T) {
 // What was there before the agent has not just come.
 func TestImagesOfEarlier(t *testing.T) {
 	d := &disk{images: []*cri.Image{{Id: "a", Size: 900}}}
-	c := New(Options{
-		Images: d, Space: d.space, InUse: func(context.Context) (map[string]bool, error) { return nil, nil },
-		High: 85, Low: 60, Min: time.Minute, Log: slog.New(slog.DiscardHandler),
-	})
+	c := New(Options{Images: d, Node: d, High: 85, Low: 60, Min: time.Minute, Log: slog.New(slog.DiscardHandler)})
 	if freed, err := c.FreeAll(t.Context()); err != nil || freed != 900 {
 		t.Errorf("%d bytes freed, %v", freed, err)
 	}

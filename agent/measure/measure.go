@@ -1,4 +1,4 @@
-// Package measure counts what is asked of a runtime, by the names of the
+// Package measure is the connection to a runtime and counts what is asked of it, by the names of the
 // kubelet's metrics: runtime_operations_total and its kin. Each is a line of the
 // log too, for who debugs.
 package measure
@@ -12,11 +12,18 @@ import (
 	"time"
 
 	internalapi "k8s.io/cri-api/pkg/apis"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// Counts are the operations so far.
-type Counts struct {
+// A Connection is that to a runtime. It may be handed on before the runtime has answered:
+// a call waits for that.
+type Connection struct {
 	log *slog.Logger
+
+	made    chan struct{} // closed by Connect
+	runtime internalapi.RuntimeService
+	images  internalapi.ImageManagerService
+	name    string // CRI's runtime name
 
 	mu  sync.Mutex
 	ops map[string]*operation // guarded by mu
@@ -27,18 +34,43 @@ type operation struct {
 	took          time.Duration
 }
 
-// New returns Counts of nothing. The log's lines, of level debug, have what the
-// callers' contexts carry: the pod that it is about.
-func New(log *slog.Logger) *Counts { return &Counts{log: log, ops: map[string]*operation{}} }
+// New returns a Connection that is not made yet. The log's lines, of level debug, have what
+// the callers' contexts carry: the pod that it is about.
+func New(log *slog.Logger) *Connection {
+	return &Connection{log: log, made: make(chan struct{}), ops: map[string]*operation{}}
+}
 
-// Wrap returns services that count what is asked of the two.
-func (c *Counts) Wrap(r internalapi.RuntimeService, i internalapi.ImageManagerService) (internalapi.RuntimeService, internalapi.ImageManagerService) {
-	return &runtime{r, c, r}, &images{i, c, i}
+// Connect makes the connection to a runtime that answers, and returns its version. It is
+// called once.
+func (c *Connection) Connect(ctx context.Context, r internalapi.RuntimeService, i internalapi.ImageManagerService) (version *cri.VersionResponse, err error) {
+	defer c.begin(ctx, "version", &err)()
+	if version, err = r.Version(ctx, ""); err != nil {
+		return nil, err
+	}
+	c.runtime, c.images, c.name = r, i, version.RuntimeName
+	close(c.made)
+	return version, nil
+}
+
+// Runtime returns services that count what is asked of the runtime.
+func (c *Connection) Runtime() internalapi.RuntimeService { return &runtime{c} }
+
+// Images likewise.
+func (c *Connection) Images() internalapi.ImageManagerService { return &images{c} }
+
+// RuntimeName is the runtime's name; "" before it has answered.
+func (c *Connection) RuntimeName() string {
+	select {
+	case <-c.made:
+		return c.name
+	default:
+		return ""
+	}
 }
 
 // begin starts an operation; what it returns ends it, with the error that err
 // points at by then.
-func (c *Counts) begin(ctx context.Context, name string, err *error) func() {
+func (c *Connection) begin(ctx context.Context, name string, err *error) func() {
 	start := time.Now()
 	return func() {
 		took := time.Since(start)
@@ -59,7 +91,7 @@ func (c *Counts) begin(ctx context.Context, name string, err *error) func() {
 }
 
 // Write adds the counts as metrics.
-func (c *Counts) Write(add func(name, kind, help string, labels map[string]string, value float64)) {
+func (c *Connection) Write(add func(name, kind, help string, labels map[string]string, value float64)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, name := range slices.Sorted(maps.Keys(c.ops)) {

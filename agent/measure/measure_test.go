@@ -14,11 +14,15 @@ import (
 func TestCounts(t *testing.T) {
 	fake := critest.NewFakeRuntimeService()
 	counts := measure.New(slog.New(slog.DiscardHandler))
-	runtime, images := counts.Wrap(fake, critest.NewFakeImageService())
-	for range 2 {
-		if _, err := runtime.Version(t.Context(), ""); err != nil {
-			t.Fatal(err)
-		}
+	runtime, images := counts.Runtime(), counts.Images()
+	if name := counts.RuntimeName(); name != "" {
+		t.Errorf("connected to %s", name)
+	}
+	if _, err := counts.Connect(t.Context(), fake, critest.NewFakeImageService()); err != nil || counts.RuntimeName() != "fakeRuntime" {
+		t.Fatalf("connected to %q, %v", counts.RuntimeName(), err)
+	}
+	if _, err := runtime.Version(t.Context(), ""); err != nil {
+		t.Fatal(err)
 	}
 	fake.InjectError("StopContainer", errors.New("no"))
 	if err := runtime.StopContainer(t.Context(), "x", 0); err == nil {

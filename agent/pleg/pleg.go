@@ -49,11 +49,14 @@ type States map[string]int32
 
 // A Generator watches one runtime.
 type Generator struct {
-	Runtime Runtime
-	Log     *slog.Logger
+	runtime Runtime
+	log     *slog.Logger
 
 	last atomic.Int64 // when a relist last succeeded, or Run began; Unix ns, 0 is never
 }
+
+// New returns a Generator that has listed nothing yet.
+func New(runtime Runtime, log *slog.Logger) *Generator { return &Generator{runtime: runtime, log: log} }
 
 // silence is how long there may be no relist before something is wrong, the
 // kubelet's figure.
@@ -87,13 +90,13 @@ func (g *Generator) Run(ctx context.Context, out chan<- Change) {
 	var last map[podsync.Key]States
 	answers := false
 	for ctx.Err() == nil {
-		now, err := g.Runtime.States(ctx)
+		now, err := g.runtime.States(ctx)
 		switch {
 		case err == nil:
 			g.last.Store(time.Now().UnixNano())
 			change := Change{Keys: differ(last, now), Back: !answers}
 			if change.Back {
-				g.Log.InfoContext(ctx, "runtime answered", "pods", len(now))
+				g.log.InfoContext(ctx, "runtime answered", "pods", len(now))
 			}
 			last, answers = now, true
 			if len(change.Keys) > 0 || change.Back {
@@ -103,7 +106,7 @@ func (g *Generator) Run(ctx context.Context, out chan<- Change) {
 				}
 			}
 		case answers && ctx.Err() == nil:
-			g.Log.WarnContext(ctx, "runtime does not answer", "err", err)
+			g.log.WarnContext(ctx, "runtime does not answer", "err", err)
 			answers = false
 		}
 		select {
@@ -137,7 +140,7 @@ func (g *Generator) listen(ctx context.Context, hints chan<- struct{}) {
 	for ctx.Err() == nil {
 		events := make(chan *cri.ContainerEventResponse, 64)
 		ended := make(chan error, 1)
-		go func() { ended <- g.Runtime.Stream(ctx, events) }()
+		go func() { ended <- g.runtime.Stream(ctx, events) }()
 		var retry time.Duration
 		open := true
 		for open {
@@ -147,7 +150,7 @@ func (g *Generator) listen(ctx context.Context, hints chan<- struct{}) {
 				poke.Wake(hints)
 			case err := <-ended:
 				open, retry = false, wait.Next()
-				g.Log.DebugContext(ctx, "event stream ended", "err", err, "retry", retry)
+				g.log.DebugContext(ctx, "event stream ended", "err", err, "retry", retry)
 			}
 		}
 		periodic.Pause(ctx, retry)

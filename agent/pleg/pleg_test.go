@@ -62,7 +62,7 @@ func bubble(t *testing.T, f func(t *testing.T, r *runtime, changes chan pleg.Cha
 		ctx, cancel := context.WithCancel(t.Context())
 		r := &runtime{events: make(chan *cri.ContainerEventResponse)}
 		changes := make(chan pleg.Change)
-		g := &pleg.Generator{Runtime: r, Log: slog.New(slog.NewTextHandler(io.Discard, nil))}
+		g := pleg.New(r, slog.New(slog.NewTextHandler(io.Discard, nil)))
 		ended := make(chan struct{})
 		go func() {
 			defer close(ended)
@@ -170,7 +170,7 @@ func TestListsHang(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		r := &hanging{runtime: &runtime{states: map[string]int32{}, events: make(chan *cri.ContainerEventResponse)}, locked: make(chan struct{})}
-		g := &pleg.Generator{Runtime: r, Log: slog.New(slog.DiscardHandler)}
+		g := pleg.New(r, slog.New(slog.DiscardHandler))
 		if err := g.Health(); err != nil {
 			t.Errorf("before it has begun: %v", err)
 		}

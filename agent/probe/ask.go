@@ -26,10 +26,13 @@ const maxBody = 10 << 10
 
 // A Prober asks containers for real: a command in the container, or a connection
 // to the pod's address.
-type Prober struct {
-	// Exec runs a command in the container id of c, within timeout. An error
+type Prober struct{ Runtime Runtime }
+
+// A Runtime runs commands in containers.
+type Runtime interface {
+	// ProbeExec runs a command in the container id of c, within timeout. An error
 	// means that it could not be run.
-	Exec func(ctx context.Context, c *v1.Container, id string, command []string, timeout time.Duration) (Answer, error)
+	ProbeExec(ctx context.Context, c *v1.Container, id string, command []string, timeout time.Duration) (Answer, error)
 }
 
 // Ask implements Asker.
@@ -39,7 +42,7 @@ func (p Prober) Ask(ctx context.Context, pod *v1.Pod, s *v1.PodStatus, c *v1.Con
 	defer cancel()
 	switch {
 	case spec.Exec != nil:
-		return p.Exec(ctx, c, id, spec.Exec.Command, timeout)
+		return p.Runtime.ProbeExec(ctx, c, id, spec.Exec.Command, timeout)
 	case spec.HTTPGet != nil:
 		req, err := httpget.Request(spec.HTTPGet, c, s.PodIP, "probe")
 		if err != nil {

@@ -66,14 +66,20 @@ type Answer struct {
 
 // Options are what a Manager works with.
 type Options struct {
-	Ask Asker
-	// Status returns a pod's last status, nil if it has none.
-	Status func(types.UID) *v1.PodStatus
-	// Changed is told that a result of a pod has changed. It must not block.
-	Changed func(podsync.Key, Kind)
-	Events  event.Recorder
-	Log     *slog.Logger
+	Ask      Asker
+	Statuses Statuses
+	Results  *Results // published to
+	Events   event.Recorder
+	Log      *slog.Logger
 }
+
+// Statuses are those of pods.
+type Statuses interface {
+	Get(types.UID) *v1.PodStatus // the last one; nil if there is none
+}
+
+// A Watcher is told that a result of a pod has changed. It must not block.
+type Watcher interface{ Probed(podsync.Key, Kind) }
 
 // A Manager has the probes of all pods.
 type Manager struct {
@@ -81,11 +87,10 @@ type Manager struct {
 	ctx   context.Context
 	since time.Time // when the agent was started
 
-	mu      sync.Mutex
-	probes  map[place]*prober         // guarded by mu
-	results map[string]podsync.Probes // by container ID; guarded by mu
-	counts  map[place]map[string]int  // answers by what they were; guarded by mu
-	wg      sync.WaitGroup
+	mu     sync.Mutex
+	probes map[place]*prober        // guarded by mu
+	counts map[place]map[string]int // answers by what they were; guarded by mu
+	wg     sync.WaitGroup
 }
 
 // A place is where a probe is in a pod.
@@ -97,31 +102,28 @@ type place struct {
 
 // New returns a Manager whose probes run until ctx ends.
 func New(ctx context.Context, o Options) *Manager {
-	return &Manager{
-		o: o, ctx: ctx, since: time.Now(),
-		probes: map[place]*prober{}, results: map[string]podsync.Probes{}, counts: map[place]map[string]int{},
-	}
+	return &Manager{o: o, ctx: ctx, since: time.Now(), probes: map[place]*prober{}, counts: map[place]map[string]int{}}
 }
 
-// Add starts the probes of the pod's containers, unless they run already. A pod
-// that has changed in place keeps the probes it began with: nothing in a probe
-// may change.
-func (m *Manager) Add(pod *v1.Pod) {
+// Add starts the probes of the pod's containers, unless they run already; told is who
+// watches them. A pod that has changed in place keeps the probes it began with: nothing
+// in a probe may change.
+func (m *Manager) Add(pod *v1.Pod, told Watcher) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for c := range podsync.Lasting(&pod.Spec) {
-		m.addLocked(pod, c)
+		m.addLocked(pod, c, told)
 	}
 }
 
-func (m *Manager) addLocked(pod *v1.Pod, c *v1.Container) {
+func (m *Manager) addLocked(pod *v1.Pod, c *v1.Container, told Watcher) {
 	for kind, spec := range [...]*v1.Probe{c.StartupProbe, c.LivenessProbe, c.ReadinessProbe} {
 		at := place{pod.UID, c.Name, Kind(kind)}
 		if spec == nil || m.probes[at] != nil {
 			continue
 		}
 		ctx, stop := context.WithCancel(m.ctx)
-		p := &prober{m: m, at: at, pod: pod, c: c, spec: spec, stop: stop, now: make(chan struct{}, 1)}
+		p := &prober{m: m, at: at, pod: pod, c: c, spec: spec, told: told, stop: stop, now: make(chan struct{}, 1)}
 		m.probes[at] = p
 		m.wg.Go(func() { p.run(ctx) })
 	}
@@ -149,19 +151,6 @@ func (m *Manager) Keep(wanted map[types.UID]bool) {
 	}
 }
 
-// Results returns what the probes say of containers, by ID.
-func (m *Manager) Results(pod *v1.Pod, ids []string) map[string]podsync.Probes {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	out := make(map[string]podsync.Probes, len(ids))
-	for _, id := range ids {
-		if r, ok := m.results[id]; ok {
-			out[id] = r
-		}
-	}
-	return out
-}
-
 // Hurry has the readiness probe of a container asked now: something has changed
 // that it may depend on, and its pod waits to be shown as ready.
 func (m *Manager) Hurry(uid types.UID, container string) {
@@ -175,46 +164,6 @@ func (m *Manager) Hurry(uid types.UID, container string) {
 
 // Wait returns when all probes have ended.
 func (m *Manager) Wait() { m.wg.Wait() }
-
-// set publishes a result.
-func (m *Manager) set(p *prober, id string, r podsync.Result) {
-	m.mu.Lock()
-	now := m.results[id]
-	field := p.at.kind.field(&now)
-	changed := *field != r
-	*field = r
-	m.results[id] = now
-	m.mu.Unlock()
-	if changed {
-		m.o.Changed(podsync.KeyOf(p.pod), p.at.kind)
-	}
-}
-
-// clear forgets the result of one probe of a container.
-func (m *Manager) clear(kind Kind, id string) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	now, ok := m.results[id]
-	if !ok {
-		return
-	}
-	*kind.field(&now) = podsync.Unknowable
-	if now == (podsync.Probes{}) {
-		delete(m.results, id)
-		return
-	}
-	m.results[id] = now
-}
-
-func (k Kind) field(p *podsync.Probes) *podsync.Result {
-	switch k {
-	case Startup:
-		return &p.Startup
-	case Liveness:
-		return &p.Liveness
-	}
-	return &p.Readiness
-}
 
 func (m *Manager) left(p *prober) {
 	m.mu.Lock()

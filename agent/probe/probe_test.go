@@ -32,6 +32,20 @@ type lab struct {
 	status *v1.PodStatus
 	answer func(kind string) (bool, error)
 	log    []string
+	found  probe.Results
+}
+
+// have are the containers that there may be.
+var have = podsync.Have{Containers: []podsync.Container{{ID: "1", UID: "u"}, {ID: "2", UID: "u"}}}
+
+func (l *lab) Get(types.UID) *v1.PodStatus {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.status
+}
+
+func (l *lab) Probed(_ podsync.Key, k probe.Kind) {
+	l.say("%s %v %v", k, l.results("1"), l.results("2"))
 }
 
 func (l *lab) say(format string, args ...any) {
@@ -78,7 +92,7 @@ func (l *lab) set(answer func(kind string) (bool, error)) {
 }
 
 func (l *lab) results(id string) podsync.Probes {
-	return l.m.Results(l.pod, []string{id})[id]
+	return l.found.Of(l.pod, have)[id]
 }
 
 func (l *lab) expect(want ...string) {
@@ -110,18 +124,7 @@ func bubble(t *testing.T, c v1.Container, f func(*lab)) {
 		c.Name = "app"
 		l.pod.Namespace, l.pod.Name, l.pod.UID = "default", "web", "u"
 		l.pod.Spec.Containers = []v1.Container{c}
-		l.m = probe.New(ctx, probe.Options{
-			Ask: l, Events: l, Log: slog.New(slog.DiscardHandler),
-			Status: func(types.UID) *v1.PodStatus {
-				l.mu.Lock()
-				defer l.mu.Unlock()
-				return l.status
-			},
-			Changed: func(_ podsync.Key, k probe.Kind) {
-				r := l.m.Results(l.pod, []string{"1", "2"})
-				l.say("%s %v %v", k, r["1"], r["2"])
-			},
-		})
+		l.m = probe.New(ctx, probe.Options{Ask: l, Statuses: l, Results: &l.found, Events: l, Log: slog.New(slog.DiscardHandler)})
 		time.Sleep(time.Hour)
 		l.begun = time.Now()
 		f(l)
@@ -138,7 +141,7 @@ func TestLiveness(t *testing.T) {
 	bubble(t, v1.Container{LivenessProbe: spec("live", func(p *v1.Probe) { p.InitialDelaySeconds = 15 })}, func(l *lab) {
 		l.run("1")
 		l.set(failing)
-		l.m.Add(l.pod)
+		l.m.Add(l.pod, l)
 		l.expect("0 Liveness {0 1 0} {0 0 0}")
 		time.Sleep(5 * time.Minute)
 		l.expect("20 Unhealthy: Liveness probe failed: no", "30 Unhealthy: Liveness probe failed: no", "40 Unhealthy: Liveness probe failed: no",
@@ -160,7 +163,7 @@ func TestThreshold(t *testing.T) {
 			return n%3 == 0, nil
 		})
 		l.run("1")
-		l.m.Add(l.pod)
+		l.m.Add(l.pod, l)
 		time.Sleep(10 * time.Minute)
 		if r := l.results("1"); r.Liveness != podsync.Success {
 			t.Errorf("two bad answers of three: %v", r)
@@ -178,7 +181,7 @@ func TestThreshold(t *testing.T) {
 func TestReadiness(t *testing.T) {
 	bubble(t, v1.Container{ReadinessProbe: spec("ready", func(p *v1.Probe) { p.SuccessThreshold, p.PeriodSeconds = 2, 5 })}, func(l *lab) {
 		l.run("1")
-		l.m.Add(l.pod)
+		l.m.Add(l.pod, l)
 		time.Sleep(time.Minute + time.Second)
 		l.expect("0 Readiness {0 0 2} {0 0 0}", "5 Readiness {0 0 1} {0 0 0}")
 		l.set(failing)
@@ -210,7 +213,7 @@ func TestStartup(t *testing.T) {
 			return asked["start"] > 2, nil
 		})
 		l.run("1")
-		l.m.Add(l.pod)
+		l.m.Add(l.pod, l)
 		time.Sleep(15 * time.Second)
 		if live, ready := count("live"), count("ready"); live+ready > 0 {
 			t.Errorf("asked before it had started: %d and %d times", live, ready)
@@ -232,7 +235,7 @@ func TestStartupFails(t *testing.T) {
 	bubble(t, v1.Container{StartupProbe: spec("start", func(p *v1.Probe) { p.FailureThreshold = 2 })}, func(l *lab) {
 		l.set(failing)
 		l.run("1")
-		l.m.Add(l.pod)
+		l.m.Add(l.pod, l)
 		time.Sleep(time.Hour)
 		l.expect("0 Unhealthy: Startup probe failed: no", "10 Unhealthy: Startup probe failed: no", "10 Startup {2 0 0} {0 0 0}")
 	})
@@ -244,7 +247,7 @@ func TestFoundRunning(t *testing.T) {
 		l.run("1")
 		l.edit(func(c *v1.ContainerStatus) { c.State.Running.StartedAt = metav1.NewTime(l.begun.Add(-2 * time.Hour)) })
 		l.set(failing)
-		l.m.Add(l.pod)
+		l.m.Add(l.pod, l)
 		time.Sleep(15 * time.Second)
 		if r := l.results("1"); r.Readiness != podsync.Unknowable || r.Liveness != podsync.Unknowable {
 			t.Errorf("after 2 bad answers: %v", r)
@@ -264,7 +267,7 @@ func TestFoundReady(t *testing.T) {
 		l.run("1")
 		l.edit(func(c *v1.ContainerStatus) { c.Ready = true })
 		l.set(failing)
-		l.m.Add(l.pod)
+		l.m.Add(l.pod, l)
 		time.Sleep(15 * time.Second)
 		if r := l.results("1"); r.Readiness != podsync.Unknowable {
 			t.Errorf("after 2 bad answers: %v", r)
@@ -295,7 +298,7 @@ func TestMetrics(t *testing.T) {
 			return n > 2, nil
 		})
 		l.run("1")
-		l.m.Add(l.pod)
+		l.m.Add(l.pod, l)
 		time.Sleep(65 * time.Second)
 		got := map[string]float64{}
 		sum := func(name, _, _ string, labels map[string]string, value float64) {
@@ -319,7 +322,7 @@ func TestMetrics(t *testing.T) {
 func TestRemove(t *testing.T) {
 	bubble(t, v1.Container{ReadinessProbe: spec("ready", nil), LivenessProbe: spec("live", nil)}, func(l *lab) {
 		l.run("1")
-		l.m.Add(l.pod)
+		l.m.Add(l.pod, l)
 		time.Sleep(time.Minute)
 		l.m.Remove("u", probe.Liveness)
 		synctest.Wait()
@@ -328,7 +331,7 @@ func TestRemove(t *testing.T) {
 		}
 		l.m.Remove("u")
 		l.m.Wait()
-		if r := l.m.Results(l.pod, []string{"1"}); len(r) > 0 {
+		if r := l.found.Of(l.pod, have); len(r) > 0 {
 			t.Errorf("results are left: %v", r)
 		}
 	})
@@ -339,7 +342,7 @@ func TestHurry(t *testing.T) {
 	bubble(t, v1.Container{ReadinessProbe: spec("ready", func(p *v1.Probe) { p.PeriodSeconds = 100 })}, func(l *lab) {
 		l.set(failing)
 		l.run("1")
-		l.m.Add(l.pod)
+		l.m.Add(l.pod, l)
 		synctest.Wait()
 		l.set(func(string) (bool, error) { return true, nil })
 		l.m.Hurry("u", "app")

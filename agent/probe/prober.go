@@ -23,6 +23,7 @@ type prober struct {
 	pod  *v1.Pod
 	c    *v1.Container
 	spec *v1.Probe
+	told Watcher
 	stop context.CancelFunc
 	now  chan struct{} // of capacity 1: ask at once
 
@@ -66,7 +67,7 @@ func (p *prober) run(ctx context.Context) {
 		}
 	}
 	if p.id != "" {
-		p.m.clear(p.at.kind, bare(p.id))
+		p.m.o.Results.clear(p.at.kind, bare(p.id))
 	}
 }
 
@@ -80,7 +81,7 @@ func bare(id string) string {
 
 // once asks once, if it is time, and reports whether to go on.
 func (p *prober) once(ctx context.Context) bool {
-	status := p.m.o.Status(p.at.uid)
+	status := p.m.o.Statuses.Get(p.at.uid)
 	if status == nil {
 		return true
 	}
@@ -125,7 +126,7 @@ func (p *prober) meet(c *v1.ContainerStatus) {
 	}
 	first := p.id == ""
 	if !first {
-		p.m.clear(p.at.kind, bare(p.id))
+		p.m.o.Results.clear(p.at.kind, bare(p.id))
 	}
 	p.id, p.count, p.resting = c.ContainerID, 0, false
 	found := c.State.Running != nil && c.State.Running.StartedAt.Time.Before(p.m.since.Add(-before))
@@ -140,7 +141,12 @@ func (p *prober) meet(c *v1.ContainerStatus) {
 	}
 }
 
-func (p *prober) set(r podsync.Result) { p.m.set(p, bare(p.id), r) }
+// set publishes a result.
+func (p *prober) set(r podsync.Result) {
+	if p.m.o.Results.set(p.at.kind, bare(p.id), r) {
+		p.told.Probed(podsync.KeyOf(p.pod), p.at.kind)
+	}
+}
 
 // ask puts the question. said is false if there is no answer that counts.
 func (p *prober) ask(ctx context.Context, status *v1.PodStatus) (ok, said bool) {

@@ -1,6 +1,7 @@
 package status_test
 
 import (
+	"log/slog"
 	"strings"
 	"testing"
 	"time"
@@ -120,15 +121,34 @@ func TestAddresses(t *testing.T) {
 	}
 }
 
+// known is what a Store goes by: the node's address, what was saved, and the probes of
+// container a.
+type known struct {
+	ip     string
+	saved  int
+	probes podsync.Probes
+}
+
+func (k *known) IPs() []string { return strings.Fields(k.ip) }
+
+func (k *known) RuntimeName() string { return "crisp" }
+
+func (k *known) LoadStatus(*v1.Pod) *v1.PodStatus { return nil }
+
+func (k *known) SaveStatus(*v1.Pod, *v1.PodStatus) error {
+	k.saved++
+	return nil
+}
+
+func (k *known) Of(*v1.Pod, podsync.Have) map[string]podsync.Probes {
+	return map[string]podsync.Probes{"a": k.probes}
+}
+
 // What a probe finds is shown also while the pod's worker is busy, and kept when it
 // reports again.
 func TestProbedWhileBusy(t *testing.T) {
-	var probes podsync.Probes
-	saved := 0
-	s := status.Store{
-		Save:   func(*v1.Pod, *v1.PodStatus) error { saved++; return nil },
-		Probes: func(*v1.Pod, podsync.Have) map[string]podsync.Probes { return map[string]podsync.Probes{"a": probes} },
-	}
+	k := &known{}
+	s := status.NewStore(k, k, k, slog.New(slog.DiscardHandler))
 	p := pod(v1.RestartPolicyAlways, false)
 	p.Spec.Containers[0].ReadinessProbe, p.Spec.Containers[0].StartupProbe = &v1.Probe{}, &v1.Probe{}
 	if _, now := s.Probed(p.UID); now != nil {
@@ -150,7 +170,7 @@ func TestProbedWhileBusy(t *testing.T) {
 		{podsync.Probes{Startup: podsync.Success, Readiness: podsync.Success}, true, true},
 		{podsync.Probes{Startup: podsync.Success, Readiness: podsync.Failing}, true, false},
 	} {
-		probes = step.now
+		k.probes = step.now
 		_, now := s.Probed(p.UID)
 		if now == nil {
 			t.Fatalf("%v changes nothing", step.now)
@@ -162,19 +182,19 @@ func TestProbedWhileBusy(t *testing.T) {
 			t.Errorf("b waits for %+v, which nobody has reported", why)
 		}
 	}
-	if saved != 1 {
-		t.Errorf("saved %d times by nobody", saved-1)
+	if k.saved != 1 {
+		t.Errorf("saved %d times by nobody", k.saved-1)
 	}
 	delete(have.Restarted, "b")
 	clear(have.Failures)
-	if s.Report(p, have); saved != 2 {
+	if s.Report(p, have); k.saved != 2 {
 		t.Error("not saved by the worker")
 	}
-	if s.Report(p, have); saved != 2 {
+	if s.Report(p, have); k.saved != 2 {
 		t.Error("saved though nothing has changed")
 	}
 	s.Forget(podsync.KeyOf(p))
-	probes = podsync.Probes{}
+	k.probes = podsync.Probes{}
 	if _, now := s.Probed(p.UID); now != nil {
 		t.Error("a status of a pod that is forgotten")
 	}
@@ -182,15 +202,13 @@ func TestProbedWhileBusy(t *testing.T) {
 
 // When DHCP gives the node another address, pods on its network are probed at that.
 func TestNodeAddressChanges(t *testing.T) {
-	ip := ""
-	s := status.Store{
-		HostIPs: func() []string { return strings.Fields(ip) },
-		Save:    func(*v1.Pod, *v1.PodStatus) error { return nil },
-	}
+	k := &known{}
+	s := status.NewStore(k, k, k, slog.New(slog.DiscardHandler))
 	p := pod(v1.RestartPolicyAlways, false)
 	p.Spec.HostNetwork = true
 	have := podsync.Have{Sandboxes: []podsync.Sandbox{{UID: "u", Ready: true, CreatedAt: now}}}
-	for _, ip = range []string{"", "192.0.2.1", "192.0.2.2"} {
+	for _, ip := range []string{"", "192.0.2.1", "192.0.2.2"} {
+		k.ip = ip
 		if got := s.Report(p, have); got.HostIP != ip || got.PodIP != ip {
 			t.Errorf("at %q the pod is at %q on %q", ip, got.PodIP, got.HostIP)
 		}

@@ -15,22 +15,38 @@ import (
 
 // A Store keeps the last status of each pod and passes on what has changed.
 type Store struct {
-	Node Node
-	// HostIPs returns the node's addresses now; nil: they are Node's.
-	HostIPs func() []string
-	// Load returns the status that an earlier agent has saved, nil if none.
-	Load func(*v1.Pod) *v1.PodStatus
-	// Save is told each status that differs from the one before.
-	Save func(*v1.Pod, *v1.PodStatus) error
-	Log  *slog.Logger
-	// Probes returns what probes say of a pod's containers now; nil: what is reported
-	// with them counts.
-	Probes func(*v1.Pod, podsync.Have) map[string]podsync.Probes
+	host   Host
+	files  Files
+	probes Probes
+	log    *slog.Logger
 
 	locks  sync.Map // *sync.Mutex by UID: one status of a pod is made at a time
 	mu     sync.Mutex
 	last   map[types.UID]entry // guarded by mu
 	loaded map[types.UID]entry // of pods that were not reported yet; guarded by mu
+}
+
+// A Host is the node as it is now.
+type Host interface {
+	IPs() []string       // primary first
+	RuntimeName() string // the prefix of container IDs
+}
+
+// Files outlive the agent.
+type Files interface {
+	LoadStatus(*v1.Pod) *v1.PodStatus // what an earlier agent has saved; nil if nothing
+	// SaveStatus is called with each status that differs from the one before.
+	SaveStatus(*v1.Pod, *v1.PodStatus) error
+}
+
+// Probes have results.
+type Probes interface {
+	Of(*v1.Pod, podsync.Have) map[string]podsync.Probes // by container ID
+}
+
+// NewStore returns a Store that knows of no pod.
+func NewStore(host Host, files Files, probes Probes, log *slog.Logger) *Store {
+	return &Store{host: host, files: files, probes: probes, log: log, last: map[types.UID]entry{}, loaded: map[types.UID]entry{}}
 }
 
 type entry struct {
@@ -51,8 +67,8 @@ func (s *Store) Report(pod *v1.Pod, have podsync.Have) *v1.PodStatus {
 	defer s.lock(pod.UID)()
 	last := s.entry(pod.UID)
 	old := last.status
-	if old == nil && s.Load != nil {
-		old = s.Load(pod)
+	if old == nil {
+		old = s.files.LoadStatus(pod)
 	}
 	now := s.of(pod, have, old)
 	// The maps are the worker's.
@@ -69,8 +85,8 @@ func (s *Store) Report(pod *v1.Pod, have podsync.Have) *v1.PodStatus {
 	if pod.DeletionTimestamp != nil && !slices.Contains(have.Files, string(pod.UID)) {
 		return &now // there is nothing left to keep it with
 	}
-	if err := s.Save(pod, &now); err != nil {
-		s.Log.Warn("status not kept", "pod", podsync.KeyOf(pod).String(), "err", err)
+	if err := s.files.SaveStatus(pod, &now); err != nil {
+		s.log.Warn("status not kept", "pod", podsync.KeyOf(pod).String(), "err", err)
 	}
 	return &now
 }
@@ -99,14 +115,8 @@ func (s *Store) Probed(uid types.UID) (*v1.Pod, *v1.PodStatus) {
 }
 
 func (s *Store) of(pod *v1.Pod, have podsync.Have, old *v1.PodStatus) v1.PodStatus {
-	node := s.Node
-	if s.HostIPs != nil {
-		node.HostIPs = s.HostIPs()
-	}
-	if s.Probes != nil {
-		have.Probes = s.Probes(pod, have)
-	}
-	return Of(pod, have, old, node, time.Now())
+	have.Probes = s.probes.Of(pod, have)
+	return Of(pod, have, old, Node{Runtime: s.host.RuntimeName(), HostIPs: s.host.IPs()}, time.Now())
 }
 
 func (s *Store) lock(uid types.UID) (unlock func()) {
@@ -124,9 +134,6 @@ func (s *Store) entry(uid types.UID) entry {
 func (s *Store) put(uid types.UID, e entry) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.last == nil {
-		s.last = map[types.UID]entry{}
-	}
 	delete(s.loaded, uid)
 	s.last[uid] = e
 }
@@ -150,13 +157,7 @@ func (s *Store) Last(pod *v1.Pod) *v1.PodStatus {
 	if e, ok := s.loaded[pod.UID]; ok {
 		return e.status
 	}
-	if s.loaded == nil {
-		s.loaded = map[types.UID]entry{}
-	}
-	e := entry{key: podsync.KeyOf(pod)}
-	if s.Load != nil {
-		e.status = s.Load(pod)
-	}
+	e := entry{key: podsync.KeyOf(pod), status: s.files.LoadStatus(pod)}
 	s.loaded[pod.UID] = e
 	return e.status
 }

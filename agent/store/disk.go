@@ -15,13 +15,11 @@ import (
 	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/internal/atomicfile"
 	"github.com/crisp-cri/crisp/internal/fault"
-	v1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/types"
 )
 
-// Open reads what is in dir. accepted returns a pod as an earlier agent had it run, nil
-// if none had: if its object is rejected, that is what is wanted.
-func Open(dir, node string, accepted func(types.UID) *v1.Pod, log *slog.Logger) (*Store, error) {
+// Open reads what is in dir. If the object of a pod that was accepted is rejected, the pod
+// as it was accepted is what is wanted.
+func Open(dir, node string, accepted Accepted, log *slog.Logger) (*Store, error) {
 	s := &Store{
 		dir: dir, node: node, accepted: accepted, changed: make(chan struct{}, 1),
 		records: map[string]*record{}, made: map[string]bool{},
@@ -70,7 +68,7 @@ func (s *Store) decode(r *record) {
 		if r.err = plain(err); err == nil {
 			r.err = fault.Invalid.Errorf("want one object, got %d", len(objects))
 		}
-		if pod := s.accepted(r.UID); pod != nil && "pod "+pod.Namespace+"/"+pod.Name == r.description {
+		if pod := s.accepted.Pod(r.UID); pod != nil && "pod "+pod.Namespace+"/"+pod.Name == r.description {
 			r.decoded = pod.DeepCopy()
 			s.stamp(r)
 		}

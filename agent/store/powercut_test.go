@@ -14,7 +14,6 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/powercut"
 	v1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/types"
 )
 
 // What "crisp apply" was told is there after a power cut, what "crisp delete" was told is
@@ -23,7 +22,7 @@ func TestPowerCut(t *testing.T) {
 	const key = "configmap default/c"
 	openAt := func(dir string) (*store.Store, string, error) {
 		var said bytes.Buffer
-		s, err := store.Open(filepath.Join(dir, "root", "objects"), "n1", func(types.UID) *v1.Pod { return nil }, slog.New(slog.NewTextHandler(&said, nil)))
+		s, err := store.Open(filepath.Join(dir, "root", "objects"), "n1", pods{}, slog.New(slog.NewTextHandler(&said, nil)))
 		return s, said.String(), err
 	}
 	powercut.Case{

@@ -52,13 +52,18 @@ type record struct {
 type Store struct {
 	dir      string
 	node     string
-	accepted func(types.UID) *v1.Pod
+	accepted Accepted
 	changed  chan struct{} // of capacity 1
 
 	mu      sync.Mutex
 	records map[string]*record // by manifest.Key; guarded by mu
 	version uint64             // the last that was given; guarded by mu
 	made    map[string]bool    // directories whose names are on disk; guarded by mu
+}
+
+// Accepted are the pods as an earlier agent had them run.
+type Accepted interface {
+	Pod(types.UID) *v1.Pod // nil if there is none
 }
 
 // Changed tells that Update has something new.

@@ -23,10 +23,14 @@ func open(t *testing.T, dir string) *store.Store {
 	return openWith(t, dir, nil)
 }
 
+type pods map[types.UID]*v1.Pod
+
+func (p pods) Pod(uid types.UID) *v1.Pod { return p[uid] }
+
 // openWith opens the store of an agent that has accepted these pods.
 func openWith(t *testing.T, dir string, accepted map[types.UID]*v1.Pod) *store.Store {
 	t.Helper()
-	s, err := store.Open(dir, "n1", func(uid types.UID) *v1.Pod { return accepted[uid] }, slog.New(slog.NewTextHandler(io.Discard, nil)))
+	s, err := store.Open(dir, "n1", pods(accepted), slog.New(slog.NewTextHandler(io.Discard, nil)))
 	if err != nil {
 		t.Fatal(err)
 	}

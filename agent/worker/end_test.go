@@ -16,7 +16,6 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 )
 
 // stopping makes containers end after their grace period, or when they are told
@@ -46,8 +45,6 @@ func deleted(grace int64) *v1.Pod {
 // whoever waits for the end is told of it, once.
 func TestDeletedInAHurry(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, p *worker.Pool) {
-		var ended []string
-		p.Ended = func(key podsync.Key, uid types.UID) { ended = append(ended, fmt.Sprintf("%v %s", key, uid)) }
 		p.Set(key, pod("u"))
 		synctest.Wait()
 		w.stopping()
@@ -58,8 +55,8 @@ func TestDeletedInAHurry(t *testing.T) {
 		p.Set(key, deleted(1))
 		time.Sleep(time.Minute)
 		w.expect(t, "0 stop container u", "5 stop container u", "6 stop sandbox u", "6 remove container u", "6 forget files u", "6 remove sandbox u")
-		if !slices.Equal(ended, []string{"default/web u"}) {
-			t.Errorf("told %q", ended)
+		if !slices.Equal(w.ended, []string{"default/web u"}) {
+			t.Errorf("told %q", w.ended)
 		}
 		p.Set(key, nil)
 		w.expect(t, "")

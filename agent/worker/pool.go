@@ -18,9 +18,6 @@ type Pool struct {
 	rt  Runtime
 	log *slog.Logger
 	wg  sync.WaitGroup
-	// Ended, if not nil, is told of a pod that was being deleted when nothing of
-	// it is left. It is set before the first Set, and called without locks.
-	Ended func(key podsync.Key, uid types.UID)
 
 	mu      sync.Mutex              // also guards what each worker is told
 	workers map[podsync.Key]*worker // guarded by mu
@@ -157,8 +154,8 @@ func (p *Pool) leave(key podsync.Key, w *worker, r round) bool {
 	}
 	delete(p.workers, key)
 	p.mu.Unlock()
-	if r.pod != nil && p.Ended != nil {
-		p.Ended(key, r.pod.UID)
+	if r.pod != nil {
+		p.rt.Ended(key, r.pod.UID)
 	}
 	return true
 }

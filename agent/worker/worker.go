@@ -42,6 +42,9 @@ type Runtime interface {
 	// Report is told what the worker knows of the pod and returns the pod's
 	// status, nil if the pod is. It does not block.
 	Report(pod *v1.Pod, have podsync.Have) *v1.PodStatus
+	// Ended is told of a pod that was being deleted when nothing of it is left. It is
+	// called without locks.
+	Ended(key podsync.Key, uid types.UID)
 }
 
 // Reasoner is an error that knows the CamelCase reason under which a container

@@ -39,6 +39,7 @@ type world struct {
 	have  podsync.Have
 	down  bool
 	log   []string
+	ended []string // what Ended was told
 }
 
 func (w *world) Observe(context.Context, podsync.Key, *v1.Pod) (podsync.Have, error) {
@@ -55,6 +56,12 @@ func (w *world) Observe(context.Context, podsync.Key, *v1.Pod) (podsync.Have, er
 }
 
 func (w *world) Report(*v1.Pod, podsync.Have) *v1.PodStatus { return nil }
+
+func (w *world) Ended(key podsync.Key, uid types.UID) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.ended = append(w.ended, fmt.Sprintf("%v %s", key, uid))
+}
 
 func (w *world) Stop(ctx context.Context, turn <-chan struct{}, pod *v1.Pod, a podsync.Action) error {
 	<-turn

@@ -1,0 +1,103 @@
+package agent
+
+import (
+	"context"
+	"github.com/crisp-cri/crisp/agent/criruntime"
+
+	"github.com/crisp-cri/crisp/agent/podsync"
+	"github.com/crisp-cri/crisp/agent/probe"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// backend is the Runtime of the workers: the driver, and what else is known of
+// pods.
+type backend struct {
+	*criruntime.Driver
+	a *agent
+}
+
+func (b backend) Observe(ctx context.Context, key podsync.Key, pod *v1.Pod) (podsync.Have, error) {
+	have, err := b.Driver.Observe(ctx, key, pod)
+	if err != nil || pod == nil {
+		return have, err
+	}
+	have.Probes = b.a.results.Of(pod, have)
+	have.Scarce = b.a.workers.scarce.Load()
+	have.Pending = b.a.roster.resizes.pending(pod.UID)
+	return have, nil
+}
+
+func (b backend) Report(pod *v1.Pod, have podsync.Have) *v1.PodStatus {
+	have.Ending = b.a.files.MarkEnding(pod, have)
+	for _, uid := range have.Ending {
+		if pod == nil || string(pod.UID) != uid {
+			b.a.status.Drop(types.UID(uid))
+		}
+	}
+	if have.Ends(pod) { // nothing that is there is of the pod that is to begin
+		have = podsync.Have{Files: have.Files, Ending: have.Ending}
+	}
+	var old *v1.PodStatus
+	if pod != nil {
+		old = b.a.status.Get(pod.UID)
+	}
+	now := b.a.status.Report(pod, have)
+	if now != nil {
+		tellBackoffs(b.a.events, pod, old, now)
+		if err := b.a.files.Change(pod); err != nil {
+			b.a.o.Log.Warn("pod not kept", "pod", podsync.KeyOf(pod).String(), "err", err)
+		}
+		b.a.tellStatus(pod, now)
+	}
+	b.a.api.Poke()
+	return now
+}
+
+// tellStatus tells workloads and probes of a pod's status.
+func (a *agent) tellStatus(pod *v1.Pod, now *v1.PodStatus) {
+	a.wanted.Observe(pod, *now)
+	a.probe(pod, now)
+}
+
+// Ended has the object of a pod go that was deleted and of which nothing is left.
+func (b backend) Ended(key podsync.Key, uid types.UID) {
+	if err := b.a.store.Ended(key.Namespace, key.Name, uid); err != nil {
+		b.a.o.Log.Error("object of an ended pod stays", "pod", key.String(), "err", err)
+	}
+}
+
+// Probed shows what a probe has found, and has the pod's worker look at it as soon as
+// it can: it may be pulling an image, or waiting for a container to end.
+func (a *agent) Probed(key podsync.Key, _ probe.Kind) {
+	if pod := a.wanted.Pod(key); pod != nil {
+		if pod, now := a.status.Probed(pod.UID); now != nil {
+			a.tellStatus(pod, now)
+			a.api.Poke()
+		}
+	}
+	a.workers.wake(key)
+}
+
+// probe has the pod probed as its status wants it. While it ends only readiness
+// is of interest: whether a container lives makes no difference any more.
+func (a *agent) probe(pod *v1.Pod, now *v1.PodStatus) {
+	running := false
+	for _, list := range [][]v1.ContainerStatus{now.InitContainerStatuses, now.ContainerStatuses} {
+		for i := range list {
+			running = running || list[i].State.Running != nil
+			if started := list[i].Started; started != nil && *started && !list[i].Ready {
+				a.probes.Hurry(pod.UID, list[i].Name)
+			}
+		}
+	}
+	over := podsync.Terminal(now) || pod.DeletionTimestamp != nil
+	switch {
+	case !over:
+		a.probes.Add(pod, a)
+	case running:
+		a.probes.Remove(pod.UID, probe.Startup, probe.Liveness)
+	default:
+		a.probes.Remove(pod.UID)
+	}
+}

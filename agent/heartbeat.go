@@ -1,0 +1,31 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+)
+
+// stalled is how long a turn of the loop may take before something is wrong. It varies in
+// tests only.
+var stalled = 2 * time.Minute
+
+// A heartbeat tells whether the loop goes round.
+type heartbeat struct {
+	last atomic.Int64 // when the loop last began a turn; Unix ns
+}
+
+func (h *heartbeat) beat() { h.last.Store(time.Now().UnixNano()) }
+
+// health says what is wrong with the loop: that it has stood still.
+func (h *heartbeat) health() error {
+	last := h.last.Load()
+	if last == 0 {
+		return errors.New("the loop has not begun")
+	}
+	if still := time.Since(time.Unix(0, last)); still > stalled {
+		return fmt.Errorf("the loop has stood still for %s", still.Round(time.Second))
+	}
+	return nil
+}
