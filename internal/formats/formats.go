@@ -11,6 +11,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -29,11 +30,17 @@ const dir = "testdata/formats"
 // release adds are ignored.
 func Check[T any](t *testing.T, name string, read func(data []byte, v *T) error) {
 	t.Helper()
+	var full T
+	fill(reflect.ValueOf(&full).Elem(), name)
+	CheckValue(t, name, full, read)
+}
+
+// CheckValue is Check of a T that is made of types of others: the caller says what is set in full.
+func CheckValue[T any](t *testing.T, name string, full T, read func(data []byte, v *T) error) {
+	t.Helper()
 	if read == nil {
 		read = func(data []byte, v *T) error { return json.Unmarshal(data, v) }
 	}
-	var full T
-	fill(reflect.ValueOf(&full).Elem(), name)
 	today, err := json.MarshalIndent(full, "", "\t")
 	if err != nil {
 		t.Fatal(err)
@@ -69,15 +76,11 @@ func file(name string, n int) string { return filepath.Join(dir, fmt.Sprintf("%s
 
 // losses tells what read loses of a fixture.
 func losses[T any](data []byte, read func([]byte, *T) error) []string {
-	var old map[string]any
+	var old any
 	if err := json.Unmarshal(data, &old); err != nil {
 		return []string{err.Error()}
 	}
-	later := map[string]any{"OfALaterRelease": map[string]any{"a": []int{1}}}
-	for k, v := range old {
-		later[k] = v
-	}
-	more, err := json.Marshal(later)
+	more, err := json.Marshal(later(old))
 	if err != nil {
 		return []string{err.Error()}
 	}
@@ -100,6 +103,23 @@ func losses[T any](data []byte, read func([]byte, *T) error) []string {
 		}
 	}
 	return lost
+}
+
+// later is old with a field that a later release has added, to each element if it is a list.
+func later(old any) any {
+	switch old := old.(type) {
+	case map[string]any:
+		more := maps.Clone(old)
+		more["OfALaterRelease"] = map[string]any{"a": []int{1}}
+		return more
+	case []any:
+		var more []any
+		for _, v := range old {
+			more = append(more, later(v))
+		}
+		return more
+	}
+	return old
 }
 
 // missing lists what of old is not in now.

@@ -1,0 +1,23 @@
+package bridge
+
+import (
+	"os"
+	"testing"
+
+	"github.com/crisp-cri/crisp/internal/formats"
+)
+
+// Which host ports lead to a pod, by what takes them back.
+func TestFormats(t *testing.T) {
+	formats.Check(t, "ports", func(data []byte, own *[]element) (err error) {
+		n := &Net{Name: "net", DataDir: t.TempDir()}
+		if err := os.MkdirAll(n.portsDir(), 0o755); err != nil {
+			return err
+		}
+		if err := os.WriteFile(n.portsPath("p"), data, 0o600); err != nil {
+			return err
+		}
+		*own, err = n.loadPorts("p")
+		return err
+	})
+}
