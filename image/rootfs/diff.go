@@ -19,13 +19,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A diff is what a container has changed in its root file system: files that it
-// wrote, as a tar stream, and paths that it removed. There are no whiteouts in it.
-// That is how checkpoints have it.
+// A diff is what a container has changed in its root file system: files that it wrote,
+// as a tar stream, and paths that it removed. As in checkpoints, it has no whiteouts.
 
-// Diff writes the changes in the root file system of key as a tar stream, with all
-// that is in its volumes, and returns the paths that were removed, absolute and sorted. Nobody may write to it
-// meanwhile. Sockets are left out: who listened on them makes them anew.
+// Diff writes the changes in the root file system of key as a tar stream, with
+// everything in its volumes, and returns the paths that were removed, absolute and
+// sorted. Nobody may write to it meanwhile. Sockets are left out, as the programs that
+// listen on them make them again.
 func (ls *Store) Diff(ctx context.Context, key string, w io.Writer) (deleted []string, err error) {
 	l, fresh, err := ls.begin(key)
 	if err != nil {
@@ -64,7 +64,7 @@ type differ struct {
 	deleted       []string
 }
 
-// visit takes one file of the upper directory.
+// visit handles one file of the upper directory.
 func (d *differ) visit(f *tree.File) error {
 	name, err := nameOf(f)
 	if err != nil {
@@ -77,7 +77,7 @@ func (d *differ) visit(f *tree.File) error {
 	}
 	if f.IsDir() && name != "" {
 		if has(file, "trusted.overlay.redirect") {
-			// A renamed directory: its files are below under another name.
+			// A renamed directory: its files are in a lower layer under another name.
 			if err := d.whole(name); err != nil {
 				return err
 			}
@@ -92,8 +92,8 @@ func (d *differ) visit(f *tree.File) error {
 	return d.add(file, name, &f.Stat)
 }
 
-// nameOf is the path of f in the root file system. Nobody could unpack one that is
-// longer than those of layers may be.
+// nameOf returns the path of f in the root file system. One that is longer than a path
+// in a layer may be could not be unpacked.
 func nameOf(f *tree.File) (string, error) {
 	if f.PathLen() > layer.MaxPath {
 		return "", fault.Invalid.Errorf("a path of %d bytes is too long for an archive", f.PathLen())
@@ -101,7 +101,7 @@ func nameOf(f *tree.File) (string, error) {
 	return f.Path(), nil
 }
 
-// filePath is a path of f for the system's calls that take no descriptor.
+// filePath returns a path of f for system calls that take no descriptor.
 func filePath(f *tree.File, top string) string {
 	if f.IsTop() {
 		return top
@@ -109,7 +109,7 @@ func filePath(f *tree.File, top string) string {
 	return layer.FDPath(f.Dir) + "/" + f.Name
 }
 
-// whole adds all that is seen at name.
+// whole adds everything visible at name.
 func (d *differ) whole(name string) error {
 	top := filepath.Join(d.merged, name)
 	return tree.Walk(d.ctx, top, tree.Options{Sorted: true}, func(f *tree.File) error {
@@ -118,12 +118,12 @@ func (d *differ) whole(name string) error {
 			return err
 		}
 		st := f.Stat
-		st.Nlink = 1 // the inode numbers are not those of upper
+		st.Nlink = 1 // inode numbers here are not those of upper
 		return d.add(filePath(f, top), path.Join(name, below), &st)
 	})
 }
 
-// hidden notes as removed what the layers have in the directory name and the
+// hidden records as removed what the layers have in the directory name and the
 // container does not see: it removed the directory and made a new one, which upper is.
 func (d *differ) hidden(name string, upper int) error {
 	for _, lower := range d.lower {
@@ -141,8 +141,8 @@ func (d *differ) hidden(name string, upper int) error {
 	return nil
 }
 
-// namesIn lists the directory name of the layer at dir, if the layer has one there. A
-// link in the layer leads nowhere: overlayfs does not follow it either.
+// namesIn lists the directory name of the layer at dir, if the layer has one there. It
+// follows no symlinks in the layer, as overlayfs does not either.
 func namesIn(dir, name string) ([]string, error) {
 	root, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -194,7 +194,7 @@ func (d *differ) add(file, name string, st *unix.Stat_t) error {
 	return err
 }
 
-// header describes a file; nil = it is left out.
+// header returns the tar header of a file; nil = it is left out.
 func header(file, name string, st *unix.Stat_t) (*tar.Header, error) {
 	if name == "" {
 		name = "."
@@ -265,9 +265,8 @@ func has(file, attribute string) bool {
 	return err == nil
 }
 
-// Apply makes the changes of a diff in the mounted root file system of key, in
-// which nothing may run yet. Whoever made the diff is hostile, as with a layer:
-// fault.Invalid blames it.
+// Apply applies a diff to the mounted root file system of key, in which nothing may
+// run yet. The diff is hostile, like a layer: fault.Invalid means that it is to blame.
 func (ls *Store) Apply(ctx context.Context, key string, r io.Reader, deleted []string) error {
 	l, fresh, err := ls.begin(key)
 	if err != nil {

@@ -15,18 +15,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// An IDMap shifts the owners of an image's files into a user namespace. No file
-// is changed or copied for that: the layers are mounted with the map on them
-// (mount_setattr(2), MOUNT_ATTR_IDMAP), and the overlay is made of those mounts,
-// which Linux can since 5.19. What is written to such a root file system has the
-// owners that the namespace's IDs are outside.
+// An IDMap shifts the owners of an image's files into a user namespace. No file is changed
+// or copied for that: the layers are mounted with an ID mapping (mount_setattr(2),
+// MOUNT_ATTR_IDMAP), and the overlay is made of those mounts, since Linux 5.19. A file that
+// is written to such a root file system is owned by the ID that the writer's has outside.
 type IDMap struct {
 	UserNS string // path of the user namespace
 	IDs    userns.Map
 }
 
-// CheckIDMap tries a mount with an IDMap on the file systems that the store is on. The error
-// says why it cannot be used.
+// CheckIDMap tries a mount with an IDMap on the file systems of the store. The error is why
+// that is not possible.
 func (ls *Store) CheckIDMap() (err error) {
 	if err := ls.checkReach(); err != nil {
 		return err
@@ -41,7 +40,7 @@ func (ls *Store) CheckIDMap() (err error) {
 			return err
 		}
 	}
-	ids := userns.Range{Host: 1 << 16, Length: 1 << 16} // any will do
+	ids := userns.Range{Host: 1 << 16, Length: 1 << 16} // any range will do
 	ns, err := userns.Open(userns.Map{UID: ids, GID: ids})
 	if err != nil {
 		return err
@@ -63,8 +62,8 @@ func (ls *Store) CheckIDMap() (err error) {
 	return nil
 }
 
-// checkReach looks whether the users of a user namespace, who are nobody outside,
-// can reach root file systems at all.
+// checkReach checks that the users of a user namespace, who have no rights outside, can
+// reach root file systems at all.
 func (ls *Store) checkReach() error {
 	dir, err := filepath.EvalSymlinks(ls.state)
 	if err != nil {
@@ -82,8 +81,8 @@ func (ls *Store) checkReach() error {
 	return nil
 }
 
-// shift is the owner that a file of an image has outside of the user namespace.
-// One that is not mapped becomes its root.
+// shift returns the owner, outside of the user namespace, of a file of an image. One that is
+// not mapped becomes the namespace's root.
 func (m *IDMap) shift(attr layer.RootAttr) layer.RootAttr {
 	for _, id := range []struct {
 		in *uint32
@@ -98,7 +97,7 @@ func (m *IDMap) shift(attr layer.RootAttr) layer.RootAttr {
 	return attr
 }
 
-// mountMapped mounts o, whose layers are mapped into o.userns, at target.
+// mountMapped mounts o, with the layers' owners mapped into o.userns, at target.
 func (o *overlay) mountMapped(target string) error {
 	mnt, err := o.mapped()
 	if err != nil {
@@ -109,11 +108,11 @@ func (o *overlay) mountMapped(target string) error {
 	return os.NewSyscallError("move_mount", err)
 }
 
-// mapped returns o as a mount that is attached nowhere.
+// mapped returns o as a detached mount.
 //
-// Before Linux 6.15 overlayfs takes no layer that is not mounted somewhere in the
-// caller's mount namespace. So the mapped layers are mounted in a namespace that
-// ends with the thread: whatever happens, none of them stays.
+// Before Linux 6.15 overlayfs accepts only layers that are mounted in the caller's mount
+// namespace. So the mapped layers are mounted in a namespace that ends with the thread,
+// which leaves none of them in any case.
 func (o *overlay) mapped() (mnt int, err error) {
 	err = thread.Run(func() error {
 		mnt, err = o.assemble()
@@ -130,7 +129,7 @@ func (o *overlay) assemble() (mnt int, err error) {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return -1, os.NewSyscallError("mount", err)
 	}
-	// Above all, so that it hides none of the paths we were given.
+	// On top of everything, so that it hides none of the given paths.
 	bench := filepath.Join(o.empty, "bench")
 	if err := unix.Mount("bench", o.empty, "tmpfs", 0, "mode=700"); err != nil {
 		return -1, os.NewSyscallError("mount", err)

@@ -18,31 +18,31 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// A leaseRecord is the content of lease.json: what a root file system stands on.
-// It is written before the mount and outlives it, so that the layers stay even if
-// the image is removed or the machine reboots.
+// A leaseRecord is the content of lease.json: what a root file system consists
+// of. It is written before the mount and outlives it, so that the layers stay
+// even if the image is removed or the machine reboots.
 type leaseRecord struct {
 	Image    string
 	Layers   []digest.Digest // of the image, from the lowest
-	Inherits bool            `json:",omitempty"` // on top of them are directories of their own, see layer.Store.Inherit and layer.RootOf
+	Inherits bool            `json:",omitempty"` // above the layers is a layer of directories, see layer.Store.Inherit and layer.RootOf
 	ReadOnly bool
 	Volumes  []string `json:",omitempty"` // where they are mounted; see MakeVolumes
 }
 
-// A lease is one root file system, mounted or not. It is busy while one
-// goroutine mounts or unmounts it; that one alone changes record and held.
+// A lease is one root file system, mounted or not. It is busy while a goroutine
+// mounts or unmounts it; only that goroutine changes record and held.
 type lease struct {
 	record leaseRecord    // guarded by Store.mu
 	held   []*layer.Layer // guarded by Store.mu
 
 	busy  bool        // guarded by Store.mu
 	usage layer.Usage // guarded by Store.mu
-	next  time.Time   // before that it is not read again; guarded by Store.mu
+	next  time.Time   // when it may be walked again; guarded by Store.mu
 }
 
 func (ls *Store) path(key string) string { return filepath.Join(ls.dir, key) }
 
-// checkKey keeps keys from being paths.
+// checkKey refuses keys that are paths.
 func checkKey(key string) error {
 	if key == "" || key == "." || key == ".." || strings.ContainsAny(key, "/\x00") || len(key) > 200 {
 		return fault.Invalid.Errorf("root file system key %q is no file name", key)
@@ -50,8 +50,8 @@ func checkKey(key string) error {
 	return nil
 }
 
-// begin takes key for work on it. There is nothing under it: a new lease, with
-// fresh set.
+// begin locks key for work on it. If there is no lease of it, l is a new one, and
+// fresh is set.
 func (ls *Store) begin(key string) (l *lease, fresh bool, err error) {
 	if err := checkKey(key); err != nil {
 		return nil, false, err
@@ -70,14 +70,14 @@ func (ls *Store) begin(key string) (l *lease, fresh bool, err error) {
 	return l, !ok, nil
 }
 
-// set says what l, which the caller has begun, stands on.
+// set sets the content of l, which the caller has begun.
 func (ls *Store) set(l *lease, r leaseRecord, held []*layer.Layer) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	l.record, l.held = r, held
 }
 
-// end gives key back; gone forgets it.
+// end unlocks key; gone removes it.
 func (ls *Store) end(key string, gone bool) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
@@ -100,26 +100,26 @@ func (ls *Store) write(key string, r leaseRecord) error {
 	if err != nil {
 		return err
 	}
-	// Not synced: who loses it with the power has lost the mount too.
+	// Not synced: a power cut that loses it ends the mount too.
 	return atomicfile.WriteVolatile(filepath.Join(ls.path(key), "lease.json"), data, 0o600)
 }
 
-// Mounts lists the keys of all root file systems on disk, mounted or not.
+// Mounts returns the keys of all root file systems on disk, mounted or not.
 func (ls *Store) Mounts() []string {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	return slices.Sorted(maps.Keys(ls.m))
 }
 
-// usage is what l occupied when it was last walked.
+// usage returns what l occupied when it was last walked.
 func (ls *Store) usage(l *lease) layer.Usage {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	return l.usage
 }
 
-// Used adds up what all writable layers occupied when they were last walked: bytes
-// allocated on disk, and inodes.
+// Used returns what all writable layers together occupied when they were last
+// walked: bytes allocated on disk, and inodes.
 func (ls *Store) Used() (bytes, inodes uint64) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
@@ -130,16 +130,16 @@ func (ls *Store) Used() (bytes, inodes uint64) {
 	return bytes, inodes
 }
 
-// Bounds of how often a writable layer is walked: not before minFresh has passed,
-// and never for more than a 50th of the time.
+// How often a writable layer is walked: at least minFresh apart, and for at most
+// a 50th of the time.
 const (
 	minFresh = 2 * time.Second
 	restFor  = 50
 )
 
-// Usage tells what the writable layer of key occupies: bytes allocated on disk,
-// and inodes. It answers from memory, and has the layer walked in the background
-// if the answer is getting old.
+// Usage returns what the writable layer of key occupies: bytes allocated on disk,
+// and inodes. It answers from memory, and starts a walk in the background if the
+// answer is old.
 func (ls *Store) Usage(key string) (bytes, inodes uint64, err error) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
@@ -180,8 +180,8 @@ func (ls *Store) refresh(key string, l *lease) {
 	l.next = time.Now().Add(max(minFresh, restFor*took))
 }
 
-// refreshAll walks all writable layers, one after the other, so that what they
-// occupy is known soon after a start.
+// refreshAll walks all writable layers, one after the other, so that their usage
+// is known soon after startup.
 func (ls *Store) refreshAll() {
 	ls.mu.Lock()
 	all := maps.Clone(ls.m)

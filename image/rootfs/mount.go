@@ -16,16 +16,15 @@ import (
 // MountOptions say how a root file system is mounted. The zero value is a writable one
 // whose files have the owners and labels that they have in the layers.
 type MountOptions struct {
-	ReadOnly bool   // nobody can write to it; an artifact can be mounted only so
-	IDs      *IDMap // shifts the owners of files; nil = nobody's
-	Label    string // SELinux: every file has it, also what is written: the option context= of mount(8); "" = each keeps its own
+	ReadOnly bool   // nobody can write to it; the only way to mount an artifact
+	IDs      *IDMap // shifts the owners of files; nil = do not shift
+	Label    string // SELinux label of every file, new ones too, by the option context= of mount(8); "" = each keeps its own
 }
 
-// Mount mounts a root file system of the image id for key, and returns
-// where. It is one overlay mount. One that is mounted already is returned as it
-// is; one that was unmounted, or lost its mount in a reboot, comes back with what
-// was written, from the layers it had then. One that was writable and shall be read-only,
-// or the other way round, is fault.WrongState.
+// Mount mounts a root file system of the image id for key, as one overlay, and returns
+// where. One that is already mounted is returned as it is. One that was unmounted, or
+// lost its mount in a reboot, is mounted again from its layers of then, with what was
+// written to it. The error is fault.WrongState if it exists and ReadOnly differs.
 func (ls *Store) Mount(_ context.Context, key, id string, o MountOptions) (root string, err error) {
 	l, fresh, err := ls.begin(key)
 	if err != nil {
@@ -62,13 +61,13 @@ func (ls *Store) Mount(_ context.Context, key, id string, o MountOptions) (root 
 	return target, nil
 }
 
-// mountPoint is where the root file system of key is mounted.
+// mountPoint returns where the root file system of key is mounted.
 func (ls *Store) mountPoint(key string) string { return filepath.Join(ls.state, key, "root") }
 
 // makeMountPoint makes target, in a directory of its own that keeps the host's other
-// users out: what a container writes may be set-user-ID, a device, or readable by
-// those who happen to have its users' numbers. The root of ids' user namespace, who
-// mounts all the rest in there and is nobody outside, gets through as its group.
+// users out: files that a container writes may be set-user-ID, devices, or readable by
+// whoever has the same IDs on the host. The root of ids' user namespace, which mounts
+// everything else in there and has no rights outside, is let through as its group.
 func makeMountPoint(target string, ids *IDMap) error {
 	dir := filepath.Dir(target)
 	group, mode := -1, fs.FileMode(0o700)
@@ -90,7 +89,7 @@ func makeMountPoint(target string, ids *IDMap) error {
 	return nil
 }
 
-// lease makes a lease of the image id and its directories.
+// lease makes a lease of the image id, and its directories.
 func (ls *Store) lease(l *lease, key, id string, o MountOptions, steps *undo.Stack) error {
 	img, err := ls.image(id)
 	if err != nil {
@@ -136,7 +135,7 @@ func (ls *Store) lease(l *lease, key, id string, o MountOptions, steps *undo.Sta
 	if err := root.Give(upper); err != nil {
 		return err
 	}
-	ls.refresh(key, l) // it is empty yet
+	ls.refresh(key, l) // it is still empty
 	return nil
 }
 
@@ -167,10 +166,9 @@ func (ls *Store) overlay(key string, l *lease, options MountOptions, target stri
 	return o.mount(target)
 }
 
-// Unmount takes down what Mount put up for key; remove also
-// deletes what was written and lets go of the layers. What is not mounted, or not
-// there at all, is no error. Processes that are still in it keep it alive for
-// themselves.
+// Unmount undoes Mount for key; remove also deletes what was written and releases the
+// layers. It is no error if nothing is mounted, or key does not exist. Processes that are
+// still in the file system keep it alive for themselves.
 func (ls *Store) Unmount(ctx context.Context, key string, remove bool) error {
 	l, fresh, err := ls.begin(key)
 	if err != nil {

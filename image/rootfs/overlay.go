@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxOption is the longest value that fsconfig(2) takes, with its end mark.
+// maxOption is the longest value that fsconfig(2) takes, including its null byte.
 const maxOption = 256
 
 // An overlay is one overlay mount.
@@ -23,7 +23,7 @@ type overlay struct {
 	upper, work string   // "" for a read-only mount
 	empty       string   // a directory without files, to make up for missing lowers
 	label       string   // SELinux; "" = each file keeps its own
-	userns      *os.File // whose IDs the owners of files shall be; nil = nobody's
+	userns      *os.File // maps the owners of files; nil = do not map
 }
 
 // mount mounts o at target, a directory.
@@ -51,7 +51,7 @@ func (o *overlay) mount(target string) error {
 	return o.mountNew(target)
 }
 
-// bind makes a read-only mount of the empty directory.
+// bind makes a read-only bind mount of the empty directory.
 func (o *overlay) bind(target string) error {
 	if err := unix.Mount(o.empty, target, "", unix.MS_BIND, ""); err != nil {
 		return os.NewSyscallError("mount", err)
@@ -59,10 +59,10 @@ func (o *overlay) bind(target string) error {
 	return os.NewSyscallError("mount", unix.Mount("", target, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
 }
 
-// appendsLayers tells whether overlayfs knows lowerdir+. Before 6.5 it cannot be asked:
-// it takes any option, and fails, with a line in the kernel's log, when the file system
-// is made. From then on it refuses at once what it does not know, as 6.5 itself and 6.6
-// before 6.6.23 do.
+// appendsLayers reports whether overlayfs supports lowerdir+. Before 6.5 this cannot be
+// probed: it accepts any option, and fails, with a line in the kernel's log, when the
+// file system is created. Later kernels refuse an unknown option at once, as 6.5 itself
+// and 6.6 before 6.6.23 refuse lowerdir+.
 var appendsLayers = sync.OnceValue(func() bool {
 	var uts unix.Utsname
 	var major, minor int
@@ -75,8 +75,8 @@ var appendsLayers = sync.OnceValue(func() bool {
 	return (major > 6 || major == 6 && minor >= 5) && knowsPath("lowerdir+")
 })
 
-// knowsPath tells whether overlayfs of Linux 6.5 or later has an option that is the path
-// of a layer: then it looks for the path.
+// knowsPath reports whether overlayfs of Linux 6.5 or later has an option whose value
+// is the path of a layer: if so, it looks up the path.
 func knowsPath(option string) bool {
 	fsfd, err := unix.Fsopen("overlay", unix.FSOPEN_CLOEXEC)
 	if err != nil {
@@ -139,8 +139,8 @@ func (o *overlay) mountNew(target string) error {
 	return os.NewSyscallError("move_mount", err)
 }
 
-// explain adds what the kernel says of the failure to its number. Each read of
-// the descriptor returns one message (fsopen(2)).
+// explain adds the kernel's messages to the error number. Each read of the descriptor
+// returns one message (fsopen(2)).
 func explain(fsfd int, step string, err error) error {
 	var said []string
 	buf := make([]byte, 512)
@@ -194,10 +194,10 @@ func (o *overlay) mountOld(target string) error {
 	return os.NewSyscallError("mount", unix.Mount("crisp", target, "overlay", flags, data))
 }
 
-// openPaths are directories opened to have short names for them.
+// openPaths are directories that are open to have short names.
 type openPaths []int
 
-// short returns path itself, or, if it must be short, that of a descriptor.
+// short returns path itself or, if it must be short, the path of a descriptor of it.
 func (p *openPaths) short(path string, must bool) (string, error) {
 	if !must {
 		return path, nil
@@ -216,7 +216,7 @@ func (p *openPaths) close() {
 	}
 }
 
-// isMountPoint tells whether something is mounted at path.
+// isMountPoint reports whether something is mounted at path.
 func isMountPoint(path string) (bool, error) {
 	var st unix.Statx_t
 	if err := unix.Statx(unix.AT_FDCWD, path, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT, 0, &st); err != nil {
@@ -225,11 +225,11 @@ func isMountPoint(path string) (bool, error) {
 	return st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0, nil // Linux 5.8
 }
 
-// makePrivate sees to it that mounts below dir stay in this mount namespace: on
-// most hosts / is shared, and a root file system would turn up, and stay, in every
-// namespace that was ever made. If dir is on a shared mount it is mounted on
-// itself, privately. That is not done before the first mount, because then whoever
-// keeps the directory above has done the like for all of it.
+// makePrivate keeps mounts below dir in this mount namespace: on most hosts / is
+// shared, and a root file system would appear, and stay, in every namespace that was
+// ever made. If dir is on a shared mount it is bind-mounted on itself and made private.
+// That is not done before the first mount, as by then whoever manages the directory
+// above may have made all of it private.
 func makePrivate(dir string) error {
 	real, err := filepath.EvalSymlinks(dir)
 	if err != nil {
@@ -245,11 +245,11 @@ func makePrivate(dir string) error {
 	return os.NewSyscallError("mount", unix.Mount("", real, "", unix.MS_PRIVATE, ""))
 }
 
-// detach unmounts all that is mounted at target, a mount point of makeMountPoint, and
+// detach unmounts everything mounted at target, a mount point of makeMountPoint, and
 // removes it and its directory.
 func detach(target string) error {
 	dir := filepath.Dir(target)
-	for _, path := range []string{dir, target} { // an older crispd mounted on the directory itself
+	for _, path := range []string{dir, target} { // older releases mounted on the directory itself
 		if err := unmountAll(path); err != nil {
 			return err
 		}
@@ -262,7 +262,7 @@ func detach(target string) error {
 	return nil
 }
 
-// unmountAll unmounts all that is mounted at path; nothing there is no error.
+// unmountAll unmounts everything mounted at path; it is no error if there is nothing.
 func unmountAll(path string) error {
 	for {
 		err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
@@ -275,7 +275,7 @@ func unmountAll(path string) error {
 	}
 }
 
-// isShared tells whether the mount that dir is on is shared.
+// isShared reports whether the mount that dir is on is shared.
 func isShared(dir string) (bool, error) {
 	mounts, err := mountinfo.GetMounts(mountinfo.ParentsFilter(dir))
 	if err != nil {

@@ -1,19 +1,19 @@
 // Package rootfs mounts root file systems of images.
 //
 // Each has a key, which its user chooses, and is one overlay mount of the image's layers,
-// with a writable layer on top or without. It stands on a lease, which is written before
-// the mount and outlives it, and the daemon: the layers stay while there is one, even if
-// the image is removed.
+// with or without a writable layer on top. Its lease is written before the mount and
+// outlives it, and the daemon: the layers stay as long as there is one, even if the image
+// is removed.
 //
 // On disk:
 //
-//	<root>/rw/<key>/lease.json          the layers that a root file system stands on
+//	<root>/rw/<key>/lease.json          the layers of the root file system
 //	<root>/rw/<key>/{fs,work}/          the writable layer
-//	<root>/rw/<key>/dirs/               directories on top of the layers, see layer.Store.Inherit
-//	<root>/rw/<key>/volumes/<n>/        directories of the container's own in place of the image's
+//	<root>/rw/<key>/dirs/               directories above the layers, see layer.Store.Inherit
+//	<root>/rw/<key>/volumes/<n>/        the container's own directories in place of the image's
 //	<state>/<key>/root                  the mount
 //
-// Here is also what a container has changed (Diff), and the way back (Apply).
+// The package also extracts what a container has changed (Diff), and applies it (Apply).
 package rootfs
 
 import (
@@ -30,8 +30,8 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// A Store is the root file systems below one directory, by the key of their user. All its
-// methods may be called at the same time.
+// A Store manages the root file systems below one directory, by the key of their user. Its
+// methods may be called concurrently.
 type Store struct {
 	dir     string // of the leases
 	state   string // of the mounts
@@ -50,26 +50,25 @@ type Store struct {
 	m  map[string]*lease // guarded by mu
 }
 
-// An Image is what is mounted of an image.
+// An Image is the part of an image that is mounted.
 type Image struct {
 	ID       string          // "sha256:" and the digest of its config, in hex
 	Layers   []digest.Digest // from the lowest
-	Dirs     []layer.DirAttr // that are put on top of them, see layer.Store.Inherit
-	Artifact bool            // it can be mounted read-only, but is no root file system
+	Dirs     []layer.DirAttr // put above them, see layer.Store.Inherit
+	Artifact bool            // only mounted read-only; not a root file system
 }
 
-// Options say where root file systems are kept, and what of. All are required.
+// Options are the arguments of Open. All are required.
 type Options struct {
-	Root   string // on the disk that holds layers; the directories rw, staging and empty in it are there
-	State  string // mounts; a directory that a reboot empties, and users of user namespaces can reach
+	Root   string // on the disk that holds layers; its directories rw, staging and empty exist
+	State  string // mounts; a directory that is empty after a reboot, and that users of user namespaces can reach
 	Layers *layer.Store
 	Image  func(ref string) (Image, error) // finds an image; fault.NotFound if there is none
-	Life   context.Context                 // of work in the background, which ends with it
+	Life   context.Context                 // of work in the background
 	Log    *slog.Logger
 }
 
 // Open finds the root file systems on disk, mounted or not, and holds their layers.
-// What writable layers occupy is found out in the background.
 func Open(o Options) (*Store, error) {
 	ls := &Store{
 		dir: filepath.Join(o.Root, "rw"), state: o.State, empty: filepath.Join(o.Root, "empty"), staging: filepath.Join(o.Root, "staging"),
@@ -84,8 +83,8 @@ func Open(o Options) (*Store, error) {
 	return ls, nil
 }
 
-// MeasureAll has all writable layers walked in the background, so that what they occupy is
-// known soon after a start.
+// MeasureAll walks all writable layers in the background, so that their usage is known
+// soon after startup.
 func (ls *Store) MeasureAll() { ls.background.Go(ls.refreshAll) }
 
 // Close ends the work in the background. Mounts stay.
@@ -94,8 +93,8 @@ func (ls *Store) Close() {
 	ls.background.Wait()
 }
 
-// findLeases reads the leases on disk. One that cannot be read, or whose layers
-// are not there, is kept as a key, for its owner to remove.
+// findLeases reads the leases on disk. One that cannot be read, or whose layers are
+// missing, is kept as a key for its owner to remove.
 func (ls *Store) findLeases() error {
 	dirs, err := os.ReadDir(ls.dir)
 	if err != nil {

@@ -22,38 +22,39 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxVolumes bounds the volumes of an image, each of which is a mount. Real images
-// have a handful.
+// maxVolumes bounds the number of an image's volumes, each of which is a mount. Real
+// images have a handful.
 const maxVolumes = 128
 
-// A Volume is a directory of one container's own, to be mounted in its root file system.
+// A Volume is a directory of one container's own, to be mounted in its root file
+// system.
 type Volume struct {
 	Path   string // in the root file system: absolute, without links
 	Source string // on the host
 }
 
-// VolumesWanted says which volumes a root file system is to have.
+// VolumesWanted are the arguments of MakeVolumes.
 type VolumesWanted struct {
 	// Paths are the image's: "A set of directories describing where the process is
 	// likely to write data specific to a container instance" (image-spec, config.md).
 	Paths []string
 	// Mounted are the paths where something else will be mounted. There is no volume
-	// there, but there may be one below.
+	// at such a path, but there may be one below it.
 	Mounted []string
 	// Reserved are directories at and below which there are no volumes.
 	Reserved []string
-	// IDs is the map of the root file system's user namespace; nil = the host's.
+	// IDs are the mappings of the root file system's user namespace; nil = the host's.
 	IDs *userns.Map
 }
 
 // MakeVolumes makes a directory for each volume of the mounted root file system of
-// key, with a copy of what is there. Nothing may run in it yet. What is written to the
-// directories counts as written to the root file system, is part of a Diff, and is
-// removed with it.
+// key, with a copy of the image's files there. Nothing may run in it yet. What is
+// written to the directories counts as written to the root file system, is part of a
+// Diff, and is removed with it.
 //
-// Links in a path lead where they lead in a container, and never out of the root file
-// system. A volume that lies in another one is part of that. A path that is no
-// directory is fault.Invalid.
+// Symlinks in a path are resolved as in a container, and never lead out of the root
+// file system. A volume inside another one is part of that. The error is fault.Invalid
+// for a path that is not a directory.
 func (ls *Store) MakeVolumes(ctx context.Context, key string, want VolumesWanted) ([]Volume, error) {
 	l, fresh, err := ls.begin(key)
 	if err != nil {
@@ -89,23 +90,23 @@ func (ls *Store) MakeVolumes(ctx context.Context, key string, want VolumesWanted
 	return list, nil
 }
 
-// volumes is the directory of the volumes of key.
+// volumes returns the directory of the volumes of key.
 func (ls *Store) volumes(key string) string { return filepath.Join(ls.path(key), "volumes") }
 
-// volume is the i-th of leaseRecord.Volumes.
+// volume returns the directory of the i-th of leaseRecord.Volumes.
 func (ls *Store) volume(key string, i int) string {
 	return filepath.Join(ls.volumes(key), strconv.Itoa(i))
 }
 
-// places are the paths of the volumes that are to be made, sorted. None is in another:
-// what is in the image is copied once at most.
+// places returns the paths of the volumes to be made, sorted. None is inside another,
+// so that the image's files are copied at most once.
 func (w VolumesWanted) places(root string) ([]string, error) {
 	if len(w.Paths) > maxVolumes {
 		return nil, fault.Invalid.Errorf("the image has %d volumes, more than %d", len(w.Paths), maxVolumes)
 	}
 	taken := make(map[string]bool)
 	for _, name := range w.Mounted {
-		// What cannot be found there is found out when it is mounted.
+		// An error there is found again when it is mounted.
 		if at, err := resolve(root, name); err == nil {
 			taken[at] = true
 		}
@@ -133,12 +134,12 @@ func (w VolumesWanted) places(root string) ([]string, error) {
 	return places, nil
 }
 
-// within tells whether the clean path name is dir or below it.
+// within reports whether the clean path name is dir or below it.
 func within(name, dir string) bool { return name == dir || strings.HasPrefix(name, dir+"/") }
 
 // resolve returns where name leads in the root file system at root, absolute and
-// without links. It need not be there. Nobody else changes the root file system, so
-// that working out the path first is no race.
+// without symlinks. It need not exist. Nobody else changes the root file system, so
+// resolving the path first is no race.
 func resolve(root, name string) (string, error) {
 	if strings.Contains(name, "\x00") {
 		return "", unix.EINVAL
@@ -158,8 +159,8 @@ func resolve(root, name string) (string, error) {
 	return at, nil
 }
 
-// makeVolume makes the directory to, as a copy of from if that is there, and else
-// empty and the root's of the container.
+// makeVolume makes the directory to, as a copy of from if that exists, else empty and
+// owned by the container's root.
 func makeVolume(ctx context.Context, from, to string, ids *userns.Map) error {
 	if err := os.Mkdir(to, 0o755); err != nil {
 		return err
@@ -183,7 +184,7 @@ func makeVolume(ctx context.Context, from, to string, ids *userns.Map) error {
 }
 
 // copyTree copies the directory from to the directory to, which is empty: owners,
-// modes, times, hard links and what attributes an image may have.
+// modes, times, hard links and the attributes that an image may have.
 func copyTree(ctx context.Context, from, to string) error {
 	r, w := io.Pipe()
 	done := make(chan struct{})
@@ -213,8 +214,8 @@ func (d *differ) tree(dir, name string) error {
 	})
 }
 
-// volume adds what is in the volume at the path at, whose directory is dir, and notes
-// as removed what the image has there and the volume has not.
+// volume adds the content of the volume at the path at, whose directory is dir, and
+// records as removed what the image has there and the volume does not.
 func (d *differ) volume(dir, at string) error {
 	name := strings.TrimPrefix(at, "/")
 	if err := d.tree(dir, name); err != nil {
@@ -226,7 +227,7 @@ func (d *differ) volume(dir, at string) error {
 		if err != nil {
 			return err
 		}
-		// All above it are directories in both: no link is followed.
+		// All parents are directories in both: no symlink is followed.
 		var st unix.Stat_t
 		err = unix.Lstat(filepath.Join(dir, below), &st)
 		switch {
