@@ -1,13 +1,13 @@
-// Package apparmor keeps crisp's default AppArmor profile loaded and tells which
-// profiles are.
+// Package apparmor keeps crisp's default AppArmor profile loaded, and reports
+// which profiles are loaded.
 //
-// The kernel takes only compiled profiles, and apparmor_parser(8) is what
-// compiles them: without it there is no default profile, but those that the node
-// has loaded by other means can be used.
+// The kernel accepts only compiled profiles, and apparmor_parser(8) compiles
+// them: without it there is no default profile, but profiles that the node has
+// loaded by other means can be used.
 //
-// Loading replaces: the kernel exchanges a profile of the same name at once and
-// for the processes that are confined by it already, so that a newer crispd's
-// profile holds for older containers too, and none is unconfined in between.
+// Loading replaces a profile of the same name at once, for the processes that it
+// already confines too. So a newer crispd's profile applies to older containers
+// as well, and none is unconfined in between.
 package apparmor
 
 import (
@@ -33,15 +33,15 @@ const Unconfined = "unconfined"
 // DefaultName is the default instance's profile; others add their name to it.
 const DefaultName = "crisp-default"
 
-// securityfs is where the kernel tells its profiles (apparmor(7)).
+// securityfs is where the kernel lists its profiles (apparmor(7)).
 const securityfs = "/sys/kernel/security/apparmor"
 
 // parseTime bounds one run of the parser.
 const parseTime = 30 * time.Second
 
-// Profiles is the profiles of this host's kernel.
+// Profiles are the profiles of this host's kernel.
 type Profiles struct {
-	own    string // the name of the default profile that is ours
+	own    string // the name of our default profile
 	dir    string
 	parser string
 
@@ -54,7 +54,7 @@ func New(own string) *Profiles {
 	return &Profiles{own: own, dir: securityfs, parser: Parser()}
 }
 
-// Parser is the path of apparmor_parser, "" if there is none. It is an
+// Parser returns the path of apparmor_parser, "" if there is none. It is an
 // administrator's program: $PATH need not have its directory.
 func Parser() string {
 	for _, name := range []string{"apparmor_parser", "/usr/sbin/apparmor_parser", "/sbin/apparmor_parser"} {
@@ -71,15 +71,15 @@ func (p *Profiles) Load(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// Without a cache: it would need a file to be named by.
+	// Without a cache, which needs a file to be named after.
 	if err := p.run(ctx, src, "--replace", "--skip-cache"); err != nil {
 		return fmt.Errorf("load AppArmor profile %s: %w", p.own, err)
 	}
 	return nil
 }
 
-// Unload takes the default profile out of the kernel, if it is there. Processes
-// that it still confines are unconfined from then on.
+// Unload removes the default profile from the kernel, if it is loaded. Processes
+// that it confines are unconfined from then on.
 func (p *Profiles) Unload(ctx context.Context) error {
 	if ok, err := p.loaded(p.own); err != nil || !ok {
 		return err
@@ -113,8 +113,9 @@ func (p *Profiles) run(ctx context.Context, src string, args ...string) error {
 }
 
 // Check makes sure that a container can be confined by a profile. The default one
-// is loaded again if somebody has unloaded it (aa-teardown(8) does, and a restart of some
-// systems' AppArmor service); another that is not loaded is fault.Invalid.
+// is loaded again if somebody has unloaded it (aa-teardown(8) does, and a restart
+// of some systems' AppArmor service). The error is fault.Invalid for any other
+// that is not loaded.
 func (p *Profiles) Check(ctx context.Context, name string) error {
 	if name == "" || name == Unconfined {
 		return nil
@@ -131,8 +132,8 @@ func (p *Profiles) Check(ctx context.Context, name string) error {
 	return fault.Invalid.Errorf("AppArmor profile %q is not loaded on this host", name)
 }
 
-// loaded looks for a profile among the kernel's. A line of that file is a name
-// and, in parentheses, a mode; the name may have blanks.
+// loaded reports whether the kernel has a profile. A line of the file is a name
+// and, in parentheses, a mode; the name may contain spaces.
 func (p *Profiles) loaded(name string) (bool, error) {
 	f, err := os.Open(filepath.Join(p.dir, "profiles"))
 	if errors.Is(err, fs.ErrNotExist) {

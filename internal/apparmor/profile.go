@@ -8,13 +8,13 @@ import (
 // text is the default profile, in the language of apparmor.d(5); NAME becomes
 // the profile's name.
 //
-// It leaves to a container what the container's namespaces, capabilities,
-// seccomp filter and user leave it, and takes away what reaches beyond the
-// container even so: mounts, and the kernel's switches in /proc and /sys. A
-// process of the container may trace and signal only its own like.
+// It permits what the container's namespaces, capabilities, seccomp filter and
+// user permit, except what reaches beyond the container even so: mounts, and the
+// kernel's settings in /proc and /sys. A process of the container may trace and
+// signal only processes with the same profile.
 //
-// "deny" wins over what is allowed, so files that stay writable among others that
-// do not are carved out letter by letter: apparmor.d(5) has no "but".
+// "deny" has precedence over rules that allow, so files that stay writable among
+// others that do not are excluded letter by letter: apparmor.d(5) has no "except".
 //
 // There is no abi line on purpose: then the parser compiles for what it has always
 // mediated, and a newer kernel does not refuse what this text cannot name.
@@ -70,7 +70,7 @@ func profile(name string) (string, error) {
 	return strings.ReplaceAll(text, "NAME", name), nil
 }
 
-// plain tells whether r needs no quotes in apparmor.d(5).
+// plain reports whether r needs no quotes in apparmor.d(5).
 func plain(r rune) bool {
 	return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '-' || r == '_' || r == '.'
 }

@@ -1,4 +1,4 @@
-// Package crilog is the log format that CRI prescribes, in both directions.
+// Package crilog reads and writes the log format that CRI prescribes.
 //
 // A log is a file of records, one per line (kubernetes/design-proposals, "CRI
 // log"; the kubelet's reader is pkg/kubelet/kuberuntime/logs):
@@ -10,9 +10,9 @@
 // of that line follows in the next record of the same stream. A final line that
 // the container never ended stays P.
 //
-// Nothing is held back in memory: output that does not end a line is recorded as
-// P as soon as there is nothing more to read. A process that dies between two
-// writes has lost nothing, and a prompt can be seen.
+// Nothing is buffered: output that does not end a line is recorded as P as soon
+// as there is nothing more to read. So a process that dies between two writes
+// loses nothing, and a prompt is visible.
 package crilog
 
 import (
@@ -71,7 +71,7 @@ func Parse(line []byte) (Record, error) {
 	return p.Parse(line)
 }
 
-// A Parser is for many lines: most are of the same second as the one before. The
+// A Parser parses many lines: most have the same second as the previous one. The
 // zero value is ready for use.
 type Parser struct {
 	second [len("2006-01-02T15:04:05")]byte // that of at, if at is not zero
@@ -86,7 +86,7 @@ func (p *Parser) time(stamp []byte) (t time.Time, err error) {
 		nanos, unit := time.Duration(0), time.Second
 		for _, b := range stamp[n+1 : len(stamp)-1] {
 			if b < '0' || b > '9' {
-				return t, t.UnmarshalText(stamp) // which says what is wrong
+				return t, t.UnmarshalText(stamp) // for its error
 			}
 			unit /= 10
 			nanos += time.Duration(b-'0') * unit
@@ -102,7 +102,7 @@ func (p *Parser) time(stamp []byte) (t time.Time, err error) {
 	return t, err
 }
 
-// Parse is the function Parse.
+// Parse is the function Parse, but faster for many lines.
 func (p *Parser) Parse(line []byte) (Record, error) {
 	line = bytes.TrimSuffix(line, []byte{'\n'})
 	stamp, rest, ok := bytes.Cut(line, []byte{' '})

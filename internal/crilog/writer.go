@@ -22,16 +22,16 @@ type Writer struct {
 
 	mu     sync.Mutex
 	file   *os.File
-	closed bool      // guarded by mu, as all of these
+	closed bool      // guarded by mu, as are the others
 	last   time.Time // of the latest record
 	lost   int64     // bytes of output dropped since the last one that was written
 }
 
-// buffers are lent to Writers while they write: a silent container holds none, and
-// one that prints without end makes no garbage.
+// buffers are used by Writers while they write: a silent container holds none, and one
+// that prints without end makes no garbage.
 var buffers = sync.Pool{New: func() any { return new([]byte) }}
 
-// keep is the largest buffer that is lent again, for 64 KiB of lines of a few bytes.
+// keep is the size up to which buffers are reused, for 64 KiB of lines of a few bytes.
 const keep = 4 << 20
 
 // Open opens the log at path for appending and creates it, mode 0640, and its
@@ -55,8 +55,8 @@ func Open(path string, max int, report func(err error, lost int64)) (*Writer, er
 	return Resume(f, path, max, report), nil
 }
 
-// mend ends the last record of a log whose writer was killed while it wrote: else the
-// next one would go on in the middle of it.
+// mend ends the last record of a log whose writer was killed while it wrote; otherwise
+// the next record would continue it.
 func mend(f *os.File) error {
 	fi, err := f.Stat()
 	if err != nil {
@@ -65,7 +65,7 @@ func mend(f *os.File) error {
 	if !fi.Mode().IsRegular() || fi.Size() == 0 {
 		return nil
 	}
-	r, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", f.Fd())) // f is only written
+	r, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", f.Fd())) // f is write-only
 	if err != nil {
 		return err
 	}
@@ -76,12 +76,12 @@ func mend(f *os.File) error {
 	}
 	_, err = f.Write([]byte{'\n'})
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
-		return nil // nor is there room for what could be mixed with it
+		return nil // there is no space for the next record either
 	}
 	return err
 }
 
-// Resume is Open for a log that is open already; the Writer takes f over.
+// Resume is Open for a log that is already open; the Writer takes f over.
 func Resume(f *os.File, path string, max int, report func(err error, lost int64)) *Writer {
 	if max <= 0 {
 		max = MaxLine
@@ -89,9 +89,9 @@ func Resume(f *os.File, path string, max int, report func(err error, lost int64)
 	return &Writer{path: path, max: max, report: report, file: f}
 }
 
-// create opens a log to append to. A pod that may write to the log directory could put
-// something else there: a link would lead to any file of the host, and a FIFO would
-// hold the writer.
+// create opens a log for appending. A pod that may write to the log directory could
+// put something else there: a symlink could lead to any file of the host, and a FIFO
+// would block the writer.
 func create(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o640)
 	if errors.Is(err, unix.ELOOP) {
@@ -111,7 +111,8 @@ func create(path string) (*os.File, error) {
 	return f, nil
 }
 
-// A Keeper has what is written until it is in the log, should its writer be killed.
+// A Keeper keeps what is being written until it is in the log, in case the writer is
+// killed.
 type Keeper interface {
 	// Writing comes before a write to a file of that inode and size.
 	Writing(inode uint64, size int64)
@@ -119,8 +120,8 @@ type Keeper interface {
 	Written()
 }
 
-// Write appends the records of p with one write(2), and tells k if that is not nil. It
-// returns no error: see Open.
+// Write appends the records of p with one write(2), and notifies k if that is not nil.
+// It returns no error: see Open.
 func (w *Writer) Write(stream string, p []byte, k Keeper) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -130,8 +131,8 @@ func (w *Writer) Write(stream string, p []byte, k Keeper) {
 	if len(p) == 0 {
 		return
 	}
-	// The clock may be set back; a log may not go back (CRI's readers stop at
-	// the first record past what they were asked for).
+	// The clock may be set back; times in a log may not (CRI's readers stop at the
+	// first record past the time they were asked for).
 	if now := time.Now().UTC().Round(0); now.After(w.last) {
 		w.last = now
 	}
@@ -162,9 +163,10 @@ func writing(k Keeper, f *os.File) {
 	}
 }
 
-// Complete appends to the log at path the records of p, which a Keeper has of a Writer
-// that was killed. If size is not negative, that was writing them when the file with
-// inode had that size: what it had written stays, up to the end of a record.
+// Complete appends to the log at path the records of p, which a Keeper has kept for a
+// Writer that was killed. If size is not negative, the Writer was writing them when
+// the file with that inode had that size: what it had written is kept, up to the end
+// of a record.
 func Complete(path, stream string, p []byte, max int, k Keeper, inode uint64, size int64) error {
 	if max <= 0 {
 		max = MaxLine
@@ -199,10 +201,10 @@ func Complete(path, stream string, p []byte, max int, k Keeper, inode uint64, si
 	return err
 }
 
-// cutTorn removes from f a record that has no end, and returns how many there are after
-// the first size bytes.
+// cutTorn removes an incomplete record from the end of f, and returns the number of
+// records after the first size bytes.
 func cutTorn(f *os.File, size, end int64) (records int, err error) {
-	r, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", f.Fd())) // f is only written
+	r, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", f.Fd())) // f is write-only
 	if err != nil {
 		return 0, err
 	}
@@ -219,12 +221,12 @@ func cutTorn(f *os.File, size, end int64) (records int, err error) {
 	return bytes.Count(tail, []byte{'\n'}), nil
 }
 
-// drop counts what was lost and takes back the record that was written in part.
+// drop counts what was lost and removes a record that was written in part.
 func (w *Writer) drop(data []byte, n int, size int64, err error) {
 	whole := bytes.LastIndexByte(data[:n], '\n') + 1
 	if torn := int64(n - whole); torn > 0 {
 		if fi, serr := w.file.Stat(); serr == nil {
-			w.file.Truncate(fi.Size() - torn) // else the next record completes a broken line
+			w.file.Truncate(fi.Size() - torn) // else the next record would complete a broken line
 		}
 	}
 	if w.lost == 0 {
@@ -239,13 +241,13 @@ func (w *Writer) tell(err error, lost int64) {
 	}
 }
 
-// Reopen starts a new file at the log's path, after somebody has renamed the old
-// one. When it returns the new file is there and nothing goes to the old one any
-// more. If it fails, the old one is written on.
+// Reopen starts a new file at the log's path, after somebody has renamed the old one.
+// When it returns the new file exists and nothing more goes to the old one. If it
+// fails, writing goes on in the old one.
 func (w *Writer) Reopen() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.closed { // CRI: no log is made for a container that does not run
+	if w.closed { // CRI: no log is created for a container that does not run
 		return fmt.Errorf("reopen log %s: %w", w.path, os.ErrClosed)
 	}
 	f, err := create(w.path)
@@ -257,10 +259,10 @@ func (w *Writer) Reopen() error {
 	return old.Close()
 }
 
-// Path is where the log is.
+// Path returns the path of the log.
 func (w *Writer) Path() string { return w.path }
 
-// File is the open file, for a successor that Resumes it.
+// File returns the open file, for a successor to Resume.
 func (w *Writer) File() *os.File {
 	w.mu.Lock()
 	defer w.mu.Unlock()

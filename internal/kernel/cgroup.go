@@ -10,8 +10,8 @@ import (
 
 const cgroupRoot = "/sys/fs/cgroup"
 
-// probeCgroups looks at the hierarchy mounted at root. On a hybrid host, where
-// v1 controllers are at root and an empty v2 in root/unified, v1 is what is used.
+// probeCgroups examines the hierarchy mounted at root. On a hybrid host, with v1
+// controllers at root and an empty v2 in root/unified, v1 is used.
 func (f *Features) probeCgroups(root string) {
 	var fs unix.Statfs_t
 	f.CgroupV2 = unix.Statfs(root, &fs) == nil && fs.Type == unix.CGROUP2_SUPER_MAGIC
@@ -33,7 +33,7 @@ func swapLimit(root string) bool {
 }
 
 // belowRoot reports whether cgroups of the unified hierarchy have a file of this name.
-// The root cgroup has none of the files that limit; our own, or one below the root, does.
+// The root cgroup has no file with a limit; our own, or one below the root, does.
 func belowRoot(root, name string) bool {
 	dirs, _ := filepath.Glob(filepath.Join(root, "*/"))
 	all, _ := Hierarchies()
@@ -43,7 +43,7 @@ func belowRoot(root, name string) bool {
 	return slices.ContainsFunc(dirs, func(dir string) bool { return exists(filepath.Join(dir, name)) })
 }
 
-// enabledV1 lists the controllers of a /proc/cgroups that are enabled and mounted.
+// enabledV1 returns the controllers of a /proc/cgroups that are enabled and mounted.
 func enabledV1(table string, mounted func(string) bool) []string {
 	var list []string
 	for line := range strings.Lines(table) {
@@ -55,5 +55,5 @@ func enabledV1(table string, mounted func(string) bool) []string {
 	return list
 }
 
-// Has tells whether a cgroup controller can be used.
+// Has reports whether a cgroup controller can be used.
 func (f Features) Has(controller string) bool { return slices.Contains(f.Controllers, controller) }

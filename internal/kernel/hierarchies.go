@@ -12,24 +12,24 @@ import (
 	"github.com/opencontainers/cgroups"
 )
 
-// A Hierarchy is a cgroup hierarchy that is mounted: that of v2, or one of v1.
+// A Hierarchy is a mounted cgroup hierarchy: that of v2, or one of v1.
 type Hierarchy struct {
 	Dir   string // where it is mounted
-	Whole bool   // its root is, else only what lies below another cgroup
-	// Controllers of v1 are as /proc/self/cgroup has them: "cpu", "cpuacct", or "name=systemd"
-	// for one without any. V2, whatever its controllers are, is "".
+	Whole bool   // its root is mounted, not only a cgroup below that
+	// Controllers are v1's, as in /proc/self/cgroup: "cpu", "cpuacct", or "name=systemd" for a
+	// hierarchy without any. For v2 it is "", whatever its controllers are.
 	Controllers []string
 	own         string
 }
 
-// V2 tells whether it is the unified hierarchy.
+// V2 reports whether it is the unified hierarchy.
 func (h Hierarchy) V2() bool { return slices.Contains(h.Controllers, "") }
 
-// Own is our own cgroup's directory. It is there if the hierarchy is Whole.
+// Own returns the directory of our own cgroup. It exists if the hierarchy is Whole.
 func (h Hierarchy) Own() string { return filepath.Join(h.Dir, h.own) }
 
-// Hierarchies are those of this host that we can see, each once. On a hybrid host, v2 is one
-// of them.
+// Hierarchies returns the hierarchies of this host that we can see, each once. On a hybrid
+// host, v2 is one of them.
 func Hierarchies() ([]Hierarchy, error) {
 	mounts, err := os.Open("/proc/self/mountinfo")
 	if err != nil {
@@ -52,7 +52,7 @@ func hierarchies(mounts io.Reader, own map[string]string) ([]Hierarchy, error) {
 		return nil, fmt.Errorf("find cgroups: %w", err)
 	}
 	var found []Hierarchy
-	at := make(map[[2]int]int) // by device: one may be mounted more than once
+	at := make(map[[2]int]int) // by device: a hierarchy may be mounted more than once
 	for _, m := range all {
 		h := Hierarchy{Dir: m.Mountpoint, Whole: m.Root == "/"}
 		options := strings.Split(m.VFSOptions, ",")

@@ -1,9 +1,9 @@
-// Package kernel finds out, once at start, what this host's kernel can do for
-// us and what it lets us do. Nothing here changes the host, forks, or mounts.
+// Package kernel finds out, once at startup, what this host's kernel supports and
+// what it permits us to do. Nothing here changes the host, forks, or mounts.
 //
-// A feature is tried where a harmless try exists (an invalid argument tells a
-// system call that is there from one that is not) and read from its version
-// where none does.
+// A feature is probed where there is a harmless way (the error for an invalid
+// argument shows whether a system call exists), and inferred from the kernel's
+// version where there is none.
 package kernel
 
 import (
@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Features is what Probe found. The version in a comment is the first Linux that
-// has it.
+// Features is the result of Probe. The version in a comment is the first Linux with
+// that feature.
 type Features struct {
 	Release     string // uname -r
 	Major       int
@@ -26,22 +26,22 @@ type Features struct {
 	CgroupKill  bool     // cgroup.kill, 5.14, v2 only
 
 	Capabilities uint64 // bit n = capability n of capabilities(7): bounding and permitted
-	OOMScoreAdj  int    // our own; without CAP_SYS_RESOURCE the lowest we may give
+	OOMScoreAdj  int    // our own; without CAP_SYS_RESOURCE the lowest that we can set
 
 	Overlay     bool // overlayfs, loaded if need be
 	RecursiveRO bool // mount_setattr(2), 5.12
 	IDMap       bool // overlayfs on ID-mapped layers, 5.19
-	UserNS      bool // user namespaces, and the administrator allows some
+	UserNS      bool // user namespaces exist, and the administrator permits some
 	Seccomp     bool // seccomp filters
 	AppArmor    bool // enabled
 	SELinux     bool // enabled
-	PidfdInfo   bool // PIDFD_GET_INFO tells exit codes, 6.15
+	PidfdInfo   bool // PIDFD_GET_INFO returns exit codes, 6.15
 	Systemd     bool // systemd runs this host (sd_booted(3))
 	IA32        bool // programs of 32-bit x86 run on this amd64 kernel
 	X32         bool // programs of the x32 ABI do
 }
 
-// Probe looks. It needs no privilege; what it may not see counts as not there.
+// Probe needs no privileges; what it is not permitted to see counts as missing.
 func Probe() Features {
 	var f Features
 	var uts unix.Utsname
@@ -68,15 +68,15 @@ func Probe() Features {
 	return f
 }
 
-// AtLeast tells whether the kernel is of that version or newer.
+// AtLeast reports whether the kernel has that version or a newer one.
 func (f Features) AtLeast(major, minor int) bool {
 	return f.Major > major || (f.Major == major && f.Minor >= minor)
 }
 
-// Can tells whether we hold a capability (unix.CAP_…) and may give it to others.
+// Can reports whether we hold a capability (unix.CAP_…) and may give it to others.
 func (f Features) Can(capability int) bool { return f.Capabilities&(1<<capability) != 0 }
 
-// MinOOMScoreAdj is the lowest oom_score_adj that we may give a process:
+// MinOOMScoreAdj returns the lowest oom_score_adj that we can set for a process:
 // "CAP_SYS_RESOURCE … may be lowered" (proc_pid_oom_score_adj(5)).
 func (f Features) MinOOMScoreAdj() int {
 	if f.Can(unix.CAP_SYS_RESOURCE) {
@@ -85,7 +85,7 @@ func (f Features) MinOOMScoreAdj() int {
 	return f.OOMScoreAdj
 }
 
-// version reads the two numbers that a release begins with.
+// version returns the two numbers that a release begins with.
 func version(release string) (major, minor int) {
 	a, rest, _ := strings.Cut(release, ".")
 	b := rest
@@ -97,8 +97,8 @@ func version(release string) (major, minor int) {
 	return major, minor
 }
 
-// capabilities reads what is both permitted and in the bounding set from a
-// proc_pid_status(5).
+// capabilities returns the capabilities that are both permitted and in the bounding
+// set, from a proc_pid_status(5).
 func capabilities(status string) uint64 {
 	set := func(name string) uint64 {
 		_, after, ok := strings.Cut(status, "\n"+name+":\t")

@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// TotalMemory is MemTotal of proc_meminfo(5) in bytes, 0 if the kernel does not tell.
+// TotalMemory returns MemTotal of proc_meminfo(5) in bytes, 0 if it cannot be read.
 func TotalMemory() int64 {
 	for line := range strings.Lines(read("/proc/meminfo")) {
 		var kib int64

@@ -7,12 +7,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// HasWriter reports whether any process has f, which is open for reading, open for writing.
-// That is not known if its file system has no leases, or f belongs to another user.
+// HasWriter reports whether any process has the file f, which is open for reading, open for
+// writing. known is false if its file system has no leases, or f belongs to another user.
 //
 // "A read lease can be placed only on a file descriptor that is opened read-only" and, since
-// the kernel must tell of the first writer, only while there is none: fcntl(2), F_SETLEASE. It
-// is given back at once; a process that opens the file meanwhile waits that long.
+// the kernel must notify its holder of the first writer, only while there is none: fcntl(2),
+// F_SETLEASE. It is released at once; a process that opens the file meanwhile waits that long.
 func HasWriter(f *os.File) (has, known bool) {
 	_, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_RDLCK)
 	if err == unix.EAGAIN {

@@ -56,8 +56,7 @@ func (h *Hub[T]) Publish(v T) {
 	}
 }
 
-// Heard reports whether there is a subscriber, for whom alone a value that is
-// dear to make is worth making.
+// Heard reports whether there is a subscriber: without one an expensive value need not be made.
 func (h *Hub[T]) Heard() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -77,12 +76,12 @@ func (h *Hub[T]) endLocked(s *Subscription[T], err error) {
 	close(s.c)
 }
 
-// C is where the values arrive. It is closed, after what was queued, when the
-// subscription ends.
+// C returns the channel of the values. It is closed, after those queued, when the subscription
+// ends.
 func (s *Subscription[T]) C() <-chan T { return s.c }
 
-// Err says why C was closed: nil after Close, fault.Unavailable if the
-// subscriber was too slow. It must not be called before C is closed.
+// Err returns why C was closed: nil after Close, fault.Unavailable if the subscriber was too
+// slow. It must not be called before C is closed.
 func (s *Subscription[T]) Err() error { return s.err }
 
 // Close ends the subscription. Closing it twice is no error.

@@ -1,4 +1,4 @@
-// Package periodic has the loop for work that is repeated, and the pause between two tries.
+// Package periodic has the loop for periodic work, and the pause between two attempts.
 package periodic
 
 import (

@@ -11,11 +11,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A Stat is what the kernel tells of a process.
+// A Stat is the kernel's information about a process.
 type Stat struct {
-	Name      string          // field 2, of up to 15 bytes: what the process calls itself
+	Name      string          // field 2, up to 15 bytes that the process may choose
 	State     byte            // field 3, as ps shows it
-	Parent    int             // field 4, 0 = in no PID namespace that we see
+	Parent    int             // field 4, 0 = not in a PID namespace that we see
 	Flags     uint32          // field 9, PF_…
 	StartTime uint64          // field 22, in clock ticks since boot
 	Exit      unix.WaitStatus // field 52, of a zombie
@@ -24,14 +24,14 @@ type Stat struct {
 // exiting is PF_EXITING.
 const exiting = 0x4
 
-// Ended tells whether the process is a zombie, or not even that any more.
+// Ended reports whether the process is a zombie, or dead.
 func (s Stat) Ended() bool { return s.State == 'Z' || s.State == 'X' }
 
-// Exiting tells whether the first thread of the process has begun to exit.
+// Exiting reports whether the first thread of the process has begun to exit.
 func (s Stat) Exiting() bool { return s.Flags&exiting != 0 }
 
-// Read reads the stat of a process. The number may be another's by now, unless the
-// caller holds a pidfd that says otherwise afterwards.
+// Read reads the stat of a process. The PID may have been reused, unless the
+// caller checks a pidfd afterwards.
 func Read(pid int) (Stat, error) {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {

@@ -1,7 +1,7 @@
-// Package regular opens files that others may have put where they are, pods for
-// instance. Only a regular file is opened: a FIFO would hold who opens it until
-// somebody writes, and the mere opening of a device can do things. Hence what is there
-// is looked at (O_PATH of open(2)) before it is opened.
+// Package regular opens files that others may have replaced, such as pods. It opens
+// only regular files: a FIFO would block until somebody writes to it, and merely
+// opening a device can have effects. So it examines a file (O_PATH of open(2)) before
+// it opens it.
 package regular
 
 import (
@@ -14,23 +14,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrOther is what the errors of all that is no regular file are.
+// ErrOther is wrapped by the errors for anything but a regular file.
 var ErrOther = errors.New("not a regular file")
 
-// Open opens a regular file to be read. Links are followed.
+// Open opens a regular file for reading. It follows symlinks.
 func Open(path string) (*os.File, error) {
 	fd, err := retry(func() (int, error) { return unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0) })
 	return open(fd, path, err)
 }
 
-// OpenNoLink is Open of a file that is no link itself.
+// OpenNoLink is Open, but the file itself must not be a symlink.
 func OpenNoLink(path string) (*os.File, error) {
 	fd, err := retry(func() (int, error) { return unix.Open(path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0) })
 	return open(fd, path, err)
 }
 
-// OpenBeneath is Open of a file below a directory, out of which no link leads: one
-// that would is an error.
+// OpenBeneath is Open of a file below a directory. A symlink that leads out of the
+// directory is an error.
 func OpenBeneath(dir, name string) (*os.File, error) {
 	root, err := retry(func() (int, error) { return unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0) })
 	if err != nil {
@@ -49,7 +49,7 @@ func OpenBeneath(dir, name string) (*os.File, error) {
 	return open(fd, name, err)
 }
 
-// open opens what fd, of O_PATH, is of, and closes fd.
+// open opens the file of fd, an O_PATH descriptor, and closes fd.
 func open(fd int, path string, err error) (*os.File, error) {
 	wrong := func(err error) error { return &fs.PathError{Op: "open", Path: path, Err: err} }
 	if err != nil {
@@ -63,7 +63,7 @@ func open(fd int, path string, err error) (*os.File, error) {
 	if st.Mode&unix.S_IFMT != unix.S_IFREG {
 		return nil, wrong(ErrOther)
 	}
-	// The holder of a lease on the file is not waited for either.
+	// Do not wait for the holder of a lease on the file either.
 	file, err := retry(func() (int, error) {
 		return unix.Open(fmt.Sprintf("/proc/self/fd/%d", fd), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	})
@@ -83,7 +83,7 @@ func retry(f func() (int, error)) (int, error) {
 	}
 }
 
-// ReadAll returns what is in a file from here on. More than most bytes are an error.
+// ReadAll reads the rest of a file. It is an error if that is more than most bytes.
 func ReadAll(f *os.File, most int64) ([]byte, error) {
 	data, err := io.ReadAll(io.LimitReader(f, most+1))
 	if err != nil {

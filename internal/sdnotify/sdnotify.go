@@ -1,4 +1,5 @@
-// Package sdnotify tells the service manager how a daemon is, as sd_notify(3) does.
+// Package sdnotify reports a daemon's state to the service manager, as sd_notify(3)
+// does.
 package sdnotify
 
 import (
@@ -9,27 +10,27 @@ import (
 	"github.com/coreos/go-systemd/v22/daemon"
 )
 
-// Notify tells the service manager a state, if there is one that listens.
+// Notify sends a state to the service manager, if there is one.
 func Notify(state string) {
-	_, _ = daemon.SdNotify(false, state) // nobody could be told of an error
+	_, _ = daemon.SdNotify(false, state) // there is nobody to report an error to
 }
 
-// Reloading tells it that a reload begins; READY=1 tells the end.
+// Reloading announces the start of a reload; READY=1 announces its end.
 func Reloading() { Notify("RELOADING=1\n" + daemon.SdNotifyMonotonicUsec()) }
 
-// Interval is how often the manager must hear of us, 0 if it does not care
-// (sd_watchdog_enabled(3)).
+// Interval returns how often the service manager expects a keep-alive, 0 if it does
+// not (sd_watchdog_enabled(3)).
 func Interval() time.Duration {
 	interval, err := daemon.SdWatchdogEnabled(false)
-	if err != nil { // what systemd never says
+	if err != nil { // never with systemd
 		return 0
 	}
 	return interval
 }
 
-// Watchdog tells the manager twice in each interval that we live, but only after
-// alive said so; it must not take longer than half of the interval. status is what
-// the manager shows.
+// Watchdog sends two keep-alives in each interval, but only after alive has
+// returned nil, which must not take longer than half of the interval. status is
+// what the manager shows.
 func Watchdog(ctx context.Context, interval time.Duration, alive func(context.Context) error, status func() string, log *slog.Logger) {
 	tick := time.NewTicker(interval / 2)
 	defer tick.Stop()

@@ -12,13 +12,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A Store keeps descriptors with the service manager while the daemon is not there
-// (FileDescriptorStoreMax= of systemd.service(5), FDSTORE=1 of sd_notify(3)). Names are
-// the daemon's; they come back in one environment variable of at most 128 KiB
-// (MAX_ARG_STRLEN, execve(2)), so they had better be short, and have no colon.
+// A Store keeps descriptors with the service manager while the daemon does not run
+// (FileDescriptorStoreMax= of systemd.service(5), FDSTORE=1 of sd_notify(3)). The daemon
+// chooses the names; they come back in one environment variable of at most 128 KiB
+// (MAX_ARG_STRLEN, execve(2)), so they should be short, and must not have a colon.
 type Store struct{ address string }
 
-// NewStore returns the manager's, or nil if there is no manager that listens.
+// NewStore returns the store of the service manager, or nil without a manager.
 func NewStore() *Store {
 	if address := os.Getenv("NOTIFY_SOCKET"); address != "" {
 		return &Store{address}
@@ -41,12 +41,12 @@ func (s *Store) Keep(name string, f *os.File) error {
 	return errors.Join(err, serr)
 }
 
-// Forget has the manager close what it keeps under that name.
+// Forget has the manager close its descriptors of that name.
 func (s *Store) Forget(name string) error {
 	return s.send("FDSTOREREMOVE=1\nFDNAME="+name, nil)
 }
 
-// storeTime bounds how long a manager that does not read is waited for.
+// storeTime bounds how long to wait for a manager that does not read.
 const storeTime = time.Second
 
 func (s *Store) send(state string, rights []byte) error {
@@ -75,13 +75,13 @@ func (s *Store) send(state string, rights []byte) error {
 // firstKept is the first descriptor that a manager passes, SD_LISTEN_FDS_START.
 const firstKept = 3
 
-// Kept takes over what the manager has kept (sd_listen_fds(3)), by name, before anything
-// is executed that could inherit it. They are bare numbers, close-on-exec: an os.File
-// would be watched by the poller.
+// Kept takes over the descriptors that the manager has kept (sd_listen_fds(3)), by name,
+// before anything is executed that could inherit them. They are bare numbers, close-on-exec,
+// as the poller would watch an os.File.
 func Kept() (map[string]int, error) {
 	pid, n, list := os.Getenv("LISTEN_PID"), os.Getenv("LISTEN_FDS"), os.Getenv("LISTEN_FDNAMES")
 	for _, name := range []string{"LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"} {
-		os.Unsetenv(name) // no child of ours is meant
+		os.Unsetenv(name) // they are not for our children
 	}
 	if n == "" || n == "0" || pid != strconv.Itoa(os.Getpid()) {
 		return nil, nil

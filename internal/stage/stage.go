@@ -1,16 +1,15 @@
-// Package stage notes what a call spends its time on, wherever below it that is, so that one
+// Package stage records what a call spends its time on, wherever below it that is, so that one
 // place can report it: in the call's log line, as metrics, as spans.
 //
 //	RunPodSandbox ├─ namespaces ─┤├─ cni ──────────────────┤├─ plugins ─┤
 //	                               ├─ cni.portmap ─┤
 //
-// The stages of a call follow each other: Next ends the one before. Within a stage there may be
-// parts, also side by side: Enter begins one, and returns the function that ends it. Where no
-// call is recorded, both cost a look into the context and do nothing.
+// The stages of a call follow each other: Next ends the previous one. A stage may have parts,
+// which may overlap: Enter begins one, and returns the function that ends it. For a call that
+// is not recorded, both look into the context and do nothing.
 //
-// Names are short and few, for they become keys of log lines and labels of metrics:
-// a noun, and for parts the stage's noun, a dot and what part. They never hold what
-// a user chose.
+// Names are short and few, as they become keys of log lines and labels of metrics: a noun, and
+// for a part the stage's noun, a dot and a noun. They never contain what a user chose.
 package stage
 
 import (
@@ -19,8 +18,7 @@ import (
 	"time"
 )
 
-// maxSpans bounds what is kept of one call. Nothing has so many but an image of very
-// many layers.
+// maxSpans bounds the spans of one call. Only images of very many layers have so many.
 const maxSpans = 256
 
 // A Span is one stage, or a part of one.
@@ -30,11 +28,10 @@ type Span struct {
 	Part       bool
 }
 
-// An Observer hears of each span when it ends. It must not block.
+// An Observer is called when a span ends. It must not block.
 type Observer func(name string, took time.Duration)
 
-// A Log is what is recorded of one call. All goroutines that have its context may
-// write to it.
+// A Log is the record of one call. All goroutines with its context may write to it.
 type Log struct {
 	observe Observer // may be nil
 
@@ -42,20 +39,20 @@ type Log struct {
 	spans   []Span           // guarded by mu
 	current int              // index of the stage under way, -1 for none; guarded by mu
 	counts  map[string]int64 // guarded by mu
-	others  []*Log           // whose work this call waited for; guarded by mu
+	others  []*Log           // of shared work that this call waited for; guarded by mu
 }
 
 type key struct{}
 
-// With returns a context whose stages go to the log that it returns too.
+// With returns a context, and the log that its stages go to.
 func With(ctx context.Context, o Observer) (context.Context, *Log) {
 	l := &Log{observe: o, current: -1}
 	return context.WithValue(ctx, key{}, l), l
 }
 
 // Fork is for work that outlives its caller, or that several callers wait for: it gets its own
-// log, with the observer of the one of ctx. A caller that waits for it calls Follow. The log is
-// nil, and ctx as it was, if ctx has none.
+// log, with the observer of ctx's log. A caller that waits for it calls Follow. If ctx has no
+// log, Fork returns ctx itself and a nil log.
 func Fork(ctx context.Context) (context.Context, *Log) {
 	l, _ := ctx.Value(key{}).(*Log)
 	if l == nil {
@@ -64,7 +61,7 @@ func Fork(ctx context.Context) (context.Context, *Log) {
 	return With(ctx, l.observe)
 }
 
-// Follow makes the stages of work that the call of ctx waits for its own.
+// Follow adds the stages of work that the call of ctx waits for to the call's own.
 func Follow(ctx context.Context, work *Log) {
 	l, _ := ctx.Value(key{}).(*Log)
 	if l == nil || work == nil || l == work {
@@ -75,7 +72,7 @@ func Follow(ctx context.Context, work *Log) {
 	l.others = append(l.others, work)
 }
 
-// Next says that the call of ctx enters the stage name, which ends the one before.
+// Next begins the stage name of the call of ctx, which ends the previous one.
 func Next(ctx context.Context, name string) {
 	l, _ := ctx.Value(key{}).(*Log)
 	if l == nil {
@@ -87,8 +84,7 @@ func Next(ctx context.Context, name string) {
 	l.current = l.beginLocked(name, false)
 }
 
-// Enter begins a part of the stage that the call of ctx is in. The function that it
-// returns ends it.
+// Enter begins a part of the current stage of the call of ctx; end ends it.
 func Enter(ctx context.Context, name string) (end func()) {
 	l, _ := ctx.Value(key{}).(*Log)
 	if l == nil {
@@ -100,7 +96,7 @@ func Enter(ctx context.Context, name string) (end func()) {
 	return func() { l.end(i) }
 }
 
-// Count adds n to what the call of ctx counts under name.
+// Count adds n to the count called name of the call of ctx.
 func Count(ctx context.Context, name string, n int64) {
 	l, _ := ctx.Value(key{}).(*Log)
 	if l == nil {
@@ -114,14 +110,14 @@ func Count(ctx context.Context, name string, n int64) {
 	l.counts[name] += n
 }
 
-// Stop ends the stage that is under way.
+// Stop ends the current stage.
 func (l *Log) Stop() {
 	if l != nil {
 		l.endCurrent()
 	}
 }
 
-// beginLocked notes a new span and returns its index, -1 if there are too many.
+// beginLocked adds a new span and returns its index, -1 if there are too many.
 func (l *Log) beginLocked(name string, part bool) int {
 	if len(l.spans) == maxSpans {
 		return -1
@@ -156,8 +152,8 @@ func (l *Log) end(i int) {
 	}
 }
 
-// Spans returns the spans recorded so far, with those of the work that was waited for, in the
-// order of their beginning within each.
+// Spans returns the spans recorded so far, with those of followed work, in the order of their
+// beginning within each.
 func (l *Log) Spans() []Span {
 	l.mu.Lock()
 	all := append([]Span(nil), l.spans...)
@@ -169,7 +165,7 @@ func (l *Log) Spans() []Span {
 	return all
 }
 
-// Counted returns what was counted under name, also by what was waited for.
+// Counted returns the count called name, including that of followed work.
 func (l *Log) Counted(name string) int64 {
 	l.mu.Lock()
 	n := l.counts[name]

@@ -9,8 +9,8 @@ type Share struct {
 }
 
 // Shares sums the spans by name, in the order in which the names first occur. Only
-// the time from begin to end counts: what was waited for may have begun long before,
-// and what goes on is counted until end.
+// the time from begin to end counts: followed work may have begun long before, and
+// an open span counts until end.
 func Shares(spans []Span, begin, end time.Time) []Share {
 	var list []Share
 	index := make(map[string]int, len(spans))
@@ -36,7 +36,7 @@ func Shares(spans []Span, begin, end time.Time) []Share {
 	return list
 }
 
-// Open returns the name of the stage that goes on, "" if there is none.
+// Open returns the name of the open stage, "" if there is none.
 func Open(spans []Span) string {
 	for _, s := range spans {
 		if !s.Part && s.End.IsZero() {

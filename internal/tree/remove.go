@@ -7,20 +7,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxPasses bounds how often a directory is begun again that somebody fills while
-// it is emptied.
+// maxPasses bounds how often a directory is read again because somebody fills it while
+// it is being emptied.
 const maxPasses = 100
 
-// removal is what Remove knows of a directory.
+// removal is the state of a directory in Remove.
 type removal struct {
 	failed bool // something in it is there to stay
 	passes uint8
 }
 
-// Remove removes what is at path, and all below it. Nothing there is no error. A
-// mount is not entered, unless it is path itself, and stays: EBUSY. It needs no room
-// on the disk. After an error it goes on with the rest, and returns the first, an
-// *fs.PathError. When ctx ends it stops where it is.
+// Remove removes the file at path and everything below it. A missing file is no error.
+// A mount is not entered, unless it is path itself, and stays: EBUSY. Remove needs no
+// space on the disk. After an error it goes on with the rest, and returns the first
+// error, an *fs.PathError. It stops when ctx ends.
 func Remove(ctx context.Context, path string) error {
 	return RemoveAt(ctx, unix.AT_FDCWD, path)
 }
@@ -59,7 +59,7 @@ func RemoveAt(ctx context.Context, dir int, name string) error {
 	}
 }
 
-// notEmpty tells whether err is what rmdir(2) says of a directory that is not empty.
+// notEmpty reports whether err is that of rmdir(2) for a directory that is not empty.
 func notEmpty(err error) bool { return err == unix.ENOTEMPTY || err == unix.EEXIST }
 
 type remove struct {
@@ -68,7 +68,7 @@ type remove struct {
 	err error // the first
 }
 
-// note keeps the first error, and marks the directory as one that stays.
+// note keeps the first error, and marks the directory as one that cannot be removed.
 func (r *remove) note(op, name string, err error) {
 	if r.err == nil {
 		r.err = &fs.PathError{Op: op, Path: r.path(r.top, name), Err: err}
@@ -76,7 +76,7 @@ func (r *remove) note(op, name string, err error) {
 	r.here().state.failed = true
 }
 
-// empty removes all that is in the top, and closes it.
+// empty removes everything in the top, and closes it.
 func (r *remove) empty(ctx context.Context) error {
 	for {
 		if err := ctx.Err(); err != nil {
@@ -100,7 +100,7 @@ func (r *remove) empty(ctx context.Context) error {
 	}
 }
 
-// entry removes a file, or goes down into a directory.
+// entry removes a file, or descends into a directory.
 func (r *remove) entry(name string, kind byte) {
 	if kind != unix.DT_DIR {
 		err := unix.Unlinkat(r.fd(), name, 0)
@@ -126,9 +126,9 @@ func (r *remove) descend(name string, passes uint8) {
 	switch err {
 	case unix.EXDEV:
 		err = unix.EBUSY // as rmdir(2) would say of a mount
-	case unix.ENOTDIR, unix.ELOOP: // by now it is something else
+	case unix.ENOTDIR, unix.ELOOP: // something else by now
 		err = unix.Unlinkat(r.fd(), name, 0)
-	default: // that cannot be read, but perhaps is empty
+	default: // it cannot be read, but may be empty
 		if unix.Unlinkat(r.fd(), name, unix.AT_REMOVEDIR) == nil {
 			err = nil
 		}
@@ -138,9 +138,9 @@ func (r *remove) descend(name string, passes uint8) {
 	}
 }
 
-// leave goes up from a directory that was read to its end, and removes it. It
-// begins anew with one that is not empty although nothing in it failed: somebody
-// fills it, or has led us elsewhere, or reading while removing has left something out.
+// leave removes a directory that was read to its end, and goes up. If the directory is
+// not empty although nothing in it failed, it is read again: somebody fills it, or has
+// misled us, or reading while removing has left something out.
 func (r *remove) leave() error {
 	depth := len(r.list)
 	name, state := r.here().name, r.here().state
@@ -148,7 +148,7 @@ func (r *remove) leave() error {
 		return &fs.PathError{Op: "remove", Path: shorten(r.top), Err: err}
 	}
 	if len(r.list) != depth-1 {
-		return nil // what was left behind is found again from further up
+		return nil // what was left is found again from further up
 	}
 	err := unix.Unlinkat(r.fd(), name, unix.AT_REMOVEDIR)
 	switch {

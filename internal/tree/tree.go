@@ -1,16 +1,16 @@
-// Package tree walks and removes directory trees that somebody else has made, a
-// container for instance, and may be changing meanwhile.
+// Package tree walks and removes directory trees that others have made, such as
+// containers, and may be changing meanwhile.
 //
-// It goes by descriptors and single names: never by paths, which end at 4096 bytes,
-// and never through a symlink. However deep a tree is, few directories of it are
-// open at a time; on the way back a directory is opened again by "..", and believed
-// if it is the one that was left. Of each directory on the way down it keeps some
-// hundred bytes, and where in it the reading was, but not what else is in it:
+// It uses descriptors and single names: never paths, which are limited to 4096
+// bytes, and never symlinks. However deep a tree is, only few of its directories
+// are open at a time; on the way back a directory is opened again by "..", and
+// accepted if it is the one that was left. For each directory on the way down it
+// keeps some hundred bytes, and the position in it, but not its other entries:
 //
 //	top ─▶ … closed: name, inode, offset … ─▶ … the last maxOpen, open … ─▶ here
 //
-// Memory therefore grows with the depth of a tree alone. Who moves directories
-// about meanwhile can hide something from a walk, but cannot lead it out of the tree.
+// So memory grows only with the depth of a tree. Somebody who moves directories
+// meanwhile can hide something from a walk, but cannot lead it out of the tree.
 package tree
 
 import (
@@ -24,9 +24,9 @@ import (
 )
 
 const (
-	maxOpen    = 64      // directories that are open at a time, besides the top
+	maxOpen    = 64      // directories open at a time, besides the top
 	maxLost    = 64      // how often the way back may be searched from the top
-	bufferSize = 8 << 10 // of what getdents(2) gives at a time
+	bufferSize = 8 << 10 // bytes read by one getdents(2)
 )
 
 var errShuffled = errors.New("its directories were moved about meanwhile")
@@ -36,34 +36,35 @@ type level struct {
 	name   string // in the level above
 	dev    uint64
 	ino    uint64
-	offset int64    // of what follows the entry read last, see getdents(2)
+	offset int64    // after the entry read last, see getdents(2)
 	open   *handle  // nil while closed
-	rest   []string // in a sorted walk: what is left of its names
+	rest   []string // the remaining names of a sorted walk
 	listed bool     // rest is filled
-	state  removal  // used by Remove alone
+	state  removal  // used by Remove only
 }
 
 // A handle is an open directory.
 type handle struct {
 	fd   int
 	buf  []byte
-	left []byte // of buf, what is still to be read
+	left []byte // the unread part of buf
 }
 
-// levels are the directories from the top to where we are.
+// levels are the directories from the top to the current one.
 type levels struct {
 	list   []level
 	low    int // list[low:] are open, and list[0]
 	length int // of the path below the top
 	lost   int
 	sorted bool
-	mounts bool // goes into what is mounted in the tree
+	mounts bool // enter mounts in the tree
 	spare  []*handle
 }
 
 const dirFlags = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC
 
-// openDir opens the directory name in dir. unix.EXDEV: something is mounted there.
+// openDir opens the directory name in dir. The error is unix.EXDEV if it is a
+// mount.
 func (l *levels) openDir(dir int, name string) (int, error) {
 	how := unix.OpenHow{Flags: dirFlags}
 	if !l.mounts {
@@ -77,7 +78,7 @@ func (l *levels) openDir(dir int, name string) (int, error) {
 	}
 }
 
-// openTop opens the directory name in dir, be it a mount, as the top.
+// openTop opens the directory name in dir, which may be a mount, as the top.
 func (l *levels) openTop(dir int, name string) error {
 	fd, err := unix.Openat(dir, name, dirFlags, 0)
 	if err != nil {
@@ -86,7 +87,7 @@ func (l *levels) openTop(dir int, name string) error {
 	return l.push(fd, name)
 }
 
-// push goes down into the directory fd, which it takes over.
+// push descends into the directory fd, which it takes over.
 func (l *levels) push(fd int, name string) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
@@ -132,13 +133,13 @@ func (l *levels) closeAll() {
 	l.list = nil
 }
 
-// here is the deepest level.
+// here returns the deepest level.
 func (l *levels) here() *level { return &l.list[len(l.list)-1] }
 
 func (l *levels) fd() int { return l.here().open.fd }
 
-// pop goes up, or further up than that if what was above is elsewhere now. It is
-// not called at the top.
+// pop goes up, and further up if the level above has been moved. It is not called
+// at the top.
 func (l *levels) pop() error {
 	last := len(l.list) - 1
 	up := &l.list[last-1]
@@ -170,8 +171,8 @@ func (l *levels) back(i int) error {
 	return l.reopen(i-1, fd)
 }
 
-// reopen takes fd over as the directory of level i, if it is that, and goes on
-// where the reading was.
+// reopen takes over fd as the directory of level i, if it is that, and seeks to
+// where reading stopped.
 func (l *levels) reopen(i int, fd int) error {
 	up := &l.list[i]
 	var st unix.Stat_t
@@ -190,8 +191,8 @@ func (l *levels) reopen(i int, fd int) error {
 	return nil
 }
 
-// search goes the way down again, as far as it is still there, after somebody has
-// moved a part of it. All but the top is closed.
+// search descends again from the top, as far as the levels still exist, after
+// somebody has moved some. All but the top are closed.
 func (l *levels) search() error {
 	if l.lost++; l.lost > maxLost {
 		return errShuffled
@@ -213,8 +214,8 @@ func (l *levels) search() error {
 	return nil
 }
 
-// next reads the next name in the deepest directory. kind is what getdents(2) says
-// of it: DT_UNKNOWN in a sorted walk. ok is false at the end.
+// next reads the next name in the deepest directory. kind is that of getdents(2),
+// or DT_UNKNOWN in a sorted walk. ok is false at the end.
 func (l *levels) next() (name string, kind byte, ok bool, err error) {
 	here := l.here()
 	if l.sorted {
@@ -232,8 +233,8 @@ func (l *levels) next() (name string, kind byte, ok bool, err error) {
 	return here.read()
 }
 
-// names reads all names of a directory, and sorts them: the order of getdents(2) is
-// the file system's own.
+// names reads all names of a directory and sorts them, as the order of getdents(2)
+// depends on the file system.
 func (l *levels) names(d *level) error {
 	d.listed = true
 	for {
@@ -280,7 +281,7 @@ func (d *level) read() (name string, kind byte, ok bool, err error) {
 	}
 }
 
-// path is the path of name in the deepest directory, from the top on.
+// path returns the path of name in the deepest directory, from the top.
 func (l *levels) path(top, name string) string {
 	names := []string{top}
 	for i := 1; i < len(l.list); i++ {
@@ -292,7 +293,7 @@ func (l *levels) path(top, name string) string {
 	return shorten(strings.Join(names, "/"))
 }
 
-// shorten cuts the middle out of a path that would fill the log.
+// shorten cuts out the middle of a path that would fill the log.
 func shorten(path string) string {
 	const most, keep = 256, 120
 	if len(path) <= most {
@@ -301,8 +302,8 @@ func shorten(path string) string {
 	return strings.ToValidUTF8(path[:keep], "") + "…" + strings.ToValidUTF8(path[len(path)-keep:], "")
 }
 
-// gone tells whether err says that a name is not there any more, or stands for
-// something else than a directory by now.
+// gone reports whether err means that a name no longer exists, or is no longer a
+// directory.
 func gone(err error) bool {
 	return err == unix.ENOENT || err == unix.ENOTDIR || err == unix.ELOOP
 }

@@ -7,33 +7,34 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Options say how Walk goes.
+// Options are the options of Walk.
 type Options struct {
-	// Sorted has the names of each directory come in order. They are kept in memory
-	// then, as long as the directory is on the way.
+	// Sorted visits the names of each directory in order. They are kept in memory
+	// while the walk is below the directory.
 	Sorted bool
-	// Mounts has what is mounted in the tree be walked too, not only be visited.
+	// Mounts makes the walk enter mounts in the tree, instead of only visiting
+	// them.
 	Mounts bool
-	// Leave is called after all that is in a directory was visited; of the File it
-	// gets FD and Path alone are set. It may be nil.
+	// Leave is called after everything in a directory was visited; of the File
+	// only FD and Path are set. It may be nil.
 	Leave func(*File) error
 }
 
-// A File is what Walk has come to. It is valid while it is visited.
+// A File is a file that Walk visits. It is valid during the visit.
 type File struct {
 	Dir  int         // descriptor of the directory that it is in, or AT_FDCWD
 	Name string      // in Dir
-	FD   int         // of a directory that will be walked: open for reading; else -1
-	Stat unix.Stat_t // of itself: a symlink is not followed
+	FD   int         // of a directory that will be walked, open for reading; else -1
+	Stat unix.Stat_t // of the file itself, if it is a symlink
 
 	levels *levels
 }
 
-// PathLen is the length of the file's path from the top on, in bytes.
+// PathLen returns the length of the file's path from the top, in bytes.
 func (f *File) PathLen() int { return f.levels.length + len(f.Name) }
 
-// Path is the file's path from the top on; that of the top is "". It may be very
-// long: look at PathLen first.
+// Path returns the file's path from the top; that of the top is "". It may be very
+// long: check PathLen first.
 func (f *File) Path() string {
 	if len(f.levels.list) == 0 {
 		return ""
@@ -45,17 +46,17 @@ func (f *File) Path() string {
 	return string(append(path, f.Name...))
 }
 
-// IsTop tells whether it is what the walk began with.
+// IsTop reports whether f is the top of the walk.
 func (f *File) IsTop() bool { return len(f.levels.list) == 0 }
 
-// IsDir tells whether it is a directory.
+// IsDir reports whether f is a directory.
 func (f *File) IsDir() bool { return f.Stat.Mode&unix.S_IFMT == unix.S_IFDIR }
 
-// Walk calls visit for what is at the path top and for all below it, a directory
-// before what is in it. What vanishes meanwhile may be left out. visit returns
-// fs.SkipDir for a directory that is not to be walked; every other error ends the
-// walk, as the context's does. The file at top may be of any kind; it is no error
-// for it to be a mount.
+// Walk calls visit for the file at the path top and everything below it, a
+// directory before its content. Files that vanish meanwhile may be left out. visit
+// returns fs.SkipDir for a directory that is not to be entered; any other error
+// ends the walk, and so does the end of ctx. The file at top may be of any kind,
+// and may be a mount.
 func Walk(ctx context.Context, top string, o Options, visit func(*File) error) error {
 	return WalkAt(ctx, unix.AT_FDCWD, top, o, visit)
 }
@@ -118,8 +119,8 @@ func (w *walk) first(dir int) error {
 	return err
 }
 
-// file visits name in dir, and goes down into it if it is a directory. It returns
-// an error of gone as it is if it vanishes.
+// file visits name in dir, and descends into it if it is a directory. If the name
+// vanishes, it returns the error as it is, for gone.
 func (w *walk) file(dir int, name string) error {
 	f := &File{Dir: dir, Name: name, FD: -1, levels: &w.levels}
 	if err := unix.Fstatat(dir, name, &f.Stat, unix.AT_SYMLINK_NOFOLLOW); err != nil {
@@ -138,7 +139,7 @@ func (w *walk) file(dir int, name string) error {
 	if err != nil {
 		return w.vanished("open", name, err)
 	}
-	// By now it may be another.
+	// By now it may be another directory.
 	if err = unix.Fstat(fd, &f.Stat); err == nil {
 		f.FD = fd
 		err = w.visit(f)
