@@ -20,9 +20,9 @@ func completePod(v *validator, pod *v1.Pod, o Options) {
 	v.pod(pod, o)
 }
 
-// template completes the pods of a workload. What it is told apart by is the
-// hash of the text, not of the defaults.
-func (v *validator) template(t *v1.PodTemplateSpec, namespace string, o Options) {
+// template completes the pods of a workload, whose selector must select them. What it is
+// told apart by is the hash of the text, not of the defaults.
+func (v *validator) template(t *v1.PodTemplateSpec, namespace string, o Options, restart ...v1.RestartPolicy) {
 	v.under = "spec.template."
 	v.metadata(t, false)
 	if t.Namespace != "" && t.Namespace != namespace {
@@ -37,6 +37,7 @@ func (v *validator) template(t *v1.PodTemplateSpec, namespace string, o Options)
 		t.Annotations = map[string]string{}
 	}
 	t.Annotations[AnnotationHash] = hash
+	oneOf(v, "spec.restartPolicy", t.Spec.RestartPolicy, restart...)
 	v.under = ""
 }
 
@@ -56,17 +57,6 @@ func (v *validator) selects(s *metav1.LabelSelector, t *v1.PodTemplateSpec) {
 	}
 }
 
-func (v *validator) policy(p v1.RestartPolicy, want ...v1.RestartPolicy) {
-	oneOf(v, "spec.template.spec.restartPolicy", p, want...)
-}
-
-// atLeast checks a number that may be left out.
-func (v *validator) atLeast(field string, n *int32, least int32) {
-	if n != nil && *n < least {
-		v.report(field, "%d is less than %d", *n, least)
-	}
-}
-
 func completeDeployment(v *validator, d *appsv1.Deployment, o Options) {
 	setPointer(&d.Spec.Replicas, 1)
 	v.atLeast("spec.replicas", d.Spec.Replicas, 0)
@@ -74,9 +64,8 @@ func completeDeployment(v *validator, d *appsv1.Deployment, o Options) {
 	setDefault(&d.Spec.Strategy.Type, appsv1.RollingUpdateDeploymentStrategyType)
 	oneOf(v, "spec.strategy.type", d.Spec.Strategy.Type, appsv1.RollingUpdateDeploymentStrategyType, appsv1.RecreateDeploymentStrategyType)
 	v.rollingUpdate(&d.Spec.Strategy)
-	v.template(&d.Spec.Template, d.Namespace, o)
+	v.template(&d.Spec.Template, d.Namespace, o, v1.RestartPolicyAlways)
 	v.selects(d.Spec.Selector, &d.Spec.Template)
-	v.policy(d.Spec.Template.Spec.RestartPolicy, v1.RestartPolicyAlways)
 }
 
 func (v *validator) rollingUpdate(s *appsv1.DeploymentStrategy) {
@@ -109,35 +98,31 @@ func (v *validator) rollingUpdate(s *appsv1.DeploymentStrategy) {
 }
 
 func completeDaemonSet(v *validator, d *appsv1.DaemonSet, o Options) {
-	v.template(&d.Spec.Template, d.Namespace, o)
+	v.template(&d.Spec.Template, d.Namespace, o, v1.RestartPolicyAlways)
 	v.selects(d.Spec.Selector, &d.Spec.Template)
-	v.policy(d.Spec.Template.Spec.RestartPolicy, v1.RestartPolicyAlways)
 }
 
 func completeJob(v *validator, j *batchv1.Job, o Options) {
 	s := &j.Spec
 	setPointer(&s.Parallelism, 1)
-	if s.CompletionMode != nil && *s.CompletionMode == batchv1.IndexedCompletion && s.Completions == nil {
-		v.report("spec.completions", "is missing: completionMode Indexed needs it")
-	}
 	setPointer(&s.CompletionMode, batchv1.NonIndexedCompletion)
 	setPointer(&s.BackoffLimit, 6)
+	if *s.CompletionMode == batchv1.IndexedCompletion && s.Completions == nil {
+		v.report("spec.completions", "is missing: completionMode Indexed needs it")
+	}
 	oneOf(v, "spec.completionMode", *s.CompletionMode, batchv1.NonIndexedCompletion, batchv1.IndexedCompletion)
 	v.atLeast("spec.parallelism", s.Parallelism, 0)
 	v.atLeast("spec.completions", s.Completions, 0)
 	v.atLeast("spec.backoffLimit", s.BackoffLimit, 0)
 	v.atLeast("spec.ttlSecondsAfterFinished", s.TTLSecondsAfterFinished, 0)
-	if a := s.ActiveDeadlineSeconds; a != nil && *a < 0 {
-		v.report("spec.activeDeadlineSeconds", "%d is negative", *a)
-	}
+	v.notNegative("spec.activeDeadlineSeconds", s.ActiveDeadlineSeconds)
 	if s.TTLSecondsAfterFinished != nil && o.Source != SourceAPI {
 		v.report("spec.ttlSecondsAfterFinished", "only for a job that was applied: that of a file stays as long as its file")
 	}
 	if s.Template.Spec.RestartPolicy == "" {
 		v.report("spec.template.spec.restartPolicy", "is missing: a job's is OnFailure or Never")
 	}
-	v.template(&s.Template, j.Namespace, o)
-	v.policy(s.Template.Spec.RestartPolicy, v1.RestartPolicyOnFailure, v1.RestartPolicyNever)
+	v.template(&s.Template, j.Namespace, o, v1.RestartPolicyOnFailure, v1.RestartPolicyNever)
 }
 
 // maxObject is what Kubernetes allows for the content of a ConfigMap or Secret.
@@ -177,10 +162,10 @@ var secretKeys = map[v1.SecretType][]string{
 
 func completeSecret(v *validator, s *v1.Secret, _ Options) {
 	setDefault(&s.Type, v1.SecretTypeOpaque)
+	if s.Data == nil && len(s.StringData) > 0 {
+		s.Data = map[string][]byte{}
+	}
 	for key, value := range s.StringData { // it wins, as an API server has it
-		if s.Data == nil {
-			s.Data = map[string][]byte{}
-		}
 		s.Data[key] = []byte(value)
 	}
 	s.StringData = nil
@@ -212,11 +197,7 @@ func completeClaim(v *validator, c *v1.PersistentVolumeClaim, _ Options) {
 }
 
 func completeRuntimeClass(v *validator, r *nodev1.RuntimeClass, _ Options) {
-	if r.Handler == "" {
-		v.report("handler", "is missing")
-	} else {
-		v.valid("handler", r.Handler, validation.IsDNS1123Label(r.Handler))
-	}
+	v.required("handler", r.Handler, validation.IsDNS1123Label)
 	if r.Overhead == nil {
 		return
 	}

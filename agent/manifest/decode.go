@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"regexp"
 	"slices"
 	"strconv"
@@ -26,11 +27,14 @@ type reader struct {
 	warnings Errors
 }
 
-func (r *reader) fail(errs ...Error) {
-	for _, e := range errs {
-		e.File = r.name
-		r.errs = append(r.errs, e)
+func (r *reader) fail(errs ...Error) { r.errs = append(r.errs, inFile(r.name, errs)...) }
+
+// inFile names the file of errors.
+func inFile(name string, errs Errors) Errors {
+	for i := range errs {
+		errs[i].File = name
 	}
+	return errs
 }
 
 // document decodes one YAML document: an object, or a list of them.
@@ -111,10 +115,7 @@ func (r *reader) object(at *tree, data []byte, line int) {
 	}
 	c := &checker{tree: at, kind: kind.name, unknown: r.Unknown}
 	c.check(kind.typ)
-	for _, w := range c.warnings {
-		w.File = r.name
-		r.warnings = append(r.warnings, w)
-	}
+	r.warnings = append(r.warnings, inFile(r.name, c.warnings)...)
 	if len(c.errs) > 0 {
 		r.fail(c.errs...)
 		return
@@ -161,9 +162,7 @@ func annotate(o Object, values map[string]string) {
 	if annotations == nil {
 		annotations = map[string]string{}
 	}
-	for key, value := range values {
-		annotations[key] = value
-	}
+	maps.Copy(annotations, values)
 	o.SetAnnotations(annotations)
 }
 

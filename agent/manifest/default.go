@@ -53,11 +53,8 @@ func defaultVolume(v *v1.Volume) {
 				defaultDownward(s.DownwardAPI.Items)
 			}
 		}
-	case v.Image != nil && v.Image.PullPolicy == "":
-		v.Image.PullPolicy = v1.PullIfNotPresent
-		if isLatest(v.Image.Reference) {
-			v.Image.PullPolicy = v1.PullAlways
-		}
+	case v.Image != nil:
+		setDefault(&v.Image.PullPolicy, pullPolicy(v.Image.Reference))
 	}
 	if len(volumeSources(v)) == 0 {
 		v.EmptyDir = &v1.EmptyDirVolumeSource{}
@@ -73,12 +70,7 @@ func defaultDownward(items []v1.DownwardAPIVolumeFile) {
 }
 
 func defaultContainer(spec *v1.PodSpec, c *v1.Container) {
-	if c.ImagePullPolicy == "" {
-		c.ImagePullPolicy = v1.PullIfNotPresent
-		if isLatest(c.Image) {
-			c.ImagePullPolicy = v1.PullAlways
-		}
-	}
+	setDefault(&c.ImagePullPolicy, pullPolicy(c.Image))
 	for i := range c.Ports {
 		p := &c.Ports[i]
 		setDefault(&p.Protocol, v1.ProtocolTCP)
@@ -103,15 +95,15 @@ func defaultContainer(spec *v1.PodSpec, c *v1.Container) {
 	defaultResizePolicy(c)
 }
 
-// isLatest reports whether an image reference names the tag "latest", as one
-// without tag and digest does.
-func isLatest(ref string) bool {
-	if strings.Contains(ref, "@") {
-		return false
-	}
+// pullPolicy is Always for an image reference that names the tag "latest", as one without
+// tag and digest does.
+func pullPolicy(ref string) v1.PullPolicy {
 	name := ref[strings.LastIndex(ref, "/")+1:]
 	_, tag, tagged := strings.Cut(name, ":")
-	return !tagged || tag == "latest"
+	if !strings.Contains(ref, "@") && (!tagged || tag == "latest") {
+		return v1.PullAlways
+	}
+	return v1.PullIfNotPresent
 }
 
 func setDefault[T comparable](field *T, value T) {

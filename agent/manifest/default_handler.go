@@ -1,6 +1,10 @@
 package manifest
 
-import v1 "k8s.io/api/core/v1"
+import (
+	"slices"
+
+	v1 "k8s.io/api/core/v1"
+)
 
 // defaultHandlers fills in what probes, hooks and the termination message leave
 // out, as Kubernetes' API server does.
@@ -43,10 +47,7 @@ func defaultResizePolicy(c *v1.Container) {
 	for _, name := range []v1.ResourceName{v1.ResourceCPU, v1.ResourceMemory} {
 		_, requested := c.Resources.Requests[name]
 		_, limited := c.Resources.Limits[name]
-		named := false
-		for _, p := range c.ResizePolicy {
-			named = named || p.ResourceName == name
-		}
+		named := slices.ContainsFunc(c.ResizePolicy, func(p v1.ContainerResizePolicy) bool { return p.ResourceName == name })
 		if (requested || limited) && !named {
 			c.ResizePolicy = append(c.ResizePolicy, v1.ContainerResizePolicy{ResourceName: name, RestartPolicy: v1.NotRequired})
 		}

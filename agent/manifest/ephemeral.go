@@ -49,9 +49,9 @@ func Ephemeral(pod *v1.Pod, next []v1.EphemeralContainer) ([]v1.EphemeralContain
 	}
 	if len(v.errs) > 0 {
 		for i := range v.errs {
-			v.errs[i].File, v.errs[i].Line = "pod "+pod.Namespace+"/"+pod.Name, 0
+			v.errs[i].Line = 0
 		}
-		return nil, v.errs
+		return nil, inFile("pod "+pod.Namespace+"/"+pod.Name, v.errs)
 	}
 	return list, nil
 }

@@ -58,15 +58,13 @@ func (t *tree) kind() (kind, version string) {
 	if t.node.Kind != yaml.MappingNode {
 		return "", ""
 	}
-	for _, at := range []struct {
-		key string
-		to  *string
-	}{{"kind", &kind}, {"apiVersion", &version}} {
-		if n := child(t.node, at.key); n != nil {
-			*at.to = n.Value
+	text := func(key string) string {
+		if n := child(t.node, key); n != nil {
+			return n.Value
 		}
+		return ""
 	}
-	return kind, version
+	return text("kind"), text("apiVersion")
 }
 
 // kindOf finds the document's kind; nil without an error is one that needs

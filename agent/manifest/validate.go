@@ -10,6 +10,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/utils/ptr"
 )
 
 // pod checks what protects the node and its other pods, and the values that
@@ -50,6 +51,39 @@ func (v *validator) valid(field, value string, texts []string) {
 	}
 }
 
+// required reports a value that is missing, or what a check of apimachinery says of it.
+func (v *validator) required(field, value string, check func(string) []string) {
+	if value == "" {
+		v.report(field, "is missing")
+		return
+	}
+	v.valid(field, value, check(value))
+}
+
+// atLeast checks a number that may be left out.
+func (v *validator) atLeast(field string, n *int32, least int32) {
+	if n != nil && *n < least {
+		v.report(field, "%d is less than %d", *n, least)
+	}
+}
+
+// notNegative checks a number that may be left out.
+func (v *validator) notNegative(field string, n *int64) {
+	if n != nil && *n < 0 {
+		v.report(field, "%d is negative", *n)
+	}
+}
+
+// address checks an IP address.
+func (v *validator) address(field, value string) {
+	if _, err := netip.ParseAddr(value); err != nil {
+		v.report(field, "%q is not an IP address", value)
+	}
+}
+
+// hasDotDot reports whether a path has an element "..".
+func hasDotDot(p string) bool { return slices.Contains(strings.Split(p, "/"), "..") }
+
 // oneOf reports value if it is none of those wanted; empty passes.
 func oneOf[T ~string](v *validator, field string, value T, want ...T) {
 	if value == "" || slices.Contains(want, value) {
@@ -65,12 +99,8 @@ func oneOf[T ~string](v *validator, field string, value T, want ...T) {
 // metadata checks the metadata of an object; named is false for that of a pod
 // template, whose pods get their names from the workload.
 func (v *validator) metadata(m metav1.Object, named bool) {
-	switch name := m.GetName(); {
-	case !named:
-	case name == "":
-		v.report("metadata.name", "is missing")
-	default:
-		v.valid("metadata.name", name, validation.IsDNS1123Subdomain(name))
+	if named {
+		v.required("metadata.name", m.GetName(), validation.IsDNS1123Subdomain)
 	}
 	if ns := m.GetNamespace(); ns != "" {
 		v.valid("metadata.namespace", ns, validation.IsDNS1123Label(ns))
@@ -104,20 +134,15 @@ func (v *validator) podSpec(spec *v1.PodSpec, o Options) {
 	if spec.DNSConfig != nil {
 		v.dns(spec.DNSConfig)
 	}
-	if g := *spec.TerminationGracePeriodSeconds; g < 0 {
-		v.report("spec.terminationGracePeriodSeconds", "%d is negative", g)
-	}
+	v.notNegative("spec.terminationGracePeriodSeconds", spec.TerminationGracePeriodSeconds)
 	v.life(spec)
 	if o.NodeName != "" && spec.NodeName != o.NodeName {
 		v.report("spec.nodeName", "%q is another node: this one is %q", spec.NodeName, o.NodeName)
 	}
-	if spec.Hostname != "" {
-		v.valid("spec.hostname", spec.Hostname, validation.IsDNS1123Label(spec.Hostname))
-	}
 	if spec.OS != nil && spec.OS.Name != v1.Linux {
 		v.report("spec.os.name", "%q: crisp runs linux", spec.OS.Name)
 	}
-	if spec.HostUsers != nil && !*spec.HostUsers && (spec.HostNetwork || spec.HostPID || spec.HostIPC) {
+	if !ptr.Deref(spec.HostUsers, true) && (spec.HostNetwork || spec.HostPID || spec.HostIPC) {
 		v.report("spec.hostUsers", "false excludes hostNetwork, hostPID and hostIPC")
 	}
 	v.priority(spec)
@@ -126,14 +151,12 @@ func (v *validator) podSpec(spec *v1.PodSpec, o Options) {
 			v.report("spec."+account[0], "%q: there are no service accounts without an API server", account[1])
 		}
 	}
-	if spec.ShareProcessNamespace != nil && *spec.ShareProcessNamespace && spec.HostPID {
+	if ptr.Deref(spec.ShareProcessNamespace, false) && spec.HostPID {
 		v.report("spec.shareProcessNamespace", "excludes hostPID")
 	}
 	for i, alias := range spec.HostAliases {
 		field := fmt.Sprintf("spec.hostAliases[%d]", i)
-		if _, err := netip.ParseAddr(alias.IP); err != nil {
-			v.report(field+".ip", "%q is not an IP address", alias.IP)
-		}
+		v.address(field+".ip", alias.IP)
 		for j, name := range alias.Hostnames {
 			v.valid(fmt.Sprintf("%s.hostnames[%d]", field, j), name, validation.IsDNS1123Subdomain(name))
 		}
@@ -166,9 +189,7 @@ func (v *validator) dns(c *v1.PodDNSConfig) {
 		v.report("spec.dnsConfig.nameservers", "at most 3 are used by resolvers")
 	}
 	for i, s := range c.Nameservers {
-		if _, err := netip.ParseAddr(s); err != nil {
-			v.report(fmt.Sprintf("spec.dnsConfig.nameservers[%d]", i), "%q is not an IP address", s)
-		}
+		v.address(fmt.Sprintf("spec.dnsConfig.nameservers[%d]", i), s)
 	}
 	if len(c.Searches) > 32 {
 		v.report("spec.dnsConfig.searches", "at most 32 are allowed")
@@ -199,13 +220,13 @@ func (v *validator) user(field string, uid, gid *int64, p *v1.SeccompProfile) {
 	}
 	field += ".seccompProfile"
 	oneOf(v, field+".type", p.Type, v1.SeccompProfileTypeRuntimeDefault, v1.SeccompProfileTypeUnconfined, v1.SeccompProfileTypeLocalhost)
-	local := p.LocalhostProfile != nil && *p.LocalhostProfile != ""
+	local := ptr.Deref(p.LocalhostProfile, "") != ""
 	switch {
 	case p.Type == "":
 		v.report(field+".type", "is missing")
 	case local != (p.Type == v1.SeccompProfileTypeLocalhost):
 		v.report(field+".localhostProfile", "goes with the type Localhost, and only with it")
-	case local && (path.IsAbs(*p.LocalhostProfile) || slices.Contains(strings.Split(*p.LocalhostProfile, "/"), "..")):
+	case local && (path.IsAbs(*p.LocalhostProfile) || hasDotDot(*p.LocalhostProfile)):
 		v.report(field+".localhostProfile", "%q must stay below the agent's seccomp directory", *p.LocalhostProfile)
 	}
 }

@@ -2,25 +2,22 @@ package manifest
 
 import (
 	"fmt"
-	"net/netip"
 	"path"
 	"slices"
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/utils/ptr"
 )
 
 // container checks one container. names are the containers before it, ports the
 // host ports that the pod has already taken, each with its field.
 func (v *validator) container(spec *v1.PodSpec, c *v1.Container, field string, names, ports map[string]string) {
-	switch other, taken := names[c.Name]; {
-	case c.Name == "":
-		v.report(field+".name", "is missing")
-	case taken:
+	if other, taken := names[c.Name]; taken && c.Name != "" {
 		v.report(field+".name", "%q is the name of %s too", c.Name, other)
-	default:
-		v.valid(field+".name", c.Name, validation.IsDNS1123Label(c.Name))
+	} else {
+		v.required(field+".name", c.Name, validation.IsDNS1123Label)
 	}
 	names[c.Name] = field
 	if c.Image == "" {
@@ -62,9 +59,7 @@ func (v *validator) ports(spec *v1.PodSpec, c *v1.Container, field string, taken
 		}
 		oneOf(v, field+".protocol", p.Protocol, v1.ProtocolTCP, v1.ProtocolUDP, v1.ProtocolSCTP)
 		if p.HostIP != "" {
-			if _, err := netip.ParseAddr(p.HostIP); err != nil {
-				v.report(field+".hostIP", "%q is not an IP address", p.HostIP)
-			}
+			v.address(field+".hostIP", p.HostIP)
 		}
 		if spec.HostNetwork && p.HostPort != p.ContainerPort {
 			v.report(field+".hostPort", "%d differs from containerPort %d, which hostNetwork does not allow", p.HostPort, p.ContainerPort)
@@ -83,7 +78,7 @@ func (v *validator) mounts(spec *v1.PodSpec, c *v1.Container, field string) {
 	paths := map[string]bool{}
 	for i, m := range c.VolumeMounts {
 		field := fmt.Sprintf("%s.volumeMounts[%d]", field, i)
-		if !slices.ContainsFunc(spec.Volumes, func(vol v1.Volume) bool { return vol.Name == m.Name }) {
+		if volumeOf(spec, m.Name) == nil {
 			v.report(field+".name", "the pod has no volume %q", m.Name)
 		}
 		switch clean := path.Clean(m.MountPath); {
@@ -98,18 +93,20 @@ func (v *validator) mounts(spec *v1.PodSpec, c *v1.Container, field string) {
 		if m.RecursiveReadOnly != nil {
 			v.recursiveReadOnly(&m, field)
 		}
-		if m.MountPropagation == nil {
-			continue
-		}
-		oneOf(v, field+".mountPropagation", *m.MountPropagation, v1.MountPropagationNone, v1.MountPropagationHostToContainer, v1.MountPropagationBidirectional)
-		if *m.MountPropagation == v1.MountPropagationBidirectional && !privileged(c) {
+		propagation := ptr.Deref(m.MountPropagation, "")
+		oneOf(v, field+".mountPropagation", propagation, v1.MountPropagationNone, v1.MountPropagationHostToContainer, v1.MountPropagationBidirectional)
+		if propagation == v1.MountPropagationBidirectional && !(c.SecurityContext != nil && ptr.Deref(c.SecurityContext.Privileged, false)) {
 			v.report(field+".mountPropagation", "Bidirectional needs a privileged container")
 		}
 	}
 }
 
-func privileged(c *v1.Container) bool {
-	return c.SecurityContext != nil && c.SecurityContext.Privileged != nil && *c.SecurityContext.Privileged
+// volumeOf returns the pod's volume of this name, or nil.
+func volumeOf(spec *v1.PodSpec, name string) *v1.Volume {
+	if i := slices.IndexFunc(spec.Volumes, func(vol v1.Volume) bool { return vol.Name == name }); i >= 0 {
+		return &spec.Volumes[i]
+	}
+	return nil
 }
 
 // IsHugePages tells whether a resource is huge pages, of whatever size.
@@ -143,13 +140,11 @@ func (v *validator) resources(c *v1.Container, field string) {
 
 func (v *validator) security(s *v1.SecurityContext, field string) {
 	v.user(field, s.RunAsUser, s.RunAsGroup, s.SeccompProfile)
-	if s.ProcMount != nil {
-		oneOf(v, field+".procMount", *s.ProcMount, v1.DefaultProcMount, v1.UnmaskedProcMount)
-	}
-	if s.AllowPrivilegeEscalation == nil || *s.AllowPrivilegeEscalation {
+	oneOf(v, field+".procMount", ptr.Deref(s.ProcMount, ""), v1.DefaultProcMount, v1.UnmaskedProcMount)
+	if ptr.Deref(s.AllowPrivilegeEscalation, true) {
 		return
 	}
-	if s.Privileged != nil && *s.Privileged {
+	if ptr.Deref(s.Privileged, false) {
 		v.report(field+".allowPrivilegeEscalation", "cannot be false for a privileged container")
 	}
 	if s.Capabilities != nil && (slices.Contains(s.Capabilities.Add, "SYS_ADMIN") || slices.Contains(s.Capabilities.Add, "CAP_SYS_ADMIN")) {

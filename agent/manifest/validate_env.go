@@ -2,6 +2,7 @@ package manifest
 
 import (
 	"fmt"
+	"path"
 	"slices"
 	"strings"
 
@@ -18,11 +19,7 @@ var fieldRefs = []string{
 func (v *validator) env(spec *v1.PodSpec, c *v1.Container, field string) {
 	for i, e := range c.Env {
 		field := fmt.Sprintf("%s.env[%d]", field, i)
-		if e.Name == "" {
-			v.report(field+".name", "is missing")
-		} else {
-			v.valid(field+".name", e.Name, validation.IsRelaxedEnvVarName(e.Name))
-		}
+		v.required(field+".name", e.Name, validation.IsRelaxedEnvVarName)
 		if e.ValueFrom == nil {
 			continue
 		}
@@ -81,45 +78,33 @@ func (v *validator) valueFrom(spec *v1.PodSpec, c *v1.Container, from *v1.EnvVar
 
 // fileKeyRef checks what names a key in a file of an emptyDir.
 func (v *validator) fileKeyRef(spec *v1.PodSpec, ref *v1.FileKeySelector, field string) {
-	i := slices.IndexFunc(spec.Volumes, func(vol v1.Volume) bool { return vol.Name == ref.VolumeName })
-	switch {
-	case i < 0:
+	switch vol := volumeOf(spec, ref.VolumeName); {
+	case vol == nil:
 		v.report(field+".volumeName", "there is no volume %s", ref.VolumeName)
-	case spec.Volumes[i].EmptyDir == nil:
+	case vol.EmptyDir == nil:
 		v.report(field+".volumeName", "volume %s is no emptyDir", ref.VolumeName)
 	}
 	switch {
 	case ref.Path == "":
 		v.report(field+".path", "is missing")
-	case strings.HasPrefix(ref.Path, "/") || slices.Contains(strings.Split(ref.Path, "/"), ".."):
+	case path.IsAbs(ref.Path) || hasDotDot(ref.Path):
 		v.report(field+".path", "leads out of the volume")
 	}
-	switch {
-	case ref.Key == "":
-		v.report(field+".key", "is missing")
-	case len(ref.Key) > 128:
+	if len(ref.Key) > 128 {
 		v.report(field+".key", "has more than 128 characters")
-	default:
-		v.valid(field+".key", ref.Key, validation.IsRelaxedEnvVarName(ref.Key))
+	} else {
+		v.required(field+".key", ref.Key, validation.IsRelaxedEnvVarName)
 	}
 }
 
 // ref checks the name of an object that is referred to.
 func (v *validator) ref(field, name string) {
-	if name == "" {
-		v.report(field+".name", "is missing")
-		return
-	}
-	v.valid(field+".name", name, validation.IsDNS1123Subdomain(name))
+	v.required(field+".name", name, validation.IsDNS1123Subdomain)
 }
 
 func (v *validator) keyRef(field, name, key string) {
 	v.ref(field, name)
-	if key == "" {
-		v.report(field+".key", "is missing")
-		return
-	}
-	v.valid(field+".key", key, validation.IsConfigMapKey(key))
+	v.required(field+".key", key, validation.IsConfigMapKey)
 }
 
 // fieldRef checks a field of the pod that the downward API is to show; want are

@@ -68,7 +68,7 @@ func (v *validator) handlers(c *v1.Container, field string, init bool) {
 		v.hook(c, c.Lifecycle.PreStop, field+".lifecycle.preStop")
 	}
 	oneOf(v, field+".terminationMessagePolicy", c.TerminationMessagePolicy, v1.TerminationMessageReadFile, v1.TerminationMessageFallbackToLogsOnError)
-	if slices.Contains(strings.Split(c.TerminationMessagePath, "/"), "..") {
+	if hasDotDot(c.TerminationMessagePath) {
 		v.report(field+".terminationMessagePath", "%q: must not contain ..", c.TerminationMessagePath)
 	}
 	v.restarts(c, field, init)
@@ -85,9 +85,7 @@ func (v *validator) probe(c *v1.Container, p *v1.Probe, field, name string) {
 		{"initialDelaySeconds", p.InitialDelaySeconds, 0}, {"timeoutSeconds", p.TimeoutSeconds, 1}, {"periodSeconds", p.PeriodSeconds, 1},
 		{"successThreshold", p.SuccessThreshold, 1}, {"failureThreshold", p.FailureThreshold, 1},
 	} {
-		if n.value < n.least {
-			v.report(field+"."+n.name, "%d is less than %d", n.value, n.least)
-		}
+		v.atLeast(field+"."+n.name, &n.value, n.least)
 	}
 	if name != "readinessProbe" && p.SuccessThreshold > 1 {
 		v.report(field+".successThreshold", "must be 1")
@@ -138,9 +136,7 @@ func (v *validator) handler(c *v1.Container, h *v1.LifecycleHandler, grpc *v1.GR
 	}
 	if h.Sleep != nil {
 		n++
-		if h.Sleep.Seconds < 0 {
-			v.report(field+".sleep.seconds", "%d is negative", h.Sleep.Seconds)
-		}
+		v.notNegative(field+".sleep.seconds", &h.Sleep.Seconds)
 	}
 	if n != 1 {
 		v.report(field, "names %d actions, want one", n)

@@ -4,11 +4,11 @@ import (
 	"fmt"
 	"path"
 	"reflect"
-	"slices"
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/utils/ptr"
 )
 
 func (v *validator) volumes(spec *v1.PodSpec) {
@@ -16,11 +16,7 @@ func (v *validator) volumes(spec *v1.PodSpec) {
 	for i := range spec.Volumes {
 		vol := &spec.Volumes[i]
 		field := fmt.Sprintf("spec.volumes[%d]", i)
-		if vol.Name == "" {
-			v.report(field+".name", "is missing")
-		} else {
-			v.valid(field+".name", vol.Name, validation.IsDNS1123Label(vol.Name))
-		}
+		v.required(field+".name", vol.Name, validation.IsDNS1123Label)
 		if seen[vol.Name] {
 			v.report(field+".name", "volume %s is defined twice", vol.Name)
 		}
@@ -56,7 +52,8 @@ func (v *validator) volume(spec *v1.PodSpec, vol *v1.Volume, field string) {
 		v.ref(field+".configMap", vol.ConfigMap.Name)
 		v.items(field+".configMap", vol.ConfigMap.Items, vol.ConfigMap.DefaultMode)
 	case vol.Secret != nil:
-		v.secretVolume(field+".secret", vol.Secret)
+		v.required(field+".secret.secretName", vol.Secret.SecretName, validation.IsDNS1123Subdomain)
+		v.items(field+".secret", vol.Secret.Items, vol.Secret.DefaultMode)
 	case vol.DownwardAPI != nil:
 		v.downward(spec, field+".downwardAPI", vol.DownwardAPI.Items, vol.DownwardAPI.DefaultMode)
 	case vol.Projected != nil:
@@ -67,22 +64,8 @@ func (v *validator) volume(spec *v1.PodSpec, vol *v1.Volume, field string) {
 		}
 		oneOf(v, field+".image.pullPolicy", vol.Image.PullPolicy, v1.PullAlways, v1.PullIfNotPresent, v1.PullNever)
 	case vol.PersistentVolumeClaim != nil:
-		claim := field + ".persistentVolumeClaim.claimName"
-		if name := vol.PersistentVolumeClaim.ClaimName; name == "" {
-			v.report(claim, "is missing")
-		} else {
-			v.valid(claim, name, validation.IsDNS1123Subdomain(name))
-		}
+		v.required(field+".persistentVolumeClaim.claimName", vol.PersistentVolumeClaim.ClaimName, validation.IsDNS1123Subdomain)
 	}
-}
-
-func (v *validator) secretVolume(field string, s *v1.SecretVolumeSource) {
-	if s.SecretName == "" {
-		v.report(field+".secretName", "is missing")
-	} else {
-		v.valid(field+".secretName", s.SecretName, validation.IsDNS1123Subdomain(s.SecretName))
-	}
-	v.items(field, s.Items, s.DefaultMode)
 }
 
 func (v *validator) mode(field string, mode *int32) {
@@ -96,11 +79,7 @@ func (v *validator) items(field string, items []v1.KeyToPath, def *int32) {
 	v.mode(field+".defaultMode", def)
 	for i, item := range items {
 		field := fmt.Sprintf("%s.items[%d]", field, i)
-		if item.Key == "" {
-			v.report(field+".key", "is missing")
-		} else {
-			v.valid(field+".key", item.Key, validation.IsConfigMapKey(item.Key))
-		}
+		v.required(field+".key", item.Key, validation.IsConfigMapKey)
 		v.inside(field+".path", item.Path)
 		v.mode(field+".mode", item.Mode)
 	}
@@ -170,7 +149,7 @@ func (v *validator) inside(field, p string) {
 		v.report(field, "is missing")
 	case path.IsAbs(p):
 		v.report(field, "%q: must not begin with /", p)
-	case slices.Contains(strings.Split(p, "/"), ".."):
+	case hasDotDot(p):
 		v.report(field, "%q: must not contain ..", p)
 	case strings.HasPrefix(p, ".."):
 		v.report(field, "%q: must not begin with ..", p)
@@ -185,7 +164,7 @@ func (v *validator) subPath(m *v1.VolumeMount, field string) {
 		if path.IsAbs(p) {
 			v.report(field+"."+name, "%q: must not begin with /", p)
 		}
-		if slices.Contains(strings.Split(p, "/"), "..") {
+		if hasDotDot(p) {
 			v.report(field+"."+name, "%q: must not contain ..", p)
 		}
 	}
@@ -200,7 +179,7 @@ func (v *validator) recursiveReadOnly(m *v1.VolumeMount, field string) {
 	if !m.ReadOnly {
 		v.report(field, "%s needs readOnly", *m.RecursiveReadOnly)
 	}
-	if m.MountPropagation != nil && *m.MountPropagation != v1.MountPropagationNone {
+	if ptr.Deref(m.MountPropagation, v1.MountPropagationNone) != v1.MountPropagationNone {
 		v.report(field, "%s excludes mountPropagation", *m.RecursiveReadOnly)
 	}
 }
@@ -209,7 +188,7 @@ func (v *validator) hostPath(field string, h *v1.HostPathVolumeSource) {
 	if !path.IsAbs(h.Path) {
 		v.report(field+".path", "%q is not an absolute path", h.Path)
 	}
-	if slices.Contains(strings.Split(h.Path, "/"), "..") {
+	if hasDotDot(h.Path) {
 		v.report(field+".path", "%q: must not contain ..", h.Path)
 	}
 	oneOf(v, field+".type", *h.Type, v1.HostPathDirectoryOrCreate, v1.HostPathDirectory, v1.HostPathFileOrCreate,
