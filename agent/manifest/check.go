@@ -11,9 +11,9 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// A checker compares a document with the Go type of its kind and with the table
-// of what crisp acts upon: unknown keys, keys without effect, and values of the
-// wrong kind, each with its line.
+// A checker compares a document with the Go type of its kind and with the table of
+// fields. It reports unknown keys, keys without effect and values of the wrong type, each
+// with its line.
 type checker struct {
 	*tree
 	kind     string
@@ -36,7 +36,7 @@ func (c *checker) problem(n *yaml.Node, path, format string, args ...any) Error 
 	return Error{Line: c.line(n), Field: c.prefix + path, Text: fmt.Sprintf(format, args...)}
 }
 
-// stray deals with a key that the type does not have.
+// stray reports a key that the type does not have, as the options ask.
 func (c *checker) stray(key *yaml.Node, path string) {
 	switch c.unknown {
 	case Strict:
@@ -51,8 +51,8 @@ var (
 	quantityType = reflect.TypeFor[resource.Quantity]()
 )
 
-// walk checks n against typ. path is for people ("spec.containers[0]"), rule is
-// the same place in the table of fields ("spec.containers[]").
+// walk checks n against typ. path is where n is in the document ("spec.containers[0]"),
+// rule is the same place in the table of fields ("spec.containers[]").
 func (c *checker) walk(n *yaml.Node, typ reflect.Type, path, rule string) {
 	n = resolve(n)
 	for typ.Kind() == reflect.Pointer {
@@ -131,7 +131,7 @@ func (c *checker) walkStruct(n *yaml.Node, typ reflect.Type, path, rule string) 
 			if rule.support == warned && !empty(resolve(value), field) {
 				c.warn(key, at, "%s", rule.text)
 			}
-			c.walk(value, field, at, sub) // of what is ignored the form matters
+			c.walk(value, field, at, sub) // even an ignored value must have the right type
 		case !empty(resolve(value), field):
 			c.report(key, at, "%s", rule.text)
 		}
@@ -171,8 +171,8 @@ func (c *checker) scalar(n *yaml.Node, typ reflect.Type, path string) {
 	}
 }
 
-// yaml11Bool reports whether v, unquoted, is a boolean for the YAML 1.1 parser
-// that Kubernetes uses, although it is a string in YAML 1.2.
+// yaml11Bool reports whether v, unquoted, is a boolean in YAML 1.1, which Kubernetes'
+// parser reads, although it is a string in YAML 1.2.
 func yaml11Bool(v string) bool {
 	switch v {
 	case "y", "Y", "n", "N", "yes", "Yes", "YES", "no", "No", "NO", "on", "On", "ON", "off", "Off", "OFF":
@@ -193,8 +193,8 @@ func describe(n *yaml.Node) string {
 	}[n.ShortTag()] + " " + n.Value)
 }
 
-// empty reports whether the value means the same as leaving the key out: tools
-// that generate manifests write "status: {}" and "creationTimestamp: null".
+// empty reports whether a value means the same as leaving its key out. Tools that
+// generate manifests write "status: {}" and "creationTimestamp: null".
 func empty(n *yaml.Node, typ reflect.Type) bool {
 	switch n.Kind {
 	case yaml.MappingNode, yaml.SequenceNode:
@@ -223,8 +223,8 @@ func join(path, key string) string {
 	return path + "." + key
 }
 
-// fieldByJSON finds the field of a struct that encoding/json would set for key,
-// those of embedded structs included.
+// fieldByJSON finds the field that encoding/json would set for key, also in embedded
+// structs.
 func fieldByJSON(typ reflect.Type, key string) (reflect.Type, bool) {
 	for i := range typ.NumField() {
 		f := typ.Field(i)

@@ -20,8 +20,8 @@ func completePod(v *validator, pod *v1.Pod, o Options) {
 	v.pod(pod, o)
 }
 
-// template completes the pods of a workload, whose selector must select them. What it is
-// told apart by is the hash of the text, not of the defaults.
+// template completes the pod template of a workload. Its revision is the hash of what the
+// manifest says: an agent with other defaults must not replace the pods.
 func (v *validator) template(t *v1.PodTemplateSpec, namespace string, o Options, restart ...v1.RestartPolicy) {
 	v.under = "spec.template."
 	v.metadata(t, false)
@@ -41,7 +41,7 @@ func (v *validator) template(t *v1.PodTemplateSpec, namespace string, o Options,
 	v.under = ""
 }
 
-// selects checks that the selector of a workload selects its own pods.
+// selects checks that a workload's selector selects the workload's own pods.
 func (v *validator) selects(s *metav1.LabelSelector, t *v1.PodTemplateSpec) {
 	if s == nil || len(s.MatchLabels)+len(s.MatchExpressions) == 0 {
 		v.report("spec.selector", "is missing")
@@ -76,7 +76,7 @@ func (v *validator) rollingUpdate(s *appsv1.DeploymentStrategy) {
 	if s.Type == appsv1.RecreateDeploymentStrategyType {
 		v.report(field, "goes with the type RollingUpdate, and only with it")
 	}
-	// portion is what a limit makes of 100 pods, or -1.
+	// portion scales a limit to 100 pods; -1 stands for no limit, or a bad one.
 	portion := func(name string, limit *intstr.IntOrString) int {
 		if limit == nil {
 			return -1
@@ -125,7 +125,7 @@ func completeJob(v *validator, j *batchv1.Job, o Options) {
 	v.template(&s.Template, j.Namespace, o, v1.RestartPolicyOnFailure, v1.RestartPolicyNever)
 }
 
-// maxObject is what Kubernetes allows for the content of a ConfigMap or Secret.
+// maxObject is how many bytes Kubernetes allows in a ConfigMap or Secret.
 const maxObject = 1 << 20
 
 func (v *validator) dataKeys(field string, keys []string, size int) {
@@ -152,7 +152,7 @@ func completeConfigMap(v *validator, c *v1.ConfigMap, _ Options) {
 	v.dataKeys("binaryData", slices.Sorted(maps.Keys(c.BinaryData)), 0)
 }
 
-// secretKeys are what a secret of each type must have; of basic-auth one of them.
+// secretKeys are the keys that a Secret of each type must have.
 var secretKeys = map[v1.SecretType][]string{
 	v1.SecretTypeDockercfg:        {v1.DockerConfigKey},
 	v1.SecretTypeDockerConfigJson: {v1.DockerConfigJsonKey},
@@ -165,7 +165,7 @@ func completeSecret(v *validator, s *v1.Secret, _ Options) {
 	if s.Data == nil && len(s.StringData) > 0 {
 		s.Data = map[string][]byte{}
 	}
-	for key, value := range s.StringData { // it wins, as an API server has it
+	for key, value := range s.StringData { // stringData wins, as in an API server
 		s.Data[key] = []byte(value)
 	}
 	s.StringData = nil

@@ -48,7 +48,7 @@ func (r *reader) document(doc document) {
 		return
 	}
 	at := &tree{node: root.Content[0], base: doc.line - 1}
-	data, err := k8syaml.YAMLToJSON(doc.text) // keys that are set twice are the checker's to find
+	data, err := k8syaml.YAMLToJSON(doc.text) // the checker finds keys that are set twice
 	if err != nil {
 		r.fail(syntaxError(err, doc.line))
 		return
@@ -61,7 +61,7 @@ func (r *reader) document(doc document) {
 	r.object(at, data, doc.line)
 }
 
-// list decodes the items of a List, or of a PodList and the like.
+// list decodes the items of a List, a PodList and the like.
 func (r *reader) list(at *tree, data []byte) {
 	var list struct{ Items []json.RawMessage }
 	items := child(at.node, "items")
@@ -79,8 +79,8 @@ func (r *reader) list(at *tree, data []byte) {
 	}
 }
 
-// Split returns the objects of a file as JSON, as they stand there: without
-// defaults, those of a List one by one.
+// Split returns the objects of a file as JSON, without defaults. The items of a List are
+// objects of their own.
 func Split(name string, data []byte) ([]json.RawMessage, error) {
 	var objects []json.RawMessage
 	for _, doc := range split(data) {
@@ -111,7 +111,7 @@ func (r *reader) object(at *tree, data []byte, line int) {
 		return
 	}
 	if kind == nil {
-		return // nothing to be done for it
+		return // nothing to do for this kind
 	}
 	c := &checker{tree: at, kind: kind.name, unknown: r.Unknown}
 	c.check(kind.typ)
@@ -122,7 +122,7 @@ func (r *reader) object(at *tree, data []byte, line int) {
 	}
 	o := kind.new()
 	if err := json.Unmarshal(data, o); err != nil {
-		// The checker has found what can be named; this is the net below it.
+		// The checker names every mistake it knows; this catches the rest.
 		r.fail(Error{Line: line, Text: strings.TrimPrefix(err.Error(), "json: ")})
 		return
 	}
@@ -148,7 +148,7 @@ func (r *reader) object(at *tree, data []byte, line int) {
 	r.objects = append(r.objects, o)
 }
 
-// Key names an object for people: "pod default/web", "runtimeclass alt".
+// Key is the name of an object in messages: "pod default/web", "runtimeclass alt".
 func Key(o Object) string {
 	name := o.GetName()
 	if ns := o.GetNamespace(); ns != "" {
@@ -166,11 +166,10 @@ func annotate(o Object, values map[string]string) {
 	o.SetAnnotations(annotations)
 }
 
-// contentHash is the identity of an object of a file, as the kubelet has it: any
-// edit of a pod makes another pod. It covers the values, not the text, so that comments
-// and layout are free; and not the file's name, so that a file can be renamed
-// without harm to what runs. Defaults are not in it either: an agent with other
-// defaults must not replace every pod of the node.
+// contentHash is the identity of an object. As in the kubelet, any edit of a pod makes
+// another pod. The hash covers the values and not the text, so comments and layout are
+// free. It leaves out the file's name, so that renaming a file restarts nothing, and the
+// defaults, so that an agent with other defaults does not replace every pod of the node.
 func contentHash(data []byte, node string) string {
 	var v any
 	if err := json.Unmarshal(data, &v); err != nil {
@@ -184,7 +183,7 @@ func contentHash(data []byte, node string) string {
 	return hex.EncodeToString(sum[:16])
 }
 
-// encode is for what is known to have a JSON form.
+// encode returns v as JSON. It panics if v has no JSON form.
 func encode(v any) []byte {
 	data, err := json.Marshal(v)
 	if err != nil {
@@ -195,8 +194,8 @@ func encode(v any) []byte {
 
 var yamlLine = regexp.MustCompile(`line (\d+): `)
 
-// syntaxError takes the line out of the text of a YAML parser's error and makes
-// it one of the file's.
+// syntaxError turns a YAML parser's error into one with the line of the file. begin is
+// the line at which the document begins.
 func syntaxError(err error, begin int) Error {
 	text := err.Error()
 	if typed, ok := errors.AsType[*yaml.TypeError](err); ok && len(typed.Errors) > 0 {

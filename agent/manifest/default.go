@@ -6,15 +6,14 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// setDefaults fills in what Kubernetes' API server would have.
+// setDefaults fills in what Kubernetes' API server would.
 func setDefaults(pod *v1.Pod, o Options) {
 	spec := &pod.Spec
 	setDefault(&spec.RestartPolicy, v1.RestartPolicyAlways)
 	setDefault(&spec.DNSPolicy, v1.DNSClusterFirst)
 	setDefault(&spec.NodeName, o.NodeName)
 	setPointer(&spec.TerminationGracePeriodSeconds, int64(v1.DefaultTerminationGracePeriodSeconds))
-	// Never nil: CRI's zero value for the PID namespace is POD, Kubernetes'
-	// default is one for each container, and both follow from this struct.
+	// Never nil, as in an API server's pods: whoever reads it need not check.
 	setPointer(&spec.SecurityContext, v1.PodSecurityContext{})
 	if p, ok := priorities[spec.PriorityClassName]; ok {
 		setPointer(&spec.Priority, p)
@@ -30,14 +29,14 @@ func setDefaults(pod *v1.Pod, o Options) {
 	}
 }
 
-// priorities are those of the classes that are always there.
+// priorities are the values of the priority classes that Kubernetes always has.
 var priorities = map[string]int32{"system-node-critical": 2_000_001_000, "system-cluster-critical": 2_000_000_000}
 
 func defaultVolume(v *v1.Volume) {
 	if v.HostPath != nil {
 		setPointer(&v.HostPath.Type, v1.HostPathUnset)
 	}
-	const mode = v1.ConfigMapVolumeSourceDefaultMode // that of all kinds
+	const mode = v1.ConfigMapVolumeSourceDefaultMode // the same for all kinds of volumes
 	switch {
 	case v.ConfigMap != nil:
 		setPointer(&v.ConfigMap.DefaultMode, mode)
@@ -95,8 +94,8 @@ func defaultContainer(spec *v1.PodSpec, c *v1.Container) {
 	defaultResizePolicy(c)
 }
 
-// pullPolicy is Always for an image reference that names the tag "latest", as one without
-// tag and digest does.
+// pullPolicy is the default pull policy of an image reference: Always if the tag is
+// "latest" or there is neither tag nor digest.
 func pullPolicy(ref string) v1.PullPolicy {
 	name := ref[strings.LastIndex(ref, "/")+1:]
 	_, tag, tagged := strings.Cut(name, ":")

@@ -8,8 +8,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// Ephemeral completes the ephemeral containers that a pod is to have. Those that
-// it has stay as they are, and it can only be given more.
+// Ephemeral completes and checks the ephemeral containers that a pod is to have. Existing
+// ones cannot be changed or removed.
 func Ephemeral(pod *v1.Pod, next []v1.EphemeralContainer) ([]v1.EphemeralContainer, error) {
 	v := &validator{tree: &tree{node: &yaml.Node{Kind: yaml.MappingNode}}}
 	names := map[string]string{}

@@ -10,19 +10,19 @@ type support uint8
 const (
 	rejected support = iota // an error that names it
 	honoured                // crisp acts upon it
-	ignored                 // without meaning on one node: accepted, no effect by design
-	warned                  // accepted without effect, and whoever wrote it is told
+	ignored                 // accepted without effect: it means nothing on a single node
+	warned                  // accepted without effect, with a warning
 )
 
-// fields lists, for each kind, what is not rejected with the common sentence. A
-// line covers what is below it as well, unless a longer line says otherwise;
-// "[]" stands for any index or key. A text after the word is the reason of a
+// fields says, for each kind, what becomes of a field. A field without a line is rejected
+// as not supported. A line covers the fields below it too, unless a longer line says
+// otherwise; "[]" stands for any index or key. The text after the word is the reason of a
 // rejection or a warning, and a remark elsewhere.
 //
-// The lines of Pod hold for the templates of workloads, those of containers[]
-// for initContainers[] and ephemeralContainers[] where these have no line of
-// their own, and those of "every kind" for each. The reference in docs/agent.md
-// is made of this table (go test ./agent/manifest -run TestDocument -update).
+// The lines of Pod apply to pod templates too, those of containers[] to initContainers[]
+// and ephemeralContainers[] unless these have a line of their own, and those of "every
+// kind" to every kind. The reference in docs/agent.md is made from this table
+// (go test ./agent/manifest -run TestDocument -update).
 var fields = parseTable(`
 # every kind
 apiVersion                                        honoured
@@ -259,7 +259,7 @@ status                                            ignored
 
 const notYet = "not supported yet"
 
-// everyKind is the heading of the lines that hold for all.
+// everyKind is the heading of the lines that apply to all kinds.
 const everyKind = "every kind"
 
 type fieldRule struct {
@@ -267,8 +267,8 @@ type fieldRule struct {
 	text    string
 }
 
-// A fieldTable has the rules of one kind. inner are the paths that lie on the
-// way to one: they are entered, whatever becomes of their children.
+// A fieldTable has the rules of one kind. inner are the paths above a rule's: a checker
+// descends through them.
 type fieldTable struct {
 	order []string
 	rules map[string]fieldRule
@@ -313,8 +313,8 @@ func (t *fieldTable) add(path string, rule fieldRule) {
 	}
 }
 
-// supportOf looks up a path of an object of this kind, such as
-// "spec.containers[].image".
+// supportOf returns the rule for a path such as "spec.containers[].image" in an object of
+// this kind.
 func supportOf(kind, path string) fieldRule {
 	if rest, ok := strings.CutPrefix(path, "spec.template."); ok && kind != "Pod" {
 		return supportOf("Pod", rest)

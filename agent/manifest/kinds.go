@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// A kind is one that crisp knows.
+// A kind is a kind of object that crisp supports.
 type kind struct {
 	name       string
 	group      schema.GroupVersion
@@ -41,7 +41,7 @@ var kinds = []*kind{
 	kindFor("Job", batchv1.SchemeGroupVersion, true, completeJob),
 }
 
-// notHere says of well-known kinds why they are rejected.
+// notHere says why well-known kinds are rejected.
 var notHere = map[string]string{
 	"Service":               "not supported on a single node: use hostPort",
 	"Ingress":               "not supported on a single node: use hostPort",
@@ -53,7 +53,7 @@ var notHere = map[string]string{
 	"ServiceAccount":        "not supported: there is no API server to have an account with",
 }
 
-// kind returns the texts of the document's kind and apiVersion.
+// kind returns the document's kind and apiVersion, "" for what is missing.
 func (t *tree) kind() (kind, version string) {
 	if t.node.Kind != yaml.MappingNode {
 		return "", ""
@@ -67,8 +67,8 @@ func (t *tree) kind() (kind, version string) {
 	return text("kind"), text("apiVersion")
 }
 
-// kindOf finds the document's kind; nil without an error is one that needs
-// nothing to be done.
+// kindOf finds the document's kind. It returns nil without an error for a Namespace, of
+// which nothing is kept.
 func (t *tree) kindOf() (*kind, *Error) {
 	if t.node.Kind != yaml.MappingNode {
 		return nil, &Error{Line: t.line(t.node), Text: "not a Kubernetes object: apiVersion and kind are missing"}
@@ -81,7 +81,7 @@ func (t *tree) kindOf() (*kind, *Error) {
 	case "":
 		return wrong("kind", "is missing")
 	case "Namespace":
-		return nil, nil // every namespace is there
+		return nil, nil // every namespace exists
 	}
 	for _, k := range kinds {
 		switch {

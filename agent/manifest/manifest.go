@@ -1,14 +1,14 @@
-// Package manifest turns the text of manifests into objects: it decodes, fills in
-// the defaults of Kubernetes and validates. It reads no disk and calls nobody.
+// Package manifest turns the text of manifests into objects: it decodes them, fills in
+// Kubernetes' defaults and validates. It does no I/O.
 //
-// Nothing in a manifest is dropped silently. A key that the kind does not have
-// is an error; so is one that it has and that crisp does not act upon (fields.go
-// is the list). Every error says where:
+// Nothing in a manifest is dropped silently. A key that the kind does not have is an
+// error, and so is one that crisp does not support (fields.go has the list). Every error
+// says where it is:
 //
 //	web.yaml:12: spec.containers[0].volumeDevices: needs block volumes, which crisp does not have
 //
-// The positions come from the YAML node tree, the values from the same
-// YAML-to-JSON conversion that kubectl uses, so that both read a file alike.
+// Positions come from the YAML node tree, values from the YAML-to-JSON conversion that
+// kubectl uses too, so that both read a file alike.
 package manifest
 
 import (
@@ -27,15 +27,13 @@ type Object interface {
 	runtime.Object
 }
 
-// Options are what defaults and validation must know.
+// Options are what defaults and validation depend on.
 type Options struct {
-	// NodeName goes into spec.nodeName and the UIDs. A manifest that names
-	// another node is rejected. Empty: any will do.
+	// NodeName is the default of spec.nodeName and part of every UID. A manifest that
+	// names another node is rejected. "" accepts any node.
 	NodeName string
-	// Source is what the objects' config.source annotation says; "" is
-	// SourceFile.
-	Source string
-	// Unknown says what becomes of keys that a kind does not have.
+	// Source is the value of the config.source annotation; "" is SourceFile.
+	Source  string
 	Unknown Unknown
 }
 
@@ -48,15 +46,14 @@ const (
 	Ignore
 )
 
-// Where objects come from, in the kubelet's words.
+// The sources of objects, by the kubelet's names.
 const (
 	SourceFile = "file"
 	SourceHTTP = "http"
 	SourceAPI  = "api"
 )
 
-// The annotations that the kubelet sets on the pods of files, by its names, and
-// ours.
+// The annotations that the kubelet sets on static pods, and one of crisp's own.
 const (
 	AnnotationHash   = "kubernetes.io/config.hash"
 	AnnotationSource = "kubernetes.io/config.source"
@@ -66,8 +63,8 @@ const (
 // An Error is one thing that is wrong with a manifest.
 type Error struct {
 	File  string
-	Line  int    // from 1; 0 if the file as a whole is meant
-	Field string // "" if no field is meant
+	Line  int    // from 1; 0 is the whole file
+	Field string // "" is no particular field
 	Text  string
 }
 
@@ -85,10 +82,10 @@ func (e Error) Error() string {
 	return b.String()
 }
 
-// Errors are all that is wrong with a file, in the order of its lines.
+// Errors are all errors of a file, in the order of its lines.
 type Errors []Error
 
-// Error is one line for each.
+// Error has one line for each error.
 func (es Errors) Error() string {
 	lines := make([]string, len(es))
 	for i, e := range es {
@@ -97,10 +94,9 @@ func (es Errors) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// Read decodes the documents of data, which came from the file called name.
-// warnings are what it is accepted in spite of. If anything in the file is wrong
-// the error is Errors and no object is returned: half a file is not what its
-// author wrote.
+// Read decodes the documents of data, the content of the file name. If anything in it is
+// wrong, the error is of type Errors and no object is returned: half a file is not what
+// its author wrote. Warnings do not keep a file from being accepted.
 func Read(name string, data []byte, o Options) (objects []Object, warnings Errors, err error) {
 	r := reader{Options: o, name: name, seen: map[string]int{}}
 	if r.Source == "" {

@@ -6,12 +6,12 @@ import (
 
 // A document is one YAML document of a file.
 type document struct {
-	line int // of the file, where text begins; from 1
+	line int // line of the file at which text begins; from 1
 	text []byte
 }
 
-// split cuts data at the lines that begin a YAML document ("---"). Documents
-// with nothing but blank lines and comments are left out.
+// split cuts data at the lines that begin a YAML document ("---"). It leaves out documents
+// of nothing but blank lines and comments.
 func split(data []byte) []document {
 	var docs []document
 	cur := document{line: 1}

@@ -7,18 +7,17 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// A tree is the node tree of one document: it knows where in the file a field
-// stands.
+// A tree is the node tree of one document. It knows the line of each field.
 type tree struct {
 	node   *yaml.Node
 	base   int    // lines of the file before the document
-	prefix string // of the node's fields in errors: "items[0]." in a List
+	prefix string // before the fields of node in errors: "items[0]." in a List
 }
 
 func (t *tree) line(n *yaml.Node) int { return t.base + n.Line }
 
-// lineOf returns the line of the field at path ("spec.containers[1].name"), or
-// of its nearest parent that the document has.
+// lineOf returns the line of the field at path ("spec.containers[1].name"). If the
+// document does not have the field, it is the line of the nearest parent.
 func (t *tree) lineOf(path string) int {
 	n := t.node
 	line := t.line(n)
@@ -46,7 +45,7 @@ func (t *tree) lineOf(path string) int {
 	return line
 }
 
-// steps cuts a path of field.Path's form: "a.b[2]" and "a.b[key.x]".
+// steps splits a path of the form of field.Path: "a.b[2]" or "a.b[key.x]".
 func steps(path string) []string {
 	var out []string
 	for path != "" {

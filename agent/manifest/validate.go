@@ -13,9 +13,8 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// pod checks what protects the node and its other pods, and the values that
-// crisp does not act upon although it knows their field. It is not all of what
-// an API server would check.
+// pod checks what protects the node and its other pods, and rejects values that crisp
+// does not support in fields that it does. An API server would check more.
 func (v *validator) pod(pod *v1.Pod, o Options) {
 	v.podSpec(&pod.Spec, o)
 	v.volumes(&pod.Spec)
@@ -35,7 +34,7 @@ func (v *validator) pod(pod *v1.Pod, o Options) {
 // A validator collects what is wrong with one object.
 type validator struct {
 	*tree
-	under string // where the object that is validated lies in the document: "spec.template."
+	under string // path of the object in the document: "spec.template." for a template
 	errs  Errors
 }
 
@@ -44,14 +43,14 @@ func (v *validator) report(field, format string, args ...any) {
 	v.errs = append(v.errs, Error{Line: v.lineOf(field), Field: v.prefix + field, Text: fmt.Sprintf(format, args...)})
 }
 
-// valid reports the texts that a check of apimachinery returned.
+// valid reports the messages of one of apimachinery's checks.
 func (v *validator) valid(field, value string, texts []string) {
 	for _, text := range texts {
 		v.report(field, "%q: %s", value, text)
 	}
 }
 
-// required reports a value that is missing, or what a check of apimachinery says of it.
+// required reports a missing value, or the messages of one of apimachinery's checks.
 func (v *validator) required(field, value string, check func(string) []string) {
 	if value == "" {
 		v.report(field, "is missing")
@@ -60,21 +59,21 @@ func (v *validator) required(field, value string, check func(string) []string) {
 	v.valid(field, value, check(value))
 }
 
-// atLeast checks a number that may be left out.
+// atLeast reports a number below the least; nil passes.
 func (v *validator) atLeast(field string, n *int32, least int32) {
 	if n != nil && *n < least {
 		v.report(field, "%d is less than %d", *n, least)
 	}
 }
 
-// notNegative checks a number that may be left out.
+// notNegative reports a negative number; nil passes.
 func (v *validator) notNegative(field string, n *int64) {
 	if n != nil && *n < 0 {
 		v.report(field, "%d is negative", *n)
 	}
 }
 
-// address checks an IP address.
+// address reports what is not an IP address.
 func (v *validator) address(field, value string) {
 	if _, err := netip.ParseAddr(value); err != nil {
 		v.report(field, "%q is not an IP address", value)
@@ -84,7 +83,7 @@ func (v *validator) address(field, value string) {
 // hasDotDot reports whether a path has an element "..".
 func hasDotDot(p string) bool { return slices.Contains(strings.Split(p, "/"), "..") }
 
-// oneOf reports value if it is none of those wanted; empty passes.
+// oneOf reports a value that is none of those wanted; "" passes.
 func oneOf[T ~string](v *validator, field string, value T, want ...T) {
 	if value == "" || slices.Contains(want, value) {
 		return
@@ -96,8 +95,8 @@ func oneOf[T ~string](v *validator, field string, value T, want ...T) {
 	v.report(field, "%q: want %s", value, strings.Join(texts, ", "))
 }
 
-// metadata checks the metadata of an object; named is false for that of a pod
-// template, whose pods get their names from the workload.
+// metadata checks the metadata of an object. named is false for a pod template, whose
+// pods get their names from the workload.
 func (v *validator) metadata(m metav1.Object, named bool) {
 	if named {
 		v.required("metadata.name", m.GetName(), validation.IsDNS1123Subdomain)
@@ -122,7 +121,7 @@ func (v *validator) metadata(m metav1.Object, named bool) {
 	}
 }
 
-// reserved reports whether a label or annotation is ours.
+// reserved reports whether only the agent may set a label or annotation.
 func reserved(key string) bool { return strings.HasPrefix(key, "io.crisp.") }
 
 func (v *validator) podSpec(spec *v1.PodSpec, o Options) {
@@ -170,8 +169,7 @@ func (v *validator) podSpec(spec *v1.PodSpec, o Options) {
 	}
 }
 
-// priority checks that a pod's priority is known, and that of a class is the
-// class's.
+// priority checks that the priority of a pod is given, and that it agrees with its class.
 func (v *validator) priority(spec *v1.PodSpec) {
 	want, known := priorities[spec.PriorityClassName]
 	switch {

@@ -11,8 +11,8 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// container checks one container. names are the containers before it, ports the
-// host ports that the pod has already taken, each with its field.
+// container checks one container. names are the containers before it and ports the host
+// ports that the pod has already taken, each with its field.
 func (v *validator) container(spec *v1.PodSpec, c *v1.Container, field string, names, ports map[string]string) {
 	if other, taken := names[c.Name]; taken && c.Name != "" {
 		v.report(field+".name", "%q is the name of %s too", c.Name, other)
@@ -109,7 +109,7 @@ func volumeOf(spec *v1.PodSpec, name string) *v1.Volume {
 	return nil
 }
 
-// IsHugePages tells whether a resource is huge pages, of whatever size.
+// IsHugePages reports whether a resource is huge pages of any size.
 func IsHugePages(name v1.ResourceName) bool {
 	return strings.HasPrefix(string(name), v1.ResourceHugePagesPrefix)
 }

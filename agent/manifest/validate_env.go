@@ -10,7 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// fieldRefs are the fields of a pod that an environment variable may show.
+// fieldRefs are the fields of a pod that the downward API may show in a variable.
 var fieldRefs = []string{
 	"metadata.name", "metadata.namespace", "metadata.uid", "spec.nodeName", "spec.serviceAccountName",
 	"status.hostIP", "status.hostIPs", "status.podIP", "status.podIPs",
@@ -76,7 +76,7 @@ func (v *validator) valueFrom(spec *v1.PodSpec, c *v1.Container, from *v1.EnvVar
 	}
 }
 
-// fileKeyRef checks what names a key in a file of an emptyDir.
+// fileKeyRef checks a reference to a key in a file of an emptyDir.
 func (v *validator) fileKeyRef(spec *v1.PodSpec, ref *v1.FileKeySelector, field string) {
 	switch vol := volumeOf(spec, ref.VolumeName); {
 	case vol == nil:
@@ -97,7 +97,7 @@ func (v *validator) fileKeyRef(spec *v1.PodSpec, ref *v1.FileKeySelector, field 
 	}
 }
 
-// ref checks the name of an object that is referred to.
+// ref checks the name of an object in a reference.
 func (v *validator) ref(field, name string) {
 	v.required(field+".name", name, validation.IsDNS1123Subdomain)
 }
@@ -107,8 +107,8 @@ func (v *validator) keyRef(field, name, key string) {
 	v.required(field+".key", key, validation.IsConfigMapKey)
 }
 
-// fieldRef checks a field of the pod that the downward API is to show; want are
-// the fields without those that take a subscript.
+// fieldRef checks a reference of the downward API to a field of the pod. want are the
+// fields allowed without a subscript.
 func (v *validator) fieldRef(ref *v1.ObjectFieldSelector, field string, want []string) {
 	if ref.APIVersion != "" && ref.APIVersion != "v1" {
 		v.report(field+".apiVersion", "%q: want v1", ref.APIVersion)
@@ -123,15 +123,15 @@ func (v *validator) fieldRef(ref *v1.ObjectFieldSelector, field string, want []s
 	}
 }
 
-// resourceFields are the resources of a container that the downward API shows;
-// those of huge pages have the page size behind them.
+// resourceFields are the resources that the downward API shows, besides huge pages,
+// whose names end in the page size.
 var resourceFields = []string{
 	"limits.cpu", "limits.memory", "limits.ephemeral-storage", "requests.cpu", "requests.memory", "requests.ephemeral-storage",
 }
 
-// resourceFieldRef checks a resource that the downward API is to show. c is the
-// container it is for, which may be left out; nil for a volume, which must name
-// one.
+// resourceFieldRef checks a reference of the downward API to a resource. c is the
+// container that is meant if the reference names none; nil in a volume, where the
+// reference must name one.
 func (v *validator) resourceFieldRef(spec *v1.PodSpec, c *v1.Container, ref *v1.ResourceFieldSelector, field string) {
 	list, name, _ := strings.Cut(ref.Resource, ".")
 	if !(list == "limits" || list == "requests") || !IsHugePages(v1.ResourceName(name)) {
@@ -155,8 +155,8 @@ func (v *validator) resourceFieldRef(spec *v1.PodSpec, c *v1.Container, ref *v1.
 	}
 }
 
-// SplitSubscript cuts a field path with a quoted subscript,
-// "metadata.labels['app']", into "metadata.labels" and "app".
+// SplitSubscript splits a field path with a quoted subscript: "metadata.labels['app']"
+// into "metadata.labels" and "app".
 func SplitSubscript(fieldPath string) (path, key string, ok bool) {
 	path, rest, ok := strings.Cut(fieldPath, "['")
 	key, closed := strings.CutSuffix(rest, "']")

@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// life checks what concerns the pod as a whole while it runs.
+// life checks the pod's deadline, its names and its references.
 func (v *validator) life(spec *v1.PodSpec) {
 	if s := spec.ActiveDeadlineSeconds; s != nil && (*s < 1 || *s > math.MaxInt32) {
 		v.report("spec.activeDeadlineSeconds", "%d is not between 1 and %d", *s, math.MaxInt32)
@@ -41,9 +41,8 @@ func (v *validator) life(spec *v1.PodSpec) {
 	}
 }
 
-// handlers checks what acts on a container while it runs: probes and hooks, when
-// it is restarted, and what it leaves when it ends. kind tells init containers
-// from the others.
+// handlers checks a container's probes and hooks, its restart rules and its termination
+// message. init says that it is an init container.
 func (v *validator) handlers(c *v1.Container, field string, init bool) {
 	sidecar := c.RestartPolicy != nil && *c.RestartPolicy == v1.ContainerRestartPolicyAlways
 	plain := init && !sidecar
@@ -109,7 +108,7 @@ func (v *validator) hook(c *v1.Container, h *v1.LifecycleHandler, field string) 
 	}
 }
 
-// handler checks that there is one action, and that one.
+// handler checks that a probe or hook has exactly one action, and checks that action.
 func (v *validator) handler(c *v1.Container, h *v1.LifecycleHandler, grpc *v1.GRPCAction, field string) {
 	n := 0
 	if h.Exec != nil {
@@ -143,7 +142,7 @@ func (v *validator) handler(c *v1.Container, h *v1.LifecycleHandler, grpc *v1.GR
 	}
 }
 
-// port checks a port that may be the name of one of the container's.
+// port checks a port number, or the name of one of the container's ports.
 func (v *validator) port(c *v1.Container, p intstr.IntOrString, field string) {
 	if p.Type == intstr.Int {
 		if p.IntVal < 1 || p.IntVal > 65535 {
@@ -194,8 +193,8 @@ func (v *validator) resizes(c *v1.Container, field string) {
 	}
 }
 
-// stopSignal checks the one of a container; whose numbers differ between systems,
-// so the pod must say which it is for.
+// stopSignal checks the stop signal of a container. As in Kubernetes the pod must then
+// name its operating system.
 func (v *validator) stopSignal(spec *v1.PodSpec, c *v1.Container, field string) {
 	if c.Lifecycle == nil || c.Lifecycle.StopSignal == nil {
 		return

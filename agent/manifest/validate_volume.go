@@ -29,7 +29,7 @@ func (v *validator) volumes(spec *v1.PodSpec) {
 	}
 }
 
-// volumeSources are the fields of a volume that say what it is.
+// volumeSources returns the names of the volume's sources, of which it may have one.
 func volumeSources(vol *v1.Volume) []string {
 	var set []string
 	sources := reflect.ValueOf(vol.VolumeSource)
@@ -74,7 +74,7 @@ func (v *validator) mode(field string, mode *int32) {
 	}
 }
 
-// items checks what an object's keys are shown as.
+// items checks the paths and modes at which a volume shows an object's keys.
 func (v *validator) items(field string, items []v1.KeyToPath, def *int32) {
 	v.mode(field+".defaultMode", def)
 	for i, item := range items {
@@ -85,8 +85,7 @@ func (v *validator) items(field string, items []v1.KeyToPath, def *int32) {
 	}
 }
 
-// downwardFields are the fields of a pod that a volume may show; labels and
-// annotations as a whole, too.
+// downwardFields are the fields of a pod that the downward API may show in a volume.
 var downwardFields = []string{"metadata.name", "metadata.namespace", "metadata.uid", "metadata.labels", "metadata.annotations"}
 
 func (v *validator) downward(spec *v1.PodSpec, field string, items []v1.DownwardAPIVolumeFile, def *int32) {
@@ -142,7 +141,7 @@ func (v *validator) projected(spec *v1.PodSpec, field string, p *v1.ProjectedVol
 	}
 }
 
-// inside checks a path that must lead to something inside a volume.
+// inside checks a path that must stay inside a volume.
 func (v *validator) inside(field, p string) {
 	switch {
 	case p == "":
