@@ -11,11 +11,11 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// adopt is "adopt", see wire.AdoptRequest. A process that cannot be found any more
-// is adopted all the same, for its exit to be told.
+// adopt serves wire.AdoptRequest. A process that no longer exists is adopted too,
+// so that its exit is reported.
 func (x *Executor) adopt(req wire.AdoptRequest, call *wire.Call) (err error) {
 	x.gate.begin()
-	defer x.gate.end() // not before what failed is undone
+	defer x.gate.end() // not before a failure is rolled back
 	var steps undo.Stack
 	defer steps.RunIf(&err)
 
@@ -40,7 +40,7 @@ func (x *Executor) adopt(req wire.AdoptRequest, call *wire.Call) (err error) {
 	x.hands.complete(s)
 	log, err := openLog(s, x.log)
 	if err != nil {
-		// The container runs, whether its output can be kept or not.
+		// The container runs, whether or not its output can be kept.
 		x.log.Warn("container output is being lost", "container", c.ID, "err", err)
 	}
 	var ends [4]*os.File
@@ -70,7 +70,7 @@ func (x *Executor) adopt(req wire.AdoptRequest, call *wire.Call) (err error) {
 	return nil
 }
 
-// adoptChild makes the child of a process that another executor has started.
+// adoptChild makes a child of a process that another executor has started.
 func adoptChild(pid int, start uint64, pidfd *os.File) (*child, error) {
 	lost := &child{pid: pid}
 	if pidfd != nil {
@@ -84,7 +84,7 @@ func adoptChild(pid int, start uint64, pidfd *os.File) (*child, error) {
 	if err != nil {
 		return lost, fmt.Errorf("exit code lost: the executor that started it died, and the process had ended before another took over")
 	}
-	// The number is believed only with the start time.
+	// The PID is trusted only together with the start time.
 	if t, err := startTime(pid); err != nil || t != start {
 		unix.Close(fd)
 		return lost, fmt.Errorf("exit code lost: the executor that started it died, and process %d is another one now", pid)
@@ -96,8 +96,7 @@ func adoptChild(pid int, start uint64, pidfd *os.File) (*child, error) {
 	return &child{pid: pid, pidfd: f}, nil
 }
 
-// repoll puts a file that was received into the poller. It takes f over; nil stays
-// nil.
+// repoll puts a received file into the poller. It takes f over; nil stays nil.
 func repoll(f *os.File) (*os.File, error) {
 	if f == nil {
 		return nil, nil

@@ -19,20 +19,20 @@ import (
 
 // An attachment is one client that watches a container and may type into it.
 type attachment struct {
-	outs  map[string]*os.File // stream → the writing end of its pipe
-	stdin *os.File            // the reading end of the client's input, or nil
+	outs  map[string]*os.File // stream → the write end of its pipe
+	stdin *os.File            // the read end of the client's input, or nil
 	typed []byte              // read from stdin, not yet written: only changed inside the gate
 	once  sync.Once
 
-	client int // process that has attached; 0 = it cannot be seen from here
-	// waits is set if the container waits for a client that is slow: it is who types,
-	// not somebody who looks on. backlog is then, by stream, what was read and logged and
-	// has yet to be written: only changed by the stream's pump, inside the gate.
+	client int // process that has attached; 0 = not visible from here
+	// waits is set if the container waits for a slow client: one that types, not one that
+	// only watches. backlog then has, by stream, the output that was read and logged but is
+	// not yet written: only the stream's pump changes it, inside the gate.
 	waits   bool
 	backlog map[string]*[]byte
 }
 
-// attaches makes an attachment without streams.
+// attaches returns an attachment without streams.
 func attaches(client int, waits bool) *attachment {
 	return &attachment{outs: make(map[string]*os.File), backlog: make(map[string]*[]byte), client: client, waits: waits}
 }
@@ -51,12 +51,12 @@ func (a *attachment) close() {
 	})
 }
 
-// attachRoom is how far a client may fall behind before it is dropped, or waited for. The kernel
-// takes memory only for what is in the pipe (pipe(7); a lower limit of the user's
-// is put up with).
+// attachRoom is how far a client may fall behind before it is dropped, or waited for. The
+// kernel uses memory only for what is in the pipe (pipe(7); we accept a lower limit of the
+// user's).
 const attachRoom = 1 << 20 // bytes
 
-// attach is "attach".
+// attach serves wire.AttachRequest.
 func (x *Executor) attach(from *wire.Conn, req wire.AttachRequest) ([]*os.File, error) {
 	c, err := x.table.runs(req.ID)
 	if err != nil {
@@ -99,7 +99,7 @@ func (x *Executor) attach(from *wire.Conn, req wire.AttachRequest) ([]*os.File, 
 	return theirs, nil
 }
 
-// attach puts a to work, unless the container has ended.
+// attach starts a, unless the container has ended.
 func (io *stdio) attach(a *attachment, g *gate, log *slog.Logger) bool {
 	io.mu.Lock()
 	defer io.mu.Unlock()
@@ -121,8 +121,8 @@ func (io *stdio) attach(a *attachment, g *gate, log *slog.Logger) bool {
 	}
 	for _, f := range a.outs {
 		go func() {
-			// Poll reports POLLERR for a pipe that has lost its reader: a client
-			// that left must not wait for the next output to be forgotten.
+			// Poll reports POLLERR for a pipe without a reader: a client that has left should
+			// not be kept until the next output.
 			ready(f, 0)
 			io.detach(a)
 		}()
@@ -130,30 +130,29 @@ func (io *stdio) attach(a *attachment, g *gate, log *slog.Logger) bool {
 	return true
 }
 
-// detach ends a client's output. Its input, if open, goes on: `echo x | attach` must not lose
-// the x because the output is not read. It is called outside the gate.
+// detach closes a client's output. Its input, if open, goes on: `echo x | attach` must not
+// lose the x because the output is not read. It is called outside the gate.
 func (io *stdio) detach(a *attachment) {
 	io.forget(a)
 	a.closeOuts()
 }
 
-// forget is detach for inside the gate: closeOuts is yet to come.
+// forget is detach inside the gate; the caller calls closeOuts later.
 func (io *stdio) forget(a *attachment) {
 	io.mu.Lock()
 	defer io.mu.Unlock()
 	io.attached = without(io.attached, a)
 }
 
-// closeOuts waits for the pump that is about to write to one of them, and may have yet
-// to enter the gate.
+// closeOuts waits for a pump that is about to write to one of them, and may not have entered
+// the gate yet.
 func (a *attachment) closeOuts() {
 	for _, f := range a.outs {
 		f.Close()
 	}
 }
 
-// without returns a copy of list without one; whoever goes through the list meanwhile
-// has the old one.
+// without returns a copy of list without one; a loop over the old list is not affected.
 func without(list []*attachment, one *attachment) []*attachment {
 	return slices.DeleteFunc(slices.Clone(list), func(a *attachment) bool { return a == one })
 }
@@ -250,8 +249,8 @@ func (io *stdio) settle(o *output, g *gate) {
 	}
 }
 
-// feed copies what a client types to the container until the client closes its
-// end; with stdinOnce the container's input ends then.
+// feed copies a client's input to the container until the client closes its end; with
+// stdinOnce the container's input is closed then.
 func (io *stdio) feed(a *attachment, g *gate) {
 	from, err := a.stdin.SyscallConn()
 	if err != nil {
@@ -297,16 +296,15 @@ func (io *stdio) feed(a *attachment, g *gate) {
 			break
 		}
 	}
-	// With crispd end all its pipes; its clients may come back to the next one. An
-	// upgrade before this hands the client's end over, and with it the end of the input.
+	// When crispd exits, all its pipes are closed, but its clients may come back to the next
+	// crispd. An upgrade before this point hands over the client's end, and the end of file.
 	if io.stdinOnce && !(eof && exiting(a.client)) {
 		io.closeStdin()
 	}
 }
 
-// exiting tells whether a process is about to end, or has: what it had open is closed
-// by the kernel then (its last thread closes the files, when the first has begun to exit
-// or is a zombie).
+// exiting reports whether a process is about to exit, or has: the kernel closes its files
+// then (its last thread does, when the first has begun to exit or is a zombie).
 func exiting(pid int) bool {
 	if pid == 0 {
 		return false
@@ -315,7 +313,7 @@ func exiting(pid int) bool {
 	return err != nil || stat.Ended() || stat.Exiting()
 }
 
-// resize is "resize".
+// resize serves wire.ResizeRequest.
 func (x *Executor) resize(req wire.ResizeRequest) error {
 	c, err := x.table.runs(req.ID)
 	if err != nil {
@@ -330,8 +328,8 @@ func (x *Executor) resize(req wire.ResizeRequest) error {
 	})
 }
 
-// reopenLog is "reopenlog". It waits for no stop in progress: a stopping container
-// runs until it has ended.
+// reopenLog serves MethodReopenLog. It does not wait for a stop in progress: a stopping
+// container runs until it has ended.
 func (x *Executor) reopenLog(id string) error {
 	c, err := x.table.runs(id)
 	if err != nil {
@@ -357,7 +355,7 @@ func openLog(s settings, log *slog.Logger) (*crilog.Writer, error) {
 	return w, nil
 }
 
-// logTrouble is what a container's log reports to.
+// logTrouble returns the function to which a container's log reports.
 func logTrouble(id string, log *slog.Logger) func(error, int64) {
 	return func(err error, lost int64) {
 		if err != nil {

@@ -21,32 +21,31 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// libcontainer waits for its children without a bound: for a mount that does not
-// answer, for a hook, for a process that somebody in the container has stopped. So
-// what may wait like that is an attempt, whose processes are killed when its context
-// ends. All of them can be found, though libcontainer tells of none before it is
-// through: they are the children of the thread that it was called on, and the members
-// of the cgroup that they were put into.
+// libcontainer waits for its children without a time limit: for a mount that does not respond,
+// for a hook, for a process that somebody in the container has stopped. So whatever may wait
+// like that is an attempt, whose processes are killed when its context ends. All of them can be
+// found, though libcontainer names none before it has finished: they are the children of the
+// thread that it was called on, and the members of the cgroup that they were put into.
 
 const (
-	// startBound is for a container, longer than crispd waits.
+	// startBound bounds the start of a container; it is longer than crispd waits.
 	startBound = 5 * time.Minute
-	// execBound is for an exec, as long as a kubelet waits for any call.
+	// execBound bounds the start of an exec; a kubelet waits as long for any call.
 	execBound = 2 * time.Minute
-	// removeBound is for the removal of a container: of its cgroup, with hooks.
+	// removeBound bounds the removal of a container: of its cgroup, with hooks.
 	removeBound = 2 * time.Minute
-	// hookBound is for a hook that has no timeout.
+	// hookBound bounds a hook without a timeout.
 	hookBound = time.Minute
 )
 
-// errKilled is a kill that came while a container was being started, errLeft an upgrade that
-// came when the start had no waiting caller any more.
+// errKilled means that a container was killed while it was being started, errLeft that an
+// upgrade came when nobody waited for the start any more.
 var (
 	errKilled = errors.New("it was killed before its program ran")
 	errLeft   = errors.New("it kept the executor from being upgraded, and the daemon that began it has ended")
 )
 
-// hooksOf are all lists of hooks.
+// hooksOf returns all lists of hooks.
 func hooksOf(h *specs.Hooks) [][]specs.Hook {
 	if h == nil {
 		return nil
@@ -66,8 +65,8 @@ func boundHooks(h *specs.Hooks) {
 	}
 }
 
-// A stuckError is an attempt that did not end though all of it was killed: a process in
-// uninterruptible sleep, or a service that does not answer.
+// A stuckError is an attempt that did not end although all of it was killed: a process is in
+// uninterruptible sleep, or a service does not respond.
 type stuckError struct {
 	err  error
 	over <-chan struct{} // closed when it has ended after all
@@ -76,19 +75,19 @@ type stuckError struct {
 func (e *stuckError) Error() string { return e.err.Error() + "; it cannot be killed" }
 func (e *stuckError) Unwrap() error { return e.err }
 
-// attempt calls f, which is what and starts processes, and kills them when ctx ends: those that it
-// started, with what they started in turn, and all in the cgroup group (nil = none).
-// The error is then why ctx ended, or a stuckError, when f goes on nevertheless.
+// attempt calls f, which starts processes, and kills them when ctx ends: those that it started,
+// their descendants, and everything in the cgroup group (nil = none). The error is then why ctx
+// ended, or a stuckError if f goes on nevertheless. what names f in errors.
 func attempt(ctx context.Context, what string, group map[string]string, f func() error) error {
 	if err := ctx.Err(); err != nil {
 		return givenUp(ctx, what)
 	}
-	var ours string  // the file with the children of f's thread
-	var before []int // those that it had before
+	var ours string  // file with the children of f's thread
+	var before []int // its children before f
 	begun, over := make(chan struct{}), make(chan struct{})
 	var err error     // set before over is closed
 	var mu sync.Mutex // guards free
-	free := false     // the thread may be another attempt's by now, and so its children
+	free := false     // the thread, and so its children, may belong to another attempt by now
 	go func() {
 		runtime.LockOSThread()
 		defer func() {
@@ -124,12 +123,12 @@ func attempt(ctx context.Context, what string, group map[string]string, f func()
 		}
 		mu.Unlock()
 		if group != nil {
-			_ = signalAll(group, unix.SIGKILL) // it may not be there yet
+			_ = signalAll(group, unix.SIGKILL) // it may not exist yet
 		}
 		select {
 		case <-over:
 			if err == nil {
-				return nil // it was quicker
+				return nil // it finished first
 			}
 			return givenUp(ctx, what)
 		case <-patience:
@@ -139,8 +138,8 @@ func attempt(ctx context.Context, what string, group map[string]string, f func()
 	}
 }
 
-// givenUp says why ctx ended. It is not fault.Unavailable: nothing is to be gained by
-// another try at once.
+// givenUp returns why ctx ended. It is not fault.Unavailable, as trying again at once would not
+// help.
 func givenUp(ctx context.Context, what string) error {
 	cause := context.Cause(ctx)
 	if errors.Is(cause, context.DeadlineExceeded) {
@@ -149,8 +148,8 @@ func givenUp(ctx context.Context, what string) error {
 	return fault.Internal.Errorf("%s was given up: %w", what, cause)
 }
 
-// outliving is a context that ends as ctx does, but not with the connection of its
-// caller, and after bound.
+// outliving returns a context that ends with ctx and after bound, but not with the connection
+// of its caller.
 func outliving(ctx context.Context, bound time.Duration) (context.Context, context.CancelCauseFunc) {
 	timed, stop := context.WithTimeout(context.WithoutCancel(ctx), bound)
 	out, cancel := context.WithCancelCause(timed)
@@ -168,8 +167,8 @@ func outliving(ctx context.Context, bound time.Duration) (context.Context, conte
 	}
 }
 
-// endChildren kills the processes in a list of children, and all that descend from them.
-// What the thread has started before is spared.
+// endChildren kills the processes in a list of children, and all their descendants, except
+// those that the thread had before.
 func endChildren(list string, spared []int) {
 	var tree []int
 	collect(list, spared, &tree)
@@ -179,9 +178,9 @@ func endChildren(list string, spared []int) {
 	}
 }
 
-// reapChildren ends and reaps the processes in a list of children, for which there is no
-// waiter: libcontainer does not wait for those of its stages that it had not heard of. One that
-// takes longer to end is left to the reaper.
+// reapChildren kills and reaps the processes in a list of children that nobody waits for:
+// libcontainer does not wait for stages that it has not heard of. It leaves one that takes
+// longer to the reaper.
 func reapChildren(list string, spared []int) {
 	for deadline := time.Now().Add(endPatience); ; time.Sleep(time.Millisecond) {
 		left := slices.DeleteFunc(childrenIn(list), func(pid int) bool { return slices.Contains(spared, pid) })
@@ -195,11 +194,11 @@ func reapChildren(list string, spared []int) {
 	}
 }
 
-// maxTree bounds what endChildren looks at in one go; it is called again.
+// maxTree bounds how many processes endChildren handles at once; it is called again.
 const maxTree = 4096
 
-// collect adds pidfds of the processes listed in a file children, and of those below.
-// Each is stopped before its own are listed, so that it forks no more.
+// collect adds pidfds of the processes listed in a file children, and of their descendants.
+// Each is stopped before its children are listed, so that it cannot fork any more.
 func collect(list string, spared []int, tree *[]int) {
 	for _, pid := range childrenIn(list) {
 		if len(*tree) >= maxTree {
@@ -212,8 +211,8 @@ func collect(list string, spared []int, tree *[]int) {
 		if err != nil {
 			continue
 		}
-		// The number may have become another's between the list and the pidfd. It
-		// cannot any more, if the process is not reaped after the second look.
+		// The PID may have been reused between the list and the pidfd. It cannot be any more if
+		// the process is not reaped after the second look.
 		if !slices.Contains(childrenIn(list), pid) || unix.PidfdSendSignal(fd, unix.SIGSTOP, nil, 0) != nil {
 			unix.Close(fd)
 			continue
@@ -226,7 +225,7 @@ func collect(list string, spared []int, tree *[]int) {
 	}
 }
 
-// childrenIn reads a file of proc_tid_children(5).
+// childrenIn reads a proc_tid_children(5) file.
 func childrenIn(list string) (pids []int) {
 	data, _ := os.ReadFile(list)
 	for _, field := range strings.Fields(string(data)) {

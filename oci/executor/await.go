@@ -20,8 +20,8 @@ const initName = "runc:[2:INIT]"
 // otherwise only be told by an exit code.
 const execPatience = 2 * time.Second
 
-// awaitExec returns once the process has executed its program. If that failed, the
-// process has said why on its stderr, and has ended.
+// awaitExec returns once the process has executed its program. If that fails, the
+// process has written why to its stderr, and has exited.
 func awaitExec(pid int, w *wires) error {
 	pause := 100 * time.Microsecond
 	for deadline := time.Now().Add(execPatience); time.Now().Before(deadline); pause = min(5*pause/4, 2*time.Millisecond) {
@@ -37,7 +37,7 @@ func awaitExec(pid int, w *wires) error {
 	return nil
 }
 
-// complaint reads what libcontainer's child has written before it gave up.
+// complaint reads what libcontainer's child wrote before it gave up.
 func (w *wires) complaint() string {
 	f := w.ours[2]
 	if f == nil {

@@ -30,10 +30,10 @@ func cgroupPaths(lc *libcontainer.Container) (map[string]string, error) {
 	return maps.Clone(st.CgroupPaths), nil // the cgroup manager changes its own
 }
 
-// joinAll puts processes into those of their container's cgroups, paths, in which
-// libcontainer has not put them: where a hierarchy has no controllers, as that of v2 on a
-// hybrid host, it passes over what fails. Nothing could be executed in such a container,
-// and what is left of it when it ends would not be found.
+// joinAll puts processes into those cgroups of their container, paths, that libcontainer
+// has left out: in a hierarchy without controllers, such as v2's on a hybrid host, it
+// ignores failures. Nothing could be executed in such a container, and its remaining
+// processes would not be found when it ends.
 func joinAll(paths map[string]string, pids ...int) error {
 	for _, pid := range pids {
 		in, err := cgroups.ParseCgroupFile(fmt.Sprintf("/proc/%d/cgroup", pid))
@@ -61,7 +61,7 @@ func members(paths map[string]string) ([]int, error) {
 		if dir := paths[key]; dir != "" {
 			pids, err := cgroups.GetAllPids(dir)
 			if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENODEV) {
-				return nil, nil // a cgroup that has gone is empty
+				return nil, nil // a cgroup that is gone is empty
 			}
 			return pids, err
 		}
@@ -69,13 +69,13 @@ func members(paths map[string]string) ([]int, error) {
 	return nil, fault.Internal.Errorf("cgroup %v has no hierarchy that lists processes", paths)
 }
 
-// signalAll signals every process of the cgroup. SIGKILL misses none, not even of
-// those that are being forked: by cgroup.kill (v2, Linux 5.14), else by freezing
-// the cgroup meanwhile. A frozen cgroup is thawed by it.
+// signalAll signals every process of the cgroup. SIGKILL misses none, not even those
+// that are being forked: it uses cgroup.kill (v2, Linux 5.14), or freezes the cgroup
+// meanwhile. It thaws a frozen cgroup.
 func signalAll(paths map[string]string, sig unix.Signal) error {
 	if sig == unix.SIGKILL {
 		if dir := paths[""]; dir != "" && os.WriteFile(filepath.Join(dir, "cgroup.kill"), []byte("1"), 0) == nil {
-			// In v1, a process that is frozen dies only when thawed.
+			// In v1, a frozen process dies only when it is thawed.
 			freeze(paths, false)
 			return nil
 		}
@@ -85,11 +85,11 @@ func signalAll(paths map[string]string, sig unix.Signal) error {
 	return signalEach(func() ([]int, error) { return members(paths) }, sig)
 }
 
-// signalBatch is how many processes signalEach has in hand at once, as descriptors.
+// signalBatch is how many processes signalEach has open at once, as descriptors.
 const signalBatch = 256
 
-// signalEach signals the processes that list says are members. Their numbers may be
-// others' by the time they are used: a process is signalled that is a member still when
+// signalEach signals the processes that list returns as members. PIDs may have been
+// reused by the time they are used: it signals a process that is still a member once
 // there is a pidfd of it.
 func signalEach(list func() ([]int, error), sig unix.Signal) error {
 	pids, err := list()
@@ -101,7 +101,7 @@ func signalEach(list func() ([]int, error), sig unix.Signal) error {
 		fds := make(map[int]int, len(batch)) // by process
 		for _, pid := range batch {
 			if pid <= 0 {
-				continue // it is in no PID namespace that we see
+				continue // not in a PID namespace that we see
 			}
 			if fd, err := unix.PidfdOpen(pid, 0); err == nil {
 				fds[pid] = fd
@@ -127,7 +127,7 @@ func signalEach(list func() ([]int, error), sig unix.Signal) error {
 	return errors.Join(errs...)
 }
 
-// freeze freezes or thaws the cgroup. It is best effort: a process that cannot be
+// freeze freezes or thaws the cgroup, as far as possible: a process that cannot be
 // frozen can still be killed.
 func freeze(paths map[string]string, on bool) {
 	dir, file, value := paths["freezer"], "freezer.state", "THAWED"
@@ -156,12 +156,12 @@ func freeze(paths map[string]string, on bool) {
 	}
 }
 
-// endPatience bounds how long endAll waits for killed processes to go. One that
-// does not is in uninterruptible sleep.
+// endPatience bounds how long endAll waits for killed processes to exit. One that does
+// not is in uninterruptible sleep.
 const endPatience = 2 * time.Second
 
-// endAll kills every process of the cgroup and waits until they are gone.
-// fault.Unavailable: some would not go yet.
+// endAll kills every process of the cgroup and waits until they are gone. The error is
+// fault.Unavailable if some do not exit in time.
 func endAll(paths map[string]string) error {
 	deadline := time.Now().Add(endPatience)
 	for pause := backoff.New(time.Millisecond, 50*time.Millisecond); ; {

@@ -15,21 +15,22 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// A new program runs for the first time in the place of one that all containers hang
-// on, where there is no way back. So it is run once beside it before that, to say
-// whether it understands what it will be given.
+// A new program would run for the first time in place of the one that all containers
+// depend on, with no way back. So it is run beside it first, to check that it
+// understands the state that it will be given.
 
 // CheckArg is the argument with which the program only reads the state of an executor
-// from stdin and says, by its exit status, whether it can carry on with it.
+// from stdin and reports, by its exit status, whether it can resume from it.
 const CheckArg = "--check-state"
 
-// unknownFlag is the exit status of a program of before CheckArg (package flag).
+// unknownFlag is the exit status of a program that is older than CheckArg (package
+// flag).
 const unknownFlag = 2
 
 // checkTime bounds how long the check may take: the gate is shut meanwhile.
 const checkTime = 5 * time.Second
 
-// CheckState does what CheckArg says and ends the process.
+// CheckState does what CheckArg says and exits.
 func CheckState() {
 	if _, err := readSaved(os.Stdin); err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -38,7 +39,7 @@ func CheckState() {
 	os.Exit(0)
 }
 
-// readSaved decodes the state of the executor before.
+// readSaved decodes the previous executor's state.
 func readSaved(r io.Reader) (*saved, error) {
 	var s saved
 	if err := json.NewDecoder(r).Decode(&s); err != nil {
@@ -50,7 +51,7 @@ func readSaved(r io.Reader) (*saved, error) {
 	return &s, nil
 }
 
-// understands asks the program whether it can carry on with the state.
+// understands asks the program whether it can resume from the state.
 func (x *Executor) understands(program *os.File, state []byte) error {
 	defer x.reaper.expectChild()()
 	ctx, cancel := context.WithTimeout(context.Background(), checkTime)
@@ -60,7 +61,7 @@ func (x *Executor) understands(program *os.File, state []byte) error {
 	cmd.Dir, cmd.Env, cmd.Stdin = "/", []string{"PATH=" + os.Getenv("PATH")}, bytes.NewReader(state)
 	out, err := cmd.CombinedOutput()
 	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) && exit.ExitCode() == unknownFlag {
-		return nil // it is too old to say
+		return nil // it is too old to answer
 	}
 	if err != nil {
 		return fault.Invalid.Errorf("upgrade: the new program cannot carry on: %w: %s", err, strings.TrimSpace(lastLines(out, 3)))

@@ -14,7 +14,7 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// criuOpts are libcontainer's options of a dump and of the restore of it.
+// criuOpts returns libcontainer's options for a dump and for its restore.
 //
 // Cgroups are "soft": CRIU enters the cgroup that we made and makes those that the
 // container had made below it, with the namespace that it sees them in.
@@ -29,7 +29,7 @@ func criuOpts(dir string) *libcontainer.CriuOpts {
 	}
 }
 
-// checkpoint is "checkpoint", see wire.CheckpointRequest.
+// checkpoint serves wire.CheckpointRequest.
 func (x *Executor) checkpoint(ctx context.Context, req wire.CheckpointRequest) error {
 	c, err := x.table.runs(req.ID)
 	if err != nil {
@@ -48,7 +48,7 @@ func (x *Executor) checkpoint(ctx context.Context, req wire.CheckpointRequest) e
 	return c.runtime.checkpoint(ctx, req.Dir, c.proc)
 }
 
-// restore is "restore", see wire.RestoreRequest.
+// restore serves wire.RestoreRequest.
 func (x *Executor) restore(ctx context.Context, from *wire.Conn, req wire.RestoreRequest) (*wire.RunReply, []*os.File, error) {
 	var spec specs.Spec
 	if err := json.Unmarshal(req.Spec, &spec); err != nil {
@@ -72,7 +72,7 @@ func (x *Executor) restore(ctx context.Context, from *wire.Conn, req wire.Restor
 		with := maps.Clone(group)
 		delete(with, "")
 		if len(with) == 0 {
-			return nil // on v2 alone, they are where all of them are
+			return nil // without v1, all of them are in v2
 		}
 		pids, err := members(with)
 		if err != nil {
@@ -83,7 +83,7 @@ func (x *Executor) restore(ctx context.Context, from *wire.Conn, req wire.Restor
 	if err != nil || spec.Process.OOMScoreAdj == nil {
 		return reply, files, err
 	}
-	// CRIU gives them what they had.
+	// CRIU gives the processes the limits that they had.
 	if serr := make(scores).replace(reply.Cgroups, *spec.Process.OOMScoreAdj); serr != nil {
 		x.log.Warn("oom_score_adj of a restored container is not as asked", "container", req.ID, "err", serr)
 	}

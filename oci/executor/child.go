@@ -61,14 +61,14 @@ func ready(f *os.File, events int16) error {
 	})
 }
 
-// look returns the exit code of a process that wait has returned for. A child of ours
-// stays a zombie, and its code in the kernel, until it is reaped.
+// look returns the exit code of a process for which wait has returned. A child of ours
+// stays a zombie, which keeps its code in the kernel, until it is reaped.
 func (p *child) look() (int32, error) {
 	if !p.ours {
 		return p.lookUp()
 	}
 	for {
-		// By PID: it is a zombie of ours, nobody else can have the number.
+		// By PID: it is a zombie of ours, so the PID cannot be reused.
 		info, err := waitid(unix.P_PID, p.pid, unix.WEXITED|unix.WNOWAIT)
 		switch {
 		case err == unix.EINTR:
@@ -82,7 +82,7 @@ func (p *child) look() (int32, error) {
 	}
 }
 
-// reap lets go of a process whose code is known.
+// reap reaps a process whose code is known.
 func (p *child) reap() {
 	for p.ours {
 		if _, err := unix.Wait4(p.pid, nil, 0, nil); err != unix.EINTR {
@@ -91,33 +91,33 @@ func (p *child) reap() {
 	}
 }
 
-// cldExited is CLD_EXITED: the status is what the process gave to exit, else a signal.
+// cldExited is CLD_EXITED: the status is the argument of exit, otherwise a signal.
 const cldExited = 1
 
-// A childInfo is the beginning of a siginfo_t that tells of a child, sigaction(2). Package
-// unix has no fields for what lies in the union.
+// A childInfo is the beginning of the siginfo_t of a child, sigaction(2). Package unix has
+// no fields for the union.
 type childInfo struct {
 	signo, errno, code int32
-	_                  [0]uintptr // the union is aligned as a pointer
+	_                  [0]uintptr // the union has a pointer's alignment
 	pid                int32
 	uid                uint32
 	status             int32
 }
 
-// waitid is waitid(2). A pid of 0 in the answer means that none has ended (WNOHANG).
+// waitid is waitid(2). A pid of 0 in the result means that none has ended (WNOHANG).
 func waitid(kind, id, options int) (childInfo, error) {
 	var info unix.Siginfo
 	err := unix.Waitid(kind, id, &info, options, nil)
 	return *(*childInfo)(unsafe.Pointer(&info)), err
 }
 
-// adoptedPatience bounds how long the foreign parent of an adopted process may
-// take to reap it: only then does the kernel tell the exit code.
+// adoptedPatience bounds how long the foreign parent of an adopted process may take to
+// reap it: only then does the kernel report the exit code.
 const adoptedPatience = 5 * time.Second
 
-// lookUp finds the exit code of a process that is not our child. Since Linux 6.15
-// the pidfd tells it (PIDFD_GET_INFO with PIDFD_INFO_EXIT) once the process has
-// been reaped; before that, field 52 of its stat has it while it is a zombie.
+// lookUp finds the exit code of a process that is not our child. Since Linux 6.15 the
+// pidfd has it (PIDFD_GET_INFO with PIDFD_INFO_EXIT) once the process has been reaped;
+// before that, field 52 of its stat has it while it is a zombie.
 func (p *child) lookUp() (int32, error) {
 	deadline := time.Now().Add(adoptedPatience)
 	for {
@@ -147,10 +147,10 @@ func (p *child) zombieStatus() (unix.WaitStatus, bool) {
 	if err != nil || stat.State != 'Z' {
 		return 0, false
 	}
-	return stat.Exit, p.exists() // else the stat may be that of another with the same number
+	return stat.Exit, p.exists() // else the PID, and the stat, may be another process's
 }
 
-// exitCode is the code as a shell tells it: 128+n for signal n.
+// exitCode returns the code as in a shell: 128+n for signal n.
 func exitCode(ws unix.WaitStatus) int32 {
 	if ws.Signaled() {
 		return 128 + int32(ws.Signal())
@@ -167,19 +167,19 @@ func (p *child) signal(sig unix.Signal) error {
 	return err
 }
 
-// exists tells whether the process has not been reaped: then what was found by its
-// number a moment ago was its own.
+// exists reports whether the process has not been reaped: then whatever was found by its
+// PID a moment ago belongs to it.
 func (p *child) exists() bool {
 	return withFD(p.pidfd, func(fd int) error { return unix.PidfdSendSignal(fd, 0, nil, 0) }) == nil
 }
 
-// ends tells whether the process has ended or is about to: before it has, its PID
-// namespace is emptied.
+// ends reports whether the process has ended or is about to: its PID namespace is emptied
+// before it has.
 func (p *child) ends() bool { return exiting(p.pid) || !p.exists() }
 
 func (p *child) close() { p.pidfd.Close() }
 
-// withFD calls f with the number of a file that stays open meanwhile. Unlike
+// withFD calls f with the descriptor of a file that stays open meanwhile. Unlike
 // os.File.Fd, it leaves the file in the poller.
 func withFD(file *os.File, f func(fd int) error) error {
 	raw, err := file.SyscallConn()
@@ -193,7 +193,7 @@ func withFD(file *os.File, f func(fd int) error) error {
 	return inner
 }
 
-// dup duplicates a file under the same name, to be sent away.
+// dup duplicates a file under the same name, for sending.
 func dup(f *os.File) (*os.File, error) {
 	var d *os.File
 	err := withFD(f, func(fd int) error {
@@ -206,7 +206,7 @@ func dup(f *os.File) (*os.File, error) {
 	return d, err
 }
 
-// startTime is when a process began, in the kernel's clock ticks.
+// startTime returns when a process started, in the kernel's clock ticks.
 func startTime(pid int) (uint64, error) {
 	stat, err := procstat.Read(pid)
 	return stat.StartTime, err

@@ -1,10 +1,10 @@
 package executor
 
-// delete is "delete": it removes the cgroup and libcontainer's state of a
-// container that has ended, after killing what it left. A container that is not
-// known is no error, but what a crash left of it is removed too.
+// delete serves MethodDelete: it removes the cgroup and libcontainer's state of
+// a container that has ended, after killing its remaining processes. An unknown
+// container is no error, but the leftovers of a crash are removed too.
 //
-// fault.Unavailable: some process does not die yet; try again.
+// The error is fault.Unavailable if a process does not die yet; try again.
 func (x *Executor) delete(id string) error {
 	x.gate.begin()
 	defer x.gate.end()

@@ -27,16 +27,15 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// An engine is an OCI runtime, a program such as runc or crun, in libcontainer's
-// place for one container. It creates, starts, updates and deletes; once it has
-// ended, the container's processes are the executor's children, because the
-// executor is a subreaper, and all else is as with libcontainer.
+// An engine is an OCI runtime, a program such as runc or crun, in place of libcontainer for one
+// container. It creates, starts, updates and deletes; once it has exited, the container's processes
+// are children of the executor, which is a subreaper, and everything else is as with libcontainer.
 //
-// The data that must outlive the executor are in the container's bundle: a process that finds
-// one knows whose container it is.
+// The data that must outlive the executor are in the container's bundle: a process that finds a
+// bundle knows that the container is an engine's.
 type engine struct {
 	Path    string            // of the program
-	Systemd bool              // it has cgroups made by systemd
+	Systemd bool              // systemd makes its cgroups
 	OwnPID  bool              // as container.ownPID
 	Cgroups map[string]string // as container.ref.Cgroups
 
@@ -45,7 +44,7 @@ type engine struct {
 	dir string // the bundle
 }
 
-// An engines is what the containers of OCI runtimes share.
+// An engines has what the containers of OCI runtimes share.
 type engines struct {
 	root     string // libcontainer's state directory
 	state    string // Options.State
@@ -55,10 +54,10 @@ type engines struct {
 	subgroup sync.Map // path of an engine → whether it has engine.subgroups
 }
 
-// engineTime bounds one call of an engine. What takes longer hangs.
+// engineTime bounds one call of an engine. One that takes longer hangs.
 const engineTime = time.Minute
 
-// bundle is the directory of container id, if an engine runs it.
+// bundle returns the directory of container id, if an engine runs it.
 func (a *engines) bundle(id string) string { return filepath.Join(a.root, "bundles", id) }
 
 // create makes the bundle of a container.
@@ -80,7 +79,7 @@ func (a *engines) create(id, path string, systemd bool, config *configs.Config) 
 	return e, e.save()
 }
 
-// find finds the engine of a container in its bundle; nil = libcontainer's.
+// find returns the engine of a container from its bundle; nil = it is libcontainer's.
 func (a *engines) find(id string) *engine {
 	e := &engine{all: a, id: id, dir: a.bundle(id)}
 	data, err := os.ReadFile(filepath.Join(e.dir, "engine.json"))
@@ -98,8 +97,8 @@ func (e *engine) save() error {
 	return atomicfile.Write(filepath.Join(e.dir, "engine.json"), data, 0o600)
 }
 
-// settle drops the hierarchies in which the engine did not put the process: older
-// ones know nothing of the v2 one of a hybrid host.
+// settle drops the hierarchies in which the engine did not put the process: older engines do not
+// know the v2 hierarchy of a hybrid host.
 func (e *engine) settle(pid int) error {
 	for controller, dir := range e.Cgroups {
 		if pids, err := cgroups.GetPids(dir); err != nil || !slices.Contains(pids, pid) {
@@ -119,8 +118,8 @@ func (e *engine) put(name string, v any) (path string, err error) {
 	return path, os.WriteFile(path, data, 0o600)
 }
 
-// call runs the engine to its end. Its stdio is that of w, if not nil, which a
-// process that it starts inherits; extra become descriptors 3 and on.
+// call runs the engine until it exits. Its stdio is w's, if not nil, and inherited by a process
+// that it starts; extra become descriptors 3 and on.
 func (e *engine) call(ctx context.Context, w *wires, extra []*os.File, args ...string) error {
 	defer e.all.reaper.expectChild()()
 	ctx, cancel := context.WithTimeout(ctx, engineTime)
@@ -150,7 +149,7 @@ func (e *engine) call(ctx context.Context, w *wires, extra []*os.File, args ...s
 
 var enginePrefix = regexp.MustCompile(`^(\S+ )?(create|start|exec|update|delete) failed: `)
 
-// lastError is the last error that an engine wrote into its log.
+// lastError returns the last error in an engine's log.
 func lastError(log string) string {
 	data, err := os.ReadFile(log)
 	if err != nil {
@@ -166,11 +165,11 @@ func lastError(log string) string {
 	return enginePrefix.ReplaceAllString(text, "")
 }
 
-// serial is a number that this executor gives once.
+// serial returns a number that this executor uses once.
 func (a *engines) serial() string { return strconv.FormatUint(a.serials.Add(1), 36) }
 
-// pidOf reads what the engine wrote to --pid-file, and keeps the process from being
-// reaped as nobody's.
+// pidOf reads what the engine wrote to --pid-file, and keeps the process from being reaped as an
+// orphan.
 func (e *engine) pidOf(file string) (int, error) {
 	data, err := os.ReadFile(file)
 	if err != nil {
@@ -196,9 +195,9 @@ func (e *engine) update(r *specs.LinuxResources) error {
 	return nil
 }
 
-// remove implements ociRuntime: it has the engine forget the container, and kill it if it still runs. If it
-// cannot, it is done without it: an engine that is not installed any more must not
-// keep a container for ever.
+// remove implements ociRuntime: it has the engine delete the container, and kill it if it still
+// runs. If the engine cannot, remove does without it: an engine that is no longer installed must
+// not keep a container for ever.
 func (e *engine) remove() error {
 	if err := e.call(context.Background(), nil, nil, "delete", "--force", e.id); err != nil {
 		if err := endAll(e.Cgroups); err != nil {
@@ -233,13 +232,13 @@ func (e *engine) checkpoint(context.Context, string, *child) error {
 	return fault.WrongState.Errorf("container %s is run by %s: only libcontainer's can be checkpointed", e.id, e.Path)
 }
 
-// root is the engine's own state directory.
+// root returns the engine's own state directory.
 func (e *engine) root() string {
 	return filepath.Join(e.all.root, "engines", strings.ReplaceAll(strings.Trim(e.Path, "/"), "/", "-"))
 }
 
-// subgroups implements ociRuntime, by a flag that runc has had since 1.1 and crun since 1.6, there for
-// cgroup v2 only.
+// subgroups implements ociRuntime. It looks for a flag that runc has had since 1.1 and crun since
+// 1.6, there for cgroup v2 only.
 func (e *engine) subgroups() bool {
 	if known, ok := e.all.subgroup.Load(e.Path); ok {
 		return known.(bool)
@@ -250,13 +249,13 @@ func (e *engine) subgroups() bool {
 	text := string(help)
 	can := err == nil && strings.Contains(text, "--cgroup") &&
 		(cgroups.IsCgroup2UnifiedMode() || strings.Contains(text, "<controller>"))
-	if err == nil { // else it may have been a bad moment
+	if err == nil { // else the failure may be a passing one
 		e.all.subgroup.Store(e.Path, can)
 	}
 	return can
 }
 
-// groupFlag is --cgroup for one of makeGroup's answers.
+// groupFlag returns the --cgroup flag for a result of makeGroup.
 func groupFlag(group map[string]string) []string {
 	for controller, name := range group {
 		if controller != "" {
@@ -267,7 +266,7 @@ func groupFlag(group map[string]string) []string {
 	return nil
 }
 
-// preserve is the flag that lets n more descriptors through.
+// preserve returns the flag that passes n more descriptors.
 func preserve(n int) []string {
 	if n == 0 {
 		return nil

@@ -15,9 +15,9 @@ import (
 	"github.com/crisp-cri/crisp/internal/undo"
 )
 
-// engineVersion is the version of the runtime specification that a bundle claims. By
-// a later one, crun before 1.8.5 refuses it ("unknown version specified"); fields
-// that came later are read all the same by those who know them.
+// engineVersion is the version of the runtime specification that a bundle claims.
+// crun before 1.8.5 refuses a later one ("unknown version specified"); later fields
+// are read all the same by runtimes that know them.
 const engineVersion = "1.0.2"
 
 // noSubgroup keeps crun from making a cgroup of its own below a scope, where we would
@@ -134,12 +134,12 @@ func (e *engine) callWired(ctx context.Context, process *libcontainer.Process, s
 	return w, nil
 }
 
-// callConsole calls the engine for a process with a terminal, which the engine
-// sends to the socket that it is told of.
+// callConsole calls the engine for a process with a terminal, which the engine sends
+// to the given socket.
 func (e *engine) callConsole(ctx context.Context, process *libcontainer.Process, args []string) (*wires, error) {
 	// Not in the bundle: a socket's path has 108 bytes at most (unix(7)).
 	socket := filepath.Join(e.all.state, "tty."+e.all.serial())
-	l, err := listen(socket) // an executor that died may have left one of that number
+	l, err := listen(socket) // a dead executor may have left a socket of that number
 	if err != nil {
 		return nil, fmt.Errorf("socket for a terminal: %w", err)
 	}
@@ -147,7 +147,7 @@ func (e *engine) callConsole(ctx context.Context, process *libcontainer.Process,
 	if err := e.call(ctx, nil, process.ExtraFiles, append(args, "--console-socket", socket, e.id)...); err != nil {
 		return nil, err
 	}
-	// The engine has ended: what it has sent is there.
+	// The engine has exited, so what it sent has arrived.
 	if err := l.SetDeadline(time.Now().Add(time.Second)); err != nil {
 		return nil, err
 	}

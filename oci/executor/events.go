@@ -6,13 +6,13 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// A subscribers is the clients that want events.
+// A subscribers is the set of clients that want events.
 type subscribers struct {
 	mu  sync.Mutex
 	all map[*wire.Conn]struct{} // guarded by mu
 }
 
-// tell sends an event to everybody who asked for them.
+// tell sends an event to all subscribers.
 func (s *subscribers) tell(e wire.Event) {
 	s.mu.Lock()
 	to := make([]*wire.Conn, 0, len(s.all))
@@ -25,7 +25,7 @@ func (s *subscribers) tell(e wire.Event) {
 	}
 }
 
-// add has c told of events until it ends.
+// add subscribes c until its connection ends.
 func (s *subscribers) add(c *wire.Conn) {
 	s.mu.Lock()
 	if s.all == nil {

@@ -16,7 +16,7 @@ import (
 )
 
 // An execution is one exec: a process beside a container's own, in a cgroup below
-// the container's, so that it can be killed with all that it started.
+// the container's, so that it can be killed with everything that it started.
 type execution struct {
 	id    string
 	c     *container
@@ -27,7 +27,7 @@ type execution struct {
 	code  int32
 }
 
-// exec is "exec", see wire.ExecRequest.
+// exec serves wire.ExecRequest.
 func (x *Executor) exec(ctx context.Context, from *wire.Conn, req wire.ExecRequest) (*wire.ExecReply, []*os.File, error) {
 	ctx, cancel := context.WithTimeout(ctx, execBound)
 	defer cancel()
@@ -36,7 +36,7 @@ func (x *Executor) exec(ctx context.Context, from *wire.Conn, req wire.ExecReque
 		return nil, nil, err
 	}
 	files := wires.passed()
-	if ctx.Err() != nil { // nobody will ask for it
+	if ctx.Err() != nil { // nobody will ask for its exit code
 		wire.CloseAll(files)
 		go x.execs.abandon(e)
 		return nil, nil, givenUp(ctx, "exec in container "+req.ID)
@@ -44,10 +44,10 @@ func (x *Executor) exec(ctx context.Context, from *wire.Conn, req wire.ExecReque
 	return &wire.ExecReply{ExecID: e.id, Pid: e.proc.pid}, files, nil
 }
 
-// newExec starts an exec and takes it into the table, or leaves nothing of it.
+// newExec starts an exec and adds it to the table, or leaves nothing of it.
 func (x *Executor) newExec(ctx context.Context, from *wire.Conn, req wire.ExecRequest) (*execution, *wires, error) {
 	x.gate.begin()
-	defer x.gate.end() // not before what began is in the table and what failed is undone
+	defer x.gate.end() // not before it is in the table, or a failure is rolled back
 	e, wires, err := x.beginExec(ctx, from, req)
 	if err != nil {
 		return nil, nil, err
@@ -56,7 +56,7 @@ func (x *Executor) newExec(ctx context.Context, from *wire.Conn, req wire.ExecRe
 	return e, wires, nil
 }
 
-// beginExec is the start of an exec.
+// beginExec starts an exec.
 func (x *Executor) beginExec(ctx context.Context, from *wire.Conn, req wire.ExecRequest) (_ *execution, _ *wires, err error) {
 	var steps undo.Stack
 	defer steps.RunIf(&err)
@@ -107,7 +107,7 @@ func (x *Executor) beginExec(ctx context.Context, from *wire.Conn, req wire.Exec
 	return e, begun.wires, nil
 }
 
-// passed are the ends that the caller gets.
+// passed returns the ends that the caller gets.
 func (w *wires) passed() (files []*os.File) {
 	for _, f := range append(w.ours[:], w.pty) {
 		if f != nil {
@@ -117,8 +117,9 @@ func (w *wires) passed() (files []*os.File) {
 	return files
 }
 
-// kill ends the process and all that it started. Those have no place to hide: they
-// inherit the sub-cgroup, in a PID namespace or not, whatever session they are in.
+// kill kills the process and everything that it started. Its descendants cannot
+// escape: they inherit the sub-cgroup, in a PID namespace or not, whatever their
+// session.
 func (e *execution) kill() error {
 	var err error
 	if e.group != nil {

@@ -13,9 +13,9 @@ import (
 	"github.com/crisp-cri/crisp/internal/backoff"
 )
 
-// makeGroup makes the sub-cgroup, in v1's freezer or in the v2 hierarchy, and
-// returns what libcontainer is to be told about it. Without one the exec runs in
-// the container's own cgroup, and only its first process can be killed.
+// makeGroup makes the sub-cgroup, in v1's freezer or in the v2 hierarchy, and returns what
+// libcontainer needs to know of it. Without one the exec runs in the container's own cgroup,
+// and only its first process can be killed.
 func (e *execution) makeGroup() map[string]string {
 	controller := groupController(e.c.ref.Cgroups)
 	base := e.c.ref.Cgroups[controller]
@@ -27,7 +27,7 @@ func (e *execution) makeGroup() map[string]string {
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		return nil
 	}
-	// Beside threaded cgroups it can hold no process ("domain invalid", cgroups(7)).
+	// Beside threaded cgroups it cannot hold processes ("domain invalid", cgroups(7)).
 	if kind, err := os.ReadFile(filepath.Join(dir, "cgroup.type")); err == nil && strings.TrimSpace(string(kind)) != "domain" {
 		unix.Rmdir(dir)
 		return nil
@@ -36,7 +36,7 @@ func (e *execution) makeGroup() map[string]string {
 	return map[string]string{controller: name}
 }
 
-// groupController is the hierarchy in which execs have cgroups.
+// groupController returns the hierarchy in which execs have cgroups.
 func groupController(paths map[string]string) string {
 	if paths["freezer"] != "" {
 		return "freezer"
@@ -44,8 +44,8 @@ func groupController(paths map[string]string) string {
 	return ""
 }
 
-// Between two tries to remove the cgroup of an exec, in which processes live that it
-// has left behind, pass groupRetry, twice that, and so on up to groupRetryMax.
+// The pauses between two attempts to remove the cgroup of an exec, in which processes that it
+// has left live on, grow from groupRetry by doubling up to groupRetryMax.
 const (
 	groupRetry    = 100 * time.Millisecond
 	groupRetryMax = time.Minute
@@ -68,13 +68,13 @@ func (e *execution) endGroup() error {
 	return signalAll(e.group, unix.SIGKILL)
 }
 
-// removeEmpty removes a cgroup, now or when it is empty, until its container has gone.
+// removeEmpty removes a cgroup as soon as it is empty, until its container is gone.
 func removeEmpty(dir string, pause *backoff.Backoff, gone <-chan struct{}) {
 	if err := unix.Rmdir(dir); err != unix.EBUSY && err != unix.ENOTEMPTY {
 		return
 	}
 	select {
-	case <-gone: // delete removes all of it
+	case <-gone: // delete removes all of them
 		return
 	default:
 	}
@@ -84,9 +84,9 @@ func removeEmpty(dir string, pause *backoff.Backoff, gone <-chan struct{}) {
 // execGroup is the name of an exec's cgroup: of a session, and a number.
 var execGroup = regexp.MustCompile(`^exec-([0-9a-z]+)-[0-9a-z]+$`)
 
-// endForeign kills the execs in c of an executor that died: they have lost their stdio, their
-// exit codes will not be asked for, and no timeout would end them. Those of an engine that
-// knows no sub-cgroups cannot be found.
+// endForeign kills the execs in c of a dead executor: they have lost their stdio, nobody will
+// ask for their exit codes, and no timeout would end them. Those of an engine without
+// sub-cgroups cannot be found.
 func (t *execs) endForeign(c *container) error {
 	controller := groupController(c.ref.Cgroups)
 	base := c.ref.Cgroups[controller]
@@ -95,7 +95,7 @@ func (t *execs) endForeign(c *container) error {
 	}
 	entries, err := os.ReadDir(base)
 	if err != nil {
-		return nil // the container has gone
+		return nil // the container is gone
 	}
 	var errs []error
 	for _, entry := range entries {
@@ -116,7 +116,7 @@ func (t *execs) removeSpentGroups(c *container) {
 	t.mu.Lock()
 	for _, e := range t.all {
 		select {
-		case <-e.ended: // only its code waits
+		case <-e.ended: // its code is still to be asked for
 		default:
 			live["exec-"+e.id] = true
 		}

@@ -11,12 +11,12 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// An execs is the table of execs. An exec stays there when it has ended, until its code is told.
+// An execs is the table of execs. An exec that has ended stays there until its code is reported.
 type execs struct {
 	log     *slog.Logger
 	gate    *gate
 	reaper  *reaper
-	session string // tells its execs from those of other executors
+	session string // distinguishes its execs from those of other executors
 
 	mu   sync.Mutex
 	last uint64                // guarded by mu
@@ -27,14 +27,14 @@ func newExecs(log *slog.Logger, g *gate, r *reaper) *execs {
 	return &execs{log: log, gate: g, reaper: r, session: strconv.FormatInt(time.Now().UnixMicro(), 36), all: make(map[string]*execution)}
 }
 
-// count is how many there are.
+// count returns the number of execs.
 func (t *execs) count() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return len(t.all)
 }
 
-// open makes an exec, which begins when it is registered.
+// open makes an exec; register begins it.
 func (t *execs) open(c *container, from *wire.Conn) *execution {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -73,9 +73,9 @@ func (t *execs) watch(e *execution) {
 	e.removeGroup()
 }
 
-// guard kills the exec when the connection that owns it ends, and forgets it. All
-// connections end with an upgrade, and that means nothing: it waits behind the gate, and
-// goes on only if the upgrade fails.
+// guard kills the exec when the connection that owns it ends, and removes it. An upgrade ends
+// all connections, which must not count: guard waits behind the gate then, and goes on only if
+// the upgrade fails.
 func (t *execs) guard(e *execution, owner *wire.Conn) {
 	<-owner.Done()
 	t.abandonIf(e, func() bool { return e.owner == owner })
@@ -84,8 +84,8 @@ func (t *execs) guard(e *execution, owner *wire.Conn) {
 // abandon ends an exec whose exit code will not be asked for.
 func (t *execs) abandon(e *execution) { t.abandonIf(e, func() bool { return true }) }
 
-// abandonIf is abandon if the exec is still in the table and left, called with mu held,
-// says so.
+// abandonIf is abandon if the exec is still in the table and left, called with mu held, returns
+// true.
 func (t *execs) abandonIf(e *execution, left func() bool) {
 	if !t.killIf(e, left) {
 		return
@@ -104,7 +104,7 @@ func (t *execs) killIf(e *execution, left func() bool) bool {
 		return false
 	}
 	select {
-	case <-e.ended: // what it left behind lives on, as after an exec.wait
+	case <-e.ended: // processes that it left live on, as after an exec.wait
 		return true
 	default:
 	}
@@ -123,7 +123,7 @@ func (t *execs) forget(e *execution) {
 	t.mu.Unlock()
 }
 
-// wait is "exec.wait", call. The exec is not forgotten before the answer is out: only the
+// wait serves MethodExecWait, call. The exec is not removed before the answer is out: only the
 // executor knows the code.
 func (t *execs) wait(ctx context.Context, from *wire.Conn, call *wire.Call, id string) (*wire.ExecWaitReply, error) {
 	t.mu.Lock()
@@ -148,7 +148,7 @@ func (t *execs) wait(ctx context.Context, from *wire.Conn, call *wire.Call, id s
 	}
 }
 
-// kill is "exec.kill".
+// kill serves MethodExecKill.
 func (t *execs) kill(id string) error {
 	t.mu.Lock()
 	e, ok := t.all[id]

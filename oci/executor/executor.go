@@ -1,11 +1,11 @@
 // Package executor is the parent of every container of a node: it runs them with
-// libcontainer, owns their stdio, logs and terminals, watches them for memory
-// kills and records how they ended. crispd tells it what to do over oci/wire and
-// may come and go; the executor knows nothing of CRI, images or networks.
+// libcontainer, owns their stdio, logs and terminals, watches them for OOM kills and
+// records how they ended. crispd controls it over oci/wire and may come and go; the
+// executor knows nothing of CRI, images or networks.
 //
-// libcontainer executes /proc/self/exe once for each container and each exec, so
-// this program stays small, initialises little, and runs from a sealed memfd
-// (Seal), which spares libcontainer a copy of the binary each time.
+// libcontainer executes /proc/self/exe once for each container and each exec, so this
+// program stays small, initializes little, and runs from a sealed memfd (Seal), which
+// spares libcontainer a copy of the binary each time.
 //
 // # One container
 //
@@ -20,24 +20,23 @@
 // # Locks
 //
 // table.mu guards the containers and their phases, execs.mu the execs; neither is ever
-// held over a system call that can block. libcontainer's own mutex is held
-// through a whole exec, so each exec borrows a libcontainer.Container of its own
-// (lease.go). A process in uninterruptible sleep thus blocks those that asked for
-// it to end, and nobody else.
+// held over a system call that can block. libcontainer's own mutex is held through a
+// whole exec, so each exec borrows a libcontainer.Container of its own (lease.go). So
+// a process in uninterruptible sleep blocks only the callers that want it to end.
 //
-// # Engines
+// # OCI runtimes
 //
-// A container may have an OCI runtime, a program on disk, in libcontainer's place
-// (engine.go). It is called and ends; the container's parent is the executor all the
-// same, and what follows the start is the same code. What differs is ociRuntime.
+// A container may have an OCI runtime, a program on disk, in place of libcontainer
+// (engine.go). Each call of it ends; the container's parent is the executor all the
+// same, and after the start the code is the same. ociRuntime has the differences.
 //
 // # Crash and upgrade
 //
 // When the executor dies, its containers run on: crispd holds duplicates of their
-// pipes and pidfds and gives them to a new executor (adopt.go). What was read from a
-// container and is not in its log yet, that one finds in a file (inhand.go). On an
+// pipes and pidfds and gives them to a new executor (adopt.go). That one finds output
+// that was read from a container but not logged yet in a file (inhand.go). On an
 // upgrade the executor executes the new program in its own place (upgrade.go); gate.go
-// brings every goroutine to a point where all it knows is in the tables.
+// brings every goroutine to a point where all that it knows is in the tables.
 package executor
 
 import (
@@ -59,19 +58,19 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// Options say where an executor lives.
+// Options are the arguments of New.
 type Options struct {
 	Socket  string // where it listens; mode 0600
 	State   string // crisp's state directory; libcontainer's is <State>/executor
-	Version string // as "hello" tells it
+	Version string // as "hello" returns it
 	Log     *slog.Logger
 
-	// Lock is the lock of State's executor, held for us by who started us; nil
-	// means that New takes it.
+	// Lock is the lock of State's executor, if our parent holds it for us; nil means
+	// that New takes it.
 	Lock *os.File
 }
 
-// processorsEnv is how many threads of a Go program run at once.
+// processorsEnv sets how many threads of a Go program run at once.
 const processorsEnv = "GOMAXPROCS"
 
 // An Executor runs containers.
@@ -97,8 +96,8 @@ type Executor struct {
 // lockTime is how long a new executor waits for the lock of its directory.
 const lockTime = time.Second
 
-// New makes the executor of a state directory and listens. A second one for the
-// same directory is fault.Exists.
+// New makes the executor of a state directory and listens. The error is fault.Exists
+// if the directory has one.
 func New(o Options) (*Executor, error) {
 	if err := os.MkdirAll(filepath.Join(o.State, "executor"), 0o700); err != nil {
 		return nil, err
@@ -110,8 +109,9 @@ func New(o Options) (*Executor, error) {
 	if err != nil {
 		return nil, err
 	}
-	// A lock that was handed over is ours already: it belongs to the open file. That of an
-	// executor that was killed is held for a moment by what it had forked and not executed.
+	// A lock that was passed to us is ours already: it belongs to the open file. The
+	// lock of a killed executor is held for another moment by processes that it had
+	// forked.
 	ctx, cancel := context.WithTimeout(context.Background(), lockTime)
 	defer cancel()
 	switch err := flock.Lock(ctx, lock); {
@@ -136,8 +136,8 @@ func New(o Options) (*Executor, error) {
 }
 
 func assemble(o Options, lock *os.File, l *net.UnixListener) (*Executor, error) {
-	// libcontainer's children take it for theirs: they need one thread, and start
-	// quicker with it. Go has read ours already.
+	// It is for libcontainer's children: they need one thread, and start faster with
+	// it. Go has read our own already.
 	os.Setenv(processorsEnv, "1")
 	x := &Executor{
 		opts:     o,
@@ -166,8 +166,8 @@ func assemble(o Options, lock *os.File, l *net.UnixListener) (*Executor, error) 
 	return x, nil
 }
 
-// listen listens at path, a socket that nobody else makes: our lock is held. What one
-// before us has left there makes way.
+// listen listens at path, a socket that nobody else can make, as we hold the lock. It
+// replaces the socket of an earlier executor.
 func listen(path string) (*net.UnixListener, error) {
 	if err := os.Remove(path); err != nil && !os.IsNotExist(err) {
 		return nil, err
@@ -192,7 +192,7 @@ func (x *Executor) Serve() {
 	wire.Serve(x.listener, x, x.log)
 }
 
-// A phase is where a container is in its life, see the package comment.
+// A phase is the state of a container, see the package comment.
 type phase uint8
 
 const (
@@ -202,8 +202,8 @@ const (
 	deleting
 )
 
-// A container is one container. What has no guard is set before the phase becomes
-// running and does not change.
+// A container is one container. Fields that are not guarded are set before the phase
+// becomes running and do not change.
 type container struct {
 	settings
 	ref wire.RunReply // Cgroups has all hierarchies, see cgroupPaths
@@ -211,13 +211,13 @@ type container struct {
 	phase phase      // guarded by table.mu
 	exit  *wire.Exit // set when it has been reaped, final from ended on; guarded by table.mu
 
-	ownPID  bool // it has a PID namespace to itself: its init's end is everybody's
+	ownPID  bool // it has a PID namespace of its own: all its processes end with its init
 	proc    *child
 	io      *stdio
 	oom     *oomCounter // nil if there is no memory controller
 	runtime ociRuntime
 
-	updating sync.Mutex // one update after the other
+	updating sync.Mutex // one update at a time
 	dumping  sync.Mutex // held while CRIU looks at it, and to thaw it
 	freezing sync.Mutex // held to freeze and to thaw it; taken after dumping
 	frozen   *hold      // that keeps it frozen; guarded by table.mu
@@ -255,14 +255,14 @@ func (x *Executor) setRunning(c *container) {
 	go insist(x.log, "exit", c.ID, func() { x.watch(c) })
 }
 
-// reply is what clients are told about c.
+// reply returns c's part of a reply to clients.
 func (c *container) reply() wire.RunReply {
 	r := c.ref
 	r.Cgroups = maps.Clone(r.Cgroups)
 	return r
 }
 
-// settingsOf are those of a new container.
+// settingsOf returns the settings of a new container.
 func settingsOf(req wire.RunRequest) settings {
 	return settings{
 		ID: req.ID, Stdin: req.Stdin, StdinOnce: req.StdinOnce, TTY: req.TTY,
@@ -270,7 +270,7 @@ func settingsOf(req wire.RunRequest) settings {
 	}
 }
 
-// exitOf makes the Exit of a container from what is known about its end.
+// exitOf returns the Exit of a container from what is known of its end.
 func exitOf(id string, code int32, oom bool, at time.Time) *wire.Exit {
 	e := &wire.Exit{ID: id, Code: code, At: at, OOMKilled: oom, Reason: wire.ReasonError}
 	switch {

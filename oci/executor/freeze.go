@@ -16,10 +16,10 @@ import (
 
 // A hold is one freeze, of one or more containers.
 type hold struct {
-	over chan struct{} // closed when it has been undone
+	over chan struct{} // closed when it has been thawed
 }
 
-// freeze is "freeze", see wire.FreezeRequest.
+// freeze serves wire.FreezeRequest.
 func (x *Executor) freeze(ctx context.Context, from *wire.Conn, req wire.FreezeRequest) error {
 	if err := x.criu.ready(ctx); err != nil {
 		return err
@@ -40,8 +40,8 @@ func (x *Executor) freeze(ctx context.Context, from *wire.Conn, req wire.FreezeR
 	return nil
 }
 
-// freezeAll freezes the containers, all or none. If ctx ends first, or they are
-// thawed meanwhile, that is an error, and none stays frozen.
+// freezeAll freezes the containers, all or none. If ctx ends first, or they are thawed
+// meanwhile, it fails, and none stays frozen.
 func (t *table) freezeAll(ctx context.Context, ids []string) (*hold, error) {
 	var all []*container
 	for _, id := range ids {
@@ -63,7 +63,7 @@ func (t *table) freezeAll(ctx context.Context, ids []string) (*hold, error) {
 	return h, nil
 }
 
-// take notes that h freezes the containers: all of them, or none.
+// take records that h freezes the containers: all of them, or none.
 func (t *table) take(h *hold, all []*container) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -78,17 +78,17 @@ func (t *table) take(h *hold, all []*container) error {
 	return nil
 }
 
-// isFrozen tells whether somebody keeps c frozen.
+// isFrozen reports whether somebody keeps c frozen.
 func (t *table) isFrozen(c *container) bool { return t.holder(c) != nil }
 
-// holder is the hold that keeps c frozen, or nil.
+// holder returns the hold that keeps c frozen, or nil.
 func (t *table) holder(c *container) *hold {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return c.frozen
 }
 
-// thaw is "thaw", see wire.ThawRequest.
+// thaw serves wire.ThawRequest.
 func (x *Executor) thaw(req wire.ThawRequest) error {
 	ended := false
 	var err error
@@ -102,7 +102,8 @@ func (x *Executor) thaw(req wire.ThawRequest) error {
 	return errors.Join(errs...)
 }
 
-// thawHeld thaws those of the containers that h keeps frozen and no other hold has taken over.
+// thawHeld thaws those of the containers that h holds, unless another hold has taken them
+// over.
 func (t *table) thawHeld(ids []string, h *hold) error {
 	var errs []error
 	for _, id := range ids {
@@ -111,14 +112,14 @@ func (t *table) thawHeld(ids []string, h *hold) error {
 	return errors.Join(errs...)
 }
 
-// thawOne thaws a container, unless only is not nil and does not hold it. criu is
-// set if a CRIU that was at work was ended.
+// thawOne thaws a container, unless only is not nil and does not hold it. criu is set if a
+// CRIU at work was killed.
 func (t *table) thawOne(id string, only *hold, criu bool) error {
 	c := t.get(id)
 	if c == nil || c.proc == nil {
 		return nil // gone; or starting, and never frozen
 	}
-	c.dumping.Lock() // CRIU freezes it again when it ends
+	c.dumping.Lock() // CRIU freezes it again when it exits
 	defer c.dumping.Unlock()
 	c.freezing.Lock()
 	defer c.freezing.Unlock()
@@ -146,12 +147,12 @@ func (t *table) thawOne(id string, only *hold, criu bool) error {
 	return errors.Join(errs...)
 }
 
-// freezePatience bounds how long a cgroup may take to freeze: a process in
-// uninterruptible sleep does not, and must not keep the others from running.
+// freezePatience bounds how long a cgroup may take to freeze: a process in uninterruptible
+// sleep does not freeze, and must not keep the others from running.
 const freezePatience = 10 * time.Second
 
-// freezeWhole freezes c's cgroup for h and returns when all in it have stopped. It
-// touches nothing once h is over.
+// freezeWhole freezes c's cgroup for h and returns when all its processes have stopped. It
+// does nothing once h is over.
 func (t *table) freezeWhole(ctx context.Context, h *hold, c *container) error {
 	try := func() (frozen bool, err error) {
 		c.freezing.Lock()
@@ -179,7 +180,7 @@ func (t *table) freezeWhole(ctx context.Context, h *hold, c *container) error {
 	}
 }
 
-// thawWhole undoes freeze. A cgroup that has gone is thawed.
+// thawWhole undoes freeze. A cgroup that is gone counts as thawed.
 func thawWhole(paths map[string]string) error {
 	freeze(paths, false)
 	for range 100 {
@@ -193,11 +194,11 @@ func thawWhole(paths map[string]string) error {
 	return fault.Internal.Errorf("it stays frozen")
 }
 
-// thawSoon bounds how long an exec waits for a cgroup that somebody has frozen: a change
-// of limits does so, for milliseconds (cgroup v1).
+// thawSoon bounds how long an exec waits for a frozen cgroup: a change of limits freezes one
+// for milliseconds (cgroup v1).
 const thawSoon = time.Second
 
-// awaitThawed returns fault.WrongState if c is frozen: a process that enters it would stand still
+// awaitThawed returns fault.WrongState if c is frozen: a process that enters it would stop
 // before its setup is complete.
 func (t *table) awaitThawed(ctx context.Context, c *container) error {
 	for deadline := time.Now().Add(thawSoon); ; time.Sleep(5 * time.Millisecond) {
@@ -213,7 +214,7 @@ func (t *table) awaitThawed(ctx context.Context, c *container) error {
 	}
 }
 
-// freezing tells whether the cgroup is frozen or about to be.
+// freezing reports whether the cgroup is frozen or about to be.
 func freezing(paths map[string]string) bool {
 	if dir := paths["freezer"]; dir != "" {
 		state, err := os.ReadFile(filepath.Join(dir, "freezer.state"))
@@ -223,12 +224,12 @@ func freezing(paths map[string]string) bool {
 	if err == nil && string(asked) == "1\n" {
 		return true
 	}
-	frozen, err := freezerState(paths) // by the cgroup of its pod, say
+	frozen, err := freezerState(paths) // its pod's cgroup may be frozen
 	return err == nil && frozen
 }
 
-// freezerState tells whether all processes of the cgroup have stopped: in v2 by
-// the line of cgroup.events, which follows what was written to cgroup.freeze.
+// freezerState reports whether all processes of the cgroup have stopped: in v2 by a line of
+// cgroup.events, which follows a write to cgroup.freeze.
 func freezerState(paths map[string]string) (frozen bool, err error) {
 	file, want := filepath.Join(paths["freezer"], "freezer.state"), "FROZEN"
 	if paths["freezer"] == "" {

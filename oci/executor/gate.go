@@ -5,17 +5,17 @@ import (
 	"time"
 )
 
-// A gate lets an upgrade wait until every goroutine is at rest. Work that takes
-// something out of the kernel (bytes from a pipe, an exit status) and puts it
-// somewhere else is done inside; waiting is done outside. So while the gate is
-// shut, whatever there is to know is in the kernel or in the Executor's tables.
+// A gate lets an upgrade wait until every goroutine is at rest. Work that takes something out
+// of the kernel (bytes from a pipe, an exit status) and stores it elsewhere is done inside;
+// waiting is done outside. So while the gate is shut, all state is in the kernel or in the
+// Executor's tables.
 //
-// Work that fails inside is undone inside, too: outside there is nothing that is half done.
+// A failure inside is rolled back inside too: outside nothing is half done.
 //
-// No goroutine may wait, inside, for one that has yet to enter.
+// No goroutine inside may wait for one that has yet to enter.
 //
-// Work that may take long (a start, a dump) is begun and ended instead: close waits for it
-// before it shuts the gate, so that no container's output stands still meanwhile.
+// Work that may take long (a start, a dump) calls begin and end instead: close waits for it
+// before it shuts the gate, so that no container's output is held up meanwhile.
 type gate struct {
 	mu      sync.Mutex
 	in      int           // guarded by mu
@@ -25,7 +25,7 @@ type gate struct {
 	idle    chan struct{} // not nil while close waits, closed when it may go on; guarded by mu
 }
 
-// begin is enter for what may take long. It waits from the beginning of close.
+// begin is enter for work that may take long. It waits as soon as close has been called.
 func (g *gate) begin() {
 	g.mu.Lock()
 	for g.closing != nil {
@@ -42,14 +42,14 @@ func (g *gate) end() {
 	g.mu.Unlock()
 }
 
-// await waits for a channel without the lock.
+// await waits for a channel with the lock released.
 func (g *gate) await(c chan struct{}) {
 	g.mu.Unlock()
 	<-c
 	g.mu.Lock()
 }
 
-// wake lets close go on if there are none left of those that it waits for.
+// wake lets close go on if none are left of those that it waits for.
 func (g *gate) wake(left int) {
 	if left == 0 && g.idle != nil {
 		close(g.idle)
@@ -83,7 +83,7 @@ func (g *gate) close(long, short time.Duration) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.closing != nil {
-		return false // somebody else closes it
+		return false // another goroutine closes it
 	}
 	g.closing = make(chan struct{})
 	if !g.drained(&g.long, long) {
@@ -121,7 +121,7 @@ func (g *gate) open() {
 	g.mu.Unlock()
 }
 
-// reopen is open for who holds mu.
+// reopen is open with mu held.
 func (g *gate) reopen() {
 	close(g.closing)
 	g.closing, g.shut, g.idle = nil, false, nil

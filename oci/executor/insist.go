@@ -5,13 +5,13 @@ import (
 	"runtime/debug"
 )
 
-// maxPanics bounds how often one container's goroutine is begun again.
+// maxPanics bounds how often one container's goroutine is restarted.
 const maxPanics = 10
 
-// insist calls f, and again when it panics, up to maxPanics times: what one container
-// writes, or how it ends, must not end the parent of all the others. What f had at hand
-// is lost. f has to leave its locks and the gate by defer. It tells whether f
-// returned in the end.
+// insist calls f, and again when it panics, up to maxPanics times: a container's
+// output, or how it ends, must not end the parent of all the others. What f was working
+// on is lost; it must release its locks and leave the gate by defer. insist reports
+// whether f returned in the end.
 func insist(log *slog.Logger, what, container string, f func()) bool {
 	for range maxPanics {
 		if returns(log, what, container, f) {

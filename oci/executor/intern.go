@@ -11,9 +11,9 @@ import (
 // maxInterned bounds the number of seccomp profiles that are kept.
 const maxInterned = 64
 
-// intern lets containers share their seccomp profile: it is most of a container's
+// intern makes containers share their seccomp profile: it is most of a container's
 // configuration, and nearly always the same. libcontainer does not change it. profile
-// becomes a copy of the one that is shared, and is not used by anybody else yet.
+// becomes a copy of the shared one; nobody else may use it yet.
 func (b *builtins) intern(profile *configs.Seccomp) {
 	if profile == nil {
 		return
@@ -35,8 +35,8 @@ func (b *builtins) intern(profile *configs.Seccomp) {
 	b.interned[key] = profile
 }
 
-// load makes a view of a container from libcontainer's state. It may be kept for as long
-// as the container runs (lease), with the profile that others have as well.
+// load makes a view of a container from libcontainer's state. As it may be kept while
+// the container runs (lease), its profile is shared with other containers too.
 func (b *builtins) load(id string) (*libcontainer.Container, error) {
 	lc, err := libcontainer.Load(b.root, id)
 	if err != nil {

@@ -10,24 +10,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// kernelLog is dev-kmsg: Documentation/ABI/testing/dev-kmsg.
+// kernelLog is the device of Documentation/ABI/testing/dev-kmsg.
 const kernelLog = "/dev/kmsg"
 
-// logBound is how many records of the kernel's log are read at most: more than its largest
-// buffer holds, so that a process that writes to it all the time delays no reader.
+// logBound is the maximum number of records read from the kernel's log: more than its
+// largest buffer holds, so that a process that keeps writing to it does not delay
+// readers.
 const logBound = 1 << 18
 
-// A victim is what the OOM killer may have taken: a process of the cgroup whose
-// path's last name is group, which no other has ever had, or of one below; or
-// process pid, of which the kernel's log may tell other ends from before since.
+// A victim is a process that the OOM killer may have killed: one of the cgroup whose
+// path ends with the unique name group, or of one below; or process pid, whose number
+// the kernel's log may have for other processes from before since.
 type victim struct {
 	group string
-	pid   int           // 0: the number says nothing
+	pid   int           // 0: unknown
 	since time.Duration // on the clock of the kernel's log
 }
 
-// newVictim is for a container whose init has the pid and began at start, field 22
-// of proc_pid_stat(5); 0: not known.
+// newVictim returns the victim of a container whose init has the pid and began at
+// start, field 22 of proc_pid_stat(5); 0: unknown.
 func newVictim(cgroup string, pid int, start uint64) victim {
 	v := victim{group: filepath.Base(cgroup)}
 	if start != 0 && initialPIDs() {
@@ -39,8 +40,8 @@ func newVictim(cgroup string, pid int, start uint64) victim {
 }
 
 // logSlack is how far the clock of the kernel's log may be behind
-// CLOCK_MONOTONIC_RAW. Both count the same hardware, with no correction by NTP, but
-// do not begin at the same moment.
+// CLOCK_MONOTONIC_RAW. Both count the same hardware, uncorrected by NTP, but do not
+// begin at the same moment.
 const logSlack = 2 * time.Second
 
 func clock(id int32) time.Duration {
@@ -51,25 +52,24 @@ func clock(id int32) time.Duration {
 	return time.Duration(t.Nano())
 }
 
-// logged looks in the kernel's log for a kill of v by the OOM killer, see killed.
-// It is asked when the cgroup that has counted it is gone.
+// logged searches the kernel's log for a kill of v by the OOM killer, see killed. It
+// is used when the cgroup with the counter is gone.
 //
-// Of the ways to know, this one has no race: the kernel writes before it lets the
-// victim go, and a cgroup goes after its processes. systemd's word for it, the
-// scope's Result, is not said of scopes that are delegated (OOMPolicy= of
-// systemd.scope(5), systemd 253), and goes with the scope. The counter of the cgroup
-// above does not say whose kill it was. And what would keep the scope is a process in
-// it, one for each container.
+// Only the log has no race: the kernel writes to it before it releases the victim,
+// and a cgroup outlives its processes. systemd does not set a scope's Result if the
+// scope is delegated (OOMPolicy= of systemd.scope(5), systemd 253), and it vanishes
+// with the scope. The counter of the parent cgroup does not tell whose process was
+// killed. And keeping the scope would take a process in it, one for each container.
 func (v victim) logged() bool {
 	fd, err := unix.Open(kernelLog, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return false // a container's /dev, or no CAP_SYSLOG: what was counted is what is known
+		return false // a container's /dev, or no CAP_SYSLOG: rely on the counter
 	}
 	defer unix.Close(fd)
 	var record [8192]byte // CONSOLE_EXT_LOG_MAX
 	for range logBound {
 		switch n, err := unix.Read(fd, record[:]); {
-		case err == unix.EPIPE || err == unix.EINTR: // it was overwritten
+		case err == unix.EPIPE || err == unix.EINTR: // overwritten
 		case err != nil || n == 0:
 			return false
 		case v.killed(string(record[:n])):
@@ -79,18 +79,18 @@ func (v victim) logged() bool {
 	return false
 }
 
-// killed tells whether a record of the kernel's log is of a kill of v:
+// killed reports whether a record of the kernel's log is about a kill of v:
 //
 //	6,844,83725,-;oom-kill:constraint=…,oom_memcg=PATH,task_memcg=PATH,task=NAME,pid=PID,uid=0
 //	3,845,83731,-;Memory cgroup out of memory: Killed process PID (NAME) total-vm:…
 //
-// The kernel leaves the first one out when it kills often: dump_oom_victim and
+// The kernel omits the first one when it kills often: dump_oom_victim and
 // __oom_kill_process of mm/oom_kill.c. The third field is a time in microseconds.
 func (v victim) killed(record string) bool {
 	head, text, ok := strings.Cut(record, ";")
 	fields := strings.Split(head, ",")
 	if level, err := strconv.Atoi(fields[0]); !ok || len(fields) < 3 || err != nil || level >= 8 {
-		return false // with a facility: some program has written it
+		return false // with a facility: written by a program
 	}
 	text, _, _ = strings.Cut(text, "\n")
 	if _, path, ok := strings.Cut(text, ",task_memcg="); ok {
@@ -103,7 +103,7 @@ func (v victim) killed(record string) bool {
 	return ok && err == nil && v.pid != 0 && pid == strconv.Itoa(v.pid) && time.Duration(at)*time.Microsecond >= v.since
 }
 
-// initialPIDs tells whether our process IDs are those of the kernel's log.
+// initialPIDs reports whether our process IDs are those of the kernel's log.
 func initialPIDs() bool {
 	ns, err := os.Readlink("/proc/self/ns/pid")
 	return err == nil && ns == "pid:[4026531836]" // PROC_PID_INIT_INO, include/linux/proc_ns.h

@@ -6,15 +6,15 @@ import (
 	"github.com/opencontainers/runc/libcontainer"
 )
 
-// A lease lends libcontainer's view of a container to one caller at a time. The
-// view is locked by libcontainer from the start of an exec until its program runs;
-// who comes meanwhile gets another view, loaded from libcontainer's state.
+// A lease lends libcontainer's view of a container to one caller at a time.
+// libcontainer locks the view from the start of an exec until its program runs;
+// other callers meanwhile get another view, loaded from libcontainer's state.
 type lease struct {
 	mu   sync.Mutex
 	free *libcontainer.Container // guarded by mu; one is kept
 }
 
-// take lends the view that is kept, or what load makes.
+// take lends the kept view, or one from load.
 func (l *lease) take(load func() (*libcontainer.Container, error)) (*libcontainer.Container, error) {
 	l.mu.Lock()
 	lc := l.free
@@ -26,7 +26,7 @@ func (l *lease) take(load func() (*libcontainer.Container, error)) (*libcontaine
 	return load()
 }
 
-// put gives a view back.
+// put returns a view.
 func (l *lease) put(lc *libcontainer.Container) {
 	l.mu.Lock()
 	if l.free == nil {
@@ -35,7 +35,7 @@ func (l *lease) put(lc *libcontainer.Container) {
 	l.mu.Unlock()
 }
 
-// drop forgets the view that is kept: it is out of date.
+// drop discards the kept view, which is out of date.
 func (l *lease) drop() {
 	l.mu.Lock()
 	l.free = nil

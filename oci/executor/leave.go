@@ -2,17 +2,17 @@ package executor
 
 import "github.com/crisp-cri/crisp/internal/fault"
 
-// Leaving is decided under table.mu, as is every container's place in the table
-// (reserve): a container that was accepted keeps the executor, and from the decision
-// on none is accepted. Clients see their connections end (wire.Serve) and go to the
-// next executor, which cannot begin before this process has ended: it holds the lock.
+// Leaving is decided under table.mu, which also guards every container's place in the table
+// (reserve): an accepted container keeps the executor running, and after the decision none
+// is accepted. Clients see their connections end (wire.Serve) and connect to the next
+// executor, which cannot begin before this process has exited: it holds the lock.
 
 // errLeaving is the error of calls that come after the decision. Its kind is that of a lost
-// connection, and as with that nothing was done.
+// connection: in both cases nothing was done.
 var errLeaving = fault.Unavailable.Errorf("executor is about to end")
 
-// Close ends the executor if it has no containers, else it is fault.WrongState:
-// they would lose their stdio, and their exit codes.
+// Close ends the executor if it has no containers; otherwise the error is fault.WrongState,
+// as they would lose their stdio and their exit codes.
 func (x *Executor) Close() error {
 	return x.leave(func(containers map[string]*container) error {
 		if n := len(containers); n > 0 {
@@ -22,9 +22,8 @@ func (x *Executor) Close() error {
 	})
 }
 
-// CloseIdle is Close for the end of the machine: only containers that are alive
-// prevent it, and execs whose code was not told. How the others ended is on disk, for
-// whoever wants to know.
+// CloseIdle is Close for a shutdown of the machine: only containers that are alive prevent
+// it, and execs whose code was not reported. How the others ended is on disk.
 func (x *Executor) CloseIdle() error {
 	execs := x.execs.count()
 	return x.leave(func(containers map[string]*container) error {
@@ -33,14 +32,14 @@ func (x *Executor) CloseIdle() error {
 				return fault.WrongState.Errorf("container %s is alive", id)
 			}
 		}
-		if execs > 0 { // which end with their container, or their client
+		if execs > 0 { // they end with their container, or their client
 			return fault.WrongState.Errorf("executor has %d execs", execs)
 		}
 		return nil
 	})
 }
 
-// leave has Serve return, if may, called with table.mu held, returns nil.
+// leave makes Serve return if may, called with table.mu held, returns nil.
 func (x *Executor) leave(may func(map[string]*container) error) error {
 	if err := x.table.leave(may); err != nil {
 		return err
@@ -62,7 +61,7 @@ func (t *table) leave(may func(map[string]*container) error) error {
 	return nil
 }
 
-// left tells whether the executor is to end. With mu held it stays as it is.
+// left reports whether the executor is to exit. With mu held that cannot change.
 func (t *table) left() bool {
 	select {
 	case <-t.quit:
@@ -72,7 +71,7 @@ func (t *table) left() bool {
 	}
 }
 
-// unlessLeft calls f, unless the executor is to end, which is not decided meanwhile.
+// unlessLeft calls f, unless the executor is to exit, which is not decided meanwhile.
 func (t *table) unlessLeft(f func() error) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -23,7 +23,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/undo"
 )
 
-// A builtins is what the containers of libcontainer share.
+// A builtins has what the containers of libcontainer share.
 type builtins struct {
 	root   string // libcontainer's state directory
 	state  string // Options.State
@@ -54,7 +54,7 @@ func newBuiltins(root string, o Options, r *reaper, p *criu) (*builtins, error) 
 
 func (b *builtins) of(id string) *builtin { return &builtin{all: b, id: id} }
 
-// config translates a spec for libcontainer.
+// config converts a spec for libcontainer.
 func (b *builtins) config(id string, spec *specs.Spec, systemd bool) (*configs.Config, error) {
 	if spec.Linux.CgroupsPath == "" {
 		return nil, fault.Invalid.Errorf("spec of container %s has no cgroups path", id)
@@ -75,7 +75,7 @@ func (b *builtins) config(id string, spec *specs.Spec, systemd bool) (*configs.C
 	return config, nil
 }
 
-// create makes the container. If there is one of that ID, sweep has to remove it.
+// create makes the container. If one of that ID exists, sweep must remove it.
 func (b *builtins) create(id string, config *configs.Config, sweep func(id string) error) (*builtin, error) {
 	lc, err := libcontainer.Create(b.root, id, config)
 	if errors.Is(err, libcontainer.ErrExist) {
@@ -128,7 +128,7 @@ func (b *builtin) start(ctx context.Context, p *plan) (_ *started, err error) {
 	})
 	wires.closeTheirs()
 	if stuck := new(stuckError); errors.As(err, &stuck) {
-		steps = undo.Stack{} // libcontainer holds all of it
+		steps = undo.Stack{} // libcontainer still holds all of it
 		return nil, &heldError{stuck, func() error {
 			wires.closeOurs()
 			trees.detach()
@@ -149,12 +149,12 @@ func (b *builtin) start(ctx context.Context, p *plan) (_ *started, err error) {
 	}
 	return &started{
 		pid: pid, wires: wires,
-		served: func() { go trees.detach() }, // 2 ms; what an upgrade cuts short goes with the sandbox
+		served: func() { go trees.detach() }, // 2 ms; if an upgrade comes first, the mounts go with the sandbox
 		end:    func() error { return errors.Join(end(), trees.detach()) },
 	}, nil
 }
 
-// execute is how most containers begin.
+// execute starts an ordinary container, by executing its program.
 func (b *builtins) execute(lc *libcontainer.Container, process *libcontainer.Process, group map[string]string) error {
 	if err := lc.Start(process); err != nil {
 		return err
@@ -237,8 +237,8 @@ func (b *builtin) update(r *specs.LinuxResources) error {
 	if err != nil {
 		return err
 	}
-	// Set puts SkipDevices into the view, with which nothing can be started; the
-	// state that it saves does not have it.
+	// Set puts SkipDevices into the view, which then cannot start processes; the state that
+	// it saves does not have it.
 	defer b.lease.drop()
 	if err := lc.Set(overlaid(lc.Config(), r)); err != nil {
 		return fault.Invalid.Errorf("%w", err)
@@ -248,7 +248,7 @@ func (b *builtin) update(r *specs.LinuxResources) error {
 
 // checkpoint implements ociRuntime.
 func (b *builtin) checkpoint(ctx context.Context, dir string, init *child) error {
-	// A view of our own: libcontainer locks it for as long as CRIU runs.
+	// A view of our own, as libcontainer locks it while CRIU runs.
 	lc, err := libcontainer.Load(b.all.root, b.id)
 	if err != nil {
 		return fmt.Errorf("load container %s: %w", b.id, err)
@@ -275,7 +275,7 @@ func (b *builtin) checkpoint(ctx context.Context, dir string, init *child) error
 func (b *builtin) remove() error {
 	lc, err := b.borrow()
 	if err == libcontainer.ErrNotExist {
-		return nil // removed before, but then not to the end
+		return nil // partly removed before
 	}
 	if err != nil {
 		return err
@@ -294,7 +294,7 @@ func (b *builtin) sweep() error {
 		return nil
 	}
 	lc, err := libcontainer.Load(b.all.root, b.id)
-	if err != nil { // it died before its state was written
+	if err != nil { // the executor died before it was written
 		return os.RemoveAll(dir)
 	}
 	if paths, err := cgroupPaths(lc); err == nil {
@@ -316,8 +316,8 @@ func destroy(id string, lc *libcontainer.Container) error {
 	ctx, cancel := context.WithTimeout(context.Background(), removeBound)
 	defer cancel()
 	return attempt(ctx, "removal of container "+id, nil, func() error {
-		// Status makes it notice that its init has gone; else Destroy would signal
-		// the PID, which may be somebody else's by now.
+		// Status makes the view notice that its init is gone; otherwise Destroy would signal
+		// the PID, which may have been reused.
 		if _, err := lc.Status(); err != nil {
 			return err
 		}
@@ -325,8 +325,8 @@ func destroy(id string, lc *libcontainer.Container) error {
 	})
 }
 
-// shortError cuts the stages of libcontainer's start off its errors: users see them, and
-// the last part is what they can act on.
+// shortError removes the stages of libcontainer's start from its errors: users see them, and
+// can act on the last part only.
 func shortError(err error) error {
 	text := err.Error()
 	for cut := true; cut; {
@@ -347,13 +347,13 @@ func shortError(err error) error {
 	return fault.Internal.Errorf("%s", strings.ReplaceAll(text, " set in config.json", ""))
 }
 
-// endInit ends the init that an earlier executor has started, if it lives, and waits for its
-// end. An init that was moved is not in the container's cgroup, and one that is about to end is
-// in none for a while. fault.Unavailable: it has not ended yet.
+// endInit kills the init that an earlier executor started, if it is alive, and waits for its
+// end. An init that was moved is not in the container's cgroup, and one that is about to
+// exit is in none for a while. The error is fault.Unavailable if it has not ended yet.
 func endInit(lc *libcontainer.Container) error {
 	state, err := lc.State()
 	if err != nil || state.InitProcessPid <= 0 {
-		return nil // what is wrong with it is told by who removes it
+		return nil // its removal will report what is wrong
 	}
 	init, err := adoptChild(state.InitProcessPid, state.InitProcessStartTime, nil)
 	if err != nil {

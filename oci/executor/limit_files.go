@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// written are the files of a cgroup that an update may write, by the controller
-// of v1; "" are those of v2. Some kernels do not have all of them.
+// written are the files of a cgroup that an update may write, by v1 controller; "" are those
+// of v2. Some kernels lack some of them.
 var written = map[string][]string{
 	"memory":  {"memory.limit_in_bytes", "memory.memsw.limit_in_bytes", "memory.soft_limit_in_bytes"},
 	"cpu":     {"cpu.shares", "cpu.cfs_quota_us", "cpu.cfs_period_us", "cpu.cfs_burst_us", "cpu.idle", "cpu.rt_runtime_us", "cpu.rt_period_us"},
@@ -24,12 +24,12 @@ var written = map[string][]string{
 	},
 }
 
-// limitFiles are such files, by path, and what is in them.
+// limitFiles are such files, by path, with their content.
 type limitFiles map[string]string
 
-// readLimitFiles reads what an update of the cgroup may change; unified has the
-// names of more files of v2. A file with several lines, such as io.max, gets the
-// lines back that it had; a line that is new in it stays.
+// readLimitFiles reads the files that an update of the cgroup may change; unified has the
+// names of more files of v2. Of a file with several lines, such as io.max, the old lines are
+// restored; a new line stays.
 func readLimitFiles(paths map[string]string, unified map[string]string) limitFiles {
 	s := make(limitFiles)
 	for controller, dir := range paths {
@@ -57,8 +57,8 @@ func (s limitFiles) read(file string) {
 	}
 }
 
-// restore writes back the files that have changed. It goes round twice: one limit may not go
-// above or below another that is put back after it.
+// restore writes back the files that have changed. It makes two passes, as a limit may not
+// go above or below another one that is restored later.
 func (s limitFiles) restore() error {
 	var errs []error
 	for range 2 {
@@ -66,7 +66,7 @@ func (s limitFiles) restore() error {
 		for file, was := range s {
 			now, err := os.ReadFile(file)
 			if err != nil || string(now) == was {
-				continue // the container has ended; or nothing happened
+				continue // the container has ended; or it did not change
 			}
 			if err := restoreFile(file, was); err != nil {
 				errs = append(errs, err)
@@ -76,8 +76,8 @@ func (s limitFiles) restore() error {
 	return errors.Join(errs...)
 }
 
-// restoreFile writes each line on its own, as the kernel wants it. A file that was
-// empty is written an empty line.
+// restoreFile writes each line separately, as the kernel requires. If the file was empty, it
+// writes an empty line.
 func restoreFile(file, was string) error {
 	for line := range strings.SplitSeq(strings.TrimSuffix(was, "\n"), "\n") {
 		err := os.WriteFile(file, []byte(line+"\n"), 0)
@@ -91,8 +91,8 @@ func restoreFile(file, was string) error {
 	return nil
 }
 
-// inheritCpuset gives a set of CPUs or memory nodes what it had while it was empty:
-// its parent's. The kernel does not let it become empty again while there are
+// inheritCpuset gives a set of CPUs or memory nodes the value that it had while it was
+// empty: its parent's. The kernel does not let it become empty again while there are
 // processes (validate_change in kernel/cgroup/cpuset.c).
 func inheritCpuset(file string) error {
 	dir, name := filepath.Split(file)

@@ -18,14 +18,15 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// An oomCounter reads how many processes of a container the OOM killer has taken, through a
-// descriptor that stays open. Reading fails once the cgroup is gone, which is the moment that
-// the last process is: systemd removes empty scopes. The kernel does not wake a waiter for the
-// counter in time, because it reports changes once in 10 ms (CGROUP_FILE_NOTIFY_MIN_INTV). Then
-// the kernel's log is asked, unless a last look was in time.
+// An oomCounter reads how many processes of a container the OOM killer has killed, through a
+// descriptor that stays open. Reading fails once the cgroup is gone, which happens together
+// with the last process: systemd removes empty scopes. The kernel's notification may come too
+// late for the counter, because it reports changes once in 10 ms
+// (CGROUP_FILE_NOTIFY_MIN_INTV). Then the kernel's log is searched, unless a last read was in
+// time.
 type oomCounter struct {
 	victim
-	events *os.File // memory.events (v2) or memory.oom_control (v1, Linux 4.13); nil: the cgroup was gone before
+	events *os.File // memory.events (v2) or memory.oom_control (v1, Linux 4.13); nil: the cgroup was gone already
 	notify *os.File // v1: the eventfd that an OOM wakes; v2: nil, events itself is polled
 	seen   atomic.Int64
 	told   atomic.Int64
@@ -94,7 +95,7 @@ func (o *oomCounter) count() int64 {
 	if o.events != nil {
 		n, _ = o.events.ReadAt(buf[:], 0)
 	}
-	if n == 0 { // ENODEV: the cgroup has gone
+	if n == 0 { // ENODEV: the cgroup is gone
 		o.settle.Do(func() {
 			if o.seen.Load() == 0 && o.logged() {
 				o.learn(1)
@@ -113,18 +114,17 @@ func (o *oomCounter) count() int64 {
 	return o.seen.Load()
 }
 
-// learn raises seen: of two who read at a time, the later may have read before.
+// learn raises seen: of two concurrent readers, the later may have read before.
 func (o *oomCounter) learn(n int64) {
 	for old := o.seen.Load(); n > old && !o.seen.CompareAndSwap(old, n); old = o.seen.Load() {
 	}
 }
 
-// lost tells whether the container has lost a process. A nil counter knows of
-// none.
+// lost reports whether the container has lost a process. It is false for a nil counter.
 func (o *oomCounter) lost() bool { return o != nil && o.count() > 0 }
 
-// lostAll is lost for when no process of the container is left: this is the last time that the
-// counter is read.
+// lostAll is lost when no process of the container is left, so that this is the last read of
+// the counter.
 func (o *oomCounter) lostAll() bool {
 	if o == nil {
 		return false
@@ -146,9 +146,8 @@ func (o *oomCounter) close() {
 	}
 }
 
-// An oomWatch waits for the memory events of all containers with one goroutine:
-// in an epoll of its own, because Go's poller asks for no EPOLLPRI, which itself
-// is waited for in Go's poller.
+// An oomWatch waits for the memory events of all containers with one goroutine: in an epoll of
+// its own, which Go's poller waits for, because that does not ask for EPOLLPRI.
 type oomWatch struct {
 	log    *slog.Logger
 	epoll  *os.File
@@ -178,7 +177,7 @@ func newOOMWatch(log *slog.Logger, happen func(id string, kills int64)) (*oomWat
 	return w, nil
 }
 
-// add begins to watch o.
+// add starts to watch o.
 func (w *oomWatch) add(id string, o *oomCounter) error {
 	f, events := o.events, uint32(unix.EPOLLPRI)
 	if o.notify != nil {
@@ -195,7 +194,7 @@ func (w *oomWatch) add(id string, o *oomCounter) error {
 	return w.ctl(unix.EPOLL_CTL_ADD, f, &unix.EpollEvent{Events: events | unix.EPOLLET, Fd: o.key})
 }
 
-// flush ends the watch of o, which may be nil, after a last look.
+// flush stops watching o, which may be nil, after a last look.
 func (w *oomWatch) flush(o *oomCounter) {
 	if o == nil {
 		return
@@ -238,7 +237,7 @@ func (w *oomWatch) loop() {
 	})
 }
 
-// check tells of the kills that have not been told.
+// check reports kills that have not been reported.
 func (w *oomWatch) check(key int32) (told bool) {
 	w.mu.Lock()
 	c, ok := w.counters[key]
@@ -254,8 +253,8 @@ func (w *oomWatch) check(key int32) (told bool) {
 	return true
 }
 
-// woken takes an event of the kernel's. In v1 it comes before the kill is counted,
-// or even done.
+// woken handles an event of the kernel. In v1 it comes before the kill is counted, or even
+// done.
 func (w *oomWatch) woken(key int32) {
 	w.mu.Lock()
 	c := w.counters[key]

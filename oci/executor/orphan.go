@@ -15,26 +15,26 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// The executor is a child subreaper: processes whose parent in a container is gone
-// become its children, if the container has no PID namespace of its own. They must
-// be reaped, but not by wait(-1), which would also take the children that
-// libcontainer and watch wait for.
+// The executor is a child subreaper: processes in a container whose parent is gone become
+// its children, if the container has no PID namespace of its own. They must be reaped,
+// but not by wait(-1), which would also take the children that libcontainer and watch
+// wait for.
 //
-// The kernel gives them to the main thread, and to whichever thread forked all that we
-// start ourselves. The main thread forks nothing (see Serve). After an upgrade it has
-// all children; those that are waited for are known by then. An exec can give its own
-// children to the thread that forked it (CLONE_PARENT): those are found by their age.
+// The kernel makes them children of the main thread; what we start ourselves are children of
+// the threads that forked it. The main thread forks nothing (see Serve). After an upgrade it has
+// all children; by then those that somebody waits for are known. An exec can give its own
+// children to the thread that forked it (CLONE_PARENT): those are recognized by their age.
 
 const (
-	// orphanAge is how long a zombie is left alone. One of ours may come to the main
-	// thread, when the thread ends that forked it, and is reaped at once.
+	// orphanAge is how long a zombie is left alone. A child of ours may become the main
+	// thread's, when the thread that forked it exits, and is reaped at once.
 	orphanAge = 100 * time.Millisecond
 	// doubtAge is orphanAge for the children of other threads, and for all while an
-	// engine makes a process: its parent, the engine, has ended before we know of it. A
-	// machine may stand still for seconds, and with such a zombie goes an exit code.
+	// engine makes a process: its parent, the engine, has exited before we know of it. A
+	// machine may stall for seconds, and reaping such a zombie would lose an exit code.
 	doubtAge = 30 * time.Second
-	// orphanPause is how often the main thread's children are looked at, at most, and
-	// doubtPause how often those of others.
+	// orphanPause is the shortest interval of examining the main thread's children,
+	// doubtPause that of examining those of other threads.
 	orphanPause = 50 * time.Millisecond
 	doubtPause  = time.Second
 )
@@ -63,7 +63,7 @@ func (r *reaper) forget(pid int) {
 	r.mu.Unlock()
 }
 
-// isKnown tells whether somebody waits for a child.
+// isKnown reports whether somebody waits for a child.
 func (r *reaper) isKnown(pid int) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -71,7 +71,7 @@ func (r *reaper) isKnown(pid int) bool {
 	return known
 }
 
-// knowProcess is know of a process that has been started.
+// knowProcess is know for a process that has been started.
 func (r *reaper) knowProcess(process *libcontainer.Process) error {
 	pid, err := process.Pid()
 	if err == nil {
@@ -80,7 +80,7 @@ func (r *reaper) knowProcess(process *libcontainer.Process) error {
 	return err
 }
 
-// end ends a process that could not be taken into service, and reaps it.
+// end kills and reaps a process that could not be taken into service.
 func (r *reaper) end(process *libcontainer.Process) error {
 	pid, err := process.Pid()
 	if err != nil {
@@ -115,7 +115,7 @@ func (r *reaper) run(quit <-chan struct{}) {
 	defer signal.Stop(signals)
 	main := []string{fmt.Sprintf("/proc/self/task/%d/children", os.Getpid())}
 	orphans, doubtful := make(zombies), make(zombies)
-	soon, later := time.After(orphanPause), time.After(doubtPause) // of those before an upgrade no signal comes
+	soon, later := time.After(orphanPause), time.After(doubtPause) // there is no signal for those from before an upgrade
 	for {
 		select {
 		case <-signals:
@@ -147,7 +147,7 @@ func (r *reaper) run(quit <-chan struct{}) {
 	}
 }
 
-// zombies says since when each has been seen.
+// zombies has when each was first seen.
 type zombies map[int]time.Time
 
 // reapOld reaps the zombies in the lists of children that have no known waiter and that have
@@ -175,7 +175,7 @@ func (r *reaper) reapOld(seen zombies, lists []string, age time.Duration) zombie
 	return remain
 }
 
-// isZombie tells whether a child has ended; it is not reaped.
+// isZombie reports whether a child has ended; it is not reaped.
 func isZombie(pid int) bool {
 	info, err := waitid(unix.P_PID, pid, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT)
 	return err == nil && info.pid == int32(pid)

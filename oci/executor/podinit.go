@@ -17,8 +17,8 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// podInit is "podinit". The pod's init is a container like any other, only with
-// nothing in it: no capabilities, no user, no file but itself. The containers of
+// podInit serves wire.PodInitRequest. The pod's init is a container like any other, with as
+// little as possible in it: no capabilities, no user, no file but itself. The containers of
 // the pod can see its root through /proc/1/root.
 func (x *Executor) podInit(ctx context.Context, from *wire.Conn, req wire.PodInitRequest) (*wire.RunReply, []*os.File, error) {
 	x.warmer.warm()
@@ -30,7 +30,7 @@ func (x *Executor) podInit(ctx context.Context, from *wire.Conn, req wire.PodIni
 	if user == 0 {
 		user = nobody
 	}
-	score := -998 // the last of the pod to be killed for memory
+	score := -998 // the last of the pod to be OOM-killed
 	spec := &specs.Spec{
 		Version: specs.Version,
 		Root:    &specs.Root{Path: root, Readonly: true},
@@ -45,7 +45,7 @@ func (x *Executor) podInit(ctx context.Context, from *wire.Conn, req wire.PodIni
 		},
 		Mounts: []specs.Mount{
 			{Destination: "/proc", Type: "proc", Source: "proc", Options: []string{"nosuid", "noexec", "nodev"}},
-			// A bind mount there keeps libcontainer from making devices.
+			// A bind mount of /dev keeps libcontainer from making devices.
 			{Destination: "/dev", Type: "bind", Source: filepath.Join(root, "dev"), Options: []string{"bind", "ro"}},
 		},
 		Linux: &specs.Linux{
@@ -77,8 +77,8 @@ func (x *Executor) podInit(ctx context.Context, from *wire.Conn, req wire.PodIni
 const nobody = 65534
 
 // podRoot makes root, the directory that is every pod init's root, with a copy of the
-// program at path in it, and renews the copy if the program has changed. Both get
-// the SELinux label fileLabel, unless it is "".
+// program at path in it, and renews the copy if the program has changed. Both get the
+// SELinux label fileLabel, unless it is "".
 func podRoot(root, path, fileLabel string) error {
 	want, err := os.ReadFile(path)
 	if err != nil {
@@ -93,7 +93,7 @@ func podRoot(root, path, fileLabel string) error {
 			return err
 		}
 	}
-	// Renamed into place: the old one may be running.
+	// Renamed into place, as the old one may be running.
 	f, err := os.CreateTemp(root, ".init.*.tmp")
 	if err != nil {
 		return err

@@ -18,8 +18,8 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// newProcess translates a process for libcontainer. env, if not nil, takes the
-// place of p.Env. The caller closes the ExtraFiles once it has started.
+// newProcess converts a process for libcontainer. env, if not nil, replaces
+// p.Env. The caller closes the ExtraFiles once it has started.
 func newProcess(p *specs.Process, env [][]byte) (*libcontainer.Process, error) {
 	if len(p.Args) == 0 {
 		return nil, fault.Invalid.Errorf("process without arguments")
@@ -35,7 +35,7 @@ func newProcess(p *specs.Process, env [][]byte) (*libcontainer.Process, error) {
 		AppArmorProfile: p.ApparmorProfile,
 		Scheduler:       p.Scheduler,
 		IOPriority:      p.IOPriority,
-		// Else the child writes some twenty lines that nobody reads.
+		// Otherwise the child writes some twenty lines that nobody reads.
 		LogLevel: strconv.Itoa(int(logrus.WarnLevel)),
 	}
 	if p.ConsoleSize != nil {
@@ -70,7 +70,7 @@ func newProcess(p *specs.Process, env [][]byte) (*libcontainer.Process, error) {
 	return lp, nil
 }
 
-// rlimits are getrlimit(2)'s resources by the names that the runtime spec uses.
+// rlimits are the resources of getrlimit(2) by the runtime spec's names.
 var rlimits = map[string]int{
 	"RLIMIT_AS":         unix.RLIMIT_AS,
 	"RLIMIT_CORE":       unix.RLIMIT_CORE,
@@ -90,8 +90,8 @@ var rlimits = map[string]int{
 	"RLIMIT_STACK":      unix.RLIMIT_STACK,
 }
 
-// wires is the stdio of a process about to be started: both ends of its pipes, or
-// the socket on which its terminal will come.
+// wires is the stdio of a process that is about to be started: both ends of its
+// pipes, or the socket on which its terminal will be sent.
 type wires struct {
 	theirs, ours [3]*os.File
 	console      *os.File // our end; the other is in theirs[0]
@@ -102,7 +102,7 @@ type wires struct {
 func connect(p *libcontainer.Process, s settings) (*wires, error) {
 	w := &wires{}
 	if s.Silent {
-		return w, nil // os/exec makes what is nil /dev/null
+		return w, nil // os/exec turns nil into /dev/null
 	}
 	if s.TTY {
 		fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
@@ -144,7 +144,7 @@ func (w *wires) receive() error {
 	return err
 }
 
-// closeTheirs closes what the process has its own copies of.
+// closeTheirs closes the ends that the process has copies of.
 func (w *wires) closeTheirs() { wire.CloseAll(w.theirs[:]) }
 
 func (w *wires) closeOurs() error {
@@ -155,7 +155,7 @@ func (w *wires) closeOurs() error {
 }
 
 // setEnv replaces the environment. libcontainer sends it to its child as JSON,
-// which cannot carry bytes that are no UTF-8: see trampoline.go for those.
+// which can only carry UTF-8: see trampoline.go for other bytes.
 func setEnv(p *libcontainer.Process, env [][]byte) error {
 	p.Env = make([]string, 0, len(env))
 	var raw []string
@@ -164,7 +164,7 @@ func setEnv(p *libcontainer.Process, env [][]byte) error {
 		if slices.ContainsFunc(env[i+1:], func(later []byte) bool {
 			return bytes.HasPrefix(later, name) && bytes.HasPrefix(later[len(name):], []byte{'='})
 		}) {
-			continue // the last of a name counts, and the order is lost below
+			continue // the last one of a name counts, but the order is lost below
 		}
 		if utf8.Valid(kv) {
 			p.Env = append(p.Env, string(kv))

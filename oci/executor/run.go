@@ -19,7 +19,7 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// run is "run", see wire.RunRequest.
+// run serves wire.RunRequest.
 func (x *Executor) run(ctx context.Context, from *wire.Conn, req wire.RunRequest) (_ *wire.RunReply, files []*os.File, err error) {
 	x.warmer.warm()
 	var spec specs.Spec
@@ -34,13 +34,13 @@ func (x *Executor) run(ctx context.Context, from *wire.Conn, req wire.RunRequest
 	return x.create(ctx, from, s, &spec, req, x.builtins.execute)
 }
 
-// A startFunc gives a new container, whose cgroups are to be at group, its first process.
+// A startFunc starts the first process of a new container, whose cgroups are to be at group.
 type startFunc func(lc *libcontainer.Container, process *libcontainer.Process, group map[string]string) error
 
 // create starts a container and leaves nothing behind if it cannot.
 func (x *Executor) create(ctx context.Context, from *wire.Conn, s settings, spec *specs.Spec, req wire.RunRequest, start startFunc) (_ *wire.RunReply, files []*os.File, err error) {
 	x.gate.begin()
-	defer x.gate.end() // not before what failed is undone
+	defer x.gate.end() // not before a failure is rolled back
 	var steps undo.Stack
 	defer steps.RunIf(&err)
 
@@ -100,7 +100,7 @@ func (x *Executor) create(ctx context.Context, from *wire.Conn, s settings, spec
 	return reply, files, err
 }
 
-// serve takes a started container into service; it fails before that or not at all.
+// serve takes a started container into service, as the last step that can fail.
 func (x *Executor) serve(c *container, log *crilog.Writer, wires *wires) (*wire.RunReply, []*os.File, error) {
 	c.io = newStdio(c.settings, log, wires.ours[0], wires.ours[1], wires.ours[2], wires.pty)
 	var err error
@@ -116,7 +116,7 @@ func (x *Executor) serve(c *container, log *crilog.Writer, wires *wires) (*wire.
 	return &reply, files, nil
 }
 
-// learn finds out what clients are told of a new process and its container.
+// learn determines what clients are told of a new process and its container.
 func (c *container) learn() (err error) {
 	c.ref.Pid = c.proc.pid
 	if c.ref.StartTime, err = startTime(c.ref.Pid); err != nil {
@@ -126,7 +126,7 @@ func (c *container) learn() (err error) {
 	return err
 }
 
-// held are the descriptors of "run" and "hold".
+// held returns the descriptors of MethodRun and MethodHold.
 func (c *container) held() ([]*os.File, error) {
 	files, err := c.io.duplicates()
 	if err != nil {
@@ -140,7 +140,7 @@ func (c *container) held() ([]*os.File, error) {
 	return slices.Insert(files, 0, pidfd), nil
 }
 
-// plan says what a container and its first process are to be, whoever makes them.
+// plan describes a container and its first process, for any runtime.
 func (x *Executor) plan(s settings, spec *specs.Spec, req wire.RunRequest) (*plan, error) {
 	if spec.Process.OOMScoreAdj == nil {
 		spec.Process.OOMScoreAdj = new(int) // else it would inherit ours, and be spared
@@ -155,8 +155,8 @@ func (x *Executor) plan(s settings, spec *specs.Spec, req wire.RunRequest) (*pla
 	return &plan{settings: s, process: process, spec: spec, config: config, req: req}, err
 }
 
-// awaitHeld keeps the place of a container whose start cannot be ended until it has
-// ended after all.
+// awaitHeld keeps the place of a container whose start cannot be ended until it has ended
+// after all.
 func (x *Executor) awaitHeld(c *container, held *heldError) {
 	x.table.strand(c)
 	x.log.Error("start of a container cannot be ended", "container", c.ID, "err", held)
@@ -169,8 +169,8 @@ func (x *Executor) awaitHeld(c *container, held *heldError) {
 	x.table.release(c)
 }
 
-// sweep removes the remains of a container that is not in the table: its executor died and it
-// was not handed to us. Its processes that still run are killed.
+// sweep removes the leftovers of a container that is not in the table: its executor died and
+// nobody handed it to us. Its remaining processes are killed.
 func (x *Executor) sweep(id string) error {
 	if filepath.Base(id) != id {
 		return fault.Invalid.Errorf("container ID %q", id)

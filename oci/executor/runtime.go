@@ -10,51 +10,51 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// An ociRuntime makes one container and its processes, changes it and removes it: builtin,
-// which is libcontainer, or engine, which is a program. What is between a start and an end
-// is the executor's, whoever started it.
+// An ociRuntime makes one container and its processes, changes it and removes it. It is a
+// builtin, which is libcontainer, or an engine, which is a program. Between the start and
+// the end of a process the executor is in charge, whichever has started it.
 type ociRuntime interface {
-	// start starts the container's init, or leaves nothing of it. Of a heldError there is
-	// something left.
+	// start starts the container's init, or leaves nothing of it, except after a
+	// heldError.
 	start(ctx context.Context, p *plan) (*started, error)
 	// exec starts a process beside the init, or leaves nothing of it but e's cgroup.
 	exec(ctx context.Context, e *execution, p *plan) (*started, error)
-	// subgroups tells whether exec can use a cgroup below the container's.
+	// subgroups reports whether exec can use a cgroup below the container's.
 	subgroups() bool
-	// facts tells whether the container has a PID namespace to itself, also with an error,
-	// and where its cgroups are, by controller.
+	// facts returns whether the container has a PID namespace of its own, even with an
+	// error, and where its cgroups are, by controller.
 	facts() (ownPID bool, cgroups map[string]string, err error)
-	// update lays r over the limits in force. fault.Invalid: they are refused.
+	// update applies r on top of the limits in force. fault.Invalid: they are refused.
 	update(r *specs.LinuxResources) error
 	// checkpoint has CRIU write the container, whose init is init, to dir.
 	checkpoint(ctx context.Context, dir string, init *child) error
 	// remove removes a container that has no process. It may be repeated.
 	remove() error
-	// sweep is remove of what an executor before us has left, whose processes it kills.
+	// sweep is remove for the leftovers of an earlier executor, whose processes it kills.
 	sweep() error
 }
 
 // A plan describes a process to be made, and its stdio. The plan of an init describes its
-// container as well; an exec has no config and no request.
+// container as well; that of an exec has no config and no request.
 type plan struct {
 	settings
 	process *libcontainer.Process
-	spec    *specs.Spec // of an exec, only the process is there
+	spec    *specs.Spec // for an exec, only its process is set
 	config  *configs.Config
 	req     wire.RunRequest
 	start   startFunc
 }
 
-// A started is a process that was started. One of the functions is called, once.
+// A started is a process that was started. One of its functions must be called, once.
 type started struct {
 	pid    int
 	wires  *wires
-	served func()       // it is known by its pidfd
-	end    func() error // it cannot be taken into service
+	served func()       // for when it is known by its pidfd
+	end    func() error // for when it cannot be taken into service
 }
 
-// A heldError is a start that cannot be ended. Nothing of it can be taken away before it
-// has ended after all; release does that then.
+// A heldError is a start that cannot be ended. Nothing of it can be removed before it has
+// ended after all; then release does that.
 type heldError struct {
 	*stuckError
 	release func() error
@@ -72,7 +72,7 @@ func (x *Executor) newRuntime(p *plan) (ociRuntime, error) {
 	return x.engines.create(p.ID, p.req.Engine, p.req.SystemdCgroup, p.config)
 }
 
-// runtimeOf finds the runtime of a container that there was before us.
+// runtimeOf returns the runtime of a container of an earlier executor.
 func (x *Executor) runtimeOf(id string) ociRuntime {
 	if e := x.engines.find(id); e != nil {
 		return e

@@ -10,13 +10,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// scores are the oom_score_adj that processes had, by process ID; "" = it ended
-// before it was asked.
+// scores are the previous oom_score_adj of processes, by PID; "" = it ended
+// before it was read.
 type scores map[int]string
 
 // replace gives every process of the cgroup the score. A process that is forked
-// meanwhile may still have its parent's old one, so it looks again until there is
-// none that is new, within reason.
+// meanwhile may still have its parent's old one, so it repeats until there is no
+// new process, within reason.
 func (s scores) replace(paths map[string]string, score int) error {
 	for range 10 {
 		pids, err := members(paths)
@@ -44,7 +44,7 @@ func (s scores) replace(paths map[string]string, score int) error {
 	return nil
 }
 
-// restore gives the processes back what they had.
+// restore restores the processes' scores.
 func (s scores) restore() error {
 	var errs []error
 	for pid, old := range s {
@@ -64,5 +64,5 @@ func writeScore(pid int, score string) error {
 	return os.WriteFile(scoreFile(pid), []byte(score), 0)
 }
 
-// gone reports whether err says that a process has ended.
+// gone reports whether err means that a process has ended.
 func gone(err error) bool { return errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH) }

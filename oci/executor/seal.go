@@ -16,11 +16,11 @@ const (
 	baseSeals = unix.F_SEAL_SEAL | unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_WRITE
 )
 
-// sealedName is what the program is called where it runs from: of a memfd, or of the only
-// file in a file system.
+// sealedName is the name of the program where it runs from: of a memfd, or of the only file in
+// a file system.
 const sealedName = "crisp-executor"
 
-// Sealed tells whether this process runs from a copy that Seal made, which a container
+// Sealed reports whether this process runs from a copy that Seal made, which a container
 // can neither change nor reach through /proc (CVE-2019-5736). libcontainer then
 // executes it without making a copy first, if it is a memfd.
 func Sealed() bool {
@@ -52,7 +52,7 @@ func Seal(path string) (*os.File, error) {
 	return f, err
 }
 
-// errNoPrograms is that of memfd_create(2) if vm.memfd_noexec is 2 (Linux 6.3).
+// errNoPrograms is the error of memfd_create(2) if vm.memfd_noexec is 2 (Linux 6.3).
 var errNoPrograms = errors.New("memfd_create: the sysctl vm.memfd_noexec is 2, which forbids programs in memory")
 
 func sealedMemfd(src *os.File) (*os.File, error) {
@@ -83,10 +83,10 @@ func sealedMemfd(src *os.File) (*os.File, error) {
 	return f, nil
 }
 
-// readOnlyCopy returns a copy of src in a file system of its own, in memory too, which
-// has no place in the tree and is read-only: not as a mount, which whoever has the file
-// could go round, but as a whole. libcontainer, which knows only memfds for sealed,
-// makes a copy of the copy for each start.
+// readOnlyCopy returns a copy of src in a file system of its own, also in memory, which is
+// mounted nowhere and read-only: not its mount, which the holder of the file could bypass, but
+// the whole file system. libcontainer accepts only memfds as sealed, and makes a copy of the
+// copy for each start.
 func readOnlyCopy(src *os.File) (*os.File, error) {
 	fsys, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
 	if err != nil {
@@ -125,14 +125,14 @@ func readOnlyCopy(src *os.File) (*os.File, error) {
 		return nil, fmt.Errorf("make the copy of %s read-only: %w", src.Name(), err)
 	}
 	f, err := open(unix.O_RDONLY)
-	if err == nil && !isReadOnlyCopy(f) { // it would execute itself for ever
+	if err == nil && !isReadOnlyCopy(f) { // it would re-execute itself for ever
 		f.Close()
 		return nil, fmt.Errorf("the copy of %s is not to be told from others", src.Name())
 	}
 	return f, err
 }
 
-// isReadOnlyCopy tells whether f is one of readOnlyCopy's.
+// isReadOnlyCopy reports whether f was made by readOnlyCopy.
 func isReadOnlyCopy(f *os.File) bool {
 	var st unix.Statfs_t
 	name, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
@@ -140,9 +140,9 @@ func isReadOnlyCopy(f *os.File) bool {
 		st.Type == unix.TMPFS_MAGIC && st.Flags&unix.ST_RDONLY != 0
 }
 
-// sealTries is how often the kernel is asked for the seals. While anybody, such as
-// its own compaction of memory, has hold of a page of the file, it waits for 150 ms
-// and answers EBUSY (mm/memfd.c, memfd_wait_for_pins).
+// sealTries is how often to try setting the seals. While anybody, such as the kernel's
+// compaction of memory, holds a page of the file, the kernel waits for 150 ms and returns
+// EBUSY (mm/memfd.c, memfd_wait_for_pins).
 const sealTries = 30
 
 func addSeals(f *os.File, seals int) (err error) {
@@ -158,6 +158,6 @@ func addSeals(f *os.File, seals int) (err error) {
 // cannot.
 func Execute(program *os.File, args, env []string) error {
 	err := unix.Exec(fmt.Sprintf("/proc/self/fd/%d", program.Fd()), args, env)
-	runtime.KeepAlive(program) // a garbage collection would close it before it is executed
+	runtime.KeepAlive(program) // the garbage collector would close it before it is executed
 	return err
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// signal is "signal", see wire.SignalRequest.
+// signal serves wire.SignalRequest.
 func (x *Executor) signal(req wire.SignalRequest) error {
 	sig := unix.Signal(req.Signal)
 	c, over, err := x.table.toSignal(req.ID, sig)
@@ -20,7 +20,7 @@ func (x *Executor) signal(req wire.SignalRequest) error {
 	case req.All:
 		err := signalAll(c.ref.Cgroups, sig)
 		if sig == unix.SIGKILL && !over {
-			// It may have been moved to another cgroup. With it goes its PID namespace.
+			// It may have been moved to another cgroup. Its PID namespace ends with it.
 			err = errors.Join(err, c.proc.signal(sig))
 		}
 		return err
@@ -31,13 +31,13 @@ func (x *Executor) signal(req wire.SignalRequest) error {
 		return err
 	}
 	if sig == unix.SIGKILL {
-		freeze(c.ref.Cgroups, false) // in v1, what is frozen does not die
+		freeze(c.ref.Cgroups, false) // in v1, a frozen process does not die
 	}
 	return nil
 }
 
-// toSignal finds the container that a signal is for, and whether it has ended. nil, without
-// an error, means that it is starting and was given up.
+// toSignal returns the container that a signal is for, and whether it has ended. nil,
+// without an error, means that it was starting and its start has been cancelled.
 func (t *table) toSignal(id string, sig unix.Signal) (c *container, over bool, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

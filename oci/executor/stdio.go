@@ -15,12 +15,12 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// A stdio is the executor's side of a container's stdin, stdout and stderr, or of
-// its terminal: what it writes goes to the log and to whoever is attached, what
-// the attached write goes to its stdin.
+// A stdio is the executor's side of a container's stdin, stdout and stderr, or of its
+// terminal: output goes to the log and to attached clients, input of attached clients to its
+// stdin.
 type stdio struct {
 	id        string         // of the container
-	log       *crilog.Writer // nil = thrown away
+	log       *crilog.Writer // nil = output is discarded
 	stdin     *os.File       // nil if the container has none; the pty if it has one
 	stdinOnce bool
 	outs      []*output // stdout and stderr, or the pty alone
@@ -29,7 +29,7 @@ type stdio struct {
 	mu       sync.Mutex
 	attached []*attachment // that watch; guarded by mu
 	typing   []*attachment // that type, watching or not; guarded by mu
-	over     bool          // guarded by mu; nobody can attach any more
+	over     bool          // nobody can attach any more; guarded by mu
 }
 
 // An output is one stream that the container writes.
@@ -38,16 +38,16 @@ type output struct {
 	stream string   // as the log names it
 	tty    bool
 	cr     bool          // tty: a \r is held back; of the pump
-	late   time.Time     // until when clients are waited for after the end; of the pump
-	last   atomic.Bool   // the container has ended: only its last words remain
+	late   time.Time     // how long to wait for clients after the end; used by the pump
+	last   atomic.Bool   // the container has ended: only the rest of its output remains
 	done   chan struct{} // closed when nothing more will be read
 }
 
 // chunk is how much is read from a container at once: the size of a pipe.
 const chunk = 64 << 10
 
-// lastWords bounds what is still read after the end of a container from a pipe
-// that somebody outside of it goes on writing to.
+// lastWords bounds how much is read after the end of a container from a pipe to which somebody
+// outside of it keeps writing.
 const lastWords = 16 << 20 // bytes
 
 func newStdio(s settings, log *crilog.Writer, stdin, stdout, stderr, pty *os.File) *stdio {
@@ -66,7 +66,7 @@ func newStdio(s settings, log *crilog.Writer, stdin, stdout, stderr, pty *os.Fil
 	return io
 }
 
-// start begins to read.
+// start starts reading.
 func (io *stdio) start(g *gate, hs *hands, log *slog.Logger) {
 	io.hands = hs
 	for _, o := range io.outs {
@@ -102,30 +102,30 @@ func (io *stdio) pump(o *output, g *gate) {
 			}
 		}
 	}
-	io.settle(o, g) // what an upgrade has left
+	io.settle(o, g) // what was left by an upgrade
 	for backlog = true; backlog; io.settle(o, g) {
 		backlog = false
-		// Read calls step when there is something, and returns when step says so.
+		// Read calls step when fd is readable, and returns once step returns true.
 		if errors.Is(raw.Read(step), os.ErrDeadlineExceeded) {
 			raw.Control(func(fd uintptr) { step(fd) })
 		}
 	}
 	if o.cr && io.log != nil {
 		g.enter()
-		io.log.Write(o.stream, []byte{'\r'}, nil) // nothing comes after it
+		io.log.Write(o.stream, []byte{'\r'}, nil) // nothing follows it
 		g.leave()
 	}
 }
 
-// copy reads fd until it is dry or has ended, but no more than some buffers full,
-// and returns how much that was and whether it has ended.
+// copy reads fd until it is empty or at its end, but no more than some buffers full, and
+// returns how much it read and whether it is at its end.
 //
-// A terminal's EIO says that no process in the container has it open at the moment: an init
+// A terminal's EIO means that no process in the container has it open at the moment: an init
 // that has closed its stdio may open /dev/console again. It is the end only once the container
 // has ended.
 //
-// A line that is cut by the end of the buffer, while more is there to be read, is
-// joined with what follows; one that just has not gone on yet is written as it is.
+// A line that is cut at the end of the buffer, while more can be read, is joined with what
+// follows; one that has merely not continued yet is written as it is.
 func (io *stdio) copy(fd int, o *output, g *gate) (total int, end bool) {
 	g.enter()
 	defer g.leave()
@@ -146,7 +146,7 @@ func (io *stdio) copy(fd int, o *output, g *gate) (total int, end bool) {
 		upto := len(p)
 		if h.full() {
 			if line := bytes.LastIndexByte(p, '\n') + 1; upto-line <= handed {
-				upto = line // else the line is too long to be kept together
+				upto = line // else the line is too long to be kept whole
 			}
 		}
 		io.write(o, h, upto)
@@ -159,8 +159,8 @@ func (io *stdio) copy(fd int, o *output, g *gate) (total int, end bool) {
 	return total, end
 }
 
-// write appends the first n bytes of h to the log. A terminal turns \n into \r\n; the
-// log has the \n.
+// write appends the first n bytes of h to the log. A terminal turns \n into \r\n; the log has
+// the \n.
 func (io *stdio) write(o *output, h *hand, n int) {
 	p := h.held()[:n]
 	if h.upto = n; n == 0 {
@@ -176,8 +176,8 @@ func (io *stdio) write(o *output, h *hand, n int) {
 	io.log.Write(o.stream, p, h)
 }
 
-// cooked is what a terminal was given that has written p; cr tells of a \r before it, and
-// then of one that ends it and is not yet written: the \n may come next.
+// cooked returns what was written to a terminal that shows p. cr says that a \r precedes p;
+// last reports a \r at the end of p, which is left out, as a \n may follow.
 func cooked(p []byte, cr bool) (_ []byte, last bool) {
 	out := make([]byte, 0, len(p)+1)
 	if cr {
@@ -190,7 +190,7 @@ func cooked(p []byte, cr bool) (_ []byte, last bool) {
 	return unwrapCR(out), last
 }
 
-// unwrapCR removes each \r that stands before a \n, in place.
+// unwrapCR removes each \r before a \n, in place.
 func unwrapCR(p []byte) []byte {
 	out := p[:0]
 	for i, b := range p {
@@ -203,7 +203,7 @@ func unwrapCR(p []byte) []byte {
 }
 
 // drain reads the rest of the pipes after the container's end, and returns when the pumps have
-// stopped. A process elsewhere that holds a pipe open delays nothing.
+// stopped. A process elsewhere that holds a pipe open does not delay it.
 func (io *stdio) drain() {
 	for _, o := range io.outs {
 		o.last.Store(true)
@@ -214,7 +214,7 @@ func (io *stdio) drain() {
 	}
 }
 
-// end closes the log; from then on nobody can attach.
+// end closes the log; after that nobody can attach.
 func (io *stdio) end() {
 	io.mu.Lock()
 	io.over = true
@@ -224,9 +224,9 @@ func (io *stdio) end() {
 	}
 }
 
-// release lets go of everything else after end; those attached see the end of the
-// output. It waits for what is being done with the files, which may have yet to enter
-// the gate: so it is called outside.
+// release closes everything else after end; attached clients see the end of the output. It
+// waits for users of the files that may not have entered the gate yet, so it is called
+// outside.
 func (io *stdio) release() {
 	io.mu.Lock()
 	all := append(io.attached, io.typing...)
@@ -243,14 +243,14 @@ func (io *stdio) release() {
 	}
 }
 
-// closeStdin gives the container the end of its input.
+// closeStdin closes the container's input.
 func (io *stdio) closeStdin() {
 	if io.stdin != nil && len(io.outs) > 0 && io.stdin != io.outs[0].file {
 		io.stdin.Close()
 	}
 }
 
-// pty is the terminal's master, or nil.
+// pty returns the terminal's master, or nil.
 func (io *stdio) pty() *os.File {
 	if len(io.outs) == 1 && io.outs[0].tty {
 		return io.outs[0].file
@@ -258,7 +258,7 @@ func (io *stdio) pty() *os.File {
 	return nil
 }
 
-// duplicates are what crispd keeps against the executor's death, see
+// duplicates returns the files that crispd keeps in case the executor dies, see
 // wire.RunRequest.
 func (io *stdio) duplicates() (files []*os.File, err error) {
 	add := func(f *os.File) {

@@ -13,14 +13,14 @@ import (
 	"github.com/crisp-cri/crisp/internal/procstat"
 )
 
-// Strays. libcontainer makes a process in stages, which begin in the executor's own
-// cgroup; on cgroup v1, those of an exec join the container's last of all. When the
-// executor is killed, the ends of their pipes go with it, and they end. But one that a
-// container has stopped, as it may do to an exec that it sees, waits for ever, and the
-// stage before it for that one: no cgroup of a container tells of either.
+// Strays. libcontainer makes a process in stages, which begin in the executor's own cgroup;
+// on cgroup v1, those of an exec join the container's last of all. When the executor is
+// killed, their pipes are closed, and they exit. But one that a container has stopped, as it
+// can do to an exec that it sees, waits for ever, and so does the stage before it, which
+// waits for that one: they are in no container's cgroup.
 
-// endStrays ends the stages of executors before us, of libcontainer's state directory
-// root. We have none yet.
+// endStrays kills the stages of earlier executors, of libcontainer's state directory root.
+// We have none yet.
 func endStrays(root string, log *slog.Logger) {
 	list := func() ([]int, error) { return strays(root), nil }
 	if pids := strays(root); len(pids) > 0 {
@@ -29,8 +29,8 @@ func endStrays(root string, log *slog.Logger) {
 	}
 }
 
-// strays returns the processes of our own cgroup that are stages no executor waits for. That
-// the cgroup cannot be read is no error: none could be told there.
+// strays returns the processes of our own cgroup that are stages which no executor waits
+// for; none if the cgroup cannot be read.
 func strays(root string) (pids []int) {
 	data, _ := os.ReadFile(filepath.Join(strayCgroup(), "cgroup.procs"))
 	for _, field := range strings.Fields(string(data)) {
@@ -41,7 +41,8 @@ func strays(root string) (pids []int) {
 	return pids
 }
 
-// strayCgroup is our cgroup in the hierarchy by which the processes of containers are found.
+// strayCgroup returns our cgroup in the hierarchy in which the processes of containers are
+// found.
 func strayCgroup() string {
 	own := ownCgroups()
 	for _, controller := range []string{"freezer", "pids", "memory", "devices"} {
@@ -52,25 +53,25 @@ func strayCgroup() string {
 	return own[""]
 }
 
-// isStray tells whether a process of our own cgroup is a stage that no executor waits for.
+// isStray reports whether a process of our own cgroup is a stage that no executor waits for.
 func isStray(pid int, root string) bool {
 	if !runsOurProgram(pid, root) || !isStage(pid) {
 		return false
 	}
 	stat, err := procstat.Read(pid)
-	// An instance without a cgroup of its own, as a test has, may share ours.
+	// An instance without a cgroup of its own, such as a test's, may share ours.
 	return err == nil && stat.Parent > 0 && (!runsOurProgram(stat.Parent, root) || isStage(stat.Parent))
 }
 
-// runsOurProgram tells whether a process runs from what Seal made, or from a copy that
-// libcontainer has made of that.
+// runsOurProgram reports whether a process runs from what Seal made, or from libcontainer's
+// copy of that.
 func runsOurProgram(pid int, root string) bool {
 	exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid))
 	name := strings.TrimSuffix(exe, " (deleted)")
 	return err == nil && (name == "/memfd:"+sealedName || name == "/"+sealedName || strings.HasPrefix(name, root+"/"))
 }
 
-// isStage tells whether a process of our program was begun by libcontainer.
+// isStage reports whether a process of our program was begun by libcontainer.
 func isStage(pid int) bool {
 	line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 	args := strings.Split(string(line), "\x00")

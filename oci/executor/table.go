@@ -8,7 +8,8 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// A table is the containers of an executor. Leaving is decided under its lock, see leave.go.
+// A table has the containers of an executor. Leaving is decided under its lock, see
+// leave.go.
 type table struct {
 	quit chan struct{} // closed, with mu held, when the executor is to end
 
@@ -20,22 +21,23 @@ func newTable() *table {
 	return &table{quit: make(chan struct{}), containers: make(map[string]*container)}
 }
 
-// get finds a container, whatever its phase; nil = there is none.
+// get returns a container, whatever its phase; nil = unknown.
 func (t *table) get(id string) *container {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.containers[id]
 }
 
-// count is how many there are.
+// count returns the number of containers.
 func (t *table) count() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return len(t.containers)
 }
 
-// reserve puts a new container in the table; errLeaving if the executor is about to
-// end. If it is to be started, from has asked for that, and giveUp ends it.
+// reserve adds a new container to the table; the error is errLeaving if the executor is
+// about to exit. For a container to be started, from is the client that asked for it,
+// and giveUp cancels the start.
 func (t *table) reserve(s settings, from *wire.Conn, giveUp context.CancelCauseFunc) (*container, error) {
 	if s.ID == "" {
 		return nil, fault.Invalid.Errorf("container without an ID")
@@ -45,7 +47,7 @@ func (t *table) reserve(s settings, from *wire.Conn, giveUp context.CancelCauseF
 	if t.left() {
 		return nil, errLeaving
 	}
-	if from != nil && from.Passed() { // the next client takes it for one that never ran
+	if from != nil && from.Passed() { // the next client already takes it for one that never ran
 		return nil, fault.WrongState.Errorf("container %s: %w", s.ID, wire.ErrGone)
 	}
 	if _, ok := t.containers[s.ID]; ok {
@@ -56,14 +58,14 @@ func (t *table) reserve(s settings, from *wire.Conn, giveUp context.CancelCauseF
 	return c, nil
 }
 
-// add puts a container into the table that another executor has begun.
+// add adds a container that another executor has started.
 func (t *table) add(c *container) {
 	t.mu.Lock()
 	t.containers[c.ID] = c
 	t.mu.Unlock()
 }
 
-// release takes back a reserve.
+// release undoes reserve.
 func (t *table) release(c *container) {
 	t.mu.Lock()
 	delete(t.containers, c.ID)
@@ -87,7 +89,7 @@ func (t *table) runs(id string) (*container, error) {
 	return nil, fault.WrongState.Errorf("container %s is not running", id)
 }
 
-// begin moves a container to running. It returns whether it was killed meanwhile.
+// begin moves a container to running. It reports whether it was killed meanwhile.
 func (t *table) begin(c *container) (killed bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -95,14 +97,15 @@ func (t *table) begin(c *container) (killed bool) {
 	return c.toKill
 }
 
-// strand notes that the start of a container cannot be ended.
+// strand records that the start of a container cannot be ended.
 func (t *table) strand(c *container) {
 	t.mu.Lock()
 	c.stuck = true
 	t.mu.Unlock()
 }
 
-// reaped notes how a container has ended, which is not told before the phase changes.
+// reaped records how a container has ended, which is reported only when the phase
+// changes.
 func (t *table) reaped(c *container, e *wire.Exit) {
 	t.mu.Lock()
 	c.exit = e
@@ -116,7 +119,7 @@ func (t *table) end(c *container, e *wire.Exit) {
 	t.mu.Unlock()
 }
 
-// beginDelete moves a container to deleting; nil = there is none of that ID.
+// beginDelete moves a container to deleting; it returns nil if the ID is unknown.
 func (t *table) beginDelete(id string) (*container, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -131,14 +134,14 @@ func (t *table) beginDelete(id string) (*container, error) {
 	return c, nil
 }
 
-// cancelDelete takes beginDelete back.
+// cancelDelete undoes beginDelete.
 func (t *table) cancelDelete(c *container) {
 	t.mu.Lock()
 	c.phase = ended
 	t.mu.Unlock()
 }
 
-// list is "list": what is running or has ended.
+// list serves MethodList: the containers that are running or have ended.
 func (t *table) list() []wire.Info {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -156,16 +159,16 @@ func (t *table) list() []wire.Info {
 	return all
 }
 
-// ending is the exit of a container that has been reaped.
+// ending returns the exit of a container that has been reaped.
 func (t *table) ending(c *container) *wire.Exit {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return c.exit
 }
 
-// endsUnder is why an exec in c, or an update of it, has failed if c ended under our
-// hands. What was being started there is killed before the end of c is known: only then
-// can its init go.
+// endsUnder returns why an exec in c, or an update of it, has failed if c ended
+// meanwhile. Processes that were being started in it are killed before the end of c is
+// known: its init can only exit then.
 func (t *table) endsUnder(c *container) error {
 	if _, err := t.runs(c.ID); err != nil {
 		return err
@@ -176,7 +179,7 @@ func (t *table) endsUnder(c *container) error {
 	return nil
 }
 
-// startingOne finds a container that is starting.
+// startingOne returns a container that is starting.
 func (t *table) startingOne() (id string, found bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -188,8 +191,8 @@ func (t *table) startingOne() (id string, found bool) {
 	return "", false
 }
 
-// endLeft gives up the starts whose clients have ended, and tells whether there are any:
-// one that hangs must not keep a node from its new executor.
+// endLeft cancels the starts whose clients have disconnected, and reports whether there
+// are any: one that hangs must not keep a node from its new executor.
 func (t *table) endLeft() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -16,18 +16,18 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// An environment need not be UTF-8, but libcontainer hands it to its child as JSON,
-// which must be: other bytes would arrive as U+FFFD. The variables that JSON cannot
-// carry are therefore put into a memfd, and libcontainer is told to execute this
-// program again, which adds them to its environment and executes the real one. It
-// costs such a container a millisecond, and others nothing. This program must be
-// linked statically, since it is executed in the container's root.
+// An environment need not be UTF-8, but libcontainer passes it to its child as
+// JSON, which must be: other bytes would become U+FFFD. So the variables that JSON
+// cannot carry are put into a memfd, and libcontainer executes this program again,
+// which adds them to its environment and executes the real one. It costs such a
+// container a millisecond, and others nothing. This program must be linked
+// statically, as it is executed in the container's root.
 
-// BounceArg is the first argument of this program when it has to do so; the next
-// is the number of the memfd, and then comes the command.
+// BounceArg is the first argument of this program for that; the next is the number
+// of the memfd, then comes the command.
 const BounceArg = "bounce"
 
-// bounce arranges for p to get the variables in raw too.
+// bounce makes p get the variables in raw too.
 func bounce(p *libcontainer.Process, raw []string) error {
 	self, err := os.Open("/proc/self/exe")
 	if err != nil {
@@ -51,8 +51,8 @@ func bounce(p *libcontainer.Process, raw []string) error {
 	return nil
 }
 
-// dynamic tells whether a program needs an interpreter, which a container's root
-// hardly has.
+// dynamic reports whether a program needs an interpreter, which a container's root
+// is unlikely to have.
 func dynamic(f *os.File) bool {
 	program, err := elf.NewFile(f)
 	if err != nil {
@@ -67,7 +67,7 @@ func dynamic(f *os.File) bool {
 }
 
 // Bounce is the other half, in the container: args are those after BounceArg. It
-// does not return; a program that cannot be executed ends it with 127, as it does
+// does not return; if the program cannot be executed the exit status is 127, as in
 // a shell.
 func Bounce(args []string) {
 	err := rebound(args)

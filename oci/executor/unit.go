@@ -16,9 +16,8 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// withoutTasksMax asks for no limit of processes if none was requested: systemd has a default
-// for every scope (DefaultTasksMax=), which was not asked for either. The kubelet limits the
-// pod.
+// withoutTasksMax sets no limit of processes if none was requested: systemd has a default for
+// every scope (DefaultTasksMax=). The kubelet limits the pod.
 func withoutTasksMax(linux *specs.Linux) {
 	if linux.Resources == nil {
 		linux.Resources = &specs.LinuxResources{}
@@ -29,7 +28,7 @@ func withoutTasksMax(linux *specs.Linux) {
 	}
 }
 
-// unitTime bounds a call of systemd.
+// unitTime bounds a call to systemd.
 const unitTime = 30 * time.Second
 
 // scopeOf returns the name of the scope that systemd made a container's cgroup for, "" if it is
@@ -41,9 +40,9 @@ func scopeOf(paths map[string]string) string {
 	return ""
 }
 
-// restoreUnit tells systemd of limits that were put back behind its back: it would
-// write its own idea of them the next time that it goes through its units, as
-// `systemctl daemon-reload` makes it do.
+// restoreUnit tells systemd of limits that were restored without it: otherwise it would write
+// its own values the next time that it goes through its units, as for `systemctl
+// daemon-reload`.
 func (s limitFiles) restoreUnit(unit string) error {
 	if unit == "" {
 		return nil
@@ -61,8 +60,8 @@ func (s limitFiles) restoreUnit(unit string) error {
 	return nil
 }
 
-// properties are what systemd calls the limits in the files: systemd.resource-control(5),
-// org.freedesktop.systemd1(5).
+// properties returns systemd's names and values of the limits in the files:
+// systemd.resource-control(5), org.freedesktop.systemd1(5).
 func (s limitFiles) properties() []systemdDbus.Property {
 	var list []systemdDbus.Property
 	add := func(name string, value any) {

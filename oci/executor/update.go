@@ -16,8 +16,8 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// update is "update": the limits in the request are laid over those in force and applied at
-// once; if part of it is refused, all of it is taken back.
+// update serves wire.UpdateRequest: it applies the limits in the request on top of those in
+// force; if part of it is refused, all of it is undone.
 func (x *Executor) update(req wire.UpdateRequest) (err error) {
 	var r specs.LinuxResources
 	if len(req.Resources) > 0 {
@@ -46,8 +46,8 @@ func (x *Executor) update(req wire.UpdateRequest) (err error) {
 			return fault.Invalid.Errorf("update container %s: %w", c.ID, err)
 		}
 	}
-	// libcontainer puts back the limits that it was given once; limits that were never set
-	// before stay in force.
+	// libcontainer restores the limits that it was given before; limits that were never set
+	// stay in force.
 	files := readLimitFiles(paths, r.Unified)
 	steps.Add("unit", func() error { return files.restoreUnit(scopeOf(paths)) }) // after the files
 	steps.Add("limits", files.restore)
@@ -60,8 +60,8 @@ func (x *Executor) update(req wire.UpdateRequest) (err error) {
 	return nil
 }
 
-// fits refuses a memory limit that is below what the container uses without the
-// page cache that it would not miss. The kernel of v2 would take it, and kill.
+// fits refuses a memory limit below what the container uses without the page cache that it
+// can do without. On v2 the kernel would accept it, and kill.
 func fits(id string, paths map[string]string, m *specs.LinuxMemory) error {
 	if m == nil || m.Limit == nil || *m.Limit <= 0 {
 		return nil
@@ -72,7 +72,7 @@ func fits(id string, paths map[string]string, m *specs.LinuxMemory) error {
 	}
 	used, err := fscommon.GetCgroupParamUint(dir, usage)
 	if err != nil {
-		return nil // without the controller, Set says so
+		return nil // Set will report a missing controller
 	}
 	idle, err := fscommon.GetValueByKey(dir, "memory.stat", cache)
 	if err != nil {
@@ -84,8 +84,8 @@ func fits(id string, paths map[string]string, m *specs.LinuxMemory) error {
 	return nil
 }
 
-// overlaid is config with r laid over its resources. Device rules are not to be
-// changed here, and those in force may be more than libcontainer knows of.
+// overlaid returns config with r applied on top of its resources. Device rules must not be
+// changed here: there may be rules in force that libcontainer does not know of.
 func overlaid(config configs.Config, r *specs.LinuxResources) configs.Config {
 	group := *config.Cgroups
 	now := *group.Resources
@@ -96,7 +96,7 @@ func overlaid(config configs.Config, r *specs.LinuxResources) configs.Config {
 	return config
 }
 
-// overlay lays what r sets over now.
+// overlay sets in now what r sets.
 func overlay(now *cgroups.Resources, r *specs.LinuxResources) {
 	if m := r.Memory; m != nil {
 		set(&now.Memory, m.Limit)

@@ -8,16 +8,16 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// watch sees a container to its end: it waits for its init, ends what is left of
-// it, reads the rest of its output, writes the exit record and tells everybody. The
-// init is reaped when its exit is on disk: until then whoever comes after us finds
-// its code. After an upgrade it is entered again with what was known before.
+// watch sees a container to its end: it waits for its init, kills what is left of it,
+// reads the rest of its output, writes the exit record and notifies the subscribers.
+// The init is reaped only when its exit is on disk: until then a successor can find its
+// exit code. After an upgrade it is called again with the saved state.
 func (x *Executor) watch(c *container) {
 	if x.table.ending(c) == nil {
 		if err := c.proc.wait(); err != nil {
 			x.log.Error("container cannot be waited for", "container", c.ID, "err", err)
 		}
-		// Before anything else: systemd is about to remove the cgroup.
+		// First of all, as systemd is about to remove the cgroup.
 		killed := c.killed()
 		x.learnExit(c, killed)
 	}
@@ -43,8 +43,8 @@ func (x *Executor) learnExit(c *container, killed bool) {
 	x.table.reaped(c, e)
 }
 
-// killed tells whether the OOM killer took a process of c, whose init has ended. With
-// its PID namespace, that was the last of them.
+// killed reports whether the OOM killer killed a process of c, whose init has ended. If
+// c has a PID namespace, no process is left.
 func (c *container) killed() bool {
 	if c.ownPID {
 		return c.oom.lostAll()
@@ -52,18 +52,18 @@ func (c *container) killed() bool {
 	return c.oom.lost()
 }
 
-// finish records and tells an exit, once.
+// finish records and reports an exit, once.
 func (x *Executor) finish(c *container) {
 	x.gate.enter()
 	defer x.gate.leave()
 	select {
-	case <-c.gone: // watch is entered again after a panic
+	case <-c.gone: // watch was called again after a panic
 		return
 	default:
 	}
 	e := x.table.ending(c)
-	// A process in the cgroup may have been the last thing to be killed for
-	// memory, after the init was gone.
+	// The OOM killer may have killed a process in the cgroup last of all, after the
+	// init was gone.
 	if !e.OOMKilled && e.Reason != wire.ReasonUnknown && c.oom.lostAll() {
 		e = exitOf(c.ID, e.Code, true, e.At)
 	}
@@ -92,8 +92,7 @@ func record(path string, e *wire.Exit) error {
 	return atomicfile.Write(path, data, 0o600)
 }
 
-// oomHappened is called when a container has lost a process; kills are all that it has
-// lost.
+// oomHappened is called when a container has lost a process; kills is the total.
 func (x *Executor) oomHappened(id string, kills int64) {
 	x.log.Info("container lost a process to the OOM killer", "container", id)
 	x.subscribers.tell(wire.Event{Kind: wire.EventOOM, ID: id, Kills: kills})
