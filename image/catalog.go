@@ -36,7 +36,7 @@ type record struct {
 	Updated     time.Time // when it last got a name
 }
 
-// same tells whether r and s say the same of an image, apart from the time.
+// same reports whether r and s say the same of an image, apart from the time.
 func (r record) same(s record) bool {
 	s.Updated = r.Updated
 	return reflect.DeepEqual(r, s)

@@ -124,7 +124,7 @@ func (k *kernel) removeCgroup(name string) error {
 	return nil
 }
 
-// isSlice tells whether name is a slice of systemd's, and not a path.
+// isSlice reports whether name is a slice of systemd's, and not a path.
 func isSlice(name string) bool {
 	return strings.HasSuffix(name, ".slice") && !strings.HasPrefix(name, "/")
 }

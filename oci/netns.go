@@ -74,7 +74,7 @@ func (p Pins) path(kind string) string {
 	return filepath.Join(p.Dir, "ns", kind)
 }
 
-// pinnedAt says whether a namespace is pinned at path itself, not by way of a link.
+// pinnedAt reports whether a namespace is pinned at path itself, not by way of a link.
 func pinnedAt(path string) bool {
 	st, err := os.Lstat(path)
 	return err == nil && st.Mode()&os.ModeSymlink == 0 && isNamespace(path)
@@ -132,7 +132,7 @@ func lockDir(dir string) (unlock func()) {
 	return func() { f.Close() }
 }
 
-// mountOf tells whether dir is a mount point, and whether the mount that it lies in
+// mountOf reports whether dir is a mount point, and whether the mount that it lies in
 // is shared (proc_pid_mountinfo(5)).
 func mountOf(dir string) (mounted, shared bool, err error) {
 	real, err := filepath.EvalSymlinks(dir)

@@ -202,7 +202,7 @@ func (r *Runtime) reconcile(ctx context.Context, conn ExecutorConn) error {
 	return nil
 }
 
-// unanswered tells whether err says nothing about the question: the executor went away, or we
+// unanswered reports whether err says nothing about the question: the executor went away, or we
 // did not wait.
 func unanswered(ctx context.Context, err error) bool {
 	return err != nil && (errors.Is(err, fault.Unavailable) || ctx.Err() != nil)

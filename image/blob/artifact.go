@@ -61,7 +61,7 @@ func (m *Manifest) readArtifact(parsed manifest.Manifest) error {
 	return m.checkBlobs()
 }
 
-// isPath tells whether name can be a file name on Linux: within NAME_MAX, and well below
+// isPath reports whether name can be a file name on Linux: within NAME_MAX, and well below
 // PATH_MAX, because a directory comes before it.
 func isPath(name string) bool {
 	tooLong := func(part string) bool { return len(part) > 255 }

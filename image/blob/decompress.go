@@ -60,7 +60,7 @@ func Decompress(r io.Reader) (io.ReadCloser, error) {
 	return io.NopCloser(b), nil
 }
 
-// isSkippable tells whether a zstd skippable frame begins (RFC 8878, 3.1.2): a
+// isSkippable reports whether a zstd skippable frame begins (RFC 8878, 3.1.2): a
 // zstd stream may begin with one.
 func isSkippable(magic []byte) bool {
 	return len(magic) >= 4 && magic[0]&0xf0 == 0x50 && bytes.Equal(magic[1:4], []byte{0x2a, 0x4d, 0x18})

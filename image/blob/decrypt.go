@@ -31,7 +31,7 @@ type Key struct {
 	id      digest.Digest // of the layer with this key: with another key, or none, it is another layer
 }
 
-// IsEncrypted tells whether a layer is encrypted (ocicrypt, spec: "+encrypted").
+// IsEncrypted reports whether a layer is encrypted (ocicrypt, spec: "+encrypted").
 func IsEncrypted(b Blob) bool { return strings.HasSuffix(b.MediaType, "+encrypted") }
 
 // Unlock finds the keys of encrypted layers among those of the node, which are the files in

@@ -53,7 +53,7 @@ func xattrs(hdr *tar.Header) (map[string]string, error) {
 	return attrs, nil
 }
 
-// IsKept tells whether the files of an image may have this extended attribute.
+// IsKept reports whether the files of an image may have this extended attribute.
 // Labels, ACLs and trusted attributes are the host's, and security.evm holds for the
 // file system on which it was computed.
 func IsKept(key string) bool {
@@ -64,7 +64,7 @@ func IsKept(key string) bool {
 // that it may run.
 const imaSignature = "security.ima"
 
-// mayLack tells whether a file may do without the attribute that could not be set: user
+// mayLack reports whether a file may do without the attribute that could not be set: user
 // attributes are for regular files and directories only, and not every file system has them, or
 // signatures. A program would not work without its capabilities.
 func mayLack(key string, err error) bool {

@@ -120,7 +120,7 @@ func isZero(b []byte) bool {
 	return bytes.Equal(b, zeroes[:len(b)])
 }
 
-// isSparse tells whether archive/tar fills holes when hdr's content is read.
+// isSparse reports whether archive/tar fills holes when hdr's content is read.
 func isSparse(hdr *tar.Header) bool {
 	if hdr.Typeflag == tar.TypeGNUSparse {
 		return true

@@ -69,7 +69,7 @@ func verifyBlob(ctx context.Context, from blob.Origin, b blob.Blob, diffID diges
 	return err
 }
 
-// knows tells whether the blob of src is known to unpack to l, and whether its
+// knows reports whether the blob of src is known to unpack to l, and whether its
 // repository is known to have it.
 func (ls *Store) knows(l *Layer, src source) (blob, given bool) {
 	ls.mu.Lock()

@@ -328,7 +328,7 @@ func (u *unpacker) setTimes() error {
 	return nil
 }
 
-// isDir tells whether name, in the directory dir, is a directory and no link to one.
+// isDir reports whether name, in the directory dir, is a directory and no link to one.
 func isDir(dir int, name string) bool {
 	var st unix.Stat_t
 	return unix.Fstatat(dir, name, &st, unix.AT_SYMLINK_NOFOLLOW) == nil && st.Mode&unix.S_IFMT == unix.S_IFDIR

@@ -19,7 +19,7 @@ const (
 	OverlayOpaque  = "trusted.overlay.opaque"
 )
 
-// isMeta tells whether an entry is one of the files that aufs kept for itself in its layers.
+// isMeta reports whether an entry is one of the files that aufs kept for itself in its layers.
 func isMeta(parent, base string) bool {
 	return strings.HasPrefix(base, whiteoutMeta) && base != whiteoutOpaque ||
 		strings.HasPrefix(parent, whiteoutMeta) || strings.Contains(parent, "/"+whiteoutMeta)

@@ -48,7 +48,7 @@ func (a *accesses) add(key []byte) {
 // nothing.
 func (c *Client) Remember(access []byte) { c.accesses.add(access) }
 
-// Remembers tells whether a registry has allowed the pull with this access key.
+// Remembers reports whether a registry has allowed the pull with this access key.
 func (c *Client) Remembers(access []byte) bool { return c.accesses.has(access) }
 
 // AccessKey returns name and all that decides whether it may be pulled for a caller: the

@@ -109,7 +109,7 @@ func statusField(err error) int {
 	return 0
 }
 
-// isNetwork tells whether err came from the network. Asking for a net.Error
+// isNetwork reports whether err came from the network. Asking for a net.Error
 // would not do: every errno is one.
 func isNetwork(err error) bool {
 	if _, ok := errors.AsType[*url.Error](err); ok {
@@ -148,7 +148,7 @@ func told(err error) error {
 	return &toldError{text, err}
 }
 
-// Interrupted tells whether the layers that a pull had got before err are likely to be of use:
+// Interrupted reports whether the layers that a pull had got before err are likely to be of use:
 // if the network, the registry or the caller ended it. A full disk needs the space, and an
 // image that is bad stays so.
 func Interrupted(err error) bool {

@@ -66,7 +66,7 @@ func parseAll(refs []string) ([]reference.Named, error) {
 	return names, nil
 }
 
-// isShort tells whether ref names no registry. The first part of a name is one
+// isShort reports whether ref names no registry. The first part of a name is one
 // if it could be a host and nothing else.
 func isShort(ref string) bool {
 	host, _, ok := strings.Cut(ref, "/")
@@ -91,7 +91,7 @@ func (c Caller) ForCandidate(ref string, name reference.Named) Caller {
 	return c
 }
 
-// IsDigested tells whether name has a digest.
+// IsDigested reports whether name has a digest.
 func IsDigested(name reference.Named) bool {
 	_, ok := DigestOf(name)
 	return ok

@@ -203,7 +203,7 @@ func sumUp(own error, mirrors []error) error {
 	return fmt.Errorf("%w (%s)", own, text)
 }
 
-// isAway tells whether err means that a registry cannot be reached, as opposed to an answer.
+// isAway reports whether err means that a registry cannot be reached, as opposed to an answer.
 func isAway(err error) bool {
 	p, ok := errors.AsType[*PullError](err)
 	return ok && p.Reason == RegistryUnavailable || statusOf(err) == 0 && isNetwork(err)

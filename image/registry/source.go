@@ -208,7 +208,7 @@ func (c *Client) system(name reference.Named, as Caller) (*types.SystemContext, 
 	return sys, nil
 }
 
-// sameRegistry tells whether credentials for address are for the registry host.
+// sameRegistry reports whether credentials for address are for the registry host.
 // An address may be a host or a URL; Docker Hub has several.
 func sameRegistry(address, host string) bool {
 	if address == "" {
@@ -224,7 +224,7 @@ func sameRegistry(address, host string) bool {
 	return u.Host == host || isHub(u.Host) && isHub(host)
 }
 
-// isHub tells whether a host is Docker Hub, which has several.
+// isHub reports whether a host is Docker Hub, which has several.
 func isHub(host string) bool {
 	return host == "docker.io" || host == "index.docker.io" || host == "registry-1.docker.io"
 }

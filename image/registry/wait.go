@@ -112,7 +112,7 @@ func (w *watch) stop() {
 	w.timer.Stop()
 }
 
-// isPassing tells whether err may be gone in a second attempt a moment later: that of a
+// isPassing reports whether err may be gone in a second attempt a moment later: that of a
 // registry that is overloaded, or that is being restarted.
 func isPassing(err error) bool {
 	if statusOf(err) >= http.StatusInternalServerError {

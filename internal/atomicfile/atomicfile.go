@@ -82,7 +82,7 @@ func Read(path string) ([]byte, error) {
 	return data, err
 }
 
-// Damaged tells whether err means that its file cannot be read, now or later: it does not
+// Damaged reports whether err means that its file cannot be read, now or later: it does not
 // exist, or the disk does not give it back (EUCLEAN and EBADMSG are what ext4 and xfs return
 // for metadata that make no sense). Other errors, such as EMFILE or ENOMEM, are not the file's,
 // and the file must not be taken for lost because of them.

@@ -195,7 +195,7 @@ func (t *tracer) unhang() error {
 	return nil
 }
 
-// may tells whether the kernel ever refuses this call, and a Go program can be without it.
+// may reports whether the kernel ever refuses this call, and a Go program can be without it.
 func (t *tracer) may(th *thread, nr uint64, args [6]uint64) bool {
 	switch nr {
 	case unix.SYS_CLONE:

@@ -242,7 +242,7 @@ func (e *enumeration) check(s state, n int) error {
 	return err
 }
 
-// missed tells whether something is amiss if the sync at operation i does not happen.
+// missed reports whether something is amiss if the sync at operation i does not happen.
 func (e *enumeration) missed(i int) bool {
 	for n := i + 1; n <= len(e.disk.ops); n++ {
 		if n < len(e.disk.ops) && !e.matters(n) {

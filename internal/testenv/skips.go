@@ -104,7 +104,7 @@ func judge(list string, verdicts []Verdict, whole bool, lacks func(need string) 
 	return complaints, nil
 }
 
-// fuzzInput tells whether a test is one input of a fuzz target, which that may find to
+// fuzzInput reports whether a test is one input of a fuzz target, which that may find to
 // be no input, on any machine.
 func fuzzInput(test string) bool {
 	return strings.HasPrefix(test, "Fuzz") && strings.Contains(test, "/")

@@ -63,7 +63,7 @@ func Lacks(need string) string {
 	return ""
 }
 
-// known tells whether Lacks can answer.
+// known reports whether Lacks can answer.
 func known(need string) bool {
 	kind, _, typed := strings.Cut(strings.TrimPrefix(need, "!"), ":")
 	if typed {

@@ -66,7 +66,7 @@ const (
 	stageRun  = "run"  // runs the test
 )
 
-// Isolated tells whether this process runs in namespaces of its test: then
+// Isolated reports whether this process runs in namespaces of its test: then
 // everything that is new in them is of the test.
 func Isolated() bool { return os.Getenv(stage) == stageRun }
 
@@ -107,7 +107,7 @@ func Main(m *testing.M, o Options) {
 	os.Exit(code)
 }
 
-// alone tells whether the tests run in this process.
+// alone reports whether the tests run in this process.
 func alone() bool {
 	if onMachine() {
 		return true
@@ -121,7 +121,7 @@ func alone() bool {
 	return false
 }
 
-// onMachine tells whether there are to be no namespaces of a test.
+// onMachine reports whether there are to be no namespaces of a test.
 func onMachine() bool {
 	return os.Geteuid() != 0 || kernel.Probe().Systemd || os.Getenv("CRISP_TEST_NAMESPACES") == "off"
 }

@@ -59,7 +59,7 @@ func Enter(path string, f func() error) error {
 	return <-result
 }
 
-// Pinned says whether a namespace is bound to path (statfs(2): NSFS_MAGIC since
+// Pinned reports whether a namespace is bound to path (statfs(2): NSFS_MAGIC since
 // Linux 3.19). After a reboot, the path may be a plain file.
 func Pinned(path string) bool {
 	var st unix.Statfs_t
