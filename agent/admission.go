@@ -6,7 +6,7 @@ import (
 
 	"github.com/crisp-cri/crisp/agent/admit"
 	"github.com/crisp-cri/crisp/agent/event"
-	"github.com/crisp-cri/crisp/agent/evict"
+	"github.com/crisp-cri/crisp/agent/housekeeping"
 	"github.com/crisp-cri/crisp/agent/podsync"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -20,7 +20,7 @@ type admission struct {
 	host    host
 	roster  *roster
 	workers *workers
-	evict   *evict.Manager
+	keeper  *housekeeping.Keeper
 	events  event.Recorder
 
 	admitted map[types.UID]bool   // pods that were let in and may have no status yet
@@ -30,13 +30,13 @@ type admission struct {
 
 // A summer knows what pods request, with their overhead.
 type summer interface {
-	requests(*v1.Pod) v1.ResourceList
+	Requests(*v1.Pod) v1.ResourceList
 }
 
 // beside are the pods that were let in before this one and have not ended.
 func (d *admission) beside(pod *v1.Pod, others []*v1.Pod) []*v1.Pod {
 	there := map[types.UID]bool{}
-	list := slices.DeleteFunc(d.roster.active(others), func(o *v1.Pod) bool {
+	list := slices.DeleteFunc(d.roster.Active(others), func(o *v1.Pod) bool {
 		there[o.UID] = true
 		in := d.admitted[o.UID] || d.roster.status.Last(o) != nil
 		return o.UID == pod.UID || !in
@@ -56,11 +56,11 @@ type summed struct {
 // against all others. They are read-only; shared.
 func (d *admission) Requests(pod *v1.Pod) v1.ResourceList {
 	if pod.Spec.RuntimeClassName != nil {
-		return d.sum.requests(pod) // the overhead of its class may change
+		return d.sum.Requests(pod) // the overhead of its class may change
 	}
 	s := d.summed[pod.UID]
 	if s.pod != pod {
-		s = summed{pod, d.sum.requests(pod)}
+		s = summed{pod, d.sum.Requests(pod)}
 		d.summed[pod.UID] = s
 	}
 	return s.requests
@@ -70,7 +70,7 @@ func (d *admission) place() *admit.Node {
 	n := d.host.node.Node()
 	return &admit.Node{
 		Name: d.name, Labels: n.Labels, Allocatable: n.Status.Allocatable, UnsafeSysctls: d.care.UnsafeSysctls, NoPrivileged: d.care.NoPrivileged,
-		Pressure: d.evict.Pressure(), Features: d.host.gate.Get().Features, Pods: d,
+		Pressure: d.keeper.Pressure(), Features: d.host.gate.Get().Features, Pods: d,
 	}
 }
 
@@ -96,7 +96,7 @@ func (d *admission) admit(pod *v1.Pod, others []*v1.Pod) *podsync.Verdict {
 	}
 	d.admitted[pod.UID] = true
 	for _, victim := range victims {
-		d.workers.end(victim, admit.Preempted())
+		d.workers.End(victim, admit.Preempted())
 	}
 	return nil
 }

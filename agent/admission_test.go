@@ -2,12 +2,11 @@ package agent
 
 import (
 	"fmt"
-	"log/slog"
 	"testing"
 
 	"github.com/crisp-cri/crisp/agent/event"
-	"github.com/crisp-cri/crisp/agent/evict"
 	"github.com/crisp-cri/crisp/agent/gate"
+	"github.com/crisp-cri/crisp/agent/housekeeping"
 	"github.com/crisp-cri/crisp/agent/node"
 	"github.com/crisp-cri/crisp/agent/status"
 	v1 "k8s.io/api/core/v1"
@@ -26,7 +25,7 @@ func (k *counted) LoadStatus(*v1.Pod) *v1.PodStatus {
 
 func (k *counted) SaveStatus(*v1.Pod, *v1.PodStatus) error { return nil }
 
-func (k *counted) requests(*v1.Pod) v1.ResourceList {
+func (k *counted) Requests(*v1.Pod) v1.ResourceList {
 	k.sums++
 	return v1.ResourceList{}
 }
@@ -39,7 +38,7 @@ func TestManyPodsAreAdmitted(t *testing.T) {
 	h := host{node: node.New("n1", "", nil), gate: gate.New(nil, nil, nil), addresses: newAddresses(nil)}
 	h.node.Edit(func(n *v1.Node) { n.Status.Allocatable[v1.ResourcePods] = resource.MustParse("2000") })
 	d := &admission{
-		care: &Care{}, host: h, events: event.Discard, evict: evict.New(evict.Options{Log: slog.New(slog.DiscardHandler)}),
+		care: &Care{}, host: h, events: event.Discard, keeper: housekeeping.New(housekeeping.Options{}),
 		roster:   &roster{status: status.NewStore(h, k, nil, nil)},
 		admitted: map[types.UID]bool{}, summed: map[types.UID]summed{},
 		sum: k,

@@ -45,6 +45,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/desired"
 	"github.com/crisp-cri/crisp/agent/event"
 	"github.com/crisp-cri/crisp/agent/gate"
+	"github.com/crisp-cri/crisp/agent/housekeeping"
 	"github.com/crisp-cri/crisp/agent/idrange"
 	"github.com/crisp-cri/crisp/agent/keyring"
 	"github.com/crisp-cri/crisp/agent/measure"
@@ -173,6 +174,7 @@ func newAgent(ctx context.Context, o Options, events *event.Store) (*agent, erro
 	debugged.load(files.Accepted())
 	ips, runtime := newAddresses(o.NodeIPs), measure.New(o.Log)
 	shown := conditions{node: node.New(o.NodeName, o.Serve.Version, ips.get()), wanted: wanted, endpoint: o.Endpoint}
+	describeNode(shown.node, o.Root, &o.Care)
 	h := host{addresses: ips, node: shown.node, gate: gate.New(runtime.Runtime(), shown, o.Log), runtime: runtime}
 	results := &probe.Results{}
 	statuses := status.NewStore(h, files, results, o.Log)
@@ -189,21 +191,22 @@ func newAgent(ctx context.Context, o Options, events *event.Store) (*agent, erro
 	lists := pleg.New(driver, o.Log)
 	probes := probe.New(ctx, probe.Options{Ask: probe.Prober{Runtime: driver}, Statuses: statuses, Results: results, Events: events, Log: o.Log})
 	w := &workers{events: events}
-	c := newCare(care{
-		o: o, host: h, wanted: wanted, files: files, roster: r, grants: g, driver: driver, runtime: runtime.Runtime(), images: runtime.Images(),
-		pulled: d.pulled, workers: w, events: events, volumesDue: make(chan struct{}, 1),
+	keeper := housekeeping.New(housekeeping.Options{
+		Rules: o.Care.Rules, NodeName: o.NodeName, Root: o.Root, LogDir: o.LogDir, LogLinks: o.LogLinks,
+		Runtime: runtime.Runtime(), Images: runtime.Images(), Pulled: d.pulled, Driver: driver,
+		Pods: r, Files: files, Workers: w, Cgroups: g, Node: shown.node, Events: events, Log: o.Log,
 	})
 	alive := &heartbeat{}
 	return &agent{
-		o: o, files: files, roster: r, host: h, conditions: shown, events: events, runtime: runtime, driver: driver, wanted: wanted, status: statuses,
-		results: results, probes: probes, pleg: lists, store: d.objects, care: c, workers: w, heartbeat: alive, shownIPs: ips.get(),
+		o: o, files: files, roster: r, host: h, conditions: shown, grants: g, events: events, runtime: runtime, driver: driver, wanted: wanted, status: statuses,
+		results: results, probes: probes, pleg: lists, store: d.objects, keeper: keeper, workers: w, heartbeat: alive, shownIPs: ips.get(),
 		api: api.New(api.Options{
 			Version: o.Serve.Version, Wanted: wanted, Store: d.objects, Events: events, Node: shown.node,
 			Status: statuses.Get, Accepted: files.Accepted, Volumes: driver.Volumes().Measured, PodLogs: files.LogDir, LoopHealth: alive.health, ListHealth: lists.Health,
 			Config: configz{o, g}.show, Checkpoints: filepath.Join(o.Root, "checkpoints"), Metrics: runtime.Write, ProbeMetrics: probes.Metrics, Restart: w.restart, Debug: debugged.set, Log: o.Log,
 		}),
 		admission: &admission{
-			care: &o.Care, name: o.NodeName, host: h, roster: r, workers: w, evict: c.evict, events: events,
+			care: &o.Care, name: o.NodeName, host: h, roster: r, workers: w, keeper: keeper, events: events,
 			admitted: map[types.UID]bool{}, summed: map[types.UID]summed{}, sum: r,
 		},
 	}, nil

@@ -24,7 +24,7 @@ func (a *agent) allocate(pod *v1.Pod) *v1.Pod {
 	}
 	why := a.infeasible(pod)
 	if why == nil {
-		why = a.admission.fits(pod, a.roster.allocated())
+		why = a.admission.fits(pod, a.roster.Allocated())
 	}
 	a.roster.resizes.set(pod.UID, why)
 	if why == nil {
@@ -52,7 +52,7 @@ func sameResources(a, b *v1.Pod) bool {
 // for all pods together. The words are the kubelet's of v1.35; since v1.36 the API
 // server, which there is none of here, refuses such a resize before a kubelet sees it.
 func (a *agent) infeasible(pod *v1.Pod) *podsync.Pending {
-	requests, allocatable := a.roster.requests(pod), a.host.node.Node().Status.Allocatable
+	requests, allocatable := a.roster.Requests(pod), a.host.node.Node().Status.Allocatable
 	for _, name := range []v1.ResourceName{v1.ResourceMemory, v1.ResourceCPU} {
 		has, known := allocatable[name]
 		if wants := requests[name]; known && wants.Cmp(has) > 0 {

@@ -35,22 +35,22 @@ func (z configz) show() map[string]any {
 		"maxPods": orDefault(c.MaxPods, node.DefaultPods), "podPidsLimit": orDefault(c.PodPIDs, -1),
 		"cgroupRoot": c.CgroupRoot, "cgroupsPerQOS": !c.NoPodCgroups, "allowedUnsafeSysctls": c.UnsafeSysctls,
 		"systemReserved": amounts(c.SystemReserved), "kubeReserved": amounts(c.KubeReserved),
-		"imageGCHighThresholdPercent": c.ImageHigh, "imageGCLowThresholdPercent": c.ImageLow,
-		"imageMinimumGCAge": c.ImageMin.String(), "imageMaximumGCAge": c.ImageMax.String(),
-		"containerLogMaxSize": resource.NewQuantity(c.LogSize, resource.BinarySI).String(), "containerLogMaxFiles": c.LogFiles,
-		"containerLogMonitorInterval": c.LogPeriod.String(),
+		"imageGCHighThresholdPercent": c.Rules.ImageHigh, "imageGCLowThresholdPercent": c.Rules.ImageLow,
+		"imageMinimumGCAge": c.Rules.ImageMin.String(), "imageMaximumGCAge": c.Rules.ImageMax.String(),
+		"containerLogMaxSize": resource.NewQuantity(c.Rules.LogSize, resource.BinarySI).String(), "containerLogMaxFiles": c.Rules.LogFiles,
+		"containerLogMonitorInterval": c.Rules.LogPeriod.String(),
 		"registryPullQPS":             z.o.Pulls.PerSec, "registryBurst": z.o.Pulls.Burst,
 		"serializeImagePulls": z.o.Pulls.Parallel == 1, "maxParallelImagePulls": z.o.Pulls.Parallel,
 		"crashLoopBackOff":                 map[string]string{"maxContainerRestartPeriod": orDefault(z.o.MaxBackoff, 300*time.Second).String()},
-		"evictionMaxPodGracePeriod":        c.EvictGrace,
-		"evictionPressureTransitionPeriod": c.EvictTransition.String(),
+		"evictionMaxPodGracePeriod":        c.Rules.EvictGrace,
+		"evictionPressureTransitionPeriod": c.Rules.EvictTransition.String(),
 	}
 	config["imagePullCredentialsVerificationPolicy"] = string(cmp.Or(z.o.PullPolicy, pulled.NeverVerifyPreloaded))
 	if len(z.o.PullUnasked) > 0 {
 		config["preloadedImagesVerificationAllowlist"] = z.o.PullUnasked
 	}
 	hard, soft, graces := map[string]string{}, map[string]string{}, map[string]string{}
-	for _, t := range c.Evict {
+	for _, t := range c.Rules.Evict {
 		if t.Grace == 0 {
 			hard[string(t.Signal)] = t.String()
 			continue
@@ -58,7 +58,7 @@ func (z configz) show() map[string]any {
 		soft[string(t.Signal)], graces[string(t.Signal)] = t.String(), t.Grace.String()
 	}
 	config["evictionHard"], config["evictionSoft"], config["evictionSoftGracePeriod"] = hard, soft, graces
-	config["evictionMinimumReclaim"] = evict.Texts(c.EvictReclaim)
+	config["evictionMinimumReclaim"] = evict.Texts(c.Rules.EvictReclaim)
 	if driver := z.grants.driver.Load(); driver != nil {
 		config["cgroupDriver"] = *driver
 	}

@@ -65,8 +65,8 @@ func (g *grants) Resize(pod *v1.Pod) error {
 	return g.limit(pod)
 }
 
-// sweep removes the cgroups of pods that are not known.
-func (g *grants) sweep(known map[string]bool) error {
+// Sweep is as housekeeping.Cgroups says.
+func (g *grants) Sweep(known map[string]bool) error {
 	if g.cgroups == nil {
 		return nil
 	}
@@ -89,7 +89,7 @@ func (g *grants) Prepare(_ context.Context, pod *v1.Pod) error {
 
 // limit gives the pod's cgroup the values of the kubelet.
 func (g *grants) limit(pod *v1.Pod) error {
-	requests, limits := g.roster.requests(pod), g.roster.limits(pod)
+	requests, limits := g.roster.Requests(pod), g.roster.limits(pod)
 	l := cgroup.Limits{Shares: cgroup.Shares(0), Pids: g.care.PodPIDs}
 	class := status.QOS(pod)
 	if class != v1.PodQOSBestEffort {
@@ -116,9 +116,9 @@ func (g *grants) limit(pod *v1.Pod) error {
 // weigh has the burstable pods weigh together what they ask for together.
 func (g *grants) weigh() error {
 	milli := int64(0)
-	for _, pod := range g.roster.active(g.roster.allocated()) {
+	for _, pod := range g.roster.Active(g.roster.Allocated()) {
 		if status.QOS(pod) == v1.PodQOSBurstable {
-			requests := g.roster.requests(pod)
+			requests := g.roster.Requests(pod)
 			milli += requests.Cpu().MilliValue()
 		}
 	}

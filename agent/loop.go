@@ -9,6 +9,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/criruntime"
 	"github.com/crisp-cri/crisp/agent/desired"
 	"github.com/crisp-cri/crisp/agent/event"
+	"github.com/crisp-cri/crisp/agent/housekeeping"
 	"github.com/crisp-cri/crisp/agent/measure"
 	"github.com/crisp-cri/crisp/agent/pleg"
 	"github.com/crisp-cri/crisp/agent/podfiles"
@@ -40,7 +41,8 @@ type agent struct {
 	store      *store.Store
 	api        *api.Server
 	admission  *admission // which pods may run here
-	care       *care
+	grants     *grants
+	keeper     *housekeeping.Keeper
 	workers    *workers
 	heartbeat  *heartbeat
 
@@ -53,8 +55,8 @@ type agent struct {
 const (
 	// tick is how often the loop turns when nothing happens.
 	tick = time.Second
-	// housekeeping is how often is cleared away what no change tells of.
-	housekeeping = 2 * time.Second
+	// again is how often the loop looks at what no change tells of.
+	again = 2 * time.Second
 )
 
 // loop hands on what the sources and the runtime tell, until ctx ends. Before the runtime
@@ -71,7 +73,7 @@ func (a *agent) loop(ctx context.Context) error {
 		a.startSources(ctx, updates)
 	})
 	var pool *worker.Pool // nil before the runtime has answered
-	pulse, keep := time.NewTicker(tick), time.NewTicker(housekeeping)
+	pulse, keep := time.NewTicker(tick), time.NewTicker(again)
 	defer pulse.Stop()
 	defer keep.Stop()
 	for {
@@ -97,7 +99,7 @@ func (a *agent) loop(ctx context.Context) error {
 		case <-pulse.C:
 		case <-keep.C:
 			if pool != nil {
-				a.housekeep()
+				a.lookAgain()
 			}
 		case u := <-updates:
 			a.update(ctx, pool, u)
@@ -122,7 +124,11 @@ func (a *agent) connected(ctx context.Context, r answer, changes chan<- pleg.Cha
 	}
 	a.api.Connect(a.runtime.Runtime(), a.runtime.Images())
 	a.o.Log.InfoContext(ctx, "runtime connected", "runtime", version.RuntimeName, "version", version.RuntimeVersion)
-	a.care.start(ctx)
+	if err := a.grants.open(ctx); err != nil {
+		a.o.Log.WarnContext(ctx, "pods have no cgroups of their own", "err", err)
+		a.events.Event(event.Node(a.o.NodeName), v1.EventTypeWarning, "CgroupsUnavailable", err.Error())
+	}
+	a.keeper.Begin(ctx)
 	pool := worker.NewPool(ctx, backend{a.driver, a}, a.o.Log)
 	a.workers.pool.Store(pool)
 	a.apply(ctx, pool, a.held)
@@ -147,9 +153,9 @@ func (a *agent) end(ctx context.Context, pool *worker.Pool) {
 	a.o.Log.Info("agent ended", "pods_stopped", a.o.StopPods)
 }
 
-// housekeep ends the probes of pods that are not wanted any more, and looks after
+// lookAgain ends the probes of pods that are not wanted any more, and looks after
 // what changes by time or by others.
-func (a *agent) housekeep() {
+func (a *agent) lookAgain() {
 	wanted := map[types.UID]bool{}
 	for _, pod := range a.wanted.Pods() {
 		wanted[pod.UID] = true
@@ -184,7 +190,7 @@ func (a *agent) update(ctx context.Context, pool *worker.Pool, u source.Update) 
 	if pool == nil {
 		return
 	}
-	a.refreshVolumes()
+	a.keeper.RefreshVolumes()
 	if refers { // pods refer to objects that have changed
 		for _, pod := range a.wanted.Pods() {
 			pool.Again(podsync.KeyOf(pod))
@@ -247,7 +253,7 @@ func (a *agent) judge(c desired.Change) *podsync.Verdict {
 			return nil
 		}
 	}
-	return a.admission.admit(c.Pod, a.roster.allocated())
+	return a.admission.admit(c.Pod, a.roster.Allocated())
 }
 
 // mayRetry reports whether a pod was rejected and may be asked about again: it has no
@@ -274,10 +280,10 @@ func (a *agent) retryRejected() {
 		return
 	}
 	for _, pod := range a.wanted.Pods() {
-		if s := a.status.Get(pod.UID); s == nil || !mayRetry(pod, s) || !a.admission.room(pod, a.roster.allocated()) {
+		if s := a.status.Get(pod.UID); s == nil || !mayRetry(pod, s) || !a.admission.room(pod, a.roster.Allocated()) {
 			continue
 		}
-		if v := a.admission.admit(pod, a.roster.allocated()); v == nil && a.dropStatus(pod) {
+		if v := a.admission.admit(pod, a.roster.Allocated()); v == nil && a.dropStatus(pod) {
 			a.o.Log.Info("rejected pod fits now", "pod", podsync.KeyOf(pod).String())
 			pool.Admit(podsync.KeyOf(pod), a.allocate(pod))
 		}

@@ -15,7 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// A roster is the pods of this node, and how much of its resources they may have.
+// A roster is the pods of this node, and how much of its resources they may have. It is
+// housekeeping.Pods.
 type roster struct {
 	wanted  *desired.Manager
 	files   *podfiles.Store
@@ -23,8 +24,14 @@ type roster struct {
 	resizes resizes
 }
 
-// requests are those of a pod with its overhead.
-func (r *roster) requests(pod *v1.Pod) v1.ResourceList {
+// Ready reports whether all sources have reported.
+func (r *roster) Ready() bool { return r.wanted.Ready() }
+
+// Wanted are the pods that are to run here.
+func (r *roster) Wanted() []*v1.Pod { return r.wanted.Pods() }
+
+// Requests are those of a pod with its overhead.
+func (r *roster) Requests(pod *v1.Pod) v1.ResourceList {
 	return podspec.Requests(pod, criruntime.Overhead(pod, r.wanted))
 }
 
@@ -33,9 +40,9 @@ func (r *roster) limits(pod *v1.Pod) v1.ResourceList {
 	return podspec.Limits(pod, criruntime.Overhead(pod, r.wanted))
 }
 
-// allocated are the wanted pods with the resources that they may have: what one only
+// Allocated are the wanted pods with the resources that they may have: what one only
 // asks for takes no room.
-func (r *roster) allocated() []*v1.Pod {
+func (r *roster) Allocated() []*v1.Pod {
 	pods := r.wanted.Pods()
 	pending := r.resizes.all()
 	for i, pod := range pods {
@@ -62,10 +69,10 @@ func holding(pod, was *v1.Pod) *v1.Pod {
 	return kept
 }
 
-// active are the pods that have not ended. One that has failed is active as long as a
+// Active are the pods that have not ended. One that has failed is active as long as a
 // container of it still has its grace: it holds its ports and its memory.
-func (r *roster) active(pods []*v1.Pod) []*v1.Pod {
-	return slices.DeleteFunc(slices.Clone(pods), func(pod *v1.Pod) bool { return r.finished(pod) && !runs(r.status.Last(pod)) })
+func (r *roster) Active(pods []*v1.Pod) []*v1.Pod {
+	return slices.DeleteFunc(slices.Clone(pods), func(pod *v1.Pod) bool { return r.Finished(pod) && !runs(r.status.Last(pod)) })
 }
 
 // runs reports whether a container of the pod runs.
@@ -75,8 +82,8 @@ func runs(s *v1.PodStatus) bool {
 	})
 }
 
-// finished reports whether the pod has Failed or Succeeded.
-func (r *roster) finished(pod *v1.Pod) bool {
+// Finished reports whether the pod has Failed or Succeeded.
+func (r *roster) Finished(pod *v1.Pod) bool {
 	return podsync.Terminal(r.status.Last(pod))
 }
 

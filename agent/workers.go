@@ -30,8 +30,19 @@ func (w *workers) restart(pod *v1.Pod, ids []string, grace *time.Duration) bool 
 	return pool != nil && pool.Restart(podsync.KeyOf(pod), pod.UID, ids, grace)
 }
 
-// end ends a pod for good.
-func (w *workers) end(pod *v1.Pod, v podsync.Verdict) {
+// Tidy is as housekeeping.Workers says.
+func (w *workers) Tidy() (done func(), ok bool) {
+	pool := w.pool.Load()
+	if pool == nil {
+		return nil, false
+	}
+	w.scarce.Store(true)
+	pool.WakeAll()
+	return func() { w.scarce.Store(false) }, true
+}
+
+// End ends a pod for good.
+func (w *workers) End(pod *v1.Pod, v podsync.Verdict) {
 	w.events.Event(event.Pod(pod), v1.EventTypeWarning, v.Reason, v.Message)
 	if pool := w.pool.Load(); pool != nil {
 		pool.Fail(podsync.KeyOf(pod), pod.UID, v)

@@ -28,19 +28,19 @@ func careFlags(fs *pflag.FlagSet, o *agent.Care) func() error {
 	fs.StringVar(&kube, "kube-reserved", "", "more that is not for pods")
 	fs.StringVar(&sysctls, "allowed-unsafe-sysctls", "", "`sysctls` that pods may set besides the safe ones, with a comma between them; kernel.msg* is all that begin so")
 	fs.BoolVar(&allowPrivileged, "allow-privileged", true, "run privileged containers")
-	fs.IntVar(&o.ImageHigh, "image-gc-high-threshold", imagegc.DefaultHigh, "`percent` of the images' disk used from which unused images are removed; 100 is never")
-	fs.IntVar(&o.ImageLow, "image-gc-low-threshold", imagegc.DefaultLow, "`percent` down to which")
-	fs.DurationVar(&o.ImageMin, "minimum-image-ttl-duration", imagegc.DefaultMin, "how long an image stays at least")
-	fs.DurationVar(&o.ImageMax, "maximum-image-ttl-duration", 0, "how long an image stays that nobody uses; 0 is for ever")
+	fs.IntVar(&o.Rules.ImageHigh, "image-gc-high-threshold", imagegc.DefaultHigh, "`percent` of the images' disk used from which unused images are removed; 100 is never")
+	fs.IntVar(&o.Rules.ImageLow, "image-gc-low-threshold", imagegc.DefaultLow, "`percent` down to which")
+	fs.DurationVar(&o.Rules.ImageMin, "minimum-image-ttl-duration", imagegc.DefaultMin, "how long an image stays at least")
+	fs.DurationVar(&o.Rules.ImageMax, "maximum-image-ttl-duration", 0, "how long an image stays that nobody uses; 0 is for ever")
 	fs.StringVar(&logSize, "container-log-max-size", "10Mi", "`size` from which a container's log is rotated; 0 is never")
-	fs.IntVar(&o.LogFiles, "container-log-max-files", 5, "how many files of a log are kept")
-	fs.DurationVar(&o.LogPeriod, "container-log-monitor-interval", logrotate.DefaultPeriod, "how often the sizes of logs are looked at")
+	fs.IntVar(&o.Rules.LogFiles, "container-log-max-files", 5, "how many files of a log are kept")
+	fs.DurationVar(&o.Rules.LogPeriod, "container-log-monitor-interval", logrotate.DefaultPeriod, "how often the sizes of logs are looked at")
 	fs.StringVar(&hard, "eviction-hard", evict.DefaultHard, "what may not become less without pods being evicted at once, `SIGNAL<AMOUNT,…`; empty is nothing")
 	fs.StringVar(&soft, "eviction-soft", "", "what may not become less for longer than its grace period")
 	fs.StringVar(&graces, "eviction-soft-grace-period", "", "grace periods of --eviction-soft, `SIGNAL=DURATION,…`")
 	fs.StringVar(&reclaim, "eviction-minimum-reclaim", "", "by how much more than its threshold there must be of something again, `SIGNAL=AMOUNT,…`")
-	fs.Int64Var(&o.EvictGrace, "eviction-max-pod-grace-period", 0, "`seconds` that a pod gets at most when it is evicted at a soft threshold")
-	fs.DurationVar(&o.EvictTransition, "eviction-pressure-transition-period", evict.DefaultTransition, "how long pressure lasts when its cause has gone")
+	fs.Int64Var(&o.Rules.EvictGrace, "eviction-max-pod-grace-period", 0, "`seconds` that a pod gets at most when it is evicted at a soft threshold")
+	fs.DurationVar(&o.Rules.EvictTransition, "eviction-pressure-transition-period", evict.DefaultTransition, "how long pressure lasts when its cause has gone")
 	return func() (err error) {
 		o.NoPodCgroups, o.NoPrivileged = !perQOS, !allowPrivileged
 		o.PodPIDs = max(o.PodPIDs, 0) // a kubelet's -1 is no limit too
@@ -60,20 +60,20 @@ func careFlags(fs *pflag.FlagSet, o *agent.Care) func() error {
 		if err != nil {
 			return usageError("--container-log-max-size %s: %v", logSize, err)
 		}
-		o.LogSize = size.Value()
-		if o.LogSize > 0 && o.LogFiles < 2 {
-			return usageError("--container-log-max-files %d: want 2 or more", o.LogFiles)
+		o.Rules.LogSize = size.Value()
+		if o.Rules.LogSize > 0 && o.Rules.LogFiles < 2 {
+			return usageError("--container-log-max-files %d: want 2 or more", o.Rules.LogFiles)
 		}
-		if o.LogPeriod < logrotate.MinPeriod {
-			return usageError("--container-log-monitor-interval %s: want %s or more", o.LogPeriod, logrotate.MinPeriod)
+		if o.Rules.LogPeriod < logrotate.MinPeriod {
+			return usageError("--container-log-monitor-interval %s: want %s or more", o.Rules.LogPeriod, logrotate.MinPeriod)
 		}
-		if o.ImageLow > o.ImageHigh {
-			return usageError("--image-gc-low-threshold %d is more than --image-gc-high-threshold %d", o.ImageLow, o.ImageHigh)
+		if o.Rules.ImageLow > o.Rules.ImageHigh {
+			return usageError("--image-gc-low-threshold %d is more than --image-gc-high-threshold %d", o.Rules.ImageLow, o.Rules.ImageHigh)
 		}
-		if o.Evict, err = evict.Parse(hard, soft, graces); err != nil {
+		if o.Rules.Evict, err = evict.Parse(hard, soft, graces); err != nil {
 			return usageError("eviction thresholds: %v", err)
 		}
-		if o.EvictReclaim, err = evict.ParseReclaim(reclaim); err != nil {
+		if o.Rules.EvictReclaim, err = evict.ParseReclaim(reclaim); err != nil {
 			return usageError("--eviction-minimum-reclaim: %v", err)
 		}
 		return nil

@@ -20,8 +20,8 @@ var layers = map[string][][]string{
 		{"admit", "desired", "podspec", "store"},
 		// The runtime.
 		{"criruntime"},
-		// Who asks and shows.
-		{"api"},
+		// Who asks and shows, and who looks after the node.
+		{"api", "housekeeping"},
 		// What puts them together.
 		{"."},
 	},

@@ -1,4 +1,4 @@
-package agent
+package housekeeping
 
 import (
 	"context"
@@ -16,7 +16,7 @@ import (
 const refresh = 30 * time.Second
 
 // keepVolumes has volumes show what their objects say.
-func (c *care) keepVolumes(ctx context.Context) {
+func (k *Keeper) keepVolumes(ctx context.Context) {
 	tick := time.NewTicker(refresh)
 	defer tick.Stop()
 	told := map[types.UID]string{}
@@ -25,21 +25,20 @@ func (c *care) keepVolumes(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-		case <-c.volumesDue:
+		case <-k.volumesDue:
 		}
-		for _, pod := range c.roster.active(c.wanted.Pods()) {
-			err := c.driver.Volumes().Refresh(pod)
+		for _, pod := range k.o.Pods.Active(k.o.Pods.Wanted()) {
+			err := k.o.Driver.Volumes().Refresh(pod)
 			if err == nil {
 				delete(told, pod.UID)
 			} else if told[pod.UID] != err.Error() {
 				told[pod.UID] = err.Error()
-				c.events.Event(event.Pod(pod), v1.EventTypeWarning, "FailedMount", "volume not brought up to date: "+err.Error())
+				k.o.Events.Event(event.Pod(pod), v1.EventTypeWarning, "FailedMount", "volume not brought up to date: "+err.Error())
 			}
 		}
 	}
 }
 
-// refreshVolumes has volumes brought up to date soon.
-func (a *agent) refreshVolumes() {
-	poke.Wake(a.care.volumesDue)
-}
+// RefreshVolumes has volumes brought up to date soon: objects have changed that they may
+// show.
+func (k *Keeper) RefreshVolumes() { poke.Wake(k.volumesDue) }

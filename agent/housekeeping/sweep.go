@@ -1,4 +1,4 @@
-package agent
+package housekeeping
 
 import (
 	"context"
@@ -20,34 +20,34 @@ const (
 )
 
 // sweep clears away what pods left behind whose end was not seen.
-func (c *care) sweep(ctx context.Context) {
-	if !c.wanted.Ready() {
+func (k *Keeper) sweep(ctx context.Context) {
+	if !k.o.Pods.Ready() {
 		return
 	}
 	known := map[string]bool{}
-	for _, pod := range c.wanted.Pods() {
+	for _, pod := range k.o.Pods.Wanted() {
 		known[string(pod.UID)] = true
 	}
-	dirs, err := os.ReadDir(filepath.Join(c.o.Root, "pods")) // also of pods whose record cannot be read
+	dirs, err := os.ReadDir(filepath.Join(k.o.Root, "pods")) // also of pods whose record cannot be read
 	if err != nil {
-		c.o.Log.WarnContext(ctx, "what was left behind is not known", "err", err)
+		k.o.Log.WarnContext(ctx, "what was left behind is not known", "err", err)
 		return
 	}
 	for _, dir := range dirs {
 		known[dir.Name()] = true
 	}
-	if err = errors.Join(c.grants.sweep(known), c.sweepLogs(known), c.sweepLinks(), c.prunePulled(ctx)); err != nil {
-		c.o.Log.WarnContext(ctx, "not all that was left behind could be removed", "err", err)
+	if err = errors.Join(k.o.Cgroups.Sweep(known), k.sweepLogs(known), k.sweepLinks(), k.prunePulled(ctx)); err != nil {
+		k.o.Log.WarnContext(ctx, "not all that was left behind could be removed", "err", err)
 	}
 }
 
 // sweepLogs removes the logs of pods that are not known, if all logs there are
 // this agent's.
-func (c *care) sweepLogs(known map[string]bool) error {
-	if rest, err := filepath.Rel(c.o.Root, c.o.LogDir); err != nil || !filepath.IsLocal(rest) {
+func (k *Keeper) sweepLogs(known map[string]bool) error {
+	if rest, err := filepath.Rel(k.o.Root, k.o.LogDir); err != nil || !filepath.IsLocal(rest) {
 		return nil
 	}
-	entries, err := os.ReadDir(c.o.LogDir)
+	entries, err := os.ReadDir(k.o.LogDir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -59,18 +59,18 @@ func (c *care) sweepLogs(known map[string]bool) error {
 		if info, infoErr := e.Info(); infoErr != nil || time.Since(info.ModTime()) < sweeping {
 			continue // its pod may be about to be accepted
 		}
-		err = errors.Join(err, os.RemoveAll(filepath.Join(c.o.LogDir, e.Name())))
+		err = errors.Join(err, os.RemoveAll(filepath.Join(k.o.LogDir, e.Name())))
 	}
 	return err
 }
 
 // prunePulled forgets who may use images that are gone.
-func (c *care) prunePulled(ctx context.Context) error {
-	if time.Since(c.pruned) < pruning {
+func (k *Keeper) prunePulled(ctx context.Context) error {
+	if time.Since(k.pruned) < pruning {
 		return nil
 	}
-	c.pruned = time.Now()
-	images, err := c.images.ListImages(ctx, nil)
+	k.pruned = time.Now()
+	images, err := k.o.Images.ListImages(ctx, nil)
 	if err != nil {
 		return criruntime.Fault(err)
 	}
@@ -78,22 +78,22 @@ func (c *care) prunePulled(ctx context.Context) error {
 	for _, image := range images {
 		there[image.Id] = true
 	}
-	return c.pulled.Prune(func(id string) bool { return there[id] }, c.pruned)
+	return k.o.Pulled.Prune(func(id string) bool { return there[id] }, k.pruned)
 }
 
 // sweepLinks removes links to logs of this agent's pods that are gone.
-func (c *care) sweepLinks() error {
-	if c.o.LogLinks == "" {
+func (k *Keeper) sweepLinks() error {
+	if k.o.LogLinks == "" {
 		return nil
 	}
-	entries, err := os.ReadDir(c.o.LogLinks)
+	entries, err := os.ReadDir(k.o.LogLinks)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	for _, e := range entries {
-		link := filepath.Join(c.o.LogLinks, e.Name())
+		link := filepath.Join(k.o.LogLinks, e.Name())
 		target, readErr := os.Readlink(link)
-		if rest, relErr := filepath.Rel(c.o.LogDir, target); readErr != nil || relErr != nil || !filepath.IsLocal(rest) {
+		if rest, relErr := filepath.Rel(k.o.LogDir, target); readErr != nil || relErr != nil || !filepath.IsLocal(rest) {
 			continue
 		}
 		if _, statErr := os.Stat(target); errors.Is(statErr, fs.ErrNotExist) {

@@ -1,4 +1,4 @@
-package agent
+package housekeeping
 
 import (
 	"context"
@@ -10,8 +10,8 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-func (c *care) imagesDir(ctx context.Context) (string, error) {
-	resp, err := c.images.ImageFsInfo(ctx)
+func (k *Keeper) imagesDir(ctx context.Context) (string, error) {
+	resp, err := k.o.Images.ImageFsInfo(ctx)
 	if err != nil {
 		return "", criruntime.Fault(err)
 	}
@@ -24,19 +24,19 @@ func (c *care) imagesDir(ctx context.Context) (string, error) {
 }
 
 // ImageSpace is as imagegc.Node says.
-func (c *care) ImageSpace(ctx context.Context) (capacity, available int64, err error) {
-	dir, err := c.imagesDir(ctx)
+func (k *Keeper) ImageSpace(ctx context.Context) (capacity, available int64, err error) {
+	dir, err := k.imagesDir(ctx)
 	if err != nil {
 		return 0, 0, err
 	}
-	bytes, _, err := space(dir)
+	bytes, _, err := Space(dir)
 	return bytes.Capacity, bytes.Available, err
 }
 
 // ImagesInUse is as imagegc.Node says: those of all containers, dead ones too, and those that pods
 // mount.
-func (c *care) ImagesInUse(ctx context.Context) (map[string]bool, error) {
-	list, err := c.runtime.ListContainers(ctx, nil)
+func (k *Keeper) ImagesInUse(ctx context.Context) (map[string]bool, error) {
+	list, err := k.o.Runtime.ListContainers(ctx, nil)
 	if err != nil {
 		return nil, criruntime.Fault(err)
 	}
@@ -46,11 +46,11 @@ func (c *care) ImagesInUse(ctx context.Context) (map[string]bool, error) {
 			used[name] = true
 		}
 	}
-	accepted := slices.DeleteFunc(c.files.Accepted(), func(pod *v1.Pod) bool { return c.roster.finished(pod) && c.driver.Clean(pod.UID) })
-	for _, pod := range slices.Concat(c.roster.active(c.wanted.Pods()), accepted) {
+	accepted := slices.DeleteFunc(k.o.Files.Accepted(), func(pod *v1.Pod) bool { return k.o.Pods.Finished(pod) && k.o.Driver.Clean(pod.UID) })
+	for _, pod := range slices.Concat(k.o.Pods.Active(k.o.Pods.Wanted()), accepted) {
 		for i := range pod.Spec.Volumes {
 			if image := pod.Spec.Volumes[i].Image; image != nil {
-				if resp, err := c.images.ImageStatus(ctx, &cri.ImageSpec{Image: image.Reference}, false); err == nil {
+				if resp, err := k.o.Images.ImageStatus(ctx, &cri.ImageSpec{Image: image.Reference}, false); err == nil {
 					used[resp.GetImage().GetId()] = true
 				}
 			}

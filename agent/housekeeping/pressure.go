@@ -1,4 +1,4 @@
-package agent
+package housekeeping
 
 import (
 	"context"
@@ -19,7 +19,7 @@ import (
 )
 
 // Measure is as evict.Node says.
-func (c *care) Measure(ctx context.Context) map[evict.Signal]evict.Observation {
+func (k *Keeper) Measure(ctx context.Context) map[evict.Signal]evict.Observation {
 	now := map[evict.Signal]evict.Observation{}
 	if m, ok := node.ReadMemory(); ok {
 		now[evict.Memory] = evict.Observation{Available: int64(m.Available()), Capacity: int64(m.Total)}
@@ -27,14 +27,14 @@ func (c *care) Measure(ctx context.Context) map[evict.Signal]evict.Observation {
 	if o, ok := pidsNow(); ok {
 		now[evict.PIDs] = o
 	}
-	if bytes, inodes, err := space(c.o.Root); err == nil {
+	if bytes, inodes, err := Space(k.o.Root); err == nil {
 		now[evict.NodeFS] = bytes
 		if inodes.Capacity > 0 { // some file systems have no fixed number
 			now[evict.NodeInodes] = inodes
 		}
 	}
-	if dir, err := c.imagesDir(ctx); err == nil {
-		if bytes, inodes, err := space(dir); err == nil {
+	if dir, err := k.imagesDir(ctx); err == nil {
+		if bytes, inodes, err := Space(dir); err == nil {
 			now[evict.ImageFS] = bytes
 			if inodes.Capacity > 0 {
 				now[evict.ImageInodes] = inodes
@@ -44,8 +44,8 @@ func (c *care) Measure(ctx context.Context) map[evict.Signal]evict.Observation {
 	return now
 }
 
-// space is that of the file system of a path.
-func space(path string) (bytes, inodes evict.Observation, err error) {
+// Space is that of the file system of a path.
+func Space(path string) (bytes, inodes evict.Observation, err error) {
 	var s unix.Statfs_t
 	if err := unix.Statfs(path, &s); err != nil {
 		return bytes, inodes, fmt.Errorf("%s: %w", path, err)
@@ -56,13 +56,13 @@ func space(path string) (bytes, inodes evict.Observation, err error) {
 }
 
 // ImagesApart is as evict.Node says.
-func (c *care) ImagesApart() bool {
-	dir, err := c.imagesDir(context.Background())
+func (k *Keeper) ImagesApart() bool {
+	dir, err := k.imagesDir(context.Background())
 	if err != nil {
 		return false
 	}
 	var node, images unix.Stat_t
-	if unix.Stat(c.o.Root, &node) != nil || unix.Stat(dir, &images) != nil {
+	if unix.Stat(k.o.Root, &node) != nil || unix.Stat(dir, &images) != nil {
 		return false
 	}
 	return node.Dev != images.Dev
@@ -102,22 +102,22 @@ func pidsNow() (o evict.Observation, ok bool) {
 }
 
 // Usage is as evict.Pods says.
-func (c *care) Usage(ctx context.Context, all bool) ([]evict.Pod, error) {
+func (k *Keeper) Usage(ctx context.Context, all bool) ([]evict.Pod, error) {
 	var pods []evict.Pod
-	for _, pod := range c.roster.active(c.roster.allocated()) {
-		if c.roster.finished(pod) {
+	for _, pod := range k.o.Pods.Active(k.o.Pods.Allocated()) {
+		if k.o.Pods.Finished(pod) {
 			continue // it is ending already
 		}
 		if all || bounded(pod) {
 			pods = append(pods, evict.Pod{
-				Pod: pod, Requests: c.roster.requests(pod), Use: map[v1.ResourceName]int64{}, Containers: map[string]int64{}, Volumes: map[string]int64{},
+				Pod: pod, Requests: k.o.Pods.Requests(pod), Use: map[v1.ResourceName]int64{}, Containers: map[string]int64{}, Volumes: map[string]int64{},
 			})
 		}
 	}
 	if len(pods) == 0 {
 		return nil, nil
 	}
-	stats, err := criruntime.PodStats(ctx, c.runtime)
+	stats, err := criruntime.PodStats(ctx, k.o.Runtime)
 	if err != nil {
 		return nil, err
 	}
@@ -126,7 +126,7 @@ func (c *care) Usage(ctx context.Context, all bool) ([]evict.Pod, error) {
 		by[s.GetAttributes().GetLabels()[podspec.LabelPodUID]] = s
 	}
 	for i := range pods {
-		c.measurePod(&pods[i], by[string(pods[i].UID)])
+		k.measurePod(&pods[i], by[string(pods[i].UID)])
 	}
 	return pods, nil
 }
@@ -146,7 +146,7 @@ func bounded(pod *v1.Pod) bool {
 	return false
 }
 
-func (c *care) measurePod(p *evict.Pod, s *cri.PodSandboxStats) {
+func (k *Keeper) measurePod(p *evict.Pod, s *cri.PodSandboxStats) {
 	p.Use[v1.ResourceMemory] = int64(s.GetLinux().GetMemory().GetWorkingSetBytes().GetValue())
 	p.Use["pids"] = int64(s.GetLinux().GetProcess().GetProcessCount().GetValue())
 	disk, inodes, layers := int64(0), int64(0), int64(0)
@@ -158,7 +158,7 @@ func (c *care) measurePod(p *evict.Pod, s *cri.PodSandboxStats) {
 		inodes += int64(layer.GetInodesUsed().GetValue())
 	}
 	layerFiles := inodes
-	logs := c.files.LogDir(p.Pod)
+	logs := k.o.Files.LogDir(p.Pod)
 	for i := range p.Spec.Containers {
 		name := p.Spec.Containers[i].Name
 		used, _ := volume.Usage(filepath.Join(logs, name))
@@ -167,7 +167,7 @@ func (c *care) measurePod(p *evict.Pod, s *cri.PodSandboxStats) {
 	for _, used := range p.Containers {
 		disk += used
 	}
-	dirs := c.driver.Volumes().EmptyDirs(p.Pod)
+	dirs := k.o.Driver.Volumes().EmptyDirs(p.Pod)
 	for i := range p.Spec.Volumes {
 		v := &p.Spec.Volumes[i]
 		if dir, ok := dirs[v.Name]; ok {

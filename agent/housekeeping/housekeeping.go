@@ -1,0 +1,166 @@
+// Package housekeeping looks after the node that pods run on: it evicts pods before
+// something runs out, collects images, rotates logs, keeps volumes up to date with their
+// objects, tells of the kernel's OOM kills, and clears away what was left behind.
+package housekeeping
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"strings"
+	"time"
+
+	"github.com/crisp-cri/crisp/agent/event"
+	"github.com/crisp-cri/crisp/agent/evict"
+	"github.com/crisp-cri/crisp/agent/imagegc"
+	"github.com/crisp-cri/crisp/agent/logrotate"
+	"github.com/crisp-cri/crisp/agent/podsync"
+	"github.com/crisp-cri/crisp/agent/pulled"
+	"github.com/crisp-cri/crisp/agent/volume"
+	"github.com/crisp-cri/crisp/internal/periodic"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	internalapi "k8s.io/cri-api/pkg/apis"
+)
+
+// Options are what a Keeper works with.
+type Options struct {
+	Rules    Rules
+	NodeName string
+	Root     string // the agent's own directory
+	LogDir   string // of the pods' logs
+	LogLinks string // directory of links to the containers' logs; "" for none
+
+	Runtime internalapi.RuntimeService
+	Images  internalapi.ImageManagerService
+	Pulled  *pulled.Ledger
+	Driver  Driver
+	Pods    Pods
+	Files   Files
+	Workers Workers
+	Cgroups Cgroups
+	Node    Node
+	Events  event.Recorder
+	Log     *slog.Logger
+}
+
+// Rules say how the node is looked after. The zero value has no thresholds and no bounds.
+type Rules struct {
+	ImageHigh, ImageLow int           // percent; see imagegc
+	ImageMin, ImageMax  time.Duration // ages
+	LogSize             int64         // bytes from which a log is rotated; 0 is never
+	LogFiles            int
+	LogPeriod           time.Duration // how often the sizes of logs are looked at
+	Evict               []evict.Threshold
+	EvictReclaim        map[evict.Signal]evict.Amount // how much more there must be than the threshold
+	EvictGrace          int64                         // seconds that a pod gets at most at a soft threshold
+	EvictTransition     time.Duration                 // how long pressure lasts when its cause has gone
+}
+
+// Pods are those of the node.
+type Pods interface {
+	Ready() bool // all sources have reported
+	Wanted() []*v1.Pod
+	Allocated() []*v1.Pod                 // the wanted ones, with the resources that they may have
+	Active(pods []*v1.Pod) []*v1.Pod      // those that have not ended
+	Finished(pod *v1.Pod) bool            // it has failed or succeeded
+	Requests(pod *v1.Pod) v1.ResourceList // with its overhead
+}
+
+// Files are those of pods.
+type Files interface {
+	Accepted() []*v1.Pod // the pods that have any
+	LogDir(pod *v1.Pod) string
+}
+
+// A Driver knows what pods hold in the runtime.
+type Driver interface {
+	logrotate.Runtime
+	Clean(uid types.UID) bool // nothing that only the pod needs is left
+	Volumes() *volume.Maker
+}
+
+// Workers act on pods.
+type Workers interface {
+	End(*v1.Pod, podsync.Verdict) // for good
+	// Tidy has dead containers removed until done is called; false: there are no workers
+	// yet.
+	Tidy() (done func(), ok bool)
+}
+
+// Cgroups are those of pods.
+type Cgroups interface {
+	Sweep(known map[string]bool) error // removes those of pods with other UIDs
+}
+
+// A Node shows its conditions.
+type Node interface {
+	SetCondition(kind v1.NodeConditionType, status v1.ConditionStatus, reason, message string)
+}
+
+// A Keeper looks after one node.
+type Keeper struct {
+	o       Options
+	evict   *evict.Manager
+	collect *imagegc.Collector
+	// volumesDue tells that objects have changed which volumes may show.
+	volumesDue chan struct{}
+	pruned     time.Time // when images that are gone were looked for. Only sweep uses it.
+}
+
+// New returns a Keeper.
+func New(o Options) *Keeper {
+	k := &Keeper{o: o, volumesDue: make(chan struct{}, 1)}
+	r := &o.Rules
+	k.evict = evict.New(evict.Options{
+		Thresholds: r.Evict, MinReclaim: r.EvictReclaim, MaxGrace: r.EvictGrace, Transition: r.EvictTransition, Node: k, Pods: k, Log: o.Log,
+	})
+	k.collect = imagegc.New(imagegc.Options{Images: o.Images, Node: k, High: r.ImageHigh, Low: r.ImageLow, Min: r.ImageMin, Max: r.ImageMax, Log: o.Log})
+	return k
+}
+
+// Pressure returns the conditions of the node that say what it has too little of.
+func (k *Keeper) Pressure() []v1.NodeConditionType { return k.evict.Pressure() }
+
+// Begin begins to look after the node, until ctx ends. The runtime has answered.
+func (k *Keeper) Begin(ctx context.Context) {
+	k.tellSwap(volume.MaySwap())
+	r := &k.o.Rules
+	if r.ImageHigh > 0 {
+		go k.collect.Run(ctx)
+	}
+	go k.evict.Run(ctx)
+	if r.LogSize > 0 {
+		go (&logrotate.Rotator{Runtime: k.o.Driver, Size: r.LogSize, Files: r.LogFiles, Period: r.LogPeriod, Log: k.o.Log}).Run(ctx)
+	}
+	go k.keepVolumes(ctx)
+	go periodic.Run(ctx, sweeping, k.sweep)
+	go watchOOM(ctx, k.o.Log, func(text string) { k.warn("SystemOOM", text) })
+}
+
+// warn records an event of the node.
+func (k *Keeper) warn(reason, text string) {
+	k.o.Events.Event(event.Node(k.o.NodeName), v1.EventTypeWarning, reason, text)
+}
+
+// tellSwap tells whoever trusts the node with Secrets that they may come to lie on a disk.
+func (k *Keeper) tellSwap(may bool) {
+	if may {
+		k.warn("PossibleMemoryBackedVolumesOnDisk", "Secrets and other volumes in memory may be written to a disk: the node swaps, and its kernel has no tmpfs that does not (Linux 6.4 has)")
+	}
+}
+
+// ImagesFull is as imagegc.Node says.
+func (k *Keeper) ImagesFull(text string) {
+	k.warn("FreeDiskSpaceFailed", text)
+}
+
+// SetPressure is as evict.Node says.
+func (k *Keeper) SetPressure(kind v1.NodeConditionType, is bool, reason, message string) {
+	s := v1.ConditionFalse
+	if is {
+		s = v1.ConditionTrue
+		k.o.Events.Event(event.Node(k.o.NodeName), v1.EventTypeNormal, strings.TrimPrefix(reason, "Kubelet"), fmt.Sprintf("Node %s status is now: %s", k.o.NodeName, reason))
+	}
+	k.o.Node.SetCondition(kind, s, reason, message)
+}

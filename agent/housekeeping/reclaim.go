@@ -1,0 +1,80 @@
+package housekeeping
+
+import (
+	"context"
+	"time"
+
+	"github.com/crisp-cri/crisp/agent/podspec"
+	"github.com/crisp-cri/crisp/agent/podsync"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// Reclaim is as evict.Node says.
+func (k *Keeper) Reclaim(ctx context.Context) {
+	k.removeDead(ctx)
+	freed, err := k.collect.FreeAll(ctx)
+	if err != nil {
+		k.o.Log.WarnContext(ctx, "unused images not removed", "err", err)
+		return
+	}
+	k.o.Log.InfoContext(ctx, "unused images removed for want of space", "bytes", freed)
+}
+
+const (
+	// removing is how long is waited for dead containers to go.
+	removing       = 10 * time.Second
+	removingPeriod = 100 * time.Millisecond
+)
+
+// removeDead has the workers remove the dead containers of pods that have finished,
+// whose images then have no user, and what was run before in the others.
+func (k *Keeper) removeDead(ctx context.Context) {
+	finished := map[types.UID]bool{}
+	for _, pod := range k.o.Pods.Wanted() {
+		if k.o.Pods.Finished(pod) {
+			finished[pod.UID] = true
+		}
+	}
+	done, ok := k.o.Workers.Tidy()
+	if !ok {
+		return
+	}
+	defer done()
+	deadline := time.After(removing)
+	for k.anyLeft(ctx, finished) {
+		select {
+		case <-time.After(removingPeriod):
+		case <-deadline:
+			return
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// anyLeft reports whether one of these pods, by UID, has a container or anything else
+// that only a pod needs that runs.
+func (k *Keeper) anyLeft(ctx context.Context, pods map[types.UID]bool) bool {
+	for _, pod := range k.o.Pods.Wanted() {
+		if pods[pod.UID] && !k.o.Driver.Clean(pod.UID) {
+			return true
+		}
+	}
+	list, err := k.o.Runtime.ListContainers(ctx, nil)
+	if err != nil {
+		return false
+	}
+	for _, container := range list {
+		if pods[types.UID(container.GetLabels()[podspec.LabelPodUID])] {
+			return true
+		}
+	}
+	return false
+}
+
+// Evict is as evict.Pods says.
+func (k *Keeper) Evict(pod *v1.Pod, v podsync.Verdict) { k.o.Workers.End(pod, v) }
+
+// Clean is as evict.Pods says.
+func (k *Keeper) Clean(pod *v1.Pod) bool { return k.o.Driver.Clean(pod.UID) }
