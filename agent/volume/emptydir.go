@@ -14,9 +14,9 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// makeEmptyDir makes a directory or, unless there is one, a tmpfs in it: the
-// content of a volume lives as long as the pod, whatever becomes of its sandbox. A
-// reboot empties a tmpfs.
+// makeEmptyDir makes the directory of a volume and mounts its medium there unless that is
+// mounted already: the content lives as long as the pod, whatever becomes of its sandbox.
+// A reboot empties a tmpfs.
 func (m *Maker) makeEmptyDir(pod *v1.Pod, v *v1.Volume) error {
 	path := m.Path(pod, v)
 	if err := os.MkdirAll(path, 0o750); err != nil {
@@ -40,7 +40,7 @@ func (m *Maker) makeEmptyDir(pod *v1.Pod, v *v1.Volume) error {
 	return open(path, pod)
 }
 
-// open lets any user of the containers write, and gives the directory to the pod.
+// open lets every user write to a directory, and gives it to the pod's fsGroup.
 func open(path string, pod *v1.Pod) error {
 	if err := os.Chmod(path, 0o777); err != nil {
 		return err
@@ -48,8 +48,8 @@ func open(path string, pod *v1.Pod) error {
 	return own(path, pod, false)
 }
 
-// mountMemory mounts a tmpfs, of which nothing goes to a swap device if the kernel can
-// do without; limit is its size, 0 leaves it to the kernel.
+// mountMemory mounts a tmpfs that is not swapped out, if the kernel supports that. limit
+// is its size in bytes; 0 is the kernel's default.
 func mountMemory(path string, limit int64) error {
 	options := "mode=0777"
 	if limit > 0 {
@@ -65,8 +65,8 @@ func mountMemory(path string, limit int64) error {
 	return nil
 }
 
-// memoryLimit is how large a volume in memory may become: as large as it says, and not
-// larger than the pod's memory, which is 0 if it is not known.
+// memoryLimit is the size of a volume in memory: its sizeLimit, but no more than the pod's
+// memory, which is 0 if unknown.
 func memoryLimit(memory int64, e *v1.EmptyDirVolumeSource) int64 {
 	if e.SizeLimit == nil || e.SizeLimit.IsZero() || memory != 0 && memory < e.SizeLimit.Value() {
 		return memory
@@ -74,8 +74,8 @@ func memoryLimit(memory int64, e *v1.EmptyDirVolumeSource) int64 {
 	return e.SizeLimit.Value()
 }
 
-// mountHugePages mounts a hugetlbfs of pages of this size. "" is the size that
-// the pod asks for: it may ask for only one then.
+// mountHugePages mounts a hugetlbfs of pages of this size. "" is the one size that the
+// pod requests; a pod that requests several must name one.
 func mountHugePages(path, page string, pod *v1.Pod) error {
 	if page == "" {
 		sizes := map[string]bool{}
@@ -102,12 +102,12 @@ func mountHugePages(path, page string, pod *v1.Pod) error {
 	return nil
 }
 
-// Usage is how much is used of the disk, or of the memory, below a directory, in
-// bytes and in inodes. What is removed meanwhile does not count.
+// Usage returns the bytes and inodes that are used below a directory. It counts a file
+// with several links once and does not descend into mounts.
 func Usage(dir string) (bytes, inodes int64) {
 	seen := map[uint64]bool{} // of files with several links
 	var top uint64
-	// What could be counted before an error is better than nothing.
+	// After an error, what was counted so far is better than nothing.
 	_ = tree.Walk(context.Background(), dir, tree.Options{}, func(f *tree.File) error {
 		if f.IsTop() {
 			top = uint64(f.Stat.Dev)

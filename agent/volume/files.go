@@ -24,21 +24,21 @@ import (
 //	a -> ..data/a
 //	dir -> ..data/dir
 //
-// A change makes a new directory of files and renames a new link over ..data: a
-// reader sees all of the old or all of the new.
+// A change writes a new directory and renames a new link over ..data: a reader sees
+// either all old files or all new ones.
 const (
 	dataLink = "..data"
 	dataNew  = "..data_tmp"
 )
 
-// A file is one that a volume shows.
+// A file is a file that a volume shows.
 type file struct {
 	data []byte
 	mode fs.FileMode
 }
 
-// makeFiles makes a volume that shows objects. Secrets stay in memory; so does
-// what may hold one.
+// makeFiles makes a volume that shows objects. It lies in memory unless it shows a
+// ConfigMap: anything else may hold secrets.
 func (m *Maker) makeFiles(pod *v1.Pod, v *v1.Volume) error {
 	dir := m.Path(pod, v)
 	if err := os.MkdirAll(dir, 0o750); err != nil {
@@ -59,7 +59,7 @@ func (m *Maker) makeFiles(pod *v1.Pod, v *v1.Volume) error {
 	return m.writeFiles(pod, v)
 }
 
-// writeFiles makes the volume show what its objects say now.
+// writeFiles brings the volume's files up to date with its objects.
 func (m *Maker) writeFiles(pod *v1.Pod, v *v1.Volume) error {
 	files, err := m.files(pod, v)
 	if err != nil {
@@ -73,7 +73,7 @@ func (m *Maker) writeFiles(pod *v1.Pod, v *v1.Volume) error {
 	return write(m.Path(pod, v), files, pod)
 }
 
-// write replaces the files of dir, all at once, unless they are the same.
+// write replaces the files of dir all at once, unless nothing has changed.
 func write(dir string, files map[string]file, pod *v1.Pod) error {
 	old, err := os.Readlink(filepath.Join(dir, dataLink))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -95,7 +95,7 @@ func write(dir string, files map[string]file, pod *v1.Pod) error {
 	if err := link(dir, files); err != nil {
 		return err
 	}
-	os.Remove(filepath.Join(dir, dataNew)) // one that a crash has left; if it stays, the next line tells
+	os.Remove(filepath.Join(dir, dataNew)) // may be left from a crash; if it stays, Symlink fails
 	if err := os.Symlink(filepath.Base(now), filepath.Join(dir, dataNew)); err != nil {
 		return err
 	}
@@ -105,7 +105,7 @@ func write(dir string, files map[string]file, pod *v1.Pod) error {
 	return sweep(dir, filepath.Base(now), files)
 }
 
-// fill writes the files below dir and gives them to the pod.
+// fill writes the files below dir and gives them to the pod's fsGroup.
 func fill(dir string, files map[string]file, pod *v1.Pod) error {
 	if err := os.Chmod(dir, 0o755); err != nil {
 		return err
@@ -118,14 +118,14 @@ func fill(dir string, files map[string]file, pod *v1.Pod) error {
 		if err := os.WriteFile(path, f.data, f.mode); err != nil {
 			return err
 		}
-		if err := os.Chmod(path, f.mode); err != nil { // whatever the umask
+		if err := os.Chmod(path, f.mode); err != nil { // despite the umask
 			return err
 		}
 	}
 	return own(dir, pod, true)
 }
 
-// same reports whether dir shows these files and no others, with these modes.
+// same reports whether dir has exactly these files, with these modes.
 func same(dir string, files map[string]file, pod *v1.Pod) bool {
 	extra := fs.FileMode(0)
 	if sc := pod.Spec.SecurityContext; sc != nil && sc.FSGroup != nil {
@@ -157,7 +157,7 @@ func same(dir string, files map[string]file, pod *v1.Pod) bool {
 
 var errDiffers = errors.New("files differ")
 
-// tops are the names in the volume's own directory.
+// tops returns the first elements of the files' paths, sorted.
 func tops(files map[string]file) []string {
 	names := map[string]bool{}
 	for path := range files {
@@ -167,7 +167,7 @@ func tops(files map[string]file) []string {
 	return slices.Sorted(maps.Keys(names))
 }
 
-// link makes the links to what the volume shows.
+// link makes the links in dir that lead through ..data.
 func link(dir string, files map[string]file) error {
 	for _, top := range tops(files) {
 		target := filepath.Join(dataLink, top)
@@ -181,8 +181,8 @@ func link(dir string, files map[string]file) error {
 	return nil
 }
 
-// sweep removes what the volume does not show any more, and old files, also those
-// that a crash has left.
+// sweep removes links that are no longer wanted and old directories of files, including
+// those that a crash has left.
 func sweep(dir, now string, files map[string]file) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {

@@ -9,8 +9,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// hostPathKinds are what must be at the path for each type; 0 stands for a
-// regular file. The types ...OrCreate make it if there is nothing.
+// hostPathKinds is what each type requires at the path; 0 is a regular file. The types
+// ...OrCreate create it if nothing is there.
 var hostPathKinds = map[v1.HostPathType]fs.FileMode{
 	v1.HostPathDirectoryOrCreate: fs.ModeDir,
 	v1.HostPathDirectory:         fs.ModeDir,
@@ -24,7 +24,7 @@ var hostPathKinds = map[v1.HostPathType]fs.FileMode{
 func checkHostPath(h *v1.HostPathVolumeSource) error {
 	want, checked := hostPathKinds[*h.Type]
 	if !checked {
-		return nil // no type: the runtime takes what it finds
+		return nil // no type: nothing is checked
 	}
 	info, err := os.Stat(h.Path)
 	if errors.Is(err, fs.ErrNotExist) {

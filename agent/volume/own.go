@@ -13,17 +13,16 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// What the group of a pod's volumes must be able to do.
+// The permissions that a pod's fsGroup gets.
 const (
 	writeMask = fs.FileMode(0o660)
 	readMask  = fs.FileMode(0o440)
-	enterMask = fs.FileMode(0o110) // of directories, besides
+	enterMask = fs.FileMode(0o110) // of directories, in addition
 )
 
-// own gives what is below dir to the group of the pod's volumes, if it has one.
-// New files get the group by the set-group-ID bits. With fsGroupChangePolicy
-// OnRootMismatch a directory that is right is taken for right as a whole. What is
-// removed meanwhile is passed over.
+// own gives everything below dir to the pod's fsGroup, if it has one. New files inherit
+// the group through the set-group-ID bits. With fsGroupChangePolicy OnRootMismatch, a
+// directory that is right is not walked. Files that are removed meanwhile are skipped.
 func own(dir string, pod *v1.Pod, readOnly bool) error {
 	sc := pod.Spec.SecurityContext
 	if sc == nil || sc.FSGroup == nil {
@@ -36,8 +35,8 @@ func own(dir string, pod *v1.Pod, readOnly bool) error {
 	if p := sc.FSGroupChangePolicy; p != nil && *p == v1.FSGroupChangeOnRootMismatch && owned(dir, gid, mask) {
 		return nil
 	}
-	// A pod may be at work in a claim meanwhile: the walk goes by descriptors, so that
-	// a link or a rename leads it nowhere.
+	// Another pod may be writing to a claim meanwhile: the walk uses descriptors, so that
+	// no link or rename can divert it.
 	return tree.Walk(context.Background(), dir, tree.Options{Mounts: true}, func(f *tree.File) error {
 		if f.FD >= 0 {
 			return give(f.FD, gid, mask)
@@ -54,10 +53,10 @@ func own(dir string, pod *v1.Pod, readOnly bool) error {
 	})
 }
 
-// give gives the file that fd stands for to the group, which may do what mask says; a
-// symlink has no mode.
+// give gives an open file to the group and adds the permissions of mask. A symbolic link
+// has no mode.
 func give(fd, gid int, mask fs.FileMode) error {
-	path := fmt.Sprintf("/proc/self/fd/%d", fd) // also of a descriptor of O_PATH
+	path := fmt.Sprintf("/proc/self/fd/%d", fd) // works for O_PATH too
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
 		return err
@@ -72,14 +71,14 @@ func give(fd, gid int, mask fs.FileMode) error {
 	case unix.S_IFDIR:
 		mode |= unix.S_ISGID | uint32(enterMask)
 	}
-	// chown(2) may have taken set-ID bits away.
+	// chown(2) may have cleared set-ID bits.
 	if err := unix.Chmod(path, mode); err != nil {
 		return &fs.PathError{Op: "chmod", Path: nameOf(path), Err: err}
 	}
 	return nil
 }
 
-// nameOf is the name of an open file, for a message.
+// nameOf returns the name of an open file, for messages.
 func nameOf(fdPath string) string {
 	if name, err := os.Readlink(fdPath); err == nil {
 		return name

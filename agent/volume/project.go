@@ -12,7 +12,7 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// files are what the volume shows now, by their path in it.
+// files returns the files that the volume shows now, by path.
 func (m *Maker) files(pod *v1.Pod, v *v1.Volume) (map[string]file, error) {
 	switch {
 	case v.ConfigMap != nil:
@@ -42,14 +42,14 @@ func (m *Maker) files(pod *v1.Pod, v *v1.Volume) (map[string]file, error) {
 		if err != nil {
 			return nil, err
 		}
-		maps.Copy(all, files) // of two at the same path the later is shown
+		maps.Copy(all, files) // of two files at one path the later one wins
 	}
 	return all, nil
 }
 
 const defaultMode = fs.FileMode(0o644)
 
-// mode is that of a file, def if none is given.
+// mode returns the mode of a file; def if none is given.
 func mode(m *int32, def fs.FileMode) fs.FileMode {
 	if m == nil {
 		return def
@@ -57,8 +57,8 @@ func mode(m *int32, def fs.FileMode) fs.FileMode {
 	return permissions(*m)
 }
 
-// permissions are file permissions from their number, in which the bits for
-// set-user-ID and the like are not where Go has them.
+// permissions converts the number of chmod(2). Go has the set-ID and sticky bits
+// elsewhere.
 func permissions(m int32) fs.FileMode {
 	out := fs.FileMode(m & 0o777)
 	for bit, mode := range map[int32]fs.FileMode{0o4000: fs.ModeSetuid, 0o2000: fs.ModeSetgid, 0o1000: fs.ModeSticky} {
@@ -100,7 +100,7 @@ func (m *Maker) secret(pod *v1.Pod, name string, items []v1.KeyToPath, def fs.Fi
 	return project(s.Data, items, def, optional, "secret "+pod.Namespace+"/"+name)
 }
 
-// project chooses the items of data, or all of it if none are named.
+// project returns the files of the named items; of all data if none are named.
 func project(data map[string][]byte, items []v1.KeyToPath, def fs.FileMode, optional *bool, where string) (map[string]file, error) {
 	files := map[string]file{}
 	if len(items) == 0 {

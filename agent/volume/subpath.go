@@ -12,15 +12,14 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// SubPath mounts what lies at path below a volume at a place of its own, and
-// returns that place. A container gets it instead of the path itself, because the
-// pod could put a symbolic link to anything of the node in its way after it was
-// looked at: what is opened here is what is mounted. A path that leads out of the
-// volume is an error; one that leads to nothing is made a directory, unless the
-// volume is only to be read.
+// SubPath bind-mounts path, which lies below a volume, at a place of its own and returns
+// that place. A container gets that instead of the path itself: after a check of the path
+// the pod could replace it by a link to anything on the node, but what was opened here is
+// what gets mounted. A path that leads out of the volume is an error. A missing path
+// becomes a directory, unless the volume is read-only.
 //
-// i is the number of the mount in the container. A mount that is there already
-// stays if it still shows what is at path.
+// i is the index of the mount in the container. An existing mount stays if it still shows
+// what is at path.
 func (m *Maker) SubPath(pod *v1.Pod, v *v1.Volume, path, container string, i int) (string, error) {
 	if !filepath.IsLocal(path) {
 		return "", fmt.Errorf("subPath %q leads out of volume %s", path, v.Name)
@@ -46,16 +45,16 @@ func (m *Maker) SubPath(pod *v1.Pod, v *v1.Volume, path, container string, i int
 	return target, bind(fd, target)
 }
 
-// openResolved opens what path below the directory top leads to by absolute links, which
-// must be below top too. It is opened without following any: what a pod puts in the
-// way meanwhile is refused.
+// openResolved opens a path that goes through absolute links, whose target must be below
+// top too. It opens the target without following links, so that the pod cannot put one in
+// the way meanwhile.
 func openResolved(root *os.File, top, path string) (int, error) {
 	top, err := filepath.EvalSymlinks(top)
 	if err != nil {
 		return -1, err
 	}
 	target, err := filepath.EvalSymlinks(filepath.Join(top, path))
-	if err != nil { // not told: it would say what there is outside
+	if err != nil { // hidden: it would reveal what exists outside
 		return -1, unix.EXDEV
 	}
 	rel, err := filepath.Rel(top, target)
@@ -65,7 +64,7 @@ func openResolved(root *os.File, top, path string) (int, error) {
 	return openat2(root, rel, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS})
 }
 
-// openBelow opens path without leaving root. Links inside it are followed.
+// openBelow opens path without leaving root. It follows links that stay inside.
 func openBelow(root *os.File, path string, create bool) (int, error) {
 	how := &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_MAGICLINKS}
 	fd, err := openat2(root, path, how)
@@ -86,7 +85,7 @@ func openBelow(root *os.File, path string, create bool) (int, error) {
 		if err != nil {
 			return -1, err
 		}
-		// It is as open as the volume, whatever the umask.
+		// Like the volume, despite the umask.
 		err = unix.Fchmod(made, uint32(info.Mode().Perm()))
 		unix.Close(made)
 		if err != nil {
@@ -98,7 +97,7 @@ func openBelow(root *os.File, path string, create bool) (int, error) {
 	return openat2(root, path, how)
 }
 
-// openat2 tries again what a rename at the same time has cut short.
+// openat2 retries when a concurrent rename has interrupted it.
 func openat2(root *os.File, path string, how *unix.OpenHow) (int, error) {
 	for tries := 0; ; tries++ {
 		fd, err := unix.Openat2(int(root.Fd()), path, how)
@@ -109,7 +108,7 @@ func openat2(root *os.File, path string, how *unix.OpenHow) (int, error) {
 	}
 }
 
-// bind mounts what fd is at target.
+// bind mounts an open file or directory at target.
 func bind(fd int, target string) error {
 	var want, got unix.Stat_t
 	if err := unix.Fstat(fd, &want); err != nil {
@@ -120,8 +119,7 @@ func bind(fd int, target string) error {
 		return nil
 	}
 	if err == nil {
-		// What is mounted here is something else by now: a file of an
-		// object that has changed.
+		// The mount shows another file by now: its object has changed.
 		if err := unix.Unmount(target, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && err != unix.EINVAL {
 			return fmt.Errorf("unmount %s: %w", target, err)
 		}

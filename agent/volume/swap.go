@@ -10,14 +10,14 @@ import (
 // noSwap is the option of a tmpfs whose pages stay in memory (tmpfs(5); Linux 6.4).
 const noSwap = "noswap"
 
-// MaySwap reports whether what volumes hold in memory, Secrets among it, may be written
-// to a disk: the node swaps, and its kernel knows no tmpfs that does not.
+// MaySwap reports whether volumes in memory, which may hold Secrets, can be written to a
+// disk: the node has swap, and its kernel does not know the option noswap.
 func MaySwap() bool {
 	table, err := os.ReadFile("/proc/swaps")
 	return err == nil && swaps(table) && !knows(noSwap)
 }
 
-// swaps reports whether anything stands in proc_swaps(5) below its heading.
+// swaps reports whether /proc/swaps lists anything below its heading (proc_swaps(5)).
 func swaps(table []byte) bool { return bytes.Count(table, []byte("\n")) > 1 }
 
 // knows reports whether the kernel knows this option of a tmpfs (fsconfig(2)).

@@ -6,14 +6,14 @@
 //	pods/<uid>/volumes/kubernetes.io~secret/<name>       likewise, in a tmpfs
 //	pods/<uid>/volumes/kubernetes.io~downward-api/<name>
 //	pods/<uid>/volumes/kubernetes.io~projected/<name>
-//	pods/<uid>/plugins/<plugin>/<name>/ready             the volume has its owner
-//	pods/<uid>/volume-subpaths/<name>/<container>/<i>    mounts of what subPath names
+//	pods/<uid>/plugins/<plugin>/<name>/ready             the volume was given to its fsGroup
+//	pods/<uid>/volume-subpaths/<name>/<container>/<i>    mounts of subPaths
 //	pvc/<namespace>/<claim>                              outlives pods; never removed here
 //
-// A volume is made before each start of a container, so making is repeatable; it
-// is how tmpfs come back after a reboot. What pods write into their volumes is
-// hostile: paths below a volume are only followed in subpath.go, and its directories
-// walked by descriptors, with internal/tree.
+// Volumes are made before each start of a container, so making them is idempotent; that
+// is how a tmpfs comes back after a reboot. What pods write to their volumes is hostile:
+// only subpath.go follows paths below a volume, and directories are walked by descriptor,
+// with internal/tree.
 package volume
 
 import (
@@ -35,38 +35,37 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// Objects are what volumes show. One that does not exist is an error of kind
-// fault.NotFound.
+// Objects has the objects that volumes show. One that does not exist is fault.NotFound.
 type Objects interface {
 	ConfigMap(namespace, name string) (*v1.ConfigMap, error)
 	Secret(namespace, name string) (*v1.Secret, error)
 	Claim(namespace, name string) (*v1.PersistentVolumeClaim, error)
 }
 
-// Facts are what is known of a pod. The downward API shows its fields and resources.
+// Facts tells what the downward API shows of a pod, and how much memory the pod has.
 type Facts interface {
 	Field(pod *v1.Pod, path string) (string, error)
 	Resource(pod *v1.Pod, ref *v1.ResourceFieldSelector) (string, error)
-	// Memory is how much the pod can have, in bytes; 0 if that is not known.
+	// Memory is how much the pod can use, in bytes; 0 if unknown.
 	Memory(pod *v1.Pod) int64
 }
 
-// A Maker makes volumes below a directory. It is safe for use by all goroutines.
+// A Maker makes volumes below a directory. It is safe for concurrent use.
 type Maker struct {
 	root    string
 	objects Objects
 	facts   Facts
 
 	mu   sync.Mutex
-	pods map[types.UID]*sync.Mutex // one at a time works on a pod's volumes; guarded by mu
+	pods map[types.UID]*sync.Mutex // held while a pod's volumes are changed; guarded by mu
 }
 
-// New returns a Maker for the agent's directory root.
+// New returns a Maker. root is the agent's directory.
 func New(root string, o Objects, f Facts) *Maker {
 	return &Maker{root: root, objects: o, facts: f, pods: map[types.UID]*sync.Mutex{}}
 }
 
-// lock waits until nobody else works on the pod's volumes.
+// lock locks the volumes of a pod.
 func (m *Maker) lock(uid types.UID) (unlock func()) {
 	m.mu.Lock()
 	pod, ok := m.pods[uid]
@@ -85,8 +84,8 @@ func (m *Maker) subpaths(uid types.UID) string {
 	return filepath.Join(m.podDir(uid), "volume-subpaths")
 }
 
-// plugin is the kubelet's name for the kind of a volume that lies below the
-// pod's directory; "" for one that does not.
+// plugin returns the kubelet's name for a kind of volumes that lie in the pod's directory;
+// "" for all others.
 func plugin(v *v1.Volume) string {
 	switch {
 	case v.EmptyDir != nil:
@@ -103,8 +102,8 @@ func plugin(v *v1.Volume) string {
 	return ""
 }
 
-// Path is where the volume lies on this node; "" for an image, which only the
-// runtime can mount.
+// Path is where the volume is on this node; "" for an image, which only the runtime can
+// mount.
 func (m *Maker) Path(pod *v1.Pod, v *v1.Volume) string {
 	switch {
 	case v.HostPath != nil:
@@ -117,18 +116,18 @@ func (m *Maker) Path(pod *v1.Pod, v *v1.Volume) string {
 	return filepath.Join(m.podDir(pod.UID), "volumes", plugin(v), v.Name)
 }
 
-// Measured are the directories of a pod's volumes whose size is of interest: those that
-// the agent has made, by name.
+// Measured returns the directories of the volumes whose usage counts, by name: those that
+// the agent has made.
 func (m *Maker) Measured(pod *v1.Pod) map[string]string {
 	return m.dirs(pod, func(v *v1.Volume) bool { return plugin(v) != "" || v.PersistentVolumeClaim != nil })
 }
 
-// EmptyDirs are the directories of a pod's emptyDir volumes, by name.
+// EmptyDirs returns the directories of a pod's emptyDir volumes, by name.
 func (m *Maker) EmptyDirs(pod *v1.Pod) map[string]string {
 	return m.dirs(pod, func(v *v1.Volume) bool { return v.EmptyDir != nil })
 }
 
-// dirs are the directories of those of a pod's volumes that are of interest, by name.
+// dirs returns the directories of some of a pod's volumes, by name.
 func (m *Maker) dirs(pod *v1.Pod, of func(*v1.Volume) bool) map[string]string {
 	dirs := map[string]string{}
 	for i := range pod.Spec.Volumes {
@@ -139,8 +138,8 @@ func (m *Maker) dirs(pod *v1.Pod, of func(*v1.Volume) bool) map[string]string {
 	return dirs
 }
 
-// Make makes all volumes of the pod, or what is missing of them, and brings what
-// they show of objects up to date.
+// Make makes the volumes of the pod that are missing and brings the others up to date with
+// their objects.
 func (m *Maker) Make(pod *v1.Pod) error {
 	defer m.lock(pod.UID)()
 	for i := range pod.Spec.Volumes {
@@ -168,9 +167,8 @@ func (m *Maker) make(pod *v1.Pod, v *v1.Volume) error {
 	return m.makeFiles(pod, v)
 }
 
-// Refresh brings what the volumes of a pod show of objects up to date. What an
-// object that has gone showed stays. It makes no volume: one that has no files yet
-// is left to Make.
+// Refresh brings the volumes of a pod up to date with their objects. The files of an
+// object that no longer exists stay. A volume without files yet is left to Make.
 func (m *Maker) Refresh(pod *v1.Pod) error {
 	defer m.lock(pod.UID)()
 	var problems []error
@@ -188,9 +186,9 @@ func (m *Maker) Refresh(pod *v1.Pod) error {
 
 func showsObjects(v *v1.Volume) bool { return plugin(v) != "" && v.EmptyDir == nil }
 
-// Remove removes the volumes of a pod of which nothing runs. It unmounts what
-// this package has mounted and refuses as long as anything else is mounted below:
-// what is behind a mount is not the agent's. Claims stay.
+// Remove removes the volumes of a pod that does not run any more; claims stay. It unmounts
+// what this package has mounted, and fails while anything else is mounted there: what is
+// behind such a mount is not the agent's to remove.
 func (m *Maker) Remove(uid types.UID) error {
 	defer m.lock(uid)()
 	dir := m.podDir(uid)
@@ -198,7 +196,7 @@ func (m *Maker) Remove(uid types.UID) error {
 	if err != nil {
 		return err
 	}
-	// The innermost first, and of several at one place the uppermost.
+	// The innermost mount first, and of several at one place the last.
 	slices.SortStableFunc(mounts, func(a, b *mountinfo.Info) int { return len(b.Mountpoint) - len(a.Mountpoint) })
 	for _, mount := range mounts {
 		if !m.ours(uid, mount) {
@@ -219,8 +217,8 @@ func (m *Maker) Remove(uid types.UID) error {
 	return nil
 }
 
-// ours reports whether a mount is one that this package makes: a tmpfs in the
-// place of a volume, or whatever is mounted in the place of a subpath.
+// ours reports whether this package makes such a mount: a tmpfs or hugetlbfs at a volume's
+// place, or anything at a subPath's.
 func (m *Maker) ours(uid types.UID, mount *mountinfo.Info) bool {
 	if rest, err := filepath.Rel(m.subpaths(uid), mount.Mountpoint); err == nil && depth(rest) == 3 {
 		return true
@@ -229,7 +227,7 @@ func (m *Maker) ours(uid types.UID, mount *mountinfo.Info) bool {
 	return err == nil && depth(rest) == 2 && (mount.FSType == "tmpfs" || mount.FSType == "hugetlbfs")
 }
 
-// depth is how many directories down a relative path leads; 0 if it leads out.
+// depth is the number of elements in a relative path; 0 if it leads out.
 func depth(path string) int {
 	if !filepath.IsLocal(path) || path == "." {
 		return 0
@@ -237,8 +235,7 @@ func depth(path string) int {
 	return strings.Count(path, "/") + 1
 }
 
-// first calls once, unless it was done for this volume already, as far back as
-// the volume's content goes.
+// first calls once, unless that has succeeded before for this volume of the pod.
 func (m *Maker) first(pod *v1.Pod, kind, name string, once func() error) error {
 	dir := filepath.Join(m.podDir(pod.UID), "plugins", kind, name)
 	ready := filepath.Join(dir, "ready")
@@ -258,7 +255,8 @@ func (m *Maker) claimDir(namespace, name string) string {
 	return filepath.Join(m.root, "pvc", namespace, name)
 }
 
-// makeClaim makes the directory that a claim stands for, unless it is there.
+// makeClaim makes the directory of a claim if it does not exist, and gives it to the pod's
+// fsGroup.
 func (m *Maker) makeClaim(pod *v1.Pod, v *v1.Volume) error {
 	name := v.PersistentVolumeClaim.ClaimName
 	claim, err := m.objects.Claim(pod.Namespace, name)
@@ -282,15 +280,15 @@ func (m *Maker) makeClaim(pod *v1.Pod, v *v1.Volume) error {
 	return m.first(pod, "kubernetes.io~local-volume", v.Name, func() error { return own(dir, pod, false) })
 }
 
-// newClaim makes the directory of a claim, which any user of the containers may write
-// to from the first moment that it is there.
+// newClaim makes the directory of a claim. Every user may write to it from the moment it
+// appears.
 func (m *Maker) newClaim(dir string) error {
 	m.mu.Lock() // other pods may have the claim too
 	defer m.mu.Unlock()
 	if _, err := os.Stat(dir); err == nil {
 		return nil
 	}
-	unfinished := filepath.Join(filepath.Dir(dir), "."+filepath.Base(dir)) // no claim has such a name
+	unfinished := filepath.Join(filepath.Dir(dir), "."+filepath.Base(dir)) // no claim's name begins with a dot
 	if err := os.MkdirAll(unfinished, 0o755); err != nil {
 		return err
 	}
@@ -300,7 +298,7 @@ func (m *Maker) newClaim(dir string) error {
 	return os.Rename(unfinished, dir)
 }
 
-// claimReadOnly reports whether a volume's claim may only be read.
+// claimReadOnly reports whether the claim of a volume is read-only.
 func (m *Maker) claimReadOnly(pod *v1.Pod, v *v1.Volume) bool {
 	if v.PersistentVolumeClaim.ReadOnly {
 		return true
@@ -313,8 +311,7 @@ func (m *Maker) claimReadOnly(pod *v1.Pod, v *v1.Volume) bool {
 	return len(modes) > 0 && !slices.ContainsFunc(modes, func(mode v1.PersistentVolumeAccessMode) bool { return mode != v1.ReadOnlyMany })
 }
 
-// ReadOnly reports whether a volume may only be read, whatever the container
-// says.
+// ReadOnly reports whether a volume is read-only whatever the container asks for.
 func (m *Maker) ReadOnly(pod *v1.Pod, v *v1.Volume) bool {
 	return showsObjects(v) || v.Image != nil || v.PersistentVolumeClaim != nil && m.claimReadOnly(pod, v)
 }
