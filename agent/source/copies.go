@@ -13,8 +13,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/atomicfile"
 )
 
-// Copies keep the last good version of each file in a directory of the agent,
-// one file for each, by the hash of the path. There may be secrets in them.
+// Copies is a directory that keeps the last good version of each manifest in a file named
+// by the hash of its path. "" keeps none. The copies may contain secrets.
 type Copies string
 
 func (c Copies) path(of string) string {
@@ -22,7 +22,7 @@ func (c Copies) path(of string) string {
 	return filepath.Join(string(c), hex.EncodeToString(sum[:16]))
 }
 
-// put keeps data, the content of the file at path, unless it is kept already.
+// put keeps data, the content of the file at path.
 func (c Copies) put(path string, data []byte) error {
 	if c == "" {
 		return nil
@@ -36,7 +36,7 @@ func (c Copies) put(path string, data []byte) error {
 	return atomicfile.Write(c.path(path), data, 0o600)
 }
 
-// get returns what is kept of the file at path; nil if nothing is.
+// get returns the copy of the file at path; nil if there is none.
 func (c Copies) get(path string) ([]byte, error) {
 	if c == "" {
 		return nil, nil
@@ -48,7 +48,7 @@ func (c Copies) get(path string) ([]byte, error) {
 	return data, err
 }
 
-// none reports whether no file has ever been good, or all of them were removed.
+// none reports whether there are no copies: no file was ever good, or all were removed.
 func (c Copies) none() bool {
 	if c == "" {
 		return true
@@ -57,7 +57,7 @@ func (c Copies) none() bool {
 	return len(entries) == 0 && (err == nil || errors.Is(err, fs.ErrNotExist))
 }
 
-// keepOnly drops the copies of all other files.
+// keepOnly removes the copies of all files but these.
 func (c Copies) keepOnly(paths map[string]bool) error {
 	if c == "" {
 		return nil
@@ -80,10 +80,10 @@ func (c Copies) keepOnly(paths map[string]bool) error {
 	return nil
 }
 
-// load decodes data, which is what is at path now, or err if it could not be
-// read. Of what is wrong, the objects are those of the last good version: last's, or
-// the copy's. A file that defined something and is empty now is wrong too: a program
-// is about to write it, or a power cut took what was in it.
+// load decodes data, which was read from path; err says why it could not be read. A file
+// that is wrong has the objects of its last good version: those of last, or of the copy.
+// A file that had objects and is now empty is wrong too: a program is about to write it,
+// or a power cut took its content.
 func (c Copies) load(path string, data []byte, err error, last *File, decode Decode) File {
 	f := File{Path: path, Err: err}
 	if err == nil {
@@ -101,7 +101,7 @@ func (c Copies) load(path string, data []byte, err error, last *File, decode Dec
 		f.Objects = objects
 	}
 	if good {
-		// Without its copy a file is as good; it only matters once it breaks.
+		// The file is good even without a copy, which matters only once it breaks.
 		if err := c.put(path, data); err != nil {
 			f.Warnings = append(f.Warnings, kept(path, err))
 		}

@@ -18,17 +18,16 @@ import (
 )
 
 const (
-	// rescan is how often the directory is read even though inotify tells of no
-	// change: it is silent on network file systems and about the targets of
-	// symbolic links.
+	// rescan is how often the directory is read without an event of inotify, which
+	// sees neither changes on network file systems nor those of a link's target.
 	rescan = 20 * time.Second
-	// settle is how long the directory must be quiet after a change. An editor
-	// saves by moving the old file away and writing a new one, and for that
-	// moment the pod must not be ended.
+	// settle is how long the directory must be quiet after a change. An editor may
+	// save by moving the old file away before it writes the new one, which must not
+	// end the pod.
 	settle = 200 * time.Millisecond
 	// maxSettle bounds settling in a directory that is never quiet.
 	maxSettle = 2 * time.Second
-	// maxSize is more than any manifest and less than what hurts.
+	// maxSize is more bytes than any manifest has.
 	maxSize = 4 << 20
 )
 
@@ -41,12 +40,12 @@ type Dir struct {
 	Log    *slog.Logger
 
 	last map[string]cached
-	dev  uint64 // the file system of what was found last
+	dev  uint64 // file system of the last manifests
 }
 
-// Run sends an Update whenever the content of the directory has changed, the
-// first time as soon as it could be read, until ctx ends. A directory that is not
-// there and of which nothing was ever read has no content.
+// Run sends an Update as soon as the directory could be read and whenever its content has
+// changed, until ctx ends. A directory that does not exist and never had a manifest counts
+// as empty.
 func (d *Dir) Run(ctx context.Context, out chan<- Update) {
 	changed := make(chan struct{}, 1)
 	go d.watch(ctx, changed)
@@ -84,7 +83,7 @@ func (d *Dir) Run(ctx context.Context, out chan<- Update) {
 	}
 }
 
-// quiet returns when changes have ceased for the time settle.
+// quiet returns when there was no change for the time settle, or after maxSettle.
 func quiet(ctx context.Context, changed <-chan struct{}) {
 	deadline := time.After(maxSettle)
 	for {
@@ -100,8 +99,8 @@ func quiet(ctx context.Context, changed <-chan struct{}) {
 	}
 }
 
-// watch pokes changed when inotify tells of something. What it misses, and a
-// directory that is not there yet, the rescan finds.
+// watch wakes Run through changed when inotify reports something. The rescan finds what
+// inotify misses, and a directory that does not exist yet.
 func (d *Dir) watch(ctx context.Context, changed chan<- struct{}) {
 	for ctx.Err() == nil {
 		if err := d.watchOnce(ctx, changed); err != nil {
@@ -121,13 +120,13 @@ func (d *Dir) watchOnce(ctx context.Context, changed chan<- struct{}) error {
 	if err := w.Add(d.Path); err != nil {
 		return err
 	}
-	poke.Wake(changed) // for what happened before
+	poke.Wake(changed) // for changes before the watch
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case err := <-w.Errors:
-			poke.Wake(changed) // an overflow: something was missed
+			poke.Wake(changed) // an overflow: events were lost
 			d.Log.DebugContext(ctx, "manifest directory watch complained", "err", err)
 		case e, ok := <-w.Events:
 			if !ok {
@@ -144,8 +143,8 @@ func (d *Dir) watchOnce(ctx context.Context, changed chan<- struct{}) error {
 	}
 }
 
-// isManifest tells a manifest from what editors and package managers leave
-// beside it: .web.yaml.swp, web.yaml~, #web.yaml#, web.yaml.bak, web.yaml.dpkg-old.
+// isManifest reports whether a file of this name is a manifest. What editors and package
+// managers leave is not: .web.yaml.swp, web.yaml~, #web.yaml#, web.yaml.dpkg-old.
 func isManifest(name string) bool {
 	if strings.HasPrefix(name, ".") || strings.HasPrefix(name, "#") {
 		return false

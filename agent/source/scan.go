@@ -18,10 +18,10 @@ import (
 type cached struct {
 	sum     [sha256.Size]byte
 	file    File
-	writing bool // there is more to come
+	writing bool // a program was writing to it at the last scan
 }
 
-// unfinished reports whether somebody was writing a file at the last scan.
+// unfinished reports whether a program was writing to a file at the last scan.
 func (d *Dir) unfinished() bool {
 	for _, c := range d.last {
 		if c.writing {
@@ -31,9 +31,9 @@ func (d *Dir) unfinished() bool {
 	return false
 }
 
-// unmounted is an error if there were manifests, there are none, and the directory is
-// on another file system than they were: what was mounted there has gone, and nobody
-// has removed a manifest.
+// unmounted returns an error if the manifests have disappeared and the directory is on
+// another file system than they were: then a file system was unmounted, and nobody has
+// removed a manifest.
 func (d *Dir) unmounted(entries []fs.DirEntry) error {
 	var s unix.Stat_t
 	if err := unix.Stat(d.Path, &s); err != nil {
@@ -47,9 +47,8 @@ func (d *Dir) unmounted(entries []fs.DirEntry) error {
 	return nil
 }
 
-// scan reads the directory and says whether it differs from the last scan. Only
-// a file whose content has changed is decoded, and one that somebody is writing is
-// left as it was.
+// scan reads the directory and reports whether it differs from the last scan. It decodes
+// only files whose content has changed; a file that is being written stays as it was.
 func (d *Dir) scan() (files []File, differ bool, err error) {
 	entries, err := os.ReadDir(d.Path)
 	if err != nil {
@@ -68,7 +67,7 @@ func (d *Dir) scan() (files []File, differ bool, err error) {
 		c, known := d.last[path]
 		writing := errors.Is(err, errWriting)
 		if errors.Is(err, fs.ErrNotExist) {
-			continue // removed since ReadDir, or a dangling link
+			continue // it was removed after ReadDir, or is a dangling link
 		}
 		sum := sha256.Sum256(data)
 		if err != nil {
@@ -99,14 +98,14 @@ func (d *Dir) scan() (files []File, differ bool, err error) {
 	return files, differ, nil
 }
 
-// writing is for how long after a change a file is believed to be unfinished because
-// somebody has it open: who appends to it for ever is not waited for.
+// writing is how long after its last change a file that is open for writing counts as
+// unfinished. A program that keeps it open for ever is not waited for.
 const writing = 10 * time.Second
 
 var errWriting = errors.New("it is being written")
 
-// read returns the content of a manifest file. It fails with errWriting while a
-// program writes to it: what is there is a part of what is to be there.
+// read returns the content of a manifest. It fails with errWriting while a program is
+// writing to the file, whose content is then incomplete.
 func read(path string) ([]byte, error) {
 	f, err := regular.Open(path)
 	if err != nil {

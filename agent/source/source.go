@@ -1,22 +1,21 @@
-// Package source finds manifests: in a directory, behind a URL. A source reports
-// everything it has at once, whenever that has changed; it never reports half of
-// what it could not read, so that a directory that is unmounted for a moment
-// ends no pods.
+// Package source reads manifests from a directory or a URL. Whenever something has
+// changed, a source reports everything it has. It reports nothing when it could not read
+// everything, so a directory that is unmounted for a moment ends no pods.
 //
-// A file that is wrong counts as its last good version, which is also kept on
-// disk: neither a slip of the pen nor a server that is away while the agent
-// starts anew ends a pod. A file that is being written is not looked at before it is
-// complete, and one that has become empty counts as wrong.
+// A file that is wrong stands for its last good version, of which there is a copy on disk:
+// neither a typing error nor a server that is down while the agent restarts ends a pod. A
+// file that is being written is read when it is complete, and one that has become empty
+// counts as wrong.
 package source
 
 import "github.com/crisp-cri/crisp/agent/manifest"
 
-// A File is one manifest as it is now.
+// A File is a manifest as it is now.
 type File struct {
 	Path     string // or URL
 	Objects  []manifest.Object
 	Warnings manifest.Errors
-	Err      error // the file could not be read or is wrong; Objects are those of its last good version
+	Err      error // it could not be read or is wrong; Objects are of its last good version
 }
 
 // An Update is all that a source has.
@@ -25,5 +24,5 @@ type Update struct {
 	Files  []File // by Path
 }
 
-// Decode makes objects of a file's content, as manifest.Read does.
+// Decode turns a file's content into objects, as manifest.Read does.
 type Decode func(path string, data []byte) ([]manifest.Object, manifest.Errors, error)

@@ -17,8 +17,8 @@ import (
 // pollEvery is the kubelet's --http-check-frequency.
 const pollEvery = 20 * time.Second
 
-// A URL is one manifest behind a URL. It is asked again every 20 s, with what the
-// server gave to tell whether it has changed (ETag, Last-Modified).
+// A URL is a manifest on a web server. Polls are conditional if the server has sent an
+// ETag or Last-Modified.
 type URL struct {
 	URL    string
 	Header http.Header // of each request
@@ -28,17 +28,16 @@ type URL struct {
 	Log    *slog.Logger
 
 	etag, modified string
-	last           *File // of what was reported; nil before
+	last           *File // as reported last; nil before the first report
 }
 
-// requestTimeout bounds one request: a server that accepts and says nothing must
-// not count as one that is there.
+// requestTimeout bounds a request: a server that accepts and never answers counts as down.
 const requestTimeout = 30 * time.Second
 
-// Run sends an Update whenever the answer has changed, until ctx ends. A server
-// that does not answer changes nothing; when the agent starts without it, the
-// last good answer is reported. If there has never been one, nothing is, so that
-// nothing is ended for not being in it.
+// Run sends an Update whenever the answer has changed, until ctx ends. When the server
+// does not answer, nothing changes; if that is so when the agent starts, the last good
+// answer is reported. Without one nothing is reported, so that no pod is ended for not
+// being in it.
 func (u *URL) Run(ctx context.Context, out chan<- Update) {
 	for ctx.Err() == nil {
 		if f, differs := u.poll(ctx); differs && ctx.Err() == nil {
@@ -52,20 +51,20 @@ func (u *URL) Run(ctx context.Context, out chan<- Update) {
 	}
 }
 
-// poll asks once, and says whether the answer is to be reported.
+// poll asks once and returns whether the answer is to be reported.
 func (u *URL) poll(ctx context.Context) (f File, differs bool) {
 	data, unchanged, err := u.get(ctx)
 	if unchanged {
 		if u.last.Err == nil {
 			return File{}, false
 		}
-		f := *u.last // it is back, and as it was
+		f := *u.last // the server is back, and the manifest has not changed
 		f.Err = nil
 		return f, true
 	}
 	f = u.Copies.load(u.URL, data, err, u.last, u.Decode)
 	if f.Err != nil && err == nil {
-		u.etag, u.modified = "", "" // "not modified" is to mean: as the last good one
+		u.etag, u.modified = "", "" // "not modified" must refer to a good version
 	}
 	switch {
 	case f.Err == nil:
@@ -113,7 +112,7 @@ func (u *URL) get(ctx context.Context) (data []byte, unchanged bool, err error) 
 		return nil, false, fmt.Errorf("%s: %w", u.URL, err)
 	case len(data) > maxSize:
 		return nil, false, fmt.Errorf("%s: more than %d bytes", u.URL, maxSize)
-	case len(data) == 0: // as the kubelet has it: no answer that means "no pods"
+	case len(data) == 0: // as in the kubelet, an empty answer does not mean "no pods"
 		return nil, false, errors.New(u.URL + ": the answer is empty")
 	}
 	u.etag, u.modified = resp.Header.Get("ETag"), resp.Header.Get("Last-Modified")
