@@ -31,17 +31,16 @@ func deployment(d *appsv1.Deployment, pods []Pod, now time.Time) Plan {
 	return plan
 }
 
-// fenceposts are how many pods more and how many available ones less than wanted
-// there may be during an update. Both are 25 % by default; of a percentage the
-// former is rounded up, the latter down. None of either would make no update
-// possible, so then one may be unavailable.
+// fenceposts returns maxSurge and maxUnavailable as numbers of pods. Both are 25 % by
+// default. A percentage of surge is rounded up, one of unavailable pods down. If both come
+// out as 0 no update would be possible, so one pod may be unavailable then.
 func fenceposts(d *appsv1.Deployment) (surge, unavailable int) {
 	if d.Spec.Strategy.Type != appsv1.RollingUpdateDeploymentStrategyType {
 		return 0, 0
 	}
 	replicas := int(*d.Spec.Replicas)
 	of := func(limit *intstr.IntOrString, up bool) int {
-		n, _ := intstr.GetScaledValueFromIntOrPercent(intstr.ValueOrDefault(limit, intstr.FromString("25%")), replicas, up) // it was checked when it was read
+		n, _ := intstr.GetScaledValueFromIntOrPercent(intstr.ValueOrDefault(limit, intstr.FromString("25%")), replicas, up) // the manifest was validated
 		return n
 	}
 	var u appsv1.RollingUpdateDeployment

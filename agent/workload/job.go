@@ -13,21 +13,21 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// A Job's pods are tried again after 10 s, 20 s, 40 s and so on, at most 6 min,
-// as Kubernetes does.
+// A failed pod of a Job is replaced after 10 s, 20 s, 40 s and so on, at most 6 min, as in
+// Kubernetes.
 const (
 	firstRetry = 10 * time.Second
 	mostRetry  = 6 * time.Minute
 )
 
-// jobState is what the pods of a job tell.
+// jobState sums up the pods of a Job.
 type jobState struct {
 	*batchv1.Job
 	now       time.Time
 	pods      []Pod // of this revision
 	active    []Pod
 	succeeded []Pod
-	failed    int // tries that count against backoffLimit
+	failed    int // failures that count against backoffLimit
 	began     time.Time
 	lastEnd   time.Time // of any pod
 	lastFail  time.Time
@@ -113,7 +113,7 @@ func observeJob(j *batchv1.Job, pods []Pod, now time.Time) jobState {
 	return s
 }
 
-// endOf is when the last container of a pod ended.
+// endOf returns when the last container of a pod ended.
 func endOf(s v1.PodStatus) time.Time {
 	var end time.Time
 	for _, c := range s.ContainerStatuses {
@@ -124,7 +124,7 @@ func endOf(s v1.PodStatus) time.Time {
 	return end
 }
 
-// finished says whether and why there is nothing more to do.
+// finished returns why a Job is over; "" while it is not.
 func (s *jobState) finished() (reason string, condition batchv1.JobConditionType) {
 	completions := s.Spec.Completions
 	switch {
@@ -140,15 +140,14 @@ func (s *jobState) finished() (reason string, condition batchv1.JobConditionType
 	return "", ""
 }
 
-// more returns the pods that are to run beside those that are there, and when to
-// look again if some must wait.
+// more returns the pods to start now, and when to plan again if they must wait.
 func (s *jobState) more() (pods []*v1.Pod, again time.Time) {
 	want := int(*s.Spec.Parallelism)
 	switch completions := s.Spec.Completions; {
 	case completions != nil:
 		want = min(want, int(*completions)-len(s.succeeded))
 	case len(s.succeeded) > 0:
-		want = 0 // one has succeeded: the others come to their end
+		want = 0 // one has succeeded: no more are started
 	}
 	missing := want - len(s.active)
 	if missing <= 0 {
@@ -175,8 +174,9 @@ func (s *jobState) more() (pods []*v1.Pod, again time.Time) {
 	return pods, time.Time{}
 }
 
-// next makes the next pod: pi-0, pi-1 and so on, or for an indexed job
-// pi-<index>-<try>, for the first index that nobody works on or has done.
+// next makes the next pod: pi-0, pi-1 and so on. For an indexed Job it is
+// pi-<index>-<try>, for the first index that is neither done nor in progress; nil if there
+// is none.
 func (s *jobState) next(taken map[string]bool) *v1.Pod {
 	if *s.Spec.CompletionMode != batchv1.IndexedCompletion {
 		for n := 0; ; n++ {

@@ -11,37 +11,37 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// A rollout brings pods from one template to the next. It decides as Kubernetes'
-// Deployment controller does: up to replicas+surge pods there are at a time, and
-// of those that are available no more go than leave replicas-unavailable. Old pods
-// that are not available go first.
+// A rollout replaces the pods of one template by those of the next. It follows the rules
+// of Kubernetes' Deployment controller: there are at most replicas+surge pods, and at
+// least replicas-unavailable of them stay available. Old pods that are not available go
+// first.
 //
-// The controller takes a step and looks again when it sees the outcome; a plan is
-// all the steps that one state of the pods allows.
+// The controller takes one step and looks at its outcome. A plan takes all steps that the
+// present state of the pods allows.
 //
-// A pod that has ended, because it was evicted or did not fit, is replaced after a
-// while, under another name: its own would be the same pod.
+// A pod that has ended, because it was evicted or rejected, is replaced after a while
+// under another name: with the same name it would be the same pod.
 type rollout struct {
 	owner       manifest.Object
 	template    *v1.PodTemplateSpec
-	label       string // has the revision
+	label       string // whose value is the revision
 	replicas    int
 	surge       int
 	unavailable int
-	inPlace     bool // old pods go at once, and new ones begin under their names
+	inPlace     bool // all old pods go at once, and new ones get their names
 	minReady    time.Duration
 
 	updated, ready, available int32 // counted by plan
 
-	members []member // that there are to be
-	ended   []int    // names not to use, of pods that are replaced
+	members []member // the pods that are wanted
+	ended   []int    // indexes of the pods that are replaced, not to be used again
 }
 
-// replaceAfter is how long a pod that has ended stays, for somebody to look at it, and
-// because its successor may not fit either.
+// replaceAfter is how long a pod that has ended stays: somebody may want to look at it,
+// and its successor may not fit either.
 const replaceAfter = 10 * time.Second
 
-// A member is one pod of a rollout.
+// A member is a pod of a rollout.
 type member struct {
 	*v1.Pod
 	index            int // in its name
@@ -79,7 +79,7 @@ func (r *rollout) plan(pods []Pod, now time.Time) Plan {
 		r.members = append(r.members, m)
 	}
 	slices.SortFunc(r.members, func(a, b member) int { return cmp.Compare(a.index, b.index) })
-	var free []int // names to use first
+	var free []int // indexes to use first
 	if r.inPlace {
 		for _, m := range r.members {
 			if isOld(m) {
@@ -98,8 +98,8 @@ func (r *rollout) plan(pods []Pod, now time.Time) Plan {
 	return plan
 }
 
-// member is what the rollout has to know of a pod; a current one is made anew,
-// as not all that makes it is in its revision.
+// member returns a pod as a member. A current pod is made again, since it depends on more
+// than its revision.
 func (r *rollout) member(p Pod) (member, bool) {
 	index, err := strconv.Atoi(strings.TrimPrefix(p.Name, r.owner.GetName()+"-"))
 	if err != nil || index < 0 {
@@ -111,8 +111,8 @@ func (r *rollout) member(p Pod) (member, bool) {
 	return member{Pod: p.Pod, index: index}, true
 }
 
-// overSince is when a pod ended. One that was never let in has nothing but the time at
-// which it came.
+// overSince returns when a pod ended. One that was rejected has no containers: the latest
+// time in its status counts.
 func overSince(s v1.PodStatus) time.Time {
 	over := endOf(s)
 	if s.StartTime != nil && s.StartTime.After(over) {
@@ -141,12 +141,12 @@ func (r *rollout) count(is func(member) bool) int {
 	return n
 }
 
-// step adds pods or lets some go, as many as may be. It reports whether there is
-// anything that it has done.
+// step adds or drops as many pods as the limits allow. It reports whether it changed
+// anything.
 func (r *rollout) step(free []int) bool {
 	current, total := r.count(isCurrent), len(r.members)
 	if surplus := current - r.replicas; surplus > 0 {
-		slices.Reverse(r.members) // the last names go first
+		slices.Reverse(r.members) // the highest indexes go first
 		r.drop(surplus, isCurrent)
 		slices.Reverse(r.members)
 		return true
@@ -167,8 +167,8 @@ func (r *rollout) step(free []int) bool {
 	return gone+r.drop(r.count(isAvailable)-least, isOld) > 0
 }
 
-// drop lets n pods of a kind go, or as many as there are. Those that are not
-// available go first.
+// drop removes up to n pods of a kind, those that are not available first, and returns
+// how many.
 func (r *rollout) drop(n int, is func(member) bool) (gone int) {
 	for _, up := range []bool{false, true} {
 		r.members = slices.DeleteFunc(r.members, func(m member) bool {
@@ -182,7 +182,7 @@ func (r *rollout) drop(n int, is func(member) bool) (gone int) {
 	return gone
 }
 
-// add adds a pod, of the first name that none has.
+// add adds a pod with the first free index.
 func (r *rollout) add(free []int) {
 	taken := func(i int) bool {
 		return slices.Contains(r.ended, i) || slices.ContainsFunc(r.members, func(m member) bool { return m.index == i })

@@ -1,16 +1,15 @@
-// Package workload says which pods a Deployment, a DaemonSet or a Job is, on one
-// node. It is pure: the workload, its pods, their statuses and the time go in,
-// the pods that are wanted now come out.
+// Package workload computes which pods a Deployment, a DaemonSet or a Job wants on this
+// node. It is pure: the workload, its pods, their statuses and the time go in, the pods
+// that are wanted now come out.
 //
-// Pods have names with numbers, web-0 to web-2 for a Deployment web of three, so
-// that they can be named in commands and so that an agent that starts anew finds
-// them again without a record. A new pod has the first number that none has: one
-// that replaces another often has its name, and begins when that one has ended.
-// While there are more pods than wanted, for the surge of an update, there are
-// higher numbers, and they stay with their pods.
+// The names of pods end in a number, web-0 to web-2 for a Deployment web of three. That
+// makes them easy to type, and a restarted agent finds them again without a record. A new
+// pod gets the first free number: often it replaces a pod of the same name, and begins
+// when that one has ended. The extra pods of an update's surge get higher numbers, which
+// they keep.
 //
-// What a Job has achieved is in the statuses of its pods, which stay wanted when
-// they have ended. Nothing else is remembered.
+// The progress of a Job is in the statuses of its pods, which stay wanted after they have
+// ended. Nothing else is remembered.
 package workload
 
 import (
@@ -27,27 +26,27 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// AnnotationWorkload is on every pod of a workload and names it: "deployment
-// default/web". AnnotationRevision is the hash of the template it was made from,
-// or for a Job's pod of the Job.
+// AnnotationWorkload names the workload of a pod: "deployment default/web".
+// AnnotationRevision is the hash of the template that the pod was made from; of the Job
+// itself for a Job's pod.
 const (
 	AnnotationWorkload = "io.crisp.workload"
 	AnnotationRevision = "io.crisp.workload.revision"
 )
 
-// A Pod is one pod of a workload that is wanted now or was when the agent ended.
+// A Pod is a pod of a workload: wanted now, or when the agent before ended.
 type Pod struct {
 	*v1.Pod
-	Status v1.PodStatus // as last known; without phase if nothing is
+	Status v1.PodStatus // the last known; the phase is "" if there is none
 }
 
 // A Plan is what a workload wants now.
 type Plan struct {
 	Pods   []*v1.Pod
-	Again  time.Time       // when to look again although nothing has changed; zero: never
+	Again  time.Time       // when to plan again even if nothing has changed; zero is never
 	Status manifest.Object // the workload with its status filled in
-	// Expired says that the workload is to be deleted: a Job whose time after
-	// its end is over. Without its pods it would begin again.
+	// Expired says that the workload is to be deleted: a finished Job whose TTL is
+	// over. Deleting its pods alone would start it again.
 	Expired bool
 }
 
@@ -60,8 +59,8 @@ func Is(o manifest.Object) bool {
 	return false
 }
 
-// Expand plans o, which must be a workload. pods are those that carry its name
-// in AnnotationWorkload, of any revision.
+// Expand plans o, which must be a workload. pods are its pods of any revision, by
+// AnnotationWorkload.
 func Expand(o manifest.Object, pods []Pod, now time.Time) Plan {
 	switch o := o.(type) {
 	case *appsv1.Deployment:
@@ -74,7 +73,7 @@ func Expand(o manifest.Object, pods []Pod, now time.Time) Plan {
 	return Plan{}
 }
 
-// makePod makes the pod of this name from a template.
+// makePod makes a pod from the template of its owner.
 func makePod(owner manifest.Object, t *v1.PodTemplateSpec, name, revision string, labels map[string]string) *v1.Pod {
 	pod := &v1.Pod{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
@@ -102,7 +101,7 @@ func makePod(owner manifest.Object, t *v1.PodTemplateSpec, name, revision string
 	return pod
 }
 
-// availableAt says whether a pod is ready, and since when it counts as available.
+// availableAt reports whether a pod is ready, and when it counts as available.
 func availableAt(s v1.PodStatus, minReady time.Duration) (at time.Time, ready bool) {
 	for _, c := range s.Conditions {
 		if c.Type == v1.PodReady && c.Status == v1.ConditionTrue {
@@ -112,7 +111,7 @@ func availableAt(s v1.PodStatus, minReady time.Duration) (at time.Time, ready bo
 	return time.Time{}, false
 }
 
-// earliest returns the earlier of two times, of which zero is never.
+// earliest returns the earlier of two times; zero stands for never.
 func earliest(a, b time.Time) time.Time {
 	if a.IsZero() || !b.IsZero() && b.Before(a) {
 		return b
