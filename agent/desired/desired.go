@@ -1,13 +1,13 @@
-// Package desired keeps what this node is to run. It merges what the sources
-// report into one set of objects, expands workloads to their pods, and says what
-// has changed for the loop that runs pods.
+// Package desired keeps what this node is to run. It merges the reports of the sources
+// into one set of objects, expands workloads to pods, and tells the loop that runs pods
+// what has changed.
 //
-// An object is known by kind, namespace and name. Of two with the same, that of
-// the source that comes first wins (file, http, api), within a source the one
-// that is listed first; the other is told as an error of its file.
+// An object is identified by kind, namespace and name. If two objects have the same, the
+// one of the first source wins (file, http, api), and within a source the first one; the
+// other is reported as an error of its file.
 //
-// Nothing is ended for not being wanted before every source has reported
-// (Ready): what a source that is slow today wants may be running.
+// No pod is ended for not being wanted before every source has reported (Ready): a slow
+// source may want it.
 package desired
 
 import (
@@ -19,20 +19,21 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// An Op says what has become of a pod.
+// An Op says how the wanted pod under a key has changed.
 type Op uint8
 
 const (
-	// Add: it is wanted from now on. If another pod was wanted under its key,
-	// that one ends first.
+	// Add: it is wanted from now on. Another pod that was wanted under its key ends
+	// first.
 	Add Op = iota + 1
-	// Update: it is the same pod with another spec, labels or annotations.
+	// Update: it is the same pod with another spec or other labels or annotations.
 	Update
-	// Reconcile: it is the same pod, and nothing changed that it runs by.
+	// Reconcile: it is the same pod, and nothing that its containers depend on has
+	// changed.
 	Reconcile
 	// Delete: it is to end, within its DeletionGracePeriodSeconds.
 	Delete
-	// Remove: it is not wanted any more.
+	// Remove: it is no longer wanted.
 	Remove
 )
 
@@ -40,15 +41,15 @@ var ops = map[Op]string{Add: "ADD", Update: "UPDATE", Reconcile: "RECONCILE", De
 
 func (o Op) String() string { return ops[o] }
 
-// A Change is what has become of the pod under Key. Pod is nil if none is wanted
-// any more. It is nobody's to modify.
+// A Change tells how the wanted pod under Key has changed. Pod is nil if none is wanted
+// any more; it is read-only.
 type Change struct {
 	Op  Op
 	Key podsync.Key
 	Pod *v1.Pod
 }
 
-// diff compares what was wanted with what is now, in the order of keys.
+// diff returns the changes from the old set of pods to the new one, ordered by key.
 func diff(old, now map[podsync.Key]*v1.Pod) []Change {
 	var changes []Change
 	for key, pod := range now {
@@ -65,7 +66,7 @@ func diff(old, now map[podsync.Key]*v1.Pod) []Change {
 	return changes
 }
 
-// compare returns what makes now of old, 0 if they are the same.
+// compare returns how a pod has changed; 0 if it has not.
 func compare(old, now *v1.Pod) Op {
 	switch {
 	case old == nil || old.UID != now.UID:

@@ -19,30 +19,30 @@ import (
 	"github.com/crisp-cri/crisp/internal/poke"
 )
 
-// precedence is the order in which sources win.
+// precedence is the order of the sources: the first one wins.
 var precedence = []string{manifest.SourceFile, manifest.SourceHTTP, manifest.SourceAPI}
 
-// A Manager has all objects. Update and Reconcile belong to the loop; all other
-// methods may be called from any goroutine.
+// A Manager has all objects. Only the loop may call Update and Reconcile; all other
+// methods are safe for concurrent use.
 type Manager struct {
 	sources []string
-	due     chan struct{} // of capacity 1
+	due     chan struct{} // has room for one
 
 	mu        sync.Mutex
-	files     map[string][]source.File              // by source; guarded by mu, as all below
-	objects   map[string]manifest.Object            // by manifest.Key; those that won
-	clashes   map[string]string                     // source and path of a file → what of it lost
-	told      map[string]string                     // source and path of a file → the error that was told last
-	pods      map[podsync.Key]*v1.Pod               // wanted
-	earlier   []*v1.Pod                             // pods of workloads that an earlier agent had; until Ready
-	ephemeral map[types.UID][]v1.EphemeralContainer // that were added to running pods
-	statuses  map[types.UID]v1.PodStatus            // of the pods of workloads
+	files     map[string][]source.File              // by source; guarded by mu, like all fields below
+	objects   map[string]manifest.Object            // the winners, by manifest.Key
+	clashes   map[string]string                     // source and path of a file → which object of it lost
+	told      map[string]string                     // source and path of a file → the last error reported
+	pods      map[podsync.Key]*v1.Pod               // the wanted pods
+	earlier   []*v1.Pod                             // the workloads' pods under an earlier agent; nil once Ready
+	ephemeral map[types.UID][]v1.EphemeralContainer // added to running pods
+	statuses  map[types.UID]v1.PodStatus            // of the workloads' pods
 	expanded  map[string]workload.Plan              // by manifest.Key
-	alarm     *time.Timer                           // of the workloads
+	alarm     *time.Timer                           // wakes the loop when a plan is due again
 }
 
-// New returns a Manager that wants nothing yet. sources are those that must
-// report before it is Ready.
+// New returns a Manager that wants nothing yet. It is Ready when all of sources have
+// reported.
 func New(sources []string) *Manager {
 	return &Manager{
 		sources: sources, due: make(chan struct{}, 1),
@@ -51,8 +51,8 @@ func New(sources []string) *Manager {
 	}
 }
 
-// Resume takes in the pods that an earlier agent has accepted, with the statuses
-// they had: workloads go on from them.
+// Resume takes over the pods that an earlier agent has accepted, with their statuses, so
+// that workloads continue with them.
 func (m *Manager) Resume(accepted []*v1.Pod, status func(*v1.Pod) *v1.PodStatus) {
 	for _, pod := range accepted {
 		if pod.Annotations[workload.AnnotationWorkload] == "" {
@@ -68,16 +68,16 @@ func (m *Manager) Resume(accepted []*v1.Pod, status func(*v1.Pod) *v1.PodStatus)
 	}
 }
 
-// Ready reports whether all sources have reported. Before, nothing may be ended
-// for not being wanted.
+// Ready reports whether all sources have reported. Until then no pod may be ended for not
+// being wanted.
 func (m *Manager) Ready() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.readyLocked()
 }
 
-// Local reports whether the sources of this machine have reported: they do so soon
-// after the start, while an address may not answer for long.
+// Local reports whether all sources but http have reported. They do so soon after the
+// start, while a server may be down for long.
 func (m *Manager) Local() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -90,23 +90,22 @@ func (m *Manager) reportedLocked(of func(source string) bool) bool {
 	return !slices.ContainsFunc(m.sources, func(s string) bool { _, reported := m.files[s]; return !reported && of(s) })
 }
 
-// Pod returns the wanted pod of this key, or nil.
+// Pod returns the wanted pod under a key, or nil.
 func (m *Manager) Pod(key podsync.Key) *v1.Pod {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.pods[key]
 }
 
-// Pods returns all wanted pods, in the order of keys.
+// Pods returns all wanted pods, ordered by key.
 func (m *Manager) Pods() []*v1.Pod {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return slices.SortedFunc(maps.Values(m.pods), func(a, b *v1.Pod) int { return podsync.KeyOf(a).Compare(podsync.KeyOf(b)) })
 }
 
-// Update takes in all that a source has now. problems are the errors that were
-// not there before; refers says that an object has changed that pods may refer
-// to.
+// Update takes in the report of a source. refers says that an object has changed that pods
+// may refer to; problems are the errors that are new.
 func (m *Manager) Update(u source.Update) (changes []Change, refers bool, problems []error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -118,8 +117,8 @@ func (m *Manager) Update(u source.Update) (changes []Change, refers bool, proble
 	return changes, refers, m.problemsLocked()
 }
 
-// refer compares the objects that are no pods. A source keeps the object
-// of what has not changed.
+// refer reports whether any object but a pod has changed. Unchanged objects are identical,
+// since sources keep them.
 func refer(old, now map[string]manifest.Object) bool {
 	differ := func(a, b map[string]manifest.Object) bool {
 		for key, o := range a {
@@ -132,8 +131,7 @@ func refer(old, now map[string]manifest.Object) bool {
 	return differ(old, now) || differ(now, old)
 }
 
-// SetEphemeral makes these the ephemeral containers of the pod with this UID,
-// which are in no manifest.
+// SetEphemeral sets the ephemeral containers of a pod, which no manifest has.
 func (m *Manager) SetEphemeral(uid types.UID, containers []v1.EphemeralContainer) {
 	m.mu.Lock()
 	m.ephemeral[uid] = containers
@@ -152,19 +150,19 @@ func (m *Manager) debuggedLocked(pod *v1.Pod) *v1.Pod {
 	return pod
 }
 
-// Reconcile plans the workloads again, which it is time for when Due says so.
+// Reconcile plans the workloads again. It is time for that when Due says so.
 func (m *Manager) Reconcile() []Change {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.expandLocked(time.Now())
 }
 
-// Due tells when to call Reconcile.
+// Due receives when it is time to call Reconcile.
 func (m *Manager) Due() <-chan struct{} { return m.due }
 
 func (m *Manager) poke() { poke.Wake(m.due) }
 
-// Observe takes in the status of a pod: workloads go by it.
+// Observe takes in the status of a pod, which its workload's plan depends on.
 func (m *Manager) Observe(pod *v1.Pod, status v1.PodStatus) {
 	if pod.Annotations[workload.AnnotationWorkload] == "" {
 		return
@@ -178,7 +176,7 @@ func (m *Manager) Observe(pod *v1.Pod, status v1.PodStatus) {
 	}
 }
 
-// mergeLocked finds out which objects win.
+// mergeLocked merges the objects of all sources.
 func (m *Manager) mergeLocked() {
 	m.objects, m.clashes = map[string]manifest.Object{}, map[string]string{}
 	for _, name := range precedence {
@@ -195,7 +193,7 @@ func (m *Manager) mergeLocked() {
 	}
 }
 
-// origin says where an object is defined.
+// origin names the place where an object is defined, for messages.
 func origin(o manifest.Object) string {
 	a := o.GetAnnotations()
 	if a[manifest.AnnotationSource] == manifest.SourceAPI {
@@ -204,7 +202,7 @@ func origin(o manifest.Object) string {
 	return a[manifest.AnnotationFile]
 }
 
-// errorLocked is what is wrong with a file, or nil.
+// errorLocked returns what is wrong with a file, or nil.
 func (m *Manager) errorLocked(name string, f source.File) error {
 	if f.Err != nil {
 		return f.Err
@@ -235,7 +233,7 @@ func (m *Manager) problemsLocked() []error {
 	return problems
 }
 
-// expandLocked makes the set of wanted pods of the objects.
+// expandLocked computes the wanted pods from the objects.
 func (m *Manager) expandLocked(now time.Time) []Change {
 	pods := map[podsync.Key]*v1.Pod{}
 	for _, o := range m.objects {
@@ -276,8 +274,8 @@ func (m *Manager) expandLocked(now time.Time) []Change {
 	return changes
 }
 
-// ofLocked returns the pods of a workload: those that are wanted and, until all
-// sources have reported, those that an earlier agent had.
+// ofLocked returns the pods of a workload: the wanted ones and, until all sources have
+// reported, those of an earlier agent.
 func (m *Manager) ofLocked(key string) []workload.Pod {
 	var list []workload.Pod
 	for _, pod := range slices.Concat(slices.Collect(maps.Values(m.pods)), m.earlier) {
@@ -289,7 +287,7 @@ func (m *Manager) ofLocked(key string) []workload.Pod {
 	return list
 }
 
-// forgetLocked drops the statuses of pods that are not wanted any more.
+// forgetLocked drops what is known of pods that are no longer wanted.
 func (m *Manager) forgetLocked() {
 	if !m.readyLocked() {
 		return

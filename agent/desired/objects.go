@@ -48,8 +48,8 @@ func find[T any](m *Manager, kind, namespace, name string) (*T, error) {
 	return nil, fault.NotFound.Errorf("there is no %s", key)
 }
 
-// List returns all objects of a kind in the order of their keys. Pods are those
-// that are wanted, those of workloads included; workloads have their status.
+// List returns all objects of a kind, ordered by key. Pods include those of workloads, and
+// workloads have their status.
 func (m *Manager) List(kind string) []manifest.Object {
 	var list []manifest.Object
 	if kind == "Pod" {
@@ -90,7 +90,7 @@ func (m *Manager) shownLocked(key string) manifest.Object {
 	return m.objects[key]
 }
 
-// Expired returns the keys of the workloads that are to be deleted.
+// Expired returns the workloads that are to be deleted.
 func (m *Manager) Expired() []manifest.Object {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -103,7 +103,7 @@ func (m *Manager) Expired() []manifest.Object {
 	return list
 }
 
-// A FileState is what there is to know of one manifest.
+// A FileState describes a manifest.
 type FileState struct {
 	Source   string   `json:"source"`
 	Path     string   `json:"path"`
@@ -112,7 +112,7 @@ type FileState struct {
 	Warnings []string `json:"warnings,omitempty"`
 }
 
-// A SourceState is what there is to know of one source.
+// A SourceState describes a source.
 type SourceState struct {
 	Name     string      `json:"name"`
 	Reported bool        `json:"reported"`
