@@ -1,12 +1,12 @@
-// Package evict ends pods before this node runs out of memory, disk or process
-// IDs, by the kubelet's rules. A Manager looks every few seconds:
+// Package evict ends pods before the node runs out of memory, disk or process IDs, by the
+// kubelet's rules. A Manager looks every ten seconds:
 //
-//	what is there < threshold?  ──▶ the node's condition (MemoryPressure …)
-//	  for as long as its grace?  ─▶ give back what nobody needs (dead containers, images)
-//	  still?                     ─▶ end one pod, wait until what it held is free, and look again
+//	available < threshold?  ─▶ set the node's condition (MemoryPressure …)
+//	  for its grace period? ─▶ reclaim what nobody needs (dead containers, images)
+//	  still?                ─▶ evict one pod, wait until what it held is free, look again
 //
-// One pod at a time: those that use more than they asked for first, then those of
-// the lowest priority, then those that use most beyond what they asked for.
+// Pods that use more than they request go first; of these, those of the lowest priority;
+// and of these, those that exceed their requests most.
 package evict
 
 import (
@@ -24,7 +24,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// A Signal is something that there may be too little of.
+// A Signal is something that a node can run short of.
 type Signal string
 
 // The signals, by the kubelet's names.
@@ -40,8 +40,8 @@ const (
 // order is the order in which signals are looked at.
 var order = []Signal{Memory, NodeFS, NodeInodes, ImageFS, ImageInodes, PIDs}
 
-// A meaning is what a signal says: the condition of a node that has too little, and the
-// resource that pods use. disk is that resource where images have a file system of their
+// A meaning is the condition that a signal sets, and the resource of pods by which they
+// are ranked. disk takes the place of resource where images have a file system of their
 // own.
 type meaning struct {
 	condition      v1.NodeConditionType
@@ -57,27 +57,27 @@ var meanings = map[Signal]meaning{
 	PIDs:        {v1.NodePIDPressure, "pids", "pids"},
 }
 
-// An Observation is how much there is of something.
+// An Observation is how much there is of what a signal measures.
 type Observation struct{ Available, Capacity int64 }
 
-// A Pod is one that runs, with what it uses.
+// A Pod is a running pod with what it uses.
 type Pod struct {
 	*v1.Pod
 	Requests v1.ResourceList
 	Use      map[v1.ResourceName]int64 // memory, ephemeral-storage in bytes; pids, inodes
-	// Containers have the bytes of their writable layers and logs, Volumes those of
-	// the pod's emptyDirs, by name.
+	// Containers are the bytes of the containers' writable layers and logs, Volumes those
+	// of the emptyDirs; both by name.
 	Containers, Volumes map[string]int64
 }
 
 // Options are what a Manager works with.
 type Options struct {
 	Thresholds []Threshold
-	// MinReclaim says by how much more than its threshold there must be of something
-	// that was too little, before it is enough.
+	// MinReclaim is how much more than its threshold must be available before a shortage
+	// is over.
 	MinReclaim map[Signal]Amount
-	MaxGrace   int64         // seconds that a pod gets at most at a soft threshold
-	Transition time.Duration // how long a condition stays when its cause has gone
+	MaxGrace   int64         // seconds that a pod has at most to end, at a soft threshold
+	Transition time.Duration // how long a condition stays after its cause has gone
 	Node       Node
 	Pods       Pods
 	Log        *slog.Logger
@@ -106,34 +106,34 @@ type Pods interface {
 }
 
 const (
-	// cleaning is how long is waited at most for what evicted pods held, before another
-	// is ended for want of it; cleaningPeriod is how often is looked. The kubelet's.
+	// cleaning is how long to wait for evicted pods to release what they held before
+	// another one is evicted; cleaningPeriod is how often to look. Both are the kubelet's.
 	cleaning, cleaningPeriod = 30 * time.Second, time.Second
 
 	period            = 10 * time.Second
 	DefaultTransition = 5 * time.Minute
 )
 
-// A Manager keeps this node out of need.
+// A Manager evicts pods from this node.
 type Manager struct {
 	o    Options
 	now  func() time.Time
-	met  map[Threshold]time.Time            // since when
-	last map[v1.NodeConditionType]time.Time // when its cause was last there
-	told map[v1.NodeConditionType]bool
+	met  map[Threshold]time.Time            // since when each has been met
+	last map[v1.NodeConditionType]time.Time // when the cause was last observed
+	told map[v1.NodeConditionType]bool      // as Condition was last called
 
 	mu       sync.Mutex
 	pressure []v1.NodeConditionType // guarded by mu
 }
 
-// New returns a Manager that has seen nothing yet.
+// New returns a Manager that has not looked yet.
 func New(o Options) *Manager {
 	return &Manager{
 		o: o, now: time.Now, met: map[Threshold]time.Time{}, last: map[v1.NodeConditionType]time.Time{}, told: map[v1.NodeConditionType]bool{},
 	}
 }
 
-// Run looks after the node until ctx ends.
+// Run looks at once and then every period, until ctx ends.
 func (m *Manager) Run(ctx context.Context) {
 	look := func(ctx context.Context) {
 		if err := m.Look(ctx); err != nil && ctx.Err() == nil {
@@ -144,14 +144,15 @@ func (m *Manager) Run(ctx context.Context) {
 	periodic.Run(ctx, period, look)
 }
 
-// Pressure returns the conditions that there are now.
+// Pressure returns the conditions that are true now.
 func (m *Manager) Pressure() []v1.NodeConditionType {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return slices.Clone(m.pressure)
 }
 
-// Look looks once and does at most one thing about the node as a whole.
+// Look looks once. It evicts each pod that exceeds a limit of its own, or else at most one
+// pod for a shortage of the node.
 func (m *Manager) Look(ctx context.Context) error {
 	due := m.due(m.o.Node.Measure(ctx))
 	pods, err := m.o.Pods.Usage(ctx, len(due) > 0)
@@ -183,8 +184,7 @@ func (m *Manager) Look(ctx context.Context) error {
 	return nil
 }
 
-// await returns when all of these pods have given back what they held, or after
-// cleaning.
+// await returns when all of these pods have released what they held, or after cleaning.
 func (m *Manager) await(ctx context.Context, pods []*v1.Pod) {
 	deadline, tick := time.After(cleaning), time.NewTicker(cleaningPeriod)
 	defer tick.Stop()
@@ -199,11 +199,11 @@ func (m *Manager) await(ctx context.Context, pods []*v1.Pod) {
 	}
 }
 
-// onNode reports whether a signal is about the disk of logs and volumes.
+// onNode reports whether a signal measures the file system of logs and volumes.
 func onNode(s Signal) bool { return s == NodeFS || s == NodeInodes }
 
-// What pods use of each disk, if images have one of their own: writable layers lie
-// with the images, logs and volumes do not.
+// What pods use of each file system if images have one of their own, which then has the
+// writable layers too, but not logs and volumes.
 const (
 	NodeDisk    v1.ResourceName = "nodefs"
 	NodeFiles   v1.ResourceName = "nodefs-inodes"
@@ -211,14 +211,14 @@ const (
 	LayersFiles v1.ResourceName = "imagefs-inodes"
 )
 
-// A need is a threshold that has been undercut for as long as it may be.
+// A need is a threshold that has been met for its grace period.
 type need struct {
 	Threshold
 	Observation
 }
 
-// due notes what is too little and returns those that must be acted upon, the most
-// urgent first.
+// due records which thresholds are met and returns those that must be acted upon, in the
+// order of signals.
 func (m *Manager) due(now map[Signal]Observation) []need {
 	var list []need
 	for _, s := range order {
@@ -277,8 +277,8 @@ func (m *Manager) tell() {
 	m.pressure = pressure
 }
 
-// Rank sorts pods by who goes first when there is too little of a resource, which
-// they use as much of as Use has under use.
+// Rank sorts pods by the order in which they are evicted for a resource. name is the
+// resource of their requests; use is the key of what they use of it.
 func Rank(pods []Pod, name, use v1.ResourceName) {
 	over := func(p Pod) int64 {
 		q := p.Requests[name]
@@ -299,7 +299,7 @@ func Rank(pods []Pod, name, use v1.ResourceName) {
 	})
 }
 
-// evictFor ends the pod that goes first and returns it, nil if none may go.
+// evictFor evicts the first pod in rank and returns it; nil if none may be evicted.
 func (m *Manager) evictFor(ctx context.Context, n need, pods []Pod, apart bool) *v1.Pod {
 	name := meanings[n.Signal].resource
 	use := name
@@ -336,7 +336,7 @@ func verdict(text string, grace int64) podsync.Verdict {
 	}
 }
 
-// overLimit says why a pod that uses more of the disk than it may must go, or nil.
+// overLimit returns why a pod that uses more disk than its limits must end, or nil.
 func overLimit(p Pod) *podsync.Verdict {
 	text := ""
 	for _, v := range p.Spec.Volumes {

@@ -11,7 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// An Amount is so many bytes, inodes or processes, or so much of all there is.
+// An Amount is a number of bytes, inodes or processes, or a part of the capacity.
 type Amount struct {
 	Amount  int64   // if Percent is 0
 	Percent float64 // of the capacity
@@ -32,18 +32,19 @@ func (a Amount) String() string {
 	return resource.NewQuantity(a.Amount, resource.BinarySI).String()
 }
 
-// A Threshold is how little there may be.
+// A Threshold is met when less than Amount is available.
 type Threshold struct {
 	Signal Signal
 	Amount
-	Grace time.Duration // how long it may be so; 0 acts at once, and gives pods no time
+	Grace time.Duration // how long it may be met; 0 is a hard threshold, at which pods get no time to end
 }
 
 // DefaultHard are the kubelet's thresholds.
 const DefaultHard = "memory.available<100Mi,nodefs.available<10%,nodefs.inodesFree<5%,imagefs.available<15%,imagefs.inodesFree<5%"
 
-// Parse reads thresholds as the kubelet's flags have them: hard and soft
-// "memory.available<100Mi,…", grace "memory.available=1m30s,…" for each of soft.
+// Parse parses thresholds in the form of the kubelet's flags: hard and soft are
+// "memory.available<100Mi,…"; grace is "memory.available=1m30s,…", with a period for each
+// soft threshold.
 func Parse(hard, soft, grace string) ([]Threshold, error) {
 	list, err := parse(hard)
 	if err != nil {
@@ -72,7 +73,7 @@ func Parse(hard, soft, grace string) ([]Threshold, error) {
 	return list, nil
 }
 
-// Reserved is what must be left of a node's resources, or pods are ended at once.
+// Reserved returns what the hard thresholds keep from pods.
 func Reserved(thresholds []Threshold, capacity v1.ResourceList) v1.ResourceList {
 	list := v1.ResourceList{}
 	for _, t := range thresholds {
@@ -95,14 +96,13 @@ func parse(text string) ([]Threshold, error) {
 	return list, err
 }
 
-// ParseReclaim reads by how much more than its threshold there must be of something
-// before it is enough again: "nodefs.available=500Mi,imagefs.available=5%".
+// ParseReclaim parses Options.MinReclaim: "nodefs.available=500Mi,imagefs.available=5%".
 func ParseReclaim(text string) (map[Signal]Amount, error) {
 	amounts, _, err := split(text, "=")
 	return amounts, err
 }
 
-// split reads amounts of signals, and the order that these came in.
+// split parses the amounts of signals and returns the order of the signals too.
 func split(text, sign string) (map[Signal]Amount, []Signal, error) {
 	amounts := map[Signal]Amount{}
 	var names []Signal
@@ -138,7 +138,7 @@ func split(text, sign string) (map[Signal]Amount, []Signal, error) {
 	return amounts, names, nil
 }
 
-// Texts writes amounts by signal as a KubeletConfiguration has them.
+// Texts writes amounts by signal in the form of a KubeletConfiguration.
 func Texts(amounts map[Signal]Amount) map[string]string {
 	texts := map[string]string{}
 	for signal, a := range amounts {
