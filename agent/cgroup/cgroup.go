@@ -1,5 +1,4 @@
-// Package cgroup keeps the cgroups in which pods run, as the kubelet lays them out
-// and with its values:
+// Package cgroup keeps the cgroups of pods, in the kubelet's layout and with its limits:
 //
 //	cgroupfs                         systemd
 //	kubepods                         kubepods.slice
@@ -9,8 +8,8 @@
 //	└─ besteffort                    └─ kubepods-besteffort.slice
 //	   └─ pod<uid>                      └─ kubepods-besteffort-pod<uid>.slice
 //
-// The runtime makes the cgroups of the containers below a pod's. All of this
-// outlives the agent: a pod's cgroup follows from its UID and its class.
+// The runtime makes the containers' cgroups below that of their pod. All cgroups outlive
+// the agent: that of a pod follows from its UID and QoS class.
 package cgroup
 
 import (
@@ -31,16 +30,16 @@ import (
 	"github.com/crisp-cri/crisp/internal/kernel"
 )
 
-// Limits are what a cgroup may have.
+// Limits are the limits of a cgroup.
 type Limits struct {
-	Shares uint64 // of CPU time, against other cgroups beside it
-	Quota  int64  // µs of CPU time in a Period; 0 is no limit
+	Shares uint64 // CPU weight relative to sibling cgroups
+	Quota  int64  // µs of CPU time per Period; 0 is no limit
 	Period uint64
 	Memory int64 // bytes; 0 is no limit
 	Pids   int64 // 0 is no limit
 }
 
-// The kernel's and the kubelet's bounds.
+// The bounds of the kernel and the kubelet.
 const (
 	MinShares     = 2 // the least that the kernel takes
 	maxShares     = 262_144
@@ -48,13 +47,13 @@ const (
 	DefaultPeriod = 100_000 // µs
 )
 
-// classes are those that have a cgroup above their pods'.
+// classes are the QoS classes, in the order in which Open makes their cgroups.
 var classes = []v1.PodQOSClass{v1.PodQOSGuaranteed, v1.PodQOSBurstable, v1.PodQOSBestEffort}
 
-// Shares are what thousandths of a CPU weigh.
+// Shares returns the CPU shares for a number of milli-CPUs.
 func Shares(milli int64) uint64 { return uint64(min(max(milli*1024/1000, MinShares), maxShares)) }
 
-// Quota is how much of a period thousandths of a CPU are; no CPU is no limit.
+// Quota returns the CPU quota per period for a number of milli-CPUs; 0 is no limit.
 func Quota(milli, period int64) int64 {
 	if milli == 0 {
 		return 0
@@ -62,18 +61,18 @@ func Quota(milli, period int64) int64 {
 	return max(milli*period/1000, minQuota)
 }
 
-// A Tree is the cgroups below a root. It is safe for use by all goroutines.
+// A Tree is the cgroups of pods below a root. It is safe for concurrent use.
 type Tree struct {
-	root    []string // names of the cgroups on the way to kubepods
+	root    []string // names of the cgroups above kubepods
 	systemd bool
 
 	mu    sync.Mutex
-	known map[string]Limits // what was set last, by cgroup; guarded by mu
+	known map[string]Limits // as last set, by cgroup; guarded by mu
 	pages map[string]Pages  // likewise
 }
 
-// Open makes the cgroups of all pods and of the classes below root, "/" being the
-// kernel's. Together pods may have what limits say, and any huge pages.
+// Open makes the cgroups of the classes below root; "/" is the root of the hierarchy. All
+// pods together get these limits, and may use any huge pages.
 func Open(root string, systemd bool, limits Limits) (*Tree, error) {
 	t := &Tree{systemd: systemd, known: map[string]Limits{}, pages: map[string]Pages{}}
 	for name := range strings.SplitSeq(strings.Trim(root, "/"), "/") {
@@ -92,12 +91,12 @@ func Open(root string, systemd bool, limits Limits) (*Tree, error) {
 		if err := t.setPages(t.class(class), all); err != nil {
 			return nil, err
 		}
-		limits = Limits{Shares: MinShares} // of the classes below the first
+		limits = Limits{Shares: MinShares} // for the classes below kubepods
 	}
 	return t, nil
 }
 
-// class is the cgroup above the pods of a class.
+// class returns the names down to the cgroup of a class.
 func (t *Tree) class(class v1.PodQOSClass) []string {
 	names := append(slices.Clone(t.root), "kubepods")
 	if class != v1.PodQOSGuaranteed {
@@ -110,8 +109,8 @@ func (t *Tree) pod(uid string, class v1.PodQOSClass) []string {
 	return append(t.class(class), "pod"+uid)
 }
 
-// Parent is what CRI calls the parent of a pod's containers. Of a slice the kubelet
-// gives the path, with those above it, though its name says the same.
+// Parent returns the cgroup parent of a pod's containers, as CRI wants it. Like the kubelet
+// it gives a slice with all slices above it, although its name contains them.
 func (t *Tree) Parent(uid string, class v1.PodQOSClass) string {
 	return t.path(t.pod(uid, class))
 }
@@ -128,7 +127,7 @@ func (t *Tree) path(names []string) string {
 	return path
 }
 
-// slice is systemd's name of a cgroup; it has those of all above it in it.
+// slice returns systemd's name of a cgroup, which contains the names of all above it.
 func slice(names []string) string {
 	escaped := make([]string, len(names))
 	for i, name := range names {
@@ -159,7 +158,7 @@ func (t *Tree) manager(names []string, l Limits) (cgroups.Manager, error) {
 	return manager.New(c)
 }
 
-// set makes the cgroup, unless it is there, and limits it.
+// set makes the cgroup if it does not exist, and sets its limits.
 func (t *Tree) set(names []string, l Limits) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -190,21 +189,21 @@ func (t *Tree) set(names []string, l Limits) error {
 }
 
 func (t *Tree) resources(m cgroups.Manager) *cgroups.Resources {
-	c, _ := m.GetCgroups() // never fails: it was given
+	c, _ := m.GetCgroups() // never fails: it returns what New was given
 	return c.Resources
 }
 
-// Make makes a pod's cgroup, or changes its limits. It is safe to repeat.
+// Make makes a pod's cgroup or changes its limits. It is idempotent.
 func (t *Tree) Make(uid string, class v1.PodQOSClass, l Limits) error {
 	return t.set(t.pod(uid, class), l)
 }
 
-// Weigh says what all pods of the class burstable weigh together.
+// Weigh sets the CPU weight of all burstable pods together.
 func (t *Tree) Weigh(milli int64) error {
 	return t.set(t.class(v1.PodQOSBurstable), Limits{Shares: Shares(milli)})
 }
 
-// Remove removes a pod's cgroup, in which nothing runs any more.
+// Remove removes the cgroup of a pod that does not run any more.
 func (t *Tree) Remove(uid string) error {
 	var problems []error
 	for _, class := range classes {
@@ -230,7 +229,7 @@ func (t *Tree) exists(names []string) bool {
 	return slices.ContainsFunc(t.dirs(names), func(dir string) bool { _, err := os.Stat(dir); return err == nil })
 }
 
-// dirs are where a cgroup is, in each hierarchy.
+// dirs returns the directories of a cgroup, one in each hierarchy.
 func (t *Tree) dirs(names []string) []string {
 	all, _ := kernel.Hierarchies()
 	var dirs []string
@@ -240,11 +239,11 @@ func (t *Tree) dirs(names []string) []string {
 	return dirs
 }
 
-// orphanAge is how long a cgroup must have been there to be taken for one that was
-// left behind: another agent may be just about to use it.
+// orphanAge is how old a cgroup must be to count as left behind: another agent may be about
+// to use a younger one.
 const orphanAge = 10 * time.Minute
 
-// Sweep removes the cgroups of pods that are not known and in which nothing runs.
+// Sweep removes the cgroups of unknown pods in which nothing runs.
 func (t *Tree) Sweep(known func(uid string) bool) error {
 	var problems []error
 	for _, uid := range t.uids() {
@@ -256,8 +255,8 @@ func (t *Tree) Sweep(known func(uid string) bool) error {
 	return errors.Join(problems...)
 }
 
-// uids are those of the pods that have a cgroup; with systemd some letters of
-// them are not as they were, which no UID of the agent's has.
+// uids returns the UIDs of the pods that have a cgroup. The names of slices have "_" for
+// "-", which the agent's own UIDs do not contain.
 func (t *Tree) uids() []string {
 	var uids []string
 	for _, class := range classes {

@@ -13,15 +13,14 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// unbounded is how many bytes of huge pages the cgroups above those of pods may
-// have, as the kubelet has it.
+// unbounded is the kubelet's limit of huge pages, in bytes, for the cgroups above pods.
 const unbounded = 1 << 62
 
-// Pages are bytes of huge pages, by the size of a page as the kernel writes it in
-// the names of the hugetlb controller's files: "2MB".
+// Pages maps page sizes to bytes of huge pages. Sizes are written as in the names of the
+// hugetlb controller's files: "2MB".
 type Pages map[string]uint64
 
-// PageSize is how the kernel writes a size of huge pages, given in bytes.
+// PageSize returns the kernel's name for a size of huge pages in bytes.
 func PageSize(bytes int64) string {
 	units := []string{"B", "KB", "MB", "GB"}
 	for bytes >= 1024 && len(units) > 1 {
@@ -30,7 +29,7 @@ func PageSize(bytes int64) string {
 	return fmt.Sprintf("%d%s", bytes, units[0])
 }
 
-// HugePages are those of a list of resources.
+// HugePages returns the huge pages in a list of resources.
 func HugePages(of v1.ResourceList) Pages {
 	pages := Pages{}
 	for name, q := range of {
@@ -42,9 +41,9 @@ func HugePages(of v1.ResourceList) Pages {
 	return pages
 }
 
-// LimitHugePages limits the huge pages of a pod, whose cgroup is there already. Of a
-// size that the kernel has and pages does not it gets none. Where there is no
-// hugetlb controller nothing is limited, as with the kubelet, and that is no error.
+// LimitHugePages limits the huge pages of a pod, whose cgroup must exist. The pod gets none
+// of a size that is not in pages. Without a hugetlb controller nothing is limited, as in
+// the kubelet, and that is no error.
 func (t *Tree) LimitHugePages(uid string, class v1.PodQOSClass, pages Pages) error {
 	return t.setPages(t.pod(uid, class), pages)
 }
@@ -68,9 +67,9 @@ func (t *Tree) setPages(names []string, pages Pages) error {
 	return nil
 }
 
-// writePages writes the limit of each size. dir is that of the cgroup in the
-// hierarchy of the hugetlb controller, "" if v1 has none. Neither driver's systemd
-// knows such limits: both versions of the controller have them by their files alone.
+// writePages writes the limit of each size. dir is the cgroup's directory in the hierarchy
+// of the hugetlb controller, "" if v1 has none. The files are written directly because
+// systemd has no such limits.
 func writePages(dir string, unified bool, sizes []string, pages Pages) error {
 	r := &cgroups.Resources{SkipDevices: true, SkipFreezeOnSet: true}
 	for _, size := range sizes {
