@@ -1,10 +1,9 @@
-// Package keyring finds the credentials for an image: those of the node and those
-// of a pod's pull secrets, both as docker writes them.
+// Package keyring finds the credentials for an image, in the node's config.json of docker
+// and in a pod's pull secrets.
 //
-// A credential is for a registry, or for what lies below a path of it; its host
-// may have wildcards ("*.example.com"), one for each part of the name. The most
-// specific ones come first. Several may fit, since secrets are rotated: each is
-// tried.
+// A credential is for a registry, or for the repositories below a path of it. Its host may
+// have wildcards ("*.example.com"), each for one part of the name. The most specific
+// credentials come first. Several may fit, since secrets are rotated; each is tried.
 package keyring
 
 import (
@@ -23,10 +22,10 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// A Credential is what a registry is shown.
+// A Credential is a user name and password for a registry.
 type Credential struct {
 	Username, Password string
-	Source             *Source // the pull secret that it is from; nil: it is the node's
+	Source             *Source // the pull secret that it is from; nil if it is the node's
 }
 
 // A Source is the pull secret that a credential is from.
@@ -39,7 +38,7 @@ type Source struct {
 
 // A Ring is a set of credentials.
 type Ring struct {
-	entries []entry // the most specific first
+	entries []entry // most specific first
 }
 
 type entry struct {
@@ -58,7 +57,7 @@ type auth struct {
 	Auth     string `json:"auth"` // base64 of username:password
 }
 
-// Load reads docker's config.json; one that does not exist is empty.
+// Load reads docker's config.json. A missing file is an empty ring.
 func Load(path string) (*Ring, error) {
 	r := &Ring{}
 	data, err := os.ReadFile(path)
@@ -71,7 +70,7 @@ func Load(path string) (*Ring, error) {
 	return r, r.addJSON(path, data)
 }
 
-// With returns the ring with the credentials of pull secrets before its own.
+// With returns a ring that has the credentials of pull secrets before those of r.
 func (r *Ring) With(secrets ...*v1.Secret) (*Ring, error) {
 	all := &Ring{}
 	for _, s := range secrets {
@@ -85,7 +84,7 @@ func (r *Ring) With(secrets ...*v1.Secret) (*Ring, error) {
 	return all, nil
 }
 
-// addSecret adds the credentials of a pull secret; one of another type has none.
+// addSecret adds the credentials of a pull secret. A Secret of another type has none.
 func (r *Ring) addSecret(s *v1.Secret) error {
 	name := "secret " + s.Namespace + "/" + s.Name
 	switch {
@@ -101,7 +100,7 @@ func (r *Ring) addSecret(s *v1.Secret) error {
 	return nil
 }
 
-// mark notes that the entries without a source are a secret's.
+// mark sets the source of the entries that have none.
 func (r *Ring) mark(s *v1.Secret) {
 	for i := range r.entries {
 		c := &r.entries[i].Credential
@@ -139,13 +138,13 @@ func (r *Ring) add(name string, auths map[string]auth) error {
 	return nil
 }
 
-// sort keeps the order of equals: secrets come before the node's.
+// sort is stable, so that credentials of secrets stay before the node's.
 func (r *Ring) sort() {
 	slices.SortStableFunc(r.entries, func(a, b entry) int { return strings.Compare(b.place, a.place) })
 }
 
-// normal takes off what docker writes around a host: a scheme, and the version of
-// the protocol.
+// normal removes what docker may write around a host and path: the scheme and the version
+// of the protocol.
 func normal(place string) string {
 	place = strings.TrimPrefix(strings.TrimPrefix(place, "https://"), "http://")
 	host, rest, _ := strings.Cut(place, "/")
@@ -163,7 +162,7 @@ func normal(place string) string {
 // defaultHost is what docker calls the registry of images without a host.
 const defaultHost = "index.docker.io"
 
-// Lookup returns the credentials for an image, the most specific first.
+// Lookup returns the credentials for an image, most specific first.
 func (r *Ring) Lookup(image string) []Credential {
 	repository := Repository(image)
 	found := r.of(func(place string) bool { return matches(place, repository) })
@@ -214,7 +213,7 @@ func split(hostport string) (parts []string, port string) {
 	return strings.Split(host, "."), port
 }
 
-// Repository is an image's name with its registry, without tag and digest.
+// Repository returns the name of an image with its registry, without tag and digest.
 func Repository(image string) string {
 	name, _, _ := strings.Cut(image, "@")
 	if i := strings.LastIndex(name, ":"); i > strings.LastIndex(name, "/") {

@@ -18,9 +18,9 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Plugins are programs that know credentials, as the kubelet's credential providers:
-// each is asked about the images that its configuration names, by a
-// CredentialProviderRequest on its standard input, and answers with a
+// Plugins are the kubelet's credential providers: programs that are asked for the
+// credentials of the images that their configuration names. A program reads a
+// CredentialProviderRequest from its standard input and answers with a
 // CredentialProviderResponse (credentialprovider.kubelet.k8s.io/v1).
 type Plugins struct {
 	dir       string
@@ -31,7 +31,7 @@ type Plugins struct {
 	cache map[string]cached // by provider, type and key; guarded by mu
 }
 
-// A provider is one of a CredentialProviderConfig.
+// A provider is an entry of a CredentialProviderConfig.
 type provider struct {
 	Name                 string           `json:"name"` // of the program
 	MatchImages          []string         `json:"matchImages"`
@@ -51,7 +51,7 @@ type response struct {
 	APIVersion    string           `json:"apiVersion"`
 	CacheKeyType  string           `json:"cacheKeyType"`
 	CacheDuration *metav1.Duration `json:"cacheDuration"`
-	Auth          map[string]auth  `json:"auth"` // by what it is good for
+	Auth          map[string]auth  `json:"auth"` // by registry or path, as in config.json
 }
 
 type cached struct {
@@ -61,12 +61,12 @@ type cached struct {
 
 const (
 	providerGroup = "credentialprovider.kubelet.k8s.io/"
-	// pluginPatience is how long a plugin may take, as by the kubelet.
+	// pluginPatience is how long a plugin may take, as in the kubelet.
 	pluginPatience = time.Minute
 )
 
-// LoadPlugins reads a CredentialProviderConfig, of kubelet.config.k8s.io in any of its
-// versions; its programs are in dir.
+// LoadPlugins reads a CredentialProviderConfig of any version of kubelet.config.k8s.io. The
+// programs are in dir.
 func LoadPlugins(config, dir string, log *slog.Logger) (*Plugins, error) {
 	data, err := os.ReadFile(config)
 	if err != nil {
@@ -105,8 +105,8 @@ func LoadPlugins(config, dir string, log *slog.Logger) (*Plugins, error) {
 	return &Plugins{dir: dir, providers: c.Providers, log: log, cache: map[string]cached{}}, nil
 }
 
-// Lookup asks the plugins about an image. One that fails is told of in the log and left
-// out: the pull may succeed without. Nil has no plugins.
+// Lookup asks the plugins for the credentials of an image. One that fails is logged and
+// skipped: the pull may succeed without it. A nil p has no plugins.
 func (p *Plugins) Lookup(ctx context.Context, image string) []Credential {
 	if p == nil {
 		return nil
@@ -128,7 +128,7 @@ func (p *Plugins) Lookup(ctx context.Context, image string) []Credential {
 	return ring.Lookup(image)
 }
 
-// ask returns what a plugin says, now or a while ago.
+// ask returns a plugin's answer, from the cache if there is one.
 func (p *Plugins) ask(ctx context.Context, of *provider, image string) (map[string]auth, error) {
 	host, _, _ := strings.Cut(Repository(image), "/")
 	keys := map[string]string{"Image": of.Name + " Image " + image, "Registry": of.Name + " Registry " + host, "Global": of.Name + " Global"}
@@ -174,7 +174,7 @@ func (p *Plugins) run(ctx context.Context, of *provider, image string) (*respons
 	}
 	var out, errs bytes.Buffer
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(request), &out, &errs
-	cmd.WaitDelay = time.Second // a child of it may hold the pipes
+	cmd.WaitDelay = time.Second // a child of the plugin may keep the pipes open
 	if err := cmd.Run(); err != nil {
 		return nil, fmt.Errorf("%w: %s", err, strings.TrimSpace(errs.String()))
 	}
