@@ -1,6 +1,6 @@
-// Package admit decides whether a pod may run on this node. It is pure: the node,
-// the pods on it and the new one go in, a verdict comes out. Reasons and messages
-// are the kubelet's. What was rejected stays so until its manifest changes.
+// Package admit decides whether a pod may run on this node. It is pure: the node, its pods
+// and the new pod go in, a verdict comes out. Reasons and messages are the kubelet's. A
+// rejected pod stays rejected until its manifest changes.
 package admit
 
 import (
@@ -20,15 +20,15 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// A Node is what pods are admitted to.
+// A Node is what the admission of a pod depends on.
 type Node struct {
 	Name          string
 	Labels        map[string]string
 	Allocatable   v1.ResourceList
-	UnsafeSysctls []string // that pods may set besides the safe ones; "a.b.*" is all below
+	UnsafeSysctls []string // allowed besides the safe ones; "a.b.*" is every sysctl below a.b
 	NoPrivileged  bool
-	Pressure      []v1.NodeConditionType // that there is now
-	Features      *cri.RuntimeFeatures   // of the runtime; nil if it does not tell
+	Pressure      []v1.NodeConditionType // the pressures that are true now
+	Features      *cri.RuntimeFeatures   // of the runtime; nil if it does not report them
 	Pods          Pods
 }
 
@@ -41,8 +41,8 @@ type Pods interface {
 	Requests(*v1.Pod) v1.ResourceList
 }
 
-// Check returns why pod may not run beside the others, or nil. victims are those
-// of the others that must go for it: only a critical pod has any.
+// Check returns why pod may not run beside the others, or nil. victims are the pods that
+// must end for it; only a critical pod has any.
 func Check(pod *v1.Pod, others []*v1.Pod, n *Node) (v *podsync.Verdict, victims []*v1.Pod) {
 	for _, check := range []func(*v1.Pod, *Node) *podsync.Verdict{pressure, system, sysctls, security, affinity} {
 		if v := check(pod, n); v != nil {
@@ -79,7 +79,7 @@ func reject(reason, format string, args ...any) *podsync.Verdict {
 	return &podsync.Verdict{Reason: reason, Message: rejected + fmt.Sprintf(format, args...)}
 }
 
-// pressure keeps out what would be the first to be evicted.
+// pressure rejects the pods that would be evicted first.
 func pressure(pod *v1.Pod, n *Node) *podsync.Verdict {
 	if len(n.Pressure) == 0 || podsync.Priority(pod) >= podsync.SystemCritical {
 		return nil
@@ -106,7 +106,7 @@ func system(pod *v1.Pod, n *Node) *podsync.Verdict {
 	return nil
 }
 
-// ports finds the pods that have a host port which the pod wants.
+// ports finds the pods that have a host port that the pod wants.
 func ports(pod *v1.Pod, others []*v1.Pod) (*podsync.Verdict, []*v1.Pod) {
 	wants := hostPorts(pod)
 	var holders []*v1.Pod
@@ -140,7 +140,8 @@ func collide(a, b v1.ContainerPort) bool {
 	return a.HostPort == b.HostPort && a.Protocol == b.Protocol && (a.HostIP == b.HostIP || every(a.HostIP) || every(b.HostIP))
 }
 
-// requests are what a pod takes of one resource, in the finest unit of it.
+// requests returns how much a pod requests of a resource: CPU in thousandths, anything else
+// in units.
 func requests(name v1.ResourceName, pod *v1.Pod, n *Node) int64 {
 	if name == v1.ResourcePods {
 		return 1
@@ -156,12 +157,12 @@ func amount(name v1.ResourceName, list v1.ResourceList) int64 {
 	return q.Value()
 }
 
-// lacks returns a verdict and how much is missing if there is not enough of a
-// resource left.
+// lacks returns a verdict if there is not enough of a resource left, and how much is
+// missing.
 func lacks(name v1.ResourceName, pod *v1.Pod, others []*v1.Pod, n *Node) (*podsync.Verdict, int64) {
 	capacity, limited := n.Allocatable[name]
 	wants := requests(name, pod, n)
-	if wants == 0 || !limited && !manifest.IsHugePages(name) { // pages of a size that the node does not know cannot be had
+	if wants == 0 || !limited && !manifest.IsHugePages(name) { // a node has no huge pages of a size that it does not know
 		return nil, 0
 	}
 	used := int64(0)
@@ -175,27 +176,27 @@ func lacks(name v1.ResourceName, pod *v1.Pod, others []*v1.Pod, n *Node) (*podsy
 	return nil, 0
 }
 
-// Fits returns why a pod that runs cannot have other resources now, or nil.
+// Fits returns why a running pod cannot be resized now, or nil.
 func Fits(pod *v1.Pod, others []*v1.Pod, n *Node) *podsync.Verdict {
 	for _, name := range []v1.ResourceName{v1.ResourceCPU, v1.ResourceMemory} {
 		if v, _ := lacks(name, pod, others, n); v != nil {
-			v.Message = strings.TrimPrefix(v.Message, rejected) // the pod itself is not
+			v.Message = strings.TrimPrefix(v.Message, rejected) // only the resize is rejected
 			return v
 		}
 	}
 	return nil
 }
 
-// yields reports whether o goes when a critical pod needs its place.
+// yields reports whether o may be preempted for pod.
 func yields(o, pod *v1.Pod) bool {
 	return podsync.Priority(pod) >= podsync.SystemCritical && podsync.Priority(o) < podsync.SystemCritical
 }
 
-// classes are in the order in which pods go.
+// classes are in the order in which pods are preempted.
 var classes = []v1.PodQOSClass{v1.PodQOSBestEffort, v1.PodQOSBurstable, v1.PodQOSGuaranteed}
 
-// choose returns pods that free what is missing of a resource: of the lowest class
-// and priority, and no more than needed. ok is false if all of them are not enough.
+// choose returns pods that free what is missing of a resource: those of the lowest class
+// and priority, and no more than needed. ok is false if that is impossible.
 func choose(name v1.ResourceName, missing int64, pod *v1.Pod, others []*v1.Pod, n *Node) (victims []*v1.Pod, ok bool) {
 	var candidates []*v1.Pod
 	for _, o := range others {
@@ -220,7 +221,7 @@ func choose(name v1.ResourceName, missing int64, pod *v1.Pod, others []*v1.Pod, 
 	if missing > 0 {
 		return nil, false
 	}
-	// Those who went first may not be needed for the last one's size.
+	// The last victims may have freed so much that earlier ones can stay.
 	kept := victims[:0:0]
 	for _, o := range victims {
 		if size := requests(name, o, n); missing+size <= 0 {
@@ -232,7 +233,7 @@ func choose(name v1.ResourceName, missing int64, pod *v1.Pod, others []*v1.Pod, 
 	return kept, true
 }
 
-// Preempted ends a pod that makes room.
+// Preempted is the verdict on a pod that must make room.
 func Preempted() podsync.Verdict {
 	return podsync.Verdict{
 		Reason: "Preempting", Message: "Preempted in order to admit critical pod",
@@ -244,13 +245,13 @@ func without(pods, gone []*v1.Pod) []*v1.Pod {
 	return slices.DeleteFunc(slices.Clone(pods), func(p *v1.Pod) bool { return slices.Contains(gone, p) })
 }
 
-// hugePages are the names of those in a list.
+// hugePages returns the names of the huge pages in a list, sorted.
 func hugePages(list v1.ResourceList) []v1.ResourceName {
 	names := slices.Sorted(maps.Keys(list))
 	return slices.DeleteFunc(names, func(name v1.ResourceName) bool { return !manifest.IsHugePages(name) })
 }
 
-// Pooled is the memory that pods cannot have since it is in pools of huge pages.
+// Pooled is the memory that pods cannot have because it is in pools of huge pages.
 func Pooled(capacity v1.ResourceList) v1.ResourceList {
 	memory := resource.NewQuantity(0, resource.BinarySI)
 	for _, name := range hugePages(capacity) {
@@ -259,8 +260,7 @@ func Pooled(capacity v1.ResourceList) v1.ResourceList {
 	return v1.ResourceList{v1.ResourceMemory: *memory}
 }
 
-// Allocatable is what of the node's resources pods may have: all but what is
-// withheld.
+// Allocatable is what pods may have of a node's resources: all but what is withheld.
 func Allocatable(capacity v1.ResourceList, withheld ...v1.ResourceList) v1.ResourceList {
 	out := capacity.DeepCopy()
 	for _, list := range withheld {
@@ -278,7 +278,7 @@ func Allocatable(capacity v1.ResourceList, withheld ...v1.ResourceList) v1.Resou
 	return out
 }
 
-// safe are the sysctls that are a pod's own affair (the kubelet's list).
+// safe are the sysctls that affect only the pod itself (the kubelet's list).
 var safe = []string{
 	"kernel.shm_rmid_forced", "net.ipv4.ip_local_port_range", "net.ipv4.tcp_syncookies", "net.ipv4.ping_group_range",
 	"net.ipv4.ip_unprivileged_port_start", "net.ipv4.ip_local_reserved_ports", "net.ipv4.tcp_keepalive_time", "net.ipv4.tcp_fin_timeout",
@@ -311,7 +311,8 @@ func matches(pattern, name string) bool {
 	return pattern == name
 }
 
-// security keeps out what this node or its runtime would not do as promised.
+// security rejects pods whose security settings the node forbids, or its runtime does not
+// support.
 func security(pod *v1.Pod, n *Node) *podsync.Verdict {
 	own := !ptr.Deref(pod.Spec.HostUsers, true)
 	if own {

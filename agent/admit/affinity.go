@@ -22,7 +22,7 @@ func affinity(pod *v1.Pod, n *Node) *podsync.Verdict {
 	return reject("NodeAffinity", "Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector")
 }
 
-// selects reports whether a term selects the node; an empty one selects none.
+// selects reports whether a term selects the node. An empty term selects nothing.
 func selects(t v1.NodeSelectorTerm, n *Node) bool {
 	if len(t.MatchExpressions)+len(t.MatchFields) == 0 {
 		return false
@@ -45,7 +45,7 @@ var operators = map[v1.NodeSelectorOperator]selection.Operator{
 	v1.NodeSelectorOpDoesNotExist: selection.DoesNotExist, v1.NodeSelectorOpGt: selection.GreaterThan, v1.NodeSelectorOpLt: selection.LessThan,
 }
 
-// holds is false also for an expression that has no meaning.
+// holds reports whether labels satisfy an expression; an invalid one is never satisfied.
 func holds(e v1.NodeSelectorRequirement, of map[string]string) bool {
 	r, err := labels.NewRequirement(e.Key, operators[e.Operator], e.Values)
 	return err == nil && r.Matches(labels.Set(of))
