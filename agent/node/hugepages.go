@@ -10,9 +10,9 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// hugePages are the pools of huge pages as they are now, in bytes, those of no pages
-// included: "hugepages-2Mi". dir is /sys/kernel/mm/hugepages, which a kernel without
-// them does not have (Documentation/admin-guide/mm/hugetlbpage.rst).
+// hugePages returns the bytes in each pool of huge pages, including empty ones:
+// "hugepages-2Mi". dir is /sys/kernel/mm/hugepages, which a kernel without huge pages does
+// not have (Documentation/admin-guide/mm/hugetlbpage.rst).
 func hugePages(dir string) v1.ResourceList {
 	pools := v1.ResourceList{}
 	entries, err := os.ReadDir(dir)

@@ -7,20 +7,20 @@ import (
 	"strings"
 )
 
-// A Memory is what of the machine's memory is in use, in bytes.
+// A Memory is the use of the machine's memory, in bytes.
 type Memory struct {
 	Total, Usage uint64
-	// WorkingSet is what the kubelet's signal memory.available and its statistics
-	// go by: all that is used but for file pages that nobody has used lately. More
-	// of the page cache could be given back than that, MemAvailable says how much;
-	// but thresholds are written for this one.
+	// WorkingSet is the memory in use without inactive file pages. The kubelet's
+	// statistics and its signal memory.available are based on it. The kernel could
+	// reclaim more of the page cache than that (MemAvailable), but people choose
+	// their thresholds for this value.
 	WorkingSet uint64
 }
 
 // Available is memory.available.
 func (m Memory) Available() uint64 { return m.Total - min(m.WorkingSet, m.Total) }
 
-// ReadMemory asks the kernel; ok is false if it does not tell.
+// ReadMemory asks the kernel; ok is false if it has no answer.
 func ReadMemory() (m Memory, ok bool) { return readMemory("/proc/meminfo", "/sys/fs/cgroup") }
 
 func readMemory(meminfo, cgroups string) (m Memory, ok bool) {
@@ -36,14 +36,14 @@ func readMemory(meminfo, cgroups string) (m Memory, ok bool) {
 			m.Usage = usage
 		}
 		inactive = numbers(filepath.Join(cgroups, "memory", "memory.stat"))["total_inactive_file"]
-	} else if inactive == 0 { // no cgroups to be seen
+	} else if inactive == 0 { // no cgroup file system
 		inactive = info["Inactive(file):"] << 10
 	}
 	m.WorkingSet = m.Usage - min(inactive, m.Usage)
 	return m, true
 }
 
-// numbers reads a file of names and numbers; one that cannot be read has none.
+// numbers reads a file of names and numbers; nil if it cannot be read.
 func numbers(path string) map[string]uint64 {
 	data, err := os.ReadFile(path)
 	if err != nil {

@@ -1,6 +1,6 @@
-// Package node keeps the Node object of this machine: what it has, what it can
-// give to pods, and its conditions. Whoever knows a fact sets it; the local API
-// and "crisp status" show it. Nothing is kept on disk: all of it is found out
+// Package node keeps the Node object of this machine: its capacity, what pods can have of
+// that, and its conditions. The other parts of the agent set what they know; the local API
+// and "crisp status" show it. Nothing is kept on disk, since all of it can be found out
 // again.
 package node
 
@@ -22,14 +22,14 @@ import (
 // DefaultPods is the kubelet's maxPods.
 const DefaultPods = 110
 
-// A State is the node as it is known now. It is safe for use by all goroutines.
+// A State is the present Node object. It is safe for concurrent use.
 type State struct {
 	mu      sync.Mutex
 	node    *v1.Node // replaced, never changed; guarded by mu
 	changed func()   // may be nil; guarded by mu
 }
 
-// New returns the State of a node with this name and what the kernel says of it.
+// New returns the State of a node of this name, with what the kernel tells about it.
 func New(name, agentVersion string, ips []string) *State {
 	n := &v1.Node{
 		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"},
@@ -54,7 +54,7 @@ func New(name, agentVersion string, ips []string) *State {
 	return &State{node: n}
 }
 
-// line is the first line of a file; "" if it cannot be read.
+// line returns the first line of a file; "" if it cannot be read.
 func line(path string) string {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -84,7 +84,7 @@ func (s *State) OnChange(f func()) {
 	s.changed = f
 }
 
-// Edit changes the node. edit gets a copy of its own.
+// Edit changes the node: edit gets a copy, which replaces it.
 func (s *State) Edit(edit func(*v1.Node)) {
 	s.mu.Lock()
 	next := s.node.DeepCopy()
@@ -97,8 +97,8 @@ func (s *State) Edit(edit func(*v1.Node)) {
 	}
 }
 
-// SetCondition sets one condition. The time of its last transition is kept if its
-// status is what it was.
+// SetCondition sets a condition. It keeps the time of the last transition if the status is
+// the same as before.
 func (s *State) SetCondition(kind v1.NodeConditionType, status v1.ConditionStatus, reason, message string) {
 	s.Edit(func(n *v1.Node) {
 		now := metav1.Now().Rfc3339Copy()
@@ -117,7 +117,7 @@ func (s *State) SetCondition(kind v1.NodeConditionType, status v1.ConditionStatu
 	})
 }
 
-// SetAddresses says which addresses the node has, primary first.
+// SetAddresses sets the node's addresses, primary first.
 func (s *State) SetAddresses(ips []string) {
 	s.Edit(func(n *v1.Node) { n.Status.Addresses = addresses(n.Name, ips) })
 }
@@ -130,12 +130,12 @@ func addresses(name string, ips []string) []v1.NodeAddress {
 	return append(list, v1.NodeAddress{Type: v1.NodeHostName, Address: name})
 }
 
-// SetAllocatable says what pods may have, of what the node has.
+// SetAllocatable sets what the node has, and what of it pods may have.
 func (s *State) SetAllocatable(capacity, allocatable v1.ResourceList) {
 	s.Edit(func(n *v1.Node) { n.Status.Capacity, n.Status.Allocatable = capacity, allocatable })
 }
 
-// Node returns the node; it is nobody's to change.
+// Node returns the node; it is shared and read-only.
 func (s *State) Node() *v1.Node {
 	s.mu.Lock()
 	defer s.mu.Unlock()
