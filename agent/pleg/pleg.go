@@ -1,10 +1,10 @@
-// Package pleg notices that something has changed in the runtime: the pod
-// lifecycle event generator, as the kubelet calls it.
+// Package pleg notices changes in the runtime. The kubelet has the name from "pod lifecycle
+// event generator".
 //
-// The truth is a relist: two lists, compared with the two before. The runtime's
-// event stream is only a hint that a relist is worth it now. So a lost event
-// costs at most the relist period, and a runtime without the stream, or one that
-// is being restarted, needs no special case.
+// Changes are found by a relist: sandboxes and containers are listed and compared with the
+// lists before. An event of the runtime is only a hint that a relist is worthwhile. So a
+// lost event costs at most one period, and a runtime without events, or one that is being
+// restarted, needs no special case.
 package pleg
 
 import (
@@ -24,23 +24,23 @@ import (
 )
 
 const (
-	// period is how late a change is noticed when no event hints at it.
+	// period is how often to relist without a hint.
 	period = 2 * time.Second
-	// gather is how long events are gathered before they cause a relist: a pod
-	// that starts or ends makes several.
+	// gather is how long to wait after an event for more of them: a pod that starts or
+	// ends causes several.
 	gather = 20 * time.Millisecond
-	// reconnect is how long to wait before the event stream is opened again;
-	// after a stream that the runtime does not have, reconnectMax.
+	// reconnect is the first pause before the event stream is opened again. Pauses
+	// double up to reconnectMax while no event arrives.
 	reconnect    = time.Second
 	reconnectMax = time.Minute
 )
 
-// A Runtime is what is listed, and where hints come from.
+// A Runtime is what is watched.
 type Runtime interface {
-	// States returns, for each pod of this agent, what it consists of: the IDs
-	// of its sandboxes and containers with their states.
+	// States returns the states of all sandboxes and containers, for each pod of this
+	// agent.
 	States(ctx context.Context) (map[podsync.Key]States, error)
-	// Stream sends what happens until the stream or ctx ends.
+	// Stream sends the runtime's events until the stream or ctx ends.
 	Stream(ctx context.Context, out chan *cri.ContainerEventResponse) error
 }
 
@@ -58,12 +58,12 @@ type Generator struct {
 // New returns a Generator that has listed nothing yet.
 func New(runtime Runtime, log *slog.Logger) *Generator { return &Generator{runtime: runtime, log: log} }
 
-// silence is how long there may be no relist before something is wrong, the
-// kubelet's figure.
+// silence is how long relists may fail before that is a failure of health, as in the
+// kubelet.
 const silence = 3 * time.Minute
 
-// Health says that the runtime has not told for long what it runs, though it may answer
-// other questions. Before Run nothing is wrong.
+// Health returns an error if no relist has succeeded for long, even if the runtime answers
+// other calls. Before Run there is none.
 func (g *Generator) Health() error {
 	last := g.last.Load()
 	if since := time.Since(time.Unix(0, last)); last != 0 && since > silence {
@@ -74,9 +74,9 @@ func (g *Generator) Health() error {
 
 // A Change is what one relist found.
 type Change struct {
-	// Keys are the pods that changed since the last relist, appeared or went.
+	// Keys are the pods that have changed, appeared or disappeared since the last relist.
 	Keys []podsync.Key
-	// Back is set when the runtime answers for the first time, or again.
+	// Back says that the runtime answers for the first time, or again.
 	Back bool
 }
 
@@ -118,7 +118,7 @@ func (g *Generator) Run(ctx context.Context, out chan<- Change) {
 	}
 }
 
-// differ returns the keys whose states are not the same in both.
+// differ returns the keys whose states differ between a and b.
 func differ(a, b map[podsync.Key]States) []podsync.Key {
 	var keys []podsync.Key
 	for key, states := range b {
