@@ -1,7 +1,7 @@
-// Package logrotate keeps the logs of containers within bounds, as the kubelet
-// does: 0.log that has grown beyond the limit becomes 0.log.20261122-010203, the
-// runtime opens a new one, and what was rotated before is compressed. The newest
-// rotated file stays as it is: whoever follows the log may still be reading it.
+// Package logrotate bounds the size of containers' logs, as the kubelet does. A 0.log that
+// has outgrown the limit becomes 0.log.20261122-010203, the runtime opens a new one, and
+// files that were rotated before are compressed. The newest rotated file is left
+// uncompressed because readers that follow the log may not have finished it.
 package logrotate
 
 import (
@@ -21,25 +21,25 @@ import (
 	"github.com/crisp-cri/crisp/internal/periodic"
 )
 
-// A Runtime has the logs. Logs returns the paths of those of running containers,
-// by ID; Reopen has the runtime open the path anew.
+// A Runtime writes the logs. Logs returns the log paths of the running containers by ID.
+// Reopen has the runtime open the log's path again.
 type Runtime interface {
 	Logs(ctx context.Context) (map[string]string, error)
 	Reopen(ctx context.Context, id string) error
 }
 
-// A Rotator rotates logs larger than Size bytes and keeps Files files of each,
-// the current one included.
+// A Rotator rotates logs of at least Size bytes. It keeps Files files of each log,
+// including the current one.
 type Rotator struct {
 	Runtime Runtime
 	Size    int64
 	Files   int
-	Period  time.Duration // how often sizes are looked at
+	Period  time.Duration // how often sizes are checked
 	Log     *slog.Logger
 }
 
-// DefaultPeriod and MinPeriod are the kubelet's. Rotated files are named by the
-// second.
+// DefaultPeriod and MinPeriod are the kubelet's. Rotations must be more than a second
+// apart, because the names of rotated files have no finer time.
 const (
 	DefaultPeriod = 10 * time.Second
 	MinPeriod     = 3 * time.Second
@@ -54,13 +54,13 @@ func (r *Rotator) Run(ctx context.Context) {
 func (r *Rotator) All(ctx context.Context) {
 	logs, err := r.Runtime.Logs(ctx)
 	if err != nil {
-		return // the runtime is away: others tell of it
+		return // the runtime is down, which others report
 	}
 	for id, path := range logs {
 		info, err := os.Stat(path)
 		if errors.Is(err, fs.ErrNotExist) {
-			// Who was to have it opened anew was killed, or somebody removed it. The
-			// container writes to a file that has another name, or none.
+			// An agent was killed before it called Reopen, or somebody removed the file.
+			// The container writes to a file of another name, or of none.
 			if err = r.Runtime.Reopen(ctx, id); err == nil {
 				continue
 			}
@@ -88,7 +88,7 @@ func (r *Rotator) rotate(ctx context.Context, id, path string) error {
 	if err != nil {
 		return err
 	}
-	// One more comes, and there is the current one.
+	// The current log, and the file that it becomes now, count too.
 	for keep := max(r.Files-2, 0); len(old) > keep; old = old[1:] {
 		if err := os.Remove(old[0]); err != nil {
 			return err
@@ -110,14 +110,14 @@ func (r *Rotator) rotate(ctx context.Context, id, path string) error {
 		return err
 	}
 	if err := r.Runtime.Reopen(ctx, id); err != nil {
-		// The container writes to the old file still: it keeps its name.
+		// The container still writes to the old file, which gets its name back.
 		return errors.Join(err, os.Rename(to, path))
 	}
 	return nil
 }
 
-// clean removes what a crash has left of compressing, and returns the rotated
-// files, the oldest first.
+// clean removes what a crash during compression has left, and returns the rotated files,
+// oldest first.
 func clean(path string) ([]string, error) {
 	entries, err := os.ReadDir(filepath.Dir(path))
 	if err != nil {
