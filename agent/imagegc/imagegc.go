@@ -1,6 +1,6 @@
-// Package imagegc removes images that no container uses: when their file system is
-// too full, or when nobody has used them for long. Pinned images and those in use
-// stay whatever happens. The rules are the kubelet's.
+// Package imagegc removes unused images when their file system is too full, and images
+// that were not used for long. Pinned images and those in use always stay. The rules are
+// the kubelet's.
 package imagegc
 
 import (
@@ -23,14 +23,14 @@ type Images interface {
 	RemoveImage(ctx context.Context, image *cri.ImageSpec) error
 }
 
-// Options say when images go.
+// Options say when images are removed.
 type Options struct {
 	Images Images
 	Node   Node
-	High   int           // percent used from which images are removed; 100 is never
-	Low    int           // percent down to which
-	Min    time.Duration // an image stays at least so long after it came
-	Max    time.Duration // an image that nobody used for so long goes; 0 is never
+	High   int           // percent of disk usage at which removal starts; 100 is never
+	Low    int           // percent of disk usage at which removal stops
+	Min    time.Duration // least age of an image to be removed
+	Max    time.Duration // an image is removed after not being used so long; 0 is never
 	Log    *slog.Logger
 }
 
@@ -64,15 +64,15 @@ type Collector struct {
 
 type times struct {
 	first, used time.Time
-	earlier     bool // it was there at the first look
+	earlier     bool // it existed at the first look
 }
 
-// New returns a Collector that has seen no image yet.
+// New returns a Collector that has not looked yet.
 func New(o Options) *Collector {
 	return &Collector{o: o, now: time.Now}
 }
 
-// Run looks after images until ctx ends.
+// Run collects images at once and then every period, until ctx ends.
 func (c *Collector) Run(ctx context.Context) {
 	collect := func(ctx context.Context) {
 		if err := c.Collect(ctx); err != nil && ctx.Err() == nil {
@@ -88,8 +88,8 @@ type candidate struct {
 	times
 }
 
-// detect notes which images there are and which are in use now, and returns those
-// that may go, the least recently used first.
+// detect records which images exist and which are in use now. It returns those that may be
+// removed, least recently used first.
 func (c *Collector) detect(ctx context.Context) ([]candidate, error) {
 	used, err := c.o.Node.ImagesInUse(ctx)
 	if err != nil {
@@ -125,7 +125,8 @@ func (c *Collector) detect(ctx context.Context) ([]candidate, error) {
 	return free, nil
 }
 
-// Collect removes what is too old and, if it is too full, what is not used.
+// Collect removes images that were not used for long and, if the file system is too full,
+// other unused ones.
 func (c *Collector) Collect(ctx context.Context) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -159,8 +160,7 @@ func (c *Collector) Collect(ctx context.Context) error {
 	return nil
 }
 
-// FreeAll removes every image that is not used and is old enough. It returns how many
-// bytes they had.
+// FreeAll removes every unused image that is old enough. It returns the bytes freed.
 func (c *Collector) FreeAll(ctx context.Context) (int64, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -177,7 +177,7 @@ func (c *Collector) free(ctx context.Context, free []candidate, need int64) (fre
 			break
 		}
 		if !f.earlier && c.now().Sub(f.first) < c.o.Min {
-			continue // it was just pulled, and is about to be used
+			continue // it was just pulled and may be about to be used
 		}
 		if c.remove(ctx, f, "space is needed") {
 			freed += int64(f.image.Size)
