@@ -66,7 +66,7 @@ func (in *Input) Container(c *Container) (*cri.ContainerConfig, error) {
 	return config, nil
 }
 
-// stopSignal is CRI's name for a signal: SIGRTMIN+1 is SIGRTMINPLUS1 there.
+// stopSignal converts the name of a signal; CRI has SIGRTMINPLUS1 for SIGRTMIN+1.
 func stopSignal(s v1.Signal) cri.Signal {
 	name := strings.NewReplacer("+", "PLUS", "-", "MINUS").Replace(string(s))
 	return cri.Signal(cri.Signal_value[name])

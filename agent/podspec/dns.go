@@ -13,31 +13,30 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// The most that resolvers use (resolv.conf(5): MAXNS) and that Kubernetes allows.
+// The limits of resolvers (resolv.conf(5)) and of Kubernetes.
 const (
 	maxNameservers = 3
 	maxSearches    = 32
 	maxSearchLine  = 2048
-	maxSearch      = 253 // longer ones make some resolvers abort
+	maxSearch      = 253 // longer domains make some resolvers abort
 )
 
-// A NodeDNS is what the node's resolv.conf says. The zero value is none.
+// A NodeDNS is the node's resolv.conf. The zero value is none.
 type NodeDNS struct {
-	Path   string         // of the file, as it is told
-	Own    *cri.DNSConfig // what it says; nil if pods get none of it
-	Behind *cri.DNSConfig // the servers behind a stub that Own names; nil if there is none
+	Path   string         // of the file, for messages
+	Own    *cri.DNSConfig // its content; nil if pods get none of it
+	Behind *cri.DNSConfig // the upstream servers of a local stub resolver in Own; nil if there is none
 }
 
-// NeedsBehind reports whether a pod that gets the node's name servers needs those
-// behind them: nobody listens on the loopback addresses of a pod that has a network of
-// its own.
+// NeedsBehind reports whether a pod needs the upstream servers of a stub resolver: it has a
+// network of its own, where nobody listens on loopback addresses, and the node's
+// resolv.conf names nothing else.
 func NeedsBehind(pod *v1.Pod, own *cri.DNSConfig) bool {
 	return !pod.Spec.HostNetwork && len(own.Servers) > 0 && !slices.ContainsFunc(own.Servers, remote)
 }
 
-// dnsConfig makes the pod's resolv.conf. ClusterFirst without cluster DNS means
-// what Default means: the node's own resolv.conf. warnings say what of it the pod does
-// not get.
+// dnsConfig makes the pod's resolv.conf. Without cluster DNS, ClusterFirst means Default:
+// the node's resolv.conf. warnings say what was left out.
 func (in *Input) dnsConfig() (dns *cri.DNSConfig, warnings []string) {
 	pod := in.Pod
 	dns, dropped := in.nodeDNS()
@@ -63,9 +62,9 @@ func (in *Input) dnsConfig() (dns *cri.DNSConfig, warnings []string) {
 	return dns, warnings
 }
 
-// nodeDNS is what of the node's DNS the pod gets: nothing of the node's loopback if it
-// has a network of its own, but the servers behind a stub there. dropped says that some
-// were taken out.
+// nodeDNS returns what the pod gets of the node's resolv.conf. A pod with a network of its
+// own gets no loopback servers, but the upstream servers of a stub resolver. dropped says
+// that servers were left out.
 func (in *Input) nodeDNS() (dns *cri.DNSConfig, dropped bool) {
 	if in.DNS.Own == nil || in.Pod.Spec.DNSPolicy == v1.DNSNone {
 		return &cri.DNSConfig{}, false
@@ -89,7 +88,7 @@ func loopback(server string) bool {
 
 func remote(server string) bool { return !loopback(server) }
 
-// limitDNS takes out what resolvers cannot use, and says so.
+// limitDNS removes what resolvers cannot use, and returns warnings about it.
 func limitDNS(dns *cri.DNSConfig) (warnings []string) {
 	servers, searches := unique(dns.Servers), unique(dns.Searches)
 	dns.Servers = servers[:min(len(servers), maxNameservers)]
@@ -108,8 +107,8 @@ func limitDNS(dns *cri.DNSConfig) (warnings []string) {
 	return warnings
 }
 
-// ParseResolvConf reads resolv.conf(5): of several search or domain lines the
-// last counts, options add up.
+// ParseResolvConf parses resolv.conf(5). The last search or domain line counts; options add
+// up.
 func ParseResolvConf(r io.Reader) (*cri.DNSConfig, error) {
 	dns := &cri.DNSConfig{}
 	lines := bufio.NewScanner(r)
@@ -140,8 +139,8 @@ func ParseResolvConf(r io.Reader) (*cri.DNSConfig, error) {
 	return dns, lines.Err()
 }
 
-// setOption adds an option; one of the same name is replaced, as the manifest's
-// replace the node's.
+// setOption adds an option, or replaces the one of the same name: options of the manifest
+// override the node's.
 func setOption(options []string, name, value string) []string {
 	text := name
 	if value != "" {
@@ -156,7 +155,7 @@ func setOption(options []string, name, value string) []string {
 	return append(options, text)
 }
 
-// unique returns the list without what stands in it before.
+// unique returns the list without repetitions.
 func unique(list []string) []string {
 	var out []string
 	for _, s := range list {

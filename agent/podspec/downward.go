@@ -14,7 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// Field is what the downward API shows of the pod.
+// Field returns a field of the pod for the downward API.
 func (in *Input) Field(fieldPath string) (string, error) {
 	pod, ips := in.Pod, in.IPs
 	if m, key, ok := manifest.SplitSubscript(fieldPath); ok {
@@ -51,8 +51,8 @@ func (in *Input) Field(fieldPath string) (string, error) {
 	return "", fmt.Errorf("there is no field %s", fieldPath)
 }
 
-// Resource is a container's request or limit in units of the divisor,
-// rounded up. Who has no limit can have all that pods can.
+// Resource returns a container's request or limit in units of the divisor, rounded up. The
+// limit of a container that has none is what all pods can have.
 func (in *Input) Resource(c *v1.Container, ref *v1.ResourceFieldSelector) (string, error) {
 	if ref.ContainerName != "" {
 		if c = podsync.ContainerOf(&in.Pod.Spec, ref.ContainerName); c == nil {
@@ -79,8 +79,8 @@ func (in *Input) Resource(c *v1.Container, ref *v1.ResourceFieldSelector) (strin
 	return up(value.Value(), max(divisor.Value(), 1)), nil
 }
 
-// allocatable is what pods can have of a resource without asking for it: none of the
-// huge pages.
+// allocatable returns how much of a resource a pod can use without a limit. Without
+// a request there are no huge pages.
 func (n *Node) allocatable(name v1.ResourceName) resource.Quantity {
 	switch name {
 	case v1.ResourceCPU, v1.ResourceMemory, v1.ResourceEphemeralStorage:

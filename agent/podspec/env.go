@@ -12,9 +12,9 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// Environment is the container's: first what envFrom brings, then env in the order
-// of the manifest. A name that stands twice has its last value. A value may refer
-// to names before it.
+// Environment returns the environment of a container: the variables of envFrom, then those
+// of env, in the order of the manifest. The last value of a name counts. A value may refer
+// to variables before it.
 func (in *Input) Environment(c *v1.Container, refs References) ([]*cri.KeyValue, error) {
 	var env []*cri.KeyValue
 	set := func(name string, value []byte) {
@@ -46,8 +46,8 @@ func (in *Input) Environment(c *v1.Container, refs References) ([]*cri.KeyValue,
 	return env, nil
 }
 
-// envFrom returns all of a Secret, or the text of a ConfigMap, whose binary data is for
-// volumes; nothing if it is optional and does not exist.
+// envFrom returns the data of a Secret or a ConfigMap, of the latter without its binary
+// data. An optional object that does not exist has none.
 func (r References) envFrom(namespace string, from v1.EnvFromSource) (map[string][]byte, error) {
 	switch {
 	case from.ConfigMapRef != nil:
@@ -92,8 +92,8 @@ func unless(optional *bool, err error) error {
 	return err
 }
 
-// valueFrom returns the value that from refers to; there is none if it is
-// optional and does not exist.
+// valueFrom returns the value that from refers to. there is false for an optional one that
+// does not exist.
 func (in *Input) valueFrom(c *v1.Container, from *v1.EnvVarSource, refs References) (value []byte, there bool, err error) {
 	pod := in.Pod
 	var ref string

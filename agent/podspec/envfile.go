@@ -12,11 +12,11 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// MaxEnvFile bounds what is read of a file that containers have written, in bytes.
+// MaxEnvFile is how many bytes are read of a file of variables.
 const MaxEnvFile = 1 << 20
 
-// fileValue is the value of a key in a file of an emptyDir, which init containers or
-// others have written; "" is a key that is not there, as by the kubelet.
+// fileValue returns the value of a key in a file that a container has written to an
+// emptyDir. As in the kubelet, a missing key and an empty value are the same.
 func (r References) fileValue(pod *v1.Pod, ref *v1.FileKeySelector) (string, error) {
 	if !slices.ContainsFunc(pod.Spec.Volumes, func(v v1.Volume) bool { return v.Name == ref.VolumeName && v.EmptyDir != nil }) {
 		return "", fmt.Errorf("volume %s is no emptyDir", ref.VolumeName)
@@ -35,10 +35,10 @@ func (r References) fileValue(pod *v1.Pod, ref *v1.FileKeySelector) (string, err
 	return value, nil
 }
 
-// readEnvFile finds a key among lines of NAME='value'. Values are in single quotes,
-// mean what they are and may go over several lines; a # begins a comment at the
-// beginning of a line or behind a value. It is a subset of what a shell reads
-// (Kubernetes' EnvFiles). A blank before the quote makes the value empty.
+// readEnvFile finds a key among lines of the form NAME='value' (Kubernetes' EnvFiles, a
+// subset of what a shell reads). Values are literal text in single quotes and may span
+// lines. A # begins a comment at the start of a line or after a value. A blank before the
+// quote makes the value empty.
 func readEnvFile(r io.Reader, key string) (string, error) {
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, MaxEnvFile)

@@ -6,8 +6,8 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// Expand replaces $(NAME) by the value of NAME; $$ stands for one $. A
-// name that is not known, and a $ of any other use, stay as they are.
+// Expand replaces $(NAME) by the value of NAME, and $$ by $. Unknown names and any other $
+// stay as they are.
 func Expand(s string, value func(string) (string, bool)) string {
 	var b strings.Builder
 	for {

@@ -7,9 +7,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// Hosts is the text of the pod's /etc/hosts, "" as long as the pod has no address. It
-// is the kubelet's, which programs read. node is that of the node, for pods on its
-// network.
+// Hosts returns the pod's /etc/hosts in the kubelet's form; "" while the pod has no
+// address. node is the node's /etc/hosts, for pods on its network.
 func (in *Input) Hosts(node []byte) string {
 	switch {
 	case in.Pod.Spec.HostNetwork:

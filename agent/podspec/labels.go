@@ -13,7 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// The labels and annotations of the kubelet, which tools look for, and ours.
+// The labels and annotations of the kubelet, which tools look for, and those of crisp.
 const (
 	LabelPodName       = "io.kubernetes.pod.name"
 	LabelPodNamespace  = "io.kubernetes.pod.namespace"
@@ -24,24 +24,24 @@ const (
 	annotationRestartCount  = "io.kubernetes.container.restartCount"
 	annotationPorts         = "io.kubernetes.container.ports"
 	annotationGrace         = "io.kubernetes.pod.terminationGracePeriod" // seconds
-	annotationDeletion      = "io.kubernetes.pod.deletionGracePeriod"    // seconds; wins
+	annotationDeletion      = "io.kubernetes.pod.deletionGracePeriod"    // seconds; overrides the former
 	AnnotationMessagePath   = "io.kubernetes.container.terminationMessagePath"
 	AnnotationMessagePolicy = "io.kubernetes.container.terminationMessagePolicy"
 	annotationPreStop       = "io.kubernetes.container.preStopHandler"
 
-	// LabelSource says where the pod comes from: "file".
+	// LabelSource is the source of the pod: "file".
 	LabelSource = "io.crisp.pod.source"
-	// LabelAgent keeps the pods of two agents on one runtime apart, and the
-	// kubelet's: an agent sees and ends only what carries its own value.
+	// LabelAgent tells the pods of several agents on one runtime apart, and those of a
+	// kubelet: an agent sees and ends only pods with its own value.
 	LabelAgent = "io.crisp.agent"
 
-	// What "crisp get" must know of a pod while no agent runs.
+	// What "crisp get" needs to know of a pod while no agent runs.
 	AnnotationDir            = "io.crisp.pod.dir"            // directory of status.json
 	AnnotationContainers     = "io.crisp.pod.containers"     // names, comma-separated
 	AnnotationInitContainers = "io.crisp.pod.initContainers" // likewise
 	AnnotationRestartPolicy  = "io.crisp.pod.restartPolicy"
 
-	annotationBackoff = "io.crisp.container.backoff" // that preceded its start; a time.Duration
+	annotationBackoff = "io.crisp.container.backoff" // before its start; a time.Duration
 )
 
 func (in *Input) sandboxLabels() map[string]string {
@@ -51,7 +51,7 @@ func (in *Input) sandboxLabels() map[string]string {
 	return labels
 }
 
-// labels are those by which an agent finds what is its own.
+// labels returns the labels by which an agent finds its sandboxes and containers.
 func (in *Input) labels() map[string]string {
 	pod := in.Pod
 	return map[string]string{
@@ -120,13 +120,13 @@ func containerAnnotations(pod *v1.Pod, container *Container) (map[string]string,
 	return annotations, nil
 }
 
-// Restored is what a container's labels and annotations tell of it and its pod:
-// enough to end it as it was promised when nobody knows the pod any more.
+// Restored returns a container and its pod as far as the container's labels and annotations
+// tell: enough to end it as promised when the pod is no longer known.
 func Restored(labels, annotations map[string]string) (*v1.Pod, *v1.Container) {
 	pod := &v1.Pod{}
 	pod.Name, pod.Namespace, pod.UID = labels[LabelPodName], labels[LabelPodNamespace], types.UID(labels[LabelPodUID])
 	c := &v1.Container{Name: labels[LabelContainerName]}
-	// What cannot be read is as if it were not there: it must end all the same.
+	// An annotation that cannot be read counts as missing: the container must end anyway.
 	json.Unmarshal([]byte(annotations[annotationPorts]), &c.Ports)
 	var hook v1.LifecycleHandler
 	if json.Unmarshal([]byte(annotations[annotationPreStop]), &hook) == nil {

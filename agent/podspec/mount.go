@@ -18,8 +18,8 @@ var propagations = map[v1.MountPropagationMode]cri.MountPropagation{
 	v1.MountPropagationBidirectional:   cri.MountPropagation_PROPAGATION_BIDIRECTIONAL,
 }
 
-// mounts are those of the volumes, in the order of the manifest, then /etc/hosts,
-// unless a volume is mounted there, then the file for the termination message.
+// mounts returns the mounts of volumes in the order of the manifest, then that of
+// /etc/hosts unless a volume is mounted there, then that of the termination message.
 func (in *Input) mounts(c *Container) ([]*cri.Mount, error) {
 	var mounts []*cri.Mount
 	hostsMounted := false
@@ -41,7 +41,7 @@ func (in *Input) mounts(c *Container) ([]*cri.Mount, error) {
 	return append(mounts, &cri.Mount{ContainerPath: Absolute(c.Spec.TerminationMessagePath), HostPath: c.MessageFile}), nil
 }
 
-// Absolute is a path in a container, where those that are relative begin at its root.
+// Absolute returns a path in a container; a relative one begins at its root.
 func Absolute(path string) string {
 	if !filepath.IsAbs(path) {
 		return "/" + path
@@ -79,8 +79,8 @@ func VolumeOf(pod *v1.Pod, m *v1.VolumeMount) (*v1.Volume, error) {
 	return &pod.Spec.Volumes[i], nil
 }
 
-// SubPath is what of its volume a container mounts, "" for all of it. env is the
-// container's environment.
+// SubPath returns the path below its volume that a container mounts, "" for all of the
+// volume. env is the container's environment.
 func SubPath(m *v1.VolumeMount, env []*cri.KeyValue) (string, error) {
 	if m.SubPathExpr == "" {
 		return m.SubPath, nil
@@ -92,7 +92,7 @@ func SubPath(m *v1.VolumeMount, env []*cri.KeyValue) (string, error) {
 	return path, nil
 }
 
-// expandPath replaces the variables in a subPathExpr, all of which must be known.
+// expandPath replaces the variables in a subPathExpr. An unknown variable is an error.
 func expandPath(expr string, env []*cri.KeyValue) (string, error) {
 	var unknown []string
 	path := Expand(expr, func(name string) (string, bool) {
@@ -111,7 +111,7 @@ func expandPath(expr string, env []*cri.KeyValue) (string, error) {
 	return path, nil
 }
 
-// recursive reports whether what is mounted below a mount is to be read-only too.
+// recursive reports whether a mount is to be read-only recursively.
 func (in *Input) recursive(m *v1.VolumeMount, readOnly bool) (bool, error) {
 	if ptr.Deref(m.RecursiveReadOnly, v1.RecursiveReadOnlyDisabled) == v1.RecursiveReadOnlyDisabled || !readOnly {
 		return false, nil

@@ -1,10 +1,10 @@
-// Package podspec translates pods into what CRI wants: the configurations of sandboxes
-// and containers, their labels, resources, environment and /etc/hosts. It is pure: it
-// reads no disk, asks no runtime and knows no clock. What the translation depends on
-// besides the pod is in an Input, which the package criruntime gathers.
+// Package podspec translates pods to CRI: to configurations of sandboxes and containers,
+// with their labels, resources and environment, and to /etc/hosts. It is pure: it reads no
+// disk, asks no runtime and knows no clock. Everything that the translation depends on is
+// in an Input, which the package criruntime gathers.
 //
-// What a runtime keeps of it is read back here as well: the labels and annotations by
-// which an agent finds its own pods again and ends them as it was promised (labels.go).
+// It also reads back the labels and annotations that the runtime keeps, by which an agent
+// finds its pods again and ends them as they were promised (labels.go).
 //
 // The golden files in testdata show what becomes of each field of a pod.
 package podspec
@@ -16,47 +16,46 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// A Node is what the pods of a node become depends on. It is a plain value: what is
-// known of the node at one moment.
+// A Node is what the translation depends on besides the pod: what is known of the node at
+// one moment, as a plain value.
 type Node struct {
 	Agent          string   // value of LabelAgent
 	SeccompDir     string   // of the profiles of type Localhost, absolute
-	ClusterDNS     []string // name servers for dnsPolicy ClusterFirst; none: as Default
-	ClusterDomain  string   // what the names of pods with a subdomain end in
-	SeccompDefault bool     // RuntimeDefault for containers that name no profile
-	NoCPUQuota     bool     // do not enforce CPU limits
-	CPUPeriod      int64    // µs in which a CPU quota holds; 0 is 100000
+	ClusterDNS     []string // name servers for dnsPolicy ClusterFirst; without any it means Default
+	ClusterDomain  string   // suffix of the names of pods with a subdomain
+	SeccompDefault bool     // containers without a profile get RuntimeDefault
+	NoCPUQuota     bool     // CPU limits are not enforced
+	CPUPeriod      int64    // µs; period of CPU quotas, 0 is 100000
 	Kernel         Kernel
-	IPs            []string        // primary first; none: not known yet
-	Allocatable    v1.ResourceList // what all pods can have together; nil: not known
+	IPs            []string        // primary first; empty while unknown
+	Allocatable    v1.ResourceList // what all pods together can have; nil if unknown
 }
 
-// A Kernel is what of a node's kernel the translation depends on.
+// A Kernel is what the translation depends on in the node's kernel.
 type Kernel struct {
 	Memory    int64    // of the node, in bytes; 0 if unknown
 	Unified   bool     // cgroup v2 alone
 	Swap      bool     // swap can be limited
 	SELinux   bool     // SELinux is on
 	HugePages []string // sizes, as in the names of the hugetlb cgroup: "2MB"
-	Throttles []string // directories that count how often a CPU was throttled
+	Throttles []string // directories with counts of thermal throttling
 }
 
-// An Input is a pod and all that its translation depends on.
+// An Input is a pod and everything that its translation depends on.
 type Input struct {
 	Node Node
 	Pod  *v1.Pod
 
 	Dir           string             // of the pod's files, absolute
 	LogDir        string             // of its logs, absolute
-	Handler       string             // of the runtime, by the pod's RuntimeClass; "" is the default
-	Overhead      v1.ResourceList    // what the pod needs besides what its containers do
-	CgroupParent  string             // "": the runtime makes the cgroup
-	UserNamespace *cri.UserNamespace // whose IDs the pod has
+	Handler       string             // the runtime's handler, by the pod's RuntimeClass; "" is the default
+	Overhead      v1.ResourceList    // of the RuntimeClass
+	CgroupParent  string             // "" if the runtime makes the cgroup
+	UserNamespace *cri.UserNamespace // mode and IDs of the pod's user namespace
 	DNS           NodeDNS
-	IPs           []string // of the pod's sandbox, primary first; on the node's network the node's
+	IPs           []string // of the pod's sandbox, primary first; the node's for pods on its network
 
-	// RecursiveReadOnly says that the handler can make what is mounted below a mount
-	// read-only too.
+	// RecursiveReadOnly says that the handler supports recursive read-only mounts.
 	RecursiveReadOnly bool
 }
 
@@ -64,26 +63,26 @@ type Input struct {
 type Container struct {
 	Spec     *v1.Container
 	Attempt  uint32
-	Backoff  time.Duration // that precedes its start
-	Target   string        // ID of the container whose processes it sees; "" is none
+	Backoff  time.Duration // that preceded its start
+	Target   string        // ID of the container whose PID namespace it shares; "" is none
 	Image    *cri.Image
-	ImageRef string // by which it is created from Image
+	ImageRef string // by which the runtime knows Image
 
-	Env         []*cri.KeyValue // by Environment
-	Sources     []Source        // one for each of its mounts
-	HostsFile   string          // path of what it has at /etc/hosts; "" is the image's
-	MessageFile string          // path of what it has at its terminationMessagePath
+	Env         []*cri.KeyValue // made by Environment
+	Sources     []Source        // one for each of Spec.VolumeMounts
+	HostsFile   string          // path of the file to mount at /etc/hosts; "" for none
+	MessageFile string          // path of the file to mount at terminationMessagePath
 }
 
-// A Source is what is mounted in one place of a container.
+// A Source is what a container mounts at one place.
 type Source struct {
 	Path     string // on this node; "" for an image
 	Image    string // reference of the image; "" for anything else
-	ReadOnly bool   // the volume may only be read, whatever the container says
+	ReadOnly bool   // read-only whatever the container asks for
 }
 
-// References are what the environment of a container refers to. What is not in them
-// does not exist.
+// References are the objects and files that a container's environment refers to. What is
+// missing here does not exist.
 type References struct {
 	ConfigMaps map[string]*v1.ConfigMap // by name
 	Secrets    map[string]*v1.Secret    // by name
@@ -93,8 +92,8 @@ type References struct {
 // A FileRef names a file in a volume.
 type FileRef struct{ Volume, Path string }
 
-// An EnvFile is what a file of variables says, or why that is not known.
+// An EnvFile is the content of a file of variables, or why it could not be read.
 type EnvFile struct {
 	Data []byte
-	Err  error // of kind fault.NotFound if there is no such file
+	Err  error // fault.NotFound if there is no such file
 }

@@ -14,8 +14,8 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// Resources translates limits and requests as the kubelet does. Swap is not
-// given: memory and swap together are limited to the memory limit.
+// Resources translates limits and requests as the kubelet does. Containers get no swap:
+// memory and swap together are limited to the memory limit.
 func (in *Input) Resources(c *v1.Container) *cri.LinuxContainerResources {
 	pod, kernel := in.Pod, &in.Node.Kernel
 	var request *resource.Quantity
@@ -43,8 +43,8 @@ func (in *Input) Resources(c *v1.Container) *cri.LinuxContainerResources {
 	return out
 }
 
-// limits makes the part that containers and sandboxes have in common. Without a
-// request the limit is the request.
+// limits makes the part that containers and sandboxes have in common. A nil request means
+// the limit.
 func (n *Node) limits(request *resource.Quantity, cpu, memory resource.Quantity) *cri.LinuxContainerResources {
 	out := &cri.LinuxContainerResources{MemoryLimitInBytes: memory.Value()}
 	out.CpuShares = int64(cgroup.Shares(cmp.Or(request, &cpu).MilliValue()))
@@ -52,13 +52,13 @@ func (n *Node) limits(request *resource.Quantity, cpu, memory resource.Quantity)
 		out.CpuPeriod = cmp.Or(n.CPUPeriod, cgroup.DefaultPeriod)
 		out.CpuQuota = cgroup.Quota(cpu.MilliValue(), out.CpuPeriod)
 	}
-	if n.Kernel.Unified { // what runs out of memory ends as a whole
+	if n.Kernel.Unified { // the OOM killer ends all processes of a container
 		out.Unified = map[string]string{"memory.oom.group": "1"}
 	}
 	return out
 }
 
-// PodResources are those of all containers together, and the pod's overhead, for
+// PodResources returns the resources of all containers together and the pod's overhead, for
 // runtimes that size a sandbox by them.
 func (in *Input) PodResources() (resources, overhead *cri.LinuxContainerResources) {
 	requests, limits := sums(in.Pod)
@@ -75,10 +75,9 @@ func (in *Input) PodResources() (resources, overhead *cri.LinuxContainerResource
 	return resources, overhead
 }
 
-// sums are the requests and limits of a pod without its overhead: what its
-// containers and sidecars need together, or what one init container and the
-// sidecars started before it need, whichever is more; what the pod itself asks
-// for overrules both.
+// sums returns the requests and limits of a pod without its overhead: what its containers
+// and sidecars need together, or what an init container and the sidecars started before it
+// need, whichever is more. The resources of the pod as a whole override both.
 func sums(pod *v1.Pod) (requests, limits v1.ResourceList) {
 	requests = sum(pod, func(c *v1.Container) v1.ResourceList { return c.Resources.Requests })
 	limits = sum(pod, func(c *v1.Container) v1.ResourceList { return c.Resources.Limits })
@@ -92,7 +91,7 @@ func sums(pod *v1.Pod) (requests, limits v1.ResourceList) {
 			if ofPods(name) {
 				limits[name] = q
 			}
-			if manifest.IsHugePages(name) { // of which none is more than was asked for
+			if manifest.IsHugePages(name) { // huge pages cannot be overcommitted
 				requests[name] = q
 			}
 		}
@@ -100,19 +99,19 @@ func sums(pod *v1.Pod) (requests, limits v1.ResourceList) {
 	return requests, limits
 }
 
-// ofPods tells which resources a pod may ask for as a whole.
+// ofPods reports whether a pod may request a resource as a whole.
 func ofPods(name v1.ResourceName) bool {
 	return name == v1.ResourceCPU || name == v1.ResourceMemory || manifest.IsHugePages(name)
 }
 
-// Requests are those of a pod with its overhead.
+// Requests returns the requests of a pod with its overhead.
 func Requests(pod *v1.Pod, overhead v1.ResourceList) v1.ResourceList {
 	requests, _ := sums(pod)
 	grow(requests, overhead)
 	return requests
 }
 
-// Limits are those of a pod; its overhead adds to those that it has.
+// Limits returns the limits of a pod. The overhead is added to the limits that it has.
 func Limits(pod *v1.Pod, overhead v1.ResourceList) v1.ResourceList {
 	_, limits := sums(pod)
 	for name, more := range overhead {
@@ -124,8 +123,8 @@ func Limits(pod *v1.Pod, overhead v1.ResourceList) v1.ResourceList {
 	return limits
 }
 
-// Limited reports whether the pod as a whole, or each of its containers, has a limit of
-// the resource.
+// Limited reports whether the pod as a whole or each of its containers has a limit of the
+// resource.
 func Limited(pod *v1.Pod, name v1.ResourceName) bool {
 	if all := pod.Spec.Resources; all != nil {
 		if q, ok := all.Limits[name]; ok {
@@ -177,8 +176,8 @@ func raise(into, to v1.ResourceList) {
 	}
 }
 
-// hugePageLimits has one limit for each size that the kernel knows; what is not
-// asked for is 0.
+// hugePageLimits returns a limit for each size that the kernel knows, 0 for sizes that the
+// container does not request.
 func (in *Input) hugePageLimits(c *v1.Container) []*cri.HugepageLimit {
 	asked := cgroup.Pages{}
 	if in.Pod.Spec.Resources != nil {
@@ -192,14 +191,12 @@ func (in *Input) hugePageLimits(c *v1.Container) []*cri.HugepageLimit {
 	return out
 }
 
-// nodeCritical is the priority from which a pod is the node's own affair:
-// system-node-critical.
+// nodeCritical is the priority of system-node-critical.
 const nodeCritical = 2_000_001_000
 
-// oomScoreAdj is the kubelet's: -997 for a pod that has reserved all it may use,
-// 1000 for one that has reserved nothing, and in between the less the more of the
-// node's memory the container has reserved. A sidecar is not ended before the
-// containers it serves.
+// oomScoreAdj computes the kubelet's value: -997 for a guaranteed pod, 1000 for a
+// best-effort one, and in between the less the more of the node's memory the container
+// requests. A sidecar is not killed before the containers that it serves.
 func oomScoreAdj(pod *v1.Pod, c *v1.Container, capacity int64) int64 {
 	const guaranteed, bestEffort = -997, 1000
 	if podsync.Priority(pod) >= nodeCritical {
@@ -229,8 +226,8 @@ func oomScoreAdj(pod *v1.Pod, c *v1.Container, capacity int64) int64 {
 	return min(max(adj, 1000+guaranteed), bestEffort-1)
 }
 
-// unreserved is each container's part of the memory that the pod as a whole has
-// reserved and none of its containers has. Init containers have theirs too.
+// unreserved returns each container's share of the memory that the pod requests as a whole
+// beyond its containers' requests. Init containers have a share too.
 func unreserved(pod *v1.Pod) int64 {
 	if pod.Spec.Resources == nil || pod.Spec.Resources.Requests.Memory().IsZero() {
 		return 0
@@ -240,8 +237,8 @@ func unreserved(pod *v1.Pod) int64 {
 	return max(left, 0) / int64(len(pod.Spec.Containers)+len(pod.Spec.InitContainers))
 }
 
-// MostMemory is how much memory a pod can have, in bytes: its limit, and else what all
-// pods can; 0 if that is not known.
+// MostMemory returns how much memory a pod can use, in bytes: its limit, or what all pods
+// can have; 0 if unknown.
 func (in *Input) MostMemory() int64 {
 	most := in.Node.allocatable(v1.ResourceMemory)
 	if limit := Limits(in.Pod, in.Overhead)[v1.ResourceMemory]; Limited(in.Pod, v1.ResourceMemory) && (most.IsZero() || limit.Cmp(most) < 0) {
@@ -250,8 +247,8 @@ func (in *Input) MostMemory() int64 {
 	return most.Value()
 }
 
-// ResourcesOf reads limits and requests back from what the runtime reports; nil
-// if it reports nothing.
+// ResourcesOf converts the resources that the runtime reports back to limits and requests;
+// nil if it reports none.
 func ResourcesOf(r *cri.LinuxContainerResources) *v1.ResourceRequirements {
 	out := &v1.ResourceRequirements{Limits: v1.ResourceList{}, Requests: v1.ResourceList{}}
 	if r.GetCpuPeriod() > 0 && r.GetCpuQuota() > 0 {

@@ -11,9 +11,9 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// Sandbox translates the pod. Its containers are created with the same config, so it
-// depends on nothing but the pod, the attempt and the node. warnings say what of its DNS
-// the pod does not get.
+// Sandbox translates the pod's sandbox. Containers are created with the same config, so it
+// must depend only on the pod, the attempt and the node. warnings say what was left out of
+// its DNS configuration.
 func (in *Input) Sandbox(attempt uint32) (config *cri.PodSandboxConfig, warnings []string, err error) {
 	pod := in.Pod
 	dns, warnings := in.dnsConfig()
@@ -51,8 +51,8 @@ func (in *Input) Sandbox(attempt uint32) (config *cri.PodSandboxConfig, warnings
 	}, warnings, nil
 }
 
-// hostname returns a pod's host name and the domain that its subdomain makes.
-// gethostname(2) promises 63 bytes, so the name has no more.
+// hostname returns the host name of a pod, cut to 63 bytes as by the kubelet, and the
+// domain of its subdomain.
 func (in *Input) hostname() (host, domain string) {
 	pod := in.Pod
 	if pod.Spec.HostnameOverride != nil {
@@ -71,9 +71,9 @@ func short(name string) string {
 	return strings.TrimRight(name[:63], "-.")
 }
 
-// kernelHostname is the name that the pod's kernel tells: the short one, or, if
-// the pod wants that, the long one. It is empty on the host's network, where the
-// host's own name stays.
+// kernelHostname returns the host name to set in the kernel: the short one, or with
+// setHostnameAsFQDN the full one. It is "" on the host's network, where the host's own
+// name stays.
 func (in *Input) kernelHostname() (string, error) {
 	pod := in.Pod
 	if pod.Spec.HostNetwork {
@@ -108,8 +108,8 @@ func (in *Input) namespaces() *cri.NamespaceOption {
 	return o
 }
 
-// portMappings are all ports of the containers, with a host port or without: the
-// network may want to know them.
+// portMappings returns all ports of the containers, even those without a host port: a
+// network plugin may use them.
 func portMappings(pod *v1.Pod) []*cri.PortMapping {
 	var mappings []*cri.PortMapping
 	for _, c := range pod.Spec.Containers {

@@ -12,10 +12,9 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// The paths of /proc and /sys that containers do not see or may not write,
-// unless they ask for an unmasked /proc. CRI: an empty list means none, so they
-// are always sent; for what is privileged the runtime leaves them out. They are
-// the kubelet's, in its order.
+// The paths of /proc and /sys that containers cannot see or write unless their procMount
+// is Unmasked: the kubelet's, in its order. In CRI an empty list means none, so they are
+// always sent; the runtime ignores them for privileged containers.
 var (
 	maskedPaths = []string{
 		"/proc/asound", "/proc/acpi", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats",
@@ -38,8 +37,8 @@ func anyPrivileged(pod *v1.Pod) bool {
 	return false
 }
 
-// securityContext merges the container's context over the pod's. The image says
-// who runs where neither does.
+// securityContext merges the container's security context over the pod's. If neither names
+// a user, the image does.
 func (in *Input) securityContext(c *v1.Container, image *cri.Image, ns *cri.NamespaceOption) (*cri.LinuxContainerSecurityContext, error) {
 	of, above := contexts(in.Pod, c)
 	out := &cri.LinuxContainerSecurityContext{
@@ -73,14 +72,13 @@ func (in *Input) securityContext(c *v1.Container, image *cri.Image, ns *cri.Name
 	return out, nil
 }
 
-// contexts returns the security contexts of a container and of its pod, neither
-// nil.
+// contexts returns the security contexts of a container and of its pod, never nil.
 func contexts(pod *v1.Pod, c *v1.Container) (*v1.SecurityContext, *v1.PodSecurityContext) {
 	return cmp.Or(c.SecurityContext, &v1.SecurityContext{}), cmp.Or(pod.Spec.SecurityContext, &v1.PodSecurityContext{})
 }
 
-// imageUser is who an image runs as: a number, or a name that only the image can
-// tell the number of. An image that does not say runs as root.
+// imageUser returns the user of an image: an ID, or a name that has its ID only inside the
+// image. The default is root.
 func imageUser(image *cri.Image) (*cri.Int64Value, string) {
 	switch {
 	case image.GetUid() != nil:
@@ -91,7 +89,7 @@ func imageUser(image *cri.Image) (*cri.Int64Value, string) {
 	return &cri.Int64Value{}, ""
 }
 
-// groups are the pod's: of its volumes, then the supplemental ones.
+// groups returns the pod's fsGroup and its supplemental groups.
 func groups(of *v1.PodSecurityContext) ([]int64, cri.SupplementalGroupsPolicy, error) {
 	var list []int64
 	if of.FSGroup != nil {
@@ -123,8 +121,7 @@ func selinux(o *v1.SELinuxOptions) *cri.SELinuxOption {
 	return &cri.SELinuxOption{User: o.User, Role: o.Role, Type: o.Type, Level: o.Level}
 }
 
-// appArmor returns the profile and its name as runtimes wanted it before there
-// was a field for it.
+// appArmor returns the profile, and its name in the form of CRI's deprecated field.
 func appArmor(p *v1.AppArmorProfile) (*cri.SecurityProfile, string) {
 	switch {
 	case p == nil:
@@ -151,8 +148,8 @@ func (n *Node) seccomp(p *v1.SeccompProfile) *cri.SecurityProfile {
 	return &cri.SecurityProfile{ProfileType: cri.SecurityProfile_Unconfined}
 }
 
-// verifyNonRoot keeps the promise of runAsNonRoot. Only a number can be judged:
-// what a user name of the image means is known to the image alone.
+// verifyNonRoot enforces runAsNonRoot. The user must be an ID: what a name stands for is
+// known only inside the image.
 func verifyNonRoot(pod *v1.Pod, c *v1.Container, image *cri.Image) error {
 	of, above := contexts(pod, c)
 	if !ptr.Deref(cmp.Or(of.RunAsNonRoot, above.RunAsNonRoot), false) {
