@@ -10,8 +10,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// Actual returns what the runtime was last told of the resources of a
-// pod's containers, by name. The map is nobody's to change.
+// Actual returns the resources of a pod's containers that the runtime was last told, by
+// name. The map is shared and read-only.
 func (s *Store) Actual(uid string) map[string]v1.ResourceRequirements {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -26,7 +26,7 @@ func (s *Store) Actual(uid string) map[string]v1.ResourceRequirements {
 	return known
 }
 
-// SetActual records what the runtime is about to be told.
+// SetActual records the resources that the runtime is about to be told.
 func (s *Store) SetActual(uid, container string, r v1.ResourceRequirements) error {
 	all := maps.Clone(s.Actual(uid))
 	all[container] = *r.DeepCopy()

@@ -10,9 +10,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// MarkEnding notes which pods are being ended: those under the key of pod that it is
-// not, or all if it is nil. The next agent knows it too, and a command line. It returns
-// all that have been noted of these.
+// MarkEnding records that the pods of have are being ended, all but the wanted one, which
+// may be nil. The next agent and the command line see that too. It returns the UIDs of all
+// of them whose end has begun.
 func (s *Store) MarkEnding(pod *v1.Pod, have podsync.Have) []string {
 	for _, uid := range have.Files {
 		if pod != nil && string(pod.UID) == uid || s.Ending(types.UID(uid)) {
@@ -32,7 +32,7 @@ func (s *Store) MarkEnding(pod *v1.Pod, have podsync.Have) []string {
 	return s.EndingOf(have.Files)
 }
 
-// Ending reports whether the end of a pod has begun because it was not wanted.
+// Ending reports whether a pod is being ended because it was not wanted.
 func (s *Store) Ending(uid types.UID) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -5,8 +5,8 @@ import (
 	"path/filepath"
 )
 
-// WriteHosts writes the file that is mounted at /etc/hosts. It is written in place, so
-// that containers that have it mounted see a change.
+// WriteHosts writes the file that is mounted at /etc/hosts. It writes in place, so that
+// running containers see the change.
 func (s *Store) WriteHosts(uid, text string) error {
 	path := s.HostsFile(uid)
 	if old, err := os.ReadFile(path); err == nil && string(old) == text {
@@ -15,5 +15,5 @@ func (s *Store) WriteHosts(uid, text string) error {
 	return os.WriteFile(path, []byte(text), 0o644)
 }
 
-// HostsFile is the path of what a pod has at /etc/hosts.
+// HostsFile is the path of the file that is mounted at a pod's /etc/hosts.
 func (s *Store) HostsFile(uid string) string { return filepath.Join(s.Dir(uid), "etc-hosts") }

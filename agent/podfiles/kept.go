@@ -12,8 +12,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Kept reads what an agent has left of a pod in its directory: the status that it knew
-// last, and when the pod's end began, nil if it has not.
+// Kept reads what an agent has left in a pod's directory: the last status, and when the
+// end of the pod began; nil if it has not.
 func Kept(dir string) (status *v1.PodStatus, ending *metav1.Time) {
 	if info, err := os.Stat(filepath.Join(dir, endingFile)); err == nil {
 		ending = &metav1.Time{Time: info.ModTime()}
@@ -28,12 +28,12 @@ func Kept(dir string) (status *v1.PodStatus, ending *metav1.Time) {
 	return status, ending
 }
 
-// maxStatus is more bytes than the status of any pod has.
+// maxStatus is more bytes than any pod's status has.
 const maxStatus = 4 << 20
 
-// readKept reads a file of the agent's. The path comes from an annotation, which under
-// a kubelet is whatever a user says: nothing else than a regular file of ours is opened,
-// and no more is read than a status can have.
+// readKept reads a file of the agent. The path comes from an annotation, which any user can
+// set on the pods of a kubelet. So it opens only a regular file that root or this user
+// owns, and reads no more than a status can have.
 func readKept(path string) ([]byte, error) {
 	f, err := regular.OpenNoLink(path)
 	if err != nil {

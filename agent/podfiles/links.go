@@ -11,19 +11,19 @@ import (
 // The kernel limits a file name to 255 bytes; the suffix ".log" is one of them.
 const linkName = 251
 
-// logLink is where log shippers look for the log of a container.
+// logLink is the path at which log shippers look for the log of a container.
 func (s *Store) logLink(pod *v1.Pod, container, id string) string {
 	name := fmt.Sprintf("%s_%s_%s-%s", pod.Name, pod.Namespace, container, id)
 	return filepath.Join(s.o.LogLinks, name[:min(len(name), linkName)]+".log")
 }
 
-// LinkLog links the log of a container for log shippers, if there is one.
+// LinkLog makes the link to the log of a container, if the log exists.
 func (s *Store) LinkLog(pod *v1.Pod, container, id, log string) error {
 	if s.o.LogLinks == "" {
 		return nil
 	}
 	if _, err := os.Stat(log); err != nil {
-		return nil // there is nothing to be linked
+		return nil // there is no log
 	}
 	if err := os.MkdirAll(s.o.LogLinks, 0o755); err != nil {
 		return err
@@ -35,7 +35,7 @@ func (s *Store) LinkLog(pod *v1.Pod, container, id, log string) error {
 	return nil
 }
 
-// UnlinkLog removes the link of the container id, whose pod need not be known.
+// UnlinkLog removes the link of a container, whose pod need not be known.
 func (s *Store) UnlinkLog(id string) error {
 	if s.o.LogLinks == "" {
 		return nil

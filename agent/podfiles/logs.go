@@ -10,7 +10,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// LogDir is the directory of a pod's logs; each container has one in it, by its name.
+// LogDir is the directory of a pod's logs, with a directory for each container.
 func (s *Store) LogDir(pod *v1.Pod) string {
 	return s.logDir(pod.Namespace, pod.Name, string(pod.UID))
 }
@@ -20,8 +20,8 @@ func (s *Store) logDir(namespace, name, uid string) string {
 	return filepath.Join(s.o.LogDir, namespace+"_"+name+"_"+uid)
 }
 
-// Attempts counts the attempts that have left a log, of containers that the runtime
-// does not have: it may have lost them.
+// Attempts returns how many attempts have left a log, for containers that the runtime does
+// not have: it may have lost them.
 func (s *Store) Attempts(pod *v1.Pod, have podsync.Have) map[string]uint32 {
 	counts := map[string]uint32{}
 	dir := s.LogDir(pod)

@@ -12,20 +12,20 @@ import (
 	"github.com/crisp-cri/crisp/internal/regular"
 )
 
-// How much of what a container has left behind is its termination message.
+// The limits of a termination message.
 const (
 	maxMessage  = 4096 // bytes of the file
 	maxLogTail  = 2048 // bytes of the log
 	maxLogLines = 80
 )
 
-// NewMessageFile is the path of a file that is mounted at terminationMessagePath. Each
-// run of a container has its own.
+// NewMessageFile returns the path of a new file to mount at terminationMessagePath. Each
+// run of a container gets its own.
 func (s *Store) NewMessageFile(uid, container string) string {
 	return filepath.Join(s.Dir(uid), "containers", container, fmt.Sprintf("%08x", rand.Uint32()))
 }
 
-// MakeMessageFile makes a file of that path, which any user of a container can write to.
+// MakeMessageFile makes such a file. Every user of the container can write to it.
 func MakeMessageFile(path string) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
 		return err
@@ -33,10 +33,10 @@ func MakeMessageFile(path string) error {
 	if err := os.WriteFile(path, nil, 0o666); err != nil {
 		return err
 	}
-	return os.Chmod(path, 0o666) // whatever the umask
+	return os.Chmod(path, 0o666) // despite the umask
 }
 
-// Message returns what a container has left in its file: the end of it.
+// Message returns the end of what a container has written to its file.
 func Message(path string) (string, error) {
 	f, err := regular.Open(path) // a container may have put anything there
 	if err != nil {
@@ -51,8 +51,8 @@ func Message(path string) (string, error) {
 	return string(data), err
 }
 
-// LogTail returns what stands in for a message: the end of the container's log, or why
-// that cannot be read.
+// LogTail returns the end of a container's log, which stands in for a missing message, or
+// why it cannot be read.
 func LogTail(ctx context.Context, path string) string {
 	lines := int64(maxLogLines)
 	var text end
@@ -67,7 +67,7 @@ func LogTail(ctx context.Context, path string) string {
 	return string(text)
 }
 
-// end keeps the last of what is written to it.
+// end keeps the end of what is written to it.
 type end []byte
 
 func (e *end) Write(p []byte) (int, error) {

@@ -1,10 +1,10 @@
-// Package podfiles keeps what the agent has on disk of its pods. It knows no runtime.
-// Below the agent's root lies
+// Package podfiles keeps the agent's files of pods. It knows no runtime. Below the agent's
+// root there are
 //
 //	pods/<uid>/pod.json     the pod as it was accepted; written first, removed last
-//	pods/<uid>/status.json  what the agent last knew of it, for the command line
-//	pods/<uid>/ending       is there while the pod is being ended; also for the next agent
-//	pods/<uid>/actual.json  the resources that the runtime was last told of, by container
+//	pods/<uid>/status.json  its last status, also for the command line
+//	pods/<uid>/ending       exists while the pod is being ended; also for the next agent
+//	pods/<uid>/actual.json  the resources that the runtime was last told, by container
 //	pods/<uid>/containers/  the files behind terminationMessagePath
 //	pods/<uid>/etc-hosts    mounted at /etc/hosts
 //	pods/<uid>/volumes/     and volume-subpaths, plugins: see the package volume
@@ -12,7 +12,7 @@
 // and logs in <logs>/<namespace>_<name>_<uid>/<container>/<attempt>.log. All of
 // a pod's files follow from its UID, so they are found without a record.
 //
-// Each pod has one worker, so the files of a pod have one writer.
+// A pod has one worker, so its files have one writer.
 package podfiles
 
 import (
@@ -34,8 +34,8 @@ type Options struct {
 	Log      *slog.Logger
 }
 
-// A Store keeps the files of pods. It is safe for use by all goroutines, but the files of
-// one pod have one writer.
+// A Store keeps the files of pods. It is safe for concurrent use, but the files of one pod
+// must have one writer.
 type Store struct {
 	o Options
 
@@ -45,7 +45,7 @@ type Store struct {
 	ending map[string]bool                               // pods whose end has begun, by UID; guarded by mu
 }
 
-// Open returns a Store and finds the files that an earlier agent has left below o.Root.
+// Open returns a Store with the files that an earlier agent has left below o.Root.
 func Open(o Options) (*Store, error) {
 	s := &Store{o: o, pods: map[string]*v1.Pod{}, actual: map[string]map[string]v1.ResourceRequirements{}, ending: map[string]bool{}}
 	return s, s.find()
@@ -61,7 +61,7 @@ const (
 	podFile    = "pod.json"
 	statusFile = "status.json"
 	actualFile = "actual.json"
-	endingFile = "ending" // as old as the end of its pod
+	endingFile = "ending" // its time is when the pod's end began
 )
 
 // readJSON decodes a file of JSON.
@@ -76,7 +76,7 @@ func readJSON(path string, into any) error {
 // MakeLogDir makes the directory of a pod's logs.
 func (s *Store) MakeLogDir(pod *v1.Pod) error { return os.MkdirAll(s.LogDir(pod), 0o755) }
 
-// Remove removes the files and the logs of a pod of which nothing runs.
+// Remove removes the files and logs of a pod that does not run any more.
 func (s *Store) Remove(uid types.UID) error {
 	pod := s.Pod(uid)
 	if pod == nil {

@@ -17,9 +17,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// find learns which pods have files. A directory without a readable pod.json
-// stays as it is: another version wrote it, the disk had a bad moment, or it is the
-// kubelet's. Of what this package makes and removes only an empty one has none.
+// find finds the pods that have files. A directory without a readable pod.json stays as it
+// is: another version may have written it, the disk may have failed, or it is a kubelet's.
+// Only an empty one is removed, which this package can leave behind.
 func (s *Store) find() error {
 	if err := atomicfile.MakeDirs(s.dir(), 0o750); err != nil {
 		return err
@@ -69,7 +69,7 @@ func (s *Store) readPod(uid string) (*v1.Pod, error) {
 	return pod, nil
 }
 
-// Accepted returns the pods that have files, as they were accepted.
+// Accepted returns the pods that have files, as they were accepted, ordered by UID.
 func (s *Store) Accepted() []*v1.Pod {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -90,7 +90,7 @@ func (s *Store) Of(key podsync.Key) []string {
 	return uids
 }
 
-// Accept writes pod.json, unless it says the same already.
+// Accept records a pod in pod.json, unless that has just this pod already.
 func (s *Store) Accept(pod *v1.Pod) error {
 	uid := string(pod.UID)
 	old := s.Pod(pod.UID)
@@ -136,16 +136,16 @@ func (s *Store) removeDir(uid string) error {
 	return os.RemoveAll(dir)
 }
 
-// Pod returns the pod of this UID as it was accepted, with the resources that it has, or
-// nil.
+// Pod returns the pod of this UID as it was accepted or last changed; nil if it has no
+// files.
 func (s *Store) Pod(uid types.UID) *v1.Pod {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.pods[string(uid)]
 }
 
-// Change records a pod that has changed in place. One without files is recorded
-// when it gets them.
+// Change records a pod that has changed in place. A pod without files is recorded when it
+// gets some.
 func (s *Store) Change(pod *v1.Pod) error {
 	if s.Pod(pod.UID) == nil {
 		return nil

@@ -11,10 +11,10 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// SaveStatus keeps the status of a pod: for the next agent, and for a command
-// line that finds none running.
+// SaveStatus keeps the status of a pod for the next agent, and for the command line while
+// no agent runs.
 func (s *Store) SaveStatus(pod *v1.Pod, status *v1.PodStatus) error {
-	// A pod that has not begun has a status too: it may have been rejected.
+	// A pod that never ran has a status too: it may have been rejected.
 	if err := s.Accept(pod); err != nil {
 		return err
 	}
@@ -25,7 +25,7 @@ func (s *Store) statusPath(pod *v1.Pod) string {
 	return filepath.Join(s.Dir(string(pod.UID)), statusFile)
 }
 
-// DropStatus has the status of a pod forgotten.
+// DropStatus removes the saved status of a pod.
 func (s *Store) DropStatus(pod *v1.Pod) error {
 	err := os.Remove(s.statusPath(pod))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -34,8 +34,8 @@ func (s *Store) DropStatus(pod *v1.Pod) error {
 	return err
 }
 
-// LoadStatus returns the status that was saved last, nil if there is none. What is being
-// ended has none: it may be wanted again, and then begins anew.
+// LoadStatus returns the saved status of a pod, nil if there is none. A pod that is being
+// ended has none: if it is wanted again it begins anew.
 func (s *Store) LoadStatus(pod *v1.Pod) *v1.PodStatus {
 	if s.Ending(pod.UID) {
 		return nil

@@ -9,23 +9,22 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// agentFile, below an agent's root, says which runtime the agent uses.
+// agentFile, in an agent's root, names the runtime that the agent uses.
 const agentFile = "agent.json"
 
 type agentRecord struct {
 	Endpoint string `json:"runtimeEndpoint"`
 }
 
-// RecordEndpoint notes below the agent's root which runtime its pods run on.
+// RecordEndpoint records the runtime of an agent in its root.
 func RecordEndpoint(root, endpoint string) error {
 	return atomicfile.WriteJSON(filepath.Join(root, agentFile), agentRecord{endpoint})
 }
 
-// Waiting returns the pods that the agent on root has accepted and that have no
-// sandbox yet, so that the runtime does not know them: a volume is missing, the
-// network is not ready. known are the UIDs of those that it knows. An agent of
-// another runtime has nothing to say here, nor has one whose files we may not
-// read.
+// Waiting returns the pods that the agent of this root has accepted and that have no
+// sandbox yet, because a volume is missing or the network is not ready. known are the UIDs
+// of the pods that the runtime knows. There are none if the agent uses another runtime or
+// its files cannot be read.
 func Waiting(root, endpoint string, known map[string]bool) []*v1.Pod {
 	var record agentRecord
 	if readJSON(filepath.Join(root, agentFile), &record) != nil || record.Endpoint != endpoint {
