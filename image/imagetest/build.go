@@ -19,7 +19,7 @@ import (
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// A Built image is one that a test made.
+// A Built is an image that a test made.
 type Built struct {
 	Config   []byte
 	Blobs    [][]byte // of the layers, compressed
@@ -28,7 +28,7 @@ type Built struct {
 	Desc     v1.Descriptor
 }
 
-// ID is the ID that the image has in a store.
+// ID returns the ID of the image in a store.
 func (b *Built) ID() string { return digest.FromBytes(b.Config).String() }
 
 // Build makes an image with one layer for each text, which is the content of the
@@ -66,7 +66,7 @@ func BuildOf(t testing.TB, compression string, cfg v1.Image, layers ...[]byte) *
 }
 
 // Compress returns data compressed by gzip, zstd, or "plain", not at all, and the media
-// type of a layer that is.
+// type of such a layer.
 func Compress(t testing.TB, compression string, data []byte) ([]byte, string) {
 	t.Helper()
 	var buf bytes.Buffer
@@ -117,7 +117,7 @@ func TarOf(t testing.TB, files map[string]string) []byte {
 	return buf.Bytes()
 }
 
-// MustJSON is v as JSON.
+// MustJSON encodes v as JSON.
 func MustJSON(t testing.TB, v any) []byte {
 	t.Helper()
 	data, err := json.Marshal(v)
@@ -127,5 +127,5 @@ func MustJSON(t testing.TB, v any) []byte {
 	return data
 }
 
-// DigestOf is the SHA-256 of data, in hex.
+// DigestOf returns the SHA-256 of data, in hex.
 func DigestOf(data []byte) string { return digest.FromBytes(data).Encoded() }

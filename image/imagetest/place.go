@@ -1,6 +1,6 @@
-// Package imagetest has what tests of image and of its parts begin with: images made on
-// the spot, a registry in this process that can be made to misbehave, and a Place, which
-// is a store with its configuration, and looks at its end whether anything was left.
+// Package imagetest has the fixtures for tests of image and its parts: generated images,
+// a registry in this process that can be made to misbehave, and a Place, which is a
+// store with its configuration, and checks at the end of the test that nothing was left.
 package imagetest
 
 import (
@@ -28,7 +28,7 @@ func NeedRoot(t testing.TB) {
 	}
 }
 
-// A place is a directory with a store, which a test can open again.
+// A place is a directory with a store, which a test can reopen.
 type place struct {
 	t     testing.TB
 	Dir   string
@@ -36,8 +36,8 @@ type place struct {
 	Log   *slog.Logger // of the stores opened from now on; nil: the test's
 }
 
-// NewPlace opens a store that pulls from the registries. When the test ends,
-// nothing may be left of it.
+// NewPlace opens a store that pulls from the registries. When the test ends, nothing of
+// it may be left.
 func NewPlace(t testing.TB, registries ...*Registry) *place {
 	t.Helper()
 	NeedRoot(t)
@@ -72,7 +72,7 @@ func (p *place) Configure(conf string) {
 
 func (p *place) Root() string { return filepath.Join(p.Dir, "store") }
 
-// Open opens the store with o, in which only what matters is set.
+// Open opens the store with o, in which only relevant options are set.
 func (p *place) Open(o image.Options) {
 	p.t.Helper()
 	log := p.Log
@@ -109,7 +109,7 @@ func (p *place) Close() {
 	p.Store = nil
 }
 
-// Reopen is what a restart of the daemon does.
+// Reopen does what a restart of the daemon does.
 func (p *place) Reopen(o image.Options) {
 	p.t.Helper()
 	p.Close()
@@ -161,8 +161,8 @@ func (p *place) isClean() {
 	}
 	state := filepath.Join(p.Dir, "state")
 	for line := range strings.Lines(string(mounts)) {
-		// What makes state private where systemd shares all mounts goes with the daemon's
-		// directory; here it goes now.
+		// The mount that makes state private, where systemd shares all mounts, ends with
+		// the daemon's directory; here it is unmounted.
 		if strings.Fields(line)[4] == state {
 			if err := unix.Unmount(state, unix.MNT_DETACH); err != nil {
 				p.t.Errorf("unmount %s: %v", state, err)
@@ -185,8 +185,8 @@ func (p *place) isClean() {
 	}
 }
 
-// Swept waits until what was dropped is removed from the disk, of all that begins with
-// prefix.
+// Swept waits until everything that was dropped and whose name begins with prefix has
+// been removed from the disk.
 func (p *place) Swept(prefix string) {
 	p.t.Helper()
 	var left []string
@@ -200,7 +200,8 @@ func (p *place) Swept(prefix string) {
 	p.t.Errorf("staging holds %v", left)
 }
 
-// ReadFile is the text of a file, whose path is joined; a test without it fails.
+// ReadFile returns the content of a file, whose path is joined; the test fails without
+// it.
 func ReadFile(t testing.TB, path ...string) string {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join(path...))
@@ -210,7 +211,7 @@ func ReadFile(t testing.TB, path ...string) string {
 	return string(data)
 }
 
-// Mirrored has what is in origin looked for in mirror first.
+// Mirrored makes mirror a mirror of origin that is asked first.
 func (p *place) Mirrored(origin, mirror *Registry) {
 	p.t.Helper()
 	p.Configure(fmt.Sprintf(`
@@ -222,7 +223,7 @@ func (p *place) Mirrored(origin, mirror *Registry) {
 		insecure = true`, origin.Host, mirror.Host))
 }
 
-// Trusting opens p again with directories for policies, credentials and keys, and
+// Trusting reopens p with directories for policies, credentials and keys, and with
 // signatures beside the images.
 func (p *place) Trusting(o image.Settings) {
 	p.t.Helper()

@@ -42,7 +42,7 @@ func NewRegistry(t testing.TB) *Registry {
 		if before != nil && before(w, req) {
 			return
 		}
-		// The registry in it has one heap of blobs for all repositories; real ones have not.
+		// The registry inside has one set of blobs for all repositories, unlike real ones.
 		if repo, d, ok := strings.Cut(req.URL.Path, "/blobs/sha256:"); ok && req.Method == http.MethodGet && !r.pushed(repo+d) {
 			http.Error(w, `{"errors":[{"code":"BLOB_UNKNOWN"}]}`, http.StatusNotFound)
 			return
@@ -54,14 +54,14 @@ func NewRegistry(t testing.TB) *Registry {
 	return r
 }
 
-// pushed tells whether a repository has a blob: the path and its digest in hex.
+// pushed reports whether a repository has a blob: the path and its digest in hex.
 func (r *Registry) pushed(blob string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.in[blob]
 }
 
-// Intercept has f called for each request, before the registry sees it.
+// Intercept makes f be called for each request, before the registry handles it.
 func (r *Registry) Intercept(f func(w http.ResponseWriter, req *http.Request) (done bool)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -163,7 +163,7 @@ func (r *Registry) PushArtifact(repo, tag string, files ...string) digest.Digest
 	return digest.FromBytes(data)
 }
 
-// Forward is what a proxy in front of r does.
+// Forward does what a proxy in front of r does.
 func (r *Registry) Forward(w http.ResponseWriter, req *http.Request) {
 	out := req.Clone(req.Context())
 	out.RequestURI = ""
@@ -182,8 +182,8 @@ func (r *Registry) Forward(w http.ResponseWriter, req *http.Request) {
 	}
 }
 
-// Overhear has the registry ask each client for credentials, and returns what it was
-// then shown.
+// Overhear makes the registry ask each client for credentials; heard returns what it was
+// sent.
 func (r *Registry) Overhear(scheme string) (heard func() string) {
 	var mu sync.Mutex
 	var all []string
@@ -212,7 +212,7 @@ func (r *Registry) Overhear(scheme string) (heard func() string) {
 	}
 }
 
-// Guard has the registry want user "me" with password "pass" for a repository.
+// Guard makes a repository require user "me" with password "pass".
 func (r *Registry) Guard(repo string) {
 	r.Intercept(func(w http.ResponseWriter, req *http.Request) bool {
 		user, password, _ := req.BasicAuth()

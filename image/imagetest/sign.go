@@ -41,13 +41,14 @@ func NewSigner(t testing.TB) *Signer {
 	return s
 }
 
-// Sign pushes a signature of a manifest beside it, for the name that it claims.
+// Sign pushes a signature of a manifest for the name claim, beside the manifest.
 func (r *Registry) Sign(s *Signer, repo string, manifest digest.Digest, claim string) {
 	r.t.Helper()
 	r.SignWith(s.Key, repo, manifest, claim, nil)
 }
 
-// SignWith is sign; more, if not nil, returns annotations to go with a signature.
+// SignWith is Sign with a key; more, if not nil, returns annotations for a
+// signature.
 func (r *Registry) SignWith(key *ecdsa.PrivateKey, repo string, manifest digest.Digest, claim string, more func(payload, sig []byte) map[string]string) {
 	r.t.Helper()
 	payload := fmt.Appendf(nil, `{"critical":{"identity":{"docker-reference":%q},"image":{"docker-manifest-digest":%q},"type":"cosign container image signature"},"optional":null}`, claim, manifest)
@@ -73,7 +74,7 @@ func (r *Registry) SignWith(key *ecdsa.PrivateKey, repo string, manifest digest.
 	r.Put("/v2/"+repo+"/manifests/"+strings.Replace(manifest.String(), ":", "-", 1)+".sig", m.MediaType, MustJSON(r.t, m))
 }
 
-// WriteFile writes a file, and the directories on its way.
+// WriteFile writes a file, and makes its parent directories.
 func WriteFile(t testing.TB, path, text string) {
 	t.Helper()
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {

@@ -10,19 +10,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A call is one system call on its way.
+// A call is one system call in progress.
 type call struct {
 	thread *thread
 	name   string
 	sys    *sys
 	args   [6]uint64
 
-	path   string // absolute: what it is about
-	change bool   // it changes a file, or brings one to the disk
-	open   string // a path by which the object can be opened, if not path
-	follow bool   // symbolic links at the end of the path too
+	path   string // absolute: the file that it is about
+	change bool   // it changes a file, or syncs one
+	open   string // a path by which the object can be opened, if not by path
+	follow bool   // also resolve symbolic links at the end of the path
 
-	// As it was before.
+	// The state before the call.
 	was        File
 	existed    bool
 	from, to   place
@@ -37,13 +37,13 @@ type place struct {
 	dir  uint64
 }
 
-// sys is a system call that we know of.
+// sys describes a system call that we know.
 type sys struct {
 	name    string
-	locate  func(*tracer, *call) bool // fills in path, change; false: not below our directory
+	locate  func(*tracer, *call) bool // sets path and change; false: not below our directory
 	changes bool
-	happens bool                 // even if it is to fail
-	before  func(*tracer, *call) // it is about to happen
+	happens bool                 // even if it is made to fail
+	before  func(*tracer, *call) // called before it happens
 	after   func(*tracer, *call, int64) []Op
 }
 
@@ -59,7 +59,7 @@ func (t *tracer) returned(c *call, result int64) {
 	t.ops = append(t.ops, c.sys.after(t, c, result)...)
 }
 
-// named takes the path from the arguments dirfd and name; dirfd < 0: it has none.
+// named takes the path from the arguments dirfd and name; dirfd < 0: the call has none.
 func named(dirfd, name int) func(*tracer, *call) bool {
 	return func(t *tracer, c *call) bool {
 		fd := uint64(uint32(0xffffff9c)) // AT_FDCWD
@@ -82,7 +82,7 @@ func named(dirfd, name int) func(*tracer, *call) bool {
 	}
 }
 
-// byFD takes it from an argument that is a file descriptor.
+// byFD takes the path from an argument that is a file descriptor.
 func byFD(arg int) func(*tracer, *call) bool {
 	return func(t *tracer, c *call) bool {
 		c.path, c.open, c.follow, c.change = t.fd(c.id(), c.args[arg]), fdLink(c.id(), c.args[arg]), true, true
@@ -98,7 +98,7 @@ func (t *tracer) place(path string) place {
 	return place{path, st.Ino}
 }
 
-// object is what the call is about.
+// object returns the path of the object that the call is about.
 func (c *call) object() string {
 	if c.open != "" {
 		return c.open
@@ -111,7 +111,7 @@ func rememberName(t *tracer, c *call) {
 	c.was, c.existed = t.file(c.path, false)
 }
 
-// made is of calls that give a new object its name.
+// made is for calls that make a new object.
 func made(kind Kind) func(*tracer, *call, int64) []Op {
 	return func(t *tracer, c *call, _ int64) []Op {
 		f, ok := t.file(c.path, false)
@@ -143,7 +143,7 @@ func opened(t *tracer, c *call, fd int64) []Op {
 	return nil
 }
 
-// changesFile is whether a file opened with these flags is changed thereby.
+// changesFile sets whether opening a file with these flags changes it.
 func changesFile(t *tracer, c *call, flags uint64) {
 	c.flags = flags
 	c.change = int(flags)&(unix.O_CREAT|unix.O_TRUNC) != 0 || int(flags)&unix.O_TMPFILE == unix.O_TMPFILE
@@ -184,8 +184,8 @@ func openat2() sys {
 	return s
 }
 
-// written is of calls that have changed bytes of the file that is open as argument arg;
-// offset is the argument with the place, < 0: where the file stands.
+// written is for calls that change bytes of the file that is open as argument arg; offset
+// is the argument with the offset, < 0: the file's current one.
 func written(arg, offset int) sys {
 	return sys{
 		changes: true, locate: byFD(arg),
@@ -214,7 +214,8 @@ func (t *tracer) wrote(c *call, f File, off, n int64) []Op {
 	return []Op{{Kind: Write, Call: c.name, Path: t.rel(c.path), File: f, Off: off, Data: data, Size: size}}
 }
 
-// copied is written for copy_file_range(2) and splice(2), whose place is behind a pointer.
+// copied is written for copy_file_range(2) and splice(2), whose offset is behind a
+// pointer.
 func copied(arg, offset int) sys {
 	s := written(arg, -1)
 	s.before = func(t *tracer, c *call) {
@@ -238,7 +239,7 @@ func copied(arg, offset int) sys {
 	return s
 }
 
-// resized is of calls that change a file's size or what of it is allocated.
+// resized is for calls that change a file's size or allocation.
 func resized(locate func(*tracer, *call) bool) sys {
 	return sys{
 		changes: true, locate: locate,
@@ -247,13 +248,13 @@ func resized(locate func(*tracer, *call) bool) sys {
 			if !ok || f.Mode&unix.S_IFMT != unix.S_IFREG {
 				return nil
 			}
-			return t.wrote(c, f, 0, 1<<40) // rare, and of small files
+			return t.wrote(c, f, 0, 1<<40) // rare, and only for small files
 		},
 	}
 }
 
-// described is of calls that change what inode(7) says of a file; noFollow is the
-// argument with flags that may have AT_SYMLINK_NOFOLLOW, < 0: none, and follow says it.
+// described is for calls that change what inode(7) describes; flags is the argument that
+// may have AT_SYMLINK_NOFOLLOW, < 0: there is none, and follow decides.
 func described(locate func(*tracer, *call) bool, follow bool, flags int) sys {
 	return sys{
 		changes: true, locate: locate,
@@ -284,7 +285,7 @@ func synced(kind Kind) sys {
 	}
 }
 
-// moved is rename(2) and its kin; flags < 0: without.
+// moved is for rename(2) and its variants; flags < 0: without flags.
 func moved(fromFD, from, toFD, to, flags int) sys {
 	source, target := named(fromFD, from), named(toFD, to)
 	return sys{
@@ -361,10 +362,10 @@ func making(kind Kind, dirfd, name int) sys {
 	return sys{changes: true, locate: named(dirfd, name), before: rememberName, after: made(kind)}
 }
 
-// looks is of calls that change nothing, and may fail.
+// looks is for calls that change nothing, and may fail.
 func looks(locate func(*tracer, *call) bool) sys { return sys{locate: locate} }
 
-// table is what both architectures have; older calls are in old, of amd64.
+// table has the calls of both architectures; old adds older ones of amd64.
 var table = sync.OnceValue(func() map[uint64]*sys {
 	m := map[uint64]*sys{}
 	enter := func(nr uint64, name string, s sys) {

@@ -1,6 +1,6 @@
-// Package filetrace records what the process of a test does to the files below a
-// directory, in the order in which the kernel did it, and makes one of these calls fail.
-// It is for tests only.
+// Package filetrace records what the process of a test does to the files below a directory, in
+// the order in which the kernel did it, and can make one of these calls fail. It is for tests
+// only.
 //
 // It records system calls, libraries' included, so the code under test needs no seam. A helper
 // process, which is the test binary once more, seizes all threads of the test (ptrace(2)) and
@@ -56,7 +56,7 @@ const (
 	Marked  Kind = "mark"   // Mark was called
 )
 
-// A File is what an inode number stands for, with what inode(7) says of it.
+// A File is the object with an inode number, as inode(7) describes it.
 type File struct {
 	Ino      uint64
 	Mode     uint32 // type and permissions
@@ -76,24 +76,24 @@ type Op struct {
 	To   string // the new one
 
 	Dir, ToDir uint64 // inodes of the directories of Path and To
-	File       File   // what was made or changed, as it is after the call
-	Off        int64  // Write: where Data begins
-	Data       []byte // Write: what is there now
-	Size       int64  // Write: of the file now
+	File       File   // what was made or changed, after the call
+	Off        int64  // Write: offset of Data
+	Data       []byte // Write: the content there after the call
+	Size       int64  // Write: size of the file after the call
 	Text       string // Marked
 }
 
-// A Failure is what became of Arm.
+// A Failure is the result of Arm.
 type Failure struct {
 	Happened bool
 	Count    int    // calls that could have failed since Arm
 	What     string // the call that failed, and the path
 }
 
-// markFD is no file's number. What is "written" to it is for the tracer.
+// markFD is not a file's descriptor. Data "written" to it is for the tracer.
 const markFD = 1<<30 + 7
 
-// A Tracer has the test process recorded.
+// A Tracer records the test process.
 type Tracer struct {
 	t    testing.TB
 	cmd  *exec.Cmd
@@ -111,8 +111,8 @@ type message struct {
 	End     bool
 }
 
-// Start records what this process does below dir, a directory that is there, until Stop,
-// or the end of the test. It skips t where the kernel does not let us trace.
+// Start records what this process does below dir, which exists, until Stop or the end of the
+// test. It skips t where the kernel does not let us trace.
 func Start(t testing.TB, dir string) *Tracer {
 	t.Helper()
 	dir, err := filepath.EvalSymlinks(dir)
@@ -123,7 +123,7 @@ func Start(t testing.TB, dir string) *Tracer {
 	var answer *os.File
 	tr.cmd, tr.pipe, answer = launch(t, fmt.Sprintf("%s=%d:%s", environment, os.Getpid(), dir))
 	tr.from = gob.NewDecoder(bufio.NewReader(tr.pipe))
-	// Yama lets only ancestors trace, or whom we name. EINVAL: there is no Yama.
+	// Yama lets only ancestors trace, or processes that we name. EINVAL: no Yama.
 	_ = unix.Prctl(unix.PR_SET_PTRACER, uintptr(tr.cmd.Process.Pid), 0, 0, 0)
 	answer.Close()
 	t.Cleanup(func() { tr.stop() })
@@ -135,8 +135,8 @@ func Start(t testing.TB, dir string) *Tracer {
 	return tr
 }
 
-// launch runs this program once more, as the tracer that variable makes of it. What it
-// sends comes from messages, and what it reads is written to orders.
+// launch runs this program once more, as the tracer that variable makes of it. It sends on
+// messages and reads from orders.
 func launch(t testing.TB, variable string) (cmd *exec.Cmd, messages, orders *os.File) {
 	t.Helper()
 	self, err := os.Executable()
@@ -163,7 +163,7 @@ func launch(t testing.TB, variable string) (cmd *exec.Cmd, messages, orders *os.
 	return cmd, messages, orders
 }
 
-// refused ends t if the tracer could not begin: skipped where the kernel does not let us
+// refused ends t if the tracer could not begin: it is skipped where the kernel does not let us
 // trace.
 func refused(t testing.TB, why string) {
 	t.Helper()
@@ -181,14 +181,14 @@ func (tr *Tracer) receive() message {
 	return m
 }
 
-// Mark puts text into the record.
+// Mark adds text to the record.
 func (tr *Tracer) Mark(text string) { tell("mark " + text) }
 
-// Arm has the n-th call from now on fail with errno, instead of doing anything, that asks
-// for a file below the directory; n = 0: none, they are only counted. It fails once.
+// Arm makes the n-th call from now on fail with errno, without effect, counting calls that take
+// a file below the directory; n = 0: only count them. It fails once.
 func (tr *Tracer) Arm(n int, errno syscall.Errno) { tell(fmt.Sprintf("arm %d %d", n, errno)) }
 
-// Disarm says what became of Arm.
+// Disarm returns the result of Arm.
 func (tr *Tracer) Disarm() Failure {
 	tr.t.Helper()
 	tell("disarm")
@@ -229,7 +229,7 @@ func (tr *Tracer) stop() {
 		return
 	}
 	tr.done = true
-	_ = tr.cmd.Process.Kill() // the threads run on without it
+	_ = tr.cmd.Process.Kill() // the threads continue without it
 	err := tr.cmd.Wait()
 	var exit *exec.ExitError
 	if err != nil && !errors.As(err, &exit) {
@@ -238,7 +238,7 @@ func (tr *Tracer) stop() {
 	tr.pipe.Close()
 }
 
-// environment tells a process that it is a tracer, of whom and where.
+// environment makes a process a tracer, and says of which process and directory.
 const environment = "CRISP_FILETRACE"
 
 func init() {

@@ -18,12 +18,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Hang stands for an error in Inject.Arm: the call does not return before Disarm.
+// Hang as the error in Inject.Arm makes the call not return before Disarm.
 const Hang syscall.Errno = 0
 
-// An Inject has system calls of another process fail, with whatever library makes them.
-// Those on which the Go runtime itself stands are left alone: memory, threads, signals,
-// clocks and the poller.
+// An Inject makes system calls of another process fail, whichever library makes them. Calls
+// that the Go runtime itself depends on are left alone: memory, threads, signals, clocks and
+// the poller.
 type Inject struct {
 	t    testing.TB
 	cmd  *exec.Cmd
@@ -32,8 +32,8 @@ type Inject struct {
 	from *gob.Decoder
 }
 
-// Attach has the threads of the process traced until Release, or until it ends. Its
-// children are not followed. It skips t where the kernel does not let us trace.
+// Attach traces the threads of the process until Release, or until it exits. Its children
+// are not followed. It skips t where the kernel does not let us trace.
 func Attach(t testing.TB, pid int) *Inject {
 	t.Helper()
 	i := &Inject{t: t}
@@ -50,15 +50,15 @@ func Attach(t testing.TB, pid int) *Inject {
 	return i
 }
 
-// Arm has the n-th call from now on fail with errno, instead of doing anything; n = 0:
-// none, they are only counted. It fails once.
+// Arm makes the n-th call from now on fail with errno, without effect; n = 0: only count
+// them. It fails once.
 func (i *Inject) Arm(n int, errno syscall.Errno) {
 	fmt.Fprintf(i.ask, "arm %d %d\n", n, int(errno))
 	var m message
-	_ = i.from.Decode(&m) // an end of the process is told by Disarm
+	_ = i.from.Decode(&m) // Disarm reports an exit of the process
 }
 
-// Disarm says what became of Arm. Of a process that has ended nothing is known.
+// Disarm returns the result of Arm. It is unknown for a process that has exited.
 func (i *Inject) Disarm() (Failure, bool) {
 	fmt.Fprintln(i.ask, "disarm")
 	for {
@@ -72,7 +72,7 @@ func (i *Inject) Disarm() (Failure, bool) {
 	}
 }
 
-// Release lets the process go.
+// Release stops tracing the process.
 func (i *Inject) Release() {
 	if i.cmd.ProcessState != nil {
 		return
@@ -97,8 +97,8 @@ func init() {
 	os.Exit(0)
 }
 
-// runInject is a tracer that also hears orders while nothing happens: so it does not wait
-// in wait4(2), but for SIGCHLD, which each stop sends.
+// runInject is a tracer that also reads orders while nothing happens: so it does not wait in
+// wait4(2), but for SIGCHLD, which each stop raises.
 func runInject(what string, to *gob.Encoder, orders io.Reader) error {
 	pid, err := strconv.Atoi(what)
 	if err != nil {
@@ -159,7 +159,7 @@ func runInject(what string, to *gob.Encoder, orders io.Reader) error {
 	}
 }
 
-// inject counts the call, and has it fail or hang if it is the one.
+// inject counts the call, and makes it fail or hang if it is the one.
 func (t *tracer) inject(th *thread, nr uint64, args [6]uint64) error {
 	s := t.fallible[nr]
 	if s == nil || !t.may(th, nr, args) {
@@ -182,7 +182,7 @@ func (t *tracer) inject(th *thread, nr uint64, args [6]uint64) error {
 	return t.resume(th.id, 0)
 }
 
-// unhang lets the call go on that hangs.
+// unhang lets the hanging call continue.
 func (t *tracer) unhang() error {
 	th := t.hangs
 	t.hangs = nil
@@ -195,7 +195,7 @@ func (t *tracer) unhang() error {
 	return nil
 }
 
-// may reports whether the kernel ever refuses this call, and a Go program can be without it.
+// may reports whether the kernel ever refuses this call, and a Go program can do without it.
 func (t *tracer) may(th *thread, nr uint64, args [6]uint64) bool {
 	switch nr {
 	case unix.SYS_CLONE:
@@ -206,14 +206,15 @@ func (t *tracer) may(th *thread, nr uint64, args [6]uint64) bool {
 	case unix.SYS_FCNTL:
 		return args[1] != unix.F_GETFL && args[1] != unix.F_SETFL && args[1] != unix.F_GETFD && args[1] != unix.F_SETFD
 	case unix.SYS_READ, unix.SYS_WRITE:
-		// The poller is woken by an eventfd.
+		// An eventfd wakes the poller.
 		link, _ := os.Readlink(fdLink(th.id, args[0]))
 		return !strings.HasSuffix(link, "[eventfd]")
 	}
 	return true
 }
 
-// fallible are the calls that fail. Of those of table it is what they do with any file.
+// fallible are the calls that can be made to fail. Those of table have their effect on any
+// file.
 var fallible = sync.OnceValue(func() map[uint64]*sys {
 	m := map[uint64]*sys{}
 	for nr, s := range table() {
@@ -239,7 +240,7 @@ var fallible = sync.OnceValue(func() map[uint64]*sys {
 		s := fd
 		s.name = name
 		if nr == unix.SYS_SOCKET || nr == unix.SYS_MOUNT_SETATTR || nr == unix.SYS_WAITID || nr == unix.SYS_WAIT4 || nr == unix.SYS_KILL || nr == unix.SYS_CLONE || nr == unix.SYS_CLONE3 || nr == unix.SYS_PRCTL {
-			s.locate = nil // the first argument is no descriptor
+			s.locate = nil // the first argument is not a descriptor
 		}
 		if m[nr] == nil {
 			m[nr] = &s

@@ -15,11 +15,10 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// TakeAll lists everything there is now, for a test that is alone in its namespaces
-// (internal/testns), where no mark has to tell whose a thing is. Besides what Take
-// lists: every cgroup, addresses and routes, the rules of nftables, every process but
-// PID 1 and the caller, zombies, listening sockets, and the files below /run and
-// $TMPDIR.
+// TakeAll lists all present objects, for a test that is alone in its namespaces
+// (internal/testns), where no mark has to identify the owner. In addition to Take it
+// lists every cgroup, addresses and routes, the rules of nftables, every process but PID
+// 1 and the caller, zombies, listening sockets, and the files below /run and $TMPDIR.
 func TakeAll() (Snapshot, error) {
 	s := Snapshot{}
 	for _, take := range []func(Snapshot) error{mounts, allCgroups, addresses, ruleset, allProcesses, sockets, files} {
@@ -30,7 +29,7 @@ func TakeAll() (Snapshot, error) {
 	return s, nil
 }
 
-// Since returns what is there and was not in the snapshot taken before, sorted.
+// Since returns what was not in the snapshot before, sorted.
 func (s Snapshot) Since(before Snapshot) []string {
 	var lines []string
 	for line := range s {
@@ -51,11 +50,11 @@ func allCgroups(s Snapshot) error {
 	})
 }
 
-// dumpTries bounds how often the kernel is asked for a list that keeps changing.
+// dumpTries bounds how often to ask the kernel for a list that keeps changing.
 const dumpTries = 100
 
 // whole repeats a dump during which the kernel's list changed, as it does while links of
-// the test before go: what it returned then may lack entries.
+// the previous test go: such a dump may lack entries.
 func whole[T any](dump func() ([]T, error)) (list []T, err error) {
 	for range dumpTries {
 		if list, err = dump(); !errors.Is(err, netlink.ErrDumpInterrupted) {
@@ -92,8 +91,7 @@ func addresses(s Snapshot) error {
 	return nil
 }
 
-// ruleset lists each table, chain, set, rule and element of nftables, with where it
-// stands.
+// ruleset lists each table, chain, set, rule and element of nftables, with its place.
 func ruleset(s Snapshot) error {
 	nft, err := exec.LookPath("nft")
 	if err != nil {
@@ -151,8 +149,8 @@ func allProcesses(s Snapshot) error {
 	return nil
 }
 
-// sockets lists those that listen: proc_net_unix(5) shows a path, proc_net_tcp the
-// state 0A.
+// sockets lists listening sockets: proc_net_unix(5) has a path, proc_net_tcp the state
+// 0A.
 func sockets(s Snapshot) error {
 	f, err := os.Open("/proc/net/unix")
 	if err != nil {

@@ -1,9 +1,9 @@
-// Package noleaks tells what a test left in the kernel: mounts, cgroups,
-// network links and rules, processes.
+// Package noleaks finds what a test has left in the kernel: mounts, cgroups, network
+// links and rules, processes.
 //
-// A test takes a Snapshot first and compares at its end. Only what is new and
-// bears the test's marks counts, so that the rest of the machine, another crisp
-// included, may live on meanwhile.
+// A test takes a Snapshot first and compares at its end. Only what is new and has the
+// test's marks counts, so that the rest of the machine, another crisp included, may go
+// on meanwhile.
 package noleaks
 
 import (
@@ -19,10 +19,10 @@ import (
 	"time"
 )
 
-// A Snapshot is a set of lines, each the name of one thing in the kernel.
+// A Snapshot is a set of lines, each the name of one object in the kernel.
 type Snapshot map[string]bool
 
-// Take lists what is there now.
+// Take lists the present objects.
 //
 // Processes are listed by the name of their executable, and only if programs names it; a
 // process that somebody else is starting is no leak.
@@ -37,12 +37,12 @@ func Take(programs ...string) (Snapshot, error) {
 	return s, nil
 }
 
-// Check fails t for each thing that is there now, was not in the snapshot, and is
-// mine: its line is one that mine accepts.
+// Check fails t for each object that exists now, was not in the snapshot, and is the
+// test's: mine accepts its line.
 //
-// Some things end a moment after the call that ended them returned: a killed
-// process until it is reaped, a veth until the kernel takes its namespace down.
-// So Check asks again for a while before it complains.
+// Some objects vanish a moment after the call that ended them returned: a killed process
+// until it is reaped, a veth until the kernel destroys its namespace. So Check retries
+// for a while before it fails.
 func (s Snapshot) Check(t testing.TB, mine func(line string) bool, programs ...string) {
 	t.Helper()
 	var left []string

@@ -21,8 +21,8 @@ const (
 	dirType  = unix.S_IFDIR
 )
 
-// An object is a file or a directory, from its making on. Numbers of inodes are given out
-// again; those of objects are not.
+// An object is a file or a directory, from its creation on. Inode numbers are reused;
+// those of objects are not.
 type object struct {
 	file    filetrace.File // as it was made
 	content []byte
@@ -33,7 +33,7 @@ type object struct {
 	syncs   []int
 }
 
-// A disk is what was there before, and all that was done to it.
+// A disk is the initial state and everything that was done to it.
 type disk struct {
 	ops     []filetrace.Op
 	objects []*object
@@ -42,7 +42,7 @@ type disk struct {
 	dir, to []int // the directories, or -1
 }
 
-// before is a directory as it is at the start.
+// before is the initial state of a directory.
 type before struct {
 	objects []*object
 	byIno   map[uint64]int
@@ -146,15 +146,15 @@ const (
 	metaLost                // the content, but not mode, owner and attributes
 )
 
-// A state says of each object how much of it is on disk: of a directory, how many of the
-// operations on its names since the start; of another, a variant.
+// A state is how much of each object is on disk: for a directory, how many of the
+// operations on its names since the start; for any other, a variant.
 type state struct {
-	without int // a sync that was not; -1: none
+	without int // a sync that did not happen; -1: none
 	entries map[int]int
 	files   map[int]variant
 }
 
-// synced is the last sync of o among the first n operations, -1 if there is none.
+// synced returns the last sync of o among the first n operations, -1 if there is none.
 func (s state) synced(o *object, n int) int {
 	last := -1
 	for _, i := range o.syncs {
@@ -178,8 +178,8 @@ type node struct {
 	content []byte
 }
 
-// tree is what a power cut leaves after n operations in state s: everything that can be
-// reached, in the order of paths.
+// tree returns what a power cut leaves after n operations in state s: everything that can
+// be reached, in the order of paths.
 func (d *disk) tree(s state, n int) []node {
 	names := map[int]map[string]int{}
 	of := func(dir int) map[string]int {
@@ -230,7 +230,7 @@ func (d *disk) tree(s state, n int) []node {
 	return all
 }
 
-// inode is the content of an object in state s, and what inode(7) says of it.
+// inode returns the content of an object in state s, and what inode(7) describes.
 func (d *disk) inode(s state, object, n int) (filetrace.File, []byte) {
 	o := d.objects[object]
 	file, content := o.file, o.content
@@ -281,7 +281,7 @@ func (d *disk) inode(s state, object, n int) (filetrace.File, []byte) {
 	return file, content
 }
 
-// hash tells disks apart.
+// hash distinguishes disks.
 func hash(all []node, safe int) [32]byte {
 	h := sha256.New()
 	first := map[int]int{} // object → its first node, to tell links from copies
@@ -299,7 +299,7 @@ func hash(all []node, safe int) [32]byte {
 	return [32]byte(h.Sum(nil))
 }
 
-// write makes a disk in the directory dir, which is there and empty.
+// write makes a disk in the empty directory dir.
 func write(dir string, all []node) error {
 	first := map[int]string{}
 	for _, n := range all {

@@ -47,7 +47,7 @@ func (e *enumeration) all() (faults []string) {
 	return faults
 }
 
-// without holds the case against records that lack one sync each.
+// without checks the case against records that lack one sync each.
 func (e *enumeration) without() (faults []string) {
 	reasons := maps.Clone(e.c.Redundant)
 	seen := map[string]int{}
@@ -75,14 +75,14 @@ func (e *enumeration) without() (faults []string) {
 	return faults
 }
 
-// A choice is an object that is not wholly on disk, and how it may be.
+// A choice is an object that is not wholly on disk, and its possible variants.
 type choice struct {
 	object   int
 	dir      bool
 	variants []int // the least first, the most last
 }
 
-// choices are those after n operations.
+// choices returns the choices after n operations.
 func (e *enumeration) choices(n, without int) []choice {
 	s := state{without: without}
 	var all []choice
@@ -122,7 +122,7 @@ func (e *enumeration) choices(n, without int) []choice {
 	return all
 }
 
-// states are the combinations that are tried after n operations.
+// states returns the combinations that are tried after n operations.
 func (e *enumeration) states(n, without int) []state {
 	all := e.choices(n, without)
 	base := state{without: without, entries: map[int]int{}, files: map[int]variant{}}
@@ -185,8 +185,8 @@ func (s *state) set(c choice, v int) {
 	}
 }
 
-// whole makes renames between two directories one step: if one has it, so has the other,
-// with all that came before in that one.
+// whole makes renames between two directories one step: if one directory has it, so has
+// the other, with everything that came before in that one.
 func (e *enumeration) whole(s *state, n int) {
 	for changed := true; changed; {
 		changed = false
@@ -207,7 +207,7 @@ func (e *enumeration) whole(s *state, n int) {
 	}
 }
 
-// safe is what the code had called safe by operation n.
+// safe returns what the code had called safe by operation n.
 func (e *enumeration) safe(n int) []string {
 	var safe []string
 	for _, op := range e.disk.ops[:n] {
@@ -218,7 +218,8 @@ func (e *enumeration) safe(n int) []string {
 	return safe
 }
 
-// check makes the disk of s after n operations and has it looked at, unless the like was.
+// check makes the disk of s after n operations and checks it, unless an identical one
+// was.
 func (e *enumeration) check(s state, n int) error {
 	safe := e.safe(n)
 	all := e.disk.tree(s, n)
@@ -242,7 +243,7 @@ func (e *enumeration) check(s state, n int) error {
 	return err
 }
 
-// missed reports whether something is amiss if the sync at operation i does not happen.
+// missed reports whether Check notices that the sync at operation i did not happen.
 func (e *enumeration) missed(i int) bool {
 	for n := i + 1; n <= len(e.disk.ops); n++ {
 		if n < len(e.disk.ops) && !e.matters(n) {
@@ -257,8 +258,8 @@ func (e *enumeration) missed(i int) bool {
 	return false
 }
 
-// matters leaves out power cuts before the next thing that is called safe, or the next
-// change of a name: what was lost before, is lost then.
+// matters leaves out power cuts before the next call of safe, or the next change of a
+// name: what was lost before is lost then, too.
 func (e *enumeration) matters(n int) bool {
 	switch e.disk.ops[n-1].Kind {
 	case filetrace.Write, filetrace.Meta, filetrace.Fsync, filetrace.Syncfs:
@@ -267,7 +268,7 @@ func (e *enumeration) matters(n int) bool {
 	return true
 }
 
-// moment says when a power cut is.
+// moment describes when a power cut is.
 func (e *enumeration) moment(n int) string {
 	if n == 0 {
 		return "at the start"
@@ -276,7 +277,7 @@ func (e *enumeration) moment(n int) string {
 	return "after\n\t" + strings.Join(e.script.lines[from:n], "\n\t")
 }
 
-// lost says what differs on disk from what the code had done.
+// lost describes how the disk differs from what the code had done.
 func (e *enumeration) lost(s state, n int) string {
 	full := state{without: s.without, entries: map[int]int{}, files: map[int]variant{}}
 	for i, o := range e.disk.objects {

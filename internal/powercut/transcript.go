@@ -10,7 +10,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/filetrace"
 )
 
-// A script is a record as people read it.
+// A script is the readable form of a record.
 type script struct {
 	lines []string // by operation
 	text  string
@@ -23,7 +23,7 @@ var (
 	uuid      = regexp.MustCompile(`\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b`)
 )
 
-// transcript writes the operations down, with names in place of what is random.
+// transcript formats the operations, with names in place of what is random.
 func (c Case) transcript(ops []filetrace.Op) script {
 	ids := map[string]string{}
 	name := func(path string) string {
@@ -59,7 +59,7 @@ func (c Case) transcript(ops []filetrace.Op) script {
 	return s
 }
 
-// order puts lanes that ran at the same time one after the other.
+// order puts concurrent lanes one after the other.
 func (c Case) order(ops []filetrace.Op) []int {
 	order := make([]int, len(ops))
 	lanes := make([]string, len(ops))
@@ -121,7 +121,7 @@ func line(op filetrace.Op, name func(string) string, dirs map[uint64]bool) strin
 	return fmt.Sprintf("%-7s %s", op.Kind, name(op.Path))
 }
 
-// attribute is what a call changes, whichever of its family it is.
+// attribute returns what a call changes, for all variants of it.
 func attribute(call string) string {
 	for _, what := range []string{"chmod", "chown", "utime", "xattr"} {
 		if strings.Contains(call, what) {

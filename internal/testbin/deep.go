@@ -2,7 +2,7 @@ package main
 
 import "syscall"
 
-// deep goes by directories that are open: a path ends at 4096 bytes.
+// deep works with open directories, as a path is limited to 4096 bytes.
 func deep(levels int, name string) {
 	dir, err := syscall.Open(".", syscall.O_RDONLY|syscall.O_DIRECTORY, 0)
 	check(err)

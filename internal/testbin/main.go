@@ -1,5 +1,5 @@
-// Testbin is the program that the tests run in containers. Built with
-// CGO_ENABLED=0 it needs nothing but the kernel, so an image of it is one file.
+// Testbin is the program that the tests run in containers. Built with CGO_ENABLED=0 it
+// needs only the kernel, so an image of it is one file.
 //
 // Its arguments are a script of verbs, done in order:
 //
@@ -233,8 +233,8 @@ func duration(s string) time.Duration {
 	return d
 }
 
-// count keeps to its schedule: a line that was late does not delay the others. It returns
-// how many there are.
+// count keeps to its schedule: a late line does not delay the others. It returns the
+// number of lines.
 func count(another func(int) bool, period time.Duration) (n int) {
 	begin := time.Now()
 	for ; another(n); n++ {

@@ -14,7 +14,7 @@ var socketCalls = map[string]func(family uint64) syscall.Errno{
 	},
 }
 
-// socket prints "ok" or the error that making a socket answers.
+// socket prints "ok" or the error of making a socket.
 func socket(verb, family string) {
 	call, ok := socketCalls[verb]
 	if !ok {

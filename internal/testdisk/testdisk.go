@@ -12,13 +12,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A Disk is an ext4 that takes more than the disk below it has room for: what is too
-// much is lost when it is written back, as by a disk that fails.
+// A Disk is an ext4 that accepts more data than the disk below it has room for: the excess is
+// lost when it is written back, as with a disk that fails.
 type Disk struct {
 	dir, ballast string
 }
 
-// Mount mounts a Disk at dir, which whoever tests unmounts. It needs root.
+// Mount mounts a Disk at dir, which the test unmounts. It needs root.
 func Mount(t testing.TB, dir string) *Disk {
 	t.Helper()
 	mkfs, err := exec.LookPath("mkfs.ext4")
@@ -30,8 +30,8 @@ func Mount(t testing.TB, dir string) *Disk {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		// Namespaces that other tests have made meanwhile have a copy of the mount of the loop
-		// device, which keeps its file in use.
+		// Namespaces that other tests have made meanwhile have a copy of the loop device's
+		// mount, which keeps its file in use.
 		if err := unix.Unmount(below, unix.MNT_DETACH); err != nil {
 			t.Error(err)
 		}
@@ -40,7 +40,7 @@ func Mount(t testing.TB, dir string) *Disk {
 	if err := errors.Join(os.WriteFile(file, nil, 0o600), os.Truncate(file, 64<<20)); err != nil {
 		t.Fatal(err)
 	}
-	// Without a journal: to lose that would be noticed.
+	// Without a journal, whose loss would be noticed.
 	out, err := exec.Command(mkfs, "-q", "-O", "^has_journal", "-N", "1024", "-E", "lazy_itable_init=0", file).CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v: %s", err, out)
@@ -51,8 +51,8 @@ func Mount(t testing.TB, dir string) *Disk {
 	return &Disk{dir: dir, ballast: filepath.Join(below, "ballast")}
 }
 
-// Break takes all the room below: what is written from now on is lost. What was
-// written before must have been synced.
+// Break fills the disk below: what is written from now on is lost. Earlier data must have been
+// synced.
 func (d *Disk) Break() (err error) {
 	f, err := os.Create(d.ballast)
 	if err != nil {
@@ -71,7 +71,7 @@ func (d *Disk) Break() (err error) {
 // Mend undoes Break; what is lost stays lost.
 func (d *Disk) Mend() error { return os.Remove(d.ballast) }
 
-// Sync syncs the disk on behalf of somebody who has nothing to do with the writer.
+// Sync syncs the disk on behalf of somebody unrelated to the writer.
 func (d *Disk) Sync() error {
 	fd, err := unix.Open(d.dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -81,8 +81,8 @@ func (d *Disk) Sync() error {
 	return unix.Syncfs(fd)
 }
 
-// Lose syncs the broken disk, so that the kernel tells of the loss, and mends it. It
-// fails unless something was lost and is told of once only.
+// Lose syncs the broken disk, so that the kernel reports the loss, and mends it. It fails
+// unless something was lost and is reported only once.
 func (d *Disk) Lose() error {
 	if err := d.Sync(); err == nil {
 		return errors.New("the disk took everything")

@@ -50,13 +50,13 @@ type Verdict struct {
 	Dir    string // of its package in the tree: "oci/executor"
 	Test   string // with its parents: "TestTree/systemd"
 	Action string // pass, fail or skip, as go test -json has it
-	Said   string // last by the test
+	Said   string // last line that the test printed
 }
 
-// Judge says what is wrong with the tests that were skipped: that no line of skips.txt
-// allows it, or that this machine has all that the line says may be missing. If whole is
-// set, all tests of the packages have been run, and lines about tests that are not among
-// them are wrong too. If short is set, they were run with -short.
+// Judge returns what is wrong with the tests that were skipped: no line of skips.txt
+// allows it, or this machine has everything that the line says may be missing. If whole
+// is set, all tests of the packages have been run, and lines about tests that are not
+// among them are wrong too. If short is set, they were run with -short.
 func Judge(verdicts []Verdict, whole, short bool) (complaints []string, err error) {
 	return judge(listed, verdicts, whole, func(need string) string {
 		if need == long && short {
@@ -85,7 +85,7 @@ func judge(list string, verdicts []Verdict, whole bool, lacks func(need string) 
 				found, seen[i], may = true, true, append(may, e.needs...)
 			}
 			if v.Action != "pass" && strings.HasPrefix(e.test, v.Test+"/") {
-				seen[i] = true // it did not come to that
+				seen[i] = true // it was not reached
 			}
 		}
 		switch {
@@ -104,8 +104,8 @@ func judge(list string, verdicts []Verdict, whole bool, lacks func(need string) 
 	return complaints, nil
 }
 
-// fuzzInput reports whether a test is one input of a fuzz target, which that may find to
-// be no input, on any machine.
+// fuzzInput reports whether a test is one input of a fuzz target, which may reject
+// inputs as invalid, on any machine.
 func fuzzInput(test string) bool {
 	return strings.HasPrefix(test, "Fuzz") && strings.Contains(test, "/")
 }

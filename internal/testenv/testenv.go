@@ -1,11 +1,11 @@
-// Package testenv tells what the machine that runs the tests has, and which tests may
-// be skipped where.
+// Package testenv probes what the machine that runs the tests has, and defines which
+// tests may be skipped where.
 //
-// A test must not be skipped because the product says that it cannot do a thing: then
-// a fault of the product is a skip. So what a machine has is probed here once more, by
-// other means than the product's, and skips.txt lists the tests that may be skipped,
-// each with what must be missing. Judge holds that against what go test reports;
-// test/skips does so for make test, test/vm for the tests on the emulated node.
+// A test must not be skipped because the product says that it cannot do something:
+// then a fault of the product would be a skip. So what a machine has is probed here
+// again, by other means than the product's, and skips.txt lists the tests that may be
+// skipped, each with what must be missing. Judge compares that with the report of go
+// test; test/skips does so for make test, test/vm for the tests on the emulated node.
 package testenv
 
 import (
@@ -22,7 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Need skips the test where one of these needs is not met.
+// Need skips the test if one of these needs is not met.
 func Need(t testing.TB, needs ...string) {
 	t.Helper()
 	for _, need := range needs {
@@ -32,9 +32,9 @@ func Need(t testing.TB, needs ...string) {
 	}
 }
 
-// Lacks says why this machine does not have what need names, "" if it does. "!need" is
-// the contrary of need. "program:NAME" is a program on PATH, "file:PATH" a file, and
-// "linux:6.7" the kernel at least of this version; the others are the keys of probes.
+// Lacks returns why this machine does not meet need, "" if it does. "!need" is the
+// opposite of need. "program:NAME" is a program on PATH, "file:PATH" a file, and
+// "linux:6.7" a kernel of at least that version; the others are the keys of probes.
 func Lacks(need string) string {
 	if opposite, ok := strings.CutPrefix(need, "!"); ok {
 		if Lacks(opposite) == "" {
@@ -63,7 +63,7 @@ func Lacks(need string) string {
 	return ""
 }
 
-// known reports whether Lacks can answer.
+// known reports whether Lacks knows the need.
 func known(need string) bool {
 	kind, _, typed := strings.Cut(strings.TrimPrefix(need, "!"), ":")
 	if typed {
@@ -72,10 +72,10 @@ func known(need string) bool {
 	return probes[kind] != nil
 }
 
-// long is what a test needs that -short leaves out. Every machine has it, see Judge.
+// long is the need of tests that -short leaves out. Every machine meets it, see Judge.
 const long = "long"
 
-// probes are asked once each: some start programs.
+// probes are each run once: some start programs.
 var probes = map[string]func() error{
 	long: func() error { return nil },
 
@@ -143,7 +143,7 @@ func open(path string) func() error {
 	}
 }
 
-// anyOf wants one file that matches one of the patterns.
+// anyOf requires a file that matches one of the patterns.
 func anyOf(patterns ...string) func() error {
 	return func() error {
 		for _, p := range patterns {
@@ -155,7 +155,7 @@ func anyOf(patterns ...string) func() error {
 	}
 }
 
-// holds wants a word in a file.
+// holds requires a word in a file.
 func holds(path, word string) error {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -169,7 +169,7 @@ func holds(path, word string) error {
 	return fmt.Errorf("%s has no %s", path, word)
 }
 
-// onPath looks into dirs besides.
+// onPath searches dirs as well.
 func onPath(program string, dirs ...string) error {
 	_, err := exec.LookPath(program)
 	for _, dir := range dirs {
@@ -180,7 +180,7 @@ func onPath(program string, dirs ...string) error {
 	return err
 }
 
-// linux wants a kernel of this version at least: "6.7".
+// linux requires a kernel of at least this version: "6.7".
 func linux(want string) error {
 	var uts unix.Utsname
 	if err := unix.Uname(&uts); err != nil {
@@ -211,7 +211,7 @@ func capability(bit int) error {
 	return yes(set&(1<<bit) != 0, "this process has no such capability")
 }
 
-// criu asks CRIU itself whether it gets along with this kernel.
+// criu asks CRIU itself whether it works with this kernel.
 func criu() error {
 	path, err := exec.LookPath("criu")
 	if err != nil {
@@ -225,7 +225,8 @@ func criu() error {
 	return nil
 }
 
-// containerd is what make test unpacks from Debian's package, or is installed.
+// containerd looks for what make test unpacks from Debian's package, or an installed
+// one.
 func containerd() error {
 	for dir, err := os.Getwd(); err == nil && dir != "/"; dir = filepath.Dir(dir) {
 		if onPath("ctr", filepath.Join(dir, ".cache/containerd/usr/bin")) == nil {

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The probes of this file try a thing out in a directory of temporary files, where the
-// tests have theirs.
+// The probes in this file try something in a temporary directory, where the tests have
+// theirs.
 
 // inTemp calls try with a new directory.
 func inTemp(try func(dir string) error) error {
@@ -56,7 +56,7 @@ func idmap() error {
 	})
 }
 
-// ptrace has another process traced.
+// ptrace traces another process.
 func ptrace() error {
 	cmd := exec.Command("sleep", "0")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Ptrace: true}
@@ -81,7 +81,7 @@ func leases() error {
 	})
 }
 
-// labels sets what SELinux calls a file's label.
+// labels sets the attribute that is a file's SELinux label.
 func labels() error {
 	return inTemp(func(dir string) error {
 		return os.NewSyscallError("setxattr", unix.Setxattr(dir, "security.selinux", []byte("system_u:object_r:tmp_t:s0"), 0))
@@ -101,7 +101,8 @@ func immutable() error {
 	})
 }
 
-// fanotify wants a kernel that asks before a file is opened (fanotify(7)).
+// fanotify requires a kernel that asks for permission before a file is opened
+// (fanotify(7)).
 func fanotify() error {
 	return inTemp(func(dir string) error {
 		fd, err := unix.FanotifyInit(unix.FAN_CLASS_CONTENT|unix.FAN_CLOEXEC, unix.O_RDONLY)
@@ -113,8 +114,8 @@ func fanotify() error {
 	})
 }
 
-// selinux asks the loaded policy whether it knows the label that lxc_contexts, a file of
-// the policy, has for processes of containers.
+// selinux checks that the loaded policy knows the label that lxc_contexts, a file of the
+// policy, has for processes of containers.
 func selinux() error {
 	const context = "/sys/fs/selinux/context"
 	if _, err := os.Stat(context); err != nil {

@@ -42,7 +42,7 @@ func hierarchies() ([]hierarchy, error) {
 				options = append(options, o)
 			}
 		}
-		// One that is mounted over is listed, too.
+		// One that is mounted over is listed too.
 		all = slices.DeleteFunc(all, func(h hierarchy) bool { return h.dir == left[4] })
 		all = append(all, hierarchy{left[4], right[0], strings.Join(options, ",")})
 	}
@@ -70,9 +70,8 @@ type cgroups []string
 
 func (g cgroups) String() string { return strings.Join(g, ":") }
 
-// makeCgroups makes a cgroup of that name in each hierarchy, below the one that this
-// process is in. On a machine with cgroup v2 alone it stands below the root, so that
-// controllers can be had.
+// makeCgroups makes a cgroup of that name in each hierarchy, below this process's cgroup.
+// On a machine with only cgroup v2 it is below the root, so that it can have controllers.
 func makeCgroups(name string) (g cgroups, err error) {
 	all, err := hierarchies()
 	if err != nil {
@@ -105,7 +104,7 @@ func makeCgroups(name string) (g cgroups, err error) {
 			return g, err
 		}
 		g = append(g, dir)
-		// A cgroup of cpuset is of no use before it has both (cgroups(7)).
+		// A cpuset cgroup is of no use before it has both (cgroups(7)).
 		for _, file := range []string{"cpuset.cpus", "cpuset.mems"} {
 			data, err := os.ReadFile(filepath.Join(parent, file))
 			if err != nil || h.kind != "cgroup" {

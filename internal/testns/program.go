@@ -9,9 +9,9 @@ import (
 	"syscall"
 )
 
-// Program runs work as a test is run, in namespaces of its own, for a main function that
-// has a test's needs. It returns the exit code: that of work, or 1 when something is
-// left of it. Where systemd runs, and without root, work runs on the machine itself.
+// Program runs work in namespaces of its own, as a test is run, for a main function that
+// needs them as a test does. It returns the exit code: that of work, or 1 if work has
+// left something. Where systemd runs, and without root, work runs on the machine itself.
 func Program(work func() int) int {
 	switch os.Getenv(stage) {
 	case stageRun:

@@ -19,8 +19,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/noleaks"
 )
 
-// join puts PID 1 into the test's cgroups and their namespace. A namespace is a
-// thread's until the next execve(2), so this ends with one.
+// join puts PID 1 into the test's cgroups and their namespace. Until the next execve(2)
+// a namespace belongs to a thread only, so this ends with one.
 func join() {
 	runtime.LockOSThread()
 	err := func() error {
@@ -80,13 +80,13 @@ func initMain() int {
 		fmt.Println("the test's process ended by", status.Signal())
 		return 1
 	case status.ExitStatus() != 0:
-		return status.ExitStatus() // what is left is no wonder
+		return status.ExitStatus() // its leftovers are to be expected
 	}
 	return leftBehind(before)
 }
 
-// leftBehind tells what the test has left. Some things end a moment after the call
-// that ended them returned, a veth when the kernel takes its namespace down.
+// leftBehind reports what the test has left. Some things vanish a moment after the call
+// that ended them returned, such as a veth when the kernel destroys its namespace.
 func leftBehind(before noleaks.Snapshot) int {
 	var left []string
 	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(20 * time.Millisecond) {
@@ -111,12 +111,12 @@ func leftBehind(before noleaks.Snapshot) int {
 	return 1
 }
 
-// setup makes the namespaces a machine.
+// setup makes the namespaces look like a machine.
 func setup() error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make / private: %w", err)
 	}
-	// Of the machine's cgroups, while /sys still shows them.
+	// The machine's cgroup hierarchies, while /sys still shows them.
 	all, err := hierarchies()
 	if err != nil {
 		return err
@@ -127,7 +127,7 @@ func setup() error {
 		}
 		return nil
 	}
-	// Cgroups that a container of somebody else's shows are no place for this machine's.
+	// Cgroups that are shown by somebody else's container are not for this machine.
 	for _, h := range all {
 		if !strings.HasPrefix(h.dir, "/sys/") {
 			err := unix.Unmount(h.dir, unix.MNT_DETACH)
@@ -138,8 +138,8 @@ func setup() error {
 	}
 	all = slices.DeleteFunc(all, func(h hierarchy) bool { return !strings.HasPrefix(h.dir, "/sys/fs/cgroup") })
 	tmpfs := len(all) > 0 && all[0].dir != "/sys/fs/cgroup"
-	// Of this PID and this network namespace. What is mounted over would still be listed
-	// in mountinfo, where programs look for cgroups.
+	// Mount those of this PID and network namespace. File systems that are only mounted
+	// over would still be listed in mountinfo, where programs look for cgroups.
 	for _, dir := range []string{"/sys", "/proc"} {
 		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
 			return fmt.Errorf("unmount %s: %w", dir, err)
@@ -170,8 +170,8 @@ func setup() error {
 	return network()
 }
 
-// network brings the loopback device up, and an uplink with a default route, as a
-// node has; what is sent there is gone.
+// network brings up the loopback device, and an uplink with a default route, as a node
+// has; packets sent there are lost.
 func network() error {
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
@@ -212,7 +212,7 @@ func network() error {
 			return fmt.Errorf("uplink's address %s: %w", a, err)
 		}
 	}
-	// A link-local address would come a moment later, as if a test had left it.
+	// A link-local address would appear a moment later, as if a test had left it.
 	if err := netlink.LinkSetIP6AddrGenMode(uplink, nl.IN6_ADDR_GEN_MODE_NONE); err != nil {
 		return fmt.Errorf("uplink: %w", err)
 	}

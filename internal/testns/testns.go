@@ -2,16 +2,16 @@
 //
 // A test that starts containers changes state that all processes of a machine share: network
 // interfaces, nftables, mounts, cgroups, the process table. Two such tests at once see each
-// other, and what one of them leaves cannot be told from what another still needs. Here each
+// other, and leftovers of one cannot be told from what another still needs. Here each
 // top-level test gets PID, network, mount, IPC, UTS and cgroup namespaces: a machine with a
-// loopback device, an uplink that leads nowhere, an empty /run, and no other users. So several
-// run at once, and anything that is there when a test has ended and was not when it began is a
-// leak; no name or mark has to tell whose it is.
+// loopback device, an uplink that leads nowhere, an empty /run, and no other users. So
+// several tests run at once, and anything that exists when a test has ended and did not when
+// it began is a leak; no name or mark has to identify its owner.
 //
-// TestMain calls Main. The process that `go test` started only plans: it asks for
-// the list of tests and starts this program again for each. That program is PID 1
-// of its namespaces (setup.go); it starts itself once more to run the test, reaps
-// what is orphaned, as a node's init does, and looks at the end what is left.
+// TestMain calls Main. The process that `go test` started only plans: it asks for the list
+// of tests and starts this program again for each. That program is PID 1 of its namespaces
+// (setup.go); it starts itself once more to run the test, reaps orphans, as a node's init
+// does, and finally checks what is left.
 //
 // Where systemd runs, and without root, the tests run as `go test` would run them:
 // systemd can be reached only from its own namespaces. CRISP_TEST_NAMESPACES=off
@@ -49,15 +49,15 @@ type Options struct {
 	// tests' environment; done is called after the last one. May be nil.
 	Prepare func() (env []string, done func(), err error)
 
-	// Subtests names the subtests of a top-level test that are each to be run as if
-	// they were top-level tests. Other tests are not looked into.
+	// Subtests names the subtests of a top-level test that are each to be run like top-level
+	// tests. Subtests of other tests are not listed.
 	Subtests map[string][]string
 
-	// First names tests that take so long that they are to begin before the others.
+	// First names tests that begin before the others, as they take long.
 	First []string
 }
 
-// stage is the environment variable that tells a process of a test which one it is.
+// stage is the environment variable that tells a process of a test its role.
 const stage = "CRISP_TEST_NAMESPACE_STAGE"
 
 const (
@@ -66,11 +66,11 @@ const (
 	stageRun  = "run"  // runs the test
 )
 
-// Isolated reports whether this process runs in namespaces of its test: then
-// everything that is new in them is of the test.
+// Isolated reports whether this process runs in namespaces of its test: then everything that
+// is new in them belongs to the test.
 func Isolated() bool { return os.Getenv(stage) == stageRun }
 
-// Main runs the tests and ends the process.
+// Main runs the tests and exits.
 func Main(m *testing.M, o Options) {
 	flag.Parse()
 	switch os.Getenv(stage) {
@@ -112,7 +112,7 @@ func alone() bool {
 	if onMachine() {
 		return true
 	}
-	// What is not about tests, or about all of them in one process.
+	// Flags that are not about tests, or are about all of them in one process.
 	for _, name := range []string{"list", "bench", "fuzz", "fuzzworker", "cpuprofile", "memprofile", "coverprofile", "trace"} {
 		if f := flag.Lookup("test." + name); f != nil && f.Value.String() != f.DefValue {
 			return true
@@ -121,14 +121,14 @@ func alone() bool {
 	return false
 }
 
-// onMachine reports whether there are to be no namespaces of a test.
+// onMachine reports whether tests get no namespaces of their own.
 func onMachine() bool {
 	return os.Geteuid() != 0 || kernel.Probe().Systemd || os.Getenv("CRISP_TEST_NAMESPACES") == "off"
 }
 
 // A job is one process with its tests.
 type job struct {
-	name   string // for people
+	name   string // for messages
 	run    string // for -test.run
 	took   time.Duration
 	output []byte
@@ -141,7 +141,7 @@ func plan(o Options) int {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	// What the tests wait for is mostly not the processor.
+	// Tests mostly wait for something else than the processor.
 	width := 2 * runtime.NumCPU()
 	if s := os.Getenv("CRISP_TEST_PARALLEL"); s != "" {
 		if width, err = strconv.Atoi(s); err != nil || width < 1 {
@@ -251,7 +251,7 @@ func order(first bool) int {
 	return 0
 }
 
-// pattern joins what -run has for each level of tests.
+// pattern joins the patterns of -run for each level of tests.
 func pattern(parts ...string) string {
 	for len(parts) > 0 && parts[len(parts)-1] == "" {
 		parts = parts[:len(parts)-1]
@@ -259,7 +259,7 @@ func pattern(parts ...string) string {
 	return strings.Join(parts, "/")
 }
 
-// do runs the job and waits for it. The job has what is left until the deadline.
+// do runs the job and waits for it. The job may take until the deadline.
 func (j *job) do(deadline time.Time, stop <-chan struct{}) {
 	began := time.Now()
 	defer func() { j.took = time.Since(began) }()
@@ -299,8 +299,8 @@ func (j *job) do(deadline time.Time, stop <-chan struct{}) {
 	j.output = output.Bytes()
 }
 
-// enter makes the command that runs this program, with args, as PID 1 of namespaces of
-// its own, and in cgroups and with a $TMPDIR that done removes.
+// enter makes the command that runs this program, with args, as PID 1 of namespaces of its
+// own, and with cgroups and a $TMPDIR that done removes.
 func enter(args []string, output io.Writer) (cmd *exec.Cmd, done func() error, err error) {
 	tmp, err := os.MkdirTemp("", "t-")
 	if err != nil {
@@ -313,7 +313,7 @@ func enter(args []string, output io.Writer) (cmd *exec.Cmd, done func() error, e
 			err = errors.Join(err, done())
 		}
 	}()
-	// Users of user namespaces must get through it.
+	// Users of user namespaces must be able to pass through it.
 	if err := os.Chmod(tmp, 0o711); err != nil {
 		return nil, nil, err
 	}
@@ -325,13 +325,12 @@ func enter(args []string, output io.Writer) (cmd *exec.Cmd, done func() error, e
 	cmd.Stdout, cmd.Stderr = output, output
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNET | unix.CLONE_NEWNS | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS,
-		Setsid:     true, // ^C is for who waits for it, who ends PID 1 and with it all
+		Setsid:     true, // ^C is for the parent, which kills PID 1 and all with it
 	}
 	return cmd, done, nil
 }
 
-// verboseFlag is the flag that the planner got, or true: skipped tests are to be
-// seen in any case.
+// verboseFlag returns the planner's flag, or true: skipped tests must be shown in any case.
 func verboseFlag() string {
 	if v := flag.Lookup("test.v").Value.String(); v != "false" {
 		return v
@@ -339,8 +338,8 @@ func verboseFlag() string {
 	return "true"
 }
 
-// report is what is printed of a job that has ended: everything, or if nobody asked
-// for that and it passed, the tests that were skipped and why.
+// report returns what is printed of a job that has ended: everything or, if that was not
+// asked for and it passed, the tests that were skipped and why.
 func (j *job) report(verbose bool) []byte {
 	var b bytes.Buffer
 	if j.err != nil && !bytes.Contains(j.output, []byte("--- FAIL")) {
@@ -366,7 +365,7 @@ func (j *job) report(verbose bool) []byte {
 	return b.Bytes()
 }
 
-// slowest prints which tests took longest: who waits for all waits for them.
+// slowest prints which tests took longest, as they determine how long all take.
 func slowest(jobs []*job) {
 	all := slices.Clone(jobs)
 	slices.SortFunc(all, func(a, b *job) int { return int(b.took - a.took) })

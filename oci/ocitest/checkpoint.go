@@ -10,11 +10,12 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// Checkpoints of the fake executor: a frozen container is one that is noted so,
-// and runs on; its images are one file, without which nothing is restored. What a
-// connection has frozen stays so when it ends, as if its executor had died too.
+// Checkpoints of the fake executor: a frozen container is only marked as frozen,
+// and runs on; its images are one file, without which nothing is restored.
+// Containers that a connection has frozen stay frozen when it ends, as if the
+// executor had died too.
 
-// Frozen lists the containers that are frozen, sorted.
+// Frozen returns the frozen containers, sorted.
 func (x *Executor) Frozen() []string {
 	x.mu.Lock()
 	defer x.mu.Unlock()

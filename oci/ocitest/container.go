@@ -13,7 +13,8 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// A container is what the fake executor runs. The executor's lock guards it.
+// A container is a container of the fake executor. The executor's lock guards
+// it.
 type container struct {
 	req     wire.RunRequest
 	reply   wire.RunReply
@@ -22,8 +23,8 @@ type container struct {
 	procs   []*process // init and all others
 	exit    *wire.Exit // what the executor has recorded
 	endedAt time.Time  // of init
-	lost    bool       // nobody can tell its exit code
-	kills   int64      // for want of memory, as the kernel counts them
+	lost    bool       // its exit code cannot be determined
+	kills   int64      // OOM kills, as the kernel counts them
 	stdin   *io.PipeWriter
 	input   *io.PipeReader
 
@@ -83,7 +84,7 @@ func (c *container) alive() int {
 	return n
 }
 
-// print writes a line to the log and to whoever is attached.
+// print writes a line to the log and to attached clients.
 func (c *container) print(stream, line string) {
 	if c.req.TTY {
 		stream = "stdout"
@@ -108,7 +109,7 @@ func (c *container) attach(s *stdio) {
 	c.attached = append(c.attached, s)
 }
 
-// detach ends the output of who is attached.
+// detach closes the output of attached clients.
 func (c *container) detach() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -126,7 +127,7 @@ func (c *container) closeAttached() {
 	}
 }
 
-// stdio is a process's end of three pipes, or of a socket that passes for a
+// stdio is a process's end of three pipes, or of a socket in place of a
 // terminal.
 type stdio struct {
 	stdin, stdout, stderr *os.File
@@ -177,7 +178,7 @@ func (s *stdio) pipe(name string, read bool) (*os.File, error) {
 	return os.NewFile(uintptr(ours), name), nil
 }
 
-// in returns what to read, a nil interface if there is nothing.
+// in returns the input, a nil interface if there is none.
 func (s *stdio) in() io.Reader {
 	if s.stdin == nil {
 		return nil
@@ -190,7 +191,7 @@ func (s *stdio) print(stream, line string) {
 	if stream == "stderr" && s.stderr != nil {
 		to = s.stderr
 	}
-	fmt.Fprintln(to, line) // whoever reads may be gone
+	fmt.Fprintln(to, line) // the reader may be gone
 }
 
 func (s *stdio) closeOutput() {

@@ -14,19 +14,19 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// An Executor is a fake crisp-executor. What it has forked outlives its crash.
+// An Executor is a fake crisp-executor. Processes that it has forked outlive its crash.
 type Executor struct {
 	fuse *Fuse
 
 	mu     sync.Mutex
-	forked map[string]*container // all that was ever started and not deleted; guarded by mu
-	known  map[string]*container // by the executor that runs now; guarded by mu
+	forked map[string]*container // all containers that were started and not deleted; guarded by mu
+	known  map[string]*container // by the current executor; guarded by mu
 	execs  map[string]*execution // guarded by mu
 	conns  map[*conn]bool        // true = subscribed; guarded by mu
 	fail   map[string]error      // guarded by mu
 	gates  map[string]chan struct{}
-	slow   time.Duration            // of run; guarded by mu
-	coming map[string]chan struct{} // being started, closed when it is killed before; guarded by mu
+	slow   time.Duration            // duration of run; guarded by mu
+	coming map[string]chan struct{} // containers being started, closed when one is killed before that; guarded by mu
 	groups map[string]string        // guarded by mu
 	frozen map[string]bool          // guarded by mu
 	calls  []string                 // guarded by mu
@@ -48,8 +48,8 @@ func (x *Executor) Fail(method string, err error) {
 	x.fail[method] = err
 }
 
-// Cgroups makes containers that are started from now on count in directories that
-// the test has made, by controller as in wire.RunReply.
+// Cgroups makes containers that are started from now on use directories that the test
+// has made, by controller as in wire.RunReply.
 func (x *Executor) Cgroups(dirs map[string]string) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -71,16 +71,15 @@ func (x *Executor) Hold(method string) (release func()) {
 	})
 }
 
-// SlowRun makes each run take d, during which the container is not listed and
-// cannot be deleted, and SIGKILL ends its start. A run goes on when its connection is
-// lost.
+// SlowRun makes each run take d, during which the container is not listed and cannot be
+// deleted, and SIGKILL cancels its start. A run goes on when its connection is lost.
 func (x *Executor) SlowRun(d time.Duration) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.slow = d
 }
 
-// Calls returns the calls so far that were of method, as the IDs they were about.
+// Calls returns the calls of method so far, as the IDs that they were about.
 func (x *Executor) Calls(method string) []string {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -100,8 +99,8 @@ func (x *Executor) Alive(id string) int {
 	return x.forked[id].alive()
 }
 
-// Detach ends the output of all that are attached to a container, which runs on: so the
-// executor does with clients that do not read.
+// Detach closes the output of all clients attached to a container, which runs on, as
+// the executor does to clients that do not read.
 func (x *Executor) Detach(id string) {
 	x.mu.Lock()
 	c := x.known[id]
@@ -111,7 +110,7 @@ func (x *Executor) Detach(id string) {
 	}
 }
 
-// KillForMemory has the kernel kill a process of a container for want of memory, but not its init.
+// KillForMemory has the OOM killer kill a process of a container, but not its init.
 func (x *Executor) KillForMemory(id string) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -122,7 +121,7 @@ func (x *Executor) KillForMemory(id string) {
 	}
 }
 
-// Known lists what the executor has not been told to delete.
+// Known returns the containers that the executor has and was not asked to delete.
 func (x *Executor) Known() []string {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -133,8 +132,8 @@ func (x *Executor) Known() []string {
 	return ids
 }
 
-// Crash ends the executor: all connections are lost, and with them what it knew.
-// The containers run on. The next Dial reaches a new one.
+// Crash kills the executor: all connections are lost, and all that it knew. The
+// containers run on. The next Dial reaches a new one.
 func (x *Executor) Crash() {
 	x.mu.Lock()
 	clear(x.known)
@@ -143,7 +142,7 @@ func (x *Executor) Crash() {
 	x.CutConnections()
 }
 
-// CutConnections ends all connections, and nothing else, as an upgrade does.
+// CutConnections closes all connections, and does nothing else, as an upgrade does.
 func (x *Executor) CutConnections() {
 	x.mu.Lock()
 	conns := make([]*conn, 0, len(x.conns))
@@ -156,7 +155,7 @@ func (x *Executor) CutConnections() {
 	}
 }
 
-// reboot ends everything, as a restart of the machine does.
+// reboot ends everything, as a reboot of the machine does.
 func (x *Executor) reboot() {
 	x.Crash()
 	x.end()
@@ -165,7 +164,8 @@ func (x *Executor) reboot() {
 	clear(x.forked)
 }
 
-// end ends all processes. Nobody records how: the directories of a test go now.
+// end kills all processes. Nobody records that: the test's directories are about to be
+// removed.
 func (x *Executor) end() {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -187,7 +187,7 @@ func (x *Executor) Dial(context.Context) (oci.ExecutorConn, error) {
 	return c, nil
 }
 
-// tell sends an event to who subscribed. The caller holds mu.
+// tell sends an event to all subscribers. The caller holds mu.
 func (x *Executor) tell(e wire.Event) {
 	for c, subscribed := range x.conns {
 		if subscribed {
@@ -224,7 +224,7 @@ func (c *conn) Close() error {
 	return nil
 }
 
-// Kill ends the executor, as that of a wire.Client does.
+// Kill ends the executor, as a wire.Client's does.
 func (c *conn) Kill() error {
 	c.x.Crash()
 	return nil
@@ -238,7 +238,7 @@ func (c *conn) Call(ctx context.Context, method string, req, reply any, send ...
 	default:
 	}
 	if method == wire.MethodWarm {
-		return nil, nil // nothing to be quicker at
+		return nil, nil // a start cannot be made faster here
 	}
 	// Requests and replies go through JSON, as they do on the wire.
 	body, err := json.Marshal(req)
@@ -246,9 +246,9 @@ func (c *conn) Call(ctx context.Context, method string, req, reply any, send ...
 		return nil, err
 	}
 	var target struct{ ID string }
-	_ = json.Unmarshal(body, &target) // not all are about a container
+	_ = json.Unmarshal(body, &target) // not every request is about a container
 	c.x.mu.Lock()
-	if method != wire.MethodPing { // which come at any time
+	if method != wire.MethodPing { // pings come at any time
 		c.x.calls = append(c.x.calls, method, target.ID)
 	}
 	failure, gate := c.x.fail[method], c.x.gates[method]
@@ -268,7 +268,7 @@ func (c *conn) Call(ctx context.Context, method string, req, reply any, send ...
 	var answer any
 	err = c.x.fuse.Step(method, func() (err error) {
 		select {
-		case <-c.gone: // while the step was waited for
+		case <-c.gone: // while waiting for the step
 			return fault.Unavailable.Errorf("executor: connection lost during %s", method)
 		default:
 		}
@@ -289,8 +289,8 @@ func (c *conn) Call(ctx context.Context, method string, req, reply any, send ...
 	return recv, json.Unmarshal(data, reply)
 }
 
-// serve has the executor do one call. A run that takes its time outlives its
-// connection, and its answer is lost with that.
+// serve carries out one call. A slow run outlives its connection, and its answer is
+// lost then.
 func (c *conn) serve(ctx context.Context, method string, body []byte, send []*os.File) (any, []*os.File, error) {
 	c.x.mu.Lock()
 	slow := c.x.slow
@@ -329,7 +329,7 @@ func (c *conn) serve(ctx context.Context, method string, body []byte, send []*os
 	}
 }
 
-// comes notes that a container is being started. The channel is closed when it is
+// comes records that a container is being started. The channel is closed when it is
 // killed.
 func (x *Executor) comes(id string) <-chan struct{} {
 	x.mu.Lock()
@@ -339,7 +339,7 @@ func (x *Executor) comes(id string) <-chan struct{} {
 	return killed
 }
 
-// came takes back comes, and tells whether the container may start.
+// came undoes comes, and reports whether the container may start.
 func (x *Executor) came(id string) bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()

@@ -45,7 +45,7 @@ func (f *fixture) is(err error, kind fault.Kind) {
 	}
 }
 
-// reopen is a restart of the daemon.
+// reopen restarts the daemon.
 func (f *fixture) reopen() {
 	f.Helper()
 	f.ok(f.r.Close())
@@ -83,7 +83,7 @@ func (f *fixture) start(sb *oci.Sandbox, edit func(*oci.ContainerConfig), args .
 	return c
 }
 
-// again finds c in the Runtime that is open now.
+// again returns c from the current Runtime.
 func (f *fixture) again(c *oci.Container) *oci.Container {
 	f.Helper()
 	found, err := f.r.Container(c.ID())
@@ -107,8 +107,8 @@ func (f *fixture) exited(c *oci.Container, code int32, reason string) {
 	}
 }
 
-// exitedAfterCrash is exited for a container that another executor had started than
-// the one that saw it end.
+// exitedAfterCrash is exited for a container that ended under another executor than
+// the one that started it.
 func (f *fixture) exitedAfterCrash(c *oci.Container, code int32, reason string) {
 	f.Helper()
 	<-c.Done()
@@ -119,7 +119,8 @@ func (f *fixture) exitedAfterCrash(c *oci.Container, code int32, reason string) 
 	f.exited(c, code, reason)
 }
 
-// CgroupsPath is linux.cgroupsPath of a container of sb, in the words of its driver.
+// CgroupsPath returns linux.cgroupsPath of a container of sb, in the format of its
+// driver.
 func CgroupsPath(sb *oci.Sandbox, id string) string {
 	if parent := sb.CgroupParent(); strings.HasSuffix(parent, ".slice") {
 		return parent + ":crisp:" + id
@@ -134,7 +135,7 @@ func (f *fixture) running(c *oci.Container) {
 	}
 }
 
-// removeAll takes the node back to where it was.
+// removeAll removes everything from the node.
 func (f *fixture) removeAll() {
 	f.Helper()
 	if f.r == nil {
@@ -147,7 +148,7 @@ func (f *fixture) removeAll() {
 	f.ok(f.r.Close())
 }
 
-// hostPIDs takes the PID namespace out of a spec.
+// hostPIDs removes the PID namespace from a spec.
 func hostPIDs(cfg *oci.ContainerConfig) {
 	cfg.Spec.Linux.Namespaces = without(cfg.Spec, specs.PIDNamespace)
 }
@@ -162,7 +163,7 @@ func without(spec *specs.Spec, kind specs.LinuxNamespaceType) []specs.LinuxNames
 	return rest
 }
 
-// until waits until it is so; otherwise is what is wrong if it never is.
+// until waits until so returns true; otherwise is the failure if it never does.
 func (f *fixture) until(otherwise string, so func() bool) {
 	f.Helper()
 	ctx := f.ctx()

@@ -19,8 +19,8 @@ type Fuse struct {
 	blown bool                    // guarded by mu
 }
 
-// ErrDead is what a daemon gets that is dead. It must not conclude anything from
-// it, as it could not if it were.
+// ErrDead is the error that a dead daemon gets. It must not draw conclusions from it,
+// as a really dead one could not.
 var ErrDead = fault.Unavailable.Errorf("the daemon is dead")
 
 // Set makes the fuse blow at the n-th step from now, before the step takes
@@ -38,17 +38,17 @@ func (f *Fuse) Blown() bool {
 	return f.blown
 }
 
-// Meet makes meet be called before each step, with what is to be done: the method of
-// a call to the executor, the name that FailHost has for it, or "save" and "remove" of
-// a record. It may wait, but not before the last two, which are done under locks. An
-// error is the step's instead.
+// Meet sets a function to be called before each step, with its name: the method of a
+// call to the executor, the name in FailHost, or "save" and "remove" for a record. It
+// may block, except before the last two, which happen under locks. Its error replaces
+// the step.
 func (f *Fuse) Meet(meet func(step string) error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.meet = meet
 }
 
-// Step does one step. It is exported for fakes of what else a daemon has around it.
+// Step does one step. It is exported for other fakes of a daemon's surroundings.
 func (f *Fuse) Step(name string, do func() error) error {
 	f.mu.Lock()
 	meet, dead := f.meet, f.blown

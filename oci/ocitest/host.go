@@ -9,7 +9,7 @@ import (
 	"github.com/crisp-cri/crisp/oci"
 )
 
-// A Host is a kernel that only remembers.
+// A Host is a fake kernel that only keeps a list.
 type Host struct {
 	fuse *Fuse
 	find func(pid int, startTime uint64) bool // in the executor's processes
@@ -27,7 +27,7 @@ func newHost(fuse *Fuse, find func(int, uint64) bool) *Host {
 	}
 }
 
-// FailHost makes what the host is asked for fail with err until it is nil:
+// FailHost makes an operation of the host fail with err until that is nil:
 // "pin", "unpin", "cgroup".
 func (h *Host) FailHost(what string, err error) {
 	h.mu.Lock()
@@ -35,7 +35,7 @@ func (h *Host) FailHost(what string, err error) {
 	h.fail[what] = err
 }
 
-// Left lists what is pinned and which cgroups there are.
+// Left returns what is still pinned, and the existing cgroups.
 func (h *Host) Left() []string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -50,7 +50,7 @@ func (h *Host) Left() []string {
 	return left
 }
 
-// reboot forgets all.
+// reboot forgets everything.
 func (h *Host) reboot() {
 	h.mu.Lock()
 	defer h.mu.Unlock()

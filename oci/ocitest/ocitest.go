@@ -1,10 +1,11 @@
-// Package ocitest has what tests of package oci, and of what is built on it,
-// need: a Machine without root and without processes, and the contract that any
-// executor must keep (Suite), which the Machine and the real executor both do.
+// Package ocitest has what tests of package oci, and of packages built on it,
+// need: a Machine, which needs neither root nor processes, and the contract of
+// any executor (Suite), which both the Machine and the real executor fulfil.
 //
 // A Machine is a fake node. It outlives the Runtimes that are opened on it, as a
 // node outlives its daemon, and its executor can be crashed. The programs of its
-// containers are scripts in the language of internal/testbin, of which it knows
+// containers are scripts in the language of internal/testbin, of which it
+// implements
 // the verbs
 //
 //	print eprint sleep exit kill catch ignore-term eat echo-stdin spawn
@@ -13,8 +14,8 @@
 // name begins with "missing" cannot be executed. Time is package time's, so that
 // tests run under testing/synctest.
 //
-// What it cannot do, and the kernel's tests do: namespaces, cgroups, descriptors
-// of processes that are real.
+// Namespaces, cgroups and descriptors of real processes are left to tests with
+// the kernel.
 package ocitest
 
 import (
@@ -46,7 +47,7 @@ func NewMachine(t testing.TB) *Machine {
 	return m
 }
 
-// Options is what a Runtime on the machine is opened with.
+// Options returns the options of a Runtime on the machine.
 func (m *Machine) Options(t testing.TB) oci.Options {
 	return oci.Options{
 		Root: m.Root, State: m.State, Records: m.Records,
@@ -54,14 +55,15 @@ func (m *Machine) Options(t testing.TB) oci.Options {
 	}
 }
 
-// Open opens a Runtime on the machine, to be closed with the test at the latest.
+// Open opens a Runtime on the machine. It is closed when the test ends, if not
+// before.
 func (m *Machine) Open(t testing.TB) *oci.Runtime {
 	t.Helper()
 	return Open(t, m.Options(t))
 }
 
-// Reboot ends all processes and takes away all that was in the kernel. What is in
-// State stays, as on a machine where it lies on a disk.
+// Reboot ends all processes and removes everything in the kernel. What is in
+// State stays, as on a machine that has it on a disk.
 func (m *Machine) Reboot() {
 	m.Executor.reboot()
 	m.Host.reboot()
@@ -76,10 +78,11 @@ func (m *Machine) CrashExecutor(testing.TB) { m.Executor.Crash() }
 // Spec implements Node.
 func (m *Machine) Spec(args ...string) *specs.Spec { return Spec(args...) }
 
-// Options is NewMachine's, for tests that need no more of it.
+// Options returns the options for a new Machine, for tests that need nothing
+// else of it.
 func Options(t testing.TB) oci.Options { return NewMachine(t).Options(t) }
 
-// Open opens a Runtime, to be closed with the test at the latest.
+// Open opens a Runtime. It is closed when the test ends, if not before.
 func Open(t testing.TB, o oci.Options) *oci.Runtime {
 	t.Helper()
 	r, err := oci.Open(t.Context(), o)

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A process is one fake process: a goroutine that does its script.
+// A process is one fake process: a goroutine that runs its script.
 type process struct {
 	out   func(stream, line string)
 	stdin io.Reader
@@ -53,7 +53,7 @@ func (p *process) ended() bool {
 	}
 }
 
-// run does the script and ends.
+// run runs the script and exits.
 func (p *process) run(args []string) {
 	defer close(p.done)
 	script := []string{"sleep", "for-ever"}
@@ -106,7 +106,7 @@ func (p *process) do(script []string) int32 {
 	return 0
 }
 
-// sleep waits; it reports the code of a signal that ended the process.
+// sleep waits; it returns the exit code of a signal that ended the process.
 func (p *process) sleep(arg string, ignore, catch bool) (int32, bool) {
 	d, err := time.ParseDuration(arg)
 	if err != nil {

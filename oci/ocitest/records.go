@@ -44,7 +44,7 @@ func (r *Records) Load(kind, id string, v any) error {
 		return err
 	}
 	if err := json.Unmarshal(data, v); err != nil {
-		os.Remove(r.path(kind, id)) // as a checkpoint.Manager moves it aside
+		os.Remove(r.path(kind, id)) // a checkpoint.Manager would move it aside
 		return fault.NotFound.Errorf("record %s/%s was corrupt: %w", kind, id, err)
 	}
 	return nil

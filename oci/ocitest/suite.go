@@ -22,18 +22,19 @@ import (
 
 // A Node is what Suite runs on: a Machine, or the kernel with the real executor.
 type Node interface {
-	// Open opens a Runtime on the node, to be closed with the test at the latest.
+	// Open opens a Runtime on the node. It is closed when the test ends, if not
+	// before.
 	Open(t testing.TB) *oci.Runtime
 	// Spec returns the spec of a container that runs testbin with args in a PID
 	// namespace of its own.
 	Spec(args ...string) *specs.Spec
-	// Processes counts the processes of a container that run.
+	// Processes counts the running processes of a container.
 	Processes(t testing.TB, c *oci.Container) int
-	// CrashExecutor kills the executor, and it only.
+	// CrashExecutor kills the executor only.
 	CrashExecutor(t testing.TB)
 }
 
-// Suite runs what must hold on any node. newNode returns a fresh one.
+// Suite runs the tests that any node must pass. newNode returns a new one.
 func Suite(t *testing.T, newNode func(t *testing.T) Node) {
 	for _, test := range []struct {
 		name string
@@ -86,7 +87,7 @@ func exitCode(f *fixture) {
 		f.ok(c.Remove(f.ctx()))
 		_, err := f.r.Container(c.ID())
 		f.is(err, fault.NotFound)
-		f.ok(c.Remove(f.ctx())) // a retry that comes late
+		f.ok(c.Remove(f.ctx())) // a late retry
 	}
 }
 
@@ -101,7 +102,7 @@ func cannotExecute(f *fixture) {
 	if st.State != oci.Exited || st.ExitCode != 128 || st.Reason != "StartError" || !strings.Contains(st.Message, "/missing") {
 		f.Errorf("status is %+v", st)
 	}
-	f.reopen() // it is remembered like any other end
+	f.reopen() // it is remembered like any other exit
 	if again := f.again(c).Status(); again.State != oci.Exited || again.ExitCode != 128 || again.Message != st.Message {
 		f.Errorf("status after a restart is %+v", again)
 	}
@@ -109,7 +110,7 @@ func cannotExecute(f *fixture) {
 
 	sb, err = f.r.Sandbox(sb.ID())
 	f.ok(err)
-	f.exited(f.start(sb, nil, "exit", "0"), 0, "Completed") // the next one is none the worse
+	f.exited(f.start(sb, nil, "exit", "0"), 0, "Completed") // the next one is not affected
 }
 
 func stopBySignal(f *fixture) {
@@ -145,7 +146,7 @@ func nothingOutlivesInit(f *fixture) {
 	for _, edit := range []func(*oci.ContainerConfig){nil, hostPIDs} {
 		c := f.start(sb, edit, "spawn", "sleep", "for-ever")
 		f.exited(c, 0, "Completed")
-		// They were killed, and are on their way out.
+		// They were killed, but may not be gone yet.
 		f.until("processes are left", func() bool { return f.node.Processes(f.T, c) == 0 })
 	}
 }
@@ -205,7 +206,7 @@ func execute(f *fixture) {
 	f.ok(e.Close())
 }
 
-// read collects what comes until the end; a terminal ends with EIO.
+// read reads until the end; a terminal ends with EIO.
 func read(from *os.File) <-chan string {
 	done := make(chan string, 1)
 	go func() {
@@ -232,7 +233,7 @@ func execKilled(f *fixture) {
 	}
 	f.ok(e.Close())
 
-	e, err = c.Exec(f.ctx(), oci.ExecConfig{Process: p}) // given up on: Close ends it
+	e, err = c.Exec(f.ctx(), oci.ExecConfig{Process: p}) // abandoned: Close ends it
 	f.ok(err)
 	ctx, cancel := context.WithCancel(f.ctx())
 	cancel()
@@ -271,7 +272,7 @@ func logFile(f *fixture) {
 	path := filepath.Join(f.TempDir(), "0.log")
 	c := f.start(sb, func(cfg *oci.ContainerConfig) { cfg.LogPath = path }, "print", "to stdout", "eprint", "to stderr", "exit", "0")
 	f.exited(c, 0, "Completed")
-	data, err := os.ReadFile(path) // all of it is there once the exit is told
+	data, err := os.ReadFile(path) // complete once the exit is reported
 	f.ok(err)
 	for _, want := range []string{" stdout F to stdout\n", " stderr F to stderr\n"} {
 		if !strings.Contains(string(data), want) {
@@ -361,7 +362,7 @@ func executorCrashes(f *fixture) {
 	pid := c.Status().Pid
 	f.node.CrashExecutor(f.T)
 	e, err := c.Exec(f.ctx(), oci.ExecConfig{Process: f.node.Spec("exit", "3").Process})
-	if errors.Is(err, fault.Unavailable) { // it was the call that found out
+	if errors.Is(err, fault.Unavailable) { // the call that noticed the crash
 		e, err = c.Exec(f.ctx(), oci.ExecConfig{Process: f.node.Spec("exit", "3").Process})
 	}
 	f.ok(err)
