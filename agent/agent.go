@@ -201,7 +201,7 @@ func newAgent(ctx context.Context, o Options, events *event.Store) (*agent, erro
 		o: o, files: files, roster: r, host: h, conditions: shown, grants: g, events: events, runtime: runtime, driver: driver, wanted: wanted, status: statuses,
 		results: results, probes: probes, pleg: lists, store: d.objects, keeper: keeper, workers: w, heartbeat: alive, shownIPs: ips.get(),
 		api: api.New(api.Options{
-			Version: o.Serve.Version, Wanted: wanted, Store: d.objects, Events: events, Node: shown.node,
+			Wanted: wanted, Store: d.objects, Events: events, Node: shown.node,
 			Status: statuses.Get, Accepted: files.Accepted, Volumes: driver.Volumes().Measured, PodLogs: files.LogDir, LoopHealth: alive.health, ListHealth: lists.Health,
 			Config: configz{o, g}.show, Checkpoints: filepath.Join(o.Root, "checkpoints"), Metrics: runtime.Write, ProbeMetrics: probes.Metrics, Restart: w.restart, Debug: debugged.set, Log: o.Log,
 		}),

@@ -19,6 +19,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/crisp-cri/crisp/agent/api"
 	"github.com/crisp-cri/crisp/agent/event"
 	"github.com/crisp-cri/crisp/agent/gate"
 	"github.com/crisp-cri/crisp/internal/atomicfile"
@@ -43,7 +44,7 @@ func (a *agent) serve(ctx context.Context, events *event.Store) (stop func(), er
 	a.conditions.node.OnChange(a.api.Poke)
 	a.conditions.RuntimeChanged(gate.State{Reason: "RuntimeDoesNotAnswer", Message: "runtime at " + a.o.Endpoint + " has not answered yet"})
 	go a.pokeForEvents(ctx, events)
-	return a.listen(ctx)
+	return a.listen(ctx, api.NewKubectl(a.api, a.store, a.o.Serve.Version))
 }
 
 // pokeForEvents tells watchers of events.
@@ -63,8 +64,8 @@ func (a *agent) pokeForEvents(ctx context.Context, events *event.Store) {
 	}
 }
 
-// listen serves at all addresses.
-func (a *agent) listen(ctx context.Context) (stop func(), err error) {
+// listen serves at all addresses; h is for who may change things.
+func (a *agent) listen(ctx context.Context, h http.Handler) (stop func(), err error) {
 	var servers []*http.Server
 	stop = func() {
 		for _, s := range servers {
@@ -93,12 +94,12 @@ func (a *agent) listen(ctx context.Context) (stop func(), err error) {
 			return nil, errors.Join(err, l.Close())
 		}
 	}
-	begin(l, a.api)
+	begin(l, h)
 	for _, at := range []struct {
 		address string
 		handler func() (http.Handler, error)
 	}{
-		{a.o.Serve.Listen, a.withToken},
+		{a.o.Serve.Listen, func() (http.Handler, error) { return a.withToken(h) }},
 		{a.o.Serve.ReadOnly, func() (http.Handler, error) { return readOnly(a.api), nil }},
 		{a.o.Serve.Health, func() (http.Handler, error) { return a.api.Health(), nil }},
 	} {
@@ -202,8 +203,8 @@ func (a *agent) token() (string, error) {
 	return strings.TrimSpace(string(token)), err
 }
 
-// withToken asks for the token.
-func (a *agent) withToken() (http.Handler, error) {
+// withToken asks for the token before h.
+func (a *agent) withToken(h http.Handler) (http.Handler, error) {
 	token, err := a.token()
 	if err != nil {
 		return nil, err
@@ -214,7 +215,7 @@ func (a *agent) withToken() (http.Handler, error) {
 			http.Error(w, "the token of the agent is needed: "+filepath.Join(a.o.Root, "token"), http.StatusUnauthorized)
 			return
 		}
-		a.api.ServeHTTP(w, r)
+		h.ServeHTTP(w, r)
 	}), nil
 }
 

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"net/http"
 
-	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/internal/fault"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	v1 "k8s.io/api/core/v1"
@@ -14,16 +13,16 @@ import (
 
 // routeAccess answers who asks whether it may do something: whoever can speak to the
 // agent may do all of it.
-func (s *Server) routeAccess() {
-	s.handle("GET /apis/"+authorization, func(w http.ResponseWriter, r *http.Request) error {
-		write(w, http.StatusOK, metav1.APIResourceList{
+func (c *Kubectl) routeAccess() {
+	c.handle("GET /apis/"+authorization, func(w http.ResponseWriter, r *http.Request) error {
+		Write(w, http.StatusOK, metav1.APIResourceList{
 			TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "APIResourceList"}, GroupVersion: authorization,
 			APIResources: []metav1.APIResource{{Name: "selfsubjectaccessreviews", Kind: "SelfSubjectAccessReview", Verbs: metav1.Verbs{"create"}}},
 		})
 		return nil
 	})
-	s.handle("POST /apis/"+authorization+"/selfsubjectaccessreviews", func(w http.ResponseWriter, r *http.Request) error {
-		data, err := body(r)
+	c.handle("POST /apis/"+authorization+"/selfsubjectaccessreviews", func(w http.ResponseWriter, r *http.Request) error {
+		data, err := Body(r)
 		if err != nil {
 			return err
 		}
@@ -32,7 +31,7 @@ func (s *Server) routeAccess() {
 			return fault.Invalid.Errorf("%v", err)
 		}
 		review.Status = authorizationv1.SubjectAccessReviewStatus{Allowed: true}
-		write(w, http.StatusCreated, review)
+		Write(w, http.StatusCreated, review)
 		return nil
 	})
 }
@@ -41,11 +40,11 @@ const authorization = "authorization.k8s.io/v1"
 
 // routeNamespaces takes namespaces, of which every one is there: manifests have them,
 // and what applies manifests is to find what it has made.
-func (s *Server) routeNamespaces() {
+func (c *Kubectl) routeNamespaces() {
 	k, _ := KindOf("Namespace")
 	take := func(code int) func(http.ResponseWriter, *http.Request) error {
 		return func(w http.ResponseWriter, r *http.Request) error {
-			data, err := body(r)
+			data, err := Body(r)
 			if err != nil {
 				return err
 			}
@@ -57,20 +56,14 @@ func (s *Server) routeNamespaces() {
 				}
 				name = n.Name
 			}
-			answer(w, r, k, code, namespace(name))
+			Show(w, k, code, Namespace(name))
 			return nil
 		}
 	}
-	s.handle("POST /api/v1/namespaces", take(http.StatusCreated))
-	s.handle("PUT /api/v1/namespaces/{name}", take(http.StatusOK))
-	s.handle("PATCH /api/v1/namespaces/{name}", take(http.StatusOK))
-	s.handle("DELETE /api/v1/namespaces/{name}", func(w http.ResponseWriter, r *http.Request) error {
-		return forbidden("every namespace is there: delete what is in it")
+	c.handle("POST /api/v1/namespaces", take(http.StatusCreated))
+	c.handle("PUT /api/v1/namespaces/{name}", take(http.StatusOK))
+	c.handle("PATCH /api/v1/namespaces/{name}", take(http.StatusOK))
+	c.handle("DELETE /api/v1/namespaces/{name}", func(w http.ResponseWriter, r *http.Request) error {
+		return Forbidden("every namespace is there: delete what is in it")
 	})
-}
-
-func namespace(name string) manifest.Object {
-	n := &v1.Namespace{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Namespace"}, ObjectMeta: metav1.ObjectMeta{Name: name}}
-	n.Status.Phase = v1.NamespaceActive
-	return n
 }

@@ -16,7 +16,7 @@ import (
 // delete deletes an object. DeleteOptions may be in the body or, as far as one
 // needs them, in the query: gracePeriodSeconds, dryRun, force.
 func (s *Server) delete(w http.ResponseWriter, r *http.Request, k Kind) error {
-	data, err := body(r)
+	data, err := Body(r)
 	if err != nil {
 		return err
 	}
@@ -31,12 +31,12 @@ func (s *Server) delete(w http.ResponseWriter, r *http.Request, k Kind) error {
 		o.GracePeriodSeconds = &seconds
 	}
 	dry := slices.Contains(o.DryRun, metav1.DryRunAll) || q.Get("dryRun") == metav1.DryRunAll
-	found, err := s.find(r, k)
-	if errors.Is(err, fault.NotFound) && s.o.Store.Rejected(key(r, k)) {
+	found, err := s.Find(r, k)
+	if errors.Is(err, fault.NotFound) && s.o.Store.Rejected(Key(r, k)) {
 		return s.deleteRejected(w, r, k, o.Preconditions, dry)
 	}
 	if err == nil {
-		err = owner(found)
+		err = Changeable(found)
 	}
 	if err != nil {
 		return err
@@ -51,10 +51,10 @@ func (s *Server) delete(w http.ResponseWriter, r *http.Request, k Kind) error {
 		}
 	}
 	if dry {
-		answer(w, r, k, http.StatusOK, found)
+		Show(w, k, http.StatusOK, found)
 		return nil
 	}
-	object, err := s.o.Store.Delete(key(r, k), uid, o.GracePeriodSeconds, truth(q, "force"))
+	object, err := s.o.Store.Delete(Key(r, k), uid, o.GracePeriodSeconds, Truth(q, "force"))
 	if err != nil {
 		return err
 	}
@@ -63,10 +63,10 @@ func (s *Server) delete(w http.ResponseWriter, r *http.Request, k Kind) error {
 		// Only a pod stays for a while, being deleted.
 		return now == nil || now.GetUID() != object.GetUID() || object.GetDeletionTimestamp() != nil && now.GetResourceVersion() == object.GetResourceVersion()
 	})
-	if now, err := s.find(r, k); err == nil && now.GetUID() == object.GetUID() {
+	if now, err := s.Find(r, k); err == nil && now.GetUID() == object.GetUID() {
 		object = now
 	}
-	answer(w, r, k, http.StatusOK, object)
+	Show(w, k, http.StatusOK, object)
 	return nil
 }
 
@@ -78,11 +78,11 @@ func (s *Server) deleteRejected(w http.ResponseWriter, r *http.Request, k Kind, 
 		uid = *p.UID
 	}
 	if !dry {
-		if _, err := s.o.Store.Delete(key(r, k), uid, nil, true); err != nil {
+		if _, err := s.o.Store.Delete(Key(r, k), uid, nil, true); err != nil {
 			return err
 		}
 	}
-	write(w, http.StatusOK, metav1.Status{
+	Write(w, http.StatusOK, metav1.Status{
 		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}, Status: metav1.StatusSuccess,
 		Details: &metav1.StatusDetails{Name: r.PathValue("name"), Kind: k.Plural},
 	})

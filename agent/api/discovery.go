@@ -9,30 +9,38 @@ import (
 )
 
 // routeDiscovery tells clients such as kubectl what there is.
-func (s *Server) routeDiscovery() {
-	s.handle("GET /api", func(w http.ResponseWriter, r *http.Request) error {
-		write(w, http.StatusOK, metav1.APIVersions{TypeMeta: metav1.TypeMeta{Kind: "APIVersions"}, Versions: []string{"v1"}})
+func (c *Kubectl) routeDiscovery() {
+	c.handle("GET /api", func(w http.ResponseWriter, r *http.Request) error {
+		Write(w, http.StatusOK, metav1.APIVersions{TypeMeta: metav1.TypeMeta{Kind: "APIVersions"}, Versions: []string{"v1"}})
 		return nil
 	})
-	s.handle("GET /apis", func(w http.ResponseWriter, r *http.Request) error {
+	c.handle("GET /apis", func(w http.ResponseWriter, r *http.Request) error {
 		list := groups()
 		for _, gv := range []string{authorization, usageGroup} {
 			list.Groups = append(list.Groups, group(gv))
 		}
-		write(w, http.StatusOK, list)
+		Write(w, http.StatusOK, list)
 		return nil
 	})
 	for _, group := range groupVersions() {
 		path := Kind{Group: group}.Path()
-		s.handle("GET "+path, func(w http.ResponseWriter, r *http.Request) error {
-			write(w, http.StatusOK, resources(group))
+		c.handle("GET "+path, func(w http.ResponseWriter, r *http.Request) error {
+			Write(w, http.StatusOK, resources(group))
 			return nil
 		})
 	}
-	s.handle("GET /version", func(w http.ResponseWriter, r *http.Request) error {
-		write(w, http.StatusOK, map[string]string{"major": "1", "minor": "36", "gitVersion": "v1.36.0+crisp", "platform": "linux", "crisp": s.o.Version})
+	c.handle("GET /version", func(w http.ResponseWriter, r *http.Request) error {
+		Write(w, http.StatusOK, map[string]string{"major": "1", "minor": "36", "gitVersion": "v1.36.0+crisp", "platform": "linux", "crisp": c.version})
 		return nil
 	})
+}
+
+// categories are what "kubectl get all" is about.
+func categories(k Kind) []string {
+	if k.Name == "Pod" || k.Group == "apps/v1" || k.Group == "batch/v1" {
+		return []string{"all"}
+	}
+	return nil
 }
 
 func groupVersions() []string {
@@ -75,7 +83,7 @@ func resources(group string) metav1.APIResourceList {
 			verbs = append(verbs, "create", "update", "patch")
 		}
 		list.APIResources = append(list.APIResources, metav1.APIResource{
-			Name: k.Plural, SingularName: k.Singular, Namespaced: k.Namespaced, Kind: k.Name, Verbs: verbs, ShortNames: k.Short, Categories: k.categories(),
+			Name: k.Plural, SingularName: k.Singular, Namespaced: k.Namespaced, Kind: k.Name, Verbs: verbs, ShortNames: k.Short, Categories: categories(k),
 		})
 		if k.Name == "Deployment" {
 			list.APIResources = append(list.APIResources, metav1.APIResource{Name: "deployments/scale", Namespaced: true, Group: "autoscaling", Version: "v1", Kind: "Scale", Verbs: metav1.Verbs{"get", "update", "patch"}})

@@ -24,17 +24,6 @@ func (k Kind) Path() string {
 	return "/api/" + k.Group
 }
 
-// object returns an empty object of a kind that is writable.
-func (k Kind) object() any { return messages[k.Name]() }
-
-// categories are what "kubectl get all" is about.
-func (k Kind) categories() []string {
-	if k.Name == "Pod" || k.Group == "apps/v1" || k.Group == "batch/v1" {
-		return []string{"all"}
-	}
-	return nil
-}
-
 // Kinds are all kinds that the API serves.
 var Kinds = []Kind{
 	{"Pod", "pods", "pod", []string{"po"}, "v1", true, true},
@@ -64,16 +53,16 @@ func KindOf(word string) (Kind, bool) {
 	return Kind{}, false
 }
 
-// owner says why an object is not the API's to change or delete; nil if it is.
-func owner(o manifest.Object) error {
+// Changeable returns why an object is not the API's to change or delete, nil if it is.
+func Changeable(o manifest.Object) error {
 	a := o.GetAnnotations()
 	switch {
 	case a[workload.AnnotationWorkload] != "":
-		return forbidden(manifest.Key(o) + " is one of " + a[workload.AnnotationWorkload] + ": change or delete that")
+		return Forbidden(manifest.Key(o) + " is one of " + a[workload.AnnotationWorkload] + ": change or delete that")
 	case a[manifest.AnnotationSource] == manifest.SourceFile:
-		return forbidden(manifest.Key(o) + " is in the manifest " + a[manifest.AnnotationFile] + ": change or remove that file")
+		return Forbidden(manifest.Key(o) + " is in the manifest " + a[manifest.AnnotationFile] + ": change or remove that file")
 	case a[manifest.AnnotationSource] == manifest.SourceHTTP:
-		return forbidden(manifest.Key(o) + " comes from " + a[manifest.AnnotationFile] + ": change it there")
+		return Forbidden(manifest.Key(o) + " comes from " + a[manifest.AnnotationFile] + ": change it there")
 	}
 	return nil
 }

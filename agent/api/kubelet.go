@@ -21,7 +21,7 @@ func (s *Server) routeKubelet() {
 	s.handle("GET /runningpods/", s.runningPods)
 	s.handle("GET /runningpods", s.runningPods)
 	s.handle("GET /configz", func(w http.ResponseWriter, r *http.Request) error {
-		write(w, http.StatusOK, map[string]any{"kubeletconfig": s.o.Config()})
+		Write(w, http.StatusOK, map[string]any{"kubeletconfig": s.o.Config()})
 		return nil
 	})
 	s.handle("GET /stats/summary", s.summary)
@@ -31,7 +31,7 @@ func (s *Server) routeKubelet() {
 	s.handle("GET /metrics/cadvisor", s.cadvisorMetrics)
 	// What no Kubernetes API has.
 	s.handle("GET /crisp/v1/sources", func(w http.ResponseWriter, r *http.Request) error {
-		write(w, http.StatusOK, s.o.Wanted.Sources())
+		Write(w, http.StatusOK, s.o.Wanted.Sources())
 		return nil
 	})
 }
@@ -56,7 +56,7 @@ func (s *Server) routeHealth(mux *http.ServeMux) {
 		"syncloop": func(*http.Request) error { return s.o.LoopHealth() },
 		"pleg":     func(*http.Request) error { return s.o.ListHealth() },
 		"runtime": func(r *http.Request) error {
-			runtime, _, err := s.runtime()
+			runtime, _, err := s.Runtime()
 			if err != nil {
 				return err
 			}
@@ -93,14 +93,14 @@ func (s *Server) podList(w http.ResponseWriter, r *http.Request) error {
 	for _, o := range pods {
 		list.Items = append(list.Items, *o.(*v1.Pod))
 	}
-	write(w, http.StatusOK, list)
+	Write(w, http.StatusOK, list)
 	return nil
 }
 
 // runningPods are the pods that have a running container, as the runtime alone
 // knows them.
 func (s *Server) runningPods(w http.ResponseWriter, r *http.Request) error {
-	runtime, _, err := s.runtime()
+	runtime, _, err := s.Runtime()
 	if err != nil {
 		return err
 	}
@@ -116,6 +116,6 @@ func (s *Server) runningPods(w http.ResponseWriter, r *http.Request) error {
 			list.Items = append(list.Items, *f.Pod)
 		}
 	}
-	write(w, http.StatusOK, list)
+	Write(w, http.StatusOK, list)
 	return nil
 }

@@ -139,7 +139,7 @@ func (s *Server) resourceMetrics(w http.ResponseWriter, r *http.Request) error {
 	summary, err := s.podStats(r.Context())
 	if err != nil {
 		failed = 1
-		summary = &stats.Summary{Node: s.nodeStats()}
+		summary = &stats.Summary{Node: s.NodeStats()}
 	}
 	for _, pod := range summary.Pods {
 		of := map[string]string{"namespace": pod.PodRef.Namespace, "pod": pod.PodRef.Name}
@@ -172,7 +172,7 @@ func (s *Server) resourceMetrics(w http.ResponseWriter, r *http.Request) error {
 
 // cadvisorMetrics are those that the runtime makes itself.
 func (s *Server) cadvisorMetrics(w http.ResponseWriter, r *http.Request) error {
-	runtime, _, err := s.runtime()
+	runtime, _, err := s.Runtime()
 	if err != nil {
 		return err
 	}

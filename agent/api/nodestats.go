@@ -11,8 +11,8 @@ import (
 	stats "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 )
 
-// nodeStats are what /proc tells of the whole machine.
-func (s *Server) nodeStats() stats.NodeStats {
+// NodeStats are what /proc tells of the whole machine.
+func (s *Server) NodeStats() stats.NodeStats {
 	n := stats.NodeStats{NodeName: s.o.Node.Node().Name}
 	now := metav1.Now()
 	if data, err := os.ReadFile("/proc/stat"); err == nil {

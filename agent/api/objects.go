@@ -29,7 +29,7 @@ const OutcomeHeader = "Crisp-Outcome"
 
 func (s *Server) routeObjects() {
 	for _, k := range Kinds {
-		handle := s.reading(k)
+		handle := func(pattern string, f Handler) { s.mux.Handle(pattern, s.ObjectHandler(k, f)) }
 		all := k.Path() + "/" + k.Plural
 		one := all
 		if k.Namespaced {
@@ -42,24 +42,17 @@ func (s *Server) routeObjects() {
 			continue
 		}
 		handle("POST "+one, func(w http.ResponseWriter, r *http.Request) error {
-			return s.put(w, r, k, "", store.PutOptions{Create: true})
+			return s.putBody(w, r, k, store.PutOptions{Create: true})
 		})
 		handle("PUT "+one+"/{name}", func(w http.ResponseWriter, r *http.Request) error {
-			return s.put(w, r, k, r.PathValue("name"), store.PutOptions{Update: !truth(r.URL.Query(), "create")})
+			return s.putBody(w, r, k, store.PutOptions{Update: !Truth(r.URL.Query(), "create")})
 		})
-		handle("PATCH "+one+"/{name}", func(w http.ResponseWriter, r *http.Request) error { return s.patch(w, r, k) })
 		handle("DELETE "+one+"/{name}", func(w http.ResponseWriter, r *http.Request) error { return s.delete(w, r, k) })
 	}
-	s.routeScale()
-	s.routeNamespaces()
-	s.routeDiscovery()
-	s.routeOpenAPI()
-	s.routeAccess()
-	s.routeUsage()
 }
 
-// key is that of the object a request names.
-func key(r *http.Request, k Kind) string {
+// Key is the manifest.Key of the object a request names.
+func Key(r *http.Request, k Kind) string {
 	return keyOf(k, r.PathValue("namespace"), r.PathValue("name"))
 }
 
@@ -71,48 +64,53 @@ func keyOf(k Kind, namespace, name string) string {
 	return strings.ToLower(k.Name) + " " + name
 }
 
-// reading is handle for requests about objects of a kind. They wait until the agent has
-// read the manifests of this machine: one that has just begun is not to say that there
+// ObjectHandler is Handler for requests about objects of a kind. They wait until the agent
+// has read the manifests of this machine: one that has just begun is not to say that there
 // is nothing. An agent that cannot read them answers all the same.
-func (s *Server) reading(k Kind) func(pattern string, f func(http.ResponseWriter, *http.Request) error) {
-	if !k.Writable {
-		return s.handle
-	}
-	return func(pattern string, f func(http.ResponseWriter, *http.Request) error) {
-		s.handle(pattern, func(w http.ResponseWriter, r *http.Request) error {
+func (s *Server) ObjectHandler(k Kind, f Handler) http.Handler {
+	return s.Handler(func(w http.ResponseWriter, r *http.Request) error {
+		if k.Writable {
 			s.settle(r.Context(), s.o.Wanted.Local)
-			return f(w, r)
-		})
-	}
+		}
+		return f(w, r)
+	})
 }
 
-// find returns the object a request names. It is read-only.
-func (s *Server) find(r *http.Request, k Kind) (manifest.Object, error) {
-	if o := s.cache.Get(k.Name, key(r, k)); o != nil {
+// Find returns the object a request names. It is read-only.
+func (s *Server) Find(r *http.Request, k Kind) (manifest.Object, error) {
+	if o := s.cache.Get(k.Name, Key(r, k)); o != nil {
 		return o, nil
 	}
 	if k.Name == "Namespace" { // every one is there
-		return namespace(r.PathValue("name")), nil
+		return Namespace(r.PathValue("name")), nil
 	}
-	return nil, fault.NotFound.Errorf("there is no %s", key(r, k))
+	return nil, fault.NotFound.Errorf("there is no %s", Key(r, k))
 }
 
 func (s *Server) getOne(w http.ResponseWriter, r *http.Request, k Kind) error {
-	o, err := s.find(r, k)
+	o, err := s.Find(r, k)
 	if err != nil {
 		return err
 	}
-	answer(w, r, k, http.StatusOK, o)
+	Show(w, k, http.StatusOK, o)
 	return nil
 }
 
-// answer answers with one object, in the form that the client asks for.
-func answer(w http.ResponseWriter, r *http.Request, k Kind, code int, o manifest.Object) {
-	if wantsTable(r) {
-		write(w, code, table(r, k, []manifest.Object{o}, o.GetResourceVersion()))
-		return
+// A Representer is a ResponseWriter whose client wants objects in another form.
+type Representer interface {
+	Represent(k Kind, objects []manifest.Object, version string) any
+}
+
+// Show answers with one object, in the form that the client asks for.
+func Show(w http.ResponseWriter, k Kind, code int, o manifest.Object) {
+	Write(w, code, represent(w, k, o))
+}
+
+func represent(w http.ResponseWriter, k Kind, o manifest.Object) any {
+	if f, ok := w.(Representer); ok {
+		return f.Represent(k, []manifest.Object{o}, o.GetResourceVersion())
 	}
-	write(w, code, o)
+	return o
 }
 
 // A selection is which objects of a list are wanted.
@@ -168,7 +166,7 @@ func (s *Server) getList(w http.ResponseWriter, r *http.Request, k Kind) error {
 	if err != nil {
 		return err
 	}
-	if truth(r.URL.Query(), "watch") {
+	if Truth(r.URL.Query(), "watch") {
 		return s.watch(w, r, k, sel)
 	}
 	objects, seq := s.cache.List(k.Name)
@@ -179,40 +177,38 @@ func (s *Server) getList(w http.ResponseWriter, r *http.Request, k Kind) error {
 		}
 	}
 	version := strconv.FormatUint(seq, 10)
-	if wantsTable(r) {
-		write(w, http.StatusOK, table(r, k, items, version))
+	if f, ok := w.(Representer); ok {
+		Write(w, http.StatusOK, f.Represent(k, items, version))
 		return nil
 	}
-	write(w, http.StatusOK, map[string]any{
+	Write(w, http.StatusOK, map[string]any{
 		"apiVersion": k.Group, "kind": k.Name + "List",
 		"metadata": map[string]string{"resourceVersion": version}, "items": items,
 	})
 	return nil
 }
 
-func body(r *http.Request) ([]byte, error) {
+// Body reads what a request carries.
+func Body(r *http.Request) ([]byte, error) {
 	data, err := io.ReadAll(io.LimitReader(r.Body, maxBody+1))
 	if err == nil && len(data) > maxBody {
 		err = fault.Invalid.Errorf("the request has more than %d bytes", maxBody)
 	}
-	if err == nil && len(data) > 0 && isProtobuf(r) {
-		return fromProtobuf(data)
-	}
 	return data, err
 }
 
-func (s *Server) put(w http.ResponseWriter, r *http.Request, k Kind, name string, o store.PutOptions) error {
-	data, err := body(r)
+func (s *Server) putBody(w http.ResponseWriter, r *http.Request, k Kind, o store.PutOptions) error {
+	data, err := Body(r)
 	if err != nil {
 		return err
 	}
-	return s.putText(w, r, k, name, data, o)
+	return s.Put(w, r, k, data, o)
 }
 
-// putText puts an object whose kind, namespace and name must be those of the
-// request.
-func (s *Server) putText(w http.ResponseWriter, r *http.Request, k Kind, name string, data []byte, o store.PutOptions) error {
-	q := r.URL.Query()
+// Put puts an object whose kind, namespace and name must be those of the
+// request, and answers.
+func (s *Server) Put(w http.ResponseWriter, r *http.Request, k Kind, data []byte, o store.PutOptions) error {
+	q, name := r.URL.Query(), r.PathValue("name")
 	o.DryRun = q.Get("dryRun") == "All"
 	switch q.Get("fieldValidation") {
 	case "Ignore":
@@ -231,7 +227,7 @@ func (s *Server) putText(w http.ResponseWriter, r *http.Request, k Kind, name st
 	text := []byte(objects[0])
 	if head.Name == "" && head.GenerateName != "" && name == "" {
 		head.Name = head.GenerateName + rand.String(5)
-		if text, err = editMetadata(text, func(m map[string]any) { m["name"] = head.Name; delete(m, "generateName") }); err != nil {
+		if text, err = EditMetadata(text, func(m map[string]any) { m["name"] = head.Name; delete(m, "generateName") }); err != nil {
 			return err
 		}
 	}
@@ -252,7 +248,7 @@ func (s *Server) putText(w http.ResponseWriter, r *http.Request, k Kind, name st
 	there := s.cache.Get(k.Name, id)
 	version := ""
 	if there != nil {
-		if err := owner(there); err != nil {
+		if err := Changeable(there); err != nil {
 			return err
 		}
 		if v := head.ResourceVersion; v != "" && v != there.GetResourceVersion() {
@@ -284,7 +280,7 @@ func (s *Server) putText(w http.ResponseWriter, r *http.Request, k Kind, name st
 	if !o.DryRun {
 		object = s.taken(r.Context(), k, object)
 	}
-	answer(w, r, k, code, object)
+	Show(w, k, code, object)
 	return nil
 }
 
@@ -324,16 +320,17 @@ func (s *Server) settle(ctx context.Context, done func() bool) {
 }
 
 func inNamespace(text []byte, namespace string) ([]byte, error) {
-	return editMetadata(text, func(m map[string]any) { m["namespace"] = namespace })
+	return EditMetadata(text, func(m map[string]any) { m["namespace"] = namespace })
 }
 
 // inVersion replaces the resource version, which is that of the object as it is shown, by the
 // store's, which does not change with a status.
 func inVersion(text []byte, version string) ([]byte, error) {
-	return editMetadata(text, func(m map[string]any) { m["resourceVersion"] = version })
+	return EditMetadata(text, func(m map[string]any) { m["resourceVersion"] = version })
 }
 
-func editMetadata(text []byte, edit func(map[string]any)) ([]byte, error) {
+// EditMetadata changes the metadata of an object in JSON.
+func EditMetadata(text []byte, edit func(map[string]any)) ([]byte, error) {
 	var o map[string]any
 	if err := json.Unmarshal(text, &o); err != nil {
 		return nil, fault.Invalid.Errorf("%v", err)

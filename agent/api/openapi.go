@@ -8,25 +8,25 @@ import (
 // routeOpenAPI serves as much of an OpenAPI document as tells kubectl what the kinds
 // consist of (kubectl explain), and that it need not check objects itself: the server
 // checks fields (fieldValidation), at every path that takes objects.
-func (s *Server) routeOpenAPI() {
-	s.handle("GET /openapi/v3", func(w http.ResponseWriter, r *http.Request) error {
+func (c *Kubectl) routeOpenAPI() {
+	c.handle("GET /openapi/v3", func(w http.ResponseWriter, r *http.Request) error {
 		paths := map[string]any{}
 		for _, gv := range groupVersions() {
 			name := strings.TrimPrefix(Kind{Group: gv}.Path(), "/")
 			paths[name] = map[string]string{"serverRelativeURL": "/openapi/v3/" + name}
 		}
-		write(w, http.StatusOK, map[string]any{"paths": paths})
+		Write(w, http.StatusOK, map[string]any{"paths": paths})
 		return nil
 	})
 	for _, gv := range groupVersions() {
-		s.handle("GET /openapi/v3"+Kind{Group: gv}.Path(), func(w http.ResponseWriter, r *http.Request) error {
-			write(w, http.StatusOK, s.openAPI(gv))
+		c.handle("GET /openapi/v3"+Kind{Group: gv}.Path(), func(w http.ResponseWriter, r *http.Request) error {
+			Write(w, http.StatusOK, c.openAPI(gv))
 			return nil
 		})
 	}
 }
 
-func (s *Server) openAPI(gv string) map[string]any {
+func (c *Kubectl) openAPI(gv string) map[string]any {
 	paths := map[string]any{}
 	for _, k := range Kinds {
 		if k.Group != gv {
@@ -43,7 +43,7 @@ func (s *Server) openAPI(gv string) map[string]any {
 				"operationId": action + k.Name, "responses": map[string]any{"200": map[string]string{"description": "OK"}},
 				"parameters":                      []any{parameter("dryRun", "query"), parameter("fieldManager", "query"), parameter("fieldValidation", "query")},
 				"x-kubernetes-action":             action,
-				"x-kubernetes-group-version-kind": k.gvk(),
+				"x-kubernetes-group-version-kind": gvk(k),
 			}
 		}
 		if !k.Writable && k.Name != "Namespace" {
@@ -53,7 +53,7 @@ func (s *Server) openAPI(gv string) map[string]any {
 		paths[path] = map[string]any{"post": operation("post"), "parameters": parameters[1:]}
 		paths[path+"/{name}"] = map[string]any{"put": operation("put"), "patch": operation("patch"), "parameters": parameters}
 	}
-	return map[string]any{"openapi": "3.0.0", "info": map[string]string{"title": "crisp", "version": s.o.Version}, "paths": paths,
+	return map[string]any{"openapi": "3.0.0", "info": map[string]string{"title": "crisp", "version": c.version}, "paths": paths,
 		"components": map[string]any{"schemas": schemasOf(gv)}}
 }
 

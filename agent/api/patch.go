@@ -14,39 +14,81 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
+// routePatch routes patches of objects, and of the parts of pods that are taken whole.
+func (c *Kubectl) routePatch() {
+	for _, k := range Kinds {
+		if !k.Writable {
+			continue
+		}
+		path := k.Path() + "/" + k.Plural + "/{name}"
+		if k.Namespaced {
+			path = k.Path() + "/namespaces/{namespace}/" + k.Plural + "/{name}"
+		}
+		handle := func(path string, f Handler) { c.mux.Handle("PATCH "+path, c.server.ObjectHandler(k, f)) }
+		handle(path, func(w http.ResponseWriter, r *http.Request) error { return c.patch(w, r, k) })
+		if k.Name == "Pod" {
+			for _, part := range []string{"/resize", "/ephemeralcontainers"} {
+				handle(path+part, func(w http.ResponseWriter, r *http.Request) error { return c.patchPart(w, r, k) })
+			}
+		}
+	}
+}
+
+// patchPart puts a part of a pod as the patch has it.
+func (c *Kubectl) patchPart(w http.ResponseWriter, r *http.Request, k Kind) error {
+	found, err := c.server.Find(r, k)
+	if err != nil {
+		return err
+	}
+	patch, err := Body(r)
+	if err != nil {
+		return err
+	}
+	now, err := json.Marshal(found)
+	if err != nil {
+		return err
+	}
+	patched, err := applyPatch(found, r.Header.Get("Content-Type"), now, patch)
+	if err != nil {
+		return err
+	}
+	c.server.ServeHTTP(w, withBody(r, http.MethodPut, "application/json", patched))
+	return nil
+}
+
 // patch changes what was given of an object: by a strategic or a plain merge patch,
 // a JSON patch, or by applying it as the server's side of kubectl apply does.
-func (s *Server) patch(w http.ResponseWriter, r *http.Request, k Kind) error {
-	patch, err := body(r)
+func (c *Kubectl) patch(w http.ResponseWriter, r *http.Request, k Kind) error {
+	patch, err := Body(r)
 	if err != nil {
 		return err
 	}
 	kind := r.Header.Get("Content-Type")
 	if types.PatchType(kind) == types.ApplyYAMLPatchType {
-		return s.apply(w, r, k, patch)
+		return c.apply(w, r, k, patch)
 	}
-	found, err := s.find(r, k)
+	found, err := c.server.Find(r, k)
 	if err == nil {
-		err = owner(found)
+		err = Changeable(found)
 	}
 	if err != nil {
 		return err
 	}
-	given, err := s.o.Store.Given(key(r, k))
+	given, err := c.store.Given(Key(r, k))
 	if err != nil {
 		return err
 	}
 	// A patch may name the version that it is for. One that does not is for any.
 	version := found.GetResourceVersion()
-	versioned, err := editMetadata(given, func(m map[string]any) { m["resourceVersion"] = version })
+	versioned, err := EditMetadata(given, func(m map[string]any) { m["resourceVersion"] = version })
 	if err != nil {
 		return err
 	}
-	patched, err := applyPatch(k.object(), kind, versioned, patch)
+	patched, err := applyPatch(objectOf(k), kind, versioned, patch)
 	if err != nil {
 		return err
 	}
-	patched, err = editMetadata(patched, func(m map[string]any) {
+	patched, err = EditMetadata(patched, func(m map[string]any) {
 		if m["resourceVersion"] == version {
 			delete(m, "resourceVersion")
 		}
@@ -54,31 +96,31 @@ func (s *Server) patch(w http.ResponseWriter, r *http.Request, k Kind) error {
 	if err != nil {
 		return err
 	}
-	return s.putText(w, r, k, r.PathValue("name"), patched, store.PutOptions{Update: true})
+	return c.server.Put(w, r, k, patched, store.PutOptions{Update: true})
 }
 
 // apply makes an object what it is applied as, and makes it if it is not there.
 // Fields that the last apply of the same field manager had and this one has not go,
 // those that others have set stay. Nobody owns a field, so there are no conflicts.
-func (s *Server) apply(w http.ResponseWriter, r *http.Request, k Kind, text []byte) error {
+func (c *Kubectl) apply(w http.ResponseWriter, r *http.Request, k Kind, text []byte) error {
 	next, err := yaml.YAMLToJSON(text)
 	if err != nil {
 		return fault.Invalid.Errorf("%v", err)
 	}
-	given, err := s.o.Store.Given(key(r, k))
-	lasts := s.o.Store.Applied(key(r, k))
+	given, err := c.store.Given(Key(r, k))
+	lasts := c.store.Applied(Key(r, k))
 	o := store.PutOptions{Update: true}
 	if errors.Is(err, fault.NotFound) {
 		given, o, err = []byte(`{}`), store.PutOptions{Create: true}, nil
-		if found, findErr := s.find(r, k); findErr == nil { // a file's, or a workload's
-			err = owner(found)
+		if found, findErr := c.server.Find(r, k); findErr == nil { // a file's, or a workload's
+			err = Changeable(found)
 		}
 	}
 	if err != nil {
 		return err
 	}
 	manager := r.URL.Query().Get("fieldManager")
-	merged, last, err := threeWay(k.object(), given, lasts[manager], next)
+	merged, last, err := threeWay(objectOf(k), given, lasts[manager], next)
 	if err != nil {
 		return err
 	}
@@ -88,7 +130,7 @@ func (s *Server) apply(w http.ResponseWriter, r *http.Request, k Kind, text []by
 		o.Applied = map[string]json.RawMessage{}
 	}
 	o.Applied[manager] = last
-	return s.putText(w, r, k, r.PathValue("name"), merged, o)
+	return c.server.Put(w, r, k, merged, o)
 }
 
 // threeWay merges what is applied into what was given of an object, less what the

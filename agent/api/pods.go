@@ -26,7 +26,7 @@ var podKind = Kinds[0]
 // routePods routes what pods have below them, at Kubernetes' paths and at the
 // kubelet's, which differ in where the container stands.
 func (s *Server) routePods() {
-	handle := s.reading(podKind)
+	handle := func(pattern string, f Handler) { s.mux.Handle(pattern, s.ObjectHandler(podKind, f)) }
 	const pod = "/api/v1/namespaces/{namespace}/pods/{name}"
 	handle("GET "+pod+"/status", func(w http.ResponseWriter, r *http.Request) error { return s.getOne(w, r, podKind) })
 	handle("GET "+pod+"/log", s.log)
@@ -43,10 +43,8 @@ func (s *Server) routePods() {
 	}
 	handle("POST /run/{namespace}/{name}/{container}", s.run)
 	handle("POST /run/{namespace}/{name}/{uid}/{container}", s.run)
-	for _, verb := range []string{"PUT", "PATCH"} {
-		handle(verb+" "+pod+"/resize", s.resize)
-		handle(verb+" "+pod+"/ephemeralcontainers", s.ephemeral)
-	}
+	handle("PUT "+pod+"/resize", s.resize)
+	handle("PUT "+pod+"/ephemeralcontainers", s.ephemeral)
 	handle("POST /crisp/v1/namespaces/{namespace}/pods/{name}/restart", s.restart)
 	handle("GET "+pod+"/ephemeralcontainers", func(w http.ResponseWriter, r *http.Request) error { return s.getOne(w, r, podKind) })
 	handle("POST /checkpoint/{namespace}/{name}/{container}", s.checkpoint)
@@ -55,7 +53,7 @@ func (s *Server) routePods() {
 // target finds the pod and the container that a request is for; the first
 // container if it names none.
 func (s *Server) target(r *http.Request) (*v1.Pod, v1.ContainerStatus, error) {
-	o, err := s.find(r, podKind)
+	o, err := s.Find(r, podKind)
 	if err != nil {
 		return nil, v1.ContainerStatus{}, err
 	}
@@ -89,7 +87,7 @@ func (s *Server) running(r *http.Request) (internalapi.RuntimeService, string, e
 	if c.State.Running == nil {
 		return nil, "", fault.WrongState.Errorf("container %s of pod %s/%s does not run", c.Name, pod.Namespace, pod.Name)
 	}
-	runtime, _, err := s.runtime()
+	runtime, _, err := s.Runtime()
 	return runtime, runtimeID(c.ContainerID), err
 }
 
@@ -108,7 +106,7 @@ func (s *Server) exec(w http.ResponseWriter, r *http.Request) error {
 	}
 	q := streams(r.URL.Query())
 	resp, err := runtime.Exec(r.Context(), &cri.ExecRequest{
-		ContainerId: id, Cmd: q["command"], Tty: truth(q, "tty"), Stdin: truth(q, "stdin"), Stdout: truth(q, "stdout"), Stderr: truth(q, "stderr") && !truth(q, "tty"),
+		ContainerId: id, Cmd: q["command"], Tty: Truth(q, "tty"), Stdin: Truth(q, "stdin"), Stdout: Truth(q, "stdout"), Stderr: Truth(q, "stderr") && !Truth(q, "tty"),
 	})
 	if err != nil {
 		return err
@@ -133,7 +131,7 @@ func (s *Server) attach(w http.ResponseWriter, r *http.Request) error {
 	}
 	q := streams(r.URL.Query())
 	resp, err := runtime.Attach(r.Context(), &cri.AttachRequest{
-		ContainerId: id, Tty: truth(q, "tty"), Stdin: truth(q, "stdin"), Stdout: truth(q, "stdout"), Stderr: truth(q, "stderr") && !truth(q, "tty"),
+		ContainerId: id, Tty: Truth(q, "tty"), Stdin: Truth(q, "stdin"), Stdout: Truth(q, "stdout"), Stderr: Truth(q, "stderr") && !Truth(q, "tty"),
 	})
 	if err != nil {
 		return err
@@ -142,11 +140,11 @@ func (s *Server) attach(w http.ResponseWriter, r *http.Request) error {
 }
 
 func (s *Server) portForward(w http.ResponseWriter, r *http.Request) error {
-	o, err := s.find(r, podKind)
+	o, err := s.Find(r, podKind)
 	if err != nil {
 		return err
 	}
-	runtime, _, err := s.runtime()
+	runtime, _, err := s.Runtime()
 	if err != nil {
 		return err
 	}
@@ -231,7 +229,7 @@ func (s *Server) checkpoint(w http.ResponseWriter, r *http.Request) error {
 	if c.State.Running == nil {
 		return fault.WrongState.Errorf("container %s of pod %s/%s does not run", c.Name, pod.Namespace, pod.Name)
 	}
-	runtime, _, err := s.runtime()
+	runtime, _, err := s.Runtime()
 	if err != nil {
 		return err
 	}
@@ -243,25 +241,25 @@ func (s *Server) checkpoint(w http.ResponseWriter, r *http.Request) error {
 	if err := runtime.CheckpointContainer(r.Context(), &cri.CheckpointContainerRequest{ContainerId: runtimeID(c.ContainerID), Location: path}); err != nil {
 		return err
 	}
-	write(w, http.StatusOK, map[string][]string{"items": {path}})
+	Write(w, http.StatusOK, map[string][]string{"items": {path}})
 	return nil
 }
 
 // resize changes the resources of a pod's containers while they run. The request
-// has the pod or a patch of it; only resources are taken from it.
+// has the pod; only resources are taken from it.
 func (s *Server) resize(w http.ResponseWriter, r *http.Request) error {
-	o, err := s.find(r, podKind)
+	o, err := s.Find(r, podKind)
 	if err == nil {
-		err = owner(o)
+		err = Changeable(o)
 	}
 	if err != nil {
 		return err
 	}
-	asked, err := s.asked(r, o.(*v1.Pod))
+	asked, err := asked(r)
 	if err != nil {
 		return err
 	}
-	given, err := s.o.Store.Given(key(r, podKind))
+	given, err := s.o.Store.Given(Key(r, podKind))
 	if err != nil {
 		return err
 	}
@@ -282,23 +280,14 @@ func (s *Server) resize(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	return s.putText(w, r, podKind, pod.Name, text, store.PutOptions{Update: true})
+	return s.Put(w, r, podKind, text, store.PutOptions{Update: true})
 }
 
 // asked is the pod as the request would have it.
-func (s *Server) asked(r *http.Request, pod *v1.Pod) (*v1.Pod, error) {
-	data, err := body(r)
+func asked(r *http.Request) (*v1.Pod, error) {
+	data, err := Body(r)
 	if err != nil {
 		return nil, err
-	}
-	if r.Method == http.MethodPatch {
-		now, err := json.Marshal(pod)
-		if err != nil {
-			return nil, err
-		}
-		if data, err = applyPatch(pod, r.Header.Get("Content-Type"), now, data); err != nil {
-			return nil, err
-		}
 	}
 	asked := &v1.Pod{}
 	if err := json.Unmarshal(data, asked); err != nil {
@@ -309,7 +298,7 @@ func (s *Server) asked(r *http.Request, pod *v1.Pod) (*v1.Pod, error) {
 
 // ephemeral adds ephemeral containers to a pod, of whatever source.
 func (s *Server) ephemeral(w http.ResponseWriter, r *http.Request) error {
-	o, err := s.find(r, podKind)
+	o, err := s.Find(r, podKind)
 	if err != nil {
 		return err
 	}
@@ -317,7 +306,7 @@ func (s *Server) ephemeral(w http.ResponseWriter, r *http.Request) error {
 		return fault.Invalid.Errorf("ephemeral containers are not supported")
 	}
 	pod := o.(*v1.Pod).DeepCopy()
-	asked, err := s.asked(r, pod)
+	asked, err := asked(r)
 	if err != nil {
 		return err
 	}
@@ -326,6 +315,6 @@ func (s *Server) ephemeral(w http.ResponseWriter, r *http.Request) error {
 	}
 	pod.Spec.EphemeralContainers = asked.Spec.EphemeralContainers
 	pod.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"}
-	write(w, http.StatusOK, pod)
+	Write(w, http.StatusOK, pod)
 	return nil
 }

@@ -37,6 +37,9 @@ var messages = map[string]func() interface{ Unmarshal([]byte) error }{
 	"SelfSubjectAccessReview": func() interface{ Unmarshal([]byte) error } { return &authorizationv1.SelfSubjectAccessReview{} },
 }
 
+// objectOf returns an empty object of a kind that is writable.
+func objectOf(k Kind) any { return messages[k.Name]() }
+
 // isProtobuf reports whether a request carries such an object.
 func isProtobuf(r *http.Request) bool {
 	kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type"))

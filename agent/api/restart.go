@@ -13,7 +13,7 @@ import (
 // grace period; they start again as their restart policies say. The query may name
 // one container and gracePeriodSeconds. Without a container it is all that run.
 func (s *Server) restart(w http.ResponseWriter, r *http.Request) error {
-	o, err := s.find(r, podKind)
+	o, err := s.Find(r, podKind)
 	if err != nil {
 		return err
 	}
@@ -40,6 +40,6 @@ func (s *Server) restart(w http.ResponseWriter, r *http.Request) error {
 	if pod.DeletionTimestamp != nil || !s.o.Restart(pod, ids, grace) {
 		return fault.WrongState.Errorf("pod %s/%s is being deleted", pod.Namespace, pod.Name)
 	}
-	write(w, http.StatusAccepted, map[string][]string{"items": names})
+	Write(w, http.StatusAccepted, map[string][]string{"items": names})
 	return nil
 }

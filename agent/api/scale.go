@@ -12,19 +12,18 @@ import (
 )
 
 // routeScale routes how many pods a Deployment has: kubectl scale.
-func (s *Server) routeScale() {
-	handle := s.reading(deploymentKind)
+func (c *Kubectl) routeScale() {
 	const path = "/apis/apps/v1/namespaces/{namespace}/deployments/{name}/scale"
-	handle("GET "+path, s.getScale)
+	c.mux.Handle("GET "+path, c.server.ObjectHandler(deploymentKind, c.getScale))
 	for _, verb := range []string{"PUT", "PATCH"} {
-		handle(verb+" "+path, s.setScale)
+		c.mux.Handle(verb+" "+path, c.server.ObjectHandler(deploymentKind, c.setScale))
 	}
 }
 
 var deploymentKind, _ = KindOf("Deployment")
 
-func (s *Server) scale(r *http.Request) (*appsv1.Deployment, *autoscalingv1.Scale, error) {
-	o, err := s.find(r, deploymentKind)
+func (c *Kubectl) scale(r *http.Request) (*appsv1.Deployment, *autoscalingv1.Scale, error) {
+	o, err := c.server.Find(r, deploymentKind)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -36,24 +35,24 @@ func (s *Server) scale(r *http.Request) (*appsv1.Deployment, *autoscalingv1.Scal
 	return d, scale, nil
 }
 
-func (s *Server) getScale(w http.ResponseWriter, r *http.Request) error {
-	_, scale, err := s.scale(r)
+func (c *Kubectl) getScale(w http.ResponseWriter, r *http.Request) error {
+	_, scale, err := c.scale(r)
 	if err != nil {
 		return err
 	}
-	write(w, http.StatusOK, scale)
+	Write(w, http.StatusOK, scale)
 	return nil
 }
 
-func (s *Server) setScale(w http.ResponseWriter, r *http.Request) error {
-	d, scale, err := s.scale(r)
+func (c *Kubectl) setScale(w http.ResponseWriter, r *http.Request) error {
+	d, scale, err := c.scale(r)
 	if err == nil {
-		err = owner(d)
+		err = Changeable(d)
 	}
 	if err != nil {
 		return err
 	}
-	text, err := body(r)
+	text, err := Body(r)
 	if err != nil {
 		return err
 	}
@@ -73,7 +72,7 @@ func (s *Server) setScale(w http.ResponseWriter, r *http.Request) error {
 	if v := asked.ResourceVersion; v != "" && v != scale.ResourceVersion {
 		return fault.WrongState.Errorf("deployment %s/%s has been changed: read it again", d.Namespace, d.Name)
 	}
-	given, err := s.o.Store.Given(key(r, deploymentKind))
+	given, err := c.store.Given(Key(r, deploymentKind))
 	if err != nil {
 		return err
 	}
@@ -86,13 +85,13 @@ func (s *Server) setScale(w http.ResponseWriter, r *http.Request) error {
 	}
 	// The answer is the scale, not the deployment.
 	quiet := &headersOnly{header: http.Header{}}
-	if err := s.putText(quiet, r, deploymentKind, d.Name, text, store.PutOptions{Update: true}); err != nil {
+	if err := c.server.Put(quiet, r, deploymentKind, text, store.PutOptions{Update: true}); err != nil {
 		return err
 	}
-	if _, scale, err = s.scale(r); err != nil {
+	if _, scale, err = c.scale(r); err != nil {
 		return err
 	}
-	write(w, http.StatusOK, scale)
+	Write(w, http.StatusOK, scale)
 	return nil
 }
 

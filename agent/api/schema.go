@@ -26,13 +26,13 @@ func schemasOf(gv string) schemas {
 			t = reflect.TypeFor[v1.Node]()
 		}
 		s.define(t)
-		s[schemaName(t)]["x-kubernetes-group-version-kind"] = []any{k.gvk()}
+		s[schemaName(t)]["x-kubernetes-group-version-kind"] = []any{gvk(k)}
 	}
 	return s
 }
 
 // gvk is how OpenAPI documents of Kubernetes name a kind.
-func (k Kind) gvk() map[string]string {
+func gvk(k Kind) map[string]string {
 	group, version, ok := strings.Cut(k.Group, "/")
 	if !ok {
 		group, version = "", k.Group

@@ -35,11 +35,10 @@ import (
 
 // Options are what a Server serves.
 type Options struct {
-	Version string // of crisp
-	Wanted  *desired.Manager
-	Store   *store.Store
-	Events  *event.Store
-	Node    *node.State
+	Wanted *desired.Manager
+	Store  *store.Store
+	Events *event.Store
+	Node   *node.State
 	// Status returns what is known of a pod, nil if nothing is.
 	Status func(types.UID) *v1.PodStatus
 	// Accepted returns the pods that have files: those that are being ended
@@ -100,8 +99,8 @@ func (s *Server) Connect(runtime internalapi.RuntimeService, images internalapi.
 	s.cri.Store(&services{runtime, images})
 }
 
-// runtime returns the runtime's services.
-func (s *Server) runtime() (internalapi.RuntimeService, internalapi.ImageManagerService, error) {
+// Runtime returns the runtime's services.
+func (s *Server) Runtime() (internalapi.RuntimeService, internalapi.ImageManagerService, error) {
 	if c := s.cri.Load(); c != nil {
 		return c.runtime, c.images, nil
 	}
@@ -118,14 +117,19 @@ func (s *Server) Poke() {
 	}
 }
 
-// handle routes a pattern to a function that returns its error.
-func (s *Server) handle(pattern string, f func(http.ResponseWriter, *http.Request) error) {
-	s.mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
+// A Handler answers a request, or returns why it cannot.
+type Handler func(http.ResponseWriter, *http.Request) error
+
+// Handler answers an error of f with Kubernetes' Status.
+func (s *Server) Handler(f Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if err := f(w, r); err != nil {
 			s.fail(w, r, err)
 		}
 	})
 }
+
+func (s *Server) handle(pattern string, f Handler) { s.mux.Handle(pattern, s.Handler(f)) }
 
 // codes gives each kind of error its HTTP status and Kubernetes' reason.
 var codes = []struct {
@@ -140,10 +144,10 @@ var codes = []struct {
 	{fault.Unavailable, http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable},
 }
 
-// A forbidden error says why an object is not the API's to change.
-type forbidden string
+// A Forbidden error says why an object is not the API's to change.
+type Forbidden string
 
-func (f forbidden) Error() string { return string(f) }
+func (f Forbidden) Error() string { return string(f) }
 
 func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 	if errors.Is(err, context.Canceled) {
@@ -159,7 +163,7 @@ func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 			status.Reason, status.Code, status.Message = c.reason, int32(c.code), err.Error()
 		}
 	}
-	if _, ok := errors.AsType[forbidden](err); ok {
+	if _, ok := errors.AsType[Forbidden](err); ok {
 		status.Reason, status.Code = metav1.StatusReasonForbidden, http.StatusForbidden
 	}
 	if errors.Is(err, watchcache.ErrExpired) {
@@ -168,10 +172,11 @@ func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 	if status.Code == http.StatusInternalServerError {
 		s.o.Log.WarnContext(r.Context(), "request failed", "path", r.URL.Path, "err", err)
 	}
-	write(w, int(status.Code), status)
+	Write(w, int(status.Code), status)
 }
 
-func write(w http.ResponseWriter, code int, v any) {
+// Write answers with v as JSON.
+func Write(w http.ResponseWriter, code int, v any) {
 	data, err := json.Marshal(v)
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
@@ -182,8 +187,8 @@ func write(w http.ResponseWriter, code int, v any) {
 	w.Write(append(data, '\n'))
 }
 
-// truth reads a boolean parameter: "1", "true" and the bare name.
-func truth(q url.Values, name string) bool {
+// Truth reads a boolean parameter: "1", "true" and the bare name.
+func Truth(q url.Values, name string) bool {
 	if !q.Has(name) {
 		return false
 	}

@@ -180,8 +180,15 @@ func (s *sources) namespaces() []watchcache.Item {
 	for _, name := range names {
 		if !seen[name] {
 			seen[name] = true
-			items = append(items, watchcache.Item{Key: "namespace " + name, Parts: [3]any{name}, Make: func() manifest.Object { return namespace(name) }})
+			items = append(items, watchcache.Item{Key: "namespace " + name, Parts: [3]any{name}, Make: func() manifest.Object { return Namespace(name) }})
 		}
 	}
 	return items
+}
+
+// Namespace is one that is active: every one is there.
+func Namespace(name string) manifest.Object {
+	n := &v1.Namespace{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Namespace"}, ObjectMeta: metav1.ObjectMeta{Name: name}}
+	n.Status.Phase = v1.NamespaceActive
+	return n
 }

@@ -21,7 +21,7 @@ func (s *Server) summary(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	if truth(r.URL.Query(), "only_cpu_and_memory") {
+	if Truth(r.URL.Query(), "only_cpu_and_memory") {
 		for i := range summary.Pods {
 			p := &summary.Pods[i]
 			p.Network, p.ProcessStats = nil, nil
@@ -33,13 +33,13 @@ func (s *Server) summary(w http.ResponseWriter, r *http.Request) error {
 		s.addNodeFiles(r.Context(), &summary.Node)
 		s.addFiles(summary.Pods)
 	}
-	write(w, http.StatusOK, summary)
+	Write(w, http.StatusOK, summary)
 	return nil
 }
 
 // addNodeFiles tells of the file systems of the node and of the runtime, if it answers.
 func (s *Server) addNodeFiles(ctx context.Context, n *stats.NodeStats) {
-	_, images, err := s.runtime()
+	_, images, err := s.Runtime()
 	if err != nil {
 		return
 	}
@@ -122,7 +122,7 @@ func (u *diskUse) volumeStats(pod *v1.Pod, dirs map[string]string) []stats.Volum
 }
 
 func (s *Server) podStats(ctx context.Context) (*stats.Summary, error) {
-	runtime, _, err := s.runtime()
+	runtime, _, err := s.Runtime()
 	if err != nil {
 		return nil, err
 	}
@@ -130,7 +130,7 @@ func (s *Server) podStats(ctx context.Context) (*stats.Summary, error) {
 	if err != nil {
 		return nil, err
 	}
-	summary := &stats.Summary{Node: s.nodeStats(), Pods: []stats.PodStats{}}
+	summary := &stats.Summary{Node: s.NodeStats(), Pods: []stats.PodStats{}}
 	started := s.starts()
 	for _, sb := range sandboxes {
 		p := podStats(sb)

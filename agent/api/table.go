@@ -155,6 +155,20 @@ func wantsTable(r *http.Request) bool {
 	return false
 }
 
+// tables is a ResponseWriter of tables: an api.Representer.
+type tables struct {
+	http.ResponseWriter
+	r *http.Request
+}
+
+// Unwrap is for http.ResponseController.
+func (t *tables) Unwrap() http.ResponseWriter { return t.ResponseWriter }
+
+// Represent makes a table of objects.
+func (t *tables) Represent(k Kind, objects []manifest.Object, version string) any {
+	return table(t.r, k, objects, version)
+}
+
 // table makes a table of objects of one kind. Each row has its object, or as much of
 // it as includeObject asks for; by default its metadata.
 func table(r *http.Request, k Kind, objects []manifest.Object, version string) *metav1.Table {

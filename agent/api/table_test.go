@@ -35,7 +35,7 @@ func TestTableOfPods(t *testing.T) {
 	r := httptest.NewRequest(http.MethodGet, "/api/v1/pods", nil)
 	r.Header.Set("Accept", "application/json;as=Table;v=v1;g=meta.k8s.io")
 	w := httptest.NewRecorder()
-	s.ServeHTTP(w, r)
+	NewKubectl(s, nil, "").ServeHTTP(w, r)
 	var table metav1.Table
 	if err := json.Unmarshal(w.Body.Bytes(), &table); err != nil || len(table.Rows) != 1 {
 		t.Fatalf("%d rows, %v: %s", len(table.Rows), err, w.Body)

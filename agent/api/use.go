@@ -23,10 +23,10 @@ const usageGroup = metrics.GroupName + "/v1beta1"
 // none, and the window of each answer.
 const between = 500 * time.Millisecond
 
-func (s *Server) routeUsage() {
+func (c *Kubectl) routeUsage() {
 	const path = "/apis/" + usageGroup
-	s.handle("GET "+path, func(w http.ResponseWriter, r *http.Request) error {
-		write(w, http.StatusOK, metav1.APIResourceList{
+	c.handle("GET "+path, func(w http.ResponseWriter, r *http.Request) error {
+		Write(w, http.StatusOK, metav1.APIResourceList{
 			TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "APIResourceList"}, GroupVersion: usageGroup,
 			APIResources: []metav1.APIResource{
 				{Name: "nodes", Kind: "NodeMetrics", Verbs: metav1.Verbs{"get", "list"}},
@@ -40,7 +40,7 @@ func (s *Server) routeUsage() {
 		if err != nil {
 			return fault.Invalid.Errorf("labelSelector: %v", err)
 		}
-		all, err := s.podUsage(r.Context())
+		all, err := c.podUsage(r.Context())
 		if err != nil {
 			return err
 		}
@@ -49,32 +49,32 @@ func (s *Server) routeUsage() {
 			return namespace != "" && p.Namespace != namespace || name != "" && p.Name != name || !sel.Matches(labels.Set(p.Labels))
 		})
 		if name == "" {
-			write(w, http.StatusOK, metrics.PodMetricsList{TypeMeta: usageType("PodMetricsList"), Items: all})
+			Write(w, http.StatusOK, metrics.PodMetricsList{TypeMeta: usageType("PodMetricsList"), Items: all})
 			return nil
 		}
 		if len(all) == 0 {
 			return fault.NotFound.Errorf("nothing is known of what pod %s/%s uses", namespace, name)
 		}
-		write(w, http.StatusOK, all[0])
+		Write(w, http.StatusOK, all[0])
 		return nil
 	}
-	s.handle("GET "+path+"/pods", pods)
-	s.handle("GET "+path+"/namespaces/{namespace}/pods", pods)
-	s.handle("GET "+path+"/namespaces/{namespace}/pods/{name}", pods)
-	s.handle("GET "+path+"/nodes", func(w http.ResponseWriter, r *http.Request) error {
-		n, err := s.nodeUsage(r.Context())
+	c.handle("GET "+path+"/pods", pods)
+	c.handle("GET "+path+"/namespaces/{namespace}/pods", pods)
+	c.handle("GET "+path+"/namespaces/{namespace}/pods/{name}", pods)
+	c.handle("GET "+path+"/nodes", func(w http.ResponseWriter, r *http.Request) error {
+		n, err := c.nodeUsage(r.Context())
 		if err == nil {
-			write(w, http.StatusOK, metrics.NodeMetricsList{TypeMeta: usageType("NodeMetricsList"), Items: []metrics.NodeMetrics{n}})
+			Write(w, http.StatusOK, metrics.NodeMetricsList{TypeMeta: usageType("NodeMetricsList"), Items: []metrics.NodeMetrics{n}})
 		}
 		return err
 	})
-	s.handle("GET "+path+"/nodes/{name}", func(w http.ResponseWriter, r *http.Request) error {
-		if name := r.PathValue("name"); name != s.o.Node.Node().Name {
+	c.handle("GET "+path+"/nodes/{name}", func(w http.ResponseWriter, r *http.Request) error {
+		if name := r.PathValue("name"); name != c.server.NodeStats().NodeName {
 			return fault.NotFound.Errorf("there is no node %s", name)
 		}
-		n, err := s.nodeUsage(r.Context())
+		n, err := c.nodeUsage(r.Context())
 		if err == nil {
-			write(w, http.StatusOK, n)
+			Write(w, http.StatusOK, n)
 		}
 		return err
 	})
@@ -85,8 +85,8 @@ func usageType(kind string) metav1.TypeMeta {
 }
 
 // podUsage is what the pods of this agent use.
-func (s *Server) podUsage(ctx context.Context) ([]metrics.PodMetrics, error) {
-	runtime, _, err := s.runtime()
+func (c *Kubectl) podUsage(ctx context.Context) ([]metrics.PodMetrics, error) {
+	runtime, _, err := c.server.Runtime()
 	if err != nil {
 		return nil, err
 	}
@@ -94,7 +94,7 @@ func (s *Server) podUsage(ctx context.Context) ([]metrics.PodMetrics, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := wait(ctx, between); err != nil {
+	if err := Wait(ctx, between); err != nil {
 		return nil, err
 	}
 	second, err := criruntime.PodStats(ctx, runtime)
@@ -141,22 +141,12 @@ func nanocores(was, now *cri.CpuUsage) uint64 {
 	return uint64(float64(used-usedBefore) / float64(passed) * 1e9)
 }
 
-// wait waits for that long, or until the client has left.
-func wait(ctx context.Context, d time.Duration) error {
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-time.After(d):
-		return nil
-	}
-}
-
-func (s *Server) nodeUsage(ctx context.Context) (metrics.NodeMetrics, error) {
-	first := s.nodeStats()
-	if err := wait(ctx, between); err != nil {
+func (c *Kubectl) nodeUsage(ctx context.Context) (metrics.NodeMetrics, error) {
+	first := c.server.NodeStats()
+	if err := Wait(ctx, between); err != nil {
 		return metrics.NodeMetrics{}, err
 	}
-	second := s.nodeStats()
+	second := c.server.NodeStats()
 	n := metrics.NodeMetrics{TypeMeta: usageType("NodeMetrics"), Timestamp: metav1.Now(), Window: metav1.Duration{Duration: between}}
 	n.Name = second.NodeName
 	var cores, memory uint64

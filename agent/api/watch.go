@@ -1,6 +1,7 @@
 package api
 
 import (
+	"context"
 	"encoding/json"
 	"net/http"
 	"strconv"
@@ -21,7 +22,7 @@ const burst = 20 * time.Millisecond
 func (s *Server) watch(w http.ResponseWriter, r *http.Request, k Kind, sel selection) error {
 	q := r.URL.Query()
 	var seq uint64
-	if text := q.Get("resourceVersion"); text != "" && text != "0" && !truth(q, "sendInitialEvents") {
+	if text := q.Get("resourceVersion"); text != "" && text != "0" && !Truth(q, "sendInitialEvents") {
 		n, err := strconv.ParseUint(text, 10, 64)
 		if err != nil {
 			return fault.Invalid.Errorf("resourceVersion: %v", err)
@@ -33,7 +34,7 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, k Kind, sel selec
 	if seconds, err := strconv.Atoi(q.Get("timeoutSeconds")); err == nil && seconds > 0 {
 		timeout = time.After(time.Duration(seconds) * time.Second)
 	}
-	fresh, tables := seq == 0, wantsTable(r)
+	fresh := seq == 0
 	told := newTold(sel)
 	if !fresh {
 		objects, _ := s.cache.List(k.Name)
@@ -58,15 +59,11 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, k Kind, sel selec
 			if kind == "" {
 				continue
 			}
-			var object any = c.Object
-			if tables {
-				object = table(r, k, []manifest.Object{c.Object}, c.Object.GetResourceVersion())
-			}
-			if err := out.Encode(map[string]any{"type": kind, "object": object}); err != nil {
+			if err := out.Encode(map[string]any{"type": kind, "object": represent(w, k, c.Object)}); err != nil {
 				return nil
 			}
 		}
-		if first && truth(q, "sendInitialEvents") {
+		if first && Truth(q, "sendInitialEvents") {
 			if err := out.Encode(map[string]any{"type": "BOOKMARK", "object": initialEnd(k, now)}); err != nil {
 				return nil
 			}
@@ -80,9 +77,19 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, k Kind, sel selec
 			return nil
 		case <-poked:
 		}
-		if wait(ctx, burst) != nil { // what comes at once is looked at once
+		if Wait(ctx, burst) != nil { // what comes at once is looked at once
 			return nil
 		}
+	}
+}
+
+// Wait waits for that long, or until the client has left.
+func Wait(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(d):
+		return nil
 	}
 }
 
