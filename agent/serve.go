@@ -19,7 +19,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/crisp-cri/crisp/agent/api"
+	"github.com/crisp-cri/crisp/agent/api/kubectl"
 	"github.com/crisp-cri/crisp/agent/event"
 	"github.com/crisp-cri/crisp/agent/gate"
 	"github.com/crisp-cri/crisp/internal/atomicfile"
@@ -44,7 +44,7 @@ func (a *agent) serve(ctx context.Context, events *event.Store) (stop func(), er
 	a.conditions.node.OnChange(a.api.Poke)
 	a.conditions.RuntimeChanged(gate.State{Reason: "RuntimeDoesNotAnswer", Message: "runtime at " + a.o.Endpoint + " has not answered yet"})
 	go a.pokeForEvents(ctx, events)
-	return a.listen(ctx, api.NewKubectl(a.api, a.store, a.o.Serve.Version))
+	return a.listen(ctx, kubectl.New(a.api, a.store, a.o.Serve.Version))
 }
 
 // pokeForEvents tells watchers of events.

@@ -22,6 +22,7 @@ var layers = map[string][][]string{
 		{"criruntime"},
 		// Who asks and shows, and who looks after the node.
 		{"api", "housekeeping"},
+		{"api/kubectl"},
 		// What puts them together.
 		{"."},
 	},

@@ -1,34 +1,36 @@
-package api
+package kubectl
 
 import (
 	"net/http"
 	"strings"
+
+	"github.com/crisp-cri/crisp/agent/api"
 )
 
 // routeOpenAPI serves as much of an OpenAPI document as tells kubectl what the kinds
 // consist of (kubectl explain), and that it need not check objects itself: the server
 // checks fields (fieldValidation), at every path that takes objects.
-func (c *Kubectl) routeOpenAPI() {
-	c.handle("GET /openapi/v3", func(w http.ResponseWriter, r *http.Request) error {
+func (h *Handler) routeOpenAPI() {
+	h.handle("GET /openapi/v3", func(w http.ResponseWriter, r *http.Request) error {
 		paths := map[string]any{}
 		for _, gv := range groupVersions() {
-			name := strings.TrimPrefix(Kind{Group: gv}.Path(), "/")
+			name := strings.TrimPrefix(api.Kind{Group: gv}.Path(), "/")
 			paths[name] = map[string]string{"serverRelativeURL": "/openapi/v3/" + name}
 		}
-		Write(w, http.StatusOK, map[string]any{"paths": paths})
+		api.Write(w, http.StatusOK, map[string]any{"paths": paths})
 		return nil
 	})
 	for _, gv := range groupVersions() {
-		c.handle("GET /openapi/v3"+Kind{Group: gv}.Path(), func(w http.ResponseWriter, r *http.Request) error {
-			Write(w, http.StatusOK, c.openAPI(gv))
+		h.handle("GET /openapi/v3"+api.Kind{Group: gv}.Path(), func(w http.ResponseWriter, r *http.Request) error {
+			api.Write(w, http.StatusOK, h.openAPI(gv))
 			return nil
 		})
 	}
 }
 
-func (c *Kubectl) openAPI(gv string) map[string]any {
+func (h *Handler) openAPI(gv string) map[string]any {
 	paths := map[string]any{}
-	for _, k := range Kinds {
+	for _, k := range api.Kinds {
 		if k.Group != gv {
 			continue
 		}
@@ -53,7 +55,7 @@ func (c *Kubectl) openAPI(gv string) map[string]any {
 		paths[path] = map[string]any{"post": operation("post"), "parameters": parameters[1:]}
 		paths[path+"/{name}"] = map[string]any{"put": operation("put"), "patch": operation("patch"), "parameters": parameters}
 	}
-	return map[string]any{"openapi": "3.0.0", "info": map[string]string{"title": "crisp", "version": c.version}, "paths": paths,
+	return map[string]any{"openapi": "3.0.0", "info": map[string]string{"title": "crisp", "version": h.version}, "paths": paths,
 		"components": map[string]any{"schemas": schemasOf(gv)}}
 }
 

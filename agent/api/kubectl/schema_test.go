@@ -1,4 +1,4 @@
-package api
+package kubectl
 
 import (
 	"encoding/json"
@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/crisp-cri/crisp/agent/api"
 	"github.com/google/go-cmp/cmp"
 )
 
@@ -83,7 +84,7 @@ func TestSchemas(t *testing.T) {
 				kinds[of[0].(map[string]string)["kind"]] = strings.HasSuffix(name, "."+of[0].(map[string]string)["kind"])
 			}
 		}
-		for _, k := range Kinds {
+		for _, k := range api.Kinds {
 			if k.Group == gv && !kinds[k.Name] {
 				t.Errorf("%s: %s has no schema of its own: %v", gv, k.Name, kinds)
 			}

@@ -1,9 +1,10 @@
-package api
+package kubectl
 
 import (
 	"encoding/json"
 	"net/http"
 
+	"github.com/crisp-cri/crisp/agent/api"
 	"github.com/crisp-cri/crisp/internal/fault"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	v1 "k8s.io/api/core/v1"
@@ -13,16 +14,16 @@ import (
 
 // routeAccess answers who asks whether it may do something: whoever can speak to the
 // agent may do all of it.
-func (c *Kubectl) routeAccess() {
-	c.handle("GET /apis/"+authorization, func(w http.ResponseWriter, r *http.Request) error {
-		Write(w, http.StatusOK, metav1.APIResourceList{
+func (h *Handler) routeAccess() {
+	h.handle("GET /apis/"+authorization, func(w http.ResponseWriter, r *http.Request) error {
+		api.Write(w, http.StatusOK, metav1.APIResourceList{
 			TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "APIResourceList"}, GroupVersion: authorization,
 			APIResources: []metav1.APIResource{{Name: "selfsubjectaccessreviews", Kind: "SelfSubjectAccessReview", Verbs: metav1.Verbs{"create"}}},
 		})
 		return nil
 	})
-	c.handle("POST /apis/"+authorization+"/selfsubjectaccessreviews", func(w http.ResponseWriter, r *http.Request) error {
-		data, err := Body(r)
+	h.handle("POST /apis/"+authorization+"/selfsubjectaccessreviews", func(w http.ResponseWriter, r *http.Request) error {
+		data, err := api.Body(r)
 		if err != nil {
 			return err
 		}
@@ -31,7 +32,7 @@ func (c *Kubectl) routeAccess() {
 			return fault.Invalid.Errorf("%v", err)
 		}
 		review.Status = authorizationv1.SubjectAccessReviewStatus{Allowed: true}
-		Write(w, http.StatusCreated, review)
+		api.Write(w, http.StatusCreated, review)
 		return nil
 	})
 }
@@ -40,11 +41,11 @@ const authorization = "authorization.k8s.io/v1"
 
 // routeNamespaces takes namespaces, of which every one is there: manifests have them,
 // and what applies manifests is to find what it has made.
-func (c *Kubectl) routeNamespaces() {
-	k, _ := KindOf("Namespace")
+func (h *Handler) routeNamespaces() {
+	k, _ := api.KindOf("Namespace")
 	take := func(code int) func(http.ResponseWriter, *http.Request) error {
 		return func(w http.ResponseWriter, r *http.Request) error {
-			data, err := Body(r)
+			data, err := api.Body(r)
 			if err != nil {
 				return err
 			}
@@ -56,14 +57,14 @@ func (c *Kubectl) routeNamespaces() {
 				}
 				name = n.Name
 			}
-			Show(w, k, code, Namespace(name))
+			api.Show(w, k, code, api.Namespace(name))
 			return nil
 		}
 	}
-	c.handle("POST /api/v1/namespaces", take(http.StatusCreated))
-	c.handle("PUT /api/v1/namespaces/{name}", take(http.StatusOK))
-	c.handle("PATCH /api/v1/namespaces/{name}", take(http.StatusOK))
-	c.handle("DELETE /api/v1/namespaces/{name}", func(w http.ResponseWriter, r *http.Request) error {
-		return Forbidden("every namespace is there: delete what is in it")
+	h.handle("POST /api/v1/namespaces", take(http.StatusCreated))
+	h.handle("PUT /api/v1/namespaces/{name}", take(http.StatusOK))
+	h.handle("PATCH /api/v1/namespaces/{name}", take(http.StatusOK))
+	h.handle("DELETE /api/v1/namespaces/{name}", func(w http.ResponseWriter, r *http.Request) error {
+		return api.Forbidden("every namespace is there: delete what is in it")
 	})
 }

@@ -1,4 +1,4 @@
-package api
+package kubectl
 
 import (
 	"encoding/json"

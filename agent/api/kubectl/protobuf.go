@@ -1,4 +1,4 @@
-package api
+package kubectl
 
 import (
 	"bytes"
@@ -6,6 +6,7 @@ import (
 	"mime"
 	"net/http"
 
+	"github.com/crisp-cri/crisp/agent/api"
 	"github.com/crisp-cri/crisp/internal/fault"
 	appsv1 "k8s.io/api/apps/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
@@ -38,7 +39,7 @@ var messages = map[string]func() interface{ Unmarshal([]byte) error }{
 }
 
 // objectOf returns an empty object of a kind that is writable.
-func objectOf(k Kind) any { return messages[k.Name]() }
+func objectOf(k api.Kind) any { return messages[k.Name]() }
 
 // isProtobuf reports whether a request carries such an object.
 func isProtobuf(r *http.Request) bool {

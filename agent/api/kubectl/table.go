@@ -1,4 +1,4 @@
-package api
+package kubectl
 
 import (
 	"cmp"
@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/crisp-cri/crisp/agent/api"
 	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/agent/status"
 	appsv1 "k8s.io/api/apps/v1"
@@ -165,13 +166,13 @@ type tables struct {
 func (t *tables) Unwrap() http.ResponseWriter { return t.ResponseWriter }
 
 // Represent makes a table of objects.
-func (t *tables) Represent(k Kind, objects []manifest.Object, version string) any {
+func (t *tables) Represent(k api.Kind, objects []manifest.Object, version string) any {
 	return table(t.r, k, objects, version)
 }
 
 // table makes a table of objects of one kind. Each row has its object, or as much of
 // it as includeObject asks for; by default its metadata.
-func table(r *http.Request, k Kind, objects []manifest.Object, version string) *metav1.Table {
+func table(r *http.Request, k api.Kind, objects []manifest.Object, version string) *metav1.Table {
 	list, own := columns[k.Name], []column{{"Name", false, func(o manifest.Object, _ time.Time) any { return o.GetName() }}}
 	if k.Name != "Event" {
 		list = append(own, list...)
@@ -203,7 +204,7 @@ func table(r *http.Request, k Kind, objects []manifest.Object, version string) *
 	return t
 }
 
-func included(what string, k Kind, o manifest.Object) runtime.RawExtension {
+func included(what string, k api.Kind, o manifest.Object) runtime.RawExtension {
 	var v any = o
 	switch metav1.IncludeObjectPolicy(what) {
 	case metav1.IncludeNone:

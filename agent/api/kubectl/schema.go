@@ -1,9 +1,10 @@
-package api
+package kubectl
 
 import (
 	"reflect"
 	"strings"
 
+	"github.com/crisp-cri/crisp/agent/api"
 	v1 "k8s.io/api/core/v1"
 )
 
@@ -14,7 +15,7 @@ type schemas map[string]map[string]any
 // schemasOf returns those of the kinds of a group and of all that is in them.
 func schemasOf(gv string) schemas {
 	s := schemas{}
-	for _, k := range Kinds {
+	for _, k := range api.Kinds {
 		if k.Group != gv {
 			continue
 		}
@@ -32,7 +33,7 @@ func schemasOf(gv string) schemas {
 }
 
 // gvk is how OpenAPI documents of Kubernetes name a kind.
-func gvk(k Kind) map[string]string {
+func gvk(k api.Kind) map[string]string {
 	group, version, ok := strings.Cut(k.Group, "/")
 	if !ok {
 		group, version = "", k.Group

@@ -1,4 +1,4 @@
-package api
+package kubectl
 
 import (
 	"encoding/json"
@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net/http"
 
+	"github.com/crisp-cri/crisp/agent/api"
 	"github.com/crisp-cri/crisp/agent/store"
 	"github.com/crisp-cri/crisp/internal/fault"
 	jsonpatch "github.com/evanphx/json-patch/v5"
@@ -15,8 +16,8 @@ import (
 )
 
 // routePatch routes patches of objects, and of the parts of pods that are taken whole.
-func (c *Kubectl) routePatch() {
-	for _, k := range Kinds {
+func (h *Handler) routePatch() {
+	for _, k := range api.Kinds {
 		if !k.Writable {
 			continue
 		}
@@ -24,23 +25,23 @@ func (c *Kubectl) routePatch() {
 		if k.Namespaced {
 			path = k.Path() + "/namespaces/{namespace}/" + k.Plural + "/{name}"
 		}
-		handle := func(path string, f Handler) { c.mux.Handle("PATCH "+path, c.server.ObjectHandler(k, f)) }
-		handle(path, func(w http.ResponseWriter, r *http.Request) error { return c.patch(w, r, k) })
+		handle := func(path string, f api.Handler) { h.mux.Handle("PATCH "+path, h.server.ObjectHandler(k, f)) }
+		handle(path, func(w http.ResponseWriter, r *http.Request) error { return h.patch(w, r, k) })
 		if k.Name == "Pod" {
 			for _, part := range []string{"/resize", "/ephemeralcontainers"} {
-				handle(path+part, func(w http.ResponseWriter, r *http.Request) error { return c.patchPart(w, r, k) })
+				handle(path+part, func(w http.ResponseWriter, r *http.Request) error { return h.patchPart(w, r, k) })
 			}
 		}
 	}
 }
 
 // patchPart puts a part of a pod as the patch has it.
-func (c *Kubectl) patchPart(w http.ResponseWriter, r *http.Request, k Kind) error {
-	found, err := c.server.Find(r, k)
+func (h *Handler) patchPart(w http.ResponseWriter, r *http.Request, k api.Kind) error {
+	found, err := h.server.Find(r, k)
 	if err != nil {
 		return err
 	}
-	patch, err := Body(r)
+	patch, err := api.Body(r)
 	if err != nil {
 		return err
 	}
@@ -52,35 +53,35 @@ func (c *Kubectl) patchPart(w http.ResponseWriter, r *http.Request, k Kind) erro
 	if err != nil {
 		return err
 	}
-	c.server.ServeHTTP(w, withBody(r, http.MethodPut, "application/json", patched))
+	h.server.ServeHTTP(w, withBody(r, http.MethodPut, "application/json", patched))
 	return nil
 }
 
 // patch changes what was given of an object: by a strategic or a plain merge patch,
 // a JSON patch, or by applying it as the server's side of kubectl apply does.
-func (c *Kubectl) patch(w http.ResponseWriter, r *http.Request, k Kind) error {
-	patch, err := Body(r)
+func (h *Handler) patch(w http.ResponseWriter, r *http.Request, k api.Kind) error {
+	patch, err := api.Body(r)
 	if err != nil {
 		return err
 	}
 	kind := r.Header.Get("Content-Type")
 	if types.PatchType(kind) == types.ApplyYAMLPatchType {
-		return c.apply(w, r, k, patch)
+		return h.apply(w, r, k, patch)
 	}
-	found, err := c.server.Find(r, k)
+	found, err := h.server.Find(r, k)
 	if err == nil {
-		err = Changeable(found)
+		err = api.Changeable(found)
 	}
 	if err != nil {
 		return err
 	}
-	given, err := c.store.Given(Key(r, k))
+	given, err := h.store.Given(api.Key(r, k))
 	if err != nil {
 		return err
 	}
 	// A patch may name the version that it is for. One that does not is for any.
 	version := found.GetResourceVersion()
-	versioned, err := EditMetadata(given, func(m map[string]any) { m["resourceVersion"] = version })
+	versioned, err := api.EditMetadata(given, func(m map[string]any) { m["resourceVersion"] = version })
 	if err != nil {
 		return err
 	}
@@ -88,7 +89,7 @@ func (c *Kubectl) patch(w http.ResponseWriter, r *http.Request, k Kind) error {
 	if err != nil {
 		return err
 	}
-	patched, err = EditMetadata(patched, func(m map[string]any) {
+	patched, err = api.EditMetadata(patched, func(m map[string]any) {
 		if m["resourceVersion"] == version {
 			delete(m, "resourceVersion")
 		}
@@ -96,24 +97,24 @@ func (c *Kubectl) patch(w http.ResponseWriter, r *http.Request, k Kind) error {
 	if err != nil {
 		return err
 	}
-	return c.server.Put(w, r, k, patched, store.PutOptions{Update: true})
+	return h.server.Put(w, r, k, patched, store.PutOptions{Update: true})
 }
 
 // apply makes an object what it is applied as, and makes it if it is not there.
 // Fields that the last apply of the same field manager had and this one has not go,
 // those that others have set stay. Nobody owns a field, so there are no conflicts.
-func (c *Kubectl) apply(w http.ResponseWriter, r *http.Request, k Kind, text []byte) error {
+func (h *Handler) apply(w http.ResponseWriter, r *http.Request, k api.Kind, text []byte) error {
 	next, err := yaml.YAMLToJSON(text)
 	if err != nil {
 		return fault.Invalid.Errorf("%v", err)
 	}
-	given, err := c.store.Given(Key(r, k))
-	lasts := c.store.Applied(Key(r, k))
+	given, err := h.store.Given(api.Key(r, k))
+	lasts := h.store.Applied(api.Key(r, k))
 	o := store.PutOptions{Update: true}
 	if errors.Is(err, fault.NotFound) {
 		given, o, err = []byte(`{}`), store.PutOptions{Create: true}, nil
-		if found, findErr := c.server.Find(r, k); findErr == nil { // a file's, or a workload's
-			err = Changeable(found)
+		if found, findErr := h.server.Find(r, k); findErr == nil { // a file's, or a workload's
+			err = api.Changeable(found)
 		}
 	}
 	if err != nil {
@@ -130,7 +131,7 @@ func (c *Kubectl) apply(w http.ResponseWriter, r *http.Request, k Kind, text []b
 		o.Applied = map[string]json.RawMessage{}
 	}
 	o.Applied[manager] = last
-	return c.server.Put(w, r, k, merged, o)
+	return h.server.Put(w, r, k, merged, o)
 }
 
 // threeWay merges what is applied into what was given of an object, less what the

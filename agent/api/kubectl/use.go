@@ -1,4 +1,4 @@
-package api
+package kubectl
 
 import (
 	"context"
@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/crisp-cri/crisp/agent/api"
 	"github.com/crisp-cri/crisp/agent/criruntime"
 	"github.com/crisp-cri/crisp/internal/fault"
 	v1 "k8s.io/api/core/v1"
@@ -23,10 +24,10 @@ const usageGroup = metrics.GroupName + "/v1beta1"
 // none, and the window of each answer.
 const between = 500 * time.Millisecond
 
-func (c *Kubectl) routeUsage() {
+func (h *Handler) routeUsage() {
 	const path = "/apis/" + usageGroup
-	c.handle("GET "+path, func(w http.ResponseWriter, r *http.Request) error {
-		Write(w, http.StatusOK, metav1.APIResourceList{
+	h.handle("GET "+path, func(w http.ResponseWriter, r *http.Request) error {
+		api.Write(w, http.StatusOK, metav1.APIResourceList{
 			TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "APIResourceList"}, GroupVersion: usageGroup,
 			APIResources: []metav1.APIResource{
 				{Name: "nodes", Kind: "NodeMetrics", Verbs: metav1.Verbs{"get", "list"}},
@@ -40,7 +41,7 @@ func (c *Kubectl) routeUsage() {
 		if err != nil {
 			return fault.Invalid.Errorf("labelSelector: %v", err)
 		}
-		all, err := c.podUsage(r.Context())
+		all, err := h.podUsage(r.Context())
 		if err != nil {
 			return err
 		}
@@ -49,32 +50,32 @@ func (c *Kubectl) routeUsage() {
 			return namespace != "" && p.Namespace != namespace || name != "" && p.Name != name || !sel.Matches(labels.Set(p.Labels))
 		})
 		if name == "" {
-			Write(w, http.StatusOK, metrics.PodMetricsList{TypeMeta: usageType("PodMetricsList"), Items: all})
+			api.Write(w, http.StatusOK, metrics.PodMetricsList{TypeMeta: usageType("PodMetricsList"), Items: all})
 			return nil
 		}
 		if len(all) == 0 {
 			return fault.NotFound.Errorf("nothing is known of what pod %s/%s uses", namespace, name)
 		}
-		Write(w, http.StatusOK, all[0])
+		api.Write(w, http.StatusOK, all[0])
 		return nil
 	}
-	c.handle("GET "+path+"/pods", pods)
-	c.handle("GET "+path+"/namespaces/{namespace}/pods", pods)
-	c.handle("GET "+path+"/namespaces/{namespace}/pods/{name}", pods)
-	c.handle("GET "+path+"/nodes", func(w http.ResponseWriter, r *http.Request) error {
-		n, err := c.nodeUsage(r.Context())
+	h.handle("GET "+path+"/pods", pods)
+	h.handle("GET "+path+"/namespaces/{namespace}/pods", pods)
+	h.handle("GET "+path+"/namespaces/{namespace}/pods/{name}", pods)
+	h.handle("GET "+path+"/nodes", func(w http.ResponseWriter, r *http.Request) error {
+		n, err := h.nodeUsage(r.Context())
 		if err == nil {
-			Write(w, http.StatusOK, metrics.NodeMetricsList{TypeMeta: usageType("NodeMetricsList"), Items: []metrics.NodeMetrics{n}})
+			api.Write(w, http.StatusOK, metrics.NodeMetricsList{TypeMeta: usageType("NodeMetricsList"), Items: []metrics.NodeMetrics{n}})
 		}
 		return err
 	})
-	c.handle("GET "+path+"/nodes/{name}", func(w http.ResponseWriter, r *http.Request) error {
-		if name := r.PathValue("name"); name != c.server.NodeStats().NodeName {
+	h.handle("GET "+path+"/nodes/{name}", func(w http.ResponseWriter, r *http.Request) error {
+		if name := r.PathValue("name"); name != h.server.NodeStats().NodeName {
 			return fault.NotFound.Errorf("there is no node %s", name)
 		}
-		n, err := c.nodeUsage(r.Context())
+		n, err := h.nodeUsage(r.Context())
 		if err == nil {
-			Write(w, http.StatusOK, n)
+			api.Write(w, http.StatusOK, n)
 		}
 		return err
 	})
@@ -85,8 +86,8 @@ func usageType(kind string) metav1.TypeMeta {
 }
 
 // podUsage is what the pods of this agent use.
-func (c *Kubectl) podUsage(ctx context.Context) ([]metrics.PodMetrics, error) {
-	runtime, _, err := c.server.Runtime()
+func (h *Handler) podUsage(ctx context.Context) ([]metrics.PodMetrics, error) {
+	runtime, _, err := h.server.Runtime()
 	if err != nil {
 		return nil, err
 	}
@@ -94,7 +95,7 @@ func (c *Kubectl) podUsage(ctx context.Context) ([]metrics.PodMetrics, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := Wait(ctx, between); err != nil {
+	if err := api.Wait(ctx, between); err != nil {
 		return nil, err
 	}
 	second, err := criruntime.PodStats(ctx, runtime)
@@ -141,12 +142,12 @@ func nanocores(was, now *cri.CpuUsage) uint64 {
 	return uint64(float64(used-usedBefore) / float64(passed) * 1e9)
 }
 
-func (c *Kubectl) nodeUsage(ctx context.Context) (metrics.NodeMetrics, error) {
-	first := c.server.NodeStats()
-	if err := Wait(ctx, between); err != nil {
+func (h *Handler) nodeUsage(ctx context.Context) (metrics.NodeMetrics, error) {
+	first := h.server.NodeStats()
+	if err := api.Wait(ctx, between); err != nil {
 		return metrics.NodeMetrics{}, err
 	}
-	second := c.server.NodeStats()
+	second := h.server.NodeStats()
 	n := metrics.NodeMetrics{TypeMeta: usageType("NodeMetrics"), Timestamp: metav1.Now(), Window: metav1.Duration{Duration: between}}
 	n.Name = second.NodeName
 	var cores, memory uint64

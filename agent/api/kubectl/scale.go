@@ -1,9 +1,10 @@
-package api
+package kubectl
 
 import (
 	"encoding/json"
 	"net/http"
 
+	"github.com/crisp-cri/crisp/agent/api"
 	"github.com/crisp-cri/crisp/agent/store"
 	"github.com/crisp-cri/crisp/internal/fault"
 	appsv1 "k8s.io/api/apps/v1"
@@ -12,18 +13,18 @@ import (
 )
 
 // routeScale routes how many pods a Deployment has: kubectl scale.
-func (c *Kubectl) routeScale() {
+func (h *Handler) routeScale() {
 	const path = "/apis/apps/v1/namespaces/{namespace}/deployments/{name}/scale"
-	c.mux.Handle("GET "+path, c.server.ObjectHandler(deploymentKind, c.getScale))
+	h.mux.Handle("GET "+path, h.server.ObjectHandler(deploymentKind, h.getScale))
 	for _, verb := range []string{"PUT", "PATCH"} {
-		c.mux.Handle(verb+" "+path, c.server.ObjectHandler(deploymentKind, c.setScale))
+		h.mux.Handle(verb+" "+path, h.server.ObjectHandler(deploymentKind, h.setScale))
 	}
 }
 
-var deploymentKind, _ = KindOf("Deployment")
+var deploymentKind, _ = api.KindOf("Deployment")
 
-func (c *Kubectl) scale(r *http.Request) (*appsv1.Deployment, *autoscalingv1.Scale, error) {
-	o, err := c.server.Find(r, deploymentKind)
+func (h *Handler) scale(r *http.Request) (*appsv1.Deployment, *autoscalingv1.Scale, error) {
+	o, err := h.server.Find(r, deploymentKind)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -35,24 +36,24 @@ func (c *Kubectl) scale(r *http.Request) (*appsv1.Deployment, *autoscalingv1.Sca
 	return d, scale, nil
 }
 
-func (c *Kubectl) getScale(w http.ResponseWriter, r *http.Request) error {
-	_, scale, err := c.scale(r)
+func (h *Handler) getScale(w http.ResponseWriter, r *http.Request) error {
+	_, scale, err := h.scale(r)
 	if err != nil {
 		return err
 	}
-	Write(w, http.StatusOK, scale)
+	api.Write(w, http.StatusOK, scale)
 	return nil
 }
 
-func (c *Kubectl) setScale(w http.ResponseWriter, r *http.Request) error {
-	d, scale, err := c.scale(r)
+func (h *Handler) setScale(w http.ResponseWriter, r *http.Request) error {
+	d, scale, err := h.scale(r)
 	if err == nil {
-		err = Changeable(d)
+		err = api.Changeable(d)
 	}
 	if err != nil {
 		return err
 	}
-	text, err := Body(r)
+	text, err := api.Body(r)
 	if err != nil {
 		return err
 	}
@@ -72,7 +73,7 @@ func (c *Kubectl) setScale(w http.ResponseWriter, r *http.Request) error {
 	if v := asked.ResourceVersion; v != "" && v != scale.ResourceVersion {
 		return fault.WrongState.Errorf("deployment %s/%s has been changed: read it again", d.Namespace, d.Name)
 	}
-	given, err := c.store.Given(Key(r, deploymentKind))
+	given, err := h.store.Given(api.Key(r, deploymentKind))
 	if err != nil {
 		return err
 	}
@@ -85,13 +86,13 @@ func (c *Kubectl) setScale(w http.ResponseWriter, r *http.Request) error {
 	}
 	// The answer is the scale, not the deployment.
 	quiet := &headersOnly{header: http.Header{}}
-	if err := c.server.Put(quiet, r, deploymentKind, text, store.PutOptions{Update: true}); err != nil {
+	if err := h.server.Put(quiet, r, deploymentKind, text, store.PutOptions{Update: true}); err != nil {
 		return err
 	}
-	if _, scale, err = c.scale(r); err != nil {
+	if _, scale, err = h.scale(r); err != nil {
 		return err
 	}
-	Write(w, http.StatusOK, scale)
+	api.Write(w, http.StatusOK, scale)
 	return nil
 }
 

@@ -1,42 +1,43 @@
-package api
+package kubectl
 
 import (
 	"net/http"
 	"slices"
 	"strings"
 
+	"github.com/crisp-cri/crisp/agent/api"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // routeDiscovery tells clients such as kubectl what there is.
-func (c *Kubectl) routeDiscovery() {
-	c.handle("GET /api", func(w http.ResponseWriter, r *http.Request) error {
-		Write(w, http.StatusOK, metav1.APIVersions{TypeMeta: metav1.TypeMeta{Kind: "APIVersions"}, Versions: []string{"v1"}})
+func (h *Handler) routeDiscovery() {
+	h.handle("GET /api", func(w http.ResponseWriter, r *http.Request) error {
+		api.Write(w, http.StatusOK, metav1.APIVersions{TypeMeta: metav1.TypeMeta{Kind: "APIVersions"}, Versions: []string{"v1"}})
 		return nil
 	})
-	c.handle("GET /apis", func(w http.ResponseWriter, r *http.Request) error {
+	h.handle("GET /apis", func(w http.ResponseWriter, r *http.Request) error {
 		list := groups()
 		for _, gv := range []string{authorization, usageGroup} {
 			list.Groups = append(list.Groups, group(gv))
 		}
-		Write(w, http.StatusOK, list)
+		api.Write(w, http.StatusOK, list)
 		return nil
 	})
 	for _, group := range groupVersions() {
-		path := Kind{Group: group}.Path()
-		c.handle("GET "+path, func(w http.ResponseWriter, r *http.Request) error {
-			Write(w, http.StatusOK, resources(group))
+		path := api.Kind{Group: group}.Path()
+		h.handle("GET "+path, func(w http.ResponseWriter, r *http.Request) error {
+			api.Write(w, http.StatusOK, resources(group))
 			return nil
 		})
 	}
-	c.handle("GET /version", func(w http.ResponseWriter, r *http.Request) error {
-		Write(w, http.StatusOK, map[string]string{"major": "1", "minor": "36", "gitVersion": "v1.36.0+crisp", "platform": "linux", "crisp": c.version})
+	h.handle("GET /version", func(w http.ResponseWriter, r *http.Request) error {
+		api.Write(w, http.StatusOK, map[string]string{"major": "1", "minor": "36", "gitVersion": "v1.36.0+crisp", "platform": "linux", "crisp": h.version})
 		return nil
 	})
 }
 
 // categories are what "kubectl get all" is about.
-func categories(k Kind) []string {
+func categories(k api.Kind) []string {
 	if k.Name == "Pod" || k.Group == "apps/v1" || k.Group == "batch/v1" {
 		return []string{"all"}
 	}
@@ -45,7 +46,7 @@ func categories(k Kind) []string {
 
 func groupVersions() []string {
 	var list []string
-	for _, k := range Kinds {
+	for _, k := range api.Kinds {
 		if !slices.Contains(list, k.Group) {
 			list = append(list, k.Group)
 		}
@@ -71,7 +72,7 @@ func group(gv string) metav1.APIGroup {
 
 func resources(group string) metav1.APIResourceList {
 	list := metav1.APIResourceList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "APIResourceList"}, GroupVersion: group}
-	for _, k := range Kinds {
+	for _, k := range api.Kinds {
 		if k.Group != group {
 			continue
 		}

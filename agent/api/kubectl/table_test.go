@@ -1,12 +1,14 @@
-package api
+package kubectl
 
 import (
 	"encoding/json"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"testing"
 	"time"
 
+	"github.com/crisp-cri/crisp/agent/api"
 	"github.com/crisp-cri/crisp/agent/desired"
 	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/agent/source"
@@ -23,19 +25,21 @@ func TestTableOfPods(t *testing.T) {
 		t.Fatal(err)
 	}
 	wanted.Update(source.Update{Source: manifest.SourceFile, Files: []source.File{{Path: "web.yaml", Objects: objects}}})
-	s := serverOf(wanted)
-	s.o.Status = func(types.UID) *v1.PodStatus {
-		ended := &v1.ContainerStateTerminated{FinishedAt: metav1.NewTime(time.Now().Add(-100*time.Hour - 30*time.Minute))}
-		return &v1.PodStatus{
-			Phase:             v1.PodRunning,
-			Conditions:        []v1.PodCondition{{Type: v1.PodInitialized, Status: v1.ConditionTrue}},
-			ContainerStatuses: []v1.ContainerStatus{{Ready: true, RestartCount: 3, LastTerminationState: v1.ContainerState{Terminated: ended}}},
-		}
+	ended := &v1.ContainerStateTerminated{FinishedAt: metav1.NewTime(time.Now().Add(-100*time.Hour - 30*time.Minute))}
+	status := &v1.PodStatus{
+		Phase:             v1.PodRunning,
+		Conditions:        []v1.PodCondition{{Type: v1.PodInitialized, Status: v1.ConditionTrue}},
+		ContainerStatuses: []v1.ContainerStatus{{Ready: true, RestartCount: 3, LastTerminationState: v1.ContainerState{Terminated: ended}}},
 	}
+	s := api.New(api.Options{
+		Wanted: wanted, Log: slog.New(slog.DiscardHandler),
+		Status:   func(types.UID) *v1.PodStatus { return status },
+		Accepted: func() []*v1.Pod { return nil },
+	})
 	r := httptest.NewRequest(http.MethodGet, "/api/v1/pods", nil)
 	r.Header.Set("Accept", "application/json;as=Table;v=v1;g=meta.k8s.io")
 	w := httptest.NewRecorder()
-	NewKubectl(s, nil, "").ServeHTTP(w, r)
+	New(s, nil, "").ServeHTTP(w, r)
 	var table metav1.Table
 	if err := json.Unmarshal(w.Body.Bytes(), &table); err != nil || len(table.Rows) != 1 {
 		t.Fatalf("%d rows, %v: %s", len(table.Rows), err, w.Body)
