@@ -83,25 +83,25 @@ type Options struct {
 	Log        *slog.Logger
 }
 
-// A Node is what may run out of something.
+// A Node is the node that may run short of something.
 type Node interface {
-	// Measure returns what there is of what can be measured.
+	// Measure returns an observation for each signal that can be measured.
 	Measure(context.Context) map[Signal]Observation
-	// ImagesApart reports whether images have a file system of their own, of which
-	// writable layers are a part too.
+	// ImagesApart reports whether images and writable layers have a file system of their
+	// own.
 	ImagesApart() bool
-	// Reclaim gives back the containers and images that are not needed.
+	// Reclaim removes dead containers and unused images.
 	Reclaim(context.Context)
-	// SetPressure is called when a condition changes, and at first.
+	// SetPressure is called with each condition at first, and when it changes.
 	SetPressure(kind v1.NodeConditionType, is bool, reason, message string)
 }
 
-// Pods are those of the node.
+// Pods are the pods of the node.
 type Pods interface {
-	// Usage returns all pods that run, or only those with limits of their own.
+	// Usage returns all running pods, or only those with limits of their own.
 	Usage(ctx context.Context, all bool) ([]Pod, error)
 	Evict(*v1.Pod, podsync.Verdict)
-	// Clean reports whether a pod that was evicted has given back what it held.
+	// Clean reports whether an evicted pod has released what it held.
 	Clean(*v1.Pod) bool
 }
 
@@ -120,7 +120,7 @@ type Manager struct {
 	now  func() time.Time
 	met  map[Threshold]time.Time            // since when each has been met
 	last map[v1.NodeConditionType]time.Time // when the cause was last observed
-	told map[v1.NodeConditionType]bool      // as Condition was last called
+	told map[v1.NodeConditionType]bool      // as SetPressure was last called
 
 	mu       sync.Mutex
 	pressure []v1.NodeConditionType // guarded by mu
