@@ -34,14 +34,14 @@ type Options struct {
 	Log    *slog.Logger
 }
 
-// A Node is where the images are.
+// A Node is the node that has the images.
 type Node interface {
-	// ImagesInUse returns the IDs and the names of the images that containers are made
-	// of or have mounted.
+	// ImagesInUse returns the IDs and names of the images that containers were created
+	// from or have mounted.
 	ImagesInUse(ctx context.Context) (map[string]bool, error)
-	// ImageSpace is that of the file system of the images, in bytes.
+	// ImageSpace returns the space of the images' file system, in bytes.
 	ImageSpace(ctx context.Context) (capacity, available int64, err error)
-	// ImagesFull is told that there is not enough that could be removed.
+	// ImagesFull is called when removing images did not free enough.
 	ImagesFull(message string)
 }
 
