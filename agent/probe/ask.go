@@ -21,11 +21,11 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// maxBody is how much of an answer is read.
+// maxBody is how many bytes of an HTTP answer are read.
 const maxBody = 10 << 10
 
-// A Prober asks containers for real: a command in the container, or a connection
-// to the pod's address.
+// A Prober asks containers by a command in the container or a connection to the pod's
+// address.
 type Prober struct{ Runtime Runtime }
 
 // A Runtime runs commands in containers.
@@ -62,8 +62,8 @@ func (p Prober) Ask(ctx context.Context, pod *v1.Pod, s *v1.PodStatus, c *v1.Con
 	return Answer{}, errors.New("probe names no action")
 }
 
-// get takes any status from 200 to 399 for good. The text does not tell the body
-// of a bad one: it may be secret.
+// get takes any status from 200 to 399 for good. The text of a bad answer leaves out the
+// body, which may be secret.
 func get(req *http.Request) (Answer, error) {
 	resp, err := httpget.Client(0).Do(req)
 	if err != nil {
@@ -91,7 +91,7 @@ func dial(ctx context.Context, addr string) (Answer, error) {
 	return Answer{OK: true}, nil
 }
 
-// check asks grpc.health.v1 of a service; "" is the server as a whole.
+// check asks the health of a gRPC service (grpc.health.v1); "" is the whole server.
 func check(ctx context.Context, addr, service string, timeout time.Duration) (Answer, error) {
 	conn, err := grpc.NewClient("passthrough:///"+addr,
 		grpc.WithTransportCredentials(insecure.NewCredentials()),

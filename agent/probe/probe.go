@@ -1,26 +1,25 @@
-// Package probe asks containers how they are: whether they have started, whether
-// they are alive, whether they are ready.
+// Package probe runs the probes of containers: whether they have started, whether they are
+// alive, whether they are ready.
 //
-// There is one goroutine for each probe of each container of each pod. It asks at
-// its period, counts, and when its threshold is reached changes the result that
-// it publishes; whoever reads results is told that one has changed. What follows
-// from a result is for others: a container that is not alive is restarted by its
-// pod's worker, one that is not ready is only shown so.
+// Each probe of a container has a goroutine. It asks once a period and counts the answers;
+// when a threshold is reached it publishes another result and calls the Watcher. Others act
+// on results: a pod's worker restarts a container that is not alive, and the status shows
+// whether one is ready.
 //
 //	          new container              threshold reached
 //	unknown ───────────────▶ initial ──────────────────────▶ success ⇄ failure
 //
-// The initial result is failure for readiness, success for liveness and unknown
-// for startup. Until the startup probe has succeeded the others wait. After a
-// liveness failure, and after any verdict of a startup probe, a probe rests until
-// there is a new container.
+// The initial result is failure for readiness, success for liveness and unknown for
+// startup. The other probes wait until the startup probe has succeeded. After a failure of
+// liveness, and after any result of a startup probe, the probe rests until there is a new
+// container.
 //
-// A container that was running before the agent was started gets no initial
-// result: it stays what it was until its probe says otherwise.
+// A container that was running before the agent started gets no initial result: it keeps
+// its status until its probe says otherwise.
 //
-// The rules are the kubelet's, but for a container that became ready within the ten
-// seconds before the agent was started: the kubelet takes its readiness back until it was
-// asked once more, and here it stays ready.
+// The rules are the kubelet's, with one exception: a container that became ready within the
+// ten seconds before the agent started stays ready. The kubelet takes its readiness back
+// until the probe has succeeded again.
 package probe
 
 import (
@@ -51,8 +50,8 @@ var kinds = [...]string{"Startup", "Liveness", "Readiness"}
 
 func (k Kind) String() string { return kinds[k] }
 
-// An Asker puts one question to a container. Its error means that the question
-// could not be put; an answer that does not come in time is a bad one.
+// An Asker asks a container once. An error means that it could not be asked; a timeout is
+// a bad answer.
 type Asker interface {
 	Ask(ctx context.Context, pod *v1.Pod, status *v1.PodStatus, c *v1.Container, id string, p *v1.Probe) (Answer, error)
 }
@@ -60,7 +59,7 @@ type Asker interface {
 // An Answer is what a container said.
 type Answer struct {
 	OK      bool
-	Warning bool   // it is well, but Text should be read
+	Warning bool   // a good answer that deserves an event
 	Text    string // for the event
 }
 
@@ -73,7 +72,7 @@ type Options struct {
 	Log      *slog.Logger
 }
 
-// Statuses are those of pods.
+// Statuses has the statuses of pods.
 type Statuses interface {
 	Get(types.UID) *v1.PodStatus // the last one; nil if there is none
 }
@@ -93,7 +92,7 @@ type Manager struct {
 	wg     sync.WaitGroup
 }
 
-// A place is where a probe is in a pod.
+// A place identifies a probe.
 type place struct {
 	uid       types.UID
 	container string
@@ -105,9 +104,9 @@ func New(ctx context.Context, o Options) *Manager {
 	return &Manager{o: o, ctx: ctx, since: time.Now(), probes: map[place]*prober{}, counts: map[place]map[string]int{}}
 }
 
-// Add starts the probes of the pod's containers, unless they run already; told is who
-// watches them. A pod that has changed in place keeps the probes it began with: nothing
-// in a probe may change.
+// Add starts the probes of the pod's containers unless they run already. told is called
+// when a result changes. A pod that was changed in place keeps its probes, since a change
+// cannot touch them.
 func (m *Manager) Add(pod *v1.Pod, told Watcher) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -129,7 +128,7 @@ func (m *Manager) addLocked(pod *v1.Pod, c *v1.Container, told Watcher) {
 	}
 }
 
-// Remove ends the probes of a pod: the given kinds, or all.
+// Remove ends the probes of a pod: those of the given kinds, or all.
 func (m *Manager) Remove(uid types.UID, kinds ...Kind) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -140,7 +139,7 @@ func (m *Manager) Remove(uid types.UID, kinds ...Kind) {
 	}
 }
 
-// Keep ends the probes of all pods but those.
+// Keep ends the probes of all pods but the wanted ones.
 func (m *Manager) Keep(wanted map[types.UID]bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -151,8 +150,8 @@ func (m *Manager) Keep(wanted map[types.UID]bool) {
 	}
 }
 
-// Hurry has the readiness probe of a container asked now: something has changed
-// that it may depend on, and its pod waits to be shown as ready.
+// Hurry has the readiness probe of a container ask now, because something has changed that
+// the answer may depend on.
 func (m *Manager) Hurry(uid types.UID, container string) {
 	m.mu.Lock()
 	p := m.probes[place{uid, container, Readiness}]
@@ -184,7 +183,7 @@ func (m *Manager) count(p *prober, what string) {
 	m.counts[p.at][what]++
 }
 
-// Metrics tells how often each probe has had which answer, by the kubelet's names.
+// Metrics adds the number of answers of each probe, by the kubelet's names.
 func (m *Manager) Metrics(add func(name, kind, help string, labels map[string]string, value float64)) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -15,8 +15,7 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// A prober is one probe of one container. All but the first block is its
-// goroutine's own.
+// A prober is a probe of a container. Only its goroutine uses the second block of fields.
 type prober struct {
 	m    *Manager
 	at   place
@@ -25,19 +24,19 @@ type prober struct {
 	spec *v1.Probe
 	told Watcher
 	stop context.CancelFunc
-	now  chan struct{} // of capacity 1: ask at once
+	now  chan struct{} // has room for one: ask at once
 
 	id      string // of the container, as in the status
 	last    bool   // the last answer was good
 	count   int    // how many answers in a row were like last
-	resting bool   // until there is another container
+	resting bool   // does not ask until there is another container
 }
 
-// tries is how often a question is put that could not be put.
+// tries is how often to try when a container cannot be asked.
 const tries = 3
 
-// before is how much earlier than the agent a container must have started to be
-// one that the agent has found running.
+// before is how long before the agent a container must have started to count as found
+// running.
 const before = 10 * time.Second
 
 var initial = [...]podsync.Result{Startup: podsync.Unknowable, Liveness: podsync.Success, Readiness: podsync.Failing}
@@ -47,8 +46,8 @@ func (p *prober) run(ctx context.Context) {
 	defer p.stop()
 	period := time.Duration(p.spec.PeriodSeconds) * time.Second
 	if time.Since(p.m.since) < period {
-		// The agent has just begun, and all probes with it: let them not ask
-		// in step for ever.
+		// The agent has just started, and all probes with it: spread them over the
+		// period.
 		if !periodic.Pause(ctx, rand.N(period)) {
 			return
 		}
@@ -71,7 +70,7 @@ func (p *prober) run(ctx context.Context) {
 	}
 }
 
-// bare is the runtime's ID of one in a status: "crisp://1234".
+// bare returns the runtime's ID in a container ID of a status, "crisp://1234".
 func bare(id string) string {
 	if _, rest, ok := strings.Cut(id, "://"); ok {
 		return rest
@@ -79,7 +78,7 @@ func bare(id string) string {
 	return id
 }
 
-// once asks once, if it is time, and reports whether to go on.
+// once asks once if the container is to be asked now. It reports whether to go on.
 func (p *prober) once(ctx context.Context) bool {
 	status := p.m.o.Statuses.Get(p.at.uid)
 	if status == nil {
@@ -103,7 +102,7 @@ func (p *prober) once(ctx context.Context) bool {
 		return true
 	}
 	if started := ptr.Deref(c.Started, false); started == (p.at.kind == Startup) {
-		return true // a startup probe has done its part, the others wait for it
+		return true // a startup probe is done, or the others still wait for it
 	}
 	if ok, said := p.ask(ctx, status); said {
 		p.hear(ok)
@@ -119,7 +118,7 @@ func find(status *v1.PodStatus, name string) *v1.ContainerStatus {
 	return nil
 }
 
-// meet begins anew if c is another container than the last.
+// meet starts over if c is another container than before.
 func (p *prober) meet(c *v1.ContainerStatus) {
 	if p.id == c.ContainerID {
 		return
@@ -131,7 +130,7 @@ func (p *prober) meet(c *v1.ContainerStatus) {
 	p.id, p.count, p.resting = c.ContainerID, 0, false
 	found := c.State.Running != nil && c.State.Running.StartedAt.Time.Before(p.m.since.Add(-before))
 	if p.at.kind == Readiness && first && c.Ready {
-		found = true // an earlier agent's probe said so, as this one's has said nothing
+		found = true // only an earlier agent's probe can have said so
 	}
 	switch {
 	case !found:
@@ -148,7 +147,7 @@ func (p *prober) set(r podsync.Result) {
 	}
 }
 
-// ask puts the question. said is false if there is no answer that counts.
+// ask asks the container. said is false if there is no answer that counts.
 func (p *prober) ask(ctx context.Context, status *v1.PodStatus) (ok, said bool) {
 	var a Answer
 	var err error
@@ -180,7 +179,7 @@ func (p *prober) tell(reason, message string) {
 	p.m.o.Events.Event(event.Container(p.pod, list, p.c.Name), v1.EventTypeWarning, reason, message)
 }
 
-// hear counts an answer and publishes a result when there were enough like it.
+// hear counts an answer and publishes a result when enough answers in a row agree.
 func (p *prober) hear(ok bool) {
 	if ok {
 		p.m.count(p, "successful")

@@ -7,8 +7,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// Results are what the probes of containers say. The zero value has none. They are safe
-// for use by all goroutines.
+// Results are the results of probes. The zero value has none. They are safe for concurrent
+// use.
 type Results struct {
 	mu sync.Mutex
 	by map[string]podsync.Probes // container ID; guarded by mu
