@@ -18,8 +18,8 @@ const (
 	containersNotInitialized = "ContainersNotInitialized"
 )
 
-// conditions returns them in the kubelet's order. One whose status is as before
-// keeps its time of transition.
+// conditions returns the pod's conditions in the kubelet's order. A condition whose status
+// has not changed keeps its time of transition.
 func (g *generator) conditions(s v1.PodStatus) []v1.PodCondition {
 	list := g.resizeConditions()
 	if c := g.disruption(); c != nil {
@@ -50,7 +50,7 @@ func (g *generator) conditions(s v1.PodStatus) []v1.PodCondition {
 	return list
 }
 
-// allRestarting says whether the pod is about to begin again, in its sandbox.
+// allRestarting returns the condition that all containers are restarted in place.
 func (g *generator) allRestarting(phase v1.PodPhase) v1.PodCondition {
 	switch {
 	case phase == v1.PodSucceeded:
@@ -76,7 +76,7 @@ func condition(kind v1.PodConditionType, met bool, reason, message string) v1.Po
 	return c
 }
 
-// own is what the runtime has of this very pod.
+// own returns what the runtime has of this pod, without others of its name.
 func (g *generator) own() podsync.Have {
 	var own podsync.Have
 	for _, sb := range g.have.Sandboxes {
@@ -87,7 +87,7 @@ func (g *generator) own() podsync.Have {
 	return own
 }
 
-// disruption says that the pod was ended for the sake of others.
+// disruption returns the condition that the pod was ended for the sake of others, or nil.
 func (g *generator) disruption() *v1.PodCondition {
 	if v := g.have.Verdict; v != nil && v.Condition != nil {
 		return v.Condition.DeepCopy()
@@ -122,8 +122,8 @@ func (g *generator) initialized(s v1.PodStatus) v1.PodCondition {
 	return condition(v1.PodInitialized, false, containersNotInitialized, names("incomplete", missing))
 }
 
-// ready makes the conditions Ready and ContainersReady, which are the same
-// without readiness gates.
+// ready returns the condition Ready or ContainersReady, which are the same without
+// readiness gates.
 func (g *generator) ready(kind v1.PodConditionType, s v1.PodStatus) v1.PodCondition {
 	switch s.Phase {
 	case v1.PodSucceeded:
@@ -152,8 +152,8 @@ func names(what string, list []string) string {
 	return fmt.Sprintf("containers with %s status: [%s]", what, strings.Join(list, " "))
 }
 
-// resizeConditions says that containers do not have the resources that their pod
-// now asks for: not yet, or that they will not.
+// resizeConditions returns the condition that containers do not have the resources of their
+// spec yet, or cannot get them.
 func (g *generator) resizeConditions() []v1.PodCondition {
 	if p := g.have.Pending; p != nil {
 		return []v1.PodCondition{condition(v1.PodResizePending, true, p.Reason, p.Message)}

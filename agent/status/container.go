@@ -51,8 +51,8 @@ func (g *generator) container(spec *v1.Container, old *v1.ContainerStatus, k kin
 	return s
 }
 
-// present is the status of a container that the runtime has, all being its
-// attempts, newest first.
+// present returns the status of a container that the runtime has. all are its attempts,
+// newest first.
 func (g *generator) present(spec *v1.Container, old *v1.ContainerStatus, all []podsync.Container) v1.ContainerStatus {
 	c := all[0]
 	s := v1.ContainerStatus{
@@ -100,8 +100,7 @@ func (g *generator) state(c podsync.Container) v1.ContainerState {
 	return v1.ContainerState{Waiting: &v1.ContainerStateWaiting{}}
 }
 
-// absent is the status of a container that the runtime does not have: not yet, or
-// not any more.
+// absent returns the status of a container that the runtime does not have, or not any more.
 func (g *generator) absent(spec *v1.Container, old *v1.ContainerStatus, k kind) v1.ContainerStatus {
 	s := v1.ContainerStatus{Name: spec.Name, Image: spec.Image}
 	s.State.Waiting = &v1.ContainerStateWaiting{Reason: "ContainerCreating"}
@@ -112,7 +111,7 @@ func (g *generator) absent(spec *v1.Container, old *v1.ContainerStatus, k kind) 
 		s.State.Waiting.Reason = "PodInitializing"
 	}
 	if k == initKind && !podsync.IsSidecar(spec) && g.begun() {
-		// Its container is gone, but it must have succeeded.
+		// The container is gone, but it must have succeeded.
 		s.State = v1.ContainerState{Terminated: &v1.ContainerStateTerminated{
 			Reason:  "Completed",
 			Message: "Unable to get init container status from container runtime and pod has been initialized, treat it as exited normally",
@@ -125,7 +124,7 @@ func (g *generator) absent(spec *v1.Container, old *v1.ContainerStatus, k kind) 
 	default:
 		s.RestartCount, s.LastTerminationState = old.RestartCount, old.LastTerminationState
 		if old.State.Running != nil && s.State.Waiting != nil && s.LastTerminationState.Terminated == nil {
-			// It ran and nobody saw how it ended.
+			// It ran, and how it ended is unknown.
 			s.LastTerminationState.Terminated = &v1.ContainerStateTerminated{
 				Reason:   "ContainerStatusUnknown",
 				Message:  "The container could not be located when the pod was deleted.  The container used to be Running",
@@ -139,12 +138,12 @@ func (g *generator) absent(spec *v1.Container, old *v1.ContainerStatus, k kind) 
 	return s
 }
 
-// restartingAll is the kubelet's reason of containers that were removed so that all
-// of the pod's begin again.
+// restartingAll is the kubelet's reason for containers that were removed so that all of the
+// pod's containers begin again.
 const restartingAll = "RestartingAllContainers"
 
-// reset is the status of a container that was removed for that: it is about to
-// start again, whatever its policy.
+// reset returns the status of such a container. It is about to start again, whatever its
+// policy.
 func reset(spec *v1.Container, old *v1.ContainerStatus) v1.ContainerStatus {
 	const message = "The container is removed because RestartAllContainers in place"
 	return v1.ContainerStatus{
@@ -154,14 +153,14 @@ func reset(spec *v1.Container, old *v1.ContainerStatus) v1.ContainerStatus {
 	}
 }
 
-// begun reports whether a container that is no init container was created.
+// begun reports whether a regular container was created.
 func (g *generator) begun() bool {
 	return slices.ContainsFunc(g.pod.Spec.Containers, func(c v1.Container) bool {
 		return slices.ContainsFunc(g.of(c.Name), func(c podsync.Container) bool { return c.State != podsync.Unknown })
 	})
 }
 
-// explain says why a container waits that is to run, again or for the first time.
+// explain sets why a container that is to run, again or for the first time, is waiting.
 func (g *generator) explain(s *v1.ContainerStatus, spec *v1.Container, all []podsync.Container, k kind) {
 	if g.ending() || s.State.Running != nil || g.restarting {
 		return
@@ -185,7 +184,7 @@ func (g *generator) explain(s *v1.ContainerStatus, spec *v1.Container, all []pod
 	s.State = v1.ContainerState{Waiting: why}
 }
 
-// waiting is why a container cannot start now; nil if nothing is known.
+// waiting returns why a container cannot start now; nil if no reason is known.
 func (g *generator) waiting(spec *v1.Container, all []podsync.Container) *v1.ContainerStateWaiting {
 	f, failed := g.have.Failures[podsync.ContainerSubject(spec.Name)]
 	crashed := len(all) > 0 && podsync.CrashLoop(all[0], g.now) && !g.have.Restarted[all[0].ID]
@@ -239,7 +238,7 @@ func (g *generator) probed(s *v1.ContainerStatus, spec *v1.Container, old *v1.Co
 		s.Ready = probes.Readiness == podsync.Success
 	case spec.ReadinessProbe == nil:
 		s.Ready = true
-	default: // it has said nothing yet, but may have to an earlier agent
+	default: // the probe of an earlier agent may have said so
 		s.Ready = same && old.Ready
 	}
 }
@@ -260,15 +259,15 @@ func mounts(spec *v1.Container) []v1.VolumeMountStatus {
 	return list
 }
 
-// resources are what the container has: what the runtime reports in place of
-// what the pod asks for, as far as it reports.
+// resources returns the resources of a container: those that the runtime reports, and else
+// those of the spec.
 func resources(spec *v1.Container, c podsync.Container, actual v1.ResourceRequirements) *v1.ResourceRequirements {
 	r := spec.Resources.DeepCopy()
 	if c.State != podsync.Running {
 		return r
 	}
-	// Of CPU the kernel takes no less than least (in thousandths): what is below
-	// is shown as it was asked for.
+	// The kernel rounds small amounts of CPU up to least (in thousandths). They are
+	// shown as in the spec.
 	merge := func(into, from v1.ResourceList, name v1.ResourceName, least int64) {
 		q, ok := from[name]
 		asked := into[name]

@@ -9,8 +9,8 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// setPhase sums the containers up. A phase that is final stays, with its reason;
-// so does what ended the pod from outside.
+// setPhase computes the phase from the containers. A final phase stays, with its reason; a
+// verdict and a deadline override the containers.
 func (g *generator) setPhase(s *v1.PodStatus) {
 	at, limited := podsync.Deadline(g.pod, s)
 	switch v := g.have.Verdict; {
@@ -30,13 +30,13 @@ func (g *generator) setPhase(s *v1.PodStatus) {
 	}
 }
 
-// tally counts containers by what they are at.
+// A tally counts containers by state.
 type tally struct {
-	running, waiting, stopped, succeeded, lasting int // lasting: stopped for good
+	running, waiting, stopped, succeeded, lasting int // lasting ones have stopped for good
 	unstarted                                     int // sidecars that have not started yet
 }
 
-// ended is how a container ended, if it does not run now.
+// ended returns how a container ended; nil if it runs or never did.
 func ended(s *v1.ContainerStatus) *v1.ContainerStateTerminated {
 	switch {
 	case s.State.Terminated != nil:
@@ -47,13 +47,13 @@ func ended(s *v1.ContainerStatus) *v1.ContainerStateTerminated {
 	return nil
 }
 
-// restarts reports whether a container runs again that has ended so.
+// restarts reports whether a container runs again after such an end.
 func (g *generator) restarts(c *v1.Container, end *v1.ContainerStateTerminated) bool {
 	return podsync.Restarts(&g.pod.Spec, c, end.ExitCode) || end.Reason == restartingAll
 }
 
 func (g *generator) phase(all []v1.ContainerStatus) v1.PodPhase {
-	if g.restarting && g.pod.DeletionTimestamp == nil { // how its containers end says nothing of it
+	if g.restarting && g.pod.DeletionTimestamp == nil { // the containers' ends do not count
 		return cmp.Or(g.old.Phase, v1.PodRunning)
 	}
 	status := func(name string) *v1.ContainerStatus {
@@ -88,8 +88,8 @@ func (g *generator) phase(all []v1.ContainerStatus) v1.PodPhase {
 			if !g.restarts(c, end) {
 				t.lasting++
 			}
-			// As by the kubelet, only an end that is not being waited after
-			// counts as success.
+			// As in the kubelet, a container that waits for its restart does not
+			// count as succeeded.
 			if s.State.Terminated != nil && end.ExitCode == 0 {
 				t.succeeded++
 			}
@@ -119,7 +119,7 @@ func (t *tally) sidecar(s *v1.ContainerStatus) {
 	}
 }
 
-// stoppedPhase is the phase of a pod of which nothing runs.
+// stoppedPhase returns the phase of a pod whose containers have all stopped.
 func (t *tally) stoppedPhase(deleted bool) v1.PodPhase {
 	switch {
 	case !deleted && t.lasting < t.stopped:

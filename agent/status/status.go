@@ -1,11 +1,11 @@
-// Package status makes the v1.PodStatus of a pod: from what there is, from what
-// the agent could not do lately, from what probes say, and from the status
-// before. It is pure; the same input always gives the same status, so the command
-// line can make it while no agent runs. The rules are the kubelet's.
+// Package status makes the v1.PodStatus of a pod from what exists, from recent failures of
+// the agent, from the results of probes and from the status before. Of is pure: the same
+// input always gives the same status, so the command line can make it while no agent runs.
+// The rules are the kubelet's.
 //
-// The status before matters: a pod that has failed stays failed, a container that
-// the runtime has forgotten keeps its restarts, and one that was ready before the
-// agent was restarted is ready until its probe says otherwise.
+// The status before matters: a pod that has failed stays failed, a container that the
+// runtime has forgotten keeps its restart count, and one that was ready before a restart of
+// the agent is ready until its probe says otherwise.
 package status
 
 import (
@@ -18,13 +18,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Node is what a status says of the node.
+// A Node is what a status says about the node.
 type Node struct {
 	Runtime string   // the prefix of container IDs, CRI's runtime name
 	HostIPs []string // primary first
 }
 
-// The reasons of pods that ended for another cause than their containers.
+// deadlineExceeded is the reason of a pod that has run past its deadline.
 const deadlineExceeded = "DeadlineExceeded"
 
 // Of returns the status of pod at the time now. old is the one before, nil if
@@ -34,7 +34,7 @@ func Of(pod *v1.Pod, have podsync.Have, old *v1.PodStatus, node Node, now time.T
 		old = &v1.PodStatus{}
 	}
 	g := generator{pod: pod, have: have, old: old, node: node, now: now}
-	// The containers that have caused it may have gone since: then the condition tells.
+	// Once the containers that caused it are removed, only the condition tells.
 	g.restarting = !g.ending() && (podsync.RestartsAll(pod, have) || isTrue(old.Conditions, v1.AllContainersRestarting))
 	s := v1.PodStatus{ObservedGeneration: pod.Generation, QOSClass: QOS(pod), StartTime: g.startTime()}
 	if !g.rejected() {
@@ -56,8 +56,8 @@ type generator struct {
 	old  *v1.PodStatus
 	node Node
 	now  time.Time
-	// restarting says that all containers are being removed, or were just now, to
-	// begin again.
+	// restarting says that all containers are being removed, or have just been, so that
+	// the pod begins again.
 	restarting bool
 }
 
@@ -91,7 +91,7 @@ func (g *generator) sandbox() (podsync.Sandbox, bool) {
 	return podsync.Sandbox{}, false
 }
 
-// startTime is when the agent, or before it the runtime, first heard of the pod.
+// startTime is when the agent first saw the pod, or when its first sandbox was created.
 func (g *generator) startTime() *metav1.Time {
 	if g.old.StartTime != nil {
 		return g.old.StartTime
@@ -117,7 +117,7 @@ func (g *generator) addresses(s *v1.PodStatus) {
 	switch {
 	case ok && g.pod.Spec.HostNetwork:
 		ips = g.node.HostIPs
-	case !sb.Ready && g.ending(): // what it had when it still ran
+	case !sb.Ready && g.ending(): // the addresses it had while it ran
 		s.PodIP, s.PodIPs = g.old.PodIP, g.old.PodIPs
 		return
 	}
@@ -129,19 +129,18 @@ func (g *generator) addresses(s *v1.PodStatus) {
 	}
 }
 
-// ending reports whether the pod will run nothing any more.
+// ending reports whether the pod will not run anything any more.
 func (g *generator) ending() bool {
 	return g.pod.DeletionTimestamp != nil || g.have.Verdict != nil || podsync.Terminal(g.old)
 }
 
-// rejected reports whether the pod was never let in: there is nothing to be said of
-// its containers.
+// rejected reports whether the pod was not admitted, so that it has no containers.
 func (g *generator) rejected() bool {
 	v := g.have.Verdict
 	return v != nil && v.Rejected || Rejected(g.old)
 }
 
-// Rejected reports whether a pod with this status was never let in.
+// Rejected reports whether a pod with this status was not admitted.
 func Rejected(s *v1.PodStatus) bool {
 	return s.Phase == v1.PodFailed && len(s.ContainerStatuses) == 0
 }
@@ -150,9 +149,9 @@ func (g *generator) id(c podsync.Container) string {
 	return cmp.Or(g.node.Runtime, "cri") + "://" + c.ID
 }
 
-// QOS is the pod's quality of service: Guaranteed if every container has limits
-// of CPU and memory and requests exactly those, BestEffort if no container has
-// any of the four.
+// QOS returns the pod's quality of service: Guaranteed if every container has limits of CPU
+// and memory and requests exactly these, BestEffort if no container has a request or limit
+// of either, and else Burstable.
 func QOS(pod *v1.Pod) v1.PodQOSClass {
 	if r := pod.Spec.Resources; r != nil && len(r.Limits)+len(r.Requests) > 0 {
 		return qos([]*v1.ResourceRequirements{r})

@@ -13,17 +13,17 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// A Store keeps the last status of each pod and passes on what has changed.
+// A Store keeps the last status of each pod and saves what has changed.
 type Store struct {
 	host   Host
 	files  Files
 	probes Probes
 	log    *slog.Logger
 
-	locks  sync.Map // *sync.Mutex by UID: one status of a pod is made at a time
+	locks  sync.Map // *sync.Mutex by UID, held while the pod's status is made
 	mu     sync.Mutex
 	last   map[types.UID]entry // guarded by mu
-	loaded map[types.UID]entry // of pods that were not reported yet; guarded by mu
+	loaded map[types.UID]entry // saved statuses of pods not reported yet; guarded by mu
 }
 
 // A Host is the node as it is now.
@@ -34,7 +34,7 @@ type Host interface {
 
 // Files outlive the agent.
 type Files interface {
-	LoadStatus(*v1.Pod) *v1.PodStatus // what an earlier agent has saved; nil if nothing
+	LoadStatus(*v1.Pod) *v1.PodStatus // the saved status; nil if there is none
 	// SaveStatus is called with each status that differs from the one before.
 	SaveStatus(*v1.Pod, *v1.PodStatus) error
 }
@@ -44,7 +44,7 @@ type Probes interface {
 	Of(*v1.Pod, podsync.Have) map[string]podsync.Probes // by container ID
 }
 
-// NewStore returns a Store that knows of no pod.
+// NewStore returns a Store that knows no pod.
 func NewStore(host Host, files Files, probes Probes, log *slog.Logger) *Store {
 	return &Store{host: host, files: files, probes: probes, log: log, last: map[types.UID]entry{}, loaded: map[types.UID]entry{}}
 }
@@ -53,13 +53,13 @@ type entry struct {
 	key    podsync.Key
 	status *v1.PodStatus // never changed, only replaced
 
-	pod     *v1.Pod      // status is of; nil: status was loaded
-	have    podsync.Have // status was made of
+	pod     *v1.Pod      // whose status it is; nil if status was loaded
+	have    podsync.Have // from which status was made
 	unsaved bool         // status differs from what was saved
 }
 
-// Report takes in what a worker has observed and returns the pod's status, which
-// is nobody's to change. A pod that is nil has none.
+// Report takes in what a worker has observed and returns the pod's status, which is shared
+// and read-only; nil for a nil pod.
 func (s *Store) Report(pod *v1.Pod, have podsync.Have) *v1.PodStatus {
 	if pod == nil {
 		return nil
@@ -71,7 +71,7 @@ func (s *Store) Report(pod *v1.Pod, have podsync.Have) *v1.PodStatus {
 		old = s.files.LoadStatus(pod)
 	}
 	now := s.of(pod, have, old)
-	// The maps are the worker's.
+	// The maps belong to the worker.
 	have.Failures, have.Restarted = maps.Clone(have.Failures), maps.Clone(have.Restarted)
 	next := entry{key: podsync.KeyOf(pod), status: &now, pod: pod, have: have}
 	if old != nil && equality.Semantic.DeepEqual(*old, now) {
@@ -91,9 +91,9 @@ func (s *Store) Report(pod *v1.Pod, have podsync.Have) *v1.PodStatus {
 	return &now
 }
 
-// Probed makes the status of a pod anew of what was reported last and of what probes
-// say now: its worker may be busy for long. It returns the pod and its status, nil if
-// nothing was reported of it or nothing has changed. The next Report saves it.
+// Probed updates the status of a pod from the last report and the present results of
+// probes, since the pod's worker may be busy for long. It returns the pod and its status,
+// or nil if there was no report or nothing has changed. The next Report saves the status.
 func (s *Store) Probed(uid types.UID) (*v1.Pod, *v1.PodStatus) {
 	defer s.lock(uid)()
 	e := s.entry(uid)
@@ -138,16 +138,14 @@ func (s *Store) put(uid types.UID, e entry) {
 	s.last[uid] = e
 }
 
-// Get returns the last status of a pod, nil if it has none. It is nobody's to
-// change.
+// Get returns the last status of a pod, nil if it has none. It is shared and read-only.
 func (s *Store) Get(uid types.UID) *v1.PodStatus {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.last[uid].status
 }
 
-// Last is Get, or what an earlier agent has saved of a pod of which nothing was
-// reported yet.
+// Last is like Get, but before the first report it returns the saved status.
 func (s *Store) Last(pod *v1.Pod) *v1.PodStatus {
 	s.mu.Lock()
 	defer s.mu.Unlock()

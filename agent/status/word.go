@@ -13,8 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/duration"
 )
 
-// Word is the STATUS of kubectl: the phase, or the reason of the container that says
-// most about why the pod is not what it is to be.
+// Word returns kubectl's STATUS of a pod: the phase, or the reason of a container that
+// explains why the pod does not run.
 func Word(pod *v1.Pod) string {
 	if pod.DeletionTimestamp != nil {
 		return "Terminating"
@@ -56,8 +56,8 @@ func Word(pod *v1.Pod) string {
 	return word
 }
 
-// Count counts the containers of a pod that are to run to its end, sidecars among
-// them: how many are ready, and how many there are.
+// Count counts the containers and sidecars of a pod: how many are ready, and how many there
+// are.
 func Count(pod *v1.Pod) (ready, all int) {
 	count := func(s v1.ContainerStatus) {
 		all++
@@ -81,8 +81,8 @@ func sidecar(pod *v1.Pod, i int) bool {
 	return i < len(pod.Spec.InitContainers) && podsync.IsSidecar(&pod.Spec.InitContainers[i])
 }
 
-// Restarts is the RESTARTS of kubectl: how often containers were started again, and how
-// long ago the last that was so had ended. While a pod is initialized they are its init
+// Restarts returns kubectl's RESTARTS of a pod: how often containers were restarted, and
+// how long ago the last of these ended. Until the pod is initialized that counts its init
 // containers, and then its containers and sidecars.
 func Restarts(pod *v1.Pod, now time.Time) string {
 	count, last := int32(0), metav1.Time{}
@@ -109,8 +109,7 @@ func Restarts(pod *v1.Pod, now time.Time) string {
 	return fmt.Sprintf("%d (%s ago)", count, duration.HumanDuration(now.Sub(last.Time)))
 }
 
-// NodeWord is the STATUS of kubectl: whether the node is ready, and each pressure that
-// there is.
+// NodeWord returns kubectl's STATUS of a node: whether it is ready, and its pressures.
 func NodeWord(n *v1.Node) string {
 	words := []string{"NotReady"}
 	for _, c := range n.Status.Conditions {
