@@ -1,42 +1,40 @@
-// Package event keeps what has happened to the pods of this node, as Kubernetes'
-// events, without an API server: in memory and in a file, so that "crisp events"
-// tells of the time before the agent was killed too.
+// Package event keeps the Kubernetes events of this node without an API server: in memory
+// and in a file, so that "crisp events" also shows those of an agent that was killed.
 //
-// What happens again is counted and not listed again: two events are the same if
-// their object, type, reason and message are. The oldest are dropped when there
-// are more than the Store holds.
+// An event that happens again is counted, not listed again: two events are the same if they
+// have the same object, type, reason and message. The oldest events are dropped when there
+// are more than a Store holds.
 //
-// The file has one JSON object a line, a v1.Event; a later line of the same name
-// replaces an earlier one. It is appended to and not synced, since an event that
-// a power cut takes is worth no disk write; it survives SIGKILL. When it has grown
-// to twice what it must hold it is written anew.
+// Each line of the file is a v1.Event in JSON; it replaces earlier lines of the same event.
+// Lines are appended without a sync: they survive SIGKILL, and an event that a power cut
+// takes is not worth a disk write. When the file has twice as many lines as needed it is
+// rewritten.
 package event
 
 import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// A Recorder takes events. Its methods do not block and may be called from any
-// goroutine. kind is v1.EventTypeNormal or v1.EventTypeWarning; reason is one
-// CamelCase word, the kubelet's where it has one; message is a sentence, of which a
-// Store keeps 1024 bytes.
+// A Recorder records events. It does not block and is safe for concurrent use. kind is
+// v1.EventTypeNormal or v1.EventTypeWarning. reason is a CamelCase word, the kubelet's
+// where it has one. message is a sentence, of which a Store keeps 1024 bytes.
 type Recorder interface {
 	Event(on v1.ObjectReference, kind, reason, message string)
 }
 
-// Discard is a Recorder that forgets.
+// Discard is a Recorder that drops all events.
 var Discard Recorder = discard{}
 
 type discard struct{}
 
 func (discard) Event(v1.ObjectReference, string, string, string) {}
 
-// Pod refers to a pod.
+// Pod returns a reference to a pod.
 func Pod(pod *v1.Pod) v1.ObjectReference {
 	return v1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}
 }
 
-// Container refers to a container of a pod. list is the field that has it:
+// Container returns a reference to a container of a pod. list is the field that has it:
 // "containers", "initContainers" or "ephemeralContainers".
 func Container(pod *v1.Pod, list, name string) v1.ObjectReference {
 	ref := Pod(pod)
@@ -44,7 +42,7 @@ func Container(pod *v1.Pod, list, name string) v1.ObjectReference {
 	return ref
 }
 
-// Node refers to the node.
+// Node returns a reference to the node.
 func Node(name string) v1.ObjectReference {
 	return v1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: name}
 }

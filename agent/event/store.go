@@ -27,13 +27,13 @@ import (
 const DefaultMost = 2000
 
 const (
-	maxLine = 1 << 20 // more than any event is long
-	// maxMessage is how many bytes a message has at most: as many as the note of an
-	// events.k8s.io/v1 Event.
+	maxLine = 1 << 20 // more bytes than any event has
+	// maxMessage is how many bytes of a message are kept: as many as the note of an
+	// events.k8s.io/v1 Event may have.
 	maxMessage = 1024
 )
 
-// A Store is a Recorder that remembers. It is safe for use by all goroutines.
+// A Store is a Recorder that keeps events. It is safe for concurrent use.
 type Store struct {
 	path string
 	node string
@@ -49,7 +49,7 @@ type Store struct {
 	serial uint64             // makes names unique; guarded by mu
 }
 
-// same is what two events have in common that are one.
+// same is the identity of an event.
 type same struct {
 	on                    v1.ObjectReference
 	kind, reason, message string
@@ -57,10 +57,9 @@ type same struct {
 
 func keyOf(e *v1.Event) same { return same{e.InvolvedObject, e.Type, e.Reason, e.Message} }
 
-// Open returns the Store whose file is <dir>/events.jsonl, with what it holds.
-// node is the name of this node. What cannot be read of the file is dropped, a line
-// that is longer than any event too; one that cannot be written is tried again with
-// each event.
+// Open returns the Store of the file <dir>/events.jsonl. node is the name of this node.
+// Lines that cannot be read, or are longer than any event, are dropped. If the file cannot
+// be written, each event tries again.
 func Open(dir, node string, most int, log *slog.Logger) (*Store, error) {
 	if err := os.MkdirAll(dir, 0o750); err != nil {
 		return nil, err
@@ -106,7 +105,7 @@ func (s *Store) load() error {
 	}
 }
 
-// skipLine reads what is left of a line.
+// skipLine skips the rest of a line.
 func skipLine(r *bufio.Reader) error {
 	for {
 		if _, err := r.ReadSlice('\n'); err != bufio.ErrBufferFull {
@@ -126,8 +125,8 @@ func (s *Store) take(line []byte) {
 	s.addLocked(e)
 }
 
-// shorten cuts the middle out of a message that is too long: it begins with what
-// failed and ends with why.
+// shorten cuts the middle out of a message that is too long. Messages begin with what
+// failed and end with why.
 func shorten(message string) string {
 	if len(message) <= maxMessage {
 		return message
@@ -136,7 +135,7 @@ func shorten(message string) string {
 	return strings.ToValidUTF8(message[:half], "") + "…" + strings.ToValidUTF8(message[len(message)-half:], "")
 }
 
-// addLocked takes e in, in place of an earlier one that is the same.
+// addLocked adds e, or replaces the same event.
 func (s *Store) addLocked(e *v1.Event) {
 	key := keyOf(e)
 	if _, known := s.events[key]; !known {
@@ -159,7 +158,7 @@ func (s *Store) Event(on v1.ObjectReference, kind, reason, message string) {
 	if last, known := s.events[key]; known {
 		e = *last
 		e.Count++
-		// It moves to the end: what happens again is not old.
+		// It moves to the end, as the most recent event.
 		i := slices.Index(s.order, key)
 		s.order = append(slices.Delete(s.order, i, i+1), key)
 	} else {
@@ -197,7 +196,7 @@ func (s *Store) appendLocked(e *v1.Event) error {
 	return err
 }
 
-// compactLocked writes the file anew with what is remembered.
+// compactLocked rewrites the file with the events in memory.
 func (s *Store) compactLocked() error {
 	var text bytes.Buffer
 	encoder := json.NewEncoder(&text)
@@ -220,7 +219,7 @@ func (s *Store) compactLocked() error {
 	return nil
 }
 
-// List returns all events, those that happened last at the end. They are read-only: what
+// List returns all events, the most recent last. They are read-only: what
 // happens again is another v1.Event.
 func (s *Store) List() []*v1.Event {
 	s.mu.Lock()
@@ -232,8 +231,8 @@ func (s *Store) List() []*v1.Event {
 	return list
 }
 
-// Watch returns all events so far and those that come; one that comes now may be
-// in both. The caller must Close the subscription.
+// Watch returns all events so far and a subscription to later ones; an event of this moment
+// may be in both. The caller must Close the subscription.
 func (s *Store) Watch() ([]*v1.Event, *notify.Subscription[v1.Event]) {
 	sub := s.hub.Subscribe(256)
 	return s.List(), sub
@@ -253,7 +252,7 @@ func Read(dir string) ([]v1.Event, error) {
 	return list, nil
 }
 
-// Close closes the file; what happens later is not remembered.
+// Close closes the file. Later events are not kept there.
 func (s *Store) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
