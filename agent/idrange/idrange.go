@@ -1,9 +1,9 @@
-// Package idrange gives pods with user namespaces their IDs: to each 65536 user
-// and group IDs of the node that no other pod has. Which they are is kept in the
-// pod's directory, pods/<uid>/userns, in the kubelet's form: they must not change
-// while the pod lives, whatever becomes of the agent. Ranges that the runtime's sandboxes
-// have are left alone, whoever made them: another agent, a kubelet, or this one for a
-// pod whose record cannot be read.
+// Package idrange assigns user and group IDs to pods with user namespaces: to each pod
+// 65536 IDs of the node that no other pod has. They are recorded in the pod's directory,
+// in pods/<uid>/userns in the kubelet's format, because they must not change while the pod
+// lives, even if the agent restarts. Ranges that sandboxes of the runtime have are never
+// assigned: they may belong to another agent, to a kubelet, or to a pod of this agent whose
+// record cannot be read.
 package idrange
 
 import (
@@ -23,13 +23,13 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// Length is how many IDs a pod has: all that Linux had before there were more.
+// Length is how many IDs a pod gets: the range of 16-bit IDs.
 const Length = 65536
 
-// owners are the users whose ranges in /etc/subuid are for pods.
+// owners are the users whose ranges in /etc/subuid and /etc/subgid are for pods.
 var owners = []string{"crisp", "kubelet"}
 
-// A Pool has the ranges. It is safe for use by all goroutines.
+// A Pool is the ranges of IDs. It is safe for concurrent use.
 type Pool struct {
 	pods        string // directory
 	first, last uint32 // ranges, in units of Length
@@ -50,8 +50,7 @@ type record struct {
 	GIDMappings []mapping `json:"gidMappings"`
 }
 
-// Open returns the ranges that pods may have, and finds those that the pods below
-// the directory have.
+// Open returns a Pool. It finds the ranges that the pods below the directory have.
 func Open(pods string, log *slog.Logger) (*Pool, error) {
 	p := &Pool{pods: pods, first: 1, last: 1<<16 - 2, taken: map[string]uint32{}, lost: map[string]bool{}}
 	if first, last, ok := subordinate("/etc/subuid", "/etc/subgid"); ok {
@@ -92,7 +91,7 @@ func (p *Pool) read(uid string) (uint32, error) {
 
 func (p *Pool) file(uid string) string { return filepath.Join(p.pods, uid, "userns") }
 
-// subordinate reads the range that both files give to one of the owners.
+// subordinate returns the ranges that both files give to one of the owners.
 func subordinate(uids, gids string) (first, last uint32, ok bool) {
 	for _, owner := range owners {
 		from, n := rangeOf(uids, owner)
@@ -126,9 +125,9 @@ func rangeOf(path, owner string) (from, n uint32) {
 	return 0, 0
 }
 
-// Of returns the IDs of a pod, which gets some if it has none. inUse, which may be nil,
-// then tells what the runtime's sandboxes have. A pod whose record cannot be read gets
-// none: what it has written is another's to its new IDs.
+// Of returns the IDs of a pod and assigns some if it has none. inUse returns the IDs of the
+// runtime's sandboxes; it may be nil. If the record of a pod cannot be read that is an
+// error: with new IDs the pod could not use the files that it has written.
 func (p *Pool) Of(uid string, inUse func() ([]*cri.IDMapping, error)) (*cri.UserNamespace, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -143,7 +142,7 @@ func (p *Pool) Of(uid string, inUse func() ([]*cri.IDMapping, error)) (*cri.User
 	return &cri.UserNamespace{Mode: cri.NamespaceMode_POD, Uids: ids, Gids: ids}, nil
 }
 
-// take is called with mu held.
+// take assigns a range to a pod. The caller holds mu.
 func (p *Pool) take(uid string, inUse func() ([]*cri.IDMapping, error)) (uint32, error) {
 	used := map[uint32]bool{}
 	for _, n := range p.taken {
@@ -179,8 +178,8 @@ func (p *Pool) take(uid string, inUse func() ([]*cri.IDMapping, error)) (uint32,
 	return 0, fmt.Errorf("all %d ranges of user IDs are taken", p.last-p.first+1)
 }
 
-// regain reads the record of a pod again that could not be read when the agent started.
-// There is none if somebody has removed it since.
+// regain reads a record again that could not be read before. found is false if somebody has
+// removed it since.
 func (p *Pool) regain(uid string, used map[uint32]bool) (n uint32, found bool, err error) {
 	n, err = p.read(uid)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -210,7 +209,7 @@ func mark(used map[uint32]bool, mappings []*cri.IDMapping) {
 	}
 }
 
-// Free takes the IDs of a pod back, of which nothing runs any more.
+// Free takes the IDs of a pod back that does not run any more.
 func (p *Pool) Free(uid string) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -220,7 +219,7 @@ func (p *Pool) Free(uid string) error {
 	if err := os.Remove(p.file(uid)); err != nil && !os.IsNotExist(err) {
 		return err
 	}
-	// Whoever gets them next must not share them with this pod after a power cut.
+	// After a power cut, the next owner must not share them with this pod.
 	if err := atomicfile.SyncDir(filepath.Dir(p.file(uid))); err != nil && !os.IsNotExist(err) {
 		return err
 	}
