@@ -51,8 +51,8 @@ func file(t *testing.T, path ...string) string {
 	return string(data)
 }
 
-// What is packed comes out again, plain or compressed; what is of no use for a
-// restore stays behind.
+// What is packed is unpacked again, plain or compressed, except for files that a
+// restore does not need.
 func TestArchiveRoundTrip(t *testing.T) {
 	from := sample(t)
 	archive := filepath.Join(t.TempDir(), "c.tar")
@@ -123,7 +123,7 @@ type nopCloser struct{ io.Writer }
 
 func (nopCloser) Close() error { return nil }
 
-// tarOf packs entries; content is as long as a header says.
+// tarOf packs entries; content is as long as the header says.
 func tarOf(t *testing.T, headers ...tar.Header) *bytes.Buffer {
 	t.Helper()
 	var b bytes.Buffer
@@ -143,8 +143,8 @@ func tarOf(t *testing.T, headers ...tar.Header) *bytes.Buffer {
 	return &b
 }
 
-// An archive from anybody writes nothing outside of its directory, nothing but what
-// a checkpoint has, and no more than there is room for.
+// An archive from anybody writes nothing outside of its directory, only files of a
+// checkpoint, and no more than there is room for.
 func TestUnpackHostile(t *testing.T) {
 	reg := func(name string, size int64) tar.Header {
 		return tar.Header{Name: name, Typeflag: tar.TypeReg, Size: size}
@@ -191,7 +191,7 @@ func TestUnpackHostile(t *testing.T) {
 	if err := Unpack(ctx, tarOf(t, reg(ConfigDump, 1)), t.TempDir(), 1000); !errors.Is(err, context.Canceled) {
 		t.Errorf("error is %v, want that of the context", err)
 	}
-	// What belongs to no checkpoint is passed over, and no longer than anybody waits.
+	// Files that belong to no checkpoint are skipped, and that can be cancelled.
 	ctx, cancel = context.WithCancel(t.Context())
 	cut := &cutting{Reader: tarOf(t, reg("elsewhere", 8<<20)), cut: cancel}
 	if err := Unpack(ctx, cut, t.TempDir(), 1000); !errors.Is(err, context.Canceled) {
@@ -230,7 +230,7 @@ func bomb(t *testing.T) io.Reader {
 	return &b
 }
 
-// A checkpoint image is somebody's directory: its links lead nowhere.
+// A checkpoint image is an untrusted directory: its symlinks are not followed.
 func TestCopyHostile(t *testing.T) {
 	secret := filepath.Join(t.TempDir(), "secret")
 	if err := os.WriteFile(secret, []byte("{}"), 0o600); err != nil {
@@ -256,7 +256,7 @@ func TestCopyHostile(t *testing.T) {
 	}
 }
 
-// An archive that could not be written leaves neither itself nor a part.
+// An archive that could not be written leaves nothing, not even a part.
 func TestPackFails(t *testing.T) {
 	from, to := sample(t), t.TempDir()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -272,8 +272,8 @@ func TestPackFails(t *testing.T) {
 	}
 }
 
-// Where the file system knows no files without a name an archive is written all the
-// same; it replaces one that was there, and if it fails nothing is left.
+// Where the file system has no files without a name, an archive is written all the
+// same; it replaces an existing one, and if it fails nothing is left.
 func TestPackWithoutTmpfile(t *testing.T) {
 	before := openTmpfile
 	openTmpfile = func(string) (int, error) { return -1, unix.EOPNOTSUPP }
@@ -299,8 +299,8 @@ func TestPackWithoutTmpfile(t *testing.T) {
 	}
 }
 
-// Files of /dev/shm come back with their owners and modes, those that are there
-// stay, and none leaves the directory.
+// Files of /dev/shm are restored with their owners and modes; existing ones stay, and
+// none leaves the directory.
 func TestFilesRoundTrip(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root: it gives files away")
@@ -383,8 +383,8 @@ func TestFileReplacedWhileItIsPacked(t *testing.T) {
 	}
 }
 
-// A directory tree that no path reaches makes a checkpoint fail, shortly told, and
-// nothing else.
+// A directory tree that is too deep for a path only makes the checkpoint fail, with a short
+// error.
 func TestDeepTreeIsNotPacked(t *testing.T) {
 	from := treetest.Dir(t)
 	treetest.Deep(t, from, "d", 3000)
@@ -394,7 +394,7 @@ func TestDeepTreeIsNotPacked(t *testing.T) {
 	}
 }
 
-// What containerd writes of the root file system is a layer of an image.
+// containerd stores the root file system's changes as a layer of an image.
 func TestPlainDiff(t *testing.T) {
 	var layer bytes.Buffer
 	z := gzip.NewWriter(&layer)
@@ -455,7 +455,7 @@ func TestPlainDiff(t *testing.T) {
 	if want := []string{"etc/", "etc/new", "var/data/", "var/data/a"}; !slices.Equal(names, want) {
 		t.Errorf("got %q, want %q", names, want)
 	}
-	// It is one that others write by now: it stays.
+	// It is now an archive that others write: it stays as it is.
 	if removed, err := PlainDiff(t.Context(), dir, 0); err != nil || len(removed) > 0 {
 		t.Errorf("a plain one: %q, %v", removed, err)
 	}

@@ -30,8 +30,8 @@ func openTest(t *testing.T, dir, bootID string) (*Manager, *bytes.Buffer) {
 	return m, &log
 }
 
-// What is saved is there for the next daemon, with what its owner keeps beside
-// it, and gone after Remove.
+// What is saved is there for the next daemon, with its owner's files beside it, and
+// gone after Remove.
 func TestRecordOutlivesManager(t *testing.T) {
 	dir := t.TempDir()
 	m, _ := openTest(t, dir, "boot")
@@ -75,7 +75,7 @@ func TestRecordOutlivesManager(t *testing.T) {
 	}
 }
 
-// Whatever a disk does to a record, the others are served, the bad one is moved
+// Whatever a disk does to a record, the others can be used, the bad one is moved
 // aside and reported, and its ID can be used again.
 func TestCorruptRecordIsSetAside(t *testing.T) {
 	good, err := encode(thing{Name: "good"})
@@ -132,7 +132,8 @@ func TestCorruptRecordIsSetAside(t *testing.T) {
 }
 
 // A record that a newer release wrote is not damaged: the daemon does not start, and
-// all is left as it is for that release, the mark of how the machine went down too.
+// leaves everything for that release, including the mark of how the machine went
+// down.
 func TestNewerRecordStopsTheDaemon(t *testing.T) {
 	dir := t.TempDir()
 	m, _ := openTest(t, dir, "boot")
@@ -151,7 +152,7 @@ func TestNewerRecordStopsTheDaemon(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// What a later release may write: a field more, outside of the payload.
+		// A later release may add a field outside of the payload.
 		newer := bytes.Replace(old, []byte(`"version":1`), []byte(`"version":2,"compression":"none"`), 1)
 		if err := os.WriteFile(path, newer, 0o600); err != nil {
 			t.Fatal(err)
@@ -185,8 +186,8 @@ func TestNewerRecordStopsTheDaemon(t *testing.T) {
 }
 
 // A field that this release does not know, in a record of a version that it does, is
-// passed over: a release adds one without raising the version only if losing it does
-// no harm.
+// ignored: a release adds one without raising the version only if losing it does no
+// harm.
 func TestUnknownFieldIsPassedOver(t *testing.T) {
 	m, _ := openTest(t, t.TempDir(), "boot")
 	if err := m.Save("containers", "x", map[string]any{"Name": "x", "Colour": "red"}); err != nil {
@@ -262,7 +263,7 @@ func TestHostileNames(t *testing.T) {
 	}
 }
 
-// Restart, reboot and power loss ask for different repairs.
+// Restart, reboot and power loss need different repairs.
 func TestBoot(t *testing.T) {
 	tests := []struct {
 		name  string
@@ -301,7 +302,7 @@ func TestBoot(t *testing.T) {
 			if want := tt.want == Reboot || tt.want == Unclean; m.Boot().Rebooted() != want {
 				t.Errorf("rebooted is %v", m.Boot().Rebooted())
 			}
-			// The clean mark is used up: the daemon that opened runs now.
+			// The clean mark is gone: the daemon that opened the directory runs now.
 			if m, _ := openTest(t, dir, "later"); m.Boot() != Unclean {
 				t.Errorf("after a crash of the second daemon: got %v, want %v", m.Boot(), Unclean)
 			}
@@ -327,7 +328,7 @@ func FuzzDecode(f *testing.F) {
 		if !json.Valid(data) || !json.Valid(payload) {
 			t.Fatalf("accepted %q", data)
 		}
-		// What was accepted must be refused once any byte of the payload differs.
+		// An accepted record must be refused once any byte of the payload differs.
 		at := bytes.Index(data, payload)
 		spoilt := bytes.Clone(data)
 		spoilt[at+len(payload)/2] ^= 1

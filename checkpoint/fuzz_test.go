@@ -14,7 +14,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// An archiveEntry is one of a tar that seeds are made of.
+// An archiveEntry is an entry of a tar that seeds are made of.
 type archiveEntry struct {
 	name string
 	kind byte
@@ -56,8 +56,8 @@ func archiveOf(f *testing.F, compress bool, entries ...archiveEntry) []byte {
 	return small.Bytes()
 }
 
-// beside runs unpack on a directory of its own, with a secret beside it, which must be
-// as it was, alone with that directory.
+// beside runs unpack in a directory of its own, with a secret file beside it. That
+// must be unchanged, and nothing else may be there.
 func beside(t *testing.T, unpack func(dir string)) {
 	t.Helper()
 	top := t.TempDir()
@@ -82,9 +82,9 @@ func blamed(t *testing.T, err error) {
 	}
 }
 
-// FuzzUnpackArchive restores from any bytes: only the files of a checkpoint come out,
-// where they belong, not more of them than there is room for; and what they say of the
-// root file system is read, or it is the archive's fault.
+// FuzzUnpackArchive restores from any bytes: only the files of a checkpoint are
+// written, in their places, and no more than there is room for; RootFSDiff can be
+// read, or the archive is blamed.
 func FuzzUnpackArchive(f *testing.F) {
 	good := []archiveEntry{
 		{Images, tar.TypeDir, ""}, {Images + "/inventory.img", tar.TypeReg, "criu"}, {ConfigDump, tar.TypeReg, `{"id": "1", "createdTime": "2026-01-01T00:00:00Z"}`},

@@ -27,8 +27,8 @@ var (
 
 type note struct{ Text string }
 
-// What Save returned from is there after a power cut, and the store opens on whatever is
-// left; what is being saved or removed is as it was or as it is to be.
+// What a returned Save has saved is there after a power cut, and the store opens whatever
+// is left; a record that is being saved or removed has its old or its new state.
 func TestPowerCutRecords(t *testing.T) {
 	log := slog.New(slog.DiscardHandler)
 	powercut.Case{
@@ -63,7 +63,7 @@ func TestPowerCutRecords(t *testing.T) {
 			if err != nil || said.Len() > 0 {
 				return fmt.Errorf("open: %v, %s", err, said.String())
 			}
-			// After all else was safe, it is being marked clean, or was.
+			// After all records were safe, it is being marked clean, or was.
 			if marked := m.Boot() == Reboot; marked && len(safe) < 5 || !marked && len(safe) == 6 {
 				return fmt.Errorf("the boot is %v", m.Boot())
 			}
@@ -90,7 +90,8 @@ func TestPowerCutRecords(t *testing.T) {
 					}
 					removed = removed || s == id+" removed"
 				}
-				// "two" follows "one", and may be there sooner; a Remove may be half done.
+				// "two" follows "one", and may be there earlier; a Remove may be half
+				// done.
 				switch {
 				case err == nil && (n.Text == "two" || n.Text == "one" && last != "two"):
 				case errors.Is(err, fault.NotFound) && (last == "" || id == "a" && last == "two"):
@@ -107,8 +108,8 @@ func TestPowerCutRecords(t *testing.T) {
 	}.Test(t)
 }
 
-// An archive that Pack returned from is there and whole, and until then the one that was
-// there before.
+// An archive that a returned Pack has written is there and complete; before that it is the
+// one that was there.
 func TestPowerCutPack(t *testing.T) {
 	from := t.TempDir()
 	if err := os.WriteFile(filepath.Join(from, "memory"), []byte(strings.Repeat("page", 2000)), 0o600); err != nil {
@@ -151,8 +152,7 @@ func TestPowerCutPack(t *testing.T) {
 	}.Test(t)
 }
 
-// A Save that cannot find out whether its record is the first one does what a first one
-// needs.
+// A Save that cannot tell whether its record is the first one does what a first one needs.
 func TestSaveWithoutStat(t *testing.T) {
 	dir := t.TempDir()
 	m, err := open(dir, "boot 1", slog.New(slog.DiscardHandler))
@@ -179,8 +179,8 @@ func TestSaveWithoutStat(t *testing.T) {
 	}
 }
 
-// A record that cannot be read for want of a descriptor or of memory is not corrupt: moved
-// aside, its containers would be nobody's, and ended.
+// A record that cannot be read for lack of a descriptor or of memory is not corrupt: were
+// it moved aside, its containers would be taken for leaked ones and killed.
 func TestGoodRecordIsNotMovedAside(t *testing.T) {
 	dir := t.TempDir()
 	m, err := open(dir, "boot 1", slog.New(slog.DiscardHandler))

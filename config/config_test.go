@@ -31,7 +31,7 @@ func write(t *testing.T, files map[string]string) string {
 	return dir
 }
 
-// A value comes from the strongest source that has it, and says which.
+// A value comes from the source of the highest precedence, and Origin returns that.
 func TestOrigin(t *testing.T) {
 	dir := write(t, map[string]string{
 		"config.toml":       "root = \"/a\"\nstate = \"/s\"\n\n[log]\nlevel = \"warn\"\nformat = \"json\"\n[image]\npinned = [\"x\", \"y\"]\n",
@@ -64,7 +64,7 @@ func TestOrigin(t *testing.T) {
 	}
 }
 
-// With nothing to read the defaults are the ones of the documentation.
+// Without any source the defaults are those of the documentation.
 func TestDefaults(t *testing.T) {
 	if _, err := os.Stat(config.DefaultFile); err == nil {
 		t.Skip("needs a machine without " + config.DefaultFile)
@@ -80,7 +80,7 @@ func TestDefaults(t *testing.T) {
 	}
 }
 
-// What crispd prints is what it reads: nothing is lost in between.
+// What crispd prints can be read back without loss.
 func TestWriteIsRead(t *testing.T) {
 	dir := write(t, map[string]string{"config.toml": `
 rlimits = ["nofile=1:2", "core=-1"]
@@ -117,7 +117,7 @@ default_capabilities = []
 	}
 }
 
-// A handler has what it says itself, and else what all have.
+// A handler has its own settings, and the common ones for the rest.
 func TestHandlers(t *testing.T) {
 	dir := write(t, map[string]string{
 		"config.toml":      "default_capabilities = [\"KILL\"]\nseccomp_profile = \"/all\"\n[handlers.runc]\nengine = \"/usr/sbin/runc\"\n[handlers.tight]\ndefault_capabilities = []\nseccomp_profile = \"/tight\"\ncni_conf_dir = \"/net.d\"\n",
@@ -196,7 +196,7 @@ func TestMistakes(t *testing.T) {
 	}
 }
 
-// A file that somebody names must be there; the default one need not.
+// A file that is given must exist; the default one need not.
 func TestNamedFileMustExist(t *testing.T) {
 	_, err := config.Load(config.Source{File: filepath.Join(t.TempDir(), "none.toml")})
 	if err == nil || !strings.Contains(err.Error(), "none.toml") {
@@ -204,13 +204,13 @@ func TestNamedFileMustExist(t *testing.T) {
 	}
 }
 
-// Few keys: a new one needs the argument why a default cannot be right. Those of
-// other people's files (cdi.spec_dirs, hooks_dir) say where these people put them,
-// nri.enabled is for who must not have plugins, and nri.socket for who has two
-// runtimes and plugins for both. A handler's keys are counted once, and are three
-// more that follow the node's own, which program it is, and what of annotations that may
-// be told: who may make a pod decides by them how it is run. Where metrics and traces
-// go is known to who gathers them.
+// There should be few keys: a new one needs an argument why a default cannot be right.
+// Those for other programs' files (cdi.spec_dirs, hooks_dir) say where these are,
+// nri.enabled is for nodes that must not have plugins, and nri.socket for nodes with two
+// runtimes and plugins for both. A handler's keys count once: they are three more that
+// repeat the node's own, the program that it is, and which annotations it may get, as
+// they let whoever may create a pod decide how it is run. Only whoever collects metrics
+// and traces knows where they go.
 func TestKeysAreFew(t *testing.T) {
 	var count func(t reflect.Type) int
 	count = func(t reflect.Type) int {

@@ -11,8 +11,8 @@ import (
 	"github.com/crisp-cri/crisp/config"
 )
 
-// A reload takes what can be taken, says so of every key that is different, and goes
-// on saying it of what waits for a restart.
+// A reload applies what can be applied, reports every changed key, and keeps
+// reporting those that wait for a restart.
 func TestReload(t *testing.T) {
 	dir := write(t, map[string]string{"config.toml": "cgroup_driver = \"cgroupfs\"\n[image]\npinned = [\"a\"]\n[handlers.old]\n[handlers.kept]\nengine = \"/bin/runc\"\n"})
 	src := config.Source{File: filepath.Join(dir, "config.toml")}
@@ -82,7 +82,7 @@ func TestReload(t *testing.T) {
 	}
 }
 
-// A key that is said to be live must exist.
+// A key that is marked live must exist.
 func TestLiveKeysExist(t *testing.T) {
 	c, err := config.Load(config.Source{})
 	if err != nil {

@@ -16,8 +16,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/golden"
 )
 
-// The man page says what the comments of the keys say, and of each what a reload
-// makes of it: -update writes it.
+// The man page consists of the comments of the keys, and of what a reload does to
+// each: -update writes it.
 func TestManPage(t *testing.T) {
 	file, err := parser.ParseFile(token.NewFileSet(), "config.go", nil, parser.ParseComments)
 	if err != nil {
@@ -52,7 +52,8 @@ What is not a key, has the wrong type or makes no sense is an error that names t
 
 After SIGHUP (systemctl reload crisp) crispd reads the files again. Which keys it takes then is said below; a change of the others waits for a restart, which no container notices.`
 
-// writeKeys writes the keys of a struct of config.go, those of its tables after them.
+// writeKeys writes the keys of a struct of config.go, followed by those of its
+// tables.
 func writeKeys(t *testing.T, b *strings.Builder, types map[string]*ast.TypeSpec, docs map[string]string, name, table string) {
 	t.Helper()
 	var tables []func()
@@ -86,7 +87,8 @@ func writeKeys(t *testing.T, b *strings.Builder, types map[string]*ast.TypeSpec,
 	}
 }
 
-// tableOf is the name of the struct that a field's table is, "" for a plain value.
+// tableOf returns the name of the struct of a field that is a table, "" for a plain
+// value.
 func tableOf(types map[string]*ast.TypeSpec, e ast.Expr) string {
 	switch e := e.(type) {
 	case *ast.Ident:

@@ -13,8 +13,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// A pod of the default network has an address of each family, reaches its
-// neighbours as itself and the world as the host, and leaves nothing.
+// A pod of the default network has an address of each family, reaches its neighbours
+// with its own address and the world with the host's, and leaves nothing.
 func TestAttachDualStack(t *testing.T) {
 	needsRoot(t)
 	world := outside(t)
@@ -56,10 +56,10 @@ func TestAttachDualStack(t *testing.T) {
 	destroy(t, n)
 	destroy(t, n)
 
-	// What was destroyed comes back with the next pod.
+	// Whatever was destroyed comes back with the next pod.
 	attach(t, n, a)
 	wantAsk(t, a.NetNS, "198.51.100.2:80", "198.51.100.1")
-	// So does what a firewall flushes away.
+	// So do rules that a firewall has flushed.
 	nft(t, "delete table inet crisp")
 	attach(t, n, b)
 	wantAsk(t, a.NetNS, "198.51.100.2:80", "198.51.100.1")
@@ -125,8 +125,8 @@ func testHostPort(t *testing.T) {
 	destroy(t, n)
 }
 
-// The first pod of a node is reached from outside over IPv6 at once, however long new
-// devices of the host look for duplicates of their addresses.
+// The first pod of a node can be reached from outside over IPv6 at once, however long
+// duplicate address detection takes for new devices of the host.
 func TestFirstPodIsReachedOverIPv6(t *testing.T) {
 	needsRoot(t)
 	const transmits = "/proc/sys/net/ipv6/conf/default/dad_transmits" // a second each

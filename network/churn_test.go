@@ -15,8 +15,8 @@ import (
 )
 
 // Ten workers bring pods up and down at once, in a subnet with few addresses to spare
-// and with fewer host ports than they want: no two have the same address or port at the
-// same time, and nothing is left.
+// and with fewer host ports than they want: no two pods have the same address or port
+// at the same time, and nothing is left.
 func TestChurn(t *testing.T) {
 	o := options(t, "")
 	o.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("192.168.77.0/28")}
@@ -75,8 +75,8 @@ func TestChurn(t *testing.T) {
 	destroy(t, n)
 }
 
-// Two pods cannot have one host port; the second gets it when the first is gone,
-// and has left nothing meanwhile.
+// Two pods cannot have one host port; the second gets it when the first is gone. Its
+// failure before that leaves nothing.
 func TestHostPortIsTaken(t *testing.T) {
 	o := options(t, "")
 	n := open(t, o)
@@ -98,8 +98,8 @@ func TestHostPortIsTaken(t *testing.T) {
 	destroy(t, n)
 }
 
-// A firewall that flushes everything takes the host ports along; the next ADD
-// brings back those of all pods.
+// A firewall that flushes everything removes the host ports too; the next ADD restores
+// those of all pods.
 func TestHostPortsSurviveAFlush(t *testing.T) {
 	n := open(t, options(t, ""))
 	a, b := pod(t, "a"), pod(t, "b")
@@ -118,7 +118,7 @@ func TestHostPortsSurviveAFlush(t *testing.T) {
 	destroy(t, n)
 }
 
-// The daemon dies after the plugin's work and before libcni's: the next one finds
+// If the daemon dies after the plugin's work and before libcni's, the next one finds
 // and undoes all of it.
 func TestCrashAfterAdd(t *testing.T) {
 	o := options(t, "")
@@ -135,8 +135,8 @@ func TestCrashAfterAdd(t *testing.T) {
 	destroy(t, n2)
 }
 
-// A subnet that is full says so and keeps nothing, and its last free address is
-// found wherever it is.
+// A full subnet is an error that leaves nothing, and its last free address is found
+// wherever it is.
 func TestSmallSubnet(t *testing.T) {
 	o := options(t, "")
 	o.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("192.168.77.0/29")}
@@ -161,8 +161,8 @@ func TestSmallSubnet(t *testing.T) {
 	destroy(t, n)
 }
 
-// BenchmarkAttachDetach is a pod's way into a network and out of it, without host
-// ports: of the default network, and of the standard plugins that it stands for.
+// BenchmarkAttachDetach attaches and detaches a pod without host ports: with the
+// default network, and with the standard plugins that it replaces.
 func BenchmarkAttachDetach(b *testing.B) {
 	b.Run("default", func(b *testing.B) {
 		n := open(b, options(b, ""))

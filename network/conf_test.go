@@ -44,7 +44,7 @@ func removeBridge(t testing.TB, name string) {
 	}
 }
 
-// unpinAll lets the namespaces go before the test looks for what is left.
+// unpinAll unpins the namespaces before the test looks for leftovers.
 func unpinAll(t *testing.T, pods ...Pod) {
 	t.Helper()
 	for _, p := range pods {
@@ -52,8 +52,8 @@ func unpinAll(t *testing.T, pods ...Pod) {
 	}
 }
 
-// fresh opens a Network of directories of its own, for tests that need no root.
-// Its plugins directory has one plugin, called "some".
+// fresh opens a Network with directories of its own, for tests that need no root. Its
+// plugin directory has one plugin, called "some".
 func fresh(t *testing.T, defaultNetwork bool) (*Network, Options) {
 	t.Helper()
 	root := t.TempDir()
@@ -88,8 +88,8 @@ func waitConf(t *testing.T, n *Network, what string, want func(*conf) bool) {
 	t.Fatalf("not seen: %s", what)
 }
 
-// NetworkReady follows the directory while it comes, changes, goes and comes
-// again, parents included.
+// NetworkReady follows the directory while it appears, changes, goes and comes back,
+// parents included.
 func TestDirectoryIsFollowed(t *testing.T) {
 	n, o := fresh(t, false)
 	if err := n.Status(); !errors.Is(err, fault.Unavailable) || !strings.Contains(err.Error(), o.ConfDir) {
@@ -118,7 +118,7 @@ func TestDirectoryIsFollowed(t *testing.T) {
 	}
 }
 
-// A bad file is passed over if there is a good one; alone, it is named.
+// A bad file is skipped if there is a good one; otherwise the error names it.
 func TestBadFile(t *testing.T) {
 	n, o := fresh(t, true)
 	for name, text := range map[string]string{
@@ -151,7 +151,7 @@ func TestBadFile(t *testing.T) {
 	}
 }
 
-// A network without its plugin is not ready, and says which.
+// A network without its plugin is not ready, and the error names the plugin.
 func TestMissingPlugin(t *testing.T) {
 	n, o := fresh(t, false)
 	writeConf(t, o.ConfDir, "10-a.conflist", conflist("a", "absent"))
@@ -161,7 +161,7 @@ func TestMissingPlugin(t *testing.T) {
 	}
 }
 
-// The default network says what it lacks before the first pod comes.
+// Status returns what the default network lacks before the first pod comes.
 func TestDefaultNetworkNeedsNft(t *testing.T) {
 	n, _ := fresh(t, true)
 	t.Setenv("PATH", t.TempDir())
@@ -170,7 +170,7 @@ func TestDefaultNetworkNeedsNft(t *testing.T) {
 	}
 }
 
-// Plugins of CNI 1.1 say themselves whether they are ready.
+// Plugins of CNI 1.1 report whether they are ready.
 func TestStatusVerb(t *testing.T) {
 	n, o := fresh(t, false)
 	script(t, o.BinDirs[0], "moody", `
@@ -188,7 +188,7 @@ func TestStatusVerb(t *testing.T) {
 	}
 }
 
-// The agent behind a plugin restarts: the node stays ready unless that lasts.
+// When the agent behind a plugin restarts, the node stays ready unless that lasts.
 func TestPluginsAgentRestarts(t *testing.T) {
 	n, o := fresh(t, false)
 	script(t, o.BinDirs[0], "moody", `
@@ -218,8 +218,8 @@ func TestPluginsAgentRestarts(t *testing.T) {
 	}
 }
 
-// An installer writes the file in use in place, slowly: no pod gets the next file's
-// network meanwhile. One that stays bad is passed over.
+// While an installer slowly overwrites the file in use, no pod gets the next file's
+// network. A file that stays bad is skipped.
 func TestFileInUseIsWrittenInPlace(t *testing.T) {
 	n, o := fresh(t, false)
 	writeConf(t, o.ConfDir, "10-a.conflist", conflist("a", "some"))
@@ -251,7 +251,7 @@ func TestFileInUseIsWrittenInPlace(t *testing.T) {
 	}
 }
 
-// Plugins that stand in files of their own are part of what is kept for DEL.
+// Plugins in files of their own are part of what is kept for DEL.
 func TestPluginsInFilesOfTheirOwn(t *testing.T) {
 	dir := t.TempDir()
 	path := writeConf(t, dir, "10-a.conflist", `{"cniVersion":"1.1.0","name":"a","plugins":[{"type":"first"}]}`)
@@ -269,7 +269,7 @@ func TestPluginsInFilesOfTheirOwn(t *testing.T) {
 	}
 }
 
-// The default network is there if and only if nobody has said anything else, and
+// The default network is used if and only if there is no other configuration, and
 // keeps its subnets.
 func TestDefaultNetworkIsChosen(t *testing.T) {
 	n, o := fresh(t, true)
@@ -291,7 +291,7 @@ func TestDefaultNetworkIsChosen(t *testing.T) {
 	if c = n.load(); c.ours == nil || !equalSubnets(c.ours.Subnets, first.Subnets) {
 		t.Errorf("default network is %+v, was %+v", c.ours, first)
 	}
-	// Somebody has edited the file, and subnets are given, in the order of their rank.
+	// The file was edited, and subnets are given, in order of precedence.
 	writeConf(t, o.DefaultDir, defaultFile, "{")
 	if c = n.load(); c.ours == nil || c.err != nil {
 		t.Errorf("default network is not restored: %v", c.err)
@@ -303,8 +303,8 @@ func TestDefaultNetworkIsChosen(t *testing.T) {
 	}
 }
 
-// While another network is awaited, nobody gets the default one, at once and without a
-// look at the directory; what has been attached to it can leave.
+// From the moment that another network is awaited, pods do not get the default one, without
+// any change to the directory; pods that are attached to it can be detached.
 func TestAnotherNetworkIsAwaited(t *testing.T) {
 	o := options(t, "")
 	why := ""

@@ -15,8 +15,8 @@ import (
 	"github.com/crisp-cri/crisp/network/netns"
 )
 
-// IPv6 is switched off on a node that had it: pods get IPv4, those from before leave as
-// they came, and with IPv6 on again pods are in the subnet from before.
+// When IPv6 is turned off on a node that had it, pods get IPv4 and earlier pods can be
+// detached; with IPv6 on again pods are in the earlier subnet.
 func TestIPv6IsSwitchedOffLater(t *testing.T) {
 	n := open(t, options(t, ""))
 	before := pod(t, "before")
@@ -54,8 +54,8 @@ func TestIPv6IsSwitchedOffLater(t *testing.T) {
 	destroy(t, n)
 }
 
-// Who names an IPv6 subnet for the pods of a host without IPv6 is told, instead of each
-// pod's failing.
+// An IPv6 subnet for the pods of a host without IPv6 is a configuration error, instead
+// of a failure of each pod.
 func TestIPv6SubnetWithoutIPv6(t *testing.T) {
 	n, _ := fresh(t, true)
 	n.hasIPv6 = func() bool { return false }
@@ -66,9 +66,9 @@ func TestIPv6SubnetWithoutIPv6(t *testing.T) {
 	}
 }
 
-// Pods have the MTU of the uplink: also after the last one has gone, with which the
-// kernel takes a bridge back to 1500, after the uplink was given another, and if there
-// was no uplink when the bridge was made.
+// Pods have the MTU of the uplink: also after the last pod has gone, when the kernel
+// resets the bridge to 1500, after the uplink's has changed, and if there was no uplink
+// when the bridge was made.
 func TestPodsHaveTheUplinksMTU(t *testing.T) {
 	n := open(t, options(t, ""))
 	early := pod(t, "early")
@@ -114,8 +114,8 @@ func TestPodsHaveTheUplinksMTU(t *testing.T) {
 	destroy(t, n)
 }
 
-// Somebody flushes the host's ruleset: the pods that run have their host ports again
-// before another one comes.
+// When somebody flushes the host's ruleset, running pods get their host ports back
+// before another pod comes.
 func TestFlushedRulesComeBack(t *testing.T) {
 	n := open(t, options(t, ""))
 	p := pod(t, "p")

@@ -44,7 +44,7 @@ func TestDetachAfterReboot(t *testing.T) {
 	if err != nil || len(attachments) != 1 {
 		t.Fatalf("attached: %v (err %v)", attachments, err)
 	}
-	// The attachment keeps Destroy from its work, so wipe as a reboot does.
+	// The attachment makes Destroy refuse, so wipe as a reboot does.
 	nft(t, "flush ruleset")
 	removeBridge(t, "crisp0")
 
@@ -56,8 +56,8 @@ func TestDetachAfterReboot(t *testing.T) {
 	}
 }
 
-// libcni does not tell that the result of ADD is still there, and nobody else would ever
-// take it away.
+// libcni does not report that the result of ADD is still there, and nobody else
+// would ever remove it.
 func TestResultThatCannotBeRemoved(t *testing.T) {
 	o := options(t, "")
 	n := open(t, o)
@@ -80,8 +80,8 @@ func TestResultThatCannotBeRemoved(t *testing.T) {
 	destroy(t, n)
 }
 
-// What neither the caller nor the kernel knows any more is given back by GC, even
-// if a power cut has taken the attachment itself.
+// GC releases what neither the caller nor the kernel knows any more, even if a
+// power cut has lost the attachment itself.
 func TestGC(t *testing.T) {
 	o := options(t, "")
 	n := open(t, o)
@@ -112,8 +112,8 @@ func TestGC(t *testing.T) {
 	unpinAll(t, cut)
 }
 
-// A plugin that hangs dies with the caller's patience, its children too, and DEL
-// runs in spite of it; the retry succeeds.
+// A plugin that hangs is killed when the caller's context ends, with its children,
+// and DEL still runs; the retry succeeds.
 func TestHangingPlugin(t *testing.T) {
 	o := options(t, "")
 	bin := t.TempDir()
@@ -158,8 +158,8 @@ exit 0`)
 	detach(t, n, p)
 }
 
-// waitDead waits until a process is gone, or a zombie that its new parent has yet
-// to see.
+// waitDead waits until a process is gone, or a zombie that its new parent has not
+// reaped yet.
 func waitDead(t *testing.T, pid string) {
 	t.Helper()
 	for range 500 {
@@ -172,7 +172,7 @@ func waitDead(t *testing.T, pid string) {
 	t.Errorf("process %s is alive", pid)
 }
 
-// A failed DEL is an error, is remembered, and is repeated with the configuration
+// A failed DEL is an error, stays recorded, and is repeated with the configuration
 // of ADD.
 func TestFailedDeleteIsRepeated(t *testing.T) {
 	o := options(t, "")
@@ -223,8 +223,8 @@ func TestDetachWithDamagedRecord(t *testing.T) {
 	destroy(t, n)
 }
 
-// What a newer release has attached is not damaged: an older one says so instead of
-// detaching it by a guess.
+// The attachment of a newer release is not damaged: an older release returns an
+// error instead of detaching it by a guess.
 func TestNewerAttachmentIsRefused(t *testing.T) {
 	n, o := fresh(t, false)
 	path := n.attachmentPath("p")

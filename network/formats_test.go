@@ -6,7 +6,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/formats"
 )
 
-// By what a pod was attached, whichever release did it, it is detached.
+// A pod is detached by its attachment, whichever release wrote that.
 func TestFormats(t *testing.T) {
 	formats.Check[attachment](t, "attachment", nil)
 }

@@ -46,8 +46,8 @@ func FuzzResult(f *testing.F) {
 	})
 }
 
-// FuzzConf reads any file of the CNI directory as a network: what is accepted has a name
-// and plugins, and says all of it in its bytes, by which DEL will know it.
+// FuzzConf reads any file of the CNI directory as a network: an accepted one has a name
+// and plugins, and its bytes contain all of it, for DEL.
 func FuzzConf(f *testing.F) {
 	for _, text := range []string{
 		`{"cniVersion":"1.0.0","name":"n","plugins":[{"type":"bridge","ipam":{}},{"type":"portmap","capabilities":{"portMappings":true}}]}`, `{"cniVersion":"0.3.1","name":"n","type":"bridge"}`,
@@ -79,8 +79,8 @@ func FuzzConf(f *testing.F) {
 	})
 }
 
-// FuzzAttachment starts crispd with anything in the file of an attachment. One of a
-// later version is left as it is, and nothing is done.
+// FuzzAttachment starts crispd with anything in the file of an attachment. If that is of
+// a later version, nothing is changed.
 func FuzzAttachment(f *testing.F) {
 	for _, text := range []string{
 		`{"version":1,"id":"a","config":{"cniVersion":"1.0.0","name":"n","plugins":[{"type":"some"}]},"netns":"/n","ifName":"eth0","args":[["K8S_POD_NAME","x"]],"capabilities":{"portMappings":[{"hostPort":1}]}}`,

@@ -7,9 +7,10 @@ import (
 	"testing"
 )
 
-// A node's other runtime has pods in the network of the configuration directory, and
-// its plugins know GC (CNI 1.1). Starting crisp beside it takes nothing from these
-// pods; only when a pod of ours has been in the network, it is ours to clean up.
+// Another runtime of the node has pods in the network of the configuration
+// directory, and its plugins support GC (CNI 1.1). Starting crisp beside it takes
+// nothing from these pods; only after a pod of ours has used the network do we clean
+// it up.
 func TestFirstStartSparesTheOtherRuntimesPods(t *testing.T) {
 	o := options(t, "")
 	bin := t.TempDir()
@@ -36,7 +37,7 @@ exit 0`)
 	}
 	p := pod(t, "p")
 	attach(t, n, p)
-	// Attached by a release that has noted nothing.
+	// Attached by a release that did not record that.
 	if err := os.Remove(filepath.Join(o.CacheDir, usedDir, "shared")); err != nil {
 		t.Fatal(err)
 	}
@@ -56,9 +57,9 @@ exit 0`)
 	}
 }
 
-// A lock that its last holder has removed, while GC was about to look at it, may be
-// followed by another one of that name, which somebody holds: that is not GC's to
-// remove, or two would work on one pod at once.
+// A lock that its last holder has removed, just before GC looked at it, may be
+// replaced by another one of that name, which somebody holds: GC must not remove
+// that, or two would work on one pod at once.
 func TestLocksThatFollowAreNotDropped(t *testing.T) {
 	n := open(t, options(t, ""))
 	old, err := n.openLock("p")

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// Two daemons on one node, with the same sandbox IDs and host ports of their own:
-// what one does and destroys is nothing to the other.
+// Two daemons on one node, with the same sandbox IDs and with host ports of their
+// own, do not affect each other, even when one destroys its network.
 func TestTwoInstances(t *testing.T) {
 	needsRoot(t)
 	world := outside(t)

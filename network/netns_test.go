@@ -14,8 +14,8 @@ import (
 	"github.com/crisp-cri/crisp/network/netns"
 )
 
-// What is done in a pod's namespace stays there, whichever threads do it: twenty
-// goroutines look into ten namespaces and the host at once.
+// Changes in a pod's namespace stay there, whichever threads make them: twenty
+// goroutines use ten namespaces and the host at once.
 func TestEnterKeepsThreadsApart(t *testing.T) {
 	needsRoot(t)
 	mark := func(name string) func() error {
@@ -59,8 +59,7 @@ func TestEnterKeepsThreadsApart(t *testing.T) {
 	}
 }
 
-// A port is looked for on both loopback addresses of the namespace, and nowhere
-// else.
+// Dial tries both loopback addresses of the namespace, and nothing else.
 func TestDial(t *testing.T) {
 	needsRoot(t)
 	path, _ := namespace(t)

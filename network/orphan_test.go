@@ -13,9 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// orphan leaves an ADD for the pod as a daemon that was killed leaves it: the lock is
-// held by a process alone, and that runs command, which writes a line when it has begun.
-// The line is returned, too.
+// orphan leaves an ADD for the pod as a killed daemon leaves it: only a process holds
+// the lock, which runs command and writes a line when it has begun. It returns that
+// line, too.
 func orphan(t *testing.T, n *Network, p Pod, attr *syscall.SysProcAttr, command string) (*exec.Cmd, string) {
 	t.Helper()
 	conf, err := n.usable()
@@ -52,8 +52,8 @@ func orphan(t *testing.T, n *Network, p Pod, attr *syscall.SysProcAttr, command 
 	return cmd, strings.TrimSpace(line)
 }
 
-// The ADD of a crispd that was killed hangs for ever, with a child that has closed all
-// it inherited: both are ended, and the pod can be stopped.
+// The ADD of a killed crispd hangs for ever, with a child that has closed everything it
+// inherited: both are killed, and the pod can be stopped.
 func TestPodOfAHungPluginCanBeStopped(t *testing.T) {
 	n := open(t, options(t, ""))
 	n.orphanLife = 50 * time.Millisecond
@@ -81,9 +81,9 @@ func TestPodOfAHungPluginCanBeStopped(t *testing.T) {
 	destroy(t, n)
 }
 
-// A plugin has left a daemon behind that serves other pods too, in a session of its
-// own; it has inherited the lock, and crispd was killed before it could unlock. The
-// daemon lives and the pod can be stopped.
+// A plugin has left a daemon that serves other pods too, in a session of its own; it has
+// inherited the lock, and crispd was killed before it could unlock. The daemon is not
+// killed, and the pod can be stopped.
 func TestPodOfAPluginsDaemonCanBeStopped(t *testing.T) {
 	n := open(t, options(t, ""))
 	n.orphanLife = 50 * time.Millisecond
@@ -98,7 +98,7 @@ func TestPodOfAPluginsDaemonCanBeStopped(t *testing.T) {
 	destroy(t, n)
 }
 
-// A plugin that this crispd runs is nobody's orphan, however long it takes.
+// A plugin that this crispd runs is not an orphan, however long it takes.
 func TestSlowPluginIsNotKilled(t *testing.T) {
 	o := options(t, "")
 	n := open(t, o)

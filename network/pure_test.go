@@ -15,7 +15,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// The keys and shapes are what plugins of others look for.
+// Other vendors' plugins look for these keys and forms.
 func TestCapabilities(t *testing.T) {
 	p := Pod{
 		ID: "id", Name: "web", Namespace: "default", UID: "uid",
@@ -55,8 +55,8 @@ func TestCapabilities(t *testing.T) {
 	}
 }
 
-// Addresses are told in the plugins' order, and only eth0's count: which one is the
-// primary is the plugins' choice, and the kubelet sorts by the node's family.
+// Addresses are returned in the plugins' order, and only those of eth0: the plugins choose
+// the primary one, and the kubelet sorts by the node's family.
 func TestResult(t *testing.T) {
 	for name, c := range map[string]struct{ result, want string }{
 		"IPv6 first": {`{"cniVersion":"1.0.0","interfaces":[{"name":"br0"},{"name":"eth0","sandbox":"/ns"}],
@@ -89,8 +89,8 @@ func TestResult(t *testing.T) {
 	}
 }
 
-// A plugin's result with a null where an address or an interface should be is the plugin's
-// fault, in every version of CNI, and what it has made is taken away again.
+// A result with a null in place of an address or an interface is the plugin's fault, in
+// every version of CNI, and the ADD is undone.
 func TestResultWithANull(t *testing.T) {
 	needsRoot(t) // the library enters the network namespace
 	for _, result := range []string{
@@ -117,7 +117,7 @@ esac`)
 	}
 }
 
-// Whatever a plugin leaves when it fails, the error names it and says something.
+// Whatever a failing plugin leaves, the error names the plugin and is not empty.
 func TestPluginError(t *testing.T) {
 	failed := errors.New("exit status 1")
 	for _, c := range []struct {
@@ -161,7 +161,7 @@ func TestInstancesAreApart(t *testing.T) {
 	}
 }
 
-// All candidates are private, and the one that is looked for is free.
+// All candidates are private, and the chosen one is free.
 func TestSubnetCandidates(t *testing.T) {
 	within := []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::/8")}
 	for nth := range 600 {

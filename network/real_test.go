@@ -26,10 +26,10 @@ import (
 	"github.com/crisp-cri/crisp/network/netns"
 )
 
-// The tests against the kernel run in namespaces of their own: what they call the host
-// is that network.
+// The tests with the kernel run in namespaces of their own: the host is that network
+// namespace.
 func TestMain(m *testing.M) {
-	// Go looks once whether there is IPv6; let it not look in a pod.
+	// Go checks once whether there is IPv6; it must not do so in a pod.
 	if l, err := net.Listen("tcp", ":0"); err == nil {
 		l.Close()
 	}
@@ -43,8 +43,8 @@ func needsRoot(t testing.TB) {
 	}
 }
 
-// options returns those of an instance that has never run. When the test ends,
-// nothing of the instance may be left.
+// options returns the options of a new instance. When the test ends, nothing of it may
+// be left.
 func options(t testing.TB, instance string) Options {
 	t.Helper()
 	needsRoot(t)
@@ -76,7 +76,7 @@ func open(t testing.TB, o Options) *Network {
 
 func noLeaks(t testing.TB, o Options, links []string, tables string) {
 	t.Helper()
-	// Destroying a namespace takes its devices along, in the background.
+	// Destroying a namespace destroys its devices, in the background.
 	for range 500 {
 		if slices.Equal(linkNames(t), links) {
 			break
@@ -266,7 +266,7 @@ func wantAsk(t *testing.T, from, addr, want string) {
 }
 
 // outside makes a namespace that is a neighbour of the host: 198.51.100.2 and
-// 2001:db8::2, the host being .1 and ::1.
+// 2001:db8::2; the host is .1 and ::1.
 func outside(t *testing.T) string {
 	t.Helper()
 	path, _ := namespace(t)

@@ -12,8 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// slowNFT puts before nft a program that runs it if first says so, and then does not
-// end; only the first time. The test's context for it is over soon after it has begun.
+// slowNFT puts a program before nft in PATH. Its first run runs the shell commands first, in
+// which nft is the real one, and then hangs; later runs are nft's. The context that it
+// returns ends soon after the first run has got that far.
 func slowNFT(t *testing.T, first string) context.Context {
 	t.Helper()
 	nft, err := exec.LookPath("nft")
@@ -41,8 +42,8 @@ exec sleep 1000`)
 	return ctx
 }
 
-// nft waits for others who load large rulesets, and DEL is given up meanwhile. The
-// next one ends it: the pod's address goes to another pod some day, and the host port
+// nft waits for others who load large rulesets, and DEL is abandoned meanwhile. The
+// next DEL finishes it: the pod's address will go to another pod, and the host port
 // must not lead there.
 func TestHostPortOfADetachedPodLeadsNowhere(t *testing.T) {
 	n := open(t, options(t, ""))
@@ -59,8 +60,8 @@ func TestHostPortOfADetachedPodLeadsNowhere(t *testing.T) {
 	destroy(t, n)
 }
 
-// ADD is given up while nft has told the kernel and not us: nothing of the pod's host
-// ports stays.
+// ADD is abandoned when nft has changed the kernel but not returned: none of the pod's
+// host ports is left.
 func TestHostPortOfAFailedAddLeadsNowhere(t *testing.T) {
 	n := open(t, options(t, ""))
 	other := pod(t, "other")

@@ -65,7 +65,7 @@ func TestStandardPlugins(t *testing.T) {
 	o.BinDirs = []string{standardPlugins(t)}
 	writeConf(t, o.ConfDir, "10-standard.conflist", standardConf(o.DataDir, true))
 	n := open(t, o)
-	// The plugins are asked meanwhile.
+	// Meanwhile the plugins are asked for their STATUS.
 	for deadline := time.Now().Add(time.Minute); n.Status() != nil; time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("not ready: %v", n.Status())
@@ -96,8 +96,8 @@ func TestStandardPlugins(t *testing.T) {
 	}
 }
 
-// The default network's plugin does the same as a program, so another runtime,
-// or a DEL by hand, finds its way.
+// As a program, the default network's plugin does the same, for another runtime
+// or a DEL by hand.
 func TestBridgeAsProgram(t *testing.T) {
 	o := options(t, "")
 	n := open(t, o)

@@ -8,8 +8,8 @@ import (
 	"github.com/crisp-cri/crisp/network/netns"
 )
 
-// A client that has been sending to a UDP host port before there was a pod gets
-// an answer once there is one: conntrack must not remember that nobody was there.
+// A client that was sending to a UDP host port before there was a pod gets an
+// answer once there is one: conntrack must not keep the old flow.
 func TestUDPHostPortWithEarlyClient(t *testing.T) {
 	needsRoot(t)
 	world := outside(t)

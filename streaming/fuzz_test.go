@@ -17,7 +17,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// upgrades are the headers of requests, by which a client comes to each protocol.
+// upgrades are the headers of requests by which a client gets each protocol.
 var upgrades = []string{
 	"Connection: Upgrade\r\nUpgrade: SPDY/3.1\r\nX-Stream-Protocol-Version: v4.channel.k8s.io\r\n",
 	"Connection: Upgrade\r\nUpgrade: SPDY/3.1\r\nX-Stream-Protocol-Version: portforward.k8s.io\r\n",
@@ -31,7 +31,7 @@ var upgrades = []string{
 const webSocket = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nOrigin: http://localhost\r\nSec-WebSocket-Protocol: "
 
 // FuzzStream connects to each kind of stream by each protocol and sends anything: no
-// handler panics, the connection comes to its end, and so does the command.
+// handler panics, the connection ends, and so does the command.
 func FuzzStream(f *testing.F) {
 	frames := []string{
 		"", "\x82\x80\x00\x00\x00\x00", "\x82\x83\x00\x00\x00\x00\x00ab", "\x82\x82\x00\x00\x00\x00\xff\x00", "\x82\x82\x00\x00\x00\x00\x09x", "\x88\x80\x00\x00\x00\x00", "\x82\xff\xff\xff\xff\xff\xff\xff\xff\xff",
@@ -45,7 +45,7 @@ func FuzzStream(f *testing.F) {
 			}
 		}
 	}
-	utilruntime.ErrorHandlers = nil // the library's, which tells of each client
+	utilruntime.ErrorHandlers = nil // the library's, which log each client
 	defer func(was time.Duration) { creationTimeout = was }(creationTimeout)
 	creationTimeout = 20 * time.Millisecond
 	var log stacks
@@ -118,7 +118,7 @@ func FuzzStream(f *testing.F) {
 	})
 }
 
-// stacks is a log that keeps what net/http says of a handler that panicked.
+// stacks is a log that keeps what net/http logs of a handler that panicked.
 type stacks struct {
 	mu   sync.Mutex
 	text bytes.Buffer // guarded by mu

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// A pipes listens to connections that exist in memory only.
+// A pipes is a listener of connections in memory.
 type pipes struct {
 	come   chan net.Conn
 	closed chan struct{}
@@ -30,8 +30,8 @@ func (p pipes) Accept() (net.Conn, error) {
 func (p pipes) Close() error   { close(p.closed); return nil }
 func (p pipes) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 1} }
 
-// Who has no token cannot hold connections: neither one that asks for nothing, nor one
-// that is kept after an answer, nor one whose request never ends.
+// Clients without a token cannot hold connections: neither one that sends nothing, nor
+// one that is kept after an answer, nor one whose request never ends.
 func TestConnectionsWithoutTokenEnd(t *testing.T) {
 	for name, talk := range map[string]func(net.Conn) error{
 		"silent": func(net.Conn) error { return nil },
@@ -68,7 +68,7 @@ func TestConnectionsWithoutTokenEnd(t *testing.T) {
 				if err := ours.SetReadDeadline(time.Now().Add(time.Hour)); err != nil {
 					t.Fatal(err)
 				}
-				// An answer may come before the end.
+				// There may be a response before the end.
 				if _, err := io.Copy(io.Discard, ours); err != nil && !errors.Is(err, io.ErrClosedPipe) {
 					t.Errorf("the connection is still there: %v", err)
 				}

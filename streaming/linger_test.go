@@ -12,7 +12,7 @@ import (
 	utilexec "k8s.io/utils/exec"
 )
 
-// endless input does not end before its test does.
+// endless is input that does not end before the test does.
 type endless struct{ ctx context.Context }
 
 func (e endless) Read(p []byte) (int, error) { return len(p), e.ctx.Err() }
@@ -24,8 +24,9 @@ func (s *slow) Write(p []byte) (int, error) {
 	return s.Buffer.Write(p)
 }
 
-// A command that ends while its client goes on sending, and is far behind in reading,
-// is told whole: neither its output nor its exit code is lost with the connection.
+// A command that ends while its client keeps sending, and is far behind in reading,
+// is delivered completely: neither its output nor its exit code is lost with the
+// connection.
 func TestEndWhileTheClientSends(t *testing.T) {
 	overBoth(t, func(t *testing.T, connect func(*testing.T, string) remotecommand.Executor) {
 		said := bytes.Repeat([]byte("output of a command\n"), 4<<20/20)

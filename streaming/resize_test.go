@@ -8,8 +8,8 @@ import (
 	"k8s.io/cri-streaming/pkg/streaming/remotecommand"
 )
 
-// Who may exec must not fill crispd's memory: a size of a terminal that never ends is
-// read past, not kept.
+// A client must not be able to fill crispd's memory: an endless terminal size is read
+// and discarded.
 func TestEndlessSizeIsNotKept(t *testing.T) {
 	endless := &widest{r: io.MultiReader(
 		strings.NewReader(`{"Width":80,"Height":24}{"Width":`), io.LimitReader(digits{}, 32<<20))}
@@ -29,7 +29,7 @@ func TestEndlessSizeIsNotKept(t *testing.T) {
 	}
 }
 
-// widest notes how much it is asked for at most.
+// widest records the largest size that it is asked for.
 type widest struct {
 	r    io.Reader
 	most int

@@ -23,7 +23,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// fake is a Runtime of functions.
+// fake is a Runtime made of functions.
 type fake struct {
 	exec    func(ctx context.Context, container string, cmd []string, s Streams) (int32, error)
 	attach  func(ctx context.Context, container string, s Streams) error
@@ -54,7 +54,7 @@ func start(t *testing.T, f fake) *Server {
 	return s
 }
 
-// transports are the two ways in which clients come.
+// transports are the two ways in which clients connect.
 var transports = map[string]func(t *testing.T, u string) remotecommand.Executor{
 	"spdy": func(t *testing.T, u string) remotecommand.Executor {
 		parsed, err := url.Parse(u)
@@ -82,8 +82,8 @@ func overBoth(t *testing.T, test func(t *testing.T, connect func(*testing.T, str
 	}
 }
 
-// The command sees the end of stdin, both outputs arrive whole and apart, and
-// the client gets the exit code.
+// The command sees the end of stdin, both outputs arrive complete and separate,
+// and the client gets the exit code.
 func TestExec(t *testing.T) {
 	overBoth(t, func(t *testing.T, connect func(*testing.T, string) remotecommand.Executor) {
 		s := start(t, fake{exec: func(_ context.Context, container string, cmd []string, st Streams) (int32, error) {
@@ -328,7 +328,7 @@ func TestPortForward(t *testing.T) {
 	}
 }
 
-// A URL is good once, and for its own kind of work.
+// A URL is valid once, and only for its kind of stream.
 func TestToken(t *testing.T) {
 	s := start(t, fake{exec: func(context.Context, string, []string, Streams) (int32, error) { return 0, nil }})
 	resp, err := s.Exec(&cri.ExecRequest{ContainerId: "c1", Stdout: true})

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// The log of a node that runs for years stays small, its last lines are there, and
-// what the process writes to standard error by other ways is in the new file.
+// The log of a node that runs for years stays small and keeps its last lines, and
+// whatever else the process writes to standard error goes to the new file.
 func TestLogIsBounded(t *testing.T) {
 	if path := os.Getenv("CRISP_TEST_LOG"); path != "" {
 		l := newLogFile(path)

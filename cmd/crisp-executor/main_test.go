@@ -21,8 +21,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// What it does not understand must not make it an executor: a slip in a flag ("-state
-// DIR socket PATH") would be one for another directory than was meant.
+// An unknown argument must not start an executor: with a typing error in a flag
+// ("-state DIR socket PATH") it would be one for another directory than intended.
 func TestStrayArgument(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()

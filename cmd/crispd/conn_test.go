@@ -16,7 +16,7 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 )
 
-// A shortOfMemory has connections whose writes fail while it says so.
+// A shortOfMemory has connections whose writes fail while is is true.
 type shortOfMemory struct {
 	net.Listener
 	is *atomic.Bool
@@ -39,7 +39,8 @@ func (c writesFail) Write(b []byte) (int, error) {
 	return c.Conn.Write(b)
 }
 
-// A kubelet whose answer could not be written is told, and connects again.
+// A kubelet whose answer could not be written sees its connection end, and
+// reconnects.
 func TestAnswerThatCannotBeWritten(t *testing.T) {
 	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "socket"))
 	if err != nil {
@@ -54,7 +55,7 @@ func TestAnswerThatCannotBeWritten(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	// Nobody serves the method: to say so is an answer like any other.
+	// Nobody serves the method: that error is an answer like any other.
 	call := func() string {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 		defer cancel()

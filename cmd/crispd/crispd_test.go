@@ -27,8 +27,8 @@ import (
 	"github.com/crisp-cri/crisp/server/telemetry"
 )
 
-// The socket that a killed crispd left is replaced; one that somebody serves,
-// and what is no socket, is not.
+// The socket of a killed crispd is replaced; one that somebody serves, and a file
+// that is no socket, is not.
 func TestListen(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "dir", "crisp.sock")
 	l, err := listen(path)
@@ -63,7 +63,7 @@ func TestListen(t *testing.T) {
 	}
 }
 
-// Listening, which a reload does too, does not change the modes of what crispd makes
+// Listening, as in a reload, does not change the modes of files that crispd makes
 // meanwhile.
 func TestListenKeepsUmask(t *testing.T) {
 	dir := t.TempDir()
@@ -102,7 +102,7 @@ func TestListenKeepsUmask(t *testing.T) {
 	}
 }
 
-// Metrics go where they are asked for, or stay where they are.
+// Metrics move to the requested address, or stay where they are.
 func TestScrape(t *testing.T) {
 	tel, err := telemetry.New(telemetry.Options{Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
@@ -146,8 +146,8 @@ func TestScrape(t *testing.T) {
 	}
 }
 
-// An address that cannot be had yet is taken once it can, unless another one was asked
-// for meanwhile.
+// An address that is not available yet is used once it is, unless another one was
+// requested meanwhile.
 func TestScrapeAwaits(t *testing.T) {
 	tel, err := telemetry.New(telemetry.Options{Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
@@ -160,7 +160,7 @@ func TestScrapeAwaits(t *testing.T) {
 		_, err := os.Lstat(path)
 		return err == nil
 	}
-	// The file is in the directory's way.
+	// The file is in the way of the directory.
 	block := func(name string) (file, address string) {
 		file = filepath.Join(dir, name)
 		if err := os.WriteFile(file, nil, 0o600); err != nil {
@@ -183,7 +183,7 @@ func TestScrapeAwaits(t *testing.T) {
 	}
 	m.end()
 
-	// Not in a bubble: where they are served, its time would stand still.
+	// Not in a bubble, whose time would stand still while metrics are served.
 	file, address = block("dropped")
 	m.await(t.Context(), "unix://"+address)
 	if err := m.serve(""); err != nil {
@@ -198,7 +198,7 @@ func TestScrapeAwaits(t *testing.T) {
 	}
 }
 
-// Two daemons on one directory would undo each other's work.
+// Two daemons with one directory would undo each other's work.
 func TestOneCrispdPerDirectory(t *testing.T) {
 	root, state := filepath.Join(t.TempDir(), "root"), filepath.Join(t.TempDir(), "state")
 	first, err := makeDirs(root, state)
@@ -212,7 +212,7 @@ func TestOneCrispdPerDirectory(t *testing.T) {
 	for _, l := range first {
 		l.Close()
 	}
-	// The refused one must have let go of its own directory.
+	// The refused one must have unlocked its own directory.
 	again, err := makeDirs(other, state)
 	if err != nil {
 		t.Fatalf("after the first one's end: %v", err)
@@ -222,7 +222,7 @@ func TestOneCrispdPerDirectory(t *testing.T) {
 	}
 }
 
-// Flags reach the configuration, and crispd config says so.
+// Flags reach the configuration, and crispd config shows that.
 func TestConfigCommand(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "c.toml")
 	if err := os.WriteFile(file, []byte("[log]\nformat = \"json\"\n"), 0o600); err != nil {
@@ -252,8 +252,8 @@ func TestBadCommandLines(t *testing.T) {
 	}
 }
 
-// check names every lack with what follows from it, and fails only for what
-// crispd cannot do without.
+// check names the consequence of everything that is missing, and fails only if
+// crispd could not run.
 func TestCheck(t *testing.T) {
 	var out bytes.Buffer
 	err := run([]string{"check", "--root", t.TempDir() + "/r", "--state", t.TempDir() + "/s"}, &out)
@@ -280,7 +280,8 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// A file about images that is named and not there is told, with what follows.
+// A configured file about images that does not exist is reported, with the
+// consequence.
 func TestMissing(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "c.toml")
@@ -312,8 +313,8 @@ func TestMissing(t *testing.T) {
 	}
 }
 
-// The node's own defaults are checked before the first container needs them,
-// and the error says where they stand.
+// The node's own defaults are checked before the first container needs them, and the
+// error says where they are set.
 func TestHostFacts(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name, text string) string {
@@ -357,8 +358,8 @@ func TestHostFacts(t *testing.T) {
 	}
 }
 
-// What the configuration prints as its default is what containers get, and an
-// empty list is none, not the default.
+// The default that the configuration prints is what containers get, and an empty
+// list means none, not the default.
 func TestDefaultCapabilities(t *testing.T) {
 	c, err := config.Load(config.Source{Flags: map[string]string{"root": "/r", "state": "/s"}})
 	if err != nil {
@@ -374,8 +375,8 @@ func TestDefaultCapabilities(t *testing.T) {
 	}
 }
 
-// An instance with its own directories meets no other; the default one keeps
-// the plain names.
+// An instance with its own directories does not collide with any other; the default
+// one keeps the plain names.
 func TestInstance(t *testing.T) {
 	a, b := instance(&config.Config{Root: "/a", State: "/s"}), instance(&config.Config{Root: "/a", State: "/t"})
 	if a == "" || b == "" || a == b {
@@ -386,9 +387,9 @@ func TestInstance(t *testing.T) {
 	}
 }
 
-// The cgroup driver follows the host unless somebody decides.
-// The default instance has the network namespaces of its pods where agents of CNI
-// plugins look; another one touches nothing outside of its directories.
+// The cgroup driver depends on the host unless it is configured.
+// The default instance has its pods' network namespaces where agents of CNI plugins
+// look; any other instance touches nothing outside of its directories.
 func TestNetNSDir(t *testing.T) {
 	for state, want := range map[string]string{config.DefaultState: "/var/run/netns", "/tmp/s": "/tmp/s/netns"} {
 		if got := netNSDir(&config.Config{Root: config.DefaultRoot, State: state}); got != want {
@@ -426,7 +427,7 @@ func TestLogrusBridge(t *testing.T) {
 	}
 }
 
-// wipe must not delete what is mounted below our directories: it may be
+// wipe must not delete the content of mounts below our directories: it may be
 // somebody's data.
 func TestWipeSparesMounts(t *testing.T) {
 	if os.Geteuid() != 0 {
@@ -465,7 +466,7 @@ func TestWipeSparesMounts(t *testing.T) {
 	}
 }
 
-// A disk of its own for /var/lib/crisp is common: wipe empties it and leaves the
+// A disk of its own for /var/lib/crisp is common: wipe empties it and keeps the
 // mount.
 func TestWipeOfAMountedRoot(t *testing.T) {
 	if os.Geteuid() != 0 {

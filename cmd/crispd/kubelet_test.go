@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// Which processes are the kubelet of a cluster: with a standalone one nobody waits for a
-// network, nor with crictl or the agent.
+// Which processes are the kubelet of a cluster: pods do not wait for a network with a
+// standalone kubelet, nor with crictl or the agent.
 func TestKubeletOfACluster(t *testing.T) {
 	for _, tt := range []struct {
 		name, line string
@@ -35,7 +35,8 @@ func TestKubeletOfACluster(t *testing.T) {
 	}
 }
 
-// helper is what a process of this test's program connects to and stays.
+// helper is the variable with the socket that a process of this test's program connects to,
+// and stays connected.
 const helper = "CRISPD_TEST_CONNECT"
 
 func TestMain(m *testing.M) {
@@ -50,8 +51,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// Pods wait from the moment in which a cluster's kubelet connects until its last
-// connection is closed; whoever else is connected counts for nothing.
+// Pods wait from when a cluster's kubelet connects until its last connection is closed;
+// no other client counts.
 func TestConnectedKubeletIsSeen(t *testing.T) {
 	dir := t.TempDir()
 	var k kubelets

@@ -9,7 +9,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/golden"
 )
 
-// The man page is what the table of commands makes of itself: -update writes it.
+// The man page is generated from the table of commands: -update writes it.
 func TestManPage(t *testing.T) {
 	var seen []string
 	for _, v := range views {

@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// The debug socket belongs to the state directory: a wrong word is told, not sent.
+// The debug socket belongs to the state directory: an unknown word is an error,
+// and nothing is sent.
 func TestDebugWords(t *testing.T) {
 	var out strings.Builder
 	for _, args := range [][]string{{"debug"}, {"debug", "nonsense"}, {"debug", "heap", "more"}} {

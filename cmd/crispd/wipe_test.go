@@ -15,8 +15,8 @@ import (
 	"github.com/crisp-cri/crisp/network/netns"
 )
 
-// Without an executor, wipe lets go of the network namespaces that the default instance
-// has pinned among those of others, and of those only.
+// Without an executor, wipe unpins the network namespaces that the default instance has
+// pinned among those of others, and only those.
 func TestWipeUnpinsOwnNamespaces(t *testing.T) {
 	const inside = "CRISPD_TEST_WIPE"
 	if os.Geteuid() != 0 {

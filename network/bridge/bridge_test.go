@@ -29,7 +29,8 @@ func addresses(text ...string) []netip.Addr {
 	return all
 }
 
-// What cannot work is refused before anything is done, by name.
+// A configuration that cannot work is refused before anything is done, and the
+// error names the fault.
 func TestParseRefuses(t *testing.T) {
 	const good = `{"cniVersion":"1.1.0","name":"net","type":"crisp-bridge","bridge":"br0","subnets":["10.1.0.0/24","fd00::/64"],"dataDir":"/d"}`
 	if c, err := parse([]byte(good)); err != nil || c.Name != "net" || len(c.Subnets) != 2 || c.dir() != "/d/net" {
@@ -55,8 +56,8 @@ func TestParseRefuses(t *testing.T) {
 	}
 }
 
-// Ports of one family's host address concern that family; what could end up in a
-// command of nft is checked.
+// Ports with a host address concern the family of that address; whatever could
+// become part of an nft command is checked.
 func TestElements(t *testing.T) {
 	addrs := addresses("10.1.0.2", "fd00::2")
 	got, err := elements([]PortMapping{
@@ -97,8 +98,8 @@ func TestElements(t *testing.T) {
 	}
 }
 
-// Addresses go round in turn, the special ones left out, and a freed one comes
-// last.
+// Addresses are handed out in turn, without the special ones, and a released one
+// comes last.
 func TestAllocateInTurn(t *testing.T) {
 	n := &Net{Name: "net", DataDir: t.TempDir(), Subnets: prefixes("10.1.0.0/29", "fd00::/125")}
 	take := func(id string) string {
@@ -123,7 +124,7 @@ func TestAllocateInTurn(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}
-	// IPv6 is full: what was taken of IPv4 for this one is given back.
+	// IPv6 is full: the IPv4 address taken for this pod is released.
 	n.Subnets = prefixes("10.2.0.0/24", "fd00::/125")
 	take("g")
 	before := names(t, n.dir())
@@ -135,7 +136,7 @@ func TestAllocateInTurn(t *testing.T) {
 	}
 }
 
-// Releasing by a result that is not true any more takes nothing from others.
+// Releasing by an outdated result takes nothing from others.
 func TestReleaseKeepsOthers(t *testing.T) {
 	n := &Net{Name: "net", DataDir: t.TempDir(), Subnets: prefixes("10.1.0.0/24")}
 	a, err := n.allocate(t.Context(), "a", "eth0")
@@ -150,7 +151,7 @@ func TestReleaseKeepsOthers(t *testing.T) {
 			t.Errorf("%v belongs to %q (err %v)", a[0], owner, err)
 		}
 	}
-	// What host-local of some version or a power cut has left does not disturb.
+	// Leftovers of some version of host-local or of a power cut do no harm.
 	for name, content := range map[string]string{"10.1.0.3": "", "10.1.0.4": "old-id", "last_reserved_ip.0": "nonsense"} {
 		if err := os.WriteFile(filepath.Join(n.dir(), name), []byte(content), 0o600); err != nil {
 			t.Fatal(err)
@@ -167,7 +168,7 @@ func TestReleaseKeepsOthers(t *testing.T) {
 	}
 }
 
-// A damaged file of one pod's ports keeps no other pod from its own.
+// A damaged file of one pod's ports does not keep other pods from theirs.
 func TestDamagedPorts(t *testing.T) {
 	n := &Net{Name: "net", DataDir: t.TempDir()}
 	if err := os.MkdirAll(n.portsDir(), 0o755); err != nil {

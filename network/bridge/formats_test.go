@@ -7,7 +7,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/formats"
 )
 
-// Which host ports lead to a pod, by what takes them back.
+// The host ports that lead to a pod, from which they are removed.
 func TestFormats(t *testing.T) {
 	formats.Check(t, "ports", func(data []byte, own *[]element) (err error) {
 		n := &Net{Name: "net", DataDir: t.TempDir()}

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// While one caller's nft hangs, the others can give up: their ADD, their DEL, and GC,
-// which keeps crispd from serving.
+// While one caller's nft hangs, the others can give up: ADD, DEL and GC, for which
+// crispd's startup waits.
 func TestLocksCanBeGivenUp(t *testing.T) {
 	n := &Net{Name: "net", DataDir: t.TempDir(), Subnets: prefixes("10.1.0.0/24")}
 	for _, name := range []string{addressesLock, tableLock} {

@@ -13,7 +13,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/powercut"
 )
 
-// allocated tells who has which address, by what is on disk.
+// allocated returns the owners of addresses, according to the disk.
 func (n *Net) allocated() (map[netip.Addr]string, error) {
 	entries, err := os.ReadDir(n.dir())
 	if os.IsNotExist(err) {
@@ -30,9 +30,9 @@ func (n *Net) allocated() (map[netip.Addr]string, error) {
 	return all, err
 }
 
-// lookAfter says what is wrong with the addresses of a node that comes up with what is in
-// its directory, and on which the sandboxes keep are known: an address has one owner, who
-// can give it back, and none is lost.
+// lookAfter returns what is wrong with the addresses of a node that starts with the
+// content of its directory, and that knows the sandboxes keep: an address has one owner,
+// who can release it, and none is lost.
 func (n *Net) lookAfter(ctx context.Context, keep []string) error {
 	if err := n.Sweep(ctx, keep); err != nil {
 		return err
@@ -80,8 +80,8 @@ func (n *Net) lookAfter(ctx context.Context, keep []string) error {
 	return nil
 }
 
-// Addresses are not synced: the pods that had them end with the power. But none is given
-// out twice, and none is lost, by whatever is left of them.
+// Addresses are not synced, as a power cut ends their pods too. But whatever is left of
+// them, none is handed out twice, and none is lost.
 func TestPowerCutAddresses(t *testing.T) {
 	netAt := func(dir string) *Net {
 		return &Net{Name: "net", Bridge: "crisp-no-such", DataDir: filepath.Join(dir, "data"), Subnets: prefixes("10.1.0.0/29")}
@@ -110,14 +110,14 @@ func TestPowerCutAddresses(t *testing.T) {
 	}.Test(t)
 }
 
-// A daemon that is killed while it gives out an address does the next pod no harm: what
-// the one wrote down is not the other's.
+// A daemon that is killed while it allocates an address does not harm the next pod: the
+// leftover file must not change the next one's owner.
 func TestKilledWhileAllocating(t *testing.T) {
 	n := &Net{Name: "net", Bridge: "crisp-no-such", DataDir: t.TempDir(), Subnets: prefixes("10.1.0.0/29")}
 	if err := os.MkdirAll(n.dir(), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	// What is there between the link that takes the address and the end of allocate.
+	// The state between the link that allocates the address and the end of allocate.
 	owner := filepath.Join(n.dir(), ".owner.tmp")
 	if err := os.WriteFile(owner, []byte(strings.Join([]string{"killed", "eth0"}, eol)), 0o600); err != nil {
 		t.Fatal(err)

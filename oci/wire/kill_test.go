@@ -12,18 +12,18 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// listenerEnv has the test's own program be the process that TestKill is about.
+// listenerEnv makes the test's program the process that TestKill kills.
 const listenerEnv = "WIRE_TEST_LISTEN"
 
-// Kill ends the process that listens, though it answers nothing, and nobody else once
-// that has ended.
+// Kill kills the listening process, though it answers nothing, and no other process
+// once that has exited.
 func TestKill(t *testing.T) {
 	if path := os.Getenv(listenerEnv); path != "" {
 		if _, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"}); err != nil {
 			t.Fatal(err)
 		}
 		os.Stdout.WriteString("listening\n")
-		select {} // it accepts nobody
+		select {} // it accepts no connection
 	}
 	path := t.TempDir() + "/s"
 	cmd := exec.Command(os.Args[0], "-test.run=^TestKill$")

@@ -10,8 +10,8 @@ import (
 )
 
 // A client that is killed in the middle of a call leaves it behind. Its successor
-// must see what that call did: else a container that was being started is taken
-// for one that never ran, and runs twice.
+// must see the effect of that call: otherwise a container that was being started
+// is taken for one that never ran, and runs twice.
 func TestSettleWaitsForACallLeftBehind(t *testing.T) {
 	begun, finish := make(chan struct{}), make(chan struct{})
 	var started atomic.Bool
@@ -51,7 +51,7 @@ func TestSettleWaitsForACallLeftBehind(t *testing.T) {
 	}
 }
 
-// A client that lives holds nobody up.
+// A live client delays nobody.
 func TestSettleDoesNotWaitForTheLiving(t *testing.T) {
 	block := make(chan struct{})
 	begun := make(chan struct{})

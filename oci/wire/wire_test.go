@@ -148,7 +148,7 @@ func TestErrorKinds(t *testing.T) {
 	}
 }
 
-// Who gives up cancels the work, and the connection goes on.
+// A caller that gives up cancels the work, and the connection stays.
 func TestAbandonedCall(t *testing.T) {
 	cancelled := make(chan struct{})
 	_, c := serve(t, handler{
@@ -205,7 +205,7 @@ func TestConnectionEnds(t *testing.T) {
 	}
 }
 
-// No event is lost, whether its reader is slow or not, and a slow one holds up no
+// No event is lost, whether its reader is slow or not, and a slow reader delays no
 // call.
 func TestEvents(t *testing.T) {
 	const many = 5000
@@ -234,7 +234,8 @@ func TestEvents(t *testing.T) {
 	}
 }
 
-// Then runs when the answer is out: an executor that upgrades itself answers first.
+// Then runs when the answer has been sent: an executor that upgrades itself answers
+// first.
 func TestThen(t *testing.T) {
 	then := make(chan struct{})
 	_, c := serve(t, handler{"bye": func(_ context.Context, _ *wire.Conn, call *wire.Call) (any, []*os.File, error) {
@@ -247,7 +248,7 @@ func TestThen(t *testing.T) {
 	<-then
 }
 
-// Whatever comes in, with however many files, the server neither crashes nor stops
+// Whatever arrives, with however many files, the server neither crashes nor stops
 // serving others, and keeps no file open.
 func FuzzFrame(f *testing.F) {
 	path := filepath.Join(f.TempDir(), "s")
@@ -331,8 +332,8 @@ func nulls(t *testing.T) (n int) {
 	return n
 }
 
-// A server that no longer listens answers nothing any more: what it accepted then
-// could be lost with it, and its clients would hear of that late.
+// A server that no longer listens answers nothing: a call that it accepted then
+// could be lost, and its client would learn that late.
 func TestServeEndsConnections(t *testing.T) {
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(t.TempDir(), "s"), Net: "unix"})
 	if err != nil {

@@ -100,8 +100,8 @@ func TestInjectUnresolvable(t *testing.T) {
 	}
 }
 
-// A file that the library cannot read without a panic is named, and costs the container
-// that wants a device and not crispd.
+// A file that makes the library panic is named in the error, and costs only the
+// container that wants a device, not crispd.
 func TestFileWithANull(t *testing.T) {
 	for what, edits := range map[string]string{"deviceNodes": `[null]`, "hooks": `[null]`, "mounts": `[null]`} {
 		dir := t.TempDir()

@@ -35,8 +35,7 @@ func before() *specs.Spec {
 	}
 }
 
-// Each kind of adjustment, set beside what was there, in its place, and taken
-// away.
+// Each kind of adjustment: added, replaced and removed.
 func TestAdjust(t *testing.T) {
 	a := &api.ContainerAdjustment{}
 	a.SetArgs([]string{"new", "args"})
@@ -126,7 +125,7 @@ func TestAdjust(t *testing.T) {
 	}
 }
 
-// A host that does not limit swap is not asked to.
+// On a host that does not limit swap no swap limit is set.
 func TestAdjustWithoutSwap(t *testing.T) {
 	a := &api.ContainerAdjustment{}
 	a.SetLinuxMemoryLimit(100)
@@ -139,7 +138,7 @@ func TestAdjustWithoutSwap(t *testing.T) {
 	}
 }
 
-// Nothing wanted is nothing changed.
+// An empty adjustment changes nothing.
 func TestAdjustNothing(t *testing.T) {
 	for _, a := range []*api.ContainerAdjustment{nil, {}, {Linux: &api.LinuxContainerAdjustment{Resources: &api.LinuxResources{Memory: &api.LinuxMemory{}, Cpu: &api.LinuxCPU{}}}}} {
 		got := before()

@@ -9,8 +9,8 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// FuzzAdjust gives a container whatever adjustment a plugin may send: it is applied or
-// refused, and what comes out can be written.
+// FuzzAdjust applies any adjustment that a plugin may send: it is applied or refused,
+// and the result can be encoded.
 func FuzzAdjust(f *testing.F) {
 	all := &api.ContainerAdjustment{}
 	all.SetArgs([]string{"a"})

@@ -17,7 +17,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// recorder is a Runtime that notes what it is asked to do.
+// recorder is a Runtime that records the calls.
 type recorder struct{ evicted []string }
 
 func (*recorder) Snapshot() ([]Pod, []Container)                { return nil, nil }
@@ -31,7 +31,7 @@ func (r *recorder) Evict(_ context.Context, id, reason string) error {
 	return nil
 }
 
-// Without plugins nothing is told and nothing is allocated but the lock's handle.
+// Without plugins nothing is converted, and only the lock's handle is allocated.
 func TestNobodyThere(t *testing.T) {
 	var none *Plugins
 	turn := none.Turn()
@@ -120,8 +120,8 @@ func TestEvictions(t *testing.T) {
 	}
 }
 
-// A container with next to nothing in its specification can be shown, and one
-// whose environment is no UTF-8.
+// A container with almost nothing in its specification can be shown, and so can
+// one whose environment is not UTF-8.
 func TestShowLittle(t *testing.T) {
 	for _, spec := range []*specs.Spec{nil, {}, {Process: &specs.Process{}, Linux: &specs.Linux{}}} {
 		if got := containerOf(Container{ID: "x", Spec: spec}); got.Id != "x" {

@@ -16,14 +16,14 @@ import (
 	"github.com/crisp-cri/crisp/internal/tree/treetest"
 )
 
-// Policies for containers know them all: where SELinux is on no other can be given.
+// Every policy for containers knows these: where SELinux is on no others can be set.
 const (
 	want      = "system_u:object_r:container_file_t:s0:c1,c2"
 	untouched = "system_u:object_r:container_ro_file_t:s0"
 	other     = "system_u:object_r:container_ro_file_t:s0:c3"
 )
 
-// volume makes a volume with a symlink that leads out of it to outside.
+// volume makes a volume with a symlink to outside.
 func volume(t *testing.T) (dir, outside string) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: labels are in security.selinux")
@@ -68,7 +68,7 @@ func TestRelabel(t *testing.T) {
 		t.Errorf("what a symlink leads to has label %s", got)
 	}
 
-	// A volume whose top is right is not walked through.
+	// A volume whose top has the right label is not walked.
 	inner := filepath.Join(dir, "a", "b", "f")
 	if err := unix.Lsetxattr(inner, xattr, []byte(other), 0); err != nil {
 		t.Fatal(err)
@@ -86,7 +86,7 @@ func TestRelabel(t *testing.T) {
 	}
 }
 
-// What is interrupted must be done again: the top tells that it was not finished.
+// An interrupted walk must be repeated: the top shows that it did not finish.
 func TestRelabelInterrupted(t *testing.T) {
 	dir, _ := volume(t)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -113,7 +113,7 @@ func TestRelabelInterrupted(t *testing.T) {
 	}
 }
 
-// Whoever owns a volume may make it as deep as he likes: all of it is labelled, with
+// The owner of a volume may make it arbitrarily deep: all of it is labelled, with
 // few descriptors.
 func TestRelabelDeep(t *testing.T) {
 	volume(t) // or skip

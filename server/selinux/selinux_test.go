@@ -10,7 +10,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// policy is one that knows a few types, and writes categories in order.
+// policy is a policy that knows a few types, and writes categories in order.
 func policy() *Policy {
 	return New("system_u:system_r:container_t:s0:c1,c2", "system_u:object_r:container_file_t:s0:c1,c2", func(label string) (string, error) {
 		part := strings.SplitN(label, ":", 4)
@@ -108,7 +108,8 @@ func TestLevelsAreUnique(t *testing.T) {
 			t.Fatalf("the same pod is %+v, then %+v, %v", l, again, err)
 		}
 	}
-	// What is left are the pairs of three categories, of which two are taken.
+	// The remaining pairs are those of three categories, of which two are
+	// taken.
 	after := policy()
 	after.Keep("a", Labels{Process: "u:r:t:s0:c0,c1"})
 	if after.levels["a"] != "s0:c0,c1" {
@@ -121,7 +122,8 @@ func TestLevelsAreUnique(t *testing.T) {
 	}
 }
 
-// A policy for no containers, as Debian's is, must not keep pods from running.
+// A policy without containers, such as Debian's, must not keep pods from
+// running.
 func TestPolicyWithoutContainers(t *testing.T) {
 	p := New("", "", policy().canonical)
 	if l, err := p.Pod("a", Options{}, false); err != nil || l != (Labels{}) {

@@ -23,9 +23,9 @@ import (
 	"github.com/crisp-cri/crisp/server/spec"
 )
 
-// FuzzBuild translates any container of any sandbox from any image: the answer is that
-// the request is wrong, or a specification that gives no capability that the host has
-// not, says the same when it is asked again and survives being written.
+// FuzzBuild converts any container of any sandbox from any image: the request is
+// wrong, or the specification gives no capability that the host lacks, is the same
+// when built again, and can be encoded.
 func FuzzBuild(f *testing.F) {
 	files, err := filepath.Glob("testdata/*.txtar")
 	if err != nil || len(files) < 10 {
@@ -121,8 +121,8 @@ func wire(f *testing.F, text []byte, m proto.Message) []byte {
 	return data
 }
 
-// FuzzResolveUser looks up users of images in the images' files, and asks a plain
-// reading of the rules for the same.
+// FuzzResolveUser looks up users of images in the images' files, and compares with a
+// plain implementation of the rules.
 func FuzzResolveUser(f *testing.F) {
 	for _, user := range []string{"", "web", "1000", "web:adm", "nobody", ":4", "1234:video", "-1", "4294967295", "99999999999999999999", "+7:0x1"} {
 		f.Add(user, passwd, group)
@@ -140,7 +140,7 @@ func FuzzResolveUser(f *testing.F) {
 	})
 }
 
-// plainUser is what ResolveUser shall answer, written without care for time or memory.
+// plainUser returns what ResolveUser should, without regard for time or memory.
 func plainUser(image, passwd, group string) (u spec.User, ok bool) {
 	rows := func(text string, fields int) (rows [][]string) {
 		for sc := bufio.NewScanner(strings.NewReader(text)); sc.Scan(); {

@@ -38,8 +38,8 @@ type goldenDevice struct {
 	Source, Access string
 }
 
-// TestGolden pins the translation: whoever changes it sees every container that
-// comes out otherwise. Its comment at the top says what each case is about.
+// TestGolden pins the conversion: whoever changes it sees every container that
+// changes. The comment at the top of a case says what it is about.
 func TestGolden(t *testing.T) {
 	golden.Cases(t, func(t *testing.T, archive *txtar.Archive) *txtar.Archive {
 		part := map[string][]byte{}
@@ -61,7 +61,7 @@ func TestGolden(t *testing.T) {
 	})
 }
 
-// inputs is how many files of the archive are not Build's answer.
+// inputs is the number of files of the archive that are Build's input.
 func inputs(a *txtar.Archive) int {
 	n := 0
 	for _, f := range a.Files {

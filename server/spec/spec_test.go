@@ -17,7 +17,7 @@ import (
 	"github.com/crisp-cri/crisp/server/spec"
 )
 
-// An update changes what it names; what it leaves out stays as it was.
+// An update changes the fields that it sets and leaves the others as they were.
 func TestMergeResources(t *testing.T) {
 	old := &cri.LinuxContainerResources{CpuShares: 512, CpuQuota: 1000, OomScoreAdj: 3, CpusetCpus: "0", Unified: map[string]string{"a.b": "1", "c.d": "2"}}
 	change := &cri.LinuxContainerResources{CpuQuota: -1, MemoryLimitInBytes: 9, Unified: map[string]string{"a.b": "3"}}
@@ -33,7 +33,7 @@ func TestMergeResources(t *testing.T) {
 	}
 }
 
-// What cannot be is refused before a cgroup sees it.
+// Impossible limits are refused before they reach a cgroup.
 func TestResourcesRefused(t *testing.T) {
 	for _, r := range []*cri.LinuxContainerResources{
 		{CpuShares: -1}, {CpuPeriod: -1},
@@ -75,7 +75,7 @@ func TestSeccompOf(t *testing.T) {
 	}
 }
 
-// What a container may call follows from its capabilities.
+// The system calls of a container depend on its capabilities.
 func TestDefaultSeccomp(t *testing.T) {
 	verdict := func(p *specs.LinuxSeccomp, name string) string {
 		for _, s := range p.Syscalls {
@@ -128,8 +128,8 @@ func TestDefaultSeccomp(t *testing.T) {
 	}
 }
 
-// Of the kernel's address families two are not for containers; the kernel looks at the
-// lower half of the argument only.
+// Two of the kernel's address families are not for containers; the kernel uses only
+// the lower half of the argument.
 func TestDefaultSeccompSockets(t *testing.T) {
 	allowed := func(family uint64) bool {
 		for _, s := range spec.DefaultSeccomp(nil, "amd64").Syscalls {
@@ -159,7 +159,7 @@ func TestDefaultSeccompSockets(t *testing.T) {
 	}
 }
 
-// An environment that JSON would spoil travels as bytes.
+// An environment that JSON would damage is passed as bytes.
 func TestRawEnv(t *testing.T) {
 	if got := spec.RawEnv(&specs.Process{Env: []string{"A=ü"}}); got != nil {
 		t.Errorf("got %q for UTF-8, want nil", got)
@@ -170,7 +170,7 @@ func TestRawEnv(t *testing.T) {
 	}
 }
 
-// Names that no environment can hold are refused, not passed on half.
+// Names that no environment can have are refused, not passed on in part.
 func TestEnvRefused(t *testing.T) {
 	for _, kv := range []*cri.KeyValue{{Key: ""}, {Key: "A=B"}, {Key: "A\x00"}, {Key: "A", Value: []byte("b\x00c")}} {
 		in := spec.Input{Container: &cri.ContainerConfig{Command: []string{"x"}, Envs: []*cri.KeyValue{kv}}, Sandbox: &cri.PodSandboxConfig{}}

@@ -35,8 +35,8 @@ bad:x:notanumber:web
 `
 )
 
-// Who a container runs as decides what it may read: each rule of CRI, and each
-// odd line that images have.
+// The user of a container decides what it may read: each rule of CRI, and each odd
+// line that images have.
 func TestResolveUser(t *testing.T) {
 	id := func(n int64) *cri.Int64Value { return &cri.Int64Value{Value: n} }
 	for _, tt := range []struct {
@@ -111,7 +111,7 @@ func TestResolveUserWithoutFiles(t *testing.T) {
 	}
 }
 
-// The files come from strangers: one endless line is refused, not read.
+// The files are untrusted: an endless line is refused, not read.
 func TestResolveUserEndlessLine(t *testing.T) {
 	endless := io.LimitReader(zeroes{}, 1<<40)
 	if _, err := spec.ResolveUser(nil, "web", endless, nil); !errors.Is(err, fault.Invalid) {
@@ -119,7 +119,7 @@ func TestResolveUserEndlessLine(t *testing.T) {
 	}
 }
 
-// A container keeps its groups for as long as it is there and tells them with every
+// A container's groups are kept as long as the container and returned with every
 // status: an image cannot make that megabytes, nor can a client ask for more than a
 // process can have.
 func TestResolveUserTooManyGroups(t *testing.T) {

@@ -31,8 +31,8 @@ func scrape(tel *telemetry.Telemetry) string {
 	return w.Body.String()
 }
 
-// Pulls are counted by how they ended and by what they read; a call by its code, and
-// while it goes on by where it is.
+// Pulls are counted by result and by bytes; a call by its code and, while in flight,
+// by its stage.
 func TestMetrics(t *testing.T) {
 	tel := newTelemetry(t)
 	tel.Watch(func() telemetry.State {
@@ -126,8 +126,7 @@ func TestTraceToUnixSocket(t *testing.T) {
 	}
 }
 
-// A collector can come and go while crispd runs; one that is not there costs nothing
-// but its spans.
+// A collector can come and go while crispd runs; a missing one costs only its spans.
 func TestTraceComesAndGoes(t *testing.T) {
 	tel := newTelemetry(t)
 	if _, call := tel.Begin(t.Context(), "Version"); call.TraceID() != "" {
