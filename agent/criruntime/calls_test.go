@@ -329,7 +329,7 @@ func TestPullsWait(t *testing.T) {
 				if i == 7 {
 					time.AfterFunc(time.Second, cancel)
 				}
-				_, _, err := d.pull(ctx, pod, &pod.Spec.Containers[0], &cri.ImageSpec{Image: fmt.Sprintf("i:%d", i)}, nil)
+				_, _, err := d.puller.pull(ctx, pod, &pod.Spec.Containers[0], &cri.ImageSpec{Image: fmt.Sprintf("i:%d", i)}, nil)
 				if (err == nil) != (i != 7) {
 					t.Errorf("pull %d: %v", i, err)
 				}
@@ -378,7 +378,7 @@ func TestPullSecrets(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(d.o.Root, "config.json"), []byte(`{"auths": {"reg.example": {"username": "node", "password": "new"}}}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	_, _, err := d.pull(t.Context(), pod, &pod.Spec.Containers[0], &cri.ImageSpec{Image: "reg.example/app"}, nil)
+	_, _, err := d.puller.pull(t.Context(), pod, &pod.Spec.Containers[0], &cri.ImageSpec{Image: "reg.example/app"}, nil)
 	if reasonOf(err) != "ErrImagePull" {
 		t.Errorf("got %v", err)
 	}
@@ -426,7 +426,7 @@ func TestPulledWithASecret(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d.o.Pulled = ledger
+	d.puller.pulled = ledger
 	begin(t, d, with)
 	r.expect(t, `0 run web "" overhead 0`, "0 pull reg.example/app:latest near", "0 create a 0", "0 start")
 
@@ -434,19 +434,19 @@ func TestPulledWithASecret(t *testing.T) {
 	without := with.DeepCopy()
 	without.Spec.ImagePullSecrets = nil
 	r.calls = nil
-	if _, _, err := d.ensureImage(t.Context(), t.Context(), with, c, nil); err != nil || len(r.calls) > 0 {
+	if _, _, err := d.puller.ensure(t.Context(), t.Context(), with, c, nil); err != nil || len(r.calls) > 0 {
 		t.Errorf("with the secret: %q, %v", r.calls, err)
 	}
 	r.private = true
-	if _, _, err := d.ensureImage(t.Context(), t.Context(), without, c, nil); reasonOf(err) != "ErrImagePull" {
+	if _, _, err := d.puller.ensure(t.Context(), t.Context(), without, c, nil); reasonOf(err) != "ErrImagePull" {
 		t.Errorf("without: %v", err)
 	}
 	never := c.DeepCopy()
 	never.ImagePullPolicy = v1.PullNever
-	if _, _, err := d.ensureImage(t.Context(), t.Context(), without, never, nil); reasonOf(err) != "ErrImageNeverPull" {
+	if _, _, err := d.puller.ensure(t.Context(), t.Context(), without, never, nil); reasonOf(err) != "ErrImageNeverPull" {
 		t.Errorf("without, never pulled: %v", err)
 	}
-	if _, _, err := d.ensureImage(t.Context(), t.Context(), with, never, nil); err != nil {
+	if _, _, err := d.puller.ensure(t.Context(), t.Context(), with, never, nil); err != nil {
 		t.Errorf("with the secret, never pulled: %v", err)
 	}
 }

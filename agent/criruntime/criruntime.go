@@ -17,6 +17,7 @@ package criruntime
 
 import (
 	"log/slog"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -64,10 +65,10 @@ type Driver struct {
 	o       Options
 	files   *podfiles.Store
 	runtime internalapi.RuntimeService
-	images  internalapi.ImageManagerService
 	agent   string // value of LabelAgent
 	kernel  podspec.Kernel
-	pulls   *queue
+	puller  *puller
+	events  teller
 	volumes *volume.Maker
 	// resolved is resolvedConf; another one in tests.
 	resolved string
@@ -94,22 +95,28 @@ func New(o Options) *Driver {
 	d := &Driver{
 		o:        o,
 		runtime:  o.Runtime,
-		images:   o.Images,
 		agent:    agentID(o.Root),
 		kernel:   readKernel(),
-		pulls:    newQueue(o.Pulls),
+		events:   teller{o.Events},
 		resolved: resolvedConf,
 		files:    o.Files,
 		seen:     map[podsync.Key]seen{},
 		clean:    map[string]bool{},
 	}
+	d.puller = &puller{
+		images: o.Images, config: filepath.Join(o.Root, "config.json"), plugins: o.Plugins, pulled: o.Pulled, objects: o.Objects, host: o.Host,
+		events: d.events, queue: newQueue(o.Pulls), log: o.Log,
+	}
 	d.volumes = volume.New(o.Root, o.Objects, shown{d})
 	return d
 }
 
+// A teller records events.
+type teller struct{ event.Recorder }
+
 // tell records an event of a container. Its message names the container and not
 // the ID, or no two events would be the same.
-func (d *Driver) tell(pod *v1.Pod, container, id, kind, reason, message string) {
+func (t teller) tell(pod *v1.Pod, container, id, kind, reason, message string) {
 	if id != "" {
 		message = strings.ReplaceAll(message, id, container)
 	}
@@ -120,5 +127,5 @@ func (d *Driver) tell(pod *v1.Pod, container, id, kind, reason, message string) 
 	case slices.ContainsFunc(pod.Spec.EphemeralContainers, func(c v1.EphemeralContainer) bool { return c.Name == container }):
 		list = "ephemeralContainers"
 	}
-	d.o.Events.Event(event.Container(pod, list, container), kind, reason, message)
+	t.Event(event.Container(pod, list, container), kind, reason, message)
 }

@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path/filepath"
+	"log/slog"
 	"slices"
 	"strings"
 	"time"
@@ -12,65 +12,80 @@ import (
 	"github.com/crisp-cri/crisp/agent/event"
 	"github.com/crisp-cri/crisp/agent/keyring"
 	"github.com/crisp-cri/crisp/agent/podsync"
+	"github.com/crisp-cri/crisp/agent/pulled"
 	"github.com/crisp-cri/crisp/internal/fault"
 	v1 "k8s.io/api/core/v1"
+	internalapi "k8s.io/cri-api/pkg/apis"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 	crierrors "k8s.io/cri-api/pkg/errors"
 )
 
-// ensureImage brings the image of a container here, as its pull policy says. It
-// returns the reference to create the container from, and the image.
-func (d *Driver) ensureImage(ctx, interrupt context.Context, pod *v1.Pod, c *v1.Container, sandbox *cri.PodSandboxConfig) (string, *cri.Image, error) {
-	handler, err := d.handler(pod)
+// A puller brings images here, for pods that may use them.
+type puller struct {
+	images  internalapi.ImageManagerService
+	config  string           // path of the node's own credentials, as docker writes them
+	plugins *keyring.Plugins // may be nil
+	pulled  *pulled.Ledger   // nil: every pod may use all images
+	objects Objects
+	host    Host
+	events  teller
+	queue   *queue
+	log     *slog.Logger
+}
+
+// ensure brings the image of a container here, as its pull policy says. It returns the
+// reference to create the container from, and the image.
+func (p *puller) ensure(ctx, interrupt context.Context, pod *v1.Pod, c *v1.Container, sandbox *cri.PodSandboxConfig) (string, *cri.Image, error) {
+	handler, err := handlerOf(pod, p.objects, p.host)
 	if err != nil {
 		return "", nil, reasoned("ErrImagePull", err)
 	}
 	spec := &cri.ImageSpec{Image: tagged(c.Image), Annotations: pod.Annotations, RuntimeHandler: handler}
-	image, err := d.image(ctx, spec)
+	image, err := p.image(ctx, spec)
 	if err != nil {
 		return "", nil, err
 	}
 	switch {
 	case c.ImagePullPolicy == v1.PullNever && image == nil:
 		text := fmt.Sprintf("Container image %q is not present with pull policy of Never", c.Image)
-		d.tell(pod, c.Name, "", v1.EventTypeWarning, "ErrImageNeverPull", text)
+		p.events.tell(pod, c.Name, "", v1.EventTypeWarning, "ErrImageNeverPull", text)
 		return "", nil, reasoned("ErrImageNeverPull", errors.New(text))
 	case c.ImagePullPolicy != v1.PullAlways && image != nil:
-		may, err := d.mayUse(pod, spec.Image, image)
+		may, err := p.mayUse(pod, spec.Image, image)
 		if err != nil {
 			return "", nil, reasoned("ErrImagePull", err)
 		}
 		if may {
-			d.tell(pod, c.Name, "", v1.EventTypeNormal, "Pulled", fmt.Sprintf("Container image %q already present on machine", c.Image))
+			p.events.tell(pod, c.Name, "", v1.EventTypeNormal, "Pulled", fmt.Sprintf("Container image %q already present on machine", c.Image))
 			return image.Id, image, nil
 		}
 		if c.ImagePullPolicy == v1.PullNever {
 			text := fmt.Sprintf("Container image %q is present with pull policy of Never, but the pod does not have the credentials that it was pulled with", c.Image)
-			d.tell(pod, c.Name, "", v1.EventTypeWarning, "ErrImageNeverPull", text)
+			p.events.tell(pod, c.Name, "", v1.EventTypeWarning, "ErrImageNeverPull", text)
 			return "", nil, reasoned("ErrImageNeverPull", errors.New(text))
 		}
 	}
-	ref, by, err := d.pull(interrupt, pod, c, spec, sandbox)
+	ref, by, err := p.pull(interrupt, pod, c, spec, sandbox)
 	if err != nil {
 		return "", nil, err
 	}
-	if image, err = d.image(ctx, &cri.ImageSpec{Image: ref, RuntimeHandler: handler}); err == nil && image == nil {
+	if image, err = p.image(ctx, &cri.ImageSpec{Image: ref, RuntimeHandler: handler}); err == nil && image == nil {
 		err = reasoned("ImageInspectError", fmt.Errorf("image %s vanished after it was pulled", c.Image))
 	}
-	if err == nil && d.o.Pulled != nil {
-		if err := d.o.Pulled.Done(spec.Image, image.Id, by); err != nil { // others will have to pull it again
-			d.o.Log.WarnContext(ctx, "pull not noted", "err", err)
+	if err == nil && p.pulled != nil {
+		if err := p.pulled.Done(spec.Image, image.Id, by); err != nil { // others will have to pull it again
+			p.log.WarnContext(ctx, "pull not noted", "err", err)
 		}
 	}
 	return ref, image, err
 }
 
 // mayUse reports whether a pod may use an image that is here: it could pull it.
-func (d *Driver) mayUse(pod *v1.Pod, name string, image *cri.Image) (bool, error) {
-	if d.o.Pulled == nil {
+func (p *puller) mayUse(pod *v1.Pod, name string, image *cri.Image) (bool, error) {
+	if p.pulled == nil {
 		return true, nil
 	}
-	ring, _, err := d.ring(pod)
+	ring, _, err := p.ring(pod)
 	if err != nil {
 		return false, err
 	}
@@ -80,12 +95,12 @@ func (d *Driver) mayUse(pod *v1.Pod, name string, image *cri.Image) (bool, error
 			secrets = append(secrets, *c.Source)
 		}
 	}
-	return d.o.Pulled.MayUse(name, image.Id, secrets)
+	return p.pulled.MayUse(name, image.Id, secrets)
 }
 
 // image asks for an image; nil is one that is not there.
-func (d *Driver) image(ctx context.Context, spec *cri.ImageSpec) (*cri.Image, error) {
-	resp, err := d.images.ImageStatus(ctx, spec, false)
+func (p *puller) image(ctx context.Context, spec *cri.ImageSpec) (*cri.Image, error) {
+	resp, err := p.images.ImageStatus(ctx, spec, false)
 	if err = Fault(err); errors.Is(err, fault.Invalid) {
 		return nil, reasoned("InvalidImageName", err)
 	} else if err != nil {
@@ -106,42 +121,42 @@ func tagged(image string) string {
 // pull waits for its turn and pulls, with each credential that fits until one is
 // taken. It returns the secret of that one; nil if it was the node's, or none was
 // needed.
-func (d *Driver) pull(ctx context.Context, pod *v1.Pod, c *v1.Container, spec *cri.ImageSpec, sandbox *cri.PodSandboxConfig) (ref string, by *keyring.Source, err error) {
-	credentials, err := d.credentials(ctx, pod, spec.Image)
+func (p *puller) pull(ctx context.Context, pod *v1.Pod, c *v1.Container, spec *cri.ImageSpec, sandbox *cri.PodSandboxConfig) (ref string, by *keyring.Source, err error) {
+	credentials, err := p.credentials(ctx, pod, spec.Image)
 	if err != nil {
 		return "", nil, reasoned("ErrImagePull", err)
 	}
 	asked := time.Now()
-	done, err := d.pulls.wait(ctx)
+	done, err := p.queue.wait(ctx)
 	if err != nil {
 		return "", nil, err
 	}
 	defer done()
-	if d.o.Pulled != nil {
-		if err := d.o.Pulled.Begin(spec.Image); err != nil {
+	if p.pulled != nil {
+		if err := p.pulled.Begin(spec.Image); err != nil {
 			return "", nil, reasoned("ErrImagePull", err)
 		}
 		defer func() {
 			if err == nil {
 				return
 			}
-			if noteErr := d.o.Pulled.Failed(spec.Image); noteErr != nil { // others will have to pull it, if it came
-				d.o.Log.WarnContext(ctx, "end of a pull not noted", "err", noteErr)
+			if noteErr := p.pulled.Failed(spec.Image); noteErr != nil { // others will have to pull it, if it came
+				p.log.WarnContext(ctx, "end of a pull not noted", "err", noteErr)
 			}
 		}()
 	}
-	d.tell(pod, c.Name, "", v1.EventTypeNormal, "Pulling", fmt.Sprintf("Pulling image %q", c.Image))
+	p.events.tell(pod, c.Name, "", v1.EventTypeNormal, "Pulling", fmt.Sprintf("Pulling image %q", c.Image))
 	begun := time.Now()
-	ref, by, err = d.tryPull(ctx, spec, credentials, sandbox)
+	ref, by, err = p.tryPull(ctx, spec, credentials, sandbox)
 	switch {
 	case err == nil:
-		d.tell(pod, c.Name, "", v1.EventTypeNormal, "Pulled", fmt.Sprintf("Successfully pulled image %q in %v (%v including waiting)",
+		p.events.tell(pod, c.Name, "", v1.EventTypeNormal, "Pulled", fmt.Sprintf("Successfully pulled image %q in %v (%v including waiting)",
 			c.Image, time.Since(begun).Truncate(time.Millisecond), time.Since(asked).Truncate(time.Millisecond)))
 		return ref, by, nil
 	case ctx.Err() != nil:
 		return "", nil, ctx.Err()
 	}
-	d.tell(pod, c.Name, "", v1.EventTypeWarning, "Failed", fmt.Sprintf("Failed to pull image %q: %v", c.Image, err))
+	p.events.tell(pod, c.Name, "", v1.EventTypeWarning, "Failed", fmt.Sprintf("Failed to pull image %q: %v", c.Image, err))
 	for _, known := range []error{crierrors.ErrRegistryUnavailable, crierrors.ErrSignatureValidationFailed} {
 		if rest, ok := strings.CutPrefix(err.Error(), known.Error()); ok {
 			what := "the registry is unavailable"
@@ -154,14 +169,14 @@ func (d *Driver) pull(ctx context.Context, pod *v1.Pod, c *v1.Container, spec *c
 	return "", nil, reasoned("ErrImagePull", err)
 }
 
-func (d *Driver) tryPull(ctx context.Context, spec *cri.ImageSpec, credentials []keyring.Credential, sandbox *cri.PodSandboxConfig) (string, *keyring.Source, error) {
+func (p *puller) tryPull(ctx context.Context, spec *cri.ImageSpec, credentials []keyring.Credential, sandbox *cri.PodSandboxConfig) (string, *keyring.Source, error) {
 	if len(credentials) == 0 {
-		ref, err := d.images.PullImage(ctx, spec, nil, sandbox)
+		ref, err := p.images.PullImage(ctx, spec, nil, sandbox)
 		return ref, nil, Fault(err)
 	}
 	var errs []error
 	for _, c := range credentials {
-		ref, err := d.images.PullImage(ctx, spec, &cri.AuthConfig{Username: c.Username, Password: c.Password}, sandbox)
+		ref, err := p.images.PullImage(ctx, spec, &cri.AuthConfig{Username: c.Username, Password: c.Password}, sandbox)
 		if err == nil {
 			return ref, c.Source, nil
 		}
@@ -172,13 +187,13 @@ func (d *Driver) tryPull(ctx context.Context, spec *cri.ImageSpec, credentials [
 
 // credentials are the pod's pull secrets, what plugins know, and the node's own. A secret
 // that is missing is told of and left out: the pull may succeed without.
-func (d *Driver) credentials(ctx context.Context, pod *v1.Pod, image string) ([]keyring.Credential, error) {
-	ring, missing, err := d.ring(pod)
+func (p *puller) credentials(ctx context.Context, pod *v1.Pod, image string) ([]keyring.Credential, error) {
+	ring, missing, err := p.ring(pod)
 	if err != nil {
 		return nil, err
 	}
 	if len(missing) > 0 {
-		d.o.Events.Event(event.Pod(pod), v1.EventTypeWarning, "FailedToRetrieveImagePullSecret",
+		p.events.Event(event.Pod(pod), v1.EventTypeWarning, "FailedToRetrieveImagePullSecret",
 			fmt.Sprintf("Unable to retrieve some image pull secrets (%s); attempting to pull the image may not succeed.", strings.Join(missing, ", ")))
 	}
 	found := ring.Lookup(image)
@@ -186,13 +201,13 @@ func (d *Driver) credentials(ctx context.Context, pod *v1.Pod, image string) ([]
 	if node < 0 {
 		node = len(found)
 	}
-	return slices.Insert(found, node, d.o.Plugins.Lookup(ctx, image)...), nil
+	return slices.Insert(found, node, p.plugins.Lookup(ctx, image)...), nil
 }
 
 // ring has the pod's pull secrets, but for those that are missing, and the node's own
 // credentials.
-func (d *Driver) ring(pod *v1.Pod) (ring *keyring.Ring, missing []string, err error) {
-	if ring, err = keyring.Load(filepath.Join(d.o.Root, "config.json")); err != nil {
+func (p *puller) ring(pod *v1.Pod) (ring *keyring.Ring, missing []string, err error) {
+	if ring, err = keyring.Load(p.config); err != nil {
 		return nil, nil, err
 	}
 	var secrets []*v1.Secret
@@ -200,7 +215,7 @@ func (d *Driver) ring(pod *v1.Pod) (ring *keyring.Ring, missing []string, err er
 		if ref.Name == "" {
 			continue
 		}
-		s, err := d.o.Objects.Secret(pod.Namespace, ref.Name)
+		s, err := p.objects.Secret(pod.Namespace, ref.Name)
 		if err != nil {
 			missing = append(missing, ref.Name)
 			continue

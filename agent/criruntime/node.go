@@ -15,14 +15,14 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// handler is what the pod's RuntimeClass names; "" is the runtime's default. A
+// handlerOf is what the pod's RuntimeClass names; "" is the runtime's default. A
 // name that the runtime does not know is an error that tells those it does.
-func (d *Driver) handler(pod *v1.Pod) (string, error) {
-	class, err := classOf(pod, d.o.Objects)
+func handlerOf(pod *v1.Pod, objects Objects, host Host) (string, error) {
+	class, err := classOf(pod, objects)
 	if err != nil || class == nil {
 		return "", err
 	}
-	if known := d.o.Host.Handlers(); len(known) > 0 && !slices.Contains(known, class.Handler) {
+	if known := host.Handlers(); len(known) > 0 && !slices.Contains(known, class.Handler) {
 		return "", fmt.Errorf("runtime class %s: the runtime has no handler %q; it has %q", class.Name, class.Handler, known)
 	}
 	return class.Handler, nil
@@ -81,7 +81,7 @@ func (d *Driver) input(pod *v1.Pod) (in *podspec.Input, err error) {
 	if in.DNS, err = d.nodeDNS(pod); err != nil {
 		return nil, err
 	}
-	if in.Handler, err = d.handler(pod); err != nil {
+	if in.Handler, err = handlerOf(pod, d.o.Objects, d.o.Host); err != nil {
 		return nil, err
 	}
 	if in.UserNamespace, err = d.o.Grants.UserNamespace(pod, in.Handler); err != nil {
