@@ -2,28 +2,12 @@ package agent
 
 import (
 	"context"
-	"crypto/rand"
-	"crypto/subtle"
-	"crypto/tls"
-	"encoding/hex"
-	"errors"
-	"io/fs"
-	"log/slog"
-	"net"
-	"net/http"
-	"net/netip"
-	"os"
-	"os/user"
 	"path/filepath"
-	"strconv"
-	"strings"
-	"time"
 
 	"github.com/crisp-cri/crisp/agent/api/kubectl"
 	"github.com/crisp-cri/crisp/agent/event"
 	"github.com/crisp-cri/crisp/agent/gate"
-	"github.com/crisp-cri/crisp/internal/atomicfile"
-	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/agent/listen"
 )
 
 // Serve says where the agent is spoken to. Its Unix socket, <Root>/agent.sock
@@ -44,7 +28,10 @@ func (a *agent) serve(ctx context.Context, events *event.Store) (stop func(), er
 	a.conditions.node.OnChange(a.api.Poke)
 	a.conditions.RuntimeChanged(gate.State{Reason: "RuntimeDoesNotAnswer", Message: "runtime at " + a.o.Endpoint + " has not answered yet"})
 	go a.pokeForEvents(ctx, events)
-	return a.listen(ctx, kubectl.New(a.api, a.store, a.o.Serve.Version))
+	h := listen.Handlers{All: kubectl.New(a.api, a.store, a.o.Serve.Version), Shown: a.api, Health: a.api.Health()}
+	return listen.Begin(ctx, h, listen.Options{
+		Root: a.o.Root, Socket: a.o.Serve.Socket, Address: a.o.Serve.Listen, ReadOnly: a.o.Serve.ReadOnly, Health: a.o.Serve.Health, Log: a.o.Log,
+	})
 }
 
 // pokeForEvents tells watchers of events.
@@ -62,191 +49,4 @@ func (a *agent) pokeForEvents(ctx context.Context, events *event.Store) {
 			a.api.Poke()
 		}
 	}
-}
-
-// listen serves at all addresses; h is for who may change things.
-func (a *agent) listen(ctx context.Context, h http.Handler) (stop func(), err error) {
-	var servers []*http.Server
-	stop = func() {
-		for _, s := range servers {
-			s.Close()
-		}
-	}
-	defer func() {
-		if err != nil {
-			stop()
-		}
-	}()
-	begin := func(l net.Listener, h http.Handler) {
-		s := &http.Server{
-			Handler: h, ReadHeaderTimeout: 30 * time.Second, BaseContext: func(net.Listener) context.Context { return ctx },
-			ErrorLog: slog.NewLogLogger(a.o.Log.Handler(), slog.LevelDebug),
-		}
-		servers = append(servers, s)
-		go s.Serve(l)
-	}
-	l, err := listenUnix(a.o.Serve.Socket)
-	if err != nil {
-		return nil, err
-	}
-	if gid, ok := groupID(socketGroup); ok {
-		if err := letGroup(gid, a.o.Root, a.o.Serve.Socket); err != nil {
-			return nil, errors.Join(err, l.Close())
-		}
-	}
-	begin(l, h)
-	for _, at := range []struct {
-		address string
-		handler func() (http.Handler, error)
-	}{
-		{a.o.Serve.Listen, func() (http.Handler, error) { return a.withToken(h) }},
-		{a.o.Serve.ReadOnly, func() (http.Handler, error) { return readOnly(a.api), nil }},
-		{a.o.Serve.Health, func() (http.Handler, error) { return a.api.Health(), nil }},
-	} {
-		if at.address == "" {
-			continue
-		}
-		h, err := at.handler()
-		if err != nil {
-			return nil, err
-		}
-		l, err := listenLoopback(at.address)
-		if err != nil {
-			return nil, err
-		}
-		if at.address == a.o.Serve.Listen {
-			if l, err = a.secure(l); err != nil {
-				return nil, err
-			}
-		}
-		begin(l, h)
-	}
-	return stop, nil
-}
-
-// socketGroup may use the socket besides root. Its members can start privileged
-// pods: they are root.
-const socketGroup = "crisp"
-
-func groupID(name string) (int, bool) {
-	g, err := user.LookupGroup(name)
-	if err != nil {
-		return 0, false
-	}
-	gid, err := strconv.Atoi(g.Gid)
-	return gid, err == nil
-}
-
-// letGroup lets a group use the socket, which is in root unless it was named: then
-// the group may pass through root, too.
-func letGroup(gid int, root, socket string) error {
-	if filepath.Dir(socket) == root {
-		if err := os.Chown(root, -1, gid); err != nil {
-			return err
-		}
-	}
-	return os.Chown(socket, -1, gid)
-}
-
-func listenUnix(path string) (net.Listener, error) {
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, err // the lock of the root says that nobody else serves there
-	}
-	l, err := net.Listen("unix", path)
-	if err != nil {
-		return nil, err
-	}
-	if err := os.Chmod(path, 0o660); err != nil {
-		return nil, errors.Join(err, l.Close())
-	}
-	return l, nil
-}
-
-// listenLoopback refuses addresses that other machines reach.
-func listenLoopback(address string) (net.Listener, error) {
-	at, err := netip.ParseAddrPort(address)
-	if err != nil {
-		return nil, fault.Invalid.Errorf("%s: want an address and a port such as 127.0.0.1:10248: %v", address, err)
-	}
-	if !at.Addr().IsLoopback() {
-		return nil, fault.Invalid.Errorf("%s: only loopback addresses can be served", address)
-	}
-	return net.Listen("tcp", address)
-}
-
-// secure has a listener speak TLS too, and tells kubectl how.
-func (a *agent) secure(l net.Listener) (net.Listener, error) {
-	token, err := a.token()
-	if err != nil {
-		return nil, errors.Join(err, l.Close())
-	}
-	kept := &keptCertificate{root: a.o.Root, log: a.o.Log, renewed: func(text []byte) error {
-		return writeKubeconfig(a.o.Root, l.Addr().String(), token, text)
-	}}
-	if err := kept.renew(); err != nil {
-		return nil, errors.Join(err, l.Close())
-	}
-	// Streams of exec and its like are upgrades of HTTP/1.1.
-	return eitherListener{l, &tls.Config{GetCertificate: kept.get, MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}}}, nil
-}
-
-// token is the one in <Root>/token, which is made if there is none.
-func (a *agent) token() (string, error) {
-	path := filepath.Join(a.o.Root, "token")
-	token, err := os.ReadFile(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		raw := make([]byte, 16)
-		rand.Read(raw)
-		token = []byte(hex.EncodeToString(raw))
-		err = atomicfile.Write(path, token, 0o600)
-	}
-	return strings.TrimSpace(string(token)), err
-}
-
-// withToken asks for the token before h.
-func (a *agent) withToken(h http.Handler) (http.Handler, error) {
-	token, err := a.token()
-	if err != nil {
-		return nil, err
-	}
-	want := []byte("Bearer " + token)
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if subtle.ConstantTimeCompare([]byte(r.Header.Get("Authorization")), want) != 1 {
-			http.Error(w, "the token of the agent is needed: "+filepath.Join(a.o.Root, "token"), http.StatusUnauthorized)
-			return
-		}
-		h.ServeHTTP(w, r)
-	}), nil
-}
-
-// readOnlyPaths are what a kubelet serves on its read-only port.
-var readOnlyPaths = []string{"/healthz", "/pods", "/metrics", "/stats/summary", "/configz"}
-
-// readOnly serves those paths of h to who asks for this machine by an address or as
-// localhost. A browser on the node that a page has sent here by a name of its own, which
-// was made to lead here since, asks for that name.
-func readOnly(h http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if !isLocal(r.Host) {
-			http.Error(w, "ask for 127.0.0.1 or localhost", http.StatusMisdirectedRequest)
-			return
-		}
-		for _, path := range readOnlyPaths {
-			if (r.Method == http.MethodGet || r.Method == http.MethodHead) && (r.URL.Path == path || strings.HasPrefix(r.URL.Path, path+"/")) {
-				h.ServeHTTP(w, r)
-				return
-			}
-		}
-		http.NotFound(w, r)
-	})
-}
-
-// isLocal reports whether a Host header means this machine and cannot be anyone's name.
-func isLocal(hostport string) bool {
-	host, _, err := net.SplitHostPort(hostport)
-	if err != nil {
-		host = strings.Trim(hostport, "[]")
-	}
-	ip, err := netip.ParseAddr(host)
-	return err == nil && ip.IsLoopback() || strings.EqualFold(host, "localhost")
 }

@@ -13,7 +13,7 @@ import (
 var layers = map[string][][]string{
 	"agent": {
 		// What is known of one thing, and of no other package.
-		{"cgroup", "event", "gate", "httpget", "idrange", "imagegc", "keyring", "logrotate", "manifest", "measure", "node", "podsync", "volume"},
+		{"cgroup", "event", "gate", "httpget", "idrange", "imagegc", "keyring", "listen", "logrotate", "manifest", "measure", "node", "podsync", "volume"},
 		// What goes by the plan of a pod, or by a manifest.
 		{"evict", "pleg", "podfiles", "probe", "pulled", "source", "status", "watchcache", "worker", "workload"},
 		// What is wanted, and what is made of it.

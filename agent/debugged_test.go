@@ -1,0 +1,63 @@
+package agent
+
+import (
+	"bytes"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/crisp-cri/crisp/agent/desired"
+	"github.com/crisp-cri/crisp/agent/manifest"
+	"github.com/crisp-cri/crisp/agent/podfiles"
+	"github.com/crisp-cri/crisp/agent/source"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// What cannot be read of one pod's ephemeral containers keeps the agent from nothing, and
+// stays.
+func TestDamagedEphemeral(t *testing.T) {
+	root := t.TempDir()
+	for _, uid := range []string{"good", "bad", "dir"} {
+		if err := os.MkdirAll(filepath.Join(root, "pods", uid), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		text := fmt.Sprintf(`{"metadata":{"name":"%s","namespace":"default","uid":"%s"}}`, uid, uid)
+		if err := os.WriteFile(filepath.Join(root, "pods", uid, "pod.json"), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.MkdirAll(filepath.Join(root, "ephemeral/dir.json"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range map[string]string{"good": `[{"name":"shell","image":"i"}]`, "bad": `[{"name":`, "gone": `[]`} {
+		if err := os.WriteFile(filepath.Join(root, "ephemeral", name+".json"), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var log bytes.Buffer
+	files, err := podfiles.Open(podfiles.Options{Root: root, Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	wanted := desired.New([]string{manifest.SourceFile})
+	d := &debugged{dir: filepath.Join(root, "ephemeral"), wanted: wanted, log: slog.New(slog.NewTextHandler(&log, nil))}
+	d.load(files.Accepted())
+	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "good", Namespace: "default", UID: "good"}}
+	changes, _, _ := wanted.Update(source.Update{Source: manifest.SourceFile, Files: []source.File{{Path: "f", Objects: []manifest.Object{pod}}}})
+	if len(changes) != 1 || len(changes[0].Pod.Spec.EphemeralContainers) != 1 {
+		t.Errorf("wanted %+v", changes)
+	}
+	for name, there := range map[string]bool{"good": true, "bad": true, "dir": true, "gone": false} {
+		_, err := os.Lstat(filepath.Join(root, "ephemeral", name+".json"))
+		if (err == nil) != there {
+			t.Errorf("%s: %v", name, err)
+		}
+		if told := strings.Contains(log.String(), name+".json"); told != (name == "bad" || name == "dir") {
+			t.Errorf("%s: told %v: %s", name, told, &log)
+		}
+	}
+}

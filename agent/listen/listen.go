@@ -1,0 +1,240 @@
+// Package listen serves the agent's HTTP API: at a Unix socket for root and a group, and at
+// loopback addresses that have a token and TLS, or show less.
+//
+//	<root>/token        what clients of the address show
+//	<root>/tls.pem      the certificate of the address, and its key
+//	<root>/kubeconfig   both, for kubectl
+package listen
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/subtle"
+	"crypto/tls"
+	"encoding/hex"
+	"errors"
+	"io/fs"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"os/user"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/crisp-cri/crisp/internal/atomicfile"
+	"github.com/crisp-cri/crisp/internal/fault"
+)
+
+// Options say where is served.
+type Options struct {
+	Root     string // the agent's own directory
+	Socket   string // path of the Unix socket
+	Address  string // loopback address, with the token, by TLS and without; "" for none
+	ReadOnly string // loopback address of what a kubelet serves on its read-only port; "" for none
+	Health   string // loopback address of the health checks; "" for none
+	Log      *slog.Logger
+}
+
+// Handlers answer requests.
+type Handlers struct {
+	All    http.Handler // of who may change things
+	Shown  http.Handler // what some paths of are read-only for everyone
+	Health http.Handler // health checks
+}
+
+type server struct {
+	o Options
+	h Handlers
+}
+
+// Begin begins to serve at all addresses. The returned function ends serving.
+func Begin(ctx context.Context, h Handlers, o Options) (stop func(), err error) {
+	s := server{o, h}
+	var servers []*http.Server
+	stop = func() {
+		for _, served := range servers {
+			served.Close()
+		}
+	}
+	defer func() {
+		if err != nil {
+			stop()
+		}
+	}()
+	begin := func(l net.Listener, h http.Handler) {
+		next := &http.Server{
+			Handler: h, ReadHeaderTimeout: 30 * time.Second, BaseContext: func(net.Listener) context.Context { return ctx },
+			ErrorLog: slog.NewLogLogger(s.o.Log.Handler(), slog.LevelDebug),
+		}
+		servers = append(servers, next)
+		go next.Serve(l)
+	}
+	l, err := listenUnix(s.o.Socket)
+	if err != nil {
+		return nil, err
+	}
+	if gid, ok := groupID(socketGroup); ok {
+		if err := letGroup(gid, s.o.Root, s.o.Socket); err != nil {
+			return nil, errors.Join(err, l.Close())
+		}
+	}
+	begin(l, s.h.All)
+	for _, at := range []struct {
+		address string
+		handler func() (http.Handler, error)
+	}{
+		{s.o.Address, s.withToken},
+		{s.o.ReadOnly, func() (http.Handler, error) { return readOnly(s.h.Shown), nil }},
+		{s.o.Health, func() (http.Handler, error) { return s.h.Health, nil }},
+	} {
+		if at.address == "" {
+			continue
+		}
+		h, err := at.handler()
+		if err != nil {
+			return nil, err
+		}
+		l, err := listenLoopback(at.address)
+		if err != nil {
+			return nil, err
+		}
+		if at.address == s.o.Address {
+			if l, err = s.secure(l); err != nil {
+				return nil, err
+			}
+		}
+		begin(l, h)
+	}
+	return stop, nil
+}
+
+// socketGroup may use the socket besides root. Its members can start privileged
+// pods: they are root.
+const socketGroup = "crisp"
+
+func groupID(name string) (int, bool) {
+	g, err := user.LookupGroup(name)
+	if err != nil {
+		return 0, false
+	}
+	gid, err := strconv.Atoi(g.Gid)
+	return gid, err == nil
+}
+
+// letGroup lets a group use the socket, which is in root unless it was named: then
+// the group may pass through root, too.
+func letGroup(gid int, root, socket string) error {
+	if filepath.Dir(socket) == root {
+		if err := os.Chown(root, -1, gid); err != nil {
+			return err
+		}
+	}
+	return os.Chown(socket, -1, gid)
+}
+
+func listenUnix(path string) (net.Listener, error) {
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err // the lock of the root says that nobody else serves there
+	}
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		return nil, err
+	}
+	if err := os.Chmod(path, 0o660); err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	return l, nil
+}
+
+// listenLoopback refuses addresses that other machines reach.
+func listenLoopback(address string) (net.Listener, error) {
+	at, err := netip.ParseAddrPort(address)
+	if err != nil {
+		return nil, fault.Invalid.Errorf("%s: want an address and a port such as 127.0.0.1:10248: %v", address, err)
+	}
+	if !at.Addr().IsLoopback() {
+		return nil, fault.Invalid.Errorf("%s: only loopback addresses can be served", address)
+	}
+	return net.Listen("tcp", address)
+}
+
+// secure has a listener speak TLS too, and tells kubectl how.
+func (s server) secure(l net.Listener) (net.Listener, error) {
+	token, err := s.token()
+	if err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	kept := &keptCertificate{root: s.o.Root, log: s.o.Log, renewed: func(text []byte) error {
+		return writeKubeconfig(s.o.Root, l.Addr().String(), token, text)
+	}}
+	if err := kept.renew(); err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	// Streams of exec and its like are upgrades of HTTP/1.1.
+	return eitherListener{l, &tls.Config{GetCertificate: kept.get, MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}}}, nil
+}
+
+// token is the one in <Root>/token, which is made if there is none.
+func (s server) token() (string, error) {
+	path := filepath.Join(s.o.Root, "token")
+	token, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		raw := make([]byte, 16)
+		rand.Read(raw)
+		token = []byte(hex.EncodeToString(raw))
+		err = atomicfile.Write(path, token, 0o600)
+	}
+	return strings.TrimSpace(string(token)), err
+}
+
+// withToken asks for the token.
+func (s server) withToken() (http.Handler, error) {
+	token, err := s.token()
+	if err != nil {
+		return nil, err
+	}
+	want := []byte("Bearer " + token)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if subtle.ConstantTimeCompare([]byte(r.Header.Get("Authorization")), want) != 1 {
+			http.Error(w, "the token of the agent is needed: "+filepath.Join(s.o.Root, "token"), http.StatusUnauthorized)
+			return
+		}
+		s.h.All.ServeHTTP(w, r)
+	}), nil
+}
+
+// readOnlyPaths are what a kubelet serves on its read-only port.
+var readOnlyPaths = []string{"/healthz", "/pods", "/metrics", "/stats/summary", "/configz"}
+
+// readOnly serves those paths of h to who asks for this machine by an address or as
+// localhost. A browser on the node that a page has sent here by a name of its own, which
+// was made to lead here since, asks for that name.
+func readOnly(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !isLocal(r.Host) {
+			http.Error(w, "ask for 127.0.0.1 or localhost", http.StatusMisdirectedRequest)
+			return
+		}
+		for _, path := range readOnlyPaths {
+			if (r.Method == http.MethodGet || r.Method == http.MethodHead) && (r.URL.Path == path || strings.HasPrefix(r.URL.Path, path+"/")) {
+				h.ServeHTTP(w, r)
+				return
+			}
+		}
+		http.NotFound(w, r)
+	})
+}
+
+// isLocal reports whether a Host header means this machine and cannot be anyone's name.
+func isLocal(hostport string) bool {
+	host, _, err := net.SplitHostPort(hostport)
+	if err != nil {
+		host = strings.Trim(hostport, "[]")
+	}
+	ip, err := netip.ParseAddr(host)
+	return err == nil && ip.IsLoopback() || strings.EqualFold(host, "localhost")
+}

@@ -1,0 +1,92 @@
+package listen
+
+import (
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/crisp-cri/crisp/internal/thread"
+	"golang.org/x/sys/unix"
+)
+
+// A page in a browser on the node has it ask for a name of its own that leads to
+// 127.0.0.1: it is told nothing.
+func TestReadOnlyPortIsNotForPages(t *testing.T) {
+	h := readOnly(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "pods") }))
+	for host, want := range map[string]int{
+		"127.0.0.1:10255": 200, "127.0.0.1": 200, "127.1.2.3:1": 200, "localhost:10255": 200, "LocalHost": 200, "[::1]:10255": 200, "[::1]": 200,
+		"rebind.example:10255": 421, "rebind.example": 421, "127.0.0.1.rebind.example": 421, "192.0.2.1:10255": 421, "": 421, "localhost.example": 421,
+	} {
+		r := httptest.NewRequest(http.MethodGet, "/pods", nil)
+		r.Host = host
+		w := httptest.NewRecorder()
+		if h.ServeHTTP(w, r); w.Code != want || (w.Code == 200) != (w.Body.String() == "pods") {
+			t.Errorf("Host %q: %d %q, want %d", host, w.Code, w.Body, want)
+		}
+	}
+}
+
+// A member of the group reaches the agent, and other users of the machine neither
+// the socket nor what is beside it.
+func TestGroupReachesTheSocket(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root: it becomes another user")
+	}
+	const group, user = 61234, 61234
+	top, err := os.MkdirTemp("", "crisp-") // t.TempDir is closed to others
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(top)
+	if err := os.Chmod(top, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	root := filepath.Join(top, "root")
+	if err := os.Mkdir(root, 0o750); err != nil { // as the agent makes it
+		t.Fatal(err)
+	}
+	socket := filepath.Join(root, "agent.sock")
+	l, err := listenUnix(socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if err := letGroup(group, root, socket); err != nil {
+		t.Fatal(err)
+	}
+	for name, test := range map[string]struct {
+		gid  int
+		want error
+	}{
+		"member": {group, nil},
+		"other":  {group + 1, unix.EACCES},
+	} {
+		if err := asUser(user, test.gid, func() error {
+			c, err := net.Dial("unix", socket)
+			if err == nil {
+				c.Close()
+			}
+			return err
+		}); !errors.Is(err, test.want) {
+			t.Errorf("%s: connect is %v, want %v", name, err, test.want)
+		}
+	}
+}
+
+// asUser calls f with the file permissions of a user (setfsuid(2)).
+func asUser(uid, gid int, f func() error) error {
+	return thread.Run(func() error {
+		if err := unix.Setfsgid(gid); err != nil {
+			return err
+		}
+		if err := unix.Setfsuid(uid); err != nil {
+			return err
+		}
+		return f()
+	})
+}
