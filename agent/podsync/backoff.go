@@ -5,18 +5,16 @@ import "time"
 const (
 	firstBackoff = 10 * time.Second
 	maxBackoff   = 300 * time.Second
-	// stableRun is how long a container must have run for its restarts to be
-	// forgiven.
+	// stableRun is how long a container must have run for its back-off to start over.
 	stableRun = 2 * maxBackoff
-	// unserved is the back-off of a container whose predecessors do not count:
-	// they did not fail by themselves.
+	// unserved is the back-off of a container whose predecessors do not count, because
+	// they did not fail on their own.
 	unserved = -1
 )
 
-// nextBackoff is how long after its end the successor of c may start: at once
-// the first time, then 10 s, doubled each time up to 300 s or c.MaxBackoff, as by the kubelet.
-// It follows from c alone, so that an agent's restart neither shortens nor
-// lengthens it.
+// nextBackoff is how long after the end of c its successor may start: at once the first
+// time, then 10 s, doubled each time up to 300 s or c.MaxBackoff, as in the kubelet. It
+// depends on c alone, so a restart of the agent neither shortens nor lengthens it.
 func nextBackoff(c Container) time.Duration {
 	longest := c.MaxBackoff
 	if longest == 0 {
@@ -31,8 +29,8 @@ func nextBackoff(c Container) time.Duration {
 	return min(2*c.Backoff, longest)
 }
 
-// after is the time when wait is over since c has ended. A clock that was set back
-// since does not tell when that was; then it is over.
+// after returns when wait has passed since the end of c. If the clock was set back since,
+// that cannot be told, and wait counts as over.
 func after(c Container, wait time.Duration, now time.Time) time.Time {
 	if c.FinishedAt.After(now) {
 		return now

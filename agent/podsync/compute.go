@@ -8,8 +8,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// Compute returns what to do next for the pod want, or, if want is nil, for
-// getting rid of what is there.
+// Compute returns what to do next for the pod want; if want is nil, what to do next to
+// remove what exists.
 func Compute(want *v1.Pod, have Have, now time.Time) Plan {
 	if have.Ends(want) {
 		want = nil
@@ -49,7 +49,7 @@ type planner struct {
 	kill    bool // the pod cannot go on
 	kills   int  // containers that are stopped one by one
 	keep    int  // regular containers that run and stay
-	starts  int  // containers that are started, or will be after their back-off
+	starts  int  // containers that are started now or after their back-off
 	resized bool
 }
 
@@ -68,9 +68,9 @@ func (p *planner) again(at time.Time) {
 	}
 }
 
-// clearOthers plans the end of every pod of this name with another UID and
-// reports whether there is one: the wanted pod does not begin before the old one
-// has ended, or both would hold the host ports and the volumes.
+// clearOthers plans the end of every pod of this name with another UID and reports whether
+// there is one. The wanted pod does not begin before: both would use the same host ports
+// and volumes.
 func (p *planner) clearOthers() bool {
 	wanted := ""
 	if p.want != nil {
@@ -103,8 +103,8 @@ func Terminal(s *v1.PodStatus) bool {
 	return s != nil && (s.Phase == v1.PodFailed || s.Phase == v1.PodSucceeded)
 }
 
-// settle releases what a pod holds that will not run again. Its containers stay,
-// for their logs and exit codes, while there is room for them.
+// settle releases what a finished pod holds. Its containers stay for their logs and exit
+// codes while there is room.
 func (p *planner) settle() {
 	why := "pod has finished"
 	if v := p.have.Verdict; v != nil {
@@ -119,16 +119,16 @@ func (p *planner) settle() {
 	}
 }
 
-// deadline has Compute called again when the pod's time is over. That it is over
-// is for its status to say.
+// deadline has Compute called again when the pod's deadline has passed. The status then
+// fails the pod.
 func (p *planner) deadline() {
 	if at, ok := Deadline(p.want, p.have.Status); ok && at.After(p.now) {
 		p.again(at)
 	}
 }
 
-// PullErrorShown is how long a pod that could not pull an image is shown as failing
-// to; then it is shown as waiting for its back-off.
+// PullErrorShown is how long the status shows the error of a pull before it shows the
+// back-off.
 const PullErrorShown = 2 * time.Second
 
 // Deadline is when the pod must have ended (spec.activeDeadlineSeconds).
@@ -139,9 +139,9 @@ func Deadline(pod *v1.Pod, s *v1.PodStatus) (time.Time, bool) {
 	return s.StartTime.Add(seconds(*pod.Spec.ActiveDeadlineSeconds)), true
 }
 
-// sandboxReady reports whether the pod has the one sandbox it needs, and plans
-// the next stage towards it if not: all is stopped, the init containers go, for
-// they are to run again, and a new sandbox comes. A pod that is done gets none.
+// sandboxReady reports whether the pod has the one sandbox that it needs. If not, it plans
+// the next stage towards it: stop everything, remove the init containers, which must run
+// again, and run a new sandbox. A pod whose containers are all done gets none.
 func (p *planner) sandboxReady() bool {
 	why := SandboxChanged(p.want, p.have)
 	if why == "" {
@@ -194,8 +194,8 @@ func (p *planner) needsSandbox(attempt uint32) bool {
 	return !begun
 }
 
-// SandboxChanged says why the pod needs a new sandbox; "" if it does not. The
-// cases are the kubelet's.
+// SandboxChanged returns why the pod needs a new sandbox, in the kubelet's cases; "" if it
+// does not.
 func SandboxChanged(pod *v1.Pod, have Have) string {
 	ready := 0
 	for _, sb := range have.Sandboxes {
@@ -240,10 +240,10 @@ func (h *Have) Newest(uid, name string) (Container, bool) {
 	return Container{}, false
 }
 
-// collect plans the removal of what nobody will ask for again: of each container
-// the newest and the one before it stay (its log is what "crisp logs -p" shows),
-// and no dead sandbox without containers but the newest. Where the disk is scarce only
-// the newest stays, and of a pod that has finished none.
+// collect plans the removal of what is no longer of use. Of each container the newest and
+// the one before it stay, whose log "crisp logs -p" shows; of dead sandboxes without
+// containers only the newest. While disk space is short only the newest container stays,
+// and none of a finished pod.
 func (p *planner) collect() {
 	if p.want == nil || p.want.DeletionTimestamp != nil {
 		return

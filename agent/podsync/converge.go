@@ -8,9 +8,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// converge plans what brings the containers of a pod with a good sandbox to
-// where they should be. What is to be stopped is stopped first, in a stage of
-// its own.
+// converge plans for the containers of a pod whose sandbox is good. Containers are stopped
+// first, in a stage of its own.
 func (p *planner) converge() {
 	sandbox := p.have.Sandboxes[0].ID
 	p.ephemeral(sandbox)
@@ -21,7 +20,7 @@ func (p *planner) converge() {
 	}
 	switch {
 	case p.kill:
-		p.plan = Plan{} // also not to keep sidecars running
+		p.plan = Plan{} // drops planned starts of sidecars too
 		p.settle()
 	case p.kills > 0:
 		p.plan.Actions = slices.DeleteFunc(p.plan.Actions, func(a Action) bool { return a.Verb != StopContainer })
@@ -30,8 +29,8 @@ func (p *planner) converge() {
 	}
 }
 
-// ephemeral plans the start of ephemeral containers. Each is started once, also
-// while the pod is not initialised yet.
+// ephemeral plans the start of ephemeral containers. Each is started once, even before the
+// pod is initialised.
 func (p *planner) ephemeral(sandbox string) {
 	for i := range p.want.Spec.EphemeralContainers {
 		e := &p.want.Spec.EphemeralContainers[i]
@@ -46,8 +45,8 @@ func (p *planner) ephemeral(sandbox string) {
 	}
 }
 
-// regular plans for the containers that make the pod. keep and starts count
-// those that run on and those that are to run.
+// regular plans for the regular containers. It counts those that keep running and those
+// that are to start.
 func (p *planner) regular(sandbox string) {
 	for i := range p.want.Spec.Containers {
 		c := &p.want.Spec.Containers[i]
@@ -98,8 +97,7 @@ func (p *planner) killOne(found Container, probe *v1.Probe, why string) {
 	p.add(Action{Verb: StopContainer, ID: found.ID, UID: found.UID, Name: found.Name, Grace: p.grace(found, probe), Restart: true, Why: why})
 }
 
-// start plans what brings the container to life in the sandbox, after its
-// back-off.
+// start plans the start of a container in the sandbox, after its back-off.
 func (p *planner) start(c *v1.Container, sandbox string) {
 	a := Action{Verb: StartContainer, UID: string(p.want.UID), Name: c.Name, SandboxID: sandbox, Why: "container is not there"}
 	found, ok := p.newest(c.Name)
@@ -115,8 +113,8 @@ func (p *planner) start(c *v1.Container, sandbox string) {
 		p.killOne(found, nil, "container is in an unknown state")
 		return
 	case Created:
-		// An agent died between create and start. Nothing ran in it, so it
-		// is no restart: the attempt is used again.
+		// An agent died between create and start. The container never ran, so this
+		// is not a restart: its attempt is used again.
 		p.add(Action{Verb: RemoveContainer, ID: found.ID, UID: found.UID, Name: c.Name, Why: "container was never started"})
 		return
 	}
@@ -127,7 +125,7 @@ func (p *planner) start(c *v1.Container, sandbox string) {
 		if found.Attempt == 0 {
 			a.Backoff = unserved
 		}
-		p.add(a) // it was our doing: no back-off
+		p.add(a) // the agent stopped it: no back-off
 		return
 	}
 	at, wait := p.restartAt(c, found)
@@ -139,10 +137,9 @@ func (p *planner) start(c *v1.Container, sandbox string) {
 	p.add(a)
 }
 
-// restartAt is when the successor of found may start, and the back-off that it
-// then has served. A container that we stopped has served it already while it
-// ran: the time counts from the end of the one before it. One whose definition
-// has changed begins anew.
+// restartAt returns when the successor of found may start, and the back-off that it has
+// served by then. If the agent stopped found, its time running counts too: the back-off
+// runs from the end of the container before it. A changed definition starts over.
 func (p *planner) restartAt(c *v1.Container, found Container) (time.Time, time.Duration) {
 	wait := nextBackoff(found)
 	if !p.have.Restarted[found.ID] {
@@ -162,7 +159,8 @@ func (p *planner) restartAt(c *v1.Container, found Container) (time.Time, time.D
 	return after(found, 0, p.now), wait
 }
 
-// resize plans for a container that runs with other resources than it should.
+// resize plans a resize, or a restart if that needs one, for a container whose resources
+// are not those of its spec.
 func (p *planner) resize(c *v1.Container, found Container) {
 	actual, known := p.have.Actual[c.Name]
 	if !known {
@@ -181,8 +179,8 @@ func (p *planner) resize(c *v1.Container, found Container) {
 	}
 }
 
-// SameResource reports whether both ask for the same of one resource, as far as
-// the runtime is concerned: CPU in thousandths, memory in bytes.
+// SameResource reports whether both have the same limit and request of a resource, in the
+// precision of the runtime: CPU in thousandths, memory in bytes.
 func SameResource(name v1.ResourceName, a, b v1.ResourceRequirements) bool {
 	amount := func(list v1.ResourceList) int64 {
 		q := list[name]

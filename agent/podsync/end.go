@@ -7,10 +7,9 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// end plans the next stage of ending the pod uid and reports whether anything of
-// it is left: its containers stop, then its sandboxes, then the containers go,
-// then the files, then the sandboxes. The sandbox goes last because it is what a
-// restarted agent finds the rest by.
+// end plans the next stage of ending the pod uid and reports whether anything of it is
+// left. The stages are: stop the containers, stop the sandboxes, remove the containers, the
+// files, the sandboxes. The sandbox is last because a restarted agent finds the rest by it.
 func (p *planner) end(uid, why string) bool {
 	if p.stopAll(uid, why) {
 		return true
@@ -41,9 +40,8 @@ func (p *planner) end(uid, why string) bool {
 	return left
 }
 
-// stopAll plans to stop every live container of the pod uid and reports whether
-// there is one. Sidecars serve the containers: they end after them, the last
-// that was started first.
+// stopAll plans to stop every live container of the pod uid and reports whether there is
+// one. Sidecars end after the containers that they serve, in reverse order of their start.
 func (p *planner) stopAll(uid, why string) bool {
 	pod := p.pod(uid)
 	live := false
@@ -85,7 +83,7 @@ func (p *planner) before(pod *v1.Pod, c Container) []string {
 	return ids
 }
 
-// pod returns the pod of this UID as far as it is known.
+// pod returns the pod of this UID; nil if it is unknown.
 func (p *planner) pod(uid string) *v1.Pod {
 	if p.want != nil && string(p.want.UID) == uid {
 		return p.want
@@ -104,8 +102,8 @@ func (p *planner) stopSandboxes(which func(Sandbox) bool, why string) bool {
 	return found
 }
 
-// alive is also true of a container of unknown state: it must be stopped before
-// another is started in its place.
+// alive reports whether a container must be stopped before another is started in its place.
+// That includes one of unknown state.
 func alive(c Container) bool { return c.State == Running || c.State == Unknown }
 
 // stop plans to stop c with the grace period of its pod.
@@ -113,9 +111,9 @@ func (p *planner) stop(c Container, why string) Action {
 	return Action{Verb: StopContainer, ID: c.ID, UID: c.UID, Name: c.Name, Grace: p.grace(c, nil), Why: why}
 }
 
-// grace is what c has from now until it is killed: what the deletion asks for,
-// or the verdict, or the probe that has failed, or the pod; and, where nobody
-// knows the pod any more, what c was promised when it was created.
+// grace returns how long c has to end: by the verdict, or else by the deletion, the probe
+// that has failed, or the pod. If the pod is unknown, it is what c was promised when it was
+// created.
 func (p *planner) grace(c Container, probe *v1.Probe) time.Duration {
 	pod := p.pod(c.UID)
 	wanted := p.want != nil && pod == p.want

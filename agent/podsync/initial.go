@@ -4,17 +4,16 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// initial plans what the init containers and sidecars need and reports whether
-// the pod is initialised. It goes from the last to the first: what has been
-// started last tells how far the pod has come, also when earlier ones have been
-// removed since.
+// initial plans for the init containers and sidecars and reports whether the pod is
+// initialised. It goes from the last to the first: the last one that was started tells how
+// far the pod has come, even if earlier ones were removed since.
 func (p *planner) initial(sandbox string) (done bool) {
 	list := p.want.Spec.InitContainers
 	if len(list) == 0 {
 		return true
 	}
 	done = p.regularLives(sandbox)
-	passed := done // the one looked at has done its part before
+	passed := done // a later one was started, so this one has done its part
 	var starts []int
 	for i := len(list) - 1; i >= 0; i-- {
 		c := &list[i]
@@ -52,17 +51,17 @@ func (p *planner) initial(sandbox string) (done bool) {
 	return done
 }
 
-// A step is what an init container means for the pod.
+// A step is what to do after looking at an init container.
 type step uint8
 
 const (
-	wait  step = iota // it is at work
-	next              // it has done its part: the next one may start
-	again             // it is to be started again
-	fatal             // it has failed for good
+	wait  step = iota // wait: it is at work
+	next              // go on: it has done its part
+	again             // start it again
+	fatal             // end the pod: it has failed for good
 )
 
-// initStep looks at one init container that exists in this sandbox.
+// initStep looks at an init container of this sandbox.
 func (p *planner) initStep(c *v1.Container, found Container) step {
 	switch found.State {
 	case Created:
@@ -90,8 +89,8 @@ func (p *planner) initStep(c *v1.Container, found Container) step {
 	return wait
 }
 
-// sidecarStep looks at a sidecar that runs. The next one waits for its startup
-// probe, but not for its liveness.
+// sidecarStep looks at a running sidecar. The next container waits for its startup probe,
+// but not for its liveness probe.
 func (p *planner) sidecarStep(c *v1.Container, found Container) step {
 	probes := p.have.Probes[found.ID]
 	if c.StartupProbe != nil && probes.Startup != Success {
@@ -111,12 +110,12 @@ func (p *planner) sidecarStep(c *v1.Container, found Container) step {
 	return next
 }
 
-// failed is also true of an init container that ran out of memory, whatever its
-// code.
+// failed reports whether an init container has failed. One that was killed for lack of
+// memory has, whatever its exit code.
 func failed(c Container) bool { return c.Reason == "OOMKilled" || c.ExitCode != 0 }
 
-// regularLives reports whether a container that is no init container lives in
-// the sandbox: then initialising is over, even if an init container was removed.
+// regularLives reports whether the sandbox has a regular container. Then the pod is
+// initialised, even if init containers were removed since.
 func (p *planner) regularLives(sandbox string) bool {
 	for i := range p.want.Spec.Containers {
 		c, ok := p.newest(p.want.Spec.Containers[i].Name)

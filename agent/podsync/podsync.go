@@ -1,11 +1,11 @@
-// Package podsync decides what has to be done for a pod. It is one pure
-// function, Compute: what is wanted, what is there, and the time go in, the next
-// actions come out. Nothing here waits, calls or remembers.
+// Package podsync decides what to do for a pod. It is one pure function, Compute: what is
+// wanted, what exists and the time go in, the next actions come out. Nothing here waits,
+// does I/O or keeps state.
 //
-// A worker (agent/worker) loops: observe, Compute, act, observe again. So a plan
-// holds only what can be done now, in one stage; what depends on its outcome is
-// found by the next Compute. An agent that was killed between two actions needs
-// no recovery: the next one observes and goes on.
+// A worker (agent/worker) loops: observe, Compute, act, observe again. So a plan has only
+// actions that can be done now, in one stage; what depends on their outcome is left to the
+// next Compute. An agent that was killed between two actions needs no recovery: the next
+// one observes and goes on.
 //
 //	          others of this name? ── end them
 //	                   │ none
@@ -16,10 +16,9 @@
 //	                   ▼
 //	   kill · ephemeral · init and sidecars · resize · containers
 //
-// The rules are the kubelet's. What must outlive the agent is on the objects in
-// the runtime or in the pod's directory, never here: the attempt of a container
-// is its restart count, and the back-off that preceded its start is an
-// annotation on it.
+// The rules are the kubelet's. What must outlive the agent is kept with the objects in the
+// runtime or in the pod's directory, never here: the attempt of a container is its restart
+// count, and the back-off before its start is one of its annotations.
 package podsync
 
 import (
@@ -29,8 +28,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// A Key names a pod, whatever its UID: an edited manifest is another pod with
-// the same Key.
+// A Key names a pod regardless of its UID: an edited manifest is another pod with the same
+// Key.
 type Key struct{ Namespace, Name string }
 
 func (k Key) String() string { return k.Namespace + "/" + k.Name }
@@ -49,35 +48,35 @@ type Have struct {
 	Containers []Container
 	// Files are the UIDs that have files on this node: volumes, hosts file.
 	Files []string
-	// Ending are those of Files whose end has begun because they were not wanted. One that
-	// is wanted again begins anew when it has ended: what is half ended has failed.
+	// Ending are those of Files that are being ended because they were not wanted. Such
+	// a pod, if it is wanted again, first ends completely and then begins anew.
 	Ending []string
 	// Holds says that the wanted pod may have volumes, a cgroup and user IDs.
 	Holds bool
-	// Scarce says that there is too little disk: dead containers are to go.
+	// Scarce says that disk space is short: dead containers are removed earlier.
 	Scarce bool
-	// Accepted are the pods of those UIDs as they were accepted: how a pod that
+	// Accepted are the pods of those UIDs as they were accepted. They tell how a pod that
 	// is not wanted any more is to end.
 	Accepted map[string]*v1.Pod
-	// Logs is how many attempts of the wanted pod's containers have left a log,
-	// by name: the restart count of a container that the runtime has forgotten.
+	// Logs counts the attempts of the wanted pod's containers that have left a log, by
+	// name: the restart count of a container that the runtime has forgotten.
 	Logs map[string]uint32
-	// Actual is what the runtime was last told of resources, by name of the
-	// wanted pod's container.
+	// Actual are the resources that the runtime was last told, by name of the wanted
+	// pod's container.
 	Actual map[string]v1.ResourceRequirements
 
-	// Failures are what went wrong lately and may not be tried before Until,
-	// by Action.Subject. They are the worker's, not the runtime's.
+	// Failures are the recent failures, by Action.Subject, not to be tried again before
+	// Until. The worker keeps them, not the runtime.
 	Failures map[string]Failure
-	// Restarted are the IDs of containers that were stopped in order to be
-	// started again. Also the worker's.
+	// Restarted are the IDs of containers that were stopped in order to be started
+	// again. The worker keeps them too.
 	Restarted map[string]bool
-	// Restart is what is to be stopped because somebody asked for it, by ID, with
-	// the grace period that they gave; nil is the pod's own. Also the worker's.
+	// Restart are the IDs of containers to restart on request, with the grace period of
+	// the request; nil is the pod's own. The worker keeps them too.
 	Restart map[string]*time.Duration
 	// Verdict ends the wanted pod for good; nil if there is none.
 	Verdict *Verdict
-	// Pending is a resize that the wanted pod asks for and does not get.
+	// Pending says why the wanted pod does not get the resize that it asks for.
 	Pending *Pending
 	// Probes are the results of the wanted pod's containers, by ID.
 	Probes map[string]Probes
@@ -93,24 +92,24 @@ type Failure struct {
 	Until   time.Time // earliest time of the next try
 }
 
-// A Verdict ends a pod as Failed: it was evicted, preempted or not admitted.
+// A Verdict ends a pod as Failed: it is evicted, preempted or not admitted.
 type Verdict struct {
 	Reason    string // one CamelCase word, for status.reason
 	Message   string
 	Condition *v1.PodCondition // added to the status if not nil
-	Grace     *int64           // seconds for its containers; nil is what they were promised
-	Rejected  bool             // it never began; Pool.Reject sets it
+	Grace     *int64           // seconds for its containers to end; nil is their own grace period
+	Rejected  bool             // the pod was not admitted; Pool.Reject sets it
 }
 
-// A Pending says why a resize is not done: it is v1.PodReasonDeferred, or
+// A Pending says why a resize is not done. The reason is v1.PodReasonDeferred or
 // v1.PodReasonInfeasible.
 type Pending struct{ Reason, Message string }
 
-// A Result is what a probe says.
+// A Result is the result of a probe.
 type Result uint8
 
 const (
-	Unknowable Result = iota // it has said nothing yet
+	Unknowable Result = iota // there is none yet
 	Success
 	Failing
 )
@@ -153,17 +152,17 @@ type Container struct {
 	ExitCode        int32
 	Reason, Message string
 
-	Image   string // as the manifest has it
-	ImageID string // as the runtime reports it in ImageRef
+	Image   string // as in the manifest
+	ImageID string // the runtime's ImageRef
 	LogPath string
 
-	Hash    string        // Hash of what it was made from; "" if not known
-	Grace   time.Duration // it was promised between SIGTERM and SIGKILL
-	Backoff time.Duration // was waited before it started; see nextBackoff
-	// MaxBackoff is how long its successor waits at most; 0 is 300 s.
+	Hash    string        // Hash of its spec when it was created; "" if unknown
+	Grace   time.Duration // between SIGTERM and SIGKILL, as promised when it was created
+	Backoff time.Duration // before its start; see nextBackoff
+	// MaxBackoff bounds the back-off of its successor; 0 is 300 s.
 	MaxBackoff time.Duration
 
-	Resources *v1.ResourceRequirements // what the runtime says it has; nil if it does not
+	Resources *v1.ResourceRequirements // as the runtime reports them; nil if it does not
 	User      *v1.ContainerUser
 }
 
@@ -176,7 +175,7 @@ const (
 	StopSandbox                     // ID
 	RemoveSandbox                   // ID
 	ForgetFiles                     // UID
-	Release                         // UID: volumes, cgroup and user IDs; its logs and what is known of it stay
+	Release                         // UID: frees volumes, cgroup and user IDs; logs and records stay
 	RunSandbox                      // Attempt
 	StartContainer                  // Name, Attempt, SandboxID, Backoff, Target: image, create and start
 	Resize                          // SandboxID: of all containers
@@ -190,7 +189,7 @@ var verbs = map[Verb]string{
 
 func (v Verb) String() string { return verbs[v] }
 
-// An Action is one thing to do. Which fields are set depends on Verb.
+// An Action is one thing to do. Its Verb decides which fields are set.
 type Action struct {
 	Verb      Verb
 	ID        string
@@ -198,16 +197,16 @@ type Action struct {
 	Name      string
 	SandboxID string
 	Attempt   uint32
-	Grace     time.Duration // for the hook before the end and the end together
-	After     []string      // IDs of containers that must have ended before this one is told to
+	Grace     time.Duration // for the preStop hook and the end together
+	After     []string      // IDs of containers that must have ended before this one is stopped
 	Restart   bool          // it is stopped in order to be started again
 	Backoff   time.Duration
 	Target    string // ID of the container whose processes an ephemeral container sees
 	Why       string // for the log and for the pod's events
 }
 
-// Subject is what a failure of the action is booked on: retries are held back
-// for this subject, and nothing else.
+// Subject is what a failure of the action counts against: only actions on the same subject
+// are held back.
 func (a Action) Subject() string {
 	switch a.Verb {
 	case RunSandbox:
@@ -222,7 +221,7 @@ func (a Action) Subject() string {
 	return a.Verb.String() + " " + a.ID
 }
 
-// The Subjects that a pod's status speaks of.
+// The Subjects whose failures appear in a pod's status.
 const (
 	SandboxSubject = "sandbox"
 	ResizeSubject  = "resize"
@@ -233,10 +232,10 @@ func ContainerSubject(name string) string { return "container " + name }
 
 // A Plan is what to do next.
 type Plan struct {
-	// Actions are independent of each other but for their order: those of a
-	// failed action's Subject are held back, the others are still done.
+	// Actions are done in order. When one fails, the later ones on its Subject are held
+	// back and the others are still done.
 	Actions []Action
-	// Again is when to compute anew although nothing has changed; zero: never.
+	// Again is when to compute again even if nothing has changed; zero is never.
 	Again time.Time
 	// Gone means that the pod is not wanted, or being deleted, and nothing of it
 	// is left.

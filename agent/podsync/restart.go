@@ -11,7 +11,7 @@ import (
 	"k8s.io/utils/dump"
 )
 
-// rule returns the first of the container's own rules that fits an exit code, or nil.
+// rule returns the first restart rule of the container that matches an exit code, or nil.
 func rule(c *v1.Container, code int32) *v1.ContainerRestartRule {
 	if c.RestartPolicy == nil {
 		return nil
@@ -29,15 +29,14 @@ func rule(c *v1.Container, code int32) *v1.ContainerRestartRule {
 	return nil
 }
 
-// Restarts reports whether a container of the pod is to run again after it has
-// exited with code: the first of its own rules that fits decides, then its own
-// policy, then the pod's.
+// Restarts reports whether a container is to run again after it has exited with code. The
+// first matching rule decides, then the container's policy, then the pod's.
 func Restarts(spec *v1.PodSpec, c *v1.Container, code int32) bool {
 	policy := v1.ContainerRestartPolicy(spec.RestartPolicy)
 	if c.RestartPolicy != nil {
 		policy = *c.RestartPolicy
 	}
-	if rule(c, code) != nil { // with all others, or alone
+	if rule(c, code) != nil { // its only actions are to restart this container, or all
 		return true
 	}
 	switch policy {
@@ -49,8 +48,8 @@ func Restarts(spec *v1.PodSpec, c *v1.Container, code int32) bool {
 	return true
 }
 
-// restartsAtAll reports whether a container that we kill is to be started again.
-// Its rules speak of exit codes, so they do not count here.
+// restartsAtAll reports whether a container that the agent kills is to be started again.
+// Restart rules do not count, because they are about exit codes.
 func restartsAtAll(spec *v1.PodSpec, c *v1.Container) bool {
 	if c.RestartPolicy != nil {
 		return *c.RestartPolicy != v1.ContainerRestartPolicyNever
@@ -58,9 +57,9 @@ func restartsAtAll(spec *v1.PodSpec, c *v1.Container) bool {
 	return spec.RestartPolicy != v1.RestartPolicyNever
 }
 
-// Hash tells whether a container must be replaced because its definition has
-// changed: what may change in a running pod is its image. It is the kubelet's
-// hash, so that either takes over the other's containers.
+// Hash returns a hash of what may change in the spec of a running container and needs a new
+// one: its image. It is the kubelet's hash, so that either can take over the other's
+// containers.
 func Hash(c *v1.Container) string {
 	h := fnv.New32a()
 	text, err := json.Marshal(map[string]string{"image": c.Image, "name": c.Name})

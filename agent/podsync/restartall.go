@@ -6,9 +6,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// RestartsAll reports whether the containers of a pod are to begin again, all of
-// them and with the init containers: one has exited in a way that its rules say so
-// of. It stays so until the last of them has been removed; who has caused it goes
+// RestartsAll reports whether all containers of a pod, including its init containers, are to
+// begin again, because a restart rule of one that has exited says so. That one is removed
 // last, so that an agent that is killed meanwhile goes on.
 func RestartsAll(pod *v1.Pod, have Have) bool {
 	for spec := range Containers(&pod.Spec) {
@@ -27,7 +26,7 @@ func causesAll(spec *v1.Container, c Container) bool {
 	return r != nil && r.Action == v1.ContainerRestartRuleActionRestartAllContainers
 }
 
-// MayRestartAll reports whether the pod has such a rule at all.
+// MayRestartAll reports whether the pod has such a rule.
 func MayRestartAll(spec *v1.PodSpec) bool {
 	asks := func(r v1.ContainerRestartRule) bool {
 		return r.Action == v1.ContainerRestartRuleActionRestartAllContainers
@@ -40,10 +39,9 @@ func MayRestartAll(spec *v1.PodSpec) bool {
 	return false
 }
 
-// restartAll plans the next stage of beginning again in the same sandbox and reports
-// whether there is one: what runs is killed, as by the kubelet without a grace
-// period, then all that is dead is removed but for the causes, then these. Ephemeral
-// containers are no part of it.
+// restartAll plans the next stage of beginning again in the same sandbox and reports whether
+// there is one: kill what runs, without a grace period as in the kubelet; remove the dead
+// containers but those that caused it; remove these. Ephemeral containers are left alone.
 func (p *planner) restartAll() bool {
 	if !RestartsAll(p.want, p.have) {
 		return false
