@@ -19,14 +19,14 @@ import (
 const (
 	compressed = ".gz"
 	stampForm  = "20060102-150405" // the kubelet's
-	headSize   = 256               // bytes by which a compressed file is recognised
+	headSize   = 256               // bytes that identify a file
 )
 
-// A file is one of a log's.
+// A file is one of the files of a log.
 type file struct {
 	*os.File
-	stamp  string // what its name has after the log's; "" if that is not known or it is the one that is written
-	packed bool   // it was compressed: nobody writes to it
+	stamp  string // suffix of its name after the log's; "" if unknown, or for the current file
+	packed bool   // it was compressed, so nobody writes to it
 }
 
 func setOf(names []string) map[string]bool {
@@ -37,7 +37,7 @@ func setOf(names []string) map[string]bool {
 	return set
 }
 
-// rotated returns the stamps of the rotated files, the oldest first.
+// rotated returns the stamps of the rotated files, oldest first.
 func (l *Log) rotated() ([]string, error) {
 	entries, err := os.ReadDir(filepath.Dir(l.path))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -55,7 +55,7 @@ func (l *Log) rotated() ([]string, error) {
 	return slices.Compact(stamps), nil
 }
 
-// named reports whether f is what the log's name stands for.
+// named reports whether f is the file that has the log's name.
 func (l *Log) named(f *os.File) bool { return isAt(f, l.path) }
 
 func isAt(f *os.File, path string) bool {
@@ -70,7 +70,7 @@ func isSame(f, g *os.File) bool {
 	return err == nil && otherErr == nil && os.SameFile(ours, theirs)
 }
 
-// open opens a rotated file, which may have to be unpacked.
+// open opens a rotated file, which may be compressed.
 func (l *Log) open(stamp string) (file, error) {
 	name := l.path + "." + stamp
 	f, err := regular.Open(name)
@@ -78,12 +78,12 @@ func (l *Log) open(stamp string) (file, error) {
 		return file{f, stamp, false}, err
 	}
 	l.between()
-	f, err = regular.Open(name + compressed) // which is there before the other goes
+	f, err = regular.Open(name + compressed) // it exists before the other is removed
 	return file{f, stamp, true}, err
 }
 
-// unpack writes what is compressed to a file that has no name, where it can be read
-// from its end as well, and holds that instead.
+// unpack replaces a compressed file by an unnamed temporary one with its content, which can be
+// read backwards too.
 func (f *file) unpack() error {
 	if !f.packed {
 		return nil
@@ -106,7 +106,7 @@ func (f *file) unpack() error {
 	return nil
 }
 
-// isNow reports whether a rotated file is what f was opened as.
+// isNow reports whether the rotated file of this stamp is f.
 func (l *Log) isNow(f *os.File, stamp string) bool {
 	name := l.path + "." + stamp
 	if isAt(f, name) {
@@ -121,20 +121,20 @@ func (l *Log) isNow(f *os.File, stamp string) bool {
 	if err != nil {
 		return false
 	}
-	// Records begin with their time to the nanosecond: no two files begin alike.
+	// Records begin with their time in nanoseconds, so no two files begin alike.
 	var ours, theirs [headSize]byte
 	n, _ := f.ReadAt(ours[:], 0)
 	m, _ := io.ReadFull(z, theirs[:])
 	return bytes.Equal(ours[:n], theirs[:m])
 }
 
-// next opens the file that comes after the held one. There is none, and no error, if
-// that is the one that is written, or the new one is not there yet.
+// next opens the file after the held one. there is false if the held file is the current one,
+// or the new one does not exist yet.
 func (f *follower) next() (next file, there bool, err error) {
 	l := f.Log
 	for {
 		if l.named(l.held.File) {
-			if l.held.stamp != "" { // the runtime did not follow the rotation, which was taken back
+			if l.held.stamp != "" { // the rotation was undone because the runtime did not reopen
 				delete(l.done, l.held.stamp)
 				l.held.stamp = ""
 			}
@@ -145,8 +145,8 @@ func (f *follower) next() (next file, there bool, err error) {
 		if err != nil {
 			return file{}, false, err
 		}
-		// All that has come since the held file had the log's name is younger, whatever
-		// the clock says; one of them is the held file itself.
+		// All files that appeared since the held file had the log's name are younger,
+		// whatever the clock says; one of them is the held file itself.
 		fresh := slices.DeleteFunc(slices.Clone(names), func(s string) bool { return l.done[s] })
 		if l.held.stamp == "" {
 			if i := slices.IndexFunc(fresh, func(s string) bool { return l.isNow(l.held.File, s) }); i >= 0 {
@@ -167,11 +167,11 @@ func (f *follower) next() (next file, there bool, err error) {
 			return file{}, false, err
 		}
 		l.between()
-		// Another name is another rotation, which came in between.
+		// A new name means that another rotation has interfered.
 		again, err := l.rotated()
 		if err == nil && !slices.ContainsFunc(again, func(s string) bool { return !slices.Contains(names, s) }) {
 			switch {
-			case !gone && isSame(next.File, l.held.File): // it has just got its name back
+			case !gone && isSame(next.File, l.held.File): // the rotation was just undone
 				next.Close()
 				continue
 			case !gone:
@@ -185,7 +185,7 @@ func (f *follower) next() (next file, there bool, err error) {
 			case len(fresh) == 0:
 				return file{}, false, nil
 			}
-			f.done[fresh[0]] = true // removed meanwhile, or a link to nothing
+			f.done[fresh[0]] = true // removed meanwhile, or a dangling link
 			continue
 		}
 		if !gone {

@@ -7,42 +7,41 @@ import (
 )
 
 const (
-	// period is how often the container is asked about and the log looked at when
-	// nothing tells of anything; poll, if inotify cannot be had.
+	// period is how often to look at the log and ask about the container when no event
+	// arrives; poll is that without inotify.
 	period = time.Second
 	poll   = 200 * time.Millisecond
-	// soon is the first of the pauses after which it is looked again when something is
-	// about to happen. They double, up to a period.
+	// soon is the first pause when something is about to happen. Pauses double up to a
+	// period.
 	soon = 5 * time.Millisecond
 
-	// For how long a file is held that may still be written, if it cannot be known
-	// whether it is: since the next one is there; if somebody has it open who says
-	// nothing; since the container has ended.
+	// How long a file is held that may still be written to: settle after the next one
+	// appeared, if a writer cannot be detected; patience, if a writer has it open but does
+	// not write; linger after the container has ended.
 	settle   = time.Second
 	patience = 10 * time.Second
 	linger   = 2 * time.Second
 )
 
-// A follower is one run of follow.
+// A follower is the state of one call of follow.
 type follower struct {
 	*Log
 	p *printer
 	s *scan
 	w *watch
 
-	ended time.Time // when the container was found to have ended; zero: it has not
-	grown time.Time // when the held file grew last
-	seen  time.Time // when the next file was seen first; zero: there is none
-	asked time.Time // when the container was asked about last
+	ended time.Time // when the container was found to have ended; zero if it has not
+	grown time.Time // when the held file last grew
+	seen  time.Time // when the next file was first seen; zero if there is none
+	asked time.Time // when Running was last called
 	pause time.Duration
 }
 
-// follow reads the held file from where s is, and the ones after it, until the
-// container has ended.
+// follow reads on in the held file and then the later ones, until the container has ended.
 func (l *Log) follow(ctx context.Context, p *printer, s *scan) error {
 	w, err := l.watches(filepath.Dir(l.path))
 	if err != nil {
-		w = &watch{} // it goes on without
+		w = &watch{} // without inotify, the follower polls
 	}
 	defer w.end()
 	f := &follower{Log: l, p: p, s: s, w: w, pause: soon}
@@ -61,8 +60,8 @@ func (f *follower) watchHeld() {
 	}
 }
 
-// step reads what there is, goes on to the next file when the held one is complete,
-// or waits. It reports whether the log is at its end.
+// step reads what is there. Then it moves on to the next file if the held one is complete, and
+// else waits. It reports whether the end of the log is reached.
 func (f *follower) step(ctx context.Context) (over bool, err error) {
 	f.between()
 	if err := f.read(ctx); err != nil {
@@ -77,7 +76,7 @@ func (f *follower) step(ctx context.Context) (over bool, err error) {
 	}
 	if (there || !f.ended.IsZero()) && f.complete(there, next) {
 		f.between()
-		// What was written before it was complete.
+		// More may have been written before the file was complete.
 		err := f.read(ctx)
 		if err == nil {
 			err = f.s.finish(f.p)
@@ -95,13 +94,13 @@ func (f *follower) step(ctx context.Context) (over bool, err error) {
 		next.Close()
 	}
 	if ended, err := f.ask(ctx); ended || err != nil {
-		return false, err // what it wrote at last is read in the next step
+		return false, err // the next step reads its last output
 	}
 	f.wait(ctx, there)
 	return false, ctx.Err()
 }
 
-// read writes all that there is.
+// read writes everything that the held file has.
 func (f *follower) read(ctx context.Context) error {
 	grew, err := f.s.read(ctx, f.p, -1)
 	if grew {
@@ -113,7 +112,7 @@ func (f *follower) read(ctx context.Context) error {
 	return f.p.flush()
 }
 
-// complete reports whether the held file will not be written any more.
+// complete reports whether nobody will write to the held file any more.
 func (f *follower) complete(there bool, next file) bool {
 	if f.held.packed {
 		return true
@@ -129,13 +128,13 @@ func (f *follower) complete(there bool, next file) bool {
 	case !known:
 		return time.Since(f.seen) > settle
 	}
-	// Somebody has it open. A runtime writes to the next one by now, unless it was
-	// not told of the rotation.
+	// A writer has it open. By now a runtime should write to the next file, unless
+	// nobody told it of the rotation.
 	info, err := next.Stat()
 	return err == nil && info.Size() > 0 && time.Since(f.seen) > patience && time.Since(f.grown) > patience
 }
 
-// hold goes on with the next file.
+// hold moves on to the next file.
 func (f *follower) hold(next file) {
 	f.held.Close()
 	f.held = next
@@ -147,7 +146,7 @@ func (f *follower) hold(next file) {
 	f.watchHeld()
 }
 
-// ask asks whether the container has ended, if that may be.
+// ask asks whether the container has ended, unless it was asked just now.
 func (f *follower) ask(ctx context.Context) (ended bool, err error) {
 	after := period
 	if f.w.close {
@@ -167,7 +166,7 @@ func (f *follower) ask(ctx context.Context) (ended bool, err error) {
 	return !running, nil
 }
 
-// wait waits until there may be something to do.
+// wait waits until there may be more to do.
 func (f *follower) wait(ctx context.Context, there bool) {
 	d := period
 	if there || f.w.close || !f.ended.IsZero() {

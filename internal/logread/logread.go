@@ -1,14 +1,14 @@
-// Package logread reads the logs of containers, over rotations, and follows them.
+// Package logread reads and follows the logs of containers, across rotations.
 //
-// A log is a file in crilog's format. It is rotated while it is written, by the
-// kubelet, by crisp agent, or by hand, on whichever runtime:
+// A log is a file in crilog's format. It is rotated while the runtime writes to it, by the
+// kubelet, by crisp agent or by hand:
 //
-//	0.log                    is renamed to 0.log.20261122-070000; the runtime writes on
-//	0.log                    is made by the runtime (ReopenContainerLog), written from now on
+//	0.log                    is renamed to 0.log.20261122-070000; the runtime still writes to it
+//	0.log                    is created by the runtime (ReopenContainerLog), which writes there from now on
 //	0.log.20261122-070000    becomes 0.log.20261122-070000.gz at the next rotation
 //	0.log.20261122-070000.gz is removed when there are too many
 //
-// The reader holds the file that it reads, whatever becomes of its name:
+// The reader holds the file that it reads open, whatever happens to its name:
 //
 //	          ┌──── more is there ────┐
 //	          ▼                       │
@@ -19,12 +19,12 @@
 //	          │ there is none, and the container has ended:
 //	          └──────▶ the end
 //
-// That the new file is there does not mean that the old one is complete: the runtime may be in
-// the middle of a write. Whether a file is open for writing, the kernel tells when asked for a
-// read lease of it (fcntl(2)).
+// The old file may be incomplete even if the new one exists: the runtime may be in the middle
+// of a write. The kernel tells whether a file is open for writing when asked for a read lease
+// (fcntl(2)).
 //
-// Rotated files are a part of the log as long as they are kept. The kubelet's reader knows only
-// the file that is being written.
+// Rotated files are part of the log as long as they exist. The kubelet's reader knows only the
+// current file.
 package logread
 
 import (
@@ -43,39 +43,40 @@ import (
 	"github.com/crisp-cri/crisp/internal/regular"
 )
 
-// Options say what of a log is read and where to it is written. What they have in
-// common with v1.PodLogOptions means what it means there.
+// Options say what to read of a log and where to write it. Fields that v1.PodLogOptions has
+// too have the same meaning.
 type Options struct {
-	Stdout, Stderr io.Writer // nil: that stream is not asked for
-	// Tail is how many lines are read, counted from the end; nil is all. A line is what
-	// the container ended with a newline, in however many records, and only those of
-	// the streams asked for count.
+	Stdout, Stderr io.Writer // nil leaves out that stream
+	// Tail is how many lines to read from the end; nil is all. A line ends where the
+	// container wrote a newline and may be several records. Only lines of the wanted
+	// streams count.
 	Tail       *int64
-	Since      time.Time // records before it are left out
-	Limit      *int64    // bytes written at most, timestamps included; nil is no limit
-	Timestamps bool      // before each line, RFC 3339 with nine digits
-	// Running has the log followed until it reports false, or an error, and all that
-	// was written until then is read. nil: what is there now is read.
+	Since      time.Time // earlier records are left out
+	Limit      *int64    // bytes to write at most, including timestamps; nil is no limit
+	Timestamps bool      // before each line, in RFC 3339 with nine digits
+	// Running reports whether the container is running. With it the log is followed until
+	// it returns false or an error and everything written before is read; with nil only
+	// what exists now is read.
 	Running func(context.Context) (bool, error)
-	// Damaged is told of each record, and each compressed file, that cannot be read and
-	// is left out; may be nil.
+	// Damaged is called for each record or compressed file that is left out because it
+	// cannot be read. It may be nil.
 	Damaged func(error)
 }
 
-// A Log is one that is being read.
+// A Log is a log that is being read.
 type Log struct {
 	path  string
-	held  file            // what is read, or will be when the older ones are
-	older []string        // the stamps of the rotated files before it, oldest first
-	done  map[string]bool // the stamps of those and, if it has one, its own
+	held  file            // the file to read after the older ones
+	older []string        // stamps of the rotated files before it, oldest first
+	done  map[string]bool // stamps of these and of held, if it has one
 
-	between func()                                 // of tests: called wherever a rotation may come in between
-	writer  func(f *os.File) (has, known bool)     // lease.HasWriter, but in tests
-	watches func(dir string) (w *watch, err error) // newWatch, but in tests
+	between func()                                 // called by tests wherever a rotation can interfere
+	writer  func(f *os.File) (has, known bool)     // lease.HasWriter; tests replace it
+	watches func(dir string) (w *watch, err error) // newWatch; tests replace it
 }
 
-// Open opens the log of that path: the file itself may be away for a moment. An
-// error of it is fs.ErrNotExist if there is none.
+// Open opens the log at path. The file itself may be missing for a moment during a rotation.
+// If there is no log the error is fs.ErrNotExist.
 func Open(path string) (*Log, error) {
 	return open(path, func() {})
 }
@@ -85,7 +86,7 @@ func open(path string, between func()) (*Log, error) {
 		path = real
 	}
 	l := &Log{path: path, between: between, writer: lease.HasWriter, watches: newWatch}
-	for range 100 { // only a rotation just now is a reason to look again
+	for range 100 { // only a concurrent rotation is a reason to try again
 		f, err := regular.Open(path)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, err
@@ -104,7 +105,7 @@ func open(path string, between func()) (*Log, error) {
 			continue
 		case len(names) == 0:
 			return nil, err
-		default: // renamed, and the new one not made yet
+		default: // renamed, and the new file does not exist yet
 			last := len(names) - 1
 			if l.held, err = l.open(names[last]); errors.Is(err, fs.ErrNotExist) {
 				continue
@@ -123,11 +124,10 @@ func open(path string, between func()) (*Log, error) {
 	return nil, fmt.Errorf("%s: is rotated all the time", path)
 }
 
-// Close lets go of the log's files.
+// Close closes the log's files.
 func (l *Log) Close() error { return l.held.Close() }
 
-// Copy writes the log, and returns when all is written that was asked for. It can be
-// called once. The error is ctx's if that ended first.
+// Copy writes what o asks for. It can be called once. If ctx ends first, the error is ctx's.
 func (l *Log) Copy(ctx context.Context, o Options) error {
 	p := &printer{Options: o, left: math.MaxInt64}
 	if o.Limit != nil {
@@ -179,13 +179,13 @@ func (l *Log) copy(ctx context.Context, p *printer) error {
 		return err
 	}
 	if s.at < info.Size() {
-		return s.finish(p) // nobody has ended the last record
+		return s.finish(p) // the last record is not terminated
 	}
 	return nil
 }
 
-// openOlder opens all rotated files before any of them is read, or those that come
-// last could be removed meanwhile.
+// openOlder opens all rotated files before the first is read: the later ones could be removed
+// meanwhile.
 func (l *Log) openOlder() (older []file, err error) {
 	for _, stamp := range l.older {
 		f, err := l.open(stamp)
@@ -200,8 +200,7 @@ func (l *Log) openOlder() (older []file, err error) {
 	return older, nil
 }
 
-// awaitWriter waits until a rotated file has no writer any more: it may have been renamed just
-// now.
+// awaitWriter waits until a rotated file has no writer. It may have been renamed just now.
 func (l *Log) awaitWriter(ctx context.Context, f file) error {
 	for begun := time.Now(); !f.packed && time.Since(begun) < linger; {
 		l.between()
@@ -235,8 +234,8 @@ func copyOlder(ctx context.Context, p *printer, f *file) error {
 	return (&scan{f: f.File}).all(ctx, p)
 }
 
-// copyTail writes what of the last lines lies in rotated files, and returns where in
-// the held file, which has that size, they go on.
+// copyTail writes those of the last lines that are in rotated files, and returns the offset of
+// the first one in the held file, of which it looks at size bytes.
 func (l *Log) copyTail(ctx context.Context, p *printer, older []file, size int64) (int64, error) {
 	t := &tail{lines: *p.Tail, wanted: p.wanted()}
 	at, found, err := t.find(l.held.File, size)

@@ -9,28 +9,27 @@ import (
 	"github.com/crisp-cri/crisp/internal/crilog"
 )
 
-// errLimit ends the reading when enough is written.
+// errLimit ends the reading when Options.Limit is reached.
 var errLimit = errors.New("as much as was asked for is written")
 
-// streams are the names of the streams by their number.
+// streams are the names of the streams, by index.
 var streams = [2]string{crilog.Stdout, crilog.Stderr}
 
-// A printer writes records as they are asked for, many at once: it must be flushed
-// before anything is waited for.
+// A printer writes records as the options ask for. It is buffered and must be flushed before
+// every wait.
 type printer struct {
 	Options
 	left int64   // bytes that may still be written
-	open [2]bool // by stream: the line that was written last goes on
+	open [2]bool // by stream: the last line is not complete
 	buf  []byte
-	to   int // which stream buf is of
+	to   int // the stream of buf
 }
 
-// wanted tells for each stream whether it is requested.
+// wanted reports for each stream whether it is wanted.
 func (p *printer) wanted() [2]bool { return [2]bool{p.Stdout != nil, p.Stderr != nil} }
 
-// tooOld reports whether everything in a file that is no longer written is older than the time
-// asked for. The kernel's time of a file may lie some milliseconds before that of the record
-// that was written then.
+// tooOld reports whether everything in a complete file is older than Since. It allows for the
+// kernel's times of files, which may be some milliseconds behind the records.
 func (p *printer) tooOld(f *os.File) (bool, error) {
 	if p.Since.IsZero() {
 		return false, nil
@@ -45,7 +44,7 @@ func (p *printer) damaged(err error) {
 	}
 }
 
-// print writes one record, of the time stamp.
+// print writes a record. stamp is its time as in the log.
 func (p *printer) print(r crilog.Record, stamp []byte) error {
 	i, to := 0, p.Stdout
 	if r.Stream == crilog.Stderr {
@@ -81,7 +80,7 @@ func (p *printer) print(r crilog.Record, stamp []byte) error {
 	return errLimit
 }
 
-// flush writes what print has kept.
+// flush writes what is in the buffer.
 func (p *printer) flush() error {
 	if len(p.buf) == 0 {
 		return nil
@@ -95,8 +94,8 @@ func (p *printer) flush() error {
 	return err
 }
 
-// appendStamp appends a time of RFC 3339 with nine digits after the second, as the
-// kubelet writes them: runtimes leave out zeros at the end.
+// appendStamp appends a time in RFC 3339 with nine digits of fraction, as the kubelet writes
+// it. Runtimes leave out trailing zeros.
 func appendStamp(dst, stamp []byte) []byte {
 	const seconds, digits = len("2006-01-02T15:04:05"), 9
 	if len(stamp) < seconds {

@@ -9,16 +9,15 @@ import (
 	"github.com/crisp-cri/crisp/internal/crilog"
 )
 
-// block is how much is read at once. A record may be longer: it is passed on in
-// pieces.
+// block is how many bytes are read at once. A longer record is printed in pieces.
 const block = 64 << 10
 
 // A scan reads the records of one file.
 type scan struct {
 	f  *os.File
-	at int64 // where the next record begins, or this one goes on
-	// inside is set while a record is passed on that does not fit a block, whose
-	// beginning is head, or which is damaged and left out.
+	at int64 // offset at which the next record begins, or the present one continues
+	// inside is set within a record that is longer than a block and begins with head;
+	// lost, if that record is damaged and left out.
 	inside, lost bool
 	head         crilog.Record
 	parser       crilog.Parser
@@ -26,9 +25,9 @@ type scan struct {
 	buf          []byte
 }
 
-// read passes on all whole records, and reports whether there were any. A stop that
-// is not negative is where no more are begun. Of a record that is not whole yet
-// nothing is kept: a writer whose disk is full takes back what it has written of it.
+// read prints all complete records and reports whether there were any. If stop is not negative
+// it begins no record at or after that offset. An incomplete record is read again later: a
+// writer whose disk is full takes back what it has written of it.
 func (s *scan) read(ctx context.Context, p *printer, stop int64) (grew bool, err error) {
 	if s.buf == nil {
 		s.buf = make([]byte, block)
@@ -63,7 +62,7 @@ func (s *scan) read(ctx context.Context, p *printer, stop int64) (grew bool, err
 	return grew, nil
 }
 
-// lines passes on the whole records of data, and returns how much that was.
+// lines prints the complete records in data and returns how many bytes these were.
 func (s *scan) lines(p *printer, data []byte, stop int64) (used int, err error) {
 	for err == nil && (stop < 0 || s.inside || s.at+int64(used) < stop) {
 		i := bytes.IndexByte(data[used:], '\n')
@@ -76,7 +75,7 @@ func (s *scan) lines(p *printer, data []byte, stop int64) (used int, err error) 
 	return used, err
 }
 
-// record passes on one record, or the rest of one.
+// record prints a record, or the rest of one.
 func (s *scan) record(p *printer, line []byte) error {
 	if !s.inside {
 		r, err := s.parser.Parse(line)
@@ -95,7 +94,7 @@ func (s *scan) record(p *printer, line []byte) error {
 	return p.print(r, s.stamp)
 }
 
-// begin passes on a piece of a record that goes on beyond it.
+// begin prints a piece of a record that continues after it.
 func (s *scan) begin(p *printer, piece []byte) error {
 	r := s.head
 	r.Content = piece
@@ -117,7 +116,7 @@ func (s *scan) begin(p *printer, piece []byte) error {
 	return p.print(r, s.stamp)
 }
 
-// truncated goes back to the beginning of a file that has been emptied.
+// truncated reports whether the file was emptied, and goes back to its beginning if so.
 func (s *scan) truncated() (bool, error) {
 	info, err := s.f.Stat()
 	if err != nil || info.Size() >= s.at {
@@ -127,7 +126,7 @@ func (s *scan) truncated() (bool, error) {
 	return true, nil
 }
 
-// finish passes on an unterminated last record, in a file that will not be written any more.
+// finish prints the unterminated last record of a complete file.
 func (s *scan) finish(p *printer) error {
 	n, err := s.f.ReadAt(s.buf, s.at)
 	if err != nil && err != io.EOF {
@@ -140,7 +139,7 @@ func (s *scan) finish(p *printer) error {
 	return s.begin(p, s.buf[:n])
 }
 
-// all passes on all of a file that is no longer written.
+// all prints a complete file.
 func (s *scan) all(ctx context.Context, p *printer) error {
 	if _, err := s.read(ctx, p, -1); err != nil {
 		return err
@@ -148,7 +147,7 @@ func (s *scan) all(ctx context.Context, p *printer) error {
 	return s.finish(p)
 }
 
-// stampOf is the time of a record, as it stands there.
+// stampOf returns the time of a record as in the log.
 func stampOf(line []byte) []byte {
 	stamp, _, _ := bytes.Cut(line, []byte{' '})
 	return stamp

@@ -8,28 +8,28 @@ import (
 	"github.com/crisp-cri/crisp/internal/crilog"
 )
 
-// tailBlock is how much is read at once, backwards: a few lines are asked for mostly.
+// tailBlock is how many bytes are read at once, backwards. Mostly only a few lines are wanted.
 const tailBlock = 8 << 10
 
-// headerSize is more than time, stream and tag of a record have.
+// headerSize is more bytes than the time, stream and tag of a record have.
 const headerSize = 128
 
 // A tail finds where the last lines begin, backwards through the files of a log.
 type tail struct {
-	lines  int64   // that are still to be found
+	lines  int64   // still to be found
 	wanted [2]bool // by stream
-	seen   [2]bool // by stream: a later record
+	seen   [2]bool // by stream: a later record was seen
 	buf    []byte
 }
 
-// find looks through the first size bytes of a file, and returns where the last lines
-// begin, or 0 if there are more before this file. A record at the end that is not whole
-// does not count and is behind that place.
+// find looks through the first size bytes of a file and returns where the last lines begin. If
+// found is false, all of the file is wanted and some lines of earlier ones. An incomplete
+// record at the end does not count, and comes after the returned offset.
 func (t *tail) find(f *os.File, size int64) (at int64, found bool, err error) {
 	if t.buf == nil {
 		t.buf = make([]byte, tailBlock+headerSize)
 	}
-	carry := 0 // bytes at the start of buf that were there in the block behind
+	carry := 0 // bytes at the start of buf that belong to the block after
 	after, whole := size, false
 	for right := size; right > 0; {
 		left := max(0, right-tailBlock)
@@ -38,14 +38,14 @@ func (t *tail) find(f *os.File, size int64) (at int64, found bool, err error) {
 		if _, err := f.ReadAt(t.buf[:n], left); err != nil && err != io.EOF {
 			return 0, false, err
 		} else if err == io.EOF {
-			return 0, true, nil // emptied just now: there is nothing to leave out
+			return 0, true, nil // emptied just now: nothing to skip
 		}
 		data := t.buf[:n+carry]
 		if right == size {
 			whole = data[n-1] == '\n'
 		}
 		for i := n; i >= 0; {
-			// A record begins behind each newline, and where the file does.
+			// A record begins after each newline, and at the start of the file.
 			i = bytes.LastIndexByte(data[:i], '\n')
 			if i < 0 && left > 0 {
 				break
@@ -66,8 +66,7 @@ func (t *tail) find(f *os.File, size int64) (at int64, found bool, err error) {
 	return 0, false, nil
 }
 
-// ends reports whether the record at the start of data is the last of a line that is
-// asked for.
+// ends reports whether the record at the start of data is the last one of a wanted line.
 func (t *tail) ends(data []byte) bool {
 	head, _, _ := bytes.Cut(data[:min(len(data), headerSize)], []byte{'\n'})
 	r, err := crilog.Parse(head)

@@ -11,19 +11,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A watch wakes the reader when there may be something to read. It uses inotify(7)
-// itself: fsnotify does not tell that a file was closed, which is how the end of a
-// container is noticed at once, and it cannot watch a file whose name changes.
+// A watch wakes the reader when there may be something to read. It uses inotify(7) directly.
+// The package fsnotify does not report that a file was closed, by which the end of a container
+// is noticed at once, and it cannot watch a file whose name changes.
 type watch struct {
 	fd    int
-	f     *os.File // of fd, in the poller; nil: there is no inotify
+	f     *os.File // of fd, in Go's poller; nil without inotify
 	file  int      // watch descriptor of the held file
 	close bool     // a writer has closed the held file
 	buf   [4096]byte
 }
 
-// newWatch returns a watch for files that appear in dir. Instances and watches of inotify are
-// few on some machines (fs.inotify.max_user_*): when they are used up, there is an error.
+// newWatch returns a watch for files that appear in dir. It fails if the user has no inotify
+// instances or watches left (fs.inotify.max_user_*).
 func newWatch(dir string) (*watch, error) {
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	if err != nil {
@@ -37,13 +37,13 @@ func newWatch(dir string) (*watch, error) {
 	return w, nil
 }
 
-// hold has f watched instead of the file before it.
+// hold watches f instead of the file before.
 func (w *watch) hold(f *os.File) error {
 	if w.f == nil {
 		return nil
 	}
 	if w.file >= 0 {
-		// It may have gone with the file.
+		// The watch may have ended with the file.
 		_, _ = unix.InotifyRmWatch(w.fd, uint32(w.file))
 	}
 	w.close = false
@@ -54,7 +54,7 @@ func (w *watch) hold(f *os.File) error {
 	return nil
 }
 
-// end lets go of inotify; the watch only waits from now on.
+// end closes inotify. From now on the watch only waits.
 func (w *watch) end() {
 	if w.f != nil {
 		w.f.Close()
@@ -73,7 +73,7 @@ func (w *watch) wait(ctx context.Context, d time.Duration) {
 		}
 		return
 	}
-	// What cannot be waited for here is looked at again after the error.
+	// After an error the caller polls.
 	if w.f.SetReadDeadline(time.Now().Add(d)) != nil {
 		w.end()
 		return
