@@ -14,8 +14,9 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// FuzzManifest takes any manifest, of any type, with any config: it is refused, by whose
-// mistake it was, or each of its layers can be fetched and held against a digest.
+// FuzzManifest reads any manifest, of any type, with any config: it is refused, with the
+// right kind of error, or each of its layers can be fetched and verified against a
+// digest.
 func FuzzManifest(f *testing.F) {
 	const (
 		sum   = "sha256:4444444444444444444444444444444444444444444444444444444444444444"

@@ -18,7 +18,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// texts is an origin whose blobs are texts.
+// texts is an origin whose blobs are strings.
 type texts struct{}
 
 func (texts) Open(context.Context, blob.Blob) (io.ReadCloser, error) {
@@ -28,7 +28,7 @@ func (texts) Has(context.Context, blob.Blob) error { return nil }
 func (texts) Repository() string                   { return "" }
 
 // FuzzArtifactNames fetches the files of an artifact by any names: each is below the
-// directory, or it is the artifact's fault.
+// directory, or the artifact is blamed.
 func FuzzArtifactNames(f *testing.F) {
 	for _, names := range []string{"a", "a/b\na/c", "a\na/b", "../secret", "a/../../secret", "/secret", ".", "a/.", "..", "a//b\na/b", "a\x00b", strings.Repeat("a", 256), strings.Repeat("a/", 2000), ".wh.a", "x\nx"} {
 		f.Add(names)
@@ -70,7 +70,7 @@ func FuzzArtifactNames(f *testing.F) {
 	})
 }
 
-// titled is the manifest of an artifact with one file, which is a text.
+// titled returns the manifest of an artifact with one file.
 func titled(t *testing.T, name string) []byte {
 	data, err := json.Marshal(v1.Manifest{
 		Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: v1.MediaTypeImageManifest,

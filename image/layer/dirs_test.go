@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// newDirs is the unpacker of an empty layer, for what it does with directories.
+// newDirs returns the unpacker of an empty layer, for its directories.
 func newDirs(t *testing.T) *unpacker {
 	t.Helper()
 	dir := t.TempDir()
@@ -26,8 +26,8 @@ func newDirs(t *testing.T) *unpacker {
 	return u
 }
 
-// A layer that goes to and fro between more deep directories than are kept open costs
-// what its entries cost, not that times the depth: some KB of it would keep a
+// A layer that alternates between more deep directories than are kept open costs as much
+// as its entries, not that times the depth: otherwise some KB of it would keep a
 // processor busy for hours.
 func TestDeepDirectoriesInTurns(t *testing.T) {
 	needRoot(t)
@@ -58,9 +58,9 @@ func TestDeepDirectoriesInTurns(t *testing.T) {
 	}
 }
 
-// A layer that makes a name a directory and a file in turns has nothing looked for among
-// all other names of the layer: what no longer counts is found out once, at the end. So
-// each name is kept, and paid for, once, however often it is replaced.
+// A layer that makes a name a directory and a file by turns does not cause a search
+// among all other names of the layer: which names no longer count is determined once, at
+// the end. So each name is kept, and paid for, once, however often it is replaced.
 func TestDirectoryAndFileInTurns(t *testing.T) {
 	needRoot(t)
 	const turns, many = 100, 1000
@@ -98,8 +98,8 @@ func TestDirectoryAndFileInTurns(t *testing.T) {
 	}
 }
 
-// Where a dangling link leads is worked out step by step, and a layer can have as many
-// as it likes.
+// Dangling symlinks are resolved step by step, and a layer can have as many steps as it
+// likes.
 func TestDanglingLinksWithoutEnd(t *testing.T) {
 	needRoot(t)
 	var lines strings.Builder
@@ -114,8 +114,8 @@ func TestDanglingLinksWithoutEnd(t *testing.T) {
 	}
 }
 
-// The names of directories and whiteouts are in memory while a layer is unpacked, and
-// a layer of a few MB can have gigabytes of them.
+// The names of directories and whiteouts are in memory while a layer is unpacked, and a
+// layer of a few MB can have gigabytes of them.
 func TestNamesOfLayerAreBounded(t *testing.T) {
 	needRoot(t)
 	for what, entry := range map[string]string{

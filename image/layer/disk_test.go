@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A slowDisk syncs when it is told to, with an error or none.
+// A slowDisk finishes a sync when the test wants it to, with an error or none.
 func slowDisk() (d *disk, begun chan int, end chan error) {
 	begun, end = make(chan int, 100), make(chan error)
 	syncs := 0
@@ -20,8 +20,8 @@ func slowDisk() (d *disk, begun chan int, end chan error) {
 	}}, begun, end
 }
 
-// Whoever gives a pull up waits for no disk that others keep busy. Those that come
-// meanwhile share the next sync: the one under way may have passed what they wrote.
+// A caller that gives up a pull does not wait for a disk that others keep busy. Later
+// callers share the next sync: the one under way may have missed their writes.
 func TestSyncIsSharedAndGivenUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d, begun, end := slowDisk()
@@ -63,7 +63,8 @@ func TestSyncIsSharedAndGivenUp(t *testing.T) {
 	})
 }
 
-// An error that nobody waited for any more is told to all whose files it may be about.
+// An error for which nobody waited any more is reported to all whose files it may
+// concern.
 func TestLossOfASyncThatWasGivenUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d, _, end := slowDisk()

@@ -6,5 +6,5 @@ import (
 	"github.com/crisp-cri/crisp/internal/formats"
 )
 
-// What is written of layers.
+// The files that are written about layers.
 func TestFormats(t *testing.T) { formats.Check[record](t, "layer", nil) }

@@ -9,8 +9,8 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// A layer that is being unpacked is in the figures while it grows, and when it is staged:
-// the disk has it, though no image does yet. What it comes to is close to what is measured.
+// A layer counts while it is being unpacked, and when it is staged: it is on the disk,
+// though no image has it yet. The total is close to what is measured.
 func TestWhatIsUnpackedIsInUse(t *testing.T) {
 	_, ls := openEmpty(t)
 	used := func() Usage {

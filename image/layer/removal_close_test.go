@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// Closing the store does not wait for what is still to be removed: that can be much,
-// and a daemon that stops has no time. It is removed later.
+// Closing the store does not wait for pending removals: there may be many, and a
+// daemon that stops has no time. They are done later.
 func TestCloseLeavesWhatIsToBeRemoved(t *testing.T) {
 	var trees []string
 	for _, name := range []string{"a", "b", "c"} {

@@ -38,8 +38,8 @@ func openEmpty(t *testing.T) (dir string, ls *Store) {
 	return dir, ls
 }
 
-// What is removed in the background is in the figures until the disk has the room again:
-// a collector that believed it was free would find the disk as full as before.
+// What is being removed in the background counts until the disk has the space again: a
+// collector that believed it was free would find the disk as full as before.
 func TestWhatWaitsToBeRemovedIsInUse(t *testing.T) {
 	dir, ls := openEmpty(t)
 	l, _, err := ls.acquire(t.Context(), digest.FromString("a"), source{}, func(_ context.Context, dir string, _ *growth) (shape, error) {
@@ -89,7 +89,7 @@ func TestWhatWaitsToBeRemovedIsInUse(t *testing.T) {
 	}
 }
 
-// What the last process had not got to is in use, too.
+// Removals that an earlier process did not finish count as used, too.
 func TestWhatIsLeftToBeRemovedIsInUse(t *testing.T) {
 	ctx, end := context.WithCancel(t.Context())
 	defer end()
@@ -114,8 +114,7 @@ func TestWhatIsLeftToBeRemovedIsInUse(t *testing.T) {
 	}
 }
 
-// What the disk refuses to give up once is tried again, and does not stay until the next
-// start.
+// A removal that fails once is tried again, and does not wait for the next start.
 func TestRemovalIsTriedAgain(t *testing.T) {
 	needRoot(t)
 	dir := t.TempDir()
@@ -150,7 +149,7 @@ func TestRemovalIsTriedAgain(t *testing.T) {
 	})
 }
 
-// Who removes an image does not wait for a disk without end.
+// Removing an image waits for the disk only so long.
 func TestWaitForTheDiskIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		rs := newRemovals(t.Context(), slog.New(slog.DiscardHandler))

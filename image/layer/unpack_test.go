@@ -23,7 +23,8 @@ func needRoot(t testing.TB) {
 	}
 }
 
-// TestUnpack has what a layer says on the left and what overlayfs must find.
+// TestUnpack has the entries of a layer on the left and the resulting overlayfs tree
+// on the right.
 func TestUnpack(t *testing.T) {
 	needRoot(t)
 	for _, c := range []struct{ name, tar, want string }{
@@ -127,7 +128,7 @@ func TestUnpack(t *testing.T) {
 	}
 }
 
-// What chown and writing take away, times and capabilities, must be set last.
+// Times and capabilities, which writing and chown reset, must be set last.
 func TestUnpackAttributes(t *testing.T) {
 	needRoot(t)
 	capability := "\x01\x00\x00\x02\x00\x04\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00" // cap_net_bind_service
@@ -171,8 +172,8 @@ func TestUnpackAttributes(t *testing.T) {
 	}
 }
 
-// A set-group-ID directory gives its group to what is made in it: what the layer says
-// is root's must not become the group's to read.
+// A set-group-ID directory gives its group to new files in it: a file that the layer
+// gives to root must not become readable by that group.
 func TestUnpackIntoSetGroupIDDirectory(t *testing.T) {
 	needRoot(t)
 	var buf bytes.Buffer
@@ -205,7 +206,7 @@ func TestUnpackIntoSetGroupIDDirectory(t *testing.T) {
 	}
 }
 
-// An entry for a directory stays good if a later one replaces the way to it.
+// An entry for a directory stays valid if a later one replaces a parent.
 func TestUnpackReplacesLinkToDirectory(t *testing.T) {
 	needRoot(t)
 	dir := t.TempDir()
@@ -288,7 +289,7 @@ func paxRecord(key, value string) string {
 	return fmt.Sprintf("%d %s=%s\n", n, key, value)
 }
 
-// paxHeader is an extended header with these records, for the entry after it.
+// paxHeader returns an extended header with these records, for the entry after it.
 func paxHeader(t *testing.T, records string) io.Reader {
 	var buf bytes.Buffer
 	tw := tar.NewWriter(&buf)
@@ -312,8 +313,8 @@ func paxHeader(t *testing.T, records string) io.Reader {
 	return &buf
 }
 
-// TestUnpackRefuses lists what a layer must not say. Each ends in an error that
-// blames the layer, and touches nothing outside.
+// TestUnpackRefuses lists invalid layers. Each leads to an error that blames the
+// layer, and changes nothing outside.
 func TestUnpackRefuses(t *testing.T) {
 	needRoot(t)
 	for name, lines := range map[string]string{
@@ -343,8 +344,8 @@ func TestUnpackRefuses(t *testing.T) {
 	}
 }
 
-// TestUnpackStaysInside lists what is legal, and would write elsewhere if links
-// led where they lead on the host.
+// TestUnpackStaysInside lists valid layers that would write elsewhere if symlinks
+// were resolved on the host.
 func TestUnpackStaysInside(t *testing.T) {
 	needRoot(t)
 	for name, lines := range map[string]string{
@@ -367,9 +368,9 @@ func TestUnpackStaysInside(t *testing.T) {
 	}
 }
 
-// unpackBeside unpacks lines beside a directory, whose path stands for OUTSIDE,
-// and fails if anything there has changed. want is the kind of the error, and
-// Internal stands for none, or for one that blames the layer.
+// unpackBeside unpacks lines beside a directory, whose path replaces OUTSIDE, and
+// fails if anything there has changed. want is the kind of the error, where Internal
+// means none, or one that blames the layer.
 func unpackBeside(t testing.TB, lines string, want fault.Kind) {
 	t.Helper()
 	top := t.TempDir()
@@ -410,8 +411,8 @@ func unpackBeside(t testing.TB, lines string, want fault.Kind) {
 	}
 }
 
-// FuzzUnpack unpacks entries written as archiveOf reads them: whatever they say,
-// nothing outside changes.
+// FuzzUnpack unpacks entries in the format of archiveOf: whatever they are, nothing
+// outside changes.
 func FuzzUnpack(f *testing.F) {
 	needRoot(f)
 	for _, seed := range []string{
@@ -441,8 +442,8 @@ func FuzzUnpack(f *testing.F) {
 	})
 }
 
-// FuzzUnpackStream unpacks bytes, as a layer and as the plain tar of a checkpoint: no
-// input may do more than fail, and nothing outside changes.
+// FuzzUnpackStream unpacks bytes, as a layer and as the plain tar of a checkpoint:
+// an input can do no more than fail, and nothing outside changes.
 func FuzzUnpackStream(f *testing.F) {
 	needRoot(f)
 	f.Add(archiveOf(f, "d 755 a\n- 644 a/b;user.x=y content\nl 777 c a\nh 0 d a/b\n- 0 .wh.e"))

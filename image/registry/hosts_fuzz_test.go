@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// A hosts.toml is written by hand: whatever stands in it, reading it ends with mirrors
+// A hosts.toml is written by hand: whatever it contains, reading it ends with mirrors
 // that have a place, or with an error.
 func FuzzHosts(f *testing.F) {
 	for _, text := range []string{

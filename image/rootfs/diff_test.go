@@ -19,7 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What one container did to its root file system can be done to another's: files
+// The changes of one container's root file system can be applied to another's: files
 // written, changed, linked and removed, whole directories replaced.
 func TestDiffAndApply(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
@@ -73,8 +73,8 @@ func TestDiffAndApply(t *testing.T) {
 	}
 }
 
-// A link in an image leads into the image, if anywhere: what the host has at its target
-// is none of a checkpoint's business.
+// A symlink in an image is resolved within the image: the host's file at its target
+// must not get into a checkpoint.
 func TestDiffFollowsNoLinkOfTheImage(t *testing.T) {
 	secret := t.TempDir()
 	if err := os.WriteFile(filepath.Join(secret, "name"), nil, 0o600); err != nil {
@@ -106,7 +106,7 @@ func TestDiffFollowsNoLinkOfTheImage(t *testing.T) {
 	}
 }
 
-// A tree that no path reaches is told shortly.
+// A tree that is too deep for a path gives a short error.
 func TestDiffOfDeepTree(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)
@@ -137,7 +137,7 @@ func describe(t *testing.T, root string) string {
 	return b.String()
 }
 
-// A diff from somebody's archive reaches nothing outside of the root file system.
+// A diff from an untrusted archive reaches nothing outside of the root file system.
 func TestApplyHostile(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)

@@ -19,7 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// owner is uid:gid of a path.
+// owner returns uid:gid of a path.
 func owner(t *testing.T, path ...string) string {
 	t.Helper()
 	var st unix.Stat_t
@@ -30,8 +30,8 @@ func owner(t *testing.T, path ...string) string {
 }
 
 // A mapped root file system has the owners of its user namespace, in its layers
-// as in what is written; the layers themselves, and who else uses them, see no
-// change.
+// and in what is written; the layers themselves, and their other users, are not
+// affected.
 func TestMountMapped(t *testing.T) {
 	testenv.Need(t, "idmap")
 	reg := imagetest.NewRegistry(t)
@@ -114,7 +114,8 @@ func TestMountMapped(t *testing.T) {
 	}
 }
 
-// Whether maps can be used is found out by trying, and why not is told.
+// Whether ID mappings can be used is found out by trying, and the error says
+// why not.
 func TestCheckIDMap(t *testing.T) {
 	p := imagetest.NewPlace(t)
 	if err := os.Chmod(filepath.Dir(p.Dir), 0o700); err != nil {

@@ -21,8 +21,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A root file system shows the layers merged, takes writes for itself alone, and
-// keeps them over an unmount and a restart, until it is removed.
+// A root file system shows the layers merged, has its own writes, and keeps them over
+// an unmount and a restart, until it is removed.
 func TestMount(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)
@@ -106,8 +106,8 @@ func tree(t *testing.T, root string) string {
 	return strings.Join(names, " ")
 }
 
-// The layers of a removed image stay as long as a root file system stands on
-// them, over a restart too, and go with the last.
+// The layers of a removed image stay as long as a root file system uses them, over a
+// restart too, and go with the last.
 func TestLeases(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)
@@ -149,7 +149,7 @@ func TestLeases(t *testing.T) {
 	}
 }
 
-// More layers than fit on a page of mount options, one of them twice.
+// More layers than fit on a page of mount options, with one of them twice.
 func TestManyLayers(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)
@@ -168,8 +168,8 @@ func TestManyLayers(t *testing.T) {
 	}
 }
 
-// The root directory has the mode and owner that the image gives it, and an
-// opaque one hides the layers below as a whole.
+// The root directory has the mode and owner that the image gives it, and an opaque
+// one hides all layers below.
 func TestMountRoot(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)
@@ -187,8 +187,9 @@ func TestMountRoot(t *testing.T) {
 	}
 }
 
-// The root directory of a volume looks as the image's layers say, too: also if only a
-// lower one does, and if the layers above have directories of their own.
+// The root directory of a volume has the attributes from the image's layers too: even
+// if only a lower one has them, and if the layers above have directories of their
+// own.
 func TestRootOfLowerLayer(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)
@@ -226,8 +227,8 @@ func TestRootOfLowerLayer(t *testing.T) {
 	}
 }
 
-// A directory that a layer has no entry for looks as the layer below has it, or
-// as a layer above says; one that is hidden below does not come back.
+// A directory without an entry in a layer has the attributes from the layer below, or
+// from a layer above; one that is hidden does not come back.
 func TestMountInheritsDirectories(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)
@@ -278,7 +279,7 @@ func TestMountInheritsDirectories(t *testing.T) {
 	}
 }
 
-// Nobody writes to a read-only mount, however many layers it has.
+// A read-only mount cannot be written to, however many layers it has.
 func TestMountReadOnly(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)
@@ -305,7 +306,7 @@ func TestMountReadOnly(t *testing.T) {
 	}
 }
 
-// The usage of a writable layer follows what is written, a little later.
+// The usage of a writable layer follows the writes, a little later.
 func TestUsage(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Both ways to mount must do the same: kernels before 6.5 have only the old one,
-// whose options share one page, so that many layers must be named shortly.
+// Both ways to mount must have the same result: kernels before 6.5 have only the old
+// one, whose options share one page, so that many layers need short names.
 func TestOverlayMountsOnOldAndNewKernels(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root: it mounts")
@@ -65,8 +65,8 @@ func TestOverlayMountsOnOldAndNewKernels(t *testing.T) {
 	}
 }
 
-// Linux 6.5 and early 6.6 have the new mount API without lowerdir+: no container could
-// be made there, were the version believed.
+// Linux 6.5 and early 6.6 have the new mount API without lowerdir+: by the version
+// alone, no container could be made there.
 func TestOverlayOptionIsTried(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root: it opens a file system")

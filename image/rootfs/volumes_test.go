@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A volume is a copy of what the image has there, whatever kinds of files those are.
+// A volume is a copy of the image's files there, of any kind.
 func TestVolumeIsACopy(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)
@@ -80,7 +80,7 @@ func TestVolumeIsACopy(t *testing.T) {
 	}
 }
 
-// Where a volume is, links of the image decide, and none of them leads out.
+// Symlinks of the image decide where a volume is, and none leads out of it.
 func TestVolumePaths(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)
@@ -155,8 +155,8 @@ func TestVolumePaths(t *testing.T) {
 	}
 }
 
-// What a container wrote to its volumes, and removed there, is part of its changes: in
-// a container made from them the volume is what it was.
+// What a container has written to its volumes, and removed there, is part of its
+// changes: in a container made from them the volume has the same content.
 func TestDiffOfVolumes(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)

@@ -13,8 +13,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/kernel"
 )
 
-// fake is a host whose kernel has two profiles, and a parser that writes down what
-// it is asked for and loads the profile own.
+// fake is a host whose kernel has two profiles, with a parser that records its calls and loads
+// the profile own.
 func fake(t *testing.T, status string) *Profiles {
 	dir := t.TempDir()
 	write := func(name, text string, mode os.FileMode) string {
@@ -59,7 +59,7 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// Somebody may unload what crispd has loaded; a container must not go without it.
+// Somebody may unload the profile that crispd has loaded; a container must not go without it.
 func TestDefaultIsLoadedAgain(t *testing.T) {
 	p := fake(t, "0")
 	if err := p.Check(t.Context(), "own"); err != nil {
@@ -104,7 +104,7 @@ func TestParserFails(t *testing.T) {
 	}
 }
 
-// The kernel must take the profile, and give it back.
+// The kernel must accept the profile, and list it.
 func TestLoad(t *testing.T) {
 	if os.Geteuid() != 0 || !kernel.Probe().AppArmor || Parser() == "" {
 		t.Skip("needs root, AppArmor and apparmor_parser")
@@ -127,8 +127,8 @@ func TestLoad(t *testing.T) {
 	}
 }
 
-// What Kubernetes masks of /sys, since it tells secrets of the machine, is denied by the profile
-// too: a pod with procMount Unmasked has it unmasked.
+// What Kubernetes masks of /sys, because it reveals secrets of the machine, is denied by the
+// profile too: a pod with procMount Unmasked has it unmasked.
 func TestProfileDeniesWhatIsMasked(t *testing.T) {
 	denied := regexp.MustCompile(`(?m)^  deny (/sys/\S+)/\{,\*\*\} rwlkx,$`).FindAllStringSubmatch(text, -1)
 	for _, masked := range []string{"/sys/firmware", "/sys/devices/virtual/powercap"} {

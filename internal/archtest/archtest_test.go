@@ -93,8 +93,8 @@ func belowAny(path string, prefixes []string) bool {
 	return slices.ContainsFunc(prefixes, func(p string) bool { return below(path, p) })
 }
 
-// only says where in the tree an import may occur, and why nowhere else.
-// Tests are held to it as well, but for the directories of tests.
+// only says where in the tree an import may occur, and why nowhere else. It applies to
+// tests too, except for directories of tests.
 var only = []struct {
 	imported string
 	in       []string // files or directories
@@ -126,7 +126,7 @@ var only = []struct {
 	{"k8s.io/kubernetes", nil, "it is no library"},
 }
 
-// exempt is for what one package may import all the same; each needs a reason.
+// exempt lists what one package may import all the same; each entry needs a reason.
 var exempt = map[string]string{
 	// The agent's command line uploads archives to crispd; the package holds
 	// only the names of that one service.
@@ -161,8 +161,8 @@ func TestImportsOnlyWhereTheyBelong(t *testing.T) {
 	}
 }
 
-// A program that linked internal/filetrace could be told by its environment to trace
-// another process; one that linked internal/golden would have its flag.
+// In a program that linked internal/filetrace, a variable in its environment could make
+// it trace another process; one that linked internal/golden would have its flag.
 func TestToolsOfTestsAreInTestsOnly(t *testing.T) {
 	tools := []string{module + "/internal/filetrace", module + "/internal/powercut", module + "/internal/formats", module + "/internal/golden"}
 	for _, f := range tree(t) {
@@ -174,8 +174,8 @@ func TestToolsOfTestsAreInTestsOnly(t *testing.T) {
 	}
 }
 
-// TestExecutorIsSmall looks at everything linked into crisp-executor: it is
-// executed once more for each container, so what it links is paid each time.
+// TestExecutorIsSmall checks everything linked into crisp-executor: it is executed for
+// each container, so everything in it costs time at each start.
 func TestExecutorIsSmall(t *testing.T) {
 	cmd := exec.Command("go", "list", "-deps", "-tags", "seccomp", module+"/cmd/crisp-executor")
 	var stderr bytes.Buffer

@@ -11,7 +11,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/powercut"
 )
 
-// What Write returned from is there after a power cut, whole, or what replaced it since.
+// What a returned Write has written is there after a power cut, complete, or what has
+// replaced it since.
 func TestPowerCut(t *testing.T) {
 	powercut.Case{
 		Name: "write",
@@ -46,7 +47,7 @@ func TestPowerCut(t *testing.T) {
 	}.Test(t)
 }
 
-// WriteVolatile promises nothing but that nobody who reads meanwhile sees a part.
+// WriteVolatile only promises that no reader sees a part.
 func TestPowerCutVolatile(t *testing.T) {
 	powercut.Case{
 		Name: "write_volatile",
@@ -60,7 +61,7 @@ func TestPowerCutVolatile(t *testing.T) {
 }
 
 // What is written into directories that MakeDirs made is there, however many of them are
-// new, and also if somebody else has made them and did not see to it.
+// new, and even if somebody else has made them and did not sync them.
 func TestPowerCutMakeDirs(t *testing.T) {
 	powercut.Case{
 		Name: "make_dirs",

@@ -36,7 +36,7 @@ func program(args ...string) (string, error) {
 	return out.String(), err
 }
 
-// Help of all and of one command says what there is.
+// The help of all commands and of one shows what there is.
 func TestHelp(t *testing.T) {
 	for _, test := range []struct {
 		line string
@@ -65,7 +65,8 @@ func TestHelp(t *testing.T) {
 	}
 }
 
-// A mistake is the caller's error for mistakes, and is printed by nobody else.
+// A usage error is returned as the caller's error for these, and is not printed
+// here.
 func TestMistakes(t *testing.T) {
 	for line, want := range map[string]string{
 		"put":            `there is no command "put": see prog help`,
@@ -83,7 +84,7 @@ func TestMistakes(t *testing.T) {
 	}
 }
 
-// The scripts ask the program itself what fits.
+// The scripts ask the program itself for completions.
 func TestCompletes(t *testing.T) {
 	for line, want := range map[string][]string{
 		"get ":      {"pods", "nodes"},
@@ -104,7 +105,7 @@ func TestCompletes(t *testing.T) {
 	}
 }
 
-// The shells are asked whether they can read the scripts at all.
+// The shells themselves check that they can read the scripts.
 func TestScriptsParse(t *testing.T) {
 	for _, shell := range cli.Shells {
 		script, err := program("completion", shell)

@@ -52,7 +52,7 @@ func TestParseRejects(t *testing.T) {
 	}
 }
 
-// join reads a log back: what the container wrote to stream.
+// join returns from a log what the container wrote to stream.
 func join(t *testing.T, log []byte, stream string) []byte {
 	t.Helper()
 	var out []byte
@@ -99,7 +99,7 @@ func FuzzRoundTrip(f *testing.F) {
 	})
 }
 
-// Parse is given what stands in a file that anybody may have edited.
+// Parse reads a file that anybody may have edited.
 func FuzzParse(f *testing.F) {
 	f.Add([]byte("2026-01-02T12:00:00Z stdout F x"))
 	f.Add([]byte("2026-01-02T12:00:00.000000009Z stdout F x"))
@@ -191,8 +191,8 @@ func TestReopenWhileWriting(t *testing.T) {
 	}
 }
 
-// A full disk costs output, counted, but neither blocks nor leaves half a record
-// in front of what is written once there is room again.
+// A full disk costs output, which is counted, but neither blocks nor leaves half
+// a record in front of later ones.
 func TestFullDisk(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root: mounts a small tmpfs")
@@ -243,7 +243,8 @@ func TestFullDisk(t *testing.T) {
 	}
 }
 
-// The record that a writer was killed in is ended by the next one, not continued.
+// The next writer ends the record in which a writer was killed, instead of
+// continuing it.
 func TestOpenMendsATornRecord(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "0.log")
 	whole := crilog.Append(nil, noon, crilog.Stdout, []byte("one\ntwo\n"), crilog.MaxLine)
@@ -269,7 +270,7 @@ func TestOpenMendsATornRecord(t *testing.T) {
 	}
 }
 
-// A log that is closed, because its container has ended, is not made anew.
+// A log that is closed, because its container has ended, is not created again.
 func TestReopenAfterClose(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "0.log")
 	w, err := crilog.Open(path, 0, nil)

@@ -33,7 +33,7 @@ func lines(ops []Op) []string {
 	return all
 }
 
-// Everything that the tests of other packages conclude rests on this record.
+// All conclusions of other packages' tests depend on this record.
 func TestRecord(t *testing.T) {
 	dir := t.TempDir()
 	ok := func(err error) {
@@ -124,8 +124,8 @@ fsync .`), "\n")
 	}
 }
 
-// What many threads do at once is in the order in which it was done: a name is made
-// before it is removed.
+// What many threads do at once is recorded in the order in which it happened: a
+// name is made before it is removed.
 func TestRecordOfManyThreads(t *testing.T) {
 	dir := t.TempDir()
 	tr := Start(t, dir)
@@ -167,7 +167,7 @@ func TestRecordOfManyThreads(t *testing.T) {
 	}
 }
 
-// The n-th call fails, whichever that is, and those after it do not.
+// The n-th call fails, whichever that is, and later ones do not.
 func TestArm(t *testing.T) {
 	dir := t.TempDir()
 	tr := Start(t, dir)
@@ -199,7 +199,7 @@ func TestArm(t *testing.T) {
 	}
 }
 
-// A mapping by which a file is written to would be missing in the record.
+// Writes to a file through a mapping would be missing in the record.
 func TestMappingIsReported(t *testing.T) {
 	dir := t.TempDir()
 	f, err := os.Create(filepath.Join(dir, "mapped"))

@@ -16,8 +16,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/filetrace"
 )
 
-// The process that is traced looks at a file ten times for each line it reads, and says
-// how that went.
+// The traced process looks at a file ten times for each line that it reads, and prints
+// the result.
 func init() {
 	if os.Getenv("CRISP_INJECTED") == "" {
 		return

@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// What a release no longer reads is found, and what only a later one writes is none of it.
+// Data that a release no longer reads is found, and data that only a later release writes
+// is not reported.
 func TestLosses(t *testing.T) {
 	const old = `{"Name": "a", "Ports": [1, 2], "Of": {"Uid": 7, "Gid": 0}}`
 	type same struct {

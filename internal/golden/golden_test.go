@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// A record is a test that only notes whether it failed.
+// A record is a testing.TB that only records whether it failed.
 type record struct {
 	testing.TB
 	failed bool

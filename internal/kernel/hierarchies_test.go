@@ -8,8 +8,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// Staged mounts, containers and who binds a cgroup somewhere make more mounts of a hierarchy,
-// and parts of it.
+// Staged mounts, containers and bind mounts of cgroups add more mounts of a hierarchy, and of
+// parts of it.
 func TestHierarchies(t *testing.T) {
 	for name, tc := range map[string]struct {
 		mounts string
@@ -56,7 +56,7 @@ func TestHierarchies(t *testing.T) {
 	}
 }
 
-// Ours is one of those that the host has.
+// Our cgroup is in one of the host's hierarchies.
 func TestOwnCgroup(t *testing.T) {
 	all, err := Hierarchies()
 	if err != nil {

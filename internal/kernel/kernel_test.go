@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The release of a distribution's kernel has more in it than numbers.
+// The release of a distribution's kernel has more than numbers in it.
 func TestVersion(t *testing.T) {
 	for release, want := range map[string][2]int{
 		"6.18.44-fc-v445": {6, 18}, "5.15.0-1051-azure": {5, 15}, "6.1": {6, 1}, "7.0-rc3": {7, 0}, "nonsense": {0, 0},
@@ -38,7 +38,7 @@ func TestCapabilities(t *testing.T) {
 	}
 }
 
-// A controller counts if it is enabled and there to be used.
+// A controller counts if it is enabled and mounted.
 func TestControllersV1(t *testing.T) {
 	table := "#subsys_name\thierarchy\tnum_cgroups\tenabled\ncpu\t2\t1\t1\nmemory\t3\t1\t0\npids\t4\t1\t1\nhugetlb\t0\t1\t1\n"
 	got := enabledV1(table, func(name string) bool { return name != "hugetlb" })
@@ -47,7 +47,7 @@ func TestControllersV1(t *testing.T) {
 	}
 }
 
-// On any host that runs this test the basics must come out.
+// On any host that runs this test the basics must be found.
 func TestProbe(t *testing.T) {
 	f := Probe()
 	if f.Major < 4 || f.Release == "" {

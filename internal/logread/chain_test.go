@@ -26,7 +26,7 @@ import (
 
 var noon = time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
 
-// A container writes a log as a runtime does, and has it rotated as a kubelet does.
+// A container writes a log as a runtime does, and rotates it as a kubelet does.
 type container struct {
 	t       *testing.T
 	path    string
@@ -152,7 +152,7 @@ func differ(t *testing.T, got, want string) {
 	t.Errorf("%d bytes, want %d; after %d it goes on\n %.200q\nwant\n %.200q", len(got), len(want), i, got[from:], want[from:])
 }
 
-// What is rotated is a part of the log, compressed or not.
+// Rotated files are part of the log, compressed or not.
 func TestRotatedFiles(t *testing.T) {
 	c := newContainer(t)
 	for range 4 {
@@ -195,7 +195,7 @@ func TestRotatedFiles(t *testing.T) {
 	differ(t, copyAll(t, c.path, Options{Since: c.now}), want[strings.LastIndex(want, "the rest"):])
 }
 
-// The log is there while it has no file of its name.
+// The log exists even while there is no file of its name.
 func TestOpenInTheMiddleOfARotation(t *testing.T) {
 	c := newContainer(t)
 	if _, err := Open(c.path + "x"); !errors.Is(err, fs.ErrNotExist) {
@@ -222,9 +222,9 @@ func TestOpenInTheMiddleOfARotation(t *testing.T) {
 	differ(t, out.String(), c.want.String())
 }
 
-// A rotation, both halves of one, two at once, a compression, and output of every
-// kind come between every two things that the reader does. It loses nothing, hears
-// nothing twice, and keeps the order.
+// Rotations, halves of rotations, two at once, a compression, and output of every
+// kind happen between any two steps of the reader. It loses nothing, reads nothing
+// twice, and keeps the order.
 func TestFollowHostile(t *testing.T) {
 	for seed := range uint64(60) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
@@ -287,8 +287,8 @@ func followHostile(t *testing.T, seed uint64, watches func(string) (*watch, erro
 	differ(t, out.String(), c.want.String())
 }
 
-// A runtime may write the rest of what it has read to the old file, while it writes
-// to the new one already, as containerd does.
+// A runtime may write the rest of what it has read to the old file while it already
+// writes to the new one, as containerd does.
 func TestFollowLateWriter(t *testing.T) {
 	for seed := range uint64(40) {
 		synctest.Test(t, func(t *testing.T) {
@@ -327,8 +327,8 @@ func TestFollowLateWriter(t *testing.T) {
 	}
 }
 
-// Without inotify, and where it cannot be known who has a file open, nothing is lost
-// either.
+// Nothing is lost either without inotify, or where it cannot be known who has a file
+// open.
 func TestFollowWithoutHelp(t *testing.T) {
 	for name, blind := range map[string]func(*Log){
 		"inotify": func(l *Log) { l.watches = noWatch },
@@ -371,8 +371,8 @@ func TestFollowWithoutHelp(t *testing.T) {
 	}
 }
 
-// Somebody else may have the old file open for writing and say nothing: the log goes
-// on all the same.
+// Somebody else may have the old file open for writing without writing: the reader
+// goes on all the same.
 func TestFollowStaleHandle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newContainer(t)
@@ -403,7 +403,7 @@ func TestFollowStaleHandle(t *testing.T) {
 	})
 }
 
-// A rotation that the runtime does not follow is taken back.
+// A rotation that the runtime does not follow is undone.
 func TestFollowRotationTakenBack(t *testing.T) {
 	c := newContainer(t)
 	steps := 0
@@ -428,8 +428,8 @@ func TestFollowRotationTakenBack(t *testing.T) {
 	differ(t, out.String(), c.want.String())
 }
 
-// Who reads too slowly misses the files that are removed, and nothing else; who reads
-// to the end of what is removed with its container comes to an end.
+// A reader that is too slow misses the files that are removed, and nothing else; one
+// that reads the log of a removed container to the end stops there.
 func TestFollowRemoved(t *testing.T) {
 	c := newContainer(t)
 	c.line()
@@ -461,7 +461,7 @@ func TestFollowRemoved(t *testing.T) {
 	differ(t, out.String(), strings.ReplaceAll(c.want.String(), "lost\n", ""))
 }
 
-// A writer and a rotator that wait for nobody, in real time.
+// A writer and a rotator that do not wait for anything, in real time.
 func TestFollowWriter(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "0.log")
 	w, err := crilog.Open(path, 0, nil)
@@ -510,8 +510,8 @@ func TestFollowWriter(t *testing.T) {
 	differ(t, string(data), string(want))
 }
 
-// Where a pod may write to the log directory, anything may be in the place of a log: a
-// pipe there does not keep waiting who reads the log.
+// Where a pod may write to the log directory, anything may be in place of a log: a
+// pipe there does not block the reader.
 func TestPipeIsNoLog(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "0.log")
 	pipe := func(path string) {

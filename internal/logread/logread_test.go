@@ -79,7 +79,7 @@ func TestOptions(t *testing.T) {
 	differ(t, out.String(), "three\nprompt> ")
 }
 
-// Records that cannot be read are told of and left out, what is around them is not.
+// Records that cannot be read are reported and left out, those around them are not.
 func TestDamaged(t *testing.T) {
 	long := strings.Repeat("z", 3*block)
 	path := logOf(t, "first\n2026-11-22T12:00:00Z stdout F one\n\n2026-11-22T12:00:00Z stdin F x\n"+long+
@@ -97,7 +97,7 @@ func TestDamaged(t *testing.T) {
 	differ(t, out.String(), "one\ntwo\ntor") // what is not ended does not count
 }
 
-// Records may be longer than what is read at once, and lines longer than a record.
+// Records may be longer than one read, and lines longer than a record.
 func TestLong(t *testing.T) {
 	var want strings.Builder
 	var log []byte
@@ -117,7 +117,7 @@ func TestLong(t *testing.T) {
 	}
 }
 
-// What is asked for of a single file is what the kubelet's reader gives.
+// For a single file the output is that of the kubelet's reader.
 func TestAsTheKubelet(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for range 300 {
@@ -167,7 +167,8 @@ func TestAsTheKubelet(t *testing.T) {
 	}
 }
 
-// A file may be emptied under the reader, and what a full disk has torn is taken back.
+// A file may be truncated under the reader, and a record that a full disk has cut short
+// is removed again.
 func TestFollowTruncated(t *testing.T) {
 	c := newContainer(t)
 	var out bytes.Buffer
@@ -206,8 +207,8 @@ func TestFollowTruncated(t *testing.T) {
 	differ(t, out.String(), c.want.String())
 }
 
-// Following ends with the reader, with the limit, and with an error of whoever knows
-// the container.
+// Following ends with the reader, with the limit, and with an error of the callback
+// that knows the container.
 func TestFollowEnds(t *testing.T) {
 	follow := func(o Options) error {
 		t.Helper()
@@ -250,7 +251,7 @@ type fails struct{ err error }
 
 func (f fails) Write([]byte) (int, error) { return 0, f.err }
 
-// Whatever stands in the file, the last lines are the end of all lines.
+// Whatever the file contains, the last lines are the end of all lines.
 func FuzzTail(f *testing.F) {
 	f.Add([]byte(few), int64(2))
 	f.Add([]byte(few), int64(1))

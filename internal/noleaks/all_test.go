@@ -7,7 +7,7 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// Links that go while they are listed do not fail the test that has nothing to do with them.
+// Links that vanish while they are listed do not fail an unrelated test.
 func TestListThatChangesIsAskedForAgain(t *testing.T) {
 	asked := 0
 	got, err := whole(func() ([]string, error) {

@@ -45,8 +45,7 @@ func TestEverySubscriberGetsEverythingInOrder(t *testing.T) {
 	}
 }
 
-// A reader that hangs must neither stop the others nor be left with a hole in
-// what it reads.
+// A reader that hangs must neither stop the others nor get a stream with a gap.
 func TestSlowSubscriberIsDroppedAndTold(t *testing.T) {
 	var h Hub[int]
 	slow, quick := h.Subscribe(2), h.Subscribe(10)

@@ -12,7 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What is no regular file is refused at once; links are followed where they may be.
+// Anything but a regular file is refused at once; symlinks are followed where that
+// is permitted.
 func TestOpen(t *testing.T) {
 	dir := t.TempDir()
 	in := func(name string) string { return filepath.Join(dir, name) }
@@ -63,7 +64,8 @@ func TestOpen(t *testing.T) {
 	}
 }
 
-// A file of as many bytes as may be is read, one with more is not cut off.
+// A file of exactly the maximum size is read; a larger one is an error, not
+// truncated.
 func TestReadAll(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(path, []byte("12345"), 0o600); err != nil {

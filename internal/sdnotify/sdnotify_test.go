@@ -37,8 +37,8 @@ func TestNotify(t *testing.T) {
 	sdnotify.Notify("READY=1") // must neither fail nor wait
 }
 
-// The manager hears of a daemon that answers, and of one that does not it hears
-// nothing.
+// The manager gets keep-alives of a daemon that responds, and none of one that
+// does not.
 func TestWatchdog(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "notify")
 	c, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})

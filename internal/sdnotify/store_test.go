@@ -14,8 +14,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/sdnotify"
 )
 
-// A manager gets a descriptor with its name, and the word that it is not to be closed
-// with its other end; then the word to forget it.
+// A manager gets a descriptor with its name, and the request not to close it with its
+// other end; then the request to forget it.
 func TestStore(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "notify")
 	t.Setenv("NOTIFY_SOCKET", path)
@@ -65,11 +65,11 @@ func TestStore(t *testing.T) {
 	}
 }
 
-// keptEnv has the test's own program be the daemon that TestKept is about.
+// keptEnv makes the test's program the daemon of TestKept.
 const keptEnv = "SDNOTIFY_TEST_KEPT"
 
-// A daemon takes over what is meant for it, by name, and leaves the variables to no
-// child. What it cannot name it closes.
+// A daemon takes over the descriptors that are meant for it, by name, and leaves the
+// variables to no child. It closes those without a name.
 func TestKept(t *testing.T) {
 	if os.Getenv(keptEnv) != "" {
 		kept, err := sdnotify.Kept()

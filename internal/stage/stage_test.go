@@ -11,8 +11,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/stage"
 )
 
-// A call's stages follow each other, its parts lie within; who waits for the work of
-// another call sees where that one was, from the moment it began to wait.
+// A call's stages follow each other, its parts lie within; a call that waits for the
+// work of another one has that one's stages, from the moment when it began to wait.
 func TestShares(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var heard []string
@@ -56,8 +56,8 @@ func TestShares(t *testing.T) {
 	})
 }
 
-// Nothing is recorded, and nothing breaks, where there is no log; and a call cannot
-// record without bounds.
+// Without a log nothing is recorded, and nothing breaks; and a call's record is
+// bounded.
 func TestNoLogAndTooMuch(t *testing.T) {
 	ctx, log := stage.Fork(context.Background())
 	stage.Next(ctx, "cni")

@@ -7,7 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// The lists can be read, and every probe has an answer on any machine.
+// The lists can be parsed, and every probe has an answer on any machine.
 func TestListed(t *testing.T) {
 	all, err := entries(listed)
 	if err != nil {
@@ -72,7 +72,7 @@ func TestBadList(t *testing.T) {
 	}
 }
 
-// What -short leaves out may be skipped with it, and only then.
+// Tests that -short leaves out may be skipped with it, and only then.
 func TestJudgeShort(t *testing.T) {
 	skipped := []Verdict{{Dir: "cmd/crisp", Test: "TestJob", Action: "skip", Said: "left out"}}
 	for short, want := range map[bool]int{true: 0, false: 1} {

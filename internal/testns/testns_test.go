@@ -19,7 +19,7 @@ func TestMain(m *testing.M) { Main(m, Options{}) }
 // plant makes TestThatLeaves leave one thing of each kind.
 const plant = "CRISP_TEST_PLANT"
 
-// Whatever a test leaves fails it, and is named.
+// Whatever a test leaves makes it fail, and is named.
 func TestLeaksAreFound(t *testing.T) {
 	if !Isolated() {
 		t.Skip("needs root, and no systemd: there are no namespaces to look at")
@@ -69,7 +69,7 @@ func TestThatLeaves(t *testing.T) {
 	check(exec.Command("setsid", "-f", "sleep", "1000").Run())
 }
 
-// A test sees nobody but itself and its init, and has a network that a node has.
+// A test sees only itself and its init, and has a network like a node's.
 func TestNamespaces(t *testing.T) {
 	if !Isolated() {
 		t.Skip("needs root, and no systemd: the tests run on the machine")
@@ -98,7 +98,7 @@ func TestNamespaces(t *testing.T) {
 	}
 }
 
-// -run and -skip choose as they do without namespaces.
+// -run and -skip work as they do without namespaces.
 func TestJobs(t *testing.T) {
 	for _, tt := range []struct {
 		parts []string

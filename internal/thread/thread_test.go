@@ -15,7 +15,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/thread"
 )
 
-// init makes this goroutine, on which TestMain runs, the main thread's.
+// init puts this goroutine, on which TestMain runs, on the main thread.
 func init() { runtime.LockOSThread() }
 
 func TestMain(m *testing.M) {
@@ -29,8 +29,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// What work does to its thread nobody else ever sees: the thread is not the main one,
-// and it is gone, or it is never used again.
+// Nobody else ever sees what f does to its thread: that is not the main thread, and
+// it is gone, or never used again.
 func TestRun(t *testing.T) {
 	failed := errors.New("failed")
 	var mu sync.Mutex
@@ -70,7 +70,7 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// leftThreads counts the threads that are where TestRun's work has gone.
+// leftThreads counts the threads that have TestRun's working directory.
 func leftThreads(t *testing.T) (n int) {
 	t.Helper()
 	threads, err := filepath.Glob("/proc/self/task/*/cwd")

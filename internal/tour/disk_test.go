@@ -13,8 +13,8 @@ import (
 	"testing"
 )
 
-// places are where the directories called root or state of a package are, by the package
-// and that field or variable, in lower case. What is not here is crispd's own.
+// places are the directories called root or state of a package, by the package and that
+// field or variable, in lower case. Others are crispd's own.
 var places = map[string]string{
 	"root": "/var/lib/crisp", "state": "/run/crisp",
 	"image root": "/var/lib/crisp/images", "image state": "/run/crisp/image",
@@ -27,7 +27,7 @@ type file struct {
 	in   []*function
 }
 
-// files are the paths that the tree makes of a place and names, and the kinds of records.
+// files are the paths that the tree makes of a place and a name, and the kinds of records.
 func (g *graph) files() []file {
 	found := map[string][]*function{}
 	for _, f := range g.funcs {
@@ -50,7 +50,8 @@ func (g *graph) files() []file {
 	return list
 }
 
-// path is what filepath.Join(o.Root, "a", "b") makes, or where Records.Save("a", …) writes.
+// path returns what filepath.Join(o.Root, "a", "b") makes, or where Records.Save("a", …)
+// writes.
 func (f *function) path(call *ast.CallExpr) string {
 	sel, ok := call.Fun.(*ast.SelectorExpr)
 	if !ok || len(call.Args) < 2 {
@@ -82,7 +83,7 @@ func (f *function) path(call *ast.CallExpr) string {
 	return ""
 }
 
-// place is where the directory is that an expression such as o.Root names, "" if none.
+// place returns the directory that an expression such as o.Root names, "" if none.
 func (f *function) place(e ast.Expr) string {
 	name := ""
 	switch e := e.(type) {
@@ -100,7 +101,7 @@ func (f *function) place(e ast.Expr) string {
 	return cmp.Or(places[top+" "+name], places[name])
 }
 
-// table is the table of all files.
+// table returns the table of all files.
 func table(files []file) string {
 	var b strings.Builder
 	b.WriteString("| path | named in |\n|---|---|\n")
@@ -114,7 +115,7 @@ func table(files []file) string {
 	return b.String()
 }
 
-// docs/hacking.md tells of everything that a daemon names below its directories.
+// docs/hacking.md mentions everything that a daemon names below its directories.
 func TestDiskIsTold(t *testing.T) {
 	doc, err := os.ReadFile(root + "/docs/hacking.md")
 	if err != nil {

@@ -26,7 +26,7 @@ const (
 	root   = "../.."
 )
 
-// A function is one that the tree declares.
+// A function is a function that the tree declares.
 type function struct {
 	obj      *types.Func
 	decl     *ast.FuncDecl
@@ -47,7 +47,7 @@ type pkg struct {
 	files []*ast.File
 }
 
-// A graph is who calls whom in the tree.
+// A graph is the call graph of the tree.
 type graph struct {
 	fset    *token.FileSet
 	pkgs    []*pkg
@@ -62,7 +62,7 @@ type graph struct {
 	libraries map[string]*types.Package // those that packages of the tree import
 }
 
-// load type-checks what the programs are made of, once for all tests.
+// load type-checks what the programs consist of, once for all tests.
 var load = sync.OnceValues(func() (*graph, error) {
 	cmd := exec.Command("go", "list", "-deps", "-export", "-json=ImportPath,Export,Dir,GoFiles,CgoFiles",
 		"-tags", "seccomp,containers_image_openpgp,nri_no_wasm", "./cmd/...")
@@ -144,7 +144,7 @@ func tree(t *testing.T) *graph {
 	return g
 }
 
-// declare takes in the functions and the types of a package.
+// declare adds the functions and the types of a package.
 func (g *graph) declare(p *pkg) {
 	for _, name := range p.types.Scope().Names() {
 		t, ok := p.types.Scope().Lookup(name).(*types.TypeName)
@@ -183,7 +183,7 @@ func (g *graph) declare(p *pkg) {
 	}
 }
 
-// receiver is the named type that f is a method of, nil if it is none.
+// receiver returns the named type that f is a method of, nil if none.
 func receiver(f *types.Func) *types.Named {
 	recv := f.Signature().Recv()
 	if recv == nil {
@@ -197,7 +197,8 @@ func receiver(f *types.Func) *types.Named {
 	return named
 }
 
-// look takes in what f calls or mentions, and what it says to the executor or answers.
+// look adds what f calls or mentions, and which messages it sends to the executor or
+// answers.
 func (f *function) look(g *graph) {
 	f.forwards = forwards(f.decl)
 	ast.Inspect(f.decl.Body, func(n ast.Node) bool {
@@ -218,8 +219,8 @@ func (f *function) look(g *graph) {
 	f.calls = f.mentioned(g, f.decl.Body)
 }
 
-// mentioned are the functions that some code calls or mentions, by way of the package's
-// variables too, in order, each once.
+// mentioned returns the functions that some code calls or mentions, through the
+// package's variables too, in order, each once.
 func (f *function) mentioned(g *graph, code ast.Node) (list []*types.Func) {
 	ast.Inspect(code, func(n ast.Node) bool {
 		id, ok := n.(*ast.Ident)
@@ -251,7 +252,7 @@ func isMessage(o types.Object) bool {
 		(strings.HasPrefix(c.Name(), "Method") || strings.HasPrefix(c.Name(), "Event"))
 }
 
-// forwards reports whether a function is one call, of what it was given alone.
+// forwards reports whether a function is one call, with its own arguments only.
 func forwards(decl *ast.FuncDecl) bool {
 	if len(decl.Body.List) != 1 {
 		return false
@@ -276,9 +277,9 @@ func forwards(decl *ast.FuncDecl) bool {
 	})
 }
 
-// next are the functions that f leads to: those it calls, those that implement what it
-// calls, those that answer what it asks the executor or the runtime. Functions that only
-// forward are passed.
+// next returns the functions that f leads to: those it calls, the implementations of
+// interfaces that it calls, those that answer what it asks the executor or the runtime.
+// Functions that only forward are skipped.
 func (g *graph) next(f *function) []*function {
 	if f.next != nil {
 		return f.next
@@ -306,7 +307,7 @@ func (g *graph) next(f *function) []*function {
 	return f.next
 }
 
-// meant are the functions of the tree that a call of f may end in.
+// meant returns the functions of the tree that a call of f may end in.
 func (g *graph) meant(f *types.Func) []*types.Func {
 	recv := receiver(f)
 	if recv == nil || !types.IsInterface(recv) {
@@ -363,8 +364,8 @@ func (g *graph) calledBy(f *function, library string) bool {
 	})
 }
 
-// tells reports whether f is of interest to other packages: exported, and more than the
-// answer of a field.
+// tells reports whether f is of interest to other packages: exported, and more than a
+// getter.
 func (f *function) tells() bool {
 	if recv := receiver(f.obj); !f.obj.Exported() || recv != nil && !recv.Obj().Exported() {
 		return false
@@ -376,7 +377,7 @@ func (f *function) tells() bool {
 	})
 }
 
-// link is f as the documents show it.
+// link returns f as the documents show it.
 func (f *function) link() string {
 	name := f.name[strings.LastIndex(f.name, "/")+1:]
 	return fmt.Sprintf("[%s](../%s)", "`"+name+"`", f.file)

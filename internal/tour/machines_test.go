@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// machines draws each state machine of the tree: a table of what follows from which state
-// by which event, as in oci/state.go.
+// machines draws each state machine of the tree: a table of the state that follows from
+// each state and event, as in oci/state.go.
 func (g *graph) machines() string {
 	var b strings.Builder
 	for _, p := range g.pkgs {
@@ -30,7 +30,7 @@ func (g *graph) machines() string {
 	return b.String()
 }
 
-// stateOf is S of map[S]map[event]S, nil of any other type.
+// stateOf returns S of map[S]map[event]S, nil for any other type.
 func stateOf(t types.Type) *types.Named {
 	outer, ok := t.(*types.Map)
 	if !ok {
@@ -60,7 +60,7 @@ func draw(b *strings.Builder, p *pkg, file, state string, table *ast.CompositeLi
 	b.WriteString("```\n\n")
 }
 
-// drawings are the drawings in the comments of packages and types, in their order.
+// drawings returns the drawings in the comments of packages and types, in their order.
 func (g *graph) drawings() string {
 	var b strings.Builder
 	for _, p := range g.pkgs {

@@ -8,13 +8,13 @@ import (
 	"testing"
 )
 
-// An outline is the way of one call.
+// An outline is the path of one call.
 type outline struct {
 	title string
 	steps []step
 }
 
-// A step is one function on the way.
+// A step is one function on the path.
 type step struct {
 	at     string // testdata/outlines.txt:LINE
 	name   string // "oci.Container.Stop"
@@ -22,10 +22,10 @@ type step struct {
 	phrase string
 }
 
-// kernel is what wakes a function that waits for something to happen.
+// kernel is what wakes a function that waits for an event.
 const kernel = "kernel"
 
-// maxSteps is how many functions an outline has at most: more is no outline.
+// maxSteps is the maximum number of functions of an outline.
 const maxSteps = 10
 
 // outlines reads testdata/outlines.txt.
@@ -61,8 +61,8 @@ func outlines(t *testing.T) (all []outline) {
 	return all
 }
 
-// What is told of a call is so: each function is there, does something, and is led to by
-// one of those above it.
+// An outline is true: each function exists, does something, and is reached from one of
+// those above it.
 func TestOutlines(t *testing.T) {
 	g := tree(t)
 	for _, o := range outlines(t) {
@@ -92,7 +92,7 @@ func TestOutlines(t *testing.T) {
 	}
 }
 
-// handler is the function that answers an RPC, nil if it is none.
+// handler returns the function that answers an RPC, nil if none.
 func (g *graph) handler(rpc string) *function {
 	if !slices.Contains(g.rpcs(), rpc) {
 		return nil
@@ -100,7 +100,7 @@ func (g *graph) handler(rpc string) *function {
 	return g.byName["server.Server."+rpc]
 }
 
-// namesakes are the functions with the last part of a name.
+// namesakes returns the functions whose name ends with a name.
 func (g *graph) namesakes(name string) (list []*function) {
 	last := name[strings.LastIndex(name, ".")+1:]
 	for _, f := range g.funcs {
@@ -111,7 +111,7 @@ func (g *graph) namesakes(name string) (list []*function) {
 	return list
 }
 
-// callers are the functions that lead to f.
+// callers returns the functions that lead to f.
 func (g *graph) callers(f *function) (list []*function) {
 	for _, caller := range g.funcs {
 		if slices.Contains(g.next(caller), f) {
@@ -121,7 +121,8 @@ func (g *graph) callers(f *function) (list []*function) {
 	return list
 }
 
-// path is the shortest way from one of some functions to another, nil if there is none.
+// path returns the shortest path from one of some functions to another, nil if there is
+// none.
 func (g *graph) path(from []*function, to *function) (way []*function) {
 	before := map[*function]*function{}
 	for queue := slices.Clone(from); len(queue) > 0; queue = queue[1:] {

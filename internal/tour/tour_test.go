@@ -17,7 +17,7 @@ What the words mean is in [style.md](style.md#words), what is promised in the pa
 
 `
 
-// docs/tour.md is what the code says.
+// docs/tour.md agrees with the code.
 func TestTour(t *testing.T) {
 	g := tree(t)
 	var b strings.Builder
@@ -56,7 +56,7 @@ func TestTour(t *testing.T) {
 	golden.Check(t, root+"/docs/tour.md", b.String())
 }
 
-// rpcs are the methods of CRI's two services, by name.
+// rpcs returns the methods of CRI's two services, by name.
 func (g *graph) rpcs() (list []string) {
 	for _, service := range []string{"RuntimeServiceServer", "ImageServiceServer"} {
 		iface := g.cri.Scope().Lookup(service).Type().Underlying().(*types.Interface)
@@ -70,11 +70,11 @@ func (g *graph) rpcs() (list []string) {
 	return list
 }
 
-// firsts is how many functions of other packages are told of.
+// firsts is how many functions of other packages are listed.
 const firsts = 4
 
-// first are the functions of other packages that the handler f calls, or that those of its
-// own package do which it calls. What internal packages do is no news.
+// first returns the functions of other packages that the handler f calls, or that
+// functions of its own package which it calls do. Those of internal packages are left out.
 func (g *graph) first(f *function) string {
 	var list []string
 	var walk func(f *function, depth int)
@@ -93,7 +93,7 @@ func (g *graph) first(f *function) string {
 	return strings.Join(list, ", ")
 }
 
-// link is a file as the documents show it.
+// link returns a file as the documents show it.
 func link(file string) string {
 	return fmt.Sprintf("[%s](../%s)", file, file)
 }

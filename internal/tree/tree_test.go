@@ -60,8 +60,8 @@ func TestDeepTreeIsWalkedAndRemoved(t *testing.T) {
 	}
 }
 
-// The walk comes back to directories that it had closed, and finds in them what it
-// had not read yet.
+// The walk returns to directories that it had closed, and continues reading where it
+// stopped.
 func TestWalkSeesAllOfWideAndDeepTree(t *testing.T) {
 	for _, sorted := range []bool{false, true} {
 		dir := treetest.Dir(t)
@@ -127,8 +127,8 @@ func TestSortedWalkIsInOrder(t *testing.T) {
 	}
 }
 
-// What a container puts in place of a directory, or moves elsewhere, while we are in
-// it must not lead anybody out of the tree.
+// Whatever a container puts in place of a directory, or moves elsewhere, while we
+// are in it must not lead us out of the tree.
 func TestDirectoryMovedAwayMeanwhile(t *testing.T) {
 	dir, in, out := shuffled(t)
 	deep := filepath.Join(in, strings.Repeat("d/", 99)+"d")
@@ -205,7 +205,7 @@ func shuffled(t *testing.T) (dir, in, out string) {
 	return dir, in, out
 }
 
-// An error in a log is to be read, not scrolled past.
+// An error in a log should be readable without scrolling.
 func TestErrorsOfDeepTreesAreShort(t *testing.T) {
 	dir := treetest.Dir(t)
 	treetest.Deep(t, dir, strings.Repeat("d", 200), 1000)
@@ -264,7 +264,7 @@ func TestErrorsOfDeepTreesAreShort(t *testing.T) {
 	})
 }
 
-// What is mounted below belongs to somebody else.
+// File systems mounted below belong to somebody else.
 func TestRemoveEntersNoMount(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root: it mounts")

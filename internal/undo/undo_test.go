@@ -9,7 +9,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/undo"
 )
 
-// Undoing stops at nothing, goes backwards, and hides neither error.
+// Undoing does not stop at errors, goes backwards, and hides neither error.
 func TestRunIf(t *testing.T) {
 	func() (err error) {
 		var steps undo.Stack
