@@ -64,7 +64,7 @@ type Image struct {
 	Tags        []string          // full names with their tag, sorted: "docker.io/library/busybox:latest"
 	Digests     []string          // full names with the digest that was pulled, sorted: "docker.io/library/busybox@sha256:…"
 	Size        uint64            // bytes in the unpacked layers and the config; never 0
-	Annotations map[string]string // those of the manifest it first came with that tell what it is a checkpoint of; nil = none
+	Annotations map[string]string // annotations of its first manifest about the container that it is a checkpoint of; nil = none
 	Config      v1.Image          // as it came; empty if it is an artifact
 	Artifact    bool              // not an image of a system but files, which can be a volume; its ID is the digest of its manifest
 	Pinned      bool              // not to be collected

@@ -7,7 +7,7 @@ import (
 	"go.podman.io/image/v5/docker/reference"
 )
 
-// pinning tells which images are pinned.
+// pinning matches the names of pinned images.
 type pinning []*regexp.Regexp
 
 func newPinning(patterns []string) pinning {

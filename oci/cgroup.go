@@ -291,10 +291,10 @@ func (k *kernel) removeCgroupBase() error {
 	return err
 }
 
-// removeCgroups kills what is left in the cgroups of id and below and removes
-// them. They need not exist. dirs is by controller; several may share a
-// directory. A directory that is not named after id is left alone, whoever says
-// that it was id's: it may be the root, with all the machine in it.
+// removeCgroups kills the remaining processes in the cgroups of id and below and removes
+// the cgroups. They need not exist. dirs is by controller; several may share a directory.
+// A directory that is not named after id is left alone, whatever the record says: it may
+// be the root, with the whole machine in it.
 func removeCgroups(id string, dirs map[string]string) error {
 	var errs []error
 	for _, dir := range dirs {

@@ -2,7 +2,7 @@ package oci
 
 import "time"
 
-// An EventKind says what happened.
+// An EventKind is the kind of an event.
 type EventKind uint8
 
 const (
@@ -13,7 +13,7 @@ const (
 	ContainerStarted                  // its program runs
 	ContainerExited                   // its exit is on disk
 	ContainerRemoved                  // can no longer be found
-	ContainerOOM                      // the kernel killed a process of it for want of memory
+	ContainerOOM                      // the OOM killer killed a process of it
 )
 
 // An Event is one thing that happened to one object. Those of one object come in

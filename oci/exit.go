@@ -40,16 +40,16 @@ func (c *Container) killed(kills int64) {
 		return
 	}
 	st.OOMKills = kills
-	if err := c.save(st); err != nil { // at worst it is told again
+	if err := c.save(st); err != nil { // at worst it is reported again
 		c.rt.log.Warn("status could not be saved", "container", c.id, "err", err)
 	}
 	c.status.Store(&st)
 }
 
-// exit takes the container to Exited, once: an event, a list and exit.json may all tell of it.
-// It waits for the start to be settled, so that a container which ended at once has been
-// Running for everybody to see. The executor tells an exit when nothing is left of the
-// container, and its log is written.
+// exit takes the container to Exited, once: an event, a list and exit.json may all report it.
+// It waits for the start to be settled, so that a container which ended at once has been seen
+// Running. The executor reports an exit when nothing is left of the container, and its log is
+// written.
 func (c *Container) exit(ctx context.Context, e wire.Exit) {
 	select {
 	case <-c.settled:

@@ -11,7 +11,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go/features"
 )
 
-// featuresTimeout bounds how long an OCI runtime may take to tell its features.
+// featuresTimeout bounds how long an OCI runtime may take to report its features.
 const featuresTimeout = 10 * time.Second
 
 // Features are the optional abilities of an OCI runtime.

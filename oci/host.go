@@ -27,9 +27,9 @@ type Host interface {
 	Close() error
 }
 
-// Pins says what is to be pinned for one sandbox:
+// Pins are the namespaces and mounts to be pinned for one sandbox:
 //
-//	<netns> <dir>/ns/uts <dir>/ns/ipc        made anew
+//	<netns> <dir>/ns/uts <dir>/ns/ipc        new ones
 //	<dir>/ns/user                            likewise, and owns the others
 //	<dir>/ns/pid                             of the process Pid
 //	<dir>/shm                                a tmpfs

@@ -169,7 +169,7 @@ func (c *Container) readExit() (wire.Exit, bool) {
 // meanwhile: objects that it was not asked about are unchanged, and the next one is asked about
 // them.
 func (r *Runtime) reconcile(ctx context.Context, conn ExecutorConn) error {
-	// In this order no exit is missed; one that comes twice is told once.
+	// In this order no exit is missed; one that comes twice is handled once.
 	if _, err := conn.Call(ctx, wire.MethodSubscribe, nil, nil); err != nil {
 		return fmt.Errorf("subscribe: %w", err)
 	}
@@ -202,8 +202,8 @@ func (r *Runtime) reconcile(ctx context.Context, conn ExecutorConn) error {
 	return nil
 }
 
-// unanswered reports whether err says nothing about the question: the executor went away, or we
-// did not wait.
+// unanswered reports whether err leaves the question open: the executor went away, or we did
+// not wait.
 func unanswered(ctx context.Context, err error) bool {
 	return err != nil && (errors.Is(err, fault.Unavailable) || ctx.Err() != nil)
 }
@@ -231,7 +231,7 @@ func (c *Container) reconcile(ctx context.Context, conn ExecutorConn, info *wire
 		select {
 		case <-c.settled:
 		default:
-			return nil // Stopping before its starter, who asks for itself, is through
+			return nil // Stopping while its Start, which asks for itself, is not through
 		}
 		switch {
 		case info != nil && info.Exit == nil:
@@ -250,7 +250,7 @@ func (c *Container) reconcile(ctx context.Context, conn ExecutorConn, info *wire
 		}
 		return nil
 	case Removing:
-		return nil // finish, or whoever removes it, goes on
+		return nil // finish, or the call that removes it, goes on
 	}
 	return nil
 }

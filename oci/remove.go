@@ -88,8 +88,8 @@ func (r *Runtime) removeUntold(id, cgroup string) error {
 	return removeCgroups(id, dirs)
 }
 
-// awaitTold waits until the end of c was told, if it has ended: a listener is told of an
-// object's steps in order, and must find the object in the state that it was told of.
+// awaitTold waits until listeners were notified of the end of c, if it has ended: they are
+// notified of an object's steps in order, and must find the object in that state.
 func (c *Container) awaitTold() {
 	select {
 	case <-c.done:

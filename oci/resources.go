@@ -228,8 +228,8 @@ func hugePageLimits(prefix, suffix string, asked []specs.LinuxHugepageLimit) []s
 	return list
 }
 
-// unifiedNow reads a file of v2. One with several lines is told as it was asked
-// for: each line is about another device.
+// unifiedNow reads a file of v2. Of one with several lines it returns what was asked for, as
+// each line is about another device.
 func unifiedNow(path, asked string) string {
 	data, err := os.ReadFile(path)
 	now := strings.TrimSpace(string(data))

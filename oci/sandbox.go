@@ -280,7 +280,7 @@ func (sb *Sandbox) lend() ([]*os.File, error) {
 	return lend(sb.held)
 }
 
-// pins says what is pinned for the sandbox.
+// pins returns what is pinned for the sandbox.
 func (sb *Sandbox) pins() Pins {
 	cfg := sb.record.Load().Config
 	return Pins{

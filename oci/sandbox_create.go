@@ -108,8 +108,8 @@ func (sb *Sandbox) startInit(ctx context.Context) error {
 	var reply wire.RunReply
 	files, err := sb.rt.link.call(ctx, wire.MethodPodInit, req, &reply)
 	if errors.Is(err, fault.Unavailable) && ctx.Err() == nil {
-		// The executor went away. Whether it got so far or not, its successor
-		// clears up and begins anew: nothing depends on this process yet.
+		// The executor went away. However far it got, its leftovers are removed and it is
+		// called again: nothing depends on this process yet.
 		if err = sb.rt.expunge(ctx, sb.id); err == nil {
 			files, err = sb.rt.link.call(ctx, wire.MethodPodInit, req, &reply)
 		}

@@ -178,10 +178,9 @@ func lastWords(path string, from int64) string {
 
 func (s *spawner) logPath() string { return filepath.Join(s.state, "executor.log") }
 
-// spawn starts the executor in a session of its own, so that no signal meant for
-// us reaches it; it moves itself to its own cgroup, so that the end of our
-// service is not its end. It gets the lock that is held. The channel tells how it
-// ended.
+// spawn starts the executor in a session of its own, so that no signal meant for us reaches it;
+// it moves itself to its own cgroup, to outlive our service. It gets the lock, which is held.
+// The channel receives how it ended.
 func (s *spawner) spawn(socket string, lock *os.File) (<-chan error, error) {
 	log, err := os.OpenFile(s.logPath(), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
 	if err != nil {

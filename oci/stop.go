@@ -79,7 +79,7 @@ func (c *Container) terminate(ctx context.Context, sig unix.Signal) {
 	for pause := backoff.New(killRetry, killRetryMax); ; {
 		c.signal(ctx, unix.SIGKILL, true)
 		select {
-		case <-c.hurry: // whoever stops it again need not wait for the next time
+		case <-c.hurry: // another Stop need not wait for the next attempt
 		case <-c.done:
 			return
 		case <-ctx.Done():

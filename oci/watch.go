@@ -102,7 +102,7 @@ func (l *link) ping(ctx context.Context) (ExecutorConn, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.conn == nil {
-		// Killing an executor that answers would only begin it anew.
+		// Killing an executor that answers would only start over.
 		return nil, fault.Unavailable.Errorf("executor answers, but the containers are not settled yet")
 	}
 	return conn, nil

@@ -14,8 +14,8 @@ import (
 	"go.podman.io/image/v5/pkg/docker/config"
 )
 
-// maxAccesses bounds the pulls by digest that are remembered. A caller who is forgotten is
-// asked for his credentials again.
+// maxAccesses bounds the pulls by digest that are remembered. A caller that is forgotten must
+// authenticate again.
 const maxAccesses = 10_000
 
 // accesses are the pulls by digest that a registry has allowed since this process

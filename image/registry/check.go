@@ -15,13 +15,12 @@ import (
 	"go.podman.io/image/v5/types"
 )
 
-// CheckFiles tells which policies, registries.conf and credentials cannot be read, by
-// file.
+// CheckFiles returns which policies, registries.conf and credentials cannot be read, by file.
 func CheckFiles(o Settings) []string {
 	return slices.Concat(checkPolicies(o), checkAccess(o))
 }
 
-// CheckHosts tells which hosts.toml cannot be used, and which settings in the others have no
+// CheckHosts returns which hosts.toml cannot be used, and which settings in the others have no
 // translation.
 func CheckHosts(o Settings) []string {
 	var wrong []string
@@ -38,7 +37,7 @@ func CheckHosts(o Settings) []string {
 	return wrong
 }
 
-// checkPolicies tells which policies cannot be read: they allow nothing.
+// checkPolicies returns which policies cannot be read: they allow nothing.
 func checkPolicies(o Settings) []string {
 	var wrong []string
 	if _, err := policyOf(&types.SystemContext{SignaturePolicyPath: o.PolicyPath}); err != nil {
@@ -52,7 +51,7 @@ func checkPolicies(o Settings) []string {
 	return wrong
 }
 
-// checkAccess tells which registries.conf and credentials cannot be read.
+// checkAccess returns which registries.conf and credentials cannot be read.
 func checkAccess(o Settings) []string {
 	var wrong []string
 	if _, err := sysregistriesv2.TryUpdatingCache(&types.SystemContext{SystemRegistriesConfPath: o.RegistriesConf, SystemRegistriesConfDirPath: o.RegistriesConfDir}); err != nil {

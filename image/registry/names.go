@@ -82,8 +82,8 @@ func DigestOf(name reference.Named) (digest.Digest, bool) {
 }
 
 // ForCandidate returns the caller to use when a short name is taken for name. The kubelet
-// chooses credentials as if a name without a registry were one of docker.io: such credentials
-// are for no other registry, unless they say so.
+// chooses credentials as if a name without a registry were one of docker.io: unless they name
+// another registry, such credentials are for no other.
 func (c Caller) ForCandidate(ref string, name reference.Named) Caller {
 	if c.Auth != nil && c.Auth.ServerAddress == "" && isShort(ref) && !isHub(reference.Domain(name)) {
 		c.Auth = nil

@@ -167,7 +167,7 @@ func (r *Source) ask(ctx context.Context, p place, last bool) (src types.ImageSo
 	}
 }
 
-// A mirrorError tells why a mirror has not given the image.
+// A mirrorError is why a mirror did not provide the image.
 type mirrorError struct {
 	location string
 	err      error
