@@ -61,7 +61,7 @@ func wire(ctx context.Context, c *config.Config, stored map[string]int, log *slo
 		confiner, specHost.AppArmorDefault = profiles, name
 	}
 	labels := seLinux(c, log)
-	handlers, err := handlers(ctx, c, specHost, log)
+	all, err := handlers(ctx, c, specHost, log)
 	if err != nil {
 		return nil, err
 	}
@@ -103,7 +103,7 @@ func wire(ctx context.Context, c *config.Config, stored map[string]int, log *slo
 	steps.Add("runtime", d.runtime.Close)
 
 	d.noUserNS = noUserNS(host, d.images, log)
-	d.complete(handlers, c)
+	d.complete(all, c)
 	d.server, err = server.New(server.Options{
 		Runtime:            d.runtime,
 		Images:             d.images,
@@ -111,7 +111,7 @@ func wire(ctx context.Context, c *config.Config, stored map[string]int, log *slo
 		Network:            d.network.Network,
 		Events:             events,
 		Streaming:          streaming.Options{Addr: c.Streaming.Address, IdleTimeout: c.Streaming.IdleTimeout, Log: log},
-		Handlers:           handlers,
+		Handlers:           all,
 		SpecHost:           specHost,
 		SystemdCgroup:      systemd,
 		AppArmor:           confiner,
