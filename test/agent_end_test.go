@@ -2,12 +2,6 @@ package test
 
 import (
 	"fmt"
-	"net/http"
-	"net/http/httptest"
-	"net/url"
-	"os"
-	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -16,170 +10,14 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
-
-	"github.com/crisp-cri/crisp/agent/event"
 )
 
-// How containers end, by themselves and by the agent, and what is left of them.
+// What many containers and calls at once come to. How one container ends is told by
+// scripts; these are Go because they compare a thousand answers.
 func TestAgentEnds(t *testing.T) {
-	n, _ := startNode(t)
-	links := filepath.Join(n.dir, "links")
-	l := labOn(t, n, "--log-links", links)
-	podsEndBadly(t, l)
-	podsAreAskedInVain(t, l)
-	podsSayGoodbye(t, l)
-	podsBeginAgain(t, l)
-	podsLeaveNothing(t, l, links)
+	l := startLab(t)
 	podsEndBesideLists(t, l)
 	runtimeRefuses(t, l)
-}
-
-// podsEndBadly: what runs out of memory, and what does not listen to SIGTERM, is
-// killed and shown so.
-func podsEndBadly(t *testing.T, l *lab) {
-	l.run(t, "hog", `
-  containers: [{name: app, image: IMAGE, args: [eat, "64", sleep, for-ever], resources: {limits: {memory: 24Mi}}}]
-`, func(t *testing.T, l *lab) {
-		l.awaitRestarts("app", 1)
-		if s := l.status("app").LastTerminationState.Terminated; s == nil || s.Reason != "OOMKilled" || s.ExitCode != 137 {
-			t.Errorf("it ended as %+v", s)
-		}
-	})
-	l.run(t, "deaf", `
-  restartPolicy: Never
-  terminationGracePeriodSeconds: 1
-  containers:
-  - name: app
-    image: IMAGE
-    args: [ignore-term, write, /d/deaf, "", sleep, for-ever]
-    livenessProbe: {exec: {command: [/testbin, await, /d/deaf, exit, "1"]}, timeoutSeconds: 60, periodSeconds: 1, failureThreshold: 1}
-    volumeMounts: [{name: d, mountPath: /d}]
-  volumes: [{name: d, hostPath: {path: DIR}}]
-`, func(t *testing.T, l *lab) {
-		l.until(func() bool { return l.status("app").State.Terminated != nil }, "it has ended")
-		if s := l.status("app").State.Terminated; s.ExitCode != 137 {
-			t.Errorf("it ended as %+v", s)
-		}
-	})
-}
-
-// podsAreAskedInVain: a probe that takes too long has failed, and as many in a row
-// as the threshold, no fewer, cost a restart.
-func podsAreAskedInVain(t *testing.T, l *lab) {
-	l.run(t, "slow", `
-  terminationGracePeriodSeconds: 1
-  containers:
-  - name: app
-    image: IMAGE
-    args: [sleep, for-ever]
-    livenessProbe: {exec: {command: [/testbin, sleep, 5s]}, timeoutSeconds: 1, periodSeconds: 1, failureThreshold: 3}
-`, func(t *testing.T, l *lab) {
-		l.awaitEvent("Killing: Container app failed liveness probe, will be restarted")
-		all, err := event.Read(filepath.Join(l.n.dir, "agent", "events"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		failed := int32(0)
-		for _, e := range all {
-			if e.InvolvedObject.Name == "slow" && e.Reason == "Unhealthy" && strings.Contains(e.Message, "timed out") {
-				failed += e.Count
-			}
-		}
-		if failed < 3 {
-			t.Errorf("killed after %d probes that timed out: %q", failed, l.events())
-		}
-		l.awaitRestarts("app", 1)
-	})
-}
-
-// podsSayGoodbye: the hook before the end is a request that somebody gets.
-func podsSayGoodbye(t *testing.T, l *lab) {
-	var mu sync.Mutex
-	var heard []string
-	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
-		mu.Lock()
-		defer mu.Unlock()
-		heard = append(heard, r.Method+" "+r.URL.String())
-	}))
-	defer server.Close()
-	u, err := url.Parse(server.URL)
-	if err != nil {
-		t.Fatal(err)
-	}
-	l.run(t, "polite", fmt.Sprintf(`
-  terminationGracePeriodSeconds: 10
-  containers:
-  - {name: app, image: IMAGE, args: [catch, sleep, for-ever], lifecycle: {preStop: {httpGet: {host: %s, port: %s, path: "/bye?now"}}}}
-`, u.Hostname(), u.Port()), func(t *testing.T, l *lab) {
-		l.awaitReady()
-		mu.Lock()
-		if len(heard) > 0 {
-			t.Errorf("too early: %q", heard)
-		}
-		mu.Unlock()
-		l.remove()
-		l.until(func() bool { return l.pod() == nil }, "the pod is gone")
-		mu.Lock()
-		defer mu.Unlock()
-		if !slices.Equal(heard, []string{"GET /bye?now"}) {
-			t.Errorf("heard %q", heard)
-		}
-	})
-}
-
-// podsBeginAgain: a sandbox that is lost costs a new one in which everything
-// begins from the start, and nothing stale stays beside it.
-func podsBeginAgain(t *testing.T, l *lab) {
-	l.run(t, "again", `
-  terminationGracePeriodSeconds: 1
-  initContainers: [{name: init, image: IMAGE, args: [print, hello]}]
-  containers: [{name: app, image: IMAGE, args: [sleep, for-ever]}]
-`, func(t *testing.T, l *lab) {
-		l.awaitReady()
-		if _, err := l.n.runtime().StopPodSandbox(t.Context(), &cri.StopPodSandboxRequest{PodSandboxId: l.sandboxes()[0].Id}); err != nil {
-			t.Fatal(err)
-		}
-		l.awaitRestarts("app", 1)
-		l.awaitReady()
-		sandboxes := l.sandboxes()
-		i := slices.IndexFunc(sandboxes, func(sb *cri.PodSandbox) bool { return sb.State == cri.PodSandboxState_SANDBOX_READY })
-		if i < 0 || sandboxes[i].Metadata.Attempt != 1 {
-			t.Fatalf("sandboxes %v", sandboxes)
-		}
-		init := l.containers("init")
-		if len(init) != 1 || init[0].PodSandboxId != sandboxes[i].Id || init[0].State != cri.ContainerState_CONTAINER_EXITED {
-			t.Errorf("init containers %v, want one that ran in the new sandbox", init)
-		}
-	})
-}
-
-// podsLeaveNothing: log shippers find a container's log, and nothing of it when
-// its pod was deleted; neither do others.
-func podsLeaveNothing(t *testing.T, l *lab, links string) {
-	dir := ""
-	l.run(t, "shipped", `
-  terminationGracePeriodSeconds: 1
-  containers: [{name: app, image: IMAGE, args: [print, hello, sleep, for-ever]}]
-`, func(t *testing.T, l *lab) {
-		l.awaitReady()
-		dir = filepath.Join(l.n.dir, "agent", "logs", "default_shipped_"+string(l.pod().UID))
-		_, id, _ := strings.Cut(l.status("app").ContainerID, "://")
-		link := filepath.Join(links, "shipped_default_app-"+id+".log")
-		l.until(func() bool {
-			data, err := os.ReadFile(link)
-			return err == nil && strings.HasSuffix(string(data), " hello\n")
-		}, "the log is found by its link")
-		if target, err := os.Readlink(link); err != nil || target != filepath.Join(dir, "app", "0.log") {
-			t.Errorf("the link leads to %s, %v", target, err)
-		}
-	})
-	l.until(func() bool { return len(l.sandboxesOf("shipped")) == 0 }, "its sandbox is gone")
-	if _, err := os.Stat(dir); !os.IsNotExist(err) {
-		t.Errorf("its logs are left: %v", err)
-	}
-	if left, err := filepath.Glob(filepath.Join(links, "shipped_*")); err != nil || len(left) > 0 {
-		t.Errorf("links %v, %v", left, err)
-	}
 }
 
 // podsEndBesideLists: while containers are being stopped, and take their time, the

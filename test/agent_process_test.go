@@ -25,18 +25,23 @@ type agentProcess struct {
 
 func (a *agentProcess) start() {
 	a.t.Helper()
-	log, err := os.OpenFile(filepath.Join(a.n.dir, "agent.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
-	if err != nil {
+	var err error
+	if a.cmd, err = a.n.agentProgram(a.manifests, a.flags); err != nil {
 		a.t.Fatal(err)
+	}
+}
+
+// agentProgram starts an agent that logs to agent.log in the node's directory.
+func (n *node) agentProgram(manifests string, flags []string) (*exec.Cmd, error) {
+	log, err := os.OpenFile(filepath.Join(n.dir, "agent.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err != nil {
+		return nil, err
 	}
 	defer log.Close()
-	a.cmd = exec.CommandContext(context.WithoutCancel(a.t.Context()), filepath.Join(a.n.binaries.dir, "crisp"), "agent",
-		"--runtime-endpoint", "unix://"+a.n.socket, "--root", filepath.Join(a.n.dir, "agent"), "--manifests", a.manifests)
-	a.cmd.Args = append(a.cmd.Args, a.flags...)
-	a.cmd.Stdout, a.cmd.Stderr = log, log
-	if err := a.cmd.Start(); err != nil {
-		a.t.Fatal(err)
-	}
+	cmd := exec.Command(filepath.Join(n.binaries.dir, "crisp"), append([]string{"agent",
+		"--runtime-endpoint", "unix://" + n.socket, "--root", n.agentRoot(), "--manifests", manifests}, flags...)...)
+	cmd.Stdout, cmd.Stderr = log, log
+	return cmd, cmd.Start()
 }
 
 func (a *agentProcess) end(sig syscall.Signal) {
@@ -70,7 +75,7 @@ func (a *agentProcess) crisp(stdin string, args ...string) (out string, code int
 	ctx, cancel := context.WithTimeout(a.t.Context(), untilTime)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, filepath.Join(a.n.binaries.dir, "crisp"), args...)
-	cmd.Env = append(os.Environ(), "CRISP_RUNTIME_ENDPOINT=unix://"+a.n.socket, "CRISP_AGENT_ROOT="+filepath.Join(a.n.dir, "agent"))
+	cmd.Env = append(os.Environ(), a.n.agentEnv()...)
 	cmd.Stdin = strings.NewReader(stdin)
 	data, err := cmd.CombinedOutput()
 	if exit, ok := errors.AsType[*exec.ExitError](err); ok {

@@ -220,14 +220,6 @@ func (l *lab) exec(container string, args ...string) string {
 	return string(resp.Stdout)
 }
 
-func (l *lab) read(file string) string {
-	data, err := os.ReadFile(filepath.Join(l.dir(), file))
-	if err != nil {
-		return ""
-	}
-	return string(data)
-}
-
 // restart kills the agent and starts another.
 func (l *lab) restart() {
 	l.t.Helper()

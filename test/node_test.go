@@ -41,6 +41,9 @@ type node struct {
 	exited chan struct{} // closed when cmd has been waited for
 	conn   *grpc.ClientConn
 
+	agent      *scriptAgent // that a script has started
+	agentFlags []string     // of the last one
+
 	registry  *fakeRegistry
 	sandboxes map[string]*cri.PodSandboxConfig
 	ids       map[string]string // of sandboxes and containers, by their name in the script
@@ -378,6 +381,11 @@ func (n *node) stopDaemon(sig syscall.Signal) error {
 // noleaksCmd ends the instance as an uninstall would; the look at the kernel
 // follows when the script's other clean-up is done.
 func (n *node) noleaksCmd(ts *testscript.TestScript, args []string) error {
+	if n.agent != nil {
+		if err := n.withoutManifests(); err != nil {
+			return err
+		}
+	}
 	if n.cmd != nil {
 		if err := n.withoutPods(); err != nil {
 			return err

@@ -141,6 +141,7 @@ func (n *node) useRegistry(r *fakeRegistry) error {
 //	registry push-big NAME MIB        an image with that much of random bytes in it
 //	registry fault ""|corrupt|hang
 //	registry auth USER:PASSWORD
+//	registry asked                    how often for anything
 //
 // and what trustCmd has.
 func (n *node) registryCmd(ts *testscript.TestScript, args []string) error {
@@ -179,6 +180,9 @@ func (n *node) registryCmd(ts *testscript.TestScript, args []string) error {
 			return err
 		}
 		return n.push(args[1], image)
+	case len(args) == 1 && args[0] == "asked":
+		fmt.Fprintln(ts.Stdout(), n.registry.asked())
+		return nil
 	case len(args) == 2 && args[0] == "fault":
 		n.registry.mu.Lock()
 		defer n.registry.mu.Unlock()
@@ -306,8 +310,11 @@ func writeArchive(path, testbin string) error {
 }
 
 // httpCmd is: http get URL — the body is the command's stdout. It tries for a
-// while, since a server in a container needs a moment to listen.
+// while, since a server in a container needs a moment to listen. Or: http serve FILE
 func (n *node) httpCmd(ts *testscript.TestScript, args []string) error {
+	if len(args) == 2 && args[0] == "serve" {
+		return serveHTTP(ts, args[1])
+	}
 	if len(args) != 2 || args[0] != "get" {
 		return errUsage
 	}

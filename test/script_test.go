@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"syscall"
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
@@ -47,8 +48,19 @@ func TestScript(t *testing.T) {
 			env.Setenv("PATH", build.dir+":"+os.Getenv("PATH"))
 			env.Setenv("CRISP_RUNTIME_ENDPOINT", "unix://"+n.socket)
 			env.Setenv("GOCOVERDIR", "")
+			env.Setenv("IMAGE", testImage)
+			env.Setenv("AGENT", n.agentRoot())
+			env.Setenv("CRISP_AGENT_ROOT", n.agentRoot())
+			if err := os.Mkdir(n.manifests(), 0o755); err != nil {
+				return err
+			}
 			env.Defer(func() {
 				tb := env.T().(testing.TB)
+				if n.agent != nil {
+					if err := n.endAgent(syscall.SIGTERM); err != nil {
+						tb.Error(err)
+					}
+				}
 				n.end(tb)
 				before.Check(tb, n.mine, programs...)
 			})
@@ -58,7 +70,7 @@ func TestScript(t *testing.T) {
 			switch cond {
 			case "exit-by-pidfd": // else a crash of the executor costs the exit codes of what it had started
 				return kernel.Probe().PidfdInfo, nil
-			case "apparmor", "cgroup2", "criu", "enforcing", "selinux", "systemd":
+			case "apparmor", "cgroup2", "criu", "enforcing", "idmap", "selinux", "systemd":
 				return testenv.Lacks(cond) == "", nil
 			case "ia32":
 				return kernel.Probe().IA32, nil
@@ -79,6 +91,11 @@ func TestScript(t *testing.T) {
 			"nobody":     withNode((*node).nobodyCmd),
 			"noleaks":    withNode((*node).noleaksCmd),
 			"log-error":  withNode((*node).logErrorCmd),
+			"agent":      withNode((*node).agentCmd),
+			"manifest":   withNode((*node).manifestCmd),
+			"pod":        withNode((*node).podCmd),
+			"until":      withNode((*node).untilCmd),
+			"exits":      withNode((*node).exitsCmd),
 		},
 	})
 }
