@@ -7,6 +7,9 @@
 // are others' too. What must be asked of the runtime is asked over CRI, and
 // streams (exec, attach, port-forward) are passed through to its streaming
 // server.
+//
+// Resource versions are those of a watchcache.Cache, which every read goes by. What
+// only kubectl needs is in agent/api/kubectl, which stands before this package.
 package api
 
 import (
