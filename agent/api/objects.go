@@ -208,7 +208,7 @@ func (s *Server) putBody(w http.ResponseWriter, r *http.Request, k Kind, o store
 // Put puts an object whose kind, namespace and name must be those of the
 // request, and answers.
 func (s *Server) Put(w http.ResponseWriter, r *http.Request, k Kind, data []byte, o store.PutOptions) error {
-	q, name := r.URL.Query(), r.PathValue("name")
+	q := r.URL.Query()
 	o.DryRun = q.Get("dryRun") == "All"
 	switch q.Get("fieldValidation") {
 	case "Ignore":
@@ -216,32 +216,9 @@ func (s *Server) Put(w http.ResponseWriter, r *http.Request, k Kind, data []byte
 	case "Warn":
 		o.Unknown = manifest.Warn
 	}
-	objects, err := manifest.Split("", data)
-	if err != nil || len(objects) != 1 {
-		return fault.Invalid.Errorf("want one object: %v", err)
-	}
-	var head metav1.PartialObjectMetadata
-	if err := json.Unmarshal(objects[0], &head); err != nil {
-		return fault.Invalid.Errorf("%v", err)
-	}
-	text := []byte(objects[0])
-	if head.Name == "" && head.GenerateName != "" && name == "" {
-		head.Name = head.GenerateName + rand.String(5)
-		if text, err = EditMetadata(text, func(m map[string]any) { m["name"] = head.Name; delete(m, "generateName") }); err != nil {
-			return err
-		}
-	}
-	if k.Namespaced && head.Namespace == "" && r.PathValue("namespace") != "default" {
-		if text, err = inNamespace(text, r.PathValue("namespace")); err != nil {
-			return err
-		}
-		head.Namespace = r.PathValue("namespace")
-	}
-	if head.Namespace == "" && k.Namespaced {
-		head.Namespace = "default"
-	}
-	if head.Kind != k.Name || head.Namespace != r.PathValue("namespace") || name != "" && head.Name != name {
-		return fault.Invalid.Errorf("the object is %s %s/%s, the request for %s %s/%s", head.Kind, head.Namespace, head.Name, k.Name, r.PathValue("namespace"), name)
+	text, head, err := named(r, k, data)
+	if err != nil {
+		return err
 	}
 	id := keyOf(k, head.Namespace, head.Name)
 	base := s.o.Wanted.Object(id) // read before there: a change after that fails in the store
@@ -258,7 +235,8 @@ func (s *Server) Put(w http.ResponseWriter, r *http.Request, k Kind, data []byte
 			version = base.GetResourceVersion()
 		}
 	}
-	if text, err = inVersion(text, version); err != nil {
+	// The version that is shown changes with the status, the store's does not.
+	if text, err = EditMetadata(text, func(m map[string]any) { m["resourceVersion"] = version }); err != nil {
 		return err
 	}
 	object, outcome, warnings, err := s.o.Store.Put(text, o)
@@ -282,6 +260,36 @@ func (s *Server) Put(w http.ResponseWriter, r *http.Request, k Kind, data []byte
 	}
 	Show(w, k, code, object)
 	return nil
+}
+
+// named returns the object of a request with the name that it asks to be made and the namespace
+// that it leaves to the path, and the head of it.
+func named(r *http.Request, k Kind, data []byte) (text []byte, head metav1.PartialObjectMetadata, err error) {
+	objects, err := manifest.Split("", data)
+	if err != nil || len(objects) != 1 {
+		return nil, head, fault.Invalid.Errorf("want one object: %v", err)
+	}
+	if err := json.Unmarshal(objects[0], &head); err != nil {
+		return nil, head, fault.Invalid.Errorf("%v", err)
+	}
+	namespace, name := r.PathValue("namespace"), r.PathValue("name")
+	text, err = EditMetadata(objects[0], func(m map[string]any) {
+		if head.Name == "" && head.GenerateName != "" && name == "" {
+			head.Name = head.GenerateName + rand.String(5)
+			m["name"] = head.Name
+			delete(m, "generateName")
+		}
+		if k.Namespaced && head.Namespace == "" {
+			head.Namespace = namespace
+			if namespace != "default" {
+				m["namespace"] = namespace
+			}
+		}
+	})
+	if err == nil && (head.Kind != k.Name || head.Namespace != namespace || name != "" && head.Name != name) {
+		err = fault.Invalid.Errorf("the object is %s %s/%s, the request for %s %s/%s", head.Kind, head.Namespace, head.Name, k.Name, namespace, name)
+	}
+	return text, head, err
 }
 
 // taken waits until the agent has taken in an object of the store, and returns it as it is
@@ -317,16 +325,6 @@ func (s *Server) settle(ctx context.Context, done func() bool) {
 		case <-poked:
 		}
 	}
-}
-
-func inNamespace(text []byte, namespace string) ([]byte, error) {
-	return EditMetadata(text, func(m map[string]any) { m["namespace"] = namespace })
-}
-
-// inVersion replaces the resource version, which is that of the object as it is shown, by the
-// store's, which does not change with a status.
-func inVersion(text []byte, version string) ([]byte, error) {
-	return EditMetadata(text, func(m map[string]any) { m["resourceVersion"] = version })
 }
 
 // EditMetadata changes the metadata of an object in JSON.
