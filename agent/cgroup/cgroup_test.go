@@ -58,98 +58,109 @@ func TestTree(t *testing.T) {
 			if driver == "systemd" && !systemd.IsRunningSystemd() {
 				t.Skip("needs systemd")
 			}
-			root := fmt.Sprintf("crisptest%d", os.Getpid())
-			tree, err := Open(root, driver == "systemd", Limits{Shares: 1024})
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() {
-				for _, names := range [][]string{tree.class(v1.PodQOSBurstable), tree.class(v1.PodQOSBestEffort), tree.class(v1.PodQOSGuaranteed), {root}} {
-					if m, err := tree.manager(names, Limits{}); err == nil {
-						m.Destroy()
-					}
-					if tree.exists(names) {
-						t.Errorf("cgroup %v stays", names)
-					}
-				}
-			})
-			limits := Limits{Shares: 512, Quota: 50_000, Period: DefaultPeriod, Memory: 64 << 20, Pids: 100}
-			for range 2 {
-				if err := tree.Make("u1", v1.PodQOSBurstable, limits); err != nil {
-					t.Fatal(err)
-				}
-			}
-			names := tree.pod("u1", v1.PodQOSBurstable)
-			checkOf := func(names []string, v1, v2 map[string]string) {
-				t.Helper()
-				want := v1
-				if cgroups.IsCgroup2UnifiedMode() {
-					want = v2
-				}
-				for file, value := range want {
-					got := ""
-					for _, dir := range tree.dirs(names) {
-						if data, err := os.ReadFile(filepath.Join(dir, file)); err == nil {
-							got = strings.TrimSpace(string(data))
-						}
-					}
-					if got != value {
-						t.Errorf("%s is %q, want %q", file, got, value)
-					}
-				}
-			}
-			check := func(v1, v2 map[string]string) {
-				t.Helper()
-				checkOf(names, v1, v2)
-			}
-			weight := fmt.Sprint(cgroups.ConvertCPUSharesToCgroupV2Value(512))
-			check(map[string]string{"cpu.shares": "512", "cpu.cfs_quota_us": "50000", "memory.limit_in_bytes": "67108864", "pids.max": "100"},
-				map[string]string{"cpu.weight": weight, "cpu.max": "50000 100000", "memory.max": "67108864", "pids.max": "100"})
-			// A resize.
-			limits.Memory, limits.Quota = 128<<20, 0
-			if err := tree.Make("u1", v1.PodQOSBurstable, limits); err != nil {
-				t.Fatal(err)
-			}
-			check(map[string]string{"cpu.cfs_quota_us": "-1", "memory.limit_in_bytes": "134217728"}, map[string]string{"cpu.max": "max 100000", "memory.max": "134217728"})
-			if err := tree.Weigh(1500); err != nil {
-				t.Fatal(err)
-			}
-			for range 2 {
-				if err := tree.LimitHugePages("u1", v1.PodQOSBurstable, Pages{"2MB": 4 << 20}); err != nil {
-					t.Fatal(err)
-				}
-			}
-			if sizes := cgroups.HugePageSizes(); hugetlb(t) && slices.Contains(sizes, "2MB") {
-				for _, size := range sizes {
-					want := map[bool]string{true: "4194304", false: "0"}[size == "2MB"]
-					check(map[string]string{"hugetlb." + size + ".limit_in_bytes": want}, map[string]string{"hugetlb." + size + ".max": want})
-					for _, class := range []v1.PodQOSClass{v1.PodQOSGuaranteed, v1.PodQOSBurstable, v1.PodQOSBestEffort} {
-						checkOf(tree.class(class), map[string]string{"hugetlb." + size + ".limit_in_bytes": "4611686018427387904"}, map[string]string{"hugetlb." + size + ".max": "4611686018427387904"})
-					}
-				}
-				t.Log("huge pages were limited")
-			} else {
-				t.Log("huge pages are not limited: the kernel has none, or no controller is mounted")
-			}
-			if got := tree.uids(); len(got) != 1 || got[0] != "u1" {
-				t.Errorf("pods %v, want u1", got)
-			}
-			// It is too young to be taken for an orphan.
-			if err := tree.Sweep(func(string) bool { return false }); err != nil || !tree.exists(names) {
-				t.Errorf("swept: %v", err)
-			}
-			next, err := Open(root, driver == "systemd", Limits{Shares: 1024}) // another agent
-			if err != nil {
-				t.Fatal(err)
-			}
-			for range 2 {
-				if err := next.Remove("u1"); err != nil {
-					t.Fatal(err)
-				}
+			testTree(t, fmt.Sprintf("crisptest%d", os.Getpid()), driver == "systemd")
+		})
+	}
+}
+
+func testTree(t *testing.T, root string, systemd bool) {
+	tree, err := Open(root, systemd, Limits{Shares: 1024})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		for _, names := range [][]string{tree.class(v1.PodQOSBurstable), tree.class(v1.PodQOSBestEffort), tree.class(v1.PodQOSGuaranteed), {root}} {
+			if m, err := tree.manager(names, Limits{}); err == nil {
+				m.Destroy()
 			}
 			if tree.exists(names) {
-				t.Error("the cgroup stays")
+				t.Errorf("cgroup %v stays", names)
 			}
-		})
+		}
+	})
+	limits := Limits{Shares: 512, Quota: 50_000, Period: DefaultPeriod, Memory: 64 << 20, Pids: 100}
+	for range 2 {
+		if err := tree.Make("u1", v1.PodQOSBurstable, limits); err != nil {
+			t.Fatal(err)
+		}
+	}
+	names := tree.pod("u1", v1.PodQOSBurstable)
+	weight := fmt.Sprint(cgroups.ConvertCPUSharesToCgroupV2Value(512))
+	check(t, tree, names, map[string]string{"cpu.shares": "512", "cpu.cfs_quota_us": "50000", "memory.limit_in_bytes": "67108864", "pids.max": "100"},
+		map[string]string{"cpu.weight": weight, "cpu.max": "50000 100000", "memory.max": "67108864", "pids.max": "100"})
+	// A resize.
+	limits.Memory, limits.Quota = 128<<20, 0
+	if err := tree.Make("u1", v1.PodQOSBurstable, limits); err != nil {
+		t.Fatal(err)
+	}
+	check(t, tree, names, map[string]string{"cpu.cfs_quota_us": "-1", "memory.limit_in_bytes": "134217728"}, map[string]string{"cpu.max": "max 100000", "memory.max": "134217728"})
+	if err := tree.Weigh(1500); err != nil {
+		t.Fatal(err)
+	}
+	testHugePages(t, tree, names)
+	if got := tree.uids(); len(got) != 1 || got[0] != "u1" {
+		t.Errorf("pods %v, want u1", got)
+	}
+	// It is too young to be taken for an orphan.
+	if err := tree.Sweep(func(string) bool { return false }); err != nil || !tree.exists(names) {
+		t.Errorf("swept: %v", err)
+	}
+	next, err := Open(root, systemd, Limits{Shares: 1024}) // another agent
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := next.Remove("u1"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if tree.exists(names) {
+		t.Error("the cgroup stays")
+	}
+}
+
+// testHugePages limits the huge pages of the pod u1, whose cgroup has these names.
+func testHugePages(t *testing.T, tree *Tree, names []string) {
+	for range 2 {
+		if err := tree.LimitHugePages("u1", v1.PodQOSBurstable, Pages{"2MB": 4 << 20}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	sizes := cgroups.HugePageSizes()
+	if !hugetlb(t) || !slices.Contains(sizes, "2MB") {
+		t.Log("huge pages are not limited: the kernel has none, or no controller is mounted")
+		return
+	}
+	for _, size := range sizes {
+		limit := func(to string) (v1, v2 map[string]string) {
+			return map[string]string{"hugetlb." + size + ".limit_in_bytes": to}, map[string]string{"hugetlb." + size + ".max": to}
+		}
+		first, second := limit(map[bool]string{true: "4194304", false: "0"}[size == "2MB"])
+		check(t, tree, names, first, second)
+		for _, class := range classes {
+			first, second := limit("4611686018427387904")
+			check(t, tree, tree.class(class), first, second)
+		}
+	}
+	t.Log("huge pages were limited")
+}
+
+// check compares the files of a cgroup with those wanted for the version in use.
+func check(t *testing.T, tree *Tree, names []string, v1, v2 map[string]string) {
+	t.Helper()
+	want := v1
+	if cgroups.IsCgroup2UnifiedMode() {
+		want = v2
+	}
+	for file, value := range want {
+		got := ""
+		for _, dir := range tree.dirs(names) {
+			if data, err := os.ReadFile(filepath.Join(dir, file)); err == nil {
+				got = strings.TrimSpace(string(data))
+			}
+		}
+		if got != value {
+			t.Errorf("%s is %q, want %q", file, got, value)
+		}
 	}
 }

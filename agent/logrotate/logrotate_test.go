@@ -86,17 +86,8 @@ func TestRotate(t *testing.T) {
 	if data, err := os.ReadFile(plain); err != nil || len(data) != 1000 {
 		t.Errorf("the newest rotated file: %d bytes, %v", len(data), err)
 	}
-	f, err := os.Open(packed)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	z, err := gzip.NewReader(f)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if data, err := io.ReadAll(z); err != nil || string(data) != big {
-		t.Errorf("the compressed file: %d bytes, %v", len(data), err)
+	if data := unpack(t, packed); data != big {
+		t.Errorf("the compressed file has %d bytes", len(data))
 	}
 
 	// A runtime that refuses goes on writing to the same file.
@@ -112,6 +103,24 @@ func TestRotate(t *testing.T) {
 	if info, err := os.Stat(r.path); err != nil || info.Size() != 1000 {
 		t.Errorf("the log is %v, %v", info, err)
 	}
+}
+
+func unpack(t *testing.T, path string) string {
+	t.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	z, err := gzip.NewReader(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	data, err := io.ReadAll(z)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
 }
 
 // A log whose name has gone, by an agent that was killed while it rotated or by rm, is

@@ -128,7 +128,6 @@ func plan(p podsync.Plan) string {
 }
 
 func TestCompute(t *testing.T) {
-	const always, onFailure, never = v1.RestartPolicyAlways, v1.RestartPolicyOnFailure, v1.RestartPolicyNever
 	for _, test := range []struct {
 		name string
 		want *v1.Pod

@@ -63,121 +63,127 @@ func probed(lines ...string) func(*podsync.Have) {
 
 func none(*podsync.Have) {}
 
-// The kubelet's cases, by the names of its tests where it has them
+const always, onFailure, never = v1.RestartPolicyAlways, v1.RestartPolicyOnFailure, v1.RestartPolicyNever
+
+var (
+	probe = &v1.Probe{}
+	brief = &v1.Probe{TerminationGracePeriodSeconds: new(int64(5))}
+)
+
+// lifeCases are the kubelet's, by the names of its tests where it has them
 // (TestComputePodActions…).
+var lifeCases = []struct {
+	name string
+	want *v1.Pod
+	have string
+	edit func(*podsync.Have)
+	plan string
+}{
+	// Sidecars begin in their order; one that runs lets the next begin.
+	{"initialise: the first sidecar", served(always), "S0@u+", none, "start:s0/S0"},
+	{"the sidecar runs: the init container", served(always), "S0@u+ s0/S0=run", none, "start:i0/S0"},
+	{"the init container runs", served(always), "S0@u+ i0/S0=run s0/S0=run", none, ""},
+	{"the init container is done: the last sidecar", served(always), "S0@u+ i0/S0=0 s0/S0=run", none, "start:t0/S0"},
+	{"all sidecars run: the containers", served(always), "S0@u+ t0/S0=run i0/S0=0 s0/S0=run", none, "start:a0/S0 start:b0/S0"},
+	{"a sidecar that fails while initialising", served(always), "S0@u+ i0/S0=run s0/S0=1", none, "start:s1/S0"},
+	{"the init container fails", served(always), "S0@u+ i0/S0=1 s0/S0=run", none, "start:i1/S0"},
+	{"the init container fails for good", served(never), "S0@u+ i0/S0=1 s0/S0=run", none, "stop:s0/S0"},
+	{"… and the sidecar has ended", served(never), "S0@u+ i0/S0=1 s0/S0=143", none, "stop:S0"},
+	{"the init container ran out of memory", served(always), "S0@u+ i0/S0=0 s0/S0=run", func(h *podsync.Have) { h.Containers[0].Reason = "OOMKilled" }, "start:i1/S0"},
+
+	// Restarted for as long as the pod runs, whatever its policy.
+	{"a sidecar ends", served(always), "S0@u+ a0/S0=run b0/S0=run t0/S0=0 i0/S0=0 s0/S0=run", none, "start:t1/S0"},
+	{"a sidecar ends in a pod that never restarts", served(never), "S0@u+ a0/S0=run b0/S0=run t0/S0=run i0/S0=0 s0/S0=1", none, "start:s1/S0"},
+	{"a sidecar crash loops", served(always), "S0@u+ a0/S0=run b0/S0=run t1/S0=1~3 i0/S0=0 s0/S0=run", none, "again:7"},
+	{"a sidecar was removed", served(always), "S0@u+ a0/S0=run b0/S0=run t0/S0=run i0/S0=0", none, "start:s0/S0"},
+	{"an init container was removed", served(always), "S0@u+ a0/S0=run b0/S0=run t0/S0=run s0/S0=run", none, ""},
+	{"the containers are done: so are the sidecars", served(onFailure), "S0@u+ a0/S0=0 b0/S0=0 t0/S0=run i0/S0=0 s0/S0=run", none, "stop:t0/S0 stop:s0/S0<t0/S0"},
+
+	// Startup and liveness of sidecars.
+	{"a sidecar has not started", served(always, func(p *v1.Pod) { p.Spec.InitContainers[0].StartupProbe = probe }), "S0@u+ s0/S0=run", none, ""},
+	{"a sidecar has started", served(always, func(p *v1.Pod) { p.Spec.InitContainers[0].StartupProbe = probe }), "S0@u+ s0/S0=run", probed("s startup ok"), "start:i0/S0"},
+	{"a sidecar does not start", served(always, func(p *v1.Pod) { p.Spec.InitContainers[0].StartupProbe = brief }), "S0@u+ s0/S0=run", probed("s startup no"), "stop:s0/S0@5"},
+	{"a sidecar is not alive", served(always, func(p *v1.Pod) { p.Spec.InitContainers[0].LivenessProbe = probe }),
+		"S0@u+ a0/S0=run b0/S0=run t0/S0=run i0/S0=0 s0/S0=run", probed("s liveness no"), "stop:s0/S0"},
+
+	// All end together; sidecars after the containers, the last begun first.
+	{"deleted", served(always, func(p *v1.Pod) { p.DeletionTimestamp = &metav1.Time{} }), "S0@u+ a0/S0=run b0/S0=0 t0/S0=run i0/S0=0 s0/S0=run F@u", none,
+		"stop:a0/S0 stop:t0/S0<a0/S0 stop:s0/S0<a0/S0+t0/S0"},
+	{"deleted, in a hurry", served(always, func(p *v1.Pod) { p.DeletionTimestamp, p.DeletionGracePeriodSeconds = &metav1.Time{}, new(int64(3)) }),
+		"S0@u+ a0/S0=run F@u", none, "stop:a0/S0@3"},
+	{"deleted, stopped", served(always, func(p *v1.Pod) { p.DeletionTimestamp = &metav1.Time{} }), "S0@u+ a0/S0=0 F@u", none, "stop:S0"},
+	{"deleted, its sandbox stopped", served(always, func(p *v1.Pod) { p.DeletionTimestamp = &metav1.Time{} }), "S0@u- a0/S0=0 F@u", none, "rm:a0/S0"},
+	{"deleted, files left", served(always, func(p *v1.Pod) { p.DeletionTimestamp = &metav1.Time{} }), "S0@u- F@u", none, "forget:u"},
+	{"deleted, all gone", served(always, func(p *v1.Pod) { p.DeletionTimestamp = &metav1.Time{} }), "", none, "gone"},
+	{"not wanted, known of old", nil, "S0@u+ a0/S0=run s0/S0=run F@u", func(h *podsync.Have) {
+		h.Accepted = map[string]*v1.Pod{"u": served(always)}
+	}, "stop:a0/S0 stop:s0/S0<a0/S0"},
+	{"not wanted, known to nobody", nil, "S0@u+ a0/S0=run s0/S0=run F@u", func(h *podsync.Have) { h.Containers[0].Grace = 7 * time.Second }, "stop:a0/S0@7 stop:s0/S0"},
+
+	// Probes of containers.
+	{"kill and recreate unhealthy container", with(always, func(p *v1.Pod) { p.Spec.Containers[0].LivenessProbe = probe }), "S0@u+ a0/S0=run b0/S0=run", probed("a liveness no"), "stop:a0/S0"},
+	{"… with the grace of its probe", with(always, func(p *v1.Pod) { p.Spec.Containers[0].LivenessProbe = brief }), "S0@u+ a0/S0=run b0/S0=run", probed("a liveness no"), "stop:a0/S0@5"},
+	{"… that does not start", with(always, func(p *v1.Pod) { p.Spec.Containers[0].StartupProbe = brief }), "S0@u+ a0/S0=run b0/S0=run", probed("a startup no"), "stop:a0/S0@5"},
+	{"… before others begin", with(always, func(p *v1.Pod) { p.Spec.Containers[0].LivenessProbe = probe }), "S0@u+ a0/S0=run b0/S0=1", probed("a liveness no"), "stop:a0/S0"},
+	{"unhealthy, never restarted", with(never, func(p *v1.Pod) { p.Spec.Containers[0].LivenessProbe = probe }), "S0@u+ a0/S0=143 b0/S0=run", none, ""},
+	{"killed by us the first time", with(always, func(*v1.Pod) {}), "S0@u+ a0/S0=137~0 b0/S0=run", killed("a0/S0"), "start:a1/S0^-0"},
+	{"killed by us: the back-off ran while it did", with(always, func(*v1.Pod) {}), "S0@u+ a2/S0=137~0^10 a1/S0=1~25 b0/S0=run", killed("a2/S0"), "start:a3/S0^20"},
+	{"killed by us too soon", with(always, func(*v1.Pod) {}), "S0@u+ a2/S0=137~0^10 a1/S0=1~12 b0/S0=run", killed("a2/S0"), "again:8"},
+
+	{"the longest wait can be set", with(always, func(*v1.Pod) {}), "S0@u+ a4/S0=1~3^40 b0/S0=run", func(h *podsync.Have) { h.Containers[0].MaxBackoff = 15 * time.Second }, "again:12"},
+	{"… to less than the first", with(always, func(*v1.Pod) {}), "S0@u+ a1/S0=1~3 b0/S0=run", func(h *podsync.Have) { h.Containers[0].MaxBackoff = 5 * time.Second }, "again:2"},
+	{"ten minutes are forgiven", with(always, func(*v1.Pod) {}), "S0@u+ a4/S0=1~3^300 b0/S0=run", func(h *podsync.Have) {
+		h.Containers[0].StartedAt = h.Containers[0].FinishedAt.Add(-10 * time.Minute)
+	}, "start:a5/S0"},
+
+	// What has changed in a pod that runs.
+	{"image changed", with(always, func(p *v1.Pod) { p.Spec.Containers[0].Image = "i:2" }), "S0@u+ a0/S0=run b0/S0=run", hashed, "stop:a0/S0"},
+	{"image not changed", with(always, func(*v1.Pod) {}), "S0@u+ a0/S0=run b0/S0=run", hashed, ""},
+	{"image changed, restarted at once", with(always, func(p *v1.Pod) { p.Spec.Containers[0].Image = "i:2" }), "S0@u+ a4/S0=143~0^80 b0/S0=run",
+		func(h *podsync.Have) { hashed(h); killed("a4/S0")(h) }, "start:a5/S0^-0"},
+	{"debug", with(always, debug("")), "S0@u+ a0/S0=run b0/S0=run", none, "start:d0/S0"},
+	{"debug, of a container", with(always, debug("b")), "S0@u+ a0/S0=run b0/S0=run", none, "start:d0/S0>b0/S0"},
+	{"debug, once", with(always, debug("")), "S0@u+ a0/S0=run b0/S0=run d0/S0=1", none, ""},
+	{"debug while initialising", served(always, debug("")), "S0@u+ s0/S0=run", none, "start:d0/S0 start:i0/S0"},
+	{"resize", with(always, cpu("2")), "S0@u+ a0/S0=run b0/S0=run", actual("1"), "resize:S0"},
+	{"resized", with(always, cpu("2")), "S0@u+ a0/S0=run b0/S0=run", actual("2000m"), ""},
+	{"resize by a restart", with(always, func(p *v1.Pod) {
+		cpu("2")(p)
+		p.Spec.Containers[0].ResizePolicy = []v1.ContainerResizePolicy{{ResourceName: v1.ResourceCPU, RestartPolicy: v1.RestartContainer}}
+	}), "S0@u+ a0/S0=run b0/S0=run", actual("1"), "stop:a0/S0"},
+
+	// The end of the pod as a whole.
+	{"failed", with(always, func(*v1.Pod) {}), "S0@u+ a0/S0=run b0/S0=1", phase(v1.PodFailed), "stop:a0/S0"},
+	{"failed, for a verdict in a hurry", with(always, func(*v1.Pod) {}), "S0@u+ a0/S0=run b0/S0=1", func(h *podsync.Have) {
+		phase(v1.PodFailed)(h)
+		h.Verdict = &podsync.Verdict{Reason: "Evicted", Grace: new(int64(1))}
+	}, "stop:a0/S0@1"},
+	{"failed, stopped", with(always, func(*v1.Pod) {}), "S0@u+ a0/S0=143 b0/S0=1", phase(v1.PodFailed), "stop:S0"},
+	{"failed, kept", with(always, func(*v1.Pod) {}), "S0@u- a0/S0=143 b0/S0=1 F@u", phase(v1.PodFailed), ""},
+	{"succeeded, after a reboot", with(onFailure, func(*v1.Pod) {}), "F@u", phase(v1.PodSucceeded), ""},
+	{"deadline to come", with(always, func(p *v1.Pod) { p.Spec.ActiveDeadlineSeconds = new(int64(100)) }), "S0@u+ a0/S0=run b0/S0=run", func(h *podsync.Have) {
+		h.Status = &v1.PodStatus{Phase: v1.PodRunning, StartTime: &metav1.Time{Time: now.Add(-30 * time.Second)}}
+	}, "again:70"},
+
+	// Rules of restarting.
+	{"rule: again", with(never, rule("In", 42)), "S0@u+ a0/S0=42 b0/S0=run", none, "start:a1/S0"},
+	{"rule: of another code", with(never, rule("In", 42)), "S0@u+ a0/S0=1 b0/S0=run", none, ""},
+	{"rule: not of this code", with(never, rule("NotIn", 42)), "S0@u+ a0/S0=42 b0/S0=run", none, ""},
+	{"policy of its own", with(always, func(p *v1.Pod) { p.Spec.Containers[0].RestartPolicy = new(v1.ContainerRestartPolicyNever) }), "S0@u+ a0/S0=1 b0/S0=run", none, ""},
+	{"… the other way", with(never, func(p *v1.Pod) { p.Spec.Containers[0].RestartPolicy = new(v1.ContainerRestartPolicyOnFailure) }), "S0@u+ a0/S0=1 b0/S0=0", none, "start:a1/S0"},
+
+	// A new sandbox.
+	{"purge init containers", served(always), "S0@u- a0/S0=1 t0/S0=143 i0/S0=0 s0/S0=143", none, "rm:t0/S0 rm:i0/S0 rm:s0/S0"},
+	{"… and begin again", served(always), "S1@u+ S0@u- a0/S0=1", none, "start:s0/S1"},
+	{"done containers need no sandbox", with(onFailure, func(*v1.Pod) {}), "S0@u- a0/S0=0 b0/S0=0", none, ""},
+	{"one is not done", with(onFailure, func(*v1.Pod) {}), "S0@u- a0/S0=0 b0/S0=1", none, "run:S1"},
+
+	// The runtime has lost its state, the logs are there.
+	{"restart count from the logs", with(always, func(*v1.Pod) {}), "S0@u+ b0/S0=run", func(h *podsync.Have) { h.Logs = map[string]uint32{"a": 3} }, "start:a3/S0^-0"},
+}
+
 func TestLife(t *testing.T) {
-	const always, onFailure, never = v1.RestartPolicyAlways, v1.RestartPolicyOnFailure, v1.RestartPolicyNever
-	probe := &v1.Probe{}
-	brief := &v1.Probe{TerminationGracePeriodSeconds: new(int64(5))}
-	for _, test := range []struct {
-		name string
-		want *v1.Pod
-		have string
-		edit func(*podsync.Have)
-		plan string
-	}{
-		// Sidecars begin in their order; one that runs lets the next begin.
-		{"initialise: the first sidecar", served(always), "S0@u+", none, "start:s0/S0"},
-		{"the sidecar runs: the init container", served(always), "S0@u+ s0/S0=run", none, "start:i0/S0"},
-		{"the init container runs", served(always), "S0@u+ i0/S0=run s0/S0=run", none, ""},
-		{"the init container is done: the last sidecar", served(always), "S0@u+ i0/S0=0 s0/S0=run", none, "start:t0/S0"},
-		{"all sidecars run: the containers", served(always), "S0@u+ t0/S0=run i0/S0=0 s0/S0=run", none, "start:a0/S0 start:b0/S0"},
-		{"a sidecar that fails while initialising", served(always), "S0@u+ i0/S0=run s0/S0=1", none, "start:s1/S0"},
-		{"the init container fails", served(always), "S0@u+ i0/S0=1 s0/S0=run", none, "start:i1/S0"},
-		{"the init container fails for good", served(never), "S0@u+ i0/S0=1 s0/S0=run", none, "stop:s0/S0"},
-		{"… and the sidecar has ended", served(never), "S0@u+ i0/S0=1 s0/S0=143", none, "stop:S0"},
-		{"the init container ran out of memory", served(always), "S0@u+ i0/S0=0 s0/S0=run", func(h *podsync.Have) { h.Containers[0].Reason = "OOMKilled" }, "start:i1/S0"},
-
-		// Restarted for as long as the pod runs, whatever its policy.
-		{"a sidecar ends", served(always), "S0@u+ a0/S0=run b0/S0=run t0/S0=0 i0/S0=0 s0/S0=run", none, "start:t1/S0"},
-		{"a sidecar ends in a pod that never restarts", served(never), "S0@u+ a0/S0=run b0/S0=run t0/S0=run i0/S0=0 s0/S0=1", none, "start:s1/S0"},
-		{"a sidecar crash loops", served(always), "S0@u+ a0/S0=run b0/S0=run t1/S0=1~3 i0/S0=0 s0/S0=run", none, "again:7"},
-		{"a sidecar was removed", served(always), "S0@u+ a0/S0=run b0/S0=run t0/S0=run i0/S0=0", none, "start:s0/S0"},
-		{"an init container was removed", served(always), "S0@u+ a0/S0=run b0/S0=run t0/S0=run s0/S0=run", none, ""},
-		{"the containers are done: so are the sidecars", served(onFailure), "S0@u+ a0/S0=0 b0/S0=0 t0/S0=run i0/S0=0 s0/S0=run", none, "stop:t0/S0 stop:s0/S0<t0/S0"},
-
-		// Startup and liveness of sidecars.
-		{"a sidecar has not started", served(always, func(p *v1.Pod) { p.Spec.InitContainers[0].StartupProbe = probe }), "S0@u+ s0/S0=run", none, ""},
-		{"a sidecar has started", served(always, func(p *v1.Pod) { p.Spec.InitContainers[0].StartupProbe = probe }), "S0@u+ s0/S0=run", probed("s startup ok"), "start:i0/S0"},
-		{"a sidecar does not start", served(always, func(p *v1.Pod) { p.Spec.InitContainers[0].StartupProbe = brief }), "S0@u+ s0/S0=run", probed("s startup no"), "stop:s0/S0@5"},
-		{"a sidecar is not alive", served(always, func(p *v1.Pod) { p.Spec.InitContainers[0].LivenessProbe = probe }),
-			"S0@u+ a0/S0=run b0/S0=run t0/S0=run i0/S0=0 s0/S0=run", probed("s liveness no"), "stop:s0/S0"},
-
-		// All end together; sidecars after the containers, the last begun first.
-		{"deleted", served(always, func(p *v1.Pod) { p.DeletionTimestamp = &metav1.Time{} }), "S0@u+ a0/S0=run b0/S0=0 t0/S0=run i0/S0=0 s0/S0=run F@u", none,
-			"stop:a0/S0 stop:t0/S0<a0/S0 stop:s0/S0<a0/S0+t0/S0"},
-		{"deleted, in a hurry", served(always, func(p *v1.Pod) { p.DeletionTimestamp, p.DeletionGracePeriodSeconds = &metav1.Time{}, new(int64(3)) }),
-			"S0@u+ a0/S0=run F@u", none, "stop:a0/S0@3"},
-		{"deleted, stopped", served(always, func(p *v1.Pod) { p.DeletionTimestamp = &metav1.Time{} }), "S0@u+ a0/S0=0 F@u", none, "stop:S0"},
-		{"deleted, its sandbox stopped", served(always, func(p *v1.Pod) { p.DeletionTimestamp = &metav1.Time{} }), "S0@u- a0/S0=0 F@u", none, "rm:a0/S0"},
-		{"deleted, files left", served(always, func(p *v1.Pod) { p.DeletionTimestamp = &metav1.Time{} }), "S0@u- F@u", none, "forget:u"},
-		{"deleted, all gone", served(always, func(p *v1.Pod) { p.DeletionTimestamp = &metav1.Time{} }), "", none, "gone"},
-		{"not wanted, known of old", nil, "S0@u+ a0/S0=run s0/S0=run F@u", func(h *podsync.Have) {
-			h.Accepted = map[string]*v1.Pod{"u": served(always)}
-		}, "stop:a0/S0 stop:s0/S0<a0/S0"},
-		{"not wanted, known to nobody", nil, "S0@u+ a0/S0=run s0/S0=run F@u", func(h *podsync.Have) { h.Containers[0].Grace = 7 * time.Second }, "stop:a0/S0@7 stop:s0/S0"},
-
-		// Probes of containers.
-		{"kill and recreate unhealthy container", with(always, func(p *v1.Pod) { p.Spec.Containers[0].LivenessProbe = probe }), "S0@u+ a0/S0=run b0/S0=run", probed("a liveness no"), "stop:a0/S0"},
-		{"… with the grace of its probe", with(always, func(p *v1.Pod) { p.Spec.Containers[0].LivenessProbe = brief }), "S0@u+ a0/S0=run b0/S0=run", probed("a liveness no"), "stop:a0/S0@5"},
-		{"… that does not start", with(always, func(p *v1.Pod) { p.Spec.Containers[0].StartupProbe = brief }), "S0@u+ a0/S0=run b0/S0=run", probed("a startup no"), "stop:a0/S0@5"},
-		{"… before others begin", with(always, func(p *v1.Pod) { p.Spec.Containers[0].LivenessProbe = probe }), "S0@u+ a0/S0=run b0/S0=1", probed("a liveness no"), "stop:a0/S0"},
-		{"unhealthy, never restarted", with(never, func(p *v1.Pod) { p.Spec.Containers[0].LivenessProbe = probe }), "S0@u+ a0/S0=143 b0/S0=run", none, ""},
-		{"killed by us the first time", with(always, func(*v1.Pod) {}), "S0@u+ a0/S0=137~0 b0/S0=run", killed("a0/S0"), "start:a1/S0^-0"},
-		{"killed by us: the back-off ran while it did", with(always, func(*v1.Pod) {}), "S0@u+ a2/S0=137~0^10 a1/S0=1~25 b0/S0=run", killed("a2/S0"), "start:a3/S0^20"},
-		{"killed by us too soon", with(always, func(*v1.Pod) {}), "S0@u+ a2/S0=137~0^10 a1/S0=1~12 b0/S0=run", killed("a2/S0"), "again:8"},
-
-		{"the longest wait can be set", with(always, func(*v1.Pod) {}), "S0@u+ a4/S0=1~3^40 b0/S0=run", func(h *podsync.Have) { h.Containers[0].MaxBackoff = 15 * time.Second }, "again:12"},
-		{"… to less than the first", with(always, func(*v1.Pod) {}), "S0@u+ a1/S0=1~3 b0/S0=run", func(h *podsync.Have) { h.Containers[0].MaxBackoff = 5 * time.Second }, "again:2"},
-		{"ten minutes are forgiven", with(always, func(*v1.Pod) {}), "S0@u+ a4/S0=1~3^300 b0/S0=run", func(h *podsync.Have) {
-			h.Containers[0].StartedAt = h.Containers[0].FinishedAt.Add(-10 * time.Minute)
-		}, "start:a5/S0"},
-
-		// What has changed in a pod that runs.
-		{"image changed", with(always, func(p *v1.Pod) { p.Spec.Containers[0].Image = "i:2" }), "S0@u+ a0/S0=run b0/S0=run", hashed, "stop:a0/S0"},
-		{"image not changed", with(always, func(*v1.Pod) {}), "S0@u+ a0/S0=run b0/S0=run", hashed, ""},
-		{"image changed, restarted at once", with(always, func(p *v1.Pod) { p.Spec.Containers[0].Image = "i:2" }), "S0@u+ a4/S0=143~0^80 b0/S0=run",
-			func(h *podsync.Have) { hashed(h); killed("a4/S0")(h) }, "start:a5/S0^-0"},
-		{"debug", with(always, debug("")), "S0@u+ a0/S0=run b0/S0=run", none, "start:d0/S0"},
-		{"debug, of a container", with(always, debug("b")), "S0@u+ a0/S0=run b0/S0=run", none, "start:d0/S0>b0/S0"},
-		{"debug, once", with(always, debug("")), "S0@u+ a0/S0=run b0/S0=run d0/S0=1", none, ""},
-		{"debug while initialising", served(always, debug("")), "S0@u+ s0/S0=run", none, "start:d0/S0 start:i0/S0"},
-		{"resize", with(always, cpu("2")), "S0@u+ a0/S0=run b0/S0=run", actual("1"), "resize:S0"},
-		{"resized", with(always, cpu("2")), "S0@u+ a0/S0=run b0/S0=run", actual("2000m"), ""},
-		{"resize by a restart", with(always, func(p *v1.Pod) {
-			cpu("2")(p)
-			p.Spec.Containers[0].ResizePolicy = []v1.ContainerResizePolicy{{ResourceName: v1.ResourceCPU, RestartPolicy: v1.RestartContainer}}
-		}), "S0@u+ a0/S0=run b0/S0=run", actual("1"), "stop:a0/S0"},
-
-		// The end of the pod as a whole.
-		{"failed", with(always, func(*v1.Pod) {}), "S0@u+ a0/S0=run b0/S0=1", phase(v1.PodFailed), "stop:a0/S0"},
-		{"failed, for a verdict in a hurry", with(always, func(*v1.Pod) {}), "S0@u+ a0/S0=run b0/S0=1", func(h *podsync.Have) {
-			phase(v1.PodFailed)(h)
-			h.Verdict = &podsync.Verdict{Reason: "Evicted", Grace: new(int64(1))}
-		}, "stop:a0/S0@1"},
-		{"failed, stopped", with(always, func(*v1.Pod) {}), "S0@u+ a0/S0=143 b0/S0=1", phase(v1.PodFailed), "stop:S0"},
-		{"failed, kept", with(always, func(*v1.Pod) {}), "S0@u- a0/S0=143 b0/S0=1 F@u", phase(v1.PodFailed), ""},
-		{"succeeded, after a reboot", with(onFailure, func(*v1.Pod) {}), "F@u", phase(v1.PodSucceeded), ""},
-		{"deadline to come", with(always, func(p *v1.Pod) { p.Spec.ActiveDeadlineSeconds = new(int64(100)) }), "S0@u+ a0/S0=run b0/S0=run", func(h *podsync.Have) {
-			h.Status = &v1.PodStatus{Phase: v1.PodRunning, StartTime: &metav1.Time{Time: now.Add(-30 * time.Second)}}
-		}, "again:70"},
-
-		// Rules of restarting.
-		{"rule: again", with(never, rule("In", 42)), "S0@u+ a0/S0=42 b0/S0=run", none, "start:a1/S0"},
-		{"rule: of another code", with(never, rule("In", 42)), "S0@u+ a0/S0=1 b0/S0=run", none, ""},
-		{"rule: not of this code", with(never, rule("NotIn", 42)), "S0@u+ a0/S0=42 b0/S0=run", none, ""},
-		{"policy of its own", with(always, func(p *v1.Pod) { p.Spec.Containers[0].RestartPolicy = new(v1.ContainerRestartPolicyNever) }), "S0@u+ a0/S0=1 b0/S0=run", none, ""},
-		{"… the other way", with(never, func(p *v1.Pod) { p.Spec.Containers[0].RestartPolicy = new(v1.ContainerRestartPolicyOnFailure) }), "S0@u+ a0/S0=1 b0/S0=0", none, "start:a1/S0"},
-
-		// A new sandbox.
-		{"purge init containers", served(always), "S0@u- a0/S0=1 t0/S0=143 i0/S0=0 s0/S0=143", none, "rm:t0/S0 rm:i0/S0 rm:s0/S0"},
-		{"… and begin again", served(always), "S1@u+ S0@u- a0/S0=1", none, "start:s0/S1"},
-		{"done containers need no sandbox", with(onFailure, func(*v1.Pod) {}), "S0@u- a0/S0=0 b0/S0=0", none, ""},
-		{"one is not done", with(onFailure, func(*v1.Pod) {}), "S0@u- a0/S0=0 b0/S0=1", none, "run:S1"},
-
-		// The runtime has lost its state, the logs are there.
-		{"restart count from the logs", with(always, func(*v1.Pod) {}), "S0@u+ b0/S0=run", func(h *podsync.Have) { h.Logs = map[string]uint32{"a": 3} }, "start:a3/S0^-0"},
-	} {
+	for _, test := range lifeCases {
 		t.Run(test.name, func(t *testing.T) {
 			h := have(t, test.have)
 			test.edit(&h)
