@@ -182,12 +182,8 @@ func (p *planner) needsSandbox(attempt uint32) bool {
 		c := &spec.Containers[i]
 		found, ok := p.newest(c.Name)
 		begun = begun || ok
-		policy := v1.ContainerRestartPolicy(spec.RestartPolicy)
-		if c.RestartPolicy != nil {
-			policy = *c.RestartPolicy
-		}
-		once := policy == v1.ContainerRestartPolicyOnFailure
-		if !once || !ok || found.State != Exited || found.ExitCode != 0 {
+		succeeded := ok && found.State == Exited && found.ExitCode == 0
+		if !succeeded || policyOf(spec, c) != v1.ContainerRestartPolicyOnFailure {
 			return true
 		}
 	}

@@ -9,6 +9,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/utils/dump"
+	"k8s.io/utils/ptr"
 )
 
 // rule returns the first restart rule of the container that matches an exit code, or nil.
@@ -32,14 +33,10 @@ func rule(c *v1.Container, code int32) *v1.ContainerRestartRule {
 // Restarts reports whether a container is to run again after it has exited with code. The
 // first matching rule decides, then the container's policy, then the pod's.
 func Restarts(spec *v1.PodSpec, c *v1.Container, code int32) bool {
-	policy := v1.ContainerRestartPolicy(spec.RestartPolicy)
-	if c.RestartPolicy != nil {
-		policy = *c.RestartPolicy
-	}
 	if rule(c, code) != nil { // its only actions are to restart this container, or all
 		return true
 	}
-	switch policy {
+	switch policyOf(spec, c) {
 	case v1.ContainerRestartPolicyNever:
 		return false
 	case v1.ContainerRestartPolicyOnFailure:
@@ -51,10 +48,12 @@ func Restarts(spec *v1.PodSpec, c *v1.Container, code int32) bool {
 // restartsAtAll reports whether a container that the agent kills is to be started again.
 // Restart rules do not count, because they are about exit codes.
 func restartsAtAll(spec *v1.PodSpec, c *v1.Container) bool {
-	if c.RestartPolicy != nil {
-		return *c.RestartPolicy != v1.ContainerRestartPolicyNever
-	}
-	return spec.RestartPolicy != v1.RestartPolicyNever
+	return policyOf(spec, c) != v1.ContainerRestartPolicyNever
+}
+
+// policyOf returns the restart policy of a container: its own, or else the pod's.
+func policyOf(spec *v1.PodSpec, c *v1.Container) v1.ContainerRestartPolicy {
+	return ptr.Deref(c.RestartPolicy, v1.ContainerRestartPolicy(spec.RestartPolicy))
 }
 
 // Hash returns a hash of what may change in the spec of a running container and needs a new
