@@ -56,26 +56,20 @@ type Maker struct {
 	objects Objects
 	facts   Facts
 
-	mu   sync.Mutex
-	pods map[types.UID]*sync.Mutex // held while a pod's volumes are changed; guarded by mu
+	claims sync.Mutex // held while a claim's directory is made
+	pods   sync.Map   // *sync.Mutex by UID, held while a pod's volumes are changed
 }
 
 // New returns a Maker. root is the agent's directory.
 func New(root string, o Objects, f Facts) *Maker {
-	return &Maker{root: root, objects: o, facts: f, pods: map[types.UID]*sync.Mutex{}}
+	return &Maker{root: root, objects: o, facts: f}
 }
 
 // lock locks the volumes of a pod.
 func (m *Maker) lock(uid types.UID) (unlock func()) {
-	m.mu.Lock()
-	pod, ok := m.pods[uid]
-	if !ok {
-		pod = &sync.Mutex{}
-		m.pods[uid] = pod
-	}
-	m.mu.Unlock()
-	pod.Lock()
-	return pod.Unlock
+	pod, _ := m.pods.LoadOrStore(uid, &sync.Mutex{})
+	pod.(*sync.Mutex).Lock()
+	return pod.(*sync.Mutex).Unlock
 }
 
 func (m *Maker) podDir(uid types.UID) string { return filepath.Join(m.root, "pods", string(uid)) }
@@ -211,9 +205,7 @@ func (m *Maker) Remove(uid types.UID) error {
 			return err
 		}
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	delete(m.pods, uid)
+	m.pods.Delete(uid)
 	return nil
 }
 
@@ -283,8 +275,8 @@ func (m *Maker) makeClaim(pod *v1.Pod, v *v1.Volume) error {
 // newClaim makes the directory of a claim. Every user may write to it from the moment it
 // appears.
 func (m *Maker) newClaim(dir string) error {
-	m.mu.Lock() // other pods may have the claim too
-	defer m.mu.Unlock()
+	m.claims.Lock() // other pods may have the claim too
+	defer m.claims.Unlock()
 	if _, err := os.Stat(dir); err == nil {
 		return nil
 	}
