@@ -202,8 +202,8 @@ func newAgent(ctx context.Context, o Options, events *event.Store) (*agent, erro
 		results: results, probes: probes, pleg: lists, store: d.objects, keeper: keeper, workers: w, heartbeat: alive, shownIPs: ips.get(),
 		api: api.New(api.Options{
 			Wanted: wanted, Store: d.objects, Events: events, Node: shown.node,
-			Status: statuses.Get, Accepted: files.Accepted, Volumes: driver.Volumes().Measured, PodLogs: files.LogDir, LoopHealth: alive.health, ListHealth: lists.Health,
-			Config: configz{o, g}.show, Checkpoints: filepath.Join(o.Root, "checkpoints"), Metrics: runtime.Write, ProbeMetrics: probes.Metrics, Restart: w.restart, Debug: debugged.set, Log: o.Log,
+			Runtime: runtime, Metrics: runtime, ProbeMetrics: probes, Statuses: statuses, Files: files, Volumes: driver.Volumes(), Workers: w, Ephemeral: debugged,
+			Loop: alive, Lists: lists, Config: configz{o, g}, Checkpoints: filepath.Join(o.Root, "checkpoints"), Log: o.Log,
 		}),
 		admission: &admission{
 			care: &o.Care, name: o.NodeName, host: h, roster: r, workers: w, keeper: keeper, events: events,

@@ -21,9 +21,9 @@ type configz struct {
 	grants *grants
 }
 
-// show returns what /configz shows, in the words of a KubeletConfiguration
+// Show returns what /configz shows, in the words of a KubeletConfiguration
 // (kubelet.config.k8s.io/v1beta1). What that has no key for is not in it.
-func (z configz) show() map[string]any {
+func (z configz) Show() map[string]any {
 	c := &z.o.Care
 	config := map[string]any{
 		"kind": "KubeletConfiguration", "apiVersion": "kubelet.config.k8s.io/v1beta1",

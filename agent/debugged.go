@@ -3,13 +3,13 @@ package agent
 import (
 	"encoding/json"
 	"errors"
-	"github.com/crisp-cri/crisp/agent/desired"
 	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
 
+	"github.com/crisp-cri/crisp/agent/desired"
 	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/internal/atomicfile"
 	"github.com/crisp-cri/crisp/internal/fault"
@@ -25,8 +25,8 @@ type debugged struct {
 	log    *slog.Logger
 }
 
-// set makes these the ephemeral containers of a pod, for as long as it lives.
-func (d *debugged) set(pod *v1.Pod, containers []v1.EphemeralContainer) error {
+// Set makes these the ephemeral containers of a pod, for as long as it lives.
+func (d *debugged) Set(pod *v1.Pod, containers []v1.EphemeralContainer) error {
 	list, err := manifest.Ephemeral(pod, containers)
 	if err != nil {
 		return fault.Invalid.Errorf("%v", err)

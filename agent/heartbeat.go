@@ -18,8 +18,8 @@ type heartbeat struct {
 
 func (h *heartbeat) beat() { h.last.Store(time.Now().UnixNano()) }
 
-// health says what is wrong with the loop: that it has stood still.
-func (h *heartbeat) health() error {
+// Health says what is wrong with the loop: that it has stood still.
+func (h *heartbeat) Health() error {
 	last := h.last.Load()
 	if last == 0 {
 		return errors.New("the loop has not begun")

@@ -122,7 +122,6 @@ func (a *agent) connected(ctx context.Context, r answer, changes chan<- pleg.Cha
 	if err != nil {
 		return nil, criruntime.Fault(err)
 	}
-	a.api.Connect(a.runtime.Runtime(), a.runtime.Images())
 	a.o.Log.InfoContext(ctx, "runtime connected", "runtime", version.RuntimeName, "version", version.RuntimeVersion)
 	if err := a.grants.open(ctx); err != nil {
 		a.o.Log.WarnContext(ctx, "pods have no cgroups of their own", "err", err)

@@ -23,16 +23,16 @@ import (
 func TestLoopHealth(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := &heartbeat{}
-		if h.health() == nil {
+		if h.Health() == nil {
 			t.Error("well before it has begun")
 		}
 		h.beat()
 		time.Sleep(stalled)
-		if err := h.health(); err != nil {
+		if err := h.Health(); err != nil {
 			t.Error(err)
 		}
 		time.Sleep(time.Second)
-		if h.health() == nil {
+		if h.Health() == nil {
 			t.Error("well after two minutes of nothing")
 		}
 	})

@@ -14,7 +14,7 @@ import (
 func (a *agent) tellManager(ctx context.Context) {
 	sdnotify.Notify("READY=1\nSTATUS=" + a.conditions.line(gate.State{}))
 	if interval := sdnotify.Interval(); interval > 0 {
-		alive := func(context.Context) error { return a.heartbeat.health() }
+		alive := func(context.Context) error { return a.heartbeat.Health() }
 		go sdnotify.Watchdog(ctx, interval, alive, func() string { return a.conditions.line(a.host.gate.Get()) }, a.o.Log)
 	}
 }

@@ -25,23 +25,24 @@ func SocketOf(root string) string { return filepath.Join(root, "agent.sock") }
 
 // serve serves the local API. The returned function ends serving.
 func (a *agent) serve(ctx context.Context, events *event.Store) (stop func(), err error) {
-	a.conditions.node.OnChange(a.api.Poke)
 	a.conditions.RuntimeChanged(gate.State{Reason: "RuntimeDoesNotAnswer", Message: "runtime at " + a.o.Endpoint + " has not answered yet"})
-	go a.pokeForEvents(ctx, events)
+	go a.tellWatchers(ctx, events)
 	h := listen.Handlers{All: kubectl.New(a.api, a.store, a.o.Serve.Version), Shown: a.api, Health: a.api.Health()}
 	return listen.Begin(ctx, h, listen.Options{
 		Root: a.o.Root, Socket: a.o.Serve.Socket, Address: a.o.Serve.Listen, ReadOnly: a.o.Serve.ReadOnly, Health: a.o.Serve.Health, Log: a.o.Log,
 	})
 }
 
-// pokeForEvents tells watchers of events.
-func (a *agent) pokeForEvents(ctx context.Context, events *event.Store) {
+// tellWatchers tells them of events and of changes of the node.
+func (a *agent) tellWatchers(ctx context.Context, events *event.Store) {
 	_, sub := events.Watch()
 	defer sub.Close()
 	for {
 		select {
 		case <-ctx.Done():
 			return
+		case <-a.conditions.node.Changed():
+			a.api.Poke()
 		case _, ok := <-sub.C():
 			if !ok { // a burst was too much: watchers see it with the next
 				_, sub = events.Watch()

@@ -24,8 +24,8 @@ func (w *workers) wake(key podsync.Key) {
 	}
 }
 
-// restart stops containers of a pod, which start again as its restart policy says.
-func (w *workers) restart(pod *v1.Pod, ids []string, grace *time.Duration) bool {
+// Restart stops containers of a pod, which start again as its restart policy says.
+func (w *workers) Restart(pod *v1.Pod, ids []string, grace *time.Duration) bool {
 	pool := w.pool.Load()
 	return pool != nil && pool.Restart(podsync.KeyOf(pod), pod.UID, ids, grace)
 }

@@ -27,13 +27,13 @@ func podsWithStatus(b *testing.B, n int) (*Server, map[types.UID]*v1.PodStatus) 
 	}
 	wanted := desired.New([]string{manifest.SourceFile})
 	wanted.Update(source.Update{Source: manifest.SourceFile, Files: []source.File{{Path: "pods.yaml", Objects: objects}}})
-	statuses := map[types.UID]*v1.PodStatus{}
+	known := statuses{}
 	for _, o := range objects {
-		statuses[o.GetUID()] = statusOf(0)
+		known[o.GetUID()] = statusOf(0)
 	}
 	s := serverOf(wanted)
-	s.o.Status = func(uid types.UID) *v1.PodStatus { return statuses[uid] }
-	return s, statuses
+	s.o.Statuses = known
+	return s, known
 }
 
 func statusOf(restarts int32) *v1.PodStatus {

@@ -40,7 +40,7 @@ func TestDeleteRejected(t *testing.T) {
 	wanted.Update(objects.Update())
 	s := New(Options{
 		Wanted: wanted, Store: objects, Log: slog.New(slog.DiscardHandler),
-		Status: func(types.UID) *v1.PodStatus { return nil }, Accepted: func() []*v1.Pod { return nil },
+		Statuses: statuses{}, Files: accepted(nil),
 	})
 	remove := func(query string) *httptest.ResponseRecorder {
 		w := httptest.NewRecorder()

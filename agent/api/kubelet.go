@@ -21,7 +21,7 @@ func (s *Server) routeKubelet() {
 	s.handle("GET /runningpods/", s.runningPods)
 	s.handle("GET /runningpods", s.runningPods)
 	s.handle("GET /configz", func(w http.ResponseWriter, r *http.Request) error {
-		Write(w, http.StatusOK, map[string]any{"kubeletconfig": s.o.Config()})
+		Write(w, http.StatusOK, map[string]any{"kubeletconfig": s.o.Config.Show()})
 		return nil
 	})
 	s.handle("GET /stats/summary", s.summary)
@@ -53,8 +53,8 @@ func (s *Server) routeHealth(mux *http.ServeMux) {
 	checks := map[string]func(*http.Request) error{
 		"ping":     func(*http.Request) error { return nil },
 		"log":      func(*http.Request) error { return nil },
-		"syncloop": func(*http.Request) error { return s.o.LoopHealth() },
-		"pleg":     func(*http.Request) error { return s.o.ListHealth() },
+		"syncloop": func(*http.Request) error { return s.o.Loop.Health() },
+		"pleg":     func(*http.Request) error { return s.o.Lists.Health() },
 		"runtime": func(r *http.Request) error {
 			runtime, _, err := s.Runtime()
 			if err != nil {

@@ -108,17 +108,13 @@ func (s *Server) metrics(w http.ResponseWriter, r *http.Request) error {
 			}
 		}
 	}
-	if s.o.Metrics != nil {
-		s.o.Metrics(p.add)
-	}
+	s.o.Metrics.Write(p.add)
 	return p.write(w, r)
 }
 
 func (s *Server) probeMetrics(w http.ResponseWriter, r *http.Request) error {
 	p := &page{}
-	if s.o.ProbeMetrics != nil {
-		s.o.ProbeMetrics(p.add)
-	}
+	s.o.ProbeMetrics.Write(p.add)
 	return p.write(w, r)
 }
 

@@ -15,7 +15,6 @@ import (
 	"github.com/crisp-cri/crisp/agent/source"
 	"github.com/crisp-cri/crisp/agent/store"
 	v1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/types"
 )
 
 // An agent that has just begun does not say that there is nothing before it has read
@@ -47,8 +46,7 @@ func TestAnswersWhenRead(t *testing.T) {
 				wanted := desired.New([]string{manifest.SourceFile, manifest.SourceHTTP})
 				s := New(Options{
 					Wanted: wanted, Log: slog.New(slog.DiscardHandler),
-					Status:   func(types.UID) *v1.PodStatus { return nil },
-					Accepted: func() []*v1.Pod { return nil },
+					Statuses: statuses{}, Files: accepted(nil),
 				})
 				if test.reports {
 					go func() {

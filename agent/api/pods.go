@@ -302,15 +302,12 @@ func (s *Server) ephemeral(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	if s.o.Debug == nil {
-		return fault.Invalid.Errorf("ephemeral containers are not supported")
-	}
 	pod := o.(*v1.Pod).DeepCopy()
 	asked, err := asked(r)
 	if err != nil {
 		return err
 	}
-	if err := s.o.Debug(pod, asked.Spec.EphemeralContainers); err != nil {
+	if err := s.o.Ephemeral.Set(pod, asked.Spec.EphemeralContainers); err != nil {
 		return err
 	}
 	pod.Spec.EphemeralContainers = asked.Spec.EphemeralContainers

@@ -37,7 +37,7 @@ func (s *Server) restart(w http.ResponseWriter, r *http.Request) error {
 	if len(ids) == 0 {
 		return fault.NotFound.Errorf("pod %s/%s has no such container that runs", pod.Namespace, pod.Name)
 	}
-	if pod.DeletionTimestamp != nil || !s.o.Restart(pod, ids, grace) {
+	if pod.DeletionTimestamp != nil || !s.o.Workers.Restart(pod, ids, grace) {
 		return fault.WrongState.Errorf("pod %s/%s is being deleted", pod.Namespace, pod.Name)
 	}
 	Write(w, http.StatusAccepted, map[string][]string{"items": names})

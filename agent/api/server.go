@@ -20,7 +20,6 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/crisp-cri/crisp/agent/criruntime"
@@ -42,31 +41,66 @@ type Options struct {
 	Store  *store.Store
 	Events *event.Store
 	Node   *node.State
-	// Status returns what is known of a pod, nil if nothing is.
-	Status func(types.UID) *v1.PodStatus
-	// Accepted returns the pods that have files: those that are being ended
-	// among them.
-	Accepted func() []*v1.Pod
-	// Volumes are the directories of a pod's volumes that are measured, by name. May be
-	// nil.
-	Volumes func(*v1.Pod) map[string]string
-	// PodLogs is the directory of a pod's logs.
-	PodLogs func(*v1.Pod) string
-	// LoopHealth says what is wrong with the agent's loop, nil if nothing is.
-	LoopHealth func() error
-	// ListHealth says that the runtime does not list what it runs, nil if it does.
-	ListHealth func() error
-	// Config is what /configz shows, in the kubelet's words.
-	Config      func() map[string]any
-	Checkpoints string // directory of checkpoint archives
-	// Metrics, if not nil, writes more lines for /metrics and /metrics/probes.
-	Metrics, ProbeMetrics func(add func(name, kind, help string, labels map[string]string, value float64))
+	// The runtime, and what the agent has counted of it and of probes.
+	Runtime               Runtime
+	Metrics, ProbeMetrics Metrics
+	Statuses              Statuses
+	Files                 Files
+	Volumes               Volumes
+	Workers               Workers
+	Ephemeral             Ephemeral
+	Loop, Lists           Health // the agent's loop, and the lists of what the runtime runs
+	Config                Config
+	Checkpoints           string // directory of checkpoint archives
+	Log                   *slog.Logger
+}
+
+// A Runtime may not have answered yet.
+type Runtime interface {
+	Connected() bool
+	Runtime() internalapi.RuntimeService
+	Images() internalapi.ImageManagerService
+}
+
+// Statuses are those of pods.
+type Statuses interface {
+	Get(types.UID) *v1.PodStatus // nil if nothing is known
+}
+
+// Files are those of pods.
+type Files interface {
+	Accepted() []*v1.Pod // the pods that have any: those that are being ended among them
+	LogDir(*v1.Pod) string
+}
+
+// Volumes are directories.
+type Volumes interface {
+	Measured(*v1.Pod) map[string]string // those that are measured, by name
+}
+
+// Workers act on pods.
+type Workers interface {
 	// Restart stops containers of a pod, which start again by its restart policy. It
 	// reports false if the pod is not wanted any more.
-	Restart func(pod *v1.Pod, ids []string, grace *time.Duration) bool
-	// Debug makes a pod's ephemeral containers those of the text, if not nil.
-	Debug func(pod *v1.Pod, containers []v1.EphemeralContainer) error
-	Log   *slog.Logger
+	Restart(pod *v1.Pod, ids []string, grace *time.Duration) bool
+}
+
+// Ephemeral is who keeps ephemeral containers.
+type Ephemeral interface {
+	Set(pod *v1.Pod, containers []v1.EphemeralContainer) error // those of the pod
+}
+
+// Health says what is wrong with something; nil if nothing is.
+type Health interface{ Health() error }
+
+// Config is what the agent runs with.
+type Config interface {
+	Show() map[string]any // in the kubelet's words
+}
+
+// Metrics are lines for /metrics.
+type Metrics interface {
+	Write(add func(name, kind, help string, labels map[string]string, value float64))
 }
 
 // A Server answers requests.
@@ -75,14 +109,7 @@ type Server struct {
 	mux     *http.ServeMux
 	sources *sources
 	cache   *watchcache.Cache
-	cri     atomic.Pointer[services] // nil before Connect
 	disk    diskUse
-}
-
-// services are the runtime's.
-type services struct {
-	runtime internalapi.RuntimeService
-	images  internalapi.ImageManagerService
 }
 
 // New returns a Server.
@@ -96,18 +123,13 @@ func New(o Options) *Server {
 	return s
 }
 
-// Connect gives the server the runtime, which has answered by now. Before, requests
-// that need it are answered so.
-func (s *Server) Connect(runtime internalapi.RuntimeService, images internalapi.ImageManagerService) {
-	s.cri.Store(&services{runtime, images})
-}
-
-// Runtime returns the runtime's services.
+// Runtime returns the runtime's services. A request that needs them before it has answered
+// is answered so.
 func (s *Server) Runtime() (internalapi.RuntimeService, internalapi.ImageManagerService, error) {
-	if c := s.cri.Load(); c != nil {
-		return c.runtime, c.images, nil
+	if !s.o.Runtime.Connected() {
+		return nil, nil, fault.Unavailable.Errorf("the runtime has not answered yet")
 	}
-	return nil, nil, fault.Unavailable.Errorf("the runtime has not answered yet")
+	return s.o.Runtime.Runtime(), s.o.Runtime.Images(), nil
 }
 
 // ServeHTTP implements http.Handler.

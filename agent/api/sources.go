@@ -119,10 +119,10 @@ func (s *sources) pods() []shownPod {
 	seen := map[types.UID]bool{}
 	for _, pod := range s.o.Wanted.Pods() {
 		seen[pod.UID] = true
-		list = append(list, shownPod{pod: pod, status: s.o.Status(pod.UID)})
+		list = append(list, shownPod{pod: pod, status: s.o.Statuses.Get(pod.UID)})
 	}
 	if s.o.Wanted.Ready() {
-		for _, pod := range s.o.Accepted() {
+		for _, pod := range s.o.Files.Accepted() {
 			if !seen[pod.UID] {
 				seen[pod.UID] = true
 				list = append(list, s.endingPod(pod))
@@ -140,10 +140,10 @@ func (s *sources) pod(key string) (watchcache.Item, bool) {
 	namespace, name, _ := strings.Cut(strings.TrimPrefix(key, "pod "), "/")
 	at := podsync.Key{Namespace: namespace, Name: name}
 	if pod := s.o.Wanted.Pod(at); pod != nil {
-		return shownPod{pod: pod, status: s.o.Status(pod.UID)}.item(), true
+		return shownPod{pod: pod, status: s.o.Statuses.Get(pod.UID)}.item(), true
 	}
 	if s.o.Wanted.Ready() {
-		for _, pod := range s.o.Accepted() {
+		for _, pod := range s.o.Files.Accepted() {
 			if podsync.KeyOf(pod) == at {
 				return s.endingPod(pod).item(), true
 			}
@@ -162,7 +162,7 @@ func (s *sources) endingPod(pod *v1.Pod) shownPod {
 		since = metav1.Now().Rfc3339Copy()
 		s.ending[pod.UID] = since
 	}
-	return shownPod{pod, s.o.Status(pod.UID), since}
+	return shownPod{pod, s.o.Statuses.Get(pod.UID), since}
 }
 
 // namespaces are "default" and those of the objects.

@@ -65,11 +65,7 @@ func (s *Server) addFiles(list []stats.PodStats) {
 		if pod == nil {
 			continue
 		}
-		var dirs map[string]string
-		if s.o.Volumes != nil {
-			dirs = s.o.Volumes(pod)
-		}
-		s.disk.addFiles(&list[i], pod, dirs, s.o.PodLogs(pod))
+		s.disk.addFiles(&list[i], pod, s.o.Volumes.Measured(pod), s.o.Files.LogDir(pod))
 	}
 }
 

@@ -40,10 +40,25 @@ func configMaps(t *testing.T, maps ...[2]string) source.Update {
 func serverOf(wanted *desired.Manager) *Server {
 	return New(Options{
 		Wanted: wanted, Log: slog.New(slog.DiscardHandler),
-		Status:   func(types.UID) *v1.PodStatus { return nil },
-		Accepted: func() []*v1.Pod { return nil },
+		Statuses: statuses{}, Files: accepted(nil),
 	})
 }
+
+type statuses map[types.UID]*v1.PodStatus
+
+func (s statuses) Get(uid types.UID) *v1.PodStatus { return s[uid] }
+
+// accepted pods have files; nil: none has.
+type accepted func() []*v1.Pod
+
+func (a accepted) Accepted() []*v1.Pod {
+	if a == nil {
+		return nil
+	}
+	return a()
+}
+
+func (accepted) LogDir(*v1.Pod) string { return "" }
 
 // A client that waits for the end of an object must not be told of it while the
 // object is there: kubectl delete and kubectl wait go by the event.
@@ -53,13 +68,13 @@ func TestListsAtOnceTellNoEnd(t *testing.T) {
 	s := serverOf(wanted)
 	listed, going := make(chan struct{}), make(chan struct{})
 	var busy atomic.Bool
-	s.o.Accepted = func() []*v1.Pod { // within the first list of pods: those that are wanted have been listed
+	s.o.Files = accepted(func() []*v1.Pod { // within the first list of pods: those that are wanted have been listed
 		if busy.CompareAndSwap(false, true) {
 			close(listed)
 			<-going
 		}
 		return nil
-	}
+	})
 	pods := func(names ...string) {
 		var text string
 		for _, name := range names {
@@ -147,7 +162,7 @@ func TestReplacedPodIsListedOnce(t *testing.T) {
 	before, now := read("i:1"), read("i:2")
 	wanted.Update(source.Update{Source: manifest.SourceFile, Files: []source.File{{Path: "web.yaml", Objects: now}}})
 	s := serverOf(wanted)
-	s.o.Accepted = func() []*v1.Pod { return []*v1.Pod{before[0].(*v1.Pod), now[0].(*v1.Pod)} }
+	s.o.Files = accepted(func() []*v1.Pod { return []*v1.Pod{before[0].(*v1.Pod), now[0].(*v1.Pod)} })
 	if list, _ := s.cache.List("Pod"); len(list) != 1 || list[0].GetUID() != now[0].GetUID() || list[0].GetDeletionTimestamp() != nil {
 		t.Errorf("listed %v", list)
 	}
@@ -155,7 +170,7 @@ func TestReplacedPodIsListedOnce(t *testing.T) {
 		t.Errorf("there are %v", all)
 	}
 	wanted.Update(source.Update{Source: manifest.SourceFile})
-	s.o.Accepted = func() []*v1.Pod { return []*v1.Pod{before[0].(*v1.Pod)} }
+	s.o.Files = accepted(func() []*v1.Pod { return []*v1.Pod{before[0].(*v1.Pod)} })
 	if list, _ := s.cache.List("Pod"); len(list) != 1 || list[0].GetDeletionTimestamp() == nil {
 		t.Errorf("a pod that ends: %v", list)
 	}
@@ -251,7 +266,7 @@ func TestEndingPodIsNoChange(t *testing.T) {
 	wanted.Update(source.Update{Source: manifest.SourceFile})
 	ending := &v1.Pod{}
 	ending.Name, ending.Namespace, ending.UID = "web", "default", "u1"
-	s.o.Accepted = func() []*v1.Pod { return []*v1.Pod{ending} }
+	s.o.Files = accepted(func() []*v1.Pod { return []*v1.Pod{ending} })
 	first := s.sources.pods()[0].object().GetDeletionTimestamp()
 	s.sources.ending["u1"] = s.sources.ending["u1"].Rfc3339Copy()
 	old := s.sources.ending["u1"]
@@ -260,7 +275,7 @@ func TestEndingPodIsNoChange(t *testing.T) {
 	if again := s.sources.pods()[0].object().GetDeletionTimestamp(); !again.Equal(&old) || first == nil {
 		t.Errorf("deletionTimestamp is %v, want that of the first look, %v", again, old)
 	}
-	s.o.Accepted = func() []*v1.Pod { return nil }
+	s.o.Files = accepted(nil)
 	s.sources.pods()
 	if len(s.sources.ending) != 0 {
 		t.Errorf("%v is remembered of pods that are gone", s.sources.ending)

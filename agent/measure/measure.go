@@ -58,14 +58,22 @@ func (c *Connection) Runtime() internalapi.RuntimeService { return &runtime{c} }
 // Images likewise.
 func (c *Connection) Images() internalapi.ImageManagerService { return &images{c} }
 
-// RuntimeName is the runtime's name; "" before it has answered.
-func (c *Connection) RuntimeName() string {
+// Connected reports whether the runtime has answered.
+func (c *Connection) Connected() bool {
 	select {
 	case <-c.made:
-		return c.name
+		return true
 	default:
+		return false
+	}
+}
+
+// RuntimeName is the runtime's name; "" before it has answered.
+func (c *Connection) RuntimeName() string {
+	if !c.Connected() {
 		return ""
 	}
+	return c.name
 }
 
 // begin starts an operation; what it returns ends it, with the error that err

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/crisp-cri/crisp/internal/kernel"
+	"github.com/crisp-cri/crisp/internal/poke"
 )
 
 // DefaultPods is the kubelet's maxPods.
@@ -24,9 +25,10 @@ const DefaultPods = 110
 
 // A State is the present Node object. It is safe for concurrent use.
 type State struct {
-	mu      sync.Mutex
-	node    *v1.Node // replaced, never changed; guarded by mu
-	changed func()   // may be nil; guarded by mu
+	changed chan struct{} // of capacity 1
+
+	mu   sync.Mutex
+	node *v1.Node // replaced, never changed; guarded by mu
 }
 
 // New returns the State of a node of this name, with what the kernel tells about it.
@@ -51,7 +53,7 @@ func New(name, agentVersion string, ips []string) *State {
 		KernelVersion: line("/proc/sys/kernel/osrelease"), OSImage: osImage(), OperatingSystem: runtime.GOOS, Architecture: runtime.GOARCH,
 		KubeletVersion: agentVersion,
 	}
-	return &State{node: n}
+	return &State{node: n, changed: make(chan struct{}, 1)}
 }
 
 // line returns the first line of a file; "" if it cannot be read.
@@ -77,12 +79,8 @@ func osImage() string {
 	return ""
 }
 
-// OnChange has f called after each change. f must not block.
-func (s *State) OnChange(f func()) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.changed = f
-}
+// Changed tells that the node has changed since it was last told. There is one listener.
+func (s *State) Changed() <-chan struct{} { return s.changed }
 
 // Edit changes the node: edit gets a copy, which replaces it.
 func (s *State) Edit(edit func(*v1.Node)) {
@@ -90,11 +88,8 @@ func (s *State) Edit(edit func(*v1.Node)) {
 	next := s.node.DeepCopy()
 	edit(next)
 	s.node = next
-	changed := s.changed
 	s.mu.Unlock()
-	if changed != nil {
-		changed()
-	}
+	poke.Wake(s.changed)
 }
 
 // SetCondition sets a condition. It keeps the time of the last transition if the status is

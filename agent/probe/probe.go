@@ -183,8 +183,8 @@ func (m *Manager) count(p *prober, what string) {
 	m.counts[p.at][what]++
 }
 
-// Metrics adds the number of answers of each probe, by the kubelet's names.
-func (m *Manager) Metrics(add func(name, kind, help string, labels map[string]string, value float64)) {
+// Write adds the number of answers of each probe, by the kubelet's names.
+func (m *Manager) Write(add func(name, kind, help string, labels map[string]string, value float64)) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for at, counts := range m.counts {

@@ -304,7 +304,7 @@ func TestMetrics(t *testing.T) {
 		sum := func(name, _, _ string, labels map[string]string, value float64) {
 			got[name+" "+labels["probe_type"]+" "+labels["result"]+" "+labels["pod"]] = value
 		}
-		l.m.Metrics(sum)
+		l.m.Write(sum)
 		want := map[string]float64{"prober_probe_total Readiness failed web": 2, "prober_probe_total Readiness successful web": 4, "prober_probe_total Readiness unknown web": 1}
 		if !maps.Equal(got, want) {
 			t.Errorf("got %v, want %v", got, want)
@@ -312,7 +312,7 @@ func TestMetrics(t *testing.T) {
 		l.m.Remove("u")
 		l.m.Wait()
 		clear(got)
-		if l.m.Metrics(sum); len(got) > 0 {
+		if l.m.Write(sum); len(got) > 0 {
 			t.Errorf("left %v", got)
 		}
 	})

@@ -17,6 +17,15 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
+// known is the status of all pods. None has files.
+type known struct{ status *v1.PodStatus }
+
+func (k known) Get(types.UID) *v1.PodStatus { return k.status }
+
+func (known) Accepted() []*v1.Pod { return nil }
+
+func (known) LogDir(*v1.Pod) string { return "" }
+
 // kubectl prints the cells of the table that it gets: RESTARTS says when the last was.
 func TestTableOfPods(t *testing.T) {
 	wanted := desired.New([]string{manifest.SourceFile})
@@ -33,8 +42,7 @@ func TestTableOfPods(t *testing.T) {
 	}
 	s := api.New(api.Options{
 		Wanted: wanted, Log: slog.New(slog.DiscardHandler),
-		Status:   func(types.UID) *v1.PodStatus { return status },
-		Accepted: func() []*v1.Pod { return nil },
+		Statuses: known{status}, Files: known{},
 	})
 	r := httptest.NewRequest(http.MethodGet, "/api/v1/pods", nil)
 	r.Header.Set("Accept", "application/json;as=Table;v=v1;g=meta.k8s.io")
