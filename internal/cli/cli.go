@@ -1,6 +1,6 @@
-// Package cli gives crisp and crispd, whose commands are cobra's, what both have: help
-// in one form, completion for shells, and a man page (man.go). All three are made of
-// the table of commands itself, so none of them forgets a flag.
+// Package cli has what crisp and crispd share, whose commands are cobra's: help in one
+// format, completion for shells, and a man page (man.go). All three are generated from
+// the table of commands itself, so none of them lacks a flag.
 package cli
 
 import (
@@ -15,12 +15,12 @@ import (
 
 func init() { cobra.EnableCommandSorting = false } // people read them in their order
 
-// Shells are those that there is completion for.
+// Shells are the shells with completion.
 var Shells = []string{"bash", "zsh", "fish"}
 
 // Complete adds to root, which has all its commands and its output, the command
-// "completion" and help. It ends with what notes says. A mistake in the command line is
-// the error that usage makes; root prints none itself.
+// "completion" and help, which ends with notes. A usage error is returned as the error
+// that usage makes; root prints none itself.
 func Complete(root *cobra.Command, usage func(format string, args ...any) error, notes string) {
 	root.SilenceErrors, root.SilenceUsage = true, true
 	root.DisableFlagsInUseLine = true
@@ -72,8 +72,8 @@ func Complete(root *cobra.Command, usage func(format string, args ...any) error,
 	}
 }
 
-// DoubleDashes writes --name where args has -name, up to "--", if that is a flag of a
-// command of root: units and scripts may have it so, for it was right once.
+// DoubleDashes replaces -name in args by --name, up to "--", if that is a flag of a
+// command of root: units and scripts may still have the old form.
 func DoubleDashes(root *cobra.Command, args []string) []string {
 	known := make(map[string]bool)
 	for _, cmd := range append(root.Commands(), root) {
@@ -125,7 +125,7 @@ func printFlags(out io.Writer, flags []*pflag.Flag) {
 	}
 }
 
-// dashed is a flag as people write it.
+// dashed returns a flag as it is typed.
 func dashed(f *pflag.Flag) string {
 	switch {
 	case f.Shorthand == f.Name:
@@ -136,12 +136,13 @@ func dashed(f *pflag.Flag) string {
 	return "--" + f.Name
 }
 
-// commands are those of root that help shows.
+// commands returns the commands of root that help shows.
 func commands(root *cobra.Command) []*cobra.Command {
 	return slices.DeleteFunc(slices.Clone(root.Commands()), func(c *cobra.Command) bool { return !c.IsAvailableCommand() })
 }
 
-// flagsOf lists a set in order, without those that are hidden and the one for help.
+// flagsOf returns the flags of a set in order, without hidden ones and the one for
+// help.
 func flagsOf(set *pflag.FlagSet) []*pflag.Flag {
 	var list []*pflag.Flag
 	set.VisitAll(func(f *pflag.Flag) {

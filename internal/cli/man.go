@@ -8,8 +8,8 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// A Section is a section of a man page that is written by hand: paragraphs with an
-// empty line between them.
+// A Section is a handwritten section of a man page: paragraphs with an empty line
+// between them.
 type Section struct{ Title, Text string }
 
 // Man returns the man page of a program, in the man(7) format.
@@ -49,8 +49,8 @@ func writeFlags(b *strings.Builder, flags []*pflag.Flag) {
 	}
 }
 
-// Paragraphs makes man(7) of plain text: an empty line parts paragraphs, and lines
-// that begin with a blank are shown as they are.
+// Paragraphs converts plain text to man(7): an empty line separates paragraphs,
+// and lines that begin with a space are shown as they are.
 func Paragraphs(text string) string {
 	var b strings.Builder
 	for i, par := range strings.Split(strings.Trim(text, "\n"), "\n\n") {
@@ -66,7 +66,7 @@ func Paragraphs(text string) string {
 	return b.String()
 }
 
-// roff escapes what troff(1) would take for its own.
+// roff escapes what troff(1) would interpret.
 func roff(s string) string {
 	s = strings.NewReplacer(`\`, `\e`, "-", `\-`).Replace(s)
 	lines := strings.Split(s, "\n")

@@ -36,7 +36,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A Kind says what a call did.
+// A Kind is what a call did.
 type Kind string
 
 const (

@@ -2,7 +2,8 @@ package filetrace
 
 import "golang.org/x/sys/unix"
 
-// skipCall has the kernel do nothing for the call at whose entry a thread is stopped.
+// skipCall makes the kernel do nothing for the call at whose entry a thread is
+// stopped.
 func skipCall(id int) error {
 	var r unix.PtraceRegs
 	if err := unix.PtraceGetRegs(id, &r); err != nil {
@@ -12,7 +13,7 @@ func skipCall(id int) error {
 	return unix.PtraceSetRegs(id, &r)
 }
 
-// setResult has the call return what n is, a negative errno for an error.
+// setResult makes the call return n, a negative errno for an error.
 func setResult(id, n int) error {
 	var r unix.PtraceRegs
 	if err := unix.PtraceGetRegs(id, &r); err != nil {

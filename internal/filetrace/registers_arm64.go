@@ -6,7 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// skipCall has the kernel do nothing for the call at whose entry a thread is stopped.
+// skipCall makes the kernel do nothing for the call at whose entry a thread is
+// stopped.
 func skipCall(id int) error {
 	const systemCall = 0x404 // NT_ARM_SYSTEM_CALL of linux/elf.h
 	none := int32(-1)
@@ -15,7 +16,7 @@ func skipCall(id int) error {
 	return ptrace(unix.PTRACE_SETREGSET, id, systemCall, uintptr(unsafe.Pointer(&v)))
 }
 
-// setResult has the call return what n is, a negative errno for an error.
+// setResult makes the call return n, a negative errno for an error.
 func setResult(id, n int) error {
 	var r unix.PtraceRegs
 	if err := unix.PtraceGetRegs(id, &r); err != nil {

@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A tracer follows the threads of one process. All of it runs on one thread: ptrace(2)
-// knows tracers by theirs.
+// A tracer follows the threads of one process. All of it runs on one thread, as ptrace(2)
+// identifies tracers by thread.
 type tracer struct {
 	pid   int
 	dir   string // absolute, without symbolic links
@@ -36,7 +36,7 @@ type tracer struct {
 	hangs    *thread         // at the entry of a call that is not let through
 }
 
-// A thread is stopped at an entry, or runs.
+// A thread is a traced thread: stopped at an entry, or running.
 type thread struct {
 	id     int
 	call   *call // between entry and return
@@ -119,7 +119,7 @@ func ptrace(request, pid int, addr, data uintptr) error {
 	return nil
 }
 
-// seize takes all threads, those that come meanwhile too.
+// seize seizes all threads, those that are created meanwhile too.
 func (t *tracer) seize() error {
 	for {
 		entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", t.pid))
@@ -158,7 +158,7 @@ func tracedBy(id int) int {
 	return by
 }
 
-// stopped goes on with a thread that has come to a stop.
+// stopped handles a thread that has stopped.
 func (t *tracer) stopped(id int, ws unix.WaitStatus) error {
 	if ws.Exited() || ws.Signaled() {
 		if th := t.threads[id]; th != nil && th.call != nil && t.busy == th.call {
@@ -188,7 +188,7 @@ func (t *tracer) resume(id int, signal syscall.Signal) error {
 	return ptrace(unix.PTRACE_SYSCALL, id, 0, uintptr(signal))
 }
 
-// atCall is the entry of a system call, or the return from it.
+// atCall handles the entry of a system call, or the return from it.
 func (t *tracer) atCall(th *thread) error {
 	var info syscallInfo
 	if err := ptrace(ptraceGetSyscallInfo, th.id, unsafe.Sizeof(info), uintptr(unsafe.Pointer(&info))); err != nil {
@@ -251,7 +251,7 @@ func (t *tracer) entered(th *thread, nr uint64, args [6]uint64) error {
 	return t.next()
 }
 
-// next lets the first of those who wait change a file, if nobody does now.
+// next lets the first of the waiting calls change a file, if none does now.
 func (t *tracer) next() error {
 	for t.busy == nil && len(t.queue) > 0 {
 		c := t.queue[0]
@@ -268,7 +268,7 @@ func (t *tracer) next() error {
 	return nil
 }
 
-// fail has c fail if it is the one, and reports that.
+// fail makes c fail if it is the one, and reports whether it was.
 func (t *tracer) fail(c *call) (bool, error) {
 	t.failure.Count++
 	if t.armed == 0 {
@@ -289,7 +289,7 @@ func (t *tracer) fail(c *call) (bool, error) {
 	return true, t.resume(c.thread.id, 0)
 }
 
-// told obeys the test.
+// told carries out an order of the test.
 func (t *tracer) told(text string) {
 	verb, rest, _ := strings.Cut(text, " ")
 	switch verb {
@@ -316,7 +316,7 @@ func (t *tracer) unmodelled(c *call, what string) {
 	}
 }
 
-// rel is path as Op has it.
+// rel returns path in the form of Op.
 func (t *tracer) rel(path string) string {
 	if rel, err := filepath.Rel(t.dir, path); err == nil {
 		return rel
@@ -340,7 +340,7 @@ func (t *tracer) read(id int, at uintptr, n int) ([]byte, error) {
 	return b[:max(got, 0)], err
 }
 
-// text returns the string at the address, up to its zero byte.
+// text returns the string at the address, up to its null byte.
 func (t *tracer) text(id int, at uintptr) string {
 	var all []byte
 	for len(all) < unix.PathMax {
@@ -360,7 +360,7 @@ func (t *tracer) text(id int, at uintptr) string {
 	return string(all)
 }
 
-// fd is the path of an open file, "" if it is no file with one.
+// fd returns the path of an open file, "" if it is not a file with one.
 func (t *tracer) fd(id int, fd uint64) string {
 	path, err := os.Readlink(fdLink(id, fd))
 	if err != nil || !filepath.IsAbs(path) {
@@ -371,7 +371,7 @@ func (t *tracer) fd(id int, fd uint64) string {
 
 func fdLink(id int, fd uint64) string { return fmt.Sprintf("/proc/%d/fd/%d", id, int32(fd)) }
 
-// at is the absolute path of what a call of the …at(2) family names.
+// at returns the absolute path of the name argument of a call of the …at(2) family.
 func (t *tracer) at(id int, dirfd uint64, name string) string {
 	switch {
 	case strings.HasPrefix(name, "/proc/self/"), strings.HasPrefix(name, "/proc/thread-self/"):
@@ -392,7 +392,7 @@ func (t *tracer) at(id int, dirfd uint64, name string) string {
 	return filepath.Join(base, name)
 }
 
-// file says what is at path now.
+// file describes what is at path now.
 func (t *tracer) file(path string, follow bool) (File, bool) {
 	var st unix.Stat_t
 	flags := unix.AT_SYMLINK_NOFOLLOW
@@ -412,7 +412,8 @@ func (t *tracer) file(path string, follow bool) (File, bool) {
 	return f, true
 }
 
-// Attrs returns the extended attributes of the file at path, not of what a link leads to.
+// Attrs returns the extended attributes of the file at path itself, even if it is a
+// symlink.
 func Attrs(path string) map[string]string { return attrs(path, false) }
 
 func attrs(path string, follow bool) map[string]string {
@@ -434,7 +435,7 @@ func attrs(path string, follow bool) map[string]string {
 	return m
 }
 
-// content is what a file has from off on, at most n bytes, and its size.
+// content returns at most n bytes of a file from off on, and its size.
 func (t *tracer) content(path string, off, n int64) (data []byte, size int64, err error) {
 	f, err := os.Open(path)
 	if err != nil {

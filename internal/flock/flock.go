@@ -1,5 +1,6 @@
-// Package flock locks files, flock(2). A lock belongs to the open file, and to what has
-// inherited it: it ends when all of them are closed, at the latest with their processes.
+// Package flock locks files, flock(2). A lock belongs to the open file, with all its
+// inherited descriptors: it ends when all of them are closed, at the latest when their
+// processes exit.
 package flock
 
 import (
@@ -26,10 +27,12 @@ func Try(f *os.File) error {
 	return os.NewSyscallError("flock", err)
 }
 
-// Unlock gives the lock back, while f stays open, here or in what has inherited it.
+// Unlock releases the lock while f stays open, here or in a process that has inherited
+// it.
 func Unlock(f *os.File) { _ = unix.Flock(int(f.Fd()), unix.LOCK_UN) }
 
-// Take opens a file, which is made with mode 0600 if need be, and tries to lock it.
+// Take opens a file, which it makes with mode 0600 if it is missing, and tries to lock
+// it.
 func Take(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
@@ -42,7 +45,8 @@ func Take(path string) (*os.File, error) {
 	return f, nil
 }
 
-// Lock locks f as soon as nobody else holds it. It polls, so that it can be given up.
+// Lock locks f as soon as nobody else holds the lock. It polls, so that ctx can end the
+// wait.
 func Lock(ctx context.Context, f *os.File) error {
 	pause := backoff.New(100*time.Microsecond, 20*time.Millisecond)
 	for {
