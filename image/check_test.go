@@ -13,8 +13,8 @@ import (
 	"github.com/crisp-cri/crisp/image/registry"
 )
 
-// Who breaks a file about images hears of it at once, not at the next pull: from
-// crispd check, and from the log at each start and reload.
+// Whoever breaks a file about images learns of it at once, not at the next pull:
+// from crispd check, and from the log at each start and reload.
 func TestCheck(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)

@@ -69,7 +69,7 @@ func TestNamespaceCredentials(t *testing.T) {
 	}
 }
 
-// Credentials that cannot be read are told by their file, and secrets are not.
+// Credentials that cannot be read are reported by file, and without secrets.
 func TestBrokenCredentials(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)

@@ -142,7 +142,8 @@ func TestEncryptedImage(t *testing.T) {
 	}
 }
 
-// What is encrypted for the right key and is not what the config says is no image.
+// A layer that is encrypted for the right key but does not match the config is
+// refused.
 func TestEncryptedLayerDamaged(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)

@@ -20,8 +20,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A page that could not be written back is lost, and the kernel says so once. If somebody
-// else was told, by a sync of his own, the image must not be taken for whole still.
+// A page that could not be written back is lost, and the kernel reports that once. If an
+// unrelated sync got the report, the image must not be taken for complete.
 func TestLostWritesFailThePull(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)

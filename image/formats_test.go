@@ -6,7 +6,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/formats"
 )
 
-// What is written of images.
+// The files that are written about images.
 func TestFormats(t *testing.T) {
 	formats.Check[record](t, "image", nil)
 }

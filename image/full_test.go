@@ -152,7 +152,7 @@ func TestLayerThatCouldNotBeRemoved(t *testing.T) {
 	}
 }
 
-// What a crash has left in a layer's place makes way for the layer.
+// The leftovers of a crash in a layer's place are replaced by the layer.
 func TestHalfRemovedLayerIsReplaced(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)

@@ -90,7 +90,8 @@ func TestHosts(t *testing.T) {
 	}
 }
 
-// What cannot be translated is said by file and key, and such a host is not asked.
+// What cannot be translated is reported by file and key, and such a host is not
+// asked.
 func TestHostsUntranslated(t *testing.T) {
 	mirror := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t)
@@ -139,8 +140,8 @@ surprise = 1
 	}
 }
 
-// On a node that reaches its mirrors only, an image that none of them has is not
-// there; if one of them cannot say, nobody knows.
+// On a node that reaches only its mirrors, an image that none of them has does not
+// exist; if one of them cannot answer, that is unknown.
 func TestNotInMirrors(t *testing.T) {
 	one, two := imagetest.NewRegistry(t), imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t)

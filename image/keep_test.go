@@ -69,7 +69,7 @@ func TestFailedPullKeepsItsLayers(t *testing.T) {
 	}
 }
 
-// What is kept is the first to go when somebody wants space.
+// Kept layers are the first to go when space is needed.
 func TestKeptLayersGoWithAnImage(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)

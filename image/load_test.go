@@ -140,7 +140,7 @@ func TestLoadDocker(t *testing.T) {
 	}
 }
 
-// What is no archive, or not a whole one, gives an error that says so, and leaves
+// A file that is not a complete archive gives an error that says so, and leaves
 // nothing.
 func TestLoadFails(t *testing.T) {
 	p := imagetest.NewPlace(t)

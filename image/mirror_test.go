@@ -134,8 +134,8 @@ func TestLayerComesFromTheNextPlace(t *testing.T) {
 	}
 }
 
-// Who is told to come back later must be told why: an unlucky registry and one that
-// counts requests want different cures.
+// An error that means "later" must say why: a registry in trouble and one with a rate
+// limit need different cures.
 func TestRateLimitIsNamed(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)
@@ -161,9 +161,9 @@ func TestRateLimitIsNamed(t *testing.T) {
 	p.Pull(reg.Host + "/app:v1")
 }
 
-// What a registry says ends in events and logs, which others read: it must not be a
-// book, nor have what opens its store in it, nor what some host answered that the
-// registry has sent us to.
+// A registry's text ends up in events and logs, which others read: it must not be
+// long, nor contain what gives access to the registry's storage, nor the answer of
+// some host to which the registry has redirected us.
 func TestErrorsAreShortAndKeepSecrets(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)

@@ -12,8 +12,8 @@ import (
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// What is refused at once has not been fetched in vain: an image for another machine
-// ("exec format error"), and one of more layers than an overlay has.
+// What can be refused at once is not fetched first: an image for another machine
+// ("exec format error"), and one of more layers than an overlay can have.
 func TestImageThatCannotRun(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)

@@ -97,7 +97,7 @@ func contents(t testing.TB, imgs ...*imagetest.Built) map[digest.Digest]content 
 	return all
 }
 
-// whole says what is wrong with the files of img below dir.
+// whole returns what is wrong with the files of img below dir.
 func whole(dir string, img image.Image, want map[digest.Digest]content) error {
 	for _, id := range img.Config.RootFS.DiffIDs {
 		files := filepath.Join(dir, "store", "layers", id.Encoded(), "fs")

@@ -24,8 +24,8 @@ var (
 )
 
 // Kubernetes promises that imagePullPolicy Always has the credentials checked even if
-// the image is there, and takes a pull without any for a sign that none are needed. A
-// digest says what an image is, not who may have it.
+// the image is there, and takes a pull without any for proof that none are needed. A
+// digest identifies an image, but gives no right to it.
 func TestPullOfPresentDigestNeedsCredentials(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)
@@ -80,8 +80,7 @@ func TestPullOfPresentDigestNeedsCredentials(t *testing.T) {
 	}
 }
 
-// claim makes an image that says of itself what it likes: config and layers are only
-// named.
+// claim makes an image with arbitrary claims: its config and layers are only named.
 func claim(t testing.TB, config []byte, blobs ...[]byte) *imagetest.Built {
 	t.Helper()
 	b := &imagetest.Built{Config: config}
@@ -157,8 +156,8 @@ func TestClaimedConfigIsNotGiven(t *testing.T) {
 	}
 }
 
-// A layer that several images have in common is fetched once, whoever they belong to:
-// that the blob is in the other's repository too is enough.
+// A layer that several images share is fetched once, whoever owns them: it is enough
+// that the blob is in the other's repository too.
 func TestSharedLayerIsFetchedOnce(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)

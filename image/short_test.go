@@ -13,8 +13,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// A name without a registry can be anybody's. short-name-mode says what to do where
-// registries.conf names several registries; and the kubelet has chosen the credentials
+// A name without a registry may be anybody's. short-name-mode decides what to do where
+// registries.conf has several registries; and the kubelet has chosen the credentials
 // as if the name were one of docker.io's.
 func TestShortNameMode(t *testing.T) {
 	first, second := imagetest.NewRegistry(t), imagetest.NewRegistry(t)

@@ -173,8 +173,8 @@ func TestRemovedImageHasFreedItsRoom(t *testing.T) {
 	}
 }
 
-// What a crash leaves is gone at the next start: unfinished work, and layers that
-// no image got to.
+// The leftovers of a crash are gone at the next start: unfinished work, and layers
+// without an image.
 func TestOpenSweeps(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)
@@ -196,8 +196,8 @@ func TestOpenSweeps(t *testing.T) {
 	p.Swept("")
 }
 
-// After a power cut the layers committed last are verified. What is damaged goes,
-// with the images that need it, and nothing else; a pull heals.
+// After a power cut the layers committed last are verified. Damaged ones are removed,
+// with the images that need them, and nothing else; a pull restores them.
 func TestUnclean(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)
@@ -324,8 +324,8 @@ func TestDiskFull(t *testing.T) {
 	}
 }
 
-// The store of a new node is nobody else's: not now and then, by the order in which its
-// directories happen to be made.
+// The store of a new node is private from the beginning, in whatever order its
+// directories are made.
 func TestNewStoreIsPrivate(t *testing.T) {
 	for range 20 {
 		st, err := os.Stat(imagetest.NewPlace(t).Root())

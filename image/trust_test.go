@@ -174,8 +174,8 @@ func TestNamespacePolicy(t *testing.T) {
 	}
 }
 
-// Keyless signatures: a certificate of Fulcio's for somebody's address, good for some
-// minutes, and Rekor's word that the signature was made within them. Both are kept
+// Keyless signatures: a certificate of Fulcio for somebody's address, valid for some
+// minutes, and Rekor's proof that the signature was made within them. Both are kept
 // with the signature, so that no log and no authority is asked.
 func TestKeylessSignature(t *testing.T) {
 	reg := imagetest.NewRegistry(t)

@@ -9,8 +9,8 @@ import (
 	"github.com/crisp-cri/crisp/oci"
 )
 
-// An OCI runtime can do what it says that it can; one that says nothing understandable
-// is told with its path, and no handler is made of it.
+// An OCI runtime has the features that it reports; if its report cannot be parsed, the
+// error names its path, and no handler is made of it.
 func TestAskFeatures(t *testing.T) {
 	for says, want := range map[string]oci.Features{
 		`{"mountOptions": ["ro", "rro"], "linux": {"mountExtensions": {"idmap": {"enabled": true}}}}`: {RecursiveRO: true, IDMap: true},

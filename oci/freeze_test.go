@@ -11,8 +11,8 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// What a daemon had frozen when it died is thawed by the next one, and what it had
-// written meanwhile is removed; what was ended in order is the caller's.
+// The next daemon thaws what a dead one had frozen, and removes what that had
+// written meanwhile; after a regular end the files are the caller's.
 func TestFreezeIsUndone(t *testing.T) {
 	b := newBed(t)
 	one, two := b.start("sleep", "for-ever"), b.start("sleep", "for-ever")

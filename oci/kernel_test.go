@@ -160,7 +160,7 @@ func (n *kernelNode) options(t testing.TB) oci.Options {
 	}
 }
 
-// viaSystemd tells whether systemd makes the cgroups, as crispd would decide.
+// viaSystemd reports whether systemd makes the cgroups, as crispd would decide.
 func viaSystemd() bool { return systemd.IsRunningSystemd() && cgroups.IsCgroup2UnifiedMode() }
 
 func (n *kernelNode) note(e oci.Event) {

@@ -14,8 +14,8 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// leaving is the connection to an executor that was told to end: it answers some calls
-// yet, then it is gone.
+// leaving is the connection to an executor that is about to exit: it answers some more
+// calls, then it is gone.
 type leaving struct {
 	oci.ExecutorConn
 	calls atomic.Int32 // that it still answers
@@ -71,9 +71,9 @@ func atEveryCall(t *testing.T, least int, test func(b *bed, calls int) (left int
 	t.Error("executors leave for ever")
 }
 
-// An executor may end at any call of a daemon that has just found it: when the machine
-// goes down both are told so, and the executor waits for its last container. The daemon
-// takes it for absent, and no container pays for it.
+// An executor may exit at any call of a daemon that has just found it: at a shutdown of
+// the machine both get the signal, and the executor waits for its last container. The
+// daemon treats it as absent, and no container is affected.
 func TestExecutorLeavesWhileReached(t *testing.T) {
 	atEveryCall(t, 4, func(b *bed, calls int) int {
 		shared, err := b.r.CreateSandbox(b.Context(), oci.SandboxConfig{Name: "shared", SharedPID: true})

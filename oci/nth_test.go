@@ -76,7 +76,7 @@ func TestNthCallFails(t *testing.T) {
 	t.Logf("%d calls failed", calls)
 }
 
-// nothingIn says what is left of sandboxes and containers.
+// nothingIn returns what is left of sandboxes and containers.
 func nothingIn(dir string) error {
 	for _, part := range []string{"root/containers", "root/sandboxes", "state/containers", "state/sandboxes"} {
 		left, err := os.ReadDir(filepath.Join(dir, part))
@@ -91,8 +91,8 @@ func nothingIn(dir string) error {
 }
 
 // stubbornLife takes a sandbox and a container through their lives, with a daemon that is
-// started again before each is removed. Who calls tries everything twice, as the kubelet
-// does with pauses.
+// restarted before each is removed. It tries everything twice, as the kubelet does with
+// pauses.
 func stubbornLife(ctx context.Context, o oci.Options) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Hour)
 	defer cancel()

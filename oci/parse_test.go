@@ -238,7 +238,8 @@ func TestStatsOfNothing(t *testing.T) {
 	}
 }
 
-// What is not named after the container may be the root of the hierarchy.
+// A cgroup that is not named after the container may be the root of the
+// hierarchy.
 func TestRemoveCgroupsSparesOthers(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "shared")
 	if err := os.Mkdir(dir, 0o700); err != nil {

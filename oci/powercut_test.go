@@ -18,7 +18,7 @@ import (
 	"github.com/crisp-cri/crisp/oci/ocitest"
 )
 
-// What is made in the test, by ID.
+// The IDs of the objects that the test makes.
 var sandbox, first, second = oci.NewID(), oci.NewID(), oci.NewID()
 
 // machineAt is a fake node whose disk is below dir, with nothing in its kernel or its
@@ -36,8 +36,8 @@ func recordsAt(dir string) (*checkpoint.Manager, error) {
 	return checkpoint.Open(dir, slog.New(slog.DiscardHandler))
 }
 
-// After a power cut there are the sandboxes and containers whose making was answered, with
-// the exit codes that were told, and whatever is there can be removed without a trace.
+// After a power cut the sandboxes and containers whose creation was answered exist, with
+// the exit codes that were reported, and whatever exists can be removed without a trace.
 func TestPowerCut(t *testing.T) {
 	dir := t.TempDir()
 	records, err := recordsAt(dir)

@@ -33,7 +33,7 @@ func (b *bed) spoil(path, content string) {
 	b.ok(os.WriteFile(path, []byte(content), 0o600))
 }
 
-// What a crash leaves of a container, state by state, is what recover.go says.
+// A crash leaves of a container, state by state, what recover.go says.
 func TestRecover(t *testing.T) {
 	const lost = 255
 	tests := []struct {
@@ -116,8 +116,8 @@ func TestRecover(t *testing.T) {
 	}
 }
 
-// A container whose removal was cut off is gone after the next start; one that
-// was being stopped is stopped by whoever asks again.
+// A container whose removal was interrupted is gone after the next start; one that
+// was being stopped is stopped by the next Stop.
 func TestRecoverRemovingAndStopping(t *testing.T) {
 	inBubble(t, func(b *bed) {
 		removing, stopping := b.start("exit", "0"), b.start("ignore-term", "sleep", "for-ever")
@@ -371,8 +371,8 @@ func TestLostRecords(t *testing.T) {
 	})
 }
 
-// A sandbox whose creation died is NotReady: whoever removes it takes its
-// network away first, of which the record tells.
+// A sandbox whose creation died is NotReady: its removal begins with its network,
+// which is in the record.
 func TestRecoverSandboxes(t *testing.T) {
 	inBubble(t, func(b *bed) {
 		creating, err := b.r.CreateSandbox(b.Context(), oci.SandboxConfig{Name: "creating", Extra: []byte("x")})
@@ -424,8 +424,8 @@ func (b *bed) empty() {
 	}
 }
 
-// Whoever changes the cgroup driver, or wipes an instance without its configuration,
-// leaves no cgroup that was made with the other one.
+// After a change of the cgroup driver, or a wipe without the instance's
+// configuration, no cgroup of the other driver is left.
 func TestDriverChanged(t *testing.T) {
 	for _, was := range []bool{false, true} {
 		inBubble(t, func(b *bed) {
@@ -445,8 +445,8 @@ func TestDriverChanged(t *testing.T) {
 	}
 }
 
-// A kill for want of memory is told once, by whichever executor the container has then:
-// each knows what those before it have told. One that nobody has told is not lost.
+// An OOM kill is reported once, by the container's current executor, which knows
+// what earlier ones have reported. One that has not been reported is not lost.
 func TestKillsAreToldOnce(t *testing.T) {
 	inBubble(t, func(b *bed) {
 		b.ok(b.r.Close())

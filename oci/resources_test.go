@@ -12,8 +12,8 @@ import (
 
 func ptr[T any](v T) *T { return &v }
 
-// What is told is what the kernel enforces, in the words in which it was asked
-// for if that is the same.
+// The status has what the kernel enforces, in the requested form if that means the
+// same.
 func TestReadResources(t *testing.T) {
 	asked := &specs.LinuxResources{
 		CPU:            &specs.LinuxCPU{Shares: ptr(uint64(512)), Quota: ptr(int64(20000)), Period: ptr(uint64(100000)), Cpus: "0,1"},

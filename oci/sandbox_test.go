@@ -189,7 +189,7 @@ func TestHostNetwork(t *testing.T) {
 	}
 }
 
-// What the kernel refuses is undone, named, and in nobody's way afterwards.
+// What the kernel refuses is undone, named in the error, and in nobody's way afterwards.
 func TestSandboxRefusedByKernel(t *testing.T) {
 	n := newKernelNode(t)
 	r := n.Open(t)

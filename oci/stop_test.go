@@ -238,8 +238,7 @@ func TestStopDuringStart(t *testing.T) {
 	})
 }
 
-// The same, when the start then fails: whoever stops has nothing left to wait
-// for.
+// The same, when the start then fails: Stop has nothing left to wait for.
 func TestStopDuringFailingStart(t *testing.T) {
 	inBubble(t, func(b *bed) {
 		c := b.create("exit", "0")
@@ -330,8 +329,8 @@ func (b *bed) Check(err error) {
 	}
 }
 
-// A start that hangs is ended when the grace of its Stop is over: with what is not there
-// yet, a signal that asks to end has nobody to be for.
+// A start that hangs is killed when the grace period of its Stop is over: before there
+// is a process, a polite signal has no receiver.
 func TestStopEndsAStartThatHangs(t *testing.T) {
 	inBubble(t, func(b *bed) {
 		b.m.Executor.SlowRun(time.Hour)

@@ -9,8 +9,9 @@ import (
 	"github.com/crisp-cri/crisp/oci/ocitest"
 )
 
-// An executor that is killed while it starts a process has made that one's cgroup, and
-// told nobody. With the container, or the sandbox whose init it was to be, it goes too.
+// An executor that is killed while it starts a process has made the cgroup without
+// reporting it. It is removed with the container, or with the sandbox whose init it was
+// to be.
 func TestCgroupOfAStartThatWasCutShort(t *testing.T) {
 	if viaSystemd() {
 		t.Skip("systemd removes scopes by itself")

@@ -13,8 +13,8 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// Whoever gives up waiting for a change of limits does not know what comes of it; the
-// container's config says what came, and a change that comes meanwhile is not lost.
+// A caller that gives up waiting for a change of limits does not know its outcome;
+// the container's config has it, and a concurrent change is not lost.
 func TestUpdateGivenUpByItsCaller(t *testing.T) {
 	for name, refusal := range map[string]error{"made": nil, "refused": fault.Invalid.Errorf("no")} {
 		t.Run(name, func(t *testing.T) {

@@ -9,8 +9,8 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// An executor that stands still is told of and then replaced, without a container
-// noticing; one that only takes its time is not.
+// An executor that hangs is reported and then replaced, without a container
+// noticing; one that is merely slow is not.
 func TestExecutorStandsStill(t *testing.T) {
 	inBubble(t, func(b *bed) {
 		c := b.start("sleep", "1h", "exit", "7")

@@ -371,8 +371,8 @@ func TestCheckpointPodFailsAnywhere(t *testing.T) {
 	}
 }
 
-// A page that could not be written back is lost, and the kernel says so once. If somebody
-// else was told while the dump was written, by a sync of his own, there is no checkpoint.
+// A page that could not be written back is lost, and the kernel reports that once. If an
+// unrelated sync got the report while the dump was written, there is no checkpoint.
 func TestLostWritesFailThePodsCheckpoint(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: it mounts")

@@ -72,8 +72,7 @@ func TestRemovingTheUnknownSucceeds(t *testing.T) {
 
 func second[T any](_ T, err error) error { return err }
 
-// Whoever asks about what is not there is told so, with the one code that the
-// kubelet understands.
+// A question about a missing object gets the one code that the kubelet understands.
 func TestAskingAboutTheUnknown(t *testing.T) {
 	n := newNode(t)
 	for what, err := range map[string]error{
@@ -137,8 +136,8 @@ func TestRunSandboxRefuses(t *testing.T) {
 	}
 }
 
-// The kubelet tells two failures of a pull apart by the word that the text of an
-// error of code Unknown begins with.
+// The kubelet distinguishes two failures of a pull by the first word of the text of
+// an error with code Unknown.
 func TestPullErrors(t *testing.T) {
 	n := newNode(t)
 	pull := func() error {

@@ -148,7 +148,8 @@ func TestRepetitionAfterTimeoutJoins(t *testing.T) {
 	})
 }
 
-// What is finished after everybody left is hidden, and handed out by the next call.
+// An object that is finished after all callers have left is hidden, and handed out by
+// the next call.
 func TestRepetitionAfterTheEndCollects(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
@@ -173,7 +174,7 @@ func TestRepetitionAfterTheEndCollects(t *testing.T) {
 	})
 }
 
-// What nobody comes back for is undone, and the name is free again.
+// An object that nobody comes back for is undone, and its name is free again.
 func TestUncollectedIsUndone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
@@ -227,7 +228,7 @@ func TestAnotherRequestUnderTheSameName(t *testing.T) {
 	})
 }
 
-// All who wait learn of the failure; the next call tries again.
+// All waiting callers get the failure; the next call tries again.
 func TestFailureIsForAll(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
@@ -310,7 +311,7 @@ func TestPanicOfABuildIsAnError(t *testing.T) {
 	}
 }
 
-// Calls come in until the very end. What one of them would begin when Close has waited
+// Calls come in until the very end. Work that one of them began after Close has waited
 // for the rest would use what is closed next, and nobody would wait for it.
 func TestNothingBeginsAfterClose(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -403,8 +404,8 @@ func TestUndoneBeforeTheAnswer(t *testing.T) {
 	}
 }
 
-// Who waits for the same thing is not robbed of it, and who comes while it is undone
-// begins it anew.
+// A caller that waits for the same object does not lose it, and one that comes while
+// it is being undone starts over.
 func TestUndoneForNobodyElse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)

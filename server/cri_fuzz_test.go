@@ -209,7 +209,7 @@ func (u *unfriendly) step(m protoreflect.MethodDescriptor) {
 
 var codeIn = regexp.MustCompile(`code = (\w+) `)
 
-// answered tells whether the answer is one that a client can go by.
+// answered reports whether the answer is one that a client can use.
 func (u *unfriendly) answered(m protoreflect.MethodDescriptor, err error) bool {
 	if err == nil {
 		return true
@@ -493,7 +493,7 @@ func allocated() uint64 {
 	return sample[0].Value.Uint64()
 }
 
-// panics is a log that keeps what tells of a bug: a panic that was recovered.
+// panics is a log that keeps reports of recovered panics, which are bugs.
 type panics struct {
 	mu   sync.Mutex
 	text bytes.Buffer // guarded by mu

@@ -183,7 +183,8 @@ func TestStopLeavesTheInputOfWhoIsAttached(t *testing.T) {
 	}
 }
 
-// Whom the executor has dropped, for not reading, is told that it was not the container's end.
+// A client that the executor has dropped for not reading gets an error, as the container has
+// not ended.
 func TestAttachTellsWhomItDrops(t *testing.T) {
 	t.Parallel() // it waits for the time that a reader has
 	n := newNode(t)

@@ -117,7 +117,7 @@ func (f *fakeImages) Remove(_ context.Context, ref string) error {
 	return nil
 }
 
-// hold lets mounts wait until release is called; waiting tells of each.
+// hold makes mounts wait until release is called; waiting reports each.
 func (f *fakeImages) hold() (waiting <-chan struct{}, release func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -131,7 +131,7 @@ func (f *fakeImages) hold() (waiting <-chan struct{}, release func()) {
 	})
 }
 
-// Mount fails as the method MountReadOnly if it is told to be that.
+// Mount fails like the method MountReadOnly if the test asks for that.
 func (f *fakeImages) Mount(_ context.Context, key, _ string, o rootfs.MountOptions) (string, error) {
 	method := "Mount"
 	if o.ReadOnly {

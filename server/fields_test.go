@@ -30,8 +30,8 @@ func (n *node) spec(t *testing.T, id string) *specs.Spec {
 	return info.RuntimeSpec
 }
 
-// Each signal that CRI can name is in force as the status tells, and is the one
-// that StopContainer sends.
+// Each signal that CRI can name is in force, is in the status, and is the one that
+// StopContainer sends.
 func TestStopSignals(t *testing.T) {
 	n := newNode(t)
 	sb := n.run(t, pod("web"))
@@ -61,7 +61,7 @@ func TestStopSignals(t *testing.T) {
 	wantCode(t, "signal 999", err, "InvalidArgument")
 }
 
-// A mounted image is told by the identifier that PullImage answers, whatever name
+// The status has a mounted image by the identifier that PullImage returns, whatever name
 // the request has for it, also after a restart and without the image.
 func TestImageRefOfMounts(t *testing.T) {
 	n := newNode(t)
@@ -98,8 +98,8 @@ func TestImageRefOfMounts(t *testing.T) {
 const cdiFile = `{"cdiVersion": "0.6.0", "kind": "v.example/net", "devices": [
  {"name": "a", "containerEdits": {"env": ["A=1"]}}, {"name": "b", "containerEdits": {"env": ["B=1"]}}]}`
 
-// CDI devices come by field and by annotation; one that cannot be had is an
-// error, and nothing is left of the container.
+// CDI devices come from the field and from annotations; a missing one is an error, and
+// nothing is left of the container.
 func TestCDIDevices(t *testing.T) {
 	n := newNode(t)
 	sb := n.run(t, pod("web"))
@@ -190,8 +190,8 @@ func TestPodSysctls(t *testing.T) {
 	}
 }
 
-// A file in the way of a directory is told as the request's mistake, with the field that
-// leads there, and not as one of ours; without it the same request succeeds.
+// A file in place of a directory is reported as the request's error, with the field that
+// leads there, and not as an internal one; without it the same request succeeds.
 func TestFileInTheWayOfADirectory(t *testing.T) {
 	n := newNode(t)
 	dir := t.TempDir()
@@ -318,8 +318,8 @@ func TestLeastConfig(t *testing.T) {
 	}
 }
 
-// What the kubelet tells of a pod's resources shows in the verbose status, also
-// after a restart.
+// The pod's resources that the kubelet sends are in the verbose status, also after a
+// restart.
 func TestUpdatePodSandboxResources(t *testing.T) {
 	n := newNode(t)
 	sb := n.run(t, pod("web"))

@@ -59,8 +59,8 @@ func TestHandlerNetwork(t *testing.T) {
 	}
 }
 
-// A handler has its own engine, settings and features; it is told back as it was
-// asked for, and survives a restart with what was made of it.
+// A handler has its own engine, settings and features; the status has it as requested,
+// and it survives a restart with the settings of then.
 func TestHandlers(t *testing.T) {
 	n := newNode(t)
 	n.handlers = map[string]Handler{

@@ -100,7 +100,8 @@ func TestLifeOfAPod(t *testing.T) {
 	n.wantNothingLeft(t)
 }
 
-// What the kubelet tells the network of a pod, and the files a pod gets.
+// What the kubelet passes to the network of a pod, and the files that a pod
+// gets.
 func TestNetworkAndFilesOfAPod(t *testing.T) {
 	n := newNode(t)
 	sb := n.run(t, pod("web"))
@@ -156,7 +157,7 @@ func TestHostNetworkIsNotAttached(t *testing.T) {
 	}
 }
 
-// CRI: whoever removes a sandbox removes all that is in it, running or not.
+// CRI: removing a sandbox removes everything in it, running or not.
 func TestRemoveSandboxThatRuns(t *testing.T) {
 	n := newNode(t)
 	sb := n.run(t, pod("web"))
@@ -180,8 +181,8 @@ func TestRemoveContainerThatRuns(t *testing.T) {
 	}
 }
 
-// Everything of a pod comes back after crispd was restarted: the kubelet makes a
-// pod anew whose address or namespace options have changed.
+// Everything of a pod is there again after a restart of crispd: the kubelet
+// recreates a pod whose address or namespace options have changed.
 func TestStatusesSurviveRestart(t *testing.T) {
 	n := newNode(t)
 	sb := n.run(t, pod("web"))
@@ -213,7 +214,7 @@ func TestStatusesSurviveRestart(t *testing.T) {
 	}
 }
 
-// After a crash there is what nobody owns any more.
+// A crash leaves objects without an owner.
 func TestStartReleasesLeftovers(t *testing.T) {
 	n := newNode(t)
 	sb := n.run(t, pod("web"))

@@ -308,8 +308,8 @@ func TestImageUser(t *testing.T) {
 	}
 }
 
-// The kubelet lets runAsNonRoot pass by the number that ImageStatus tells: the
-// container must run as that number, whatever the image's files make of it.
+// The kubelet checks runAsNonRoot by the number in ImageStatus: the container
+// must run as that number, whatever the image's files make of it.
 func TestImageRunsAsTheNumberToldOfIt(t *testing.T) {
 	for _, user := range []string{"1000", "+1000", "01000", "1000:1000", "-1", "4294967295", "4294967296", "99999999999999999999", " 1000", "1e3", "0x10", "１"} {
 		name, _, _ := strings.Cut(user, ":")

@@ -20,7 +20,7 @@ func inMemory(t *testing.T) {
 	}
 }
 
-// A life is what a subscriber was told of one container, in order.
+// A life is what a subscriber got of one container, in order.
 type life []*cri.ContainerEventResponse
 
 // watch collects events by container until as many were deleted, or the stream
@@ -40,9 +40,9 @@ func watch(stream cri.RuntimeService_GetContainerEventsClient, deaths int) (map[
 	return lives, nil
 }
 
-// A subscriber is told of every step of every container, each once and in order,
-// with a status that is not older than the event. One that does not read is cut
-// off and told so, and costs the other nothing.
+// A subscriber gets every step of every container, each once and in order, with
+// a status that is not older than the event. One that does not read is
+// disconnected with an error, and costs the other nothing.
 func TestEventsOfTenThousand(t *testing.T) {
 	pods, rounds := 50, 200
 	if testing.Short() {

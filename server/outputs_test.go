@@ -88,8 +88,8 @@ func TestOutputOfAnEndedCommand(t *testing.T) {
 	}
 }
 
-// A command that closes its terminal and opens it again is still heard; when it has
-// ended nobody waits for more.
+// The output of a command that closes its terminal and opens it again is still read;
+// once it has ended nobody waits for more.
 func TestOutputOfATerminalOpenedAgain(t *testing.T) {
 	pty, name := newPTY(t)
 	to := &slowWriter{}

@@ -14,8 +14,8 @@ import (
 	"github.com/crisp-cri/crisp/server/nri"
 )
 
-// A plugin is a real one: it speaks NRI over the socket. It notes what it is told
-// and does what a test asks of it.
+// A plugin is a real one: it speaks NRI over the socket. It records the
+// notifications and does what a test asks of it.
 type plugin struct {
 	stub  stub.Stub
 	ready chan struct{} // closed by the first Synchronize
@@ -93,7 +93,7 @@ func (p *plugin) container(call string, c *api.Container) error {
 	return p.note(call, c.Name)
 }
 
-// told is what the plugin has heard so far.
+// told returns the notifications so far.
 func (p *plugin) told() []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -83,7 +83,7 @@ func TestPluginHearsALife(t *testing.T) {
 	n.wantNothingLeft(t)
 }
 
-// A container that ends by itself is told without any call.
+// Plugins are notified of a container that ends by itself without any call.
 func TestPluginHearsAnExit(t *testing.T) {
 	n := pluginNode(t)
 	ended := make(chan struct{})
@@ -98,8 +98,8 @@ func TestPluginHearsAnExit(t *testing.T) {
 	n.wantNothingLeft(t)
 }
 
-// While a plugin thinks about a sandbox or a container nobody sees it, and what
-// only reads does not wait. What the plugin refuses is undone, and the retry
+// While a plugin considers a sandbox or a container nobody sees it, and calls
+// that only read do not wait. What the plugin refuses is undone, and the retry
 // works.
 func TestPluginRefuses(t *testing.T) {
 	n := pluginNode(t)
@@ -171,8 +171,8 @@ func TestPluginRefuses(t *testing.T) {
 	}
 }
 
-// What a plugin wants different is different in the specification, and in the
-// status where it shows.
+// A plugin's adjustments are in the specification, and in the status where it
+// has the field.
 func TestPluginAdjusts(t *testing.T) {
 	n := pluginNode(t)
 	p := n.join(t, "00", nil)
@@ -243,7 +243,7 @@ func TestPluginAdjusts(t *testing.T) {
 	}
 }
 
-// A plugin may change limits of its own accord; it is told what could not be.
+// A plugin may change limits on its own; it gets those that failed.
 func TestPluginUpdatesUnasked(t *testing.T) {
 	n := pluginNode(t)
 	p := n.join(t, "00", nil)
@@ -320,8 +320,9 @@ func TestPluginJoins(t *testing.T) {
 	}
 }
 
-// A plugin that joins waits for a creation to end. When that is undone, the plugins that
-// have heard of it are told, and must not wait for the one that joins.
+// A plugin that joins waits for a creation to end. When that is undone, the
+// plugins that were notified of it are notified, and must not wait for the one
+// that joins.
 func TestPluginJoinsWhileUndone(t *testing.T) {
 	n := pluginNode(t)
 	wait, reached, open := gate()
@@ -360,8 +361,8 @@ func TestPluginHangs(t *testing.T) {
 	}
 }
 
-// After a restart plugins connect again and are told of what there is; what had
-// ended by then is not told to have ended once more.
+// After a restart plugins connect again and get the existing objects; they are
+// not notified again of containers that had ended by then.
 func TestPluginAfterRestart(t *testing.T) {
 	n := pluginNode(t)
 	sb := n.run(t, pod("web"))
@@ -383,7 +384,7 @@ func TestPluginAfterRestart(t *testing.T) {
 	}
 }
 
-// What is kept about ends goes with the containers, with plugins or without.
+// The records of notified ends go with the containers, with plugins or without.
 func TestPluginExitsAreForgotten(t *testing.T) {
 	n := pluginNode(t)
 	sb := n.run(t, pod("web"))

@@ -69,8 +69,8 @@ func FuzzExtra(f *testing.F) {
 	})
 }
 
-// FuzzRestore makes a container from an archive with anything in what it says of
-// itself: it is made, or the request is at fault, and then nothing is left of it.
+// FuzzRestore makes a container from an archive with any description: it is made, or
+// the request is to blame, and then nothing is left of it.
 func FuzzRestore(f *testing.F) {
 	if _, err := os.Stat("/dev/shm"); err == nil {
 		f.Setenv("TMPDIR", "/dev/shm") // a machine for each input

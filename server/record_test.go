@@ -11,8 +11,8 @@ import (
 	"github.com/crisp-cri/crisp/server/selinux"
 )
 
-// A record comes back as it was, unknown fields of newer kubelets included. Here every
-// field is set: encode or decode could forget an unset one, and nobody would see it.
+// A record is decoded as it was, unknown fields of newer kubelets included. Here every
+// field is set: otherwise encode or decode could miss one unnoticed.
 func TestRecords(t *testing.T) {
 	config := pod("web")
 	config.ProtoReflect().SetUnknown([]byte{0xf8, 0x7f, 0x01}) // field 2047, varint 1

@@ -11,8 +11,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// Whoever makes a checkpoint image has it name any image. One that somebody else has
-// pulled to the node is not theirs to read unless a registry says so.
+// The author of a checkpoint image can make it name any image. One that somebody else has
+// pulled to the node must not become readable by that, unless a registry permits it.
 func TestCheckpointImageGivesNoRightToAnother(t *testing.T) {
 	n := newNode(t)
 	sb, err := n.server.runtime.Sandbox(n.run(t, pod("web")))
@@ -59,8 +59,8 @@ func TestCheckpointImageGivesNoRightToAnother(t *testing.T) {
 	}
 }
 
-// What a container is made and checked by, one from a checkpoint is, too, in the same order:
-// all but the search for its image, which is the original's.
+// A container from a checkpoint takes the same steps as any other, in the same order, except
+// for the search for its image, which is the original's.
 func TestRestoreLeavesNoStepOut(t *testing.T) {
 	same := func(a, b createStep) bool {
 		return a.stage == b.stage && reflect.ValueOf(a.do).Pointer() == reflect.ValueOf(b.do).Pointer()

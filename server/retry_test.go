@@ -13,8 +13,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// The first complaint about other runtimes: the kubelet gives up while CNI
-// hangs, asks again, and is told that the name is reserved, for ever.
+// The first complaint about other runtimes: the kubelet gives up while CNI hangs,
+// asks again, and gets the error that the name is reserved, for ever.
 func TestRunSandboxIsJoinedWhileTheNetworkHangs(t *testing.T) {
 	n := newNode(t)
 	waiting, release := n.net.hold()
@@ -167,8 +167,8 @@ func TestKubeletsSecondRequestGetsItsContainer(t *testing.T) {
 	}
 }
 
-// What was left of a sandbox that could neither be made nor be undone is listed, so its
-// removal is told like any other.
+// The leftovers of a sandbox that could neither be made nor be undone are listed, so
+// their removal is an event like any other.
 func TestRemovalOfWhatNeverWasReadyIsTold(t *testing.T) {
 	n := newNode(t)
 	n.net.failing("Attach", fault.Unavailable.Errorf("broken for the test"))

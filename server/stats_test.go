@@ -146,7 +146,7 @@ func checkGroups(t *testing.T, st *cri.ContainerStats) {
 	}
 }
 
-// A kernel without PSI has none to tell; the group of IO is there all the same.
+// A kernel without PSI has no figures; the group of IO is there all the same.
 func TestStatsWithoutPressure(t *testing.T) {
 	n := newNode(t)
 	dir := t.TempDir()

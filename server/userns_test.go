@@ -80,7 +80,8 @@ func TestContainerOfAnotherUserNamespace(t *testing.T) {
 	}
 }
 
-// A node that cannot make user namespaces tells so, and refuses what needs one.
+// A node that cannot make user namespaces reports that, and refuses pods that
+// need one.
 func TestNoUserNamespaces(t *testing.T) {
 	n := newNode(t)
 	status := func() (handlers, hostNetwork bool) {

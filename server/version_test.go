@@ -6,8 +6,9 @@ import (
 	kubelet "k8s.io/apimachinery/pkg/util/version"
 )
 
-// What a node's crisp is stands in `kubectl get nodes -o wide`, also if it was built
-// from a commit without a tag. The kubelet reads a version as it does here.
+// `kubectl get nodes -o wide` shows the version of a node's crisp, even if it was
+// built from a commit without a tag. The kubelet parses a version as it is parsed
+// here.
 func TestVersionOfTheKubelet(t *testing.T) {
 	for built, want := range map[string]string{
 		"v1.2.3":             "1.2.3",
