@@ -107,8 +107,8 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// A critical pod drives away those of the lowest class and priority, as few as
-// needed, and no critical one.
+// A critical pod preempts the pods of the lowest class and priority, as few as possible, and
+// no critical ones.
 func TestPreemption(t *testing.T) {
 	effort := pod(t, "effort", "hostIPC: false")
 	small, large := pod(t, "small", with("cpu: 500m")), pod(t, "large", with("cpu: 1"))

@@ -45,7 +45,7 @@ func TestShares(t *testing.T) {
 	}
 }
 
-// A pod's cgroup has its values on this kernel, takes others, and goes.
+// A pod's cgroup gets its limits on this kernel, can be changed, and is removed.
 func TestTree(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root: it makes cgroups")
@@ -101,7 +101,7 @@ func testTree(t *testing.T, root string, systemd bool) {
 	if got := tree.uids(); len(got) != 1 || got[0] != "u1" {
 		t.Errorf("pods %v, want u1", got)
 	}
-	// It is too young to be taken for an orphan.
+	// It is too young to count as left behind.
 	if err := tree.Sweep(func(string) bool { return false }); err != nil || !tree.exists(names) {
 		t.Errorf("swept: %v", err)
 	}

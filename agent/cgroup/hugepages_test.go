@@ -172,7 +172,7 @@ func mountHugetlb(t *testing.T) {
 	try(unix.Mount(dir, at, "", unix.MS_MOVE, ""))
 }
 
-// hugetlb tells whether the controller can be used.
+// hugetlb reports whether the controller can be used.
 func hugetlb(t *testing.T) bool {
 	t.Helper()
 	if cgroups.IsCgroup2UnifiedMode() {

@@ -72,7 +72,7 @@ func describe(changes []desired.Change) string {
 	return strings.Join(words, ", ")
 }
 
-// What the sources say becomes the five operations, and no others.
+// The reports of sources become the five operations and nothing else.
 func TestUpdate(t *testing.T) {
 	m := desired.New([]string{"file", "http", "api"})
 	for _, step := range []struct {
@@ -109,7 +109,7 @@ func TestUpdate(t *testing.T) {
 	}
 }
 
-// Before each source has reported, nothing may be ended for not being wanted.
+// Until all sources have reported, no pod may be ended for not being wanted.
 func TestReady(t *testing.T) {
 	m := desired.New([]string{"file", "http"})
 	for i, step := range []struct {

@@ -39,7 +39,7 @@ func pod() *v1.Pod {
 	return p
 }
 
-// What happens again is counted, over the death of the agent too.
+// An event that happens again is counted, even across a restart of the agent.
 func TestStore(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir, 10)
@@ -74,7 +74,7 @@ func TestStore(t *testing.T) {
 	}
 }
 
-// Neither the memory nor the file grows without end.
+// Neither the memory nor the file grows without bound.
 func TestStoreIsBounded(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir, 10)
@@ -104,8 +104,8 @@ func TestWatch(t *testing.T) {
 	}
 }
 
-// Events are worth no agent that does not start: what cannot be read of them is
-// dropped, a line that is longer than any event too, and the rest is there.
+// A damaged file does not keep the agent from starting: lines that cannot be read, or are
+// too long, are dropped, and the rest is kept.
 func TestDamagedFile(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "events.jsonl")
@@ -134,7 +134,7 @@ func TestDamagedFile(t *testing.T) {
 		t.Errorf("after a long line: %q, want %q", got, want)
 	}
 
-	// It cannot be read at all, and not written either, until that is mended.
+	// It can be neither read nor written until that is repaired.
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
@@ -155,7 +155,7 @@ func TestDamagedFile(t *testing.T) {
 	}
 }
 
-// A path, a probe's answer or a runtime's error decides how long a message is.
+// A message may contain a long path, answer of a probe or error of the runtime.
 func TestLongMessage(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir, 10)

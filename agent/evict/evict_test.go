@@ -121,7 +121,7 @@ func (s *scene) manager(t *testing.T, thresholds ...Threshold) (*Manager, *time.
 	return m, &now
 }
 
-// What must be left is of the capacity, and only where pods have no time.
+// Only hard thresholds reserve something, as a part of the capacity.
 func TestReserved(t *testing.T) {
 	capacity := v1.ResourceList{v1.ResourceMemory: resource.MustParse("1000Mi"), v1.ResourceEphemeralStorage: resource.MustParse("10Gi"), v1.ResourceCPU: resource.MustParse("2")}
 	for hard, want := range map[string][2]string{
@@ -196,7 +196,7 @@ func TestSoft(t *testing.T) {
 	}
 }
 
-// Before a pod goes for its disk, what nobody needs goes.
+// Before a pod is evicted for disk space, unused containers and images are removed.
 func TestDisk(t *testing.T) {
 	s := &scene{free: 1000, disk: 80, pods: []Pod{pod("a", 0, 0, 10)}}
 	m, _ := s.manager(t, Threshold{Signal: NodeFS, Amount: Amount{Percent: 10}})
@@ -209,8 +209,7 @@ func TestDisk(t *testing.T) {
 	}
 }
 
-// What was too little is enough when there is so much more than the threshold, and
-// not before.
+// A shortage is over only when there is MinReclaim more than the threshold.
 func TestMinReclaim(t *testing.T) {
 	s := &scene{free: 90, disk: 1000, pods: []Pod{pod("a", 0, 0, 40), pod("b", 0, 0, 30), pod("c", 0, 0, 20)}}
 	m, _ := s.manager(t, Threshold{Signal: Memory, Amount: Amount{Amount: 100}})
@@ -238,8 +237,8 @@ func TestMinReclaim(t *testing.T) {
 	}
 }
 
-// Images on a disk of their own help no other disk, and who fills the one goes
-// before who fills the other.
+// Removing images from a disk of their own does not help another disk. The pod that fills
+// the disk in question is evicted first.
 func TestDisksApart(t *testing.T) {
 	layers, logs := pod("layers", 0, 0, 500), pod("logs", 0, 0, 100)
 	layers.Use[LayersDisk], layers.Use[NodeDisk] = 490, 10
@@ -275,8 +274,8 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// The space of a pod that was evicted is not free at once: nobody else goes before it
-// is, unless it never comes.
+// The space of an evicted pod is not free at once. No other pod is evicted before it is,
+// unless that takes too long.
 func TestNextVictimWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &scene{free: 1000, disk: 50, pods: []Pod{pod("a", 0, 0, 20), pod("b", 0, 0, 40), pod("c", 0, 0, 10)}}

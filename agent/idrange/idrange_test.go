@@ -40,7 +40,7 @@ func TestPool(t *testing.T) {
 	if a == b || of(p, "a") != a {
 		t.Errorf("a has %d, b %d, a then %d", a, b, of(p, "a"))
 	}
-	// Another agent gives them the same, and to a new pod others.
+	// Another agent finds the same IDs, and gives a new pod others.
 	p = open()
 	c := of(p, "c")
 	if of(p, "a") != a || of(p, "b") != b || c == a || c == b {
@@ -73,8 +73,8 @@ func TestSubordinate(t *testing.T) {
 	}
 }
 
-// Two pods never have the same IDs: not another agent's or a kubelet's on the same
-// runtime, and not those of a pod whose record cannot be read, which gets no others.
+// Two pods never have the same IDs: not those of another agent or a kubelet on the same
+// runtime, and not those of a pod whose record cannot be read, which gets no new ones.
 func TestOthersRanges(t *testing.T) {
 	dir := t.TempDir()
 	for _, uid := range []string{"lost", "new", "next"} {

@@ -12,8 +12,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/powercut"
 )
 
-// A pod has the same user IDs after a power cut, since its volumes have files of theirs,
-// and no two pods have the same.
+// A pod has the same user IDs after a power cut, because they own files in its volumes, and
+// no two pods have the same.
 func TestPowerCut(t *testing.T) {
 	dir := t.TempDir()
 	for _, uid := range []string{"a", "b", "c"} {

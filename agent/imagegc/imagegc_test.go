@@ -66,7 +66,7 @@ func TestCollect(t *testing.T) {
 	if err := c.Collect(t.Context()); err != nil || len(d.images) != 6 {
 		t.Errorf("below the threshold: %s, %v", d.ids(), err)
 	}
-	// What was used last goes last.
+	// The most recently used image is removed last.
 	delete(used, "d")
 	for _, id := range []string{"x", "y", "z"} {
 		d.images = append(d.images, &cri.Image{Id: id, Size: 100})
@@ -75,7 +75,7 @@ func TestCollect(t *testing.T) {
 	if err := c.Collect(t.Context()); err != nil || d.ids() != "a b c x y z" {
 		t.Errorf("all that is old enough: %s, %v", d.ids(), err)
 	}
-	// What was just pulled is about to be used: it would be pulled again at once.
+	// An image that was just pulled is about to be used: it would be pulled again at once.
 	if freed, err := c.FreeAll(t.Context()); err != nil || freed != 0 || d.ids() != "a b c x y z" {
 		t.Errorf("all, that had just come: %d, %s, %v", freed, d.ids(), err)
 	}
@@ -95,7 +95,7 @@ func TestCollect(t *testing.T) {
 	}
 }
 
-// What was there before the agent has not just come.
+// An image from before the agent's start does not count as just pulled.
 func TestImagesOfEarlier(t *testing.T) {
 	d := &disk{images: []*cri.Image{{Id: "a", Size: 900}}}
 	c := New(Options{Images: d, Node: d, High: 85, Low: 60, Min: time.Minute, Log: slog.New(slog.DiscardHandler)})

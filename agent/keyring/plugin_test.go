@@ -12,7 +12,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/keyring"
 )
 
-// plugin makes a credential provider that answers so and notes what it was asked.
+// plugin makes a credential provider that gives this answer and records what it was asked.
 func plugin(t *testing.T, dir, name, answer string) {
 	t.Helper()
 	script := fmt.Sprintf("#!/bin/sh\n{ cat; echo \" $* $EXTRA\"; } >>%s/asked\ncat <<'END'\n%s\nEND\n", dir, answer)
@@ -46,8 +46,8 @@ providers:
   apiVersion: credentialprovider.kubelet.k8s.io/v1
 `
 
-// Plugins are asked about the images that they are for, once for as long as what they
-// say is good; one that fails is told of, without what it said.
+// Plugins are asked about the images that they are configured for, once per cache duration.
+// A failure is logged without the plugin's output.
 func TestPlugins(t *testing.T) {
 	dir := t.TempDir()
 	config := filepath.Join(dir, "config.yaml")

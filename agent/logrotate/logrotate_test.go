@@ -90,7 +90,7 @@ func TestRotate(t *testing.T) {
 		t.Errorf("the compressed file has %d bytes", len(data))
 	}
 
-	// A runtime that refuses goes on writing to the same file.
+	// A runtime that refuses to reopen keeps writing to the same file.
 	r.refuses = true
 	write(big)
 	if err := os.WriteFile(filepath.Join(dir, "0.log.1.tmp"), nil, 0o600); err != nil {
@@ -123,8 +123,8 @@ func unpack(t *testing.T, path string) string {
 	return string(data)
 }
 
-// A log whose name has gone, by an agent that was killed while it rotated or by rm, is
-// opened again: what the container writes is seen and bounded again.
+// A log that was removed, or renamed by an agent that was killed then, is opened again, so
+// that the container's output is visible and bounded again.
 func TestLogThatIsNotThere(t *testing.T) {
 	r := &runtime{path: filepath.Join(t.TempDir(), "0.log")}
 	if err := r.Reopen(t.Context(), "c1"); err != nil {

@@ -15,7 +15,7 @@ const (
 	tableEnd  = "<!-- end of fields -->"
 )
 
-// The reference of fields is made from the table that the code goes by.
+// The reference in docs/agent.md is made from the table that the code uses.
 func TestDocument(t *testing.T) {
 	data, err := os.ReadFile(document)
 	if err != nil {

@@ -6,8 +6,8 @@ import (
 	"github.com/crisp-cri/crisp/agent/manifest"
 )
 
-// A manifest is whatever lies in the directory: reading it ends with objects or with
-// errors, never with the agent. What was read can be split, and the other way round.
+// Anything may be in the manifest directory: reading it yields objects or errors and never
+// ends the agent. What Read accepts, Split accepts too, and the other way round.
 func FuzzRead(f *testing.F) {
 	for _, text := range []string{
 		"", "---\n---\n", "a: [", "kind: Pod", "apiVersion: v1\nkind: List\nitems: [~, 1, {kind: Pod}]\n",

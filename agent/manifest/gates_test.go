@@ -7,8 +7,8 @@ import (
 	"github.com/crisp-cri/crisp/agent/manifest"
 )
 
-// What is on by default in Kubernetes 1.36 is honoured: files of variables, and rules
-// that restart all containers, of sidecars too.
+// Features that are on by default in Kubernetes 1.36 are honoured: files of variables, and
+// rules that restart all containers, also those of sidecars.
 func TestYoungFields(t *testing.T) {
 	const good = `apiVersion: v1
 kind: Pod

@@ -23,7 +23,7 @@ spec:
       containers: [{name: a, image: "i:1"}]
 `
 
-// All kinds that one node can do something with, and what is wrong with them.
+// All supported kinds, and the mistakes that can be made with them.
 func TestKinds(t *testing.T) {
 	for _, test := range []struct{ name, text, want, err string }{
 		{"all", "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: c}\ndata: {a: \"1\"}\n---\n" +
@@ -75,8 +75,8 @@ func TestKinds(t *testing.T) {
 	}
 }
 
-// Fields that Kubernetes does not have may be let pass; those that crisp rejects
-// by name may not.
+// Options can let fields pass that Kubernetes does not have, but not those that crisp
+// rejects by name.
 func TestUnknownFields(t *testing.T) {
 	text := strings.Replace(web, "    ports", "    foo: 1\n    ports", 1)
 	for _, test := range []struct {
@@ -94,8 +94,7 @@ func TestUnknownFields(t *testing.T) {
 	}
 }
 
-// A template's pods have the defaults of pods, and what they are told apart by
-// does not depend on them.
+// The pods of a template get the defaults of pods, on which their hash does not depend.
 func TestTemplate(t *testing.T) {
 	read := func(text string) *appsv1.Deployment {
 		objects, _, err := manifest.Read("f", []byte(text), node)
@@ -117,9 +116,8 @@ func TestTemplate(t *testing.T) {
 	}
 }
 
-// Every field that v1.Pod has is decided upon by a line of the table or by the
-// common sentence; none can be forgotten between the two. The table has no line
-// that no kind has.
+// Every field of v1.Pod is covered by a line of the table or rejected as not supported, and
+// the table has no line for a field that does not exist.
 func TestEveryField(t *testing.T) {
 	known := map[string]bool{}
 	walkType(reflect.TypeFor[v1.Pod](), "", known, 0)

@@ -35,7 +35,7 @@ spec:
     resources: {limits: {memory: 64Mi}}
 `
 
-// A complete pod comes out with the defaults of Kubernetes.
+// A pod gets the defaults of Kubernetes.
 func TestDefaults(t *testing.T) {
 	pod := read(t, web)[0]
 	c := pod.Spec.Containers[0]
@@ -113,7 +113,7 @@ func TestDocuments(t *testing.T) {
 	}
 }
 
-// Whatever is wrong is named with file, line and field.
+// Every error names file, line and field.
 func TestErrors(t *testing.T) {
 	const head = "apiVersion: v1\nkind: Pod\nmetadata: {name: x}\nspec:\n" // 4 lines
 	const ok = "  containers:\n  - name: a\n    image: i:1\n"
@@ -166,7 +166,7 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// All that is wrong is told at once, in the order of the lines.
+// All errors are reported at once, in the order of the lines.
 func TestSeveralErrors(t *testing.T) {
 	_, _, err := manifest.Read("pod.yaml", []byte(strings.Replace(web, "    ports", "    foo: 1\n    bar: 2\n    ports", 1)), node)
 	want := "pod.yaml:9: spec.containers[0].foo: unknown field\npod.yaml:10: spec.containers[0].bar: unknown field"

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// Pools have the names that pods ask by.
+// Pools have the names by which pods request huge pages.
 func TestHugePages(t *testing.T) {
 	dir := t.TempDir()
 	for pool, pages := range map[string]string{"hugepages-2048kB": "6\n", "hugepages-1048576kB": "0\n", "hugepages-64kB": "many\n", "free": "1\n"} {

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// Memory is what the kubelet would say of it, on either version of cgroups.
+// Memory agrees with the kubelet's, on both versions of cgroups.
 func TestMemory(t *testing.T) {
 	const meminfo = "MemTotal:        1000 kB\nMemFree:          300 kB\nMemAvailable:     800 kB\nInactive(file):   100 kB\n"
 	for name, test := range map[string]struct {

@@ -87,7 +87,7 @@ func expect(t *testing.T, changes chan pleg.Change, back bool, names ...string) 
 	}
 }
 
-// A relist tells what differs from the one before, and nothing else.
+// A relist reports what has changed since the one before, and nothing else.
 func TestRelist(t *testing.T) {
 	bubble(t, func(t *testing.T, r *runtime, changes chan pleg.Change) {
 		r.set(map[string]int32{"a": 1, "b": 1})
@@ -104,7 +104,7 @@ func TestRelist(t *testing.T) {
 	})
 }
 
-// A runtime that is away changes no pod; its return is told.
+// A runtime that does not answer changes no pod; its return is reported.
 func TestAwayAndBack(t *testing.T) {
 	bubble(t, func(t *testing.T, r *runtime, changes chan pleg.Change) {
 		r.set(map[string]int32{"a": 1})
@@ -120,7 +120,7 @@ func TestAwayAndBack(t *testing.T) {
 	})
 }
 
-// An event has the next relist come at once, and many events one relist.
+// An event causes a relist at once, and many events cause only one.
 func TestHint(t *testing.T) {
 	bubble(t, func(t *testing.T, r *runtime, changes chan pleg.Change) {
 		r.set(map[string]int32{"a": 1})
@@ -140,9 +140,8 @@ func TestHint(t *testing.T) {
 	})
 }
 
-// A runtime without the stream is asked for it less and less, and pods are
-// noticed all the same, after no more than a period; so they are if the stream is
-// there and tells nothing.
+// A runtime without the event stream is asked for it less and less often. Changes are
+// noticed after at most one period all the same, also if the stream exists but is silent.
 func TestNoStream(t *testing.T) {
 	for _, silent := range []bool{false, true} {
 		bubble(t, func(t *testing.T, r *runtime, changes chan pleg.Change) {
@@ -164,8 +163,8 @@ func TestNoStream(t *testing.T) {
 	}
 }
 
-// A runtime that answers, and does not list what it runs, is told of after three
-// minutes, and well as soon as it lists again.
+// A runtime that answers but does not list its pods is unhealthy after three minutes, and
+// healthy as soon as it lists them again.
 func TestListsHang(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())

@@ -32,8 +32,8 @@ func open(t *testing.T, root string) *Store {
 	return s
 }
 
-// The next agent knows which pods were being ended, and takes nothing of their statuses
-// for that of a pod that is wanted again.
+// The next agent knows which pods were being ended, and does not use their statuses if they
+// are wanted again.
 func TestEndIsNoted(t *testing.T) {
 	root := t.TempDir()
 	s := open(t, root)
@@ -67,8 +67,8 @@ func TestEndIsNoted(t *testing.T) {
 	}
 }
 
-// A log shipper finds the log of each container by its pod's name, and finds
-// nothing of one that is gone.
+// A log shipper finds the log of each container by its pod's name, but not those of removed
+// containers.
 func TestLogLinks(t *testing.T) {
 	p := pod("1")
 	s := open(t, t.TempDir())

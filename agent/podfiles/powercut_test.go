@@ -15,8 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// A pod that was accepted is known after a power cut, as it was accepted; and of one that
-// was being accepted or removed nothing is left that nobody would ever remove.
+// An accepted pod is known after a power cut, as it was accepted. Of a pod that was being
+// accepted or removed nothing is left for ever.
 func TestPowerCut(t *testing.T) {
 	openAt := func(dir string) (*Store, string, error) {
 		var said bytes.Buffer
@@ -63,7 +63,7 @@ func TestPowerCut(t *testing.T) {
 			if got := s.Pod("2"); is("second") && !cmp.Equal(got, second) {
 				return fmt.Errorf("the second is %v", got)
 			}
-			// Whatever else there is belongs to a pod, and goes with it.
+			// Anything else belongs to a pod and is removed with it.
 			entries, err := os.ReadDir(s.dir())
 			for _, e := range entries {
 				if s.Pod(types.UID(e.Name())) == nil {

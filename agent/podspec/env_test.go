@@ -7,8 +7,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// A container that asks for the node's address is not started with an empty one: it
-// waits until the node has one.
+// A container that needs the node's address is not started without one: it waits until the
+// node has an address.
 func TestNodeWithoutAddress(t *testing.T) {
 	for _, test := range []struct{ field, spec, want string }{
 		{"status.hostIP", "", "192.0.2.1"},
@@ -29,7 +29,7 @@ func TestNodeWithoutAddress(t *testing.T) {
 	}
 }
 
-// The environment is what the manifest says, all sources and their order.
+// The environment has the variables of all sources, in the order of the manifest.
 func TestEnvironment(t *testing.T) {
 	refs := References{
 		ConfigMaps: map[string]*v1.ConfigMap{"c": {Data: map[string]string{"a": "1", "b": "2"}, BinaryData: map[string][]byte{"bin": {0xff}}}},

@@ -21,9 +21,9 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// A golden case is a txtar of pod.yaml, the manifest, and of input.yaml for what is
-// otherwise than usual of the rest. Then comes what becomes of it: sandbox.yaml,
-// warnings of its DNS, the hosts file, and container-NAME.yaml, or the error in its place.
+// A golden case is a txtar with the manifest pod.yaml and with input.yaml, which has what
+// differs from the usual input. Its results are sandbox.yaml, warnings about DNS, the hosts
+// file, and container-NAME.yaml or an error in its place.
 type goldenInput struct {
 	*Input
 	Hosts      string // of the node
@@ -34,8 +34,8 @@ type goldenInput struct {
 	Container  Container         // what is not of a container's spec; the same for each
 }
 
-// TestGolden pins the translation: whoever changes it sees every pod that becomes
-// something else. Its comment at the top says what each case is about.
+// TestGolden pins the translation: a change shows every pod that is translated differently.
+// The comment at the top of each case says what it is about.
 func TestGolden(t *testing.T) {
 	golden.Cases(t, func(t *testing.T, archive *txtar.Archive) *txtar.Archive {
 		given := slices.DeleteFunc(slices.Clone(archive.Files), func(f txtar.File) bool { return f.Name != "pod.yaml" && f.Name != "input.yaml" })
@@ -43,7 +43,7 @@ func TestGolden(t *testing.T) {
 	})
 }
 
-// translate returns all that becomes of a case.
+// translate returns the results of a case.
 func translate(t *testing.T, given []txtar.File) []txtar.File {
 	in := readCase(t, given)
 	var out []txtar.File

@@ -11,7 +11,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// input is what a pod with this spec is translated from.
+// input returns the input for a pod with this spec.
 func input(t *testing.T, spec string) *Input {
 	t.Helper()
 	pod := parsed(t, spec)
@@ -98,7 +98,7 @@ func TestExpand(t *testing.T) {
 	}
 }
 
-// What a container was promised at its start holds when nobody knows its pod any more.
+// A container's grace period and hook are kept with it, even when its pod is unknown.
 func TestReadBack(t *testing.T) {
 	in := input(t, "  terminationGracePeriodSeconds: 5\n  containers: [{name: a, image: i, ports: [{containerPort: 80}], lifecycle: {preStop: {sleep: {seconds: 3}}}}]\n")
 	config, err := in.Container(&Container{Spec: &in.Pod.Spec.Containers[0], Backoff: 20 * time.Second})

@@ -6,7 +6,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// What a pod can have of memory is its limit, and else what all pods can.
+// A pod can use memory up to its limit, or else what all pods can have.
 func TestMemoryOfPod(t *testing.T) {
 	for _, test := range []struct{ spec, want string }{
 		{"  containers: [{name: a, image: i}]\n", "14Gi"},

@@ -26,7 +26,7 @@ func pod(policy v1.RestartPolicy, init ...string) *v1.Pod {
 	return p
 }
 
-// have reads a world from text, newest first, one object a word:
+// have parses what exists from text, newest first, one object a word:
 //
 //	S1@u+      sandbox 1 of the pod u, ready; S1@u- not ready; + alone is "@u+"
 //	a0/S1=run  container a, attempt 0, in sandbox 1, running
@@ -186,14 +186,14 @@ func TestCompute(t *testing.T) {
 		{"old pod's last", pod(always), "S0@old-", "rm:S0"},
 		{"only files of an old pod", pod(always), "F@old F@u", "forget:old"},
 
-		// Nobody wants it.
+		// It is not wanted.
 		{"unwanted", nil, "S0@u+ a0/S0=run b0/S0=0", "stop:a0/S0"},
 		{"unwanted, never started", nil, "S0@u+ a0/S0=new", "stop:S0"},
 		{"unwanted, stopped", nil, "S0@u- a0/S0=0 b0/S0=0 F@u", "rm:a0/S0 rm:b0/S0"},
 		{"unwanted, two attempts", nil, "S1@u- S0@u-", "rm:S1 rm:S0"},
 		{"gone", nil, "", "gone"},
 
-		// What nobody will ask for again.
+		// What is no longer of use.
 		{"three runs", pod(always), "S0@u+ a2/S0=run a1/S0=1 a0/S0=1 b0/S0=run", "rm:a0/S0"},
 		{"old sandbox with containers", pod(always), "S1@u+ a1/S1=run b1/S1=run S0@u- a0/S0=1", ""},
 		{"old sandbox without", pod(always), "S1@u+ a1/S1=run b1/S1=run S0@u-", "rm:S0"},
@@ -206,7 +206,7 @@ func TestCompute(t *testing.T) {
 	}
 }
 
-// A clock that was set back keeps no container down until it has caught up.
+// A clock that was set back does not delay a restart until it has caught up.
 func TestClockSetBack(t *testing.T) {
 	for world, want := range map[string]string{
 		"S0@u+ a0/S0=1~-7200 b0/S0=run": "start:a1/S0",
@@ -218,8 +218,8 @@ func TestClockSetBack(t *testing.T) {
 	}
 }
 
-// A pod that is wanted again while it ends, ends: what is half ended neither goes on nor
-// has failed.
+// A pod that is wanted again while it is being ended first ends completely. It neither goes
+// on nor fails.
 func TestWantedAgain(t *testing.T) {
 	for _, step := range []struct{ have, plan string }{
 		{"S0@u+ a0/S0=run b0/S0=137 F@u", "stop:a0/S0"},
@@ -237,9 +237,9 @@ func TestWantedAgain(t *testing.T) {
 	}
 }
 
-// A pod that has finished gives back what only a pod that runs needs, when nothing of
-// it runs any more. Its dead containers go when the disk is full, and so do those that
-// were run before in pods that go on.
+// A finished pod releases what only a running pod needs, once all its containers have
+// stopped. Its dead containers are removed when disk space is short, and so are the former
+// containers of running pods.
 func TestFinished(t *testing.T) {
 	for _, test := range []struct {
 		have  string
@@ -279,8 +279,8 @@ func TestFailuresHoldBack(t *testing.T) {
 	}
 }
 
-// Whatever a world looks like, doing what Compute says leads to rest, and at rest
-// the pod is as wanted: no plan may be undone by the next.
+// Whatever exists at first, doing what Compute says comes to rest with the pod as wanted: no
+// plan may undo the one before.
 func TestComputeConverges(t *testing.T) {
 	worlds := []string{
 		"", "S0@u+", "S0@u-", "S1@u+ S0@u+ a0/S0=run", "S0@u+! a0/S0=run", "S0@u+ a0/S0=? b0/S0=new",

@@ -34,7 +34,7 @@ func with(policy v1.RestartPolicy, edit func(*v1.Pod)) *v1.Pod {
 	return p
 }
 
-// probed has probes answer: "s startup ok", "a liveness no".
+// probed sets results of probes: "s startup ok", "a liveness no".
 func probed(lines ...string) func(*podsync.Have) {
 	return func(h *podsync.Have) {
 		h.Probes = map[string]podsync.Probes{}
@@ -91,7 +91,7 @@ var lifeCases = []struct {
 	{"… and the sidecar has ended", served(never), "S0@u+ i0/S0=1 s0/S0=143", none, "stop:S0"},
 	{"the init container ran out of memory", served(always), "S0@u+ i0/S0=0 s0/S0=run", func(h *podsync.Have) { h.Containers[0].Reason = "OOMKilled" }, "start:i1/S0"},
 
-	// Restarted for as long as the pod runs, whatever its policy.
+	// Sidecars are restarted while the pod runs, whatever its policy.
 	{"a sidecar ends", served(always), "S0@u+ a0/S0=run b0/S0=run t0/S0=0 i0/S0=0 s0/S0=run", none, "start:t1/S0"},
 	{"a sidecar ends in a pod that never restarts", served(never), "S0@u+ a0/S0=run b0/S0=run t0/S0=run i0/S0=0 s0/S0=1", none, "start:s1/S0"},
 	{"a sidecar crash loops", served(always), "S0@u+ a0/S0=run b0/S0=run t1/S0=1~3 i0/S0=0 s0/S0=run", none, "again:7"},
@@ -106,7 +106,7 @@ var lifeCases = []struct {
 	{"a sidecar is not alive", served(always, func(p *v1.Pod) { p.Spec.InitContainers[0].LivenessProbe = probe }),
 		"S0@u+ a0/S0=run b0/S0=run t0/S0=run i0/S0=0 s0/S0=run", probed("s liveness no"), "stop:s0/S0"},
 
-	// All end together; sidecars after the containers, the last begun first.
+	// All end; sidecars after the containers, in reverse order of their start.
 	{"deleted", served(always, func(p *v1.Pod) { p.DeletionTimestamp = &metav1.Time{} }), "S0@u+ a0/S0=run b0/S0=0 t0/S0=run i0/S0=0 s0/S0=run F@u", none,
 		"stop:a0/S0 stop:t0/S0<a0/S0 stop:s0/S0<a0/S0+t0/S0"},
 	{"deleted, in a hurry", served(always, func(p *v1.Pod) { p.DeletionTimestamp, p.DeletionGracePeriodSeconds = &metav1.Time{}, new(int64(3)) }),
@@ -136,7 +136,7 @@ var lifeCases = []struct {
 		h.Containers[0].StartedAt = h.Containers[0].FinishedAt.Add(-10 * time.Minute)
 	}, "start:a5/S0"},
 
-	// What has changed in a pod that runs.
+	// Changes of a running pod.
 	{"image changed", with(always, func(p *v1.Pod) { p.Spec.Containers[0].Image = "i:2" }), "S0@u+ a0/S0=run b0/S0=run", hashed, "stop:a0/S0"},
 	{"image not changed", with(always, func(*v1.Pod) {}), "S0@u+ a0/S0=run b0/S0=run", hashed, ""},
 	{"image changed, restarted at once", with(always, func(p *v1.Pod) { p.Spec.Containers[0].Image = "i:2" }), "S0@u+ a4/S0=143~0^80 b0/S0=run",
@@ -165,7 +165,7 @@ var lifeCases = []struct {
 		h.Status = &v1.PodStatus{Phase: v1.PodRunning, StartTime: &metav1.Time{Time: now.Add(-30 * time.Second)}}
 	}, "again:70"},
 
-	// Rules of restarting.
+	// Restart rules.
 	{"rule: again", with(never, rule("In", 42)), "S0@u+ a0/S0=42 b0/S0=run", none, "start:a1/S0"},
 	{"rule: of another code", with(never, rule("In", 42)), "S0@u+ a0/S0=1 b0/S0=run", none, ""},
 	{"rule: not of this code", with(never, rule("NotIn", 42)), "S0@u+ a0/S0=42 b0/S0=run", none, ""},
@@ -178,7 +178,7 @@ var lifeCases = []struct {
 	{"done containers need no sandbox", with(onFailure, func(*v1.Pod) {}), "S0@u- a0/S0=0 b0/S0=0", none, ""},
 	{"one is not done", with(onFailure, func(*v1.Pod) {}), "S0@u- a0/S0=0 b0/S0=1", none, "run:S1"},
 
-	// The runtime has lost its state, the logs are there.
+	// The runtime has lost its state, but the logs exist.
 	{"restart count from the logs", with(always, func(*v1.Pod) {}), "S0@u+ b0/S0=run", func(h *podsync.Have) { h.Logs = map[string]uint32{"a": 3} }, "start:a3/S0^-0"},
 }
 
@@ -198,7 +198,7 @@ func killed(id string) func(*podsync.Have) {
 	return func(h *podsync.Have) { h.Restarted = map[string]bool{id: true} }
 }
 
-// hashed has all containers be of their pod's first definition.
+// hashed gives all containers the hash of their pod's first definition.
 func hashed(h *podsync.Have) {
 	for i := range h.Containers {
 		h.Containers[i].Hash = podsync.Hash(&v1.Container{Name: h.Containers[i].Name})

@@ -12,9 +12,8 @@ func all(p *v1.Pod) {
 	p.Spec.Containers[0].RestartPolicyRules[0].Action = v1.ContainerRestartRuleActionRestartAllContainers
 }
 
-// A pod begins again in its sandbox, init containers first: what runs is killed, then
-// all goes, who has caused it last. However far an earlier agent has come, the next
-// stage follows.
+// A pod begins again in its sandbox: what runs is killed, then all containers are removed,
+// the one that caused it last. However far an earlier agent came, the next stage follows.
 func TestRestartAllContainers(t *testing.T) {
 	const never, always = v1.RestartPolicyNever, v1.RestartPolicyAlways
 	for _, test := range []struct {

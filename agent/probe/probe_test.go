@@ -35,7 +35,7 @@ type lab struct {
 	found  probe.Results
 }
 
-// have are the containers that there may be.
+// have are the containers that may exist.
 var have = podsync.Have{Containers: []podsync.Container{{ID: "1", UID: "u"}, {ID: "2", UID: "u"}}}
 
 func (l *lab) Get(types.UID) *v1.PodStatus {
@@ -135,8 +135,8 @@ func bubble(t *testing.T, c v1.Container, f func(*lab)) {
 
 func failing(string) (bool, error) { return false, nil }
 
-// A container is not alive after as many bad answers in a row as its threshold,
-// and is not asked again until there is another.
+// A container is not alive after as many bad answers in a row as its threshold. It is not
+// asked again until there is a new one.
 func TestLiveness(t *testing.T) {
 	bubble(t, v1.Container{LivenessProbe: spec("live", func(p *v1.Probe) { p.InitialDelaySeconds = 15 })}, func(l *lab) {
 		l.run("1")
@@ -153,8 +153,7 @@ func TestLiveness(t *testing.T) {
 	})
 }
 
-// Bad answers count only in a row, and a question that could not be put does not
-// count at all.
+// Bad answers count only in a row, and an attempt that could not ask does not count at all.
 func TestThreshold(t *testing.T) {
 	bubble(t, v1.Container{LivenessProbe: spec("live", nil)}, func(l *lab) {
 		n := 0
@@ -176,8 +175,8 @@ func TestThreshold(t *testing.T) {
 	})
 }
 
-// A container begins not ready, becomes ready after as many good answers as its
-// threshold, and may change its mind; it is asked for ever.
+// A container begins as not ready, becomes ready after as many good answers as its
+// threshold, and may become unready again; it is asked as long as it runs.
 func TestReadiness(t *testing.T) {
 	bubble(t, v1.Container{ReadinessProbe: spec("ready", func(p *v1.Probe) { p.SuccessThreshold, p.PeriodSeconds = 2, 5 })}, func(l *lab) {
 		l.run("1")
@@ -188,14 +187,14 @@ func TestReadiness(t *testing.T) {
 		time.Sleep(20 * time.Second)
 		l.expect("65 Unhealthy: Readiness probe failed: no", "70 Unhealthy: Readiness probe failed: no", "75 Unhealthy: Readiness probe failed: no",
 			"75 Readiness {0 0 2} {0 0 0}", "80 Unhealthy: Readiness probe failed: no")
-		// It is ended: it is not ready at once, however it answered.
+		// It has ended: it is not ready any more, whatever it answered.
 		l.edit(func(c *v1.ContainerStatus) { c.State = v1.ContainerState{Terminated: &v1.ContainerStateTerminated{}} })
 		time.Sleep(time.Minute)
 		l.expect()
 	})
 }
 
-// The other probes wait for the startup probe, which is asked no more when it has
+// The other probes wait for the startup probe, which does not ask again once it has
 // succeeded.
 func TestStartup(t *testing.T) {
 	bubble(t, v1.Container{StartupProbe: spec("start", nil), LivenessProbe: spec("live", nil), ReadinessProbe: spec("ready", nil)}, func(l *lab) {
@@ -241,7 +240,7 @@ func TestStartupFails(t *testing.T) {
 	})
 }
 
-// An agent that finds a container running does not doubt what it was before.
+// An agent that finds a container running keeps its status.
 func TestFoundRunning(t *testing.T) {
 	bubble(t, v1.Container{ReadinessProbe: spec("ready", nil), LivenessProbe: spec("live", nil)}, func(l *lab) {
 		l.run("1")
@@ -259,9 +258,8 @@ func TestFoundRunning(t *testing.T) {
 	})
 }
 
-// A container that was ready for an earlier agent is ready for the next, however short
-// the time since it started: an update that is under way would take it for the one to let
-// go first.
+// A container that was ready for an earlier agent is ready for the next, however recently it
+// started: else an update that is under way would remove its pod first.
 func TestFoundReady(t *testing.T) {
 	bubble(t, v1.Container{ReadinessProbe: spec("ready", nil)}, func(l *lab) {
 		l.run("1")
@@ -276,7 +274,7 @@ func TestFoundReady(t *testing.T) {
 		if r := l.results("1"); r.Readiness != podsync.Failing {
 			t.Errorf("after 3 bad answers: %v", r)
 		}
-		// Its successor has said nothing yet.
+		// Its successor has not answered yet.
 		l.run("2")
 		l.edit(func(c *v1.ContainerStatus) { c.Ready = true })
 		time.Sleep(10 * time.Second)
@@ -286,7 +284,7 @@ func TestFoundReady(t *testing.T) {
 	})
 }
 
-// Answers are counted, by what they were, as long as the probe is there.
+// Answers are counted by result as long as the probe exists.
 func TestMetrics(t *testing.T) {
 	bubble(t, v1.Container{ReadinessProbe: spec("ready", nil)}, func(l *lab) {
 		n := 0
@@ -337,7 +335,7 @@ func TestRemove(t *testing.T) {
 	})
 }
 
-// What is asked for at once is not asked for twice.
+// Several calls of Hurry at once ask once.
 func TestHurry(t *testing.T) {
 	bubble(t, v1.Container{ReadinessProbe: spec("ready", func(p *v1.Probe) { p.PeriodSeconds = 100 })}, func(l *lab) {
 		l.set(failing)

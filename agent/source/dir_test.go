@@ -79,7 +79,7 @@ func write(t *testing.T, path, text string) {
 	}
 }
 
-// Files come, change and go, by every way that people and programs write them.
+// Files appear, change and disappear in every way that people and programs write them.
 func TestDir(t *testing.T) {
 	dir := t.TempDir()
 	at := func(name string) string { return filepath.Join(dir, name) }
@@ -104,11 +104,11 @@ func TestDir(t *testing.T) {
 	write(t, at("a.yaml"), "a2")
 	expect("a.yaml=a2 b.json=b2")
 
-	// A broken file is told as such, beside the others.
+	// A broken file is reported beside the others.
 	write(t, at("b.json"), "!")
 	expect("a.yaml=a2 b.json=broken:b2")
 
-	// What is no manifest is not read.
+	// Files that are not manifests are not read.
 	for _, name := range []string{".a.yaml.swp", "#a.yaml#", "a.yaml.bak", "a.yaml-bak", "a.yaml.dpkg-old", "README", "4913"} {
 		write(t, at(name), "!")
 	}
@@ -121,7 +121,7 @@ func TestDir(t *testing.T) {
 	expect("a.yaml=a2")
 }
 
-// A directory that is not there says nothing about pods: they are not ended.
+// A missing directory ends no pods.
 func TestDirAway(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "manifests")
 	expect := watch(t, dir, "")
@@ -164,8 +164,8 @@ func TestDirDecodesOnce(t *testing.T) {
 	}
 }
 
-// A file that is broken when the agent starts counts as its last good version;
-// one that is gone does not.
+// A file that is broken when the agent starts stands for its last good version; one that was
+// removed does not.
 func TestDirCopies(t *testing.T) {
 	dir, copies := t.TempDir(), source.Copies(filepath.Join(t.TempDir(), "copies"))
 	at := func(name string) string { return filepath.Join(dir, name) }
@@ -185,8 +185,8 @@ func TestDirCopies(t *testing.T) {
 	}
 }
 
-// A file that says nothing any more is one that a program is about to write, or that
-// lost its content in a power cut: what it defined stays, until the file is removed.
+// A file that has become empty is about to be written by a program, or lost its content in a
+// power cut: its objects stay until the file is removed.
 func TestEmptiedFileKeepsItsPods(t *testing.T) {
 	dir, copies := t.TempDir(), source.Copies(filepath.Join(t.TempDir(), "copies"))
 	path := filepath.Join(dir, "a.yaml")
@@ -196,7 +196,7 @@ func TestEmptiedFileKeepsItsPods(t *testing.T) {
 	emptied := "a.yaml=" + path + ": defines nothing any more (remove the file to end what it defined):a"
 	write(t, path, "")
 	expect(emptied)
-	watch(t, dir, copies)(emptied) // another agent goes by the copy
+	watch(t, dir, copies)(emptied) // another agent uses the copy
 	write(t, path, "# nothing\n")
 	write(t, filepath.Join(dir, "b.yaml"), "")
 	expect(emptied + " b.yaml=")
@@ -208,7 +208,7 @@ func TestEmptiedFileKeepsItsPods(t *testing.T) {
 	expect("b.yaml=")
 }
 
-// Of a file that a program is still writing, the half that is there is not taken in.
+// A file that a program is still writing is not read.
 func TestHalfWrittenFile(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "a.yaml")
@@ -247,8 +247,8 @@ func reader(t *testing.T, path string) *os.File {
 	return f
 }
 
-// A directory that nobody has made says that there are no manifests, or nothing would
-// ever be ended; but not if manifests were read there once.
+// A directory that was never created counts as empty, or pods would never be ended; but not
+// if manifests were read there before.
 func TestNoDirectory(t *testing.T) {
 	dir, copies := filepath.Join(t.TempDir(), "manifests"), source.Copies(filepath.Join(t.TempDir(), "copies"))
 	watch(t, dir, copies)("")

@@ -8,8 +8,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/powercut"
 )
 
-// The copy of a manifest is there, whole, when a power cut has taken the manifest: it is
-// what keeps the file's pods.
+// When a power cut has taken a manifest, its copy is complete: it keeps the file's pods.
 func TestPowerCut(t *testing.T) {
 	copies := func(dir string) Copies { return Copies(filepath.Join(dir, "copies", "manifests")) }
 	text := func(n int) string { return fmt.Sprintf("version %d of the manifest", n) }

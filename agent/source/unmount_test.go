@@ -11,7 +11,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// An unmounted directory can be read and is empty: that says nothing about pods.
+// A directory whose file system was unmounted can be read and is empty: that ends no pods.
 func TestUnmountedDirectory(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("mounts a file system: needs root")

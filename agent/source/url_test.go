@@ -18,7 +18,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// A server gives what it is told to, and counts.
+// A server serves a text and counts conditional answers.
 type server struct {
 	mu        sync.Mutex
 	text      string // "" is an error of the server
@@ -79,8 +79,8 @@ func poll(t *testing.T, url string, copies source.Copies) (expect func(want stri
 	}, stop
 }
 
-// What a server says last is wanted, whether or not it is there, and over the
-// death of the agent.
+// The last good answer stays wanted while the server is down, even after a restart of the
+// agent.
 func TestURL(t *testing.T) {
 	s := &server{text: "a"}
 	h := httptest.NewServer(s)
@@ -116,7 +116,7 @@ func TestURL(t *testing.T) {
 	expect("d")
 }
 
-// Without an answer ever, nothing is reported: it would end pods.
+// Before the first answer nothing is reported: that would end pods.
 func TestURLNeverThere(t *testing.T) {
 	s := &server{}
 	h := httptest.NewServer(s)

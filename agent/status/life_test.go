@@ -72,7 +72,7 @@ func TestSidecarPhase(t *testing.T) {
 	}
 }
 
-// What has ended for good stays so, whatever becomes of its containers.
+// A pod that has ended for good stays so, whatever happens to its containers.
 func TestTerminalSticks(t *testing.T) {
 	p := pod(v1.RestartPolicyNever, false)
 	done := status.Of(p, in("x", exited("a", 0), exited("b", 0)), nil, status.Node{}, now)
@@ -102,7 +102,7 @@ func TestVerdict(t *testing.T) {
 	}
 }
 
-// Of a pod that was never let in there is nothing to say but why, now and later.
+// The status of a rejected pod has only the reason, now and later.
 func TestRejected(t *testing.T) {
 	h := podsync.Have{Verdict: &podsync.Verdict{Reason: "OutOfcpu", Message: "too much", Rejected: true}}
 	p := pod(v1.RestartPolicyAlways, false)
@@ -128,7 +128,7 @@ func TestDeadline(t *testing.T) {
 	}
 }
 
-// Probes say what is started and ready; before they do, the status before does.
+// Started and ready come from probes, or from the status before while there is no result.
 func TestProbes(t *testing.T) {
 	p := pod(v1.RestartPolicyAlways, false)
 	p.Spec.Containers[0].ReadinessProbe, p.Spec.Containers[0].StartupProbe = &v1.Probe{}, &v1.Probe{}
@@ -163,13 +163,13 @@ func TestProbes(t *testing.T) {
 			t.Errorf("%s: %s, want %s", test.name, got, test.want)
 		}
 	}
-	h.Containers[0].ID = "other" // another run is not what the one before was
+	h.Containers[0].ID = "other" // a new container does not inherit that
 	if _, got := say(&ready, podsync.Probes{}); got != "starting, not ready" {
 		t.Errorf("another run: %s", got)
 	}
 }
 
-// A condition that stays keeps its time.
+// A condition whose status does not change keeps its time.
 func TestTransitions(t *testing.T) {
 	p := pod(v1.RestartPolicyAlways, false)
 	first := status.Of(p, in("x", running("a"), running("b")), nil, status.Node{}, now)
@@ -206,7 +206,7 @@ func TestForgotten(t *testing.T) {
 	}
 }
 
-// The resources shown are those that the runtime has, and a difference is a
+// The status shows the resources that the runtime reports, and a difference to the spec is a
 // resize in progress.
 func TestResources(t *testing.T) {
 	p := pod(v1.RestartPolicyAlways, false)
@@ -236,8 +236,7 @@ func TestResources(t *testing.T) {
 	}
 }
 
-// An image that cannot be pulled is shown as failing for a moment, then as
-// waiting.
+// A failed pull is shown as an error for a moment and then as a back-off.
 func TestPullShown(t *testing.T) {
 	p := pod(v1.RestartPolicyAlways, false)
 	h := podsync.Have{Failures: map[string]podsync.Failure{podsync.ContainerSubject("a"): {Reason: "ErrImagePull", Message: "none", At: now, Until: now.Add(time.Minute)}}}

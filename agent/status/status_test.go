@@ -82,7 +82,7 @@ func TestPhase(t *testing.T) {
 	}
 }
 
-// A container that waits says why, and how it ended before.
+// The status of a waiting container says why it waits, and how it ended before.
 func TestWaiting(t *testing.T) {
 	have := podsync.Have{
 		Containers: []podsync.Container{crashed("a")},
@@ -144,8 +144,8 @@ func (k *known) Of(*v1.Pod, podsync.Have) map[string]podsync.Probes {
 	return map[string]podsync.Probes{"a": k.probes}
 }
 
-// What a probe finds is shown also while the pod's worker is busy, and kept when it
-// reports again.
+// A result of a probe is shown even while the pod's worker is busy, and saved with the next
+// report.
 func TestProbedWhileBusy(t *testing.T) {
 	k := &known{}
 	s := status.NewStore(k, k, k, slog.New(slog.DiscardHandler))

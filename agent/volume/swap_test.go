@@ -2,7 +2,7 @@ package volume
 
 import "testing"
 
-// The table of a node that does not swap has its heading nevertheless.
+// /proc/swaps has its heading even on a node without swap.
 func TestSwaps(t *testing.T) {
 	const heading = "Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n"
 	for table, want := range map[string]bool{

@@ -21,7 +21,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// objects are those of the tests; a name that is not there is not found.
+// objects has the objects of a test.
 type objects struct {
 	mu      sync.Mutex
 	maps    map[string]map[string]string
@@ -100,7 +100,7 @@ func pod(t *testing.T, m *Maker, source v1.VolumeSource) *v1.Pod {
 
 func makeAll(t *testing.T, m *Maker, p *v1.Pod) string {
 	t.Helper()
-	for range 2 { // it is repeatable
+	for range 2 { // it is idempotent
 		if err := m.Make(p); err != nil {
 			t.Fatal(err)
 		}
@@ -152,10 +152,10 @@ func TestConfigMap(t *testing.T) {
 	if err := m.Refresh(p); !errors.Is(err, fault.NotFound) {
 		t.Errorf("got %v, want not found", err)
 	}
-	want(t, dir+"/a", "one", 0o640) // what runs keeps what it had
+	want(t, dir+"/a", "one", 0o640) // running pods keep the files
 }
 
-// A reader sees all of the old or all of the new, and at any moment something.
+// At any moment a reader sees either all old files or all new ones.
 func TestUpdateIsAtomic(t *testing.T) {
 	m, o := maker(t)
 	p := pod(t, m, v1.VolumeSource{ConfigMap: &v1.ConfigMapVolumeSource{LocalObjectReference: ref("c")}})
@@ -171,7 +171,8 @@ func TestUpdateIsAtomic(t *testing.T) {
 			}
 			root, err := os.Open(dir + "/..data/.") // the files of one version
 			if errors.Is(err, fs.ErrNotExist) {
-				// It was followed just when the old files went; the link is never gone.
+				// The link was followed just when the old files were removed; the link
+				// itself always exists.
 				if _, err = os.Readlink(dir + "/..data"); err == nil {
 					continue
 				}
@@ -184,7 +185,7 @@ func TestUpdateIsAtomic(t *testing.T) {
 				data, _ := os.ReadFile(fmt.Sprintf("/proc/self/fd/%d/%s", root.Fd(), name))
 				return string(data)
 			}
-			// Files that are being removed after a change are no version.
+			// Files that are being removed after a change do not count.
 			if a, b := at("a"), at("b"); a != b && a != "" && b != "" && !(a == "1" && b == "2") {
 				read <- fmt.Errorf("saw a=%s with b=%s", a, b)
 			}
@@ -205,7 +206,7 @@ func TestUpdateIsAtomic(t *testing.T) {
 	}
 }
 
-// What a crash has left half-made does no harm and goes with the next change.
+// What a crash has left does no harm, and the next change removes it.
 func TestUpdateAfterACrash(t *testing.T) {
 	m, o := maker(t)
 	p := pod(t, m, v1.VolumeSource{ConfigMap: &v1.ConfigMapVolumeSource{LocalObjectReference: ref("c")}})
@@ -234,7 +235,7 @@ func TestSecret(t *testing.T) {
 	if err := unix.Statfs(dir, &s); err != nil || s.Type != unix.TMPFS_MAGIC {
 		t.Errorf("the secret is on a disk: %x, %v", s.Type, err)
 	}
-	// After a reboot the tmpfs is gone and its directory is there.
+	// After a reboot the tmpfs is gone, but its directory exists.
 	if err := unix.Unmount(dir, 0); err != nil {
 		t.Fatal(err)
 	}
@@ -329,7 +330,7 @@ func TestFSGroup(t *testing.T) {
 		t.Errorf("a link in a volume led out of it: %v, %v", now.Mode(), err)
 	}
 
-	// OnRootMismatch: the directory is right, so what is in it is not looked at.
+	// OnRootMismatch: the directory is right, so its content is left alone.
 	q := pod(t, m, v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: "p"}})
 	q.UID = "u2"
 	q.Spec.SecurityContext = p.Spec.SecurityContext.DeepCopy()
@@ -343,7 +344,7 @@ func TestFSGroup(t *testing.T) {
 	}
 }
 
-// A claim is one directory for all of its pods, and stays when they go.
+// A claim is one directory for all its pods and outlives them.
 func TestClaim(t *testing.T) {
 	m, _ := maker(t)
 	p := pod(t, m, v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: "p"}})
@@ -383,7 +384,7 @@ func TestSubPath(t *testing.T) {
 		t.Errorf("again: %s, %v", again, err)
 	}
 
-	// Links inside the volume are followed, those out of it are refused.
+	// Links that stay inside the volume are followed, others are refused.
 	secret := t.TempDir()
 	for name, target := range map[string]string{
 		"inside": "made/here", "absolute": secret, "up": "../../../../../../../../../../" + secret, "deep/up": "../../..", "loop": "loop",
@@ -409,8 +410,8 @@ func TestSubPath(t *testing.T) {
 		t.Errorf("something was made outside of the volume: %v", entries)
 	}
 
-	// What is mounted does not follow a link that changes later, nor the object
-	// until the container starts again.
+	// The mount does not follow later changes of a link, nor those of the object until
+	// the container starts again.
 	file, err := m.SubPath(p, c, "a", "app", 3)
 	if err != nil {
 		t.Fatal(err)
@@ -463,8 +464,7 @@ func TestMemory(t *testing.T) {
 	}
 }
 
-// A volume in memory is not larger than the memory that the pod can have, whatever the
-// kernel would let it have.
+// A volume in memory is no larger than the memory that its pod can use.
 func TestMemoryBound(t *testing.T) {
 	m, o := maker(t)
 	o.memory = 2 << 20
@@ -485,7 +485,7 @@ func TestMemoryBound(t *testing.T) {
 	}
 }
 
-// What a Secret says reaches no disk, though the node swaps.
+// A Secret never reaches a disk, even if the node swaps.
 func TestNothingIsSwapped(t *testing.T) {
 	m, _ := maker(t)
 	var major, minor int
@@ -520,8 +520,7 @@ func TestNothingIsSwapped(t *testing.T) {
 	}
 }
 
-// A kill while a claim is made must not leave it closed to its users for ever: nobody
-// ever finds it so.
+// A kill while a claim is made must not leave its users locked out for ever.
 func TestClaimIsOpenAtOnce(t *testing.T) {
 	m, o := maker(t)
 	for i := range 300 {
@@ -550,8 +549,8 @@ func TestClaimIsOpenAtOnce(t *testing.T) {
 	}
 }
 
-// Deployments on a host are often an absolute link to what is current. It stays in the
-// volume, so it is followed; one that leads out is not.
+// Software on a host is often deployed as an absolute link to the current version. It is
+// followed if it stays in the volume.
 func TestSubPathByAbsoluteLink(t *testing.T) {
 	m, _ := maker(t)
 	top := t.TempDir()

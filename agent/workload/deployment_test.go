@@ -7,8 +7,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// A percentage is rounded up for the surge and down for what may be unavailable,
-// and never are both none.
+// A percentage is rounded up for maxSurge and down for maxUnavailable, and they are never
+// both 0.
 func TestFenceposts(t *testing.T) {
 	for _, test := range []struct {
 		replicas                   int32

@@ -16,7 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// A world is a workload and its pods, which do what they are told.
+// A world is a workload and its pods, which always do as planned.
 type world struct {
 	t      *testing.T
 	object manifest.Object
@@ -35,8 +35,8 @@ func read(t *testing.T, text string) manifest.Object {
 	return objects[0]
 }
 
-// step plans, and has the wanted pods replace those that were. It tells which
-// there are: "front-0:2" is front-0 with image 2.
+// step plans, and the wanted pods replace the former ones. It returns them: "front-0:2" is
+// front-0 with image 2.
 func (w *world) step() string {
 	w.t.Helper()
 	w.plan = workload.Expand(w.object, w.pods, w.now)
@@ -72,7 +72,7 @@ func (w *world) ready(names ...string) {
 	}
 }
 
-// counts has how many pods of each image a step leads to.
+// counts returns how many pods of each image there are after a step.
 func (w *world) counts(what string, want map[string]int) {
 	w.t.Helper()
 	got := map[string]int{}
@@ -118,8 +118,7 @@ spec:
     spec: {containers: [{name: a, image: "i:%d"}]}
 `
 
-// deployment is one with a strategy: "2+1" has up to two pods more and one less
-// during an update.
+// deployment returns a Deployment; "2+1" is maxSurge 2 and maxUnavailable 1.
 func deployment(t *testing.T, replicas, minReady int, strategy string, image int) manifest.Object {
 	switch surge, unavailable, ok := strings.Cut(strategy, "+"); {
 	case ok:
@@ -132,8 +131,8 @@ func deployment(t *testing.T, replicas, minReady int, strategy string, image int
 	return read(t, fmt.Sprintf(front, replicas, minReady, strategy, image))
 }
 
-// An update replaces as many pods as may be unavailable, and goes on when they
-// are available.
+// An update replaces as many pods as may be unavailable, and continues when the new ones are
+// available.
 func TestDeployment(t *testing.T) {
 	w := &world{t: t, now: time.Unix(1e9, 0), object: deployment(t, 4, 10, "0+2", 1)}
 	w.expect("at first", "front-0:1 front-1:1 front-2:1 front-3:1")
@@ -171,8 +170,8 @@ func TestDeployment(t *testing.T) {
 	}
 }
 
-// An update that does not come up stops; a repaired one replaces what is broken
-// first.
+// An update whose pods do not become available stops. After a repair the broken pods are
+// replaced first.
 func TestDeploymentStuck(t *testing.T) {
 	w := &world{t: t, now: time.Unix(1e9, 0), object: deployment(t, 3, 0, "0+1", 1)}
 	w.step()
@@ -188,8 +187,8 @@ func TestDeploymentStuck(t *testing.T) {
 	w.expect("goes on", "front-0:3 front-1:3 front-2:1")
 }
 
-// A pod that has ended, by an eviction or because it did not fit, is replaced after ten
-// seconds, under a name that is not the same pod again.
+// A pod that has ended, because it was evicted or rejected, is replaced after ten seconds
+// under another name.
 func TestDeploymentPodEnds(t *testing.T) {
 	w := &world{t: t, now: time.Unix(1e9, 0), object: deployment(t, 2, 0, "0+1", 1)}
 	w.expect("at first", "front-0:1 front-1:1")
@@ -205,13 +204,13 @@ func TestDeploymentPodEnds(t *testing.T) {
 	w.now = w.now.Add(time.Second)
 	w.expect("and is replaced", "front-1:1 front-2:1")
 	w.expect("once", "front-1:1 front-2:1")
-	// One that never ran because it did not fit has no containers and no conditions.
+	// A rejected pod has neither containers nor conditions.
 	w.pods[1].Status = v1.PodStatus{Phase: v1.PodFailed, Reason: "OutOfcpu", StartTime: &metav1.Time{Time: w.now}}
 	w.expect("its successor does not fit", "front-1:1 front-2:1")
 	w.now = w.now.Add(10 * time.Second)
 	w.expect("and is replaced too", "front-0:1 front-1:1")
 	w.ready("front-0", "front-1")
-	// An update goes on over a pod that fails.
+	// An update continues after a pod has failed.
 	w.object = deployment(t, 2, 0, "0+1", 2)
 	w.expect("update", "front-0:2 front-1:1")
 	w.end("front-0", v1.PodFailed)
@@ -235,8 +234,8 @@ func TestDaemonSetPodEnds(t *testing.T) {
 	w.expect("replaced again", "front-0:1")
 }
 
-// With a surge the new pod is there first. It is so by default, as 25 % of few pods
-// is one more, and none less.
+// With a surge the new pod comes first. That is the default for few pods, since 25 % of them
+// is one more and none less.
 func TestDeploymentSurge(t *testing.T) {
 	w := &world{t: t, now: time.Unix(1e9, 0), object: deployment(t, 1, 0, "", 1)}
 	w.expect("at first", "front-0:1")
@@ -267,8 +266,8 @@ func TestDeploymentSurge(t *testing.T) {
 	w.expect("the end", "front-0:2 front-1:2 front-3:2")
 }
 
-// The example of the Deployment controller's own source: ten pods, of which two may
-// be unavailable and three too many.
+// The example in the source of the Deployment controller: ten pods, maxUnavailable 2 and
+// maxSurge 3.
 func TestDeploymentOfTen(t *testing.T) {
 	begin := func() *world {
 		w := &world{t: t, now: time.Unix(1e9, 0), object: deployment(t, 10, 0, "3+2", 1)}
@@ -297,8 +296,8 @@ func TestDeploymentOfTen(t *testing.T) {
 	w.counts("rolled over", map[string]int{"1": 8, "3": 5})
 }
 
-// Recreate lets all old pods go, and each new one waits for the end of the old one
-// of its name.
+// Recreate drops all old pods, and each new pod waits for the end of the old one of its
+// name.
 func TestDeploymentRecreate(t *testing.T) {
 	w := &world{t: t, now: time.Unix(1e9, 0), object: deployment(t, 2, 0, "1+0", 1)}
 	w.step()
@@ -333,7 +332,8 @@ func condition(p workload.Plan) string {
 	return ""
 }
 
-// A Job runs to its completions, as many pods at a time as it may.
+// A Job runs until its completions are reached, with no more pods at a time than its
+// parallelism.
 func TestJob(t *testing.T) {
 	w := &world{t: t, now: time.Unix(1e9, 0), object: read(t, fmt.Sprintf(sum, "  activeDeadlineSeconds: 3600\n  ttlSecondsAfterFinished: 60"))}
 	w.expect("at first", "sum-0:1 sum-1:1")
@@ -381,7 +381,7 @@ func TestJobFails(t *testing.T) {
 	}
 }
 
-// A suspended job has no pods that run; a resumed one goes on where it was.
+// A suspended Job has no running pods; a resumed one continues where it was.
 func TestJobSuspended(t *testing.T) {
 	w := &world{t: t, now: time.Unix(1e9, 0), object: read(t, fmt.Sprintf(sum, ""))}
 	w.step()
@@ -395,7 +395,7 @@ func TestJobSuspended(t *testing.T) {
 	w.expect("resumed", "sum-0:1 sum-1:1 sum-2:1")
 }
 
-// Each index of an indexed job is done once, and knows itself.
+// Each index of an indexed Job is done once, and its pod knows the index.
 func TestIndexedJob(t *testing.T) {
 	w := &world{t: t, now: time.Unix(1e9, 0), object: read(t, fmt.Sprintf(sum, "  completionMode: Indexed"))}
 	w.expect("at first", "sum-0-0:1 sum-1-0:1")

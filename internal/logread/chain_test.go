@@ -175,7 +175,7 @@ func TestRotatedFiles(t *testing.T) {
 		}
 		differ(t, copyAll(t, c.path, Options{Tail: &n}), want)
 	}
-	// One that is damaged takes nothing else with it.
+	// A damaged file does not affect the others.
 	first := c.path + "." + c.stamps[0] + ".gz"
 	whole, err := os.ReadFile(first)
 	c.check(err)

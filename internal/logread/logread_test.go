@@ -70,7 +70,7 @@ func TestOptions(t *testing.T) {
 			t.Errorf("%s: %q and %q, want %q and %q", tt.name, out.String(), errOut.String(), tt.out, tt.err)
 		}
 	}
-	// Lines of a stream that nobody asked for do not count.
+	// Lines of an unwanted stream do not count.
 	var out bytes.Buffer
 	copyAll(t, path, Options{Stderr: &out, Tail: n(1), Timestamps: true})
 	differ(t, out.String(), "2026-11-22T12:00:02.000000000Z between\n")
