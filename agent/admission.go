@@ -70,7 +70,7 @@ func (d *admission) place() *admit.Node {
 	n := d.host.node.Node()
 	return &admit.Node{
 		Name: d.name, Labels: n.Labels, Allocatable: n.Status.Allocatable, UnsafeSysctls: d.care.UnsafeSysctls, NoPrivileged: d.care.NoPrivileged,
-		Pressure: d.keeper.Pressure(), Features: d.host.gate.Get().Features, Pods: d,
+		Pressure: d.keeper.Pressure(), Features: d.host.readiness.Get().Features, Pods: d,
 	}
 }
 

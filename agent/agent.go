@@ -11,7 +11,7 @@
 //	                                            ▼
 //	 pleg ◀── lists, events ── runtime ◀── CRI ── criruntime ◀── podspec (pure)
 //	  │                           ▲             │
-//	  │   gate ── is it ready? ───┤             │
+//	  │   readiness ── asks it ───┤             │
 //	  │   probe ── exec ──────────┘             ▼
 //	  └──▶ wake workers ◀── probe results     status   what is known of each pod
 //
@@ -41,19 +41,19 @@ import (
 	internalapi "k8s.io/cri-api/pkg/apis"
 
 	"github.com/crisp-cri/crisp/agent/api"
+	"github.com/crisp-cri/crisp/agent/criconn"
 	"github.com/crisp-cri/crisp/agent/criruntime"
 	"github.com/crisp-cri/crisp/agent/desired"
 	"github.com/crisp-cri/crisp/agent/event"
-	"github.com/crisp-cri/crisp/agent/gate"
 	"github.com/crisp-cri/crisp/agent/housekeeping"
 	"github.com/crisp-cri/crisp/agent/idrange"
 	"github.com/crisp-cri/crisp/agent/keyring"
-	"github.com/crisp-cri/crisp/agent/measure"
 	"github.com/crisp-cri/crisp/agent/node"
 	"github.com/crisp-cri/crisp/agent/pleg"
 	"github.com/crisp-cri/crisp/agent/podfiles"
 	"github.com/crisp-cri/crisp/agent/probe"
-	"github.com/crisp-cri/crisp/agent/pulled"
+	"github.com/crisp-cri/crisp/agent/pullrecords"
+	"github.com/crisp-cri/crisp/agent/readiness"
 	"github.com/crisp-cri/crisp/agent/status"
 	"github.com/crisp-cri/crisp/agent/store"
 	"github.com/crisp-cri/crisp/internal/fault"
@@ -63,27 +63,27 @@ import (
 
 // Options are what an agent is started with.
 type Options struct {
-	Manifests      string           // directory of the manifest files
-	URL            string           // of one more manifest; "" is none
-	URLHeader      http.Header      // of the requests for it
-	Root           string           // the agent's own directory
-	Serve          Serve            // where it is spoken to
-	LogDir         string           // of the pods' logs; "" is <Root>/logs
-	NodeName       string           // "" is the host name
-	NodeIPs        []netip.Addr     // nil: found out, again and again
-	ResolvConf     string           // of the node; "" gives pods the runtime's choice
-	ClusterDNS     []string         // name servers for dnsPolicy ClusterFirst; none: as Default
-	ClusterDomain  string           // what the names of pods with a subdomain end in
-	SeccompDefault bool             // RuntimeDefault for containers that name no profile
-	NoCPUQuota     bool             // do not enforce CPU limits
-	Pulls          criruntime.Pulls // limits of pulling images
-	PullPolicy     pulled.Policy    // for which images that are here credentials are asked for; "" is the kubelet's default
-	PullUnasked    []string         // images that they are not asked for, with the policy NeverVerifyAllowlisted
-	Plugins        string           // file with a CredentialProviderConfig; "" for none
-	PluginDir      string           // of its programs
-	LogLinks       string           // directory of links to the containers' logs; "" for none
-	StopPods       bool             // stop the pods when the agent ends; else they run on
-	Care           Care             // of the node
+	Manifests      string             // directory of the manifest files
+	URL            string             // of one more manifest; "" is none
+	URLHeader      http.Header        // of the requests for it
+	Root           string             // the agent's own directory
+	Serve          Serve              // where it is spoken to
+	LogDir         string             // of the pods' logs; "" is <Root>/logs
+	NodeName       string             // "" is the host name
+	NodeIPs        []netip.Addr       // nil: found out, again and again
+	ResolvConf     string             // of the node; "" gives pods the runtime's choice
+	ClusterDNS     []string           // name servers for dnsPolicy ClusterFirst; none: as Default
+	ClusterDomain  string             // what the names of pods with a subdomain end in
+	SeccompDefault bool               // RuntimeDefault for containers that name no profile
+	NoCPUQuota     bool               // do not enforce CPU limits
+	Pulls          criruntime.Pulls   // limits of pulling images
+	PullPolicy     pullrecords.Policy // for which images that are here credentials are asked for; "" is the kubelet's default
+	PullUnasked    []string           // images that they are not asked for, with the policy NeverVerifyAllowlisted
+	Plugins        string             // file with a CredentialProviderConfig; "" for none
+	PluginDir      string             // of its programs
+	LogLinks       string             // directory of links to the containers' logs; "" for none
+	StopPods       bool               // stop the pods when the agent ends; else they run on
+	Care           Care               // of the node
 	Log            *slog.Logger
 
 	MaxBackoff time.Duration // of containers that exit again and again; 0 is 300 s
@@ -122,7 +122,7 @@ func Run(ctx context.Context, o Options) error {
 		return err
 	}
 	defer stop()
-	a.tellManager(ctx)
+	a.notifySystemd(ctx)
 	defer sdnotify.Notify("STOPPING=1")
 	return a.loop(ctx)
 }
@@ -132,12 +132,12 @@ type disk struct {
 	files   *podfiles.Store
 	objects *store.Store
 	ids     *idrange.Pool
-	pulled  *pulled.Ledger
+	pulled  *pullrecords.Ledger
 	plugins *keyring.Plugins // nil: none
 }
 
 func openDisk(o *Options) (d disk, err error) {
-	if d.pulled, err = pulled.Open(o.Root, cmp.Or(o.PullPolicy, pulled.NeverVerifyPreloaded), o.PullUnasked); err != nil {
+	if d.pulled, err = pullrecords.Open(o.Root, cmp.Or(o.PullPolicy, pullrecords.NeverVerifyPreloaded), o.PullUnasked); err != nil {
 		return d, err
 	}
 	if o.Plugins != "" {
@@ -172,10 +172,10 @@ func newAgent(ctx context.Context, o Options, events *event.Store) (*agent, erro
 	wanted.Resume(files.Accepted(), files.LoadStatus)
 	debugged := &debugged{dir: filepath.Join(o.Root, "ephemeral"), wanted: wanted, log: o.Log}
 	debugged.load(files.Accepted())
-	ips, runtime := newAddresses(o.NodeIPs), measure.New(o.Log)
+	ips, runtime := newAddresses(o.NodeIPs), criconn.New(o.Log)
 	shown := conditions{node: node.New(o.NodeName, o.Serve.Version, ips.get()), wanted: wanted, endpoint: o.Endpoint}
 	describeNode(shown.node, o.Root, &o.Care)
-	h := host{addresses: ips, node: shown.node, gate: gate.New(runtime.Runtime(), shown, o.Log), runtime: runtime}
+	h := host{addresses: ips, node: shown.node, readiness: readiness.New(runtime.Runtime(), shown, o.Log), runtime: runtime}
 	results := &probe.Results{}
 	statuses := status.NewStore(h, files, results, o.Log)
 	r := &roster{wanted: wanted, files: files, status: statuses}

@@ -1,13 +1,13 @@
 package agent
 
 import (
-	"github.com/crisp-cri/crisp/agent/desired"
-	"github.com/crisp-cri/crisp/agent/gate"
-	"github.com/crisp-cri/crisp/agent/node"
-	v1 "k8s.io/api/core/v1"
 	"strings"
 
+	"github.com/crisp-cri/crisp/agent/desired"
+	"github.com/crisp-cri/crisp/agent/node"
+	"github.com/crisp-cri/crisp/agent/readiness"
 	"github.com/crisp-cri/crisp/internal/sdnotify"
+	v1 "k8s.io/api/core/v1"
 )
 
 // conditions show the runtime's state to who looks at the node, and to the service manager.
@@ -17,8 +17,8 @@ type conditions struct {
 	endpoint string // of the runtime
 }
 
-// RuntimeChanged is as gate.Watcher says.
-func (c conditions) RuntimeChanged(s gate.State) {
+// RuntimeChanged is as readiness.Watcher says.
+func (c conditions) RuntimeChanged(s readiness.State) {
 	status := func(ok bool) v1.ConditionStatus {
 		if ok {
 			return v1.ConditionTrue

@@ -4,9 +4,9 @@ import (
 	"testing"
 
 	"github.com/crisp-cri/crisp/agent/desired"
-	"github.com/crisp-cri/crisp/agent/gate"
 	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/agent/node"
+	"github.com/crisp-cri/crisp/agent/readiness"
 )
 
 // Of a runtime that was replaced by a newer one, the node shows the newer one; while it
@@ -14,7 +14,7 @@ import (
 func TestVersionOfTheNode(t *testing.T) {
 	shown := conditions{node: node.New("n1", "", nil), wanted: desired.New([]string{manifest.SourceFile})}
 	for _, c := range []struct{ told, want string }{{"", ""}, {"crisp://1", "crisp://1"}, {"crisp://2", "crisp://2"}, {"", "crisp://2"}} {
-		shown.RuntimeChanged(gate.State{Version: c.told})
+		shown.RuntimeChanged(readiness.State{Version: c.told})
 		if got := shown.node.Node().Status.NodeInfo.ContainerRuntimeVersion; got != c.want {
 			t.Errorf("the runtime is %q, the node shows %q", c.told, got)
 		}

@@ -8,9 +8,10 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/crisp-cri/crisp/agent/criconn"
 	"github.com/crisp-cri/crisp/agent/evict"
 	"github.com/crisp-cri/crisp/agent/node"
-	"github.com/crisp-cri/crisp/agent/pulled"
+	"github.com/crisp-cri/crisp/agent/pullrecords"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 )
@@ -28,7 +29,7 @@ func (z configz) Show() map[string]any {
 	config := map[string]any{
 		"kind": "KubeletConfiguration", "apiVersion": "kubelet.config.k8s.io/v1beta1",
 		"staticPodPath": z.o.Manifests, "staticPodURL": z.o.URL, "fileCheckFrequency": "20s", "httpCheckFrequency": "20s",
-		"containerRuntimeEndpoint": z.o.Endpoint, "imageServiceEndpoint": z.o.Endpoint, "runtimeRequestTimeout": rpcTimeout.String(),
+		"containerRuntimeEndpoint": z.o.Endpoint, "imageServiceEndpoint": z.o.Endpoint, "runtimeRequestTimeout": criconn.CallTimeout.String(),
 		"podLogsDir": z.o.LogDir, "resolvConf": z.o.ResolvConf, "clusterDNS": z.o.ClusterDNS, "clusterDomain": z.o.ClusterDomain,
 		"seccompDefault": z.o.SeccompDefault, "cpuCFSQuota": !z.o.NoCPUQuota, "cpuCFSQuotaPeriod": "100ms",
 		"enableServer": true, "enableDebuggingHandlers": true, "failSwapOn": false, "failCgroupV1": false,
@@ -45,7 +46,7 @@ func (z configz) Show() map[string]any {
 		"evictionMaxPodGracePeriod":        c.Rules.EvictGrace,
 		"evictionPressureTransitionPeriod": c.Rules.EvictTransition.String(),
 	}
-	config["imagePullCredentialsVerificationPolicy"] = string(cmp.Or(z.o.PullPolicy, pulled.NeverVerifyPreloaded))
+	config["imagePullCredentialsVerificationPolicy"] = string(cmp.Or(z.o.PullPolicy, pullrecords.NeverVerifyPreloaded))
 	if len(z.o.PullUnasked) > 0 {
 		config["preloadedImagesVerificationAllowlist"] = z.o.PullUnasked
 	}

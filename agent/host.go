@@ -1,9 +1,9 @@
 package agent
 
 import (
-	"github.com/crisp-cri/crisp/agent/gate"
-	"github.com/crisp-cri/crisp/agent/measure"
+	"github.com/crisp-cri/crisp/agent/criconn"
 	"github.com/crisp-cri/crisp/agent/node"
+	"github.com/crisp-cri/crisp/agent/readiness"
 	v1 "k8s.io/api/core/v1"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
@@ -12,8 +12,8 @@ import (
 type host struct {
 	addresses *addresses
 	node      *node.State
-	gate      *gate.Gate
-	runtime   *measure.Connection
+	readiness *readiness.Monitor
+	runtime   *criconn.Connection
 }
 
 func (h host) IPs() []string { return h.addresses.get() }
@@ -23,8 +23,8 @@ func (h host) RuntimeName() string { return h.runtime.RuntimeName() }
 
 func (h host) Allocatable() v1.ResourceList { return h.node.Node().Status.Allocatable }
 
-func (h host) Handlers() []string { return h.gate.Get().HandlerNames() }
+func (h host) Handlers() []string { return h.readiness.Get().HandlerNames() }
 
 func (h host) Features(handler string) *cri.RuntimeHandlerFeatures {
-	return h.gate.Get().Handler(handler).GetFeatures()
+	return h.readiness.Get().Handler(handler).GetFeatures()
 }

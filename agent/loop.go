@@ -6,11 +6,11 @@ import (
 	"time"
 
 	"github.com/crisp-cri/crisp/agent/api"
+	"github.com/crisp-cri/crisp/agent/criconn"
 	"github.com/crisp-cri/crisp/agent/criruntime"
 	"github.com/crisp-cri/crisp/agent/desired"
 	"github.com/crisp-cri/crisp/agent/event"
 	"github.com/crisp-cri/crisp/agent/housekeeping"
-	"github.com/crisp-cri/crisp/agent/measure"
 	"github.com/crisp-cri/crisp/agent/pleg"
 	"github.com/crisp-cri/crisp/agent/podfiles"
 	"github.com/crisp-cri/crisp/agent/podsync"
@@ -31,7 +31,7 @@ type agent struct {
 	host       host
 	conditions conditions
 	events     event.Recorder
-	runtime    *measure.Connection
+	runtime    *criconn.Connection
 	driver     *criruntime.Driver
 	wanted     *desired.Manager
 	status     *status.Store
@@ -134,7 +134,7 @@ func (a *agent) connected(ctx context.Context, r answer, changes chan<- pleg.Cha
 	if a.wanted.Ready() {
 		a.ready(pool)
 	}
-	go a.host.gate.Run(ctx, a.pleg)
+	go a.host.readiness.Run(ctx, a.pleg)
 	go a.pleg.Run(ctx, changes)
 	return pool, nil
 }

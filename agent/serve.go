@@ -6,8 +6,8 @@ import (
 
 	"github.com/crisp-cri/crisp/agent/api/kubectl"
 	"github.com/crisp-cri/crisp/agent/event"
-	"github.com/crisp-cri/crisp/agent/gate"
 	"github.com/crisp-cri/crisp/agent/listen"
+	"github.com/crisp-cri/crisp/agent/readiness"
 )
 
 // Serve says where the agent is spoken to. Its Unix socket, <Root>/agent.sock
@@ -25,7 +25,7 @@ func SocketOf(root string) string { return filepath.Join(root, "agent.sock") }
 
 // serve serves the local API. The returned function ends serving.
 func (a *agent) serve(ctx context.Context, events *event.Store) (stop func(), err error) {
-	a.conditions.RuntimeChanged(gate.State{Reason: "RuntimeDoesNotAnswer", Message: "runtime at " + a.o.Endpoint + " has not answered yet"})
+	a.conditions.RuntimeChanged(readiness.State{Reason: "RuntimeDoesNotAnswer", Message: "runtime at " + a.o.Endpoint + " has not answered yet"})
 	go a.tellWatchers(ctx, events)
 	h := listen.Handlers{All: kubectl.New(a.api, a.store, a.o.Serve.Version), Shown: a.api, Health: a.api.Health()}
 	return listen.Begin(ctx, h, listen.Options{

@@ -10,10 +10,10 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/crisp-cri/crisp/agent/criconn"
 	"github.com/crisp-cri/crisp/agent/criruntime"
 	"github.com/crisp-cri/crisp/agent/desired"
 	"github.com/crisp-cri/crisp/agent/manifest"
-	"github.com/crisp-cri/crisp/agent/measure"
 	"github.com/crisp-cri/crisp/agent/podfiles"
 	"github.com/crisp-cri/crisp/agent/probe"
 	"github.com/crisp-cri/crisp/agent/source"
@@ -68,7 +68,7 @@ func TestStopsWithoutRuntime(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				log, conn := slog.New(slog.DiscardHandler), measure.New(slog.New(slog.DiscardHandler))
+				log, conn := slog.New(slog.DiscardHandler), criconn.New(slog.New(slog.DiscardHandler))
 				away := runtime.away
 				runtime.away = false // it has answered once
 				if _, err := conn.Connect(t.Context(), runtime, nil); err != nil {

@@ -17,7 +17,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/agent/podspec"
 	"github.com/crisp-cri/crisp/agent/podsync"
-	"github.com/crisp-cri/crisp/agent/pulled"
+	"github.com/crisp-cri/crisp/agent/pullrecords"
 	"github.com/crisp-cri/crisp/internal/fault"
 	v1 "k8s.io/api/core/v1"
 	nodev1 "k8s.io/api/node/v1"
@@ -422,7 +422,7 @@ func TestResize(t *testing.T) {
 // pull it itself, and the registry decides.
 func TestPulledWithASecret(t *testing.T) {
 	d, r, with := record(t, "  imagePullSecrets: [{name: pull}]\n  containers: [{name: a, image: reg.example/app, imagePullPolicy: IfNotPresent}]\n")
-	ledger, err := pulled.Open(d.o.Root, pulled.NeverVerifyPreloaded, nil)
+	ledger, err := pullrecords.Open(d.o.Root, pullrecords.NeverVerifyPreloaded, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,7 +9,7 @@
 // and acts. It reads, below the agent's root,
 //
 //	config.json             credentials of the node for registries, as docker writes it
-//	images/                 with whose credentials images were pulled: see the package pulled
+//	images/                 with whose credentials images were pulled: see the package pullrecords
 //	seccomp/                the profiles of type Localhost
 //
 // A Driver is used by all workers at once.
@@ -28,7 +28,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/podfiles"
 	"github.com/crisp-cri/crisp/agent/podspec"
 	"github.com/crisp-cri/crisp/agent/podsync"
-	"github.com/crisp-cri/crisp/agent/pulled"
+	"github.com/crisp-cri/crisp/agent/pullrecords"
 	"github.com/crisp-cri/crisp/agent/volume"
 	v1 "k8s.io/api/core/v1"
 	internalapi "k8s.io/cri-api/pkg/apis"
@@ -50,8 +50,8 @@ type Options struct {
 	Pulls          Pulls
 	MaxBackoff     time.Duration // of containers that exit again and again; 0 is 300 s
 
-	Plugins *keyring.Plugins // know more credentials; may be nil
-	Pulled  *pulled.Ledger   // who may use which image; nil: everybody all of them
+	Plugins *keyring.Plugins    // know more credentials; may be nil
+	Pulled  *pullrecords.Ledger // who may use which image; nil: everybody all of them
 
 	Host    Host           // may be nil: nothing is known of it
 	Grants  Grants         // may be nil: none but the node's own IDs

@@ -12,7 +12,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/event"
 	"github.com/crisp-cri/crisp/agent/keyring"
 	"github.com/crisp-cri/crisp/agent/podsync"
-	"github.com/crisp-cri/crisp/agent/pulled"
+	"github.com/crisp-cri/crisp/agent/pullrecords"
 	"github.com/crisp-cri/crisp/internal/fault"
 	v1 "k8s.io/api/core/v1"
 	internalapi "k8s.io/cri-api/pkg/apis"
@@ -23,9 +23,9 @@ import (
 // A puller brings images here, for pods that may use them.
 type puller struct {
 	images  internalapi.ImageManagerService
-	config  string           // path of the node's own credentials, as docker writes them
-	plugins *keyring.Plugins // may be nil
-	pulled  *pulled.Ledger   // nil: every pod may use all images
+	config  string              // path of the node's own credentials, as docker writes them
+	plugins *keyring.Plugins    // may be nil
+	pulled  *pullrecords.Ledger // nil: every pod may use all images
 	objects Objects
 	host    Host
 	events  teller

@@ -15,7 +15,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/imagegc"
 	"github.com/crisp-cri/crisp/agent/logrotate"
 	"github.com/crisp-cri/crisp/agent/podsync"
-	"github.com/crisp-cri/crisp/agent/pulled"
+	"github.com/crisp-cri/crisp/agent/pullrecords"
 	"github.com/crisp-cri/crisp/agent/volume"
 	"github.com/crisp-cri/crisp/internal/periodic"
 	v1 "k8s.io/api/core/v1"
@@ -33,7 +33,7 @@ type Options struct {
 
 	Runtime internalapi.RuntimeService
 	Images  internalapi.ImageManagerService
-	Pulled  *pulled.Ledger
+	Pulled  *pullrecords.Ledger
 	Driver  Driver
 	Pods    Pods
 	Files   Files

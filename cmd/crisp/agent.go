@@ -14,7 +14,8 @@ import (
 	"time"
 
 	"github.com/crisp-cri/crisp/agent"
-	"github.com/crisp-cri/crisp/agent/pulled"
+	"github.com/crisp-cri/crisp/agent/criconn"
+	"github.com/crisp-cri/crisp/agent/pullrecords"
 	"github.com/crisp-cri/crisp/internal/logctx"
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
@@ -46,7 +47,7 @@ func agentCommand(c *cli) *cobra.Command {
 	fs.IntVar(&o.Pulls.Parallel, "max-parallel-image-pulls", 3, "how many images are pulled at a time")
 	fs.Float64Var(&o.Pulls.PerSec, "registry-qps", 5, "how many pulls may begin in a second")
 	fs.IntVar(&o.Pulls.Burst, "registry-burst", 10, "how many pulls may begin at once")
-	fs.StringVar(&pullPolicy, "image-pull-credentials-verification-policy", string(pulled.NeverVerifyPreloaded), "for which images that are here a pod must have credentials: NeverVerify, NeverVerifyPreloadedImages (only those that pods have pulled), NeverVerifyAllowlistedImages or AlwaysVerify")
+	fs.StringVar(&pullPolicy, "image-pull-credentials-verification-policy", string(pullrecords.NeverVerifyPreloaded), "for which images that are here a pod must have credentials: NeverVerify, NeverVerifyPreloadedImages (only those that pods have pulled), NeverVerifyAllowlistedImages or AlwaysVerify")
 	fs.StringVar(&pullUnasked, "preloaded-images-verification-allowlist", "", "`images` that no credentials are needed for with NeverVerifyAllowlistedImages, with a comma between them; NAME/* is all below")
 	fs.StringVar(&o.Plugins, "image-credential-provider-config", "", "`file` with a CredentialProviderConfig: programs that know credentials for images")
 	fs.StringVar(&o.PluginDir, "image-credential-provider-bin-dir", "", "`directory` of those programs")
@@ -82,8 +83,8 @@ func agentCommand(c *cli) *cobra.Command {
 			return err
 		}
 		o.Root = cmp.Or(o.Root, c.agentRoot)
-		if o.PullPolicy = pulled.Policy(pullPolicy); !slices.Contains(pulled.Policies, o.PullPolicy) {
-			return usageError("--image-pull-credentials-verification-policy %s: want one of %v", pullPolicy, pulled.Policies)
+		if o.PullPolicy = pullrecords.Policy(pullPolicy); !slices.Contains(pullrecords.Policies, o.PullPolicy) {
+			return usageError("--image-pull-credentials-verification-policy %s: want one of %v", pullPolicy, pullrecords.Policies)
 		}
 		if pullUnasked != "" {
 			o.PullUnasked = strings.Split(pullUnasked, ",")
@@ -130,7 +131,7 @@ func agentCommand(c *cli) *cobra.Command {
 		}
 		o.Endpoint = c.endpoint
 		o.Connect = func(ctx context.Context) (internalapi.RuntimeService, internalapi.ImageManagerService, error) {
-			return agent.Dial(ctx, o.Endpoint, patience)
+			return criconn.Dial(ctx, o.Endpoint, patience)
 		}
 		return agent.Run(c.ctx, o)
 	}

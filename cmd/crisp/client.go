@@ -6,7 +6,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/crisp-cri/crisp/agent"
+	"github.com/crisp-cri/crisp/agent/criconn"
 	"github.com/crisp-cri/crisp/agent/criruntime"
 	"github.com/crisp-cri/crisp/agent/podfiles"
 	"github.com/crisp-cri/crisp/agent/status"
@@ -19,7 +19,7 @@ import (
 const patience = 10 * time.Second
 
 func (c *cli) connect() (internalapi.RuntimeService, internalapi.ImageManagerService, error) {
-	return agent.Dial(c.ctx, c.endpoint, patience)
+	return criconn.Dial(c.ctx, c.endpoint, patience)
 }
 
 // pods lists the pods of the runtime, and those that the agent has accepted for

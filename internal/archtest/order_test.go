@@ -13,15 +13,15 @@ import (
 var layers = map[string][][]string{
 	"agent": {
 		// What is known of one thing, and of no other package.
-		{"cgroup", "event", "gate", "httpget", "idrange", "imagegc", "keyring", "listen", "logrotate", "manifest", "measure", "node", "podsync", "volume"},
+		{"cgroup", "event", "httpget", "idrange", "imagegc", "keyring", "listen", "logrotate", "manifest", "node", "podsync", "readiness", "volume"},
 		// What goes by the plan of a pod, or by a manifest.
-		{"evict", "pleg", "podfiles", "probe", "pulled", "source", "status", "watchcache", "worker", "workload"},
+		{"evict", "pleg", "podfiles", "probe", "pullrecords", "source", "status", "watchcache", "worker", "workload"},
 		// What is wanted, and what is made of it.
 		{"admit", "desired", "podspec", "store"},
 		// The runtime.
 		{"criruntime"},
 		// Who asks and shows, and who looks after the node.
-		{"api", "housekeeping"},
+		{"api", "criconn", "housekeeping"},
 		{"api/kubectl"},
 		// What puts them together.
 		{"."},

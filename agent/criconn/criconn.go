@@ -1,7 +1,7 @@
-// Package measure is the connection to a runtime and counts what is asked of it, by the names of the
-// kubelet's metrics: runtime_operations_total and its kin. Each is a line of the
-// log too, for who debugs.
-package measure
+// Package criconn connects to a runtime and counts the calls, by the names of the kubelet's
+// metrics: runtime_operations_total and the like. Each call is a line of the log, too, for
+// debugging.
+package criconn
 
 import (
 	"context"

@@ -1,4 +1,4 @@
-package pulled_test
+package pullrecords_test
 
 import (
 	"os"
@@ -7,19 +7,19 @@ import (
 	"time"
 
 	"github.com/crisp-cri/crisp/agent/keyring"
-	"github.com/crisp-cri/crisp/agent/pulled"
+	"github.com/crisp-cri/crisp/agent/pullrecords"
 )
 
-func open(t *testing.T, root string, policy pulled.Policy, listed ...string) *pulled.Ledger {
+func open(t *testing.T, root string, policy pullrecords.Policy, listed ...string) *pullrecords.Ledger {
 	t.Helper()
-	l, err := pulled.Open(root, policy, listed)
+	l, err := pullrecords.Open(root, policy, listed)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return l
 }
 
-func pull(t *testing.T, l *pulled.Ledger, image, id string, by *keyring.Source) {
+func pull(t *testing.T, l *pullrecords.Ledger, image, id string, by *keyring.Source) {
 	t.Helper()
 	if err := l.Begin(image); err != nil {
 		t.Fatal(err)
@@ -34,7 +34,7 @@ func pull(t *testing.T, l *pulled.Ledger, image, id string, by *keyring.Source) 
 func TestSecrets(t *testing.T) {
 	root := t.TempDir()
 	good := keyring.Source{UID: "1", Namespace: "a", Name: "pull", Hash: "h"}
-	pull(t, open(t, root, pulled.NeverVerifyPreloaded), "reg.example/app:1", "id", &good)
+	pull(t, open(t, root, pullrecords.NeverVerifyPreloaded), "reg.example/app:1", "id", &good)
 	rotated, copied, other := good, good, keyring.Source{UID: "3", Namespace: "b", Name: "pull", Hash: "o"}
 	rotated.Hash, copied.UID, copied.Namespace = "new", "2", "b"
 	for _, test := range []struct {
@@ -52,13 +52,13 @@ func TestSecrets(t *testing.T) {
 		{"changed", "reg.example/app:1", []keyring.Source{rotated}, true},
 		{"one with the changed content", "reg.example/app:1", []keyring.Source{{UID: "9", Name: "z", Hash: "new"}}, true},
 	} {
-		l := open(t, root, pulled.NeverVerifyPreloaded)
+		l := open(t, root, pullrecords.NeverVerifyPreloaded)
 		if got, err := l.MayUse(test.image, "id", test.secrets); err != nil || got != test.want {
 			t.Errorf("%s: %v, %v", test.name, got, err)
 		}
 	}
 	// Once it was pulled without a secret, it is everybody's.
-	l := open(t, root, pulled.NeverVerifyPreloaded)
+	l := open(t, root, pullrecords.NeverVerifyPreloaded)
 	pull(t, l, "reg.example/app:1", "id", nil)
 	pull(t, l, "reg.example/app:1", "id", &other)
 	if got, err := l.MayUse("reg.example/app:1", "id", nil); err != nil || !got {
@@ -69,16 +69,16 @@ func TestSecrets(t *testing.T) {
 // An image that came while an agent died is one that was pulled: nobody knows by whom.
 func TestDiedWhilePulling(t *testing.T) {
 	root := t.TempDir()
-	if err := open(t, root, pulled.NeverVerifyPreloaded).Begin("reg.example/app:1"); err != nil {
+	if err := open(t, root, pullrecords.NeverVerifyPreloaded).Begin("reg.example/app:1"); err != nil {
 		t.Fatal(err)
 	}
-	l := open(t, root, pulled.NeverVerifyPreloaded)
+	l := open(t, root, pullrecords.NeverVerifyPreloaded)
 	if got, err := l.MayUse("reg.example/app:1", "id", nil); err != nil || got {
 		t.Errorf("%v, %v", got, err)
 	}
 	// The next pull settles it.
 	pull(t, l, "reg.example/app:1", "id", nil)
-	if got, err := open(t, root, pulled.NeverVerifyPreloaded).MayUse("reg.example/app:1", "id", nil); err != nil || !got {
+	if got, err := open(t, root, pullrecords.NeverVerifyPreloaded).MayUse("reg.example/app:1", "id", nil); err != nil || !got {
 		t.Errorf("%v, %v", got, err)
 	}
 	// Of two pulls at a time the failure of one says nothing of the other.
@@ -100,9 +100,9 @@ func TestDiedWhilePulling(t *testing.T) {
 func TestPolicies(t *testing.T) {
 	secret := &keyring.Source{UID: "1", Name: "s", Hash: "h"}
 	for _, test := range []struct {
-		policy            pulled.Policy
+		policy            pullrecords.Policy
 		loaded, byASecret bool // may who has no secret use it?
-	}{{pulled.NeverVerify, true, true}, {pulled.NeverVerifyPreloaded, true, false}, {pulled.AlwaysVerify, false, false}} {
+	}{{pullrecords.NeverVerify, true, true}, {pullrecords.NeverVerifyPreloaded, true, false}, {pullrecords.AlwaysVerify, false, false}} {
 		l := open(t, t.TempDir(), test.policy)
 		pull(t, l, "reg.example/app", "id", secret)
 		for id, want := range map[string]bool{"loaded": test.loaded, "id": test.byASecret} {
@@ -111,7 +111,7 @@ func TestPolicies(t *testing.T) {
 			}
 		}
 	}
-	l := open(t, t.TempDir(), pulled.NeverVerifyAllowlisted, "reg.example/app", "reg.example/team/*", "busybox")
+	l := open(t, t.TempDir(), pullrecords.NeverVerifyAllowlisted, "reg.example/app", "reg.example/team/*", "busybox")
 	for image, want := range map[string]bool{
 		"reg.example/app:1": true, "reg.example/app/x": false, "reg.example/team/x@sha256:1": true, "reg.example/teams/x": false, "busybox:1": true, "docker.io/library/busybox": true, "other": false,
 	} {
@@ -125,7 +125,7 @@ func TestPolicies(t *testing.T) {
 // lets nobody in.
 func TestPrune(t *testing.T) {
 	root := t.TempDir()
-	l := open(t, root, pulled.NeverVerifyPreloaded)
+	l := open(t, root, pullrecords.NeverVerifyPreloaded)
 	secret := &keyring.Source{UID: "1", Name: "s", Hash: "h"}
 	pull(t, l, "reg.example/here", "here", secret)
 	pull(t, l, "reg.example/gone", "gone", secret)

@@ -1,4 +1,4 @@
-package gate_test
+package readiness_test
 
 import (
 	"context"
@@ -11,7 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/crisp-cri/crisp/agent/gate"
+	"github.com/crisp-cri/crisp/agent/readiness"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
@@ -61,9 +61,9 @@ func (l *lists) set(err error) {
 	l.wrong = err
 }
 
-type watcher func(gate.State)
+type watcher func(readiness.State)
 
-func (w watcher) RuntimeChanged(s gate.State) { w(s) }
+func (w watcher) RuntimeChanged(s readiness.State) { w(s) }
 
 func (r *runtime) set(down, network bool) {
 	r.mu.Lock()
@@ -77,7 +77,7 @@ func TestUpgrade(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var told []string
 		r := &runtime{network: true, version: "1"}
-		g := gate.New(r, watcher(func(s gate.State) { told = append(told, s.Version) }), slog.New(slog.DiscardHandler))
+		g := readiness.New(r, watcher(func(s readiness.State) { told = append(told, s.Version) }), slog.New(slog.DiscardHandler))
 		ctx, cancel := context.WithCancel(t.Context())
 		go g.Run(ctx, &lists{})
 		time.Sleep(time.Minute)
@@ -94,12 +94,12 @@ func TestUpgrade(t *testing.T) {
 }
 
 // What changes is told once, five seconds later at most.
-func TestGate(t *testing.T) {
+func TestMonitor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log []string
 		begun := time.Now()
 		r := &runtime{}
-		g := gate.New(r, watcher(func(s gate.State) {
+		g := readiness.New(r, watcher(func(s readiness.State) {
 			log = append(log, fmt.Sprintf("%.0f %v %v host=%v pod=%v %s", time.Since(begun).Seconds(), s.Answers, s.NetworkReady, s.Ready(true), s.Ready(false), s.Reason))
 		}), slog.New(slog.DiscardHandler))
 		if g.Get().Ready(true) {
@@ -127,7 +127,7 @@ func TestGate(t *testing.T) {
 func TestNoLists(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		told := &lists{}
-		g := gate.New(&runtime{network: true}, watcher(func(gate.State) {}), slog.New(slog.DiscardHandler))
+		g := readiness.New(&runtime{network: true}, watcher(func(readiness.State) {}), slog.New(slog.DiscardHandler))
 		ctx, cancel := context.WithCancel(t.Context())
 		go g.Run(ctx, told)
 		for _, err := range []error{nil, errors.New("no lists"), nil} {

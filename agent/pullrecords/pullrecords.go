@@ -1,4 +1,4 @@
-// Package pulled remembers with whose credentials images were pulled, so that a pod
+// Package pullrecords remembers with whose credentials images were pulled, so that a pod
 // without them cannot use what another one has brought here (the kubelet's
 // KubeletEnsureSecretPulledImages).
 //
@@ -16,7 +16,7 @@
 //	images/pulled/<hash of ID>     a Record
 //
 // Names and hashes of secrets are in them, no secret is.
-package pulled
+package pullrecords
 
 import (
 	"crypto/sha256"

@@ -1,4 +1,4 @@
-package measure_test
+package criconn_test
 
 import (
 	"errors"
@@ -7,13 +7,13 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/crisp-cri/crisp/agent/measure"
+	"github.com/crisp-cri/crisp/agent/criconn"
 	critest "k8s.io/cri-api/pkg/apis/testing"
 )
 
 func TestCounts(t *testing.T) {
 	fake := critest.NewFakeRuntimeService()
-	counts := measure.New(slog.New(slog.DiscardHandler))
+	counts := criconn.New(slog.New(slog.DiscardHandler))
 	runtime, images := counts.Runtime(), counts.Images()
 	if name := counts.RuntimeName(); name != "" {
 		t.Errorf("connected to %s", name)

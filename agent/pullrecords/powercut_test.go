@@ -1,4 +1,4 @@
-package pulled
+package pullrecords
 
 import (
 	"fmt"

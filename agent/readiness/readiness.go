@@ -1,6 +1,6 @@
-// Package gate knows whether the runtime is fit to run pods: it asks for its
+// Package readiness knows whether the runtime is fit to run pods: it asks for its
 // status every few seconds and tells when that has changed.
-package gate
+package readiness
 
 import (
 	"context"
@@ -74,8 +74,8 @@ type Lister interface {
 // A Watcher is told of a new state. It must not block.
 type Watcher interface{ RuntimeChanged(State) }
 
-// A Gate asks one runtime.
-type Gate struct {
+// A Monitor asks one runtime.
+type Monitor struct {
 	runtime Runtime
 	watcher Watcher
 	log     *slog.Logger
@@ -84,24 +84,24 @@ type Gate struct {
 	last State // guarded by mu
 }
 
-// New returns a Gate of a runtime that was not asked yet.
-func New(runtime Runtime, watcher Watcher, log *slog.Logger) *Gate {
-	return &Gate{runtime: runtime, watcher: watcher, log: log}
+// New returns a Monitor of a runtime that was not asked yet.
+func New(runtime Runtime, watcher Watcher, log *slog.Logger) *Monitor {
+	return &Monitor{runtime: runtime, watcher: watcher, log: log}
 }
 
 // Get returns the last state; before the first answer nothing is ready.
-func (g *Gate) Get() State {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.last
+func (m *Monitor) Get() State {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.last
 }
 
 // Run asks until ctx ends, the runtime and who has its lists.
-func (g *Gate) Run(ctx context.Context, lists Lister) {
+func (m *Monitor) Run(ctx context.Context, lists Lister) {
 	ticker := time.NewTicker(period)
 	defer ticker.Stop()
 	for first := true; ctx.Err() == nil; first = false {
-		g.ask(ctx, lists, first)
+		m.ask(ctx, lists, first)
 		select {
 		case <-ctx.Done():
 		case <-ticker.C:
@@ -109,10 +109,10 @@ func (g *Gate) Run(ctx context.Context, lists Lister) {
 	}
 }
 
-func (g *Gate) ask(ctx context.Context, lists Lister, first bool) {
+func (m *Monitor) ask(ctx context.Context, lists Lister, first bool) {
 	limited, cancel := context.WithTimeout(ctx, period)
 	defer cancel()
-	resp, err := g.runtime.Status(limited, false)
+	resp, err := m.runtime.Status(limited, false)
 	if ctx.Err() != nil {
 		return
 	}
@@ -121,22 +121,22 @@ func (g *Gate) ask(ctx context.Context, lists Lister, first bool) {
 	if now.Lists = err == nil; !now.Lists && now.Reason == "" {
 		now.Reason, now.Message = "RuntimeDoesNotList", err.Error()
 	}
-	was := g.Get()
+	was := m.Get()
 	now.Version = was.Version
 	if now.Answers { // it may have been replaced by a newer one in the meantime
-		if v, err := g.runtime.Version(limited, ""); err == nil {
+		if v, err := m.runtime.Version(limited, ""); err == nil {
 			now.Version = v.RuntimeName + "://" + v.RuntimeVersion
 		}
 	}
-	g.mu.Lock()
-	g.last = now
-	g.mu.Unlock()
+	m.mu.Lock()
+	m.last = now
+	m.mu.Unlock()
 	if !first && now.same(was) {
 		return
 	}
-	g.log.InfoContext(ctx, "runtime status", "answers", now.Answers, "runtime_ready", now.RuntimeReady, "network_ready", now.NetworkReady,
+	m.log.InfoContext(ctx, "runtime status", "answers", now.Answers, "runtime_ready", now.RuntimeReady, "network_ready", now.NetworkReady,
 		"reason", now.Reason, "message", now.Message, "handlers", strings.Join(now.HandlerNames(), ","), "version", now.Version)
-	g.watcher.RuntimeChanged(now)
+	m.watcher.RuntimeChanged(now)
 }
 
 func read(resp *cri.StatusResponse, err error) State {

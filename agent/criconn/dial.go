@@ -1,4 +1,4 @@
-package agent
+package criconn
 
 import (
 	"context"
@@ -12,9 +12,9 @@ import (
 	criclient "k8s.io/cri-client/pkg"
 )
 
-// rpcTimeout is the kubelet's --runtime-request-timeout: what RPCs without a
+// CallTimeout is the kubelet's --runtime-request-timeout: what RPCs without a
 // rule of their own may take.
-const rpcTimeout = 2 * time.Minute
+const CallTimeout = 2 * time.Minute
 
 // Dial connects to the CRI services at endpoint ("unix:///run/crisp/crisp.sock")
 // and has them answer once. Afterwards the connection repairs itself for as long
@@ -26,15 +26,15 @@ func Dial(ctx context.Context, endpoint string, patience time.Duration) (interna
 	answered, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	runtime, err := criclient.NewRemoteRuntimeServiceBuilder().
-		WithEndpoint(endpoint).WithConnectionTimeout(rpcTimeout).WithTracerProvider(nil).WithUseStreaming(true).Build(answered)
+		WithEndpoint(endpoint).WithConnectionTimeout(CallTimeout).WithTracerProvider(nil).WithUseStreaming(true).Build(answered)
 	if err != nil {
-		if strange := stranger(endpoint, err); strange != nil {
-			return nil, nil, strange
+		if why := foreign(endpoint, err); why != nil {
+			return nil, nil, why
 		}
 		return nil, nil, unreachable(endpoint, err)
 	}
 	images, err := criclient.NewRemoteImageServiceBuilder().
-		WithEndpoint(endpoint).WithConnectionTimeout(rpcTimeout).WithTracerProvider(nil).WithUseStreaming(true).Build(answered)
+		WithEndpoint(endpoint).WithConnectionTimeout(CallTimeout).WithTracerProvider(nil).WithUseStreaming(true).Build(answered)
 	if err != nil {
 		runtime.Close(ctx)
 		return nil, nil, unreachable(endpoint, err)

@@ -1,4 +1,4 @@
-package agent
+package criconn
 
 import (
 	"bytes"
@@ -15,13 +15,13 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// answerTime is how long a stranger may take to show that it is none. A server of
-// HTTP/2 speaks as soon as it is spoken to.
+// answerTime is how long a server may take to show that it speaks HTTP/2. One that
+// does speaks as soon as it is spoken to.
 const answerTime = time.Second
 
-// stranger returns an error if what is at endpoint, which err came from, is known
+// foreign returns an error if what is at endpoint, which err came from, is known
 // not to be a runtime that speaks CRI v1; nil if it may be one, or may become one.
-func stranger(endpoint string, err error) error {
+func foreign(endpoint string, err error) error {
 	if answer, ok := errors.AsType[interface {
 		error
 		GRPCStatus() *status.Status

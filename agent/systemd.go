@@ -4,23 +4,23 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/crisp-cri/crisp/agent/gate"
+	"github.com/crisp-cri/crisp/agent/readiness"
 	"github.com/crisp-cri/crisp/internal/sdnotify"
 )
 
-// tellManager tells the service manager that the agent serves, and from now on that
+// notifySystemd tells the service manager that the agent serves, and from now on that
 // it lives, if it cares: as long as the loop goes round. A runtime that is away is no
 // reason to start the agent again.
-func (a *agent) tellManager(ctx context.Context) {
-	sdnotify.Notify("READY=1\nSTATUS=" + a.conditions.line(gate.State{}))
+func (a *agent) notifySystemd(ctx context.Context) {
+	sdnotify.Notify("READY=1\nSTATUS=" + a.conditions.line(readiness.State{}))
 	if interval := sdnotify.Interval(); interval > 0 {
 		alive := func(context.Context) error { return a.heartbeat.Health() }
-		go sdnotify.Watchdog(ctx, interval, alive, func() string { return a.conditions.line(a.host.gate.Get()) }, a.o.Log)
+		go sdnotify.Watchdog(ctx, interval, alive, func() string { return a.conditions.line(a.host.readiness.Get()) }, a.o.Log)
 	}
 }
 
 // line is what the service manager shows.
-func (c conditions) line(s gate.State) string {
+func (c conditions) line(s readiness.State) string {
 	switch pods := len(c.wanted.Pods()); {
 	case !s.Answers:
 		return fmt.Sprintf("%d pods; the runtime at %s does not answer", pods, c.endpoint)
