@@ -8,20 +8,12 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	v1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 )
 
 // routeAccess answers who asks whether it may do something: whoever can speak to the
 // agent may do all of it.
 func (h *Handler) routeAccess() {
-	h.handle("GET /apis/"+authorization, func(w http.ResponseWriter, r *http.Request) error {
-		api.Write(w, http.StatusOK, metav1.APIResourceList{
-			TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "APIResourceList"}, GroupVersion: authorization,
-			APIResources: []metav1.APIResource{{Name: "selfsubjectaccessreviews", Kind: "SelfSubjectAccessReview", Verbs: metav1.Verbs{"create"}}},
-		})
-		return nil
-	})
 	h.handle("POST /apis/"+authorization+"/selfsubjectaccessreviews", func(w http.ResponseWriter, r *http.Request) error {
 		data, err := api.Body(r)
 		if err != nil {

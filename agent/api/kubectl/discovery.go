@@ -16,17 +16,13 @@ func (h *Handler) routeDiscovery() {
 		return nil
 	})
 	h.handle("GET /apis", func(w http.ResponseWriter, r *http.Request) error {
-		list := groups()
-		for _, gv := range []string{authorization, usageGroup} {
-			list.Groups = append(list.Groups, group(gv))
-		}
-		api.Write(w, http.StatusOK, list)
+		api.Write(w, http.StatusOK, groups())
 		return nil
 	})
-	for _, group := range groupVersions() {
-		path := api.Kind{Group: group}.Path()
-		h.handle("GET "+path, func(w http.ResponseWriter, r *http.Request) error {
-			api.Write(w, http.StatusOK, resources(group))
+	for _, gv := range append(groupVersions(), authorization, usageGroup) {
+		h.handle("GET "+api.Kind{Group: gv}.Path(), func(w http.ResponseWriter, r *http.Request) error {
+			list := metav1.APIResourceList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "APIResourceList"}, GroupVersion: gv, APIResources: resources(gv)}
+			api.Write(w, http.StatusOK, list)
 			return nil
 		})
 	}
@@ -56,22 +52,28 @@ func groupVersions() []string {
 
 func groups() metav1.APIGroupList {
 	list := metav1.APIGroupList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "APIGroupList"}}
-	for _, gv := range groupVersions() {
-		if strings.Contains(gv, "/") {
-			list.Groups = append(list.Groups, group(gv))
+	for _, gv := range append(groupVersions(), authorization, usageGroup) {
+		name, version, ok := strings.Cut(gv, "/")
+		if !ok {
+			continue // "v1" is below /api
 		}
+		v := metav1.GroupVersionForDiscovery{GroupVersion: gv, Version: version}
+		list.Groups = append(list.Groups, metav1.APIGroup{Name: name, Versions: []metav1.GroupVersionForDiscovery{v}, PreferredVersion: v})
 	}
 	return list
 }
 
-func group(gv string) metav1.APIGroup {
-	name, version, _ := strings.Cut(gv, "/")
-	v := metav1.GroupVersionForDiscovery{GroupVersion: gv, Version: version}
-	return metav1.APIGroup{Name: name, Versions: []metav1.GroupVersionForDiscovery{v}, PreferredVersion: v}
-}
-
-func resources(group string) metav1.APIResourceList {
-	list := metav1.APIResourceList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "APIResourceList"}, GroupVersion: group}
+// resources are what there is of a group.
+func resources(group string) (list []metav1.APIResource) {
+	switch group {
+	case authorization:
+		return []metav1.APIResource{{Name: "selfsubjectaccessreviews", Kind: "SelfSubjectAccessReview", Verbs: metav1.Verbs{"create"}}}
+	case usageGroup:
+		return []metav1.APIResource{
+			{Name: "nodes", Kind: "NodeMetrics", Verbs: metav1.Verbs{"get", "list"}},
+			{Name: "pods", Kind: "PodMetrics", Namespaced: true, Verbs: metav1.Verbs{"get", "list"}},
+		}
+	}
 	for _, k := range api.Kinds {
 		if k.Group != group {
 			continue
@@ -83,19 +85,19 @@ func resources(group string) metav1.APIResourceList {
 		if k.Name == "Namespace" { // taken, and not kept
 			verbs = append(verbs, "create", "update", "patch")
 		}
-		list.APIResources = append(list.APIResources, metav1.APIResource{
+		list = append(list, metav1.APIResource{
 			Name: k.Plural, SingularName: k.Singular, Namespaced: k.Namespaced, Kind: k.Name, Verbs: verbs, ShortNames: k.Short, Categories: categories(k),
 		})
 		if k.Name == "Deployment" {
-			list.APIResources = append(list.APIResources, metav1.APIResource{Name: "deployments/scale", Namespaced: true, Group: "autoscaling", Version: "v1", Kind: "Scale", Verbs: metav1.Verbs{"get", "update", "patch"}})
+			list = append(list, metav1.APIResource{Name: "deployments/scale", Namespaced: true, Group: "autoscaling", Version: "v1", Kind: "Scale", Verbs: metav1.Verbs{"get", "update", "patch"}})
 		}
 		if k.Name != "Pod" {
 			continue
 		}
 		for sub, verbs := range map[string]metav1.Verbs{"log": {"get"}, "exec": {"create", "get"}, "attach": {"create", "get"}, "portforward": {"create", "get"}, "status": {"get"}, "ephemeralcontainers": {"get", "update", "patch"}, "resize": {"get", "update", "patch"}} {
-			list.APIResources = append(list.APIResources, metav1.APIResource{Name: "pods/" + sub, Namespaced: true, Kind: "Pod", Verbs: verbs})
+			list = append(list, metav1.APIResource{Name: "pods/" + sub, Namespaced: true, Kind: "Pod", Verbs: verbs})
 		}
 	}
-	slices.SortFunc(list.APIResources, func(a, b metav1.APIResource) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(list, func(a, b metav1.APIResource) int { return strings.Compare(a.Name, b.Name) })
 	return list
 }

@@ -26,16 +26,6 @@ const between = 500 * time.Millisecond
 
 func (h *Handler) routeUsage() {
 	const path = "/apis/" + usageGroup
-	h.handle("GET "+path, func(w http.ResponseWriter, r *http.Request) error {
-		api.Write(w, http.StatusOK, metav1.APIResourceList{
-			TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "APIResourceList"}, GroupVersion: usageGroup,
-			APIResources: []metav1.APIResource{
-				{Name: "nodes", Kind: "NodeMetrics", Verbs: metav1.Verbs{"get", "list"}},
-				{Name: "pods", Kind: "PodMetrics", Namespaced: true, Verbs: metav1.Verbs{"get", "list"}},
-			},
-		})
-		return nil
-	})
 	pods := func(w http.ResponseWriter, r *http.Request) error {
 		sel, err := labels.Parse(r.URL.Query().Get("labelSelector"))
 		if err != nil {
