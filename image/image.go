@@ -47,8 +47,8 @@ type Options struct {
 	Settings
 }
 
-// Settings are the options that Reconfigure can change. The files and
-// directories that they name are read anew for each pull.
+// Settings are the options that Reconfigure can change. The files and directories that they
+// name are read again for each pull.
 type Settings struct {
 	registry.Settings
 
@@ -71,7 +71,7 @@ type Image struct {
 	CreatedAt   time.Time         // when it was first pulled or loaded here
 }
 
-// FsInfo tells how much space the images and the writable layers occupy.
+// FsInfo is how much space the images and the writable layers occupy.
 type FsInfo struct {
 	Mountpoint string // a directory on the file system that holds them
 	UsedBytes  uint64 // allocated on disk

@@ -72,7 +72,7 @@ func TestNthCallFails(t *testing.T) {
 		return nil
 	}
 	nothing := func() error { return nil }
-	// swept waits until what is on its way out is gone, which is nobody's call.
+	// swept waits until pending removals are done, for which no call waits.
 	swept := func() error {
 		for range 3000 {
 			if left, err := os.ReadDir(filepath.Join(dir, "store", "staging")); err != nil || len(left) == 0 {
@@ -152,7 +152,7 @@ func TestNthCallFails(t *testing.T) {
 				tolerated = append(tolerated, op.name+": "+f.What)
 			}
 			if strings.Contains(f.What, "/gone-") {
-				// It stays until the next start, which is in nobody's way.
+				// It stays until the next start, where it does no harm.
 				gone, _ := filepath.Glob(filepath.Join(dir, "store", "staging", "gone-*"))
 				for _, path := range gone {
 					if err := os.RemoveAll(path); err != nil {

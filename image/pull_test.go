@@ -80,8 +80,8 @@ func TestPullAgain(t *testing.T) {
 		t.Errorf("the old image is %+v (err %v), want one without tag", left, err)
 	}
 
-	// A digest says what it is: of one that is there the manifest is asked for, because it
-	// may not be for everybody, and that only once.
+	// A digest identifies the image: if that is present only its manifest is requested,
+	// because access may be restricted, and only once.
 	for _, want := range []int{1, 0} {
 		reg.Asked("")
 		if img := p.Pull(reg.Host + "/app@" + oldTop.String()); img.ID != first.ID {

@@ -44,8 +44,8 @@ func TestPullOfPresentDigestNeedsCredentials(t *testing.T) {
 		}
 	}
 
-	// Who has been let in is not asked again: a registry that is away, or that counts
-	// requests, must not stop what runs.
+	// A caller that was authorized is not asked again: a registry that is down, or has
+	// a rate limit, must not stop what runs.
 	reg.Asked("")
 	if _, err := p.Store.Pull(t.Context(), ref, registry.Caller{Auth: me}); err != nil {
 		t.Error(err)
@@ -62,7 +62,7 @@ func TestPullOfPresentDigestNeedsCredentials(t *testing.T) {
 	if got := reg.Asked(""); !slices.ContainsFunc(got, func(s string) bool { return strings.Contains(s, "/manifests/") }) || slices.ContainsFunc(got, func(s string) bool { return strings.Contains(s, "/blobs/") }) {
 		t.Errorf("asked for %v, want the manifest and no blob", got)
 	}
-	// The file is part of who asks.
+	// The file is part of the caller's identity.
 	if err := os.Remove(file); err != nil {
 		t.Fatal(err)
 	}

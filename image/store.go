@@ -165,8 +165,8 @@ func (s *Store) dropRecord(id string) {
 	}
 }
 
-// FsInfo tells what the store occupies, with what is still to be removed. It walks
-// nothing on disk.
+// FsInfo returns what the store occupies, including what is still to be removed. It does not walk
+// the disk.
 func (s *Store) FsInfo() FsInfo {
 	info := FsInfo{Mountpoint: s.o.Root}
 	for _, used := range []func() (bytes, inodes uint64){s.layers.Used, s.rootfs.Used} {

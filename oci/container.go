@@ -223,8 +223,9 @@ func (c *Container) fetch(ctx context.Context, conn ExecutorConn) {
 	c.keep(files)
 }
 
-// holdAll fetches an executor's descriptors of all that runs, before anything is known of it. A
-// descriptor that cannot be had is lost only if that executor dies before reconcile.
+// holdAll fetches the descriptors of all running containers from an executor, before anything
+// is known of it. One that cannot be fetched is lost only if that executor dies before
+// reconcile.
 func (r *Runtime) holdAll(ctx context.Context, conn ExecutorConn) {
 	var infos []wire.Info
 	if _, err := conn.Call(ctx, wire.MethodList, nil, &infos); err != nil {

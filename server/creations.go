@@ -364,8 +364,8 @@ func (c *creation) enter(ctx context.Context, name string) (context.Context, con
 	return context.WithTimeout(ctx, life)
 }
 
-// progress says how far a creation has come, for messages to people who wait
-// for it.
+// progress returns how far a creation has come, for the messages of calls that wait for
+// it.
 func (c *creation) progress() string {
 	select {
 	case <-c.done:

@@ -186,8 +186,8 @@ func TestUncollectedIsUndone(t *testing.T) {
 		}
 		time.Sleep(b.took + uncollectedLife)
 		synctest.Wait()
-		// It is just being undone: who comes now waits and then begins anew, with
-		// whatever configuration, once the name is free.
+		// It is being undone: a call that comes now waits and then starts over, with
+		// any configuration, once the name is free.
 		id, err := b.call(t.Context(), "a", wants("x"))
 		if err != nil || b.builds != 2 || len(b.undone) != 1 || b.undone[0] == id {
 			t.Errorf("call during undo: %q, %v, %d builds, undone %v", id, err, b.builds, b.undone)

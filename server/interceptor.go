@@ -196,7 +196,7 @@ func brief(d time.Duration) time.Duration {
 	return d.Round(10 * time.Microsecond)
 }
 
-// pullResult says how a pull ended; "" for other calls.
+// pullResult returns how a pull ended; "" for other calls.
 func pullResult(rpc string, code codes.Code, err error) string {
 	var pull *registry.PullError
 	switch {

@@ -52,7 +52,7 @@ func (s *Server) startPlugins() error {
 }
 
 // Snapshot returns all pods and containers except those still being made, of
-// which plugins are told when they are made.
+// which plugins are notified when they are made.
 func (s pluginRuntime) Snapshot() ([]nri.Pod, []nri.Container) {
 	var pods []nri.Pod
 	for _, sb := range s.runtime.Sandboxes() {

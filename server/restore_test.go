@@ -37,7 +37,7 @@ func TestCheckpointImageGivesNoRightToAnother(t *testing.T) {
 	if err := base(evil); err == nil {
 		t.Error("the image was given to one whom its registry refuses it")
 	}
-	// Who gives a path has crispd's socket.
+	// A caller that gives a path has access to crispd's socket.
 	if err := base(&origin{archive: "/c.tar"}); err != nil {
 		t.Errorf("from an archive: %v", err)
 	}

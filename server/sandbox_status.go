@@ -48,7 +48,7 @@ func (s *Server) PodSandboxStatus(_ context.Context, req *cri.PodSandboxStatusRe
 }
 
 // sandboxStatus returns the CRI status of sb. The namespace options are returned
-// as they were requested: the kubelet makes the pod anew if the network mode
+// as they were requested: the kubelet recreates the pod if the network mode
 // differs.
 func (s *Server) sandboxStatus(sb *oci.Sandbox) *cri.PodSandboxStatus {
 	rec := s.index.sandbox(sb)

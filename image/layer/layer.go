@@ -104,11 +104,11 @@ func (ls *Store) Files(id digest.Digest) string { return filepath.Join(ls.path(i
 // An unpackFunc unpacks a layer into an empty directory, and counts in g what it writes.
 type unpackFunc func(ctx context.Context, dir string, g *growth) (shape, error)
 
-// acquire returns the layer id and holds it; mine tells that it was unpacked for this call,
-// from the blob that from names. If the layer is not there, unpack is called, unless another
-// caller is unpacking the same layer: then acquire waits for that. unpack's context ends when
-// no caller waits any more; acquire does not return before its own unpack has, even if ctx is
-// done and others still wait.
+// acquire returns the layer id and holds it; mine reports whether it was unpacked for this
+// call, from the blob that from names. If the layer is not there, unpack is called, unless
+// another caller is unpacking the same layer: then acquire waits for that. unpack's context
+// ends when no caller waits any more; acquire does not return before its own unpack has, even
+// if ctx is done and others still wait.
 func (ls *Store) acquire(ctx context.Context, id digest.Digest, from source, unpack unpackFunc) (l *Layer, mine bool, err error) {
 	for {
 		l, mine, err := ls.hold(ctx, id, from, unpack)
@@ -139,8 +139,8 @@ func (ls *Store) acquire(ctx context.Context, id digest.Digest, from source, unp
 	}
 }
 
-// hold finds the layer id or begins to unpack it; mine tells which. It waits for a layer that
-// is going.
+// hold returns the layer id, or begins to unpack it; mine reports whether it does. It waits
+// for a layer that is going.
 func (ls *Store) hold(ctx context.Context, id digest.Digest, from source, unpack unpackFunc) (l *Layer, mine bool, err error) {
 	for {
 		ls.mu.Lock()

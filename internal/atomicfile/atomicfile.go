@@ -95,9 +95,9 @@ func Damaged(err error) bool {
 	return false
 }
 
-// MakeDirs is os.MkdirAll that returns once the directory at path has its name on disk,
-// and so have those above it that were not there. An older one is synced too: who made it
-// may have died before he did.
+// MakeDirs is os.MkdirAll that returns once the directory at path has its name on disk, and so
+// have missing parents. An existing directory's name is synced too: its maker may have died
+// before doing so.
 func MakeDirs(path string, perm os.FileMode) error {
 	parent := filepath.Dir(path)
 	if _, err := os.Stat(parent); errors.Is(err, fs.ErrNotExist) {

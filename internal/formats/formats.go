@@ -1,8 +1,7 @@
-// Package formats holds what a program writes to disk, or hands to its successor,
-// against what releases before it wrote. For each type there are fixtures,
-// testdata/formats/NAME.1.json and so on, one for each form that it ever had: all are
-// read for ever, and the last is what is written today. So a field that is renamed,
-// dropped or added is a diff.
+// Package formats compares what a program writes to disk, or passes to its successor, with what
+// earlier releases wrote. For each type there are fixtures, testdata/formats/NAME.1.json and so
+// on, one for each format that it ever had: all can be read for ever, and the last is what is
+// written today. So a field that is renamed, dropped or added is a diff.
 //
 // After a change that is meant, -update (internal/golden) adds a fixture; none is ever changed.
 package formats
@@ -35,7 +34,7 @@ func Check[T any](t *testing.T, name string, read func(data []byte, v *T) error)
 	CheckValue(t, name, full, read)
 }
 
-// CheckValue is Check of a T that is made of types of others: the caller says what is set in full.
+// CheckValue is Check of a T that consists of other packages' types: full has every field set.
 func CheckValue[T any](t *testing.T, name string, full T, read func(data []byte, v *T) error) {
 	t.Helper()
 	if read == nil {
@@ -74,7 +73,7 @@ func CheckValue[T any](t *testing.T, name string, full T, read func(data []byte,
 
 func file(name string, n int) string { return filepath.Join(dir, fmt.Sprintf("%s.%d.json", name, n)) }
 
-// losses tells what read loses of a fixture.
+// losses returns what read loses of a fixture.
 func losses[T any](data []byte, read func([]byte, *T) error) []string {
 	var old any
 	if err := json.Unmarshal(data, &old); err != nil {
@@ -148,13 +147,13 @@ func missing(at string, old, now any) (lost []string) {
 	return nil
 }
 
-// ours is the beginning of the import paths whose types are filled. Those of others are
-// formats of others.
+// ours is the beginning of the import paths whose types are filled. The formats of other types are
+// other projects'.
 const ours = "github.com/crisp-cri/crisp/"
 
 var at = time.Date(2026, 1, 2, 3, 4, 5, 678900000, time.UTC)
 
-// fill sets all that v has; strings say where they stand.
+// fill sets all fields of v; strings name their place.
 func fill(v reflect.Value, name string) {
 	if !v.CanSet() {
 		return

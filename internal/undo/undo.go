@@ -37,8 +37,8 @@ type step struct {
 	undo func() error
 }
 
-// Add says how to undo what was just done. what names it in the error that
-// stands for an undo that failed.
+// Add records how to undo what was just done. what names it in the error of an undo
+// that failed.
 func (s *Stack) Add(what string, undo func() error) {
 	s.steps = append(s.steps, step{what, undo})
 }
