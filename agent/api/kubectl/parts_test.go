@@ -1,0 +1,68 @@
+package kubectl
+
+import (
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/crisp-cri/crisp/agent/api"
+	"github.com/crisp-cri/crisp/agent/desired"
+	"github.com/crisp-cri/crisp/agent/manifest"
+	"github.com/crisp-cri/crisp/agent/store"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// kubectl debug and patch --subresource resize send patches of a pod that the agent takes
+// whole: all else in them stays as it is.
+func TestPatchOfParts(t *testing.T) {
+	objects, err := store.Open(t.TempDir(), "n1", none{}, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const pod = `{"apiVersion":"v1","kind":"Pod","metadata":{"name":"web"},"spec":{"containers":[{"name":"a","image":"i"},{"name":"b","image":"i"}]}}`
+	if _, _, _, err := objects.Put([]byte(pod), store.PutOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	wanted := desired.New([]string{manifest.SourceAPI})
+	wanted.Update(objects.Update())
+	var debugged added
+	s := api.New(api.Options{
+		Wanted: wanted, Store: objects, Log: slog.New(slog.DiscardHandler),
+		Statuses: known{}, Files: known{}, Ephemeral: &debugged,
+	})
+	h := New(s, objects, "")
+	patch := func(part, text string) *httptest.ResponseRecorder {
+		r := httptest.NewRequest(http.MethodPatch, "/api/v1/namespaces/default/pods/web/"+part, strings.NewReader(text))
+		r.Header.Set("Content-Type", string(types.StrategicMergePatchType))
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, r)
+		return w
+	}
+	if w := patch("ephemeralcontainers", `{"spec":{"ephemeralContainers":[{"name":"look","image":"d"}]}}`); w.Code != http.StatusOK || len(debugged) != 1 || debugged[0].Name != "look" {
+		t.Errorf("%v are added: %d: %s", debugged, w.Code, w.Body)
+	}
+	// Only resources are taken.
+	w := patch("resize?dryRun=All", `{"spec":{"containers":[{"name":"b","image":"other","resources":{"limits":{"cpu":"1"}}}]}}`)
+	if body := w.Body.String(); w.Code != http.StatusOK || !strings.Contains(body, `"name":"b","image":"i","resources":{"limits":{"cpu":"1"}`) {
+		t.Errorf("resized: %d: %s", w.Code, body)
+	}
+	if w := patch("resize", `{"spec":{"containers":7}}`); w.Code != http.StatusUnprocessableEntity {
+		t.Errorf("a patch that makes no pod: %d: %s", w.Code, w.Body)
+	}
+}
+
+// none: no earlier agent had pods.
+type none struct{}
+
+func (none) Pod(types.UID) *v1.Pod { return nil }
+
+// added are ephemeral containers.
+type added []v1.EphemeralContainer
+
+func (a *added) Set(_ *v1.Pod, list []v1.EphemeralContainer) error {
+	*a = list
+	return nil
+}
