@@ -87,7 +87,7 @@ func (a *agent) probe(pod *v1.Pod, now *v1.PodStatus) {
 		for i := range list {
 			running = running || list[i].State.Running != nil
 			if started := list[i].Started; started != nil && *started && !list[i].Ready {
-				a.probes.Hurry(pod.UID, list[i].Name)
+				a.probes.AskNow(pod.UID, list[i].Name)
 			}
 		}
 	}

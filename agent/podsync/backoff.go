@@ -7,9 +7,9 @@ const (
 	maxBackoff   = 300 * time.Second
 	// stableRun is how long a container must have run for its back-off to start over.
 	stableRun = 2 * maxBackoff
-	// unserved is the back-off of a container whose predecessors do not count, because
+	// resetBackoff is the back-off of a container whose predecessors do not count, because
 	// they did not fail on their own.
-	unserved = -1
+	resetBackoff = -1
 )
 
 // nextBackoff is how long after the end of c its successor may start: at once the first

@@ -103,7 +103,7 @@ func (p *planner) start(c *v1.Container, sandbox string) {
 	found, ok := p.newest(c.Name)
 	if !ok {
 		if a.Attempt = p.have.Logs[c.Name]; a.Attempt > 0 {
-			a.Backoff = unserved
+			a.Backoff = resetBackoff
 		}
 		p.add(a)
 		return
@@ -123,7 +123,7 @@ func (p *planner) start(c *v1.Container, sandbox string) {
 	if found.SandboxID != sandbox {
 		a.Why, a.Backoff = "container is of an old sandbox", found.Backoff
 		if found.Attempt == 0 {
-			a.Backoff = unserved
+			a.Backoff = resetBackoff
 		}
 		p.add(a) // the agent stopped it: no back-off
 		return
@@ -146,7 +146,7 @@ func (p *planner) restartAt(c *v1.Container, found Container) (time.Time, time.D
 		return after(found, wait, p.now), wait
 	}
 	if changed(c, found) {
-		return after(found, 0, p.now), unserved
+		return after(found, 0, p.now), resetBackoff
 	}
 	for _, other := range p.have.Containers {
 		if other.Name == found.Name && other.UID == found.UID && other.ID != found.ID && other.State == Exited {
@@ -154,7 +154,7 @@ func (p *planner) restartAt(c *v1.Container, found Container) (time.Time, time.D
 		}
 	}
 	if found.Attempt == 0 {
-		wait = unserved
+		wait = resetBackoff
 	}
 	return after(found, 0, p.now), wait
 }

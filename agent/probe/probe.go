@@ -150,9 +150,9 @@ func (m *Manager) Keep(wanted map[types.UID]bool) {
 	}
 }
 
-// Hurry has the readiness probe of a container ask now, because something has changed that
+// AskNow has the readiness probe of a container ask now, because something has changed that
 // the answer may depend on.
-func (m *Manager) Hurry(uid types.UID, container string) {
+func (m *Manager) AskNow(uid types.UID, container string) {
 	m.mu.Lock()
 	p := m.probes[place{uid, container, Readiness}]
 	m.mu.Unlock()

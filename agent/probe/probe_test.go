@@ -335,15 +335,15 @@ func TestRemove(t *testing.T) {
 	})
 }
 
-// Several calls of Hurry at once ask once.
-func TestHurry(t *testing.T) {
+// Several calls of AskNow at once ask once.
+func TestAskNow(t *testing.T) {
 	bubble(t, v1.Container{ReadinessProbe: spec("ready", func(p *v1.Probe) { p.PeriodSeconds = 100 })}, func(l *lab) {
 		l.set(failing)
 		l.run("1")
 		l.m.Add(l.pod, l)
 		synctest.Wait()
 		l.set(func(string) (bool, error) { return true, nil })
-		l.m.Hurry("u", "app")
+		l.m.AskNow("u", "app")
 		synctest.Wait()
 		if r := l.results("1"); r.Readiness != podsync.Success {
 			t.Errorf("not asked: %v", r)

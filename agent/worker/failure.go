@@ -13,9 +13,9 @@ type failure struct {
 	lasting bool // nothing on this node can mend it
 }
 
-// held returns the failures for Compute and for the pod's status, which shows
+// podFailures returns the failures for Compute and for the pod's status, which shows
 // them as reasons.
-func (w *worker) held() map[string]podsync.Failure {
+func (w *worker) podFailures() map[string]podsync.Failure {
 	out := make(map[string]podsync.Failure, len(w.failures))
 	for subject, f := range w.failures {
 		out[subject] = f.Failure
@@ -23,9 +23,9 @@ func (w *worker) held() map[string]podsync.Failure {
 	return out
 }
 
-// speaks is when the status is to be looked at again because a failed pull turns
+// pullBackoffAt is when the status is to be looked at again because a failed pull turns
 // into a back-off: ErrImagePull is shown for a moment, then ImagePullBackOff.
-func (w *worker) speaks() time.Time {
+func (w *worker) pullBackoffAt() time.Time {
 	var at time.Time
 	for _, f := range w.failures {
 		if f.lasting && time.Since(f.At) < podsync.PullErrorShown {

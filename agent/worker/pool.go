@@ -61,7 +61,7 @@ func (p *Pool) set(key podsync.Key, pod *v1.Pod, v *podsync.Verdict) {
 			log:       p.log,
 			wake:      make(chan struct{}, 1),
 			interrupt: func() {},
-			hurry:     func() {},
+			shorten:   func() {},
 			failures:  map[string]failure{},
 			restarted: map[string]bool{},
 		}

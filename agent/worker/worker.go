@@ -70,7 +70,7 @@ type worker struct {
 	forget    bool                      // failures are to be forgotten; guarded by pool.mu
 	restart   map[string]*time.Duration // see podsync.Have.Restart; guarded by pool.mu
 	interrupt context.CancelFunc        // guarded by pool.mu; ends the round in flight
-	hurry     context.CancelFunc        // guarded by pool.mu; ends the stops in flight
+	shorten   context.CancelFunc        // guarded by pool.mu; ends the stops in flight
 
 	// The rest is the loop's own.
 	uid       types.UID
@@ -89,7 +89,7 @@ func (w *worker) setLocked(pod *v1.Pod) {
 			w.interrupt()
 		}
 		if grace(pod) < grace(w.want) {
-			w.hurry()
+			w.shorten()
 		}
 	}
 	w.want = pod
@@ -101,7 +101,7 @@ func (w *worker) failLocked(v podsync.Verdict) {
 	w.verdict = &v
 	w.interrupt()
 	if v.Grace != nil && *v.Grace < grace(w.want) {
-		w.hurry()
+		w.shorten()
 	}
 	w.poke()
 }
@@ -132,17 +132,17 @@ type round struct {
 	restart   map[string]*time.Duration
 	verdict   *podsync.Verdict
 	interrupt context.Context // ends when pod is not wanted so any more
-	hurry     context.Context // ends when its containers are to end sooner
+	stopping  context.Context // ends when its containers are to end sooner
 }
 
 func (w *worker) begin(ctx context.Context) round {
 	w.pool.mu.Lock()
 	defer w.pool.mu.Unlock()
 	w.interrupt()
-	w.hurry()
+	w.shorten()
 	r := round{pod: w.want, verdict: w.verdict, restart: maps.Clone(w.restart)}
 	r.interrupt, w.interrupt = context.WithCancel(ctx)
-	r.hurry, w.hurry = context.WithCancel(ctx)
+	r.stopping, w.shorten = context.WithCancel(ctx)
 	if uid := uidOf(r.pod); uid != w.uid {
 		w.uid, w.failures, w.restarted, w.restart = uid, map[string]failure{}, map[string]bool{}, nil
 	}
@@ -168,7 +168,7 @@ func (w *worker) run(ctx context.Context, leave func(r round) bool) {
 			continue
 		}
 		unreachable = false
-		have.Failures, have.Restarted, have.Restart, have.Verdict = w.held(), w.restarted, r.restart, r.verdict
+		have.Failures, have.Restarted, have.Restart, have.Verdict = w.podFailures(), w.restarted, r.restart, r.verdict
 		have.Status = w.rt.Report(r.pod, have)
 		plan := podsync.Compute(r.pod, have, time.Now())
 		switch {
@@ -177,7 +177,7 @@ func (w *worker) run(ctx context.Context, leave func(r round) bool) {
 		case plan.Gone && leave(r):
 			return
 		default:
-			w.sleep(ctx, earliest(plan.Again, w.speaks()))
+			w.sleep(ctx, earliest(plan.Again, w.pullBackoffAt()))
 		}
 	}
 }
@@ -219,8 +219,8 @@ func (w *worker) act(ctx context.Context, r round, actions []podsync.Action) {
 		if a.Verb == podsync.StopContainer {
 			wg.Go(func() {
 				defer stops.ended(a.ID)
-				err := w.rt.Stop(r.hurry, stops.turn(r.hurry, a), r.pod, a)
-				if r.hurry.Err() != nil && ctx.Err() == nil {
+				err := w.rt.Stop(r.stopping, stops.turn(r.stopping, a), r.pod, a)
+				if r.stopping.Err() != nil && ctx.Err() == nil {
 					err = nil // it is planned anew
 				}
 				results <- result{a, err}
@@ -247,7 +247,7 @@ func (w *worker) act(ctx context.Context, r round, actions []podsync.Action) {
 				w.served(res.ID)
 			}
 		}
-		w.book(ctx, r.interrupt, res.Action, res.err)
+		w.recordResult(ctx, r.interrupt, res.Action, res.err)
 	}
 }
 
@@ -258,8 +258,8 @@ func (w *worker) served(id string) {
 	delete(w.restart, id)
 }
 
-// book remembers how an action ended.
-func (w *worker) book(ctx, interrupt context.Context, a podsync.Action, err error) {
+// recordResult remembers how an action ended.
+func (w *worker) recordResult(ctx, interrupt context.Context, a podsync.Action, err error) {
 	subject := a.Subject()
 	if err == nil {
 		delete(w.failures, subject)
