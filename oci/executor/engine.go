@@ -132,6 +132,7 @@ func (e *engine) call(ctx context.Context, w *wires, extra []*os.File, args ...s
 	}
 	cmd := exec.Command(e.Path, append(all, args...)...)
 	cmd.Dir = e.dir
+	cmd.Env = append(os.Environ(), owner(e.all.root, e.id))
 	cmd.ExtraFiles = extra
 	if w != nil && w.theirs[1] != nil {
 		cmd.Stdin, cmd.Stdout, cmd.Stderr = w.theirs[0], w.theirs[1], w.theirs[2]

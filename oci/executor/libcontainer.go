@@ -87,6 +87,9 @@ func (b *builtins) create(id string, config *configs.Config, sweep func(id strin
 	if err != nil {
 		return nil, shortError(err)
 	}
+	if err := b.noteCgroups(lc); err != nil {
+		return nil, errors.Join(err, os.RemoveAll(filepath.Join(b.root, id)))
+	}
 	c := b.of(id)
 	c.lease.put(lc)
 	return c, nil
@@ -295,7 +298,7 @@ func (b *builtin) sweep() error {
 	}
 	lc, err := libcontainer.Load(b.all.root, b.id)
 	if err != nil { // the executor died before it was written
-		return os.RemoveAll(dir)
+		return sweepBegun(dir)
 	}
 	if paths, err := cgroupPaths(lc); err == nil {
 		if err := endAll(paths); err != nil {

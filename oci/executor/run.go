@@ -147,6 +147,7 @@ func (x *Executor) plan(s settings, spec *specs.Spec, req wire.RunRequest) (*pla
 	}
 	x.limits.clamp(spec.Process)
 	boundHooks(spec.Hooks)
+	ownHooks(spec.Hooks, owner(x.builtins.root, s.ID))
 	config, err := x.builtins.config(s.ID, spec, req.SystemdCgroup)
 	if err != nil {
 		return nil, err
@@ -174,6 +175,9 @@ func (x *Executor) awaitHeld(c *container, held *heldError) {
 func (x *Executor) sweep(id string) error {
 	if filepath.Base(id) != id {
 		return fault.Invalid.Errorf("container ID %q", id)
+	}
+	if err := endOwned(owner(x.builtins.root, id)); err != nil {
+		return err
 	}
 	return x.runtimeOf(id).sweep()
 }

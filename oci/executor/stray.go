@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -31,10 +32,15 @@ func endStrays(root string, log *slog.Logger) {
 
 // strays returns the processes of our own cgroup that are stages which no executor waits
 // for; none if the cgroup cannot be read.
-func strays(root string) (pids []int) {
+func strays(root string) []int {
+	return slices.DeleteFunc(neighbours(), func(pid int) bool { return !isStray(pid, root) })
+}
+
+// neighbours returns the processes of our own cgroup that are in a PID namespace we see.
+func neighbours() (pids []int) {
 	data, _ := os.ReadFile(filepath.Join(strayCgroup(), "cgroup.procs"))
 	for _, field := range strings.Fields(string(data)) {
-		if pid, err := strconv.Atoi(field); err == nil && pid > 0 && isStray(pid, root) {
+		if pid, err := strconv.Atoi(field); err == nil && pid > 0 {
 			pids = append(pids, pid)
 		}
 	}

@@ -1,0 +1,143 @@
+package executor_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"testing"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/oci/wire"
+)
+
+// The executor is killed while a start stands still that another container of the pod has
+// stopped. Whether it is asked for again or its container removed, nothing of it is left.
+func TestCrashWhileAStartIsStopped(t *testing.T) {
+	n := start(t)
+	b := n.run([]string{"sleep", "for-ever"})
+	beside := func(_ *wire.RunRequest, s *specs.Spec) {
+		s.Linux.Namespaces[0].Path = fmt.Sprintf("/proc/%d/ns/pid", b.reply.Pid)
+	}
+	for try := range 4 {
+		bad := b.exec(wire.ExecRequest{Process: process("print", "up", "stop-others")})
+		line(t, bad.files["stdout"])
+		var all []*box
+		stages, over := n.stopped(func() <-chan error {
+			all = append(all, n.request([]string{"exit", "3"}, beside))
+			return n.begin(t.Context(), all[len(all)-1])
+		})
+		n.crash(func() { <-over })
+		b.adopt() // and end what stops the others
+		held := all[len(all)-1]
+		for _, early := range all[:len(all)-1] {
+			early.delete()
+		}
+		if try%2 == 0 {
+			held.delete()
+		}
+		held.startAgain()
+		for _, s := range stages {
+			eventually(t, s.gone, "process %d of a start is left", s.pid)
+		}
+	}
+}
+
+// startAgain asks once more for a container that ends with 3.
+func (b *box) startAgain() {
+	b.t.Helper()
+	b.held = b.call(wire.MethodRun, b.req, &b.reply)
+	defer b.drop()
+	if e := b.wait(); e.Code != 3 {
+		b.t.Errorf("exit of the next start is %+v", e)
+	}
+	b.delete()
+}
+
+// holdHook takes hold of what the executor runs beside libcontainer's stages, once there
+// are two processes of it.
+func (n *node) holdHook() (all []stage) {
+	n.t.Helper()
+	eventually(n.t, func() bool {
+		all = nil
+		for _, name := range descendants(strconv.Itoa(n.cmd.Process.Pid)) {
+			pid, _ := strconv.Atoi(name)
+			if fd, err := unix.PidfdOpen(pid, 0); err == nil {
+				n.t.Cleanup(func() { unix.Close(fd) })
+				if !isStage(name) {
+					all = append(all, stage{pid: pid, pidfd: fd})
+				}
+			}
+		}
+		return len(all) >= 2
+	}, "nothing hangs")
+	return all
+}
+
+// The executor is killed while a hook hangs, or an engine. It ends with what it has
+// started, as all of the start does.
+func TestCrashWhileAHookHangs(t *testing.T) {
+	hangs := specs.Hook{Path: "/bin/sh", Args: []string{"sh", "-c", "sleep 3600 & wait; true"}, Env: []string{"PATH=" + os.Getenv("PATH")}}
+	for name, hooks := range map[string]*specs.Hooks{
+		"prestart":        {Prestart: []specs.Hook{hangs}},
+		"createRuntime":   {CreateRuntime: []specs.Hook{hangs}},
+		"no environment":  {CreateRuntime: []specs.Hook{{Path: hangs.Path, Args: hangs.Args}}},
+		"createContainer": {CreateContainer: []specs.Hook{hangs}},
+		"startContainer":  {StartContainer: []specs.Hook{{Path: "/testbin", Args: []string{"testbin", "fork", "sleep", "for-ever"}}}},
+		"engine's":        nil,
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := start(t)
+			engine, _ := n.script("case \" $* \" in *' create '*) sleep 3600 & wait;; esac\n")
+			for _, removed := range []bool{true, false} {
+				b := n.request([]string{"exit", "3"}, func(r *wire.RunRequest, s *specs.Spec) {
+					if s.Hooks = hooks; hooks == nil {
+						engine(r, s)
+					}
+				})
+				over := n.begin(t.Context(), b)
+				hook, stages := n.holdHook(), n.hold()
+				n.crash(func() { <-over })
+				if removed || hooks == nil {
+					b.delete()
+				} else {
+					again := n.request([]string{"exit", "3"})
+					again.req.ID = b.id
+					b.req = again.req
+					b.startAgain()
+				}
+				for _, s := range append(hook, stages...) {
+					eventually(t, s.gone, "process %d of a start is left", s.pid)
+				}
+			}
+		})
+	}
+}
+
+// What a hook has left running for its container is the container's: it lives as long as
+// that does, whatever becomes of the executor.
+func TestCrashSparesWhatHooksLeftRunning(t *testing.T) {
+	n := start(t)
+	file := filepath.Join(n.dir, "pid")
+	b := n.run([]string{"sleep", "for-ever"}, withHook(file+".begun", "setsid sleep 3600 </dev/null >/dev/null 2>&1 & echo $! > "+file))
+	data, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var pid int
+	if _, err := fmt.Sscan(string(data), &pid); err != nil {
+		t.Fatal(err)
+	}
+	half := n.request([]string{"exit", "3"}, withHook(filepath.Join(n.dir, "half"), "sleep 3600 & wait; true"))
+	over := n.begin(t.Context(), half)
+	eventually(t, func() bool { _, err := os.Stat(filepath.Join(n.dir, "half")); return err == nil }, "the hook does not run")
+	n.crash(func() { <-over })
+	b.adopt()
+	half.delete()
+	if !alive(pid) {
+		t.Error("it was ended")
+	}
+	unix.Kill(pid, unix.SIGKILL)
+}

@@ -1,0 +1,79 @@
+package executor
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/internal/backoff"
+	"github.com/crisp-cri/crisp/internal/fault"
+)
+
+// Hooks that run outside of the container, and engines, are in the executor's own cgroup
+// with all that they start. One that hangs stays when the executor is killed, and no
+// cgroup of the container tells of it. So each has a variable in its environment that says
+// whose it is, and what it starts inherits that.
+//
+// It is asked for only where a container is removed that this executor has not begun: what
+// a hook leaves running on purpose is the container's, and lives as long.
+
+// ownerEnv names that variable.
+const ownerEnv = "_CRISP_CONTAINER"
+
+// owner is the variable for a container; it names the instance of crisp too, which may
+// share its cgroup with another.
+func owner(root, id string) string { return ownerEnv + "=" + filepath.Join(root, id) }
+
+// ownHooks marks the hooks that are run outside of the container. A hook without an environment
+// has ours.
+func ownHooks(h *specs.Hooks, mark string) {
+	if h == nil {
+		return
+	}
+	for _, list := range [][]specs.Hook{h.Prestart, h.CreateRuntime, h.Poststart, h.Poststop} {
+		for i := range list {
+			if list[i].Env == nil {
+				list[i].Env = os.Environ()
+			}
+			list[i].Env = append(slices.Clip(list[i].Env), mark)
+		}
+	}
+}
+
+// endOwned kills what hooks and engines have left running that an earlier executor ran for
+// a container, and waits until it is gone. fault.Unavailable: some would not go yet.
+func endOwned(mark string) error {
+	list := func() ([]int, error) { return owned(mark), nil }
+	deadline := time.Now().Add(endPatience)
+	for pause := backoff.New(time.Millisecond, 50*time.Millisecond); ; {
+		pids := owned(mark)
+		if len(pids) == 0 {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fault.Unavailable.Errorf("%d processes of hooks, process %d first, do not end when killed", len(pids), pids[0])
+		}
+		if err := signalEach(list, unix.SIGKILL); err != nil {
+			return err
+		}
+		time.Sleep(pause.Next())
+	}
+}
+
+// owned returns the processes of our own cgroup that have mark in their environment. One that
+// has ended has none.
+func owned(mark string) (pids []int) {
+	for _, pid := range neighbours() {
+		env, _ := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/environ")
+		if slices.Contains(strings.Split(string(env), "\x00"), mark) {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
