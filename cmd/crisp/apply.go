@@ -195,7 +195,7 @@ func applyCommand(c *cli) *cobra.Command {
 	namespaceFlag(fs, &namespace)
 	validateFlag(fs, &mode)
 	fs.StringVar(&dryRun, "dry-run", "", "only say what would be done: `server`, or client, which only checks")
-	fs.StringVarP(&output, "output", "o", "", "`form`: json, yaml or name")
+	outputFlag(fs, &output, "json", "yaml", "name")
 	fs.BoolVar(&wait, "wait", false, "wait until the pods are ready")
 	fs.BoolVar(&prune, "prune", false, "delete what was applied from here with --prune before and is not there any more")
 	fs.StringVar(&set, "applyset", "", "with --prune, the `name` of the set that these manifests are, wherever they come from")
@@ -319,7 +319,7 @@ func (c *cli) put(g given, mode string, dryRun bool, output string) error {
 		fmt.Fprintf(c.stdout, "---\n%s", text)
 	case "name":
 		fmt.Fprintln(c.stdout, g)
-	case "":
+	default:
 		line := fmt.Sprintf("%s %s", g, resp.Header.Get(api.OutcomeHeader))
 		if g.kind.Name == "Pod" {
 			line += " " + string(head.UID)
@@ -328,8 +328,6 @@ func (c *cli) put(g given, mode string, dryRun bool, output string) error {
 			line += " (dry run)"
 		}
 		fmt.Fprintln(c.stdout, line)
-	default:
-		return usageError("-o %s: want json, yaml or name", output)
 	}
 	return nil
 }

@@ -6,10 +6,10 @@ import ()
 
 // configCommand shows how the agent is configured, in the kubelet's words.
 func configCommand(c *cli) *cobra.Command {
-	var output string
+	output := "yaml"
 	cmd := &cobra.Command{Use: "config view", Short: "show how the agent is configured", ValidArgs: []string{"view"}}
 	fs := cmd.Flags()
-	fs.StringVarP(&output, "output", "o", "yaml", "`form`: yaml or json")
+	outputFlag(fs, &output, "yaml", "json")
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {
 		if len(rest) != 1 || rest[0] != "view" {
 			return usageError("config takes: view")

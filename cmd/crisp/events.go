@@ -41,10 +41,10 @@ func eventsCommand(c *cli) *cobra.Command {
 	namespaceFlag(fs, &o.namespace)
 	fs.BoolVarP(&o.all, "all-namespaces", "A", false, "of all namespaces")
 	fs.StringVar(&of, "for", "", "only of this `object`, such as pod/web")
-	fs.StringVarP(&o.output, "output", "o", "", "`form`: json, yaml or name")
+	outputFlag(fs, &o.output, "json", "yaml", "name")
 	fs.BoolVarP(&o.watch, "watch", "w", false, "go on with what happens")
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {
-		if len(rest) > 0 || !slices.Contains([]string{"", "json", "yaml", "name"}, o.output) {
+		if len(rest) > 0 {
 			return usageError("events takes no argument but flags")
 		}
 		var on target

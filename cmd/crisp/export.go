@@ -9,11 +9,11 @@ import (
 
 // exportCommand prints an object as a manifest that makes it again.
 func exportCommand(c *cli) *cobra.Command {
-	var namespace, output string
+	namespace, output := "", "yaml"
 	cmd := &cobra.Command{Use: "export TYPE/NAME", Short: "print an object as a manifest"}
 	fs := cmd.Flags()
 	namespaceFlag(fs, &namespace)
-	fs.StringVarP(&output, "output", "o", "yaml", "`form`: yaml or json")
+	outputFlag(fs, &output, "yaml", "json")
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {
 		what, err := targets(rest, true)
 		if err != nil || len(what) != 1 || what[0].name == "" {

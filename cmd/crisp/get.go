@@ -2,7 +2,6 @@ package main
 
 import (
 	"cmp"
-	"encoding/json"
 	"fmt"
 	"io"
 	"strings"
@@ -20,7 +19,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/duration"
-	"sigs.k8s.io/yaml"
 )
 
 func getCommand(c *cli) *cobra.Command {
@@ -123,8 +121,12 @@ var printers = map[string]func(io.Writer, []criruntime.Found, view) error{
 	"":     func(w io.Writer, pods []criruntime.Found, v view) error { return printTable(w, pods, v, false) },
 	"wide": func(w io.Writer, pods []criruntime.Found, v view) error { return printTable(w, pods, v, true) },
 	"name": printNames,
-	"json": printJSON,
-	"yaml": printYAML,
+	"json": func(w io.Writer, pods []criruntime.Found, v view) error {
+		return writeValue(w, object(pods, v), "json")
+	},
+	"yaml": func(w io.Writer, pods []criruntime.Found, v view) error {
+		return writeValue(w, object(pods, v), "yaml")
+	},
 }
 
 func printTable(w io.Writer, pods []criruntime.Found, v view, wide bool) error {
@@ -202,21 +204,6 @@ func object(pods []criruntime.Found, v view) any {
 		list.Items = append(list.Items, *f.Pod)
 	}
 	return list
-}
-
-func printJSON(w io.Writer, pods []criruntime.Found, v view) error {
-	e := json.NewEncoder(w)
-	e.SetIndent("", "    ")
-	return e.Encode(object(pods, v))
-}
-
-func printYAML(w io.Writer, pods []criruntime.Found, v view) error {
-	data, err := yaml.Marshal(object(pods, v))
-	if err != nil {
-		return err
-	}
-	_, err = w.Write(data)
-	return err
 }
 
 // short is as much of an ID as tells it from others.

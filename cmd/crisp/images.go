@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -16,9 +15,9 @@ func imagesCommand(c *cli) *cobra.Command {
 	var output string
 	cmd := &cobra.Command{Use: "images [-o json]", Short: "list images"}
 	fs := cmd.Flags()
-	fs.StringVarP(&output, "output", "o", "", "`form`: json")
+	outputFlag(fs, &output, "json")
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {
-		if len(rest) > 0 || output != "" && output != "json" {
+		if len(rest) > 0 {
 			return usageError("images takes no argument but -o json")
 		}
 		_, service, err := c.connect()
@@ -30,9 +29,7 @@ func imagesCommand(c *cli) *cobra.Command {
 			return criruntime.Fault(err)
 		}
 		if output == "json" {
-			e := json.NewEncoder(c.stdout)
-			e.SetIndent("", "    ")
-			return e.Encode(map[string]any{"images": list})
+			return c.printValue(map[string]any{"images": list}, output)
 		}
 		var rows []string
 		for _, image := range list {

@@ -20,7 +20,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/duration"
 	"k8s.io/client-go/util/jsonpath"
-	"sigs.k8s.io/yaml"
 )
 
 // collect fetches the objects that the arguments name.
@@ -90,20 +89,6 @@ func listOf(items []unstructured.Unstructured, one bool) any {
 		objects = append(objects, u.Object)
 	}
 	return map[string]any{"apiVersion": "v1", "kind": "List", "metadata": map[string]any{}, "items": objects}
-}
-
-func (c *cli) printValue(v any, form string) error {
-	if form == "json" {
-		e := json.NewEncoder(c.stdout)
-		e.SetIndent("", "    ")
-		return e.Encode(v)
-	}
-	data, err := yaml.Marshal(v)
-	if err != nil {
-		return err
-	}
-	_, err = c.stdout.Write(data)
-	return err
 }
 
 // A column is one of a kind's table.

@@ -46,7 +46,7 @@ func runCommand(c *cli) *cobra.Command {
 	fs.BoolVar(&r.remove, "rm", false, "wait for its end and delete the pod")
 	fs.BoolVar(&r.hostNetwork, "host-network", false, "use the node's network")
 	fs.StringVar(&r.dryRun, "dry-run", "", "client: only print the pod")
-	fs.StringVarP(&r.output, "output", "o", "", "`form`: yaml, json or name")
+	outputFlag(fs, &r.output, "yaml", "json", "name")
 	fs.DurationVar(&r.timeout, "timeout", 5*time.Minute, "how long the container may take to start")
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {
 		if len(rest) == 0 {

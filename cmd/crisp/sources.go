@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"fmt"
-	"slices"
 	"strings"
 	"text/tabwriter"
 
@@ -18,9 +17,9 @@ func sourcesCommand(c *cli) *cobra.Command {
 	var output string
 	cmd := &cobra.Command{Use: "sources", Short: "show each manifest: what it defines, and what is wrong with it"}
 	fs := cmd.Flags()
-	fs.StringVarP(&output, "output", "o", "", "`form`: json or yaml")
+	outputFlag(fs, &output, "json", "yaml")
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {
-		if len(rest) > 0 || !slices.Contains([]string{"", "json", "yaml"}, output) {
+		if len(rest) > 0 {
 			return usageError("sources takes no argument but -o json or yaml")
 		}
 		var sources []desired.SourceState

@@ -85,9 +85,9 @@ func statusCommand(c *cli) *cobra.Command {
 	var output string
 	cmd := &cobra.Command{Use: "status [-o json]", Short: "show the agent, its runtime, the node and the sources"}
 	fs := cmd.Flags()
-	fs.StringVarP(&output, "output", "o", "", "`form`: json or yaml")
+	outputFlag(fs, &output, "json", "yaml")
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {
-		if len(rest) > 0 || !slices.Contains([]string{"", "json", "yaml"}, output) {
+		if len(rest) > 0 {
 			return usageError("status takes no argument but -o json or yaml")
 		}
 		r := c.report()

@@ -1,7 +1,7 @@
 package main
 
 import (
-	"encoding/json"
+	"cmp"
 	"fmt"
 	"runtime/debug"
 
@@ -28,9 +28,9 @@ func versionCommand(c *cli) *cobra.Command {
 	var output string
 	cmd := &cobra.Command{Use: "version", Short: "print the versions of crisp and of the runtime"}
 	fs := cmd.Flags()
-	fs.StringVarP(&output, "output", "o", "", "`form`: json")
+	outputFlag(fs, &output, "json")
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {
-		if len(rest) > 0 || output != "" && output != "json" {
+		if len(rest) > 0 {
 			return usageError("version takes no argument but -o json")
 		}
 		versions := map[string]string{"crisp": crispVersion()}
@@ -41,12 +41,7 @@ func versionCommand(c *cli) *cobra.Command {
 			versions["runtime"], versions["runtimeVersion"], versions["cri"] = v.GetRuntimeName(), v.GetRuntimeVersion(), v.GetRuntimeApiVersion()
 		}
 		if output == "json" {
-			data, jsonErr := json.MarshalIndent(versions, "", "    ")
-			if jsonErr != nil {
-				return jsonErr
-			}
-			fmt.Fprintln(c.stdout, string(data))
-			return err
+			return cmp.Or(c.printValue(versions, output), err)
 		}
 		fmt.Fprintf(c.stdout, "crisp    %s\n", versions["crisp"])
 		if err == nil {

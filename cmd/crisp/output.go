@@ -1,0 +1,58 @@
+package main
+
+import (
+	"encoding/json"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/spf13/pflag"
+	"sigs.k8s.io/yaml"
+)
+
+// An outputForm is the value of -o: one of some forms, or none.
+type outputForm struct {
+	chosen *string
+	forms  []string
+}
+
+func (f outputForm) String() string { return *f.chosen }
+
+func (f outputForm) Type() string { return "string" }
+
+func (f outputForm) Set(form string) error {
+	if form != "" && !slices.Contains(f.forms, form) {
+		return usageError("want %s", f.words())
+	}
+	*f.chosen = form
+	return nil
+}
+
+// words lists the forms: "json, yaml or name".
+func (f outputForm) words() string {
+	last := len(f.forms) - 1
+	return strings.TrimPrefix(strings.Join(f.forms[:last], ", ")+" or "+f.forms[last], " or ")
+}
+
+// outputFlag is -o, which takes these forms. Output keeps its value without the flag.
+func outputFlag(fs *pflag.FlagSet, output *string, forms ...string) {
+	f := outputForm{output, forms}
+	fs.VarP(f, "output", "o", "`form`: "+f.words())
+}
+
+// writeValue writes a value as kubectl does: in YAML, or in JSON with indents.
+func writeValue(w io.Writer, v any, form string) error {
+	if form == "json" {
+		e := json.NewEncoder(w)
+		e.SetIndent("", "    ")
+		return e.Encode(v)
+	}
+	data, err := yaml.Marshal(v)
+	if err != nil {
+		return err
+	}
+	_, err = w.Write(data)
+	return err
+}
+
+func (c *cli) printValue(v any, form string) error { return writeValue(c.stdout, v, form) }
