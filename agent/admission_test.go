@@ -35,7 +35,7 @@ func (k *counted) Requests(*v1.Pod) v1.ResourceList {
 func TestManyPodsAreAdmitted(t *testing.T) {
 	const many = 1000
 	k := &counted{}
-	h := host{node: node.New("n1", "", nil), readiness: readiness.New(nil, nil, nil), addresses: newAddresses(nil)}
+	h := host{node: node.New("n1", "", nil), readiness: readiness.New(nil, nil, nil), addresses: node.NewAddresses(nil)}
 	h.node.Edit(func(n *v1.Node) { n.Status.Allocatable[v1.ResourcePods] = resource.MustParse("2000") })
 	d := &admission{
 		care: &Care{}, host: h, events: event.Discard, keeper: housekeeping.New(housekeeping.Options{}),

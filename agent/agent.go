@@ -172,8 +172,8 @@ func newAgent(ctx context.Context, o Options, events *event.Store) (*agent, erro
 	wanted.Resume(files.Accepted(), files.LoadStatus)
 	debugged := &debugged{dir: filepath.Join(o.Root, "ephemeral"), wanted: wanted, log: o.Log}
 	debugged.load(files.Accepted())
-	ips, runtime := newAddresses(o.NodeIPs), criconn.New(o.Log)
-	shown := conditions{node: node.New(o.NodeName, o.Serve.Version, ips.get()), wanted: wanted, endpoint: o.Endpoint}
+	ips, runtime := node.NewAddresses(o.NodeIPs), criconn.New(o.Log)
+	shown := conditions{node: node.New(o.NodeName, o.Serve.Version, ips.Get()), wanted: wanted, endpoint: o.Endpoint}
 	describeNode(shown.node, o.Root, &o.Care)
 	h := host{addresses: ips, node: shown.node, readiness: readiness.New(runtime.Runtime(), shown, o.Log), runtime: runtime}
 	results := &probe.Results{}
@@ -199,7 +199,7 @@ func newAgent(ctx context.Context, o Options, events *event.Store) (*agent, erro
 	alive := &heartbeat{}
 	return &agent{
 		o: o, files: files, roster: r, host: h, conditions: shown, grants: g, events: events, runtime: runtime, driver: driver, wanted: wanted, status: statuses,
-		results: results, probes: probes, pleg: lists, store: d.objects, keeper: keeper, workers: w, heartbeat: alive, shownIPs: ips.get(),
+		results: results, probes: probes, pleg: lists, store: d.objects, keeper: keeper, workers: w, heartbeat: alive, shownIPs: ips.Get(),
 		api: api.New(api.Options{
 			Wanted: wanted, Store: d.objects, Events: events, Node: shown.node,
 			Runtime: runtime, Metrics: runtime, ProbeMetrics: probes, Statuses: statuses, Files: files, Volumes: driver.Volumes(), Workers: w, Ephemeral: debugged,

@@ -10,13 +10,13 @@ import (
 
 // A host is what is known of this node. It is criruntime.Host and status.Host.
 type host struct {
-	addresses *addresses
+	addresses *node.Addresses
 	node      *node.State
 	readiness *readiness.Monitor
 	runtime   *criconn.Connection
 }
 
-func (h host) IPs() []string { return h.addresses.get() }
+func (h host) IPs() []string { return h.addresses.Get() }
 
 // RuntimeName is as status.Host says.
 func (h host) RuntimeName() string { return h.runtime.RuntimeName() }

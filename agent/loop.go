@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 
@@ -286,5 +287,20 @@ func (a *agent) retryRejected() {
 			a.o.Log.Info("rejected pod fits now", "pod", podsync.KeyOf(pod).String())
 			pool.Admit(podsync.KeyOf(pod), a.allocate(pod))
 		}
+	}
+}
+
+// showAddresses shows the node's addresses, and has pods that show them looked at
+// when they have changed. Only the loop calls it.
+func (a *agent) showAddresses() {
+	now := a.host.addresses.Get()
+	if slices.Equal(now, a.shownIPs) {
+		return
+	}
+	a.o.Log.Info("addresses of the node changed", "from", a.shownIPs, "to", now)
+	a.shownIPs = now
+	a.conditions.node.SetAddresses(now)
+	if pool := a.workers.pool.Load(); pool != nil {
+		pool.WakeAll()
 	}
 }

@@ -1,4 +1,4 @@
-package agent
+package node
 
 import (
 	"bytes"
@@ -14,9 +14,9 @@ import (
 // addressAge is how old what is known of the node's addresses may be.
 const addressAge = 10 * time.Second
 
-// addresses are the node's: those that were given, or those that it has now. They come
+// Addresses are the node's: those that were given, or those that it has now. They come
 // after the agent at boot, and DHCP may change them. It is safe for use by all goroutines.
-type addresses struct {
+type Addresses struct {
 	look func() []netip.Addr
 
 	mu    sync.Mutex
@@ -24,17 +24,17 @@ type addresses struct {
 	known []string  // primary first; replaced, never changed; guarded by mu
 }
 
-// newAddresses returns the addresses that are given; none: they are found out.
-func newAddresses(given []netip.Addr) *addresses {
+// NewAddresses returns the addresses that are given; none: they are found out.
+func NewAddresses(given []netip.Addr) *Addresses {
 	if given != nil {
-		return &addresses{look: func() []netip.Addr { return given }}
+		return &Addresses{look: func() []netip.Addr { return given }}
 	}
-	return &addresses{look: nodeIPs}
+	return &Addresses{look: nodeIPs}
 }
 
-// get returns the addresses, primary first; none if the node never had one. A node
+// Get returns the addresses, primary first; none if the node never had one. A node
 // that has lost them keeps its last.
-func (a *addresses) get() []string {
+func (a *Addresses) Get() []string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if len(a.known) > 0 && time.Since(a.at) < addressAge {
@@ -122,19 +122,4 @@ func texts(ips []netip.Addr) []string {
 		out[i] = ip.String()
 	}
 	return out
-}
-
-// showAddresses shows the node's addresses, and has pods that show them looked at
-// when they have changed. Only the loop calls it.
-func (a *agent) showAddresses() {
-	now := a.host.addresses.get()
-	if slices.Equal(now, a.shownIPs) {
-		return
-	}
-	a.o.Log.Info("addresses of the node changed", "from", a.shownIPs, "to", now)
-	a.shownIPs = now
-	a.conditions.node.SetAddresses(now)
-	if pool := a.workers.pool.Load(); pool != nil {
-		pool.WakeAll()
-	}
 }

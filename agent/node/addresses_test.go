@@ -1,4 +1,4 @@
-package agent
+package node
 
 import (
 	"net/netip"
@@ -19,10 +19,10 @@ import (
 func TestAddresses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var has []netip.Addr
-		a := &addresses{look: func() []netip.Addr { return has }}
+		a := &Addresses{look: func() []netip.Addr { return has }}
 		expect := func(want ...string) {
 			t.Helper()
-			if got := a.get(); !slices.Equal(got, want) {
+			if got := a.Get(); !slices.Equal(got, want) {
 				t.Errorf("got %v, want %v", got, want)
 			}
 		}
@@ -35,7 +35,7 @@ func TestAddresses(t *testing.T) {
 		has = nil // the cable is out
 		time.Sleep(addressAge)
 		expect("192.0.2.2", "2001:db8::2")
-		a = newAddresses([]netip.Addr{netip.MustParseAddr("192.0.2.9")})
+		a = NewAddresses([]netip.Addr{netip.MustParseAddr("192.0.2.9")})
 		expect("192.0.2.9")
 	})
 }
