@@ -80,6 +80,57 @@ func TestLayers(t *testing.T) {
 	}
 }
 
+// functions are the fields of the agent that hold a function, each with why it is no
+// interface.
+var functions = map[string]string{
+	"agent.Options.Connect":          "the caller's choice of a runtime",
+	"imagegc.Collector.now":          "a clock, for tests",
+	"evict.Manager.now":              "a clock, for tests",
+	"kubectl.column.cell":            "a table of columns",
+	"listen.keptCertificate.renewed": "the listener's address is known to the caller",
+	"manifest.kind.complete":         "a table of kinds",
+	"node.Addresses.look":            "given or found out",
+	"watchcache.Item.Make":           "an object that is made when it is asked for",
+}
+
+// The parts of the agent get what they need as small interfaces when they are made: of a
+// field that holds a function one cannot tell who sets it, nor when.
+func TestFunctionFields(t *testing.T) {
+	found := map[string]bool{}
+	for _, f := range tree(t) {
+		if f.test || !below(f.dir, "agent") {
+			continue
+		}
+		ast.Inspect(f.ast, func(n ast.Node) bool {
+			spec, ok := n.(*ast.TypeSpec)
+			if !ok {
+				return true
+			}
+			of, ok := spec.Type.(*ast.StructType)
+			if !ok {
+				return true
+			}
+			for _, field := range of.Fields.List {
+				if _, ok := field.Type.(*ast.FuncType); !ok {
+					continue
+				}
+				for _, name := range field.Names {
+					name := f.ast.Name.Name + "." + spec.Name.Name + "." + name.Name
+					if found[name] = true; functions[name] == "" {
+						t.Errorf("%s: %s holds a function: take an interface", fset.Position(field.Pos()), name)
+					}
+				}
+			}
+			return true
+		})
+	}
+	for name := range functions {
+		if !found[name] {
+			t.Errorf("there is no %s that holds a function", name)
+		}
+	}
+}
+
 // pure are the packages that only translate: what they say depends on what they are given,
 // not on the machine.
 var pure = []string{"server/spec", "agent/podspec", "agent/podsync"}
