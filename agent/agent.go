@@ -174,8 +174,8 @@ func newAgent(ctx context.Context, o Options, events *event.Store) (*agent, erro
 	// What is wanted, and what is known of it.
 	wanted := desired.New(o.sources())
 	wanted.Resume(files.Accepted(), files.LoadStatus)
-	debugged := &debugged{dir: filepath.Join(o.Root, "ephemeral"), wanted: wanted, log: o.Log}
-	debugged.load(files.Accepted())
+	ephemeral := &debugged{dir: filepath.Join(o.Root, "ephemeral"), wanted: wanted, log: o.Log}
+	ephemeral.load(files.Accepted())
 	ips, runtime := node.NewAddresses(o.NodeIPs), criconn.New(o.Log)
 	shown := conditions{node: node.New(o.NodeName, o.Serve.Version, ips.Get()), wanted: wanted, endpoint: o.Endpoint}
 	describeNode(shown.node, o.Root, &o.Care)
@@ -206,7 +206,7 @@ func newAgent(ctx context.Context, o Options, events *event.Store) (*agent, erro
 		results: results, probes: probes, pleg: lists, store: d.objects, keeper: keeper, workers: w, heartbeat: alive, shownIPs: ips.Get(),
 		api: api.New(api.Options{
 			Wanted: wanted, Store: d.objects, Events: events, Node: shown.node,
-			Runtime: runtime, Metrics: runtime, ProbeMetrics: probes, Statuses: statuses, Files: files, Volumes: driver.Volumes(), Workers: w, Ephemeral: debugged,
+			Runtime: runtime, Metrics: runtime, ProbeMetrics: probes, Statuses: statuses, Files: files, Volumes: driver.Volumes(), Workers: w, Ephemeral: ephemeral,
 			Loop: alive, Lists: lists, Config: configz{o, g}, Checkpoints: filepath.Join(o.Root, "checkpoints"), Log: o.Log,
 		}),
 		admission: &admission{

@@ -47,8 +47,8 @@ func describeNode(n *node.State, root string, o *Care) {
 	if o.MaxPods > 0 {
 		capacity[v1.ResourcePods] = *resource.NewQuantity(o.MaxPods, resource.DecimalSI)
 	}
-	if disk, _, err := housekeeping.Space(root); err == nil {
-		capacity[v1.ResourceEphemeralStorage] = *resource.NewQuantity(disk.Capacity, resource.BinarySI)
+	if bytes, _, err := housekeeping.Space(root); err == nil {
+		capacity[v1.ResourceEphemeralStorage] = *resource.NewQuantity(bytes.Capacity, resource.BinarySI)
 	}
 	n.SetAllocatable(capacity, admit.Allocatable(capacity, o.reserved(), evict.Reserved(o.Rules.Evict, capacity), admit.Pooled(capacity)))
 	n.Edit(func(node *v1.Node) {
