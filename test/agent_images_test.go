@@ -1,7 +1,6 @@
 package test
 
 import (
-	"encoding/base64"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -12,43 +11,6 @@ import (
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
-
-// A registry that wants a password gives its images to the pod that brings it in a
-// Secret, and to no other.
-func TestAgentPullSecret(t *testing.T) {
-	l := startLab(t)
-	if err := l.n.useRegistry(newRegistry()); err != nil {
-		t.Fatal(err)
-	}
-	image, err := testbinImage(l.n.testbin)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := l.n.push("app:1", image); err != nil {
-		t.Fatal(err)
-	}
-	l.n.registry.mu.Lock()
-	l.n.registry.auth = "me:geheim"
-	l.n.registry.mu.Unlock()
-	spec := fmt.Sprintf("\n  terminationGracePeriodSeconds: 1\n  containers: [{name: app, image: %s/app:1, args: [sleep, for-ever]}]\n", l.n.registry.host())
-	l.run(t, "without", spec, func(t *testing.T, l *lab) {
-		l.until(func() bool {
-			w := l.status("app").State.Waiting
-			return w != nil && w.Reason == "ImagePullBackOff"
-		}, "its pull is put off")
-		l.awaitEvent("Failed: Failed to pull image")
-		if !slices.ContainsFunc(l.events(), func(e string) bool { return strings.Contains(e, "unauthorized") }) {
-			t.Errorf("events %q", l.events())
-		}
-	})
-	auth := base64.StdEncoding.EncodeToString([]byte("me:geheim"))
-	config := fmt.Sprintf(`{"auths": {"%s": {"auth": "%s"}}}`, l.n.registry.host(), auth)
-	l.object("pull", "kind: Secret\nmetadata: {name: pull}\ntype: kubernetes.io/dockerconfigjson\nstringData: {.dockerconfigjson: '"+config+"'}\n")
-	l.run(t, "with", "\n  imagePullSecrets: [{name: pull}]"+spec, func(t *testing.T, l *lab) {
-		l.awaitReady()
-		l.awaitEvent("Pulled: Successfully pulled image")
-	})
-}
 
 // When the images' disk is too full those go that nobody needs, until it is not:
 // not those of containers, not those that pods mount, not pinned ones.

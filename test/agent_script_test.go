@@ -230,7 +230,7 @@ func (n *node) untilCmd(ts *testscript.TestScript, args []string) error {
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("not so after %v; now: %w\n%s%s", untilTime, err, out, errs)
+			return fmt.Errorf("not so after %v; now: %v\n%s%s", untilTime, err, out, errs)
 		case <-time.After(50 * time.Millisecond):
 		}
 	}
@@ -248,7 +248,7 @@ func (n *node) say(ctx context.Context, ts *testscript.TestScript, args []string
 	}
 	var out, errs strings.Builder
 	cmd := exec.CommandContext(ctx, program, args[1:]...)
-	cmd.Dir, cmd.Env = ts.MkAbs("."), append(os.Environ(), n.agentEnv()...)
+	cmd.Dir, cmd.Env = ts.MkAbs("."), append(os.Environ(), append(n.agentEnv(), "PATH="+ts.Getenv("PATH"))...)
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	err = cmd.Run()
 	return out.String(), errs.String(), err

@@ -286,3 +286,16 @@ func (l *lab) patch(t *testing.T, path, patch string) {
 		t.Fatalf("patch %s: %s\n%s", path, resp.Status, body)
 	}
 }
+
+// object writes one more manifest beside the pod's.
+func (l *lab) object(name, text string) {
+	l.t.Helper()
+	path := filepath.Join(l.manifests, l.name+"-"+name+".yaml")
+	if err := os.WriteFile(path+".tmp", []byte("apiVersion: v1\n"+text), 0o600); err != nil {
+		l.t.Fatal(err)
+	}
+	if err := os.Rename(path+".tmp", path); err != nil {
+		l.t.Fatal(err)
+	}
+	l.t.Cleanup(func() { os.Remove(path) })
+}

@@ -123,6 +123,17 @@ func (r *fakeRegistry) blobs() map[string]int {
 	return asked
 }
 
+// asked is how often the registry was asked for anything.
+func (r *fakeRegistry) asked() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	n := 0
+	for _, times := range r.sent {
+		n += times
+	}
+	return n
+}
+
 // useRegistry makes r the node's registry.
 func (n *node) useRegistry(r *fakeRegistry) error {
 	n.registry = r
