@@ -2,7 +2,6 @@ package test
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -50,92 +49,26 @@ spec:
   - {name: ear, image: IMAGE, stdin: true, args: [echo-stdin, sleep, for-ever]}
 `
 
-// What a person does with pods of the local API, from apply to delete, with the
-// deaths of the agent and of crispd between.
-func TestAgentLocal(t *testing.T) {
-	n, config := startNode(t)
-	manifests := filepath.Join(n.dir, "manifests")
-	if err := os.Mkdir(manifests, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	a := &agentProcess{t: t, n: n, manifests: manifests}
+// What is asked by HTTP: by kubectl, and by tools of a node. It is Go because its answers
+// are streams of SPDY and WebSocket, JSON, and numbers that grow; what a person asks by
+// the command line is told by scripts.
+func TestAgentHTTP(t *testing.T) {
 	address, health := freePort(t), freePort(t)
-	a.flags = []string{"--listen", address, "--healthz-address", health}
-	a.start()
-	defer func() { a.end(syscall.SIGTERM) }()
-	a.until(func() bool { _, code := a.crisp("", "get", "nodes"); return code == 0 }, "the agent answers")
-
-	a.says(0, `(?s)configmap/conf created\nsecret/key created\npod/web created`, "apply", "-f", a.file("stack.yaml", localStack), "--wait")
-	a.says(0, `web +2/2 +Running +0 .* api `, "get", "pods", "-o", "wide")
-	a.until(func() bool { out, _ := a.crisp("", "logs", "web", "-c", "app"); return strings.HasSuffix(out, "\n4\n") }, "the container has counted")
-	a.says(0, `^fast\ngeheim\nfast-geheim\n0\n1\n2\n3\n4\n$`, "logs", "web", "-c", "app")
-	a.says(0, `^\[pod/web/app\] 3\n\[pod/web/app\] 4\n`, "logs", "web", "--all-containers", "--prefix", "--tail", "2")
-	a.says(7, `^hi\n$`, "exec", "web", "-c", "app", "--", "/testbin", "print", "hi", "exit", "7")
-	a.says(127, ``, "exec", "web", "-c", "app", "--", "/none")
-	if out, code := a.crisp("ping", "exec", "-i", "web", "-c", "app", "--", "/testbin", "echo-stdin"); out != "ping" || code != 0 {
-		t.Errorf("exec -i: %q, code %d", out, code)
-	}
-	a.says(0, `(?s)POD +NAME +CPU.*web +app +\d+m +\d+Mi`, "top", "pods", "--containers")
-	a.says(0, `(?s)web +app +Running.*web +ear +Running`, "ps")
-	a.says(0, `(?s)Started.*pod/web`, "events", "--for", "pod/web")
-	a.says(0, `web/d started`, "debug", "web", "--image", testImage, "--pull", "Never", "-c", "d", "--target", "app", "--", "/testbin", "cat", "/proc/1/comm", "sleep", "for-ever")
-	a.until(func() bool { out, _ := a.crisp("", "logs", "web", "-c", "d"); return out == "testbin\n" }, "the ephemeral container sees its target")
-	forwarded(t, a)
-	throughAPI(t, a, address)
-
+	l := startLab(t, "--listen", address, "--healthz-address", health)
+	l.until(func() bool { _, code := l.agentProcess.crisp("", "get", "nodes"); return code == 0 }, "the agent answers")
+	l.says(0, `pod/web created`, "apply", "-f", l.file("stack.yaml", localStack), "--wait")
+	l.until(func() bool {
+		out, _ := l.agentProcess.crisp("", "logs", "web", "-c", "app")
+		return strings.HasSuffix(out, "\n4\n")
+	}, "the container has counted")
+	throughAPI(t, l.agentProcess, address)
 	for _, path := range []string{"/healthz", "/healthz/ping", "/healthz/log", "/healthz/syncloop"} {
 		resp, err := http.Head("http://" + health + path)
 		if err != nil || resp.StatusCode != http.StatusOK {
 			t.Errorf("HEAD %s: %v, %v", path, resp, err)
 		}
 	}
-
-	// What was applied is there again, with the containers that ran.
-	before, _ := a.crisp("", "get", "pod", "web", "-o", "jsonpath={.metadata.uid} {.status.containerStatuses[*].containerID}")
-	a.end(syscall.SIGKILL)
-	if err := n.stopDaemon(syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
-	if err := n.start(config, nil); err != nil {
-		t.Fatal(err)
-	}
-	a.start()
-	a.until(func() bool { out, _ := a.crisp("", "get", "pods"); return strings.Contains(out, "2/2") }, "the pod is there again")
-	if after, _ := a.crisp("", "get", "pod", "web", "-o", "jsonpath={.metadata.uid} {.status.containerStatuses[*].containerID}"); after != before {
-		t.Errorf("after the kills it is %s, before it was %s", after, before)
-	}
-	a.says(0, `web/app stopped`, "restart", "web", "-c", "app")
-	a.until(func() bool {
-		out, _ := a.crisp("", "get", "pods")
-		return regexp.MustCompile(`2/2 +Running +1 `).MatchString(out)
-	}, "the container was started again")
-	a.says(0, `Killing.*Container app is to be restarted on request`, "events", "--for", "pod/web")
-	a.says(0, `pod/web deleted`, "delete", "-f", filepath.Join(n.dir, "stack.yaml"))
-	a.says(0, `no pods`, "get", "pods")
-	secrets, _ := filepath.Glob(filepath.Join(n.dir, "agent", "objects", "*", "*", "*.json"))
-	if len(secrets) > 0 {
-		t.Errorf("objects of deleted things: %v", secrets)
-	}
-}
-
-// forwarded asks a pod's server through a port of this machine.
-func forwarded(t *testing.T, a *agentProcess) {
-	port := strings.TrimPrefix(freePort(t), "127.0.0.1:")
-	ctx, cancel := context.WithCancel(t.Context())
-	cmd := exec.CommandContext(ctx, filepath.Join(a.n.binaries.dir, "crisp"), "--runtime-endpoint", "unix://"+a.n.socket, "port-forward", "web", port+":80")
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	defer func() { cancel(); cmd.Wait() }()
-	a.until(func() bool {
-		resp, err := http.Get("http://127.0.0.1:" + port)
-		if err != nil {
-			return false
-		}
-		defer resp.Body.Close()
-		body, err := io.ReadAll(resp.Body)
-		return err == nil && strings.Contains(string(body), "hello")
-	}, "the forwarded port answers")
+	l.says(0, `pod/web deleted`, "delete", "-f", filepath.Join(l.n.dir, "stack.yaml"))
 }
 
 // throughAPI speaks HTTP with the agent, as kubectl and tools of a node do.

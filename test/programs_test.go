@@ -86,7 +86,7 @@ func TestMain(m *testing.M) {
 			return []string{"CRISP_TEST_SCRATCH=" + scratch}, func() { os.RemoveAll(scratch) }, os.Chmod(scratch, 0o711)
 		},
 		Subtests: map[string][]string{"TestScript": scripts()},
-		First:    []string{"TestExecutorThatStandsStillIsReplaced", "TestAgentLogRotation", "TestAgentKills"},
+		First:    []string{"TestExecutorThatStandsStillIsReplaced", "TestAgentLogRotation", "TestAgentEnds", "TestAgentKills"},
 	})
 }
 
