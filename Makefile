@@ -27,7 +27,7 @@ CNI_PLUGINS := main/bridge ipam/host-local meta/portmap meta/bandwidth
 export CGO_ENABLED = 1
 export GO
 
-.PHONY: help all demo unit test race test-vm test-kubelet fuzz soak critest bench lint vuln install deb clean deps vm-deps
+.PHONY: help all demo unit test race test-upgrade test-vm test-kubelet fuzz soak critest bench lint vuln install deb clean deps vm-deps
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -84,6 +84,15 @@ test-kubelet: all ## hold the agent against the real kubelet, which is built fir
 	@mkdir -p .cache
 	cd test/kubelet && $(GO) build -ldflags "-s -w" -o ../../.cache/kubelet k8s.io/kubernetes/cmd/kubelet
 	cd test/kubelet && CRISP_BIN=$(CURDIR)/bin $(GO) test -count 1 -timeout 20m -v $(ARGS) .
+
+# The other release is built in a tree of its own, which is removed again.
+test-upgrade: all ## upgrade crispd and its executor FROM=<git revision>, and back, under containers (root; CONTAINERS=50)
+	@test "$$(id -u)" = 0 || { echo "make test-upgrade: it runs containers: run sudo make test-upgrade"; exit 1; }
+	@git rev-parse -q --verify "$(FROM)^{commit}" >/dev/null || { echo "make test-upgrade: FROM=<git revision> is missing"; exit 1; }
+	@rm -rf .cache/from && mkdir -p .cache/from && git archive "$(FROM)" | tar -x -C .cache/from
+	@trap 'rm -rf .cache/from' EXIT; \
+	$(MAKE) --no-print-directory -C .cache/from all VERSION="from-$$(git rev-parse --short "$(FROM)")" BIN=bin && \
+	CRISP_BIN=$(CURDIR)/bin UPGRADE_FROM=$(CURDIR)/.cache/from/bin $(GO) test -tags "$(TAGS)" -count 1 -timeout 20m -v ./test -run 'TestUpgradeFrom$$'
 
 fuzz: deps ## run every fuzz target for TIME=30s each, to find inputs that fail (root; ARGS="-run ^image/", -keep)
 	$(GO) run ./test/fuzz -tags "$(TAGS)" -time $(or $(TIME),30s) $(ARGS)

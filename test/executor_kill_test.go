@@ -19,7 +19,9 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/remotecommand"
@@ -38,21 +40,22 @@ func TestExecutorKills(t *testing.T) {
 	kills, containers, seed := fromEnv("KILLS", 4), fromEnv("CONTAINERS", 10), fromEnv("SEED", 1)
 	n, _ := startNode(t)
 	n.expects("executor could not be reached") // killed before it had answered
-	s := &siege{unified: &unified{node: n, t: t}, random: rand.New(rand.NewPCG(uint64(seed), 0)), shared: filepath.Join(n.dir, "shared")}
 	t.Logf("%d kills under %d containers, seed %d", kills, containers, seed)
-	if err := os.Mkdir(s.shared, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	pod, err := n.sandboxConfig("p", []string{"host-network"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.unified.run(pod)
-	for i := range containers {
-		s.begin(i)
-	}
+	s := newSiege(t, n, containers, seed, nil)
+	lines := s.besieged(seed, func() {
+		for i := range kills {
+			s.kill(i)
+		}
+	})
+	t.Logf("%d kills, %d of executors that had not begun to work; %d lines of %d containers; %d exits, %d lost as documented; %d execs, %d cut short; %d attachments saw %d lines",
+		s.kills, s.early, lines, containers, s.exits, s.lost, s.execs.Load(), s.cut.Load(), s.attachments.Load(), s.watched.Load())
+}
 
-	ctx, cancel := context.WithCancel(t.Context())
+// besieged has containers attached to and probed while f is called, ends them, and returns how
+// many lines they have written.
+func (s *siege) besieged(seed int, f func()) (lines int) {
+	s.t.Helper()
+	ctx, cancel := context.WithCancel(s.t.Context())
 	defer cancel()
 	var clients sync.WaitGroup
 	for i, w := range s.writers {
@@ -64,24 +67,45 @@ func TestExecutorKills(t *testing.T) {
 		random := rand.New(rand.NewPCG(uint64(seed), uint64(i)+1))
 		clients.Go(func() { s.probe(ctx, random) })
 	}
-	for i := range kills {
-		s.kill(i)
-	}
+	f()
 	cancel()
 	clients.Wait()
 
-	touch(t, filepath.Join(s.shared, "over"))
-	lines := 0
+	touch(s.t, filepath.Join(s.shared, "over"))
 	for i, w := range s.writers {
 		s.ends(w.id, int32(i%100), w.name)
 		lines += s.complete(w)
 	}
 	s.earHeard()
-	t.Logf("%d kills, %d of executors that had not begun to work; %d lines of %d containers; %d exits, %d lost as documented; %d execs, %d cut short; %d attachments saw %d lines",
-		s.kills, s.early, lines, containers, s.exits, s.lost, s.execs.Load(), s.cut.Load(), s.attachments.Load(), s.watched.Load())
 	if s.execs.Load() == 0 || s.watched.Load() == 0 {
-		t.Error("nobody was probed, or nobody attached")
+		s.t.Error("nobody was probed, or nobody attached")
 	}
+	return lines
+}
+
+// newSiege starts the containers.
+func newSiege(t *testing.T, n *node, containers, seed int, linux *cri.LinuxContainerConfig) *siege {
+	t.Helper()
+	s := &siege{unified: &unified{node: n, t: t}, random: rand.New(rand.NewPCG(uint64(seed), 0)), shared: filepath.Join(n.dir, "shared"), linux: linux}
+	if err := os.Mkdir(s.shared, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	pod, err := n.sandboxConfig("p", []string{"host-network"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.unified.run(pod)
+	for i := range containers {
+		s.begin(i)
+	}
+	own, err := grpc.NewClient("unix://"+n.socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.WaitForReady(true)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { own.Close() })
+	s.clients = cri.NewRuntimeServiceClient(own)
+	return s
 }
 
 func fromEnv(name string, otherwise int) int {
@@ -96,7 +120,9 @@ func fromEnv(name string, otherwise int) int {
 type siege struct {
 	*unified
 	random  *rand.Rand
-	shared  string // a directory that all containers have as /shared
+	clients cri.RuntimeServiceClient  // of those that come and go; waits for crispd
+	linux   *cri.LinuxContainerConfig // of all containers
+	shared  string                    // a directory that all containers have as /shared
 	writers []*writer
 	ear     writer   // says what it hears
 	said    []string // what it was told
@@ -122,7 +148,7 @@ func (s *siege) start(name string, tty, stdin bool, command ...string) *writer {
 		PodSandboxId: s.ids["p"], SandboxConfig: s.sandboxes["p"],
 		Config: &cri.ContainerConfig{
 			Metadata: &cri.ContainerMetadata{Name: name}, Image: &cri.ImageSpec{Image: testImage},
-			Command: append([]string{"/testbin"}, command...), LogPath: name + ".log", Tty: tty, Stdin: stdin,
+			Command: append([]string{"/testbin"}, command...), LogPath: name + ".log", Tty: tty, Stdin: stdin, Linux: s.linux,
 			Mounts: []*cri.Mount{{HostPath: s.shared, ContainerPath: "/shared", Readonly: true}},
 		},
 	})
@@ -167,11 +193,7 @@ func startTime(pid int) string {
 // then it looks whether everything works at once.
 func (s *siege) kill(i int) {
 	s.t.Helper()
-	quitters := make(map[int32]*writer)
-	for j := range 2 {
-		code := int32(10 + (2*i+j)%100)
-		quitters[code] = s.start(fmt.Sprint("q", 2*i+j), false, false, "print", "up", "sleep", fmt.Sprint(s.random.IntN(200), "ms"), "print", "down", "exit", fmt.Sprint(code))
-	}
+	quitters := s.quitters(i)
 	time.Sleep(time.Duration(s.random.IntN(200_000)) * time.Microsecond)
 	s.down.Add(1)
 	killed := s.killed(0)
@@ -190,6 +212,25 @@ func (s *siege) kill(i int) {
 			s.t.Fatal("no other executor is started")
 		}
 	}
+	s.works(i)
+	s.down.Add(1)
+	s.unharmed(i, quitters)
+}
+
+// quitters starts two containers that end soon, and returns them by their exit codes.
+func (s *siege) quitters(i int) map[int32]*writer {
+	s.t.Helper()
+	quitters := make(map[int32]*writer)
+	for j := range 2 {
+		code := int32(10 + (2*i+j)%100)
+		quitters[code] = s.start(fmt.Sprint("q", 2*i+j), false, false, "print", "up", "sleep", fmt.Sprint(s.random.IntN(200), "ms"), "print", "down", "exit", fmt.Sprint(code))
+	}
+	return quitters
+}
+
+// works checks that exec and attach work.
+func (s *siege) works(i int) {
+	s.t.Helper()
 	for range 3 {
 		w := s.writers[s.random.IntN(len(s.writers))]
 		if r, err := s.runtime().ExecSync(s.ctx(), &cri.ExecSyncRequest{ContainerId: w.id, Cmd: []string{"/testbin", "print", "here"}}); err != nil || string(r.Stdout) != "here\n" {
@@ -200,7 +241,12 @@ func (s *siege) kill(i int) {
 	a := s.attach(s.ear.id)
 	a.hears(said)
 	s.said = append(s.said, said)
-	s.down.Add(1)
+}
+
+// unharmed checks that containers have ended that should, and no other, and that each of the
+// others has its process still.
+func (s *siege) unharmed(i int, quitters map[int32]*writer) {
+	s.t.Helper()
 	for code, q := range quitters {
 		s.ends(q.id, code, q.name)
 		if got := logText(s.t, s.logFile(q.name)); got != "up\ndown\n" {
@@ -308,7 +354,7 @@ func (s *siege) probe(ctx context.Context, random *rand.Rand) {
 	for ctx.Err() == nil {
 		w := s.writers[random.IntN(len(s.writers))]
 		before := s.down.Load()
-		r, err := s.runtime().ExecSync(s.ctx(), &cri.ExecSyncRequest{ContainerId: w.id, Cmd: []string{"/testbin", "print", "alive"}})
+		r, err := s.clients.ExecSync(s.ctx(), &cri.ExecSyncRequest{ContainerId: w.id, Cmd: []string{"/testbin", "print", "alive"}})
 		killed := before%2 == 1 || s.down.Load() != before
 		switch {
 		case err == nil && string(r.Stdout) == "alive\n" && r.ExitCode == 0:
@@ -327,7 +373,7 @@ func (s *siege) probe(ctx context.Context, random *rand.Rand) {
 func (s *siege) watch(ctx context.Context, w *writer) {
 	for ctx.Err() == nil {
 		before := s.down.Load()
-		resp, err := s.runtime().Attach(ctx, &cri.AttachRequest{ContainerId: w.id, Stdout: true, Stderr: !w.tty, Tty: w.tty})
+		resp, err := s.clients.Attach(ctx, &cri.AttachRequest{ContainerId: w.id, Stdout: true, Stderr: !w.tty, Tty: w.tty})
 		if err == nil {
 			err = s.see(ctx, w, resp.Url)
 		}

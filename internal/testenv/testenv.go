@@ -114,6 +114,9 @@ var probes = map[string]func() error{
 	},
 	"power-cuts": func() error { return yes(os.Getenv("CRISP_POWER_CUTS") != "", "CRISP_POWER_CUTS is not set") },
 	"containerd": containerd,
+	"upgrade-from": func() error {
+		return yes(os.Getenv("UPGRADE_FROM") != "", "UPGRADE_FROM names no directory with the programs of another release")
+	},
 	"model-peer": func() error {
 		return yes(os.Getenv("MODEL_PEER") != "", "MODEL_PEER names no runtime to be compared with the model")
 	},

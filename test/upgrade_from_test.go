@@ -1,0 +1,142 @@
+package test
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/internal/testenv"
+)
+
+// crispd and its executor become those of another release, whose programs are in UPGRADE_FROM
+// (make test-upgrade), and ours again, under containers that write numbered lines, have
+// a terminal, are attached to, are probed by exec, and end meanwhile. The executor stays the
+// same process, and so do the containers: every line is in its log, every exit code is
+// right, and exec and attach work as soon as crispd is there. A release that does not read
+// what a later one has written says so and takes nothing over, and one from before crispd asked for
+// upgrades works with the executor that runs: an executor stays what it was for no other
+// reason.
+func TestUpgradeFrom(t *testing.T) {
+	testenv.Need(t, "upgrade-from")
+	from, err := filepath.Abs(os.Getenv("UPGRADE_FROM"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ours := ""
+	n, config := startNode(t, func(n *node, _ string) error {
+		ours, n.binaries.dir = n.binaries.dir, from
+		return nil
+	})
+	// Early releases refuse containers that do not say whose PID namespace they want.
+	linux := &cri.LinuxContainerConfig{SecurityContext: &cri.LinuxContainerSecurityContext{
+		NamespaceOptions: &cri.NamespaceOption{Network: cri.NamespaceMode_NODE, Pid: cri.NamespaceMode_CONTAINER},
+	}}
+	u := &upgrades{siege: newSiege(t, n, fromEnv("CONTAINERS", 10), 1, linux), config: config, ours: ours, runs: from}
+	if version(t, from) == version(t, ours) {
+		t.Fatalf("both releases are %s: nothing would be upgraded", version(t, ours))
+	}
+	lines := u.besieged(1, func() {
+		for i := range 3 {
+			u.to(2*i, ours)
+			u.to(2*i+1, from)
+		}
+		u.to(6, ours) // which sees to the end
+	})
+	if u.lost > 0 {
+		t.Errorf("%d exit codes were lost", u.lost)
+	}
+	t.Logf("%s and %s: %d upgrades, %d refused, %d not asked for; %d lines; %d exits; %d execs, %d cut short; %d attachments saw %d lines",
+		version(t, from), version(t, ours), u.done, u.refused, u.kept, lines, u.exits, u.execs.Load(), u.cut.Load(), u.attachments.Load(), u.watched.Load())
+	if u.done == 0 {
+		t.Error("nothing was upgraded")
+	}
+}
+
+// version is what the executor in dir says of itself.
+func version(t *testing.T, dir string) string {
+	t.Helper()
+	out, err := exec.Command(filepath.Join(dir, "crisp-executor"), "--version").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.TrimSpace(string(out))
+}
+
+// An upgrades is a node whose programs become others again and again.
+type upgrades struct {
+	*siege
+	config              string
+	ours                string // the directory of this release's programs
+	runs                string // of the executor's that runs
+	done, refused, kept int
+}
+
+// refusals are the reasons for which a release takes nothing over: it knows that what there is
+// has been written by a later one.
+var refusals = regexp.MustCompile(`cannot carry on.*has version \d+|speaks protocol \d+|written by a newer crispd`)
+
+// to ends crispd, some of the time by SIGKILL, and starts that of dir, which has the executor
+// become that of dir. One that refuses to leaves the place to the one before.
+func (u *upgrades) to(i int, dir string) {
+	u.t.Helper()
+	quitters := u.quitters(i)
+	executor, err := u.executorPid()
+	if err != nil {
+		u.t.Fatal(err)
+	}
+	u.down.Add(1)
+	sig := syscall.SIGTERM
+	if i%3 == 2 {
+		sig = syscall.SIGKILL
+	}
+	if err := u.stopDaemon(sig); err != nil {
+		u.t.Fatal(err)
+	}
+	before := u.binaries.dir
+	said := len(read(u.t, u.log()))
+	u.binaries.dir = dir
+	if err := u.node.start(u.config, nil); err != nil {
+		if !refusals.MatchString(err.Error()) {
+			u.t.Fatalf("upgrade %d, to %s: %v", i, version(u.t, dir), err)
+		}
+		u.t.Logf("refused: %v", err)
+		u.binaries.dir = before
+		if err := u.node.start(u.config, nil); err != nil {
+			u.t.Fatal(err)
+		}
+	}
+	switch now, err := u.executorPid(); {
+	case err != nil || now != executor:
+		u.t.Errorf("upgrade %d, to %s: the executor is process %d, was %d (%v)", i, version(u.t, dir), now, executor, err)
+	default:
+		u.upgraded(i, dir, string(read(u.t, u.log())[said:]))
+	}
+	u.works(i)
+	u.down.Add(1)
+	u.unharmed(i, quitters)
+}
+
+// upgraded checks by what crispd has logged since it was started that the executor has become
+// that of dir.
+func (u *upgrades) upgraded(i int, dir, log string) {
+	u.t.Helper()
+	switch {
+	case dir == u.runs:
+	case strings.Contains(log, "executor was upgraded"):
+		u.done++
+		u.runs = dir
+	case dir != u.ours && !strings.Contains(log, "executor stays as it is"):
+		u.kept++
+	case refusals.MatchString(log):
+		u.refused++
+		u.t.Logf("refused: %s", refusals.FindString(log))
+	default:
+		u.t.Errorf("upgrade %d: the executor was not made %s:\n%s", i, version(u.t, dir), log)
+	}
+}
