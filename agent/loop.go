@@ -215,6 +215,7 @@ func (a *agent) ready(pool *worker.Pool) {
 
 // apply tells the workers what has changed; if there are none yet, when there are.
 func (a *agent) apply(ctx context.Context, pool *worker.Pool, changes []desired.Change) {
+	a.recordEndings()
 	if pool == nil {
 		a.held = hold(a.held, changes)
 		a.api.Poke()
@@ -239,6 +240,20 @@ func (a *agent) apply(ctx context.Context, pool *worker.Pool, changes []desired.
 		pool.Set(c.Key, a.allocate(c.Pod))
 	}
 	a.api.Poke()
+}
+
+// recordEndings records the end of the pods that nobody wants any more, before anyone is shown
+// it: a worker, which acts on it, may have its hands full.
+func (a *agent) recordEndings() {
+	if !a.wanted.Ready() {
+		return
+	}
+	for _, pod := range a.files.Accepted() {
+		key := podsync.KeyOf(pod)
+		if now := a.wanted.Pod(key); now == nil || now.UID != pod.UID {
+			a.files.MarkEnding(now, podsync.Have{Files: []string{string(pod.UID)}})
+		}
+	}
 }
 
 // judge asks whether a new pod may run here. One that an earlier agent has let in

@@ -71,6 +71,7 @@ type Statuses interface {
 type Files interface {
 	Accepted() []*v1.Pod // the pods that have any: those that are being ended among them
 	LogDir(*v1.Pod) string
+	EndingSince(types.UID) time.Time // when a pod's end was recorded; zero: it was not
 }
 
 // Volumes are directories.
@@ -115,7 +116,7 @@ type Server struct {
 // New returns a Server.
 func New(o Options) *Server {
 	s := &Server{o: o, mux: http.NewServeMux()}
-	s.sources = &sources{o: &s.o, ending: map[types.UID]metav1.Time{}}
+	s.sources = &sources{o: &s.o}
 	s.cache = watchcache.New(s.sources)
 	s.routeObjects()
 	s.routePods()

@@ -1,9 +1,7 @@
 package api
 
 import (
-	"maps"
 	"strings"
-	"sync"
 
 	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/agent/podsync"
@@ -17,9 +15,6 @@ import (
 // sources are what the objects come from: a watchcache.Source.
 type sources struct {
 	o *Options
-
-	mu     sync.Mutex
-	ending map[types.UID]metav1.Time // when a pod was first seen unwanted; guarded by mu
 }
 
 // Items returns all objects of a kind.
@@ -80,7 +75,7 @@ func itemOf(o manifest.Object) watchcache.Item {
 type shownPod struct {
 	pod    *v1.Pod
 	status *v1.PodStatus // nil if nothing is known
-	ending metav1.Time   // since when it is not wanted; zero: it is
+	ending metav1.Time   // since when it is being ended; zero: it is not
 }
 
 func (p shownPod) item() watchcache.Item {
@@ -129,9 +124,6 @@ func (s *sources) pods() []shownPod {
 			}
 		}
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	maps.DeleteFunc(s.ending, func(uid types.UID, _ metav1.Time) bool { return !seen[uid] })
 	return list
 }
 
@@ -152,17 +144,10 @@ func (s *sources) pod(key string) (watchcache.Item, bool) {
 	return watchcache.Item{}, false
 }
 
-// endingPod is a pod that nobody wants any more. It says since when it was first seen so: a
-// time that moved with each look would be a change each time.
+// endingPod is a pod that nobody wants any more. It is shown as ending when the agent has
+// recorded that, so that it ends even if the agent is killed and the pod is put back.
 func (s *sources) endingPod(pod *v1.Pod) shownPod {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	since, ok := s.ending[pod.UID]
-	if !ok {
-		since = metav1.Now().Rfc3339Copy()
-		s.ending[pod.UID] = since
-	}
-	return shownPod{pod, s.o.Statuses.Get(pod.UID), since}
+	return shownPod{pod, s.o.Statuses.Get(pod.UID), metav1.NewTime(s.o.Files.EndingSince(pod.UID)).Rfc3339Copy()}
 }
 
 // namespaces are "default" and those of the objects.

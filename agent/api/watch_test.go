@@ -17,6 +17,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/agent/source"
 	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -59,6 +60,9 @@ func (a accepted) Accepted() []*v1.Pod {
 }
 
 func (accepted) LogDir(*v1.Pod) string { return "" }
+
+// EndingSince: their ends are recorded.
+func (accepted) EndingSince(types.UID) time.Time { return time.Unix(1_000_000_000, 0) }
 
 // A client that waits for the end of an object must not be told of it while the
 // object is there: kubectl delete and kubectl wait go by the event.
@@ -259,25 +263,31 @@ func TestWatchWithSelector(t *testing.T) {
 	}
 }
 
-// A pod that is ending is told once, and not at each look of the watchers.
+// A pod that is ending is told once, and not at each look of the watchers; and only when its
+// end is recorded.
 func TestEndingPodIsNoChange(t *testing.T) {
 	wanted := desired.New([]string{manifest.SourceFile})
 	s := serverOf(wanted)
 	wanted.Update(source.Update{Source: manifest.SourceFile})
-	ending := &v1.Pod{}
-	ending.Name, ending.Namespace, ending.UID = "web", "default", "u1"
-	s.o.Files = accepted(func() []*v1.Pod { return []*v1.Pod{ending} })
-	first := s.sources.pods()[0].object().GetDeletionTimestamp()
-	s.sources.ending["u1"] = s.sources.ending["u1"].Rfc3339Copy()
-	old := s.sources.ending["u1"]
-	old.Time = old.Add(-time.Hour)
-	s.sources.ending["u1"] = old
-	if again := s.sources.pods()[0].object().GetDeletionTimestamp(); !again.Equal(&old) || first == nil {
-		t.Errorf("deletionTimestamp is %v, want that of the first look, %v", again, old)
+	pod := &v1.Pod{}
+	pod.Name, pod.Namespace, pod.UID = "web", "default", "u1"
+	files := ending{accepted: func() []*v1.Pod { return []*v1.Pod{pod} }}
+	s.o.Files = files
+	if at := s.sources.pods()[0].object().GetDeletionTimestamp(); at != nil {
+		t.Errorf("deletionTimestamp is %v before the end is recorded", at)
 	}
-	s.o.Files = accepted(nil)
-	s.sources.pods()
-	if len(s.sources.ending) != 0 {
-		t.Errorf("%v is remembered of pods that are gone", s.sources.ending)
+	files.since = time.Now()
+	s.o.Files = files
+	first := s.sources.pods()[0].object().GetDeletionTimestamp()
+	want := metav1.NewTime(files.since).Rfc3339Copy()
+	if again := s.sources.pods()[0].object().GetDeletionTimestamp(); !again.Equal(first) || !first.Equal(&want) {
+		t.Errorf("deletionTimestamp is %v, then %v, want %v", first, again, want)
 	}
 }
+
+type ending struct {
+	accepted
+	since time.Time
+}
+
+func (e ending) EndingSince(types.UID) time.Time { return e.since }

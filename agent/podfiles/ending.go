@@ -1,9 +1,12 @@
 package podfiles
 
 import (
+	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
+	"time"
 
 	"github.com/crisp-cri/crisp/agent/podsync"
 	v1 "k8s.io/api/core/v1"
@@ -22,11 +25,13 @@ func (s *Store) MarkEnding(pod *v1.Pod, have podsync.Have) []string {
 		if err == nil {
 			err = f.Close()
 		}
-		if err != nil {
+		if err != nil && !errors.Is(err, fs.ErrNotExist) { // its end may just be complete
 			s.o.Log.Warn("end of a pod not noted", "uid", uid, "err", err)
 		}
 		s.mu.Lock()
-		s.ending[uid] = true
+		if s.pods[uid] != nil {
+			s.ending[uid] = time.Now()
+		}
 		s.mu.Unlock()
 	}
 	return s.EndingOf(have.Files)
@@ -34,6 +39,11 @@ func (s *Store) MarkEnding(pod *v1.Pod, have podsync.Have) []string {
 
 // Ending reports whether a pod is being ended because it was not wanted.
 func (s *Store) Ending(uid types.UID) bool {
+	return !s.EndingSince(uid).IsZero()
+}
+
+// EndingSince returns when the end of a pod was recorded, the zero time if it was not.
+func (s *Store) EndingSince(uid types.UID) time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.ending[string(uid)]
@@ -43,5 +53,5 @@ func (s *Store) Ending(uid types.UID) bool {
 func (s *Store) EndingOf(uids []string) []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return slices.DeleteFunc(slices.Clone(uids), func(uid string) bool { return !s.ending[uid] })
+	return slices.DeleteFunc(slices.Clone(uids), func(uid string) bool { return s.ending[uid].IsZero() })
 }

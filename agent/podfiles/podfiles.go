@@ -21,6 +21,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -42,12 +43,12 @@ type Store struct {
 	mu     sync.Mutex
 	pods   map[string]*v1.Pod                            // each pod with files, by UID; guarded by mu
 	actual map[string]map[string]v1.ResourceRequirements // by UID and container; guarded by mu
-	ending map[string]bool                               // pods whose end has begun, by UID; guarded by mu
+	ending map[string]time.Time                          // since when pods end, by UID; guarded by mu
 }
 
 // Open returns a Store with the files that an earlier agent has left below o.Root.
 func Open(o Options) (*Store, error) {
-	s := &Store{o: o, pods: map[string]*v1.Pod{}, actual: map[string]map[string]v1.ResourceRequirements{}, ending: map[string]bool{}}
+	s := &Store{o: o, pods: map[string]*v1.Pod{}, actual: map[string]map[string]v1.ResourceRequirements{}, ending: map[string]time.Time{}}
 	return s, s.find()
 }
 

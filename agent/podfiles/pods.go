@@ -33,8 +33,8 @@ func (s *Store) find() error {
 		switch {
 		case err == nil:
 			s.pods[e.Name()] = pod
-			if _, err := os.Lstat(filepath.Join(s.Dir(e.Name()), endingFile)); err == nil {
-				s.ending[e.Name()] = true
+			if info, err := os.Lstat(filepath.Join(s.Dir(e.Name()), endingFile)); err == nil {
+				s.ending[e.Name()] = info.ModTime()
 			}
 		case errors.Is(err, fs.ErrNotExist) && s.removeEmpty(e.Name()) == nil:
 		default:

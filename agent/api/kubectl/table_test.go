@@ -26,6 +26,8 @@ func (known) Accepted() []*v1.Pod { return nil }
 
 func (known) LogDir(*v1.Pod) string { return "" }
 
+func (known) EndingSince(types.UID) time.Time { return time.Time{} }
+
 // kubectl prints the cells of the table that it gets: RESTARTS says when the last was.
 func TestTableOfPods(t *testing.T) {
 	wanted := desired.New([]string{manifest.SourceFile})
