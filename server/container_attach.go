@@ -33,8 +33,8 @@ func (s *Server) Attach(_ context.Context, req *cri.AttachRequest) (*cri.AttachR
 
 // AttachStream connects a streaming client to a container until the container
 // ends or the client leaves. The container outlives the client.
-func (s *Server) AttachStream(ctx context.Context, container string, st streaming.Streams) error {
-	c, err := s.runningContainer(container)
+func (r streamRuntime) AttachStream(ctx context.Context, container string, st streaming.Streams) error {
+	c, err := r.server.runningContainer(container)
 	if err != nil {
 		return err
 	}
@@ -48,7 +48,7 @@ func (s *Server) AttachStream(ctx context.Context, container string, st streamin
 			if a.Stdin == nil {
 				return
 			}
-			if s.ctx.Err() != nil && c.Config().StdinOnce {
+			if r.server.ctx.Err() != nil && c.Config().StdinOnce {
 				leaveOpen(a.Stdin)
 			}
 			a.Stdin.Close()
@@ -77,7 +77,7 @@ func (s *Server) AttachStream(ctx context.Context, container string, st streamin
 	output.copy(st.Stdout, a.Stdout)
 	output.copy(st.Stderr, a.Stderr)
 	output.copying.Wait()
-	return s.detached(ctx, c)
+	return r.server.detached(ctx, c)
 }
 
 // leaveOpen keeps what f refers to open until crispd exits: when crispd is stopped its

@@ -53,8 +53,8 @@ func (s *Server) startExec(ctx context.Context, id string, cmd []string, stdin, 
 
 // ExecStream runs a command for a streaming client. If ctx ends first, the
 // command and all that it started are killed.
-func (s *Server) ExecStream(ctx context.Context, container string, cmd []string, st streaming.Streams) (int32, error) {
-	x, err := s.startExec(ctx, container, cmd, st.Stdin != nil, st.TTY)
+func (r streamRuntime) ExecStream(ctx context.Context, container string, cmd []string, st streaming.Streams) (int32, error) {
+	x, err := r.server.startExec(ctx, container, cmd, st.Stdin != nil, st.TTY)
 	if err != nil {
 		return 0, err
 	}

@@ -9,8 +9,8 @@ import (
 
 // ImageFsInfo returns what images and writable layers occupy. Both are on one
 // file system, which the kubelet learns from the equal mount points.
-func (s *Server) ImageFsInfo(context.Context, *cri.ImageFsInfoRequest) (*cri.ImageFsInfoResponse, error) {
-	info := s.images.FsInfo()
+func (i imageService) ImageFsInfo(context.Context, *cri.ImageFsInfoRequest) (*cri.ImageFsInfoResponse, error) {
+	info := i.images.FsInfo()
 	usage := func() []*cri.FilesystemUsage {
 		return []*cri.FilesystemUsage{{
 			Timestamp:  time.Now().UnixNano(),

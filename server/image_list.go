@@ -11,18 +11,18 @@ import (
 )
 
 // ListImages lists the images, or the one that the filter names.
-func (s *Server) ListImages(_ context.Context, req *cri.ListImagesRequest) (*cri.ListImagesResponse, error) {
-	list, err := s.listImages(req.Filter)
+func (i imageService) ListImages(_ context.Context, req *cri.ListImagesRequest) (*cri.ListImagesResponse, error) {
+	list, err := i.listImages(req.Filter)
 	if err != nil {
 		return nil, err
 	}
 	return &cri.ListImagesResponse{Images: list}, nil
 }
 
-func (s *Server) listImages(f *cri.ImageFilter) ([]*cri.Image, error) {
+func (i imageService) listImages(f *cri.ImageFilter) ([]*cri.Image, error) {
 	found := []image.Image(nil)
 	if name := f.GetImage().GetImage(); name != "" {
-		img, err := s.images.Get(name)
+		img, err := i.images.Get(name)
 		switch {
 		case err == nil:
 			found = append(found, img)
@@ -30,7 +30,7 @@ func (s *Server) listImages(f *cri.ImageFilter) ([]*cri.Image, error) {
 			return nil, err
 		}
 	} else {
-		found = s.images.List()
+		found = i.images.List()
 	}
 	var list []*cri.Image
 	for _, img := range found {

@@ -14,8 +14,8 @@ import (
 //
 // The error is the store's own, with nothing before it: the kubelet recognizes
 // two errors by their first word.
-func (s *Server) PullImage(ctx context.Context, req *cri.PullImageRequest) (*cri.PullImageResponse, error) {
-	if err := s.checkImage(req.Image); err != nil {
+func (i imageService) PullImage(ctx context.Context, req *cri.PullImageRequest) (*cri.PullImageResponse, error) {
+	if err := i.checkImage(req.Image); err != nil {
 		return nil, err
 	}
 	as := registry.Caller{Namespace: req.GetSandboxConfig().GetMetadata().GetNamespace()}
@@ -25,7 +25,7 @@ func (s *Server) PullImage(ctx context.Context, req *cri.PullImageRequest) (*cri
 			IdentityToken: a.IdentityToken, RegistryToken: a.RegistryToken, ServerAddress: a.ServerAddress,
 		}
 	}
-	img, err := s.images.Pull(ctx, req.Image.Image, as)
+	img, err := i.images.Pull(ctx, req.Image.Image, as)
 	if err != nil {
 		return nil, err
 	}
@@ -33,10 +33,10 @@ func (s *Server) PullImage(ctx context.Context, req *cri.PullImageRequest) (*cri
 }
 
 // checkImage refuses a request that names no image, or an unknown handler.
-func (s *Server) checkImage(spec *cri.ImageSpec) error {
+func (i imageService) checkImage(spec *cri.ImageSpec) error {
 	if spec.GetImage() == "" {
 		return fault.Invalid.Errorf("the request names no image")
 	}
-	_, err := s.handler(spec.RuntimeHandler)
+	_, err := i.server.handler(spec.RuntimeHandler)
 	return err
 }

@@ -15,11 +15,11 @@ import (
 // CRI: "This call is idempotent, and must not return an error if the image has
 // already been removed. […] removing the image by a single tag will remove all of
 // its tags."
-func (s *Server) RemoveImage(ctx context.Context, req *cri.RemoveImageRequest) (*cri.RemoveImageResponse, error) {
+func (i imageService) RemoveImage(ctx context.Context, req *cri.RemoveImageRequest) (*cri.RemoveImageResponse, error) {
 	if req.GetImage().GetImage() == "" {
 		return nil, fault.Invalid.Errorf("the request names no image")
 	}
-	if err := s.images.Remove(ctx, req.Image.Image); err != nil && !errors.Is(err, fault.NotFound) {
+	if err := i.images.Remove(ctx, req.Image.Image); err != nil && !errors.Is(err, fault.NotFound) {
 		return nil, err
 	}
 	return &cri.RemoveImageResponse{}, nil

@@ -17,11 +17,11 @@ import (
 //
 // CRI: "If the image is not present, returns a response with
 // ImageStatusResponse.Image set to nil."
-func (s *Server) ImageStatus(_ context.Context, req *cri.ImageStatusRequest) (*cri.ImageStatusResponse, error) {
+func (i imageService) ImageStatus(_ context.Context, req *cri.ImageStatusRequest) (*cri.ImageStatusResponse, error) {
 	if req.GetImage().GetImage() == "" {
 		return nil, fault.Invalid.Errorf("the request names no image")
 	}
-	img, err := s.images.Get(req.Image.Image)
+	img, err := i.images.Get(req.Image.Image)
 	if errors.Is(err, fault.NotFound) {
 		return &cri.ImageStatusResponse{}, nil
 	}

@@ -6,8 +6,8 @@ import (
 )
 
 // StreamImages is ListImages in as many messages as it takes.
-func (s *Server) StreamImages(req *cri.StreamImagesRequest, stream grpc.ServerStreamingServer[cri.StreamImagesResponse]) error {
-	list, err := s.listImages(req.Filter)
+func (i imageService) StreamImages(req *cri.StreamImagesRequest, stream grpc.ServerStreamingServer[cri.StreamImagesResponse]) error {
+	list, err := i.listImages(req.Filter)
 	if err != nil {
 		return err
 	}

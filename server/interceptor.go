@@ -30,7 +30,7 @@ const maxMessage = 16 << 20
 // Interceptors returns the options of the gRPC server that s is registered with. They
 // give each request its log attributes, its one log line, its metrics and its span,
 // its status code and its safety net, so that no handler needs any of them.
-func (s *Server) Interceptors() []grpc.ServerOption {
+func Interceptors(s *Server) []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.UnaryInterceptor(s.unary),
 		grpc.StreamInterceptor(s.stream),

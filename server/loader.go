@@ -8,8 +8,8 @@ import (
 )
 
 // Load imports the images of an archive. It is for loaderapi.Loader.
-func (s *Server) Load(ctx context.Context, archive io.Reader) ([]string, error) {
-	list, err := s.images.Load(ctx, archive)
+func (i imageService) Load(ctx context.Context, archive io.Reader) ([]string, error) {
+	list, err := i.images.Load(ctx, archive)
 	if err != nil {
 		return nil, err
 	}

@@ -259,7 +259,7 @@ func (n *modelNode) Start() error {
 		return err
 	}
 	conn := play.NewConn(n.server.unary, n.server.stream, n.Dead)
-	n.server.Register(conn)
+	Register(conn, n.server)
 	n.conn.Store(conn)
 	return n.server.Start(n.t.Context())
 }

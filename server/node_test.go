@@ -87,8 +87,8 @@ func (n *node) start(t testing.TB) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	g := grpc.NewServer(n.server.Interceptors()...)
-	n.server.Register(g)
+	g := grpc.NewServer(Interceptors(n.server)...)
+	Register(g, n.server)
 	if err := n.server.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}

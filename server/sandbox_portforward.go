@@ -41,8 +41,8 @@ func (s *Server) readySandbox(id string) (*oci.Sandbox, error) {
 
 // ForwardStream connects rw with a port of localhost in the sandbox. It is for
 // streaming.Runtime.
-func (s *Server) ForwardStream(ctx context.Context, sandbox string, port int32, rw io.ReadWriteCloser) error {
-	sb, err := s.readySandbox(sandbox)
+func (r streamRuntime) ForwardStream(ctx context.Context, sandbox string, port int32, rw io.ReadWriteCloser) error {
+	sb, err := r.server.readySandbox(sandbox)
 	if err != nil {
 		return err
 	}

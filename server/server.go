@@ -130,10 +130,10 @@ type Options struct {
 	Telemetry *telemetry.Telemetry // nil = no metrics, no traces
 }
 
-// A Server is one CRI endpoint.
+// A Server is one CRI endpoint. Its exported methods are CRI's RuntimeService, and what
+// begins and ends it.
 type Server struct {
 	cri.UnimplementedRuntimeServiceServer // for what a later CRI adds
-	cri.UnimplementedImageServiceServer
 
 	o         Options
 	runtime   *oci.Runtime
@@ -159,6 +159,17 @@ type Server struct {
 	work   detached
 }
 
+// An imageService is CRI's ImageService, and loads archives for the Loader.
+type imageService struct {
+	cri.UnimplementedImageServiceServer
+
+	images Images
+	server *Server // knows the handlers
+}
+
+// A streamRuntime does the work for the streams of a Server.
+type streamRuntime struct{ server *Server }
+
 // New returns a server that listens for streams and for nothing else yet: Start
 // it, and Register it with what serves the socket.
 func New(o Options) (*Server, error) {
@@ -176,7 +187,7 @@ func New(o Options) (*Server, error) {
 	s.sandboxes.delivered, s.containers.delivered = s.sandboxDelivered, s.containerDelivered
 	s.tasks.ctx, s.tasks.work = s.ctx, &s.work
 	var err error
-	if s.streaming, err = streaming.New(o.Streaming, s); err != nil {
+	if s.streaming, err = streaming.New(o.Streaming, streamRuntime{s}); err != nil {
 		s.cancel()
 		return nil, fmt.Errorf("start streaming: %w", err)
 	}
@@ -190,11 +201,12 @@ func New(o Options) (*Server, error) {
 }
 
 // Register makes s answer to CRI's two services and the Loader on g, which must
-// have been made with s.Interceptors.
-func (s *Server) Register(g grpc.ServiceRegistrar) {
+// have been made with its Interceptors.
+func Register(g grpc.ServiceRegistrar, s *Server) {
+	i := imageService{images: s.images, server: s}
 	cri.RegisterRuntimeServiceServer(g, s)
-	cri.RegisterImageServiceServer(g, s)
-	loaderapi.Register(g, s)
+	cri.RegisterImageServiceServer(g, i)
+	loaderapi.Register(g, i)
 }
 
 // Close ends the streams and waits for what runs detached, which undoes itself.

@@ -80,8 +80,8 @@ func serve(c *config.Config, src config.Source) error {
 	}
 	defer stopDebug()
 	d.scrape.await(ctx, c.Metrics.Address)
-	g := grpc.NewServer(d.server.Interceptors()...)
-	d.server.Register(g)
+	g := grpc.NewServer(server.Interceptors(d.server)...)
+	server.Register(g, d.server)
 	if err := d.server.Start(ctx); err != nil {
 		return errors.Join(err, d.close())
 	}

@@ -97,6 +97,9 @@ func (g *graph) handler(rpc string) *function {
 	if !slices.Contains(g.rpcs(), rpc) {
 		return nil
 	}
+	if f := g.byName["server.imageService."+rpc]; f != nil {
+		return f
+	}
 	return g.byName["server.Server."+rpc]
 }
 
