@@ -18,16 +18,57 @@ import (
 	"github.com/crisp-cri/crisp/agent/pullrecords"
 	"github.com/crisp-cri/crisp/internal/logctx"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 	internalapi "k8s.io/cri-api/pkg/apis"
 )
 
+// agentFlags are the values of flags that agent.Options has in another form.
+type agentFlags struct {
+	headers                                                    list
+	nodeIP, clusterDNS, config, level, pullPolicy, pullUnasked string
+}
+
 func agentCommand(c *cli) *cobra.Command {
-	o := agent.Options{}
-	var headers list
-	var nodeIP, clusterDNS, config, level, pullPolicy, pullUnasked string
+	var o agent.Options
+	var f agentFlags
 	cmd := &cobra.Command{Use: "agent --manifests DIR [flags]", Short: "run the pods of a directory of manifests"}
 	fs := cmd.Flags()
+	f.add(fs, &o)
+	takeCare := careFlags(fs, &o.Care)
+	c.kubeletFlags(fs)
+	cmd.RunE = func(_ *cobra.Command, rest []string) error {
+		if len(rest) > 0 {
+			return usageError("agent takes no argument %q", rest[0])
+		}
+		if f.config != "" {
+			if err := c.readKubeletConfig(fs, f.config); err != nil {
+				return err
+			}
+		}
+		if err := takeCare(); err != nil {
+			return err
+		}
+		if err := f.take(&o); err != nil {
+			return err
+		}
+		o.Root = cmp.Or(o.Root, c.agentRoot)
+		o.Serve.Version = crispVersion()
+		var err error
+		if o.Log, err = newLog(c.stderr, f.level); err != nil {
+			return err
+		}
+		o.Endpoint = c.endpoint
+		o.Connect = func(ctx context.Context) (internalapi.RuntimeService, internalapi.ImageManagerService, error) {
+			return criconn.Dial(ctx, o.Endpoint, patience)
+		}
+		return agent.Run(c.ctx, o)
+	}
+	return cmd
+}
+
+// add defines the flags, but for those of careFlags.
+func (f *agentFlags) add(fs *pflag.FlagSet, o *agent.Options) {
 	alias := func(p *string, value, about string, names ...string) {
 		fs.StringVar(p, names[0], value, about)
 		for _, name := range names[1:] {
@@ -38,104 +79,82 @@ func agentCommand(c *cli) *cobra.Command {
 	alias(&o.Root, "", "the agent's own `directory` (default: that of --agent-root)", "root", "root-dir")
 	alias(&o.LogDir, "", "`directory` of the pods' logs (default ROOT/logs)", "log-dir", "pod-logs-dir")
 	alias(&o.NodeName, "", "`name` of this node (default: the host name)", "node-name", "hostname-override")
-	fs.StringVar(&nodeIP, "node-ip", "", "`addresses` of this node, with a comma between them (default: found out)")
+	fs.StringVar(&f.nodeIP, "node-ip", "", "`addresses` of this node, with a comma between them (default: found out)")
 	fs.StringVar(&o.ResolvConf, "resolv-conf", "/etc/resolv.conf", "`file` that pods get their name servers from")
 	fs.BoolVar(&o.SeccompDefault, "seccomp-default", true, "filter the system calls of containers that name no seccomp profile")
-	fs.StringVar(&clusterDNS, "cluster-dns", "", "`addresses` of name servers for dnsPolicy ClusterFirst, with a comma between them (default: as dnsPolicy Default)")
+	fs.StringVar(&f.clusterDNS, "cluster-dns", "", "`addresses` of name servers for dnsPolicy ClusterFirst, with a comma between them (default: as dnsPolicy Default)")
 	fs.StringVar(&o.ClusterDomain, "cluster-domain", "cluster.local", "what the names of pods with a subdomain end in")
 	fs.BoolVar(&o.NoCPUQuota, "no-cpu-quota", false, "do not enforce CPU limits")
 	fs.IntVar(&o.Pulls.Parallel, "max-parallel-image-pulls", 3, "how many images are pulled at a time")
 	fs.Float64Var(&o.Pulls.PerSec, "registry-qps", 5, "how many pulls may begin in a second")
 	fs.IntVar(&o.Pulls.Burst, "registry-burst", 10, "how many pulls may begin at once")
-	fs.StringVar(&pullPolicy, "image-pull-credentials-verification-policy", string(pullrecords.NeverVerifyPreloaded), "for which images that are here a pod must have credentials: NeverVerify, NeverVerifyPreloadedImages (only those that pods have pulled), NeverVerifyAllowlistedImages or AlwaysVerify")
-	fs.StringVar(&pullUnasked, "preloaded-images-verification-allowlist", "", "`images` that no credentials are needed for with NeverVerifyAllowlistedImages, with a comma between them; NAME/* is all below")
+	fs.StringVar(&f.pullPolicy, "image-pull-credentials-verification-policy", string(pullrecords.NeverVerifyPreloaded), "for which images that are here a pod must have credentials: NeverVerify, NeverVerifyPreloadedImages (only those that pods have pulled), NeverVerifyAllowlistedImages or AlwaysVerify")
+	fs.StringVar(&f.pullUnasked, "preloaded-images-verification-allowlist", "", "`images` that no credentials are needed for with NeverVerifyAllowlistedImages, with a comma between them; NAME/* is all below")
 	fs.StringVar(&o.Plugins, "image-credential-provider-config", "", "`file` with a CredentialProviderConfig: programs that know credentials for images")
 	fs.StringVar(&o.PluginDir, "image-credential-provider-bin-dir", "", "`directory` of those programs")
 	fs.StringVar(&o.LogLinks, "log-links", "", "`directory` of links to the containers' logs (default /var/log/containers, if the logs are in /var/log/pods)")
 	fs.DurationVar(&o.MaxBackoff, "max-container-restart-period", 300*time.Second, "how long a container that exits again and again waits at most")
 	fs.BoolVar(&o.StopPods, "stop-pods-on-exit", false, "stop the pods when the agent ends, by priority; else they run on")
 	fs.StringVar(&o.URL, "manifest-url", "", "`URL` of one more manifest")
-	fs.Var(&headers, "manifest-url-header", "`NAME:VALUE` of a header of the requests for it")
+	fs.Var(&f.headers, "manifest-url-header", "`NAME:VALUE` of a header of the requests for it")
 	fs.StringVar(&o.Serve.Listen, "listen", "", "loopback `address` to serve the API at for kubectl, which ROOT/kubeconfig is for; by TLS and by plain HTTP, with the token in ROOT/token")
 	fs.StringVar(&o.Serve.ReadOnly, "read-only-address", "", "loopback `address` of what a kubelet serves on its read-only port (10255)")
 	fs.StringVar(&o.Serve.Health, "healthz-address", "", "loopback `address` of the health checks (a kubelet's is 127.0.0.1:10248)")
-	fs.StringVar(&config, "config", "", "`file` with a KubeletConfiguration, of which what the agent has is taken")
-	takeCare := careFlags(fs, &o.Care)
-	c.kubeletFlags(fs)
-	fs.StringVar(&level, "log-level", "info", "debug, info, warn or error")
+	fs.StringVar(&f.config, "config", "", "`file` with a KubeletConfiguration, of which what the agent has is taken")
+	fs.StringVar(&f.level, "log-level", "info", "debug, info, warn or error")
 	fs.FuncP("v", "v", "a kubelet's `number`: from 4 on it is --log-level debug", func(text string) error {
 		n, err := strconv.Atoi(text)
 		if err == nil && n >= 4 {
-			level = "debug"
+			f.level = "debug"
 		}
 		return err
 	})
-	cmd.RunE = func(_ *cobra.Command, rest []string) error {
-		if len(rest) > 0 {
-			return usageError("agent takes no argument %q", rest[0])
-		}
-		if config != "" {
-			if err := c.readKubeletConfig(fs, config); err != nil {
-				return err
-			}
-		}
-		if err := takeCare(); err != nil {
-			return err
-		}
-		o.Root = cmp.Or(o.Root, c.agentRoot)
-		if o.PullPolicy = pullrecords.Policy(pullPolicy); !slices.Contains(pullrecords.Policies, o.PullPolicy) {
-			return usageError("--image-pull-credentials-verification-policy %s: want one of %v", pullPolicy, pullrecords.Policies)
-		}
-		if pullUnasked != "" {
-			o.PullUnasked = strings.Split(pullUnasked, ",")
-		}
-		if (o.Plugins == "") != (o.PluginDir == "") {
-			return usageError("--image-credential-provider-config and --image-credential-provider-bin-dir need each other")
-		}
-		for ip := range strings.SplitSeq(nodeIP, ",") {
-			if ip == "" {
-				continue
-			}
-			addr, err := netip.ParseAddr(ip)
-			if err != nil {
-				return usageError("--node-ip %s: not an IP address", ip)
-			}
-			o.NodeIPs = append(o.NodeIPs, addr)
-		}
-		for ip := range strings.SplitSeq(clusterDNS, ",") {
-			if ip == "" {
-				continue
-			}
-			if _, err := netip.ParseAddr(ip); err != nil {
-				return usageError("--cluster-dns %s: not an IP address", ip)
-			}
-			o.ClusterDNS = append(o.ClusterDNS, ip)
-		}
-		if o.LogLinks == "" && o.LogDir == "/var/log/pods" {
-			o.LogLinks = "/var/log/containers"
-		}
-		for _, text := range headers {
-			name, value, ok := strings.Cut(text, ":")
-			if !ok {
-				return usageError("--manifest-url-header %s: want NAME:VALUE", text)
-			}
-			if o.URLHeader == nil {
-				o.URLHeader = http.Header{}
-			}
-			o.URLHeader.Add(strings.TrimSpace(name), strings.TrimSpace(value))
-		}
-		o.Serve.Version = crispVersion()
-		var err error
-		if o.Log, err = newLog(c.stderr, level); err != nil {
-			return err
-		}
-		o.Endpoint = c.endpoint
-		o.Connect = func(ctx context.Context) (internalapi.RuntimeService, internalapi.ImageManagerService, error) {
-			return criconn.Dial(ctx, o.Endpoint, patience)
-		}
-		return agent.Run(c.ctx, o)
+}
+
+// take sets the options that the values stand for.
+func (f *agentFlags) take(o *agent.Options) error {
+	if o.PullPolicy = pullrecords.Policy(f.pullPolicy); !slices.Contains(pullrecords.Policies, o.PullPolicy) {
+		return usageError("--image-pull-credentials-verification-policy %s: want one of %v", f.pullPolicy, pullrecords.Policies)
 	}
-	return cmd
+	if f.pullUnasked != "" {
+		o.PullUnasked = strings.Split(f.pullUnasked, ",")
+	}
+	if (o.Plugins == "") != (o.PluginDir == "") {
+		return usageError("--image-credential-provider-config and --image-credential-provider-bin-dir need each other")
+	}
+	for ip := range strings.SplitSeq(f.nodeIP, ",") {
+		if ip == "" {
+			continue
+		}
+		addr, err := netip.ParseAddr(ip)
+		if err != nil {
+			return usageError("--node-ip %s: not an IP address", ip)
+		}
+		o.NodeIPs = append(o.NodeIPs, addr)
+	}
+	for ip := range strings.SplitSeq(f.clusterDNS, ",") {
+		if ip == "" {
+			continue
+		}
+		if _, err := netip.ParseAddr(ip); err != nil {
+			return usageError("--cluster-dns %s: not an IP address", ip)
+		}
+		o.ClusterDNS = append(o.ClusterDNS, ip)
+	}
+	if o.LogLinks == "" && o.LogDir == "/var/log/pods" {
+		o.LogLinks = "/var/log/containers"
+	}
+	for _, text := range f.headers {
+		name, value, ok := strings.Cut(text, ":")
+		if !ok {
+			return usageError("--manifest-url-header %s: want NAME:VALUE", text)
+		}
+		if o.URLHeader == nil {
+			o.URLHeader = http.Header{}
+		}
+		o.URLHeader.Add(strings.TrimSpace(name), strings.TrimSpace(value))
+	}
+	return nil
 }
 
 // newLog logs text to a terminal and JSON to everything else.
