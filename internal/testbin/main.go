@@ -62,148 +62,168 @@ import (
 	"time"
 )
 
-func main() {
-	args := os.Args[1:]
-	next := func() string {
-		if len(args) == 0 {
-			fatal("an argument is missing")
-		}
-		a := args[0]
-		args = args[1:]
-		return a
+// A script is what is left of the arguments.
+type script []string
+
+func (s *script) next() string {
+	if len(*s) == 0 {
+		fatal("an argument is missing")
 	}
-	for len(args) > 0 {
-		switch verb := next(); verb {
-		case "print":
-			fmt.Println(next())
-		case "eprint":
-			fmt.Fprintln(os.Stderr, next())
-		case "count":
-			n := number(next())
-			count(func(i int) bool { return n < 0 || i < n }, duration(next()))
-		case "count-until":
-			path := next()
-			fmt.Println("counted", count(func(int) bool { _, err := os.Stat(path); return err != nil }, duration(next())))
-		case "sleep":
-			time.Sleep(duration(next()))
-		case "exit":
-			os.Exit(number(next()))
-		case "kill":
-			signal.Reset()
-			check(syscall.Kill(os.Getpid(), syscall.Signal(number(next()))))
-			time.Sleep(time.Second) // until it arrives
-		case "catch":
-			signals := make(chan os.Signal, 16)
-			signal.Notify(signals)
-			go func() {
-				for s := range signals {
-					if s != syscall.SIGURG { // Go's runtime sends it to itself
-						os.Exit(60 + int(s.(syscall.Signal)))
-					}
-				}
-			}()
-		case "ignore-term":
-			signal.Ignore(syscall.SIGTERM)
-		case "eat":
-			eat(number(next()))
-		case "env":
-			fmt.Println(os.Getenv(next()))
-		case "close":
-			for _, f := range []*os.File{os.Stdin, os.Stdout, os.Stderr} {
-				check(f.Close())
-			}
-		case "cat":
-			data, err := os.ReadFile(next())
-			check(err)
-			os.Stdout.Write(data)
-		case "ls":
-			entries, err := os.ReadDir(next())
-			check(err)
-			for _, e := range entries {
-				fmt.Println(e.Name())
-			}
-		case "bomb":
-			for {
-				if exec.Command("/proc/self/exe", "sleep", "for-ever").Start() != nil {
-					time.Sleep(time.Millisecond)
+	arg := (*s)[0]
+	*s = (*s)[1:]
+	return arg
+}
+
+// rest takes all arguments that are left.
+func (s *script) rest() []string {
+	args := *s
+	*s = nil
+	return args
+}
+
+var verbs = map[string]func(s *script){
+	"print":  func(s *script) { fmt.Println(s.next()) },
+	"eprint": func(s *script) { fmt.Fprintln(os.Stderr, s.next()) },
+	"count": func(s *script) {
+		n := number(s.next())
+		count(func(i int) bool { return n < 0 || i < n }, duration(s.next()))
+	},
+	"count-until": func(s *script) {
+		path := s.next()
+		fmt.Println("counted", count(func(int) bool { _, err := os.Stat(path); return err != nil }, duration(s.next())))
+	},
+	"sleep": func(s *script) { time.Sleep(duration(s.next())) },
+	"exit":  func(s *script) { os.Exit(number(s.next())) },
+	"kill": func(s *script) {
+		signal.Reset()
+		check(syscall.Kill(os.Getpid(), syscall.Signal(number(s.next()))))
+		time.Sleep(time.Second) // until it arrives
+	},
+	"catch": func(s *script) {
+		signals := make(chan os.Signal, 16)
+		signal.Notify(signals)
+		go func() {
+			for s := range signals {
+				if s != syscall.SIGURG { // Go's runtime sends it to itself
+					os.Exit(60 + int(s.(syscall.Signal)))
 				}
 			}
-		case "write":
-			check(os.WriteFile(next(), []byte(next()), 0o644))
-		case "copy":
-			data, err := os.ReadFile(next())
-			check(err)
-			check(os.WriteFile(next(), data, 0o755))
-		case "flood":
-			block := make([]byte, 1<<20)
-			for range number(next()) {
-				_, err := os.Stdout.Write(block)
-				check(err)
-			}
-		case "chmod":
-			mode, err := strconv.ParseUint(next(), 8, 32)
-			check(err)
-			check(syscall.Chmod(next(), uint32(mode)))
-		case "mknod":
-			path, major, minor := next(), number(next()), number(next())
-			check(syscall.Mknod(path, syscall.S_IFBLK, major<<8|minor)) // makedev(3), below 256
-			check(syscall.Chmod(path, 0o666))
-		case "deep":
-			deep(number(next()), next())
-		case "await":
-			for path := next(); ; time.Sleep(10 * time.Millisecond) {
-				if _, err := os.Stat(path); err == nil {
-					break
-				}
-			}
-		case "run":
-			cmd := exec.Command(next(), args...)
-			cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
-			check(cmd.Run())
-			args = nil
-		case "stat":
-			stat(next())
-		case "cwd":
-			dir, err := os.Getwd()
-			check(err)
-			fmt.Println(dir)
-		case "hostname":
-			name, err := os.Hostname()
-			check(err)
-			fmt.Println(name)
-		case "ids":
-			groups, err := os.Getgroups()
-			check(err)
-			fmt.Println(os.Getuid(), os.Getgid(), groups)
-		case "status":
-			status(next())
-		case "listen":
-			listen(next())
-		case "http":
-			serve(next(), next())
-		case "get":
-			get(next())
-		case "socket", "socket32", "socketcall32":
-			socket(verb, next())
-		case "echo-stdin":
-			_, err := io.Copy(os.Stdout, os.Stdin)
-			check(err)
-		case "orphans":
-			child(true, []string{"litter", next()})
-		case "litter": // of orphans
-			for range number(next()) {
-				child(false, []string{"sleep", "100ms"})
-			}
-		case "stop-others":
-			for {
-				_ = syscall.Kill(-1, syscall.SIGSTOP) // not itself, nor the init
-			}
-		case "fork", "spawn":
-			child(verb == "fork", args)
-			args = nil
-		default:
-			fatal("unknown verb " + strconv.Quote(verb))
+		}()
+	},
+	"ignore-term": func(s *script) { signal.Ignore(syscall.SIGTERM) },
+	"eat":         func(s *script) { eat(number(s.next())) },
+	"env":         func(s *script) { fmt.Println(os.Getenv(s.next())) },
+	"close": func(s *script) {
+		for _, f := range []*os.File{os.Stdin, os.Stdout, os.Stderr} {
+			check(f.Close())
 		}
+	},
+	"cat": func(s *script) {
+		data, err := os.ReadFile(s.next())
+		check(err)
+		os.Stdout.Write(data)
+	},
+	"ls": func(s *script) {
+		entries, err := os.ReadDir(s.next())
+		check(err)
+		for _, e := range entries {
+			fmt.Println(e.Name())
+		}
+	},
+	"bomb": func(s *script) {
+		for {
+			if exec.Command("/proc/self/exe", "sleep", "for-ever").Start() != nil {
+				time.Sleep(time.Millisecond)
+			}
+		}
+	},
+	"write": func(s *script) { check(os.WriteFile(s.next(), []byte(s.next()), 0o644)) },
+	"copy": func(s *script) {
+		data, err := os.ReadFile(s.next())
+		check(err)
+		check(os.WriteFile(s.next(), data, 0o755))
+	},
+	"flood": func(s *script) {
+		block := make([]byte, 1<<20)
+		for range number(s.next()) {
+			_, err := os.Stdout.Write(block)
+			check(err)
+		}
+	},
+	"chmod": func(s *script) {
+		mode, err := strconv.ParseUint(s.next(), 8, 32)
+		check(err)
+		check(syscall.Chmod(s.next(), uint32(mode)))
+	},
+	"mknod": func(s *script) {
+		path, major, minor := s.next(), number(s.next()), number(s.next())
+		check(syscall.Mknod(path, syscall.S_IFBLK, major<<8|minor)) // makedev(3), below 256
+		check(syscall.Chmod(path, 0o666))
+	},
+	"deep": func(s *script) { deep(number(s.next()), s.next()) },
+	"await": func(s *script) {
+		for path := s.next(); ; time.Sleep(10 * time.Millisecond) {
+			if _, err := os.Stat(path); err == nil {
+				break
+			}
+		}
+	},
+	"run": func(s *script) {
+		cmd := exec.Command(s.next(), s.rest()...)
+		cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+		check(cmd.Run())
+	},
+	"stat": func(s *script) { stat(s.next()) },
+	"cwd": func(s *script) {
+		dir, err := os.Getwd()
+		check(err)
+		fmt.Println(dir)
+	},
+	"hostname": func(s *script) {
+		name, err := os.Hostname()
+		check(err)
+		fmt.Println(name)
+	},
+	"ids": func(s *script) {
+		groups, err := os.Getgroups()
+		check(err)
+		fmt.Println(os.Getuid(), os.Getgid(), groups)
+	},
+	"status":       func(s *script) { status(s.next()) },
+	"listen":       func(s *script) { listen(s.next()) },
+	"http":         func(s *script) { serve(s.next(), s.next()) },
+	"get":          func(s *script) { get(s.next()) },
+	"socket":       func(s *script) { socket("socket", s.next()) },
+	"socket32":     func(s *script) { socket("socket32", s.next()) },
+	"socketcall32": func(s *script) { socket("socketcall32", s.next()) },
+	"echo-stdin": func(s *script) {
+		_, err := io.Copy(os.Stdout, os.Stdin)
+		check(err)
+	},
+	"orphans": func(s *script) { child(true, []string{"litter", s.next()}) },
+	"litter": func(s *script) { // of orphans
+		for range number(s.next()) {
+			child(false, []string{"sleep", "100ms"})
+		}
+	},
+	"stop-others": func(s *script) {
+		for {
+			_ = syscall.Kill(-1, syscall.SIGSTOP) // not itself, nor the init
+		}
+	},
+	"fork":  func(s *script) { child(true, s.rest()) },
+	"spawn": func(s *script) { child(false, s.rest()) },
+}
+
+func main() {
+	s := script(os.Args[1:])
+	for len(s) > 0 {
+		name := s.next()
+		verb, ok := verbs[name]
+		if !ok {
+			fatal("unknown verb " + strconv.Quote(name))
+		}
+		verb(&s)
 	}
 }
 
