@@ -168,11 +168,41 @@ func (s *stuckNode) measureCalls(ctx context.Context, begin func() error) (sampl
 		}
 		return nil
 	}
+	for range s.o.rounds {
+		for _, c := range s.calls() {
+			if err := timed(c.name, c.call); err != nil {
+				return took, err
+			}
+		}
+	}
+	r := s.n.runtime
+	for _, c := range toStop {
+		if err := timed("StopContainer", func(ctx context.Context) error {
+			_, err := r.StopContainer(ctx, &cri.StopContainerRequest{ContainerId: c.id, Timeout: 30})
+			return err
+		}); err != nil {
+			return took, err
+		}
+		if err := timed("StopPodSandbox", func(ctx context.Context) error {
+			_, err := r.StopPodSandbox(ctx, &cri.StopPodSandboxRequest{PodSandboxId: c.pod.id})
+			return err
+		}); err != nil {
+			return took, err
+		}
+	}
+	return took, nil
+}
+
+// A namedCall is a call of CRI.
+type namedCall struct {
+	name string
+	call func(ctx context.Context) error
+}
+
+// calls are those that a kubelet makes again and again.
+func (s *stuckNode) calls() []namedCall {
 	r, i := s.n.runtime, s.n.images
-	calls := []struct {
-		name string
-		call func(ctx context.Context) error
-	}{
+	return []namedCall{
 		{"Status", func(ctx context.Context) error { _, err := r.Status(ctx, &cri.StatusRequest{}); return err }},
 		{"ListPodSandbox", func(ctx context.Context) error {
 			_, err := r.ListPodSandbox(ctx, &cri.ListPodSandboxRequest{})
@@ -200,28 +230,6 @@ func (s *stuckNode) measureCalls(ctx context.Context, begin func() error) (sampl
 			return err
 		}},
 	}
-	for range s.o.rounds {
-		for _, c := range calls {
-			if err := timed(c.name, c.call); err != nil {
-				return took, err
-			}
-		}
-	}
-	for _, c := range toStop {
-		if err := timed("StopContainer", func(ctx context.Context) error {
-			_, err := r.StopContainer(ctx, &cri.StopContainerRequest{ContainerId: c.id, Timeout: 30})
-			return err
-		}); err != nil {
-			return took, err
-		}
-		if err := timed("StopPodSandbox", func(ctx context.Context) error {
-			_, err := r.StopPodSandbox(ctx, &cri.StopPodSandboxRequest{PodSandboxId: c.pod.id})
-			return err
-		}); err != nil {
-			return took, err
-		}
-	}
-	return took, nil
 }
 
 // podOf runs a pod in the node's network, with a container if it is given arguments for
