@@ -78,13 +78,11 @@ func wire(ctx context.Context, c *config.Config, stored map[string]int, log *slo
 	for _, text := range missing(c) {
 		log.Warn("configured file is not there", "err", text)
 	}
-	options := imageOptions(c, d.records, log)
-	d.images, err = image.Open(ctx, options)
-	if err != nil {
+	if d.images, err = image.Open(ctx, imageOptions(c, d.records, log)); err != nil {
 		return nil, err
 	}
 	steps.Add("image store", d.images.Close)
-	labelImages(ctx, labels, options.Root, log)
+	labelImages(ctx, labels, imageRoot(c), log)
 
 	if d.network, err = openNetworks(c, d.kubelets.awaited, log); err != nil {
 		return nil, err
@@ -94,9 +92,6 @@ func wire(ctx context.Context, c *config.Config, stored map[string]int, log *slo
 	events := server.NewEvents()
 	o := ociOptions(c, d.records, systemd, events.Publish, log)
 	o.Stored = stored
-	if store := sdnotify.NewStore(); store != nil {
-		o.Store = store
-	}
 	if d.runtime, err = oci.Open(ctx, o); err != nil {
 		return nil, err
 	}
@@ -137,9 +132,12 @@ func (d *daemon) close() error {
 	return errors.Join(d.runtime.Close(), d.network.Close(), d.images.Close(), d.telemetry.Close())
 }
 
+// imageRoot returns the directory of the image store.
+func imageRoot(c *config.Config) string { return filepath.Join(c.Root, "images") }
+
 func imageOptions(c *config.Config, records *checkpoint.Manager, log *slog.Logger) image.Options {
 	return image.Options{
-		Root:     filepath.Join(c.Root, "images"),
+		Root:     imageRoot(c),
 		State:    filepath.Join(c.State, "image"),
 		Records:  records,
 		Unclean:  records.Boot() == checkpoint.Unclean,
@@ -168,7 +166,7 @@ func imageSettings(c *config.Config) image.Settings {
 }
 
 func ociOptions(c *config.Config, records *checkpoint.Manager, systemd bool, publish func(oci.Event), log *slog.Logger) oci.Options {
-	return oci.Options{
+	o := oci.Options{
 		Root:          c.Root,
 		State:         c.State,
 		NetNSDir:      netNSDir(c),
@@ -181,6 +179,10 @@ func ociOptions(c *config.Config, records *checkpoint.Manager, systemd bool, pub
 		OnEvent:       publish,
 		Log:           log,
 	}
+	if store := sdnotify.NewStore(); store != nil {
+		o.Store = store
+	}
+	return o
 }
 
 // netNSDir returns where the pods' network namespaces are. Agents of CNI plugins that
