@@ -1,7 +1,6 @@
 package checkpoint
 
 import (
-	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -221,13 +220,9 @@ func encode(v any) ([]byte, error) {
 // with it. The checksum is verified first: only an intact record can be believed
 // about its version.
 func decode(data []byte) (json.RawMessage, error) {
-	d := json.NewDecoder(bytes.NewReader(data))
 	var e envelope
-	if err := d.Decode(&e); err != nil {
+	if err := json.Unmarshal(data, &e); err != nil {
 		return nil, err
-	}
-	if d.More() {
-		return nil, errors.New("data follows the record")
 	}
 	if got := checksum(e.Payload); got != e.Checksum {
 		return nil, fmt.Errorf("record has checksum %s: expected %q", got, e.Checksum)
