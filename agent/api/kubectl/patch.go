@@ -3,6 +3,7 @@ package kubectl
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"maps"
 	"net/http"
 
@@ -153,14 +154,28 @@ func threeWay(like any, given, last, next []byte) (merged, applied []byte, err e
 	if err != nil {
 		return nil, nil, err
 	}
-	patch, err := strategicpatch.CreateThreeWayMergePatch(last, applied, given, schema, true)
-	if err == nil {
-		merged, err = strategicpatch.StrategicMergePatchUsingLookupPatchMeta(given, patch, schema)
-	}
+	merged, err = strategic(func() ([]byte, error) {
+		patch, err := strategicpatch.CreateThreeWayMergePatch(last, applied, given, schema, true)
+		if err != nil {
+			return nil, err
+		}
+		return strategicpatch.StrategicMergePatchUsingLookupPatchMeta(given, patch, schema)
+	})
 	if err != nil {
 		return nil, nil, fault.Invalid.Errorf("%v", err)
 	}
 	return merged, applied, nil
+}
+
+// strategic makes an error of a panic: package strategicpatch has one for some patches
+// that are malformed, as with an object in $retainKeys.
+func strategic(merge func() ([]byte, error)) (merged []byte, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			merged, err = nil, fmt.Errorf("malformed patch: %v", p)
+		}
+	}()
+	return merge()
 }
 
 // mustMarshal writes what was read from JSON.
@@ -187,7 +202,7 @@ func applyPatch(like any, kind string, given, patch []byte) ([]byte, error) {
 	case types.MergePatchType:
 		patched, err = jsonpatch.MergePatch(given, patch)
 	case types.StrategicMergePatchType:
-		patched, err = strategicpatch.StrategicMergePatch(given, patch, like)
+		patched, err = strategic(func() ([]byte, error) { return strategicpatch.StrategicMergePatch(given, patch, like) })
 	default:
 		return nil, fault.Invalid.Errorf("patches of the type %q are not supported: want %s, %s, %s or %s", kind,
 			types.StrategicMergePatchType, types.MergePatchType, types.JSONPatchType, types.ApplyYAMLPatchType)
