@@ -161,6 +161,12 @@ func TestNthCallFails(t *testing.T) {
 				}
 			}
 			first := err
+			if err != nil && op.name == "mount" {
+				// CRI's clients ask again for another container, under another key.
+				if err := left(op.layers, 0); err != nil {
+					t.Errorf("mount, after %s (%v): %v", f.What, first, err)
+				}
+			}
 			if err != nil {
 				err = op.do()
 			}

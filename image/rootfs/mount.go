@@ -44,10 +44,9 @@ func (ls *Store) Mount(_ context.Context, key, id string, o MountOptions) (root 
 		return "", fault.WrongState.Errorf("root file system %s is of another kind, or has lost its layers", key)
 	}
 	target := ls.mountPoint(key)
-	if err := makeMountPoint(target, o.IDs); err != nil {
+	if err := makeMountPoint(target, o.IDs, &steps); err != nil {
 		return "", fmt.Errorf("make mount point: %w", err)
 	}
-	steps.Add("mount point", func() error { return errors.Join(os.Remove(target), os.Remove(filepath.Dir(target))) })
 	mounted, err := isMountPoint(target)
 	if err != nil {
 		return "", err
@@ -68,13 +67,13 @@ func (ls *Store) mountPoint(key string) string { return filepath.Join(ls.state, 
 // users out: files that a container writes may be set-user-ID, devices, or readable by
 // whoever has the same IDs on the host. The root of ids' user namespace, which mounts
 // everything else in there and has no rights outside, is let through as its group.
-func makeMountPoint(target string, ids *IDMap) error {
+func makeMountPoint(target string, ids *IDMap, steps *undo.Stack) error {
 	dir := filepath.Dir(target)
 	group, mode := -1, fs.FileMode(0o700)
 	if ids != nil {
 		group, mode = int(ids.IDs.GID.Host), 0o710
 	}
-	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+	if err := makeDir(dir, 0o700, steps); err != nil {
 		return err
 	}
 	if err := os.Lchown(dir, -1, group); err != nil {
@@ -83,10 +82,19 @@ func makeMountPoint(target string, ids *IDMap) error {
 	if err := os.Chmod(dir, mode); err != nil {
 		return err
 	}
-	if err := os.Mkdir(target, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
-		return err
+	return makeDir(target, 0o755, steps)
+}
+
+// makeDir makes a directory that need not be new, to be removed again if it is.
+func makeDir(path string, mode fs.FileMode, steps *undo.Stack) error {
+	err := os.Mkdir(path, mode)
+	if errors.Is(err, fs.ErrExist) {
+		return nil
 	}
-	return nil
+	if err == nil {
+		steps.Add("directory "+path, func() error { return os.Remove(path) })
+	}
+	return err
 }
 
 // lease makes a lease of the image id, and its directories.
