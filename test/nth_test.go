@@ -122,6 +122,10 @@ func (f *failing) each(do func() error) {
 			}
 			if err == nil && n.cmd != nil {
 				err = n.withoutPods()
+				if status.Code(err) == codes.Unavailable {
+					// What failed came behind the last answer, and has ended the connection.
+					err = n.withoutPods()
+				}
 			}
 			if err != nil {
 				f.t.Errorf("call %d of %s, %s (alive: %v): %v", i, f.daemon, what.What, alive, err)
