@@ -125,7 +125,7 @@ var createSteps = []createStep{
 	{"mounts", (*containerDraft).resolveMounts},
 	{"relabel volumes", (*containerDraft).relabel},
 	{"spec", (*containerDraft).specify},
-	{"plugins", (*containerDraft).tellCreate},
+	{"plugins", (*containerDraft).notifyCreate},
 	{"record", (*containerDraft).persist},
 }
 
@@ -237,7 +237,7 @@ func (d *containerDraft) persist(ctx context.Context) error {
 		return err
 	}
 	d.s.index.containers.Store(c.ID(), d.record)
-	d.s.tellCreated(ctx, d.turn, c)
+	d.s.notifyCreated(ctx, d.turn, c)
 	d.cr.discard = func(ctx context.Context) error { return d.s.removeContainer(ctx, c) }
 	return nil
 }

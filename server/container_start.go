@@ -21,13 +21,13 @@ func (s *Server) StartContainer(ctx context.Context, req *cri.StartContainerRequ
 		return nil, fmt.Errorf("start container %s: %w", c.ID(), err)
 	}
 	stage.Next(ctx, "plugins")
-	if err := s.tellStart(ctx, c); err != nil {
+	if err := s.notifyStart(ctx, c); err != nil {
 		return nil, fmt.Errorf("start container %s: %w", c.ID(), err)
 	}
 	stage.Next(ctx, "start")
 	if err := c.Start(ctx); err != nil {
 		return nil, fmt.Errorf("start container %s: %w", c.ID(), err)
 	}
-	s.tellStarted(ctx, c)
+	s.notifyStarted(ctx, c)
 	return &cri.StartContainerResponse{}, nil
 }

@@ -34,7 +34,7 @@ func (s *Server) StopContainer(ctx context.Context, req *cri.StopContainerReques
 		return nil, fmt.Errorf("stop container %s: %w", c.ID(), err)
 	}
 	stage.Next(ctx, "plugins")
-	s.tellExit(ctx, c)
+	s.notifyExit(ctx, c)
 	return &cri.StopContainerResponse{}, nil
 }
 

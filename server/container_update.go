@@ -25,7 +25,7 @@ func (s *Server) UpdateContainerResources(ctx context.Context, req *cri.UpdateCo
 	if req.Linux == nil {
 		return nil, fault.Invalid.Errorf("update of container %s names no resources of Linux", c.ID())
 	}
-	change, updated, err := s.tellUpdate(ctx, c, req.Linux)
+	change, updated, err := s.notifyUpdate(ctx, c, req.Linux)
 	if err != nil {
 		return nil, fmt.Errorf("update container %s: %w", c.ID(), err)
 	}

@@ -70,8 +70,8 @@ func (s *Server) pluginContainer(c *oci.Container) nri.Container {
 	return out
 }
 
-// told logs a plugin's objection to something that cannot be undone.
-func (s *Server) told(ctx context.Context, what string, err error) {
+// logPluginError logs a plugin's objection to something that cannot be undone.
+func (s *Server) logPluginError(ctx context.Context, what string, err error) {
 	if err != nil {
 		s.log.WarnContext(ctx, "plugin refused what cannot be undone", "kind", what, "err", err)
 	}
@@ -87,9 +87,9 @@ func refused(what string, err error) error {
 	return fault.Unavailable.Errorf("%s by plugins: %v", what, err)
 }
 
-// tellRun tells plugins of a sandbox before it is ready. If the sandbox fails
+// notifyRun tells plugins of a sandbox before it is ready. If the sandbox fails
 // after that, the step added to steps tells them that too.
-func (s *Server) tellRun(ctx context.Context, turn nri.Turn, p nri.Pod, steps *undo.Stack) error {
+func (s *Server) notifyRun(ctx context.Context, turn nri.Turn, p nri.Pod, steps *undo.Stack) error {
 	if !turn.Heard() {
 		return nil
 	}
@@ -101,8 +101,8 @@ func (s *Server) tellRun(ctx context.Context, turn nri.Turn, p nri.Pod, steps *u
 		turn := s.plugins.Turn()
 		defer turn.End()
 		if turn.Heard() {
-			s.told(ctx, "StopPodSandbox", turn.StopPodSandbox(ctx, p))
-			s.told(ctx, "RemovePodSandbox", turn.RemovePodSandbox(ctx, p))
+			s.logPluginError(ctx, "StopPodSandbox", turn.StopPodSandbox(ctx, p))
+			s.logPluginError(ctx, "RemovePodSandbox", turn.RemovePodSandbox(ctx, p))
 		}
 		return nil
 	})
@@ -112,18 +112,18 @@ func (s *Server) tellRun(ctx context.Context, turn nri.Turn, p nri.Pod, steps *u
 	return nil
 }
 
-// tellStop tells plugins of a sandbox that is being stopped.
-func (s *Server) tellStop(ctx context.Context, sb *oci.Sandbox) {
+// notifyStop tells plugins of a sandbox that is being stopped.
+func (s *Server) notifyStop(ctx context.Context, sb *oci.Sandbox) {
 	turn := s.plugins.Turn()
 	defer turn.End()
 	if turn.Heard() {
-		s.told(ctx, "StopPodSandbox", turn.StopPodSandbox(ctx, pluginPod(sb, s.index.sandbox(sb))))
+		s.logPluginError(ctx, "StopPodSandbox", turn.StopPodSandbox(ctx, pluginPod(sb, s.index.sandbox(sb))))
 	}
 }
 
-// tellPodUpdate tells plugins of new resources of a sandbox, saves the
+// notifyPodUpdate tells plugins of new resources of a sandbox, saves the
 // resources, and tells plugins that they are saved.
-func (s *Server) tellPodUpdate(ctx context.Context, p nri.Pod, save func() error) error {
+func (s *Server) notifyPodUpdate(ctx context.Context, p nri.Pod, save func() error) error {
 	turn := s.plugins.Turn()
 	defer turn.End()
 	if !turn.Heard() {
@@ -135,15 +135,15 @@ func (s *Server) tellPodUpdate(ctx context.Context, p nri.Pod, save func() error
 	if err := save(); err != nil {
 		return err
 	}
-	s.told(ctx, "PostUpdatePodSandbox", turn.PostUpdatePodSandbox(ctx, p))
+	s.logPluginError(ctx, "PostUpdatePodSandbox", turn.PostUpdatePodSandbox(ctx, p))
 	return nil
 }
 
-// tellCreate lets plugins change the specification of a container that is being
+// notifyCreate lets plugins change the specification of a container that is being
 // created. If the container fails after that, undoing it tells them that too. The turn
 // lasts until the container is on record: a plugin that joined before would never hear
 // of it.
-func (d *containerDraft) tellCreate(ctx context.Context) error {
+func (d *containerDraft) notifyCreate(ctx context.Context) error {
 	d.turn = d.s.plugins.Turn()
 	if !d.turn.Heard() {
 		return nil
@@ -161,9 +161,9 @@ func (d *containerDraft) tellCreate(ctx context.Context) error {
 		defer turn.End()
 		if turn.Heard() {
 			updates, err := turn.StopContainer(ctx, p, c)
-			s.told(ctx, "StopContainer", err)
+			s.logPluginError(ctx, "StopContainer", err)
 			s.applyUpdates(ctx, updates)
-			s.told(ctx, "RemoveContainer", turn.RemoveContainer(ctx, p, c))
+			s.logPluginError(ctx, "RemoveContainer", turn.RemoveContainer(ctx, p, c))
 		}
 		return nil
 	})
@@ -177,15 +177,15 @@ func (d *containerDraft) tellCreate(ctx context.Context) error {
 	return unapplied(s.applyUpdates(ctx, updates))
 }
 
-// tellCreated tells plugins of a container that is on record.
-func (s *Server) tellCreated(ctx context.Context, turn nri.Turn, c *oci.Container) {
+// notifyCreated tells plugins of a container that is on record.
+func (s *Server) notifyCreated(ctx context.Context, turn nri.Turn, c *oci.Container) {
 	if turn.Heard() {
-		s.told(ctx, "PostCreateContainer", turn.PostCreateContainer(ctx, s.podOf(c), s.pluginContainer(c)))
+		s.logPluginError(ctx, "PostCreateContainer", turn.PostCreateContainer(ctx, s.podOf(c), s.pluginContainer(c)))
 	}
 }
 
-// tellStart tells plugins of a container that is to be started.
-func (s *Server) tellStart(ctx context.Context, c *oci.Container) error {
+// notifyStart tells plugins of a container that is to be started.
+func (s *Server) notifyStart(ctx context.Context, c *oci.Container) error {
 	turn := s.plugins.Turn()
 	defer turn.End()
 	if !turn.Heard() || c.Status().State != oci.Created {
@@ -197,18 +197,18 @@ func (s *Server) tellStart(ctx context.Context, c *oci.Container) error {
 	return nil
 }
 
-// tellStarted tells plugins of a container that was started.
-func (s *Server) tellStarted(ctx context.Context, c *oci.Container) {
+// notifyStarted tells plugins of a container that was started.
+func (s *Server) notifyStarted(ctx context.Context, c *oci.Container) {
 	turn := s.plugins.Turn()
 	defer turn.End()
 	if turn.Heard() {
-		s.told(ctx, "PostStartContainer", turn.PostStartContainer(ctx, s.podOf(c), s.pluginContainer(c)))
+		s.logPluginError(ctx, "PostStartContainer", turn.PostStartContainer(ctx, s.podOf(c), s.pluginContainer(c)))
 	}
 }
 
-// tellUpdate asks plugins to change an update. It returns the changed update,
+// notifyUpdate asks plugins to change an update. It returns the changed update,
 // and what to tell them when it is done.
-func (s *Server) tellUpdate(ctx context.Context, c *oci.Container, change *cri.LinuxContainerResources) (*cri.LinuxContainerResources, func(), error) {
+func (s *Server) notifyUpdate(ctx context.Context, c *oci.Container, change *cri.LinuxContainerResources) (*cri.LinuxContainerResources, func(), error) {
 	turn := s.plugins.Turn()
 	defer turn.End()
 	if !turn.Heard() {
@@ -229,7 +229,7 @@ func (s *Server) tellUpdate(ctx context.Context, c *oci.Container, change *cri.L
 		turn := s.plugins.Turn()
 		defer turn.End()
 		if turn.Heard() {
-			s.told(ctx, "PostUpdateContainer", turn.PostUpdateContainer(ctx, s.podOf(c), s.pluginContainer(c)))
+			s.logPluginError(ctx, "PostUpdateContainer", turn.PostUpdateContainer(ctx, s.podOf(c), s.pluginContainer(c)))
 		}
 	}, nil
 }
@@ -238,9 +238,9 @@ func (s *Server) tellUpdate(ctx context.Context, c *oci.Container, change *cri.L
 // are being told of. Whoever comes first tells the end: the handler of its
 // event, or a call that must not return before.
 type exits struct {
-	mu   sync.Mutex
-	told map[string]chan struct{} // closed when plugins have heard it; guarded by mu
-	shut bool                     // the server is closing; guarded by mu
+	mu       sync.Mutex
+	notified map[string]chan struct{} // closed when plugins have heard it; guarded by mu
+	shut     bool                     // the server is closing; guarded by mu
 }
 
 // run runs f and has work wait for it, unless the server is closing: events and
@@ -265,29 +265,29 @@ func (x *exits) claim(c *oci.Container) (done chan struct{}, mine bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	id := c.ID()
-	if done, ok := x.told[id]; ok {
+	if done, ok := x.notified[id]; ok {
 		return done, false
 	}
 	if c.Status().State != oci.Exited {
 		return nil, false // not started, not ended, or being removed after plugins were told
 	}
-	if x.told == nil {
-		x.told = map[string]chan struct{}{}
+	if x.notified == nil {
+		x.notified = map[string]chan struct{}{}
 	}
 	done = make(chan struct{})
-	x.told[id] = done
+	x.notified[id] = done
 	return done, true
 }
 
 func (x *exits) forget(id string) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	delete(x.told, id)
+	delete(x.notified, id)
 }
 
-// tellExit tells plugins of the end of a container, once, and returns when they
+// notifyExit tells plugins of the end of a container, once, and returns when they
 // were told.
-func (s *Server) tellExit(ctx context.Context, c *oci.Container) {
+func (s *Server) notifyExit(ctx context.Context, c *oci.Container) {
 	if s.plugins == nil {
 		return
 	}
@@ -310,20 +310,20 @@ func (s *Server) tellExit(ctx context.Context, c *oci.Container) {
 		return
 	}
 	updates, err := turn.StopContainer(ctx, s.podOf(c), s.pluginContainer(c))
-	s.told(ctx, "StopContainer", err)
-	s.told(ctx, "StopContainer", unapplied(s.applyUpdates(ctx, updates)))
+	s.logPluginError(ctx, "StopContainer", err)
+	s.logPluginError(ctx, "StopContainer", unapplied(s.applyUpdates(ctx, updates)))
 }
 
-// exited is tellExit for the event of an end, for which no caller waits.
+// exited is notifyExit for the event of an end, for which no caller waits.
 func (s *Server) exited(c *oci.Container) {
 	if s.plugins == nil {
 		return
 	}
-	s.exits.run(&s.work, func() { s.tellExit(logctx.With(s.ctx, "container", c.ID()), c) })
+	s.exits.run(&s.work, func() { s.notifyExit(logctx.With(s.ctx, "container", c.ID()), c) })
 }
 
-// removeTold removes a container and tells plugins that it is gone.
-func (s *Server) removeTold(ctx context.Context, c *oci.Container) error {
+// removeAndNotify removes a container and tells plugins that it is gone.
+func (s *Server) removeAndNotify(ctx context.Context, c *oci.Container) error {
 	turn := s.plugins.Turn()
 	defer turn.End()
 	if !turn.Heard() {
@@ -333,12 +333,12 @@ func (s *Server) removeTold(ctx context.Context, c *oci.Container) error {
 	if err := c.Remove(ctx); err != nil {
 		return err
 	}
-	s.told(ctx, "RemoveContainer", turn.RemoveContainer(ctx, p, gone))
+	s.logPluginError(ctx, "RemoveContainer", turn.RemoveContainer(ctx, p, gone))
 	return nil
 }
 
-// removePodTold is removeTold for a sandbox.
-func (s *Server) removePodTold(ctx context.Context, sb *oci.Sandbox) (err error) {
+// removePodAndNotify is removeAndNotify for a sandbox.
+func (s *Server) removePodAndNotify(ctx context.Context, sb *oci.Sandbox) (err error) {
 	defer func() {
 		if err == nil {
 			s.o.SELinux.Release(sb.ID())
@@ -353,7 +353,7 @@ func (s *Server) removePodTold(ctx context.Context, sb *oci.Sandbox) (err error)
 	if err := sb.Remove(ctx); err != nil {
 		return err
 	}
-	s.told(ctx, "RemovePodSandbox", turn.RemovePodSandbox(ctx, gone))
+	s.logPluginError(ctx, "RemovePodSandbox", turn.RemovePodSandbox(ctx, gone))
 	return nil
 }
 

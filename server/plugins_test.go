@@ -395,7 +395,7 @@ func TestPluginExitsAreForgotten(t *testing.T) {
 	n.stop() // and with it the goroutines that tell
 	n.server.exits.mu.Lock()
 	defer n.server.exits.mu.Unlock()
-	if kept := len(n.server.exits.told); kept > 0 {
+	if kept := len(n.server.exits.notified); kept > 0 {
 		t.Errorf("%d ends are kept, want none", kept)
 	}
 }

@@ -109,7 +109,7 @@ var restoreSteps = []createStep{
 	{"mounts", (*containerDraft).resolveMounts},
 	{"relabel volumes", (*containerDraft).relabel},
 	{"spec", (*containerDraft).specify},
-	{"plugins", (*containerDraft).tellCreate},
+	{"plugins", (*containerDraft).notifyCreate},
 	{"", (*containerDraft).fitCheckpoint},
 	{"record", (*containerDraft).persist},
 }

@@ -44,7 +44,7 @@ func (s *Server) removeSandbox(ctx context.Context, sb *oci.Sandbox) error {
 			return fmt.Errorf("remove container %s: %w", c.ID(), err)
 		}
 	}
-	return s.removePodTold(ctx, sb)
+	return s.removePodAndNotify(ctx, sb)
 }
 
 // removeContainer removes a container and its file systems.
@@ -63,5 +63,5 @@ func (s *Server) removeContainer(ctx context.Context, c *oci.Container) error {
 		}
 	}
 	stage.Next(ctx, "record")
-	return s.removeTold(ctx, c)
+	return s.removeAndNotify(ctx, c)
 }

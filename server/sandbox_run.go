@@ -193,7 +193,7 @@ func (s *Server) runSandbox(ctx context.Context, c *creation, req *cri.RunPodSan
 	defer cancel()
 	turn := s.plugins.Turn()
 	defer turn.End()
-	if err := s.tellRun(stage, turn, pluginPod(sb, rec), &steps); err != nil {
+	if err := s.notifyRun(stage, turn, pluginPod(sb, rec), &steps); err != nil {
 		return err
 	}
 	if err := sb.Ready(extra); err != nil {

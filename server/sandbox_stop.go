@@ -49,7 +49,7 @@ func (s *Server) stopSandbox(ctx context.Context, sb *oci.Sandbox) error {
 	}
 	if known {
 		stage.Next(ctx, "plugins")
-		s.tellStop(ctx, sb)
+		s.notifyStop(ctx, sb)
 	}
 	rec := s.index.sandbox(sb)
 	if !sb.Config().HostNetwork {
@@ -93,7 +93,7 @@ func (s *Server) killAll(ctx context.Context, list []*oci.Container) error {
 				errs[i] = fmt.Errorf("kill container %s: %w", c.ID(), err)
 				return
 			}
-			s.tellExit(ctx, c)
+			s.notifyExit(ctx, c)
 		})
 	}
 	wg.Wait()

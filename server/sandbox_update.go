@@ -17,7 +17,7 @@ func (s *Server) UpdatePodSandboxResources(ctx context.Context, req *cri.UpdateP
 	}
 	rec := *s.index.sandbox(sb)
 	rec.resources = req
-	err = s.tellPodUpdate(ctx, pluginPod(sb, &rec), func() error { return s.index.saveSandbox(sb, &rec) })
+	err = s.notifyPodUpdate(ctx, pluginPod(sb, &rec), func() error { return s.index.saveSandbox(sb, &rec) })
 	if err != nil {
 		return nil, fmt.Errorf("update sandbox %s: %w", sb.ID(), err)
 	}
