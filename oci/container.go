@@ -42,7 +42,7 @@ type Container struct {
 
 	settled  chan struct{} // closed when the outcome of Start is known
 	done     chan struct{} // closed by the move to Exited
-	told     chan struct{} // closed when listeners have been told of that
+	notified chan struct{} // closed when listeners have been told of that
 	hurry    chan struct{} // tells terminate of another Stop
 	applying chan struct{} // full while a change is being made
 	orphan   atomic.Bool   // loaded from disk: no Start of ours will settle it
@@ -91,7 +91,7 @@ func (r *Runtime) newContainer(id string, sb *Sandbox, rec *containerRecord) *Co
 		hurry:    make(chan struct{}, 1),
 		applying: make(chan struct{}, 1),
 		done:     make(chan struct{}),
-		told:     make(chan struct{}),
+		notified: make(chan struct{}),
 	}
 	c.record.Store(rec)
 	c.status.Store(&containerStatus{})

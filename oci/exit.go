@@ -88,7 +88,7 @@ func (c *Container) end(exit wire.Exit, write bool) error {
 		c.rt.work.Go(c.unstore)
 	}
 	c.emit(ContainerExited)
-	close(c.told)
+	close(c.notified)
 	return nil
 }
 

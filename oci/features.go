@@ -33,10 +33,10 @@ func AskFeatures(ctx context.Context, path string) (Features, error) {
 	if err != nil {
 		return Features{}, fmt.Errorf("features of %s: %w", path, err)
 	}
-	told := Features{RecursiveRO: slices.Contains(f.MountOptions, "rro")}
+	reported := Features{RecursiveRO: slices.Contains(f.MountOptions, "rro")}
 	if f.Linux != nil && f.Linux.MountExtensions != nil && f.Linux.MountExtensions.IDMap != nil {
 		enabled := f.Linux.MountExtensions.IDMap.Enabled
-		told.IDMap = enabled != nil && *enabled
+		reported.IDMap = enabled != nil && *enabled
 	}
-	return told, nil
+	return reported, nil
 }

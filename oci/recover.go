@@ -130,7 +130,7 @@ func (r *Runtime) loadContainer(id string, rec *containerRecord) (*Container, er
 	c.status.Store(&st)
 	if st.State >= Exited {
 		close(c.done)
-		close(c.told)
+		close(c.notified)
 	}
 	return c, nil
 }

@@ -41,7 +41,7 @@ func (c *Container) Remove(ctx context.Context) error {
 func (c *Container) discard(ctx context.Context) error {
 	ctx, cancel := undo.Context(ctx)
 	defer cancel()
-	c.awaitTold()
+	c.awaitNotified()
 	if err := c.rt.expunge(ctx, c.id); err != nil {
 		return fmt.Errorf("remove container %s: %w", c.id, err)
 	}
@@ -70,14 +70,14 @@ func (c *Container) discard(ctx context.Context) error {
 func (c *Container) removeCgroups() error {
 	dirs := c.status.Load().Cgroups
 	if spec := c.record.Load().Config.Spec; len(dirs) == 0 && spec != nil && spec.Linux != nil {
-		return c.rt.removeUntold(c.id, spec.Linux.CgroupsPath)
+		return c.rt.removeUnreported(c.id, spec.Linux.CgroupsPath)
 	}
 	return removeCgroups(c.id, dirs)
 }
 
-// removeUntold removes the cgroup of a process of id that an executor was starting when
+// removeUnreported removes the cgroup of a process of id that an executor was starting when
 // it died, before there was a record of it. A scope systemd removes by itself.
-func (r *Runtime) removeUntold(id, cgroup string) error {
+func (r *Runtime) removeUnreported(id, cgroup string) error {
 	if r.o.SystemdCgroup || !path.IsAbs(cgroup) {
 		return nil
 	}
@@ -88,12 +88,12 @@ func (r *Runtime) removeUntold(id, cgroup string) error {
 	return removeCgroups(id, dirs)
 }
 
-// awaitTold waits until listeners were notified of the end of c, if it has ended: they are
+// awaitNotified waits until listeners were notified of the end of c, if it has ended: they are
 // notified of an object's steps in order, and must find the object in that state.
-func (c *Container) awaitTold() {
+func (c *Container) awaitNotified() {
 	select {
 	case <-c.done:
-		<-c.told
+		<-c.notified
 	default: // it was never started
 	}
 }

@@ -26,7 +26,7 @@ func (sb *Sandbox) Unpin(ctx context.Context) error {
 		// With its first process ends all that is left in the PID namespace.
 		err := sb.rt.expunge(ctx, sb.id)
 		if err == nil && len(sb.status.Load().Cgroups) == 0 {
-			err = sb.rt.removeUntold(sb.id, initCgroup(sb.CgroupParent(), sb.id, false))
+			err = sb.rt.removeUnreported(sb.id, initCgroup(sb.CgroupParent(), sb.id, false))
 		}
 		errs = append(errs, err)
 		sb.release()

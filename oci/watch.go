@@ -42,7 +42,7 @@ func (r *Runtime) Trouble() error {
 func (l *link) watch(ctx context.Context) {
 	tick := time.NewTicker(pingEvery)
 	defer tick.Stop()
-	failed, told := 0, false
+	failed, logged := 0, false
 	for {
 		select {
 		case <-tick.C:
@@ -53,19 +53,19 @@ func (l *link) watch(ctx context.Context) {
 		}
 		conn, err := l.ping(ctx)
 		if err == nil {
-			if told {
+			if logged {
 				l.log.Info("executor answers again")
 			}
-			failed, told = 0, false
+			failed, logged = 0, false
 			l.trouble.Store(nil)
 			continue
 		}
-		if failed++; failed < troubled && !told {
+		if failed++; failed < troubled && !logged {
 			continue
 		}
-		if !told {
+		if !logged {
 			l.log.Error("executor is in trouble", "err", err)
-			told = true
+			logged = true
 		}
 		l.trouble.Store(&err)
 		if m, ok := conn.(mortal); ok && failed >= hopeless {

@@ -61,7 +61,7 @@ func (x *Executor) adopt(req wire.AdoptRequest, call *wire.Call) (err error) {
 	if c.oom, err = newOOMCounter(c.ref); err != nil {
 		x.log.Warn("memory events cannot be read", "container", c.ID, "err", err)
 	} else if c.oom != nil {
-		c.oom.told.Store(req.OOMKills)
+		c.oom.reported.Store(req.OOMKills)
 	}
 	if err := x.execs.endForeign(c); err != nil {
 		x.log.Warn("execs of the executor before could not be ended", "container", c.ID, "err", err)

@@ -26,11 +26,11 @@ import (
 // time.
 type oomCounter struct {
 	victim
-	events *os.File // memory.events (v2) or memory.oom_control (v1, Linux 4.13); nil: the cgroup was gone already
-	notify *os.File // v1: the eventfd that an OOM wakes; v2: nil, events itself is polled
-	seen   atomic.Int64
-	told   atomic.Int64
-	key    int32 // in the oomWatch
+	events   *os.File // memory.events (v2) or memory.oom_control (v1, Linux 4.13); nil: the cgroup was gone already
+	notify   *os.File // v1: the eventfd that an OOM wakes; v2: nil, events itself is polled
+	seen     atomic.Int64
+	reported atomic.Int64
+	key      int32 // in the oomWatch
 
 	settle sync.Once
 	last   atomic.Bool // seen will not change
@@ -237,8 +237,8 @@ func (w *oomWatch) loop() {
 	})
 }
 
-// check reports kills that have not been reported.
-func (w *oomWatch) check(key int32) (told bool) {
+// check reports kills that have not been reported; done is set if there were any, or c is gone.
+func (w *oomWatch) check(key int32) (done bool) {
 	w.mu.Lock()
 	c, ok := w.counters[key]
 	w.mu.Unlock()
@@ -246,7 +246,7 @@ func (w *oomWatch) check(key int32) (told bool) {
 		return true
 	}
 	n := c.count()
-	if n <= c.told.Swap(n) {
+	if n <= c.reported.Swap(n) {
 		return false
 	}
 	w.happen(c.id, n)
@@ -265,9 +265,9 @@ func (w *oomWatch) woken(key int32) {
 	}
 	var again func(after time.Duration)
 	again = func(after time.Duration) {
-		told := true
-		returns(w.log, "oom", "", func() { told = w.check(key) })
-		if !told && after < 2*time.Second {
+		done := true
+		returns(w.log, "oom", "", func() { done = w.check(key) })
+		if !done && after < 2*time.Second {
 			time.AfterFunc(after, func() { again(4 * after) })
 		}
 	}

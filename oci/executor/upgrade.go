@@ -370,7 +370,7 @@ func (x *Executor) resume(s savedContainer) {
 	if c.oom, err = newOOMCounter(c.ref); err != nil {
 		x.log.Warn("memory events cannot be read", "container", c.ID, "err", err)
 	} else if c.oom != nil {
-		c.oom.told.Store(c.oom.count()) // before the upgrade
+		c.oom.reported.Store(c.oom.count()) // before the upgrade
 	}
 	x.setRunning(c)
 }
