@@ -90,7 +90,7 @@ type Options struct {
 	Care           Care               // of the node
 	Log            *slog.Logger
 
-	MaxBackoff time.Duration // of containers that exit again and again; 0 is 300 s
+	MaxBackoff time.Duration // of containers that exit again and again; 0 is podsync.DefaultMaxBackoff
 
 	Endpoint string // what Connect connects to; recorded for the command line
 	// Connect is called until it succeeds, or fails with an error of kind

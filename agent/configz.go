@@ -11,6 +11,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/criconn"
 	"github.com/crisp-cri/crisp/agent/evict"
 	"github.com/crisp-cri/crisp/agent/node"
+	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/agent/pullrecords"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -42,7 +43,7 @@ func (z configz) Show() map[string]any {
 		"containerLogMonitorInterval": c.Rules.LogPeriod.String(),
 		"registryPullQPS":             z.o.Pulls.PerSec, "registryBurst": z.o.Pulls.Burst,
 		"serializeImagePulls": z.o.Pulls.Parallel == 1, "maxParallelImagePulls": z.o.Pulls.Parallel,
-		"crashLoopBackOff":                 map[string]string{"maxContainerRestartPeriod": orDefault(z.o.MaxBackoff, 300*time.Second).String()},
+		"crashLoopBackOff":                 map[string]string{"maxContainerRestartPeriod": orDefault(z.o.MaxBackoff, podsync.DefaultMaxBackoff).String()},
 		"evictionMaxPodGracePeriod":        c.Rules.EvictGrace,
 		"evictionPressureTransitionPeriod": c.Rules.EvictTransition.String(),
 	}

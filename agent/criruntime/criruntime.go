@@ -48,7 +48,7 @@ type Options struct {
 	NoCPUQuota     bool     // do not enforce CPU limits
 	CPUPeriod      int64    // µs in which a CPU quota holds; 0 is 100000
 	Pulls          Pulls
-	MaxBackoff     time.Duration // of containers that exit again and again; 0 is 300 s
+	MaxBackoff     time.Duration // of containers that exit again and again; 0 is podsync.DefaultMaxBackoff
 
 	Plugins *keyring.Plugins    // know more credentials; may be nil
 	Pulled  *pullrecords.Ledger // who may use which image; nil: everybody all of them

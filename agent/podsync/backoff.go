@@ -2,23 +2,26 @@ package podsync
 
 import "time"
 
+// DefaultMaxBackoff is the longest back-off of a container that ends again and again, unless
+// another one is set; it is the kubelet's.
+const DefaultMaxBackoff = 300 * time.Second
+
 const (
 	firstBackoff = 10 * time.Second
-	maxBackoff   = 300 * time.Second
 	// stableRun is how long a container must have run for its back-off to start over.
-	stableRun = 2 * maxBackoff
+	stableRun = 2 * DefaultMaxBackoff
 	// resetBackoff is the back-off of a container whose predecessors do not count, because
 	// they did not fail on their own.
 	resetBackoff = -1
 )
 
 // nextBackoff is how long after the end of c its successor may start: at once the first
-// time, then 10 s, doubled each time up to 300 s or c.MaxBackoff, as in the kubelet. It
+// time, then 10 s, doubled each time up to c.MaxBackoff, as in the kubelet. It
 // depends on c alone, so a restart of the agent neither shortens nor lengthens it.
 func nextBackoff(c Container) time.Duration {
 	longest := c.MaxBackoff
 	if longest == 0 {
-		longest = maxBackoff
+		longest = DefaultMaxBackoff
 	}
 	switch {
 	case c.Attempt == 0, c.Backoff < 0, c.FinishedAt.Sub(c.StartedAt) >= stableRun && !c.StartedAt.IsZero():

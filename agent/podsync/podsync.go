@@ -159,7 +159,7 @@ type Container struct {
 	Hash    string        // Hash of its spec when it was created; "" if unknown
 	Grace   time.Duration // between SIGTERM and SIGKILL, as promised when it was created
 	Backoff time.Duration // before its start; see nextBackoff
-	// MaxBackoff bounds the back-off of its successor; 0 is 300 s.
+	// MaxBackoff bounds the back-off of its successor; 0 is DefaultMaxBackoff.
 	MaxBackoff time.Duration
 
 	Resources *v1.ResourceRequirements // as the runtime reports them; nil if it does not

@@ -15,6 +15,7 @@ import (
 
 	"github.com/crisp-cri/crisp/agent"
 	"github.com/crisp-cri/crisp/agent/criconn"
+	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/agent/pullrecords"
 	"github.com/crisp-cri/crisp/internal/logctx"
 	"github.com/spf13/cobra"
@@ -93,7 +94,7 @@ func (f *agentFlags) add(fs *pflag.FlagSet, o *agent.Options) {
 	fs.StringVar(&o.Plugins, "image-credential-provider-config", "", "`file` with a CredentialProviderConfig: programs that know credentials for images")
 	fs.StringVar(&o.PluginDir, "image-credential-provider-bin-dir", "", "`directory` of those programs")
 	fs.StringVar(&o.LogLinks, "log-links", "", "`directory` of links to the containers' logs (default /var/log/containers, if the logs are in /var/log/pods)")
-	fs.DurationVar(&o.MaxBackoff, "max-container-restart-period", 300*time.Second, "how long a container that exits again and again waits at most")
+	fs.DurationVar(&o.MaxBackoff, "max-container-restart-period", podsync.DefaultMaxBackoff, "how long a container that exits again and again waits at most")
 	fs.BoolVar(&o.StopPods, "stop-pods-on-exit", false, "stop the pods when the agent ends, by priority; else they run on")
 	fs.StringVar(&o.URL, "manifest-url", "", "`URL` of one more manifest")
 	fs.Var(&f.headers, "manifest-url-header", "`NAME:VALUE` of a header of the requests for it")
