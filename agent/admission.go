@@ -15,10 +15,10 @@ import (
 
 // An admission lets pods in. Only the loop uses it.
 type admission struct {
-	care    *Care
+	config  *NodeConfig
 	name    string // of the node
 	host    host
-	roster  *roster
+	pods    *nodePods
 	workers *workers
 	keeper  *housekeeping.Keeper
 	events  event.Recorder
@@ -36,9 +36,9 @@ type summer interface {
 // beside are the pods that were let in before this one and have not ended.
 func (d *admission) beside(pod *v1.Pod, others []*v1.Pod) []*v1.Pod {
 	there := map[types.UID]bool{}
-	list := slices.DeleteFunc(d.roster.Active(others), func(o *v1.Pod) bool {
+	list := slices.DeleteFunc(d.pods.Active(others), func(o *v1.Pod) bool {
 		there[o.UID] = true
-		in := d.admitted[o.UID] || d.roster.status.Last(o) != nil
+		in := d.admitted[o.UID] || d.pods.status.Last(o) != nil
 		return o.UID == pod.UID || !in
 	})
 	maps.DeleteFunc(d.admitted, func(uid types.UID, _ bool) bool { return !there[uid] })
@@ -69,7 +69,7 @@ func (d *admission) Requests(pod *v1.Pod) v1.ResourceList {
 func (d *admission) place() *admit.Node {
 	n := d.host.node.Node()
 	return &admit.Node{
-		Name: d.name, Labels: n.Labels, Allocatable: n.Status.Allocatable, UnsafeSysctls: d.care.UnsafeSysctls, NoPrivileged: d.care.NoPrivileged,
+		Name: d.name, Labels: n.Labels, Allocatable: n.Status.Allocatable, UnsafeSysctls: d.config.UnsafeSysctls, NoPrivileged: d.config.NoPrivileged,
 		Pressure: d.keeper.Pressure(), Features: d.host.readiness.Get().Features, Pods: d,
 	}
 }
@@ -78,7 +78,7 @@ func (d *admission) place() *admit.Node {
 func (d *admission) Handler(pod *v1.Pod) *cri.RuntimeHandlerFeatures {
 	handler := ""
 	if pod.Spec.RuntimeClassName != nil {
-		class, err := d.roster.wanted.RuntimeClass(*pod.Spec.RuntimeClassName)
+		class, err := d.pods.wanted.RuntimeClass(*pod.Spec.RuntimeClassName)
 		if err != nil {
 			return nil // it may come yet; the sandbox waits for it
 		}

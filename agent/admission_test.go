@@ -38,8 +38,8 @@ func TestManyPodsAreAdmitted(t *testing.T) {
 	h := host{node: node.New("n1", "", nil), readiness: readiness.New(nil, nil, nil), addresses: node.NewAddresses(nil)}
 	h.node.Edit(func(n *v1.Node) { n.Status.Allocatable[v1.ResourcePods] = resource.MustParse("2000") })
 	d := &admission{
-		care: &Care{}, host: h, events: event.Discard, keeper: housekeeping.New(housekeeping.Options{}),
-		roster:   &roster{status: status.NewStore(h, k, nil, nil)},
+		config: &NodeConfig{}, host: h, events: event.Discard, keeper: housekeeping.New(housekeeping.Options{}),
+		pods:     &nodePods{status: status.NewStore(h, k, nil, nil)},
 		admitted: map[types.UID]bool{}, summed: map[types.UID]summed{},
 		sum: k,
 	}

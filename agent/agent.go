@@ -87,7 +87,7 @@ type Options struct {
 	PluginDir      string             // of its programs
 	LogLinks       string             // directory of links to the containers' logs; "" for none
 	StopPods       bool               // stop the pods when the agent ends; else they run on
-	Care           Care               // of the node
+	Node           NodeConfig         // what of the node pods may have
 	Log            *slog.Logger
 
 	MaxBackoff time.Duration // of containers that exit again and again; 0 is podsync.DefaultMaxBackoff
@@ -174,21 +174,21 @@ func newAgent(ctx context.Context, o Options, events *event.Store) (*agent, erro
 	// What is wanted, and what is known of it.
 	wanted := desired.New(o.sources())
 	wanted.Resume(files.Accepted(), files.LoadStatus)
-	ephemeral := &debugged{dir: filepath.Join(o.Root, "ephemeral"), wanted: wanted, log: o.Log}
+	ephemeral := &ephemeralContainers{dir: filepath.Join(o.Root, "ephemeral"), wanted: wanted, log: o.Log}
 	ephemeral.load(files.Accepted())
 	ips, runtime := node.NewAddresses(o.NodeIPs), criconn.New(o.Log)
 	shown := conditions{node: node.New(o.NodeName, o.Serve.Version, ips.Get()), wanted: wanted, endpoint: o.Endpoint}
-	describeNode(shown.node, o.Root, &o.Care)
+	describeNode(shown.node, o.Root, &o.Node)
 	h := host{addresses: ips, node: shown.node, readiness: readiness.New(runtime.Runtime(), shown, o.Log), runtime: runtime}
 	results := &probe.Results{}
 	statuses := status.NewStore(h, files, results, o.Log)
-	r := &roster{wanted: wanted, files: files, status: statuses}
+	r := &nodePods{wanted: wanted, files: files, status: statuses}
 
 	// What acts.
-	g := &grants{care: o.Care, noQuota: o.NoCPUQuota, host: h, roster: r, ids: d.ids, runtime: runtime.Runtime()}
+	g := &containerManager{config: o.Node, noQuota: o.NoCPUQuota, host: h, pods: r, ids: d.ids, runtime: runtime.Runtime()}
 	driver := criruntime.New(criruntime.Options{
 		Runtime: runtime.Runtime(), Images: runtime.Images(),
-		Root: o.Root, Files: files, NodeName: o.NodeName, Host: h, Grants: g, Objects: wanted, Plugins: d.plugins, Pulled: d.pulled,
+		Root: o.Root, Files: files, NodeName: o.NodeName, Host: h, ContainerManager: g, Objects: wanted, Plugins: d.plugins, Pulled: d.pulled,
 		ResolvConf: o.ResolvConf, ClusterDNS: o.ClusterDNS, ClusterDomain: o.ClusterDomain,
 		SeccompDefault: o.SeccompDefault, NoCPUQuota: o.NoCPUQuota, Pulls: o.Pulls, MaxBackoff: o.MaxBackoff, Events: events, Log: o.Log,
 	})
@@ -196,13 +196,13 @@ func newAgent(ctx context.Context, o Options, events *event.Store) (*agent, erro
 	probes := probe.New(ctx, probe.Options{Ask: probe.Prober{Runtime: driver}, Statuses: statuses, Results: results, Events: events, Log: o.Log})
 	w := &workers{events: events}
 	keeper := housekeeping.New(housekeeping.Options{
-		Rules: o.Care.Rules, NodeName: o.NodeName, Root: o.Root, LogDir: o.LogDir, LogLinks: o.LogLinks,
+		Rules: o.Node.Rules, NodeName: o.NodeName, Root: o.Root, LogDir: o.LogDir, LogLinks: o.LogLinks,
 		Runtime: runtime.Runtime(), Images: runtime.Images(), Pulled: d.pulled, Driver: driver,
 		Pods: r, Files: files, Workers: w, Cgroups: g, Node: shown.node, Events: events, Log: o.Log,
 	})
 	alive := &heartbeat{}
 	return &agent{
-		o: o, files: files, roster: r, host: h, conditions: shown, grants: g, events: events, runtime: runtime, driver: driver, wanted: wanted, status: statuses,
+		o: o, files: files, pods: r, host: h, conditions: shown, containers: g, events: events, runtime: runtime, driver: driver, wanted: wanted, status: statuses,
 		results: results, probes: probes, pleg: lists, store: d.objects, keeper: keeper, workers: w, heartbeat: alive, shownIPs: ips.Get(),
 		api: api.New(api.Options{
 			Wanted: wanted, Store: d.objects, Events: events, Node: shown.node,
@@ -210,7 +210,7 @@ func newAgent(ctx context.Context, o Options, events *event.Store) (*agent, erro
 			Loop: alive, Lists: lists, Config: configz{o, g}, Checkpoints: filepath.Join(o.Root, "checkpoints"), Log: o.Log,
 		}),
 		admission: &admission{
-			care: &o.Care, name: o.NodeName, host: h, roster: r, workers: w, keeper: keeper, events: events,
+			config: &o.Node, name: o.NodeName, host: h, pods: r, workers: w, keeper: keeper, events: events,
 			admitted: map[types.UID]bool{}, summed: map[types.UID]summed{}, sum: r,
 		},
 	}, nil

@@ -19,14 +19,14 @@ func (a *agent) allocate(pod *v1.Pod) *v1.Pod {
 	}
 	was := a.files.Pod(pod.UID)
 	if was == nil || sameResources(pod, was) {
-		a.roster.resizes.set(pod.UID, nil)
+		a.pods.resizes.set(pod.UID, nil)
 		return pod
 	}
 	why := a.infeasible(pod)
 	if why == nil {
-		why = a.admission.fits(pod, a.roster.Allocated())
+		why = a.admission.fits(pod, a.pods.Allocated())
 	}
-	a.roster.resizes.set(pod.UID, why)
+	a.pods.resizes.set(pod.UID, why)
 	if why == nil {
 		return pod
 	}
@@ -52,7 +52,7 @@ func sameResources(a, b *v1.Pod) bool {
 // for all pods together. The words are the kubelet's of v1.35; since v1.36 the API
 // server, which there is none of here, refuses such a resize before a kubelet sees it.
 func (a *agent) infeasible(pod *v1.Pod) *podsync.Pending {
-	requests, allocatable := a.roster.Requests(pod), a.host.node.Node().Status.Allocatable
+	requests, allocatable := a.pods.Requests(pod), a.host.node.Node().Status.Allocatable
 	for _, name := range []v1.ResourceName{v1.ResourceMemory, v1.ResourceCPU} {
 		has, known := allocatable[name]
 		if wants := requests[name]; known && wants.Cmp(has) > 0 {
@@ -68,9 +68,9 @@ func (a *agent) infeasible(pod *v1.Pod) *podsync.Pending {
 
 // retryResizes looks again at resizes that may have become possible.
 func (a *agent) retryResizes(wanted map[types.UID]bool) {
-	for uid, p := range a.roster.resizes.all() {
+	for uid, p := range a.pods.resizes.all() {
 		if !wanted[uid] {
-			a.roster.resizes.set(uid, nil)
+			a.pods.resizes.set(uid, nil)
 			continue
 		}
 		if p.Reason != v1.PodReasonDeferred {

@@ -24,7 +24,7 @@ func (b backend) Observe(ctx context.Context, key podsync.Key, pod *v1.Pod) (pod
 	}
 	have.Probes = b.a.results.Of(pod, have)
 	have.Scarce = b.a.workers.scarce.Load()
-	have.Pending = b.a.roster.resizes.pending(pod.UID)
+	have.Pending = b.a.pods.resizes.pending(pod.UID)
 	return have, nil
 }
 
@@ -44,18 +44,18 @@ func (b backend) Report(pod *v1.Pod, have podsync.Have) *v1.PodStatus {
 	}
 	now := b.a.status.Report(pod, have)
 	if now != nil {
-		tellBackoffs(b.a.events, pod, old, now)
+		recordBackOffEvents(b.a.events, pod, old, now)
 		if err := b.a.files.Change(pod); err != nil {
 			b.a.o.Log.Warn("pod not kept", "pod", podsync.KeyOf(pod).String(), "err", err)
 		}
-		b.a.tellStatus(pod, now)
+		b.a.publishStatus(pod, now)
 	}
 	b.a.api.Poke()
 	return now
 }
 
-// tellStatus tells workloads and probes of a pod's status.
-func (a *agent) tellStatus(pod *v1.Pod, now *v1.PodStatus) {
+// publishStatus tells workloads and probes of a pod's status.
+func (a *agent) publishStatus(pod *v1.Pod, now *v1.PodStatus) {
 	a.wanted.Observe(pod, *now)
 	a.probe(pod, now)
 }
@@ -72,7 +72,7 @@ func (b backend) Ended(key podsync.Key, uid types.UID) {
 func (a *agent) Probed(key podsync.Key, _ probe.Kind) {
 	if pod := a.wanted.Pod(key); pod != nil {
 		if pod, now := a.status.Probed(pod.UID); now != nil {
-			a.tellStatus(pod, now)
+			a.publishStatus(pod, now)
 			a.api.Poke()
 		}
 	}

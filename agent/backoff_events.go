@@ -8,9 +8,9 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// tellBackoffs records an event for each container that waits for its back-off
+// recordBackOffEvents records an event for each container that waits for its back-off
 // now and did not before.
-func tellBackoffs(events event.Recorder, pod *v1.Pod, old, now *v1.PodStatus) {
+func recordBackOffEvents(events event.Recorder, pod *v1.Pod, old, now *v1.PodStatus) {
 	if old == nil {
 		old = &v1.PodStatus{}
 	}

@@ -14,7 +14,7 @@ func (n *noted) Event(on v1.ObjectReference, kind, reason, message string) {
 }
 
 // Each back-off is told of once, however often the status is.
-func TestTellBackoffs(t *testing.T) {
+func TestRecordBackOffEvents(t *testing.T) {
 	pod := &v1.Pod{}
 	pod.Namespace, pod.Name, pod.UID = "default", "web", "u"
 	waiting := func(id, reason string) *v1.PodStatus {
@@ -30,7 +30,7 @@ func TestTellBackoffs(t *testing.T) {
 		waiting("", "ErrImagePull"), waiting("", "ImagePullBackOff"), waiting("", "ImagePullBackOff"), waiting("", "ErrImagePull"), waiting("", "ImagePullBackOff"),
 		waiting("1", ""), waiting("1", "CrashLoopBackOff"), waiting("1", "CrashLoopBackOff"), waiting("2", "CrashLoopBackOff"),
 	} {
-		tellBackoffs(&got, pod, last, now)
+		recordBackOffEvents(&got, pod, last, now)
 		last = now
 	}
 	pull, crash := `spec.containers{app} Normal BackOff Back-off pulling image "i:1"`, "spec.containers{app} Warning BackOff Back-off restarting failed container app in pod web_default(u)"

@@ -19,14 +19,14 @@ import (
 
 // configz is what the agent runs with.
 type configz struct {
-	o      Options
-	grants *grants
+	o          Options
+	containers *containerManager
 }
 
 // Show returns what /configz shows, in the words of a KubeletConfiguration
 // (kubelet.config.k8s.io/v1beta1). What that has no key for is not in it.
 func (z configz) Show() map[string]any {
-	c := &z.o.Care
+	c := &z.o.Node
 	config := map[string]any{
 		"kind": "KubeletConfiguration", "apiVersion": "kubelet.config.k8s.io/v1beta1",
 		"staticPodPath": z.o.Manifests, "staticPodURL": z.o.URL, "fileCheckFrequency": "20s", "httpCheckFrequency": "20s",
@@ -61,7 +61,7 @@ func (z configz) Show() map[string]any {
 	}
 	config["evictionHard"], config["evictionSoft"], config["evictionSoftGracePeriod"] = hard, soft, graces
 	config["evictionMinimumReclaim"] = evict.Texts(c.Rules.EvictReclaim)
-	if driver := z.grants.driver.Load(); driver != nil {
+	if driver := z.containers.driver.Load(); driver != nil {
 		config["cgroupDriver"] = *driver
 	}
 	for key, address := range map[string]string{"readOnlyPort": z.o.Serve.ReadOnly, "healthzPort": z.o.Serve.Health} {

@@ -28,7 +28,7 @@ import (
 type agent struct {
 	o          Options
 	files      *podfiles.Store
-	roster     *roster
+	pods       *nodePods
 	host       host
 	conditions conditions
 	events     event.Recorder
@@ -42,7 +42,7 @@ type agent struct {
 	store      *store.Store
 	api        *api.Server
 	admission  *admission // which pods may run here
-	grants     *grants
+	containers *containerManager
 	keeper     *housekeeping.Keeper
 	workers    *workers
 	heartbeat  *heartbeat
@@ -124,7 +124,7 @@ func (a *agent) connected(ctx context.Context, r answer, changes chan<- pleg.Cha
 		return nil, criruntime.Fault(err)
 	}
 	a.o.Log.InfoContext(ctx, "runtime connected", "runtime", version.RuntimeName, "version", version.RuntimeVersion)
-	if err := a.grants.open(ctx); err != nil {
+	if err := a.containers.open(ctx); err != nil {
 		a.o.Log.WarnContext(ctx, "pods have no cgroups of their own", "err", err)
 		a.events.Event(event.Node(a.o.NodeName), v1.EventTypeWarning, "CgroupsUnavailable", err.Error())
 	}
@@ -268,7 +268,7 @@ func (a *agent) judge(c desired.Change) *podsync.Verdict {
 			return nil
 		}
 	}
-	return a.admission.admit(c.Pod, a.roster.Allocated())
+	return a.admission.admit(c.Pod, a.pods.Allocated())
 }
 
 // mayRetry reports whether a pod was rejected and may be asked about again: it has no
@@ -295,10 +295,10 @@ func (a *agent) retryRejected() {
 		return
 	}
 	for _, pod := range a.wanted.Pods() {
-		if s := a.status.Get(pod.UID); s == nil || !mayRetry(pod, s) || !a.admission.room(pod, a.roster.Allocated()) {
+		if s := a.status.Get(pod.UID); s == nil || !mayRetry(pod, s) || !a.admission.room(pod, a.pods.Allocated()) {
 			continue
 		}
-		if v := a.admission.admit(pod, a.roster.Allocated()); v == nil && a.dropStatus(pod) {
+		if v := a.admission.admit(pod, a.pods.Allocated()); v == nil && a.dropStatus(pod) {
 			a.o.Log.Info("rejected pod fits now", "pod", podsync.KeyOf(pod).String())
 			pool.Admit(podsync.KeyOf(pod), a.allocate(pod))
 		}

@@ -59,7 +59,7 @@ func (b bar) Handle(_ context.Context, r slog.Record) error {
 
 // Who asks over HTTP is told that the loop of an agent stands still, and that it
 // goes on.
-func TestStalledLoopIsTold(t *testing.T) {
+func TestStalledLoopIsReported(t *testing.T) {
 	defer func(d time.Duration) { stalled = d }(stalled)
 	stalled = 2 * time.Second
 	dir, err := os.MkdirTemp("", "crisp") // short: it is part of a socket's name
@@ -78,7 +78,7 @@ func TestStalledLoopIsTold(t *testing.T) {
 	ended := make(chan error)
 	go func() {
 		ended <- Run(ctx, Options{
-			Manifests: manifests, Root: dir, NodeIPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}, Care: Care{NoPodCgroups: true}, Log: slog.New(b),
+			Manifests: manifests, Root: dir, NodeIPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}, Node: NodeConfig{NoPodCgroups: true}, Log: slog.New(b),
 			Connect: func(context.Context) (internalapi.RuntimeService, internalapi.ImageManagerService, error) {
 				return runtime, images, nil
 			},

@@ -26,15 +26,15 @@ func SocketOf(root string) string { return filepath.Join(root, "agent.sock") }
 // serve serves the local API. The returned function ends serving.
 func (a *agent) serve(ctx context.Context, events *event.Store) (stop func(), err error) {
 	a.conditions.RuntimeChanged(readiness.State{Reason: "RuntimeDoesNotAnswer", Message: "runtime at " + a.o.Endpoint + " has not answered yet"})
-	go a.tellWatchers(ctx, events)
+	go a.notifyWatchers(ctx, events)
 	h := listen.Handlers{All: kubectl.New(a.api, a.store, a.o.Serve.Version), Shown: a.api, Health: a.api.Health()}
 	return listen.Begin(ctx, h, listen.Options{
 		Root: a.o.Root, Socket: a.o.Serve.Socket, Address: a.o.Serve.Listen, ReadOnly: a.o.Serve.ReadOnly, Health: a.o.Serve.Health, Log: a.o.Log,
 	})
 }
 
-// tellWatchers tells them of events and of changes of the node.
-func (a *agent) tellWatchers(ctx context.Context, events *event.Store) {
+// notifyWatchers tells them of events and of changes of the node.
+func (a *agent) notifyWatchers(ctx context.Context, events *event.Store) {
 	_, sub := events.Watch()
 	defer sub.Close()
 	for {

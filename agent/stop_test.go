@@ -76,7 +76,7 @@ func TestStopsWithoutRuntime(t *testing.T) {
 				}
 				runtime.away = away
 				driver := criruntime.New(criruntime.Options{Runtime: conn.Runtime(), Root: root, Files: files, Log: log})
-				a := &agent{o: Options{Root: root, Log: log}, files: files, roster: &roster{files: files}, workers: &workers{}, driver: driver, runtime: conn, results: &probe.Results{}, wanted: desired.New([]string{manifest.SourceFile})}
+				a := &agent{o: Options{Root: root, Log: log}, files: files, pods: &nodePods{files: files}, workers: &workers{}, driver: driver, runtime: conn, results: &probe.Results{}, wanted: desired.New([]string{manifest.SourceFile})}
 				pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "web", Namespace: "default", UID: "u"}}
 				a.wanted.Update(source.Update{Source: manifest.SourceFile, Files: []source.File{{Path: "f", Objects: []manifest.Object{pod}}}})
 				begun := time.Now()
@@ -102,7 +102,7 @@ func TestStopsWhileItConnects(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			err := Run(ctx, Options{
-				Manifests: dir, Root: dir, NodeIPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}, Care: Care{NoPodCgroups: true}, Log: slog.New(slog.DiscardHandler),
+				Manifests: dir, Root: dir, NodeIPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}, Node: NodeConfig{NoPodCgroups: true}, Log: slog.New(slog.DiscardHandler),
 				Connect: func(context.Context) (internalapi.RuntimeService, internalapi.ImageManagerService, error) {
 					return hungUp{cancel: cancel, err: code}, nil, nil
 				},

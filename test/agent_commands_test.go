@@ -40,7 +40,7 @@ spec:
 // out, with a real runtime at the other end. What agents and pods live through is
 // in the other tests.
 func TestAgentCommands(t *testing.T) {
-	a := startCareLab(t).agentProcess
+	a := startCgroupLab(t).agentProcess
 	if err := a.n.useRegistry(newRegistry()); err != nil {
 		t.Fatal(err)
 	}

@@ -22,7 +22,7 @@ import (
 // each line once, in order, over all rotations and to the container's end: by the
 // command line, and by the agent.
 func TestAgentLogRotation(t *testing.T) {
-	rotations(t, startCareLab(t, rotating...), 8)
+	rotations(t, startCgroupLab(t, rotating...), 8)
 }
 
 // rotating are the agent's flags for rotations as often as may be.

@@ -26,7 +26,7 @@ func (l *lab) pending() string {
 // has left now waits for it; the container keeps meanwhile what it has, under another
 // agent too.
 func TestAgentResizePending(t *testing.T) {
-	l := startCareLab(t)
+	l := startCgroupLab(t)
 	web, other := l.pick(t, "web"), l.pick(t, "other")
 	l.until(func() bool { _, code := l.agentProcess.crisp("", "get", "nodes"); return code == 0 }, "the agent serves")
 	apply := func(name, cpu string) {

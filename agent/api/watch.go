@@ -35,10 +35,10 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, k Kind, sel selec
 		timeout = time.After(time.Duration(seconds) * time.Second)
 	}
 	fresh := seq == 0
-	told := newTold(sel)
+	seen := newSeen(sel)
 	if !fresh {
 		objects, _ := s.cache.List(k.Name)
-		told.seed(objects, seq)
+		seen.seed(objects, seq)
 	}
 	w.Header().Set("Content-Type", "application/json")
 	out := json.NewEncoder(w)
@@ -55,7 +55,7 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, k Kind, sel selec
 			if c.Deleted && fresh && first {
 				continue
 			}
-			kind := told.event(c)
+			kind := seen.event(c)
 			if kind == "" {
 				continue
 			}
@@ -93,10 +93,10 @@ func Wait(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// told is what the client of a watch has been told of, so that an object that a
+// seen is what the client of a watch has been sent, so that an object that a
 // selector takes no more is told as deleted, and one that it takes from now on as
 // added, as the API server does.
-type told struct {
+type seen struct {
 	sel    selection
 	wanted map[string]bool // by entryKey: whether the client knows the object
 }
@@ -105,11 +105,11 @@ func entryKey(o manifest.Object) string {
 	return o.GetNamespace() + "/" + o.GetName() + "/" + string(o.GetUID())
 }
 
-func newTold(sel selection) told { return told{sel, map[string]bool{}} }
+func newSeen(sel selection) seen { return seen{sel, map[string]bool{}} }
 
 // seed takes the objects that have not changed since the client's list, which was
 // made with the same selector.
-func (t told) seed(objects []manifest.Object, seq uint64) {
+func (t seen) seed(objects []manifest.Object, seq uint64) {
 	for _, o := range objects {
 		if n, err := strconv.ParseUint(o.GetResourceVersion(), 10, 64); err == nil && n <= seq {
 			t.wanted[entryKey(o)] = t.sel.takes(o)
@@ -119,8 +119,8 @@ func (t told) seed(objects []manifest.Object, seq uint64) {
 
 // event is the type of the event for a change, "" for none. Of an object that
 // changed between the list and the watch it is not known whether the list had it: it
-// counts as told, since a client ignores the end of what it does not know.
-func (t told) event(c watchcache.Change) string {
+// counts as seen, since a client ignores the end of what it does not know.
+func (t seen) event(c watchcache.Change) string {
 	key := entryKey(c.Object)
 	before, known := t.wanted[key]
 	before = before || !known && !c.New

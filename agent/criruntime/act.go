@@ -90,7 +90,7 @@ func (d *Driver) prepare(ctx context.Context, pod *v1.Pod) error {
 	if err := d.makeFiles(pod); err != nil {
 		return reasoned("FailedMount", fmt.Errorf("pod %s: %w", podsync.KeyOf(pod), err))
 	}
-	err := d.o.Grants.Prepare(ctx, pod)
+	err := d.o.ContainerManager.Prepare(ctx, pod)
 	if reasonOf(err) == "" {
 		err = reasoned("FailedMount", err)
 	}

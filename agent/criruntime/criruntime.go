@@ -53,11 +53,11 @@ type Options struct {
 	Plugins *keyring.Plugins    // know more credentials; may be nil
 	Pulled  *pullrecords.Ledger // who may use which image; nil: everybody all of them
 
-	Host    Host           // may be nil: nothing is known of it
-	Grants  Grants         // may be nil: none but the node's own IDs
-	Objects Objects        // may be nil: there are none
-	Events  event.Recorder // nil: they are not recorded
-	Log     *slog.Logger
+	Host             Host             // may be nil: nothing is known of it
+	ContainerManager ContainerManager // may be nil: none but the node's own IDs
+	Objects          Objects          // may be nil: there are none
+	Events           event.Recorder   // nil: they are not recorded
+	Log              *slog.Logger
 }
 
 // A Driver carries out actions. It implements worker.Runtime but for Report.
@@ -68,7 +68,7 @@ type Driver struct {
 	agent   string // value of LabelAgent
 	kernel  podspec.Kernel
 	puller  *puller
-	events  teller
+	events  podEvents
 	volumes *volume.Maker
 	// resolved is resolvedConf; another one in tests.
 	resolved string
@@ -89,15 +89,15 @@ func New(o Options) *Driver {
 	if o.Host == nil {
 		o.Host = unknown{}
 	}
-	if o.Grants == nil {
-		o.Grants = ungranted{}
+	if o.ContainerManager == nil {
+		o.ContainerManager = noContainerManager{}
 	}
 	d := &Driver{
 		o:        o,
 		runtime:  o.Runtime,
 		agent:    agentID(o.Root),
 		kernel:   readKernel(),
-		events:   teller{o.Events},
+		events:   podEvents{o.Events},
 		resolved: resolvedConf,
 		files:    o.Files,
 		seen:     map[podsync.Key]seen{},
@@ -111,12 +111,12 @@ func New(o Options) *Driver {
 	return d
 }
 
-// A teller records events.
-type teller struct{ event.Recorder }
+// podEvents records events of pods and their containers.
+type podEvents struct{ event.Recorder }
 
-// tell records an event of a container. Its message names the container and not
+// record records an event of a container. Its message names the container and not
 // the ID, or no two events would be the same.
-func (t teller) tell(pod *v1.Pod, container, id, kind, reason, message string) {
+func (e podEvents) record(pod *v1.Pod, container, id, kind, reason, message string) {
 	if id != "" {
 		message = strings.ReplaceAll(message, id, container)
 	}
@@ -127,5 +127,5 @@ func (t teller) tell(pod *v1.Pod, container, id, kind, reason, message string) {
 	case slices.ContainsFunc(pod.Spec.EphemeralContainers, func(c v1.EphemeralContainer) bool { return c.Name == container }):
 		list = "ephemeralContainers"
 	}
-	t.Event(event.Container(pod, list, container), kind, reason, message)
+	e.Event(event.Container(pod, list, container), kind, reason, message)
 }

@@ -117,7 +117,7 @@ func TestFiles(t *testing.T) {
 
 // releases notes who gives back what it was granted.
 type releases struct {
-	ungranted
+	noContainerManager
 	released []string
 }
 
@@ -131,8 +131,8 @@ func (r *releases) Release(uid string) error {
 // next agent; what begins again has its volumes again.
 func TestFinishedPodKeepsNoVolumes(t *testing.T) {
 	d := driver(t)
-	grants := &releases{}
-	d.o.Grants = grants
+	containers := &releases{}
+	d.o.ContainerManager = containers
 	pod := read(t, "  containers: [{name: a, image: i}]\n  volumes: [{name: e, emptyDir: {}}]\n")
 	uid := string(pod.UID)
 	disk := d.volumes.Path(pod, &pod.Spec.Volumes[0])
@@ -150,8 +150,8 @@ func TestFinishedPodKeepsNoVolumes(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := os.Stat(disk); !errors.Is(err, fs.ErrNotExist) || !d.Clean(pod.UID) || !slices.Equal(grants.released, []string{uid, uid}) {
-		t.Errorf("volume: %v, clean %v, released %v", err, d.Clean(pod.UID), grants.released)
+	if _, err := os.Stat(disk); !errors.Is(err, fs.ErrNotExist) || !d.Clean(pod.UID) || !slices.Equal(containers.released, []string{uid, uid}) {
+		t.Errorf("volume: %v, clean %v, released %v", err, d.Clean(pod.UID), containers.released)
 	}
 	if _, err := os.Stat(d.files.LogDir(pod)); err != nil || d.files.LoadStatus(pod) == nil || len(d.files.Accepted()) != 1 {
 		t.Errorf("logs: %v, status %v, %d pods", err, d.files.LoadStatus(pod), len(d.files.Accepted()))

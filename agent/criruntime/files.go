@@ -39,7 +39,7 @@ func (d *Driver) release(uid string) error {
 	if err := d.volumes.Remove(types.UID(uid)); err != nil {
 		return err
 	}
-	if err := d.o.Grants.Release(uid); err != nil {
+	if err := d.o.ContainerManager.Release(uid); err != nil {
 		return err
 	}
 	d.setClean(uid, true)

@@ -17,8 +17,8 @@ type Host interface {
 	Features(handler string) *cri.RuntimeHandlerFeatures // nil: none is known
 }
 
-// Grants are what a pod is given on its node besides files.
-type Grants interface {
+// A ContainerManager gives a pod what it needs of its node besides files.
+type ContainerManager interface {
 	// CgroupParent is where the pod's cgroup is; "": the runtime makes it.
 	CgroupParent(pod *v1.Pod) string
 	// UserNamespace says which IDs of the node the pod has.
@@ -42,15 +42,15 @@ func (unknown) Allocatable() v1.ResourceList                { return nil }
 func (unknown) Handlers() []string                          { return nil }
 func (unknown) Features(string) *cri.RuntimeHandlerFeatures { return nil }
 
-// ungranted pods have no cgroup that the agent makes, and the node's IDs.
-type ungranted struct{}
+// noContainerManager leaves the cgroups of pods to the runtime, and gives no user namespaces.
+type noContainerManager struct{}
 
-func (ungranted) CgroupParent(*v1.Pod) string            { return "" }
-func (ungranted) Prepare(context.Context, *v1.Pod) error { return nil }
-func (ungranted) Resize(*v1.Pod) error                   { return nil }
-func (ungranted) Release(string) error                   { return nil }
+func (noContainerManager) CgroupParent(*v1.Pod) string            { return "" }
+func (noContainerManager) Prepare(context.Context, *v1.Pod) error { return nil }
+func (noContainerManager) Resize(*v1.Pod) error                   { return nil }
+func (noContainerManager) Release(string) error                   { return nil }
 
-func (ungranted) UserNamespace(pod *v1.Pod, _ string) (*cri.UserNamespace, error) {
+func (noContainerManager) UserNamespace(pod *v1.Pod, _ string) (*cri.UserNamespace, error) {
 	if pod.Spec.HostUsers != nil && !*pod.Spec.HostUsers {
 		return nil, fmt.Errorf("pod %s: hostUsers is false and this agent gives no user namespaces", podsync.KeyOf(pod))
 	}

@@ -28,7 +28,7 @@ type puller struct {
 	pulled  *pullrecords.Ledger // nil: every pod may use all images
 	objects Objects
 	host    Host
-	events  teller
+	events  podEvents
 	queue   *queue
 	log     *slog.Logger
 }
@@ -48,7 +48,7 @@ func (p *puller) ensure(ctx, interrupt context.Context, pod *v1.Pod, c *v1.Conta
 	switch {
 	case c.ImagePullPolicy == v1.PullNever && image == nil:
 		text := fmt.Sprintf("Container image %q is not present with pull policy of Never", c.Image)
-		p.events.tell(pod, c.Name, "", v1.EventTypeWarning, "ErrImageNeverPull", text)
+		p.events.record(pod, c.Name, "", v1.EventTypeWarning, "ErrImageNeverPull", text)
 		return "", nil, reasoned("ErrImageNeverPull", errors.New(text))
 	case c.ImagePullPolicy != v1.PullAlways && image != nil:
 		may, err := p.mayUse(pod, spec.Image, image)
@@ -56,12 +56,12 @@ func (p *puller) ensure(ctx, interrupt context.Context, pod *v1.Pod, c *v1.Conta
 			return "", nil, reasoned("ErrImagePull", err)
 		}
 		if may {
-			p.events.tell(pod, c.Name, "", v1.EventTypeNormal, "Pulled", fmt.Sprintf("Container image %q already present on machine", c.Image))
+			p.events.record(pod, c.Name, "", v1.EventTypeNormal, "Pulled", fmt.Sprintf("Container image %q already present on machine", c.Image))
 			return image.Id, image, nil
 		}
 		if c.ImagePullPolicy == v1.PullNever {
 			text := fmt.Sprintf("Container image %q is present with pull policy of Never, but the pod does not have the credentials that it was pulled with", c.Image)
-			p.events.tell(pod, c.Name, "", v1.EventTypeWarning, "ErrImageNeverPull", text)
+			p.events.record(pod, c.Name, "", v1.EventTypeWarning, "ErrImageNeverPull", text)
 			return "", nil, reasoned("ErrImageNeverPull", errors.New(text))
 		}
 	}
@@ -145,18 +145,18 @@ func (p *puller) pull(ctx context.Context, pod *v1.Pod, c *v1.Container, spec *c
 			}
 		}()
 	}
-	p.events.tell(pod, c.Name, "", v1.EventTypeNormal, "Pulling", fmt.Sprintf("Pulling image %q", c.Image))
+	p.events.record(pod, c.Name, "", v1.EventTypeNormal, "Pulling", fmt.Sprintf("Pulling image %q", c.Image))
 	begun := time.Now()
 	ref, by, err = p.tryPull(ctx, spec, credentials, sandbox)
 	switch {
 	case err == nil:
-		p.events.tell(pod, c.Name, "", v1.EventTypeNormal, "Pulled", fmt.Sprintf("Successfully pulled image %q in %v (%v including waiting)",
+		p.events.record(pod, c.Name, "", v1.EventTypeNormal, "Pulled", fmt.Sprintf("Successfully pulled image %q in %v (%v including waiting)",
 			c.Image, time.Since(begun).Truncate(time.Millisecond), time.Since(asked).Truncate(time.Millisecond)))
 		return ref, by, nil
 	case ctx.Err() != nil:
 		return "", nil, ctx.Err()
 	}
-	p.events.tell(pod, c.Name, "", v1.EventTypeWarning, "Failed", fmt.Sprintf("Failed to pull image %q: %v", c.Image, err))
+	p.events.record(pod, c.Name, "", v1.EventTypeWarning, "Failed", fmt.Sprintf("Failed to pull image %q: %v", c.Image, err))
 	for _, known := range []error{crierrors.ErrRegistryUnavailable, crierrors.ErrSignatureValidationFailed} {
 		if rest, ok := strings.CutPrefix(err.Error(), known.Error()); ok {
 			what := "the registry is unavailable"

@@ -84,10 +84,10 @@ func (d *Driver) input(pod *v1.Pod) (in *podspec.Input, err error) {
 	if in.Handler, err = handlerOf(pod, d.o.Objects, d.o.Host); err != nil {
 		return nil, err
 	}
-	if in.UserNamespace, err = d.o.Grants.UserNamespace(pod, in.Handler); err != nil {
+	if in.UserNamespace, err = d.o.ContainerManager.UserNamespace(pod, in.Handler); err != nil {
 		return nil, err
 	}
-	in.CgroupParent = d.o.Grants.CgroupParent(pod)
+	in.CgroupParent = d.o.ContainerManager.CgroupParent(pod)
 	in.RecursiveReadOnly = d.o.Host.Features(in.Handler).GetRecursiveReadOnlyMounts()
 	return in, nil
 }

@@ -67,7 +67,7 @@ func (d *Driver) resizeSandbox(ctx context.Context, pod *v1.Pod, id string) erro
 	if _, err := d.runtime.UpdatePodSandboxResources(ctx, req); err != nil && !unimplemented(err) {
 		return Fault(err)
 	}
-	return d.o.Grants.Resize(pod)
+	return d.o.ContainerManager.Resize(pod)
 }
 
 // resizeContainer changes one resource of a container that runs and leaves the

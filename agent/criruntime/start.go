@@ -22,7 +22,7 @@ func (d *Driver) startContainer(ctx, interrupt context.Context, pod *v1.Pod, a p
 		return fmt.Errorf("pod %s has no container %s", podsync.KeyOf(pod), a.Name)
 	}
 	fail := func(reason string, err error) error {
-		d.events.tell(pod, c.Name, "", v1.EventTypeWarning, "Failed", "Error: "+err.Error())
+		d.events.record(pod, c.Name, "", v1.EventTypeWarning, "Failed", "Error: "+err.Error())
 		return reasoned(reason, err)
 	}
 	if err := d.prepare(ctx, pod); err != nil {
@@ -43,7 +43,7 @@ func (d *Driver) startContainer(ctx, interrupt context.Context, pod *v1.Pod, a p
 	ref, image, err := d.puller.ensure(ctx, interrupt, pod, c, sandbox)
 	if err != nil {
 		if interrupt.Err() == nil {
-			d.events.tell(pod, c.Name, "", v1.EventTypeWarning, "Failed", "Error: "+reasonOf(err))
+			d.events.record(pod, c.Name, "", v1.EventTypeWarning, "Failed", "Error: "+reasonOf(err))
 		}
 		return err
 	}
@@ -74,15 +74,15 @@ func (d *Driver) startContainer(ctx, interrupt context.Context, pod *v1.Pod, a p
 func (d *Driver) run(ctx, interrupt context.Context, pod *v1.Pod, c *v1.Container, a podsync.Action, config *cri.ContainerConfig, sandbox *cri.PodSandboxConfig) error {
 	id, err := d.runtime.CreateContainer(ctx, a.SandboxID, config, sandbox)
 	if err = Fault(err); err != nil {
-		d.events.tell(pod, c.Name, id, v1.EventTypeWarning, "Failed", "Error: "+err.Error())
+		d.events.record(pod, c.Name, id, v1.EventTypeWarning, "Failed", "Error: "+err.Error())
 		return reasoned("CreateContainerError", err)
 	}
-	d.events.tell(pod, c.Name, id, v1.EventTypeNormal, "Created", "Container created")
+	d.events.record(pod, c.Name, id, v1.EventTypeNormal, "Created", "Container created")
 	if err := Fault(d.runtime.StartContainer(ctx, id)); err != nil {
-		d.events.tell(pod, c.Name, id, v1.EventTypeWarning, "Failed", "Error: "+err.Error())
+		d.events.record(pod, c.Name, id, v1.EventTypeWarning, "Failed", "Error: "+err.Error())
 		return reasoned("RunContainerError", err)
 	}
-	d.events.tell(pod, c.Name, id, v1.EventTypeNormal, "Started", "Container started")
+	d.events.record(pod, c.Name, id, v1.EventTypeNormal, "Started", "Container started")
 	if err := d.files.LinkLog(pod, c.Name, id, filepath.Join(sandbox.LogDirectory, config.LogPath)); err != nil {
 		d.o.Log.WarnContext(ctx, "log not linked", "container", c.Name, "err", err)
 	}
@@ -95,7 +95,7 @@ func (d *Driver) run(ctx, interrupt context.Context, pod *v1.Pod, c *v1.Containe
 	}
 	// What the hook said is in no event and no status: it may be secret.
 	d.o.Log.WarnContext(ctx, "hook after the start failed", "container", c.Name, "err", err)
-	d.events.tell(pod, c.Name, id, v1.EventTypeWarning, "FailedPostStartHook", "PostStartHook failed")
+	d.events.record(pod, c.Name, id, v1.EventTypeWarning, "FailedPostStartHook", "PostStartHook failed")
 	now := make(chan struct{})
 	close(now)
 	kill := podsync.Action{Verb: podsync.StopContainer, ID: id, UID: string(pod.UID), Name: c.Name, Restart: true, Why: "FailedPostStartHook"}

@@ -23,7 +23,7 @@ func (d *Driver) Stop(ctx context.Context, turn <-chan struct{}, pod *v1.Pod, a 
 	if err != nil || c == nil {
 		return gone(err)
 	}
-	d.events.tell(owner, c.Name, a.ID, v1.EventTypeNormal, "Killing", because(a, c.Name))
+	d.events.record(owner, c.Name, a.ID, v1.EventTypeNormal, "Killing", because(a, c.Name))
 	left := int64(a.Grace / time.Second)
 	if c.Lifecycle != nil && c.Lifecycle.PreStop != nil && left > 0 {
 		left -= d.preStop(ctx, owner, c, a.ID, left)
@@ -75,7 +75,7 @@ func (d *Driver) preStop(ctx context.Context, pod *v1.Pod, c *v1.Container, id s
 	defer cancel()
 	if err := d.hook(limited, pod, c, id, c.Lifecycle.PreStop); err != nil && limited.Err() == nil {
 		d.o.Log.WarnContext(ctx, "hook before the end failed", "container", c.Name, "err", err)
-		d.events.tell(pod, c.Name, id, v1.EventTypeWarning, "FailedPreStopHook", "PreStopHook failed")
+		d.events.record(pod, c.Name, id, v1.EventTypeWarning, "FailedPreStopHook", "PreStopHook failed")
 	}
 	return int64(time.Since(begin) / time.Second)
 }

@@ -139,8 +139,8 @@ func (m *Manager) SetEphemeral(uid types.UID, containers []v1.EphemeralContainer
 	m.poke()
 }
 
-// debuggedLocked returns the pod with its ephemeral containers.
-func (m *Manager) debuggedLocked(pod *v1.Pod) *v1.Pod {
+// withEphemeralLocked returns the pod with its ephemeral containers.
+func (m *Manager) withEphemeralLocked(pod *v1.Pod) *v1.Pod {
 	containers, ok := m.ephemeral[pod.UID]
 	if !ok {
 		return pod
@@ -238,7 +238,7 @@ func (m *Manager) expandLocked(now time.Time) []Change {
 	pods := map[podsync.Key]*v1.Pod{}
 	for _, o := range m.objects {
 		if pod, ok := o.(*v1.Pod); ok {
-			pods[podsync.KeyOf(pod)] = m.debuggedLocked(pod)
+			pods[podsync.KeyOf(pod)] = m.withEphemeralLocked(pod)
 		}
 	}
 	var again time.Time
@@ -261,7 +261,7 @@ func (m *Manager) expandLocked(now time.Time) []Change {
 					"%s: metadata.name: pod %s of %s is already defined in %s", a[manifest.AnnotationFile], key, manifest.Key(o), origin(other))
 				continue
 			}
-			pods[key] = m.debuggedLocked(pod)
+			pods[key] = m.withEphemeralLocked(pod)
 		}
 	}
 	changes := diff(m.pods, pods)

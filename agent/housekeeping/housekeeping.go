@@ -124,7 +124,7 @@ func (k *Keeper) Pressure() []v1.NodeConditionType { return k.evict.Pressure() }
 
 // Begin begins to look after the node, until ctx ends. The runtime has answered.
 func (k *Keeper) Begin(ctx context.Context) {
-	k.tellSwap(volume.MaySwap())
+	k.warnOfSwap(volume.MaySwap())
 	r := &k.o.Rules
 	if r.ImageHigh > 0 {
 		go k.collect.Run(ctx)
@@ -143,8 +143,8 @@ func (k *Keeper) warn(reason, text string) {
 	k.o.Events.Event(event.Node(k.o.NodeName), v1.EventTypeWarning, reason, text)
 }
 
-// tellSwap tells whoever trusts the node with Secrets that they may come to lie on a disk.
-func (k *Keeper) tellSwap(may bool) {
+// warnOfSwap tells whoever trusts the node with Secrets that they may come to lie on a disk.
+func (k *Keeper) warnOfSwap(may bool) {
 	if may {
 		k.warn("PossibleMemoryBackedVolumesOnDisk", "Secrets and other volumes in memory may be written to a disk: the node swaps, and its kernel has no tmpfs that does not (Linux 6.4 has)")
 	}

@@ -15,11 +15,11 @@ func (l *told) Event(on v1.ObjectReference, _, reason, _ string) {
 }
 
 // A node whose Secrets may come to lie on a disk says so, and no other does.
-func TestSwapIsTold(t *testing.T) {
+func TestSwapIsReported(t *testing.T) {
 	for _, may := range []bool{true, false} {
 		var events told
 		k := New(Options{NodeName: "n1", Events: &events})
-		k.tellSwap(may)
+		k.warnOfSwap(may)
 		if got := slices.Equal(events, []string{"Node n1 PossibleMemoryBackedVolumesOnDisk"}); got != may || len(events) > 1 {
 			t.Errorf("it may swap: %v, told %q", may, events)
 		}

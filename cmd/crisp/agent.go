@@ -36,7 +36,7 @@ func agentCommand(c *cli) *cobra.Command {
 	cmd := &cobra.Command{Use: "agent --manifests DIR [flags]", Short: "run the pods of a directory of manifests"}
 	fs := cmd.Flags()
 	f.add(fs, &o)
-	takeCare := careFlags(fs, &o.Care)
+	takeNode := nodeFlags(fs, &o.Node)
 	c.kubeletFlags(fs)
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {
 		if len(rest) > 0 {
@@ -47,7 +47,7 @@ func agentCommand(c *cli) *cobra.Command {
 				return err
 			}
 		}
-		if err := takeCare(); err != nil {
+		if err := takeNode(); err != nil {
 			return err
 		}
 		if err := f.take(&o); err != nil {
@@ -68,7 +68,7 @@ func agentCommand(c *cli) *cobra.Command {
 	return cmd
 }
 
-// add defines the flags, but for those of careFlags.
+// add defines the flags, but for those of nodeFlags.
 func (f *agentFlags) add(fs *pflag.FlagSet, o *agent.Options) {
 	alias := func(p *string, value, about string, names ...string) {
 		fs.StringVar(p, names[0], value, about)

@@ -33,7 +33,7 @@ func FuzzKubeletConfig(f *testing.F) {
 		c := &cli{stdout: io.Discard, stderr: io.Discard}
 		flags := pflag.NewFlagSet("agent", pflag.ContinueOnError)
 		var o agent.Options
-		takeCare := careFlags(flags, &o.Care)
+		takeNode := nodeFlags(flags, &o.Node)
 		for _, name := range kubeletKeys {
 			switch {
 			case flags.Lookup(name) != nil:
@@ -53,7 +53,7 @@ func FuzzKubeletConfig(f *testing.F) {
 		flags.Duration("max-container-restart-period", 0, "")
 		flags.Bool("no-cpu-quota", false, "")
 		if err := c.readKubeletConfig(flags, file); err == nil {
-			_ = takeCare() // an error is as good as an agent
+			_ = takeNode() // an error is as good as an agent
 		}
 	})
 }

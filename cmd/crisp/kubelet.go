@@ -107,7 +107,7 @@ func (c *cli) readKubeletConfig(fs *pflag.FlagSet, path string) error {
 		if value, ok := always[key]; config[key] == nil || ok && config[key] == value {
 			continue
 		}
-		name, value := cmp.Or(kubeletKeys[key], careKeys[key]), textOf(config[key])
+		name, value := cmp.Or(kubeletKeys[key], nodeKeys[key]), textOf(config[key])
 		if m, ok := config[key].(map[string]any); ok {
 			value = keyed(key, m)
 		}

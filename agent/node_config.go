@@ -11,9 +11,9 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// Care says what of the node pods may have, and how the node is looked after. The zero value
+// NodeConfig says what of the node pods may have, and how the node is looked after. The zero value
 // has no thresholds and no bounds.
-type Care struct {
+type NodeConfig struct {
 	NoPodCgroups bool   // leave the cgroups of pods to the runtime
 	CgroupRoot   string // cgroup above kubepods; "" is the kernel's root
 	PodPIDs      int64  // processes of a pod; 0 is no limit
@@ -28,7 +28,7 @@ type Care struct {
 }
 
 // reserved is what of the node's resources is not for pods, for whatever reason.
-func (o *Care) reserved() v1.ResourceList {
+func (o *NodeConfig) reserved() v1.ResourceList {
 	total := o.SystemReserved.DeepCopy()
 	if total == nil {
 		total = v1.ResourceList{}
@@ -42,7 +42,7 @@ func (o *Care) reserved() v1.ResourceList {
 }
 
 // describeNode says what the node has, and what of it pods may have.
-func describeNode(n *node.State, root string, o *Care) {
+func describeNode(n *node.State, root string, o *NodeConfig) {
 	capacity := n.Node().Status.Capacity.DeepCopy()
 	if o.MaxPods > 0 {
 		capacity[v1.ResourcePods] = *resource.NewQuantity(o.MaxPods, resource.DecimalSI)

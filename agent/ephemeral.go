@@ -17,16 +17,16 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// debugged are the pods that were given ephemeral containers. These are kept in a file for
+// ephemeralContainers are those that pods were given after their start (kubectl debug), kept in a file for
 // each pod.
-type debugged struct {
+type ephemeralContainers struct {
 	dir    string
 	wanted *desired.Manager
 	log    *slog.Logger
 }
 
 // Set makes these the ephemeral containers of a pod, for as long as it lives.
-func (d *debugged) Set(pod *v1.Pod, containers []v1.EphemeralContainer) error {
+func (d *ephemeralContainers) Set(pod *v1.Pod, containers []v1.EphemeralContainer) error {
 	list, err := manifest.Ephemeral(pod, containers)
 	if err != nil {
 		return fault.Invalid.Errorf("%v", err)
@@ -48,7 +48,7 @@ func (d *debugged) Set(pod *v1.Pod, containers []v1.EphemeralContainer) error {
 // load takes in the ephemeral containers that pods were given earlier; those of pods that
 // were not accepted are forgotten. What cannot be read stays as it is: such a container
 // runs on and is not shown, and all else goes on.
-func (d *debugged) load(accepted []*v1.Pod) {
+func (d *ephemeralContainers) load(accepted []*v1.Pod) {
 	warn := func(path string, err error) {
 		d.log.Warn("ephemeral containers of a pod not known", "path", path, "err", err)
 	}

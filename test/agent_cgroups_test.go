@@ -14,8 +14,8 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// startCareLab is startLab of an agent with these flags, in a cgroup of its own.
-func startCareLab(t *testing.T, flags ...string) *lab {
+// startCgroupLab is startLab of an agent with these flags, in a cgroup of its own.
+func startCgroupLab(t *testing.T, flags ...string) *lab {
 	t.Helper()
 	n, _ := startNode(t)
 	manifests := filepath.Join(n.dir, "manifests")
@@ -102,7 +102,7 @@ func (l *lab) cgroupFile(path string, names ...string) string {
 // The cgroups of pods have the values of the kubelet, survive the agent and go
 // with their pods.
 func TestAgentCgroups(t *testing.T) {
-	l := startCareLab(t, "--pod-max-pids", "100")
+	l := startCgroupLab(t, "--pod-max-pids", "100")
 	path := ""
 	l.run(t, "burstable", `
   terminationGracePeriodSeconds: 1

@@ -17,13 +17,13 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// grants give pods what they need on this node besides files: a cgroup, and IDs of the
-// node for their user namespaces. It is criruntime.Grants.
-type grants struct {
-	care    Care
+// A containerManager gives pods what they need on this node besides files: a cgroup, and IDs of the
+// node for their user namespaces. It is criruntime.ContainerManager.
+type containerManager struct {
+	config  NodeConfig
 	noQuota bool // CPU limits are not enforced
 	host    host
-	roster  *roster
+	pods    *nodePods
 	ids     *idrange.Pool
 	runtime internalapi.RuntimeService
 
@@ -35,30 +35,30 @@ type grants struct {
 
 // open makes the cgroups above those of pods, as the runtime's cgroup driver wants them,
 // before the first pod is given anything. Without them pods run all the same.
-func (g *grants) open(ctx context.Context) (err error) {
+func (g *containerManager) open(ctx context.Context) (err error) {
 	driver := "cgroupfs"
 	if resp, err := g.runtime.RuntimeConfig(ctx); err == nil && resp.GetLinux().GetCgroupDriver() == cri.CgroupDriver_SYSTEMD {
 		driver = "systemd"
 	}
 	g.driver.Store(&driver)
-	if g.care.NoPodCgroups {
+	if g.config.NoPodCgroups {
 		return nil
 	}
-	all := admit.Allocatable(g.host.node.Node().Status.Capacity.DeepCopy(), g.care.reserved())
-	g.cgroups, err = cgroup.Open(g.care.CgroupRoot, driver == "systemd", cgroup.Limits{Shares: cgroup.Shares(all.Cpu().MilliValue()), Memory: all.Memory().Value()})
+	all := admit.Allocatable(g.host.node.Node().Status.Capacity.DeepCopy(), g.config.reserved())
+	g.cgroups, err = cgroup.Open(g.config.CgroupRoot, driver == "systemd", cgroup.Limits{Shares: cgroup.Shares(all.Cpu().MilliValue()), Memory: all.Memory().Value()})
 	return err
 }
 
-// CgroupParent is as criruntime.Grants says.
-func (g *grants) CgroupParent(pod *v1.Pod) string {
+// CgroupParent is as criruntime.ContainerManager says.
+func (g *containerManager) CgroupParent(pod *v1.Pod) string {
 	if g.cgroups == nil {
 		return ""
 	}
 	return g.cgroups.Parent(string(pod.UID), status.QOS(pod))
 }
 
-// Resize is as criruntime.Grants says.
-func (g *grants) Resize(pod *v1.Pod) error {
+// Resize is as criruntime.ContainerManager says.
+func (g *containerManager) Resize(pod *v1.Pod) error {
 	if g.cgroups == nil {
 		return nil
 	}
@@ -66,15 +66,15 @@ func (g *grants) Resize(pod *v1.Pod) error {
 }
 
 // Sweep is as housekeeping.Cgroups says.
-func (g *grants) Sweep(known map[string]bool) error {
+func (g *containerManager) Sweep(known map[string]bool) error {
 	if g.cgroups == nil {
 		return nil
 	}
-	return errors.Join(g.weigh(), g.cgroups.Sweep(func(uid string) bool { return known[uid] }))
+	return errors.Join(g.shareCPU(), g.cgroups.Sweep(func(uid string) bool { return known[uid] }))
 }
 
-// Prepare is as criruntime.Grants says.
-func (g *grants) Prepare(_ context.Context, pod *v1.Pod) error {
+// Prepare is as criruntime.ContainerManager says.
+func (g *containerManager) Prepare(_ context.Context, pod *v1.Pod) error {
 	if err := checkAppArmor(pod); err != nil {
 		return err
 	}
@@ -88,9 +88,9 @@ func (g *grants) Prepare(_ context.Context, pod *v1.Pod) error {
 }
 
 // limit gives the pod's cgroup the values of the kubelet.
-func (g *grants) limit(pod *v1.Pod) error {
-	requests, limits := g.roster.Requests(pod), g.roster.limits(pod)
-	l := cgroup.Limits{Shares: cgroup.Shares(0), Pids: g.care.PodPIDs}
+func (g *containerManager) limit(pod *v1.Pod) error {
+	requests, limits := g.pods.Requests(pod), g.pods.limits(pod)
+	l := cgroup.Limits{Shares: cgroup.Shares(0), Pids: g.config.PodPIDs}
 	class := status.QOS(pod)
 	if class != v1.PodQOSBestEffort {
 		l.Shares = cgroup.Shares(requests.Cpu().MilliValue())
@@ -104,7 +104,7 @@ func (g *grants) limit(pod *v1.Pod) error {
 			l.Memory = limits.Memory().Value()
 		}
 	}
-	if err := g.weigh(); err != nil {
+	if err := g.shareCPU(); err != nil {
 		return err
 	}
 	if err := g.cgroups.Make(string(pod.UID), class, l); err != nil {
@@ -113,20 +113,20 @@ func (g *grants) limit(pod *v1.Pod) error {
 	return g.cgroups.LimitHugePages(string(pod.UID), class, cgroup.HugePages(requests))
 }
 
-// weigh has the burstable pods weigh together what they ask for together.
-func (g *grants) weigh() error {
+// shareCPU gives the burstable pods together the CPU shares that they request together.
+func (g *containerManager) shareCPU() error {
 	milli := int64(0)
-	for _, pod := range g.roster.Active(g.roster.Allocated()) {
+	for _, pod := range g.pods.Active(g.pods.Allocated()) {
 		if status.QOS(pod) == v1.PodQOSBurstable {
-			requests := g.roster.Requests(pod)
+			requests := g.pods.Requests(pod)
 			milli += requests.Cpu().MilliValue()
 		}
 	}
 	return g.cgroups.Weigh(milli)
 }
 
-// Release is as criruntime.Grants says.
-func (g *grants) Release(uid string) error {
+// Release is as criruntime.ContainerManager says.
+func (g *containerManager) Release(uid string) error {
 	if g.cgroups != nil {
 		if err := g.cgroups.Remove(uid); err != nil {
 			return err
@@ -135,8 +135,8 @@ func (g *grants) Release(uid string) error {
 	return g.ids.Free(uid)
 }
 
-// UserNamespace is as criruntime.Grants says.
-func (g *grants) UserNamespace(pod *v1.Pod, handler string) (*cri.UserNamespace, error) {
+// UserNamespace is as criruntime.ContainerManager says.
+func (g *containerManager) UserNamespace(pod *v1.Pod, handler string) (*cri.UserNamespace, error) {
 	if pod.Spec.HostUsers == nil || *pod.Spec.HostUsers {
 		return &cri.UserNamespace{Mode: cri.NamespaceMode_NODE}, nil
 	}

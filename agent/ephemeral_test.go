@@ -44,7 +44,7 @@ func TestDamagedEphemeral(t *testing.T) {
 		t.Fatal(err)
 	}
 	wanted := desired.New([]string{manifest.SourceFile})
-	d := &debugged{dir: filepath.Join(root, "ephemeral"), wanted: wanted, log: slog.New(slog.NewTextHandler(&log, nil))}
+	d := &ephemeralContainers{dir: filepath.Join(root, "ephemeral"), wanted: wanted, log: slog.New(slog.NewTextHandler(&log, nil))}
 	d.load(files.Accepted())
 	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "good", Namespace: "default", UID: "good"}}
 	changes, _, _ := wanted.Update(source.Update{Source: manifest.SourceFile, Files: []source.File{{Path: "f", Objects: []manifest.Object{pod}}}})

@@ -14,9 +14,9 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// careFlags are those of how the agent looks after the node, by the kubelet's
+// nodeFlags are those of how the agent looks after the node, by the kubelet's
 // names. The returned function takes in what was given.
-func careFlags(fs *pflag.FlagSet, o *agent.Care) func() error {
+func nodeFlags(fs *pflag.FlagSet, o *agent.NodeConfig) func() error {
 	var labels, sysctls, system, kube, logSize, hard, soft, graces, reclaim string
 	var allowPrivileged, perQOS bool
 	fs.StringVar(&o.CgroupRoot, "cgroup-root", "", "`cgroup` that kubepods is made in (default: the kernel's root)")
@@ -112,8 +112,8 @@ func reserved(flag, text string) (v1.ResourceList, error) {
 	return list, nil
 }
 
-// careKeys are the keys of a KubeletConfiguration for these flags.
-var careKeys = map[string]string{
+// nodeKeys are the keys of a KubeletConfiguration for these flags.
+var nodeKeys = map[string]string{
 	"cgroupRoot": "cgroup-root", "cgroupsPerQOS": "cgroups-per-qos", "podPidsLimit": "pod-max-pids", "maxPods": "max-pods",
 	"systemReserved": "system-reserved", "kubeReserved": "kube-reserved", "allowedUnsafeSysctls": "allowed-unsafe-sysctls",
 	"imageGCHighThresholdPercent": "image-gc-high-threshold", "imageGCLowThresholdPercent": "image-gc-low-threshold",

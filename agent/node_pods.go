@@ -15,9 +15,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// A roster is the pods of this node, and how much of its resources they may have. It is
+// nodePods are the pods of this node, and how much of its resources they may have. They are
 // housekeeping.Pods.
-type roster struct {
+type nodePods struct {
 	wanted  *desired.Manager
 	files   *podfiles.Store
 	status  *status.Store
@@ -25,24 +25,24 @@ type roster struct {
 }
 
 // Ready reports whether all sources have reported.
-func (r *roster) Ready() bool { return r.wanted.Ready() }
+func (r *nodePods) Ready() bool { return r.wanted.Ready() }
 
 // Wanted are the pods that are to run here.
-func (r *roster) Wanted() []*v1.Pod { return r.wanted.Pods() }
+func (r *nodePods) Wanted() []*v1.Pod { return r.wanted.Pods() }
 
 // Requests are those of a pod with its overhead.
-func (r *roster) Requests(pod *v1.Pod) v1.ResourceList {
+func (r *nodePods) Requests(pod *v1.Pod) v1.ResourceList {
 	return podspec.Requests(pod, criruntime.Overhead(pod, r.wanted))
 }
 
 // limits are those of a pod; its overhead adds to those that it has.
-func (r *roster) limits(pod *v1.Pod) v1.ResourceList {
+func (r *nodePods) limits(pod *v1.Pod) v1.ResourceList {
 	return podspec.Limits(pod, criruntime.Overhead(pod, r.wanted))
 }
 
 // Allocated are the wanted pods with the resources that they may have: what one only
 // asks for takes no room.
-func (r *roster) Allocated() []*v1.Pod {
+func (r *nodePods) Allocated() []*v1.Pod {
 	pods := r.wanted.Pods()
 	pending := r.resizes.all()
 	for i, pod := range pods {
@@ -71,7 +71,7 @@ func holding(pod, was *v1.Pod) *v1.Pod {
 
 // Active are the pods that have not ended. One that has failed is active as long as a
 // container of it still has its grace: it holds its ports and its memory.
-func (r *roster) Active(pods []*v1.Pod) []*v1.Pod {
+func (r *nodePods) Active(pods []*v1.Pod) []*v1.Pod {
 	return slices.DeleteFunc(slices.Clone(pods), func(pod *v1.Pod) bool { return r.Finished(pod) && !runs(r.status.Last(pod)) })
 }
 
@@ -83,7 +83,7 @@ func runs(s *v1.PodStatus) bool {
 }
 
 // Finished reports whether the pod has Failed or Succeeded.
-func (r *roster) Finished(pod *v1.Pod) bool {
+func (r *nodePods) Finished(pod *v1.Pod) bool {
 	return podsync.Terminal(r.status.Last(pod))
 }
 
