@@ -30,7 +30,6 @@ const (
 	SpecDump     = "spec.dump"
 	Images       = "checkpoint"
 	DumpLog      = "dump.log"
-	StatsDump    = "stats-dump"
 	RootFSDiff   = "rootfs-diff.tar"
 	DeletedFiles = "deleted.files"
 	DevShm       = "devshm-checkpoint.tar"

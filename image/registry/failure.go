@@ -47,9 +47,9 @@ func Failure(ctx context.Context, name string, err error) error {
 		return fmt.Errorf("pull %s: %w", name, ctx.Err())
 	}
 	if p, ok := errors.AsType[*PullError](err); ok {
-		return &PullError{p.Reason, fmt.Errorf("pull %s: %w", name, told(p.Err))}
+		return &PullError{p.Reason, fmt.Errorf("pull %s: %w", name, public(p.Err))}
 	}
-	err = told(err)
+	err = public(err)
 	if fault.KindOf(err) != fault.Internal {
 		return fmt.Errorf("pull %s: %w", name, err)
 	}
@@ -119,33 +119,33 @@ func isNetwork(err error) bool {
 	return ok || errors.Is(err, io.EOF)
 }
 
-// maxTold bounds the text of an error, in bytes. It becomes an event, and a registry can send
+// maxPublicError bounds the text of an error, in bytes. It becomes an event, and a registry can send
 // any text of any length.
-const maxTold = 1024
+const maxPublicError = 1024
 
 // queries finds the queries of URLs: where a registry stores its blobs elsewhere, the signature
 // in the query gives everybody access to them.
 var queries = regexp.MustCompile(`(https?://[^\s"?]*)\?[^\s"]*`)
 
-// A toldError is an error with a text that can be shown to everybody.
-type toldError struct {
+// A publicError is an error with a text that can be shown to everybody.
+type publicError struct {
 	text string
 	err  error
 }
 
 // Error implements error.
-func (e *toldError) Error() string { return e.text }
+func (e *publicError) Error() string { return e.text }
 
 // Unwrap returns the error as it is.
-func (e *toldError) Unwrap() error { return e.err }
+func (e *publicError) Unwrap() error { return e.err }
 
-// told shortens the text of err, and removes secrets from it.
-func told(err error) error {
+// public shortens the text of err, and removes secrets from it.
+func public(err error) error {
 	text := queries.ReplaceAllString(err.Error(), "$1")
-	if len(text) > maxTold {
-		text = strings.ToValidUTF8(text[:maxTold], "") + "…"
+	if len(text) > maxPublicError {
+		text = strings.ToValidUTF8(text[:maxPublicError], "") + "…"
 	}
-	return &toldError{text, err}
+	return &publicError{text, err}
 }
 
 // Interrupted reports whether the layers that a pull had got before err are likely to be of use:

@@ -174,7 +174,7 @@ type mirrorError struct {
 }
 
 // Error implements error.
-func (e *mirrorError) Error() string { return fmt.Sprintf("[%s: %v]", e.location, told(e.err)) }
+func (e *mirrorError) Error() string { return fmt.Sprintf("[%s: %v]", e.location, public(e.err)) }
 
 // errNowhere is the error of a pull for which no place is left.
 var errNowhere = errors.New("there is no other place to ask")
