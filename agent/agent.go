@@ -48,6 +48,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/criconn"
 	"github.com/crisp-cri/crisp/agent/criruntime"
 	"github.com/crisp-cri/crisp/agent/desired"
+	"github.com/crisp-cri/crisp/agent/ephemeral"
 	"github.com/crisp-cri/crisp/agent/event"
 	"github.com/crisp-cri/crisp/agent/housekeeping"
 	"github.com/crisp-cri/crisp/agent/idrange"
@@ -174,8 +175,7 @@ func newAgent(ctx context.Context, o Options, events *event.Store) (*agent, erro
 	// What is wanted, and what is known of it.
 	wanted := desired.New(o.sources())
 	wanted.Resume(files.Accepted(), files.LoadStatus)
-	ephemeral := &ephemeralContainers{dir: filepath.Join(o.Root, "ephemeral"), wanted: wanted, log: o.Log}
-	ephemeral.load(files.Accepted())
+	debug := ephemeral.Open(filepath.Join(o.Root, "ephemeral"), files.Accepted(), wanted, o.Log)
 	ips, runtime := node.NewAddresses(o.NodeIPs), criconn.New(o.Log)
 	shown := conditions{node: node.New(o.NodeName, o.Serve.Version, ips.Get()), wanted: wanted, endpoint: o.Endpoint}
 	describeNode(shown.node, o.Root, &o.Node)
@@ -206,7 +206,7 @@ func newAgent(ctx context.Context, o Options, events *event.Store) (*agent, erro
 		results: results, probes: probes, pleg: lists, store: d.objects, keeper: keeper, workers: w, heartbeat: alive, shownIPs: ips.Get(),
 		api: api.New(api.Options{
 			Wanted: wanted, Store: d.objects, Events: events, Node: shown.node,
-			Runtime: runtime, Metrics: runtime, ProbeMetrics: probes, Statuses: statuses, Files: files, Volumes: driver.Volumes(), Workers: w, Ephemeral: ephemeral,
+			Runtime: runtime, Metrics: runtime, ProbeMetrics: probes, Statuses: statuses, Files: files, Volumes: driver.Volumes(), Workers: w, Ephemeral: debug,
 			Loop: alive, Lists: lists, Config: configz{o, g}, Checkpoints: filepath.Join(o.Root, "checkpoints"), Log: o.Log,
 		}),
 		admission: &admission{

@@ -19,7 +19,7 @@ var layers = map[string][][]string{
 		// What is wanted, and what is made of it.
 		{"admit", "desired", "podspec", "store"},
 		// The runtime.
-		{"criruntime"},
+		{"criruntime", "ephemeral"},
 		// Who asks and shows, and who looks after the node.
 		{"api", "criconn", "housekeeping"},
 		{"api/kubectl"},

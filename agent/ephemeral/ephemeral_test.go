@@ -1,4 +1,4 @@
-package agent
+package ephemeral
 
 import (
 	"bytes"
@@ -44,8 +44,7 @@ func TestDamagedEphemeral(t *testing.T) {
 		t.Fatal(err)
 	}
 	wanted := desired.New([]string{manifest.SourceFile})
-	d := &ephemeralContainers{dir: filepath.Join(root, "ephemeral"), wanted: wanted, log: slog.New(slog.NewTextHandler(&log, nil))}
-	d.load(files.Accepted())
+	Open(filepath.Join(root, "ephemeral"), files.Accepted(), wanted, slog.New(slog.NewTextHandler(&log, nil)))
 	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "good", Namespace: "default", UID: "good"}}
 	changes, _, _ := wanted.Update(source.Update{Source: manifest.SourceFile, Files: []source.File{{Path: "f", Objects: []manifest.Object{pod}}}})
 	if len(changes) != 1 || len(changes[0].Pod.Spec.EphemeralContainers) != 1 {
@@ -56,8 +55,8 @@ func TestDamagedEphemeral(t *testing.T) {
 		if (err == nil) != there {
 			t.Errorf("%s: %v", name, err)
 		}
-		if told := strings.Contains(log.String(), name+".json"); told != (name == "bad" || name == "dir") {
-			t.Errorf("%s: told %v: %s", name, told, &log)
+		if logged := strings.Contains(log.String(), name+".json"); logged != (name == "bad" || name == "dir") {
+			t.Errorf("%s: logged %v: %s", name, logged, &log)
 		}
 	}
 }

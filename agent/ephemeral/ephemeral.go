@@ -1,0 +1,91 @@
+// Package ephemeral keeps the ephemeral containers that running pods were given (kubectl
+// debug), in a file for each pod, so that they outlive the agent. A manifest cannot have any.
+package ephemeral
+
+import (
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/crisp-cri/crisp/agent/desired"
+	"github.com/crisp-cri/crisp/agent/manifest"
+	"github.com/crisp-cri/crisp/internal/atomicfile"
+	"github.com/crisp-cri/crisp/internal/fault"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// A Store has the ephemeral containers of all pods, as a file UID.json for each pod that has
+// any: a JSON list.
+type Store struct {
+	dir    string
+	wanted *desired.Manager
+	log    *slog.Logger
+}
+
+// Open gives wanted the ephemeral containers that the accepted pods were given earlier; those
+// of other pods are forgotten. What cannot be read stays as it is: such a container runs on
+// and is not shown, and all else goes on.
+func Open(dir string, accepted []*v1.Pod, wanted *desired.Manager, log *slog.Logger) *Store {
+	s := &Store{dir: dir, wanted: wanted, log: log}
+	s.load(accepted)
+	return s
+}
+
+// Set makes these the ephemeral containers of a pod, for as long as it lives.
+func (s *Store) Set(pod *v1.Pod, containers []v1.EphemeralContainer) error {
+	list, err := manifest.Ephemeral(pod, containers)
+	if err != nil {
+		return fault.Invalid.Errorf("%v", err)
+	}
+	data, err := json.Marshal(list)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(s.dir, 0o700); err != nil {
+		return err
+	}
+	if err := atomicfile.Write(filepath.Join(s.dir, string(pod.UID)+".json"), data, 0o600); err != nil {
+		return err
+	}
+	s.wanted.SetEphemeral(pod.UID, list)
+	return nil
+}
+
+func (s *Store) load(accepted []*v1.Pod) {
+	warn := func(path string, err error) {
+		s.log.Warn("ephemeral containers of a pod not known", "path", path, "err", err)
+	}
+	entries, err := os.ReadDir(s.dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		warn(s.dir, err)
+	}
+	there := map[string]bool{}
+	for _, pod := range accepted {
+		there[string(pod.UID)] = true
+	}
+	for _, e := range entries {
+		path := filepath.Join(s.dir, e.Name())
+		uid := strings.TrimSuffix(e.Name(), ".json")
+		if !there[uid] {
+			if err := os.Remove(path); err != nil {
+				warn(path, err)
+			}
+			continue
+		}
+		data, err := os.ReadFile(path)
+		var list []v1.EphemeralContainer
+		if err == nil {
+			err = json.Unmarshal(data, &list)
+		}
+		if err != nil {
+			warn(path, err)
+			continue
+		}
+		s.wanted.SetEphemeral(types.UID(uid), list)
+	}
+}
