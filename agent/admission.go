@@ -5,8 +5,10 @@ import (
 	"slices"
 
 	"github.com/crisp-cri/crisp/agent/admit"
+	"github.com/crisp-cri/crisp/agent/desired"
 	"github.com/crisp-cri/crisp/agent/event"
 	"github.com/crisp-cri/crisp/agent/housekeeping"
+	"github.com/crisp-cri/crisp/agent/nodepods"
 	"github.com/crisp-cri/crisp/agent/podsync"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -18,7 +20,8 @@ type admission struct {
 	config  *NodeConfig
 	name    string // of the node
 	host    host
-	pods    *nodePods
+	pods    *nodepods.Pods
+	wanted  *desired.Manager
 	workers *workers
 	keeper  *housekeeping.Keeper
 	events  event.Recorder
@@ -38,7 +41,7 @@ func (d *admission) beside(pod *v1.Pod, others []*v1.Pod) []*v1.Pod {
 	there := map[types.UID]bool{}
 	list := slices.DeleteFunc(d.pods.Active(others), func(o *v1.Pod) bool {
 		there[o.UID] = true
-		in := d.admitted[o.UID] || d.pods.status.Last(o) != nil
+		in := d.admitted[o.UID] || d.pods.HasStatus(o)
 		return o.UID == pod.UID || !in
 	})
 	maps.DeleteFunc(d.admitted, func(uid types.UID, _ bool) bool { return !there[uid] })
@@ -78,7 +81,7 @@ func (d *admission) place() *admit.Node {
 func (d *admission) Handler(pod *v1.Pod) *cri.RuntimeHandlerFeatures {
 	handler := ""
 	if pod.Spec.RuntimeClassName != nil {
-		class, err := d.pods.wanted.RuntimeClass(*pod.Spec.RuntimeClassName)
+		class, err := d.wanted.RuntimeClass(*pod.Spec.RuntimeClassName)
 		if err != nil {
 			return nil // it may come yet; the sandbox waits for it
 		}

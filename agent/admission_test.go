@@ -7,6 +7,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/event"
 	"github.com/crisp-cri/crisp/agent/housekeeping"
 	"github.com/crisp-cri/crisp/agent/node"
+	"github.com/crisp-cri/crisp/agent/nodepods"
 	"github.com/crisp-cri/crisp/agent/readiness"
 	"github.com/crisp-cri/crisp/agent/status"
 	v1 "k8s.io/api/core/v1"
@@ -39,7 +40,7 @@ func TestManyPodsAreAdmitted(t *testing.T) {
 	h.node.Edit(func(n *v1.Node) { n.Status.Allocatable[v1.ResourcePods] = resource.MustParse("2000") })
 	d := &admission{
 		config: &NodeConfig{}, host: h, events: event.Discard, keeper: housekeeping.New(housekeeping.Options{}),
-		pods:     &nodePods{status: status.NewStore(h, k, nil, nil)},
+		pods:     nodepods.New(nil, nil, status.NewStore(h, k, nil, nil)),
 		admitted: map[types.UID]bool{}, summed: map[types.UID]summed{},
 		sum: k,
 	}

@@ -54,6 +54,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/idrange"
 	"github.com/crisp-cri/crisp/agent/keyring"
 	"github.com/crisp-cri/crisp/agent/node"
+	"github.com/crisp-cri/crisp/agent/nodepods"
 	"github.com/crisp-cri/crisp/agent/pleg"
 	"github.com/crisp-cri/crisp/agent/podfiles"
 	"github.com/crisp-cri/crisp/agent/probe"
@@ -182,10 +183,10 @@ func newAgent(ctx context.Context, o Options, events *event.Store) (*agent, erro
 	h := host{addresses: ips, node: shown.node, readiness: readiness.New(runtime.Runtime(), shown, o.Log), runtime: runtime}
 	results := &probe.Results{}
 	statuses := status.NewStore(h, files, results, o.Log)
-	r := &nodePods{wanted: wanted, files: files, status: statuses}
+	pods := nodepods.New(wanted, files, statuses)
 
 	// What acts.
-	g := &containerManager{config: o.Node, noQuota: o.NoCPUQuota, host: h, pods: r, ids: d.ids, runtime: runtime.Runtime()}
+	g := &containerManager{config: o.Node, noQuota: o.NoCPUQuota, host: h, pods: pods, ids: d.ids, runtime: runtime.Runtime()}
 	driver := criruntime.New(criruntime.Options{
 		Runtime: runtime.Runtime(), Images: runtime.Images(),
 		Root: o.Root, Files: files, NodeName: o.NodeName, Host: h, ContainerManager: g, Objects: wanted, Plugins: d.plugins, Pulled: d.pulled,
@@ -198,11 +199,11 @@ func newAgent(ctx context.Context, o Options, events *event.Store) (*agent, erro
 	keeper := housekeeping.New(housekeeping.Options{
 		Rules: o.Node.Rules, NodeName: o.NodeName, Root: o.Root, LogDir: o.LogDir, LogLinks: o.LogLinks,
 		Runtime: runtime.Runtime(), Images: runtime.Images(), Pulled: d.pulled, Driver: driver,
-		Pods: r, Files: files, Workers: w, Cgroups: g, Node: shown.node, Events: events, Log: o.Log,
+		Pods: pods, Files: files, Workers: w, Cgroups: g, Node: shown.node, Events: events, Log: o.Log,
 	})
 	alive := &heartbeat{}
 	return &agent{
-		o: o, files: files, pods: r, host: h, conditions: shown, containers: g, events: events, runtime: runtime, driver: driver, wanted: wanted, status: statuses,
+		o: o, files: files, pods: pods, host: h, conditions: shown, containers: g, events: events, runtime: runtime, driver: driver, wanted: wanted, status: statuses,
 		results: results, probes: probes, pleg: lists, store: d.objects, keeper: keeper, workers: w, heartbeat: alive, shownIPs: ips.Get(),
 		api: api.New(api.Options{
 			Wanted: wanted, Store: d.objects, Events: events, Node: shown.node,
@@ -210,8 +211,8 @@ func newAgent(ctx context.Context, o Options, events *event.Store) (*agent, erro
 			Loop: alive, Lists: lists, Config: configz{o, g}, Checkpoints: filepath.Join(o.Root, "checkpoints"), Log: o.Log,
 		}),
 		admission: &admission{
-			config: &o.Node, name: o.NodeName, host: h, pods: r, workers: w, keeper: keeper, events: events,
-			admitted: map[types.UID]bool{}, summed: map[types.UID]summed{}, sum: r,
+			config: &o.Node, name: o.NodeName, host: h, pods: pods, wanted: wanted, workers: w, keeper: keeper, events: events,
+			admitted: map[types.UID]bool{}, summed: map[types.UID]summed{}, sum: pods,
 		},
 	}, nil
 }

@@ -24,7 +24,7 @@ func (b backend) Observe(ctx context.Context, key podsync.Key, pod *v1.Pod) (pod
 	}
 	have.Probes = b.a.results.Of(pod, have)
 	have.Scarce = b.a.workers.scarce.Load()
-	have.Pending = b.a.pods.resizes.pending(pod.UID)
+	have.Pending = b.a.pods.Pending(pod.UID)
 	return have, nil
 }
 

@@ -10,6 +10,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/cgroup"
 	"github.com/crisp-cri/crisp/agent/criruntime"
 	"github.com/crisp-cri/crisp/agent/idrange"
+	"github.com/crisp-cri/crisp/agent/nodepods"
 	"github.com/crisp-cri/crisp/agent/podspec"
 	"github.com/crisp-cri/crisp/agent/status"
 	v1 "k8s.io/api/core/v1"
@@ -23,7 +24,7 @@ type containerManager struct {
 	config  NodeConfig
 	noQuota bool // CPU limits are not enforced
 	host    host
-	pods    *nodePods
+	pods    *nodepods.Pods
 	ids     *idrange.Pool
 	runtime internalapi.RuntimeService
 
@@ -89,7 +90,7 @@ func (g *containerManager) Prepare(_ context.Context, pod *v1.Pod) error {
 
 // limit gives the pod's cgroup the values of the kubelet.
 func (g *containerManager) limit(pod *v1.Pod) error {
-	requests, limits := g.pods.Requests(pod), g.pods.limits(pod)
+	requests, limits := g.pods.Requests(pod), g.pods.Limits(pod)
 	l := cgroup.Limits{Shares: cgroup.Shares(0), Pids: g.config.PodPIDs}
 	class := status.QOS(pod)
 	if class != v1.PodQOSBestEffort {

@@ -12,6 +12,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/desired"
 	"github.com/crisp-cri/crisp/agent/event"
 	"github.com/crisp-cri/crisp/agent/housekeeping"
+	"github.com/crisp-cri/crisp/agent/nodepods"
 	"github.com/crisp-cri/crisp/agent/pleg"
 	"github.com/crisp-cri/crisp/agent/podfiles"
 	"github.com/crisp-cri/crisp/agent/podsync"
@@ -28,7 +29,7 @@ import (
 type agent struct {
 	o          Options
 	files      *podfiles.Store
-	pods       *nodePods
+	pods       *nodepods.Pods
 	host       host
 	conditions conditions
 	events     event.Recorder

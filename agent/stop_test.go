@@ -14,6 +14,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/criruntime"
 	"github.com/crisp-cri/crisp/agent/desired"
 	"github.com/crisp-cri/crisp/agent/manifest"
+	"github.com/crisp-cri/crisp/agent/nodepods"
 	"github.com/crisp-cri/crisp/agent/podfiles"
 	"github.com/crisp-cri/crisp/agent/probe"
 	"github.com/crisp-cri/crisp/agent/source"
@@ -76,7 +77,7 @@ func TestStopsWithoutRuntime(t *testing.T) {
 				}
 				runtime.away = away
 				driver := criruntime.New(criruntime.Options{Runtime: conn.Runtime(), Root: root, Files: files, Log: log})
-				a := &agent{o: Options{Root: root, Log: log}, files: files, pods: &nodePods{files: files}, workers: &workers{}, driver: driver, runtime: conn, results: &probe.Results{}, wanted: desired.New([]string{manifest.SourceFile})}
+				a := &agent{o: Options{Root: root, Log: log}, files: files, pods: nodepods.New(nil, files, nil), workers: &workers{}, driver: driver, runtime: conn, results: &probe.Results{}, wanted: desired.New([]string{manifest.SourceFile})}
 				pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "web", Namespace: "default", UID: "u"}}
 				a.wanted.Update(source.Update{Source: manifest.SourceFile, Files: []source.File{{Path: "f", Objects: []manifest.Object{pod}}}})
 				begun := time.Now()

@@ -21,7 +21,7 @@ var layers = map[string][][]string{
 		// The runtime.
 		{"criruntime", "ephemeral"},
 		// Who asks and shows, and who looks after the node.
-		{"api", "criconn", "housekeeping"},
+		{"api", "criconn", "housekeeping", "nodepods"},
 		{"api/kubectl"},
 		// What puts them together.
 		{"."},
