@@ -41,10 +41,11 @@ import (
 	"path/filepath"
 	"time"
 
-	"k8s.io/apimachinery/pkg/types"
 	internalapi "k8s.io/cri-api/pkg/apis"
 
+	"github.com/crisp-cri/crisp/agent/admission"
 	"github.com/crisp-cri/crisp/agent/api"
+	"github.com/crisp-cri/crisp/agent/containermanager"
 	"github.com/crisp-cri/crisp/agent/criconn"
 	"github.com/crisp-cri/crisp/agent/criruntime"
 	"github.com/crisp-cri/crisp/agent/desired"
@@ -186,10 +187,13 @@ func newAgent(ctx context.Context, o Options, events *event.Store) (*agent, erro
 	pods := nodepods.New(wanted, files, statuses)
 
 	// What acts.
-	g := &containerManager{config: o.Node, noQuota: o.NoCPUQuota, host: h, pods: pods, ids: d.ids, runtime: runtime.Runtime()}
+	containers := containermanager.New(containermanager.Options{
+		NoPodCgroups: o.Node.NoPodCgroups, CgroupRoot: o.Node.CgroupRoot, PodPIDs: o.Node.PodPIDs, NoCPUQuota: o.NoCPUQuota, Reserved: o.Node.reserved(),
+		Node: shown.node, Readiness: h.readiness, Pods: pods, IDs: d.ids, Runtime: runtime.Runtime(),
+	})
 	driver := criruntime.New(criruntime.Options{
 		Runtime: runtime.Runtime(), Images: runtime.Images(),
-		Root: o.Root, Files: files, NodeName: o.NodeName, Host: h, ContainerManager: g, Objects: wanted, Plugins: d.plugins, Pulled: d.pulled,
+		Root: o.Root, Files: files, NodeName: o.NodeName, Host: h, ContainerManager: containers, Objects: wanted, Plugins: d.plugins, Pulled: d.pulled,
 		ResolvConf: o.ResolvConf, ClusterDNS: o.ClusterDNS, ClusterDomain: o.ClusterDomain,
 		SeccompDefault: o.SeccompDefault, NoCPUQuota: o.NoCPUQuota, Pulls: o.Pulls, MaxBackoff: o.MaxBackoff, Events: events, Log: o.Log,
 	})
@@ -199,21 +203,21 @@ func newAgent(ctx context.Context, o Options, events *event.Store) (*agent, erro
 	keeper := housekeeping.New(housekeeping.Options{
 		Rules: o.Node.Rules, NodeName: o.NodeName, Root: o.Root, LogDir: o.LogDir, LogLinks: o.LogLinks,
 		Runtime: runtime.Runtime(), Images: runtime.Images(), Pulled: d.pulled, Driver: driver,
-		Pods: pods, Files: files, Workers: w, Cgroups: g, Node: shown.node, Events: events, Log: o.Log,
+		Pods: pods, Files: files, Workers: w, Cgroups: containers, Node: shown.node, Events: events, Log: o.Log,
 	})
 	alive := &heartbeat{}
 	return &agent{
-		o: o, files: files, pods: pods, host: h, conditions: shown, containers: g, events: events, runtime: runtime, driver: driver, wanted: wanted, status: statuses,
+		o: o, files: files, pods: pods, host: h, conditions: shown, containers: containers, events: events, runtime: runtime, driver: driver, wanted: wanted, status: statuses,
 		results: results, probes: probes, pleg: lists, store: d.objects, keeper: keeper, workers: w, heartbeat: alive, shownIPs: ips.Get(),
 		api: api.New(api.Options{
 			Wanted: wanted, Store: d.objects, Events: events, Node: shown.node,
 			Runtime: runtime, Metrics: runtime, ProbeMetrics: probes, Statuses: statuses, Files: files, Volumes: driver.Volumes(), Workers: w, Ephemeral: debug,
-			Loop: alive, Lists: lists, Config: configz{o, g}, Checkpoints: filepath.Join(o.Root, "checkpoints"), Log: o.Log,
+			Loop: alive, Lists: lists, Config: configz{o, containers}, Checkpoints: filepath.Join(o.Root, "checkpoints"), Log: o.Log,
 		}),
-		admission: &admission{
-			config: &o.Node, name: o.NodeName, host: h, pods: pods, wanted: wanted, workers: w, keeper: keeper, events: events,
-			admitted: map[types.UID]bool{}, summed: map[types.UID]summed{}, sum: pods,
-		},
+		admission: admission.New(admission.Options{
+			NodeName: o.NodeName, UnsafeSysctls: o.Node.UnsafeSysctls, NoPrivileged: o.Node.NoPrivileged,
+			Node: shown.node, Readiness: h.readiness, Pods: pods, Requests: pods, Classes: wanted, Pressure: keeper, Workers: w, Events: events,
+		}),
 	}, nil
 }
 

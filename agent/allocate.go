@@ -18,7 +18,7 @@ func (a *agent) allocate(pod *v1.Pod) *v1.Pod {
 		if why := admit.Infeasible(a.pods.Requests(pod), a.host.Allocatable()); why != nil {
 			return why
 		}
-		return a.admission.fits(pod, a.pods.Allocated())
+		return a.admission.CanResize(pod, a.pods.Allocated())
 	})
 }
 

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/crisp-cri/crisp/agent/containermanager"
 	"github.com/crisp-cri/crisp/agent/criconn"
 	"github.com/crisp-cri/crisp/agent/evict"
 	"github.com/crisp-cri/crisp/agent/node"
@@ -20,7 +21,7 @@ import (
 // configz is what the agent runs with.
 type configz struct {
 	o          Options
-	containers *containerManager
+	containers *containermanager.Manager
 }
 
 // Show returns what /configz shows, in the words of a KubeletConfiguration
@@ -61,8 +62,8 @@ func (z configz) Show() map[string]any {
 	}
 	config["evictionHard"], config["evictionSoft"], config["evictionSoftGracePeriod"] = hard, soft, graces
 	config["evictionMinimumReclaim"] = evict.Texts(c.Rules.EvictReclaim)
-	if driver := z.containers.driver.Load(); driver != nil {
-		config["cgroupDriver"] = *driver
+	if driver := z.containers.CgroupDriver(); driver != "" {
+		config["cgroupDriver"] = driver
 	}
 	for key, address := range map[string]string{"readOnlyPort": z.o.Serve.ReadOnly, "healthzPort": z.o.Serve.Health} {
 		host, port, err := net.SplitHostPort(address)

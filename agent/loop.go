@@ -6,7 +6,9 @@ import (
 	"sync"
 	"time"
 
+	"github.com/crisp-cri/crisp/agent/admission"
 	"github.com/crisp-cri/crisp/agent/api"
+	"github.com/crisp-cri/crisp/agent/containermanager"
 	"github.com/crisp-cri/crisp/agent/criconn"
 	"github.com/crisp-cri/crisp/agent/criruntime"
 	"github.com/crisp-cri/crisp/agent/desired"
@@ -42,8 +44,8 @@ type agent struct {
 	pleg       *pleg.Generator
 	store      *store.Store
 	api        *api.Server
-	admission  *admission // which pods may run here
-	containers *containerManager
+	admission  *admission.Admitter // which pods may run here
+	containers *containermanager.Manager
 	keeper     *housekeeping.Keeper
 	workers    *workers
 	heartbeat  *heartbeat
@@ -125,7 +127,7 @@ func (a *agent) connected(ctx context.Context, r answer, changes chan<- pleg.Cha
 		return nil, criruntime.Fault(err)
 	}
 	a.o.Log.InfoContext(ctx, "runtime connected", "runtime", version.RuntimeName, "version", version.RuntimeVersion)
-	if err := a.containers.open(ctx); err != nil {
+	if err := a.containers.Open(ctx); err != nil {
 		a.o.Log.WarnContext(ctx, "pods have no cgroups of their own", "err", err)
 		a.events.Event(event.Node(a.o.NodeName), v1.EventTypeWarning, "CgroupsUnavailable", err.Error())
 	}
@@ -269,7 +271,7 @@ func (a *agent) judge(c desired.Change) *podsync.Verdict {
 			return nil
 		}
 	}
-	return a.admission.admit(c.Pod, a.pods.Allocated())
+	return a.admission.Admit(c.Pod, a.pods.Allocated())
 }
 
 // mayRetry reports whether a pod was rejected and may be asked about again: it has no
@@ -296,10 +298,10 @@ func (a *agent) retryRejected() {
 		return
 	}
 	for _, pod := range a.wanted.Pods() {
-		if s := a.status.Get(pod.UID); s == nil || !mayRetry(pod, s) || !a.admission.room(pod, a.pods.Allocated()) {
+		if s := a.status.Get(pod.UID); s == nil || !mayRetry(pod, s) || !a.admission.CanAdmit(pod, a.pods.Allocated()) {
 			continue
 		}
-		if v := a.admission.admit(pod, a.pods.Allocated()); v == nil && a.dropStatus(pod) {
+		if v := a.admission.Admit(pod, a.pods.Allocated()); v == nil && a.dropStatus(pod) {
 			a.o.Log.Info("rejected pod fits now", "pod", podsync.KeyOf(pod).String())
 			pool.Admit(podsync.KeyOf(pod), a.allocate(pod))
 		}

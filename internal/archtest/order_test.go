@@ -22,7 +22,7 @@ var layers = map[string][][]string{
 		{"criruntime", "ephemeral"},
 		// Who asks and shows, and who looks after the node.
 		{"api", "criconn", "housekeeping", "nodepods"},
-		{"api/kubectl"},
+		{"admission", "api/kubectl", "containermanager"},
 		// What puts them together.
 		{"."},
 	},

@@ -1,11 +1,10 @@
-package agent
+package admission
 
 import (
 	"fmt"
 	"testing"
 
 	"github.com/crisp-cri/crisp/agent/event"
-	"github.com/crisp-cri/crisp/agent/housekeeping"
 	"github.com/crisp-cri/crisp/agent/node"
 	"github.com/crisp-cri/crisp/agent/nodepods"
 	"github.com/crisp-cri/crisp/agent/readiness"
@@ -31,25 +30,30 @@ func (k *counted) Requests(*v1.Pod) v1.ResourceList {
 	return v1.ResourceList{}
 }
 
+// none is a node of which nothing is known.
+type none struct{}
+
+func (none) Pressure() []v1.NodeConditionType { return nil }
+func (none) IPs() []string                    { return nil }
+func (none) RuntimeName() string              { return "" }
+
 // An agent that begins with many pods holds each against all others, while nothing else
 // happens. What has to be read or summed for that is so once for each pod.
 func TestManyPodsAreAdmitted(t *testing.T) {
 	const many = 1000
 	k := &counted{}
-	h := host{node: node.New("n1", "", nil), readiness: readiness.New(nil, nil, nil), addresses: node.NewAddresses(nil)}
-	h.node.Edit(func(n *v1.Node) { n.Status.Allocatable[v1.ResourcePods] = resource.MustParse("2000") })
-	d := &admission{
-		config: &NodeConfig{}, host: h, events: event.Discard, keeper: housekeeping.New(housekeeping.Options{}),
-		pods:     nodepods.New(nil, nil, status.NewStore(h, k, nil, nil)),
-		admitted: map[types.UID]bool{}, summed: map[types.UID]summed{},
-		sum: k,
-	}
+	n := node.New("n1", "", nil)
+	n.Edit(func(n *v1.Node) { n.Status.Allocatable[v1.ResourcePods] = resource.MustParse("2000") })
+	d := New(Options{
+		Node: n, Readiness: readiness.New(nil, nil, nil), Events: event.Discard, Pressure: none{}, Requests: k,
+		Pods: nodepods.New(nil, nil, status.NewStore(none{}, k, nil, nil)),
+	})
 	var pods []*v1.Pod
 	for i := range many {
 		pods = append(pods, &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("p", i), UID: types.UID(fmt.Sprint("u", i))}})
 	}
 	for _, pod := range pods {
-		if v := d.admit(pod, pods); v != nil {
+		if v := d.Admit(pod, pods); v != nil {
 			t.Fatalf("%s: %+v", pod.Name, v)
 		}
 	}

@@ -1,4 +1,4 @@
-package agent
+package containermanager
 
 import (
 	"errors"

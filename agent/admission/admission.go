@@ -1,0 +1,155 @@
+// Package admission lets pods in: it holds what the pure package admit decides against the
+// pods that were let in before, and ends those that have to make room.
+package admission
+
+import (
+	"maps"
+	"slices"
+
+	"github.com/crisp-cri/crisp/agent/admit"
+	"github.com/crisp-cri/crisp/agent/event"
+	"github.com/crisp-cri/crisp/agent/node"
+	"github.com/crisp-cri/crisp/agent/podsync"
+	"github.com/crisp-cri/crisp/agent/readiness"
+	v1 "k8s.io/api/core/v1"
+	nodev1 "k8s.io/api/node/v1"
+	"k8s.io/apimachinery/pkg/types"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// Options are the arguments of New. All but the two rules are required.
+type Options struct {
+	NodeName      string
+	UnsafeSysctls []string // that pods may set besides the safe ones
+	NoPrivileged  bool
+
+	Node      *node.State
+	Readiness *readiness.Monitor // of the runtime, which says what it can do
+	Pods      Pods
+	Requests  Requests
+	Classes   Classes
+	Pressure  Pressure
+	Workers   Workers
+	Events    event.Recorder
+}
+
+// Pods are those of the node.
+type Pods interface {
+	Active([]*v1.Pod) []*v1.Pod // those that have not ended
+	HasStatus(*v1.Pod) bool     // it was let in or rejected, perhaps by an earlier agent
+}
+
+// Requests knows what pods request, with their overhead.
+type Requests interface {
+	Requests(*v1.Pod) v1.ResourceList
+}
+
+// Classes are the RuntimeClasses.
+type Classes interface {
+	RuntimeClass(name string) (*nodev1.RuntimeClass, error)
+}
+
+// Pressure is what the node has too little of.
+type Pressure interface {
+	Pressure() []v1.NodeConditionType
+}
+
+// Workers end pods for good.
+type Workers interface {
+	End(*v1.Pod, podsync.Verdict)
+}
+
+// An Admitter lets pods in. It is not safe for concurrent use.
+type Admitter struct {
+	o Options
+
+	admitted map[types.UID]bool   // pods that were let in and may have no status yet
+	summed   map[types.UID]summed // of pods that are not changed in place
+}
+
+// New returns an Admitter that has let no pod in.
+func New(o Options) *Admitter {
+	return &Admitter{o: o, admitted: map[types.UID]bool{}, summed: map[types.UID]summed{}}
+}
+
+// beside are the pods that were let in before this one and have not ended.
+func (a *Admitter) beside(pod *v1.Pod, others []*v1.Pod) []*v1.Pod {
+	there := map[types.UID]bool{}
+	list := slices.DeleteFunc(a.o.Pods.Active(others), func(o *v1.Pod) bool {
+		there[o.UID] = true
+		in := a.admitted[o.UID] || a.o.Pods.HasStatus(o)
+		return o.UID == pod.UID || !in
+	})
+	maps.DeleteFunc(a.admitted, func(uid types.UID, _ bool) bool { return !there[uid] })
+	maps.DeleteFunc(a.summed, func(uid types.UID, _ summed) bool { return !there[uid] && uid != pod.UID })
+	return list
+}
+
+// A summed pod is one whose requests are known.
+type summed struct {
+	pod      *v1.Pod
+	requests v1.ResourceList
+}
+
+// Requests is as admit.Pods says. They are summed once: each pod that comes is held
+// against all others. They are read-only; shared.
+func (a *Admitter) Requests(pod *v1.Pod) v1.ResourceList {
+	if pod.Spec.RuntimeClassName != nil {
+		return a.o.Requests.Requests(pod) // the overhead of its class may change
+	}
+	s := a.summed[pod.UID]
+	if s.pod != pod {
+		s = summed{pod, a.o.Requests.Requests(pod)}
+		a.summed[pod.UID] = s
+	}
+	return s.requests
+}
+
+func (a *Admitter) node() *admit.Node {
+	n := a.o.Node.Node()
+	return &admit.Node{
+		Name: a.o.NodeName, Labels: n.Labels, Allocatable: n.Status.Allocatable, UnsafeSysctls: a.o.UnsafeSysctls, NoPrivileged: a.o.NoPrivileged,
+		Pressure: a.o.Pressure.Pressure(), Features: a.o.Readiness.Get().Features, Pods: a,
+	}
+}
+
+// Handler is as admit.Pods says.
+func (a *Admitter) Handler(pod *v1.Pod) *cri.RuntimeHandlerFeatures {
+	handler := ""
+	if pod.Spec.RuntimeClassName != nil {
+		class, err := a.o.Classes.RuntimeClass(*pod.Spec.RuntimeClassName)
+		if err != nil {
+			return nil // it may come yet; the sandbox waits for it
+		}
+		handler = class.Handler
+	}
+	return a.o.Readiness.Get().Handler(handler).GetFeatures()
+}
+
+// Admit decides whether a new pod may run; others may have to go for it.
+func (a *Admitter) Admit(pod *v1.Pod, others []*v1.Pod) *podsync.Verdict {
+	v, victims := admit.Check(pod, a.beside(pod, others), a.node())
+	if v != nil {
+		a.o.Events.Event(event.Pod(pod), v1.EventTypeWarning, v.Reason, v.Message)
+		return v
+	}
+	a.admitted[pod.UID] = true
+	for _, victim := range victims {
+		a.o.Workers.End(victim, admit.Preempted())
+	}
+	return nil
+}
+
+// CanAdmit reports whether Admit would let the pod in now.
+func (a *Admitter) CanAdmit(pod *v1.Pod, others []*v1.Pod) bool {
+	v, _ := admit.Check(pod, a.beside(pod, others), a.node())
+	return v == nil
+}
+
+// CanResize says why the pod cannot have what it requests now; nil if it can.
+func (a *Admitter) CanResize(pod *v1.Pod, others []*v1.Pod) *podsync.Pending {
+	if v := admit.Fits(pod, a.beside(pod, others), a.node()); v != nil {
+		return &podsync.Pending{Reason: v1.PodReasonDeferred, Message: v.Message}
+	}
+	return nil
+}
