@@ -189,7 +189,7 @@ func applyCommand(c *cli) *cobra.Command {
 	var namespace, mode, output, dryRun, set string
 	var wait, prune bool
 	var timeout time.Duration
-	cmd := &cobra.Command{Use: "apply -f FILE... [--wait] [--prune]", Short: "have the agent run what manifests say"}
+	cmd := &cobra.Command{Use: "apply -f FILE... [--wait] [--prune]", Short: "create or update what manifests define"}
 	fs := cmd.Flags()
 	fileFlag(fs, &files)
 	namespaceFlag(fs, &namespace)

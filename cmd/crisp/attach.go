@@ -10,7 +10,7 @@ import (
 func attachCommand(c *cli) *cobra.Command {
 	var namespace, container string
 	var interactive, tty bool
-	cmd := &cobra.Command{Use: "attach [-i] [-t] [-c CONTAINER] POD", Short: "connect with a container that runs", ValidArgsFunction: c.podNames("")}
+	cmd := &cobra.Command{Use: "attach [-i] [-t] [-c CONTAINER] POD", Short: "attach to a running container", ValidArgsFunction: c.podNames("")}
 	fs := cmd.Flags()
 	namespaceFlag(fs, &namespace)
 	containerFlag(fs, &container)

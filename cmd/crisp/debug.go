@@ -18,7 +18,7 @@ import (
 func debugCommand(c *cli) *cobra.Command {
 	var namespace, image, target, name, pull string
 	var interactive, tty bool
-	cmd := &cobra.Command{Use: "debug POD --image IMAGE [--target CONTAINER] [-i] [-t] [-- COMMAND...]", Short: "add a container to a pod that runs", ValidArgsFunction: c.podNames("")}
+	cmd := &cobra.Command{Use: "debug POD --image IMAGE [--target CONTAINER] [-i] [-t] [-- COMMAND...]", Short: "add an ephemeral container to a running pod", ValidArgsFunction: c.podNames("")}
 	fs := cmd.Flags()
 	namespaceFlag(fs, &namespace)
 	fs.StringVar(&image, "image", "", "`image` of the new container")

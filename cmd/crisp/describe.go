@@ -18,7 +18,7 @@ import (
 
 func describeCommand(c *cli) *cobra.Command {
 	var namespace string
-	cmd := &cobra.Command{Use: "describe pod/NAME|TYPE/NAME", Short: "tell all that is known of an object", ValidArgsFunction: c.podNames("pod/")}
+	cmd := &cobra.Command{Use: "describe pod/NAME|TYPE/NAME", Short: "show details of an object", ValidArgsFunction: c.podNames("pod/")}
 	fs := cmd.Flags()
 	namespaceFlag(fs, &namespace)
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {

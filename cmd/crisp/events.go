@@ -36,7 +36,7 @@ func (c *cli) events(namespace string, on target) ([]v1.Event, error) {
 func eventsCommand(c *cli) *cobra.Command {
 	o := getOptions{}
 	var of string
-	cmd := &cobra.Command{Use: "events [--for pod/NAME] [-w]", Short: "tell what has happened"}
+	cmd := &cobra.Command{Use: "events [--for pod/NAME] [-w]", Short: "show events"}
 	fs := cmd.Flags()
 	namespaceFlag(fs, &o.namespace)
 	fs.BoolVarP(&o.all, "all-namespaces", "A", false, "of all namespaces")

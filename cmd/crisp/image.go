@@ -18,7 +18,7 @@ import (
 // service of crispd's own, since CRI has none for it.
 func imageCommand(c *cli) *cobra.Command {
 	var input string
-	cmd := &cobra.Command{Use: "image load -i FILE | prune", Short: "bring an image archive into the runtime, without a registry, or remove what nobody uses", ValidArgs: []string{"load", "prune"}}
+	cmd := &cobra.Command{Use: "image load -i FILE | prune", Short: "load images from an archive, or remove unused ones", ValidArgs: []string{"load", "prune"}}
 	fs := cmd.Flags()
 	fs.StringVarP(&input, "input", "i", "", "`file` to load, an OCI or docker archive, plain or gzipped; - is standard input")
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {

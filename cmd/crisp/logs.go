@@ -36,7 +36,7 @@ type logFlags struct {
 func logsCommand(c *cli) *cobra.Command {
 	var namespace, container string
 	var o logFlags
-	cmd := &cobra.Command{Use: "logs POD [-c CONTAINER] [-f] [-p] [--tail N] [--since 5m] [--timestamps] [--all-containers]", Short: "print what a container wrote", ValidArgsFunction: c.podNames("")}
+	cmd := &cobra.Command{Use: "logs POD [-c CONTAINER] [-f] [-p] [--tail N] [--since 5m] [--timestamps] [--all-containers]", Short: "print the logs of a container", ValidArgsFunction: c.podNames("")}
 	fs := cmd.Flags()
 	namespaceFlag(fs, &namespace)
 	containerFlag(fs, &container)

@@ -19,7 +19,7 @@ func restartCommand(c *cli) *cobra.Command {
 	var namespace, container string
 	var grace int64
 	var timeout time.Duration
-	cmd := &cobra.Command{Use: "restart POD [-c CONTAINER]", Short: "end the containers of a pod, which start again", ValidArgsFunction: c.podNames("")}
+	cmd := &cobra.Command{Use: "restart POD [-c CONTAINER]", Short: "restart the containers of a pod", ValidArgsFunction: c.podNames("")}
 	fs := cmd.Flags()
 	namespaceFlag(fs, &namespace)
 	fs.StringVarP(&container, "container", "c", "", "`name` of the container; without it, all")

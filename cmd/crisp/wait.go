@@ -113,7 +113,7 @@ func (c *cli) settled(g given) (ok bool, word string, err error) {
 func waitCommand(c *cli) *cobra.Command {
 	var namespace, condition string
 	var timeout time.Duration
-	cmd := &cobra.Command{Use: "wait pod/NAME --for=Ready|delete|phase=PHASE [--timeout 30s]", Short: "wait for what a pod is to be", ValidArgsFunction: c.podNames("pod/")}
+	cmd := &cobra.Command{Use: "wait pod/NAME --for=Ready|delete|phase=PHASE [--timeout 30s]", Short: "wait for a condition of a pod", ValidArgsFunction: c.podNames("pod/")}
 	fs := cmd.Flags()
 	namespaceFlag(fs, &namespace)
 	fs.StringVar(&condition, "for", "Ready", "`what` to wait for: Ready or another condition, phase=PHASE, delete")

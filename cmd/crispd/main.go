@@ -5,7 +5,7 @@
 //	crispd config [flags]      print the configuration in force and where it comes from
 //	crispd check [flags]       tell what this host lacks and what follows from it
 //	crispd wipe [flags]        end and remove everything of this instance
-//	crispd debug WHAT [flags]  look into the crispd that runs
+//	crispd debug WHAT [flags]  query the running crispd
 //	crispd completion SHELL    print a script that completes these in a shell
 //	crispd version             print the version
 //
@@ -120,7 +120,7 @@ func commandLine(out io.Writer) *cobra.Command {
 // debugCommand queries the running crispd of the configuration.
 func debugCommand(load func() (*config.Config, error), out io.Writer) *cobra.Command {
 	var seconds int
-	cmd := &cobra.Command{Use: "debug WHAT [--seconds N] [flags]", Short: "look into the crispd that runs, by its debug socket", ValidArgs: viewNames()}
+	cmd := &cobra.Command{Use: "debug WHAT [--seconds N] [flags]", Short: "query the running crispd over its debug socket", ValidArgs: viewNames()}
 	cmd.Flags().IntVar(&seconds, "seconds", 10, "how many `seconds` profile and trace take")
 	cmd.RunE = func(_ *cobra.Command, args []string) error {
 		switch {

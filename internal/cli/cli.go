@@ -50,7 +50,7 @@ func Complete(root *cobra.Command, usage func(format string, args ...any) error,
 	root.SetHelpFunc(func(cmd *cobra.Command, _ []string) { help(root, cmd, notes) })
 	root.SetHelpCommand(&cobra.Command{
 		Use:   "help [COMMAND]",
-		Short: "tell more of a command",
+		Short: "show help for a command",
 		RunE: func(_ *cobra.Command, args []string) error {
 			cmd, rest, err := root.Find(args)
 			if err != nil || len(rest) > 0 {
