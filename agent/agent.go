@@ -216,7 +216,7 @@ func newAgent(ctx context.Context, o Options, events *event.Store) (*agent, erro
 		}),
 		admission: admission.New(admission.Options{
 			NodeName: o.NodeName, UnsafeSysctls: o.Node.UnsafeSysctls, NoPrivileged: o.Node.NoPrivileged,
-			Node: shown.node, Readiness: h.readiness, Pods: pods, Requests: pods, Classes: wanted, Pressure: keeper, Workers: w, Events: events,
+			Node: shown.node, Readiness: h.readiness, Pods: pods, Classes: wanted, Pressure: keeper, Workers: w, Events: events,
 		}),
 	}, nil
 }

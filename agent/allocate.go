@@ -24,9 +24,12 @@ func (a *agent) allocate(pod *v1.Pod) *v1.Pod {
 
 // retryResizes looks again at resizes that may have become possible.
 func (a *agent) retryResizes(wanted map[types.UID]bool) {
-	deferred := a.pods.Deferred(wanted)
+	deferred, pool := a.pods.Deferred(wanted), a.workers.pool.Load()
+	if pool == nil {
+		return
+	}
 	for _, pod := range a.wanted.Pods() {
-		if pool := a.workers.pool.Load(); pool != nil && slices.Contains(deferred, pod.UID) {
+		if slices.Contains(deferred, pod.UID) {
 			pool.Set(podsync.KeyOf(pod), a.allocate(pod))
 		}
 	}

@@ -2,8 +2,8 @@ package agent
 
 import (
 	"context"
-	"github.com/crisp-cri/crisp/agent/criruntime"
 
+	"github.com/crisp-cri/crisp/agent/criruntime"
 	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/agent/probe"
 	v1 "k8s.io/api/core/v1"

@@ -26,5 +26,5 @@ func (h host) Allocatable() v1.ResourceList { return h.node.Node().Status.Alloca
 func (h host) Handlers() []string { return h.readiness.Get().HandlerNames() }
 
 func (h host) Features(handler string) *cri.RuntimeHandlerFeatures {
-	return h.readiness.Get().Handler(handler).GetFeatures()
+	return h.readiness.HandlerFeatures(handler)
 }

@@ -11,8 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// NodeConfig says what of the node pods may have, and how the node is looked after. The zero value
-// has no thresholds and no bounds.
+// NodeConfig says what of the node pods may have, and how the node is looked after. The zero
+// value has no thresholds and no bounds.
 type NodeConfig struct {
 	NoPodCgroups bool   // leave the cgroups of pods to the runtime
 	CgroupRoot   string // cgroup above kubepods; "" is the kernel's root

@@ -26,7 +26,6 @@ type Options struct {
 	Node      *node.State
 	Readiness *readiness.Monitor // of the runtime, which says what it can do
 	Pods      Pods
-	Requests  Requests
 	Classes   Classes
 	Pressure  Pressure
 	Workers   Workers
@@ -35,13 +34,9 @@ type Options struct {
 
 // Pods are those of the node.
 type Pods interface {
-	Active([]*v1.Pod) []*v1.Pod // those that have not ended
-	HasStatus(*v1.Pod) bool     // it was let in or rejected, perhaps by an earlier agent
-}
-
-// Requests knows what pods request, with their overhead.
-type Requests interface {
-	Requests(*v1.Pod) v1.ResourceList
+	Active([]*v1.Pod) []*v1.Pod       // those that have not ended
+	HasStatus(*v1.Pod) bool           // it was let in or rejected, perhaps by an earlier agent
+	Requests(*v1.Pod) v1.ResourceList // with its overhead
 }
 
 // Classes are the RuntimeClasses.
@@ -95,11 +90,11 @@ type summed struct {
 // against all others. They are read-only; shared.
 func (a *Admitter) Requests(pod *v1.Pod) v1.ResourceList {
 	if pod.Spec.RuntimeClassName != nil {
-		return a.o.Requests.Requests(pod) // the overhead of its class may change
+		return a.o.Pods.Requests(pod) // the overhead of its class may change
 	}
 	s := a.summed[pod.UID]
 	if s.pod != pod {
-		s = summed{pod, a.o.Requests.Requests(pod)}
+		s = summed{pod, a.o.Pods.Requests(pod)}
 		a.summed[pod.UID] = s
 	}
 	return s.requests
@@ -123,7 +118,7 @@ func (a *Admitter) Handler(pod *v1.Pod) *cri.RuntimeHandlerFeatures {
 		}
 		handler = class.Handler
 	}
-	return a.o.Readiness.Get().Handler(handler).GetFeatures()
+	return a.o.Readiness.HandlerFeatures(handler)
 }
 
 // Admit decides whether a new pod may run; others may have to go for it.

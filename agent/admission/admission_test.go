@@ -25,8 +25,14 @@ func (k *counted) LoadStatus(*v1.Pod) *v1.PodStatus {
 
 func (k *counted) SaveStatus(*v1.Pod, *v1.PodStatus) error { return nil }
 
-func (k *counted) Requests(*v1.Pod) v1.ResourceList {
-	k.sums++
+// summedPods are pods whose requests are counted.
+type summedPods struct {
+	*nodepods.Pods
+	k *counted
+}
+
+func (p summedPods) Requests(*v1.Pod) v1.ResourceList {
+	p.k.sums++
 	return v1.ResourceList{}
 }
 
@@ -45,8 +51,8 @@ func TestManyPodsAreAdmitted(t *testing.T) {
 	n := node.New("n1", "", nil)
 	n.Edit(func(n *v1.Node) { n.Status.Allocatable[v1.ResourcePods] = resource.MustParse("2000") })
 	d := New(Options{
-		Node: n, Readiness: readiness.New(nil, nil, nil), Events: event.Discard, Pressure: none{}, Requests: k,
-		Pods: nodepods.New(nil, nil, status.NewStore(none{}, k, nil, nil)),
+		Node: n, Readiness: readiness.New(nil, nil, nil), Events: event.Discard, Pressure: none{},
+		Pods: summedPods{nodepods.New(nil, nil, status.NewStore(none{}, k, nil, nil)), k},
 	})
 	var pods []*v1.Pod
 	for i := range many {

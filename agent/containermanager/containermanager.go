@@ -165,7 +165,7 @@ func (m *Manager) UserNamespace(pod *v1.Pod, handler string) (*cri.UserNamespace
 	if pod.Spec.HostUsers == nil || *pod.Spec.HostUsers {
 		return &cri.UserNamespace{Mode: cri.NamespaceMode_NODE}, nil
 	}
-	if f := m.o.Readiness.Get().Handler(handler).GetFeatures(); f != nil && !f.UserNamespaces {
+	if f := m.o.Readiness.HandlerFeatures(handler); f != nil && !f.UserNamespaces {
 		return nil, fmt.Errorf("the runtime's handler %q has no user namespaces", handler)
 	}
 	return m.o.IDs.Of(string(pod.UID), func() ([]*cri.IDMapping, error) { return criruntime.UserIDs(m.o.Runtime) })

@@ -32,31 +32,6 @@ type Store struct {
 // and is not shown, and all else goes on.
 func Open(dir string, accepted []*v1.Pod, wanted *desired.Manager, log *slog.Logger) *Store {
 	s := &Store{dir: dir, wanted: wanted, log: log}
-	s.load(accepted)
-	return s
-}
-
-// Set makes these the ephemeral containers of a pod, for as long as it lives.
-func (s *Store) Set(pod *v1.Pod, containers []v1.EphemeralContainer) error {
-	list, err := manifest.Ephemeral(pod, containers)
-	if err != nil {
-		return fault.Invalid.Errorf("%v", err)
-	}
-	data, err := json.Marshal(list)
-	if err != nil {
-		return err
-	}
-	if err := os.MkdirAll(s.dir, 0o700); err != nil {
-		return err
-	}
-	if err := atomicfile.Write(filepath.Join(s.dir, string(pod.UID)+".json"), data, 0o600); err != nil {
-		return err
-	}
-	s.wanted.SetEphemeral(pod.UID, list)
-	return nil
-}
-
-func (s *Store) load(accepted []*v1.Pod) {
 	warn := func(path string, err error) {
 		s.log.Warn("ephemeral containers of a pod not known", "path", path, "err", err)
 	}
@@ -88,4 +63,25 @@ func (s *Store) load(accepted []*v1.Pod) {
 		}
 		s.wanted.SetEphemeral(types.UID(uid), list)
 	}
+	return s
+}
+
+// Set makes these the ephemeral containers of a pod, for as long as it lives.
+func (s *Store) Set(pod *v1.Pod, containers []v1.EphemeralContainer) error {
+	list, err := manifest.Ephemeral(pod, containers)
+	if err != nil {
+		return fault.Invalid.Errorf("%v", err)
+	}
+	data, err := json.Marshal(list)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(s.dir, 0o700); err != nil {
+		return err
+	}
+	if err := atomicfile.Write(filepath.Join(s.dir, string(pod.UID)+".json"), data, 0o600); err != nil {
+		return err
+	}
+	s.wanted.SetEphemeral(pod.UID, list)
+	return nil
 }

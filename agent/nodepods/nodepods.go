@@ -162,7 +162,7 @@ func (r *resizes) set(uid types.UID, p *podsync.Pending) {
 	r.why[uid] = *p
 }
 
-// all returns the UIDs, to be looked at without the lock.
+// all returns a copy, to be looked at without the lock.
 func (r *resizes) all() map[types.UID]podsync.Pending {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -96,6 +96,12 @@ func (m *Monitor) Get() State {
 	return m.last
 }
 
+// HandlerFeatures returns what a handler can do, as the runtime has last said; nil if that is
+// not known.
+func (m *Monitor) HandlerFeatures(handler string) *cri.RuntimeHandlerFeatures {
+	return m.Get().Handler(handler).GetFeatures()
+}
+
 // Run asks until ctx ends, the runtime and who has its lists.
 func (m *Monitor) Run(ctx context.Context, lists Lister) {
 	ticker := time.NewTicker(period)
