@@ -17,23 +17,22 @@ import (
 // may have been started before the runtime.
 const connectRetry = time.Second
 
-// hold adds changes to those that nobody has been told of. To who knows none of
-// them, a pod that was changed since is a new one still, and one that is gone has
-// never been.
-func hold(held, changes []desired.Change) []desired.Change {
+// deferChanges adds changes to those that wait for the runtime. A pod that is changed
+// while its addition waits is still to be added, and one that is removed needs nothing.
+func deferChanges(deferred, changes []desired.Change) []desired.Change {
 	for _, c := range changes {
-		i := slices.IndexFunc(held, func(h desired.Change) bool { return h.Key == c.Key })
+		i := slices.IndexFunc(deferred, func(h desired.Change) bool { return h.Key == c.Key })
 		switch {
 		case c.Op == desired.Remove && i >= 0:
-			held = slices.Delete(held, i, i+1)
+			deferred = slices.Delete(deferred, i, i+1)
 		case c.Op == desired.Remove:
 		case i >= 0:
-			held[i].Pod = c.Pod
+			deferred[i].Pod = c.Pod
 		default:
-			held = append(held, desired.Change{Op: desired.Add, Key: c.Key, Pod: c.Pod})
+			deferred = append(deferred, desired.Change{Op: desired.Add, Key: c.Key, Pod: c.Pod})
 		}
 	}
-	return held
+	return deferred
 }
 
 // An answer is a runtime that has answered, or why none ever will.
@@ -43,8 +42,8 @@ type answer struct {
 	err     error
 }
 
-// connect returns the first answer, or an empty one when ctx has ended. tried is told of
-// each attempt that there will be another one after.
+// connect returns the first answer, or an empty one when ctx has ended. It wakes tried
+// after each attempt that it will repeat.
 func connect(ctx context.Context, o Options, tried chan<- struct{}) answer {
 	complaint := ""
 	for ctx.Err() == nil {

@@ -52,7 +52,7 @@ type agent struct {
 
 	// Only the loop uses these.
 	shownIPs []string         // addresses that the node shows
-	held     []desired.Change // before the runtime has answered
+	deferred []desired.Change // before the runtime has answered
 	early    []podsync.Key    // in the runtime before the source has reported
 }
 
@@ -134,7 +134,7 @@ func (a *agent) connected(ctx context.Context, r answer, changes chan<- pleg.Cha
 	a.keeper.Begin(ctx)
 	pool := worker.NewPool(ctx, backend{a.driver, a}, a.o.Log)
 	a.workers.pool.Store(pool)
-	a.apply(ctx, pool, a.held)
+	a.apply(ctx, pool, a.deferred)
 	if a.wanted.Ready() {
 		a.ready(pool)
 	}
@@ -204,8 +204,8 @@ func (a *agent) update(ctx context.Context, pool *worker.Pool, u source.Update) 
 	}
 }
 
-// ready has what is not wanted ended from now on: what only has files, and what the
-// runtime has told of. All sources have reported.
+// ready is called when all sources have reported: from now on pods that are not wanted
+// are ended, those that only have files and those that the runtime has reported.
 func (a *agent) ready(pool *worker.Pool) {
 	for _, pod := range a.files.Accepted() {
 		a.early = append(a.early, podsync.KeyOf(pod))
@@ -216,15 +216,15 @@ func (a *agent) ready(pool *worker.Pool) {
 	a.early = nil
 }
 
-// apply tells the workers what has changed; if there are none yet, when there are.
+// apply passes changes to the workers, or keeps them until there are workers.
 func (a *agent) apply(ctx context.Context, pool *worker.Pool, changes []desired.Change) {
 	a.recordEndings()
 	if pool == nil {
-		a.held = hold(a.held, changes)
+		a.deferred = deferChanges(a.deferred, changes)
 		a.api.Poke()
 		return
 	}
-	for _, c := range changes { // new ones are let in beside what these may have
+	for _, c := range changes { // new pods are admitted beside what these may have
 		if c.Pod != nil && a.files.Pod(c.Pod.UID) != nil {
 			a.allocate(c.Pod)
 		}
@@ -234,9 +234,9 @@ func (a *agent) apply(ctx context.Context, pool *worker.Pool, changes []desired.
 		if c.Pod == nil {
 			a.status.Forget(c.Key)
 		} else if a.files.Ending(c.Pod.UID) {
-			a.status.Drop(c.Pod.UID) // what was told of it is told of what ends
+			a.status.Drop(c.Pod.UID) // its status is now that of the pod that ends
 		}
-		if v := a.judge(c); v != nil {
+		if v := a.admit(c); v != nil {
 			pool.Reject(c.Key, c.Pod, *v)
 			continue
 		}
@@ -259,10 +259,10 @@ func (a *agent) recordEndings() {
 	}
 }
 
-// judge asks whether a new pod may run here. One that an earlier agent has let in
+// admit asks whether a new pod may run here. One that an earlier agent has let in
 // is not asked about again: it runs. One that was rejected is, for there may be room
 // now; but not that of a workload, which has another in its place.
-func (a *agent) judge(c desired.Change) *podsync.Verdict {
+func (a *agent) admit(c desired.Change) *podsync.Verdict {
 	if c.Op != desired.Add {
 		return nil
 	}
@@ -291,7 +291,7 @@ func (a *agent) dropStatus(pod *v1.Pod) bool {
 }
 
 // retryRejected lets in the rejected pods that fit now: others have gone or changed, or
-// the pressure is over. As long as they do not, nothing is told again.
+// the pressure is over. The others are not reported again.
 func (a *agent) retryRejected() {
 	pool := a.workers.pool.Load()
 	if pool == nil {

@@ -54,7 +54,7 @@ func (s *Server) delete(w http.ResponseWriter, r *http.Request, k Kind) error {
 		Show(w, k, http.StatusOK, found)
 		return nil
 	}
-	object, err := s.o.Store.Delete(Key(r, k), uid, o.GracePeriodSeconds, Truth(q, "force"))
+	object, err := s.o.Store.Delete(Key(r, k), uid, o.GracePeriodSeconds, BoolParam(q, "force"))
 	if err != nil {
 		return err
 	}

@@ -19,7 +19,7 @@ func (s *Server) log(w http.ResponseWriter, r *http.Request) error {
 	}
 	q := r.URL.Query()
 	id := c.ContainerID
-	if Truth(q, "previous") {
+	if BoolParam(q, "previous") {
 		if c.LastTerminationState.Terminated == nil {
 			return fault.NotFound.Errorf("container %s of pod %s/%s has not run before", c.Name, pod.Namespace, pod.Name)
 		}
@@ -53,7 +53,7 @@ func (s *Server) log(w http.ResponseWriter, r *http.Request) error {
 	default:
 		o.Stdout, o.Stderr = flusher{w}, flusher{w}
 	}
-	if Truth(q, "follow") && !Truth(q, "previous") {
+	if BoolParam(q, "follow") && !BoolParam(q, "previous") {
 		o.Running = criruntime.Running(runtime, runtimeID(id))
 	}
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
@@ -70,7 +70,7 @@ func logOptions(q url.Values) (o logread.Options, err error) {
 	default:
 		return o, fault.Invalid.Errorf("stream: %q is not All, Stdout or Stderr", s)
 	}
-	o.Timestamps = Truth(q, "timestamps")
+	o.Timestamps = BoolParam(q, "timestamps")
 	for name, to := range map[string]**int64{"tailLines": &o.Tail, "limitBytes": &o.Limit} {
 		if !q.Has(name) {
 			continue

@@ -45,7 +45,7 @@ func (s *Server) routeObjects() {
 			return s.putBody(w, r, k, store.PutOptions{Create: true})
 		})
 		handle("PUT "+one+"/{name}", func(w http.ResponseWriter, r *http.Request) error {
-			return s.putBody(w, r, k, store.PutOptions{Update: !Truth(r.URL.Query(), "create")})
+			return s.putBody(w, r, k, store.PutOptions{Update: !BoolParam(r.URL.Query(), "create")})
 		})
 		handle("DELETE "+one+"/{name}", func(w http.ResponseWriter, r *http.Request) error { return s.delete(w, r, k) })
 	}
@@ -166,7 +166,7 @@ func (s *Server) getList(w http.ResponseWriter, r *http.Request, k Kind) error {
 	if err != nil {
 		return err
 	}
-	if Truth(r.URL.Query(), "watch") {
+	if BoolParam(r.URL.Query(), "watch") {
 		return s.watch(w, r, k, sel)
 	}
 	objects, seq := s.cache.List(k.Name)

@@ -106,7 +106,7 @@ func (s *Server) exec(w http.ResponseWriter, r *http.Request) error {
 	}
 	q := streams(r.URL.Query())
 	resp, err := runtime.Exec(r.Context(), &cri.ExecRequest{
-		ContainerId: id, Cmd: q["command"], Tty: Truth(q, "tty"), Stdin: Truth(q, "stdin"), Stdout: Truth(q, "stdout"), Stderr: Truth(q, "stderr") && !Truth(q, "tty"),
+		ContainerId: id, Cmd: q["command"], Tty: BoolParam(q, "tty"), Stdin: BoolParam(q, "stdin"), Stdout: BoolParam(q, "stdout"), Stderr: BoolParam(q, "stderr") && !BoolParam(q, "tty"),
 	})
 	if err != nil {
 		return err
@@ -131,7 +131,7 @@ func (s *Server) attach(w http.ResponseWriter, r *http.Request) error {
 	}
 	q := streams(r.URL.Query())
 	resp, err := runtime.Attach(r.Context(), &cri.AttachRequest{
-		ContainerId: id, Tty: Truth(q, "tty"), Stdin: Truth(q, "stdin"), Stdout: Truth(q, "stdout"), Stderr: Truth(q, "stderr") && !Truth(q, "tty"),
+		ContainerId: id, Tty: BoolParam(q, "tty"), Stdin: BoolParam(q, "stdin"), Stdout: BoolParam(q, "stdout"), Stderr: BoolParam(q, "stderr") && !BoolParam(q, "tty"),
 	})
 	if err != nil {
 		return err

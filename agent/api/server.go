@@ -213,8 +213,8 @@ func Write(w http.ResponseWriter, code int, v any) {
 	w.Write(append(data, '\n'))
 }
 
-// Truth reads a boolean parameter: "1", "true" and the bare name.
-func Truth(q url.Values, name string) bool {
+// BoolParam reads a boolean parameter: "1", "true" and the bare name.
+func BoolParam(q url.Values, name string) bool {
 	if !q.Has(name) {
 		return false
 	}

@@ -21,7 +21,7 @@ func (s *Server) summary(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	if Truth(r.URL.Query(), "only_cpu_and_memory") {
+	if BoolParam(r.URL.Query(), "only_cpu_and_memory") {
 		for i := range summary.Pods {
 			p := &summary.Pods[i]
 			p.Network, p.ProcessStats = nil, nil

@@ -22,7 +22,7 @@ const burst = 20 * time.Millisecond
 func (s *Server) watch(w http.ResponseWriter, r *http.Request, k Kind, sel selection) error {
 	q := r.URL.Query()
 	var seq uint64
-	if text := q.Get("resourceVersion"); text != "" && text != "0" && !Truth(q, "sendInitialEvents") {
+	if text := q.Get("resourceVersion"); text != "" && text != "0" && !BoolParam(q, "sendInitialEvents") {
 		n, err := strconv.ParseUint(text, 10, 64)
 		if err != nil {
 			return fault.Invalid.Errorf("resourceVersion: %v", err)
@@ -63,7 +63,7 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, k Kind, sel selec
 				return nil
 			}
 		}
-		if first && Truth(q, "sendInitialEvents") {
+		if first && BoolParam(q, "sendInitialEvents") {
 			if err := out.Encode(map[string]any{"type": "BOOKMARK", "object": initialEnd(k, now)}); err != nil {
 				return nil
 			}

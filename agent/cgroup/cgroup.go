@@ -198,8 +198,9 @@ func (t *Tree) Make(uid string, class v1.PodQOSClass, l Limits) error {
 	return t.set(t.pod(uid, class), l)
 }
 
-// Weigh sets the CPU weight of all burstable pods together.
-func (t *Tree) Weigh(milli int64) error {
+// SetBurstableShares sets the CPU shares of all burstable pods together, in thousandths of
+// a processor.
+func (t *Tree) SetBurstableShares(milli int64) error {
 	return t.set(t.class(v1.PodQOSBurstable), Limits{Shares: Shares(milli)})
 }
 

@@ -94,7 +94,7 @@ func testTree(t *testing.T, root string, systemd bool) {
 		t.Fatal(err)
 	}
 	check(t, tree, names, map[string]string{"cpu.cfs_quota_us": "-1", "memory.limit_in_bytes": "134217728"}, map[string]string{"cpu.max": "max 100000", "memory.max": "134217728"})
-	if err := tree.Weigh(1500); err != nil {
+	if err := tree.SetBurstableShares(1500); err != nil {
 		t.Fatal(err)
 	}
 	testHugePages(t, tree, names)

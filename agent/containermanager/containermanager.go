@@ -147,7 +147,7 @@ func (m *Manager) shareCPU() error {
 			milli += requests.Cpu().MilliValue()
 		}
 	}
-	return m.cgroups.Weigh(milli)
+	return m.cgroups.SetBurstableShares(milli)
 }
 
 // Release is as criruntime.ContainerManager says.

@@ -32,7 +32,7 @@ type Manager struct {
 	files     map[string][]source.File              // by source; guarded by mu, like all fields below
 	objects   map[string]manifest.Object            // the winners, by manifest.Key
 	clashes   map[string]string                     // source and path of a file → which object of it lost
-	told      map[string]string                     // source and path of a file → the last error reported
+	reported  map[string]string                     // source and path of a file → the last error reported
 	pods      map[podsync.Key]*v1.Pod               // the wanted pods
 	earlier   []*v1.Pod                             // the workloads' pods under an earlier agent; nil once Ready
 	ephemeral map[types.UID][]v1.EphemeralContainer // added to running pods
@@ -46,7 +46,7 @@ type Manager struct {
 func New(sources []string) *Manager {
 	return &Manager{
 		sources: sources, due: make(chan struct{}, 1),
-		files: map[string][]source.File{}, objects: map[string]manifest.Object{}, clashes: map[string]string{}, told: map[string]string{},
+		files: map[string][]source.File{}, objects: map[string]manifest.Object{}, clashes: map[string]string{}, reported: map[string]string{},
 		pods: map[podsync.Key]*v1.Pod{}, statuses: map[types.UID]v1.PodStatus{}, ephemeral: map[types.UID][]v1.EphemeralContainer{}, expanded: map[string]workload.Plan{},
 	}
 }
@@ -215,7 +215,7 @@ func (m *Manager) errorLocked(name string, f source.File) error {
 
 func (m *Manager) problemsLocked() []error {
 	var problems []error
-	told := map[string]string{}
+	reported := map[string]string{}
 	for _, name := range precedence {
 		for _, f := range m.files[name] {
 			err := m.errorLocked(name, f)
@@ -223,13 +223,13 @@ func (m *Manager) problemsLocked() []error {
 				continue
 			}
 			at := name + " " + f.Path
-			told[at] = err.Error()
-			if m.told[at] != told[at] {
+			reported[at] = err.Error()
+			if m.reported[at] != reported[at] {
 				problems = append(problems, err)
 			}
 		}
 	}
-	m.told = told
+	m.reported = reported
 	return problems
 }
 

@@ -116,11 +116,11 @@ const (
 
 // A Manager evicts pods from this node.
 type Manager struct {
-	o    Options
-	now  func() time.Time
-	met  map[Threshold]time.Time            // since when each has been met
-	last map[v1.NodeConditionType]time.Time // when the cause was last observed
-	told map[v1.NodeConditionType]bool      // as SetPressure was last called
+	o        Options
+	now      func() time.Time
+	met      map[Threshold]time.Time            // since when each has been met
+	last     map[v1.NodeConditionType]time.Time // when the cause was last observed
+	reported map[v1.NodeConditionType]bool      // as SetPressure was last called
 
 	mu       sync.Mutex
 	pressure []v1.NodeConditionType // guarded by mu
@@ -129,7 +129,7 @@ type Manager struct {
 // New returns a Manager that has not looked yet.
 func New(o Options) *Manager {
 	return &Manager{
-		o: o, now: time.Now, met: map[Threshold]time.Time{}, last: map[v1.NodeConditionType]time.Time{}, told: map[v1.NodeConditionType]bool{},
+		o: o, now: time.Now, met: map[Threshold]time.Time{}, last: map[v1.NodeConditionType]time.Time{}, reported: map[v1.NodeConditionType]bool{},
 	}
 }
 
@@ -244,7 +244,7 @@ func (m *Manager) due(now map[Signal]Observation) []need {
 			}
 		}
 	}
-	m.tell()
+	m.reportPressure()
 	return list
 }
 
@@ -255,7 +255,9 @@ var messages = map[v1.NodeConditionType][2][2]string{
 	v1.NodePIDPressure:    {{"KubeletHasSufficientPID", "kubelet has sufficient PID available"}, {"KubeletHasInsufficientPID", "kubelet has insufficient PID available"}},
 }
 
-func (m *Manager) tell() {
+// reportPressure sets the node's pressure conditions that have changed. One stays until Transition
+// after its cause was last observed.
+func (m *Manager) reportPressure() {
 	var pressure []v1.NodeConditionType
 	for _, kind := range []v1.NodeConditionType{v1.NodeMemoryPressure, v1.NodeDiskPressure, v1.NodePIDPressure} {
 		last, ever := m.last[kind]
@@ -263,8 +265,8 @@ func (m *Manager) tell() {
 		if is {
 			pressure = append(pressure, kind)
 		}
-		if told, ok := m.told[kind]; !ok || told != is {
-			m.told[kind] = is
+		if reported, ok := m.reported[kind]; !ok || reported != is {
+			m.reported[kind] = is
 			text := messages[kind][0]
 			if is {
 				text = messages[kind][1]

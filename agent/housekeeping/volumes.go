@@ -19,7 +19,7 @@ const refresh = 30 * time.Second
 func (k *Keeper) keepVolumes(ctx context.Context) {
 	tick := time.NewTicker(refresh)
 	defer tick.Stop()
-	told := map[types.UID]string{}
+	reported := map[types.UID]string{}
 	for {
 		select {
 		case <-ctx.Done():
@@ -30,9 +30,9 @@ func (k *Keeper) keepVolumes(ctx context.Context) {
 		for _, pod := range k.o.Pods.Active(k.o.Pods.Wanted()) {
 			err := k.o.Driver.Volumes().Refresh(pod)
 			if err == nil {
-				delete(told, pod.UID)
-			} else if told[pod.UID] != err.Error() {
-				told[pod.UID] = err.Error()
+				delete(reported, pod.UID)
+			} else if reported[pod.UID] != err.Error() {
+				reported[pod.UID] = err.Error()
 				k.o.Events.Event(event.Pod(pod), v1.EventTypeWarning, "FailedMount", "volume not brought up to date: "+err.Error())
 			}
 		}

@@ -77,7 +77,7 @@ type Statuses interface {
 	Get(types.UID) *v1.PodStatus // the last one; nil if there is none
 }
 
-// A Watcher is told that a result of a pod has changed. It must not block.
+// A Watcher is notified when the result of a probe of a pod has changed. It must not block.
 type Watcher interface{ Probed(podsync.Key, Kind) }
 
 // A Manager has the probes of all pods.
@@ -104,25 +104,25 @@ func New(ctx context.Context, o Options) *Manager {
 	return &Manager{o: o, ctx: ctx, since: time.Now(), probes: map[place]*prober{}, counts: map[place]map[string]int{}}
 }
 
-// Add starts the probes of the pod's containers unless they run already. told is called
+// Add starts the probes of the pod's containers unless they run already. The watcher is called
 // when a result changes. A pod that was changed in place keeps its probes, since a change
 // cannot touch them.
-func (m *Manager) Add(pod *v1.Pod, told Watcher) {
+func (m *Manager) Add(pod *v1.Pod, watcher Watcher) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for c := range podsync.Lasting(&pod.Spec) {
-		m.addLocked(pod, c, told)
+		m.addLocked(pod, c, watcher)
 	}
 }
 
-func (m *Manager) addLocked(pod *v1.Pod, c *v1.Container, told Watcher) {
+func (m *Manager) addLocked(pod *v1.Pod, c *v1.Container, watcher Watcher) {
 	for kind, spec := range [...]*v1.Probe{c.StartupProbe, c.LivenessProbe, c.ReadinessProbe} {
 		at := place{pod.UID, c.Name, Kind(kind)}
 		if spec == nil || m.probes[at] != nil {
 			continue
 		}
 		ctx, stop := context.WithCancel(m.ctx)
-		p := &prober{m: m, at: at, pod: pod, c: c, spec: spec, told: told, stop: stop, now: make(chan struct{}, 1)}
+		p := &prober{m: m, at: at, pod: pod, c: c, spec: spec, watcher: watcher, stop: stop, now: make(chan struct{}, 1)}
 		m.probes[at] = p
 		m.wg.Go(func() { p.run(ctx) })
 	}

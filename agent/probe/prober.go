@@ -17,19 +17,19 @@ import (
 
 // A prober is a probe of a container. Only its goroutine uses the second block of fields.
 type prober struct {
-	m    *Manager
-	at   place
-	pod  *v1.Pod
-	c    *v1.Container
-	spec *v1.Probe
-	told Watcher
-	stop context.CancelFunc
-	now  chan struct{} // has room for one: ask at once
+	m       *Manager
+	at      place
+	pod     *v1.Pod
+	c       *v1.Container
+	spec    *v1.Probe
+	watcher Watcher
+	stop    context.CancelFunc
+	now     chan struct{} // has room for one: ask at once
 
-	id      string // of the container, as in the status
-	last    bool   // the last answer was good
-	count   int    // how many answers in a row were like last
-	resting bool   // does not ask until there is another container
+	id     string // of the container, as in the status
+	last   bool   // the last answer was good
+	count  int    // how many answers in a row were like last
+	onHold bool   // does not ask until there is another container
 }
 
 // tries is how often to try when a container cannot be asked.
@@ -91,9 +91,9 @@ func (p *prober) once(ctx context.Context) bool {
 	if c == nil || c.ContainerID == "" {
 		return true
 	}
-	p.meet(c)
+	p.follow(c)
 	switch {
-	case p.resting:
+	case p.onHold:
 		return true
 	case c.State.Running == nil:
 		p.set(podsync.Failing)
@@ -105,7 +105,7 @@ func (p *prober) once(ctx context.Context) bool {
 		return true // a startup probe is done, or the others still wait for it
 	}
 	if ok, said := p.ask(ctx, status); said {
-		p.hear(ok)
+		p.record(ok)
 	}
 	return true
 }
@@ -118,8 +118,8 @@ func find(status *v1.PodStatus, name string) *v1.ContainerStatus {
 	return nil
 }
 
-// meet starts over if c is another container than before.
-func (p *prober) meet(c *v1.ContainerStatus) {
+// follow starts over if c is another container than before.
+func (p *prober) follow(c *v1.ContainerStatus) {
 	if p.id == c.ContainerID {
 		return
 	}
@@ -127,7 +127,7 @@ func (p *prober) meet(c *v1.ContainerStatus) {
 	if !first {
 		p.m.o.Results.clear(p.at.kind, bare(p.id))
 	}
-	p.id, p.count, p.resting = c.ContainerID, 0, false
+	p.id, p.count, p.onHold = c.ContainerID, 0, false
 	found := c.State.Running != nil && c.State.Running.StartedAt.Time.Before(p.m.since.Add(-before))
 	if p.at.kind == Readiness && first && c.Ready {
 		found = true // only an earlier agent's probe can have said so
@@ -143,7 +143,7 @@ func (p *prober) meet(c *v1.ContainerStatus) {
 // set publishes a result.
 func (p *prober) set(r podsync.Result) {
 	if p.m.o.Results.set(p.at.kind, bare(p.id), r) {
-		p.told.Probed(podsync.KeyOf(p.pod), p.at.kind)
+		p.watcher.Probed(podsync.KeyOf(p.pod), p.at.kind)
 	}
 }
 
@@ -161,17 +161,18 @@ func (p *prober) ask(ctx context.Context, status *v1.PodStatus) (ok, said bool) 
 		return false, false
 	case err != nil:
 		p.m.count(p, "unknown")
-		p.tell("Unhealthy", fmt.Sprintf("%s probe errored and resulted in unknown state: %v", p.at.kind, err))
+		p.warn("Unhealthy", fmt.Sprintf("%s probe errored and resulted in unknown state: %v", p.at.kind, err))
 		return false, false
 	case a.Warning:
-		p.tell("ProbeWarning", fmt.Sprintf("%s probe warning: %s", p.at.kind, a.Text))
+		p.warn("ProbeWarning", fmt.Sprintf("%s probe warning: %s", p.at.kind, a.Text))
 	case !a.OK:
-		p.tell("Unhealthy", fmt.Sprintf("%s probe failed: %s", p.at.kind, a.Text))
+		p.warn("Unhealthy", fmt.Sprintf("%s probe failed: %s", p.at.kind, a.Text))
 	}
 	return a.OK, true
 }
 
-func (p *prober) tell(reason, message string) {
+// warn records an event of the container.
+func (p *prober) warn(reason, message string) {
 	list := "containers"
 	if slices.ContainsFunc(p.pod.Spec.InitContainers, func(c v1.Container) bool { return c.Name == p.c.Name }) {
 		list = "initContainers"
@@ -179,8 +180,8 @@ func (p *prober) tell(reason, message string) {
 	p.m.o.Events.Event(event.Container(p.pod, list, p.c.Name), v1.EventTypeWarning, reason, message)
 }
 
-// hear counts an answer and publishes a result when enough answers in a row agree.
-func (p *prober) hear(ok bool) {
+// record counts an answer and publishes a result when enough answers in a row agree.
+func (p *prober) record(ok bool) {
 	if ok {
 		p.m.count(p, "successful")
 	} else {
@@ -200,6 +201,6 @@ func (p *prober) hear(ok bool) {
 	}
 	p.set(result)
 	if p.at.kind == Startup || p.at.kind == Liveness && !ok {
-		p.resting, p.count = true, 0
+		p.onHold, p.count = true, 0
 	}
 }
