@@ -16,8 +16,8 @@
 //	  └──▶ wake workers ◀── probe results     status   what is known of each pod
 //
 // Beside the workers, housekeeping looks after the node (evictions, images, logs), and api
-// shows all of it where listen serves. This package makes the parts (newAgent), has the
-// loop hand on what they tell, and lets pods in (admission).
+// shows all of it where listen serves. This package makes the parts (newAgent), and its
+// loop passes changes between them.
 //
 // The runtime and the labels of what runs in it are the ground truth. The agent
 // may be killed at any moment: the next one observes, finds by labels what its

@@ -54,13 +54,13 @@ func (b backend) Report(pod *v1.Pod, have podsync.Have) *v1.PodStatus {
 	return now
 }
 
-// publishStatus tells workloads and probes of a pod's status.
+// publishStatus hands a pod's status to the workloads and to the probes.
 func (a *agent) publishStatus(pod *v1.Pod, now *v1.PodStatus) {
 	a.wanted.Observe(pod, *now)
 	a.probe(pod, now)
 }
 
-// Ended has the object of a pod go that was deleted and of which nothing is left.
+// Ended removes the object of a deleted pod of which nothing is left.
 func (b backend) Ended(key podsync.Key, uid types.UID) {
 	if err := b.a.store.Ended(key.Namespace, key.Name, uid); err != nil {
 		b.a.o.Log.Error("object of an ended pod stays", "pod", key.String(), "err", err)
@@ -79,8 +79,8 @@ func (a *agent) Probed(key podsync.Key, _ probe.Kind) {
 	a.workers.wake(key)
 }
 
-// probe has the pod probed as its status wants it. While it ends only readiness
-// is of interest: whether a container lives makes no difference any more.
+// probe starts and stops the pod's probes to fit its status. While the pod ends only
+// readiness matters: whether a container lives makes no difference any more.
 func (a *agent) probe(pod *v1.Pod, now *v1.PodStatus) {
 	running := false
 	for _, list := range [][]v1.ContainerStatus{now.InitContainerStatuses, now.ContainerStatuses} {

@@ -10,7 +10,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// conditions show the runtime's state to who looks at the node, and to the service manager.
+// conditions show the runtime's state in the node's conditions, and to the service manager.
 type conditions struct {
 	node     *node.State
 	wanted   *desired.Manager

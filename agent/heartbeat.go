@@ -11,14 +11,14 @@ import (
 // tests only.
 var stalled = 2 * time.Minute
 
-// A heartbeat tells whether the loop goes round.
+// A heartbeat says whether the loop still turns.
 type heartbeat struct {
 	last atomic.Int64 // when the loop last began a turn; Unix ns
 }
 
 func (h *heartbeat) beat() { h.last.Store(time.Now().UnixNano()) }
 
-// Health says what is wrong with the loop: that it has stood still.
+// Health reports a loop that is stuck.
 func (h *heartbeat) Health() error {
 	last := h.last.Load()
 	if last == 0 {

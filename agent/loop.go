@@ -59,15 +59,15 @@ type agent struct {
 const (
 	// tick is how often the loop turns when nothing happens.
 	tick = time.Second
-	// again is how often the loop looks at what no change tells of.
+	// again is how often the loop looks at what sends no change.
 	again = 2 * time.Second
 )
 
-// loop hands on what the sources and the runtime tell, until ctx ends. Before the runtime
-// has answered it only notes what is wanted; sources report and objects are served
-// meanwhile. An error means that no runtime will ever answer there: then nothing has been
-// begun. Nothing in it blocks. Probes are not in it: what they find changes the pod's
-// status and wakes its worker itself.
+// loop passes what the sources and the runtime report to the workers, until ctx ends. Before
+// the runtime has answered it only keeps what is wanted; sources report and objects are
+// served meanwhile. An error means that no runtime will ever answer there: then nothing has
+// been begun. Nothing in the loop blocks. Probes bypass it: a result changes the pod's status
+// and wakes its worker itself.
 func (a *agent) loop(ctx context.Context) error {
 	updates, changes := make(chan source.Update), make(chan pleg.Change)
 	answered, tried := make(chan answer, 1), make(chan struct{}, 1)
@@ -259,9 +259,9 @@ func (a *agent) recordEndings() {
 	}
 }
 
-// admit asks whether a new pod may run here. One that an earlier agent has let in
-// is not asked about again: it runs. One that was rejected is, for there may be room
-// now; but not that of a workload, which has another in its place.
+// admit asks whether a new pod may run here. A pod that an earlier agent admitted is not
+// asked about again: it runs. A rejected one is, as there may be room now, unless it belongs
+// to a workload, which has made another in its place.
 func (a *agent) admit(c desired.Change) *podsync.Verdict {
 	if c.Op != desired.Add {
 		return nil
@@ -280,7 +280,7 @@ func mayRetry(pod *v1.Pod, s *v1.PodStatus) bool {
 	return status.Rejected(s) && pod.Annotations[workload.AnnotationWorkload] == "" && pod.DeletionTimestamp == nil
 }
 
-// dropStatus has the status of a rejected pod forgotten.
+// dropStatus forgets the status of a rejected pod.
 func (a *agent) dropStatus(pod *v1.Pod) bool {
 	if err := a.files.DropStatus(pod); err != nil {
 		a.o.Log.Error("pod stays rejected", "pod", podsync.KeyOf(pod).String(), "err", err)
@@ -290,7 +290,7 @@ func (a *agent) dropStatus(pod *v1.Pod) bool {
 	return true
 }
 
-// retryRejected lets in the rejected pods that fit now: others have gone or changed, or
+// retryRejected admits the rejected pods that fit now: others have gone or changed, or
 // the pressure is over. The others are not reported again.
 func (a *agent) retryRejected() {
 	pool := a.workers.pool.Load()

@@ -33,7 +33,7 @@ func (a *agent) serve(ctx context.Context, events *event.Store) (stop func(), er
 	})
 }
 
-// notifyWatchers tells them of events and of changes of the node.
+// notifyWatchers wakes the API's watchers at events and changes of the node.
 func (a *agent) notifyWatchers(ctx context.Context, events *event.Store) {
 	_, sub := events.Watch()
 	defer sub.Close()

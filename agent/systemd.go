@@ -8,9 +8,9 @@ import (
 	"github.com/crisp-cri/crisp/internal/sdnotify"
 )
 
-// notifySystemd tells the service manager that the agent serves, and from now on that
-// it lives, if it cares: as long as the loop goes round. A runtime that is away is no
-// reason to start the agent again.
+// notifySystemd notifies the service manager that the agent serves and, if the unit has
+// WatchdogSec, regularly that it is alive, as long as the loop turns. A runtime that is away
+// is no reason to restart the agent.
 func (a *agent) notifySystemd(ctx context.Context) {
 	sdnotify.Notify("READY=1\nSTATUS=" + a.conditions.line(readiness.State{}))
 	if interval := sdnotify.Interval(); interval > 0 {

@@ -1,5 +1,5 @@
-// Package admission lets pods in: it holds what the pure package admit decides against the
-// pods that were let in before, and ends those that have to make room.
+// Package admission admits pods: it has the pure package admit decide, given the pods that
+// were admitted before, and ends those that are preempted.
 package admission
 
 import (
@@ -35,7 +35,7 @@ type Options struct {
 // Pods are those of the node.
 type Pods interface {
 	Active([]*v1.Pod) []*v1.Pod       // those that have not ended
-	HasStatus(*v1.Pod) bool           // it was let in or rejected, perhaps by an earlier agent
+	HasStatus(*v1.Pod) bool           // it was admitted or rejected, perhaps by an earlier agent
 	Requests(*v1.Pod) v1.ResourceList // with its overhead
 }
 
@@ -54,20 +54,20 @@ type Workers interface {
 	End(*v1.Pod, podsync.Verdict)
 }
 
-// An Admitter lets pods in. It is not safe for concurrent use.
+// An Admitter admits pods. It is not safe for concurrent use.
 type Admitter struct {
 	o Options
 
-	admitted map[types.UID]bool   // pods that were let in and may have no status yet
+	admitted map[types.UID]bool   // pods that may have no status yet
 	summed   map[types.UID]summed // of pods that are not changed in place
 }
 
-// New returns an Admitter that has let no pod in.
+// New returns an Admitter that has admitted no pod.
 func New(o Options) *Admitter {
 	return &Admitter{o: o, admitted: map[types.UID]bool{}, summed: map[types.UID]summed{}}
 }
 
-// beside are the pods that were let in before this one and have not ended.
+// beside are the pods that were admitted before this one and have not ended.
 func (a *Admitter) beside(pod *v1.Pod, others []*v1.Pod) []*v1.Pod {
 	there := map[types.UID]bool{}
 	list := slices.DeleteFunc(a.o.Pods.Active(others), func(o *v1.Pod) bool {

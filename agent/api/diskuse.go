@@ -9,8 +9,8 @@ import (
 	stats "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 )
 
-// measuredEvery is how long what lies in a directory is told as it was last found, as
-// by the kubelet: looking at each file is not for each scrape.
+// measuredEvery is how long the measured size of a directory is reused, as by the kubelet:
+// a scrape is no reason to look at each file.
 const measuredEvery = time.Minute
 
 // diskUse keeps what lies in directories.
@@ -20,7 +20,7 @@ type diskUse struct {
 }
 
 type measured struct {
-	mu            sync.Mutex // held while the directory is walked, so that who asks meanwhile does not walk too
+	mu            sync.Mutex // held while the directory is walked, so that requests share the walk
 	at            time.Time  // guarded by mu, as are those below
 	bytes, inodes uint64
 

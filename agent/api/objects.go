@@ -309,8 +309,8 @@ func (s *Server) taken(ctx context.Context, k Kind, object manifest.Object) mani
 // settleTime is how long a loop that does not come around is waited for.
 const settleTime = 2 * time.Second
 
-// settle waits until the agent's loop has taken a change in, so that who asks next
-// finds it. The loop pokes when it has.
+// settle waits until the agent's loop has taken up a change, so that the client's next
+// request sees it. The loop pokes the cache then.
 func (s *Server) settle(ctx context.Context, done func() bool) {
 	ctx, cancel := context.WithTimeout(ctx, settleTime)
 	defer cancel()

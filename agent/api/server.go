@@ -86,7 +86,7 @@ type Workers interface {
 	Restart(pod *v1.Pod, ids []string, grace *time.Duration) bool
 }
 
-// Ephemeral is who keeps ephemeral containers.
+// Ephemeral keeps the ephemeral containers of pods.
 type Ephemeral interface {
 	Set(pod *v1.Pod, containers []v1.EphemeralContainer) error // those of the pod
 }

@@ -37,7 +37,7 @@ func (s *Server) summary(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// addNodeFiles tells of the file systems of the node and of the runtime, if it answers.
+// addNodeFiles adds the file systems of the node and, if it answers, of the runtime.
 func (s *Server) addNodeFiles(ctx context.Context, n *stats.NodeStats) {
 	_, images, err := s.Runtime()
 	if err != nil {

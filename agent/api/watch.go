@@ -13,7 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// burst is how long changes are gathered before watchers are told of them.
+// burst is how long changes are gathered before they are sent to watchers.
 const burst = 20 * time.Millisecond
 
 // watch writes a line for each change until the client leaves or its
@@ -93,9 +93,9 @@ func Wait(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// seen is what the client of a watch has been sent, so that an object that a
-// selector takes no more is told as deleted, and one that it takes from now on as
-// added, as the API server does.
+// seen is what the client of a watch has been sent. With it an object that stops matching
+// the selector is sent as DELETED, and one that begins to match as ADDED, as the API server
+// does.
 type seen struct {
 	sel    selection
 	wanted map[string]bool // by entryKey: whether the client knows the object
@@ -141,7 +141,7 @@ func (t seen) event(c watchcache.Change) string {
 	return ""
 }
 
-// initialEnd tells that all that was there has been sent.
+// initialEnd is the bookmark after the last object that was there when the watch began.
 func initialEnd(k Kind, seq uint64) *metav1.PartialObjectMetadata {
 	o := &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{APIVersion: k.Group, Kind: k.Name}}
 	o.ResourceVersion = strconv.FormatUint(seq, 10)

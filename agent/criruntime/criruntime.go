@@ -51,7 +51,7 @@ type Options struct {
 	MaxBackoff     time.Duration // of containers that exit again and again; 0 is podsync.DefaultMaxBackoff
 
 	Plugins *keyring.Plugins    // know more credentials; may be nil
-	Pulled  *pullrecords.Ledger // who may use which image; nil: everybody all of them
+	Pulled  *pullrecords.Ledger // which pods may use which image; nil: all pods all images
 
 	Host             Host             // may be nil: nothing is known of it
 	ContainerManager ContainerManager // may be nil: none but the node's own IDs

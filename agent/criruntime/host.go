@@ -26,8 +26,8 @@ type ContainerManager interface {
 	// Prepare gives a pod what it needs, before its sandbox runs and before each of its
 	// containers starts. It may be repeated.
 	Prepare(ctx context.Context, pod *v1.Pod) error
-	// Resize follows a change of the pod's resources: after the runtime was told of it,
-	// before the containers get more and after they got less.
+	// Resize updates the pod's cgroup to the pod's resources. It is called after the
+	// runtime's sandbox is updated, before containers get more and after they got less.
 	Resize(pod *v1.Pod) error
 	// Release takes all of it back when nothing of the pod runs any more. It may be
 	// repeated.

@@ -185,8 +185,8 @@ func (p *puller) tryPull(ctx context.Context, spec *cri.ImageSpec, credentials [
 	return "", nil, errors.Join(errs...)
 }
 
-// credentials are the pod's pull secrets, what plugins know, and the node's own. A secret
-// that is missing is told of and left out: the pull may succeed without.
+// credentials are the pod's pull secrets, what plugins know, and the node's own. A missing
+// secret is reported and left out: the pull may succeed without.
 func (p *puller) credentials(ctx context.Context, pod *v1.Pod, image string) ([]keyring.Credential, error) {
 	ring, missing, err := p.ring(pod)
 	if err != nil {

@@ -16,7 +16,7 @@ import (
 )
 
 // handlerOf is what the pod's RuntimeClass names; "" is the runtime's default. A
-// name that the runtime does not know is an error that tells those it does.
+// name that the runtime does not know is an error that lists those it does.
 func handlerOf(pod *v1.Pod, objects Objects, host Host) (string, error) {
 	class, err := classOf(pod, objects)
 	if err != nil || class == nil {

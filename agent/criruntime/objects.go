@@ -7,7 +7,7 @@ import (
 )
 
 // Objects are what pods refer to by name. An object that does not exist is an
-// error of kind fault.NotFound. The objects are nobody's to change.
+// error of kind fault.NotFound. The objects are read-only and shared.
 type Objects interface {
 	ConfigMap(namespace, name string) (*v1.ConfigMap, error)
 	Secret(namespace, name string) (*v1.Secret, error)

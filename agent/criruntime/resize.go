@@ -12,9 +12,9 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// resize tells the runtime of resources that have changed: what gets less first,
-// so that there is room for what gets more, memory before CPU, and the sandbox
-// before its containers when the pod as a whole gets more.
+// resize updates the runtime's resources: decreases first, so that there is room for the
+// increases, memory before CPU, and the sandbox before its containers when the pod as a
+// whole gets more.
 func (d *Driver) resize(ctx context.Context, pod *v1.Pod, a podsync.Action) error {
 	uid := string(pod.UID)
 	actual := d.files.Actual(uid)

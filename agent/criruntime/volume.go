@@ -19,7 +19,7 @@ func (d *Driver) imageVolumes(ctx, interrupt context.Context, pod *v1.Pod, c *v1
 	for i := range c.VolumeMounts {
 		v, err := podspec.VolumeOf(pod, &c.VolumeMounts[i])
 		if err != nil || v.Image == nil || refs[v.Image.Reference] != "" {
-			continue // one that is not there is told of when it is mounted
+			continue // a missing one is reported when it is mounted
 		}
 		ref, _, err := d.puller.ensure(ctx, interrupt, pod, &v1.Container{Name: c.Name, Image: v.Image.Reference, ImagePullPolicy: v.Image.PullPolicy}, sandbox)
 		if err != nil {

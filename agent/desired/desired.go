@@ -1,6 +1,6 @@
 // Package desired keeps what this node is to run. It merges the reports of the sources
-// into one set of objects, expands workloads to pods, and tells the loop that runs pods
-// what has changed.
+// into one set of objects, expands workloads to pods, and hands the agent's loop what
+// has changed.
 //
 // An object is identified by kind, namespace and name. If two objects have the same, the
 // one of the first source wins (file, http, api), and within a source the first one; the
@@ -41,7 +41,7 @@ var ops = map[Op]string{Add: "ADD", Update: "UPDATE", Reconcile: "RECONCILE", De
 
 func (o Op) String() string { return ops[o] }
 
-// A Change tells how the wanted pod under Key has changed. Pod is nil if none is wanted
+// A Change is how the wanted pod under Key has changed. Pod is nil if none is wanted
 // any more; it is read-only.
 type Change struct {
 	Op  Op

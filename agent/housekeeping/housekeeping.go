@@ -1,6 +1,6 @@
 // Package housekeeping looks after the node that pods run on: it evicts pods before
 // something runs out, collects images, rotates logs, keeps volumes up to date with their
-// objects, tells of the kernel's OOM kills, and clears away what was left behind.
+// objects, reports the kernel's OOM kills as events, and removes leftovers.
 package housekeeping
 
 import (
@@ -103,7 +103,7 @@ type Keeper struct {
 	o       Options
 	evict   *evict.Manager
 	collect *imagegc.Collector
-	// volumesDue tells that objects have changed which volumes may show.
+	// volumesDue receives a value when objects that volumes may show have changed.
 	volumesDue chan struct{}
 	pruned     time.Time // when images that are gone were looked for. Only sweep uses it.
 }
@@ -143,7 +143,7 @@ func (k *Keeper) warn(reason, text string) {
 	k.o.Events.Event(event.Node(k.o.NodeName), v1.EventTypeWarning, reason, text)
 }
 
-// warnOfSwap tells whoever trusts the node with Secrets that they may come to lie on a disk.
+// warnOfSwap records an event of the node if Secrets in memory may be swapped to a disk.
 func (k *Keeper) warnOfSwap(may bool) {
 	if may {
 		k.warn("PossibleMemoryBackedVolumesOnDisk", "Secrets and other volumes in memory may be written to a disk: the node swaps, and its kernel has no tmpfs that does not (Linux 6.4 has)")

@@ -24,15 +24,15 @@ func oomEvent(line string) string {
 	return ""
 }
 
-// watchOOM tells of processes that the kernel kills for want of memory, from now
-// on, until ctx ends.
-func watchOOM(ctx context.Context, log *slog.Logger, tell func(string)) {
+// watchOOM calls report for each process that the kernel's OOM killer kills, from now on
+// until ctx ends.
+func watchOOM(ctx context.Context, log *slog.Logger, report func(string)) {
 	f, err := os.OpenFile("/dev/kmsg", os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err == nil {
 		_, err = f.Seek(0, io.SeekEnd)
 	}
 	if err != nil {
-		log.InfoContext(ctx, "the kernel's messages cannot be read: its OOM kills will not be told of", "err", err)
+		log.InfoContext(ctx, "the kernel's messages cannot be read: its OOM kills will not be reported", "err", err)
 		return
 	}
 	stop := context.AfterFunc(ctx, func() { f.Close() })
@@ -46,7 +46,7 @@ func watchOOM(ctx context.Context, log *slog.Logger, tell func(string)) {
 			return
 		default:
 			if text := oomEvent(string(line[:n])); text != "" {
-				tell(text)
+				report(text)
 			}
 		}
 	}

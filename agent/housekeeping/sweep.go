@@ -64,7 +64,7 @@ func (k *Keeper) sweepLogs(known map[string]bool) error {
 	return err
 }
 
-// prunePulled forgets who may use images that are gone.
+// prunePulled forgets the pull records of images that are gone.
 func (k *Keeper) prunePulled(ctx context.Context) error {
 	if time.Since(k.pruned) < pruning {
 		return nil

@@ -41,8 +41,8 @@ type Options struct {
 
 // Handlers answer requests.
 type Handlers struct {
-	All    http.Handler // of who may change things
-	Shown  http.Handler // what some paths of are read-only for everyone
+	All    http.Handler // for clients that may change things
+	Shown  http.Handler // for everyone; only its readOnlyPaths are served
 	Health http.Handler // health checks
 }
 
@@ -162,7 +162,7 @@ func listenLoopback(address string) (net.Listener, error) {
 	return net.Listen("tcp", address)
 }
 
-// secure has a listener speak TLS too, and tells kubectl how.
+// secure makes a listener speak TLS too, and writes a kubeconfig for it.
 func (s server) secure(l net.Listener) (net.Listener, error) {
 	token, err := s.token()
 	if err != nil {
@@ -210,9 +210,9 @@ func (s server) withToken() (http.Handler, error) {
 // readOnlyPaths are what a kubelet serves on its read-only port.
 var readOnlyPaths = []string{"/healthz", "/pods", "/metrics", "/stats/summary", "/configz"}
 
-// readOnly serves those paths of h to who asks for this machine by an address or as
-// localhost. A browser on the node that a page has sent here by a name of its own, which
-// was made to lead here since, asks for that name.
+// readOnly serves those paths of h if the request's host is an address or localhost. That
+// keeps out DNS rebinding: a page in a browser on this node whose own name was made to
+// resolve to 127.0.0.1 has that name as its host.
 func readOnly(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !isLocal(r.Host) {

@@ -146,7 +146,8 @@ current-context: crisp
 	return atomicfile.Write(filepath.Join(root, "kubeconfig"), []byte(text), 0o600)
 }
 
-// An eitherListener speaks TLS with who begins so, and plain HTTP with all others.
+// An eitherListener speaks TLS with clients that begin with a handshake, and plain HTTP with
+// all others.
 type eitherListener struct {
 	net.Listener
 	config *tls.Config

@@ -31,7 +31,7 @@ type State struct {
 	node *v1.Node // replaced, never changed; guarded by mu
 }
 
-// New returns the State of a node of this name, with what the kernel tells about it.
+// New returns the State of a node of this name, with what the kernel says about it.
 func New(name, agentVersion string, ips []string) *State {
 	n := &v1.Node{
 		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"},
@@ -79,7 +79,7 @@ func osImage() string {
 	return ""
 }
 
-// Changed tells that the node has changed since it was last told. There is one listener.
+// Changed receives a value when the node has changed. There is one listener.
 func (s *State) Changed() <-chan struct{} { return s.changed }
 
 // Edit changes the node: edit gets a copy, which replaces it.

@@ -1,8 +1,8 @@
 // Package nodepods knows the pods of this node, and how much of its resources they may have.
 //
 // A pod that asks for other resources than it was accepted with (an in-place resize, KEP-1287)
-// is allocated what it asks for if that is to be had. Else the resize is pending, and it keeps
-// what it has: what a pod only asks for takes no room.
+// is allocated what it asks for if the node has that. Otherwise the resize is pending, and the
+// pod keeps what it has: what a pod only asks for takes no room.
 package nodepods
 
 import (
@@ -97,12 +97,11 @@ func (p *Pods) Finished(pod *v1.Pod) bool {
 	return podsync.Terminal(p.status.Last(pod))
 }
 
-// HasStatus reports whether the pod has been let in, or rejected.
+// HasStatus reports whether the pod has been admitted, or rejected.
 func (p *Pods) HasStatus(pod *v1.Pod) bool { return p.status.Last(pod) != nil }
 
-// Allocate returns the pod with the resources that it may have: those it asks for, or, if it
-// asks for others than it was accepted with and fits says why they are not to be had, those it
-// has.
+// Allocate returns the pod with the resources that it may have: those it asks for, or those it
+// has if it asks for others than it was accepted with and fits says why they do not fit.
 func (p *Pods) Allocate(pod *v1.Pod, fits func(*v1.Pod) *podsync.Pending) *v1.Pod {
 	was := p.files.Pod(pod.UID)
 	if was == nil || sameResources(pod, was) {

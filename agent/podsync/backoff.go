@@ -33,7 +33,7 @@ func nextBackoff(c Container) time.Duration {
 }
 
 // after returns when wait has passed since the end of c. If the clock was set back since,
-// that cannot be told, and wait counts as over.
+// that cannot be known, and wait counts as over.
 func after(c Container, wait time.Duration, now time.Time) time.Time {
 	if c.FinishedAt.After(now) {
 		return now

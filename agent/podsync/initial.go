@@ -5,7 +5,7 @@ import (
 )
 
 // initial plans for the init containers and sidecars and reports whether the pod is
-// initialised. It goes from the last to the first: the last one that was started tells how
+// initialised. It goes from the last to the first: the last one that was started says how
 // far the pod has come, even if earlier ones were removed since.
 func (p *planner) initial(sandbox string) (done bool) {
 	list := p.want.Spec.InitContainers

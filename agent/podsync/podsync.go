@@ -55,14 +55,14 @@ type Have struct {
 	Holds bool
 	// Scarce says that disk space is short: dead containers are removed earlier.
 	Scarce bool
-	// Accepted are the pods of those UIDs as they were accepted. They tell how a pod that
-	// is not wanted any more is to end.
+	// Accepted are the pods of those UIDs as they were accepted, by which a pod that is not
+	// wanted any more is ended.
 	Accepted map[string]*v1.Pod
 	// Logs counts the attempts of the wanted pod's containers that have left a log, by
 	// name: the restart count of a container that the runtime has forgotten.
 	Logs map[string]uint32
-	// Actual are the resources that the runtime was last told, by name of the wanted
-	// pod's container.
+	// Actual are the resources last given to the runtime, by name of the wanted pod's
+	// container.
 	Actual map[string]v1.ResourceRequirements
 
 	// Failures are the recent failures, by Action.Subject, not to be tried again before

@@ -4,9 +4,9 @@
 //
 // A record is of an image of the runtime, and in it for each name that the image was
 // pulled by: that every pod of this node may use it, since it needed no credentials or
-// the node's, or the pull secrets that were good for it. Who shows one of them, or one
-// with the same content, may use the image; everybody else has to pull it, and the
-// registry decides.
+// the node's, or the pull secrets that were good for it. A pod with one of
+// these secrets, or with one of the same content, may use the image; any other has to pull
+// it, and the registry decides.
 //
 // On disk, below the agent's root:
 //
@@ -61,7 +61,7 @@ type Record struct {
 	Access  map[string]Access `json:"credentialMapping"` // by name, without tag and digest
 }
 
-// Access is who may use an image by a name.
+// Access is which pods may use an image by a name.
 type Access struct {
 	Node    bool             `json:"nodePodsAccessible,omitempty"`
 	Secrets []keyring.Source `json:"kubernetesSecrets,omitempty"`

@@ -1,5 +1,5 @@
 // Package readiness knows whether the runtime is fit to run pods: it asks for its
-// status every few seconds and tells when that has changed.
+// status every few seconds and notifies a watcher when that has changed.
 package readiness
 
 import (
@@ -16,7 +16,7 @@ import (
 // period is how often the runtime is asked.
 const period = 5 * time.Second
 
-// A Runtime is who is asked.
+// A Runtime is what a Monitor asks.
 type Runtime interface {
 	Status(ctx context.Context, verbose bool) (*cri.StatusResponse, error)
 	Version(ctx context.Context, apiVersion string) (*cri.VersionResponse, error)
@@ -27,7 +27,7 @@ type State struct {
 	Answers      bool // it has answered, the last time it was asked
 	RuntimeReady bool
 	NetworkReady bool
-	Lists        bool // it tells what it runs
+	Lists        bool // its lists can be had
 	// Reason and Message say why one of the four is not so.
 	Reason, Message string
 
@@ -71,7 +71,7 @@ type Lister interface {
 	Health() error // what is wrong with them
 }
 
-// A Watcher is told of a new state. It must not block.
+// A Watcher is notified of each new state. It must not block.
 type Watcher interface{ RuntimeChanged(State) }
 
 // A Monitor asks one runtime.
@@ -102,7 +102,7 @@ func (m *Monitor) HandlerFeatures(handler string) *cri.RuntimeHandlerFeatures {
 	return m.Get().Handler(handler).GetFeatures()
 }
 
-// Run asks until ctx ends, the runtime and who has its lists.
+// Run asks the runtime, and lists about its lists, until ctx ends.
 func (m *Monitor) Run(ctx context.Context, lists Lister) {
 	ticker := time.NewTicker(period)
 	defer ticker.Stop()

@@ -47,7 +47,7 @@ func (s *Store) Delete(key string, uid types.UID, grace *int64, force bool) (man
 	return r.decoded, s.saveLocked(&r)
 }
 
-// Ended tells that nothing is left of a pod that was being deleted.
+// Ended removes a pod that was being deleted: nothing of it is left.
 func (s *Store) Ended(namespace, name string, uid types.UID) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

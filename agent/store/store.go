@@ -6,8 +6,8 @@
 // kinds without namespaces), mode 0600 since there are secrets among them. It has
 // the text that was given and what the store adds to it. The text is decoded
 // anew when an agent starts, as that of a file is: with the defaults and the
-// rules of that agent. An object that these reject stays on disk and is told; a pod
-// that runs stays as it was accepted.
+// rules of that agent. An object that these reject stays on disk and is reported; a
+// pod that runs stays as it was accepted.
 //
 // A pod that is deleted stays until Ended says that nothing of it is left; all
 // other objects are removed at once. A pod whose spec is changed beyond what a

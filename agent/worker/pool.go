@@ -19,7 +19,7 @@ type Pool struct {
 	log *slog.Logger
 	wg  sync.WaitGroup
 
-	mu      sync.Mutex              // also guards what each worker is told
+	mu      sync.Mutex              // also guards what workers are to do
 	workers map[podsync.Key]*worker // guarded by mu
 }
 

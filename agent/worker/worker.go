@@ -39,11 +39,11 @@ type Runtime interface {
 	// to be stopped, after the hook, comes when turn is closed. ctx also ends
 	// when the container is to end sooner than a says: another Stop follows.
 	Stop(ctx context.Context, turn <-chan struct{}, pod *v1.Pod, a podsync.Action) error
-	// Report is told what the worker knows of the pod and returns the pod's
-	// status, nil if the pod is. It does not block.
+	// Report takes what the worker knows of the pod and returns the pod's status;
+	// nil if pod is nil. It does not block.
 	Report(pod *v1.Pod, have podsync.Have) *v1.PodStatus
-	// Ended is told of a pod that was being deleted when nothing of it is left. It is
-	// called without locks.
+	// Ended is called when nothing is left of a pod that was being deleted, without
+	// locks.
 	Ended(key podsync.Key, uid types.UID)
 }
 
@@ -277,7 +277,7 @@ func (w *worker) recordResult(ctx, interrupt context.Context, a podsync.Action, 
 	}
 	delay, level := retryDelay(a.Verb, &f), slog.LevelWarn
 	if errors.Is(err, fault.Unavailable) {
-		// Not the pod's fault; pleg tells of it, once and not for each pod.
+		// Not the pod's fault; pleg reports it once, not for each pod.
 		f.count, delay, level = last.count, observeRetry, slog.LevelDebug
 	}
 	f.Until = f.At.Add(delay)

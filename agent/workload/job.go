@@ -72,8 +72,8 @@ func job(j *batchv1.Job, pods []Pod, now time.Time) Plan {
 	return plan
 }
 
-// revision tells a job from the one before it was edited, or deleted and made
-// anew.
+// revision distinguishes a job from what it was before an edit, and from a deleted one of
+// its name.
 func revision(j *batchv1.Job) string {
 	return string(j.UID) + "." + j.Annotations[manifest.AnnotationHash]
 }

@@ -11,8 +11,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// routeAccess answers who asks whether it may do something: whoever can speak to the
-// agent may do all of it.
+// routeAccess answers "kubectl auth can-i" with yes: a client that can connect to the agent
+// may do everything.
 func (h *Handler) routeAccess() {
 	h.handle("POST /apis/"+authorization+"/selfsubjectaccessreviews", func(w http.ResponseWriter, r *http.Request) error {
 		data, err := api.Body(r)
