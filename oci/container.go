@@ -40,12 +40,12 @@ type Container struct {
 	created time.Time
 	runDir  string
 
-	settled  chan struct{} // closed when the outcome of Start is known
-	done     chan struct{} // closed by the move to Exited
-	notified chan struct{} // closed when listeners have been told of that
-	hurry    chan struct{} // tells terminate of another Stop
-	applying chan struct{} // full while a change is being made
-	orphan   atomic.Bool   // loaded from disk: no Start of ours will settle it
+	settled   chan struct{} // closed when the outcome of Start is known
+	done      chan struct{} // closed by the move to Exited
+	notified  chan struct{} // closed when listeners have been notified of that
+	stopAgain chan struct{} // wakes terminate: there is another Stop
+	applying  chan struct{} // full while a change is being made
+	orphan    atomic.Bool   // loaded from disk: no Start of ours will settle it
 
 	mu     sync.Mutex
 	record atomic.Pointer[containerRecord]
@@ -68,7 +68,7 @@ type containerStatus struct {
 	Status
 	StartTime uint64            // of Pid: field 22 of /proc/<pid>/stat
 	Cgroups   map[string]string // controller → absolute directory; "" = the v2 one
-	OOMKills  int64             `json:",omitempty"` // of which an executor has told
+	OOMKills  int64             `json:",omitempty"` // that an executor has reported
 }
 
 // Status is the part of a container that changes. It is a plain value: a copy
@@ -86,12 +86,12 @@ type Status struct {
 func (r *Runtime) newContainer(id string, sb *Sandbox, rec *containerRecord) *Container {
 	c := &Container{
 		rt: r, sandbox: sb, id: id, created: rec.CreatedAt,
-		runDir:   filepath.Join(r.o.State, containerKind, id),
-		settled:  make(chan struct{}),
-		hurry:    make(chan struct{}, 1),
-		applying: make(chan struct{}, 1),
-		done:     make(chan struct{}),
-		notified: make(chan struct{}),
+		runDir:    filepath.Join(r.o.State, containerKind, id),
+		settled:   make(chan struct{}),
+		stopAgain: make(chan struct{}, 1),
+		applying:  make(chan struct{}, 1),
+		done:      make(chan struct{}),
+		notified:  make(chan struct{}),
 	}
 	c.record.Store(rec)
 	c.status.Store(&containerStatus{})
@@ -187,7 +187,7 @@ func (c *Container) exitPath() string {
 	return filepath.Join(c.rt.o.Root, containerKind, c.id, "exit.json")
 }
 
-// emit tells the event to the listener.
+// emit passes an event to the listener.
 func (c *Container) emit(kind EventKind) {
 	c.rt.emit(Event{Kind: kind, Sandbox: c.sandbox, Container: c, At: time.Now()})
 }

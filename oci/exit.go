@@ -19,7 +19,7 @@ func (r *Runtime) handle(e wire.Event) {
 	}
 	c, ok := r.containers.exact(e.ID)
 	if !ok {
-		return // removed, and told so by its own end
+		return // removed, which its own end has reported
 	}
 	switch {
 	case e.Kind == wire.EventOOM:

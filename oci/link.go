@@ -18,7 +18,7 @@ import (
 )
 
 // linkWait is how long a call waits for an executor that is being replaced, which takes some 50
-// ms; a caller that has waited this long should be told.
+// ms; a caller that has waited this long should get an error.
 const linkWait = 20 * time.Second
 
 // A link is the connection to the executor that is in force. When one ends, keep
@@ -50,7 +50,7 @@ func newLink(dial func(context.Context) (ExecutorConn, error), settle func(conte
 }
 
 // connectTries is how many executors are tried that go away before they have answered. An
-// executor that was told to end does so; a second one hardly ever.
+// executor may have been asked to end just before; a second one hardly ever.
 const connectTries = 5
 
 // connect dials, settles and puts the new connection in force. An executor that goes
@@ -162,8 +162,8 @@ func (l *link) get(ctx context.Context) (ExecutorConn, error) {
 	}
 }
 
-// call is ExecutorConn.Call on the connection in force. Who gets fault.Unavailable may
-// try again at once: it comes when the connection is out of force.
+// call is ExecutorConn.Call on the connection in force. After
+// fault.Unavailable the caller may try again at once: this connection is out of force.
 func (l *link) call(ctx context.Context, method string, req, reply any, send ...*os.File) ([]*os.File, error) {
 	conn, err := l.get(ctx)
 	if err != nil {

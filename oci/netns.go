@@ -120,7 +120,7 @@ func share(dir string) error {
 }
 
 // lockDir keeps `ip netns` from binding dir onto itself at the same time. It is not
-// worth waiting long for: who holds it longer is not about to do that.
+// worth waiting long for: a process that holds it longer is not about to do that.
 func lockDir(dir string) (unlock func()) {
 	f, err := os.Open(dir)
 	if err != nil {

@@ -74,7 +74,7 @@ func (r *Runtime) load() error {
 	return nil
 }
 
-// loadContainer finds out where a container is, as far as the disk tells.
+// loadContainer finds out where a container is, as far as the disk says.
 func (r *Runtime) loadContainer(id string, rec *containerRecord) (*Container, error) {
 	sb, ok := r.sandboxes.exact(rec.Config.SandboxID)
 	if !ok {
@@ -244,7 +244,7 @@ func (c *Container) reconcile(ctx context.Context, conn ExecutorConn, info *wire
 		return c.handOver(ctx, conn)
 	case Exited:
 		if info != nil && info.Exit == nil {
-			// Its exit is on disk, and told. It must not run on unseen.
+			// Its exit is on disk, and was reported. It must not run on unseen.
 			_, err := conn.Call(ctx, wire.MethodSignal, wire.SignalRequest{ID: c.id, Signal: int(unix.SIGKILL), All: true}, nil)
 			return err
 		}
@@ -307,7 +307,7 @@ func (c *Container) found(info *wire.Info) error {
 }
 
 // handOver gives a container whose executor is gone to the new one. If it has ended meanwhile,
-// the new executor tells its exit.
+// the new executor reports its exit.
 func (c *Container) handOver(ctx context.Context, conn ExecutorConn) error {
 	if exit, ended := c.readExit(); ended {
 		c.rt.work.Go(func() { c.exit(c.rt.closing, exit) })
@@ -316,8 +316,8 @@ func (c *Container) handOver(ctx context.Context, conn ExecutorConn) error {
 	st := c.status.Load()
 	files, err := c.lend()
 	if err == nil && len(files) == 0 {
-		// We are new as well. The process is all that may be found again; that it
-		// is not, the executor tells as its exit.
+		// We are new as well. Only the process may be found again; if it is not, the
+		// executor reports that as its exit.
 		files = c.rt.find(st.Pid, st.StartTime)
 	}
 	defer wire.CloseAll(files)

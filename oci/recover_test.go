@@ -447,13 +447,13 @@ func TestDriverChanged(t *testing.T) {
 
 // An OOM kill is reported once, by the container's current executor, which knows
 // what earlier ones have reported. One that has not been reported is not lost.
-func TestKillsAreToldOnce(t *testing.T) {
+func TestKillsAreReportedOnce(t *testing.T) {
 	inBubble(t, func(b *bed) {
 		b.ok(b.r.Close())
-		o, told := b.m.Options(b.T), 0
+		o, kills := b.m.Options(b.T), 0
 		o.OnEvent = func(e oci.Event) {
 			if e.Kind == oci.ContainerOOM {
-				told++
+				kills++
 			}
 		}
 		b.r = ocitest.Open(b.T, o)
@@ -461,8 +461,8 @@ func TestKillsAreToldOnce(t *testing.T) {
 		c := b.start("sleep", "for-ever")
 		is := func(want int, when string) {
 			b.Helper()
-			if synctest.Wait(); told != want {
-				b.Errorf("%s: %d kills were told, want %d", when, told, want)
+			if synctest.Wait(); kills != want {
+				b.Errorf("%s: %d kills were reported, want %d", when, kills, want)
 			}
 		}
 		b.m.KillForMemory(c.ID())

@@ -65,8 +65,8 @@ func (c *Container) discard(ctx context.Context) error {
 	return nil
 }
 
-// removeCgroups removes the cgroups that the executor told of, or, if its end came before it
-// could tell, those that it was to make.
+// removeCgroups removes the cgroups that the executor reported, or, if it ended before it
+// could, those that it was to make.
 func (c *Container) removeCgroups() error {
 	dirs := c.status.Load().Cgroups
 	if spec := c.record.Load().Config.Spec; len(dirs) == 0 && spec != nil && spec.Linux != nil {

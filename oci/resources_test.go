@@ -121,7 +121,7 @@ func TestReadResourcesOfScope(t *testing.T) {
 		}
 		got := readResources(map[string]string{"": scope}, &specs.LinuxResources{CPU: &specs.LinuxCPU{Quota: &c.asked, Period: ptr(uint64(100000))}})
 		if *got.CPU.Quota != c.want {
-			t.Errorf("asked for %d, the kernel has %d: %d is told, want %d", c.asked, c.kernel, *got.CPU.Quota, c.want)
+			t.Errorf("asked for %d, the kernel has %d: reported %d, want %d", c.asked, c.kernel, *got.CPU.Quota, c.want)
 		}
 	}
 }

@@ -18,10 +18,10 @@ import (
 //	Ready                      kept if its namespaces are there, else NotReady
 //	Stopping                   kept: stopping it again does the rest
 //	any, but the machine was restarted
-//	                           NotReady; its record still tells its network
+//	                           NotReady; its record still has its network
 //	Removing                   finished
 
-// loadSandbox finds out where a sandbox is, as far as the disk tells.
+// loadSandbox finds out where a sandbox is, as far as the disk says.
 func (r *Runtime) loadSandbox(id string, rec *sandboxRecord) *Sandbox {
 	sb := r.newSandbox(id, rec)
 	if beside := filepath.Join(sb.runDir, "ns", "net"); pinnedAt(beside) {

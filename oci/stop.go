@@ -43,7 +43,7 @@ func (c *Container) Stop(ctx context.Context, sig unix.Signal, grace time.Durati
 	if first {
 		c.rt.work.Go(func() { c.terminate(c.rt.closing, sig) })
 	} else {
-		poke.Wake(c.hurry)
+		poke.Wake(c.stopAgain)
 	}
 	select {
 	case <-c.done:
@@ -68,7 +68,7 @@ func (c *Container) terminate(ctx context.Context, sig unix.Signal) {
 		case <-settled:
 			settled = nil
 			c.signal(ctx, sig, false)
-		case <-c.hurry:
+		case <-c.stopAgain:
 		case <-time.After(left):
 		case <-c.done:
 			return
@@ -79,7 +79,7 @@ func (c *Container) terminate(ctx context.Context, sig unix.Signal) {
 	for pause := backoff.New(killRetry, killRetryMax); ; {
 		c.signal(ctx, unix.SIGKILL, true)
 		select {
-		case <-c.hurry: // another Stop need not wait for the next attempt
+		case <-c.stopAgain: // another Stop need not wait for the next attempt
 		case <-c.done:
 			return
 		case <-ctx.Done():

@@ -42,8 +42,7 @@ func (r *Runtime) sweep(ctx context.Context) {
 	}
 }
 
-// sweepContainer takes away a container without a record; its status tells its
-// cgroup.
+// sweepContainer removes a container without a record; its status names its cgroups.
 func (r *Runtime) sweepContainer(ctx context.Context, id string) error {
 	dir := filepath.Join(r.o.State, containerKind, id)
 	errs := []error{r.expunge(ctx, id)}

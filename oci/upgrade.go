@@ -33,7 +33,7 @@ func (s *spawner) current(ctx context.Context, conn ExecutorConn, running wire.H
 	refused := s.upgrade(ctx, conn)
 	conn.Close()
 	drain(conn)
-	// It has the same socket, so that who connects before it is ready only waits.
+	// It has the same socket, so a client that connects before it is ready only waits.
 	ctx, cancel := context.WithTimeout(ctx, spawnTimeout)
 	defer cancel()
 	conn, now, err := s.hello(ctx, socket)

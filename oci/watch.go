@@ -12,19 +12,19 @@ import (
 
 // An executor that dies is replaced in a moment. One that hangs would do so for ever: no pod
 // starts, no exit is taken, no output read. So every pingEvery it is asked for an answer that
-// takes a working executor. After troubled unanswered pings in a row Trouble reports it; after
-// hopeless it is killed, and with that replaced.
+// takes a working executor. After reportAfter unanswered pings in a row Trouble reports it;
+// after killAfter it is killed, and with that replaced.
 //
 // An upgrade may keep it busy for its own quiet time, 10 s, and a machine without
 // memory to spare for longer than that.
 const (
-	pingEvery = 5 * time.Second
-	troubled  = 4
-	hopeless  = 12
+	pingEvery   = 5 * time.Second
+	reportAfter = 4
+	killAfter   = 12
 )
 
-// A mortal connection is one to a process that can be killed.
-type mortal interface {
+// A killer is a connection to a process that can be killed.
+type killer interface {
 	// Kill sends SIGKILL to the process at the other end of the connection.
 	Kill() error
 }
@@ -60,7 +60,7 @@ func (l *link) watch(ctx context.Context) {
 			l.trouble.Store(nil)
 			continue
 		}
-		if failed++; failed < troubled && !logged {
+		if failed++; failed < reportAfter && !logged {
 			continue
 		}
 		if !logged {
@@ -68,7 +68,7 @@ func (l *link) watch(ctx context.Context) {
 			logged = true
 		}
 		l.trouble.Store(&err)
-		if m, ok := conn.(mortal); ok && failed >= hopeless {
+		if m, ok := conn.(killer); ok && failed >= killAfter {
 			l.log.Error("executor is killed, to be replaced", "err", err, "kill", m.Kill())
 			failed = 0 // should its successor be no better, it has as long
 		}

@@ -17,7 +17,7 @@ func TestExecutorStandsStill(t *testing.T) {
 		slow := b.m.Executor.Hold(wire.MethodPing)
 		time.Sleep(12 * time.Second)
 		if b.r.Trouble() != nil {
-			b.Error("a pause is told of as trouble")
+			b.Error("a pause is reported as trouble")
 		}
 		slow()
 		time.Sleep(time.Minute)
@@ -29,7 +29,7 @@ func TestExecutorStandsStill(t *testing.T) {
 		still := b.m.Executor.Hold(wire.MethodPing)
 		time.Sleep(40 * time.Second)
 		if b.r.Trouble() == nil {
-			b.Error("nobody is told of an executor that does not answer")
+			b.Error("an executor that does not answer is not reported")
 		}
 		if n := b.r.ExecutorRestarts(); n > 0 {
 			b.Errorf("it was replaced at once, %d times", n)

@@ -12,7 +12,7 @@ import (
 	"github.com/crisp-cri/crisp/oci"
 )
 
-// ContainerStatus returns all that CRI tells of a container.
+// ContainerStatus returns all that CRI has on a container.
 //
 // CRI: "If the container is not present, returns an error": NotFound, the only
 // code by which the kubelet takes the container for absent.

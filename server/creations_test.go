@@ -18,16 +18,16 @@ import (
 // A bench is creations with a build step that takes as long as a test wants.
 type bench struct {
 	*creations
-	work   detached
-	stop   context.CancelFunc
-	builds int
-	undone []string
-	told   []string
-	err    error         // of the build
-	undo   error         // of the discard
-	took   time.Duration // of the build
-	slow   time.Duration // of the discard
-	deaf   bool          // the build cannot be cut short
+	work      detached
+	stop      context.CancelFunc
+	builds    int
+	undone    []string
+	published []string
+	err       error         // of the build
+	undo      error         // of the discard
+	took      time.Duration // of the build
+	slow      time.Duration // of the discard
+	deaf      bool          // the build cannot be cut short
 }
 
 func newBench(t *testing.T) *bench {
@@ -35,7 +35,7 @@ func newBench(t *testing.T) *bench {
 	ctx, cancel := context.WithCancel(context.Background())
 	b.stop = cancel
 	b.creations = newCreations(ctx, &b.work, slog.New(slog.NewTextHandler(t.Output(), nil)), "thing")
-	b.delivered = func(id string) { b.told = append(b.told, id) }
+	b.delivered = func(id string) { b.published = append(b.published, id) }
 	t.Cleanup(cancel)
 	return b
 }
@@ -125,8 +125,8 @@ func TestSameRequestJoins(t *testing.T) {
 		if one.err != nil || two.err != nil || one.id != two.id || b.builds != 1 {
 			t.Errorf("got %v and %v from %d builds", one, two, b.builds)
 		}
-		if len(b.told) != 1 || len(b.byName) != 0 || len(b.hidden) != 0 {
-			t.Errorf("told %v, by name %v, hidden %v", b.told, b.byName, b.hidden)
+		if len(b.published) != 1 || len(b.byName) != 0 || len(b.hidden) != 0 {
+			t.Errorf("published %v, by name %v, hidden %v", b.published, b.byName, b.hidden)
 		}
 	})
 }
@@ -160,12 +160,12 @@ func TestRepetitionAfterTheEndCollects(t *testing.T) {
 		}
 		time.Sleep(b.took)
 		synctest.Wait()
-		if len(b.hidden) != 1 || len(b.told) != 0 {
-			t.Errorf("finished and uncollected: hidden %v, told %v", b.hidden, b.told)
+		if len(b.hidden) != 1 || len(b.published) != 0 {
+			t.Errorf("finished and uncollected: hidden %v, published %v", b.hidden, b.published)
 		}
 		id, err := b.call(t.Context(), "a", wants("x"))
-		if err != nil || b.builds != 1 || b.isHidden(id) || len(b.told) != 1 {
-			t.Errorf("repetition: %q, %v, %d builds, told %v", id, err, b.builds, b.told)
+		if err != nil || b.builds != 1 || b.isHidden(id) || len(b.published) != 1 {
+			t.Errorf("repetition: %q, %v, %d builds, published %v", id, err, b.builds, b.published)
 		}
 		time.Sleep(2 * uncollectedLife)
 		if len(b.undone) != 0 {

@@ -83,7 +83,7 @@ func (e *Events) Publish(ev oci.Event) {
 // publish sends one event with the current statuses of the whole pod, which are
 // never older than the event.
 func (s *Server) publish(typ cri.ContainerEventType, id string, sb *oci.Sandbox, at time.Time) {
-	if !s.events.hub.Heard() {
+	if !s.events.hub.HasSubscribers() {
 		return
 	}
 	ev := &cri.ContainerEventResponse{ContainerId: id, ContainerEventType: typ, CreatedAt: at.UnixNano()}

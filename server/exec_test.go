@@ -185,7 +185,7 @@ func TestStopLeavesTheInputOfWhoIsAttached(t *testing.T) {
 
 // A client that the executor has dropped for not reading gets an error, as the container has
 // not ended.
-func TestAttachTellsWhomItDrops(t *testing.T) {
+func TestAttachReportsDroppedClients(t *testing.T) {
 	t.Parallel() // it waits for the time that a reader has
 	n := newNode(t)
 	config := container("x", "echo-stdin")
@@ -202,7 +202,7 @@ func TestAttachTellsWhomItDrops(t *testing.T) {
 	go io.Copy(io.Discard, heard)
 	n.machine.Detach(id)
 	if err := <-ended; err == nil || !strings.Contains(err.Error(), "detached from container "+id) {
-		t.Errorf("the client is told %v", err)
+		t.Errorf("the client gets %v", err)
 	}
 	if st := n.status(t, id); st.State != cri.ContainerState_CONTAINER_RUNNING {
 		t.Errorf("the container is %v", st.State)

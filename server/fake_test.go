@@ -224,7 +224,7 @@ type fakeNetwork struct {
 	adds    int
 	fail    map[string]error
 	gate    chan struct{} // if not nil, Attach waits for it
-	waiting chan struct{} // told when Attach waits
+	waiting chan struct{} // receives a value when Attach waits
 	kept    []string
 }
 

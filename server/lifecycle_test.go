@@ -107,7 +107,7 @@ func TestNetworkAndFilesOfAPod(t *testing.T) {
 	sb := n.run(t, pod("web"))
 	p := n.net.pod(sb)
 	if p.Name != "web" || p.Namespace != "default" || p.UID != "uid-web" || p.NetNS == "" || p.EgressBPS != 10_000_000 || p.IngressBPS != 0 {
-		t.Errorf("network was told %+v", p)
+		t.Errorf("network was given %+v", p)
 	}
 	if len(p.Ports) != 1 || p.Ports[0].Protocol != "udp" || p.Ports[0].HostPort != 5353 || p.Ports[0].ContainerPort != 53 || p.Ports[0].HostIP != "127.0.0.1" {
 		t.Errorf("ports are %+v", p.Ports)

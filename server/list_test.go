@@ -195,7 +195,7 @@ func TestEvents(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for !n.server.events.hub.Heard() { // the subscription has no answer to wait for
+	for !n.server.events.hub.HasSubscribers() { // the subscription has no answer to wait for
 	}
 	next := func(id string, typ cri.ContainerEventType) *cri.ContainerEventResponse {
 		t.Helper()
@@ -310,20 +310,20 @@ func TestImageUser(t *testing.T) {
 
 // The kubelet checks runAsNonRoot by the number in ImageStatus: the container
 // must run as that number, whatever the image's files make of it.
-func TestImageRunsAsTheNumberToldOfIt(t *testing.T) {
+func TestImageRunsAsTheNumberReported(t *testing.T) {
 	for _, user := range []string{"1000", "+1000", "01000", "1000:1000", "-1", "4294967295", "4294967296", "99999999999999999999", " 1000", "1e3", "0x10", "１"} {
 		name, _, _ := strings.Cut(user, ":")
 		var img image.Image
 		img.Config.Config.User = user
-		told := criImage(img)
+		shown := criImage(img)
 		passwd := strings.NewReader(name + ":x:0:0::/:\n1000:x:0:0::/:\n")
 		got, err := spec.ResolveUser(nil, user, passwd, nil)
 		switch {
-		case told.Uid == nil && told.Username != name:
-			t.Errorf("user %q: told as %q", user, told.Username)
-		case told.Uid != nil && err == nil && int64(got.UID) != told.Uid.Value:
-			t.Errorf("user %q: told as %d, runs as %d", user, told.Uid.Value, got.UID)
-		case told.Uid.GetValue() == 1000 && err != nil:
+		case shown.Uid == nil && shown.Username != name:
+			t.Errorf("user %q: shown as %q", user, shown.Username)
+		case shown.Uid != nil && err == nil && int64(got.UID) != shown.Uid.Value:
+			t.Errorf("user %q: shown as %d, runs as %d", user, shown.Uid.Value, got.UID)
+		case shown.Uid.GetValue() == 1000 && err != nil:
 			t.Errorf("user %q: %v", user, err)
 		}
 	}

@@ -93,8 +93,8 @@ func (p *plugin) container(call string, c *api.Container) error {
 	return p.note(call, c.Name)
 }
 
-// told returns the notifications so far.
-func (p *plugin) told() []string {
+// notifications returns the notifications so far.
+func (p *plugin) notifications() []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return slices.Clone(p.heard)

@@ -87,10 +87,10 @@ func refused(what string, err error) error {
 	return fault.Unavailable.Errorf("%s by plugins: %v", what, err)
 }
 
-// notifyRun tells plugins of a sandbox before it is ready. If the sandbox fails
-// after that, the step added to steps tells them that too.
+// notifyRun notifies plugins of a sandbox before it is ready, and adds to steps what
+// notifies them of its end if the sandbox fails after that.
 func (s *Server) notifyRun(ctx context.Context, turn nri.Turn, p nri.Pod, steps *undo.Stack) error {
-	if !turn.Heard() {
+	if !turn.HasPlugins() {
 		return nil
 	}
 	// Also if the hook fails, as the plugins before the one that refused were
@@ -100,7 +100,7 @@ func (s *Server) notifyRun(ctx context.Context, turn nri.Turn, p nri.Pod, steps 
 		defer cancel()
 		turn := s.plugins.Turn()
 		defer turn.End()
-		if turn.Heard() {
+		if turn.HasPlugins() {
 			s.logPluginError(ctx, "StopPodSandbox", turn.StopPodSandbox(ctx, p))
 			s.logPluginError(ctx, "RemovePodSandbox", turn.RemovePodSandbox(ctx, p))
 		}
@@ -112,21 +112,21 @@ func (s *Server) notifyRun(ctx context.Context, turn nri.Turn, p nri.Pod, steps 
 	return nil
 }
 
-// notifyStop tells plugins of a sandbox that is being stopped.
+// notifyStop notifies plugins of a sandbox that is being stopped.
 func (s *Server) notifyStop(ctx context.Context, sb *oci.Sandbox) {
 	turn := s.plugins.Turn()
 	defer turn.End()
-	if turn.Heard() {
+	if turn.HasPlugins() {
 		s.logPluginError(ctx, "StopPodSandbox", turn.StopPodSandbox(ctx, pluginPod(sb, s.index.sandbox(sb))))
 	}
 }
 
-// notifyPodUpdate tells plugins of new resources of a sandbox, saves the
-// resources, and tells plugins that they are saved.
+// notifyPodUpdate notifies plugins of new resources of a sandbox, before and after they
+// are saved.
 func (s *Server) notifyPodUpdate(ctx context.Context, p nri.Pod, save func() error) error {
 	turn := s.plugins.Turn()
 	defer turn.End()
-	if !turn.Heard() {
+	if !turn.HasPlugins() {
 		return save()
 	}
 	if err := turn.UpdatePodSandbox(ctx, p); err != nil {
@@ -140,12 +140,12 @@ func (s *Server) notifyPodUpdate(ctx context.Context, p nri.Pod, save func() err
 }
 
 // notifyCreate lets plugins change the specification of a container that is being
-// created. If the container fails after that, undoing it tells them that too. The turn
-// lasts until the container is on record: a plugin that joined before would never hear
-// of it.
+// created. If the container fails after that, undoing it notifies them of that too. The turn
+// lasts until the container is on record: a plugin that joined before would never be
+// notified of it.
 func (d *containerDraft) notifyCreate(ctx context.Context) error {
 	d.turn = d.s.plugins.Turn()
-	if !d.turn.Heard() {
+	if !d.turn.HasPlugins() {
 		return nil
 	}
 	s := d.s
@@ -159,7 +159,7 @@ func (d *containerDraft) notifyCreate(ctx context.Context) error {
 		defer cancel()
 		turn := s.plugins.Turn()
 		defer turn.End()
-		if turn.Heard() {
+		if turn.HasPlugins() {
 			updates, err := turn.StopContainer(ctx, p, c)
 			s.logPluginError(ctx, "StopContainer", err)
 			s.applyUpdates(ctx, updates)
@@ -177,18 +177,18 @@ func (d *containerDraft) notifyCreate(ctx context.Context) error {
 	return unapplied(s.applyUpdates(ctx, updates))
 }
 
-// notifyCreated tells plugins of a container that is on record.
+// notifyCreated notifies plugins of a container that is on record.
 func (s *Server) notifyCreated(ctx context.Context, turn nri.Turn, c *oci.Container) {
-	if turn.Heard() {
+	if turn.HasPlugins() {
 		s.logPluginError(ctx, "PostCreateContainer", turn.PostCreateContainer(ctx, s.podOf(c), s.pluginContainer(c)))
 	}
 }
 
-// notifyStart tells plugins of a container that is to be started.
+// notifyStart notifies plugins of a container that is to be started.
 func (s *Server) notifyStart(ctx context.Context, c *oci.Container) error {
 	turn := s.plugins.Turn()
 	defer turn.End()
-	if !turn.Heard() || c.Status().State != oci.Created {
+	if !turn.HasPlugins() || c.Status().State != oci.Created {
 		return nil // Start reports what is wrong
 	}
 	if err := turn.StartContainer(ctx, s.podOf(c), s.pluginContainer(c)); err != nil {
@@ -197,11 +197,11 @@ func (s *Server) notifyStart(ctx context.Context, c *oci.Container) error {
 	return nil
 }
 
-// notifyStarted tells plugins of a container that was started.
+// notifyStarted notifies plugins of a container that was started.
 func (s *Server) notifyStarted(ctx context.Context, c *oci.Container) {
 	turn := s.plugins.Turn()
 	defer turn.End()
-	if turn.Heard() {
+	if turn.HasPlugins() {
 		s.logPluginError(ctx, "PostStartContainer", turn.PostStartContainer(ctx, s.podOf(c), s.pluginContainer(c)))
 	}
 }
@@ -211,7 +211,7 @@ func (s *Server) notifyStarted(ctx context.Context, c *oci.Container) {
 func (s *Server) notifyUpdate(ctx context.Context, c *oci.Container, change *cri.LinuxContainerResources) (*cri.LinuxContainerResources, func(), error) {
 	turn := s.plugins.Turn()
 	defer turn.End()
-	if !turn.Heard() {
+	if !turn.HasPlugins() {
 		return change, func() {}, nil
 	}
 	asked, err := spec.Resources(change, s.o.SpecHost)
@@ -228,18 +228,18 @@ func (s *Server) notifyUpdate(ctx context.Context, c *oci.Container, change *cri
 	return spec.MergeResources(change, limitsOf(own)), func() {
 		turn := s.plugins.Turn()
 		defer turn.End()
-		if turn.Heard() {
+		if turn.HasPlugins() {
 			s.logPluginError(ctx, "PostUpdateContainer", turn.PostUpdateContainer(ctx, s.podOf(c), s.pluginContainer(c)))
 		}
 	}, nil
 }
 
-// An exits is the set of containers, by ID, whose end plugins were told of or
-// are being told of. Whoever comes first tells the end: the handler of its
-// event, or a call that must not return before.
+// An exits is the set of containers, by ID, of whose exit plugins were notified or are
+// being notified. The first to claim it notifies them: the handler of the exit's event,
+// or a call that must not return before.
 type exits struct {
 	mu       sync.Mutex
-	notified map[string]chan struct{} // closed when plugins have heard it; guarded by mu
+	notified map[string]chan struct{} // closed when plugins are notified; guarded by mu
 	shut     bool                     // the server is closing; guarded by mu
 }
 
@@ -259,8 +259,8 @@ func (x *exits) close() {
 	x.shut = true
 }
 
-// claim returns a channel that is closed when plugins were told of the end of c,
-// and whether the caller is the one to tell them; nil if there is no end to tell.
+// claim returns a channel that is closed when plugins were notified of the exit of c, and
+// whether the caller is the one to notify them; nil if there is no exit to notify of.
 func (x *exits) claim(c *oci.Container) (done chan struct{}, mine bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -269,7 +269,7 @@ func (x *exits) claim(c *oci.Container) (done chan struct{}, mine bool) {
 		return done, false
 	}
 	if c.Status().State != oci.Exited {
-		return nil, false // not started, not ended, or being removed after plugins were told
+		return nil, false // not started, not ended, or being removed after plugins were notified
 	}
 	if x.notified == nil {
 		x.notified = map[string]chan struct{}{}
@@ -285,8 +285,8 @@ func (x *exits) forget(id string) {
 	delete(x.notified, id)
 }
 
-// notifyExit tells plugins of the end of a container, once, and returns when they
-// were told.
+// notifyExit notifies plugins of the exit of a container, once, and returns when they were
+// notified.
 func (s *Server) notifyExit(ctx context.Context, c *oci.Container) {
 	if s.plugins == nil {
 		return
@@ -303,10 +303,10 @@ func (s *Server) notifyExit(ctx context.Context, c *oci.Container) {
 		return
 	}
 	defer close(done)
-	ctx = context.WithoutCancel(ctx) // no later call will tell it
+	ctx = context.WithoutCancel(ctx) // no later call will do it
 	turn := s.plugins.Turn()
 	defer turn.End()
-	if !turn.Heard() {
+	if !turn.HasPlugins() {
 		return
 	}
 	updates, err := turn.StopContainer(ctx, s.podOf(c), s.pluginContainer(c))
@@ -314,7 +314,7 @@ func (s *Server) notifyExit(ctx context.Context, c *oci.Container) {
 	s.logPluginError(ctx, "StopContainer", unapplied(s.applyUpdates(ctx, updates)))
 }
 
-// exited is notifyExit for the event of an end, for which no caller waits.
+// exited is notifyExit for the event of an exit, for which no caller waits.
 func (s *Server) exited(c *oci.Container) {
 	if s.plugins == nil {
 		return
@@ -322,11 +322,11 @@ func (s *Server) exited(c *oci.Container) {
 	s.exits.run(&s.work, func() { s.notifyExit(logctx.With(s.ctx, "container", c.ID()), c) })
 }
 
-// removeAndNotify removes a container and tells plugins that it is gone.
+// removeAndNotify removes a container and notifies plugins that it is gone.
 func (s *Server) removeAndNotify(ctx context.Context, c *oci.Container) error {
 	turn := s.plugins.Turn()
 	defer turn.End()
-	if !turn.Heard() {
+	if !turn.HasPlugins() {
 		return c.Remove(ctx)
 	}
 	p, gone := s.podOf(c), s.pluginContainer(c)
@@ -346,7 +346,7 @@ func (s *Server) removePodAndNotify(ctx context.Context, sb *oci.Sandbox) (err e
 	}()
 	turn := s.plugins.Turn()
 	defer turn.End()
-	if !turn.Heard() {
+	if !turn.HasPlugins() {
 		return sb.Remove(ctx)
 	}
 	gone := pluginPod(sb, s.index.sandbox(sb))

@@ -58,7 +58,7 @@ func TestPluginHearsALife(t *testing.T) {
 		PostStartContainer server UpdateContainer server PostUpdateContainer server UpdatePodSandbox web PostUpdatePodSandbox web StopContainer server
 		CreateContainer killed PostCreateContainer killed StartContainer killed PostStartContainer killed StopContainer killed
 		StopPodSandbox web RemoveContainer server RemoveContainer killed RemovePodSandbox web`)
-	if diff := cmp.Diff(want, strings.Fields(strings.Join(p.told(), " "))); diff != "" {
+	if diff := cmp.Diff(want, strings.Fields(strings.Join(p.notifications(), " "))); diff != "" {
 		t.Errorf("what the plugin heard (-want +got):\n%s", diff)
 	}
 	if got := p.pods["RunPodSandbox"]; got.Id != sb || got.Uid != "uid-web" || got.Namespace != "default" ||
@@ -166,7 +166,7 @@ func TestPluginRefuses(t *testing.T) {
 	n.stopAndRemove(t, sb)
 	n.wantNothingLeft(t)
 	undone := strings.Fields("RunPodSandbox web StopPodSandbox web RemovePodSandbox web RunPodSandbox web CreateContainer server StopContainer server RemoveContainer server CreateContainer server")
-	if diff := cmp.Diff(undone, strings.Fields(strings.Join(p.told(), " "))[:len(undone)]); diff != "" {
+	if diff := cmp.Diff(undone, strings.Fields(strings.Join(p.notifications(), " "))[:len(undone)]); diff != "" {
 		t.Errorf("what the plugin heard of what it refused (-want +got):\n%s", diff)
 	}
 }
@@ -306,7 +306,7 @@ func TestPluginJoins(t *testing.T) {
 	for _, name := range late.synced {
 		learned[name]++
 	}
-	for _, call := range late.told() {
+	for _, call := range late.notifications() {
 		if name, ok := strings.CutPrefix(call, "CreateContainer "); ok {
 			learned[name]++
 		}
@@ -356,7 +356,7 @@ func TestPluginHangs(t *testing.T) {
 	n.create(t, sb, forever("server"))
 	turn := n.server.plugins.Turn()
 	defer turn.End()
-	if turn.Heard() {
+	if turn.HasPlugins() {
 		t.Error("a plugin that does not answer is still asked")
 	}
 }
@@ -379,7 +379,7 @@ func TestPluginAfterRestart(t *testing.T) {
 	}
 	n.stopAndRemove(t, sb)
 	want := []string{"StopPodSandbox web", "RemoveContainer short", "RemovePodSandbox web"}
-	if diff := cmp.Diff(want, p.told()); diff != "" {
+	if diff := cmp.Diff(want, p.notifications()); diff != "" {
 		t.Errorf("what the plugin heard (-want +got):\n%s", diff)
 	}
 }

@@ -38,7 +38,6 @@ import (
 // restored only if Options.RestoreFromImages is set. Paths and directories come only
 // from those who can use crispd's socket: the kubelet does not take a path for an
 // image.
-// crispd's socket: the kubelet takes no path for an image.
 
 // checkpointAnnotations are the manifest annotations by which Podman, CRI-O and
 // checkpointctl mark an image as a container's checkpoint.

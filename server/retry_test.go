@@ -169,7 +169,7 @@ func TestKubeletsSecondRequestGetsItsContainer(t *testing.T) {
 
 // The leftovers of a sandbox that could neither be made nor be undone are listed, so
 // their removal is an event like any other.
-func TestRemovalOfWhatNeverWasReadyIsTold(t *testing.T) {
+func TestRemovalOfWhatNeverWasReadyIsReported(t *testing.T) {
 	n := newNode(t)
 	n.net.failing("Attach", fault.Unavailable.Errorf("broken for the test"))
 	n.net.failing("Detach", fault.Unavailable.Errorf("broken for the test"))
@@ -186,7 +186,7 @@ func TestRemovalOfWhatNeverWasReadyIsTold(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for !n.server.events.hub.Heard() { // the subscription has no answer to wait for
+	for !n.server.events.hub.HasSubscribers() { // the subscription has no answer to wait for
 	}
 	if _, err := n.RemovePodSandbox(t.Context(), &cri.RemovePodSandboxRequest{PodSandboxId: left[0]}); err != nil {
 		t.Fatal(err)

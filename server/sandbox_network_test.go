@@ -32,7 +32,7 @@ func TestUnreadableBandwidthIsRefused(t *testing.T) {
 		config := pod("limited-" + strings.ToLower(text))
 		config.Annotations["kubernetes.io/ingress-bandwidth"] = text
 		if p := n.net.pod(n.run(t, config)); p.IngressBPS != want || p.EgressBPS != 10e6 {
-			t.Errorf("%s: the network was told %d, %d", text, p.IngressBPS, p.EgressBPS)
+			t.Errorf("%s: the network was given %d, %d", text, p.IngressBPS, p.EgressBPS)
 		}
 	}
 }

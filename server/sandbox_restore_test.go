@@ -25,7 +25,7 @@ func TestEventsOfRestoredPod(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for !n.server.events.hub.Heard() { // the subscription has no answer to wait for
+	for !n.server.events.hub.HasSubscribers() { // the subscription has no answer to wait for
 		time.Sleep(time.Millisecond)
 	}
 	config := pod("web")

@@ -11,7 +11,7 @@ import (
 	"github.com/crisp-cri/crisp/oci"
 )
 
-// PodSandboxStatus returns all that CRI tells of a sandbox and its containers,
+// PodSandboxStatus returns all that CRI has on a sandbox and its containers,
 // as of one time.
 //
 // CRI: "If the PodSandbox is not present, returns an error": NotFound, the only

@@ -83,7 +83,7 @@ func (s *Server) stopSandbox(ctx context.Context, sb *oci.Sandbox) error {
 }
 
 // killAll kills containers in parallel and returns when all have exited and
-// plugins were told.
+// plugins were notified.
 func (s *Server) killAll(ctx context.Context, list []*oci.Container) error {
 	errs := make([]error, len(list))
 	var wg sync.WaitGroup

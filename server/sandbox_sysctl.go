@@ -10,8 +10,8 @@ import (
 // openSysctls are what a pod with a network of its own gets unless it says
 // otherwise: any user may listen on any port and may ping. The kernel's
 // defaults protect a machine that people share; a pod's network has one owner,
-// who without these would add CAP_NET_BIND_SERVICE or CAP_NET_RAW, which grant
-// more.
+// and without these its containers would be given CAP_NET_BIND_SERVICE or CAP_NET_RAW,
+// which grant more.
 var openSysctls = map[string]string{
 	"net.ipv4.ip_unprivileged_port_start": "0",            // Linux 4.11
 	"net.ipv4.ping_group_range":           "0 2147483647", // icmp(7); 2³¹-1 is the maximum

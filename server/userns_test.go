@@ -98,7 +98,7 @@ func TestNoUserNamespaces(t *testing.T) {
 	if all, net := status(); !all || !net {
 		t.Errorf("features are %v, %v", all, net)
 	}
-	n.server.o.NoUserNS = errors.New("told so")
+	n.server.o.NoUserNS = errors.New("switched off")
 	n.server.Reconfigure(n.server.o)
 	if all, net := status(); all || net {
 		t.Errorf("without user namespaces features are %v, %v", all, net)

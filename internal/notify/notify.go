@@ -56,8 +56,8 @@ func (h *Hub[T]) Publish(v T) {
 	}
 }
 
-// Heard reports whether there is a subscriber: without one an expensive value need not be made.
-func (h *Hub[T]) Heard() bool {
+// HasSubscribers reports whether there is a subscriber: without one an expensive value need not be made.
+func (h *Hub[T]) HasSubscribers() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return len(h.subs) > 0

@@ -23,7 +23,7 @@
 //
 // # Without plugins
 //
-// Without a plugin a Turn is a read lock, Heard is false, and nothing is
+// Without a plugin a Turn is a read lock, HasPlugins is false, and nothing is
 // converted. A plugin that has disconnected is noticed in the first Turn after
 // that.
 //

@@ -35,7 +35,7 @@ func (r *recorder) Evict(_ context.Context, id, reason string) error {
 func TestNobodyThere(t *testing.T) {
 	var none *Plugins
 	turn := none.Turn()
-	if turn.Heard() {
+	if turn.HasPlugins() {
 		t.Error("without NRI somebody listens")
 	}
 	turn.End()
@@ -47,7 +47,7 @@ func TestNobodyThere(t *testing.T) {
 	if n := testing.AllocsPerRun(100, func() {
 		turn := p.Turn()
 		defer turn.End()
-		if turn.Heard() {
+		if turn.HasPlugins() {
 			t.Error("without plugins somebody listens")
 		}
 	}); n > 1 {
@@ -59,7 +59,7 @@ func BenchmarkTurnOfNobody(b *testing.B) {
 	p := open(b)
 	for b.Loop() {
 		turn := p.Turn()
-		if turn.Heard() {
+		if turn.HasPlugins() {
 			b.Fatal("somebody listens")
 		}
 		turn.End()

@@ -26,9 +26,9 @@ func (p *Plugins) Turn() Turn {
 // End ends the Turn. Ending it twice is no error.
 func (t Turn) End() { t.block.Unblock() }
 
-// Heard reports whether there are plugins. The calls below require it to be
+// HasPlugins reports whether there are plugins. The calls below require it to be
 // true: without plugins there is nothing to convert.
-func (t Turn) Heard() bool { return t.p != nil && t.p.count.Load() > 0 }
+func (t Turn) HasPlugins() bool { return t.p != nil && t.p.count.Load() > 0 }
 
 // RunPodSandbox notifies plugins of a pod that is about to be ready.
 func (t Turn) RunPodSandbox(ctx context.Context, pod Pod) error {
