@@ -13,10 +13,10 @@ import (
 // does not answer, the last one that did.
 func TestVersionOfTheNode(t *testing.T) {
 	shown := conditions{node: node.New("n1", "", nil), wanted: desired.New([]string{manifest.SourceFile})}
-	for _, c := range []struct{ told, want string }{{"", ""}, {"crisp://1", "crisp://1"}, {"crisp://2", "crisp://2"}, {"", "crisp://2"}} {
-		shown.RuntimeChanged(readiness.State{Version: c.told})
+	for _, c := range []struct{ version, want string }{{"", ""}, {"crisp://1", "crisp://1"}, {"crisp://2", "crisp://2"}, {"", "crisp://2"}} {
+		shown.RuntimeChanged(readiness.State{Version: c.version})
 		if got := shown.node.Node().Status.NodeInfo.ContainerRuntimeVersion; got != c.want {
-			t.Errorf("the runtime is %q, the node shows %q", c.told, got)
+			t.Errorf("the runtime is %q, the node shows %q", c.version, got)
 		}
 	}
 }

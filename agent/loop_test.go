@@ -18,7 +18,7 @@ import (
 	critest "k8s.io/cri-api/pkg/apis/testing"
 )
 
-// A loop that stands still is told of; one that waits for something to happen
+// A loop that is stuck is reported; one that waits for something to happen
 // does not stand still.
 func TestLoopHealth(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -57,7 +57,7 @@ func (b bar) Handle(_ context.Context, r slog.Record) error {
 	return nil
 }
 
-// Who asks over HTTP is told that the loop of an agent stands still, and that it
+// Health checks over HTTP say that the loop of an agent is stuck, and that it
 // goes on.
 func TestStalledLoopIsReported(t *testing.T) {
 	defer func(d time.Duration) { stalled = d }(stalled)

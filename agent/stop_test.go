@@ -115,7 +115,7 @@ func TestStopsWhileItConnects(t *testing.T) {
 	}
 }
 
-// hungUp is a runtime that is asked for its version by an agent that is told to end.
+// hungUp is a runtime that is asked for its version by an agent that is being stopped.
 type hungUp struct {
 	internalapi.RuntimeService
 	cancel context.CancelFunc

@@ -27,11 +27,11 @@ func FuzzResult(f *testing.F) {
 		if refuseNull("p", text) != nil {
 			return
 		}
-		told, err := create.CreateFromBytes(text)
+		parsed, err := create.CreateFromBytes(text)
 		if err != nil {
 			return
 		}
-		r, err := resultOf(told)
+		r, err := resultOf(parsed)
 		if err != nil {
 			return
 		}

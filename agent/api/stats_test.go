@@ -13,7 +13,7 @@ import (
 	stats "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 )
 
-// The volumes of a pod are told with what lies in them and what their disk has left; of
+// The volumes of a pod are shown with what lies in them and what their disk has left; of
 // others nothing is said.
 func TestVolumeStats(t *testing.T) {
 	dir := t.TempDir()
@@ -76,7 +76,7 @@ func TestEphemeralStorage(t *testing.T) {
 	}
 }
 
-// What CRI tells of a pod is told on, stall times included; what it does not know is
+// What CRI reports of a pod is passed on, stall times included; what it does not know is
 // left out.
 func TestPodStats(t *testing.T) {
 	pressure := &cri.PsiStats{Full: &cri.PsiData{Total: 5, Avg10: 0.5}, Some: &cri.PsiData{Total: 7, Avg60: 1.5}}

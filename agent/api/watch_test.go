@@ -64,9 +64,9 @@ func (accepted) LogDir(*v1.Pod) string { return "" }
 // EndingSince: their ends are recorded.
 func (accepted) EndingSince(types.UID) time.Time { return time.Unix(1_000_000_000, 0) }
 
-// A client that waits for the end of an object must not be told of it while the
+// A client that waits for the end of an object must not be sent it while the
 // object is there: kubectl delete and kubectl wait go by the event.
-func TestListsAtOnceTellNoEnd(t *testing.T) {
+func TestListsAtOnceReportNoDeletion(t *testing.T) {
 	wanted := desired.New([]string{manifest.SourceFile})
 	wanted.Update(configMaps(t, [2]string{"old", "a"}))
 	s := serverOf(wanted)
@@ -113,17 +113,17 @@ func TestListsAtOnceTellNoEnd(t *testing.T) {
 	var names []string
 	for _, c := range changes {
 		if c.Deleted {
-			t.Errorf("pod %s is told as deleted, and it is there", c.Object.GetName())
+			t.Errorf("pod %s is sent as deleted, and it is there", c.Object.GetName())
 		}
 		names = append(names, c.Object.GetName())
 	}
 	if slices.Sort(names); !slices.Equal(names, []string{"first", "second"}) {
-		t.Errorf("told of %v, want first and second", names)
+		t.Errorf("sent %v, want first and second", names)
 	}
 }
 
 // An informer keeps objects by their names: one that came in the place of another is
-// told after the end of that, or it would be taken for gone.
+// sent after the end of that, or it would be taken for gone.
 func TestWatchOfReplaced(t *testing.T) {
 	wanted := desired.New([]string{manifest.SourceFile})
 	s := serverOf(wanted)
@@ -147,7 +147,7 @@ func TestWatchOfReplaced(t *testing.T) {
 			want = []string{fmt.Sprint(round, true), want[0]}
 		}
 		if !slices.Equal(got, want) {
-			t.Errorf("told %q, want %q", got, want)
+			t.Errorf("got %q, want %q", got, want)
 		}
 	}
 }
@@ -180,7 +180,7 @@ func TestReplacedPodIsListedOnce(t *testing.T) {
 	}
 }
 
-// An informer with a selector keeps an object until it is told that it is gone: one
+// An informer with a selector keeps an object until it is sent as deleted: one
 // that the selector takes no more is gone, and one that it takes from now on is new.
 func TestWatchWithSelector(t *testing.T) {
 	for name, test := range map[string]struct{ from, to, want string }{
@@ -238,7 +238,7 @@ func TestWatchWithSelector(t *testing.T) {
 				}
 				set(test.to)
 				s.Poke()
-				set(test.to, first) // and then something else that is told
+				set(test.to, first) // and then something else that is sent
 				s.Poke()
 				var got string
 				for name := ""; name != "last"; {
@@ -256,14 +256,14 @@ func TestWatchWithSelector(t *testing.T) {
 					want += " it"
 				}
 				if got != want {
-					t.Errorf("told %q, want %q", got, want)
+					t.Errorf("got %q, want %q", got, want)
 				}
 			})
 		}
 	}
 }
 
-// A pod that is ending is told once, and not at each look of the watchers; and only when its
+// A pod that is ending is sent once, and not at each look of the watchers; and only when its
 // end is recorded.
 func TestEndingPodIsNoChange(t *testing.T) {
 	wanted := desired.New([]string{manifest.SourceFile})

@@ -26,7 +26,7 @@ import (
 	fake "k8s.io/cri-api/pkg/apis/testing"
 )
 
-// A recorder is a runtime in memory that writes down what it is told to change,
+// A recorder is a runtime in memory that records what it is asked to change,
 // with the seconds since its beginning.
 type recorder struct {
 	*fake.FakeRuntimeService
@@ -57,7 +57,7 @@ func (r *recorder) Event(_ v1.ObjectReference, _, reason, message string) {
 	r.events = append(r.events, reason+": "+message)
 }
 
-func (r *recorder) told(part string) bool {
+func (r *recorder) recorded(part string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return slices.ContainsFunc(r.events, func(e string) bool { return strings.Contains(e, part) })
@@ -213,19 +213,19 @@ func TestBegin(t *testing.T) {
 	begin(t, d, pod)
 	r.expect(t, `0 run web "alt" overhead 1048576`, "0 pull i:1 ", "0 create a 0", "0 start", `0 exec ["hello"] 0s`, "0 create b 0", "0 start")
 	for _, want := range []string{"Pulling: Pulling image \"i:1\"", "Pulled: Successfully pulled", "Created: Container created", "Started: Container started", "Pulled: Container image \"i:1\" already present"} {
-		if !r.told(want) {
+		if !r.recorded(want) {
 			t.Errorf("no event %q in %q", want, r.events)
 		}
 	}
 }
 
 // A class that does not exist, or whose handler the runtime does not have, keeps
-// the pod from running and is told of.
+// the pod from running and is reported.
 func TestRuntimeClassUnknown(t *testing.T) {
 	for class, want := range map[string]string{"none": "there is no runtime class none", "other": `the runtime has no handler "other"; it has ["" "alt"]`} {
 		d, r, pod := record(t, "  runtimeClassName: "+class+"\n  containers: [{name: a, image: i}]\n")
 		err := d.Act(t.Context(), t.Context(), pod, podsync.Action{Verb: podsync.RunSandbox, UID: string(pod.UID)})
-		if err == nil || !strings.Contains(err.Error(), want) || reasonOf(err) != "FailedCreatePodSandBox" || !r.told("FailedCreatePodSandBox: Failed to create pod sandbox: ") {
+		if err == nil || !strings.Contains(err.Error(), want) || reasonOf(err) != "FailedCreatePodSandBox" || !r.recorded("FailedCreatePodSandBox: Failed to create pod sandbox: ") {
 			t.Errorf("%s: %v, events %q", class, err, r.events)
 		}
 		r.expect(t)
@@ -237,7 +237,7 @@ func TestNetworkNotReady(t *testing.T) {
 	d, r, pod := record(t, "  containers: [{name: a, image: i}]\n")
 	r.FakeStatus.Conditions[1] = &cri.RuntimeCondition{Type: cri.NetworkReady, Reason: "NoConfig", Message: "no file"}
 	run := podsync.Action{Verb: podsync.RunSandbox, UID: string(pod.UID)}
-	if err := d.Act(t.Context(), t.Context(), pod, run); reasonOf(err) != "NetworkNotReady" || !r.told("NetworkNotReady: network is not ready: NoConfig: no file") {
+	if err := d.Act(t.Context(), t.Context(), pod, run); reasonOf(err) != "NetworkNotReady" || !r.recorded("NetworkNotReady: network is not ready: NoConfig: no file") {
 		t.Errorf("got %v, events %q", err, r.events)
 	}
 	pod.Spec.HostNetwork = true
@@ -278,7 +278,7 @@ func TestStop(t *testing.T) {
 					t.Fatal(err)
 				}
 				r.expect(t, test.want...)
-				if !r.told("Killing: Stopping container a") {
+				if !r.recorded("Killing: Stopping container a") {
 					t.Errorf("events %q", r.events)
 				}
 				time.Sleep(2 * time.Hour)
@@ -287,7 +287,7 @@ func TestStop(t *testing.T) {
 	}
 }
 
-// A hook that fails is told of, not what it said, and saves nobody. One that
+// A hook that fails is reported, not what it said, and saves nobody. One that
 // needs a pod that nobody knows any more runs by the container's annotations.
 func TestStopOrphan(t *testing.T) {
 	d, r, pod := record(t, stoppable)
@@ -310,7 +310,7 @@ func TestStopOrphan(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.expect(t, `0 exec ["bye"] 0s`, "0 stop 30")
-	if !r.told("FailedPreStopHook: PreStopHook failed") || r.told("secret") {
+	if !r.recorded("FailedPreStopHook: PreStopHook failed") || r.recorded("secret") {
 		t.Errorf("events %q", r.events)
 	}
 }
@@ -364,13 +364,13 @@ func TestPullsPerSecond(t *testing.T) {
 }
 
 // Credentials are tried from the most specific on until one is taken; a secret
-// that is missing is told of.
+// that is missing is reported.
 func TestPullSecrets(t *testing.T) {
 	d, r, pod := record(t, "  imagePullSecrets: [{name: missing}, {name: pull}]\n  containers: [{name: a, image: reg.example/app}]\n")
 	r.refuse = "old"
 	begin(t, d, pod)
 	r.expect(t, `0 run web "" overhead 0`, "0 pull reg.example/app:latest near", "0 pull reg.example/app:latest far", "0 create a 0", "0 start")
-	if !r.told("FailedToRetrieveImagePullSecret: Unable to retrieve some image pull secrets (missing)") {
+	if !r.recorded("FailedToRetrieveImagePullSecret: Unable to retrieve some image pull secrets (missing)") {
 		t.Errorf("events %q", r.events)
 	}
 	r.refuse = "new"
@@ -412,7 +412,7 @@ func TestResize(t *testing.T) {
 	begin(t, d, resized)
 	r.expect(t)
 
-	// What was told is known to the next agent.
+	// What was recorded is known to the next agent.
 	next := again(t, d)
 	begin(t, next, resized)
 	r.expect(t)

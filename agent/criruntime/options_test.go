@@ -15,7 +15,7 @@ func TestLoopbackNameServers(t *testing.T) {
 	for _, test := range []struct {
 		what, node, behind, spec string
 		servers, options         string
-		told                     bool
+		warns                    bool
 	}{
 		{"systemd-resolved", stub, "nameserver 192.0.2.7\nnameserver 192.0.2.8\n", "", "192.0.2.7 192.0.2.8", "", false},
 		{"on the node's network", stub, "nameserver 192.0.2.7\n", "  hostNetwork: true\n", "127.0.0.53", "edns0 trust-ad", false},
@@ -41,8 +41,8 @@ func TestLoopbackNameServers(t *testing.T) {
 			if got := strings.Join(dns.Servers, " "); got != test.servers || strings.Join(dns.Options, " ") != test.options {
 				t.Errorf("servers %q, options %q; want %q, %q", got, dns.Options, test.servers, test.options)
 			}
-			if told := r.told("DNSConfigForming"); told != test.told {
-				t.Errorf("the event was told: %v", told)
+			if got := r.recorded("DNSConfigForming"); got != test.warns {
+				t.Errorf("the event was recorded: %v", got)
 			}
 		})
 	}

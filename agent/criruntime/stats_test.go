@@ -9,7 +9,7 @@ import (
 )
 
 // A pod uses what its containers do, and a rate that one of them does not tell is
-// told of none: half of a sum is worse than no sum.
+// shows none: half of a sum is worse than no sum.
 func TestPodStatsOfContainers(t *testing.T) {
 	const running = cri.ContainerState_CONTAINER_RUNNING
 	number := func(v uint64) *cri.UInt64Value { return &cri.UInt64Value{Value: v} }

@@ -86,7 +86,7 @@ func TestUpdate(t *testing.T) {
 		{"the same pod, changed", "file", "a web@2:x, b db@1", "UPDATE web@2", ""},
 		{"only its record", "file", "a web@2*:x, b db@1", "RECONCILE web@2", ""},
 		{"a broken file keeps its pod", "file", "a web@2 !, b db@1", "UPDATE web@2", "a is broken\n"},
-		{"and is told once", "file", "a web@2 !, b db@2", "ADD db@2", ""},
+		{"and is reported once", "file", "a web@2 !, b db@2", "ADD db@2", ""},
 		{"a second source", "http", "u job@1", "ADD job@1", ""},
 		{"which may not take a name", "http", "u job@1 web@9", "", "u: metadata.name: pod default/web is already defined in a\n"},
 		{"a third", "api", "x job@7, y tmp@1", "ADD tmp@1", "x: metadata.name: pod default/job is already defined in u\n"},

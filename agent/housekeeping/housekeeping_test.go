@@ -7,21 +7,21 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// told is a recorder of events, as "KIND NAME REASON".
-type told []string
+// events is a recorder of events, as "KIND NAME REASON".
+type events []string
 
-func (l *told) Event(on v1.ObjectReference, _, reason, _ string) {
+func (l *events) Event(on v1.ObjectReference, _, reason, _ string) {
 	*l = append(*l, on.Kind+" "+on.Name+" "+reason)
 }
 
 // A node whose Secrets may come to lie on a disk says so, and no other does.
 func TestSwapIsReported(t *testing.T) {
 	for _, may := range []bool{true, false} {
-		var events told
-		k := New(Options{NodeName: "n1", Events: &events})
+		var got events
+		k := New(Options{NodeName: "n1", Events: &got})
 		k.warnOfSwap(may)
-		if got := slices.Equal(events, []string{"Node n1 PossibleMemoryBackedVolumesOnDisk"}); got != may || len(events) > 1 {
-			t.Errorf("it may swap: %v, told %q", may, events)
+		if ok := slices.Equal(got, []string{"Node n1 PossibleMemoryBackedVolumesOnDisk"}); ok != may || len(got) > 1 {
+			t.Errorf("it may swap: %v, got %q", may, got)
 		}
 	}
 }

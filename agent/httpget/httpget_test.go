@@ -59,7 +59,7 @@ func TestRequest(t *testing.T) {
 	}
 }
 
-// A port that there is not is told with the container's name.
+// An unknown port is an error that names the container.
 func TestPort(t *testing.T) {
 	c := &v1.Container{Name: "c", Ports: []v1.ContainerPort{{Name: "web", ContainerPort: 8080}}}
 	for _, p := range []intstr.IntOrString{intstr.FromInt32(0), intstr.FromInt32(-1), intstr.FromInt32(65536), intstr.FromString("no"), intstr.FromString(""), intstr.FromString("70000")} {

@@ -15,7 +15,7 @@ import (
 type disk struct {
 	images []*cri.Image
 	used   map[string]bool
-	full   string // what was told
+	full   string // what was reported
 }
 
 func (d *disk) ListImages(context.Context, *cri.ImageFilter) ([]*cri.Image, error) {

@@ -15,7 +15,7 @@ import (
 )
 
 // A page in a browser on the node has it ask for a name of its own that leads to
-// 127.0.0.1: it is told nothing.
+// 127.0.0.1: it is refused.
 func TestReadOnlyPortIsNotForPages(t *testing.T) {
 	h := readOnly(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "pods") }))
 	for host, want := range map[string]int{

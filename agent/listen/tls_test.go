@@ -17,7 +17,7 @@ import (
 )
 
 // The certificate stays over restarts, is good for the addresses that the agent can
-// serve at, and one that nobody can read is told of.
+// serve at, and one that nobody can read is reported.
 func TestCertificate(t *testing.T) {
 	root := t.TempDir()
 	first, text, err := certificate(root)
@@ -55,8 +55,8 @@ func TestCertificate(t *testing.T) {
 // the new one.
 func TestCertificateIsRenewed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		told := 0
-		k := &keptCertificate{root: t.TempDir(), log: slog.New(slog.DiscardHandler), renewed: func([]byte) error { told++; return nil }}
+		written := 0
+		k := &keptCertificate{root: t.TempDir(), log: slog.New(slog.DiscardHandler), renewed: func([]byte) error { written++; return nil }}
 		if err := k.renew(); err != nil {
 			t.Fatal(err)
 		}
@@ -68,8 +68,8 @@ func TestCertificateIsRenewed(t *testing.T) {
 			}
 			time.Sleep(24 * time.Hour)
 		}
-		if told != 2 || k.cert.Leaf.Equal(first) {
-			t.Errorf("told %d times, another: %v", told, !k.cert.Leaf.Equal(first))
+		if written != 2 || k.cert.Leaf.Equal(first) {
+			t.Errorf("written %d times, another: %v", written, !k.cert.Leaf.Equal(first))
 		}
 		// One that cannot be read any more is better than none.
 		if err := os.WriteFile(filepath.Join(k.root, "tls.pem"), []byte("nonsense"), 0o600); err != nil {

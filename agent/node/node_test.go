@@ -33,7 +33,7 @@ func TestState(t *testing.T) {
 		t.Errorf("a transition has no time: %+v", c)
 	}
 	if len(before.Status.Conditions) != 0 || !changed() || changed() {
-		t.Error("what was returned has changed, or the changes were not told, once")
+		t.Error("what was returned has changed, or the changes were not announced, once")
 	}
 	if cpu := before.Status.Capacity.Cpu(); cpu.Value() < 1 || before.Status.Capacity.Memory().Value() < 1<<20 || before.Status.NodeInfo.KernelVersion == "" {
 		t.Errorf("the machine is not known: %+v", before.Status)

@@ -130,7 +130,7 @@ func TestUnreadableFilesStay(t *testing.T) {
 				t.Errorf("%s: %s is %q now (%v)", name, file, data, err)
 			}
 			if !strings.Contains(log.String(), "u1") {
-				t.Errorf("%s: nothing is told of %s: %s", name, file, &log)
+				t.Errorf("%s: nothing is logged of %s: %s", name, file, &log)
 			}
 		}
 	}

@@ -14,12 +14,12 @@ func TestDNSLimits(t *testing.T) {
 	}
 	in.Pod.Spec.DNSConfig.Searches = strings.Fields(text.String())
 	in.Pod.Spec.DNSConfig.Searches[0] = strings.Repeat("long.", 60) + "example"
-	dns, told := in.dnsConfig()
+	dns, warnings := in.dnsConfig()
 	line := strings.Join(dns.Searches, " ")
 	if len(dns.Servers) != 3 || len(dns.Searches) > 32 || len(line) > 2048 || strings.Contains(line, "long.") {
 		t.Errorf("%d servers, %d searches of %d bytes", len(dns.Servers), len(dns.Searches), len(line))
 	}
-	if len(told) != 2 || !strings.Contains(told[0], "3 name servers") || !strings.Contains(told[1], "32 search domains") {
-		t.Errorf("told %q", told)
+	if len(warnings) != 2 || !strings.Contains(warnings[0], "3 name servers") || !strings.Contains(warnings[1], "32 search domains") {
+		t.Errorf("warnings %q", warnings)
 	}
 }

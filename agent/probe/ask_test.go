@@ -76,7 +76,7 @@ func TestAsk(t *testing.T) {
 		text   string
 	}{
 		{"good", get("/ok"), true, ""},
-		{"bad, its body not told", get("/bad"), false, "HTTP probe failed with statuscode: 500"},
+		{"bad, its body not shown", get("/bad"), false, "HTTP probe failed with statuscode: 500"},
 		{"redirected here", get("/near"), false, "statuscode: 500"},
 		{"redirected elsewhere", get("/far"), true, "Probe terminated redirects"},
 		{"slow", get("/slow"), false, "deadline exceeded"},

@@ -75,9 +75,9 @@ func (r *runtime) set(down, network bool) {
 // one it has.
 func TestUpgrade(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var told []string
+		var versions []string
 		r := &runtime{network: true, version: "1"}
-		g := readiness.New(r, watcher(func(s readiness.State) { told = append(told, s.Version) }), slog.New(slog.DiscardHandler))
+		g := readiness.New(r, watcher(func(s readiness.State) { versions = append(versions, s.Version) }), slog.New(slog.DiscardHandler))
 		ctx, cancel := context.WithCancel(t.Context())
 		go g.Run(ctx, &lists{})
 		time.Sleep(time.Minute)
@@ -87,13 +87,13 @@ func TestUpgrade(t *testing.T) {
 		time.Sleep(time.Minute)
 		cancel()
 		synctest.Wait()
-		if got := strings.Join(told, " "); got != "crisp://1 crisp://2" {
-			t.Errorf("told %s", got)
+		if got := strings.Join(versions, " "); got != "crisp://1 crisp://2" {
+			t.Errorf("got %s", got)
 		}
 	})
 }
 
-// What changes is told once, five seconds later at most.
+// A change is reported once, five seconds later at most.
 func TestMonitor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log []string
@@ -126,12 +126,12 @@ func TestMonitor(t *testing.T) {
 // A runtime that answers and lists nothing is not ready, and says why.
 func TestNoLists(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		told := &lists{}
+		health := &lists{}
 		g := readiness.New(&runtime{network: true}, watcher(func(readiness.State) {}), slog.New(slog.DiscardHandler))
 		ctx, cancel := context.WithCancel(t.Context())
-		go g.Run(ctx, told)
+		go g.Run(ctx, health)
 		for _, err := range []error{nil, errors.New("no lists"), nil} {
-			told.set(err)
+			health.set(err)
 			time.Sleep(6 * time.Second)
 			if s := g.Get(); s.Ready(false) != (err == nil) || err != nil && s.Message != "no lists" {
 				t.Errorf("%v: ready %v: %s: %s", err, s.Ready(false), s.Reason, s.Message)

@@ -16,7 +16,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// What "crisp apply" was told is there after a power cut, what "crisp delete" was told is
+// What "crisp apply" has reported as done is there after a power cut, what "crisp delete" has is
 // gone, and nothing is half there.
 func TestPowerCut(t *testing.T) {
 	const key = "configmap default/c"

@@ -222,7 +222,7 @@ func TestRoundTrip(t *testing.T) {
 	}
 }
 
-// An object that a newer agent rejects stays on disk and is told.
+// An object that a newer agent rejects stays on disk and is reported.
 func TestRejectedLater(t *testing.T) {
 	dir := t.TempDir()
 	put(t, open(t, dir), web, store.PutOptions{}, store.Created)

@@ -63,7 +63,7 @@ func (f *fake) Item(_, key string) (Item, bool) {
 }
 
 // tell writes changes as "+a@1=x ~a@1=y -a@1".
-func tell(changes []Change) string {
+func texts(changes []Change) string {
 	var words []string
 	for _, c := range changes {
 		sign := "~"
@@ -78,7 +78,7 @@ func tell(changes []Change) string {
 	return strings.Join(words, " ")
 }
 
-// A watcher is told what has changed since it looked, once and in order; an informer knows
+// A watcher gets what has changed since it looked, once and in order; an informer knows
 // objects by their names, so the end of one comes before what has its name.
 func TestSince(t *testing.T) {
 	f := &fake{}
@@ -101,14 +101,14 @@ func TestSince(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got := strings.Fields(tell(changes))
+		got := strings.Fields(texts(changes))
 		ends := 0
 		for ends < len(got) && strings.HasPrefix(got[ends], "-") {
 			ends++
 		}
 		slices.Sort(got[:ends]) // what goes at once goes in any order
 		if text := strings.Join(got, " "); text != step.want {
-			t.Errorf("%q: told %q, want %q", step.now, text, step.want)
+			t.Errorf("%q: got %q, want %q", step.now, text, step.want)
 		}
 		last := version
 		for _, change := range changes {
@@ -123,7 +123,7 @@ func TestSince(t *testing.T) {
 	// Who has not looked meanwhile hears of the ends only.
 	changes, _, err := c.Since("ConfigMap", begin)
 	if err != nil || slices.ContainsFunc(changes, func(c Change) bool { return !c.Deleted }) {
-		t.Errorf("%s, %v", tell(changes), err)
+		t.Errorf("%s, %v", texts(changes), err)
 	}
 }
 
@@ -138,8 +138,8 @@ func TestCost(t *testing.T) {
 	c.Poke()
 	f.read, f.made = 0, 0
 	for range 10 {
-		if changes, _, err := c.Since("ConfigMap", version); err != nil || tell(changes) != "~b@2=y" {
-			t.Fatalf("%s, %v", tell(changes), err)
+		if changes, _, err := c.Since("ConfigMap", version); err != nil || texts(changes) != "~b@2=y" {
+			t.Fatalf("%s, %v", texts(changes), err)
 		}
 	}
 	if f.read != 1 || f.made != 1 {
@@ -158,7 +158,7 @@ func TestCost(t *testing.T) {
 	}
 }
 
-// One object can be read before all are, and what is read of it is told by the next watch.
+// One object can be read before all are, and what is read of it is sent by the next watch.
 func TestGet(t *testing.T) {
 	f := &fake{}
 	f.set("a@1=x b@2=x")
@@ -173,19 +173,19 @@ func TestGet(t *testing.T) {
 	}
 	f.set("a@1=x b@9=y")
 	c.Get("ConfigMap", key)
-	if changes, _, err := c.Since("ConfigMap", version); err != nil || tell(changes) != "-b@2=y +b@9=y" {
-		t.Errorf("told %s, %v", tell(changes), err)
+	if changes, _, err := c.Since("ConfigMap", version); err != nil || texts(changes) != "-b@2=y +b@9=y" {
+		t.Errorf("got %s, %v", texts(changes), err)
 	}
 	f.set("a@1=x")
 	if o := c.Get("ConfigMap", key); o != nil {
 		t.Errorf("%v is there", o)
 	}
-	if changes, _, err := c.Since("ConfigMap", version); err != nil || tell(changes) != "-b@2=y -b@9=y" {
-		t.Errorf("told %s, %v", tell(changes), err)
+	if changes, _, err := c.Since("ConfigMap", version); err != nil || texts(changes) != "-b@2=y -b@9=y" {
+		t.Errorf("got %s, %v", texts(changes), err)
 	}
 }
 
-// A watcher that would miss the end of an object is told to list again: one from before what is
+// A watcher that would miss the end of an object has to list again: one from before what is
 // remembered, one from an earlier agent, and one from no agent.
 func TestExpired(t *testing.T) {
 	f := &fake{}
@@ -199,7 +199,7 @@ func TestExpired(t *testing.T) {
 	f.set(words[0])
 	c.Poke()
 	if changes, _, err := c.Since("ConfigMap", version); err != nil || len(changes) != maxGone {
-		t.Errorf("%d are told, %v; want all of %d", len(changes), err, maxGone)
+		t.Errorf("%d are sent, %v; want all of %d", len(changes), err, maxGone)
 	}
 	f.set("")
 	c.Poke()

@@ -18,7 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// stopping makes containers end after their grace period, or when they are told
+// stopping makes containers end after their grace period, or when they are asked
 // to hurry.
 func (w *world) stopping() {
 	w.setAct(func(ctx, _ context.Context, a podsync.Action) error {
@@ -42,7 +42,7 @@ func deleted(grace int64) *v1.Pod {
 }
 
 // A deletion that is asked for again with less time cuts the first one short, and
-// whoever waits for the end is told of it, once.
+// whoever waits for the end is notified, once.
 func TestDeletedInAHurry(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, p *worker.Pool) {
 		p.Set(key, pod("u"))
@@ -56,7 +56,7 @@ func TestDeletedInAHurry(t *testing.T) {
 		time.Sleep(time.Minute)
 		w.expect(t, "0 stop container u", "5 stop container u", "6 stop sandbox u", "6 remove container u", "6 forget files u", "6 remove sandbox u")
 		if !slices.Equal(w.ended, []string{"default/web u"}) {
-			t.Errorf("told %q", w.ended)
+			t.Errorf("got %q", w.ended)
 		}
 		p.Set(key, nil)
 		w.expect(t, "")
@@ -115,7 +115,7 @@ func TestFail(t *testing.T) {
 		time.Sleep(time.Hour)
 		f.expect(t, "0 stop container u", "0 stop sandbox u")
 		if len(f.verdicts) == 0 {
-			t.Error("the status was not told")
+			t.Error("the status was not reported")
 		}
 		// Another pod of the name has another fate.
 		p.Set(key, pod("v"))

@@ -39,7 +39,7 @@ type world struct {
 	have  podsync.Have
 	down  bool
 	log   []string
-	ended []string // what Ended was told
+	ended []string // what Ended was called with
 }
 
 func (w *world) Observe(context.Context, podsync.Key, *v1.Pod) (podsync.Have, error) {

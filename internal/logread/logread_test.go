@@ -89,7 +89,7 @@ func TestDamaged(t *testing.T) {
 	copyAll(t, path, Options{Stdout: &out, Damaged: func(error) { damaged++ }})
 	differ(t, out.String(), "one\ntwo\ntor")
 	if damaged != 5 {
-		t.Errorf("told of %d damaged records, want 5", damaged)
+		t.Errorf("reported %d damaged records, want 5", damaged)
 	}
 	two := int64(2)
 	out.Reset()

@@ -37,7 +37,7 @@ func TestStore(t *testing.T) {
 	data, oob := make([]byte, 1024), make([]byte, 256)
 	n, o, _, _, err := m.ReadMsgUnix(data, oob)
 	if want := "FDSTORE=1\nFDPOLL=0\nFDNAME=c1.o"; err != nil || string(data[:n]) != want {
-		t.Fatalf("the manager is told %q, %v", data[:n], err)
+		t.Fatalf("the manager gets %q, %v", data[:n], err)
 	}
 	messages, err := unix.ParseSocketControlMessage(oob[:o])
 	if err != nil || len(messages) != 1 {
@@ -57,11 +57,11 @@ func TestStore(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n, _, _, _, err = m.ReadMsgUnix(data, oob); err != nil || string(data[:n]) != "FDSTOREREMOVE=1\nFDNAME=c1.o" {
-		t.Errorf("then it is told %q, %v", data[:n], err)
+		t.Errorf("then it gets %q, %v", data[:n], err)
 	}
 	m.Close()
 	if err := s.Keep("c1.o", r); err == nil {
-		t.Error("nobody listens, and nobody is told of that")
+		t.Error("nobody listens, and that is no error")
 	}
 }
 

@@ -35,7 +35,7 @@ func TestLeaksAreFound(t *testing.T) {
 		"mount /run/planted #1", "file /run/planted", "(sleep) sleep 1000",
 	} {
 		if !strings.Contains(string(out), want) {
-			t.Errorf("%q is not told:\n%s", want, out)
+			t.Errorf("%q is not reported:\n%s", want, out)
 		}
 	}
 }

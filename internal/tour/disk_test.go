@@ -116,12 +116,12 @@ func table(files []file) string {
 }
 
 // docs/hacking.md mentions everything that a daemon names below its directories.
-func TestDiskIsTold(t *testing.T) {
+func TestDiskIsDocumented(t *testing.T) {
 	doc, err := os.ReadFile(root + "/docs/hacking.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, told, ok := bytes.Cut(doc, []byte("## Where things are on disk"))
+	_, section, ok := bytes.Cut(doc, []byte("## Where things are on disk"))
 	if !ok {
 		t.Fatal("docs/hacking.md has no such section")
 	}
@@ -131,7 +131,7 @@ func TestDiskIsTold(t *testing.T) {
 	}
 	for _, f := range files {
 		for name := range strings.SplitSeq(f.path, "/") {
-			if !bytes.Contains(told, []byte(name)) {
+			if !bytes.Contains(section, []byte(name)) {
 				t.Errorf("docs/hacking.md does not tell of %s, which %s names", f.path, names(f.in))
 				break
 			}

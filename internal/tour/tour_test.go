@@ -23,9 +23,9 @@ func TestTour(t *testing.T) {
 	var b strings.Builder
 	b.WriteString(head)
 	b.WriteString("## The ways worth knowing\n\n")
-	var told []string
+	var titles []string
 	for _, o := range outlines(t) {
-		told = append(told, o.title)
+		titles = append(titles, o.title)
 		fmt.Fprintf(&b, "### %s\n\n", o.title)
 		for i, s := range o.steps {
 			f := g.byName[s.name]
@@ -44,7 +44,7 @@ func TestTour(t *testing.T) {
 	}
 	b.WriteString("## All other RPCs\n\nThe handler, and what it calls first in other packages.\n\n| RPC | handler | calls |\n|---|---|---|\n")
 	for _, rpc := range g.rpcs() {
-		if !slices.Contains(told, rpc) {
+		if !slices.Contains(titles, rpc) {
 			fmt.Fprintf(&b, "| %s | %s | %s |\n", rpc, link(g.handler(rpc).file), g.first(g.handler(rpc)))
 		}
 	}

@@ -85,7 +85,7 @@ func TestWalkSeesAllOfWideAndDeepTree(t *testing.T) {
 		err := tree.Walk(t.Context(), dir, tree.Options{Sorted: sorted}, func(f *tree.File) error {
 			got = append(got, f.Path())
 			if f.PathLen() != len(f.Path()) && f.Path() != "" {
-				t.Errorf("path of %d bytes is told as %d", len(f.Path()), f.PathLen())
+				t.Errorf("path of %d bytes is shown as %d", len(f.Path()), f.PathLen())
 			}
 			return nil
 		})

@@ -334,7 +334,7 @@ func run(h History, taken map[int]bool, f follows) error {
 				down = true
 			case Up:
 				down = false
-			case Listening, Told:
+			case Listening, Reported:
 			case Quiet:
 				if len(under) > 0 {
 					return &Illegal{i, fmt.Errorf("%d calls are under way on a quiet node", len(under))}

@@ -215,7 +215,7 @@ func (is *images) sameID(name, id string, taken bool) error {
 }
 
 func (is *images) event(e Event, taken bool) error {
-	if e.Kind == Listening || e.Kind == Told {
+	if e.Kind == Listening || e.Kind == Reported {
 		return nil
 	}
 	defer is.look()

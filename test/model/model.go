@@ -130,7 +130,7 @@ const (
 	Faults       Kind = "faults"        // from here on the machine fails at times
 	Mended       Kind = "mended"        // it does no more
 	Listening    Kind = "listening"     // a new subscriber of events is there, and the one before it no more
-	Told         Kind = "told"          // it was told that Event.Answer.ID is now in Event.Answer.State
+	Reported     Kind = "reported"      // an event said that Event.Answer.ID is now in Event.Answer.State
 	Quiet        Kind = "quiet"         // all calls have ended, and time has passed for all they left behind, and for programs to end that do
 )
 
@@ -237,8 +237,8 @@ func (e Event) String() string {
 	case End:
 		return fmt.Sprintf("%d %s< %s", e.N, e.Client, e.Answer)
 	}
-	if e.Kind == Told {
-		return fmt.Sprintf("- told %s id=%s state=%s", e.Answer.Code, e.Answer.ID, e.Answer.State)
+	if e.Kind == Reported {
+		return fmt.Sprintf("- reported %s id=%s state=%s", e.Answer.Code, e.Answer.ID, e.Answer.State)
 	}
 	return "- " + string(e.Kind)
 }
@@ -276,7 +276,7 @@ func parseEvent(f []string) (e Event, err error) {
 	}
 	if f[0] == "-" {
 		e.Kind = Kind(f[1])
-		if e.Kind == Told && len(f) > 2 {
+		if e.Kind == Reported && len(f) > 2 {
 			e.Answer, err = parseAnswer(f[2], f[3:])
 		}
 		return e, err

@@ -159,7 +159,7 @@ func (p *pod) byThemselves(s podState, under []*pending, yield func(podState)) {
 }
 
 // goesOn yields what becomes of a removal that was begun: whoever asked for it may have
-// left, or have been told of an error, and the runtime finishes it all the same, the next
+// left, or have got an error, and the runtime finishes it all the same, the next
 // time that it starts, say.
 func (p *pod) goesOn(s podState, yield func(podState)) {
 	empty := true

@@ -125,7 +125,7 @@ func (ps *pods) event(e Event, taken bool) error {
 	case Listening:
 		ps.listener.listen()
 		return nil
-	case Told:
+	case Reported:
 		if err := ps.listener.hear(e.Answer.ID, e.Answer.State); !taken {
 			return err
 		}

@@ -257,8 +257,8 @@ func (p *player) listen(ctx context.Context) error {
 			}
 			p.mu.Lock()
 			if p.crashes == lives {
-				told := model.Answer{Code: model.OK, ID: p.aliasOf(ev.ContainerId), State: states[ev.ContainerEventType]}
-				p.history = append(p.history, model.Event{Kind: model.Told, Answer: told})
+				answer := model.Answer{Code: model.OK, ID: p.aliasOf(ev.ContainerId), State: states[ev.ContainerEventType]}
+				p.history = append(p.history, model.Event{Kind: model.Reported, Answer: answer})
 			}
 			p.mu.Unlock()
 		}

@@ -8,22 +8,22 @@ import (
 // Gone is the state of what was removed, in events.
 const Gone State = "gone"
 
-// stages are the states that events tell of, in the order of a life. They are told
+// stages are the states that events report, in the order of a life. They are reported
 // once each, in this order; a life may end without having been started.
 var stages = []State{Created, Running, Exited, Gone}
 
-// A listener follows what one subscriber of GetContainerEvents is told.
+// A listener follows what one subscriber of GetContainerEvents is sent.
 type listener struct {
-	on     bool               // since the last time that the node was quiet
-	was    map[string][]stage // of each ID: its stages that are possible then
-	told   map[string][]State // of each ID, since then
-	latest map[string]State   // of each ID, since the subscription began
-	late   bool               // what is told may be told later
+	on       bool               // since the last time that the node was quiet
+	was      map[string][]stage // of each ID: its stages that are possible then
+	reported map[string][]State // of each ID, since then
+	latest   map[string]State   // of each ID, since the subscription began
+	late     bool               // events may come later
 }
 
 // listen begins a subscription.
 func (l *listener) listen() {
-	*l = listener{late: l.late, told: make(map[string][]State), latest: make(map[string]State)}
+	*l = listener{late: l.late, reported: make(map[string][]State), latest: make(map[string]State)}
 }
 
 // hear takes an event.
@@ -36,21 +36,21 @@ func (l *listener) hear(id string, state State) error {
 	}
 	before, ok := l.latest[id]
 	l.latest[id] = state
-	l.told[id] = append(l.told[id], state)
+	l.reported[id] = append(l.reported[id], state)
 	if ok && slices.Index(stages, state) <= slices.Index(stages, before) {
-		return fmt.Errorf("%s was told to be %s after %s", id, state, before)
+		return fmt.Errorf("%s was reported as %s after %s", id, state, before)
 	}
 	return nil
 }
 
-// quiet compares what was told with what has become of the objects since the node was
+// quiet compares what was reported with what has become of the objects since the node was
 // quiet before, as far as that is certain.
 func (l *listener) quiet(now map[string][]stage) error {
 	if l.latest == nil || l.late {
 		return nil
 	}
 	defer func() {
-		l.on, l.was, l.told = true, now, make(map[string][]State)
+		l.on, l.was, l.reported = true, now, make(map[string][]State)
 	}()
 	if !l.on {
 		return nil
@@ -63,32 +63,32 @@ func (l *listener) quiet(now map[string][]stage) error {
 		if len(is) != 1 || len(was) != 1 {
 			continue
 		}
-		if !fits(was[0], is[0], l.told[id]) {
-			return fmt.Errorf("%s was %s and is %s, and the events told of it are %v", id, stageNames[was[0]], stageNames[is[0]], l.told[id])
+		if !fits(was[0], is[0], l.reported[id]) {
+			return fmt.Errorf("%s was %s and is %s, and the events of it are %v", id, stageNames[was[0]], stageNames[is[0]], l.reported[id])
 		}
 	}
 	return nil
 }
 
 // fits tells whether the events are those of the way from one stage to another.
-func fits(was, is stage, told []State) bool {
+func fits(was, is stage, reported []State) bool {
 	first, last := reached(was), reached(is)
 	if first == last {
-		return len(told) == 0
+		return len(reported) == 0
 	}
-	if len(told) == 0 || told[len(told)-1] != stages[last-1] {
+	if len(reported) == 0 || reported[len(reported)-1] != stages[last-1] {
 		return false
 	}
 	// What was not started on its way to its end ended without it: both or the end
 	// alone. Its begin is not left out.
-	if first == 0 && told[0] != Created {
+	if first == 0 && reported[0] != Created {
 		return false
 	}
-	running, exited := slices.Contains(told, Running), slices.Contains(told, Exited)
+	running, exited := slices.Contains(reported, Running), slices.Contains(reported, Exited)
 	if first < 2 && running && last > 2 && !exited || first == 2 && !exited {
 		return false
 	}
-	return !slices.ContainsFunc(told, func(st State) bool { return slices.Index(stages, st) < first })
+	return !slices.ContainsFunc(reported, func(st State) bool { return slices.Index(stages, st) < first })
 }
 
 // reached is how many of the stages of a life are behind it.
