@@ -285,20 +285,25 @@ func synced(kind Kind) sys {
 	}
 }
 
+// fromTo locates the two paths of a call, which must both be below the directory or both not.
+func fromTo(fromFD, from, toFD, to int) func(*tracer, *call) bool {
+	source, target := named(fromFD, from), named(toFD, to)
+	return func(t *tracer, c *call) bool {
+		other := *c
+		is := target(t, &other)
+		c.toPath = other.path
+		if source(t, c) != is {
+			t.unmodelled(c, "it leads into or out of the directory, by "+c.toPath)
+		}
+		return is
+	}
+}
+
 // moved is for rename(2) and its variants; flags < 0: without flags.
 func moved(fromFD, from, toFD, to, flags int) sys {
-	source, target := named(fromFD, from), named(toFD, to)
 	return sys{
 		changes: true,
-		locate: func(t *tracer, c *call) bool {
-			other := *c
-			is := target(t, &other)
-			c.toPath = other.path
-			if source(t, c) != is {
-				t.unmodelled(c, "it leads into or out of the directory, by "+c.toPath)
-			}
-			return is
-		},
+		locate:  fromTo(fromFD, from, toFD, to),
 		before: func(t *tracer, c *call) {
 			c.from, c.to = t.place(c.path), t.place(c.toPath)
 			c.was, c.existed = t.file(c.path, false)
@@ -323,19 +328,10 @@ func moved(fromFD, from, toFD, to, flags int) sys {
 }
 
 func linked(fromFD, from, toFD, to int) sys {
-	source, target := named(fromFD, from), named(toFD, to)
 	return sys{
 		changes: true,
-		locate: func(t *tracer, c *call) bool {
-			other := *c
-			is := target(t, &other)
-			c.toPath = other.path
-			if source(t, c) != is {
-				t.unmodelled(c, "it leads into or out of the directory, by "+c.toPath)
-			}
-			return is
-		},
-		before: func(t *tracer, c *call) { c.to = t.place(c.toPath) },
+		locate:  fromTo(fromFD, from, toFD, to),
+		before:  func(t *tracer, c *call) { c.to = t.place(c.toPath) },
 		after: func(t *tracer, c *call, _ int64) []Op {
 			f, ok := t.file(c.toPath, false)
 			if !ok || c.to.dir == 0 {

@@ -142,7 +142,7 @@ func runInject(what string, to *gob.Encoder, orders io.Reader) error {
 			if !ok {
 				return nil
 			}
-			t.told(text)
+			t.order(text)
 			if text != "disarm" {
 				if err := to.Encode(message{Ready: true}); err != nil {
 					return err

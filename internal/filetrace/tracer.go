@@ -225,7 +225,7 @@ func (t *tracer) entered(th *thread, nr uint64, args [6]uint64) error {
 		if err != nil {
 			return err
 		}
-		t.told(string(text))
+		t.order(string(text))
 		return t.resume(th.id, 0)
 	}
 	if t.fallible != nil {
@@ -289,8 +289,8 @@ func (t *tracer) fail(c *call) (bool, error) {
 	return true, t.resume(c.thread.id, 0)
 }
 
-// told carries out an order of the test.
-func (t *tracer) told(text string) {
+// order carries out an order of the test.
+func (t *tracer) order(text string) {
 	verb, rest, _ := strings.Cut(text, " ")
 	switch verb {
 	case "mark":
