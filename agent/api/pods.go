@@ -255,7 +255,7 @@ func (s *Server) resize(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	asked, err := asked(r)
+	asked, err := requestedPod(r)
 	if err != nil {
 		return err
 	}
@@ -283,17 +283,17 @@ func (s *Server) resize(w http.ResponseWriter, r *http.Request) error {
 	return s.Put(w, r, podKind, text, store.PutOptions{Update: true})
 }
 
-// asked is the pod as the request would have it.
-func asked(r *http.Request) (*v1.Pod, error) {
+// requestedPod returns the pod in the body of a request.
+func requestedPod(r *http.Request) (*v1.Pod, error) {
 	data, err := Body(r)
 	if err != nil {
 		return nil, err
 	}
-	asked := &v1.Pod{}
-	if err := json.Unmarshal(data, asked); err != nil {
+	pod := &v1.Pod{}
+	if err := json.Unmarshal(data, pod); err != nil {
 		return nil, fault.Invalid.Errorf("%v", err)
 	}
-	return asked, nil
+	return pod, nil
 }
 
 // ephemeral adds ephemeral containers to a pod, of whatever source.
@@ -303,7 +303,7 @@ func (s *Server) ephemeral(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	pod := o.(*v1.Pod).DeepCopy()
-	asked, err := asked(r)
+	asked, err := requestedPod(r)
 	if err != nil {
 		return err
 	}
