@@ -171,7 +171,9 @@ func checkpoints() finding {
 		lines := strings.Split(strings.TrimSpace(string(out)), "\n")
 		f.ok, f.what = false, f.what+" that works on this kernel"
 		f.follows = fmt.Sprintf("%s: criu check: %v: %s", follows, err, strings.Join(lines[:min(2, len(lines))], "; "))
+		return f
 	}
+	f.what += " (with it containers start slower: CRIU needs the mounts that libcontainer makes)"
 	return f
 }
 
