@@ -13,8 +13,8 @@ import (
 	"github.com/crisp-cri/crisp/oci/ocitest"
 )
 
-// life takes one sandbox and one container through all they can go through. It
-// goes on after errors, as kubelet would.
+// life takes one sandbox and one container through all states. It goes on after errors, as the
+// kubelet would.
 func life(b *bed) {
 	ctx, cancel := context.WithTimeout(b.Context(), time.Minute)
 	defer cancel()
@@ -38,9 +38,8 @@ func life(b *bed) {
 	_ = sb.Remove(ctx)
 }
 
-// The daemon may die at any step, before or right after it took effect, and its
-// executor with it: the next one finds everything in a state that it can be
-// taken on from, and leaves nothing behind.
+// The daemon may die at any step, before or right after the step took effect, and its executor
+// with it: the next daemon can continue from any state it finds, and leaves nothing behind.
 func TestCrashAtEveryStep(t *testing.T) {
 	steps := 0
 	for _, executorToo := range []bool{false, true} {

@@ -72,7 +72,7 @@ func TestStoppingSandboxTakesNothing(t *testing.T) {
 	})
 }
 
-// The target of a PID namespace is looked at when it is joined, not before.
+// The target of a PID namespace is checked when it is joined, not before.
 func TestPIDTarget(t *testing.T) {
 	inBubble(t, func(b *bed) {
 		target := b.create("sleep", "for-ever")

@@ -11,8 +11,8 @@ import (
 	"github.com/crisp-cri/crisp/oci"
 )
 
-// An exec is lost with its executor, before anybody waits for it as well as during
-// that: a client that got NotFound would take the container for one that is gone.
+// An exec is lost with its executor, before somebody waits for it or during that: a client
+// that got NotFound would take the container for removed.
 func TestExecLostWithItsExecutor(t *testing.T) {
 	inBubble(t, func(b *bed) {
 		c := b.create("sleep", "for-ever")

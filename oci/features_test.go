@@ -35,7 +35,7 @@ func TestAskFeatures(t *testing.T) {
 	}
 }
 
-// engineThat is a program of the shell.
+// engineThat returns an OCI runtime that is a shell script.
 func engineThat(t *testing.T, script string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "engine")

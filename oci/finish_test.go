@@ -10,9 +10,8 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// A crispd that comes up on a node where many containers cannot be removed (their
-// processes wait for a disk) serves all the same, before its service manager gives up; they
-// are removed once they can be.
+// A crispd that starts on a node where many containers cannot be removed (their processes wait
+// for a disk) serves before its service manager gives up; they are removed once they can be.
 func TestOpenDoesNotWaitForWhatCannotBeRemoved(t *testing.T) {
 	inBubble(t, func(b *bed) {
 		release := b.m.Executor.Hold(wire.MethodDelete)

@@ -7,7 +7,7 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// What crispd and the executor write of sandboxes and containers.
+// What crispd and the executor write about sandboxes and containers.
 func TestFormats(t *testing.T) {
 	formats.Check[containerRecord](t, "container", nil)
 	formats.Check[sandboxRecord](t, "sandbox", nil)

@@ -11,8 +11,8 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// The next daemon thaws what a dead one had frozen, and removes what that had
-// written meanwhile; after a regular end the files are the caller's.
+// The next daemon thaws what a dead one has frozen, and removes the files that it was writing;
+// after a regular end the files are the caller's.
 func TestFreezeIsUndone(t *testing.T) {
 	b := newBed(t)
 	one, two := b.start("sleep", "for-ever"), b.start("sleep", "for-ever")

@@ -14,9 +14,9 @@ import (
 	"github.com/crisp-cri/crisp/oci/ocitest"
 )
 
-// FuzzRecover starts crispd on a disk with anything in its records, each of which is
-// JSON, and in its state files: it starts, all that it then shows can be stopped and
-// removed, and a sandbox and a container can be made as ever.
+// FuzzRecover starts crispd on a disk with any JSON in its records and anything in its state
+// files: it starts, all that it lists can be stopped and removed, and new sandboxes and
+// containers can be made.
 func FuzzRecover(f *testing.F) {
 	const (
 		sandbox   = `{"CreatedAt":"2026-01-01T00:00:00Z","Config":{"Name":"s","Hostname":"h","SharedPID":true,"Sysctls":{"kernel.sem":"1"}},"Ready":true}`

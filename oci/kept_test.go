@@ -47,7 +47,7 @@ func (s *fakeStore) names() []string {
 	return slices.Sorted(maps.Keys(s.kept))
 }
 
-// passed is what the next daemon gets.
+// passed returns the descriptors that the next daemon gets.
 func (s *fakeStore) passed() map[string]int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -58,8 +58,8 @@ func (s *fakeStore) passed() map[string]int {
 	return dups
 }
 
-// What runs has its descriptors in the store, under names so short that those of 8192
-// fit into an environment variable of 128 KiB; what has ended, or is not known, has not.
+// The store has the descriptors of what runs, under names so short that those of 8192 fit into
+// an environment variable of 128 KiB, and none of what has ended or is not known.
 func TestStoreHasWhatRuns(t *testing.T) {
 	inBubble(t, func(b *bed) {
 		store := &fakeStore{kept: map[string]int{}}

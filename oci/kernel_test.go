@@ -135,7 +135,7 @@ func newKernelNode(t testing.TB) *kernelNode {
 	return n
 }
 
-// clear takes away what a test that failed has left, so that it fails alone.
+// clear removes what a failed test has left, so that no other test fails because of it.
 func (n *kernelNode) clear(t testing.TB) {
 	ctx := context.WithoutCancel(t.Context()) // which has ended
 	r, err := oci.Open(ctx, n.options(t))
@@ -174,8 +174,8 @@ func (n *kernelNode) note(e oci.Event) {
 	}
 }
 
-// noLeaks fails the test for each mount, cgroup and process that is left of the
-// node. Other instances may live on the machine meanwhile.
+// noLeaks fails the test for each mount, cgroup and process that is left of the node. There
+// may be other instances on the machine.
 func (n *kernelNode) noLeaks(t testing.TB) {
 	n.mu.Lock()
 	marks := append([]string{n.dir}, n.ids...)
@@ -297,7 +297,7 @@ func (n *kernelNode) CrashExecutor(t testing.TB) {
 	}
 }
 
-// The real executor keeps the contract.
+// The real executor passes the suite.
 func TestSuiteOnKernel(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")

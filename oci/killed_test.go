@@ -22,7 +22,7 @@ type daemonRequest struct {
 	Starts [][]string
 }
 
-// daemon runs containers, says which, and waits to be killed.
+// daemon runs containers, prints their IDs, and waits to be killed.
 func daemon(t *testing.T, request string) {
 	var req daemonRequest
 	if err := json.Unmarshal([]byte(request), &req); err != nil {
@@ -48,8 +48,8 @@ func daemon(t *testing.T, request string) {
 	select {}
 }
 
-// A daemon that is killed leaves its containers running and its sandbox as it
-// was; the next one knows them, and how those have ended that ended meanwhile.
+// A daemon that is killed leaves its containers running and its sandbox as it was; the next
+// one knows them, and the exit codes of those that ended meanwhile.
 func TestDaemonKilled(t *testing.T) {
 	if request := os.Getenv(daemonEnv); request != "" {
 		daemon(t, request)

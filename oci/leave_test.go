@@ -30,8 +30,8 @@ func (l *leaving) Call(ctx context.Context, method string, req, reply any, send 
 	return l.ExecutorConn.Call(ctx, method, req, reply, send...)
 }
 
-// leave makes the first executors that a Runtime reaches answer so many calls and end.
-// It returns how many have.
+// leave makes the first executors that a Runtime connects to exit after the given numbers of
+// answers. It returns how many have.
 func (b *bed) leave(o *oci.Options, executors, calls int) (left *atomic.Int32) {
 	left = new(atomic.Int32)
 	var reached atomic.Int32
@@ -50,8 +50,8 @@ func (b *bed) leave(o *oci.Options, executors, calls int) (left *atomic.Int32) {
 	return left
 }
 
-// atEveryCall runs test with executors that leave after no call, after one, and so on,
-// until none leaves; there must be so many calls at least.
+// atEveryCall runs test with executors that exit after no call, after one, and so on, until
+// none exits; there must be at least that many calls.
 func atEveryCall(t *testing.T, least int, test func(b *bed, calls int) (left int)) {
 	for calls := range 100 {
 		left := 0
@@ -107,7 +107,7 @@ func TestExecutorLeavesWhileReached(t *testing.T) {
 	})
 }
 
-// The same when a daemon is asked for a pod: the executor that stays runs it, once.
+// The same when a daemon is asked for a pod: the executor that does not exit runs it, once.
 func TestExecutorLeavesWhileAsked(t *testing.T) {
 	atEveryCall(t, 5, func(b *bed, calls int) int {
 		b.ok(b.r.Close())
@@ -131,7 +131,7 @@ func TestExecutorLeavesWhileAsked(t *testing.T) {
 	})
 }
 
-// An executor that never stays is an error, and not for ever.
+// Executors that always exit are an error, after a bounded number of tries.
 func TestExecutorNeverStays(t *testing.T) {
 	inBubble(t, func(b *bed) {
 		c := b.start("sleep", "for-ever")

@@ -11,7 +11,7 @@ import (
 	"github.com/crisp-cri/crisp/oci"
 )
 
-// isNSFS says whether a namespace is mounted at path.
+// isNSFS reports whether a namespace is mounted at path.
 func isNSFS(path string) bool {
 	var st unix.Statfs_t
 	return unix.Statfs(path, &st) == nil && st.Type == unix.NSFS_MAGIC
@@ -93,8 +93,8 @@ func TestRunningPodKeepsItsNetworkNamespace(t *testing.T) {
 	}
 }
 
-// A network namespace that no record knows is swept, what others have in the same
-// directory is not.
+// A network namespace of ours without a record is removed; other programs' in the same
+// directory are not.
 func TestStrayNetworkNamespaceIsSwept(t *testing.T) {
 	n := newKernelNode(t)
 	r := n.openShared(t)

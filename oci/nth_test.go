@@ -20,12 +20,10 @@ import (
 	"github.com/crisp-cri/crisp/oci/ocitest"
 )
 
-// Each call that asks for a file of a sandbox or a container fails once in their life: the
-// first, the second, and so on until there are no more. What fails is done by trying
-// again, a daemon that starts again finds what was there, and in the end nothing is left.
-//
-// Which error it is goes by turns. CRISP_NTH=full tries each error with each call; -short
-// takes every seventh call.
+// Each system call on a file of a sandbox or a container fails once in their life: the first,
+// the second, and so on until there are no more. The retry succeeds, a daemon that is
+// restarted finds what was there, and in the end nothing is left. The errors take turns.
+// CRISP_NTH=full tries each error with each call; -short takes every seventh call.
 func TestNthCallFails(t *testing.T) {
 	dir := t.TempDir()
 	for _, name := range []string{"root", "state"} {
@@ -91,8 +89,8 @@ func nothingIn(dir string) error {
 }
 
 // stubbornLife takes a sandbox and a container through their lives, with a daemon that is
-// restarted before each is removed. It tries everything twice, as the kubelet does with
-// pauses.
+// restarted before each is removed. It tries everything twice, as the kubelet does after a
+// pause.
 func stubbornLife(ctx context.Context, o oci.Options) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Hour)
 	defer cancel()
@@ -183,7 +181,7 @@ func stubbornLife(ctx context.Context, o oci.Options) error {
 	return twice("remove sandbox", func() error { return gone(sb.Remove(ctx)) })
 }
 
-// gone takes what is not there for what was removed.
+// gone takes NotFound for a removal that has succeeded.
 func gone(err error) error {
 	if errors.Is(err, fault.NotFound) {
 		return nil

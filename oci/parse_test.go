@@ -27,7 +27,7 @@ func TestSysctlPath(t *testing.T) {
 	}
 }
 
-// A parameter of the machine set for one pod would be set for all.
+// A sysctl that has no namespace would be set for the whole machine.
 func TestCheckSysctls(t *testing.T) {
 	host := SandboxConfig{HostNetwork: true, HostIPC: true}
 	for _, tt := range []struct {
@@ -263,8 +263,8 @@ func TestRemoveCgroupsSparesOthers(t *testing.T) {
 	}
 }
 
-// A cgroup that was made by the cgroupfs driver is removed by a kernel that makes
-// slices, with what is in it.
+// A cgroup that the cgroupfs driver made is removed, with what is in it, after the change to
+// systemd's.
 func TestRemoveCgroupOfOtherDriver(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root: makes cgroups")

@@ -31,7 +31,7 @@ func machineAt(t *testing.T, dir string, records oci.Records) (o oci.Options, en
 	return o, m.Reboot
 }
 
-// recordsAt are records as crispd has them.
+// recordsAt opens the records of a directory as crispd does.
 func recordsAt(dir string) (*checkpoint.Manager, error) {
 	return checkpoint.Open(dir, slog.New(slog.DiscardHandler))
 }
@@ -62,7 +62,7 @@ func TestPowerCut(t *testing.T) {
 	}.Test(t)
 }
 
-// aLife takes a sandbox and two containers from their making to their removal.
+// aLife takes a sandbox and two containers from creation to removal.
 func aLife(t *testing.T, dir string, records oci.Records, safe func(string)) {
 	ctx := t.Context()
 	ok := func(what string, err error) {

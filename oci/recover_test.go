@@ -18,7 +18,7 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// statusFile is where a container's status lies.
+// statusFile returns the path of a container's status.
 func (b *bed) statusFile(c *oci.Container) string {
 	return filepath.Join(b.m.State, "containers", c.ID(), "status.json")
 }
@@ -33,7 +33,7 @@ func (b *bed) spoil(path, content string) {
 	b.ok(os.WriteFile(path, []byte(content), 0o600))
 }
 
-// A crash leaves of a container, state by state, what recover.go says.
+// What a crash leaves of a container, state by state, as recover.go says.
 func TestRecover(t *testing.T) {
 	const lost = 255
 	tests := []struct {
@@ -147,9 +147,9 @@ func TestRecoverRemovingAndStopping(t *testing.T) {
 	})
 }
 
-// A start that the executor is at when the daemon dies goes on. The next daemon
-// must not take the container for lost: it would come alive unseen, beside the
-// one that was started in its place.
+// A start that is under way in the executor when the daemon dies goes on. If the next daemon
+// took the container for lost, it would come alive unseen, beside the one that was started in
+// its place.
 func TestRecoverStartInFlight(t *testing.T) {
 	for _, daemonToo := range []bool{true, false} {
 		inBubble(t, func(b *bed) {
@@ -180,8 +180,7 @@ func TestRecoverStartInFlight(t *testing.T) {
 	}
 }
 
-// An executor that dies at a start loses it; its successor starts the container
-// afresh.
+// An executor that dies during a start loses it; its successor starts the container again.
 func TestStartOutlivesExecutor(t *testing.T) {
 	inBubble(t, func(b *bed) {
 		release := b.m.Hold(wire.MethodRun)
@@ -201,7 +200,7 @@ func TestStartOutlivesExecutor(t *testing.T) {
 	})
 }
 
-// After a reboot what had ended has ended as it did, what ran has not, and no
+// After a reboot what had exited keeps its exit code, what ran is reported as lost, and no
 // sandbox is ready, whatever is left on a disk below State.
 func TestReboot(t *testing.T) {
 	inBubble(t, func(b *bed) {
@@ -277,7 +276,7 @@ func TestUserNamespaceSurvives(t *testing.T) {
 	})
 }
 
-// Names and times of creation are unique over restarts.
+// Names and times of creation stay unique over restarts.
 func TestNamesAndTimes(t *testing.T) {
 	inBubble(t, func(b *bed) {
 		one := b.sandbox("one")
@@ -317,7 +316,7 @@ func TestNamesAndTimes(t *testing.T) {
 	})
 }
 
-// IDs may be cut short as long as they are one object's.
+// IDs may be shortened as long as they are unambiguous.
 func TestPrefix(t *testing.T) {
 	inBubble(t, func(b *bed) {
 		for _, id := range []string{"abc1", "abc2", "abc"} {
@@ -339,8 +338,7 @@ func TestPrefix(t *testing.T) {
 	})
 }
 
-// A record that did not survive takes all with it that it pointed at: what runs,
-// what is pinned, what lies about.
+// A lost record takes with it all that it pointed at: processes, pins, files.
 func TestLostRecords(t *testing.T) {
 	inBubble(t, func(b *bed) {
 		kept := b.sb
@@ -406,7 +404,7 @@ func TestRecoverSandboxes(t *testing.T) {
 	})
 }
 
-// empty fails the test if anything of ours is left on the machine.
+// empty fails the test if anything of the runtime is left on the machine.
 func (b *bed) empty() {
 	b.Helper()
 	left := append(b.m.Left(), b.m.Known()...)

@@ -12,8 +12,7 @@ import (
 
 func ptr[T any](v T) *T { return &v }
 
-// The status has what the kernel enforces, in the requested form if that means the
-// same.
+// The status has what the kernel enforces, in the requested form if that means the same.
 func TestReadResources(t *testing.T) {
 	asked := &specs.LinuxResources{
 		CPU:            &specs.LinuxCPU{Shares: ptr(uint64(512)), Quota: ptr(int64(20000)), Period: ptr(uint64(100000)), Cpus: "0,1"},
@@ -46,7 +45,7 @@ func TestReadResources(t *testing.T) {
 	}
 }
 
-// Somebody else's change shows.
+// A change that another program makes shows.
 func TestReadResourcesChanged(t *testing.T) {
 	asked := &specs.LinuxResources{
 		CPU:    &specs.LinuxCPU{Shares: ptr(uint64(512)), Quota: ptr(int64(20000))},
@@ -72,7 +71,7 @@ func TestReadResourcesChanged(t *testing.T) {
 	}
 }
 
-// The kernel's defaults are no limits that anybody set.
+// The kernel's defaults are not shown as limits that somebody set.
 func TestReadResourcesUnlimited(t *testing.T) {
 	v1 := v1Dirs(write(t, map[string]string{
 		"memory.limit_in_bytes": "9223372036854771712\n", "memory.memsw.limit_in_bytes": "9223372036854771712\n",
@@ -100,8 +99,8 @@ func v1Dirs(dir string) map[string]string {
 	return map[string]string{"memory": dir, "cpu": dir, "cpuset": dir, "hugetlb": dir, "": os.TempDir()}
 }
 
-// Where systemd keeps a quota it keeps whole percents of a CPU. The status has what
-// was asked for, or the kubelet would wait for its resize for ever.
+// systemd keeps a quota in whole percents of a CPU. The status has what was requested, or the
+// kubelet would wait forever for its resize.
 func TestReadResourcesOfScope(t *testing.T) {
 	scope := filepath.Join(t.TempDir(), "crisp-x.scope")
 	if err := os.Mkdir(scope, 0o755); err != nil {

@@ -11,8 +11,8 @@ import (
 	"github.com/crisp-cri/crisp/oci/ocitest"
 )
 
-// A checkpoint is there until its processes run, whatever becomes of the daemon, and
-// is left by no container that never came to be.
+// A checkpoint stays until its processes run, over restarts of the daemon, and goes with a
+// container that was never started.
 func TestRestoreDir(t *testing.T) {
 	inBubble(t, func(b *bed) {
 		there := func(dir string) bool {

@@ -19,7 +19,7 @@ import (
 	"github.com/crisp-cri/crisp/oci/ocitest"
 )
 
-// sameNamespace reports whether two paths are of one namespace.
+// sameNamespace reports whether two paths refer to one namespace.
 func sameNamespace(t *testing.T, a, b string) bool {
 	t.Helper()
 	var one, two unix.Stat_t
@@ -74,8 +74,8 @@ func (n *kernelNode) output(t *testing.T, r *oci.Runtime, sb *oci.Sandbox, args 
 	return lines
 }
 
-// A sandbox has namespaces of its own, with the hostname and the sysctls that
-// were asked for; ours are as they were; nothing is left.
+// A sandbox has namespaces of its own, with the requested hostname and sysctls; those of the
+// caller are unchanged; nothing is left.
 func TestSandboxNamespaces(t *testing.T) {
 	n := newKernelNode(t)
 	r := n.Open(t)
@@ -156,8 +156,8 @@ func readFile(t *testing.T, path string) string {
 	return string(data)
 }
 
-// A sandbox on the host's network has the host's names, and its sysctls are the
-// host's to set.
+// A sandbox on the host's network has the host's hostname, and may not set sysctls of the
+// network.
 func TestHostNetwork(t *testing.T) {
 	n := newKernelNode(t)
 	r := n.Open(t)
@@ -189,7 +189,8 @@ func TestHostNetwork(t *testing.T) {
 	}
 }
 
-// What the kernel refuses is undone, named in the error, and in nobody's way afterwards.
+// What the kernel refuses is named in the error, undone, and does not get in the way of later
+// sandboxes.
 func TestSandboxRefusedByKernel(t *testing.T) {
 	n := newKernelNode(t)
 	r := n.Open(t)
@@ -218,8 +219,8 @@ func TestSandboxRefusedByKernel(t *testing.T) {
 	}
 }
 
-// Making namespaces, many at once, changes no thread that stays: one of ours in
-// a pod's network would be a leak that no sweep can find.
+// Making namespaces, many at once, changes no thread that stays: a thread of ours in a pod's
+// network would be a leak that no sweep can find.
 func TestNamespacesStayOnTheirThreads(t *testing.T) {
 	n := newKernelNode(t)
 	r := n.Open(t)
@@ -260,8 +261,8 @@ func TestNamespacesStayOnTheirThreads(t *testing.T) {
 	}
 }
 
-// Counters are those of the container and of its sandbox's cgroup; resources can
-// be changed while it runs.
+// Counters are those of the container and of its sandbox's cgroup; resources can be changed
+// while it runs.
 func TestStatsAndUpdate(t *testing.T) {
 	n := newKernelNode(t)
 	r := n.Open(t)
@@ -353,8 +354,8 @@ func TestPIDTargetOnKernel(t *testing.T) {
 	}
 }
 
-// A record that was damaged on disk costs its own pod and no other; what it
-// pointed at in the kernel is cleared away.
+// A record that was damaged on disk costs only its own pod; what it pointed at in the kernel
+// is removed.
 func TestDamagedRecordOnKernel(t *testing.T) {
 	n := newKernelNode(t)
 	r := n.Open(t)

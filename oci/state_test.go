@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestMachine pins the whole state machine. A new state or event makes it fail
-// until someone has decided every new pair.
+// TestMachine pins the whole state machine. A new state or event makes it fail until every new
+// pair is decided.
 func TestMachine(t *testing.T) {
 	const want = `
 		.         start     started   stop      exited  remove
@@ -24,7 +24,7 @@ func TestMachine(t *testing.T) {
 	}
 }
 
-// Only a Ready sandbox adopts; all that stopping asks for may be asked again.
+// Only a Ready sandbox adopts; stopping and removing may be repeated.
 func TestSandboxMachine(t *testing.T) {
 	const want = `
 		.          ready  adopt  stop       stopped    remove
@@ -62,7 +62,7 @@ func tabulate[S, E interface {
 	return b.String()
 }
 
-// States are words on disk, and every word can be read again.
+// States are words on disk, and every word can be read back.
 func TestStateText(t *testing.T) {
 	for s := range State(len(stateNames)) {
 		text, err := s.MarshalText()

@@ -33,7 +33,7 @@ func newBed(t *testing.T) *bed {
 	return b
 }
 
-// inBubble runs test on a bed in fake time: it moves only when everyone waits.
+// inBubble runs test on a bed in fake time, which passes only when all goroutines wait.
 func inBubble(t *testing.T, test func(b *bed)) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBed(t)
@@ -129,8 +129,8 @@ func TestStopTakesTheEarliestDeadline(t *testing.T) {
 	})
 }
 
-// kubelet's call may be cut off during the grace period; the container must be
-// killed at its end all the same.
+// The kubelet's call may be cut off during the grace period; the container is killed at its
+// end nevertheless.
 func TestStopSurvivesItsCaller(t *testing.T) {
 	inBubble(t, func(b *bed) {
 		c := b.start("ignore-term", "sleep", "for-ever")
@@ -151,8 +151,8 @@ func TestStopSurvivesItsCaller(t *testing.T) {
 	})
 }
 
-// What does not die at once (its process waits for a disk) is killed again, for
-// as long as it takes, and the caller gets his own deadline.
+// A process that does not die at once (it waits for a disk) is killed again, for as long as it
+// takes, and the caller gets its own deadline.
 func TestKillIsRepeated(t *testing.T) {
 	inBubble(t, func(b *bed) {
 		c := b.start("sleep", "for-ever")
@@ -170,9 +170,9 @@ func TestKillIsRepeated(t *testing.T) {
 	})
 }
 
-// The kubelet stops again and again what does not die, for days if need be (a process
-// waits for an NFS server). That neither piles up work nor kills more often, and each new
-// Stop tries at once.
+// The kubelet stops a container that does not die again and again, for days if need be (a
+// process waits for an NFS server). That neither piles up work nor kills more often, and each
+// new Stop tries at once.
 func TestStoppedAgainAndAgain(t *testing.T) {
 	inBubble(t, func(b *bed) {
 		c := b.start("sleep", "for-ever")
@@ -263,8 +263,7 @@ func TestStopDuringFailingStart(t *testing.T) {
 	})
 }
 
-// A container that ends at once has been Running for every listener, before it
-// is Exited.
+// A container that exits at once is Running for every listener before it is Exited.
 func TestEventsComeInOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex
@@ -301,7 +300,7 @@ func TestEventsComeInOrder(t *testing.T) {
 	})
 }
 
-// A Stop overlapping a Remove, and a Remove another, all succeed.
+// A Stop that overlaps a Remove, and a Remove that overlaps another, all succeed.
 func TestOverlappingRemoves(t *testing.T) {
 	inBubble(t, func(b *bed) {
 		c := b.start("ignore-term", "sleep", "for-ever")
@@ -321,7 +320,7 @@ func TestOverlappingRemoves(t *testing.T) {
 	})
 }
 
-// Check is ok for goroutines, which must not end the test.
+// Check is ok for goroutines, which must not call FailNow.
 func (b *bed) Check(err error) {
 	b.Helper()
 	if err != nil {

@@ -6,7 +6,7 @@ import (
 	"github.com/crisp-cri/crisp/oci/ocitest"
 )
 
-// The fake keeps the contract that the real executor keeps.
+// The fake executor passes the suite that the real one passes.
 func TestSuiteOnFake(t *testing.T) {
 	ocitest.Suite(t, func(t *testing.T) ocitest.Node {
 		m := ocitest.NewMachine(t)

@@ -25,7 +25,7 @@ func inode(t *testing.T, f *os.File) string {
 	return fmt.Sprint(st.Dev, " ", st.Ino)
 }
 
-// checkOwned reports what of dir's namespaces does not belong to its user namespace.
+// checkOwned reports which of dir's namespaces do not belong to its user namespace.
 func checkOwned(t *testing.T, dir string) {
 	t.Helper()
 	user, err := os.Open(filepath.Join(dir, "ns/user"))

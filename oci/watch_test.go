@@ -9,8 +9,8 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// An executor that hangs is reported and then replaced, without a container
-// noticing; one that is merely slow is not.
+// An executor that hangs is reported and then replaced, without any container noticing; one
+// that is merely slow is not.
 func TestExecutorStandsStill(t *testing.T) {
 	inBubble(t, func(b *bed) {
 		c := b.start("sleep", "1h", "exit", "7")
@@ -51,7 +51,7 @@ func TestExecutorStandsStill(t *testing.T) {
 	})
 }
 
-// An executor that was started for one that stood still has as long as that one had.
+// The successor of an executor that hung gets as much time as that one.
 func TestSuccessorHasAsLong(t *testing.T) {
 	inBubble(t, func(b *bed) {
 		b.start("sleep", "1h")

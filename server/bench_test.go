@@ -9,8 +9,8 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// BenchmarkListContainerStats is the kubelet's call of every ten seconds on a full
-// node. What the containers have written must not cost: both lines are the same.
+// BenchmarkListContainerStats is the kubelet's call of every ten seconds on a full node. How
+// much the containers have written must not matter: both cases take as long.
 func BenchmarkListContainerStats(b *testing.B) {
 	for _, files := range []int{0, 20_000} {
 		b.Run(fmt.Sprint("files=", files), func(b *testing.B) {
@@ -31,7 +31,7 @@ func BenchmarkListContainerStats(b *testing.B) {
 	}
 }
 
-// BenchmarkListPodSandboxMetrics is the same with all metrics.
+// BenchmarkListPodSandboxMetrics is the same for a scrape of all metrics.
 func BenchmarkListPodSandboxMetrics(b *testing.B) {
 	n := newNode(b)
 	n.countIn(b, "v1")

@@ -56,8 +56,8 @@ func asJSON(t *testing.T, v any) string {
 	return string(data)
 }
 
-// Archives as CRI-O 1.35 and containerd 2.3 lay them out are restored: with their ways
-// to name an image, what they have besides, and the mount that CRI-O adds.
+// Archives in the layout of CRI-O 1.35 and containerd 2.3 are restored, with their ways to
+// name an image, their extra files, and the mount that CRI-O adds.
 func TestCreateFromForeignArchive(t *testing.T) {
 	n := newNode(t)
 	config := forever("app")
@@ -138,8 +138,8 @@ func TestCreateFromForeignArchive(t *testing.T) {
 	}
 }
 
-// An archive can say that another runtime made it. Its container is none that may
-// do more than the request lets it.
+// An archive can claim to come from another runtime. That gives its container no more rights
+// than the request does.
 func TestCreateFromForeignArchiveWithMoreRights(t *testing.T) {
 	n := newNode(t)
 	n.server.Reconfigure(Options{SpecHost: spec.Host{Seccomp: true}})
@@ -214,8 +214,8 @@ func TestCreateFromForeignArchiveWithMoreRights(t *testing.T) {
 	}
 }
 
-// Whoever may make a pod can name an image. What CRIU does as root is not theirs to
-// say, unless the node's administrator wants it so.
+// Whoever may create a pod can name an image, and restoring one has CRIU act as root on its
+// content. Only the node's administrator can allow that.
 func TestCheckpointImageIsNotRestoredUnasked(t *testing.T) {
 	n := newNode(t)
 	sandbox := n.run(t, pod("web"))

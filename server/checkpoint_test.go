@@ -21,7 +21,7 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// wantThawed fails if anything is frozen, or if work for a checkpoint was left.
+// wantThawed fails the test if anything is frozen, or if files of a checkpoint are left.
 func (n *node) wantThawed(t *testing.T) {
 	t.Helper()
 	if frozen := n.machine.Frozen(); len(frozen) > 0 {
@@ -42,9 +42,9 @@ func (n *node) write(t *testing.T, id, text string) {
 	}
 }
 
-// A container's archive makes another container, in another pod, which says that it
-// is of the original's image. Until it is started nothing of it runs, and a restart
-// of crispd in between changes nothing.
+// A container's archive makes another container, in another pod, whose status shows the image
+// of the original. Nothing of it runs before it is started, and a restart of crispd in between
+// changes nothing.
 func TestCheckpointContainer(t *testing.T) {
 	n := newNode(t)
 	config := forever("app")
@@ -106,8 +106,8 @@ func TestCheckpointContainer(t *testing.T) {
 	}
 }
 
-// A checkpoint that fails, wherever, leaves the container running, no archive and
-// no part of one.
+// A checkpoint that fails, at whatever step, leaves the container running and no archive, not
+// even a part of one.
 func TestCheckpointContainerFails(t *testing.T) {
 	n := newNode(t)
 	id := n.begin(t, n.run(t, pod("web")), forever("app"))
@@ -155,7 +155,7 @@ func TestCheckpointContainerFails(t *testing.T) {
 	}
 }
 
-// A restored container cannot be another one than it was.
+// A restored container cannot differ from what it was in what its processes depend on.
 func TestCreateFromCheckpointRefused(t *testing.T) {
 	n := newNode(t)
 	config := forever("app")
@@ -344,7 +344,7 @@ func TestCheckpointPodTooLate(t *testing.T) {
 	}
 }
 
-// The same wherever it fails, also when all is written.
+// The same at whatever step it fails, even after the last write.
 func TestCheckpointPodFailsAnywhere(t *testing.T) {
 	t.Parallel() // it waits for what thaws again
 	n := newNode(t)
@@ -372,7 +372,7 @@ func TestCheckpointPodFailsAnywhere(t *testing.T) {
 }
 
 // A page that could not be written back is lost, and the kernel reports that once. If an
-// unrelated sync got the report while the dump was written, there is no checkpoint.
+// unrelated sync received the report while the dump was written, the checkpoint fails.
 func TestLostWritesFailThePodsCheckpoint(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: it mounts")
@@ -533,7 +533,8 @@ func TestRestorePodTooLate(t *testing.T) {
 	}
 }
 
-// A log that a pod has made a link, or something that is no file, is not read.
+// A log that a pod has replaced by a link, or by something that is no regular file, is not
+// read.
 func TestCopyLogFollowsNoLink(t *testing.T) {
 	dir := t.TempDir()
 	secret, link, fifo, to := filepath.Join(dir, "secret"), filepath.Join(dir, "link"), filepath.Join(dir, "fifo"), filepath.Join(dir, "to")

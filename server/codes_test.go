@@ -98,7 +98,7 @@ func TestAskingAboutTheUnknown(t *testing.T) {
 	}
 }
 
-// Requests that no sandbox can be made from.
+// Requests from which no sandbox can be made.
 func TestRunSandboxRefuses(t *testing.T) {
 	n := newNode(t)
 	for name, change := range map[string]func(*cri.RunPodSandboxRequest){
@@ -170,7 +170,7 @@ func TestImageVolumeError(t *testing.T) {
 	}
 }
 
-// A bug in one handler costs one request, not all containers' keeper.
+// A bug in one handler costs one request, not the daemon that looks after all containers.
 func TestPanicIsAnError(t *testing.T) {
 	n := newNode(t)
 	_, err := n.server.unary(t.Context(), nil, &grpc.UnaryServerInfo{FullMethod: "/x/Y"}, func(context.Context, any) (any, error) { panic("bug") })

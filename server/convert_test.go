@@ -12,8 +12,8 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// Every signal that CRI knows is one of Linux's, whatever its constant is called,
-// and comes back as itself where CRI has no second name for it.
+// Every signal that CRI knows is one of Linux's, whatever its constant is called, and is
+// converted back to itself where CRI has no second name for it.
 func TestSignals(t *testing.T) {
 	second := map[string]bool{"SIGNAL_SIGCLD": true, "SIGNAL_SIGIOT": true, "SIGNAL_SIGPOLL": true}
 	for number, name := range cri.Signal_name {
@@ -79,8 +79,8 @@ func TestCgroupParent(t *testing.T) {
 	}
 }
 
-// Between two looks the rate is what was used in between; looks that are too
-// close together do not make it jump.
+// The rate is what was used between two measurements; measurements that are too close together
+// do not make it jump.
 func TestCPURate(t *testing.T) {
 	var r cpuRates
 	start := time.Unix(1000, 0)
@@ -105,8 +105,7 @@ func TestCPURate(t *testing.T) {
 	}
 }
 
-// The account files come from an image: no way leads out of it, and no pipe
-// keeps us waiting.
+// The account files come from an image: no link leads out of its root, and no FIFO blocks.
 func TestOpenInRoot(t *testing.T) {
 	root, outside := t.TempDir(), t.TempDir()
 	if err := os.WriteFile(filepath.Join(outside, "secret"), []byte("secret"), 0o600); err != nil {

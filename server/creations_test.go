@@ -64,8 +64,8 @@ func (b *bench) build(ctx context.Context, c *creation) error {
 	return b.err
 }
 
-// A network that takes its time, and a base image that is big, come to their end; what
-// hangs elsewhere does not keep a creation for ever.
+// A slow network, or a base image that is large, may take its time; what hangs elsewhere does
+// not keep a creation forever.
 func TestStagesThatTakeLong(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
@@ -115,7 +115,7 @@ type answer struct {
 
 func wants(what string) proto.Message { return &cri.PodSandboxMetadata{Name: what} }
 
-// Two clients that ask for the same get the same, and it is made once.
+// Two clients with the same request get the same object, and it is made once.
 func TestSameRequestJoins(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
@@ -148,8 +148,8 @@ func TestRepetitionAfterTimeoutJoins(t *testing.T) {
 	})
 }
 
-// An object that is finished after all callers have left is hidden, and handed out by
-// the next call.
+// An object that is finished after all callers have left is hidden, and returned by the next
+// call.
 func TestRepetitionAfterTheEndCollects(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
@@ -174,7 +174,7 @@ func TestRepetitionAfterTheEndCollects(t *testing.T) {
 	})
 }
 
-// An object that nobody comes back for is undone, and its name is free again.
+// An object that no caller comes back for is undone, and its name is free again.
 func TestUncollectedIsUndone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
@@ -195,7 +195,7 @@ func TestUncollectedIsUndone(t *testing.T) {
 	})
 }
 
-// What could not be undone shows up in lists: somebody must be able to remove it.
+// What could not be undone is listed, so that somebody can remove it.
 func TestWhatResistsUndoIsShown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
@@ -228,7 +228,7 @@ func TestAnotherRequestUnderTheSameName(t *testing.T) {
 	})
 }
 
-// All waiting callers get the failure; the next call tries again.
+// All waiting callers get the error; the next call tries again.
 func TestFailureIsForAll(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
@@ -245,8 +245,8 @@ func TestFailureIsForAll(t *testing.T) {
 	})
 }
 
-// Of what was there before, each caller learns whether it is what that caller asks for,
-// and not what another one asked for at the same time.
+// Of an object that existed before, each caller learns whether it is what that caller asks
+// for, not what another asked for at the same time.
 func TestObjectThatIsThereIsAnsweredToEachCallerApart(t *testing.T) {
 	for _, first := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {
@@ -285,7 +285,7 @@ func TestObjectThatIsThereIsAnsweredToEachCallerApart(t *testing.T) {
 	}
 }
 
-// The end of crispd ends what is under way; it must not wait for a plugin.
+// When crispd ends, it ends what is under way; it must not wait for a plugin.
 func TestStopEndsBuilds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
@@ -311,8 +311,8 @@ func TestPanicOfABuildIsAnError(t *testing.T) {
 	}
 }
 
-// Calls come in until the very end. Work that one of them began after Close has waited
-// for the rest would use what is closed next, and nobody would wait for it.
+// Calls come in until the very end. Work that began after Close has waited for the rest would
+// use what is closed next, and nobody would wait for it.
 func TestNothingBeginsAfterClose(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
@@ -337,7 +337,7 @@ func TestNothingBeginsAfterClose(t *testing.T) {
 	})
 }
 
-// Callers of one thing share one run of it, which outlives them.
+// Callers with one key share one run, which outlives them.
 func TestTasks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var work detached
@@ -376,8 +376,8 @@ func TestTasks(t *testing.T) {
 	})
 }
 
-// A caller to whom an error must mean that there is nothing gets it when there is
-// nothing, whether the work can be cut short, cannot, or has just ended.
+// A caller to whom an error means that nothing was made gets the error once nothing is there,
+// whether the work can be cancelled, cannot, or has just ended.
 func TestUndoneBeforeTheAnswer(t *testing.T) {
 	for _, deaf := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {

@@ -29,11 +29,11 @@ import (
 	"github.com/crisp-cri/crisp/oci/ocitest"
 )
 
-// FuzzCRI does a sequence of requests, each one that could succeed but for a few fields
-// that have become something else: numbers, enums, texts, more elements or fewer. Every
-// one is answered by a code that tells whose mistake it was, without a panic, without
-// much memory and without a file that nobody named; afterwards all of it can be removed,
-// nothing is left, and a pod runs as ever.
+// FuzzCRI sends a sequence of requests that could succeed but for a few fields, which are
+// changed to something else: numbers, enums, texts, more elements or fewer. Each is answered
+// with a code that says whose mistake it was, without a panic, without much memory and without
+// a file that no request named; afterwards everything can be removed, nothing is left, and a
+// pod runs as before.
 func FuzzCRI(f *testing.F) {
 	if _, err := os.Stat("/dev/shm"); err == nil {
 		f.Setenv("TMPDIR", "/dev/shm") // a machine for each input
@@ -209,7 +209,7 @@ func (u *unfriendly) step(m protoreflect.MethodDescriptor) {
 
 var codeIn = regexp.MustCompile(`code = (\w+) `)
 
-// answered reports whether the answer is one that a client can use.
+// answered reports whether a client can act on the answer.
 func (u *unfriendly) answered(m protoreflect.MethodDescriptor, err error) bool {
 	if err == nil {
 		return true

@@ -147,9 +147,8 @@ func (n *node) attached(t *testing.T, id string, out io.Writer) (stdin *io.PipeW
 	return stdin, result
 }
 
-// `kubectl run -i` while crispd is stopped in order, for an upgrade say: its client is
-// cut off and has not closed its input, so the container's input goes on, for the next
-// client to close.
+// `kubectl run -i` while crispd is stopped, for an upgrade say: the client is cut off without
+// having closed its input, so the container's stdin stays open for the next client to close.
 func TestStopLeavesTheInputOfWhoIsAttached(t *testing.T) {
 	n := newNode(t)
 	config := container("x", "echo-stdin", "print", "end")

@@ -14,7 +14,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// spec is what a container is made from, out of the verbose status.
+// spec returns the OCI spec of a container, from the verbose status.
 func (n *node) spec(t *testing.T, id string) *specs.Spec {
 	t.Helper()
 	resp, err := n.ContainerStatus(t.Context(), &cri.ContainerStatusRequest{ContainerId: id, Verbose: true})
@@ -30,8 +30,7 @@ func (n *node) spec(t *testing.T, id string) *specs.Spec {
 	return info.RuntimeSpec
 }
 
-// Each signal that CRI can name is in force, is in the status, and is the one that
-// StopContainer sends.
+// Each signal that CRI can name is in the status, and is the one that StopContainer sends.
 func TestStopSignals(t *testing.T) {
 	n := newNode(t)
 	sb := n.run(t, pod("web"))
@@ -61,8 +60,8 @@ func TestStopSignals(t *testing.T) {
 	wantCode(t, "signal 999", err, "InvalidArgument")
 }
 
-// The status has a mounted image by the identifier that PullImage returns, whatever name
-// the request has for it, also after a restart and without the image.
+// The status names a mounted image by the identifier that PullImage returns, whatever name the
+// request has for it, also after a restart and when the image is gone.
 func TestImageRefOfMounts(t *testing.T) {
 	n := newNode(t)
 	sb := n.run(t, pod("web"))
@@ -154,7 +153,7 @@ func TestHooks(t *testing.T) {
 	}
 }
 
-// A container's image is shown by the tag that was asked for, if it has others too.
+// A container's image is shown by the tag that was requested, even if it has others.
 func TestTagOf(t *testing.T) {
 	tags := []string{"docker.io/library/nginx:1.25", "docker.io/library/nginx:latest", "reg.example/my-nginx:1"}
 	for asked, want := range map[string]string{
@@ -167,7 +166,7 @@ func TestTagOf(t *testing.T) {
 	}
 }
 
-// The kubelet's pods may listen on any port and ping, in a network of their own.
+// The kubelet's pods with a network of their own may listen on any port and may ping.
 func TestPodSysctls(t *testing.T) {
 	const port, ping = "net.ipv4.ip_unprivileged_port_start", "net.ipv4.ping_group_range"
 	for name, tt := range map[string]struct {
@@ -222,7 +221,7 @@ func TestFileInTheWayOfADirectory(t *testing.T) {
 	n.create(t, sb, c)
 }
 
-// Requests for fields that make no sense together.
+// Requests whose fields contradict each other.
 func TestContainerRefused(t *testing.T) {
 	n := newNode(t)
 	sb := n.run(t, pod("web"))

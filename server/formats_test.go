@@ -8,14 +8,14 @@ import (
 	"github.com/crisp-cri/crisp/internal/formats"
 )
 
-// What crispd keeps of its own in the records of sandboxes and containers.
+// What the server keeps in the records of sandboxes and containers.
 func TestFormats(t *testing.T) {
 	formats.Check[sandboxExtra](t, "sandbox-extra", nil)
 	formats.Check[containerExtra](t, "container-extra", nil)
 }
 
-// A message that is there and empty is written otherwise than one that is not, and a later
-// crispd must find the same again.
+// A message that is present and empty is written differently from an absent one, and a later
+// crispd must read it as such.
 func TestFormatOfEmptyMessages(t *testing.T) {
 	for _, test := range []struct {
 		record interface{ encode() ([]byte, error) }

@@ -12,8 +12,9 @@ import (
 	"github.com/crisp-cri/crisp/server/spec"
 )
 
-// The pods of a handler with a network of its own are in that one, from ADD to DEL.
-// It does not decide about the node, and each network learns what is still there.
+// The pods of a handler with a network of its own are attached to that one, from ADD to DEL.
+// It does not affect the node's readiness, and GC tells each network which of its pods still
+// exist.
 func TestHandlerNetwork(t *testing.T) {
 	n := newNode(t)
 	own := &fakeNetwork{}
@@ -59,8 +60,8 @@ func TestHandlerNetwork(t *testing.T) {
 	}
 }
 
-// A handler has its own engine, settings and features; the status has it as requested,
-// and it survives a restart with the settings of then.
+// A handler has its own OCI runtime, settings and features; the status shows the requested
+// handler, and a container keeps the settings of its creation over a restart.
 func TestHandlers(t *testing.T) {
 	n := newNode(t)
 	n.handlers = map[string]Handler{

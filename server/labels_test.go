@@ -38,7 +38,7 @@ func labelled(name, kind string) *cri.PodSandboxConfig {
 	return config
 }
 
-// labelsOf are those in the specification of a new container.
+// labelsOf returns the labels in the spec of a new container.
 func (n *node) labelsOf(t *testing.T, sandbox, name string, o *cri.SELinuxOption) (process, mount string) {
 	t.Helper()
 	config := forever(name)
@@ -50,7 +50,7 @@ func (n *node) labelsOf(t *testing.T, sandbox, name string, o *cri.SELinuxOption
 	return c.Config().Spec.Process.SelinuxLabel, c.Config().Spec.Linux.MountLabel
 }
 
-// A pod's labels are its own for as long as it is there, whatever becomes of crispd.
+// A pod keeps its labels, which no other pod has, over restarts of crispd.
 func TestPodLabels(t *testing.T) {
 	n := newNode(t)
 	n.withSELinux(t)
@@ -92,7 +92,7 @@ func (confiner) Check(_ context.Context, profile string) error {
 	return nil
 }
 
-// A container must not be made that cannot start for want of its profile.
+// A container that could not start for lack of its profile is not created.
 func TestAppArmorProfileIsChecked(t *testing.T) {
 	n := newNode(t)
 	n.stop()

@@ -12,7 +12,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// A pod's whole life, and all that CRI wants back on the way.
+// A pod's whole life, and all that CRI wants returned on the way.
 func TestLifeOfAPod(t *testing.T) {
 	n := newNode(t)
 	config := pod("web")
@@ -267,8 +267,8 @@ func TestStartFinishesStop(t *testing.T) {
 	n.wantNothingLeft(t)
 }
 
-// After a reboot a sandbox has no namespaces any more, but still an address,
-// which must not be lost to the node for ever.
+// After a reboot a sandbox has no namespaces any more, but still an address, which must be
+// released.
 func TestStartReleasesAddressesAfterReboot(t *testing.T) {
 	n := newNode(t)
 	sb := n.run(t, pod("web"))

@@ -76,7 +76,7 @@ func TestFilters(t *testing.T) {
 	}
 }
 
-// Prefixes are good everywhere; one that fits two objects is an error.
+// Every call takes a prefix of an ID; one that fits two objects is an error.
 func TestPrefixes(t *testing.T) {
 	n := newNode(t)
 	sb := n.run(t, pod("a"))
@@ -119,7 +119,7 @@ func collect[T, I any](t *testing.T, stream grpc.ServerStreamingClient[T], err e
 	}
 }
 
-// A streamed list is the list. Without items there is no message at all.
+// A streamed list equals the list. Without items no message is sent at all.
 func TestStreamedLists(t *testing.T) {
 	n := newNode(t)
 	none, err := n.StreamPodSandboxes(t.Context(), &cri.StreamPodSandboxesRequest{})

@@ -30,7 +30,7 @@ func series(t *testing.T, metrics []*cri.Metric, name string) map[string]uint64 
 	return got
 }
 
-// Dashboards show storage by disk, and leave out what is none.
+// Dashboards show storage by disk, and leave out what is no disk.
 func TestMetricsByDisk(t *testing.T) {
 	dir := t.TempDir()
 	for device, uevent := range map[string]string{
@@ -116,7 +116,7 @@ func TestMetricsThatDashboardsSelect(t *testing.T) {
 	}
 }
 
-// A container that has used no disk yet has counters that stand at 0.
+// A container that has used no disk yet has counters of 0.
 func TestMetricsWithoutDisk(t *testing.T) {
 	got := measure(containerMetrics, &sample{disks: disks(sysBlock, nil)}, make([]string, len(baseLabels)))
 	if diff := cmp.Diff(map[string]uint64{"": 0}, series(t, got, "container_fs_reads_total")); diff != "" {

@@ -49,10 +49,10 @@ func envDuration(name string, otherwise time.Duration) time.Duration {
 	return otherwise
 }
 
-// Clients that do anything at once, while crispd and its executor die at any step and
-// steps fail, see nothing that CRI does not allow, and when everything is removed
-// nothing is left. What fails is printed as a short script: to be kept in
-// testdata/model, and to be played by -model.script.
+// Clients that do anything at once, while crispd and its executor die at any step and steps
+// fail, see nothing that CRI does not allow, and when everything is removed nothing is left. A
+// failure is printed as a short script: keep it in testdata/model, and play it with
+// -model.script.
 func TestModel(t *testing.T) {
 	inMemory(t)
 	if *modelScript != "" {
@@ -74,7 +74,7 @@ func TestModel(t *testing.T) {
 	t.Logf("%d histories of %d events from seed %d on in %v", n, events, seed, time.Since(began).Round(time.Millisecond))
 }
 
-// What failed once.
+// Histories that failed once.
 func TestModelAgain(t *testing.T) {
 	inMemory(t)
 	files, err := filepath.Glob("testdata/model/*.txt")
@@ -86,8 +86,8 @@ func TestModelAgain(t *testing.T) {
 	}
 }
 
-// playKept plays a script from a file, some times: not all that overlaps does so in
-// the same order each time.
+// playKept plays a script from a file several times, as concurrent steps do not always
+// interleave in the same order.
 func playKept(t *testing.T, file string, log *slog.Logger) {
 	data, err := os.ReadFile(file)
 	if err != nil {

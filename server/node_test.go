@@ -131,7 +131,7 @@ func (n *node) restart(t *testing.T) {
 	n.start(t)
 }
 
-// run runs a sandbox that must come up.
+// run runs a sandbox, which must succeed.
 func (n *node) run(t testing.TB, config *cri.PodSandboxConfig) string {
 	t.Helper()
 	resp, err := n.RunPodSandbox(t.Context(), &cri.RunPodSandboxRequest{Config: config})
@@ -141,7 +141,7 @@ func (n *node) run(t testing.TB, config *cri.PodSandboxConfig) string {
 	return resp.PodSandboxId
 }
 
-// create creates a container that must come into being.
+// create creates a container, which must succeed.
 func (n *node) create(t testing.TB, sandbox string, config *cri.ContainerConfig) string {
 	t.Helper()
 	resp, err := n.CreateContainer(t.Context(), &cri.CreateContainerRequest{PodSandboxId: sandbox, Config: config})
@@ -161,7 +161,7 @@ func (n *node) begin(t testing.TB, sandbox string, config *cri.ContainerConfig) 
 	return id
 }
 
-// status is a container's.
+// status returns a container's status.
 func (n *node) status(t *testing.T, id string) *cri.ContainerStatus {
 	t.Helper()
 	resp, err := n.ContainerStatus(t.Context(), &cri.ContainerStatusRequest{ContainerId: id})
@@ -171,7 +171,7 @@ func (n *node) status(t *testing.T, id string) *cri.ContainerStatus {
 	return resp.Status
 }
 
-// listed are the IDs that the two lists show.
+// listed returns the IDs in the two lists.
 func (n *node) listed(t *testing.T) []string {
 	t.Helper()
 	var ids []string
@@ -192,7 +192,7 @@ func (n *node) listed(t *testing.T) []string {
 	return ids
 }
 
-// left lists all that is not cleaned up on the machine.
+// left lists what is left on the machine.
 func (n *node) left() []string {
 	left := append(n.machine.Left(), n.machine.Known()...)
 	for _, id := range n.net.attached() {
@@ -221,7 +221,7 @@ func (n *node) wantNothingLeft(t *testing.T) {
 	}
 }
 
-// pod is the config of a sandbox as the kubelet makes them.
+// pod is the config of a sandbox as the kubelet sends it.
 func pod(name string) *cri.PodSandboxConfig {
 	return &cri.PodSandboxConfig{
 		Metadata:    &cri.PodSandboxMetadata{Name: name, Namespace: "default", Uid: "uid-" + name, Attempt: 1},

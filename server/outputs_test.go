@@ -22,8 +22,8 @@ func (w *slowWriter) Write(p []byte) (int, error) {
 	return w.Buffer.Write(p)
 }
 
-// All that a command has written arrives, though its client is slow and something that
-// the command left behind holds the pipe; the rest of that is not waited for.
+// All output of a command arrives, even if its client is slow and a process that it left
+// behind keeps the pipe open; the output of that process is not waited for.
 func TestOutputOfAnEndedCommand(t *testing.T) {
 	for name, test := range map[string]struct {
 		pause       time.Duration
@@ -115,8 +115,8 @@ func TestOutputOfATerminalOpenedAgain(t *testing.T) {
 	}
 }
 
-// newPTY makes a terminal and returns its master, as an executor gives it, and the
-// name of its other end.
+// newPTY returns the master of a new terminal, as an executor gives it, and the name of the
+// other end.
 func newPTY(t *testing.T) (master *os.File, name string) {
 	t.Helper()
 	fd, err := unix.Open("/dev/ptmx", unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)

@@ -16,7 +16,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// stopAndRemove does that to a sandbox.
+// stopAndRemove stops and removes a sandbox.
 func (n *node) stopAndRemove(t *testing.T, sandbox string) {
 	t.Helper()
 	for range 2 { // CRI: both are idempotent
@@ -31,7 +31,7 @@ func (n *node) stopAndRemove(t *testing.T, sandbox string) {
 	}
 }
 
-// A plugin hears of everything in a pod's life, once and in order.
+// A plugin is notified of everything in a pod's life, once and in order.
 func TestPluginHearsALife(t *testing.T) {
 	n := pluginNode(t)
 	p := n.join(t, "00", nil)
@@ -98,9 +98,8 @@ func TestPluginHearsAnExit(t *testing.T) {
 	n.wantNothingLeft(t)
 }
 
-// While a plugin considers a sandbox or a container nobody sees it, and calls
-// that only read do not wait. What the plugin refuses is undone, and the retry
-// works.
+// While a plugin considers a sandbox or a container it is not listed, and calls that only read
+// do not wait. What the plugin refuses is undone, and the retry works.
 func TestPluginRefuses(t *testing.T) {
 	n := pluginNode(t)
 	p := n.join(t, "00", nil)
@@ -243,7 +242,7 @@ func TestPluginAdjusts(t *testing.T) {
 	}
 }
 
-// A plugin may change limits on its own; it gets those that failed.
+// A plugin may change limits on its own; the answer lists those that failed.
 func TestPluginUpdatesUnasked(t *testing.T) {
 	n := pluginNode(t)
 	p := n.join(t, "00", nil)
@@ -274,8 +273,8 @@ func TestPluginUpdatesUnasked(t *testing.T) {
 	<-c.Done()
 }
 
-// A plugin that joins learns of every container once: of those there are by
-// Synchronize, of those being created meanwhile by either way.
+// A plugin that connects learns of every container once: of existing ones by Synchronize, of
+// those being created meanwhile in one way or the other.
 func TestPluginJoins(t *testing.T) {
 	n := pluginNode(t)
 	n.join(t, "00", nil)
@@ -320,9 +319,8 @@ func TestPluginJoins(t *testing.T) {
 	}
 }
 
-// A plugin that joins waits for a creation to end. When that is undone, the
-// plugins that were notified of it are notified, and must not wait for the one
-// that joins.
+// A plugin that connects waits for a creation to end. If that is undone, the plugins that were
+// notified of it are notified of its end, and must not wait for the new one.
 func TestPluginJoinsWhileUndone(t *testing.T) {
 	n := pluginNode(t)
 	wait, reached, open := gate()
@@ -346,7 +344,7 @@ func TestPluginJoinsWhileUndone(t *testing.T) {
 	n.wantNothingLeft(t)
 }
 
-// A plugin that does not answer is dropped, and what it was asked about goes on.
+// A plugin that does not answer is dropped, and the operation it was asked about goes on.
 func TestPluginHangs(t *testing.T) {
 	n := pluginNode(t)
 	wait, _, open := gate()

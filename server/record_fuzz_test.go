@@ -18,9 +18,9 @@ import (
 	"github.com/crisp-cri/crisp/oci/ocitest"
 )
 
-// FuzzExtra reads anything as what the server keeps with a sandbox or a container: what
-// is read can be shown, and is the same once it is written again. A record of a later
-// version is not read.
+// FuzzExtra reads any bytes as what the server keeps with a sandbox or a container: what can
+// be read can be shown, and is the same after it is written again. A record of a later version
+// is not read.
 func FuzzExtra(f *testing.F) {
 	config := forever("a")
 	config.Mounts = []*cri.Mount{{ContainerPath: "/i", Image: &cri.ImageSpec{Image: testImage}}, {ContainerPath: "/h", HostPath: "/h"}}
@@ -69,8 +69,8 @@ func FuzzExtra(f *testing.F) {
 	})
 }
 
-// FuzzRestore makes a container from an archive with any description: it is made, or
-// the request is to blame, and then nothing is left of it.
+// FuzzRestore creates a container from an archive with any description: it succeeds, or the
+// error blames the request and nothing is left.
 func FuzzRestore(f *testing.F) {
 	if _, err := os.Stat("/dev/shm"); err == nil {
 		f.Setenv("TMPDIR", "/dev/shm") // a machine for each input

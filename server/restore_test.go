@@ -12,7 +12,7 @@ import (
 )
 
 // The author of a checkpoint image can make it name any image. One that somebody else has
-// pulled to the node must not become readable by that, unless a registry permits it.
+// pulled to the node must not become readable that way, unless a registry permits it.
 func TestCheckpointImageGivesNoRightToAnother(t *testing.T) {
 	n := newNode(t)
 	sb, err := n.server.runtime.Sandbox(n.run(t, pod("web")))

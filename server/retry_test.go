@@ -13,8 +13,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// The first complaint about other runtimes: the kubelet gives up while CNI hangs,
-// asks again, and gets the error that the name is reserved, for ever.
+// The most frequent complaint about other runtimes: the kubelet gives up while CNI hangs, asks
+// again, and from then on gets the error that the name is reserved.
 func TestRunSandboxIsJoinedWhileTheNetworkHangs(t *testing.T) {
 	n := newNode(t)
 	waiting, release := n.net.hold()
@@ -90,7 +90,7 @@ func TestUncollectedSandboxIsHidden(t *testing.T) {
 	}
 }
 
-// A container is joined the same way, here while its sandbox's image mounts.
+// A container's creation is joined the same way, here while its image is mounted.
 func TestCreateContainerTwice(t *testing.T) {
 	n := newNode(t)
 	sb := n.run(t, pod("web"))
@@ -365,7 +365,7 @@ func TestCreateContainerRollsBack(t *testing.T) {
 	}
 }
 
-// A stopping sandbox takes no container, and one that is stopped starts none.
+// A stopping sandbox takes no container, and starts none once it is stopped.
 func TestNothingNewInAStoppedSandbox(t *testing.T) {
 	n := newNode(t)
 	sb := n.run(t, pod("web"))
@@ -381,7 +381,7 @@ func TestNothingNewInAStoppedSandbox(t *testing.T) {
 	wantCode(t, "run under the name of a stopped sandbox", err, "AlreadyExists")
 }
 
-// The kubelet's stop may time out; the kill must go on all the same.
+// The kubelet's stop may time out; the kill goes on nevertheless.
 func TestStopGoesOnWithoutItsCaller(t *testing.T) {
 	n := newNode(t)
 	sb := n.run(t, pod("web"))

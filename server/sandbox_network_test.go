@@ -7,8 +7,8 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// A limit of the network that cannot be read is refused by its annotation's name, and
-// the pod without the mistake runs. On the node's network it limits nothing.
+// A bandwidth limit that cannot be parsed is refused with its annotation's name, and the
+// corrected pod runs. On the node's network it limits nothing.
 func TestUnreadableBandwidthIsRefused(t *testing.T) {
 	n := newNode(t)
 	for _, name := range []string{"kubernetes.io/ingress-bandwidth", "kubernetes.io/egress-bandwidth"} {

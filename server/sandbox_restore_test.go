@@ -9,8 +9,8 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// Subscribers hear nothing of a restore that fails, and of one that does not hear of
-// the pod first, then of its containers.
+// Subscribers get no event of a restore that fails; if it succeeds they get the pod's first,
+// then its containers'.
 func TestEventsOfRestoredPod(t *testing.T) {
 	n := newNode(t)
 	sandbox := n.run(t, pod("web"))
@@ -59,7 +59,7 @@ func TestEventsOfRestoredPod(t *testing.T) {
 	}
 }
 
-// Nobody sees a container before its pod.
+// No container is listed before its pod.
 func TestContainerOfHiddenPod(t *testing.T) {
 	n := newNode(t)
 	sandbox := n.run(t, pod("web"))

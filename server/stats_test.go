@@ -58,7 +58,7 @@ var cgroupTrees = map[string]map[string]string{
 	},
 }
 
-// countIn makes the containers of the machine count in a tree of that version.
+// countIn gives the machine's containers cgroups of that version to be counted in.
 func (n *node) countIn(t testing.TB, version string) {
 	t.Helper()
 	make := func(files map[string]string) string {
@@ -146,7 +146,7 @@ func checkGroups(t *testing.T, st *cri.ContainerStats) {
 	}
 }
 
-// A kernel without PSI has no figures; the group of IO is there all the same.
+// A kernel without PSI has no pressure figures; the group of IO is there nevertheless.
 func TestStatsWithoutPressure(t *testing.T) {
 	n := newNode(t)
 	dir := t.TempDir()
@@ -161,8 +161,8 @@ func TestStatsWithoutPressure(t *testing.T) {
 	}
 }
 
-// What critest looks for is described, once and for all, and has values whose
-// labels are as many as their keys.
+// The metrics that critest looks for are described, always the same, and have values with as
+// many labels as keys.
 func TestMetrics(t *testing.T) {
 	for version := range cgroupTrees {
 		t.Run(version, func(t *testing.T) { testMetrics(t, version) })
@@ -236,8 +236,8 @@ func describedMetrics(t *testing.T, n *node) map[string][]string {
 	return keys
 }
 
-// Every metric makes as many labels as it describes, also those that a fake
-// machine has no values of.
+// Every metric makes as many labels as it describes, also those without values on a fake
+// machine.
 func TestMetricLabels(t *testing.T) {
 	s := &sample{
 		limits:    &cri.LinuxContainerResources{CpuQuota: 1},

@@ -49,8 +49,8 @@ func TestUserNamespace(t *testing.T) {
 	}
 }
 
-// The containers of a sandbox with a user namespace must ask for that one, and
-// those of another for none.
+// The containers of a sandbox with a user namespace must ask for that one, and the containers
+// of other sandboxes for none.
 func TestContainerOfAnotherUserNamespace(t *testing.T) {
 	n := newNode(t)
 	inside := pod("inside")
