@@ -13,7 +13,7 @@ func (n *noted) Event(on v1.ObjectReference, kind, reason, message string) {
 	*n = append(*n, strings.Join([]string{on.FieldPath, kind, reason, message}, " "))
 }
 
-// Each back-off is recorded once, however often the status is.
+// Each back-off is recorded once, however often the status is reported.
 func TestRecordBackOffEvents(t *testing.T) {
 	pod := &v1.Pod{}
 	pod.Namespace, pod.Name, pod.UID = "default", "web", "u"

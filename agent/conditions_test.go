@@ -9,8 +9,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/readiness"
 )
 
-// Of a runtime that was replaced by a newer one, the node shows the newer one; while it
-// does not answer, the last one that did.
+// The node shows the version of the runtime that answered last, also while none answers.
 func TestVersionOfTheNode(t *testing.T) {
 	shown := conditions{node: node.New("n1", "", nil), wanted: desired.New([]string{manifest.SourceFile})}
 	for _, c := range []struct{ version, want string }{{"", ""}, {"crisp://1", "crisp://1"}, {"crisp://2", "crisp://2"}, {"", "crisp://2"}} {

@@ -18,8 +18,7 @@ import (
 	critest "k8s.io/cri-api/pkg/apis/testing"
 )
 
-// A loop that is stuck is reported; one that waits for something to happen
-// does not stand still.
+// A loop that is stuck is reported; one that waits for something to happen is not.
 func TestLoopHealth(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := &heartbeat{}
@@ -57,8 +56,7 @@ func (b bar) Handle(_ context.Context, r slog.Record) error {
 	return nil
 }
 
-// Health checks over HTTP say that the loop of an agent is stuck, and that it
-// goes on.
+// Health checks over HTTP report that the agent's loop is stuck, until it goes on.
 func TestStalledLoopIsReported(t *testing.T) {
 	defer func(d time.Duration) { stalled = d }(stalled)
 	stalled = 2 * time.Second

@@ -58,8 +58,8 @@ func (l *leaving) ListContainers(context.Context, *cri.ContainerFilter) ([]*cri.
 	return nil, l.err()
 }
 
-// An agent that is to stop its pods ends though the runtime is away, and waits for what
-// takes its time.
+// An agent that is to stop its pods exits even if the runtime is away, and waits for
+// containers that take their time.
 func TestStopsWithoutRuntime(t *testing.T) {
 	for name, runtime := range map[string]*leaving{"away": {away: true}, "slow": {slow: 10 * time.Minute}} {
 		t.Run(name, func(t *testing.T) {
@@ -91,8 +91,8 @@ func TestStopsWithoutRuntime(t *testing.T) {
 	}
 }
 
-// An agent that is to end while it meets its runtime ends as any other, without an error:
-// a unit would be "failed".
+// An agent that is stopped while it connects to its runtime exits like any other, without an
+// error: its unit would be "failed".
 func TestStopsWhileItConnects(t *testing.T) {
 	dir, err := os.MkdirTemp("", "crisp") // short: it is part of a socket's name
 	if err != nil {

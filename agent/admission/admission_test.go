@@ -43,8 +43,8 @@ func (none) Pressure() []v1.NodeConditionType { return nil }
 func (none) IPs() []string                    { return nil }
 func (none) RuntimeName() string              { return "" }
 
-// An agent that begins with many pods holds each against all others, while nothing else
-// happens. What has to be read or summed for that is so once for each pod.
+// An agent that starts with many pods checks each against all others, and does nothing else
+// meanwhile. What must be read or summed for that is so once for each pod.
 func TestManyPodsAreAdmitted(t *testing.T) {
 	const many = 1000
 	k := &counted{}

@@ -14,7 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// podsWithStatus is a server of n pods, and what their statuses are, by UID.
+// podsWithStatus returns a server of n pods, and their statuses by UID.
 func podsWithStatus(b *testing.B, n int) (*Server, map[types.UID]*v1.PodStatus) {
 	b.Helper()
 	var text strings.Builder
@@ -44,7 +44,7 @@ func statusOf(restarts int32) *v1.PodStatus {
 	}
 }
 
-// What a change of one pod of a hundred costs, with ten watchers.
+// BenchmarkWatch changes one pod of a hundred, with ten watchers.
 func BenchmarkWatch(b *testing.B) {
 	s, statuses := podsWithStatus(b, 100)
 	uid := s.o.Wanted.Pods()[0].UID
@@ -69,7 +69,7 @@ func BenchmarkWatch(b *testing.B) {
 	}
 }
 
-// What reading one pod of a hundred costs.
+// BenchmarkGet reads one pod of a hundred.
 func BenchmarkGet(b *testing.B) {
 	s, _ := podsWithStatus(b, 100)
 	b.ReportAllocs()

@@ -21,8 +21,8 @@ type none struct{}
 
 func (none) Pod(types.UID) *v1.Pod { return nil }
 
-// An object that this agent rejects is in no list, but "crisp sources" tells of it: it
-// can be deleted by its name.
+// An object that this agent rejects is in no list, but "crisp sources" shows it: it can be
+// deleted by its name.
 func TestDeleteRejected(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "configmap", "default", "c.json")

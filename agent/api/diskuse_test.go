@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// Who asks for statistics every few seconds has a directory walked once a minute, not
-// each time; directories that are gone are forgotten.
+// A client that asks for statistics every few seconds has a directory walked once a minute,
+// not each time; directories that are gone are forgotten.
 func TestDirectoriesAreMeasuredOnceAMinute(t *testing.T) {
 	dir := t.TempDir()
 	grow := func(name string) {

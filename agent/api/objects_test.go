@@ -17,8 +17,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// An agent that has just begun does not say that there is nothing before it has read
-// the manifests of its machine; what cannot be read is not waited for for ever.
+// An agent that has just started does not say that there are no objects before it has read its
+// manifests; what cannot be read is not waited for forever.
 func TestAnswersWhenRead(t *testing.T) {
 	const web, list = "/api/v1/namespaces/default/pods/web", "/api/v1/pods"
 	pods := func(t *testing.T, from string) source.Update {
@@ -65,8 +65,9 @@ func TestAnswersWhenRead(t *testing.T) {
 	}
 }
 
-// Who writes what it has read is refused if somebody has written since, also while the agent's
-// loop has not taken that in: two who read the same cannot both write.
+// A client that writes what it has read gets a conflict if another has written since, even
+// while the agent's loop has not taken that up: of two clients that read the same, one can
+// write.
 func TestPutOfStale(t *testing.T) {
 	objects, err := store.Open(t.TempDir(), "n1", none{}, slog.New(slog.DiscardHandler))
 	if err != nil {

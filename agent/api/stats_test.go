@@ -13,8 +13,8 @@ import (
 	stats "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 )
 
-// The volumes of a pod are shown with what lies in them and what their disk has left; of
-// others nothing is said.
+// The volumes of a pod are shown with their use and the free space of their disk; those that
+// are not measured are left out.
 func TestVolumeStats(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, "file"), make([]byte, 100_000), 0o600); err != nil {
@@ -41,8 +41,8 @@ func TestVolumeStats(t *testing.T) {
 	}
 }
 
-// A pod's scratch space is its layers, its logs and its volumes on disk; what lies in
-// memory or is somebody's claim is not of it.
+// A pod's ephemeral storage is its layers, its logs and its volumes on disk; volumes in memory
+// and claims do not count.
 func TestEphemeralStorage(t *testing.T) {
 	dir := t.TempDir()
 	for name, size := range map[string]int{"logs/app/0.log": 100_000, "disk/file": 200_000, "memory/file": 400_000, "claim/file": 800_000} {
@@ -76,8 +76,7 @@ func TestEphemeralStorage(t *testing.T) {
 	}
 }
 
-// What CRI reports of a pod is passed on, stall times included; what it does not know is
-// left out.
+// What CRI reports of a pod is passed on, PSI included; what it does not report is left out.
 func TestPodStats(t *testing.T) {
 	pressure := &cri.PsiStats{Full: &cri.PsiData{Total: 5, Avg10: 0.5}, Some: &cri.PsiData{Total: 7, Avg60: 1.5}}
 	got := podStats(&cri.PodSandboxStats{

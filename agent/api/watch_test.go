@@ -21,7 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// configMaps is what a file of these ConfigMaps says, each "name label".
+// configMaps returns a file of these ConfigMaps, each "name label".
 func configMaps(t *testing.T, maps ...[2]string) source.Update {
 	t.Helper()
 	var text string
@@ -61,11 +61,11 @@ func (a accepted) Accepted() []*v1.Pod {
 
 func (accepted) LogDir(*v1.Pod) string { return "" }
 
-// EndingSince: their ends are recorded.
+// EndingSince says that their ends are recorded.
 func (accepted) EndingSince(types.UID) time.Time { return time.Unix(1_000_000_000, 0) }
 
-// A client that waits for the end of an object must not be sent it while the
-// object is there: kubectl delete and kubectl wait go by the event.
+// A client that waits for the end of an object must not get the event while the object is
+// there: kubectl delete and kubectl wait rely on it.
 func TestListsAtOnceReportNoDeletion(t *testing.T) {
 	wanted := desired.New([]string{manifest.SourceFile})
 	wanted.Update(configMaps(t, [2]string{"old", "a"}))
@@ -122,8 +122,8 @@ func TestListsAtOnceReportNoDeletion(t *testing.T) {
 	}
 }
 
-// An informer keeps objects by their names: one that came in the place of another is
-// sent after the end of that, or it would be taken for gone.
+// An informer keeps objects by their names: an object that replaces another is sent after the
+// end of that, or it would be taken for gone.
 func TestWatchOfReplaced(t *testing.T) {
 	wanted := desired.New([]string{manifest.SourceFile})
 	s := serverOf(wanted)
@@ -152,8 +152,8 @@ func TestWatchOfReplaced(t *testing.T) {
 	}
 }
 
-// While a pod replaces another of its name there is one of that name: the one that is
-// wanted. Of both there are figures.
+// While a pod replaces another of its name, only the wanted one is listed. Statistics have
+// both.
 func TestReplacedPodIsListedOnce(t *testing.T) {
 	wanted := desired.New([]string{manifest.SourceFile})
 	read := func(image string) []manifest.Object {
@@ -180,8 +180,8 @@ func TestReplacedPodIsListedOnce(t *testing.T) {
 	}
 }
 
-// An informer with a selector keeps an object until it is sent as deleted: one
-// that the selector takes no more is gone, and one that it takes from now on is new.
+// An informer with a selector keeps an object until it is sent as deleted: one that stops
+// matching is deleted for it, and one that begins to match is new.
 func TestWatchWithSelector(t *testing.T) {
 	for name, test := range map[string]struct{ from, to, want string }{
 		"leaves":        {"a", "b", "DELETED"},
@@ -263,8 +263,8 @@ func TestWatchWithSelector(t *testing.T) {
 	}
 }
 
-// A pod that is ending is sent once, and not at each look of the watchers; and only when its
-// end is recorded.
+// A pod that is ending is sent once, when its end is recorded, and not each time that watchers
+// look.
 func TestEndingPodIsNoChange(t *testing.T) {
 	wanted := desired.New([]string{manifest.SourceFile})
 	s := serverOf(wanted)

@@ -26,8 +26,8 @@ func TestHugePages(t *testing.T) {
 	}
 }
 
-// Each version of the controller has files of its own, and where there is no
-// controller nothing is written. The kernel's part is in TestTree.
+// Each version of the controller has files of its own, and without the controller nothing is
+// written. The kernel's part is in TestTree.
 func TestWritePages(t *testing.T) {
 	cgroups.TestMode = true
 	t.Cleanup(func() { cgroups.TestMode = false })
@@ -82,8 +82,8 @@ func TestWritePages(t *testing.T) {
 // which it mounts the controller.
 const withHugetlb = "CRISP_TEST_HUGETLB"
 
-// A kernel of v1 has the controller even where nothing has mounted it, or the unified
-// hierarchy beside those of v1 has it.
+// A v1 kernel may have the controller although it is not mounted, or have it in the unified
+// hierarchy beside those of v1.
 func TestTreeHugetlb(t *testing.T) {
 	switch {
 	case os.Getuid() != 0:
@@ -137,8 +137,8 @@ func unifiedHugetlb(t *testing.T) {
 	}
 }
 
-// mountHugetlb puts a directory of mounts of its own over that of the cgroups, with
-// hugetlb besides. The mounts go with the process.
+// mountHugetlb mounts a directory over that of the cgroups, with the hierarchies of before and
+// hugetlb. The mounts go with the process.
 func mountHugetlb(t *testing.T) {
 	t.Helper()
 	const at = "/sys/fs/cgroup"

@@ -202,7 +202,7 @@ func now() <-chan struct{} {
 	return c
 }
 
-// A pod with a hook begins in this order, with its class's handler and overhead.
+// A pod with a hook starts in this order, with its class's handler and overhead.
 func TestBegin(t *testing.T) {
 	d, r, pod := record(t, `
   runtimeClassName: alt
@@ -251,8 +251,8 @@ const stoppable = `
   containers: [{name: a, image: "i:1", lifecycle: {preStop: {exec: {command: [bye]}}}}]
 `
 
-// The hook before the end has its time off the grace period, and what waits for
-// its turn has that off too; two seconds always remain.
+// The time of the preStop hook counts against the grace period, and so does the wait for a
+// container's turn; two seconds always remain.
 func TestStop(t *testing.T) {
 	for _, test := range []struct {
 		name        string
@@ -287,8 +287,9 @@ func TestStop(t *testing.T) {
 	}
 }
 
-// A hook that fails is reported, not what it said, and saves nobody. One that
-// needs a pod that nobody knows any more runs by the container's annotations.
+// A preStop hook that fails is reported, without its output, and the container is stopped
+// nevertheless. The hook of a container whose pod is unknown runs by the container's
+// annotations.
 func TestStopOrphan(t *testing.T) {
 	d, r, pod := record(t, stoppable)
 	id := begin(t, d, pod)["a"]
@@ -315,8 +316,7 @@ func TestStopOrphan(t *testing.T) {
 	}
 }
 
-// Pulls wait for each other, three at a time, and one that nobody waits for any
-// more leaves the queue.
+// Pulls wait for each other, three at a time, and one that is given up leaves the queue.
 func TestPullsWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d, r, pod := record(t, "  containers: [{name: a, image: \"i:1\"}]\n")
@@ -363,8 +363,8 @@ func TestPullsPerSecond(t *testing.T) {
 	})
 }
 
-// Credentials are tried from the most specific on until one is taken; a secret
-// that is missing is reported.
+// Credentials are tried from the most specific on until one is accepted; a missing secret is
+// reported.
 func TestPullSecrets(t *testing.T) {
 	d, r, pod := record(t, "  imagePullSecrets: [{name: missing}, {name: pull}]\n  containers: [{name: a, image: reg.example/app}]\n")
 	r.refuse = "old"
@@ -384,8 +384,8 @@ func TestPullSecrets(t *testing.T) {
 	}
 }
 
-// A resize tells the sandbox first when the pod grows and last when it shrinks,
-// and what shrinks comes before what grows.
+// A resize updates the sandbox first when the pod grows and last when it shrinks, and
+// decreases come before increases.
 func TestResize(t *testing.T) {
 	d, r, pod := record(t, `
   containers:
@@ -418,8 +418,8 @@ func TestResize(t *testing.T) {
 	r.expect(t)
 }
 
-// What one pod has pulled with its secret another one does not get without: it has to
-// pull it itself, and the registry decides.
+// An image that one pod has pulled with its secret is not given to another without: that has
+// to pull it itself, and the registry decides.
 func TestPulledWithASecret(t *testing.T) {
 	d, r, with := record(t, "  imagePullSecrets: [{name: pull}]\n  containers: [{name: a, image: reg.example/app, imagePullPolicy: IfNotPresent}]\n")
 	ledger, err := pullrecords.Open(d.o.Root, pullrecords.NeverVerifyPreloaded, nil)

@@ -53,7 +53,7 @@ func files(t *testing.T, root string) *podfiles.Store {
 	return s
 }
 
-// again is the driver of the next agent.
+// again returns the driver of the next agent.
 func again(t *testing.T, d *Driver) *Driver {
 	t.Helper()
 	o := d.o
@@ -126,9 +126,9 @@ func (r *releases) Release(uid string) error {
 	return nil
 }
 
-// A pod that has finished gives back its volumes and what else it was given on this
-// node. What is known of it stays, with its logs. It may be asked to twice, and by the
-// next agent; what begins again has its volumes again.
+// A finished pod releases its volumes and what else it holds on this node, but keeps its
+// status and logs. That may be repeated, also by the next agent; a pod that starts again has
+// its volumes again.
 func TestFinishedPodKeepsNoVolumes(t *testing.T) {
 	d := driver(t)
 	containers := &releases{}
@@ -167,8 +167,8 @@ func TestFinishedPodKeepsNoVolumes(t *testing.T) {
 	}
 }
 
-// What is in a directory that the agent knows nothing of stays: it may be the kubelet's,
-// or the disk had a bad moment. When it can be read again it is the pod's.
+// A directory that the agent cannot identify stays: it may be the kubelet's, or the disk had
+// an error. When it can be read again it is the pod's.
 func TestUnknownFilesStay(t *testing.T) {
 	d := driver(t)
 	pod := read(t, "  containers: [{name: a, image: i}]\n  volumes: [{name: e, emptyDir: {}}]\n")
@@ -213,8 +213,8 @@ func TestUnknownFilesStay(t *testing.T) {
 	}
 }
 
-// A volume in memory is mounted once and goes with its pod; what somebody else
-// has mounted in a pod's directory is not removed.
+// A volume in memory is mounted once and goes with its pod; other programs' mounts in a pod's
+// directory are not removed.
 func TestMemoryVolume(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root: it mounts")

@@ -8,8 +8,8 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// A pod uses what its containers do, and a rate that one of them does not tell is
-// shows none: half of a sum is worse than no sum.
+// A pod uses what its containers do; if one of them lacks a rate the pod shows none: half of a
+// sum is worse than no sum.
 func TestPodStatsOfContainers(t *testing.T) {
 	const running = cri.ContainerState_CONTAINER_RUNNING
 	number := func(v uint64) *cri.UInt64Value { return &cri.UInt64Value{Value: v} }

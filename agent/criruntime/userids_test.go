@@ -41,8 +41,8 @@ func (m mapped) PodSandboxStatus(_ context.Context, id string, _ bool) (*cri.Pod
 	}}}, nil
 }
 
-// The IDs that are in use are those of all sandboxes, whoever made them. One that is
-// removed meanwhile has none; what the runtime cannot tell is not taken for free.
+// The IDs in use are those of all sandboxes, whoever made them. A sandbox that is removed
+// meanwhile has none; what the runtime cannot say is not taken for free.
 func TestUserIDs(t *testing.T) {
 	ids := func(first uint32) []*cri.IDMapping { return []*cri.IDMapping{{HostId: first, Length: 65536}} }
 	runtime := mapped{sandboxes: map[string]*cri.UserNamespace{

@@ -17,8 +17,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// What cannot be read of one pod's ephemeral containers keeps the agent from nothing, and
-// stays.
+// A record of a pod's ephemeral containers that cannot be read does not keep the agent from
+// starting, and stays.
 func TestDamagedEphemeral(t *testing.T) {
 	root := t.TempDir()
 	for _, uid := range []string{"good", "bad", "dir"} {

@@ -16,7 +16,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/formats"
 )
 
-// A line of events.jsonl.
+// TestFormats reads lines of events.jsonl.
 func TestFormats(t *testing.T) {
 	at := metav1.NewTime(time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC))
 	e := v1.Event{

@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// A program sees the request that a kubelet would make of the same action.
+// The request is the one that a kubelet makes of the same action.
 func TestRequest(t *testing.T) {
 	c := &v1.Container{Name: "c", Ports: []v1.ContainerPort{{Name: "web", ContainerPort: 8080}}}
 	for name, test := range map[string]struct {
@@ -69,8 +69,9 @@ func TestPort(t *testing.T) {
 	}
 }
 
-// A pod's certificate need not be signed by anybody; a redirect is followed to the pod
-// alone, or a pod could have the node ask whom it likes; and no connection is kept.
+// A pod's certificate need not be signed by a known authority; a redirect is followed only to
+// the pod itself, or a pod could have the node send requests anywhere; and no connection is
+// kept.
 func TestClient(t *testing.T) {
 	elsewhere := false
 	other := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { elsewhere = true }))

@@ -59,7 +59,7 @@ func TestLookup(t *testing.T) {
 	}
 }
 
-// A credential that cannot be read is an error that does not show it.
+// A credential that cannot be parsed is an error that does not show it.
 func TestBroken(t *testing.T) {
 	node, err := keyring.Load(filepath.Join(t.TempDir(), "none"))
 	if err != nil {

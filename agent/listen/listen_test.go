@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A page in a browser on the node has it ask for a name of its own that leads to
-// 127.0.0.1: it is refused.
+// A page in a browser on the node whose host name resolves to 127.0.0.1 (DNS rebinding) is
+// refused.
 func TestReadOnlyPortIsNotForPages(t *testing.T) {
 	h := readOnly(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "pods") }))
 	for host, want := range map[string]int{
@@ -31,8 +31,8 @@ func TestReadOnlyPortIsNotForPages(t *testing.T) {
 	}
 }
 
-// A member of the group reaches the agent, and other users of the machine neither
-// the socket nor what is beside it.
+// A member of the group can connect to the agent; other users can reach neither the socket nor
+// the files beside it.
 func TestGroupReachesTheSocket(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root: it becomes another user")

@@ -16,8 +16,8 @@ import (
 	"time"
 )
 
-// The certificate stays over restarts, is good for the addresses that the agent can
-// serve at, and one that nobody can read is reported.
+// The certificate stays over restarts and is valid for the addresses that the agent can serve
+// at; one that cannot be read is reported.
 func TestCertificate(t *testing.T) {
 	root := t.TempDir()
 	first, text, err := certificate(root)
@@ -51,8 +51,8 @@ func TestCertificate(t *testing.T) {
 	}
 }
 
-// An agent that runs for years has a good certificate all the time, and tells kubectl of
-// the new one.
+// An agent that runs for years always has a valid certificate, and writes each new one into
+// kubectl's kubeconfig.
 func TestCertificateIsRenewed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		written := 0
@@ -82,7 +82,7 @@ func TestCertificateIsRenewed(t *testing.T) {
 	})
 }
 
-// One port takes TLS and plain HTTP, and who says nothing holds up nobody.
+// One port takes TLS and plain HTTP, and a client that sends nothing holds up no other.
 func TestEitherListener(t *testing.T) {
 	cert, text, err := certificate(t.TempDir())
 	if err != nil {

@@ -3,7 +3,7 @@ package manifest
 // Paths are the lines of the table for a kind.
 func Paths(kind string) []string { return fields[kind].order }
 
-// SupportOf says what becomes of a field.
+// SupportOf returns how a field is treated.
 func SupportOf(kind, path string) string {
 	for word, s := range supportWords {
 		if s == supportOf(kind, path).support {

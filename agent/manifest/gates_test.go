@@ -7,7 +7,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/manifest"
 )
 
-// Features that are on by default in Kubernetes 1.36 are honoured: files of variables, and
+// Features that are on by default in Kubernetes 1.36 are honoured: variables from files, and
 // rules that restart all containers, also those of sidecars.
 func TestYoungFields(t *testing.T) {
 	const good = `apiVersion: v1

@@ -75,8 +75,8 @@ func TestKinds(t *testing.T) {
 	}
 }
 
-// Options can let fields pass that Kubernetes does not have, but not those that crisp
-// rejects by name.
+// Options can accept fields that Kubernetes does not have, but not those that crisp rejects by
+// name.
 func TestUnknownFields(t *testing.T) {
 	text := strings.Replace(web, "    ports", "    foo: 1\n    ports", 1)
 	for _, test := range []struct {

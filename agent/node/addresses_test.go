@@ -14,8 +14,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/thread"
 )
 
-// The node's addresses are those that it has now: they come after boot, and change.
-// Those that were given do not.
+// The node's addresses are its current ones: they may come after boot, and change. Given
+// addresses do not.
 func TestAddresses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var has []netip.Addr
@@ -40,8 +40,8 @@ func TestAddresses(t *testing.T) {
 	})
 }
 
-// A node has an address also on a network without a default route; that of the pods'
-// bridge is not it.
+// A node has an address even on a network without a default route, and it is not that of the
+// pods' bridge.
 func TestNodeIPsWithoutRoute(t *testing.T) {
 	refused := thread.Run(func() error {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {

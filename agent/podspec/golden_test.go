@@ -132,8 +132,8 @@ func readCase(t *testing.T, given []txtar.File) *goldenInput {
 	return in
 }
 
-// text is a message as YAML, with the values of variables as they are and the paths
-// that containers do not see in one line.
+// text returns a message as YAML, with the values of variables as they are and the paths that
+// containers do not see in one line.
 func text(t *testing.T, m proto.Message) string {
 	t.Helper()
 	data, err := protojson.Marshal(m)

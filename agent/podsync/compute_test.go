@@ -267,7 +267,7 @@ func TestFinished(t *testing.T) {
 	}
 }
 
-// A failed action is held back, and nothing else is.
+// A failed action is held back, and no other.
 func TestFailuresHoldBack(t *testing.T) {
 	h := have(t, "S0@u+")
 	h.Failures = map[string]podsync.Failure{podsync.ContainerSubject("a"): {Reason: "ErrImagePull", Until: now.Add(20 * time.Second)}}
@@ -279,8 +279,8 @@ func TestFailuresHoldBack(t *testing.T) {
 	}
 }
 
-// Whatever exists at first, doing what Compute says comes to rest with the pod as wanted: no
-// plan may undo the one before.
+// Whatever exists at first, carrying out the plans ends with the pod as wanted: no plan may
+// undo the one before.
 func TestComputeConverges(t *testing.T) {
 	worlds := []string{
 		"", "S0@u+", "S0@u-", "S1@u+ S0@u+ a0/S0=run", "S0@u+! a0/S0=run", "S0@u+ a0/S0=? b0/S0=new",
@@ -321,7 +321,7 @@ func TestComputeConverges(t *testing.T) {
 	}
 }
 
-// apply does an action to a world that never fails.
+// apply carries out an action in a world where none fails.
 func apply(h *podsync.Have, a podsync.Action, at time.Time) {
 	switch a.Verb {
 	case podsync.StopContainer:

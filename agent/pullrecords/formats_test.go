@@ -6,7 +6,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/formats"
 )
 
-// Who has pulled an image.
+// TestFormats reads records of which credentials an image was pulled with.
 func TestFormats(t *testing.T) {
 	formats.Check[Record](t, "pulled", nil)
 }

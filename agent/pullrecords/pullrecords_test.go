@@ -29,8 +29,8 @@ func pull(t *testing.T, l *pullrecords.Ledger, image, id string, by *keyring.Sou
 	}
 }
 
-// Who may use an image that a secret was needed for: who shows that secret, what has
-// become of it, or one with its content; over restarts of the agent.
+// Which pods may use an image that a secret was needed for: those with that secret, a later
+// version of it, or one with its content; over restarts of the agent.
 func TestSecrets(t *testing.T) {
 	root := t.TempDir()
 	good := keyring.Source{UID: "1", Namespace: "a", Name: "pull", Hash: "h"}
@@ -66,7 +66,7 @@ func TestSecrets(t *testing.T) {
 	}
 }
 
-// An image that came while an agent died is one that was pulled: nobody knows by whom.
+// An image that came while an agent died counts as pulled, with unknown credentials.
 func TestDiedWhilePulling(t *testing.T) {
 	root := t.TempDir()
 	if err := open(t, root, pullrecords.NeverVerifyPreloaded).Begin("reg.example/app:1"); err != nil {
@@ -121,8 +121,8 @@ func TestPolicies(t *testing.T) {
 	}
 }
 
-// What the runtime does not have any more is forgotten; a record that nobody can read
-// lets nobody in.
+// Records of images that the runtime no longer has are forgotten; a record that cannot be read
+// permits no pod.
 func TestPrune(t *testing.T) {
 	root := t.TempDir()
 	l := open(t, root, pullrecords.NeverVerifyPreloaded)

@@ -71,8 +71,8 @@ func (r *runtime) set(down, network bool) {
 	r.down, r.network = down, network
 }
 
-// A runtime may be replaced by a newer one between two questions: the node shows which
-// one it has.
+// A runtime may be replaced by a newer one between two polls: the node shows the version that
+// it has.
 func TestUpgrade(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var versions []string
@@ -123,7 +123,7 @@ func TestMonitor(t *testing.T) {
 	})
 }
 
-// A runtime that answers and lists nothing is not ready, and says why.
+// A runtime that answers but lists nothing is not ready, and the reason says so.
 func TestNoLists(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		health := &lists{}

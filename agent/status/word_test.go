@@ -8,8 +8,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// RESTARTS says when the last was: of the init containers while those run, and then of
-// what runs to the pod's end.
+// RESTARTS has the time of the last one: of the init containers while those run, and
+// afterwards of the containers.
 func TestRestarts(t *testing.T) {
 	now := time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC)
 	after := func(restarts int32, ago time.Duration) v1.ContainerStatus {
@@ -43,7 +43,7 @@ func TestRestarts(t *testing.T) {
 	}
 }
 
-// A pod of which one container is done and another runs is "Running" to kubectl only
+// A pod of which one container has completed and another runs is "Running" to kubectl only
 // while it is ready.
 func TestWordOfHalfDone(t *testing.T) {
 	for ready, want := range map[v1.ConditionStatus]string{v1.ConditionTrue: "Running", v1.ConditionFalse: "NotReady"} {

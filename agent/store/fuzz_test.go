@@ -10,7 +10,7 @@ import (
 )
 
 // FuzzOpen starts the agent with anything in a file of its store: it starts, the file is
-// as it was, what it shows has a name, and objects can be kept beside it and deleted.
+// unchanged, what it shows has a name, and objects can be added beside it and deleted.
 func FuzzOpen(f *testing.F) {
 	for _, text := range []string{
 		`{"uid":"1","created":"2026-01-01T00:00:00Z","generation":1,"version":7,"object":{"apiVersion":"v1","kind":"Pod","metadata":{"name":"web"},"spec":{"containers":[{"name":"a","image":"b"}]}},"applied":{"m":{}}}`,

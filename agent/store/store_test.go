@@ -57,8 +57,8 @@ func put(t *testing.T, s *store.Store, text string, o store.PutOptions, want sto
 	return object.GetUID()
 }
 
-// An agent that is started again still knows what to take away with the next apply,
-// of an object too that the last one did not change.
+// A restarted agent still knows what the next apply removes from an object, even one that the
+// last apply did not change.
 func TestAppliedIsKept(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
@@ -72,7 +72,7 @@ func TestAppliedIsKept(t *testing.T) {
 	}
 }
 
-// What was applied is there again after a SIGKILL: nothing closes a Store.
+// What was applied is there after a SIGKILL: nothing closes a Store.
 func TestStore(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
@@ -203,7 +203,7 @@ func TestPutRefuses(t *testing.T) {
 	}
 }
 
-// What one reads can be given back.
+// An object as it is read can be written back.
 func TestRoundTrip(t *testing.T) {
 	s := open(t, t.TempDir())
 	put(t, s, web, store.PutOptions{}, store.Created)
@@ -243,9 +243,9 @@ func TestRejectedLater(t *testing.T) {
 	}
 }
 
-// A pod that runs outlives an agent with other rules, or another name of the node: it
-// is wanted as it was accepted, and can be deleted. So can what never ran, and a file
-// that nobody can read.
+// A pod that runs outlives an agent with other rules, or another node name: it is wanted as it
+// was accepted, and can be deleted. So can a pod that never ran, and a file that cannot be
+// read.
 func TestRejectedIsNotLost(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)

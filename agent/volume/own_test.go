@@ -12,8 +12,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// A claim is given to a pod's group while another pod may write to it. What that pod puts in
-// the way must not give the node's own files to the group.
+// A claim is given to a pod's group while another pod may write to it. No link that the other
+// pod makes there gives the node's own files to the group.
 func TestFSGroupStaysInVolume(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root: it changes groups")

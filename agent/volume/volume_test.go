@@ -206,7 +206,7 @@ func TestUpdateIsAtomic(t *testing.T) {
 	}
 }
 
-// What a crash has left does no harm, and the next change removes it.
+// Leftovers of a crash do no harm, and the next change removes them.
 func TestUpdateAfterACrash(t *testing.T) {
 	m, o := maker(t)
 	p := pod(t, m, v1.VolumeSource{ConfigMap: &v1.ConfigMapVolumeSource{LocalObjectReference: ref("c")}})
@@ -520,7 +520,7 @@ func TestNothingIsSwapped(t *testing.T) {
 	}
 }
 
-// A kill while a claim is made must not leave its users locked out for ever.
+// A claim whose creation is interrupted by SIGKILL must not lock out its users.
 func TestClaimIsOpenAtOnce(t *testing.T) {
 	m, o := maker(t)
 	for i := range 300 {

@@ -62,7 +62,7 @@ func (f *fake) Item(_, key string) (Item, bool) {
 	return Item{}, false
 }
 
-// tell writes changes as "+a@1=x ~a@1=y -a@1".
+// texts returns changes as "+a@1=x ~a@1=y -a@1".
 func texts(changes []Change) string {
 	var words []string
 	for _, c := range changes {
@@ -78,8 +78,8 @@ func texts(changes []Change) string {
 	return strings.Join(words, " ")
 }
 
-// A watcher gets what has changed since it looked, once and in order; an informer knows
-// objects by their names, so the end of one comes before what has its name.
+// A watcher gets what has changed since its last look, once and in order; as an informer knows
+// objects by their names, the end of one comes before another of its name.
 func TestSince(t *testing.T) {
 	f := &fake{}
 	c := New(f)
@@ -127,8 +127,8 @@ func TestSince(t *testing.T) {
 	}
 }
 
-// An object that is the same is neither read nor copied again for each watcher, and one that was
-// only made again has not changed.
+// An unchanged object is neither read nor copied again for each watcher, and one that was only
+// made again has not changed.
 func TestCost(t *testing.T) {
 	f := &fake{}
 	f.set("a@1=x b@2=x c@3=x")
@@ -158,7 +158,7 @@ func TestCost(t *testing.T) {
 	}
 }
 
-// One object can be read before all are, and what is read of it is sent by the next watch.
+// One object can be read before all are, and the next watch sends what was read.
 func TestGet(t *testing.T) {
 	f := &fake{}
 	f.set("a@1=x b@2=x")
@@ -216,7 +216,7 @@ func TestExpired(t *testing.T) {
 	}
 }
 
-// Who waits is woken by the next poke, and by none before.
+// A waiting watcher is woken by the next poke, and by no earlier one.
 func TestPoke(t *testing.T) {
 	c := New(&fake{})
 	c.Poke()

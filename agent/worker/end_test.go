@@ -41,8 +41,8 @@ func deleted(grace int64) *v1.Pod {
 	return p
 }
 
-// A deletion that is asked for again with less time cuts the first one short, and
-// whoever waits for the end is notified, once.
+// A repeated deletion with a shorter grace period cuts the first one short, and whoever waits
+// for the end is notified once.
 func TestDeletedInAHurry(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, p *worker.Pool) {
 		p.Set(key, pod("u"))
@@ -63,7 +63,7 @@ func TestDeletedInAHurry(t *testing.T) {
 	})
 }
 
-// More time does not help a container that is being stopped already.
+// A longer grace period does not help a container that is being stopped already.
 func TestDeletedAtLeisure(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, p *worker.Pool) {
 		p.Set(key, pod("u"))
@@ -96,8 +96,7 @@ func (f *failing) Report(pod *v1.Pod, have podsync.Have) *v1.PodStatus {
 	return &v1.PodStatus{Phase: v1.PodFailed}
 }
 
-// A pod that is to fail is stopped and not started again; its containers stay to
-// be looked at.
+// A pod that is to fail is stopped and not started again; its containers stay for inspection.
 func TestFail(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -128,8 +127,8 @@ func TestFail(t *testing.T) {
 	})
 }
 
-// What failed for want of something is tried at once when that is there; a pull
-// that failed still waits for its time.
+// An action that failed because an object was missing is tried at once when the object is
+// there; a failed pull still backs off.
 func TestAgain(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, p *worker.Pool) {
 		var err error = errors.New("no such config map")
@@ -154,8 +153,8 @@ func TestAgain(t *testing.T) {
 	})
 }
 
-// What waits for the network tries each second; what is wrong with the pod, every
-// ten to fifteen.
+// Actions that wait for the network are tried each second; those that fail because of the pod,
+// every ten to fifteen.
 func TestRetries(t *testing.T) {
 	for _, test := range []struct {
 		name     string

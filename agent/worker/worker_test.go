@@ -180,7 +180,7 @@ func bubble(t *testing.T, f func(t *testing.T, w *world, p *worker.Pool)) {
 	})
 }
 
-// What exits is started again: at once, then after 10 s, doubled up to 300 s.
+// A container that exits is started again: at once, then after 10 s, doubled up to 300 s.
 func TestRestartsBackOff(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, p *worker.Pool) {
 		p.Set(key, pod("u"))
@@ -241,8 +241,8 @@ func TestRemovedWhilePulling(t *testing.T) {
 	})
 }
 
-// The runtime may be away for as long as it likes: nothing is done meanwhile, and
-// nothing counts against the pod.
+// The runtime may be away for any time: nothing is done meanwhile, and nothing counts as a
+// failure of the pod.
 func TestRuntimeAway(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, p *worker.Pool) {
 		w.setDown(true)
@@ -268,8 +268,8 @@ func TestRuntimeAway(t *testing.T) {
 	})
 }
 
-// An image that cannot be had is tried again after 10 s, doubled up to 300 s, and
-// another pod of the same name starts afresh.
+// An image that cannot be pulled is tried again after 10 s, doubled up to 300 s, and another
+// pod of the same name starts afresh.
 func TestFailuresBackOff(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, p *worker.Pool) {
 		w.setAct(func(_, _ context.Context, a podsync.Action) error {
@@ -336,8 +336,8 @@ func TestComesBack(t *testing.T) {
 	})
 }
 
-// A database that is restarted by hand gets its hook and the ten minutes that its pod
-// promises, and it starts again at once.
+// A database that is restarted by hand gets its preStop hook and the ten minutes of grace that
+// its pod has, and it starts again at once.
 func TestRestartOnRequest(t *testing.T) {
 	for name, test := range map[string]struct {
 		asked *time.Duration

@@ -15,8 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// kubectl debug and patch --subresource resize send patches of a pod that the agent takes
-// whole: all else in them stays as it is.
+// kubectl debug and patch --subresource resize send patches of a whole pod, of which the agent
+// takes one part: all else stays as it is.
 func TestPatchOfParts(t *testing.T) {
 	objects, err := store.Open(t.TempDir(), "n1", none{}, slog.New(slog.DiscardHandler))
 	if err != nil {

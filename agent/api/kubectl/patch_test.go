@@ -9,7 +9,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// Patches do what Kubernetes' do to a pod.
+// Patches change a pod as they do in Kubernetes.
 func TestMerge(t *testing.T) {
 	const given = `{"metadata":{"labels":{"a":"1","b":"2"}},"spec":{"containers":[{"name":"x","image":"1"},{"name":"y","image":"1"}],"tolerations":[{"key":"k"}]}}`
 	const plain, strategic = "application/merge-patch+json", "application/strategic-merge-patch+json"
@@ -96,8 +96,7 @@ func TestJSONPatch(t *testing.T) {
 	}
 }
 
-// An apply takes away what the last one had and this one has not, and leaves what
-// others have set.
+// An apply removes what the last one had and this one lacks, and leaves what others have set.
 func TestThreeWay(t *testing.T) {
 	const first = `{"metadata":{"name":"d","labels":{"a":"1","b":"2"}},"spec":{"replicas":2,"containers":[{"name":"x","image":"1","env":[{"name":"e"}]},{"name":"y"}]}}`
 	const second = `{"metadata":{"name":"d","labels":{"a":"1"}},"spec":{"containers":[{"name":"x","image":"2"}]}}`

@@ -11,8 +11,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// A field is found from its kind on by references, as kubectl explain does it, and says
-// what it is and how patches merge it.
+// kubectl explain finds a field from its kind on by references, with its description and how
+// patches merge it.
 func TestSchemas(t *testing.T) {
 	all := schemasOf("v1")
 	follow := func(name string, fields ...string) map[string]any {

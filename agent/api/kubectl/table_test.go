@@ -28,7 +28,7 @@ func (known) LogDir(*v1.Pod) string { return "" }
 
 func (known) EndingSince(types.UID) time.Time { return time.Time{} }
 
-// kubectl prints the cells of the table that it gets: RESTARTS says when the last was.
+// kubectl prints the cells of the table that it gets: RESTARTS has the time of the last one.
 func TestTableOfPods(t *testing.T) {
 	wanted := desired.New([]string{manifest.SourceFile})
 	objects, _, err := manifest.Read("web.yaml", []byte("apiVersion: v1\nkind: Pod\nmetadata: {name: web}\nspec: {containers: [{name: a, image: i}]}\n"), manifest.Options{NodeName: "n1", Source: manifest.SourceFile})
