@@ -19,7 +19,7 @@ import (
 
 // A reader decodes one file.
 type reader struct {
-	Options
+	o        Options
 	name     string
 	objects  []Object
 	seen     map[string]int // kind, namespace and name → line of the definition
@@ -113,7 +113,7 @@ func (r *reader) object(at *tree, data []byte, line int) {
 	if kind == nil {
 		return // nothing to do for this kind
 	}
-	c := &checker{tree: at, kind: kind.name, unknown: r.Unknown}
+	c := &checker{tree: at, kind: kind.name, unknown: r.o.Unknown}
 	c.check(kind.typ)
 	r.warnings = append(r.warnings, inFile(r.name, c.warnings)...)
 	if len(c.errs) > 0 {
@@ -129,10 +129,10 @@ func (r *reader) object(at *tree, data []byte, line int) {
 	if kind.namespaced && o.GetNamespace() == "" {
 		o.SetNamespace("default")
 	}
-	hash := contentHash(data, r.NodeName)
+	hash := contentHash(data, r.o.NodeName)
 	v := &validator{tree: at}
 	v.metadata(o, true)
-	kind.complete(v, o, r.Options)
+	kind.complete(v, o, r.o)
 	if len(v.errs) > 0 {
 		slices.SortStableFunc(v.errs, func(a, b Error) int { return a.Line - b.Line })
 		r.fail(v.errs...)
@@ -144,7 +144,7 @@ func (r *reader) object(at *tree, data []byte, line int) {
 	}
 	r.seen[Key(o)] = line
 	o.SetUID(k8stypes.UID(hash))
-	annotate(o, map[string]string{AnnotationHash: hash, AnnotationSource: r.Source, AnnotationFile: r.name})
+	annotate(o, map[string]string{AnnotationHash: hash, AnnotationSource: r.o.Source, AnnotationFile: r.name})
 	r.objects = append(r.objects, o)
 }
 

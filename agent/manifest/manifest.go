@@ -98,9 +98,9 @@ func (es Errors) Error() string {
 // wrong, the error is of type Errors and no object is returned: half a file is not what
 // its author wrote. Warnings do not keep a file from being accepted.
 func Read(name string, data []byte, o Options) (objects []Object, warnings Errors, err error) {
-	r := reader{Options: o, name: name, seen: map[string]int{}}
-	if r.Source == "" {
-		r.Source = SourceFile
+	r := reader{o: o, name: name, seen: map[string]int{}}
+	if r.o.Source == "" {
+		r.o.Source = SourceFile
 	}
 	for _, doc := range split(data) {
 		r.document(doc)
