@@ -35,7 +35,7 @@ func (m *Manager) Save(kind, id string, v any) error {
 	}
 	path := filepath.Join(dir, recordFile)
 	_, err = os.Stat(path)
-	first := err != nil // or it cannot be told
+	first := err != nil // or that is not known
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return fmt.Errorf("save record %s/%s: %w", kind, id, err)
 	}

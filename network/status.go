@@ -66,7 +66,7 @@ func (n *Network) Status() error {
 	select {
 	case <-c.plugins.first:
 	case <-time.After(time.Second):
-		return fault.Unavailable.Errorf("network %s of %s: its plugins have not told their status yet", c.list.Name, c.file)
+		return fault.Unavailable.Errorf("network %s of %s: its plugins have not reported their status yet", c.list.Name, c.file)
 	}
 	if err := c.plugins.last.Load().err; err != nil {
 		return fault.Unavailable.Errorf("network %s of %s: %w", c.list.Name, c.file, err)

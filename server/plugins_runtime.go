@@ -38,7 +38,7 @@ func (s *Server) newPlugins() (*nri.Plugins, error) {
 }
 
 // startPlugins lets plugins connect. They see the containers that have ended so
-// far as ended, and are not told of those ends again.
+// far as ended, and are not notified of those exits again.
 func (s *Server) startPlugins() error {
 	if s.plugins == nil {
 		return nil

@@ -23,7 +23,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// DefaultMost is how many events a Store holds unless told otherwise.
+// DefaultMost is how many events a Store holds unless its opener says otherwise.
 const DefaultMost = 2000
 
 const (

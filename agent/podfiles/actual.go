@@ -10,7 +10,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// Actual returns the resources of a pod's containers that the runtime was last told, by
+// Actual returns the resources of a pod's containers that were last given to the runtime, by
 // name. The map is shared and read-only.
 func (s *Store) Actual(uid string) map[string]v1.ResourceRequirements {
 	s.mu.Lock()
@@ -26,7 +26,7 @@ func (s *Store) Actual(uid string) map[string]v1.ResourceRequirements {
 	return known
 }
 
-// SetActual records the resources that the runtime is about to be told.
+// SetActual records the resources that are about to be given to the runtime.
 func (s *Store) SetActual(uid, container string, r v1.ResourceRequirements) error {
 	all := maps.Clone(s.Actual(uid))
 	all[container] = *r.DeepCopy()

@@ -4,7 +4,7 @@
 //	pods/<uid>/pod.json     the pod as it was accepted; written first, removed last
 //	pods/<uid>/status.json  its last status, also for the command line
 //	pods/<uid>/ending       exists while the pod is being ended; also for the next agent
-//	pods/<uid>/actual.json  the resources that the runtime was last told, by container
+//	pods/<uid>/actual.json  the resources last given to the runtime, by container
 //	pods/<uid>/containers/  the files behind terminationMessagePath
 //	pods/<uid>/etc-hosts    mounted at /etc/hosts
 //	pods/<uid>/volumes/     and volume-subpaths, plugins: see the package volume

@@ -129,7 +129,7 @@ func (f *follower) complete(there bool, next file) bool {
 		return time.Since(f.seen) > settle
 	}
 	// A writer has it open. By now a runtime should write to the next file, unless
-	// nobody told it of the rotation.
+	// nobody asked it to follow the rotation.
 	info, err := next.Stat()
 	return err == nil && info.Size() > 0 && time.Since(f.seen) > patience && time.Since(f.grown) > patience
 }

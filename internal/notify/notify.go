@@ -1,9 +1,9 @@
 // Package notify is a bounded broadcast: what is published reaches every
 // subscriber, in the same order, and the publisher never waits.
 //
-// Each subscriber has its own queue. A subscriber whose queue is full is dropped and told so: a
-// stream with an unnoticed gap would be worse than one that ends, because its reader can start
-// over from a full list.
+// Each subscriber has its own queue. A subscriber whose queue is full is dropped, which Err
+// reports: a stream with an unnoticed gap would be worse than one that ends, because its
+// reader can start over from a full list.
 package notify
 
 import (

@@ -42,7 +42,7 @@ func Watchdog(ctx context.Context, interval time.Duration, alive func(context.Co
 		case ctx.Err() != nil:
 			return
 		case err != nil:
-			log.Error("service manager not told that we live", "err", err)
+			log.Error("service manager not notified that we are alive", "err", err)
 		default:
 			Notify("WATCHDOG=1\nSTATUS=" + status())
 		}

@@ -40,7 +40,7 @@ func Suite(t *testing.T, newNode func(t *testing.T) Node) {
 		name string
 		run  func(*fixture)
 	}{
-		{"an exit code is told", exitCode},
+		{"an exit code is reported", exitCode},
 		{"what cannot be executed", cannotExecute},
 		{"stop by signal", stopBySignal},
 		{"stop by force", stopByForce},
