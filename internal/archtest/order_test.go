@@ -34,7 +34,7 @@ var layers = map[string][][]string{
 		{"imagetest"},
 	},
 	"oci": {
-		{"wire"},
+		{"wire", "executor/fastinit"},
 		{".", "executor"},
 		{"ocitest"},
 	},

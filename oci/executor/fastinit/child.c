@@ -1,0 +1,746 @@
+// The first process of a container or of an exec, from the executor's fork to the
+// program's execve. child.h says when it runs; plan.go writes what it reads.
+//
+// It runs as a constructor, before the Go runtime of its binary starts: there is one
+// thread, and nothing but libc's start-up has been paid for. Every step is one case of
+// run(); a step that fails ends the process, after telling the executor its number and
+// errno.
+//
+// Nothing in the container is trusted, and nothing of it runs yet. Paths in it are
+// resolved after pivot_root, below the new root and without magic links, into a
+// descriptor, and mounts are attached to that descriptor (move_mount(2)): a path is
+// never looked at twice.
+
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <grp.h>
+#include <limits.h>
+#include <linux/capability.h>
+#include <linux/filter.h>
+#include <linux/mount.h>
+#include <linux/openat2.h>
+#include <linux/seccomp.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/sysmacros.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#include "child.h"
+
+#ifndef SYS_mount_setattr
+#define SYS_mount_setattr 442
+#endif
+#ifndef SYS_close_range
+#define SYS_close_range 436
+#endif
+#ifndef SYS_openat2
+#define SYS_openat2 437
+#endif
+#define PROC_MAGIC 0x9fa0 // statfs(2)
+
+enum { SYNC = 3, PLAN = 4 }; // descriptors; further ones follow
+enum { SLOTS = 1024 };
+
+// As in plan.go.
+enum step {
+	END, TREE, JOIN, JOINPATH, UNSHARE, WAIT, ROOT, FSMOUNT, NODE, LINK, DIRECTORY,
+	ATTACH, READONLY, MASK, ROOTREADONLY, DEVNULL, KEYRING, MAKECWD, PROCFS, FORK, PROCESS
+};
+
+static const char *plan, *plan_end;
+static uint64_t step_number;
+static int slot[SLOTS];
+
+// A report is what the executor reads from SYNC.
+struct report {
+	uint64_t kind; // 'p' goes on as another process, 'w' waits, 'x' is about to execute, 'e' has failed
+	uint64_t step, detail; // detail of 'p' is that process
+	int64_t error; // errno
+};
+
+static void __attribute__((noreturn)) fail_at(uint64_t detail, int error)
+{
+	struct report r = {'e', step_number, detail, error};
+	(void)!write(SYNC, &r, sizeof r);
+	_exit(127);
+}
+
+static void __attribute__((noreturn)) fail(void) { fail_at(0, errno); }
+
+static int need(long result)
+{
+	if (result < 0)
+		fail();
+	return (int)result;
+}
+
+static uint64_t number(void)
+{
+	uint64_t n;
+	if (plan_end - plan < 8)
+		fail_at(0, EBADMSG);
+	memcpy(&n, plan, 8);
+	plan += 8;
+	return n;
+}
+
+static const void *bytes(uint64_t *size)
+{
+	const char *at;
+	*size = number();
+	if ((uint64_t)(plan_end - plan) < *size)
+		fail_at(0, EBADMSG);
+	at = plan;
+	plan += (*size + 7) & ~7ULL;
+	if (plan > plan_end)
+		fail_at(0, EBADMSG);
+	return at;
+}
+
+// string returns a string of the plan, whose terminating zero is in it.
+static const char *string(void)
+{
+	uint64_t size;
+	const char *s = bytes(&size);
+	if (size == 0 || s[size - 1] != 0)
+		fail_at(0, EBADMSG);
+	return s;
+}
+
+static char **strings(void)
+{
+	uint64_t n = number();
+	char **list;
+	if (n > (uint64_t)(plan_end - plan) / 8)
+		fail_at(0, EBADMSG);
+	list = calloc(n + 2, sizeof *list); // one more: with_home
+	if (!list)
+		fail();
+	for (uint64_t i = 0; i < n; i++)
+		list[i] = (char *)string();
+	return list;
+}
+
+static int *slot_number(void)
+{
+	uint64_t n = number();
+	if (n >= SLOTS)
+		fail_at(0, EBADMSG);
+	return &slot[n];
+}
+
+static long mount_setattr(int dir, const char *path, unsigned flags, uint64_t set, uint64_t clear, uint64_t propagation)
+{
+	struct mount_attr a = {.attr_set = set, .attr_clr = clear, .propagation = propagation};
+	if (!set && !clear && !propagation)
+		return 0;
+	return syscall(SYS_mount_setattr, dir, path, flags, &a, sizeof a);
+}
+
+// in_root opens a path of the container; "resolve" are further RESOLVE_ flags.
+static int in_root(const char *path, uint64_t flags, uint64_t resolve)
+{
+	struct open_how how = {
+		.flags = flags | O_CLOEXEC,
+		.resolve = RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS | resolve,
+	};
+	int root = need(open("/", O_PATH | O_DIRECTORY | O_CLOEXEC));
+	int fd = (int)syscall(SYS_openat2, root, path, &how, sizeof how);
+	int e = errno;
+	close(root);
+	errno = e;
+	return fd;
+}
+
+// make makes a path of the container and the directories that lead to it, and opens it.
+static int make(const char *path, int file, uint64_t resolve)
+{
+	char prefix[PATH_MAX];
+	size_t length = strlen(path), at = 0;
+	int parent, fd;
+	if (length >= sizeof prefix) {
+		errno = ENAMETOOLONG;
+		return -1;
+	}
+	parent = in_root("/", O_PATH | O_DIRECTORY, 0);
+	while (parent >= 0) {
+		size_t from = at + strspn(path + at, "/"), to = from + strcspn(path + from, "/");
+		int last = path[to + strspn(path + to, "/")] == 0;
+		memcpy(prefix, path, to);
+		prefix[to] = 0;
+		fd = in_root(prefix, O_PATH | (last ? 0 : O_DIRECTORY), resolve);
+		if (fd < 0 && errno == ENOENT) {
+			const char *name = prefix + from;
+			int made;
+			if (last && file) {
+				made = openat(parent, name, O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
+				if (made >= 0)
+					close(made);
+			} else {
+				made = mkdirat(parent, name, 0755);
+			}
+			if (made < 0 && errno != EEXIST)
+				break;
+			fd = in_root(prefix, O_PATH | (last ? 0 : O_DIRECTORY), resolve);
+		}
+		if (fd < 0)
+			break;
+		close(parent);
+		if (last)
+			return fd;
+		parent = fd;
+		at = to;
+	}
+	return -1;
+}
+
+static void attach(int mount, int target)
+{
+	need(syscall(SYS_move_mount, mount, "", target, "", MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH));
+}
+
+static int clone_of(int fd, unsigned flags)
+{
+	return need(syscall(SYS_open_tree, fd, "", AT_EMPTY_PATH | OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | flags));
+}
+
+static int new_mount(const char *type, const char *source, char **options, uint64_t attr)
+{
+	int context = need(syscall(SYS_fsopen, type, FSOPEN_CLOEXEC)), fd;
+	if (*source)
+		need(syscall(SYS_fsconfig, context, FSCONFIG_SET_STRING, "source", source, 0));
+	for (; *options; options++) {
+		char *equals = strchr(*options, '=');
+		if (!equals) {
+			need(syscall(SYS_fsconfig, context, FSCONFIG_SET_FLAG, *options, NULL, 0));
+			continue;
+		}
+		*equals = 0;
+		need(syscall(SYS_fsconfig, context, FSCONFIG_SET_STRING, *options, equals + 1, 0));
+		*equals = '=';
+	}
+	need(syscall(SYS_fsconfig, context, FSCONFIG_CMD_CREATE, NULL, NULL, 0));
+	fd = need(syscall(SYS_fsmount, context, FSMOUNT_CLOEXEC, attr));
+	close(context);
+	return fd;
+}
+
+static int is_null(const struct stat *st)
+{
+	return S_ISCHR(st->st_mode) && st->st_rdev == makedev(1, 3);
+}
+
+// tree clones mounts of the host. It may wait for a file system that does not respond.
+static void tree(void)
+{
+	int *to = slot_number();
+	uint64_t recursive = number(), set = number(), clear = number();
+	uint64_t recursive_set = number(), recursive_clear = number();
+	uint64_t propagation = number(), propagation_recursive = number();
+	const char *path = string();
+	unsigned all = recursive ? AT_RECURSIVE : 0;
+	*to = need(syscall(SYS_open_tree, AT_FDCWD, path, OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | all));
+	need(mount_setattr(*to, "", AT_EMPTY_PATH, set, clear, 0));
+	need(mount_setattr(*to, "", AT_EMPTY_PATH | AT_RECURSIVE, recursive_set, recursive_clear, 0));
+	need(mount_setattr(*to, "", AT_EMPTY_PATH | (propagation_recursive ? AT_RECURSIVE : 0), 0, 0, propagation));
+}
+
+// join_path joins a namespace by the path at which the host has it.
+static void join_path(void)
+{
+	uint64_t kind = number();
+	int fd = need(open(string(), O_RDONLY | O_CLOEXEC));
+	need(setns(fd, (int)kind));
+	close(fd);
+}
+
+static void wait_for_executor(char kind)
+{
+	struct report r = {kind, step_number, 0, 0};
+	char answer;
+	if (write(SYNC, &r, sizeof r) != sizeof r)
+		_exit(127);
+	for (;;) {
+		ssize_t n = read(SYNC, &answer, 1);
+		if (n == 1)
+			return;
+		if (n == 0 || errno != EINTR)
+			_exit(127); // the executor has gone, or has given this up
+	}
+}
+
+// go_on_in_child forks into the PID namespace that was joined, and lets the child, which
+// is the executor's, go on. The executor does not fork into it: somebody in there could stop
+// the fork, with which all others of the executor would wait.
+static void go_on_in_child(void)
+{
+	long pid = need(syscall(SYS_clone, CLONE_PARENT | SIGCHLD, 0, 0, 0, 0));
+	struct report r = {'p', step_number, (uint64_t)pid, 0};
+	if (pid) {
+		(void)!write(SYNC, &r, sizeof r);
+		_exit(0);
+	}
+	(void)setsid();
+}
+
+// root makes a tree the root directory. We are in a mount namespace that has a single
+// mount, with a directory "root".
+static void root(void)
+{
+	int fd = *slot_number();
+	need(syscall(SYS_move_mount, fd, "", AT_FDCWD, "/root", MOVE_MOUNT_F_EMPTY_PATH));
+	need(fchdir(fd));
+	need(syscall(SYS_pivot_root, ".", "."));
+	need(syscall(SYS_umount2, ".", 2 /* MNT_DETACH */));
+	need(chdir("/"));
+}
+
+// parent_of opens the directory of a path in a mount of ours, and makes it.
+static int parent_of(int dir, const char *path, const char **name)
+{
+	int at = need(fcntl(dir, F_DUPFD_CLOEXEC, 3));
+	for (;;) {
+		char part[NAME_MAX + 1];
+		size_t n;
+		int next;
+		path += strspn(path, "/");
+		n = strcspn(path, "/");
+		if (path[n] == 0) {
+			*name = path;
+			return at;
+		}
+		if (n > NAME_MAX)
+			fail_at(0, ENAMETOOLONG);
+		memcpy(part, path, n);
+		part[n] = 0;
+		if (mkdirat(at, part, 0755) < 0 && errno != EEXIST)
+			fail();
+		next = need(openat(at, part, O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+		close(at);
+		at = next;
+		path += n;
+	}
+}
+
+static void node(void)
+{
+	int dir = *slot_number(), parent;
+	const char *path = string(), *name;
+	mode_t mode = (mode_t)number();
+	unsigned major_number = (unsigned)number(), minor_number = (unsigned)number();
+	uid_t uid = (uid_t)number();
+	gid_t gid = (gid_t)number();
+	parent = parent_of(dir, path, &name);
+	if (mknodat(parent, name, mode, makedev(major_number, minor_number)) < 0) {
+		if (errno != EEXIST)
+			fail();
+	} else {
+		need(fchownat(parent, name, uid, gid, AT_SYMLINK_NOFOLLOW));
+		need(fchmodat(parent, name, mode & 07777, 0)); // after chown, which clears bits
+	}
+	close(parent);
+}
+
+static void link_in(void)
+{
+	int dir = *slot_number();
+	const char *target = string(), *name = string();
+	if (symlinkat(target, dir, name) < 0 && errno != EEXIST)
+		fail();
+}
+
+// attach_at attaches a mount to a path of the container, which is made if it is missing:
+// a file for a file, a directory otherwise.
+static void attach_at(void)
+{
+	int mount = *slot_number(), target;
+	uint64_t plain = number(); // it must be a directory, and no link may lead there
+	const char *path = string();
+	struct statfs fs;
+	struct stat source, at, top;
+	need(fstat(mount, &source));
+	target = need(make(path, !S_ISDIR(source.st_mode), plain ? RESOLVE_NO_SYMLINKS : 0));
+	need(fstat(target, &at));
+	if (plain && !S_ISDIR(at.st_mode))
+		fail_at(0, ENOTDIR);
+	// What is mounted over a part of a procfs could stand in for it.
+	need(fstatfs(target, &fs));
+	if (fs.f_type == PROC_MAGIC)
+		fail_at(1, EPERM);
+	need(stat("/", &top));
+	if (top.st_dev == at.st_dev && top.st_ino == at.st_ino)
+		fail_at(2, EPERM);
+	attach(mount, target);
+	close(target);
+}
+
+static int gone(void) { return errno == ENOENT || errno == ENOTDIR; }
+
+static void readonly(void)
+{
+	int target = in_root(string(), O_PATH, 0), copy;
+	if (target < 0 && gone())
+		return;
+	need(target);
+	copy = clone_of(target, AT_RECURSIVE);
+	need(mount_setattr(copy, "", AT_EMPTY_PATH, MOUNT_ATTR_RDONLY, 0, 0));
+	attach(copy, target);
+	close(copy);
+	close(target);
+}
+
+static void mask(void)
+{
+	static int null = -1, empty = -1;
+	const char *path = string();
+	struct stat st;
+	int target = in_root(path, O_PATH, 0), cover;
+	if (target < 0 && gone())
+		return;
+	need(target);
+	need(fstat(target, &st));
+	if (!S_ISDIR(st.st_mode)) {
+		if (null < 0) {
+			struct stat n;
+			null = need(in_root("/dev/null", O_PATH, RESOLVE_NO_SYMLINKS));
+			need(fstat(null, &n));
+			if (!is_null(&n))
+				fail_at(3, EPERM);
+		}
+		cover = clone_of(null, 0);
+	} else if (empty < 0) {
+		char ro[] = "ro", blocks[] = "nr_blocks=1", inodes[] = "nr_inodes=1";
+		char *options[] = {ro, blocks, inodes, NULL};
+		cover = new_mount("tmpfs", "tmpfs", options, MOUNT_ATTR_RDONLY);
+		empty = need(fcntl(cover, F_DUPFD_CLOEXEC, 3));
+	} else {
+		cover = clone_of(empty, 0); // where it is attached first
+	}
+	attach(cover, target);
+	close(cover);
+	close(target);
+}
+
+// reopen_null lets those of stdin, stdout and stderr that are the host's /dev/null be the
+// container's.
+static void reopen_null(void)
+{
+	struct stat st;
+	int fd = need(in_root("/dev/null", O_RDWR, RESOLVE_NO_SYMLINKS));
+	need(fstat(fd, &st));
+	if (!is_null(&st))
+		fail_at(3, EPERM);
+	for (int i = 0; i < 3; i++) {
+		need(fstat(i, &st));
+		if (is_null(&st))
+			need(dup3(fd, i, 0));
+	}
+	close(fd);
+}
+
+// keyring joins a session keyring of its own; a kernel need not have them.
+static void keyring(void)
+{
+	const char *name = string();
+	uint64_t search = number();
+	long id = syscall(SYS_keyctl, 1 /* KEYCTL_JOIN_SESSION_KEYRING */, name);
+	unsigned perm = 0;
+	char text[256];
+	if (id < 0 && errno == ENOSYS)
+		return;
+	need(id);
+	if (!search)
+		return;
+	// keyctl(2), KEYCTL_DESCRIBE: "type;uid;gid;perm;description".
+	long n = syscall(SYS_keyctl, 6, (int)id, text, sizeof text - 1);
+	need(n);
+	text[sizeof text - 1] = 0;
+	if (sscanf(text, "%*[^;];%*d;%*d;%x;", &perm) != 1)
+		fail_at(0, EBADMSG);
+	need(syscall(SYS_keyctl, 5 /* KEYCTL_SETPERM */, (int)id, perm | (unsigned)search));
+}
+
+static void write_attribute(int proc, const char *path, const char *value)
+{
+	int fd = need(openat(proc, path, O_WRONLY | O_CLOEXEC));
+	need(write(fd, value, strlen(value)));
+	close(fd);
+}
+
+static void set_capabilities(uint64_t effective, uint64_t permitted, uint64_t inheritable)
+{
+	struct __user_cap_header_struct head = {_LINUX_CAPABILITY_VERSION_3, 0};
+	struct __user_cap_data_struct data[2] = {
+		{(uint32_t)effective, (uint32_t)permitted, (uint32_t)inheritable},
+		{(uint32_t)(effective >> 32), (uint32_t)(permitted >> 32), (uint32_t)(inheritable >> 32)},
+	};
+	need(syscall(SYS_capset, &head, data));
+}
+
+// find looks the program up as execvp(3) does, and ends the process if there is none.
+static const char *find(const char *name, char *const *env)
+{
+	static char path[PATH_MAX];
+	const char *list = NULL;
+	struct stat st;
+	int denied = 0;
+	if (strchr(name, '/')) {
+		if (stat(name, &st) < 0)
+			fail_at(4, errno);
+		if (S_ISDIR(st.st_mode))
+			fail_at(5, EISDIR);
+		if (faccessat(AT_FDCWD, name, X_OK, AT_EACCESS) < 0 && errno != ENOSYS && errno != EPERM)
+			fail_at(5, errno);
+		return name;
+	}
+	for (; *env; env++)
+		if (!strncmp(*env, "PATH=", 5))
+			list = *env + 5;
+	for (const char *p = list; p && *name;) {
+		size_t n = strcspn(p, ":");
+		if (n + strlen(name) + 2 < sizeof path) {
+			if (n)
+				snprintf(path, sizeof path, "%.*s/%s", (int)n, p, name);
+			else
+				snprintf(path, sizeof path, "./%s", name);
+			if (stat(path, &st) == 0 && S_ISREG(st.st_mode)) {
+				if (faccessat(AT_FDCWD, path, X_OK, AT_EACCESS) == 0) {
+					if (path[0] != '/')
+						fail_at(7, EPERM);
+					return path;
+				}
+				denied = 1;
+			}
+		}
+		p = p[n] ? p + n + 1 : NULL;
+	}
+	(void)denied; // "not found", as other runtimes say
+	fail_at(6, ENOENT);
+}
+
+static void load_filter(const void *program, uint64_t size, uint64_t flags)
+{
+	struct sock_fprog p = {(unsigned short)(size / sizeof(struct sock_filter)), (struct sock_filter *)program};
+	if (flags)
+		need(syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, flags, &p));
+	else
+		need(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &p, 0, 0));
+}
+
+// home returns the home directory of a user, by the container's passwd(5); "/" if it has
+// none there.
+static const char *home(uid_t uid)
+{
+	static char line[4096];
+	struct stat st;
+	FILE *f;
+	int fd = in_root("/etc/passwd", O_RDONLY | O_NONBLOCK, 0);
+	if (fd < 0 || fstat(fd, &st) < 0 || !S_ISREG(st.st_mode) || st.st_size > 1 << 20 || !(f = fdopen(fd, "r")))
+		return "/";
+	while (fgets(line, sizeof line, f)) {
+		char *field[7], *rest = line, *end;
+		int n = 0;
+		while (n < 7 && rest)
+			field[n++] = strsep(&rest, ":");
+		if (n < 6 || !*field[2] || strtoul(field[2], &end, 10) != uid || *end)
+			continue;
+		field[5][strcspn(field[5], "\n")] = 0;
+		return field[5];
+	}
+	return "/";
+}
+
+// with_home adds HOME to an environment, which has room for it, unless it is set.
+static void with_home(char **env, uid_t uid)
+{
+	static char variable[4096 + 8];
+	char **to = env;
+	for (char **from = env; *from; from++) {
+		if (!strncmp(*from, "HOME=", 5) && (*from)[5])
+			return;
+		if (strncmp(*from, "HOME=", 5))
+			*to++ = *from;
+	}
+	snprintf(variable, sizeof variable, "HOME=%s", home(uid));
+	*to++ = variable;
+	*to = NULL;
+}
+
+static void own_stdio(uid_t uid)
+{
+	struct stat st;
+	for (int fd = 0; fd < 3; fd++) {
+		need(fstat(fd, &st));
+		if (st.st_uid == uid || is_null(&st))
+			continue;
+		if (fchown(fd, uid, (gid_t)-1) < 0 && errno != EPERM && errno != EROFS)
+			fail();
+	}
+}
+
+static void __attribute__((noreturn)) process(int proc)
+{
+	uint64_t size, count;
+	uid_t uid = (uid_t)number();
+	gid_t gid = (gid_t)number();
+	const gid_t *groups = bytes(&count);
+	uint64_t bounding = number(), effective = number(), permitted = number(), inheritable = number(), ambient = number();
+	uint64_t no_new_privs = number(), last_cap = number(), filter_flags = number();
+	const void *filter = bytes(&size);
+	const char *apparmor = string(), *cwd = string(), *program;
+	char **args = strings(), **env = strings();
+	char here[PATH_MAX];
+	int inside = 0;
+	struct report r = {'x', step_number, 0, 0};
+
+	umask(022);
+	if (*apparmor)
+		write_attribute(proc, "thread-self/attr/apparmor/exec", apparmor);
+	if (no_new_privs)
+		need(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
+	if (size && !no_new_privs) // it is a privilege, and so comes before they are dropped
+		load_filter(filter, size, filter_flags);
+	need(syscall(SYS_close_range, 3, ~0U, 1 << 2 /* CLOSE_RANGE_CLOEXEC */));
+	if (*cwd) {
+		if (chdir(cwd) == 0)
+			inside = 1;
+		else if (errno != EACCES && errno != EPERM) // the user's own rights may do
+			fail_at(8, errno);
+	}
+	with_home(env, uid);
+	for (uint64_t c = 0; c <= last_cap; c++)
+		if (!(bounding >> c & 1))
+			need(prctl(PR_CAPBSET_DROP, c, 0, 0, 0));
+	need(prctl(PR_SET_KEEPCAPS, 1, 0, 0, 0));
+	own_stdio(uid);
+	need(syscall(SYS_setgroups, count / sizeof *groups, groups));
+	need(syscall(SYS_setresgid, gid, gid, gid));
+	need(syscall(SYS_setresuid, uid, uid, uid));
+	if (*cwd && !inside && chdir(cwd) < 0)
+		fail_at(8, errno);
+	// getcwd(2): "(unreachable)" is before what is outside of the root (CVE-2024-21626).
+	need(syscall(SYS_getcwd, here, sizeof here));
+	if (here[0] != '/')
+		fail_at(9, EPERM);
+	need(prctl(PR_SET_KEEPCAPS, 0, 0, 0, 0));
+	set_capabilities(effective, permitted, inheritable);
+	need(prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0));
+	for (uint64_t c = 0; c <= last_cap; c++)
+		if (ambient >> c & 1)
+			need(prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, c, 0, 0));
+	program = find(args[0], env);
+	(void)!write(SYNC, &r, sizeof r);
+	if (size && no_new_privs)
+		load_filter(filter, size, filter_flags);
+	execve(program, args, env);
+	fail_at(10, errno);
+}
+
+static void __attribute__((noreturn)) run(void)
+{
+	int proc = -1;
+	char *none[] = {NULL};
+	for (;; step_number++) {
+		switch ((enum step)number()) {
+		case TREE:
+			tree();
+			break;
+		case JOIN: {
+			uint64_t fd = number();
+			need(setns((int)fd, (int)number()));
+			break;
+		}
+		case JOINPATH:
+			join_path();
+			break;
+		case UNSHARE:
+			need(unshare((int)number()));
+			break;
+		case WAIT:
+			wait_for_executor('w');
+			break;
+		case ROOT:
+			root();
+			break;
+		case FSMOUNT: {
+			int *to = slot_number();
+			uint64_t attr = number();
+			const char *type = string(), *source = string();
+			*to = new_mount(type, source, strings(), attr);
+			break;
+		}
+		case NODE:
+			node();
+			break;
+		case LINK:
+			link_in();
+			break;
+		case DIRECTORY: {
+			int dir = *slot_number();
+			need(mkdirat(dir, string(), 0755));
+			break;
+		}
+		case ATTACH:
+			attach_at();
+			break;
+		case READONLY:
+			readonly();
+			break;
+		case MASK:
+			mask();
+			break;
+		case ROOTREADONLY:
+			need(mount_setattr(AT_FDCWD, "/", 0, MOUNT_ATTR_RDONLY, 0, 0));
+			break;
+		case DEVNULL:
+			reopen_null();
+			break;
+		case KEYRING:
+			keyring();
+			break;
+		case MAKECWD:
+			close(need(make(string(), 0, 0)));
+			break;
+		case PROCFS: // one that nobody can have mounted over
+			proc = new_mount("proc", "proc", none, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC);
+			break;
+		case FORK:
+			go_on_in_child();
+			break;
+		case PROCESS:
+			process(proc);
+		case END:
+		default:
+			fail_at(0, EBADMSG);
+		}
+	}
+}
+
+static void __attribute__((constructor(101))) fastinit(int argc, char **argv)
+{
+	struct stat st;
+	if (argc != 3 || strcmp(argv[1], FASTINIT_ARG1) || strcmp(argv[2], FASTINIT_ARG2))
+		return;
+	// Nobody in the container may look into it before it is the container's program.
+	if (prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) < 0 || prctl(PR_SET_NAME, FASTINIT_NAME, 0, 0, 0) < 0)
+		_exit(127);
+	need(syscall(SYS_close_range, 3, ~0U, 1 << 2 /* CLOSE_RANGE_CLOEXEC */));
+	(void)setsid();
+	need(fstat(PLAN, &st));
+	plan = mmap(NULL, (size_t)st.st_size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_POPULATE, PLAN, 0);
+	if (plan == MAP_FAILED)
+		fail();
+	plan_end = plan + st.st_size;
+	run();
+}

@@ -1,0 +1,279 @@
+package fastinit
+
+import (
+	"os"
+	"path"
+	"slices"
+	"strings"
+	"sync"
+
+	devices "github.com/opencontainers/cgroups/devices/config"
+	"github.com/opencontainers/runc/libcontainer/configs"
+	"golang.org/x/sys/unix"
+)
+
+// A Setting is what Container needs beside the configuration.
+type Setting struct {
+	ID       string
+	CgroupV2 bool
+	// Cgroups is a tree of the host that has the container's cgroups of version 1, for
+	// /sys/fs/cgroup; "" = there is none.
+	Cgroups string
+}
+
+// Container plans a container whose first process is q.
+func Container(config *configs.Config, q Process, s Setting) (*Plan, error) {
+	if !supported(config) {
+		return nil, ErrUnsupported
+	}
+	p := &Plan{}
+	root, err := p.slot()
+	if err != nil {
+		return nil, err
+	}
+	p.tree(root, config.Rootfs, true, mountAttr{}, mountAttr{}, unix.MS_SLAVE|unix.MS_REC)
+	binds, err := p.binds(config.Mounts, s)
+	if err != nil {
+		return nil, err
+	}
+	if err := p.namespaces(config.Namespaces, s); err != nil {
+		return nil, err
+	}
+	p.add(stepRoot, "change the root directory", root)
+	if err := p.mounts(config, binds); err != nil {
+		return nil, err
+	}
+	p.add(stepDevNull, "open /dev/null")
+	if q.Cwd != "" {
+		p.add(stepMakeCwd, "make working directory "+q.Cwd, q.Cwd)
+	}
+	if config.Readonlyfs {
+		p.add(stepRootReadonly, "make the root directory read-only")
+	}
+	for _, path := range config.ReadonlyPaths {
+		p.add(stepReadonly, "make "+path+" read-only", path)
+	}
+	masked := make(map[string]bool)
+	for _, name := range config.MaskPaths {
+		if clean := path.Clean(name); !masked[clean] {
+			masked[clean] = true
+			p.add(stepMask, "mask "+name, name)
+		}
+	}
+	if !config.NoNewKeyring {
+		const searchByOwner = 0x80000
+		p.add(stepKeyring, "join session keyring", "_ses."+s.ID, searchByOwner)
+	}
+	p.add(stepWait, "wait for the executor")
+	return p, p.process(q)
+}
+
+// supported reports whether a configuration has only what Container knows.
+func supported(c *configs.Config) bool {
+	switch {
+	case c.NoPivotRoot, c.ParentDeathSignal != 0, c.Umask != nil, c.MountLabel != "", c.ProcessLabel != "",
+		c.Hostname != "", c.Domainname != "", c.RootlessEUID, c.RootlessCgroups,
+		len(c.NetDevices)+len(c.Networks)+len(c.Routes)+len(c.Sysctl)+len(c.TimeOffsets) > 0,
+		c.IntelRdt != nil, c.MemoryPolicy != nil, c.Scheduler != nil, c.Personality != nil, c.IOPriority != nil, c.ExecCPUAffinity != nil,
+		c.RootPropagation != 0 && c.RootPropagation != unix.MS_SLAVE|unix.MS_REC,
+		!SeccompSupported(c.Seccomp):
+		return false
+	}
+	for name, list := range c.Hooks {
+		if len(list) > 0 && name != configs.Poststop {
+			return false
+		}
+	}
+	dev := slices.IndexFunc(c.Mounts, func(m *configs.Mount) bool { return path.Clean(m.Destination) == "/dev" })
+	if dev < 0 || c.Mounts[dev].Device != "tmpfs" || c.Mounts[dev].Flags&unix.MS_RDONLY != 0 {
+		return false
+	}
+	return !slices.ContainsFunc(c.Devices, func(d *devices.Device) bool {
+		return d.Path != "" && (!strings.HasPrefix(d.Path, "/dev/") || path.Clean(d.Path) != d.Path || strings.HasPrefix(d.Path, "/dev/pts/"))
+	})
+}
+
+// SeccompSupported reports whether a profile needs nobody to listen to it.
+func SeccompSupported(s *configs.Seccomp) bool {
+	return s == nil || s.ListenerPath == "" && s.DefaultAction != configs.Notify &&
+		!slices.ContainsFunc(s.Syscalls, func(c *configs.Syscall) bool { return c == nil || c.Action == configs.Notify })
+}
+
+// tree clones a tree of the host into a slot. top holds for its first mount, all for all of
+// them.
+func (p *Plan) tree(slot uint64, source string, recursive bool, top, all mountAttr, propagation int) {
+	p.add(stepTree, "bind "+source, slot, recursive, top.set, top.clear, all.set, all.clear,
+		propagation&^unix.MS_REC, propagation&unix.MS_REC != 0, source)
+}
+
+// binds clones the sources of the bind mounts and returns their slots, by the mount's index.
+func (p *Plan) binds(mounts []*configs.Mount, s Setting) (map[int]uint64, error) {
+	slots := make(map[int]uint64)
+	for i, m := range mounts {
+		v1 := m.Device == "cgroup" && !s.CgroupV2
+		if m.Device != "bind" && !v1 {
+			continue
+		}
+		slot, err := p.slot()
+		if err != nil {
+			return nil, err
+		}
+		slots[i] = slot
+		if v1 {
+			if s.Cgroups == "" {
+				return nil, ErrUnsupported
+			}
+			p.tree(slot, s.Cgroups, true, mountAttr{}, mountAttr{}, 0)
+			continue
+		}
+		top, ok := bindAttr(m)
+		if !ok || m.IDMapping != nil || m.Extensions != 0 || m.Data != "" || m.Flags&unix.MS_REMOUNT != 0 {
+			return nil, ErrUnsupported
+		}
+		var all mountAttr
+		if r := m.RecAttr; r != nil {
+			if r.Propagation != 0 || r.Userns_fd != 0 {
+				return nil, ErrUnsupported
+			}
+			all = mountAttr{r.Attr_set, r.Attr_clr}
+		}
+		propagation := unix.MS_SLAVE | unix.MS_REC // as that of the root directory
+		if n := len(m.PropagationFlags); n > 1 {
+			return nil, ErrUnsupported
+		} else if n == 1 {
+			propagation = m.PropagationFlags[0]
+		}
+		p.tree(slot, m.Source, m.Flags&unix.MS_REC != 0, top, all, propagation)
+	}
+	return slots, nil
+}
+
+// flagOf are the namespaces of which a container may have a new one, or join one.
+var flagOf = map[configs.NamespaceType]int{
+	configs.NEWNET: unix.CLONE_NEWNET, configs.NEWIPC: unix.CLONE_NEWIPC, configs.NEWUTS: unix.CLONE_NEWUTS,
+	configs.NEWPID: unix.CLONE_NEWPID, configs.NEWNS: unix.CLONE_NEWNS, configs.NEWCGROUP: unix.CLONE_NEWCGROUP,
+}
+
+// namespaces appends the steps after which the child is in its namespaces, the last of them
+// one without any of the host's mounts.
+func (p *Plan) namespaces(list configs.Namespaces, s Setting) error {
+	fresh, mounts, joinsPID := 0, false, false
+	for _, ns := range list {
+		flag, ok := flagOf[ns.Type]
+		switch {
+		case !ok, (ns.Type == configs.NEWNS || ns.Type == configs.NEWCGROUP) && ns.Path != "":
+			return ErrUnsupported
+		case ns.Type == configs.NEWNS:
+			mounts = true
+		case ns.Type == configs.NEWPID && ns.Path == "":
+			p.newPID = true
+		case ns.Type == configs.NEWCGROUP:
+			if !s.CgroupV2 {
+				return ErrUnsupported
+			}
+			p.JoinsEarly = true
+		case ns.Path != "":
+			p.add(stepJoinPath, "join namespace "+ns.Path, flag, ns.Path)
+			joinsPID = joinsPID || ns.Type == configs.NEWPID
+		default:
+			fresh |= flag
+		}
+	}
+	if !mounts {
+		return ErrUnsupported
+	}
+	if joinsPID {
+		p.fork()
+	}
+	if fresh != 0 {
+		p.add(stepUnshare, "make namespaces", fresh)
+	}
+	if p.JoinsEarly { // the cgroup that it is in becomes the namespace's root
+		p.add(stepWait, "wait for the executor")
+		p.add(stepUnshare, "make cgroup namespace", unix.CLONE_NEWCGROUP)
+	}
+	p.add(stepJoin, "leave the host's mounts", extraFD, unix.CLONE_NEWNS)
+	p.add(stepUnshare, "make mount namespace", unix.CLONE_NEWNS)
+	return nil
+}
+
+// mounts appends the steps that mount everything below the root directory.
+func (p *Plan) mounts(config *configs.Config, binds map[int]uint64) error {
+	for i, m := range config.Mounts {
+		what := "mount " + m.Destination
+		slot, isBind := binds[i]
+		if isBind {
+			p.add(stepAttach, "mount "+m.Source+" at "+m.Destination, slot, false, m.Destination)
+			continue
+		}
+		if !mountable(m) {
+			return ErrUnsupported
+		}
+		attr, ok := newAttr(m.Flags)
+		if !ok {
+			return ErrUnsupported
+		}
+		slot, err := p.slot()
+		if err != nil {
+			return err
+		}
+		kind := m.Device
+		if kind == "cgroup" {
+			kind = "cgroup2"
+		}
+		p.add(stepMount, what, slot, attr, kind, m.Source, options(m))
+		if path.Clean(m.Destination) == "/dev" {
+			p.devices(slot, config.Devices)
+		}
+		p.add(stepAttach, what, slot, kind == "proc" || kind == "sysfs", m.Destination)
+	}
+	return nil
+}
+
+// mountable reports whether a mount without a source is one of those that the child makes.
+func mountable(m *configs.Mount) bool {
+	if len(m.PropagationFlags) > 0 || m.RecAttr != nil || m.IDMapping != nil || m.Extensions != 0 {
+		return false
+	}
+	switch m.Device {
+	case "proc":
+		return path.Clean(m.Destination) == "/proc"
+	case "sysfs":
+		return path.Clean(m.Destination) == "/sys"
+	case "tmpfs": // else the mode would be that of the directory
+		return slices.ContainsFunc(options(m), func(o string) bool { return strings.HasPrefix(o, "mode=") })
+	case "devpts", "mqueue", "cgroup":
+		return true
+	}
+	return false
+}
+
+func options(m *configs.Mount) []string {
+	return slices.DeleteFunc(strings.Split(m.Data, ","), func(o string) bool { return o == "" })
+}
+
+// hasKcore reports whether the kernel has /proc/kcore.
+var hasKcore = sync.OnceValue(func() bool { _, err := os.Stat("/proc/kcore"); return err == nil })
+
+// devices fills a /dev that is not mounted yet with what the runtime-spec requires there
+// (config-linux.md, "Default Devices", and runtime-linux.md, "Dev symbolic links").
+func (p *Plan) devices(dev uint64, nodes []*devices.Device) {
+	kinds := map[devices.Type]int{devices.CharDevice: unix.S_IFCHR, 'u': unix.S_IFCHR, devices.BlockDevice: unix.S_IFBLK, devices.FifoDevice: unix.S_IFIFO}
+	for _, d := range nodes {
+		if d.Path == "" || d.Path == "/dev/ptmx" {
+			continue // for its cgroup rule only, or a link
+		}
+		p.add(stepNode, "make device "+d.Path, dev, strings.TrimPrefix(d.Path, "/dev/"), kinds[d.Type]|int(d.FileMode.Perm()),
+			int(d.Major), int(d.Minor), int(d.Uid), int(d.Gid))
+	}
+	links := [][2]string{
+		{"ptmx", "pts/ptmx"}, {"fd", "/proc/self/fd"},
+		{"stdin", "/proc/self/fd/0"}, {"stdout", "/proc/self/fd/1"}, {"stderr", "/proc/self/fd/2"},
+	}
+	if hasKcore() {
+		links = append(links, [2]string{"core", "/proc/kcore"})
+	}
+	for _, l := range links {
+		p.add(stepLink, "link /dev/"+l[0], dev, l[1], l[0])
+	}
+}
