@@ -48,7 +48,7 @@ func (c *Container) Exec(ctx context.Context, cfg ExecConfig) (*Exec, error) {
 	var reply wire.ExecReply
 	files, err := c.rt.link.call(ctx, wire.MethodExec, wire.ExecRequest{
 		ID: c.id, Process: process, Env: cfg.Env,
-		Stdin: cfg.Stdin, TTY: cfg.TTY, Width: cfg.Width, Height: cfg.Height,
+		Stdin: cfg.Stdin, TTY: cfg.TTY, Width: cfg.Width, Height: cfg.Height, Fast: c.rt.o.FastInit,
 	}, &reply)
 	if err != nil {
 		return nil, c.notRunning("exec in", err)

@@ -73,7 +73,8 @@ type Options struct {
 	Executor      string // path of crisp-executor
 	PodInit       string // path of crisp-podinit
 	SystemdCgroup bool
-	LogMaxLine    int // bytes; 0 = 16384
+	FastInit      bool // executor/fastinit starts what it can
+	LogMaxLine    int  // bytes; 0 = 16384
 	Log           *slog.Logger
 	OnEvent       func(Event) // called outside all locks; must not block; may be nil
 

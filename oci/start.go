@@ -209,7 +209,7 @@ func (c *Container) runRequest() (wire.RunRequest, error) {
 		ID: c.id, Spec: data, Env: cfg.Env,
 		Stdin: cfg.Stdin, StdinOnce: cfg.StdinOnce, TTY: cfg.TTY,
 		LogPath: cfg.LogPath, LogMaxLine: c.rt.o.LogMaxLine,
-		ExitPath: c.exitPath(), SystemdCgroup: c.rt.o.SystemdCgroup, Engine: cfg.Engine,
+		ExitPath: c.exitPath(), SystemdCgroup: c.rt.o.SystemdCgroup, Engine: cfg.Engine, Fast: c.rt.o.FastInit,
 		Stage: filepath.Join(c.sandbox.RunDir(), stageDir, c.id),
 	}, nil
 }

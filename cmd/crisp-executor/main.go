@@ -43,6 +43,8 @@ func init() {
 		libcontainer.Init()
 	case executor.BounceArg:
 		executor.Bounce(os.Args[2:])
+	case executor.CompileArg:
+		executor.Compile()
 	case executor.CheckArg:
 		executor.CheckState()
 	}

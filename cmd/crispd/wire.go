@@ -175,6 +175,7 @@ func ociOptions(c *config.Config, records *checkpoint.Manager, systemd bool, pub
 		Executor:      beside("crisp-executor"),
 		PodInit:       beside("crisp-podinit"),
 		SystemdCgroup: systemd,
+		FastInit:      c.FastInit,
 		LogMaxLine:    c.LogMaxLine,
 		OnEvent:       publish,
 		Log:           log,

@@ -41,6 +41,8 @@ func init() {
 		libcontainer.Init()
 	case executor.BounceArg:
 		executor.Bounce(os.Args[2:])
+	case executor.CompileArg:
+		executor.Compile()
 	case executor.CheckArg:
 		executor.CheckState()
 	case forbidArg:
@@ -77,6 +79,9 @@ func serve() {
 	x.Serve()
 	os.Exit(0)
 }
+
+// fastInit lets the fast init start what it can, in all tests.
+var fastInit = os.Getenv("CRISP_TEST_INIT") == "fast"
 
 // programs are made once for all tests.
 var programs struct{ testbin, podinit, executor string }
@@ -363,7 +368,7 @@ func (n *node) request(args []string, options ...option) *box {
 			},
 		},
 	}
-	b.req = wire.RunRequest{ID: b.id, LogPath: b.log, ExitPath: b.exit}
+	b.req = wire.RunRequest{ID: b.id, LogPath: b.log, ExitPath: b.exit, Fast: fastInit}
 	for _, o := range options {
 		o(&b.req, spec)
 	}
@@ -481,7 +486,7 @@ type execed struct {
 
 func (b *box) exec(req wire.ExecRequest) *execed {
 	b.t.Helper()
-	req.ID = b.id
+	req.ID, req.Fast = b.id, fastInit
 	e := &execed{box: b, files: make(map[string]*os.File)}
 	for _, f := range b.call(wire.MethodExec, req, &e.ExecReply) {
 		e.files[f.Name()] = f

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -21,6 +22,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/kernel"
 	"github.com/crisp-cri/crisp/internal/undo"
+	"github.com/crisp-cri/crisp/oci/executor/fastinit"
 )
 
 // A builtins has what the containers of libcontainer share.
@@ -32,6 +34,8 @@ type builtins struct {
 	criu   *criu
 	// hierarchies are the host's cgroup v1 mounts
 	hierarchies []kernel.Hierarchy
+	fast        *fastinit.Starter // nil if the kernel lacks what it needs
+	filters     *filters
 
 	mu       sync.Mutex
 	interned map[[32]byte]*configs.Seccomp // guarded by mu, see intern.go
@@ -42,13 +46,19 @@ type builtin struct {
 	all   *builtins
 	id    string
 	lease lease
+	fast  *fast // nil unless fastinit started it, under this executor
 }
 
 func newBuiltins(root string, o Options, r *reaper, p *criu) (*builtins, error) {
 	list, err := v1Hierarchies()
+	starter, serr := fastinit.New()
+	if serr != nil {
+		o.Log.Info("containers are started by libcontainer alone", "err", serr)
+	}
 	return &builtins{
 		root: root, state: o.State, log: o.Log, reaper: r, criu: p,
 		hierarchies: list, interned: make(map[[32]byte]*configs.Seccomp),
+		fast: starter, filters: newFilters(o.Log),
 	}, err
 }
 
@@ -103,14 +113,24 @@ func (b *builtin) start(ctx context.Context, p *plan) (_ *started, err error) {
 	if err != nil {
 		return nil, err
 	}
-	defer b.lease.put(lc)
+	defer func() {
+		if b.fast == nil { // else it does not know the init
+			b.lease.put(lc)
+		}
+	}()
 	process := p.process
 	process.Init = true
 	group, err := cgroupPaths(lc)
 	if err != nil {
 		return nil, err
 	}
-	trees := b.all.staged(lc, p.config, p.req)
+	quick, trees, err := b.fastPlan(p, group)
+	if errors.Is(err, fastinit.ErrUnsupported) {
+		trees, err = b.all.staged(lc, p.config, p.req), nil
+	}
+	if err != nil {
+		return nil, err
+	}
 	steps.Add("staged mounts", trees.detach)
 	wires, err := connect(process, p.settings)
 	if err != nil {
@@ -123,15 +143,24 @@ func (b *builtin) start(ctx context.Context, p *plan) (_ *started, err error) {
 	if err := giveStdio(process, p.config); err != nil {
 		return nil, err
 	}
-	err = attempt(ctx, "start of container "+b.id, group, func() error {
+	var pid int
+	err = attempt(ctx, "start of container "+b.id, group, func() (err error) {
+		if quick != nil {
+			pid, err = b.startFast(p, quick, wires, group)
+			return shortError(err)
+		}
 		if err := p.start(lc, process, group); err != nil {
 			return shortError(err)
 		}
-		return b.all.reaper.knowProcess(process)
+		if err := b.all.reaper.knowProcess(process); err != nil {
+			return err
+		}
+		pid, err = process.Pid()
+		return err
 	})
 	wires.closeTheirs()
 	if stuck := new(stuckError); errors.As(err, &stuck) {
-		steps = undo.Stack{} // libcontainer still holds all of it
+		steps = undo.Stack{} // the attempt still holds all of it
 		return nil, &heldError{stuck, func() error {
 			wires.closeOurs()
 			trees.detach()
@@ -141,13 +170,9 @@ func (b *builtin) start(ctx context.Context, p *plan) (_ *started, err error) {
 	if err != nil {
 		return nil, err
 	}
-	end := func() error { return b.all.reaper.end(process) }
+	end := func() error { return b.all.end(process, pid) }
 	steps.Add("process", end)
 	if err := wires.receive(); err != nil {
-		return nil, err
-	}
-	pid, err := process.Pid()
-	if err != nil {
 		return nil, err
 	}
 	return &started{
@@ -155,6 +180,14 @@ func (b *builtin) start(ctx context.Context, p *plan) (_ *started, err error) {
 		served: func() { go trees.detach() }, // 2 ms; if an upgrade comes first, the mounts go with the sandbox
 		end:    func() error { return errors.Join(end(), trees.detach()) },
 	}, nil
+}
+
+// end kills and reaps a process that could not be taken into service.
+func (b *builtins) end(process *libcontainer.Process, pid int) error {
+	if _, err := process.Pid(); err != nil { // fastinit's
+		return b.reaper.end(pid, func() { unix.Wait4(pid, nil, 0, nil) })
+	}
+	return b.reaper.end(pid, func() { process.Wait() })
 }
 
 // execute starts an ordinary container, by executing its program.
@@ -181,12 +214,15 @@ func (b *builtin) exec(ctx context.Context, e *execution, p *plan) (_ *started, 
 		return nil, err
 	}
 	steps.Add("stdio", wires.closeOurs)
-	pid, err := b.startExec(ctx, e, p.process)
+	pid, quick, err := b.execFast(ctx, e, p, wires)
+	if !quick && err == nil {
+		pid, err = b.startExec(ctx, e, p.process)
+	}
 	wires.closeTheirs()
 	if err != nil {
 		return nil, err
 	}
-	end := func() error { return b.all.reaper.end(p.process) }
+	end := func() error { return b.all.end(p.process, pid) }
 	steps.Add("process", end)
 	if err := wires.receive(); err != nil {
 		return nil, err
@@ -224,6 +260,9 @@ func (b *builtin) subgroups() bool { return true }
 
 // facts implements ociRuntime.
 func (b *builtin) facts() (ownPID bool, cgroups map[string]string, err error) {
+	if b.fast != nil {
+		return b.fast.config.Namespaces.IsPrivate(configs.NEWPID), maps.Clone(b.fast.paths), nil
+	}
 	lc, err := b.borrow()
 	if err != nil {
 		return false, nil, err
@@ -256,7 +295,8 @@ func (b *builtin) checkpoint(ctx context.Context, dir string, init *child) error
 	if err != nil {
 		return fmt.Errorf("load container %s: %w", b.id, err)
 	}
-	if slices.ContainsFunc(lc.Config().Mounts, func(m *configs.Mount) bool {
+	config := lc.Config()
+	if slices.Contains(config.Labels, fastLabel) || slices.ContainsFunc(config.Mounts, func(m *configs.Mount) bool {
 		return m.Destination == "/dev" && m.IsBind() && strings.HasPrefix(m.Source, b.all.state)
 	}) {
 		return fault.WrongState.Errorf("container %s was started when there was no CRIU here", b.id)
@@ -276,6 +316,9 @@ func (b *builtin) checkpoint(ctx context.Context, dir string, init *child) error
 
 // remove implements ociRuntime.
 func (b *builtin) remove() error {
+	if b.fast != nil && len(b.fast.config.Hooks[configs.Poststop]) == 0 {
+		return b.removeFast()
+	}
 	lc, err := b.borrow()
 	if err == libcontainer.ErrNotExist {
 		return nil // partly removed before
@@ -331,6 +374,9 @@ func destroy(id string, lc *libcontainer.Container) error {
 // shortError removes the stages of libcontainer's start from its errors: users see them, and
 // can act on the last part only.
 func shortError(err error) error {
+	if err == nil {
+		return nil
+	}
 	text := err.Error()
 	for cut := true; cut; {
 		cut = false

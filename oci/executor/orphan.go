@@ -80,17 +80,13 @@ func (r *reaper) knowProcess(process *libcontainer.Process) error {
 	return err
 }
 
-// end kills and reaps a process that could not be taken into service.
-func (r *reaper) end(process *libcontainer.Process) error {
-	pid, err := process.Pid()
-	if err != nil {
-		return err
-	}
+// end kills a process that could not be taken into service; reap waits for it and reaps it.
+func (r *reaper) end(pid int, reap func()) error {
 	reaped := make(chan struct{})
 	go func() {
 		defer close(reaped)
-		process.Signal(unix.SIGKILL)
-		process.Wait()
+		unix.Kill(pid, unix.SIGKILL) // not reaped yet
+		reap()
 		r.forget(pid)
 	}()
 	select {

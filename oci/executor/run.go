@@ -31,13 +31,14 @@ func (x *Executor) run(ctx context.Context, from *wire.Conn, req wire.RunRequest
 	}
 	s := settingsOf(req)
 	spec.Process.Terminal = req.TTY
-	return x.create(ctx, from, s, &spec, req, x.builtins.execute)
+	return x.create(ctx, from, s, &spec, req, nil)
 }
 
 // A startFunc starts the first process of a new container, whose cgroups are to be at group.
 type startFunc func(lc *libcontainer.Container, process *libcontainer.Process, group map[string]string) error
 
-// create starts a container and leaves nothing behind if it cannot.
+// create starts a container and leaves nothing behind if it cannot. A nil start is an ordinary
+// one.
 func (x *Executor) create(ctx context.Context, from *wire.Conn, s settings, spec *specs.Spec, req wire.RunRequest, start startFunc) (_ *wire.RunReply, files []*os.File, err error) {
 	x.gate.begin()
 	defer x.gate.end() // not before a failure is rolled back
@@ -55,7 +56,9 @@ func (x *Executor) create(ctx context.Context, from *wire.Conn, s settings, spec
 	if err != nil {
 		return nil, nil, err
 	}
-	p.start = start
+	if p.start = start; start == nil {
+		p.start, p.fast = x.builtins.execute, req.Fast
+	}
 	defer wire.CloseAll(p.process.ExtraFiles)
 	if c.runtime, err = x.newRuntime(p); err != nil {
 		return nil, nil, err

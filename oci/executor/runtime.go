@@ -42,6 +42,7 @@ type plan struct {
 	spec    *specs.Spec // for an exec, only its process is set
 	config  *configs.Config
 	req     wire.RunRequest
+	fast    bool // wire.RunRequest.Fast, or ExecRequest's
 	start   startFunc
 }
 

@@ -35,10 +35,10 @@ func TestStagedMountsAreTheSame(t *testing.T) {
 		)
 	}
 	stage := filepath.Join(n.dir, "staged", "x")
-	want := treesOf(t, n.run([]string{"sleep", "for-ever"}, full).reply.Pid)
+	want := treesOf(t, n.run([]string{"sleep", "for-ever"}, full, func(r *wire.RunRequest, _ *specs.Spec) { r.Fast = false }).reply.Pid)
 	var b *box
 	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(100 * time.Millisecond) {
-		b = n.run([]string{"sleep", "for-ever"}, full, func(r *wire.RunRequest, _ *specs.Spec) { r.Stage = stage })
+		b = n.run([]string{"sleep", "for-ever"}, full, func(r *wire.RunRequest, _ *specs.Spec) { r.Stage, r.Fast = stage, false })
 		state, err := os.ReadFile(filepath.Join(n.dir, "executor", b.id, "state.json"))
 		if err != nil {
 			t.Fatal(err)

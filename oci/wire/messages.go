@@ -83,6 +83,8 @@ type RunRequest struct {
 	Stage string `json:",omitempty"`
 	// Engine is the path of the OCI runtime that runs it; "" = libcontainer.
 	Engine string `json:",omitempty"`
+	// Fast lets the fast init start it, if that can; else libcontainer's does.
+	Fast bool `json:",omitempty"`
 }
 
 // RunReply describes a container's first process.
@@ -166,6 +168,7 @@ type ExecRequest struct {
 	Env           [][]byte        // as in RunRequest
 	Stdin, TTY    bool
 	Width, Height uint16 // of the pty, in characters; 0 = the kernel's default
+	Fast          bool   `json:",omitempty"` // as in RunRequest
 }
 
 // ExecReply identifies the new process.

@@ -1,0 +1,225 @@
+package executor
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"time"
+	"unsafe"
+
+	"github.com/opencontainers/runc/libcontainer/configs"
+	"github.com/opencontainers/runc/libcontainer/seccomp"
+	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/oci/executor/fastinit"
+)
+
+// A seccomp profile is compiled by libcontainer, which loads the program into the kernel at
+// once and shows it to nobody. So a process of our own compiles it, under a filter that
+// asks us about each attempt to load another one (seccomp_unotify(2)): we read the program
+// from its memory, and answer that it was loaded. What a container gets is then exactly
+// what libcontainer would have loaded into it.
+
+// CompileArg is the argument of this program that makes it such a process: stdin has the
+// profile as JSON, descriptor 3 is the socket for the listener.
+const CompileArg = "compile-seccomp"
+
+// compileTime bounds a compilation.
+const compileTime = 30 * time.Second
+
+// compile returns the program of a profile that nobody listens to.
+func compile(profile *configs.Seccomp) (*fastinit.Filter, error) {
+	data, err := json.Marshal(profile)
+	if err != nil {
+		return nil, err
+	}
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, os.NewSyscallError("socketpair", err)
+	}
+	defer unix.Close(fds[0])
+	theirs := os.NewFile(uintptr(fds[1]), "listener")
+	defer theirs.Close()
+	var out bytes.Buffer
+	cmd := exec.Command("/proc/self/exe", CompileArg)
+	cmd.Args[0] = "crisp-executor"
+	cmd.Stdin, cmd.Stderr, cmd.ExtraFiles = bytes.NewReader(data), &out, []*os.File{theirs}
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	theirs.Close()
+	timer := time.AfterFunc(compileTime, func() { cmd.Process.Kill() })
+	defer timer.Stop()
+	f, err := supervise(fds[0], cmd.Process.Pid)
+	if err != nil {
+		cmd.Process.Kill()
+	}
+	if werr := cmd.Wait(); werr != nil {
+		return nil, fmt.Errorf("compile seccomp profile: %w: %s", errors.Join(werr, err), bytes.TrimSpace(out.Bytes()))
+	}
+	if err == nil && f == nil {
+		err = errors.New("compile seccomp profile: no program was loaded")
+	}
+	return f, err
+}
+
+// supervise answers what the process pid asks until it has ended.
+func supervise(socket, pid int) (*fastinit.Filter, error) {
+	listener, err := receiveFD(socket)
+	if err != nil {
+		return nil, fmt.Errorf("compile seccomp profile: %w", err)
+	}
+	defer unix.Close(listener)
+	var loaded *fastinit.Filter
+	for {
+		// POLLHUP: nobody has the filter any more, Linux 5.10.
+		p := []unix.PollFd{{Fd: int32(listener), Events: unix.POLLIN}}
+		if _, err := unix.Poll(p, -1); err == unix.EINTR {
+			continue
+		} else if err != nil {
+			return nil, os.NewSyscallError("poll", err)
+		}
+		if p[0].Revents&unix.POLLIN == 0 {
+			return loaded, nil
+		}
+		var n notification
+		if err := notifyIoctl(listener, unix.SECCOMP_IOCTL_NOTIF_RECV, unsafe.Pointer(&n)); err == unix.EINTR || err == unix.ENOENT {
+			continue // interrupted meanwhile: it asks again
+		} else if err != nil {
+			return nil, os.NewSyscallError("seccomp notification", err)
+		}
+		answer := notificationAnswer{ID: n.ID, Flags: unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE}
+		if f, ok, err := n.program(pid); err != nil {
+			return nil, err
+		} else if ok {
+			loaded, answer.Flags = f, 0
+		}
+		if err := notifyIoctl(listener, unix.SECCOMP_IOCTL_NOTIF_SEND, unsafe.Pointer(&answer)); err != nil && err != unix.ENOENT {
+			return nil, os.NewSyscallError("seccomp answer", err)
+		}
+	}
+}
+
+// As in linux/seccomp.h.
+type notification struct {
+	ID         uint64
+	Pid, Flags uint32
+	Nr         int32
+	Arch       uint32
+	IP         uint64
+	Args       [6]uint64
+}
+
+type notificationAnswer struct {
+	ID    uint64
+	Val   int64
+	Error int32
+	Flags uint32
+}
+
+func notifyIoctl(fd int, request uint, arg unsafe.Pointer) error {
+	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), uintptr(request), uintptr(arg))
+	if errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+// program returns the program that a call is to load; ok is false if it loads none: libseccomp
+// tries flags out with a null pointer.
+func (n *notification) program(pid int) (_ *fastinit.Filter, ok bool, err error) {
+	var flags uint64
+	switch {
+	case n.Nr == unix.SYS_PRCTL && n.Args[0] == unix.PR_SET_SECCOMP && n.Args[1] == unix.SECCOMP_MODE_FILTER:
+	case n.Nr == unix.SYS_SECCOMP && n.Args[0] == unix.SECCOMP_SET_MODE_FILTER:
+		flags = n.Args[1]
+	default:
+		return nil, false, nil
+	}
+	if n.Args[2] == 0 {
+		return nil, false, nil
+	}
+	head := make([]byte, unsafe.Sizeof(unix.SockFprog{}))
+	if err := readMemory(pid, n.Args[2], head); err != nil {
+		return nil, false, err
+	}
+	count := binary.NativeEndian.Uint16(head)
+	program := make([]byte, int(count)*unix.SizeofSockFilter)
+	err = readMemory(pid, binary.NativeEndian.Uint64(head[8:]), program)
+	return &fastinit.Filter{Program: program, Flags: flags}, true, err
+}
+
+// readMemory reads from a process, all that is asked for.
+func readMemory(pid int, from uint64, to []byte) error {
+	local := []unix.Iovec{{Base: &to[0], Len: uint64(len(to))}}
+	n, err := unix.ProcessVMReadv(pid, local, []unix.RemoteIovec{{Base: uintptr(from), Len: len(to)}}, 0)
+	if err == nil && n != len(to) {
+		err = unix.EFAULT
+	}
+	return os.NewSyscallError("process_vm_readv", err)
+}
+
+func receiveFD(socket int) (int, error) {
+	oob := make([]byte, unix.CmsgSpace(4))
+	_, n, _, _, err := unix.Recvmsg(socket, make([]byte, 1), oob, unix.MSG_CMSG_CLOEXEC)
+	if err != nil {
+		return -1, os.NewSyscallError("recvmsg", err)
+	}
+	msgs, err := unix.ParseSocketControlMessage(oob[:n])
+	if err != nil || len(msgs) != 1 {
+		return -1, fmt.Errorf("no listener came: %w", err)
+	}
+	rights, err := unix.ParseUnixRights(&msgs[0])
+	if err != nil || len(rights) != 1 {
+		return -1, fmt.Errorf("no listener came: %w", err)
+	}
+	return rights[0], nil
+}
+
+// Compile is the process that compiles. It does not return. The calling goroutine is locked
+// to its thread.
+func Compile() {
+	if err := compileHere(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+func compileHere() error {
+	var profile configs.Seccomp
+	if err := json.NewDecoder(os.Stdin).Decode(&profile); err != nil {
+		return err
+	}
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		return os.NewSyscallError("prctl", err)
+	}
+	// Of each call: seccomp(2) and prctl(PR_SET_SECCOMP) are asked about. Where the low half of
+	// an argument comes last, nothing is, and the profile is left to libcontainer.
+	const load, equal, answer = unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, unix.BPF_RET | unix.BPF_K
+	program := []unix.SockFilter{
+		{Code: load, K: 0}, // nr
+		{Code: equal, K: unix.SYS_SECCOMP, Jt: 4},
+		{Code: equal, K: unix.SYS_PRCTL, Jf: 2},
+		{Code: load, K: 16}, // the first argument
+		{Code: equal, K: unix.PR_SET_SECCOMP, Jt: 1},
+		{Code: answer, K: unix.SECCOMP_RET_ALLOW},
+		{Code: answer, K: unix.SECCOMP_RET_USER_NOTIF},
+	}
+	prog := unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]}
+	fd, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_NEW_LISTENER, uintptr(unsafe.Pointer(&prog)))
+	if errno != 0 {
+		return os.NewSyscallError("seccomp", errno)
+	}
+	if err := unix.Sendmsg(3, []byte{0}, unix.UnixRights(int(fd)), nil, 0); err != nil {
+		return os.NewSyscallError("sendmsg", err)
+	}
+	unix.Close(int(fd)) // or our end would not be noticed
+	unix.Close(3)
+	_, err := seccomp.InitSeccomp(&profile)
+	return err
+}

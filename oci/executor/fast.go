@@ -1,0 +1,385 @@
+package executor
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/opencontainers/cgroups"
+	"github.com/opencontainers/cgroups/manager"
+	"github.com/opencontainers/runc/libcontainer"
+	"github.com/opencontainers/runc/libcontainer/configs"
+	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/undo"
+	"github.com/crisp-cri/crisp/oci/executor/fastinit"
+)
+
+// fastLabel, in a container's configuration, says that fastinit started it.
+const fastLabel = "crisp.init=fast"
+
+// A fast is what the executor knows of a container that fastinit started, and libcontainer
+// does not, before it has read its state.
+type fast struct {
+	config  *configs.Config
+	manager cgroups.Manager
+	paths   map[string]string // cgroups by controller
+}
+
+// fastPlan plans a container for fastinit. The error is fastinit.ErrUnsupported if that is
+// libcontainer's to start.
+func (b *builtin) fastPlan(p *plan, group map[string]string) (*fastinit.Plan, *staged, error) {
+	all := b.all
+	// CRIU wants mounts as libcontainer makes them.
+	if all.fast == nil || !p.fast || p.TTY || p.Silent || len(p.process.ExtraFiles) > 0 || !all.criu.absent.Load() {
+		return nil, &staged{}, fastinit.ErrUnsupported
+	}
+	q, err := all.fastProcess(p.config, p.process)
+	if err != nil {
+		return nil, &staged{}, err
+	}
+	s := fastinit.Setting{ID: b.id, CgroupV2: cgroups.IsCgroup2UnifiedMode()}
+	trees := &staged{}
+	i := slices.IndexFunc(p.config.Mounts, isCgroupV1)
+	if i >= 0 && p.req.Stage != "" && all.covers(group) && !p.req.SystemdCgroup {
+		trees.dir = p.req.Stage
+		if err := all.stageCgroups(trees, p.config.Mounts[i], group); err != nil {
+			return nil, &staged{}, errors.Join(err, trees.detach())
+		}
+		s.Cgroups = filepath.Join(trees.dir, "cgroup")
+	}
+	plan, err := fastinit.Container(p.config, q, s)
+	if err != nil {
+		return nil, &staged{}, errors.Join(err, trees.detach())
+	}
+	return plan, trees, nil
+}
+
+// fastProcess converts a process, of which the container's configuration has what it does
+// not say itself. fastinit.ErrUnsupported: it is libcontainer's.
+func (b *builtins) fastProcess(config *configs.Config, p *libcontainer.Process) (fastinit.Process, error) {
+	q := fastinit.Process{
+		Args: p.Args, Env: p.Env, Cwd: p.Cwd, UID: p.UID, GID: p.GID, Groups: p.AdditionalGroups,
+		Capabilities: config.Capabilities, NoNewPrivileges: config.NoNewPrivileges, AppArmor: config.AppArmorProfile,
+	}
+	if p.Label != "" || p.Scheduler != nil || p.IOPriority != nil || p.CPUAffinity != nil || p.ConsoleSocket != nil || len(p.ExtraFiles) > 0 {
+		return q, fastinit.ErrUnsupported
+	}
+	if p.Capabilities != nil {
+		q.Capabilities = p.Capabilities
+	}
+	if p.NoNewPrivileges != nil {
+		q.NoNewPrivileges = *p.NoNewPrivileges
+	}
+	if p.AppArmorProfile != "" {
+		q.AppArmor = p.AppArmorProfile
+	}
+	if !fastinit.SeccompSupported(config.Seccomp) {
+		return q, fastinit.ErrUnsupported
+	}
+	var err error
+	q.Seccomp, err = b.filters.of(config.Seccomp)
+	return q, err
+}
+
+// startFast starts a container's init with fastinit, as attempt's function.
+func (b *builtin) startFast(p *plan, plan *fastinit.Plan, w *wires, group map[string]string) (pid int, err error) {
+	var steps undo.Stack
+	defer steps.RunIf(&err)
+	m, err := manager.New(p.config.Cgroups)
+	if err != nil {
+		return 0, err
+	}
+	child, err := b.all.startChild(plan, fastinit.Options{Stdio: w.theirs}, &steps)
+	if err != nil {
+		return 0, err
+	}
+	steps.Add("cgroup", m.Destroy)
+	// The last one done is the first one undone: nothing can be in the cgroup then.
+	steps.Add("process", func() error { return b.all.endChild(child) })
+	if err := b.enterCgroups(child, m, p, group); err != nil {
+		return 0, err
+	}
+	if plan.JoinsEarly {
+		if err := errors.Join(child.Proceed(), child.Await()); err != nil {
+			return 0, oomKilled(m, err)
+		}
+	}
+	if err := adjust(child.Pid, p.config, p.process); err != nil {
+		return 0, err
+	}
+	if err := b.saveState(child.Pid, p.config, group); err != nil {
+		return 0, err
+	}
+	if err := child.Proceed(); err != nil {
+		return 0, oomKilled(m, err)
+	}
+	if err := child.Executed(); err != nil {
+		return 0, err
+	}
+	if err := executed(child.Pid); err != nil {
+		return 0, oomKilled(m, err)
+	}
+	b.fast = &fast{p.config, m, group}
+	return child.Pid, nil
+}
+
+// enterCgroups makes a container's cgroups and puts the child into them, when it waits. Before
+// that it makes devices: on cgroup v1 all are forbidden for a moment while the rules are set.
+// Only systemd wants the process first.
+func (b *builtin) enterCgroups(child *fastinit.Child, m cgroups.Manager, p *plan, group map[string]string) error {
+	first := -1 // none yet
+	if p.config.Cgroups.Systemd {
+		if err := child.Await(); err != nil {
+			return err
+		}
+		first = child.Pid
+	}
+	if err := m.Apply(first); err != nil {
+		return fmt.Errorf("unable to apply cgroup configuration: %w", err)
+	}
+	if err := m.Set(p.config.Cgroups.Resources); err != nil {
+		return fmt.Errorf("error setting cgroup config: %w", err)
+	}
+	if first < 0 {
+		if err := child.Await(); err != nil {
+			return err
+		}
+		if err := m.AddPid("", child.Pid); err != nil {
+			return fmt.Errorf("error adding pid %d to cgroups: %w", child.Pid, err)
+		}
+	}
+	return joinAll(group, child.Pid)
+}
+
+// startChild forks a child, which nobody else will reap.
+func (b *builtins) startChild(plan *fastinit.Plan, o fastinit.Options, steps *undo.Stack) (*fastinit.Child, error) {
+	done := b.reaper.expectChild()
+	defer done()
+	child, err := b.fast.Start(plan, o)
+	if err != nil {
+		return nil, err
+	}
+	b.reaper.know(child.Pid)
+	steps.Add("connection", func() error { child.Close(); return nil })
+	return child, nil
+}
+
+// endChild kills and reaps a child whose start has failed.
+func (b *builtins) endChild(child *fastinit.Child) error {
+	return b.reaper.end(child.Pid, func() { unix.Wait4(child.Pid, nil, 0, nil) })
+}
+
+// oomKilled returns err, or what is known better: that a process of the container was killed
+// for want of memory.
+func oomKilled(m cgroups.Manager, err error) error {
+	if n, oerr := m.OOMKillCount(); oerr == nil && n > 0 {
+		return errors.New("container init was OOM-killed (memory limit too low?)")
+	}
+	return err
+}
+
+// executed returns an error if a process has ended before it executed its program.
+func executed(pid int) error {
+	name, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/comm")
+	if err == nil && string(name) == fastinit.Name+"\n" {
+		return fault.Internal.Errorf("container ended before its program was executed")
+	}
+	return nil // or it has been reaped, for its waiter to see
+}
+
+// adjust gives a child what it may not give itself, or not any more.
+func adjust(pid int, config *configs.Config, p *libcontainer.Process) error {
+	if config.OomScoreAdj != nil {
+		if err := writeScore(pid, strconv.Itoa(*config.OomScoreAdj)); err != nil {
+			return err
+		}
+	}
+	limits := config.Rlimits
+	if len(p.Rlimits) > 0 {
+		limits = p.Rlimits
+	}
+	for _, l := range limits {
+		if err := unix.Prlimit(pid, l.Type, &unix.Rlimit{Cur: l.Soft, Max: l.Hard}, nil); err != nil {
+			return fmt.Errorf("error setting rlimit type %v: %w", l.Type, err)
+		}
+	}
+	// All processors that the cgroup allows, and not those of whoever began us.
+	var every unix.CPUSet
+	for i := range every {
+		every[i] = ^every[i]
+	}
+	_ = unix.SchedSetaffinity(pid, &every) // as with libcontainer, it is no failure
+	return nil
+}
+
+// saveState writes what libcontainer writes of a container that it has started.
+func (b *builtin) saveState(pid int, config *configs.Config, group map[string]string) error {
+	started, err := startTime(pid)
+	if err != nil {
+		return err
+	}
+	config.Labels = append(config.Labels, fastLabel)
+	s := libcontainer.State{
+		BaseState: libcontainer.BaseState{
+			ID: b.id, Config: *config, InitProcessPid: pid, InitProcessStartTime: started, Created: time.Now().UTC(),
+		},
+		CgroupPaths:    group,
+		NamespacePaths: make(map[configs.NamespaceType]string),
+	}
+	for _, kind := range configs.NamespaceTypes() {
+		if configs.IsNamespaceSupported(kind) {
+			s.NamespacePaths[kind] = (&configs.Namespace{Type: kind}).GetPath(pid)
+		}
+	}
+	for _, ns := range config.Namespaces {
+		s.NamespacePaths[ns.Type] = ns.GetPath(pid)
+	}
+	for fd := range 3 {
+		target, _ := os.Readlink(fmt.Sprintf("/proc/%d/fd/%d", pid, fd))
+		s.ExternalDescriptors = append(s.ExternalDescriptors, target)
+	}
+	data, err := json.Marshal(s)
+	if err != nil {
+		return err
+	}
+	path := filepath.Join(b.all.root, b.id, "state.json")
+	if err := os.WriteFile(path+".new", data, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(path+".new", path)
+}
+
+// removeFast removes a container that fastinit started and that has no hook to run then.
+func (b *builtin) removeFast() error {
+	ctx, cancel := context.WithTimeout(context.Background(), removeBound)
+	defer cancel()
+	return attempt(ctx, "removal of container "+b.id, nil, func() error {
+		if err := b.fast.manager.Destroy(); err != nil {
+			return fault.Unavailable.Errorf("remove container %s: %w", b.id, err)
+		}
+		return os.RemoveAll(filepath.Join(b.all.root, b.id))
+	})
+}
+
+// execFast starts an exec with fastinit; ok is false if that is libcontainer's to start.
+func (b *builtin) execFast(ctx context.Context, e *execution, p *plan, w *wires) (pid int, ok bool, err error) {
+	if b.all.fast == nil || !p.fast || p.TTY {
+		return 0, false, nil
+	}
+	config, err := b.configuration()
+	if err != nil {
+		return 0, false, err
+	}
+	if config.Namespaces.Contains(configs.NEWUSER) {
+		return 0, false, nil
+	}
+	q, err := b.all.fastProcess(config, p.process)
+	var plan *fastinit.Plan
+	if err == nil {
+		plan, err = fastinit.Exec(config, q, b.id)
+	}
+	if errors.Is(err, fastinit.ErrUnsupported) {
+		return 0, false, nil
+	}
+	if err != nil {
+		return 0, true, err
+	}
+	err = attempt(ctx, "exec in container "+b.id, e.group, func() error {
+		pid, err = b.startExecFast(e, p, plan, config, w)
+		return err
+	})
+	return pid, true, err
+}
+
+// configuration returns the container's configuration, which is not to be changed.
+func (b *builtin) configuration() (*configs.Config, error) {
+	if b.fast != nil {
+		return b.fast.config, nil
+	}
+	lc, err := b.borrow()
+	if err != nil {
+		return nil, fmt.Errorf("container %s: %w", b.id, err)
+	}
+	defer b.lease.put(lc)
+	config := lc.Config()
+	return &config, nil
+}
+
+// startExecFast is execFast's attempt.
+func (b *builtin) startExecFast(e *execution, p *plan, plan *fastinit.Plan, config *configs.Config, w *wires) (_ int, err error) {
+	var steps undo.Stack
+	defer steps.RunIf(&err)
+	o := fastinit.Options{Stdio: w.theirs, Init: e.c.proc.pidfd}
+	if cgroups.IsCgroup2UnifiedMode() {
+		if o.Cgroup, err = e.unifiedCgroup(); err != nil {
+			return 0, err
+		}
+		defer o.Cgroup.Close()
+	}
+	child, err := b.all.startChild(plan, o, &steps)
+	if err != nil {
+		return 0, err
+	}
+	steps.Add("process", func() error { return b.all.endChild(child) })
+	if o.Cgroup == nil {
+		if err := e.join(child.Pid); err != nil {
+			return 0, err
+		}
+	}
+	if err := adjust(child.Pid, config, p.process); err != nil {
+		return 0, err
+	}
+	if err := child.Await(); err != nil {
+		return 0, err
+	}
+	if err := child.Proceed(); err != nil {
+		return 0, err
+	}
+	if err := child.Executed(); err != nil {
+		return 0, err
+	}
+	return child.Pid, executed(child.Pid)
+}
+
+// unifiedCgroup opens the cgroup, of version 2, that the exec is born in: its own, the
+// container's, or where the init is by now, as it may have moved.
+func (e *execution) unifiedCgroup() (*os.File, error) {
+	dirs := slices.Collect(maps.Values(e.group))
+	if len(dirs) == 0 {
+		dirs = append(dirs, e.c.ref.Cgroups[""])
+		if in, err := cgroups.ParseCgroupFile(fmt.Sprintf("/proc/%d/cgroup", e.c.proc.pid)); err == nil {
+			dirs = append(dirs, filepath.Join("/sys/fs/cgroup", in[""]))
+		}
+	}
+	var errs []error
+	for _, dir := range dirs {
+		fd, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		if err == nil {
+			return os.NewFile(uintptr(fd), dir), nil
+		}
+		errs = append(errs, &os.PathError{Op: "open", Path: dir, Err: err})
+	}
+	return nil, errors.Join(errs...)
+}
+
+// join puts a process into the exec's cgroups: the container's, except where it has its own.
+func (e *execution) join(pid int) error {
+	for controller, dir := range e.c.ref.Cgroups {
+		if own, ok := e.group[controller]; ok {
+			dir = own
+		}
+		if err := cgroups.WriteCgroupProc(dir, pid); err != nil {
+			return fmt.Errorf("error adding pid %d to cgroups: %w", pid, err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,369 @@
+package executor_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/testenv"
+	"github.com/crisp-cri/crisp/oci/wire"
+)
+
+// likeCRI is a container as crispd asks for it.
+func likeCRI(_ *wire.RunRequest, s *specs.Spec) {
+	s.Mounts = append(s.Mounts,
+		specs.Mount{Destination: "/dev/mqueue", Type: "mqueue", Source: "mqueue", Options: []string{"nosuid", "noexec", "nodev"}},
+		specs.Mount{Destination: "/sys", Type: "sysfs", Source: "sysfs", Options: []string{"nosuid", "noexec", "nodev", "ro"}},
+		specs.Mount{Destination: "/sys/fs/cgroup", Type: "cgroup", Source: "cgroup", Options: []string{"nosuid", "noexec", "nodev", "relatime", "ro"}},
+	)
+	s.Linux.MaskedPaths = []string{"/proc/acpi", "/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/timer_list", "/proc/scsi", "/sys/firmware", "/sys/devices/virtual/powercap", "/proc/kcore"}
+	s.Linux.ReadonlyPaths = []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"}
+}
+
+// restricted is likeCRI's as the restricted level of the pod security standards has it.
+func restricted(req *wire.RunRequest, s *specs.Spec) {
+	likeCRI(req, s)
+	s.Root.Readonly = true
+	s.Process.User = specs.User{UID: 1000, GID: 1001, AdditionalGids: []uint32{1002, 1003}}
+	s.Process.Capabilities = &specs.LinuxCapabilities{}
+	s.Process.NoNewPrivileges = true
+	s.Linux.Seccomp = profileOf(specs.ActErrno, "")
+}
+
+// profileOf is a profile of some rules; flag is one of SECCOMP_FILTER_FLAG_….
+func profileOf(def specs.LinuxSeccompAction, flag specs.LinuxSeccompFlag) *specs.LinuxSeccomp {
+	p := &specs.LinuxSeccomp{
+		DefaultAction: def,
+		Architectures: []specs.Arch{specs.ArchX86_64, specs.ArchX86, specs.ArchX32},
+		Syscalls: []specs.LinuxSyscall{
+			{Names: strings.Fields(commonCalls), Action: specs.ActAllow},
+			{Names: []string{"personality"}, Action: specs.ActAllow, Args: []specs.LinuxSeccompArg{{Index: 0, Value: 8, Op: specs.OpEqualTo}}},
+			{Names: []string{"socket"}, Action: specs.ActErrno, Args: []specs.LinuxSeccompArg{{Index: 0, Value: 40, Op: specs.OpGreaterThan}, {Index: 1, Value: 3, ValueTwo: 1, Op: specs.OpMaskedEqual}}},
+		},
+	}
+	if flag != "" {
+		p.Flags = []specs.LinuxSeccompFlag{flag}
+	}
+	if def == specs.ActAllow {
+		p.Syscalls = p.Syscalls[1:]
+		p.Syscalls[0].Action = specs.ActKillProcess
+	}
+	return p
+}
+
+// commonCalls are what a Go program needs, and libcontainer's init after it has loaded a filter.
+const commonCalls = `fstatfs statfs capset setuid setgid setresuid setresgid setgroups chdir fchdir getcwd fchown fchownat openat2 statx stat lstat
+	open access faccessat seccomp sendmsg recvmsg shutdown splice unlinkat fsopen fsconfig fsmount mount_setattr
+	arch_prctl brk capget clock_gettime clone clone3 close dup dup3 epoll_create1 epoll_ctl epoll_pwait
+	eventfd2 execve exit exit_group faccessat2 fcntl fstat futex getdents64 getpid getppid getrandom getrlimit gettid
+	getuid ioctl kill lseek madvise mincore mmap mprotect munmap nanosleep newfstatat openat pipe2 poll prctl pread64 prlimit64
+	read readlinkat restart_syscall rt_sigaction rt_sigprocmask rt_sigreturn sched_getaffinity sched_yield set_robust_list
+	set_tid_address setrlimit sigaltstack tgkill timer_create timer_settime uname wait4 waitid write rseq writev membarrier close_range`
+
+// variants are the containers of which a program shall not be able to tell who started it.
+var variants = map[string]option{
+	"plain":      func(*wire.RunRequest, *specs.Spec) {},
+	"like CRI":   likeCRI,
+	"restricted": restricted,
+	"privileged": func(req *wire.RunRequest, s *specs.Spec) {
+		likeCRI(req, s)
+		s.Linux.MaskedPaths, s.Linux.ReadonlyPaths = nil, nil
+		s.Process.NoNewPrivileges = false
+		all := []string{"CAP_SYS_ADMIN", "CAP_NET_ADMIN", "CAP_SETPCAP", "CAP_MKNOD", "CAP_NET_BIND_SERVICE"}
+		s.Process.Capabilities = &specs.LinuxCapabilities{Bounding: all, Effective: all, Permitted: all, Inheritable: all[:2], Ambient: all[:1]}
+	},
+	"filter without no_new_privs": func(req *wire.RunRequest, s *specs.Spec) {
+		likeCRI(req, s)
+		s.Process.NoNewPrivileges = false
+		s.Linux.Seccomp = profileOf(specs.ActErrno, specs.LinuxSeccompFlagLog)
+	},
+	"filter that allows": func(req *wire.RunRequest, s *specs.Spec) {
+		restricted(req, s)
+		s.Linux.Seccomp = profileOf(specs.ActAllow, specs.LinuxSeccompFlagSpecAllow)
+	},
+	"limits": func(_ *wire.RunRequest, s *specs.Spec) {
+		score := 500
+		s.Process.OOMScoreAdj = &score
+		s.Process.Rlimits = []specs.POSIXRlimit{{Type: "RLIMIT_NOFILE", Soft: 100, Hard: 200}, {Type: "RLIMIT_CORE", Soft: 0, Hard: 0}}
+		s.Process.Env = append(s.Process.Env, "A=1", "B=2", "A=3", "EMPTY=")
+		s.Process.Cwd = "/made/for/it"
+	},
+	"volumes": func(req *wire.RunRequest, s *specs.Spec) {
+		likeCRI(req, s)
+		dir := filepath.Join(filepath.Dir(s.Root.Path), "volumes")
+		must(os.MkdirAll(filepath.Join(dir, "a", "sub"), 0o750))
+		must(os.WriteFile(filepath.Join(dir, "file"), []byte("x"), 0o640))
+		must(os.Symlink("/inside", filepath.Join(s.Root.Path, "link")))
+		must(os.Mkdir(filepath.Join(s.Root.Path, "inside"), 0o700))
+		bind := func(source, dest string, options ...string) {
+			s.Mounts = append(s.Mounts, specs.Mount{Destination: dest, Type: "bind", Source: filepath.Join(dir, source), Options: append([]string{"rbind"}, options...)})
+		}
+		bind("a", "/link/deep/er", "rprivate", "rw")
+		bind("a", "/ro", "rprivate", "ro", "nosuid", "nodev", "noexec")
+		bind("a", "/rro", "rprivate", "rro")
+		bind("a", "/slave", "rslave", "rw", "noatime")
+		bind("file", "/etc/file", "rprivate", "ro", "strictatime")
+		bind("a", "/sys/fs", "rprivate")
+		s.Mounts = append(s.Mounts, specs.Mount{Destination: "/run", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "mode=1770", "size=1m", "ro"}})
+		mode, owner := os.FileMode(0o640), uint32(12)
+		s.Linux.Devices = []specs.LinuxDevice{{Path: "/dev/net/tap7", Type: "c", Major: 10, Minor: 200, FileMode: &mode, GID: &owner}}
+	},
+	"shared PID namespace": func(req *wire.RunRequest, s *specs.Spec) {
+		likeCRI(req, s)
+		for i := range s.Linux.Namespaces {
+			if s.Linux.Namespaces[i].Type == specs.PIDNamespace {
+				s.Linux.Namespaces[i].Path = "/proc/self/ns/pid"
+			}
+		}
+	},
+}
+
+func must(err error) {
+	if err != nil {
+		panic(err)
+	}
+}
+
+// A program cannot tell by which init it was started, in a container or beside it.
+func TestFastInitIsTheSame(t *testing.T) {
+	testenv.Need(t, "!criu") // libcontainer starts everything where CRIU works
+	n := start(t)
+	for name, option := range variants {
+		t.Run(name, func(t *testing.T) {
+			facts, execs := make(map[bool][]string), make(map[bool][]string)
+			for _, fast := range []bool{false, true} {
+				b := n.request([]string{"sleep", "for-ever"}, option, func(r *wire.RunRequest, s *specs.Spec) {
+					r.Fast, r.Stage = fast, filepath.Join(n.dir, "staged", r.ID)
+				})
+				b.held = n.call(wire.MethodRun, b.req, &b.reply)
+				t.Cleanup(b.drop)
+				if state, err := os.ReadFile(filepath.Join(n.dir, "executor", b.id, "state.json")); err != nil {
+					t.Fatal(err)
+				} else if fast != bytes.Contains(state, []byte("crisp.init=fast")) {
+					t.Fatalf("the fast init was asked for: %v; the container's state: %s", fast, state)
+				}
+				facts[fast] = factsOf(t, b.reply.Pid, n)
+
+				var spec specs.Spec
+				must(json.Unmarshal(b.req.Spec, &spec))
+				spec.Process.Args = []string{"/testbin", "sleep", "for-ever"}
+				spec.Process.Cwd = "/proc"
+				process, err := json.Marshal(spec.Process)
+				must(err)
+				var reply wire.ExecReply
+				files := n.call(wire.MethodExec, wire.ExecRequest{ID: b.id, Process: process, Fast: fast}, &reply)
+				t.Cleanup(func() { wire.CloseAll(files) })
+				execs[fast] = factsOf(t, reply.Pid, n)
+				n.call(wire.MethodExecKill, wire.ExecRef{ExecID: reply.ExecID}, nil)
+			}
+			if diff := cmp.Diff(facts[false], facts[true]); diff != "" {
+				t.Errorf("the container differs (-libcontainer +fast init):\n%s", diff)
+			}
+			if diff := cmp.Diff(execs[false], execs[true]); diff != "" {
+				t.Errorf("the exec differs (-libcontainer +fast init):\n%s", diff)
+			}
+			if len(facts[true]) < 60 {
+				t.Errorf("only %d facts: %v", len(facts[true]), facts[true])
+			}
+		})
+	}
+}
+
+var (
+	anyNumber = regexp.MustCompile(`(master|shared|propagate_from):\d+`)
+	anyBox    = regexp.MustCompile(`\bc\d+\b|exec-[0-9a-z]+-[0-9a-z]+`)
+	anyInode  = regexp.MustCompile(`:\[\d+\]`)
+)
+
+// factsOf describes all that a program can see of how it was started.
+func factsOf(t *testing.T, pid int, n *node) []string {
+	t.Helper()
+	var facts []string
+	add := func(format string, args ...any) {
+		line := strings.ReplaceAll(fmt.Sprintf(format, args...), n.dir, "$DIR")
+		facts = append(facts, anyBox.ReplaceAllString(line, "cN"))
+	}
+	proc := fmt.Sprintf("/proc/%d/", pid)
+	// An exec is answered before its program runs, and that blocks signals while it begins.
+	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(10 * time.Millisecond) {
+		exe, _ := os.Readlink(proc + "exe")
+		status, _ := os.ReadFile(proc + "status")
+		if filepath.Base(exe) == "testbin" && bytes.Contains(status, []byte("SigBlk:\t0000000000000000\n")) && bytes.Contains(status, []byte("SigCgt:\tfffffffd7fc1feff\n")) {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("process %d, %s, does not get ready: %s", pid, exe, status)
+		}
+	}
+	file := func(name string) string {
+		data, err := os.ReadFile(proc + name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(data)
+	}
+	for line := range strings.Lines(file("mountinfo")) {
+		left, right, _ := strings.Cut(strings.TrimSpace(line), " - ")
+		l := strings.Fields(left)
+		add("mount %s of %s %v: %s", l[4], l[3], anyNumber.ReplaceAllString(fmt.Sprint(l[5:]), "$1:N"), right)
+	}
+	keep := regexp.MustCompile(`^(Umask|Uid|Gid|Groups|SigBlk|SigIgn|Cap|NoNewPrivs|Seccomp|Speculation|Cpus_allowed|Mems_allowed)`)
+	for line := range strings.Lines(file("status")) {
+		if keep.MatchString(line) {
+			add("status %s", strings.Join(strings.Fields(line), " "))
+		} else if strings.HasPrefix(line, "NStgid") {
+			add("is in %d PID namespaces", len(strings.Fields(line))-1)
+		}
+	}
+	for _, name := range []string{"limits", "cgroup", "oom_score_adj", "environ", "cmdline", "coredump_filter", "personality", "loginuid", "timerslack_ns"} {
+		if data, err := os.ReadFile(proc + name); err == nil {
+			add("%s %q", name, data)
+		}
+	}
+	for _, name := range []string{"cwd", "root", "exe"} {
+		target, _ := os.Readlink(proc + name)
+		add("%s %s", name, target)
+	}
+	fds, _ := os.ReadDir(proc + "fd")
+	for _, fd := range fds {
+		target, _ := os.Readlink(proc + "fd/" + fd.Name())
+		if fd.Name() <= "2" { // the program has opened the rest
+			var st unix.Stat_t
+			must(unix.Stat(proc+"fd/"+fd.Name(), &st))
+			add("fd %s %s of %d", fd.Name(), anyInode.ReplaceAllString(filepath.Base(target), ""), st.Uid)
+		}
+	}
+	for _, kind := range []string{"cgroup", "ipc", "mnt", "net", "pid", "uts", "user"} {
+		mine, _ := os.Readlink("/proc/self/ns/" + kind)
+		its, _ := os.Readlink(proc + "ns/" + kind)
+		add("the %s namespace is ours: %v", kind, mine == its)
+	}
+	for _, dir := range []string{"", "dev", "dev/pts", "dev/net", "sys/fs/cgroup", "made", "inside", "inside/deep", "run", "etc"} {
+		entries, _ := os.ReadDir(proc + "root/" + dir)
+		for _, e := range entries {
+			path := filepath.Join(proc, "root", dir, e.Name())
+			var st unix.Stat_t
+			must(unix.Lstat(path, &st))
+			target, _ := os.Readlink(path)
+			add("file %s %o %d:%d %x %s", filepath.Join(dir, e.Name()), st.Mode, st.Uid, st.Gid, st.Rdev, target)
+		}
+	}
+	session, pgrp := must1(unix.Getsid(pid)), must1(unix.Getpgid(pid))
+	add("leads its session %v, its group %v", session == pid, pgrp == pid)
+	add("nice %d", must1(unix.Getpriority(unix.PRIO_PROCESS, pid)))
+	slices.Sort(facts)
+	return facts
+}
+
+func must1(n int, err error) int { must(err); return n }
+
+// What a container asks for and cannot be is told as libcontainer tells it, and leaves nothing.
+func TestFastInitFailures(t *testing.T) {
+	testenv.Need(t, "!criu")
+	n := start(t)
+	for name, c := range map[string]struct {
+		args   []string
+		option option
+		want   string
+	}{
+		"no program":     {nil, func(_ *wire.RunRequest, s *specs.Spec) { s.Process.Args = []string{"/none"} }, `exec: "/none": stat /none: no such file or directory`},
+		"not in PATH":    {nil, func(_ *wire.RunRequest, s *specs.Spec) { s.Process.Args = []string{"none"} }, `exec: "none": executable file not found in $PATH`},
+		"a directory":    {nil, func(_ *wire.RunRequest, s *specs.Spec) { s.Process.Args = []string{"/tmp"} }, `exec: "/tmp": is a directory`},
+		"no right to it": {nil, func(_ *wire.RunRequest, s *specs.Spec) { s.Process.Args = []string{"/etc/passwd"}; passwd(s) }, `exec: "/etc/passwd": permission denied`},
+		"no program at all": {nil, func(_ *wire.RunRequest, s *specs.Spec) {
+			must(os.WriteFile(filepath.Join(s.Root.Path, "text"), []byte("text"), 0o755))
+			s.Process.Args = []string{"/text"}
+		}, `exec /text: exec format error`},
+		"no source": {nil, func(_ *wire.RunRequest, s *specs.Spec) {
+			s.Mounts = append(s.Mounts, specs.Mount{Destination: "/x", Type: "bind", Source: "/no/such", Options: []string{"rbind"}})
+		}, `bind /no/such: no such file or directory`},
+		"inside /proc": {nil, func(_ *wire.RunRequest, s *specs.Spec) {
+			must(os.Symlink("proc/sys", filepath.Join(s.Root.Path, "door")))
+			s.Mounts = append(s.Mounts, specs.Mount{Destination: "/door", Type: "bind", Source: "/tmp", Options: []string{"rbind"}})
+		}, `mount /tmp at /door: it is inside /proc`},
+		"the root": {nil, func(_ *wire.RunRequest, s *specs.Spec) {
+			must(os.Symlink("/", filepath.Join(s.Root.Path, "door")))
+			s.Mounts = append(s.Mounts, specs.Mount{Destination: "/door", Type: "bind", Source: "/tmp", Options: []string{"rbind"}})
+		}, `it is the root directory`},
+		"by a magic link": {nil, func(_ *wire.RunRequest, s *specs.Spec) {
+			must(os.Symlink("/proc/self/fd/5", filepath.Join(s.Root.Path, "door")))
+			s.Mounts = append(s.Mounts, specs.Mount{Destination: "/door/root", Type: "bind", Source: "/tmp", Options: []string{"rbind"}})
+		}, `mount /tmp at /door/root: too many levels of symbolic links`},
+		"/proc is a link": {nil, func(_ *wire.RunRequest, s *specs.Spec) {
+			must(os.Remove(filepath.Join(s.Root.Path, "proc")))
+			must(os.Symlink("tmp", filepath.Join(s.Root.Path, "proc")))
+		}, `mount /proc: too many levels of symbolic links`},
+		"working directory is a file":       {nil, func(_ *wire.RunRequest, s *specs.Spec) { passwd(s); s.Process.Cwd = "/etc/passwd" }, `chdir to cwd ("/etc/passwd") failed: not a directory`},
+		"working directory by a magic link": {nil, func(_ *wire.RunRequest, s *specs.Spec) { s.Process.Cwd = "/proc/self/fd/5" }, `make working directory /proc/self/fd/5: too many levels of symbolic links`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := n.request([]string{"sleep", "for-ever"}, c.option, func(r *wire.RunRequest, _ *specs.Spec) { r.Fast = true })
+			err := n.fails(fault.Internal, wire.MethodRun, b.req)
+			if err != nil && !strings.Contains(err.Error(), c.want) {
+				t.Errorf("error is %q, want %q in it", err, c.want)
+			}
+			again := n.request([]string{"exit", "3"}, func(r *wire.RunRequest, _ *specs.Spec) { r.ID, r.Fast = b.id, true })
+			again.id = b.id
+			again.held = n.call(wire.MethodRun, again.req, &again.reply)
+			t.Cleanup(again.drop)
+			if code := again.wait().Code; code != 3 {
+				t.Errorf("after it, the exit code is %d, want 3", code)
+			}
+			again.delete()
+		})
+	}
+}
+
+func passwd(s *specs.Spec) {
+	must(os.MkdirAll(filepath.Join(s.Root.Path, "etc"), 0o755))
+	must(os.WriteFile(filepath.Join(s.Root.Path, "etc", "passwd"), []byte("root:x:0:0:root:/home/root:/bin/sh\n"), 0o644))
+}
+
+// A container without a HOME has that of its user, from its own passwd.
+func TestFastInitHome(t *testing.T) {
+	testenv.Need(t, "!criu")
+	n := start(t)
+	for _, c := range []struct {
+		uid        uint32
+		link       bool
+		want, text string
+	}{
+		{0, false, "/home/root", ""},
+		{7, false, "/", ""},
+		{7, false, "/home/seven", "bad\nx:y\nseven:x:7:7::/home/seven\n"},
+		{8, true, "/", ""},
+	} {
+		b := n.request([]string{"sleep", "for-ever"}, func(r *wire.RunRequest, s *specs.Spec) {
+			r.Fast = true
+			passwd(s)
+			path := filepath.Join(s.Root.Path, "etc", "passwd")
+			if c.text != "" {
+				must(os.WriteFile(path, []byte(c.text), 0o644))
+			}
+			if c.link { // never opened for long: it would wait for a writer
+				must(os.Remove(path))
+				must(unix.Mkfifo(path, 0o644))
+			}
+			s.Process.User.UID = c.uid
+			s.Process.Env = []string{"PATH=/", "HOME=", "X=y"}
+		})
+		b.held = n.call(wire.MethodRun, b.req, &b.reply)
+		t.Cleanup(b.drop)
+		env, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", b.reply.Pid))
+		if err != nil || string(env) != "PATH=/\x00X=y\x00HOME="+c.want+"\x00" {
+			t.Errorf("environment of user %d is %q, want HOME=%s at its end: %v", c.uid, env, c.want, err)
+		}
+	}
+}
