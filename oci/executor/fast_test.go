@@ -17,7 +17,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/internal/fault"
-	"github.com/crisp-cri/crisp/internal/testenv"
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
@@ -136,10 +135,16 @@ func must(err error) {
 	}
 }
 
+// startWithoutCRIU is start of an executor that finds no CRIU: libcontainer starts everything
+// where one works.
+func startWithoutCRIU(t *testing.T) *node {
+	t.Setenv("PATH", t.TempDir())
+	return start(t)
+}
+
 // A program cannot tell by which init it was started, in a container or beside it.
 func TestFastInitIsTheSame(t *testing.T) {
-	testenv.Need(t, "!criu") // libcontainer starts everything where CRIU works
-	n := start(t)
+	n := startWithoutCRIU(t)
 	for name, option := range variants {
 		t.Run(name, func(t *testing.T) {
 			facts, execs := make(map[bool][]string), make(map[bool][]string)
@@ -271,8 +276,7 @@ func must1(n int, err error) int { must(err); return n }
 
 // What a container asks for and cannot be is told as libcontainer tells it, and leaves nothing.
 func TestFastInitFailures(t *testing.T) {
-	testenv.Need(t, "!criu")
-	n := start(t)
+	n := startWithoutCRIU(t)
 	for name, c := range map[string]struct {
 		args   []string
 		option option
@@ -333,8 +337,7 @@ func passwd(s *specs.Spec) {
 
 // A container without a HOME has that of its user, from its own passwd.
 func TestFastInitHome(t *testing.T) {
-	testenv.Need(t, "!criu")
-	n := start(t)
+	n := startWithoutCRIU(t)
 	for _, c := range []struct {
 		uid        uint32
 		link       bool

@@ -67,6 +67,15 @@ var powerCuts = func() tests {
 	return t
 }()
 
+// fastInit is the fast init with systemd's cgroups, on another kernel. It is not used where
+// CRIU is found, which is in /usr/sbin.
+var fastInit = func() tests {
+	t := exactly("oci/executor", "TestFastInitIsTheSame", "TestFastInitFailures", "TestFastInitHome",
+		"TestSystemd", "TestOOM", "TestUpdate", "TestKillFrozen", "TestEndTakesEverything")
+	t.env = []string{"CRISP_TEST_INIT=fast", "PATH=/usr/bin:/bin"}
+	return t
+}()
+
 // all tests of a package, but those that match skip.
 func all(dir, skip string) tests { return tests{dir: dir, skip: skip} }
 
@@ -87,6 +96,7 @@ var boots = []boot{
 			{"package", full, 60 * time.Minute, exactly("test", ofThePackage...)},
 			{"executor", quick, 15 * time.Minute, exactly("oci/executor",
 				"TestSystemd", "TestOOM", "TestUpdate", "TestUpdateIsWholeOrNothing", "TestUpdateBelowUse", "TestUpdateOOMScore", "TestKillFrozen", "TestEndTakesEverything")},
+			{"fastinit", quick, 15 * time.Minute, fastInit},
 			{"scripts", quick, 20 * time.Minute, exactly("test",
 				"TestScript/apparmor", "TestScript/checkpoint_container", "TestScript/checkpoint_pod", "TestScript/handler_crun", "TestScript/pod_runs")},
 			{"unified", quick, 20 * time.Minute, exactly("test", "TestUnifiedNode", "TestAgentCgroups", "TestServiceRestarts")},
