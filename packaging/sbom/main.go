@@ -85,12 +85,16 @@ func (b *bill) addProgram(path, version string) error {
 	return nil
 }
 
-// modules lists what was linked besides the program's own module.
+// modules lists what was linked besides the program's own module, and modules of its tree
+// that stand in for others (./PATH), which have no version.
 func modules(info *debug.BuildInfo) []*debug.Module {
 	var list []*debug.Module
 	for _, m := range info.Deps {
 		if m.Replace != nil {
 			m = m.Replace
+		}
+		if strings.HasPrefix(m.Path, "./") {
+			continue
 		}
 		list = append(list, m)
 	}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"strings"
 	"testing"
 
@@ -53,6 +54,22 @@ func TestBillHasWhatWasLinked(t *testing.T) {
 	}
 	if uses < 2 {
 		t.Errorf("the programs use %d components, want 2 at least", uses)
+	}
+}
+
+// A replaced module is named by what was linked in its place, unless that is crisp's own.
+func TestBillOfReplacedModules(t *testing.T) {
+	info := &debug.BuildInfo{Main: debug.Module{Path: module}, Deps: []*debug.Module{
+		{Path: "example.com/plain", Version: "v1.0.0"},
+		{Path: "example.com/ours", Version: "v1.0.0", Replace: &debug.Module{Path: "./ours", Version: "(devel)"}},
+		{Path: "example.com/ours/upstream", Version: "v1.0.0", Replace: &debug.Module{Path: "example.com/ours", Version: "v1.0.0"}},
+	}}
+	var got []string
+	for _, m := range modules(info) {
+		got = append(got, m.Path+"@"+m.Version)
+	}
+	if want := "example.com/plain@v1.0.0 example.com/ours@v1.0.0"; strings.Join(got, " ") != want {
+		t.Errorf("the bill has %q, want %s", got, want)
 	}
 }
 
