@@ -45,6 +45,8 @@ func init() {
 		executor.Compile()
 	case executor.CheckArg:
 		executor.CheckState()
+	case filterArg:
+		loadFilter(os.Args[2])
 	case forbidArg:
 		forbidPrograms(os.Args[2:])
 	case attachArg:

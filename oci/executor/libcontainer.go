@@ -38,7 +38,7 @@ type builtins struct {
 	filters     *filters
 
 	mu       sync.Mutex
-	interned map[[32]byte]*configs.Seccomp // guarded by mu, see intern.go
+	interned map[[32]byte]*profile // guarded by mu, see intern.go
 }
 
 // A builtin is libcontainer for one container.
@@ -57,7 +57,7 @@ func newBuiltins(root string, o Options, r *reaper, p *criu) (*builtins, error) 
 	}
 	return &builtins{
 		root: root, state: o.State, log: o.Log, reaper: r, criu: p,
-		hierarchies: list, interned: make(map[[32]byte]*configs.Seccomp),
+		hierarchies: list, interned: make(map[[32]byte]*profile),
 		fast: starter, filters: newFilters(o.Log),
 	}, err
 }
