@@ -20,12 +20,17 @@ import (
 // Run these with CRISP_BIN set: the test binary is larger than the program.
 
 // BenchmarkRun is create+start alone; the ends are outside the clock.
-func BenchmarkRun(b *testing.B) {
+func BenchmarkRun(b *testing.B) { benchmarkRun(b) }
+
+// BenchmarkRunFiltered is BenchmarkRun with the default seccomp profile.
+func BenchmarkRunFiltered(b *testing.B) { benchmarkRun(b, filtered(defaultProfile(b))) }
+
+func benchmarkRun(b *testing.B, options ...option) {
 	n := start(b)
 	var took []time.Duration
 	for b.Loop() {
 		b.StopTimer()
-		c := n.request([]string{"sleep", "for-ever"})
+		c := n.request([]string{"sleep", "for-ever"}, options...)
 		b.StartTimer()
 		begin := time.Now()
 		c.held = n.call(wire.MethodRun, c.req, &c.reply)
@@ -43,9 +48,14 @@ func BenchmarkRun(b *testing.B) {
 }
 
 // BenchmarkExec is an exec of a program that does nothing, and its wait.
-func BenchmarkExec(b *testing.B) {
+func BenchmarkExec(b *testing.B) { benchmarkExec(b) }
+
+// BenchmarkExecFiltered is BenchmarkExec with the default seccomp profile.
+func BenchmarkExecFiltered(b *testing.B) { benchmarkExec(b, filtered(defaultProfile(b))) }
+
+func benchmarkExec(b *testing.B, options ...option) {
 	n := start(b)
-	c := n.run([]string{"sleep", "for-ever"})
+	c := n.run([]string{"sleep", "for-ever"}, options...)
 	src := filepath.Join(b.TempDir(), "true.c")
 	if err := os.WriteFile(src, []byte("int main(void) { return 0; }"), 0o600); err != nil {
 		b.Fatal(err)
@@ -53,7 +63,7 @@ func BenchmarkExec(b *testing.B) {
 	if out, err := exec.Command("gcc", "-static", "-Os", "-o", filepath.Join(c.root, "true"), src).CombinedOutput(); err != nil {
 		b.Fatalf("%v\n%s", err, out)
 	}
-	p, _ := json.Marshal(&specs.Process{Args: []string{"/true"}, Cwd: "/", Capabilities: &specs.LinuxCapabilities{}})
+	p, _ := json.Marshal(&specs.Process{Args: []string{"/true"}, Cwd: "/", Capabilities: &specs.LinuxCapabilities{}, NoNewPrivileges: len(options) > 0})
 	var took []time.Duration
 	for b.Loop() {
 		begin := time.Now()
@@ -86,13 +96,13 @@ func reportCPU(b *testing.B, n *node) {
 	b.ReportMetric(float64(ticks)*10/float64(b.N), "cpu-ms/op")
 }
 
-// BenchmarkMemory is the memory of the executor with 50 running containers; the
-// time means nothing.
+// BenchmarkMemory is the memory of the executor with 50 running containers, which have the
+// default seccomp profile; the time means nothing.
 func BenchmarkMemory(b *testing.B) {
 	n := start(b)
 	idle := pss(b, n.cmd.Process.Pid)
 	for range 50 {
-		n.run([]string{"sleep", "for-ever"})
+		n.run([]string{"sleep", "for-ever"}, filtered(defaultProfile(b)))
 	}
 	full := 0
 	for b.Loop() {
