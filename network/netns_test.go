@@ -39,7 +39,7 @@ func TestEnterKeepsThreadsApart(t *testing.T) {
 		for range 2 {
 			wg.Go(func() {
 				for range 20 {
-					stats, err := Stats(path)
+					stats, err := readCounters(path)
 					if err != nil || len(stats) != 1 || stats[0].Name != "mine" {
 						t.Errorf("stats of %s: %v (err %v)", path, stats, err)
 					}
@@ -51,10 +51,10 @@ func TestEnterKeepsThreadsApart(t *testing.T) {
 		}
 	}
 	wg.Wait()
-	if _, err := Stats(filepath.Join(t.TempDir(), "none")); !errors.Is(err, fault.NotFound) {
+	if _, err := readCounters(filepath.Join(t.TempDir(), "none")); !errors.Is(err, fault.NotFound) {
 		t.Errorf("stats of no namespace: %v", err)
 	}
-	if _, err := Stats("/proc/self/ns/uts"); err == nil {
+	if _, err := readCounters("/proc/self/ns/uts"); err == nil {
 		t.Error("stats of a uts namespace")
 	}
 }

@@ -1,9 +1,12 @@
 package network
 
 import (
-	"net"
-
-	"github.com/vishvananda/netlink"
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"sync"
 
 	"github.com/crisp-cri/crisp/network/netns"
 )
@@ -12,32 +15,93 @@ import (
 type InterfaceStats struct {
 	Name                                       string
 	RxBytes, RxErrors, TxBytes, TxErrors       uint64
-	RxPackets, RxDropped, TxPackets, TxDropped uint64
+	RxPackets, RxDropped, TxPackets, TxDropped uint64 // dropped for want of a buffer of the card's, too
 }
 
-// Stats reads the counters of all interfaces but loopback in the network
-// namespace at path ("" means the host's). The error is fault.NotFound if the
-// namespace does not exist.
-func Stats(path string) ([]InterfaceStats, error) {
-	var all []InterfaceStats
-	err := netns.Enter(path, func() error {
-		links, err := netlink.LinkList()
-		if err != nil {
-			return err
-		}
-		for _, link := range links {
-			a := link.Attrs()
-			if a.Flags&net.FlagLoopback != 0 || a.Statistics == nil {
-				continue
-			}
-			s := a.Statistics
-			all = append(all, InterfaceStats{
-				Name:    a.Name,
-				RxBytes: s.RxBytes, RxErrors: s.RxErrors, RxPackets: s.RxPackets, RxDropped: s.RxDropped,
-				TxBytes: s.TxBytes, TxErrors: s.TxErrors, TxPackets: s.TxPackets, TxDropped: s.TxDropped,
-			})
-		}
-		return nil
+// Counters are those of all interfaces of a network namespace: /proc/net/dev, open. To enter
+// a namespace and to ask netlink takes twenty times as long as to read that file, which shows
+// the namespace that it was opened in, to whoever reads it.
+//
+// As long as it is open the namespace exists, with its interfaces. Its methods may be called
+// concurrently.
+type Counters struct{ file *os.File }
+
+// OpenCounters opens the counters of the namespace at path ("" means the host's). The
+// error is fault.NotFound if the namespace does not exist.
+func OpenCounters(path string) (*Counters, error) {
+	c := new(Counters)
+	err := netns.Enter(path, func() (err error) {
+		c.file, err = os.Open("/proc/thread-self/net/dev")
+		return err
 	})
-	return all, err
+	if err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// Close lets go of the namespace. A Read under way is not waited for.
+func (c *Counters) Close() error { return c.file.Close() }
+
+// devBuffer holds a page, of which the kernel fills one at a time, and what is left over of the
+// one before.
+const devBuffer = 8 << 10
+
+// devMax bounds what is read: some 10 000 interfaces.
+const devMax = 1 << 20
+
+var devBuffers = sync.Pool{New: func() any { b := make([]byte, devBuffer); return &b }}
+
+// Read returns the counters of all interfaces but loopback.
+func (c *Counters) Read() ([]InterfaceStats, error) {
+	buf := devBuffers.Get().(*[]byte)
+	defer devBuffers.Put(buf)
+	size := 0
+	for size < devMax {
+		if size == len(*buf) {
+			*buf = append(*buf, make([]byte, size)...)
+		}
+		n, err := c.file.ReadAt((*buf)[size:], int64(size))
+		size += n
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read counters of interfaces: %w", err)
+		}
+	}
+	return parseDev((*buf)[:size]), nil
+}
+
+// parseDev reads what proc_pid_net(5) says of dev: two lines of titles, and for each interface
+// its name, a colon, 8 numbers of what it has received and 8 of what it has sent. A line
+// that is none of these counts nothing.
+func parseDev(text []byte) []InterfaceStats {
+	var all []InterfaceStats
+	for line := range bytes.Lines(text) {
+		name, rest, ok := bytes.Cut(bytes.TrimSpace(line), []byte(":"))
+		if !ok || string(name) == "lo" {
+			continue
+		}
+		var n [16]uint64
+		i := 0
+		for field := range bytes.FieldsSeq(rest) {
+			v, err := strconv.ParseUint(string(field), 10, 64)
+			if err != nil || i == len(n) {
+				i = 0
+				break
+			}
+			n[i] = v
+			i++
+		}
+		if i != len(n) {
+			continue
+		}
+		all = append(all, InterfaceStats{
+			Name:    string(name),
+			RxBytes: n[0], RxPackets: n[1], RxErrors: n[2], RxDropped: n[3],
+			TxBytes: n[8], TxPackets: n[9], TxErrors: n[10], TxDropped: n[11],
+		})
+	}
+	return all
 }

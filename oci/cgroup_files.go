@@ -1,67 +1,128 @@
 package oci
 
 import (
-	"fmt"
-	"os"
+	"bytes"
 	"path/filepath"
-	"strconv"
-	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
 )
 
 // The readers of cgroup files. A file that is missing, because its controller
 // is off or the cgroup has just gone, or that cannot be understood counts
-// nothing: one counter must not cost all the others.
+// nothing: one counter must not cost all the others. Nothing here allocates, but
+// for what is returned: the counters of a full node are read every few seconds.
 
-// readNumber reads a file that holds one number, or "max" (0).
-func readNumber(path string) uint64 {
-	data, err := os.ReadFile(path)
-	if err != nil {
-		return 0
-	}
-	n, err := strconv.ParseUint(strings.TrimSpace(string(data)), 10, 64)
-	if err != nil {
-		return 0
-	}
-	return n
+// A groupFiles reads files of one cgroup. It must be closed.
+type groupFiles struct {
+	dirs  map[string]string // controller → absolute directory; "" = the v2 one
+	kept  *keptFiles        // whose lock is held; nil = open each file anew
+	buf   *[]byte
+	stale bool // a kept file is of a cgroup that was removed
 }
 
-// readPairs reads a file with a name and a number on each line.
-func readPairs(path string) map[string]uint64 {
-	pairs := make(map[string]uint64)
-	data, err := os.ReadFile(path)
-	if err != nil {
-		return pairs
+const (
+	fileBuffer = 8 << 10 // holds all but io.stat of many devices
+	fileMax    = 1 << 20
+)
+
+var fileBuffers = sync.Pool{New: func() any { b := make([]byte, fileBuffer); return &b }}
+
+func openGroup(dirs map[string]string, kept *keptFiles) *groupFiles {
+	return &groupFiles{dirs: dirs, kept: kept, buf: fileBuffers.Get().(*[]byte)}
+}
+
+func (g *groupFiles) close() { fileBuffers.Put(g.buf) }
+
+// text returns what is in a file, until the next call; nil if it cannot be read.
+func (g *groupFiles) text(controller, name string) []byte {
+	dir := g.dirs[controller]
+	if dir == "" {
+		return nil
 	}
-	for line := range strings.Lines(string(data)) {
-		name, value, _ := strings.Cut(strings.TrimSpace(line), " ")
-		if n, err := strconv.ParseUint(value, 10, 64); err == nil {
-			pairs[name] = n
+	if g.kept != nil {
+		if fd, ok := g.kept.find(controller, name); ok {
+			return g.read(fd)
 		}
 	}
-	return pairs
-}
-
-// readIOStat reads io.stat of v2: "8:0 rbytes=1 wbytes=2 rios=3 wios=4 …". A device
-// with no counters after its number has not been used.
-func readIOStat(path string) []DeviceIO {
-	data, err := os.ReadFile(path)
+	fd, err := openFile(filepath.Join(dir, name))
 	if err != nil {
 		return nil
 	}
+	data := g.read(fd)
+	if g.kept == nil || !g.kept.keep(controller, name, fd) {
+		unix.Close(fd)
+	}
+	return data
+}
+
+func openFile(path string) (fd int, err error) {
+	err = unix.EINTR
+	for err == unix.EINTR {
+		fd, err = unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	}
+	return fd, err
+}
+
+// read reads a file from its start. The kernel makes its text in one go, so that less
+// than the buffer takes is all of it.
+func (g *groupFiles) read(fd int) []byte {
+	for {
+		n, err := unix.Pread(fd, *g.buf, 0)
+		switch {
+		case err == unix.EINTR:
+		case err != nil:
+			g.stale = g.stale || err == unix.ENODEV // kernfs: it was removed
+			return nil
+		case n < len(*g.buf) || n >= fileMax:
+			return (*g.buf)[:n]
+		default:
+			*g.buf = make([]byte, 2*n)
+		}
+	}
+}
+
+// has reports whether a file is there.
+func (g *groupFiles) has(controller, name string) bool {
+	dir := g.dirs[controller]
+	var st unix.Stat_t
+	return dir != "" && unix.Stat(filepath.Join(dir, name), &st) == nil
+}
+
+// number reads a file that holds one number, or "max" (0).
+func (g *groupFiles) number(controller, name string) uint64 {
+	n, _ := parseNumber(bytes.TrimSpace(g.text(controller, name)))
+	return n
+}
+
+// pairs calls f with each line of a file that has a name and a number on each. The name
+// is valid until f returns.
+func (g *groupFiles) pairs(controller, name string, f func(name []byte, n uint64)) {
+	for line := range bytes.Lines(g.text(controller, name)) {
+		name, value, _ := bytes.Cut(bytes.TrimSpace(line), []byte(" "))
+		if n, ok := parseNumber(value); ok {
+			f(name, n)
+		}
+	}
+}
+
+// ioStat reads io.stat of v2: "8:0 rbytes=1 wbytes=2 rios=3 wios=4 …". A device
+// with no counters after its number has not been used.
+func (g *groupFiles) ioStat() []DeviceIO {
 	var list []DeviceIO
-	for line := range strings.Lines(string(data)) {
-		fields := strings.Fields(line)
-		if len(fields) < 2 {
+	for line := range bytes.Lines(g.text("", "io.stat")) {
+		device, rest, _ := bytes.Cut(bytes.TrimSpace(line), []byte(" "))
+		if len(rest) == 0 {
 			continue
 		}
-		d := DeviceIO{Device: fields[0]}
-		for _, field := range fields[1:] {
-			name, value, _ := strings.Cut(field, "=")
-			n, err := strconv.ParseUint(value, 10, 64)
-			if err != nil {
+		d := DeviceIO{Device: string(device)}
+		for field := range bytes.FieldsSeq(rest) {
+			name, value, _ := bytes.Cut(field, []byte("="))
+			n, ok := parseNumber(value)
+			if !ok {
 				continue
 			}
-			switch name {
+			switch string(name) {
 			case "rbytes":
 				d.ReadBytes = n
 			case "wbytes":
@@ -77,38 +138,32 @@ func readIOStat(path string) []DeviceIO {
 	return list
 }
 
-// readBlkioV1 reads blkio's two files of v1, with lines such as "8:0 Read 1"; the last
+// blkio reads blkio's two files of v1, with lines such as "8:0 Read 1"; the last
 // line of each is a total.
-func readBlkioV1(dir string) []DeviceIO {
+func (g *groupFiles) blkio() []DeviceIO {
 	var list []DeviceIO
-	of := func(device string) *DeviceIO {
+	of := func(device []byte) *DeviceIO {
 		for i := range list {
-			if list[i].Device == device {
+			if list[i].Device == string(device) {
 				return &list[i]
 			}
 		}
-		list = append(list, DeviceIO{Device: device})
+		list = append(list, DeviceIO{Device: string(device)})
 		return &list[len(list)-1]
 	}
 	read := func(name string, reads, writes func(*DeviceIO) *uint64) {
-		data, err := os.ReadFile(filepath.Join(dir, name))
-		if err != nil {
-			return
-		}
-		for line := range strings.Lines(string(data)) {
-			fields := strings.Fields(line)
-			if len(fields) != 3 {
+		for line := range bytes.Lines(g.text("blkio", name)) {
+			device, rest, _ := bytes.Cut(bytes.TrimSpace(line), []byte(" "))
+			kind, value, _ := bytes.Cut(rest, []byte(" "))
+			n, ok := parseNumber(value)
+			if !ok {
 				continue
 			}
-			n, err := strconv.ParseUint(fields[2], 10, 64)
-			if err != nil {
-				continue
-			}
-			switch fields[1] {
+			switch string(kind) {
 			case "Read":
-				*reads(of(fields[0])) = n
+				*reads(of(device)) = n
 			case "Write":
-				*writes(of(fields[0])) = n
+				*writes(of(device)) = n
 			}
 		}
 	}
@@ -119,24 +174,77 @@ func readBlkioV1(dir string) []DeviceIO {
 	return list
 }
 
-// readPSI reads a pressure file, nil where the kernel has none.
-func readPSI(path string) *PSI {
-	data, err := os.ReadFile(path)
-	if err != nil {
+// psi reads a pressure file of v2, nil where the kernel has none. Its lines are such as
+// "some avg10=1.50 avg60=0.25 avg300=0.00 total=7".
+func (g *groupFiles) psi(name string) *PSI {
+	data := g.text("", name)
+	if data == nil {
 		return nil
 	}
-	var psi PSI
-	for line := range strings.Lines(string(data)) {
-		var kind string
-		var d PSIData
-		_, err := fmt.Sscanf(line, "%s avg10=%f avg60=%f avg300=%f total=%d", &kind, &d.Avg10, &d.Avg60, &d.Avg300, &d.Total)
-		switch {
-		case err != nil:
-		case kind == "some":
-			psi.Some = d
-		case kind == "full":
-			psi.Full = d
+	psi := new(PSI)
+	for line := range bytes.Lines(data) {
+		kind, rest, _ := bytes.Cut(bytes.TrimSpace(line), []byte(" "))
+		switch string(kind) {
+		case "some":
+			psi.Some = parsePSI(rest)
+		case "full":
+			psi.Full = parsePSI(rest)
 		}
 	}
-	return &psi
+	return psi
+}
+
+func parsePSI(fields []byte) PSIData {
+	var d PSIData
+	for field := range bytes.FieldsSeq(fields) {
+		name, value, _ := bytes.Cut(field, []byte("="))
+		switch string(name) {
+		case "avg10":
+			d.Avg10 = parseDecimal(value)
+		case "avg60":
+			d.Avg60 = parseDecimal(value)
+		case "avg300":
+			d.Avg300 = parseDecimal(value)
+		case "total":
+			d.Total, _ = parseNumber(value)
+		}
+	}
+	return d
+}
+
+// parseNumber is strconv.ParseUint of a decimal number, which would have its text copied.
+func parseNumber(text []byte) (n uint64, ok bool) {
+	for _, c := range text {
+		digit := uint64(c - '0')
+		if digit > 9 || n > (1<<64-1-digit)/10 {
+			return 0, false
+		}
+		n = 10*n + digit
+	}
+	return n, len(text) > 0
+}
+
+// parseDecimal reads a number such as 0.25; what is none is 0.
+func parseDecimal(text []byte) float64 {
+	whole, fraction, _ := bytes.Cut(text, []byte("."))
+	n, ok := parseNumber(whole)
+	if !ok {
+		return 0
+	}
+	scale := uint64(1)
+	for _, c := range fraction {
+		digit := uint64(c - '0')
+		if digit > 9 || n > 1<<50 {
+			return 0
+		}
+		n, scale = 10*n+digit, 10*scale
+	}
+	return float64(n) / float64(scale)
+}
+
+// readNumber reads one file that holds a number, or "max" (0).
+func readNumber(path string) uint64 {
+	g := openGroup(map[string]string{"": filepath.Dir(path)}, nil)
+	defer g.close()
+	return g.number("", filepath.Base(path))
 }

@@ -46,6 +46,7 @@ type Container struct {
 	stopAgain chan struct{} // wakes terminate: there is another Stop
 	applying  chan struct{} // full while a change is being made
 	orphan    atomic.Bool   // loaded from disk: no Start of ours will settle it
+	counters  keptFiles
 
 	mu     sync.Mutex
 	record atomic.Pointer[containerRecord]
@@ -92,6 +93,7 @@ func (r *Runtime) newContainer(id string, sb *Sandbox, rec *containerRecord) *Co
 		applying:  make(chan struct{}, 1),
 		done:      make(chan struct{}),
 		notified:  make(chan struct{}),
+		counters:  keptFiles{budget: r.kept},
 	}
 	c.record.Store(rec)
 	c.status.Store(&containerStatus{})
@@ -246,8 +248,9 @@ func (r *Runtime) holdAll(ctx context.Context, conn ExecutorConn) {
 	}
 }
 
-// release closes the held descriptors.
+// release closes the held descriptors, and those that its counters are read from.
 func (c *Container) release() {
+	c.counters.close()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	drop(c.held)

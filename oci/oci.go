@@ -96,6 +96,7 @@ type Runtime struct {
 	sandboxes  store[*Sandbox]
 	containers store[*Container]
 
+	kept     *keptBudget
 	clock    atomic.Int64 // the latest time that now returned, ns since 1970
 	work     sync.WaitGroup
 	closing  context.Context // ends with Close
@@ -105,7 +106,7 @@ type Runtime struct {
 // Open finds or starts the executor, loads the records, settles what each of
 // them has become meanwhile, and clears away what no record owns.
 func Open(ctx context.Context, o Options) (_ *Runtime, err error) {
-	r := &Runtime{o: o, log: o.Log, host: o.Host}
+	r := &Runtime{o: o, log: o.Log, host: o.Host, kept: newKeptBudget()}
 	r.sandboxes.what, r.containers.what = "sandbox", "container"
 	r.closing, r.stopWork = context.WithCancel(context.WithoutCancel(ctx))
 	if r.host == nil {
@@ -139,6 +140,7 @@ func Open(ctx context.Context, o Options) (_ *Runtime, err error) {
 	}
 	r.work.Go(func() { r.link.keep(r.closing) })
 	r.work.Go(func() { r.link.watch(r.closing) })
+	r.work.Go(func() { r.restKept(r.closing) })
 	r.recoverFreezes(ctx)
 	r.finish(ctx)
 	return r, nil
@@ -168,6 +170,7 @@ func (r *Runtime) Close() error {
 	}
 	for _, sb := range r.sandboxes.list() {
 		sb.release()
+		sb.counters.close()
 	}
 	return err
 }

@@ -127,7 +127,7 @@ func TestStatsV2(t *testing.T) {
 		"pids.current":        "5\n",
 		"pids.max":            "max\n",
 	})
-	got, err := readStats(map[string]string{"": dir})
+	got, _, err := readStats(map[string]string{"": dir}, nil, true)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -178,7 +178,7 @@ func TestStatsV1(t *testing.T) {
 		"cpu.pressure": "some avg10=0.00 avg60=0.00 avg300=0.00 total=8\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=6\n",
 	})
 	dirs := map[string]string{"cpu": dir, "cpuacct": dir, "memory": dir, "blkio": dir, "pids": dir, "": v2}
-	got, err := readStats(dirs)
+	got, _, err := readStats(dirs, nil, true)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -202,7 +202,7 @@ func TestStatsV1(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "memory.limit_in_bytes"), []byte("9223372036854771712\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if got, err = readStats(dirs); got.Memory.Limit != 0 || got.Memory.Available != 0 || err != nil {
+	if got, _, err = readStats(dirs, nil, true); got.Memory.Limit != 0 || got.Memory.Available != 0 || err != nil {
 		t.Errorf("limit %d, available %d (err %v)", got.Memory.Limit, got.Memory.Available, err)
 	}
 }
@@ -215,12 +215,17 @@ func TestStatsOfHugePages(t *testing.T) {
 		"hugetlb.1GB.usage_in_bytes": "0\n", "hugetlb.1GB.max_usage_in_bytes": "0\n",
 	})
 	v2 := write(t, map[string]string{"hugetlb.2MB.current": "2097152\n", "hugetlb.1GB.current": "0\n"})
+	in := func(dirs map[string]string, read func(*groupFiles, []string) []HugePageStats, sizes []string) []HugePageStats {
+		g := openGroup(dirs, nil)
+		defer g.close()
+		return read(g, sizes)
+	}
 	for name, c := range map[string]struct{ got, want []HugePageStats }{
-		"v1":                 {readHugePagesV1(v1, sizes), []HugePageStats{{"2MB", 2 << 20, 4 << 20}, {"1GB", 0, 0}}},
-		"v2":                 {readHugePagesV2(v2, sizes), []HugePageStats{{"2MB", 2 << 20, 2 << 20}, {"1GB", 0, 0}}},
-		"no controller":      {readHugePagesV2(t.TempDir(), sizes), nil},
-		"no such hierarchy":  {readHugePagesV1("", sizes), nil},
-		"no huge pages here": {readHugePagesV2(v2, nil), nil},
+		"v1":                 {in(map[string]string{"hugetlb": v1}, hugePagesV1, sizes), []HugePageStats{{"2MB", 2 << 20, 4 << 20}, {"1GB", 0, 0}}},
+		"v2":                 {in(map[string]string{"": v2}, hugePagesV2, sizes), []HugePageStats{{"2MB", 2 << 20, 2 << 20}, {"1GB", 0, 0}}},
+		"no controller":      {in(map[string]string{"": t.TempDir()}, hugePagesV2, sizes), nil},
+		"no such hierarchy":  {in(nil, hugePagesV1, sizes), nil},
+		"no huge pages here": {in(map[string]string{"": v2}, hugePagesV2, nil), nil},
 	} {
 		if diff := cmp.Diff(c.want, c.got); diff != "" {
 			t.Errorf("%s: %s", name, diff)
@@ -232,7 +237,7 @@ func TestStatsOfHugePages(t *testing.T) {
 func TestStatsOfNothing(t *testing.T) {
 	gone := filepath.Join(t.TempDir(), "gone")
 	for _, dirs := range []map[string]string{{"": gone}, {"memory": gone, "": t.TempDir()}} {
-		if _, err := readStats(dirs); !os.IsNotExist(err) {
+		if _, _, err := readStats(dirs, nil, true); !os.IsNotExist(err) {
 			t.Errorf("got %v", err)
 		}
 	}

@@ -51,6 +51,9 @@ type Sandbox struct {
 	runDir  string // gone after a reboot
 	netNS   string // where the network namespace is pinned, if there is one
 
+	groups   func() (map[string]string, error) // the directories of CgroupParent, by controller
+	counters keptFiles
+
 	mu         sync.Mutex
 	record     atomic.Pointer[sandboxRecord]
 	status     atomic.Pointer[sandboxStatus]
@@ -79,8 +82,10 @@ func (r *Runtime) newSandbox(id string, rec *sandboxRecord) *Sandbox {
 		dir:        filepath.Join(r.o.Root, sandboxKind, id),
 		runDir:     filepath.Join(r.o.State, sandboxKind, id),
 		netNS:      r.netNSPath(id),
+		counters:   keptFiles{budget: r.kept},
 		containers: make(map[string]*Container),
 	}
+	sb.groups = sync.OnceValues(func() (map[string]string, error) { return cgroupDirs(sb.CgroupParent()) })
 	sb.record.Store(rec)
 	sb.status.Store(&sandboxStatus{})
 	return sb

@@ -28,6 +28,7 @@ func (sb *Sandbox) Remove(ctx context.Context) error {
 // discard takes away what is left. All of it may be done twice. The record goes
 // last but for the name: without it nobody could go on.
 func (sb *Sandbox) discard(ctx context.Context) error {
+	sb.counters.close()
 	if err := sb.Unpin(ctx); err != nil {
 		return err
 	}

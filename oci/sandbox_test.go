@@ -286,7 +286,7 @@ func TestStatsAndUpdate(t *testing.T) {
 		}
 		time.Sleep(wait)
 	}
-	for what, read := range map[string]func() (oci.Stats, error){"container": c.Stats, "sandbox": sb.Stats} {
+	for what, read := range map[string]func() (oci.Stats, error){"container": c.Stats, "sandbox": sb.Usage} {
 		var s oci.Stats
 		for deadline := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
 			var err error
@@ -315,7 +315,7 @@ func TestStatsAndUpdate(t *testing.T) {
 	if err := r.Shutdown(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := sb.Stats(); !errors.Is(err, fault.WrongState) {
+	if _, err := sb.Usage(); !errors.Is(err, fault.WrongState) {
 		t.Errorf("counters of a sandbox that is gone: %v", err)
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"sync"
 	"time"
 
@@ -90,59 +89,76 @@ type PSIData struct {
 	Avg10, Avg60, Avg300 float64
 }
 
-// Stats reads the counters of a container that is alive (else fault.WrongState).
+// Stats reads all counters of a container that is alive (else fault.WrongState).
 func (c *Container) Stats() (Stats, error) {
+	return c.read(func(dirs map[string]string) (Stats, error) {
+		s, _, err := readStats(dirs, nil, true)
+		return s, err
+	})
+}
+
+// Usage is Stats of those counters that CRI's statistics have: of the CPU the usage, of memory
+// the usage, its parts by which it is judged and its limit, of swap all, of tasks how many there
+// are, and pressure. It is made for being called every few seconds for all containers.
+func (c *Container) Usage() (Stats, error) { return c.read(c.counters.read) }
+
+func (c *Container) read(read func(dirs map[string]string) (Stats, error)) (Stats, error) {
 	st := c.status.Load()
 	if st.Pid == 0 || len(st.Cgroups) == 0 {
 		return Stats{}, fault.WrongState.Errorf("container %s is %s: it has no counters", c.id, st.State)
 	}
-	s, err := readStats(st.Cgroups)
+	s, err := read(st.Cgroups)
 	if errors.Is(err, fs.ErrNotExist) {
 		return s, fault.WrongState.Errorf("container %s has just ended: its counters are gone", c.id)
 	}
 	return s, err
 }
 
-// Stats reads the counters of the sandbox's cgroup, be it its own or the
-// caller's. Without one: fault.WrongState.
-func (sb *Sandbox) Stats() (Stats, error) {
-	dirs, err := cgroupDirs(sb.CgroupParent())
+// Usage is that of the sandbox's cgroup, be it its own or the caller's. Without one:
+// fault.WrongState.
+func (sb *Sandbox) Usage() (Stats, error) {
+	dirs, err := sb.groups()
 	if err != nil {
 		return Stats{}, err
 	}
-	s, err := readStats(dirs)
+	s, err := sb.counters.read(dirs)
 	if errors.Is(err, fs.ErrNotExist) {
 		return s, fault.WrongState.Errorf("sandbox %s is %s: its cgroup is gone", sb.id, sb.State())
 	}
 	return s, err
 }
 
-// readStats reads all counters of a cgroup. fs.ErrNotExist = there is none.
-func readStats(dirs map[string]string) (Stats, error) {
-	s := Stats{At: time.Now()}
+// readStats reads the counters of a cgroup: all of them, or those that Usage has. kept may be
+// nil. stale: a file that was kept is of a cgroup that was removed. fs.ErrNotExist: there is
+// no cgroup.
+func readStats(dirs map[string]string, kept *keptFiles, all bool) (s Stats, stale bool, err error) {
+	g := openGroup(dirs, kept)
+	defer g.close()
+	s.At = time.Now()
 	// With a memory controller of v1 the machine is v1 or hybrid, and a v2
 	// directory counts nothing.
+	main := ""
 	if _, v1 := dirs["memory"]; v1 {
-		if _, err := os.Stat(dirs["memory"]); err != nil {
-			return s, err
-		}
-		s.readV1(dirs)
-		s.HugePages = readHugePagesV1(dirs["hugetlb"], pageSizes())
-	} else {
-		if _, err := os.Stat(dirs[""]); err != nil {
-			return s, err
-		}
-		s.readV2(dirs[""])
+		main = "memory"
 	}
+	if kept == nil || len(kept.files) == 0 {
+		if _, err := os.Stat(dirs[main]); err != nil {
+			return s, false, err
+		}
+	}
+	if main == "" {
+		s.usageV2(g)
+	} else {
+		s.usageV1(g)
+	}
+	s.Pids.Current = g.number(pidsOf(main), "pids.current")
 	// Pressure is counted in every directory of v2, on a hybrid host too, where
 	// the v2 hierarchy may also be the one that has the hugetlb controller.
-	if dir := dirs[""]; dir != "" {
-		s.CPU.PSI = readPSI(filepath.Join(dir, "cpu.pressure"))
-		s.Memory.PSI = readPSI(filepath.Join(dir, "memory.pressure"))
-		s.IO.PSI = readPSI(filepath.Join(dir, "io.pressure"))
-		if s.HugePages == nil {
-			s.HugePages = readHugePagesV2(dir, pageSizes())
-		}
+	s.CPU.PSI = g.psi("cpu.pressure")
+	s.Memory.PSI = g.psi("memory.pressure")
+	s.IO.PSI = g.psi("io.pressure")
+	if all {
+		s.readRest(g, main)
 	}
 	s.Memory.WorkingSet = less(s.Memory.Usage, s.Memory.WorkingSet) // it held the inactive file pages
 	if s.Memory.Limit > 0 {
@@ -151,100 +167,165 @@ func readStats(dirs map[string]string) (Stats, error) {
 	if s.Swap.Limit > 0 {
 		s.Swap.Available = less(s.Swap.Limit, s.Swap.Usage)
 	}
-	return s, nil
+	return s, g.stale, nil
 }
 
-func (s *Stats) readV2(dir string) {
-	cpu := readPairs(filepath.Join(dir, "cpu.stat"))
-	s.CPU = CPUStats{
-		UsageNs: cpu["usage_usec"] * 1000, UserNs: cpu["user_usec"] * 1000, SystemNs: cpu["system_usec"] * 1000,
-		Periods: cpu["nr_periods"], ThrottledPeriods: cpu["nr_throttled"], ThrottledNs: cpu["throttled_usec"] * 1000,
+// pidsOf returns the hierarchy of the pids controller, by that of the memory controller.
+func pidsOf(main string) string {
+	if main == "" {
+		return ""
 	}
-	mem := readPairs(filepath.Join(dir, "memory.stat"))
-	s.Memory = MemoryStats{
-		Usage:      readNumber(filepath.Join(dir, "memory.current")),
-		WorkingSet: mem["inactive_file"],
-		RSS:        mem["anon"], Cache: mem["file"], MappedFile: mem["file_mapped"], Kernel: mem["kernel"],
-		Limit:       readNumber(filepath.Join(dir, "memory.max")),
-		Peak:        readNumber(filepath.Join(dir, "memory.peak")),
-		Reservation: readNumber(filepath.Join(dir, "memory.low")),
-		FailCount:   readPairs(filepath.Join(dir, "memory.events"))["max"],
-		PageFaults:  mem["pgfault"], MajorPageFaults: mem["pgmajfault"],
+	return "pids"
+}
+
+// readRest reads what Usage leaves out.
+func (s *Stats) readRest(g *groupFiles, main string) {
+	if main == "" {
+		s.restV2(g)
+	} else {
+		s.restV1(g)
+		s.HugePages = hugePagesV1(g, pageSizes())
 	}
-	s.Swap = SwapStats{
-		Usage: readNumber(filepath.Join(dir, "memory.swap.current")),
-		Limit: readNumber(filepath.Join(dir, "memory.swap.max")),
+	s.Pids.Limit = g.number(pidsOf(main), "pids.max")
+	if s.HugePages == nil {
+		s.HugePages = hugePagesV2(g, pageSizes())
 	}
-	s.IO.Devices = readIOStat(filepath.Join(dir, "io.stat"))
-	s.readPids(dir)
+}
+
+func (s *Stats) usageV2(g *groupFiles) {
+	g.pairs("", "cpu.stat", func(name []byte, n uint64) {
+		switch string(name) {
+		case "usage_usec":
+			s.CPU.UsageNs = n * 1000
+		case "user_usec":
+			s.CPU.UserNs = n * 1000
+		case "system_usec":
+			s.CPU.SystemNs = n * 1000
+		case "nr_periods":
+			s.CPU.Periods = n
+		case "nr_throttled":
+			s.CPU.ThrottledPeriods = n
+		case "throttled_usec":
+			s.CPU.ThrottledNs = n * 1000
+		}
+	})
+	m := &s.Memory
+	g.pairs("", "memory.stat", func(name []byte, n uint64) {
+		switch string(name) {
+		case "inactive_file":
+			m.WorkingSet = n
+		case "anon":
+			m.RSS = n
+		case "file":
+			m.Cache = n
+		case "file_mapped":
+			m.MappedFile = n
+		case "kernel":
+			m.Kernel = n
+		case "pgfault":
+			m.PageFaults = n
+		case "pgmajfault":
+			m.MajorPageFaults = n
+		}
+	})
+	m.Usage = g.number("", "memory.current")
+	m.Limit = g.number("", "memory.max")
+	s.Swap.Usage = g.number("", "memory.swap.current")
+	s.Swap.Limit = g.number("", "memory.swap.max")
+}
+
+func (s *Stats) restV2(g *groupFiles) {
+	s.Memory.Peak = g.number("", "memory.peak")
+	s.Memory.Reservation = g.number("", "memory.low")
+	g.pairs("", "memory.events", func(name []byte, n uint64) {
+		if string(name) == "max" {
+			s.Memory.FailCount = n
+		}
+	})
+	s.IO.Devices = g.ioStat()
 }
 
 // nsPerTick: the kernel tells times in USER_HZ, 100 on every architecture
 // that Go runs on (time(7)).
 const nsPerTick = 1e9 / 100
 
-func (s *Stats) readV1(dirs map[string]string) {
-	ticks := readPairs(filepath.Join(dirs["cpuacct"], "cpuacct.stat"))
-	quota := readPairs(filepath.Join(dirs["cpu"], "cpu.stat"))
-	s.CPU = CPUStats{
-		UsageNs: readNumber(filepath.Join(dirs["cpuacct"], "cpuacct.usage")),
-		UserNs:  ticks["user"] * nsPerTick, SystemNs: ticks["system"] * nsPerTick,
-		Periods: quota["nr_periods"], ThrottledPeriods: quota["nr_throttled"], ThrottledNs: quota["throttled_time"],
-	}
-	dir := dirs["memory"]
-	mem := readPairs(filepath.Join(dir, "memory.stat"))
-	s.Memory = MemoryStats{
-		Usage:      readNumber(filepath.Join(dir, "memory.usage_in_bytes")),
-		WorkingSet: mem["total_inactive_file"],
-		RSS:        mem["total_rss"], Cache: mem["total_cache"], MappedFile: mem["total_mapped_file"],
-		Kernel:      readNumber(filepath.Join(dir, "memory.kmem.usage_in_bytes")),
-		Limit:       bounded(readNumber(filepath.Join(dir, "memory.limit_in_bytes"))),
-		Peak:        readNumber(filepath.Join(dir, "memory.max_usage_in_bytes")),
-		Reservation: bounded(readNumber(filepath.Join(dir, "memory.soft_limit_in_bytes"))),
-		FailCount:   readNumber(filepath.Join(dir, "memory.failcnt")),
-		PageFaults:  mem["total_pgfault"], MajorPageFaults: mem["total_pgmajfault"],
-	}
+func (s *Stats) usageV1(g *groupFiles) {
+	s.CPU.UsageNs = g.number("cpuacct", "cpuacct.usage")
+	m := &s.Memory
+	g.pairs("memory", "memory.stat", func(name []byte, n uint64) {
+		switch string(name) {
+		case "total_inactive_file":
+			m.WorkingSet = n
+		case "total_rss":
+			m.RSS = n
+		case "total_cache":
+			m.Cache = n
+		case "total_mapped_file":
+			m.MappedFile = n
+		case "total_pgfault":
+			m.PageFaults = n
+		case "total_pgmajfault":
+			m.MajorPageFaults = n
+		case "total_swap":
+			s.Swap.Usage = n
+		}
+	})
+	m.Usage = g.number("memory", "memory.usage_in_bytes")
+	m.Limit = bounded(g.number("memory", "memory.limit_in_bytes"))
 	// memsw counts memory and swap together.
-	s.Swap.Usage = mem["total_swap"]
-	if both := bounded(readNumber(filepath.Join(dir, "memory.memsw.limit_in_bytes"))); both > 0 {
-		s.Swap.Limit = less(both, s.Memory.Limit)
+	if both := bounded(g.number("memory", "memory.memsw.limit_in_bytes")); both > 0 {
+		s.Swap.Limit = less(both, m.Limit)
 	}
-	s.IO.Devices = readBlkioV1(dirs["blkio"])
-	s.readPids(dirs["pids"])
 }
 
-// readPids reads the files that have the same names in both versions.
-func (s *Stats) readPids(dir string) {
-	s.Pids = PidStats{
-		Current: readNumber(filepath.Join(dir, "pids.current")),
-		Limit:   readNumber(filepath.Join(dir, "pids.max")),
-	}
+func (s *Stats) restV1(g *groupFiles) {
+	g.pairs("cpuacct", "cpuacct.stat", func(name []byte, n uint64) {
+		switch string(name) {
+		case "user":
+			s.CPU.UserNs = n * nsPerTick
+		case "system":
+			s.CPU.SystemNs = n * nsPerTick
+		}
+	})
+	g.pairs("cpu", "cpu.stat", func(name []byte, n uint64) {
+		switch string(name) {
+		case "nr_periods":
+			s.CPU.Periods = n
+		case "nr_throttled":
+			s.CPU.ThrottledPeriods = n
+		case "throttled_time":
+			s.CPU.ThrottledNs = n
+		}
+	})
+	m := &s.Memory
+	m.Kernel = g.number("memory", "memory.kmem.usage_in_bytes")
+	m.Peak = g.number("memory", "memory.max_usage_in_bytes")
+	m.Reservation = bounded(g.number("memory", "memory.soft_limit_in_bytes"))
+	m.FailCount = g.number("memory", "memory.failcnt")
+	s.IO.Devices = g.blkio()
 }
 
 // pageSizes are the sizes of huge pages that the kernel has, as they stand in the
 // names of cgroup files. They are fixed when it boots.
 var pageSizes = sync.OnceValue(cgroups.HugePageSizes)
 
-func readHugePagesV1(dir string, sizes []string) []HugePageStats {
-	return readHugePages(dir, sizes, ".usage_in_bytes", ".max_usage_in_bytes")
+func hugePagesV1(g *groupFiles, sizes []string) []HugePageStats {
+	return hugePages(g, "hugetlb", sizes, ".usage_in_bytes", ".max_usage_in_bytes")
 }
 
-func readHugePagesV2(dir string, sizes []string) []HugePageStats {
-	return readHugePages(dir, sizes, ".current", ".current")
+func hugePagesV2(g *groupFiles, sizes []string) []HugePageStats {
+	return hugePages(g, "", sizes, ".current", ".current")
 }
 
-// readHugePages returns nil if the controller is not there.
-func readHugePages(dir string, sizes []string, usage, highest string) []HugePageStats {
-	if dir == "" {
-		return nil
-	}
+// hugePages returns nil if the controller is not there.
+func hugePages(g *groupFiles, controller string, sizes []string, usage, highest string) []HugePageStats {
 	var list []HugePageStats
 	for _, size := range sizes {
-		file := filepath.Join(dir, "hugetlb."+size)
-		if _, err := os.Stat(file + usage); err != nil {
+		file := "hugetlb." + size
+		if !g.has(controller, file+usage) {
 			return nil
 		}
-		list = append(list, HugePageStats{Size: size, Usage: readNumber(file + usage), Max: readNumber(file + highest)})
+		list = append(list, HugePageStats{Size: size, Usage: g.number(controller, file+usage), Max: g.number(controller, file+highest)})
 	}
 	return list
 }

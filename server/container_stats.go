@@ -31,7 +31,7 @@ func (s *Server) containerStats(c *oci.Container) *cri.ContainerStats {
 		},
 		WritableLayer: s.writableLayer(c.ID()),
 	}
-	st, err := c.Stats()
+	st, err := c.Usage()
 	if err != nil {
 		return out // it has just exited
 	}

@@ -21,13 +21,17 @@ func (s *Server) ListContainerStats(_ context.Context, req *cri.ListContainerSta
 func (s *Server) listContainerStats(f *cri.ContainerStatsFilter) []*cri.ContainerStats {
 	var list []*oci.Container
 	for _, c := range s.visibleContainers() {
-		if containerState(c.Status().State) == cri.ContainerState_CONTAINER_RUNNING &&
+		if isRunning(c) &&
 			hasPrefix(c.ID(), f.GetId()) && hasPrefix(c.SandboxID(), f.GetPodSandboxId()) &&
 			selects(f.GetLabelSelector(), s.index.container(c).config.Labels) {
 			list = append(list, c)
 		}
 	}
 	return sideBySide(list, s.containerStats)
+}
+
+func isRunning(c *oci.Container) bool {
+	return containerState(c.Status().State) == cri.ContainerState_CONTAINER_RUNNING
 }
 
 // sideBySide returns f of each element, computed by as many goroutines as there

@@ -7,7 +7,6 @@ import (
 	"golang.org/x/sys/unix"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/crisp-cri/crisp/network"
 	"github.com/crisp-cri/crisp/oci"
 )
 
@@ -26,7 +25,7 @@ func (s *Server) metricsOf(sb *oci.Sandbox) *cri.PodSandboxMetrics {
 	meta := s.index.sandbox(sb).config.GetMetadata()
 	out := &cri.PodSandboxMetrics{PodSandboxId: sb.ID()}
 	if !sb.Config().HostNetwork {
-		if list, err := network.Stats(sb.NetNS()); err == nil {
+		if list, err := s.interfaces.read(sb); err == nil {
 			base := []string{"", sb.ID(), "", "", meta.GetNamespace(), meta.GetName()}
 			out.Metrics = measure(sandboxMetrics, &sample{net: list}, base)
 		}

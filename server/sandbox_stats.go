@@ -6,7 +6,6 @@ import (
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/crisp-cri/crisp/network"
 	"github.com/crisp-cri/crisp/oci"
 )
 
@@ -25,16 +24,19 @@ func (s *Server) PodSandboxStats(_ context.Context, req *cri.PodSandboxStatsRequ
 // What cannot be read, because the sandbox is just being stopped, is left out.
 func (s *Server) sandboxStats(sb *oci.Sandbox) *cri.PodSandboxStats {
 	rec := s.index.sandbox(sb)
-	linux := &cri.LinuxPodSandboxStats{
-		Containers: s.listContainerStats(&cri.ContainerStatsFilter{PodSandboxId: sb.ID()}),
+	linux := new(cri.LinuxPodSandboxStats)
+	for _, c := range sb.Containers() {
+		if isRunning(c) && !s.isHidden(c) {
+			linux.Containers = append(linux.Containers, s.containerStats(c))
+		}
 	}
-	if st, err := sb.Stats(); err == nil {
+	if st, err := sb.Usage(); err == nil {
 		linux.Cpu = s.cpuUsage(sb.ID(), st, sb.CreatedAt())
 		linux.Memory = memoryUsage(st)
 		linux.Process = &cri.ProcessUsage{Timestamp: st.At.UnixNano(), ProcessCount: value(st.Pids.Current)}
 		linux.Io = &cri.IoUsage{Timestamp: st.At.UnixNano(), Psi: pressure(st.IO.PSI)}
 	}
-	linux.Network = networkUsage(sb)
+	linux.Network = s.networkUsage(sb)
 	return &cri.PodSandboxStats{
 		Attributes: &cri.PodSandboxAttributes{
 			Id: sb.ID(), Metadata: rec.config.Metadata, Labels: rec.config.Labels, Annotations: rec.config.Annotations,
@@ -48,11 +50,11 @@ const defaultInterface = "eth0"
 
 // networkUsage returns the counters of the pod's own interfaces; a pod on the
 // host's network has none.
-func networkUsage(sb *oci.Sandbox) *cri.NetworkUsage {
+func (s *Server) networkUsage(sb *oci.Sandbox) *cri.NetworkUsage {
 	if sb.Config().HostNetwork || sb.State() != oci.SandboxReady {
 		return nil
 	}
-	list, err := network.Stats(sb.NetNS())
+	list, err := s.interfaces.read(sb)
 	if err != nil {
 		return nil
 	}

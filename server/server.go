@@ -153,6 +153,7 @@ type Server struct {
 	cpu        cpuRates
 	ooms       oomCount
 	exits      exits
+	interfaces interfaces
 
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
@@ -220,5 +221,6 @@ func (s *Server) Close() error {
 	s.plugins.Close()
 	s.sandboxes.close()
 	s.containers.close()
+	s.interfaces.closeAll()
 	return err
 }

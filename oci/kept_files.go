@@ -1,0 +1,147 @@
+package oci
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// To open a cgroup file takes the kernel eight times as long as to read it, so the files
+// that CRI's statistics are made of stay open, from the first time that somebody asks for
+// them. An open file costs the kernel some 5 KiB, hence the limits:
+//
+//   - keptMax files of all containers and sandboxes together, and half of what the process
+//     may open. What is above is opened each time.
+//   - keptIdle without a reader.
+//
+// A cgroup can be removed and made again under the same path, as the kubelet does with a
+// pod's: the file that is open is then of the one that is gone, and cannot be read.
+const (
+	keptMax  = 20_000 // 1000 pods of one container
+	keptIdle = 2 * time.Minute
+)
+
+// A keptBudget is how many files may be kept, and are.
+type keptBudget struct {
+	max  int64
+	used atomic.Int64
+}
+
+func newKeptBudget() *keptBudget {
+	limit := unix.Rlimit{}
+	_ = unix.Getrlimit(unix.RLIMIT_NOFILE, &limit) // cannot fail; 0 keeps none
+	return &keptBudget{max: int64(min(keptMax, limit.Cur/2))}
+}
+
+// keptFiles are the open files of one cgroup. The zero value keeps none, and no longer.
+type keptFiles struct {
+	budget *keptBudget
+	over   atomic.Bool // for good
+
+	mu    sync.Mutex // held while they are read
+	files []keptFile // guarded by mu
+	used  time.Time  // guarded by mu
+}
+
+type keptFile struct {
+	controller, name string
+	fd               int
+}
+
+// find returns a file that is open. The caller holds mu.
+func (k *keptFiles) find(controller, name string) (fd int, ok bool) {
+	for i := range k.files {
+		if f := &k.files[i]; f.name == name && f.controller == controller {
+			return f.fd, true
+		}
+	}
+	return 0, false
+}
+
+// keep takes over a file, and reports whether it has. The caller holds mu.
+func (k *keptFiles) keep(controller, name string, fd int) bool {
+	if k.budget == nil || k.over.Load() {
+		return false
+	}
+	if k.budget.used.Add(1) > k.budget.max {
+		k.budget.used.Add(-1)
+		return false
+	}
+	k.files = append(k.files, keptFile{controller, name, fd})
+	return true
+}
+
+// drop closes the files. The caller holds mu.
+func (k *keptFiles) drop() {
+	for _, f := range k.files {
+		unix.Close(f.fd)
+		k.budget.used.Add(-1)
+	}
+	k.files = nil
+}
+
+// read reads the counters that CRI's statistics are made of.
+func (k *keptFiles) read(dirs map[string]string) (Stats, error) {
+	k.mu.Lock()
+	k.used = time.Now()
+	s, stale, err := readStats(dirs, k, false)
+	if stale { // at least one file is of a cgroup that is gone
+		k.drop()
+		s, _, err = readStats(dirs, k, false)
+	}
+	if err != nil {
+		k.drop()
+	}
+	k.mu.Unlock()
+	k.tidy()
+	return s, err
+}
+
+// close closes the files for good. A reader is not waited for, it does it then.
+func (k *keptFiles) close() {
+	k.over.Store(true)
+	k.tidy()
+}
+
+// tidy closes the files if that was asked for and nobody reads.
+func (k *keptFiles) tidy() {
+	if k.over.Load() && k.mu.TryLock() {
+		k.drop()
+		k.mu.Unlock()
+	}
+}
+
+// rest closes the files if nobody has read them since then.
+func (k *keptFiles) rest(since time.Time) {
+	if !k.mu.TryLock() {
+		return // somebody reads
+	}
+	if k.used.Before(since) {
+		k.drop()
+	}
+	k.mu.Unlock()
+	k.tidy()
+}
+
+// restKept closes the files that nobody reads any more, until ctx ends.
+func (r *Runtime) restKept(ctx context.Context) {
+	tick := time.NewTicker(keptIdle)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case now := <-tick.C:
+			since := now.Add(-keptIdle)
+			for _, c := range r.containers.list() {
+				c.counters.rest(since)
+			}
+			for _, sb := range r.sandboxes.list() {
+				sb.counters.rest(since)
+			}
+		}
+	}
+}
