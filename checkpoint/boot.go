@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -106,13 +105,4 @@ func overwrite(path string, data []byte) (err error) {
 		return err
 	}
 	return f.Sync()
-}
-
-// currentBootID returns the kernel's random ID of this boot (random(4)).
-func currentBootID() (string, error) {
-	data, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	if err != nil {
-		return "", fmt.Errorf("read boot id: %w", err)
-	}
-	return strings.TrimSpace(string(data)), nil
 }

@@ -25,6 +25,7 @@ import (
 	"sync"
 
 	"github.com/crisp-cri/crisp/internal/atomicfile"
+	"github.com/crisp-cri/crisp/internal/kernel"
 )
 
 // A Manager keeps the records below one directory. Its methods may be called
@@ -42,7 +43,7 @@ type Manager struct {
 // if a newer crispd has written one of the records; then nothing is changed, not
 // even boot.json.
 func Open(dir string, log *slog.Logger) (*Manager, error) {
-	bootID, err := currentBootID()
+	bootID, err := kernel.BootID()
 	if err != nil {
 		return nil, err
 	}

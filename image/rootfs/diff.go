@@ -35,6 +35,9 @@ func (ls *Store) Diff(ctx context.Context, key string, w io.Writer) (deleted []s
 	if fresh || l.record.ReadOnly {
 		return nil, fault.NotFound.Errorf("no writable root file system %q", key)
 	}
+	if ls.isVoid(l.record) {
+		return nil, fault.WrongState.Errorf("root file system %s is of before the machine was restarted: what was written to it may be lost", key)
+	}
 	d := &differ{
 		ctx: ctx, tar: tar.NewWriter(w), links: make(map[uint64]string),
 		upper:  filepath.Join(ls.path(key), "fs"),

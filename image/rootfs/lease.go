@@ -27,6 +27,7 @@ type leaseRecord struct {
 	Inherits bool            `json:",omitempty"` // above the layers is a layer of directories, see layer.Store.Inherit and layer.RootOf
 	ReadOnly bool
 	Volumes  []string `json:",omitempty"` // where they are mounted; see MakeVolumes
+	Boot     string   `json:",omitempty"` // of a writable one, the boot of the machine in which it was made; "" = by an older release
 }
 
 // A lease is one root file system, mounted or not. It is busy while a goroutine
@@ -39,6 +40,10 @@ type lease struct {
 	usage layer.Usage // guarded by Store.mu
 	next  time.Time   // when it may be walked again; guarded by Store.mu
 }
+
+// isVoid reports whether the machine was restarted since something may have been written: as that
+// is never synced (see takesVolatile), no one can tell how much of it is there.
+func (ls *Store) isVoid(r leaseRecord) bool { return r.Boot != "" && r.Boot != ls.boot }
 
 func (ls *Store) path(key string) string { return filepath.Join(ls.dir, key) }
 
@@ -150,9 +155,39 @@ func (ls *Store) Usage(key string) (bytes, inodes uint64, err error) {
 	now := time.Now()
 	if !l.record.ReadOnly && !now.Before(l.next) {
 		l.next = now.Add(24 * time.Hour) // until the walk has ended
-		ls.background.Go(func() { ls.refresh(key, l) })
+		ls.toWalk = append(ls.toWalk, walk{key, l})
+		if ls.walkers < maxWalkers {
+			ls.walkers++
+			ls.background.Go(ls.walk)
+		}
 	}
 	return l.usage.Bytes, l.usage.Inodes, nil
+}
+
+// maxWalkers bounds how many layers are walked at once: those of a whole node are asked for in
+// one call, whose answer must not wait for the processors.
+const maxWalkers = 2
+
+// A walk is a lease that is to be walked.
+type walk struct {
+	key string
+	l   *lease
+}
+
+// walk walks what is to be walked, until there is no more.
+func (ls *Store) walk() {
+	for {
+		ls.mu.Lock()
+		if len(ls.toWalk) == 0 || ls.life.Err() != nil {
+			ls.walkers--
+			ls.mu.Unlock()
+			return
+		}
+		next := ls.toWalk[0]
+		ls.toWalk = ls.toWalk[1:]
+		ls.mu.Unlock()
+		ls.refresh(next.key, next.l)
+	}
 }
 
 // refresh walks the writable layer of l, its volumes included.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/crisp-cri/crisp/image/layer"
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/tree"
 	"github.com/crisp-cri/crisp/internal/undo"
 )
 
@@ -22,9 +23,11 @@ type MountOptions struct {
 }
 
 // Mount mounts a root file system of the image id for key, as one overlay, and returns
-// where. One that is already mounted is returned as it is. One that was unmounted, or
-// lost its mount in a reboot, is mounted again from its layers of then, with what was
-// written to it. The error is fault.WrongState if it exists and ReadOnly differs.
+// where. One that is already mounted is returned as it is. One that was unmounted is
+// mounted again from its layers of then, with what was written to it. What was written is
+// never synced and does not survive a restart of the machine, which every container ends
+// with: then a writable one can only be removed. The error is fault.WrongState for that, and
+// if it exists and ReadOnly differs.
 func (ls *Store) Mount(_ context.Context, key, id string, o MountOptions) (root string, err error) {
 	l, fresh, err := ls.begin(key)
 	if err != nil {
@@ -43,6 +46,9 @@ func (ls *Store) Mount(_ context.Context, key, id string, o MountOptions) (root 
 	if l.record.ReadOnly != o.ReadOnly || len(l.held) != len(l.record.Layers) {
 		return "", fault.WrongState.Errorf("root file system %s is of another kind, or has lost its layers", key)
 	}
+	if ls.isVoid(l.record) {
+		return "", fault.WrongState.Errorf("root file system %s is of before the machine was restarted: it can only be removed", key)
+	}
 	target := ls.mountPoint(key)
 	if err := makeMountPoint(target, o.IDs, &steps); err != nil {
 		return "", fmt.Errorf("make mount point: %w", err)
@@ -52,6 +58,11 @@ func (ls *Store) Mount(_ context.Context, key, id string, o MountOptions) (root 
 		return "", err
 	}
 	if !mounted {
+		if !fresh {
+			if err := ls.renewWork(key, l); err != nil {
+				return "", fmt.Errorf("mount root file system %s: %w", key, err)
+			}
+		}
 		if err := ls.overlay(key, l, o, target); err != nil {
 			return "", fmt.Errorf("mount root file system %s: %w", key, err)
 		}
@@ -116,6 +127,9 @@ func (ls *Store) lease(l *lease, key, id string, o MountOptions, steps *undo.Sta
 	if o.ReadOnly && root != layer.TopRoot(held) {
 		r.Inherits = true
 	}
+	if !o.ReadOnly {
+		r.Boot = ls.boot
+	}
 	ls.set(l, r, held)
 	dir := ls.path(key)
 	steps.Add("lease", func() error { return os.RemoveAll(dir) })
@@ -147,6 +161,19 @@ func (ls *Store) lease(l *lease, key, id string, o MountOptions, steps *undo.Sta
 	return nil
 }
 
+// renewWork makes the work directory of l anew, which nobody uses: it may have the mark of a
+// volatile mount.
+func (ls *Store) renewWork(key string, l *lease) error {
+	if l.record.ReadOnly {
+		return nil
+	}
+	work := filepath.Join(ls.path(key), "work")
+	if err := tree.Remove(ls.life, work); err != nil {
+		return err
+	}
+	return os.Mkdir(work, 0o700)
+}
+
 // overlay mounts l at target.
 func (ls *Store) overlay(key string, l *lease, options MountOptions, target string) error {
 	if err := ls.private(); err != nil {
@@ -162,6 +189,7 @@ func (ls *Store) overlay(key string, l *lease, options MountOptions, target stri
 	if !l.record.ReadOnly {
 		o.upper = filepath.Join(ls.path(key), "fs")
 		o.work = filepath.Join(ls.path(key), "work")
+		o.volatile = true
 	}
 	if options.IDs != nil {
 		ns, err := os.Open(options.IDs.UserNS)

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"os"
 	"path/filepath"
@@ -17,6 +18,8 @@ import (
 	"github.com/crisp-cri/crisp/image/imagetest"
 	"github.com/crisp-cri/crisp/image/rootfs"
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/kernel"
+	"github.com/moby/sys/mountinfo"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sys/unix"
 )
@@ -332,4 +335,98 @@ func TestUsage(t *testing.T) {
 	if after := p.Store.FsInfo(); after.UsedBytes < before.UsedBytes+1<<20 || after.Inodes != before.Inodes+1 {
 		t.Errorf("store has %+v, and %+v before", after, before)
 	}
+}
+
+// What is written to a root file system is never synced, neither by the container nor by the
+// unmount, which other containers on the disk would wait for.
+func TestMountIsVolatile(t *testing.T) {
+	reg := imagetest.NewRegistry(t)
+	p := imagetest.NewPlace(t, reg)
+	reg.Push("app", "latest", imagetest.Build(t, "gzip", "x"))
+	id := p.Pull(reg.Host + "/app").ID
+	root := p.Mount("k", id)
+	options := func() string {
+		mounts, err := mountinfo.GetMounts(mountinfo.SingleEntryFilter(root))
+		if err != nil || len(mounts) != 1 {
+			t.Fatalf("%d mounts (err %v)", len(mounts), err)
+		}
+		return mounts[0].VFSOptions
+	}
+	if got := options(); !strings.Contains(got, "volatile") {
+		t.Errorf("options are %s", got)
+	}
+	for i := range 3 { // the kernel refuses the work directory of a volatile mount
+		name := filepath.Join(root, fmt.Sprint("mine", i))
+		if err := os.WriteFile(name, []byte("x"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		f, err := os.Open(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(f.Sync(), f.Close()); err != nil {
+			t.Errorf("sync: %v", err)
+		}
+		if err := p.Store.RootFS().Unmount(t.Context(), "k", false); err != nil {
+			t.Fatal(err)
+		}
+		p.Mount("k", id)
+		if got := imagetest.ReadFile(t, root, fmt.Sprint("mine", i)); got != "x" {
+			t.Errorf("file holds %q", got)
+		}
+	}
+}
+
+// What was written is void after a restart of the machine, even if all of it seems to be there:
+// it is no more mounted or read, and can be removed.
+func TestWritesAreVoidAfterReboot(t *testing.T) {
+	reg := imagetest.NewRegistry(t)
+	p := imagetest.NewPlace(t, reg)
+	reg.Push("app", "latest", imagetest.Build(t, "gzip", "x"))
+	id := p.Pull(reg.Host + "/app").ID
+	root := p.Mount("k", id)
+	volume, err := p.Store.RootFS().Mount(t.Context(), "volume", id, rootfs.MountOptions{ReadOnly: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(root, "mine"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, key := range []string{"k", "volume"} {
+		if err := p.Store.RootFS().Unmount(t.Context(), key, false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	boot, err := kernel.BootID()
+	if err != nil {
+		t.Fatal(err)
+	}
+	lease := filepath.Join(p.Root(), "rw", "k", "lease.json")
+	data, err := os.ReadFile(lease)
+	if err != nil || !bytes.Contains(data, []byte(boot)) {
+		t.Fatalf("lease is %s (err %v)", data, err)
+	}
+	if err := os.WriteFile(lease, bytes.Replace(data, []byte(boot), []byte("another"), 1), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p.Reopen(image.Options{})
+	if _, err := p.Store.RootFS().Mount(t.Context(), "k", id, rootfs.MountOptions{}); !errors.Is(err, fault.WrongState) {
+		t.Errorf("error is %v, want one of kind %v", err, fault.WrongState)
+	}
+	if _, err := p.Store.RootFS().Diff(t.Context(), "k", io.Discard); !errors.Is(err, fault.WrongState) {
+		t.Errorf("error of the diff is %v, want one of kind %v", err, fault.WrongState)
+	}
+	// Nothing was written to a volume.
+	if again, err := p.Store.RootFS().Mount(t.Context(), "volume", id, rootfs.MountOptions{ReadOnly: true}); err != nil || again != volume {
+		t.Errorf("volume is at %s, was at %s (err %v)", again, volume, err)
+	}
+	for _, key := range []string{"k", "volume"} {
+		if err := p.Store.RootFS().Unmount(t.Context(), key, true); err != nil {
+			t.Error(err)
+		}
+	}
+	if got := p.Names("rw"); len(got) != 0 {
+		t.Errorf("%v are left", got)
+	}
+	p.Mount("k", id) // the name is free
 }

@@ -23,6 +23,7 @@ type overlay struct {
 	upper, work string   // "" for a read-only mount
 	empty       string   // a directory without files, to make up for missing lowers
 	label       string   // SELinux; "" = each file keeps its own
+	volatile    bool     // nothing written to it is ever synced, see takesVolatile
 	userns      *os.File // maps the owners of files; nil = do not map
 }
 
@@ -63,17 +64,27 @@ func (o *overlay) bind(target string) error {
 // probed: it accepts any option, and fails, with a line in the kernel's log, when the
 // file system is created. Later kernels refuse an unknown option at once, as 6.5 itself
 // and 6.6 before 6.6.23 refuse lowerdir+.
-var appendsLayers = sync.OnceValue(func() bool {
+var appendsLayers = sync.OnceValue(func() bool { return isLinux(6, 5) && knowsPath("lowerdir+") })
+
+// takesVolatile reports whether overlayfs has the option volatile, since Linux 5.10. With it
+// fsync(2) and the like do nothing, and neither does an unmount, which otherwise writes all
+// that is not yet on the disk of the writable layer, whosever it is. Once such an overlay was
+// mounted, its work directory has a mark until it is made anew: overlayfs mounts it no second
+// time, as what was written may be lost if the machine was restarted.
+var takesVolatile = sync.OnceValue(func() bool { return isLinux(5, 10) })
+
+// isLinux reports whether the kernel is of that version or later.
+func isLinux(major, minor int) bool {
 	var uts unix.Utsname
-	var major, minor int
 	if unix.Uname(&uts) != nil {
 		return false
 	}
-	if _, err := fmt.Sscanf(unix.ByteSliceToString(uts.Release[:]), "%d.%d", &major, &minor); err != nil {
+	var a, b int
+	if _, err := fmt.Sscanf(unix.ByteSliceToString(uts.Release[:]), "%d.%d", &a, &b); err != nil {
 		return false
 	}
-	return (major > 6 || major == 6 && minor >= 5) && knowsPath("lowerdir+")
-})
+	return a > major || a == major && b >= minor
+}
 
 // knowsPath reports whether overlayfs of Linux 6.5 or later has an option whose value
 // is the path of a layer: if so, it looks up the path.
@@ -121,6 +132,11 @@ func (o *overlay) mountNew(target string) error {
 	for _, opt := range options {
 		if err := unix.FsconfigSetString(fsfd, opt[0], opt[1]); err != nil {
 			return explain(fsfd, opt[0], err)
+		}
+	}
+	if o.volatile && takesVolatile() {
+		if err := unix.FsconfigSetFlag(fsfd, "volatile"); err != nil {
+			return explain(fsfd, "volatile", err)
 		}
 	}
 	if err := unix.FsconfigCreate(fsfd); err != nil {
@@ -172,6 +188,9 @@ func (o *overlay) mountOld(target string) error {
 	data := "index=off,metacopy=off,"
 	if o.label != "" {
 		data += `context="` + o.label + `",` // its categories have a comma between them
+	}
+	if o.volatile && takesVolatile() {
+		data += "volatile,"
 	}
 	data += "lowerdir=" + strings.Join(lower, ":")
 	var flags uintptr

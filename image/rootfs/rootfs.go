@@ -3,7 +3,8 @@
 // Each has a key, which its user chooses, and is one overlay mount of the image's layers,
 // with or without a writable layer on top. Its lease is written before the mount and
 // outlives it, and the daemon: the layers stay as long as there is one, even if the image
-// is removed.
+// is removed. What is written to the writable layer is as durable as the mount: it is never
+// synced, and is void once the machine was restarted, as no container survives that.
 //
 // On disk:
 //
@@ -27,6 +28,7 @@ import (
 
 	"github.com/crisp-cri/crisp/image/layer"
 	"github.com/crisp-cri/crisp/internal/atomicfile"
+	"github.com/crisp-cri/crisp/internal/kernel"
 	"github.com/opencontainers/go-digest"
 )
 
@@ -37,6 +39,7 @@ type Store struct {
 	state   string // of the mounts
 	empty   string // a layer without files
 	staging string
+	boot    string // of the machine
 	layers  *layer.Store
 	image   func(ref string) (Image, error)
 	log     *slog.Logger
@@ -46,8 +49,10 @@ type Store struct {
 	stop       context.CancelFunc // of walks
 	background sync.WaitGroup     // walks
 
-	mu sync.Mutex
-	m  map[string]*lease // guarded by mu
+	mu      sync.Mutex
+	m       map[string]*lease // guarded by mu
+	toWalk  []walk            // guarded by mu
+	walkers int               // guarded by mu
 }
 
 // An Image is the part of an image that is mounted.
@@ -75,6 +80,10 @@ func Open(o Options) (*Store, error) {
 		layers: o.Layers, image: o.Image, log: o.Log,
 		private: sync.OnceValue(func() error { return makePrivate(o.State) }),
 		m:       make(map[string]*lease),
+	}
+	var err error
+	if ls.boot, err = kernel.BootID(); err != nil {
+		return nil, err
 	}
 	if err := ls.findLeases(); err != nil {
 		return nil, err
