@@ -46,6 +46,7 @@ type Container struct {
 	stopAgain chan struct{} // wakes terminate: there is another Stop
 	applying  chan struct{} // full while a change is being made
 	orphan    atomic.Bool   // loaded from disk: no Start of ours will settle it
+	forgotten atomic.Bool   // by the executor, see Forget
 	counters  keptFiles
 
 	mu     sync.Mutex

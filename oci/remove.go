@@ -36,14 +36,33 @@ func (c *Container) Remove(ctx context.Context) error {
 	return fault.WrongState.Errorf("container %s is being started: cannot remove it", c.id)
 }
 
+// Forget has the executor forget a container that is Exited, with its cgroups: half of what Remove
+// does, which may go on while the caller takes other things of the container away. In other
+// states it does nothing.
+func (c *Container) Forget(ctx context.Context) error {
+	if c.status.Load().State != Exited { // from which it is only removed
+		return nil
+	}
+	ctx, cancel := undo.Context(ctx)
+	defer cancel()
+	c.awaitNotified()
+	if err := c.rt.expunge(ctx, c.id); err != nil {
+		return fmt.Errorf("remove container %s: %w", c.id, err)
+	}
+	c.forgotten.Store(true)
+	return nil
+}
+
 // discard takes away what is left of a container that is Removing. All of it may
 // be done twice. The record goes last: without it nobody could go on.
 func (c *Container) discard(ctx context.Context) error {
 	ctx, cancel := undo.Context(ctx)
 	defer cancel()
 	c.awaitNotified()
-	if err := c.rt.expunge(ctx, c.id); err != nil {
-		return fmt.Errorf("remove container %s: %w", c.id, err)
+	if !c.forgotten.Load() {
+		if err := c.rt.expunge(ctx, c.id); err != nil {
+			return fmt.Errorf("remove container %s: %w", c.id, err)
+		}
 	}
 	// An executor that took over from a dead one may not know of it.
 	if err := c.removeCgroups(); err != nil {

@@ -57,11 +57,23 @@ func (s *Server) removeContainer(ctx context.Context, c *oci.Container) error {
 		return err
 	}
 	stage.Next(ctx, "rootfs")
-	for _, key := range append([]string{c.ID()}, rec.volumes...) {
+	// The kernel waits for its processors in both, so they go on side by side.
+	forgotten := make(chan error, 1)
+	go func() { forgotten <- protect(func() error { return c.Forget(ctx) }) }()
+	err := s.unmountAll(ctx, append([]string{c.ID()}, rec.volumes...))
+	if err := errors.Join(err, <-forgotten); err != nil {
+		return err
+	}
+	stage.Next(ctx, "record")
+	return s.removeAndNotify(ctx, c)
+}
+
+// unmountAll takes root file systems away, with what was written to them.
+func (s *Server) unmountAll(ctx context.Context, keys []string) error {
+	for _, key := range keys {
 		if err := s.rootfs.Unmount(ctx, key, true); err != nil {
 			return fmt.Errorf("release file system %s: %w", key, err)
 		}
 	}
-	stage.Next(ctx, "record")
-	return s.removeAndNotify(ctx, c)
+	return nil
 }

@@ -326,11 +326,34 @@ func (b *builtin) remove() error {
 	if err != nil {
 		return err
 	}
+	if b.discard(lc) {
+		return nil
+	}
 	if err := destroy(b.id, lc); err != nil {
 		b.lease.put(lc)
 		return fault.Unavailable.Errorf("remove container %s: %w", b.id, err)
 	}
 	return nil
+}
+
+// discard is destroy for a container that nothing but empty cgroups and a directory is left of,
+// as of nearly all that have ended. libcontainer looks for processes first, in the freezer and
+// in a procfs that it mounts for that. What is not done is left to destroy.
+func (b *builtin) discard(lc *libcontainer.Container) (done bool) {
+	config := lc.Config()
+	if config.Cgroups == nil || config.Cgroups.Systemd || config.IntelRdt != nil || len(config.Hooks[configs.Poststop]) > 0 {
+		return false
+	}
+	paths, err := cgroupPaths(lc)
+	if err != nil {
+		return false
+	}
+	for _, dir := range paths {
+		if err := unix.Rmdir(dir); err != nil && err != unix.ENOENT { // it has processes, or cgroups below it
+			return false
+		}
+	}
+	return os.RemoveAll(filepath.Join(b.all.root, b.id)) == nil
 }
 
 // sweep implements ociRuntime.
