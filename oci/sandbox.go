@@ -144,6 +144,16 @@ func (sb *Sandbox) CgroupParent() string {
 // State returns a snapshot, without waiting.
 func (sb *Sandbox) State() SandboxState { return sb.status.Load().State }
 
+// InitPid returns the PID, in the host's namespace, of the sandbox's init; 0 if it has none, or
+// has it no longer.
+func (sb *Sandbox) InitPid() int {
+	st := sb.status.Load()
+	if st.State > SandboxReady {
+		return 0
+	}
+	return st.Pid
+}
+
 // Extra returns what the caller keeps with the sandbox.
 func (sb *Sandbox) Extra() []byte { return sb.record.Load().Config.Extra }
 

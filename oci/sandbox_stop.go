@@ -21,7 +21,7 @@ func (sb *Sandbox) BeginStop() error {
 func (sb *Sandbox) Unpin(ctx context.Context) error {
 	ctx, cancel := undo.Context(ctx)
 	defer cancel()
-	var errs []error
+	errs := []error{sb.RemoveStandIn()}
 	if sb.Config().SharedPID {
 		// With its first process ends all that is left in the PID namespace.
 		err := sb.rt.expunge(ctx, sb.id)

@@ -117,6 +117,11 @@ func (h *Host) Cgroup(path string, present bool) error {
 	})
 }
 
+// EmptyCgroup implements oci.Host.
+func (h *Host) EmptyCgroup(parent, name string, present bool) error {
+	return h.Cgroup(parent+"/"+name, present)
+}
+
 // Find implements oci.Host.
 func (h *Host) Find(pid int, startTime uint64) (*os.File, error) {
 	if h.find(pid, startTime) {

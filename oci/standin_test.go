@@ -1,0 +1,134 @@
+package oci_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/kernel"
+	"github.com/crisp-cri/crisp/oci"
+)
+
+// makeParent makes a cgroup as the kubelet makes a pod's, and returns what crispd is told of
+// it, and its directories.
+func makeParent(t *testing.T) (parent string, dirs []string) {
+	t.Helper()
+	if viaSystemd() {
+		t.Skip("systemd makes the cgroups here, and a slice would have to be asked for; test/vm does")
+	}
+	parent = "/crisptest-" + oci.NewID()[:12]
+	all, err := kernel.Hierarchies()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, h := range all {
+		dir := filepath.Join(h.Dir, parent)
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		dirs = append(dirs, dir)
+	}
+	t.Cleanup(func() {
+		for _, dir := range dirs {
+			if err := os.Remove(dir); err != nil {
+				t.Error(err) // something was left in it
+			}
+		}
+	})
+	return parent, dirs
+}
+
+// A stand-in is made anew, with another inode, so that whoever watches sees it come again; it
+// goes with the sandbox, and never comes back after that.
+func TestStandIn(t *testing.T) {
+	n := newKernelNode(t)
+	r := n.Open(t)
+	t.Cleanup(func() {
+		if err := r.Shutdown(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	parent, dirs := makeParent(t)
+	sb, err := r.CreateSandbox(t.Context(), oci.SandboxConfig{CgroupParent: parent})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := sb.RenewStandIn(); !errors.Is(err, fault.WrongState) {
+		t.Errorf("stand-in of a sandbox that is not ready: %v", err)
+	}
+	if err := sb.Ready(nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := sb.RemoveStandIn(); err != nil {
+		t.Errorf("remove what is not there: %v", err)
+	}
+	var inodes [2][]uint64
+	for i := range inodes {
+		if err := sb.RenewStandIn(); err != nil {
+			t.Fatal(err)
+		}
+		for _, dir := range dirs {
+			inodes[i] = append(inodes[i], inode(t, filepath.Join(dir, "crisp-sandbox-"+sb.ID())))
+		}
+	}
+	for i := range dirs {
+		if inodes[0][i] == inodes[1][i] {
+			t.Errorf("%s: the stand-in is the same one", dirs[i])
+		}
+	}
+	ctx := context.WithoutCancel(t.Context())
+	if err := sb.BeginStop(); err != nil {
+		t.Fatal(err)
+	}
+	if err := sb.Unpin(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if err := sb.RenewStandIn(); !errors.Is(err, fault.WrongState) {
+		t.Errorf("stand-in of a sandbox that is being stopped: %v", err)
+	}
+	for _, dir := range dirs {
+		if left, _ := filepath.Glob(filepath.Join(dir, "crisp-*")); len(left) > 0 {
+			t.Errorf("left: %s", left)
+		}
+	}
+}
+
+// A sandbox whose cgroup has its name needs no stand-in.
+func TestNoStandIn(t *testing.T) {
+	n := newKernelNode(t)
+	r := n.Open(t)
+	t.Cleanup(func() {
+		if err := r.Shutdown(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	for name, cfg := range map[string]oci.SandboxConfig{"own cgroup": {}, "own cgroup, with an init": {SharedPID: true}} {
+		sb, err := r.CreateSandbox(t.Context(), cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := sb.Ready(nil); err != nil {
+			t.Fatal(err)
+		}
+		if err := sb.RenewStandIn(); !errors.Is(err, fault.Invalid) || sb.HasStandIn() {
+			t.Errorf("%s: %v", name, err)
+		}
+		if err := sb.RemoveStandIn(); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func inode(t *testing.T, path string) uint64 {
+	t.Helper()
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		t.Fatal(err)
+	}
+	return st.Ino
+}
