@@ -41,6 +41,10 @@ func (c *Config) check() error {
 		return c.wrong("state", "%s and root %s must not be one below the other", c.State, c.Root)
 	case len(c.Socket) > maxSocketPath:
 		return c.wrong("socket", "%q is longer than %d bytes", c.Socket, maxSocketPath)
+	case c.CAdvisorSocket != None && !filepath.IsAbs(c.CAdvisorSocket):
+		return c.wrong("cadvisor_socket", "%q is neither %s nor an absolute path", c.CAdvisorSocket, None)
+	case len(c.CAdvisorSocket) > maxSocketPath:
+		return c.wrong("cadvisor_socket", "%q is longer than %d bytes", c.CAdvisorSocket, maxSocketPath)
 	case len(c.NRI.Socket) > maxSocketPath:
 		return c.wrong("nri.socket", "%q is longer than %d bytes", c.NRI.Socket, maxSocketPath)
 	case len(c.State)+len("/executor.sock") > maxSocketPath:

@@ -35,6 +35,11 @@ type Config struct {
 	State string `toml:"state"`
 	// Socket is the unix socket of the CRI. Default: crisp.sock in state.
 	Socket string `toml:"socket"`
+	// CAdvisorSocket is the unix socket where the kubelet's cAdvisor is told whose a
+	// cgroup is, in the part of containerd's API that it asks for that: kubelet
+	// --containerd=SOCKET. Only root can use it. "none" is nowhere. Default:
+	// cadvisor.sock in state.
+	CAdvisorSocket string `toml:"cadvisor_socket"`
 	// CgroupDriver is "systemd", "cgroupfs", or "auto": systemd where it runs the
 	// host on cgroup v2. The kubelet asks for the driver and must use the same one.
 	CgroupDriver string `toml:"cgroup_driver"`
@@ -234,6 +239,9 @@ type Handler struct {
 	// Default: none.
 	Annotations []string `toml:"annotations"`
 }
+
+// None is the CAdvisorSocket that is none.
+const None = "none"
 
 // Libcontainer is the built-in engine.
 const Libcontainer = "libcontainer"

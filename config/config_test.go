@@ -59,7 +59,7 @@ func TestOrigin(t *testing.T) {
 		}
 	}
 	if c.Root != "/flag" || c.Log.Level != "debug" || c.State != "/s" || strings.Join(c.Image.Pinned, ",") != "z" ||
-		c.Image.MaxParallel != 7 || c.Image.ProgressTimeout != 90*time.Second || c.Socket != "/s/crisp.sock" || c.CNI.ConfDir != "/flag/cni/net.d" || c.NRI.Socket != "/s/nri.sock" {
+		c.Image.MaxParallel != 7 || c.Image.ProgressTimeout != 90*time.Second || c.Socket != "/s/crisp.sock" || c.CNI.ConfDir != "/flag/cni/net.d" || c.NRI.Socket != "/s/nri.sock" || c.CAdvisorSocket != "/s/cadvisor.sock" {
 		t.Errorf("got %+v", c)
 	}
 }
@@ -74,7 +74,7 @@ func TestDefaults(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !c.DefaultInstance() || c.Socket != "/run/crisp/crisp.sock" || c.CNI.ConfDir != "/etc/cni/net.d" || c.CNI.BinDirs[0] != "/own" ||
-		!c.NRI.Enabled || c.NRI.Socket != "/var/run/nri/nri.sock" || c.Log.Level != "info" ||
+		!c.NRI.Enabled || c.NRI.Socket != "/var/run/nri/nri.sock" || c.CAdvisorSocket != "/run/crisp/cadvisor.sock" || c.Log.Level != "info" ||
 		strings.Join(c.CDI.SpecDirs, ",") != "/etc/cdi,/var/run/cdi" || c.HooksDirs[0] != "/usr/share/containers/oci/hooks.d" {
 		t.Errorf("got %+v", c)
 	}
@@ -176,6 +176,7 @@ func TestMistakes(t *testing.T) {
 		{"hooks", "log_max_line = 100\nhooks_dir = [\"/a\", \"b\"]\n", ":2: hooks_dir: \"b\" is not an absolute path"},
 		{"cdi", "[cdi]\nspec_dirs = [\"cdi\"]\n", ":2: cdi.spec_dirs: \"cdi\" is not an absolute path"},
 		{"sources", "reject_mount_sources = [\"etc\"]\n", ":1: reject_mount_sources: \"etc\" is not an absolute path"},
+		{"cadvisor", "cadvisor_socket = \"off\"\n", ":1: cadvisor_socket: \"off\" is neither none nor an absolute path"},
 		{"plugins", "[nri]\nsocket = \"nri.sock\"\n", ":2: nri.socket: \"nri.sock\" is not an absolute path"},
 		{"handler's key", "[handlers.runc]\nengin = \"/x\"\n", ":2: handlers.runc.engin is not a key of the configuration"},
 		{"handler's engine", "[handlers.runc]\nengine = \"runc\"\n", ":2: handlers.runc.engine: \"runc\" is neither libcontainer nor an absolute path"},

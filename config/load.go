@@ -95,6 +95,9 @@ func (c *Config) setDerived() {
 	if c.Socket == "" {
 		c.Socket = filepath.Join(c.State, "crisp.sock")
 	}
+	if c.CAdvisorSocket == "" {
+		c.CAdvisorSocket = filepath.Join(c.State, "cadvisor.sock")
+	}
 	if c.CNI.ConfDir == "" {
 		c.CNI.ConfDir = filepath.Join(c.Root, "cni", "net.d")
 		if c.Root == DefaultRoot {

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crisp-cri/crisp/oci"
 )
@@ -23,13 +24,7 @@ func annotate(built *specs.Spec, h Handler, sb *oci.Sandbox, pod *sandboxRecord,
 	switch {
 	case h.Engine != "":
 		maps.DeleteFunc(asked, func(key, _ string) bool { return !h.letsThrough(key) })
-		metadata := pod.config.GetMetadata()
-		for key, value := range map[string]string{
-			"container-type": "container", "container-name": rec.config.GetMetadata().GetName(), "image-name": rec.image().GetImage(),
-			"sandbox-id": sb.ID(), "sandbox-name": metadata.GetName(), "sandbox-namespace": metadata.GetNamespace(), "sandbox-uid": metadata.GetUid(),
-		} {
-			asked["io.kubernetes.cri."+key] = value
-		}
+		maps.Copy(asked, containerAnnotations(sb, pod, rec))
 	case built.Hooks == nil:
 		return
 	default:
@@ -38,6 +33,25 @@ func annotate(built *specs.Spec, h Handler, sb *oci.Sandbox, pod *sandboxRecord,
 		maps.DeleteFunc(asked, func(key, _ string) bool { return strings.HasPrefix(key, "org.systemd.property.") })
 	}
 	built.Annotations = asked
+}
+
+// criPrefix begins the annotations that containerd gives its specifications.
+const criPrefix = "io.kubernetes.cri."
+
+// containerAnnotations returns those of a container.
+func containerAnnotations(sb *oci.Sandbox, pod *sandboxRecord, rec *containerRecord) map[string]string {
+	all := criAnnotations("container", sb, pod.config.GetMetadata())
+	all[criPrefix+"container-name"] = rec.config.GetMetadata().GetName()
+	all[criPrefix+"image-name"] = rec.image().GetImage()
+	return all
+}
+
+// criAnnotations returns those of a container and of a sandbox alike.
+func criAnnotations(kind string, sb *oci.Sandbox, of *cri.PodSandboxMetadata) map[string]string {
+	return map[string]string{
+		criPrefix + "container-type": kind, criPrefix + "sandbox-id": sb.ID(), criPrefix + "sandbox-name": of.GetName(),
+		criPrefix + "sandbox-namespace": of.GetNamespace(), criPrefix + "sandbox-uid": of.GetUid(),
+	}
 }
 
 // letsThrough reports whether the handler's OCI runtime may see an annotation.

@@ -51,6 +51,9 @@ func (e *Events) Publish(ev oci.Event) {
 		s.ooms.add(ev.Container.ID())
 		s.o.Telemetry.OOM()
 	}
+	if ev.Sandbox != nil {
+		s.cadvisor.Changed(ev.Sandbox.ID())
+	}
 	typ, known := eventType[ev.Kind]
 	if !known {
 		return

@@ -52,6 +52,34 @@ func (s *Server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 	return handle(ctx, req)
 }
 
+// Aside returns the options of a gRPC server beside CRI's. Its calls get their status codes and
+// their safety net too, and are in no metric and no trace, as they are none of CRI's.
+func Aside(s *Server) []grpc.ServerOption {
+	return []grpc.ServerOption{grpc.UnaryInterceptor(s.aside), grpc.MaxRecvMsgSize(maxAside)}
+}
+
+// maxAside is more than any request there has, in bytes.
+const maxAside = 64 << 10
+
+func (s *Server) aside(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (resp any, err error) {
+	ctx = logctx.With(ctx, "rpc", info.FullMethod)
+	defer func() {
+		if p := recover(); p != nil {
+			resp, err = nil, s.panicked(ctx, p)
+		}
+		if err == nil {
+			return
+		}
+		code, level := codeOf(ctx, err), slog.LevelDebug
+		if code == codes.Unknown {
+			level = slog.LevelError
+		}
+		s.log.Log(ctx, level, "rpc failed", "kind", code.String(), "err", err)
+		err = status.Error(code, err.Error())
+	}()
+	return handle(ctx, req)
+}
+
 func (s *Server) stream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) (err error) {
 	ctx, c := s.begin(stream.Context(), info.FullMethod, nil)
 	defer func() {

@@ -54,6 +54,7 @@ import (
 	"github.com/crisp-cri/crisp/image/rootfs"
 	"github.com/crisp-cri/crisp/network"
 	"github.com/crisp-cri/crisp/oci"
+	"github.com/crisp-cri/crisp/server/cadvisor"
 	"github.com/crisp-cri/crisp/server/loaderapi"
 	"github.com/crisp-cri/crisp/server/nri"
 	"github.com/crisp-cri/crisp/server/selinux"
@@ -123,6 +124,7 @@ type Options struct {
 	NRI                *nri.Options    // nil = no plugins; Version, Log and what they must know of the host are filled in
 	RejectMountSources []string        // a host path of these that is missing is an error; others are made, as users expect of hostPath
 	RestoreFromImages  bool            // CreateContainer may restore from checkpoint images
+	CAdvisor           bool            // RegisterCAdvisor may be called
 	Version            string          // of crisp, semantic; "" means 0.0.0
 	Root, State        string          // directories: checkpoints are made below Root; both are in the verbose Status
 	Log                *slog.Logger
@@ -142,7 +144,8 @@ type Server struct {
 	network   Network
 	events    *Events
 	streaming *streaming.Server
-	plugins   *nri.Plugins // nil = none
+	plugins   *nri.Plugins     // nil = none
+	cadvisor  *cadvisor.Server // nil = cAdvisor is not answered
 	log       *slog.Logger
 	live      atomic.Pointer[Options] // with what Reconfigure has changed, and all Handlers, "" included
 
@@ -196,6 +199,9 @@ func New(o Options) (*Server, error) {
 		s.cancel()
 		return nil, errors.Join(err, s.streaming.Close())
 	}
+	if o.CAdvisor {
+		s.cadvisor = cadvisor.New(cgroupOwners{s}, s.log)
+	}
 	s.events.attach(s)
 	o.Telemetry.Watch(s.state)
 	return s, nil
@@ -219,6 +225,7 @@ func (s *Server) Close() error {
 	s.exits.close()
 	s.work.close()
 	s.plugins.Close()
+	s.cadvisor.Close()
 	s.sandboxes.close()
 	s.containers.close()
 	s.interfaces.closeAll()

@@ -386,9 +386,10 @@ func TestSignalsAtTheStart(t *testing.T) {
 // Root can look into a crispd that runs, and nobody else.
 func TestDebugSocket(t *testing.T) {
 	n, _ := startNode(t)
-	info, err := os.Stat(filepath.Join(n.state, "debug.sock"))
-	if err != nil || info.Mode().Perm() != 0o600 {
-		t.Errorf("mode %v, %v, want 0600", info.Mode().Perm(), err)
+	for _, name := range []string{"debug.sock", "cadvisor.sock"} {
+		if info, err := os.Stat(filepath.Join(n.state, name)); err != nil || info.Mode().Perm() != 0o600 {
+			t.Errorf("%s: %v, %v, want mode 0600", name, info, err)
+		}
 	}
 	if got := n.debug(t, "goroutines"); !strings.Contains(got, "main.main()") {
 		t.Errorf("goroutines:\n%.500s", got)

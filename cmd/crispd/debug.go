@@ -8,7 +8,6 @@ import (
 	"net"
 	"net/http"
 	"net/http/pprof"
-	"os"
 	"path/filepath"
 	"strings"
 	"sync/atomic"
@@ -82,12 +81,8 @@ func fetch(socket, path string, out io.Writer) error {
 
 // serveDebug serves the debug socket until stop is called.
 func serveDebug(state string, tel *telemetry.Telemetry, current *atomic.Pointer[config.Config], log *slog.Logger) (stop func(), err error) {
-	l, err := listen(debugPath(state))
+	l, err := listenForRoot(debugPath(state))
 	if err != nil {
-		return nil, err
-	}
-	if err := os.Chmod(debugPath(state), 0o600); err != nil {
-		l.Close()
 		return nil, err
 	}
 	mux := http.NewServeMux()

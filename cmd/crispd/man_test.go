@@ -29,6 +29,8 @@ SIGUSR1: write the stacks of all goroutines to goroutines.txt in the state direc
 
 /run/crisp/debug.sock: what crispd debug reads; root's alone.
 
+/run/crisp/cadvisor.sock: where the kubelet's cAdvisor asks whose a cgroup is (kubelet --containerd=/run/crisp/cadvisor.sock); root's alone.
+
 /run/crisp/executor.log: what the executor says. It begins anew at 1 MiB; the file before is executor.log.1.
 
 crispd itself logs to standard error: JSON, or text on a terminal.`},

@@ -74,11 +74,11 @@ func serve(c *config.Config, src config.Source) error {
 	if err != nil {
 		return err
 	}
-	stopDebug, err := serveDebug(c.State, d.telemetry, &d.config, log)
+	stopAside, err := d.serveAside(c, log)
 	if err != nil {
 		return errors.Join(err, d.server.Close(), d.close())
 	}
-	defer stopDebug()
+	defer stopAside()
 	d.scrape.await(ctx, c.Metrics.Address)
 	g := grpc.NewServer(server.Interceptors(d.server)...)
 	server.Register(g, d.server)
@@ -110,6 +110,23 @@ func serve(c *config.Config, src config.Source) error {
 	log.Info("crispd ends")
 	sdnotify.Notify("STOPPING=1\nSTATUS=containers run on")
 	return d.stop(g)
+}
+
+// serveAside serves the sockets beside CRI's until stop is called.
+func (d *daemon) serveAside(c *config.Config, log *slog.Logger) (stop func(), err error) {
+	stopDebug, err := serveDebug(c.State, d.telemetry, &d.config, log)
+	if err != nil {
+		return nil, err
+	}
+	stopCAdvisor, err := serveCAdvisor(c, d.server, log)
+	if err != nil {
+		stopDebug()
+		return nil, err
+	}
+	return func() {
+		stopCAdvisor()
+		stopDebug()
+	}, nil
 }
 
 // status returns a line for the service manager to show.

@@ -51,6 +51,19 @@ func listen(path string) (net.Listener, error) {
 	return l, nil
 }
 
+// listenForRoot is listen with mode 0600.
+func listenForRoot(path string) (net.Listener, error) {
+	l, err := listen(path)
+	if err != nil {
+		return nil, err
+	}
+	if err := os.Chmod(path, 0o600); err != nil {
+		l.Close()
+		return nil, err
+	}
+	return l, nil
+}
+
 // lock keeps any other crispd out of a directory for as long as this process lives;
 // the kernel releases the lock when it dies (flock(2)).
 func lock(dir string) (*os.File, error) {

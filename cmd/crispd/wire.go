@@ -115,6 +115,7 @@ func wire(ctx context.Context, c *config.Config, stored map[string]int, log *slo
 		CDISpecDirs:        c.CDI.SpecDirs,
 		HooksDirs:          c.HooksDirs,
 		NRI:                nriOptions(c),
+		CAdvisor:           c.CAdvisorSocket != config.None,
 		RejectMountSources: c.RejectMountSources,
 		RestoreFromImages:  c.RestoreFromImages,
 		Version:            version,

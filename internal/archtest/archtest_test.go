@@ -108,6 +108,7 @@ var only = []struct {
 		"libcontainer runs in the executor and nowhere else"},
 	{"k8s.io/cri-api", []string{"server", "streaming", "agent", "cmd/crisp", "test"},
 		"CRI is the edge's language, not the core's"},
+	{"github.com/containerd/containerd", []string{"server/cadvisor"}, "one package speaks containerd's API"},
 	{"go.podman.io", []string{"image"}, "one package knows registries"},
 	{"tags.cncf.io/container-device-interface", []string{"server/cdi"}, "one package knows CDI"},
 	{"github.com/containernetworking", []string{"network", "cmd/crisp-bridge"}, "one package knows CNI"},

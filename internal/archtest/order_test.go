@@ -39,7 +39,7 @@ var layers = map[string][][]string{
 		{"ocitest"},
 	},
 	"server": {
-		{"cdi", "hooks", "loaderapi", "nri", "selinux", "spec", "telemetry"},
+		{"cadvisor", "cdi", "hooks", "loaderapi", "nri", "selinux", "spec", "telemetry"},
 		{"."},
 	},
 }

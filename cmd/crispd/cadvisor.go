@@ -1,0 +1,30 @@
+package main
+
+import (
+	"log/slog"
+
+	"google.golang.org/grpc"
+
+	"github.com/crisp-cri/crisp/config"
+	"github.com/crisp-cri/crisp/server"
+)
+
+// serveCAdvisor answers the kubelet's cAdvisor until stop is called. Only root can ask: what it
+// hears of containers includes their environment.
+func serveCAdvisor(c *config.Config, s *server.Server, log *slog.Logger) (stop func(), err error) {
+	if c.CAdvisorSocket == config.None {
+		return func() {}, nil
+	}
+	l, err := listenForRoot(c.CAdvisorSocket)
+	if err != nil {
+		return nil, err
+	}
+	g := grpc.NewServer(server.Aside(s)...)
+	server.RegisterCAdvisor(g, s)
+	go func() {
+		if err := g.Serve(l); err != nil {
+			log.Error("cadvisor is answered no more", "socket", c.CAdvisorSocket, "err", err)
+		}
+	}()
+	return g.Stop, nil
+}

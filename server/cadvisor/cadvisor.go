@@ -1,0 +1,203 @@
+// Package cadvisor tells cAdvisor, which is part of the kubelet, whose a cgroup is. Without it
+// the kubelet's /metrics/cadvisor names no container, and its /stats/summary has neither network
+// nor process counts, unless the feature gate PodAndContainerStatsFromCRI is on.
+//
+// cAdvisor finds a cgroup with 64 hexadecimal digits in its name and asks one of the runtimes that
+// it knows who that is. So a Server speaks containerd's API (containerd.services.*.v1), as much of
+// it as cAdvisor calls, for kubelet --containerd=SOCKET:
+//
+//	Version          once, when the kubelet starts
+//	Containers.Get   labels, image and spec, of a sandbox and of a container alike
+//	Tasks.Get        the PID; again and again for 3 s while there is none yet
+//
+// It reads snapshots and changes nothing but stand-ins.
+//
+// # Stand-ins
+//
+// The pod's network is counted in /proc/PID/net/dev of what containerd has as the pause container:
+// a container whose label io.cri-containerd.kind is "sandbox". Here nothing runs for a sandbox,
+// unless it shares its PID namespace and has an init. Any process of the pod will do, but cAdvisor
+// asks for the PID once, when it first sees the cgroup:
+//
+//	container starts ─▶ stand-in made ─▶ cAdvisor asks: the PID of that container
+//	that one exits   ─▶ stand-in made anew ─▶ cAdvisor asks: the PID of another one
+//	the last exits   ─▶ stand-in removed ─▶ no network is counted
+//
+// Stand-ins (oci.Sandbox.RenewStandIn) are made once somebody has called, so that nobody else pays
+// for them.
+package cadvisor
+
+import (
+	"context"
+	"log/slog"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	containers "github.com/containerd/containerd/api/services/containers/v1"
+	tasks "github.com/containerd/containerd/api/services/tasks/v1"
+	version "github.com/containerd/containerd/api/services/version/v1"
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/poke"
+)
+
+// An Object is a sandbox or a container, as it is now.
+type Object struct {
+	ID        string
+	Sandbox   string // of a container, the ID of its sandbox; "" for a sandbox
+	Labels    map[string]string
+	Image     string // a name of it
+	CreatedAt time.Time
+	Spec      *specs.Spec // with a Process
+	Pid       int         // 0 = it has not started, or has ended
+	Exit      *Exit       // nil = it has not ended
+}
+
+// An Exit is how a container ended.
+type Exit struct {
+	At   time.Time
+	Code uint32
+}
+
+// A Source knows the sandboxes and containers.
+type Source interface {
+	// Version returns crisp's version.
+	Version() string
+	// Object returns the one with this full ID, or fault.NotFound.
+	Object(id string) (Object, error)
+	// Sandboxes returns the IDs of all that may have stand-ins.
+	Sandboxes() []string
+	// Inmates returns the PIDs of processes in the sandbox's network, those that have been
+	// there for longest first; none if it must not have a stand-in.
+	Inmates(sandbox string) []int
+	// StandIn makes a sandbox's stand-in, anew if it is there, or removes it.
+	StandIn(sandbox string, present bool) error
+}
+
+// A Server answers cAdvisor. A nil one may be told of changes, and closed.
+type Server struct {
+	source Source
+	log    *slog.Logger
+	asked  atomic.Bool   // somebody has called
+	wake   chan struct{} // when changed has grown
+	ended  chan struct{} // closed by Close
+	done   chan struct{} // closed when the goroutine has ended
+
+	mu      sync.Mutex
+	changed map[string]bool // IDs of sandboxes to look at; guarded by mu
+	told    map[string]int  // sandbox → PID for which its stand-in was made; guarded by mu
+}
+
+// New returns a Server; Close ends it.
+func New(source Source, log *slog.Logger) *Server {
+	s := &Server{
+		source: source, log: log,
+		wake: make(chan struct{}, 1), ended: make(chan struct{}), done: make(chan struct{}),
+		changed: make(map[string]bool), told: make(map[string]int),
+	}
+	go s.run()
+	return s
+}
+
+// Close ends the work on stand-ins, which stay for the next Server. It is called once.
+func (s *Server) Close() {
+	if s == nil {
+		return
+	}
+	close(s.ended)
+	<-s.done
+}
+
+// Register makes s answer on g.
+func Register(g grpc.ServiceRegistrar, s *Server) {
+	version.RegisterVersionServer(g, versionService{server: s})
+	containers.RegisterContainersServer(g, containerService{server: s})
+	tasks.RegisterTasksServer(g, taskService{server: s})
+}
+
+// namespace is the one in which containerd keeps what CRI makes.
+const namespace = "k8s.io"
+
+// begin is the start of each call. The namespace is in the header that containerd's clients send.
+func (s *Server) begin(ctx context.Context) error {
+	if !s.asked.Swap(true) {
+		s.Changed(s.source.Sandboxes()...)
+	}
+	md, _ := metadata.FromIncomingContext(ctx)
+	if names := md.Get("containerd-namespace"); len(names) == 0 || names[0] != namespace {
+		return fault.NotFound.Errorf("containerd namespace %q: all is in %q", names, namespace)
+	}
+	return nil
+}
+
+// Changed tells that containers of the sandboxes have started or ended, or they themselves. It
+// does not block.
+func (s *Server) Changed(sandboxes ...string) {
+	if s == nil || !s.asked.Load() {
+		return
+	}
+	s.mu.Lock()
+	for _, id := range sandboxes {
+		s.changed[id] = true
+	}
+	s.mu.Unlock()
+	poke.Wake(s.wake)
+}
+
+// run brings the stand-ins of changed sandboxes up to date.
+func (s *Server) run() {
+	defer close(s.done)
+	for {
+		select {
+		case <-s.ended:
+			return
+		case <-s.wake:
+		}
+		s.mu.Lock()
+		changed := s.changed
+		s.changed = make(map[string]bool)
+		s.mu.Unlock()
+		for id := range changed {
+			if err := s.settle(id); err != nil {
+				s.log.Warn("stand-in was not made", "sandbox", id, "err", err)
+			}
+		}
+	}
+}
+
+// settle makes the sandbox's stand-in tell of a process that is alive.
+func (s *Server) settle(id string) error {
+	inmates := s.source.Inmates(id)
+	told := s.pid(id)
+	switch {
+	case told != 0 && slices.Contains(inmates, told):
+		return nil
+	case len(inmates) > 0:
+		s.tell(id, inmates[0]) // first: cAdvisor asks at once
+		return s.source.StandIn(id, true)
+	case told != 0:
+		s.tell(id, 0)
+		return s.source.StandIn(id, false)
+	}
+	return nil
+}
+
+// pid returns the PID that the sandbox's stand-in tells of, or 0.
+func (s *Server) pid(id string) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.told[id]
+}
+
+func (s *Server) tell(id string, pid int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.told[id] = pid; pid == 0 {
+		delete(s.told, id)
+	}
+}

@@ -1,0 +1,122 @@
+package server
+
+import (
+	"maps"
+	"os"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"google.golang.org/grpc"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/oci"
+	"github.com/crisp-cri/crisp/server/cadvisor"
+)
+
+var _ cadvisor.Source = cgroupOwners{}
+
+// cgroupOwners is the Server as cadvisor.Source: it keeps the methods for cAdvisor apart from
+// those of CRI.
+type cgroupOwners struct{ *Server }
+
+// RegisterCAdvisor makes s tell cAdvisor on g, which must have been made with Aside, whose a
+// cgroup is.
+func RegisterCAdvisor(g grpc.ServiceRegistrar, s *Server) { cadvisor.Register(g, s.cadvisor) }
+
+// Version implements cadvisor.Source.
+func (o cgroupOwners) Version() string { return o.o.Version }
+
+// sandboxImage is the image of a sandbox, of which there is none: dashboards leave out what has
+// no image, as the cgroups above those of containers.
+const sandboxImage = "crisp/sandbox"
+
+// Object implements cadvisor.Source. It also knows what no client of CRI has heard of yet: the
+// cgroup is there first.
+func (o cgroupOwners) Object(id string) (cadvisor.Object, error) {
+	if c, err := o.runtime.Container(id); err == nil && c.ID() == id {
+		return o.container(c), nil
+	}
+	sb, err := o.runtime.Sandbox(id)
+	if err != nil || sb.ID() != id {
+		return cadvisor.Object{}, fault.NotFound.Errorf("no container and no sandbox %q", id)
+	}
+	config := o.index.sandbox(sb).config
+	return cadvisor.Object{
+		ID: id, Labels: config.GetLabels(), Image: sandboxImage, CreatedAt: sb.CreatedAt(),
+		Spec: &specs.Spec{
+			Version: specs.Version, Process: &specs.Process{Cwd: "/"}, Root: &specs.Root{Path: "/"},
+			Annotations: criAnnotations("sandbox", sb, config.GetMetadata()),
+		},
+		Pid: sb.InitPid(),
+	}, nil
+}
+
+func (o cgroupOwners) container(c *oci.Container) cadvisor.Object {
+	rec, st, built := o.index.container(c), c.Status(), *c.Config().Spec
+	if sb, err := o.runtime.Sandbox(c.SandboxID()); err == nil {
+		built.Annotations = maps.Clone(built.Annotations)
+		if built.Annotations == nil {
+			built.Annotations = make(map[string]string)
+		}
+		maps.Copy(built.Annotations, containerAnnotations(sb, o.index.sandbox(sb), rec))
+	}
+	object := cadvisor.Object{
+		ID: c.ID(), Sandbox: c.SandboxID(), Labels: rec.config.GetLabels(), Image: o.containerImage(rec).Image,
+		CreatedAt: c.CreatedAt(), Spec: &built, Pid: st.Pid,
+	}
+	if st.State == oci.Exited {
+		object.Exit = &cadvisor.Exit{At: st.FinishedAt, Code: uint32(st.ExitCode)}
+	}
+	return object
+}
+
+// Sandboxes implements cadvisor.Source.
+func (o cgroupOwners) Sandboxes() []string {
+	var ids []string
+	for _, sb := range o.runtime.Sandboxes() {
+		ids = append(ids, sb.ID())
+	}
+	return ids
+}
+
+// Inmates implements cadvisor.Source.
+func (o cgroupOwners) Inmates(sandbox string) []int {
+	sb, err := o.runtime.Sandbox(sandbox)
+	if err != nil || sb.State() != oci.SandboxReady || !sb.HasStandIn() {
+		return nil
+	}
+	if sb.Config().HostNetwork {
+		return []int{nodePid()}
+	}
+	var pids []int
+	for _, c := range sb.Containers() {
+		if pid := c.Status().Pid; pid != 0 {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+// nodePid returns the PID of a process in the host's network, which is ours: init's, which never
+// ends, if it is in there.
+func nodePid() int {
+	init, err := os.Readlink("/proc/1/ns/net")
+	if own, oerr := os.Readlink("/proc/self/ns/net"); err == nil && oerr == nil && init == own {
+		return 1
+	}
+	return os.Getpid()
+}
+
+// StandIn implements cadvisor.Source. A sandbox that is gone has none.
+func (o cgroupOwners) StandIn(sandbox string, present bool) error {
+	sb, err := o.runtime.Sandbox(sandbox)
+	switch {
+	case err != nil:
+		return nil
+	case !present:
+		return sb.RemoveStandIn()
+	}
+	if err := sb.RenewStandIn(); fault.KindOf(err) != fault.WrongState {
+		return err
+	}
+	return nil // it is being stopped
+}
