@@ -42,7 +42,41 @@ func initCgroup(parent, id string, viaSystemd bool) string {
 	if viaSystemd {
 		return parent + ":crisp:init-" + id
 	}
-	return path.Join(parent, "crisp-init-"+id)
+	return path.Join(parent, id) // the kubelet takes the whole name for an ID, if it is no scope
+}
+
+// CgroupPath returns the container's cgroup, as a path below where cgroups are mounted; "" if it
+// has none.
+func (c *Container) CgroupPath() string {
+	linux := c.record.Load().Config.Spec.Linux
+	if linux == nil {
+		return ""
+	}
+	scope := strings.Split(linux.CgroupsPath, ":") // slice:prefix:name
+	if len(scope) != 3 {
+		return linux.CgroupsPath
+	}
+	slice := expanded(scope[0])
+	if slice == "" {
+		return ""
+	}
+	return path.Join(slice, scope[1]+"-"+scope[2]+".scope")
+}
+
+// CgroupPath returns the cgroup of the sandbox's containers, as a path below where cgroups are
+// mounted; "" if it is no slice that could be.
+func (sb *Sandbox) CgroupPath() string { return expanded(sb.CgroupParent()) }
+
+// expanded returns the path of a slice, or a path as it is.
+func expanded(parent string) string {
+	if !isSlice(parent) {
+		return parent
+	}
+	path, err := systemd.ExpandSlice(parent)
+	if err != nil {
+		return ""
+	}
+	return path
 }
 
 // executorCgroup names the executor's own cgroup. It differs between instances.

@@ -18,10 +18,8 @@ import (
 // only while somebody looks.
 //
 // Below a slice too it is a plain directory: a scope would need a process, and systemd removes
-// empty cgroups with the slice.
-
-// standIn names the stand-in of a sandbox.
-func standIn(id string) string { return "crisp-sandbox-" + id }
+// empty cgroups with the slice. Its name is the ID and nothing else, which the kubelet takes for
+// one with either driver.
 
 // HasStandIn reports whether the sandbox can have a stand-in. It can have none, nor does it need
 // one, if it has an init, whose cgroup has the sandbox's name, or a cgroup of its own.
@@ -55,7 +53,7 @@ func (sb *Sandbox) RemoveStandIn() error {
 
 func (sb *Sandbox) setStandIn(presence ...bool) error {
 	for _, present := range presence {
-		if err := sb.rt.host.EmptyCgroup(sb.CgroupParent(), standIn(sb.id), present); err != nil {
+		if err := sb.rt.host.EmptyCgroup(sb.CgroupParent(), sb.id, present); err != nil {
 			return fmt.Errorf("stand-in of sandbox %s: %w", sb.id, err)
 		}
 	}

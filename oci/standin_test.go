@@ -12,6 +12,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/kernel"
 	"github.com/crisp-cri/crisp/oci"
+	"github.com/crisp-cri/crisp/oci/ocitest"
 )
 
 // makeParent makes a cgroup as the kubelet makes a pod's, and returns what crispd is told of
@@ -73,7 +74,7 @@ func TestStandIn(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, dir := range dirs {
-			inodes[i] = append(inodes[i], inode(t, filepath.Join(dir, "crisp-sandbox-"+sb.ID())))
+			inodes[i] = append(inodes[i], inode(t, filepath.Join(dir, sb.ID())))
 		}
 	}
 	for i := range dirs {
@@ -92,7 +93,7 @@ func TestStandIn(t *testing.T) {
 		t.Errorf("stand-in of a sandbox that is being stopped: %v", err)
 	}
 	for _, dir := range dirs {
-		if left, _ := filepath.Glob(filepath.Join(dir, "crisp-*")); len(left) > 0 {
+		if left, _ := filepath.Glob(filepath.Join(dir, "*"+sb.ID()+"*")); len(left) > 0 {
 			t.Errorf("left: %s", left)
 		}
 	}
@@ -131,4 +132,32 @@ func inode(t *testing.T, path string) uint64 {
 		t.Fatal(err)
 	}
 	return st.Ino
+}
+
+// A container's cgroup is named as whoever looks below /sys/fs/cgroup finds it.
+func TestCgroupPath(t *testing.T) {
+	m := ocitest.NewMachine(t)
+	r := m.Open(t)
+	sb, err := r.CreateSandbox(t.Context(), oci.SandboxConfig{CgroupParent: "/kubepods/pod1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := sb.Ready(nil); err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range map[string]string{
+		"/kubepods/pod1/ID":                      "/kubepods/pod1/ID",
+		"kubepods-burstable-pod1.slice:crisp:ID": "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1.slice/crisp-ID.scope",
+		"-no-.slice:crisp:ID":                    "",
+	} {
+		spec := m.Spec("exit", "0")
+		spec.Linux.CgroupsPath = path
+		c, err := r.Create(t.Context(), oci.ContainerConfig{SandboxID: sb.ID(), Spec: spec})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := c.CgroupPath(); got != want {
+			t.Errorf("%s is at %q, want %q", path, got, want)
+		}
+	}
 }

@@ -43,11 +43,11 @@ func TestCgroupOfAStartThatWasCutShort(t *testing.T) {
 	}
 
 	id := oci.NewID()
-	plant("crisp-init-" + id)
+	plant(id)
 	if _, err := r.CreateSandbox(t.Context(), oci.SandboxConfig{ID: id, CgroupParent: parent, SharedPID: true}); err == nil {
 		t.Fatal("a sandbox was made whose init does not exist")
 	}
-	left("crisp-init-" + id)
+	left(id)
 
 	sb, err := r.CreateSandbox(t.Context(), oci.SandboxConfig{CgroupParent: parent})
 	if err != nil {

@@ -61,7 +61,7 @@ func TestOwnerOfACgroup(t *testing.T) {
 	if err := owners.StandIn(sb, true); err != nil {
 		t.Fatal(err)
 	}
-	if left := n.machine.Left(); !slices.ContainsFunc(left, func(s string) bool { return strings.Contains(s, "/kubepods/pod1/crisp-sandbox-"+sb) }) {
+	if left := n.machine.Left(); !slices.ContainsFunc(left, func(s string) bool { return strings.Contains(s, "/kubepods/pod1/"+sb) }) {
 		t.Errorf("no stand-in: %v", left)
 	}
 
