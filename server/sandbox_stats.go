@@ -58,6 +58,12 @@ func (s *Server) networkUsage(sb *oci.Sandbox) *cri.NetworkUsage {
 	if err != nil {
 		return nil
 	}
+	return interfaceUsage(list)
+}
+
+// interfaceUsage has the default interface among all of them too, although CRI's comment leaves
+// it out there: the kubelet shows this list as that of all interfaces, as cAdvisor makes it.
+func interfaceUsage(list []network.InterfaceStats) *cri.NetworkUsage {
 	usage := &cri.NetworkUsage{Timestamp: time.Now().UnixNano()}
 	for _, i := range list {
 		iface := &cri.NetworkInterfaceUsage{
@@ -65,7 +71,6 @@ func (s *Server) networkUsage(sb *oci.Sandbox) *cri.NetworkUsage {
 		}
 		if i.Name == defaultInterface {
 			usage.DefaultInterface = iface
-			continue
 		}
 		usage.Interfaces = append(usage.Interfaces, iface)
 	}

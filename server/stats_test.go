@@ -116,6 +116,18 @@ func TestStatsGroups(t *testing.T) {
 	}
 }
 
+// The kubelet's summary has those interfaces of a pod that are in the list.
+func TestInterfaceUsage(t *testing.T) {
+	got := interfaceUsage([]network.InterfaceStats{{Name: "net1", RxBytes: 1}, {Name: "eth0", RxBytes: 2, TxErrors: 3}})
+	var names []string
+	for _, i := range got.Interfaces {
+		names = append(names, i.Name)
+	}
+	if d := got.DefaultInterface; got.Timestamp <= 0 || d.GetName() != "eth0" || d.GetRxBytes().GetValue() != 2 || d.GetTxErrors().GetValue() != 3 || !slices.Equal(names, []string{"net1", "eth0"}) {
+		t.Errorf("usage is %v", got)
+	}
+}
+
 func checkGroups(t *testing.T, st *cri.ContainerStats) {
 	t.Helper()
 	for group, at := range map[string]int64{

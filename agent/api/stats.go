@@ -245,8 +245,10 @@ func podStats(sb *cri.PodSandboxStats) stats.PodStats {
 	p.CPU, p.Memory, p.IO = cpuStats(l.GetCpu()), memoryStats(l.GetMemory()), ioStats(l.GetIo())
 	if n := l.GetNetwork(); n != nil {
 		p.Network = &stats.NetworkStats{Time: at(n.Timestamp), InterfaceStats: interfaceStats(n.DefaultInterface)}
+		seen := map[string]bool{} // some runtimes list the default one too
 		for _, i := range append([]*cri.NetworkInterfaceUsage{n.DefaultInterface}, n.Interfaces...) {
-			if i != nil {
+			if i != nil && !seen[i.Name] {
+				seen[i.Name] = true
 				p.Network.Interfaces = append(p.Network.Interfaces, interfaceStats(i))
 			}
 		}

@@ -100,3 +100,15 @@ func TestPodStats(t *testing.T) {
 		t.Errorf("got\n%s, %v\nwant\n%s", text, err, want)
 	}
 }
+
+// Whether a runtime lists the default interface again, as the kubelet shows it, or leaves it out, as
+// CRI says, it is told of once.
+func TestPodInterfaces(t *testing.T) {
+	eth0, net1 := &cri.NetworkInterfaceUsage{Name: "eth0", RxBytes: &cri.UInt64Value{Value: 7}}, &cri.NetworkInterfaceUsage{Name: "net1"}
+	for name, list := range map[string][]*cri.NetworkInterfaceUsage{"again": {net1, eth0}, "left out": {net1}} {
+		got := podStats(&cri.PodSandboxStats{Linux: &cri.LinuxPodSandboxStats{Network: &cri.NetworkUsage{DefaultInterface: eth0, Interfaces: list}}}).Network
+		if got.Name != "eth0" || *got.RxBytes != 7 || len(got.Interfaces) != 2 || got.Interfaces[0].Name != "eth0" || got.Interfaces[1].Name != "net1" {
+			t.Errorf("%s: %+v", name, got)
+		}
+	}
+}
