@@ -38,8 +38,8 @@ type sample struct {
 	net       []network.InterfaceStats
 }
 
-// baseLabels are on every metric; on a metric of a whole pod, those about a
-// container are empty.
+// baseLabels are on every metric, as cAdvisor has them: id is the cgroup, name the ID. On
+// a metric of a whole pod container is empty, and the image is no real one.
 var baseLabels = []string{"container", "id", "image", "name", "namespace", "pod"}
 
 const (

@@ -26,7 +26,7 @@ func (s *Server) metricsOf(sb *oci.Sandbox) *cri.PodSandboxMetrics {
 	out := &cri.PodSandboxMetrics{PodSandboxId: sb.ID()}
 	if !sb.Config().HostNetwork {
 		if list, err := s.interfaces.read(sb); err == nil {
-			base := []string{"", sb.ID(), "", "", meta.GetNamespace(), meta.GetName()}
+			base := []string{"", sb.CgroupPath(), sandboxImage, sb.ID(), meta.GetNamespace(), meta.GetName()}
 			out.Metrics = measure(sandboxMetrics, &sample{net: list}, base)
 		}
 	}
@@ -40,7 +40,7 @@ func (s *Server) metricsOf(sb *oci.Sandbox) *cri.PodSandboxMetrics {
 		}
 		rec := s.index.container(c)
 		name := rec.config.GetMetadata().GetName()
-		base := []string{name, c.ID(), s.containerImage(rec).Image, c.Config().Name, meta.GetNamespace(), meta.GetName()}
+		base := []string{name, c.CgroupPath(), s.containerImage(rec).Image, c.ID(), meta.GetNamespace(), meta.GetName()}
 		out.ContainerMetrics = append(out.ContainerMetrics, &cri.ContainerMetrics{
 			ContainerId: c.ID(),
 			Metrics:     measure(containerMetrics, s.sample(c, rec, stats), base),
