@@ -80,7 +80,7 @@ endif
 	$(GO) build -o .cache/vm/test-vm ./test/vm # and not "go run", which would not pass signals on
 	GO="$(GO)" .cache/vm/test-vm $(if $(QUICK),-quick,-next $(NEXT_BIN)/crisp_*.deb) -tags "$(TAGS)" -deb $(BIN)/crisp_*.deb $(ARGS)
 
-test-kubelet: all ## hold the agent against the real kubelet, which is built first: minutes, and 2 GiB of modules and cache (root)
+test-kubelet: all .cache/containerd ## hold agent and metrics against the real kubelet, which is built first: minutes, and 2 GiB of modules and cache (root)
 	@mkdir -p .cache
 	cd test/kubelet && $(GO) build -ldflags "-s -w" -o ../../.cache/kubelet k8s.io/kubernetes/cmd/kubelet
 	cd test/kubelet && CRISP_BIN=$(CURDIR)/bin $(GO) test -count 1 -timeout 20m -v $(ARGS) .

@@ -11,6 +11,8 @@
 // is not explained fails, and so does an explanation of nothing. Besides, what
 // the agent makes of random pods is compared with the kubelet's own functions.
 // TestKubeadm has kubeadm's own code ask of crispd what it asks of a runtime.
+// TestMetrics holds what the kubelet shows of pods on crispd against what it shows of
+// the same pods on containerd.
 //
 // It is a module of its own because the kubelet is not made to be imported: its
 // module pins versions that nothing else should have to follow.

@@ -78,8 +78,8 @@ imageGCHighThresholdPercent: 100
 evictionHard: {memory.available: "0%%", nodefs.available: "0%%", nodefs.inodesFree: "0%%", imagefs.available: "0%%", imagefs.inodesFree: "0%%"}
 logging: {verbosity: 2}
 `, n.dir, podsCgroup, ports[0], ports[1], ports[2]))
-	n.start("kubelet", kubeletProgram(), "--config", filepath.Join(n.dir, "kubelet.yaml"), "--root-dir", filepath.Join(n.dir, "root"),
-		"--cert-dir", filepath.Join(n.dir, "pki"), "--hostname-override", nodeName)
+	n.start("kubelet", kubeletProgram(), append([]string{"--config", filepath.Join(n.dir, "kubelet.yaml"), "--root-dir", filepath.Join(n.dir, "root"),
+		"--cert-dir", filepath.Join(n.dir, "pki"), "--hostname-override", nodeName}, n.flags...)...)
 }
 
 // kubeletProgram is the kubelet that make test-kubelet builds, or KUBELET.

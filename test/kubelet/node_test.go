@@ -55,6 +55,7 @@ type node struct {
 	conn    *grpc.ClientConn // to crispd, past the proxy
 	pods    string           // URL of the driver's list of pods
 	systemd bool             // keeps the cgroups
+	flags   []string         // of the kubelet, besides those of every one
 	look    func(*v1.Pod)    // if not nil, at each pod that has come to its state
 	marks   []string         // by which what is this node's is told in the kernel; see remember
 	ended   map[string]chan error
@@ -63,6 +64,15 @@ type node struct {
 
 // startNode starts all of it. The test's end ends it.
 func startNode(t *testing.T, driver string) *node {
+	t.Helper()
+	n := newNode(t, driver)
+	n.startCrispd()
+	n.drive()
+	return n
+}
+
+// newNode makes the node's directory.
+func newNode(t *testing.T, driver string) *node {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "crisp-"+driver+"-") // short: sockets lie in it
 	check(t, err)
@@ -83,24 +93,42 @@ func startNode(t *testing.T, driver string) *node {
 	n.write("registries.conf", "[[registry]]\nprefix = \"crisp.test\"\nlocation = \"127.0.0.1:1/crisp.test\"\ninsecure = true\n")
 	n.write("resolv.conf", "nameserver 192.0.2.53\nsearch node.test\n")
 	n.write("crispd.toml", "")
-	n.start("crispd", program("crispd"), "--config", filepath.Join(dir, "crispd.toml"), "--root", filepath.Join(dir, "crispd"),
-		"--state", filepath.Join(dir, "run"), "--socket", filepath.Join(dir, "crispd.sock"))
-	n.conn, err = grpc.NewClient("unix://"+filepath.Join(dir, "crispd.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	check(t, err)
-	n.until("crispd answers", time.Minute, func() bool {
-		_, err := cri.NewRuntimeServiceClient(n.conn).Version(t.Context(), &cri.VersionRequest{})
+	return n
+}
+
+// startCrispd starts the runtime, with the image in it.
+func (n *node) startCrispd() {
+	n.t.Helper()
+	n.start("crispd", program("crispd"), "--config", filepath.Join(n.dir, "crispd.toml"), "--root", filepath.Join(n.dir, "crispd"),
+		"--state", filepath.Join(n.dir, "run"), "--socket", filepath.Join(n.dir, "crispd.sock"))
+	n.connect(filepath.Join(n.dir, "crispd.sock"))
+	n.load()
+	n.asksForDriver()
+}
+
+// connect waits until the runtime answers, and puts the proxy before it.
+func (n *node) connect(socket string) {
+	n.t.Helper()
+	var err error
+	n.conn, err = grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	check(n.t, err)
+	n.until("the runtime answers", time.Minute, func() bool {
+		_, err := cri.NewRuntimeServiceClient(n.conn).Version(n.t.Context(), &cri.VersionRequest{})
 		return err == nil
 	})
-	n.load()
-	n.proxy, err = startProxy(filepath.Join(dir, "proxy.sock"), filepath.Join(dir, "crispd.sock"), recorded)
-	check(t, err)
-	ports := freePorts(t, 3)
+	n.proxy, err = startProxy(filepath.Join(n.dir, "proxy.sock"), socket, recorded)
+	check(n.t, err)
+}
+
+// drive starts the driver.
+func (n *node) drive() {
+	n.t.Helper()
+	ports, dir := freePorts(n.t, 3), n.dir
 	n.pods = fmt.Sprintf("http://127.0.0.1:%d/pods", ports[0])
-	n.asksForDriver()
 	n.makeCgroups(podsCgroup)
-	switch driver {
+	switch n.driver {
 	case "kubeadm": // asks crispd itself, and ends
-		return n
+		return
 	case "kubelet":
 		n.startKubelet(ports)
 	case "agent":
@@ -109,7 +137,6 @@ func startNode(t *testing.T, driver string) *node {
 			"--resolv-conf", filepath.Join(dir, "resolv.conf"), "--read-only-address", fmt.Sprintf("127.0.0.1:%d", ports[0]), "--cgroup-root", podsCgroup, "--log-level", "debug")
 	}
 	n.until("the driver lists pods", time.Minute, func() bool { _, err := n.list(); return err == nil })
-	return n
 }
 
 // program is one of crisp's, from CRISP_BIN or the tree's bin.
@@ -164,6 +191,7 @@ func (n *node) end() {
 		n.proxy.stop()
 	}
 	n.stop("crispd")
+	n.stop("containerd")
 	if n.conn != nil {
 		n.conn.Close()
 	}
@@ -255,8 +283,23 @@ func (n *node) sandboxes(name string, readyOnly bool) ([]string, error) {
 	return ids, err
 }
 
-// load puts the test image into the store: the one program testbin.
+// load puts the test image into crispd's store: the one program testbin.
 func (n *node) load() {
+	n.t.Helper()
+	tags := []string{testImage}
+	for _, pod := range ownImages {
+		tags = append(tags, ownImage(pod))
+	}
+	archive := filepath.Join(n.dir, "testbin.tar")
+	check(n.t, os.WriteFile(archive, imageOf(n.t, n.testbin(), []string{"/testbin"}, tags...), 0o644))
+	out, err := exec.Command(program("crisp"), "image", "load", "--runtime-endpoint", "unix://"+filepath.Join(n.dir, "crispd.sock"), "-i", archive).CombinedOutput()
+	if err != nil {
+		n.t.Fatalf("crisp image load: %v\n%s", err, out)
+	}
+}
+
+// testbin is the program of that name, which is built unless it lies beside the others.
+func (n *node) testbin() []byte {
 	n.t.Helper()
 	testbin := program("testbin")
 	if _, err := os.Stat(testbin); err != nil {
@@ -270,16 +313,11 @@ func (n *node) load() {
 	}
 	data, err := os.ReadFile(testbin)
 	check(n.t, err)
-	archive := filepath.Join(n.dir, "testbin.tar")
-	check(n.t, os.WriteFile(archive, imageOf(n.t, data), 0o644))
-	out, err := exec.Command(program("crisp"), "image", "load", "--runtime-endpoint", "unix://"+filepath.Join(n.dir, "crispd.sock"), "-i", archive).CombinedOutput()
-	if err != nil {
-		n.t.Fatalf("crisp image load: %v\n%s", err, out)
-	}
+	return data
 }
 
 // imageOf is a docker archive of the program as /testbin, and of a file of users.
-func imageOf(t *testing.T, program []byte) []byte {
+func imageOf(t *testing.T, program []byte, entrypoint []string, tags ...string) []byte {
 	pack := func(files map[string][]byte, order ...string) []byte {
 		var b bytes.Buffer
 		w := tar.NewWriter(&b)
@@ -294,14 +332,10 @@ func imageOf(t *testing.T, program []byte) []byte {
 	layer := pack(map[string][]byte{"testbin": program, "etc/passwd": []byte("root:x:0:0::/:\n")}, "testbin", "etc/passwd")
 	config, err := json.Marshal(map[string]any{
 		"os": "linux", "architecture": runtime.GOARCH,
-		"config": map[string]any{"Entrypoint": []string{"/testbin"}, "Env": []string{"PATH=/"}},
+		"config": map[string]any{"Entrypoint": entrypoint, "Env": []string{"PATH=/"}},
 		"rootfs": map[string]any{"type": "layers", "diff_ids": []string{fmt.Sprintf("sha256:%x", sha256.Sum256(layer))}},
 	})
 	check(t, err)
-	tags := []string{testImage}
-	for _, pod := range ownImages {
-		tags = append(tags, ownImage(pod))
-	}
 	manifest, err := json.Marshal([]map[string]any{{"Config": "config.json", "RepoTags": tags, "Layers": []string{"layer.tar"}}})
 	check(t, err)
 	return pack(map[string][]byte{"config.json": config, "layer.tar": layer, "manifest.json": manifest}, "config.json", "layer.tar", "manifest.json")

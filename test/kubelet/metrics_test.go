@@ -1,0 +1,298 @@
+package kubelet
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// metricsPods show what a monitor tells apart: two containers with limits; the node's network; a
+// PID namespace of the pod's own. Each writes to a disk, so that all have the counters of one.
+var metricsPods = map[string]string{
+	"plain": `
+  containers:
+  - {name: web, image: IMAGE, imagePullPolicy: Never, args: [write, /file, text, catch, sleep, for-ever], resources: {requests: {cpu: 20m, memory: 32Mi}, limits: {cpu: 500m, memory: 64Mi}}}
+  - {name: side, image: IMAGE, imagePullPolicy: Never, args: [write, /file, text, catch, sleep, for-ever]}
+`,
+	"host": `
+  hostNetwork: true
+  containers: [{name: web, image: IMAGE, imagePullPolicy: Never, args: [write, /file, text, catch, sleep, for-ever]}]
+`,
+	"shared": `
+  shareProcessNamespace: true
+  containers: [{name: web, image: IMAGE, imagePullPolicy: Never, args: [write, /file, text, catch, sleep, for-ever]}]
+`,
+}
+
+// runs are the nodes that are compared, the last one with the others.
+var runs = []string{"crisp", "crisp-cri", "containerd"}
+
+// What the kubelet shows of crisp's pods is what it shows of containerd's, name by name and label by
+// label, but for the lines of the tables in docs/metrics.md: at default feature gates, where
+// cAdvisor asks crispd as it would containerd, and with PodAndContainerStatsFromCRI, where it
+// asks nobody. VIEWS is a directory that keeps what was shown, for a later run.
+func TestMetrics(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root: it runs containers")
+	}
+	if _, err := os.Stat(kubeletProgram()); err != nil {
+		t.Skipf("the kubelet is not built (%v): make test-kubelet", err)
+	}
+	views := map[string][]string{}
+	if dir := os.Getenv("VIEWS"); dir != "" { // of an earlier run
+		for _, name := range runs {
+			if data, err := os.ReadFile(filepath.Join(dir, name)); err == nil {
+				views[name] = strings.Split(strings.TrimSuffix(string(data), "\n"), "\n")
+			}
+		}
+	}
+	for _, name := range runs {
+		if views[name] != nil {
+			continue
+		}
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t, "kubelet")
+			switch name {
+			case "crisp":
+				n.startCrispd()
+				n.flags = []string{"--containerd=" + filepath.Join(n.dir, "run", "cadvisor.sock")}
+			case "crisp-cri":
+				n.startCrispd()
+				n.flags = []string{"--containerd=" + filepath.Join(n.dir, "none.sock"), "--feature-gates=PodAndContainerStatsFromCRI=true"}
+			case "containerd":
+				n.startContainerd()
+				n.flags = []string{"--containerd=" + filepath.Join(n.dir, "containerd.sock")}
+			}
+			n.drive()
+			views[name] = n.shown()
+			if dir := os.Getenv("VIEWS"); dir != "" {
+				check(t, os.WriteFile(filepath.Join(dir, name), []byte(strings.Join(views[name], "\n")+"\n"), 0o644))
+			}
+		})
+	}
+	for _, name := range []string{"crisp", "crisp-cri"} {
+		if views[name] == nil || views["containerd"] == nil {
+			continue // of one that was not run, or has failed
+		}
+		lines := differences(views[name], views["containerd"])
+		t.Logf("%s: %d lines, containerd %d, %d differ", name, len(views[name]), len(views["containerd"]), len(lines))
+		explained(t, name, lines)
+	}
+}
+
+// shown runs the pods and returns what the kubelet shows of them once that has settled: it looks at
+// containers every ten seconds or so.
+func (n *node) shown() (lines []string) {
+	n.t.Helper()
+	for name, spec := range metricsPods {
+		text := "apiVersion: v1\nkind: Pod\nmetadata: {name: " + name + "}\nspec:\n  terminationGracePeriodSeconds: 1" + strings.ReplaceAll(spec, "IMAGE", testImage)
+		hidden := filepath.Join(n.dir, name+".yaml")
+		check(n.t, os.WriteFile(hidden, []byte(text), 0o644))
+		check(n.t, os.Rename(hidden, filepath.Join(n.dir, "manifests", name+".yaml")))
+	}
+	n.until("all pods are ready", patience, func() bool {
+		for name := range metricsPods {
+			p, err := n.pod(name)
+			if err != nil || p == nil || !reached("ready", &p.Status) {
+				return false
+			}
+		}
+		return true
+	})
+	same, began := 0, time.Now()
+	n.until("what is shown has settled", 5*time.Minute, func() bool {
+		time.Sleep(5 * time.Second)
+		now := n.see()
+		if slices.Equal(now, lines) {
+			same++
+		} else {
+			same = 0
+		}
+		lines = now
+		return same >= 6 && time.Since(began) > slowness*90*time.Second
+	})
+	for name := range metricsPods {
+		check(n.t, os.Remove(filepath.Join(n.dir, "manifests", name+".yaml")))
+	}
+	n.until("all sandboxes are removed", 4*time.Minute, func() bool {
+		left, err := n.sandboxes("", false)
+		return err == nil && len(left) == 0
+	})
+	return lines
+}
+
+// see returns, as sorted lines, which series and fields the kubelet shows of the pods.
+func (n *node) see() []string {
+	n.t.Helper()
+	lines := map[string]bool{}
+	for line := range strings.Lines(string(n.fetch("/metrics/cadvisor"))) {
+		for _, l := range seriesLines(line) {
+			lines[l] = true
+		}
+	}
+	var summary struct {
+		Pods []map[string]any `json:"pods"`
+	}
+	check(n.t, json.Unmarshal(n.fetch("/stats/summary"), &summary))
+	for _, pod := range summary.Pods {
+		ref, _ := pod["podRef"].(map[string]any)
+		name := strings.TrimSuffix(fmt.Sprint(ref["name"]), "-"+nodeName)
+		if _, ours := metricsPods[name]; ours {
+			delete(pod, "podRef")
+			if network, ok := pod["network"].(map[string]any); ok && name == "host" && network["interfaces"] != nil {
+				network["interfaces"] = "…"
+			}
+			fieldLines(name+" summary ", pod, lines)
+		}
+	}
+	return slices.Sorted(maps.Keys(lines))
+}
+
+func (n *node) fetch(path string) []byte {
+	n.t.Helper()
+	resp, err := http.Get(strings.TrimSuffix(n.pods, "/pods") + path)
+	check(n.t, err)
+	defer resp.Body.Close()
+	data, err := io.ReadAll(resp.Body)
+	check(n.t, err)
+	if resp.StatusCode != http.StatusOK {
+		n.t.Fatalf("GET %s: %s: %s", path, resp.Status, data)
+	}
+	return data
+}
+
+var (
+	sampleForm = regexp.MustCompile(`^(\w+)\{(.*)\} `)
+	labelForm  = regexp.MustCompile(`(\w+)="((?:[^"\\]|\\.)*)"`)
+	hexForm    = regexp.MustCompile(`[0-9a-f]{64}`)
+	uidForm    = regexp.MustCompile(`pod[0-9a-f_-]{32,36}`)
+)
+
+// seriesLines returns a sample of one of the pods as lines: that the series is there, and each label by
+// which it is found. Which block devices are used, and which interfaces the node has, is the
+// machine's affair.
+func seriesLines(sample string) []string {
+	m := sampleForm.FindStringSubmatch(sample)
+	if m == nil {
+		return nil
+	}
+	labels := map[string]string{}
+	for _, l := range labelForm.FindAllStringSubmatch(m[2], -1) {
+		labels[l[1]] = l[2]
+	}
+	pod := strings.TrimSuffix(labels["pod"], "-"+nodeName)
+	if _, ours := metricsPods[pod]; !ours {
+		return nil
+	}
+	of := pod + " pod"
+	if labels["container"] != "" {
+		of = pod + " container " + labels["container"]
+	} else if labels["name"] != "" {
+		of = pod + " sandbox"
+	}
+	id := uidForm.ReplaceAllString(hexForm.ReplaceAllString(labels["id"], "ID"), "podUID")
+	labels["name"] = hexForm.ReplaceAllString(labels["name"], "ID")
+	lines := []string{of + ` id="` + id + `"`}
+	for _, name := range []string{"name", "image", "namespace"} {
+		lines = append(lines, of+" "+name+`="`+labels[name]+`"`)
+	}
+	for _, name := range []string{"pod", "container", "id", "name", "image", "namespace"} {
+		delete(labels, name)
+	}
+	for _, name := range []string{"device", "major", "minor"} {
+		if labels[name] != "" {
+			labels[name] = "…"
+		}
+	}
+	if pod == "host" && labels["interface"] != "" {
+		labels["interface"] = "…"
+	}
+	var rest []string
+	for _, name := range slices.Sorted(maps.Keys(labels)) {
+		rest = append(rest, name+`="`+labels[name]+`"`)
+	}
+	return append(lines, of+" "+m[1]+"{"+strings.Join(rest, ",")+"}")
+}
+
+// fieldLines puts the path of each value below v into lines. What is in a list is told by its name.
+func fieldLines(path string, v any, lines map[string]bool) {
+	switch v := v.(type) {
+	case map[string]any:
+		for name, field := range v {
+			fieldLines(path+"."+name, field, lines)
+		}
+	case []any:
+		for _, e := range v {
+			name := "?"
+			if fields, ok := e.(map[string]any); ok {
+				name = fmt.Sprint(fields["name"])
+			}
+			fieldLines(path+"["+name+"]", e, lines)
+		}
+	default:
+		lines[path] = true
+	}
+}
+
+// differences are the lines of only one of them.
+func differences(crisp, containerd []string) (lines []string) {
+	for _, line := range crisp {
+		if !slices.Contains(containerd, line) {
+			lines = append(lines, "only crisp: "+line)
+		}
+	}
+	for _, line := range containerd {
+		if !slices.Contains(crisp, line) {
+			lines = append(lines, "only containerd: "+line)
+		}
+	}
+	return lines
+}
+
+// explained fails for each difference that has no row in the table below the heading of that run in
+// docs/metrics.md, and for each row of nothing. A row begins with a regular expression of whole
+// lines, and one that need not occur says "sometimes".
+func explained(t *testing.T, run string, lines []string) {
+	t.Helper()
+	doc, err := os.ReadFile("../../docs/metrics.md")
+	check(t, err)
+	_, section, found := strings.Cut(string(doc), "<!-- "+run+" -->")
+	if !found {
+		t.Fatalf("docs/metrics.md has no table of %s", run)
+	}
+	section, _, _ = strings.Cut(section, "<!-- end -->")
+	used := map[string]int{}
+	var rows []string
+	for line := range strings.Lines(section) {
+		if m := regexp.MustCompile("^\\| `([^`]+)` \\|").FindStringSubmatch(line); m != nil {
+			rows = append(rows, strings.ReplaceAll(m[1], `\|`, "|"))
+			if strings.Contains(line, "sometimes") {
+				used[rows[len(rows)-1]]++
+			}
+		}
+	}
+lines:
+	for _, line := range lines {
+		for _, row := range rows {
+			if regexp.MustCompile("^(?:" + row + ")$").MatchString(line) {
+				used[row]++
+				continue lines
+			}
+		}
+		t.Errorf("%s: not explained in docs/metrics.md: %s", run, line)
+	}
+	for _, row := range rows {
+		if used[row] == 0 {
+			t.Errorf("%s: nothing differs as docs/metrics.md says: %s", run, row)
+		}
+	}
+}
