@@ -41,7 +41,27 @@ func check(c *config.Config, out io.Writer) error {
 		return err
 	}
 	findings := slices.Concat(checkKernel(f), checkAppArmor(c, f), checkSELinux(c), checkCgroups(f, usesSystemd(c, f)), checkCapabilities(f), checkFiles(c), checkCNI(c))
-	lacks, fatal := 0, 0
+	lacks, fatal := report(out, findings)
+	fmt.Fprintln(out, "\nas the node of a cluster (kubeadm, k3s):")
+	nodeLacks, _ := report(out, checkNode(c, "/", f))
+	switch {
+	case fatal > 0:
+		fmt.Fprintf(out, "\ncrispd cannot run on this host: %d missing, %d lacking\n", fatal, lacks)
+		return exitStatus(1)
+	case lacks > 0:
+		fmt.Fprintf(out, "\ncrispd can run on this host; %d lacking", lacks)
+	default:
+		fmt.Fprint(out, "\ncrispd has everything on this host")
+	}
+	if nodeLacks > 0 {
+		fmt.Fprintf(out, "; %d lacking for a node of a cluster", nodeLacks)
+	}
+	fmt.Fprintln(out)
+	return nil
+}
+
+// report prints findings, and counts those of what is not there.
+func report(out io.Writer, findings []finding) (lacks, fatal int) {
 	for _, f := range findings {
 		switch {
 		case f.ok:
@@ -54,16 +74,7 @@ func check(c *config.Config, out io.Writer) error {
 			fmt.Fprintf(out, "lacking  %s\n         %s\n", f.what, f.follows)
 		}
 	}
-	switch {
-	case fatal > 0:
-		fmt.Fprintf(out, "\ncrispd cannot run on this host: %d missing, %d lacking\n", fatal, lacks)
-		return exitStatus(1)
-	case lacks > 0:
-		fmt.Fprintf(out, "\ncrispd can run on this host; %d lacking\n", lacks)
-	default:
-		fmt.Fprintln(out, "\nthis host has everything")
-	}
-	return nil
+	return lacks, fatal
 }
 
 func checkKernel(f kernel.Features) []finding {
