@@ -93,21 +93,10 @@ func TestMetrics(t *testing.T) {
 // containers every ten seconds or so.
 func (n *node) shown() (lines []string) {
 	n.t.Helper()
-	for name, spec := range metricsPods {
-		text := "apiVersion: v1\nkind: Pod\nmetadata: {name: " + name + "}\nspec:\n  terminationGracePeriodSeconds: 1" + strings.ReplaceAll(spec, "IMAGE", testImage)
-		hidden := filepath.Join(n.dir, name+".yaml")
-		check(n.t, os.WriteFile(hidden, []byte(text), 0o644))
-		check(n.t, os.Rename(hidden, filepath.Join(n.dir, "manifests", name+".yaml")))
+	all := slices.Sorted(maps.Keys(metricsPods))
+	for _, name := range all {
+		n.runMetricsPod(name)
 	}
-	n.until("all pods are ready", patience, func() bool {
-		for name := range metricsPods {
-			p, err := n.pod(name)
-			if err != nil || p == nil || !reached("ready", &p.Status) {
-				return false
-			}
-		}
-		return true
-	})
 	same, began := 0, time.Now()
 	n.until("what is shown has settled", 5*time.Minute, func() bool {
 		time.Sleep(5 * time.Second)
@@ -120,14 +109,32 @@ func (n *node) shown() (lines []string) {
 		lines = now
 		return same >= 6 && time.Since(began) > slowness*90*time.Second
 	})
-	for name := range metricsPods {
+	n.endMetricsPods(all...)
+	return lines
+}
+
+// runMetricsPod runs one of metricsPods until it is ready.
+func (n *node) runMetricsPod(name string) {
+	n.t.Helper()
+	text := "apiVersion: v1\nkind: Pod\nmetadata: {name: " + name + "}\nspec:\n  terminationGracePeriodSeconds: 1" + strings.ReplaceAll(metricsPods[name], "IMAGE", testImage)
+	hidden := filepath.Join(n.dir, name+".yaml")
+	check(n.t, os.WriteFile(hidden, []byte(text), 0o644))
+	check(n.t, os.Rename(hidden, filepath.Join(n.dir, "manifests", name+".yaml")))
+	n.until(name+" is ready", patience, func() bool {
+		p, err := n.pod(name)
+		return err == nil && p != nil && reached("ready", &p.Status)
+	})
+}
+
+func (n *node) endMetricsPods(names ...string) {
+	n.t.Helper()
+	for _, name := range names {
 		check(n.t, os.Remove(filepath.Join(n.dir, "manifests", name+".yaml")))
 	}
 	n.until("all sandboxes are removed", 4*time.Minute, func() bool {
 		left, err := n.sandboxes("", false)
 		return err == nil && len(left) == 0
 	})
-	return lines
 }
 
 // see returns, as sorted lines, which series and fields the kubelet shows of the pods.

@@ -1,0 +1,87 @@
+package kubelet
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// A pod's network is counted on when the container has ended by whose process cAdvisor read it, and
+// when crispd has started again: cAdvisor asks once who a cgroup is.
+func TestMetricsAfterRestarts(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root: it runs containers")
+	}
+	if _, err := os.Stat(kubeletProgram()); err != nil {
+		t.Skipf("the kubelet is not built (%v): make test-kubelet", err)
+	}
+	n := newNode(t, "kubelet")
+	n.startCrispd()
+	n.flags = []string{"--containerd=" + filepath.Join(n.dir, "run", "cadvisor.sock")}
+	n.drive()
+	n.runMetricsPod("plain")
+	n.counted("plain", time.Now())
+
+	n.killContainer("web") // both, one after the other: whichever was told of has ended
+	n.killContainer("side")
+	n.counted("plain", time.Now())
+
+	n.stop("crispd")
+	n.proxy.stop()
+	n.startCrispd()
+	n.killContainer("web")
+	n.killContainer("side")
+	n.counted("plain", time.Now())
+	n.endMetricsPods("plain")
+}
+
+// counted waits until the kubelet shows what the pod's network has received, as of a time after since.
+func (n *node) counted(pod string, since time.Time) {
+	n.t.Helper()
+	form := regexp.MustCompile(`(?m)^container_network_receive_bytes_total\{.*interface="eth0".*pod="` + pod + `-` + nodeName + `".*\} \S+ (\d+)$`)
+	n.until("the network of "+pod+" is counted", 3*time.Minute, func() bool {
+		m := form.FindSubmatch(n.fetch("/metrics/cadvisor"))
+		if m == nil {
+			return false
+		}
+		ms, err := strconv.ParseInt(string(m[1]), 10, 64)
+		return err == nil && time.UnixMilli(ms).After(since)
+	})
+}
+
+// killContainer kills the container's process and waits until the kubelet has started the next one.
+func (n *node) killContainer(name string) {
+	n.t.Helper()
+	running := func() (pid int) {
+		runtime := cri.NewRuntimeServiceClient(n.conn)
+		list, err := runtime.ListContainers(n.t.Context(), &cri.ListContainersRequest{Filter: &cri.ContainerFilter{State: &cri.ContainerStateValue{State: cri.ContainerState_CONTAINER_RUNNING}}})
+		for _, c := range list.GetContainers() {
+			if c.Metadata.Name != name {
+				continue
+			}
+			var info struct{ Pid int }
+			if status, serr := runtime.ContainerStatus(n.t.Context(), &cri.ContainerStatusRequest{ContainerId: c.Id, Verbose: true}); serr == nil {
+				err = json.Unmarshal([]byte(status.Info["info"]), &info)
+				pid = info.Pid
+			}
+		}
+		if err != nil {
+			n.t.Log(strings.TrimSpace(err.Error()))
+		}
+		return pid
+	}
+	before := running()
+	if before <= 1 {
+		n.t.Fatalf("%s has the process %d", name, before)
+	}
+	check(n.t, syscall.Kill(before, syscall.SIGKILL))
+	n.until(name+" runs again", 2*time.Minute, func() bool { now := running(); return now > 1 && now != before })
+}
