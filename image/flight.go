@@ -4,6 +4,7 @@ import (
 	"context"
 	"sync"
 
+	"github.com/crisp-cri/crisp/image/progress"
 	"github.com/crisp-cri/crisp/internal/stage"
 )
 
@@ -16,38 +17,51 @@ type flight struct {
 	cancel  context.CancelFunc
 	waiters int // guarded by flights.mu
 
-	stages *stage.Log // nil if nobody records
+	stages   *stage.Log // nil if nobody records
+	progress *progress.Pull
 }
 
 // flights are the pulls under way, by what is pulled.
 type flights struct {
+	tracker progress.Tracker
 	mu      sync.Mutex
 	m       map[string]*flight // guarded by mu
 	running sync.WaitGroup
 }
 
-// join runs work for key, or waits for the same work that is under way.
-func (fs *flights) join(ctx context.Context, key string, work func(context.Context) (Image, error)) (Image, error) {
+// A journey is what a flight is for.
+type journey struct {
+	key   string // what distinguishes it
+	image string // its name, to be shown
+	pod   string // on whose behalf this caller waits, to be shown; "" = nobody's
+}
+
+// join runs work, or waits for the same work that is under way.
+func (fs *flights) join(ctx context.Context, to journey, work func(context.Context, *progress.Pull) (Image, error)) (Image, error) {
+	key := to.key
 	fs.mu.Lock()
 	f := fs.m[key]
 	if f == nil {
 		own, log := stage.Fork(context.WithoutCancel(ctx))
 		own, cancel := context.WithCancel(own)
-		f = &flight{done: make(chan struct{}), cancel: cancel, stages: log}
+		f = &flight{done: make(chan struct{}), cancel: cancel, stages: log, progress: fs.tracker.Begin(to.image)}
 		if fs.m == nil {
 			fs.m = make(map[string]*flight)
 		}
 		fs.m[key] = f
 		fs.running.Go(func() {
 			defer cancel()
-			f.img, f.err = work(own)
+			f.img, f.err = work(own, f.progress)
 			f.stages.Stop()
+			f.progress.End(f.err)
 			fs.forget(key, f)
 			close(f.done)
 		})
 	}
 	f.waiters++
+	f.progress.Join(to.pod)
 	fs.mu.Unlock()
+	defer f.progress.Leave(to.pod)
 	stage.Follow(ctx, f.stages)
 
 	select {

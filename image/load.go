@@ -92,7 +92,7 @@ func (s *Store) loadDocker(ctx context.Context, a *archive) ([]Image, error) {
 		if err != nil {
 			return images, err
 		}
-		img, err := s.unpackImage(ctx, a, blobs, ids, record{Config: config, Tags: tags})
+		img, err := s.unpackImage(ctx, nil, a, blobs, ids, record{Config: config, Tags: tags})
 		if err != nil {
 			return images, err
 		}
@@ -209,7 +209,7 @@ func (s *Store) loadManifest(ctx context.Context, a *archive, name reference.Nam
 			}
 			digests = []string{name.Name() + "@" + top.String()}
 		}
-		return s.install(ctx, a, c, tags, digests)
+		return s.install(ctx, nil, a, c, tags, digests)
 	}
 	return Image{}, fault.Invalid.Errorf("more than %d indexes lie within each other", blob.MaxNesting)
 }

@@ -7,7 +7,9 @@ import (
 	"slices"
 
 	"github.com/crisp-cri/crisp/image/blob"
+	"github.com/crisp-cri/crisp/image/progress"
 	"github.com/crisp-cri/crisp/image/registry"
+	"github.com/crisp-cri/crisp/internal/pulls"
 	"github.com/crisp-cri/crisp/internal/stage"
 	"github.com/opencontainers/go-digest"
 	"go.podman.io/image/v5/docker/reference"
@@ -53,10 +55,10 @@ func (s *Store) Pull(ctx context.Context, ref string, as registry.Caller) (Image
 	if err != nil {
 		return Image{}, err
 	}
-	return s.pulls.join(ctx, key, func(ctx context.Context) (Image, error) {
+	return s.pulls.join(ctx, journey{key, names[0].String(), as.Pod}, func(ctx context.Context, p *progress.Pull) (Image, error) {
 		var first error
 		for _, name := range names {
-			img, err := s.pullOne(ctx, name, as.ForCandidate(ref, name))
+			img, err := s.pullOne(ctx, p, name, as.ForCandidate(ref, name))
 			if err == nil {
 				s.registries.Remember(access)
 				return img, nil
@@ -69,9 +71,10 @@ func (s *Store) Pull(ctx context.Context, ref string, as registry.Caller) (Image
 	})
 }
 
-func (s *Store) pullOne(ctx context.Context, name reference.Named, as registry.Caller) (_ Image, err error) {
+func (s *Store) pullOne(ctx context.Context, p *progress.Pull, name reference.Named, as registry.Caller) (_ Image, err error) {
 	defer func() { err = registry.Failure(ctx, name.String(), err) }()
 	stage.Next(ctx, "registry")
+	p.Stage("registry")
 	r, err := s.registries.Dial(ctx, name, as)
 	if err != nil {
 		return Image{}, err
@@ -81,17 +84,19 @@ func (s *Store) pullOne(ctx context.Context, name reference.Named, as registry.C
 	if err != nil {
 		return Image{}, err
 	}
+	p.From(r.Place())
 	var tags []string
 	top, ok := registry.DigestOf(name)
 	if !ok {
 		top = c.Top
 		tags = []string{name.String()}
 	}
-	return s.install(ctx, r, c, tags, []string{name.Name() + "@" + top.String()})
+	return s.install(ctx, p, r, c, tags, []string{name.Name() + "@" + top.String()})
 }
 
-// install fetches the chosen image, and makes it known.
-func (s *Store) install(ctx context.Context, from blob.Origin, c registry.Choice, tags, digests []string) (Image, error) {
+// install fetches the chosen image, and makes it known. p is told how far it is; nil is
+// nobody.
+func (s *Store) install(ctx context.Context, p *progress.Pull, from blob.Origin, c registry.Choice, tags, digests []string) (Image, error) {
 	m := record{Artifact: c.Artifact, Tags: tags, Digests: digests, Proofs: c.Proofs, Annotations: blob.CheckpointAnnotations(c.Data)}
 	seen := s.seen(c, digests)
 	for i := range c.Layers {
@@ -99,7 +104,7 @@ func (s *Store) install(ctx context.Context, from blob.Origin, c registry.Choice
 	}
 	if c.Artifact {
 		m.Config = c.Data
-		return s.unpackImage(ctx, from, c.Layers, make([]digest.Digest, len(c.Layers)), m)
+		return s.unpackImage(ctx, p, from, c.Layers, make([]digest.Digest, len(c.Layers)), m)
 	}
 	if err := blob.Unlock(c.Layers, s.now().KeysDir, s.log); err != nil {
 		return Image{}, err
@@ -118,7 +123,7 @@ func (s *Store) install(ctx context.Context, from blob.Origin, c registry.Choice
 	if err != nil {
 		return Image{}, err
 	}
-	return s.unpackImage(ctx, from, c.Layers, ids, m)
+	return s.unpackImage(ctx, p, from, c.Layers, ids, m)
 }
 
 // seen returns the image in the store, if it came by the same manifest of the same repository,
@@ -138,10 +143,13 @@ func (s *Store) seen(c registry.Choice, digests []string) *entry {
 
 // unpackImage unpacks the layers of an image, brings them to the disk, and makes the image
 // known. r is the rest of its record.
-func (s *Store) unpackImage(ctx context.Context, from blob.Origin, blobs []blob.Blob, ids []digest.Digest, r record) (Image, error) {
+func (s *Store) unpackImage(ctx context.Context, p *progress.Pull, from blob.Origin, blobs []blob.Blob, ids []digest.Digest, r record) (Image, error) {
 	stage.Next(ctx, "layers")
-	held, err := s.layers.AcquireAll(ctx, from, blobs, ids, s.now().MaxParallel)
+	p.Stage("layers")
+	p.Expect(blobs, ids, s.layers)
+	held, err := s.layers.AcquireAll(ctx, p.Origin(from), blobs, ids, s.now().MaxParallel)
 	stage.Next(ctx, "sync")
+	p.Stage("sync")
 	if err == nil {
 		err = s.layers.CommitAll(ctx, held)
 	}
@@ -161,3 +169,9 @@ func (s *Store) unpackImage(ctx context.Context, from blob.Origin, blobs []blob.
 	}
 	return Image{}, err
 }
+
+// Pulls returns the pulls under way, in the order of their beginning.
+func (s *Store) Pulls() []pulls.Pull { return s.pulls.tracker.List() }
+
+// RecentPulls returns the last pulls that have ended, the youngest first.
+func (s *Store) RecentPulls() []pulls.Pull { return s.pulls.tracker.Recent() }

@@ -134,7 +134,7 @@ func (r *Source) next(ctx context.Context, src types.ImageSource) error {
 		r.places = r.places[1:]
 		found, err := r.ask(ctx, p, len(r.places) == 0)
 		if err == nil {
-			r.src = found
+			r.src, r.at = found, p
 			r.used = append(r.used, found)
 			return nil
 		}

@@ -38,6 +38,7 @@ type Settings struct {
 type Caller struct {
 	Namespace string // of Kubernetes: it may have a policy and credentials of its own
 	Auth      *Auth  // nil means none
+	Pod       string // the pod that the image is for, to be shown: "namespace/name"; "" = none
 }
 
 // Auth is what a caller knows about a registry's account. The zero value means

@@ -36,6 +36,7 @@ type Source struct {
 
 	mu     sync.Mutex          // held while the next place is asked
 	src    types.ImageSource   // of the place in use; guarded by mu
+	at     place               // the place in use; guarded by mu
 	used   []types.ImageSource // guarded by mu; readers may still use them
 	places []place             // that come after it; guarded by mu
 }
@@ -146,6 +147,18 @@ func (r *Source) Has(ctx context.Context, b blob.Blob) error {
 		}
 		return err
 	})
+}
+
+// Place returns the place in use, as registries.conf names it, else the registry's host; and
+// whether it is a mirror.
+func (r *Source) Place() (location string, mirror bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.at.location == "" {
+		host, _, _ := strings.Cut(r.name, "/")
+		return host, false
+	}
+	return r.at.location, !r.at.own
 }
 
 // Repository implements blob.Origin.

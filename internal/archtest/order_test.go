@@ -28,7 +28,7 @@ var layers = map[string][][]string{
 	},
 	"image": {
 		{"blob"},
-		{"layer", "registry"},
+		{"layer", "progress", "registry"},
 		{"rootfs"},
 		{"."},
 		{"imagetest"},
@@ -133,7 +133,7 @@ func TestFunctionFields(t *testing.T) {
 
 // pure are the packages that only translate: what they say depends on what they are given,
 // not on the machine.
-var pure = []string{"server/spec", "agent/podspec", "agent/podsync"}
+var pure = []string{"server/spec", "agent/podspec", "agent/podsync", "internal/pulls"}
 
 // A pure package imports nothing that reaches a file, a process or the network, and uses of
 // what could do both only what does not.

@@ -1,0 +1,148 @@
+// Package pulls describes how far pulls of images are, in the form in which crispd tells it
+// (JSON) and in words. It knows neither images nor CRI, so that both sides of a socket can
+// import it.
+package pulls
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"time"
+)
+
+// The states of a layer, in their order.
+const (
+	Waiting     = "waiting"     // nothing of it was asked for yet
+	Downloading = "downloading" // and being unpacked at the same time
+	Unpacking   = "unpacking"   // all of it has come
+	Done        = "done"
+	Here        = "here" // it was on the node before the pull
+)
+
+// A Pull is one pull under way, or one that has ended lately.
+type Pull struct {
+	Image    string    `json:"image"`            // its full name
+	From     string    `json:"from,omitempty"`   // the place that it comes from: "mirror.example:5000/library"; "" = none has answered yet
+	Mirror   bool      `json:"mirror,omitempty"` // From is not the registry that the name says
+	Stage    string    `json:"stage"`            // registry, layers or sync; "" before and after
+	Begun    time.Time `json:"begun"`
+	Ended    time.Time `json:"ended,omitzero"`
+	Err      string    `json:"error,omitempty"` // why it has failed
+	Waiters  int       `json:"waiters"`         // calls that wait for it
+	For      []string  `json:"for,omitempty"`   // the pods among them, as namespace/name
+	Bytes    int64     `json:"bytes"`           // that have come, as they are in the registry
+	Total    int64     `json:"total"`           // of Bytes in the end: layers that are here do not count; 0 = not known yet
+	Rate     float64   `json:"rate"`            // bytes in a second, lately
+	Layers   []Layer   `json:"layers,omitempty"`
+	AllKnown bool      `json:"allKnown,omitempty"` // Total counts each layer: an archive may not tell a size
+}
+
+// A Layer is one layer of a pull.
+type Layer struct {
+	Digest string `json:"digest"` // of the blob in the registry
+	Size   int64  `json:"size"`   // of the blob; negative = not known
+	Bytes  int64  `json:"bytes"`  // of them that have come
+	State  string `json:"state"`
+}
+
+// Fraction returns how much has come, from 0 to 1; ok reports whether that is known.
+func (p Pull) Fraction() (f float64, ok bool) {
+	if !p.AllKnown || p.Layers == nil {
+		return 0, false
+	}
+	if p.Total == 0 { // all layers are here
+		return 1, true
+	}
+	return min(float64(p.Bytes)/float64(p.Total), 1), true
+}
+
+// Left returns how long the rest takes to come at the present rate; ok reports whether that
+// can be told.
+func (p Pull) Left() (left time.Duration, ok bool) {
+	if f, known := p.Fraction(); !known || p.Rate < 1 || f == 1 {
+		return 0, false
+	}
+	seconds := float64(p.Total-p.Bytes) / p.Rate
+	if seconds > (1000 * time.Hour).Seconds() {
+		return 0, false
+	}
+	return time.Duration(seconds * float64(time.Second)), true
+}
+
+// String tells how far the pull is: "43 %, 12 MB/s, 1 m left".
+func (p Pull) String() string {
+	f, ok := p.Fraction()
+	switch {
+	case !ok && p.Bytes == 0:
+		return "asking the registry"
+	case !ok:
+		return Size(p.Bytes) + ", " + Size(int64(p.Rate)) + "/s"
+	case f == 1:
+		return "100 %, unpacking"
+	}
+	text := fmt.Sprintf("%.0f %%, %s/s", math.Floor(100*f), Size(int64(p.Rate)))
+	if left, ok := p.Left(); ok {
+		text += ", " + Brief(left) + " left"
+	}
+	return text
+}
+
+// Source tells where it comes from: "from the mirror HOST", or "from HOST".
+func (p Pull) Source() string {
+	switch {
+	case p.From == "":
+		return ""
+	case p.Mirror:
+		return "from the mirror " + p.From
+	}
+	return "from " + p.From
+}
+
+// Size returns a number of bytes with at most three digits, in powers of 1000 as network
+// rates and registries give them: "12 MB".
+func Size(n int64) string {
+	units := []string{"B", "kB", "MB", "GB", "TB", "PB", "EB"}
+	f, i := float64(max(n, 0)), 0
+	for f >= 999.5 && i < len(units)-1 {
+		f /= 1000
+		i++
+	}
+	if i > 0 && f < 9.95 {
+		return fmt.Sprintf("%.1f %s", f, units[i])
+	}
+	return fmt.Sprintf("%.0f %s", f, units[i])
+}
+
+// Brief returns a duration as people say it: "45 s", "3 m", "2 h".
+func Brief(d time.Duration) string {
+	switch {
+	case d < 90*time.Second:
+		return fmt.Sprintf("%.0f s", max(1, d.Seconds()))
+	case d < 90*time.Minute:
+		return fmt.Sprintf("%.0f m", d.Minutes())
+	}
+	return fmt.Sprintf("%.0f h", d.Hours())
+}
+
+// Of returns the pull that the pod, namespace/name, waits for: the first to have begun.
+func Of(list []Pull, pod string) (Pull, bool) {
+	var found []Pull
+	for _, p := range list {
+		if p.Ended.IsZero() && slices.Contains(p.For, pod) {
+			found = append(found, p)
+		}
+	}
+	if len(found) == 0 {
+		return Pull{}, false
+	}
+	return slices.MinFunc(found, func(a, b Pull) int {
+		return cmp.Or(a.Begun.Compare(b.Begun), strings.Compare(a.Image, b.Image))
+	}), true
+}
+
+// Same reports whether image is what p pulls: its full name, or the name as a user writes it.
+func (p Pull) Same(image string) bool {
+	return image == p.Image || strings.HasSuffix(p.Image, "/"+image) || strings.HasSuffix(p.Image, "/"+image+":latest") || p.Image == image+":latest"
+}
