@@ -18,6 +18,7 @@ import (
 	"github.com/crisp-cri/crisp/image/registry"
 	"github.com/crisp-cri/crisp/image/rootfs"
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/pulls"
 	"github.com/crisp-cri/crisp/network"
 )
 
@@ -32,6 +33,7 @@ type fakeImages struct {
 	held   chan struct{}    // gets one for each mount that waits
 	fail   map[string]error // by method
 	pulled []registry.Caller
+	coming []pulls.Pull // Pulls and RecentPulls
 }
 
 func newFakeImages(t testing.TB) *fakeImages {
@@ -72,6 +74,18 @@ func (f *fakeImages) Pull(ctx context.Context, ref string, as registry.Caller) (
 	f.pulled = append(f.pulled, as)
 	f.mu.Unlock()
 	return f.Get(ref)
+}
+
+func (f *fakeImages) Pulls() []pulls.Pull {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(f.coming), func(p pulls.Pull) bool { return !p.Ended.IsZero() })
+}
+
+func (f *fakeImages) RecentPulls() []pulls.Pull {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(f.coming), func(p pulls.Pull) bool { return p.Ended.IsZero() })
 }
 
 func (f *fakeImages) Load(_ context.Context, r io.Reader) ([]image.Image, error) {

@@ -18,7 +18,7 @@ func (i imageService) PullImage(ctx context.Context, req *cri.PullImageRequest) 
 	if err := i.checkImage(req.Image); err != nil {
 		return nil, err
 	}
-	as := registry.Caller{Namespace: req.GetSandboxConfig().GetMetadata().GetNamespace()}
+	as := registry.Caller{Namespace: req.GetSandboxConfig().GetMetadata().GetNamespace(), Pod: podName(req.GetSandboxConfig().GetMetadata())}
 	if a := req.Auth; a != nil {
 		as.Auth = &registry.Auth{
 			Username: a.Username, Password: a.Password, Auth: a.Auth,
@@ -39,4 +39,12 @@ func (i imageService) checkImage(spec *cri.ImageSpec) error {
 	}
 	_, err := i.server.handler(spec.RuntimeHandler)
 	return err
+}
+
+// podName names a pod to people; "" if there is none.
+func podName(m *cri.PodSandboxMetadata) string {
+	if m.GetName() == "" {
+		return ""
+	}
+	return m.Namespace + "/" + m.Name
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -11,32 +12,47 @@ import (
 
 	"github.com/crisp-cri/crisp/image"
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/pulls"
 )
 
 // ImageStatus returns one image, found by any of its names.
 //
 // CRI: "If the image is not present, returns a response with
-// ImageStatusResponse.Image set to nil."
+// ImageStatusResponse.Image set to nil." The verbose answer has the pulls of it that are under
+// way all the same, for clients that look: crictl does not, and shows them in "crictl info".
 func (i imageService) ImageStatus(_ context.Context, req *cri.ImageStatusRequest) (*cri.ImageStatusResponse, error) {
 	if req.GetImage().GetImage() == "" {
 		return nil, fault.Invalid.Errorf("the request names no image")
 	}
+	resp, about := &cri.ImageStatusResponse{}, map[string]any{}
 	img, err := i.images.Get(req.Image.Image)
-	if errors.Is(err, fault.NotFound) {
-		return &cri.ImageStatusResponse{}, nil
-	}
-	if err != nil {
+	switch {
+	case err == nil:
+		resp.Image = criImage(img)
+		about["imageSpec"], about["firstSeen"] = img.Config, img.CreatedAt
+	case !errors.Is(err, fault.NotFound):
 		return nil, err
 	}
-	resp := &cri.ImageStatusResponse{Image: criImage(img)}
-	if req.Verbose {
-		info, err := json.Marshal(map[string]any{"imageSpec": img.Config, "firstSeen": img.CreatedAt})
-		if err != nil {
-			return nil, fault.Internal.Errorf("encode info of image %s: %w", img.ID, err)
-		}
-		resp.Info = map[string]string{"info": string(info)}
+	if !req.Verbose {
+		return resp, nil
 	}
+	if list := i.pullsOf(append(img.Tags, req.Image.Image)); len(list) > 0 {
+		about["pulls"] = list
+	}
+	if len(about) == 0 {
+		return resp, nil
+	}
+	info, err := json.Marshal(about)
+	if err != nil {
+		return nil, fault.Internal.Errorf("encode info of image %s: %w", req.Image.Image, err)
+	}
+	resp.Info = map[string]string{"info": string(info)}
 	return resp, nil
+}
+
+// pullsOf returns the pulls under way of the image with one of these names.
+func (i imageService) pullsOf(names []string) []pulls.Pull {
+	return slices.DeleteFunc(i.images.Pulls(), func(p pulls.Pull) bool { return !slices.ContainsFunc(names, p.Same) })
 }
 
 // criImage converts an image to CRI's form. The image's user is a number or a

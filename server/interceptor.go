@@ -251,7 +251,7 @@ func successLevel(rpc string, took time.Duration) slog.Level {
 // on an image, a container's grace period, a command or the client's reading.
 func patience(rpc string) time.Duration {
 	switch {
-	case slices.Contains([]string{"PullImage", "StopContainer", "ExecSync", "GetContainerEvents", "Load"}, rpc),
+	case slices.Contains([]string{"PullImage", "StopContainer", "ExecSync", "GetContainerEvents", "Load", "Watch"}, rpc),
 		strings.HasPrefix(rpc, "Stream"), strings.HasPrefix(rpc, "Checkpoint"), strings.HasPrefix(rpc, "Restore"):
 		return 0
 	case level(rpc) == slog.LevelDebug:
@@ -263,7 +263,7 @@ func patience(rpc string) time.Duration {
 // level returns the log level of a successful RPC: calls that change something
 // are interesting, the many that only look are not.
 func level(rpc string) slog.Level {
-	for _, prefix := range []string{"List", "Stream", "Version", "Status", "RuntimeConfig"} {
+	for _, prefix := range []string{"List", "Stream", "Version", "Status", "RuntimeConfig", "Watch"} {
 		if strings.HasPrefix(rpc, prefix) {
 			return slog.LevelDebug
 		}

@@ -66,7 +66,11 @@ func (s *Server) Status(_ context.Context, req *cri.StatusRequest) (*cri.StatusR
 		if err != nil {
 			return nil, fault.Internal.Errorf("encode info: %w", err)
 		}
-		resp.Info = map[string]string{"config": string(config)}
+		under, err := json.Marshal(s.images.Pulls())
+		if err != nil {
+			return nil, fault.Internal.Errorf("encode info: %w", err)
+		}
+		resp.Info = map[string]string{"config": string(config), "pulls": string(under)}
 	}
 	return resp, nil
 }

@@ -52,6 +52,8 @@ import (
 	"github.com/crisp-cri/crisp/image"
 	"github.com/crisp-cri/crisp/image/registry"
 	"github.com/crisp-cri/crisp/image/rootfs"
+	"github.com/crisp-cri/crisp/internal/pullapi"
+	"github.com/crisp-cri/crisp/internal/pulls"
 	"github.com/crisp-cri/crisp/network"
 	"github.com/crisp-cri/crisp/oci"
 	"github.com/crisp-cri/crisp/server/cadvisor"
@@ -68,6 +70,8 @@ type Images interface {
 	Catalogue
 	Pull(ctx context.Context, ref string, as registry.Caller) (image.Image, error)
 	Load(ctx context.Context, r io.Reader) ([]image.Image, error)
+	Pulls() []pulls.Pull       // under way
+	RecentPulls() []pulls.Pull // the last that have ended, the youngest first
 }
 
 // A Catalogue is the set of images on the node.
@@ -163,7 +167,7 @@ type Server struct {
 	work   detached
 }
 
-// An imageService is CRI's ImageService, and loads archives for the Loader.
+// An imageService is CRI's ImageService, loads archives for the Loader, and lists pulls.
 type imageService struct {
 	cri.UnimplementedImageServiceServer
 
@@ -207,13 +211,14 @@ func New(o Options) (*Server, error) {
 	return s, nil
 }
 
-// Register makes s answer to CRI's two services and the Loader on g, which must
+// Register makes s answer to CRI's two services, the Loader and Pulls on g, which must
 // have been made with its Interceptors.
 func Register(g grpc.ServiceRegistrar, s *Server) {
 	i := imageService{images: s.images, server: s}
 	cri.RegisterRuntimeServiceServer(g, s)
 	cri.RegisterImageServiceServer(g, i)
 	loaderapi.Register(g, i)
+	pullapi.Register(g, i)
 }
 
 // Close ends the streams and waits for what runs detached, which undoes itself.

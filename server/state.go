@@ -12,7 +12,7 @@ func (s *Server) state() telemetry.State {
 	st := telemetry.State{
 		Containers: map[string]int{}, Sandboxes: map[string]int{},
 		Images: len(s.images.List()), Streams: s.streaming.Sessions(),
-		ExecutorRestarts: s.runtime.ExecutorRestarts(), EventsDropped: s.events.hub.Dropped(),
+		ExecutorRestarts: s.runtime.ExecutorRestarts(), EventsDropped: s.events.hub.Dropped(), Pulls: s.images.Pulls(),
 	}
 	for state := oci.Created; state <= oci.Removing; state++ {
 		st.Containers[state.String()] = 0

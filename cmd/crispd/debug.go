@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/crisp-cri/crisp/config"
+	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/internal/pulls"
 	"github.com/crisp-cri/crisp/server/telemetry"
 )
 
@@ -24,6 +26,7 @@ func debugPath(state string) string { return filepath.Join(state, "debug.sock") 
 // views are what the debug socket serves.
 var views = []struct{ name, path, about string }{
 	{"calls", "/calls", "the calls under way, and the stage that each is in"},
+	{"pulls", "/pulls", "the images that are being pulled: how far, from where, for whom; and the last ones"},
 	{"goroutines", "/debug/pprof/goroutine?debug=2", "the stacks of all goroutines, as text"},
 	{"heap", "/debug/pprof/heap", "what is in memory, for go tool pprof"},
 	{"allocs", "/debug/pprof/allocs", "what was allocated since the start, for go tool pprof"},
@@ -80,7 +83,7 @@ func fetch(socket, path string, out io.Writer) error {
 }
 
 // serveDebug serves the debug socket until stop is called.
-func serveDebug(state string, tel *telemetry.Telemetry, current *atomic.Pointer[config.Config], log *slog.Logger) (stop func(), err error) {
+func serveDebug(state string, tel *telemetry.Telemetry, images *image.Store, current *atomic.Pointer[config.Config], log *slog.Logger) (stop func(), err error) {
 	l, err := listenForRoot(debugPath(state))
 	if err != nil {
 		return nil, err
@@ -91,6 +94,9 @@ func serveDebug(state string, tel *telemetry.Telemetry, current *atomic.Pointer[
 	mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
 	mux.Handle("/metrics", tel.Handler())
 	mux.HandleFunc("/calls", tel.ServeCalls)
+	mux.HandleFunc("/pulls", func(w http.ResponseWriter, _ *http.Request) {
+		_ = pulls.Write(w, append(images.Pulls(), images.RecentPulls()...), time.Now()) // the client may have left
+	})
 	mux.HandleFunc("/config", func(w http.ResponseWriter, _ *http.Request) { _ = current.Load().Write(w) })
 	return serveHTTP(l, mux, log), nil
 }

@@ -49,7 +49,7 @@ type Layer struct {
 
 // Fraction returns how much has come, from 0 to 1; ok reports whether that is known.
 func (p Pull) Fraction() (f float64, ok bool) {
-	if !p.AllKnown || p.Layers == nil {
+	if !p.AllKnown {
 		return 0, false
 	}
 	if p.Total == 0 { // all layers are here

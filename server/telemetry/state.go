@@ -1,6 +1,10 @@
 package telemetry
 
-import "github.com/prometheus/client_golang/prometheus"
+import (
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/crisp-cri/crisp/internal/pulls"
+)
 
 // A State is what a scrape finds.
 type State struct {
@@ -9,6 +13,7 @@ type State struct {
 	Streams               int    // exec, attach and port-forward sessions
 	ExecutorRestarts      uint64 // since crispd began
 	EventsDropped         uint64 // subscribers of events that were too slow
+	Pulls                 []pulls.Pull
 }
 
 // Watch makes each scrape call state; it must be called once.
@@ -27,12 +32,15 @@ var (
 	imagesDesc     = prometheus.NewDesc("crisp_images", "Images on the node.", nil, nil)
 	streamsDesc    = prometheus.NewDesc("crisp_streaming_sessions", "Sessions of exec, attach and port-forward under way.", nil, nil)
 	restartsDesc   = prometheus.NewDesc("crisp_executor_restarts_total", "How often the executor was lost and another one was found or started.", nil, nil)
+	pullBytesDesc  = prometheus.NewDesc("crisp_image_pull_bytes", "Bytes that have come, of an image that is being pulled.", []string{"image"}, nil)
+	pullSizeDesc   = prometheus.NewDesc("crisp_image_pull_size_bytes", "Bytes that have to come, of an image that is being pulled.", []string{"image"}, nil)
+	pullRateDesc   = prometheus.NewDesc("crisp_image_pull_rate_bytes_per_second", "How fast an image comes that is being pulled.", []string{"image"}, nil)
 	droppedDesc    = prometheus.NewDesc("crisp_event_subscribers_dropped_total", "Clients of GetContainerEvents that were too slow.", nil, nil)
 )
 
 // Describe implements prometheus.Collector.
 func (states) Describe(c chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{containersDesc, sandboxesDesc, imagesDesc, streamsDesc, restartsDesc, droppedDesc} {
+	for _, d := range []*prometheus.Desc{containersDesc, sandboxesDesc, imagesDesc, streamsDesc, restartsDesc, droppedDesc, pullBytesDesc, pullSizeDesc, pullRateDesc} {
 		c <- d
 	}
 }
@@ -50,4 +58,25 @@ func (f states) Collect(c chan<- prometheus.Metric) {
 	c <- prometheus.MustNewConstMetric(streamsDesc, prometheus.GaugeValue, float64(s.Streams))
 	c <- prometheus.MustNewConstMetric(restartsDesc, prometheus.CounterValue, float64(s.ExecutorRestarts))
 	c <- prometheus.MustNewConstMetric(droppedDesc, prometheus.CounterValue, float64(s.EventsDropped))
+	collectPulls(c, s.Pulls)
+}
+
+// maxPullSeries bounds the images that have series of their own.
+const maxPullSeries = 100
+
+// collectPulls tells how far pulls are. Two pulls of one image, with credentials of two
+// callers, are one series: that of the first.
+func collectPulls(c chan<- prometheus.Metric, list []pulls.Pull) {
+	seen := make(map[string]bool)
+	for _, p := range list {
+		if seen[p.Image] || len(seen) == maxPullSeries {
+			continue
+		}
+		seen[p.Image] = true
+		c <- prometheus.MustNewConstMetric(pullBytesDesc, prometheus.GaugeValue, float64(p.Bytes), p.Image)
+		c <- prometheus.MustNewConstMetric(pullRateDesc, prometheus.GaugeValue, p.Rate, p.Image)
+		if p.AllKnown {
+			c <- prometheus.MustNewConstMetric(pullSizeDesc, prometheus.GaugeValue, float64(p.Total), p.Image)
+		}
+	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"google.golang.org/grpc"
 
+	"github.com/crisp-cri/crisp/internal/pulls"
 	"github.com/crisp-cri/crisp/internal/stage"
 	"github.com/crisp-cri/crisp/server/telemetry"
 )
@@ -36,7 +37,8 @@ func scrape(tel *telemetry.Telemetry) string {
 func TestMetrics(t *testing.T) {
 	tel := newTelemetry(t)
 	tel.Watch(func() telemetry.State {
-		return telemetry.State{Containers: map[string]int{"running": 3}, Sandboxes: map[string]int{"ready": 2}, Streams: 1, ExecutorRestarts: 4, EventsDropped: 5}
+		return telemetry.State{Containers: map[string]int{"running": 3}, Sandboxes: map[string]int{"ready": 2}, Streams: 1, ExecutorRestarts: 4, EventsDropped: 5,
+			Pulls: []pulls.Pull{{Image: "a:1", Bytes: 3, Total: 9, Rate: 2, AllKnown: true}, {Image: "a:1", Bytes: 4}, {Image: "b:1"}}}
 	})
 	for result, err := range map[string]error{"success": nil, "RegistryUnavailable": errors.New("x"), "NotFound": errors.New("y")} {
 		ctx, call := tel.Begin(t.Context(), "PullImage")
@@ -54,7 +56,9 @@ func TestMetrics(t *testing.T) {
 		`crisp_stage_duration_seconds_count{rpc="PullImage",stage="layers"} 3`, `crisp_rpc_in_flight{rpc="RunPodSandbox"} 1`,
 		`crisp_rpc_in_flight{rpc="PullImage"} 0`, `crisp_containers{state="running"} 3`, `crisp_sandboxes{state="ready"} 2`,
 		`crisp_streaming_sessions 1`, `crisp_executor_restarts_total 4`, `crisp_event_subscribers_dropped_total 5`,
-		`crisp_container_oom_events_total 1`, `crisp_build_info{version="1.2.3"} 1`, `go_goroutines`,
+		`crisp_container_oom_events_total 1`,
+		`crisp_image_pull_bytes{image="a:1"} 3`, `crisp_image_pull_size_bytes{image="a:1"} 9`, `crisp_image_pull_rate_bytes_per_second{image="a:1"} 2`,
+		`crisp_image_pull_bytes{image="b:1"} 0`, `crisp_build_info{version="1.2.3"} 1`, `go_goroutines`,
 	} {
 		if !strings.Contains(got, want) {
 			t.Errorf("no %s", want)

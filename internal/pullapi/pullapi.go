@@ -1,0 +1,170 @@
+// Package pullapi is the service crisp.v1.Pulls: it tells how far the pulls of a running
+// crispd are.
+//
+// It has one method, a server stream beside CRI, in the shape of Kubernetes' drafts for CRI
+// itself (KEP-3542: progress by time, as bytes and total; KEP-5334: as a stream that a client
+// follows for a pod):
+//
+//	rpc Watch(google.protobuf.Struct) returns (stream google.protobuf.Struct);
+//
+// The request may have "image" and "pod" (namespace/name), to be told of the pulls of that
+// image or for that pod alone; "interval", the seconds between two answers (1 without, at least
+// 0.1); and "once": true for a single answer. Each answer has "pulls", a list of pulls.Pull in
+// JSON; the first comes at once. The stream ends when its client leaves.
+//
+// The service is too small for a code generator: its description is written by hand for both
+// sides, which import this package. A client must expect a runtime that does not have it
+// (Unimplemented).
+package pullapi
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/crisp-cri/crisp/internal/pulls"
+)
+
+// method is the full name of the one method.
+const method = "/crisp.v1.Pulls/Watch"
+
+const (
+	usualInterval = time.Second
+	leastInterval = 100 * time.Millisecond
+)
+
+// A Request says what a client wants to be told.
+type Request struct {
+	Image    string        // pulls of this image; "" = of any
+	Pod      string        // pulls for this pod, namespace/name; "" = for any
+	Interval time.Duration // between answers; 0 = a second
+	Once     bool          // one answer
+}
+
+// A Lister knows the pulls under way.
+type Lister interface {
+	Pulls() []pulls.Pull
+	Closing() <-chan struct{} // closed when streams must end
+}
+
+// desc describes the service to gRPC, as generated code would.
+var desc = grpc.ServiceDesc{
+	ServiceName: "crisp.v1.Pulls",
+	HandlerType: (*Lister)(nil),
+	Streams:     []grpc.StreamDesc{{StreamName: "Watch", Handler: serve, ServerStreams: true}},
+	Metadata:    "crisp/v1/pulls",
+}
+
+// Register registers l as the service on g.
+func Register(g grpc.ServiceRegistrar, l Lister) { g.RegisterService(&desc, l) }
+
+// Watch calls tell with each answer, until the stream or ctx ends or tell returns an error.
+func Watch(ctx context.Context, cc grpc.ClientConnInterface, r Request, tell func([]pulls.Pull) error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := cc.NewStream(ctx, &desc.Streams[0], method)
+	if err != nil {
+		return err
+	}
+	req, err := structpb.NewStruct(map[string]any{"image": r.Image, "pod": r.Pod, "interval": r.Interval.Seconds(), "once": r.Once})
+	if err != nil {
+		return err
+	}
+	if err := stream.SendMsg(req); err != nil && err != io.EOF { // of which RecvMsg tells the reason
+		return err
+	}
+	if err := stream.CloseSend(); err != nil {
+		return err
+	}
+	for {
+		var answer structpb.Struct
+		if err := stream.RecvMsg(&answer); err == io.EOF {
+			return nil
+		} else if err != nil {
+			return err
+		}
+		list, err := decode(&answer)
+		if err == nil {
+			err = tell(list)
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// serve is the server's side of Watch.
+func serve(srv any, stream grpc.ServerStream) error {
+	var req structpb.Struct
+	if err := stream.RecvMsg(&req); err != nil {
+		return err
+	}
+	r := Request{
+		Image: req.Fields["image"].GetStringValue(), Pod: req.Fields["pod"].GetStringValue(),
+		Once: req.Fields["once"].GetBoolValue(), Interval: usualInterval,
+	}
+	if s := req.Fields["interval"].GetNumberValue(); s > 0 {
+		r.Interval = max(time.Duration(min(s, math.MaxInt32)*float64(time.Second)), leastInterval)
+	}
+	tick := time.NewTicker(r.Interval)
+	defer tick.Stop()
+	for {
+		answer, err := encode(r.of(srv.(Lister).Pulls()))
+		if err != nil {
+			return err
+		}
+		if err := stream.SendMsg(answer); err != nil || r.Once {
+			return err
+		}
+		select {
+		case <-tick.C:
+		case <-srv.(Lister).Closing():
+			return nil
+		case <-stream.Context().Done():
+			return nil // its client has heard enough
+		}
+	}
+}
+
+// of returns the pulls that the client wants to be told of.
+func (r Request) of(all []pulls.Pull) []pulls.Pull {
+	list := []pulls.Pull{}
+	for _, p := range all {
+		if r.Image != "" && !p.Same(r.Image) {
+			continue
+		}
+		if _, ok := pulls.Of([]pulls.Pull{p}, r.Pod); r.Pod != "" && !ok {
+			continue
+		}
+		list = append(list, p)
+	}
+	return list
+}
+
+// encode puts the pulls into a message, and decode takes them out.
+func encode(list []pulls.Pull) (*structpb.Struct, error) {
+	text, err := json.Marshal(map[string]any{"pulls": list})
+	if err != nil {
+		return nil, err
+	}
+	answer := new(structpb.Struct)
+	return answer, answer.UnmarshalJSON(text)
+}
+
+func decode(answer *structpb.Struct) ([]pulls.Pull, error) {
+	text, err := answer.MarshalJSON()
+	if err != nil {
+		return nil, err
+	}
+	var told struct{ Pulls []pulls.Pull }
+	if err := json.Unmarshal(text, &told); err != nil {
+		return nil, fmt.Errorf("progress of pulls: %w", err)
+	}
+	return told.Pulls, nil
+}

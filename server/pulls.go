@@ -1,0 +1,9 @@
+package server
+
+import "github.com/crisp-cri/crisp/internal/pulls"
+
+// Pulls returns the pulls under way. It is for pullapi.Lister.
+func (i imageService) Pulls() []pulls.Pull { return i.images.Pulls() }
+
+// Closing ends the streams of pullapi when the server closes.
+func (i imageService) Closing() <-chan struct{} { return i.server.ctx.Done() }
