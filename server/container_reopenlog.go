@@ -15,6 +15,7 @@ func (s *Server) ReopenContainerLog(ctx context.Context, req *cri.ReopenContaine
 	if err != nil {
 		return nil, err
 	}
+	s.logRotated(c)
 	if err := c.ReopenLog(ctx); err != nil {
 		return nil, err
 	}

@@ -71,12 +71,14 @@ func (e *Events) Publish(ev oci.Event) {
 			s.index.containers.Delete(ev.Container.ID())
 			s.cpu.forget(ev.Container.ID())
 			s.ooms.forget(ev.Container.ID())
+			s.startups.outputs.Delete(ev.Container.ID())
 		}
 	case ev.Sandbox != nil:
 		if !s.sandboxes.isHidden(ev.Sandbox.ID()) {
 			s.publish(typ, ev.Sandbox.ID(), ev.Sandbox, ev.At)
 		}
 		if ev.Kind == oci.SandboxRemoved {
+			s.forgetStartup(ev.Sandbox)
 			s.index.sandboxes.Delete(ev.Sandbox.ID())
 			s.cpu.forget(ev.Sandbox.ID())
 		}

@@ -39,11 +39,13 @@ func Interceptors(s *Server) []grpc.ServerOption {
 }
 
 func (s *Server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (resp any, err error) {
-	ctx, c := s.begin(ctx, info.FullMethod, subject(req))
+	ctx, c := s.begin(ctx, info.FullMethod, subject(req), s.stepOf(req))
+	s.enter(c)
 	defer func() {
 		if p := recover(); p != nil {
 			resp, err = nil, s.panicked(ctx, p)
 		}
+		s.leave(c, resp, err)
 		err = s.finish(ctx, c, result(resp), err)
 	}()
 	if err := checkRequest(req); err != nil {
@@ -81,7 +83,7 @@ func (s *Server) aside(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 }
 
 func (s *Server) stream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) (err error) {
-	ctx, c := s.begin(stream.Context(), info.FullMethod, nil)
+	ctx, c := s.begin(stream.Context(), info.FullMethod, nil, new(step))
 	defer func() {
 		if p := recover(); p != nil {
 			err = s.panicked(ctx, p)
@@ -109,16 +111,17 @@ func (s *Server) panicked(ctx context.Context, p any) error {
 type call struct {
 	*telemetry.Call
 	subject []any
+	step    *step // of its pod's start
 }
 
 // begin gives the request its log attributes and begins to record its stages.
-func (s *Server) begin(ctx context.Context, method string, subject []any) (context.Context, call) {
-	ctx, c := s.o.Telemetry.Begin(ctx, path.Base(method))
+func (s *Server) begin(ctx context.Context, method string, subject []any, st *step) (context.Context, call) {
+	ctx, c := s.o.Telemetry.Begin(ctx, path.Base(method), st.trace)
 	attrs := append([]any{"rpc", c.RPC}, subject...)
 	if id := c.TraceID(); id != "" {
 		attrs = append(attrs, "trace", id)
 	}
-	return logctx.With(ctx, attrs...), call{c, subject}
+	return logctx.With(ctx, attrs...), call{c, subject, st}
 }
 
 // finish gives the error its code and writes the log line, with the stages that

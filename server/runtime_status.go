@@ -66,11 +66,14 @@ func (s *Server) Status(_ context.Context, req *cri.StatusRequest) (*cri.StatusR
 		if err != nil {
 			return nil, fault.Internal.Errorf("encode info: %w", err)
 		}
-		under, err := json.Marshal(s.images.Pulls())
-		if err != nil {
-			return nil, fault.Internal.Errorf("encode info: %w", err)
+		resp.Info = map[string]string{"config": string(config)}
+		for key, v := range map[string]any{"pulls": s.images.Pulls(), "starting": s.starting()} {
+			text, err := json.Marshal(v)
+			if err != nil {
+				return nil, fault.Internal.Errorf("encode info: %w", err)
+			}
+			resp.Info[key] = string(text)
 		}
-		resp.Info = map[string]string{"config": string(config), "pulls": string(under)}
 	}
 	return resp, nil
 }

@@ -161,6 +161,7 @@ type Server struct {
 	ooms       oomCount
 	exits      exits
 	interfaces interfaces
+	startups   startups
 
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc

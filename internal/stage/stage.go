@@ -8,8 +8,9 @@
 // which may overlap: Enter begins one, and returns the function that ends it. For a call that
 // is not recorded, both look into the context and do nothing.
 //
-// Names are short and few, as they become keys of log lines and labels of metrics: a noun, and
-// for a part the stage's noun, a dot and a noun. They never contain what a user chose.
+// Names are short and few, as in crispd they become keys of log lines and labels of metrics: a
+// noun, and for a part the stage's noun, a dot and a noun. There they never contain what a user
+// chose.
 package stage
 
 import (
@@ -59,6 +60,14 @@ func Fork(ctx context.Context) (context.Context, *Log) {
 		return ctx, nil
 	}
 	return With(ctx, l.observe)
+}
+
+// Join returns to with the log of from, if that has one: for work whose life is another's.
+func Join(to, from context.Context) context.Context {
+	if l, _ := from.Value(key{}).(*Log); l != nil {
+		return context.WithValue(to, key{}, l)
+	}
+	return to
 }
 
 // Follow adds the stages of work that the call of ctx waits for to the call's own.

@@ -37,6 +37,9 @@ func TestShares(t *testing.T) {
 		if got := stage.Open(mine.Spans()); got != "cni" {
 			t.Errorf("it goes on in %q, want cni", got)
 		}
+		if got := stage.OpenPart(mine.Spans()); got != "cni.portmap" {
+			t.Errorf("it goes on in the part %q, want cni.portmap", got)
+		}
 		end()
 		end() // no more than once
 		log.Stop()

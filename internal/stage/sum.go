@@ -36,6 +36,18 @@ func Shares(spans []Span, begin, end time.Time) []Share {
 	return list
 }
 
+// OpenPart returns the name of the open part that began last, "" if there is none.
+func OpenPart(spans []Span) string {
+	name := ""
+	var begin time.Time
+	for _, s := range spans {
+		if s.Part && s.End.IsZero() && !s.Begin.Before(begin) {
+			name, begin = s.Name, s.Begin
+		}
+	}
+	return name
+}
+
 // Open returns the name of the open stage, "" if there is none.
 func Open(spans []Span) string {
 	for _, s := range spans {

@@ -23,7 +23,12 @@ func (t *Telemetry) ServeCalls(w http.ResponseWriter, _ *http.Request) {
 	out := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(out, "RPC\tFOR\tSTAGE")
 	for _, c := range list {
-		fmt.Fprintf(out, "%s\t%s\t%s\n", c.RPC, time.Since(c.Begin).Round(time.Millisecond), cmp.Or(stage.Open(c.stages.Spans()), "-"))
+		spans := c.stages.Spans()
+		at := cmp.Or(stage.Open(spans), "-")
+		if part := stage.OpenPart(spans); part != "" {
+			at += ": " + part
+		}
+		fmt.Fprintf(out, "%s\t%s\t%s\n", c.RPC, time.Since(c.Begin).Round(time.Millisecond), at)
 	}
 	_ = out.Flush() // the client may have disconnected
 }

@@ -7,7 +7,8 @@
 // each scrape.
 //
 // The names follow Prometheus' conventions: seconds, bytes, _total. Labels have few
-// values: a method, a status code, a stage; never a name or an ID.
+// values: a method, a status code, a stage; never a name or an ID. Only the images that are
+// being pulled have series of their own, which end with the pull.
 // values: a method, a status code, a stage; never a name or an ID.
 package telemetry
 
@@ -117,9 +118,9 @@ type Call struct {
 	span   *span // nil = not traced
 }
 
-// Begin begins the call of an RPC. Stages entered with the returned context belong
-// to it.
-func (t *Telemetry) Begin(ctx context.Context, rpc string) (context.Context, *Call) {
+// Begin begins the call of an RPC, which is for a pod or for none. Stages entered with the
+// returned context belong to it.
+func (t *Telemetry) Begin(ctx context.Context, rpc string, pod Pod) (context.Context, *Call) {
 	c := &Call{RPC: rpc, Begin: time.Now(), t: t}
 	var observe stage.Observer
 	if t != nil {
@@ -127,7 +128,7 @@ func (t *Telemetry) Begin(ctx context.Context, rpc string) (context.Context, *Ca
 		observe = func(name string, took time.Duration) {
 			t.stages.WithLabelValues(rpc, name).Observe(took.Seconds())
 		}
-		ctx, c.span = t.tracing.Load().begin(ctx, rpc)
+		ctx, c.span = t.tracing.Load().begin(ctx, rpc, pod)
 	}
 	ctx, c.stages = stage.With(ctx, observe)
 	if t != nil {
@@ -135,6 +136,9 @@ func (t *Telemetry) Begin(ctx context.Context, rpc string) (context.Context, *Ca
 	}
 	return ctx, c
 }
+
+// Stages returns the record of the call's stages.
+func (c *Call) Stages() *stage.Log { return c.stages }
 
 // TraceID returns the ID of the trace that the call belongs to, "" if it is not
 // recorded.

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
 
 	"github.com/crisp-cri/crisp/internal/pulls"
 	"github.com/crisp-cri/crisp/internal/stage"
@@ -41,13 +42,13 @@ func TestMetrics(t *testing.T) {
 			Pulls: []pulls.Pull{{Image: "a:1", Bytes: 3, Total: 9, Rate: 2, AllKnown: true}, {Image: "a:1", Bytes: 4}, {Image: "b:1"}}}
 	})
 	for result, err := range map[string]error{"success": nil, "RegistryUnavailable": errors.New("x"), "NotFound": errors.New("y")} {
-		ctx, call := tel.Begin(t.Context(), "PullImage")
+		ctx, call := tel.Begin(t.Context(), "PullImage", telemetry.Pod{})
 		stage.Next(ctx, "layers")
 		stage.Count(ctx, telemetry.Bytes, 1000)
 		call.End(telemetry.Outcome{Code: "Unknown", Err: err, Result: result})
 	}
 	tel.OOM()
-	ctx, going := tel.Begin(t.Context(), "RunPodSandbox")
+	ctx, going := tel.Begin(t.Context(), "RunPodSandbox", telemetry.Pod{})
 	stage.Next(ctx, "cni")
 	got := scrape(tel)
 	for _, want := range []string{
@@ -69,7 +70,7 @@ func TestMetrics(t *testing.T) {
 	if lines := strings.Split(strings.TrimSpace(w.Body.String()), "\n"); len(lines) != 2 || !strings.HasPrefix(lines[1], "RunPodSandbox") || !strings.HasSuffix(lines[1], "cni") {
 		t.Errorf("calls under way: %q", lines)
 	}
-	_, probe := tel.Begin(t.Context(), "ExecSync") // its own timeout; the client is there
+	_, probe := tel.Begin(t.Context(), "ExecSync", telemetry.Pod{}) // its own timeout; the client is there
 	probe.End(telemetry.Outcome{Code: "DeadlineExceeded", Err: context.DeadlineExceeded})
 	if got := scrape(tel); strings.Contains(got, `crisp_rpc_abandoned_total{`) {
 		t.Error("a call that ran into its own timeout is counted as abandoned")
@@ -83,7 +84,7 @@ func TestMetrics(t *testing.T) {
 // Without telemetry the log still gets its stages.
 func TestNone(t *testing.T) {
 	var tel *telemetry.Telemetry
-	ctx, call := tel.Begin(t.Context(), "RunPodSandbox")
+	ctx, call := tel.Begin(t.Context(), "RunPodSandbox", telemetry.Pod{})
 	stage.Next(ctx, "cni")
 	_, shares := call.End(telemetry.Outcome{Code: "OK"})
 	if len(shares) != 1 || shares[0].Name != "cni" || call.TraceID() != "" {
@@ -115,7 +116,7 @@ func TestTraceToUnixSocket(t *testing.T) {
 	if err := tel.Trace(telemetry.Traces{Endpoint: "unix://" + path, PerMillion: 1000000}); err != nil {
 		t.Fatal(err)
 	}
-	_, call := tel.Begin(t.Context(), "Version")
+	_, call := tel.Begin(t.Context(), "Version", telemetry.Pod{})
 	call.End(telemetry.Outcome{Code: "OK"})
 	if err := tel.Close(); err != nil {
 		t.Logf("the collector said: %v", err)
@@ -130,16 +131,48 @@ func TestTraceToUnixSocket(t *testing.T) {
 	}
 }
 
+// The calls for a pod are one trace, whose root is sent with the first of them; another pod
+// has another. A caller's own trace comes first.
+func TestOneTracePerPod(t *testing.T) {
+	tel := newTelemetry(t)
+	if err := tel.Trace(telemetry.Traces{Endpoint: "unix:///does/not/exist", PerMillion: 1000000}); err != nil {
+		t.Fatal(err)
+	}
+	trace := func(ctx context.Context, rpc, pod string) string {
+		_, call := tel.Begin(ctx, rpc, telemetry.Pod{Key: pod, Name: "default/" + pod, First: rpc == "RunPodSandbox"})
+		defer call.End(telemetry.Outcome{Code: "OK"})
+		return call.TraceID()
+	}
+	run, pull, start := trace(t.Context(), "RunPodSandbox", "web"), trace(t.Context(), "PullImage", "web"), trace(t.Context(), "StartContainer", "web")
+	if len(run) != 32 || pull != run || start != run {
+		t.Errorf("traces %q, %q, %q", run, pull, start)
+	}
+	if other := trace(t.Context(), "RunPodSandbox", "db"); other == run {
+		t.Error("two pods have one trace")
+	}
+	const theirs = "4bf92f3577b34da6a3ce929d0e0e4736"
+	ctx := metadata.NewIncomingContext(t.Context(), metadata.Pairs("traceparent", "00-"+theirs+"-00f067aa0ba902b7-01"))
+	if got := trace(ctx, "StartContainer", "web"); got != theirs {
+		t.Errorf("a call of the trace %s belongs to %s", theirs, got)
+	}
+	if err := tel.Trace(telemetry.Traces{Endpoint: "unix:///does/not/exist"}); err != nil {
+		t.Logf("the last spans: %v", err) // nobody was there to take them
+	}
+	if got := trace(t.Context(), "RunPodSandbox", "web"); got != "" {
+		t.Error("a pod that nobody samples is traced")
+	}
+}
+
 // A collector can come and go while crispd runs; a missing one costs only its spans.
 func TestTraceComesAndGoes(t *testing.T) {
 	tel := newTelemetry(t)
-	if _, call := tel.Begin(t.Context(), "Version"); call.TraceID() != "" {
+	if _, call := tel.Begin(t.Context(), "Version", telemetry.Pod{}); call.TraceID() != "" {
 		t.Error("it is traced with no collector")
 	}
 	if err := tel.Trace(telemetry.Traces{Endpoint: "unix:///does/not/exist", PerMillion: 1000000}); err != nil {
 		t.Fatal(err)
 	}
-	_, call := tel.Begin(t.Context(), "Version")
+	_, call := tel.Begin(t.Context(), "Version", telemetry.Pod{})
 	if len(call.TraceID()) != 32 {
 		t.Errorf("trace %q", call.TraceID())
 	}
@@ -147,7 +180,7 @@ func TestTraceComesAndGoes(t *testing.T) {
 	if err := tel.Trace(telemetry.Traces{Endpoint: "127.0.0.1:1"}); err != nil {
 		t.Logf("the last spans: %v", err) // nobody was there to take them
 	}
-	if _, call := tel.Begin(t.Context(), "Version"); call.TraceID() != "" {
+	if _, call := tel.Begin(t.Context(), "Version", telemetry.Pod{}); call.TraceID() != "" {
 		t.Error("a call that nobody samples is traced")
 	}
 	if err := tel.Close(); err != nil {

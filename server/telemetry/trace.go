@@ -43,6 +43,7 @@ type Traces struct {
 type tracing struct {
 	provider *sdk.TracerProvider
 	tracer   trace.Tracer
+	sampler  sdk.Sampler // of traces that begin here
 }
 
 // Trace replaces the configuration of the traces.
@@ -85,13 +86,15 @@ func tracingTo(o Traces, version string, log *slog.Logger, where ...otlptracegrp
 		return nil, fmt.Errorf("send traces to %s: %w", o.Endpoint, err)
 	}
 	otel.SetErrorHandler(complain(log))
+	sampler := sdk.TraceIDRatioBased(float64(o.PerMillion) / 1e6)
 	provider := sdk.NewTracerProvider(
 		sdk.WithBatcher(exporter),
-		sdk.WithSampler(sdk.ParentBased(sdk.TraceIDRatioBased(float64(o.PerMillion)/1e6))),
+		sdk.WithSampler(sdk.ParentBased(sampler)),
+		sdk.WithIDGenerator(podIDs{}),
 		sdk.WithResource(resource.NewSchemaless(
 			attribute.String("service.name", "crispd"), attribute.String("service.version", version))),
 	)
-	return &tracing{provider, provider.Tracer("github.com/crisp-cri/crisp")}, nil
+	return &tracing{provider, provider.Tracer("github.com/crisp-cri/crisp"), sampler}, nil
 }
 
 // complain logs the collector's failures, but at most one in complaintEvery.
@@ -110,21 +113,32 @@ type span struct {
 	tracer trace.Tracer
 	ctx    context.Context
 	span   trace.Span
+	pod    *Pod // whose trace this is the first call of; nil = none's
 }
 
 // begin begins the span of a call, which belongs to its caller's trace if the
 // request says so by W3C Trace Context.
-func (t *tracing) begin(ctx context.Context, rpc string) (context.Context, *span) {
+//
+// A call for a pod that belongs to no trace joins that of the pod, see Pod.
+func (t *tracing) begin(ctx context.Context, rpc string, pod Pod) (context.Context, *span) {
 	if t == nil {
 		return ctx, nil
 	}
 	md, _ := metadata.FromIncomingContext(ctx)
 	ctx = propagation.TraceContext{}.Extract(ctx, carrier(md))
+	own := pod.Key != "" && !trace.SpanContextFromContext(ctx).IsValid()
+	if own {
+		ctx = trace.ContextWithRemoteSpanContext(ctx, pod.context(t.sampler))
+	}
 	ctx, sp := t.tracer.Start(ctx, rpc, trace.WithSpanKind(trace.SpanKindServer))
 	if !sp.IsRecording() {
 		return ctx, nil
 	}
-	return ctx, &span{t.tracer, ctx, sp}
+	s := &span{tracer: t.tracer, ctx: ctx, span: sp}
+	if own && pod.First {
+		s.pod = &pod
+	}
+	return ctx, s
 }
 
 func (s *span) traceID() string {
@@ -161,6 +175,9 @@ func (s *span) end(o Outcome, spans []stage.Span, begin, end time.Time) {
 		s.span.SetStatus(codes.Error, o.Err.Error())
 	}
 	s.span.End(trace.WithTimestamp(end))
+	if s.pod != nil {
+		s.pod.root(s.tracer, begin, end)
+	}
 }
 
 // attributes converts slog's key-value pairs to attributes of a span.

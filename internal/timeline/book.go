@@ -1,0 +1,256 @@
+package timeline
+
+import (
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/crisp-cri/crisp/internal/stage"
+)
+
+// Bounds of a Book. Of a pod's stages the first are kept, which are its start, and the last,
+// which are what it does now.
+const (
+	maxPods  = 512
+	maxFirst = 64
+	maxLast  = 32
+)
+
+// A Book keeps the stages of pods: of the last ones that had any. The zero value is ready.
+type Book struct {
+	mu    sync.Mutex
+	pods  map[string]*page // by UID; guarded by mu
+	order []string         // UIDs, the one that was written to last at the end; guarded by mu
+}
+
+// page is what a Book has of one pod.
+type page struct {
+	pod  Pod
+	list []*Open
+}
+
+// An Open is a stage in a Book, which may go on.
+type Open struct {
+	b     *Book
+	stage Stage      // guarded by b.mu
+	log   *stage.Log // whose spans are its parts while it goes on; nil = none; guarded by b.mu
+	flat  bool       // the spans stand for it
+	wait  bool       // begun by Wait
+}
+
+// Begin begins a stage, whose parts are the spans of log. log may be nil.
+func (b *Book) Begin(pod Pod, s Stage, log *stage.Log) *Open { return b.begin(pod, s, log, false) }
+
+// BeginFlat begins an action: its spans are stages of the pod themselves, of s's container.
+func (b *Book) BeginFlat(pod Pod, s Stage, log *stage.Log) *Open { return b.begin(pod, s, log, true) }
+
+func (b *Book) begin(pod Pod, s Stage, log *stage.Log, flat bool) *Open {
+	o := &Open{b: b, stage: s, log: log, flat: flat}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.addLocked(pod, o)
+	return o
+}
+
+func (b *Book) addLocked(pod Pod, o *Open) {
+	if o.stage.Begin.IsZero() {
+		o.stage.Begin = time.Now()
+	}
+	p := b.pageLocked(pod)
+	p.list = append(p.list, o)
+	if len(p.list) > maxFirst+maxLast {
+		p.list = slices.Delete(p.list, maxFirst, maxFirst+1)
+	}
+}
+
+// Wait says what the pod waits for from now on, beside what is being done for it: a stage
+// begins for each that was not in the list before, and those end that are not any more.
+func (b *Book) Wait(pod Pod, list []Stage) {
+	now := time.Now()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	same := func(a, b Stage) bool { return a.Name == b.Name && a.Container == b.Container && a.Attempt == b.Attempt }
+	going := make([]bool, len(list))
+	if p := b.pods[pod.UID]; p != nil {
+		for _, o := range p.list {
+			if !o.wait || !o.stage.End.IsZero() {
+				continue
+			}
+			i := slices.IndexFunc(list, func(s Stage) bool { return same(s, o.stage) })
+			if i < 0 {
+				o.stage.End = now
+				continue
+			}
+			going[i], o.stage.Detail = true, list[i].Detail
+		}
+	}
+	for i, s := range list {
+		if !going[i] {
+			s.Begin = now
+			b.addLocked(pod, &Open{b: b, stage: s, wait: true})
+		}
+	}
+}
+
+// EndWait ends a wait of the pod's, if it goes on.
+func (b *Book) EndWait(uid, name, container string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	p := b.pods[uid]
+	if p == nil {
+		return
+	}
+	for _, o := range p.list {
+		if o.wait && o.stage.End.IsZero() && o.stage.Name == name && o.stage.Container == container {
+			o.stage.End = time.Now()
+		}
+	}
+}
+
+// pageLocked returns the page of a pod, made or moved to the end of the order.
+func (b *Book) pageLocked(pod Pod) *page {
+	p := b.pods[pod.UID]
+	if p == nil {
+		if b.pods == nil {
+			b.pods = make(map[string]*page)
+		}
+		p = &page{pod: pod}
+		b.pods[pod.UID] = p
+	} else if i := slices.Index(b.order, pod.UID); i >= 0 {
+		b.order = slices.Delete(b.order, i, i+1)
+	}
+	b.order = append(b.order, pod.UID)
+	if len(b.order) > maxPods {
+		delete(b.pods, b.order[0])
+		b.order = b.order[1:]
+	}
+	return p
+}
+
+// Repeat adds a stage that has ended: if the last of its name and container has too, that one
+// is extended to cover both. A container is probed very often.
+func (b *Book) Repeat(pod Pod, s Stage) {
+	b.mu.Lock()
+	if p := b.pods[pod.UID]; p != nil {
+		for _, o := range slices.Backward(p.list) {
+			if last := &o.stage; last.Name == s.Name && last.Container == s.Container && last.Attempt == s.Attempt && !last.End.IsZero() {
+				last.Times = max(last.Times, 1) + 1
+				last.End, last.Detail, last.Err = s.End, s.Detail, s.Err
+				b.mu.Unlock()
+				return
+			}
+		}
+	}
+	b.mu.Unlock()
+	b.Begin(pod, s, nil)
+}
+
+// End ends the stage. It may be called more than once; the first call counts, and all do
+// nothing for a nil Open.
+func (o *Open) End(detail, err string) {
+	if o == nil {
+		return
+	}
+	at := time.Now()
+	o.b.mu.Lock()
+	defer o.b.mu.Unlock()
+	if !o.stage.End.IsZero() {
+		return
+	}
+	o.stage.End = at
+	if detail != "" {
+		o.stage.Detail = detail
+	}
+	o.stage.Err = err
+	if o.log != nil {
+		o.stage.Parts = parts(o.log.Spans())
+		for i := range o.stage.Parts { // what did not end by itself has ended now
+			o.stage.Parts[i].close(at)
+		}
+		o.log = nil
+	}
+}
+
+func (s *Stage) close(at time.Time) {
+	if s.End.IsZero() {
+		s.End = at
+	}
+	for i := range s.Parts {
+		s.Parts[i].close(at)
+	}
+}
+
+// Of returns the stages of the pod with this UID, in the order of their beginning.
+func (b *Book) Of(uid string) []Stage {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	p := b.pods[uid]
+	if p == nil {
+		return nil
+	}
+	return p.stages()
+}
+
+func (p *page) stages() []Stage {
+	var list []Stage
+	for _, o := range p.list {
+		list = append(list, o.stages()...)
+	}
+	Sort(list)
+	return list
+}
+
+// stages returns what o stands for.
+func (o *Open) stages() []Stage {
+	s := o.stage
+	if o.log != nil {
+		s.Parts = parts(o.log.Spans())
+	}
+	if !o.flat {
+		return []Stage{s}
+	}
+	list := slices.Clone(s.Parts)
+	for i := range list {
+		list[i].Container, list[i].Attempt = s.Container, s.Attempt
+	}
+	if n := len(list); n > 0 {
+		list[n-1].Err = s.Err
+		if list[n-1].Detail == "" {
+			list[n-1].Detail = s.Detail
+		}
+	}
+	return list
+}
+
+// Pods returns the pods of which there are stages.
+func (b *Book) Pods() []Pod {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	list := make([]Pod, 0, len(b.order))
+	for _, uid := range b.order {
+		list = append(list, b.pods[uid].pod)
+	}
+	return list
+}
+
+// Going returns the pods that have a stage going on, each with these stages alone.
+func (b *Book) Going() map[Pod][]Stage {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	going := make(map[Pod][]Stage)
+	for _, p := range b.pods {
+		list := slices.DeleteFunc(p.stages(), func(s Stage) bool { return !s.End.IsZero() })
+		if len(list) > 0 {
+			going[p.pod] = list
+		}
+	}
+	return going
+}
+
+// Forget drops what there is of a pod.
+func (b *Book) Forget(uid string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	delete(b.pods, uid)
+	b.order = slices.DeleteFunc(b.order, func(other string) bool { return other == uid })
+}

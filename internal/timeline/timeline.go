@@ -1,0 +1,221 @@
+// Package timeline keeps where a pod's time went while it started: a list of stages, each
+// with its parts. Both crispd and the agent keep their half in a Book, and tell it in this
+// form (JSON); who has both joins them (Join), measures (Cover) and draws (Draw).
+//
+//	agent    volumes ┤├ sandbox ────────────┤├ pull ──────────────┤├ create ┤├ start ┤├ readiness probe ─┤
+//	crispd            ├ sandbox ───────────┤  ├ pull ────────────┤  ├ create┤ ├ start┤
+//	                   namespaces ┤├ cni ──┤    registry ┤├ layers ┤
+//
+// Times are those of the node's clock: one that is set while a pod starts shows in its
+// timeline.
+package timeline
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/crisp-cri/crisp/internal/stage"
+)
+
+// A Pod names a pod.
+type Pod struct {
+	UID       string `json:"uid"`
+	Namespace string `json:"namespace"`
+	Name      string `json:"name"`
+}
+
+// String returns namespace/name.
+func (p Pod) String() string { return p.Namespace + "/" + p.Name }
+
+// A Stage is what a pod waited for, from one time to another.
+type Stage struct {
+	Name      string    `json:"name"`
+	Container string    `json:"container,omitempty"` // whose it is; "" = the pod's
+	Attempt   uint32    `json:"attempt,omitempty"`   // of the container
+	Begin     time.Time `json:"begin"`
+	End       time.Time `json:"end,omitzero"`     // zero while it goes on
+	Times     int       `json:"times,omitempty"`  // how often it was done between Begin and End, if more than once
+	Detail    string    `json:"detail,omitempty"` // for people
+	Err       string    `json:"error,omitempty"`  // how it failed
+	Parts     []Stage   `json:"parts,omitempty"`
+}
+
+// Took returns how long the stage took, or takes already at now.
+func (s Stage) Took(now time.Time) time.Duration { return s.until(now).Sub(s.Begin) }
+
+func (s Stage) until(now time.Time) time.Time {
+	if s.End.IsZero() {
+		return now
+	}
+	return s.End
+}
+
+// Label returns the stage's name with its container: "pull web".
+func (s Stage) Label() string {
+	if s.Container == "" {
+		return s.Name
+	}
+	return s.Name + " " + s.Container
+}
+
+// maxParts bounds the parts of one stage that are kept: the longest. Only images of very many
+// layers have more.
+const maxParts = 24
+
+// parts makes stages of spans: parts lie in the stage during which they began. One that goes
+// on has no end.
+func parts(spans []stage.Span) []Stage {
+	var list []Stage
+	for _, s := range spans {
+		if !s.Part {
+			list = append(list, Stage{Name: s.Name, Begin: s.Begin, End: s.End})
+		}
+	}
+	for _, s := range spans {
+		if !s.Part {
+			continue
+		}
+		i := slices.IndexFunc(list, func(p Stage) bool {
+			return !s.Begin.Before(p.Begin) && (p.End.IsZero() || s.Begin.Before(p.End) || s.Begin.Equal(p.Begin))
+		})
+		part := Stage{Name: s.Name, Begin: s.Begin, End: s.End}
+		if i < 0 {
+			list = append(list, part)
+			continue
+		}
+		list[i].Parts = append(list[i].Parts, part)
+	}
+	for i := range list {
+		list[i].Parts = longest(list[i].Parts)
+	}
+	return longest(list)
+}
+
+// longest returns at most maxParts of list, in its order.
+func longest(list []Stage) []Stage {
+	if len(list) <= maxParts {
+		return list
+	}
+	now := time.Time{}
+	for _, s := range list {
+		now = latest(now, latest(s.Begin, s.End))
+	}
+	took := make([]time.Duration, len(list))
+	for i, s := range list {
+		took[i] = s.Took(now)
+	}
+	least := slices.Sorted(slices.Values(took))[len(list)-maxParts]
+	kept := make([]Stage, 0, maxParts)
+	for i, s := range list {
+		if took[i] >= least && len(kept) < maxParts {
+			kept = append(kept, s)
+		}
+	}
+	return kept
+}
+
+func latest(a, b time.Time) time.Time {
+	if b.After(a) {
+		return b
+	}
+	return a
+}
+
+// Sort brings stages into the order of their beginning; of two that begin together the longer
+// comes first.
+func Sort(list []Stage) {
+	slices.SortStableFunc(list, func(a, b Stage) int {
+		return cmp.Or(a.Begin.Compare(b.Begin), b.End.Compare(a.End), strings.Compare(a.Label(), b.Label()))
+	})
+}
+
+// Join puts the runtime's stages into those of the agent's that waited for them: a stage of
+// the same name and container that overlaps. Others stand beside, unless an agent's stage
+// covers their time: what the agent has probed or executed it knows already.
+func Join(agent, runtime []Stage, now time.Time) []Stage {
+	list := slices.Clone(agent)
+	for _, r := range runtime {
+		i := slices.IndexFunc(list, func(s Stage) bool {
+			return s.Name == r.Name && (s.Container == r.Container || r.Container == "") && overlap(s, r, now) > 0
+		})
+		switch {
+		case i >= 0:
+			s := &list[i]
+			s.Parts = append(slices.Clone(s.Parts), r.Parts...)
+			s.Detail = cmp.Or(r.Detail, s.Detail)
+		case len(agent) == 0 || r.Name == FirstOutput:
+			list = append(list, r)
+		}
+	}
+	Sort(list)
+	return list
+}
+
+// FirstOutput is the stage from a container's start to its first output.
+const FirstOutput = "first output"
+
+func overlap(a, b Stage, now time.Time) time.Duration {
+	begin, end := latest(a.Begin, b.Begin), a.until(now)
+	if other := b.until(now); other.Before(end) {
+		end = other
+	}
+	return end.Sub(begin)
+}
+
+// Cover returns how much of the time between two moments the stages account for, from 0 to 1.
+func Cover(list []Stage, from, to time.Time) float64 {
+	if !to.After(from) {
+		return 1
+	}
+	sorted := slices.Clone(list)
+	Sort(sorted)
+	var covered time.Duration
+	at := from
+	for _, s := range sorted {
+		begin, end := latest(s.Begin, at), s.until(to)
+		if end.After(to) {
+			end = to
+		}
+		if end.After(begin) {
+			covered += end.Sub(begin)
+			at = end
+		}
+	}
+	return float64(covered) / float64(to.Sub(from))
+}
+
+// Sum returns how long each label took within the time between two moments, the longest
+// first. What overlaps counts for each.
+func Sum(list []Stage, from, to time.Time) []stage.Share {
+	var spans []stage.Span
+	for _, s := range list {
+		spans = append(spans, stage.Span{Name: s.Label(), Begin: s.Begin, End: s.End})
+	}
+	shares := stage.Shares(spans, from, to)
+	slices.SortStableFunc(shares, func(a, b stage.Share) int { return cmp.Compare(b.Took, a.Took) })
+	return shares
+}
+
+// Deepest returns the innermost part of s that goes on, s itself if there is none: "cni.slow"
+// of a sandbox.
+func (s Stage) Deepest() Stage {
+	for i := len(s.Parts) - 1; i >= 0; i-- {
+		if s.Parts[i].End.IsZero() {
+			return s.Parts[i].Deepest()
+		}
+	}
+	return s
+}
+
+// Longest returns the part of s that took most of its time, at any depth, and s itself if
+// none took half of it.
+func (s Stage) Longest(now time.Time) Stage {
+	for _, p := range s.Parts {
+		if 2*p.Took(now) >= s.Took(now) {
+			return p.Longest(now)
+		}
+	}
+	return s
+}
