@@ -60,7 +60,9 @@ import (
 	"github.com/crisp-cri/crisp/agent/podfiles"
 	"github.com/crisp-cri/crisp/agent/probe"
 	"github.com/crisp-cri/crisp/agent/pullrecords"
+	"github.com/crisp-cri/crisp/agent/pullwatch"
 	"github.com/crisp-cri/crisp/agent/readiness"
+	"github.com/crisp-cri/crisp/agent/startup"
 	"github.com/crisp-cri/crisp/agent/status"
 	"github.com/crisp-cri/crisp/agent/store"
 	"github.com/crisp-cri/crisp/internal/fault"
@@ -191,11 +193,13 @@ func newAgent(ctx context.Context, o Options, events *event.Store) (*agent, erro
 		NoPodCgroups: o.Node.NoPodCgroups, CgroupRoot: o.Node.CgroupRoot, PodPIDs: o.Node.PodPIDs, NoCPUQuota: o.NoCPUQuota, Reserved: o.Node.reserved(),
 		Node: shown.node, Readiness: h.readiness, Pods: pods, IDs: d.ids, Runtime: runtime.Runtime(),
 	})
+	watcher := pullwatch.New(o.Endpoint)
+	context.AfterFunc(ctx, watcher.Close)
 	driver := criruntime.New(criruntime.Options{
 		Runtime: runtime.Runtime(), Images: runtime.Images(),
 		Root: o.Root, Files: files, NodeName: o.NodeName, Host: h, ContainerManager: containers, Objects: wanted, Plugins: d.plugins, Pulled: d.pulled,
 		ResolvConf: o.ResolvConf, ClusterDNS: o.ClusterDNS, ClusterDomain: o.ClusterDomain,
-		SeccompDefault: o.SeccompDefault, NoCPUQuota: o.NoCPUQuota, Pulls: o.Pulls, MaxBackoff: o.MaxBackoff, Events: events, Log: o.Log,
+		SeccompDefault: o.SeccompDefault, NoCPUQuota: o.NoCPUQuota, Pulls: o.Pulls, MaxBackoff: o.MaxBackoff, Progress: watcher, Events: events, Log: o.Log,
 	})
 	lists := pleg.New(driver, o.Log)
 	probes := probe.New(ctx, probe.Options{Ask: probe.Prober{Runtime: driver}, Statuses: statuses, Results: results, Events: events, Log: o.Log})
@@ -205,13 +209,13 @@ func newAgent(ctx context.Context, o Options, events *event.Store) (*agent, erro
 		Runtime: runtime.Runtime(), Images: runtime.Images(), Pulled: d.pulled, Driver: driver,
 		Pods: pods, Files: files, Workers: w, Cgroups: containers, Node: shown.node, Events: events, Log: o.Log,
 	})
-	alive := &heartbeat{}
+	alive, started := &heartbeat{}, &startup.Keeper{}
 	return &agent{
 		o: o, files: files, pods: pods, host: h, conditions: shown, containers: containers, events: events, runtime: runtime, driver: driver, wanted: wanted, status: statuses,
-		results: results, probes: probes, pleg: lists, store: d.objects, keeper: keeper, workers: w, heartbeat: alive, shownIPs: ips.Get(),
+		results: results, probes: probes, pleg: lists, store: d.objects, keeper: keeper, workers: w, heartbeat: alive, startup: started, shownIPs: ips.Get(),
 		api: api.New(api.Options{
 			Wanted: wanted, Store: d.objects, Events: events, Node: shown.node,
-			Runtime: runtime, Metrics: runtime, ProbeMetrics: probes, Statuses: statuses, Files: files, Volumes: driver.Volumes(), Workers: w, Ephemeral: debug,
+			Runtime: runtime, Metrics: runtime, ProbeMetrics: probes, Statuses: statuses, Files: files, Volumes: driver.Volumes(), Workers: w, Ephemeral: debug, Startup: started,
 			Loop: alive, Lists: lists, Config: configz{o, containers}, Checkpoints: filepath.Join(o.Root, "checkpoints"), Log: o.Log,
 		}),
 		admission: admission.New(admission.Options{

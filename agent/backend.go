@@ -18,7 +18,9 @@ type backend struct {
 }
 
 func (b backend) Observe(ctx context.Context, key podsync.Key, pod *v1.Pod) (podsync.Have, error) {
+	done := b.a.startup.Observe(pod)
 	have, err := b.Driver.Observe(ctx, key, pod)
+	done()
 	if err != nil || pod == nil {
 		return have, err
 	}
@@ -28,7 +30,16 @@ func (b backend) Observe(ctx context.Context, key podsync.Key, pod *v1.Pod) (pod
 	return have, nil
 }
 
+// Act does one action, and keeps what it took its time for.
+func (b backend) Act(ctx, interrupt context.Context, pod *v1.Pod, a podsync.Action) error {
+	ctx, interrupt, done := b.a.startup.Act(ctx, interrupt, pod, a)
+	err := b.Driver.Act(ctx, interrupt, pod, a)
+	done(err)
+	return err
+}
+
 func (b backend) Report(pod *v1.Pod, have podsync.Have) *v1.PodStatus {
+	defer b.a.startup.Observe(pod)()
 	have.Ending = b.a.files.MarkEnding(pod, have)
 	for _, uid := range have.Ending {
 		if pod == nil || string(pod.UID) != uid {
@@ -48,6 +59,7 @@ func (b backend) Report(pod *v1.Pod, have podsync.Have) *v1.PodStatus {
 		if err := b.a.files.Change(pod); err != nil {
 			b.a.o.Log.Warn("pod not kept", "pod", podsync.KeyOf(pod).String(), "err", err)
 		}
+		b.a.startup.Status(pod, now, have.Failures)
 		b.a.publishStatus(pod, now)
 	}
 	b.a.api.Poke()
@@ -60,8 +72,9 @@ func (a *agent) publishStatus(pod *v1.Pod, now *v1.PodStatus) {
 	a.probe(pod, now)
 }
 
-// Ended removes the object of a deleted pod of which nothing is left.
+// Ended forgets a pod of which nothing is left, and removes its object if it was deleted.
 func (b backend) Ended(key podsync.Key, uid types.UID) {
+	b.a.startup.Forget(uid)
 	if err := b.a.store.Ended(key.Namespace, key.Name, uid); err != nil {
 		b.a.o.Log.Error("object of an ended pod stays", "pod", key.String(), "err", err)
 	}
@@ -72,6 +85,7 @@ func (b backend) Ended(key podsync.Key, uid types.UID) {
 func (a *agent) Probed(key podsync.Key, _ probe.Kind) {
 	if pod := a.wanted.Pod(key); pod != nil {
 		if pod, now := a.status.Probed(pod.UID); now != nil {
+			a.startup.Status(pod, now, nil)
 			a.publishStatus(pod, now)
 			a.api.Poke()
 		}

@@ -20,6 +20,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/agent/probe"
 	"github.com/crisp-cri/crisp/agent/source"
+	"github.com/crisp-cri/crisp/agent/startup"
 	"github.com/crisp-cri/crisp/agent/status"
 	"github.com/crisp-cri/crisp/agent/store"
 	"github.com/crisp-cri/crisp/agent/worker"
@@ -49,6 +50,7 @@ type agent struct {
 	keeper     *housekeeping.Keeper
 	workers    *workers
 	heartbeat  *heartbeat
+	startup    *startup.Keeper
 
 	// Only the loop uses these.
 	shownIPs []string         // addresses that the node shows
@@ -219,6 +221,11 @@ func (a *agent) ready(pool *worker.Pool) {
 // apply passes changes to the workers, or keeps them until there are workers.
 func (a *agent) apply(ctx context.Context, pool *worker.Pool, changes []desired.Change) {
 	a.recordEndings()
+	for _, c := range changes {
+		if c.Pod != nil && c.Op == desired.Add {
+			a.startup.Seen(c.Pod)
+		}
+	}
 	if pool == nil {
 		a.deferred = deferChanges(a.deferred, changes)
 		a.api.Poke()

@@ -46,6 +46,8 @@ func (s *Server) routePods() {
 	handle("PUT "+pod+"/resize", s.resize)
 	handle("PUT "+pod+"/ephemeralcontainers", s.ephemeral)
 	handle("POST /crisp/v1/namespaces/{namespace}/pods/{name}/restart", s.restart)
+	handle("GET /crisp/v1/namespaces/{namespace}/pods/{name}/startup", s.startup)
+	s.handle("GET /crisp/v1/startup", s.startups)
 	handle("GET "+pod+"/ephemeralcontainers", func(w http.ResponseWriter, r *http.Request) error { return s.getOne(w, r, podKind) })
 	handle("POST /checkpoint/{namespace}/{name}/{container}", s.checkpoint)
 }

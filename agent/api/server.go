@@ -26,6 +26,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/desired"
 	"github.com/crisp-cri/crisp/agent/event"
 	"github.com/crisp-cri/crisp/agent/node"
+	"github.com/crisp-cri/crisp/agent/startup"
 	"github.com/crisp-cri/crisp/agent/store"
 	"github.com/crisp-cri/crisp/agent/watchcache"
 	"github.com/crisp-cri/crisp/internal/fault"
@@ -49,6 +50,7 @@ type Options struct {
 	Volumes               Volumes
 	Workers               Workers
 	Ephemeral             Ephemeral
+	Startup               Startup
 	Loop, Lists           Health // the agent's loop, and the lists of what the runtime runs
 	Config                Config
 	Checkpoints           string // directory of checkpoint archives
@@ -89,6 +91,12 @@ type Workers interface {
 // Ephemeral keeps the ephemeral containers of pods.
 type Ephemeral interface {
 	Set(pod *v1.Pod, containers []v1.EphemeralContainer) error // those of the pod
+}
+
+// Startup knows where the time went until pods were ready.
+type Startup interface {
+	Of(types.UID) (startup.Report, bool)
+	All() []startup.Report
 }
 
 // Health says what is wrong with something; nil if nothing is.

@@ -7,6 +7,7 @@ import (
 
 	"github.com/crisp-cri/crisp/agent/event"
 	"github.com/crisp-cri/crisp/agent/podsync"
+	"github.com/crisp-cri/crisp/internal/stage"
 	v1 "k8s.io/api/core/v1"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
@@ -50,6 +51,7 @@ func (d *Driver) runSandbox(ctx context.Context, pod *v1.Pod, a podsync.Action) 
 	if a.Attempt > 0 {
 		d.o.Events.Event(event.Pod(pod), v1.EventTypeNormal, "SandboxChanged", "Pod sandbox changed, it will be killed and re-created.")
 	}
+	stage.Next(ctx, "runtime's readiness")
 	if err := d.ready(ctx, pod.Spec.HostNetwork); err != nil {
 		warn(reasonOf(err), "%v", err)
 		return err
@@ -80,6 +82,7 @@ func (d *Driver) runPodSandbox(ctx context.Context, pod *v1.Pod, a podsync.Actio
 	if err := os.MkdirAll(config.LogDirectory, 0o755); err != nil {
 		return err
 	}
+	stage.Next(ctx, "sandbox")
 	_, err = d.runtime.RunPodSandbox(ctx, config, in.Handler)
 	return Fault(err)
 }
@@ -87,9 +90,11 @@ func (d *Driver) runPodSandbox(ctx context.Context, pod *v1.Pod, a podsync.Actio
 // prepare makes what the pod needs on this node. It is done before each start of
 // a container too: what a volume shows may have been lost or may have changed.
 func (d *Driver) prepare(ctx context.Context, pod *v1.Pod) error {
-	if err := d.makeFiles(pod); err != nil {
+	stage.Next(ctx, "volumes")
+	if err := d.makeFiles(ctx, pod); err != nil {
 		return reasoned("FailedMount", fmt.Errorf("pod %s: %w", podsync.KeyOf(pod), err))
 	}
+	stage.Next(ctx, "configuration")
 	err := d.o.ContainerManager.Prepare(ctx, pod)
 	if reasonOf(err) == "" {
 		err = reasoned("FailedMount", err)

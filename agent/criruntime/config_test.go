@@ -73,7 +73,7 @@ func TestFileKeyRef(t *testing.T) {
 func TestFilesOfContainer(t *testing.T) {
 	d := driver(t)
 	pod := read(t, "  securityContext: {runAsNonRoot: true}\n  containers: [{name: a, image: i}]\n")
-	if err := d.makeFiles(pod); err != nil {
+	if err := d.makeFiles(t.Context(), pod); err != nil {
 		t.Fatal(err)
 	}
 	in, err := d.input(pod)

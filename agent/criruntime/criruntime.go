@@ -53,6 +53,8 @@ type Options struct {
 	Plugins *keyring.Plugins    // know more credentials; may be nil
 	Pulled  *pullrecords.Ledger // which pods may use which image; nil: all pods all images
 
+	Progress PullWatcher // may be nil: how far a pull is, is not known
+
 	Host             Host             // may be nil: nothing is known of it
 	ContainerManager ContainerManager // may be nil: none but the node's own IDs
 	Objects          Objects          // may be nil: there are none
@@ -89,6 +91,9 @@ func New(o Options) *Driver {
 	if o.Host == nil {
 		o.Host = unknown{}
 	}
+	if o.Progress == nil {
+		o.Progress = blind{}
+	}
 	if o.ContainerManager == nil {
 		o.ContainerManager = noContainerManager{}
 	}
@@ -105,7 +110,7 @@ func New(o Options) *Driver {
 	}
 	d.puller = &puller{
 		images: o.Images, config: filepath.Join(o.Root, "config.json"), plugins: o.Plugins, pulled: o.Pulled, objects: o.Objects, host: o.Host,
-		events: d.events, queue: newQueue(o.Pulls), log: o.Log,
+		events: d.events, queue: newQueue(o.Pulls), progress: o.Progress, log: o.Log,
 	}
 	d.volumes = volume.New(o.Root, o.Objects, shown{d})
 	return d

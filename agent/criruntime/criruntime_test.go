@@ -77,7 +77,7 @@ func TestFiles(t *testing.T) {
 	pod := read(t, "  containers: [{name: a, image: i}]\n  volumes: [{name: e, emptyDir: {}}]\n")
 	uid, key := string(pod.UID), podsync.KeyOf(pod)
 	for range 2 { // as after a sandbox that did not start
-		if err := d.makeFiles(pod); err != nil {
+		if err := d.makeFiles(t.Context(), pod); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -136,7 +136,7 @@ func TestFinishedPodKeepsNoVolumes(t *testing.T) {
 	pod := read(t, "  containers: [{name: a, image: i}]\n  volumes: [{name: e, emptyDir: {}}]\n")
 	uid := string(pod.UID)
 	disk := d.volumes.Path(pod, &pod.Spec.Volumes[0])
-	if err := d.makeFiles(pod); err != nil {
+	if err := d.makeFiles(t.Context(), pod); err != nil {
 		t.Fatal(err)
 	}
 	if err := d.files.SaveStatus(pod, &v1.PodStatus{Phase: v1.PodSucceeded}); err != nil {
@@ -159,7 +159,7 @@ func TestFinishedPodKeepsNoVolumes(t *testing.T) {
 	if again(t, d).Clean(pod.UID) {
 		t.Error("the next agent does not look")
 	}
-	if err := d.makeFiles(pod); err != nil || d.Clean(pod.UID) {
+	if err := d.makeFiles(t.Context(), pod); err != nil || d.Clean(pod.UID) {
 		t.Errorf("again: %v, clean %v", err, d.Clean(pod.UID))
 	}
 	if _, err := os.Stat(disk); err != nil {
@@ -172,7 +172,7 @@ func TestFinishedPodKeepsNoVolumes(t *testing.T) {
 func TestUnknownFilesStay(t *testing.T) {
 	d := driver(t)
 	pod := read(t, "  containers: [{name: a, image: i}]\n  volumes: [{name: e, emptyDir: {}}]\n")
-	if err := d.makeFiles(pod); err != nil {
+	if err := d.makeFiles(t.Context(), pod); err != nil {
 		t.Fatal(err)
 	}
 	data := filepath.Join(d.volumes.Path(pod, &pod.Spec.Volumes[0]), "data")
@@ -235,7 +235,7 @@ func TestMemoryVolume(t *testing.T) {
 		}
 	})
 	for range 2 {
-		if err := d.makeFiles(pod); err != nil {
+		if err := d.makeFiles(t.Context(), pod); err != nil {
 			t.Fatal(err)
 		}
 	}

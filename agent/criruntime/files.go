@@ -1,13 +1,15 @@
 package criruntime
 
 import (
+	"context"
+
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
 
 // makeFiles makes what the pod needs on disk before its sandbox runs. It is safe
 // to repeat.
-func (d *Driver) makeFiles(pod *v1.Pod) error {
+func (d *Driver) makeFiles(ctx context.Context, pod *v1.Pod) error {
 	d.setClean(string(pod.UID), false)
 	if err := d.files.Accept(pod); err != nil {
 		return err
@@ -15,7 +17,7 @@ func (d *Driver) makeFiles(pod *v1.Pod) error {
 	if err := d.files.MakeLogDir(pod); err != nil {
 		return err
 	}
-	return d.volumes.Make(pod)
+	return d.volumes.Make(ctx, pod)
 }
 
 // forgetFiles removes the files and the logs of a pod of which nothing runs.

@@ -14,6 +14,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/agent/pullrecords"
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/stage"
 	v1 "k8s.io/api/core/v1"
 	internalapi "k8s.io/cri-api/pkg/apis"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -22,15 +23,16 @@ import (
 
 // A puller brings images here, for pods that may use them.
 type puller struct {
-	images  internalapi.ImageManagerService
-	config  string              // path of the node's own credentials, as docker writes them
-	plugins *keyring.Plugins    // may be nil
-	pulled  *pullrecords.Ledger // nil: every pod may use all images
-	objects Objects
-	host    Host
-	events  podEvents
-	queue   *queue
-	log     *slog.Logger
+	images   internalapi.ImageManagerService
+	config   string              // path of the node's own credentials, as docker writes them
+	plugins  *keyring.Plugins    // may be nil
+	pulled   *pullrecords.Ledger // nil: every pod may use all images
+	objects  Objects
+	host     Host
+	events   podEvents
+	queue    *queue
+	progress PullWatcher
+	log      *slog.Logger
 }
 
 // ensure brings the image of a container here, as its pull policy says. It returns the
@@ -65,7 +67,8 @@ func (p *puller) ensure(ctx, interrupt context.Context, pod *v1.Pod, c *v1.Conta
 			return "", nil, reasoned("ErrImageNeverPull", errors.New(text))
 		}
 	}
-	ref, by, err := p.pull(interrupt, pod, c, spec, sandbox)
+	ref, by, err := p.pull(stage.Join(interrupt, ctx), pod, c, spec, sandbox)
+	stage.Next(ctx, "image")
 	if err != nil {
 		return "", nil, err
 	}
@@ -127,6 +130,7 @@ func (p *puller) pull(ctx context.Context, pod *v1.Pod, c *v1.Container, spec *c
 		return "", nil, reasoned("ErrImagePull", err)
 	}
 	asked := time.Now()
+	stage.Next(ctx, "wait for a turn to pull")
 	done, err := p.queue.wait(ctx)
 	if err != nil {
 		return "", nil, err
@@ -147,7 +151,10 @@ func (p *puller) pull(ctx context.Context, pod *v1.Pod, c *v1.Container, spec *c
 	}
 	p.events.record(pod, c.Name, "", v1.EventTypeNormal, "Pulling", fmt.Sprintf("Pulling image %q", c.Image))
 	begun := time.Now()
+	stage.Next(ctx, "pull")
+	stop := p.follow(ctx, pod, c, spec.Image)
 	ref, by, err = p.tryPull(ctx, spec, credentials, sandbox)
+	stop()
 	switch {
 	case err == nil:
 		p.events.record(pod, c.Name, "", v1.EventTypeNormal, "Pulled", fmt.Sprintf("Successfully pulled image %q in %v (%v including waiting)",

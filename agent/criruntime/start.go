@@ -9,6 +9,7 @@ import (
 
 	"github.com/crisp-cri/crisp/agent/podspec"
 	"github.com/crisp-cri/crisp/agent/podsync"
+	"github.com/crisp-cri/crisp/internal/stage"
 	v1 "k8s.io/api/core/v1"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
@@ -40,6 +41,7 @@ func (d *Driver) startContainer(ctx, interrupt context.Context, pod *v1.Pod, a p
 	if err != nil {
 		return fail("CreateContainerConfigError", err)
 	}
+	stage.Next(ctx, "image")
 	ref, image, err := d.puller.ensure(ctx, interrupt, pod, c, sandbox)
 	if err != nil {
 		if interrupt.Err() == nil {
@@ -51,6 +53,7 @@ func (d *Driver) startContainer(ctx, interrupt context.Context, pod *v1.Pod, a p
 	if err != nil {
 		return err
 	}
+	stage.Next(ctx, "configuration")
 	in.IPs = IPs(status.GetStatus())
 	if pod.Spec.HostNetwork {
 		in.IPs = d.o.Host.IPs()
@@ -72,12 +75,14 @@ func (d *Driver) startContainer(ctx, interrupt context.Context, pod *v1.Pod, a p
 
 // run creates and starts the container and runs its hook.
 func (d *Driver) run(ctx, interrupt context.Context, pod *v1.Pod, c *v1.Container, a podsync.Action, config *cri.ContainerConfig, sandbox *cri.PodSandboxConfig) error {
+	stage.Next(ctx, "create")
 	id, err := d.runtime.CreateContainer(ctx, a.SandboxID, config, sandbox)
 	if err = Fault(err); err != nil {
 		d.events.record(pod, c.Name, id, v1.EventTypeWarning, "Failed", "Error: "+err.Error())
 		return reasoned("CreateContainerError", err)
 	}
 	d.events.record(pod, c.Name, id, v1.EventTypeNormal, "Created", "Container created")
+	stage.Next(ctx, "start")
 	if err := Fault(d.runtime.StartContainer(ctx, id)); err != nil {
 		d.events.record(pod, c.Name, id, v1.EventTypeWarning, "Failed", "Error: "+err.Error())
 		return reasoned("RunContainerError", err)
@@ -89,6 +94,7 @@ func (d *Driver) run(ctx, interrupt context.Context, pod *v1.Pod, c *v1.Containe
 	if c.Lifecycle == nil || c.Lifecycle.PostStart == nil {
 		return nil
 	}
+	stage.Next(ctx, "postStart hook")
 	err = d.hook(interrupt, pod, c, id, c.Lifecycle.PostStart)
 	if err == nil || interrupt.Err() != nil {
 		return nil // in the latter case the container is about to be stopped

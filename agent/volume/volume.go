@@ -27,6 +27,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/crisp-cri/crisp/internal/stage"
 	"github.com/crisp-cri/crisp/internal/tree"
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
@@ -133,12 +134,15 @@ func (m *Maker) dirs(pod *v1.Pod, of func(*v1.Volume) bool) map[string]string {
 }
 
 // Make makes the volumes of the pod that are missing and brings the others up to date with
-// their objects.
-func (m *Maker) Make(pod *v1.Pod) error {
+// their objects. Each is a part of the stage of ctx.
+func (m *Maker) Make(ctx context.Context, pod *v1.Pod) error {
 	defer m.lock(pod.UID)()
 	for i := range pod.Spec.Volumes {
 		v := &pod.Spec.Volumes[i]
-		if err := m.make(pod, v); err != nil {
+		end := stage.Enter(ctx, "volume "+v.Name)
+		err := m.make(pod, v)
+		end()
+		if err != nil {
 			return fmt.Errorf("MountVolume.SetUp failed for volume %q: %w", v.Name, err)
 		}
 	}

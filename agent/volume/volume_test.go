@@ -101,7 +101,7 @@ func pod(t *testing.T, m *Maker, source v1.VolumeSource) *v1.Pod {
 func makeAll(t *testing.T, m *Maker, p *v1.Pod) string {
 	t.Helper()
 	for range 2 { // it is idempotent
-		if err := m.Make(p); err != nil {
+		if err := m.Make(t.Context(), p); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -259,7 +259,7 @@ func TestWhatIsMissing(t *testing.T) {
 		{v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: "none"}}, false},
 	} {
 		p := pod(t, m, test.source)
-		err := m.Make(p)
+		err := m.Make(t.Context(), p)
 		if (err == nil) != test.ok || err != nil && !errors.Is(err, fault.NotFound) {
 			t.Errorf("%+v: %v", test.source, err)
 		}

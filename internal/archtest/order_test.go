@@ -13,11 +13,11 @@ import (
 var layers = map[string][][]string{
 	"agent": {
 		// What is known of one thing, and of no other package.
-		{"cgroup", "event", "httpget", "idrange", "imagegc", "keyring", "listen", "logrotate", "manifest", "node", "podsync", "readiness", "volume"},
+		{"cgroup", "event", "httpget", "idrange", "imagegc", "keyring", "listen", "logrotate", "manifest", "node", "podsync", "pullwatch", "readiness", "volume"},
 		// What goes by the plan of a pod, or by a manifest.
-		{"evict", "pleg", "podfiles", "probe", "pullrecords", "source", "status", "watchcache", "worker", "workload"},
+		{"evict", "pleg", "podfiles", "probe", "pullrecords", "source", "status", "watchcache", "why", "worker", "workload"},
 		// What is wanted, and what is made of it.
-		{"admit", "desired", "podspec", "store"},
+		{"admit", "desired", "podspec", "startup", "store"},
 		// The runtime.
 		{"criruntime", "ephemeral"},
 		// Who asks and shows, and who looks after the node.
@@ -133,7 +133,7 @@ func TestFunctionFields(t *testing.T) {
 
 // pure are the packages that only translate: what they say depends on what they are given,
 // not on the machine.
-var pure = []string{"server/spec", "agent/podspec", "agent/podsync", "internal/pulls"}
+var pure = []string{"server/spec", "agent/podspec", "agent/podsync", "agent/why", "internal/pulls"}
 
 // A pure package imports nothing that reaches a file, a process or the network, and uses of
 // what could do both only what does not.

@@ -1,0 +1,45 @@
+package criruntime
+
+import (
+	"context"
+	"encoding/json"
+
+	"github.com/crisp-cri/crisp/agent/podspec"
+	"github.com/crisp-cri/crisp/internal/timeline"
+	internalapi "k8s.io/cri-api/pkg/apis"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// Startup returns what the runtime did for the pod with this UID, as crispd has it in its
+// verbose answers: of its sandbox, once that is listed, and of what is under way. Another
+// runtime tells nothing of it.
+func Startup(ctx context.Context, runtime internalapi.RuntimeService, uid string) []timeline.Stage {
+	sandboxes, err := runtime.ListPodSandbox(ctx, &cri.PodSandboxFilter{LabelSelector: map[string]string{podspec.LabelPodUID: uid}})
+	if err != nil {
+		return nil
+	}
+	for _, sb := range sandboxes {
+		var list []timeline.Stage
+		resp, err := runtime.PodSandboxStatus(ctx, sb.Id, true)
+		if err == nil && json.Unmarshal([]byte(resp.GetInfo()["startup"]), &list) == nil {
+			return list
+		}
+	}
+	status, err := runtime.Status(ctx, true)
+	if err != nil {
+		return nil
+	}
+	var under []struct {
+		UID    string
+		Stages []timeline.Stage
+	}
+	if json.Unmarshal([]byte(status.GetInfo()["starting"]), &under) != nil {
+		return nil
+	}
+	for _, pod := range under {
+		if pod.UID == uid {
+			return pod.Stages
+		}
+	}
+	return nil
+}

@@ -1,0 +1,215 @@
+// Package startup keeps where pods' time went until they were ready, as far as the agent
+// knows: when each was first seen, what the agent did for it and how long that took, and what
+// it waited for. What the runtime did meanwhile the runtime tells itself; internal/timeline
+// joins the two.
+//
+//	seen ┤ queue ├┤observe├┤ volumes, sandbox, … (actions) ├┤observe├┤ … ├┤ readiness probe ├ ready
+//
+// It is in memory: of what started before the agent did there is nothing.
+package startup
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/crisp-cri/crisp/agent/podsync"
+	"github.com/crisp-cri/crisp/agent/why"
+	"github.com/crisp-cri/crisp/internal/stage"
+	"github.com/crisp-cri/crisp/internal/timeline"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// maxPods bounds the pods that are known: those that were seen last.
+const maxPods = 512
+
+// A Report is what is known of one pod.
+type Report struct {
+	Pod    timeline.Pod     `json:"pod"`
+	Seen   time.Time        `json:"seen"`
+	Ready  time.Time        `json:"ready,omitzero"` // for the first time
+	Stages []timeline.Stage `json:"stages"`
+}
+
+// A Keeper knows pods. The zero value is ready.
+type Keeper struct {
+	book timeline.Book
+
+	mu    sync.Mutex
+	pods  map[types.UID]*record // guarded by mu
+	order []types.UID           // as they were seen; guarded by mu
+}
+
+type record struct {
+	pod         timeline.Pod
+	seen, ready time.Time
+	observed    int // times
+}
+
+// Seen is told of a pod that is wanted now. Only the first time counts.
+func (k *Keeper) Seen(pod *v1.Pod) {
+	id := timeline.Pod{UID: string(pod.UID), Namespace: pod.Namespace, Name: pod.Name}
+	if k.add(pod.UID, &record{pod: id, seen: time.Now()}) {
+		k.book.Wait(id, []timeline.Stage{{Name: why.Queue}})
+	}
+}
+
+// add adds a record, unless there is one; the oldest goes if there are too many.
+func (k *Keeper) add(uid types.UID, r *record) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.pods[uid] != nil {
+		return false
+	}
+	if k.pods == nil {
+		k.pods = map[types.UID]*record{}
+	}
+	k.pods[uid] = r
+	k.order = append(k.order, uid)
+	if len(k.order) > maxPods {
+		delete(k.pods, k.order[0])
+		k.order = k.order[1:]
+	}
+	return true
+}
+
+// Forget drops a pod of which nothing is left.
+func (k *Keeper) Forget(uid types.UID) {
+	k.mu.Lock()
+	delete(k.pods, uid)
+	k.order = slices.DeleteFunc(k.order, func(other types.UID) bool { return other == uid })
+	k.mu.Unlock()
+	k.book.Forget(string(uid))
+}
+
+// of returns the record of a pod as it is now; ok reports whether there is one.
+func (k *Keeper) of(pod *v1.Pod) (r record, ok bool) {
+	if pod == nil {
+		return record{}, false
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if p := k.pods[pod.UID]; p != nil {
+		return *p, true
+	}
+	return record{}, false
+}
+
+// Observe is told that a worker asks the runtime what there is of its pod, or makes the pod's
+// status of it, and with what it returns that this is done. Once the pod is ready that is of no
+// interest.
+func (k *Keeper) Observe(pod *v1.Pod) (done func()) {
+	r, ok := k.of(pod)
+	if !ok || !r.ready.IsZero() {
+		return func() {}
+	}
+	k.book.EndWait(r.pod.UID, why.Queue, "")
+	begin := time.Now()
+	return func() {
+		if k.countObserved(pod.UID) <= maxObserved || time.Since(begin) > slowObserve {
+			k.book.Begin(r.pod, timeline.Stage{Name: why.Observe, Begin: begin}, nil).End("", "")
+		}
+	}
+}
+
+// Of a pod that waits for long only the first looks are kept, and those that took long.
+const (
+	maxObserved = 20
+	slowObserve = 50 * time.Millisecond
+)
+
+func (k *Keeper) countObserved(uid types.UID) int {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	p := k.pods[uid]
+	if p == nil {
+		return 0
+	}
+	p.observed++
+	return p.observed
+}
+
+// Act is told that a worker begins an action, and returns the contexts for it, whose stages
+// are the pod's; done is called with its error.
+func (k *Keeper) Act(ctx, interrupt context.Context, pod *v1.Pod, a podsync.Action) (context.Context, context.Context, func(error)) {
+	r, ok := k.of(pod)
+	if !ok || a.Verb != podsync.RunSandbox && a.Verb != podsync.StartContainer {
+		return ctx, interrupt, func(error) {}
+	}
+	k.book.EndWait(r.pod.UID, why.BackOff, a.Name) // what it was held back for
+	ctx, log := stage.With(ctx, nil)
+	open := k.book.BeginFlat(r.pod, timeline.Stage{Name: a.Verb.String(), Container: a.Name, Attempt: a.Attempt}, log)
+	return ctx, stage.Join(interrupt, ctx), func(err error) {
+		log.Stop()
+		text := ""
+		if err != nil {
+			text = err.Error()
+		}
+		open.End("", text)
+	}
+}
+
+// Status is told of a pod's status, and of what has failed.
+func (k *Keeper) Status(pod *v1.Pod, s *v1.PodStatus, failures map[string]podsync.Failure) {
+	r, ok := k.of(pod)
+	if !ok {
+		return
+	}
+	var waits []timeline.Stage
+	for _, w := range why.Waits(pod, s, failures) {
+		waits = append(waits, timeline.Stage{Name: w.Name, Container: w.Container, Attempt: w.Attempt, Detail: w.Detail})
+	}
+	k.book.Wait(r.pod, waits)
+	if _, ready := why.Ready(s); ready && r.ready.IsZero() {
+		k.mu.Lock()
+		if p := k.pods[pod.UID]; p != nil && p.ready.IsZero() {
+			p.ready = time.Now()
+		}
+		k.mu.Unlock()
+	}
+}
+
+// Of returns what is known of a pod; ok reports whether anything is.
+func (k *Keeper) Of(uid types.UID) (r Report, ok bool) {
+	k.mu.Lock()
+	rec := k.pods[uid]
+	if rec != nil {
+		r = Report{Pod: rec.pod, Seen: rec.seen, Ready: rec.ready}
+	}
+	k.mu.Unlock()
+	if rec == nil {
+		return Report{}, false
+	}
+	r.Stages = k.book.Of(string(uid))
+	return r, true
+}
+
+// All returns what is known of all pods, in the order in which they were seen.
+func (k *Keeper) All() []Report {
+	k.mu.Lock()
+	order := slices.Clone(k.order)
+	k.mu.Unlock()
+	list := []Report{}
+	for _, uid := range order {
+		if r, ok := k.Of(uid); ok {
+			list = append(list, r)
+		}
+	}
+	return list
+}
+
+// Covered returns how much of the time until the pod was ready, or until now, its stages
+// account for, from 0 to 1.
+func (r Report) Covered(now time.Time) float64 {
+	return timeline.Cover(r.Stages, r.Seen, r.Until(now))
+}
+
+// Until is when the pod was ready; now, if it is not.
+func (r Report) Until(now time.Time) time.Time {
+	if r.Ready.IsZero() {
+		return now
+	}
+	return r.Ready
+}

@@ -1,0 +1,205 @@
+package why
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/crisp-cri/crisp/internal/pulls"
+	"github.com/crisp-cri/crisp/internal/timeline"
+)
+
+// Facts are what is known of a pod.
+type Facts struct {
+	Pod    *v1.Pod
+	Seen   time.Time        // when the agent first had it; zero = not known
+	Ready  time.Time        // when it first was ready; zero = not known, or not yet
+	Stages []timeline.Stage // the agent's and the runtime's, joined
+	Pull   *pulls.Pull      // that it waits for; nil = none
+	Events []v1.Event       // of the pod, the last the youngest
+}
+
+// Sentence says why the pod is not ready, or if it is, what it took its time for. It ends
+// with no full stop, and has no line feeds.
+func Sentence(f Facts, now time.Time) string {
+	return strings.Join(strings.Fields(f.sentence(now)), " ")
+}
+
+func (f Facts) sentence(now time.Time) string {
+	name, s := f.Pod.Namespace+"/"+f.Pod.Name, &f.Pod.Status
+	switch {
+	case f.Pod.DeletionTimestamp != nil:
+		return name + " is being ended"
+	case s.Phase == v1.PodFailed:
+		return fmt.Sprintf("%s has failed: %s", name, f.failure())
+	case s.Phase == v1.PodSucceeded:
+		return name + " has ended with success"
+	}
+	if _, ok := Ready(s); ok {
+		return f.wasSlow(name)
+	}
+	if f.Pull != nil {
+		return fmt.Sprintf("%s is not ready: image %s is being pulled %s: %s", name, f.Pull.Image, cmp.Or(f.Pull.Source(), "from its registry"), f.Pull)
+	}
+	if st, ok := f.going(); ok {
+		return fmt.Sprintf("%s is not ready: %s", name, f.during(st, now))
+	}
+	if waits := Waits(f.Pod, s, nil); len(waits) > 0 {
+		w := waits[0]
+		return fmt.Sprintf("%s is not ready: %s", name, f.during(timeline.Stage{Name: w.Name, Container: w.Container, Detail: w.Detail}, now))
+	}
+	if e := f.last("", v1.EventTypeWarning); e != nil {
+		return fmt.Sprintf("%s is not ready: %s: %s", name, e.Reason, e.Message)
+	}
+	return name + " is not ready, and nothing tells why"
+}
+
+// failure is why a pod has failed.
+func (f Facts) failure() string {
+	s := &f.Pod.Status
+	if s.Reason != "" {
+		return strings.TrimSuffix(s.Reason+": "+s.Message, ": ")
+	}
+	for _, c := range slices.Concat(s.InitContainerStatuses, s.ContainerStatuses) {
+		if t := c.State.Terminated; t != nil && t.ExitCode != 0 {
+			return fmt.Sprintf("container %s has ended with code %d (%s)", c.Name, t.ExitCode, cmp.Or(t.Reason, "no reason"))
+		}
+	}
+	return "no container tells why"
+}
+
+// going is the stage that keeps the pod: of those that go on the agent's or runtime's own work
+// first, and what began last; a back-off explains more than what was done before.
+func (f Facts) going() (timeline.Stage, bool) {
+	var found *timeline.Stage
+	for i := range f.Stages {
+		s := &f.Stages[i]
+		if !s.End.IsZero() {
+			continue
+		}
+		if found == nil || weight(s) > weight(found) || weight(s) == weight(found) && s.Begin.After(found.Begin) {
+			found = s
+		}
+	}
+	if found == nil {
+		return timeline.Stage{}, false
+	}
+	return *found, true
+}
+
+func weight(s *timeline.Stage) int {
+	switch s.Name {
+	case Observe, Queue:
+		return 0
+	case Init, Startup, Readiness:
+		return 1
+	case BackOff, Predecessor:
+		return 2
+	}
+	return 3
+}
+
+// words say what goes on in a stage, of a container or of the pod.
+var words = map[string]string{
+	Queue:                 "the agent has yet to begin with it",
+	Observe:               "the agent waits for the runtime to tell what runs",
+	"volumes":             "its volumes are being made",
+	"sandbox":             "its sandbox is being made",
+	"pull":                "the image of container %s is being pulled",
+	"create":              "container %s is being created",
+	"start":               "container %s is being started",
+	"image":               "the image of container %s is being looked up",
+	"postStart hook":      "the postStart hook of container %s has not ended",
+	Predecessor:           "the pod that had its name before has not ended",
+	Init:                  "init container %s has not ended",
+	Startup:               "the startup probe of container %s has not succeeded",
+	Readiness:             "the readiness probe of container %s has not succeeded",
+	turn:                  "the image of container %s waits for its turn to be pulled",
+	"runtime's readiness": "the runtime does not answer",
+}
+
+// turn is the stage of a pull that others keep waiting.
+const turn = "wait for a turn to pull"
+
+// during tells of a stage that goes on.
+func (f Facts) during(s timeline.Stage, now time.Time) string {
+	detail := cmp.Or(s.Err, s.Detail)
+	if s.Name == BackOff {
+		text := cmp.Or(detail, "something has failed, and is tried again later")
+		if s.Container != "" {
+			text = "container " + s.Container + " waits: " + text
+		}
+		return text
+	}
+	text, known := words[s.Name]
+	switch {
+	case !known:
+		text = "it is in the stage " + s.Label()
+	case strings.Contains(text, "%s"):
+		text = fmt.Sprintf(text, cmp.Or(s.Container, "?"))
+	}
+	if inner := s.Deepest(); inner.Name != s.Name {
+		text += " (" + inWords(inner.Name) + ")"
+	}
+	if !s.Begin.IsZero() {
+		text += ", for " + timeline.Brief(now.Sub(s.Begin))
+	}
+	if s.Name == Startup || s.Name == Readiness {
+		if e := f.last(s.Container, v1.EventTypeWarning); e != nil && e.Reason == "Unhealthy" {
+			detail = e.Message
+		}
+	}
+	if detail != "" {
+		text += ": " + detail
+	}
+	return text
+}
+
+// inWords names a part of a stage.
+func inWords(part string) string {
+	if plugin, ok := strings.CutPrefix(part, "cni."); ok {
+		return "CNI plugin " + plugin
+	}
+	return part
+}
+
+// last is the youngest event of a container, or of the pod and all of them; nil = none.
+func (f Facts) last(container, kind string) *v1.Event {
+	for i := range slices.Backward(f.Events) {
+		e := &f.Events[i]
+		if e.Type == kind && (container == "" || strings.HasSuffix(e.InvolvedObject.FieldPath, "{"+container+"}")) {
+			return e
+		}
+	}
+	return nil
+}
+
+// wasSlow says what a pod that is ready took its time for.
+func (f Facts) wasSlow(name string) string {
+	if f.Seen.IsZero() || f.Ready.IsZero() {
+		return name + " is ready"
+	}
+	text := fmt.Sprintf("%s is ready: it took %s", name, timeline.Brief(f.Ready.Sub(f.Seen)))
+	var slowest *timeline.Stage
+	for i := range f.Stages {
+		s := &f.Stages[i]
+		if s.Begin.Before(f.Ready) && s.Name != timeline.FirstOutput && (slowest == nil || s.Took(f.Ready) > slowest.Took(f.Ready)) {
+			slowest = s
+		}
+	}
+	if slowest == nil || slowest.Took(f.Ready) <= 0 {
+		return text
+	}
+	text += fmt.Sprintf(", most of it for %s (%s", slowest.Label(), timeline.Brief(slowest.Took(f.Ready)))
+	if inner := slowest.Longest(f.Ready); inner.Name != slowest.Name {
+		text += ", of which " + inWords(inner.Name) + " took " + timeline.Brief(inner.Took(f.Ready))
+	}
+	if slowest.Detail != "" {
+		text += ": " + slowest.Detail
+	}
+	return text + ")"
+}

@@ -1,0 +1,100 @@
+// Package why says why a pod is not ready: from its status what it waits for (Waits), and from
+// that and from its stages one sentence (Sentence). It is pure.
+package why
+
+import (
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/crisp-cri/crisp/agent/podsync"
+	v1 "k8s.io/api/core/v1"
+)
+
+// The names of waits; they are stages of the pod's timeline.
+const (
+	Queue       = "queue"       // the pod's worker has not begun
+	Observe     = "observe"     // the worker asks the runtime what there is
+	Predecessor = "predecessor" // another pod of the name has not ended
+	BackOff     = "back-off"    // something has failed, and is tried again later
+	Init        = "init"        // an init container runs
+	Startup     = "startup probe"
+	Readiness   = "readiness probe"
+)
+
+// A Wait is what a pod waits for beside what the agent does for it.
+type Wait struct {
+	Name      string
+	Container string // "" = the pod
+	Attempt   uint32 // of the container
+	Detail    string // for people
+}
+
+// Waits returns what a pod waits for by its status, and by what has failed lately.
+func Waits(pod *v1.Pod, s *v1.PodStatus, failures map[string]podsync.Failure) []Wait {
+	if podsync.Terminal(s) || pod.DeletionTimestamp != nil {
+		return nil
+	}
+	var list []Wait
+	if f, ok := failures[podsync.SandboxSubject]; ok {
+		list = append(list, Wait{Name: BackOff, Detail: f.Reason + ": " + f.Message})
+	}
+	for i := range s.InitContainerStatuses {
+		c := &s.InitContainerStatuses[i]
+		sidecar := i < len(pod.Spec.InitContainers) && podsync.IsSidecar(&pod.Spec.InitContainers[i])
+		if w, ok := waitOf(c, sidecar); ok {
+			list = append(list, w)
+			if !sidecar {
+				return list // the others come after it
+			}
+		}
+	}
+	for _, statuses := range [][]v1.ContainerStatus{s.ContainerStatuses} {
+		for i := range statuses {
+			if w, ok := waitOf(&statuses[i], true); ok && !slices.Contains(list, w) {
+				list = append(list, w)
+			}
+		}
+	}
+	return list
+}
+
+// waitOf returns what a container waits for. One that does not last is waited for while it
+// runs.
+func waitOf(c *v1.ContainerStatus, lasts bool) (Wait, bool) {
+	w := Wait{Container: c.Name, Attempt: uint32(c.RestartCount)}
+	switch {
+	case c.State.Waiting != nil:
+		reason := c.State.Waiting.Reason
+		switch reason {
+		case "", "ContainerCreating", "PodInitializing":
+			return w, false
+		case "PredecessorTerminating":
+			return Wait{Name: Predecessor, Detail: c.State.Waiting.Message}, true
+		}
+		w.Name, w.Detail = BackOff, strings.TrimSuffix(reason+": "+c.State.Waiting.Message, ": ")
+		return w, true
+	case c.State.Running == nil:
+		return w, false
+	case !lasts:
+		w.Name = Init
+		return w, true
+	case c.Started != nil && !*c.Started:
+		w.Name = Startup
+		return w, true
+	case !c.Ready:
+		w.Name = Readiness
+		return w, true
+	}
+	return w, false
+}
+
+// Ready returns since when a pod is ready; ok reports whether it is.
+func Ready(s *v1.PodStatus) (since time.Time, ok bool) {
+	for _, c := range s.Conditions {
+		if c.Type == v1.PodReady && c.Status == v1.ConditionTrue {
+			return c.LastTransitionTime.Time, true
+		}
+	}
+	return time.Time{}, false
+}
