@@ -126,6 +126,9 @@ func (c *cli) describePod(namespace, name string) error {
 	if err := t.Flush(); err != nil {
 		return err
 	}
+	if err := c.describeStartup(service, f); err != nil {
+		return err
+	}
 	pods, err := targets([]string{"pod/" + pod.Name}, true)
 	if err != nil {
 		return err

@@ -92,7 +92,11 @@ func (c *cli) getPods(what []target, o getOptions) error {
 	if len(list) == 0 && o.output == "" {
 		fmt.Fprintln(c.stderr, "crisp: no pods")
 	}
-	return printers[o.output](c.stdout, list, view{all: o.all, one: what[0].name != "" && len(list) == 1, now: time.Now()})
+	v := view{all: o.all, one: what[0].name != "" && len(list) == 1, now: time.Now()}
+	if o.output == "" || o.output == "wide" {
+		v.pulling = c.pulling(list)
+	}
+	return printers[o.output](c.stdout, list, v)
 }
 
 func (c *cli) anyPods() ([]criruntime.Found, error) {
@@ -115,6 +119,8 @@ type view struct {
 	all bool // of all namespaces
 	one bool // the one that was asked for, not a list
 	now time.Time
+	// pulling says how far the images are that pods wait for, by namespace/name.
+	pulling map[string]string
 }
 
 var printers = map[string]func(io.Writer, []criruntime.Found, view) error{
@@ -145,6 +151,9 @@ func printTable(w io.Writer, pods []criruntime.Found, v view, wide bool) error {
 	row(head...)
 	for _, f := range pods {
 		cells := cellsOf(f.Pod, v.now)
+		if text := v.pulling[f.Pod.Namespace+"/"+f.Pod.Name]; text != "" {
+			cells[2] = text
+		}
 		if v.all {
 			cells = append([]string{f.Pod.Namespace}, cells...)
 		}

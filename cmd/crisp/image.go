@@ -9,8 +9,6 @@ import (
 	"github.com/crisp-cri/crisp/agent/criruntime"
 	"github.com/crisp-cri/crisp/server/loaderapi"
 	"github.com/spf13/cobra"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
@@ -18,7 +16,8 @@ import (
 // service of crispd's own, since CRI has none for it.
 func imageCommand(c *cli) *cobra.Command {
 	var input string
-	cmd := &cobra.Command{Use: "image load -i FILE | prune", Short: "load images from an archive, or remove unused ones", ValidArgs: []string{"load", "prune"}}
+	cmd := &cobra.Command{Use: "image load -i FILE | prune | pull IMAGE", Short: "load images from an archive, remove unused ones, or pull one", ValidArgs: []string{"load", "prune"}}
+	cmd.AddCommand(pullCommand(c))
 	fs := cmd.Flags()
 	fs.StringVarP(&input, "input", "i", "", "`file` to load, an OCI or docker archive, plain or gzipped; - is standard input")
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {
@@ -92,7 +91,7 @@ func (c *cli) pruneImages() error {
 }
 
 func (c *cli) load(archive io.Reader) ([]string, error) {
-	conn, err := grpc.NewClient(c.endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"))
+	conn, err := c.dialRuntime()
 	if err != nil {
 		return nil, err
 	}

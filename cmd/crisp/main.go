@@ -39,7 +39,7 @@ type cli struct {
 
 // verbs are the commands, in the order in which help lists them.
 var verbs = []func(*cli) *cobra.Command{
-	agentCommand, applyCommand, validateCommand, runCommand, getCommand, psCommand, describeCommand, logsCommand,
+	agentCommand, applyCommand, validateCommand, runCommand, getCommand, psCommand, describeCommand, whyCommand, logsCommand,
 	execCommand, attachCommand, cpCommand, portForwardCommand, debugCommand, deleteCommand, stopCommand,
 	restartCommand, waitCommand, eventsCommand, topCommand, statusCommand, sourcesCommand, doctorCommand,
 	imagesCommand, imageCommand, pullCommand, rmiCommand, exportCommand, generateCommand, checkpointCommand,

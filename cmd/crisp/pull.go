@@ -1,7 +1,9 @@
 package main
 
 import (
+	"context"
 	"fmt"
+	"slices"
 
 	"github.com/crisp-cri/crisp/agent/criruntime"
 	"github.com/spf13/cobra"
@@ -9,21 +11,46 @@ import (
 )
 
 func pullCommand(c *cli) *cobra.Command {
-	cmd := &cobra.Command{Use: "pull IMAGE", Short: "pull an image"}
+	var progress string
+	cmd := &cobra.Command{Use: "pull IMAGE [--progress plain]", Short: "pull an image"}
+	progressFlag(cmd, &progress)
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {
 		if len(rest) != 1 {
 			return usageError("pull takes one image")
 		}
-		_, service, err := c.connect()
-		if err != nil {
-			return err
-		}
-		ref, err := service.PullImage(c.ctx, &cri.ImageSpec{Image: rest[0], UserSpecifiedImage: rest[0]}, nil, nil)
-		if err != nil {
-			return fmt.Errorf("pull %s: %w", rest[0], criruntime.Fault(err))
-		}
-		fmt.Fprintln(c.stdout, ref)
-		return nil
+		return c.pull(rest[0], progress)
 	}
 	return cmd
+}
+
+// progressKinds are the ways to show how far a pull is.
+var progressKinds = []string{"auto", "plain", "none"}
+
+func progressFlag(cmd *cobra.Command, progress *string) {
+	cmd.Flags().StringVar(progress, "progress", "auto", "`how` to show how far it is: auto (bars, on a terminal), plain (lines) or none")
+}
+
+// pull pulls an image, and shows on stderr how far it is.
+func (c *cli) pull(image, progress string) error {
+	if !slices.Contains(progressKinds, progress) {
+		return usageError("--progress %s: want one of %v", progress, progressKinds)
+	}
+	_, service, err := c.connect()
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(c.ctx)
+	shown := make(chan struct{})
+	go func() {
+		defer close(shown)
+		c.showPull(ctx, image, progress)
+	}()
+	ref, err := service.PullImage(c.ctx, &cri.ImageSpec{Image: image, UserSpecifiedImage: image}, nil, nil)
+	cancel()
+	<-shown
+	if err != nil {
+		return fmt.Errorf("pull %s: %w", image, criruntime.Fault(err))
+	}
+	fmt.Fprintln(c.stdout, ref)
+	return nil
 }

@@ -23,7 +23,8 @@ type load struct {
 func topCommand(c *cli) *cobra.Command {
 	var namespace string
 	var all, containers bool
-	cmd := &cobra.Command{Use: "top pods [NAME] [--containers]", Short: "show what pods use", ValidArgs: []string{"pods"}}
+	cmd := &cobra.Command{Use: "top pods [NAME] [--containers] | startup [-A]", Short: "show what pods use, or what their start took", ValidArgs: []string{"pods"}}
+	cmd.AddCommand(topStartupCommand(c))
 	fs := cmd.Flags()
 	namespaceFlag(fs, &namespace)
 	fs.BoolVarP(&all, "all-namespaces", "A", false, "pods of all namespaces")

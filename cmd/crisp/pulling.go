@@ -1,0 +1,63 @@
+package main
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/crisp-cri/crisp/agent/criruntime"
+	"github.com/crisp-cri/crisp/agent/podsync"
+	"github.com/crisp-cri/crisp/agent/status"
+	"github.com/crisp-cri/crisp/internal/pullapi"
+	"github.com/crisp-cri/crisp/internal/pulls"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+)
+
+// creating are the statuses of pods that may be waiting for an image.
+var creating = []string{"ContainerCreating", "PodInitializing", "Pending", "Init:0/1"}
+
+// pulling says of the pods that wait for an image how far that is, by namespace/name. The
+// runtime is asked only if there are pods that may wait; one that does not tell is no error.
+func (c *cli) pulling(list []criruntime.Found) map[string]string {
+	waits := func(f criruntime.Found) bool {
+		return slices.Contains(creating, status.Word(f.Pod)) || len(f.Pod.Spec.InitContainers) > 0 && f.Pod.Status.Phase != "Running"
+	}
+	if !slices.ContainsFunc(list, waits) {
+		return nil
+	}
+	under := c.pulls(pullapi.Request{})
+	texts := map[string]string{}
+	for _, f := range list {
+		pod := podsync.KeyOf(f.Pod).String()
+		if p, ok := pulls.Of(under, pod); ok && waits(f) {
+			texts[pod] = "Pulling " + p.String()
+		}
+	}
+	return texts
+}
+
+// askTime is how long a command waits for what it can do without.
+const askTime = 2 * time.Second
+
+// pulls are the pulls under way, as the runtime tells; none if it does not.
+func (c *cli) pulls(r pullapi.Request) (list []pulls.Pull) {
+	conn, err := c.dialRuntime()
+	if err != nil {
+		return nil
+	}
+	defer conn.Close()
+	ctx, cancel := context.WithTimeout(c.ctx, askTime)
+	defer cancel()
+	r.Once = true
+	_ = pullapi.Watch(ctx, conn, r, func(told []pulls.Pull) error { // another runtime has no such service
+		list = told
+		return nil
+	})
+	return list
+}
+
+// dialRuntime connects to the runtime's socket, for services that are not CRI's.
+func (c *cli) dialRuntime() (*grpc.ClientConn, error) {
+	return grpc.NewClient(c.endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"))
+}

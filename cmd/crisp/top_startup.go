@@ -1,0 +1,64 @@
+package main
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/crisp-cri/crisp/agent/startup"
+	"github.com/crisp-cri/crisp/internal/timeline"
+	"github.com/spf13/cobra"
+)
+
+// mostStages is how many stages of a pod are named.
+const mostStages = 3
+
+// topStartupCommand sorts pods by the time that they took until they were ready.
+func topStartupCommand(c *cli) *cobra.Command {
+	var namespace string
+	var all bool
+	cmd := &cobra.Command{Use: "startup [-A]", Short: "show which pods took longest to be ready, and for what", DisableFlagsInUseLine: true}
+	namespaceFlag(cmd.Flags(), &namespace)
+	cmd.Flags().BoolVarP(&all, "all-namespaces", "A", false, "pods of all namespaces")
+	cmd.RunE = func(_ *cobra.Command, rest []string) error {
+		if len(rest) > 0 {
+			return usageError("top startup takes no argument %q", rest[0])
+		}
+		var list struct{ Items []startup.Report }
+		if err := c.fetch("/crisp/v1/startup", nil, &list); err != nil {
+			return err
+		}
+		now := time.Now()
+		reports := slices.DeleteFunc(list.Items, func(r startup.Report) bool { return !all && r.Pod.Namespace != namespace })
+		slices.SortStableFunc(reports, func(a, b startup.Report) int {
+			return cmp.Compare(b.Until(now).Sub(b.Seen), a.Until(now).Sub(a.Seen))
+		})
+		t := tabwriter.NewWriter(c.stdout, 0, 0, 3, ' ', 0)
+		row(t, all, "NAMESPACE", []string{"POD", "START-UP", "READY", "MOSTLY"})
+		for _, r := range reports {
+			row(t, all, r.Pod.Namespace, []string{r.Pod.Name, timeline.Brief(r.Until(now).Sub(r.Seen)), yes(!r.Ready.IsZero()), mostly(r, now)})
+		}
+		return t.Flush()
+	}
+	return cmd
+}
+
+func yes(b bool) string {
+	if b {
+		return "yes"
+	}
+	return "no"
+}
+
+// mostly names the stages that took most of a pod's time.
+func mostly(r startup.Report, now time.Time) string {
+	var words []string
+	for _, s := range timeline.Sum(r.Stages, r.Seen, r.Until(now)) {
+		if len(words) < mostStages && s.Took > 0 {
+			words = append(words, s.Name+" "+timeline.Brief(s.Took))
+		}
+	}
+	return strings.Join(words, ", ")
+}

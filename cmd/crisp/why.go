@@ -1,0 +1,60 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/crisp-cri/crisp/agent/criruntime"
+	"github.com/crisp-cri/crisp/agent/why"
+	"github.com/crisp-cri/crisp/internal/pullapi"
+	"github.com/crisp-cri/crisp/internal/pulls"
+	"github.com/spf13/cobra"
+	v1 "k8s.io/api/core/v1"
+)
+
+func whyCommand(c *cli) *cobra.Command {
+	var namespace string
+	cmd := &cobra.Command{Use: "why POD", Short: "say in one sentence why a pod is not ready, or what its start took", ValidArgsFunction: c.podNames("")}
+	namespaceFlag(cmd.Flags(), &namespace)
+	cmd.RunE = func(_ *cobra.Command, rest []string) error {
+		if len(rest) != 1 {
+			return usageError("why takes one pod")
+		}
+		runtime, f, err := c.connectToPod(namespace, rest[0])
+		if err != nil {
+			return err
+		}
+		facts, err := c.facts(namespace, f)
+		if err != nil {
+			return err
+		}
+		report, err := c.startupOf(runtime, f)
+		if err != nil {
+			return err
+		}
+		facts.Seen, facts.Ready, facts.Stages = report.Seen, report.Ready, report.Stages
+		_, err = fmt.Fprintln(c.stdout, why.Sentence(facts, time.Now()))
+		return err
+	}
+	return cmd
+}
+
+// facts are what is known of a pod beside its stages.
+func (c *cli) facts(namespace string, f criruntime.Found) (why.Facts, error) {
+	facts := why.Facts{Pod: f.Pod}
+	under := c.pulls(pullapi.Request{Pod: namespace + "/" + f.Pod.Name})
+	if p, ok := pulls.Of(under, namespace+"/"+f.Pod.Name); ok {
+		facts.Pull = &p
+	}
+	pods, err := targets([]string{"pod/" + f.Pod.Name}, true)
+	if err != nil {
+		return facts, err
+	}
+	if facts.Events, err = c.events(namespace, pods[0]); err != nil {
+		return facts, err
+	}
+	// Of another pod of the name, they explain nothing.
+	facts.Events = slices.DeleteFunc(facts.Events, func(e v1.Event) bool { return e.InvolvedObject.UID != f.Pod.UID })
+	return facts, nil
+}
