@@ -208,7 +208,7 @@ func (n *node) manifestCmd(ts *testscript.TestScript, args []string) error {
 	return nil
 }
 
-// untilCmd is: until REGEXP COMMAND... — a program, or podCmd
+// untilCmd is: until REGEXP COMMAND... — a program, podCmd, or crictlCmd
 //
 // What the command says when it matches is its stdout and stderr.
 func (n *node) untilCmd(ts *testscript.TestScript, args []string) error {
@@ -240,6 +240,10 @@ func (n *node) untilCmd(ts *testscript.TestScript, args []string) error {
 func (n *node) say(ctx context.Context, ts *testscript.TestScript, args []string) (stdout, stderr string, err error) {
 	if len(args) == 2 && args[0] == "pod" {
 		stdout, err = n.podOfRuntime(ts, args[1])
+		return stdout, "", err
+	}
+	if args[0] == "crictl" {
+		stdout, err = n.crictl(args[1:])
 		return stdout, "", err
 	}
 	program := args[0]

@@ -38,6 +38,7 @@ type fakeRegistry struct {
 	mu     sync.Mutex
 	fault  string // "", "corrupt", "hang", "truncate"
 	auth   string // user:password, if one is asked for
+	rate   int    // of blobs, in bytes a second; 0 = as fast as it can
 
 	sent map[string]int // how often each path was asked for with GET, whole
 	gate chan struct{}  // if not nil, a blob is sent when it is closed
@@ -67,7 +68,7 @@ func unstartedRegistry() *fakeRegistry {
 	inner := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
 	r.server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		r.mu.Lock()
-		fault, auth, gate := r.fault, r.auth, r.gate
+		fault, auth, gate, rate := r.fault, r.auth, r.gate, r.rate
 		if req.Method == http.MethodGet && req.Header.Get("Range") == "" {
 			r.sent[req.URL.Path]++
 		}
@@ -100,6 +101,8 @@ func unstartedRegistry() *fakeRegistry {
 			case <-req.Context().Done():
 			case <-time.After(time.Minute):
 			}
+		case blob && rate > 0:
+			inner.ServeHTTP(throttled{w, rate}, req)
 		default:
 			inner.ServeHTTP(w, req)
 		}
@@ -151,6 +154,7 @@ func (n *node) useRegistry(r *fakeRegistry) error {
 //	registry push-hostile NAME PATH   an image whose layer wants to write to PATH outside of it
 //	registry push-big NAME MIB        an image with that much of random bytes in it
 //	registry fault ""|corrupt|hang
+//	registry rate BYTES               of a blob that it sends in a second; 0 is without limit
 //	registry auth USER:PASSWORD
 //	registry asked                    how often for anything
 //
@@ -199,6 +203,8 @@ func (n *node) registryCmd(ts *testscript.TestScript, args []string) error {
 		defer n.registry.mu.Unlock()
 		n.registry.fault = args[1]
 		return nil
+	case len(args) == 2 && args[0] == "rate":
+		return n.registry.setRate(args[1])
 	case len(args) == 2 && args[0] == "auth":
 		n.registry.mu.Lock()
 		defer n.registry.mu.Unlock()

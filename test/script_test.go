@@ -96,6 +96,8 @@ func TestScript(t *testing.T) {
 			"pod":        withNode((*node).podCmd),
 			"until":      withNode((*node).untilCmd),
 			"exits":      withNode((*node).exitsCmd),
+			"crictl":     withNode((*node).crictlCmd),
+			"slow":       withNode((*node).slowCmd),
 		},
 	})
 }
