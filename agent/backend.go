@@ -72,9 +72,8 @@ func (a *agent) publishStatus(pod *v1.Pod, now *v1.PodStatus) {
 	a.probe(pod, now)
 }
 
-// Ended forgets a pod of which nothing is left, and removes its object if it was deleted.
+// Ended removes the object of a deleted pod of which nothing is left.
 func (b backend) Ended(key podsync.Key, uid types.UID) {
-	b.a.startup.Forget(uid)
 	if err := b.a.store.Ended(key.Namespace, key.Name, uid); err != nil {
 		b.a.o.Log.Error("object of an ended pod stays", "pod", key.String(), "err", err)
 	}

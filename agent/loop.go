@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -166,10 +167,20 @@ func (a *agent) lookAgain() {
 		wanted[pod.UID] = true
 	}
 	a.probes.Keep(wanted)
+	a.keepStartups(wanted)
 	a.retryResizes(wanted)
 	a.retryRejected()
 	a.expire()
 	a.showAddresses()
+}
+
+// keepStartups forgets the start of pods of which nothing is left.
+func (a *agent) keepStartups(wanted map[types.UID]bool) {
+	there := maps.Clone(wanted)
+	for _, pod := range a.files.Accepted() {
+		there[pod.UID] = true
+	}
+	a.startup.Keep(there)
 }
 
 // changed passes a change in the runtime on. A pod without a worker is one that

@@ -75,13 +75,22 @@ func (k *Keeper) add(uid types.UID, r *record) bool {
 	return true
 }
 
-// Forget drops a pod of which nothing is left.
-func (k *Keeper) Forget(uid types.UID) {
+// Keep drops all other pods: nothing is left of them.
+func (k *Keeper) Keep(there map[types.UID]bool) {
 	k.mu.Lock()
-	delete(k.pods, uid)
-	k.order = slices.DeleteFunc(k.order, func(other types.UID) bool { return other == uid })
+	var gone []types.UID
+	k.order = slices.DeleteFunc(k.order, func(uid types.UID) bool {
+		if there[uid] {
+			return false
+		}
+		gone = append(gone, uid)
+		delete(k.pods, uid)
+		return true
+	})
 	k.mu.Unlock()
-	k.book.Forget(string(uid))
+	for _, uid := range gone {
+		k.book.Forget(string(uid))
+	}
 }
 
 // of returns the record of a pod as it is now; ok reports whether there is one.

@@ -94,7 +94,11 @@ func TestWay(t *testing.T) {
 		if all := k.All(); len(all) != 1 || all[0].Pod != r.Pod {
 			t.Errorf("all: %v", all)
 		}
-		k.Forget("u")
+		k.Keep(map[types.UID]bool{"u": true})
+		if _, ok := k.Of("u"); !ok {
+			t.Error("a pod that is there is forgotten")
+		}
+		k.Keep(nil)
 		if _, ok := k.Of("u"); ok || len(k.All()) != 0 {
 			t.Error("a pod that is gone is not forgotten")
 		}
