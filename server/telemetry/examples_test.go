@@ -28,7 +28,7 @@ func scrapedLabels(t *testing.T) map[string]map[string]bool {
 	tel.Watch(func() telemetry.State {
 		return telemetry.State{Containers: map[string]int{"running": 1}, Sandboxes: map[string]int{"ready": 1}}
 	})
-	ctx, call := tel.Begin(t.Context(), "PullImage")
+	ctx, call := tel.Begin(t.Context(), "PullImage", telemetry.Pod{})
 	stage.Next(ctx, "layers")
 	call.End(telemetry.Outcome{Code: "OK", Err: errors.New("x"), Result: "success", Left: true})
 	all := map[string]map[string]bool{"up": {"job": true, "instance": true}}
