@@ -82,7 +82,7 @@ func startNode(t *testing.T, prepare ...func(n *node, config string) error) (n *
 		before.Check(t, n.mine, programs...)
 	})
 	config = filepath.Join(n.dir, "crispd.toml")
-	if err := os.WriteFile(config, []byte(initKey()), 0o644); err != nil {
+	if err := os.WriteFile(config, []byte(withInit("")), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	for _, f := range prepare {
@@ -100,13 +100,17 @@ func startNode(t *testing.T, prepare ...func(n *node, config string) error) (n *
 	return n, config
 }
 
-// initKey is the configuration's line by which the fast init starts containers, if the tests
-// are to run with it (docs/hacking.md).
-func initKey() string {
-	if os.Getenv("CRISP_TEST_INIT") == "fast" {
-		return "fast_init = true\n"
+// withInit adds to a configuration, behind its last top-level key, that the fast init starts
+// containers, if the tests are to run with it (docs/hacking.md).
+func withInit(config string) string {
+	if os.Getenv("CRISP_TEST_INIT") != "fast" {
+		return config
 	}
-	return ""
+	at := len(config)
+	if i := strings.Index("\n"+config, "\n["); i >= 0 {
+		at = i
+	}
+	return config[:at] + "fast_init = true\n" + config[at:]
 }
 
 func newNode(workdir string, b binaries) (*node, error) {
@@ -172,7 +176,7 @@ func (n *node) daemonCmd(ts *testscript.TestScript, args []string) error {
 		// TOML has no variables; a script's configuration may name $WORK.
 		config := filepath.Join(n.dir, "crispd.toml")
 		text := strings.ReplaceAll(ts.ReadFile("crispd.toml"), "$WORK", ts.Getenv("WORK"))
-		if err := os.WriteFile(config, []byte(initKey()+text), 0o644); err != nil {
+		if err := os.WriteFile(config, []byte(withInit(text)), 0o644); err != nil {
 			return err
 		}
 		if len(args) == 4 && args[1] == "files" {
