@@ -1,0 +1,50 @@
+package main
+
+import (
+	"archive/tar"
+	"bytes"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"testing"
+)
+
+// What is pulled must be the same on every machine, or figures of two machines are of two things.
+func TestBigLayerIsTheSameEachTime(t *testing.T) {
+	var two [2]bytes.Buffer
+	for i := range two {
+		if err := bigLayer(tar.NewWriter(&two[i]), 3); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !bytes.Equal(two[0].Bytes(), two[1].Bytes()) {
+		t.Error("two layers of one seed differ")
+	}
+	files, dirs := 0, 0
+	for r := tar.NewReader(&two[0]); ; {
+		h, err := r.Next()
+		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) { // the writer was not closed
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if h.Typeflag == tar.TypeDir {
+			dirs++
+		} else {
+			files++
+		}
+	}
+	if files != filesPerLayer || dirs != filesPerLayer/filesPerDir {
+		t.Errorf("the layer has %d files in %d directories", files, dirs)
+	}
+}
+
+func TestTextHasTheSize(t *testing.T) {
+	text := newText(rand.New(rand.NewPCG(1, 2)))
+	for _, size := range []int{0, 1, 7, 4096} {
+		if got := text.append(nil, size); len(got) != size {
+			t.Errorf("text of %d bytes has %d", size, len(got))
+		}
+	}
+}
