@@ -2,11 +2,9 @@ package main
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
@@ -22,21 +20,26 @@ const (
 	maxMessage = 16 << 20
 )
 
-// payload is what the containers run, and how memory.go knows them.
-var payload = []string{"sleep", "3600"}
-
 // endpoint is one runtime under measurement.
 type endpoint struct {
-	name string
-	addr string
-	pids []int    // processes of the runtime, each with all that is below it
-	exes []string // the same, by executable name
+	name    string
+	addr    string
+	pids    []int     // processes of the runtime, each with all that is below it
+	pidfile string    // a file with one more
+	exes    []program // the same, by executable
+	bridge  string    // handler of the network "bridge", "" for the default one
+	ctl     string    // program that is called with "stop" and "start" to restart the daemon
 
 	conn    *grpc.ClientConn
 	runtime cri.RuntimeServiceClient
 	images  cri.ImageServiceClient
 
 	imageRef string // what its PullImage called the image of the pods
+}
+
+// program is an executable by its name and, if there are others of this name, a text in its command line.
+type program struct {
+	name, text string
 }
 
 func endpointNames(es []endpoint) []string {
@@ -47,7 +50,7 @@ func endpointNames(es []endpoint) []string {
 	return names
 }
 
-// parseEndpoint reads name=address[,pid=N…][,exe=NAME…].
+// parseEndpoint reads name=address[,pid=N…][,pidfile=FILE][,exe=NAME[@TEXT]…][,bridge=HANDLER][,ctl=FILE].
 func parseEndpoint(s string) (endpoint, error) {
 	fields := strings.Split(s, ",")
 	var e endpoint
@@ -57,6 +60,9 @@ func parseEndpoint(s string) (endpoint, error) {
 	}
 	for _, f := range fields[1:] {
 		key, value, _ := strings.Cut(f, "=")
+		if value == "" {
+			return e, fmt.Errorf("endpoint %s: %q has no value", e.name, f)
+		}
 		switch key {
 		case "pid":
 			pid, err := strconv.Atoi(value)
@@ -64,16 +70,36 @@ func parseEndpoint(s string) (endpoint, error) {
 				return e, fmt.Errorf("endpoint %s: pid %q is no process id", e.name, value)
 			}
 			e.pids = append(e.pids, pid)
+		case "pidfile":
+			e.pidfile = value
 		case "exe":
-			if value == "" {
-				return e, fmt.Errorf("endpoint %s: exe without a name", e.name)
-			}
-			e.exes = append(e.exes, value)
+			name, text, _ := strings.Cut(value, "@")
+			e.exes = append(e.exes, program{name, text})
+		case "bridge":
+			e.bridge = value
+		case "ctl":
+			e.ctl = value
 		default:
-			return e, fmt.Errorf("endpoint %s: want pid= or exe=, have %q", e.name, f)
+			return e, fmt.Errorf("endpoint %s: no option %q", e.name, key)
 		}
 	}
 	return e, nil
+}
+
+// processes are the PIDs given, with that of the file, which a restart changes.
+func (e *endpoint) processes() ([]int, error) {
+	if e.pidfile == "" {
+		return e.pids, nil
+	}
+	data, err := os.ReadFile(e.pidfile)
+	if err != nil {
+		return nil, err
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(data)))
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", e.pidfile, err)
+	}
+	return append([]int{pid}, e.pids...), nil
 }
 
 func (e *endpoint) dial() (err error) {
@@ -86,130 +112,18 @@ func (e *endpoint) dial() (err error) {
 	return nil
 }
 
-// pod is one sandbox with one container.
-type pod struct {
-	config    *cri.PodSandboxConfig
-	container *cri.ContainerConfig
-	sandboxID string
-	id        string
-}
-
-func (b *bench) newPod(e *endpoint, net string) *pod {
-	uid := rand.Text()
-	ns, hostname := &cri.NamespaceOption{Pid: cri.NamespaceMode_CONTAINER}, "bench"
-	if net == "host" {
-		ns.Network, hostname = cri.NamespaceMode_NODE, "" // the node's UTS namespace comes with its network
+func (e *endpoint) exec(ctx context.Context, container string) error {
+	res, err := e.runtime.ExecSync(ctx, &cri.ExecSyncRequest{ContainerId: container, Cmd: []string{"true"}})
+	if err == nil && res.ExitCode != 0 {
+		err = fmt.Errorf("exit code %d", res.ExitCode)
 	}
-	seccomp := &cri.SecurityProfile{ProfileType: cri.SecurityProfile_RuntimeDefault}
-	ofContainer := &cri.SecurityProfile{ProfileType: cri.SecurityProfile_Unconfined}
-	if b.seccomp {
-		ofContainer = seccomp
-	}
-	return &pod{
-		config: &cri.PodSandboxConfig{
-			Metadata:     &cri.PodSandboxMetadata{Name: "bench-" + strings.ToLower(uid), Namespace: "bench", Uid: uid},
-			Hostname:     hostname,
-			LogDirectory: filepath.Join(b.logs, uid),
-			DnsConfig:    &cri.DNSConfig{},
-			Labels:       map[string]string{label: "true"},
-			Linux: &cri.LinuxPodSandboxConfig{
-				CgroupParent:    b.cgroupParent,
-				SecurityContext: &cri.LinuxSandboxSecurityContext{NamespaceOptions: ns, Seccomp: seccomp},
-			},
-		},
-		container: &cri.ContainerConfig{
-			Metadata: &cri.ContainerMetadata{Name: "sleep"},
-			Image:    &cri.ImageSpec{Image: e.imageRef, UserSpecifiedImage: b.image},
-			Command:  payload,
-			Labels:   map[string]string{label: "true"},
-			LogPath:  "sleep.log",
-			Linux: &cri.LinuxContainerConfig{
-				Resources:       &cri.LinuxContainerResources{CpuShares: 100, OomScoreAdj: 1000},
-				SecurityContext: &cri.LinuxContainerSecurityContext{NamespaceOptions: ns, Seccomp: ofContainer},
-			},
-		},
-	}
-}
-
-// timing is told how long each call took; it may be nil.
-type timing func(call string, took time.Duration)
-
-func (t timing) call(ctx context.Context, name string, f func(ctx context.Context) error) error {
-	ctx, cancel := context.WithTimeout(ctx, rpcTimeout)
-	defer cancel()
-	start := time.Now()
-	if err := f(ctx); err != nil {
-		return fmt.Errorf("%s: %w", name, err)
-	}
-	if t != nil {
-		t(name, time.Since(start))
-	}
-	return nil
-}
-
-// up runs the pod and its container.
-func (e *endpoint) up(ctx context.Context, p *pod, t timing) error {
-	if err := os.MkdirAll(p.config.LogDirectory, 0o755); err != nil {
-		return err
-	}
-	if err := t.call(ctx, "RunPodSandbox", func(ctx context.Context) error {
-		res, err := e.runtime.RunPodSandbox(ctx, &cri.RunPodSandboxRequest{Config: p.config})
-		p.sandboxID = res.GetPodSandboxId()
-		return err
-	}); err != nil {
-		return err
-	}
-	if err := t.call(ctx, "CreateContainer", func(ctx context.Context) error {
-		res, err := e.runtime.CreateContainer(ctx, &cri.CreateContainerRequest{
-			PodSandboxId: p.sandboxID, Config: p.container, SandboxConfig: p.config})
-		p.id = res.GetContainerId()
-		return err
-	}); err != nil {
-		return err
-	}
-	return t.call(ctx, "StartContainer", func(ctx context.Context) error {
-		_, err := e.runtime.StartContainer(ctx, &cri.StartContainerRequest{ContainerId: p.id})
-		return err
-	})
-}
-
-// down takes away what up made.
-func (e *endpoint) down(ctx context.Context, p *pod, t timing) error {
-	if err := t.call(ctx, "StopContainer", func(ctx context.Context) error {
-		_, err := e.runtime.StopContainer(ctx, &cri.StopContainerRequest{ContainerId: p.id})
-		return err
-	}); err != nil {
-		return err
-	}
-	if err := t.call(ctx, "RemoveContainer", func(ctx context.Context) error {
-		_, err := e.runtime.RemoveContainer(ctx, &cri.RemoveContainerRequest{ContainerId: p.id})
-		return err
-	}); err != nil {
-		return err
-	}
-	if err := e.removeSandbox(ctx, p.sandboxID, t); err != nil {
-		return err
-	}
-	return os.RemoveAll(p.config.LogDirectory)
-}
-
-func (e *endpoint) removeSandbox(ctx context.Context, id string, t timing) error {
-	if err := t.call(ctx, "StopPodSandbox", func(ctx context.Context) error {
-		_, err := e.runtime.StopPodSandbox(ctx, &cri.StopPodSandboxRequest{PodSandboxId: id})
-		return err
-	}); err != nil {
-		return err
-	}
-	return t.call(ctx, "RemovePodSandbox", func(ctx context.Context) error {
-		_, err := e.runtime.RemovePodSandbox(ctx, &cri.RemovePodSandboxRequest{PodSandboxId: id})
-		return err
-	})
+	return err
 }
 
 // clean removes every pod that a bench made, of this run or of one that was killed. The containers come first: StopPodSandbox has no
 // timeout to give, and some runtimes grant two minutes.
 func (e *endpoint) clean(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, rpcTimeout)
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Minute)
 	defer cancel()
 	ours := map[string]string{label: "true"}
 	containers, err := e.runtime.ListContainers(ctx, &cri.ListContainersRequest{Filter: &cri.ContainerFilter{LabelSelector: ours}})

@@ -1,28 +1,39 @@
 // Command bench measures CRI runtimes side by side.
 //
-// Every endpoint is asked the same things over the same socket protocol that the kubelet uses, in one run, and in turns: one
-// call to the first, the same call to the second, and so on, with another one first in every round. A machine whose speed
-// drifts is then slow for all of them alike. So compare ratios within one table, never figures of two tables.
+// Every endpoint is asked the same things over the same socket protocol that the kubelet uses, in one run, and in turns: a sample of one,
+// the same sample of the next, and so on, in an order that is drawn anew for each sample. A machine whose speed drifts is then slow for
+// all of them alike. So compare ratios within one table, never figures of two tables.
 //
-// A run has up to six phases, always in this order, each of which starts and ends without pods of its own:
+// A run has these phases, always in this order, each of which starts and ends without pods of its own:
 //
 //	memory      PSS and private memory of the runtime's processes with 0 pods and with -pods pods; the first phase, so that
 //	            no heap has grown from other work
-//	list        ListContainers, ListPodSandbox and ListContainerStats while those pods are there
-//	exec        ExecSync of true in a running container
-//	lifecycle   a pod with one container up and down, call by call, one after the other
-//	throughput  whole pods up and down per second, by -workers workers
-//	pull        PullImage of -pull-image; it is removed, and the disk synced, before each pull
+//	list        ListContainers, ListPodSandbox and the stats of both while those pods are there
+//	exec        ExecSync of true in a restricted container and in one without seccomp: its time, and the CPU time, user and system,
+//	            that the whole machine needs for it
+//	lifecycle   a restricted pod with one container up and down, call by call, one after the other
+//	plain       the same without seccomp, on the host's network
+//	churn       whole restricted pods up and down per second, by -workers workers
+//	probes      -probe-pods restricted pods with an exec probe each second: how many are answered, and the CPU time it needs
+//	pull        PullImage of -pull-image; it is removed, and the disk quiet, before each pull
+//	engine      what an OCI runtime alone needs for a restricted container, for each -engine
+//	many        pod up, ExecSync, lists, stats, memory and the daemon's start with each number of pods in -many
 //
-// lifecycle and throughput run once for each network in -nets: "host" is a pod in the node's network namespace, "bridge" a pod
-// that gets a network from whatever the runtime's CNI configuration says.
+// lifecycle and churn run once for each network in -nets: "host" is a pod in the node's network namespace, "bridge" one that gets its
+// network from the same CNI configuration at every endpoint (the handler of bridge=, where that is not the endpoint's default), and
+// "default" one with the network that each endpoint gives if nobody says anything.
 //
-// A pod is what the kubelet would ask for: a PID namespace per container, a log directory, one container that runs sleep. As with the
-// kubelet the sandbox has the runtime's default seccomp profile, and the container has it with -seccomp-default. A pod is stopped with a grace period of 0, because PID 1 of busybox ignores SIGTERM and waiting
-// for the grace period would measure the clock.
+// A restricted pod is what the Pod Security Standard of that name wants: no root, no capabilities, no new privileges, and the runtime's
+// default seccomp profile. Otherwise a pod is what the kubelet would ask for: a PID namespace per container, a log directory, masked
+// paths, one container that runs sleep. It is stopped with a grace period of 0, because PID 1 of busybox ignores SIGTERM and waiting for
+// the grace period would measure the clock.
 //
 // A runtime's processes are those with the PIDs given with its endpoint and those of the given executables (shims and monitors that
 // have PID 1 as their parent), and everything below them but the containers' own sleep. Pause processes are the runtime's cost, not a payload.
+// CPU time is the machine's, less the bench's own: nothing else may run.
+//
+// With -json a run adds its samples to those that the file has already, of the same versions on the same machine, and the table is made
+// from all of them: a long bench can be run a few phases at a time. The table has the p50 of each row and, in brackets, p10 and p90.
 //
 // Pods carry a label. Whatever carries it is removed before the run and after it, also when the run failed or was interrupted. So two
 // benches cannot use one endpoint at once.
@@ -30,7 +41,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -38,6 +48,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -45,11 +56,12 @@ import (
 
 type options struct {
 	endpoints    []endpoint
+	engines      []engine
 	subject      string
 	image        string
 	pullImage    string
+	rootfs       string
 	cgroupParent string
-	seccomp      bool
 	phases       []string
 	nets         []string
 	rounds       int
@@ -59,9 +71,14 @@ type options struct {
 	workers      int
 	batch        int
 	batches      int
+	probePods    int
+	probeSeconds int
 	pulls        int
+	many         []int
+	manyNet      string
 	settle       time.Duration
 	json         string
+	plot         string
 }
 
 func main() {
@@ -82,60 +99,89 @@ func main() {
 
 func parseFlags(args []string) (options, error) {
 	var o options
-	var phases, nets string
+	var phases, nets, many string
 	fs := flag.NewFlagSet("bench", flag.ContinueOnError)
-	fs.Func("endpoint", "`name=unix:///path.sock[,pid=N…][,exe=NAME…]`; repeat it for each runtime", func(s string) error {
+	fs.Func("endpoint", "`name=unix:///path.sock[,pid=N][,pidfile=FILE][,exe=NAME[@TEXT]][,bridge=HANDLER][,ctl=FILE]`; repeat it for each runtime", func(s string) error {
 		e, err := parseEndpoint(s)
 		o.endpoints = append(o.endpoints, e)
 		return err
 	})
-	fs.StringVar(&o.subject, "subject", "", "endpoint that the others are the peers of (default the first)")
+	fs.Func("engine", "`name=/path[,pid=N]` of an OCI runtime to measure alone, in the mount namespace of a process; repeat it for each", func(s string) error {
+		e, err := parseEngine(s)
+		o.engines = append(o.engines, e)
+		return err
+	})
+	fs.StringVar(&o.subject, "subject", "", "endpoint that the others are the peers of; may be one of which only -json has samples (default the first)")
 	fs.StringVar(&o.image, "image", "registry.k8s.io/e2e-test-images/busybox:1.29-2", "image of the containers; it needs sleep and true")
 	fs.StringVar(&o.pullImage, "pull-image", "", "image to measure pulls of; none, no pull phase")
+	fs.StringVar(&o.rootfs, "rootfs", "", "`directory` with /bin/sleep and /bin/true for -engine")
 	fs.StringVar(&o.cgroupParent, "cgroup-parent", "/crisp-bench", "cgroup parent of the pods; removed at the end")
-	fs.BoolVar(&o.seccomp, "seccomp-default", false, "the runtime's default seccomp profile for containers too (the kubelet's --seccomp-default)")
-	fs.StringVar(&phases, "phases", strings.Join(allPhases, ","), "phases to run")
-	fs.StringVar(&nets, "nets", "host,bridge", "networks to run lifecycle and throughput with")
+	fs.StringVar(&phases, "phases", strings.Join(allPhases, ","), "phases to run; none: print the table of -json")
+	fs.StringVar(&nets, "nets", strings.Join(allNets, ","), "networks to run lifecycle and churn with")
 	fs.IntVar(&o.rounds, "rounds", 20, "lifecycle rounds")
-	fs.IntVar(&o.execs, "execs", 50, "ExecSync calls")
-	fs.IntVar(&o.lists, "lists", 50, "calls of each list")
+	fs.IntVar(&o.execs, "execs", 10, "blocks of ten ExecSync calls")
+	fs.IntVar(&o.lists, "lists", 20, "calls of each list")
 	fs.IntVar(&o.pods, "pods", 50, "pods of the memory and list phases")
-	fs.IntVar(&o.workers, "workers", 10, "workers of the throughput phase")
-	fs.IntVar(&o.batch, "batch", 40, "pods of one throughput sample")
-	fs.IntVar(&o.batches, "batches", 3, "throughput samples")
-	fs.IntVar(&o.pulls, "pulls", 3, "pulls")
+	fs.IntVar(&o.workers, "workers", 10, "workers of the churn phase")
+	fs.IntVar(&o.batch, "batch", 30, "pods of one churn sample")
+	fs.IntVar(&o.batches, "batches", 10, "churn samples")
+	fs.IntVar(&o.probePods, "probe-pods", 100, "pods of the probes phase")
+	fs.IntVar(&o.probeSeconds, "probe-seconds", 10, "seconds of probes, each of which is a sample")
+	fs.IntVar(&o.pulls, "pulls", 10, "pulls")
+	fs.StringVar(&many, "many", "10,100", "numbers of pods of the many phase, ascending")
+	fs.StringVar(&o.manyNet, "many-net", "default", "network of the pods of the many phase")
 	fs.DurationVar(&o.settle, "settle", 3*time.Second, "wait before memory is read")
-	fs.StringVar(&o.json, "json", "", "`file` to write the samples to")
+	fs.StringVar(&o.json, "json", "", "`file` to add the samples to")
+	fs.StringVar(&o.plot, "plot", "", "SVG `file` to plot the many phase into")
 	if err := fs.Parse(args); err != nil {
 		return o, err
 	}
-	o.phases, o.nets = strings.Split(phases, ","), strings.Split(nets, ",")
+	o.phases, o.nets = split(phases), split(nets)
+	var err error
+	if o.many, err = parseMany(many); err != nil {
+		return o, err
+	}
 	return o, o.complete()
+}
+
+func split(list string) []string {
+	return strings.FieldsFunc(list, func(r rune) bool { return r == ',' })
+}
+
+func parseMany(list string) (counts []int, err error) {
+	for _, f := range split(list) {
+		n, err := strconv.Atoi(f)
+		if err != nil || n < 1 || len(counts) > 0 && n <= counts[len(counts)-1] {
+			return nil, fmt.Errorf("-many %s: want ascending numbers of pods", list)
+		}
+		counts = append(counts, n)
+	}
+	return counts, nil
 }
 
 // complete fills in what follows from other options and says what is wrong.
 func (o *options) complete() error {
-	if len(o.endpoints) == 0 {
+	if len(o.endpoints) == 0 && len(o.engines) == 0 && len(o.phases) > 0 {
 		return errors.New("no -endpoint given")
 	}
-	if o.subject == "" {
+	if o.subject == "" && len(o.endpoints) > 0 {
 		o.subject = o.endpoints[0].name
-	}
-	if !slices.Contains(endpointNames(o.endpoints), o.subject) {
-		return fmt.Errorf("-subject %s is no endpoint", o.subject)
 	}
 	for _, p := range o.phases {
 		if !slices.Contains(allPhases, p) {
 			return fmt.Errorf("-phases: no phase %q, have %s", p, strings.Join(allPhases, ","))
 		}
 	}
-	for _, n := range o.nets {
-		if n != "host" && n != "bridge" {
-			return fmt.Errorf("-nets: no network %q, have host,bridge", n)
+	for _, n := range append([]string{o.manyNet}, o.nets...) {
+		if !slices.Contains(allNets, n) {
+			return fmt.Errorf("-nets: no network %q, have %s", n, strings.Join(allNets, ","))
 		}
 	}
-	if min(o.rounds, o.execs, o.lists, o.pods, o.workers, o.batch, o.batches, o.pulls) < 1 {
+	if min(o.rounds, o.execs, o.lists, o.pods, o.workers, o.batch, o.batches, o.probePods, o.probeSeconds, o.pulls) < 1 {
 		return errors.New("counts must be at least 1")
+	}
+	if len(o.engines) > 0 && o.rootfs == "" {
+		return errors.New("-engine needs -rootfs")
 	}
 	if p := o.cgroupParent; !strings.HasPrefix(p, "/") || filepath.Clean(p) != p || p == "/" {
 		return fmt.Errorf("-cgroup-parent %s is no clean absolute path below the root", p)
@@ -145,13 +191,20 @@ func (o *options) complete() error {
 
 // run measures, prints the table, and returns an error if any endpoint could not be measured in full.
 func run(ctx context.Context, o options) (err error) {
-	logs, err := os.MkdirTemp("", "crisp-bench-")
-	if err != nil {
+	b := &bench{options: o, report: newReport(o.subject)}
+	if o.json != "" {
+		if err := b.report.load(o.json); err != nil {
+			return err
+		}
+	}
+	if s := b.report.Subject; s != "" && !slices.Contains(endpointNames(o.endpoints), s) && !slices.Contains(b.report.Names, s) {
+		return fmt.Errorf("-subject %s is no endpoint", s)
+	}
+	if b.logs, err = os.MkdirTemp("", "crisp-bench-"); err != nil {
 		return err
 	}
-	b := &bench{options: o, logs: logs, report: newReport(endpointNames(o.endpoints), o.subject)}
 	defer func() {
-		err = errors.Join(err, b.close(context.WithoutCancel(ctx)), os.RemoveAll(logs))
+		err = errors.Join(err, b.close(context.WithoutCancel(ctx)), os.RemoveAll(b.logs))
 	}()
 	if err := b.dial(ctx); err != nil {
 		return err
@@ -160,11 +213,12 @@ func run(ctx context.Context, o options) (err error) {
 
 	fmt.Println(b.report.markdown())
 	if o.json != "" {
-		data, err := json.MarshalIndent(b.report, "", "  ")
-		if err != nil {
+		if err := b.report.save(o.json); err != nil {
 			return err
 		}
-		if err := os.WriteFile(o.json, append(data, '\n'), 0o644); err != nil {
+	}
+	if o.plot != "" {
+		if err := os.WriteFile(o.plot, []byte(b.report.svg()), 0o644); err != nil {
 			return err
 		}
 	}

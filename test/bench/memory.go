@@ -28,7 +28,11 @@ func readMemory(e *endpoint) (memory, error) {
 	if err != nil {
 		return sum, err
 	}
-	for _, pid := range runtimeProcesses(procs, e.pids, e.exes) {
+	pids, err := e.processes()
+	if err != nil {
+		return sum, err
+	}
+	for _, pid := range runtimeProcesses(procs, pids, e.exes) {
 		data, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
 		if gone(err) {
 			continue
@@ -140,8 +144,12 @@ func (p process) isPayload() bool {
 	return len(p.args) >= len(payload) && slices.Equal(p.args[len(p.args)-len(payload):], payload)
 }
 
+func (p process) is(exe program) bool {
+	return p.exe == exe.name && strings.Contains(strings.Join(p.args, " "), exe.text)
+}
+
 // runtimeProcesses returns the PIDs of the processes given by PID or executable and of everything below them but payloads.
-func runtimeProcesses(procs []process, pids []int, exes []string) []int {
+func runtimeProcesses(procs []process, pids []int, exes []program) []int {
 	children := map[int][]process{}
 	for _, p := range procs {
 		children[p.parent] = append(children[p.parent], p)
@@ -158,7 +166,7 @@ func runtimeProcesses(procs []process, pids []int, exes []string) []int {
 		}
 	}
 	for _, p := range procs {
-		if slices.Contains(pids, p.pid) || p.exe != "" && slices.Contains(exes, p.exe) {
+		if slices.Contains(pids, p.pid) || slices.ContainsFunc(exes, p.is) {
 			walk(p)
 		}
 	}

@@ -83,11 +83,14 @@ func TestRuntimeProcesses(t *testing.T) {
 		{pid: 21, parent: 20, exe: "pause", args: []string{"/pause"}},
 		{pid: 22, parent: 20, exe: "busybox", args: payload},
 		{pid: 23, parent: 22, exe: "busybox", args: []string{"true"}},
-		{pid: 24, parent: 20, exe: "busybox", args: []string{"/bin/busybox", "sleep", "3600"}},
+		{pid: 24, parent: 20, exe: "busybox", args: []string{"/bin/busybox", "sleep", "36000"}},
 		{pid: 30, parent: 1, exe: "sshd"},
 		{pid: 31, parent: 2},
 	}
-	if d := cmp.Diff([]int{10, 11, 20, 21}, runtimeProcesses(procs, []int{10}, []string{"containerd-shim"})); d != "" {
+	if d := cmp.Diff([]int{10, 11, 20, 21}, runtimeProcesses(procs, []int{10}, []program{{"containerd-shim", ""}})); d != "" {
+		t.Error(d)
+	}
+	if d := cmp.Diff([]int{21}, runtimeProcesses(procs, nil, []program{{"pause", "/pause"}, {"containerd", "--other"}})); d != "" {
 		t.Error(d)
 	}
 	if got := runtimeProcesses(procs, nil, nil); got != nil {

@@ -1,13 +1,14 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
 	"os"
 	"runtime"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -15,18 +16,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// report holds every sample of a run, in the order in which they were first seen.
+// report holds every sample of one or several runs, in the order in which they were first seen.
 type report struct {
-	Started  time.Time         `json:"started"`
 	Kernel   string            `json:"kernel"`
 	CPUs     int               `json:"cpus"`
-	Args     []string          `json:"args"`
 	Subject  string            `json:"subject"`
-	Versions map[string]string `json:"versions"`
+	Runs     []begin           `json:"runs"`
+	Names    []string          `json:"names"`    // endpoints and engines, the columns of the tables
+	Versions map[string]string `json:"versions"` // by name
 	Series   []*series         `json:"series"`
 
-	mu        sync.Mutex
-	endpoints []string // columns of the table
+	mu sync.Mutex
+}
+
+// begin is when and how a run was begun.
+type begin struct {
+	Started time.Time `json:"started"`
+	Args    []string  `json:"args"`
 }
 
 // series is one row: the same thing measured at each endpoint.
@@ -34,50 +40,93 @@ type series struct {
 	Group   string               `json:"group"`
 	Name    string               `json:"name"`
 	Unit    string               `json:"unit,omitempty"`
+	Pods    int                  `json:"pods,omitempty"` // of the many phase
 	Samples map[string][]float64 `json:"samples"`
 }
 
-func newReport(endpoints []string, subject string) *report {
+func newReport(subject string) *report {
 	var uts unix.Utsname
 	unix.Uname(&uts) // fails for a bad address only
-	return &report{Started: time.Now(), Kernel: unix.ByteSliceToString(uts.Release[:]), CPUs: runtime.NumCPU(), Args: os.Args[1:],
-		Subject: subject, Versions: map[string]string{}, endpoints: endpoints}
+	return &report{Kernel: unix.ByteSliceToString(uts.Release[:]), CPUs: runtime.NumCPU(), Subject: subject,
+		Runs: []begin{{time.Now().UTC().Truncate(time.Second), os.Args[1:]}}, Versions: map[string]string{}}
 }
+
+// version has a column for name. Samples of two versions do not go together.
+func (r *report) version(name, version string) error {
+	if had, ok := r.Versions[name]; ok && had != version {
+		return fmt.Errorf("the samples so far are of %s %q, this is %q", name, had, version)
+	}
+	r.Versions[name] = version
+	if !slices.Contains(r.Names, name) {
+		r.Names = append(r.Names, name)
+	}
+	return nil
+}
+
+const manyGroup = "Many pods"
 
 // add may be called by several goroutines at once.
 func (r *report) add(group, name, unit, endpoint string, value float64) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	s := r.find(group, name)
-	if s == nil {
-		s = &series{Group: group, Name: name, Unit: unit, Samples: map[string][]float64{}}
-		r.Series = append(r.Series, s)
-	}
-	s.Samples[endpoint] = append(s.Samples[endpoint], value)
+	r.addSample(series{Group: group, Name: name, Unit: unit}, endpoint, value)
 }
 
-func (r *report) find(group, name string) *series {
+// addAt adds a sample of a runtime that has this many pods.
+func (r *report) addAt(name, unit, endpoint string, pods int, value float64) {
+	r.addSample(series{Group: manyGroup, Name: name, Unit: unit, Pods: pods}, endpoint, value)
+}
+
+func (r *report) addSample(of series, endpoint string, value float64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s := r.find(of.Group, of.Name, of.Pods)
+	if s == nil {
+		s = &of
+		s.Samples = map[string][]float64{}
+		r.Series = append(r.Series, s)
+	}
+	s.Samples[endpoint] = append(s.Samples[endpoint], math.Round(value*1e4)/1e4)
+}
+
+func (r *report) find(group, name string, pods int) *series {
 	for _, s := range r.Series {
-		if s.Group == group && s.Name == name {
+		if s.Group == group && s.Name == name && s.Pods == pods {
 			return s
 		}
 	}
 	return nil
 }
 
-// perPod adds, for each kind of memory, what one of n pods costs.
-func (r *report) perPod(group string, n int) {
-	for _, kind := range []string{"private", "PSS"} {
-		none, all := r.find(group, kind+", 0 pods"), r.find(group, fmt.Sprintf("%s, %d pods", kind, n))
-		if none == nil || all == nil {
-			continue
-		}
-		for _, e := range r.endpoints {
-			if len(none.Samples[e]) > 0 && len(all.Samples[e]) > 0 {
-				r.add(group, kind+" per pod", "MiB", e, (percentile(all.Samples[e], 50)-percentile(none.Samples[e], 50))/float64(n))
-			}
-		}
+// load adds what a file has; there need be none.
+func (r *report) load(path string) error {
+	data, err := os.ReadFile(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
 	}
+	if err != nil {
+		return err
+	}
+	var had report
+	if err := json.Unmarshal(data, &had); err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	if r.Subject == "" {
+		r.Subject = had.Subject
+	}
+	if had.Kernel != r.Kernel || had.CPUs != r.CPUs || had.Subject != r.Subject {
+		return fmt.Errorf("%s is of Linux %s with %d CPUs and of %s: samples of this run do not go with it", path, had.Kernel, had.CPUs, had.Subject)
+	}
+	r.Runs = append(had.Runs, r.Runs...)
+	r.Names, r.Versions, r.Series = had.Names, had.Versions, had.Series
+	return nil
+}
+
+func (r *report) save(path string) error {
+	data, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	data = bytes.ReplaceAll(data, []byte(`{"group":`), []byte("\n"+`{"group":`)) // a line for each series
+	return os.WriteFile(path, append(data, '\n'), 0o644)
 }
 
 // percentile returns the smallest sample that at least p percent of the samples do not exceed (nearest rank), NaN of none.
@@ -90,74 +139,23 @@ func percentile(samples []float64, p float64) float64 {
 	return sorted[max(rank, 1)-1]
 }
 
+func (s *series) p50(name string) float64 { return percentile(s.Samples[name], 50) }
+
 // moreIsBetter tells of which units a runtime wants many.
 func moreIsBetter(unit string) bool { return strings.HasSuffix(unit, "/s") }
 
-// ratio compares the subject's p50 with that of its best peer. It returns "" if there is nothing to compare.
-func (s *series) ratio(subject string, endpoints []string) string {
-	own, best := percentile(s.Samples[subject], 50), ""
-	for _, e := range endpoints {
-		if e == subject || len(s.Samples[e]) == 0 {
+// best is the peer with the best p50, "" if none has samples.
+func (s *series) best(subject string, names []string) string {
+	best := ""
+	for _, n := range names {
+		if n == subject || len(s.Samples[n]) == 0 {
 			continue
 		}
-		v, b := percentile(s.Samples[e], 50), percentile(s.Samples[best], 50)
-		if best == "" || v < b != moreIsBetter(s.Unit) {
-			best = e
+		if best == "" || s.p50(n) < s.p50(best) != moreIsBetter(s.Unit) {
+			best = n
 		}
 	}
-	if math.IsNaN(own) || best == "" || percentile(s.Samples[best], 50) <= 0 {
-		return ""
-	}
-	return fmt.Sprintf("%.2f × %s", own/percentile(s.Samples[best], 50), best)
-}
-
-// cell is p50 / p90 of an endpoint's samples, p50 alone of one sample and of rates, whose p90 would be the luck of the best.
-func (s *series) cell(endpoint string) string {
-	samples := s.Samples[endpoint]
-	switch {
-	case len(samples) == 0:
-		return "–"
-	case len(samples) == 1 || moreIsBetter(s.Unit):
-		return number(percentile(samples, 50))
-	}
-	return number(percentile(samples, 50)) + " / " + number(percentile(samples, 90))
-}
-
-// number writes three significant digits and no more decimals than two.
-func number(v float64) string {
-	switch a := math.Abs(v); {
-	case v == math.Trunc(v) || a >= 100:
-		return strconv.FormatFloat(v, 'f', 0, 64)
-	case a >= 10:
-		return strconv.FormatFloat(v, 'f', 1, 64)
-	}
-	return strconv.FormatFloat(v, 'f', 2, 64)
-}
-
-// markdown writes a table with a column for each endpoint, one for the ratio, and a line for each series.
-func (r *report) markdown() string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "%s, Linux %s, %d CPUs. p50 / p90.", r.Started.UTC().Format("2006-01-02 15:04 MST"), r.Kernel, r.CPUs)
-	for _, e := range r.endpoints {
-		fmt.Fprintf(&b, " %s is %s.", e, r.Versions[e])
-	}
-	fmt.Fprintf(&b, "\n\n| | %s | %s : best peer |\n|---|%s---|\n", strings.Join(r.endpoints, " | "), r.Subject, strings.Repeat("---|", len(r.endpoints)))
-	group := ""
-	for _, s := range r.Series {
-		if s.Group != group {
-			group = s.Group
-			fmt.Fprintf(&b, "| **%s** |%s |\n", group, strings.Repeat(" |", len(r.endpoints)))
-		}
-		b.WriteString("| " + s.Name)
-		if s.Unit != "" {
-			b.WriteString(", " + s.Unit)
-		}
-		for _, e := range r.endpoints {
-			b.WriteString(" | " + s.cell(e))
-		}
-		fmt.Fprintf(&b, " | %s |\n", s.ratio(r.Subject, r.endpoints))
-	}
-	return b.String()
+	return best
 }
 
 // MarshalJSON adds each series' percentiles to the samples.
@@ -165,6 +163,7 @@ func (s *series) MarshalJSON() ([]byte, error) {
 	type plain series
 	type summary struct {
 		N   int     `json:"n"`
+		P10 float64 `json:"p10"`
 		P50 float64 `json:"p50"`
 		P90 float64 `json:"p90"`
 	}
@@ -173,7 +172,7 @@ func (s *series) MarshalJSON() ([]byte, error) {
 		Summary map[string]summary `json:"summary"`
 	}{(*plain)(s), map[string]summary{}}
 	for e, samples := range s.Samples {
-		out.Summary[e] = summary{len(samples), percentile(samples, 50), percentile(samples, 90)}
+		out.Summary[e] = summary{len(samples), percentile(samples, 10), percentile(samples, 50), percentile(samples, 90)}
 	}
 	return json.Marshal(out)
 }

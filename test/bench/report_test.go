@@ -3,11 +3,14 @@ package main
 import (
 	"encoding/json"
 	"math"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 )
 
 func TestPercentile(t *testing.T) {
@@ -35,64 +38,203 @@ func TestPercentile(t *testing.T) {
 	}
 }
 
-func sampleReport() *report {
-	r := newReport([]string{"crisp", "containerd", "crio"}, "crisp")
-	r.Started, r.Kernel, r.CPUs, r.Args = time.Unix(0, 0), "6.18.0", 2, nil
-	r.Versions = map[string]string{"crisp": "crisp 1", "containerd": "containerd 2", "crio": "cri-o 1"}
+func sampleReport(t *testing.T) *report {
+	t.Helper()
+	r := newReport("crisp")
+	r.Kernel, r.CPUs, r.Runs = "6.18.0", 2, []begin{{Started: time.Unix(0, 0).UTC(), Args: []string{"-rounds", "2"}}}
+	for name, version := range map[string]string{"crisp": "crisp 1", "containerd": "containerd 2", "crun": "crun 3"} {
+		if err := r.version(name, version); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r.Names = []string{"crisp", "containerd", "crun"}
+	const pod, churn = "One restricted pod, host network", "Churn, restricted pods, host network"
 	for _, v := range []float64{10, 20} {
-		r.add("One pod", "StartContainer", "ms", "crisp", v)
-		r.add("One pod", "StartContainer", "ms", "containerd", 4*v)
-		r.add("One pod", "StartContainer", "ms", "crio", 5*v)
+		r.add(pod, "StartContainer", "ms", "crisp", v)
+		r.add(pod, "StartContainer", "ms", "containerd", 4*v)
 	}
-	r.add("Throughput", "up and down", "pods/s", "crisp", 33.333)
-	r.add("Throughput", "up and down", "pods/s", "containerd", 10)
-	r.add("Throughput", "up and down", "pods/s", "crio", 16.6667)
-	r.add("Throughput", "up and down", "pods/s", "crio", 20)
-	r.add("Pull", "PullImage", "ms", "crio", 1234.5)
-	for e, perPod := range map[string]float64{"crisp": 0.08, "containerd": 4.3} {
-		r.add("Memory", "private, 0 pods", "MiB", e, 40)
-		r.add("Memory", "private, 50 pods", "MiB", e, 40+50*perPod)
+	r.add(churn, "pods up and down, 10 workers", "pods/s", "crisp", 33.33333)
+	r.add(churn, "pods up and down, 10 workers", "pods/s", "containerd", 10)
+	r.add("Memory", "PSS, 0 pods", "MiB", "crisp", 34)
+	r.add("Memory", "processes, 0 pods", "", "crisp", 2)
+	r.add("Memory", "PSS, 0 pods", "MiB", "containerd", 50)
+	r.add("OCI runtime alone", "create", "ms", "crun", 1234.5)
+	for pods, v := range map[int]float64{10: 30, 1000: 60} {
+		r.addAt("pod up", "ms", "crisp", pods, v)
+		r.addAt("ListContainers", "ms", "crisp", pods, v)
+		r.addAt("PSS", "MiB", "crisp", pods, v)
 	}
-	r.perPod("Memory", 50)
+	r.addAt("pod up", "ms", "containerd", 10, 200)
 	return r
 }
 
 func TestMarkdown(t *testing.T) {
-	const want = `1970-01-01 00:00 UTC, Linux 6.18.0, 2 CPUs. p50 / p90. crisp is crisp 1. containerd is containerd 2. crio is cri-o 1.
+	const want = `1970-01-01 00:00 UTC, Linux 6.18.0, 2 CPUs. p50 (p10–p90). crisp is crisp 1. containerd is containerd 2. crun is crun 3.
 
-| | crisp | containerd | crio | crisp : best peer |
+| One restricted pod, host network | crisp | containerd | crisp : best peer | must reach |
 |---|---|---|---|---|
-| **One pod** | | | | |
-| StartContainer, ms | 10 / 20 | 40 / 80 | 50 / 100 | 0.25 × containerd |
-| **Throughput** | | | | |
-| up and down, pods/s | 33.3 | 10 | 16.7 | 2.00 × crio |
-| **Pull** | | | | |
-| PullImage, ms | – | – | 1234 |  |
-| **Memory** | | | | |
-| private, 0 pods, MiB | 40 | 40 | – | 1.00 × containerd |
-| private, 50 pods, MiB | 44 | 255 | – | 0.17 × containerd |
-| private per pod, MiB | 0.08 | 4.30 | – | 0.02 × containerd |
+| StartContainer, ms | 10 (10–20) | 40 (40–80) | 0.25 × containerd | ≤ 0.90 ✓ |
+
+| Churn, restricted pods, host network | crisp | containerd | crisp : best peer | must reach |
+|---|---|---|---|---|
+| pods up and down, 10 workers, pods/s | 33.3 | 10 | 3.33 × containerd | ≥ 4 ✗ |
+
+| Memory | crisp | containerd | crisp : best peer | must reach |
+|---|---|---|---|---|
+| PSS, 0 pods, MiB | 34 | 50 | 0.68 × containerd | ≤ 35 ✓ |
+| processes, 0 pods | 2 | – |  |  |
+
+| OCI runtime alone | crun |
+|---|---|
+| create, ms | 1234 |
+
+| Many pods | of | 10 | 1000 | most : fewest | must reach |
+|---|---|---|---|---|---|
+| ListContainers, ms | crisp | 30 | 60 | 2 | ≤ 130 ✓ |
+| PSS, MiB | crisp | 30 | 60 | 2 |  |
+| pod up, ms | crisp | 30 | 60 | 2 | ≤ 1.30 ✗ |
+| pod up, ms | containerd | 200 | – | 1 |  |
 `
-	if d := cmp.Diff(want, sampleReport().markdown()); d != "" {
+	if d := cmp.Diff(want, sampleReport(t).markdown()); d != "" {
 		t.Error(d)
 	}
 }
 
-func TestRatioOfOneEndpoint(t *testing.T) {
-	s := &series{Samples: map[string][]float64{"a": {1}}}
-	if got := s.ratio("a", []string{"a"}); got != "" {
-		t.Errorf("have ratio %q without a peer", got)
+func TestBest(t *testing.T) {
+	s := &series{Unit: "ms", Samples: map[string][]float64{"a": {1}, "b": {3}, "c": {2}}}
+	if got := s.best("a", []string{"a", "b", "c", "d"}); got != "c" {
+		t.Errorf("best of milliseconds is %q", got)
+	}
+	s.Unit = "pods/s"
+	if got := s.best("a", []string{"a", "b", "c", "d"}); got != "b" {
+		t.Errorf("best of a rate is %q", got)
+	}
+	if got := s.best("a", []string{"a"}); got != "" {
+		t.Errorf("have best peer %q without a peer", got)
 	}
 }
 
-func TestJSON(t *testing.T) {
-	data, err := json.Marshal(sampleReport())
+func TestSaveAndLoad(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "bench.json")
+	had := sampleReport(t)
+	if err := had.save(path); err != nil {
+		t.Fatal(err)
+	}
+	data, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	const want = `{"group":"One pod","name":"StartContainer","unit":"ms","samples":{"containerd":[40,80],"crio":[50,100],"crisp":[10,20]},` +
-		`"summary":{"containerd":{"n":2,"p50":40,"p90":80},"crio":{"n":2,"p50":50,"p90":100},"crisp":{"n":2,"p50":10,"p90":20}}}`
-	if !strings.Contains(string(data), want) {
+	const want = `{"group":"One restricted pod, host network","name":"StartContainer","unit":"ms","samples":{"containerd":[40,80],"crisp":[10,20]},` +
+		`"summary":{"containerd":{"n":2,"p10":40,"p50":40,"p90":80},"crisp":{"n":2,"p10":10,"p50":10,"p90":20}}}`
+	if !strings.Contains(string(data), want) || !json.Valid(data) {
 		t.Errorf("have %s\nwant in it %s", data, want)
+	}
+
+	r := newReport("")
+	r.Kernel, r.CPUs = had.Kernel, had.CPUs
+	if err := r.load(path); err != nil {
+		t.Fatal(err)
+	}
+	if len(r.Runs) != 2 || !r.Runs[0].Started.Equal(had.Runs[0].Started) {
+		t.Errorf("have runs %v, want that of the file and this one", r.Runs)
+	}
+	r.Runs = had.Runs
+	if d := cmp.Diff(had, r, cmpopts.IgnoreUnexported(report{})); d != "" {
+		t.Error(d)
+	}
+	r.add("Memory", "PSS, 0 pods", "MiB", "crisp", 36)
+	if got := r.find("Memory", "PSS, 0 pods", 0).Samples["crisp"]; len(got) != 2 {
+		t.Errorf("have samples %v, want that of the file and the new one", got)
+	}
+	if err := r.version("containerd", "containerd 2"); err != nil {
+		t.Errorf("the same version: %v", err)
+	}
+	if err := r.version("containerd", "containerd 3"); err == nil {
+		t.Error("samples of another version were taken")
+	}
+}
+
+func TestLoadOfAnotherMachine(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "bench.json")
+	r := sampleReport(t)
+	if err := r.load(path); err != nil {
+		t.Errorf("no file yet: %v", err)
+	}
+	if err := r.save(path); err != nil {
+		t.Fatal(err)
+	}
+	for what, change := range map[string]func(r *report){
+		"kernel":  func(r *report) { r.Kernel = "7.0" },
+		"CPUs":    func(r *report) { r.CPUs = 64 },
+		"subject": func(r *report) { r.Subject = "containerd" },
+	} {
+		other := sampleReport(t)
+		change(other)
+		if err := other.load(path); err == nil {
+			t.Errorf("samples of another %s were taken", what)
+		}
+	}
+	if err := os.WriteFile(path, []byte("{"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.load(path); err == nil {
+		t.Error("half a file was taken")
+	}
+}
+
+func TestVerdict(t *testing.T) {
+	for _, test := range []struct {
+		goal      goal
+		own, best float64
+		want      string
+	}{
+		{goal{bound: 0.35}, 35, 100, "≤ 0.35 ✓"},
+		{goal{bound: 0.35}, 36, 100, "≤ 0.35 ✗"},
+		{goal{bound: 0.35}, 36, math.NaN(), "≤ 0.35"},
+		{goal{bound: 4, least: true}, 40, 10, "≥ 4 ✓"},
+		{goal{bound: 4, least: true}, 39, 10, "≥ 4 ✗"},
+		{goal{bound: 38, figure: true}, 38, math.NaN(), "≤ 38 ✓"},
+		{goal{bound: 38, figure: true}, 39, 1000, "≤ 38 ✗"},
+	} {
+		if got := test.goal.verdict(test.own, test.best); got != test.want {
+			t.Errorf("%+v of %v beside %v: %q, want %q", test.goal, test.own, test.best, got, test.want)
+		}
+	}
+}
+
+// A goal of a row that no phase makes would never be looked at.
+func TestGoalsAreOfRows(t *testing.T) {
+	o, err := parseFlags([]string{"-endpoint", "a=u"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	groups := map[string]bool{"Memory": true, "ExecSync true": true, "Pull": true,
+		listGroup(o.pods): true, netGroup("One pod without seccomp", "host"): true}
+	for _, net := range allNets {
+		groups[netGroup("One restricted pod", net)] = true
+		groups[netGroup("Churn, restricted pods", net)] = true
+	}
+	for _, g := range goals {
+		if !groups[g.group] {
+			t.Errorf("no phase has the group %q", g.group)
+		}
+	}
+}
+
+func TestPlot(t *testing.T) {
+	svg := sampleReport(t).svg()
+	for _, want := range []string{"pod up, ms", "ListContainers, ms", "PSS, MiB", ">1000<", ">containerd<"} {
+		if !strings.Contains(svg, want) {
+			t.Errorf("the plot lacks %q", want)
+		}
+	}
+	// A curve's last point is the most pods at the right edge, at a quarter of the panel for 60 of 200.
+	if want := `points="44.0,153.2 288.0,130.4"`; !strings.Contains(svg, want) {
+		t.Errorf("the plot lacks the curve %s:\n%s", want, svg)
+	}
+	for v, want := range map[float64]float64{0: 1, 1: 1, 1.01: 1.5, 84: 100, 200: 200, 0.0021: 0.0025} {
+		if got := roundUp(v); math.Abs(got-want) > want/1e9 {
+			t.Errorf("roundUp(%v) = %v, want %v", v, got, want)
+		}
 	}
 }

@@ -1,0 +1,60 @@
+package main
+
+import (
+	"fmt"
+	"math"
+)
+
+// goal is what a row must reach: the ratio of the subject to its best peer, or a figure.
+type goal struct {
+	group, row string
+	bound      float64
+	least      bool // no less than bound, otherwise no more
+	figure     bool // the subject's own p50, not a ratio
+}
+
+var goals = []goal{
+	{group: "Memory", row: "PSS, 0 pods", bound: 35, figure: true},
+	{group: "Memory", row: "PSS, 50 pods", bound: 38, figure: true},
+	{group: "Lists, 50 pods", row: "ListContainerStats", bound: 0.08},
+	{group: "Lists, 50 pods", row: "ListPodSandboxStats", bound: 0.15},
+	{group: "ExecSync true", row: "restricted", bound: 0.4},
+	{group: "ExecSync true", row: "without seccomp", bound: 0.35},
+	{group: "One restricted pod, host network", row: "StartContainer", bound: 0.9},
+	{group: "One restricted pod, host network", row: "RemoveContainer", bound: 1},
+	{group: "One restricted pod, host network", row: "create + start", bound: 0.35},
+	{group: "One restricted pod, host network", row: "whole pod up", bound: 0.4},
+	{group: "One restricted pod, host network", row: "whole pod down", bound: 0.15},
+	{group: "One pod without seccomp, host network", row: "create + start", bound: 0.35},
+	{group: "Churn, restricted pods, host network", row: "pods up and down, 10 workers", bound: 4, least: true},
+	{group: "Pull", row: "PullImage", bound: 0.3},
+}
+
+func goalOf(s *series) *goal {
+	for i := range goals {
+		if goals[i].group == s.Group && goals[i].row == s.Name {
+			return &goals[i]
+		}
+	}
+	return nil
+}
+
+// verdict is the bound and whether own, the subject's p50, reaches it beside best, the best peer's.
+func (g *goal) verdict(own, best float64) string {
+	value, sign := own/best, "≤"
+	if g.figure {
+		value = own
+	}
+	reached := value <= g.bound
+	if g.least {
+		reached, sign = value >= g.bound, "≥"
+	}
+	text := fmt.Sprintf("%s %s", sign, number(g.bound))
+	switch {
+	case math.IsNaN(value):
+		return text
+	case reached:
+		return text + " ✓"
+	}
+	return text + " ✗"
+}

@@ -1,0 +1,98 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+func (b *bench) pull(ctx context.Context) {
+	spec := &cri.ImageSpec{Image: b.pullImage}
+	remove := func(ctx context.Context, e *endpoint) error {
+		_, err := e.images.RemoveImage(ctx, &cri.RemoveImageRequest{Image: spec})
+		return err
+	}
+	for range b.pulls {
+		b.each(ctx, "pull", func(e *endpoint) error {
+			if err := remove(ctx, e); err != nil {
+				return err
+			}
+			if err := quiet(ctx); err != nil {
+				return err
+			}
+			err := b.timed("Pull", e).call(ctx, "PullImage", func(ctx context.Context) error {
+				_, err := e.images.PullImage(ctx, &cri.PullImageRequest{Image: spec})
+				return err
+			})
+			if err != nil {
+				return err
+			}
+			return b.timed("Pull", e).call(ctx, "RemoveImage", func(ctx context.Context) error { return remove(ctx, e) })
+		})
+	}
+	for i := range b.endpoints {
+		remove(context.WithoutCancel(ctx), &b.endpoints[i]) // an image that is left does not harm
+	}
+}
+
+const (
+	quietFor     = 500 * time.Millisecond // how long nothing may happen
+	quietCPU     = quietFor / 10          // CPU time that is nothing
+	quietSectors = 128                    // sectors written that are nothing
+	quietMost    = 30 * time.Second
+)
+
+// quiet writes what is to be written and waits until neither the processors nor the disks have anything to do: a runtime that collects
+// in the background what was removed has ended that.
+func quiet(ctx context.Context) error {
+	for deadline := time.Now().Add(quietMost); time.Now().Before(deadline); {
+		unix.Sync()
+		before, err := sectorsWritten()
+		if err != nil {
+			return err
+		}
+		spent, err := meter(func() error { sleep(ctx, quietFor); return nil })
+		if err != nil || ctx.Err() != nil {
+			return errors.Join(err, ctx.Err())
+		}
+		after, err := sectorsWritten()
+		if err != nil {
+			return err
+		}
+		if spent < quietCPU && after-before < quietSectors {
+			return nil
+		}
+	}
+	return fmt.Errorf("the machine is not quiet after %v", quietMost)
+}
+
+func sectorsWritten() (int64, error) {
+	data, err := os.ReadFile("/proc/diskstats")
+	if err != nil {
+		return 0, err
+	}
+	return parseDiskstats(string(data))
+}
+
+// parseDiskstats adds up the sectors written of all disks: the tenth field of a line (Documentation/admin-guide/iostats.rst).
+func parseDiskstats(stats string) (sum int64, err error) {
+	for line := range strings.Lines(stats) {
+		f := strings.Fields(line)
+		if len(f) < 10 {
+			return 0, fmt.Errorf("/proc/diskstats has the line %q", line)
+		}
+		n, err := strconv.ParseInt(f[9], 10, 64)
+		if err != nil {
+			return 0, fmt.Errorf("/proc/diskstats: %w", err)
+		}
+		sum += n
+	}
+	return sum, nil
+}
