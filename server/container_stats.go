@@ -49,7 +49,7 @@ func (s *Server) containerStats(c *oci.Container) *cri.ContainerStats {
 func (s *Server) writableLayer(id string) *cri.FilesystemUsage {
 	usage := &cri.FilesystemUsage{
 		Timestamp: time.Now().UnixNano(),
-		FsId:      &cri.FilesystemIdentifier{Mountpoint: s.images.FsInfo().Mountpoint},
+		FsId:      &cri.FilesystemIdentifier{Mountpoint: s.imageRoot()},
 	}
 	if bytes, inodes, err := s.rootfs.Usage(id); err == nil {
 		usage.UsedBytes, usage.InodesUsed = value(bytes), value(inodes)

@@ -54,8 +54,8 @@ func (s *Server) sample(c *oci.Container, rec *containerRecord, stats oci.Stats)
 	m := &sample{stats: stats, status: c.Status(), limits: rec.resources, ooms: s.ooms.count(c.ID())}
 	m.processes = countProcesses(m.status.Pid)
 	m.disks = disks(sysBlock, stats.IO.Devices)
-	m.used, _, _ = s.rootfs.Usage(c.ID())                // 0 while it is unknown
-	_ = unix.Statfs(s.images.FsInfo().Mountpoint, &m.fs) // zero while it is unknown
+	m.used, _, _ = s.rootfs.Usage(c.ID()) // 0 while it is unknown
+	_ = unix.Statfs(s.imageRoot(), &m.fs) // zero while it is unknown
 	return m
 }
 

@@ -44,6 +44,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"sync"
 	"sync/atomic"
 
 	"google.golang.org/grpc"
@@ -153,6 +154,7 @@ type Server struct {
 	log       *slog.Logger
 	live      atomic.Pointer[Options] // with what Reconfigure has changed, and all Handlers, "" included
 
+	imageRoot  func() string // directory of images and writable layers; FsInfo, which tells it, adds up all of them
 	index      index
 	sandboxes  *creations // RunPodSandbox in flight
 	containers *creations // CreateContainer in flight
@@ -189,6 +191,7 @@ func New(o Options) (*Server, error) {
 		o.Version = "0.0.0"
 	}
 	s := &Server{o: o, runtime: o.Runtime, images: o.Images, rootfs: o.RootFS, network: o.Network, events: o.Events, log: o.Log}
+	s.imageRoot = sync.OnceValue(func() string { return s.images.FsInfo().Mountpoint })
 	s.Reconfigure(o)
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.sandboxes = newCreations(s.ctx, &s.work, s.log, "sandbox")
