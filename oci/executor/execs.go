@@ -141,6 +141,9 @@ func (t *execs) wait(ctx context.Context, from *wire.Conn, call *wire.Call, id s
 	}
 	select {
 	case <-e.ended:
+		if err := ctx.Err(); err != nil { // the code is for whoever asks next
+			return nil, err
+		}
 		call.Then = func() { t.forget(e) } // an upgrade before that hands the code over
 		return &wire.ExecWaitReply{Code: e.code}, nil
 	case <-ctx.Done():

@@ -386,6 +386,7 @@ func TestAbandonedWait(t *testing.T) {
 	if _, err := n.client.Call(ctx, wire.MethodExecWait, wire.ExecRef{ExecID: e.ExecID}, nil); err != ctx.Err() {
 		t.Errorf("abandoned wait: %v", err)
 	}
+	n.call(wire.MethodPing, nil, nil) // the executor has read that the wait was given up
 	b.touch("tmp/go")
 	if code := e.wait(); code != 3 {
 		t.Errorf("exit code %d", code)
