@@ -74,10 +74,16 @@ func supervise(socket, pid int) (*fastinit.Filter, error) {
 		return nil, fmt.Errorf("compile seccomp profile: %w", err)
 	}
 	defer unix.Close(listener)
+	// That nobody has the filter any more is only seen when the process has been reaped, before
+	// Linux 6.11.
+	pidfd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return nil, os.NewSyscallError("pidfd_open", err)
+	}
+	defer unix.Close(pidfd)
 	var loaded *fastinit.Filter
 	for {
-		// POLLHUP: nobody has the filter any more, Linux 5.10.
-		p := []unix.PollFd{{Fd: int32(listener), Events: unix.POLLIN}}
+		p := []unix.PollFd{{Fd: int32(listener), Events: unix.POLLIN}, {Fd: int32(pidfd), Events: unix.POLLIN}}
 		if _, err := unix.Poll(p, -1); err == unix.EINTR {
 			continue
 		} else if err != nil {

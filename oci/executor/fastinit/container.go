@@ -31,7 +31,11 @@ func Container(config *configs.Config, q Process, s Setting) (*Plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	p.tree(root, config.Rootfs, true, mountAttr{}, mountAttr{}, unix.MS_SLAVE|unix.MS_REC)
+	propagation := unix.MS_PRIVATE | unix.MS_REC
+	if config.RootPropagation != 0 {
+		propagation = config.RootPropagation
+	}
+	p.tree(root, config.Rootfs, true, mountAttr{}, mountAttr{}, propagation)
 	binds, err := p.binds(config.Mounts, s)
 	if err != nil {
 		return nil, err
@@ -137,7 +141,7 @@ func (p *Plan) binds(mounts []*configs.Mount, s Setting) (map[int]uint64, error)
 			}
 			all = mountAttr{r.Attr_set, r.Attr_clr}
 		}
-		propagation := unix.MS_SLAVE | unix.MS_REC // as that of the root directory
+		propagation := unix.MS_SLAVE | unix.MS_REC // as libcontainer makes all that it does not make otherwise
 		if n := len(m.PropagationFlags); n > 1 {
 			return nil, ErrUnsupported
 		} else if n == 1 {
