@@ -32,16 +32,12 @@ func (s *Server) ContainerStatus(_ context.Context, req *cri.ContainerStatusRequ
 			"state":       c.Status().State.String(),
 			"config":      s.index.container(c).config,
 			"runtimeSpec": c.Config().Spec,
+			"startup":     s.startupOfContainer(c),
 		})
 		if err != nil {
 			return nil, fault.Internal.Errorf("encode info of container %s: %w", c.ID(), err)
 		}
 		resp.Info = map[string]string{"info": string(info)}
-		if sb, err := s.runtime.Sandbox(c.SandboxID()); err == nil {
-			if err := addStartup(resp.Info, s.startupOf(sb, c), nil); err != nil {
-				return nil, err
-			}
-		}
 	}
 	return resp, nil
 }

@@ -35,7 +35,7 @@ func TestPullProgress(t *testing.T) {
 		t.Errorf("image that is pulled again: %v", resp)
 	}
 	resp, err := n.Status(t.Context(), &cri.StatusRequest{Verbose: true})
-	if err != nil || !strings.Contains(resp.Info["pulls"], `"for":["default/web"]`) {
+	if err != nil || !strings.Contains(resp.Info["activity"], `"for":["default/web"]`) {
 		t.Errorf("info of the runtime: %v, %v", resp.GetInfo(), err)
 	}
 	err = pullapi.Watch(t.Context(), n.conn, pullapi.Request{Pod: "default/web", Once: true}, func(list []pulls.Pull) error {

@@ -67,13 +67,11 @@ func (s *Server) Status(_ context.Context, req *cri.StatusRequest) (*cri.StatusR
 			return nil, fault.Internal.Errorf("encode info: %w", err)
 		}
 		resp.Info = map[string]string{"config": string(config)}
-		for key, v := range map[string]any{"pulls": s.images.Pulls(), "starting": s.starting()} {
-			text, err := json.Marshal(v)
-			if err != nil {
-				return nil, fault.Internal.Errorf("encode info: %w", err)
-			}
-			resp.Info[key] = string(text)
+		activity, err := json.Marshal(map[string]any{"pulls": s.images.Pulls(), "starting": s.starting()})
+		if err != nil {
+			return nil, fault.Internal.Errorf("encode info: %w", err)
 		}
+		resp.Info["activity"] = string(activity)
 	}
 	return resp, nil
 }

@@ -3,13 +3,11 @@ package server
 import (
 	"context"
 	"encoding/json"
-	"slices"
 	"time"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crisp-cri/crisp/internal/fault"
-	"github.com/crisp-cri/crisp/internal/pulls"
 	"github.com/crisp-cri/crisp/oci"
 )
 
@@ -40,17 +38,13 @@ func (s *Server) PodSandboxStatus(_ context.Context, req *cri.PodSandboxStatusRe
 			"runtimeHandler":  s.index.sandbox(sb).handler,
 			"config":          s.index.sandbox(sb).config,
 			"resourcesUpdate": s.index.sandbox(sb).resources,
+			"startup":         s.startupOf(sb, nil),
+			"pulls":           s.waitsFor(sb),
 		})
 		if err != nil {
 			return nil, fault.Internal.Errorf("encode info of sandbox %s: %w", sb.ID(), err)
 		}
 		resp.Info = map[string]string{"info": string(info)}
-		waits := slices.DeleteFunc(s.images.Pulls(), func(p pulls.Pull) bool {
-			return !slices.Contains(p.For, podName(s.index.sandbox(sb).config.GetMetadata()))
-		})
-		if err := addStartup(resp.Info, s.startupOf(sb, nil), waits); err != nil {
-			return nil, err
-		}
 	}
 	return resp, nil
 }

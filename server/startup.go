@@ -2,15 +2,14 @@ package server
 
 import (
 	"bytes"
-	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
 	"sync"
 	"time"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/pulls"
 	"github.com/crisp-cri/crisp/internal/regular"
 	"github.com/crisp-cri/crisp/internal/timeline"
@@ -171,6 +170,15 @@ func (s *Server) startupOf(sb *oci.Sandbox, only *oci.Container) []timeline.Stag
 	return stages
 }
 
+// startupOfContainer returns the stages of one container.
+func (s *Server) startupOfContainer(c *oci.Container) []timeline.Stage {
+	sb, err := s.runtime.Sandbox(c.SandboxID())
+	if err != nil {
+		return nil // it is being removed
+	}
+	return s.startupOf(sb, c)
+}
+
 func later(a, b time.Time) time.Time {
 	if b.After(a) {
 		return b
@@ -178,19 +186,10 @@ func later(a, b time.Time) time.Time {
 	return a
 }
 
-// addStartup adds to the info of a verbose status the stages, as "startup", and the pulls that
-// the pod waits for, as "pulls".
-func addStartup(info map[string]string, stages []timeline.Stage, waits []pulls.Pull) error {
-	for key, v := range map[string]any{"startup": stages, "pulls": waits} {
-		text, err := json.Marshal(v)
-		if err != nil {
-			return fault.Internal.Errorf("encode %s: %w", key, err)
-		}
-		if string(text) != "null" {
-			info[key] = string(text)
-		}
-	}
-	return nil
+// waitsFor returns the pulls under way that a sandbox's pod waits for.
+func (s *Server) waitsFor(sb *oci.Sandbox) []pulls.Pull {
+	pod := podName(s.index.sandbox(sb).config.GetMetadata())
+	return slices.DeleteFunc(s.images.Pulls(), func(p pulls.Pull) bool { return !slices.Contains(p.For, pod) })
 }
 
 // forgetStartup drops what is known of a removed sandbox, if the pod has no other.

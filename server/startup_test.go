@@ -15,14 +15,14 @@ import (
 	"github.com/crisp-cri/crisp/internal/timeline"
 )
 
-// stages are those of a verbose status, or of the runtime's info.
-func stages(t *testing.T, info string) []timeline.Stage {
+// stages are those of a verbose status.
+func stages(t *testing.T, info map[string]string) []timeline.Stage {
 	t.Helper()
-	var list []timeline.Stage
-	if err := json.Unmarshal([]byte(info), &list); err != nil {
+	var told struct{ Startup []timeline.Stage }
+	if err := json.Unmarshal([]byte(info["info"]), &told); err != nil {
 		t.Fatalf("%v in %q", err, info)
 	}
-	return list
+	return told.Startup
 }
 
 func labels(list []timeline.Stage) string {
@@ -60,7 +60,7 @@ func TestStartup(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if info := status.Info["starting"]; !strings.Contains(info, config.Metadata.Name) || !strings.Contains(info, `"name":"cni"`) {
+	if info := status.Info["activity"]; !strings.Contains(info, config.Metadata.Name) || !strings.Contains(info, `"name":"cni"`) {
 		t.Errorf("info while the network is attached: %s", info)
 	}
 	release()
@@ -86,7 +86,7 @@ func TestStartup(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	list := stages(t, resp.Info["startup"])
+	list := stages(t, resp.Info)
 	if got := labels(list); got != "sandbox, pull, create web, start web, first output web, create other, start other, exec web*3 failed" {
 		t.Errorf("stages of the pod: %s", got)
 	}
@@ -103,7 +103,7 @@ func TestStartup(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := labels(stages(t, c.Info["startup"])); got != "create web, start web, first output web, exec web*3 failed" {
+	if got := labels(stages(t, c.Info)); got != "create web, start web, first output web, exec web*3 failed" {
 		t.Errorf("stages of the container: %s", got)
 	}
 	plain, err := n.PodSandboxStatus(t.Context(), &cri.PodSandboxStatusRequest{PodSandboxId: sb})
@@ -134,7 +134,7 @@ func TestFirstOutputOfRotatedLog(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := labels(stages(t, resp.Info["startup"])); got != "create web, start web" {
+	if got := labels(stages(t, resp.Info)); got != "create web, start web" {
 		t.Errorf("stages: %s", got)
 	}
 }

@@ -19,24 +19,26 @@ func Startup(ctx context.Context, runtime internalapi.RuntimeService, uid string
 		return nil
 	}
 	for _, sb := range sandboxes {
-		var list []timeline.Stage
+		var info struct{ Startup []timeline.Stage }
 		resp, err := runtime.PodSandboxStatus(ctx, sb.Id, true)
-		if err == nil && json.Unmarshal([]byte(resp.GetInfo()["startup"]), &list) == nil {
-			return list
+		if err == nil && json.Unmarshal([]byte(resp.GetInfo()["info"]), &info) == nil && len(info.Startup) > 0 {
+			return info.Startup
 		}
 	}
 	status, err := runtime.Status(ctx, true)
 	if err != nil {
 		return nil
 	}
-	var under []struct {
-		UID    string
-		Stages []timeline.Stage
+	var activity struct {
+		Starting []struct {
+			UID    string
+			Stages []timeline.Stage
+		}
 	}
-	if json.Unmarshal([]byte(status.GetInfo()["starting"]), &under) != nil {
+	if json.Unmarshal([]byte(status.GetInfo()["activity"]), &activity) != nil {
 		return nil
 	}
-	for _, pod := range under {
+	for _, pod := range activity.Starting {
 		if pod.UID == uid {
 			return pod.Stages
 		}

@@ -89,6 +89,7 @@ func (c *cli) describePod(namespace, name string) error {
 	line("Created", "%s", when(pod.CreationTimestamp.Time))
 	line("Labels", "%s", pairs(pod.Labels))
 	line("Status", "%s", status.Word(pod))
+	line("Pulling", "%s", c.pullOf(pod))
 	line("Reason", "%s", pod.Status.Reason)
 	line("Message", "%s", pod.Status.Message)
 	line("IP", "%s", pod.Status.PodIP)

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/crisp-cri/crisp/agent/criruntime"
@@ -12,6 +13,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/pulls"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	v1 "k8s.io/api/core/v1"
 )
 
 // creating are the statuses of pods that may be waiting for an image.
@@ -35,6 +37,19 @@ func (c *cli) pulling(list []criruntime.Found) map[string]string {
 		}
 	}
 	return texts
+}
+
+// pullOf tells of the pull that a pod waits for; "" if there is none.
+func (c *cli) pullOf(pod *v1.Pod) string {
+	if pod.Status.Phase == v1.PodRunning {
+		return ""
+	}
+	name := podsync.KeyOf(pod).String()
+	p, ok := pulls.Of(c.pulls(pullapi.Request{Pod: name}), name)
+	if !ok {
+		return ""
+	}
+	return strings.TrimSpace(p.Image + ": " + p.String() + " " + p.Source())
 }
 
 // askTime is how long a command waits for what it can do without.

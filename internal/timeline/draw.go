@@ -15,17 +15,34 @@ type Row struct {
 	Note  string // what went wrong, or the detail
 }
 
-// shown is the share of the whole that a part must have to be drawn.
-const shown = 0.02
+// shown and shownPart are the shares of the whole that a stage and a part must have to be
+// drawn.
+const (
+	shown     = 0.01
+	shownPart = 0.02
+)
 
 // Draw draws stages as a waterfall: each line a stage, its bar where it lies between two
-// moments, with the parts that took long below it. A stage that goes on ends at to.
+// moments, with the parts that took long below it. A stage that goes on ends at to. Short ones
+// are summed up in the last line, but for those that have failed or go on, and the first
+// output, which is what one looks for.
 func Draw(list []Stage, from, to time.Time, width int) []Row {
 	var rows []Row
+	var short int
+	var sum time.Duration
 	for _, s := range list {
-		if s.Begin.Before(to) || s.Begin.Equal(to) {
-			rows = draw(rows, s, from, to, width, 0)
+		if s.Begin.After(to) {
+			continue
 		}
+		if s.Took(to) < time.Duration(shown*float64(to.Sub(from))) && s.Err == "" && !s.End.IsZero() && s.Name != FirstOutput {
+			short++
+			sum += s.Took(to)
+			continue
+		}
+		rows = draw(rows, s, from, to, width, 0)
+	}
+	if short > 0 {
+		rows = append(rows, Row{Label: fmt.Sprintf("(%d short ones)", short), Took: Brief(sum), Bar: strings.Repeat(" ", width)})
 	}
 	return rows
 }
@@ -45,7 +62,7 @@ func draw(rows []Row, s Stage, from, to time.Time, width, depth int) []Row {
 	}
 	rows = append(rows, Row{strings.Repeat("  ", depth) + label, Brief(s.Begin.Sub(from)), took, bar(s, from, to, width), note})
 	for _, p := range s.Parts {
-		if p.Took(to) >= time.Duration(shown*float64(to.Sub(from))) {
+		if p.Took(to) >= time.Duration(shownPart*float64(to.Sub(from))) {
 			rows = draw(rows, p, from, to, width, depth+1)
 		}
 	}

@@ -212,7 +212,7 @@ func TestLongest(t *testing.T) {
 func TestDraw(t *testing.T) {
 	list := []timeline.Stage{
 		at("volumes", "", 0, 1), at("sandbox", "", 1, 5, at("namespaces", "", 1, 1), at("cni", "", 1, 5)),
-		at("readiness probe", "app", 5, -1), at("later", "", 30, 31),
+		at("readiness probe", "app", 5, -1), at("later", "", 30, 31), at("config", "", 5, 5), at("config", "", 6, 6), at("first output", "app", 6, 6),
 	}
 	list[1].Err, list[2].Times, list[2].Detail = "no address", 3, "statuscode: 500"
 	var lines []string
@@ -224,6 +224,8 @@ func TestDraw(t *testing.T) {
 		"sandbox|1.0 s|4.0 s|[ ====     ]|no address",
 		"  cni|1.0 s|4.0 s|[ ====     ]|",
 		"readiness probe app ×3|5.0 s|5.0 s…|[     =====]|statuscode: 500",
+		"first output app|6.0 s|0.0 ms|[      =   ]|",
+		"(2 short ones)||0.0 ms|[          ]|",
 	}
 	if d := cmp.Diff(want, lines); d != "" {
 		t.Error(d)
