@@ -20,7 +20,7 @@ type Host interface {
 	// either driver.
 	Cgroup(path string, present bool) error
 	// EmptyCgroup makes a cgroup of that name in parent, where parent exists, or removes
-	// it. No process may be in it.
+	// it.
 	EmptyCgroup(parent, name string, present bool) error
 	// Find returns a pidfd of the process, if it is alive and is the one that
 	// started at startTime (field 22 of /proc/<pid>/stat): a pid alone may be

@@ -7,8 +7,6 @@ import (
 	"os"
 	"path/filepath"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
@@ -63,18 +61,19 @@ func (sb *Sandbox) setStandIn(presence ...bool) error {
 // EmptyCgroup implements Host.
 func (k *kernel) EmptyCgroup(parent, name string, present bool) error {
 	dirs, err := cgroupDirs(parent)
-	if err != nil {
-		return err
-	}
-	var errs []error
-	for _, dir := range dirs { // several controllers may share a directory
-		dir = filepath.Join(dir, name)
-		if !present {
-			err = os.NewSyscallError("rmdir "+dir, unix.Rmdir(dir))
-		} else if err = os.Mkdir(dir, 0o755); errors.Is(err, fs.ErrExist) {
-			err = nil
+	if !present {
+		if err != nil {
+			return nil // in no parent of that name can there be one
 		}
-		if !errors.Is(err, fs.ErrNotExist) { // no such hierarchy, or no such parent
+		for controller, dir := range dirs {
+			dirs[controller] = filepath.Join(dir, name)
+		}
+		return removeCgroups(name, dirs)
+	}
+	errs := []error{err}
+	for _, dir := range dirs { // several controllers may share a directory
+		err := os.Mkdir(filepath.Join(dir, name), 0o755)
+		if !errors.Is(err, fs.ErrExist) && !errors.Is(err, fs.ErrNotExist) { // no such hierarchy, or no such parent
 			errs = append(errs, err)
 		}
 	}

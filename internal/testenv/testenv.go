@@ -113,7 +113,8 @@ var probes = map[string]func() error{
 		return yes(os.Getenv("CRISP_DEB") != "" && os.Getenv("CRISP_NEXT_DEB") != "", "no package of crisp is to be installed")
 	},
 	"power-cuts": func() error { return yes(os.Getenv("CRISP_POWER_CUTS") != "", "CRISP_POWER_CUTS is not set") },
-	"containerd": containerd,
+	"containerd": unpacked("containerd", "ctr"),
+	"promtool":   unpacked("prometheus", "promtool"),
 	"upgrade-from": func() error {
 		return yes(os.Getenv("UPGRADE_FROM") != "", "UPGRADE_FROM names no directory with the programs of another release")
 	},
@@ -228,13 +229,15 @@ func criu() error {
 	return nil
 }
 
-// containerd looks for what make test unpacks from Debian's package, or an installed
-// one.
-func containerd() error {
-	for dir, err := os.Getwd(); err == nil && dir != "/"; dir = filepath.Dir(dir) {
-		if onPath("ctr", filepath.Join(dir, ".cache/containerd/usr/bin")) == nil {
-			return nil
+// unpacked looks for a program of what make test unpacks from Debian's package, or an
+// installed one.
+func unpacked(deb, program string) func() error {
+	return func() error {
+		for dir, err := os.Getwd(); err == nil && dir != "/"; dir = filepath.Dir(dir) {
+			if onPath(program, filepath.Join(dir, ".cache", deb, "usr/bin")) == nil {
+				return nil
+			}
 		}
+		return errors.New("it is neither installed nor unpacked in .cache/" + deb)
 	}
-	return errors.New("it is neither installed nor unpacked in .cache/containerd")
 }
