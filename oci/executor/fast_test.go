@@ -153,7 +153,7 @@ func TestFastInitIsTheSame(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			facts, execs := make(map[bool][]string), make(map[bool][]string)
 			for _, fast := range []bool{false, true} {
-				b := n.request([]string{"sleep", "for-ever"}, option, func(r *wire.RunRequest, s *specs.Spec) {
+				b := n.request([]string{"print", "up", "sleep", "for-ever"}, option, func(r *wire.RunRequest, s *specs.Spec) {
 					r.Fast = fast
 					if !cgroups.IsCgroup2UnifiedMode() {
 						r.Stage = filepath.Join(n.dir, "staged", r.ID)
@@ -169,17 +169,27 @@ func TestFastInitIsTheSame(t *testing.T) {
 				} else if fast != bytes.Contains(state, []byte("crisp.init=fast")) {
 					t.Fatalf("the fast init was asked for: %v; the container's state: %s", fast, state)
 				}
+				for deadline := time.Now().Add(2 * time.Minute); !strings.Contains(readLog(t, b.log), "up"); time.Sleep(10 * time.Millisecond) {
+					if time.Now().After(deadline) {
+						t.Fatal("the program does not get up")
+					}
+				}
 				facts[fast] = factsOf(t, b.reply.Pid, n)
 
 				var spec specs.Spec
 				must(json.Unmarshal(b.req.Spec, &spec))
-				spec.Process.Args = []string{"/testbin", "sleep", "for-ever"}
+				spec.Process.Args = []string{"/testbin", "print", "up", "sleep", "for-ever"}
 				spec.Process.Cwd = "/proc"
 				process, err := json.Marshal(spec.Process)
 				must(err)
 				var reply wire.ExecReply
 				files := n.call(wire.MethodExec, wire.ExecRequest{ID: b.id, Process: process, Fast: fast}, &reply)
 				t.Cleanup(func() { wire.CloseAll(files) })
+				if i := slices.IndexFunc(files, func(f *os.File) bool { return f.Name() == wire.FDStdout }); i < 0 {
+					t.Fatalf("an exec came with %v", files)
+				} else if _, err := files[i].Read(make([]byte, 1)); err != nil {
+					t.Fatalf("the exec's program does not get up: %v", err)
+				}
 				execs[fast] = factsOf(t, reply.Pid, n)
 				n.call(wire.MethodExecKill, wire.ExecRef{ExecID: reply.ExecID}, nil)
 			}
@@ -202,7 +212,16 @@ var (
 	anyInode  = regexp.MustCompile(`:\[\d+\]`)
 )
 
-// factsOf describes all that a program can see of how it was started.
+func readLog(t *testing.T, path string) string {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}
+
+// factsOf describes all that a program, which is up, can see of how it was started.
 func factsOf(t *testing.T, pid int, n *node) []string {
 	t.Helper()
 	var facts []string
@@ -211,18 +230,6 @@ func factsOf(t *testing.T, pid int, n *node) []string {
 		facts = append(facts, anyBox.ReplaceAllString(line, "cN"))
 	}
 	proc := fmt.Sprintf("/proc/%d/", pid)
-	// An exec is answered before its program runs, and that blocks signals while it begins.
-	var status []byte
-	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(10 * time.Millisecond) {
-		exe, _ := os.Readlink(proc + "exe")
-		status, _ = os.ReadFile(proc + "status")
-		if filepath.Base(exe) == "testbin" && bytes.Contains(status, []byte("SigBlk:\t0000000000000000\n")) && bytes.Contains(status, []byte("SigCgt:\tfffffffd7fc1feff\n")) {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("process %d, %s, does not get ready: %s", pid, exe, status)
-		}
-	}
 	file := func(name string) string {
 		data, err := os.ReadFile(proc + name)
 		if err != nil {
@@ -235,8 +242,8 @@ func factsOf(t *testing.T, pid int, n *node) []string {
 		l := strings.Fields(left)
 		add("mount %s of %s %v: %s", l[4], l[3], anyNumber.ReplaceAllString(fmt.Sprint(l[5:]), "$1:N"), right)
 	}
-	keep := regexp.MustCompile(`^(Umask|Uid|Gid|Groups|SigBlk|SigIgn|Cap|NoNewPrivs|Seccomp|Speculation|Cpus_allowed|Mems_allowed)`)
-	for line := range strings.Lines(string(status)) {
+	keep := regexp.MustCompile(`^(Umask|Uid|Gid|Groups|SigIgn|Cap|NoNewPrivs|Seccomp|Speculation|Cpus_allowed|Mems_allowed)`)
+	for line := range strings.Lines(file("status")) {
 		if keep.MatchString(line) {
 			add("status %s", strings.Join(strings.Fields(line), " "))
 		} else if strings.HasPrefix(line, "NStgid") {
