@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -150,8 +151,10 @@ func (c curve) verdict() string {
 // curves has those of the many phase, row by row; counts are all numbers of pods.
 func (r *report) curves() (all []curve, counts []int) {
 	at := map[string]int{}
+	sorted := slices.Clone(r.Series) // as they were measured, perhaps in several runs
+	slices.SortStableFunc(sorted, func(a, b *series) int { return cmp.Compare(a.Pods, b.Pods) })
 	for _, name := range r.Names {
-		for _, s := range r.Series {
+		for _, s := range sorted {
 			if s.Group != manyGroup || len(s.Samples[name]) == 0 {
 				continue
 			}
