@@ -16,7 +16,7 @@ const (
 )
 
 // startContainerd starts Debian's containerd in place of crispd, as the kubelet is told of one, with the
-// image in it. Its shims are below /run/containerd, whatever its configuration says.
+// image in it.
 func (n *node) startContainerd() {
 	n.t.Helper()
 	bin, err := filepath.Abs("../../.cache/containerd/usr/bin")
@@ -29,13 +29,6 @@ func (n *node) startContainerd() {
 	if _, err := exec.LookPath("runc"); err != nil {
 		n.t.Skipf("containerd needs runc: %v", err)
 	}
-	shims := present("/run/containerd")
-	n.t.Cleanup(func() {
-		if !shims {
-			unmountBelow("/run/containerd")
-			check(n.t, os.RemoveAll("/run/containerd"))
-		}
-	})
 	n.mountAllCgroups()
 	n.t.Cleanup(func() { _ = exec.Command("ip", "link", "delete", containerdBridge).Run() }) // there is none if no pod has run
 	socket := filepath.Join(n.dir, "containerd.sock")

@@ -13,11 +13,11 @@ import (
 	"time"
 )
 
-// A kubelet sets these for the whole machine (sysctl(8), in directories), and makes
-// these directories whatever its own is.
+// A kubelet sets these for the whole machine (sysctl(8), in directories), and it and
+// containerd make these directories whatever their own are.
 var (
 	machineSettings = []string{"vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops", "kernel/keys/root_maxkeys", "kernel/keys/root_maxbytes"}
-	machinePaths    = []string{"/var/lib/kubelet", "/var/log/containers", "/var/log/pods"}
+	machinePaths    = []string{"/var/lib/kubelet", "/var/log/containers", "/var/log/pods", "/run/containerd"}
 )
 
 // A snapshot is the machine before a node: the settings by their files, and which
