@@ -44,13 +44,14 @@ func (fs *flights) join(ctx context.Context, to journey, work func(context.Conte
 	if f == nil {
 		own, log := stage.Fork(context.WithoutCancel(ctx))
 		own, cancel := context.WithCancel(own)
-		f = &flight{done: make(chan struct{}), cancel: cancel, stages: log, progress: fs.tracker.Begin(to.image)}
+		f = &flight{done: make(chan struct{}), cancel: cancel, stages: log, progress: fs.tracker.New(to.image)}
 		if fs.m == nil {
 			fs.m = make(map[string]*flight)
 		}
 		fs.m[key] = f
 		fs.running.Go(func() {
 			defer cancel()
+			f.progress.Begin()
 			f.img, f.err = work(own, f.progress)
 			f.stages.Stop()
 			f.progress.End(f.err)
@@ -59,8 +60,8 @@ func (fs *flights) join(ctx context.Context, to journey, work func(context.Conte
 		})
 	}
 	f.waiters++
-	f.progress.Join(to.pod)
 	fs.mu.Unlock()
+	f.progress.Join(to.pod)
 	defer f.progress.Leave(to.pod)
 	stage.Follow(ctx, f.stages)
 

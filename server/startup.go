@@ -55,7 +55,8 @@ func (s *Server) stepOf(req any) *step {
 }
 
 func ofPod(m *cri.PodSandboxMetadata, st timeline.Stage) *step {
-	if m.GetUid() == "" {
+	// A request that names something too long is refused: nothing is kept of it.
+	if m.GetUid() == "" || len(m.Uid) > maxName || len(m.Namespace) > maxName || len(m.Name) > maxName || len(st.Container) > maxName {
 		return new(step)
 	}
 	st.Begin = time.Now()

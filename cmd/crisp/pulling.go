@@ -16,14 +16,13 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// creating are the statuses of pods that may be waiting for an image.
-var creating = []string{"ContainerCreating", "PodInitializing", "Pending", "Init:0/1"}
-
 // pulling says of the pods that wait for an image how far that is, by namespace/name. The
-// runtime is asked only if there are pods that may wait; one that does not tell is no error.
+// runtime is asked only if there are pods that wait for something; one that does not tell is no
+// error.
 func (c *cli) pulling(list []criruntime.Found) map[string]string {
 	waits := func(f criruntime.Found) bool {
-		return slices.Contains(creating, status.Word(f.Pod)) || len(f.Pod.Spec.InitContainers) > 0 && f.Pod.Status.Phase != "Running"
+		ready, all := status.Count(f.Pod)
+		return ready < all && !podsync.Terminal(&f.Pod.Status) && f.Pod.DeletionTimestamp == nil
 	}
 	if !slices.ContainsFunc(list, waits) {
 		return nil

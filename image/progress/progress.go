@@ -60,14 +60,17 @@ type layer struct {
 	state  string
 }
 
-// Begin begins to track a pull of the image with this full name.
-func (t *Tracker) Begin(image string) *Pull {
+// New returns a pull of the image with this full name, which is to begin now.
+func (t *Tracker) New(image string) *Pull {
 	now := time.Now()
-	p := &Pull{t: t, image: image, begun: now, pods: make(map[string]int), meter: meter{begun: now}}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.pulls = append(t.pulls, p)
-	return p
+	return &Pull{t: t, image: image, begun: now, pods: make(map[string]int), meter: meter{begun: now}}
+}
+
+// Begin has the pull listed.
+func (p *Pull) Begin() {
+	p.t.mu.Lock()
+	defer p.t.mu.Unlock()
+	p.t.pulls = append(p.t.pulls, p)
 }
 
 // End ends it; err is why it has failed.
@@ -171,33 +174,39 @@ func (p *Pull) Expect(blobs []blob.Blob, ids []digest.Digest, has Layers) {
 	if p == nil {
 		return
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.layers, p.has = []*layer{}, has
+	layers := []*layer{}
 	for i, b := range blobs {
 		l := &layer{digest: b.Digest, id: b.Identity(ids[i]), size: b.Size, state: pulls.Waiting}
-		if slices.ContainsFunc(p.layers, func(other *layer) bool { return other.digest == l.digest && other.id == l.id }) {
+		if slices.ContainsFunc(layers, func(other *layer) bool { return other.digest == l.digest && other.id == l.id }) {
 			continue
 		}
 		if has.Has(l.id) {
 			l.state = pulls.Here
 		}
-		p.layers = append(p.layers, l)
+		layers = append(layers, l)
 	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.layers, p.has = layers, has
 }
 
 // snapshot returns how far the pull is, but for layers that come by another one.
 func (p *Pull) snapshot(now time.Time) pulls.Pull {
 	p.mu.Lock()
-	defer p.mu.Unlock()
 	s := pulls.Pull{
 		Image: p.image, From: p.from, Mirror: p.mirror, Stage: p.stage, Begun: p.begun,
-		Waiters: p.waiters, For: slices.Sorted(maps.Keys(p.pods)), Rate: p.meter.rate(now), AllKnown: true,
+		Waiters: p.waiters, For: slices.Sorted(maps.Keys(p.pods)), Rate: p.meter.rate(now), AllKnown: p.layers != nil,
 	}
-	for _, l := range p.layers {
+	has := p.has
+	layers := make([]layer, len(p.layers))
+	for i, l := range p.layers {
+		layers[i] = *l
+	}
+	p.mu.Unlock()
+	for _, l := range layers {
 		told := pulls.Layer{Digest: l.digest.String(), Size: l.size, Bytes: l.bytes, State: l.state}
 		if l.state != pulls.Here {
-			if l.state != pulls.Downloading && p.has.Has(l.id) {
+			if l.state != pulls.Downloading && has.Has(l.id) {
 				told.State, told.Bytes = pulls.Done, max(l.size, l.bytes)
 			}
 			s.Bytes += told.Bytes
@@ -205,9 +214,6 @@ func (p *Pull) snapshot(now time.Time) pulls.Pull {
 			s.AllKnown = s.AllKnown && l.size >= 0
 		}
 		s.Layers = append(s.Layers, told)
-	}
-	if p.layers == nil {
-		s.AllKnown = false
 	}
 	return s
 }

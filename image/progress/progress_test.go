@@ -75,7 +75,9 @@ func TestPull(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var tr progress.Tracker
 		here := store{"id:c": true}
-		p, other := tr.Begin("reg.test/app:1"), tr.Begin("reg.test/app:2")
+		p, other := tr.New("reg.test/app:1"), tr.New("reg.test/app:2")
+		p.Begin()
+		other.Begin()
 		p.Join("default/web")
 		p.Join("")
 		p.Stage("layers")
@@ -132,7 +134,9 @@ func TestPull(t *testing.T) {
 func TestBounds(t *testing.T) {
 	var tr progress.Tracker
 	for range 100 {
-		tr.Begin("x").End(nil)
+		p := tr.New("x")
+		p.Begin()
+		p.End(nil)
 	}
 	if n := len(tr.Recent()); n < 10 || n > 50 {
 		t.Errorf("%d pulls are remembered", n)

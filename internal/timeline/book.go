@@ -2,6 +2,7 @@ package timeline
 
 import (
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -14,6 +15,7 @@ const (
 	maxPods  = 512
 	maxFirst = 64
 	maxLast  = 32
+	maxText  = 1024 // bytes of a detail or an error
 )
 
 // A Book keeps the stages of pods: of the last ones that had any. The zero value is ready.
@@ -53,6 +55,7 @@ func (b *Book) begin(pod Pod, s Stage, log *stage.Log, flat bool) *Open {
 }
 
 func (b *Book) addLocked(pod Pod, o *Open) {
+	o.stage.clip()
 	if o.stage.Begin.IsZero() {
 		o.stage.Begin = time.Now()
 	}
@@ -82,6 +85,7 @@ func (b *Book) Wait(pod Pod, list []Stage) {
 				continue
 			}
 			going[i], o.stage.Detail = true, list[i].Detail
+			o.stage.clip()
 		}
 	}
 	for i, s := range list {
@@ -136,6 +140,7 @@ func (b *Book) Repeat(pod Pod, s Stage) {
 			if last := &o.stage; last.Name == s.Name && last.Container == s.Container && last.Attempt == s.Attempt && !last.End.IsZero() {
 				last.Times = max(last.Times, 1) + 1
 				last.End, last.Detail, last.Err = s.End, s.Detail, s.Err
+				last.clip()
 				b.mu.Unlock()
 				return
 			}
@@ -151,23 +156,41 @@ func (o *Open) End(detail, err string) {
 	if o == nil {
 		return
 	}
-	at := time.Now()
+	log := o.end(detail, err)
+	if log == nil {
+		return
+	}
+	done := parts(log.Spans())
+	o.b.mu.Lock()
+	defer o.b.mu.Unlock()
+	for i := range done { // what did not end by itself has ended now
+		done[i].close(o.stage.End)
+	}
+	o.stage.Parts, o.log = done, nil
+}
+
+// end ends the stage and returns the log that its parts are to be taken from; nil = none.
+func (o *Open) end(detail, err string) *stage.Log {
 	o.b.mu.Lock()
 	defer o.b.mu.Unlock()
 	if !o.stage.End.IsZero() {
-		return
+		return nil
 	}
-	o.stage.End = at
+	o.stage.End = time.Now()
 	if detail != "" {
 		o.stage.Detail = detail
 	}
 	o.stage.Err = err
-	if o.log != nil {
-		o.stage.Parts = parts(o.log.Spans())
-		for i := range o.stage.Parts { // what did not end by itself has ended now
-			o.stage.Parts[i].close(at)
+	o.stage.clip()
+	return o.log
+}
+
+// clip bounds what others have said.
+func (s *Stage) clip() {
+	for _, text := range []*string{&s.Detail, &s.Err} {
+		if len(*text) > maxText {
+			*text = strings.ToValidUTF8((*text)[:maxText-len("…")], "") + "…"
 		}
-		o.log = nil
 	}
 }
 
@@ -183,25 +206,34 @@ func (s *Stage) close(at time.Time) {
 // Of returns the stages of the pod with this UID, in the order of their beginning.
 func (b *Book) Of(uid string) []Stage {
 	b.mu.Lock()
-	defer b.mu.Unlock()
-	p := b.pods[uid]
-	if p == nil {
-		return nil
+	var list []Open
+	if p := b.pods[uid]; p != nil {
+		list = p.copyLocked()
 	}
-	return p.stages()
+	b.mu.Unlock()
+	return stagesOf(list)
 }
 
-func (p *page) stages() []Stage {
-	var list []Stage
-	for _, o := range p.list {
-		list = append(list, o.stages()...)
+// copyLocked returns what the page has now.
+func (p *page) copyLocked() []Open {
+	list := make([]Open, len(p.list))
+	for i, o := range p.list {
+		list[i] = *o
 	}
-	Sort(list)
 	return list
 }
 
+func stagesOf(list []Open) []Stage {
+	var stages []Stage
+	for _, o := range list {
+		stages = append(stages, o.stages()...)
+	}
+	Sort(stages)
+	return stages
+}
+
 // stages returns what o stands for.
-func (o *Open) stages() []Stage {
+func (o Open) stages() []Stage {
 	s := o.stage
 	if o.log != nil {
 		s.Parts = parts(o.log.Spans())
@@ -236,13 +268,17 @@ func (b *Book) Pods() []Pod {
 // Going returns the pods that have a stage going on, each with these stages alone.
 func (b *Book) Going() map[Pod][]Stage {
 	b.mu.Lock()
-	defer b.mu.Unlock()
-	going := make(map[Pod][]Stage)
+	open := make(map[Pod][]Open)
 	for _, p := range b.pods {
-		list := slices.DeleteFunc(p.stages(), func(s Stage) bool { return !s.End.IsZero() })
+		list := slices.DeleteFunc(p.copyLocked(), func(o Open) bool { return !o.stage.End.IsZero() })
 		if len(list) > 0 {
-			going[p.pod] = list
+			open[p.pod] = list
 		}
+	}
+	b.mu.Unlock()
+	going := make(map[Pod][]Stage, len(open))
+	for pod, list := range open {
+		going[pod] = stagesOf(list)
 	}
 	return going
 }

@@ -135,6 +135,12 @@ func TestBookIsBounded(t *testing.T) {
 	if pods := b.Pods(); len(pods) > 1000 || pods[len(pods)-1].UID != "4999" {
 		t.Errorf("%d pods are kept", len(pods))
 	}
+	long := strings.Repeat("ä", 1<<20)
+	b.Begin(web, timeline.Stage{Name: "long", Detail: long}, nil).End(long, long)
+	if s := b.Of("u")[0]; len(s.Detail) > 2000 || len(s.Err) > 2000 || !strings.HasSuffix(s.Err, "ä…") {
+		t.Errorf("a text of %d bytes is kept", len(s.Err))
+	}
+	b.Forget("u")
 	ctx, log := stage.With(context.Background(), nil)
 	o := b.Begin(web, timeline.Stage{Name: "pull"}, log)
 	for range 200 {
