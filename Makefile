@@ -6,7 +6,8 @@
 SHELL  := /bin/bash
 # sudo's secure_path leaves out the directory where Go is usually unpacked.
 GO     := $(shell command -v go || ls /usr/local/go/bin/go /usr/lib/go*/bin/go 2>/dev/null | head -1)
-TAGS   := seccomp containers_image_openpgp nri_no_wasm
+# isal: gzip by ISA-L, where libisal2 is installed (internal/gunzip)
+TAGS   := seccomp containers_image_openpgp nri_no_wasm isal
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 LDFLAGS := -s -w -X main.version=$(VERSION)
 PREFIX ?= /usr/local
@@ -20,7 +21,7 @@ NEXT_BIN := .cache/vm/next
 RACE_TAGS := $(TAGS) osusergo netgo
 
 # What the build and the tests need beyond Go and make.
-DEBS := gcc libc6-dev libseccomp-dev pkg-config nftables iproute2 procps runc crun gpg e2fsprogs
+DEBS := gcc libc6-dev libseccomp-dev libisal-dev pkg-config nftables iproute2 procps runc crun gpg e2fsprogs
 VM_DEBS := qemu-system-x86 debootstrap e2fsprogs
 CNI_PLUGINS := main/bridge ipam/host-local meta/portmap meta/bandwidth
 

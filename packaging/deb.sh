@@ -45,7 +45,7 @@ Section: admin
 Priority: optional
 Installed-Size: $(du -sk --exclude=DEBIAN "$stage" | cut -f1)
 Depends: libc6 (>= ${libc#GLIBC_}), libseccomp2 (>= 2.5), nftables
-Recommends: systemd
+Recommends: systemd, libisal2
 Suggests: criu, cri-tools
 Homepage: https://github.com/crisp-cri/crisp
 Description: container runtime for Kubernetes nodes

@@ -8,7 +8,7 @@ import (
 	"io"
 
 	"github.com/crisp-cri/crisp/internal/fault"
-	"github.com/klauspost/compress/gzip"
+	"github.com/crisp-cri/crisp/internal/gunzip"
 	"github.com/klauspost/compress/zstd"
 )
 
@@ -43,7 +43,7 @@ func Decompress(r io.Reader) (io.ReadCloser, error) {
 	}
 	switch {
 	case bytes.HasPrefix(magic, []byte{0x1f, 0x8b}):
-		z, err := gzip.NewReader(b)
+		z, err := gunzip.NewReader(b)
 		if err != nil {
 			return nil, fault.Invalid.Errorf("decompress: %w", err)
 		}
