@@ -27,7 +27,7 @@ var layers = map[string][][]string{
 		{"."},
 	},
 	"image": {
-		{"blob"},
+		{"blob", "erofs"},
 		{"layer", "progress", "registry"},
 		{"rootfs"},
 		{"."},

@@ -1,0 +1,43 @@
+package erofs
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+)
+
+// Digest reads the superblock and the metadata of a file system that a Writer wrote, and returns
+// their SHA-256 in hex: all of the file except what is in regular files. The error is fault.Invalid
+// if the file is none, or is too short.
+func Digest(f io.ReaderAt) (string, error) {
+	first := make([]byte, BlockSize)
+	if _, err := f.ReadAt(first, 0); err != nil {
+		return "", short("superblock", err)
+	}
+	super := first[superAt:]
+	if order.Uint32(super) != magic {
+		return "", fault.Invalid.Errorf("the file has no EROFS superblock")
+	}
+	end, base := int64(order.Uint32(super[36:]))<<blockBits, int64(order.Uint32(super[40:]))<<blockBits
+	sum := sha256.New()
+	sum.Write(first)
+	n, err := io.Copy(sum, io.NewSectionReader(f, base, end-base))
+	if err == nil && n != end-base {
+		err = io.ErrUnexpectedEOF
+	}
+	if err != nil {
+		return "", short("metadata", err)
+	}
+	return hex.EncodeToString(sum.Sum(nil)), nil
+}
+
+func short(what string, err error) error {
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		return fault.Invalid.Errorf("EROFS %s: %w", what, err)
+	}
+	return fmt.Errorf("read EROFS %s: %w", what, err)
+}

@@ -1,0 +1,114 @@
+package erofs
+
+import (
+	"bufio"
+	"io"
+	"math"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// flushSize is how many bytes are written between two hints to the kernel to send them to the disk.
+// Then the sync(2) at the end finds less to do.
+const flushSize = 8 << 20
+
+// A Writer writes one file system. It is for one goroutine.
+type Writer struct {
+	file  *os.File
+	buf   *bufio.Writer
+	at    int64 // bytes written so far, those in buf included
+	begun int64 // bytes that the kernel was told of
+}
+
+// NewWriter returns a Writer to f, which is empty and open for reading too.
+func NewWriter(f *os.File) (*Writer, error) {
+	w := &Writer{file: f, buf: bufio.NewWriterSize(f, 256<<10)}
+	return w, w.zeroes(BlockSize)
+}
+
+// Begin begins the content of a file.
+func (w *Writer) Begin() (*Stream, error) {
+	if err := w.align(); err != nil {
+		return nil, err
+	}
+	if w.at>>blockBits > math.MaxUint32 {
+		return nil, errTooLarge
+	}
+	return &Stream{w: w, from: w.at}, nil
+}
+
+// A Stream takes the content of a file, until the Writer is asked for anything else.
+type Stream struct {
+	w    *Writer
+	from int64
+}
+
+// Write implements io.Writer.
+func (s *Stream) Write(p []byte) (int, error) {
+	n, err := s.w.buf.Write(p)
+	s.w.at += int64(n)
+	if s.w.at-s.w.begun >= flushSize {
+		_ = unix.SyncFileRange(int(s.w.file.Fd()), s.w.begun, s.w.at-s.w.begun, unix.SYNC_FILE_RANGE_WRITE) // a hint
+		s.w.begun = s.w.at
+	}
+	return n, err
+}
+
+// Skip leaves out n bytes of zeroes, so that they take no space.
+func (s *Stream) Skip(n int64) error {
+	if err := s.w.buf.Flush(); err != nil {
+		return err
+	}
+	s.w.at += n
+	_, err := s.w.file.Seek(s.w.at, io.SeekStart)
+	return err
+}
+
+// Content is where what was written is.
+func (s *Stream) Content() Content {
+	return Content{Size: s.w.at - s.from, block: uint32(s.from >> blockBits)}
+}
+
+// align fills the last block.
+func (w *Writer) align() error { return w.zeroes(-w.at & (BlockSize - 1)) }
+
+var zero [BlockSize]byte
+
+func (w *Writer) zeroes(n int64) error {
+	for n > 0 {
+		m, err := w.buf.Write(zero[:min(n, BlockSize)])
+		w.at, n = w.at+int64(m), n-int64(m)
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// A UUID tells a file system from others. Without different ones overlayfs does not recognise a file
+// of a lower layer once it is copied up, and its inode number changes.
+type UUID [16]byte
+
+// Close writes the tree below root, a directory, and the superblock. The caller closes the file.
+func (w *Writer) Close(root *Node, id UUID) (Summary, error) {
+	if err := w.align(); err != nil {
+		return Summary{}, err
+	}
+	m := &meta{w: w, base: w.at >> blockBits, next: firstInode}
+	if err := m.tree(root); err != nil {
+		return Summary{}, err
+	}
+	if err := w.buf.Flush(); err != nil {
+		return Summary{}, err
+	}
+	super, err := m.superblock(root, id)
+	if err != nil {
+		return Summary{}, err
+	}
+	if _, err := w.file.WriteAt(super, superAt); err != nil {
+		return Summary{}, err
+	}
+	m.sum.Digest, err = Digest(w.file)
+	return m.sum, err
+}
