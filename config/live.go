@@ -35,12 +35,15 @@ func Takes(key string) string {
 		return effect
 	}
 	for prefix, effect := range live {
-		if strings.HasSuffix(prefix, ".") && strings.HasPrefix(key, prefix) && !strings.HasSuffix(key, ownNetwork) {
+		if strings.HasSuffix(prefix, ".") && strings.HasPrefix(key, prefix) && !strings.HasSuffix(key, ownNetwork) && key != layersKey {
 			return effect
 		}
 	}
 	return ""
 }
+
+// layersKey is the form of layers, which is chosen at startup.
+const layersKey = "image.layers"
 
 // ownNetwork ends the key of a handler's own network, which is opened at startup.
 const ownNetwork = ".cni_conf_dir"

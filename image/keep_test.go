@@ -43,7 +43,7 @@ func TestFailedPullKeepsItsLayers(t *testing.T) {
 	go func() {
 		for { // each of the others is unpacked when its record is written
 			time.Sleep(time.Millisecond)
-			done, _ := filepath.Glob(filepath.Join(p.Root(), "staging", "*", "layer.json"))
+			done, _ := filepath.Glob(filepath.Join(p.Root(), "staging", "*", "*.json"))
 			if len(done) == 2 || t.Context().Err() != nil {
 				close(others)
 				return
@@ -78,20 +78,17 @@ func TestKeptLayersGoWithAnImage(t *testing.T) {
 	reg.Push("app", "v1", img)
 	id := p.Pull(reg.Host + "/small:v1").ID
 	one := digest.FromBytes(img.Blobs[0]).String()
+	before := p.Store.FsInfo().Inodes
 	reg.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
 		if !strings.HasSuffix(r.URL.Path, digest.FromBytes(img.Blobs[1]).String()) {
 			return false
 		}
-		for p.Store.FsInfo().Inodes < 4 && r.Context().Err() == nil { // until the other is there
+		for p.Store.FsInfo().Inodes <= before && r.Context().Err() == nil { // until the other is there
 			time.Sleep(time.Millisecond)
 		}
 		http.Error(w, "", http.StatusBadGateway)
 		return true
 	})
-	before := p.Store.FsInfo().Inodes
-	if before >= 4 {
-		t.Fatalf("%d inodes before", before)
-	}
 	_, err := p.Store.Pull(t.Context(), reg.Host+"/app:v1", registry.Caller{})
 	failedWith(t, err, nil, registry.RegistryUnavailable)
 	if p.Store.FsInfo().Inodes <= before {

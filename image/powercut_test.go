@@ -16,6 +16,7 @@ import (
 
 	"github.com/crisp-cri/crisp/checkpoint"
 	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/image/erofs"
 	"github.com/crisp-cri/crisp/image/imagetest"
 	"github.com/crisp-cri/crisp/image/registry"
 	"github.com/crisp-cri/crisp/internal/fault"
@@ -61,7 +62,7 @@ func openBelow(t testing.TB, dir string, s image.Settings, records image.Records
 	log := slog.New(slog.DiscardHandler)
 	return image.Open(t.Context(), image.Options{
 		Root: filepath.Join(dir, "store"), State: filepath.Join(dir, "state"), Records: records, Log: log,
-		Unclean: true, Settings: s,
+		Unclean: true, Settings: s, Layers: imagetest.Layers,
 	})
 }
 
@@ -101,6 +102,28 @@ func contents(t testing.TB, imgs ...*imagetest.Built) map[digest.Digest]content 
 func whole(dir string, img image.Image, want map[digest.Digest]content) error {
 	for _, id := range img.Config.RootFS.DiffIDs {
 		files := filepath.Join(dir, "store", "layers", id.Encoded(), "fs")
+		if imagetest.IsEROFS() {
+			// The disks are in memory, from where it cannot be mounted.
+			data, err := os.ReadFile(files + ".erofs")
+			if err != nil {
+				return err
+			}
+			f, err := os.CreateTemp("", "powercut-*.erofs")
+			if err != nil {
+				return err
+			}
+			defer os.Remove(f.Name())
+			_, err = f.Write(data)
+			if err := errors.Join(err, f.Close()); err != nil {
+				return err
+			}
+			mnt, err := erofs.Mount(f.Name(), "")
+			if err != nil {
+				return err
+			}
+			defer unix.Close(mnt)
+			files = fmt.Sprintf("/proc/self/fd/%d/.", mnt)
+		}
 		n := 0
 		err := filepath.WalkDir(files, func(path string, d fs.DirEntry, err error) error {
 			if err != nil || d.IsDir() {
@@ -108,7 +131,7 @@ func whole(dir string, img image.Image, want map[digest.Digest]content) error {
 			}
 			n++
 			data, err := os.ReadFile(path)
-			if name := strings.TrimPrefix(path, files+"/"); err == nil && string(data) != want[id][name] {
+			if name := strings.TrimPrefix(strings.TrimPrefix(path, files), "/"); err == nil && string(data) != want[id][name] {
 				err = fmt.Errorf("%s has %d bytes, want %d: %.20q", name, len(data), len(want[id][name]), data)
 			}
 			return err
@@ -142,8 +165,12 @@ func TestPowerCut(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	name := "pull_remove"
+	if imagetest.IsEROFS() {
+		name = "pull_remove_erofs"
+	}
 	powercut.Case{
-		Name: "pull_remove",
+		Name: name,
 		Dir:  dir,
 		Run: func(dir string, safe func(string)) {
 			s, err := openBelow(t, dir, settings, records)

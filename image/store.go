@@ -13,6 +13,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/crisp-cri/crisp/image/erofs"
 	"github.com/crisp-cri/crisp/image/layer"
 	"github.com/crisp-cri/crisp/image/registry"
 	"github.com/crisp-cri/crisp/image/rootfs"
@@ -67,7 +68,7 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 			return nil, fmt.Errorf("make image store: %w", err)
 		}
 	}
-	if s.layers, err = layer.Open(ctx, layer.Options{Root: o.Root, Unclean: o.Unclean, Life: life, Log: o.Log}); err != nil {
+	if s.layers, err = layer.Open(ctx, layer.Options{Root: o.Root, Unclean: o.Unclean, EROFS: s.packs(), Life: life, Log: o.Log}); err != nil {
 		return nil, err
 	}
 	defer func() {
@@ -105,6 +106,18 @@ func (s *Store) rootImage(ref string) (rootfs.Image, error) {
 		return rootfs.Image{}, err
 	}
 	return rootfs.Image{ID: e.ID, Layers: e.record.Layers, Dirs: e.record.Dirs, Artifact: e.Artifact}, nil
+}
+
+// packs reports whether new layers become EROFS file systems.
+func (s *Store) packs() bool {
+	if s.o.Layers != EROFS {
+		return false
+	}
+	err := erofs.Probe(s.staging())
+	if err != nil {
+		s.log.Info("layers are kept as directories: EROFS cannot be mounted from a file", "err", err)
+	}
+	return err == nil
 }
 
 // staging is the directory of unfinished work.

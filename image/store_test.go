@@ -204,13 +204,24 @@ func TestUnclean(t *testing.T) {
 	whole, hurt := imagetest.Build(t, "gzip", "whole"), imagetest.Build(t, "gzip", "base", "hurt")
 	reg.Push("whole", "latest", whole)
 	reg.Push("hurt", "latest", hurt)
-	for name, damage := range map[string]func(fs string) error{
+	damages := map[string]func(fs string) error{
 		"truncated file":   func(fs string) error { return os.Truncate(filepath.Join(fs, "top"), 0) },
 		"missing file":     func(fs string) error { return os.Remove(filepath.Join(fs, "top")) },
 		"missing tree":     func(fs string) error { return os.RemoveAll(fs) },
 		"missing record":   func(fs string) error { return os.Remove(filepath.Join(filepath.Dir(fs), "layer.json")) },
 		"truncated record": func(fs string) error { return os.Truncate(filepath.Join(filepath.Dir(fs), "layer.json"), 10) },
-	} {
+	}
+	if imagetest.IsEROFS() {
+		damages = map[string]func(fs string) error{
+			"truncated file":   func(fs string) error { return os.Truncate(fs+".erofs", 8192) },
+			"empty file":       func(fs string) error { return os.Truncate(fs+".erofs", 0) },
+			"changed metadata": func(fs string) error { return changeEnd(fs + ".erofs") },
+			"missing file":     func(fs string) error { return os.Remove(fs + ".erofs") },
+			"missing record":   func(fs string) error { return os.Remove(filepath.Join(filepath.Dir(fs), "erofs.json")) },
+			"truncated record": func(fs string) error { return os.Truncate(filepath.Join(filepath.Dir(fs), "erofs.json"), 10) },
+		}
+	}
+	for name, damage := range damages {
 		p.Pull(reg.Host + "/whole")
 		p.Pull(reg.Host + "/hurt")
 		top := imagetest.DigestOf(hurt.Plain[1])
@@ -237,6 +248,16 @@ func TestUnclean(t *testing.T) {
 	}
 }
 
+// changeEnd changes the last byte of a file.
+func changeEnd(path string) error {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	data[len(data)-1] ^= 1
+	return os.WriteFile(path, data, 0o600)
+}
+
 // Of a pull that took long the layers that were done first are verified, too: they were
 // committed with the rest.
 func TestUncleanAfterLongPull(t *testing.T) {
@@ -246,12 +267,15 @@ func TestUncleanAfterLongPull(t *testing.T) {
 	reg.Push("hurt", "latest", hurt)
 	p.Pull(reg.Host + "/hurt")
 	dir := filepath.Join(p.Root(), "layers", imagetest.DigestOf(hurt.Plain[0]))
-	if err := os.Truncate(filepath.Join(dir, "fs", "layer0"), 0); err != nil {
+	files, record := filepath.Join(dir, "fs", "layer0"), filepath.Join(dir, "layer.json")
+	if imagetest.IsEROFS() {
+		files, record = filepath.Join(dir, "fs.erofs"), filepath.Join(dir, "erofs.json")
+	}
+	if err := os.Truncate(files, 0); err != nil {
 		t.Fatal(err)
 	}
 	// As if it was unpacked two hours ago.
 	before := time.Now().Add(-2 * time.Hour)
-	record := filepath.Join(dir, "layer.json")
 	data, err := os.ReadFile(record)
 	if err != nil {
 		t.Fatal(err)

@@ -83,6 +83,9 @@ func (p *place) Open(o image.Options) {
 	if err != nil {
 		p.t.Fatal(err)
 	}
+	if o.Layers == "" {
+		o.Layers = Layers
+	}
 	o.Root, o.State, o.Records, o.Log = p.Root(), filepath.Join(p.Dir, "state"), records, log
 	o.RegistriesConf = filepath.Join(p.Dir, "registries.conf")
 	o.RegistriesConfDir = filepath.Join(p.Dir, "registries.conf.d")

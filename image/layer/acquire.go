@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"io"
 	"slices"
 	"sync"
 
@@ -37,12 +36,7 @@ func (ls *Store) AcquireAll(ctx context.Context, from blob.Origin, blobs []blob.
 		all.Go(func() {
 			defer func() { <-slots }()
 			id := blobs[i].Identity(ids[i])
-			l, mine, err := ls.acquire(ctx, id, source{blobs[i].Digest, from.Repository()}, func(ctx context.Context, dir string, g *growth) (shape, error) {
-				if blobs[i].File != "" {
-					return unpackFile(ctx, from, blobs[i], dir, g)
-				}
-				return unpackBlob(ctx, from, blobs[i], ids[i], func(ctx context.Context, r io.Reader) (shape, error) { return unpack(ctx, r, dir, g) })
-			})
+			l, mine, err := ls.acquire(ctx, id, source{blobs[i].Digest, from.Repository()}, ls.unpacker(from, blobs[i], ids[i]))
 			held[i] = l
 			if err == nil && !mine {
 				err = entitle(ctx, ls, l, from, blobs[i], ids[i])

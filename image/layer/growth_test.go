@@ -18,7 +18,7 @@ func TestWhatIsUnpackedIsInUse(t *testing.T) {
 		return Usage{bytes, inodes}
 	}
 	var grown []Usage
-	l, _, err := ls.acquire(t.Context(), digest.FromString("a"), source{}, func(ctx context.Context, dir string, g *growth) (shape, error) {
+	l, _, err := ls.acquire(t.Context(), digest.FromString("a"), source{}, func(ctx context.Context, dir string, g *growth) (record, error) {
 		r, w := io.Pipe()
 		go func() {
 			tw := tar.NewWriter(w)
@@ -38,7 +38,7 @@ func TestWhatIsUnpackedIsInUse(t *testing.T) {
 			}
 			w.CloseWithError(tw.Close())
 		}()
-		return unpack(ctx, r, dir, g)
+		return asTree(ctx, dir, func(files string) (shape, error) { return unpack(ctx, r, files, g) })
 	})
 	if err != nil {
 		t.Fatal(err)

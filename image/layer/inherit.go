@@ -2,7 +2,6 @@ package layer
 
 import (
 	"fmt"
-	"io/fs"
 	"maps"
 	"os"
 	"path"
@@ -35,9 +34,11 @@ func (ls *Store) Inherit(held []*Layer) ([]DirAttr, error) {
 	var st stack
 	defer st.close()
 	for _, l := range held {
-		if err := st.push(ls.Files(l.DiffID), l.record.Shape); err != nil {
+		fd, err := ls.open(l)
+		if err != nil {
 			return nil, err
 		}
+		st.push(fd, l.record.Shape)
 	}
 	wanted := make(map[string]bool)
 	for i, l := range held {
@@ -85,11 +86,8 @@ type stacked struct {
 	opaque  map[string]bool
 }
 
-func (st *stack) push(dir string, sh shape) error {
-	fd, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return &fs.PathError{Op: "open", Path: dir, Err: err}
-	}
+// push puts a layer on top, and takes over the descriptor of its root directory.
+func (st *stack) push(fd int, sh shape) {
 	s := stacked{fd: fd, implied: make(map[string]bool), opaque: make(map[string]bool)}
 	for _, p := range sh.Implied {
 		s.implied[p] = true
@@ -98,7 +96,6 @@ func (st *stack) push(dir string, sh shape) error {
 		s.opaque[p] = true
 	}
 	*st = append(*st, s)
-	return nil
 }
 
 func (st *stack) close() {
@@ -150,18 +147,18 @@ func (st stack) look(i int, p string) (attr DirAttr, ok bool, err error) {
 // Visible returns the layers of which something can be visible, from the highest. A layer that
 // occurs twice is left out where it is lower: the higher one covers all of it, and overlayfs
 // refuses one directory twice.
-func Visible(held []*Layer) []digest.Digest {
-	var ids []digest.Digest
+func Visible(held []*Layer) []*Layer {
+	var visible []*Layer
 	seen := make(map[digest.Digest]bool)
 	for i := len(held) - 1; i >= 0; i-- {
 		if l := held[i]; !seen[l.DiffID] {
 			seen[l.DiffID] = true
-			ids = append(ids, l.DiffID)
+			visible = append(visible, l)
 			// overlayfs does not look for the mark on a root directory.
 			if slices.Contains(l.record.Shape.Opaque, ".") {
 				break
 			}
 		}
 	}
-	return ids
+	return visible
 }

@@ -8,8 +8,11 @@
 //
 // On disk:
 //
-//	<root>/layers/<diff ID>/fs/         the files, whiteouts as 0:0 devices
-//	<root>/layers/<diff ID>/layer.json  what is known of them, written once
+//	<root>/layers/<diff ID>/fs/         the files, whiteouts as 0:0 devices; or
+//	<root>/layers/<diff ID>/fs.erofs    the same as one EROFS file system, see packer
+//	<root>/layers/<diff ID>/layer.json  what is known of them, written once; beside an EROFS file
+//	                                    system erofs.json, so that a crispd that knows none drops
+//	                                    the layer
 //	<root>/staging/                     unfinished work; emptied by Open
 //
 // The layers of an image are unpacked in staging, one syncfs(2) brings all of them to the disk,
@@ -38,13 +41,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A record is what is stored about an unpacked layer: the content of its layer.json, written
-// before the layer's directory gets its name.
+// A record is what is stored about an unpacked layer, written before the layer's directory gets
+// its name.
 type record struct {
 	DiffID digest.Digest
 	Sum    sum
 	Shape  shape
-	From   source `json:",omitzero"` // what it was unpacked from
+	From   source `json:",omitzero"`  // what it was unpacked from
+	EROFS  bool   `json:",omitempty"` // it is a file, and no directory
 }
 
 // A Layer is one unpacked layer, or one that is being unpacked.
@@ -83,6 +87,7 @@ type Store struct {
 	dir      string // where committed layers are
 	staging  string
 	unclean  bool
+	erofs    bool
 	disk     *disk
 	removals *removals
 	end      context.CancelFunc // of work in the background
@@ -98,11 +103,9 @@ type Store struct {
 // path is the directory of a committed layer.
 func (ls *Store) path(id digest.Digest) string { return filepath.Join(ls.dir, id.Encoded()) }
 
-// Files is the directory with a committed layer's files. It is read-only and shared.
-func (ls *Store) Files(id digest.Digest) string { return filepath.Join(ls.path(id), "fs") }
-
-// An unpackFunc unpacks a layer into an empty directory, and counts in g what it writes.
-type unpackFunc func(ctx context.Context, dir string, g *growth) (shape, error)
+// An unpackFunc makes the files of a layer in its own directory, which has nothing yet, and counts in
+// g what it writes. What it returns of the record is what it knows of the files.
+type unpackFunc func(ctx context.Context, dir string, g *growth) (record, error)
 
 // acquire returns the layer id and holds it; mine reports whether it was unpacked for this
 // call, from the blob that from names. If the layer is not there, unpack is called, unless
@@ -207,28 +210,16 @@ func (ls *Store) stage(ctx context.Context, l *Layer, from source, unpack unpack
 			err = errors.Join(err, tree.Remove(context.WithoutCancel(ctx), dir))
 		}
 	}()
-	files := filepath.Join(dir, "fs")
-	if err := os.Mkdir(files, 0o755); err != nil {
+	if l.record, err = unpack(ctx, dir, &l.growth); err != nil {
 		return err
 	}
-	if err := os.Chmod(files, 0o755); err != nil { // whatever the umask
-		return err
-	}
-	shape, err := unpack(ctx, files, &l.growth)
-	if err != nil {
-		return err
-	}
-	s, err := measure(ctx, files)
-	if err != nil {
-		return err
-	}
-	l.record = record{DiffID: l.DiffID, Sum: s, Shape: shape, From: from}
+	l.record.DiffID, l.record.From = l.DiffID, from
 	data, err := json.Marshal(l.record)
 	if err != nil {
 		return err
 	}
 	l.staged = dir
-	return os.WriteFile(filepath.Join(dir, "layer.json"), data, 0o600)
+	return os.WriteFile(filepath.Join(dir, l.record.name()), data, 0o600)
 }
 
 // settle gives a layer that is held, ready and synced its name in the store.
@@ -336,7 +327,7 @@ func (ls *Store) Discard(path string, u Usage) (whole bool, err error) {
 		return true, err
 	}
 	// Without its record it is no layer and no lease, whatever else is left of it.
-	for _, name := range []string{"layer.json", "lease.json"} {
+	for _, name := range []string{treeRecord, imageRecord, "lease.json"} {
 		if err := os.Remove(filepath.Join(path, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return true, err
 		}

@@ -2,10 +2,7 @@ package layer
 
 import (
 	"context"
-	"encoding/json"
 	"log/slog"
-	"os"
-	"path/filepath"
 	"sync"
 	"time"
 
@@ -142,9 +139,8 @@ func (rs *removals) remove(path string) error {
 
 // usageIn is what the layer in dir occupied when it was whole, if it has a record.
 func usageIn(dir string) Usage {
-	var r record
-	data, err := os.ReadFile(filepath.Join(dir, "layer.json"))
-	if err != nil || json.Unmarshal(data, &r) != nil {
+	r, err := readRecord(dir)
+	if err != nil {
 		return Usage{}
 	}
 	return r.usage()

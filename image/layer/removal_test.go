@@ -42,8 +42,10 @@ func openEmpty(t *testing.T) (dir string, ls *Store) {
 // collector that believed it was free would find the disk as full as before.
 func TestWhatWaitsToBeRemovedIsInUse(t *testing.T) {
 	dir, ls := openEmpty(t)
-	l, _, err := ls.acquire(t.Context(), digest.FromString("a"), source{}, func(_ context.Context, dir string, _ *growth) (shape, error) {
-		return shape{}, os.WriteFile(filepath.Join(dir, "file"), make([]byte, 1<<20), 0o600)
+	l, _, err := ls.acquire(t.Context(), digest.FromString("a"), source{}, func(ctx context.Context, dir string, _ *growth) (record, error) {
+		return asTree(ctx, dir, func(files string) (shape, error) {
+			return shape{}, os.WriteFile(filepath.Join(files, "file"), make([]byte, 1<<20), 0o600)
+		})
 	})
 	if err != nil {
 		t.Fatal(err)

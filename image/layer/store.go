@@ -2,7 +2,6 @@ package layer
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -18,6 +17,7 @@ import (
 type Options struct {
 	Root    string          // on the disk that holds them; the directories layers and staging in it are there
 	Unclean bool            // the machine went down without a clean stop: verify the layers committed last
+	EROFS   bool            // new layers become EROFS file systems, which the kernel can mount from files
 	Life    context.Context // of work in the background, which ends with it
 	Log     *slog.Logger
 }
@@ -30,6 +30,7 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 		dir:      filepath.Join(o.Root, "layers"),
 		staging:  filepath.Join(o.Root, "staging"),
 		unclean:  o.Unclean,
+		erofs:    o.EROFS,
 		removals: newRemovals(life, o.Log),
 		end:      end,
 		log:      o.Log,
@@ -110,14 +111,11 @@ func (ls *Store) discardLayer(name string) {
 }
 
 func readLayer(dir string) (*Layer, error) {
-	data, err := atomicfile.Read(filepath.Join(dir, "layer.json"))
+	r, err := readRecord(dir)
 	if err != nil {
 		return nil, err
 	}
-	l := &Layer{ready: make(chan struct{})}
-	if err := json.Unmarshal(data, &l.record); err != nil {
-		return nil, fault.Invalid.Errorf("record: %w", err)
-	}
+	l := &Layer{ready: make(chan struct{}), record: r}
 	l.DiffID = l.record.DiffID
 	if l.record.From.Blob != "" {
 		l.sources = []source{l.record.From}

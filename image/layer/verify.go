@@ -2,12 +2,13 @@ package layer
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"time"
 
 	"github.com/crisp-cri/crisp/internal/atomicfile"
+	"github.com/crisp-cri/crisp/internal/fault"
 	"golang.org/x/sys/unix"
 )
 
@@ -30,15 +31,14 @@ func (ls *Store) verifyLatest(ctx context.Context, found []*Layer) ([]*Layer, er
 			good = append(good, l)
 			continue
 		}
-		files := filepath.Join(ls.path(l.DiffID), "fs")
-		got, err := measure(ctx, files)
+		got, err := ls.check(ctx, l)
 		if err != nil {
-			got, err = measure(ctx, files) // an error that may pass is not the layer's
+			got, err = ls.check(ctx, l) // an error that may pass is not the layer's
 		}
-		if err != nil && !atomicfile.Damaged(err) {
+		if err != nil && !atomicfile.Damaged(err) && !errors.Is(err, fault.Invalid) {
 			return nil, fmt.Errorf("verify layer %s: %w", l.DiffID, err)
 		}
-		if err == nil && got.Digest == l.record.Sum.Digest {
+		if err == nil && got == l.record.Sum.Digest {
 			good = append(good, l)
 			continue
 		}

@@ -43,8 +43,12 @@ func (ls *Store) Diff(ctx context.Context, key string, w io.Writer) (deleted []s
 		upper:  filepath.Join(ls.path(key), "fs"),
 		merged: ls.mountPoint(key),
 	}
-	for _, id := range layer.Visible(l.held) {
-		d.lower = append(d.lower, ls.layers.Files(id))
+	for _, held := range layer.Visible(l.held) {
+		dir, err := ls.lower(held)
+		if err != nil {
+			return nil, err
+		}
+		d.lower = append(d.lower, dir)
 	}
 	if err := tree.Walk(ctx, d.upper, tree.Options{Sorted: true}, d.visit); err != nil {
 		return nil, fmt.Errorf("changes of root file system %s: %w", key, err)

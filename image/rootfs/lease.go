@@ -49,7 +49,7 @@ func (ls *Store) path(key string) string { return filepath.Join(ls.dir, key) }
 
 // checkKey refuses keys that are paths.
 func checkKey(key string) error {
-	if key == "" || key == "." || key == ".." || strings.ContainsAny(key, "/\x00") || len(key) > 200 {
+	if key == "" || key == "." || key == ".." || key == layersDir || strings.ContainsAny(key, "/\x00") || len(key) > 200 {
 		return fault.Invalid.Errorf("root file system key %q is no file name", key)
 	}
 	return nil

@@ -121,7 +121,10 @@ func (ls *Store) lease(l *lease, key, id string, o MountOptions, steps *undo.Sta
 	if err != nil {
 		return err
 	}
-	steps.Add("layers", func() error { return ls.layers.ReleaseAll(held) })
+	steps.Add("layers", func() error {
+		ls.set(l, leaseRecord{}, nil)
+		return errors.Join(ls.dropLayers(held), ls.layers.ReleaseAll(held))
+	})
 	root := layer.RootOf(held)
 	r := leaseRecord{Image: img.ID, Layers: img.Layers, Inherits: len(img.Dirs) > 0, ReadOnly: o.ReadOnly}
 	if o.ReadOnly && root != layer.TopRoot(held) {
@@ -179,12 +182,16 @@ func (ls *Store) overlay(key string, l *lease, options MountOptions, target stri
 	if err := ls.private(); err != nil {
 		return fmt.Errorf("keep mounts private: %w", err)
 	}
-	o := overlay{empty: ls.empty, label: options.Label}
+	o := overlay{empty: ls.empty, label: options.Label, numbers: anyImage(ls.layers, l.held)}
 	if l.record.Inherits {
 		o.lower = append(o.lower, filepath.Join(ls.path(key), "dirs"))
 	}
-	for _, id := range layer.Visible(l.held) {
-		o.lower = append(o.lower, ls.layers.Files(id))
+	for _, held := range layer.Visible(l.held) {
+		dir, err := ls.lower(held)
+		if err != nil {
+			return err
+		}
+		o.lower = append(o.lower, dir)
 	}
 	if !l.record.ReadOnly {
 		o.upper = filepath.Join(ls.path(key), "fs")
@@ -222,7 +229,9 @@ func (ls *Store) Unmount(ctx context.Context, key string, remove bool) error {
 		return fmt.Errorf("remove root file system %s: %w", key, err)
 	}
 	gone = true
-	if err := ls.layers.ReleaseAll(l.held); err != nil {
+	held := l.held
+	ls.set(l, l.record, nil)
+	if err := errors.Join(ls.dropLayers(held), ls.layers.ReleaseAll(held)); err != nil {
 		return fmt.Errorf("remove layers of root file system %s: %w", key, err)
 	}
 	return nil

@@ -24,6 +24,7 @@ type overlay struct {
 	empty       string   // a directory without files, to make up for missing lowers
 	label       string   // SELinux; "" = each file keeps its own
 	volatile    bool     // nothing written to it is ever synced, see takesVolatile
+	numbers     bool     // layers are on other file systems than the writable one: files keep their numbers nevertheless
 	userns      *os.File // maps the owners of files; nil = do not map
 }
 
@@ -115,6 +116,9 @@ func (o *overlay) mountNew(target string) error {
 		}
 	}
 	options := [][2]string{{"source", "crisp"}, {"index", "off"}, {"metacopy", "off"}}
+	if o.numbers {
+		options = append(options, [2]string{"xino", "on"})
+	}
 	if o.upper != "" {
 		upper, err := open.short(o.upper, len(o.upper) >= maxOption)
 		if err != nil {

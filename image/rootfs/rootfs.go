@@ -13,6 +13,7 @@
 //	<root>/rw/<key>/dirs/               directories above the layers, see layer.Store.Inherit
 //	<root>/rw/<key>/volumes/<n>/        the container's own directories in place of the image's
 //	<state>/<key>/root                  the mount
+//	<state>/.layers/<diff ID>           the mount of a layer that is an EROFS file system, see lower
 //
 // The package also extracts what a container has changed (Diff), and applies it (Apply).
 package rootfs
@@ -48,6 +49,8 @@ type Store struct {
 	life       context.Context
 	stop       context.CancelFunc // of walks
 	background sync.WaitGroup     // walks
+
+	mounting sync.Mutex // of layers
 
 	mu      sync.Mutex
 	m       map[string]*lease // guarded by mu
@@ -88,6 +91,7 @@ func Open(o Options) (*Store, error) {
 	if err := ls.findLeases(); err != nil {
 		return nil, err
 	}
+	ls.sweepLayers()
 	ls.life, ls.stop = context.WithCancel(o.Life)
 	return ls, nil
 }

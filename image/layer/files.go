@@ -1,0 +1,148 @@
+package layer
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/crisp-cri/crisp/image/blob"
+	"github.com/crisp-cri/crisp/image/erofs"
+	"github.com/crisp-cri/crisp/internal/atomicfile"
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/opencontainers/go-digest"
+	"golang.org/x/sys/unix"
+)
+
+// The two forms of a layer, by their names in its directory, and the names of their records.
+const (
+	treeName, treeRecord   = "fs", "layer.json"
+	imageName, imageRecord = "fs.erofs", "erofs.json"
+)
+
+// name is the file that r is in.
+func (r record) name() string {
+	if r.EROFS {
+		return imageRecord
+	}
+	return treeRecord
+}
+
+// readRecord reads the record of the layer in dir.
+func readRecord(dir string) (r record, err error) {
+	data, err := atomicfile.Read(filepath.Join(dir, treeRecord))
+	if errors.Is(err, fs.ErrNotExist) {
+		data, err = atomicfile.Read(filepath.Join(dir, imageRecord))
+	}
+	if err != nil {
+		return record{}, err
+	}
+	if err := json.Unmarshal(data, &r); err != nil {
+		return record{}, fault.Invalid.Errorf("record: %w", err)
+	}
+	return r, nil
+}
+
+// Files is where a committed layer's files are, which are read-only and shared: a directory or, if
+// isImage is set, an EROFS file system in a file, to be mounted.
+func (ls *Store) Files(l *Layer) (path string, isImage bool) {
+	if l.record.EROFS {
+		return filepath.Join(ls.path(l.DiffID), imageName), true
+	}
+	return filepath.Join(ls.path(l.DiffID), treeName), false
+}
+
+// open returns a descriptor of the root directory of a committed layer.
+func (ls *Store) open(l *Layer) (fd int, err error) {
+	path, isImage := ls.Files(l)
+	if isImage {
+		return erofs.Mount(path, "")
+	}
+	fd, err = unix.Open(path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, &fs.PathError{Op: "open", Path: path, Err: err}
+	}
+	return fd, nil
+}
+
+// unpacker returns how the layer that b unpacks to is made.
+func (ls *Store) unpacker(from blob.Origin, b blob.Blob, id digest.Digest) unpackFunc {
+	return func(ctx context.Context, dir string, g *growth) (r record, err error) {
+		switch {
+		case b.File != "":
+			return asTree(ctx, dir, func(files string) (shape, error) { return unpackFile(ctx, from, b, files, g) })
+		case ls.erofs:
+			r.EROFS = true
+			r.Shape, err = unpackBlob(ctx, from, b, id, func(ctx context.Context, stream io.Reader) (sh shape, err error) {
+				sh, r.Sum, err = asImage(ctx, stream, dir, uuidOf(b.Identity(id)), g)
+				return sh, err
+			})
+			return r, err
+		}
+		return asTree(ctx, dir, func(files string) (shape, error) {
+			return unpackBlob(ctx, from, b, id, func(ctx context.Context, stream io.Reader) (shape, error) {
+				return unpack(ctx, stream, files, g)
+			})
+		})
+	}
+}
+
+// asTree has the files of a layer made in a directory, and measures them.
+func asTree(ctx context.Context, dir string, unpack func(files string) (shape, error)) (r record, err error) {
+	files := filepath.Join(dir, treeName)
+	if err := os.Mkdir(files, 0o755); err != nil {
+		return record{}, err
+	}
+	if err := os.Chmod(files, 0o755); err != nil { // whatever the umask
+		return record{}, err
+	}
+	if r.Shape, err = unpack(files); err != nil {
+		return record{}, err
+	}
+	r.Sum, err = measure(ctx, files)
+	return r, err
+}
+
+// uuidOf returns the UUID of a layer's file system, which is the same wherever it is unpacked.
+func uuidOf(id digest.Digest) (uuid erofs.UUID) {
+	sum := sha256.Sum256([]byte(id))
+	copy(uuid[:], sum[:])
+	return uuid
+}
+
+// asImage writes the tar stream of a layer as an EROFS file system.
+func asImage(ctx context.Context, stream io.Reader, dir string, id erofs.UUID, g *growth) (_ shape, _ sum, err error) {
+	f, err := os.OpenFile(filepath.Join(dir, imageName), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return shape{}, sum{}, err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	sh, written, err := pack(ctx, stream, f, id, g)
+	if err != nil {
+		return shape{}, sum{}, err
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return shape{}, sum{}, os.NewSyscallError("fstat", err)
+	}
+	return sh, sum{Bytes: written.Bytes, Disk: uint64(st.Blocks) * 512, Inodes: 1, Digest: written.Digest}, nil
+}
+
+// check returns the digest of a committed layer's metadata as it is on the disk now.
+func (ls *Store) check(ctx context.Context, l *Layer) (string, error) {
+	path, isImage := ls.Files(l)
+	if !isImage {
+		s, err := measure(ctx, path)
+		return s.Digest, err
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	return erofs.Digest(f)
+}

@@ -1,0 +1,241 @@
+package layer
+
+import (
+	"archive/tar"
+	"context"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/crisp-cri/crisp/image/blob"
+	"github.com/crisp-cri/crisp/image/erofs"
+	"github.com/crisp-cri/crisp/internal/fault"
+	"golang.org/x/sys/unix"
+)
+
+// A packer turns a tar stream into one EROFS file with the tree that an unpacker would make as a
+// directory: whiteouts, opaque directories and attributes are overlayfs's own there too, and the
+// same streams are refused. See unpacker for what is not trusted.
+//
+// The stream touches no path: names are looked up in a tree in memory, see names. The content of
+// files goes into the file as it comes.
+type packer struct {
+	names  names
+	w      *erofs.Writer
+	shape  shape
+	sparse int64 // bytes claimed by sparse files so far
+	buf    []byte
+	growth *growth
+}
+
+// pack reads a tar stream to its end and writes its tree to f, which is empty. Errors of kind
+// fault.Invalid blame the stream.
+func pack(ctx context.Context, r io.Reader, f *os.File, id erofs.UUID, g *growth) (shape, erofs.Summary, error) {
+	w, err := erofs.NewWriter(f)
+	if err != nil {
+		return shape{}, erofs.Summary{}, err
+	}
+	p := &packer{names: newNames(), w: w, buf: make([]byte, blob.ChunkSize), growth: g}
+	tr := tar.NewReader(r)
+	for {
+		if err := ctx.Err(); err != nil {
+			return shape{}, erofs.Summary{}, err
+		}
+		hdr, err := tr.Next()
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			return shape{}, erofs.Summary{}, blob.ArchiveError(err)
+		}
+		if err := p.entry(ctx, hdr, tr); err != nil {
+			return shape{}, erofs.Summary{}, fmt.Errorf("entry %q: %w", hdr.Name, err)
+		}
+	}
+	p.shape.Implied, p.shape.Opaque = p.names.tell()
+	if err := checkShape(p.shape); err != nil {
+		return shape{}, erofs.Summary{}, err
+	}
+	sum, err := w.Close(p.names.root.Node, id)
+	if err != nil {
+		return shape{}, erofs.Summary{}, err
+	}
+	// What follows the end mark belongs to the layer's digests.
+	if _, err := io.Copy(io.Discard, onlyReader{r}); err != nil {
+		return shape{}, erofs.Summary{}, blob.ArchiveError(err)
+	}
+	return p.shape, sum, nil
+}
+
+// checkShape refuses a shape that is too large for a record.
+func checkShape(s shape) error {
+	var size int
+	for _, name := range slices.Concat(s.Implied, s.Opaque) {
+		size += len(name)
+	}
+	if size > maxShape {
+		return fault.Invalid.Errorf("paths of directories without an entry, or with a whiteout of all, have %d bytes, more than %d", size, maxShape)
+	}
+	return nil
+}
+
+// entry takes what hdr describes.
+func (p *packer) entry(ctx context.Context, hdr *tar.Header, content io.Reader) error {
+	if hdr.Typeflag == tar.TypeXGlobalHeader {
+		return nil // not about a file: git writes its commit there
+	}
+	name, err := inside(hdr.Name)
+	if err != nil {
+		return err
+	}
+	n, err := nodeOf(hdr)
+	if err != nil {
+		return err
+	}
+	if name == "." {
+		if hdr.Typeflag != tar.TypeDir {
+			return fault.Invalid.Errorf("the root of the layer is no directory")
+		}
+		if err := setKind(n, hdr); err != nil {
+			return err
+		}
+		p.shape.Root = &RootAttr{Mode: mode(hdr), UID: uint32(hdr.Uid), GID: uint32(hdr.Gid)}
+		p.names.root.take(n)
+		return nil
+	}
+	parent, base := path.Split(name)
+	if isMeta(parent, base) {
+		return nil
+	}
+	dir, err := p.names.dir(path.Clean(parent))
+	if err != nil {
+		return err
+	}
+	if hidden, ok := strings.CutPrefix(base, whiteoutPrefix); ok {
+		return p.names.whiteout(dir, hidden)
+	}
+	if err := checkName(base); err != nil {
+		return err
+	}
+	if err := setKind(n, hdr); err != nil {
+		return err
+	}
+	switch hdr.Typeflag {
+	case tar.TypeDir:
+		return p.names.directory(dir, base, n)
+	case tar.TypeLink:
+		return p.names.link(dir, base, name, hdr.Linkname)
+	case tar.TypeReg, tar.TypeCont, tar.TypeGNUSparse:
+		if n.Content, err = p.fill(ctx, content, hdr); err != nil {
+			return err
+		}
+	}
+	return p.names.put(dir, base, n)
+}
+
+// nodeOf returns the file that hdr describes, without its type and content.
+func nodeOf(hdr *tar.Header) (*erofs.Node, error) {
+	if hdr.Uid < 0 || hdr.Gid < 0 || hdr.Uid > math.MaxUint32-1 || hdr.Gid > math.MaxUint32-1 {
+		return nil, fault.Invalid.Errorf("owner %d:%d is out of range", hdr.Uid, hdr.Gid)
+	}
+	attrs, err := xattrs(hdr)
+	if err != nil {
+		return nil, err
+	}
+	return &erofs.Node{
+		Mode: mode(hdr), UID: uint32(hdr.Uid), GID: uint32(hdr.Gid), Attrs: attrs,
+		Sec: hdr.ModTime.Unix(), Nsec: uint32(hdr.ModTime.Nanosecond()),
+	}, nil
+}
+
+// setKind gives n its type, and what goes with it. A hard link has none.
+func setKind(n *erofs.Node, hdr *tar.Header) error {
+	switch hdr.Typeflag {
+	case tar.TypeDir:
+		n.Mode |= unix.S_IFDIR
+	case tar.TypeReg, tar.TypeCont, tar.TypeGNUSparse:
+		n.Mode |= unix.S_IFREG
+	case tar.TypeLink:
+	case tar.TypeSymlink:
+		n.Mode, n.Target = unix.S_IFLNK|0o777, hdr.Linkname
+		if n.Target == "" || len(n.Target) >= unix.PathMax || strings.Contains(n.Target, "\x00") {
+			return fault.Invalid.Errorf("symlink has a target of %d bytes", len(n.Target))
+		}
+	case tar.TypeFifo:
+		n.Mode |= unix.S_IFIFO
+	case tar.TypeChar, tar.TypeBlock:
+		if hdr.Devmajor < 0 || hdr.Devmajor >= 1<<12 || hdr.Devminor < 0 || hdr.Devminor >= 1<<20 {
+			return fault.Invalid.Errorf("device %d:%d is out of range", hdr.Devmajor, hdr.Devminor)
+		}
+		n.Device = unix.Mkdev(uint32(hdr.Devmajor), uint32(hdr.Devminor))
+		if n.Mode |= unix.S_IFCHR; hdr.Typeflag == tar.TypeBlock {
+			n.Mode ^= unix.S_IFCHR ^ unix.S_IFBLK
+		}
+	default:
+		return fault.Invalid.Errorf("type %q of entry is not known", hdr.Typeflag)
+	}
+	return checkAttrs(n)
+}
+
+// checkAttrs leaves out the attributes that the kernel would not let n have, and refuses
+// capabilities that it would refuse.
+func checkAttrs(n *erofs.Node) error {
+	kind := n.Mode & unix.S_IFMT
+	for key, value := range n.Attrs {
+		if strings.HasPrefix(key, "user.") && kind != unix.S_IFREG && kind != unix.S_IFDIR || key == "user." {
+			delete(n.Attrs, key)
+		}
+		if key == "security.capability" && !isCapability(value) {
+			return fault.Invalid.Errorf("attribute %s has no capabilities", key)
+		}
+	}
+	return nil
+}
+
+// isCapability reports whether value is capabilities of a file in version 2 or 3 (capabilities(7),
+// linux/capability.h): a version in the highest byte of the first word, and 20 or 24 bytes.
+func isCapability(value string) bool {
+	return len(value) == 20 && value[3] == 2 || len(value) == 24 && value[3] == 3
+}
+
+// fill writes a file's content. In a sparse file, blocks of zeroes are left out.
+func (p *packer) fill(ctx context.Context, content io.Reader, hdr *tar.Header) (erofs.Content, error) {
+	p.growth.made()
+	sparse := isSparse(hdr)
+	if sparse {
+		if hdr.Size > maxSparse-p.sparse {
+			return erofs.Content{}, fault.Invalid.Errorf("sparse files of the layer hold more than %d bytes", int64(maxSparse))
+		}
+		p.sparse += hdr.Size
+	}
+	to, err := p.w.Begin()
+	if err != nil {
+		return erofs.Content{}, err
+	}
+	for left := hdr.Size; left > 0; {
+		n, err := io.ReadFull(content, p.buf[:min(left, int64(len(p.buf)))])
+		if err != nil {
+			return erofs.Content{}, blob.ArchiveError(err)
+		}
+		left -= int64(n)
+		if sparse && isZero(p.buf[:n]) {
+			if err := ctx.Err(); err != nil {
+				return erofs.Content{}, err
+			}
+			if err := to.Skip(int64(n)); err != nil {
+				return erofs.Content{}, err
+			}
+			continue
+		}
+		if _, err := to.Write(p.buf[:n]); err != nil {
+			return erofs.Content{}, err
+		}
+		p.growth.wrote(n)
+	}
+	p.growth.ended(hdr.Size)
+	return to.Content(), nil
+}
