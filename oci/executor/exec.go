@@ -68,7 +68,7 @@ func (x *Executor) beginExec(ctx context.Context, from *wire.Conn, req wire.Exec
 	if err := x.table.awaitThawed(ctx, c); err != nil {
 		return nil, nil, err
 	}
-	if !cgroups.IsCgroup2UnifiedMode() {
+	if req.Fast || !cgroups.IsCgroup2UnifiedMode() {
 		x.warmer.warm() // in v2, libcontainer starts it where it belongs
 	}
 	var spec specs.Process

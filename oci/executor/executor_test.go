@@ -76,7 +76,7 @@ func serve() {
 		open = executor.Resume
 	}
 	x, err := open(executor.Options{Socket: os.Args[2], State: os.Args[4], Version: "test",
-		Log: slog.New(slog.NewTextHandler(os.Stderr, nil))})
+		Log: slog.New(slog.NewJSONHandler(os.Stderr, nil))})
 	fail(err)
 	x.Serve()
 	os.Exit(0)
@@ -198,10 +198,21 @@ func (n *node) spawn() {
 	if testing.Verbose() {
 		n.cmd.Stderr = os.Stderr
 	}
+	if path := os.Getenv(stderrEnv); path != "" {
+		f, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+		if err != nil {
+			n.t.Fatal(err)
+		}
+		defer f.Close()
+		n.cmd.Stderr = f
+	}
 	if err := n.cmd.Start(); err != nil {
 		n.t.Fatal(err)
 	}
 }
+
+// stderrEnv names a file for what executors log, for a test that reads it.
+const stderrEnv = "CRISP_TEST_STDERR"
 
 // connect connects and subscribes; the executor may still be starting.
 func (n *node) connect() {

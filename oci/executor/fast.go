@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -61,6 +60,22 @@ func (b *builtin) fastPlan(p *plan, group map[string]string) (*fastinit.Plan, *s
 		return nil, &staged{}, errors.Join(err, trees.detach())
 	}
 	return plan, trees, nil
+}
+
+// tryFast starts the container's init with fastinit. The error is fastinit.ErrUnsupported if
+// that is libcontainer's to do; nothing is left of it then.
+func (b *builtin) tryFast(ctx context.Context, p *plan, w *wires, group map[string]string) (pid int, trees *staged, err error) {
+	plan, trees, err := b.fastPlan(p, group)
+	if err == nil {
+		err = attempt(ctx, "start of container "+b.id, group, func() (err error) {
+			pid, err = b.startFast(p, plan, w, group)
+			return err
+		})
+	}
+	if err != nil && (errors.Is(err, fastinit.ErrUnsupported) || b.all.retries(ctx, b.id, err)) {
+		return 0, &staged{}, errors.Join(fastinit.ErrUnsupported, trees.detach())
+	}
+	return pid, trees, err
 }
 
 // fastProcess converts a process, of which the container's configuration has what it does
@@ -293,11 +308,24 @@ func (b *builtin) execFast(ctx context.Context, e *execution, p *plan, w *wires)
 	if err != nil {
 		return 0, true, err
 	}
-	err = attempt(ctx, "exec in container "+b.id, e.group, func() error {
+	err = attempt(ctx, "exec in container "+b.id, e.group, func() (err error) {
 		pid, err = b.startExecFast(e, p, plan, config, w)
 		return err
 	})
+	if b.all.retries(ctx, b.id, err) {
+		return 0, false, nil
+	}
 	return pid, true, err
+}
+
+// retries reports whether libcontainer is to try what the fast init has failed at: what can be
+// done, and how a failure is told, is libcontainer's to say.
+func (b *builtins) retries(ctx context.Context, id string, err error) bool {
+	if err == nil || ctx.Err() != nil || errors.As(err, new(*stuckError)) {
+		return false
+	}
+	b.log.Info("the fast init failed, libcontainer tries", "container", id, "err", err)
+	return true
 }
 
 // configuration returns the container's configuration, which is not to be changed.
@@ -318,27 +346,24 @@ func (b *builtin) configuration() (*configs.Config, error) {
 func (b *builtin) startExecFast(e *execution, p *plan, plan *fastinit.Plan, config *configs.Config, w *wires) (_ int, err error) {
 	var steps undo.Stack
 	defer steps.RunIf(&err)
-	o := fastinit.Options{Stdio: w.theirs, Init: e.c.proc.pidfd}
-	if cgroups.IsCgroup2UnifiedMode() {
-		if o.Cgroup, err = e.unifiedCgroup(); err != nil {
-			return 0, err
-		}
-		defer o.Cgroup.Close()
+	// A duplicate: the container may end meanwhile, and its descriptor become another's.
+	init, err := dup(e.c.proc.pidfd)
+	if err != nil {
+		return 0, fmt.Errorf("container %s: %w", b.id, err)
 	}
-	child, err := b.all.startChild(plan, o, &steps)
+	defer init.Close()
+	child, err := b.all.startChild(plan, fastinit.Options{Stdio: w.theirs, Init: init}, &steps)
 	if err != nil {
 		return 0, err
 	}
 	steps.Add("process", func() error { return b.all.endChild(child) })
-	if o.Cgroup == nil {
-		if err := e.join(child.Pid); err != nil {
-			return 0, err
-		}
-	}
-	if err := adjust(child.Pid, config, p.process); err != nil {
+	if err := e.join(child.Pid); err != nil {
 		return 0, err
 	}
 	if err := child.Await(); err != nil {
+		return 0, err
+	}
+	if err := adjust(child.Pid, config, p.process); err != nil {
 		return 0, err
 	}
 	if err := child.Proceed(); err != nil {
@@ -350,34 +375,22 @@ func (b *builtin) startExecFast(e *execution, p *plan, plan *fastinit.Plan, conf
 	return child.Pid, executed(child.Pid)
 }
 
-// unifiedCgroup opens the cgroup, of version 2, that the exec is born in: its own, the
-// container's, or where the init is by now, as it may have moved.
-func (e *execution) unifiedCgroup() (*os.File, error) {
-	dirs := slices.Collect(maps.Values(e.group))
-	if len(dirs) == 0 {
-		dirs = append(dirs, e.c.ref.Cgroups[""])
-		if in, err := cgroups.ParseCgroupFile(fmt.Sprintf("/proc/%d/cgroup", e.c.proc.pid)); err == nil {
-			dirs = append(dirs, filepath.Join("/sys/fs/cgroup", in[""]))
-		}
-	}
-	var errs []error
-	for _, dir := range dirs {
-		fd, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-		if err == nil {
-			return os.NewFile(uintptr(fd), dir), nil
-		}
-		errs = append(errs, &os.PathError{Op: "open", Path: dir, Err: err})
-	}
-	return nil, errors.Join(errs...)
-}
-
-// join puts a process into the exec's cgroups: the container's, except where it has its own.
+// join puts a process into the exec's cgroups: the container's, except where it has its own. It
+// is not born there: until it has executed its program, a fork of Go shares the executor's
+// memory, and the kernel would kill both for want of the container's; and who may freeze that
+// cgroup would hold up all forks of the executor.
 func (e *execution) join(pid int) error {
 	for controller, dir := range e.c.ref.Cgroups {
 		if own, ok := e.group[controller]; ok {
 			dir = own
 		}
-		if err := cgroups.WriteCgroupProc(dir, pid); err != nil {
+		err := cgroups.WriteCgroupProc(dir, pid)
+		if err != nil && controller == "" && cgroups.IsCgroup2UnifiedMode() { // its init may have moved
+			if in, perr := cgroups.ParseCgroupFile(fmt.Sprintf("/proc/%d/cgroup", e.c.proc.pid)); perr == nil {
+				err = cgroups.WriteCgroupProc(filepath.Join("/sys/fs/cgroup", in[""]), pid)
+			}
+		}
+		if err != nil {
 			return fmt.Errorf("error adding pid %d to cgroups: %w", pid, err)
 		}
 	}

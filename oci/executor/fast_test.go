@@ -17,7 +17,6 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
-	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
@@ -113,7 +112,7 @@ var variants = map[string]option{
 		bind("a", "/link/deep/er", "rprivate", "rw")
 		bind("a", "/ro", "rprivate", "ro", "nosuid", "nodev", "noexec")
 		bind("a", "/rro", "rprivate", "rro")
-		bind("a", "/slave", "rslave", "rw", "noatime")
+		bind("a", "/noatime", "rprivate", "rw", "noatime")
 		bind("file", "/etc/file", "rprivate", "ro", "strictatime")
 		bind("a", "/sys/fs", "rprivate")
 		s.Mounts = append(s.Mounts, specs.Mount{Destination: "/run", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "mode=1770", "size=1m", "ro"}})
@@ -140,6 +139,7 @@ func must(err error) {
 // where one works.
 func startWithoutCRIU(t *testing.T) *node {
 	t.Setenv("PATH", t.TempDir())
+	t.Setenv(stderrEnv, filepath.Join(t.TempDir(), "stderr"))
 	return start(t)
 }
 
@@ -292,7 +292,7 @@ func factsOf(t *testing.T, pid int, n *node) []string {
 
 func must1(n int, err error) int { must(err); return n }
 
-// What a container asks for and cannot be is told as libcontainer tells it, and leaves nothing.
+// What the fast init cannot do it says, leaves nothing, and libcontainer has the last word.
 func TestFastInitFailures(t *testing.T) {
 	n := startWithoutCRIU(t)
 	for name, c := range map[string]struct {
@@ -327,14 +327,33 @@ func TestFastInitFailures(t *testing.T) {
 			must(os.Remove(filepath.Join(s.Root.Path, "proc")))
 			must(os.Symlink("tmp", filepath.Join(s.Root.Path, "proc")))
 		}, `mount /proc: too many levels of symbolic links`},
+		"links that lead nowhere": {nil, func(_ *wire.RunRequest, s *specs.Spec) {
+			must(os.Symlink("run/not/there", filepath.Join(s.Root.Path, "door")))
+			s.Mounts = append(s.Mounts, specs.Mount{Destination: "/door/x", Type: "bind", Source: "/tmp", Options: []string{"rbind"}})
+		}, `mount /tmp at /door/x: no such file or directory`},
 		"working directory is a file":       {nil, func(_ *wire.RunRequest, s *specs.Spec) { passwd(s); s.Process.Cwd = "/etc/passwd" }, `chdir to cwd ("/etc/passwd") failed: not a directory`},
 		"working directory by a magic link": {nil, func(_ *wire.RunRequest, s *specs.Spec) { s.Process.Cwd = "/proc/self/fd/5" }, `make working directory /proc/self/fd/5: too many levels of symbolic links`},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := n.request([]string{"sleep", "for-ever"}, c.option, func(r *wire.RunRequest, _ *specs.Spec) { r.Fast = true })
-			err := n.fails(fault.Internal, wire.MethodRun, b.req)
-			if err != nil && !strings.Contains(err.Error(), c.want) {
-				t.Errorf("error is %q, want %q in it", err, c.want)
+			var b *box
+			said := make(map[bool]string)
+			for _, fast := range []bool{false, true} {
+				b = n.request([]string{"sleep", "for-ever"}, c.option, func(r *wire.RunRequest, _ *specs.Spec) { r.Fast = fast })
+				files, err := n.client.Call(t.Context(), wire.MethodRun, b.req, &b.reply)
+				said[fast] = anyBox.ReplaceAllString(fmt.Sprint(err), "cN")
+				if err == nil { // libcontainer can do it
+					b.held = files
+					b.signal(unix.SIGKILL, false)
+					b.wait()
+					b.drop()
+					b.delete()
+				}
+			}
+			if said[true] != said[false] {
+				t.Errorf("it ends with %q, and without the fast init with %q", said[true], said[false])
+			}
+			if got := failureOf(t, b.id); !strings.Contains(got, c.want) {
+				t.Errorf("the fast init says %q, want %q in it", got, c.want)
 			}
 			again := n.request([]string{"exit", "3"}, func(r *wire.RunRequest, _ *specs.Spec) { r.ID, r.Fast = b.id, true })
 			again.id = b.id
@@ -346,6 +365,18 @@ func TestFastInitFailures(t *testing.T) {
 			again.delete()
 		})
 	}
+}
+
+// failureOf returns why the fast init did not start a container, from the executor's log.
+func failureOf(t *testing.T, id string) (failure string) {
+	t.Helper()
+	for line := range strings.Lines(readLog(t, os.Getenv(stderrEnv))) {
+		var entry struct{ Msg, Container, Err string }
+		if json.Unmarshal([]byte(line), &entry) == nil && entry.Container == id && strings.HasPrefix(entry.Msg, "the fast init failed") {
+			failure = entry.Err
+		}
+	}
+	return failure
 }
 
 func passwd(s *specs.Spec) {
@@ -386,5 +417,37 @@ func TestFastInitHome(t *testing.T) {
 		if err != nil || string(env) != "PATH=/\x00X=y\x00HOME="+c.want+"\x00" {
 			t.Errorf("environment of user %d is %q, want HOME=%s at its end: %v", c.uid, env, c.want, err)
 		}
+	}
+}
+
+// What the fast init does not know it does not begin.
+func TestFastInitLeaves(t *testing.T) {
+	n := startWithoutCRIU(t)
+	bind := func(dest string, options ...string) option {
+		return func(_ *wire.RunRequest, s *specs.Spec) {
+			s.Mounts = append(s.Mounts, specs.Mount{Destination: dest, Type: "bind", Source: "/tmp", Options: append([]string{"rbind"}, options...)})
+		}
+	}
+	for name, option := range map[string]option{
+		"a volume that receives the host's mounts": bind("/x", "rslave"),
+		"a terminal":        func(r *wire.RunRequest, _ *specs.Spec) { r.TTY = true },
+		"a read-only /dev":  func(_ *wire.RunRequest, s *specs.Spec) { s.Mounts[2].Options = append(s.Mounts[2].Options, "ro") },
+		"a new host's name": func(_ *wire.RunRequest, s *specs.Spec) { s.Hostname = "name" },
+		"a file in /proc": func(_ *wire.RunRequest, s *specs.Spec) {
+			s.Mounts = append(s.Mounts, specs.Mount{Destination: "/proc/uptime", Type: "bind", Source: "/etc/hosts", Options: []string{"bind"}})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := n.request([]string{"sleep", "for-ever"}, option, func(r *wire.RunRequest, _ *specs.Spec) { r.Fast = true })
+			b.held = n.call(wire.MethodRun, b.req, &b.reply)
+			t.Cleanup(b.drop)
+			state, err := os.ReadFile(filepath.Join(n.dir, "executor", b.id, "state.json"))
+			if err != nil || bytes.Contains(state, []byte("crisp.init=fast")) {
+				t.Errorf("the fast init has started it, or it is not there: %v", err)
+			}
+			if failure := failureOf(t, b.id); failure != "" {
+				t.Errorf("the fast init has tried: %s", failure)
+			}
+		})
 	}
 }

@@ -124,40 +124,19 @@ func (b *builtin) start(ctx context.Context, p *plan) (_ *started, err error) {
 	if err != nil {
 		return nil, err
 	}
-	quick, trees, err := b.fastPlan(p, group)
-	if errors.Is(err, fastinit.ErrUnsupported) {
-		trees, err = b.all.staged(lc, p.config, p.req), nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	steps.Add("staged mounts", trees.detach)
 	wires, err := connect(process, p.settings)
 	if err != nil {
 		return nil, err
 	}
 	steps.Add("stdio", wires.closeOurs)
-	if err := trees.null(process, wires); err != nil {
-		return nil, err
-	}
 	if err := giveStdio(process, p.config); err != nil {
 		return nil, err
 	}
-	var pid int
-	err = attempt(ctx, "start of container "+b.id, group, func() (err error) {
-		if quick != nil {
-			pid, err = b.startFast(p, quick, wires, group)
-			return shortError(err)
-		}
-		if err := p.start(lc, process, group); err != nil {
-			return shortError(err)
-		}
-		if err := b.all.reaper.knowProcess(process); err != nil {
-			return err
-		}
-		pid, err = process.Pid()
-		return err
-	})
+	pid, trees, err := b.tryFast(ctx, p, wires, group)
+	if errors.Is(err, fastinit.ErrUnsupported) {
+		pid, trees, err = b.startGo(ctx, p, lc, wires, group)
+	}
+	steps.Add("staged mounts", trees.detach)
 	wires.closeTheirs()
 	if stuck := new(stuckError); errors.As(err, &stuck) {
 		steps = undo.Stack{} // the attempt still holds all of it
@@ -180,6 +159,25 @@ func (b *builtin) start(ctx context.Context, p *plan) (_ *started, err error) {
 		served: func() { go trees.detach() }, // 2 ms; if an upgrade comes first, the mounts go with the sandbox
 		end:    func() error { return errors.Join(end(), trees.detach()) },
 	}, nil
+}
+
+// startGo starts the container's init with libcontainer.
+func (b *builtin) startGo(ctx context.Context, p *plan, lc *libcontainer.Container, wires *wires, group map[string]string) (pid int, trees *staged, err error) {
+	trees = b.all.staged(lc, p.config, p.req)
+	if err := trees.null(p.process, wires); err != nil {
+		return 0, trees, err
+	}
+	err = attempt(ctx, "start of container "+b.id, group, func() (err error) {
+		if err := p.start(lc, p.process, group); err != nil {
+			return shortError(err)
+		}
+		if err := b.all.reaper.knowProcess(p.process); err != nil {
+			return err
+		}
+		pid, err = p.process.Pid()
+		return err
+	})
+	return pid, trees, err
 }
 
 // end kills and reaps a process that could not be taken into service.
@@ -217,6 +215,14 @@ func (b *builtin) exec(ctx context.Context, e *execution, p *plan) (_ *started, 
 	pid, quick, err := b.execFast(ctx, e, p, wires)
 	if !quick && err == nil {
 		pid, err = b.startExec(ctx, e, p.process)
+	}
+	if stuck := new(stuckError); errors.As(err, &stuck) { // the attempt may still pass them on
+		steps = undo.Stack{}
+		go func() {
+			<-stuck.over
+			wires.closeOurs()
+		}()
+		return nil, err
 	}
 	wires.closeTheirs()
 	if err != nil {

@@ -50,7 +50,7 @@
 #define PROC_MAGIC 0x9fa0 // statfs(2)
 
 enum { SYNC = 3, PLAN = 4 }; // descriptors; further ones follow
-enum { SLOTS = 1024 };
+enum { SLOTS = 900 };
 
 // As in plan.go.
 enum step {
@@ -155,9 +155,14 @@ static int in_root(const char *path, uint64_t flags, uint64_t resolve)
 		.flags = flags | O_CLOEXEC,
 		.resolve = RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS | resolve,
 	};
-	int root = need(open("/", O_PATH | O_DIRECTORY | O_CLOEXEC));
-	int fd = (int)syscall(SYS_openat2, root, path, &how, sizeof how);
-	int e = errno;
+	int root = need(open("/", O_PATH | O_DIRECTORY | O_CLOEXEC)), fd, e;
+	// EAGAIN: something was renamed or mounted, anywhere, while ".." was looked up.
+	for (int tries = 0; tries < 1000; tries++) {
+		fd = (int)syscall(SYS_openat2, root, path, &how, sizeof how);
+		if (fd >= 0 || errno != EAGAIN)
+			break;
+	}
+	e = errno;
 	close(root);
 	errno = e;
 	return fd;
@@ -625,8 +630,8 @@ static void __attribute__((noreturn)) process(int proc)
 	need(prctl(PR_SET_KEEPCAPS, 1, 0, 0, 0));
 	own_stdio(uid);
 	need(syscall(SYS_setgroups, count / sizeof *groups, groups));
-	need(syscall(SYS_setresgid, gid, gid, gid));
-	need(syscall(SYS_setresuid, uid, uid, uid));
+	need(syscall(SYS_setgid, gid)); // by the calls that profiles made for other runtimes allow
+	need(syscall(SYS_setuid, uid));
 	if (*cwd && !inside && chdir(cwd) < 0)
 		fail_at(8, errno);
 	// getcwd(2): "(unreachable)" is before what is outside of the root (CVE-2024-21626).
@@ -637,8 +642,8 @@ static void __attribute__((noreturn)) process(int proc)
 	set_capabilities(effective, permitted, inheritable);
 	need(prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0));
 	for (uint64_t c = 0; c <= last_cap; c++)
-		if (ambient >> c & 1)
-			need(prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, c, 0, 0));
+		if (ambient >> c & 1) // one that is not inheritable cannot be had, as with libcontainer
+			(void)prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, c, 0, 0);
 	program = find(args[0], env);
 	(void)!write(SYNC, &r, sizeof r);
 	if (size && no_new_privs)

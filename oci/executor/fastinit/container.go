@@ -130,6 +130,9 @@ func (p *Plan) binds(mounts []*configs.Mount, s Setting) (map[int]uint64, error)
 			p.tree(slot, s.Cgroups, true, mountAttr{}, mountAttr{}, 0)
 			continue
 		}
+		if inProc(m.Destination) {
+			return nil, ErrUnsupported // libcontainer knows what may be there
+		}
 		top, ok := bindAttr(m)
 		if !ok || m.IDMapping != nil || m.Extensions != 0 || m.Data != "" || m.Flags&unix.MS_REMOUNT != 0 {
 			return nil, ErrUnsupported
@@ -141,15 +144,24 @@ func (p *Plan) binds(mounts []*configs.Mount, s Setting) (map[int]uint64, error)
 			}
 			all = mountAttr{r.Attr_set, r.Attr_clr}
 		}
-		propagation := unix.MS_SLAVE | unix.MS_REC // as libcontainer makes all that it does not make otherwise
-		if n := len(m.PropagationFlags); n > 1 {
-			return nil, ErrUnsupported
-		} else if n == 1 {
+		// What the host mounts between the clone and its attachment would be missed by one that
+		// is to receive it.
+		propagation := unix.MS_SLAVE | unix.MS_REC // of who asks for none, as with libcontainer
+		switch n := len(m.PropagationFlags); {
+		case n == 1 && m.PropagationFlags[0]&^unix.MS_REC == unix.MS_PRIVATE:
 			propagation = m.PropagationFlags[0]
+		case n > 0:
+			return nil, ErrUnsupported
 		}
 		p.tree(slot, m.Source, m.Flags&unix.MS_REC != 0, top, all, propagation)
 	}
 	return slots, nil
+}
+
+// inProc reports whether a path is at or below /proc.
+func inProc(name string) bool {
+	clean := path.Clean("/" + name)
+	return clean == "/proc" || strings.HasPrefix(clean, "/proc/")
 }
 
 // flagOf are the namespaces of which a container may have a new one, or join one.
@@ -158,8 +170,8 @@ var flagOf = map[configs.NamespaceType]int{
 	configs.NEWPID: unix.CLONE_NEWPID, configs.NEWNS: unix.CLONE_NEWNS, configs.NEWCGROUP: unix.CLONE_NEWCGROUP,
 }
 
-// namespaces appends the steps after which the child is in its namespaces, the last of them
-// one without any of the host's mounts.
+// namespaces appends the steps after which the child is in its namespaces, and in a mount
+// namespace without any of the host's mounts.
 func (p *Plan) namespaces(list configs.Namespaces, s Setting) error {
 	fresh, mounts, joinsPID := 0, false, false
 	for _, ns := range list {
@@ -186,18 +198,18 @@ func (p *Plan) namespaces(list configs.Namespaces, s Setting) error {
 	if !mounts {
 		return ErrUnsupported
 	}
-	if joinsPID {
-		p.fork()
-	}
 	if fresh != 0 {
 		p.add(stepUnshare, "make namespaces", fresh)
+	}
+	p.add(stepJoin, "leave the host's mounts", extraFD, unix.CLONE_NEWNS)
+	p.add(stepUnshare, "make mount namespace", unix.CLONE_NEWNS)
+	if joinsPID { // whoever is in there must not meet a process that sees the host's mounts
+		p.fork()
 	}
 	if p.JoinsEarly { // the cgroup that it is in becomes the namespace's root
 		p.add(stepWait, "wait for the executor")
 		p.add(stepUnshare, "make cgroup namespace", unix.CLONE_NEWCGROUP)
 	}
-	p.add(stepJoin, "leave the host's mounts", extraFD, unix.CLONE_NEWNS)
-	p.add(stepUnshare, "make mount namespace", unix.CLONE_NEWNS)
 	return nil
 }
 

@@ -35,7 +35,7 @@ const (
 )
 
 // maxSlots bounds the mounts that the child keeps at once.
-const maxSlots = 1024
+const maxSlots = 900 // of 1024 descriptors that a process usually may have
 
 // A Plan is what a child is to do.
 type Plan struct {

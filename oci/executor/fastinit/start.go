@@ -17,9 +17,8 @@ const extraFD = 5
 
 // Options are the arguments of Start.
 type Options struct {
-	Stdio  [3]*os.File // all set
-	Init   *os.File    // for an Exec: the pidfd of the container's init
-	Cgroup *os.File    // directory of cgroup v2 that the child is born in; nil = ours
+	Stdio [3]*os.File // all set
+	Init  *os.File    // for an Exec: the pidfd of the container's init
 }
 
 // A Child is a process that was started. It waits when it is ready (Await), until Proceed.
@@ -59,9 +58,6 @@ func (s *Starter) Start(p *Plan, o Options) (_ *Child, err error) {
 	}
 	if p.newPID {
 		attr.Sys.Cloneflags = unix.CLONE_NEWPID
-	}
-	if o.Cgroup != nil {
-		attr.Sys.UseCgroupFD, attr.Sys.CgroupFD = true, int(fdOf(o.Cgroup))
 	}
 	pid, err := syscall.ForkExec(s.program, []string{"crisp-executor", Arg1, Arg2}, attr)
 	runtime.KeepAlive(o)

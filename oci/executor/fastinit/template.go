@@ -17,7 +17,7 @@ type Starter struct {
 }
 
 // New makes a starter, whose children execute this program. The error says what the kernel
-// cannot do: mounts by descriptor need Linux 5.12.
+// cannot do: the attributes of mounts that it sets need Linux 5.14.
 func New() (*Starter, error) {
 	type result struct {
 		f   *os.File
@@ -71,7 +71,7 @@ func newTemplate() (_ *os.File, err error) {
 	if err := unix.Mkdirat(fd, "root", 0o555); err != nil {
 		return nil, os.NewSyscallError("mkdir", err)
 	}
-	if err := unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY}); err != nil {
+	if err := unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOSYMFOLLOW}); err != nil {
 		return nil, os.NewSyscallError("mount_setattr", err)
 	}
 	if err := unix.MoveMount(fd, "", unix.AT_FDCWD, "/", unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
