@@ -44,15 +44,15 @@ func (b *bench) pull(ctx context.Context) {
 
 const (
 	quietFor     = 500 * time.Millisecond // how long nothing may happen
-	quietCPU     = quietFor / 10          // CPU time that is nothing
-	quietSectors = 128                    // sectors written that are nothing
+	quietCPU     = quietFor / 5           // CPU time that is nothing
+	quietSectors = 2048                   // sectors written that are nothing
 	quietMost    = 30 * time.Second
 )
 
 // quiet writes what is to be written and waits until neither the processors nor the disks have anything to do: a runtime that collects
 // in the background what was removed has ended that.
 func quiet(ctx context.Context) error {
-	for deadline := time.Now().Add(quietMost); time.Now().Before(deadline); {
+	for deadline := time.Now().Add(quietMost); ; {
 		unix.Sync()
 		before, err := sectorsWritten()
 		if err != nil {
@@ -69,8 +69,10 @@ func quiet(ctx context.Context) error {
 		if spent < quietCPU && after-before < quietSectors {
 			return nil
 		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("not quiet after %v: in %v %v of CPU time and %d sectors written", quietMost, quietFor, spent, after-before)
+		}
 	}
-	return fmt.Errorf("the machine is not quiet after %v", quietMost)
 }
 
 func sectorsWritten() (int64, error) {

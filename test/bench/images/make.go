@@ -86,17 +86,17 @@ func pause() (v1.Image, error) {
 func big() (v1.Image, error) {
 	var all []func(*tar.Writer) error
 	for i := range layers {
-		all = append(all, func(w *tar.Writer) error { return bigLayer(w, uint64(i)) })
+		all = append(all, func(w *tar.Writer) error { return bigLayer(w, uint64(i), filesPerLayer) })
 	}
 	return imageOf(nil, all)
 }
 
-// bigLayer writes the files of one layer, in directories of filesPerDir.
-func bigLayer(w *tar.Writer, seed uint64) error {
+// bigLayer writes a layer of so many files, in directories of filesPerDir.
+func bigLayer(w *tar.Writer, seed uint64, files int) error {
 	r := rand.New(rand.NewPCG(seed, 226))
 	text := newText(r)
 	var content []byte
-	for i := range filesPerLayer {
+	for i := range files {
 		dir := fmt.Sprintf("opt/layer%d/dir%03d/", seed, i/filesPerDir)
 		if i%filesPerDir == 0 {
 			if err := add(w, tar.Header{Name: dir, Mode: 0o755, Typeflag: tar.TypeDir}, nil); err != nil {

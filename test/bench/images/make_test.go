@@ -11,9 +11,10 @@ import (
 
 // What is pulled must be the same on every machine, or figures of two machines are of two things.
 func TestBigLayerIsTheSameEachTime(t *testing.T) {
+	const want = 10 * filesPerDir
 	var two [2]bytes.Buffer
 	for i := range two {
-		if err := bigLayer(tar.NewWriter(&two[i]), 3); err != nil {
+		if err := bigLayer(tar.NewWriter(&two[i]), 3, want); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -35,7 +36,7 @@ func TestBigLayerIsTheSameEachTime(t *testing.T) {
 			files++
 		}
 	}
-	if files != filesPerLayer || dirs != filesPerLayer/filesPerDir {
+	if files != want || dirs != 10 {
 		t.Errorf("the layer has %d files in %d directories", files, dirs)
 	}
 }
